@@ -1,0 +1,351 @@
+"""The decode loop: propose, verify in one pass, accept, commit.
+
+Runs any drafter under any rule and knows none of them. The whole batched
+generation, prefill included, is one XLA program. Rows advance by different
+amounts; plain autoregressive decoding is the same loop with gamma 0.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import sampling as sampling_lib
+from specdec_jax import types, windows
+
+Array = jax.Array
+
+
+class Request(NamedTuple):
+  """A batch of requests, all traced: other values never compile again.
+
+  tokens_BL: prompts, then room. lengths_B: prompt lengths, at least 1. limit_B:
+  the length at which a row stops (a row with limit <= length never starts).
+  request_B, seed_B: what the row's randomness is keyed by. stop_BX: ids that
+  end a row, padded with -1.
+  """
+
+  tokens_BL: Array
+  lengths_B: Array
+  limit_B: Array
+  request_B: Array
+  seed_B: Array
+  sampling: types.Sampling
+  stop_BX: Array
+
+
+class State(NamedTuple):
+  """What the next step needs."""
+
+  tokens_BL: Array
+  lengths_B: Array
+  live_B: Array
+  cache: Any
+  drafter: Any
+
+
+class Output(NamedTuple):
+  tokens_BL: Array
+  lengths_B: Array
+  info: types.Info
+
+
+class Programs(NamedTuple):
+  """The jitted entry points of one (target, drafter, rule).
+
+  generate(weights, request) -> Output: one executable call.
+  start(weights, request) -> (State, Info); step(weights, request, state, info)
+    -> (State, Info), state and info donated: the same loop driven from Python.
+  """
+
+  generate: Any
+  start: Any
+  step: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Static choices; each value of this compiles its own programs.
+
+  chunk: tokens a prefill pass reads. narrow: verify windows in which no row
+  proposes anything at width 1 (a second body in the program; worth it where
+  width costs time, as on CPU). logprobs: record log-probabilities.
+  """
+
+  chunk: int = 64
+  narrow: bool = True
+  logprobs: bool = False
+
+
+# Plain decoding: a drafter that never proposes.
+PLAIN = types.Drafter(
+  'autoregressive',
+  0,
+  lambda *_: (),
+  lambda weights, state, context, noise, cache: (
+    types.Draft(
+      jnp.zeros((context.lengths_B.shape[0], 0), jnp.int32),
+      None,
+      jnp.zeros_like(context.lengths_B),
+    ),
+    state,
+    cache,
+  ),
+  lambda state, *_: state,
+)
+
+
+@functools.cache
+def programs(
+  target: types.Model,
+  drafter: types.Drafter,
+  rule: types.Rule,
+  options: Options = Options(),
+) -> Programs:
+  """Builds the programs; equal arguments give the same compiled ones."""
+  init = functools.partial(start, target, drafter, options)
+  one = functools.partial(step, target, drafter, rule, options)
+
+  def generate(weights, request):
+    state, info = init(weights, request)
+    state, info = jax.lax.while_loop(
+      lambda carry: jnp.any(carry[0].live_B),
+      lambda carry: one(weights, request, *carry),
+      (state, info),
+    )
+    return Output(state.tokens_BL, state.lengths_B, info)
+
+  return Programs(
+    jax.jit(generate), jax.jit(init), jax.jit(one, donate_argnums=(2, 3))
+  )
+
+
+def start(target, drafter, options, weights, request: Request):
+  """Reads the prompts but their last tokens; -> (State, Info)."""
+  B, L = request.tokens_BL.shape
+  live_B = request.lengths_B < request.limit_B
+  with jax.named_scope('prefill'):
+    cache, features_BLE = windows.prefill(
+      target,
+      weights.target,
+      request.tokens_BL,
+      request.lengths_B - 1,
+      target.init_cache(B, L),
+      chunk=options.chunk,
+      taps=drafter.taps,
+    )
+  context = types.Context(
+    request.tokens_BL, request.lengths_B, live_B, request.sampling
+  )
+  with jax.named_scope('draft_init'):
+    draft_state = drafter.init(weights, context, features_BLE)
+  state = State(
+    request.tokens_BL, request.lengths_B, live_B, cache, draft_state
+  )
+  return state, _empty_info(B, L, drafter.gamma, options.logprobs)
+
+
+def step(
+  target, drafter, rule, options, weights, request, state: State, info
+):
+  """One window for every row; -> (State, Info).
+
+  Worked example, gamma 3, a row of length 5: the window reads slots 4..7 (the
+  last committed token and three drafts); with 2 accepted, tokens 5 and 6 are
+  drafts, token 7 is recovered, and the length becomes 8. Slot 7 holds the
+  rejected draft's keys until the next window overwrites it.
+  """
+  context = types.Context(
+    state.tokens_BL, state.lengths_B, state.live_B, request.sampling
+  )
+  noise = sampling_lib.noise(
+    request.seed_B,
+    request.request_B,
+    state.lengths_B,
+    request.sampling,
+    gamma=drafter.gamma,
+    coupled=rule.coupled,
+  )
+  with jax.named_scope('propose'):
+    draft, draft_state, cache = drafter.propose(
+      weights, state.drafter, context, noise, state.cache
+    )
+  # Proposals past the row's end in memory could not be verified.
+  room_B = state.tokens_BL.shape[1] - state.lengths_B - 1
+  count_B = jnp.clip(draft.count_B, 0, jnp.maximum(room_B, 0))
+  draft = draft._replace(count_B=jnp.where(state.live_B, count_B, 0))
+
+  attempt = functools.partial(
+    _attempt, target, drafter, rule, options, weights, context, noise, draft
+  )
+  wide = jnp.any(draft.count_B > 0)
+  with jax.named_scope('verify'):
+    if options.narrow and drafter.gamma:
+      tried = jax.lax.cond(
+        wide,
+        functools.partial(attempt, drafter.gamma),
+        functools.partial(attempt, 0),
+        cache,
+      )
+    else:
+      tried = attempt(drafter.gamma, cache)
+  with jax.named_scope('commit'):
+    return _commit(drafter, request, state, info, draft, draft_state, tried)
+
+
+class _Tried(NamedTuple):
+  """What one verify pass found; N columns whatever its width."""
+
+  cache: Any
+  accepted_B: Array
+  weights_BV: Array
+  window_BN: Array
+  logprob_BN: Array | None
+  features_BNE: Array | None
+
+
+def _attempt(
+  target, drafter, rule, options, weights, context, noise, draft, width, cache
+):
+  """Scores `width` proposals and one position more, and applies the rule."""
+  draft = types.Draft(
+    draft.tokens_BK[:, :width],
+    None if draft.q_BKV is None else draft.q_BKV[:, :width],
+    draft.count_B,
+  )
+  start_B = context.lengths_B - 1
+  last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
+  hidden_BND, tapped, cache = windows.read(
+    target,
+    weights.target,
+    jnp.concatenate([last_B1, draft.tokens_BK], 1),
+    start_B,
+    cache,
+    slots=context.tokens_BL.shape[1],
+    keep_BT=context.live_B[:, None],
+    taps=drafter.taps,
+  )
+  logits_BNV = target.head(weights.target, hidden_BND)
+  p_BNV = sampling_lib.probabilities(logits_BNV, context.sampling)
+  noise = noise._replace(accept_BK=noise.accept_BK[:, :width])
+  verdict = rule.verify(noise, draft, p_BNV)
+  take = verdict.accepted_B[:, None, None]
+  p_BV = jnp.take_along_axis(p_BNV, take, 1)[:, 0]
+  # In exact arithmetic a rejection leaves mass; rounding may leave none.
+  empty_B1 = ~(jnp.sum(verdict.weights_BV, -1, keepdims=True) > 0)
+  weights_BV = jnp.where(empty_B1, p_BV, verdict.weights_BV)
+  next_B = noise.next(verdict.accepted_B, weights_BV)
+  index_1N = jnp.arange(width + 1)[None]
+  window_BN = jnp.where(
+    index_1N == verdict.accepted_B[:, None],
+    next_B[:, None],
+    jnp.pad(draft.tokens_BK, ((0, 0), (0, 1))),
+  )
+  logprob_BN = None
+  if options.logprobs:
+    logprob_BN = jnp.take_along_axis(logits_BNV, window_BN[..., None], -1)[
+      ..., 0
+    ] - jax.nn.logsumexp(logits_BNV, -1)
+  features_BNE = windows.concat(tapped) if drafter.taps else None
+  widen = lambda x: jnp.pad(
+    x, [(0, 0), (0, drafter.gamma - width)] + [(0, 0)] * (x.ndim - 2)
+  )
+  return _Tried(
+    cache,
+    verdict.accepted_B,
+    weights_BV,
+    *jax.tree.map(widen, (window_BN, logprob_BN, features_BNE)),
+  )
+
+
+def _commit(drafter, request, state, info, draft, draft_state, tried):
+  """Cuts the window at stop ids and the limit, and appends what is left."""
+  B, N = tried.window_BN.shape
+  L = state.tokens_BL.shape[1]
+  index_1N = jnp.arange(N)[None]
+  whole_B = tried.accepted_B + 1
+  inside_BN = index_1N < whole_B[:, None]
+  stops_BN = inside_BN & jnp.any(
+    tried.window_BN[..., None] == request.stop_BX[:, None], -1
+  )
+  stopped_B = jnp.any(stops_BN, 1)
+  emitted_B = jnp.where(stopped_B, jnp.argmax(stops_BN, 1) + 1, whole_B)
+  emitted_B = jnp.minimum(emitted_B, request.limit_B - state.lengths_B)
+  emitted_B = jnp.where(state.live_B, emitted_B, 0)
+  stopped_B &= jnp.argmax(stops_BN, 1) < emitted_B
+  lengths_B = state.lengths_B + emitted_B
+  live_B = state.live_B & ~stopped_B & (lengths_B < request.limit_B)
+
+  # What is not emitted goes to slot L, where writes are dropped.
+  slots_BN = jnp.where(
+    index_1N < emitted_B[:, None], state.lengths_B[:, None] + index_1N, L
+  )
+  row_B1 = jnp.arange(B)[:, None]
+  put = lambda old, new: old.at[row_B1, slots_BN].set(new, mode='drop')
+  tokens_BL = put(state.tokens_BL, tried.window_BN)
+  context = types.Context(tokens_BL, lengths_B, live_B, request.sampling)
+  verdict = types.Verdict(tried.accepted_B, tried.weights_BV)
+  draft_state = drafter.commit(
+    draft_state, context, verdict, tried.features_BNE
+  )
+  new = State(tokens_BL, lengths_B, live_B, tried.cache, draft_state)
+  return new, _record(info, state, draft, tried, emitted_B, put)
+
+
+def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
+  """Adds one window to the accumulators; live rows count, others do not."""
+  B, N = tried.window_BN.shape
+  K = N - 1
+  live_B = state.live_B.astype(jnp.int32)
+  kept_B = jnp.minimum(tried.accepted_B, emitted_B)
+  whole_B = live_B * (emitted_B == tried.accepted_B + 1)
+  one = lambda count_B: jnp.arange(N)[None] == count_B[:, None]
+  index_1K = jnp.arange(K)[None]
+  index_1N = jnp.arange(N)[None]
+  last = jnp.where(
+    draft.count_B == 0,
+    types.PLAIN,
+    jnp.where(
+      tried.accepted_B < draft.count_B, types.RECOVERED, types.BONUS
+    ),
+  )
+  origin_BN = jnp.where(
+    index_1N < tried.accepted_B[:, None], types.DRAFTED, last[:, None]
+  )
+  window_BN = jnp.broadcast_to(info.calls, (B, N))
+  return types.Info(
+    hist_BN=info.hist_BN + live_B[:, None] * one(kept_B),
+    proposed_BK=info.proposed_BK
+    + live_B[:, None] * (index_1K < draft.count_B[:, None]),
+    accepted_BK=info.accepted_BK + live_B[:, None] * (index_1K < kept_B[:, None]),
+    whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
+    whole_proposed_BN=info.whole_proposed_BN
+    + whole_B[:, None] * one(draft.count_B),
+    calls_B=info.calls_B + live_B,
+    wide=info.wide + jnp.any(draft.count_B > 0),
+    calls=info.calls + 1,
+    origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
+    window_BL=put(info.window_BL, window_BN),
+    logprob_BL=None
+    if info.logprob_BL is None
+    else put(info.logprob_BL, tried.logprob_BN),
+  )
+
+
+def _empty_info(B: int, L: int, K: int, logprobs: bool) -> types.Info:
+  count = lambda *shape: jnp.zeros(shape, jnp.int32)
+  return types.Info(
+    hist_BN=count(B, K + 1),
+    proposed_BK=count(B, K),
+    accepted_BK=count(B, K),
+    whole_BN=count(B, K + 1),
+    whole_proposed_BN=count(B, K + 1),
+    calls_B=count(B),
+    wide=count(),
+    calls=count(),
+    origin_BL=jnp.zeros((B, L), jnp.int8),
+    window_BL=jnp.full((B, L), -1, jnp.int32),
+    logprob_BL=jnp.zeros((B, L)) if logprobs else None,
+  )

@@ -1,0 +1,60 @@
+"""Prompt lookup: propose what followed the same tokens earlier in the row."""
+
+import jax.numpy as jnp
+
+from specdec_jax import types
+
+
+def make(
+  *, gamma: int, min_match: int = 2, max_match: int = 4
+) -> types.Drafter:
+  """Continues the longest earlier match of the row's last tokens.
+
+  The row's suffix is searched in its own committed tokens, prompt and output;
+  the longest match wins, between min_match and max_match tokens, and of equal
+  ones the latest. Up to gamma tokens that followed it are proposed, as
+  certainties (q is None). Where nothing matches nothing is proposed. Saxena
+  2023, prompt lookup decoding; the idea is in Leviathan et al. 2023, section 3.6.
+
+  Worked example, min_match=1: after [5 6 7 8 9 5 6] with gamma 2 the suffix
+  [5 6] matches at the start, and [7 8] is proposed.
+
+  Raises:
+    ValueError: gamma < 1, or not 1 <= min_match <= max_match.
+  """
+  if gamma < 1:
+    raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
+  if not 1 <= min_match <= max_match:
+    raise ValueError(
+      f'min_match={min_match}, max_match={max_match}: '
+      'allowed is 1 <= min_match <= max_match'
+    )
+
+  def propose(weights, state, context, noise, target_cache):
+    del weights, noise
+    tokens_BL, lengths_B = context.tokens_BL, context.lengths_B
+    L = tokens_BL.shape[1]
+    end_1L = jnp.arange(L)[None]  # a candidate match ends before this index
+    # run_BL: how many tokens before each index equal the row's last ones.
+    run_BL = jnp.zeros(tokens_BL.shape, jnp.int32)
+    alive_BL = (end_1L >= 1) & (end_1L < lengths_B[:, None])
+    for back in range(1, max_match + 1):
+      last_B1 = jnp.take_along_axis(
+        tokens_BL, jnp.maximum(lengths_B[:, None] - back, 0), 1
+      )
+      alive_BL &= (jnp.roll(tokens_BL, back, 1) == last_B1) & (end_1L >= back)
+      alive_BL &= lengths_B[:, None] >= back
+      run_BL += alive_BL
+    # Longest first, then latest; both in one integer.
+    score_BL = jnp.where(run_BL >= min_match, run_BL * L + end_1L, -1)
+    best_B = jnp.max(score_BL, 1)
+    found_B = best_B >= 0
+    start_B = jnp.where(found_B, best_B % L, 0)
+    at_BK = start_B[:, None] + jnp.arange(gamma)[None]
+    tokens_BK = jnp.take_along_axis(tokens_BL, jnp.minimum(at_BK, L - 1), 1)
+    count_B = jnp.where(found_B, jnp.minimum(gamma, lengths_B - start_B), 0)
+    return types.Draft(tokens_BK, None, count_B), state, target_cache
+
+  return types.Drafter(
+    'lookup', gamma, lambda *_: (), propose, lambda state, *_: state
+  )

@@ -1,0 +1,28 @@
+"""A draft that plays a given text: for calibration, benchmarks and tests."""
+
+import jax.numpy as jnp
+
+from specdec_jax import types
+
+
+def make(*, gamma: int) -> types.Drafter:
+  """Proposes gamma tokens of a script, at no cost.
+
+  Reads weights.draft = (script_BL, count_BL): what to propose at each index of
+  the row, and how many tokens at most in a window that starts there. A script
+  of the target's own greedy text with some tokens replaced gives any pattern of
+  acceptance; a wrong one measures a window in which nothing is accepted.
+  """
+
+  def propose(weights, state, context, noise, target_cache):
+    del noise
+    script_BL, count_BL = weights.draft
+    L = script_BL.shape[1]
+    at_BK = context.lengths_B[:, None] + jnp.arange(gamma)[None]
+    take = lambda x, at: jnp.take_along_axis(x, jnp.minimum(at, L - 1), 1)
+    count_B = jnp.clip(take(count_BL, context.lengths_B[:, None])[:, 0], 0, gamma)
+    return types.Draft(take(script_BL, at_BK), None, count_B), state, target_cache
+
+  return types.Drafter(
+    'scripted', gamma, lambda *_: (), propose, lambda state, *_: state
+  )

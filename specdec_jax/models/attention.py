@@ -1,0 +1,70 @@
+"""Rotary positions and grouped-query attention over cached keys and values."""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.models import config as model_config
+
+Array = jax.Array
+
+
+def inverse_frequencies(config: model_config.LMConfig) -> Array:
+  """Angular frequency of each channel pair, [C/2], float32 or wider.
+
+  With rope_scaling, Llama 3's rule: long wavelengths are divided by `factor`,
+  short ones kept, those between interpolated.
+  """
+  exponent = jnp.arange(0, config.head_dim, 2, dtype=float) / config.head_dim
+  freq = 1.0 / config.rope_theta**exponent
+  scaling = config.rope_scaling
+  if scaling is None:
+    return freq
+  wavelength = 2 * jnp.pi / freq
+  turns = scaling.original_context / wavelength
+  low, high = scaling.low_freq_factor, scaling.high_freq_factor
+  smooth = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+  return (1 - smooth) * freq / scaling.factor + smooth * freq
+
+
+def rotation(positions_BT: Array, config: model_config.LMConfig):
+  """(cos, sin), each [B, T, 1, C/2] in at least float32.
+
+  float32 at least: bf16 rounds position 257 to 256, and RoPE notices.
+  """
+  freq = inverse_frequencies(config)
+  angle = positions_BT[:, :, None, None].astype(freq.dtype) * freq[None, None, None]
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x_BTHC: Array, cos, sin, pairs: str) -> Array:
+  """Rotates channel pairs, 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1)."""
+  half = x_BTHC.shape[-1] // 2
+  if pairs == 'half':
+    a, b = x_BTHC[..., :half], x_BTHC[..., half:]
+  else:
+    a, b = x_BTHC[..., 0::2], x_BTHC[..., 1::2]
+  a, b = a.astype(cos.dtype), b.astype(cos.dtype)
+  a, b = a * cos - b * sin, b * cos + a * sin
+  if pairs == 'half':
+    y = jnp.concatenate([a, b], -1)
+  else:
+    y = jnp.stack([a, b], -1).reshape(x_BTHC.shape)
+  return y.astype(x_BTHC.dtype)
+
+
+def attend(q_BTHC: Array, cache, mask_BTS: Array) -> Array:
+  """Softmax attention; query head h reads key/value head h // (H / G)."""
+  B, T, H, C = q_BTHC.shape
+  G = cache.k_BSGC.shape[2]
+  wide = jnp.promote_types(q_BTHC.dtype, jnp.float32)
+  q_BTGJC = q_BTHC.reshape(B, T, G, H // G, C)
+  scores = jnp.einsum(
+    'btgjc,bsgc->bgjts', q_BTGJC, cache.k_BSGC, preferred_element_type=wide
+  )
+  # A finite floor: a row that sees nothing must not become NaN.
+  scores = jnp.where(mask_BTS[:, None, None], scores * C**-0.5, -1e30)
+  weights = jax.nn.softmax(scores, -1).astype(q_BTHC.dtype)
+  out = jnp.einsum(
+    'bgjts,bsgc->btgjc', weights, cache.v_BSGC, preferred_element_type=wide
+  )
+  return out.astype(q_BTHC.dtype).reshape(B, T, H * C)

@@ -1,0 +1,114 @@
+"""Norms, projections and the transformer block, as Flax NNX modules.
+
+Modules hold parameters and nothing else: no sharding, no caches, no loading.
+Kernels are [in, out], so that `x @ kernel` streams them at memory speed.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specdec_jax.models import attention
+from specdec_jax.models import config as model_config
+
+Array = jax.Array
+
+
+def matmul(x: Array, kernel: Array) -> Array:
+  """x @ kernel, accumulated in float32 or wider, in x's dtype."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  rows = x.shape[:-1]
+  x = x.reshape(-1, x.shape[-1])
+  if x.shape[0] == 1 and x.dtype == jnp.bfloat16:
+    # One bf16 row takes XLA CPU's slow path, 10-20 times the time of two.
+    y = jnp.matmul(jnp.pad(x, ((0, 1), (0, 0))), kernel, preferred_element_type=wide)[:1]
+  else:
+    y = jnp.matmul(x, kernel, preferred_element_type=wide)
+  return y.astype(x.dtype).reshape(*rows, kernel.shape[1])
+
+
+class RMSNorm(nnx.Module):
+  """x / rms(x) * scale, in float32 or wider (Zhang & Sennrich 2019)."""
+
+  def __init__(self, width: int, eps: float, dtype):
+    self.scale = nnx.Param(jnp.ones((width,), dtype))
+    self.eps = eps
+
+  def __call__(self, x: Array) -> Array:
+    scale = self.scale[...]
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+    return y.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+class Linear(nnx.Module):
+  """x @ kernel (+ bias)."""
+
+  def __init__(self, width_in: int, width_out: int, dtype, bias: bool = False):
+    self.kernel = nnx.Param(jnp.zeros((width_in, width_out), dtype))
+    self.bias = nnx.Param(jnp.zeros((width_out,), dtype)) if bias else None
+
+  def __call__(self, x: Array) -> Array:
+    y = matmul(x, self.kernel[...])
+    if self.bias is None:
+      return y
+    return y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
+
+
+class Attention(nnx.Module):
+  """Projections, optional q/k norm, rotation; the cache is the caller's."""
+
+  def __init__(self, c: model_config.LMConfig):
+    self.config = c
+    dtype, bias = jnp.dtype(c.dtype), c.qkv_bias
+    self.q = Linear(c.width, c.heads * c.head_dim, dtype, bias)
+    self.k = Linear(c.width, c.kv_heads * c.head_dim, dtype, bias)
+    self.v = Linear(c.width, c.kv_heads * c.head_dim, dtype, bias)
+    self.o = Linear(c.heads * c.head_dim, c.width, dtype)
+    norm = lambda: RMSNorm(c.head_dim, c.norm_eps, dtype) if c.qk_norm else None
+    self.q_norm, self.k_norm = norm(), norm()
+
+  def __call__(self, x_BTD: Array, cos, sin, mask_BTS, write):
+    c, (B, T, _) = self.config, x_BTD.shape
+    q_BTHC = self.q(x_BTD).reshape(B, T, c.heads, c.head_dim)
+    k_BTGC = self.k(x_BTD).reshape(B, T, c.kv_heads, c.head_dim)
+    v_BTGC = self.v(x_BTD).reshape(B, T, c.kv_heads, c.head_dim)
+    if self.q_norm is not None and self.k_norm is not None:
+      q_BTHC, k_BTGC = self.q_norm(q_BTHC), self.k_norm(k_BTGC)
+    q_BTHC = attention.rotate(q_BTHC, cos, sin, c.rope_pairs)
+    k_BTGC = attention.rotate(k_BTGC, cos, sin, c.rope_pairs)
+    cache, layer = write(k_BTGC, v_BTGC)
+    return self.o(attention.attend(q_BTHC, layer, mask_BTS)), cache
+
+
+class SwiGLU(nnx.Module):
+  """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+  def __init__(self, c: model_config.LMConfig):
+    dtype = jnp.dtype(c.dtype)
+    self.gate = Linear(c.width, c.mlp, dtype)
+    self.up = Linear(c.width, c.mlp, dtype)
+    self.down = Linear(c.mlp, c.width, dtype)
+
+  def __call__(self, x: Array) -> Array:
+    return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+  """Pre-norm attention and feed-forward.
+
+  write(k_BTGC, v_BTGC) -> (cache, layer): puts this call's keys and values in
+  the cache; `layer` is the part to attend over.
+  """
+
+  def __init__(self, c: model_config.LMConfig):
+    dtype = jnp.dtype(c.dtype)
+    self.attn_norm = RMSNorm(c.width, c.norm_eps, dtype)
+    self.attn = Attention(c)
+    self.mlp_norm = RMSNorm(c.width, c.norm_eps, dtype)
+    self.mlp = SwiGLU(c)
+
+  def __call__(self, x_BTD: Array, cos, sin, mask_BTS, write):
+    y, cache = self.attn(self.attn_norm(x_BTD), cos, sin, mask_BTS, write)
+    x_BTD = x_BTD + y
+    return x_BTD + self.mlp(self.mlp_norm(x_BTD)), cache

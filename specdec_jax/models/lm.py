@@ -1,0 +1,220 @@
+"""The decoder-only language model: one function for every pass.
+
+Training, prefill, decoding (T = 1) and verification (T = gamma + 1) are the
+same `apply`. Parameters are a plain nested dict; their flat names
+('layers/0/attn/q/kernel') are what io and sharding speak. Knows no decoding.
+"""
+
+import functools
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specdec_jax import types
+from specdec_jax.models import attention, layers
+from specdec_jax.models import cache as kv
+from specdec_jax.models import config as model_config
+
+Array = jax.Array
+
+
+class Ends(nnx.Module):
+  """What is not a block: token table, final norm, output head.
+
+  The head is [D, V]. Tied models look their tokens up in its columns: one array
+  serves both, in the layout that the head needs.
+  """
+
+  def __init__(self, c: model_config.LMConfig):
+    dtype = jnp.dtype(c.dtype)
+    self.config = c
+    self.norm = layers.RMSNorm(c.width, c.norm_eps, dtype)
+    self.head = nnx.Param(jnp.zeros((c.width, c.vocab), dtype))
+    self.embed = (
+      None if c.tied else nnx.Param(jnp.zeros((c.vocab, c.width), dtype))
+    )
+
+  def lookup(self, tokens_BT: Array) -> Array:
+    if self.embed is None:
+      x_DBT = self.head[...].at[:, tokens_BT].get(mode='clip')
+      return jnp.moveaxis(x_DBT, 0, -1)
+    return self.embed[...].at[tokens_BT].get(mode='clip')
+
+  def logits(self, hidden: Array) -> Array:
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    x = self.norm(hidden)
+    return layers.matmul(x.astype(hidden.dtype), self.head[...]).astype(wide)
+
+
+@functools.cache
+def _modules(config: model_config.LMConfig):
+  """(graphdef, abstract params) of a block and of the ends; no memory used."""
+  split = lambda make: nnx.split(nnx.eval_shape(make), nnx.Param)
+  return split(lambda: layers.Block(config)), split(lambda: Ends(config))
+
+
+def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shape and dtype of every parameter, by flat name."""
+  (_, block), (_, ends) = _modules(config)
+  named = lambda state: {
+    '/'.join(map(str, path)): (leaf.shape, leaf.dtype)
+    for path, leaf in nnx.to_flat_state(state)
+  }
+  out = named(ends)
+  for name, (shape, dtype) in named(block).items():
+    if config.scan_layers:
+      out[f'layers/{name}'] = (config.depth, *shape), dtype
+    else:
+      out |= {f'layers/{i}/{name}': (shape, dtype) for i in range(config.depth)}
+  return {name: jax.ShapeDtypeStruct(*x) for name, x in out.items()}
+
+
+def nest(flat: dict[str, Any]) -> dict[str, Any]:
+  """{'layers/0/attn/q/kernel': x} -> {'layers': {'0': {'attn': ...}}}."""
+  out: dict[str, Any] = {}
+  for name, leaf in flat.items():
+    *path, last = name.split('/')
+    node = out
+    for key in path:
+      node = node.setdefault(key, {})
+    node[last] = leaf
+  return out
+
+
+def flatten(params: types.Params) -> dict[str, Any]:
+  """The inverse of nest."""
+  paths, _ = jax.tree_util.tree_flatten_with_path(params)
+  return {'/'.join(str(k.key) for k in path): leaf for path, leaf in paths}
+
+
+def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
+  """Random parameters: kernels N(0, 1/fan_in), norms 1, biases 0.
+
+  put(name, array) -> array places each one as it is made; a parameter's values
+  depend on its name and the seed only, so any sharding holds the same model.
+  """
+  put = put or (lambda name, x: x)
+  root = jax.random.key(seed)
+  out = {}
+  for name, s in shapes(config).items():
+    key = jax.random.fold_in(root, zlib.crc32(name.encode()))
+    if name.endswith('scale'):
+      x = jnp.ones(s.shape, s.dtype)
+    elif name.endswith('bias'):
+      x = jnp.zeros(s.shape, s.dtype)
+    else:
+      fan_in = s.shape[-1] if name == 'embed' else s.shape[-2]
+      x = jax.random.normal(key, s.shape, s.dtype) * fan_in**-0.5
+      x = x.astype(s.dtype)
+    out[name] = put(name, x)
+  return nest(out)
+
+
+@functools.cache
+def make(
+  config: model_config.LMConfig,
+  *,
+  ids: int | None = None,
+  vocab: int | None = None,
+  constrain: Callable[..., Any] | None = None,
+) -> types.Model:
+  """The model as pure functions; equal arguments give the same object.
+
+  Args:
+    config: the settings.
+    ids: how many ids are real; the others have logit -inf. All, if None.
+    vocab: size of the logits' last axis; config.vocab if None. Draft and target
+      are made with one vocab, whatever their padding.
+    constrain: constrain(array, *logical axes) -> array; pins the sharding of
+      caches and logits (sharding.Layout.constrain).
+  """
+  V = vocab or config.vocab
+  ids = min(ids or V, config.vocab, V)
+  constrain = constrain or (lambda x, *axes: x)
+  (block_def, _), (ends_def, _) = _modules(config)
+  ends = lambda params: nnx.merge(
+    ends_def, nnx.State({k: v for k, v in params.items() if k != 'layers'})
+  )
+  block = lambda layer: nnx.merge(block_def, nnx.State(layer))
+  axes = ('batch', 'slots', 'kv_heads', None)
+
+  def init_cache(rows: int, slots: int):
+    size = (slots, config.kv_heads, config.head_dim, jnp.dtype(config.dtype))
+    if config.scan_layers:
+      cache = kv.zeros(config.depth, rows, *size)
+      return jax.tree.map(lambda x: constrain(x, None, *axes), cache)
+    cache = tuple(kv.zeros(rows, *size) for _ in range(config.depth))
+    return jax.tree.map(lambda x: constrain(x, *axes), cache)
+
+  def apply(
+    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+  ):
+    with jax.named_scope('embed'):
+      x_BTD = ends(params).lookup(tokens_BT)
+    cos, sin = attention.rotation(positions_BT, config)
+    args = (cos, sin, mask_BTS, slots_BT)
+    layers_of = _scan if config.scan_layers else _unroll
+    with jax.named_scope('blocks'):
+      x_BTD, tapped, cache = layers_of(
+        block, params['layers'], x_BTD, args, cache, taps
+      )
+    return x_BTD, tapped, cache
+
+  def head(params, hidden):
+    with jax.named_scope('head'):
+      logits = ends(params).logits(hidden)
+      if V != config.vocab:
+        extra = [(0, 0)] * (logits.ndim - 1) + [(0, max(0, V - config.vocab))]
+        logits = jnp.pad(logits[..., :V], extra)
+      if ids < V:
+        real = jnp.arange(V).reshape((1,) * (logits.ndim - 1) + (-1,)) < ids
+        logits = jnp.where(real, logits, -jnp.inf)
+      return constrain(logits, 'batch', *([None] * (logits.ndim - 2)), 'vocab')
+
+  return types.Model(apply, head, init_cache, V, config.context)
+
+
+def _unroll(block, layers_params, x_BTD, args, cache, taps):
+  """Layer after layer; one cache buffer each, which CPU and GPU like best."""
+  cos, sin, mask_BTS, slots_BT = args
+  new, tapped = [], {}
+  for i, layer in enumerate(cache):
+
+    def write(k, v, layer=layer):
+      written = kv.write(layer, k, v, slots_BT)
+      return written, written
+
+    x_BTD, written = block(layers_params[str(i)])(
+      x_BTD, cos, sin, mask_BTS, write
+    )
+    new.append(written)
+    tapped[i] = x_BTD
+  return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
+
+
+def _scan(block, layers_params, x_BTD, args, cache, taps):
+  """One traced layer: compiles depth times faster; the cache is in the carry.
+
+  Never pass the cache as scanned input and output: that copies all of it.
+  """
+  cos, sin, mask_BTS, slots_BT = args
+  depth = cache.k_BSGC.shape[0]
+
+  def body(carry, layer_params):
+    i, x_BTD, cache = carry
+
+    def write(k, v):
+      written = kv.write_layer(cache, i, k, v, slots_BT)
+      return written, kv.read_layer(written, i)
+
+    x_BTD, cache = block(layer_params)(x_BTD, cos, sin, mask_BTS, write)
+    return (i + 1, x_BTD, cache), x_BTD if taps else None
+
+  (_, x_BTD, cache), every = jax.lax.scan(
+    body, (jnp.int32(0), x_BTD, cache), layers_params, length=depth
+  )
+  return x_BTD, tuple(every[i] for i in taps), cache

@@ -1,0 +1,114 @@
+"""Where arrays live: a (data, model) mesh and two tables.
+
+One table maps parameter names to logical axes, one maps logical axes to mesh
+axes. Models and loops name logical axes only. Knows no model.
+"""
+
+import dataclasses
+import re
+
+import jax
+from absl import logging
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+# Logical axis -> mesh axis.
+RULES = {
+  'batch': 'data',
+  'slots': None,
+  'vocab': 'model',
+  'embed': None,
+  'heads': 'model',
+  'kv_heads': 'model',
+  'mlp': 'model',
+}
+
+# Parameter name -> logical axes of its last dimensions (a leading depth axis of
+# scanned layers is never split). The first match counts.
+PARAMETERS = (
+  (r'head', ('embed', 'vocab')),
+  (r'embed', ('vocab', 'embed')),
+  (r'.*attn/q/kernel', ('embed', 'heads')),
+  (r'.*attn/[kv]/kernel', ('embed', 'kv_heads')),
+  (r'.*attn/o/kernel', ('heads', 'embed')),
+  (r'.*attn/q/bias', ('heads',)),
+  (r'.*attn/[kv]/bias', ('kv_heads',)),
+  (r'.*mlp/(gate|up)/kernel', ('embed', 'mlp')),
+  (r'.*mlp/down/kernel', ('mlp', 'embed')),
+  (r'.*(norm|_norm)/scale', (None,)),
+)
+
+
+def make_mesh(data: int = 1, model: int = 1, devices=None) -> Mesh:
+  """A (data, model) mesh of the first data * model devices.
+
+  Raises:
+    ValueError: fewer devices than that.
+  """
+  devices = jax.devices() if devices is None else list(devices)
+  if data < 1 or model < 1 or data * model > len(devices):
+    raise ValueError(
+      f'mesh data={data} x model={model} needs {data * model} devices; '
+      f'there are {len(devices)}'
+    )
+  return jax.make_mesh(
+    (data, model),
+    ('data', 'model'),
+    (AxisType.Auto,) * 2,
+    devices=devices[: data * model],
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """How one model lies on a mesh; `whole` names axes that are not split."""
+
+  mesh: Mesh
+  whole: frozenset[str] = frozenset()
+
+  def spec(self, *axes: str | None) -> PartitionSpec:
+    named = [None if a is None or a in self.whole else RULES[a] for a in axes]
+    used = [m for m in named if m]
+    assert len(used) == len(set(used)), f'{axes} share a mesh axis: {named}'
+    return PartitionSpec(*named)
+
+  def sharding(self, *axes: str | None) -> NamedSharding:
+    return NamedSharding(self.mesh, self.spec(*axes))
+
+  def parameter(self, name: str, ndim: int) -> NamedSharding:
+    """The sharding of a parameter by its flat name.
+
+    Raises:
+      ValueError: a name that no row of PARAMETERS matches.
+    """
+    for pattern, axes in PARAMETERS:
+      if re.fullmatch(pattern, name):
+        return self.sharding(*[None] * (ndim - len(axes)), *axes)
+    raise ValueError(f'no sharding for parameter {name!r}: add it to PARAMETERS')
+
+  def put(self, name: str, array) -> jax.Array:
+    return jax.device_put(array, self.parameter(name, array.ndim))
+
+  def constrain(self, x, *axes: str | None):
+    return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
+
+
+def lay_out(mesh: Mesh, config, *, replicated: bool = False) -> Layout:
+  """The layout of a model with these settings (heads, kv_heads, mlp, vocab).
+
+  An axis that the mesh does not divide stays whole, and the log says so; query
+  and key/value heads are split together or not at all.
+  """
+  split = mesh.shape['model']
+  sizes = {a: getattr(config, a) for a in ('heads', 'kv_heads', 'mlp', 'vocab')}
+  if replicated:
+    return Layout(mesh, frozenset(sizes))
+  whole = {a for a, size in sizes.items() if size % split}
+  if whole & {'heads', 'kv_heads'}:
+    whole |= {'heads', 'kv_heads'}
+  if whole:
+    logging.info(
+      'replicated over model=%d, which does not divide them: %s',
+      split,
+      ', '.join(f'{a}={sizes[a]}' for a in sorted(whole)),
+    )
+  return Layout(mesh, frozenset(whole))

@@ -1,0 +1,172 @@
+"""The contracts every part of the library meets, and the dimension key.
+
+    B  rows (requests)              V  vocabulary
+    L  token buffer length          D  model width
+    T  tokens in this call          F  mlp width
+    S  cache slots (= L in decode)  H  query heads
+    K  draft tokens in a chain      G  key/value heads
+    N  positions verified (K + 1)   C  channels per head
+    E  feature width                1  a broadcast axis
+
+`p` is always the target's distribution and `q` the draft's.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Params = Any  # a pytree of arrays
+
+
+class Model(NamedTuple):
+  """A language model as pure functions; hashable, so it can be a static.
+
+  apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache)
+    -> (hidden_BTD, taps, cache): reads T tokens a row, writes their keys and
+    values at `slots_BT` (a slot >= S writes nowhere) and attends where the
+    mask is true. `taps` are the residual streams after the layers `tapped`,
+    each [B, T, D].
+  head(params, hidden) -> logits: float32 (or wider), last axis V. Ids that are
+    padding have logit -inf.
+  init_cache(rows, slots) -> cache: a pytree of zeros.
+  """
+
+  apply: Callable[..., tuple[Array, tuple[Array, ...], Any]]
+  head: Callable[[Params, Array], Array]
+  init_cache: Callable[[int, int], Any]
+  vocab: int
+  context: int
+
+
+class Weights(NamedTuple):
+  """Parameters of both models; a drafter reads what it needs of them."""
+
+  target: Params
+  draft: Params = ()
+
+
+class Sampling(NamedTuple):
+  """Per-row sampling settings; all traced, so changing them is free.
+
+  temperature_B: float, 0 is greedy. top_k_B: int, 0 is off. top_p_B: float in
+  (0, 1], 1 is off. Applied in that order, to target and draft alike.
+  """
+
+  temperature_B: Array
+  top_k_B: Array
+  top_p_B: Array
+
+
+class Context(NamedTuple):
+  """What a drafter may see: the committed tokens and whose they are.
+
+  tokens_BL holds garbage from lengths_B on. live_B is false for rows that have
+  finished: what is done for them is thrown away. source is for encoder input.
+  """
+
+  tokens_BL: Array
+  lengths_B: Array
+  live_B: Array
+  sampling: Sampling
+  source: Any = None
+
+
+class Draft(NamedTuple):
+  """A window of proposals.
+
+  tokens_BK: proposed ids. q_BKV: the distribution each was drawn from, the very
+  array that was sampled; None means deterministic proposals. count_B: how many
+  of the K are proposed; 0 is allowed.
+  """
+
+  tokens_BK: Array
+  q_BKV: Array | None
+  count_B: Array
+
+
+class Verdict(NamedTuple):
+  """accepted_B in 0..count_B; weights_BV: unnormalised law of the next token."""
+
+  accepted_B: Array
+  weights_BV: Array
+
+
+class Noise(NamedTuple):
+  """All randomness of one window, keyed by request (see sampling.noise).
+
+  accept_BK: uniforms in [0, 1) for the accept tests.
+  draft(offset, q_BV) -> tokens_B: draws the draft token at an offset.
+  next(offset_B, weights_BV) -> tokens_B: draws the token emitted at position
+    lengths_B + offset_B from unnormalised weights, with plain decoding's own
+    noise for that position.
+  """
+
+  accept_BK: Array
+  draft: Callable[[int, Array], Array]
+  next: Callable[[Array, Array], Array]
+
+
+class Rule(NamedTuple):
+  """A verification rule.
+
+  verify(noise, draft, p_BNV) -> Verdict.
+  coupled: sampled drafters must draw with plain decoding's noise (Noise.next).
+  lossless: the emitted law is exactly the target's; False is labelled lossy in
+    every table.
+  """
+
+  name: str
+  verify: Callable[[Noise, Draft, Array], Verdict]
+  coupled: bool = False
+  lossless: bool = True
+
+
+class Drafter(NamedTuple):
+  """A source of proposals, as pure functions over an explicit state.
+
+  init(weights, context, features) -> state: after the target has read the
+    prompt but its last token. features: taps [B, L, E], or None without taps.
+  propose(weights, state, context, noise, target_cache)
+    -> (Draft, state, target_cache)
+  commit(state, context, verdict, features_BNE) -> state: context is the one
+    after the commit; features_BNE[:, j] belongs to the j-th token of the window
+    just verified (the last committed token, then the drafts).
+  taps: layers of the target whose residual stream it wants, concatenated to E.
+  """
+
+  name: str
+  gamma: int
+  init: Callable[..., Any]
+  propose: Callable[..., tuple[Draft, Any, Any]]
+  commit: Callable[..., Any]
+  taps: tuple[int, ...] = ()
+
+
+class Info(NamedTuple):
+  """What a person wants to know; fixed-size integers, read once on the host.
+
+  hist_BN: windows by accepted count. proposed_BK, accepted_BK: windows in which
+  offset k was proposed, and accepted. whole_BN, whole_proposed_BN: accepted and
+  proposed counts of windows that nothing cut. calls_B: target calls. wide, calls: windows of the batch
+  verified at full width, and all. origin_BL: who made each token (ORIGINS).
+  window_BL: the window that emitted it. logprob_BL: its log-probability under
+  the target at temperature 1, or None.
+  """
+
+  hist_BN: Array
+  proposed_BK: Array
+  accepted_BK: Array
+  whole_BN: Array
+  whole_proposed_BN: Array
+  calls_B: Array
+  wide: Array
+  calls: Array
+  origin_BL: Array
+  window_BL: Array
+  logprob_BL: Array | None
+
+
+ORIGINS = ('prompt', 'drafted', 'recovered', 'bonus', 'plain')
+PROMPT, DRAFTED, RECOVERED, BONUS, PLAIN = range(5)

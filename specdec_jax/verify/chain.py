@@ -1,0 +1,49 @@
+"""What rules over a chain of draft tokens share: gathers and prefixes."""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import types
+
+Array = jax.Array
+
+
+def pick(p_BNV: Array, tokens_BK: Array) -> Array:
+  """p of draft token k under its own row k: [B, K]."""
+  K = tokens_BK.shape[1]
+  return jnp.take_along_axis(p_BNV[:, :K], tokens_BK[..., None], -1)[..., 0]
+
+
+def q_of_tokens(draft: types.Draft) -> Array:
+  """q of each draft token; a deterministic proposal has q = 1."""
+  if draft.q_BKV is None:
+    return jnp.ones(draft.tokens_BK.shape)
+  return pick(draft.q_BKV, draft.tokens_BK)
+
+
+def proposed(draft: types.Draft) -> Array:
+  K = draft.tokens_BK.shape[1]
+  return jnp.arange(K)[None] < draft.count_B[:, None]
+
+
+def prefix(ok_BK: Array) -> Array:
+  """Length of the leading run of true: [B]."""
+  return jnp.cumprod(ok_BK.astype(jnp.int32), -1).sum(-1)
+
+
+def row(p_BNV: Array, index_B: Array) -> Array:
+  return jnp.take_along_axis(p_BNV, index_B[:, None, None], 1)[:, 0]
+
+
+def q_row(draft: types.Draft, index_B: Array, like_BV: Array) -> Array:
+  """q at an offset; zero where that offset was not proposed: [B, V]."""
+  K = draft.tokens_BK.shape[1]
+  if K == 0:
+    return jnp.zeros_like(like_BV)
+  at_B = jnp.minimum(index_B, K - 1)
+  if draft.q_BKV is None:
+    token_B = jnp.take_along_axis(draft.tokens_BK, at_B[:, None], 1)
+    q_BV = jnp.arange(like_BV.shape[-1])[None] == token_B
+  else:
+    q_BV = row(draft.q_BKV, at_B)
+  return jnp.where((index_B < draft.count_B)[:, None], q_BV, 0).astype(like_BV.dtype)

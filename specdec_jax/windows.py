@@ -1,0 +1,109 @@
+"""Windows of a sequence: which slots, positions and mask a model call needs.
+
+In a chain of tokens the token at index i of its row lives in slot i and has
+position i. A row that must not write goes to slot S, where writes are dropped.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import types
+
+Array = jax.Array
+
+
+def read(
+  model: types.Model,
+  params,
+  tokens_BT: Array,
+  start_B: Array,
+  cache,
+  *,
+  slots: int,
+  keep_BT: Array | None = None,
+  taps: tuple[int, ...] = (),
+):
+  """Reads tokens_BT as the tokens start_B ... start_B + T - 1 of their rows.
+
+  Where keep_BT is false, and outside 0 <= slot < slots, nothing is written.
+  Returns the model's (hidden_BTD, taps, cache).
+
+  Worked example, slots=8, T=2, start_B=[3, 7]: row 0 writes slots 3 and 4 and
+  sees 0..3 and 0..4; row 1 writes slot 7, and its second token nowhere.
+  """
+  T = tokens_BT.shape[1]
+  at_BT = start_B[:, None] + jnp.arange(T)[None]
+  ok_BT = (at_BT >= 0) & (at_BT < slots)
+  if keep_BT is not None:
+    ok_BT &= keep_BT
+  slots_BT = jnp.where(ok_BT, at_BT, slots)
+  positions_BT = jnp.maximum(at_BT, 0)
+  mask_BTS = jnp.arange(slots)[None, None] <= positions_BT[..., None]
+  return model.apply(
+    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, taps=taps
+  )
+
+
+def prefill(
+  model: types.Model,
+  params,
+  tokens_BL: Array,
+  count_B: Array,
+  cache,
+  *,
+  chunk: int,
+  taps: tuple[int, ...] = (),
+):
+  """Reads the first count_B tokens of every row, `chunk` at a time.
+
+  The number of chunks is traced: prompts of every length share one program.
+  The head is never applied. Returns (cache, features_BLE), features None
+  without taps.
+  """
+  B, L = tokens_BL.shape
+  width = (
+    sum(
+      x.shape[-1]
+      for x in jax.eval_shape(
+        lambda: read(
+          model, params, tokens_BL[:, :1], count_B, cache, slots=L, taps=taps
+        )
+      )[1]
+    )
+    if taps
+    else 0
+  )
+  # Room for the last chunk to end past L: a clamped update would shift it.
+  features_BPE = jnp.zeros((B, L + chunk, width)) if taps else None
+
+  def body(carry):
+    at, cache, features_BPE = carry
+    index_T = at + jnp.arange(chunk)
+    tokens_BT = tokens_BL.at[:, index_T].get(mode='clip')
+    _, tapped, cache = read(
+      model,
+      params,
+      tokens_BT,
+      jnp.full((B,), at),
+      cache,
+      slots=L,
+      keep_BT=index_T[None] < count_B[:, None],
+      taps=taps,
+    )
+    if features_BPE is not None:
+      features_BPE = jax.lax.dynamic_update_slice(
+        features_BPE, concat(tapped).astype(features_BPE.dtype), (0, at, 0)
+      )
+    return at + chunk, cache, features_BPE
+
+  _, cache, features_BPE = jax.lax.while_loop(
+    lambda carry: carry[0] < jnp.max(count_B),
+    body,
+    (jnp.int32(0), cache, features_BPE),
+  )
+  return cache, None if features_BPE is None else features_BPE[:, :L]
+
+
+def concat(tapped: tuple[Array, ...]) -> Array:
+  """Taps [B, T, D] each -> features [B, T, E]."""
+  return jnp.concatenate(tapped, -1)
