@@ -301,6 +301,8 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
   live_B = state.live_B.astype(jnp.int32)
   kept_B = jnp.minimum(tried.accepted_B, emitted_B)
   whole_B = live_B * (emitted_B == tried.accepted_B + 1)
+  # The draft after the kept ones was tried too, unless the cut came before it.
+  reached_B = kept_B + whole_B
   one = lambda count_B: jnp.arange(N)[None] == count_B[:, None]
   index_1K = jnp.arange(K)[None]
   index_1N = jnp.arange(N)[None]
@@ -319,10 +321,11 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
     hist_BN=info.hist_BN + live_B[:, None] * one(kept_B),
     proposed_BK=info.proposed_BK
     + live_B[:, None] * (index_1K < draft.count_B[:, None]),
-    accepted_BK=info.accepted_BK + live_B[:, None] * (index_1K < kept_B[:, None]),
+    tried_BK=info.tried_BK
+    + live_B[:, None] * (index_1K < jnp.minimum(reached_B, draft.count_B)[:, None]),
+    accepted_BK=info.accepted_BK
+    + live_B[:, None] * (index_1K < kept_B[:, None]),
     whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
-    whole_proposed_BN=info.whole_proposed_BN
-    + whole_B[:, None] * one(draft.count_B),
     calls_B=info.calls_B + live_B,
     wide=info.wide + jnp.any(draft.count_B > 0),
     calls=info.calls + 1,
@@ -339,9 +342,9 @@ def _empty_info(B: int, L: int, K: int, logprobs: bool) -> types.Info:
   return types.Info(
     hist_BN=count(B, K + 1),
     proposed_BK=count(B, K),
+    tried_BK=count(B, K),
     accepted_BK=count(B, K),
     whole_BN=count(B, K + 1),
-    whole_proposed_BN=count(B, K + 1),
     calls_B=count(B),
     wide=count(),
     calls=count(),

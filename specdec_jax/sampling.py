@@ -8,6 +8,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import types
 
@@ -26,9 +27,9 @@ def settings(rows: int, temperature=0.0, top_k=0, top_p=1.0) -> types.Sampling:
     ValueError: temperature < 0 or not finite, top_k < 0 or not an integer,
       top_p outside (0, 1].
   """
-  import numpy as np
-
-  t, k, p = (np.broadcast_to(np.asarray(x), (rows,)) for x in (temperature, top_k, top_p))
+  t, k, p = (
+    np.broadcast_to(np.asarray(x), (rows,)) for x in (temperature, top_k, top_p)
+  )
   if not (np.isfinite(t) & (t >= 0)).all():
     raise ValueError(f'temperature={temperature}: must be 0 (greedy) or more')
   if not np.issubdtype(k.dtype, np.integer) or (k < 0).any():

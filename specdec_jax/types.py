@@ -147,19 +147,20 @@ class Drafter(NamedTuple):
 class Info(NamedTuple):
   """What a person wants to know; fixed-size integers, read once on the host.
 
-  hist_BN: windows by accepted count. proposed_BK, accepted_BK: windows in which
-  offset k was proposed, and accepted. whole_BN, whole_proposed_BN: accepted and
-  proposed counts of windows that nothing cut. calls_B: target calls. wide, calls: windows of the batch
-  verified at full width, and all. origin_BL: who made each token (ORIGINS).
-  window_BL: the window that emitted it. logprob_BL: its log-probability under
-  the target at temperature 1, or None.
+  hist_BN: windows by accepted and emitted drafts. proposed_BK, tried_BK,
+  accepted_BK: windows in which draft k was proposed; was proposed and all
+  before it accepted; was accepted and emitted. whole_BN: windows that neither
+  EOS nor length cut, by accepted drafts. calls_B: target calls. wide, calls:
+  windows of the batch verified at full width, and all. origin_BL: who made each
+  token (ORIGINS). window_BL: the window that emitted it. logprob_BL: its
+  log-probability under the target at temperature 1, or None.
   """
 
   hist_BN: Array
   proposed_BK: Array
+  tried_BK: Array
   accepted_BK: Array
   whole_BN: Array
-  whole_proposed_BN: Array
   calls_B: Array
   wide: Array
   calls: Array

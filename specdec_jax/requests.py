@@ -1,0 +1,118 @@
+"""Prompts to fixed-shape requests, and every check that comes before tracing."""
+
+import bisect
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from specdec_jax import decode, sampling, sharding
+
+# Token buffers come in these lengths, so that few programs are compiled.
+_STEPS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
+
+
+def bucket(length: int) -> int:
+  """The shortest buffer length of the table that holds `length` tokens."""
+  if length <= _STEPS[-1]:
+    return _STEPS[bisect.bisect_left(_STEPS, length)]
+  return -(-length // 512) * 512
+
+
+def check_prompt(tokens, *, max_new_tokens: int, context: int, ids: int):
+  """Raises ValueError for a prompt that cannot be decoded as asked."""
+  if not len(tokens):
+    raise ValueError('empty prompt: decoding starts from at least one token')
+  bad = [t for t in tokens if not 0 <= t < ids]
+  if bad:
+    raise ValueError(
+      f'token id {bad[0]} is outside the vocabulary: allowed are 0 to {ids - 1}'
+    )
+  if len(tokens) >= context:
+    raise ValueError(
+      f'the prompt has {len(tokens)} tokens, the context holds {context}: '
+      'shorten the prompt'
+    )
+  if len(tokens) + max_new_tokens > context:
+    raise ValueError(
+      f'the prompt has {len(tokens)} tokens, which leaves no room for '
+      f'max_new_tokens={max_new_tokens} in a context of {context}: '
+      f'lower it to {context - len(tokens)} or shorten the prompt'
+    )
+
+
+def make(
+  prompts: Sequence[Sequence[int]],
+  *,
+  ids: int,
+  context: int,
+  max_new_tokens,
+  gamma: int = 0,
+  temperature=0.0,
+  top_k=0,
+  top_p=1.0,
+  seed=0,
+  request=None,
+  stop_ids: Sequence[int] = (),
+  rows: int | None = None,
+  length: int | None = None,
+) -> decode.Request:
+  """A batch of prompts as one request, on the host.
+
+  Sampling settings, max_new_tokens, seed and request are scalars or one value
+  for each prompt; request defaults to the prompt's index. The batch is filled up
+  to `rows` with rows that never start, the buffer to `length` (the bucket that
+  fits, if None; gamma more tokens than the longest row, for its last window).
+
+  Raises:
+    ValueError: what check_prompt and sampling.settings refuse; max_new_tokens
+      < 1; gamma < 0; more prompts than rows; a length that is too small.
+  """
+  if gamma < 0:
+    raise ValueError(f'gamma={gamma}: must be 0 (plain decoding) or more')
+  n, rows = len(prompts), rows or len(prompts)
+  if n == 0:
+    raise ValueError('no prompts: give at least one')
+  if n > rows:
+    raise ValueError(f'{n} prompts do not fit into {rows} rows')
+  spread = lambda x: np.broadcast_to(np.asarray(x), (n,))
+  fill = lambda x: np.pad(spread(x), (0, rows - n), mode='edge')
+  new = spread(max_new_tokens)
+  if (new < 1).any():
+    raise ValueError(f'max_new_tokens={max_new_tokens}: must be at least 1')
+  for tokens, m in zip(prompts, new, strict=True):
+    check_prompt(tokens, max_new_tokens=int(m), context=context, ids=ids)
+  lengths = np.array([len(x) for x in prompts] + [1] * (rows - n), np.int32)
+  limit = lengths + np.pad(new, (0, rows - n))
+  need = int(limit.max()) + gamma
+  length = length or bucket(need)
+  if length < need:
+    raise ValueError(
+      f'length={length}: prompts, max_new_tokens and gamma={gamma} need {need}'
+    )
+  tokens_BL = np.zeros((rows, length), np.int32)
+  for row, tokens in zip(tokens_BL, prompts, strict=False):
+    row[: len(tokens)] = tokens
+  request = np.arange(n) if request is None else request
+  stop = np.array(sorted(set(stop_ids)) or [-1], np.int32)
+  return decode.Request(
+    tokens_BL,
+    lengths,
+    limit.astype(np.int32),
+    fill(request).astype(np.uint32),
+    fill(seed).astype(np.uint32),
+    sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
+    np.broadcast_to(stop, (rows, stop.size)).copy(),
+  )
+
+
+def place(request: decode.Request, layout: sharding.Layout | None):
+  """Splits the rows over the mesh's data axis."""
+  if layout is None:
+    return request
+  return jax.tree.map(
+    lambda x: jax.device_put(
+      x, layout.sharding('batch', *[None] * (np.ndim(x) - 1))
+    ),
+    request,
+  )

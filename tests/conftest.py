@@ -1,0 +1,30 @@
+"""Strict switches for every test; see style R16."""
+
+import os
+
+# Before jax is imported: tests run on eight fake CPU devices, and jaxlib 0.10.2
+# miscompiles a narrow matvec + reduce without the second flag (jax#39103).
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ['XLA_FLAGS'] = ' '.join(
+  [
+    os.environ.get('XLA_FLAGS', ''),
+    '--xla_cpu_experimental_ynn_fusion_type=-reduce',
+  ]
+).strip()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from absl import flags  # noqa: E402
+
+flags.FLAGS.mark_as_parsed()
+jax.config.update('jax_num_cpu_devices', 8)
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+jax.config.update('jax_default_matmul_precision', 'highest')
+jax.config.update('jax_debug_nans', True)
+
+
+@pytest.fixture
+def x64():
+  """Runs one test in float64, where speculation is exact token for token."""
+  with jax.enable_x64(True):
+    yield
