@@ -147,9 +147,7 @@ def start(target, drafter, options, weights, request: Request):
   return state, _empty_info(B, L, drafter.gamma, options.logprobs)
 
 
-def step(
-  target, drafter, rule, options, weights, request, state: State, info
-):
+def step(target, drafter, rule, options, weights, request, state: State, info):
   """One window for every row; -> (State, Info).
 
   Worked example, gamma 3, a row of length 5: the window reads slots 4..7 (the
@@ -309,9 +307,7 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
   last = jnp.where(
     draft.count_B == 0,
     types.PLAIN,
-    jnp.where(
-      tried.accepted_B < draft.count_B, types.RECOVERED, types.BONUS
-    ),
+    jnp.where(tried.accepted_B < draft.count_B, types.RECOVERED, types.BONUS),
   )
   origin_BN = jnp.where(
     index_1N < tried.accepted_B[:, None], types.DRAFTED, last[:, None]
@@ -322,7 +318,8 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
     proposed_BK=info.proposed_BK
     + live_B[:, None] * (index_1K < draft.count_B[:, None]),
     tried_BK=info.tried_BK
-    + live_B[:, None] * (index_1K < jnp.minimum(reached_B, draft.count_B)[:, None]),
+    + live_B[:, None]
+    * (index_1K < jnp.minimum(reached_B, draft.count_B)[:, None]),
     accepted_BK=info.accepted_BK
     + live_B[:, None] * (index_1K < kept_B[:, None]),
     whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),

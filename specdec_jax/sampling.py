@@ -59,12 +59,20 @@ def probabilities(logits_BNV: Array, sampling: types.Sampling) -> Array:
     t_B11 = spread(jnp.where(is_greedy(sampling), 1, sampling.temperature_B))
     z = (x - best) / t_B11.astype(wide)
     z = jax.lax.cond(
-      jnp.any(sampling.top_k_B > 0), _cut_top_k, lambda z, k: z, z, spread(sampling.top_k_B)
+      jnp.any(sampling.top_k_B > 0),
+      _cut_top_k,
+      lambda z, k: z,
+      z,
+      spread(sampling.top_k_B),
     )
     p = jnp.exp(z)
     p /= jnp.sum(p, -1, keepdims=True)
     p = jax.lax.cond(
-      jnp.any(sampling.top_p_B < 1), _cut_top_p, lambda p, top: p, p, spread(sampling.top_p_B)
+      jnp.any(sampling.top_p_B < 1),
+      _cut_top_p,
+      lambda p, top: p,
+      p,
+      spread(sampling.top_p_B),
     )
     return jnp.where(greedy_B11, one_hot, p)
 
@@ -112,7 +120,9 @@ def _bisect(holds, like: Array, *, smallest: bool) -> Array:
   t = jnp.zeros((*like.shape[:-1], 1), integer)
 
   def body(i, t):
-    bit = jnp.left_shift(jnp.asarray(1, integer), (width - 1 - i).astype(integer))
+    bit = jnp.left_shift(
+      jnp.asarray(1, integer), (width - 1 - i).astype(integer)
+    )
     if smallest:  # keep the bit out where the predicate holds without it
       return jnp.where(holds(t + (bit - 1)), t, t + bit)
     return jnp.where(holds(t + bit), t + bit, t)
@@ -158,7 +168,9 @@ def noise(
       return next_token(jnp.full_like(lengths_B, offset), q_BV)
     return pick(at(draft_keys_B, offset), q_BV)
 
-  uniform = jax.vmap(lambda key: jax.random.uniform(key, (), jnp.result_type(float)))
+  uniform = jax.vmap(
+    lambda key: jax.random.uniform(key, (), jnp.result_type(float))
+  )
   columns = [uniform(at(accept_keys_B, k)) for k in range(gamma)]
   accept_BK = (
     jnp.stack(columns, 1) if columns else jnp.zeros((lengths_B.shape[0], 0))
@@ -174,9 +186,10 @@ def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
   scale and the noise is not drawn.
   """
   V = weights_BV.shape[-1]
-  race = lambda: weights_BV / jax.vmap(
-    lambda key: exponential(key, V, weights_BV.dtype)
-  )(keys_B)
+  race = lambda: (
+    weights_BV
+    / jax.vmap(lambda key: exponential(key, V, weights_BV.dtype))(keys_B)
+  )
   scores_BV = jax.lax.cond(any_sampled, race, lambda: weights_BV)
   return jax.lax.top_k(scores_BV, 1)[1][:, 0].astype(jnp.int32)
 

@@ -83,7 +83,9 @@ class Layout:
     for pattern, axes in PARAMETERS:
       if re.fullmatch(pattern, name):
         return self.sharding(*[None] * (ndim - len(axes)), *axes)
-    raise ValueError(f'no sharding for parameter {name!r}: add it to PARAMETERS')
+    raise ValueError(
+      f'no sharding for parameter {name!r}: add it to PARAMETERS'
+    )
 
   def put(self, name: str, array) -> jax.Array:
     return jax.device_put(array, self.parameter(name, array.ndim))

@@ -36,7 +36,13 @@ def make(model: types.Model, *, gamma: int, chunk: int = 64) -> types.Drafter:
 
     def extend(cache, tokens_BT, start_B, offset):
       hidden_BTD, _, cache = windows.read(
-        model, weights.draft, tokens_BT, start_B, cache, slots=L, keep_BT=live_B1
+        model,
+        weights.draft,
+        tokens_BT,
+        start_B,
+        cache,
+        slots=L,
+        keep_BT=live_B1,
       )
       logits_B1V = model.head(weights.draft, hidden_BTD[:, -1:])
       q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
@@ -44,7 +50,9 @@ def make(model: types.Model, *, gamma: int, chunk: int = 64) -> types.Drafter:
 
     start_B = context.lengths_B - 2
     last_BT = jnp.take_along_axis(
-      context.tokens_BL, jnp.maximum(start_B[:, None] + jnp.arange(2)[None], 0), 1
+      context.tokens_BL,
+      jnp.maximum(start_B[:, None] + jnp.arange(2)[None], 0),
+      1,
     )
     cache, token_B, q_BV = extend(cache, last_BT, start_B, 0)
 

@@ -20,8 +20,14 @@ def make(*, gamma: int) -> types.Drafter:
     L = script_BL.shape[1]
     at_BK = context.lengths_B[:, None] + jnp.arange(gamma)[None]
     take = lambda x, at: jnp.take_along_axis(x, jnp.minimum(at, L - 1), 1)
-    count_B = jnp.clip(take(count_BL, context.lengths_B[:, None])[:, 0], 0, gamma)
-    return types.Draft(take(script_BL, at_BK), None, count_B), state, target_cache
+    count_B = jnp.clip(
+      take(count_BL, context.lengths_B[:, None])[:, 0], 0, gamma
+    )
+    return (
+      types.Draft(take(script_BL, at_BK), None, count_B),
+      state,
+      target_cache,
+    )
 
   return types.Drafter(
     'scripted', gamma, lambda *_: (), propose, lambda state, *_: state

@@ -32,7 +32,9 @@ def rotation(positions_BT: Array, config: model_config.LMConfig):
   float32 at least: bf16 rounds position 257 to 256, and RoPE notices.
   """
   freq = inverse_frequencies(config)
-  angle = positions_BT[:, :, None, None].astype(freq.dtype) * freq[None, None, None]
+  angle = (
+    positions_BT[:, :, None, None].astype(freq.dtype) * freq[None, None, None]
+  )
   return jnp.cos(angle), jnp.sin(angle)
 
 
@@ -55,16 +57,22 @@ def rotate(x_BTHC: Array, cos, sin, pairs: str) -> Array:
 def attend(q_BTHC: Array, cache, mask_BTS: Array) -> Array:
   """Softmax attention; query head h reads key/value head h // (H / G)."""
   B, T, H, C = q_BTHC.shape
-  G = cache.k_BSGC.shape[2]
+  G, S = cache.k_BGSC.shape[1:3]
   wide = jnp.promote_types(q_BTHC.dtype, jnp.float32)
-  q_BTGJC = q_BTHC.reshape(B, T, G, H // G, C)
+  # The query heads of a key/value head and their tokens are rows of one matmul.
+  q_BGRC = jnp.moveaxis(q_BTHC.reshape(B, T, G, H // G, C), 1, 3)
+  q_BGRC = q_BGRC.reshape(B, G, H // G * T, C)
   scores = jnp.einsum(
-    'btgjc,bsgc->bgjts', q_BTGJC, cache.k_BSGC, preferred_element_type=wide
-  )
+    'bgrc,bgsc->bgrs', q_BGRC, cache.k_BGSC, preferred_element_type=wide
+  ).reshape(B, G, H // G, T, S)
   # A finite floor: a row that sees nothing must not become NaN.
   scores = jnp.where(mask_BTS[:, None, None], scores * C**-0.5, -1e30)
   weights = jax.nn.softmax(scores, -1).astype(q_BTHC.dtype)
-  out = jnp.einsum(
-    'bgjts,bsgc->btgjc', weights, cache.v_BSGC, preferred_element_type=wide
-  )
-  return out.astype(q_BTHC.dtype).reshape(B, T, H * C)
+  out_BGRC = jnp.einsum(
+    'bgrs,bgsc->bgrc',
+    weights.reshape(q_BGRC.shape[:3] + (S,)),
+    cache.v_BGSC,
+    preferred_element_type=wide,
+  ).astype(q_BTHC.dtype)
+  out = jnp.moveaxis(out_BGRC.reshape(B, G, H // G, T, C), 3, 1)
+  return out.reshape(B, T, H * C)

@@ -14,32 +14,41 @@ Array = jax.Array
 
 
 class KVCache(NamedTuple):
-  """Keys and values of one layer, or of all with a leading depth axis."""
+  """Keys and values of one layer, or of all with a leading depth axis.
 
-  k_BSGC: Array
-  v_BSGC: Array
+  Heads before slots: with slots first, XLA CPU transposes the whole cache in
+  every layer of every step (2.0 ms a step instead of 0.6 for SmolLM2-135M).
+  """
+
+  k_BGSC: Array
+  v_BGSC: Array
 
 
-def zeros(rows: int, slots: int, kv_heads: int, head_dim: int, dtype):
+def zeros(*shape: int, dtype) -> KVCache:
   # Two arrays: a shared one could not be donated twice.
-  shape = (rows, slots, kv_heads, head_dim)
   return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
-def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:
-  """Overwrites the given slots of one layer's cache."""
-  row_B1 = jnp.arange(slots_BT.shape[0])[:, None]
-  put = lambda old, new: old.at[row_B1, slots_BT].set(new, mode='drop')
-  return KVCache(put(cache.k_BSGC, k_BTGC), put(cache.v_BSGC, v_BTGC))
+def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT, layer=None) -> KVCache:
+  """Overwrites the given slots, of one layer if the cache is stacked.
 
+  In a scan over layers the stacked cache must be in the carry; this then
+  updates it in place.
+  """
+  B, G = k_BTGC.shape[0], k_BTGC.shape[2]
+  row_B11 = jnp.arange(B)[:, None, None]
+  head_1G1 = jnp.arange(G)[None, :, None]
+  index = (row_B11, head_1G1, slots_BT[:, None])
+  if layer is not None:
+    index = (layer, *index)
 
-def write_layer(cache: KVCache, layer, k_BTGC, v_BTGC, slots_BT) -> KVCache:
-  """The same for one layer of a stacked cache, in place in a scan's carry."""
-  row_B1 = jnp.arange(slots_BT.shape[0])[:, None]
-  put = lambda old, new: old.at[layer, row_B1, slots_BT].set(new, mode='drop')
-  return KVCache(put(cache.k_BSGC, k_BTGC), put(cache.v_BSGC, v_BTGC))
+  def put(old, new_BTGC):
+    return old.at[index].set(jnp.swapaxes(new_BTGC, 1, 2), mode='drop')
+
+  return KVCache(put(cache.k_BGSC, k_BTGC), put(cache.v_BGSC, v_BTGC))
 
 
 def read_layer(cache: KVCache, layer) -> KVCache:
+  """One layer of a stacked cache."""
   pick = lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
-  return KVCache(pick(cache.k_BSGC), pick(cache.v_BSGC))
+  return KVCache(pick(cache.k_BGSC), pick(cache.v_BGSC))

@@ -60,54 +60,122 @@ class LMConfig:
 
 
 _LLAMA3 = dict(rope_theta=500000.0, vocab=128256, context=131072)
-_QWEN25 = dict(
-  rope_theta=1000000.0, qkv_bias=True, norm_eps=1e-6, head_dim=128
-)
+_QWEN25 = dict(rope_theta=1000000.0, qkv_bias=True, norm_eps=1e-6, head_dim=128)
 _SMOL = dict(vocab=49152, context=8192, head_dim=64)
 
 # Sizes as published in each checkpoint's config.json.
 SIZES = {
   'tiny': dict(
-    depth=2, width=64, heads=4, kv_heads=2, head_dim=16, mlp=128, vocab=512,
+    depth=2,
+    width=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    mlp=128,
+    vocab=512,
     context=512,
   ),
-  'smollm2_135m': _SMOL | dict(
-    depth=30, width=576, heads=9, kv_heads=3, mlp=1536, rope_theta=100000.0,
+  'smollm2_135m': _SMOL
+  | dict(
+    depth=30,
+    width=576,
+    heads=9,
+    kv_heads=3,
+    mlp=1536,
+    rope_theta=100000.0,
   ),
-  'smollm2_360m': _SMOL | dict(
-    depth=32, width=960, heads=15, kv_heads=5, mlp=2560, rope_theta=100000.0,
+  'smollm2_360m': _SMOL
+  | dict(
+    depth=32,
+    width=960,
+    heads=15,
+    kv_heads=5,
+    mlp=2560,
+    rope_theta=100000.0,
   ),
-  'smollm2_1_7b': _SMOL | dict(
-    depth=24, width=2048, heads=32, kv_heads=32, mlp=8192,
+  'smollm2_1_7b': _SMOL
+  | dict(
+    depth=24,
+    width=2048,
+    heads=32,
+    kv_heads=32,
+    mlp=8192,
     rope_theta=130000.0,
   ),
   'tinyllama_1b': dict(
-    depth=22, width=2048, heads=32, kv_heads=4, head_dim=64, mlp=5632,
-    vocab=32000, context=2048, tied=False,
+    depth=22,
+    width=2048,
+    heads=32,
+    kv_heads=4,
+    head_dim=64,
+    mlp=5632,
+    vocab=32000,
+    context=2048,
+    tied=False,
   ),
   'llama2_7b': dict(
-    depth=32, width=4096, heads=32, kv_heads=32, head_dim=128, mlp=11008,
-    vocab=32000, context=4096, tied=False,
+    depth=32,
+    width=4096,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    mlp=11008,
+    vocab=32000,
+    context=4096,
+    tied=False,
   ),
-  'llama3_1b': _LLAMA3 | dict(
-    depth=16, width=2048, heads=32, kv_heads=8, head_dim=64, mlp=8192,
+  'llama3_1b': _LLAMA3
+  | dict(
+    depth=16,
+    width=2048,
+    heads=32,
+    kv_heads=8,
+    head_dim=64,
+    mlp=8192,
     rope_scaling=RopeScaling(factor=32.0),
   ),
-  'llama3_8b': _LLAMA3 | dict(
-    depth=32, width=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336,
-    tied=False, rope_scaling=RopeScaling(factor=8.0),
+  'llama3_8b': _LLAMA3
+  | dict(
+    depth=32,
+    width=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    mlp=14336,
+    tied=False,
+    rope_scaling=RopeScaling(factor=8.0),
   ),
-  'qwen2_5_0_5b': _QWEN25 | dict(
-    depth=24, width=896, heads=14, kv_heads=2, head_dim=64, mlp=4864,
-    vocab=151936, context=32768,
-  ),
-  'qwen2_5_1_5b': _QWEN25 | dict(
-    depth=28, width=1536, heads=12, kv_heads=2, mlp=8960, vocab=151936,
+  'qwen2_5_0_5b': _QWEN25
+  | dict(
+    depth=24,
+    width=896,
+    heads=14,
+    kv_heads=2,
+    head_dim=64,
+    mlp=4864,
+    vocab=151936,
     context=32768,
   ),
-  'qwen2_5_7b': _QWEN25 | dict(
-    depth=28, width=3584, heads=28, kv_heads=4, mlp=18944, vocab=152064,
-    context=32768, tied=False,
+  'qwen2_5_1_5b': _QWEN25
+  | dict(
+    depth=28,
+    width=1536,
+    heads=12,
+    kv_heads=2,
+    mlp=8960,
+    vocab=151936,
+    context=32768,
+  ),
+  'qwen2_5_7b': _QWEN25
+  | dict(
+    depth=28,
+    width=3584,
+    heads=28,
+    kv_heads=4,
+    mlp=18944,
+    vocab=152064,
+    context=32768,
+    tied=False,
   ),
 }
 

@@ -21,7 +21,9 @@ def matmul(x: Array, kernel: Array) -> Array:
   x = x.reshape(-1, x.shape[-1])
   if x.shape[0] == 1 and x.dtype == jnp.bfloat16:
     # One bf16 row takes XLA CPU's slow path, 10-20 times the time of two.
-    y = jnp.matmul(jnp.pad(x, ((0, 1), (0, 0))), kernel, preferred_element_type=wide)[:1]
+    y = jnp.matmul(
+      jnp.pad(x, ((0, 1), (0, 0))), kernel, preferred_element_type=wide
+    )[:1]
   else:
     y = jnp.matmul(x, kernel, preferred_element_type=wide)
   return y.astype(x.dtype).reshape(*rows, kernel.shape[1])

@@ -140,14 +140,15 @@ def make(
     ends_def, nnx.State({k: v for k, v in params.items() if k != 'layers'})
   )
   block = lambda layer: nnx.merge(block_def, nnx.State(layer))
-  axes = ('batch', 'slots', 'kv_heads', None)
+  axes = ('batch', 'kv_heads', 'slots', None)
 
   def init_cache(rows: int, slots: int):
-    size = (slots, config.kv_heads, config.head_dim, jnp.dtype(config.dtype))
+    size = (rows, config.kv_heads, slots, config.head_dim)
+    dtype = jnp.dtype(config.dtype)
     if config.scan_layers:
-      cache = kv.zeros(config.depth, rows, *size)
+      cache = kv.zeros(config.depth, *size, dtype=dtype)
       return jax.tree.map(lambda x: constrain(x, None, *axes), cache)
-    cache = tuple(kv.zeros(rows, *size) for _ in range(config.depth))
+    cache = tuple(kv.zeros(*size, dtype=dtype) for _ in range(config.depth))
     return jax.tree.map(lambda x: constrain(x, *axes), cache)
 
   def apply(
@@ -202,13 +203,13 @@ def _scan(block, layers_params, x_BTD, args, cache, taps):
   Never pass the cache as scanned input and output: that copies all of it.
   """
   cos, sin, mask_BTS, slots_BT = args
-  depth = cache.k_BSGC.shape[0]
+  depth = cache.k_BGSC.shape[0]
 
   def body(carry, layer_params):
     i, x_BTD, cache = carry
 
     def write(k, v):
-      written = kv.write_layer(cache, i, k, v, slots_BT)
+      written = kv.write(cache, k, v, slots_BT, layer=i)
       return written, kv.read_layer(written, i)
 
     x_BTD, cache = block(layer_params)(x_BTD, cos, sin, mask_BTS, write)

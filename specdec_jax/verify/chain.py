@@ -46,4 +46,6 @@ def q_row(draft: types.Draft, index_B: Array, like_BV: Array) -> Array:
     q_BV = jnp.arange(like_BV.shape[-1])[None] == token_B
   else:
     q_BV = row(draft.q_BKV, at_B)
-  return jnp.where((index_B < draft.count_B)[:, None], q_BV, 0).astype(like_BV.dtype)
+  return jnp.where((index_B < draft.count_B)[:, None], q_BV, 0).astype(
+    like_BV.dtype
+  )

@@ -1,0 +1,58 @@
+"""Local files as this package reads them: JSON, digests, the cache folder."""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+# No config.json is near this; a weights file under that name is far above.
+MOST_JSON_BYTES = 1 << 28
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """The JSON object in a file.
+
+  Raises:
+    ValueError: no such file, not JSON, or not an object.
+  """
+  try:
+    if path.stat().st_size > MOST_JSON_BYTES:
+      raise ValueError(f'it is larger than {MOST_JSON_BYTES} bytes')
+    value = json.loads(path.read_text('utf-8'))
+  except FileNotFoundError as e:
+    raise ValueError(
+      f'{path}: no such file; a model folder needs config.json, '
+      'tokenizer.json and *.safetensors'
+    ) from e
+  except (OSError, ValueError, RecursionError) as e:
+    raise ValueError(f'{path}: not readable as JSON: {e}') from e
+  if not isinstance(value, dict):
+    raise ValueError(
+      f'{path}: a JSON object is needed, not {type(value).__name__}'
+    )
+  return value
+
+
+def sha256(path: pathlib.Path) -> str:
+  with open(path, 'rb') as f:
+    return hashlib.file_digest(f, 'sha256').hexdigest()
+
+
+def digest(paths: Sequence[pathlib.Path]) -> str:
+  """One SHA-256 for a set of files: the file's own where there is one."""
+  if len(paths) == 1:
+    return sha256(paths[0])
+  lines = [f'{sha256(p)}  {p.name}\n' for p in sorted(paths)]
+  return hashlib.sha256(''.join(lines).encode()).hexdigest()
+
+
+def cache_folder() -> pathlib.Path:
+  """$SPECDEC_JAX_CACHE, else specdec_jax under the user's cache folder."""
+  own = os.environ.get('SPECDEC_JAX_CACHE')
+  if own:
+    return pathlib.Path(own)
+  shared = os.environ.get('XDG_CACHE_HOME')
+  root = pathlib.Path(shared) if shared else pathlib.Path.home() / '.cache'
+  return root / 'specdec_jax'

@@ -1,0 +1,242 @@
+"""Weight names of files -> parameter names of models.lm: one table, one check.
+
+A reader is names, shapes and a way to get one array. Every array goes straight
+into its final dtype and place, so the host never holds a second full model.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import types
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+Put = Callable[[str, np.ndarray], jax.Array]
+
+
+class Transform(NamedTuple):
+  """apply(array, config) -> ours; stored(our shape) -> the shape in the file."""
+
+  apply: Callable[[np.ndarray, model_config.LMConfig], np.ndarray]
+  stored: Callable[[tuple[int, ...]], tuple[int, ...]]
+
+
+class Row(NamedTuple):
+  pattern: str
+  place: str
+  transform: Transform
+
+
+class Reader(NamedTuple):
+  """A weights file: what it is, how it names things, its shapes and arrays."""
+
+  source: str
+  rows: tuple[Row, ...]
+  shapes: Mapping[str, tuple[int, ...]]
+  get: Callable[[str], np.ndarray]
+
+
+def unpermute(x: np.ndarray, config: model_config.LMConfig) -> np.ndarray:
+  """Undoes the row order that GGUF gives Q and K of arch llama.
+
+  There channel pairs are neighbours (2c, 2c + 1); ours are (c, c + C/2).
+  """
+  C = config.head_dim
+  return x.reshape(-1, C // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+_same = lambda shape: shape
+_reversed = lambda shape: shape[::-1]
+keep = Transform(lambda x, config: x, _same)
+transpose = Transform(lambda x, config: x.T, _reversed)
+unpermute_keep = Transform(unpermute, _same)
+unpermute_transpose = Transform(lambda x, c: unpermute(x, c).T, _reversed)
+
+# The token table: see _place for tied models.
+_EMBED = 'embed'
+
+HF = (
+  Row(r'model\.embed_tokens\.weight', _EMBED, keep),
+  Row(r'lm_head\.weight', 'head', transpose),
+  Row(r'model\.norm\.weight', 'norm/scale', keep),
+  Row(
+    r'model\.layers\.(\d+)\.input_layernorm\.weight',
+    r'layers/\1/attn_norm/scale',
+    keep,
+  ),
+  Row(
+    r'model\.layers\.(\d+)\.post_attention_layernorm\.weight',
+    r'layers/\1/mlp_norm/scale',
+    keep,
+  ),
+  Row(
+    r'model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.weight',
+    r'layers/\1/attn/\2/kernel',
+    transpose,
+  ),
+  Row(
+    r'model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.bias',
+    r'layers/\1/attn/\2/bias',
+    keep,
+  ),
+  Row(
+    r'model\.layers\.(\d+)\.self_attn\.([qk])_norm\.weight',
+    r'layers/\1/attn/\2_norm/scale',
+    keep,
+  ),
+  Row(
+    r'model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.weight',
+    r'layers/\1/mlp/\2/kernel',
+    transpose,
+  ),
+)
+
+_GGUF = (
+  Row(r'token_embd\.weight', _EMBED, keep),
+  Row(r'output\.weight', 'head', transpose),
+  Row(r'output_norm\.weight', 'norm/scale', keep),
+  Row(r'blk\.(\d+)\.attn_norm\.weight', r'layers/\1/attn_norm/scale', keep),
+  Row(r'blk\.(\d+)\.ffn_norm\.weight', r'layers/\1/mlp_norm/scale', keep),
+  Row(r'blk\.(\d+)\.attn_v\.weight', r'layers/\1/attn/v/kernel', transpose),
+  Row(r'blk\.(\d+)\.attn_v\.bias', r'layers/\1/attn/v/bias', keep),
+  Row(
+    r'blk\.(\d+)\.attn_output\.weight', r'layers/\1/attn/o/kernel', transpose
+  ),
+  Row(
+    r'blk\.(\d+)\.ffn_(gate|up|down)\.weight',
+    r'layers/\1/mlp/\2/kernel',
+    transpose,
+  ),
+)
+
+GGUF_QWEN2 = _GGUF + (
+  Row(
+    r'blk\.(\d+)\.attn_([qk])\.weight', r'layers/\1/attn/\2/kernel', transpose
+  ),
+  Row(r'blk\.(\d+)\.attn_([qk])\.bias', r'layers/\1/attn/\2/bias', keep),
+)
+
+# Wrong here is a working model with perplexity 41.6 instead of 7.2.
+GGUF_LLAMA = _GGUF + (
+  Row(
+    r'blk\.(\d+)\.attn_([qk])\.weight',
+    r'layers/\1/attn/\2/kernel',
+    unpermute_transpose,
+  ),
+  Row(
+    r'blk\.(\d+)\.attn_([qk])\.bias', r'layers/\1/attn/\2/bias', unpermute_keep
+  ),
+)
+
+# Derived from the settings, or already read into them (io.gguf).
+HARMLESS = re.compile(
+  r'model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'
+  r'|model\.rotary_emb\.inv_freq|rope_freqs\.weight'
+)
+
+
+def read(
+  reader: Reader, config: model_config.LMConfig, put: Put | None = None
+) -> types.Params:
+  """The parameters of lm.make(config), nested, from a reader.
+
+  Args:
+    reader: the weights.
+    config: settings; its dtype is the parameters', scan_layers stacks them.
+    put: put(name, array) -> jax.Array places each parameter as it is read, by
+      its flat name; on the default device if None.
+
+  Raises:
+    ValueError: names without a place, places without a name, wrong shapes, or
+      values that are not finite.
+  """
+  put = put or (lambda name, x: jnp.asarray(x))
+  plan = _plan(reader, config)
+  out: dict[str, Any] = {}
+  for name, want in lm.shapes(config).items():
+    out[name] = put(name, _assemble(reader, config, plan, name, want.shape))
+  return lm.nest(out)
+
+
+def _plan(reader: Reader, config) -> dict[str, tuple[str, Transform]]:
+  """Parameter name -> (stored name, transform), complete and of right shape."""
+  flat = lm.shapes(dataclasses.replace(config, scan_layers=False))
+  plan: dict[str, tuple[str, Transform]] = {}
+  unknown, twins = [], []
+  for stored in reader.shapes:
+    place, transform = _place(reader.rows, stored, config)
+    if place in plan and place == 'head':
+      twins.append((stored, plan[place][0]))
+    elif place in flat and place not in plan:
+      plan[place] = stored, transform
+    elif not HARMLESS.fullmatch(stored):
+      unknown.append(stored)
+  missing = [name for name in flat if name not in plan]
+  if unknown or missing:
+    raise ValueError(
+      f'{reader.source}: no place for {_some(unknown)}; '
+      f'nothing for {_some(missing)}'
+    )
+  for place, (stored, transform) in plan.items():
+    need, have = transform.stored(flat[place].shape), reader.shapes[stored]
+    if tuple(have) != tuple(need):
+      raise ValueError(
+        f'{reader.source}: {stored} has shape {tuple(have)}; '
+        f'{place} of these settings needs {tuple(need)}'
+      )
+  for a, b in twins:
+    if not np.array_equal(reader.get(a), reader.get(b)):
+      raise ValueError(
+        f'{reader.source}: {a} and {b} differ, but the settings tie them; '
+        'set tie_word_embeddings to false in config.json'
+      )
+  return plan
+
+
+def _place(rows, stored: str, config) -> tuple[str | None, Transform]:
+  for row in rows:
+    match = re.fullmatch(row.pattern, stored)
+    if match:
+      place = match.expand(row.place)
+      if place == _EMBED and config.tied:
+        # Tied models look tokens up in the head's columns.
+        return 'head', transpose
+      return place, row.transform
+  return None, keep
+
+
+def _assemble(reader, config, plan, name: str, shape) -> np.ndarray:
+  """One parameter in its final dtype; scanned layers one after the other."""
+  out = np.empty(shape, jnp.dtype(config.dtype))
+  if config.scan_layers and name.startswith('layers/'):
+    rest = name.removeprefix('layers/')
+    parts = [(f'layers/{i}/{rest}', out[i]) for i in range(config.depth)]
+  else:
+    parts = [(name, out)]
+  for place, target in parts:
+    stored, transform = plan[place]
+    x = transform.apply(reader.get(stored), config)
+    if x.shape != target.shape:
+      raise ValueError(
+        f'{reader.source}: {stored} became {x.shape}; {place} is {target.shape}'
+      )
+    # Writes the cast and the transposition in one pass over the final array.
+    np.copyto(target, x, casting='unsafe')
+    if not np.isfinite(target).all():
+      bad = int((~np.isfinite(target)).sum())
+      raise ValueError(
+        f'{reader.source}: {stored} has {bad} values that are not finite in '
+        f'{config.dtype}; the file is damaged or needs a wider dtype'
+      )
+  return out
+
+
+def _some(names: list[str], most: int = 12) -> str:
+  more = f' and {len(names) - most} more' if len(names) > most else ''
+  return f'[{", ".join(names[:most])}{more}]'
