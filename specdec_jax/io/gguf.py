@@ -4,8 +4,8 @@ Quantised tensors are dequantised. Q and K of arch llama are put back in Hugging
 Face's row order, so that every model here rotates halves.
 """
 
+import dataclasses
 import pathlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -66,7 +66,7 @@ def read_config(file: gguf_file.File) -> model_config.LMConfig:
   scaling = field(file, f'{arch}.rope.scaling.type', str, 'none')
   if scaling != 'none':
     raise ValueError(
-      f"{file.path}: rope.scaling.type {scaling!r} is not supported; allowed: "
+      f'{file.path}: rope.scaling.type {scaling!r} is not supported; allowed: '
       "absent, 'none'"
     )
   for name in ('token_embd.weight', 'blk.0.attn_q.weight'):
@@ -105,8 +105,6 @@ def _llama3_scaled(file, config: model_config.LMConfig):
   The file holds the divisors only. They are accepted when they are those of
   Llama 3.1 and later (low 1, high 4, context 8192) for one factor.
   """
-  import dataclasses
-
   divisors = np.asarray(file.read('rope_freqs.weight'), np.float64).reshape(-1)
   factor = float(divisors.max())
   scaled = dataclasses.replace(
@@ -121,8 +119,8 @@ def _llama3_scaled(file, config: model_config.LMConfig):
     divisors, plain / slow, rtol=1e-4
   ):
     raise ValueError(
-      f'{file.path}: rope_freqs.weight is not a Llama 3 scaling (low 1, high 4, '
-      'context 8192); use the Hugging Face checkpoint'
+      f'{file.path}: rope_freqs.weight is not a Llama 3 scaling (low 1, '
+      'high 4, context 8192); use the Hugging Face checkpoint'
     )
   return scaled
 
@@ -150,12 +148,16 @@ def field(
 def _whole(file, name: str, default: int | None) -> int:
   value = field(file, name, int, default)
   if not 0 < value < 1 << 40:
-    raise ValueError(f'{file.path}: {name}={value}; a positive integer is needed')
+    raise ValueError(
+      f'{file.path}: {name}={value}; a positive integer is needed'
+    )
   return value
 
 
 def _positive(file, name: str, default: float | None) -> float:
   value = float(field(file, name, (float, int), default))
   if not 0 < value < float('inf'):
-    raise ValueError(f'{file.path}: {name}={value}; a positive number is needed')
+    raise ValueError(
+      f'{file.path}: {name}={value}; a positive number is needed'
+    )
   return value

@@ -6,6 +6,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import dataclasses
+import itertools
 import mmap
 import pathlib
 import struct
@@ -21,7 +22,7 @@ MOST_TENSORS = 1_000_000
 MOST_FIELDS = 100_000
 MOST_NAME = 4096
 
-# Type id -> struct letter, of fields.
+# Type id of a field -> letter, the same for struct and numpy.
 _SCALARS = dict(enumerate('BbHhIif')) | {10: 'Q', 11: 'q', 12: 'd'}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
@@ -59,8 +60,8 @@ class File:
       return gguf.dequantize(rows, t.kind).reshape(t.shape)
     except NotImplementedError as e:
       raise ValueError(
-        f'{self.path}: {name} is stored as {t.kind.name}, which the gguf package '
-        'cannot dequantise; use a Q8_0, Q4_K or F16 file'
+        f'{self.path}: {name} is stored as {t.kind.name}, which the gguf '
+        'package cannot dequantise; use a Q8_0, Q4_K or F16 file'
       ) from e
 
 
@@ -172,17 +173,15 @@ class _Cursor:
       self.need(count * 8, f'field {name} of {count} strings')
       return [self.string(name) for _ in range(count)]
     if kind == _BOOL or kind in _SCALARS:
-      dtype = np.dtype('<' + _SCALARS.get(kind, 'B').translate(_NUMPY))
-      raw = self.take(count * dtype.itemsize, f'field {name} of {count} numbers')
+      dtype = np.dtype('<' + _SCALARS.get(kind, 'B'))
+      raw = self.take(
+        count * dtype.itemsize, f'field {name} of {count} numbers'
+      )
       return np.frombuffer(raw, dtype)
     raise ValueError(
       f'{self.path}: field {name} is an array of type {kind}; allowed are '
       'numbers, booleans and strings'
     )
-
-
-# struct's letters to numpy's, as sizes: '<I' is 4 bytes in both, '<Q' 8.
-_NUMPY = str.maketrans({c: c for c in 'BbHhIifQqd'})
 
 
 def _tensors(cursor: _Cursor, count: int, fields) -> dict[str, Tensor]:
@@ -200,7 +199,9 @@ def _tensors(cursor: _Cursor, count: int, fields) -> dict[str, Tensor]:
     entries[name] = shape, cursor.scalar('I'), cursor.scalar('Q')
   align = fields.get('general.alignment', 32)
   if type(align) is not int or align < 1 or align & (align - 1):
-    raise ValueError(f'{path}: general.alignment={align}; a power of two is needed')
+    raise ValueError(
+      f'{path}: general.alignment={align}; a power of two is needed'
+    )
   start = -(-cursor.at // align) * align
   tensors, ends = {}, []
   for name, (shape, kind, offset) in entries.items():
@@ -214,7 +215,7 @@ def _tensors(cursor: _Cursor, count: int, fields) -> dict[str, Tensor]:
     tensors[name] = Tensor(shape, kind, start + offset, nbytes)
     ends.append((start + offset, nbytes, name))
   ends.sort()
-  for (at, nbytes, name), (following, _, other) in zip(ends, ends[1:]):
+  for (at, nbytes, name), (following, _, other) in itertools.pairwise(ends):
     if at + nbytes > following:
       raise ValueError(f'{path}: damaged: {name} and {other} overlap')
   return tensors
@@ -227,14 +228,14 @@ def _storage(path, name: str, shape, kind: int):
     block, size = gguf.GGML_QUANT_SIZES[kind]
   except (ValueError, KeyError) as e:
     raise ValueError(
-      f'{path}: {name} has storage type {kind}, unknown to gguf '
+      f'{path}: {name} has storage type {kind}, unknown to gguf'
     ) from e
   count = 1
   for n in shape:
     count *= n
   if not count or shape[-1] % block:
     raise ValueError(
-      f'{path}: damaged: {name} of shape {shape} does not divide into blocks of '
+      f'{path}: damaged: {name} of shape {shape} is not made of blocks of '
       f'{block} ({kind.name})'
     )
   return kind, count // block * size

@@ -57,6 +57,7 @@ def read_config(path: pathlib.Path) -> model_config.LMConfig:
     )
   family = FAMILIES[kind]
   _refuse(path, raw)
+  _refuse_windows(path, raw)
   theta, scaling = _rope(path, raw)
   heads = _integer(path, raw, 'num_attention_heads')
   width = _integer(path, raw, 'hidden_size')
@@ -98,6 +99,14 @@ def _refuse(path, raw: dict[str, Any]) -> None:
       )
 
 
+def _refuse_windows(path, raw: dict[str, Any]) -> None:
+  kinds = raw.get('layer_types') or []
+  if any(kind != 'full_attention' for kind in kinds):
+    raise ValueError(
+      f"{path}: layer_types {sorted(set(kinds))}; allowed is 'full_attention'"
+    )
+
+
 def _rope(path, raw) -> tuple[float, model_config.RopeScaling | None]:
   """rope_theta and scaling, where transformers 4 or 5 keep them."""
   rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
@@ -129,7 +138,8 @@ def _rope(path, raw) -> tuple[float, model_config.RopeScaling | None]:
 def _integer(path, raw, key: str, default: int | None = None) -> int:
   value = raw.get(key)
   value = default if value is None else value
-  if type(value) is not int or not 0 < value < 1 << 40:
+  number = isinstance(value, int) and not isinstance(value, bool)
+  if not number or not 0 < value < 1 << 40:
     raise ValueError(f'{path}: {key}={value!r}; a positive integer is needed')
   return value
 
@@ -137,8 +147,8 @@ def _integer(path, raw, key: str, default: int | None = None) -> int:
 def _number(path, raw, key: str, default: float | None = None) -> float:
   value = raw.get(key)
   value = default if value is None else value
-  number = type(value) in (int, float) and math.isfinite(value)
-  if not number or value <= 0:
+  number = isinstance(value, (int, float)) and not isinstance(value, bool)
+  if not number or not math.isfinite(value) or value <= 0:
     raise ValueError(f'{path}: {key}={value!r}; a positive number is needed')
   return float(value)
 
@@ -171,8 +181,8 @@ def _reader(paths: list[pathlib.Path], source: str) -> names.Reader:
         part = f.get_slice(name)
         if part.get_dtype() not in ('F32', 'F16', 'BF16', 'F64'):
           raise ValueError(
-            f'{path}: {name} is {part.get_dtype()}; allowed are F32, F16, BF16, '
-            'F64 (dequantise the checkpoint first)'
+            f'{path}: {name} is {part.get_dtype()}; allowed are F32, F16, '
+            'BF16, F64 (dequantise the checkpoint first)'
           )
         if name in where:
           raise ValueError(f'{path}: {name} is also in {where[name].name}')
@@ -191,12 +201,13 @@ def _open(path: pathlib.Path):
     return safetensors.safe_open(path, 'numpy')
   except FileNotFoundError as e:
     raise ValueError(
-      f'{path}: no such file; weights are read from {SINGLE}, or from the files '
-      f'that {INDEX} lists'
+      f'{path}: no such file; weights are read from {SINGLE}, or from the '
+      f'files that {INDEX} lists'
     ) from e
   except (OSError, safetensors.SafetensorError) as e:
     with open(path, 'rb') as f:
       start = f.read(32)
+    what = str(e)
     if start.startswith(b'version https://git-lfs'):
-      e = 'a Git LFS pointer, not weights; fetch it with `git lfs pull`'
-    raise ValueError(f'{path}: not a whole safetensors file: {e}') from None
+      what = 'a Git LFS pointer; fetch the weights with `git lfs pull`'
+    raise ValueError(f'{path}: not a whole safetensors file: {what}') from e

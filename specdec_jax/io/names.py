@@ -21,7 +21,7 @@ Put = Callable[[str, np.ndarray], jax.Array]
 
 
 class Transform(NamedTuple):
-  """apply(array, config) -> ours; stored(our shape) -> the shape in the file."""
+  """apply(array, config) -> ours; stored(our shape) -> the file's shape."""
 
   apply: Callable[[np.ndarray, model_config.LMConfig], np.ndarray]
   stored: Callable[[tuple[int, ...]], tuple[int, ...]]

@@ -1,0 +1,179 @@
+"""The tokenizer inside a GGUF file, as a tokenizers.Tokenizer."""
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers
+
+from specdec_jax.io import gguf, gguf_file
+from specdec_jax.io import tokenizer as text
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+_WORDS = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+  r'\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+
+
+def _gpt2():
+  return [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+
+
+def _smollm():
+  return [pre_tokenizers.Digits(individual_digits=True), *_gpt2()]
+
+
+def _split(digits: int):
+  return [
+    pre_tokenizers.Split(tokenizers.Regex(_WORDS % digits), 'isolated'),
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+  ]
+
+
+# tokenizer.ggml.pre -> how text is cut before merging.
+PRE = {
+  'default': _gpt2,
+  'gpt-2': _gpt2,
+  'smollm': _smollm,
+  'qwen2': lambda: _split(1),
+  'llama-bpe': lambda: _split(3),
+}
+
+
+def read(file: gguf_file.File, source: str) -> text.Tokenizer:
+  """The file's tokenizer.
+
+  Raises:
+    ValueError: a kind of tokenizer, or a pre-tokenizer, that is not known.
+  """
+  tokens = gguf.field(file, 'tokenizer.ggml.tokens', list)
+  kinds = _kinds(file, len(tokens))
+  real = [i for i, kind in enumerate(kinds) if kind != UNUSED]
+  ids = {tokens[i]: i for i in real}
+  if len(ids) != len(real):
+    raise ValueError(f'{file.path}: tokenizer.ggml.tokens has repeated tokens')
+  model = gguf.field(file, 'tokenizer.ggml.model', str)
+  if model not in _MODELS:
+    raise ValueError(
+      f'{file.path}: tokenizer.ggml.model {model!r} is not supported; allowed '
+      f'are {sorted(_MODELS)}'
+    )
+  inner, adds_bos = _MODELS[model](file, ids, tokens, kinds)
+  for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+    chosen = [tokens[i] for i in real if kinds[i] == kind]
+    added = [
+      tokenizers.AddedToken(t, special=special, normalized=False)
+      for t in chosen
+    ]
+    inner.add_special_tokens(added) if special else inner.add_tokens(added)
+  return _wrap(file, source, inner, tokens, adds_bos)
+
+
+def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
+  special_id = lambda name: file.fields.get(f'tokenizer.ggml.{name}_token_id')
+  bos, eos = special_id('bos'), special_id('eos')
+  ends = [
+    i for i in (eos, special_id('eot'), special_id('eom')) if i is not None
+  ]
+  named = dict(
+    bos=bos, eos=eos, unk=special_id('unknown'), pad=special_id('padding')
+  )
+  for name, i in named.items():
+    if i is not None and not (type(i) is int and i < len(tokens)):
+      raise ValueError(
+        f'{file.path}: the {name} id is {i!r}; ids are 0 to {len(tokens) - 1}'
+      )
+  default = adds_bos and bos is not None
+  return text.Tokenizer(
+    source,
+    inner,
+    eos_ids=tuple(dict.fromkeys(ends)),
+    bos_id=bos,
+    add_bos=gguf.field(file, 'tokenizer.ggml.add_bos_token', bool, default),
+    chat_template=file.fields.get('tokenizer.chat_template'),
+    specials=tuple(
+      (f'{name}_token', tokens[i]) for name, i in named.items() if i is not None
+    ),
+  )
+
+
+def _kinds(file, count: int) -> list[int]:
+  kinds = file.fields.get('tokenizer.ggml.token_type')
+  kinds = [NORMAL] * count if kinds is None else np.asarray(kinds).tolist()
+  if len(kinds) != count:
+    raise ValueError(
+      f'{file.path}: {count} tokens but {len(kinds)} token types'
+    )
+  return kinds
+
+
+def _byte_level(file, ids, tokens, kinds):
+  """GPT-2 style: bytes as printable characters, merges in order of rank."""
+  pre = gguf.field(file, 'tokenizer.ggml.pre', str)
+  if pre not in PRE:
+    raise ValueError(
+      f'{file.path}: tokenizer.ggml.pre {pre!r} is not known; allowed are '
+      f'{sorted(PRE)}; or use the Hugging Face folder of this model'
+    )
+  lines = gguf.field(file, 'tokenizer.ggml.merges', list)
+  merges = [tuple(line.split(' ')) for line in lines]
+  for line, pair in zip(lines, merges, strict=True):
+    whole = len(pair) == 2 and {*pair, ''.join(pair)} <= ids.keys()
+    if not whole:
+      raise ValueError(f'{file.path}: merge {line!r} is not two known tokens')
+  bpe = tokenizers.models.BPE(ids, merges, ignore_merges=pre == 'llama-bpe')
+  inner = tokenizers.Tokenizer(bpe)
+  if pre == 'qwen2':
+    inner.normalizer = normalizers.NFC()
+  inner.pre_tokenizer = pre_tokenizers.Sequence(PRE[pre]())
+  inner.decoder = decoders.ByteLevel()
+  return inner, pre == 'llama-bpe'
+
+
+def _sentencepiece(file, ids, tokens, kinds):
+  """Llama 2 style: spaces as U+2581, bytes as <0x0A>, merges from scores."""
+  scores = gguf.field(file, 'tokenizer.ggml.scores', np.ndarray)
+  if len(scores) != len(tokens):
+    raise ValueError(f'{file.path}: {len(tokens)} tokens, {len(scores)} scores')
+  unknown = [tokens[i] for i, kind in enumerate(kinds) if kind == UNKNOWN]
+  bpe = tokenizers.models.BPE(
+    ids,
+    _merges(ids, tokens, kinds, scores),
+    unk_token=unknown[0] if unknown else None,
+    fuse_unk=True,
+    byte_fallback=True,
+  )
+  inner = tokenizers.Tokenizer(bpe)
+  prefix = gguf.field(file, 'tokenizer.ggml.add_space_prefix', bool, True)
+  steps = [normalizers.Prepend('▁')] if prefix else []
+  inner.normalizer = normalizers.Sequence(
+    [*steps, normalizers.Replace(' ', '▁')]
+  )
+  inner.decoder = decoders.Sequence(
+    [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
+    + ([decoders.Strip(' ', 1, 0)] if prefix else [])
+  )
+  return inner, True
+
+
+def _merges(ids, tokens, kinds, scores) -> list[tuple[str, str]]:
+  """Every way to make a token of two others, best score first.
+
+  SentencePiece keeps scores, not merges: it joins the pair whose result scores
+  highest, and those are the merges in that order.
+  """
+  plain = {tokens[i] for i, kind in enumerate(kinds) if kind == NORMAL}
+  order = sorted(
+    (i for i, kind in enumerate(kinds) if kind == NORMAL),
+    key=lambda i: -float(scores[i]),
+  )
+  out = []
+  for i in order:
+    token = tokens[i]
+    pairs = [(token[:c], token[c:]) for c in range(1, len(token))]
+    pairs = [p for p in pairs if p[0] in plain and p[1] in plain]
+    out += sorted(pairs, key=lambda p: (ids[p[0]], ids[p[1]]))
+  return out
+
+
+_MODELS = {'gpt2': _byte_level, 'llama': _sentencepiece}

@@ -1,0 +1,87 @@
+"""Writes the golden folders with torch and transformers (extra `parity`).
+
+  python tests/io/golden/make.py
+
+Each folder is what save_pretrained writes for a tiny random model in bfloat16,
+and logits.npz: tokens [2, 24] and the float32 logits of those weights.
+"""
+
+import pathlib
+
+import numpy as np
+import torch
+import transformers
+
+HERE = pathlib.Path(__file__).parent
+COMMON = dict(
+  vocab_size=64,
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  intermediate_size=48,
+  max_position_embeddings=128,
+)
+LLAMA3 = dict(
+  rope_type='llama3',
+  rope_theta=10000.0,
+  factor=8.0,
+  low_freq_factor=1.0,
+  high_freq_factor=4.0,
+  original_max_position_embeddings=64,
+)
+
+
+def models():
+  """Name -> (model class, config); Q and O are square, to catch transposes."""
+  t = transformers
+  return {
+    'llama': (
+      t.LlamaForCausalLM,
+      t.LlamaConfig(
+        **COMMON,
+        num_key_value_heads=2,
+        rope_parameters=LLAMA3,
+        tie_word_embeddings=False,
+      ),
+    ),
+    'qwen2': (
+      t.Qwen2ForCausalLM,
+      t.Qwen2Config(**COMMON, num_key_value_heads=2, tie_word_embeddings=True),
+    ),
+    'qwen3': (
+      t.Qwen3ForCausalLM,
+      t.Qwen3Config(
+        **COMMON,
+        num_key_value_heads=4,
+        head_dim=16,
+        tie_word_embeddings=False,
+      ),
+    ),
+  }
+
+
+def build(name: str, seed: int = 0):
+  """(model in bfloat16 weights, tokens, float32 logits)."""
+  torch.manual_seed(seed)
+  make, config = models()[name]
+  model = make(config).eval()
+  with torch.no_grad():
+    for parameter_name, x in model.named_parameters():
+      # Far from the default 0.02, so that a wrong attention shows.
+      noise = torch.randn(x.shape) * 0.2
+      x.copy_(1 + noise if 'norm' in parameter_name else noise)
+    model = model.to(torch.bfloat16)
+    tokens = torch.randint(0, COMMON['vocab_size'], (2, 24))
+    logits = model.float()(tokens).logits
+  return model.to(torch.bfloat16), tokens.numpy(), logits.numpy()
+
+
+def main():
+  for name in models():
+    model, tokens, logits = build(name)
+    model.save_pretrained(HERE / name)
+    np.savez(HERE / name / 'logits.npz', tokens=tokens, logits=logits)
+
+
+if __name__ == '__main__':
+  main()
