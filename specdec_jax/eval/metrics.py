@@ -4,9 +4,14 @@ Names are the field's; where it has several meanings for one name, the formula
 is spelled out here. Prefill is never a target call. All counts are exact.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import jax
 import numpy as np
 
 from specdec_jax import types
+from specdec_jax.models import lm
 
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
@@ -19,6 +24,19 @@ def rows(info: types.Info, pick=slice(None)) -> types.Info:
       for name, x in info._asdict().items()
     }
   )
+
+
+def concat(infos: Sequence[types.Info]) -> types.Info:
+  """Several runs as one: rows side by side, batch-wide counters added."""
+  host = [rows(info) for info in infos]
+  out = {}
+  for name in types.Info._fields:
+    parts = [getattr(info, name) for info in host]
+    if name in ('wide', 'calls'):
+      out[name] = np.sum(parts)
+    else:
+      out[name] = None if parts[0] is None else np.concatenate(parts)
+  return types.Info(**out)
 
 
 def summary(info: types.Info) -> dict[str, float | int | list[float] | None]:
@@ -78,3 +96,135 @@ def repeated_ngrams(tokens, n: int = 8) -> float | None:
   """Share of a text's n-grams that occurred in it before; looping text."""
   grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
   return ratio(len(grams) - len(set(grams)), len(grams))
+
+
+# --- time ------------------------------------------------------------------
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+  """Median, extremes and interquartile range of repeated measurements."""
+  low, median, high = np.percentile(values, (25, 50, 75))
+  return {
+    'median': float(median),
+    'min': float(np.min(values)),
+    'max': float(np.max(values)),
+    'iqr': float(high - low),
+  }
+
+
+def tokens_per_second(emitted: int, total: float, prefill: float) -> float:
+  """Emitted tokens over decode time: the whole call less its prefill."""
+  return emitted / (total - prefill)
+
+
+def walltime_improvement(
+  method: Sequence[float], plain: Sequence[float]
+) -> dict[str, float]:
+  """Spread of tokens_per_second over the autoregressive arm's, repeat by repeat."""
+  return spread([m / p for m, p in zip(method, plain, strict=True)])
+
+
+def inter_token(stamps: Sequence[Sequence[float]]) -> dict[str, float | None]:
+  """Median and 95th percentile of the gaps between tokens as they come out.
+
+  stamps: when each token of each request was there. Tokens of one window come
+  together, so speculation has gaps of 0 and, between windows, longer ones.
+  """
+  gaps = np.concatenate([np.diff(s) for s in stamps] or [[]])
+  if not gaps.size:
+    return {'p50': None, 'p95': None}
+  return {
+    'p50': float(np.percentile(gaps, 50)),
+    'p95': float(np.percentile(gaps, 95)),
+  }
+
+
+# --- work ------------------------------------------------------------------
+
+
+def tree_bytes(tree: Any) -> int:
+  """Bytes of all arrays, over all devices, each shard counted once."""
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def step_parameters(params: types.Params) -> int:
+  """Parameters that one forward pass reads, the head included.
+
+  Not those of a separate token table, of which a pass reads a few rows.
+  """
+  flat = lm.flatten(params)
+  return sum(x.size for name, x in flat.items() if name != 'embed')
+
+
+def step_bytes(params: types.Params) -> int:
+  """Bytes of step_parameters."""
+  return tree_bytes(
+    {name: x for name, x in lm.flatten(params).items() if name != 'embed'}
+  )
+
+
+def ceiling_tokens_per_second(
+  bandwidth: float, weight_bytes: int, cache_bytes: float
+) -> float:
+  """Autoregressive ceiling: bytes a second over bytes read per token."""
+  return bandwidth / (weight_bytes + cache_bytes)
+
+
+def target_passes(info: types.Info, *, narrow: bool) -> tuple[int, int, int]:
+  """(windows, wide windows, tokens a row that the target read in them)."""
+  gamma = np.shape(info.hist_BN)[1] - 1
+  calls = int(info.calls)
+  wide = int(info.wide) if narrow else calls
+  return calls, wide, calls + wide * gamma
+
+
+def arithmetic_factor(
+  info: types.Info,
+  plain: types.Info,
+  *,
+  narrow: bool,
+  target: int,
+  draft: int,
+) -> float | None:
+  """Operations of a method over plain decoding's, per emitted token.
+
+  Theorem 3.11 of Leviathan et al. 2023 with measured counts. A pass costs
+  2 x parameters a token (attention scores left out); target, draft: their
+  step_parameters. A draft model reads gamma + 1 tokens in a window: the last
+  two committed ones, then its own. Both runs have the same rows a batch.
+  """
+  gamma = np.shape(info.hist_BN)[1] - 1
+  calls, _, read = target_passes(info, narrow=narrow)
+  spent = read * target + (calls * (gamma + 1) * draft if gamma else 0)
+  own = ratio(spent, summary(info)['emitted_tokens'])
+  base = ratio(int(plain.calls) * target, summary(plain)['emitted_tokens'])
+  return ratio(own, base) if own is not None and base is not None else None
+
+
+def bytes_per_token(
+  info: types.Info,
+  *,
+  target: int,
+  draft: int,
+  target_cache: int,
+  draft_cache: int,
+) -> float | None:
+  """Bytes read per emitted token, each array once a pass.
+
+  A window is one target pass and, with a draft model, gamma draft passes; a
+  pass reads its step_bytes and its whole cache, masked slots included.
+  """
+  gamma = np.shape(info.hist_BN)[1] - 1
+  window = target + target_cache + gamma * (draft + draft_cache)
+  return ratio(
+    int(info.calls) * window, summary(info)['emitted_tokens']
+  )
+
+
+def alpha(overlap_BL, where_BL) -> float | None:
+  """Mean of sum min(p, q) over the positions chosen."""
+  where_BL = np.asarray(where_BL)
+  return ratio(
+    float(np.asarray(overlap_BL, np.float64)[where_BL].sum()),
+    int(where_BL.sum()),
+  )

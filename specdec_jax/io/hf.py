@@ -23,6 +23,7 @@ FAMILIES: dict[str, dict[str, bool]] = {
 
 INDEX = 'model.safetensors.index.json'
 SINGLE = 'model.safetensors'
+_MOST = 1 << 40
 
 
 class Folder(NamedTuple):
@@ -138,8 +139,8 @@ def _rope(path, raw) -> tuple[float, model_config.RopeScaling | None]:
 def _integer(path, raw, key: str, default: int | None = None) -> int:
   value = raw.get(key)
   value = default if value is None else value
-  number = isinstance(value, int) and not isinstance(value, bool)
-  if not number or not 0 < value < 1 << 40:
+  # JSON's true is 1 to Python; nobody means a model of one layer by it.
+  if type(value) is bool or not isinstance(value, int) or not 0 < value < _MOST:
     raise ValueError(f'{path}: {key}={value!r}; a positive integer is needed')
   return value
 
@@ -147,8 +148,7 @@ def _integer(path, raw, key: str, default: int | None = None) -> int:
 def _number(path, raw, key: str, default: float | None = None) -> float:
   value = raw.get(key)
   value = default if value is None else value
-  number = isinstance(value, (int, float)) and not isinstance(value, bool)
-  if not number or not math.isfinite(value) or value <= 0:
+  if not isinstance(value, (int, float)) or not 0 < value < math.inf:
     raise ValueError(f'{path}: {key}={value!r}; a positive number is needed')
   return float(value)
 

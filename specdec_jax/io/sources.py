@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from specdec_jax import types
 from specdec_jax.io import (
@@ -118,11 +119,11 @@ def read(
       (sharding.Layout.put); the default device if None.
     scan_layers: stack the layers' parameters along a leading axis.
   """
-  if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-    raise ValueError(f'dtype={dtype!r} needs jax.enable_x64(True)')
   config = dataclasses.replace(
     opened.config, dtype=dtype, scan_layers=scan_layers
   )
+  if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+    raise ValueError(f'dtype={dtype!r} needs jax.enable_x64(True)')
   params = opened.fill(config, put)
   return Loaded(
     opened.source,

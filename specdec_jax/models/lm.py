@@ -140,15 +140,19 @@ def make(
     ends_def, nnx.State({k: v for k, v in params.items() if k != 'layers'})
   )
   block = lambda layer: nnx.merge(block_def, nnx.State(layer))
-  axes = ('batch', 'kv_heads', 'slots', None)
 
   def init_cache(rows: int, slots: int):
-    size = (rows, config.kv_heads, slots, config.head_dim)
-    dtype = jnp.dtype(config.dtype)
+    dtype, G, C = jnp.dtype(config.dtype), config.kv_heads, config.head_dim
     if config.scan_layers:
-      cache = kv.zeros(config.depth, *size, dtype=dtype)
-      return jax.tree.map(lambda x: constrain(x, None, *axes), cache)
-    cache = tuple(kv.zeros(*size, dtype=dtype) for _ in range(config.depth))
+      shape = (config.depth, rows, slots, G * C)
+      cache = kv.zeros(kv.Stacked, *shape, dtype=dtype)
+      axes = (None, 'batch', 'slots', 'kv_heads')
+    else:
+      shape = (rows, G, slots, C)
+      cache = tuple(
+        kv.zeros(kv.KVCache, *shape, dtype=dtype) for _ in range(config.depth)
+      )
+      axes = ('batch', 'kv_heads', 'slots', None)
     return jax.tree.map(lambda x: constrain(x, *axes), cache)
 
   def apply(
@@ -158,7 +162,11 @@ def make(
       x_BTD = ends(params).lookup(tokens_BT)
     cos, sin = attention.rotation(positions_BT, config)
     args = (cos, sin, mask_BTS, slots_BT)
-    layers_of = _scan if config.scan_layers else _unroll
+    layers_of = (
+      functools.partial(_scan, kv_heads=config.kv_heads)
+      if config.scan_layers
+      else _unroll
+    )
     with jax.named_scope('blocks'):
       x_BTD, tapped, cache = layers_of(
         block, params['layers'], x_BTD, args, cache, taps
@@ -197,20 +205,20 @@ def _unroll(block, layers_params, x_BTD, args, cache, taps):
   return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
 
 
-def _scan(block, layers_params, x_BTD, args, cache, taps):
+def _scan(block, layers_params, x_BTD, args, cache, taps, *, kv_heads):
   """One traced layer: compiles depth times faster; the cache is in the carry.
 
   Never pass the cache as scanned input and output: that copies all of it.
   """
   cos, sin, mask_BTS, slots_BT = args
-  depth = cache.k_BGSC.shape[0]
+  depth = cache.k_NBSF.shape[0]
 
   def body(carry, layer_params):
     i, x_BTD, cache = carry
 
     def write(k, v):
-      written = kv.write(cache, k, v, slots_BT, layer=i)
-      return written, kv.read_layer(written, i)
+      written = kv.write_stacked(cache, i, k, v, slots_BT)
+      return written, kv.read_stacked(written, i, kv_heads)
 
     x_BTD, cache = block(layer_params)(x_BTD, cos, sin, mask_BTS, write)
     return (i + 1, x_BTD, cache), x_BTD if taps else None

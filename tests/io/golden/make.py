@@ -70,9 +70,10 @@ def build(name: str, seed: int = 0):
       # Far from the default 0.02, so that a wrong attention shows.
       noise = torch.randn(x.shape) * 0.2
       x.copy_(1 + noise if 'norm' in parameter_name else noise)
-    model = model.to(torch.bfloat16)
+      # Not model.to(bfloat16), which would round RoPE's frequencies too.
+      x.copy_(x.to(torch.bfloat16))
     tokens = torch.randint(0, COMMON['vocab_size'], (2, 24))
-    logits = model.float()(tokens).logits
+    logits = model(tokens).logits
   return model.to(torch.bfloat16), tokens.numpy(), logits.numpy()
 
 

@@ -1,0 +1,334 @@
+"""Is a rule exact? Laws by enumeration, and by counting.
+
+Drives the production rule, or the whole production step, with injected noise:
+every draft path, every side of every accept test and every next token is taken
+once, with its probability, so nothing is estimated. Knows no model.
+
+    X  problems        R  draft paths, V ** K of them
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from specdec_jax import decode, sampling, types
+
+# --- pairs (p, q) that rules have been seen to get wrong ----------------------
+
+
+def _softmax(rng, shape, sigma):
+  z = sigma * rng.normal(size=shape)
+  return _normal(np.exp(z - z.max(-1, keepdims=True)))
+
+
+def _normal(w):
+  return w / w.sum(-1, keepdims=True)
+
+
+def _one_hot(rng, shape):
+  return np.eye(shape[-1])[rng.integers(0, shape[-1], shape[:-1])]
+
+
+def _ulp(rng, p, dtype):
+  """p with every entry moved by -1, 0 or 1 units in the last place."""
+  p = p.astype(dtype)
+  to = np.array([0, np.nan, 1], dtype)[rng.integers(0, 3, p.shape)]
+  return np.where(np.isnan(to), p, np.nextafter(p, to, dtype=dtype))
+
+
+def _truncated(rng, shape):
+  """Random top-k, so that supports differ."""
+  p = _softmax(rng, shape, 1)
+  k = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
+  rank = np.argsort(np.argsort(-p, -1), -1)
+  return _normal(np.where(rank < k, p, 0))
+
+
+def _disjoint(rng, shape):
+  in_p = rng.random(shape) < 0.5
+  in_p[..., 0], in_p[..., 1] = True, False
+  flip = rng.random((*shape[:-1], 1)) < 0.5
+  p, q = _softmax(rng, shape, 1), _softmax(rng, shape, 1)
+  return _normal(p * (in_p ^ flip)), _normal(q * ~(in_p ^ flip))
+
+
+def _tails(rng, shape):
+  """Zero mass from an index of the row's own on."""
+  end = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
+  return _normal(_softmax(rng, shape, 1) * (np.arange(shape[-1]) < end))
+
+
+def _tiny(rng, shape):
+  """A peak, and the rest near the smallest float32 numbers."""
+  w = 10.0 ** rng.uniform(-44, -30, shape)
+  return np.maximum(w, _one_hot(rng, shape))
+
+
+# name -> f(rng, shape, dtype) -> (p, q), rows over the last axis of shape.
+FAMILIES: dict[str, Callable[..., Any]] = {
+  'flat': lambda r, s, d: (_softmax(r, s, 0.1), _softmax(r, s, 0.1)),
+  'sigma 1': lambda r, s, d: (_softmax(r, s, 1), _softmax(r, s, 1)),
+  'sigma 3': lambda r, s, d: (_softmax(r, s, 3), _softmax(r, s, 3)),
+  'sigma 10': lambda r, s, d: (_softmax(r, s, 10), _softmax(r, s, 10)),
+  'disjoint': lambda r, s, d: _disjoint(r, s),
+  'equal': lambda r, s, d: (_softmax(r, s, 1),) * 2,
+  'one ulp': lambda r, s, d: (lambda p: (p, _ulp(r, p, d)))(_softmax(r, s, 1)),
+  'one-hot p': lambda r, s, d: (_one_hot(r, s), _softmax(r, s, 1)),
+  'one-hot q': lambda r, s, d: (_softmax(r, s, 1), _one_hot(r, s)),
+  'zero tails': lambda r, s, d: (_tails(r, s), _tails(r, s)),
+  'subnormal': lambda r, s, d: (_tiny(r, s), _tiny(r, s)),
+  'truncated': lambda r, s, d: (_truncated(r, s), _truncated(r, s)),
+}
+
+
+def problems(family: str, seed: int, *, count: int, gamma: int, vocab: int):
+  """Random (p_XNVV, q_XKVV): the law of token k after each token k - 1."""
+  dtype = np.dtype(jnp.result_type(float))
+  p, q = FAMILIES[family](
+    np.random.default_rng(seed), (count, gamma + 1, vocab, vocab), dtype
+  )
+  return p.astype(dtype), q.astype(dtype)[:, :gamma]
+
+
+# --- the law of one window ----------------------------------------------------
+
+
+def reject_breaks(draft: types.Draft, p_BNV):
+  """Where the accept test of offset k flips: u = min(1, p / q)."""
+  at = draft.tokens_BK[..., None]
+  K = at.shape[1]
+  p_BK = jnp.take_along_axis(p_BNV[:, :K], at, -1)[..., 0]
+  if draft.q_BKV is None:
+    return jnp.minimum(p_BK, 1)
+  q_BK = jnp.take_along_axis(draft.q_BKV, at, -1)[..., 0]
+  # q = 0 is never drawn; u * 0 < p then accepts whenever p > 0.
+  safe_BK = jnp.where(q_BK > 0, q_BK, 1)
+  return jnp.where(q_BK > 0, jnp.minimum(p_BK / safe_BK, 1), p_BK > 0)
+
+
+class Windows(NamedTuple):
+  """Every draft path of every problem as one batch, B = X * R."""
+
+  draft: types.Draft
+  p_BNV: jax.Array
+  chance_XR: np.ndarray  # of each path, float64
+
+
+def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
+  """The batch for window_law; with a script, drafts are certain (q None)."""
+  X, N, V, _ = p_XNVV.shape
+  K = N - 1
+  paths_RK = np.array(
+    list(itertools.product(range(V), repeat=K)), np.int32
+  ).reshape(-1, K)
+  R = len(paths_RK)
+  before_RN = np.pad(paths_RK, ((0, 0), (1, 0)))
+  p_XRNV = p_XNVV[:, np.arange(N)[None], before_RN]
+  if script_XK is None:
+    q_XRKV = q_XKVV[:, np.arange(K)[None], before_RN[:, :K]]
+    taken = np.take_along_axis(
+      _normal(q_XRKV.astype(np.float64)), paths_RK[None, ..., None], -1
+    )[..., 0]
+    chance_XR = taken.prod(-1)
+    q_BKV = jnp.asarray(q_XRKV.reshape(X * R, K, V))
+  else:
+    chance_XR = (paths_RK[None] == script_XK[:, None]).all(-1).astype(float)
+    q_BKV = None
+  tokens_BK = jnp.asarray(np.tile(paths_RK, (X, 1)))
+  draft = types.Draft(tokens_BK, q_BKV, jnp.asarray(np.repeat(count_X, R)))
+  return Windows(draft, jnp.asarray(p_XRNV.reshape(X * R, N, V)), chance_XR)
+
+
+def run_rule(rule: types.Rule, batch: Windows, accept_BK):
+  """rule.verify with injected uniforms; (accepted_B, weights_BV) on the host."""
+  verdict = _verify(rule.verify, accept_BK, batch.draft, batch.p_BNV)
+  return np.asarray(verdict.accepted_B), np.asarray(verdict.weights_BV)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _verify(verify, accept_BK, draft, p_BNV):
+  return verify(types.Noise(accept_BK, _unused, _unused), draft, p_BNV)
+
+
+def _unused(*_):
+  raise AssertionError('a rule certified by enumeration draws nothing itself')
+
+
+def window_law(rule: types.Rule, breaks, batch: Windows, p_XNVV) -> np.ndarray:
+  """Exact law of N tokens: one window of the rule, then the target alone.
+
+  Returns [X, V, ..., V] in float64.
+  """
+  X, R = batch.chance_XR.shape
+  N, V = batch.p_BNV.shape[1:]
+  K = N - 1
+  p_XNVV = _normal(p_XNVV.astype(np.float64))
+  t_BK = np.asarray(breaks(batch.draft, batch.p_BNV)).astype(np.float64)
+  dtype = batch.p_BNV.dtype
+  mass = np.zeros((N, X, R, V))
+  for passes in itertools.product((True, False), repeat=K):
+    passes_K = np.array(passes, bool)
+    accept_BK = np.where(passes_K, t_BK / 2, (1 + t_BK) / 2)
+    chance_B = np.where(passes_K, t_BK, 1 - t_BK).prod(-1)
+    accepted_B, weights_BV = run_rule(rule, batch, accept_BK.astype(dtype))
+    weights_BV = weights_BV.astype(np.float64)
+    p_BV = np.asarray(batch.p_BNV)[np.arange(X * R), accepted_B]
+    empty_B1 = weights_BV.sum(-1, keepdims=True) == 0
+    law_BV = _normal(np.where(empty_B1, p_BV, weights_BV))
+    chance_XR = chance_B.reshape(X, R) * batch.chance_XR
+    for a in range(N):
+      here_XR = chance_XR * (accepted_B == a).reshape(X, R)
+      mass[a] += here_XR[..., None] * law_BV.reshape(X, R, V)
+  law = np.zeros((X,) + (V,) * N)
+  for a in range(N):
+    part = mass[a].reshape((X,) + (V,) * N).sum(tuple(range(1 + a, 1 + K)))
+    law += _continue(part, p_XNVV, a + 1)
+  return law
+
+
+def target_law(p_XNVV) -> np.ndarray:
+  """What window_law must equal."""
+  p_XNVV = _normal(p_XNVV.astype(np.float64))
+  return _continue(p_XNVV[:, 0, 0], p_XNVV, 1)
+
+
+def _continue(law, p_XNVV, start):
+  """Extends [X, V, ..., V] by the target's own law, to N tokens."""
+  X, N, V, _ = p_XNVV.shape
+  for k in range(start, N):
+    one = (1,) * (law.ndim - 2)
+    law = law[..., None] * p_XNVV[:, k].reshape((X, *one, V, V))
+  return law
+
+
+# --- the joint law of consecutive windows -------------------------------------
+
+
+class Choice(NamedTuple):
+  """One outcome of every draw of a window."""
+
+  draft_BK: Any
+  passes_BK: Any
+  next_B: Any
+
+
+def step_with(target, drafter, rule: types.Rule, breaks):
+  """The production decode.step with chosen outcomes instead of noise.
+
+  Returns jitted (weights, request, state, info, choice) -> (state, info,
+  chance_B): chance_B is the probability of the choice given the state.
+  """
+
+  def run(weights, request, state, info, choice: Choice):
+    seen = {}
+
+    def verify(noise, draft, p_BNV):
+      t_BK = breaks(draft, p_BNV)
+      seen.update(draft=draft, t_BK=t_BK)
+      accept_BK = jnp.where(choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
+      return rule.verify(noise._replace(accept_BK=accept_BK), draft, p_BNV)
+
+    def next_token(offset_B, weights_BV):
+      seen.update(weights_BV=weights_BV)
+      return choice.next_B
+
+    noise = types.Noise(
+      jnp.zeros(choice.draft_BK.shape),
+      lambda offset, q_BV: jnp.take(choice.draft_BK, offset, axis=1),
+      next_token,
+    )
+    with mock.patch.object(sampling, 'noise', lambda *_, **__: noise):
+      state, info = decode.step(
+        target,
+        drafter,
+        rule._replace(verify=verify),
+        decode.Options(narrow=False),
+        weights,
+        request,
+        state,
+        info,
+      )
+    draft, t_BK = seen['draft'], seen['t_BK']
+    of = lambda w, at: (
+      jnp.take_along_axis(w, at[..., None], -1)[..., 0] / jnp.sum(w, -1)
+    )
+    if draft.q_BKV is None:
+      drawn_BK = draft.tokens_BK == choice.draft_BK
+    else:
+      drawn_BK = of(draft.q_BKV, choice.draft_BK)
+    sides_BK = jnp.where(choice.passes_BK, t_BK, 1 - t_BK)
+    chance_B = of(seen['weights_BV'], choice.next_B)
+    return state, info, jnp.prod(drawn_BK * sides_BK, 1) * chance_B
+
+  return jax.jit(run)
+
+
+def outcomes(vocab: int, gamma: int) -> Choice:
+  """Every Choice of one window, as a batch."""
+  every = itertools.product(
+    itertools.product(range(vocab), repeat=gamma),
+    itertools.product((True, False), repeat=gamma),
+    range(vocab),
+  )
+  draft, passes, following = zip(*every, strict=True)
+  return Choice(
+    np.array(draft, np.int32).reshape(len(draft), gamma),
+    np.array(passes, bool).reshape(len(draft), gamma),
+    np.array(following, np.int32),
+  )
+
+
+def walk(step, weights, request, state, info, choices: Choice, *, windows):
+  """All texts of some consecutive windows, with their probabilities.
+
+  step is step_with's. request, state and info have any number of equal rows:
+  the size of the batches that are run. Returns (tokens_RL, lengths_R, chance_R).
+  """
+  size, O = state.lengths_B.shape[0], len(choices.next_B)
+  rows = jax.tree.map(lambda x: np.asarray(x)[:1], state)
+  chance_R = np.ones(1)
+  for _ in range(windows):
+    R = len(chance_R)
+    parts, chances = [], []
+    for at in range(0, R * O, size):
+      index = np.arange(at, at + size)
+      live = index < R * O
+      index = np.where(live, index, 0)
+      new, _, chance_B = step(
+        weights,
+        request,
+        jax.tree.map(lambda x, i=index: x[i // O], rows),
+        info,
+        jax.tree.map(lambda x, i=index: x[i % O], choices),
+      )
+      chance_B = np.asarray(chance_B, np.float64) * chance_R[index // O] * live
+      keep = chance_B > 0
+      parts.append(jax.tree.map(lambda x, k=keep: np.asarray(x)[k], new))
+      chances.append(chance_B[keep])
+    rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    chance_R = np.concatenate(chances)
+  return rows.tokens_BL, rows.lengths_B, chance_R
+
+
+def chi_square(counts, law, *, least: float = 10.0) -> float:
+  """p-value of counts under a law; cells expecting fewer than `least` pooled."""
+  counts = np.asarray(counts, np.float64).ravel()
+  expected = np.asarray(law, np.float64).ravel() * counts.sum()
+  if counts[expected == 0].any():
+    return 0.0
+  big = expected >= least
+  pool = lambda x: np.append(x[big], x[~big].sum())
+  counts, expected = pool(counts), pool(expected)
+  if expected[-1] < least:
+    counts[-2] += counts[-1]
+    expected[-2] += expected[-1]
+    counts, expected = counts[:-1], expected[:-1]
+  score = ((counts - expected) ** 2 / expected).sum()
+  return float(stats.chi2.sf(score, len(counts) - 1))

@@ -1,0 +1,107 @@
+"""The cost model of speculative decoding: formulas only, nothing is measured.
+
+Leviathan et al. 2023, https://arxiv.org/abs/2211.17192. alpha is the mean of
+sum min(p, q); c is the time of a draft step over that of a plain target step;
+v(n) is the time of an n-wide verify over a plain step, v(1) = 1.
+"""
+
+from collections.abc import Callable, Sequence
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+  """E[tokens of a window], equation 1: (1 - a^(g + 1)) / (1 - a).
+
+  Assumes that tokens are accepted independently with probability alpha.
+  """
+  _check(alpha, gamma)
+  if alpha == 1:
+    return gamma + 1.0
+  return (1 - alpha ** (gamma + 1)) / (1 - alpha)
+
+
+def improvement(alpha: float, gamma: int, c: float) -> float:
+  """Expected wall time improvement, theorem 3.8: E / (g c + 1).
+
+  Assumes that verifying gamma + 1 tokens costs what one costs.
+  """
+  return expected_tokens(alpha, gamma) / (gamma * c + 1)
+
+
+def operations(alpha: float, gamma: int, c_ops: float) -> float:
+  """Expected growth of arithmetic, theorem 3.11: (g c^ + g + 1) / E.
+
+  c_ops (c^ in the paper): operations of a draft step over a target step.
+  """
+  return (gamma * c_ops + gamma + 1) / expected_tokens(alpha, gamma)
+
+
+def optimal_gamma(alpha: float, c: float, limit: int = 64) -> int:
+  """The gamma of the best improvement; 0 where none is above 1."""
+  return best({g: improvement(alpha, g, c) for g in range(1, limit + 1)})
+
+
+def best(improvements: dict[int, float]) -> int:
+  """The gamma of the largest improvement; 0 (do not speculate) if all <= 1."""
+  gamma = max(improvements, key=improvements.__getitem__, default=0)
+  return gamma if improvements and improvements[gamma] > 1 else 0
+
+
+def histogram_tokens(windows: Sequence[float]) -> float:
+  """Tokens per window from windows by accepted drafts: exact, no independence.
+
+  Worked example: 5 windows that accept 0 and 5 that accept 2 give 2.0.
+  """
+  total = sum(windows)
+  if not total:
+    raise ValueError('no windows in the histogram')
+  return sum((k + 1) * n for k, n in enumerate(windows)) / total
+
+
+def truncated(windows: Sequence[float], gamma: int) -> list[float]:
+  """The histogram of a smaller gamma: what is accepted beyond it is cut.
+
+  Exact if windows began at the same places; a smaller gamma begins some of its
+  windows inside those of the larger one, so take it as an estimate.
+  """
+  if gamma >= len(windows):
+    raise ValueError(f'gamma={gamma} is more than was run: {len(windows) - 1}')
+  return [*windows[:gamma], sum(windows[gamma:])]
+
+
+def window(propose: float, wide: float, verify: float) -> float:
+  """Mean cost of a window in plain steps: propose + wide v + (1 - wide) v(1).
+
+  propose: cost of proposing, paid in every window. wide: share of windows in
+  which anything was proposed, verified at the width that costs `verify`; the
+  others are verified at width 1 (decode.Options.narrow; else pass wide=1).
+  """
+  if not 0 <= wide <= 1:
+    raise ValueError(f'wide={wide}: a share is in 0..1')
+  return propose + wide * verify + (1 - wide)
+
+
+def sparse_tokens(alpha: float, gamma: int, rate: float) -> float:
+  """Equation 1 for a drafter that proposes in a share `rate` of windows."""
+  return rate * expected_tokens(alpha, gamma) + (1 - rate)
+
+
+def interpolated(verify: dict[int, float]) -> Callable[[int], float]:
+  """v(n) between measured widths by straight lines; flat outside them."""
+  widths = sorted(verify)
+
+  def v(n: int) -> float:
+    low = max((w for w in widths if w <= n), default=widths[0])
+    high = min((w for w in widths if w >= n), default=widths[-1])
+    if low == high:
+      return verify[low]
+    part = (n - low) / (high - low)
+    return (1 - part) * verify[low] + part * verify[high]
+
+  return v
+
+
+def _check(alpha: float, gamma: int) -> None:
+  if not 0 <= alpha <= 1:
+    raise ValueError(f'alpha={alpha}: an acceptance rate is in 0..1')
+  if gamma < 0:
+    raise ValueError(f'gamma={gamma}: must be 0 or more')

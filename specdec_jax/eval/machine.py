@@ -1,0 +1,123 @@
+"""The machine's name and its ceiling: how fast can memory be read?
+
+One autoregressive step reads every weight once, so weight bytes over bandwidth
+bound its time from below. The ceiling is measured, not taken from a data sheet.
+"""
+
+import functools
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.models import layers
+
+# [K, N] of x @ W. Shapes matter: narrow ones stream slower on some backends.
+_SHAPES = {
+  'cpu': ((2048, 8192), (8192, 4096), (1536, 32768), (576, 49152)),
+  'other': ((8192, 8192), (8192, 28672), (4096, 131072)),
+}
+
+
+def describe() -> dict[str, Any]:
+  """Names of the hardware and of the software that was timed."""
+  device = jax.devices()[0]
+  root = pathlib.Path(__file__).parent
+  version = importlib.metadata.version
+  return {
+    'platform': device.platform,
+    'device': device.device_kind,
+    'devices': jax.device_count(),
+    'cpu': _cpu_name(),
+    'cores': _cores(),
+    'python': platform.python_version(),
+    'jax': jax.__version__,
+    'jaxlib': version('jaxlib'),
+    'flax': version('flax'),
+    'XLA_FLAGS': os.environ.get('XLA_FLAGS', ''),
+    'commit': _git(root, 'rev-parse', 'HEAD') or 'unknown',
+    'dirty': bool(_git(root, 'status', '--porcelain')),
+  }
+
+
+def ceiling(dtype: str, *, small: bool = False) -> dict[str, Any]:
+  """Gigabytes a second that one device reads, the best of several programs.
+
+  {'matvec KxN': GB/s, 'sum': GB/s, 'best': GB/s}. `small` takes arrays that fit
+  into a cache: a smoke test, not a ceiling.
+  """
+  kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
+  shapes = ((256, 1024),) if small else _SHAPES[kind]
+  out = {}
+  for K, N in shapes:
+    x_1K = jnp.ones((1, K), dtype)
+    w_KN = _filled(K, N, dtype=dtype)
+    seconds = _fastest(_matvec, x_1K, w_KN)
+    out[f'matvec {K}x{N}'] = w_KN.nbytes / seconds / 1e9
+  size = 2**16 if small else 2**26
+  x = _filled(size, dtype=dtype)
+  out['sum'] = x.nbytes / _fastest(_sum, x) / 1e9
+  return out | {'best': max(out.values())}
+
+
+@jax.jit
+def _matvec(x_1K, w_KN):
+  # The model's own matmul, with its bf16 row padding: the same work.
+  return layers.matmul(x_1K, w_KN)
+
+
+@jax.jit
+def _sum(x):
+  return jnp.sum(x, dtype=jnp.promote_types(x.dtype, jnp.float32))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=('dtype',))
+def _filled(*shape, dtype):
+  return jnp.full(shape, 0.5, dtype)
+
+
+def _fastest(f, *args, seconds: float = 0.4) -> float:
+  """The best time of one call, over at least 5 calls and `seconds`."""
+  jax.block_until_ready(f(*args))
+  best, spent, calls = float('inf'), 0.0, 0
+  while calls < 5 or spent < seconds:
+    start = time.perf_counter()
+    jax.block_until_ready(f(*args))
+    took = time.perf_counter() - start
+    best, spent, calls = min(best, took), spent + took, calls + 1
+  return best
+
+
+def _cpu_name() -> str:
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+  except OSError:
+    return platform.processor() or platform.machine()
+  names = [x.split(':', 1)[1].strip() for x in lines if x.startswith('model n')]
+  named = [x for x in names if not x.isdecimal()]
+  return named[0] if named else platform.machine()
+
+
+def _cores() -> int:
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def _git(folder: pathlib.Path, *args: str) -> str:
+  try:
+    done = subprocess.run(
+      ['git', '-C', str(folder), *args],
+      capture_output=True,
+      text=True,
+      timeout=10,
+    )
+  except (OSError, subprocess.TimeoutExpired):
+    return ''
+  return done.stdout.strip() if done.returncode == 0 else ''

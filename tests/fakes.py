@@ -1,0 +1,201 @@
+"""Fake models and drafters for which the right answer is known exactly.
+
+The table model's next-token law depends on the last token and on a hash of the
+whole visible prefix, read through its cache: a missing, stale or misplaced
+slot changes the law.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import decode, requests, types
+
+
+@functools.cache
+def table_model(vocab: int, context: int = 512, ids: int | None = None):
+  """A types.Model whose params are logits_RVV: hash of the prefix, last token.
+
+  The cache holds tokens + 1. Layer i's tap is (hash, last, position, i).
+  """
+
+  def init_cache(rows, slots):
+    return jnp.zeros((rows, slots), jnp.int32)
+
+  def apply(
+    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+  ):
+    B, S = cache.shape
+    row_B1 = jnp.arange(B)[:, None]
+    cache = cache.at[row_B1, slots_BT].set(tokens_BT + 1, mode='drop')
+    weight_11S = (3 * jnp.arange(S) + 1)[None, None]
+    hash_BT = jnp.sum(
+      jnp.where(mask_BTS, cache[:, None] * weight_11S, 0), -1
+    )
+    hidden_BTD = jnp.stack([hash_BT, tokens_BT], -1)
+    tapped = tuple(
+      jnp.stack(
+        [hash_BT, tokens_BT, positions_BT, jnp.full_like(tokens_BT, i)], -1
+      ).astype(float)
+      for i in taps
+    )
+    return hidden_BTD, tapped, cache
+
+  def head(params, hidden):
+    logits = params[hidden[..., 0] % params.shape[0], hidden[..., 1]]
+    if ids is not None:
+      real = jnp.arange(vocab).reshape((1,) * (logits.ndim - 1) + (-1,)) < ids
+      logits = jnp.where(real, logits, -jnp.inf)
+    return logits
+
+  return types.Model(apply, head, init_cache, vocab, context)
+
+
+def prefix_hash(prefix) -> int:
+  return sum((int(x) + 1) * (3 * i + 1) for i, x in enumerate(prefix))
+
+
+def table(seed, vocab, *, hashes=5, scale=1.5):
+  """Random logits_RVV of a table model."""
+  rng = np.random.default_rng(seed)
+  return scale * rng.normal(size=(hashes, vocab, vocab)).astype(
+    np.dtype(jnp.result_type(float))
+  )
+
+
+def row_of(params, prefix):
+  """The table's entry after a prefix."""
+  return np.asarray(params)[prefix_hash(prefix) % len(params), prefix[-1]]
+
+
+def joint_law(p_RVV, prompt, n: int):
+  """Exact autoregressive law of n tokens after the prompt: [V] * n, float64."""
+  V = p_RVV.shape[-1]
+  law = np.ones((V,) * n)
+  for i in range(n):
+    for head in itertools.product(range(V), repeat=i):
+      p_V = row_of(np.asarray(p_RVV, np.float64), list(prompt) + list(head))
+      law[head] *= (p_V / p_V.sum()).reshape((V,) + (1,) * (n - i - 1))
+  return law
+
+
+def adversary(text, vocab: int):
+  """A script that is wrong everywhere."""
+  return (np.asarray(text) + 1) % vocab
+
+
+@functools.cache
+def ragged(drafter: types.Drafter) -> types.Drafter:
+  """The same drafter, proposing 0..gamma tokens by a rule of the row's own."""
+
+  def propose(weights, state, context, noise, target_cache):
+    draft, state, cache = drafter.propose(
+      weights, state, context, noise, target_cache
+    )
+    last_B = jnp.take_along_axis(
+      context.tokens_BL, context.lengths_B[:, None] - 1, 1
+    )[:, 0]
+    count_B = (5 * context.lengths_B + last_B) % (drafter.gamma + 1)
+    return draft._replace(count_B=count_B), state, cache
+
+  return drafter._replace(name='ragged', propose=propose)
+
+
+@functools.cache
+def certain(drafter: types.Drafter, vocab: int) -> types.Drafter:
+  """The same proposals with q spelled out as one-hot rows."""
+
+  def propose(weights, state, context, noise, target_cache):
+    draft, state, cache = drafter.propose(
+      weights, state, context, noise, target_cache
+    )
+    q_BKV = jax.nn.one_hot(draft.tokens_BK, vocab, dtype=float)
+    return draft._replace(q_BKV=q_BKV), state, cache
+
+  return drafter._replace(name='certain', propose=propose)
+
+
+@functools.cache
+def listener(drafter: types.Drafter, taps=(0, 2)) -> types.Drafter:
+  """Wraps a drafter; its state collects the features of committed tokens.
+
+  state.features_BLE[:, i] for i < state.known_B is what init and commit said
+  of the row's token i.
+  """
+
+  def init(weights, context, features):
+    known_B = context.lengths_B - 1
+    inner = drafter.init(weights, context, None)
+    return inner, features, known_B, context.lengths_B
+
+  def propose(weights, state, context, noise, target_cache):
+    inner, *rest = state
+    draft, inner, cache = drafter.propose(
+      weights, inner, context, noise, target_cache
+    )
+    return draft, (inner, *rest), cache
+
+  def commit(state, context, verdict, features_BNE):
+    inner, features_BLE, known_B, lengths_B = state
+    B, N, _ = features_BNE.shape
+    L = features_BLE.shape[1]
+    index_1N = jnp.arange(N)[None]
+    emitted_B1 = (context.lengths_B - lengths_B)[:, None]
+    slots_BN = jnp.where(index_1N < emitted_B1, known_B[:, None] + index_1N, L)
+    features_BLE = features_BLE.at[jnp.arange(B)[:, None], slots_BN].set(
+      features_BNE, mode='drop'
+    )
+    inner = drafter.commit(inner, context, verdict, None)
+    return inner, features_BLE, context.lengths_B - 1, context.lengths_B
+
+  return types.Drafter(
+    'listener', drafter.gamma, init, propose, commit, taps=taps
+  )
+
+
+def request(prompts, new, *, vocab, gamma=0, length=None, **settings):
+  """requests.make with room for everything a test may want."""
+  return requests.make(
+    prompts,
+    ids=vocab,
+    context=10**6,
+    max_new_tokens=new,
+    gamma=gamma,
+    length=length,
+    **settings,
+  )
+
+
+def prompts(rows, *, vocab, seed=0, longest=6):
+  """Ragged random prompts of 1 to `longest` tokens."""
+  rng = np.random.default_rng(seed)
+  return [
+    rng.integers(0, vocab, 1 + (b * 3 + 1) % longest).tolist()
+    for b in range(rows)
+  ]
+
+
+def texts(output) -> list[list[int]]:
+  """Every row's committed tokens, prompt included."""
+  tokens_BL, lengths_B = map(np.asarray, (output.tokens_BL, output.lengths_B))
+  return [row[:n].tolist() for row, n in zip(tokens_BL, lengths_B, strict=True)]
+
+
+def pad(texts_, length: int, fill=0):
+  out = np.full((len(texts_), length), fill, np.int32)
+  for row, text in zip(out, texts_, strict=True):
+    row[: len(text)] = text
+  return out
+
+
+def run_steps(programs, weights, req, *, look=None):
+  """generate, driven from Python; look(state, info) after every step."""
+  state, info = programs.start(weights, req)
+  while np.asarray(state.live_B).any():
+    state, info = programs.step(weights, req, state, info)
+    if look is not None:
+      look(state, info)
+  return decode.Output(state.tokens_BL, state.lengths_B, info), state

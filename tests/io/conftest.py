@@ -1,0 +1,194 @@
+"""Tiny checkpoints, written as the world does it, without our tables."""
+
+import json
+import types
+
+import gguf
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+
+from specdec_jax.models import config as model_config
+
+FAMILIES = {
+  'llama': dict(tied=False),
+  'qwen2': dict(qkv_bias=True, rope_theta=1e6),
+  'qwen3': dict(qk_norm=True, tied=False, head_dim=16),
+}
+
+
+def config(family='llama', **changes):
+  """Settings of a tiny model; Q and O are square in llama and qwen2."""
+  sizes = dict(
+    depth=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp=48, vocab=320,
+    context=128, norm_eps=1e-6,
+  )  # fmt: skip
+  return model_config.LMConfig(**(sizes | FAMILIES[family] | changes))
+
+
+def arrays(c, seed=0):
+  """Random weights under their Hugging Face names, [out, in]."""
+  rng = np.random.default_rng(seed)
+  Q, G = c.heads * c.head_dim, c.kv_heads * c.head_dim
+  shapes = {'embed_tokens': (c.vocab, c.width), 'norm': (c.width,)}
+  for i in range(c.depth):
+    layer = {
+      'input_layernorm': (c.width,),
+      'post_attention_layernorm': (c.width,),
+      'self_attn.q_proj': (Q, c.width),
+      'self_attn.k_proj': (G, c.width),
+      'self_attn.v_proj': (G, c.width),
+      'self_attn.o_proj': (c.width, Q),
+      'mlp.gate_proj': (c.mlp, c.width),
+      'mlp.up_proj': (c.mlp, c.width),
+      'mlp.down_proj': (c.width, c.mlp),
+    }
+    if c.qk_norm:
+      layer |= {f'self_attn.{x}_norm': (c.head_dim,) for x in 'qk'}
+    shapes |= {f'layers.{i}.{name}': shape for name, shape in layer.items()}
+  shapes = {f'model.{name}.weight': shape for name, shape in shapes.items()}
+  if c.qkv_bias:
+    for i in range(c.depth):
+      for x, size in zip('qkv', (Q, G, G), strict=True):
+        shapes[f'model.layers.{i}.self_attn.{x}_proj.bias'] = (size,)
+  if not c.tied:
+    shapes['lm_head.weight'] = (c.vocab, c.width)
+  normal = lambda shape: rng.standard_normal(shape).astype(np.float32) * 0.2
+  return {name: normal(shape) for name, shape in shapes.items()}
+
+
+def settings(c, family='llama'):
+  """config.json as transformers 5 writes it."""
+  return dict(
+    model_type=family,
+    hidden_size=c.width,
+    num_hidden_layers=c.depth,
+    num_attention_heads=c.heads,
+    num_key_value_heads=c.kv_heads,
+    head_dim=c.head_dim,
+    intermediate_size=c.mlp,
+    vocab_size=c.vocab,
+    max_position_embeddings=c.context,
+    rms_norm_eps=c.norm_eps,
+    tie_word_embeddings=c.tied,
+    hidden_act='silu',
+    dtype='float32',
+    rope_parameters=dict(rope_type='default', rope_theta=c.rope_theta),
+    eos_token_id=257,
+  )
+
+
+def byte_tokenizer(specials=('<|im_start|>', '<|im_end|>')):
+  """Byte-level BPE with two merges and special tokens after them."""
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  vocab = {char: i for i, char in enumerate(alphabet)}
+  vocab |= {'he': 256, 'hel': 257}
+  inner = tokenizers.Tokenizer(
+    tokenizers.models.BPE(vocab, [('h', 'e'), ('he', 'l')])
+  )
+  inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  inner.decoder = tokenizers.decoders.ByteLevel()
+  inner.add_special_tokens(list(specials))
+  return inner
+
+
+def write_folder(folder, c, family='llama', weights=None, shards=1):
+  """A Hugging Face folder; returns it."""
+  folder.mkdir(exist_ok=True)
+  weights = arrays(c) if weights is None else weights
+  (folder / 'config.json').write_text(json.dumps(settings(c, family)))
+  byte_tokenizer().save(str(folder / 'tokenizer.json'))
+  (folder / 'tokenizer_config.json').write_text(
+    json.dumps({'eos_token': '<|im_end|>', 'bos_token': {'content': 'hel'}})
+  )
+  if shards == 1:
+    safetensors.numpy.save_file(weights, folder / 'model.safetensors')
+    return folder
+  where = {}
+  for s in range(shards):
+    name = f'model-{s + 1:05d}-of-{shards:05d}.safetensors'
+    part = {k: weights[k] for k in sorted(weights)[s::shards]}
+    safetensors.numpy.save_file(part, folder / name)
+    where |= dict.fromkeys(part, name)
+  (folder / 'model.safetensors.index.json').write_text(
+    json.dumps({'metadata': {}, 'weight_map': where})
+  )
+  return folder
+
+
+GGUF_NAMES = {
+  'model.embed_tokens': 'token_embd',
+  'model.norm': 'output_norm',
+  'lm_head': 'output',
+  'model.layers.': 'blk.',
+  'input_layernorm': 'attn_norm',
+  'post_attention_layernorm': 'ffn_norm',
+  'self_attn.o_proj': 'attn_output',
+  'self_attn.': 'attn_',
+  'mlp.': 'ffn_',
+  '_proj': '',
+}
+
+
+def permuted(x, heads):
+  """Rows of Q or K as convert_hf_to_gguf.py orders them for arch llama."""
+  C = x.shape[0] // heads
+  x = x.reshape(heads, 2, C // 2, *x.shape[1:])
+  return x.swapaxes(1, 2).reshape(heads * C, *x.shape[3:])
+
+
+def write_gguf(
+  path, c, arch='llama', weights=None, quantise=None, extra=None, tokens=None
+):
+  """A .gguf file by the gguf package's own writer; returns its path."""
+  weights = arrays(c) if weights is None else weights
+  w = gguf.GGUFWriter(str(path), arch)
+  w.add_block_count(c.depth)
+  w.add_context_length(c.context)
+  w.add_embedding_length(c.width)
+  w.add_feed_forward_length(c.mlp)
+  w.add_head_count(c.heads)
+  w.add_head_count_kv(c.kv_heads)
+  w.add_layer_norm_rms_eps(c.norm_eps)
+  w.add_rope_freq_base(c.rope_theta)
+  inner = byte_tokenizer()
+  count = inner.get_vocab_size()
+  w.add_tokenizer_model('gpt2')
+  w.add_tokenizer_pre('smollm')
+  w.add_token_list(tokens or [inner.id_to_token(i) for i in range(count)])
+  w.add_token_types([1] * (count - 2) + [3, 3])
+  w.add_token_merges(['h e', 'he l'])
+  w.add_eos_token_id(count - 1)
+  w.add_bos_token_id(count - 2)
+  for add in extra or []:
+    add(w)
+  for name, x in weights.items():
+    heads = {'q_proj': c.heads, 'k_proj': c.kv_heads}.get(name.split('.')[-2])
+    if arch == 'llama' and heads:
+      x = permuted(x, heads)
+    for old, new in GGUF_NAMES.items():
+      name = name.replace(old, new)
+    if quantise is not None and x.ndim == 2:
+      w.add_tensor(name, gguf.quantize(x, quantise), raw_dtype=quantise)
+    else:
+      w.add_tensor(name, x)
+  w.write_header_to_file()
+  w.write_kv_data_to_file()
+  w.write_tensors_to_file()
+  w.close()
+  return path
+
+
+@pytest.fixture
+def tiny():
+  return types.SimpleNamespace(
+    config=config,
+    arrays=arrays,
+    settings=settings,
+    byte_tokenizer=byte_tokenizer,
+    write_folder=write_folder,
+    write_gguf=write_gguf,
+  )
