@@ -269,10 +269,12 @@ def _commit(drafter, request, state, info, draft, draft_state, tried):
     tried.window_BN[..., None] == request.stop_BX[:, None], -1
   )
   stopped_B = jnp.any(stops_BN, 1)
-  emitted_B = jnp.where(stopped_B, jnp.argmax(stops_BN, 1) + 1, whole_B)
+  # int32 by name: under x64 argmax gives int64, which the loop cannot carry.
+  first_B = jnp.argmax(stops_BN, 1).astype(jnp.int32)
+  emitted_B = jnp.where(stopped_B, first_B + 1, whole_B)
   emitted_B = jnp.minimum(emitted_B, request.limit_B - state.lengths_B)
   emitted_B = jnp.where(state.live_B, emitted_B, 0)
-  stopped_B &= jnp.argmax(stops_BN, 1) < emitted_B
+  stopped_B &= first_B < emitted_B
   lengths_B = state.lengths_B + emitted_B
   live_B = state.live_B & ~stopped_B & (lengths_B < request.limit_B)
 

@@ -1,7 +1,13 @@
-"""What must be set before JAX computes anything; every program calls it."""
+"""How a program starts and how it fails. Imports nothing of JAX at import."""
 
 import importlib.metadata
+import logging
 import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from absl import app
 
 
 def prepare() -> None:
@@ -19,3 +25,38 @@ def prepare() -> None:
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')
+  # It reports every accelerator that is not there.
+  logging.getLogger('jax._src.xla_bridge').setLevel(logging.WARNING)
+
+
+def launch(run: Callable[[], bool]) -> None:
+  """Parses flags and exits with 0 if run() is true, else 1.
+
+  The user's mistakes, ValueErrors, are one sentence on stderr and status 2.
+  """
+
+  def parse(argv):
+    try:
+      return app.parse_flags_with_usage(argv)
+    except (AttributeError, KeyError) as error:  # an unknown --config.x.y
+      while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
+      text = str(error.args[0] if error.args else error)
+      _refuse('unknown config key ' + ' '.join(text.split()))
+
+  def main(argv):
+    if len(argv) > 1:
+      _refuse(f'unexpected argument {argv[1]!r}')
+    prepare()
+    try:
+      good = run()
+    except ValueError as error:
+      _refuse(str(error))
+    sys.exit(0 if good else 1)
+
+  app.run(main, flags_parser=parse)
+
+
+def _refuse(sentence: str) -> NoReturn:
+  print(f'{os.path.basename(sys.argv[0])}: {sentence}', file=sys.stderr)
+  sys.exit(2)

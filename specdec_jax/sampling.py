@@ -112,8 +112,9 @@ def _cut_top_p(p: Array, top_p_B11: Array) -> Array:
   mass = lambda t: jnp.sum(jnp.where(bits >= t, p, 0), -1, keepdims=True)
   top = jnp.where(top_p_B11 < 1, top_p_B11, 0).astype(p.dtype)
   t = _bisect(lambda t: mass(t) >= top, p, smallest=False)
-  kept = jnp.where((bits >= t) | (top_p_B11 >= 1), p, 0)
-  return kept / jnp.sum(kept, -1, keepdims=True)
+  kept = jnp.where(bits >= t, p, 0)
+  # Rows without top-p keep their bits: p must not depend on the neighbours.
+  return jnp.where(top_p_B11 >= 1, p, kept / jnp.sum(kept, -1, keepdims=True))
 
 
 def _ordered_bits(x: Array) -> Array:

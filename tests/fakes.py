@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import decode, requests, types
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
 
 
 @functools.cache
@@ -199,3 +201,27 @@ def run_steps(programs, weights, req, *, look=None):
     if look is not None:
       look(state, info)
   return decode.Output(state.tokens_BL, state.lengths_B, info), state
+
+
+def tiny(**changes):
+  """Settings of a transformer that compiles in seconds, float64."""
+  return model_config.sized(
+    'tiny',
+    **dict(
+      depth=2,
+      width=16,
+      heads=2,
+      kv_heads=1,
+      head_dim=8,
+      mlp=24,
+      vocab=13,
+      context=256,
+      dtype='float64',
+    )
+    | changes,
+  )
+
+
+def wild(config, seed):
+  """Random weights whose greedy text does not repeat one token for ever."""
+  return jax.tree.map(lambda x: 3 * x, lm.init(config, seed))

@@ -5,6 +5,7 @@ script that is always wrong, drafting without a target.
 """
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -135,11 +136,7 @@ def _propose_seconds(arm, request):
   return run
 
 
+@functools.cache
 def _scripted(gamma: int) -> types.Drafter:
-  if gamma not in _SCRIPTED:
-    _SCRIPTED[gamma] = scripted.make(gamma=gamma)
-  return _SCRIPTED[gamma]
-
-
-# Equal drafters must be one object, or decode.programs would compile again.
-_SCRIPTED: dict[int, types.Drafter] = {}
+  # One object per gamma, or decode.programs would compile again.
+  return scripted.make(gamma=gamma)

@@ -178,6 +178,7 @@ def window_law(rule: types.Rule, breaks, batch: Windows, p_XNVV) -> np.ndarray:
     accept_BK = np.where(passes_K, t_BK / 2, (1 + t_BK) / 2)
     chance_B = np.where(passes_K, t_BK, 1 - t_BK).prod(-1)
     accepted_B, weights_BV = run_rule(rule, batch, accept_BK.astype(dtype))
+    assert (accepted_B <= np.asarray(batch.draft.count_B)).all()
     weights_BV = weights_BV.astype(np.float64)
     p_BV = np.asarray(batch.p_BNV)[np.arange(X * R), accepted_B]
     empty_B1 = weights_BV.sum(-1, keepdims=True) == 0

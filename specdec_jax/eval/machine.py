@@ -18,11 +18,10 @@ import jax.numpy as jnp
 
 from specdec_jax.models import layers
 
-# [K, N] of x @ W. Shapes matter: narrow ones stream slower on some backends.
-_SHAPES = {
-  'cpu': ((2048, 8192), (8192, 4096), (1536, 32768), (576, 49152)),
-  'other': ((8192, 8192), (8192, 28672), (4096, 131072)),
-}
+# K of x_1K @ w_KN; N fills the bytes. Some shapes stream slower than others.
+_ROWS = (1536, 4096, 8192)
+# Far beyond any last-level cache, some of which hold more than 100 MB.
+_BYTES = {'cpu': 2**28, 'other': 2**30}
 
 
 def describe() -> dict[str, Any]:
@@ -53,14 +52,13 @@ def ceiling(dtype: str, *, small: bool = False) -> dict[str, Any]:
   into a cache: a smoke test, not a ceiling.
   """
   kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
-  shapes = ((256, 1024),) if small else _SHAPES[kind]
+  size = (2**20 if small else _BYTES[kind]) // jnp.dtype(dtype).itemsize
   out = {}
-  for K, N in shapes:
-    x_1K = jnp.ones((1, K), dtype)
-    w_KN = _filled(K, N, dtype=dtype)
+  for K in _ROWS[:1] if small else _ROWS:
+    N = size // K // 128 * 128
+    x_1K, w_KN = jnp.ones((1, K), dtype), _filled(K, N, dtype=dtype)
     seconds = _fastest(_matvec, x_1K, w_KN)
     out[f'matvec {K}x{N}'] = w_KN.nbytes / seconds / 1e9
-  size = 2**16 if small else 2**26
   x = _filled(size, dtype=dtype)
   out['sum'] = x.nbytes / _fastest(_sum, x) / 1e9
   return out | {'best': max(out.values())}

@@ -120,8 +120,20 @@ def tokens_per_second(emitted: int, total: float, prefill: float) -> float:
 def walltime_improvement(
   method: Sequence[float], plain: Sequence[float]
 ) -> dict[str, float]:
-  """Spread of tokens_per_second over the autoregressive arm's, repeat by repeat."""
+  """tokens_per_second over the autoregressive arm's, repeat by repeat."""
   return spread([m / p for m, p in zip(method, plain, strict=True)])
+
+
+def outcome(improvement: dict[str, float]) -> str:
+  """'win', 'loss' or 'draw' of walltime_improvement.
+
+  A draw where the repeats lie on both sides of 1, or the median is within 2%.
+  """
+  if improvement['min'] > 1 and improvement['median'] > 1.02:
+    return 'win'
+  if improvement['max'] < 1 and improvement['median'] < 0.98:
+    return 'loss'
+  return 'draw'
 
 
 def inter_token(stamps: Sequence[Sequence[float]]) -> dict[str, float | None]:
@@ -216,9 +228,7 @@ def bytes_per_token(
   """
   gamma = np.shape(info.hist_BN)[1] - 1
   window = target + target_cache + gamma * (draft + draft_cache)
-  return ratio(
-    int(info.calls) * window, summary(info)['emitted_tokens']
-  )
+  return ratio(int(info.calls) * window, summary(info)['emitted_tokens'])
 
 
 def alpha(overlap_BL, where_BL) -> float | None:
@@ -228,3 +238,23 @@ def alpha(overlap_BL, where_BL) -> float | None:
     float(np.asarray(overlap_BL, np.float64)[where_BL].sum()),
     int(where_BL.sum()),
   )
+
+
+def tokens_per_window(info: types.Info) -> float:
+  """Emitted tokens of all rows over windows of the batch."""
+  return summary(info)['emitted_tokens'] / max(int(info.calls), 1)
+
+
+def wide_share(info: types.Info) -> float:
+  """Share of the batch's windows in which any row proposed anything."""
+  return int(info.wide) / max(int(info.calls), 1)
+
+
+def repeated_share(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
+  """repeated_ngrams over several texts, each n-gram counted once."""
+  sizes = [max(len(text) - n + 1, 0) for text in texts]
+  found = sum(
+    (repeated_ngrams(text, n) or 0) * size
+    for text, size in zip(texts, sizes, strict=True)
+  )
+  return ratio(found, sum(sizes))

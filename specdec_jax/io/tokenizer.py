@@ -42,7 +42,8 @@ class Tokenizer:
     vocab = self.inner.get_vocab(with_added_tokens=True)
     object.__setattr__(self, 'size', max(vocab.values(), default=-1) + 1)
     for i in (*self.eos_ids, *([] if self.bos_id is None else [self.bos_id])):
-      if self.inner.id_to_token(i) is None:
+      real = type(i) is int and 0 <= i < self.size
+      if not real or self.inner.id_to_token(i) is None:
         raise ValueError(
           f'{self.source}: special id {i} is no token; ids are 0 to '
           f'{self.size - 1}'
@@ -273,8 +274,9 @@ def _chat_template(folder: pathlib.Path, settings) -> str | None:
     return path.read_text('utf-8')
   found = settings.get('chat_template')
   if isinstance(found, list):
-    named = {t.get('name'): t.get('template') for t in found}
-    found = named.get('default')
+    named = [t for t in found if isinstance(t, dict)]
+    chosen = [t.get('template') for t in named if t.get('name') == 'default']
+    found = chosen[0] if chosen else None
   return found if isinstance(found, str) else None
 
 

@@ -50,9 +50,17 @@ class Ends(nnx.Module):
     return layers.matmul(x.astype(hidden.dtype), self.head[...]).astype(wide)
 
 
-@functools.cache
 def _modules(config: model_config.LMConfig):
   """(graphdef, abstract params) of a block and of the ends; no memory used."""
+  if config.dtype == 'float64' and not jax.config.jax_enable_x64:
+    raise ValueError(
+      "dtype='float64' needs jax_enable_x64: set JAX_ENABLE_X64=1"
+    )
+  return _split(config)
+
+
+@functools.cache
+def _split(config: model_config.LMConfig):
   split = lambda make: nnx.split(nnx.eval_shape(make), nnx.Param)
   return split(lambda: layers.Block(config)), split(lambda: Ends(config))
 

@@ -28,7 +28,7 @@ def proposed(draft: types.Draft) -> Array:
 
 def prefix(ok_BK: Array) -> Array:
   """Length of the leading run of true: [B]."""
-  return jnp.cumprod(ok_BK.astype(jnp.int32), -1).sum(-1)
+  return jnp.cumprod(ok_BK.astype(jnp.int32), -1).sum(-1, dtype=jnp.int32)
 
 
 def row(p_BNV: Array, index_B: Array) -> Array:

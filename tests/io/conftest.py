@@ -152,6 +152,7 @@ def write_gguf(
   w.add_feed_forward_length(c.mlp)
   w.add_head_count(c.heads)
   w.add_head_count_kv(c.kv_heads)
+  w.add_key_length(c.head_dim)
   w.add_layer_norm_rms_eps(c.norm_eps)
   w.add_rope_freq_base(c.rope_theta)
   inner = byte_tokenizer()

@@ -128,6 +128,8 @@ def test_old_config_without_scaling(tiny, tmp_path):
     (dict(rope_parameters={'rope_type': 'yarn'}), "'yarn'.*'llama3'"),
     (dict(rope_scaling={'type': 'linear'}, rope_parameters=None), "'linear'"),
     (dict(rope_parameters={'full_attention': {}}), 'per layer type'),
+    (dict(model_type=['llama']), 'model_type'),
+    (dict(mlp_bias=[1]), 'mlp_bias'),
     (dict(hidden_act='gelu'), "hidden_act='gelu'"),
     (dict(use_sliding_window=True), 'use_sliding_window'),
     (dict(layer_types=['sliding_attention']), 'sliding_attention'),

@@ -11,7 +11,6 @@ from specdec_jax.verify import reject
 
 # (gamma, vocab, problems): every shape compiles once, all families share it.
 SHAPES = ((1, 2, 500), (1, 6, 100), (2, 4, 60), (3, 3, 40), (3, 5, 2))
-PAIRS = 12 * 702  # window problems, each with several (p, q) rows
 
 
 def bound():
@@ -61,7 +60,7 @@ def test_accept_test_flips_at_the_ratio(either, family):
   ulps = lambda t, n: (t * (1 + n * np.finfo(dtype).eps)).astype(dtype)
   for k in range(gamma):
     # Offsets before k pass where they can at all; then k decides.
-    reached_B = (p_BK[:, :k] > 0).all(1) & (q_BK[:, k] > 0) & normal(p_BK[:, k])
+    reached_B = normal(p_BK[:, :k]).all(1) & (q_BK[:, k] > 0) & normal(p_BK[:, k])
     for shift, passes in ((-2, True), (2, False)):
       u_B = ulps(t_BK[:, k], shift)
       tested_B = reached_B & (u_B < 1) & normal(u_B * q_BK[:, k])
@@ -69,9 +68,8 @@ def test_accept_test_flips_at_the_ratio(either, family):
       u_BK[:, k] = np.where(tested_B, u_B, 0)
       u_BK[:, k + 1 :] = np.nextafter(dtype.type(1), dtype.type(0))
       accepted_B, _ = certify.run_rule(reject.RULE, batch, u_BK)
-      before_B = (np.zeros_like(u_BK[:, :k]) < p_BK[:, :k]).all(1)
-      mine_B = tested_B & before_B
-      assert ((accepted_B[mine_B] > k) == passes).all(), (family, k, shift)
+      kept_B = accepted_B[tested_B] > k
+      assert (kept_B == passes).all(), (family, k, shift)
 
 
 def test_u_zero_rejects_what_the_target_excludes(either):
@@ -133,4 +131,3 @@ def test_real_vocabulary_with_flat_and_peaked_rows():
     keep_V = np.minimum(p_V.astype(float), q_V)
     law_V = keep_V + (1 - keep_V.sum()) * w_V / w_V.sum()
     assert np.abs(law_V - p_V).max() <= 1e-6
-    np.testing.assert_allclose(w_V / w_V.sum(), (p_V - keep_V) / (p_V - keep_V).sum(), rtol=1e-4, atol=1e-9)

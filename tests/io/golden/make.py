@@ -81,6 +81,7 @@ def main():
   for name in models():
     model, tokens, logits = build(name)
     model.save_pretrained(HERE / name)
+    (HERE / name / 'generation_config.json').unlink(missing_ok=True)
     np.savez(HERE / name / 'logits.npz', tokens=tokens, logits=logits)
 
 

@@ -1,0 +1,45 @@
+"""Every key of a bench config; the other files of this folder start from it."""
+
+import ml_collections
+
+
+def get_config(size: str = 'full') -> ml_collections.ConfigDict:
+  """size 'tiny': random models and few tokens, to see the whole path run."""
+  if size not in ('full', 'tiny'):
+    raise ValueError(f'config argument {size!r}: allowed are full, tiny')
+  tiny = size == 'tiny'
+  c = ml_collections.ConfigDict(
+    {
+      'target': {
+        'source': 'random:tiny' if tiny else '',
+        'dtype': 'float32',
+        'scan_layers': 'auto',
+      },
+      'draft': {
+        'source': 'random:tiny:1' if tiny else '',
+        'dtype': 'float32',
+        'replicated': False,
+      },
+      'mesh': {'data': 1, 'model': 1},
+      'decode': {
+        'methods': ('lm', 'lookup'),
+        'gammas': (3,) if tiny else (2, 4),
+        'rule': 'reject',
+        'max_new_tokens': 16 if tiny else 128,
+        'chunk': 64,
+      },
+      'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'seed': 0},
+      'lookup': {'min_match': 2, 'max_match': 4},
+      'bench': {
+        'repeats': 2 if tiny else 5,
+        'prompts_per_category': 2 if tiny else 0,
+        'prompt_tokens': 64 if tiny else 0,
+        'batch_size': 1,
+        'windows': 16 if tiny else 64,
+        'stream_prompts': 1 if tiny else 4,
+        'chat': True,
+        'small': tiny,
+      },
+    }
+  )
+  return c.lock()

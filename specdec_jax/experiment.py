@@ -1,0 +1,307 @@
+"""From a config to models, methods and settings, checked before any work."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from specdec_jax import api, build, requests, sharding
+from specdec_jax import sampling as sampling_lib
+from specdec_jax.eval import prompts as prompts_lib
+from specdec_jax.eval import timing
+from specdec_jax.models import lm
+
+DTYPES = ('float32', 'bfloat16', 'float64')
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  source: str
+  dtype: str
+  scan_layers: str  # 'auto': on TPU; 'yes', 'no'
+
+  def __post_init__(self):
+    _one_of('target.dtype', self.dtype, DTYPES)
+    _one_of('target.scan_layers', self.scan_layers, ('auto', 'yes', 'no'))
+    if not self.source:
+      raise ValueError(
+        "target.source='': name a model, for example "
+        '--config.target.source=hf:org/name'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+  """source '': no draft model. replicated: whole on every device."""
+
+  source: str
+  dtype: str
+  replicated: bool
+
+  def __post_init__(self):
+    _one_of('draft.dtype', self.dtype, DTYPES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """1 x 1 is one device, without a mesh."""
+
+  data: int
+  model: int
+
+  def __post_init__(self):
+    _at_least('mesh.data', self.data, 1)
+    _at_least('mesh.model', self.model, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decode:
+  """methods: 'lm' (the draft model) or names of build.DRAFTERS."""
+
+  methods: tuple[str, ...]
+  gammas: tuple[int, ...]
+  rule: str
+  max_new_tokens: int
+  chunk: int
+
+  def __post_init__(self):
+    allowed = ('lm', *build.DRAFTERS)
+    for name in self.methods:
+      _one_of('decode.methods', name, allowed)
+    for gamma in self.gammas:
+      _at_least('decode.gammas', gamma, 0)
+    _one_of('decode.rule', self.rule, tuple(build.RULES))
+    _at_least('decode.max_new_tokens', self.max_new_tokens, 1)
+    _at_least('decode.chunk', self.chunk, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  temperature: float
+  top_k: int
+  top_p: float
+  seed: int
+
+  def __post_init__(self):
+    sampling_lib.settings(1, self.temperature, self.top_k, self.top_p)
+    _at_least('sampling.seed', self.seed, 0)
+    if self.seed >= 2**32:
+      raise ValueError(f'sampling.seed={self.seed}: must be less than 2**32')
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+  min_match: int
+  max_match: int
+
+  def __post_init__(self):
+    if not 1 <= self.min_match <= self.max_match:
+      raise ValueError(
+        f'lookup.min_match={self.min_match}, max_match={self.max_match}: '
+        'allowed is 1 <= min_match <= max_match'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+  """What to run and how often.
+
+  prompts_per_category, prompt_tokens (a prompt's last ones): 0 is all. chat:
+  put text prompts through the chat template. windows: timed in a calibration
+  run. stream_prompts: judged prompts streamed for the gaps between tokens.
+  small: smoke test, the ceiling from tiny arrays.
+  """
+
+  repeats: int
+  prompts_per_category: int
+  prompt_tokens: int
+  batch_size: int
+  windows: int
+  stream_prompts: int
+  chat: bool
+  small: bool
+
+  def __post_init__(self):
+    for name in ('repeats', 'batch_size', 'windows'):
+      _at_least(f'bench.{name}', getattr(self, name), 1)
+    for name in ('prompts_per_category', 'prompt_tokens', 'stream_prompts'):
+      _at_least(f'bench.{name}', getattr(self, name), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  target: Target
+  draft: Draft
+  mesh: Mesh
+  decode: Decode
+  sampling: Sampling
+  lookup: Lookup
+  bench: Bench
+
+  def __post_init__(self):
+    if 'lm' in self.decode.methods and not self.draft.source:
+      raise ValueError(
+        "decode.methods has 'lm' but draft.source is empty: set "
+        '--config.draft.source=SOURCE, or take lm out with '
+        '--config.decode.methods="(\'lookup\',)"'
+      )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experiment:
+  settings: Settings
+  target: build.LanguageModel
+  draft: build.LanguageModel | None
+
+
+def settings(config) -> Settings:
+  """A ConfigDict as checked dataclasses; nothing is loaded.
+
+  Raises:
+    ValueError: a value out of range, or a key that is missing or unknown.
+  """
+  parts = {f.name: f.type for f in dataclasses.fields(Settings)}
+  if set(config) != set(parts):
+    raise ValueError(f'config sections {sorted(config)}: want {sorted(parts)}')
+  try:
+    return Settings(**{k: make(**config[k]) for k, make in parts.items()})
+  except TypeError as error:
+    raise ValueError(f'config: {error}') from error
+
+
+def from_config(config) -> Experiment:
+  """Checks a config and loads its models."""
+  return load(settings(config))
+
+
+def load(s: Settings) -> Experiment:
+  """Loads the models that the methods of the settings need."""
+  mesh = None
+  if (s.mesh.data, s.mesh.model) != (1, 1):
+    mesh = sharding.make_mesh(s.mesh.data, s.mesh.model)
+  scan = {'auto': None, 'yes': True, 'no': False}[s.target.scan_layers]
+  target = build.load(
+    s.target.source, dtype=s.target.dtype, mesh=mesh, scan_layers=scan
+  )
+  draft = None
+  if 'lm' in s.decode.methods:
+    draft = build.load(
+      s.draft.source,
+      dtype=s.draft.dtype,
+      mesh=mesh,
+      replicated=s.draft.replicated,
+      scan_layers=scan,
+    )
+  return Experiment(s, target, draft)
+
+
+def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
+  """The engine of one method; gamma 0 is plain decoding."""
+  s = e.settings
+  return build.engine(
+    e.target,
+    e.draft if method == 'lm' else method,
+    rule=s.decode.rule,
+    gamma=gamma,
+    options=build.default_options(chunk=s.decode.chunk),
+    **(dataclasses.asdict(s.lookup) if method == 'lookup' else {}),
+  )
+
+
+def arms(e: Experiment) -> list[timing.Arm]:
+  """Plain decoding, then every method at every gamma of the config."""
+  d = e.settings.decode
+  model = build.target_model(e.target)
+  plain = engine(e, d.methods[0] if d.methods else 'lookup', 0)
+  out = [timing.Arm('autoregressive', 'autoregressive', 0, plain, model)]
+  for method in d.methods:
+    for gamma in sorted(set(d.gammas) - {0}):
+      name = f'{method} g={gamma}'
+      made = engine(e, method, gamma)
+      draft = None
+      if made.draft is not None:
+        # The drafter's own function again: lm.make returns the same object.
+        draft = lm.make(
+          made.draft.config,
+          ids=e.target.ids,
+          vocab=model.vocab,
+          constrain=made.draft.layout and made.draft.layout.constrain,
+        )
+      out.append(timing.Arm(name, method, gamma, made, model, draft))
+  return out
+
+
+def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
+  """The flag --batch_sizes as numbers.
+
+  Raises:
+    ValueError: anything but whole numbers of 1 or more.
+  """
+  for text in texts:
+    if not text.isdecimal() or int(text) < 1:
+      raise ValueError(
+        f'batch_sizes={",".join(texts)}: want whole numbers, as in 1,4,16'
+      )
+  return tuple(sorted({int(text) for text in texts}))
+
+
+def plan(
+  e: Experiment,
+  chosen: Sequence[prompts_lib.Prompt],
+  sizes: Sequence[int] = (),
+) -> timing.Plan:
+  """What to run on these prompts; every prompt is checked.
+
+  Raises:
+    ValueError: a prompt that is empty, too long or has unknown ids, by its id.
+  """
+  s = e.settings
+  if s.bench.prompts_per_category:
+    seen: dict[str | None, int] = {}
+    kept = []
+    for prompt in chosen:
+      seen[prompt.category] = seen.get(prompt.category, 0) + 1
+      if seen[prompt.category] <= s.bench.prompts_per_category:
+        kept.append(prompt)
+    chosen = kept
+  judged, others = prompts_lib.halves(chosen)
+  return timing.Plan(
+    judged=tuple(_item(e, prompt) for prompt in judged),
+    others=tuple(_item(e, prompt) for prompt in others),
+    max_new_tokens=s.decode.max_new_tokens,
+    sampling=s.sampling,
+    batch_size=s.bench.batch_size,
+    batch_sizes=tuple(sizes),
+    repeats=s.bench.repeats,
+    windows=s.bench.windows,
+    stream_prompts=s.bench.stream_prompts,
+    small=s.bench.small,
+  )
+
+
+def _item(e: Experiment, prompt: prompts_lib.Prompt) -> timing.Item:
+  """The first turn of a prompt as tokens."""
+  tokens = prompt.tokens
+  try:
+    if tokens is None:
+      tokens = api.encode(e.target, prompt.turns[0], chat=e.settings.bench.chat)
+    tokens = tokens[-e.settings.bench.prompt_tokens :]
+    requests.check_prompt(
+      tokens,
+      max_new_tokens=e.settings.decode.max_new_tokens,
+      context=e.target.config.context,
+      ids=e.target.ids,
+    )
+  except ValueError as error:
+    raise ValueError(f'prompt {prompt.id!r}: {error}') from error
+  number = prompts_lib.request_number(prompt.id)
+  return timing.Item(prompt.id, prompt.category or '', tuple(tokens), number)
+
+
+def _one_of(name: str, value: Any, allowed: tuple) -> None:
+  if value not in allowed:
+    raise ValueError(f'{name}={value!r}: allowed are {", ".join(allowed)}')
+
+
+def _at_least(name: str, value: Any, low: int) -> None:
+  if isinstance(value, bool) or int(value) != value or value < low:
+    raise ValueError(f'{name}={value}: must be a whole number, {low} or more')

@@ -1,0 +1,238 @@
+"""What compiled programs promise: invariance, one compilation, no host."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import decode, types
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.drafters import scripted
+from specdec_jax.models import lm
+from specdec_jax.verify import coupled, reject
+from tests import fakes
+
+V, NEW, L, B = 13, 16, 32, 6
+
+
+def settings(rows):
+  return dict(
+    temperature=np.array([0.0, 0.8, 1.2, 0.8, 0.6, 1.0])[:rows],
+    top_p=np.array([1.0, 0.9, 1.0, 1.0, 0.8, 0.95])[:rows],
+    seed=3,
+  )
+
+
+@pytest.fixture
+def world(x64):
+  """(programs of some options, weights, request) of a sampled transformer."""
+  config = fakes.tiny()
+  model = lm.make(config)
+  weights = types.Weights(fakes.wild(config, 0), fakes.wild(config, 1))
+  prompts = fakes.prompts(B, vocab=V, seed=5, longest=9)
+
+  def request(length=L, new=NEW):
+    return fakes.request(prompts, new, vocab=V, length=length, **settings(B))
+
+  def programs(**options):
+    drafter = lm_drafter.make(model, gamma=2, chunk=options.get('chunk', 64))
+    options = decode.Options(**options)
+    return decode.programs(model, drafter, reject.RULE, options)
+
+  return programs, weights, request
+
+
+def pick(request, rows):
+  return jax.tree.map(lambda x: x[np.array(rows)], request)
+
+
+def check_rows(out, base, rows):
+  assert fakes.texts(out) == [fakes.texts(base)[b] for b in rows]
+  np.testing.assert_array_equal(
+    out.info.hist_BN, np.asarray(base.info.hist_BN)[np.array(rows)]
+  )
+
+
+def test_a_rows_text_is_its_own(world):
+  """Not the batch's, the order's, the padding's, the chunk's, or the dead's."""
+  programs, weights, request = world
+  generate = programs().generate
+  base = generate(weights, request())
+  order = [3, 0, 5, 1, 4, 2]
+  check_rows(generate(weights, pick(request(), order)), base, order)
+  dead = request()
+  dead.limit_B[[1, 4]] = 0
+  out = generate(weights, dead)
+  for b in (0, 2, 3, 5):
+    assert fakes.texts(out)[b] == fakes.texts(base)[b]
+  assert np.asarray(out.info.calls_B)[[1, 4]].tolist() == [0, 0]
+  check_rows(generate(weights, pick(request(), [4, 1])), base, [4, 1])
+  check_rows(generate(weights, request(length=64)), base, range(B))
+  garbage = request()
+  at_L = np.arange(L)[None]
+  garbage.tokens_BL[at_L >= garbage.lengths_B[:, None]] = 7
+  check_rows(generate(weights, garbage), base, range(B))
+  # A prompt of 9 tokens takes one pass or three.
+  small = programs(chunk=3, narrow=False)
+  check_rows(small.generate(weights, request()), base, range(B))
+  assert len({tuple(text) for text in fakes.texts(base)}) == B
+
+
+@pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0])
+def test_fewer_new_tokens_are_a_prefix(x64, rule):
+  model = fakes.table_model(V)
+  weights = types.Weights(fakes.table(0, V), fakes.table(1, V))
+  prompts = fakes.prompts(B, vocab=V)
+  drafter = lm_drafter.make(model, gamma=2)
+  generate = decode.programs(model, drafter, rule).generate
+  run = lambda new: fakes.texts(
+    generate(
+      weights,
+      fakes.request(prompts, new, vocab=V, length=L, **settings(B)),
+    )
+  )
+  whole = run(NEW)
+  for new in range(1, NEW):
+    for short, text, prompt in zip(run(new), whole, prompts, strict=True):
+      assert short == text[: len(prompt) + new]
+
+
+@pytest.fixture(scope='module')
+def table():
+  """(programs, weights, request(...)) of a sampled table, with log-probs."""
+  model = fakes.table_model(V)
+  drafter = fakes.ragged(lm_drafter.make(model, gamma=2))
+  options = decode.Options(logprobs=True)
+  programs = decode.programs(model, drafter, reject.RULE, options)
+  weights = types.Weights(fakes.table(0, V), fakes.table(1, V))
+  prompts = fakes.prompts(B, vocab=V)
+
+  def request(**changes):
+    changes = dict(length=L) | settings(B) | changes
+    return fakes.request(prompts, changes.pop('new', NEW), vocab=V, **changes)
+
+  return programs, weights, request
+
+
+def test_steps_from_python_equal_generate(table):
+  programs, weights, request = table
+  whole = programs.generate(weights, request())
+  seen = []
+
+  def look(state, info):
+    seen.append(fakes.texts(state))
+
+  out, _ = fakes.run_steps(programs, weights, request(), look=look)
+  for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(whole), strict=True):
+    np.testing.assert_array_equal(x, y)
+  # What has been committed stays.
+  for texts, later in zip(seen, seen[1:], strict=False):
+    for text, longer in zip(texts, later, strict=True):
+      assert longer[: len(text)] == text
+
+
+def test_the_state_is_donated(table):
+  programs, weights, request = table
+  state, info = programs.start(weights, request())
+  new, _ = programs.step(weights, request(), state, info)
+  with pytest.raises((RuntimeError, ValueError), match='deleted|donated'):
+    np.asarray(state.tokens_BL)
+  with pytest.raises((RuntimeError, ValueError), match='deleted|donated'):
+    programs.step(weights, request(), state, info)
+  assert (np.asarray(new.lengths_B) > 0).all()
+
+
+def test_one_compilation_for_all_requests_of_a_bucket(table):
+  programs, weights, request = table
+  generate = programs.generate
+  generate(weights, request())
+  before = generate._cache_size()
+  for changes in (
+    dict(temperature=0.3, top_k=5, top_p=0.4, seed=9),
+    dict(temperature=0.0, new=3),
+    dict(stop_ids=[4], request=np.arange(B) + 100),
+  ):
+    generate(weights, request(**changes))
+  assert generate._cache_size() == before
+  generate(weights, request(length=48))
+  assert generate._cache_size() == before + 1
+
+
+def test_equal_arguments_share_programs():
+  model = fakes.table_model(V)
+  drafter = scripted.make(gamma=2)
+  one, two = (
+    decode.programs(model, drafter, reject.RULE, decode.Options(chunk=8))
+    for _ in range(2)
+  )
+  assert one is two
+  assert one is not decode.programs(model, drafter, coupled.RULE)
+
+
+def test_no_step_of_the_loop_speaks_to_the_host(table):
+  programs, weights, request = table
+  text = programs.generate.lower(weights, request()).as_text()
+  assert 'while' in text
+  for word in ('callback', 'infeed', 'outfeed', 'stablehlo.send'):
+    assert word not in text, word
+
+
+def test_logprobs_are_those_of_a_teacher_forced_pass(table):
+  """At temperature 1 and unfiltered, whatever the row's settings."""
+  programs, weights, request = table
+  req = request()
+  out = programs.generate(weights, req)
+  logprobs = np.asarray(out.info.logprob_BL)
+  for b, text in enumerate(fakes.texts(out)):
+    start = req.lengths_B[b]
+    for i in range(start, len(text)):
+      row_V = fakes.row_of(weights.target, text[:i]).astype(np.float64)
+      wanted = row_V[text[i]] - np.log(np.exp(row_V).sum())
+      assert logprobs[b, i] == pytest.approx(wanted, abs=1e-5)
+    assert (logprobs[b, :start] == 0).all()
+    assert (logprobs[b, len(text) :] == 0).all()
+
+
+def test_narrow_windows_change_nothing(x64):
+  config = fakes.tiny()
+  model = lm.make(config)
+  rng = np.random.default_rng(0)
+  script = rng.integers(0, V, (B, L)).astype(np.int32)
+  # Every row proposes in stretches, so that some windows are narrow.
+  count = np.tile((np.arange(L) // 5) % 2 * 3, (B, 1)).astype(np.int32)
+  weights = types.Weights(fakes.wild(config, 0), (script, count))
+  request = fakes.request([[1, 2]] * B, NEW, vocab=V, length=L, **settings(B))
+  drafter = scripted.make(gamma=3)
+  narrow, wide = (
+    decode.programs(
+      model, drafter, reject.RULE, decode.Options(narrow=n, logprobs=True)
+    ).generate(weights, request)
+    for n in (True, False)
+  )
+  assert fakes.texts(narrow) == fakes.texts(wide)
+  for x, y in zip(
+    jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True
+  ):
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-12)
+  assert 0 < int(narrow.info.wide) < int(narrow.info.calls)
+
+
+def test_an_empty_residual_falls_back_to_the_target(x64):
+  """A rule that leaves no weights at all still says what the target says."""
+
+  def nothing_left(noise, draft, p_BNV):
+    verdict = reject.verify(noise, draft, p_BNV)
+    return verdict._replace(weights_BV=0 * verdict.weights_BV)
+
+  model = fakes.table_model(5)
+  weights = types.Weights(
+    fakes.table(0, 5), (np.zeros((B, L), np.int32), np.ones((B, L), np.int32))
+  )
+  request = fakes.request([[1]] * B, NEW, vocab=5, length=L)
+  rule = types.Rule('nothing left', nothing_left)
+  out = decode.programs(model, scripted.make(gamma=1), rule).generate(
+    weights, request
+  )
+  for text in fakes.texts(out):
+    for i in range(1, len(text)):
+      assert text[i] == jnp.argmax(fakes.row_of(weights.target, text[:i]))

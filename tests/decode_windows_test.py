@@ -1,0 +1,214 @@
+"""What a window commits: ragged acceptance, stop ids, limits, buffer ends."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax import decode, types
+from specdec_jax.drafters import scripted
+from specdec_jax.models import lm
+from specdec_jax.verify import reject
+from tests import fakes
+
+GAMMA = 3
+SCRIPTED = scripted.make(gamma=GAMMA)
+TABLE = fakes.table_model(40)
+
+
+def script_for(text, start, accepted, vocab):
+  """The text, wrong once in each of the first windows: they accept so many."""
+  script = np.array(text)
+  for n in accepted:
+    if n < GAMMA and start + n < len(script):
+      script[start + n] = (script[start + n] + 1) % vocab
+    start += n + 1
+  return script
+
+
+def everything(length):
+  return np.full(length, GAMMA, np.int32)
+
+
+def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
+  config = fakes.tiny()
+  model, V = lm.make(config), config.vocab
+  params = fakes.wild(config, 0)
+  prompts = [[3], [1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 12]]
+  new, L = 12, 32
+  request = fakes.request(prompts, new, vocab=V, length=L)
+  plain = decode.programs(model, decode.PLAIN, reject.RULE).generate(
+    types.Weights(params), request
+  )
+  texts = np.asarray(plain.tokens_BL)
+  programs = decode.programs(model, SCRIPTED, reject.RULE)
+
+  def run(request, rows, patterns):
+    scripts = np.stack(
+      [
+        script_for(texts[b], len(prompts[b]), n, V)
+        for b, n in zip(rows, patterns, strict=True)
+      ]
+    )
+    counts = np.tile(everything(L), (len(rows), 1))
+    out = programs.generate(types.Weights(params, (scripts, counts)), request)
+    return jax.tree.map(np.asarray, out)
+
+  pairs = list(itertools.product(range(GAMMA + 1), repeat=2))
+  alone = {}
+  for b, pair in itertools.product(range(4), pairs):
+    one = jax.tree.map(lambda x, b=b: x[b : b + 1], request)
+    out = run(one, [b], [pair])
+    alone[b, pair] = out
+    start, (n1, n2) = len(prompts[b]), pair
+    assert out.tokens_BL[0].tolist() == texts[b].tolist()
+    windows = out.info.window_BL[0, start : start + new].tolist()
+    assert (windows.count(0), windows.count(1)) == (n1 + 1, n2 + 1)
+  for i in range(256):
+    # Base-4 digits of i and of a permutation of all i: both windows see all.
+    digits = lambda i: [i >> 2 * b & 3 for b in range(4)]
+    patterns = list(zip(digits(i), digits((89 * i + 17) % 256), strict=True))
+    out = run(request, range(4), patterns)
+    for b, pair in enumerate(patterns):
+      one = alone[b, pair]
+      for name in ('hist_BN', 'proposed_BK', 'tried_BK', 'accepted_BK',
+                   'whole_BN', 'calls_B', 'origin_BL', 'window_BL'):
+        together, single = (getattr(o.info, name) for o in (out, one))
+        np.testing.assert_array_equal(together[b], single[0], name)
+      np.testing.assert_array_equal(out.tokens_BL[b], one.tokens_BL[0])
+      assert out.lengths_B[b] == one.lengths_B[0]
+
+
+@pytest.fixture(scope='module')
+def table_text():
+  """A table model's greedy text without a repeated token in its first half."""
+  for seed in range(100):
+    params = fakes.table(seed, 40, hashes=7, scale=3)
+    request = fakes.request([[1, 2]], 14, vocab=40, length=32)
+    out = decode.programs(TABLE, decode.PLAIN, reject.RULE).generate(
+      types.Weights(params), request
+    )
+    text = np.asarray(out.tokens_BL)[0]
+    if len(set(text[2:12].tolist())) == 10:
+      return params, text
+  raise AssertionError('no such table')
+
+
+def test_stop_ids_at_every_offset_of_the_window(table_text):
+  params, text = table_text
+  start, L = 2, len(text)
+  cases = list(itertools.product(range(10), range(GAMMA + 1), range(3)))
+  B = len(cases)
+  request = fakes.request([[1, 2]] * B, 14, vocab=40, length=L)
+  stop_BX = np.full((B, 3), -1, np.int32)
+  for row, (offset, _, column) in zip(stop_BX, cases, strict=True):
+    row[column] = text[start + offset]
+    if column == 2:  # a later stop in the list must not win over a nearer one
+      row[0] = text[start + offset + 2]
+  scripts = np.stack(
+    [script_for(text, start, [n] * 12, 40) for _, n, _ in cases]
+  )
+  weights = types.Weights(params, (scripts, np.tile(everything(L), (B, 1))))
+  request = request._replace(stop_BX=stop_BX)
+  out, plain = (
+    jax.tree.map(
+      np.asarray,
+      decode.programs(TABLE, drafter, reject.RULE).generate(weights, request),
+    )
+    for drafter in (SCRIPTED, decode.PLAIN)
+  )
+  seen = set()
+  for b, (offset, n, _) in enumerate(cases):
+    end = start + offset + 1
+    assert out.lengths_B[b] == plain.lengths_B[b] == end
+    assert out.tokens_BL[b, :end].tolist() == text[:end].tolist()
+    assert (out.tokens_BL[b, end:] == 0).all()
+    assert (out.info.origin_BL[b, end:] == types.PROMPT).all()
+    seen.add((int(out.info.origin_BL[b, end - 1]), offset % (n + 1)))
+  drafted = {(types.DRAFTED, i) for i in range(GAMMA)}
+  recovered = {(types.RECOVERED, i) for i in range(GAMMA)}
+  assert seen == drafted | recovered | {(types.BONUS, GAMMA)}
+  np.testing.assert_array_equal(out.tokens_BL, plain.tokens_BL)
+
+
+def test_a_stop_id_in_the_prompt_or_past_the_cut_does_not_count(table_text):
+  params, text = table_text
+  L = len(text)
+  request = fakes.request([[1, 2]] * 2, [3, 3], vocab=40, length=L)
+  stop_BX = np.array([[1, 2], [text[5], -1]], np.int32)  # text[5]: fourth new
+  counts = np.tile(everything(L), (2, 1))
+  weights = types.Weights(params, (np.stack([text] * 2), counts))
+  out = decode.programs(TABLE, SCRIPTED, reject.RULE).generate(
+    weights, request._replace(stop_BX=stop_BX)
+  )
+  assert out.lengths_B.tolist() == [5, 5]
+  assert (np.asarray(out.tokens_BL)[:, :5] == text[:5]).all()
+
+
+def test_limits_at_every_offset_and_buffers_without_room(table_text):
+  params, text = table_text
+  start, canary = 2, 39
+  most = 3 * GAMMA + 1
+  # L is the longest limit: the last windows cross the end of the memory.
+  L = start + most
+  cases = list(itertools.product(range(most + 1), ('right', 'wrong', 'mixed')))
+  scripts = dict(
+    right=text[:L],
+    wrong=fakes.adversary(text[:L], 40),
+    mixed=script_for(text[: L + 4], start, [1, 2, 0, 1], 40)[:L],
+  )
+  B = len(cases)
+  tokens_BL = np.full((B, L), canary, np.int32)
+  tokens_BL[:, :start] = text[:start]
+  request = fakes.request([[1, 2]] * B, 1, vocab=40, length=L)
+  new_B = np.array([n for n, _ in cases], np.int32)
+  request = request._replace(tokens_BL=tokens_BL, limit_B=start + new_B)
+  weights = types.Weights(
+    params,
+    (
+      np.stack([scripts[name] for _, name in cases]),
+      np.tile(everything(L), (B, 1)),
+    ),
+  )
+  programs = decode.programs(TABLE, SCRIPTED, reject.RULE)
+  out = jax.tree.map(np.asarray, programs.generate(weights, request))
+  for b, n in enumerate(new_B):
+    end = start + n
+    assert out.lengths_B[b] == end
+    assert out.tokens_BL[b, :end].tolist() == text[:end].tolist()
+    assert (out.tokens_BL[b, end:] == canary).all()
+    assert (out.info.origin_BL[b] != types.PROMPT).sum() == n
+    assert (out.info.window_BL[b, end:] == -1).all()
+  assert out.info.calls_B[new_B == 0].tolist() == [0] * 3
+
+
+def test_finished_rows_change_no_more(table_text):
+  """Tokens, lengths, counters and cache of a row stand still once it ends."""
+  params, text = table_text
+  L = len(text)
+  limits = np.array([2, 3, 7, 13], np.int32)  # the first never starts
+  request = fakes.request([[1, 2]] * 4, 1, vocab=40, length=L)
+  request = request._replace(limit_B=limits)
+  weights = types.Weights(
+    params, (np.stack([text] * 4), np.tile(everything(L), (4, 1)))
+  )
+  programs = decode.programs(TABLE, SCRIPTED, reject.RULE)
+  ended = {}
+
+  def look(state, info):
+    per_row = info._replace(wide=None, calls=None)
+    now = jax.tree.map(np.array, (state, per_row))
+    for b in np.flatnonzero(~now[0].live_B):
+      # The first look after the end still holds the last window's writes.
+      mine = jax.tree.map(lambda x, b=b: x[b], now)
+      for x, y in zip(
+        jax.tree.leaves(ended.setdefault(b, mine)),
+        jax.tree.leaves(mine),
+        strict=True,
+      ):
+        np.testing.assert_array_equal(x, y)
+
+  fakes.run_steps(programs, weights, request, look=look)
+  assert sorted(ended) == [0, 1, 2, 3]
+  assert ended[0][1].calls_B == 0 and ended[1][1].calls_B == 1

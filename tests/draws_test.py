@@ -1,0 +1,194 @@
+"""Every random draw: its law, its key, and what it does not depend on."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from specdec_jax import sampling
+from specdec_jax.eval import certify
+
+
+def noise(seeds, requests, lengths, *, gamma=3, coupled=False):
+  as_array = lambda x, t: jnp.asarray(np.array(x, t))
+  return sampling.noise(
+    as_array(seeds, np.uint32),
+    as_array(requests, np.uint32),
+    as_array(lengths, np.int32),
+    sampling.settings(len(seeds), 1.0),
+    gamma=gamma,
+    coupled=coupled,
+  )
+
+
+@pytest.mark.parametrize('wide', [False, True], ids=['float32', 'float64'])
+def test_exponentials_of_a_smaller_vocabulary_are_a_prefix(wide):
+  with jax.enable_x64(wide):
+    dtype = jnp.result_type(float)
+    for seed in range(5):
+      long = sampling.exponential(jax.random.key(seed), 1000, dtype)
+      assert np.isfinite(long).all() and (np.asarray(long) > 0).all()
+      for size in (1, 2, 7, 512, 999):
+        short = sampling.exponential(jax.random.key(seed), size, dtype)
+        np.testing.assert_array_equal(short, long[:size])
+
+
+def test_exponentials_follow_their_law_and_resolve_small_values():
+  x = np.asarray(sampling.exponential(jax.random.key(0), 2**22, jnp.float32))
+  assert stats.kstest(x[: 2**18], 'expon').pvalue > 1e-6
+  # 23-bit uniforms have no value between 0 and 1.2e-7.
+  small = x[x < 1e-5]
+  assert len(small) == pytest.approx(2**22 * 1e-5, abs=4 * 6.5)
+  assert len(np.unique(small)) == len(small)
+
+
+def test_no_bits_give_an_infinite_or_zero_arrival(monkeypatch):
+  for bits in (0, 1, 2**31, 2**32 - 1):
+    fake = lambda key, shape, dtype, bits=bits: jnp.full(shape, bits, dtype)
+    with monkeypatch.context() as patch:
+      patch.setattr(jax.random, 'bits', fake)
+      x = sampling.exponential(jax.random.key(0), 3, jnp.float32)
+    assert np.isfinite(x).all() and (np.asarray(x) > 0).all()
+
+
+def test_law_of_a_draw():
+  V, n = 16, 2**16
+  rng = np.random.default_rng(0)
+  w = np.exp(1.5 * rng.normal(size=V)).astype(np.float32)
+  w[[3, 7]] = 0
+  keys = jax.random.split(jax.random.key(1), n)
+  tokens = sampling.draw(
+    jnp.array(True), keys, jnp.broadcast_to(jnp.asarray(w), (n, V))
+  )
+  assert tokens.dtype == jnp.int32
+  counts = np.bincount(np.asarray(tokens), minlength=V)
+  assert counts[[3, 7]].tolist() == [0, 0]
+  assert certify.chi_square(counts, w / w.sum()) > 1e-6
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def tail_draws(chunks, size, w_V):
+  """How many of chunks * size draws fall into the tail."""
+
+  def chunk(total, i):
+    keys = jax.vmap(lambda j: jax.random.fold_in(jax.random.key(3), j))(
+      i * size + jnp.arange(size)
+    )
+    w = jnp.broadcast_to(w_V, (size, w_V.size))
+    return total + jnp.sum(sampling.draw(jnp.array(True), keys, w) >= 8), None
+
+  return jax.lax.scan(chunk, jnp.int32(0), jnp.arange(chunks))[0]
+
+
+def tail_excess(log2_draws):
+  """Standard deviations by which a flat tail of mass 0.01 is drawn too often."""
+  V, mass, size = 49152, 0.01, 64
+  w = np.full(V, mass / (V - 8), np.float32)
+  w[:8] = (1 - mass) / 8
+  n = 2**log2_draws
+  got = int(tail_draws(n // size, size, jnp.asarray(w)))
+  return (got - n * mass) / np.sqrt(n * mass * (1 - mass))
+
+
+def bits_up_to(x_M, dtype):
+  """How many of the 2**32 bit patterns give an arrival at or before x."""
+  with pytest.MonkeyPatch.context() as patch:
+    arrival = lambda: sampling.exponential(None, len(x_M), dtype)
+    low, high = np.zeros(len(x_M), np.int64), np.full(len(x_M), 2**32, np.int64)
+    for _ in range(33):
+      middle = (low + high) // 2
+      bits = np.minimum(middle, 2**32 - 1).astype(np.uint32)
+      patch.setattr(jax.random, 'bits', lambda *_, b=bits: jnp.asarray(b))
+      under = (np.asarray(arrival()) <= x_M) & (middle < 2**32)
+      low, high = np.where(under, middle + 1, low), np.where(under, high, middle)
+  return low
+
+
+@pytest.mark.parametrize('V, mass', [(49152, 0.01), (256000, 1e-3)])
+def test_flat_tail_of_a_real_vocabulary_integrated(V, mass):
+  """P(the tail wins), from every bit pattern: no sampling error.
+
+  With 23-bit uniforms it is 0.0074 instead of 0.01 at V = 49,152.
+  """
+  head, n = 8, V - 8
+  time_M = np.linspace(0, 40, 20001)
+  after = lambda w: 1 - bits_up_to(np.float32(w * time_M), jnp.float32) / 2**32
+  tail_M = after(mass / n) ** n
+  head_M = after((1 - mass) / head) ** head
+  wins = (-np.diff(tail_M) * (head_M[1:] + head_M[:-1]) / 2).sum()
+  assert wins == pytest.approx(mass, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_flat_tail_of_a_real_vocabulary_drawn():
+  assert abs(tail_excess(17)) < 4
+
+
+def test_accept_uniforms_are_in_range_and_uniform():
+  B = 2**12
+  u = np.asarray(noise(np.zeros(B), np.arange(B), np.full(B, 9)).accept_BK)
+  assert u.shape == (B, 3) and (u >= 0).all() and (u < 1).all()
+  for column in u.T:
+    assert stats.kstest(column, 'uniform').pvalue > 1e-6
+
+
+def test_no_two_draws_share_a_key():
+  """Roles, offsets, positions, requests and seeds each change every draw."""
+  points = list(itertools.product((0, 1, 2**31), (0, 1, 2**20), range(1, 12)))
+  seeds, requests, lengths = zip(*points, strict=True)
+  drawn = []
+
+  def record(any_sampled, keys_B, weights_BV):
+    drawn.append(np.asarray(jax.random.key_data(keys_B)))
+    return jnp.zeros(len(points), jnp.int32)
+
+  w = jnp.ones((len(points), 4))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sampling, 'draw', record)
+    n = noise(seeds, requests, lengths)
+    for k in range(3):
+      n.draft(k, w)
+    # The emitted token's key belongs to its position: once for each.
+    n.next(jnp.zeros(len(points), jnp.int32), w)
+  keys = np.concatenate(drawn)
+  assert len(np.unique(keys, axis=0)) == 4 * len(points)
+  assert len(np.unique(np.asarray(n.accept_BK))) == 3 * len(points)
+
+
+def test_next_draw_belongs_to_its_position():
+  """Whatever window it is in; the draft and accept draws belong to theirs."""
+  w = jnp.asarray(np.random.default_rng(0).random((8, 50)), jnp.float32)
+  at = lambda x: jnp.full(8, x, jnp.int32)
+  same = lambda a, b: (np.asarray(a) == np.asarray(b)).all()
+  early = noise([5] * 8, range(8), [10] * 8)
+  late = noise([5] * 8, range(8), [12] * 8)
+  assert same(early.next(at(3), w), late.next(at(1), w))
+  assert not same(early.next(at(3), w), late.next(at(3), w))
+  assert not same(early.draft(2, w), late.draft(0, w))
+  assert not same(early.accept_BK[:, 2], late.accept_BK[:, 0])
+  coupled = noise([5] * 8, range(8), [10] * 8, coupled=True)
+  assert same(coupled.draft(2, w), early.next(at(2), w))
+  assert not same(coupled.draft(2, w), early.draft(2, w))
+
+
+def test_a_rows_noise_does_not_depend_on_the_batch():
+  w = jnp.asarray(np.random.default_rng(0).random((6, 30)), jnp.float32)
+  rows = ([1, 1, 2, 3, 1, 7], [4, 5, 4, 4, 9, 0], [3, 3, 3, 8, 20, 1])
+  every = noise(*rows)
+  for b in (2, 5):
+    one = noise(*([x[b]] for x in rows))
+    np.testing.assert_array_equal(every.accept_BK[b], one.accept_BK[0])
+    pick = lambda n, w: (n.draft(1, w), n.next(jnp.full(len(w), 2), w))
+    for x, y in zip(pick(every, w), pick(one, w[b : b + 1]), strict=True):
+      assert int(x[b]) == int(y[0])
+
+
+def test_greedy_batches_draw_nothing_and_take_the_only_weight():
+  w = jnp.asarray(np.eye(5, dtype=np.float32)[[3, 0, 4]] * 0.25)
+  keys = jax.random.split(jax.random.key(0), 3)
+  assert sampling.draw(jnp.array(False), keys, w).tolist() == [3, 0, 4]
+  assert sampling.draw(jnp.array(True), keys, w).tolist() == [3, 0, 4]

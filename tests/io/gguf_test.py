@@ -1,0 +1,223 @@
+"""GGUF files: the same model as the Hugging Face form, or one clear message."""
+
+import struct
+
+import gguf
+import numpy as np
+import pytest
+
+from specdec_jax.io import gguf as reader
+from specdec_jax.io import gguf_file, names, sources
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+ARCHS = {'llama': dict(tied=False), 'qwen2': {}}
+
+
+def both(tiny, tmp_path, arch, **changes):
+  c = tiny.config(arch, **changes)
+  weights = tiny.arrays(c)
+  folder = tiny.write_folder(tmp_path / 'hf', c, arch, weights)
+  path = tiny.write_gguf(tmp_path / 'm.gguf', c, arch, weights)
+  return sources.load(str(folder)), sources.load(str(path))
+
+
+@pytest.mark.parametrize('tied', [False, True])
+@pytest.mark.parametrize('arch', ARCHS)
+def test_equals_the_hugging_face_form(tiny, tmp_path, arch, tied):
+  hf, gg = both(tiny, tmp_path, arch, tied=tied)
+  # Fields are float32: 1e-6 comes back as 9.99999997e-07.
+  assert gg.config.norm_eps == pytest.approx(hf.config.norm_eps)
+  same = {**vars(gg.config), 'norm_eps': hf.config.norm_eps}
+  assert model_config.LMConfig(**same) == hf.config
+  ours, theirs = lm.flatten(gg.params), lm.flatten(hf.params)
+  assert ours.keys() == theirs.keys()
+  for name, x in theirs.items():
+    np.testing.assert_array_equal(ours[name], x, err_msg=name)
+
+
+def test_unpermute_is_the_inverse_by_hand(tiny):
+  # One head of 4 channels: the file holds rows 0, 2, 1, 3 of ours.
+  c = tiny.config(heads=1, kv_heads=1, head_dim=4)
+  x = np.array([[0], [2], [1], [3]])
+  assert names.unpermute(x, c)[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+  'kind, bound', [('Q8_0', 0.01), ('Q4_1', 0.06), ('F16', 1e-3), ('BF16', 1e-2)]
+)
+def test_dequantised_weights_are_near(tiny, tmp_path, kind, bound):
+  c = tiny.config(mlp=64)
+  weights = tiny.arrays(c)
+  quantise = gguf.GGMLQuantizationType[kind]
+  path = tiny.write_gguf(
+    tmp_path / f'a.{kind}.gguf', c, 'llama', weights, quantise
+  )
+  model = sources.load(str(path))
+  up = weights['model.layers.0.mlp.up_proj.weight']
+  got = np.asarray(model.params['layers']['0']['mlp']['up']['kernel']).T
+  assert 0 < np.abs(got - up).max() < bound
+  exact = kind in ('F16', 'BF16')
+  assert model.label == f'a ({kind})' if exact else f'a ({kind}, dequantised)'
+
+
+def llama3_divisors(c):
+  """rope_freqs.weight as convert_hf_to_gguf.py computes it, from the paper."""
+  s = c.rope_scaling
+  out = []
+  for i in range(0, c.head_dim, 2):
+    wavelength = 2 * np.pi * c.rope_theta ** (i / c.head_dim)
+    if wavelength < s.original_context / s.high_freq_factor:
+      out.append(1.0)
+    elif wavelength > s.original_context / s.low_freq_factor:
+      out.append(s.factor)
+    else:
+      smooth = (s.original_context / wavelength - s.low_freq_factor) / (
+        s.high_freq_factor - s.low_freq_factor
+      )
+      out.append(1 / ((1 - smooth) / s.factor + smooth))
+  return np.array(out, np.float32)
+
+
+def test_llama3_scaling_is_recovered_from_its_divisors(tiny, tmp_path):
+  c = tiny.config(
+    head_dim=16,
+    rope_theta=500000.0,
+    rope_scaling=model_config.RopeScaling(factor=32.0),
+  )
+  divisors = llama3_divisors(c)
+  assert len(set(divisors.tolist())) > 2  # all three branches
+  add = lambda w: w.add_tensor('rope_freqs.weight', divisors)
+  path = tiny.write_gguf(tmp_path / 'm.gguf', c, extra=[add])
+  assert sources.load(str(path)).config.rope_scaling == c.rope_scaling
+
+
+def test_other_divisors_are_refused(tiny, tmp_path):
+  c = tiny.config(head_dim=16)
+  odd = np.linspace(1, 9, 8).astype(np.float32)
+  add = lambda w: w.add_tensor('rope_freqs.weight', odd)
+  path = tiny.write_gguf(tmp_path / 'm.gguf', c, extra=[add])
+  with pytest.raises(ValueError, match='rope_freqs.weight is not a Llama 3'):
+    sources.open_source(str(path))
+
+
+@pytest.mark.parametrize(
+  'arch, add, message',
+  [
+    ('gemma2', None, r"architecture 'gemma2'.*\['llama', 'qwen2'\]"),
+    (
+      'llama',
+      lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+      "rope.scaling.type 'yarn'",
+    ),
+    (
+      'llama',
+      lambda w: w.add_rope_dimension_count(4),
+      'dimension_count=4 of 8',
+    ),
+    ('llama', lambda w: w.add_uint32('general.alignment', 48), 'alignment=48'),
+    ('llama', lambda w: w.add_bool('llama.vocab_size', True), None),
+    (
+      'llama',
+      lambda w: w.add_tensor(
+        'blk.0.ffn_gate_inp.weight', np.ones((2, 2), 'f4')
+      ),
+      r'no place for \[blk.0.ffn_gate_inp.weight\]',
+    ),
+  ],
+)
+def test_unsupported_files_are_named(tiny, tmp_path, arch, add, message):
+  extra = [add] if add else None
+  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch, extra=extra)
+  if message is None:
+    sources.load(str(path))
+    return
+  with pytest.raises(ValueError, match=message):
+    sources.load(str(path))
+
+
+def refused(path, data):
+  path.write_bytes(data)
+  with pytest.raises(ValueError) as e:
+    sources.load(str(path))
+  assert path.name in str(e.value)
+  return str(e.value)
+
+
+def test_other_files_are_recognised(tiny, tmp_path):
+  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
+  whole = path.read_bytes()
+  assert 'is empty' in refused(path, b'')
+  assert 'cut' in refused(path, b'GGUF')
+  assert 'not a GGUF' in refused(path, b'PK\3\4' + whole[4:])
+  assert 'git lfs pull' in refused(path, b'version https://git-lfs.github.com/')
+  version = lambda raw: whole[:4] + raw + whole[8:]
+  assert 'version 9' in refused(path, version(struct.pack('<I', 9)))
+  assert 'big-endian' in refused(path, version(struct.pack('>I', 3)))
+  assert 'version 1' in refused(path, version(struct.pack('<I', 1)))
+
+
+@pytest.mark.parametrize('at', [8, 16])
+@pytest.mark.parametrize('count', [1 << 20, 1 << 40, (1 << 64) - 1])
+def test_huge_counts_allocate_nothing(tiny, tmp_path, at, count):
+  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
+  whole = path.read_bytes()
+  data = whole[:at] + struct.pack('<Q', count) + whole[at + 8 :]
+  assert 'cut or damaged' in refused(path, data)
+
+
+def test_every_cut_is_refused(tiny, tmp_path):
+  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
+  whole = path.read_bytes()
+  for keep in [*range(0, 200, 7), *range(200, len(whole), len(whole) // 40)]:
+    refused(path, whole[:keep])
+
+
+def test_damaged_headers_give_one_message_or_load(tiny, tmp_path):
+  # Every third byte set to 0xFF: a ValueError, or still a model.
+  c = tiny.config(depth=1, vocab=260, width=8, heads=1, kv_heads=1, mlp=8)
+  path = tiny.write_gguf(tmp_path / 'm.gguf', c)
+  whole = path.read_bytes()
+  start = min(t.offset for t in gguf_file.parse(path).tensors.values())
+  messages = 0
+  for at in range(0, start, 3):
+    path.write_bytes(whole[:at] + b'\xff' + whole[at + 1 :])
+    try:
+      opened = sources.open_source(str(path))
+    except ValueError as e:
+      messages += str(path.name) in str(e)
+  assert messages > start // 100
+  assert opened is not None
+
+
+def test_overlapping_tensors_are_refused(tiny, tmp_path):
+  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
+  whole = path.read_bytes()
+  # The last tensor's entry ends the table: type, then its offset.
+  name = b'output.weight'
+  at = whole.index(struct.pack('<Q', len(name)) + name) + 8 + len(name) + 4 + 16
+  data = whole[: at + 4] + struct.pack('<Q', 0) + whole[at + 12 :]
+  assert 'overlap' in refused(path, data)
+
+
+def test_integer_tensors_are_refused_by_name(tiny, tmp_path):
+  c = tiny.config()
+  weights = tiny.arrays(c)
+  weights['model.norm.weight'] = np.ones(c.width, np.int32)
+  path = tiny.write_gguf(tmp_path / 'm.gguf', c, weights=weights)
+  with pytest.raises(ValueError, match='output_norm.weight is stored as I32'):
+    sources.load(str(path))
+
+
+def test_missing_fields_are_named(tiny, tmp_path):
+  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
+  whole = path.read_bytes()
+  data = whole.replace(b'llama.block_count', b'llama.block_kount')
+  assert 'field llama.block_count is missing' in refused(path, data)
+
+
+def test_field_type_is_checked(tiny, tmp_path):
+  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
+  file = gguf_file.parse(path)
+  with pytest.raises(ValueError, match='architecture is str; int is needed'):
+    reader.field(file, 'general.architecture', int)

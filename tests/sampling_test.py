@@ -1,0 +1,133 @@
+"""Logits to probabilities, against a float64 oracle that sorts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import sampling
+
+
+def oracle(logits_V, temperature, top_k, top_p, slack=0.0):
+  """Temperature, top-k, top-p in float64; ties at a cut are kept.
+
+  slack moves the mass at which top-p cuts, for rows where rounding decides.
+  """
+  x = np.asarray(logits_V, np.float64)
+  if temperature < 1e-5:
+    return (np.arange(len(x)) == np.argmax(x)).astype(float)
+  z = (x - x.max()) / temperature
+  if 0 < top_k < len(z):
+    z = np.where(z >= np.sort(z)[::-1][top_k - 1], z, -np.inf)
+  p = np.exp(z) / np.exp(z).sum()
+  if top_p < 1:
+    down = np.sort(p)[::-1]
+    mass = np.cumsum(down)
+    # Ties share their fate: the mass of {p >= t} counts all of them.
+    last = np.array([mass[down >= t][-1] for t in down])
+    enough = np.flatnonzero(last >= top_p + slack)
+    t = down[enough[0]] if len(enough) else 0
+    p = np.where(p >= t, p, 0)
+  return p / p.sum()
+
+
+def rows(V):
+  """Logits of many kinds: random, peaked, flat, tied, partly excluded."""
+  rng = np.random.default_rng(0)
+  out = [s * rng.normal(size=V) for s in (0.01, 1, 1, 3, 10, 100)]
+  out += [np.round(2 * rng.normal(size=V)) for _ in range(6)]  # many ties
+  out += [np.zeros(V), np.full(V, -1e30), np.arange(V) * 1.0]
+  cut = rng.normal(size=V)
+  cut[V // 2 :] = -np.inf
+  return np.array([*out, cut, np.where(np.arange(V) == 1, 0, -np.inf)])
+
+
+SETTINGS = [
+  (t, k, p)
+  for t in (0.0, 1e-8, 2e-5, 1e-2, 0.3, 0.7, 1.0, 1.3, 50.0)
+  for k in (0, 1, 2, 5, 10**6)
+  for p in (1e-6, 0.3, 0.9, 0.999, 1.0)
+]
+
+
+@pytest.mark.parametrize('V', [2, 7, 50])
+@pytest.mark.parametrize('wide', [False, True], ids=['float32', 'float64'])
+def test_probabilities_equal_the_sorting_oracle(wide, V):
+  with jax.enable_x64(wide):
+    dtype = np.float64 if wide else np.float32
+    tie, tol = (1e-11, 1e-12) if wide else (1e-5, 2e-6)
+    cases = [(x, s) for x in rows(V).astype(dtype) for s in SETTINGS]
+    logits, settings = zip(*cases, strict=True)
+    got = sampling.probabilities(
+      jnp.asarray(np.array(logits))[:, None],
+      sampling.settings(len(cases), *zip(*settings, strict=True)),
+    )[:, 0]
+    assert got.dtype == dtype
+    got = np.asarray(got, np.float64)
+  undecided = 0
+  for g, x, (t, k, p) in zip(got, logits, settings, strict=True):
+    t, p = float(dtype(t)), float(dtype(p))
+    wanted = oracle(x, t, k, p)
+    if np.abs(g - wanted).max() > tol:
+      # Allowed only where the kept mass is top_p itself up to rounding.
+      either = [oracle(x, t, k, p, slack) for slack in (-tie, tie)]
+      assert min(np.abs(g - w).max() for w in either) <= tol, (x, t, k, p)
+      undecided += 1
+    assert abs(g.sum() - 1) < 1e-5
+  assert undecided < 0.03 * len(cases)
+
+
+def test_greedy_is_the_first_maximum():
+  rng = np.random.default_rng(0)
+  x = np.round(rng.normal(size=(1000, 3, 6))).astype(np.float32)  # ties
+  for dtype in (jnp.float32, jnp.bfloat16):
+    p = sampling.probabilities(jnp.asarray(x, dtype), sampling.settings(1000))
+    assert p.dtype == jnp.float32
+    np.testing.assert_array_equal(
+      np.asarray(p), np.eye(6)[np.argmax(x, -1)].astype(np.float32)
+    )
+
+
+def test_a_row_does_not_depend_on_the_others():
+  rng = np.random.default_rng(1)
+  x = rng.normal(size=(64, 2, 50)).astype(np.float32)
+  mine = sampling.settings(64, 0.9)
+  plain = np.asarray(sampling.probabilities(jnp.asarray(x), mine))
+  odd = np.arange(64) % 2 == 1
+  for change in (
+    dict(temperature_B=np.where(odd, 0, 0.9).astype(np.float32)),
+    dict(top_k_B=np.where(odd, 3, 0).astype(np.int32)),
+    dict(top_p_B=np.where(odd, 0.5, 1).astype(np.float32)),
+  ):
+    other = sampling.probabilities(jnp.asarray(x), mine._replace(**change))
+    np.testing.assert_array_equal(np.asarray(other)[~odd], plain[~odd])
+    assert (np.asarray(other)[odd] != plain[odd]).any((1, 2)).all()
+
+
+def test_excluded_ids_have_probability_exactly_zero():
+  x = np.zeros((3, 1, 8), np.float32)
+  x[..., 5:] = -np.inf
+  for top_k, top_p in ((0, 1.0), (7, 0.999), (100, 0.5)):
+    p = sampling.probabilities(
+      jnp.asarray(x), sampling.settings(3, 1.0, top_k, top_p)
+    )
+    assert (np.asarray(p)[..., 5:] == 0).all()
+
+
+@pytest.mark.parametrize(
+  'bad',
+  [
+    dict(temperature=-0.1),
+    dict(temperature=float('nan')),
+    dict(temperature=float('inf')),
+    dict(top_k=-1),
+    dict(top_k=1.5),
+    dict(top_p=0.0),
+    dict(top_p=1.01),
+    dict(top_p=float('nan')),
+    dict(top_p=[0.5, -1.0]),
+  ],
+)
+def test_invalid_settings_are_refused(bad):
+  with pytest.raises(ValueError, match=next(iter(bad))):
+    sampling.settings(2, **bad)
