@@ -8,7 +8,6 @@ print(out[0].text, out[0].metrics['block_efficiency'])
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 

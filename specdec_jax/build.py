@@ -90,12 +90,15 @@ def load(
     put=None if layout is None else layout.put,
     scan_layers=scan_layers,
   )
+  config, params = loaded.config, loaded.params
+  if layout is None:
+    config, params = lm.fuse(config, params)
   return LanguageModel(
     source=source,
     label=loaded.label,
     digest=loaded.digest,
-    config=loaded.config,
-    params=loaded.params,
+    config=config,
+    params=params,
     tokenizer=loaded.tokenizer,
     layout=layout,
   )

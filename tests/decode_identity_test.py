@@ -125,7 +125,9 @@ def test_coupled_says_what_plain_sampling_says(world, kind):
     np.testing.assert_array_equal(out.info.tried_BK, out.info.accepted_BK)
 
 
-@pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0])
+@pytest.mark.parametrize(
+  'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
+)
 def test_proposing_nothing_is_plain_decoding_bit_for_bit(x64, rule):
   model = fakes.table_model(V)
   weights = types.Weights(fakes.table(0, V))

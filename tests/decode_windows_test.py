@@ -72,8 +72,16 @@ def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
     out = run(request, range(4), patterns)
     for b, pair in enumerate(patterns):
       one = alone[b, pair]
-      for name in ('hist_BN', 'proposed_BK', 'tried_BK', 'accepted_BK',
-                   'whole_BN', 'calls_B', 'origin_BL', 'window_BL'):
+      for name in (
+        'hist_BN',
+        'proposed_BK',
+        'tried_BK',
+        'accepted_BK',
+        'whole_BN',
+        'calls_B',
+        'origin_BL',
+        'window_BL',
+      ):
         together, single = (getattr(o.info, name) for o in (out, one))
         np.testing.assert_array_equal(together[b], single[0], name)
       np.testing.assert_array_equal(out.tokens_BL[b], one.tokens_BL[0])

@@ -104,7 +104,10 @@ def bits_up_to(x_M, dtype):
       bits = np.minimum(middle, 2**32 - 1).astype(np.uint32)
       patch.setattr(jax.random, 'bits', lambda *_, b=bits: jnp.asarray(b))
       under = (np.asarray(arrival()) <= x_M) & (middle < 2**32)
-      low, high = np.where(under, middle + 1, low), np.where(under, high, middle)
+      low, high = (
+        np.where(under, middle + 1, low),
+        np.where(under, high, middle),
+      )
   return low
 
 

@@ -34,9 +34,7 @@ def table_model(vocab: int, context: int = 512, ids: int | None = None):
     row_B1 = jnp.arange(B)[:, None]
     cache = cache.at[row_B1, slots_BT].set(tokens_BT + 1, mode='drop')
     weight_11S = (3 * jnp.arange(S) + 1)[None, None]
-    hash_BT = jnp.sum(
-      jnp.where(mask_BTS, cache[:, None] * weight_11S, 0), -1
-    )
+    hash_BT = jnp.sum(jnp.where(mask_BTS, cache[:, None] * weight_11S, 0), -1)
     hidden_BTD = jnp.stack([hash_BT, tokens_BT], -1)
     tapped = tuple(
       jnp.stack(

@@ -37,9 +37,7 @@ def completed(tokens_RL, lengths_R, chance_R, law, start):
     rows = lengths_R == start + m
     if not rows.any():
       continue
-    flat = np.ravel_multi_index(
-      tokens_RL[rows, start : start + m].T, (V,) * m
-    )
+    flat = np.ravel_multi_index(tokens_RL[rows, start : start + m].T, (V,) * m)
     mass = np.bincount(flat, chance_R[rows], V**m).reshape((V,) * m)
     head = law.sum(tuple(range(m, n)), keepdims=True)
     with np.errstate(invalid='ignore'):
@@ -131,7 +129,9 @@ def counted(rule, drafter, samples, rows, settings, seed=0):
 SETTINGS = (('temperature', 0.9), ('top_p', 0.95))
 
 
-@pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0])
+@pytest.mark.parametrize(
+  'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
+)
 def test_joint_law_of_generate(rule):
   counts, law = counted(rule, DRAFT, 2**16, 2**12, SETTINGS)
   assert certify.chi_square(counts, law) > 1e-9
@@ -152,7 +152,9 @@ def test_chi_square_sees_a_bias():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0])
+@pytest.mark.parametrize(
+  'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
+)
 @pytest.mark.parametrize('drafter', [DRAFT, fakes.ragged(DRAFT)])
 def test_joint_law_of_generate_with_four_million_texts(rule, drafter):
   counts, law = counted(rule, drafter, 2**22, 2**16, SETTINGS, seed=1)

@@ -25,7 +25,7 @@ def walk(
   coupled: bool,
   vocab: int,
 ):
-  """Proposes at the first `steps` prefixes of a text, one token apart.
+  """Proposes at `steps` prefixes of a text, one token apart, then from anew.
 
   request: the prompts with the text after them; limit_B is where it ends. The
   target is never run. Returns (tokens_BL, proposed_BL, check): the first token
@@ -33,9 +33,10 @@ def walk(
   """
   B, L = request.tokens_BL.shape
   live_B = request.lengths_B < request.limit_B
+  span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
   at = lambda i: types.Context(
     request.tokens_BL,
-    jnp.minimum(request.lengths_B + i, request.limit_B),
+    request.lengths_B + i % span_B,
     live_B,
     request.sampling,
   )
@@ -54,8 +55,7 @@ def walk(
     )
     draft, state, _ = drafter.propose(weights, state, context, noise, None)
     state = drafter.commit(state, at(i + 1), nothing, None)
-    inside_B = context.lengths_B < request.limit_B
-    slots_B = jnp.where(inside_B, context.lengths_B, L)
+    slots_B = jnp.where(live_B, context.lengths_B, L)
     put = lambda old, new: old.at[jnp.arange(B), slots_B].set(new, mode='drop')
     check += jnp.sum(draft.tokens_BK) + jnp.sum(draft.count_B)
     if draft.q_BKV is not None:

@@ -248,14 +248,15 @@ def _predicted(arm: timing.Arm, calibration, info, base: float, alpha) -> dict:
   wide = metrics.wide_share(info) if narrow else 1.0
   propose = calibration.propose[arm.name] / calibration.step
   v = cost.interpolated(calibration.verify)
+  idle = calibration.idle[arm.gamma + 1]
   exact = cost.histogram_tokens(hist)
   gammas = {}
   for g in range(1, arm.gamma + 1):
     # Drafting a shorter window costs in proportion; a lookup costs the same.
     draft = propose * (g / arm.gamma if arm.draft else 1)
     share = cost.histogram_tokens(cost.truncated(hist, g)) / exact
-    gammas[g] = tokens * share / cost.window(draft, wide, v(g + 1))
-  window = cost.window(propose, wide, v(arm.gamma + 1))
+    gammas[g] = tokens * share / cost.window(draft, wide, v(g + 1), idle)
+  window = cost.window(propose, wide, v(arm.gamma + 1), idle)
   independent = None
   if alpha and alpha['alpha'] is not None:
     rate = metrics.summary(info)['proposal_rate'] or 0.0

@@ -24,13 +24,15 @@ from specdec_jax.eval import acceptance
 class Calibration:
   """Times of the parts, in seconds; ratios are to a plain step of the target.
 
-  step: one plain step. verify: v(n), by width. propose: seconds a window, by
-  arm. c: time of a drafted token over a plain step, by arm.
+  step: one plain step. verify: v(n), by width. idle: a window in which nothing
+  is proposed, by the width of its program's other windows. propose: seconds a
+  window, by arm. c: time of a drafted token over a plain step, by arm.
   """
 
   step: float
   step_spread: float
   verify: dict[int, float]
+  idle: dict[int, float]
   propose: dict[str, float]
   c: dict[str, float]
 
@@ -54,7 +56,7 @@ def measure(
   """Times every width and every drafter of the arms, in turns.
 
   Args:
-    arms: bench.Arm, plain decoding first.
+    arms: timing.Arm, plain decoding first.
     request: full rows; limit - length is how many windows are timed.
     plain: the executable of plain decoding at the request's shapes.
     repeats: of each measurement; medians are taken.
@@ -67,56 +69,73 @@ def measure(
   # Nothing but luck accepts the text moved by one id; where a sampled run does,
   # the window is still one window.
   wrong_BL = (text + 1) % engine.target.ids
-  script = (wrong_BL, jnp.full_like(wrong_BL, max(a.gamma for a in arms)))
-  runs: dict[Any, Callable[[decode.Request], float]] = {}
+  runs: dict[Any, Callable[[], tuple[float, float, int]]] = {}
   for width in sorted({arm.gamma + 1 for arm in arms}):
-    weights = types.Weights(engine.target.params, script)
     if width == 1:
-      weights, program = engine.weights, plain
-    else:
-      drafter = _scripted(width - 1)
-      programs = decode.programs(
-        arms[0].model, drafter, engine.rule, engine.options
-      )
-      program, _ = compiled(programs.generate, weights, request)
-    runs[width] = _window_seconds(program, weights, request)
+      runs['verify', 1] = _window_seconds(plain, engine.weights, request)
+      continue
+    drafter = _scripted(width - 1)
+    programs = decode.programs(
+      arms[0].model, drafter, engine.rule, engine.options
+    )
+    script = lambda count: types.Weights(
+      engine.target.params, (wrong_BL, jnp.full_like(wrong_BL, count))
+    )
+    program, _ = compiled(programs.generate, script(0), request)
+    for part, count in (('verify', width - 1), ('idle', 0)):
+      runs[part, width] = _window_seconds(program, script(count), request)
   for arm in arms[1:]:
-    runs[arm.name] = _propose_seconds(arm, request._replace(tokens_BL=text))
+    runs['propose', arm.name] = _propose_seconds(
+      arm, request._replace(tokens_BL=text)
+    )
   for run in runs.values():
     run()
-  times = {key: [] for key in runs}
+  found: dict[Any, list[tuple[float, float, int]]] = {key: [] for key in runs}
   for _ in track(range(repeats), 'calibrating'):
     for key, run in runs.items():
-      times[key].append(run())
+      found[key].append(run())
+  times = {key: _each(samples) for key, samples in found.items()}
   ratio = lambda key: statistics.median(
-    t / s for t, s in zip(times[key], times[1], strict=True)
+    t / s for t, s in zip(times[key], times['verify', 1], strict=True)
   )
-  step = statistics.median(times[1])
+  of = lambda part: {key[1]: ratio(key) for key in runs if key[0] == part}
+  step = statistics.median(times['verify', 1])
   return Calibration(
     step=step,
-    step_spread=float(np.ptp(times[1])),
-    verify={key: ratio(key) for key in runs if isinstance(key, int)},
-    propose={a.name: statistics.median(times[a.name]) for a in arms[1:]},
-    c={a.name: ratio(a.name) / a.gamma for a in arms[1:]},
+    step_spread=float(np.ptp(times['verify', 1])),
+    verify=of('verify'),
+    idle=of('idle'),
+    propose={name: x * step for name, x in of('propose').items()},
+    c={a.name: of('propose')[a.name] / a.gamma for a in arms[1:]},
   )
+
+
+def _each(samples: list[tuple[float, float, int]]) -> list[float]:
+  """Seconds a window from (whole call, the call without windows, windows).
+
+  Less the fastest call without windows: a slow one must not hide their cost.
+  """
+  before = min(sample[1] for sample in samples)
+  return [max(whole - before, 1e-9) / n for whole, _, n in samples]
 
 
 def _window_seconds(program, weights, request):
-  """() -> seconds a window: the whole call less its prefill."""
+  """() -> a sample for _each."""
   none = request._replace(limit_B=request.lengths_B)
 
   def run():
     before = seconds(lambda: program(weights, none))
     start = time.perf_counter()
     out = jax.block_until_ready(program(weights, request))
-    return (time.perf_counter() - start - before) / int(out.info.calls)
+    whole = time.perf_counter() - start
+    return whole, before, int(out.info.calls)
 
   return run
 
 
 def _propose_seconds(arm, request):
-  """() -> seconds a window of drafting alone, along the text."""
-  steps = int(jnp.max(request.limit_B - request.lengths_B))
+  """() -> a sample of drafting alone, along the text."""
+  span = int(jnp.max(request.limit_B - request.lengths_B))
   weights = arm.engine.weights._replace(target=())
   program, _ = compiled(
     acceptance.walk,
@@ -128,12 +147,14 @@ def _propose_seconds(arm, request):
     vocab=arm.model.vocab,
   )
 
-  def run():
-    before = seconds(lambda: program(weights, request, jnp.int32(0)))
-    after = seconds(lambda: program(weights, request, jnp.int32(steps)))
-    return max(after - before, 0.0) / steps
+  walk = lambda steps: seconds(
+    lambda: program(weights, request, jnp.int32(steps))
+  )
+  # A lookup takes microseconds: as many as last a fifth of a second.
+  walk(span)
+  steps = span * int(min(max(0.2 / walk(span), 1), 1000))
 
-  return run
+  return lambda: (walk(steps), walk(0), steps)
 
 
 @functools.cache

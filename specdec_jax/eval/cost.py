@@ -68,16 +68,19 @@ def truncated(windows: Sequence[float], gamma: int) -> list[float]:
   return [*windows[:gamma], sum(windows[gamma:])]
 
 
-def window(propose: float, wide: float, verify: float) -> float:
-  """Mean cost of a window in plain steps: propose + wide v + (1 - wide) v(1).
+def window(
+  propose: float, wide: float, verify: float, idle: float = 1.0
+) -> float:
+  """Mean cost of a window in plain steps: propose + wide v + (1 - wide) idle.
 
   propose: cost of proposing, paid in every window. wide: share of windows in
   which anything was proposed, verified at the width that costs `verify`; the
-  others are verified at width 1 (decode.Options.narrow; else pass wide=1).
+  others are verified at width 1 (decode.Options.narrow; else pass wide=1) and
+  cost `idle`: v(1) = 1, and what the second body in the program adds.
   """
   if not 0 <= wide <= 1:
     raise ValueError(f'wide={wide}: a share is in 0..1')
-  return propose + wide * verify + (1 - wide)
+  return propose + wide * verify + (1 - wide) * idle
 
 
 def sparse_tokens(alpha: float, gamma: int, rate: float) -> float:

@@ -107,8 +107,8 @@ def save(folder: pathlib.Path, doc: dict[str, Any], config: str) -> None:
 
 
 def _console() -> rich.console.Console:
-  # A pipe has no width; 110 columns hold every table.
-  width = None if sys.stdout.isatty() else 110
+  # A pipe has no width; 120 columns hold every table.
+  width = None if sys.stdout.isatty() else 120
   return rich.console.Console(width=width)
 
 
@@ -141,7 +141,7 @@ def _machine(doc, console) -> None:
   for dtype, found in doc['ceiling']['gb_s'].items():
     parts = ', '.join(f'{k} {v:.1f}' for k, v in found.items() if k != 'best')
     console.print(
-      f'[bold]Ceiling[/bold]  {dtype} reads {found["best"]:.1f} GB/s ({parts})',
+      f'[bold]Ceiling[/bold]  {dtype} reads {found["best"]:.1f} GB/s: {parts}',
       highlight=False,
     )
 
@@ -169,7 +169,8 @@ def _calibration(doc, console) -> None:
   c, top = doc['calibration'], doc['ceiling']['tok_s']
   widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in c['verify'].items())
   console.print(
-    f'[bold]Parts[/bold]    plain step {c["step"] * 1e3:.2f} ms; {widths}',
+    f'[bold]Parts[/bold]    plain step {c["step"] * 1e3:.3g} ms; {widths}; '
+    f'proposing nothing {", ".join(f"{v:.2f}" for v in c["idle"].values())}',
     highlight=False,
   )
   if c['c']:
@@ -308,7 +309,7 @@ def _category_table(doc, console) -> None:
     'By category',
     'category',
     'method',
-    'prompts',
+    'n',
     'improvement',
     'explained',
     'tokens/window',

@@ -56,6 +56,9 @@ def why(row: dict[str, Any]) -> str:
     f'a window emits {row["block_efficiency"]:.2f} tokens and costs '
     f'{row["window_cost"]:.2f} plain steps'
   )
+  told, found = row['explained'], row['improvement']['median']
+  if abs(found / told - 1) > 0.05:
+    parts.append(f'which makes {told:.2f}x; the rest is not in the model')
   return ', '.join(parts)
 
 
@@ -65,7 +68,11 @@ def _best_sentence(drafter: str, best) -> str:
   between = f'{x["median"]:.2f}x ({x["min"]:.2f} to {x["max"]:.2f})'
   if outcome == 'win':
     return f'{drafter}: best gamma {best["gamma"]}, {between} plain decoding.'
-  reason = why(best | {'window_cost': best['explained']['window_cost']})
+  model = best['explained']
+  reason = why(
+    best
+    | {'window_cost': model['window_cost'], 'explained': model['improvement']}
+  )
   if outcome == 'draw':
     return (
       f'{drafter}: best gamma 0, no clear gain: gamma {best["gamma"]} gives '

@@ -23,7 +23,10 @@ class LMConfig:
   vocab counts the rows of the embedding, padding included. rope_pairs says
   which channels rotate together: 'half' (c, c + C/2) or 'interleaved'
   (2c, 2c + 1). dtype is that of weights, activations and cache; logits are
-  float32 or wider.
+  float32 or wider. scan_layers: trace one layer and scan over the stack, which
+  compiles faster. fused: one matmul for q, k and v and one for gate and up,
+  which reads small matrices faster; for models on one device. Neither changes
+  a result.
   """
 
   depth: int
@@ -43,6 +46,7 @@ class LMConfig:
   qk_norm: bool = False
   dtype: str = 'float32'
   scan_layers: bool = False
+  fused: bool = False
 
   def __post_init__(self):
     if self.heads % self.kv_heads:

@@ -63,18 +63,26 @@ class Attention(nnx.Module):
   def __init__(self, c: model_config.LMConfig):
     self.config = c
     dtype, bias = jnp.dtype(c.dtype), c.qkv_bias
-    self.q = Linear(c.width, c.heads * c.head_dim, dtype, bias)
-    self.k = Linear(c.width, c.kv_heads * c.head_dim, dtype, bias)
-    self.v = Linear(c.width, c.kv_heads * c.head_dim, dtype, bias)
+    widths = [n * c.head_dim for n in (c.heads, c.kv_heads, c.kv_heads)]
+    if c.fused:
+      self.qkv = Linear(c.width, sum(widths), dtype, bias)
+    else:
+      self.q, self.k, self.v = (
+        Linear(c.width, width, dtype, bias) for width in widths
+      )
     self.o = Linear(c.heads * c.head_dim, c.width, dtype)
     norm = lambda: RMSNorm(c.head_dim, c.norm_eps, dtype) if c.qk_norm else None
     self.q_norm, self.k_norm = norm(), norm()
 
   def __call__(self, x_BTD: Array, cos, sin, mask_BTS, write):
     c, (B, T, _) = self.config, x_BTD.shape
-    q_BTHC = self.q(x_BTD).reshape(B, T, c.heads, c.head_dim)
-    k_BTGC = self.k(x_BTD).reshape(B, T, c.kv_heads, c.head_dim)
-    v_BTGC = self.v(x_BTD).reshape(B, T, c.kv_heads, c.head_dim)
+    H, G, C = c.heads, c.kv_heads, c.head_dim
+    if c.fused:
+      qkv = jnp.split(self.qkv(x_BTD), (H * C, (H + G) * C), -1)
+    else:
+      qkv = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
+    q_BTHC = qkv[0].reshape(B, T, H, C)
+    k_BTGC, v_BTGC = (y.reshape(B, T, G, C) for y in qkv[1:])
     if self.q_norm is not None and self.k_norm is not None:
       q_BTHC, k_BTGC = self.q_norm(q_BTHC), self.k_norm(k_BTGC)
     q_BTHC = attention.rotate(q_BTHC, cos, sin, c.rope_pairs)
@@ -88,12 +96,20 @@ class SwiGLU(nnx.Module):
 
   def __init__(self, c: model_config.LMConfig):
     dtype = jnp.dtype(c.dtype)
-    self.gate = Linear(c.width, c.mlp, dtype)
-    self.up = Linear(c.width, c.mlp, dtype)
+    self.config = c
+    if c.fused:
+      self.gate_up = Linear(c.width, 2 * c.mlp, dtype)
+    else:
+      self.gate = Linear(c.width, c.mlp, dtype)
+      self.up = Linear(c.width, c.mlp, dtype)
     self.down = Linear(c.mlp, c.width, dtype)
 
   def __call__(self, x: Array) -> Array:
-    return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+    if self.config.fused:
+      gate, up = jnp.split(self.gate_up(x), 2, -1)
+    else:
+      gate, up = self.gate(x), self.up(x)
+    return self.down(jax.nn.silu(gate) * up)
 
 
 class Block(nnx.Module):

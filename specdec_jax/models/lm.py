@@ -5,6 +5,7 @@ same `apply`. Parameters are a plain nested dict; their flat names
 ('layers/0/attn/q/kernel') are what io and sharding speak. Knows no decoding.
 """
 
+import dataclasses
 import functools
 import zlib
 from collections.abc import Callable
@@ -97,6 +98,29 @@ def flatten(params: types.Params) -> dict[str, Any]:
   """The inverse of nest."""
   paths, _ = jax.tree_util.tree_flatten_with_path(params)
   return {'/'.join(str(k.key) for k in path): leaf for path, leaf in paths}
+
+
+_FUSED = {'attn/qkv': ('attn/q', 'attn/k', 'attn/v')}
+_FUSED |= {'mlp/gate_up': ('mlp/gate', 'mlp/up')}
+
+
+def fuse(config: model_config.LMConfig, params: types.Params):
+  """(config, params) of the same model with fused projections.
+
+  Consumes params: each part is freed as soon as it is joined, so that no second
+  copy of the model is ever held.
+  """
+  if config.fused:
+    return config, params
+  stack = params['layers']
+  for layer in [stack] if config.scan_layers else list(stack.values()):
+    for name, parts in _FUSED.items():
+      group, whole = name.split('/')
+      found = [layer[group].pop(part.split('/')[1]) for part in parts]
+      layer[group][whole] = {
+        leaf: jnp.concatenate([x[leaf] for x in found], -1) for leaf in found[0]
+      }
+  return dataclasses.replace(config, fused=True), params
 
 
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax import decode, types
+from specdec_jax import decode, types, windows
 from specdec_jax.drafters import scripted
 from specdec_jax.models import lm
 from specdec_jax.verify import reject
@@ -53,8 +53,6 @@ def test_features_of_a_transformer(x64):
   model, params = lm.make(config), fakes.wild(config, 0)
   out, state = collect(model, params, config.vocab, (1, 0), 4)
   _, features_BLE, known_B, _ = state.drafter
-  from specdec_jax import windows
-
   _, taps, _ = windows.read(
     model,
     params,

@@ -24,7 +24,10 @@ def propose(drafter, texts, length, fill=1):
   B = len(texts)
   lengths_B = np.array([len(t) for t in texts], np.int32)
   context = types.Context(
-    jnp.asarray(fakes.pad(texts, length, fill)), lengths_B, np.ones(B, bool), None
+    jnp.asarray(fakes.pad(texts, length, fill)),
+    lengths_B,
+    np.ones(B, bool),
+    None,
   )
   draft, _, _ = drafter.propose(None, (), context, None, None)
   assert draft.q_BKV is None
@@ -39,9 +42,13 @@ def propose(drafter, texts, length, fill=1):
 @pytest.mark.parametrize('gamma, low, high', [(1, 1, 1), (3, 1, 3), (4, 2, 4)])
 def test_lookup_equals_a_search(gamma, low, high):
   rng = np.random.default_rng(0)
-  texts = [
-    rng.integers(0, 3, 1 + i % 14).tolist() for i in range(300)
-  ] + [[1], [1, 1], [1, 1, 1], [1] * 14, [2, 1, 1]]
+  texts = [rng.integers(0, 3, 1 + i % 14).tolist() for i in range(300)] + [
+    [1],
+    [1, 1],
+    [1, 1, 1],
+    [1] * 14,
+    [2, 1, 1],
+  ]
   drafter = lookup.make(gamma=gamma, min_match=low, max_match=high)
   # What lies behind the text must not be found: it is filled with a token.
   for length, fill in itertools.product((14, 20), (0, 1)):

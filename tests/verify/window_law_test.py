@@ -60,7 +60,9 @@ def test_accept_test_flips_at_the_ratio(either, family):
   ulps = lambda t, n: (t * (1 + n * np.finfo(dtype).eps)).astype(dtype)
   for k in range(gamma):
     # Offsets before k pass where they can at all; then k decides.
-    reached_B = normal(p_BK[:, :k]).all(1) & (q_BK[:, k] > 0) & normal(p_BK[:, k])
+    reached_B = (
+      normal(p_BK[:, :k]).all(1) & (q_BK[:, k] > 0) & normal(p_BK[:, k])
+    )
     for shift, passes in ((-2, True), (2, False)):
       u_B = ulps(t_BK[:, k], shift)
       tested_B = reached_B & (u_B < 1) & normal(u_B * q_BK[:, k])

@@ -1,0 +1,257 @@
+"""The whole benchmark on tiny models; its numbers must agree, not be fast."""
+
+import importlib
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import build, decode, experiment, requests, types
+from specdec_jax.eval import acceptance, bench, metrics, prompts, report, timing
+
+
+def settings(name='pair', **changes):
+  c = importlib.import_module(f'configs.{name}').get_config('tiny')
+  c.decode.gammas = (2,)
+  c.decode.max_new_tokens = 8
+  c.bench.prompts_per_category = 1
+  c.bench.prompt_tokens = 20
+  c.bench.windows = 4
+  c.update(changes)
+  return c
+
+
+def run(config, capsys, sizes=()):
+  e = experiment.from_config(config)
+  chosen = prompts.builtin()[:16]
+  doc = bench.run(
+    experiment.arms(e),
+    experiment.plan(e, chosen, sizes),
+    track=lambda items, text: items,
+    show=report.show,
+  )
+  good = report.finish(doc)
+  printed = capsys.readouterr().out
+  return good, json.loads(printed.splitlines()[-1]), printed
+
+
+@pytest.mark.slow
+def test_end_to_end(capsys):
+  # The draft is the target itself: everything it proposes is accepted.
+  config = settings(draft={'source': 'random:tiny'})
+  good, doc, printed = run(config, capsys, sizes=(1, 2))
+  assert good
+  assert max(map(len, printed.splitlines()[:-1])) <= 120
+  plain, lm, lookup = doc['rows']
+  assert [r['name'] for r in doc['rows']] == [
+    'autoregressive',
+    'lm g=2',
+    'lookup g=2',
+  ]
+  assert plain['block_efficiency'] == 1
+  assert plain['improvement']['median'] == 1
+  assert plain['arithmetic_factor'] == 1
+  assert math.isclose(lm['alpha']['alpha'], 1)
+  assert lm['draft_acceptance_rate'] > 0.6  # but for windows cut by length
+  assert lm['cost_coefficient'] > 0
+  for row in doc['rows']:
+    assert row['emitted_tokens'] == plain['emitted_tokens']
+    assert sum(row['accepted_histogram']) == row['target_calls']
+    assert math.isclose(
+      row['block_efficiency'],
+      row['emitted_tokens'] / row['target_calls'],
+      rel_tol=1e-4,
+    )
+  for row in (lm, lookup):
+    assert row['audit']['differing'] == 0
+    assert row['audit']['requests'] == 4
+    for p in (row['predicted'], row['explained']):
+      assert math.isclose(
+        p['improvement'], p['tokens'] / p['window_cost'], rel_tol=1e-4
+      )
+      assert math.isclose(p['by_gamma']['2'], p['improvement'], rel_tol=1e-4)
+    assert math.isclose(
+      row['explained']['tokens'], row['block_efficiency'], rel_tol=1e-4
+    )
+  assert lm['predicted']['wide'] == 1
+  assert lookup['explained']['wide'] == lookup['wide_share']
+  assert lm['memory']['draft'] == lm['memory']['target'] > 0
+  assert lookup['memory']['draft'] == 0
+  assert doc['calibration']['verify']['1'] == 1
+  assert [x['batch_size'] for x in doc['crossover']] == [1, 2]
+  assert set(doc['largest_batch']) == {'lm', 'lookup'}
+  assert set(doc['best_gamma']) == {'lm', 'lookup'}
+  assert doc['ceiling']['gb_s']['float32']['best'] > 0
+  assert doc['verdict']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'rule, promised', [('coupled', 'tokens'), ('reject', 'in law')]
+)
+def test_sampling(capsys, rule, promised):
+  config = settings(
+    'smollm2',
+    decode={'rule': rule},
+    sampling={'temperature': 0.8},
+    bench={'stream_prompts': 0, 'batch_size': 2},
+  )
+  good, doc, _ = run(config, capsys)
+  assert good
+  row = doc['rows'][1]
+  assert row['audit']['promised'] == promised
+  assert row['audit'].get('bugs', 0) == 0
+  assert 0 <= row['alpha']['alpha'] <= row['alpha']['alpha_where_proposed'] <= 1
+  assert row['inter_token'] == {'p50': None, 'p95': None}
+
+
+def test_alpha_is_the_mean_overlap():
+  """Chunked over the text = one pass over all of it, in numpy."""
+  target = build.load('random:tiny')
+  draft = build.load('random:tiny:1')
+  e = build.engine(target, draft, gamma=2)
+  model = build.target_model(target)
+  tokens = np.random.default_rng(0).integers(0, 256, 40)
+  request = requests.make(
+    [tokens[:10]],
+    ids=256,
+    context=512,
+    max_new_tokens=30,
+    temperature=1.0,
+    length=48,
+  )
+  request.tokens_BL[0, :40] = tokens
+  found_BL = acceptance.overlap(
+    e.weights,
+    request,
+    request.tokens_BL,
+    request.tokens_BL > -1,
+    target=model,
+    draft=model,
+    chunk=16,
+  )
+  at_T = np.arange(40)
+  mask_BTS = (at_T[:, None] >= at_T[None])[None]
+  law = lambda params: np.asarray(
+    jax.nn.softmax(
+      model.head(
+        params,
+        model.apply(
+          params,
+          tokens[None],
+          at_T[None],
+          at_T[None],
+          mask_BTS,
+          model.init_cache(1, 40),
+        )[0],
+      )
+    )
+  )[0]
+  want = np.minimum(law(target.params), law(draft.params)).sum(-1)
+  np.testing.assert_allclose(found_BL[0, 10:40], want[9:39], atol=1e-5)
+
+
+def test_walk_proposes_at_every_prefix():
+  tokens = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]
+  request = requests.make(
+    [tokens[:5]], ids=16, context=64, max_new_tokens=6, length=16
+  )
+  request.tokens_BL[0, : len(tokens)] = tokens
+  drafter = build.DRAFTERS['lookup'](gamma=2, min_match=2, max_match=3)
+  tokens_BL, proposed_BL, _ = acceptance.walk(
+    types.Weights(()),
+    request,
+    jnp.int32(6),
+    drafter=drafter,
+    coupled=False,
+    vocab=16,
+  )
+  # Index 6 follows [1 2]: 3 came next before; index 7 follows [1 2 3].
+  assert np.flatnonzero(proposed_BL[0]).tolist() == [6, 7, 10]
+  assert np.asarray(tokens_BL)[0, [6, 7, 10]].tolist() == [3, 4, 3]
+
+
+def test_groups_keep_categories_apart_and_share_one_shape():
+  e = experiment.from_config(settings('smollm2', bench={'batch_size': 2}))
+  arms = experiment.arms(e)
+  items = tuple(
+    timing.Item(str(i), 'ab'[i % 2], tuple(range(1, 4 + i)), i)
+    for i in range(5)
+  )
+  plan = timing.Plan(items, (), 8, e.settings.sampling, batch_size=2)
+  groups = timing.grouper(arms, plan)(items)
+  assert [[i.id for i in g.items] for g in groups] == [
+    ['0', '2'],
+    ['4'],
+    ['1', '3'],
+  ]
+  assert len({g.host.tokens_BL.shape for g in groups}) == 1
+  # The row that nobody fills never starts.
+  assert groups[1].host.limit_B[1] == groups[1].host.lengths_B[1]
+  np.testing.assert_array_equal(
+    groups[0].first.limit_B, groups[0].host.lengths_B + 1
+  )
+  np.testing.assert_array_equal(
+    groups[0].none.limit_B, groups[0].host.lengths_B
+  )
+
+
+def test_metrics_of_work_on_a_hand_trace():
+  """2 wide and 1 narrow window of gamma 2, emitting 5 tokens."""
+  info = types.Info(
+    hist_BN=np.array([[1, 2, 0]]),
+    proposed_BK=np.array([[2, 2]]),
+    tried_BK=np.array([[2, 2]]),
+    accepted_BK=np.array([[2, 0]]),
+    whole_BN=np.array([[1, 2, 0]]),
+    calls_B=np.array([3]),
+    wide=np.int32(2),
+    calls=np.int32(3),
+    origin_BL=np.array([[0, 0, 1, 2, 1, 2, 4, 0]]),
+    window_BL=np.zeros((1, 8), np.int32),
+    logprob_BL=None,
+  )
+  plain = info._replace(
+    hist_BN=np.array([[5]]), wide=np.int32(0), calls=np.int32(5)
+  )
+  assert metrics.target_passes(info, narrow=True) == (3, 2, 7)
+  assert metrics.target_passes(info, narrow=False) == (3, 3, 9)
+  factor = lambda draft: metrics.arithmetic_factor(
+    info, plain, narrow=True, target=10, draft=draft
+  )
+  assert math.isclose(factor(0), 7 / 5)
+  assert math.isclose(factor(2), (70 + 3 * 3 * 2) / 50)
+  bytes_ = metrics.bytes_per_token(
+    info, target=100, draft=10, target_cache=5, draft_cache=1
+  )
+  assert math.isclose(bytes_, 3 * (105 + 2 * 11) / 5)
+  assert metrics.tokens_per_window(info) == 5 / 3
+  both = metrics.concat([info, info])
+  assert int(both.calls) == 6 and both.hist_BN.shape == (2, 3)
+  assert metrics.summary(both)['emitted_tokens'] == 10
+
+
+def test_latency_of_bursts():
+  gaps = metrics.inter_token([[0.0, 0.0, 2.0, 2.0, 4.0], [1.0]])
+  assert gaps['p50'] == 1.0 and gaps['p95'] > 1.9
+  assert metrics.inter_token([[1.0]]) == {'p50': None, 'p95': None}
+
+
+def test_one_compilation_for_all_limits_and_prompts():
+  """No room, room for one token, and the whole are one executable."""
+  e = experiment.from_config(settings('smollm2'))
+  arm = experiment.arms(e)[1]
+  plan = experiment.plan(e, prompts.builtin()[:8])
+  programs = decode.programs(
+    arm.model,
+    arm.engine.drafter,
+    arm.engine.rule,
+    build.default_options(chunk=16),
+  )
+  for group in timing.grouper([arm], plan)(plan.judged):
+    for request in (group.none, group.first, group.full):
+      programs.generate(arm.engine.weights, request)
+  assert programs.generate._cache_size() == 1

@@ -1,0 +1,110 @@
+"""Every config builds at :tiny; what is wrong with one is said before work."""
+
+import importlib
+import pathlib
+
+import pytest
+
+from specdec_jax import decode, experiment
+from specdec_jax.eval import prompts
+
+FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
+NAMES = sorted(
+  p.stem for p in FOLDER.glob('*.py') if p.stem not in ('default', '__init__')
+)
+
+
+def config(name: str, size: str = 'tiny'):
+  return importlib.import_module(f'configs.{name}').get_config(size)
+
+
+def leaves(c) -> int:
+  return sum(leaves(x) if hasattr(x, 'items') else 1 for x in c.values())
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_builds_at_tiny(name):
+  e = experiment.from_config(config(name))
+  arms = experiment.arms(e)
+  assert arms[0].engine.drafter is decode.PLAIN
+  assert {arm.drafter for arm in arms[1:]} == set(e.settings.decode.methods)
+  for arm in arms[1:]:
+    assert arm.engine.drafter.gamma == arm.gamma > 0
+    assert (arm.draft is None) == (arm.drafter != 'lm')
+  plan = experiment.plan(e, prompts.builtin())
+  assert {i.id for i in plan.judged}.isdisjoint(i.id for i in plan.others)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_full_settings_are_valid(name):
+  c = config(name, 'full')
+  if name == 'pair':
+    with pytest.raises(ValueError, match='target.source'):
+      experiment.settings(c)
+    c.target.source = c.draft.source = 'hf:org/name'
+  experiment.settings(c)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_is_a_notebook_page(name):
+  module = importlib.import_module(f'configs.{name}')
+  assert f'--config=configs/{name}.py' in module.__doc__
+  assert f'configs/{name}.py:tiny' in module.__doc__
+
+
+def test_few_keys():
+  assert leaves(config('pair')) <= 60
+
+
+def test_unknown_key_and_argument():
+  c = config('pair')
+  with pytest.raises(AttributeError, match='Did you mean "gammas"'):
+    c.decode.gama = 3
+  with pytest.raises(ValueError, match='allowed are full, tiny'):
+    config('pair', 'small')
+  with c.unlocked():
+    c.decode.extra = 1
+  with pytest.raises(ValueError, match='extra'):
+    experiment.settings(c)
+
+
+@pytest.mark.parametrize(
+  'section, key, value, said',
+  [
+    ('decode', 'gammas', (2, -1), 'gammas=-1'),
+    ('decode', 'methods', ('lm', 'eagle'), "methods='eagle'"),
+    ('decode', 'rule', 'rejct', "rule='rejct'"),
+    ('decode', 'max_new_tokens', 0, 'max_new_tokens=0'),
+    ('sampling', 'temperature', -1.0, 'temperature=-1'),
+    ('sampling', 'top_p', 0.0, 'top_p=0'),
+    ('sampling', 'top_p', 1.5, 'top_p=1.5'),
+    ('sampling', 'top_k', -1, 'top_k=-1'),
+    ('target', 'dtype', 'int4', "dtype='int4'"),
+    ('target', 'source', '', 'target.source'),
+    ('draft', 'source', '', 'draft.source is empty'),
+    ('lookup', 'min_match', 0, 'min_match=0'),
+    ('bench', 'batch_size', 0, 'batch_size=0'),
+    ('mesh', 'model', 0, 'mesh.model=0'),
+  ],
+)
+def test_bad_value_is_named(section, key, value, said):
+  c = config('pair')
+  c[section][key] = value
+  with pytest.raises(ValueError, match=said):
+    experiment.settings(c)
+
+
+def test_bad_prompt_is_named_by_its_id():
+  e = experiment.from_config(config('smollm2'))
+  for prompt, said in (
+    (prompts.Prompt('far', tokens=(1, 9999)), "'far': token id 9999"),
+    (prompts.Prompt('none', tokens=()), "'none': empty"),
+  ):
+    with pytest.raises(ValueError, match=said):
+      experiment.plan(e, [prompt])
+
+
+def test_batch_sizes():
+  assert experiment.batch_sizes(['4', '1', '4']) == (1, 4)
+  with pytest.raises(ValueError, match='batch_sizes=0'):
+    experiment.batch_sizes(['0'])

@@ -1,0 +1,120 @@
+"""The import graph: a module imports from lower layers only (docs: design)."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent / 'specdec_jax'
+
+# Package or top-level module -> layer.
+LAYERS = {
+  'types': 0,
+  'sampling': 0,
+  'sharding': 0,
+  'windows': 0,
+  'models': 1,
+  'verify': 2,
+  'drafters': 2,
+  'decode': 3,
+  'requests': 3,
+  'io': 3,
+  'eval': 4,
+  'train': 5,
+  'build': 6,
+  'api': 6,
+  'experiment': 7,
+  '__init__': 8,
+}
+
+
+def imported(source: str, exists) -> set[str]:
+  """The modules of specdec_jax that a source text imports, as dotted names."""
+  out = set()
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, 'a relative import'
+      both = [f'{node.module}.{alias.name}' for alias in node.names]
+      names = [n if exists(n) else node.module for n in both]
+    else:
+      continue
+    out |= {n for n in names if n.split('.')[0] == 'specdec_jax'}
+  return out
+
+
+def exists(name: str) -> bool:
+  path = ROOT.parent / name.replace('.', '/')
+  return path.with_suffix('.py').exists() or path.is_dir()
+
+
+def graph() -> dict[str, set[str]]:
+  out = {}
+  for path in sorted(ROOT.rglob('*.py')):
+    name = '.'.join(path.relative_to(ROOT.parent).with_suffix('').parts)
+    name = name.replace('.__init__', '') if name.count('.') > 1 else name
+    out[name] = imported(path.read_text(), exists)
+  return out
+
+
+def part(module: str) -> str:
+  """'specdec_jax.models.lm' -> 'models'; the package itself is __init__."""
+  return (module.split('.') + ['__init__'])[1]
+
+
+GRAPH = graph()
+
+
+@pytest.mark.parametrize('module', GRAPH)
+def test_imports_point_down(module):
+  mine = part(module)
+  assert mine in LAYERS, f'give {mine} a layer'
+  for other in GRAPH[module]:
+    theirs = part(other)
+    if theirs == mine:
+      continue
+    same = LAYERS[theirs] == LAYERS[mine]
+    modules = not (ROOT / theirs).is_dir() and not (ROOT / mine).is_dir()
+    assert LAYERS[theirs] < LAYERS[mine] or (same and modules), (
+      f'{module} imports {other}, which is not below it'
+    )
+
+
+def test_the_loop_knows_no_method_and_no_model():
+  known = {part(m) for m in GRAPH['specdec_jax.decode']}
+  assert known == {'types', 'sampling', 'windows'}
+  for module in ('specdec_jax.verify.reject', 'specdec_jax.verify.coupled'):
+    assert {part(m) for m in GRAPH[module]} == {'types', 'verify'}
+
+
+def test_no_import_cycle():
+  done, path = set(), []
+
+  def visit(module):
+    assert module not in path, ' -> '.join([*path, module])
+    if module in done:
+      return
+    path.append(module)
+    for other in GRAPH.get(module, ()):
+      visit(other)
+    done.add(path.pop())
+
+  for module in GRAPH:
+    visit(module)
+
+
+def test_the_check_sees_imports_inside_functions():
+  source = (
+    'def f():\n'
+    '  from specdec_jax.models import lm\n'
+    '  import specdec_jax.decode\n'
+    'from specdec_jax import types, build\n'
+    'import numpy'
+  )
+  assert imported(source, exists) == {
+    'specdec_jax.models.lm',
+    'specdec_jax.decode',
+    'specdec_jax.types',
+    'specdec_jax.build',
+  }

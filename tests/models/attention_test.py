@@ -1,0 +1,114 @@
+"""Rotations and attention against formulas written out in numpy."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.models import attention, cache
+from specdec_jax.models import config as model_config
+from tests import fakes
+
+
+def test_llama3_frequencies_equal_the_published_rule(x64):
+  """transformers' _compute_llama3_parameters, pair by pair."""
+  scaling = model_config.RopeScaling(
+    factor=32.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_context=8192,
+  )
+  config = fakes.tiny(head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
+  wanted, kinds = [], set()
+  for pair in range(32):
+    freq = 500000.0 ** (-2 * pair / 64)
+    wavelength = 2 * np.pi / freq
+    if wavelength < 8192 / 4.0:
+      kind = 'short'
+    elif wavelength > 8192 / 1.0:
+      kind, freq = 'long', freq / 32.0
+    else:
+      kind = 'between'
+      smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
+      freq = (1 - smooth) * freq / 32.0 + smooth * freq
+    kinds.add(kind)
+    wanted.append(freq)
+  assert kinds == {'short', 'between', 'long'}
+  got = attention.inverse_frequencies(config)
+  np.testing.assert_allclose(got, wanted, rtol=1e-12)
+  plain = dataclasses.replace(config, rope_scaling=None)
+  np.testing.assert_allclose(
+    attention.inverse_frequencies(plain),
+    500000.0 ** (-np.arange(0, 64, 2) / 64),
+    rtol=1e-12,
+  )
+
+
+@pytest.mark.parametrize('pairs', ['half', 'interleaved'])
+def test_rotation_turns_each_pair_by_its_angle(x64, pairs):
+  config = fakes.tiny(rope_theta=100.0)
+  C = config.head_dim
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(2, 3, 4, C))
+  positions = np.array([[0, 1, 2], [5, 300, 7]])
+  cos, sin = attention.rotation(jnp.asarray(positions), config)
+  got = np.asarray(attention.rotate(jnp.asarray(x), cos, sin, pairs))
+  for c in range(C // 2):
+    i, j = (c, c + C // 2) if pairs == 'half' else (2 * c, 2 * c + 1)
+    turn = np.exp(1j * positions * 100.0 ** (-2 * c / C))[..., None]
+    wanted = (x[..., i] + 1j * x[..., j]) * turn
+    np.testing.assert_allclose(got[..., i], wanted.real, atol=1e-12)
+    np.testing.assert_allclose(got[..., j], wanted.imag, atol=1e-12)
+
+
+def test_positions_past_256_keep_their_angle_in_bfloat16():
+  config = fakes.tiny(dtype='bfloat16')
+  cos, _ = attention.rotation(jnp.array([[256, 257]]), config)
+  assert cos.dtype == jnp.float32
+  assert cos[0, 0, 0, 0] != cos[0, 1, 0, 0]
+
+
+def test_grouped_heads_equal_repeated_keys_and_values(x64):
+  B, T, H, G, S, C = 2, 3, 6, 2, 7, 4
+  rng = np.random.default_rng(0)
+  q = rng.normal(size=(B, T, H, C))
+  k, v = rng.normal(size=(2, B, G, S, C))
+  mask = rng.random((B, T, S)) < 0.5
+  mask[..., 0] = True
+  got = attention.attend(
+    jnp.asarray(q),
+    cache.KVCache(jnp.asarray(k), jnp.asarray(v)),
+    jnp.asarray(mask),
+  )
+  k, v = (np.repeat(x, H // G, 1) for x in (k, v))  # head h reads h // (H / G)
+  scores = np.einsum('bthc,bhsc->bhts', q, k) / np.sqrt(C)
+  scores = np.where(mask[:, None], scores, -np.inf)
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  wanted = np.einsum('bhts,bhsc->bthc', weights, v).reshape(B, T, H * C)
+  np.testing.assert_allclose(got, wanted, atol=1e-12)
+
+
+def test_a_row_that_sees_nothing_is_finite():
+  zeros = jnp.zeros((1, 1, 4, 2))
+  out = attention.attend(
+    jnp.ones((1, 1, 2, 2)),
+    cache.KVCache(zeros, zeros),
+    jnp.zeros((1, 1, 4), bool),
+  )
+  assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize(
+  'bad',
+  [dict(heads=3, kv_heads=2), dict(rope_pairs='both'), dict(dtype='int8')],
+)
+def test_settings_that_cannot_work_are_refused(bad):
+  with pytest.raises(ValueError, match=next(iter(bad))):
+    fakes.tiny(**bad)
+
+
+def test_unknown_sizes_are_refused_with_the_table():
+  with pytest.raises(ValueError, match='smollm2_135m'):
+    model_config.sized('smollm3')

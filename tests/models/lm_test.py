@@ -1,0 +1,220 @@
+"""The language model: one function for every pass, whatever was there before."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import windows
+from specdec_jax.models import lm
+from tests import fakes
+
+B, S = 3, 12
+TOKENS = np.random.default_rng(0).integers(0, 13, (B, S)).astype(np.int32)
+# Every switch of the architecture at once, and the plainest.
+RICH = dict(qkv_bias=True, qk_norm=True, tied=False, heads=4, kv_heads=2)
+
+
+def params_of(config, seed=0):
+  """Random weights, biases and norms included."""
+  params = fakes.wild(config, seed)
+  leaves, tree = jax.tree.flatten(params)
+  rng = np.random.default_rng(seed)
+  noise = [jnp.asarray(rng.normal(size=x.shape), x.dtype) / 4 for x in leaves]
+  return jax.tree.unflatten(
+    tree, [x + n for x, n in zip(leaves, noise, strict=True)]
+  )
+
+
+def read(
+  model, params, start_B, T, cache, *, tokens=TOKENS, keep=None, taps=()
+):
+  """Reads T tokens a row from start_B on; (logits, taps, cache)."""
+  return _read(
+    model, params, jnp.asarray(start_B), T, cache, tokens, keep, taps
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 7))
+def _read(model, params, start_B, T, cache, tokens_BS, keep_BT, taps):
+  at_BT = start_B[:, None] + jnp.arange(T)[None]
+  tokens_BT = jnp.take_along_axis(
+    tokens_BS, jnp.clip(at_BT, 0, S - 1), 1, mode='clip'
+  )
+  hidden, tapped, cache = windows.read(
+    model,
+    params,
+    tokens_BT,
+    start_B,
+    cache,
+    slots=S,
+    keep_BT=keep_BT,
+    taps=taps,
+  )
+  return model.head(params, hidden), tapped, cache
+
+
+START = np.array([2, 0, 4], np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def prefilled(model, params):
+  cache = model.init_cache(B, S)
+  return windows.prefill(
+    model, params, jnp.asarray(TOKENS), jnp.asarray(START), cache, chunk=3
+  )[0]
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
+@pytest.mark.parametrize('rich', [False, True], ids=['plain', 'rich'])
+def test_five_tokens_at_once_equal_one_at_a_time(x64, rich, scan):
+  config = fakes.tiny(scan_layers=scan, **(RICH if rich else {}))
+  model, params = lm.make(config), params_of(config)
+  cache = prefilled(model, params)
+  together, _, whole = read(model, params, START, 5, cache)
+  for t in range(5):
+    single, _, cache = read(model, params, START + t, 1, cache)
+    np.testing.assert_allclose(single[:, 0], together[:, t], atol=1e-11)
+  for x, y in zip(jax.tree.leaves(whole), jax.tree.leaves(cache), strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-12)
+  # And a causal pass over everything, without any cache from before.
+  fresh, _, _ = read(model, params, np.zeros(B, int), S, model.init_cache(B, S))
+  for b in range(B):
+    np.testing.assert_allclose(
+      fresh[b, START[b] : START[b] + 5], together[b], atol=1e-11
+    )
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
+def test_what_stale_slots_hold_changes_nothing(x64, scan):
+  config = fakes.tiny(scan_layers=scan)
+  model, params = lm.make(config), params_of(config)
+  cache = prefilled(model, params)
+  clean, _, _ = read(model, params, START, 3, cache)
+  slots = np.arange(S)
+  stale_BS = slots[None] >= START[:, None]
+  if scan:  # [depth, B, S, G * C]
+    stale = stale_BS[None, :, :, None]
+  else:  # [B, G, S, C] in each layer
+    stale = stale_BS[:, None, :, None]
+
+  def poison(path, x):
+    leaf = jax.tree_util.keystr(path)
+    bad = np.where(np.arange(x.shape[-1]) % 2, 1e30, -1e30)
+    return jnp.where(stale, np.nan if '.k_' in leaf else bad, x)
+
+  with jax.debug_nans(False):
+    dirty, _, after = read(
+      model, params, START, 3, jax.tree_util.tree_map_with_path(poison, cache)
+    )
+  np.testing.assert_array_equal(dirty, clean)
+  assert any(np.isnan(x).any() for x in jax.tree.leaves(after))
+
+
+def test_scanned_layers_equal_unrolled_ones(x64):
+  config, scan = fakes.tiny(**RICH), fakes.tiny(scan_layers=True, **RICH)
+  flat = lm.flatten(params_of(config))
+  stacked = {k: v for k, v in flat.items() if not k.startswith('layers/')}
+  for name in lm.shapes(scan):
+    if name.startswith('layers/'):
+      rest = name.removeprefix('layers/')
+      stacked[name] = jnp.stack(
+        [flat[f'layers/{i}/{rest}'] for i in range(config.depth)]
+      )
+  assert {k: v.shape for k, v in stacked.items()} == {
+    k: v.shape for k, v in lm.shapes(scan).items()
+  }
+  out = []
+  for c, params in ((config, lm.nest(flat)), (scan, lm.nest(stacked))):
+    model = lm.make(c)
+    cache = prefilled(model, params)
+    out.append(read(model, params, START, 4, cache, taps=(1, 0))[:2])
+  for x, y in zip(*map(jax.tree.leaves, out), strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-12)
+
+
+def test_interleaved_pairs_are_half_pairs_of_permuted_channels(x64):
+  half = fakes.tiny(qkv_bias=True)
+  model, mixed = (
+    lm.make(half),
+    lm.make(fakes.tiny(qkv_bias=True, rope_pairs='interleaved')),
+  )
+  params, C = params_of(half), half.head_dim
+  # Channel 2c of the interleaved order is c of the halves, 2c + 1 is c + C/2.
+  order = np.arange(C).reshape(2, C // 2).T.ravel()
+
+  def permute(path, x):
+    name = jax.tree_util.keystr(path)
+    if "'attn'" not in name or not ("['q']" in name or "['k']" in name):
+      return x
+    heads = x.shape[-1] // C
+    columns = (np.arange(heads)[:, None] * C + order[None]).ravel()
+    return x[..., columns]
+
+  other = jax.tree_util.tree_map_with_path(permute, params)
+  cache = model.init_cache(B, S)
+  x, y = (
+    read(m, p, np.zeros(B, int), S, cache)[0]
+    for m, p in ((model, params), (mixed, other))
+  )
+  np.testing.assert_allclose(x, y, atol=1e-11)
+  wrong = read(mixed, params, np.zeros(B, int), S, cache)[0]
+  assert np.abs(wrong - x).max() > 1e-3
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
+def test_slots_past_the_end_and_masked_tokens_write_nowhere(x64, scan):
+  config = fakes.tiny(scan_layers=scan)
+  model, params = lm.make(config), params_of(config)
+  cache = jax.tree.map(lambda x: x + 7, model.init_cache(B, S))
+  slot_axis = 2
+
+  def written(start_B, keep=None):
+    _, _, new = read(model, params, start_B, 4, cache, keep=keep)
+    changed = [np.asarray(x != 7) for x in jax.tree.leaves(new)]
+    axes = {0, 1, 2, 3} - ({1, 2} if scan else {0, 2})
+    per = [x.any(tuple(axes)) for x in changed]
+    assert all((x == per[0]).all() for x in per) and slot_axis == 2
+    return [np.flatnonzero(row).tolist() for row in per[0]]
+
+  assert written(np.array([0, 10, 12])) == [[0, 1, 2, 3], [10, 11], []]
+  assert written(np.array([-1, -4, 3])) == [[0, 1, 2], [], [3, 4, 5, 6]]
+  keep = np.array([[True] * 4, [False] * 4, [True, False, True, False]])
+  assert written(np.array([0, 0, 5]), keep) == [[0, 1, 2, 3], [], [5, 7]]
+
+
+def test_taps_are_the_residual_streams_after_their_layers(x64):
+  deep, shallow = fakes.tiny(depth=3), fakes.tiny(depth=1)
+  params = params_of(deep)
+  cut = params | {'layers': {'0': params['layers']['0']}}
+  start = np.zeros(B, int)
+
+  @functools.partial(jax.jit, static_argnums=(0, 2))
+  def run(model, params, taps):
+    cache = model.init_cache(B, S)
+    return windows.read(
+      model, params, TOKENS, jnp.asarray(start), cache, slots=S, taps=taps
+    )
+
+  hidden, (last, first), _ = run(lm.make(deep), params, (2, 0))
+  np.testing.assert_array_equal(last, hidden)
+  alone, _, _ = run(lm.make(shallow), cut, ())
+  np.testing.assert_allclose(first, alone, atol=1e-12)
+
+
+def test_one_bfloat16_row_equals_the_same_row_among_others():
+  config = fakes.tiny(dtype='bfloat16')
+  model, params = lm.make(config), lm.init(config, 0)
+  run = lambda rows: read(
+    model,
+    params,
+    np.zeros(rows, int),
+    1,
+    model.init_cache(rows, S),
+    tokens=TOKENS[:rows],
+  )[0]
+  many, one = run(B), run(1)
+  assert one.dtype == jnp.float32
+  np.testing.assert_array_equal(one[0], many[0])

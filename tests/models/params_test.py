@@ -1,0 +1,106 @@
+"""Parameters by name, random initialisation, and padded vocabularies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import sampling, sharding
+from specdec_jax.models import lm
+from tests import fakes
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_names_shapes_and_nesting_agree(scan):
+  config = fakes.tiny(dtype='float32', scan_layers=scan, tied=False)
+  params = lm.init(config, 0)
+  flat, shapes = lm.flatten(params), lm.shapes(config)
+  assert {k: (v.shape, v.dtype) for k, v in flat.items()} == {
+    k: (v.shape, v.dtype) for k, v in shapes.items()
+  }
+  again = lm.nest(flat)
+  assert jax.tree.structure(again) == jax.tree.structure(params)
+  assert shapes['embed'].shape == (13, 16) and shapes['head'].shape == (16, 13)
+
+
+def test_initial_values_depend_on_name_and_seed_only():
+  config = fakes.tiny(dtype='float32', depth=1)
+  deeper = fakes.tiny(dtype='float32', depth=2)
+  placed = {}
+
+  def put(name, x):
+    placed[name] = x
+    return x + 1
+
+  base = lm.flatten(lm.init(config, 0))
+  other = lm.flatten(lm.init(config, 1))
+  more = lm.flatten(lm.init(deeper, 0))
+  moved = lm.flatten(lm.init(config, 0, put=put))
+  assert set(placed) == set(base)
+  for name, x in base.items():
+    np.testing.assert_array_equal(placed[name], x)
+    np.testing.assert_array_equal(moved[name], x + 1)
+    np.testing.assert_array_equal(more[name], x)
+    assert name.endswith('scale') or (np.asarray(other[name]) != x).any()
+
+
+def test_initial_values_do_not_depend_on_sharding():
+  config = fakes.tiny(dtype='float32', heads=4, kv_heads=2, mlp=32)
+  layout = sharding.lay_out(sharding.make_mesh(2, 2), config)
+  plain = lm.flatten(lm.init(config, 0))
+  spread = lm.flatten(lm.init(config, 0, put=layout.put))
+  split = [x for x in spread.values() if not x.sharding.is_fully_replicated]
+  assert len(split) > 10
+  for name, x in plain.items():
+    np.testing.assert_array_equal(spread[name], x)
+
+
+def test_kernels_have_variance_one_over_fan_in():
+  config = fakes.tiny(
+    dtype='float32',
+    width=256,
+    mlp=512,
+    vocab=1000,
+    tied=False,
+    scan_layers=True,
+  )
+  flat = lm.flatten(lm.init(config, 0))
+  for name, fan_in in {
+    'head': 256,
+    'embed': 256,
+    'layers/mlp/up/kernel': 256,
+    'layers/mlp/down/kernel': 512,
+  }.items():
+    assert np.std(flat[name]) == pytest.approx(fan_in**-0.5, rel=0.02), name
+
+
+@pytest.mark.parametrize(
+  'ids, vocab',
+  [(None, None), (10, None), (10, 20), (10, 11), (None, 20), (13, 9)],
+)
+def test_padded_ids_have_logit_minus_infinity_and_no_probability(ids, vocab):
+  config = fakes.tiny(dtype='float32')
+  params = lm.init(config, 0)
+  V = vocab or 13
+  real = min(ids or V, 13, V)
+  hidden = jnp.asarray(
+    np.random.default_rng(0).normal(size=(4, 2, 16)), jnp.float32
+  )
+  plain = lm.make(config).head(params, hidden)
+  model = lm.make(config, ids=ids, vocab=vocab)
+  logits = model.head(params, hidden)
+  assert model.vocab == V and logits.shape == (4, 2, V)
+  np.testing.assert_array_equal(logits[..., :real], plain[..., :real])
+  assert (np.asarray(logits[..., real:]) == -np.inf).all()
+  p = sampling.probabilities(
+    logits,
+    sampling.settings(4, [0, 1.0, 0.7, 1.0], [0, 0, 12, 0], [1, 1, 1, 0.99]),
+  )
+  assert (np.asarray(p)[..., real:] == 0).all()
+  np.testing.assert_allclose(p.sum(-1), 1, rtol=1e-6)
+
+
+def test_equal_settings_share_one_model():
+  config = fakes.tiny(dtype='float32')
+  assert lm.make(config) is lm.make(fakes.tiny(dtype='float32'))
+  assert lm.make(config) is not lm.make(config, ids=5)

@@ -1,0 +1,100 @@
+"""Prompts to fixed shapes: the bucket table and every refusal."""
+
+import numpy as np
+import pytest
+
+from specdec_jax import requests
+
+GOOD = dict(ids=10, context=64, max_new_tokens=4)
+
+
+def make(prompts, **changes):
+  return requests.make(prompts, **(GOOD | changes))
+
+
+@pytest.mark.parametrize(
+  'length, wanted',
+  [
+    (1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (65, 96), (97, 128),
+    (129, 192), (193, 256), (257, 384), (385, 512), (513, 768), (768, 768),
+    (769, 1024), (1024, 1024), (1025, 1536), (8191, 8192),
+  ],
+)  # fmt: skip
+def test_buckets(length, wanted):
+  assert requests.bucket(length) == wanted
+
+
+def test_a_batch_is_what_was_asked():
+  r = make(
+    [[1, 2, 3], [9]],
+    max_new_tokens=[5, 2],
+    gamma=3,
+    temperature=[0.0, 0.7],
+    top_k=4,
+    top_p=[1.0, 0.5],
+    seed=[7, 8],
+    request=[30, 40],
+    stop_ids=(5, 2, 5),
+    rows=4,
+  )
+  assert r.tokens_BL.shape == (4, 16) and r.tokens_BL.dtype == np.int32
+  assert r.tokens_BL[0].tolist() == [1, 2, 3] + [0] * 13
+  assert r.tokens_BL[1].tolist() == [9] + [0] * 15
+  assert r.lengths_B.tolist() == [3, 1, 1, 1]
+  # Rows that only fill the batch never start.
+  assert r.limit_B.tolist() == [8, 3, 1, 1]
+  assert r.request_B[:2].tolist() == [30, 40] and r.seed_B[:2].tolist() == [7, 8]
+  assert r.request_B.dtype == r.seed_B.dtype == np.uint32
+  np.testing.assert_allclose(r.sampling.temperature_B[:2], [0, 0.7], rtol=1e-6)
+  assert r.sampling.top_k_B.tolist() == [4] * 4
+  np.testing.assert_allclose(r.sampling.top_p_B[:2], [1, 0.5])
+  assert r.stop_BX.tolist() == [[2, 5]] * 4
+
+
+def test_defaults():
+  r = make([[1], [2], [3]])
+  assert r.request_B.tolist() == [0, 1, 2] and r.seed_B.tolist() == [0] * 3
+  assert r.stop_BX.tolist() == [[-1]] * 3
+  assert r.sampling.temperature_B.tolist() == [0] * 3
+
+
+def test_the_buffer_has_room_for_the_last_window():
+  longest = [[1] * 9]
+  assert make(longest, max_new_tokens=7).tokens_BL.shape[1] == 16
+  assert make(longest, max_new_tokens=7, gamma=1).tokens_BL.shape[1] == 32
+  assert make(longest, max_new_tokens=7, length=16).tokens_BL.shape[1] == 16
+  with pytest.raises(ValueError, match='length=16'):
+    make(longest, max_new_tokens=7, gamma=1, length=16)
+
+
+def test_a_prompt_may_fill_the_context_but_for_its_new_tokens():
+  assert make([[1] * 60]).limit_B.tolist() == [64]
+  assert make([[1] * 63], max_new_tokens=1).limit_B.tolist() == [64]
+
+
+@pytest.mark.parametrize(
+  'prompts, changes, message',
+  [
+    ([], {}, 'no prompts'),
+    ([[]], {}, 'empty prompt'),
+    ([[1], []], {}, 'empty prompt'),
+    ([[1, 10]], {}, 'token id 10 is outside .* 0 to 9'),
+    ([[-1]], {}, 'token id -1 is outside'),
+    ([[1] * 64], {}, '64 tokens, the context holds 64'),
+    ([[1] * 61], {}, 'lower it to 3'),
+    ([[1], [1] * 60], dict(max_new_tokens=[2, 5]), 'lower it to 4'),
+    ([[1]], dict(max_new_tokens=0), 'max_new_tokens=0'),
+    ([[1], [2]], dict(max_new_tokens=[3, -1]), 'max_new_tokens'),
+    ([[1]], dict(gamma=-1), 'gamma=-1'),
+    ([[1], [2], [3]], dict(rows=2), '3 prompts do not fit into 2 rows'),
+    ([[1]], dict(length=4), 'length=4: .* need 5'),
+    ([[1]], dict(temperature=-1.0), 'temperature'),
+    ([[1]], dict(top_k=-1), 'top_k'),
+    ([[1]], dict(top_p=0.0), 'top_p'),
+    ([[1], [2]], dict(temperature=[0.1, float('nan')]), 'temperature'),
+    ([[1], [2]], dict(seed=[1, 2, 3]), 'broadcast'),
+  ],
+)
+def test_what_cannot_be_decoded_is_refused(prompts, changes, message):
+  with pytest.raises(ValueError, match=message):
+    make(prompts, **changes)

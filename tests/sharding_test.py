@@ -1,0 +1,160 @@
+"""A mesh changes where arrays live and nothing else."""
+
+import logging
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax import decode, requests, sharding, types
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.models import lm
+from specdec_jax.verify import reject
+from tests import fakes
+
+B, L, NEW = 8, 32, 8
+MESHES = [(8, 1), (4, 2), (2, 4)]
+# Heads that every mesh divides, and SmolLM2-135M's 9 and 3.
+EVEN = dict(heads=8, kv_heads=4, head_dim=4, width=16, mlp=32, vocab=16, depth=1)
+ODD = EVEN | dict(heads=9, kv_heads=3)
+
+
+def place(config, layout):
+  constrain = None if layout is None else layout.constrain
+  put = None if layout is None else layout.put
+  model = lm.make(config, constrain=constrain)
+  return model, lambda seed: lm.init(config, seed, put=put)
+
+
+def run(config, target_layout, draft_layout):
+  model, params = place(config, target_layout)
+  draft_model, draft_params = place(config, draft_layout)
+  weights = types.Weights(params(0), draft_params(1))
+  request = fakes.request(
+    fakes.prompts(B, vocab=config.vocab, longest=9),
+    NEW,
+    vocab=config.vocab,
+    length=L,
+    temperature=[0.0, 0.8] * 4,
+    seed=1,
+  )
+  drafter = lm_drafter.make(draft_model, gamma=2)
+  programs = decode.programs(model, drafter, reject.RULE)
+  request = requests.place(request, target_layout)
+  state, _ = programs.start(weights, request)
+  return programs.generate(weights, request), weights, state
+
+
+@pytest.fixture(scope='module')
+def unsharded():
+  """{kind of heads: texts} on one device."""
+  with jax.enable_x64(True):
+    return {
+      kind: fakes.texts(run(fakes.tiny(**sizes), None, None)[0])
+      for kind, sizes in dict(even=EVEN, odd=ODD).items()
+    }
+
+
+def shard_shape(x):
+  return x.sharding.shard_shape(x.shape)
+
+
+@pytest.mark.parametrize('data, model', MESHES)
+@pytest.mark.parametrize('kind', ['even', 'odd'])
+def test_tokens_do_not_depend_on_the_mesh(x64, unsharded, kind, data, model):
+  config = fakes.tiny(**dict(even=EVEN, odd=ODD)[kind])
+  mesh = sharding.make_mesh(data, model)
+  layout = sharding.lay_out(mesh, config)
+  # The draft lies like the target, and whole on every device in one case.
+  whole = model == 2
+  draft_layout = sharding.lay_out(mesh, config, replicated=whole)
+  out, weights, state = run(config, layout, draft_layout)
+  assert fakes.texts(out) == unsharded[kind]
+
+  C, heads = config.head_dim, model if kind == 'even' else 1
+  flat = lm.flatten(weights.target)
+  wanted = {
+    'head': (16, 16 // model),
+    'layers/0/attn/q/kernel': (16, config.heads * C // heads),
+    'layers/0/attn/k/kernel': (16, config.kv_heads * C // heads),
+    'layers/0/attn/o/kernel': (config.heads * C // heads, 16),
+    'layers/0/mlp/gate/kernel': (16, 32 // model),
+    'layers/0/mlp/down/kernel': (32 // model, 16),
+    'layers/0/attn_norm/scale': (16,),
+  }
+  assert {name: shard_shape(flat[name]) for name in wanted} == wanted
+  for x in lm.flatten(weights.draft).values():
+    assert x.sharding.is_fully_replicated or not whole
+  for x in jax.tree.leaves(state.cache):
+    assert shard_shape(x) == (B // data, config.kv_heads // heads, L, C)
+  draft_heads = 1 if whole else heads
+  for x in jax.tree.leaves(state.drafter):
+    assert shard_shape(x) == (B // data, config.kv_heads // draft_heads, L, C)
+
+
+def test_scanned_layers_on_a_mesh(x64):
+  """The stacked cache splits heads with their channels, in whole heads."""
+  config = fakes.tiny(**(EVEN | dict(scan_layers=True, depth=2)))
+  base = fakes.texts(run(config, None, None)[0])
+  layout = sharding.lay_out(sharding.make_mesh(2, 4), config)
+  out, weights, state = run(config, layout, layout)
+  assert fakes.texts(out) == base
+  flat = lm.flatten(weights.target)
+  assert shard_shape(flat['layers/attn/q/kernel']) == (2, 16, 8)
+  for x in jax.tree.leaves(state.cache):
+    assert shard_shape(x) == (2, B // 2, L, 4)
+
+
+def test_requests_are_split_over_the_data_axis():
+  layout = sharding.lay_out(sharding.make_mesh(4, 2), fakes.tiny(**EVEN))
+  request = fakes.request([[1]] * 8, 4, vocab=16)
+  placed = requests.place(request, layout)
+  for x, y in zip(
+    jax.tree.leaves(placed), jax.tree.leaves(request), strict=True
+  ):
+    np.testing.assert_array_equal(x, y)
+    assert shard_shape(x) == (2, *y.shape[1:])
+  assert requests.place(request, None) is request
+
+
+@pytest.mark.parametrize(
+  'sizes, model, whole',
+  [
+    (EVEN, 4, set()),
+    (EVEN | dict(kv_heads=2), 4, {'heads', 'kv_heads'}),
+    (ODD, 2, {'heads', 'kv_heads'}),
+    (EVEN | dict(mlp=30), 4, {'mlp'}),
+    (ODD | dict(vocab=15), 2, {'heads', 'kv_heads', 'vocab'}),
+  ],
+)
+def test_axes_that_do_not_divide_stay_whole_and_are_named(
+  caplog, sizes, model, whole
+):
+  with caplog.at_level(logging.INFO, logger='absl'):
+    layout = sharding.lay_out(sharding.make_mesh(2, model), fakes.tiny(**sizes))
+  assert layout.whole == whole
+  if not whole:
+    assert caplog.text == ''
+  else:
+    assert f'model={model}' in caplog.text
+    for axis in whole:
+      assert f'{axis}={getattr(fakes.tiny(**sizes), axis)}' in caplog.text
+
+
+def test_too_few_devices_and_unknown_parameters_are_refused():
+  with pytest.raises(ValueError, match='needs 16 devices; there are 8'):
+    sharding.make_mesh(8, 2)
+  with pytest.raises(ValueError, match='data=0'):
+    sharding.make_mesh(0, 1)
+  layout = sharding.lay_out(sharding.make_mesh(2, 2), fakes.tiny(**EVEN))
+  with pytest.raises(ValueError, match='layers/0/moe/kernel'):
+    layout.parameter('layers/0/moe/kernel', 2)
+
+
+def test_every_parameter_has_a_place():
+  layout = sharding.lay_out(sharding.make_mesh(2, 4), fakes.tiny(**EVEN))
+  for changes in ({}, dict(qkv_bias=True, qk_norm=True, tied=False)):
+    for scan in (False, True):
+      config = fakes.tiny(**(EVEN | changes), scan_layers=scan)
+      for name, s in lm.shapes(config).items():
+        layout.parameter(name, len(s.shape)).shard_shape(s.shape)
