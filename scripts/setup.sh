@@ -7,10 +7,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$@"; exit 1; }
 fits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
-last() { grep -i error .venv/pip.log | tail -n 1; }
+last() { grep '^ERROR' .venv/pip.log | tail -n 1; }
 pip() {
   .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-    --log .venv/pip.log "$@" >/dev/null 2>&1
+    "$@" >.venv/pip.log 2>&1
 }
 
 if cmp -s requirements.txt .venv/installed.txt && fits .venv/bin/python; then
@@ -29,7 +29,6 @@ if ! fits .venv/bin/python; then
     die "$python could not make .venv (on Debian: apt install python3-venv)"
 fi
 
-rm -f .venv/pip.log
 say 'installing requirements.txt into .venv (1 GB on disk; 1 to 5 minutes, once)'
 pip --only-binary=:all: -r requirements.txt ||
   die "pip failed ($(last)); is there a network? The whole log: .venv/pip.log"

@@ -17,24 +17,23 @@ for arg; do
   esac
 done
 
-# The TPU compiler, in a folder of its own: on the path, jax would look for a TPU.
-# The version is the one that the installed jax asks for.
+# The TPU compiler, in a folder of its own: on the path, jax looks for a TPU. Of
+# the version that the installed jax asks for: libtpu==0.0.42.*, say.
 libtpu=$(.venv/bin/python - <<'EOF'
-import importlib.metadata as metadata
+import importlib.metadata
 
-needs = metadata.requires('jax')
+needs = importlib.metadata.requires('jax')
 print(next(x.split(';')[0] for x in needs if x.startswith('libtpu')))
 EOF
 )
-if [ "$(cat .venv/libtpu/installed.txt 2>/dev/null)" != "$libtpu" ]; then
-  echo "test: installing $libtpu (170 MB, for the aot_tpu tests)" >&2
-  rm -rf .venv/libtpu
+if ! compgen -G ".venv/libtpu/libtpu-${libtpu#*==}.dist-info" >/dev/null; then
+  echo "test: getting $libtpu for the aot_tpu tests (700 MB on disk)" >&2
+  rm -rf .venv/libtpu .venv/libtpu.part
   if .venv/bin/python -m pip install --quiet --no-deps --only-binary=:all: \
-    --target .venv/libtpu "$libtpu" >.venv/libtpu.log 2>&1; then
-    echo "$libtpu" >.venv/libtpu/installed.txt
+    --target .venv/libtpu.part "$libtpu" >.venv/libtpu.log 2>&1; then
+    mv .venv/libtpu.part .venv/libtpu
   else
-    rm -rf .venv/libtpu
-    echo 'test: no libtpu here, so its tests skip (log: .venv/libtpu.log)' >&2
+    echo 'test: no libtpu, so those tests skip (see .venv/libtpu.log)' >&2
   fi
 fi
 

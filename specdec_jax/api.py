@@ -191,32 +191,27 @@ def stream(
 
 def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
   tokenizer, weights = engine.target.tokenizer, engine.weights
+  start = int(request.lengths_B[0])
   request = requests.place(request, engine.target.layout)
   state, info = engine.programs.start(weights, request)
-  at, shown, tokens = int(request.lengths_B[0]), 0, []
-  live = bool(state.live_B[0])
+  live, told, shown = True, 0, 0
   while live:
     state, info = engine.programs.step(weights, request, state, info)
-    end, live = int(state.lengths_B[0]), bool(state.live_B[0])
-    new = np.asarray(state.tokens_BL)[0, at:end].tolist()
-    origin = np.asarray(info.origin_BL)[0, at:end]
-    tokens, at = tokens + new, end
+    live, end = bool(state.live_B[0]), int(state.lengths_B[0])
+    tokens = np.asarray(state.tokens_BL)[0, start:end].tolist()
     text = tokenizer.decode(tokens)
-    stop = _find_stop(text, wanted.stop)
-    if stop is not None:
-      live, text = False, text[:stop]
-      new = new[
-        : max(
-          0,
-          len(_until_stop(tokenizer, tokens, wanted.stop))
-          - (len(tokens) - len(new)),
-        )
-      ]
-    ready = len(text) if not live else len(text) - _held_back(text, wanted.stop)
+    cut = _find_stop(text, wanted.stop)
+    if cut is not None:
+      live, text = False, text[:cut]
+      tokens = _until_stop(tokenizer, tokens, wanted.stop)
+    made_by = np.asarray(info.origin_BL)[0, start + told : start + len(tokens)]
+    # Text never shrinks: what a later token could change waits.
+    ready = len(text) - (_held_back(text, wanted.stop) if live else 0)
+    ready = max(ready, shown)
     yield Piece(
-      text[shown:ready], new, [types.ORIGINS[o] for o in origin[: len(new)]]
+      text[shown:ready], tokens[told:], [types.ORIGINS[o] for o in made_by]
     )
-    shown = max(shown, ready)
+    told, shown = len(tokens), ready
 
 
 def encode(target: build.LanguageModel, prompt, *, chat: bool) -> list[int]:

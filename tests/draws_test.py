@@ -85,7 +85,7 @@ def tail_draws(chunks, size, w_V):
 
 
 def tail_excess(log2_draws):
-  """Standard deviations by which a flat tail of mass 0.01 is drawn too often."""
+  """Standard deviations by which a tail of mass 0.01 is drawn too often."""
   V, mass, size = 49152, 0.01, 64
   w = np.full(V, mass / (V - 8), np.float32)
   w[:8] = (1 - mass) / 8

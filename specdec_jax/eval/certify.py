@@ -9,7 +9,6 @@ once, with its probability, so nothing is estimated. Knows no model.
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -19,83 +18,7 @@ import numpy as np
 from scipy import stats
 
 from specdec_jax import decode, sampling, types
-
-# --- pairs (p, q) that rules have been seen to get wrong ----------------------
-
-
-def _softmax(rng, shape, sigma):
-  z = sigma * rng.normal(size=shape)
-  return _normal(np.exp(z - z.max(-1, keepdims=True)))
-
-
-def _normal(w):
-  return w / w.sum(-1, keepdims=True)
-
-
-def _one_hot(rng, shape):
-  return np.eye(shape[-1])[rng.integers(0, shape[-1], shape[:-1])]
-
-
-def _ulp(rng, p, dtype):
-  """p with every entry moved by -1, 0 or 1 units in the last place."""
-  p = p.astype(dtype)
-  to = np.array([0, np.nan, 1], dtype)[rng.integers(0, 3, p.shape)]
-  return np.where(np.isnan(to), p, np.nextafter(p, to, dtype=dtype))
-
-
-def _truncated(rng, shape):
-  """Random top-k, so that supports differ."""
-  p = _softmax(rng, shape, 1)
-  k = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
-  rank = np.argsort(np.argsort(-p, -1), -1)
-  return _normal(np.where(rank < k, p, 0))
-
-
-def _disjoint(rng, shape):
-  in_p = rng.random(shape) < 0.5
-  in_p[..., 0], in_p[..., 1] = True, False
-  flip = rng.random((*shape[:-1], 1)) < 0.5
-  p, q = _softmax(rng, shape, 1), _softmax(rng, shape, 1)
-  return _normal(p * (in_p ^ flip)), _normal(q * ~(in_p ^ flip))
-
-
-def _tails(rng, shape):
-  """Zero mass from an index of the row's own on."""
-  end = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
-  return _normal(_softmax(rng, shape, 1) * (np.arange(shape[-1]) < end))
-
-
-def _tiny(rng, shape):
-  """A peak, and the rest near the smallest float32 numbers."""
-  w = 10.0 ** rng.uniform(-44, -30, shape)
-  return np.maximum(w, _one_hot(rng, shape))
-
-
-# name -> f(rng, shape, dtype) -> (p, q), rows over the last axis of shape.
-FAMILIES: dict[str, Callable[..., Any]] = {
-  'flat': lambda r, s, d: (_softmax(r, s, 0.1), _softmax(r, s, 0.1)),
-  'sigma 1': lambda r, s, d: (_softmax(r, s, 1), _softmax(r, s, 1)),
-  'sigma 3': lambda r, s, d: (_softmax(r, s, 3), _softmax(r, s, 3)),
-  'sigma 10': lambda r, s, d: (_softmax(r, s, 10), _softmax(r, s, 10)),
-  'disjoint': lambda r, s, d: _disjoint(r, s),
-  'equal': lambda r, s, d: (_softmax(r, s, 1),) * 2,
-  'one ulp': lambda r, s, d: (lambda p: (p, _ulp(r, p, d)))(_softmax(r, s, 1)),
-  'one-hot p': lambda r, s, d: (_one_hot(r, s), _softmax(r, s, 1)),
-  'one-hot q': lambda r, s, d: (_softmax(r, s, 1), _one_hot(r, s)),
-  'zero tails': lambda r, s, d: (_tails(r, s), _tails(r, s)),
-  'subnormal': lambda r, s, d: (_tiny(r, s), _tiny(r, s)),
-  'truncated': lambda r, s, d: (_truncated(r, s), _truncated(r, s)),
-}
-
-
-def problems(family: str, seed: int, *, count: int, gamma: int, vocab: int):
-  """Random (p_XNVV, q_XKVV): the law of token k after each token k - 1."""
-  dtype = np.dtype(jnp.result_type(float))
-  p, q = FAMILIES[family](
-    np.random.default_rng(seed), (count, gamma + 1, vocab, vocab), dtype
-  )
-  return p.astype(dtype), q.astype(dtype)[:, :gamma]
-
+from specdec_jax.eval import pairs
 
 # --- the law of one window ----------------------------------------------------
 
@@ -134,7 +57,7 @@ def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
   if script_XK is None:
     q_XRKV = q_XKVV[:, np.arange(K)[None], before_RN[:, :K]]
     taken = np.take_along_axis(
-      _normal(q_XRKV.astype(np.float64)), paths_RK[None, ..., None], -1
+      pairs.normal(q_XRKV.astype(np.float64)), paths_RK[None, ..., None], -1
     )[..., 0]
     chance_XR = taken.prod(-1)
     q_BKV = jnp.asarray(q_XRKV.reshape(X * R, K, V))
@@ -147,7 +70,7 @@ def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
 
 
 def run_rule(rule: types.Rule, batch: Windows, accept_BK):
-  """rule.verify with injected uniforms; (accepted_B, weights_BV) on the host."""
+  """(accepted_B, weights_BV) of rule.verify with injected uniforms."""
   verdict = _verify(rule.verify, accept_BK, batch.draft, batch.p_BNV)
   return np.asarray(verdict.accepted_B), np.asarray(verdict.weights_BV)
 
@@ -169,7 +92,7 @@ def window_law(rule: types.Rule, breaks, batch: Windows, p_XNVV) -> np.ndarray:
   X, R = batch.chance_XR.shape
   N, V = batch.p_BNV.shape[1:]
   K = N - 1
-  p_XNVV = _normal(p_XNVV.astype(np.float64))
+  p_XNVV = pairs.normal(p_XNVV.astype(np.float64))
   t_BK = np.asarray(breaks(batch.draft, batch.p_BNV)).astype(np.float64)
   dtype = batch.p_BNV.dtype
   mass = np.zeros((N, X, R, V))
@@ -182,7 +105,7 @@ def window_law(rule: types.Rule, breaks, batch: Windows, p_XNVV) -> np.ndarray:
     weights_BV = weights_BV.astype(np.float64)
     p_BV = np.asarray(batch.p_BNV)[np.arange(X * R), accepted_B]
     empty_B1 = weights_BV.sum(-1, keepdims=True) == 0
-    law_BV = _normal(np.where(empty_B1, p_BV, weights_BV))
+    law_BV = pairs.normal(np.where(empty_B1, p_BV, weights_BV))
     chance_XR = chance_B.reshape(X, R) * batch.chance_XR
     for a in range(N):
       here_XR = chance_XR * (accepted_B == a).reshape(X, R)
@@ -196,7 +119,7 @@ def window_law(rule: types.Rule, breaks, batch: Windows, p_XNVV) -> np.ndarray:
 
 def target_law(p_XNVV) -> np.ndarray:
   """What window_law must equal."""
-  p_XNVV = _normal(p_XNVV.astype(np.float64))
+  p_XNVV = pairs.normal(p_XNVV.astype(np.float64))
   return _continue(p_XNVV[:, 0, 0], p_XNVV, 1)
 
 
@@ -290,7 +213,8 @@ def walk(step, weights, request, state, info, choices: Choice, *, windows):
   """All texts of some consecutive windows, with their probabilities.
 
   step is step_with's. request, state and info have any number of equal rows:
-  the size of the batches that are run. Returns (tokens_RL, lengths_R, chance_R).
+  the size of the batches that are run. Returns (tokens_RL, lengths_R,
+  chance_R).
   """
   size, O = state.lengths_B.shape[0], len(choices.next_B)
   rows = jax.tree.map(lambda x: np.asarray(x)[:1], state)
@@ -319,7 +243,7 @@ def walk(step, weights, request, state, info, choices: Choice, *, windows):
 
 
 def chi_square(counts, law, *, least: float = 10.0) -> float:
-  """p-value of counts under a law; cells expecting fewer than `least` pooled."""
+  """p-value of counts under a law; cells expecting under `least` are pooled."""
   counts = np.asarray(counts, np.float64).ravel()
   expected = np.asarray(law, np.float64).ravel() * counts.sum()
   if counts[expected == 0].any():

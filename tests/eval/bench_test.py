@@ -97,6 +97,7 @@ def test_sampling(capsys, rule, promised):
     'smollm2',
     decode={'rule': rule},
     sampling={'temperature': 0.8},
+    lookup={'min_match': 1},
     bench={'stream_prompts': 0, 'batch_size': 2},
   )
   good, doc, _ = run(config, capsys)

@@ -1,4 +1,4 @@
-"""The language model: one function for every pass, whatever was there before."""
+"""The language model: one function for every pass, whatever the cache held."""
 
 import functools
 

