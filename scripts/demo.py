@@ -22,8 +22,8 @@ PROMPTS = {
 INTRODUCTION = """
 [bold]{}[/bold] answers two prompts, by speculative decoding.
 Prompt lookup guesses up to 4 tokens: what followed the last time that the text
-ended like this. One pass of the model checks them all, so a reply takes fewer
-passes and is still, token for token, what the model writes alone. Its tokens:
+ended like this. One pass of the model checks them all, so that a reply takes
+fewer passes. It stays what the model writes alone. Who made each token:
 """
 
 

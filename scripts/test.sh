@@ -38,9 +38,13 @@ if ! compgen -G ".venv/libtpu/libtpu-${libtpu#*==}.dist-info" >/dev/null; then
 fi
 
 if $checks; then
-  echo 'test: ruff and pyright' >&2
-  .venv/bin/ruff check --quiet
-  .venv/bin/ruff format --check --quiet
-  .venv/bin/pyright
+  failed=false
+  .venv/bin/ruff check --quiet --output-format=concise || failed=true
+  .venv/bin/ruff format --check --quiet || failed=true
+  .venv/bin/pyright || failed=true
+  if $failed; then
+    echo 'test: mend what ruff and pyright list above (--quick skips them)' >&2
+    exit 1
+  fi
 fi
-.venv/bin/python -m pytest -n 2 -q -m "$marks" "$@"
+exec .venv/bin/python -m pytest -n 2 -q -m "$marks" "$@"

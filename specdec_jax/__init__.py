@@ -1,7 +1,17 @@
 """Speculative decoding in JAX, where every claim is checked."""
 
-from specdec_jax.api import Completion, Piece, Settings, generate, stream
-from specdec_jax.build import DRAFTERS, RULES, LanguageModel, load
+from specdec_jax import runtime
+
+runtime.set_xla_flags()
+
+from specdec_jax.api import (  # noqa: E402
+  Completion,
+  Piece,
+  Settings,
+  generate,
+  stream,
+)
+from specdec_jax.build import DRAFTERS, RULES, LanguageModel, load  # noqa: E402
 
 __all__ = [
   'DRAFTERS',

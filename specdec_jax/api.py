@@ -53,13 +53,30 @@ class Settings:
   stop_ids: tuple[int, ...] | None = None
   logprobs: bool = False
 
+  def __post_init__(self):
+    for name in ('max_new_tokens', 'top_k', 'seed'):
+      value = getattr(self, name)
+      if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f'{name}={value!r}: must be an integer')
+    for name in ('temperature', 'top_p'):
+      value = getattr(self, name)
+      if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f'{name}={value!r}: must be a number')
+    if not 0 <= self.seed < 2**32:
+      raise ValueError(f'seed={self.seed}: must be in 0 to 2**32 - 1')
+    if self.max_new_tokens < 1:
+      raise ValueError(
+        f'max_new_tokens={self.max_new_tokens}: must be at least 1'
+      )
+
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
   """One answer. origins: who made each token (types.ORIGINS).
 
   finish_reason: 'stop' (end of sequence, stop id or stop string) or 'length'.
-  metrics: eval/metrics.summary of this request.
+  metrics: eval/metrics.summary of this request as it was decoded: what a stop
+  string cuts off the text is counted.
   """
 
   text: str
@@ -106,6 +123,7 @@ def generate(
   draft: Any = None,
   rule: str | types.Rule = 'reject',
   gamma: int = 4,
+  draft_options: dict[str, Any] | None = None,
   n: int = 1,
   chat: bool = False,
   batch_size: int = 8,
@@ -119,6 +137,7 @@ def generate(
     draft: None (plain decoding), a loaded model, 'lookup', or a types.Drafter.
     rule: 'reject', 'coupled', or a types.Rule.
     gamma: tokens drafted before each pass of the target.
+    draft_options: settings of a named drafter (lookup: min_match, max_match).
     n: samples per prompt; sample j of prompt i is entry i * n + j.
     chat: put each text through the model's chat template as a user's turn.
     batch_size: requests decoded together; changes no request's tokens.
@@ -139,6 +158,7 @@ def generate(
     rule=rule,
     gamma=gamma,
     options=build.default_options(logprobs=wanted.logprobs),
+    **(draft_options or {}),
   )
   encoded = [encode(target, x, chat=chat) for x in prompts]
   jobs = [
@@ -146,7 +166,7 @@ def generate(
     for i, tokens in enumerate(encoded)
     for j in range(n)
   ]
-  rows = min(batch_size, max(len(jobs), 1))
+  rows = requests.rows_on(target.layout, min(batch_size, max(len(jobs), 1)))
   requests_ = [
     request_of(engine, jobs[i : i + rows], wanted, rows=rows)
     for i in range(0, max(len(jobs), 1), rows)
@@ -171,6 +191,7 @@ def stream(
   draft: Any = None,
   rule: str | types.Rule = 'reject',
   gamma: int = 4,
+  draft_options: dict[str, Any] | None = None,
   chat: bool = False,
   request: int = 0,
   **options,
@@ -182,11 +203,19 @@ def stream(
   text was held back: half a character, or what could have begun a stop string.
   """
   wanted = settings(options)
+  if wanted.logprobs:
+    raise ValueError('logprobs=True: a stream has none; use generate')
   engine = build.engine(
-    target, draft, rule=rule, gamma=gamma, options=build.default_options()
+    target,
+    draft,
+    rule=rule,
+    gamma=gamma,
+    options=build.default_options(),
+    **(draft_options or {}),
   )
   jobs = [(encode(target, prompt, chat=chat), request)]
-  return _pieces(engine, request_of(engine, jobs, wanted, rows=1), wanted)
+  rows = requests.rows_on(target.layout, 1)
+  return _pieces(engine, request_of(engine, jobs, wanted, rows=rows), wanted)
 
 
 def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
@@ -252,6 +281,11 @@ def run(engine: build.Engine, request, wanted: Settings) -> list[Completion]:
   out = jax.device_get(engine.programs.generate(engine.weights, placed))
   tokenizer = engine.target.tokenizer
   started = np.flatnonzero(request.limit_B > request.lengths_B)
+  for row in np.flatnonzero(out.info.broken_B):
+    raise FloatingPointError(
+      f'request {request.request_B[row]}: the logits of {engine.target.label} '
+      f'are not finite after {out.lengths_B[row]} tokens; try dtype float32'
+    )
   done = []
   for row in started:
     start, end = int(request.lengths_B[row]), int(out.lengths_B[row])

@@ -6,6 +6,8 @@ row.
 
 import dataclasses
 import functools
+import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,11 +33,16 @@ class LanguageModel:
 
   source: str
   label: str
-  digest: str
+  hashed: Callable[[], str]
   config: model_config.LMConfig
   params: types.Params
   tokenizer: tokenizer_lib.Tokenizer
   layout: sharding.Layout | None
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """sha256 of the weights' files, read on first use."""
+    return self.hashed()
 
   @property
   def ids(self) -> int:
@@ -78,7 +85,7 @@ def load(
   Raises:
     ValueError: a source that cannot be read, naming the file and the reason.
   """
-  opened = sources.open_source(source)
+  opened = sources.open_source(os.fspath(source))
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
   layout = None
@@ -91,12 +98,12 @@ def load(
     scan_layers=scan_layers,
   )
   config, params = loaded.config, loaded.params
-  if layout is None:
+  if layout is None and not config.scan_layers:
     config, params = lm.fuse(config, params)
   return LanguageModel(
     source=source,
     label=loaded.label,
-    digest=loaded.digest,
+    hashed=lambda: loaded.digest,
     config=config,
     params=params,
     tokenizer=loaded.tokenizer,
@@ -131,34 +138,36 @@ def engine(
   options = options or default_options()
   if isinstance(rule, str):
     rule = _named(RULES, rule, 'rule')
-  if isinstance(gamma, bool) or gamma != int(gamma) or gamma < 0:
-    raise ValueError(f'gamma={gamma}: must be 0 (plain decoding) or more')
+  if not isinstance(rule, types.Rule):
+    raise ValueError(
+      f'rule={rule!r}: a name of {sorted(RULES)} or a types.Rule'
+    )
+  if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0:
+    raise ValueError(
+      f'gamma={gamma!r}: must be an integer, 0 (plain decoding) or more'
+    )
   model = target_model(target)
   weights = types.Weights(target.params)
-  draft_model = None
+  draft_used = None
   if draft is None or gamma == 0:
     drafter = decode.PLAIN
   elif isinstance(draft, types.Drafter):
     drafter = draft
   elif isinstance(draft, LanguageModel):
     tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
-    draft_model = draft
+    draft_used = draft
     weights = types.Weights(target.params, draft.params)
-    drafter = _lm_drafter(
-      lm.make(
-        draft.config,
-        ids=target.ids,
-        vocab=model.vocab,
-        constrain=draft.layout and draft.layout.constrain,
-      ),
-      gamma,
-      options.chunk,
+    drafter = _lm_drafter(draft_model(target, draft), gamma, options.chunk)
+  elif not isinstance(draft, str):
+    raise ValueError(
+      f'draft={draft!r}: a loaded model, a types.Drafter, None, or a name of '
+      f'{sorted(DRAFTERS)}'
     )
   else:
     make = _named(DRAFTERS, draft, 'draft')
     drafter = _cached_make(make, gamma, tuple(sorted(settings.items())))
   programs = decode.programs(model, drafter, rule, options)
-  return Engine(target, draft_model, drafter, rule, weights, programs, options)
+  return Engine(target, draft_used, drafter, rule, weights, programs, options)
 
 
 def target_model(target: LanguageModel) -> types.Model:
@@ -166,6 +175,16 @@ def target_model(target: LanguageModel) -> types.Model:
     target.config,
     ids=target.ids,
     constrain=target.layout and target.layout.constrain,
+  )
+
+
+def draft_model(target: LanguageModel, draft: LanguageModel) -> types.Model:
+  """The draft with the target's ids and logits of the target's width."""
+  return lm.make(
+    draft.config,
+    ids=target.ids,
+    vocab=target_model(target).vocab,
+    constrain=draft.layout and draft.layout.constrain,
   )
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from specdec_jax import sampling as sampling_lib
 from specdec_jax import types, windows
 
-Array = jax.Array
+Array = types.Array
 
 
 class Request(NamedTuple):
@@ -196,6 +196,7 @@ class _Tried(NamedTuple):
   accepted_B: Array
   weights_BV: Array
   window_BN: Array
+  broken_B: Array
   logprob_BN: Array | None
   features_BNE: Array | None
 
@@ -259,6 +260,10 @@ def _attempt(
     next_B[:, None],
     jnp.pad(draft.tokens_BK, ((0, 0), (0, 1))),
   )
+  # A NaN must end the row, not become a token. Rows after it do not count.
+  lost_BN = ~jnp.isfinite(jnp.max(logits_BNV, -1))
+  seen_BN = index_1N <= verdict.accepted_B[:, None]
+  broken_B = jnp.any(lost_BN & seen_BN, 1)
   logprob_BN = None
   if options.logprobs:
     logprob_BN = jnp.take_along_axis(logits_BNV, window_BN[..., None], -1)[
@@ -272,7 +277,9 @@ def _attempt(
     cache,
     verdict.accepted_B,
     weights_BV,
-    *jax.tree.map(widen, (window_BN, logprob_BN, features_BNE)),
+    widen(window_BN),
+    broken_B,
+    *jax.tree.map(widen, (logprob_BN, features_BNE)),
   )
 
 
@@ -291,10 +298,11 @@ def _commit(drafter, request, state, info, draft, draft_state, tried):
   first_B = jnp.argmax(stops_BN, 1).astype(jnp.int32)
   emitted_B = jnp.where(stopped_B, first_B + 1, whole_B)
   emitted_B = jnp.minimum(emitted_B, request.limit_B - state.lengths_B)
-  emitted_B = jnp.where(state.live_B, emitted_B, 0)
+  emitted_B = jnp.where(state.live_B & ~tried.broken_B, emitted_B, 0)
   stopped_B &= first_B < emitted_B
   lengths_B = state.lengths_B + emitted_B
   live_B = state.live_B & ~stopped_B & (lengths_B < request.limit_B)
+  live_B &= ~tried.broken_B
 
   # What is not emitted goes to slot L, where writes are dropped.
   slots_BN = jnp.where(
@@ -348,6 +356,7 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
     calls=info.calls + 1,
     origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
     window_BL=put(info.window_BL, window_BN),
+    broken_B=info.broken_B | (state.live_B & tried.broken_B),
     logprob_BL=None
     if info.logprob_BL is None
     else put(info.logprob_BL, tried.logprob_BN),
@@ -367,5 +376,6 @@ def _empty_info(B: int, L: int, K: int, logprobs: bool) -> types.Info:
     calls=count(),
     origin_BL=jnp.zeros((B, L), jnp.int8),
     window_BL=jnp.full((B, L), -1, jnp.int32),
+    broken_B=jnp.zeros((B,), bool),
     logprob_BL=jnp.zeros((B, L)) if logprobs else None,
   )

@@ -8,7 +8,6 @@ from specdec_jax import api, build, requests, sharding
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.eval import prompts as prompts_lib
 from specdec_jax.eval import timing
-from specdec_jax.models import lm
 
 DTYPES = ('float32', 'bfloat16', 'float64')
 
@@ -65,6 +64,8 @@ class Decode:
 
   def __post_init__(self):
     allowed = ('lm', *build.DRAFTERS)
+    _a_tuple('decode.methods', self.methods, "('lm', 'lookup')")
+    _a_tuple('decode.gammas', self.gammas, '(2, 4)')
     for name in self.methods:
       _one_of('decode.methods', name, allowed)
     for gamma in self.gammas:
@@ -159,7 +160,7 @@ def settings(config) -> Settings:
   Raises:
     ValueError: a value out of range, or a key that is missing or unknown.
   """
-  parts = {f.name: f.type for f in dataclasses.fields(Settings)}
+  parts: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(Settings)}
   if set(config) != set(parts):
     raise ValueError(f'config sections {sorted(config)}: want {sorted(parts)}')
   try:
@@ -217,15 +218,7 @@ def arms(e: Experiment) -> list[timing.Arm]:
     for gamma in sorted(set(d.gammas) - {0}):
       name = f'{method} g={gamma}'
       made = engine(e, method, gamma)
-      draft = None
-      if made.draft is not None:
-        # The drafter's own function again: lm.make returns the same object.
-        draft = lm.make(
-          made.draft.config,
-          ids=e.target.ids,
-          vocab=model.vocab,
-          constrain=made.draft.layout and made.draft.layout.constrain,
-        )
+      draft = made.draft and build.draft_model(e.target, made.draft)
       out.append(timing.Arm(name, method, gamma, made, model, draft))
   return out
 
@@ -302,6 +295,17 @@ def _one_of(name: str, value: Any, allowed: tuple) -> None:
     raise ValueError(f'{name}={value!r}: allowed are {", ".join(allowed)}')
 
 
+def _a_tuple(name: str, value: Any, example: str) -> None:
+  # A text would be read letter by letter, 'lm,lookup' as one name.
+  listed = isinstance(value, tuple | list)
+  if not listed or any(',' in str(x) for x in value):
+    raise ValueError(
+      f'{name}={value!r}: want a tuple of single values, as in '
+      f'--config.{name}="{example}"'
+    )
+
+
 def _at_least(name: str, value: Any, low: int) -> None:
-  if isinstance(value, bool) or int(value) != value or value < low:
+  whole = isinstance(value, int) and not isinstance(value, bool)
+  if not whole or value < low:
     raise ValueError(f'{name}={value}: must be a whole number, {low} or more')

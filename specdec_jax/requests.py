@@ -1,4 +1,4 @@
-"""Prompts to fixed-shape requests, and every check that comes before tracing."""
+"""Prompts to fixed-shape requests, and the checks that come before tracing."""
 
 import bisect
 from collections.abc import Sequence
@@ -60,9 +60,10 @@ def make(
   """A batch of prompts as one request, on the host.
 
   Sampling settings, max_new_tokens, seed and request are scalars or one value
-  for each prompt; request defaults to the prompt's index. The batch is filled up
-  to `rows` with rows that never start, the buffer to `length` (the bucket that
-  fits, if None; gamma more tokens than the longest row, for its last window).
+  for each prompt; request defaults to the prompt's index. The batch is filled
+  up to `rows` with rows that never start, the buffer to `length` (the bucket
+  that fits, if None; gamma more tokens than the longest row can reach, for its
+  last window).
 
   Raises:
     ValueError: what check_prompt and sampling.settings refuse; max_new_tokens
@@ -106,10 +107,22 @@ def make(
   )
 
 
+def rows_on(layout: sharding.Layout | None, rows: int) -> int:
+  """rows, rounded up to what the mesh's data axis divides."""
+  data = 1 if layout is None else layout.mesh.shape['data']
+  return -(-rows // data) * data
+
+
 def place(request: decode.Request, layout: sharding.Layout | None):
   """Splits the rows over the mesh's data axis."""
   if layout is None:
     return request
+  rows = request.tokens_BL.shape[0]
+  if rows != rows_on(layout, rows):
+    raise ValueError(
+      f'{rows} rows do not divide over {layout.mesh.shape}: '
+      'use a multiple of it as batch size'
+    )
   return jax.tree.map(
     lambda x: jax.device_put(
       x, layout.sharding('batch', *[None] * (np.ndim(x) - 1))

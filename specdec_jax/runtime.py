@@ -10,10 +10,10 @@ from typing import NoReturn
 from absl import app
 
 
-def prepare() -> None:
-  """Sets the XLA flag this jaxlib needs and the strict switches.
+def set_xla_flags() -> None:
+  """Sets the XLA flag this jaxlib needs; the package does so on import.
 
-  Call it before the first computation; importing jax before it is fine.
+  It counts if the first computation comes after it.
   """
   flags = os.environ.get('XLA_FLAGS', '')
   needs = importlib.metadata.version('jaxlib') == '0.10.2'
@@ -22,6 +22,10 @@ def prepare() -> None:
     # The minus takes one pattern off the list; without it the fast kernels go.
     flag = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
     os.environ['XLA_FLAGS'] = f'{flags} {flag}'.strip()
+
+
+def prepare() -> None:
+  """The strict switches that programs run under."""
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')

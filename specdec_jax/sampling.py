@@ -5,6 +5,7 @@ keyed by request: nothing here depends on the batch, the row or the padding.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +21,32 @@ GREEDY_BELOW = 1e-5
 _DRAFT, _ACCEPT, _NEXT = range(3)
 
 
-def settings(rows: int, temperature=0.0, top_k=0, top_p=1.0) -> types.Sampling:
+def settings(
+  rows: int,
+  temperature: Any = 0.0,
+  top_k: Any = 0,
+  top_p: Any = 1.0,
+) -> types.Sampling:
   """Sampling from scalars or per-row sequences.
 
   Raises:
     ValueError: temperature < 0 or not finite, top_k < 0 or not an integer,
       top_p outside (0, 1].
   """
-  t, k, p = (
-    np.broadcast_to(np.asarray(x), (rows,)) for x in (temperature, top_k, top_p)
-  )
+  wide = jnp.result_type(float)
+  spread = lambda x: np.broadcast_to(np.asarray(x), (rows,))
+  k = spread(top_k)
+  # Cast, then check: float32 turns 1e-50 into 0 and 1e300 into infinity.
+  with np.errstate(over='ignore', under='ignore'):
+    t, p = (spread(x).astype(wide) for x in (temperature, top_p))
   if not (np.isfinite(t) & (t >= 0)).all():
     raise ValueError(f'temperature={temperature}: must be 0 (greedy) or more')
   if not np.issubdtype(k.dtype, np.integer) or (k < 0).any():
     raise ValueError(f'top_k={top_k}: must be an integer, 0 (off) or more')
   if not ((p > 0) & (p <= 1)).all():
     raise ValueError(f'top_p={top_p}: must be in (0, 1]; 1 is off')
-  wide = jnp.result_type(float)
-  return types.Sampling(t.astype(wide), k.astype(np.int32), p.astype(wide))
+  k = np.minimum(k, np.iinfo(np.int32).max).astype(np.int32)
+  return types.Sampling(t, k, p)
 
 
 def probabilities(logits_BNV: Array, sampling: types.Sampling) -> Array:
@@ -147,6 +156,22 @@ def _bisect(holds, like: Array, *, smallest: bool) -> Array:
 # --- draws -----------------------------------------------------------------
 
 
+def next_keys(seed_B: Array, request_B: Array, position_B: Array) -> Array:
+  """The key of each row's emitted token, by its index in the token buffer."""
+  return jax.vmap(jax.random.fold_in)(
+    _role_keys(seed_B, request_B, _NEXT), position_B
+  )
+
+
+def _role_keys(seed_B: Array, request_B: Array, role: int) -> Array:
+  def key(seed, request):
+    return jax.random.fold_in(
+      jax.random.fold_in(jax.random.key(seed), request), role
+    )
+
+  return jax.vmap(key)(seed_B, request_B)
+
+
 def noise(
   seed_B: Array,
   request_B: Array,
@@ -163,19 +188,16 @@ def noise(
   former by position alone is biased under rules that look ahead (design.md).
   """
   any_sampled = ~jnp.all(is_greedy(sampling))
-  keys_B = jax.vmap(lambda s, r: jax.random.fold_in(jax.random.key(s), r))(
-    seed_B, request_B
-  )
   fold = jax.vmap(jax.random.fold_in)
-  role = lambda r: jax.vmap(lambda key: jax.random.fold_in(key, r))(keys_B)
+  role = functools.partial(_role_keys, seed_B, request_B)
   at = lambda keys, offset: fold(keys, jnp.full_like(lengths_B, offset))
-  next_keys_B = role(_NEXT)
   draft_keys_B = fold(role(_DRAFT), lengths_B)
   accept_keys_B = fold(role(_ACCEPT), lengths_B)
   pick = functools.partial(draw, any_sampled)
 
   def next_token(offset_B, weights_BV):
-    return pick(fold(next_keys_B, lengths_B + offset_B), weights_BV)
+    keys_B = next_keys(seed_B, request_B, lengths_B + offset_B)
+    return pick(keys_B, weights_BV)
 
   def draft_token(offset, q_BV):
     if coupled:

@@ -14,9 +14,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-
-Array = jax.Array
+# jax.Array inside a program, numpy.ndarray around it.
+Array = Any
 Params = Any  # a pytree of arrays
 
 
@@ -87,7 +86,7 @@ class Draft(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """accepted_B in 0..count_B; weights_BV: unnormalised law of the next token."""
+  """accepted_B: 0 to count_B. weights_BV: the next token's unnormalised law."""
 
   accepted_B: Array
   weights_BV: Array
@@ -152,7 +151,8 @@ class Info(NamedTuple):
   before it accepted; was accepted and emitted. whole_BN: windows that neither
   EOS nor length cut, by accepted drafts. calls_B: target calls. wide, calls:
   windows of the batch verified at full width, and all. origin_BL: who made each
-  token (ORIGINS). window_BL: the window that emitted it. logprob_BL: its
+  token (ORIGINS). window_BL: the window that emitted it. broken_B: the row
+  ended because the target's logits were not finite. logprob_BL: a token's
   log-probability under the target at temperature 1, or None.
   """
 
@@ -166,6 +166,7 @@ class Info(NamedTuple):
   calls: Array
   origin_BL: Array
   window_BL: Array
+  broken_B: Array
   logprob_BL: Array | None
 
 

@@ -91,8 +91,8 @@ def prefill(
       taps=taps,
     )
     if features_BPE is not None:
-      features_BPE = jax.lax.dynamic_update_slice(
-        features_BPE, concat(tapped).astype(features_BPE.dtype), (0, at, 0)
+      features_BPE = jax.lax.dynamic_update_slice_in_dim(
+        features_BPE, concat(tapped).astype(features_BPE.dtype), at, 1
       )
     return at + chunk, cache, features_BPE
 

@@ -1,9 +1,14 @@
 """The Python API on a random model: what users call, and what it refuses."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 import specdec_jax
 from specdec_jax import api, sharding
+from specdec_jax.models import config, lm
 
 COMMON = dict(max_new_tokens=20, temperature=0.9, seed=3)
 PROMPTS = [[5, 6, 7, 5, 6], [1], [9, 8, 7, 9, 8, 7, 9]]
@@ -99,6 +104,44 @@ def test_a_mesh_changes_no_token(target, draft):
   assert [x.tokens for x in all_] == [x.tokens for x in one]
 
 
+def test_any_number_of_prompts_fits_a_mesh(target):
+  sharded = specdec_jax.load(
+    'random:tiny', mesh=sharding.make_mesh(data=2, model=1)
+  )
+  for count in (1, 3):
+    kwargs = dict(max_new_tokens=4, rule='coupled')
+    out = specdec_jax.generate(sharded, PROMPTS[:count], **kwargs)
+    one = specdec_jax.generate(target, PROMPTS[:count], **kwargs)
+    assert [x.tokens for x in out] == [x.tokens for x in one]
+  assert list(specdec_jax.stream(sharded, PROMPTS[0], max_new_tokens=2))
+
+
+def test_logits_that_are_not_finite_are_an_error_not_a_token(target):
+  with jax.debug_nans(False):
+    params = dict(target.params)
+    params['head'] = params['head'].at[:, 7].set(float('nan'))
+    broken = dataclasses.replace(target, params=params)
+    for draft in (None, 'lookup'):
+      with pytest.raises(FloatingPointError, match='not finite after 5'):
+        specdec_jax.generate(broken, PROMPTS[:1], draft=draft)
+
+
+def test_scanned_random_models_are_the_same_models(target):
+  scanned = specdec_jax.load('random:tiny', scan_layers=True)
+  kwargs = dict(max_new_tokens=8, rule='coupled')
+  out = specdec_jax.generate(scanned, PROMPTS, **kwargs)
+  one = specdec_jax.generate(target, PROMPTS, **kwargs)
+  assert [x.tokens for x in out] == [x.tokens for x in one]
+
+
+def test_a_bfloat16_model_has_float32_logits():
+  model = lm.make(config.sized('tiny', dtype='bfloat16'))
+  params = lm.init(config.sized('tiny', dtype='bfloat16'), 0)
+  logits = model.head(params, jnp.ones((1, 64), jnp.bfloat16))
+  assert logits.dtype == jnp.float32
+  assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any()
+
+
 @pytest.mark.parametrize('name', api.REFUSED)
 def test_what_would_change_the_law_is_refused_by_name(target, name):
   with pytest.raises(ValueError, match=name):
@@ -122,6 +165,14 @@ def test_what_would_change_the_law_is_refused_by_name(target, name):
     (dict(stop=''), 'stop'),
     (dict(temperatur=1.0), 'temperatur'),
     (dict(draft='lookup', min_match=0), 'min_match'),
+    (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
+    (dict(gamma=2.0), 'gamma=2.0'),
+    (dict(gamma=None), 'gamma=None'),
+    (dict(draft=[1]), 'draft'),
+    (dict(temperature=1e300), 'temperature'),
+    (dict(top_p=1e-50), 'top_p'),
+    (dict(seed=-1), 'seed'),
+    (dict(max_new_tokens=2.5), 'max_new_tokens'),
   ],
 )
 def test_bad_settings_are_one_clear_error(target, kwargs, message):

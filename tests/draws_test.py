@@ -159,7 +159,11 @@ def test_no_two_draws_share_a_key():
     n.next(jnp.zeros(len(points), jnp.int32), w)
   keys = np.concatenate(drawn)
   assert len(np.unique(keys, axis=0)) == 4 * len(points)
+  # The accept draws' keys are seen by what they give: uniforms of 23 bits.
+  uniform = jax.vmap(lambda key: jax.random.uniform(key, ()))
+  others = np.asarray(uniform(jax.random.wrap_key_data(jnp.asarray(keys))))
   assert len(np.unique(np.asarray(n.accept_BK))) == 3 * len(points)
+  assert np.isin(np.asarray(n.accept_BK), others).sum() <= 1
 
 
 def test_next_draw_belongs_to_its_position():

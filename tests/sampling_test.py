@@ -77,6 +77,17 @@ def test_probabilities_equal_the_sorting_oracle(wide, V):
   assert undecided < 0.03 * len(cases)
 
 
+def test_a_mass_of_exactly_top_p_is_enough():
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(50, 1, 3)), jnp.float32)
+  settings = sampling.settings(50, 1.0)
+  p = sampling.probabilities(x, settings)
+  top = np.asarray(p.max(-1))[:, 0]
+  cut = sampling.probabilities(x, settings._replace(top_p_B=top))
+  assert (np.asarray(cut > 0).sum(-1) == 1).all()
+  more = settings._replace(top_p_B=np.nextafter(top, np.float32(1)))
+  assert (np.asarray(sampling.probabilities(x, more) > 0).sum(-1) == 2).all()
+
+
 def test_greedy_is_the_first_maximum():
   rng = np.random.default_rng(0)
   x = np.round(rng.normal(size=(1000, 3, 6))).astype(np.float32)  # ties

@@ -14,7 +14,7 @@ def make(
   the longest match wins, between min_match and max_match tokens, and of equal
   ones the latest. Up to gamma tokens that followed it are proposed, as
   certainties (q is None). Where nothing matches nothing is proposed. Saxena
-  2023, prompt lookup decoding; the idea is in Leviathan et al. 2023, section 3.6.
+  2023, prompt lookup decoding; the idea: Leviathan et al. 2023, section 3.6.
 
   Worked example, min_match=1: after [5 6 7 8 9 5 6] with gamma 2 the suffix
   [5 6] matches at the start, and [7 8] is proposed.

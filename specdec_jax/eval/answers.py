@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import requests
-from specdec_jax.eval import output_file
+from specdec_jax.eval import metrics, output_file
 from specdec_jax.eval import prompts as prompts_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
-
-# Counts of metrics.summary; a run's are the sums of its requests'.
-COUNTS = ('emitted_tokens', 'target_calls', 'drafted_tokens', 'accepted_tokens')
 
 
 class Answer(NamedTuple):
@@ -182,8 +179,7 @@ def line(prompt: prompts_lib.Prompt, said: Sequence[Any]) -> bytes:
     'finish_reason': [x.finish_reason for x in said],
     'metrics': [x.metrics for x in said],
   }
-  # A {"prompt"} is read as one turn, so a list of one turn looks the same.
-  if _turns(prompt) == 1:
+  if not prompt.listed:
     columns = {name: values[0] for name, values in columns.items()}
   row = {'id': prompt.id} | columns
   return (
@@ -213,7 +209,7 @@ def write(
 
   Returns:
     lines (in the file), prompts, written, skipped (there before), tokens and
-    the sums of COUNTS over the lines written, seconds.
+    the metrics (metrics.total) of the lines written, seconds.
 
   Raises:
     ValueError: before anything is written, what check_prompts and begun
@@ -221,7 +217,7 @@ def write(
   """
   start = time.perf_counter()
   check_prompts(task)
-  total, counts = len(task.prompts), dict.fromkeys(COUNTS, 0)
+  total, summaries = len(task.prompts), []
   skipped, _ = output_file.begun(path, meta, task.prompts)
   lines = skipped
   if skipped < total:
@@ -238,16 +234,16 @@ def write(
         new = list(zip(batch[lines - at :], said, strict=True))
         output_file.append(path, file, b''.join(line(*pair) for pair in new))
         lines += len(new)
-        for metrics in (x.metrics for _, xs in new for x in xs if x.metrics):
-          counts = {name: n + metrics[name] for name, n in counts.items()}
+        summaries += [x.metrics for _, xs in new for x in xs if x.metrics]
+  summary = metrics.total(summaries)
   return {
     'output': str(path),
     'prompts': total,
     'lines': lines,
     'written': lines - skipped,
     'skipped': skipped,
-    'tokens': counts['emitted_tokens'],
-    'metrics': counts,
+    'tokens': summary['emitted_tokens'],
+    'metrics': summary,
     'seconds': round(time.perf_counter() - start, 3),
   }
 

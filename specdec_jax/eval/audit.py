@@ -175,9 +175,10 @@ def _margins(scaled_V: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
 
 
 def _arrivals(case: Case, position: int, size: int):
-  key = jax.random.key(np.uint32(case.seed))
-  for part in (case.request, sampling_lib._NEXT, position):
-    key = jax.random.fold_in(key, np.uint32(part))
+  one = lambda x: jnp.array([x], jnp.uint32)
+  (key,) = sampling_lib.next_keys(
+    one(case.seed), one(case.request), one(position)
+  )
   return sampling_lib.exponential(key, size, jnp.result_type(float))
 
 

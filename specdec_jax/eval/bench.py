@@ -2,7 +2,8 @@
 
 The order of the work is the argument: ceiling, calibration of the parts, a
 prediction from other prompts, then the judged prompts. What a number means is
-in metrics, cost and audit; how a call is timed in timing; printing in report.
+in metrics, cost, predict and audit; how a call is timed in timing; printing in
+report.
 """
 
 import dataclasses
@@ -15,12 +16,12 @@ import numpy as np
 from specdec_jax import decode, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.eval import (
-  acceptance,
   audit,
   calibrate,
   cost,
   machine,
   metrics,
+  predict,
   timing,
 )
 
@@ -44,12 +45,7 @@ def run(
 
   make = timing.grouper(arms, plan)
   judged, others = make(plan.judged), make(plan.others)
-  programs = {
-    arm.name: calibrate.compiled(
-      arm.engine.programs.generate, arm.engine.weights, judged[0].full
-    )
-    for arm in track(arms, 'compiling')
-  }
+  programs = _compiled(arms, judged[0].full, track(arms, 'compiling'))
   calibration = calibrate.measure(
     arms,
     timing.calibration_request(arms, plan),
@@ -70,41 +66,33 @@ def run(
     ]
     for arm in arms
   }
-  alphas = _alphas(arms, others, seen, track)
-  predictions = _predict(arms, calibration, seen, alphas)
-  doc['predicted'] = predictions
+  alphas = predict.alphas(arms, others, seen, track)
+  doc['predicted'] = predict.improvements(arms, calibration, seen, alphas)
   show('predicted', doc)
 
   runs = timing.measure(arms, judged, programs, plan.repeats, track)
   gaps = timing.stream(arms, judged[: plan.stream_prompts], track)
   outputs = {name: r.outputs for name, r in runs.items()}
-  alphas = _alphas(arms, judged, outputs, track)
-  explained = _predict(arms, calibration, outputs, alphas)
   findings = _audit(arms, plan, judged + others, outputs, seen, track)
-  doc['rows'] = [
-    _row(arm, arms, plan, calibration, judged, runs, gaps, alphas)
-    | {
-      'predicted': predictions.get(arm.name),
-      'explained': explained.get(arm.name),
-      'audit': findings.get(arm.name),
-    }
-    for arm in arms
-  ]
+  doc['rows'] = _rows(arms, calibration, judged, runs, gaps, track)
+  for row in doc['rows']:
+    row['predicted'] = doc['predicted'].get(row['name'])
+    row['audit'] = findings.get(row['name'])
   doc['categories'] = _categories(arms, judged, runs, calibration)
   doc['repeated_8grams'] = _repeated(judged, outputs[arms[0].name])
   doc['best_gamma'] = _best_gammas(arms, {r['name']: r for r in doc['rows']})
   show('rows', doc)
-  doc['crossover'] = [
-    _crossover(arms, plan, size, track) for size in plan.batch_sizes
-  ]
-  doc['largest_batch'] = {
-    drafter: max(
-      (x['batch_size'] for x in doc['crossover'] if x['best_gamma'][drafter]),
-      default=None,
+  return doc | _crossovers(arms, plan, track)
+
+
+def _compiled(arms, request: decode.Request, tracked) -> dict[str, Any]:
+  """By arm: its executable at the request's shapes, and the seconds it took."""
+  return {
+    arm.name: calibrate.compiled(
+      arm.engine.programs.generate, arm.engine.weights, request
     )
-    for drafter in doc['best_gamma']
+    for arm in tracked
   }
-  return doc
 
 
 def _setting(arms, plan: timing.Plan) -> dict[str, Any]:
@@ -151,7 +139,7 @@ def _ceiling(arm: timing.Arm, plan: timing.Plan, ceiling) -> float:
   return plan.batch_size * metrics.ceiling_tokens_per_second(
     best * ceiling['devices'],
     metrics.step_bytes(target.params),
-    _cache_bytes(arm.model, plan.batch_size, 1) * mean,
+    _cache_bytes(arm.model, plan.batch_size, 1) * float(mean),
   )
 
 
@@ -163,121 +151,28 @@ def _cache_bytes(model: types.Model | None, rows: int, slots: int) -> int:
   )
 
 
-def _alphas(
-  arms, groups, outputs, track: timing.Track
-) -> dict[str, dict[str, Any]]:
-  """Teacher-forced on plain decoding's text; one value per drafter."""
-  last = {arm.drafter: arm for arm in arms[1:]}  # any gamma gives the same
-  out = {}
-  for name, arm in last.items():
-    sums, asked, text = [], [], []
-    for group, plain in track(
-      list(zip(groups, outputs[arms[0].name], strict=True)), f'alpha of {name}'
-    ):
-      request = group.full._replace(
-        tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B
-      )
-      overlap_BL, proposed_BL = _overlap(arm, request)
-      index_1L = np.arange(plain.tokens_BL.shape[1])[None]
-      text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
-        index_1L < plain.lengths_B[:, None]
-      )
-      sums.append(np.asarray(overlap_BL))
-      asked.append(np.asarray(proposed_BL) & text_BL)
-      text.append(text_BL)
-    if not sums:
-      continue
-    sums, asked, text = map(np.concatenate, (sums, asked, text))
-    out[name] = {
-      'alpha': metrics.alpha(sums, text),
-      'alpha_where_proposed': metrics.alpha(sums, asked),
-      'positions': int(text.sum()),
-    }
-  return out
-
-
-def _overlap(arm: timing.Arm, request: decode.Request):
-  weights, options = arm.engine.weights, arm.engine.options
-  B, L = request.tokens_BL.shape
-  tokens_BL = np.zeros((B, L), np.int32)
-  proposed_BL = np.ones((B, L), bool)
-  if arm.draft is None:
-    tokens_BL, proposed_BL, _ = acceptance.walk(
-      weights._replace(target=()),
-      request,
-      np.int32(np.max(request.limit_B - request.lengths_B)),
-      drafter=arm.engine.drafter,
-      coupled=arm.engine.rule.coupled,
-      vocab=arm.model.vocab,
-    )
-  overlap_BL = acceptance.overlap(
-    weights,
-    request,
-    tokens_BL,
-    proposed_BL,
-    target=arm.model,
-    draft=arm.draft,
-    chunk=options.chunk,
-  )
-  return overlap_BL, proposed_BL
-
-
-# --- prediction ------------------------------------------------------------
-
-
-def _predict(arms, calibration, outputs, alphas) -> dict[str, dict[str, Any]]:
-  """Improvement of every arm from the parts and from these acceptances."""
-  if not outputs[arms[0].name]:
-    return {}
-  infos = {a.name: timing.join(outputs[a.name]) for a in arms}
-  plain = infos[arms[0].name]
-  base = metrics.tokens_per_window(plain)
-  return {
-    a.name: _predicted(
-      a, calibration, infos[a.name], base, alphas.get(a.drafter)
-    )
-    for a in arms[1:]
-  }
-
-
-def _predicted(arm: timing.Arm, calibration, info, base: float, alpha) -> dict:
-  """base: tokens that a plain window of the batch emits, 1 at batch size 1."""
-  narrow = arm.engine.options.narrow
-  hist = metrics.summary(info)['accepted_histogram']
-  tokens = metrics.tokens_per_window(info) / base
-  wide = metrics.wide_share(info) if narrow else 1.0
-  propose = calibration.propose[arm.name] / calibration.step
-  v = cost.interpolated(calibration.verify)
-  idle = calibration.idle[arm.gamma + 1]
-  exact = cost.histogram_tokens(hist)
-  gammas = {}
-  for g in range(1, arm.gamma + 1):
-    # Drafting a shorter window costs in proportion; a lookup costs the same.
-    draft = propose * (g / arm.gamma if arm.draft else 1)
-    share = cost.histogram_tokens(cost.truncated(hist, g)) / exact
-    gammas[g] = tokens * share / cost.window(draft, wide, v(g + 1), idle)
-  window = cost.window(propose, wide, v(arm.gamma + 1), idle)
-  independent = None
-  if alpha and alpha['alpha'] is not None:
-    rate = metrics.summary(info)['proposal_rate'] or 0.0
-    each = alpha['alpha_where_proposed'] or 0.0
-    independent = cost.sparse_tokens(min(each, 1.0), arm.gamma, rate) / window
-  return {
-    'tokens': tokens,
-    'wide': wide,
-    'window_cost': window,
-    'improvement': tokens / window,
-    'improvement_from_alpha': independent,
-    'by_gamma': gammas,
-    'best_gamma': cost.best(gammas),
-  }
-
-
 # --- rows ------------------------------------------------------------------
 
 
-def _row(arm, arms, plan, calibration, groups, runs, gaps, alphas):
-  mine, plain = runs[arm.name], runs[arms[0].name]
+def _rows(arms, calibration, groups, runs, gaps, track: timing.Track):
+  outputs = {name: r.outputs for name, r in runs.items()}
+  alphas = predict.alphas(arms, groups, outputs, track)
+  explained = predict.improvements(arms, calibration, outputs, alphas)
+  row = lambda arm: _row(
+    arm, runs[arms[0].name], calibration, groups, runs[arm.name]
+  )
+  return [
+    row(arm)
+    | {
+      'alpha': alphas.get(arm.drafter),
+      'explained': explained.get(arm.name),
+      'inter_token': metrics.inter_token(gaps[arm.name]),
+    }
+    for arm in arms
+  ]
+
+
+def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
   info, base = timing.join(mine.outputs), timing.join(plain.outputs)
   engine, draft = arm.engine, arm.engine.draft
   B, L = groups[0].host.tokens_BL.shape
@@ -295,7 +190,6 @@ def _row(arm, arms, plan, calibration, groups, runs, gaps, alphas):
     'improvement': metrics.walltime_improvement(
       timing.speeds(mine), timing.speeds(plain)
     ),
-    'alpha': alphas.get(arm.drafter),
     **metrics.summary(info),
     'wide_share': metrics.wide_share(info),
     'cost_coefficient': calibration.c.get(arm.name),
@@ -304,7 +198,6 @@ def _row(arm, arms, plan, calibration, groups, runs, gaps, alphas):
       'median': float(np.median(first)),
       'max': float(first.max()),
     },
-    'inter_token': metrics.inter_token(gaps[arm.name]),
     'arithmetic_factor': metrics.arithmetic_factor(
       info,
       base,
@@ -344,7 +237,7 @@ def _categories(arms, groups, runs, calibration) -> list[dict[str, Any]]:
       mine = runs[arm.name]
       info = timing.join([mine.outputs[g] for g in chosen])
       summary = metrics.summary(info)
-      model = _predicted(
+      model = predict.improvement(
         arm, calibration, info, metrics.tokens_per_window(base), None
       )
       out.append(
@@ -434,6 +327,19 @@ def _audit(
 # --- crossover -------------------------------------------------------------
 
 
+def _crossovers(arms, plan: timing.Plan, track: timing.Track):
+  """crossover: one entry a batch size; largest_batch that helps, by drafter."""
+  found = [_crossover(arms, plan, size, track) for size in plan.batch_sizes]
+  largest = lambda drafter: max(
+    (x['batch_size'] for x in found if x['best_gamma'][drafter]), default=None
+  )
+  drafters = dict.fromkeys(arm.drafter for arm in arms[1:])
+  return {
+    'crossover': found,
+    'largest_batch': {drafter: largest(drafter) for drafter in drafters},
+  }
+
+
 def _crossover(
   arms, plan: timing.Plan, size: int, track: timing.Track
 ) -> dict[str, Any]:
@@ -445,12 +351,8 @@ def _crossover(
     for i in range(need)
   ]
   groups = timing.grouper(arms, plan, rows=size)(filled)
-  programs = {
-    arm.name: calibrate.compiled(
-      arm.engine.programs.generate, arm.engine.weights, groups[0].full
-    )
-    for arm in track(arms, f'compiling batch {size}')
-  }
+  tracked = track(arms, f'compiling batch {size}')
+  programs = _compiled(arms, groups[0].full, tracked)
   runs = timing.measure(arms, groups, programs, plan.repeats, track)
   plain = timing.speeds(runs[arms[0].name])
   rows = {

@@ -88,6 +88,29 @@ def sparse_tokens(alpha: float, gamma: int, rate: float) -> float:
   return rate * expected_tokens(alpha, gamma) + (1 - rate)
 
 
+def alpha_of(tokens: float, gamma: int, rate: float = 1.0) -> float | None:
+  """The alpha at which sparse_tokens is `tokens`; None if not even 1 is enough.
+
+  With the cost of a window for `tokens`, the alpha that breaks even.
+  """
+  enough = lambda alpha: sparse_tokens(alpha, gamma, rate) >= tokens
+  if not enough(1.0):
+    return None
+  low, high = 0.0, 1.0
+  for _ in range(50):
+    middle = (low + high) / 2
+    low, high = (low, middle) if enough(middle) else (middle, high)
+  return high
+
+
+def break_even_c(tokens: float, verify: float, gamma: int) -> float:
+  """The c at which a window of `tokens` pays; 0 or less: no draft is as cheap.
+
+  verify: what the window costs without its drafting, in plain steps.
+  """
+  return (tokens - verify) / gamma
+
+
 def interpolated(verify: dict[int, float]) -> Callable[[int], float]:
   """v(n) between measured widths by straight lines; flat outside them."""
   widths = sorted(verify)

@@ -4,6 +4,7 @@ Names are the field's; where it has several meanings for one name, the formula
 is spelled out here. Prefill is never a target call. All counts are exact.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from specdec_jax.models import lm
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
   """Info of some rows, on the host; batch-wide counters are kept whole."""
   host = lambda x: None if x is None else np.asarray(x)
-  some = lambda x: None if x is None else host(x)[pick]
+  some = lambda x: None if x is None else np.asarray(x)[pick]
   return types.Info(
     **{
       name: host(x) if name in ('wide', 'calls') else some(x)
@@ -39,7 +40,7 @@ def concat(infos: Sequence[types.Info]) -> types.Info:
   return types.Info(**out)
 
 
-def summary(info: types.Info) -> dict[str, float | int | list[float] | None]:
+def summary(info: types.Info) -> dict[str, Any]:
   """Counts and ratios over the rows of an Info.
 
   emitted_tokens: tokens after the prompts. target_calls: windows verified, over
@@ -55,18 +56,62 @@ def summary(info: types.Info) -> dict[str, float | int | list[float] | None]:
   conditional_acceptance_per_position: the same among windows that accepted
     every offset before k.
   proposal_rate: share of windows that proposed anything.
+  accepted_histogram, uncut_histogram: windows by drafts accepted, of all and
+    of those that nothing cut.
+  proposed, tried, accepted_per_position: windows that proposed offset k, that
+    did and accepted every offset before, and that accepted it.
 
   Ratios without a denominator are None.
   """
-  hist_N = np.asarray(info.hist_BN, np.int64).sum(0)
-  proposed_K = np.asarray(info.proposed_BK, np.int64).sum(0)
-  tried_K = np.asarray(info.tried_BK, np.int64).sum(0)
-  accepted_K = np.asarray(info.accepted_BK, np.int64).sum(0)
-  whole_N = np.asarray(info.whole_BN, np.int64).sum(0)
-  calls = int(np.asarray(info.calls_B, np.int64).sum())
-  emitted = int((np.asarray(info.origin_BL) != types.PROMPT).sum())
-  drafted, accepted = int(proposed_K.sum()), int(accepted_K.sum())
-  K = len(proposed_K)
+  counts = lambda x_BK: [int(n) for n in np.asarray(x_BK, np.int64).sum(0)]
+  return _summary(
+    int((np.asarray(info.origin_BL) != types.PROMPT).sum()),
+    int(np.asarray(info.calls_B, np.int64).sum()),
+    {
+      'accepted_histogram': counts(info.hist_BN),
+      'uncut_histogram': counts(info.whole_BN),
+      'proposed_per_position': counts(info.proposed_BK),
+      'tried_per_position': counts(info.tried_BK),
+      'accepted_per_position': counts(info.accepted_BK),
+    },
+  )
+
+
+def total(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """The summary of several requests: their counts added, ratios from those.
+
+  Without requests every count is 0. A shorter window's lists are taken as
+  having zeros at the end.
+  """
+  added = lambda name: [
+    sum(column)
+    for column in itertools.zip_longest(
+      *(s[name] for s in summaries), fillvalue=0
+    )
+  ]
+  return _summary(
+    sum(s['emitted_tokens'] for s in summaries),
+    sum(s['target_calls'] for s in summaries),
+    {name: added(name) for name in _LISTS},
+  )
+
+
+_LISTS = (
+  'accepted_histogram',
+  'uncut_histogram',
+  'proposed_per_position',
+  'tried_per_position',
+  'accepted_per_position',
+)
+
+
+def _summary(emitted: int, calls: int, lists: dict[str, list[int]]):
+  """The dict of summary from its counts; lists: _LISTS."""
+  proposed_K = lists['proposed_per_position']
+  tried_K = lists['tried_per_position']
+  accepted_K = lists['accepted_per_position']
+  uncut_N = lists['uncut_histogram']
+  drafted, accepted = sum(proposed_K), sum(accepted_K)
   return {
     'emitted_tokens': emitted,
     'target_calls': calls,
@@ -74,17 +119,15 @@ def summary(info: types.Info) -> dict[str, float | int | list[float] | None]:
     'accepted_tokens': accepted,
     'block_efficiency': ratio(emitted, calls),
     'block_efficiency_uncut': ratio(
-      int((whole_N * np.arange(1, K + 2)).sum()), int(whole_N.sum())
+      sum((k + 1) * n for k, n in enumerate(uncut_N)), sum(uncut_N)
     ),
     'draft_acceptance_rate': ratio(accepted, drafted),
-    'acceptance_per_position': [
-      ratio(int(a), int(p)) for a, p in zip(accepted_K, proposed_K, strict=True)
-    ],
-    'conditional_acceptance_per_position': [
-      ratio(int(a), int(t)) for a, t in zip(accepted_K, tried_K, strict=True)
-    ],
-    'proposal_rate': ratio(int(proposed_K[0]) if K else 0, calls),
-    'accepted_histogram': [int(x) for x in hist_N],
+    'acceptance_per_position': list(map(ratio, accepted_K, proposed_K)),
+    'conditional_acceptance_per_position': list(
+      map(ratio, accepted_K, tried_K)
+    ),
+    'proposal_rate': ratio(proposed_K[0] if proposed_K else 0, calls),
+    **lists,
   }
 
 
@@ -101,34 +144,45 @@ def repeated_ngrams(tokens, n: int = 8) -> float | None:
 # --- time ------------------------------------------------------------------
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-  """Median, extremes and interquartile range of repeated measurements."""
-  low, median, high = np.percentile(values, (25, 50, 75))
-  return {
-    'median': float(median),
-    'min': float(np.min(values)),
-    'max': float(np.max(values)),
-    'iqr': float(high - low),
-  }
+def spread(values: Sequence[float | None]) -> dict[str, Any]:
+  """Median, extremes and interquartile range of repeated measurements.
+
+  too_short: how many are None (tokens_per_second); the rest of the dict is of
+  the others, and None where there are none.
+  """
+  kept = [x for x in values if x is not None]
+  out: dict[str, Any] = dict.fromkeys(('median', 'min', 'max', 'iqr'))
+  if kept:
+    low, median, high = map(float, np.percentile(kept, (25, 50, 75)))
+    out = {'median': median, 'min': min(kept), 'max': max(kept)}
+    out['iqr'] = high - low
+  return out | {'too_short': len(values) - len(kept)}
 
 
-def tokens_per_second(emitted: int, total: float, prefill: float) -> float:
-  """Emitted tokens over decode time: the whole call less its prefill."""
-  return emitted / (total - prefill)
+def tokens_per_second(
+  emitted: int, total: float, prefill: float, noise: float = 0.0
+) -> float | None:
+  """Emitted tokens over decode time: the whole call less its prefill.
+
+  None, too short to measure, unless that time is above the noise.
+  """
+  return emitted / (total - prefill) if total - prefill > noise else None
 
 
 def walltime_improvement(
-  method: Sequence[float], plain: Sequence[float]
-) -> dict[str, float]:
+  method: Sequence[float | None], plain: Sequence[float | None]
+) -> dict[str, Any]:
   """tokens_per_second over the autoregressive arm's, repeat by repeat."""
-  return spread([m / p for m, p in zip(method, plain, strict=True)])
+  return spread([m and p and m / p for m, p in zip(method, plain, strict=True)])
 
 
-def outcome(improvement: dict[str, float]) -> str:
-  """'win', 'loss' or 'draw' of walltime_improvement.
+def outcome(improvement: dict[str, Any]) -> str:
+  """'win', 'loss' or 'draw' of walltime_improvement, or 'too short'.
 
   A draw where the repeats lie on both sides of 1, or the median is within 2%.
   """
+  if improvement['median'] is None:
+    return 'too short'
   if improvement['min'] > 1 and improvement['median'] > 1.02:
     return 'win'
   if improvement['max'] < 1 and improvement['median'] < 0.98:

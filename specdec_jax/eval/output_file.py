@@ -74,7 +74,7 @@ def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):
     if section not in ('mesh', 'bench') or (section, key) == ('bench', 'chat')
   }
   config = {k: v for k, v in flat.items() if k not in _NO_EFFECT}
-  content = [[p.id, p.turns, p.tokens] for p in prompts]
+  content = [[p.id, p.turns, p.tokens, p.listed] for p in prompts]
   meta = {
     'config': config,
     'prompts': {'count': len(prompts), 'sha256': _sha256(content)},

@@ -30,12 +30,16 @@ _KEYS = ('id', 'question_id', 'category', *_CONTENT, 'reference')
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """One request: user turns, or tokens when turns is empty."""
+  """One request: user turns, or tokens when turns is empty.
+
+  listed: it was given as {"turns"}, be it one turn, and is answered in lists.
+  """
 
   id: str
   category: str | None = None
   turns: tuple[str, ...] = ()
   tokens: tuple[int, ...] | None = None
+  listed: bool = dataclasses.field(default=False, compare=False)
 
 
 def read(path: str | os.PathLike) -> list[Prompt]:
@@ -149,7 +153,7 @@ def _parse(line: str, index: str, where: str) -> Prompt:
     return Prompt(id, category, (_text(row['prompt'], 'prompt', where),))
   turns = enumerate(_list(row['turns'], 'turns', where))
   texts = tuple(_text(turn, f'turns[{i}]', where) for i, turn in turns)
-  return Prompt(id, category, texts)
+  return Prompt(id, category, texts, listed=True)
 
 
 def _object(line: str, where: str) -> dict[str, Any]:

@@ -43,6 +43,8 @@ def mark(runs: Iterable[tuple[str, str]], *, styled: bool) -> rich.text.Text:
   """(origin, text) pairs as one text; neighbours of one origin share marks."""
   out, last, close = rich.text.Text(), None, ''
   for kind, text in runs:
+    if not text:  # An end of sequence, or half a character.
+      continue
     style, marks, _ = KINDS[kind]
     if styled:
       out.append(text, style)
@@ -77,6 +79,6 @@ def reply(
     out.print()
   counts = ', '.join(f'{origins.count(k)} {k}' for k in KINDS)
   return (
-    f'{len(origins)} tokens ({counts}) in {calls} passes of the target: '
-    f'block efficiency {metrics.ratio(len(origins), calls):.2f}'
+    f'{len(origins)} tokens in {calls} passes: block efficiency '
+    f'{metrics.ratio(len(origins), calls):.2f} ({counts})'
   )

@@ -223,15 +223,20 @@ def texts(groups, outputs) -> list[list[int]]:
   ]
 
 
-def speeds(runs: Runs, pick: Sequence[int] | None = None) -> list[float]:
-  """tok/s of every repeat, over the chosen groups."""
-  chosen = range(len(runs.outputs)) if pick is None else pick
+def speeds(runs: Runs, pick: Sequence[int] | None = None) -> list[float | None]:
+  """tok/s of every repeat, over the chosen groups; None: too short to measure.
+
+  That is where decoding takes no longer than the prefill varies.
+  """
+  chosen = list(range(len(runs.outputs)) if pick is None else pick)
   emitted = metrics.summary(join([runs.outputs[g] for g in chosen]))
   # The fastest prefill of each group: a slow one must not shorten a decode.
-  prefill = np.min(np.asarray(runs.prefill), 0)[list(chosen)].sum()
+  prefill_RG = np.asarray(runs.prefill)[:, chosen]
+  prefill = float(np.min(prefill_RG, 0).sum())
+  noise = float(np.median(prefill_RG, 0).sum()) - prefill
   return [
     metrics.tokens_per_second(
-      emitted['emitted_tokens'], sum(total[g] for g in chosen), float(prefill)
+      emitted['emitted_tokens'], sum(total[g] for g in chosen), prefill, noise
     )
     for total in runs.total
   ]

@@ -1,39 +1,26 @@
-"""The benchmark in plain words: what to use, what wins, what loses and why."""
+"""The benchmark in plain words: what wins, what loses and why, what to do."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax.eval import metrics
+from specdec_jax.eval import cost, metrics
 
 
 def sentences(doc: dict[str, Any]) -> list[str]:
-  """Plain sentences: what to use, what wins, what loses and why."""
-  out = []
+  """Plain sentences; the last ones say what to change."""
+  out, changes = [], []
   drafters = dict.fromkeys(r['drafter'] for r in doc['rows'] if r['gamma'])
   for drafter in drafters:
     rows = [r for r in doc['rows'] if r['drafter'] == drafter]
-    best = max(rows, key=lambda r: r['improvement']['median'])
-    out.append(_best_sentence(drafter, best))
-    if best['predicted']:
-      out.append(_prediction_sentence(best))
+    best = max(rows, key=_rank)
     of_best = sorted(
       (c for c in doc['categories'] if c['name'] == best['name']),
-      key=lambda row: -row['improvement']['median'],
+      key=_rank,
+      reverse=True,
     )
-    wins = [c for c in of_best if metrics.outcome(c['improvement']) == 'win']
-    losses = [c for c in of_best if metrics.outcome(c['improvement']) == 'loss']
-    draws = [c for c in of_best if metrics.outcome(c['improvement']) == 'draw']
-    named = lambda cs: ', '.join(
-      f'{c["category"]} {c["improvement"]["median"]:.2f}x' for c in cs
-    )
-    if wins:
-      out.append(f'{best["name"]} wins on: {named(wins)}.')
-    for c in losses:
-      out.append(
-        f'{best["name"]} loses on {c["category"]} '
-        f'({c["improvement"]["median"]:.2f}x): {why(c)}.'
-      )
-    if draws:
-      out.append(f'No clear difference on: {named(draws)}.')
+    out += _about(best) + _by_category(best, of_best)
+    tried = {r['gamma'] for r in rows}
+    changes.append(f'  {drafter}: {_change(best, of_best, tried)}')
   out.append(_identity_sentence(doc))
   if (doc['repeated_8grams'] or 0) > 0.2:
     out.append(
@@ -41,61 +28,114 @@ def sentences(doc: dict[str, Any]) -> list[str]:
       'looping text flatters every draft, read the numbers with care.'
     )
   out += _crossover_sentences(doc)
+  if any((r['audit'] or {}).get('bugs') for r in doc['rows']):
+    changes = ['  Nothing before the bug is found.']
+  return out + (['What to change:', *changes] if changes else [])
+
+
+def _rank(row: dict[str, Any]) -> tuple[bool, float]:
+  """Orders rows from lost to won; those too short to measure come first."""
+  x = row['improvement']
+  return metrics.outcome(x) == 'win', x['median'] or 0.0
+
+
+# --- what was found ----------------------------------------------------------
+
+
+def _about(best: dict[str, Any]) -> list[str]:
+  """The best gamma of a drafter, why it does not win, what was predicted."""
+  drafter, gamma, x = best['drafter'], best['gamma'], best['improvement']
+  outcome = metrics.outcome(x)
+  if outcome == 'too short':
+    return [f'{drafter}: too short to measure at every gamma tried.']
+  found = (
+    f'gamma {gamma}, {x["median"]:.2f}x plain decoding '
+    f'({x["min"]:.2f} to {x["max"]:.2f})'
+  )
+  out = [
+    {
+      'win': f'{drafter}: faster; best at {found}.',
+      'draw': f'{drafter}: no clear gain at any gamma tried; best at {found}.',
+      'loss': f'{drafter}: slower at every gamma tried; best at {found}.',
+    }[outcome]
+  ]
+  if outcome != 'win':
+    model = best['explained']
+    row = best | {'window_cost': model['window_cost']}
+    out.append(f'  {why([row | {"explained": model["improvement"]}])}')
+  if best['predicted']:
+    out.append(f'  {_prediction_sentence(best)}')
   return out
 
 
-def why(row: dict[str, Any]) -> str:
-  """What a loss is made of: tokens that a window gained, and what it cost."""
-  parts = []
-  rate, accepted = row['proposal_rate'], row['draft_acceptance_rate']
-  if rate is not None and rate < 0.3:
-    parts.append(f'it proposes in only {rate:.0%} of windows')
-  if accepted is not None and accepted < 0.5:
-    parts.append(f'{accepted:.0%} of what it proposes is accepted')
-  parts.append(
-    f'a window emits {row["block_efficiency"]:.2f} tokens and costs '
-    f'{row["window_cost"]:.2f} plain steps'
-  )
-  told, found = row['explained'], row['improvement']['median']
-  if abs(found / told - 1) > 0.05:
-    parts.append(f'which makes {told:.2f}x; the rest is not in the model')
-  return ', '.join(parts)
+def _by_category(best: dict[str, Any], rows) -> list[str]:
+  groups: dict[str, list[dict[str, Any]]] = {}
+  for row in rows:
+    groups.setdefault(metrics.outcome(row['improvement']), []).append(row)
+  out = []
+  for outcome, words in (
+    ('win', 'wins on'),
+    ('loss', 'loses on'),
+    ('draw', 'makes no clear difference on'),
+  ):
+    if outcome in groups:
+      out.append(f'{best["name"]} {words}: {_named(groups[outcome])}.')
+    if outcome == 'loss' and outcome in groups:
+      out.append(f'  {why(groups[outcome])}')
+  if 'too short' in groups:
+    names = ', '.join(row['category'] for row in groups['too short'])
+    out.append(f'{best["name"]} is too short to measure on: {names}.')
+  return out
 
 
-def _best_sentence(drafter: str, best) -> str:
-  x = best['improvement']
-  outcome = metrics.outcome(x)
-  between = f'{x["median"]:.2f}x ({x["min"]:.2f} to {x["max"]:.2f})'
-  if outcome == 'win':
-    return f'{drafter}: best gamma {best["gamma"]}, {between} plain decoding.'
-  model = best['explained']
-  reason = why(
-    best
-    | {'window_cost': model['window_cost'], 'explained': model['improvement']}
+def _named(rows) -> str:
+  return ', '.join(
+    f'{row["category"]} {row["improvement"]["median"]:.2f}x' for row in rows
   )
-  if outcome == 'draw':
-    return (
-      f'{drafter}: best gamma 0, no clear gain: gamma {best["gamma"]} gives '
-      f'{between}; {reason}.'
+
+
+def why(rows: Sequence[dict[str, Any]]) -> str:
+  """What losses are made of: tokens that a window gained, and what it cost."""
+  column = lambda name: [r[name] for r in rows if r[name] is not None]
+  text = (
+    f'Why: a window emits {_span(column("block_efficiency"))} tokens in the '
+    f'time of {_span(column("window_cost"))} plain steps'
+  )
+  rate, accepted = column('proposal_rate'), column('draft_acceptance_rate')
+  if rate and min(rate) < 0.3:
+    text += f'; something is proposed in {_span(rate, ".0%")} of windows'
+  if accepted and min(accepted) < 0.5:
+    text += f'; {_span(accepted, ".0%")} of the proposed tokens are accepted'
+  told = column('explained')
+  found = [r['improvement']['median'] for r in rows]
+  if any(abs(f / t - 1) > 0.05 for f, t in zip(found, told, strict=True)):
+    slower = all(f < t for f, t in zip(found, told, strict=True))
+    text += (
+      f'. That makes {_span(told, unit="x")} and measured is '
+      f'{_span(found, unit="x")}: together the parts '
+      f'{"cost more than" if slower else "do not cost what they do"} alone'
     )
-  return (
-    f'{drafter}: best gamma 0, do not speculate: gamma {best["gamma"]} gives '
-    f'{between}; {reason}.'
-  )
+  return text + '.'
 
 
-def _prediction_sentence(best) -> str:
+def _span(values: Sequence[float], form: str = '.2f', unit: str = '') -> str:
+  low, high = (format(f(values), form) + unit for f in (min, max))
+  return low if low == high else f'{low} to {high}'
+
+
+def _prediction_sentence(best: dict[str, Any]) -> str:
   told, is_ = best['predicted'], best['improvement']['median']
   own = best['explained']['improvement']
   gamma = told['best_gamma']
   return (
-    f'  Predicted before the run {told["improvement"]:.2f}x, measured over '
-    f'predicted {is_ / told["improvement"]:.2f}: other prompts explain '
-    f'{own / told["improvement"]:.2f}, costs {is_ / own:.2f}. '
+    f'Predicted before the run: {told["improvement"]:.2f}x. Measured over '
+    f'predicted is {is_ / told["improvement"]:.2f}: a factor '
+    f'{own / told["improvement"]:.2f} from acceptance (predicted from other '
+    f'prompts) and {is_ / own:.2f} from time (parts timed alone). '
     + (
-      f'Of 1 to {best["gamma"]}, gamma {gamma} is predicted best.'
+      f'Of gamma 1 to {best["gamma"]}, {gamma} was predicted best.'
       if gamma
-      else f'No gamma from 1 to {best["gamma"]} is predicted to help.'
+      else f'No gamma from 1 to {best["gamma"]} was predicted to help.'
     )
   )
 
@@ -131,3 +171,68 @@ def _crossover_sentences(doc) -> list[str]:
     else f'{drafter}: speculation helps at none of the batch sizes tried.'
     for drafter, size in doc['largest_batch'].items()
   ]
+
+
+# --- what to change ----------------------------------------------------------
+
+
+def _change(best: dict[str, Any], categories, tried: set[int]) -> str:
+  outcome = metrics.outcome(best['improvement'])
+  if outcome == 'too short':
+    return 'generate more tokens, with a larger decode.max_new_tokens.'
+  if outcome == 'win':
+    text = f'use gamma {best["gamma"]}'
+    losses = [
+      c['category']
+      for c in categories
+      if metrics.outcome(c['improvement']) == 'loss'
+    ]
+    text += f', but not for {", ".join(losses)}.' if losses else '.'
+    return text + _other_gamma(best, tried)
+  text = {
+    'loss': 'do not speculate here.',
+    'draw': 'do not speculate here, or measure with more repeats.',
+  }[outcome]
+  return text + _other_gamma(best, tried) + _break_even(best)
+
+
+def _other_gamma(best: dict[str, Any], tried: set[int]) -> str:
+  """A gamma below the best one that was not tried and may do better."""
+  model = best['explained']
+  gamma = model['best_gamma']
+  if gamma in tried or gamma == 0:
+    return ''
+  return (
+    f' Try gamma {gamma}: by the cost model {model["by_gamma"][gamma]:.2f}x, '
+    f'gamma {best["gamma"]} {model["improvement"]:.2f}x.'
+  )
+
+
+def _break_even(best: dict[str, Any]) -> str:
+  """The acceptance, or the cost of a drafted token, at which nothing is lost.
+
+  Acceptance as the alpha of equation 1, whose tokens a window this run's are.
+  """
+  model, gamma, c = best['explained'], best['gamma'], best['cost_coefficient']
+  tokens, window = model['tokens'], model['window_cost']
+  if tokens >= window:
+    return ' Tokens outweigh the cost of the parts: time is lost elsewhere.'
+  rate = best['proposal_rate'] or 0.0
+  need, now = (cost.alpha_of(x, gamma, rate) for x in (window, tokens))
+  proposing = (
+    f' while proposing in {rate:.0%} of windows' if rate < 0.95 else ''
+  )
+  if need is None:
+    text = f' Even alpha 1 would not break even at this cost{proposing}'
+  else:
+    text = f' To break even at this cost it needs an alpha of {need:.2f}'
+    text += proposing + (f' (here {now:.2f})' if now is not None else '')
+  cheap = cost.break_even_c(tokens, window - c * gamma, gamma)
+  if cheap > 0:
+    text += (
+      f'; or, at this acceptance, drafts of {cheap:.3f} plain steps a token '
+      f'(here {c:.3f})'
+    )
+  elif c * gamma > 0.01:
+    text += '; no draft is cheap enough at this acceptance'
+  return text + '.'

@@ -5,6 +5,7 @@ decided where they live; load does both.
 """
 
 import dataclasses
+import functools
 import hashlib
 import pathlib
 from collections.abc import Callable
@@ -51,14 +52,21 @@ class Opened:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-  """A model in memory; config describes params exactly."""
+  """A model in memory; config describes params exactly.
+
+  digest identifies the weights; it reads the files again, on first use.
+  """
 
   source: str
   label: str
   config: model_config.LMConfig
   params: Any
   tokenizer: tokenizer.Tokenizer
-  digest: str
+  hashed: Callable[[], str]
+
+  @functools.cached_property
+  def digest(self) -> str:
+    return self.hashed()
 
 
 def load(
@@ -131,7 +139,7 @@ def read(
     config,
     params,
     opened.tokenizer,
-    opened.digest(),
+    opened.digest,
   )
 
 

@@ -8,6 +8,11 @@ from specdec_jax.models import config as model_config
 Array = jax.Array
 
 
+def precision(dtype):
+  """float32 means float32: GPUs and TPUs would use fewer bits by default."""
+  return None if dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+
+
 def inverse_frequencies(config: model_config.LMConfig) -> Array:
   """Angular frequency of each channel pair, [C/2], float32 or wider.
 
@@ -39,7 +44,7 @@ def rotation(positions_BT: Array, config: model_config.LMConfig):
 
 
 def rotate(x_BTHC: Array, cos, sin, pairs: str) -> Array:
-  """Rotates channel pairs, 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1)."""
+  """Rotates pairs: 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1)."""
   half = x_BTHC.shape[-1] // 2
   if pairs == 'half':
     a, b = x_BTHC[..., :half], x_BTHC[..., half:]
@@ -59,11 +64,16 @@ def attend(q_BTHC: Array, cache, mask_BTS: Array) -> Array:
   B, T, H, C = q_BTHC.shape
   G, S = cache.k_BGSC.shape[1:3]
   wide = jnp.promote_types(q_BTHC.dtype, jnp.float32)
+  exact = precision(q_BTHC.dtype)
   # The query heads of a key/value head and their tokens are rows of one matmul.
   q_BGRC = jnp.moveaxis(q_BTHC.reshape(B, T, G, H // G, C), 1, 3)
   q_BGRC = q_BGRC.reshape(B, G, H // G * T, C)
   scores = jnp.einsum(
-    'bgrc,bgsc->bgrs', q_BGRC, cache.k_BGSC, preferred_element_type=wide
+    'bgrc,bgsc->bgrs',
+    q_BGRC,
+    cache.k_BGSC,
+    preferred_element_type=wide,
+    precision=exact,
   ).reshape(B, G, H // G, T, S)
   # A finite floor: a row that sees nothing must not become NaN.
   scores = jnp.where(mask_BTS[:, None, None], scores * C**-0.5, -1e30)
@@ -73,6 +83,7 @@ def attend(q_BTHC: Array, cache, mask_BTS: Array) -> Array:
     weights.reshape(q_BGRC.shape[:3] + (S,)),
     cache.v_BGSC,
     preferred_element_type=wide,
+    precision=exact,
   ).astype(q_BTHC.dtype)
   out = jnp.moveaxis(out_BGRC.reshape(B, G, H // G, T, C), 3, 1)
   return out.reshape(B, T, H * C)

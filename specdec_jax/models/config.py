@@ -1,6 +1,6 @@
 """Settings of the decoder-only model and the table of published sizes.
 
-A family is a set of settings, never a branch: see FAMILIES.
+A family is a set of settings, never a branch.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class LMConfig:
   (2c, 2c + 1). dtype is that of weights, activations and cache; logits are
   float32 or wider. scan_layers: trace one layer and scan over the stack, which
   compiles faster. fused: one matmul for q, k and v and one for gate and up,
-  which reads small matrices faster; for models on one device. Neither changes
-  a result.
+  which reads small matrices faster; for unscanned models on one device.
+  Neither changes a result.
   """
 
   depth: int

@@ -4,6 +4,8 @@ Modules hold parameters and nothing else: no sharding, no caches, no loading.
 Kernels are [in, out], so that `x @ kernel` streams them at memory speed.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -14,19 +16,23 @@ from specdec_jax.models import config as model_config
 Array = jax.Array
 
 
-def matmul(x: Array, kernel: Array) -> Array:
-  """x @ kernel, accumulated in float32 or wider, in x's dtype."""
+def matmul(x: Array, kernel: Array, dtype=None) -> Array:
+  """x @ kernel, accumulated in float32 or wider, in dtype (x's if None)."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
+  dot = functools.partial(
+    jnp.matmul,
+    preferred_element_type=wide,
+    precision=attention.precision(x.dtype),
+  )
   rows = x.shape[:-1]
   x = x.reshape(-1, x.shape[-1])
-  if x.shape[0] == 1 and x.dtype == jnp.bfloat16:
+  one = x.shape[0] == 1 and x.dtype == jnp.bfloat16
+  if one and jax.default_backend() == 'cpu':
     # One bf16 row takes XLA CPU's slow path, 10-20 times the time of two.
-    y = jnp.matmul(
-      jnp.pad(x, ((0, 1), (0, 0))), kernel, preferred_element_type=wide
-    )[:1]
+    y = dot(jnp.pad(x, ((0, 1), (0, 0))), kernel)[:1]
   else:
-    y = jnp.matmul(x, kernel, preferred_element_type=wide)
-  return y.astype(x.dtype).reshape(*rows, kernel.shape[1])
+    y = dot(x, kernel)
+  return y.astype(dtype or x.dtype).reshape(*rows, kernel.shape[1])
 
 
 class RMSNorm(nnx.Module):

@@ -48,12 +48,12 @@ class Ends(nnx.Module):
   def logits(self, hidden: Array) -> Array:
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     x = self.norm(hidden)
-    return layers.matmul(x.astype(hidden.dtype), self.head[...]).astype(wide)
+    return layers.matmul(x.astype(hidden.dtype), self.head[...], wide)
 
 
 def _modules(config: model_config.LMConfig):
   """(graphdef, abstract params) of a block and of the ends; no memory used."""
-  if config.dtype == 'float64' and not jax.config.jax_enable_x64:
+  if config.dtype == 'float64' and not jax.config.read('jax_enable_x64'):
     raise ValueError(
       "dtype='float64' needs jax_enable_x64: set JAX_ENABLE_X64=1"
     )
@@ -107,13 +107,17 @@ _FUSED |= {'mlp/gate_up': ('mlp/gate', 'mlp/up')}
 def fuse(config: model_config.LMConfig, params: types.Params):
   """(config, params) of the same model with fused projections.
 
-  Consumes params: each part is freed as soon as it is joined, so that no second
-  copy of the model is ever held.
+  Consumes params: a layer's parts are freed as they are joined, so that no
+  second copy of the model is held.
+
+  Raises:
+    ValueError: scanned layers, which would be joined all at once.
   """
+  if config.scan_layers:
+    raise ValueError('scan_layers and fused: choose one')
   if config.fused:
     return config, params
-  stack = params['layers']
-  for layer in [stack] if config.scan_layers else list(stack.values()):
+  for layer in params['layers'].values():
     for name, parts in _FUSED.items():
       group, whole = name.split('/')
       found = [layer[group].pop(part.split('/')[1]) for part in parts]
@@ -126,22 +130,30 @@ def fuse(config: model_config.LMConfig, params: types.Params):
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   """Random parameters: kernels N(0, 1/fan_in), norms 1, biases 0.
 
-  put(name, array) -> array places each one as it is made; a parameter's values
-  depend on its name and the seed only, so any sharding holds the same model.
+  put(name, array) -> array places each one as it is made. A parameter's values
+  depend on the seed and its unscanned name only: sharded, scanned or neither,
+  it is the same model.
   """
   put = put or (lambda name, x: x)
   root = jax.random.key(seed)
-  out = {}
-  for name, s in shapes(config).items():
+
+  def one(name, shape, dtype):
     key = jax.random.fold_in(root, zlib.crc32(name.encode()))
     if name.endswith('scale'):
-      x = jnp.ones(s.shape, s.dtype)
-    elif name.endswith('bias'):
-      x = jnp.zeros(s.shape, s.dtype)
+      return jnp.ones(shape, dtype)
+    if name.endswith('bias'):
+      return jnp.zeros(shape, dtype)
+    fan_in = shape[-1] if name == 'embed' else shape[-2]
+    return (jax.random.normal(key, shape, dtype) * fan_in**-0.5).astype(dtype)
+
+  out = {}
+  for name, s in shapes(config).items():
+    group, _, rest = name.partition('/')
+    if config.scan_layers and group == 'layers':
+      names = [f'layers/{i}/{rest}' for i in range(config.depth)]
+      x = jnp.stack([one(n, s.shape[1:], s.dtype) for n in names])
     else:
-      fan_in = s.shape[-1] if name == 'embed' else s.shape[-2]
-      x = jax.random.normal(key, s.shape, s.dtype) * fan_in**-0.5
-      x = x.astype(s.dtype)
+      x = one(name, s.shape, s.dtype)
     out[name] = put(name, x)
   return nest(out)
 
@@ -253,7 +265,7 @@ def _scan(block, layers_params, x_BTD, args, cache, taps, *, kv_heads):
       return written, kv.read_stacked(written, i, kv_heads)
 
     x_BTD, cache = block(layer_params)(x_BTD, cos, sin, mask_BTS, write)
-    return (i + 1, x_BTD, cache), x_BTD if taps else None
+    return (i + 1, x_BTD, cache), x_BTD if taps else ()
 
   (_, x_BTD, cache), every = jax.lax.scan(
     body, (jnp.int32(0), x_BTD, cache), layers_params, length=depth

@@ -1,105 +1,24 @@
 """Files of prompts to files of answers, with an engine that is a function."""
 
-import dataclasses
-import fcntl
 import json
 import os
 import signal
-import types
 
 import pytest
 
 from configs import pair
 from specdec_jax import experiment
 from specdec_jax.eval import answers, output_file, prompts
-from specdec_jax.io import tokenizer
-from specdec_jax.models import config as model_config
-
-ROWS = (
-  {'prompt': 'Hello'},
-  {'turns': ['one', 'two', 'three'], 'id': 'a/b'},
-  {'tokens': [5, 6, 7], 'id': 12},
-  {'prompt': 'more'},
-  {'turns': ['first', 'second']},
-)
-TEMPLATE = (
-  '{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}<a>'
-)
-COUNTS = dict.fromkeys(answers.COUNTS, 1)
-
-
-def target(*, template=None, context=128, digest='d0'):
-  inner = tokenizer.from_bytes(512, 'bytes')
-  return types.SimpleNamespace(
-    source='fake:model',
-    digest=digest,
-    ids=258,
-    config=dataclasses.replace(model_config.sized('tiny'), context=context),
-    tokenizer=dataclasses.replace(inner, chat_template=template),
-  )
-
-
-def ask(jobs):
-  """Each answer is a function of its job alone, and ends with eos."""
-  out = []
-  for tokens, number in jobs:
-    new = [97 + (sum(tokens) + number + i) % 26 for i in range(3)]
-    text = bytes(new).decode()
-    out.append(answers.Answer(text, [*new, 256], 'stop', COUNTS))
-  return out
-
-
-class World:
-  """One run's inputs, in a folder; fields may be changed between runs."""
-
-  def __init__(self, folder, rows=ROWS):
-    self.input = folder / 'in.jsonl'
-    self.input.write_text('\n'.join(map(json.dumps, rows)))
-    self.output = folder / 'out.jsonl'
-    self.settings = answers.one_arm(
-      experiment.settings(pair.get_config('tiny'))
-    )
-    self.target, self.ask, self.rows = target(), ask, 2
-    self.jobs = []
-
-  def run(self, **options):
-    found = prompts.read(self.input)
-    output_file.check_output(str(self.output), str(self.input))
-    task = answers.Task(
-      str(self.input), found, self.target, self._ask, True, 8, self.rows
-    )
-    meta = output_file.describe(self.settings, found, target=self.target)
-    return answers.write(self.output, meta, task, **options)
-
-  def _ask(self, jobs):
-    assert 1 <= len(jobs) <= self.rows
-    self.jobs.append(jobs)
-    return self.ask(jobs)
-
-  def files(self):
-    return {p.name: p.read_bytes() for p in self.output.parent.iterdir()}
-
-  def refused(self, **options):
-    """The message of a run that must change no file and decode nothing."""
-    before, asked = self.files(), len(self.jobs)
-    with pytest.raises(ValueError) as error:
-      self.run(**options)
-    assert self.files() == before and len(self.jobs) == asked
-    return str(error.value)
+from tests.eval import answering
 
 
 @pytest.fixture
 def world(tmp_path):
-  return World(tmp_path)
+  return answering.World(tmp_path)
 
 
 def handlers():
   return [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-
-
-def set_settings(world, section, **changes):
-  part = dataclasses.replace(getattr(world.settings, section), **changes)
-  world.settings = dataclasses.replace(world.settings, **{section: part})
 
 
 def test_every_form_in_order(world):
@@ -109,13 +28,29 @@ def test_every_form_in_order(world):
   assert all(tuple(row) == output_file.KEYS for row in rows)
   assert [type(row['text']) for row in rows] == [str, list, str, str, list]
   assert [len(rows[1][k]) for k in output_file.KEYS[1:]] == [3] * 4
-  assert rows[0]['finish_reason'] == 'stop' and rows[0]['metrics'] == COUNTS
-  (plain,) = ask([(list(b'Hello'), 0)])
+  assert (
+    rows[0]['finish_reason'] == 'stop'
+    and rows[0]['metrics'] == answering.SUMMARY
+  )
+  (plain,) = answering.ask([(list(b'Hello'), 0)])
   assert rows[0]['text'] == plain.text
   assert rows[0]['tokens'] == list(plain.tokens)
-  assert rows[2]['tokens'] == list(ask([([5, 6, 7], 12)])[0].tokens)
+  assert rows[2]['tokens'] == list(answering.ask([([5, 6, 7], 12)])[0].tokens)
   assert (done['lines'], done['written'], done['skipped']) == (5, 5, 0)
-  assert done['tokens'] == 8 == done['metrics']['target_calls']
+  # Eight answers: counts are added, ratios are of the sums.
+  assert done['tokens'] == 32 and done['metrics']['target_calls'] == 16
+  assert done['metrics']['block_efficiency'] == 2
+  assert done['metrics']['acceptance_per_position'] == [1 / 2, 1 / 2]
+
+
+def test_one_turn_is_answered_in_the_form_it_was_asked(tmp_path):
+  world = answering.World(tmp_path, [{'prompt': 'x'}, {'turns': ['x']}])
+  world.run()
+  rows = [json.loads(x) for x in world.output.read_text().splitlines()]
+  for key in output_file.KEYS[1:]:
+    assert not isinstance(rows[0][key], list) or key == 'tokens'
+    assert len(rows[1][key]) == 1
+  assert rows[1]['metrics'] == [rows[0]['metrics']]
 
 
 def test_turns_follow_the_answers_before(world):
@@ -129,7 +64,7 @@ def test_turns_follow_the_answers_before(world):
 
 
 def test_chat_template_and_raw(world):
-  world.target = target(template=TEMPLATE)
+  world.target = answering.target(template=answering.TEMPLATE)
   world.run()
   rows = [json.loads(x) for x in world.output.read_text().splitlines()]
   asked = [(bytes(t), n) for jobs in world.jobs for t, n in jobs]
@@ -153,7 +88,7 @@ def test_request_numbers():
 @pytest.mark.parametrize('rows', [1, 3, 5])
 def test_batch_size_changes_nothing(world, tmp_path_factory, rows):
   world.run()
-  other = World(tmp_path_factory.mktemp('other'))
+  other = answering.World(tmp_path_factory.mktemp('other'))
   other.rows = rows
   other.run()
   assert other.output.read_bytes() == world.output.read_bytes()
@@ -190,81 +125,6 @@ def test_complete_is_nothing_to_do(world):
   assert 'nothing to do' in answers.sentence(done)
 
 
-def cut(world):
-  """A run that was stopped inside its second line."""
-  world.run()
-  data = world.output.read_bytes()
-  world.output.write_bytes(data[: data.index(b'\n') + 20])
-
-
-def test_refuses_another_config(world):
-  cut(world)
-  set_settings(world, 'sampling', temperature=0.5)
-  text = world.refused()
-  assert 'other config: sampling.temperature was 0.0, now 0.5' in text
-  assert 'delete out.jsonl' in text
-
-
-def test_refuses_other_prompts(world):
-  cut(world)
-  rows = [*ROWS[:4], {'turns': ['first', 'changed']}]
-  world.input.write_text('\n'.join(map(json.dumps, rows)))
-  assert 'begun with other prompts: sha256' in world.refused()
-
-
-def test_refuses_other_weights(world):
-  cut(world)
-  world.target = target(digest='d1')
-  assert 'other weights: target was "d0", now "d1"' in world.refused()
-  world.target = target(template=TEMPLATE)
-  assert 'target settings and tokenizer was' in world.refused()
-
-
-def test_what_changes_no_answer_may_change(world):
-  cut(world)
-  set_settings(world, 'bench', batch_size=7)
-  set_settings(world, 'decode', chunk=16)
-  world.target.source = 'moved'
-  other = dataclasses.replace(world.target.config, scan_layers=True)
-  world.target.config = other
-  assert world.run()['lines'] == 5
-
-
-def test_refuses_files_of_others(world):
-  world.output.write_text('mine\n')
-  assert 'is there without out.jsonl.meta.json' in world.refused()
-  output_file.sidecar(world.output).write_text('{"config": 3}')
-  assert 'meta.json: cannot be read' in world.refused()
-
-
-@pytest.mark.parametrize(
-  'change, expected',
-  [
-    (
-      lambda x: [x[1], x[0], *x[2:]],
-      "out.jsonl:1: answers 'a/b', and prompt 1",
-    ),
-    (lambda x: [x[0], b'\0\0', *x[2:]], 'out.jsonl:2: no answer'),
-    (lambda x: [x[0], b'{"id":"a/b"}'], 'out.jsonl:2: no answer'),
-    (lambda x: [*x, x[0]], 'more lines than the 5 prompts'),
-  ],
-)
-def test_checks_the_lines_that_are_there(world, change, expected):
-  world.run()
-  lines = change(world.output.read_bytes().splitlines())
-  world.output.write_bytes(b'\n'.join(lines) + b'\n')
-  assert expected in world.refused()
-
-
-def test_an_empty_output_starts_anew(world):
-  world.run()
-  world.output.write_bytes(b'')
-  set_settings(world, 'sampling', seed=5)
-  world.run()
-  meta = json.loads(output_file.sidecar(world.output).read_text())
-  assert meta['config']['sampling.seed'] == 5
-
-
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_after_the_batch(world, number):
   before = handlers()
@@ -272,7 +132,7 @@ def test_a_signal_ends_after_the_batch(world, number):
   def ask_and_stop(jobs):
     if len(world.jobs) == 4:  # The second batch, after the first one's turns.
       os.kill(os.getpid(), number)
-    return ask(jobs)
+    return answering.ask(jobs)
 
   world.ask = ask_and_stop
   with answers.interrupts() as caught:
@@ -283,7 +143,7 @@ def test_a_signal_ends_after_the_batch(world, number):
   )
   assert world.output.read_bytes().count(b'\n') == 4
   assert handlers() == before
-  world.ask = ask
+  world.ask = answering.ask
   assert world.run()['skipped'] == 4
 
 
@@ -299,29 +159,14 @@ def test_a_crash_keeps_the_lines_before(world):
   def crash(jobs):
     if len(world.jobs) == 4:
       raise MemoryError
-    return ask(jobs)
+    return answering.ask(jobs)
 
   world.ask = crash
   with pytest.raises(MemoryError):
     world.run()
   assert world.output.read_bytes().count(b'\n') == 2
-  world.ask = ask
+  world.ask = answering.ask
   assert world.run()['skipped'] == 2
-
-
-def test_one_writer_at_a_time(world):
-  with open(world.output, 'ab') as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    assert 'another run is writing it' in world.refused()
-
-
-def test_a_full_disk(world, monkeypatch):
-  def full(_):
-    raise OSError(28, 'No space left on device')
-
-  monkeypatch.setattr(os, 'fsync', full)
-  with pytest.raises(ValueError, match='No space left.*run the same command'):
-    world.run()
 
 
 @pytest.mark.parametrize(
@@ -337,47 +182,35 @@ def test_a_full_disk(world, monkeypatch):
   ],
 )
 def test_prompts_that_do_not_fit(tmp_path, row, expected):
-  world = World(tmp_path, [{'prompt': 'a'}, {'id': 'x'} | row, {'prompt': 'b'}])
+  world = answering.World(
+    tmp_path, [{'prompt': 'a'}, {'id': 'x'} | row, {'prompt': 'b'}]
+  )
   assert expected in world.refused()
   assert [p.name for p in tmp_path.iterdir()] == ['in.jsonl']
 
 
 def test_turns_that_just_fit(tmp_path):
   # 55 + 8, a newline, 56 + 8 are 128, the whole context.
-  world = World(tmp_path, [{'turns': ['a' * 55, 'b' * 56]}])
+  world = answering.World(tmp_path, [{'turns': ['a' * 55, 'b' * 56]}])
   world.run()
-  world = World(tmp_path, [{'turns': ['a' * 55, 'b' * 57]}])
+  world = answering.World(tmp_path, [{'turns': ['a' * 55, 'b' * 57]}])
   world.output = tmp_path / 'other.jsonl'
   assert 'need 129 tokens and the context holds 128' in world.refused()
 
 
 def test_no_room_for_a_later_turn(tmp_path):
   # An answer whose text takes more tokens than it had: found when it is there.
-  world = World(tmp_path, [{'turns': ['a', 'b']}, {'prompt': 'c'}])
-  world.target = target(template=TEMPLATE)
+  world = answering.World(tmp_path, [{'turns': ['a', 'b']}, {'prompt': 'c'}])
+  world.target = answering.target(template=answering.TEMPLATE)
   world.ask = lambda jobs: [
-    answers.Answer('\ufffd' * 50, [200], 'length', COUNTS) for _ in jobs
+    answers.Answer('\ufffd' * 50, [200], 'length', answering.SUMMARY)
+    for _ in jobs
   ]
   world.run()
   rows = [json.loads(x) for x in world.output.read_text().splitlines()]
   assert rows[0]['finish_reason'] == ['length', 'context']
   assert rows[0]['tokens'][1] == [] and rows[0]['metrics'][1] is None
   assert rows[1]['finish_reason'] == 'length'
-
-
-def test_outputs_that_cannot_be(tmp_path):
-  source = tmp_path / 'in.jsonl'
-  source.write_text('{"prompt": "a"}\n')
-  for path, expected in (
-    (tmp_path, 'not a file'),
-    (tmp_path / 'no' / 'out.jsonl', f'no folder {tmp_path}/no: make it first'),
-    ('/proc/out.jsonl', 'cannot be written'),
-    (source, 'is the prompts'),
-    ('', '--output is missing'),
-  ):
-    with pytest.raises(ValueError, match=expected):
-      output_file.check_output(str(path), str(source))
-  assert [p.name for p in tmp_path.iterdir()] == ['in.jsonl']
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,9 @@ def test_needed_is_what_moves_a_sampled_token(params):
   """Logits moved by a little more than `needed` do emit the other token."""
   case = audit.Case(PROMPT, (), (), temperature=0.8, seed=3, request=2)
   logits_V = np.asarray(params[0, 0])
+  # By hand: the seed, the request, the role of emitted tokens, the position.
   key = jax.random.key(np.uint32(3))
-  for part in (2, sampling_lib._NEXT, 9):
+  for part in (case.request, 2, 9):
     key = jax.random.fold_in(key, part)
   arrival_V = np.asarray(sampling_lib.exponential(key, V, jnp.float32))
   for token in range(V):

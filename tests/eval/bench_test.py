@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, experiment, requests, types
-from specdec_jax.eval import acceptance, bench, metrics, prompts, report, timing
+from specdec_jax.eval import acceptance, bench, prompts, report, timing
+
+
+@pytest.fixture(autouse=True)
+def _compile_in_less_time():
+  name = 'jax_disable_most_optimizations'
+  before = jax.config.read(name)
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)
 
 
 def settings(name='pair', **changes):
@@ -42,7 +51,7 @@ def run(config, capsys, sizes=()):
 def test_end_to_end(capsys):
   # The draft is the target itself: everything it proposes is accepted.
   config = settings(draft={'source': 'random:tiny'})
-  good, doc, printed = run(config, capsys, sizes=(1, 2))
+  good, doc, printed = run(config, capsys, sizes=(2,))
   assert good
   assert max(map(len, printed.splitlines()[:-1])) <= 120
   plain, lm, lookup = doc['rows']
@@ -52,7 +61,7 @@ def test_end_to_end(capsys):
     'lookup g=2',
   ]
   assert plain['block_efficiency'] == 1
-  assert plain['improvement']['median'] == 1
+  assert plain['improvement']['median'] in (1, None)  # None: too short
   assert plain['arithmetic_factor'] == 1
   assert math.isclose(lm['alpha']['alpha'], 1)
   assert lm['draft_acceptance_rate'] > 0.6  # but for windows cut by length
@@ -81,7 +90,7 @@ def test_end_to_end(capsys):
   assert lm['memory']['draft'] == lm['memory']['target'] > 0
   assert lookup['memory']['draft'] == 0
   assert doc['calibration']['verify']['1'] == 1
-  assert [x['batch_size'] for x in doc['crossover']] == [1, 2]
+  assert [x['batch_size'] for x in doc['crossover']] == [2]
   assert set(doc['largest_batch']) == {'lm', 'lookup'}
   assert set(doc['best_gamma']) == {'lm', 'lookup'}
   assert doc['ceiling']['gb_s']['float32']['best'] > 0
@@ -89,13 +98,10 @@ def test_end_to_end(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'rule, promised', [('coupled', 'tokens'), ('reject', 'in law')]
-)
-def test_sampling(capsys, rule, promised):
+def test_sampling(capsys):
   config = settings(
     'smollm2',
-    decode={'rule': rule},
+    decode={'rule': 'coupled'},
     sampling={'temperature': 0.8},
     lookup={'min_match': 1},
     bench={'stream_prompts': 0, 'batch_size': 2},
@@ -103,10 +109,19 @@ def test_sampling(capsys, rule, promised):
   good, doc, _ = run(config, capsys)
   assert good
   row = doc['rows'][1]
-  assert row['audit']['promised'] == promised
-  assert row['audit'].get('bugs', 0) == 0
+  assert row['audit']['promised'] == 'tokens'
+  assert row['audit']['bugs'] == 0
   assert 0 <= row['alpha']['alpha'] <= row['alpha']['alpha_where_proposed'] <= 1
   assert row['inter_token'] == {'p50': None, 'p95': None}
+
+
+def test_sampling_under_another_rule_promises_the_law_only():
+  config = settings('smollm2', sampling={'temperature': 0.8})
+  e = experiment.from_config(config)
+  arms, plan = experiment.arms(e), experiment.plan(e, prompts.builtin()[:2])
+  none = {arm.name: [] for arm in arms}
+  found = bench._audit(arms, plan, [], none, none, lambda items, text: items)
+  assert found == {'lookup g=2': {'promised': 'in law', 'requests': 0}}
 
 
 def test_alpha_is_the_mean_overlap():
@@ -198,47 +213,6 @@ def test_groups_keep_categories_apart_and_share_one_shape():
   np.testing.assert_array_equal(
     groups[0].none.limit_B, groups[0].host.lengths_B
   )
-
-
-def test_metrics_of_work_on_a_hand_trace():
-  """2 wide and 1 narrow window of gamma 2, emitting 5 tokens."""
-  info = types.Info(
-    hist_BN=np.array([[1, 2, 0]]),
-    proposed_BK=np.array([[2, 2]]),
-    tried_BK=np.array([[2, 2]]),
-    accepted_BK=np.array([[2, 0]]),
-    whole_BN=np.array([[1, 2, 0]]),
-    calls_B=np.array([3]),
-    wide=np.int32(2),
-    calls=np.int32(3),
-    origin_BL=np.array([[0, 0, 1, 2, 1, 2, 4, 0]]),
-    window_BL=np.zeros((1, 8), np.int32),
-    logprob_BL=None,
-  )
-  plain = info._replace(
-    hist_BN=np.array([[5]]), wide=np.int32(0), calls=np.int32(5)
-  )
-  assert metrics.target_passes(info, narrow=True) == (3, 2, 7)
-  assert metrics.target_passes(info, narrow=False) == (3, 3, 9)
-  factor = lambda draft: metrics.arithmetic_factor(
-    info, plain, narrow=True, target=10, draft=draft
-  )
-  assert math.isclose(factor(0), 7 / 5)
-  assert math.isclose(factor(2), (70 + 3 * 3 * 2) / 50)
-  bytes_ = metrics.bytes_per_token(
-    info, target=100, draft=10, target_cache=5, draft_cache=1
-  )
-  assert math.isclose(bytes_, 3 * (105 + 2 * 11) / 5)
-  assert metrics.tokens_per_window(info) == 5 / 3
-  both = metrics.concat([info, info])
-  assert int(both.calls) == 6 and both.hist_BN.shape == (2, 3)
-  assert metrics.summary(both)['emitted_tokens'] == 10
-
-
-def test_latency_of_bursts():
-  gaps = metrics.inter_token([[0.0, 0.0, 2.0, 2.0, 4.0], [1.0]])
-  assert gaps['p50'] == 1.0 and gaps['p95'] > 1.9
-  assert metrics.inter_token([[1.0]]) == {'p50': None, 'p95': None}
 
 
 def test_one_compilation_for_all_limits_and_prompts():

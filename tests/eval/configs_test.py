@@ -1,11 +1,15 @@
 """Every config builds at :tiny; what is wrong with one is said before work."""
 
+import dataclasses
 import importlib
 import pathlib
+import sys
 
 import pytest
+from absl import flags
+from ml_collections import config_flags
 
-from specdec_jax import decode, experiment
+from specdec_jax import build, decode, experiment
 from specdec_jax.eval import prompts
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
@@ -31,8 +35,19 @@ def test_builds_at_tiny(name):
   for arm in arms[1:]:
     assert arm.engine.drafter.gamma == arm.gamma > 0
     assert (arm.draft is None) == (arm.drafter != 'lm')
+    if arm.draft is not None:
+      # The drafter's own function, or it would be compiled again.
+      assert arm.draft is build.draft_model(e.target, arm.engine.draft)
   plan = experiment.plan(e, prompts.builtin())
   assert {i.id for i in plan.judged}.isdisjoint(i.id for i in plan.others)
+
+
+def test_a_draft_with_another_padding_has_the_targets_width():
+  target, draft = (build.load(f'random:tiny{x}') for x in ('', ':1'))
+  size = draft.config.vocab
+  padded = dataclasses.replace(draft.config, vocab=size + 64)
+  draft = dataclasses.replace(draft, config=padded)
+  assert build.draft_model(target, draft).vocab == size
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -73,6 +88,16 @@ def test_unknown_key_and_argument():
   [
     ('decode', 'gammas', (2, -1), 'gammas=-1'),
     ('decode', 'methods', ('lm', 'eagle'), "methods='eagle'"),
+    # What --config.decode.gammas=x, 2.0 and methods=lm,lookup are read as.
+    ('decode', 'gammas', ('x',), '^decode.gammas=x: must be a whole number'),
+    ('decode', 'gammas', (2.0,), '^decode.gammas=2.0: must be a whole'),
+    ('decode', 'gammas', (None,), '^decode.gammas=None: must be a whole'),
+    (
+      'decode',
+      'methods',
+      ('lm,lookup',),
+      r"""methods=\('lm,lookup',\): want a tuple .*="\('lm', 'lookup'\)"$""",
+    ),
     ('decode', 'rule', 'rejct', "rule='rejct'"),
     ('decode', 'max_new_tokens', 0, 'max_new_tokens=0'),
     ('sampling', 'temperature', -1.0, 'temperature=-1'),
@@ -92,6 +117,24 @@ def test_bad_value_is_named(section, key, value, said):
   c[section][key] = value
   with pytest.raises(ValueError, match=said):
     experiment.settings(c)
+
+
+def test_a_single_value_on_the_command_line_is_a_tuple_of_one(monkeypatch):
+  argv = ['', '--config.decode.methods=lookup', '--config.decode.gammas=5']
+  monkeypatch.setattr(sys, 'argv', argv)
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_dict('config', config('pair'), flag_values=values)
+  values(argv)
+  decode = experiment.settings(values.config).decode
+  assert (decode.methods, decode.gammas) == (('lookup',), (5,))
+
+
+@pytest.mark.parametrize('key, value', [('methods', 'lm'), ('gammas', 3)])
+def test_a_value_that_is_no_tuple_is_refused(key, value):
+  c = {**config('pair').decode, key: value}
+  said = f'^decode.{key}={value!r}: want a tuple'
+  with pytest.raises(ValueError, match=said):
+    experiment.Decode(**c)
 
 
 def test_bad_prompt_is_named_by_its_id():

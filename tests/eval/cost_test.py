@@ -82,6 +82,25 @@ def test_sparse_tokens():
   assert cost.sparse_tokens(0.9, 4, 0.0) == 1.0
 
 
+def test_alpha_of_is_the_inverse_of_equation_1():
+  for alpha in (0.0, 0.3, 0.99, 1.0):
+    for gamma, rate in ((1, 1.0), (4, 1.0), (4, 0.2)):
+      tokens = cost.sparse_tokens(alpha, gamma, rate)
+      found = cost.alpha_of(tokens, gamma, rate)
+      assert math.isclose(found, alpha, abs_tol=1e-6)
+  assert cost.alpha_of(0.5, 4) <= 1e-9
+  assert cost.alpha_of(5.01, 4) is None
+  assert cost.alpha_of(1.5, 4, 0.1) is None
+
+
+def test_break_even():
+  # Corollary 3.9, gamma 1 and v = 1: alpha = c.
+  assert math.isclose(cost.alpha_of(cost.window(0.3, 1.0, 1.0), 1), 0.3)
+  assert math.isclose(cost.break_even_c(1.3, 1.0, 1), 0.3)
+  assert math.isclose(cost.break_even_c(2.0, 1.2, 4), 0.2)
+  assert cost.break_even_c(1.1, 1.2, 4) < 0
+
+
 def test_interpolated():
   v = cost.interpolated({1: 1.0, 5: 1.8})
   assert [v(n) for n in (1, 5, 9)] == [1.0, 1.8, 1.8]

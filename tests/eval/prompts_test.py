@@ -45,6 +45,13 @@ def test_reads_each_form_in_order(tmp_path):
   ]
 
 
+def test_one_turn_in_a_list_is_told_from_a_prompt(tmp_path):
+  rows = {'prompt': 'x'}, {'turns': ['x']}, {'tokens': [1]}
+  found = prompts.read(write(tmp_path, *rows))
+  assert [prompt.listed for prompt in found] == [False, True, False]
+  assert found[0].turns == found[1].turns
+
+
 def test_reads_spec_bench_lines(tmp_path):
   path = write(
     tmp_path,
