@@ -5,7 +5,8 @@ The smallest real path: one wheel of about 100 MB from PyPI, no draft model.
   python scripts/bench.py --config=configs/smollm2.py
   python scripts/bench.py --config=configs/smollm2.py:tiny
 
-Hardware, wall time, result: not yet run.
+2 cores of an AMD EPYC, 6 minutes, commit f0191a4: lookup at gamma 4 is 1.27x
+plain decoding (1.21 to 1.27; predicted 1.34), 28 of 28 texts identical.
 """
 
 from configs import default

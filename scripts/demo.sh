@@ -10,9 +10,8 @@ export PYTHONUNBUFFERED=1
 
 cat <<'EOF'
 
-A benchmark of the same pair, some minutes: is it faster, and does it say the
-same? Two built-in prompts of each of seven kinds; half of them predict the
-speed of the other half.
+Now a benchmark, a few minutes: is it faster, and does it say the same? Two
+prompts of each of seven kinds; one half predicts the speed of the other half.
 
 EOF
 if [ -t 1 ]; then export FORCE_COLOR=1; fi  # The pipe below is no terminal.

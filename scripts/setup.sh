@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with exactly requirements.txt; does nothing when it is there.
-#   PYTHON=python3.12 bash scripts/setup.sh
+#   PYTHON=python3.12 bash scripts/setup.sh   (to change it: remove .venv first)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

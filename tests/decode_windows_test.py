@@ -189,6 +189,8 @@ def test_limits_at_every_offset_and_buffers_without_room(table_text):
     assert (out.info.origin_BL[b] != types.PROMPT).sum() == n
     assert (out.info.window_BL[b, end:] == -1).all()
   assert out.info.calls_B[new_B == 0].tolist() == [0] * 3
+  # Nothing is proposed that memory cannot hold: 3, 3 and then 1 of 3.
+  assert out.info.proposed_BK[cases.index((most, 'right'))].sum() == 7
 
 
 def test_finished_rows_change_no_more(table_text):
@@ -220,3 +222,29 @@ def test_finished_rows_change_no_more(table_text):
   fakes.run_steps(programs, weights, request, look=look)
   assert sorted(ended) == [0, 1, 2, 3]
   assert ended[0][1].calls_B == 0 and ended[1][1].calls_B == 1
+
+
+def test_a_nan_ends_its_row_and_touches_no_other(table_text):
+  params, text = table_text
+  L, bad = len(text), int(text[6])
+  prompts = [[1, 2], [bad], [3, 4, 5]]
+  request = fakes.request(prompts, 13, vocab=40, length=L)
+  clean, broken = params.copy(), params.copy()
+  broken[:, bad, 7] = np.nan  # what follows this token is not known
+  plain = decode.programs(TABLE, decode.PLAIN, reject.RULE)
+  right = fakes.texts(plain.generate(types.Weights(clean), request))
+  scripts = fakes.pad(right, L)
+  counts = np.tile(everything(L), (3, 1))
+  programs = decode.programs(TABLE, SCRIPTED, reject.RULE)
+  with jax.debug_nans(False):
+    out = programs.generate(types.Weights(broken, (scripts, counts)), request)
+  for b, (got, wanted) in enumerate(zip(fakes.texts(out), right, strict=True)):
+    start = len(prompts[b])
+    met = bad in wanted[start - 1 : -1]
+    assert bool(out.info.broken_B[b]) == met
+    assert got == wanted[: len(got)]
+    assert met or len(got) == len(wanted)
+    # No token after the first that the target could not judge.
+    assert bad not in got[start - 1 : -1]
+  assert np.asarray(out.info.broken_B).tolist()[:2] == [True, True]
+  assert out.lengths_B[1] == 1 and not out.info.broken_B[2]
