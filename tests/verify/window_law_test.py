@@ -55,7 +55,7 @@ def test_accept_test_flips_at_the_ratio(either, family):
   p_BK = np.take_along_axis(p_BNV[:, :gamma], at, -1)[..., 0]
   q_BK = np.take_along_axis(np.asarray(draft.q_BKV), at, -1)[..., 0]
   normal = lambda x: x >= 4 * np.finfo(dtype).tiny / np.finfo(dtype).eps
-  with np.errstate(divide='ignore', invalid='ignore'):
+  with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
     t_BK = np.where(q_BK > 0, p_BK / np.where(q_BK > 0, q_BK, 1), 0)
   ulps = lambda t, n: (t * (1 + n * np.finfo(dtype).eps)).astype(dtype)
   for k in range(gamma):
