@@ -27,8 +27,8 @@ def target():
 @pytest.mark.parametrize('batch_size', [1, 8])
 def test_lookup_says_what_plain_decoding_says(target, temperature, batch_size):
   texts = [p.turns[0] for p in prompts.builtin(2) if len(p.turns[0]) < 400]
-  texts = texts[:batch_size]
-  assert len(texts) == batch_size
+  texts = texts[:8]
+  assert len(texts) == 8
   kwargs = dict(
     chat=True,
     rule='coupled',
