@@ -299,7 +299,6 @@ def _commit(drafter, request, state, info, draft, draft_state, tried):
   emitted_B = jnp.where(stopped_B, first_B + 1, whole_B)
   emitted_B = jnp.minimum(emitted_B, request.limit_B - state.lengths_B)
   emitted_B = jnp.where(state.live_B & ~tried.broken_B, emitted_B, 0)
-  stopped_B &= first_B < emitted_B
   lengths_B = state.lengths_B + emitted_B
   live_B = state.live_B & ~stopped_B & (lengths_B < request.limit_B)
   live_B &= ~tried.broken_B
