@@ -166,7 +166,8 @@ def next_keys(seed_B: Array, request_B: Array, position_B: Array) -> Array:
 def _role_keys(seed_B: Array, request_B: Array, role: int) -> Array:
   def key(seed, request):
     return jax.random.fold_in(
-      jax.random.fold_in(jax.random.key(seed), request), role
+      jax.random.fold_in(jax.random.key(seed, impl='threefry2x32'), request),
+      role,
     )
 
   return jax.vmap(key)(seed_B, request_B)
@@ -237,7 +238,25 @@ def exponential(key: Array, size: int, dtype) -> Array:
   of probability 1e-7 win. 23-bit uniforms starve flat tails (TV 2.6e-3 at
   V = 49,152).
   """
-  bits = jax.random.bits(key, (size,), jnp.uint32)
-  u = (bits.astype(dtype) + 0.5) * 2.0**-32
+  u = (bits(key, size).astype(dtype) + 0.5) * 2.0**-32
   # float32 rounds the largest bits to u = 1, an infinite arrival time.
   return -jnp.log1p(-jnp.minimum(u, 1 - 2.0**-24).astype(dtype))
+
+
+def bits(key: Array, size: int) -> Array:
+  """jax.random.bits(key, (size,)), uint32, for threefry keys.
+
+  The same numbers with the rounds unrolled, which XLA CPU fuses into one loop:
+  0.10 ms instead of 0.50 for V = 49,152.
+  """
+  u32 = jnp.uint32
+  key_2 = jax.random.key_data(key)
+  keys = (key_2[0], key_2[1], key_2[0] ^ key_2[1] ^ u32(0x1BD11BDA))
+  x, y = jnp.full(size, keys[0]), jnp.arange(size, dtype=u32) + keys[1]
+  for i in range(5):
+    for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+      x += y
+      y = x ^ ((y << u32(turn)) | (y >> u32(32 - turn)))
+    x += keys[(i + 1) % 3]
+    y += keys[(i + 2) % 3] + u32(i + 1)
+  return x ^ y

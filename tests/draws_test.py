@@ -37,6 +37,15 @@ def test_exponentials_of_a_smaller_vocabulary_are_a_prefix(wide):
         np.testing.assert_array_equal(short, long[:size])
 
 
+def test_bits_are_jaxs_own():
+  for seed in range(3):
+    key = jax.random.fold_in(jax.random.key(seed), 2**31 + seed)
+    for size in (1, 2, 5, 1000):
+      np.testing.assert_array_equal(
+        sampling.bits(key, size), jax.random.bits(key, (size,), jnp.uint32)
+      )
+
+
 def test_exponentials_follow_their_law_and_resolve_small_values():
   x = np.asarray(sampling.exponential(jax.random.key(0), 2**22, jnp.float32))
   assert stats.kstest(x[: 2**18], 'expon').pvalue > 1e-6
@@ -48,9 +57,9 @@ def test_exponentials_follow_their_law_and_resolve_small_values():
 
 def test_no_bits_give_an_infinite_or_zero_arrival(monkeypatch):
   for bits in (0, 1, 2**31, 2**32 - 1):
-    fake = lambda key, shape, dtype, bits=bits: jnp.full(shape, bits, dtype)
+    fake = lambda key, size, bits=bits: jnp.full(size, bits, jnp.uint32)
     with monkeypatch.context() as patch:
-      patch.setattr(jax.random, 'bits', fake)
+      patch.setattr(sampling, 'bits', fake)
       x = sampling.exponential(jax.random.key(0), 3, jnp.float32)
     assert np.isfinite(x).all() and (np.asarray(x) > 0).all()
 
@@ -102,7 +111,7 @@ def bits_up_to(x_M, dtype):
     for _ in range(33):
       middle = (low + high) // 2
       bits = np.minimum(middle, 2**32 - 1).astype(np.uint32)
-      patch.setattr(jax.random, 'bits', lambda *_, b=bits: jnp.asarray(b))
+      patch.setattr(sampling, 'bits', lambda *_, b=bits: jnp.asarray(b))
       under = (np.asarray(arrival()) <= x_M) & (middle < 2**32)
       low, high = (
         np.where(under, middle + 1, low),

@@ -1,0 +1,78 @@
+"""A model whose joint law is known exactly.
+
+The next-token law depends on the last token and on a hash of the whole visible
+prefix, read through the cache: a missing, stale or misplaced slot changes it.
+"""
+
+import functools
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import types
+
+
+@functools.cache
+def make(vocab: int, context: int = 512, ids: int | None = None):
+  """A types.Model whose params are logits_RVV: hash of the prefix, last token.
+
+  The cache holds tokens + 1. Layer i's tap is (hash, last, position, i).
+  """
+
+  def init_cache(rows, slots):
+    return jnp.zeros((rows, slots), jnp.int32)
+
+  def apply(
+    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+  ):
+    B, S = cache.shape
+    row_B1 = jnp.arange(B)[:, None]
+    cache = cache.at[row_B1, slots_BT].set(tokens_BT + 1, mode='drop')
+    weight_11S = (3 * jnp.arange(S) + 1)[None, None]
+    hash_BT = jnp.sum(jnp.where(mask_BTS, cache[:, None] * weight_11S, 0), -1)
+    hidden_BTD = jnp.stack([hash_BT, tokens_BT], -1)
+    tapped = tuple(
+      jnp.stack(
+        [hash_BT, tokens_BT, positions_BT, jnp.full_like(tokens_BT, i)], -1
+      ).astype(float)
+      for i in taps
+    )
+    return hidden_BTD, tapped, cache
+
+  def head(params, hidden):
+    logits = params[hidden[..., 0] % params.shape[0], hidden[..., 1]]
+    if ids is not None:
+      real = jnp.arange(vocab).reshape((1,) * (logits.ndim - 1) + (-1,)) < ids
+      logits = jnp.where(real, logits, -jnp.inf)
+    return logits
+
+  return types.Model(apply, head, init_cache, vocab, context)
+
+
+def prefix_hash(prefix) -> int:
+  return sum((int(x) + 1) * (3 * i + 1) for i, x in enumerate(prefix))
+
+
+def table(seed, vocab, *, hashes=5, scale=1.5):
+  """Random logits_RVV of a table model."""
+  rng = np.random.default_rng(seed)
+  return scale * rng.normal(size=(hashes, vocab, vocab)).astype(
+    np.dtype(jnp.result_type(float))
+  )
+
+
+def row_of(params, prefix):
+  """The table's entry after a prefix."""
+  return np.asarray(params)[prefix_hash(prefix) % len(params), prefix[-1]]
+
+
+def joint_law(p_RVV, prompt, n: int):
+  """Exact autoregressive law of n tokens after the prompt: [V] * n, float64."""
+  V = p_RVV.shape[-1]
+  law = np.ones((V,) * n)
+  for i in range(n):
+    for head in itertools.product(range(V), repeat=i):
+      p_V = row_of(np.asarray(p_RVV, np.float64), list(prompt) + list(head))
+      law[head] *= (p_V / p_V.sum()).reshape((V,) + (1,) * (n - i - 1))
+  return law
