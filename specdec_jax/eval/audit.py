@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from specdec_jax import sampling as sampling_lib
 from specdec_jax import types, windows
@@ -20,6 +21,8 @@ from specdec_jax import types, windows
 FACTOR = 4
 # float32 noise above this share of the largest logit is itself a bug.
 NOISE_LIMIT = 1e-3
+# Of float32 sums over a vocabulary, which top-p compares.
+ROUNDING = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Finding:
 
   position: index of the first differing token among the emitted ones. gap: what
   the noise must bridge for either token to win, in logits. noise: largest
-  difference of a logit between passes of width 1 and gamma + 1.
+  difference of a logit between passes of width 1 and gamma + 1, and between
+  the rows of a batch that all hold the text.
   """
 
   verdict: str
@@ -62,6 +66,7 @@ def audit(
   gamma: int,
   chunk: int,
   length: int,
+  rows: int = 1,
   relative_limit: float | None = NOISE_LIMIT,
 ) -> Finding:
   """Compares two arms that promise the same tokens (greedy, or coupled).
@@ -70,9 +75,10 @@ def audit(
     model: the target.
     params: its parameters.
     case: the two outputs.
-    gamma: the other arm's; its verify passes had gamma + 1 tokens.
+    gamma: the other arm's; its verify passes had gamma + 1 tokens, or 1.
     chunk: of the prefill, as both arms ran it.
     length: token buffer length, as both arms ran it.
+    rows: batch size, as both arms ran it; a kernel may be chosen by it.
     relative_limit: noise over the largest logit above which the noise is the
       bug; None (bfloat16) sets no limit.
   """
@@ -83,34 +89,37 @@ def audit(
   same = next((i for i in range(shorter) if plain[i] != other[i]), shorter)
   if same == shorter:
     return Finding('BUG', same, reason='one text ends where the other goes on')
-  tokens = [*case.prompt, *plain[:same]]
-  scored = functools.partial(
-    _last_logits,
-    model,
-    params,
-    tokens,
-    len(case.prompt),
-    chunk=chunk,
-    length=length,
-  )
-  one_V, wide_V = scored(width=1), scored(width=gamma + 1)
+  tokens = np.zeros((rows, length), np.int32)
+  text = [*case.prompt, *plain[:same]]
+  tokens[:, : len(text)] = text
+  start, last = np.int32(len(case.prompt) - 1), np.int32(len(text) - 1)
+  passes_BV = np.concatenate(
+    [
+      _score(params, tokens, start, last, model=model, width=n, chunk=chunk)
+      for n in (1, gamma + 1)
+    ]
+  ).astype(np.float64)
+  one_V = passes_BV[0]
+  # -inf is for padded ids, in every pass.
   finite = np.isfinite(one_V)
-  noise = float(np.abs(one_V - wide_V)[finite].max())
   found = functools.partial(
-    Finding, position=same, plain=plain[same], other=other[same], noise=noise
+    Finding, position=same, plain=plain[same], other=other[same]
   )
-  if not np.isfinite(wide_V[finite]).all():
+  if not finite.any() or not np.isfinite(passes_BV[:, finite]).all():
     return found('BUG', reason='logits are not finite')
-  relative = noise / float(np.abs(one_V[finite]).max())
-  if relative_limit is not None and relative > relative_limit:
-    return found('BUG', reason=f'relative noise {relative:.1e}')
-  position = len(case.prompt) + same
+  noise = float(np.ptp(passes_BV[:, finite], 0).max())
+  found = functools.partial(found, noise=noise)
+  position = len(text)
   gap = max(
     needed(one_V, token, case, position) for token in (plain[same], other[same])
   )
+  found = functools.partial(found, gap=gap)
+  relative = noise / float(np.abs(one_V[finite]).max())
+  if relative_limit is not None and relative > relative_limit:
+    return found('BUG', reason=f'relative noise {relative:.1e}')
   if gap <= FACTOR * noise:
-    return found('tie', gap=gap)
-  return found('BUG', gap=gap, reason='the gap is more than 4 times the noise')
+    return found('tie')
+  return found('BUG', reason='the gap is more than 4 times the noise')
 
 
 def needed(
@@ -118,60 +127,91 @@ def needed(
 ) -> float:
   """By how much logits must move for `token` to be the one emitted.
 
+  More exactly, how far two logits must move against each other, each half of
+  it: never more than that, so noise within it is never called a bug.
+
   Greedy: the distance to the largest logit. Sampled with plain decoding's own
   draws: the token emitted is the largest log p - log E among those that top-k
   and top-p keep, E its exponential; log p moves with the logits over the
-  temperature. A token outside the kept set must also get in, and a better one
-  may drop out.
+  temperature. The token must be kept, and each rival passed or dropped.
   """
   if case.temperature < sampling_lib.GREEDY_BELOW:
     return float(logits_V.max() - logits_V[token])
-  scaled_V = logits_V.astype(np.float64) / case.temperature
+  z_V = logits_V.astype(np.float64) / case.temperature
+  if not np.isfinite(z_V[token]):
+    return float('inf')
   arrival_V = np.asarray(_arrivals(case, position, len(logits_V)), np.float64)
-  score_V = scaled_V - np.log(arrival_V)
-  with np.errstate(invalid='ignore'):  # -inf less -inf, for padded ids
-    margin_V = _margins(scaled_V, case.top_k, case.top_p)
-  beats_V = score_V > score_V[token]
-  # A rival is overcome by passing it, or by its dropping out of the kept set.
-  rivals_V = np.minimum(score_V - score_V[token], np.maximum(margin_V, 0))
-  passing = rivals_V[beats_V].max(initial=0.0)
-  entering = max(0.0, -margin_V[token])
-  return float(max(passing, entering)) * case.temperature
+  ahead_V = z_V - np.log(arrival_V)
+  ahead_V -= ahead_V[token]
+
+  def enough(gap):
+    if not _may_enter(z_V, token, gap, case.top_k, case.top_p):
+      return False
+    rivals = np.flatnonzero(ahead_V > gap)
+    if not rivals.size:
+      return True
+    # Where the largest of them can drop out, so can the others.
+    largest = rivals[np.argmax(z_V[rivals])]
+    return _may_drop(z_V, largest, gap, case.top_k, case.top_p)
+
+  # The largest logit and the first arrival: nothing is left to overcome.
+  high = max(ahead_V.max(), z_V.max() - z_V[token])
+  return _least(enough, float(high)) * case.temperature
 
 
-def _margins(scaled_V: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-  """How far each token is inside (+) or outside (-) the kept set, in log p.
+def _least(enough, high: float) -> float:
+  """The smallest gap that is enough, a monotone predicate, true at `high`."""
+  if enough(0.0):
+    return 0.0
+  low = 0.0
+  for _ in range(50):
+    middle = (low + high) / 2
+    low, high = (low, middle) if enough(middle) else (middle, high)
+  return high
 
-  The distance to the first token on the other side of a cut, or, for top-p, the
-  change of log p that moves the mass above the token across top_p; the smaller.
+
+def _may_enter(z_V, token: int, gap: float, top_k: int, top_p: float) -> bool:
+  """Can moves of gap / 2 keep the token? True whenever they can.
+
+  What stays above it must be fewer than top_k, of less mass than top_p.
   """
-  order = np.argsort(-scaled_V, kind='stable')
-  z = scaled_V[order]
-  rank = np.arange(len(z))
-  margin = np.full(len(z), np.inf)
-  kept = np.ones(len(z), bool)
-  if 0 < top_k < len(z):
-    kept = z >= z[top_k - 1]
-    outside = z[~kept].max(initial=-np.inf)
-    margin = np.where(kept, z - outside, z - z[top_k - 1])
-  if top_p < 1:
-    p = np.where(kept, np.exp(z - z[0]), 0)
-    p /= p.sum()
-    above = np.concatenate([[0.0], np.cumsum(p)[:-1]])
-    last = int(np.searchsorted(np.cumsum(p), top_p))
-    last = min(last, int(kept.sum()) - 1)
-    inside = rank <= last
-    # Noise n in log p changes a mass m by at most about 2 n m (1 - m).
-    slack = np.maximum(2 * above * (1 - above), 1e-12)
-    mass = np.abs(above - top_p) / slack
-    edge = np.where(inside, z - z[min(last + 1, len(z) - 1)], z[last] - z)
-    nucleus = np.where(inside, 1, -1) * np.minimum(mass, np.abs(edge))
-    # The best token is always kept.
-    nucleus[0] = np.inf
-    margin = np.minimum(margin, nucleus)
-  out = np.empty(len(z))
-  out[order] = margin
-  return out
+  above_V = z_V > z_V[token] + gap
+  if 0 < top_k <= above_V.sum():
+    return False
+  if top_p >= 1 or not above_V.any():
+    return True
+  # The more tokens share the mass, the less of it is above.
+  below_V = ~above_V & (z_V >= _kth(z_V, top_k) - gap)
+  return _log_odds(z_V, above_V, below_V) - gap < _logit(top_p + ROUNDING)
+
+
+def _may_drop(z_V, token: int, gap: float, top_k: int, top_p: float) -> bool:
+  """Can moves of gap / 2 cut the token out? True whenever they can."""
+  above_V = z_V >= z_V[token] - gap
+  above_V[token] = False
+  if 0 < top_k <= above_V.sum():
+    return True
+  if top_p >= 1 or not above_V.any():
+    return False
+  below_V = ~above_V & (z_V >= _kth(z_V, top_k) + gap)
+  below_V[token] = True
+  return _log_odds(z_V, above_V, below_V) + gap > _logit(top_p - ROUNDING)
+
+
+def _kth(z_V, top_k: int) -> float:
+  off = not 0 < top_k < len(z_V)
+  return -np.inf if off else np.partition(z_V, -top_k)[-top_k]
+
+
+def _log_odds(z_V, above_V, below_V) -> float:
+  """Moves of gap / 2 change it by at most gap."""
+  mass = lambda some_V: np.exp(z_V[some_V] - z_V.max()).sum()
+  with np.errstate(divide='ignore'):
+    return float(np.log(mass(above_V)) - np.log(mass(below_V)))
+
+
+def _logit(p: float) -> float:
+  return float(special.logit(np.clip(p, 0, 1)))
 
 
 def _arrivals(case: Case, position: int, size: int):
@@ -182,52 +222,36 @@ def _arrivals(case: Case, position: int, size: int):
   return sampling_lib.exponential(key, size, jnp.result_type(float))
 
 
-def _last_logits(
-  model, params, tokens, prompt: int, *, width: int, chunk: int, length: int
-) -> np.ndarray:
-  """Logits after the last token, the text read `width` tokens at a time."""
-  tokens_1L = np.zeros((1, length), np.int32)
-  tokens_1L[0, : len(tokens)] = tokens
-  return np.asarray(
-    _score(
-      params,
-      tokens_1L,
-      np.array([prompt - 1], np.int32),
-      np.array([len(tokens) - 1], np.int32),
-      model=model,
-      width=width,
-      chunk=chunk,
-    ),
-    np.float64,
-  )
-
-
 @functools.partial(jax.jit, static_argnames=('model', 'width', 'chunk'))
-def _score(params, tokens_1L, start_1, last_1, *, model, width, chunk):
-  L = tokens_1L.shape[1]
+def _score(params, tokens_BL, start, last, *, model, width, chunk):
+  """Logits_BV after token `last`, read `width` at a time from `start` on.
+
+  All rows hold the same tokens.
+  """
+  B, L = tokens_BL.shape
+  each = lambda at: jnp.full((B,), at)
   cache, _ = windows.prefill(
-    model, params, tokens_1L, start_1, model.init_cache(1, L), chunk=chunk
+    model, params, tokens_BL, each(start), model.init_cache(B, L), chunk=chunk
   )
   hidden = jax.eval_shape(
     lambda: windows.read(
-      model, params, tokens_1L[:, :width], start_1, cache, slots=L
+      model, params, tokens_BL[:, :width], each(start), cache, slots=L
     )[0]
   )
 
   def body(carry):
-    at_1, cache, _ = carry
-    index_T = at_1[0] + jnp.arange(width)
-    tokens_1T = tokens_1L.at[:, index_T].get(mode='clip')
-    hidden_1TD, _, cache = windows.read(
-      model, params, tokens_1T, at_1, cache, slots=L
+    at, cache, _ = carry
+    tokens_BT = tokens_BL.at[:, at + jnp.arange(width)].get(mode='clip')
+    hidden_BTD, _, cache = windows.read(
+      model, params, tokens_BT, each(at), cache, slots=L
     )
-    return at_1 + width, cache, hidden_1TD
+    return at + width, cache, hidden_BTD
 
-  at_1, _, hidden_1TD = jax.lax.while_loop(
-    lambda carry: carry[0][0] <= last_1[0],
+  end, _, hidden_BTD = jax.lax.while_loop(
+    lambda carry: carry[0] <= last,
     body,
-    (start_1, cache, jnp.zeros(hidden.shape, hidden.dtype)),
+    (start, cache, jnp.zeros(hidden.shape, hidden.dtype)),
   )
   # The head sees all rows of the window, as in a verify pass.
-  logits_1TV = model.head(params, hidden_1TD)
-  return jnp.take(logits_1TV[0], width - at_1[0] + last_1[0], 0)
+  logits_BTV = model.head(params, hidden_BTD)
+  return jnp.take(logits_BTV, width - end + last, 1)

@@ -1,6 +1,7 @@
 """Planted ties are ties, planted bugs are bugs, in greedy and in sampling."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -150,3 +151,101 @@ def test_token_at_the_edge_of_top_k_is_a_tie_and_one_far_out_is_not():
     assert needs[2] >= 1e-5 * 0.99
     winner = needs.index(0)
     assert winner in (0, 1)
+
+
+def test_batch_rows_are_part_of_the_noise(params):
+  """Logits that depend on the row: one row alone would show no noise."""
+  base = fakes.table_model(V)
+
+  def head(params, hidden):
+    logits = base.head(params, hidden)
+    row = jnp.arange(hidden.shape[0]) % 2
+    even = jnp.arange(V) % 2
+    shift = 1e-4 * row.reshape((-1,) + (1,) * (logits.ndim - 1))
+    return logits + shift * even.reshape((1,) * (logits.ndim - 1) + (V,))
+
+  model = base._replace(head=head)
+  text = run(base, params)
+  row_V = params[fakes.prefix_hash(PROMPT) % 5, PROMPT[-1]]
+  second = int(jnp.argsort(-row_V)[1])
+  near = params.at[fakes.prefix_hash(PROMPT) % 5, PROMPT[-1], second].set(
+    row_V.max() - 1e-4
+  )
+  case = audit.Case(PROMPT, text, [second, *text[1:]])
+  assert find(model, near, case).verdict == 'BUG'
+  found = find(model, near, case, rows=2)
+  assert found.verdict == 'tie'
+  np.testing.assert_allclose(found.noise, 1e-4, rtol=0.05)
+
+
+# --- against production, by brute force ---------------------------------------
+
+X, SMALL = 120, 5
+MOVES_MV = np.concatenate(
+  [
+    np.array(list(itertools.product((-1, 0, 1), repeat=SMALL)), float),
+    np.random.default_rng(1).uniform(-1, 1, (100, SMALL)),
+  ]
+)
+
+
+@jax.jit
+def law(logits_BV, sampling):
+  return sampling_lib.probabilities(logits_BV[:, None], sampling)[:, 0]
+
+
+def problems():
+  """Logits and settings, many of them at the edge of a cut, many tied."""
+  rng = np.random.default_rng(0)
+  logits_XV = 1.5 * rng.normal(size=(X, SMALL))
+  tied_XV = np.round(2 * logits_XV) / 2  # as in bfloat16
+  logits_XV = np.where(np.arange(X)[:, None] % 2, tied_XV, logits_XV)
+  t_X = rng.choice([0.6, 1.0, 1.5], X)
+  k_X = rng.choice([0, 0, 2, 3, 4], X)
+  p_XV = -np.sort(-np.exp(logits_XV / t_X[:, None]))
+  mass_XV = p_XV.cumsum(1) / p_XV.sum(1, keepdims=True)
+  edge_X = mass_XV[np.arange(X), rng.integers(0, SMALL - 1, X)]
+  off_X = rng.choice([0, 1e-3, -1e-3, 0.02, -0.02, 0.1, -0.1], X)
+  top_X = np.clip(edge_X * (1 + off_X), 0.01, 1)
+  return logits_XV.astype(np.float32), t_X, k_X, top_X.astype(np.float32)
+
+
+def winners(logits_XV, t_X, k_X, top_X, arrival_XV, size_X):
+  """[X, V]: which tokens production emits under some move of that size."""
+  moved_XMV = logits_XV[:, None] + size_X[:, None, None] * MOVES_MV
+  M = len(MOVES_MV)
+  settings = sampling_lib.settings(
+    X * M, *(np.repeat(a, M) for a in (t_X, k_X, top_X))
+  )
+  p_BV = law(moved_XMV.reshape(-1, SMALL).astype(np.float32), settings)
+  race_XMV = np.asarray(p_BV).reshape(X, M, SMALL) / arrival_XV[:, None]
+  emitted_XM = race_XMV.argmax(-1)
+  return (emitted_XM[..., None] == np.arange(SMALL)).any(1)
+
+
+def test_what_noise_can_emit_is_never_a_bug_and_the_rest_is(monkeypatch):
+  logits_XV, t_X, k_X, top_X = problems()
+  cases = [
+    audit.Case(PROMPT, (), (), float(t), int(k), float(top), 1, x)
+    for x, (t, k, top) in enumerate(zip(t_X, k_X, top_X, strict=True))
+  ]
+  arrival_XV = np.stack([audit._arrivals(c, 9, SMALL) for c in cases])
+  monkeypatch.setattr(audit, '_arrivals', lambda c, *_: arrival_XV[c.request])
+  needed_XV = np.array(
+    [
+      [audit.needed(row_V, v, case, 9) for v in range(SMALL)]
+      for row_V, case in zip(logits_XV, cases, strict=True)
+    ]
+  )
+  won_by = lambda size_X: winners(
+    logits_XV, t_X, k_X, top_X, arrival_XV, size_X
+  )
+  sizes = (1e-3, 0.02, 0.1, 0.3, 0.6, 1.0, 2.0)
+  won = {size: won_by(np.full(X, size)) for size in sizes}
+  for size in sizes:
+    # Two logits part by twice the size: half of what FACTOR allows.
+    assert (needed_XV[won[size]] <= 2 * size * (1 + 1e-4) + 1e-5).all(), size
+  # A token that only large moves can emit needs a large gap.
+  for size in (0.1, 0.3, 1.0):
+    assert (needed_XV[~won[size]] > size / 2).mean() > 0.97, size
+  assert won[1e-3].sum() > X and won[0.3].sum() > 1.2 * X
