@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import decode, requests, types
-from specdec_jax.eval.table_model import joint_law, prefix_hash, row_of, table
-from specdec_jax.eval.table_model import make as table_model
+from specdec_jax.eval import table_model as tables
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
+
+table_model, table, row_of = tables.make, tables.table, tables.row_of
+joint_law, prefix_hash = tables.joint_law, tables.prefix_hash
 
 
 def adversary(text, vocab: int):

@@ -51,7 +51,7 @@ def walked(drafter, rule, weights, settings, *, windows, rows=8192):
     [PROMPT] * rows, 40, vocab=V, length=16 + 32, **settings
   )
   state, info = decode.programs(TARGET, drafter, rule).start(weights, request)
-  step = certify.step_with(TARGET, drafter, rule, certify.reject_breaks)
+  step = certify.step_with(TARGET, drafter, rule)
   return certify.walk(
     step,
     weights,

@@ -23,17 +23,52 @@ from specdec_jax.eval import pairs
 # --- the law of one window ----------------------------------------------------
 
 
-def reject_breaks(draft: types.Draft, p_BNV):
-  """Where the accept test of offset k flips: u = min(1, p / q)."""
-  at = draft.tokens_BK[..., None]
-  K = at.shape[1]
-  p_BK = jnp.take_along_axis(p_BNV[:, :K], at, -1)[..., 0]
-  if draft.q_BKV is None:
-    return jnp.minimum(p_BK, 1)
-  q_BK = jnp.take_along_axis(draft.q_BKV, at, -1)[..., 0]
-  # q = 0 is never drawn; u * 0 < p then accepts whenever p > 0.
-  safe_BK = jnp.where(q_BK > 0, q_BK, 1)
-  return jnp.where(q_BK > 0, jnp.minimum(p_BK / safe_BK, 1), p_BK > 0)
+def breaks(rule: types.Rule, noise: types.Noise, draft: types.Draft, p_BNV):
+  """Where the accept test of each offset flips: [B, K], the least u that fails.
+
+  Found by bisection over the floats of [0, 1), not taken from a formula. Offset
+  k is tried with all other tests passing and with all failing; 1 where it makes
+  no difference in either. Assumes at most one flip a test, each at a place that
+  the other uniforms do not move; run_law checks that with random uniforms.
+  """
+  B, K = draft.tokens_BK.shape
+  dtype = p_BNV.dtype
+  integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
+  float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
+  one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
+  top = float_of(one - 1)
+
+  def outcome(k, u_B, others):
+    u_BK = jnp.full((B, K), others, dtype).at[:, k].set(u_B)
+    return rule.verify(noise._replace(accept_BK=u_BK), draft, p_BNV)
+
+  same = lambda x, y: (
+    (x.accepted_B == y.accepted_B) & jnp.all(x.weights_BV == y.weights_BV, -1)
+  )
+  cases = [(k, others) for k in range(K) for others in (0.0, top)]
+  low = [outcome(k, jnp.zeros(B, dtype), others) for k, others in cases]
+
+  def halve(_, carry):
+    new = []
+    for (k, others), base, (low_B, high_B) in zip(
+      cases, low, carry, strict=True
+    ):
+      middle_B = low_B + (high_B - low_B) // 2
+      still_B = same(outcome(k, float_of(middle_B), others), base)
+      new.append(
+        (
+          jnp.where(still_B, middle_B, low_B),
+          jnp.where(still_B, high_B, middle_B),
+        )
+      )
+    return new
+
+  # At low the outcome is that of u = 0; at high it differs, or high is 1.
+  start = [(jnp.zeros(B, integer), jnp.full(B, one, integer)) for _ in cases]
+  ends = jax.lax.fori_loop(0, dtype.itemsize * 8, halve, start)
+  t_BC = jnp.stack([float_of(high_B) for _, high_B in ends], 1)
+  t_BK2 = t_BC.reshape(B, K, 2)
+  return jnp.where(t_BK2[..., 0] < 1, t_BK2[..., 0], t_BK2[..., 1])
 
 
 class Windows(NamedTuple):
@@ -69,10 +104,56 @@ def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
   return Windows(draft, jnp.asarray(p_XRNV.reshape(X * R, N, V)), chance_XR)
 
 
+class NotEnumerable(Exception):
+  """The rule is no step function of its accept uniforms."""
+
+
+class Outcomes(NamedTuple):
+  """What a rule does on every side of its accept tests, 2 ** K patterns.
+
+  t_BK: breaks. passes_PK: the patterns. accepted_PB, weights_PBV: the verdicts.
+  """
+
+  t_BK: np.ndarray
+  passes_PK: np.ndarray
+  accepted_PB: np.ndarray
+  weights_PBV: np.ndarray
+
+
 def run_rule(rule: types.Rule, batch: Windows, accept_BK):
   """(accepted_B, weights_BV) of rule.verify with injected uniforms."""
   verdict = _verify(rule.verify, accept_BK, batch.draft, batch.p_BNV)
   return np.asarray(verdict.accepted_B), np.asarray(verdict.weights_BV)
+
+
+def outcomes_of(rule: types.Rule, batch: Windows, seed: int = 0) -> Outcomes:
+  """Runs the rule once for every pattern of passing and failing tests.
+
+  Raises:
+    NotEnumerable: the rule draws for itself, or random uniforms lead elsewhere
+      than the patterns say.
+  """
+  t_BK = np.asarray(_breaks(rule, batch.draft, batch.p_BNV))
+  K, dtype = t_BK.shape[1], t_BK.dtype
+  passes_PK = np.array(
+    list(itertools.product((True, False), repeat=K)), bool
+  ).reshape(-1, K)
+  between = lambda passes: np.where(passes, t_BK / 2, (1 + t_BK) / 2)
+  # (1 + t) / 2 is 1 for the largest t below 1.
+  under = lambda u: np.minimum(u, np.nextafter(dtype.type(1), dtype.type(0)))
+  runs = [run_rule(rule, batch, under(between(x))) for x in passes_PK]
+  accepted_PB, weights_PBV = map(np.stack, zip(*runs, strict=True))
+  rng = np.random.default_rng(seed)
+  for _ in range(3):
+    u_BK = rng.random(t_BK.shape).astype(dtype)
+    accepted_B, weights_BV = run_rule(rule, batch, under(u_BK))
+    which_B = (u_BK >= t_BK) @ (1 << np.arange(K)[::-1])
+    row_B = np.arange(len(which_B))
+    if (accepted_B != accepted_PB[which_B, row_B]).any() or (
+      weights_BV != weights_PBV[which_B, row_B]
+    ).any():
+      raise NotEnumerable('its verdict is no step function of its uniforms')
+  return Outcomes(t_BK, passes_PK, accepted_PB, weights_PBV)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -80,33 +161,41 @@ def _verify(verify, accept_BK, draft, p_BNV):
   return verify(types.Noise(accept_BK, _unused, _unused), draft, p_BNV)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _breaks(rule, draft, p_BNV):
+  empty = jnp.zeros(draft.tokens_BK.shape, p_BNV.dtype)
+  return breaks(rule, types.Noise(empty, _unused, _unused), draft, p_BNV)
+
+
 def _unused(*_):
-  raise AssertionError('a rule certified by enumeration draws nothing itself')
+  raise NotEnumerable('it draws inside verify')
 
 
-def window_law(rule: types.Rule, breaks, batch: Windows, p_XNVV) -> np.ndarray:
+def window_law(rule: types.Rule, batch: Windows, p_XNVV) -> np.ndarray:
   """Exact law of N tokens: one window of the rule, then the target alone.
 
   Returns [X, V, ..., V] in float64.
+
+  Raises:
+    NotEnumerable: as outcomes_of.
+    ValueError: a verdict that accepts more than was proposed.
   """
   X, R = batch.chance_XR.shape
   N, V = batch.p_BNV.shape[1:]
   K = N - 1
   p_XNVV = pairs.normal(p_XNVV.astype(np.float64))
-  t_BK = np.asarray(breaks(batch.draft, batch.p_BNV)).astype(np.float64)
-  dtype = batch.p_BNV.dtype
+  every = outcomes_of(rule, batch)
+  if (
+    not (0 <= every.accepted_PB).all()
+    or (every.accepted_PB > np.asarray(batch.draft.count_B)).any()
+  ):
+    raise ValueError(f'{rule.name} accepts more tokens than were proposed')
+  t_BK = every.t_BK.astype(np.float64)
   mass = np.zeros((N, X, R, V))
-  for passes in itertools.product((True, False), repeat=K):
-    passes_K = np.array(passes, bool)
-    accept_BK = np.where(passes_K, t_BK / 2, (1 + t_BK) / 2)
+  for passes_K, accepted_B, weights_BV in zip(*every[1:], strict=True):
     chance_B = np.where(passes_K, t_BK, 1 - t_BK).prod(-1)
-    accepted_B, weights_BV = run_rule(rule, batch, accept_BK.astype(dtype))
-    assert (accepted_B <= np.asarray(batch.draft.count_B)).all()
-    weights_BV = weights_BV.astype(np.float64)
-    p_BV = np.asarray(batch.p_BNV)[np.arange(X * R), accepted_B]
-    empty_B1 = weights_BV.sum(-1, keepdims=True) == 0
-    law_BV = pairs.normal(np.where(empty_B1, p_BV, weights_BV))
     chance_XR = chance_B.reshape(X, R) * batch.chance_XR
+    law_BV = next_law(batch.p_BNV, accepted_B, weights_BV)
     for a in range(N):
       here_XR = chance_XR * (accepted_B == a).reshape(X, R)
       mass[a] += here_XR[..., None] * law_BV.reshape(X, R, V)
@@ -115,6 +204,14 @@ def window_law(rule: types.Rule, breaks, batch: Windows, p_XNVV) -> np.ndarray:
     part = mass[a].reshape((X,) + (V,) * N).sum(tuple(range(1 + a, 1 + K)))
     law += _continue(part, p_XNVV, a + 1)
   return law
+
+
+def next_law(p_BNV, accepted_B, weights_BV) -> np.ndarray:
+  """The law of the token after the accepted ones, as decode draws it."""
+  weights_BV = weights_BV.astype(np.float64)
+  p_BV = np.asarray(p_BNV)[np.arange(len(accepted_B)), accepted_B]
+  empty_B1 = ~(weights_BV.sum(-1, keepdims=True) > 0)
+  return pairs.normal(np.where(empty_B1, p_BV, weights_BV).astype(np.float64))
 
 
 def target_law(p_XNVV) -> np.ndarray:
@@ -143,7 +240,7 @@ class Choice(NamedTuple):
   next_B: Any
 
 
-def step_with(target, drafter, rule: types.Rule, breaks):
+def step_with(target, drafter, rule: types.Rule):
   """The production decode.step with chosen outcomes instead of noise.
 
   Returns jitted (weights, request, state, info, choice) -> (state, info,
@@ -154,7 +251,7 @@ def step_with(target, drafter, rule: types.Rule, breaks):
     seen = {}
 
     def verify(noise, draft, p_BNV):
-      t_BK = breaks(draft, p_BNV)
+      t_BK = breaks(rule, noise, draft, p_BNV)
       seen.update(draft=draft, t_BK=t_BK)
       accept_BK = jnp.where(choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
       return rule.verify(noise._replace(accept_BK=accept_BK), draft, p_BNV)

@@ -17,9 +17,9 @@ def bound():
   return 1e-12 if jax.config.jax_enable_x64 else 1e-6
 
 
-def off(rule, p, q, count, script=None, breaks=certify.reject_breaks):
+def off(rule, p, q, count, script=None):
   batch = certify.windows(p, q, count, script)
-  law = certify.window_law(rule, breaks, batch, p)
+  law = certify.window_law(rule, batch, p)
   return np.abs(law - certify.target_law(p)).max()
 
 
