@@ -158,16 +158,20 @@ def outcomes_of(rule: types.Rule, batch: Windows, seed: int = 0) -> Outcomes:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _verify(verify, accept_BK, draft, p_BNV):
-  return verify(types.Noise(accept_BK, _unused, _unused), draft, p_BNV)
+  return verify(
+    types.Noise(accept_BK, draws_nothing, draws_nothing), draft, p_BNV
+  )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _breaks(rule, draft, p_BNV):
   empty = jnp.zeros(draft.tokens_BK.shape, p_BNV.dtype)
-  return breaks(rule, types.Noise(empty, _unused, _unused), draft, p_BNV)
+  return breaks(
+    rule, types.Noise(empty, draws_nothing, draws_nothing), draft, p_BNV
+  )
 
 
-def _unused(*_):
+def draws_nothing(*_):
   raise NotEnumerable('it draws inside verify')
 
 
@@ -337,6 +341,26 @@ def walk(step, weights, request, state, info, choices: Choice, *, windows):
     rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     chance_R = np.concatenate(chances)
   return rows.tokens_BL, rows.lengths_B, chance_R
+
+
+def completed(tokens_RL, lengths_R, chance_R, law, start: int) -> np.ndarray:
+  """Law of n tokens from texts of m <= n tokens, extended by the target's law.
+
+  law: the target's own, [V] * n. start: length of the prompt.
+  """
+  n, V = law.ndim, law.shape[0]
+  out = np.zeros_like(law)
+  for m in range(1, n + 1):
+    rows = lengths_R == start + m
+    if not rows.any():
+      continue
+    flat = np.ravel_multi_index(tokens_RL[rows, start : start + m].T, (V,) * m)
+    mass = np.bincount(flat, chance_R[rows], V**m).reshape((V,) * m)
+    head = law.sum(tuple(range(m, n)), keepdims=True)
+    with np.errstate(invalid='ignore'):
+      rest = np.where(head > 0, law / head, 0)
+    out += mass.reshape(mass.shape + (1,) * (n - m)) * rest
+  return out
 
 
 def chi_square(counts, law, *, least: float = 10.0) -> float:

@@ -1,0 +1,158 @@
+"""What a promise is, and what it is checked on."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax import decode, requests, types
+from specdec_jax.eval import table_model
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+
+class World(NamedTuple):
+  """A target and another model of its vocabulary to draft with."""
+
+  target: types.Model
+  draft: types.Model
+  weights: types.Weights  # of both
+  vocab: int
+
+
+# (world, gamma) -> the drafter and the weights.draft it reads.
+Recipe = Callable[[World, int], tuple[types.Drafter, Any]]
+
+
+class Subject(NamedTuple):
+  """What is certified. seed: of all randomness, the date in the full tier."""
+
+  rules: Mapping[str, types.Rule]
+  drafters: Mapping[str, Recipe]
+  seed: int = 0
+
+  def lossless(self) -> list[types.Rule]:
+    return [rule for rule in self.rules.values() if rule.lossless]
+
+
+class Broken(Exception):
+  """A promise failed; the text is the smallest case that shows it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+  """What a check reached. size: how much was tried, in words."""
+
+  reached: str
+  bound: str
+  size: str
+
+
+class Promise(NamedTuple):
+  """check(subject, amount) -> Figure, or raises Broken.
+
+  quick, full: the amounts of the two tiers, in the promise's own unit.
+  """
+
+  name: str
+  text: str
+  check: Callable[[Subject, int], Figure]
+  quick: int
+  full: int
+
+
+def tables(vocab: int, seed: int = 0, scale: float = 1.5) -> World:
+  model = table_model.make(vocab)
+  target, draft = (
+    table_model.table(2 * seed + i, vocab, scale=scale) for i in (0, 1)
+  )
+  return World(model, model, types.Weights(target, draft), vocab)
+
+
+def transformers(vocab: int, seed: int = 0, **changes) -> World:
+  """Two random tiny transformers whose texts do not repeat for ever."""
+  sizes = dict(
+    depth=2,
+    width=16,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    mlp=24,
+    context=512,
+    dtype='float64' if jax.config.jax_enable_x64 else 'float32',
+  )
+  config = model_config.sized('tiny', **sizes | changes, vocab=vocab)
+  model = lm.make(config)
+  target, draft = (
+    jax.tree.map(lambda x: 3 * x, lm.init(config, 2 * seed + i)) for i in (0, 1)
+  )
+  return World(model, model, types.Weights(target, draft), vocab)
+
+
+def run(
+  world: World,
+  drafter: types.Drafter,
+  rule: types.Rule,
+  draft_weights: Any,
+  request: decode.Request,
+) -> decode.Output:
+  """One production generate; the output on the host."""
+  programs = decode.programs(world.target, drafter, rule, OPTIONS)
+  weights = types.Weights(world.weights.target, draft_weights)
+  return jax.device_get(programs.generate(weights, request))
+
+
+# Prompts are short: a long chunk would only be padding.
+OPTIONS = decode.Options(chunk=8)
+
+
+def make_request(world: World, prompts, new, *, length: int, **settings):
+  return requests.make(
+    prompts,
+    ids=world.vocab,
+    context=10**6,
+    max_new_tokens=new,
+    length=length,
+    **settings,
+  )
+
+
+def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):
+  """Random prompts of 1 to `longest` tokens."""
+  rng = np.random.default_rng([seed, rows, longest])
+  return [
+    rng.integers(0, vocab, 1 + (3 * b + 1) % longest).tolist()
+    for b in range(rows)
+  ]
+
+
+@functools.cache
+def ragged(drafter: types.Drafter) -> types.Drafter:
+  """The same drafter, proposing 0 to gamma tokens by a rule of the row's own.
+
+  The count depends on committed tokens only, as the contract asks.
+  """
+
+  def propose(weights, state, context, noise, target_cache):
+    draft, state, cache = drafter.propose(
+      weights, state, context, noise, target_cache
+    )
+    last_B = jax.numpy.take_along_axis(
+      context.tokens_BL, context.lengths_B[:, None] - 1, 1
+    )[:, 0]
+    count_B = (5 * context.lengths_B + last_B) % (drafter.gamma + 1)
+    count_B = jax.numpy.minimum(count_B, draft.count_B)
+    return draft._replace(count_B=count_B), state, cache
+
+  return drafter._replace(name=f'ragged {drafter.name}', propose=propose)
+
+
+def texts(output: decode.Output) -> list[list[int]]:
+  """Every row's committed tokens, prompt included."""
+  return [
+    row[:n].tolist()
+    for row, n in zip(output.tokens_BL, output.lengths_B, strict=True)
+  ]

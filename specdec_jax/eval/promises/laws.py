@@ -1,0 +1,327 @@
+"""Promises about laws that are enumerated: no sampling error in them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import decode, sampling, types
+from specdec_jax.drafters import scripted
+from specdec_jax.eval import certify, pairs, table_model
+from specdec_jax.eval.promises import base
+
+# (gamma, vocab, share of the problems): each compiles once. Smallest first, so
+# that the first failing case is a small one.
+SHAPES = ((1, 2, 0.25), (1, 6, 0.25), (2, 4, 0.25), (3, 3, 0.2), (3, 6, 0.05))
+BOUNDS = {False: 1e-6, True: 1e-12}  # float32, float64
+
+
+def window_law(subject: base.Subject, amount: int) -> base.Figure:
+  """The law of gamma + 1 tokens of a window, by every outcome of its tests."""
+  worst = {False: 0.0, True: 0.0}
+  rules, skipped = [], []
+  for rule in subject.lossless():
+    if rule.coupled:
+      continue
+    try:
+      for x64 in (False, True):
+        with jax.enable_x64(x64):
+          found = max(
+            _law_of_shape(rule, subject.seed, amount, *shape)
+            for shape in SHAPES
+          )
+          if amount > 5000:
+            found = max(found, _law_of_a_real_vocabulary(rule, subject.seed))
+        worst[x64] = max(worst[x64], found)
+      rules.append(rule.name)
+    except certify.NotEnumerable as why:
+      skipped.append(f'{rule.name}: {why}; the counted laws cover it')
+  return base.Figure(
+    f'off by {worst[False]:.1e}, {worst[True]:.1e}',
+    f'{BOUNDS[False]:.0e} in float32, {BOUNDS[True]:.0e} in float64',
+    '; '.join(
+      [f'{", ".join(rules) or "no rule"}: {amount} pairs (p, q)', *skipped]
+    ),
+  )
+
+
+def _law_of_shape(rule, seed, amount, gamma, vocab, share) -> float:
+  """The largest error over all families, for three kinds of drafts."""
+  each = max(1, round(amount * share / len(pairs.FAMILIES)))
+  names = list(pairs.FAMILIES)
+  parts = [
+    pairs.problems(
+      name, [seed, gamma, vocab, i], count=each, gamma=gamma, vocab=vocab
+    )
+    for i, name in enumerate(names)
+  ]
+  p, q = (np.concatenate(x) for x in zip(*parts, strict=True))
+  rng = np.random.default_rng([seed, gamma, vocab])
+  ragged = rng.integers(0, gamma + 1, len(p)).astype(np.int32)
+  script = rng.integers(0, vocab, (len(p), gamma))
+  kinds = {
+    'sampled drafts': (q, np.full_like(ragged, gamma), None),
+    'sampled drafts, fewer proposed': (q, ragged, None),
+    'certain drafts (q None)': (None, ragged, script),
+  }
+  bound, worst = BOUNDS[jax.config.jax_enable_x64], 0.0
+  for kind, (q_XKVV, count_X, script_XK) in kinds.items():
+    batch = certify.windows(p, q_XKVV, count_X, script_XK)
+    _check_support(rule, batch, kind)
+    law = certify.window_law(rule, batch, p)
+    off_X = np.abs(law - certify.target_law(p)).reshape(len(p), -1).max(1)
+    if not off_X.max() <= bound:
+      x = int(np.nanargmax(np.where(np.isnan(off_X), np.inf, off_X)))
+      raise base.Broken(
+        f'{rule.name}, {kind}, family {names[x // each]!r}: '
+        + _case(p[x], q[x], law[x], certify.target_law(p[x : x + 1])[0])
+        + f'; off by {off_X[x]:.1e}, allowed {bound:.0e}'
+      )
+    worst = max(worst, float(off_X.max()))
+  return worst
+
+
+def _case(p_NVV, q_KVV, law, wanted) -> str:
+  """One failing problem in words, by the first token where that shows it."""
+  gamma, V = len(p_NVV) - 1, p_NVV.shape[-1]
+  show = lambda x: np.array2string(np.asarray(x), precision=6, separator=', ')
+  one = tuple(range(1, law.ndim))
+  first, want = law.sum(one), wanted.sum(one)
+  text = f'gamma {gamma}, V {V}; p of the first token {show(p_NVV[0, 0])}, '
+  text += f'q {show(q_KVV[0, 0])}; '
+  if np.abs(first - want).max() > 0.1 * np.abs(law - wanted).max():
+    return text + f'emitted {show(first)} instead of {show(want)}'
+  at = np.unravel_index(np.abs(law - wanted).argmax(), law.shape)
+  words = ' '.join(map(str, at))
+  return text + f'tokens {words}: {law[at]:.6g} instead of {wanted[at]:.6g}'
+
+
+def _check_support(rule, batch: certify.Windows, kind: str) -> None:
+  """At u = 0 no token may be accepted that the target excludes."""
+  K = batch.draft.tokens_BK.shape[1]
+  zeros = np.zeros(batch.draft.tokens_BK.shape, batch.p_BNV.dtype)
+  accepted_B, _ = certify.run_rule(rule, batch, zeros)
+  tokens_BK = np.asarray(batch.draft.tokens_BK)
+  p_BK = np.take_along_axis(
+    np.asarray(batch.p_BNV)[:, :K], tokens_BK[..., None], -1
+  )[..., 0]
+  wrong_B = ((np.arange(K) < accepted_B[:, None]) & (p_BK == 0)).any(1)
+  if wrong_B.any():
+    b = int(wrong_B.argmax())
+    raise base.Broken(
+      f'{rule.name}, {kind}: at u = 0 it accepts {accepted_B[b]} of the drafts '
+      f'{tokens_BK[b].tolist()}, whose p are {p_BK[b].tolist()}'
+    )
+
+
+def _law_of_a_real_vocabulary(rule, seed: int) -> float:
+  """The first token's law at V = 50,257; the draft samples among 64 tokens."""
+  V, paths, worst = 50257, 64, 0.0
+  bound = BOUNDS[jax.config.jax_enable_x64]
+  for i, name in enumerate(pairs.FAMILIES):
+    dtype = np.dtype(jnp.result_type(float))
+    rng = np.random.default_rng([seed, i])
+    p_2V, q_2V = pairs.FAMILIES[name](rng, (2, V), dtype)
+    kept = np.argsort(-q_2V[0], kind='stable')[:paths].astype(np.int32)
+    q_V = np.zeros(V, dtype)
+    q_V[kept] = pairs.normal(q_2V[0, kept])
+    batch = certify.Windows(
+      types.Draft(
+        jnp.asarray(kept[:, None]),
+        jnp.broadcast_to(q_V, (paths, 1, V)),
+        jnp.ones(paths, jnp.int32),
+      ),
+      jnp.broadcast_to(p_2V.astype(dtype), (paths, 2, V)),
+      pairs.normal(q_V[kept].astype(np.float64))[None],
+    )
+    every = certify.outcomes_of(rule, batch)
+    t_B = every.t_BK[:, 0].astype(np.float64)
+    law = np.zeros(V)
+    for passes_K, accepted_B, weights_BV in zip(*every[1:], strict=True):
+      chance_B = batch.chance_XR[0] * (t_B if passes_K[0] else 1 - t_B)
+      kept_B = accepted_B == 1
+      np.add.at(law, kept[kept_B], chance_B[kept_B])
+      left = certify.next_law(
+        np.asarray(batch.p_BNV)[~kept_B],
+        accepted_B[~kept_B],
+        weights_BV[~kept_B],
+      )
+      law += chance_B[~kept_B] @ left
+    off = np.abs(law - pairs.normal(p_2V[0].astype(np.float64))).max()
+    if not off <= bound:
+      raise base.Broken(
+        f'{rule.name}, V 50257, gamma 1, family {name!r}: the first token is '
+        f'off by {off:.1e}, allowed {bound:.0e}'
+      )
+    worst = max(worst, float(off))
+  return worst
+
+
+def coupled_identity(subject: base.Subject, amount: int) -> base.Figure:
+  """A coupled rule's tokens are those of plain sampling with the same noise."""
+  names, each = [], max(1, amount // (len(pairs.FAMILIES) * len(SHAPES)))
+  tried = 0
+  for rule in subject.lossless():
+    if not rule.coupled:
+      continue
+    names.append(rule.name)
+    with jax.enable_x64(True):
+      for gamma, vocab, _ in SHAPES:
+        for i, family in enumerate(pairs.FAMILIES):
+          p, q = pairs.problems(
+            family,
+            [subject.seed, gamma, vocab, i],
+            count=each,
+            gamma=gamma,
+            vocab=vocab,
+          )
+          _compare_coupled(rule, p, q, [subject.seed, gamma, i])
+          tried += each
+  return base.Figure(
+    '0 differ', '0', f'{", ".join(names) or "no coupled rule"}: {tried} windows'
+  )
+
+
+def _compare_coupled(rule, p_XNVV, q_XKVV, seed) -> None:
+  X, N, V, _ = p_XNVV.shape
+  K = N - 1
+  rng = np.random.default_rng(seed)
+  arrive_XNV = rng.exponential(size=(X, N, V))
+  race = lambda w, k: np.argmax(w / arrive_XNV[np.arange(X), k], -1)
+  # Drafts by the same noise, and one token in four replaced at random.
+  last_X, columns = np.zeros(X, int), []
+  for k in range(K):
+    last_X = race(q_XKVV[np.arange(X), k, last_X], np.full(X, k))
+    other_X = rng.integers(0, V, X)
+    last_X = np.where(rng.random(X) < 0.25, other_X, last_X)
+    columns.append(last_X)
+  tokens_XK = np.stack(columns, 1).astype(np.int32)
+  before_XN = np.pad(tokens_XK, ((0, 0), (1, 0)))
+  rows = lambda x, n: x[np.arange(X)[:, None], np.arange(n), before_XN[:, :n]]
+  p_XNV = rows(p_XNVV, N)
+  draft = types.Draft(
+    tokens_XK, rows(q_XKVV, K), rng.integers(0, N, X).astype(np.int32)
+  )
+  accepted_X, next_X = _run_coupled(
+    rule.verify, draft, p_XNV, arrive_XNV, rng.random((X, K))
+  )
+  plain_XN = np.stack([race(p_XNV[:, n], np.full(X, n)) for n in range(N)], 1)
+  said_XN = np.pad(tokens_XK, ((0, 0), (0, 1)))
+  said_XN[np.arange(X), accepted_X] = next_X
+  emitted_XN = np.arange(N) <= accepted_X[:, None]
+  wrong_X = (emitted_XN & (said_XN != plain_XN)).any(1)
+  wrong_X |= accepted_X > draft.count_B
+  if wrong_X.any():
+    x = int(wrong_X.argmax())
+    n = int(accepted_X[x]) + 1
+    raise base.Broken(
+      f'{rule.name}: gamma {K}, V {V}, drafts {tokens_XK[x].tolist()} of which '
+      f'{draft.count_B[x]} proposed: emits {said_XN[x, :n].tolist()}, plain '
+      f'sampling with the same noise {plain_XN[x, :n].tolist()}'
+    )
+
+
+def _run_coupled(verify, draft, p_BNV, arrive_BNV, accept_BK):
+  """(accepted, next token) with injected exponentials, as decode draws."""
+
+  def next_token(offset_B, weights_BV):
+    arrive_BV = jnp.take_along_axis(
+      jnp.asarray(arrive_BNV), offset_B[:, None, None], 1
+    )[:, 0]
+    return sampling.largest(weights_BV / arrive_BV)[1][:, 0]
+
+  noise = types.Noise(jnp.asarray(accept_BK), certify.draws_nothing, next_token)
+  draft = jax.tree.map(jnp.asarray, draft)
+  verdict = verify(noise, draft, jnp.asarray(p_BNV))
+  take = verdict.accepted_B[:, None, None]
+  p_BV = jnp.take_along_axis(jnp.asarray(p_BNV), take, 1)[:, 0]
+  empty_B1 = ~(jnp.sum(verdict.weights_BV, -1, keepdims=True) > 0)
+  weights_BV = jnp.where(empty_B1, p_BV, verdict.weights_BV)
+  return jax.device_get(
+    (verdict.accepted_B, next_token(verdict.accepted_B, weights_BV))
+  )
+
+
+PROMPT = [1, 2, 0]
+
+
+def enumerated_windows(subject: base.Subject, amount: int) -> base.Figure:
+  """Three windows of production steps with every outcome of every draw."""
+  gamma, windows, worst, done = 2, 3, {False: 0.0, True: 0.0}, []
+  for rule in subject.lossless():
+    if rule.coupled:
+      continue
+    for x64, settings in (
+      (True, dict(temperature=1.0)),
+      (False, dict(temperature=0.7, top_k=2)),
+    ):
+      with jax.enable_x64(x64):
+        world = base.tables(amount)
+        for name, (drafter, other) in _walkers(subject, world, gamma).items():
+          try:
+            off = _walk(world, drafter, other, rule, settings, windows)
+          except certify.NotEnumerable:
+            continue
+          if not off <= BOUNDS[x64]:
+            raise base.Broken(
+              f'{rule.name} with {name}: the joint law of three windows, '
+              f'gamma {gamma}, V {amount}, {settings} is off by {off:.1e}'
+            )
+          worst[x64] = max(worst[x64], off)
+          done.append(name)
+  return base.Figure(
+    f'off by {worst[False]:.1e}, {worst[True]:.1e}',
+    f'{BOUNDS[False]:.0e} in float32, {BOUNDS[True]:.0e} in float64',
+    f'{len(done)} walks, V {amount}: {", ".join(sorted(set(done)))}',
+  )
+
+
+def _walkers(subject: base.Subject, world: base.World, gamma: int):
+  out = {}
+  for name, recipe in subject.drafters.items():
+    drafter, other = recipe(world, gamma)
+    out[name] = (drafter, other)
+    out[f'ragged {name}'] = (base.ragged(drafter), other)
+  script = np.random.default_rng(1).integers(0, world.vocab, (1, 48))
+  script = np.repeat(script.astype(np.int32), ROWS, 0)
+  played = scripted.make(gamma=gamma)
+  out['scripted'] = (played, (script, script % (gamma + 1)))
+  if not jax.config.jax_enable_x64:  # half of them in either width
+    return dict(list(out.items())[::2])
+  return out
+
+
+ROWS = 8192
+
+
+def _walk(world, drafter, other, rule, settings, windows: int) -> float:
+  """Largest error of the joint law of `windows` windows of production steps."""
+  gamma = drafter.gamma
+  weights = types.Weights(world.weights.target, other)
+  request = base.make_request(world, [PROMPT] * ROWS, 40, length=48, **settings)
+  state, info = decode.programs(world.target, drafter, rule).start(
+    weights, request
+  )
+  tokens_RL, lengths_R, chance_R = certify.walk(
+    certify.step_with(world.target, drafter, rule),
+    weights,
+    request,
+    state,
+    info,
+    certify.outcomes(world.vocab, gamma),
+    windows=windows,
+  )
+  law = table_model.joint_law(
+    warped(world.weights.target, **settings), PROMPT, windows * (gamma + 1)
+  )
+  got = certify.completed(tokens_RL, lengths_R, chance_R, law, len(PROMPT))
+  return max(float(np.abs(got - law).max()), abs(float(chance_R.sum()) - 1))
+
+
+def warped(logits_RVV, temperature, top_k=0, top_p=1.0) -> np.ndarray:
+  """A table's own law under sampling settings, float64."""
+  V = logits_RVV.shape[-1]
+  rows = logits_RVV.reshape(-1, 1, V)
+  p = sampling.probabilities(
+    rows, sampling.settings(len(rows), temperature, top_k, top_p)
+  )
+  return pairs.normal(np.asarray(p, np.float64)).reshape(logits_RVV.shape)
