@@ -8,6 +8,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax import api, sharding
+from specdec_jax.io import tokenizer
 from specdec_jax.models import config, lm
 
 COMMON = dict(max_new_tokens=20, temperature=0.9, seed=3)
@@ -178,6 +179,12 @@ def test_what_would_change_the_law_is_refused_by_name(target, name):
 def test_bad_settings_are_one_clear_error(target, kwargs, message):
   with pytest.raises(ValueError, match=message):
     specdec_jax.generate(target, PROMPTS, **kwargs)
+
+
+def test_a_draft_of_another_tokenizer_is_refused(target, draft):
+  other = dataclasses.replace(draft, tokenizer=tokenizer.from_bytes(256, 'x'))
+  with pytest.raises(ValueError, match='different tokenizers'):
+    specdec_jax.generate(target, PROMPTS, draft=other)
 
 
 @pytest.mark.parametrize('prompt', ['', [], [512], [-1], [1] * 512])

@@ -248,3 +248,35 @@ def test_a_nan_ends_its_row_and_touches_no_other(table_text):
     assert bad not in got[start - 1 : -1]
   assert np.asarray(out.info.broken_B).tolist()[:2] == [True, True]
   assert out.lengths_B[1] == 1 and not out.info.broken_B[2]
+
+
+def test_a_nan_past_a_refused_draft_does_not_count(table_text):
+  """What the target cannot read is not said, so the row goes on."""
+  params, text = table_text
+  L = len(text)
+  bad = min(set(range(40)) - set(text.tolist()))
+  broken, script = params.copy(), text.copy()
+  broken[:, bad] = np.nan
+  script[3::GAMMA] = bad
+  request = fakes.request([[1, 2]], 14, vocab=40, length=L)
+  weights = types.Weights(broken, (script[None], everything(L)[None]))
+  with jax.debug_nans(False):
+    out = decode.programs(TABLE, SCRIPTED, reject.RULE).generate(
+      weights, request
+    )
+  assert not out.info.broken_B[0]
+  np.testing.assert_array_equal(out.tokens_BL[0], text)
+
+
+def test_finished_rows_widen_no_window(table_text):
+  params, text = table_text
+  L = len(text)
+  request = fakes.request([[1, 2]] * 2, [1, 9], vocab=40, length=L)
+  counts = np.stack([everything(L), 0 * everything(L)])
+  weights = types.Weights(params, (np.stack([text] * 2), counts))
+  info = (
+    decode.programs(TABLE, SCRIPTED, reject.RULE)
+    .generate(weights, request)
+    .info
+  )
+  assert (int(info.wide), int(info.calls)) == (1, 9)

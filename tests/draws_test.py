@@ -208,3 +208,23 @@ def test_greedy_batches_draw_nothing_and_take_the_only_weight():
   keys = jax.random.split(jax.random.key(0), 3)
   assert sampling.draw(jnp.array(False), keys, w).tolist() == [3, 0, 4]
   assert sampling.draw(jnp.array(True), keys, w).tolist() == [3, 0, 4]
+
+
+def test_rows_are_drawn_beside_greedy_ones():
+  """What a row draws does not depend on whether its neighbours draw."""
+  w = jnp.asarray(np.random.default_rng(0).random((8, 50)), jnp.float32)
+  greedy = np.arange(8) % 2 == 0
+  drawn = []
+  for cold in (0.7, 0.0):
+    n = sampling.noise(
+      jnp.zeros(8, jnp.uint32),
+      jnp.arange(8, dtype=jnp.uint32),
+      jnp.full(8, 4, jnp.int32),
+      sampling.settings(8, np.where(greedy, cold, 0.7)),
+      gamma=1,
+      coupled=False,
+    )
+    drawn.append(np.stack([n.draft(0, w), n.next(jnp.zeros(8, jnp.int32), w)]))
+  np.testing.assert_array_equal(drawn[0][:, ~greedy], drawn[1][:, ~greedy])
+  likeliest = np.argmax(w, -1)[None]
+  assert (drawn[1] != likeliest)[:, ~greedy].any(1).all()

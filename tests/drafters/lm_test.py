@@ -1,0 +1,73 @@
+"""The drafter that is a model: what it samples, and what it has read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import sampling, types
+from specdec_jax.drafters import lm
+from tests import fakes
+
+V, L, GAMMA = 7, 16, 3
+
+
+def start(texts, top_p=1.0):
+  """(drafter, weights, context, state) after these texts."""
+  drafter = lm.make(fakes.table_model(V), gamma=GAMMA)
+  weights = types.Weights((), jnp.asarray(fakes.table(0, V)))
+  context = types.Context(
+    jnp.asarray(fakes.pad(texts, L)),
+    jnp.array([len(text) for text in texts], jnp.int32),
+    jnp.ones(len(texts), bool),
+    sampling.settings(len(texts), 0.9, 0, top_p),
+  )
+  return drafter, weights, context, drafter.init(weights, context, None)
+
+
+def test_what_is_sampled_is_what_is_told():
+  """The array that is drawn from is the q of the draft, to the last bit."""
+  drafter, weights, context, cache = start([[1, 2, 3], [4, 5]])
+  given, drawn = [], []
+
+  def draw(offset, q_BV):
+    given.append(np.asarray(q_BV))
+    drawn.append(jnp.argmin(q_BV, -1).astype(jnp.int32))  # not the likeliest
+    return drawn[-1]
+
+  noise = types.Noise(jnp.zeros((2, GAMMA)), draw, draw)
+  with jax.disable_jit():
+    draft, _, _ = drafter.propose(weights, cache, context, noise, ())
+  np.testing.assert_array_equal(np.stack(given, 1), draft.q_BKV)
+  np.testing.assert_array_equal(np.stack(drawn, 1), draft.tokens_BK)
+  assert draft.count_B.tolist() == [GAMMA] * 2
+
+
+def test_q_is_the_law_after_everything_said_so_far():
+  """Each q follows the prompt and the proposals before it, in any window."""
+  drafter, weights, context, cache = start([[1, 2, 3], [4]], top_p=0.8)
+
+  @jax.jit
+  def propose(weights, cache, context):
+    draw = lambda offset, q_BV: jnp.argmax(q_BV, -1).astype(jnp.int32)
+    noise = types.Noise(jnp.zeros((2, GAMMA)), draw, draw)
+    return drafter.propose(weights, cache, context, noise, ())
+
+  texts = [[1, 2, 3], [4]]
+  # Windows that emit all drafts and one more, or only one token.
+  for emitted_B in ((GAMMA + 1, 1), (2, GAMMA + 1), (1, 1)):
+    draft, cache, _ = propose(weights, cache, context)
+    for b, text in enumerate(texts):
+      said = list(text)
+      for k in range(GAMMA):
+        wanted = sampling.probabilities(
+          fakes.row_of(weights.draft, said)[None, None],
+          jax.tree.map(lambda x, b=b: x[b : b + 1], context.sampling),
+        )[0, 0]
+        np.testing.assert_array_equal(draft.q_BKV[b, k], wanted)
+        said.append(int(draft.tokens_BK[b, k]))
+      # As if all but the last of these had been accepted.
+      text += [*said[len(text) :], 0][: emitted_B[b] - 1] + [6 - b]
+    context = context._replace(
+      tokens_BL=jnp.asarray(fakes.pad(texts, L)),
+      lengths_B=jnp.array([len(text) for text in texts], jnp.int32),
+    )
