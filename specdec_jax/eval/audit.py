@@ -89,37 +89,47 @@ def audit(
   same = next((i for i in range(shorter) if plain[i] != other[i]), shorter)
   if same == shorter:
     return Finding('BUG', same, reason='one text ends where the other goes on')
-  tokens = np.zeros((rows, length), np.int32)
   text = [*case.prompt, *plain[:same]]
-  tokens[:, : len(text)] = text
-  start, last = np.int32(len(case.prompt) - 1), np.int32(len(text) - 1)
-  passes_BV = np.concatenate(
-    [
-      _score(params, tokens, start, last, model=model, width=n, chunk=chunk)
-      for n in (1, gamma + 1)
-    ]
-  ).astype(np.float64)
+  tokens_BL = np.zeros((rows, length), np.int32)
+  tokens_BL[:, : len(text)] = text
+  scored = functools.partial(
+    _score,
+    params,
+    tokens_BL,
+    np.int32(len(case.prompt) - 1),
+    np.int32(len(text) - 1),
+    model=model,
+    chunk=chunk,
+  )
+  passes_BV = np.concatenate([scored(width=1), scored(width=gamma + 1)])
+  found = Finding('BUG', same, plain[same], other[same])
+  return _judged(found, passes_BV.astype(np.float64), case, relative_limit)
+
+
+def _judged(found: Finding, passes_BV, case: Case, limit) -> Finding:
+  """The finding with its verdict; passes_BV are readings of the same text."""
+  assert found.position is not None
   one_V = passes_BV[0]
   # -inf is for padded ids, in every pass.
   finite = np.isfinite(one_V)
-  found = functools.partial(
-    Finding, position=same, plain=plain[same], other=other[same]
-  )
   if not finite.any() or not np.isfinite(passes_BV[:, finite]).all():
-    return found('BUG', reason='logits are not finite')
+    return dataclasses.replace(found, reason='logits are not finite')
   noise = float(np.ptp(passes_BV[:, finite], 0).max())
-  found = functools.partial(found, noise=noise)
-  position = len(text)
+  at = len(case.prompt) + found.position
   gap = max(
-    needed(one_V, token, case, position) for token in (plain[same], other[same])
+    needed(one_V, token, case, at)
+    for token in (found.plain, found.other)
+    if token is not None
   )
-  found = functools.partial(found, gap=gap)
+  verdict, reason = 'BUG', f'the gap is more than {FACTOR} times the noise'
   relative = noise / float(np.abs(one_V[finite]).max())
-  if relative_limit is not None and relative > relative_limit:
-    return found('BUG', reason=f'relative noise {relative:.1e}')
-  if gap <= FACTOR * noise:
-    return found('tie')
-  return found('BUG', reason='the gap is more than 4 times the noise')
+  if limit is not None and relative > limit:
+    reason = f'relative noise {relative:.1e}'
+  elif gap <= FACTOR * noise:
+    verdict, reason = 'tie', ''
+  return dataclasses.replace(
+    found, verdict=verdict, gap=gap, noise=noise, reason=reason
+  )
 
 
 def needed(

@@ -14,11 +14,10 @@ import jax
 import numpy as np
 
 from specdec_jax import decode, types
-from specdec_jax import sampling as sampling_lib
 from specdec_jax.eval import (
-  audit,
   calibrate,
   cost,
+  identity,
   machine,
   metrics,
   predict,
@@ -35,14 +34,10 @@ def run(
 ) -> dict[str, Any]:
   """Runs everything; arms[0] is plain decoding. show(stage, doc) prints.
 
-  Returns the document: machine, ceiling, calibration, rows, crossover.
+  Returns the document: machine, ceiling, calibration, rows, crossover. It ends
+  where a request fails.
   """
-  doc: dict[str, Any] = {'machine': machine.describe()}
-  doc['ceiling'] = _bandwidths(arms, plan)
-  show('machine', doc)
-  doc['setting'] = _setting(arms, plan)
-  show('setting', doc)
-
+  doc = _begun(arms, plan, show)
   make = timing.grouper(arms, plan)
   judged, others = make(plan.judged), make(plan.others)
   programs = _compiled(arms, judged[0].full, track(arms, 'compiling'))
@@ -59,30 +54,70 @@ def run(
 
   # The prediction: calibration, and acceptance on the other prompts, before
   # any of the judged ones is run.
-  seen = {
-    arm.name: [
-      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
-      for group in track(others, f'acceptance of {arm.name}')
-    ]
-    for arm in arms
-  }
+  seen = _outputs(arms, programs, others, track)
+  if failed := _failed(arms, others, seen):
+    show('failed', failed)
+    return doc | failed
   alphas = predict.alphas(arms, others, seen, track)
   doc['predicted'] = predict.improvements(arms, calibration, seen, alphas)
   show('predicted', doc)
 
   runs = timing.measure(arms, judged, programs, plan.repeats, track)
-  gaps = timing.stream(arms, judged[: plan.stream_prompts], track)
   outputs = {name: r.outputs for name, r in runs.items()}
-  findings = _audit(arms, plan, judged + others, outputs, seen, track)
+  if failed := _failed(arms, judged, outputs):
+    show('failed', failed)
+    return doc | failed
+  gaps = timing.stream(arms, judged[: plan.stream_prompts], track)
+  every = {name: outputs[name] + seen[name] for name in outputs}
+  audits = identity.compare(arms, plan, judged + others, every, track)
   doc['rows'] = _rows(arms, calibration, judged, runs, gaps, track)
   for row in doc['rows']:
     row['predicted'] = doc['predicted'].get(row['name'])
-    row['audit'] = findings.get(row['name'])
+    row['audit'] = audits.get(row['name'])
+    row['broken'] = []
   doc['categories'] = _categories(arms, judged, runs, calibration)
   doc['repeated_8grams'] = _repeated(judged, outputs[arms[0].name])
   doc['best_gamma'] = _best_gammas(arms, {r['name']: r for r in doc['rows']})
   show('rows', doc)
   return doc | _crossovers(arms, plan, track)
+
+
+def _begun(arms, plan: timing.Plan, show: Callable) -> dict[str, Any]:
+  """What is known before anything is compiled."""
+  doc: dict[str, Any] = {'machine': machine.describe()}
+  doc['ceiling'] = _bandwidths(arms, plan)
+  show('machine', doc)
+  doc['setting'] = timing.setting(arms, plan)
+  show('setting', doc)
+  return doc
+
+
+def _outputs(arms, programs, groups, track: timing.Track):
+  return {
+    arm.name: [
+      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
+      for group in track(groups, f'acceptance of {arm.name}')
+    ]
+    for arm in arms
+  }
+
+
+def _failed(arms, groups, outputs) -> dict[str, Any] | None:
+  """What is left of the document if a request failed; None if none did.
+
+  Its texts are cut short, so that no figure would mean anything.
+  """
+  rows = [
+    {
+      'name': arm.name,
+      'gamma': arm.gamma,
+      'audit': None,
+      'broken': identity.broken(groups, outputs[arm.name]),
+    }
+    for arm in arms
+  ]
+  failed = {'rows': rows, 'categories': [], 'crossover': []}
+  return failed if any(row['broken'] for row in rows) else None
 
 
 def _compiled(arms, request: decode.Request, tracked) -> dict[str, Any]:
@@ -92,28 +127,6 @@ def _compiled(arms, request: decode.Request, tracked) -> dict[str, Any]:
       arm.engine.programs.generate, arm.engine.weights, request
     )
     for arm in tracked
-  }
-
-
-def _setting(arms, plan: timing.Plan) -> dict[str, Any]:
-  target = arms[0].engine.target
-  drafts = {a.drafter: a.engine.draft for a in arms if a.engine.draft}
-  host = timing.grouper(arms, plan)(plan.judged[:1])[0].host
-  return {
-    'target': target.label,
-    'draft': next((d.label for d in drafts.values()), None),
-    'dtype': target.config.dtype,
-    'rule': arms[0].engine.rule.name,
-    'lossless': arms[0].engine.rule.lossless,
-    'sampling': dataclasses.asdict(plan.sampling),
-    'batch_size': plan.batch_size,
-    'max_new_tokens': plan.max_new_tokens,
-    'buffer': int(host.tokens_BL.shape[1]),
-    'chunk': arms[0].engine.options.chunk,
-    'narrow': arms[0].engine.options.narrow,
-    'repeats': plan.repeats,
-    'judged_prompts': len(plan.judged),
-    'other_prompts': len(plan.others),
   }
 
 
@@ -264,66 +277,6 @@ def _repeated(groups, outputs) -> float | None:
   return metrics.repeated_share(timing.texts(groups, outputs))
 
 
-# --- identity --------------------------------------------------------------
-
-
-def _audit(
-  arms, plan: timing.Plan, groups, judged, others, track: timing.Track
-):
-  """Every request's tokens against plain decoding's, where promised."""
-  s = plan.sampling
-  out: dict[str, Any] = {}
-  promised = (
-    s.temperature < sampling_lib.GREEDY_BELOW or arms[0].engine.rule.coupled
-  )
-  items = [item for group in groups for item in group.items]
-  text = {
-    a.name: timing.texts(groups, judged[a.name] + others[a.name]) for a in arms
-  }
-  for arm in arms[1:]:
-    if not promised:
-      out[arm.name] = {'promised': 'in law', 'requests': len(items)}
-      continue
-    found = []
-    pairs = zip(items, text[arms[0].name], text[arm.name], strict=True)
-    for item, plain, other in track(list(pairs), f'audit of {arm.name}'):
-      case = audit.Case(
-        item.tokens,
-        plain,
-        other,
-        temperature=s.temperature,
-        top_k=s.top_k,
-        top_p=s.top_p,
-        seed=s.seed,
-        request=item.number,
-      )
-      finding = audit.audit(
-        arm.model,
-        arm.engine.target.params,
-        case,
-        gamma=arm.gamma,
-        chunk=arm.engine.options.chunk,
-        length=groups[0].host.tokens_BL.shape[1],
-        relative_limit=audit.NOISE_LIMIT
-        if arm.engine.target.config.dtype == 'float32'
-        else None,
-      )
-      if finding.verdict != 'identical':
-        found.append({'id': item.id} | dataclasses.asdict(finding))
-    count = lambda verdict, found=found: sum(
-      x['verdict'] == verdict for x in found
-    )
-    out[arm.name] = {
-      'promised': 'tokens',
-      'requests': len(items),
-      'differing': len(found),
-      'ties': count('tie'),
-      'bugs': count('BUG'),
-      'findings': found,
-    }
-  return out
-
-
 # --- crossover -------------------------------------------------------------
 
 
@@ -343,7 +296,7 @@ def _crossovers(arms, plan: timing.Plan, track: timing.Track):
 def _crossover(
   arms, plan: timing.Plan, size: int, track: timing.Track
 ) -> dict[str, Any]:
-  """Improvement of every arm at one batch size, prompts repeated to fill it."""
+  """Every arm at one batch size, prompts repeated to fill it; audited too."""
   items = list(plan.judged)
   need = -(-len(items) // size) * size
   filled = [
@@ -355,12 +308,16 @@ def _crossover(
   programs = _compiled(arms, groups[0].full, tracked)
   runs = timing.measure(arms, groups, programs, plan.repeats, track)
   plain = timing.speeds(runs[arms[0].name])
+  outputs = {name: r.outputs for name, r in runs.items()}
+  audits = identity.compare(arms, plan, groups, outputs, track)
   rows = {
     arm.name: {
       'tok_s': metrics.spread(timing.speeds(runs[arm.name])),
       'improvement': metrics.walltime_improvement(
         timing.speeds(runs[arm.name]), plain
       ),
+      'audit': audits.get(arm.name),
+      'broken': identity.broken(groups, outputs[arm.name]),
     }
     for arm in arms
   }

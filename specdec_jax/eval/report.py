@@ -25,21 +25,29 @@ def track(items: Iterable, description: str) -> Iterable:
 
 def show(stage: str, doc: dict[str, Any]) -> None:
   """Prints the part of the document that a stage of bench.run has filled."""
-  {
-    'machine': tables.machine,
-    'setting': tables.setting,
-    'calibration': tables.calibration,
-    'predicted': tables.predicted,
-    'rows': tables.rows,
-  }[stage](doc, tables.console())
+  for part in {
+    'machine': (tables.machine, tables.ceiling),
+    'setting': (tables.setting, tables.judged),
+    'calibration': (tables.calibration,),
+    'predicted': (tables.predicted,),
+    'rows': (tables.rows,),
+    'failed': (tables.failed,),
+  }[stage]:
+    part(doc, tables.console())
 
 
 def finish(doc: dict[str, Any]) -> bool:
-  """Prints crossover, verdict and, last, one line of JSON; true if no bug."""
+  """Prints crossover, verdict and, last, one line of JSON; true if sound."""
   console = tables.console()
   if doc['crossover']:
     tables.crossover(doc, console)
   doc['verdict'] = verdict.sentences(doc)
+  close(doc, console)
+  return verdict.sound(verdict.named_rows(doc))
+
+
+def close(doc: dict[str, Any], console: rich.console.Console) -> None:
+  """Prints the verdict and, as the last line, the document as JSON."""
   console.print('\n[bold]Verdict[/bold]')
   for sentence in doc['verdict']:
     indent = ' ' * (2 + len(sentence) - len(sentence.lstrip()))
@@ -54,7 +62,6 @@ def finish(doc: dict[str, Any]) -> bool:
   console.print()
   sys.stdout.flush()
   print(compact(doc))
-  return not any((row['audit'] or {}).get('bugs') for row in doc['rows'])
 
 
 def compact(doc: Any) -> str:
@@ -96,15 +103,16 @@ def open_workdir(path: str) -> pathlib.Path | None:
 
 
 def save(folder: pathlib.Path, doc: dict[str, Any], config: str) -> None:
-  """config.json, env.json and results/bench.json, each whole or not at all."""
+  """config.json, env.json and results/bench.json."""
   (folder / 'results').mkdir(exist_ok=True)
-  for name, text in (
-    ('config.json', config),
-    ('env.json', compact(doc['machine'])),
-    ('results/bench.json', compact(doc)),
-  ):
-    path = folder / name
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, 'w') as file:
-      file.write(text + '\n')
-    os.replace(part, path)
+  write(folder / 'config.json', config)
+  write(folder / 'env.json', compact(doc['machine']))
+  write(folder / 'results/bench.json', compact(doc))
+
+
+def write(path: pathlib.Path, text: str) -> None:
+  """Writes a file whole or not at all."""
+  handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+  with os.fdopen(handle, 'w') as file:
+    file.write(text + '\n')
+  os.replace(part, path)

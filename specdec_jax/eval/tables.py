@@ -5,6 +5,7 @@ from typing import Any
 
 import rich.box
 import rich.console
+import rich.markup
 import rich.table
 
 from specdec_jax.eval import metrics
@@ -17,17 +18,20 @@ def console() -> rich.console.Console:
   return rich.console.Console(width=width)
 
 
-def _table(title: str, *columns: str) -> rich.table.Table:
-  table = rich.table.Table(
+def new_table(
+  title: str, *columns: str, box: rich.box.Box = rich.box.SIMPLE_HEAD
+) -> rich.table.Table:
+  """Without rows; numbers go right, the first column left."""
+  out = rich.table.Table(
     title=title,
     title_justify='left',
-    box=rich.box.SIMPLE_HEAD,
+    box=box,
     padding=(0, 1, 0, 0),
   )
   for i, name in enumerate(columns):
     justify = 'left' if i == 0 else 'right'
-    table.add_column(name, justify=justify, no_wrap=True)
-  return table
+    out.add_column(name, justify=justify, no_wrap=True)
+  return out
 
 
 def machine(doc, console) -> None:
@@ -43,6 +47,9 @@ def machine(doc, console) -> None:
     f'XLA_FLAGS={m["XLA_FLAGS"] or "-"}',
     highlight=False,
   )
+
+
+def ceiling(doc, console) -> None:
   for dtype, found in doc['ceiling']['gb_s'].items():
     parts = ', '.join(f'{k} {v:.1f}' for k, v in found.items() if k != 'best')
     console.print(
@@ -64,8 +71,16 @@ def setting(doc, console) -> None:
     f'[bold]Run[/bold]      {law}, top_k {x["top_k"]}, top_p {x["top_p"]}, '
     f'rule {s["rule"]}{"" if s["lossless"] else " (LOSSY)"}; batch '
     f'{s["batch_size"]}, {s["max_new_tokens"]} new tokens, buffer '
-    f'{s["buffer"]}\n         {s["judged_prompts"]} prompts judged, '
-    f'{s["other_prompts"]} others to predict from; first turns',
+    f'{s["buffer"]}; first turns',
+    highlight=False,
+  )
+
+
+def judged(doc, console) -> None:
+  s = doc['setting']
+  console.print(
+    f'         {s["judged_prompts"]} prompts judged, {s["other_prompts"]} '
+    'others to predict from',
     highlight=False,
   )
 
@@ -92,7 +107,7 @@ def predicted(doc, console) -> None:
   if not doc['predicted']:
     console.print('No prediction: it needs two prompts or more.')
     return
-  table = _table(
+  table = new_table(
     'Predicted before the judged prompts are run',
     'method',
     'tokens/window',
@@ -126,7 +141,7 @@ def rows(doc, console) -> None:
 
 def _speed(doc, console) -> None:
   rows = doc['rows']
-  speed = _table(
+  speed = new_table(
     'Speed (median, and least to most of the repeats)',
     'method',
     'tok/s',
@@ -145,7 +160,7 @@ def _speed(doc, console) -> None:
       _times(p.get('improvement')),
       _number(_over(x['median'], p.get('improvement'))),
       _times((r['explained'] or {}).get('improvement')),
-      _identity(r['audit']),
+      identity([r]),
     )
   console.print(speed)
   share = _over(rows[0]['tok_s']['median'], doc['ceiling']['tok_s'])
@@ -163,8 +178,21 @@ def _speed(doc, console) -> None:
     )
 
 
+def failed(doc, console) -> None:
+  table = new_table(
+    'Failed requests: logits are not finite',
+    'prompt',
+    'method',
+    'after new tokens',
+  )
+  for row in doc['rows']:
+    for x in row['broken']:
+      table.add_row(rich.markup.escape(x['id']), row['name'], str(x['tokens']))
+  console.print(table)
+
+
 def _drafting(doc, console) -> None:
-  draft = _table(
+  draft = new_table(
     'Drafting',
     'method',
     'alpha',
@@ -195,7 +223,7 @@ def _drafting(doc, console) -> None:
 
 
 def _work(doc, console) -> None:
-  cost = _table(
+  cost = new_table(
     'Latency, work and memory',
     'method',
     'first, ms',
@@ -229,7 +257,7 @@ def _work(doc, console) -> None:
 def _category_table(doc, console) -> None:
   if not doc['categories']:
     return
-  table = _table(
+  table = new_table(
     'By category',
     'category',
     'method',
@@ -258,7 +286,9 @@ def _category_table(doc, console) -> None:
 
 def crossover(doc, console) -> None:
   names = list(doc['crossover'][0]['rows'])[1:]
-  table = _table('By batch size', 'batch', 'plain tok/s', *names, 'best gamma')
+  table = new_table(
+    'By batch size', 'batch', 'plain tok/s', *names, 'best gamma', 'differing'
+  )
   for x in doc['crossover']:
     rows = x['rows']
     table.add_row(
@@ -266,20 +296,24 @@ def crossover(doc, console) -> None:
       _number(next(iter(rows.values()))['tok_s']['median'], 1),
       *[_times(rows[name]['improvement']['median']) for name in names],
       ', '.join(f'{d} {g}' for d, g in x['best_gamma'].items()),
+      identity(list(rows.values())),
     )
   console.print(table)
 
 
-def _identity(audit) -> str:
-  if audit is None:
-    return ''
-  if audit['promised'] == 'in law':
-    return 'in law'
-  if not audit['differing']:
-    return f'0 of {audit["requests"]}'
-  parts = [f'{audit["differing"]} of {audit["requests"]}:']
-  parts += [f'{audit["ties"]} tie'] if audit['ties'] else []
-  parts += [f'[red]{audit["bugs"]} BUG[/red]'] if audit['bugs'] else []
+def identity(rows) -> str:
+  """Over one row or several: '3 of 28: 3 tie', 'in law', '1 FAILED'."""
+  audits = [row['audit'] for row in rows if row['audit']]
+  tokens = [x for x in audits if x['promised'] == 'tokens']
+  add = lambda name: sum(x[name] for x in tokens)
+  parts = [] if tokens else sorted({x['promised'] for x in audits})
+  if tokens:
+    colon = ':' if add('differing') else ''
+    parts = [f'{add("differing")} of {add("requests")}{colon}']
+  parts += [f'{add("ties")} tie'] if add('ties') else []
+  parts += [f'[red]{add("bugs")} BUG[/red]'] if add('bugs') else []
+  failed = sum(len(row['broken']) for row in rows)
+  parts += [f'[red]{failed} FAILED[/red]'] if failed else []
   return ' '.join(parts)
 
 

@@ -143,6 +143,29 @@ def _group(arm: Arm, plan: Plan, items, *, new: int | None = None, **shape):
   )
 
 
+def setting(arms, plan: Plan) -> dict[str, Any]:
+  """What runs, for the record."""
+  target = arms[0].engine.target
+  drafts = {a.drafter: a.engine.draft for a in arms if a.engine.draft}
+  host = grouper(arms, plan)(plan.judged[:1])[0].host
+  return {
+    'target': target.label,
+    'draft': next((d.label for d in drafts.values()), None),
+    'dtype': target.config.dtype,
+    'rule': arms[0].engine.rule.name,
+    'lossless': arms[0].engine.rule.lossless,
+    'sampling': dataclasses.asdict(plan.sampling),
+    'batch_size': plan.batch_size,
+    'max_new_tokens': plan.max_new_tokens,
+    'buffer': int(host.tokens_BL.shape[1]),
+    'chunk': arms[0].engine.options.chunk,
+    'narrow': arms[0].engine.options.narrow,
+    'repeats': plan.repeats,
+    'judged_prompts': len(plan.judged),
+    'other_prompts': len(plan.others),
+  }
+
+
 def calibration_request(arms, plan: Plan) -> decode.Request:
   """The shortest prompt in every row, with room for the windows to time."""
   items = plan.judged + plan.others

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import rich.markup
+
 from specdec_jax.eval import cost, metrics
 
 
 def sentences(doc: dict[str, Any]) -> list[str]:
   """Plain sentences; the last ones say what to change."""
-  out, changes = [], []
+  out, changes = failures(named_rows(doc)), []
+  if any(row['broken'] for row in doc['rows']):
+    return [*out, 'No figures, for texts are cut short.']
   drafters = dict.fromkeys(r['drafter'] for r in doc['rows'] if r['gamma'])
   for drafter in drafters:
     rows = [r for r in doc['rows'] if r['drafter'] == drafter]
@@ -28,9 +32,42 @@ def sentences(doc: dict[str, Any]) -> list[str]:
       'looping text flatters every draft, read the numbers with care.'
     )
   out += _crossover_sentences(doc)
-  if any((r['audit'] or {}).get('bugs') for r in doc['rows']):
-    changes = ['  Nothing before the bug is found.']
+  if not sound(named_rows(doc)):
+    changes = ['  Nothing before the bug or the failure is found.']
   return out + (['What to change:', *changes] if changes else [])
+
+
+def named_rows(doc: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+  """(name, row) of the main table and of the crossover."""
+  return [(row['name'], row) for row in doc['rows']] + [
+    (f'{name} at batch {x["batch_size"]}', row)
+    for x in doc['crossover']
+    for name, row in x['rows'].items()
+  ]
+
+
+def sound(rows: Sequence[tuple[str, dict[str, Any]]]) -> bool:
+  """No unexplained difference, no request that failed."""
+  return not any(
+    row['broken'] or (row['audit'] or {}).get('bugs') for _, row in rows
+  )
+
+
+def failures(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+  """A sentence for each request that ended on broken logits, five at most."""
+  found: dict[tuple[str, int], list[str]] = {}
+  for name, row in rows:
+    for x in row['broken']:
+      names = found.setdefault((x['id'], x['tokens']), [])
+      names += [] if name in names else [name]
+  out = [
+    f'[red]FAILED[/red]: prompt {rich.markup.escape(repr(id))} after {tokens} '
+    f'new tokens ({", ".join(names)}): the logits of the target are not '
+    'finite; try dtype float32.'
+    for (id, tokens), names in found.items()
+  ]
+  more = len(out) - 5
+  return out[:5] + ([f'And {more} more failed so.'] if more > 0 else [])
 
 
 def _rank(row: dict[str, Any]) -> tuple[bool, float]:
@@ -141,9 +178,11 @@ def _prediction_sentence(best: dict[str, Any]) -> str:
 
 
 def _identity_sentence(doc) -> str:
-  rows = [r for r in doc['rows'] if r['audit']]
-  promised = [r['audit'] for r in rows if r['audit']['promised'] == 'tokens']
+  audits = [row['audit'] for _, row in named_rows(doc) if row['audit']]
+  promised = [a for a in audits if a['promised'] == 'tokens']
   if not promised:
+    if any(a['promised'] == 'nothing' for a in audits):
+      return 'This rule is lossy: it promises nothing of the output.'
     return (
       'Output follows the same law as plain decoding, not the same tokens: '
       'sampling under this rule promises no more (use rule=coupled to compare).'

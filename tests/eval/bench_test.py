@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, experiment, requests, types
-from specdec_jax.eval import acceptance, bench, prompts, report, timing
+from specdec_jax.eval import (
+  acceptance,
+  bench,
+  identity,
+  prompts,
+  report,
+  timing,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +127,7 @@ def test_sampling_under_another_rule_promises_the_law_only():
   e = experiment.from_config(config)
   arms, plan = experiment.arms(e), experiment.plan(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
-  found = bench._audit(arms, plan, [], none, none, lambda items, text: items)
+  found = identity.compare(arms, plan, [], none, lambda items, text: items)
   assert found == {'lookup g=2': {'promised': 'in law', 'requests': 0}}
 
 

@@ -34,6 +34,7 @@ def row(name, improvement, gamma=4, audit=None, **changes):
     'explained': model(),
     'audit': audit
     or {'promised': 'tokens', 'requests': 9, 'ties': 1, 'bugs': 0},
+    'broken': [],
   } | changes
 
 
@@ -176,7 +177,7 @@ def test_a_bug_is_shouted_and_fails(capsys):
   assert not report.finish(doc)
   printed = capsys.readouterr().out
   assert 'BUG: 1 of 9' in printed
-  assert 'Nothing before the bug is found' in printed
+  assert 'Nothing before the bug or the failure is found' in printed
   assert 'use gamma' not in printed
 
 
