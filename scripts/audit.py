@@ -1,0 +1,46 @@
+"""Compares every text with plain decoding's and explains each difference.
+
+python scripts/audit.py --config=configs/pair.py \
+  --config.target.source=SOURCE --config.draft.source=SOURCE
+
+Exit status 1 if a difference is a BUG or a request failed. Untimed; takes the
+configs, --prompts and --workdir of bench.py.
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from absl import flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from specdec_jax import build, experiment, runtime  # noqa: E402
+from specdec_jax.eval import (  # noqa: E402
+  audit_report,
+  identity,
+  prompts,
+  report,
+)
+
+_CONFIG = config_flags.DEFINE_config_file('config', 'configs/pair.py')
+_PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
+_WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
+
+
+def run() -> bool:
+  """True if every difference is a tie and every request ended well."""
+  settings = experiment.settings(_CONFIG.value)
+  identity.check_promise(build.RULES[settings.decode.rule], settings.sampling)
+  folder = report.open_workdir(_WORKDIR.value)
+  chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
+  loaded = experiment.load(settings)
+  plan = experiment.plan(loaded, chosen)
+  doc = {'config': _CONFIG.value.to_dict()} | identity.run(
+    experiment.arms(loaded), plan, report.track
+  )
+  return audit_report.finish(doc, folder)
+
+
+if __name__ == '__main__':
+  runtime.launch(run)
