@@ -28,3 +28,9 @@ def x64():
   """Runs one test in float64, where speculation is exact token for token."""
   with jax.enable_x64(True):
     yield
+
+
+def pytest_collection_modifyitems(items):
+  for item in items:
+    if item.get_closest_marker('slow'):
+      item.add_marker(pytest.mark.timeout(3600))

@@ -75,15 +75,15 @@ def test_accept_test_flips_at_the_ratio(either, family):
 
 
 def test_u_zero_rejects_what_the_target_excludes(either):
-  p_V = np.array([0.5, 0.5, 0.0, 0.0])
-  q_V = np.array([0.0, 0.5, 0.25, 0.25])
-  p = jnp.asarray(np.tile(p_V, (4, 3, 1)))
-  tokens = jnp.array([[2, 0], [1, 3], [1, 1], [3, 2]], jnp.int32)
-  for q in (jnp.asarray(np.tile(q_V, (4, 2, 1))), None):
-    draft = types.Draft(tokens, q, jnp.full(4, 2, jnp.int32))
-    batch = certify.Windows(draft, p, np.ones((1, 4)))
-    accepted_B, _ = certify.run_rule(reject.RULE, batch, jnp.zeros((4, 2)))
-    assert accepted_B.tolist() == [0, 1, 2, 0]
+  p_V = np.array([0.5, 0.5, 0.0, 0.0, 0.0])
+  q_V = np.array([0.0, 0.5, 0.25, 0.25, 0.0])
+  p = jnp.asarray(np.tile(p_V, (5, 3, 1)))
+  tokens = jnp.array([[2, 0], [1, 3], [1, 1], [3, 2], [4, 0]], jnp.int32)
+  for q in (jnp.asarray(np.tile(q_V, (5, 2, 1))), None):
+    draft = types.Draft(tokens, q, jnp.full(5, 2, jnp.int32))
+    batch = certify.Windows(draft, p, np.ones((1, 5)))
+    accepted_B, _ = certify.run_rule(reject.RULE, batch, jnp.zeros((5, 2)))
+    assert accepted_B.tolist() == [0, 1, 2, 0, 0]
 
 
 def test_certain_draft_equals_its_one_hot():
