@@ -3,6 +3,7 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -191,6 +192,8 @@ def test_limits_at_every_offset_and_buffers_without_room(table_text):
   assert out.info.calls_B[new_B == 0].tolist() == [0] * 3
   # Nothing is proposed that memory cannot hold: 3, 3 and then 1 of 3.
   assert out.info.proposed_BK[cases.index((most, 'right'))].sum() == 7
+  alone = out.info.proposed_BK[cases.index((most, 'wrong'))]
+  assert alone.tolist() == [most - k for k in range(1, GAMMA + 1)]
 
 
 def test_finished_rows_change_no_more(table_text):
@@ -280,3 +283,28 @@ def test_finished_rows_widen_no_window(table_text):
     .info
   )
   assert (int(info.wide), int(info.calls)) == (1, 9)
+
+
+@pytest.mark.parametrize('narrow', [True, False])
+def test_which_windows_are_narrow(narrow):
+  """Those that nobody proposes in, if narrow ones are wanted at all."""
+
+  def verify(noise, draft, p_BNV):
+    width = draft.tokens_BK.shape[1]
+    verdict = reject.verify(noise, draft, p_BNV)
+    one_V = np.arange(V) == width  # says how wide its window was
+    return types.Verdict(
+      0 * verdict.accepted_B, jnp.broadcast_to(one_V.astype(float), (1, V))
+    )
+
+  V, L = 40, 16
+  count = np.array([[0, 0, 3, 0, 1, 0, 2, 0] + [0] * 8], np.int32)
+  weights = types.Weights(fakes.table(0, V), (np.zeros_like(count), count))
+  request = fakes.request([[1, 2]], 6, vocab=V, length=L, temperature=1.0)
+  rule = types.Rule('telling', verify)
+  programs = decode.programs(
+    TABLE, SCRIPTED, rule, decode.Options(narrow=narrow)
+  )
+  text = programs.generate(weights, request).tokens_BL[0, 2:8]
+  wanted = [GAMMA, 0, GAMMA, 0, GAMMA, 0] if narrow else [GAMMA] * 6
+  assert text.tolist() == wanted

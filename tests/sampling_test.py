@@ -99,6 +99,14 @@ def test_greedy_is_the_first_maximum():
     )
 
 
+def test_a_largest_id_is_in_the_vocabulary_whatever_happens():
+  x = np.full((2, 5), np.nan, np.float32)
+  x[1] = -np.inf
+  with jax.debug_nans(False):
+    _, first = sampling.largest(jnp.asarray(x))
+  assert first.tolist() == [[4], [0]]
+
+
 def test_a_row_does_not_depend_on_the_others():
   rng = np.random.default_rng(1)
   x = rng.normal(size=(64, 2, 50)).astype(np.float32)
