@@ -22,6 +22,8 @@ from specdec_jax.eval import answers, output_file, prompts, report  # noqa: E402
 _CONFIG = config_flags.DEFINE_config_file('config', 'configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'JSONL file of answers')
+_CACHE = flags.DEFINE_bool('check_cache', False, 'recompute every cache: slow')
+_VALUES = flags.DEFINE_bool('check_values', False, 'look for bad values: slow')
 
 
 def run() -> bool:
@@ -38,8 +40,9 @@ def run() -> bool:
   wanted = api.Settings(max_new, **dataclasses.asdict(settings.sampling))
   b = settings.bench
   rows = answers.rows(b.batch_size, len(chosen), settings.mesh.data)
+  checks = dict(check_cache=_CACHE.value, check_values=_VALUES.value)
   ask = lambda jobs: api.run(
-    engine, api.request_of(engine, jobs, wanted, rows=rows), wanted
+    engine, api.request_of(engine, jobs, wanted, rows=rows), wanted, **checks
   )
   task = answers.Task(
     _PROMPTS.value, chosen, e.target, ask, b.chat, max_new, rows
@@ -49,8 +52,7 @@ def run() -> bool:
     done = answers.write(
       output, meta, task, track=report.track, stopped=lambda: caught
     )
-  print(answers.sentence(done, *caught))
-  print(report.compact(done))
+  print(answers.sentence(done, *caught), report.compact(done), sep='\n')
   return done['lines'] == done['prompts']
 
 

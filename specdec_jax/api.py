@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax import build, requests, types
+from specdec_jax import build, debug, requests, types
 from specdec_jax.eval import metrics
 
 # Settings of other systems that would change p; ignoring one would be silent.
@@ -127,6 +127,8 @@ def generate(
   n: int = 1,
   chat: bool = False,
   batch_size: int = 8,
+  check_cache: bool = False,
+  check_values: bool = False,
   **options,
 ) -> list[Completion]:
   """Completes every prompt, n times; losslessly under every exact rule.
@@ -141,11 +143,16 @@ def generate(
     n: samples per prompt; sample j of prompt i is entry i * n + j.
     chat: put each text through the model's chat template as a user's turn.
     batch_size: requests decoded together; changes no request's tokens.
+    check_cache: first decode each batch recomputing the caches at every window
+      (debug.check_cache), which is slow. Changes no token.
+    check_values: likewise, looking for bad indices, NaNs and broken contracts
+      (debug.check_values).
     **options: the fields of Settings.
 
   Raises:
     ValueError: a setting out of range, an unknown name, an empty or too long
       prompt, a draft with another tokenizer. Nothing has run then.
+    debug.Finding: what a check found, by row, window and slot.
   """
   wanted = settings(options)
   if n < 1 or batch_size < 1:
@@ -171,7 +178,8 @@ def generate(
     request_of(engine, jobs[i : i + rows], wanted, rows=rows)
     for i in range(0, max(len(jobs), 1), rows)
   ]
-  done = [x for r in requests_ for x in run(engine, r, wanted)]
+  checks = dict(check_cache=check_cache, check_values=check_values)
+  done = [x for r in requests_ for x in run(engine, r, wanted, **checks)]
   return done[: len(jobs)]
 
 
@@ -275,9 +283,24 @@ def request_of(engine: build.Engine, jobs, wanted: Settings, **shape):
   )
 
 
-def run(engine: build.Engine, request, wanted: Settings) -> list[Completion]:
-  """One executable call; a Completion for every row that started."""
+def run(
+  engine: build.Engine,
+  request,
+  wanted: Settings,
+  *,
+  check_cache: bool = False,
+  check_values: bool = False,
+) -> list[Completion]:
+  """One executable call; a Completion for every row that started.
+
+  With a check on, it runs before (debug.py) and raises what it finds.
+  """
   placed = requests.place(request, engine.target.layout)
+  checks = [debug.check_values] * check_values
+  for check in checks + [debug.check_cache] * check_cache:
+    model = build.target_model(engine.target)
+    of = engine.drafter, engine.rule, engine.weights
+    check(model, *of, placed, engine.options)
   out = jax.device_get(engine.programs.generate(engine.weights, placed))
   tokenizer = engine.target.tokenizer
   started = np.flatnonzero(request.limit_B > request.lengths_B)

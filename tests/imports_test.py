@@ -20,6 +20,7 @@ LAYERS = {
   'decode': 3,
   'requests': 3,
   'io': 3,
+  'debug': 4,
   'eval': 4,
   'train': 5,
   'build': 6,
