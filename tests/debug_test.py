@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specdec_jax
 from specdec_jax import debug, decode, types
 from specdec_jax.debug import watch
 from specdec_jax.drafters import lm as lm_drafter
@@ -59,47 +60,45 @@ def weights_of(target, draft=(), slot=-1):
 # --- the library's own parts, and a slot that is lost ------------------------
 
 
-@pytest.mark.parametrize('name', ['lm', 'scripted'])
-def test_the_librarys_own_drafters_pass(name):
-  drafter, draft = fakes.ragged(INNER), fakes.table(1, V)
-  if name == 'scripted':
-    rng = np.random.default_rng(0)
-    script = rng.integers(0, V, (B, L)).astype(np.int32)
-    drafter = scripted.make(gamma=GAMMA)
-    draft = script, np.full((B, L), GAMMA, np.int32)
-  args = TABLE, drafter, reject.RULE, types.Weights(fakes.table(0, V), draft)
-  # Stop ids, so that rows finish apart: what they do then is nobody's fault.
+def test_finished_rows_are_nobodys_fault():
+  rng = np.random.default_rng(0)
+  script = rng.integers(0, V, (B, L)).astype(np.int32)
+  everything = np.full((B, L), GAMMA, np.int32)
+  weights = types.Weights(fakes.table(0, V), (script, everything))
   req = request(stop_ids=[4])
-  debug.check_values(*args, req, OPTIONS)
-  if name == 'lm':
-    debug.check_cache(*args, req, OPTIONS)
+  args = TABLE, scripted.make(gamma=GAMMA), coupled.RULE, weights, req
+  debug.check_values(*args, decode.Options(narrow=True))
 
 
-@pytest.mark.parametrize('kind', ['table', 'layers', 'scan'])
+CASES = {
+  # name: (drafter of a model, rule)
+  'table': (lambda model: fakes.ragged(INNER), reject.RULE),
+  'layers': (lambda model: lm_drafter.make(model, gamma=GAMMA), coupled.RULE),
+  'scan': (lambda model: lookup.make(gamma=GAMMA, min_match=1), reject.RULE),
+}
+
+
+@pytest.mark.parametrize('kind', CASES)
 def test_a_lost_slot_is_named_and_nothing_else(kind):
+  """layers: float64; scan: float32, and its values are checked too."""
   with jax.enable_x64(kind == 'layers'):
-    rule, options = coupled.RULE, OPTIONS
     if kind == 'table':
-      model, params = TABLE, (fakes.table(0, V), ())
-      drafter = lookup.make(gamma=GAMMA, min_match=1)
-      options = decode.Options(narrow=True)
+      model, params = TABLE, (fakes.table(0, V), fakes.table(1, V))
     else:
-      config = fakes.tiny(
-        dtype='float64' if kind == 'layers' else 'float32',
-        scan_layers=kind == 'scan',
-      )
+      dtype = 'float64' if kind == 'layers' else 'float32'
+      config = fakes.tiny(dtype=dtype, scan_layers=kind == 'scan')
       model = lm.make(config)
       params = lm.init(config, 0), lm.init(config, 1)
-      drafter = lm_drafter.make(model, gamma=GAMMA)
-      rule = reject.RULE if kind == 'scan' else rule
+    make, rule = CASES[kind]
+    drafter = make(model)
     args, req, slot = (forgetful(model), drafter, rule), request(), 9
-    debug.check_cache(*args, weights_of(*params), req, options)
-    if kind != 'layers':
-      debug.check_values(*args, weights_of(*params), req, options)
+    debug.check_cache(*args, weights_of(*params), req, OPTIONS)
+    if kind == 'scan':
+      debug.check_values(*args, weights_of(*params), req, OPTIONS)
     weights = weights_of(*params, slot)
     with pytest.raises(debug.CacheMismatch) as caught:
-      debug.check_cache(*args, weights, req, options)
-    state, info = ran(watch.programs(*args, options).step, args, weights, req)
+      debug.check_cache(*args, weights, req, OPTIONS)
+    state, info = ran(watch.programs(*args, OPTIONS).step, args, weights, req)
   # A slot counts once the token after it is there.
   window = int(info.window_BL[ROW, slot + 1])
   found = caught.value
@@ -263,7 +262,7 @@ def test_a_bad_index_of_the_prefill_is_named():
   def apply(params, tokens_BT, slots_BT, *args, **taps):
     T = tokens_BT.shape[1]
     high_BT = jnp.where((tokens_BT == 7) & (T > GAMMA + 1), V, tokens_BT)
-    jnp.take_along_axis(jnp.zeros((B, V)), high_BT, 1)
+    jnp.take_along_axis(jnp.zeros((len(high_BT), V)), high_BT, 1)
     return TABLE.apply(params, tokens_BT, slots_BT, *args, **taps)
 
   req = request()
@@ -292,3 +291,25 @@ def test_a_draft_of_the_wrong_shape_is_refused():
     ValueError, match=r"'narrow': q_BKV has shape \(3, 3, 1\)"
   ):
     debug.check_values(TABLE, drafter, reject.RULE, weights, request(), OPTIONS)
+
+
+# --- how users reach them ----------------------------------------------------
+
+
+def test_generate_takes_both_checks_and_gives_the_same_tokens(monkeypatch):
+  target = specdec_jax.load('random:tiny')
+  prompts = [[5, 6, 5, 6], [1]]
+  kwargs = dict(draft='lookup', gamma=2, max_new_tokens=6)
+  called = []
+  for name in ('check_cache', 'check_values'):
+    call = lambda *parts, name=name: called.append((name, *parts))
+    monkeypatch.setattr(debug, name, call)
+  plain = specdec_jax.generate(target, prompts, **kwargs)
+  assert not called
+  out = specdec_jax.generate(
+    target, prompts, check_cache=True, check_values=True, **kwargs
+  )
+  assert [x.tokens for x in out] == [x.tokens for x in plain]
+  for name, got in zip(('check_values', 'check_cache'), called, strict=True):
+    assert got[0] == name and got[2].name == 'lookup'
+    assert got[5].tokens_BL.shape[0] == 2
