@@ -46,7 +46,8 @@ class Finding:
   position: index of the first differing token among the emitted ones. gap: what
   the noise must bridge for either token to win, in logits. noise: largest
   difference of a logit between passes of width 1 and gamma + 1, and between
-  the rows of a batch that all hold the text.
+  the rows of a batch that all hold the text; at least one rounding of the
+  largest logit.
   """
 
   verdict: str
@@ -92,29 +93,36 @@ def audit(
   text = [*case.prompt, *plain[:same]]
   tokens_BL = np.zeros((rows, length), np.int32)
   tokens_BL[:, : len(text)] = text
-  scored = functools.partial(
-    _score,
-    params,
-    tokens_BL,
-    np.int32(len(case.prompt) - 1),
-    np.int32(len(text) - 1),
-    model=model,
-    chunk=chunk,
+  start, last = np.int32(len(case.prompt) - 1), np.int32(len(text) - 1)
+  passes_BV = np.concatenate(
+    [
+      _score(params, tokens_BL, start, last, model=model, width=n, chunk=chunk)
+      for n in (1, gamma + 1)
+    ]
   )
-  passes_BV = np.concatenate([scored(width=1), scored(width=gamma + 1)])
   found = Finding('BUG', same, plain[same], other[same])
-  return _judged(found, passes_BV.astype(np.float64), case, relative_limit)
+  unit = max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(params))
+  passes_BV = passes_BV.astype(np.float64)
+  return _judged(found, passes_BV, unit, case, relative_limit)
 
 
-def _judged(found: Finding, passes_BV, case: Case, limit) -> Finding:
-  """The finding with its verdict; passes_BV are readings of the same text."""
+def _judged(
+  found: Finding, passes_BV, unit: float, case: Case, limit: float | None
+) -> Finding:
+  """The finding with its verdict; passes_BV are readings of the same text.
+
+  unit: what one rounding changes, relatively. The arms' programs are compiled
+  apart and round apart even where these passes agree to the bit: bfloat16
+  SmolLM2 on CPU, by 2e-3 where the widths differ by 0.
+  """
   assert found.position is not None
   one_V = passes_BV[0]
   # -inf is for padded ids, in every pass.
   finite = np.isfinite(one_V)
   if not finite.any() or not np.isfinite(passes_BV[:, finite]).all():
     return dataclasses.replace(found, reason='logits are not finite')
-  noise = float(np.ptp(passes_BV[:, finite], 0).max())
+  largest = float(np.abs(one_V[finite]).max())
+  noise = max(float(np.ptp(passes_BV[:, finite], 0).max()), unit * largest)
   at = len(case.prompt) + found.position
   gap = max(
     needed(one_V, token, case, at)
@@ -122,7 +130,7 @@ def _judged(found: Finding, passes_BV, case: Case, limit) -> Finding:
     if token is not None
   )
   verdict, reason = 'BUG', f'the gap is more than {FACTOR} times the noise'
-  relative = noise / float(np.abs(one_V[finite]).max())
+  relative = noise / largest
   if limit is not None and relative > limit:
     reason = f'relative noise {relative:.1e}'
   elif gap <= FACTOR * noise:

@@ -106,7 +106,7 @@ def _tables(doc, console, box: rich.box.Box) -> None:
     console.print(
       f'A tie: the gap is at most {audit.FACTOR} times the noise. Gap: what '
       'logits must move by for either token to win. Noise: what they move by '
-      'between passes of one token and of a window.',
+      'between passes of one token and of a window, or one rounding.',
       highlight=False,
     )
 

@@ -178,6 +178,21 @@ def test_batch_rows_are_part_of_the_noise(params):
   np.testing.assert_allclose(found.noise, 1e-4, rtol=0.05)
 
 
+def test_one_rounding_is_noise_even_where_passes_agree(params):
+  """The passes of the table model agree to the bit."""
+  model = fakes.table_model(V)
+  text = run(model, params)
+  at = fakes.prefix_hash(PROMPT) % 5, PROMPT[-1]
+  row_V = params[at]
+  second = int(jnp.argsort(-row_V)[1])
+  case = audit.Case(PROMPT, text, [second, *text[1:]])
+  for gap, verdict in ((1e-6, 'tie'), (1e-4, 'BUG')):
+    near = params.at[(*at, second)].set(row_V.max() - gap)
+    found = find(model, near, case)
+    assert found.verdict == verdict, found
+    np.testing.assert_allclose(found.noise, 2**-24 * float(abs(row_V).max()))
+
+
 # --- against production, by brute force ---------------------------------------
 
 X, SMALL = 120, 5
