@@ -98,6 +98,11 @@ def test_end_to_end(capsys):
   assert lookup['memory']['draft'] == 0
   assert doc['calibration']['verify']['1'] == 1
   assert [x['batch_size'] for x in doc['crossover']] == [2]
+  wide = doc['crossover'][0]['rows']
+  assert wide['lm g=2']['audit']['differing'] == 0
+  assert wide['lm g=2']['audit']['requests'] == 2
+  assert not any(row['broken'] for row in wide.values())
+  assert 'Checked 12 texts' in printed  # (4 + 2) prompts, two methods
   assert set(doc['largest_batch']) == {'lm', 'lookup'}
   assert set(doc['best_gamma']) == {'lm', 'lookup'}
   assert doc['ceiling']['gb_s']['float32']['best'] > 0
