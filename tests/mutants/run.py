@@ -1,0 +1,234 @@
+"""Plants bugs in copies of the tree and asks which quick test sees each.
+
+Every bug gets a fresh copy, so nothing of one run is left for the next. They
+are copies of one copy: the tree may be edited meanwhile. All share a folder of
+compiled programs: what a bug does not change is not compiled again.
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tests.mutants.mutant import Mutant, mutated
+
+ROOT = pathlib.Path(__file__).parents[2]
+# What the tests named by mutants read.
+_PARTS = ('specdec_jax', 'tests', 'configs', 'scripts', 'pyproject.toml')
+
+# The quick tests of the core, for what the named tests do not see.
+WIDER = (
+  'tests/sampling_test.py',
+  'tests/draws_test.py',
+  'tests/requests_test.py',
+  'tests/drafters',
+  'tests/verify',
+  'tests/models',
+  'tests/joint_law_test.py',
+  'tests/decode_windows_test.py',
+  'tests/decode_info_test.py',
+  'tests/decode_programs_test.py',
+  'tests/decode_identity_test.py',
+  'tests/sharding_test.py',
+  'tests/api_test.py',
+)
+
+
+class Outcome(NamedTuple):
+  """verdict: killed, hung (past the time limit), crashed (the process died),
+  SURVIVED, unrunnable (no test could start: not a fair mutant), or equivalent
+  (not run: it changes nothing). test: the one that failed or was running, or
+  why it is equivalent."""
+
+  name: str
+  failure: str
+  verdict: str
+  test: str
+  seconds: float
+
+
+KILLED, EQUIVALENT = ('killed', 'hung', 'crashed'), 'equivalent'
+
+
+class Settings(NamedTuple):
+  """jobs: mutants at a time. limit: seconds that a test may take before it
+  counts as hanging. wider: tests for what the named ones do not see.
+  tree, compiled: folders of the unmutated files and of compiled programs."""
+
+  tree: pathlib.Path
+  compiled: pathlib.Path
+  jobs: int = 2
+  limit: float = 90.0
+  wider: tuple[str, ...] = WIDER
+
+
+def chosen(
+  mutants: Sequence[Mutant], names: Sequence[str] | None
+) -> list[Mutant]:
+  """The mutants of these names, all if None.
+
+  Raises:
+    ValueError: a name that no mutant has.
+  """
+  if not names:
+    return list(mutants)
+  table = {mutant.name: mutant for mutant in mutants}
+  for name in names:
+    if name not in table:
+      raise ValueError(f'mutant {name!r}: allowed are {sorted(table)}')
+  return [table[name] for name in names]
+
+
+def baseline(mutants: Sequence[Mutant], settings: Settings) -> None:
+  """Runs every named test on the tree as it is.
+
+  Raises:
+    ValueError: one of them fails, so that killing would mean nothing.
+  """
+  tests = sorted({test for mutant in mutants for test in mutant.tests})
+  groups = [tests[i :: settings.jobs] for i in range(settings.jobs)]
+  # A file's tests share fixtures: keep them together.
+  files = sorted({test.split('::')[0] for test in tests})
+  for i, group in enumerate(groups):
+    mine = files[i :: settings.jobs]
+    group[:] = [test for test in tests if test.split('::')[0] in mine]
+  with concurrent.futures.ThreadPoolExecutor(settings.jobs) as pool:
+    runs = pool.map(
+      lambda group: _run(None, group, settings) if group else None, groups
+    )
+    for seen in runs:
+      if seen and seen.verdict != 'SURVIVED':
+        raise ValueError(
+          f'{seen.test or "the tests"} {seen.verdict} without a mutant: '
+          f'mend the tree first\n{seen.output}'
+        )
+
+
+def all_of(mutants: Sequence[Mutant], settings: Settings) -> Iterator[Outcome]:
+  """Each mutant's outcome, as they come in."""
+  pool = concurrent.futures.ThreadPoolExecutor(settings.jobs)
+  try:
+    jobs = [pool.submit(outcome, mutant, settings) for mutant in mutants]
+    for job in concurrent.futures.as_completed(jobs):
+      yield job.result()
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def outcome(mutant: Mutant, settings: Settings) -> Outcome:
+  """Runs the named tests, then, if none of them sees it, the wider ones."""
+  if mutant.equivalent:
+    return Outcome(
+      mutant.name, mutant.failure, EQUIVALENT, mutant.equivalent, 0.0
+    )
+  began = time.monotonic()
+  seen = _run(mutant, mutant.tests, settings)
+  if seen.verdict == 'SURVIVED' and settings.wider:
+    seen = _run(mutant, settings.wider, settings)
+  seconds = round(time.monotonic() - began, 1)
+  return Outcome(mutant.name, mutant.failure, seen.verdict, seen.test, seconds)
+
+
+class _Seen(NamedTuple):
+  verdict: str
+  test: str
+  output: str
+
+
+def _run(mutant: Mutant | None, tests, settings: Settings) -> _Seen:
+  with tempfile.TemporaryDirectory(prefix='mutant-') as folder:
+    tree = pathlib.Path(folder, 'tree')
+    shutil.copytree(settings.tree, tree)
+    if mutant is not None:
+      path = tree / mutant.path
+      path.write_text(mutated(mutant, path.read_text()))
+    log, output = pathlib.Path(folder, 'log'), pathlib.Path(folder, 'output')
+    log.touch()
+    with output.open('w') as f:
+      hung = _pytest(tree, log, tests, settings, f)
+    return _judge(log.read_text(), output.read_text()[-4000:], hung)
+
+
+def copy(tree: pathlib.Path) -> None:
+  ignore = shutil.ignore_patterns('__pycache__', '.*')
+  for part in _PARTS:
+    source = ROOT / part
+    if source.is_dir():
+      shutil.copytree(source, tree / part, ignore=ignore)
+    else:
+      shutil.copy(source, tree / part)
+
+
+def _pytest(tree, log, tests, settings: Settings, output) -> bool:
+  """Runs the tests in the copy; true if they had to be ended."""
+  environment = dict(os.environ)
+  environment |= dict(
+    JAX_PLATFORMS='cpu',
+    PYTHONDONTWRITEBYTECODE='1',  # a stale .pyc would hide a mutant
+    JAX_COMPILATION_CACHE_DIR=str(settings.compiled),
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
+  )
+  environment.pop('PYTHONPATH', None)
+  command = [sys.executable, '-m', 'tests.mutants.child', str(log), '-x', '-q']
+  command += ['-m', 'not slow', '-p', 'no:cacheprovider', '--tb=short']
+  command += ['--timeout=0', *tests]
+  with subprocess.Popen(
+    command,
+    cwd=tree,
+    env=environment,
+    stdin=subprocess.DEVNULL,
+    stdout=output,
+    stderr=output,
+  ) as process:
+    size, since = 0, time.monotonic()
+    while process.poll() is None:
+      time.sleep(0.1)
+      if log.stat().st_size != size:  # a test has begun, or failed
+        size, since = log.stat().st_size, time.monotonic()
+      if time.monotonic() - since > settings.limit:
+        process.kill()
+        return True
+  return False
+
+
+def _judge(log: str, output: str, hung: bool) -> _Seen:
+  lines = [line.split(' ', 1) for line in log.splitlines()]
+  of = lambda word: [rest for first, rest in lines if first == word]
+  failed, started, done = of('failed'), of('start'), of('done')
+  if failed:
+    loads = '::' in failed[0]
+    return _Seen('killed' if loads else 'unrunnable', failed[0], output)
+  running = started[-1] if started else ''
+  if hung:
+    return _Seen('hung', running, output)
+  if done == ['0']:
+    return _Seen('SURVIVED', '', output)
+  return _Seen('crashed' if running and not done else 'unrunnable', '', output)
+
+
+def run(
+  mutants: Sequence[Mutant],
+  track: Callable = lambda outcomes: outcomes,
+  **changes,
+) -> list[Outcome]:
+  """Baseline, then every mutant; outcomes in the order given.
+
+  track(iterator of outcomes) -> the same, for a progress bar; changes are
+  fields of Settings.
+  """
+  with tempfile.TemporaryDirectory(prefix='mutants-') as folder:
+    tree, compiled = (pathlib.Path(folder, x) for x in ('tree', 'compiled'))
+    copy(tree)
+    for mutant in mutants:  # say so before hours of work, not after
+      mutated(mutant, (tree / mutant.path).read_text())
+    settings = Settings(tree, compiled, **changes)
+    baseline(mutants, settings)
+    outcomes = {x.name: x for x in track(all_of(mutants, settings))}
+  return [outcomes[mutant.name] for mutant in mutants]
