@@ -1,5 +1,6 @@
 """Functions whose deliberate accesses out of bounds checkify does not see."""
 
+import pathlib
 from collections.abc import Callable
 
 import jax
@@ -7,6 +8,7 @@ import jax.extend.core as jex
 from jax.interpreters import mlir
 
 _MODE = jax.lax.GatherScatterMode
+_JAX = str(pathlib.Path(jax.__file__).parent)
 
 # checkify takes every index out of bounds for an error, whatever the mode. This
 # primitive stands for those that are meant; it looks inside none.
@@ -30,15 +32,23 @@ def wrap(f: Callable) -> Callable:
   return wrapped
 
 
-def _rewritten(x):
+def _rewritten(x, caller=None):
+  """A jaxpr (or a parameter that may hold some) with the meant ones marked.
+
+  caller: the source of the equation that calls it. JAX's own jitted functions
+  do not know theirs, so their equations take it.
+  """
   if isinstance(x, jex.ClosedJaxpr):
-    return x.replace(jaxpr=_rewritten(x.jaxpr))
+    return x.replace(jaxpr=_rewritten(x.jaxpr, caller))
   if type(x) is tuple:
-    return tuple(map(_rewritten, x))
+    return tuple(_rewritten(one, caller) for one in x)
   if not isinstance(x, jex.Jaxpr):
     return x
 
   def one(eqn):
+    source = eqn.source_info
+    if caller is not None and not _placed(source):
+      source = caller
     name, mode = eqn.primitive.name, eqn.params.get('mode')
     clips = mode == _MODE.CLIP
     drops = name.startswith('scatter') and mode == _MODE.FILL_OR_DROP
@@ -47,8 +57,14 @@ def _rewritten(x):
     if clips or drops or empty:
       params = dict(eqn.params, of=eqn.primitive)
       return eqn.replace(primitive=_meant_p, params=params)
-    return eqn.replace(
-      params={key: _rewritten(value) for key, value in eqn.params.items()}
-    )
+    items = eqn.params.items()
+    params = {key: _rewritten(value, source) for key, value in items}
+    return eqn.replace(params=params, source_info=source)
 
   return x.replace(eqns=[one(eqn) for eqn in x.eqns])
+
+
+def _placed(source) -> bool:
+  """Whether a source names a line outside of JAX."""
+  lines = str(source.traceback).splitlines()
+  return any(not line.startswith(_JAX) for line in lines)
