@@ -27,6 +27,29 @@ RULES = {rule.name: rule for rule in (reject.RULE, coupled.RULE)}
 DRAFTERS = {'lookup': lookup.make}
 
 
+def recipe(make: Callable[..., Any], *, model: bool = False):
+  """A drafter's make as what the certificate calls (promises.base.Recipe).
+
+  model: make(model, gamma=...) takes the draft model and reads weights.draft.
+  """
+
+  @functools.cache
+  def of(draft, gamma):
+    return make(draft, gamma=gamma) if model else make(gamma=gamma)
+
+  return lambda world, gamma: (
+    of(world.draft, gamma),
+    world.weights.draft if model else (),
+  )
+
+
+# Every drafter as the certificate builds it.
+RECIPES = {
+  'lm': recipe(lm_drafter.make, model=True),
+  **{name: recipe(make) for name, make in DRAFTERS.items()},
+}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel:
   """A checkpoint in memory: settings, parameters, tokenizer, where it lies."""

@@ -25,6 +25,7 @@ LAYERS = {
   'train': 5,
   'build': 6,
   'api': 6,
+  'user_code': 7,
   'experiment': 7,
   '__init__': 8,
 }

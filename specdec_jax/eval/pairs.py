@@ -72,7 +72,9 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 }
 
 
-def problems(family: str, seed: int, *, count: int, gamma: int, vocab: int):
+def problems(
+  family: str, seed: int | list[int], *, count: int, gamma: int, vocab: int
+):
   """Random (p_XNVV, q_XKVV): the law of token k after each token k - 1."""
   dtype = np.dtype(jnp.result_type(float))
   p, q = FAMILIES[family](

@@ -1,11 +1,11 @@
 """What a promise is, and what it is checked on."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import decode, requests, types
@@ -42,8 +42,7 @@ class Broken(Exception):
   """A promise failed; the text is the smallest case that shows it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
   """What a check reached. size: how much was tried, in words."""
 
   reached: str
@@ -54,7 +53,8 @@ class Figure:
 class Promise(NamedTuple):
   """check(subject, amount) -> Figure, or raises Broken.
 
-  quick, full: the amounts of the two tiers, in the promise's own unit.
+  quick, full: the amounts of the two tiers, in the promise's own unit. of: what
+  of a user's own it judges: 'rule', 'drafter', both or neither.
   """
 
   name: str
@@ -62,6 +62,12 @@ class Promise(NamedTuple):
   check: Callable[[Subject, int], Figure]
   quick: int
   full: int
+  of: tuple[str, ...]
+
+
+def wide() -> bool:
+  """Whether floats are float64 here."""
+  return jnp.result_type(float) == jnp.float64
 
 
 def tables(vocab: int, seed: int = 0, scale: float = 1.5) -> World:
@@ -72,7 +78,9 @@ def tables(vocab: int, seed: int = 0, scale: float = 1.5) -> World:
   return World(model, model, types.Weights(target, draft), vocab)
 
 
-def transformers(vocab: int, seed: int = 0, **changes) -> World:
+def transformers(
+  vocab: int, seed: int = 0, scale: float = 3, **changes
+) -> World:
   """Two random tiny transformers whose texts do not repeat for ever."""
   sizes = dict(
     depth=2,
@@ -82,12 +90,15 @@ def transformers(vocab: int, seed: int = 0, **changes) -> World:
     head_dim=8,
     mlp=24,
     context=512,
-    dtype='float64' if jax.config.jax_enable_x64 else 'float32',
+    dtype='float64' if wide() else 'float32',
   )
   config = model_config.sized('tiny', **sizes | changes, vocab=vocab)
   model = lm.make(config)
   target, draft = (
-    jax.tree.map(lambda x: 3 * x, lm.init(config, 2 * seed + i)) for i in (0, 1)
+    jax.tree.map(
+      lambda x: (scale * x).astype(x.dtype), lm.init(config, 2 * seed + i)
+    )
+    for i in (0, 1)
   )
   return World(model, model, types.Weights(target, draft), vocab)
 
@@ -140,11 +151,11 @@ def ragged(drafter: types.Drafter) -> types.Drafter:
     draft, state, cache = drafter.propose(
       weights, state, context, noise, target_cache
     )
-    last_B = jax.numpy.take_along_axis(
+    last_B = jnp.take_along_axis(
       context.tokens_BL, context.lengths_B[:, None] - 1, 1
     )[:, 0]
     count_B = (5 * context.lengths_B + last_B) % (drafter.gamma + 1)
-    count_B = jax.numpy.minimum(count_B, draft.count_B)
+    count_B = jnp.minimum(count_B, draft.count_B)
     return draft._replace(count_B=count_B), state, cache
 
   return drafter._replace(name=f'ragged {drafter.name}', propose=propose)

@@ -63,7 +63,7 @@ def _law_of_shape(rule, seed, amount, gamma, vocab, share) -> float:
     'sampled drafts, fewer proposed': (q, ragged, None),
     'certain drafts (q None)': (None, ragged, script),
   }
-  bound, worst = BOUNDS[jax.config.jax_enable_x64], 0.0
+  bound, worst = BOUNDS[base.wide()], 0.0
   for kind, (q_XKVV, count_X, script_XK) in kinds.items():
     batch = certify.windows(p, q_XKVV, count_X, script_XK)
     _check_support(rule, batch, kind)
@@ -116,7 +116,7 @@ def _check_support(rule, batch: certify.Windows, kind: str) -> None:
 def _law_of_a_real_vocabulary(rule, seed: int) -> float:
   """The first token's law at V = 50,257; the draft samples among 64 tokens."""
   V, paths, worst = 50257, 64, 0.0
-  bound = BOUNDS[jax.config.jax_enable_x64]
+  bound = BOUNDS[base.wide()]
   for i, name in enumerate(pairs.FAMILIES):
     dtype = np.dtype(jnp.result_type(float))
     rng = np.random.default_rng([seed, i])
@@ -285,7 +285,7 @@ def _walkers(subject: base.Subject, world: base.World, gamma: int):
   script = np.repeat(script.astype(np.int32), ROWS, 0)
   played = scripted.make(gamma=gamma)
   out['scripted'] = (played, (script, script % (gamma + 1)))
-  if not jax.config.jax_enable_x64:  # half of them in either width
+  if not base.wide():  # half of them in either width
     return dict(list(out.items())[::2])
   return out
 

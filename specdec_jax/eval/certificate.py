@@ -1,0 +1,231 @@
+"""The certificate: every promise, the figure it reached, its bound."""
+
+import pathlib
+import textwrap
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import rich.console
+
+from specdec_jax.eval import machine, report, tables
+from specdec_jax.eval.promises import base, counts, draws, laws, rows, tokens
+
+PROMISES = (
+  base.Promise(
+    'window-law',
+    'one window: exact law of each rule, by injected noise',
+    laws.window_law,
+    quick=2000,
+    full=10_000,
+    of=('rule',),
+  ),
+  base.Promise(
+    'coupled-identity',
+    'one window: a coupled rule says what plain sampling says',
+    laws.coupled_identity,
+    quick=10_000,
+    full=1_000_000,
+    of=('rule',),
+  ),
+  base.Promise(
+    'windows-enumerated',
+    'three windows: joint law by every outcome of every draw',
+    laws.enumerated_windows,
+    quick=3,
+    full=4,
+    of=('rule', 'drafter'),
+  ),
+  base.Promise(
+    'joint-law-tables',
+    'three windows: joint law with the production keys, table models',
+    counts.joint_law_of_tables,
+    quick=2**20,
+    full=2**24,
+    of=('rule', 'drafter'),
+  ),
+  base.Promise(
+    'joint-law-transformer',
+    'three windows: joint law of a transformer, ragged batches, EOS',
+    counts.joint_law_of_transformer,
+    quick=2**18,
+    full=2**22,
+    of=('rule', 'drafter'),
+  ),
+  base.Promise(
+    'kernel-law',
+    'two windows: every draw on peaked laws, and its independence',
+    counts.kernel_law,
+    quick=2**20,
+    full=2**26,
+    of=('rule',),
+  ),
+  base.Promise(
+    'one-draw',
+    'one draw over 49,152 tokens with a flat tail of mass 0.01',
+    draws.one_draw,
+    quick=2**20,
+    full=2**24,
+    of=(),
+  ),
+  base.Promise(
+    'greedy-identity',
+    'greedy text in float64 and on tables, whatever drafts it',
+    tokens.greedy_identity,
+    quick=20_000,
+    full=1_000_000,
+    of=('rule', 'drafter'),
+  ),
+  base.Promise(
+    'audited-identity',
+    'greedy and coupled text in float32 and bfloat16, audited',
+    tokens.audited_identity,
+    quick=5_000,
+    full=100_000,
+    of=('rule', 'drafter'),
+  ),
+  base.Promise(
+    'self-draft',
+    'a draft that is the target has everything accepted',
+    tokens.self_draft,
+    quick=50_000,
+    full=1_000_000,
+    of=('rule', 'drafter'),
+  ),
+  base.Promise(
+    'invariance',
+    'tokens do not depend on batch, row, padding, devices, gamma',
+    rows.invariance,
+    quick=100,
+    full=1_000,
+    of=('rule', 'drafter'),
+  ),
+  base.Promise(
+    'accounting',
+    'emitted is counted; accepted lengths follow their law',
+    rows.accounting,
+    quick=10_000,
+    full=100_000,
+    of=('rule', 'drafter'),
+  ),
+)
+
+
+def choose(only: Sequence[str], own: Sequence[str]) -> list[base.Promise]:
+  """The promises named by `only`, or all that concern what the user brought.
+
+  Raises:
+    ValueError: a name that no promise has.
+  """
+  names = [promise.name for promise in PROMISES]
+  for name in only:
+    if name not in names:
+      raise ValueError(f'only={name!r}: allowed are {", ".join(names)}')
+  if only:
+    return [promise for promise in PROMISES if promise.name in only]
+  return [p for p in PROMISES if not own or set(own) & set(p.of)]
+
+
+def check(
+  promise: base.Promise, subject: base.Subject, *, full: bool
+) -> dict[str, Any]:
+  """One promise as a row: whether it holds, its figure or its failing case."""
+  start = time.perf_counter()
+  row: dict[str, Any] = dict(name=promise.name, text=promise.text, held=False)
+  try:
+    figure = promise.check(subject, promise.full if full else promise.quick)
+    row |= dict(held=True) | figure._asdict()
+  except base.Broken as error:
+    row['case'] = str(error)
+  except Exception as error:  # a user's rule may raise anything
+    row['case'] = f'raised {type(error).__name__}: {error}'
+  return row | dict(seconds=time.perf_counter() - start)
+
+
+def run(
+  subject: base.Subject,
+  chosen: Sequence[base.Promise],
+  *,
+  full: bool,
+  folder: pathlib.Path | None,
+) -> bool:
+  """Checks and prints promise by promise; the last line is JSON.
+
+  Writes certificate.md and certificate.json into the folder. True if all held.
+  """
+  console = tables.console()
+  doc: dict[str, Any] = dict(
+    tier='full' if full else 'quick',
+    seed=subject.seed,
+    rules=list(subject.rules),
+    drafters=list(subject.drafters),
+    machine=machine.describe(),
+    promises=[],
+  )
+  tables.machine(doc, console)
+  console.print(
+    f'[bold]Subject[/bold]  rules {", ".join(doc["rules"])}; drafters '
+    f'{", ".join(doc["drafters"])}; {doc["tier"]} tier, seed {subject.seed}\n',
+    highlight=False,
+  )
+  lossy = [rule.name for rule in subject.rules.values() if not rule.lossless]
+  if lossy:
+    console.print(f'Lossy by design, not certified: {", ".join(lossy)}\n')
+  for promise in report.track(chosen, 'promises'):
+    row = check(promise, subject, full=full)
+    doc['promises'].append(row)
+    _print_row(row, console)
+  doc['held'] = all(row['held'] for row in doc['promises'])
+  held = sum(row['held'] for row in doc['promises'])
+  seconds = sum(row['seconds'] for row in doc['promises'])
+  doc['verdict'] = [
+    f'{held} of {len(doc["promises"])} promises hold ({seconds:.0f} s).'
+  ]
+  report.close(doc, console)
+  if folder:
+    report.write(folder / 'certificate.json', report.compact(doc))
+    report.write(folder / 'certificate.md', markdown(doc))
+  return doc['held']
+
+
+def _print_row(row: dict[str, Any], console: rich.console.Console) -> None:
+  mark = '[green]holds[/green]' if row['held'] else '[red]FAILS[/red]'
+  console.print(
+    f'{mark}  [bold]{row["name"]}[/bold]: {row["text"]} '
+    f'({row["seconds"]:.1f} s)',
+    highlight=False,
+  )
+  lines = [row.get('case', '')]
+  if row['held']:
+    lines = [f'{row["reached"]}  (bound {row["bound"]})', row['size']]
+  for line in lines:
+    console.print(
+      textwrap.indent(textwrap.fill(line, console.width - 9), ' ' * 7),
+      highlight=False,
+      markup=False,
+    )
+
+
+def markdown(doc: dict[str, Any]) -> str:
+  """The certificate as a Markdown page."""
+  m = doc['machine']
+  lines = [
+    '# Certificate of exactness',
+    '',
+    f'Rules {", ".join(doc["rules"])}; drafters {", ".join(doc["drafters"])}; '
+    f'{doc["tier"]} tier, seed {doc["seed"]}. Commit {m["commit"][:12]}'
+    f'{" with changes" if m["dirty"] else ""}, {m["cpu"]}, {m["cores"]} cores, '
+    f'{m["platform"]}, Python {m["python"]}, jax {m["jax"]}.',
+    '',
+    '| promise | | reached | bound | tried | seconds |',
+    '|---|---|---|---|---|---|',
+  ]
+  for row in doc['promises']:
+    cells = [row['text'], 'holds' if row['held'] else '**FAILS**']
+    if row['held']:
+      cells += [row['reached'], row['bound'], row['size']]
+    else:
+      cells += [row['case'], '', '']
+    cells.append(f'{row["seconds"]:.1f}')
+    lines.append('| ' + ' | '.join(x.replace('|', '\\|') for x in cells) + ' |')
+  return '\n'.join([*lines, '', *doc['verdict']])

@@ -1,0 +1,71 @@
+"""The promise about one draw over a real vocabulary."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import sampling
+from specdec_jax.eval.promises import base
+
+
+def one_draw(subject: base.Subject, amount: int) -> base.Figure:
+  """How often a flat tail of mass 0.01 wins a draw over 49,152 tokens."""
+  V, head, mass, size = 49152, 8, 0.01, 64
+  w_V = np.full(V, mass / (V - head), np.float32)
+  w_V[:head] = (1 - mass) / head
+  same = _tail_of_draws(size, w_V, head, subject.seed, 0)
+  if (same[0] != same[1]).any():
+    raise base.Broken('the short form of a draw differs from the draw')
+  won = 0
+  for chunk in range(amount // (size * 256)):
+    won += int(_tail_wins(size, 256, w_V, head, subject.seed, chunk))
+  n = amount // (size * 256) * size * 256
+  sigma = (won - n * mass) / math.sqrt(n * mass * (1 - mass))
+  if not abs(sigma) <= 4:
+    raise base.Broken(
+      f'a tail of mass {mass} at V {V} won {won} of {n} draws: {sigma:+.1f} sd'
+    )
+  return base.Figure(
+    f'{won / n:.5f} ({sigma:+.2f} sigma)',
+    f'{mass} within 4 sigma',
+    f'{n:,} draws over {V} tokens',
+  )
+
+
+def _keys(seed, at, size):
+  number = jnp.uint32(at * size) + jnp.arange(size, dtype=jnp.uint32)
+  return sampling.next_keys(
+    jnp.full(size, seed, jnp.uint32), number, jnp.zeros(size, jnp.int32)
+  )
+
+
+def _short(key, w_V, head: int):
+  """Whether the tail wins: of equal weights, only the first arrival counts."""
+  bits_V = sampling.bits(key, w_V.shape[0])
+  least = jnp.concatenate([bits_V[:head], jnp.min(bits_V[head:])[None]])
+  score = w_V[: head + 1] / sampling.arrival(least, w_V.dtype)
+  return jnp.argmax(score) == head
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _tail_of_draws(size: int, w_V, head: int, seed, at):
+  """(draw, its short form) of the same keys, for comparison."""
+  keys = _keys(seed, at, size)
+  drawn = sampling.draw(
+    jnp.array(True), keys, jnp.broadcast_to(w_V, (size, w_V.shape[0]))
+  )
+  short = jax.vmap(lambda key: _short(key, jnp.asarray(w_V), head))(keys)
+  return drawn >= head, short
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 3))
+def _tail_wins(size: int, turns: int, w_V, head: int, seed, chunk):
+  def turn(won, i):
+    keys = _keys(seed, chunk * turns + i, size)
+    wins = jax.vmap(lambda key: _short(key, w_V, head))(keys)
+    return won + jnp.sum(wins, dtype=jnp.int32), None
+
+  return jax.lax.scan(turn, jnp.int32(0), jnp.arange(turns))[0]

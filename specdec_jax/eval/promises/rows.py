@@ -1,0 +1,295 @@
+"""Promises about requests: what their tokens depend on, and how they count."""
+
+import functools
+
+import jax
+import numpy as np
+
+from specdec_jax import decode, requests, sharding, types
+from specdec_jax.eval import certify, metrics, table_model
+from specdec_jax.eval.promises import base, counts
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+NEW, LENGTH, GAMMA = 12, 32, 2
+# Sizes that eight devices divide.
+SIZES = dict(
+  width=16, heads=8, kv_heads=8, head_dim=4, mlp=32, depth=1, context=512
+)
+VOCAB = 16
+
+
+def invariance(subject: base.Subject, amount: int) -> base.Figure:
+  """A request's tokens do not depend on who else runs, or where."""
+  prompts = base.ragged_prompts(amount, VOCAB, subject.seed, longest=8)
+  with jax.enable_x64(True):
+    world = base.transformers(VOCAB, **SIZES)
+    for i, rule in enumerate(subject.lossless()):
+      _one_rule(subject, world, rule, prompts, whole=i == 0)
+    meshes = _on_meshes(subject, prompts, amount)
+  return base.Figure(
+    '0 differ',
+    '0',
+    f'{amount} seeds: batches 1, 3, 8, 32, order, padding, prefix; devices '
+    + ', '.join(meshes),
+  )
+
+
+def _one_rule(subject, world, rule, prompts, *, whole: bool) -> None:
+  """whole: every arrangement; another rule's rows are as independent."""
+  name, recipe = next(iter(subject.drafters.items()))
+  seeds = range(len(prompts))
+  with_gamma = lambda gamma: functools.partial(
+    _texts, subject, world, *recipe(world, gamma), rule, prompts
+  )
+  run = with_gamma(GAMMA)
+  wanted = run(seeds, rows=8)
+  check = lambda got, wanted, what: _equal(
+    got, wanted, f'{rule.name}, {name}: {what}', len(prompts)
+  )
+  for what, got in _arrangements(run, len(prompts), whole):
+    check(got, wanted, what)
+  cut = [x[: len(p) + 5] for x, p in zip(wanted, prompts, strict=True)]
+  check(run(seeds, rows=8, new=5), cut, 'max_new_tokens 5')
+  if rule.coupled:
+    for gamma in (1, 5):
+      check(with_gamma(gamma)(seeds, rows=8), wanted, f'gamma {gamma}')
+
+
+def _texts(
+  subject,
+  world,
+  drafter,
+  other,
+  rule,
+  prompts,
+  numbers,
+  *,
+  rows: int,
+  length: int = LENGTH,
+  new: int = NEW,
+  place=lambda request: request,
+) -> list[list[int]]:
+  """Texts of requests in batches of `rows`; number i has seed and key i."""
+  out = []
+  numbers = list(numbers)
+  for at in range(0, len(numbers), rows):
+    some = numbers[at : at + rows]
+    request = base.make_request(
+      world,
+      [prompts[i] for i in some],
+      new,
+      length=length,
+      rows=rows,
+      gamma=drafter.gamma,
+      # One in three is greedy: a batch may mix them.
+      temperature=[0.9 * (i % 3 > 0) for i in some],
+      top_p=[0.9 if i % 2 else 1.0 for i in some],
+      seed=[subject.seed + i for i in some],
+      request=some,
+    )
+    output = base.run(world, drafter, rule, other, place(request))
+    out += base.texts(output)[: len(some)]
+  return out
+
+
+def _arrangements(run, n: int, whole: bool):
+  """(what was changed, the texts) of n requests."""
+  yield 'batch 3', run(range(n), rows=3)
+  order = np.random.default_rng(0).permutation(n)
+  mixed = run(order.tolist(), rows=8)
+  yield 'another order', [mixed[i] for i in np.argsort(order)]
+  if whole:
+    yield 'batch 1', run(range(min(n, 32)), rows=1)
+    yield 'batch 32', run(range(n), rows=32)
+    yield 'padding to 64', run(range(n), rows=8, length=64)
+
+
+def _on_meshes(subject: base.Subject, prompts, amount: int) -> list[str]:
+  """The same on 1, 2, 4 and 8 devices; those that there are."""
+  recipe = next(iter(subject.drafters.values()))
+  rule = subject.lossless()[0]
+  config = model_config.sized('tiny', **SIZES, vocab=VOCAB, dtype='float64')
+  wanted, done = None, []
+  for data, model in ((1, 1), (2, 1), (1, 4), (4, 2)):
+    if data * model > len(jax.devices()):
+      continue
+    layout = sharding.lay_out(sharding.make_mesh(data, model), config)
+    built = lm.make(config, constrain=layout.constrain)
+    plain = base.transformers(VOCAB, **SIZES).weights
+    weights = types.Weights(
+      *(
+        lm.nest({k: layout.put(k, v) for k, v in lm.flatten(x).items()})
+        for x in (plain.target, plain.draft)
+      )
+    )
+    world = base.World(built, built, weights, VOCAB)
+    drafter, other = recipe(world, GAMMA)
+    got = _texts(
+      subject,
+      world,
+      drafter,
+      other,
+      rule,
+      prompts,
+      range(amount),
+      rows=8,
+      place=lambda request, layout=layout: requests.place(request, layout),
+    )
+    wanted = got if wanted is None else wanted
+    _equal(got, wanted, f'{rule.name}: {data} x {model} devices', amount)
+    done.append(str(data * model))
+  return done
+
+
+def _equal(got, wanted, what: str, seeds: int) -> None:
+  for i, (one, two) in enumerate(zip(got, wanted, strict=False)):
+    if one != two:
+      raise base.Broken(
+        f'{what}: request {i} of {seeds} says {one}, alone it says {two}'
+      )
+
+
+# --- accounting ---------------------------------------------------------------
+
+
+def accounting(subject: base.Subject, amount: int) -> base.Figure:
+  """Emitted is counted, and the accepted lengths follow their law."""
+  rows, vocab, gamma, done = 500, 5, 3, 0
+  world = base.tables(vocab)
+  arms = list(subject.drafters.items())
+  each = -(-amount // (len(arms) * len(subject.lossless())))
+  tests: dict[str, float] = {}
+  for rule in subject.lossless():
+    for _, recipe in arms:
+      drafter, other = recipe(world, gamma)
+      for at in range(0, each, rows):
+        numbers = np.arange(rows) + at
+        request = base.make_request(
+          world,
+          base.ragged_prompts(rows, vocab, subject.seed + at),
+          1 + numbers % 17,
+          length=32,
+          gamma=gamma,
+          temperature=0.9,
+          seed=subject.seed,
+          request=numbers,
+          stop_ids=[vocab - 1],
+        )
+        _check_counts(base.run(world, drafter, rule, other, request), request)
+        done += rows
+    tests |= _accepted_lengths(subject, rule, 20 * amount)
+  figure = counts.judge(tests, f'{done:,} requests')
+  return base.Figure(
+    f'0 of {done:,} miscounted; lengths {figure.reached}',
+    f'0; {figure.bound}',
+    f'gamma {gamma}, EOS and limits inside windows',
+  )
+
+
+def _check_counts(out: decode.Output, request: decode.Request) -> None:
+  """Every way of counting a request's tokens gives the same number."""
+  info, B = out.info, len(out.lengths_B)
+  emitted_B = out.lengths_B - request.lengths_B
+  origins = lambda *which: np.isin(info.origin_BL, which).sum(1)
+  offsets = np.arange(info.hist_BN.shape[1])
+  facts = {
+    'origins': origins(
+      types.DRAFTED, types.RECOVERED, types.BONUS, types.PLAIN
+    ),
+    'windows': (info.window_BL >= 0).sum(1),
+    'accepted + others': info.accepted_BK.sum(1)
+    + origins(types.RECOVERED, types.BONUS, types.PLAIN),
+  }
+  for name, counted_B in facts.items():
+    _none(counted_B != emitted_B, name, request, out)
+  drafted_B = (info.hist_BN * offsets).sum(1)
+  _none(drafted_B != origins(types.DRAFTED), 'histogram', request, out)
+  _none(info.hist_BN.sum(1) != info.calls_B, 'calls', request, out)
+  stop = int(request.stop_BX[0, 0])
+  for b in range(B):
+    new = out.tokens_BL[b, request.lengths_B[b] : out.lengths_B[b]].tolist()
+    at_limit = out.lengths_B[b] == request.limit_B[b]
+    good = stop not in new[:-1] and (at_limit or new[-1:] == [stop])
+    _none(np.arange(B) == (-1 if good else b), 'the end', request, out)
+  total = metrics.summary(info)
+  if total['emitted_tokens'] != emitted_B.sum():
+    raise base.Broken(f'metrics count {total}, emitted {emitted_B.sum()}')
+
+
+def _none(wrong_B, what: str, request, out) -> None:
+  if wrong_B.any():
+    b = int(wrong_B.argmax())
+    raise base.Broken(
+      f'{what}: the counts of request {b} do not add up: prompt of '
+      f'{request.lengths_B[b]}, limit {request.limit_B[b]}, tokens '
+      f'{out.tokens_BL[b, : out.lengths_B[b]].tolist()}'
+    )
+
+
+def _accepted_lengths(subject, rule, amount: int) -> dict[str, float]:
+  """Drafts accepted in first windows, of laws that do not see the text."""
+  gamma, vocab, rows = 3, 5, 2**13
+  rng = np.random.default_rng(subject.seed)
+  rows_2V = rng.normal(size=(2, vocab))
+  spread = lambda x: np.broadcast_to(x, (1, vocab, vocab)).astype(np.float32)
+  model = table_model.make(vocab)
+  weights = types.Weights(*map(spread, rows_2V))
+  world = base.World(model, model, weights, vocab)
+  p_V, q_V = (np.exp(x) / np.exp(x).sum() for x in rows_2V)
+  tests = {}
+  for name, recipe in subject.drafters.items():
+    drafter, other = recipe(world, gamma)
+    if other is not weights.draft:
+      continue  # only of these q is known
+    law = _length_law(rule, p_V, q_V, gamma)
+    if law is None:
+      continue
+    seen = np.zeros(gamma + 1)
+    for at in range(0, amount, rows):
+      request = base.make_request(
+        world,
+        [[1]] * rows,
+        gamma + 1,
+        length=8,
+        gamma=gamma,
+        temperature=1.0,
+        seed=subject.seed,
+        request=np.arange(rows) + at,
+      )
+      out = base.run(world, drafter, rule, other, request)
+      first_B = (out.info.window_BL == 0).sum(1) - 1
+      seen += np.bincount(first_B, minlength=gamma + 1)
+    tests[f'{rule.name}, {name}: accepted lengths'] = certify.chi_square(
+      seen, law
+    )
+  return tests
+
+
+def _length_law(rule, p_V, q_V, gamma: int):
+  """Law of the drafts accepted in a window of independent tokens; or None."""
+  if rule.coupled:
+    # Two races over the same arrivals have the same winner with this chance.
+    with np.errstate(divide='ignore'):
+      ratio = lambda w: w[None] / w[:, None]
+      agree = (1 / np.maximum(ratio(p_V), ratio(q_V)).sum(1)).sum()
+    return np.array(
+      [agree**k * (1 - agree) for k in range(gamma)] + [agree**gamma]
+    )
+  V = len(p_V)
+  with jax.enable_x64(True):
+    wide = lambda x, n: np.broadcast_to(x, (1, n, V, V)).astype(np.float64)
+    batch = certify.windows(
+      wide(p_V, gamma + 1), wide(q_V, gamma), np.array([gamma], np.int32)
+    )
+    try:
+      every = certify.outcomes_of(rule, batch)
+    except certify.NotEnumerable:
+      return None
+  law = np.zeros(gamma + 1)
+  for passes_K, accepted_B, _ in zip(*every[1:], strict=True):
+    chance_B = np.where(passes_K, every.t_BK, 1 - every.t_BK).prod(1)
+    law += np.bincount(
+      accepted_B, chance_B * batch.chance_XR[0], minlength=gamma + 1
+    )
+  return law
