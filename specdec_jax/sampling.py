@@ -123,7 +123,9 @@ def _cut_top_p(p: Array, top_p_B11: Array) -> Array:
   t = _bisect(lambda t: mass(t) >= top, p, smallest=False)
   kept = jnp.where(bits >= t, p, 0)
   # Rows without top-p keep their bits: p must not depend on the neighbours.
-  return jnp.where(top_p_B11 >= 1, p, kept / jnp.sum(kept, -1, keepdims=True))
+  off_B11 = top_p_B11 >= 1
+  total = jnp.where(off_B11, 1, jnp.sum(kept, -1, keepdims=True))
+  return jnp.where(off_B11, p, kept / total)
 
 
 def _ordered_bits(x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -45,8 +46,10 @@ def own(name):
 def test_a_biased_rule_is_refused_with_its_smallest_case():
   row = check('window-law', own('hotter'))
   assert not row['held']
-  assert "hotter, sampled drafts, family 'flat': gamma 1, V 2" in row['case']
-  assert 'instead of' in row['case']
+  assert re.match(
+    r"hotter, sampled drafts, family '[^']+': gamma 1, V 2; p of .* instead of",
+    row['case'],
+  )
   assert not check('joint-law-tables', own('hotter'), amount=2**18)['held']
 
 

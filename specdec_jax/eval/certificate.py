@@ -33,7 +33,7 @@ PROMISES = (
     'three windows: joint law by every outcome of every draw',
     laws.enumerated_windows,
     quick=3,
-    full=4,
+    full=3,
     of=('rule', 'drafter'),
   ),
   base.Promise(

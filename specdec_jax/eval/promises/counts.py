@@ -24,9 +24,10 @@ def joint_law_of_tables(subject: base.Subject, amount: int) -> base.Figure:
   """Joint law of three windows and more on table models, by production keys."""
   tests: dict[str, float] = {}
   cells = list(itertools.product((2, 3), (3, 4)))
-  for rule in subject.lossless():
-    for i, (label, recipe) in enumerate(subject.drafters.items()):
-      for gamma, vocab in cells if i == 0 else cells[:1]:
+  for i, rule in enumerate(subject.lossless()):
+    for j, (label, recipe) in enumerate(subject.drafters.items()):
+      # The first drafter everywhere; the others once.
+      for gamma, vocab in cells if j == 0 else cells[:1] if i == 0 else ():
         world = base.tables(vocab)
         drafter, other = recipe(world, gamma)
         warped = laws.warped(world.weights.target, **_WARM)

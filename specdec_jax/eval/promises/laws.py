@@ -158,7 +158,7 @@ def _law_of_a_real_vocabulary(rule, seed: int) -> float:
 
 def coupled_identity(subject: base.Subject, amount: int) -> base.Figure:
   """A coupled rule's tokens are those of plain sampling with the same noise."""
-  names, each = [], max(1, amount // (len(pairs.FAMILIES) * len(SHAPES)))
+  names, each = [], -(-amount // (len(pairs.FAMILIES) * len(SHAPES)))
   tried = 0
   for rule in subject.lossless():
     if not rule.coupled:
