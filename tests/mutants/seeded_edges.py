@@ -7,7 +7,7 @@ _ATTENTION = 'specdec_jax/models/attention.py'
 _MODEL = 'specdec_jax/models/lm.py'
 _REQUESTS = 'specdec_jax/requests.py'
 
-_FIVE = 'tests/models/lm_test.py::test_five_tokens_at_once_equal_one_at_a_time'
+_BACK = 'tests/models/cache_test.py::test_keys_and_values_come_back'
 _SLOTS = (
   'tests/models/lm_test.py::'
   'test_slots_past_the_end_and_masked_tokens_write_nowhere'
@@ -67,7 +67,7 @@ EDGES = (
     _CACHE,
     'put(cache.v_BGSC, v_BTGC)',
     'put(cache.v_BGSC, k_BTGC)',
-    (_FIVE,),
+    (_BACK,),
   ),
   Mutant(
     'heads read another group',

@@ -1,0 +1,29 @@
+"""The cache gives back what was written, in both layouts."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.models import cache as kv
+
+B, T, G, C, S, DEPTH = 2, 3, 2, 4, 8, 2
+SLOTS = np.array([[1, 2, 3], [5, 0, S]])  # the last one is nowhere
+
+
+def test_keys_and_values_come_back():
+  rng = np.random.default_rng(0)
+  k, v = rng.normal(size=(2, B, T, G, C)).astype(np.float32)
+  plain = kv.zeros(kv.KVCache, B, G, S, C, dtype=jnp.float32)
+  stacked = kv.zeros(kv.Stacked, DEPTH, B, S, G * C, dtype=jnp.float32)
+  for _ in range(2):  # the second time overwrites
+    plain = kv.write(plain, k, v, SLOTS)
+    stacked = kv.write_stacked(stacked, 1, k, v, SLOTS)
+  for layer in (plain, kv.read_stacked(stacked, 1, G)):
+    for got, wrote in ((layer.k_BGSC, k), (layer.v_BGSC, v)):
+      wanted = np.zeros((B, G, S, C), np.float32)
+      for b in range(B):
+        for t, slot in enumerate(SLOTS[b]):
+          if slot < S:
+            wanted[b, :, slot] = wrote[b, t]
+      np.testing.assert_array_equal(got, wanted)
+  other = kv.read_stacked(stacked, 0, G)
+  assert not other.k_BGSC.any() and not other.v_BGSC.any()
