@@ -88,6 +88,14 @@ def test_a_mass_of_exactly_top_p_is_enough():
   assert (np.asarray(sampling.probabilities(x, more) > 0).sum(-1) == 2).all()
 
 
+def test_top_k_parts_neighbouring_floats():
+  x = np.array([0, -1, np.nextafter(np.float32(-1), -2)], np.float32)
+  p = sampling.probabilities(
+    jnp.asarray(x)[None, None], sampling.settings(1, 1.0, 2)
+  )
+  assert (np.asarray(p[0, 0]) > 0).tolist() == [True, True, False]
+
+
 def test_greedy_is_the_first_maximum():
   rng = np.random.default_rng(0)
   x = np.round(rng.normal(size=(1000, 3, 6))).astype(np.float32)  # ties

@@ -83,6 +83,14 @@ EQUIVALENT = (
     _LAST,
   ),
   Equivalent(
+    _CHAIN,
+    'return jnp.take_along_axis('
+    'p_BNV[:, :K], tokens_BK[..., None], -1)[..., 0]',
+    'return jnp.take_along_axis('
+    'p_BNV[:, :K], tokens_BK[..., None], -1)[..., 1]',
+    _CLAMPED,
+  ),
+  Equivalent(
     _COUPLED,
     'ok_BK = jnp.stack(agrees, 1) if K else jnp.zeros((B, 0), bool)',
     'ok_BK = jnp.stack(agrees, 1) if K else jnp.zeros((B, 1), bool)',
