@@ -207,13 +207,11 @@ def noise(
       return next_token(jnp.full_like(lengths_B, offset), q_BV)
     return pick(at(draft_keys_B, offset), q_BV)
 
-  uniform = jax.vmap(
-    lambda key: jax.random.uniform(key, (), jnp.result_type(float))
+  uniform = lambda key: jax.random.uniform(key, (), jnp.result_type(float))
+  of_offset = jax.vmap(
+    lambda key, k: uniform(jax.random.fold_in(key, k)), (None, 0)
   )
-  columns = [uniform(at(accept_keys_B, k)) for k in range(gamma)]
-  accept_BK = (
-    jnp.stack(columns, 1) if columns else jnp.zeros((lengths_B.shape[0], 0))
-  )
+  accept_BK = jax.vmap(of_offset, (0, None))(accept_keys_B, jnp.arange(gamma))
   return types.Noise(accept_BK, draft_token, next_token)
 
 

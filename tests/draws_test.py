@@ -1,6 +1,5 @@
 """Every random draw: its law, its key, and what it does not depend on."""
 
-import functools
 import itertools
 
 import jax
@@ -79,30 +78,6 @@ def test_law_of_a_draw():
   assert certify.chi_square(counts, w / w.sum()) > 1e-6
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def tail_draws(chunks, size, w_V):
-  """How many of chunks * size draws fall into the tail."""
-
-  def chunk(total, i):
-    keys = jax.vmap(lambda j: jax.random.fold_in(jax.random.key(3), j))(
-      i * size + jnp.arange(size)
-    )
-    w = jnp.broadcast_to(w_V, (size, w_V.size))
-    return total + jnp.sum(sampling.draw(jnp.array(True), keys, w) >= 8), None
-
-  return jax.lax.scan(chunk, jnp.int32(0), jnp.arange(chunks))[0]
-
-
-def tail_excess(log2_draws):
-  """Standard deviations by which a tail of mass 0.01 is drawn too often."""
-  V, mass, size = 49152, 0.01, 64
-  w = np.full(V, mass / (V - 8), np.float32)
-  w[:8] = (1 - mass) / 8
-  n = 2**log2_draws
-  got = int(tail_draws(n // size, size, jnp.asarray(w)))
-  return (got - n * mass) / np.sqrt(n * mass * (1 - mass))
-
-
 def bits_up_to(x_M, dtype):
   """How many of the 2**32 bit patterns give an arrival at or before x."""
   with pytest.MonkeyPatch.context() as patch:
@@ -133,11 +108,6 @@ def test_flat_tail_of_a_real_vocabulary_integrated(V, mass):
   head_M = after((1 - mass) / head) ** head
   wins = (-np.diff(tail_M) * (head_M[1:] + head_M[:-1]) / 2).sum()
   assert wins == pytest.approx(mass, rel=2e-3)
-
-
-@pytest.mark.slow
-def test_flat_tail_of_a_real_vocabulary_drawn():
-  assert abs(tail_excess(17)) < 4
 
 
 def test_accept_uniforms_are_in_range_and_uniform():

@@ -149,13 +149,3 @@ def test_chi_square_sees_a_bias():
   other = law * (1 + 0.1 * rng.choice([-1, 1], 200))
   assert certify.chi_square(counts, law) > 1e-3
   assert certify.chi_square(counts, other / other.sum()) < 1e-9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
-)
-@pytest.mark.parametrize('drafter', [DRAFT, fakes.ragged(DRAFT)])
-def test_joint_law_of_generate_with_four_million_texts(rule, drafter):
-  counts, law = counted(rule, drafter, 2**22, 2**16, SETTINGS, seed=1)
-  assert certify.chi_square(counts, law) > 1e-9
