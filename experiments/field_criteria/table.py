@@ -1,0 +1,179 @@
+"""Every seeded bug of the core, and which criteria pass although it is there.
+
+python -m experiments.field_criteria.table [--only=NAME,NAME] [--jobs=N]
+  [--results=DIR]: writes field_criteria.json and .md there.
+"""
+
+import argparse
+import concurrent.futures
+import functools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, NamedTuple
+
+from experiments.field_criteria import measure, render
+from tests.mutants import run as runner
+from tests.mutants import seeded
+from tests.mutants.mutant import Mutant, mutated
+
+HERE = pathlib.Path(__file__).parent
+# What touches only reading, the API, batching, meshes or evaluation is not what
+# these criteria are about.
+CORE = (
+  'specdec_jax/sampling.py',
+  'specdec_jax/decode.py',
+  'specdec_jax/windows.py',
+  'specdec_jax/verify/',
+  'specdec_jax/drafters/',
+  'specdec_jax/models/',
+)
+LIMIT = 45.0  # seconds that one criterion, or promise of ours, may take
+UNMUTATED = Mutant('none', 0, 'no bug', '', '', '', ())
+
+
+class Outcome(NamedTuple):
+  """One mutant. seen: criterion -> what measure.py wrote. hung: it was ended
+  from outside, or died; what it had not written by then is caught."""
+
+  name: str
+  failure: str
+  path: str
+  row: int
+  seen: dict[str, Any]
+  hung: bool
+  seconds: float
+
+
+def core() -> list[Mutant]:
+  return [m for m in seeded.MUTANTS if m.path.startswith(CORE)]
+
+
+def one(mutant: Mutant, tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
+  """Measures one mutant in a copy of the tree."""
+  began = time.monotonic()
+  with tempfile.TemporaryDirectory(prefix='field-') as folder:
+    copy, out = pathlib.Path(folder, 'tree'), pathlib.Path(folder, 'out')
+    shutil.copytree(tree, copy)
+    out.touch()
+    if mutant.path:
+      path = copy / mutant.path
+      path.write_text(mutated(mutant, path.read_text()))
+    hung = _measure(copy, out, compiled)
+    lines = map(json.loads, out.read_text().splitlines())
+    seen = {x.pop('criterion'): x for x in lines if 'criterion' in x}
+  for name in measure.EVERY:
+    seen.setdefault(name, dict(passed=False, digest='hung', why='hung'))
+  seconds = round(time.monotonic() - began, 1)
+  return Outcome(
+    mutant.name, mutant.failure, mutant.path, mutant.row, seen, hung, seconds
+  )
+
+
+def _measure(copy, out, compiled) -> bool:
+  """Runs measure.py in the copy; true if it did not end well."""
+  environment = dict(os.environ) | dict(
+    JAX_PLATFORMS='cpu',
+    PYTHONPATH=str(copy),
+    PYTHONDONTWRITEBYTECODE='1',  # a stale .pyc would hide a mutant
+    JAX_COMPILATION_CACHE_DIR=str(compiled),
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
+  )
+  command = [sys.executable, '-m', 'experiments.field_criteria.measure']
+  with subprocess.Popen(
+    [*command, str(out)],
+    cwd=copy,
+    env=environment,
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  ) as process:
+    size, since = 0, time.monotonic()
+    while process.poll() is None:
+      time.sleep(0.1)
+      if out.stat().st_size != size:  # it has come further
+        size, since = out.stat().st_size, time.monotonic()
+      if time.monotonic() - since > LIMIT:
+        process.kill()
+        return True
+    return process.returncode != 0
+
+
+def baseline(tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
+  """The unmutated code, which must pass everything.
+
+  Raises:
+    ValueError: a criterion fails, so that failing would mean nothing.
+  """
+  found = one(UNMUTATED, tree, compiled)
+  for name, seen in found.seen.items():
+    if not seen['passed']:
+      raise ValueError(f'{name} fails without a mutant: {seen["why"]}')
+  return found
+
+
+def _in_turn(lock, mutant, **folders) -> Outcome:
+  """One mutant; a second at a time only while the machine is not busy."""
+  while not (first := lock.acquire(blocking=False)):
+    if os.getloadavg()[0] < (os.cpu_count() or 1) + 0.3:
+      break
+    time.sleep(1)
+  try:
+    return one(mutant, **folders)
+  finally:
+    if first:
+      lock.release()
+
+
+def run(mutants: list[Mutant], jobs: int, save) -> None:
+  """Calls save(baseline, outcomes so far) after every mutant."""
+  with tempfile.TemporaryDirectory(prefix='field-criteria-') as folder:
+    tree, compiled = (pathlib.Path(folder, x) for x in ('tree', 'compiled'))
+    runner.copy(tree)
+    shutil.copytree(HERE, tree / 'experiments' / HERE.name)
+    for mutant in mutants:  # say so before the work, not after
+      mutated(mutant, (tree / mutant.path).read_text())
+    plain, outcomes = baseline(tree, compiled), []
+    save(plain, outcomes)
+    measured = functools.partial(
+      _in_turn, threading.Lock(), tree=tree, compiled=compiled
+    )
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+      for found in pool.map(measured, mutants):
+        outcomes.append(found)
+        save(plain, outcomes)
+        missed = [k for k, v in found.seen.items() if v['passed']]
+        line = f'{found.seconds:6.1f} s  {found.name}: {len(missed)} pass'
+        print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--only', default='', help='names of mutants; or all')
+  parser.add_argument('--jobs', type=int, default=2, help='at most, at a time')
+  parser.add_argument('--results', default=str(HERE / 'results'))
+  options = parser.parse_args()
+  names = [name for name in options.only.split(',') if name]
+  folder = pathlib.Path(options.results)
+  folder.mkdir(parents=True, exist_ok=True)
+  began = time.monotonic()
+
+  def save(plain, outcomes):
+    doc = render.document(plain, outcomes, time.monotonic() - began)
+    text = json.dumps(doc, indent=1) + '\n'
+    (folder / 'field_criteria.json').write_text(text)
+    (folder / 'field_criteria.md').write_text(render.markdown(doc))
+
+  run(runner.chosen(core(), names), options.jobs, save)
+  print((folder / 'field_criteria.md').read_text())
+
+
+if __name__ == '__main__':
+  main()

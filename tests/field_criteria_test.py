@@ -1,0 +1,121 @@
+"""The criteria of other projects tell right from wrong, and the table renders.
+
+The experiment itself is experiments/field_criteria/run.sh.
+"""
+
+import numpy as np
+import pytest
+
+from experiments.field_criteria import criteria, measure, own, render, samples
+from experiments.field_criteria import table as runner
+
+
+def expected(law_V, n):
+  """Counts of n tokens as near to the law as whole numbers can be."""
+  exact = n * law_V
+  counts = np.floor(exact)
+  counts[np.argsort(counts - exact)[: round(n - counts.sum())]] += 1
+  return counts
+
+
+def drawn(law_V, n, seed=0):
+  return np.random.default_rng(seed).multinomial(n, law_V).astype(float)
+
+
+def hotter(p_V):
+  return (x := p_V ** (1 / 1.1)) / x.sum()
+
+
+def verdicts(change) -> dict[str, bool]:
+  """Each criterion on the law that `change` makes of (p, q)."""
+  flat, peaked, wide = samples.flat(), samples.peaked(), samples.truncated()
+  others = samples.softmax(np.random.default_rng(3).random((100, samples.V)))
+  shrinking = np.array([drawn(change(*flat), n) for n in criteria.SIZES])
+  of = lambda n: expected(change(*peaked), n)
+  p_V, n = peaked.p_V, samples.WINDOWS
+  return {
+    measure.VLLM: criteria.vllm_convergence(shrinking, flat.p_V, others),
+    measure.TILEOPS: criteria.tileops_sigmas(of(65_536), p_V),
+    measure.COSINE: criteria.flashinfer_cosine(of(5_000_000), p_V),
+    measure.SMALL: criteria.chi_square(of(10_000), p_V, 0.01),
+    measure.LARGE: criteria.chi_square(of(2_000_000), p_V, 1e-6),
+    measure.KL: criteria.tensorrt_kl(
+      drawn(change(*wide), n), drawn(wide.p_V, n, 1), wide.p_V
+    ),
+    measure.OURS: own.follows(of(2**20), p_V),
+  }
+
+
+def test_the_right_law_passes_all():
+  assert all(verdicts(lambda p_V, q_V: p_V).values())
+
+
+def test_accepting_everything_fails_all():
+  assert not any(verdicts(lambda p_V, q_V: q_V).values())
+
+
+def test_a_temperature_of_1_1_passes_kl_and_fails_ours():
+  found = verdicts(lambda p_V, q_V: hotter(p_V))
+  assert found[measure.KL] and found[measure.COSINE]
+  assert not found[measure.OURS]
+
+
+def test_outside_the_support_nothing_passes():
+  p_V = np.array([0.5, 0.5, 0.0])
+  counts_V = np.array([5000.0, 5000.0, 1.0])
+  assert not criteria.chi_square(counts_V, p_V, 0.01)
+  assert not criteria.flashinfer_cosine(counts_V, p_V)
+
+
+@pytest.mark.parametrize(
+  'at, equal, matches, similar',
+  [(31, True, True, True), (7, True, False, False), (2, False, False, False)],
+)
+def test_texts_that_differ_from_some_token_on(at, equal, matches, similar):
+  rng = np.random.default_rng(0)
+  plain = rng.integers(0, 9, (100, 32)).tolist()
+  texts = [text[:at] + [10 + t for t in text[at:]] for text in plain]
+  assert criteria.hugging_face_equal(texts, plain) == equal
+  assert criteria.vllm_matches(texts, plain, 0.6) == matches
+  assert criteria.tensorrt_similar(texts, plain) == similar
+
+
+def test_a_third_of_the_texts_may_differ_at_60_percent():
+  plain = [[i] * 10 for i in range(100)]
+  texts = [[-1] * 10 if i % 3 == 0 else x for i, x in enumerate(plain)]
+  assert criteria.vllm_matches(texts, plain, 0.6)
+  assert not criteria.vllm_matches(texts, plain, 0.8)
+
+
+def outcome(name, row, **changed):
+  seen = {
+    x: dict(passed=True, digest='a', why='') | changed.get(x, {})
+    for x in measure.EVERY
+  }
+  return runner.Outcome(name, 'f', 'specdec_jax/x.py', row, seen, False, 1.0)
+
+
+def test_the_table_counts_what_is_missed_and_what_can_be_seen():
+  plain = outcome('none', 0)
+  caught = dict(passed=False, digest='b', why='joint_law: off')
+  missed = dict(passed=True, digest='b', why='')
+  found = [
+    outcome('biased', 4, **{measure.KL: missed, measure.OURS: caught}),
+    outcome('stale', 1, **{measure.EQUAL: caught, measure.OURS: caught}),
+  ]
+  doc = render.document(plain, found, 2.0)
+  rows = {x['criterion']: x for x in doc['summary']}
+  count = lambda x: (x['missed'], x['of'], x['missed_reached'], x['reached'])
+  assert count(rows[measure.KL]) == (2, 2, 1, 1)
+  assert count(rows[measure.EQUAL]) == (1, 2, 0, 1)
+  assert rows[measure.OURS]['missed'] == 0
+  assert rows[measure.KL]['kinds']['law'] == (1, 1)
+  text = render.markdown(doc)
+  line = next(x for x in text.splitlines() if x.startswith('| biased'))
+  assert '**missed**' in line and line.endswith('| joint_law |')
+
+
+def test_the_mutants_are_those_of_the_core():
+  names = {m.name for m in runner.core()}
+  assert {'accept with <=', 'the cache adds'} <= names
+  assert 'requests are numbered by row' not in names
