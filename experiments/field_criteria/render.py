@@ -1,5 +1,6 @@
 """Outcomes -> a document, and the document as tables."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -21,15 +22,21 @@ LOOKS = {
 }
 
 
-def document(plain, outcomes, seconds: float) -> dict[str, Any]:
-  """Everything as plain data; plain: the unmutated code's outcome."""
-  found = machine.describe()
+# Asked once, before the results are files that git sees.
+_describe = functools.cache(machine.describe)
+
+
+def document(plain, outcomes, seconds: float, lost=()) -> dict[str, Any]:
+  """Everything as plain data. plain: the unmutated code's outcome. lost: names
+  of bugs that do not fit the code as it is."""
+  found = _describe()
   return dict(
     machine={
       k: found[k] for k in ('commit', 'dirty', 'cpu', 'cores', 'jax', 'python')
     },
     seconds=round(seconds),
     seeded=len(seeded.MUTANTS),
+    lost=list(lost),
     unmutated=plain._asdict(),
     summary=[_row(name, plain, outcomes) for name in measure.EVERY],
     outcomes=[_told(x, plain) for x in outcomes],
@@ -75,12 +82,13 @@ def _row(name: str, plain, outcomes) -> dict[str, Any]:
 
 
 def markdown(doc: dict[str, Any]) -> str:
-  m = doc['machine']
+  m, lost = doc['machine'], bool(doc['lost'])
   lines = [
     f'Commit {m["commit"][:12]}{" with changes" if m["dirty"] else ""}, '
     f'{m["cores"]} cores, {m["cpu"]}, Python {m["python"]}, jax {m["jax"]}; '
     f'{doc["seconds"]} s for {len(doc["outcomes"])} bugs of {doc["seeded"]} '
     'seeded. The unmutated code passes all.',
+    *([f'Not run, they do not fit the code: {", ".join(doc["lost"])}.'] * lost),
     '',
     *_summary(doc),
     '',
