@@ -113,6 +113,10 @@ def test_the_table_counts_what_is_missed_and_what_can_be_seen():
   text = render.markdown(doc)
   line = next(x for x in text.splitlines() if x.startswith('| biased'))
   assert '**missed**' in line and line.endswith('| joint_law |')
+  first, last = render._MARKS
+  page = render.filled(f'a {first} old {last} b', doc)
+  assert page.startswith('a ') and page.endswith(' b') and 'old' not in page
+  assert render.filled(page, doc) == page
 
 
 def test_the_mutants_are_those_of_the_core():

@@ -82,8 +82,24 @@ def _row(name: str, plain, outcomes) -> dict[str, Any]:
 
 
 def markdown(doc: dict[str, Any]) -> str:
+  """The summary, then every bug."""
+  return '\n'.join([*summary(doc), '', *_each(doc), ''])
+
+
+_MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
+
+
+def filled(page: str, doc: dict[str, Any]) -> str:
+  """The page with the summary between its marks."""
+  first, rest = page.split(_MARKS[0])
+  last = rest.split(_MARKS[1])[1]
+  lines = [_MARKS[0], '', *summary(doc), '', _MARKS[1]]
+  return first + '\n'.join(lines) + last
+
+
+def summary(doc: dict[str, Any]) -> list[str]:
   m, lost = doc['machine'], bool(doc['lost'])
-  lines = [
+  return [
     f'Commit {m["commit"][:12]}{" with changes" if m["dirty"] else ""}, '
     f'{m["cores"]} cores, {m["cpu"]}, Python {m["python"]}, jax {m["jax"]}; '
     f'{doc["seconds"]} s for {len(doc["outcomes"])} bugs of {doc["seeded"]} '
@@ -91,10 +107,7 @@ def markdown(doc: dict[str, Any]) -> str:
     *([f'Not run, they do not fit the code: {", ".join(doc["lost"])}.'] * lost),
     '',
     *_summary(doc),
-    '',
-    *_each(doc),
   ]
-  return '\n'.join(lines) + '\n'
 
 
 def _table(rows) -> list[str]:

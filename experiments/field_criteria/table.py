@@ -182,6 +182,10 @@ def main() -> None:
     (folder / 'field_criteria.md').write_text(render.markdown(doc))
 
   run(runner.chosen(core(), names), options.jobs, save)
+  if not names and folder == HERE / 'results':
+    page = HERE / 'README.md'
+    doc = json.loads((folder / 'field_criteria.json').read_text())
+    page.write_text(render.filled(page.read_text(), doc))
   print((folder / 'field_criteria.md').read_text())
 
 
