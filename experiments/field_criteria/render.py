@@ -58,8 +58,7 @@ def _told(outcome, plain) -> dict[str, Any]:
     verdict[name] = seen if passed else 'caught'
   why = outcome.seen[measure.OURS]['why']
   kept = dict(verdict=verdict, ours=why, kind=kind(outcome.row))
-  fields = ('name', 'failure', 'path', 'hung', 'seconds')
-  return {k: getattr(outcome, k) for k in fields} | kept
+  return outcome._asdict() | kept
 
 
 def kind(row: int) -> str:

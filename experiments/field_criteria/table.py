@@ -1,7 +1,7 @@
 """Every seeded bug of the core, and which criteria pass although it is there.
 
 python -m experiments.field_criteria.table [--only=NAME,NAME] [--jobs=N]
-  [--results=DIR]: writes field_criteria.json and .md there.
+  [--results=DIR] [--resume]: writes field_criteria.json and .md there.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from typing import Any, NamedTuple
 
@@ -127,20 +126,18 @@ def _fits(mutant: Mutant, tree: pathlib.Path) -> bool:
   return True
 
 
-def _in_turn(lock, mutant, **folders) -> Outcome:
+def _in_turn(running: list[str], mutant, **folders) -> Outcome:
   """One mutant; a second at a time only while the machine is not busy."""
-  while not (first := lock.acquire(blocking=False)):
-    if os.getloadavg()[0] < (os.cpu_count() or 1) + 0.3:
-      break
+  while running and os.getloadavg()[0] > (os.cpu_count() or 1) + 0.3:
     time.sleep(1)
+  running.append(mutant.name)
   try:
     return one(mutant, **folders)
   finally:
-    if first:
-      lock.release()
+    running.remove(mutant.name)
 
 
-def run(mutants: list[Mutant], jobs: int, save) -> None:
+def run(mutants: list[Mutant], jobs: int, save, before) -> None:
   """Calls save(baseline, outcomes so far, lost=names) after every mutant."""
   with tempfile.TemporaryDirectory(prefix='field-criteria-') as folder:
     tree, compiled = (pathlib.Path(folder, x) for x in ('tree', 'compiled'))
@@ -149,24 +146,37 @@ def run(mutants: list[Mutant], jobs: int, save) -> None:
     lost = [m for m in mutants if not _fits(m, tree)]
     mutants = [m for m in mutants if m not in lost]
     save = functools.partial(save, lost=[m.name for m in lost])
-    plain, outcomes = baseline(tree, compiled), []
-    save(plain, outcomes)
-    measured = functools.partial(
-      _in_turn, threading.Lock(), tree=tree, compiled=compiled
-    )
+    plain = baseline(tree, compiled)
+    found = {x.name: x for x in before(plain)}
+    save(plain, list(found.values()))
+    left = [m for m in mutants if m.name not in found]
+    measured = functools.partial(_in_turn, [], tree=tree, compiled=compiled)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-      for found in pool.map(measured, mutants):
-        outcomes.append(found)
-        save(plain, outcomes)
-        missed = [k for k, v in found.seen.items() if v['passed']]
-        line = f'{found.seconds:6.1f} s  {found.name}: {len(missed)} pass'
+      runs = [pool.submit(measured, mutant) for mutant in left]
+      for done in concurrent.futures.as_completed(runs):
+        new = done.result()
+        found[new.name] = new
+        order = [m.name for m in mutants if m.name in found]
+        save(plain, [found[name] for name in order])
+        passed = sum(x['passed'] for x in new.seen.values())
+        line = f'{new.seconds:6.1f} s  {new.name}: {passed} pass'
         print(line, file=sys.stderr, flush=True)
+
+
+def kept(file: pathlib.Path, plain: Outcome) -> list[Outcome]:
+  """What an earlier run has found, if its unmutated code looked the same."""
+  doc = json.loads(file.read_text()) if file.exists() else None
+  if not doc or doc['unmutated']['seen'] != plain.seen:
+    return []
+  fields = Outcome._fields
+  return [Outcome(*(x[field] for field in fields)) for x in doc['outcomes']]
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--only', default='', help='names of mutants; or all')
   parser.add_argument('--jobs', type=int, default=2, help='at most, at a time')
+  parser.add_argument('--resume', action='store_true', help='keep results')
   parser.add_argument('--results', default=str(HERE / 'results'))
   options = parser.parse_args()
   names = [name for name in options.only.split(',') if name]
@@ -181,7 +191,11 @@ def main() -> None:
     (folder / 'field_criteria.json').write_text(text)
     (folder / 'field_criteria.md').write_text(render.markdown(doc))
 
-  run(runner.chosen(core(), names), options.jobs, save)
+  def before(plain):
+    file = folder / 'field_criteria.json'
+    return kept(file, plain) if options.resume else []
+
+  run(runner.chosen(core(), names), options.jobs, save, before)
   if not names and folder == HERE / 'results':
     page = HERE / 'README.md'
     doc = json.loads((folder / 'field_criteria.json').read_text())
