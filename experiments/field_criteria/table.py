@@ -126,10 +126,11 @@ def _fits(mutant: Mutant, tree: pathlib.Path) -> bool:
   return True
 
 
-def _in_turn(running: list[str], mutant, **folders) -> Outcome:
-  """One mutant; a second at a time only while the machine is not busy."""
+def _in_turn(running: list[str], left: list[Mutant], **folders) -> Outcome:
+  """The next mutant; a second at a time only while the machine is idle."""
   while running and os.getloadavg()[0] > (os.cpu_count() or 1) + 0.3:
     time.sleep(1)
+  mutant = left.pop(0)
   running.append(mutant.name)
   try:
     return one(mutant, **folders)
@@ -150,9 +151,9 @@ def run(mutants: list[Mutant], jobs: int, save, before) -> None:
     found = {x.name: x for x in before(plain)}
     save(plain, list(found.values()))
     left = [m for m in mutants if m.name not in found]
-    measured = functools.partial(_in_turn, [], tree=tree, compiled=compiled)
+    turn = functools.partial(_in_turn, [], left, tree=tree, compiled=compiled)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-      runs = [pool.submit(measured, mutant) for mutant in left]
+      runs = [pool.submit(turn) for _ in range(len(left))]
       for done in concurrent.futures.as_completed(runs):
         new = done.result()
         found[new.name] = new
