@@ -47,7 +47,7 @@ def run() -> bool:
   folder = report.open_workdir(_WORKDIR.value)
   full = _TIER.value == 'full'
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
-  subject = base.Subject(rules, drafters, seed)
+  subject = base.Subject(rules, drafters, seed, tuple(own))
   return certificate.run(subject, chosen, full=full, folder=folder)
 
 

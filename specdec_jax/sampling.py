@@ -208,10 +208,9 @@ def noise(
     return pick(at(draft_keys_B, offset), q_BV)
 
   uniform = lambda key: jax.random.uniform(key, (), jnp.result_type(float))
-  of_offset = jax.vmap(
-    lambda key, k: uniform(jax.random.fold_in(key, k)), (None, 0)
-  )
-  accept_BK = jax.vmap(of_offset, (0, None))(accept_keys_B, jnp.arange(gamma))
+  # All offsets at once: compile time does not grow with gamma.
+  keys_KB = jax.vmap(functools.partial(at, accept_keys_B))(jnp.arange(gamma))
+  accept_BK = jax.vmap(jax.vmap(uniform), 1)(keys_KB)
   return types.Noise(accept_BK, draft_token, next_token)
 
 

@@ -17,13 +17,19 @@ def rule(path: str) -> types.Rule:
   """The types.Rule, or the function verify(noise, draft, p_BNV), at a path.
 
   Raises:
-    ValueError: a path that does not import, or something else at it.
+    ValueError: a path that does not import, something else at it, a rule that
+      cannot be traced, or one that says it is lossy.
   """
   found = _import('rule', path)
   if not isinstance(found, types.Rule):
     _check_call('rule', path, found, ('noise', 'draft', 'p_BNV'), {})
     found = types.Rule(path.partition(':')[2], found)
-  _check_verdict(path, found)
+  if not found.lossless:
+    raise ValueError(
+      f'rule={path}: it says lossless=False, so there is nothing to certify'
+    )
+  for K in (0, 1, 3):
+    _check_verdict(path, found, K)
   return found
 
 
@@ -39,10 +45,19 @@ def drafter(path: str) -> base.Recipe:
   if isinstance(found, types.Drafter):
     return lambda world, gamma: (found, ())
   if callable(found) and _binds(found, gamma=1):
-    # One drafter for a gamma: programs are cached by it.
-    return build.recipe(found)
-  _check_call('drafter', path, found, ('model',), {'gamma': 1})
-  return build.recipe(found, model=True)
+    recipe = build.recipe(found)
+  else:
+    _check_call('drafter', path, found, ('model',), {'gamma': 1})
+    recipe = build.recipe(found, model=True)
+  try:
+    made, _ = recipe(base.tables(3), 2)
+  except Exception as error:  # whatever the user's make does
+    raise ValueError(
+      f'drafter={path}: with gamma=2 it raised {type(error).__name__}: {error}'
+    ) from error
+  if not isinstance(made, types.Drafter):
+    raise ValueError(f'drafter={path}: it made {made!r}; want a types.Drafter')
+  return recipe
 
 
 def _import(what: str, path: str) -> Any:
@@ -85,9 +100,9 @@ def _check_call(what: str, path: str, found: Any, names, named) -> None:
   raise ValueError(f'{what}={path}: {has}; want {kind}')
 
 
-def _check_verdict(path: str, rule: types.Rule) -> None:
-  """Traces the rule once, on shapes alone."""
-  B, K, V = 2, 3, 5
+def _check_verdict(path: str, rule: types.Rule, K: int) -> None:
+  """Traces the rule on shapes alone; K is 0 where no row proposes anything."""
+  B, V = 2, 5
   real = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
   whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
 
@@ -104,16 +119,17 @@ def _check_verdict(path: str, rule: types.Rule) -> None:
     except Exception as error:  # whatever the user's rule does
       kind = 'certain drafts (q None)' if q_BKV is None else 'sampled drafts'
       raise ValueError(
-        f'rule={path}: called with {kind} it raised '
+        f'rule={path}: called with {K} {kind} it raised '
         f'{type(error).__name__}: {str(error).splitlines()[0]}'
       ) from error
     good = (
       isinstance(got, types.Verdict)
       and getattr(got.accepted_B, 'shape', None) == (B,)
+      and jnp.issubdtype(got.accepted_B.dtype, jnp.integer)
       and getattr(got.weights_BV, 'shape', None) == (B, V)
     )
     if not good:
       raise ValueError(
-        f'rule={path}: it returned {got}; want '
-        f'types.Verdict(accepted_B, weights_BV), here of ({B},) and ({B}, {V})'
+        f'rule={path}: it returned {got}; want types.Verdict(accepted_B, '
+        f'weights_BV): here integers of ({B},) and floats of ({B}, {V})'
       )

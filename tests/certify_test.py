@@ -1,5 +1,6 @@
 """The quick tier of the certificate, and what it refuses."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -11,20 +12,31 @@ import pytest
 
 from specdec_jax import build, types, user_code
 from specdec_jax.eval import certificate
-from specdec_jax.eval.promises import base
+from specdec_jax.eval.promises import base, tokens
 from specdec_jax.verify import reject
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICK = {promise.name: promise for promise in certificate.PROMISES}
 
 
-def check(name, rules=build.RULES, drafters=build.RECIPES, amount=None):
+def check(name, rules=build.RULES, drafters=build.RECIPES, amount=None, own=()):
   """One promise as the program checks it, at its quick amount or another."""
   promise = QUICK[name]._replace(quick=amount or QUICK[name].quick)
   # NaN checks recompile every program without its fusions; the debug tests and
   # the rule tests run under them.
   with jax.debug_nans(False):
-    return certificate.check(promise, base.Subject(rules, drafters), full=False)
+    subject = base.Subject(rules, drafters, own=own)
+    return certificate.check(promise, subject, full=False)
+
+
+NAMED = {
+  'window-law': ['reject: 2000 pairs'],
+  'coupled-identity': ['coupled'],
+  'windows-enumerated': ['reject lm', 'reject ragged lookup', 'scripted'],
+  'joint-law-tables': ['reject lm', 'coupled lm', 'reject lookup', '9 cells'],
+  'kernel-law': ['reject, coupled'],
+  'invariance': ['reject on 1, 2, 4, 8 devices'],
+}
 
 
 # The heaviest first, so that two workers end together.
@@ -35,30 +47,33 @@ def check(name, rules=build.RULES, drafters=build.RECIPES, amount=None):
 def test_promise_holds(name):
   row = check(name)
   assert row['held'], row['case']
+  # All were checked that the promise is about.
+  for word in NAMED.get(name, ()):
+    assert word in row['size'], row['size']
 
 
-def own(name):
+def named(name):
   path = f'tests.own_rules:{name}'
   rule = user_code.rule(path)
   return {rule.name: rule}
 
 
 def test_a_biased_rule_is_refused_with_its_smallest_case():
-  row = check('window-law', own('hotter'))
+  row = check('window-law', named('hotter'))
   assert not row['held']
   assert re.match(
     r"hotter, sampled drafts, family '[^']+': gamma 1, V 2; p of .* instead of",
     row['case'],
   )
-  assert not check('joint-law-tables', own('hotter'), amount=2**18)['held']
+  assert not check('joint-law-tables', named('hotter'), amount=2**18)['held']
 
 
 def test_a_position_keyed_block_rule_is_refused():
-  row = check('joint-law-tables', own('block_by_position'), amount=2**18)
+  row = check('joint-law-tables', named('block_by_position'), amount=2**18)
   assert not row['held'] and 'block_by_position, lm' in row['case']
   # It draws for itself, which the enumeration says instead of guessing.
-  row = check('window-law', own('block_by_position'), amount=60)
-  assert row['held'] and 'draws inside verify' in row['size']
+  row = check('window-law', named('block_by_position'), amount=60)
+  assert row['held'] is None and 'draws inside verify' in row['case']
 
 
 @pytest.mark.parametrize(
@@ -72,7 +87,7 @@ def test_a_position_keyed_block_rule_is_refused():
 )
 def test_block_verification_passes(name, amount):
   recipes = {'lm': build.RECIPES['lm']}
-  row = check(name, own('block'), recipes, amount=amount)
+  row = check(name, named('block'), recipes, amount=amount)
   assert row['held'], row['case']
 
 
@@ -83,6 +98,41 @@ def test_a_rule_that_accepts_too_much_is_refused():
   rule = types.Rule('every', every)
   row = check('window-law', {'every': rule}, amount=60)
   assert not row['held'] and 'accepts more tokens than' in row['case']
+
+
+def test_the_cover_is_small_and_has_every_pair():
+  subject = base.Subject(build.RULES, build.RECIPES)
+  programs = tokens.programs(subject)
+  assert len(programs) <= 24
+  big = [p for p in programs if p.world == 'transformer']
+  assert {(p.rule, p.drafter) for p in big} >= {('reject', 'lm')}
+  assert {p.gamma for p in big} == set(tokens.GAMMAS)
+  assert {p.batch for p in big} == set(tokens.BATCHES)
+  of = lambda p: set(itertools.combinations(enumerate(p[:4]), 2))
+  met = set().union(*map(of, programs))
+  levels = [tuple({p[i] for p in programs}) for i in range(4)]
+  assert met == set().union(*map(of, itertools.product(*levels)))
+
+
+def test_a_rule_that_draws_for_itself_passes_where_it_can_be_judged():
+  """README's rule: strict equality, lossless, under any drafter."""
+  rule, drafter = readme_example()
+  recipes = {'repeat': lambda world, gamma: (drafter, ())}
+  both = dict(rules={'agree': rule}, drafters=recipes, own=('rule', 'drafter'))
+  assert check('windows-enumerated', **both)['held'] is None
+  assert check('self-draft', **both)['held'] is None
+  for name, amount in (('joint-law-tables', 2**14), ('accounting', 500)):
+    row = check(name, amount=amount, **both)
+    assert row['held'], row['case']
+
+
+def readme_example():
+  text = (ROOT / 'README.md').read_text()
+  blocks = re.findall(r'```python\n(.*?)```', text, re.S)
+  code = next(b for b in blocks if "types.Rule('agree'" in b)
+  names = {}
+  exec(compile(code.split('target =')[0], 'README.md', 'exec'), names)
+  return names['agree'], names['repeat']
 
 
 def test_own_drafters():
@@ -103,6 +153,9 @@ def test_own_drafters():
     ('rule', 'tests.own_rules:wrong_arguments', 'takes (noise, draft); want'),
     ('rule', 'tests.own_rules:no_verdict', 'want types.Verdict(accepted_B'),
     ('rule', 'specdec_jax.types:ORIGINS', 'is not callable; want'),
+    ('rule', 'tests.own_rules:LOSSY', 'lossless=False, so there is nothing'),
+    ('rule', 'tests.own_rules:no_empty_window', 'called with 0 sampled drafts'),
+    ('drafter', 'tests.own_rules:makes_nothing', 'it made None; want'),
     ('drafter', 'tests.own_rules:needs_more', 'takes (model, corpus'),
     ('drafter', 'specdec_jax.types:PROMPT', 'is not callable; want make('),
   ],

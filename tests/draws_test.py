@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from specdec_jax import sampling
-from specdec_jax.eval import certify
+from specdec_jax.eval.promises import chance
 
 
 def noise(seeds, requests, lengths, *, gamma=3, coupled=False):
@@ -75,7 +75,7 @@ def test_law_of_a_draw():
   assert tokens.dtype == jnp.int32
   counts = np.bincount(np.asarray(tokens), minlength=V)
   assert counts[[3, 7]].tolist() == [0, 0]
-  assert certify.chi_square(counts, w / w.sum()) > 1e-6
+  assert chance.chi_square(counts, w / w.sum()) > 1e-6
 
 
 def bits_up_to(x_M, dtype):

@@ -30,9 +30,9 @@ def block(noise, draft, p_BNV):
   for i in range(1, K + 1):
     grown_B = w_B * p_BK[:, i - 1]
     # w p / q, at most 1, without dividing by a q that may be 0.
-    full_B = grown_B >= q_BK[:, i - 1]
+    full_B = (grown_B >= q_BK[:, i - 1]) & (p_BK[:, i - 1] > 0)
     w_B = jnp.where(
-      full_B, 1, grown_B / jnp.where(full_B, 1, q_BK[:, i - 1])
+      full_B, 1, grown_B / jnp.where(full_B | (grown_B == 0), 1, q_BK[:, i - 1])
     ).astype(p_BNV.dtype)
     h_B = w_B
     if i < K:
@@ -78,6 +78,19 @@ def wrong_arguments(noise, draft):
 
 def no_verdict(noise, draft, p_BNV):
   return p_BNV
+
+
+def no_empty_window(noise, draft, p_BNV):
+  return reject.verify(noise, draft, p_BNV)._replace(
+    accepted_B=jnp.stack(list(draft.tokens_BK.T))[0]
+  )
+
+
+LOSSY = types.Rule('lossy', reject.verify, lossless=False)
+
+
+def makes_nothing(*, gamma):
+  return None
 
 
 def forgetful(model, *, gamma):

@@ -6,29 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import sampling
-
-
-def oracle(logits_V, temperature, top_k, top_p, slack=0.0):
-  """Temperature, top-k, top-p in float64; ties at a cut are kept.
-
-  slack moves the mass at which top-p cuts, for rows where rounding decides.
-  """
-  x = np.asarray(logits_V, np.float64)
-  if temperature < 1e-5:
-    return (np.arange(len(x)) == np.argmax(x)).astype(float)
-  z = (x - x.max()) / temperature
-  if 0 < top_k < len(z):
-    z = np.where(z >= np.sort(z)[::-1][top_k - 1], z, -np.inf)
-  p = np.exp(z) / np.exp(z).sum()
-  if top_p < 1:
-    down = np.sort(p)[::-1]
-    mass = np.cumsum(down)
-    # Ties share their fate: the mass of {p >= t} counts all of them.
-    last = np.array([mass[down >= t][-1] for t in down])
-    enough = np.flatnonzero(last >= top_p + slack)
-    t = down[enough[0]] if len(enough) else 0
-    p = np.where(p >= t, p, 0)
-  return p / p.sum()
+from specdec_jax.eval.table_model import probabilities as oracle
 
 
 def rows(V):

@@ -14,7 +14,7 @@ from scipy import stats
 from experiments.field_criteria import samples
 from specdec_jax import build
 from specdec_jax.eval import certificate, pairs, table_model
-from specdec_jax.eval.promises import base, laws, rows
+from specdec_jax.eval.promises import base, rows
 
 ALPHA = 1e-9
 
@@ -140,7 +140,7 @@ def joint_law() -> None:
   plain: dict[str, Any] = dict(temperature=1.0)
   for settings, law in (
     (plain, samples.softmax(target.astype(np.float64))),
-    (warm, laws.warped(target, **warm)),
+    (warm, table_model.warped(target, **warm)),
   ):
     said = samples.tokens(world, amount, new, **settings)
     wanted = table_model.joint_law(pairs.normal(law), [1], new)

@@ -9,7 +9,15 @@ from typing import Any
 import rich.console
 
 from specdec_jax.eval import machine, report, tables
-from specdec_jax.eval.promises import base, counts, draws, laws, rows, tokens
+from specdec_jax.eval.promises import (
+  base,
+  counts,
+  draws,
+  kernel,
+  laws,
+  rows,
+  tokens,
+)
 
 PROMISES = (
   base.Promise(
@@ -55,7 +63,7 @@ PROMISES = (
   base.Promise(
     'kernel-law',
     'two windows: every draw on peaked laws, and its independence',
-    counts.kernel_law,
+    kernel.kernel_law,
     quick=2**20,
     full=2**26,
     of=('rule',),
@@ -129,12 +137,17 @@ def choose(only: Sequence[str], own: Sequence[str]) -> list[base.Promise]:
 def check(
   promise: base.Promise, subject: base.Subject, *, full: bool
 ) -> dict[str, Any]:
-  """One promise as a row: whether it holds, its figure or its failing case."""
+  """One promise as a row: its figure, or its failing case.
+
+  held: None where there was nothing to check; case says why.
+  """
   start = time.perf_counter()
   row: dict[str, Any] = dict(name=promise.name, text=promise.text, held=False)
   try:
     figure = promise.check(subject, promise.full if full else promise.quick)
     row |= dict(held=True) | figure._asdict()
+  except base.NotChecked as why:
+    row |= dict(held=None, case=str(why))
   except base.Broken as error:
     row['case'] = str(error)
   except Exception as error:  # a user's rule may raise anything
@@ -175,21 +188,32 @@ def run(
     row = check(promise, subject, full=full)
     doc['promises'].append(row)
     _print_row(row, console)
-  doc['held'] = all(row['held'] for row in doc['promises'])
-  held = sum(row['held'] for row in doc['promises'])
-  seconds = sum(row['seconds'] for row in doc['promises'])
-  doc['verdict'] = [
-    f'{held} of {len(doc["promises"])} promises hold ({seconds:.0f} s).'
-  ]
+    conclude(doc)
+    if folder:  # after every promise: a tier of hours may be cut short
+      report.write(folder / 'certificate.json', report.compact(doc))
+      report.write(folder / 'certificate.md', markdown(doc))
   report.close(doc, console)
-  if folder:
-    report.write(folder / 'certificate.json', report.compact(doc))
-    report.write(folder / 'certificate.md', markdown(doc))
   return doc['held']
 
 
+def conclude(doc: dict[str, Any]) -> None:
+  """Adds held (false too if nothing could be checked) and the verdict."""
+  kept = [row['held'] for row in doc['promises']]
+  seconds = sum(row['seconds'] for row in doc['promises'])
+  doc['held'] = True in kept and False not in kept
+  skipped = f', {kept.count(None)} not checked' if None in kept else ''
+  doc['verdict'] = [
+    f'{kept.count(True)} of {len(kept)} promises hold{skipped} '
+    f'({seconds:.0f} s).'
+  ]
+
+
 def _print_row(row: dict[str, Any], console: rich.console.Console) -> None:
-  mark = '[green]holds[/green]' if row['held'] else '[red]FAILS[/red]'
+  mark = {
+    True: '[green]holds[/green]',
+    None: 'not checked',
+    False: '[red]FAILS[/red]',
+  }[row['held']]
   console.print(
     f'{mark}  [bold]{row["name"]}[/bold]: {row["text"]} '
     f'({row["seconds"]:.1f} s)',
@@ -221,11 +245,16 @@ def markdown(doc: dict[str, Any]) -> str:
     '|---|---|---|---|---|---|',
   ]
   for row in doc['promises']:
-    cells = [row['text'], 'holds' if row['held'] else '**FAILS**']
+    mark = {True: 'holds', None: 'not checked', False: '**FAILS**'}
+    cells = [row['text'], mark[row['held']]]
     if row['held']:
       cells += [row['reached'], row['bound'], row['size']]
     else:
       cells += [row['case'], '', '']
     cells.append(f'{row["seconds"]:.1f}')
-    lines.append('| ' + ' | '.join(x.replace('|', '\\|') for x in cells) + ' |')
+    lines.append(
+      '| '
+      + ' | '.join(' '.join(x.replace('|', '\\|').split()) for x in cells)
+      + ' |'
+    )
   return '\n'.join([*lines, '', *doc['verdict']])

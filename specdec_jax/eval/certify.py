@@ -15,7 +15,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from specdec_jax import decode, sampling, types
 from specdec_jax.eval import pairs
@@ -29,7 +28,7 @@ def breaks(rule: types.Rule, noise: types.Noise, draft: types.Draft, p_BNV):
   Found by bisection over the floats of [0, 1), not taken from a formula. Offset
   k is tried with all other tests passing and with all failing; 1 where it makes
   no difference in either. Assumes at most one flip a test, each at a place that
-  the other uniforms do not move; run_law checks that with random uniforms.
+  the other uniforms do not move; outcomes_of checks that with random uniforms.
   """
   B, K = draft.tokens_BK.shape
   dtype = p_BNV.dtype
@@ -42,9 +41,12 @@ def breaks(rule: types.Rule, noise: types.Noise, draft: types.Draft, p_BNV):
     u_BK = jnp.full((B, K), others, dtype).at[:, k].set(u_B)
     return rule.verify(noise._replace(accept_BK=u_BK), draft, p_BNV)
 
-  same = lambda x, y: (
-    (x.accepted_B == y.accepted_B) & jnp.all(x.weights_BV == y.weights_BV, -1)
-  )
+  def same(x, y):
+    equal_BV = (x.weights_BV == y.weights_BV) | (
+      jnp.isnan(x.weights_BV) & jnp.isnan(y.weights_BV)
+    )
+    return (x.accepted_B == y.accepted_B) & jnp.all(equal_BV, -1)
+
   cases = [(k, others) for k in range(K) for others in (0.0, top)]
   low = [outcome(k, jnp.zeros(B, dtype), others) for k, others in cases]
 
@@ -144,14 +146,17 @@ def outcomes_of(rule: types.Rule, batch: Windows, seed: int = 0) -> Outcomes:
   runs = [run_rule(rule, batch, under(between(x))) for x in passes_PK]
   accepted_PB, weights_PBV = map(np.stack, zip(*runs, strict=True))
   rng = np.random.default_rng(seed)
+  row_B = np.arange(len(t_BK))
+  can_B = batch.chance_XR.reshape(-1) > 0  # the other paths are never drafted
   for _ in range(3):
     u_BK = rng.random(t_BK.shape).astype(dtype)
     accepted_B, weights_BV = run_rule(rule, batch, under(u_BK))
     which_B = (u_BK >= t_BK) @ (1 << np.arange(K)[::-1])
-    row_B = np.arange(len(which_B))
-    if (accepted_B != accepted_PB[which_B, row_B]).any() or (
-      weights_BV != weights_PBV[which_B, row_B]
-    ).any():
+    same_B = accepted_B == accepted_PB[which_B, row_B]
+    same_B &= np.isclose(
+      weights_BV, weights_PBV[which_B, row_B], rtol=0, atol=0, equal_nan=True
+    ).all(-1)
+    if not same_B[can_B].all():
       raise NotEnumerable('its verdict is no step function of its uniforms')
   return Outcomes(t_BK, passes_PK, accepted_PB, weights_PBV)
 
@@ -173,6 +178,21 @@ def _breaks(rule, draft, p_BNV):
 
 def draws_nothing(*_):
   raise NotEnumerable('it draws inside verify')
+
+
+def draws(rule: types.Rule) -> bool:
+  """Whether the rule draws for itself, beyond its accept uniforms."""
+  p_XNVV = np.full((1, 2, 2, 2), 0.5)
+  batch = windows(p_XNVV, p_XNVV[:, :1], np.ones(1, np.int32))
+  try:
+    jax.eval_shape(functools.partial(_breaks, rule), batch.draft, batch.p_BNV)
+  except NotEnumerable:
+    return True
+  return False
+
+
+def _mute(noise: types.Noise) -> types.Noise:
+  return types.Noise(noise.accept_BK, draws_nothing, draws_nothing)
 
 
 def window_law(rule: types.Rule, batch: Windows, p_XNVV) -> np.ndarray:
@@ -255,10 +275,12 @@ def step_with(target, drafter, rule: types.Rule):
     seen = {}
 
     def verify(noise, draft, p_BNV):
-      t_BK = breaks(rule, noise, draft, p_BNV)
+      t_BK = breaks(rule, _mute(noise), draft, p_BNV)
       seen.update(draft=draft, t_BK=t_BK)
       accept_BK = jnp.where(choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
-      return rule.verify(noise._replace(accept_BK=accept_BK), draft, p_BNV)
+      # A rule that draws for itself raises NotEnumerable.
+      own = _mute(noise)._replace(accept_BK=accept_BK)
+      return rule.verify(own, draft, p_BNV)
 
     def next_token(offset_B, weights_BV):
       seen.update(weights_BV=weights_BV)
@@ -318,8 +340,15 @@ def walk(step, weights, request, state, info, choices: Choice, *, windows):
   chance_R).
   """
   size, O = state.lengths_B.shape[0], len(choices.next_B)
-  rows = jax.tree.map(lambda x: np.asarray(x)[:1], state)
-  chance_R = np.ones(1)
+  # A drafter may keep its rows on any axis, or something without rows.
+  axes, tree = jax.tree.flatten(state)
+  axes = [x.shape.index(size) if size in x.shape else None for x in axes]
+  take = lambda leaves, index: [
+    x if axis is None else np.take(x, index, axis)
+    for x, axis in zip(leaves, axes, strict=True)
+  ]
+  host = lambda state: [np.asarray(x) for x in jax.tree.leaves(state)]
+  rows, chance_R = take(host(state), [0]), np.ones(1)
   for _ in range(windows):
     R = len(chance_R)
     parts, chances = [], []
@@ -330,17 +359,20 @@ def walk(step, weights, request, state, info, choices: Choice, *, windows):
       new, _, chance_B = step(
         weights,
         request,
-        jax.tree.map(lambda x, i=index: x[i // O], rows),
+        jax.tree.unflatten(tree, take(rows, index // O)),
         info,
         jax.tree.map(lambda x, i=index: x[i % O], choices),
       )
       chance_B = np.asarray(chance_B, np.float64) * chance_R[index // O] * live
-      keep = chance_B > 0
-      parts.append(jax.tree.map(lambda x, k=keep: np.asarray(x)[k], new))
-      chances.append(chance_B[keep])
-    rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+      parts.append(take(host(new), np.flatnonzero(chance_B > 0)))
+      chances.append(chance_B[chance_B > 0])
+    rows = [
+      x[0] if axis is None else np.concatenate(x, axis)
+      for x, axis in zip(zip(*parts, strict=True), axes, strict=True)
+    ]
     chance_R = np.concatenate(chances)
-  return rows.tokens_BL, rows.lengths_B, chance_R
+  end = jax.tree.unflatten(tree, rows)
+  return end.tokens_BL, end.lengths_B, chance_R
 
 
 def completed(tokens_RL, lengths_R, chance_R, law, start: int) -> np.ndarray:
@@ -363,18 +395,59 @@ def completed(tokens_RL, lengths_R, chance_R, law, start: int) -> np.ndarray:
   return out
 
 
-def chi_square(counts, law, *, least: float = 10.0) -> float:
-  """p-value of counts under a law; cells expecting under `least` are pooled."""
-  counts = np.asarray(counts, np.float64).ravel()
-  expected = np.asarray(law, np.float64).ravel() * counts.sum()
-  if counts[expected == 0].any():
-    return 0.0
-  big = expected >= least
-  pool = lambda x: np.append(x[big], x[~big].sum())
-  counts, expected = pool(counts), pool(expected)
-  if expected[-1] < least:
-    counts[-2] += counts[-1]
-    expected[-2] += expected[-1]
-    counts, expected = counts[:-1], expected[:-1]
-  score = ((counts - expected) ** 2 / expected).sum()
-  return float(stats.chi2.sf(score, len(counts) - 1))
+def length_law(rule: types.Rule, p_V, q_V, gamma: int) -> np.ndarray:
+  """Law of the drafts accepted in a window of independent tokens: [gamma + 1].
+
+  In closed form for `reject` (Leviathan et al. 2023, section 3.1) and coupled
+  rules (two races over the same arrivals), else by enumeration.
+
+  Raises:
+    NotEnumerable: as outcomes_of.
+  """
+  of_rate = lambda a: np.append((1 - a) * a ** np.arange(gamma), a**gamma)
+  if rule.name == 'reject':
+    return of_rate(np.minimum(p_V, q_V).sum())
+  if rule.coupled:
+    ratio = lambda w: w[None] / w[:, None]
+    return of_rate((1 / np.maximum(ratio(p_V), ratio(q_V)).sum(1)).sum())
+  V = len(p_V)
+  wide = lambda x, n: np.broadcast_to(x, (1, n, V, V)).astype(np.float64)
+  batch = windows(wide(p_V, gamma + 1), wide(q_V, gamma), np.array([gamma]))
+  every = outcomes_of(rule, batch)
+  law = np.zeros(gamma + 1)
+  for passes_K, accepted_B, _ in zip(*every[1:], strict=True):
+    chance_B = np.where(passes_K, every.t_BK, 1 - every.t_BK).prod(1)
+    law += np.bincount(
+      accepted_B, chance_B * batch.chance_XR[0], minlength=gamma + 1
+    )
+  return law
+
+
+def first_token_law(rule: types.Rule, p_2V, q_V, kept_R) -> np.ndarray:
+  """Law of a window's first token at gamma 1, over a real vocabulary: [V].
+
+  kept_R: the tokens that the draft can draw; q is 0 elsewhere.
+
+  Raises:
+    NotEnumerable: as outcomes_of.
+  """
+  R, V = len(kept_R), len(q_V)
+  batch = Windows(
+    types.Draft(
+      jnp.asarray(kept_R[:, None]),
+      jnp.broadcast_to(q_V, (R, 1, V)),
+      jnp.ones(R, jnp.int32),
+    ),
+    jnp.broadcast_to(p_2V, (R, 2, V)),
+    pairs.normal(q_V[kept_R].astype(np.float64))[None],
+  )
+  every = outcomes_of(rule, batch)
+  t_R = every.t_BK[:, 0].astype(np.float64)
+  p_R2V, law = np.asarray(batch.p_BNV), np.zeros(V)
+  for passes_K, accepted_R, weights_RV in zip(*every[1:], strict=True):
+    chance_R = batch.chance_XR[0] * (t_R if passes_K[0] else 1 - t_R)
+    yes_R = accepted_R == 1
+    np.add.at(law, kept_R[yes_R], chance_R[yes_R])
+    left = next_law(p_R2V[~yes_R], accepted_R[~yes_R], weights_RV[~yes_R])
+    law += chance_R[~yes_R] @ left
+  return law

@@ -62,6 +62,37 @@ def table(seed, vocab, *, hashes=5, scale=1.5):
   )
 
 
+def probabilities(
+  logits_V, temperature: float, top_k: int = 0, top_p: float = 1, slack=0.0
+):
+  """Temperature, top-k, top-p by sorting, float64; ties at a cut are kept.
+
+  The oracle of sampling.probabilities, of which it shares nothing.
+  slack moves the mass at which top-p cuts, for rows where rounding decides.
+  """
+  x = np.asarray(logits_V, np.float64)
+  if temperature < 1e-5:
+    return (np.arange(len(x)) == np.argmax(x)).astype(float)
+  z = (x - x.max()) / temperature
+  if 0 < top_k < len(z):
+    z = np.where(z >= np.sort(z)[::-1][top_k - 1], z, -np.inf)
+  p = np.exp(z) / np.exp(z).sum()
+  if top_p < 1:
+    down = np.sort(p)[::-1]
+    mass = np.cumsum(down)
+    # Ties share their fate: the mass of {p >= t} counts all of them.
+    last = np.array([mass[down >= t][-1] for t in down])
+    enough = np.flatnonzero(last >= top_p + slack)
+    t = down[enough[0]] if len(enough) else 0
+    p = np.where(p >= t, p, 0)
+  return p / p.sum()
+
+
+def warped(logits_RVV, **settings) -> np.ndarray:
+  """A table's own law under sampling settings, float64."""
+  return np.apply_along_axis(probabilities, -1, logits_RVV, **settings)
+
+
 def row_of(params, prefix):
   """The table's entry after a prefix."""
   return np.asarray(params)[prefix_hash(prefix) % len(params), prefix[-1]]

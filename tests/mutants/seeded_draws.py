@@ -191,8 +191,8 @@ DRAWS = (
     24,
     "the recovered token depends on the refusal's noise",
     _SAMPLING,
-    'uniform(at(accept_keys_B, k))',
-    'uniform(next_keys(seed_B, request_B, lengths_B + k))',
+    'functools.partial(at, accept_keys_B)',
+    'lambda k: next_keys(seed_B, request_B, lengths_B + k)',
     (_KEYS,),
   ),
   Mutant(
@@ -218,8 +218,8 @@ DRAWS = (
     46,
     'a position met by two windows is judged with the same noise twice',
     _SAMPLING,
-    'uniform(at(accept_keys_B, k))',
-    'uniform(fold(role(_ACCEPT), lengths_B + k))',
+    'functools.partial(at, accept_keys_B)',
+    'lambda k: fold(role(_ACCEPT), lengths_B + k)',
     (_PLACE,),
   ),
   Mutant(
@@ -245,8 +245,8 @@ DRAWS = (
     24,
     'one uniform judges the whole window',
     _SAMPLING,
-    'uniform(at(accept_keys_B, k))',
-    'uniform(at(accept_keys_B, 0))',
+    'functools.partial(at, accept_keys_B)',
+    'lambda k: at(accept_keys_B, 0)',
     (_KEYS,),
   ),
   Mutant(

@@ -28,18 +28,27 @@ Recipe = Callable[[World, int], tuple[types.Drafter, Any]]
 
 
 class Subject(NamedTuple):
-  """What is certified. seed: of all randomness, the date in the full tier."""
+  """What is certified.
+
+  seed: of all randomness, the date in the full tier. own: what of it a user
+  brought, 'rule' or 'drafter': how much that accepts is reported, not judged.
+  """
 
   rules: Mapping[str, types.Rule]
   drafters: Mapping[str, Recipe]
   seed: int = 0
+  own: tuple[str, ...] = ()
 
   def lossless(self) -> list[types.Rule]:
     return [rule for rule in self.rules.values() if rule.lossless]
 
 
 class Broken(Exception):
-  """A promise failed; the text is the smallest case that shows it."""
+  """A promise failed; the text is a small case that shows it."""
+
+
+class NotChecked(Exception):
+  """There was nothing that the promise could be checked on; says why."""
 
 
 class Figure(NamedTuple):
@@ -68,6 +77,11 @@ class Promise(NamedTuple):
 def wide() -> bool:
   """Whether floats are float64 here."""
   return jnp.result_type(float) == jnp.float64
+
+
+def none_of(n: int, what: str) -> str:
+  """No failure among n, with the bound on the rate that it shows."""
+  return f'0 of {n:,} {what} (95 %: under {3 / n:.1e})'
 
 
 def tables(vocab: int, seed: int = 0, scale: float = 1.5) -> World:

@@ -1,17 +1,18 @@
 """Promises about requests: what their tokens depend on, and how they count."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
 
 from specdec_jax import decode, requests, sharding, types
 from specdec_jax.eval import certify, metrics, table_model
-from specdec_jax.eval.promises import base, counts
+from specdec_jax.eval.promises import base, chance
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
-NEW, LENGTH, GAMMA = 12, 32, 2
+NEW, GAMMA = 12, 2
 # Sizes that eight devices divide.
 SIZES = dict(
   width=16, heads=8, kv_heads=8, head_dim=4, mlp=32, depth=1, context=512
@@ -22,29 +23,44 @@ VOCAB = 16
 def invariance(subject: base.Subject, amount: int) -> base.Figure:
   """A request's tokens do not depend on who else runs, or where."""
   prompts = base.ragged_prompts(amount, VOCAB, subject.seed, longest=8)
+  tried = 0
   with jax.enable_x64(True):
     world = base.transformers(VOCAB, **SIZES)
-    rule, *others = subject.lossless()
-    wanted = _one_rule(subject, world, rule, prompts, whole=True)
-    for other in others:
-      _one_rule(subject, world, other, prompts, whole=False)
-    meshes = _on_meshes(subject, prompts, wanted)
+    texts = functools.partial(_texts, subject, world)
+    rules = subject.lossless()
+    plain = texts(decode.PLAIN, (), rules[0], prompts, range(amount), rows=8)
+    for i, rule in enumerate(rules):
+      wanted = _one_rule(subject, texts, world, rule, prompts, whole=i == 0)
+      for name, recipe in subject.drafters.items():
+        # Coupled text, and greedy rows under any rule, are plain decoding's.
+        gamma = 5 if rule.coupled else GAMMA
+        got = texts(*recipe(world, gamma), rule, prompts, range(amount), rows=8)
+        same = [rule.coupled or not _sampled(i) for i in range(amount)]
+        only = lambda texts, same=same: itertools.compress(texts, same)
+        what = f'{rule.name}, {name}, gamma {gamma}: plain decoding'
+        _equal(only(got), only(plain), what, amount)
+        tried += amount
+      if i == 0:
+        meshes = _on_meshes(subject, prompts, wanted)
+    tried += amount * (9 + len(meshes) + 3 * (len(rules) - 1))
   return base.Figure(
-    '0 differ',
+    base.none_of(tried, 'texts'),
     '0',
-    f'{amount} seeds: batches 1, 3, 8, 32, order, padding, prefix; devices '
-    + ', '.join(meshes),
+    f'{amount} seeds: batches 1, 3, 8, 32, order, padding, prefix, plain '
+    f'decoding; {rules[0].name} on {", ".join(meshes)} devices',
   )
 
 
-def _one_rule(subject, world, rule, prompts, *, whole: bool):
+def _sampled(i: int) -> bool:
+  """One request in three is greedy: a batch may mix them."""
+  return i % 3 > 0
+
+
+def _one_rule(subject, texts, world, rule, prompts, *, whole: bool):
   """The texts, which no arrangement changes. whole: try every arrangement."""
   name, recipe = next(iter(subject.drafters.items()))
   seeds = range(len(prompts))
-  with_gamma = lambda gamma: functools.partial(
-    _texts, subject, world, *recipe(world, gamma), rule, prompts
-  )
-  run = with_gamma(GAMMA)
+  run = functools.partial(texts, *recipe(world, GAMMA), rule, prompts)
   wanted = run(seeds, rows=8)
   check = lambda got, wanted, what: _equal(
     got, wanted, f'{rule.name}, {name}: {what}', len(prompts)
@@ -53,8 +69,6 @@ def _one_rule(subject, world, rule, prompts, *, whole: bool):
     check(got, wanted, what)
   cut = [x[: len(p) + 5] for x, p in zip(wanted, prompts, strict=True)]
   check(run(seeds, rows=8, new=5), cut, 'max_new_tokens 5')
-  if rule.coupled:
-    check(with_gamma(5)(seeds, rows=8), wanted, 'gamma 5')
   return wanted
 
 
@@ -68,7 +82,7 @@ def _texts(
   numbers,
   *,
   rows: int,
-  length: int = LENGTH,
+  pad: int = 0,
   new: int = NEW,
   place=lambda request: request,
 ) -> list[list[int]]:
@@ -81,11 +95,10 @@ def _texts(
       world,
       [prompts[i] for i in some],
       new,
-      length=length,
+      length=requests.bucket(8 + NEW + drafter.gamma) + pad,
       rows=rows,
       gamma=drafter.gamma,
-      # One in three is greedy: a batch may mix them.
-      temperature=[0.9 * (i % 3 > 0) for i in some],
+      temperature=[0.9 * _sampled(i) for i in some],
       top_p=[0.9 if i % 2 else 1.0 for i in some],
       seed=[subject.seed + i for i in some],
       request=some,
@@ -102,9 +115,9 @@ def _arrangements(run, n: int, whole: bool):
   mixed = run(order.tolist(), rows=8)
   yield 'another order', [mixed[i] for i in np.argsort(order)]
   if whole:
-    yield 'batch 1', run(range(min(n, 32)), rows=1)
+    yield 'batch 1', run(range(n), rows=1)
     yield 'batch 32', run(range(n), rows=32)
-    yield 'padding to 64', run(range(n), rows=8, length=64)
+    yield 'padding', run(range(n), rows=8, pad=32)
 
 
 def _on_meshes(subject: base.Subject, prompts, wanted) -> list[str]:
@@ -160,7 +173,7 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
   world = base.tables(vocab)
   arms = list(subject.drafters.items())
   each = -(-amount // (len(arms) * len(subject.lossless())))
-  tests: dict[str, float] = {}
+  tests: dict[str, chance.Test] = {}
   for rule in subject.lossless():
     for _, recipe in arms:
       drafter, other = recipe(world, gamma)
@@ -170,8 +183,8 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
           world,
           base.ragged_prompts(rows, vocab, subject.seed + at),
           1 + numbers % 17,
-          length=32,
-          gamma=gamma,
+          length=32 + drafter.gamma,
+          gamma=drafter.gamma,
           temperature=0.9,
           seed=subject.seed,
           request=numbers,
@@ -179,10 +192,12 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
         )
         _check_counts(base.run(world, drafter, rule, other, request), request)
         done += rows
-    tests |= _accepted_lengths(subject, rule, 20 * amount)
-  figure = counts.judge(tests, f'{done:,} requests')
+    # A lossless rule or drafter of one's own may accept less.
+    if not subject.own:
+      tests |= _accepted_lengths(subject, rule, 20 * amount)
+  figure = chance.judge(tests, f'{done:,} requests')
   return base.Figure(
-    f'0 of {done:,} miscounted; lengths {figure.reached}',
+    f'{base.none_of(done, "requests")} miscounted; lengths {figure.reached}',
     f'0; {figure.bound}',
     f'gamma {gamma}, EOS and limits inside windows',
   )
@@ -228,7 +243,7 @@ def _none(wrong_B, what: str, request, out) -> None:
     )
 
 
-def _accepted_lengths(subject, rule, amount: int) -> dict[str, float]:
+def _accepted_lengths(subject, rule, amount: int) -> dict[str, chance.Test]:
   """Drafts accepted in first windows, of laws that do not see the text."""
   gamma, vocab, rows = 3, 5, 2**13
   rng = np.random.default_rng(subject.seed)
@@ -243,9 +258,6 @@ def _accepted_lengths(subject, rule, amount: int) -> dict[str, float]:
     drafter, other = recipe(world, gamma)
     if other is not weights.draft:
       continue  # only of these q is known
-    law = _length_law(rule, p_V, q_V, gamma)
-    if law is None:
-      continue
     seen = np.zeros(gamma + 1)
     for at in range(0, amount, rows):
       request = base.make_request(
@@ -261,36 +273,7 @@ def _accepted_lengths(subject, rule, amount: int) -> dict[str, float]:
       out = base.run(world, drafter, rule, other, request)
       first_B = (out.info.window_BL == 0).sum(1) - 1
       seen += np.bincount(first_B, minlength=gamma + 1)
-    tests[f'{rule.name}, {name}: accepted lengths'] = certify.chi_square(
-      seen, law
-    )
+    with jax.enable_x64(True):
+      law = certify.length_law(rule, p_V, q_V, gamma)
+    tests[f'{rule.name}, {name}: accepted lengths'] = chance.Test(seen, law)
   return tests
-
-
-def _length_law(rule, p_V, q_V, gamma: int):
-  """Law of the drafts accepted in a window of independent tokens; or None."""
-  if rule.coupled:
-    # Two races over the same arrivals have the same winner with this chance.
-    with np.errstate(divide='ignore'):
-      ratio = lambda w: w[None] / w[:, None]
-      agree = (1 / np.maximum(ratio(p_V), ratio(q_V)).sum(1)).sum()
-    return np.array(
-      [agree**k * (1 - agree) for k in range(gamma)] + [agree**gamma]
-    )
-  V = len(p_V)
-  with jax.enable_x64(True):
-    wide = lambda x, n: np.broadcast_to(x, (1, n, V, V)).astype(np.float64)
-    batch = certify.windows(
-      wide(p_V, gamma + 1), wide(q_V, gamma), np.array([gamma], np.int32)
-    )
-    try:
-      every = certify.outcomes_of(rule, batch)
-    except certify.NotEnumerable:
-      return None
-  law = np.zeros(gamma + 1)
-  for passes_K, accepted_B, _ in zip(*every[1:], strict=True):
-    chance_B = np.where(passes_K, every.t_BK, 1 - every.t_BK).prod(1)
-    law += np.bincount(
-      accepted_B, chance_B * batch.chance_XR[0], minlength=gamma + 1
-    )
-  return law
