@@ -61,7 +61,7 @@ def block_by_position(noise, draft, p_BNV):
   the next window meets the same uniforms there again.
   """
   B, K = draft.tokens_BK.shape
-  cells, V = 4096, p_BNV.shape[-1]
+  cells, V = 1024, p_BNV.shape[-1]
   # A race over cells that the next token's own draw does not look at.
   flat_BC = jnp.broadcast_to((jnp.arange(V + cells) >= V) * 1.0, (B, V + cells))
   at = lambda k: noise.next(jnp.full(B, k, jnp.int32), flat_BC) - V

@@ -98,6 +98,12 @@ def _check_support(rule, batch: certify.Windows, kind: str) -> None:
   K = batch.draft.tokens_BK.shape[1]
   zeros = np.zeros(batch.draft.tokens_BK.shape, batch.p_BNV.dtype)
   accepted_B, _ = certify.run_rule(rule, batch, zeros)
+  over_B = accepted_B > np.asarray(batch.draft.count_B)
+  if over_B.any():
+    raise base.Broken(
+      f'{rule.name}, {kind}: it accepts {accepted_B[over_B][0]} of '
+      f'{np.asarray(batch.draft.count_B)[over_B][0]} proposed tokens'
+    )
   can_B = batch.chance_XR.reshape(-1) > 0
   tokens_BK = np.asarray(batch.draft.tokens_BK)
   p_BK = np.take_along_axis(
