@@ -47,4 +47,4 @@ if $checks; then
     exit 1
   fi
 fi
-exec .venv/bin/python -m pytest -n 2 -q -m "$marks" "$@"
+exec .venv/bin/python -m pytest -n 2 --dist worksteal -q -m "$marks" "$@"

@@ -1,6 +1,7 @@
 """Strict switches for every test; see style R16."""
 
 import os
+import pathlib
 
 # Before jax is imported: tests run on eight fake CPU devices, and jaxlib 0.10.2
 # miscompiles a narrow matvec + reduce without the second flag (jax#39103).
@@ -28,6 +29,15 @@ def x64():
   """Runs one test in float64, where speculation is exact token for token."""
   with jax.enable_x64(True):
     yield
+
+
+@pytest.fixture(autouse=True, scope='module')
+def few_programs():
+  """Drops compiled programs before the kernel's 65,530 maps are used up."""
+  yield
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and maps.read_text().count('\n') > 20_000:
+    jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import rich.console
 
 from specdec_jax.eval import machine, report, tables
@@ -152,6 +153,8 @@ def check(
     row['case'] = str(error)
   except Exception as error:  # a user's rule may raise anything
     row['case'] = f'raised {type(error).__name__}: {error}'
+  # A process can hold some thousand compiled programs, then XLA aborts.
+  jax.clear_caches()
   return row | dict(seconds=time.perf_counter() - start)
 
 
