@@ -176,7 +176,9 @@ def test_the_program_ends_in_json_and_writes_both_files(tmp_path):
   assert doc['held'] and doc['promises'][0]['name'] == 'coupled-identity'
   assert json.loads((tmp_path / 'certificate.json').read_text()) == doc
   page = (tmp_path / 'certificate.md').read_text()
-  assert '| 0 of 10,020 windows (95 %: under 3.0e-04) | 0 | coupled' in page
+  assert (
+    '| 0 of 10,020 windows differ (95 %: under 3.0e-04) | 0 | coupled' in page
+  )
 
 
 def test_the_program_fails_with_a_biased_rule():

@@ -162,7 +162,7 @@ def coupled_identity(subject: base.Subject, amount: int) -> base.Figure:
   if not names:
     raise base.NotChecked('no coupled rule; the counted laws cover the others')
   return base.Figure(
-    base.none_of(tried, 'windows'), '0', f'{", ".join(names)}, float64'
+    base.none_of(tried, 'windows differ'), '0', f'{", ".join(names)}, float64'
   )
 
 

@@ -44,7 +44,7 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
         meshes = _on_meshes(subject, prompts, wanted)
     tried += amount * (9 + len(meshes) + 3 * (len(rules) - 1))
   return base.Figure(
-    base.none_of(tried, 'texts'),
+    base.none_of(tried, 'texts differ'),
     '0',
     f'{amount} seeds: batches 1, 3, 8, 32, order, padding, prefix, plain '
     f'decoding; {rules[0].name} on {", ".join(meshes)} devices',

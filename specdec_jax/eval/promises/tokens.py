@@ -75,7 +75,7 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
       if tokens >= amount:
         break
   return base.Figure(
-    base.none_of(tokens, 'tokens'),
+    base.none_of(tokens, 'tokens differ'),
     '0',
     f'{len(compiled)} programs; drafts {", ".join(kinds)}',
   )
