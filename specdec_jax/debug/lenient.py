@@ -38,7 +38,8 @@ def _rewritten(x, caller=None):
   caller: the source of the equation that calls it. JAX's own jitted functions
   do not know theirs, so their equations take it.
   """
-  if isinstance(x, jex.ClosedJaxpr):
+  # From jax 0.11 on a jaxpr is its own closed one.
+  if isinstance(x, jex.ClosedJaxpr) and x.jaxpr is not x:
     return x.replace(jaxpr=_rewritten(x.jaxpr, caller))
   if type(x) is tuple:
     return tuple(_rewritten(one, caller) for one in x)
