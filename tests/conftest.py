@@ -31,6 +31,16 @@ def x64():
     yield
 
 
+@pytest.fixture
+def compile_in_less_time():
+  """For tests of what is reported; programs run slower."""
+  name = 'jax_disable_most_optimizations'
+  before = jax.config.read(name)
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)
+
+
 @pytest.fixture(autouse=True, scope='module')
 def few_programs():
   """Drops compiled programs before the kernel's 65,530 maps are used up."""

@@ -8,33 +8,18 @@ import numpy as np
 
 from specdec_jax import decode, requests, types
 from specdec_jax.eval import table_model as tables
+from specdec_jax.eval.promises import base
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
 table_model, table, row_of = tables.make, tables.table, tables.row_of
 joint_law, prefix_hash = tables.joint_law, tables.prefix_hash
+ragged, texts = base.ragged, base.texts
 
 
 def adversary(text, vocab: int):
   """A script that is wrong everywhere."""
   return (np.asarray(text) + 1) % vocab
-
-
-@functools.cache
-def ragged(drafter: types.Drafter) -> types.Drafter:
-  """The same drafter, proposing 0..gamma tokens by a rule of the row's own."""
-
-  def propose(weights, state, context, noise, target_cache):
-    draft, state, cache = drafter.propose(
-      weights, state, context, noise, target_cache
-    )
-    last_B = jnp.take_along_axis(
-      context.tokens_BL, context.lengths_B[:, None] - 1, 1
-    )[:, 0]
-    count_B = (5 * context.lengths_B + last_B) % (drafter.gamma + 1)
-    return draft._replace(count_B=count_B), state, cache
-
-  return drafter._replace(name='ragged', propose=propose)
 
 
 @functools.cache
@@ -109,12 +94,6 @@ def prompts(rows, *, vocab, seed=0, longest=6):
     rng.integers(0, vocab, 1 + (b * 3 + 1) % longest).tolist()
     for b in range(rows)
   ]
-
-
-def texts(output) -> list[list[int]]:
-  """Every row's committed tokens, prompt included."""
-  tokens_BL, lengths_B = map(np.asarray, (output.tokens_BL, output.lengths_B))
-  return [row[:n].tolist() for row, n in zip(tokens_BL, lengths_B, strict=True)]
 
 
 def pad(texts_, length: int, fill=0):

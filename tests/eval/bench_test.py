@@ -19,14 +19,7 @@ from specdec_jax.eval import (
   timing,
 )
 
-
-@pytest.fixture(autouse=True)
-def _compile_in_less_time():
-  name = 'jax_disable_most_optimizations'
-  before = jax.config.read(name)
-  jax.config.update(name, True)
-  yield
-  jax.config.update(name, before)
+pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
 
 def settings(name='pair', **changes):

@@ -23,13 +23,7 @@ from specdec_jax.verify import coupled, reject
 TRACK = lambda items, text: items
 
 
-@pytest.fixture(autouse=True)
-def _compile_in_less_time():
-  name = 'jax_disable_most_optimizations'
-  before = jax.config.read(name)
-  jax.config.update(name, True)
-  yield
-  jax.config.update(name, before)
+pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,13 @@ def none_of(n: int, what: str) -> str:
   return f'0 of {n:,} {what} (95 %: under {3 / n:.1e})'
 
 
-def tables(vocab: int, seed: int = 0, scale: float = 1.5) -> World:
+def tables(vocab: int) -> World:
   model = table_model.make(vocab)
-  target, draft = (
-    table_model.table(2 * seed + i, vocab, scale=scale) for i in (0, 1)
-  )
+  target, draft = (table_model.table(i, vocab) for i in (0, 1))
   return World(model, model, types.Weights(target, draft), vocab)
 
 
-def transformers(
-  vocab: int, seed: int = 0, scale: float = 3, **changes
-) -> World:
+def transformers(vocab: int, scale: float = 3, **changes) -> World:
   """Two random tiny transformers whose texts do not repeat for ever."""
   sizes = dict(
     depth=2,
@@ -109,9 +105,7 @@ def transformers(
   config = model_config.sized('tiny', **sizes | changes, vocab=vocab)
   model = lm.make(config)
   target, draft = (
-    jax.tree.map(
-      lambda x: (scale * x).astype(x.dtype), lm.init(config, 2 * seed + i)
-    )
+    jax.tree.map(lambda x: (scale * x).astype(x.dtype), lm.init(config, i))
     for i in (0, 1)
   )
   return World(model, model, types.Weights(target, draft), vocab)
@@ -177,7 +171,5 @@ def ragged(drafter: types.Drafter) -> types.Drafter:
 
 def texts(output: decode.Output) -> list[list[int]]:
   """Every row's committed tokens, prompt included."""
-  return [
-    row[:n].tolist()
-    for row, n in zip(output.tokens_BL, output.lengths_B, strict=True)
-  ]
+  tokens_BL, lengths_B = map(np.asarray, (output.tokens_BL, output.lengths_B))
+  return [row[:n].tolist() for row, n in zip(tokens_BL, lengths_B, strict=True)]

@@ -35,10 +35,14 @@ def window_law(subject: base.Subject, amount: int) -> base.Figure:
       skipped.append(f'{rule.name}: {why}')
   if not names:
     raise base.NotChecked('; '.join(skipped) + '; the counted laws cover it')
+  return _off_by(worst, f'{", ".join(names)}: {amount} pairs (p, q)')
+
+
+def _off_by(worst: dict[bool, float], size: str) -> base.Figure:
   return base.Figure(
     f'off by {worst[False]:.1e}, {worst[True]:.1e}',
     f'{BOUNDS[False]:.0e} in float32, {BOUNDS[True]:.0e} in float64',
-    f'{", ".join(names)}: {amount} pairs (p, q)',
+    size,
   )
 
 
@@ -258,11 +262,8 @@ def enumerated_windows(subject: base.Subject, amount: int) -> base.Figure:
     raise base.NotChecked(
       'every rule draws for itself, or gamma > 2; the counted laws cover it'
     )
-  return base.Figure(
-    f'off by {worst[False]:.1e}, {worst[True]:.1e}',
-    f'{BOUNDS[False]:.0e} in float32, {BOUNDS[True]:.0e} in float64',
-    f'{len(done)} walks, V {amount}: {", ".join(sorted(set(done)))}',
-  )
+  names = ', '.join(sorted(set(done)))
+  return _off_by(worst, f'{len(done)} walks, V {amount}: {names}')
 
 
 def _walkers(subject: base.Subject, world: base.World, gamma: int):

@@ -125,13 +125,13 @@ def _on_meshes(subject: base.Subject, prompts, wanted) -> list[str]:
   recipe = next(iter(subject.drafters.values()))
   rule = subject.lossless()[0]
   config = model_config.sized('tiny', **SIZES, vocab=VOCAB, dtype='float64')
+  plain = base.transformers(VOCAB, **SIZES).weights
   done = ['1']
   for data, model in ((2, 1), (1, 4), (4, 2)):
     if data * model > len(jax.devices()):
       continue
     layout = sharding.lay_out(sharding.make_mesh(data, model), config)
     built = lm.make(config, constrain=layout.constrain)
-    plain = base.transformers(VOCAB, **SIZES).weights
     weights = types.Weights(
       *(
         lm.nest({k: layout.put(k, v) for k, v in lm.flatten(x).items()})
@@ -149,7 +149,7 @@ def _on_meshes(subject: base.Subject, prompts, wanted) -> list[str]:
       prompts,
       range(len(prompts)),
       rows=8,
-      place=lambda request, layout=layout: requests.place(request, layout),
+      place=functools.partial(requests.place, layout=layout),
     )
     _equal(got, wanted, f'{rule.name}: {data} x {model} devices', len(prompts))
     done.append(str(data * model))
