@@ -19,6 +19,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'source': 'random:tiny:1' if tiny else '',
         'dtype': 'float32',
         'replicated': False,
+        'min_confidence': 0.0,
       },
       'mesh': {'data': 1, 'model': 1},
       'decode': {
@@ -30,6 +31,8 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
       },
       'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'seed': 0},
       'lookup': {'min_match': 2, 'max_match': 4},
+      'ngram': {'path': '', 'min_confidence': 0.0},
+      'early_exit': {'exit': 1},
       'bench': {
         'repeats': 2 if tiny else 5,
         'prompts_per_category': 2 if tiny else 0,

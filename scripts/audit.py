@@ -31,7 +31,7 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 def run() -> bool:
   """True if every difference is a tie and every request ended well."""
   settings = experiment.settings(_CONFIG.value)
-  identity.check_promise(build.RULES[settings.decode.rule], settings.sampling)
+  identity.check_promise(build.rule_of(settings.decode.rule), settings.sampling)
   folder = report.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   loaded = experiment.load(settings)

@@ -8,23 +8,62 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from specdec_jax import decode, sharding, types
+from specdec_jax.drafters import early_exit, lookup, ngram
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.drafters import lookup
-from specdec_jax.io import sources
+from specdec_jax.io import ngrams, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from specdec_jax.verify import coupled, reject
+from specdec_jax.verify import block, coupled, lenient, reject
 
-RULES = {rule.name: rule for rule in (reject.RULE, coupled.RULE)}
+# Lossless rules by name. What takes a number is in RULES_OF: 'lenient:0.5'.
+RULES = {x.name: x for x in (reject.RULE, block.RULE, coupled.RULE)}
+RULES_OF = {'lenient': lenient.make}
 
-# Drafters that need no model: name -> make(gamma=..., **settings).
-DRAFTERS = {'lookup': lookup.make}
+
+class Made(NamedTuple):
+  """A named drafter, what it reads as weights.draft, and its q as a model.
+
+  model: for alpha, with weights.draft as parameters; None if it has no q.
+  """
+
+  drafter: types.Drafter
+  params: Any = ()
+  model: types.Model | None = None
+
+
+def _lookup(target: 'LanguageModel', *, gamma: int, **settings) -> Made:
+  return Made(_made(lookup.make, gamma=gamma, **settings))
+
+
+def _ngram(
+  target: 'LanguageModel', *, gamma: int, path: str, **settings
+) -> Made:
+  order, counts = ngrams.read(path, target.tokenizer)
+  model = ngram.model(target_model(target).vocab, order=order, ids=target.ids)
+  return Made(_made(ngram.make, model, gamma=gamma, **settings), counts, model)
+
+
+def _early_exit(target: 'LanguageModel', *, gamma: int, exit: int) -> Made:
+  depth = target.config.depth
+  if not 1 <= exit < depth:
+    raise ValueError(
+      f'exit={exit}: {target.label} has {depth} layers; allowed are 1 to '
+      f'{depth - 1}'
+    )
+  model = target_model(target)
+  drafter = _made(early_exit.make, model, gamma=gamma, exit=exit)
+  return Made(drafter, target.params, _made(early_exit.view, model, exit=exit))
+
+
+# Drafters that need no other model: name -> (target, gamma=..., **settings).
+DRAFTERS = {'lookup': _lookup, 'ngram': _ngram, 'early_exit': _early_exit}
 
 
 def recipe(make: Callable[..., Any], *, model: bool = False):
@@ -32,21 +71,35 @@ def recipe(make: Callable[..., Any], *, model: bool = False):
 
   model: make(model, gamma=...) takes the draft model and reads weights.draft.
   """
-
-  @functools.cache
-  def of(draft, gamma):
-    return make(draft, gamma=gamma) if model else make(gamma=gamma)
-
   return lambda world, gamma: (
-    of(world.draft, gamma),
+    _made(make, *[world.draft] * model, gamma=gamma),
     world.weights.draft if model else (),
   )
+
+
+def _ngram_recipe(world, gamma):
+  """Counts of a text of few patterns; stops where they are not sure."""
+  counts = _certified_counts(world.vocab)
+  model = ngram.model(world.vocab, order=4)
+  make = functools.partial(_made, ngram.make, model, min_confidence=0.3)
+  return make(gamma=gamma), counts
+
+
+@functools.cache
+def _certified_counts(vocab: int) -> ngram.Counts:
+  text = np.arange(600) ** 2 // 7 % vocab
+  return ngram.count([text], order=4, vocab=vocab)
 
 
 # Every drafter as the certificate builds it.
 RECIPES = {
   'lm': recipe(lm_drafter.make, model=True),
-  **{name: recipe(make) for name, make in DRAFTERS.items()},
+  'lookup': recipe(lookup.make),
+  'ngram': _ngram_recipe,
+  'early_exit': lambda world, gamma: (
+    _made(early_exit.make, world.target, gamma=gamma, exit=1),
+    (),
+  ),
 }
 
 
@@ -75,10 +128,15 @@ class LanguageModel:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Engine:
-  """A target with a drafter and a rule, ready to decode."""
+  """A target with a drafter and a rule, ready to decode.
+
+  draft: the draft's own checkpoint. q: the draft as a model, which reads
+  weights.draft; for alpha. None where there is none.
+  """
 
   target: LanguageModel
   draft: LanguageModel | None
+  q: types.Model | None
   drafter: types.Drafter
   rule: types.Rule
   weights: types.Weights
@@ -149,48 +207,75 @@ def engine(
     target: the model whose output law is kept.
     draft: None (plain decoding), a LanguageModel, a name of DRAFTERS, or a
       types.Drafter of your own.
-    rule: a name of RULES or a types.Rule of your own.
+    rule: a name (see rule_of) or a types.Rule of your own.
     gamma: tokens drafted in a window; 0 is plain decoding.
     options: static choices of the loop.
-    **settings: passed to the named drafter's make (lookup: min_match,
-      max_match).
+    **settings: of the drafter (lookup: min_match, max_match; ngram: path,
+      min_confidence; early_exit: exit; a model: min_confidence).
 
   Raises:
     ValueError: an unknown name, gamma < 0, or a draft with another tokenizer.
   """
   options = options or default_options()
-  if isinstance(rule, str):
-    rule = _named(RULES, rule, 'rule')
-  if not isinstance(rule, types.Rule):
-    raise ValueError(
-      f'rule={rule!r}: a name of {sorted(RULES)} or a types.Rule'
-    )
+  rule = rule_of(rule)
   if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0:
     raise ValueError(
       f'gamma={gamma!r}: must be an integer, 0 (plain decoding) or more'
     )
   model = target_model(target)
-  weights = types.Weights(target.params)
   draft_used = None
   if draft is None or gamma == 0:
-    drafter = decode.PLAIN
+    made = Made(decode.PLAIN)
   elif isinstance(draft, types.Drafter):
-    drafter = draft
+    made = Made(draft)
   elif isinstance(draft, LanguageModel):
     tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
-    draft_used = draft
-    weights = types.Weights(target.params, draft.params)
-    drafter = _lm_drafter(draft_model(target, draft), gamma, options.chunk)
+    draft_used, q = draft, draft_model(target, draft)
+    settings['chunk'] = options.chunk
+    drafter = _made(lm_drafter.make, q, gamma=gamma, **settings)
+    made = Made(drafter, draft.params, q)
   elif not isinstance(draft, str):
     raise ValueError(
       f'draft={draft!r}: a loaded model, a types.Drafter, None, or a name of '
       f'{sorted(DRAFTERS)}'
     )
   else:
-    make = _named(DRAFTERS, draft, 'draft')
-    drafter = _cached_make(make, gamma, tuple(sorted(settings.items())))
-  programs = decode.programs(model, drafter, rule, options)
-  return Engine(target, draft_used, drafter, rule, weights, programs, options)
+    if draft not in DRAFTERS:
+      raise ValueError(f'draft={draft!r}: allowed are {sorted(DRAFTERS)}')
+    made = DRAFTERS[draft](target, gamma=gamma, **settings)
+  weights = types.Weights(target.params, made.params)
+  programs = decode.programs(model, made.drafter, rule, options)
+  return Engine(
+    target,
+    draft_used,
+    made.model,
+    made.drafter,
+    rule,
+    weights,
+    programs,
+    options,
+  )
+
+
+def rule_of(name: str | types.Rule) -> types.Rule:
+  """The rule of a name; 'lenient:0.5' is lenient with lenience 0.5.
+
+  Raises:
+    ValueError: an unknown name, or a number that it does not allow.
+  """
+  if isinstance(name, types.Rule):
+    return name
+  kind, colon, number = str(name).partition(':')
+  try:
+    if colon and kind in RULES_OF:
+      return RULES_OF[kind](float(number))
+    return RULES[str(name)]
+  except (KeyError, ValueError) as error:
+    allowed = [*sorted(RULES), *(f'{x}:NUMBER' for x in sorted(RULES_OF))]
+    why = f' ({error})' if isinstance(error, ValueError) else ''
+    raise ValueError(
+      f'rule={name!r}: allowed are {", ".join(allowed)}, or a types.Rule{why}'
+    ) from error
 
 
 def target_model(target: LanguageModel) -> types.Model:
@@ -219,16 +304,6 @@ def default_options(**changes) -> decode.Options:
 
 
 @functools.cache
-def _lm_drafter(model, gamma, chunk):
-  return lm_drafter.make(model, gamma=gamma, chunk=chunk)
-
-
-@functools.cache
-def _cached_make(make, gamma, settings):
-  return make(gamma=gamma, **dict(settings))
-
-
-def _named(table: dict, name, what: str):
-  if name not in table:
-    raise ValueError(f'{what}={name!r}: allowed are {sorted(table)}')
-  return table[name]
+def _made(make, *models, **settings):
+  """make(*models, **settings), once: an equal one would compile again."""
+  return make(*models, **settings)

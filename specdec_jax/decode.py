@@ -231,6 +231,7 @@ def _attempt(
     draft.tokens_BK[:, :width],
     None if draft.q_BKV is None else draft.q_BKV[:, :width],
     draft.count_B,
+    None if draft.residual_BND is None else draft.residual_BND[:, : width + 1],
   )
   start_B = context.lengths_B - 1
   last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
@@ -243,11 +244,14 @@ def _attempt(
     slots=context.tokens_BL.shape[1],
     keep_BT=context.live_B[:, None],
     taps=drafter.taps,
+    layers=(drafter.exit, None),
+    residual_BTD=draft.residual_BND,
   )
   logits_BNV = target.head(weights.target, hidden_BND)
   p_BNV = sampling_lib.probabilities(logits_BNV, context.sampling)
   noise = noise._replace(accept_BK=noise.accept_BK[:, :width])
-  verdict = rule.verify(noise, draft, p_BNV)
+  scores = types.Scores(logits_BNV, context.sampling)
+  verdict = rule.verify(noise, draft, p_BNV, *[scores] * rule.scored)
   take = verdict.accepted_B[:, None, None]
   p_BV = jnp.take_along_axis(p_BNV, take, 1)[:, 0]
   # In exact arithmetic a rejection leaves mass; rounding may leave none.

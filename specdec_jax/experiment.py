@@ -35,9 +35,11 @@ class Draft:
   source: str
   dtype: str
   replicated: bool
+  min_confidence: float  # see drafters.lm
 
   def __post_init__(self):
     _one_of('draft.dtype', self.dtype, DTYPES)
+    _confidence('draft', self.min_confidence)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Decode:
       _one_of('decode.methods', name, allowed)
     for gamma in self.gammas:
       _at_least('decode.gammas', gamma, 0)
-    _one_of('decode.rule', self.rule, tuple(build.RULES))
+    build.rule_of(self.rule)
     _at_least('decode.max_new_tokens', self.max_new_tokens, 1)
     _at_least('decode.chunk', self.chunk, 1)
 
@@ -100,6 +102,27 @@ class Lookup:
         f'lookup.min_match={self.min_match}, max_match={self.max_match}: '
         'allowed is 1 <= min_match <= max_match'
       )
+
+
+@dataclasses.dataclass(frozen=True)
+class NGram:
+  """path: a file that scripts/ngram.py wrote."""
+
+  path: str
+  min_confidence: float
+
+  def __post_init__(self):
+    _confidence('ngram', self.min_confidence)
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyExit:
+  """exit: how many of the target's layers draft."""
+
+  exit: int
+
+  def __post_init__(self):
+    _at_least('early_exit.exit', self.exit, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +159,16 @@ class Settings:
   decode: Decode
   sampling: Sampling
   lookup: Lookup
+  ngram: NGram
+  early_exit: EarlyExit
   bench: Bench
 
   def __post_init__(self):
+    if 'ngram' in self.decode.methods and not self.ngram.path:
+      raise ValueError(
+        "decode.methods has 'ngram' but ngram.path is empty: count a text with "
+        'scripts/ngram.py and set --config.ngram.path=FILE'
+      )
     if 'lm' in self.decode.methods and not self.draft.source:
       raise ValueError(
         "decode.methods has 'lm' but draft.source is empty: set "
@@ -204,8 +234,15 @@ def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
     rule=s.decode.rule,
     gamma=gamma,
     options=build.default_options(chunk=s.decode.chunk),
-    **(dataclasses.asdict(s.lookup) if method == 'lookup' else {}),
+    **_own(s, method),
   )
+
+
+def _own(s: Settings, method: str) -> dict[str, Any]:
+  """The settings of a method; those of a named drafter have its name."""
+  if method == 'lm':
+    return {'min_confidence': s.draft.min_confidence}
+  return dataclasses.asdict(getattr(s, method))
 
 
 def arms(e: Experiment) -> list[timing.Arm]:
@@ -218,8 +255,7 @@ def arms(e: Experiment) -> list[timing.Arm]:
     for gamma in sorted(set(d.gammas) - {0}):
       name = f'{method} g={gamma}'
       made = engine(e, method, gamma)
-      draft = made.draft and build.draft_model(e.target, made.draft)
-      out.append(timing.Arm(name, method, gamma, made, model, draft))
+      out.append(timing.Arm(name, method, gamma, made, model, made.q))
   return out
 
 
@@ -302,6 +338,13 @@ def _a_tuple(name: str, value: Any, example: str) -> None:
     raise ValueError(
       f'{name}={value!r}: want a tuple of single values, as in '
       f'--config.{name}="{example}"'
+    )
+
+
+def _confidence(section: str, value: float) -> None:
+  if not 0 <= value < 1:
+    raise ValueError(
+      f'{section}.min_confidence={value}: must be in [0, 1); 0 never stops'
     )
 
 

@@ -26,7 +26,9 @@ class Model(NamedTuple):
     -> (hidden_BTD, taps, cache): reads T tokens a row, writes their keys and
     values at `slots_BT` (a slot >= S writes nowhere) and attends where the
     mask is true. `taps` are the residual streams after the layers `tapped`,
-    each [B, T, D].
+    each [B, T, D]. A model that can be left early also takes `layers`, the
+    first and the one after the last (None: all that follow), and, where the
+    first is not 0, `residual_BTD`, what the layers before it made.
   head(params, hidden) -> logits: float32 (or wider), last axis V. Ids that are
     padding have logit -inf.
   init_cache(rows, slots) -> cache: a pytree of zeros.
@@ -75,14 +77,18 @@ class Context(NamedTuple):
 class Draft(NamedTuple):
   """A window of proposals.
 
-  tokens_BK: proposed ids. q_BKV: the distribution each was drawn from, the very
-  array that was sampled; None means deterministic proposals. count_B: how many
-  of the K are proposed; 0 is allowed.
+  tokens_BK: proposed ids. q_BKV: the distribution each was drawn from, the
+  very array that was sampled; None means deterministic proposals. count_B: how
+  many of the K are proposed; 0 is allowed. It may depend on what came before a
+  token, never on the token itself: leaving out unlikely ones would change q.
+  residual_BND: of a drafter that ran the target's first layers (Drafter.exit)
+  over the window's N tokens, what they made.
   """
 
   tokens_BK: Array
   q_BKV: Array | None
   count_B: Array
+  residual_BND: Array | None = None
 
 
 class Verdict(NamedTuple):
@@ -107,19 +113,32 @@ class Noise(NamedTuple):
   next: Callable[[Array, Array], Array]
 
 
+class Scores(NamedTuple):
+  """What p no longer shows: the target's logits and how they were warped."""
+
+  logits_BNV: Array
+  sampling: Sampling
+
+
 class Rule(NamedTuple):
   """A verification rule.
 
-  verify(noise, draft, p_BNV) -> Verdict.
+  verify(noise, draft, p_BNV) -> Verdict. With `scored` it gets a fourth
+    argument, Scores.
   coupled: sampled drafters must draw with plain decoding's noise (Noise.next).
   lossless: the emitted law is exactly the target's; False is labelled lossy in
     every table.
+  law(p_BTV, q_BTV, scores) -> [B, T, V], of a lossy rule: what it emits where
+    one token is drafted from q. Its distance from p is printed beside every
+    number.
   """
 
   name: str
-  verify: Callable[[Noise, Draft, Array], Verdict]
+  verify: Callable[..., Verdict]
   coupled: bool = False
   lossless: bool = True
+  scored: bool = False
+  law: Callable[[Array, Array, Scores], Array] | None = None
 
 
 class Drafter(NamedTuple):
@@ -133,6 +152,8 @@ class Drafter(NamedTuple):
     after the commit; features_BNE[:, j] belongs to the j-th token of the window
     just verified (the last committed token, then the drafts).
   taps: layers of the target whose residual stream it wants, concatenated to E.
+  exit: how many of the target's layers propose has run over the window, in the
+    target's own cache; verification starts after them, from Draft.residual_BND.
   """
 
   name: str
@@ -141,6 +162,7 @@ class Drafter(NamedTuple):
   propose: Callable[..., tuple[Draft, Any, Any]]
   commit: Callable[..., Any]
   taps: tuple[int, ...] = ()
+  exit: int = 0
 
 
 class Info(NamedTuple):

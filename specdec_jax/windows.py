@@ -22,11 +22,14 @@ def read(
   slots: int,
   keep_BT: Array | None = None,
   taps: tuple[int, ...] = (),
+  layers: tuple[int, int | None] = (0, None),
+  residual_BTD: Array | None = None,
 ):
   """Reads tokens_BT as the tokens start_B ... start_B + T - 1 of their rows.
 
   Where keep_BT is false, and outside 0 <= slot < slots, nothing is written.
-  Returns the model's (hidden_BTD, taps, cache).
+  layers, residual_BTD: a part of the model (types.Model). Returns the model's
+  (hidden_BTD, taps, cache).
 
   Worked example, slots=8, T=2, start_B=[3, 7]: row 0 writes slots 3 and 4 and
   sees 0..3 and 0..4; row 1 writes slot 7, and its second token nowhere.
@@ -39,8 +42,17 @@ def read(
   slots_BT = jnp.where(ok_BT, at_BT, slots)
   positions_BT = jnp.maximum(at_BT, 0)
   mask_BTS = jnp.arange(slots)[None, None] <= positions_BT[..., None]
+  # A model that cannot be left early need not know of parts.
+  part = dict(layers=layers, residual_BTD=residual_BTD)
   return model.apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, taps=taps
+    params,
+    tokens_BT,
+    slots_BT,
+    positions_BT,
+    mask_BTS,
+    cache,
+    taps=taps,
+    **({} if layers == (0, None) else part),
   )
 
 

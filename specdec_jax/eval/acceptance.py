@@ -5,6 +5,7 @@ emitted, so alpha does not depend on gamma, the rule or the draws of a run.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +16,22 @@ from specdec_jax import sampling as sampling_lib
 Array = jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=('drafter', 'coupled', 'vocab'))
+@functools.partial(jax.jit, static_argnames=('target', 'drafter', 'coupled'))
 def walk(
   weights: types.Weights,
   request: decode.Request,
   steps: Array,
   *,
+  target: types.Model,
   drafter: types.Drafter,
   coupled: bool,
-  vocab: int,
 ):
   """Proposes at `steps` prefixes of a text, one token apart, then from anew.
 
   request: the prompts with the text after them; limit_B is where it ends. The
-  target is never run. Returns (tokens_BL, proposed_BL, check): the first token
-  proposed for each index, where one was, and a number that uses all the work.
+  target is not run; a drafter in its cache finds there what it wrote. Returns
+  (tokens_BL, proposed_BL, check): the first token proposed for each index,
+  where one was, and a number that uses all the work.
   """
   B, L = request.tokens_BL.shape
   live_B = request.lengths_B < request.limit_B
@@ -40,10 +42,12 @@ def walk(
     live_B,
     request.sampling,
   )
-  nothing = types.Verdict(jnp.zeros((B,), jnp.int32), jnp.zeros((B, vocab)))
+  nothing = types.Verdict(
+    jnp.zeros((B,), jnp.int32), jnp.zeros((B, target.vocab))
+  )
 
   def body(i, carry):
-    state, tokens_BL, proposed_BL, check = carry
+    state, cache, tokens_BL, proposed_BL, check = carry
     context = at(i)
     noise = sampling_lib.noise(
       request.seed_B,
@@ -53,7 +57,7 @@ def walk(
       gamma=drafter.gamma,
       coupled=coupled,
     )
-    draft, state, _ = drafter.propose(weights, state, context, noise, None)
+    draft, state, cache = drafter.propose(weights, state, context, noise, cache)
     state = drafter.commit(state, at(i + 1), nothing, None)
     slots_B = jnp.where(live_B, context.lengths_B, L)
     put = lambda old, new: old.at[jnp.arange(B), slots_B].set(new, mode='drop')
@@ -63,6 +67,7 @@ def walk(
       check += jnp.sum(draft.q_BKV[..., 0]).astype(check.dtype)
     return (
       state,
+      cache,
       put(tokens_BL, draft.tokens_BK[:, 0]),
       put(proposed_BL, draft.count_B > 0),
       check,
@@ -70,14 +75,28 @@ def walk(
 
   carry = (
     drafter.init(weights, at(0), None),
+    target.init_cache(B, L),
     jnp.zeros((B, L), jnp.int32),
     jnp.zeros((B, L), bool),
     jnp.int32(0),
   )
-  return jax.lax.fori_loop(0, steps, body, carry)[1:]
+  return jax.lax.fori_loop(0, steps, body, carry)[2:]
 
 
-@functools.partial(jax.jit, static_argnames=('target', 'draft', 'chunk'))
+class Overlap(NamedTuple):
+  """For the token at each index of a text, garbage outside it.
+
+  alpha_BL: sum_x min(p(x), q(x)). distance_BL: total variation between p and
+  what a lossy rule emits there; 0 for a lossless one.
+  """
+
+  alpha_BL: Array
+  distance_BL: Array
+
+
+@functools.partial(
+  jax.jit, static_argnames=('target', 'draft', 'rule', 'chunk')
+)
 def overlap(
   weights: types.Weights,
   request: decode.Request,
@@ -86,13 +105,13 @@ def overlap(
   *,
   target: types.Model,
   draft: types.Model | None,
+  rule: types.Rule,
   chunk: int,
-) -> Array:
-  """sum_x min(p(x), q(x)) for the token at each index of the text, [B, L].
+) -> Overlap:
+  """How far apart p and q are at each index of the text.
 
   With a draft model q is its distribution; without, q is certain of
-  proposals_BL where proposed_BL, and the sum is p of that token; 0 elsewhere.
-  Indices outside the text hold garbage.
+  proposals_BL where proposed_BL, and alpha is p of that token; 0 elsewhere.
   """
   B, L = request.tokens_BL.shape
 
@@ -107,38 +126,52 @@ def overlap(
       keep_BT=jnp.broadcast_to(index_T < L, (B, chunk)),
     )
     logits_BTV = model.head(params, hidden_BTD)
-    return sampling_lib.probabilities(logits_BTV, request.sampling), cache
+    p_BTV = sampling_lib.probabilities(logits_BTV, request.sampling)
+    return p_BTV, logits_BTV, cache
 
   def body(carry):
-    at, caches, out_BP = carry
+    at, caches, out = carry
     index_T = at + jnp.arange(chunk)
     take = lambda x_BL, index_T: x_BL.at[:, index_T].get(mode='clip')
     tokens_BT = take(request.tokens_BL, index_T)
-    p_BTV, target_cache = distribution(
+    p_BTV, logits_BTV, target_cache = distribution(
       target, weights.target, caches[0], tokens_BT, index_T
     )
     if draft is None:
       draft_cache = ()
       next_BT1 = take(proposals_BL, index_T + 1)[..., None]
-      p_BT = jnp.take_along_axis(p_BTV, next_BT1, -1)[..., 0]
-      sums_BT = jnp.where(take(proposed_BL, index_T + 1), p_BT, 0)
+      q_BTV = jnp.arange(target.vocab) == next_BT1
+      asked_BT = take(proposed_BL, index_T + 1)
+      q_BTV = (q_BTV & asked_BT[..., None]).astype(p_BTV.dtype)
     else:
-      q_BTV, draft_cache = distribution(
+      q_BTV, _, draft_cache = distribution(
         draft, weights.draft, caches[1], tokens_BT, index_T
       )
-      sums_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
-    out_BP = jax.lax.dynamic_update_slice(
-      out_BP, sums_BT.astype(out_BP.dtype), (0, at + 1)
+    found = [jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)]
+    if rule.law is None:
+      found += [jnp.zeros(found[0].shape)]
+    else:
+      scores = types.Scores(logits_BTV, request.sampling)
+      off_BTV = jnp.abs(rule.law(p_BTV, q_BTV, scores) - p_BTV)
+      found += [jnp.sum(off_BTV, -1) / 2]
+    out = Overlap(
+      *(
+        jax.lax.dynamic_update_slice(
+          old_BP, new_BT.astype(old_BP.dtype), (0, at + 1)
+        )
+        for old_BP, new_BT in zip(out, found, strict=True)
+      )
     )
-    return at + chunk, (target_cache, draft_cache), out_BP
+    return at + chunk, (target_cache, draft_cache), out
 
   caches = (
     target.init_cache(B, L),
     () if draft is None else draft.init_cache(B, L),
   )
-  out_BP = jnp.zeros((B, L + chunk + 1))
-  return jax.lax.while_loop(
+  empty = Overlap(*(jnp.zeros((B, L + chunk + 1)) for _ in Overlap._fields))
+  found = jax.lax.while_loop(
     lambda carry: carry[0] < jnp.max(request.limit_B) - 1,
     body,
-    (jnp.int32(0), caches, out_BP),
-  )[2][:, :L]
+    (jnp.int32(0), caches, empty),
+  )[2]
+  return Overlap(*(x_BP[:, :L] for x_BP in found))

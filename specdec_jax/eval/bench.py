@@ -187,13 +187,13 @@ def _rows(arms, calibration, groups, runs, gaps, track: timing.Track):
 
 def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
   info, base = timing.join(mine.outputs), timing.join(plain.outputs)
-  engine, draft = arm.engine, arm.engine.draft
+  engine = arm.engine
   B, L = groups[0].host.tokens_BL.shape
-  size = lambda f, model: 0 if model is None else f(model.params)
   caches = {
     'target_cache': _cache_bytes(arm.model, B, L),
-    'draft_cache': _cache_bytes(arm.draft, B, L),
+    'draft_cache': _cache_bytes(arm.draft if engine.draft else None, B, L),
   }
+  drafting = _drafting(arm, caches['draft_cache'])
   first = np.median(np.asarray(mine.first), 0)
   return {
     'name': arm.name,
@@ -216,20 +216,47 @@ def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
       base,
       narrow=engine.options.narrow,
       target=metrics.step_parameters(engine.target.params),
-      draft=size(metrics.step_parameters, draft),
+      drafting=drafting['parameters'],
     ),
     'bytes_per_token': metrics.bytes_per_token(
       info,
       target=metrics.step_bytes(engine.target.params),
-      draft=size(metrics.step_bytes, draft),
-      **caches,
+      target_cache=caches['target_cache'],
+      drafting=drafting['bytes'],
     ),
     'memory': {
       'target': metrics.tree_bytes(engine.target.params),
-      'draft': size(metrics.tree_bytes, draft),
+      'draft': 0 if engine.drafter.exit else drafting['held'],
       **caches,
     },
     'compile_seconds': mine.compile_seconds,
+  }
+
+
+def _drafting(arm, cache: int) -> dict[str, int]:
+  """What a window does beyond the target's pass, and what is held for it.
+
+  A draft model reads gamma + 1 tokens in gamma passes: the last two committed
+  ones first, then its own. Layers of the target run token by token instead of
+  once, and the head once a draft.
+  """
+  engine, gamma, params = arm.engine, arm.gamma, arm.engine.weights.draft
+  held = metrics.tree_bytes(params)
+  if engine.drafter.exit:
+    whole = metrics.step_bytes(params)
+    layers = metrics.layers_share(params, engine.drafter.exit) * whole
+    head = params['head']
+    return {
+      'parameters': gamma * head.size,
+      'bytes': round(gamma * (layers + head.nbytes)),
+      'held': held,
+    }
+  if engine.draft is None:
+    return {'parameters': 0, 'bytes': 0, 'held': held}
+  return {
+    'parameters': (gamma + 1) * metrics.step_parameters(params),
+    'bytes': gamma * (metrics.step_bytes(params) + cache),
+    'held': held,
   }
 
 

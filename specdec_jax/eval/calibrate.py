@@ -136,15 +136,15 @@ def _window_seconds(program, weights, request):
 def _propose_seconds(arm, request):
   """() -> a sample of drafting alone, along the text."""
   span = int(jnp.max(request.limit_B - request.lengths_B))
-  weights = arm.engine.weights._replace(target=())
+  weights = arm.engine.weights
   program, _ = compiled(
     acceptance.walk,
     weights,
     request,
     jnp.int32(0),
+    target=arm.model,
     drafter=arm.engine.drafter,
     coupled=arm.engine.rule.coupled,
-    vocab=arm.model.vocab,
   )
 
   walk = lambda steps: seconds(

@@ -229,6 +229,20 @@ def step_bytes(params: types.Params) -> int:
   )
 
 
+def layers_share(params: types.Params, count: int) -> float:
+  """Bytes of the first `count` layers over step_bytes: about their time."""
+  if not count:
+    return 0.0
+  total = 0.0
+  for name, x in lm.flatten(params).items():
+    group, _, rest = name.partition('/')
+    if group == 'layers' and rest[0].isdecimal():
+      total += x.nbytes * (int(rest.partition('/')[0]) < count)
+    elif group == 'layers':  # scanned: depth is the first axis
+      total += x.nbytes * count / x.shape[0]
+  return total / step_bytes(params)
+
+
 def ceiling_tokens_per_second(
   bandwidth: float, weight_bytes: int, cache_bytes: float
 ) -> float:
@@ -250,18 +264,17 @@ def arithmetic_factor(
   *,
   narrow: bool,
   target: int,
-  draft: int,
+  drafting: int,
 ) -> float | None:
   """Operations of a method over plain decoding's, per emitted token.
 
   Theorem 3.11 of Leviathan et al. 2023 with measured counts. A pass costs
-  2 x parameters a token (attention scores left out); target, draft: their
-  step_parameters. A draft model reads gamma + 1 tokens in a window: the last
-  two committed ones, then its own. Both runs have the same rows a batch.
+  2 x parameters a token (attention scores left out); target: step_parameters;
+  drafting: what a window multiplies by beyond the target's pass. Both runs have
+  the same rows a batch.
   """
-  gamma = np.shape(info.hist_BN)[1] - 1
   calls, _, read = target_passes(info, narrow=narrow)
-  spent = read * target + (calls * (gamma + 1) * draft if gamma else 0)
+  spent = read * target + calls * drafting
   own = ratio(spent, summary(info)['emitted_tokens'])
   base = ratio(int(plain.calls) * target, summary(plain)['emitted_tokens'])
   return ratio(own, base) if own is not None and base is not None else None
@@ -271,17 +284,15 @@ def bytes_per_token(
   info: types.Info,
   *,
   target: int,
-  draft: int,
   target_cache: int,
-  draft_cache: int,
+  drafting: int,
 ) -> float | None:
   """Bytes read per emitted token, each array once a pass.
 
-  A window is one target pass and, with a draft model, gamma draft passes; a
-  pass reads its step_bytes and its whole cache, masked slots included.
+  A window is one target pass, which reads its step_bytes and its whole cache,
+  masked slots included, and what drafting reads besides.
   """
-  gamma = np.shape(info.hist_BN)[1] - 1
-  window = target + target_cache + gamma * (draft + draft_cache)
+  window = target + target_cache + drafting
   return ratio(int(info.calls) * window, summary(info)['emitted_tokens'])
 
 

@@ -19,27 +19,29 @@ def alphas(
   last = {arm.drafter: arm for arm in arms[1:]}  # any gamma gives the same
   out = {}
   for name, arm in last.items():
-    sums, asked, text = [], [], []
+    sums, off, asked, text = [], [], [], []
     for group, plain in track(
       list(zip(groups, outputs[arms[0].name], strict=True)), f'alpha of {name}'
     ):
       request = group.full._replace(
         tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B
       )
-      overlap_BL, proposed_BL = _overlap(arm, request)
+      overlap, proposed_BL = _overlap(arm, request)
       index_1L = np.arange(plain.tokens_BL.shape[1])[None]
       text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
         index_1L < plain.lengths_B[:, None]
       )
-      sums.append(np.asarray(overlap_BL))
+      sums.append(np.asarray(overlap.alpha_BL))
+      off.append(np.asarray(overlap.distance_BL))
       asked.append(np.asarray(proposed_BL) & text_BL)
       text.append(text_BL)
     if not sums:
       continue
-    sums, asked, text = map(np.concatenate, (sums, asked, text))
+    sums, off, asked, text = map(np.concatenate, (sums, off, asked, text))
     out[name] = {
       'alpha': metrics.alpha(sums, text),
       'alpha_where_proposed': metrics.alpha(sums, asked),
+      'total_variation': metrics.alpha(off, text),
       'positions': int(text.sum()),
     }
   return out
@@ -52,23 +54,24 @@ def _overlap(arm: timing.Arm, request: decode.Request):
   proposed_BL = np.ones((B, L), bool)
   if arm.draft is None:
     tokens_BL, proposed_BL, _ = acceptance.walk(
-      weights._replace(target=()),
+      weights,
       request,
       np.int32(np.max(request.limit_B - request.lengths_B)),
+      target=arm.model,
       drafter=arm.engine.drafter,
       coupled=arm.engine.rule.coupled,
-      vocab=arm.model.vocab,
     )
-  overlap_BL = acceptance.overlap(
+  overlap = acceptance.overlap(
     weights,
     request,
     tokens_BL,
     proposed_BL,
     target=arm.model,
     draft=arm.draft,
+    rule=arm.engine.rule,
     chunk=options.chunk,
   )
-  return overlap_BL, proposed_BL
+  return overlap, proposed_BL
 
 
 def improvements(
@@ -95,7 +98,12 @@ def improvement(arm: timing.Arm, calibration, info, base: float, alpha) -> dict:
   tokens = metrics.tokens_per_window(info) / base
   wide = metrics.wide_share(info) if narrow else 1.0
   propose = calibration.propose[arm.name] / calibration.step
-  v = cost.interpolated(calibration.verify)
+  # A drafter in the target's first layers has done part of the verify pass.
+  rest = 1 - metrics.layers_share(
+    arm.engine.target.params, arm.engine.drafter.exit
+  )
+  widths = cost.interpolated(calibration.verify)
+  v = lambda n: rest * widths(n)
   idle = calibration.idle[arm.gamma + 1]
   exact = cost.histogram_tokens(hist)
   gammas = {}

@@ -12,33 +12,55 @@ import numpy as np
 
 from specdec_jax import types
 
+DEPTH = 2
+
 
 @functools.cache
 def make(vocab: int, context: int = 512, ids: int | None = None):
   """A types.Model whose params are logits_RVV: hash of the prefix, last token.
 
-  The cache holds tokens + 1. Layer i's tap is (hash, last, position, i).
+  It has two layers, each with a cache of tokens + 1: after the first the hash
+  is off by one, which is another law. Layer i's tap is (hash, last, position,
+  i), with the hash after the last layer.
   """
 
   def init_cache(rows, slots):
-    return jnp.zeros((rows, slots), jnp.int32)
+    return tuple(jnp.zeros((rows, slots), jnp.int32) for _ in range(DEPTH))
 
   def apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+    params,
+    tokens_BT,
+    slots_BT,
+    positions_BT,
+    mask_BTS,
+    cache,
+    *,
+    taps=(),
+    layers=(0, None),
+    residual_BTD=None,
   ):
-    B, S = cache.shape
+    B, S = cache[0].shape
     row_B1 = jnp.arange(B)[:, None]
-    cache = cache.at[row_B1, slots_BT].set(tokens_BT + 1, mode='drop')
     weight_11S = (3 * jnp.arange(S) + 1)[None, None]
-    hash_BT = jnp.sum(jnp.where(mask_BTS, cache[:, None] * weight_11S, 0), -1)
-    hidden_BTD = jnp.stack([hash_BT, tokens_BT], -1)
+    cache, hidden_BTD = list(cache), residual_BTD
+    for i in range(DEPTH)[slice(*layers)]:
+      # Deeper layers know the tokens from the residual stream only.
+      token_BT = tokens_BT if hidden_BTD is None else hidden_BTD[..., 1]
+      cache[i] = (
+        cache[i]
+        .at[row_B1, slots_BT]
+        .set((token_BT + 1).astype(jnp.int32), mode='drop')
+      )
+      seen_BTS = jnp.where(mask_BTS, cache[i][:, None] * weight_11S, 0)
+      hash_BT = jnp.sum(seen_BTS, -1) + (i < DEPTH - 1)
+      hidden_BTD = jnp.stack([hash_BT, token_BT], -1)
     tapped = tuple(
       jnp.stack(
         [hash_BT, tokens_BT, positions_BT, jnp.full_like(tokens_BT, i)], -1
       ).astype(float)
       for i in taps
     )
-    return hidden_BTD, tapped, cache
+    return hidden_BTD, tapped, tuple(cache)
 
   def head(params, hidden):
     logits = params[hidden[..., 0] % params.shape[0], hidden[..., 1]]

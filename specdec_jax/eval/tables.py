@@ -257,6 +257,11 @@ def _work(doc, console) -> None:
 def _category_table(doc, console) -> None:
   if not doc['categories']:
     return
+  lossy = {
+    r['name']: distance(r)
+    for r in doc['rows']
+    if not doc['setting']['lossless']
+  }
   table = new_table(
     'By category',
     'category',
@@ -268,6 +273,7 @@ def _category_table(doc, console) -> None:
     'proposes',
     'accepted',
     '8-grams',
+    *['TV, all'] * bool(lossy),
   )
   for c in doc['categories']:
     table.add_row(
@@ -280,6 +286,7 @@ def _category_table(doc, console) -> None:
       _percent(c['proposal_rate']),
       _percent(c['draft_acceptance_rate']),
       _percent(c['repeated_8grams']),
+      *[lossy[c['name']]] * bool(lossy),
     )
   console.print(table)
 
@@ -302,11 +309,15 @@ def crossover(doc, console) -> None:
 
 
 def identity(rows) -> str:
-  """Over one row or several: '3 of 28: 3 tie', 'in law', '1 FAILED'."""
+  """Over one row or several: '3 of 28: 3 tie', 'in law', 'LOSSY, TV 0.02'."""
   audits = [row['audit'] for row in rows if row['audit']]
   tokens = [x for x in audits if x['promised'] == 'tokens']
   add = lambda name: sum(x[name] for x in tokens)
-  parts = [] if tokens else sorted({x['promised'] for x in audits})
+  kept = {x['promised'] for x in audits} - {'tokens'}
+  parts = [] if tokens else sorted(kept - {'nothing'})
+  known = [distance(row) for row in rows if row.get('alpha')]
+  if 'nothing' in kept:
+    parts += [', TV '.join(['LOSSY', *known[:1]])]
   if tokens:
     colon = ':' if add('differing') else ''
     parts = [f'{add("differing")} of {add("requests")}{colon}']
@@ -315,6 +326,11 @@ def identity(rows) -> str:
   failed = sum(len(row['broken']) for row in rows)
   parts += [f'[red]{failed} FAILED[/red]'] if failed else []
   return ' '.join(parts)
+
+
+def distance(row) -> str:
+  """Total variation of what a token's law is from what it ought to be."""
+  return f'{row["alpha"]["total_variation"]:.2g}' if row['alpha'] else '-'
 
 
 def _over(a: float | None, b: float | None) -> float | None:

@@ -182,7 +182,15 @@ def _identity_sentence(doc) -> str:
   promised = [a for a in audits if a['promised'] == 'tokens']
   if not promised:
     if any(a['promised'] == 'nothing' for a in audits):
-      return 'This rule is lossy: it promises nothing of the output.'
+      off = {
+        r['drafter']: f'{r["alpha"]["total_variation"]:.2g} ({r["drafter"]})'
+        for r in doc['rows']
+        if r['alpha']
+      }
+      return (
+        'This rule is LOSSY: a token follows another law than the target says, '
+        f'on average {", ".join(off.values())} away in total variation.'
+      )
     return (
       'Output follows the same law as plain decoding, not the same tokens: '
       'sampling under this rule promises no more (use rule=coupled to compare).'

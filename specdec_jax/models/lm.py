@@ -200,10 +200,24 @@ def make(
     return jax.tree.map(lambda x: constrain(x, *axes), cache)
 
   def apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+    params,
+    tokens_BT,
+    slots_BT,
+    positions_BT,
+    mask_BTS,
+    cache,
+    *,
+    taps=(),
+    layers=(0, None),
+    residual_BTD=None,
   ):
+    part = range(config.depth)[slice(*layers)]
+    if not set(taps) <= set(part):
+      raise ValueError(f'taps={taps}: allowed are layers of {part}')
     with jax.named_scope('embed'):
-      x_BTD = ends(params).lookup(tokens_BT)
+      x_BTD = residual_BTD
+      if x_BTD is None:
+        x_BTD = ends(params).lookup(tokens_BT)
     cos, sin = attention.rotation(positions_BT, config)
     args = (cos, sin, mask_BTS, slots_BT)
     layers_of = (
@@ -213,7 +227,7 @@ def make(
     )
     with jax.named_scope('blocks'):
       x_BTD, tapped, cache = layers_of(
-        block, params['layers'], x_BTD, args, cache, taps
+        block, params['layers'], x_BTD, args, cache, taps, part
       )
     return x_BTD, tapped, cache
 
@@ -231,34 +245,38 @@ def make(
   return types.Model(apply, head, init_cache, V, config.context)
 
 
-def _unroll(block, layers_params, x_BTD, args, cache, taps):
+def _unroll(block, layers_params, x_BTD, args, cache, taps, part: range):
   """Layer after layer; one cache buffer each, which CPU and GPU like best."""
   cos, sin, mask_BTS, slots_BT = args
-  new, tapped = [], {}
-  for i, layer in enumerate(cache):
+  new, tapped = list(cache), {}
+  for i in part:
 
-    def write(k, v, layer=layer):
+    def write(k, v, layer=cache[i]):
       written = kv.write(layer, k, v, slots_BT)
       return written, written
 
-    x_BTD, written = block(layers_params[str(i)])(
+    x_BTD, new[i] = block(layers_params[str(i)])(
       x_BTD, cos, sin, mask_BTS, write
     )
-    new.append(written)
     tapped[i] = x_BTD
   return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
 
 
-def _scan(block, layers_params, x_BTD, args, cache, taps, *, kv_heads):
+def _scan(
+  block, layers_params, x_BTD, args, cache, taps, part: range, *, kv_heads
+):
   """One traced layer: compiles depth times faster; the cache is in the carry.
 
   Never pass the cache as scanned input and output: that copies all of it.
   """
   cos, sin, mask_BTS, slots_BT = args
-  depth = cache.k_NBSF.shape[0]
 
-  def body(carry, layer_params):
+  def body(carry, _):
     i, x_BTD, cache = carry
+    layer_params = jax.tree.map(
+      lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False),
+      layers_params,
+    )
 
     def write(k, v):
       written = kv.write_stacked(cache, i, k, v, slots_BT)
@@ -268,6 +286,6 @@ def _scan(block, layers_params, x_BTD, args, cache, taps, *, kv_heads):
     return (i + 1, x_BTD, cache), x_BTD if taps else ()
 
   (_, x_BTD, cache), every = jax.lax.scan(
-    body, (jnp.int32(0), x_BTD, cache), layers_params, length=depth
+    body, (jnp.int32(part.start), x_BTD, cache), length=len(part)
   )
-  return x_BTD, tuple(every[i] for i in taps), cache
+  return x_BTD, tuple(every[i - part.start] for i in taps), cache

@@ -1,0 +1,70 @@
+"""Lenient speculative sampling: faster, and lossy by design."""
+
+import functools
+import math
+
+import jax.numpy as jnp
+
+from specdec_jax import sampling, types
+from specdec_jax.verify import chain, reject
+
+
+@functools.cache
+def make(lenience: float) -> types.Rule:
+  """The rule that trusts the draft more, by a factor of 1 / lenience.
+
+  Sampling: a draft is kept with probability min(1, p / (l q)); after a
+  rejection the token follows max(p - q, 0), so that none is emitted with more
+  than p / l. (The paper leaves that residual open; max(p - l q, 0) keeps the
+  same bound and is farther from p.) Greedy: a draft is kept if its probability
+  at temperature 1 is at least l times the largest; the paper prints "at most",
+  against its own numbers. With 1 it is `reject`. Leviathan et al. 2023,
+  appendix A.5 (https://arxiv.org/abs/2211.17192).
+
+  Raises:
+    ValueError: lenience outside (0, 1].
+  """
+  if not 0 < lenience <= 1:
+    raise ValueError(f'lenience={lenience}: must be in (0, 1]; 1 is lossless')
+  if lenience == 1:
+    return reject.RULE._replace(name='lenient:1')
+
+  def verify(noise, draft, p_BNV, scores: types.Scores) -> types.Verdict:
+    greedy_B1 = sampling.is_greedy(scores.sampling)[:, None]
+    near_BNV = _near(scores.logits_BNV, lenience)
+    q_BK = chain.q_of_tokens(draft)
+    ok_BK = jnp.where(
+      greedy_B1,
+      chain.pick(near_BNV, draft.tokens_BK),
+      noise.accept_BK * (lenience * q_BK) < chain.pick(p_BNV, draft.tokens_BK),
+    )
+    accepted_B = chain.prefix(ok_BK & chain.proposed(draft))
+    p_BV = chain.row(p_BNV, accepted_B)
+    return types.Verdict(
+      accepted_B, jnp.maximum(p_BV - chain.q_row(draft, accepted_B, p_BV), 0)
+    )
+
+  def law(p_BTV, q_BTV, scores: types.Scores):
+    greedy_B11 = sampling.is_greedy(scores.sampling)[:, None, None]
+    near_BTV = _near(scores.logits_BNV, lenience)
+    kept_BTV = jnp.where(
+      greedy_B11, near_BTV * q_BTV, jnp.minimum(p_BTV / lenience, q_BTV)
+    )
+    rest_BTV = jnp.maximum(p_BTV - q_BTV, 0)
+    mass_BT1 = jnp.sum(rest_BTV, -1, keepdims=True)
+    # Where nothing is left p equals q, and decode draws from p.
+    left_BT1 = mass_BT1 > 0
+    rest_BTV = jnp.where(
+      left_BT1, rest_BTV / jnp.where(left_BT1, mass_BT1, 1), p_BTV
+    )
+    return kept_BTV + (1 - jnp.sum(kept_BTV, -1, keepdims=True)) * rest_BTV
+
+  return types.Rule(
+    f'lenient:{lenience:g}', verify, lossless=False, scored=True, law=law
+  )
+
+
+def _near(logits, lenience: float):
+  """Whether p at temperature 1 is at least `lenience` times the largest."""
+  best, _ = sampling.largest(logits)
+  return logits >= best + math.log(lenience)

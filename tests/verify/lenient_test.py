@@ -1,0 +1,93 @@
+"""Lenience: what it emits, how far that is from p, and its bound."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import build, sampling, types
+from specdec_jax.verify import lenient, reject
+
+V = 5
+
+
+def scores(logits_BNV, temperature):
+  B = len(logits_BNV)
+  return types.Scores(
+    jnp.asarray(logits_BNV), sampling.settings(B, temperature)
+  )
+
+
+def one_token(lenience, p_V, q_V, s):
+  """Law of one drafted and verified token, over every draft and both sides."""
+  rule, law = lenient.make(lenience), np.zeros(V)
+  p_1NV = jnp.broadcast_to(jnp.asarray(p_V), (1, 2, V))
+  for x in range(V):
+    draft = types.Draft(
+      jnp.array([[x]]), jnp.asarray(q_V)[None, None], jnp.array([1])
+    )
+    for u in (0.0, 0.9999):
+      noise = types.Noise(jnp.array([[u]]), None, None)
+      verdict = rule.verify(noise, draft, p_1NV, s)
+      if u == 0.0:
+        passes = min(1.0, p_V[x] / (lenience * max(q_V[x], 1e-30)))
+        assert bool(verdict.accepted_B[0]) == (p_V[x] > 0)
+        law[x] += q_V[x] * passes
+      elif not verdict.accepted_B[0]:
+        rest = np.asarray(verdict.weights_BV[0], float)
+        refused = q_V[x] * (1 - min(1.0, p_V[x] / (lenience * q_V[x])))
+        law += refused * rest / rest.sum()
+  return law
+
+
+@pytest.mark.parametrize('lenience', [0.9, 0.5, 0.1])
+def test_the_law_it_states_is_the_law_it_emits(lenience):
+  rng = np.random.default_rng(0)
+  for _ in range(10):
+    p_V, q_V = rng.dirichlet(np.ones(V), 2).astype(np.float32)
+    s = scores(np.log(p_V)[None, None], 1.0)
+    said = lenient.make(lenience).law(p_V[None, None], q_V[None, None], s)[0, 0]
+    emitted = one_token(lenience, p_V.astype(float), q_V.astype(float), s)
+    np.testing.assert_allclose(said, emitted, atol=1e-6)
+    assert abs(said.sum() - 1) < 1e-6
+    assert (said <= p_V / lenience + 1e-6).all()  # the paper's guarantee
+
+
+def test_accepts_at_the_ratio_divided_by_the_lenience():
+  p_V, q_V = np.array([0.1, 0.9, 0, 0, 0]), np.array([0.8, 0.2, 0, 0, 0])
+  draft = types.Draft(jnp.array([[0]]), jnp.array([[q_V]]), jnp.array([1]))
+  s = scores(np.zeros((1, 2, V)), 1.0)
+  for u, kept in ((0.24, 1), (0.26, 0)):  # 0.1 / (0.5 * 0.8) = 0.25
+    noise = types.Noise(jnp.array([[u]]), None, None)
+    p_1NV = jnp.broadcast_to(jnp.asarray(p_V), (1, 2, V))
+    verdict = lenient.make(0.5).verify(noise, draft, p_1NV, s)
+    assert verdict.accepted_B.tolist() == [kept]
+
+
+def test_greedy_keeps_what_is_nearly_the_best():
+  p_V = np.array([0.5, 0.3, 0.15, 0.05, 0.0])
+  with np.errstate(divide='ignore'):
+    s = scores(np.log(np.tile(p_V, (V, 2, 1))), 0.0)
+  p_BNV = jnp.broadcast_to(jnp.eye(V)[0], (V, 2, V))
+  draft = types.Draft(
+    jnp.arange(V)[:, None], jnp.eye(V)[:, None], jnp.ones(V, jnp.int32)
+  )
+  noise = types.Noise(jnp.zeros((V, 1)), None, None)
+  for lenience, kept in ((0.9, 1), (0.6, 2), (0.3, 3), (0.1, 4)):
+    verdict = lenient.make(lenience).verify(noise, draft, p_BNV, s)
+    assert verdict.accepted_B.tolist() == [1] * kept + [0] * (V - kept)
+    assert (verdict.weights_BV[kept:].argmax(-1) == 0).all()
+    said = lenient.make(lenience).law(
+      p_BNV[:, :1], draft.q_BKV, s._replace(logits_BNV=s.logits_BNV[:, :1])
+    )
+    off = np.abs(said - p_BNV[:, :1]).sum(-1)[:, 0] / 2
+    assert off.tolist() == [0] + [1] * (kept - 1) + [0] * (V - kept)
+
+
+def test_names_and_bounds():
+  assert build.rule_of('lenient:0.5') is lenient.make(0.5)
+  assert not lenient.make(0.5).lossless
+  # Nothing is lossy about a lenience of 1.
+  assert build.rule_of('lenient:1').verify is reject.RULE.verify
+  for bad in ('lenient:0', 'lenient:1.5', 'lenient:x', 'lenient', 'strict'):
+    with pytest.raises(ValueError, match='allowed are block, coupled, reject'):
+      build.rule_of(bad)
