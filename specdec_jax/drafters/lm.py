@@ -7,18 +7,33 @@ from specdec_jax import sampling as sampling_lib
 from specdec_jax import types, windows
 
 
-def make(model: types.Model, *, gamma: int, chunk: int = 64) -> types.Drafter:
+def make(
+  model: types.Model,
+  *,
+  gamma: int,
+  min_confidence: float = 0.0,
+  chunk: int = 64,
+) -> types.Drafter:
   """gamma tokens a window, sampled from the draft under the target's settings.
 
   Reads weights.draft. A window starts by reading the last two committed tokens:
   after full acceptance the draft has not yet read the last token it proposed,
   otherwise the first of the two is a harmless overwrite.
 
+  min_confidence: a row stops before the first token of which the draft's
+  largest probability, at temperature 1, is less; 0 never stops. It looks at the
+  law, before a token is drawn: to stop at an unlikely token would leave the
+  likely ones proposed more often than q says. Drafting ends when all rows stop.
+
   Raises:
-    ValueError: gamma < 1.
+    ValueError: gamma < 1, or min_confidence outside [0, 1).
   """
   if gamma < 1:
     raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
+  if not 0 <= min_confidence < 1:
+    raise ValueError(
+      f'min_confidence={min_confidence}: must be in [0, 1); 0 never stops'
+    )
 
   def init(weights, context, features):
     del features
@@ -34,7 +49,7 @@ def make(model: types.Model, *, gamma: int, chunk: int = 64) -> types.Drafter:
     L = context.tokens_BL.shape[1]
     live_B1 = context.live_B[:, None]
 
-    def extend(cache, tokens_BT, start_B, offset):
+    def extend(cache, tokens_BT, start_B, offset, going_B):
       hidden_BTD, _, cache = windows.read(
         model,
         weights.draft,
@@ -46,7 +61,9 @@ def make(model: types.Model, *, gamma: int, chunk: int = 64) -> types.Drafter:
       )
       logits_B1V = model.head(weights.draft, hidden_BTD[:, -1:])
       q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
-      return cache, noise.draft(offset, q_BV), q_BV
+      if min_confidence:
+        going_B &= _confidence(logits_B1V[:, 0]) >= min_confidence
+      return cache, noise.draft(offset, q_BV), q_BV, going_B
 
     start_B = context.lengths_B - 2
     last_BT = jnp.take_along_axis(
@@ -54,25 +71,51 @@ def make(model: types.Model, *, gamma: int, chunk: int = 64) -> types.Drafter:
       jnp.maximum(start_B[:, None] + jnp.arange(2)[None], 0),
       1,
     )
-    cache, token_B, q_BV = extend(cache, last_BT, start_B, 0)
+    cache, token_B, q_BV, going_B = extend(
+      cache, last_BT, start_B, 0, context.live_B
+    )
+    tokens_KB = jnp.zeros((gamma, *token_B.shape), token_B.dtype)
+    q_KBV = jnp.zeros((gamma, *q_BV.shape), q_BV.dtype)
 
-    def body(carry, offset):
-      cache, token_B = carry
+    def body(carry):
+      offset, cache, tokens_KB, q_KBV, going_B, count_B = carry
       at_B = context.lengths_B + offset - 1
-      cache, token_B, q_BV = extend(cache, token_B[:, None], at_B, offset)
-      return (cache, token_B), (token_B, q_BV)
+      cache, token_B, q_BV, going_B = extend(
+        cache, tokens_KB[offset - 1][:, None], at_B, offset, going_B
+      )
+      return (
+        offset + 1,
+        cache,
+        tokens_KB.at[offset].set(token_B),
+        q_KBV.at[offset].set(q_BV),
+        going_B,
+        count_B + going_B,
+      )
 
     # One traced step, not gamma of them: compile time does not grow with gamma.
-    (cache, _), (tokens_KB, q_KBV) = jax.lax.scan(
-      body, (cache, token_B), jnp.arange(1, gamma)
+    _, cache, tokens_KB, q_KBV, _, count_B = jax.lax.while_loop(
+      lambda carry: (carry[0] < gamma) & jnp.any(carry[4]),
+      body,
+      (
+        jnp.int32(1),
+        cache,
+        tokens_KB.at[0].set(token_B),
+        q_KBV.at[0].set(q_BV),
+        going_B,
+        going_B.astype(jnp.int32),
+      ),
     )
-    tokens_BK = jnp.concatenate([token_B[None], tokens_KB]).T
-    q_BKV = jnp.moveaxis(jnp.concatenate([q_BV[None], q_KBV]), 0, 1)
-    count_B = jnp.full_like(context.lengths_B, gamma)
-    return types.Draft(tokens_BK, q_BKV, count_B), cache, target_cache
+    q_BKV = jnp.moveaxis(q_KBV, 0, 1)
+    return types.Draft(tokens_KB.T, q_BKV, count_B), cache, target_cache
 
   def commit(cache, context, verdict, features_BNE):
     del context, verdict, features_BNE
     return cache  # slots past the committed length are overwritten when read
 
   return types.Drafter('lm', gamma, init, propose, commit)
+
+
+def _confidence(logits_BV):
+  """The largest probability at temperature 1: [B]."""
+  best_B1, _ = sampling_lib.largest(logits_BV)
+  return 1 / jnp.sum(jnp.exp(logits_BV - best_B1), -1)

@@ -71,3 +71,26 @@ def test_q_is_the_law_after_everything_said_so_far():
       tokens_BL=jnp.asarray(fakes.pad(texts, L)),
       lengths_B=jnp.array([len(text) for text in texts], jnp.int32),
     )
+
+
+def test_drafting_stops_where_the_draft_is_not_sure():
+  """Before the first law whose peak, at temperature 1, is low; row by row."""
+  least = 0.45
+  drafter, weights, context, cache = start([[1, 2, 3], [4], [2, 2], [5, 6]])
+  drafter = lm.make(fakes.table_model(V), gamma=GAMMA, min_confidence=least)
+  draw = lambda offset, q_BV: jnp.argmin(q_BV, -1).astype(jnp.int32)
+  noise = types.Noise(jnp.zeros((4, GAMMA)), draw, draw)
+  draft, _, _ = drafter.propose(weights, cache, context, noise, ())
+  counts = []
+  for text in ([1, 2, 3], [4], [2, 2], [5, 6]):
+    said, going = list(text), 0
+    for _ in range(GAMMA):
+      row_V = np.asarray(fakes.row_of(weights.draft, said), np.float64)
+      if (np.exp(row_V) / np.exp(row_V).sum()).max() < least:
+        break
+      going += 1
+      # An unlikely token says nothing of whether to go on.
+      said.append(int(np.argmin(row_V)))
+    counts.append(going)
+  assert draft.count_B.tolist() == counts
+  assert len(set(counts)) > 1

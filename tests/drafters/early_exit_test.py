@@ -1,0 +1,163 @@
+"""Leaving the target early: same tokens, one cache, and no layer run twice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import build, decode, sampling, types
+from specdec_jax.drafters import early_exit
+from specdec_jax.eval.promises import base
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from specdec_jax.verify import reject
+
+GAMMA, DEPTH, EXIT = 3, 4, 1
+
+
+@pytest.fixture(scope='module', params=[False, True])
+def world(request):
+  """Four layers, one after the other or scanned, float64."""
+  with jax.enable_x64(True):
+    yield base.transformers(13, depth=DEPTH, scan_layers=request.param)
+
+
+def test_greedy_text_is_plain_decodings(world):
+  with jax.enable_x64(True):
+    drafter = early_exit.make(world.target, gamma=GAMMA, exit=EXIT)
+    prompts = base.ragged_prompts(4, 13, 0)
+    request = base.make_request(world, prompts, 20, length=40)
+    out = base.run(world, drafter, reject.RULE, (), request)
+    plain = base.run(world, decode.PLAIN, reject.RULE, (), request)
+    assert base.texts(out) == base.texts(plain)
+    # Some of each, or this would show little.
+    hist_N = out.info.hist_BN.sum(0)
+    assert hist_N[0] and hist_N[1:].any()
+
+
+def test_the_residual_is_what_the_layers_make_in_one_pass(world):
+  """What propose hands on equals one pass over the window it proposed."""
+  with jax.enable_x64(True):
+    drafter = early_exit.make(world.target, gamma=GAMMA, exit=EXIT)
+    request = base.make_request(world, [[1, 2, 3], [4]], 12, length=24)
+    programs = decode.programs(world.target, drafter, reject.RULE)
+    state, _ = programs.start(world.weights, request)
+    draw = lambda offset, q_BV: jnp.argmax(q_BV, -1).astype(jnp.int32)
+    context = types.Context(
+      state.tokens_BL, state.lengths_B, state.live_B, request.sampling
+    )
+    noise = types.Noise(jnp.zeros((2, GAMMA)), draw, draw)
+    draft, _, cache = drafter.propose(
+      world.weights, (), context, noise, state.cache
+    )
+    view = early_exit.view(world.target, EXIT)
+    tokens_BL = np.array(state.tokens_BL)
+    for b, n in enumerate(state.lengths_B):
+      tokens_BL[b, n : n + GAMMA] = draft.tokens_BK[b]
+    B, L = tokens_BL.shape
+    slots_BL = jnp.broadcast_to(jnp.arange(L), (B, L))
+    mask_BLL = slots_BL[:, None] <= slots_BL[..., None]
+    hidden_BLD, _, whole = view.apply(
+      world.weights.target,
+      tokens_BL,
+      slots_BL,
+      slots_BL,
+      mask_BLL,
+      view.init_cache(B, L),
+    )
+    for b, n in enumerate(state.lengths_B):
+      np.testing.assert_allclose(
+        draft.residual_BND[b], hidden_BLD[b, n - 1 : n + GAMMA], atol=1e-12
+      )
+      q_KV = jax.nn.one_hot(
+        jnp.argmax(
+          world.target.head(
+            world.weights.target, hidden_BLD[b, n - 1 : n - 1 + GAMMA]
+          ),
+          -1,
+        ),
+        13,
+      )
+      np.testing.assert_array_equal(draft.q_BKV[b], q_KV)
+    # Its keys are in the target's cache, and nothing else was written there.
+    changed = jax.tree.map(
+      lambda a, b: bool((a != b).any()), state.cache, cache
+    )
+    if isinstance(changed, tuple) and len(changed) == DEPTH:
+      assert [any(x) for x in changed] == [True] + [False] * (DEPTH - 1)
+    del whole
+
+
+def matmul_flops(jaxpr) -> int:
+  """2 x multiplications of every dot_general, scans counted by length."""
+  total = 0
+  for eqn in jaxpr.eqns:
+    name, params = eqn.primitive.name, eqn.params
+    if name == 'dot_general':
+      (over, _), _ = params['dimension_numbers']
+      shape = eqn.invars[0].aval.shape
+      inner = np.prod([shape[i] for i in over], dtype=int)
+      total += 2 * int(np.prod(eqn.outvars[0].aval.shape)) * int(inner)
+      continue
+    times = params['length'] if name == 'scan' else 1
+    for inner in params.values():
+      inner = getattr(inner, 'jaxpr', inner)
+      if hasattr(inner, 'eqns'):
+        total += times * matmul_flops(inner)
+  return total
+
+
+def test_a_window_does_exactly_the_work_it_claims(capsys):
+  """n layers over gamma + 1 tokens, the rest once, the head for each draft."""
+  config = model_config.sized('tiny', depth=DEPTH, context=128)
+  target, gamma, L = lm.make(config), 5, 64
+  params = jax.eval_shape(lambda: lm.init(config, 0))
+  weights = types.Weights(params)
+  abstract = jax.eval_shape(
+    lambda: (
+      decode.State(
+        jnp.zeros((1, L), jnp.int32),
+        jnp.full(1, 9, jnp.int32),
+        jnp.ones(1, bool),
+        target.init_cache(1, L),
+        (),
+      ),
+      decode._empty_info(1, L, gamma, False),
+    )
+  )
+  request = jax.eval_shape(
+    lambda: decode.Request(
+      jnp.zeros((1, L), jnp.int32),
+      *[jnp.ones(1, jnp.int32)] * 4,
+      sampling.settings(1, 0.0),
+      jnp.zeros((1, 1), jnp.int32),
+    )
+  )
+
+  def flops(drafter):
+    step = lambda *args: decode.step(
+      target, drafter, reject.RULE, decode.Options(narrow=False), *args
+    )
+    return matmul_flops(jax.make_jaxpr(step)(weights, request, *abstract).jaxpr)
+
+  own = flops(early_exit.make(target, gamma=gamma, exit=EXIT))
+  # Per token: a layer's matmuls and attention over L slots; the head.
+  c, N = config, gamma + 1
+  wide = c.head_dim * (2 * c.heads + 2 * c.kv_heads)
+  layer = 2 * (c.width * wide + 3 * c.width * c.mlp)
+  layer += 2 * 2 * c.heads * c.head_dim * L
+  head = 2 * c.width * c.vocab
+  drafting = EXIT * N * layer + gamma * head
+  verifying = (DEPTH - EXIT) * N * layer + N * head
+  with capsys.disabled():
+    print(f'\nwindow: {own:,} FLOPs = {drafting:,} + {verifying:,}', end=' ')
+  assert own == drafting + verifying
+
+
+def test_a_layer_that_is_not_there():
+  target = build.load('random:tiny')
+  for bad in (0, 2, 9):
+    with pytest.raises(ValueError, match='has 2 layers; allowed are 1 to 1'):
+      build.engine(target, 'early_exit', exit=bad)
+  with pytest.raises(ValueError, match='at least 1 token'):
+    early_exit.make(build.target_model(target), gamma=0, exit=1)
