@@ -25,7 +25,7 @@ def functions(path: pathlib.Path) -> set[str]:
 def test_there_are_enough_and_every_failure_is_met_or_explained():
   assert len(seeded.MUTANTS) >= 40
   assert len({m.name for m in seeded.MUTANTS}) == len(seeded.MUTANTS)
-  met = {m.row for m in seeded.MUTANTS}
+  met = {m.row for m in seeded.MUTANTS} - {0}  # 0: in no list
   assert met | set(seeded.ELSEWHERE) == set(range(1, 47))
   assert not met & set(seeded.ELSEWHERE)
 

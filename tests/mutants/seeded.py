@@ -5,11 +5,14 @@ from tests.mutants import (
   seeded_draws,
   seeded_edges,
   seeded_loop,
+  seeded_methods,
   seeded_rules,
 )
 
 MUTANTS = (
   *seeded_rules.RULES,
+  *seeded_methods.BLOCK,
+  *seeded_methods.METHODS,
   *seeded_draws.TRANSFORM,
   *seeded_draws.DRAWS,
   *seeded_loop.LAWS,

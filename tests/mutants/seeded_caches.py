@@ -52,8 +52,8 @@ CACHES = (
     19,
     'rotations do not fit those of the cached keys',
     _WINDOWS,
-    'params, tokens_BT, slots_BT, positions_BT, mask_BTS',
-    'params, tokens_BT, slots_BT, at_BT - at_BT[:, :1], mask_BTS',
+    '    positions_BT,\n    mask_BTS,',
+    '    at_BT - at_BT[:, :1],\n    mask_BTS,',
     (_FEATURES, _FIVE),
   ),
   Mutant(
@@ -61,8 +61,8 @@ CACHES = (
     19,
     'invisible to rotations, not to learned positions',
     _WINDOWS,
-    'params, tokens_BT, slots_BT, positions_BT, mask_BTS',
-    'params, tokens_BT, slots_BT, positions_BT + 1, mask_BTS',
+    '    positions_BT,\n    mask_BTS,',
+    '    positions_BT + 1,\n    mask_BTS,',
     (_FEATURES,),
   ),
   Mutant(
