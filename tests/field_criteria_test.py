@@ -6,6 +6,7 @@ The experiment itself is experiments/field_criteria/run.sh.
 import numpy as np
 import pytest
 
+from experiments import page as page_lib
 from experiments.field_criteria import criteria, measure, own, render, samples
 from experiments.field_criteria import table as runner
 
@@ -113,7 +114,7 @@ def test_the_table_counts_what_is_missed_and_what_can_be_seen():
   text = render.markdown(doc)
   line = next(x for x in text.splitlines() if x.startswith('| biased'))
   assert '**missed**' in line and line.endswith('| joint_law |')
-  first, last = render._MARKS
+  first, last = page_lib.MARKS
   page = render.filled(f'a {first} old {last} b', doc)
   assert page.startswith('a ') and page.endswith(' b') and 'old' not in page
   assert render.filled(page, doc) == page

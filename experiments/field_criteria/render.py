@@ -4,6 +4,7 @@ import functools
 import pathlib
 from typing import Any
 
+from experiments import page as page_lib
 from experiments.field_criteria import measure
 from specdec_jax.eval import machine
 from tests.mutants import seeded
@@ -85,15 +86,9 @@ def markdown(doc: dict[str, Any]) -> str:
   return '\n'.join([*summary(doc), '', *_each(doc), ''])
 
 
-_MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
-
-
 def filled(page: str, doc: dict[str, Any]) -> str:
   """The page with the summary between its marks."""
-  first, rest = page.split(_MARKS[0])
-  last = rest.split(_MARKS[1])[1]
-  lines = [_MARKS[0], '', *summary(doc), '', _MARKS[1]]
-  return first + '\n'.join(lines) + last
+  return page_lib.filled(page, summary(doc))
 
 
 def summary(doc: dict[str, Any]) -> list[str]:
@@ -109,31 +104,24 @@ def summary(doc: dict[str, Any]) -> list[str]:
   ]
 
 
-def _table(rows) -> list[str]:
-  rows = [list(rows[0]), ['---'] * len(rows[0]), *rows[1:]]
-  return ['| ' + ' | '.join(map(str, row)) + ' |' for row in rows]
-
-
 def _summary(doc) -> list[str]:
   head = ('criterion', 'looks at', 'missed', 'missed of those it can see')
-  rows: list[tuple[str, ...]] = [(*head, *KINDS)]
+  rows = []
   for x in doc['summary']:
     kinds = [f'{a} of {b}' for a, b in x['kinds'].values()]
     seen = f'{x["missed_reached"]} of {x["reached"]}'
     missed = f'{x["missed"]} of {x["of"]}'
     rows.append((x['criterion'], x['looks_at'], missed, seen, *kinds))
-  return _table(rows)
+  return page_lib.table((*head, *KINDS), rows)
 
 
 _SIGNS = {'caught': 'x', 'missed': '**missed**', 'same': '-'}
 
 
 def _each(doc) -> list[str]:
-  rows: list[tuple[str, ...]] = [
-    ('bug', 'file', *measure.EVERY, 'what of ours fails')
-  ]
+  head, rows = ('bug', 'file', *measure.EVERY, 'what of ours fails'), []
   for x in doc['outcomes']:
     signs = [_SIGNS[x['verdict'][name]] for name in measure.EVERY]
     file = pathlib.Path(x['path']).name
     rows.append((x['name'], file, *signs, x['ours'].split(':')[0]))
-  return _table(rows)
+  return page_lib.table(head, rows)

@@ -27,7 +27,7 @@ _BYTES = {'cpu': 2**28, 'other': 2**30}
 def describe() -> dict[str, Any]:
   """Names of the hardware and of the software that was timed."""
   device = jax.devices()[0]
-  root = pathlib.Path(__file__).parent
+  head, dirty = commit()
   version = importlib.metadata.version
   return {
     'platform': device.platform,
@@ -40,9 +40,19 @@ def describe() -> dict[str, Any]:
     'jaxlib': version('jaxlib'),
     'flax': version('flax'),
     'XLA_FLAGS': os.environ.get('XLA_FLAGS', ''),
-    'commit': _git(root, 'rev-parse', 'HEAD') or 'unknown',
-    'dirty': bool(_git(root, 'status', '--porcelain')),
+    'commit': head,
+    'dirty': dirty,
   }
+
+
+def commit(*paths: str) -> tuple[str, bool]:
+  """The commit of this code, and whether files were changed since.
+
+  paths: git's pathspecs from the root, of the files that count; all if none.
+  """
+  root = pathlib.Path(__file__).parents[2]
+  changed = _git(root, 'status', '--porcelain', '--', *paths)
+  return _git(root, 'rev-parse', 'HEAD') or 'unknown', bool(changed)
 
 
 def ceiling(dtype: str, *, small: bool = False) -> dict[str, Any]:

@@ -110,9 +110,13 @@ def save(folder: pathlib.Path, doc: dict[str, Any], config: str) -> None:
   write(folder / 'results/bench.json', compact(doc))
 
 
-def write(path: pathlib.Path, text: str) -> None:
-  """Writes a file whole or not at all."""
-  handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-  with os.fdopen(handle, 'w') as file:
-    file.write(text + '\n')
-  os.replace(part, path)
+def write(path: pathlib.Path, content: str | bytes) -> None:
+  """Writes a file whole or not at all; a text gets a newline at its end."""
+  if isinstance(content, str):
+    content = f'{content}\n'.encode()
+  part = path.with_name(f'{path.name}.{os.getpid()}.part')
+  try:
+    part.write_bytes(content)
+    os.replace(part, path)
+  finally:
+    part.unlink(missing_ok=True)

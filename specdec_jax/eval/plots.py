@@ -1,0 +1,122 @@
+"""Figures in one plain style: readable in grey, curves named where they end.
+
+Needs matplotlib (the extra `plots`). Nothing is shown on a screen and nothing
+global is changed.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib import axes as axes_lib
+from matplotlib import figure
+
+Axes = axes_lib.Axes
+
+STYLE: dict[Any, Any] = {
+  'font.family': 'DejaVu Sans',  # comes with matplotlib: the same everywhere
+  'font.size': 9,
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'axes.linewidth': 0.6,
+  'axes.titlesize': 9,
+  'axes.titlelocation': 'left',
+  'lines.linewidth': 1.3,
+  'lines.markersize': 5,
+  'xtick.major.width': 0.6,
+  'ytick.major.width': 0.6,
+}
+DASHES = ('-', '--', '-.', (0, (1, 1.2)), (0, (6, 1, 1, 1, 1, 1)))
+MARKS = ('o', 's', '^', 'D', 'v')
+GREYS = ('0.0', '0.3', '0.15', '0.45', '0.25')
+PALE = '0.8'  # intervals and reference lines
+
+
+def png(
+  paint: Callable[[Axes], None], *, size: tuple[float, float] = (6.4, 4.0)
+) -> bytes:
+  """What paint(axes) draws, as a PNG; size in inches, 160 pixels each."""
+  with matplotlib.rc_context(STYLE):
+    page = figure.Figure(figsize=size, dpi=160, layout='constrained')
+    paint(page.subplots())
+    out = io.BytesIO()
+    page.savefig(out, format='png', metadata={'Software': None})
+  return out.getvalue()
+
+
+def label(axes: Axes, x: str, y: str, title: str = '') -> None:
+  """Names the axes; the title says what is seen, not what is drawn."""
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  axes.set_title(title)
+
+
+def curve(
+  axes: Axes,
+  xs: Sequence[float],
+  ys: Sequence[float],
+  name: str,
+  i: int,
+  *,
+  left: bool = False,
+  **changes: Any,
+) -> None:
+  """The i-th curve in its own dash, grey and mark, named at one end.
+
+  left: the name stands before the curve's first point, not after its last.
+  changes: of matplotlib's Axes.plot.
+  """
+  look: dict[str, Any] = dict(
+    linestyle=DASHES[i % len(DASHES)],
+    color=GREYS[i % len(GREYS)],
+    marker=MARKS[i % len(MARKS)],
+    markevery=max(1, len(xs) // 8),
+    markersize=4,
+  )
+  axes.plot(xs, ys, **look | changes)
+  at = 0 if left else -1
+  axes.annotate(
+    name,
+    (xs[at], ys[at]),
+    xytext=(-6 if left else 6, 0),
+    textcoords='offset points',
+    ha='right' if left else 'left',
+    va='center',
+    annotation_clip=False,
+  )
+
+
+def level(axes: Axes, y: float) -> None:
+  """A thin line across at a value to compare with."""
+  axes.axhline(y, color=PALE, linewidth=0.8, zorder=0)
+
+
+def rows(axes: Axes, names: Sequence[str]) -> None:
+  """Names the rows of a chart of points, the first one on top."""
+  axes.set_yticks(range(len(names)), names)
+  axes.set_ylim(len(names) - 0.5, -0.5)
+  axes.tick_params(axis='y', length=0)
+  axes.spines['left'].set_visible(False)
+  axes.grid(axis='y', color='0.93', linewidth=0.6)
+  axes.set_axisbelow(True)
+
+
+def points(axes: Axes, xs: Sequence[float], ys, *, theirs: bool, mark: str):
+  """Points of a chart of rows: rings are theirs, dots are ours.
+
+  A dot that fills its ring is one number. Returns what a legend needs.
+  """
+  look: dict[str, Any] = dict(color='0.0', markersize=3.5)
+  if theirs:
+    look = dict(color='0.0', fillstyle='none', markersize=8)
+  (drawn,) = axes.plot(xs, ys, mark, linestyle='none', **look)
+  return drawn
+
+
+def cells(axes: Axes, spans: Sequence[tuple[float, float]], ys):
+  """Hollow boxes in a chart of rows: all that rounds to what is printed."""
+  lows = [low for low, _ in spans]
+  wide = [high - low for low, high in spans]
+  look: dict[str, Any] = dict(fill=False, edgecolor='0.0', linewidth=0.9)
+  return axes.barh(ys, wide, 0.62, lows, zorder=2, **look)
