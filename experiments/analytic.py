@@ -15,7 +15,7 @@ from specdec_jax.eval import machine, plots, report
 
 HERE = pathlib.Path(__file__).parent
 # What a run writes is no change of what it runs.
-WRITTEN = (':!experiments/*/results', ':!experiments/*/README.md')
+WRITTEN = (':!experiments/*/results/*', ':!experiments/*/README.md')
 
 
 class Found(NamedTuple):
