@@ -4,6 +4,7 @@ python scripts/certify.py                       # minutes, fixed seeds
 python scripts/certify.py --tier=full           # hours, seeded by the date
 python scripts/certify.py --rule=package.module:function   # your own rule
 python scripts/certify.py --drafter=package.module:make    # your own drafter
+python scripts/certify.py --model=package.module:make      # your own model
 
 The last line of stdout is JSON; exit status 1 if a promise fails.
 """
@@ -16,9 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import build, runtime, user_code  # noqa: E402
+from specdec_jax import runtime, user_code  # noqa: E402
 from specdec_jax.eval import certificate, report  # noqa: E402
-from specdec_jax.eval.promises import base  # noqa: E402
 
 _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
 _ONLY = flags.DEFINE_list('only', [], 'names of promises; all if empty')
@@ -26,6 +26,7 @@ _RULE = flags.DEFINE_string('rule', '', 'package.module:function of a rule')
 _DRAFTER = flags.DEFINE_string(
   'drafter', '', 'package.module:function of a make'
 )
+_MODEL = flags.DEFINE_string('model', '', 'package.module:function of a make')
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'folder for certificate.md, .json'
 )
@@ -34,20 +35,13 @@ _WORKDIR = flags.DEFINE_string(
 def run() -> bool:
   """True if every promise holds."""
   runtime.eight_cpu_devices()
-  rules, drafters, own = build.RULES, build.RECIPES, []
-  if _RULE.value:
-    own.append('rule')
-    rule = user_code.rule(_RULE.value)
-    rules = {rule.name: rule}
-  if _DRAFTER.value:
-    own.append('drafter')
-    name = _DRAFTER.value.partition(':')[2]
-    drafters = {name: user_code.drafter(_DRAFTER.value)}
-  chosen = certificate.choose(_ONLY.value, own)
-  folder = report.open_workdir(_WORKDIR.value)
   full = _TIER.value == 'full'
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
-  subject = base.Subject(rules, drafters, seed, tuple(own))
+  subject = user_code.subject(
+    _RULE.value, _DRAFTER.value, _MODEL.value, seed=seed
+  )
+  chosen = certificate.choose(_ONLY.value, subject.own)
+  folder = report.open_workdir(_WORKDIR.value)
   return certificate.run(subject, chosen, full=full, folder=folder)
 
 

@@ -1,5 +1,6 @@
-"""A user's own rule or drafter, by its import path: package.module:name."""
+"""A user's own rule, drafter or model by its path: package.module:name."""
 
+import functools
 import importlib
 import inspect
 import os
@@ -8,9 +9,35 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import build, types
 from specdec_jax.eval.promises import base
+
+# Drafters of ours that ask no more of a target than types.Model does.
+ANY_TARGET = ('lm', 'lookup')
+
+
+def subject(
+  rule_path: str, drafter_path: str, model_path: str, *, seed: int
+) -> base.Subject:
+  """What is certified: ours, but for what has a path.
+
+  Raises:
+    ValueError: what rule, drafter and model refuse.
+  """
+  rules, drafters, own = build.RULES, build.RECIPES, None
+  if rule_path:
+    found = rule(rule_path)
+    rules = {found.name: found}
+  if model_path:
+    own = model(model_path)
+    drafters = {name: drafters[name] for name in ANY_TARGET}
+  if drafter_path:
+    drafters = {drafter_path.partition(':')[2]: drafter(drafter_path)}
+  brought = dict(rule=rule_path, drafter=drafter_path, model=model_path)
+  kinds = tuple(kind for kind, path in brought.items() if path)
+  return base.Subject(rules, drafters, seed, kinds, own)
 
 
 def rule(path: str) -> types.Rule:
@@ -60,6 +87,101 @@ def drafter(path: str) -> base.Recipe:
   return recipe
 
 
+def model(path: str) -> base.OwnModel:
+  """The make(vocab=..., dtype=..., seed=...) at a path.
+
+  It returns (types.Model, params), a small model with random weights: `vocab`
+  real ids, floats of `dtype` ('float32', 'float64', 'bfloat16'), and room for
+  128 positions at least.
+
+  Raises:
+    ValueError: a path that does not import, something else at it, or a model
+      that does not fit types.Model.
+  """
+  found = _import('model', path)
+  _check_call('model', path, found, (), _SMALL)
+  make = _lenient(found)
+  refuse = lambda what: ValueError(f'model={path}: {what}')
+  said = lambda error: f'{type(error).__name__}: {str(error).splitlines()[0]}'
+  try:
+    made = make(**_SMALL)
+  except Exception as error:  # whatever the user's make does
+    raise refuse(f'it raised {said(error)}') from error
+  pair = isinstance(made, tuple) and len(made) == 2
+  if not pair or not isinstance(made[0], types.Model):
+    raise refuse(f'it made {type(made).__name__}; want (types.Model, params)')
+  try:
+    wrong = _misfit(*made, vocab=_SMALL['vocab'])
+  except Exception as error:  # whatever the user's model does
+    raise refuse(f'called, it raised {said(error)}') from error
+  if wrong:
+    raise refuse(wrong)
+
+  @functools.cache
+  def world(vocab, dtype):
+    (target, params), (_, other) = (
+      make(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
+    )
+    target = target._replace(
+      apply=_lenient(target.apply), head=_lenient(target.head)
+    )
+    return base.World(target, target, types.Weights(params, other), vocab)
+
+  return base.OwnModel(path, world)
+
+
+_SMALL: dict[str, Any] = dict(vocab=5, dtype='float32', seed=0)
+_ROOM = 128  # positions that the promises need
+
+
+def _lenient(function):
+  """The function under JAX's own default; programs here forbid promotion."""
+
+  @functools.wraps(function)
+  def call(*args, **named):
+    with jax.numpy_rank_promotion('allow'):
+      return function(*args, **named)
+
+  return call
+
+
+def _misfit(model: types.Model, params, *, vocab: int) -> str | None:
+  """Where a model leaves types.Model, in words."""
+  if not vocab <= model.vocab:
+    return f'vocab={vocab} made a model of {model.vocab} ids'
+  if model.context < _ROOM:
+    return f'its context is {model.context}; want {_ROOM} or more'
+  B, T, S = 2, 3, 16
+  cache = model.init_cache(B, S)
+  at = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
+  seen = np.broadcast_to(np.arange(S) <= at[..., None], (B, T, S))
+
+  @jax.jit
+  @_lenient
+  def call(slots_BT, cache):
+    hidden, _, new = model.apply(params, at % vocab, slots_BT, at, seen, cache)
+    return hidden, model.head(params, hidden), new
+
+  kinds = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  hidden, logits, new = jax.eval_shape(call, at, cache)
+  if kinds(new) != kinds(cache):
+    return f'apply turns a cache of {kinds(cache)} into {kinds(new)}'
+  if hidden.shape[:2] != (B, T):
+    return f'hidden has shape {hidden.shape}; want {(B, T)} and a width'
+  if logits.shape != (B, T, model.vocab) or logits.dtype.itemsize < 4:
+    return (
+      f'head made {logits.dtype} of {logits.shape}; want {(B, T, model.vocab)} '
+      'in float32 or wider'
+    )
+  _, logits, new = jax.device_get(call(np.full_like(at, S), cache))
+  if not np.all(np.isneginf(logits[..., vocab:])):
+    return f'head gives ids from vocab={vocab} on a chance; want logit -inf'
+  same = jax.tree.map(np.array_equal, new, jax.device_get(cache))
+  if not all(jax.tree.leaves(same)):
+    return f"slot {S} of {S} was written; want mode='drop', which drops it"
+  return None
+
+
 def _import(what: str, path: str) -> Any:
   module, colon, name = path.partition(':')
   if not (module and colon and name):
@@ -93,6 +215,7 @@ def _check_call(what: str, path: str, found: Any, names, named) -> None:
   kind = {
     'rule': f'verify({wanted}) -> Verdict or a types.Rule',
     'drafter': f'make({wanted}), make(gamma=...) or a types.Drafter',
+    'model': f'make({wanted}) -> (types.Model, params)',
   }[what]
   has = f'{found!r} is not callable'
   if callable(found):

@@ -193,7 +193,7 @@ def test_the_program_fails_with_a_biased_rule():
   'argument, message',
   [
     ('--only=window-laws', "only='window-laws': allowed are window-law,"),
-    ('--rule=tests.own_rules:absent', 'tests.own_rules has no absent'),
+    ('--model=tests.own_rules:absent', 'tests.own_rules has no absent'),
     ('--workdir=/proc/nowhere', 'workdir /proc/nowhere: cannot be written'),
   ],
 )

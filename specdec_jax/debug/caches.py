@@ -168,8 +168,10 @@ def _first_gap(trees, count_B, tolerance: float):
       row, slot, part = (int(i) for i in np.argwhere(bad_BSR)[0])
       a, b = (np.asarray(z[row, slot]).astype(float).ravel() for z in (x, y))
       worst = np.argmax(np.nan_to_num(np.abs(a - b), nan=np.inf))
+      leaf = jax.tree_util.keystr(path)  # '' for a tree of one array
+      leaf = f'leaf {leaf}, ' if leaf else ''
       what = (
-        f'leaf {jax.tree_util.keystr(path)}, part {part}, is off by '
+        f'{leaf}part {part} is off by '
         f'{gap_BSR[row, slot, part]:.2g} of its norm; it holds {a[worst]:.6g}, '
         f'anew it is {b[worst]:.6g}'
       )

@@ -59,7 +59,7 @@ PROMISES = (
     counts.joint_law_of_transformer,
     quick=2**18,
     full=2**22,
-    of=('rule', 'drafter'),
+    of=('rule', 'drafter', 'model'),
   ),
   base.Promise(
     'kernel-law',
@@ -83,7 +83,7 @@ PROMISES = (
     tokens.greedy_identity,
     quick=20_000,
     full=1_000_000,
-    of=('rule', 'drafter'),
+    of=('rule', 'drafter', 'model'),
   ),
   base.Promise(
     'audited-identity',
@@ -91,7 +91,7 @@ PROMISES = (
     tokens.audited_identity,
     quick=5_000,
     full=100_000,
-    of=('rule', 'drafter'),
+    of=('rule', 'drafter', 'model'),
   ),
   base.Promise(
     'self-draft',
@@ -99,7 +99,7 @@ PROMISES = (
     tokens.self_draft,
     quick=50_000,
     full=1_000_000,
-    of=('rule', 'drafter'),
+    of=('rule', 'drafter', 'model'),
   ),
   base.Promise(
     'invariance',
@@ -107,7 +107,7 @@ PROMISES = (
     rows.invariance,
     quick=100,
     full=1_000,
-    of=('rule', 'drafter'),
+    of=('rule', 'drafter', 'model'),
   ),
   base.Promise(
     'accounting',
@@ -178,10 +178,11 @@ def run(
     machine=machine.describe(),
     promises=[],
   )
+  if subject.model is not None:
+    doc['model'] = subject.model.path
   tables.machine(doc, console)
   console.print(
-    f'[bold]Subject[/bold]  rules {", ".join(doc["rules"])}; drafters '
-    f'{", ".join(doc["drafters"])}; {doc["tier"]} tier, seed {subject.seed}\n',
+    f'[bold]Subject[/bold]  {_subject(doc)}\n',
     highlight=False,
   )
   lossy = [rule.name for rule in subject.rules.values() if not rule.lossless]
@@ -209,6 +210,14 @@ def conclude(doc: dict[str, Any]) -> None:
     f'{kept.count(True)} of {len(kept)} promises hold{skipped} '
     f'({seconds:.0f} s).'
   ]
+
+
+def _subject(doc: dict[str, Any]) -> str:
+  model = f'model {doc["model"]}; ' if 'model' in doc else ''
+  return (
+    f'{model}rules {", ".join(doc["rules"])}; drafters '
+    f'{", ".join(doc["drafters"])}; {doc["tier"]} tier, seed {doc["seed"]}'
+  )
 
 
 def _print_row(row: dict[str, Any], console: rich.console.Console) -> None:
@@ -239,8 +248,7 @@ def markdown(doc: dict[str, Any]) -> str:
   lines = [
     '# Certificate of exactness',
     '',
-    f'Rules {", ".join(doc["rules"])}; drafters {", ".join(doc["drafters"])}; '
-    f'{doc["tier"]} tier, seed {doc["seed"]}. Commit {m["commit"][:12]}'
+    f'{_subject(doc)}. Commit {m["commit"][:12]}'
     f'{" with changes" if m["dirty"] else ""}, {m["cpu"]}, {m["cores"]} cores, '
     f'{m["platform"]}, Python {m["python"]}, jax {m["jax"]}.',
     '',

@@ -27,20 +27,41 @@ class World(NamedTuple):
 Recipe = Callable[[World, int], tuple[types.Drafter, Any]]
 
 
+class OwnModel(NamedTuple):
+  """A user's model. world(vocab, dtype): two of them, with random weights."""
+
+  path: str
+  world: Callable[[int, str], World]
+
+
 class Subject(NamedTuple):
   """What is certified.
 
   seed: of all randomness, the date in the full tier. own: what of it a user
-  brought, 'rule' or 'drafter': how much that accepts is reported, not judged.
+  brought, 'rule', 'drafter' or 'model'. model: the user's, in place of ours.
   """
 
   rules: Mapping[str, types.Rule]
   drafters: Mapping[str, Recipe]
   seed: int = 0
   own: tuple[str, ...] = ()
+  model: OwnModel | None = None
 
   def lossless(self) -> list[types.Rule]:
     return [rule for rule in self.rules.values() if rule.lossless]
+
+  def judges_acceptance(self) -> bool:
+    """A rule or drafter of one's own may accept less: that is only reported."""
+    return not {'rule', 'drafter'} & set(self.own)
+
+  def transformers(
+    self, vocab: int, *, dtype: str | None = None, **sizes
+  ) -> World:
+    """Two tiny decoders: ours in these sizes, or the user's in its own."""
+    dtype = dtype or ('float64' if wide() else 'float32')
+    if self.model is not None:
+      return self.model.world(vocab, dtype)
+    return transformers(vocab, dtype=dtype, **sizes)
 
 
 class Broken(Exception):

@@ -89,7 +89,7 @@ PROMPTS = ([2, 0], [2, 0, 0, 1, 2, 1, 0])
 
 def joint_law_of_transformer(subject: base.Subject, amount: int) -> base.Figure:
   """First tokens of a transformer, ragged batches of 64, EOS inside windows."""
-  world = base.transformers(VOCAB, width=8, head_dim=4, mlp=16)
+  world = subject.transformers(VOCAB, width=8, head_dim=4, mlp=16)
   tests: dict[str, chance.Test] = {}
   label, recipe = next(iter(subject.drafters.items()))
   drafters = {recipe(world, gamma)[0]: gamma for gamma in (2, 3)}

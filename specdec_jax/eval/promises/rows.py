@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from specdec_jax.models import lm
 
 NEW, GAMMA = 12, 2
 # Sizes that eight devices divide.
-SIZES = dict(
+SIZES: dict[str, Any] = dict(
   width=16, heads=8, kv_heads=8, head_dim=4, mlp=32, depth=1, context=512
 )
 VOCAB = 16
@@ -25,7 +26,7 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
   prompts = base.ragged_prompts(amount, VOCAB, subject.seed, longest=8)
   tried = 0
   with jax.enable_x64(True):
-    world = base.transformers(VOCAB, **SIZES)
+    world = subject.transformers(VOCAB, **SIZES)
     texts = functools.partial(_texts, subject, world)
     rules = subject.lossless()
     plain = texts(decode.PLAIN, (), rules[0], prompts, range(amount), rows=8)
@@ -121,12 +122,17 @@ def _arrangements(run, n: int, whole: bool):
 
 
 def _on_meshes(subject: base.Subject, prompts, wanted) -> list[str]:
-  """The same on 1, 2, 4 and 8 devices; those that there are."""
+  """The same on 1, 2, 4 and 8 devices; those that there are.
+
+  A user's model is not split: it has no axes that we know.
+  """
   recipe = next(iter(subject.drafters.values()))
   rule = subject.lossless()[0]
   config = model_config.sized('tiny', **SIZES, vocab=VOCAB, dtype='float64')
   plain = base.transformers(VOCAB, **SIZES).weights
   done = ['1']
+  if subject.model is not None:
+    return done
   for data, model in ((2, 1), (1, 4), (4, 2)):
     if data * model > len(jax.devices()):
       continue
@@ -193,7 +199,7 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
         _check_counts(base.run(world, drafter, rule, other, request), request)
         done += rows
     # A lossless rule or drafter of one's own may accept less.
-    if not subject.own:
+    if subject.judges_acceptance():
       tests |= _accepted_lengths(subject, rule, 20 * amount)
   figure = chance.judge(tests, f'{done:,} requests')
   return base.Figure(

@@ -1,0 +1,254 @@
+"""docs/your_own_model.md runs as printed, and what it warns of is found."""
+
+import pathlib
+import re
+import sys
+import types as python_types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specdec_jax import debug, requests, types, user_code
+from specdec_jax.drafters import lookup
+from specdec_jax.eval import certificate
+from specdec_jax.verify import reject
+
+ROOT = pathlib.Path(__file__).parents[1]
+TEXT = (ROOT / 'docs/your_own_model.md').read_text()
+DECODER, ADAPTER, CHECKS = re.findall(r'```python\n(.*?)```', TEXT, re.S)
+OVERWRITE = "memory.at[layer, {}, slots, row].set({}, mode='drop')"
+
+
+def names(*blocks):
+  out = {}
+  code = compile('\n'.join(blocks), 'docs/your_own_model.md', 'exec')
+  # As a user has it: the tests' own switches are strict.
+  with jax.numpy_rank_promotion('allow'), jax.debug_nans(False):
+    exec(code, out)
+  return out
+
+
+@pytest.fixture
+def mine():
+  """A module `mine` of the given code; it is gone after the test."""
+
+  def module(*blocks):
+    sys.modules['mine'] = python_types.ModuleType('mine')
+    vars(sys.modules['mine']).update(names(*blocks))
+
+  yield module
+  sys.modules.pop('mine', None)
+
+
+def edited(block, *changes):
+  for old, new in changes:
+    assert old in block, old
+    block = block.replace(old, new)
+  return block
+
+
+def wrongly_written(how):
+  """The decoder with another way to write its memory."""
+  changes = [
+    (OVERWRITE.format(i, name), how.format(i=i, name=name))
+    for i, name in enumerate(('key', 'value'))
+  ]
+  return edited(DECODER, *changes)
+
+
+def test_the_page_runs_as_printed(compile_in_less_time, capsys):
+  names(DECODER, ADAPTER, CHECKS)
+  said = capsys.readouterr().out
+  assert said.count('texts equal') == 3 and 'lm: 100% accepted' in said
+
+
+def test_the_adapter_is_short():
+  code = ADAPTER.split('def make(')[0]
+  assert len(code.strip().splitlines()) <= 60
+
+
+# --- what the page warns of ---------------------------------------------------
+
+ADDS = 'memory.at[layer, {i}, slots, row].add({name})'
+CLAMPS = (
+  'memory.at[layer, {i}, jnp.minimum(slots, memory.shape[2] - 1), row]'
+  '.set({name})'
+)
+WRAPS = (
+  'memory.at[layer, {i}, jnp.where(slots < memory.shape[2], slots, -1), row]'
+  '.set({name})'
+)
+ONE_INDEX = (
+  'memory.at[layer, {i}].set(jax.lax.dynamic_update_slice_in_dim('
+  'memory[layer, {i}], jnp.swapaxes({name}, 0, 1), slots[0, 0], 0))'
+)
+# A window begins at 1 again, whatever came before it.
+OWN_PLACES = ('positions_BT + 1', 'positions_BT - positions_BT[:, :1] + 1')
+# The slot after a token holds a draft that was rejected, or the next one.
+OWN_MASK = (
+  'jnp.where(mask_BTS, 0.0, -1e30)',
+  'jnp.where(jnp.arange(mask_BTS.shape[2])[None, None]'
+  ' < jnp.sum(mask_BTS, -1, keepdims=True) + 1, 0.0, -1e30)',
+)
+
+
+def stale(*blocks):
+  """What debug.check_cache says of a decoder while lookup drafts for it."""
+  found = names(*blocks)
+  model, params = found['make'](vocab=13, dtype='float32', seed=1)
+  # One row has an end to its prompt that the other has not.
+  prompts = [[1, 2, 1, 2], [4, 5, 6, 7, 8, 4]]
+  request = requests.make(
+    prompts, ids=13, context=model.context, max_new_tokens=12, gamma=3
+  )
+  weights = types.Weights(params)
+  options = names(CHECKS.split('def generate')[0])['OPTIONS']
+  with pytest.raises(debug.Finding) as error, jax.debug_nans(False):
+    debug.check_cache(
+      model, lookup.make(gamma=3), reject.RULE, weights, request, options
+    )
+  return str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'decoder, adapter',
+  [
+    (wrongly_written(ADDS), ADAPTER),
+    (wrongly_written(ONE_INDEX), ADAPTER),
+    (DECODER, edited(ADAPTER, OWN_PLACES)),
+    (DECODER, edited(ADAPTER, OWN_MASK)),
+  ],
+)
+def test_check_cache_finds(decoder, adapter, compile_in_less_time):
+  said = stale(decoder, adapter)
+  assert "the target's cache is stale" in said
+  if '.add(' in decoder:  # the page shows this one
+    assert said.split('; it holds')[0] in ' '.join(TEXT.split())
+
+
+# --- certify --model ----------------------------------------------------------
+
+
+def test_the_model_takes_the_place_of_ours(mine):
+  mine(DECODER, ADAPTER)
+  subject = user_code.subject('', '', 'mine:make', seed=0)
+  assert subject.own == ('model',) and subject.judges_acceptance()
+  assert list(subject.drafters) == ['lm', 'lookup']
+  world = subject.transformers(5, width=8)
+  assert world.vocab == 5 and world.target.vocab == 8
+  assert world.target.init_cache(3, 9).shape == (2, 2, 9, 3, 2, 8)
+  # Programs are compiled once for a model.
+  assert world.target is subject.transformers(5).target
+  with jax.enable_x64(True):
+    leaves = jax.tree.leaves(subject.transformers(5).weights)
+  assert {x.dtype for x in leaves} == {jnp.dtype('float64')}
+  chosen = [p.name for p in certificate.choose([], subject.own)]
+  assert chosen == [
+    'joint-law-transformer',
+    'greedy-identity',
+    'audited-identity',
+    'self-draft',
+    'invariance',
+  ]
+
+
+@pytest.mark.parametrize(
+  'decoder, adapter, message',
+  [
+    (wrongly_written(CLAMPS), ADAPTER, 'slot 16 of 16 was written'),
+    (wrongly_written(WRAPS), ADAPTER, 'slot 16 of 16 was written'),
+    (
+      DECODER,
+      edited(ADAPTER, ('.at[..., ids:].set(-jnp.inf)', '')),
+      'head gives ids from vocab=5 on a chance',
+    ),
+    (
+      DECODER,
+      edited(ADAPTER, ('decoder.words, decoder.longest', '4, 256')),
+      'vocab=5 made a model of 4 ids',
+    ),
+    (
+      edited(DECODER, ('longest: int = 256', 'longest: int = 64')),
+      ADAPTER,
+      'its context is 64; want 128 or more',
+    ),
+    (
+      DECODER,
+      edited(ADAPTER, ('return model, params', 'return model')),
+      'want (types.Model, params)',
+    ),
+    (
+      DECODER,
+      edited(ADAPTER, ('return hidden_BTD, ', 'return hidden_BTD[:, -1], ')),
+      'hidden has shape (2, 16); want (2, 3) and a width',
+    ),
+    (
+      DECODER,
+      edited(ADAPTER, ("method='score'", "method='scores'")),
+      'called, it raised',
+    ),
+    (
+      DECODER,
+      edited(ADAPTER, ('dtype: str, seed: int', 'seed: int')),
+      'want make(vocab=..., dtype=..., seed=...) -> (types.Model, params)',
+    ),
+  ],
+)
+def test_a_model_that_does_not_fit_is_one_sentence(
+  decoder, adapter, message, mine
+):
+  mine(decoder, adapter)
+  with pytest.raises(ValueError) as error:
+    user_code.model('mine:make')
+  said = str(error.value)
+  assert said.startswith('model=mine:make: ') and message in said
+
+
+def test_a_cache_that_changes_cannot_be_carried():
+  cache = jnp.zeros((2, 16))
+  model = types.Model(
+    lambda params, tokens_BT, *_: (tokens_BT[..., None] * 1.0, (), cache[:1]),
+    lambda params, hidden: jnp.zeros((*hidden.shape[:2], 5)),
+    lambda rows, slots: cache,
+    5,
+    256,
+  )
+  assert 'apply turns a cache of' in user_code._misfit(model, (), vocab=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'decoder, held', [(DECODER, True), (wrongly_written(ADDS), False)]
+)
+def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
+  decoder, held, mine, compile_in_less_time
+):
+  mine(decoder, ADAPTER)
+  subject = user_code.subject('', '', 'mine:make', seed=0)
+  subject = subject._replace(rules={'reject': reject.RULE})
+  (promise,) = certificate.choose(['joint-law-transformer'], subject.own)
+  with jax.debug_nans(False):
+    row = certificate.check(promise._replace(quick=2**13), subject, full=False)
+  assert row['held'] is held, row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'decoder, adapter',
+  [
+    (wrongly_written(ONE_INDEX), ADAPTER),
+    (DECODER, edited(ADAPTER, OWN_PLACES)),
+  ],
+)
+def test_greedy_text_of_a_wrong_model_differs(
+  decoder, adapter, mine, compile_in_less_time
+):
+  mine(decoder, adapter)
+  subject = user_code.subject('', '', 'mine:make', seed=0)
+  subject = subject._replace(rules={'reject': reject.RULE})
+  (promise,) = certificate.choose(['greedy-identity'], subject.own)
+  with jax.debug_nans(False):
+    row = certificate.check(promise, subject, full=False)
+  assert row['held'] is False and ' instead of ' in row['case'], row
