@@ -15,7 +15,7 @@ from specdec_jax import build, types
 from specdec_jax.eval.promises import base
 
 # Drafters of ours that ask no more of a target than types.Model does.
-ANY_TARGET = ('lm', 'lookup')
+ANY_TARGET = ('lm', 'lookup', 'ngram')
 
 
 def subject(

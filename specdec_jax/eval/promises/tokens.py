@@ -32,15 +32,11 @@ class Program(NamedTuple):
   world: str
 
 
-def cover(factors: list[tuple], given: list[tuple] = []) -> list[tuple]:  # noqa: B006
-  """Few combinations in which every pair of levels meets (greedy choice).
-
-  given: combinations that there are anyway; the result begins with them.
-  """
+def cover(factors: list[tuple]) -> list[tuple]:
+  """Few combinations in which every pair of levels meets (greedy choice)."""
   combos = list(itertools.product(*factors))
   pairs_of = lambda combo: set(itertools.combinations(enumerate(combo), 2))
-  left = set().union(*map(pairs_of, combos)).difference(*map(pairs_of, given))
-  out = list(given)
+  left, out = set().union(*map(pairs_of, combos)), []
   while left:
     best = max(combos, key=lambda combo: len(pairs_of(combo) & left))
     out.append(best)
@@ -82,15 +78,24 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def programs(subject: base.Subject) -> list[Program]:
-  """A pairwise cover; transformers, slow to compile, once for each pair."""
+  """A pairwise cover, and a script under every rule.
+
+  Transformers, slow to compile, once for each rule and each drafter.
+  """
   rules = tuple(rule.name for rule in subject.lossless())
-  factors = [rules, (*subject.drafters, SCRIPTED), GAMMAS, BATCHES]
-  # The large windows and batches first: there caches matter.
-  shapes = itertools.cycle([(4, 8), (8, 32), (2, 3), (3, 1), (8, 3), (1, 8)])
-  given = [(*x, *next(shapes)) for x in itertools.product(*factors[:2])]
+  drafters = tuple(subject.drafters)
+  covered = cover([rules, drafters, GAMMAS, BATCHES])
+  scripts = zip(rules, itertools.cycle([(8, 8), (4, 3), (2, 32)]), strict=False)
+  scripts = [(rule, SCRIPTED, *shape) for rule, shape in scripts]
+  big = [scripts[0]]
+  pairs = [(rules[0], drafter) for drafter in drafters]
+  for pair in pairs + [(rule, drafters[0]) for rule in rules[1:]]:
+    # Of the programs of this pair the one that adds most.
+    new = lambda x: sum(x[i] not in {b[i] for b in big} for i in (2, 3))
+    big.append(max((x for x in covered if x[:2] == pair), key=new))
   return [
-    Program(*combo, world='transformer' if i < len(given) else 'table')
-    for i, combo in enumerate(cover(factors, given))
+    Program(*x, world='transformer' if x in big else 'table')
+    for x in sorted([*covered, *scripts], key=lambda x: x not in big)
   ]
 
 
