@@ -86,7 +86,7 @@ def programs(subject: base.Subject) -> list[Program]:
   drafters = tuple(subject.drafters)
   covered = cover([rules, drafters, GAMMAS, BATCHES])
   scripts = zip(rules, itertools.cycle([(8, 8), (4, 3), (2, 32)]), strict=False)
-  scripts = [(rule, SCRIPTED, *shape) for rule, shape in scripts]
+  scripts: list[tuple] = [(rule, SCRIPTED, *shape) for rule, shape in scripts]
   big = [scripts[0]]
   pairs = [(rules[0], drafter) for drafter in drafters]
   for pair in pairs + [(rule, drafters[0]) for rule in rules[1:]]:
