@@ -43,10 +43,12 @@ def eight_cpu_devices() -> None:
   jax.config.update('jax_num_cpu_devices', 8)
 
 
-def launch(run: Callable[[], bool]) -> None:
+def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
   """Parses flags and exits with 0 if run() is true, else 1.
 
-  The user's mistakes, ValueErrors, are one sentence on stderr and status 2.
+  positional: run gets the list of arguments that are no flags; else there may
+  be none. The user's mistakes, ValueErrors, are one sentence on stderr and
+  status 2.
   """
 
   def parse(argv):
@@ -59,11 +61,11 @@ def launch(run: Callable[[], bool]) -> None:
       _refuse('unknown config key ' + ' '.join(text.split()))
 
   def main(argv):
-    if len(argv) > 1:
+    if len(argv) > 1 and not positional:
       _refuse(f'unexpected argument {argv[1]!r}')
     prepare()
     try:
-      good = run()
+      good = run(argv[1:]) if positional else run()
     except ValueError as error:
       _refuse(str(error))
     sys.exit(0 if good else 1)

@@ -27,6 +27,7 @@ LAYERS = {
   'api': 6,
   'user_code': 7,
   'experiment': 7,
+  'trace_program': 7,
   '__init__': 8,
 }
 

@@ -84,13 +84,14 @@ def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):
     meta['weights'] = {
       key: value
       for role, model in models.items()
-      for key, value in _identity(role, model).items()
+      for key, value in identify(role, model).items()
     }
     meta['sources'] = {role: model.source for role, model in models.items()}
   return json.loads(json.dumps(meta))
 
 
-def _identity(role: str, model) -> dict[str, str]:
+def identify(role: str, model) -> dict[str, str]:
+  """A model by its content, wherever it lies: weights, settings, tokenizer."""
   config = dataclasses.asdict(model.config)
   del config['scan_layers']
   t = model.tokenizer
