@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from configs import pair
-from specdec_jax import build, decode, experiment, trace_program, types
+from specdec_jax import build, decode, experiment, trace_program
 from specdec_jax.eval import prompts, table_model, trace, trace_figures
 from specdec_jax.io import tokenizer
 from specdec_jax.models import config as model_config
-from tests import own_rules
 
 pytestmark = pytest.mark.usefixtures('tables', 'compile_in_less_time')
 
@@ -56,8 +55,6 @@ def _tables(monkeypatch):
   # One body in the program instead of two.
   options = lambda chunk: decode.Options(chunk=chunk, narrow=False)
   monkeypatch.setattr(build, 'default_options', options)
-  block = types.Rule('block', own_rules.block)
-  monkeypatch.setitem(build.RULES, 'block', block)
 
 
 def config(temperature=0.8, **changes):
@@ -187,7 +184,7 @@ def test_refusals(tmp_path, recorded, capsys):
     check(file, capsys, config(0.5))
   with pytest.raises(ValueError, match='rule=coupled: has no counterfactual'):
     check(file, capsys, rules=['coupled'])
-  with pytest.raises(ValueError, match='decode.rule='):
+  with pytest.raises(ValueError, match="rule='rejct'"):
     check(file, capsys, rules=['rejct'])
   with pytest.raises(ValueError, match='nothing to check'):
     check(file, capsys, config(decode={'gammas': (0,)}))
@@ -195,6 +192,7 @@ def test_refusals(tmp_path, recorded, capsys):
     (config(), file, 0, 'samples=0'),
     (config(), '', 1, '--output='),
     (config(decode={'methods': ('lookup',)}), file, 1, 'needs a draft model'),
+    (config(draft={'min_confidence': 0.3}), file, 1, 'windows that propose'),
   ):
     with pytest.raises(ValueError, match=match):
       trace_program.record(c, prompts_path='', output=output, samples=samples)

@@ -71,13 +71,18 @@ def only_lm(settings):
   """experiment.Settings with the draft model as the only method, at gamma 1.
 
   Raises:
-    ValueError: no draft model among the methods.
+    ValueError: no draft model among the methods, or one that stops early.
   """
   d = settings.decode
   if 'lm' not in d.methods:
     raise ValueError(
       f'decode.methods={tuple(d.methods)}: a trace needs a draft model (lm): '
       'what other drafters propose depends on where a window starts; add lm'
+    )
+  if settings.draft.min_confidence:
+    raise ValueError(
+      f'draft.min_confidence={settings.draft.min_confidence}: a trace is of '
+      'windows that propose all of gamma; set it to 0'
     )
   d = dataclasses.replace(d, methods=('lm',), gammas=(1,), rule='reject')
   return dataclasses.replace(settings, decode=d)

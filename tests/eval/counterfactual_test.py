@@ -5,16 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from specdec_jax import types
 from specdec_jax.eval import certify, counterfactual, pairs
-from specdec_jax.verify import reject
-from tests import own_rules
+from specdec_jax.verify import block, reject
 
 V, K = 3, 3
-RULES = {
-  'reject': reject.RULE,
-  'block': types.Rule('block', own_rules.block),
-}
+RULES = {rule.name: rule for rule in (reject.RULE, block.RULE)}
 
 
 def tables(seed, zeros=False):
@@ -162,7 +157,7 @@ def test_the_toy_of_the_paper():
   """Sun et al. 2024, lemma 1: E[tau] under both rules."""
   ratio = {0: 2.0, 1: 0.5}  # q (2/3, 1/3) over p (1/3, 2/3)
   chance = {0: 1 / 3, 1: 2 / 3}
-  for gamma, token, block in (
+  for gamma, by_token, by_block in (
     (1, 2 / 3, 2 / 3),
     (2, 10 / 9, 11 / 9),
     (3, 38 / 27, 5 / 3),
@@ -171,7 +166,7 @@ def test_the_toy_of_the_paper():
     texts = list(itertools.product((0, 1), repeat=gamma))
     ratio_BK = np.array([[ratio[x] for x in text] for text in texts])
     chance_B = np.array([np.prod([chance[x] for x in text]) for text in texts])
-    for name, expected in (('reject', token), ('block', block)):
+    for name, expected in (('reject', by_token), ('block', by_block)):
       mean_N = chance_B @ law(name, ratio_BK, gamma)
       np.testing.assert_allclose(
         mean_N @ np.arange(gamma + 1), expected, atol=5e-5
