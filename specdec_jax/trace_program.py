@@ -57,6 +57,8 @@ def analyse(
   files: Sequence[str], *, limit: int, resamples: int, workdir: str
 ) -> bool:
   """Prints what each trace says; true."""
+  if workdir:
+    trace_report.check_figures()
   folder = report.open_workdir(workdir)
   docs = [
     trace_figures.analyse(trace.read(file), limit=limit, resamples=resamples)

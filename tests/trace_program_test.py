@@ -188,6 +188,11 @@ def test_refusals(tmp_path, recorded, capsys):
     check(file, capsys, rules=['rejct'])
   with pytest.raises(ValueError, match='nothing to check'):
     check(file, capsys, config(decode={'gammas': (0,)}))
+  header, line, *_ = pathlib.Path(file).read_text().splitlines()
+  one = tmp_path / 'one.jsonl'
+  one.write_text(f'{json.dumps(json.loads(header) | {"texts": 1})}\n{line}')
+  with pytest.raises(ValueError, match='is of 1 request'):
+    check(str(one), capsys)
   for c, output, samples, match in (
     (config(), file, 0, 'samples=0'),
     (config(), '', 1, '--output='),

@@ -10,8 +10,7 @@ import numpy as np
 from specdec_jax.eval import cost, counterfactual, intervals, timing
 from specdec_jax.eval import trace as trace_lib
 
-# A real run fails the check with this chance if the figures are right, all
-# cells of the table together.
+# How often a check passes if the trace is right: all its cells together.
 CHECK_LEVEL = 0.99
 
 
@@ -149,8 +148,9 @@ def check(
 
   arms: plain decoding first; the others' rules and gammas are the cells. plan:
   its sampling and batch size are used. The seeds are those after the trace's.
-  rows: each cell's figures, and the difference with the interval that a right
-  trace leaves, in all cells together, with a chance of 1 - CHECK_LEVEL.
+  cells: each one's figures, and the difference with its interval. All intervals
+  together cover 0 with a chance of CHECK_LEVEL or more (Bonferroni). They err
+  together: the cells share the trace's texts and the real runs' seeds.
 
   Raises:
     ValueError: no cells, a rule without a counterfactual, or one request.
@@ -164,6 +164,8 @@ def check(
       )
   if not cells:
     raise ValueError('decode.gammas names nothing to check: want 1 or more')
+  if len(_requests(trace)) < 2:
+    raise ValueError('the trace is of 1 request: a check needs two or more')
   sums = functools.partial(_sums, trace)
   tokens_B = sums([len(text.tokens) for text in trace.texts])
   counts = _counts(trace, max(arm.gamma for arm in cells))

@@ -1,5 +1,6 @@
 """The figures of traces as tables, on stdout and in files."""
 
+import importlib.util
 import io
 import pathlib
 from collections.abc import Callable, Sequence
@@ -14,11 +15,44 @@ from specdec_jax.eval import report, tables
 def finish(docs: Sequence[dict[str, Any]], folder: pathlib.Path | None) -> bool:
   """Prints what trace_figures.analyse found, the JSON last; true.
 
-  Into the folder: trace.md and trace.json.
+  Into the folder: trace.md, trace.json and a figure for each trace, trace.png,
+  trace_2.png, ...
   """
   out = {'traces': list(docs), 'verdict': [sentence(doc) for doc in docs]}
   _close(out, _analysis, docs, folder, 'trace')
+  if folder:
+    for i, doc in enumerate(docs):
+      name = f'trace_{i + 1}.png' if i else 'trace.png'
+      report.write(folder / name, _figure(doc))
   return True
+
+
+def check_figures() -> None:
+  """Raises ValueError where figures cannot be drawn."""
+  if importlib.util.find_spec('matplotlib') is None:
+    raise ValueError(
+      'the figures of --workdir need matplotlib: install the extra `plots`, or '
+      'leave --workdir out'
+    )
+
+
+def _figure(doc: dict[str, Any]) -> bytes:
+  """Block efficiency by gamma under both rules, with its intervals: a PNG."""
+  from specdec_jax.eval import plots  # matplotlib is not always there
+
+  gammas = [row['gamma'] for row in doc['rows']]
+
+  def paint(axes):
+    for i, name in enumerate(doc['windows']):
+      found = [row[name] for row in doc['rows']]
+      if found[0]['low'] is not None:
+        low, high = ([x[end] for x in found] for end in ('low', 'high'))
+        axes.fill_between(gammas, low, high, color=plots.PALE, alpha=0.5, lw=0)
+      plots.curve(axes, gammas, [x['value'] for x in found], name, i)
+    title = f'{doc["requests"]} requests; pale: 95 % over them'
+    plots.label(axes, 'gamma', 'block efficiency', title)
+
+  return plots.png(paint)
 
 
 def sentence(doc) -> str:

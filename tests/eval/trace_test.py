@@ -1,12 +1,13 @@
 """The file of a trace, and the figures of one that was made by hand."""
 
 import dataclasses
+import importlib.util
 import json
 
 import pytest
 
 from configs import pair
-from specdec_jax import experiment
+from specdec_jax import experiment, trace_program
 from specdec_jax.eval import trace, trace_figures, trace_report
 from tests.eval import answering
 
@@ -68,6 +69,13 @@ def test_one_request_has_no_intervals():
   assert trace_report.finish([doc], None)
 
 
+def test_figures_need_matplotlib(monkeypatch):
+  trace_report.check_figures()
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ValueError, match='install the extra `plots`'):
+    trace_program.analyse(['t'], limit=1, resamples=1000, workdir='x')
+
+
 def test_file_holds_the_trace(tmp_path, capsys):
   path = trace.check_output(str(tmp_path / 'new' / 't.jsonl'))
   trace.write(path, hand())
@@ -81,6 +89,8 @@ def test_file_holds_the_trace(tmp_path, capsys):
   assert doc == json.loads(capsys.readouterr().out.splitlines()[-1])
   assert len(doc['traces']) == 2 == len(doc['verdict'])
   assert (out / 'trace.md').read_text().count('|gamma |') == 2
+  for name in ('trace.png', 'trace_2.png'):
+    assert (out / name).read_bytes().startswith(b'\x89PNG')
 
 
 def _edit(lines, index, **changes):
