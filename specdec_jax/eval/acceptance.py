@@ -140,7 +140,7 @@ def overlap(
     if draft is None:
       draft_cache = ()
       next_BT1 = take(proposals_BL, index_T + 1)[..., None]
-      q_BTV = jnp.arange(target.vocab) == next_BT1
+      q_BTV = jnp.arange(target.vocab)[None, None] == next_BT1
       asked_BT = take(proposed_BL, index_T + 1)
       q_BTV = (q_BTV & asked_BT[..., None]).astype(p_BTV.dtype)
     else:

@@ -40,7 +40,7 @@ def run(
   doc = _begun(arms, plan, show)
   make = timing.grouper(arms, plan)
   judged, others = make(plan.judged), make(plan.others)
-  programs = _compiled(arms, judged[0].full, track(arms, 'compiling'))
+  programs = compiled(arms, judged[0].full, track(arms, 'compiling'))
   calibration = calibrate.measure(
     arms,
     timing.calibration_request(arms, plan),
@@ -120,7 +120,7 @@ def _failed(arms, groups, outputs) -> dict[str, Any] | None:
   return failed if any(row['broken'] for row in rows) else None
 
 
-def _compiled(arms, request: decode.Request, tracked) -> dict[str, Any]:
+def compiled(arms, request: decode.Request, tracked) -> dict[str, Any]:
   """By arm: its executable at the request's shapes, and the seconds it took."""
   return {
     arm.name: calibrate.compiled(
@@ -332,7 +332,7 @@ def _crossover(
   ]
   groups = timing.grouper(arms, plan, rows=size)(filled)
   tracked = track(arms, f'compiling batch {size}')
-  programs = _compiled(arms, groups[0].full, tracked)
+  programs = compiled(arms, groups[0].full, tracked)
   runs = timing.measure(arms, groups, programs, plan.repeats, track)
   plain = timing.speeds(runs[arms[0].name])
   outputs = {name: r.outputs for name, r in runs.items()}

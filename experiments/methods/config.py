@@ -1,0 +1,15 @@
+"""SmolLM2-135M-Instruct with every drafter that needs no second model."""
+
+from configs import smollm2
+
+
+def get_config(size: str = 'full'):
+  c = smollm2.get_config(size).unlock()
+  c.decode.methods = ('lookup', 'ngram', 'early_exit')
+  c.decode.gammas = (4,)
+  c.early_exit.exit = 1 if size == 'tiny' else 20
+  if size == 'full':
+    c.decode.max_new_tokens = 48
+    c.bench.prompts_per_category = 1
+    c.bench.repeats = 2
+  return c.lock()

@@ -1,0 +1,73 @@
+"""The cells of the methods experiment as a table."""
+
+import pathlib
+from typing import Any
+
+from experiments import page
+from specdec_jax.eval import metrics, report, tables
+
+
+def markdown(doc: dict[str, Any]) -> str:
+  """A row for each method and rule: improvement and tokens a window."""
+  warm = sorted({x['temperature'] for x in doc['cells']})
+  at = {(x['name'], x['temperature']): x for x in doc['cells']}
+  names = list(dict.fromkeys(x['name'] for x in doc['cells']))
+  head = ['drafter', 'rule', *(f'T = {t:g}' for t in warm), 'alpha', 'differs']
+  rows = []
+  for name in names:
+    found = [at.get((name, t)) for t in warm]
+    some = [x for x in found if x]
+    alphas = [f'{x["alpha"]["alpha"]:.2f}' for x in some]
+    rows.append(
+      [
+        some[0]['drafter'],
+        some[0]['rule'] + ('' if some[0]['lossless'] else ' (LOSSY)'),
+        *(_cell(x) for x in found),
+        ' '.join(alphas),
+        _differs(some),
+      ]
+    )
+  return '\n'.join([_caption(doc), '', *page.table(head, rows)])
+
+
+def _cell(x: dict[str, Any] | None) -> str:
+  if x is None:
+    return '= reject'
+  gain = x['improvement']
+  mark = {'win': '**', 'loss': ''}.get(metrics.outcome(gain), '~')
+  close = mark if mark == '**' else ''
+  times = '-' if gain['median'] is None else f'{gain["median"]:.2f}x'
+  off = '' if x['lossless'] else f', TV {tables.distance(x)}'
+  return f'{mark}{times}{close} ({x["block_efficiency"]:.2f}{off})'
+
+
+def _differs(cells) -> str:
+  """What was compared with plain decoding, over the temperatures."""
+  found = dict.fromkeys(tables.identity([x]) for x in cells)
+  return '; '.join(x.partition(', TV')[0] for x in found)
+
+
+def _caption(doc: dict[str, Any]) -> str:
+  m, s = doc['machine'], doc['setting']
+  return (
+    f'Commit {m["commit"][:12]}{" with changes" if m["dirty"] else ""}, '
+    f'{m["cores"]} cores, {m["cpu"]}, {m["platform"]}, jax {m["jax"]}. '
+    f'{s["target"]}, {s["dtype"]}; gamma {s["gamma"]}, {s["judged_prompts"]} '
+    f'built-in prompts, {s["max_new_tokens"]} new tokens at most, '
+    f'{s["repeats"]} repeats. Improvement over plain decoding (tokens a '
+    'window); bold: a win in every repeat, ~: too close to call. early_exit '
+    f'drafts with {s["exit"]} layers. TV: how far a token is from the '
+    "target's law."
+  )
+
+
+def save(folder: pathlib.Path | None, doc: dict[str, Any], text: str) -> None:
+  """methods.json and .md; and the page, if the folder is the page's own."""
+  if folder is None:
+    return
+  report.write(folder / 'methods.json', report.compact(doc))
+  report.write(folder / 'methods.md', text)
+  own = pathlib.Path(__file__).with_name('README.md')
+  if folder.resolve() == own.resolve().parent / 'results':
+    lines = page.filled(own.read_text('utf-8'), text.split('\n'))
+    report.write(own, lines.rstrip())

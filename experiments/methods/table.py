@@ -1,0 +1,124 @@
+"""Every drafter under every rule at three temperatures, on one model.
+
+bash experiments/methods/run.sh [--rules=reject,block] [--temperatures=0,0.7]
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from experiments.methods import render  # noqa: E402
+from specdec_jax import build, experiment, runtime  # noqa: E402
+from specdec_jax.eval import (  # noqa: E402
+  bench,
+  identity,
+  machine,
+  metrics,
+  predict,
+  prompts,
+  report,
+  timing,
+  verdict,
+)
+
+_CONFIG = config_flags.DEFINE_config_file('config', str(HERE / 'config.py'))
+_RULES = flags.DEFINE_list(
+  'rules', ['reject', 'block', 'coupled', 'lenient:0.5'], 'names of rules'
+)
+_TEMPERATURES = flags.DEFINE_list('temperatures', ['0', '0.7', '1'], '')
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+
+
+def run() -> bool:
+  """True if every output is explained."""
+  settings = experiment.settings(_CONFIG.value)
+  rules = [build.rule_of(name).name for name in _RULES.value]
+  temperatures = [float(x) for x in _TEMPERATURES.value]
+  folder = report.open_workdir(_RESULTS.value)
+  e = experiment.load(settings)
+  plan = experiment.plan(e, prompts.builtin())
+  # None are kept back: nothing is predicted here.
+  plan = dataclasses.replace(plan, judged=plan.judged + plan.others, others=())
+  plain, arms = _arms(e, rules)
+  groups = timing.grouper([plain, *arms], plan)(plan.judged)
+  every = report.track([plain, *arms], 'compiling')
+  programs = bench.compiled([plain, *arms], groups[0].full, every)
+  doc = {'machine': machine.describe(), 'cells': []}
+  doc['setting'] = timing.setting([plain], plan) | {
+    'methods': settings.decode.methods,
+    'gamma': settings.decode.gammas[0],
+    'exit': settings.early_exit.exit,
+  }
+  for temperature in temperatures:
+    sampling = dataclasses.replace(plan.sampling, temperature=temperature)
+    warm = dataclasses.replace(plan, sampling=sampling)
+    # Greedily every lossless rule is the first one.
+    used = [
+      arm
+      for arm in arms
+      if temperature
+      or not arm.engine.rule.lossless
+      or arm.name.endswith(rules[0])
+    ]
+    doc['cells'] += _cells(plain, used, programs, warm)
+  text = render.markdown(doc)
+  render.save(folder, doc, text)
+  print(text)
+  print(report.compact(doc))
+  return verdict.sound([(x['name'], x) for x in doc['cells']])
+
+
+def _arms(e: experiment.Experiment, rules):
+  """Plain decoding, and each method under each rule, named 'method rule'."""
+  out, plain = [], None
+  for rule in rules:
+    d = dataclasses.replace(e.settings.decode, rule=rule)
+    own = dataclasses.replace(e.settings, decode=d)
+    first, *others = experiment.arms(dataclasses.replace(e, settings=own))
+    plain = plain or first
+    out += [
+      dataclasses.replace(arm, name=f'{arm.drafter} {rule}') for arm in others
+    ]
+  return plain, out
+
+
+def _cells(plain, arms, programs, plan: timing.Plan):
+  """A row for each arm at one temperature."""
+  groups = timing.grouper([plain, *arms], plan)(plan.judged)
+  runs = timing.measure(
+    [plain, *arms], groups, programs, plan.repeats, report.track
+  )
+  outputs = {name: r.outputs for name, r in runs.items()}
+  audits = identity.compare([plain, *arms], plan, groups, outputs, report.track)
+  rows = []
+  for arm in arms:
+    alphas = predict.alphas([plain, arm], groups, outputs, report.track)
+    rows.append(
+      {
+        'name': arm.name,
+        'drafter': arm.drafter,
+        'rule': arm.engine.rule.name,
+        'lossless': arm.engine.rule.lossless,
+        'temperature': plan.sampling.temperature,
+        'improvement': metrics.walltime_improvement(
+          timing.speeds(runs[arm.name]), timing.speeds(runs[plain.name])
+        ),
+        'tok_s': metrics.spread(timing.speeds(runs[plain.name])),
+        **metrics.summary(timing.join(outputs[arm.name])),
+        'alpha': alphas[arm.drafter],
+        'audit': audits[arm.name],
+        'broken': identity.broken(groups, outputs[arm.name]),
+      }
+    )
+  return rows
+
+
+if __name__ == '__main__':
+  runtime.launch(run)
