@@ -230,17 +230,8 @@ def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'decoder, adapter',
-  [
-    (wrongly_written(ONE_INDEX), ADAPTER),
-    (DECODER, edited(ADAPTER, OWN_PLACES)),
-  ],
-)
-def test_greedy_text_of_a_wrong_model_differs(
-  decoder, adapter, mine, compile_in_less_time
-):
-  mine(decoder, adapter)
+def test_greedy_text_of_a_wrong_model_differs(mine, compile_in_less_time):
+  mine(DECODER, edited(ADAPTER, OWN_PLACES))
   subject = user_code.subject('', '', 'mine:make', seed=0)
   subject = subject._replace(rules={'reject': reject.RULE})
   (promise,) = certificate.choose(['greedy-identity'], subject.own)
