@@ -80,7 +80,7 @@ def recipe(make: Callable[..., Any], *, model: bool = False):
 def _ngram_recipe(world, gamma):
   """Counts of a text of few patterns; stops where they are not sure."""
   counts = _certified_counts(world.vocab)
-  model = ngram.model(world.vocab, order=4)
+  model = ngram.model(world.target.vocab, order=4, ids=world.vocab)
   make = functools.partial(_made, ngram.make, model, min_confidence=0.3)
   return make(gamma=gamma), counts
 

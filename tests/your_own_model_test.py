@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax import debug, requests, types, user_code
+from specdec_jax import debug, decode, requests, types, user_code
 from specdec_jax.drafters import lookup
 from specdec_jax.eval import certificate
+from specdec_jax.eval.promises import base
 from specdec_jax.verify import reject
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -124,6 +125,24 @@ def test_check_cache_finds(decoder, adapter, compile_in_less_time):
     assert said.split('; it holds')[0] in ' '.join(TEXT.split())
 
 
+# The page itself runs lm and lookup.
+@pytest.mark.parametrize(
+  'name', sorted({*user_code.ANY_TARGET} - {'lm', 'lookup'})
+)
+def test_a_drafter_of_ours_fits_a_padded_vocabulary(name, mine):
+  mine(DECODER, ADAPTER)
+  subject = user_code.subject('', '', 'mine:make', seed=0)
+  world = subject.transformers(5)
+  drafter, draft = subject.drafters[name](world, 2)
+  request = base.make_request(world, [[1, 2]], 4, length=8, gamma=2)
+  out = jax.eval_shape(
+    decode.programs(world.target, drafter, reject.RULE, base.OPTIONS).generate,
+    types.Weights(world.weights.target, draft),
+    request,
+  )
+  assert out.tokens_BL.shape == (1, 8)
+
+
 # --- certify --model ----------------------------------------------------------
 
 
@@ -131,7 +150,7 @@ def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
   mine(DECODER, ADAPTER)
   subject = user_code.subject('', '', 'mine:make', seed=0)
   assert subject.own == ('model',) and subject.judges_acceptance()
-  assert list(subject.drafters) == ['lm', 'lookup']
+  assert {'lm', 'lookup'} <= set(subject.drafters)
   world = subject.transformers(5, width=8)
   assert world.vocab == 5 and world.target.vocab == 8
   assert world.target.init_cache(3, 9).shape == (2, 2, 9, 3, 2, 8)
