@@ -27,6 +27,7 @@ RULES = {
 PARAMETERS = (
   (r'head', ('embed', 'vocab')),
   (r'embed', ('vocab', 'embed')),
+  (r'positions', (None, 'embed')),
   (r'.*attn/q/kernel', ('embed', 'heads')),
   (r'.*attn/[kv]/kernel', ('embed', 'kv_heads')),
   (r'.*attn/o/kernel', ('heads', 'embed')),
@@ -34,7 +35,9 @@ PARAMETERS = (
   (r'.*attn/[kv]/bias', ('kv_heads',)),
   (r'.*mlp/(gate|up)/kernel', ('embed', 'mlp')),
   (r'.*mlp/down/kernel', ('mlp', 'embed')),
-  (r'.*(norm|_norm)/scale', (None,)),
+  (r'.*mlp/(gate|up)/bias', ('mlp',)),
+  (r'.*(attn/o|mlp/down)/bias', ('embed',)),
+  (r'.*norm/(scale|bias)', (None,)),
 )
 
 

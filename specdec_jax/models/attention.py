@@ -1,11 +1,42 @@
 """Rotary positions and grouped-query attention over cached keys and values."""
 
+import dataclasses
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from specdec_jax.models import config as model_config
 
 Array = jax.Array
+
+
+class View(NamedTuple):
+  """What one layer is told of positions: rotation (or None) and mask."""
+
+  cos: Array | None
+  sin: Array | None
+  mask_BTS: Array
+
+
+def views(config: model_config.LMConfig, positions_BT, mask_BTS):
+  """({window: View}) of the kinds of layers that these settings have."""
+  make = lambda window: _view(config, window, positions_BT, mask_BTS)
+  return {window: make(window) for window in dict.fromkeys(config.windows)}
+
+
+def _view(config, window: int, positions_BT, mask_BTS) -> View:
+  if window:
+    # In a chain a slot's index is its position: nothing to store or roll back.
+    slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
+    mask_BTS = mask_BTS & (slot_11S > positions_BT[..., None] - window)
+    if config.local_rope_theta is not None:
+      config = dataclasses.replace(
+        config, rope_theta=config.local_rope_theta, rope_scaling=None
+      )
+  if config.position == 'learned':
+    return View(None, None, mask_BTS)
+  return View(*rotation(positions_BT, config), mask_BTS)
 
 
 def precision(dtype):
@@ -16,8 +47,8 @@ def precision(dtype):
 def inverse_frequencies(config: model_config.LMConfig) -> Array:
   """Angular frequency of each channel pair, [C/2], float32 or wider.
 
-  With rope_scaling, Llama 3's rule: long wavelengths are divided by `factor`,
-  short ones kept, those between interpolated.
+  With rope_scaling, Llama 3's rule: frequencies of long wavelengths are divided
+  by `factor`, short ones kept, those between interpolated.
   """
   exponent = jnp.arange(0, config.head_dim, 2, dtype=float) / config.head_dim
   freq = 1.0 / config.rope_theta**exponent
@@ -59,8 +90,23 @@ def rotate(x_BTHC: Array, cos, sin, pairs: str) -> Array:
   return y.astype(x_BTHC.dtype)
 
 
-def attend(q_BTHC: Array, cache, mask_BTS: Array) -> Array:
-  """Softmax attention; query head h reads key/value head h // (H / G)."""
+def softcap(x: Array, cap: float | None) -> Array:
+  """cap * tanh(x / cap), within -cap..cap (Gemma 2, 2408.00118, section 2)."""
+  return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def attend(
+  q_BTHC: Array,
+  cache,
+  mask_BTS: Array,
+  *,
+  scale: float | None = None,
+  cap: float | None = None,
+) -> Array:
+  """Softmax attention; query head h reads key/value head h // (H / G).
+
+  Scores are multiplied by scale (C**-0.5 if None), then capped.
+  """
   B, T, H, C = q_BTHC.shape
   G, S = cache.k_BGSC.shape[1:3]
   wide = jnp.promote_types(q_BTHC.dtype, jnp.float32)
@@ -75,8 +121,9 @@ def attend(q_BTHC: Array, cache, mask_BTS: Array) -> Array:
     preferred_element_type=wide,
     precision=exact,
   ).reshape(B, G, H // G, T, S)
+  scores = softcap(scores * (C**-0.5 if scale is None else scale), cap)
   # A finite floor: a row that sees nothing must not become NaN.
-  scores = jnp.where(mask_BTS[:, None, None], scores * C**-0.5, -1e30)
+  scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
   weights = jax.nn.softmax(scores, -1).astype(q_BTHC.dtype)
   out_BGRC = jnp.einsum(
     'bgrs,bgsc->bgrc',

@@ -36,7 +36,11 @@ def matmul(x: Array, kernel: Array, dtype=None) -> Array:
 
 
 class RMSNorm(nnx.Module):
-  """x / rms(x) * scale, in float32 or wider (Zhang & Sennrich 2019)."""
+  """x / rms(x) * scale, in float32 or wider (Zhang & Sennrich 2019).
+
+  Rounded to x's dtype before the scale is applied, or after it if the scale is
+  wider than x.
+  """
 
   def __init__(self, width: int, eps: float, dtype):
     self.scale = nnx.Param(jnp.ones((width,), dtype))
@@ -46,7 +50,45 @@ class RMSNorm(nnx.Module):
     scale = self.scale[...]
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
-    return y.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+    y = y.astype(jnp.promote_types(x.dtype, scale.dtype))
+    return (y * _last(scale, x.ndim)).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+  """(x - mean) / deviation * scale + bias (Ba et al. 2016), all in float32."""
+
+  def __init__(self, width: int, eps: float, dtype):
+    self.scale = nnx.Param(jnp.ones((width,), dtype))
+    self.bias = nnx.Param(jnp.zeros((width,), dtype))
+    self.eps = eps
+
+  def __call__(self, x: Array) -> Array:
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    y = y - jnp.mean(y, -1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+    scale, bias = (_last(p[...], x.ndim) for p in (self.scale, self.bias))
+    return (y * scale + bias).astype(x.dtype)
+
+
+def norm(c: model_config.LMConfig, width: int) -> nnx.Module:
+  """The norm that the settings name."""
+  dtype = jnp.dtype(c.dtype)
+  if c.wide_norm:
+    dtype = jnp.promote_types(dtype, jnp.float32)
+  return NORMS[c.norm](width, c.norm_eps, dtype)
+
+
+NORMS = {'rms': RMSNorm, 'layer': LayerNorm}
+ACTS = {
+  'silu': jax.nn.silu,
+  'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
+  'gelu': functools.partial(jax.nn.gelu, approximate=False),
+}
+
+
+def _last(x: Array, ndim: int) -> Array:
+  """A vector as the last of ndim axes; nothing is broadcast silently."""
+  return x.reshape((1,) * (ndim - 1) + (-1,))
 
 
 class Linear(nnx.Module):
@@ -60,7 +102,7 @@ class Linear(nnx.Module):
     y = matmul(x, self.kernel[...])
     if self.bias is None:
       return y
-    return y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
+    return y + _last(self.bias[...], y.ndim)
 
 
 class Attention(nnx.Module):
@@ -76,11 +118,12 @@ class Attention(nnx.Module):
       self.q, self.k, self.v = (
         Linear(c.width, width, dtype, bias) for width in widths
       )
-    self.o = Linear(c.heads * c.head_dim, c.width, dtype)
-    norm = lambda: RMSNorm(c.head_dim, c.norm_eps, dtype) if c.qk_norm else None
-    self.q_norm, self.k_norm = norm(), norm()
+    self.o = Linear(c.heads * c.head_dim, c.width, dtype, c.o_bias)
+    self.q_norm, self.k_norm = (
+      norm(c, c.head_dim) if c.qk_norm else None for _ in 'qk'
+    )
 
-  def __call__(self, x_BTD: Array, cos, sin, mask_BTS, write):
+  def __call__(self, x_BTD: Array, view: attention.View, write):
     c, (B, T, _) = self.config, x_BTD.shape
     H, G, C = c.heads, c.kv_heads, c.head_dim
     if c.fused:
@@ -91,48 +134,61 @@ class Attention(nnx.Module):
     k_BTGC, v_BTGC = (y.reshape(B, T, G, C) for y in qkv[1:])
     if self.q_norm is not None and self.k_norm is not None:
       q_BTHC, k_BTGC = self.q_norm(q_BTHC), self.k_norm(k_BTGC)
-    q_BTHC = attention.rotate(q_BTHC, cos, sin, c.rope_pairs)
-    k_BTGC = attention.rotate(k_BTGC, cos, sin, c.rope_pairs)
+    if view.cos is not None:
+      q_BTHC = attention.rotate(q_BTHC, view.cos, view.sin, c.rope_pairs)
+      k_BTGC = attention.rotate(k_BTGC, view.cos, view.sin, c.rope_pairs)
     cache, layer = write(k_BTGC, v_BTGC)
-    return self.o(attention.attend(q_BTHC, layer, mask_BTS)), cache
+    y_BTF = attention.attend(
+      q_BTHC, layer, view.mask_BTS, scale=c.query_scale, cap=c.attn_softcap
+    )
+    return self.o(y_BTF), cache
 
 
-class SwiGLU(nnx.Module):
-  """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+class MLP(nnx.Module):
+  """down(act(gate(x)) * up(x)) (Shazeer 2020), or down(act(up(x)))."""
 
   def __init__(self, c: model_config.LMConfig):
-    dtype = jnp.dtype(c.dtype)
+    dtype, bias = jnp.dtype(c.dtype), c.mlp_bias
     self.config = c
-    if c.fused:
-      self.gate_up = Linear(c.width, 2 * c.mlp, dtype)
+    if c.gated and c.fused:
+      self.gate_up = Linear(c.width, 2 * c.mlp, dtype, bias)
     else:
-      self.gate = Linear(c.width, c.mlp, dtype)
-      self.up = Linear(c.width, c.mlp, dtype)
-    self.down = Linear(c.mlp, c.width, dtype)
+      self.up = Linear(c.width, c.mlp, dtype, bias)
+    if c.gated and not c.fused:
+      self.gate = Linear(c.width, c.mlp, dtype, bias)
+    self.down = Linear(c.mlp, c.width, dtype, bias)
 
   def __call__(self, x: Array) -> Array:
+    act = ACTS[self.config.act]
+    if not self.config.gated:
+      return self.down(act(self.up(x)))
     if self.config.fused:
       gate, up = jnp.split(self.gate_up(x), 2, -1)
     else:
       gate, up = self.gate(x), self.up(x)
-    return self.down(jax.nn.silu(gate) * up)
+    return self.down(act(gate) * up)
 
 
 class Block(nnx.Module):
-  """Pre-norm attention and feed-forward.
+  """Attention and feed-forward, each after a norm, and before one if post_norm.
 
   write(k_BTGC, v_BTGC) -> (cache, layer): puts this call's keys and values in
   the cache; `layer` is the part to attend over.
   """
 
   def __init__(self, c: model_config.LMConfig):
-    dtype = jnp.dtype(c.dtype)
-    self.attn_norm = RMSNorm(c.width, c.norm_eps, dtype)
-    self.attn = Attention(c)
-    self.mlp_norm = RMSNorm(c.width, c.norm_eps, dtype)
-    self.mlp = SwiGLU(c)
+    self.attn_norm, self.mlp_norm = norm(c, c.width), norm(c, c.width)
+    self.attn, self.mlp = Attention(c), MLP(c)
+    self.attn_post_norm, self.mlp_post_norm = (
+      norm(c, c.width) if c.post_norm else None for _ in range(2)
+    )
 
-  def __call__(self, x_BTD: Array, cos, sin, mask_BTS, write):
-    y, cache = self.attn(self.attn_norm(x_BTD), cos, sin, mask_BTS, write)
-    x_BTD = x_BTD + y
-    return x_BTD + self.mlp(self.mlp_norm(x_BTD)), cache
+  def __call__(self, x_BTD: Array, view: attention.View, write):
+    y_BTD, cache = self.attn(self.attn_norm(x_BTD), view, write)
+    if self.attn_post_norm is not None:
+      y_BTD = self.attn_post_norm(y_BTD)
+    x_BTD = x_BTD + y_BTD
+    y_BTD = self.mlp(self.mlp_norm(x_BTD))
+    if self.mlp_post_norm is not None:
+      y_BTD = self.mlp_post_norm(y_BTD)
+    return x_BTD + y_BTD, cache

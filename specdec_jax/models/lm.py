@@ -24,7 +24,7 @@ Array = jax.Array
 
 
 class Ends(nnx.Module):
-  """What is not a block: token table, final norm, output head.
+  """What is not a block: token and position tables, final norm, output head.
 
   The head is [D, V]. Tied models look their tokens up in its columns: one array
   serves both, in the layout that the head needs.
@@ -33,22 +33,32 @@ class Ends(nnx.Module):
   def __init__(self, c: model_config.LMConfig):
     dtype = jnp.dtype(c.dtype)
     self.config = c
-    self.norm = layers.RMSNorm(c.width, c.norm_eps, dtype)
+    self.norm = layers.norm(c, c.width)
     self.head = nnx.Param(jnp.zeros((c.width, c.vocab), dtype))
-    self.embed = (
-      None if c.tied else nnx.Param(jnp.zeros((c.vocab, c.width), dtype))
-    )
+    table = lambda rows: nnx.Param(jnp.zeros((rows, c.width), dtype))
+    self.embed = None if c.tied else table(c.vocab)
+    self.positions = table(c.context) if c.position == 'learned' else None
 
-  def lookup(self, tokens_BT: Array) -> Array:
+  def lookup(self, tokens_BT: Array, positions_BT: Array) -> Array:
+    c = self.config
     if self.embed is None:
       x_DBT = self.head[...].at[:, tokens_BT].get(mode='clip')
-      return jnp.moveaxis(x_DBT, 0, -1)
-    return self.embed[...].at[tokens_BT].get(mode='clip')
+      x_BTD = jnp.moveaxis(x_DBT, 0, -1)
+    else:
+      x_BTD = self.embed[...].at[tokens_BT].get(mode='clip')
+    if c.embed_scale != 1:
+      x_BTD = x_BTD * jnp.asarray(c.embed_scale, x_BTD.dtype)
+    if self.positions is not None:
+      # A window may reach past the context; what it says there is never kept.
+      inside_BT = jnp.minimum(positions_BT, c.context - 1)
+      x_BTD = x_BTD + self.positions[...].at[inside_BT].get(mode='clip')
+    return x_BTD
 
   def logits(self, hidden: Array) -> Array:
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     x = self.norm(hidden)
-    return layers.matmul(x.astype(hidden.dtype), self.head[...], wide)
+    logits = layers.matmul(x.astype(hidden.dtype), self.head[...], wide)
+    return attention.softcap(logits, self.config.logit_softcap)
 
 
 def _modules(config: model_config.LMConfig):
@@ -120,6 +130,8 @@ def fuse(config: model_config.LMConfig, params: types.Params):
   for layer in params['layers'].values():
     for name, parts in _FUSED.items():
       group, whole = name.split('/')
+      if parts[0].split('/')[1] not in layer[group]:
+        continue  # an MLP without a gate
       found = [layer[group].pop(part.split('/')[1]) for part in parts]
       layer[group][whole] = {
         leaf: jnp.concatenate([x[leaf] for x in found], -1) for leaf in found[0]
@@ -129,6 +141,8 @@ def fuse(config: model_config.LMConfig, params: types.Params):
 
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   """Random parameters: kernels N(0, 1/fan_in), norms 1, biases 0.
+
+  Rows of the tables of tokens and positions are N(0, 1/width).
 
   put(name, array) -> array places each one as it is made. A parameter's values
   depend on the seed and its unscanned name only: sharded, scanned or neither,
@@ -143,7 +157,7 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
       return jnp.ones(shape, dtype)
     if name.endswith('bias'):
       return jnp.zeros(shape, dtype)
-    fan_in = shape[-1] if name == 'embed' else shape[-2]
+    fan_in = shape[-1 if name in ('embed', 'positions') else -2]
     return (jax.random.normal(key, shape, dtype) * fan_in**-0.5).astype(dtype)
 
   out = {}
@@ -217,19 +231,13 @@ def make(
     with jax.named_scope('embed'):
       x_BTD = residual_BTD
       if x_BTD is None:
-        x_BTD = ends(params).lookup(tokens_BT)
-    cos, sin = attention.rotation(positions_BT, config)
-    args = (cos, sin, mask_BTS, slots_BT)
-    layers_of = (
-      functools.partial(_scan, kv_heads=config.kv_heads)
-      if config.scan_layers
-      else _unroll
-    )
+        x_BTD = ends(params).lookup(tokens_BT, positions_BT)
+    args = attention.views(config, positions_BT, mask_BTS), slots_BT
+    run = _scan if config.scan_layers else _unroll
     with jax.named_scope('blocks'):
-      x_BTD, tapped, cache = layers_of(
-        block, params['layers'], x_BTD, args, cache, taps, part
+      return run(
+        config, block, params['layers'], x_BTD, args, cache, taps, part
       )
-    return x_BTD, tapped, cache
 
   def head(params, hidden):
     with jax.named_scope('head'):
@@ -245,9 +253,9 @@ def make(
   return types.Model(apply, head, init_cache, V, config.context)
 
 
-def _unroll(block, layers_params, x_BTD, args, cache, taps, part: range):
+def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
   """Layer after layer; one cache buffer each, which CPU and GPU like best."""
-  cos, sin, mask_BTS, slots_BT = args
+  views, slots_BT = args
   new, tapped = list(cache), {}
   for i in part:
 
@@ -255,37 +263,47 @@ def _unroll(block, layers_params, x_BTD, args, cache, taps, part: range):
       written = kv.write(layer, k, v, slots_BT)
       return written, written
 
-    x_BTD, new[i] = block(layers_params[str(i)])(
-      x_BTD, cos, sin, mask_BTS, write
-    )
+    view = views[config.windows[i % len(config.windows)]]
+    x_BTD, new[i] = block(layers_params[str(i)])(x_BTD, view, write)
     tapped[i] = x_BTD
   return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
 
 
-def _scan(
-  block, layers_params, x_BTD, args, cache, taps, part: range, *, kv_heads
-):
+def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
   """One traced layer: compiles depth times faster; the cache is in the carry.
 
   Never pass the cache as scanned input and output: that copies all of it.
   """
-  cos, sin, mask_BTS, slots_BT = args
+  views, slots_BT = args
+  view_of = _by_number(config, views)
 
   def body(carry, _):
     i, x_BTD, cache = carry
-    layer_params = jax.tree.map(
-      lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False),
-      layers_params,
-    )
+    layer_params = _pick(layers_params, i)
 
     def write(k, v):
       written = kv.write_stacked(cache, i, k, v, slots_BT)
-      return written, kv.read_stacked(written, i, kv_heads)
+      return written, kv.read_stacked(written, i, config.kv_heads)
 
-    x_BTD, cache = block(layer_params)(x_BTD, cos, sin, mask_BTS, write)
+    x_BTD, cache = block(layer_params)(x_BTD, view_of(i), write)
     return (i + 1, x_BTD, cache), x_BTD if taps else ()
 
   (_, x_BTD, cache), every = jax.lax.scan(
     body, (jnp.int32(part.start), x_BTD, cache), length=len(part)
   )
   return x_BTD, tuple(every[i - part.start] for i in taps), cache
+
+
+def _by_number(config, views):
+  """view_of(i), where layer number i is traced."""
+  if len(views) == 1:
+    (only,) = views.values()
+    return lambda i: only
+  kinds = jnp.array([list(views).index(w) for w in config.windows], jnp.int32)
+  stacked = jax.tree.map(lambda *x: jnp.stack(x), *views.values())
+  return lambda i: _pick(stacked, _pick(kinds, i % len(config.windows)))
+
+
+def _pick(tree, i):
+  pick = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+  return jax.tree.map(lambda x: pick(x, i), tree)

@@ -83,8 +83,8 @@ EDGES = (
     30,
     'softmax over minus infinities',
     _ATTENTION,
-    'scores * C**-0.5, -1e30)',
-    'scores * C**-0.5, -jnp.inf)',
+    'scores, -1e30)',
+    'scores, -jnp.inf)',
     (_BLIND,),
   ),
   Mutant(
