@@ -1,4 +1,4 @@
-"""Reads a .gguf file, architectures llama and qwen2: settings and weights.
+"""Reads a .gguf file of one of ARCHS: settings and weights.
 
 Quantised tensors are dequantised. Q and K of arch llama are put back in Hugging
 Face's row order, so that every model here rotates halves.
@@ -6,6 +6,7 @@ Face's row order, so that every model here rotates halves.
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,12 @@ from specdec_jax.io import gguf_file, names
 from specdec_jax.models import attention
 from specdec_jax.models import config as model_config
 
-ROWS = {'llama': names.GGUF_LLAMA, 'qwen2': names.GGUF_QWEN2}
+
+class Arch(NamedTuple):
+  """more(file, common settings) -> those that this architecture adds."""
+
+  rows: tuple[names.Row, ...]
+  more: Callable[[gguf_file.File, dict[str, Any]], dict[str, Any]]
 
 
 class Model(NamedTuple):
@@ -33,7 +39,7 @@ def open_file(path: pathlib.Path, source: str) -> Model:
   file = gguf_file.parse(path)
   config = read_config(file)
   shapes = {name: t.shape for name, t in file.tensors.items()}
-  rows = ROWS[file.fields['general.architecture']]
+  rows = ARCHS[file.fields['general.architecture']].rows
   return Model(config, names.Reader(source, rows, shapes, file.read), file)
 
 
@@ -56,19 +62,13 @@ def read_config(file: gguf_file.File) -> model_config.LMConfig:
     ValueError: a field that is missing, of the wrong type or unsupported.
   """
   arch = field(file, 'general.architecture', str)
-  if arch not in ROWS:
+  if arch not in ARCHS:
     raise ValueError(
       f'{file.path}: architecture {arch!r} is not supported; allowed are '
-      f'{sorted(ROWS)}'
+      f'{sorted(ARCHS)}'
     )
   number = lambda name, default=None: _positive(file, f'{arch}.{name}', default)
   count = lambda name, default=None: _whole(file, f'{arch}.{name}', default)
-  scaling = field(file, f'{arch}.rope.scaling.type', str, 'none')
-  if scaling != 'none':
-    raise ValueError(
-      f'{file.path}: rope.scaling.type {scaling!r} is not supported; allowed: '
-      "absent, 'none'"
-    )
   for name in ('token_embd.weight', 'blk.0.attn_q.weight'):
     if name not in file.tensors or len(file.tensors[name].shape) != 2:
       raise ValueError(f'{file.path}: {name} is missing or not a matrix')
@@ -80,8 +80,14 @@ def read_config(file: gguf_file.File) -> model_config.LMConfig:
       f'{file.path}: rope.dimension_count={rotated} of {head_dim} channels; '
       'only rotation of all channels is supported'
     )
-  config = model_config.LMConfig(
-    depth=count('block_count'),
+  depth = count('block_count')
+  if depth > len(file.tensors):
+    raise ValueError(
+      f'{file.path}: {arch}.block_count={depth}, but the file has only '
+      f'{len(file.tensors)} tensors'
+    )
+  common: dict[str, Any] = dict(
+    depth=depth,
     width=width,
     heads=heads,
     kv_heads=count('attention.head_count_kv', heads),
@@ -90,13 +96,78 @@ def read_config(file: gguf_file.File) -> model_config.LMConfig:
     vocab=file.tensors['token_embd.weight'].shape[0],
     context=count('context_length'),
     rope_theta=number('rope.freq_base', 10000.0),
+    rope_scaling=_linear(file, arch),
     norm_eps=number('attention.layer_norm_rms_epsilon'),
     tied='output.weight' not in file.tensors,
     qkv_bias='blk.0.attn_q.bias' in file.tensors,
   )
+  config = model_config.LMConfig(**(common | ARCHS[arch].more(file, common)))
   if 'rope_freqs.weight' not in file.tensors:
     return config
   return _llama3_scaled(file, config)
+
+
+def _linear(file, arch: str) -> model_config.RopeScaling | None:
+  kind = field(file, f'{arch}.rope.scaling.type', str, 'none')
+  if kind == 'none':
+    return None
+  if kind != 'linear':
+    raise ValueError(
+      f'{file.path}: rope.scaling.type {kind!r} is not supported; allowed: '
+      "absent, 'none', 'linear'"
+    )
+  factor = _positive(file, f'{arch}.rope.scaling.factor', None)
+  return model_config.RopeScaling(factor, original_context=0)
+
+
+def _gemma2(file, common: dict[str, Any]) -> dict[str, Any]:
+  return _gemma(file, common, 'gemma2', window=4096, period=2, big=46)
+
+
+def _gemma3(file, common: dict[str, Any]) -> dict[str, Any]:
+  return _gemma(file, common, 'gemma3', window=0, period=6, big=62) | dict(
+    local_rope_theta=_positive(file, 'gemma3.rope.freq_base_swa', 10000.0),
+    qk_norm=True,
+  )
+
+
+def _gemma(file, common, arch: str, *, window: int, period: int, big: int):
+  """What Gemma 2 and 3 share; what no field says is as llama.cpp has it.
+
+  window: that of an absent field. period: of layers without a window. big: the
+  depth of the 27B model, whose queries are scaled by width / heads.
+  """
+  named = lambda key: f'{arch}.{key}'
+  cap = lambda name: (
+    _positive(file, name, None) if name in file.fields else None
+  )
+  depth, width = common['depth'], common['width']
+  scalar = width / common['heads'] if depth == big else common['head_dim']
+  if named('attention.sliding_window') in file.fields:
+    window = _whole(file, named('attention.sliding_window'), None)
+  period = _whole(file, named('attention.sliding_window_pattern'), period)
+  return dict(
+    embed_scale=width**0.5,
+    windows=tuple(window if (i + 1) % period else 0 for i in range(depth)),
+    query_scale=scalar**-0.5,
+    act='gelu_tanh',
+    post_norm=True,
+    wide_norm=True,
+    attn_softcap=cap(named('attn_logit_softcapping')),
+    logit_softcap=cap(named('final_logit_softcapping')),
+  )
+
+
+def _as_it_is(file, common: dict[str, Any]) -> dict[str, Any]:
+  return {}
+
+
+ARCHS = {
+  'llama': Arch(names.GGUF_LLAMA, _as_it_is),
+  'qwen2': Arch(names.GGUF_QWEN2, _as_it_is),
+  'gemma2': Arch(names.GGUF_GEMMA, _gemma2),
+  'gemma3': Arch(names.GGUF_GEMMA, _gemma3),
+}
 
 
 def _llama3_scaled(file, config: model_config.LMConfig):

@@ -51,43 +51,36 @@ def unpermute(x: np.ndarray, config: model_config.LMConfig) -> np.ndarray:
   return x.reshape(-1, C // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
+def plus_one(x: np.ndarray, config: model_config.LMConfig) -> np.ndarray:
+  """A scale from what is stored as its difference from 1, in float32 or wider.
+
+  bfloat16 would lose the small differences.
+  """
+  return x.astype(np.float64 if x.dtype == np.float64 else np.float32) + 1
+
+
 _same = lambda shape: shape
 _reversed = lambda shape: shape[::-1]
 keep = Transform(lambda x, config: x, _same)
 transpose = Transform(lambda x, config: x.T, _reversed)
+add_one = Transform(plus_one, _same)
 unpermute_keep = Transform(unpermute, _same)
 unpermute_transpose = Transform(lambda x, c: unpermute(x, c).T, _reversed)
 
 # The token table: see _place for tied models.
 _EMBED = 'embed'
 
-HF = (
+_HF = (
   Row(r'model\.embed_tokens\.weight', _EMBED, keep),
   Row(r'lm_head\.weight', 'head', transpose),
-  Row(r'model\.norm\.weight', 'norm/scale', keep),
-  Row(
-    r'model\.layers\.(\d+)\.input_layernorm\.weight',
-    r'layers/\1/attn_norm/scale',
-    keep,
-  ),
-  Row(
-    r'model\.layers\.(\d+)\.post_attention_layernorm\.weight',
-    r'layers/\1/mlp_norm/scale',
-    keep,
-  ),
   Row(
     r'model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.weight',
     r'layers/\1/attn/\2/kernel',
     transpose,
   ),
   Row(
-    r'model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.bias',
+    r'model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.bias',
     r'layers/\1/attn/\2/bias',
-    keep,
-  ),
-  Row(
-    r'model\.layers\.(\d+)\.self_attn\.([qk])_norm\.weight',
-    r'layers/\1/attn/\2_norm/scale',
     keep,
   ),
   Row(
@@ -96,6 +89,65 @@ HF = (
     transpose,
   ),
 )
+
+
+def _hf_norms(transform: Transform, **norms: str) -> tuple[Row, ...]:
+  """Rows of the norms; norms: what a layer's norms are called -> ours."""
+  layer = r'model\.layers\.(\d+)\.'
+  return (
+    Row(r'model\.norm\.weight', 'norm/scale', transform),
+    Row(
+      layer + r'self_attn\.([qk])_norm\.weight',
+      r'layers/\1/attn/\2_norm/scale',
+      transform,
+    ),
+    *(
+      Row(layer + rf'{stored}\.weight', rf'layers/\1/{ours}/scale', transform)
+      for stored, ours in norms.items()
+    ),
+  )
+
+
+HF = _HF + _hf_norms(
+  keep, input_layernorm='attn_norm', post_attention_layernorm='mlp_norm'
+)
+
+HF_GEMMA = _HF + _hf_norms(
+  add_one,
+  input_layernorm='attn_norm',
+  post_attention_layernorm='attn_post_norm',
+  pre_feedforward_layernorm='mlp_norm',
+  post_feedforward_layernorm='mlp_post_norm',
+)
+
+
+def _gpt2(stored: str, ours: str, weight: str) -> tuple[Row, Row]:
+  """A layer's pair of weight and bias; Conv1D stores kernels [in, out]."""
+  stored, ours = _GPT2 + r'h\.(\d+)\.' + stored, r'layers/\1/' + ours
+  return (
+    Row(rf'{stored}\.weight', f'{ours}/{weight}', keep),
+    Row(rf'{stored}\.bias', f'{ours}/bias', keep),
+  )
+
+
+_GPT2 = r'(?:transformer\.)?'
+# c_attn[0] to c_attn[2] are the thirds of c_attn: see split.
+HF_GPT2 = (
+  Row(_GPT2 + r'wte\.weight', _EMBED, keep),
+  Row(_GPT2 + r'wpe\.weight', 'positions', keep),
+  Row(r'lm_head\.weight', 'head', transpose),
+  Row(_GPT2 + r'ln_f\.weight', 'norm/scale', keep),
+  Row(_GPT2 + r'ln_f\.bias', 'norm/bias', keep),
+  *_gpt2('ln_1', 'attn_norm', 'scale'),
+  *_gpt2('ln_2', 'mlp_norm', 'scale'),
+  *_gpt2(r'attn\.c_attn\[0\]', 'attn/q', 'kernel'),
+  *_gpt2(r'attn\.c_attn\[1\]', 'attn/k', 'kernel'),
+  *_gpt2(r'attn\.c_attn\[2\]', 'attn/v', 'kernel'),
+  *_gpt2(r'attn\.c_proj', 'attn/o', 'kernel'),
+  *_gpt2(r'mlp\.c_fc', 'mlp/up', 'kernel'),
+  *_gpt2(r'mlp\.c_proj', 'mlp/down', 'kernel'),
+)
+GPT2_QKV = _GPT2 + r'h\.\d+\.attn\.c_attn\.(weight|bias)'
 
 _GGUF = (
   Row(r'token_embd\.weight', _EMBED, keep),
@@ -122,6 +174,25 @@ GGUF_QWEN2 = _GGUF + (
   Row(r'blk\.(\d+)\.attn_([qk])\.bias', r'layers/\1/attn/\2/bias', keep),
 )
 
+# Norms are stored as they are applied, 1 already added.
+GGUF_GEMMA = GGUF_QWEN2 + (
+  Row(
+    r'blk\.(\d+)\.attn_([qk])_norm\.weight',
+    r'layers/\1/attn/\2_norm/scale',
+    keep,
+  ),
+  Row(
+    r'blk\.(\d+)\.post_attention_norm\.weight',
+    r'layers/\1/attn_post_norm/scale',
+    keep,
+  ),
+  Row(
+    r'blk\.(\d+)\.post_ffw_norm\.weight',
+    r'layers/\1/mlp_post_norm/scale',
+    keep,
+  ),
+)
+
 # Wrong here is a working model with perplexity 41.6 instead of 7.2.
 GGUF_LLAMA = _GGUF + (
   Row(
@@ -138,7 +209,35 @@ GGUF_LLAMA = _GGUF + (
 HARMLESS = re.compile(
   r'model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'
   r'|model\.rotary_emb\.inv_freq|rope_freqs\.weight'
+  r'|(transformer\.)?h\.\d+\.attn\.(masked_)?bias'  # GPT-2's causal mask
 )
+
+
+def split(reader: Reader, pattern: str, parts: int) -> Reader:
+  """A reader whose tensors named `pattern` come as parts of their last axis.
+
+  Part i of 'a.weight' is 'a[i].weight'. One that does not divide stays whole.
+  """
+  whole = dict(reader.shapes)
+  part_of: dict[str, tuple[str, int]] = {}
+  for name, shape in reader.shapes.items():
+    if re.fullmatch(pattern, name) and shape and shape[-1] % parts == 0:
+      del whole[name]
+      stem, leaf = name.rsplit('.', 1)
+      part_of |= {f'{stem}[{i}].{leaf}': (name, i) for i in range(parts)}
+
+  def get(name: str) -> np.ndarray:
+    if name not in part_of:
+      return reader.get(name)
+    stored, i = part_of[name]
+    return np.split(reader.get(stored), parts, -1)[i]
+
+  def shape_of(stored: str) -> tuple[int, ...]:
+    *rest, last = reader.shapes[stored]
+    return (*rest, last // parts)
+
+  shapes = whole | {n: shape_of(stored) for n, (stored, _) in part_of.items()}
+  return reader._replace(shapes=shapes, get=get)
 
 
 def read(
@@ -160,7 +259,7 @@ def read(
   plan = _plan(reader, config)
   out: dict[str, Any] = {}
   for name, want in lm.shapes(config).items():
-    out[name] = put(name, _assemble(reader, config, plan, name, want.shape))
+    out[name] = put(name, _assemble(reader, config, plan, name, want))
   return lm.nest(out)
 
 
@@ -211,9 +310,9 @@ def _place(rows, stored: str, config) -> tuple[str | None, Transform]:
   return None, keep
 
 
-def _assemble(reader, config, plan, name: str, shape) -> np.ndarray:
+def _assemble(reader, config, plan, name: str, want) -> np.ndarray:
   """One parameter in its final dtype; scanned layers one after the other."""
-  out = np.empty(shape, jnp.dtype(config.dtype))
+  out = np.empty(want.shape, want.dtype)
   if config.scan_layers and name.startswith('layers/'):
     rest = name.removeprefix('layers/')
     parts = [(f'layers/{i}/{rest}', out[i]) for i in range(config.depth)]
@@ -232,7 +331,7 @@ def _assemble(reader, config, plan, name: str, shape) -> np.ndarray:
       bad = int((~np.isfinite(target)).sum())
       raise ValueError(
         f'{reader.source}: {stored} has {bad} values that are not finite in '
-        f'{config.dtype}; the file is damaged or needs a wider dtype'
+        f'{want.dtype}; the file is damaged or needs a wider dtype'
       )
   return out
 

@@ -131,6 +131,12 @@ GGUF_NAMES = {
   'mlp.': 'ffn_',
   '_proj': '',
 }
+# Gemma's two norms more, and what Llama calls by the same name.
+GEMMA_NAMES = {
+  'post_attention_layernorm': 'post_attention_norm',
+  'pre_feedforward_layernorm': 'ffn_norm',
+  'post_feedforward_layernorm': 'post_ffw_norm',
+}
 
 
 def permuted(x, heads):
@@ -166,11 +172,14 @@ def write_gguf(
   w.add_bos_token_id(count - 2)
   for add in extra or []:
     add(w)
+  gemma = arch.startswith('gemma')
   for name, x in weights.items():
+    if gemma and name.endswith('norm.weight'):
+      x = x + 1  # as convert_hf_to_gguf.py stores it
     heads = {'q_proj': c.heads, 'k_proj': c.kv_heads}.get(name.split('.')[-2])
     if arch == 'llama' and heads:
       x = permuted(x, heads)
-    for old, new in GGUF_NAMES.items():
+    for old, new in (GGUF_NAMES | (GEMMA_NAMES if gemma else {})).items():
       name = name.replace(old, new)
     if quantise is not None and x.ndim == 2:
       w.add_tensor(name, gguf.quantize(x, quantise), raw_dtype=quantise)

@@ -1,5 +1,6 @@
 """GGUF files: the same model as the Hugging Face form, or one clear message."""
 
+import dataclasses
 import struct
 
 import gguf
@@ -104,7 +105,7 @@ def test_other_divisors_are_refused(tiny, tmp_path):
 @pytest.mark.parametrize(
   'arch, add, message',
   [
-    ('gemma2', None, r"architecture 'gemma2'.*\['llama', 'qwen2'\]"),
+    ('gemma', None, r"'gemma'.*\['gemma2', 'gemma3', 'llama', 'qwen2'\]"),
     (
       'llama',
       lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN),
@@ -134,6 +135,16 @@ def test_unsupported_files_are_named(tiny, tmp_path, arch, add, message):
     return
   with pytest.raises(ValueError, match=message):
     sources.load(str(path))
+
+
+def test_more_layers_than_tensors_allocate_nothing(tiny, tmp_path):
+  c = tiny.config()
+  deep = dataclasses.replace(c, depth=1 << 31)
+  path = tiny.write_gguf(
+    tmp_path / 'm.gguf', deep, 'gemma2', weights=tiny.arrays(c)
+  )
+  with pytest.raises(ValueError, match='block_count=2147483648.*21 tensors'):
+    sources.open_source(str(path))
 
 
 def refused(path, data):

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from specdec_jax.io import hf, sources
+from specdec_jax.io import config_hf, hf, sources
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
@@ -94,7 +94,7 @@ def test_transformers_4_and_5_forms(tiny, tmp_path):
     rope_parameters=scaling | {'rope_theta': 500000.0},
     dtype='bfloat16',
   )
-  new = hf.read_config(new)
+  new = config_hf.read(new)[0]
   old = edit(
     tmp_path,
     tiny,
@@ -103,7 +103,7 @@ def test_transformers_4_and_5_forms(tiny, tmp_path):
     rope_theta=500000.0,
     torch_dtype='bfloat16',
   )
-  old = hf.read_config(old)
+  old = config_hf.read(old)[0]
   assert new == old
   assert new.rope_theta == 500000.0
   assert new.rope_scaling == model_config.RopeScaling(32.0, 1.0, 4.0, 64)
@@ -117,7 +117,7 @@ def test_old_config_without_scaling(tiny, tmp_path):
     rope_scaling=None,
     rope_theta=25000.0,
   )
-  c = hf.read_config(path)
+  c, _ = config_hf.read(path)
   assert (c.rope_theta, c.rope_scaling, c.kv_heads) == (25000.0, None, 4)
 
 
@@ -126,7 +126,8 @@ def test_old_config_without_scaling(tiny, tmp_path):
   [
     (dict(model_type='gemma'), r"'gemma'.*llama.*qwen2.*qwen3"),
     (dict(rope_parameters={'rope_type': 'yarn'}), "'yarn'.*'llama3'"),
-    (dict(rope_scaling={'type': 'linear'}, rope_parameters=None), "'linear'"),
+    (dict(rope_scaling={'type': 'dynamic'}, rope_parameters=None), "'dynamic'"),
+    (dict(rope_parameters={'rope_type': 'linear'}), 'factor=None'),
     (dict(rope_parameters={'full_attention': {}}), 'per layer type'),
     (dict(model_type=['llama']), 'model_type'),
     (dict(mlp_bias=[1]), 'mlp_bias'),
@@ -144,7 +145,7 @@ def test_old_config_without_scaling(tiny, tmp_path):
 def test_unsupported_settings_are_named(tiny, tmp_path, changes, message):
   path = edit(tmp_path, tiny, **changes)
   with pytest.raises(ValueError, match=message):
-    hf.read_config(path)
+    config_hf.read(path)
 
 
 def test_errors_list_both_sides(tiny, tmp_path):

@@ -366,6 +366,21 @@ def test_gguf_sentencepiece_without_prefix_or_bos(tmp_path):
   assert t.decode(t.encode(' he')) == ' he'
 
 
+def test_gguf_sentencepiece_runs_of_spaces_and_lines_are_tokens(tmp_path):
+  """Gemma's: user-defined tokens, stored with the spaces that they mean."""
+  file = sentencepiece_file(tmp_path, add_space_prefix=False)
+  file.fields['tokenizer.ggml.tokens'].extend(['  ', '\n\n'])
+  more = {'token_type': [4, 4], 'scores': [0.0, 0.0]}
+  for name, values in more.items():
+    full = np.append(file.fields[f'tokenizer.ggml.{name}'], values)
+    file.fields[f'tokenizer.ggml.{name}'] = full
+  t = gguf_tokenizer.read(file, 'here')
+  ids = t.encode('he  l\n\no e')
+  pieces = [t.inner.id_to_token(i) for i in ids]
+  assert pieces == ['<s>', 'he', '  ', 'l', '\n\n', 'o', '▁', 'e']
+  assert t.decode(ids) == 'he  l\n\no e'
+
+
 def test_gguf_and_folder_tokenizers_agree(tiny, tmp_path):
   c = tiny.config()
   a = sources.open_source(str(tiny.write_folder(tmp_path / 'hf', c))).tokenizer

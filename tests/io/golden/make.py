@@ -29,6 +29,15 @@ LLAMA3 = dict(
   high_freq_factor=4.0,
   original_max_position_embeddings=64,
 )
+LOCAL = 'sliding_attention'
+# A window that is shorter than the tokens, and caps that bend.
+GEMMA = dict(
+  num_key_value_heads=2,
+  head_dim=8,
+  hidden_activation='gelu_pytorch_tanh',
+  sliding_window=8,
+  attn_implementation='eager',
+)
 
 
 def models():
@@ -57,6 +66,44 @@ def models():
         tie_word_embeddings=False,
       ),
     ),
+    'gpt2': (
+      t.GPT2LMHeadModel,
+      t.GPT2Config(
+        vocab_size=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_inner=48,
+        n_positions=128,
+        bos_token_id=None,
+        eos_token_id=None,
+      ),
+    ),
+    'gemma2': (
+      t.Gemma2ForCausalLM,
+      t.Gemma2Config(
+        **COMMON,
+        **GEMMA,
+        query_pre_attn_scalar=12,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+      ),
+    ),
+    'gemma3': (
+      t.Gemma3ForCausalLM,
+      t.Gemma3TextConfig(
+        **COMMON | dict(num_hidden_layers=3),
+        **GEMMA,
+        query_pre_attn_scalar=8,
+        layer_types=[LOCAL, 'full_attention', LOCAL],
+        rope_parameters=dict(
+          sliding_attention=dict(rope_type='default', rope_theta=10000.0),
+          full_attention=dict(
+            rope_type='linear', rope_theta=1000000.0, factor=8.0
+          ),
+        ),
+      ),
+    ),
   }
 
 
@@ -66,10 +113,11 @@ def build(name: str, seed: int = 0):
   make, config = models()[name]
   model = make(config).eval()
   with torch.no_grad():
-    for parameter_name, x in model.named_parameters():
+    for x in model.parameters():
       # Far from the default 0.02, so that a wrong attention shows.
       noise = torch.randn(x.shape) * 0.2
-      x.copy_(1 + noise if 'norm' in parameter_name else noise)
+      # Scales are around 1; Gemma stores their differences from it.
+      x.copy_(noise + bool((x == 1).all()))
       # Not model.to(bfloat16), which would round RoPE's frequencies too.
       x.copy_(x.to(torch.bfloat16))
     tokens = torch.randint(0, COMMON['vocab_size'], (2, 24))
