@@ -18,6 +18,14 @@ EVEN = dict(
   heads=8, kv_heads=4, head_dim=4, width=16, mlp=32, vocab=16, depth=1
 )
 ODD = EVEN | dict(heads=9, kv_heads=3)
+# Tables, norms and biases as GPT has them; as Gemma.
+GPT = dict(
+  position='learned', norm='layer', qkv_bias=True, o_bias=True, mlp_bias=True
+)
+GEMMA = dict(
+  windows=(3, 0), local_rope_theta=100.0, post_norm=True, qk_norm=True
+)
+KINDS = dict(even=EVEN, odd=ODD | GPT)
 
 
 def place(config, layout):
@@ -51,7 +59,7 @@ def unsharded():
   with jax.enable_x64(True):
     return {
       kind: fakes.texts(run(fakes.tiny(**sizes), None, None)[0])
-      for kind, sizes in dict(even=EVEN, odd=ODD).items()
+      for kind, sizes in KINDS.items()
     }
 
 
@@ -67,7 +75,7 @@ def shard_shape(x):
   ],
 )
 def test_tokens_do_not_depend_on_the_mesh(x64, unsharded, kind, data, model):
-  config = fakes.tiny(**dict(even=EVEN, odd=ODD)[kind])
+  config = fakes.tiny(**KINDS[kind])
   mesh = sharding.make_mesh(data, model)
   layout = sharding.lay_out(mesh, config)
   # The draft lies like the target, and whole on every device in one case.
@@ -87,6 +95,15 @@ def test_tokens_do_not_depend_on_the_mesh(x64, unsharded, kind, data, model):
     'layers/0/mlp/down/kernel': (32 // model, 16),
     'layers/0/attn_norm/scale': (16,),
   }
+  if kind == 'odd':
+    wanted |= {
+      'positions': (256, 16),
+      'layers/0/attn/q/bias': (9 * C,),
+      'layers/0/attn/o/bias': (16,),
+      'layers/0/mlp/up/bias': (32 // model,),
+      'layers/0/mlp/down/bias': (16,),
+      'norm/bias': (16,),
+    }
   assert {name: shard_shape(flat[name]) for name in wanted} == wanted
   for x in lm.flatten(weights.draft).values():
     assert x.sharding.is_fully_replicated or not whole
@@ -102,7 +119,7 @@ def test_tokens_do_not_depend_on_the_mesh(x64, unsharded, kind, data, model):
 
 def test_scanned_layers_on_a_mesh(x64):
   """The stacked cache splits heads with their channels, in whole heads."""
-  config = fakes.tiny(**(EVEN | dict(scan_layers=True, depth=2)))
+  config = fakes.tiny(**(EVEN | GEMMA | dict(scan_layers=True, depth=2)))
   base = fakes.texts(run(config, None, None)[0])
   layout = sharding.lay_out(sharding.make_mesh(2, 4), config)
   out, weights, (programs, request) = run(config, layout, layout)
@@ -162,7 +179,8 @@ def test_too_few_devices_and_unknown_parameters_are_refused():
 
 def test_every_parameter_has_a_place(x64):
   layout = sharding.lay_out(sharding.make_mesh(2, 4), fakes.tiny(**EVEN))
-  for changes in ({}, dict(qkv_bias=True, qk_norm=True, tied=False)):
+  rich = dict(qkv_bias=True, qk_norm=True, tied=False)
+  for changes in ({}, rich, GPT | dict(gated=False), GEMMA):
     for scan in (False, True):
       config = fakes.tiny(**(EVEN | changes), scan_layers=scan)
       for name, s in lm.shapes(config).items():

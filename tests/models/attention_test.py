@@ -45,6 +45,39 @@ def test_llama3_frequencies_equal_the_published_rule(x64):
   )
 
 
+def test_linear_scaling_divides_every_frequency(x64):
+  linear = model_config.RopeScaling(factor=8.0, original_context=0)
+  config = fakes.tiny(head_dim=64, rope_scaling=linear)
+  np.testing.assert_allclose(
+    attention.inverse_frequencies(config),
+    10000.0 ** (-np.arange(0, 64, 2) / 64) / 8,
+    rtol=1e-15,
+  )
+
+
+def test_a_window_sees_the_last_tokens_and_turns_by_its_own_base(x64):
+  config = fakes.tiny(
+    windows=(3, 0),
+    rope_theta=500.0,
+    local_rope_theta=100.0,
+    rope_scaling=model_config.RopeScaling(factor=8.0, original_context=0),
+  )
+  positions = np.array([[0, 1, 2], [4, 5, 6]])
+  slots = np.arange(8)
+  causal = slots <= positions[..., None]
+  views = attention.views(config, jnp.asarray(positions), jnp.asarray(causal))
+  assert list(views) == [3, 0]
+  near = slots > positions[..., None] - 3
+  np.testing.assert_array_equal(views[0].mask_BTS, causal)
+  np.testing.assert_array_equal(views[3].mask_BTS, causal & near)
+  assert near.sum() < near.size and views[3].mask_BTS[1, 2].sum() == 3
+  pair = np.arange(config.head_dim // 2) * 2 / config.head_dim
+  for window, freq in ((0, 500.0**-pair / 8), (3, 100.0**-pair)):
+    angle = positions[:, :, None, None] * freq
+    np.testing.assert_allclose(views[window].cos, np.cos(angle), atol=1e-12)
+    np.testing.assert_allclose(views[window].sin, np.sin(angle), atol=1e-12)
+
+
 @pytest.mark.parametrize('pairs', ['half', 'interleaved'])
 def test_rotation_turns_each_pair_by_its_angle(x64, pairs):
   config = fakes.tiny(rope_theta=100.0)
@@ -69,7 +102,8 @@ def test_positions_past_256_keep_their_angle_in_bfloat16():
   assert cos[0, 0, 0, 0] != cos[0, 1, 0, 0]
 
 
-def test_grouped_heads_equal_repeated_keys_and_values(x64):
+@pytest.mark.parametrize('scale, cap', [(None, None), (0.9, 1.5)])
+def test_grouped_heads_equal_repeated_keys_and_values(x64, scale, cap):
   B, T, H, G, S, C = 2, 3, 6, 2, 7, 4
   rng = np.random.default_rng(0)
   q = rng.normal(size=(B, T, H, C))
@@ -80,9 +114,13 @@ def test_grouped_heads_equal_repeated_keys_and_values(x64):
     jnp.asarray(q),
     cache.KVCache(jnp.asarray(k), jnp.asarray(v)),
     jnp.asarray(mask),
+    scale=scale,
+    cap=cap,
   )
   k, v = (np.repeat(x, H // G, 1) for x in (k, v))  # head h reads h // (H / G)
-  scores = np.einsum('bthc,bhsc->bhts', q, k) / np.sqrt(C)
+  scores = np.einsum('bthc,bhsc->bhts', q, k) * (scale or 1 / np.sqrt(C))
+  if cap is not None:
+    scores = cap * np.tanh(scores / cap)
   scores = np.where(mask[:, None], scores, -np.inf)
   weights = np.exp(scores - scores.max(-1, keepdims=True))
   weights /= weights.sum(-1, keepdims=True)
@@ -102,7 +140,16 @@ def test_a_row_that_sees_nothing_is_finite():
 
 @pytest.mark.parametrize(
   'bad',
-  [dict(heads=3, kv_heads=2), dict(rope_pairs='both'), dict(dtype='int8')],
+  [
+    dict(heads=3, kv_heads=2),
+    dict(rope_pairs='both'),
+    dict(dtype='int8'),
+    dict(position='sinus'),
+    dict(act='relu'),
+    dict(norm='batch'),
+    dict(windows=()),
+    dict(windows=(4, -1)),
+  ],
 )
 def test_settings_that_cannot_work_are_refused(bad):
   with pytest.raises(ValueError, match=next(iter(bad))):

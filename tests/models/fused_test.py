@@ -8,11 +8,16 @@ import pytest
 from specdec_jax import windows
 from specdec_jax.models import config, lm
 
+BIASES = dict(qkv_bias=True, mlp_bias=True)
 
-@pytest.mark.parametrize('size', ['qwen', 'llama'])
-def test_fused_projections_change_no_result(x64, size):
-  bias = dict(qkv_bias=True, qk_norm=True) if size == 'qwen' else {}
-  c = config.sized('tiny', dtype='float64', **bias)
+
+@pytest.mark.parametrize(
+  'settings',
+  [{}, BIASES | dict(qk_norm=True), BIASES | dict(gated=False)],
+  ids=['plain', 'biases', 'no gate'],
+)
+def test_fused_projections_change_no_result(x64, settings):
+  c = config.sized('tiny', dtype='float64', **settings)
   params = jax.tree.map(
     # Biases start at 0, where a swapped pair would not show.
     lambda x: x + 0.1 * jnp.arange(x.size).reshape(x.shape) / x.size,

@@ -13,8 +13,34 @@ from tests import fakes
 
 B, S = 3, 12
 TOKENS = np.random.default_rng(0).integers(0, 13, (B, S)).astype(np.int32)
-# Every switch of the architecture at once, and the plainest.
-RICH = dict(qkv_bias=True, qk_norm=True, tied=False, heads=4, kv_heads=2)
+GPT = dict(
+  position='learned',
+  norm='layer',
+  act='gelu',
+  gated=False,
+  qkv_bias=True,
+  o_bias=True,
+  mlp_bias=True,
+)
+# Every other switch of the architecture at once.
+RICH = dict(
+  heads=4,
+  kv_heads=2,
+  tied=False,
+  embed_scale=4.0,
+  windows=(3, 0),
+  local_rope_theta=100.0,
+  query_scale=0.5,
+  attn_softcap=2.0,
+  qkv_bias=True,
+  qk_norm=True,
+  o_bias=True,
+  mlp_bias=True,
+  act='gelu_tanh',
+  post_norm=True,
+  wide_norm=True,
+  logit_softcap=3.0,
+)
 
 
 def params_of(config, seed=0):
@@ -67,10 +93,13 @@ def prefilled(model, params):
   )[0]
 
 
-@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
-@pytest.mark.parametrize('rich', [False, True], ids=['plain', 'rich'])
-def test_five_tokens_at_once_equal_one_at_a_time(x64, rich, scan):
-  config = fakes.tiny(scan_layers=scan, **(RICH if rich else {}))
+@pytest.mark.parametrize(
+  'settings, scan',
+  [({}, False), (GPT, True), (RICH, False), (RICH, True)],
+  ids=['plain-unrolled', 'gpt-scan', 'rich-unrolled', 'rich-scan'],
+)
+def test_five_tokens_at_once_equal_one_at_a_time(x64, settings, scan):
+  config = fakes.tiny(scan_layers=scan, **settings)
   model, params = lm.make(config), params_of(config)
   cache = prefilled(model, params)
   together, _, whole = read(model, params, START, 5, cache)

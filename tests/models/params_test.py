@@ -1,11 +1,15 @@
 """Parameters by name, random initialisation, and padded vocabularies."""
 
+import dataclasses
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax import sampling, sharding
+from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from tests import fakes
 
@@ -44,6 +48,51 @@ def test_initial_values_depend_on_name_and_seed_only():
     assert name.endswith('scale') or (np.asarray(other[name]) != x).any()
 
 
+# Totals of the published checkpoints; of the GPT-like pair the paper says 97M
+# and 6M, which are the matrices.
+PUBLISHED = {
+  'smollm2_135m': 134_515_008,
+  'smollm2_360m': 361_821_120,
+  'smollm2_1_7b': 1_711_376_384,
+  'tinyllama_1b': 1_100_048_384,
+  'llama2_7b': 6_738_415_616,
+  'llama3_1b': 1_235_814_400,
+  'llama3_8b': 8_030_261_248,
+  'qwen2_5_0_5b': 494_032_768,
+  'qwen2_5_1_5b': 1_543_714_304,
+  'qwen2_5_7b': 7_615_616_512,
+  'gpt2': 124_439_808,
+  'gemma2_2b': 2_614_341_888,
+  'gemma3_270m': 268_098_176,
+  'gemma3_1b': 999_885_952,
+}
+MATRICES = {'gpt_97m': 97.5e6, 'gpt_6m': 5.8e6}
+
+
+@pytest.mark.parametrize('size', sorted(model_config.SIZES.keys() - {'tiny'}))
+def test_sizes_have_the_published_number_of_parameters(size):
+  shapes = lm.shapes(model_config.sized(size))
+  count = lambda names: sum(math.prod(shapes[name].shape) for name in names)
+  if size in PUBLISHED:
+    assert count(shapes) == PUBLISHED[size]
+  else:
+    matrices = [n for n in shapes if n.endswith(('kernel', 'embed', 'head'))]
+    assert count(matrices) == pytest.approx(MATRICES[size], rel=0.01)
+    assert len(matrices) < len(shapes)
+
+
+def test_biases_start_at_0_and_scales_at_1():
+  c = fakes.tiny(
+    norm='layer', position='learned', o_bias=True, mlp_bias=True, post_norm=True
+  )
+  flat = lm.flatten(lm.init(dataclasses.replace(c, dtype='float32'), 0))
+  ends = {name.split('/')[-1] for name in flat}
+  assert ends == {'kernel', 'bias', 'scale', 'head', 'positions'}
+  for name, x in flat.items():
+    if name.endswith(('bias', 'scale')):
+      assert (np.asarray(x) == name.endswith('scale')).all(), name
+
+
 def test_initial_values_do_not_depend_on_sharding():
   config = fakes.tiny(dtype='float32', heads=4, kv_heads=2, mlp=32)
   layout = sharding.lay_out(sharding.make_mesh(2, 2), config)
@@ -62,12 +111,14 @@ def test_kernels_have_variance_one_over_fan_in():
     mlp=512,
     vocab=1000,
     tied=False,
+    position='learned',
     scan_layers=True,
   )
   flat = lm.flatten(lm.init(config, 0))
   for name, fan_in in {
     'head': 256,
     'embed': 256,
+    'positions': 256,
     'layers/mlp/up/kernel': 256,
     'layers/mlp/down/kernel': 512,
   }.items():

@@ -28,7 +28,6 @@ ELSEWHERE = {
     'a wide and a narrow matrix product round differently at near-ties',
     'no bug but arithmetic: every first difference is audited',
   ),
-  20: ('a ring cache after it wraps', 'there is no sliding window'),
   21: ('a recurrent state cannot be rewound', 'there is none'),
   31: ('the cross cache of an encoder', 'models are decoder-only'),
   32: ('dropout or dropped experts in verification', 'there are none'),

@@ -20,6 +20,14 @@ _TURNS = (
   'tests/models/attention_test.py::'
   'test_positions_past_256_keep_their_angle_in_bfloat16'
 )
+_WINDOW = (
+  'tests/models/attention_test.py::'
+  'test_a_window_sees_the_last_tokens_and_turns_by_its_own_base'
+)
+_REJECTED = (
+  'tests/models/sliding_test.py::'
+  'test_rejection_at_every_phase_equals_a_full_recompute'
+)
 _GROUPS = (
   'tests/models/attention_test.py::'
   'test_grouped_heads_equal_repeated_keys_and_values'
@@ -95,6 +103,24 @@ EDGES = (
     'positions_BT[:, :, None, None].astype(freq.dtype)',
     'positions_BT[:, :, None, None].astype(jnp.bfloat16).astype(freq.dtype)',
     (_TURNS,),
+  ),
+  Mutant(
+    'a window moves with the call',
+    20,
+    'draft tokens see what plain decoding has left behind',
+    _ATTENTION,
+    'positions_BT[..., None] - window',
+    'positions_BT[:, :1, None] - window',
+    (_WINDOW, _REJECTED),
+  ),
+  Mutant(
+    'a window one token too wide',
+    20,
+    'a sliding layer sees a token that it was not trained to see',
+    _ATTENTION,
+    'slot_11S > positions_BT',
+    'slot_11S >= positions_BT',
+    (_WINDOW,),
   ),
   Mutant(
     'padding ids have logit 0',
