@@ -112,6 +112,7 @@ def test_kernels_have_variance_one_over_fan_in():
     vocab=1000,
     tied=False,
     position='learned',
+    context=64,
     scan_layers=True,
   )
   flat = lm.flatten(lm.init(config, 0))
