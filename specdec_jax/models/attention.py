@@ -40,8 +40,13 @@ def _view(config, window: int, positions_BT, mask_BTS) -> View:
 
 
 def precision(dtype):
-  """float32 means float32: GPUs and TPUs would use fewer bits by default."""
-  return None if dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+  """float32 means float32: GPUs and TPUs would use fewer bits by default.
+
+  Products of bfloat16 are exact anyway, and where jax_default_matmul_precision
+  asks for more, libtpu 0.0.42 fails to compile some of them.
+  """
+  exact = jax.lax.Precision.HIGHEST
+  return jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else exact
 
 
 def inverse_frequencies(config: model_config.LMConfig) -> Array:
