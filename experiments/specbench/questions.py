@@ -1,0 +1,88 @@
+"""Questions in Spec-Bench's format, and the columns that they make."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from specdec_jax.eval import prompts
+
+FIELDS = ('question_id', 'category', 'turns')
+# Spec-Bench counts MT-Bench's categories as one task.
+MT_BENCH = (
+  *('writing', 'roleplay', 'reasoning', 'math'),
+  *('coding', 'extraction', 'stem', 'humanities'),
+)
+MULTI_TURN = 'multi-turn'
+
+
+def read(path: str, limit: int = 0) -> list[prompts.Prompt]:
+  """The first `limit` questions of each category of a file, 0: all.
+
+  Raises:
+    ValueError: no file, not Spec-Bench's format, a negative limit; with the
+      line where it is one.
+  """
+  if not path:
+    raise ValueError(
+      '--questions is missing: name a question.jsonl in the format of '
+      'Spec-Bench or MT-Bench'
+    )
+  if limit < 0:
+    raise ValueError(f'limit={limit}: must be 0 (all) or more')
+  found = prompts.read(path)
+  text = pathlib.Path(path).read_text('utf-8-sig').removesuffix('\n')
+  for number, line in enumerate(text.split('\n'), 1):
+    missing = [name for name in FIELDS if name not in json.loads(line)]
+    if missing:
+      raise ValueError(
+        f'{path}:{number}: has no {" and no ".join(missing)}: every line needs '
+        f'{", ".join(FIELDS)}'
+      )
+  seen: dict[str | None, int] = {}
+  kept = []
+  for question in found:
+    seen[question.category] = seen.get(question.category, 0) + 1
+    if not limit or seen[question.category] <= limit:
+      kept.append(question)
+  return kept
+
+
+def grouped(questions: Sequence[prompts.Prompt]) -> list[prompts.Prompt]:
+  """Categories as the table's columns.
+
+  MT-Bench's become one, unless the file has no others.
+  """
+  if all(q.category in MT_BENCH for q in questions):
+    return list(questions)
+  return [
+    dataclasses.replace(q, category=MULTI_TURN) if q.category in MT_BENCH else q
+    for q in questions
+  ]
+
+
+def among(questions: Sequence[prompts.Prompt], items: Sequence[Any]):
+  """The questions that are among the items of a plan."""
+  ids = {item.id for item in items}
+  return [q for q in questions if q.id in ids]
+
+
+def describe(path: str, questions: Sequence[prompts.Prompt]) -> dict[str, Any]:
+  """Which questions, without a word of them."""
+  data = pathlib.Path(path).read_bytes()
+  return {
+    'file': pathlib.Path(path).name,
+    'sha256': hashlib.sha256(data).hexdigest(),
+    'questions': len(questions),
+    'turns_left_out': sum(len(q.turns) - 1 for q in questions),
+  }
+
+
+def ids(questions: Sequence[prompts.Prompt]) -> dict[str, list[str]]:
+  """The ids of each category, in the order of the file."""
+  out: dict[str, list[str]] = {}
+  for q in questions:
+    out.setdefault(q.category or '', []).append(q.id)
+  return out

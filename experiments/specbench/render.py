@@ -1,0 +1,147 @@
+"""The benchmark's document in the layout of Spec-Bench's tables."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specdec_jax.eval import metrics, report
+
+MARKS = ('<!-- filled by run.sh -->', '<!-- end -->')
+
+
+def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
+  """By method: improvement, block_efficiency and identical, by category.
+
+  ids: of each category's questions; its order is the columns'.
+
+  improvement is tokens over seconds of all questions of a column, over plain
+  decoding's. identical: [texts that are plain decoding's, texts], or what the
+  rule keeps if it does not promise that.
+  """
+  methods = []
+  for row in doc['rows']:
+    if not row['gamma']:
+      continue
+    cells = {
+      c['category']: {
+        'questions': c['prompts'],
+        'improvement': c['improvement']['median'],
+        'outcome': metrics.outcome(c['improvement']),
+        'block_efficiency': c['block_efficiency'],
+        'identical': _identical(row['audit'], ids[c['category']]),
+      }
+      for c in doc['categories']
+      if c['name'] == row['name']
+    }
+    overall = {
+      'questions': sum(x['questions'] for x in cells.values()),
+      'improvement': row['improvement']['median'],
+      'outcome': metrics.outcome(row['improvement']),
+      'least': row['improvement']['min'],
+      'most': row['improvement']['max'],
+      'block_efficiency': row['block_efficiency'],
+      'identical': _identical(row['audit'], sum(ids.values(), [])),
+    }
+    methods.append({'name': row['name'], 'by': cells, 'overall': overall})
+  return {'columns': list(ids), 'methods': methods}
+
+
+def _identical(audit: dict[str, Any], ids: Sequence[str]) -> Any:
+  if audit['promised'] != 'tokens':
+    return audit['promised']
+  differing = {x['id'] for x in audit['findings']} & set(ids)
+  return [len(ids) - len(differing), len(ids)]
+
+
+def markdown(doc: dict[str, Any]) -> str:
+  """The improvement as Spec-Bench has it; block_efficiency and identity."""
+  t = doc['table']
+  speed = [['method', *t['columns'], '#MAT', 'overall', 'least to most']]
+  speed.append(
+    ['plain decoding', *['1.00x'] * len(t['columns']), '1.00', '1.00x', '']
+  )
+  for m in t['methods']:
+    o = m['overall']
+    cells = [_times(m['by'][c]) for c in t['columns']]
+    ends = '' if o['least'] is None else f'{o["least"]:.2f} to {o["most"]:.2f}'
+    mat = _number(o['block_efficiency'])
+    speed.append([m['name'], *cells, mat, _times(o), ends])
+  return '\n'.join(
+    [
+      _caption(doc),
+      '',
+      'Improvement (~: repeats on both sides of 1, or within 2 % of it):',
+      '',
+      *_lines(speed),
+      '',
+      'block_efficiency:',
+      '',
+      *_lines(_by(t, lambda x: _number(x['block_efficiency']))),
+      '',
+      'Texts identical to plain decoding:',
+      '',
+      *_lines(_by(t, lambda x: _same(x['identical']))),
+    ]
+  )
+
+
+def _by(t: dict[str, Any], cell: Callable[[dict[str, Any]], str]):
+  rows = [['method', *t['columns'], 'overall']]
+  for m in t['methods']:
+    found = [*(m['by'][c] for c in t['columns']), m['overall']]
+    rows.append([m['name'], *map(cell, found)])
+  return rows
+
+
+def _caption(doc: dict[str, Any]) -> str:
+  m, s, q = doc['machine'], doc['setting'], doc['questions']
+  x, plain = s['sampling'], doc['rows'][0]['tok_s']['median']
+  law = 'greedy' if x['temperature'] == 0 else f'temperature {x["temperature"]}'
+  draft = f', draft {s["draft"]}' if s['draft'] else ''
+  speed = '' if plain is None else f'; plain decoding {plain:.1f} tok/s'
+  return (
+    f'Commit {m["commit"][:12]}{" with changes" if m["dirty"] else ""}, '
+    f'{m["cores"]} cores, {m["cpu"]}, {m["platform"]}, jax {m["jax"]}. '
+    f'{s["target"]}, {s["dtype"]}{draft}; {law}, rule {s["rule"]}, batch '
+    f'{s["batch_size"]}, {s["max_new_tokens"]} new tokens at most, '
+    f'{s["repeats"]} repeats{speed}. {q["questions"]} questions of {q["file"]} '
+    f'(sha256 {q["sha256"][:12]}), first turns ({q["turns_left_out"]} later '
+    'turns left out).'
+  )
+
+
+def filled(page: str, text: str) -> str:
+  """The page with the text between its marks."""
+  first, rest = page.split(MARKS[0])
+  last = rest.split(MARKS[1])[1]
+  return f'{first}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{last}'
+
+
+def save(folder: pathlib.Path | None, doc: dict[str, Any], text: str) -> None:
+  """specbench.json and .md; and the page, if the folder is the page's own."""
+  if folder is None:
+    return
+  report.write(folder / 'specbench.json', report.compact(doc))
+  report.write(folder / 'specbench.md', text)
+  page = pathlib.Path(__file__).with_name('README.md')
+  if folder.resolve() == page.resolve().parent / 'results':
+    report.write(page, filled(page.read_text('utf-8'), text).rstrip())
+
+
+def _lines(rows) -> list[str]:
+  rows = [rows[0], ['---'] * len(rows[0]), *rows[1:]]
+  return ['| ' + ' | '.join(row) + ' |' for row in rows]
+
+
+def _times(cell: dict[str, Any]) -> str:
+  if cell['outcome'] == 'too short':
+    return cell['outcome']
+  return f'{"~" * (cell["outcome"] == "draw")}{cell["improvement"]:.2f}x'
+
+
+def _number(x: float | None) -> str:
+  return '-' if x is None else f'{x:.2f}'
+
+
+def _same(x) -> str:
+  return x if isinstance(x, str) else f'{x[0]} of {x[1]}'

@@ -1,0 +1,60 @@
+"""Every method of a config on Spec-Bench's questions, category by category.
+
+bash experiments/specbench/run.sh --questions=PATH/question.jsonl \
+  [--config=configs/smollm2.py] [--limit=2] [--results=DIR]
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from experiments.specbench import questions, render  # noqa: E402
+from specdec_jax import experiment, runtime  # noqa: E402
+from specdec_jax.eval import bench, report, verdict  # noqa: E402
+
+_CONFIG = config_flags.DEFINE_config_file(
+  'config', str(ROOT / 'configs/smollm2.py')
+)
+_QUESTIONS = flags.DEFINE_string('questions', '', 'a question.jsonl')
+_LIMIT = flags.DEFINE_integer('limit', 0, 'of each category, the first; 0: all')
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+
+
+def run() -> bool:
+  """True if every output is explained."""
+  settings = experiment.settings(_CONFIG.value)
+  d = settings.decode
+  if not d.methods or not any(d.gammas):
+    what = f'decode.methods={d.methods}, decode.gammas={d.gammas}'
+    raise ValueError(f'{what}: want a method, and a gamma of 1 or more')
+  chosen = questions.grouped(questions.read(_QUESTIONS.value, _LIMIT.value))
+  folder = report.open_workdir(_RESULTS.value)
+  e = experiment.load(settings)
+  plan = experiment.plan(e, chosen)
+  judged = plan.judged + plan.others  # None are kept back to predict from.
+  plan = dataclasses.replace(plan, judged=judged, others=())
+  chosen = questions.among(chosen, judged)
+  doc = {'questions': questions.describe(_QUESTIONS.value, chosen)}
+  doc |= bench.run(experiment.arms(e), plan, track=report.track, show=_show)
+  if doc['categories']:
+    doc['table'] = render.table(doc, questions.ids(chosen))
+    render.save(folder, doc, text := render.markdown(doc))
+    print(text)
+  print(report.compact(doc))
+  return verdict.sound(verdict.named_rows(doc))
+
+
+def _show(stage: str, doc) -> None:
+  if stage in ('machine', 'setting', 'calibration', 'failed'):
+    report.show(stage, doc)
+
+
+if __name__ == '__main__':
+  runtime.launch(run)

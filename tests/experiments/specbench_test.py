@@ -1,0 +1,231 @@
+"""Questions are read or refused, and the tables hold the document's figures."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+from experiments.specbench import questions, render
+from specdec_jax.eval import prompts
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def line(id, category, *turns, **more):
+  turns = list(turns) or ['What?']
+  return dict(question_id=id, category=category, turns=turns) | more
+
+
+def written(folder, *rows):
+  path = folder / 'question.jsonl'
+  rows = (x if isinstance(x, str) else json.dumps(x) for x in rows)
+  path.write_text('\n'.join(rows) + '\n')
+  return str(path)
+
+
+def test_the_first_of_each_category_in_the_files_order(tmp_path):
+  path = written(
+    tmp_path,
+    line(81, 'writing', 'a', 'b', reference=['x']),
+    line(82, 'qa'),
+    line(83, 'writing'),
+    line(84, 'qa'),
+    line(85, 'qa'),
+  )
+  ids = lambda limit: [q.id for q in questions.read(path, limit)]
+  assert ids(0) == ['81', '82', '83', '84', '85']
+  assert ids(2) == ['81', '82', '83', '84']
+  assert ids(1) == ['81', '82']
+  about = questions.describe(path, questions.read(path, 1))
+  assert (about['questions'], about['turns_left_out']) == (2, 1)
+  assert about['file'] == 'question.jsonl' and len(about['sha256']) == 64
+
+
+def test_mt_bench_is_one_column_beside_others_and_eight_alone():
+  make = lambda *names: [prompts.Prompt(x, x, ('?',)) for x in names]
+  columns = lambda found: [q.category for q in questions.grouped(found)]
+  assert columns(make('writing', 'qa', 'math', 'math_reasoning')) == [
+    *('multi-turn', 'qa', 'multi-turn', 'math_reasoning')
+  ]
+  assert columns(make(*questions.MT_BENCH)) == list(questions.MT_BENCH)
+
+
+@pytest.mark.parametrize(
+  'rows, message',
+  [
+    (
+      [line(1, 'qa'), {'turns': ['x'], 'question_id': 2}],
+      ':2: has no category',
+    ),
+    ([{'category': 'qa', 'turns': ['x']}], ':1: has no question_id'),
+    ([{'category': 'qa', 'question_id': 1}], ':1: has no prompt, turns or'),
+    ([{'category': 'qa', 'question_id': 1, 'prompt': 'x'}], ':1: has no turns'),
+    ([{'prompt': 'x'}], ':1: has no question_id and no category and no turns'),
+    ([line(1, 'qa'), '{"question_id": 2,'], ':2: not JSON'),
+    ([line(1, 'qa'), line(1, 'qa')], ':2: id "1" is taken by line 1'),
+    ([line(1, 'qa', 5)], r':1: turns\[0\] is 5'),
+    ([''], 'empty: give at least one line'),
+  ],
+)
+def test_another_format_is_refused_by_its_line(tmp_path, rows, message):
+  with pytest.raises(ValueError, match=message) as error:
+    questions.read(written(tmp_path, *rows))
+  assert str(error.value).count('\n') == 0
+
+
+def test_no_file_to_read_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='--questions is missing'):
+    questions.read('')
+  with pytest.raises(ValueError, match='cannot be read'):
+    questions.read(str(tmp_path / 'none.jsonl'))
+  with pytest.raises(ValueError, match='cannot be read .Is a directory'):
+    questions.read(str(tmp_path))
+  with pytest.raises(ValueError, match='limit=-1'):
+    questions.read(written(tmp_path, line(1, 'qa')), -1)
+
+
+def gain(median):
+  spread = lambda x: dict(median=x, min=x and x - 0.25, max=x and x + 0.25)
+  return spread(median)
+
+
+def document(promised='tokens', findings=()):
+  """Two categories, 3 and 1 questions, one method."""
+  audit = dict(promised=promised, requests=4, findings=list(findings))
+  part = lambda category, n, x, tau: dict(
+    category=category,
+    name='lookup g=4',
+    prompts=n,
+    improvement=gain(x),
+    block_efficiency=tau,
+  )
+  return {
+    'questions': dict(
+      file='q.jsonl', sha256='0' * 64, questions=4, turns_left_out=3
+    ),
+    'machine': dict(
+      commit='c' * 40,
+      dirty=False,
+      cores=2,
+      cpu='A CPU',
+      platform='cpu',
+      jax='9',
+    ),
+    'setting': dict(
+      sampling=dict(temperature=0.0),
+      draft=None,
+      target='a model',
+      dtype='float32',
+      rule='reject',
+      batch_size=1,
+      max_new_tokens=32,
+      repeats=3,
+    ),
+    'rows': [
+      dict(gamma=0, tok_s=gain(20.0), name='autoregressive'),
+      dict(
+        gamma=4,
+        name='lookup g=4',
+        improvement=gain(1.375),
+        block_efficiency=1.4375,
+        audit=audit,
+      ),
+    ],
+    'categories': [part('qa', 3, 1.125, 1.25), part('rag', 1, None, 2.0)],
+  }
+
+
+IDS = {'qa': ['1', '2', '3'], 'rag': ['4']}
+
+
+def test_tables_hold_every_column_and_the_whole():
+  doc = document(findings=[dict(id='2')])
+  doc['table'] = render.table(doc, IDS)
+  text = render.markdown(doc)
+  assert '| method | qa | rag | #MAT | overall | least to most |' in text
+  assert '| plain decoding | 1.00x | 1.00x | 1.00 | 1.00x |  |' in text
+  # Of the row, not a mean of the columns.
+  assert (
+    '| lookup g=4 | ~1.12x | too short | 1.44 | 1.38x | 1.12 to 1.62 |' in text
+  )
+  assert '| lookup g=4 | 1.25 | 2.00 | 1.44 |' in text
+  assert '| lookup g=4 | 2 of 3 | 1 of 1 | 3 of 4 |' in text
+  assert 'Commit cccccccccccc, 2 cores, A CPU' in text
+  assert '4 questions of q.jsonl' in text and '(3 later turns left' in text
+
+
+def test_a_sampled_run_says_what_is_kept_instead():
+  doc = document(promised='in law')
+  doc['table'] = render.table(doc, IDS)
+  assert '| lookup g=4 | in law | in law | in law |' in render.markdown(doc)
+
+
+def test_ids_are_told_apart_by_category():
+  items = [prompts.Prompt(i, c, ('?',)) for i, c in ('1a', '2b', '3a')]
+  assert questions.ids(items) == {'a': ['1', '3'], 'b': ['2']}
+
+
+def test_the_page_keeps_what_is_around_its_marks():
+  page = (ROOT / 'experiments/specbench/README.md').read_text()
+  text = render.filled(page, 'NEW')
+  first, last = page.split(render.MARKS[0])[0], page.split(render.MARKS[1])[1]
+  assert text.startswith(first) and text.endswith(last)
+  assert render.filled(text, 'NEW') == text and '\nNEW\n' in text
+
+
+def ran(folder, *arguments):
+  done = subprocess.run(
+    [
+      *('bash', str(ROOT / 'experiments/specbench/run.sh')),
+      f'--results={folder / "results"}',
+      *arguments,
+    ],
+    cwd=folder,
+    env=dict(os.environ, JAX_PLATFORMS='cpu'),
+    capture_output=True,
+    text=True,
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
+def test_a_wrong_file_ends_with_2_before_a_model_is_loaded(tmp_path):
+  written(tmp_path, line(1, 'qa'), {'question_id': 2, 'turns': ['x']})
+  status, out, err = ran(
+    tmp_path, '--questions=question.jsonl', '--config.target.source=/nowhere'
+  )
+  assert status == 2 and not out
+  assert err == (
+    'table.py: question.jsonl:2: has no category: every line needs '
+    'question_id, category, turns\n'
+  )
+  assert os.listdir(tmp_path) == ['question.jsonl']
+
+
+@pytest.mark.slow
+def test_a_run_with_random_models(tmp_path):
+  rows = [line(i, 'ab'[i % 2], f'tell me {i}', 'more') for i in range(6)]
+  written(tmp_path, *rows)
+  status, out, err = ran(
+    tmp_path,
+    '--questions=question.jsonl',
+    f'--config={ROOT / "configs/smollm2.py"}:tiny',
+    '--config.decode.max_new_tokens=6',
+    '--config.bench.windows=4',
+    '--config.bench.stream_prompts=0',
+  )
+  assert status == 0, err
+  doc = json.loads(out.splitlines()[-1])
+  saved = (tmp_path / 'results/specbench.json').read_text()
+  assert json.loads(saved) == doc
+  assert (tmp_path / 'results/specbench.md').read_text() in out
+  # The tiny config takes two of a category.
+  assert doc['questions']['questions'] == 4
+  assert doc['table']['columns'] == ['a', 'b']
+  (method,) = doc['table']['methods']
+  assert method['overall']['identical'] == [4, 4]
+  # Total over total, not a mean of the columns.
+  by, whole = method['by'], doc['rows'][1]
+  assert method['overall']['block_efficiency'] == whole['block_efficiency']
+  assert sum(x['questions'] for x in by.values()) == 4
