@@ -12,6 +12,7 @@ from specdec_jax.api import (  # noqa: E402
   stream,
 )
 from specdec_jax.build import DRAFTERS, RULES, LanguageModel, load  # noqa: E402
+from specdec_jax.eval.record_page import html  # noqa: E402
 
 __all__ = [
   'DRAFTERS',
@@ -21,6 +22,7 @@ __all__ = [
   'Piece',
   'Settings',
   'generate',
+  'html',
   'load',
   'stream',
 ]

@@ -16,6 +16,7 @@ import numpy as np
 
 from specdec_jax import build, debug, requests, types
 from specdec_jax.eval import metrics
+from specdec_jax.eval import record as record_lib
 
 # Settings of other systems that would change p; ignoring one would be silent.
 REFUSED = (
@@ -41,7 +42,8 @@ class Settings:
   top_p 1 are off. seed: the same seed and request give the same tokens, in any
   batch. stop: strings that end the text (not part of it). stop_ids: token ids
   that do; the model's own end-of-sequence ids if None. logprobs: return each
-  token's log-probability under the target at temperature 1.
+  token's log-probability under the target at temperature 1. record: decode from
+  Python, which is slower, and return what record_page shows.
   """
 
   max_new_tokens: int = 128
@@ -52,6 +54,7 @@ class Settings:
   stop: tuple[str, ...] = ()
   stop_ids: tuple[int, ...] | None = None
   logprobs: bool = False
+  record: bool = False
 
   def __post_init__(self):
     for name in ('max_new_tokens', 'top_k', 'seed'):
@@ -76,7 +79,7 @@ class Completion:
 
   finish_reason: 'stop' (end of sequence, stop id or stop string) or 'length'.
   metrics: eval/metrics.summary of this request as it was decoded: what a stop
-  string cuts off the text is counted.
+  string cuts off the text is counted. record: every window, with record=True.
   """
 
   text: str
@@ -85,6 +88,9 @@ class Completion:
   origins: list[str]
   metrics: dict[str, Any]
   logprobs: list[float] | None = None
+  record: record_lib.Record | None = dataclasses.field(
+    default=None, repr=False, compare=False
+  )
 
 
 def settings(options: dict[str, Any]) -> Settings:
@@ -211,8 +217,9 @@ def stream(
   text was held back: half a character, or what could have begun a stop string.
   """
   wanted = settings(options)
-  if wanted.logprobs:
-    raise ValueError('logprobs=True: a stream has none; use generate')
+  for name in ('logprobs', 'record'):
+    if getattr(wanted, name):
+      raise ValueError(f'{name}=True: a stream has none; use generate')
   engine = build.engine(
     target,
     draft,
@@ -301,7 +308,13 @@ def run(
     model = build.target_model(engine.target)
     of = engine.drafter, engine.rule, engine.weights
     check(model, *of, placed, engine.options)
-  out = jax.device_get(engine.programs.generate(engine.weights, placed))
+  found = None
+  if wanted.record:
+    model = build.target_model(engine.target)
+    of = model, engine.drafter, engine.rule, engine.options, engine.weights
+    out, found = record_lib.run(*of, placed)
+  else:
+    out = jax.device_get(engine.programs.generate(engine.weights, placed))
   tokenizer = engine.target.tokenizer
   started = np.flatnonzero(request.limit_B > request.lengths_B)
   for row in np.flatnonzero(out.info.broken_B):
@@ -309,6 +322,9 @@ def run(
       f'request {request.request_B[row]}: the logits of {engine.target.label} '
       f'are not finite after {out.lengths_B[row]} tokens; try dtype float32'
     )
+  records = (
+    None if found is None else _records(engine, placed, out, found, wanted)
+  )
   done = []
   for row in started:
     start, end = int(request.lengths_B[row]), int(out.lengths_B[row])
@@ -329,9 +345,24 @@ def run(
         origins=[types.ORIGINS[o] for o in out.info.origin_BL[row, kept]],
         metrics=metrics.summary(metrics.rows(out.info, slice(row, row + 1))),
         logprobs=None if logprobs is None else logprobs[row, kept].tolist(),
+        record=None if records is None else records[row],
       )
     )
   return done
+
+
+def _records(engine, request, output, found, wanted: Settings):
+  target = engine.target
+  return record_lib.describe(
+    output,
+    found,
+    request,
+    target=(build.target_model(target), target.params),
+    draft=engine.q and (engine.q, engine.weights.draft),
+    chunk=engine.options.chunk,
+    tokenizer=target.tokenizer,
+    setting=record_lib.setting(engine, wanted),
+  )
 
 
 def _find_stop(text: str, stop: tuple[str, ...]) -> int | None:

@@ -245,6 +245,18 @@ def _own(s: Settings, method: str) -> dict[str, Any]:
   return dataclasses.asdict(getattr(s, method))
 
 
+def first(e: Experiment) -> build.Engine:
+  """The engine of the first method at the first gamma."""
+  d = e.settings.decode
+  return engine(e, (*d.methods, 'lookup')[0], d.gammas[0])
+
+
+def asked(s: Settings, **options) -> api.Settings:
+  """The settings of a request, as the Python API has them."""
+  sampling = dataclasses.asdict(s.sampling)
+  return api.Settings(s.decode.max_new_tokens, **sampling, **options)
+
+
 def arms(e: Experiment) -> list[timing.Arm]:
   """Plain decoding, then every method at every gamma of the config."""
   d = e.settings.decode

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -105,12 +106,20 @@ def test_goes_on_to_the_same_bytes(folder):
   assert (folder / 'again.jsonl').read_bytes() == before
 
 
-def test_the_batch_changes_no_token(folder):
-  status, _, err = generate(folder, output='one.jsonl')
+def test_the_batch_changes_no_token_nor_does_a_page(folder):
+  page = folder / 'page.html'
+  status, _, err = generate(folder, f'--html={page}', output='one.jsonl')
   assert status == 0, err
   assert (folder / 'one.jsonl').read_bytes() == (
     folder / 'out.jsonl'
   ).read_bytes()
+  text = page.read_text('utf-8')
+  titles = re.findall('<h2>(.*?)</h2>', text)
+  assert titles == ['0', 'a/b, turn 1', 'a/b, turn 2', '12', '3']
+  assert '<b>40</b> tokens' in text and '--config.decode.rule=coupled' in text
+  rows = [json.loads(x) for x in (folder / 'out.jsonl').open()]
+  ids = re.findall(r'<tr id="a4t\d+">(?:<td>.*?</td>){2}<td>(\d+)', text)
+  assert list(map(int, ids)) == rows[3]['tokens']
 
 
 def test_refuses_another_seed(folder):
@@ -128,6 +137,7 @@ def test_refuses_another_seed(folder):
     (ROWS, ('--config.bench.batchsize=3',), 'unknown config key'),
     (ROWS, ('--config.bench.batch_size=0',), 'bench.batch_size=0'),
     (ROWS, ('--output=/nowhere/at/all.jsonl',), 'no folder /nowhere/at'),
+    (ROWS, ('--html=/nowhere/page.html',), 'html /nowhere/page.html: there is'),
   ],
 )
 def test_mistakes_leave_no_file(tmp_path, rows, arguments, expected):

@@ -4,9 +4,8 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from experiments import page
 from specdec_jax.eval import metrics, report
-
-MARKS = ('<!-- filled by run.sh -->', '<!-- end -->')
 
 
 def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -72,25 +71,25 @@ def markdown(doc: dict[str, Any]) -> str:
       '',
       'Improvement (~: repeats on both sides of 1, or within 2 % of it):',
       '',
-      *_lines(speed),
+      *page.table(speed[0], speed[1:]),
       '',
       'block_efficiency:',
       '',
-      *_lines(_by(t, lambda x: _number(x['block_efficiency']))),
+      *_by(t, lambda x: _number(x['block_efficiency'])),
       '',
       'Texts identical to plain decoding:',
       '',
-      *_lines(_by(t, lambda x: _same(x['identical']))),
+      *_by(t, lambda x: _same(x['identical'])),
     ]
   )
 
 
-def _by(t: dict[str, Any], cell: Callable[[dict[str, Any]], str]):
-  rows = [['method', *t['columns'], 'overall']]
+def _by(t: dict[str, Any], cell: Callable[[dict[str, Any]], str]) -> list[str]:
+  rows = []
   for m in t['methods']:
     found = [*(m['by'][c] for c in t['columns']), m['overall']]
     rows.append([m['name'], *map(cell, found)])
-  return rows
+  return page.table(['method', *t['columns'], 'overall'], rows)
 
 
 def _caption(doc: dict[str, Any]) -> str:
@@ -110,27 +109,16 @@ def _caption(doc: dict[str, Any]) -> str:
   )
 
 
-def filled(page: str, text: str) -> str:
-  """The page with the text between its marks."""
-  first, rest = page.split(MARKS[0])
-  last = rest.split(MARKS[1])[1]
-  return f'{first}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{last}'
-
-
 def save(folder: pathlib.Path | None, doc: dict[str, Any], text: str) -> None:
   """specbench.json and .md; and the page, if the folder is the page's own."""
   if folder is None:
     return
   report.write(folder / 'specbench.json', report.compact(doc))
   report.write(folder / 'specbench.md', text)
-  page = pathlib.Path(__file__).with_name('README.md')
-  if folder.resolve() == page.resolve().parent / 'results':
-    report.write(page, filled(page.read_text('utf-8'), text).rstrip())
-
-
-def _lines(rows) -> list[str]:
-  rows = [rows[0], ['---'] * len(rows[0]), *rows[1:]]
-  return ['| ' + ' | '.join(row) + ' |' for row in rows]
+  own = pathlib.Path(__file__).with_name('README.md')
+  if folder.resolve() == own.resolve().parent / 'results':
+    lines = page.filled(own.read_text('utf-8'), text.split('\n'))
+    report.write(own, lines.rstrip())
 
 
 def _times(cell: dict[str, Any]) -> str:

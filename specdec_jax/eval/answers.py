@@ -187,6 +187,16 @@ def line(prompt: prompts_lib.Prompt, said: Sequence[Any]) -> bytes:
   )
 
 
+def recorded(prompt: prompts_lib.Prompt, said: Sequence[Any]) -> dict[str, Any]:
+  """Those of a prompt's answers that have a record, by a title."""
+  turn = lambda i: f', turn {i}' if len(said) > 1 else ''
+  return {
+    prompt.id + turn(i): x
+    for i, x in enumerate(said, 1)
+    if not isinstance(x, Answer) and x.record is not None
+  }
+
+
 def write(
   path: pathlib.Path,
   meta: dict[str, Any],
@@ -194,6 +204,7 @@ def write(
   *,
   track: Callable[..., Any] = lambda batches, description: batches,
   stopped: Callable[[], Any] = lambda: False,
+  seen: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
   """Answers what has no line yet, batch by batch, and appends it.
 
@@ -206,6 +217,7 @@ def write(
     task: the prompts; checked first.
     track: shows progress: (batches, description) -> batches.
     stopped: true to end after the batch at hand.
+    seen: receives the answers that have a record, by a title, once written.
 
   Returns:
     lines (in the file), prompts, written, skipped (there before), tokens and
@@ -234,6 +246,9 @@ def write(
         new = list(zip(batch[lines - at :], said, strict=True))
         output_file.append(path, file, b''.join(line(*pair) for pair in new))
         lines += len(new)
+        if seen is not None:
+          for pair in new:
+            seen |= recorded(*pair)
         summaries += [x.metrics for _, xs in new for x in xs if x.metrics]
   summary = metrics.total(summaries)
   return {

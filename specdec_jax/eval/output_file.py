@@ -39,16 +39,28 @@ def check_output(path: str, prompts_path: str) -> pathlib.Path:
   for flag, value in (('prompts', prompts_path), ('output', path)):
     if not value:
       raise ValueError(f'--{flag} is missing: name a JSONL file')
-  out = pathlib.Path(path)
+  out = check_writable('output', path)
   for each in (out, sidecar(out)):
     if each.exists() and not each.is_file():
       raise ValueError(f'output {each}: not a file: name a file to write')
     if each.exists() and os.path.exists(prompts_path):
       if os.path.samefile(each, prompts_path):
         raise ValueError(f'output {each} is the prompts: name another file')
+  return out
+
+
+def check_writable(what: str, path: str | os.PathLike) -> pathlib.Path:
+  """A path that a file can be written to; writes nothing.
+
+  Raises:
+    ValueError: a folder, or a parent that is missing or not writable.
+  """
+  out = pathlib.Path(path)
+  if out.exists() and not out.is_file():
+    raise ValueError(f'{what} {path}: not a file: name a file to write')
   if not out.parent.is_dir():
     raise ValueError(
-      f'output {path}: there is no folder {out.parent}: make it first'
+      f'{what} {path}: there is no folder {out.parent}: make it first'
     )
   try:
     with tempfile.TemporaryFile(dir=out.parent):
@@ -57,9 +69,27 @@ def check_output(path: str, prompts_path: str) -> pathlib.Path:
       open(out, 'r+b').close()
   except OSError as error:
     raise ValueError(
-      f'output {path}: cannot be written ({error.strerror}): name another'
+      f'{what} {path}: cannot be written ({error.strerror}): name another'
     ) from error
   return out
+
+
+def check_page(path: str, output: pathlib.Path, prompts_path: str, lines: int):
+  """Raises ValueError unless --html can be written beside the answers.
+
+  lines: answers that are there; the page shows those that are decoded now.
+  """
+  if not path:
+    return
+  page = check_writable('html', path).resolve()
+  taken = (output, sidecar(output), pathlib.Path(prompts_path))
+  if page in [each.resolve() for each in taken]:
+    raise ValueError(f'html {path} is another file of this run: name another')
+  if lines:
+    raise ValueError(
+      f'html {path}: a page shows answers as they are decoded, and {output} '
+      f'has {lines} already: {_advice(output)}'
+    )
 
 
 def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):

@@ -126,3 +126,25 @@ def test_outputs_that_cannot_be(tmp_path):
     with pytest.raises(ValueError, match=expected):
       output_file.check_output(str(path), str(source))
   assert [p.name for p in tmp_path.iterdir()] == ['in.jsonl']
+
+
+@pytest.mark.parametrize(
+  'name, lines, message',
+  [
+    ('.', 0, 'not a file'),
+    ('none/page.html', 0, 'there is no folder'),
+    ('in.jsonl', 0, 'is another file of this run'),
+    ('out.jsonl.meta.json', 0, 'is another file of this run'),
+    ('page.html', 2, 'has 2 already: name another --output, or delete'),
+  ],
+)
+def test_a_page_is_refused_before_the_run(world, name, lines, message):
+  page = str(world.output.parent / name)
+  with pytest.raises(ValueError, match=message):
+    output_file.check_page(page, world.output, str(world.input), lines)
+
+
+def test_a_page_beside_the_answers_is_fine(world):
+  page = str(world.output.parent / 'page.html')
+  output_file.check_page(page, world.output, str(world.input), 0)
+  output_file.check_page('', world.output, str(world.input), 2)
