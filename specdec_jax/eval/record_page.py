@@ -285,7 +285,8 @@ def _calls(t: record.Record, texts, kinds, kept: int) -> str:
     taken = min(w.accepted, w.emitted)
     refused = len(w.draft) - w.accepted
     end = ['end' if w.draft else 'none'] * (w.emitted > taken)
-    bars.append(['drafted'] * taken + end + [_REFUSED] * refused)
+    cut = [_CUT] * (w.accepted - taken)
+    bars.append(['drafted'] * taken + cut + end + [_REFUSED] * refused)
     if not w.draft and w.emitted:
       plain.append((number, w.start))
       continue
@@ -293,7 +294,7 @@ def _calls(t: record.Record, texts, kinds, kept: int) -> str:
     at = range(w.start, w.start + w.emitted)
     line = [_token(texts[i], kinds[i] if i < kept else _CUT) for i in at]
     rest = _continued(t, w.start + taken, w.draft[taken:])
-    named = [_CUT] * (w.accepted - taken) + [_REFUSED] * refused
+    named = cut + [_REFUSED] * refused
     dead = [_token(*x) for x in zip(rest, named, strict=True)]
     line[taken:taken] = dead
     lines.append((number, f'{w.accepted} of {len(w.draft)}', ''.join(line)))
@@ -333,12 +334,12 @@ def _table(number: int, t: record.Record, texts, kinds) -> str:
       (text,) = _continued(t, i, [t.refused[i]])
       refused_q = 'certain' if sure else _probability(t.refused_q[i])
       instead = (
-        f'{_token(text, _REFUSED)} p {_probability(t.refused_p[i])}, '
+        f'{_flat(_token(text, _REFUSED))} p {_probability(t.refused_p[i])}, '
         f'q {refused_q}'
       )
     cells = (
       i,
-      _token(texts[i], kind),
+      _flat(_token(texts[i], kind)),
       t.tokens[i],
       kind,
       call[i],

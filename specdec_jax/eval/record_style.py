@@ -54,6 +54,7 @@ user-select:none}
 .bars .drafted{background:var(--d-line)}
 .bars .end{background:var(--r-line);border-radius:50%}
 .bars .none{background:var(--p-line);border-radius:50%}
+.bars .cut{border:1px dashed var(--p-line)}
 .bars .refused{border-color:var(--x-line);background:none}
 .calls li{display:grid;grid-template-columns:4.2rem 4.6rem minmax(0,1fr);
 gap:.6rem;padding:.1rem 0;border-top:1px solid var(--line);font-size:.92rem}

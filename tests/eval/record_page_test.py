@@ -182,6 +182,7 @@ def test_what_comes_after_the_end_is_marked_as_cut():
   page = record_page.render([('t', completion_of(c, 2, record.Record(**made)))])
   kinds = [('drafted', 'a'), ('drafted', 'b'), ('cut', 'c')]
   assert calls(page) == [('1', '3 of 3', kinds)]
+  assert re.findall(r'<i class="(\w+)"></i>', page) == [k for k, _ in kinds]
   # A stop string: the window was whole, and the answer ends inside it.
   page = record_page.render([('t', completion_of(c, 1, c.record))])
   assert [kind for kind, _ in calls(page)[0][2]] == ['drafted'] + ['cut'] * 3
