@@ -85,9 +85,9 @@ def programs(subject: base.Subject) -> list[Program]:
   rules = tuple(rule.name for rule in subject.lossless())
   drafters = tuple(subject.drafters)
   covered = cover([rules, drafters, GAMMAS, BATCHES])
-  scripts = zip(rules, itertools.cycle([(8, 8), (4, 3), (2, 32)]), strict=False)
-  scripts: list[tuple] = [(rule, SCRIPTED, *shape) for rule, shape in scripts]
-  big = [scripts[0]]
+  shapes = itertools.cycle([(8, 8), (4, 3), (2, 32)])
+  scripts: list[tuple] = [(x, SCRIPTED, *next(shapes)) for x in rules]
+  big: list[tuple] = [scripts[0]]
   pairs = [(rules[0], drafter) for drafter in drafters]
   for pair in pairs + [(rule, drafters[0]) for rule in rules[1:]]:
     # Of the programs of this pair the one that adds most.
