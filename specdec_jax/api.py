@@ -137,15 +137,17 @@ def generate(
   check_values: bool = False,
   **options,
 ) -> list[Completion]:
-  """Completes every prompt, n times; losslessly under every exact rule.
+  """Completes every prompt, n times; losslessly under every lossless rule.
 
   Args:
     target: the model whose law the output follows.
     prompts: texts, or lists of token ids.
-    draft: None (plain decoding), a loaded model, 'lookup', or a types.Drafter.
-    rule: 'reject', 'coupled', or a types.Rule.
+    draft: None (plain decoding), a loaded model, 'lookup', 'ngram',
+      'early_exit', or a types.Drafter.
+    rule: 'reject', 'block', 'coupled', 'lenient:0.5' (lossy), or a types.Rule.
     gamma: tokens drafted before each pass of the target.
-    draft_options: settings of a named drafter (lookup: min_match, max_match).
+    draft_options: settings of a drafter (lookup: min_match, max_match; ngram:
+      path; early_exit: exit; ngram and a model: min_confidence).
     n: samples per prompt; sample j of prompt i is entry i * n + j.
     chat: put each text through the model's chat template as a user's turn.
     batch_size: requests decoded together; changes no request's tokens.
