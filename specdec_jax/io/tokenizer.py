@@ -120,18 +120,29 @@ class Stream:
 
   def __init__(self, tokenizer: Tokenizer, special: bool = False):
     self._tokenizer, self._special = tokenizer, special
-    self._stream = decoders.DecodeStream(skip_special_tokens=not special)
+    self._begin()
+
+  def _begin(self) -> None:
+    self._stream = decoders.DecodeStream(skip_special_tokens=not self._special)
     self._ids: list[int] = []
-    self._length = 0
+    self._length = self._out = 0  # characters, and ids whose text is out
 
   def push(self, ids: Iterable[int]) -> str:
     """The text that these ids complete; '' inside a character."""
-    out = []
-    for i in map(int, ids):
-      self._ids.append(i)
-      out.append(self._stream.step(self._tokenizer.inner, i) or '')
-    text = ''.join(out)
-    self._length += len(text)
+    return ''.join(self._step(i) for i in map(int, ids))
+
+  def _step(self, i: int) -> str:
+    self._ids.append(i)
+    try:
+      text = self._stream.step(self._tokenizer.inner, i) or ''
+    except Exception:  # noqa: BLE001  tokenizers raises bare Exception
+      # A byte that is no character makes none of those before it either, and
+      # they are out already: go on from what is not.
+      rest = self._ids[self._out :]
+      self._begin()
+      return self.push(rest) if len(rest) > 1 else ''
+    if text:
+      self._length, self._out = self._length + len(text), len(self._ids)
     return text
 
   def finish(self) -> str:

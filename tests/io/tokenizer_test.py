@@ -59,6 +59,19 @@ def test_stream_equals_decode_for_random_ids():
     assert text + stream.finish() == t.decode(ids)
 
 
+def test_a_byte_that_is_no_character_does_not_end_a_stream():
+  """As of Llama 2: bytes stand for what the vocabulary has no token for."""
+  words = {f'<0x{byte:02X}>': byte for byte in range(256)} | {'▁the': 256}
+  inner = tokenizers.Tokenizer(
+    tokenizers.models.BPE(words, [], byte_fallback=True)
+  )
+  d = tokenizers.decoders
+  inner.decoder = d.Sequence([d.Replace('▁', ' '), d.ByteFallback(), d.Fuse()])
+  stream = tokenizer.Tokenizer('x', inner).stream()
+  text = stream.push([0x41, 0xFF, 256, 256]) + stream.finish()
+  assert text == 'A\ufffd the the'
+
+
 def test_padding_ids_decode_to_nothing():
   t = tokenizer.from_bytes(512, 'x')
   assert t.decode([104, 105, 400]) == 'hi'
