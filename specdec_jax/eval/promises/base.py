@@ -50,6 +50,17 @@ class Subject(NamedTuple):
   def lossless(self) -> list[types.Rule]:
     return [rule for rule in self.rules.values() if rule.lossless]
 
+  def one_drafter(self) -> 'Subject':
+    """The same with the first drafter only."""
+    name = next(iter(self.drafters))
+    return self._replace(drafters={name: self.drafters[name]})
+
+  def pairs(self) -> list[tuple[types.Rule, str]]:
+    """Each drafter under the first rule, each rule with the first drafter."""
+    first, *rules = self.lossless()
+    names = list(self.drafters)
+    return [(first, x) for x in names] + [(x, names[0]) for x in rules]
+
   def judges_acceptance(self) -> bool:
     """A rule or drafter of one's own may accept less: that is only reported."""
     return not {'rule', 'drafter'} & set(self.own)

@@ -52,12 +52,17 @@ def _names(cells) -> str:
 
 
 def _cells(subject: base.Subject):
-  """(rule, drafter, gamma, V): the first drafter everywhere, others once."""
+  """(rule, drafter, gamma, V).
+
+  The first rule with the first drafter everywhere; other rules at both gammas
+  and vocabularies, other drafters once.
+  """
   grid = list(itertools.product((2, 3), (3, 4)))
-  for i, rule in enumerate(subject.lossless()):
-    for j, drafter in enumerate(subject.drafters.items()):
-      for gamma, vocab in grid if j == 0 else grid[:1] if i == 0 else ():
-        yield rule, drafter, gamma, vocab
+  first = next(iter(subject.drafters))
+  for i, (rule, name) in enumerate(subject.pairs()):
+    own = grid if i == 0 else grid[1:3] if name == first else grid[:1]
+    for gamma, vocab in own:
+      yield rule, (name, subject.drafters[name]), gamma, vocab
 
 
 def _length(gamma: int, vocab: int) -> int:
@@ -93,7 +98,9 @@ def joint_law_of_transformer(subject: base.Subject, amount: int) -> base.Figure:
   tests: dict[str, chance.Test] = {}
   label, recipe = next(iter(subject.drafters.items()))
   drafters = {recipe(world, gamma)[0]: gamma for gamma in (2, 3)}
-  cells = list(itertools.product(subject.lossless(), drafters))
+  first, *others = subject.lossless()
+  cells = [(first, x) for x in drafters]
+  cells += [(rule, max(drafters, key=lambda x: x.gamma)) for rule in others]
   each = amount // len(cells) // 64 * 64
   for rule, drafter in cells:
     _, other = recipe(world, drafters[drafter])

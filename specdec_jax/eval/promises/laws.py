@@ -237,16 +237,16 @@ PROMPT = {2: [1, 0, 1], 3: [1, 2, 0], 4: [1, 2, 0]}
 def enumerated_windows(subject: base.Subject, amount: int) -> base.Figure:
   """Three windows of production steps with every outcome of every draw."""
   gamma, windows, worst, done = 2, 3, {False: 0.0, True: 0.0}, []
-  for rule in subject.lossless():
-    if rule.coupled or certify.draws(rule):
-      continue
+  rules = [x for x in subject.lossless() if not x.coupled]
+  for i, rule in enumerate(x for x in rules if not certify.draws(x)):
+    used = subject.one_drafter() if i else subject
     for x64, settings in (
       (True, dict(temperature=1.0)),
       (False, dict(temperature=0.7, top_k=2)),
     ):
       with jax.enable_x64(x64):
         world = base.tables(amount)
-        for name, (drafter, other) in _walkers(subject, world, gamma).items():
+        for name, (drafter, other) in _walkers(used, world, gamma).items():
           if drafter.gamma > gamma:
             continue  # too many outcomes
           off = walk(world, drafter, other, rule, settings, windows)

@@ -32,7 +32,9 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
     plain = texts(decode.PLAIN, (), rules[0], prompts, range(amount), rows=8)
     for i, rule in enumerate(rules):
       wanted = _one_rule(subject, texts, world, rule, prompts, whole=i == 0)
-      for name, recipe in subject.drafters.items():
+      # Greedy text with every drafter has a promise of its own.
+      used = subject if rule.coupled else subject.one_drafter()
+      for name, recipe in used.drafters.items():
         # Coupled text, and greedy rows under any rule, are plain decoding's.
         gamma = 5 if rule.coupled else GAMMA
         got = texts(*recipe(world, gamma), rule, prompts, range(amount), rows=8)
@@ -177,29 +179,29 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
   """Emitted is counted, and the accepted lengths follow their law."""
   rows, vocab, gamma, done = 500, 5, 3, 0
   world = base.tables(vocab)
-  arms = list(subject.drafters.items())
-  each = -(-amount // (len(arms) * len(subject.lossless())))
+  arms = subject.pairs()
+  each = -(-amount // len(arms))
+  for rule, name in arms:
+    drafter, other = subject.drafters[name](world, gamma)
+    for at in range(0, each, rows):
+      numbers = np.arange(rows) + at
+      request = base.make_request(
+        world,
+        base.ragged_prompts(rows, vocab, subject.seed + at),
+        1 + numbers % 17,
+        length=32 + drafter.gamma,
+        gamma=drafter.gamma,
+        temperature=0.9,
+        seed=subject.seed,
+        request=numbers,
+        stop_ids=[vocab - 1],
+      )
+      _check_counts(base.run(world, drafter, rule, other, request), request)
+      done += rows
   tests: dict[str, chance.Test] = {}
-  for rule in subject.lossless():
-    for _, recipe in arms:
-      drafter, other = recipe(world, gamma)
-      for at in range(0, each, rows):
-        numbers = np.arange(rows) + at
-        request = base.make_request(
-          world,
-          base.ragged_prompts(rows, vocab, subject.seed + at),
-          1 + numbers % 17,
-          length=32 + drafter.gamma,
-          gamma=drafter.gamma,
-          temperature=0.9,
-          seed=subject.seed,
-          request=numbers,
-          stop_ids=[vocab - 1],
-        )
-        _check_counts(base.run(world, drafter, rule, other, request), request)
-        done += rows
-    # A lossless rule or drafter of one's own may accept less.
-    if subject.judges_acceptance():
+  # A lossless rule or drafter of one's own may accept less.
+  if subject.judges_acceptance():
+    for rule in subject.lossless():
       tests |= _accepted_lengths(subject, rule, 20 * amount)
   figure = chance.judge(tests, f'{done:,} requests')
   return base.Figure(

@@ -209,9 +209,10 @@ def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
     weights = types.Weights(world.weights.target, _blurred(world))
     world = world._replace(weights=weights)
     rules = subject.lossless()
-    arms = [(rule, first, 0.0) for rule in rules]
+    arms = [(rules[0], first, 0.0)]
     arms += [(rule, first, 0.8) for rule in rules if rule.coupled]
     if dtype == 'float32':
+      arms += [(rule, first, 0.0) for rule in rules[1:]]
       arms += [(rules[0], name, 0.0) for name in others]
     for rule, name, temperature in arms:
       recipe = subject.drafters[name]
