@@ -90,14 +90,6 @@ def test_a_position_keyed_block_rule_is_refused():
   assert row['held'] is None and 'draws inside verify' in row['case']
 
 
-@pytest.mark.parametrize(
-  'name, amount', [('window-law', 240), ('joint-law-tables', 2**15)]
-)
-def test_block_verification_passes(name, amount):
-  row = check(name, named('block'), LM, amount)
-  assert row['held'], row['case']
-
-
 def test_a_rule_that_accepts_too_much_is_refused():
   every = lambda noise, draft, p: types.Verdict(
     draft.count_B + 1, reject.verify(noise, draft, p).weights_BV
