@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every experiment that needs no training: under a minute.
 # bash experiments/run_all.sh
-# Left out: field_criteria, which takes hours (bash
-# experiments/field_criteria/run.sh).
+# Left out, each with a run.sh of its own: methods (half an hour on a real
+# model), specbench (needs a question.jsonl), field_criteria (an hour).
 set -euo pipefail
 cd "$(dirname "$0")"
 for name in \

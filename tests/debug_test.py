@@ -183,7 +183,7 @@ def saboteur():
     on = lambda name: here_B & (bug == NAMES.index(name))
     first_1K = jnp.arange(GAMMA)[None] == 1
     ids_V = jnp.arange(V)[None, None]
-    tokens_BK, q_BKV, count_B = draft
+    tokens_BK, q_BKV, count_B, _ = draft
     for name, token in (('id V', V), ('id -1', -1)):
       tokens_BK = jnp.where(on(name)[:, None] & first_1K, token, tokens_BK)
     at_BKV = lambda name: (on(name)[:, None] & first_1K)[..., None]

@@ -286,7 +286,7 @@ def _category_table(doc, console) -> None:
       _percent(c['proposal_rate']),
       _percent(c['draft_acceptance_rate']),
       _percent(c['repeated_8grams']),
-      *[lossy[c['name']]] * bool(lossy),
+      *[lossy.get(c['name'])] * bool(lossy),
     )
   console.print(table)
 

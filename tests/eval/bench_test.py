@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, experiment, requests, types
+from specdec_jax.drafters import lookup
 from specdec_jax.eval import (
   acceptance,
   bench,
   identity,
   prompts,
   report,
+  table_model,
   timing,
 )
+from specdec_jax.verify import lenient
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
@@ -145,13 +148,15 @@ def test_alpha_is_the_mean_overlap():
     length=48,
   )
   request.tokens_BL[0, :40] = tokens
-  found_BL = acceptance.overlap(
+  rule = lenient.make(0.5)
+  found = acceptance.overlap(
     e.weights,
     request,
     request.tokens_BL,
     request.tokens_BL > -1,
     target=model,
     draft=model,
+    rule=rule,
     chunk=16,
   )
   at_T = np.arange(40)
@@ -171,8 +176,16 @@ def test_alpha_is_the_mean_overlap():
       )
     )
   )[0]
-  want = np.minimum(law(target.params), law(draft.params)).sum(-1)
-  np.testing.assert_allclose(found_BL[0, 10:40], want[9:39], atol=1e-5)
+  p_LV, q_LV = law(target.params), law(draft.params)
+  want = np.minimum(p_LV, q_LV).sum(-1)
+  np.testing.assert_allclose(found.alpha_BL[0, 10:40], want[9:39], atol=1e-5)
+  # A lossy rule's distance: drafts kept by min(1, p / (l q)), else p - q.
+  kept_LV, rest_LV = np.minimum(2 * p_LV, q_LV), np.maximum(p_LV - q_LV, 0)
+  emitted_LV = kept_LV + (1 - kept_LV.sum(-1, keepdims=True)) * (
+    rest_LV / rest_LV.sum(-1, keepdims=True)
+  )
+  off = np.abs(emitted_LV - p_LV).sum(-1) / 2
+  np.testing.assert_allclose(found.distance_BL[0, 10:40], off[9:39], atol=1e-5)
 
 
 def test_walk_proposes_at_every_prefix():
@@ -181,14 +194,14 @@ def test_walk_proposes_at_every_prefix():
     [tokens[:5]], ids=16, context=64, max_new_tokens=6, length=16
   )
   request.tokens_BL[0, : len(tokens)] = tokens
-  drafter = build.DRAFTERS['lookup'](gamma=2, min_match=2, max_match=3)
+  drafter = lookup.make(gamma=2, min_match=2, max_match=3)
   tokens_BL, proposed_BL, _ = acceptance.walk(
     types.Weights(()),
     request,
     jnp.int32(6),
+    target=table_model.make(16),
     drafter=drafter,
     coupled=False,
-    vocab=16,
   )
   # Index 6 follows [1 2]: 3 came next before; index 7 follows [1 2 3].
   assert np.flatnonzero(proposed_BL[0]).tolist() == [6, 7, 10]

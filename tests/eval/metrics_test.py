@@ -34,15 +34,15 @@ def test_metrics_of_work_on_a_hand_trace():
   )
   assert metrics.target_passes(info, narrow=True) == (3, 2, 7)
   assert metrics.target_passes(info, narrow=False) == (3, 3, 9)
-  factor = lambda draft: metrics.arithmetic_factor(
-    info, plain, narrow=True, target=10, draft=draft
+  factor = lambda drafting: metrics.arithmetic_factor(
+    info, plain, narrow=True, target=10, drafting=drafting
   )
   assert math.isclose(factor(0), 7 / 5)
-  assert math.isclose(factor(2), (70 + 3 * 3 * 2) / 50)
+  assert math.isclose(factor(6), (70 + 3 * 6) / 50)
   bytes_ = metrics.bytes_per_token(
-    info, target=100, draft=10, target_cache=5, draft_cache=1
+    info, target=100, target_cache=5, drafting=22
   )
-  assert math.isclose(bytes_, 3 * (105 + 2 * 11) / 5)
+  assert math.isclose(bytes_, 3 * (105 + 22) / 5)
   assert metrics.tokens_per_window(info) == 5 / 3
   both = metrics.concat([info, info])
   assert int(both.calls) == 6 and both.hist_BN.shape == (2, 3)
