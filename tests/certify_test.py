@@ -31,7 +31,7 @@ def check(name, rules=build.RULES, drafters=build.RECIPES, amount=None, own=()):
 
 
 NAMED = {
-  'window-law': ['reject: 2000 pairs'],
+  'window-law': ['reject, block: 2000 pairs'],
   'coupled-identity': ['coupled'],
   'windows-enumerated': [
     'reject lm',
@@ -54,12 +54,22 @@ NAMED = {
 }
 
 
+# Texts are compared token for token, in float64; most of the time is compiling.
+# The program itself checks them fully optimised.
+SAME_TEXT = ('greedy-identity', 'self-draft', 'invariance')
+
+
+HEAVY = ('joint-law-tables', 'greedy-identity', 'one-draw', 'invariance')
+
+
 # The heaviest first, so that two workers end together.
 @pytest.mark.parametrize(
   'name',
-  sorted(QUICK, key=lambda n: n not in ('greedy-identity', 'one-draw')),
+  sorted(QUICK, key=lambda n: n not in HEAVY),
 )
-def test_promise_holds(name):
+def test_promise_holds(name, request):
+  if name in SAME_TEXT:
+    request.getfixturevalue('compile_in_less_time')
   row = check(name)
   assert row['held'], row['case']
   # All were checked that the promise is about.
