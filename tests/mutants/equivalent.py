@@ -76,6 +76,13 @@ EQUIVALENT = (
     'empty_B1 = ~(jnp.sum(verdict.weights_BV, +1, keepdims=True) > 0)',
     _LAST,
   ),
+  Equivalent(_DECODE, '..., 0', '..., 1', _CLAMPED),
+  Equivalent(
+    _DECODE,
+    'narrow: bool = True',
+    'narrow: bool = False',
+    'costs time and changes no token; build.default_options sets it',
+  ),
   Equivalent(
     _CHAIN,
     'return jnp.cumprod(ok_BK.astype(jnp.int32), -1).sum(-1, dtype=jnp.int32)',

@@ -50,6 +50,7 @@ TESTS = {
     'tests/decode_identity_test.py::'
     'test_plain_decoding_is_a_loop_over_single_draws',
   ),
+  'specdec_jax/verify/block.py': ('tests/verify/block_test.py',),
   'specdec_jax/verify/chain.py': _RULE_TESTS,
   'specdec_jax/verify/coupled.py': (
     'tests/verify/coupled_test.py',
@@ -57,6 +58,7 @@ TESTS = {
     'test_proposing_nothing_is_plain_decoding_bit_for_bit',
     *_RULE_TESTS[-2:],
   ),
+  'specdec_jax/verify/lenient.py': ('tests/verify/lenient_test.py',),
   'specdec_jax/verify/reject.py': _RULE_TESTS,
   'specdec_jax/decode.py': (
     'tests/decode_info_test.py',
