@@ -43,7 +43,9 @@ def make(vocab: int, context: int = 512, ids: int | None = None):
     row_B1 = jnp.arange(B)[:, None]
     weight_11S = (3 * jnp.arange(S) + 1)[None, None]
     cache, hidden_BTD = list(cache), residual_BTD
-    for i in range(DEPTH)[slice(*layers)]:
+    part = range(DEPTH)[slice(*layers)]
+    hash_BT = jnp.zeros_like(tokens_BT)
+    for i in part:
       # Deeper layers know the tokens from the residual stream only.
       token_BT = tokens_BT if hidden_BTD is None else hidden_BTD[..., 1]
       cache[i] = (
@@ -51,8 +53,9 @@ def make(vocab: int, context: int = 512, ids: int | None = None):
         .at[row_B1, slots_BT]
         .set((token_BT + 1).astype(jnp.int32), mode='drop')
       )
-      seen_BTS = jnp.where(mask_BTS, cache[i][:, None] * weight_11S, 0)
-      hash_BT = jnp.sum(seen_BTS, -1) + (i < DEPTH - 1)
+      if i == part[-1]:  # nothing looks at the others
+        seen_BTS = jnp.where(mask_BTS, cache[i][:, None] * weight_11S, 0)
+        hash_BT = jnp.sum(seen_BTS, -1) + (i < DEPTH - 1)
       hidden_BTD = jnp.stack([hash_BT, token_BT], -1)
     tapped = tuple(
       jnp.stack(
