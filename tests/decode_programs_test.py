@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, types
+from specdec_jax import build, decode, types
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import scripted
+from specdec_jax.eval.promises import base
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
@@ -239,3 +240,24 @@ def test_an_empty_residual_falls_back_to_the_target(x64):
   for text in fakes.texts(out):
     for i in range(1, len(text)):
       assert text[i] == jnp.argmax(fakes.row_of(weights.target, text[:i]))
+
+
+def test_a_sampled_row_alone_says_what_it_says_among_others():
+  """Residuals with zeros, one row or four: nothing is summed over rows."""
+  world = base.tables(6)
+  drafter, other = build.RECIPES['lm'](world, 2)
+  prompts = base.ragged_prompts(4, 6, 3)
+
+  def texts(rows):
+    request = base.make_request(
+      world,
+      [prompts[b] for b in rows],
+      40,
+      length=52,
+      gamma=2,
+      temperature=1.0,
+      request=rows,
+    )
+    return base.texts(base.run(world, drafter, reject.RULE, other, request))
+
+  assert texts([0, 1, 2, 3]) == [texts([b])[0] for b in range(4)]
