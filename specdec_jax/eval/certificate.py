@@ -248,7 +248,7 @@ def markdown(doc: dict[str, Any]) -> str:
   lines = [
     '# Certificate of exactness',
     '',
-    f'{_subject(doc)}. Commit {m["commit"][:12]}'
+    f'Subject: {_subject(doc)}. Commit {m["commit"][:12]}'
     f'{" with changes" if m["dirty"] else ""}, {m["cpu"]}, {m["cores"]} cores, '
     f'{m["platform"]}, Python {m["python"]}, jax {m["jax"]}.',
     '',
