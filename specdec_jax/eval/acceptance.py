@@ -10,8 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import decode, types, windows
+from specdec_jax import decode, types
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.eval import text_scores
 
 Array = jax.Array
 
@@ -113,65 +114,25 @@ def overlap(
   With a draft model q is its distribution; without, q is certain of
   proposals_BL where proposed_BL, and alpha is p of that token; 0 elsewhere.
   """
-  B, L = request.tokens_BL.shape
 
-  def distribution(model, params, cache, tokens_BT, index_T):
-    hidden_BTD, _, cache = windows.read(
-      model,
-      params,
-      tokens_BT,
-      jnp.full((B,), index_T[0]),
-      cache,
-      slots=L,
-      keep_BT=jnp.broadcast_to(index_T < L, (B, chunk)),
+  def columns(index_T, *logits):
+    p_BTV, *q = (
+      sampling_lib.probabilities(x, request.sampling) for x in logits
     )
-    logits_BTV = model.head(params, hidden_BTD)
-    p_BTV = sampling_lib.probabilities(logits_BTV, request.sampling)
-    return p_BTV, logits_BTV, cache
-
-  def body(carry):
-    at, caches, out = carry
-    index_T = at + jnp.arange(chunk)
-    take = lambda x_BL, index_T: x_BL.at[:, index_T].get(mode='clip')
-    tokens_BT = take(request.tokens_BL, index_T)
-    p_BTV, logits_BTV, target_cache = distribution(
-      target, weights.target, caches[0], tokens_BT, index_T
-    )
-    if draft is None:
-      draft_cache = ()
-      next_BT1 = take(proposals_BL, index_T + 1)[..., None]
-      q_BTV = jnp.arange(target.vocab)[None, None] == next_BT1
-      asked_BT = take(proposed_BL, index_T + 1)
-      q_BTV = (q_BTV & asked_BT[..., None]).astype(p_BTV.dtype)
+    if q:
+      (q_BTV,) = q
     else:
-      q_BTV, _, draft_cache = distribution(
-        draft, weights.draft, caches[1], tokens_BT, index_T
-      )
-    found = [jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)]
+      token_BT1 = text_scores.at(proposals_BL, index_T)[..., None]
+      q_BTV = jnp.arange(target.vocab)[None, None] == token_BT1
+      asked_BT1 = text_scores.at(proposed_BL, index_T)[..., None]
+      q_BTV = (q_BTV & asked_BT1).astype(p_BTV.dtype)
+    alpha_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
     if rule.law is None:
-      found += [jnp.zeros(found[0].shape)]
-    else:
-      scores = types.Scores(logits_BTV, request.sampling)
-      off_BTV = jnp.abs(rule.law(p_BTV, q_BTV, scores) - p_BTV)
-      found += [jnp.sum(off_BTV, -1) / 2]
-    out = Overlap(
-      *(
-        jax.lax.dynamic_update_slice(
-          old_BP, new_BT.astype(old_BP.dtype), (0, at + 1)
-        )
-        for old_BP, new_BT in zip(out, found, strict=True)
-      )
-    )
-    return at + chunk, (target_cache, draft_cache), out
+      return alpha_BT, jnp.zeros(alpha_BT.shape)
+    scores = types.Scores(logits[0], request.sampling)
+    off_BTV = jnp.abs(rule.law(p_BTV, q_BTV, scores) - p_BTV)
+    return alpha_BT, jnp.sum(off_BTV, -1) / 2
 
-  caches = (
-    target.init_cache(B, L),
-    () if draft is None else draft.init_cache(B, L),
-  )
-  empty = Overlap(*(jnp.zeros((B, L + chunk + 1)) for _ in Overlap._fields))
-  found = jax.lax.while_loop(
-    lambda carry: carry[0] < jnp.max(request.limit_B) - 1,
-    body,
-    (jnp.int32(0), caches, empty),
-  )[2]
-  return Overlap(*(x_BP[:, :L] for x_BP in found))
+  readers = [(target, weights.target)]
+  readers += [] if draft is None else [(draft, weights.draft)]
+  return Overlap(*text_scores.read(request, readers, columns, chunk=chunk))

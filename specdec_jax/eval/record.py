@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, types, windows
+from specdec_jax import decode, types
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.eval import text_scores
 
 Array = types.Array
 
@@ -225,14 +226,13 @@ def score(
   *,
   model: types.Model,
   chunk: int,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, ...]:
   """Reads a text: p of its tokens, p of other_BL there, entropy; [B, L] each.
 
   request: the text, its end in limit_B. Under the request's sampling settings;
   greedy rows at temperature 1 without cuts. Entropy in bits. other_BL < 0
   gives 0. Index 0 and indices past the end hold garbage.
   """
-  B, L = request.tokens_BL.shape
   s, greedy_B = request.sampling, sampling_lib.is_greedy(request.sampling)
   sampling = types.Sampling(
     *(
@@ -241,40 +241,15 @@ def score(
     )
   )
 
-  def body(carry):
-    at, cache, out_3BP = carry
-    index_T = at + jnp.arange(chunk)
-    take = lambda x_BL, index_T: x_BL.at[:, index_T].get(mode='clip')
-    hidden_BTD, _, cache = windows.read(
-      model,
-      params,
-      take(request.tokens_BL, index_T),
-      jnp.full((B,), at),
-      cache,
-      slots=L,
-      keep_BT=jnp.broadcast_to(index_T < L, (B, chunk)),
+  def columns(index_T, logits_BTV):
+    p_BTV = sampling_lib.probabilities(logits_BTV, sampling)
+    other_BT = text_scores.at(other_BL, index_T)
+    other_p_BT = text_scores.of(p_BTV, jnp.maximum(other_BT, 0))
+    return (
+      text_scores.of(p_BTV, text_scores.at(request.tokens_BL, index_T)),
+      jnp.where(other_BT < 0, 0, other_p_BT),
+      jnp.sum(jax.scipy.special.entr(p_BTV), -1) / jnp.log(2.0),
     )
-    p_BTV = sampling_lib.probabilities(model.head(params, hidden_BTD), sampling)
-    of = lambda tokens_BT: jnp.take_along_axis(
-      p_BTV, jnp.maximum(tokens_BT, 0)[..., None], -1
-    )[..., 0]
-    other_BT = take(other_BL, index_T + 1)
-    new_3BT = jnp.stack(
-      [
-        of(take(request.tokens_BL, index_T + 1)),
-        jnp.where(other_BT < 0, 0, of(other_BT)),
-        jnp.sum(jax.scipy.special.entr(p_BTV), -1) / jnp.log(2.0),
-      ]
-    )
-    out_3BP = jax.lax.dynamic_update_slice_in_dim(
-      out_3BP, new_3BT.astype(out_3BP.dtype), at + 1, 2
-    )
-    return at + chunk, cache, out_3BP
 
-  out_3BP = jax.lax.while_loop(
-    lambda carry: carry[0] < jnp.max(request.limit_B) - 1,
-    body,
-    (jnp.int32(0), model.init_cache(B, L), jnp.zeros((3, B, L + chunk + 1))),
-  )[2]
-  p_BL, other_p_BL, entropy_BL = out_3BP[..., :L]
-  return p_BL, other_p_BL, entropy_BL
+  reader = (model, params)
+  return tuple(text_scores.read(request, [reader], columns, chunk=chunk))
