@@ -12,6 +12,7 @@ from absl import flags
 from experiments import page
 from specdec_jax import runtime
 from specdec_jax.eval import machine, plots, report
+from specdec_jax.io import files
 
 HERE = pathlib.Path(__file__).parent
 # What a run writes is no change of what it runs.
@@ -56,19 +57,17 @@ def run(experiment: Experiment, workdir: str = '') -> bool:
   found = experiment.compute()
   picture = plots.png(experiment.paint, size=experiment.size)
   lines = [made_by(), '', *found.lines]
-  report.write(folder / f'{experiment.name}.md', '\n'.join(lines))
-  report.write(folder / f'{experiment.name}.png', picture)
+  files.write(folder / f'{experiment.name}.md', '\n'.join(lines))
+  files.write(folder / f'{experiment.name}.png', picture)
   if not workdir:
-    readme = home / 'README.md'
-    text = page.filled(readme.read_text(), lines)
-    report.write(readme, text.removesuffix('\n'))
+    page.fill(home, '\n'.join(lines))
   print('\n'.join(lines))
   return found.good
 
 
 def made_by() -> str:
   commit, dirty = machine.commit(*WRITTEN)
-  return f'Commit {commit[:12]}{" with changes" if dirty else ""}.'
+  return f'{page.made_by(commit, dirty)}.'
 
 
 def off(theirs: float, ours: float, digits: int) -> float:

@@ -1,6 +1,11 @@
-"""Markdown of the experiments: tables, and the filled part of a README."""
+"""Pages of the experiments: tables, what made them, results beside a README."""
 
+import pathlib
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+from specdec_jax.eval import report
+from specdec_jax.io import files
 
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
 
@@ -9,6 +14,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
   """The lines of a table."""
   every = [head, ['---'] * len(head), *rows]
   return ['| ' + ' | '.join(map(str, row)) + ' |' for row in every]
+
+
+def made_by(commit: str, dirty: bool) -> str:
+  return f'Commit {commit[:12]}{" with changes" if dirty else ""}'
+
+
+def made_on(machine: dict[str, Any]) -> str:
+  """The commit and the machine of eval.machine.describe."""
+  m = machine
+  return (
+    f'{made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, {m["cpu"]}, '
+    f'{m["platform"]}, jax {m["jax"]}.'
+  )
 
 
 def filled(page: str, lines: Sequence[str]) -> str:
@@ -22,3 +40,28 @@ def filled(page: str, lines: Sequence[str]) -> str:
   first, rest = page.split(MARKS[0])
   last = rest.split(MARKS[1])[1]
   return first + '\n'.join([MARKS[0], '', *lines, '', MARKS[1]]) + last
+
+
+def fill(home: pathlib.Path, text: str) -> None:
+  """Puts a text between the marks of the README.md of a folder."""
+  readme = home / 'README.md'
+  page = filled(readme.read_text('utf-8'), text.split('\n'))
+  files.write(readme, page.removesuffix('\n'))
+
+
+def save(
+  folder: pathlib.Path | None,
+  home: pathlib.Path,
+  doc: dict[str, Any],
+  text: str,
+) -> None:
+  """NAME.json and NAME.md of the experiment NAME that lives in home.
+
+  Fills the README too if the folder is the experiment's own, home/results.
+  """
+  if folder is None:
+    return
+  files.write(folder / f'{home.name}.json', report.compact(doc))
+  files.write(folder / f'{home.name}.md', text)
+  if folder.resolve() == home.resolve() / 'results':
+    fill(home, text)

@@ -297,13 +297,7 @@ def plan(
   """
   s = e.settings
   if s.bench.prompts_per_category:
-    seen: dict[str | None, int] = {}
-    kept = []
-    for prompt in chosen:
-      seen[prompt.category] = seen.get(prompt.category, 0) + 1
-      if seen[prompt.category] <= s.bench.prompts_per_category:
-        kept.append(prompt)
-    chosen = kept
+    chosen = prompts_lib.first_of_each(chosen, s.bench.prompts_per_category)
   judged, others = prompts_lib.halves(chosen)
   return timing.Plan(
     judged=tuple(_item(e, prompt) for prompt in judged),

@@ -115,9 +115,10 @@ def test_the_table_counts_what_is_missed_and_what_can_be_seen():
   line = next(x for x in text.splitlines() if x.startswith('| biased'))
   assert '**missed**' in line and line.endswith('| joint_law |')
   first, last = page_lib.MARKS
-  page = render.filled(f'a {first} old {last} b', doc)
+  lines = render.summary(doc)
+  page = page_lib.filled(f'a {first} old {last} b', lines)
   assert page.startswith('a ') and page.endswith(' b') and 'old' not in page
-  assert render.filled(page, doc) == page
+  assert page_lib.filled(page, lines) == page
 
 
 def test_the_mutants_are_those_of_the_core():

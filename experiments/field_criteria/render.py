@@ -4,7 +4,7 @@ import functools
 import pathlib
 from typing import Any
 
-from experiments import page as page_lib
+from experiments import page
 from experiments.field_criteria import measure
 from specdec_jax.eval import machine
 from tests.mutants import seeded
@@ -83,19 +83,14 @@ def _row(name: str, plain, outcomes) -> dict[str, Any]:
 
 def markdown(doc: dict[str, Any]) -> str:
   """The summary, then every bug."""
-  return '\n'.join([*summary(doc), '', *_each(doc), ''])
-
-
-def filled(page: str, doc: dict[str, Any]) -> str:
-  """The page with the summary between its marks."""
-  return page_lib.filled(page, summary(doc))
+  return '\n'.join([*summary(doc), '', *_each(doc)])
 
 
 def summary(doc: dict[str, Any]) -> list[str]:
   m, lost = doc['machine'], bool(doc['lost'])
   return [
-    f'Commit {m["commit"][:12]}{" with changes" if m["dirty"] else ""}, '
-    f'{m["cores"]} cores, {m["cpu"]}, Python {m["python"]}, jax {m["jax"]}; '
+    f'{page.made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, '
+    f'{m["cpu"]}, Python {m["python"]}, jax {m["jax"]}; '
     f'{doc["seconds"]} s for {len(doc["outcomes"])} bugs of {doc["seeded"]} '
     'seeded. The unmutated code passes all.',
     *([f'Not run, they do not fit the code: {", ".join(doc["lost"])}.'] * lost),
@@ -112,7 +107,7 @@ def _summary(doc) -> list[str]:
     seen = f'{x["missed_reached"]} of {x["reached"]}'
     missed = f'{x["missed"]} of {x["of"]}'
     rows.append((x['criterion'], x['looks_at'], missed, seen, *kinds))
-  return page_lib.table((*head, *KINDS), rows)
+  return page.table((*head, *KINDS), rows)
 
 
 _SIGNS = {'caught': 'x', 'missed': '**missed**', 'same': '-'}
@@ -124,4 +119,4 @@ def _each(doc) -> list[str]:
     signs = [_SIGNS[x['verdict'][name]] for name in measure.EVERY]
     file = pathlib.Path(x['path']).name
     rows.append((x['name'], file, *signs, x['ours'].split(':')[0]))
-  return page_lib.table(head, rows)
+  return page.table(head, rows)

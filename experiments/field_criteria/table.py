@@ -17,7 +17,9 @@ import tempfile
 import time
 from typing import Any, NamedTuple
 
+from experiments import page
 from experiments.field_criteria import measure, render
+from specdec_jax.io import files
 from tests.mutants import run as runner
 from tests.mutants import seeded
 from tests.mutants.mutant import Mutant, mutated
@@ -188,9 +190,8 @@ def main() -> None:
   def save(plain, outcomes, lost):
     seconds = time.monotonic() - began
     doc = render.document(plain, outcomes, seconds, lost)
-    text = json.dumps(doc, indent=1) + '\n'
-    (folder / 'field_criteria.json').write_text(text)
-    (folder / 'field_criteria.md').write_text(render.markdown(doc))
+    files.write(folder / 'field_criteria.json', json.dumps(doc, indent=1))
+    files.write(folder / 'field_criteria.md', render.markdown(doc))
 
   def before(plain):
     file = folder / 'field_criteria.json'
@@ -198,9 +199,8 @@ def main() -> None:
 
   run(runner.chosen(core(), names), options.jobs, save, before)
   if not names and folder == HERE / 'results':
-    page = HERE / 'README.md'
     doc = json.loads((folder / 'field_criteria.json').read_text())
-    page.write_text(render.filled(page.read_text(), doc))
+    page.fill(HERE, '\n'.join(render.summary(doc)))
   print((folder / 'field_criteria.md').read_text())
 
 

@@ -1,10 +1,9 @@
 """The cells of the methods experiment as a table."""
 
-import pathlib
 from typing import Any
 
 from experiments import page
-from specdec_jax.eval import metrics, report, tables
+from specdec_jax.eval import metrics, tables
 
 
 def markdown(doc: dict[str, Any]) -> str:
@@ -48,26 +47,13 @@ def _differs(cells) -> str:
 
 
 def _caption(doc: dict[str, Any]) -> str:
-  m, s = doc['machine'], doc['setting']
+  s = doc['setting']
   return (
-    f'Commit {m["commit"][:12]}{" with changes" if m["dirty"] else ""}, '
-    f'{m["cores"]} cores, {m["cpu"]}, {m["platform"]}, jax {m["jax"]}. '
-    f'{s["target"]}, {s["dtype"]}; gamma {s["gamma"]}, {s["judged_prompts"]} '
-    f'built-in prompts, {s["max_new_tokens"]} new tokens at most, '
+    f'{page.made_on(doc["machine"])} {s["target"]}, {s["dtype"]}; '
+    f'gamma {s["gamma"]}, {s["judged_prompts"]} built-in '
+    f'prompts, {s["max_new_tokens"]} new tokens at most, '
     f'{s["repeats"]} repeats. Improvement over plain decoding (tokens a '
     'window); bold: a win in every repeat, ~: too close to call. early_exit '
     f'drafts with {s["exit"]} layers. TV: how far a token is from the '
     "target's law."
   )
-
-
-def save(folder: pathlib.Path | None, doc: dict[str, Any], text: str) -> None:
-  """methods.json and .md; and the page, if the folder is the page's own."""
-  if folder is None:
-    return
-  report.write(folder / 'methods.json', report.compact(doc))
-  report.write(folder / 'methods.md', text)
-  own = pathlib.Path(__file__).with_name('README.md')
-  if folder.resolve() == own.resolve().parent / 'results':
-    lines = page.filled(own.read_text('utf-8'), text.split('\n'))
-    report.write(own, lines.rstrip())

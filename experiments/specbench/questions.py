@@ -41,13 +41,7 @@ def read(path: str, limit: int = 0) -> list[prompts.Prompt]:
         f'{path}:{number}: has no {" and no ".join(missing)}: every line needs '
         f'{", ".join(FIELDS)}'
       )
-  seen: dict[str | None, int] = {}
-  kept = []
-  for question in found:
-    seen[question.category] = seen.get(question.category, 0) + 1
-    if not limit or seen[question.category] <= limit:
-      kept.append(question)
-  return kept
+  return prompts.first_of_each(found, limit or len(found))
 
 
 def grouped(questions: Sequence[prompts.Prompt]) -> list[prompts.Prompt]:

@@ -1,11 +1,10 @@
 """The benchmark's document in the layout of Spec-Bench's tables."""
 
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments import page
-from specdec_jax.eval import metrics, report
+from specdec_jax.eval import metrics
 
 
 def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -93,32 +92,19 @@ def _by(t: dict[str, Any], cell: Callable[[dict[str, Any]], str]) -> list[str]:
 
 
 def _caption(doc: dict[str, Any]) -> str:
-  m, s, q = doc['machine'], doc['setting'], doc['questions']
+  s, q = doc['setting'], doc['questions']
   x, plain = s['sampling'], doc['rows'][0]['tok_s']['median']
   law = 'greedy' if x['temperature'] == 0 else f'temperature {x["temperature"]}'
   draft = f', draft {s["draft"]}' if s['draft'] else ''
   speed = '' if plain is None else f'; plain decoding {plain:.1f} tok/s'
   return (
-    f'Commit {m["commit"][:12]}{" with changes" if m["dirty"] else ""}, '
-    f'{m["cores"]} cores, {m["cpu"]}, {m["platform"]}, jax {m["jax"]}. '
-    f'{s["target"]}, {s["dtype"]}{draft}; {law}, rule {s["rule"]}, batch '
-    f'{s["batch_size"]}, {s["max_new_tokens"]} new tokens at most, '
-    f'{s["repeats"]} repeats{speed}. {q["questions"]} questions of {q["file"]} '
-    f'(sha256 {q["sha256"][:12]}), first turns ({q["turns_left_out"]} later '
-    'turns left out).'
+    f'{page.made_on(doc["machine"])} {s["target"]}, {s["dtype"]}{draft}; '
+    f'{law}, rule {s["rule"]}, batch {s["batch_size"]}, '
+    f'{s["max_new_tokens"]} new tokens at most, {s["repeats"]} '
+    f'repeats{speed}. {q["questions"]} questions of {q["file"]} (sha256 '
+    f'{q["sha256"][:12]}), first turns ({q["turns_left_out"]} later turns left '
+    'out).'
   )
-
-
-def save(folder: pathlib.Path | None, doc: dict[str, Any], text: str) -> None:
-  """specbench.json and .md; and the page, if the folder is the page's own."""
-  if folder is None:
-    return
-  report.write(folder / 'specbench.json', report.compact(doc))
-  report.write(folder / 'specbench.md', text)
-  own = pathlib.Path(__file__).with_name('README.md')
-  if folder.resolve() == own.resolve().parent / 'results':
-    lines = page.filled(own.read_text('utf-8'), text.split('\n'))
-    report.write(own, lines.rstrip())
 
 
 def _times(cell: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 from absl import flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
+from experiments import page  # noqa: E402
 from experiments.specbench import questions, render  # noqa: E402
 from specdec_jax import experiment, runtime  # noqa: E402
 from specdec_jax.eval import bench, report, verdict  # noqa: E402
@@ -45,7 +46,7 @@ def run() -> bool:
   doc |= bench.run(experiment.arms(e), plan, track=report.track, show=_show)
   if doc['categories']:
     doc['table'] = render.table(doc, questions.ids(chosen))
-    render.save(folder, doc, text := render.markdown(doc))
+    page.save(folder, HERE, doc, text := render.markdown(doc))
     print(text)
   print(report.compact(doc))
   return verdict.sound(verdict.named_rows(doc))

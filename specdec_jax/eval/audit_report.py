@@ -10,6 +10,7 @@ import rich.console
 import rich.markup
 
 from specdec_jax.eval import audit, report, tables, verdict
+from specdec_jax.io import files
 
 # Markup of the verdicts; what a terminal shows in red.
 _SHOWN = {'tie': 'tie', 'BUG': '[red]BUG[/red]'}
@@ -28,8 +29,8 @@ def finish(doc: dict[str, Any], folder: pathlib.Path | None) -> bool:
   _tables(doc, console, rich.box.SIMPLE_HEAD)
   report.close(doc, console)
   if folder:
-    report.write(folder / 'audit.json', report.compact(doc))
-    report.write(folder / 'audit.md', markdown(doc))
+    files.write(folder / 'audit.json', report.compact(doc))
+    files.write(folder / 'audit.md', markdown(doc))
   return verdict.sound(_named(doc))
 
 

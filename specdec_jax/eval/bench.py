@@ -226,7 +226,7 @@ def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
     ),
     'memory': {
       'target': metrics.tree_bytes(engine.target.params),
-      'draft': 0 if engine.drafter.exit else drafting['held'],
+      'draft': drafting['held'],
       **caches,
     },
     'compile_seconds': mine.compile_seconds,
@@ -238,10 +238,9 @@ def _drafting(arm, cache: int) -> dict[str, int]:
 
   A draft model reads gamma + 1 tokens in gamma passes: the last two committed
   ones first, then its own. Layers of the target run token by token instead of
-  once, and the head once a draft.
+  once, and the head once a draft; they are the target's own, so none is held.
   """
   engine, gamma, params = arm.engine, arm.gamma, arm.engine.weights.draft
-  held = metrics.tree_bytes(params)
   if engine.drafter.exit:
     whole = metrics.step_bytes(params)
     layers = metrics.layers_share(params, engine.drafter.exit) * whole
@@ -249,8 +248,9 @@ def _drafting(arm, cache: int) -> dict[str, int]:
     return {
       'parameters': gamma * head.size,
       'bytes': round(gamma * (layers + head.nbytes)),
-      'held': held,
+      'held': 0,
     }
+  held = metrics.tree_bytes(params)
   if engine.draft is None:
     return {'parameters': 0, 'bytes': 0, 'held': held}
   return {

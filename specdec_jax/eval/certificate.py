@@ -19,6 +19,7 @@ from specdec_jax.eval.promises import (
   rows,
   tokens,
 )
+from specdec_jax.io import files
 
 PROMISES = (
   base.Promise(
@@ -194,8 +195,8 @@ def run(
     _print_row(row, console)
     conclude(doc)
     if folder:  # after every promise: a tier of hours may be cut short
-      report.write(folder / 'certificate.json', report.compact(doc))
-      report.write(folder / 'certificate.md', markdown(doc))
+      files.write(folder / 'certificate.json', report.compact(doc))
+      files.write(folder / 'certificate.md', markdown(doc))
   report.close(doc, console)
   return doc['held']
 

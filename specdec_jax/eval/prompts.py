@@ -65,18 +65,15 @@ def read(path: str | os.PathLike) -> list[Prompt]:
   return prompts
 
 
-def builtin(per_category: int | None = None) -> list[Prompt]:
-  """Our own prompts: the first per_category of each category, or all."""
-  prompts = read(_BUILTIN)
-  most = len(prompts) // len(CATEGORIES)
-  count = most if per_category is None else per_category
-  if not 1 <= count <= most:
-    raise ValueError(
-      f'per_category={per_category}: the built-in prompts have {most} in each '
-      f'category; ask for 1 to {most}, or None for all'
-    )
-  groups = _by_category(prompts)
-  return [prompt for group in groups for prompt in group[:count]]
+def builtin() -> list[Prompt]:
+  """Our own prompts, as many of each category."""
+  return read(_BUILTIN)
+
+
+def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+  """The first `count` prompts of each category, in their order."""
+  first = {p.id for group in _by_category(prompts) for p in group[:count]}
+  return [prompt for prompt in prompts if prompt.id in first]
 
 
 def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:

@@ -16,8 +16,9 @@ from html import escape
 from typing import Any
 
 from specdec_jax import sampling, types
-from specdec_jax.eval import machine, metrics, output_file, record, report, show
+from specdec_jax.eval import machine, metrics, output_file, record, show
 from specdec_jax.eval.record_style import SCRIPT, STYLE
+from specdec_jax.io import files
 
 _PAGE = string.Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -67,7 +68,7 @@ def html(
       'nothing to show: want one completion or more of '
       'generate(..., record=True)'
     )
-  report.write(file, render(list(completions.items()), command))
+  files.write(file, render(list(completions.items()), command))
 
 
 def render(answers: Sequence[tuple[str, Any]], command: str = '') -> str:

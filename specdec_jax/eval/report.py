@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import pathlib
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import rich.console
 import rich.progress
 
 from specdec_jax.eval import tables, verdict
+from specdec_jax.io import files
 
 
 def track(items: Iterable, description: str) -> Iterable:
@@ -105,18 +105,6 @@ def open_workdir(path: str) -> pathlib.Path | None:
 def save(folder: pathlib.Path, doc: dict[str, Any], config: str) -> None:
   """config.json, env.json and results/bench.json."""
   (folder / 'results').mkdir(exist_ok=True)
-  write(folder / 'config.json', config)
-  write(folder / 'env.json', compact(doc['machine']))
-  write(folder / 'results/bench.json', compact(doc))
-
-
-def write(path: pathlib.Path, content: str | bytes) -> None:
-  """Writes a file whole or not at all; a text gets a newline at its end."""
-  if isinstance(content, str):
-    content = f'{content}\n'.encode()
-  part = path.with_name(f'{path.name}.{os.getpid()}.part')
-  try:
-    part.write_bytes(content)
-    os.replace(part, path)
-  finally:
-    part.unlink(missing_ok=True)
+  files.write(folder / 'config.json', config)
+  files.write(folder / 'env.json', compact(doc['machine']))
+  files.write(folder / 'results/bench.json', compact(doc))

@@ -22,6 +22,7 @@ from specdec_jax.eval import (
   text_scores,
   timing,
 )
+from specdec_jax.io import files
 
 FORMAT = 'specdec_jax trace 1'
 # The first is no lenience: its overlap is alpha's.
@@ -217,7 +218,7 @@ def check_output(path: str) -> pathlib.Path:
 def write(path: pathlib.Path, trace: Trace) -> None:
   """The file, whole or not at all."""
   lines = [trace.header, *map(dataclasses.asdict, trace.texts)]
-  report.write(path, '\n'.join(json.dumps(line) for line in lines))
+  files.write(path, '\n'.join(json.dumps(line) for line in lines))
 
 
 def read(path: str) -> Trace:

@@ -10,6 +10,7 @@ import rich.box
 import rich.console
 
 from specdec_jax.eval import report, tables
+from specdec_jax.io import files
 
 
 def finish(docs: Sequence[dict[str, Any]], folder: pathlib.Path | None) -> bool:
@@ -23,7 +24,7 @@ def finish(docs: Sequence[dict[str, Any]], folder: pathlib.Path | None) -> bool:
   if folder:
     for i, doc in enumerate(docs):
       name = f'trace_{i + 1}.png' if i else 'trace.png'
-      report.write(folder / name, _figure(doc))
+      files.write(folder / name, _figure(doc))
   return True
 
 
@@ -98,8 +99,8 @@ def _close(out, show: Callable, docs, folder, name: str) -> None:
     show(doc, console, rich.box.SIMPLE_HEAD)
   report.close(out, console)
   if folder:
-    report.write(folder / f'{name}.json', report.compact(out))
-    report.write(folder / f'{name}.md', _markdown(docs, out['verdict'], show))
+    files.write(folder / f'{name}.json', report.compact(out))
+    files.write(folder / f'{name}.md', _markdown(docs, out['verdict'], show))
 
 
 def _markdown(docs, verdict: Sequence[str], show: Callable) -> str:

@@ -1,4 +1,4 @@
-"""Local files as this package reads them: JSON, digests, the cache folder."""
+"""Local files: written whole, read as JSON, digests, the cache folder."""
 
 import hashlib
 import json
@@ -33,6 +33,18 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
       f'{path}: a JSON object is needed, not {type(value).__name__}'
     )
   return value
+
+
+def write(path: pathlib.Path, content: str | bytes) -> None:
+  """Writes a file whole or not at all; a text gets a newline at its end."""
+  if isinstance(content, str):
+    content = f'{content}\n'.encode()
+  part = path.with_name(f'{path.name}.{os.getpid()}.part')
+  try:
+    part.write_bytes(content)
+    os.replace(part, path)
+  finally:
+    part.unlink(missing_ok=True)
 
 
 def sha256(path: pathlib.Path) -> str:

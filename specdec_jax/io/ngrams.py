@@ -12,6 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from specdec_jax.drafters import ngram
+from specdec_jax.io import files
 from specdec_jax.io import tokenizer as tokenizer_lib
 
 _FORMAT = 'specdec_jax n-grams 1'
@@ -67,11 +68,10 @@ def write(path: str, counts: ngram.Counts, about: dict[str, str]) -> None:
   Raises:
     ValueError: a path that cannot be written.
   """
-  part = f'{path}.part'
+  content = safetensors.numpy.save(counts._asdict(), metadata=about)
   try:
-    safetensors.numpy.save_file(counts._asdict(), part, metadata=about)
-    os.replace(part, path)
-  except (OSError, safetensors.SafetensorError) as error:
+    files.write(pathlib.Path(path), content)
+  except OSError as error:
     raise ValueError(f'output {path}: cannot be written: {error}') from error
 
 

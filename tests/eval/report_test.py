@@ -201,19 +201,3 @@ def test_workdir(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='cannot be written'):
     report.open_workdir(str(tmp_path / 'file' / 'below'))
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-  path = tmp_path / 'a.md'
-  report.write(path, 'old')
-  report.write(tmp_path / 'a.png', b'\x89PNG')
-  assert (tmp_path / 'a.png').read_bytes() == b'\x89PNG'
-
-  def full(*_):
-    raise OSError('no space')
-
-  monkeypatch.setattr(report.os, 'replace', full)
-  with pytest.raises(OSError, match='no space'):
-    report.write(path, 'new')
-  assert path.read_text() == 'old\n'
-  assert sorted(x.name for x in tmp_path.iterdir()) == ['a.md', 'a.png']

@@ -88,8 +88,8 @@ def programs(subject: base.Subject) -> list[Program]:
   shapes = itertools.cycle([(8, 8), (4, 3), (2, 32)])
   scripts: list[tuple] = [(x, SCRIPTED, *next(shapes)) for x in rules]
   big: list[tuple] = [scripts[0]]
-  pairs = [(rules[0], drafter) for drafter in drafters]
-  for pair in pairs + [(rule, drafters[0]) for rule in rules[1:]]:
+  for rule, drafter in subject.pairs():
+    pair = rule.name, drafter
     # Of the programs of this pair the one that adds most.
     new = lambda x: sum(x[i] not in {b[i] for b in big} for i in (2, 3))
     big.append(max((x for x in covered if x[:2] == pair), key=new))
