@@ -46,24 +46,25 @@ def cover(factors: list[tuple]) -> list[tuple]:
 
 def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
   """Greedy text in float64 and on tables, whatever drafts it."""
-  compiled = programs(subject)
   tokens, kinds = 0, collections.Counter()
   with jax.enable_x64(True):
     worlds = dict(transformer=subject.transformers(13), table=base.tables(13))
     trained = {name: _trained(world) for name, world in worlds.items()}
+    made = {
+      x: _drafts(subject, worlds[x.world], x, trained[x.world])
+      for x in programs(subject)
+    }
     for turn in itertools.count():
       plain = {
         name: _plain(world, subject.seed, turn)
         for name, world in worlds.items()
       }
-      for program in compiled:
-        world = worlds[program.world]
+      for program, (drafter, drafts) in made.items():
+        world, rule = worlds[program.world], subject.rules[program.rule]
         request, text = plain[program.world]
         request, text = _first(request, program.batch), text[: program.batch]
-        for kind, drafter, other in _drafts(
-          subject, world, program, text, trained[program.world], turn
-        ):
-          rule = subject.rules[program.rule]
+        drafts = drafts or _scripts(world, program, text, turn)
+        for kind, other in drafts.items():
           out = base.run(world, drafter, rule, other, request)
           _same(base.texts(out), text, f'{program}, {kind} draft', request)
           tokens += NEW * program.batch
@@ -73,7 +74,7 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
   return base.Figure(
     base.none_of(tokens, 'tokens differ'),
     '0',
-    f'{len(compiled)} programs; drafts {", ".join(kinds)}',
+    f'{len(made)} programs; drafts {", ".join(kinds)}',
   )
 
 
@@ -119,28 +120,35 @@ def _first(request: decode.Request, rows: int) -> decode.Request:
   return jax.tree.map(lambda x: x[:rows], request)
 
 
-def _drafts(subject, world, program, text, trained, turn):
-  """(kind, drafter, weights.draft) of everything a program can draft with."""
+def _drafts(
+  subject, world, program: Program, trained
+) -> tuple[types.Drafter, dict[str, Any]]:
+  """A program's drafter, and the weights.draft of every kind of draft.
+
+  Made once: an equal drafter would compile again. A script has no weights yet.
+  """
   if program.drafter == SCRIPTED:
-    drafter = scripted.make(gamma=program.gamma)
-    right = np.zeros((program.batch, LENGTH), np.int32)
-    for row, tokens in zip(right, text, strict=True):
-      row[: len(tokens)] = tokens
-    counts = np.full_like(right, program.gamma)
-    rng = np.random.default_rng([turn, program.gamma])
-    noisy = np.where(rng.random(right.shape) < 0.3, 1, right)
-    some = rng.integers(0, 9, right.shape).astype(np.int32)
-    yield 'adversarial', drafter, ((right + 1) % world.vocab, counts)
-    yield 'partly right', drafter, (noisy.astype(np.int32), some)
-    return
-  recipe = subject.drafters[program.drafter]
-  drafter, other = recipe(world, program.gamma)
+    return scripted.make(gamma=program.gamma), {}
+  drafter, other = subject.drafters[program.drafter](world, program.gamma)
   if other is not world.weights.draft:
-    yield program.drafter, drafter, other
-    return
-  yield 'random', drafter, other
-  yield 'identical', drafter, world.weights.target
-  yield 'trained', drafter, trained
+    return drafter, {program.drafter: other}
+  target = world.weights.target
+  return drafter, dict(random=other, identical=target, trained=trained)
+
+
+def _scripts(world, program: Program, text, turn: int) -> dict[str, Any]:
+  """Drafts that are wrong everywhere, or here and there."""
+  right = np.zeros((program.batch, LENGTH), np.int32)
+  for row, tokens in zip(right, text, strict=True):
+    row[: len(tokens)] = tokens
+  counts = np.full_like(right, program.gamma)
+  rng = np.random.default_rng([turn, program.gamma])
+  noisy = np.where(rng.random(right.shape) < 0.3, 1, right)
+  some = rng.integers(0, 9, right.shape).astype(np.int32)
+  return {
+    'adversarial': ((right + 1) % world.vocab, counts),
+    'partly right': (noisy.astype(np.int32), some),
+  }
 
 
 def _same(got, wanted, what: str, request) -> None:
