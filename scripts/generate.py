@@ -52,7 +52,14 @@ def run() -> bool:
     )
   if seen:
     html(seen, _HTML.value, command=shlex.join(['python', *sys.argv]))
-  print(answers.sentence(done, *caught), report.compact(done), sep='\n')
+  print(answers.sentence(done, *caught))
+  done['lossless'] = engine.rule.lossless
+  if not engine.rule.lossless:
+    print(
+      f'The rule {engine.rule.name} is LOSSY: these answers do not follow the '
+      "target's law; scripts/bench.py measures by how much."
+    )
+  print(report.compact(done))
   return done['lines'] == done['prompts']
 
 

@@ -122,6 +122,16 @@ def test_the_batch_changes_no_token_nor_does_a_page(folder):
   assert list(map(int, ids)) == rows[3]['tokens']
 
 
+def test_a_lossy_rule_is_called_lossy(folder, tmp_path):
+  _, out, _ = generate(folder)  # nothing to do
+  assert json.loads(out.splitlines()[-1])['lossless'] and 'LOSSY' not in out
+  write(tmp_path, ROWS[:1])
+  status, out, err = generate(tmp_path, '--config.decode.rule=lenient:0.5')
+  assert status == 0, err
+  assert 'The rule lenient:0.5 is LOSSY' in out
+  assert not json.loads(out.splitlines()[-1])['lossless']
+
+
 def test_refuses_another_seed(folder):
   before = (folder / 'out.jsonl').read_bytes()
   status, _, err = generate(folder, '--config.sampling.seed=1')

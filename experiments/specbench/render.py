@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments import page
-from specdec_jax.eval import metrics
+from specdec_jax.eval import metrics, tables
 
 
 def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
         'improvement': c['improvement']['median'],
         'outcome': metrics.outcome(c['improvement']),
         'block_efficiency': c['block_efficiency'],
-        'identical': _identical(row['audit'], ids[c['category']]),
+        'identical': _identical(row, ids[c['category']]),
       }
       for c in doc['categories']
       if c['name'] == row['name']
@@ -38,15 +38,16 @@ def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
       'least': row['improvement']['min'],
       'most': row['improvement']['max'],
       'block_efficiency': row['block_efficiency'],
-      'identical': _identical(row['audit'], sum(ids.values(), [])),
+      'identical': _identical(row, sum(ids.values(), [])),
     }
     methods.append({'name': row['name'], 'by': cells, 'overall': overall})
   return {'columns': list(ids), 'methods': methods}
 
 
-def _identical(audit: dict[str, Any], ids: Sequence[str]) -> Any:
+def _identical(row: dict[str, Any], ids: Sequence[str]) -> Any:
+  audit = row['audit']
   if audit['promised'] != 'tokens':
-    return audit['promised']
+    return tables.identity([row])
   differing = {x['id'] for x in audit['findings']} & set(ids)
   return [len(ids) - len(differing), len(ids)]
 

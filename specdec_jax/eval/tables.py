@@ -257,11 +257,7 @@ def _work(doc, console) -> None:
 def _category_table(doc, console) -> None:
   if not doc['categories']:
     return
-  lossy = {
-    r['name']: distance(r)
-    for r in doc['rows']
-    if not doc['setting']['lossless']
-  }
+  lossy = _lossy(doc)
   table = new_table(
     'By category',
     'category',
@@ -292,9 +288,10 @@ def _category_table(doc, console) -> None:
 
 
 def crossover(doc, console) -> None:
-  names = list(doc['crossover'][0]['rows'])[1:]
+  names, lossy = list(doc['crossover'][0]['rows'])[1:], _lossy(doc)
+  heads = [f'{x}\nTV {lossy[x]}' if lossy else x for x in names]
   table = new_table(
-    'By batch size', 'batch', 'plain tok/s', *names, 'best gamma', 'differing'
+    'By batch size', 'batch', 'plain tok/s', *heads, 'best gamma', 'differing'
   )
   for x in doc['crossover']:
     rows = x['rows']
@@ -326,6 +323,13 @@ def identity(rows) -> str:
   failed = sum(len(row['broken']) for row in rows)
   parts += [f'[red]{failed} FAILED[/red]'] if failed else []
   return ' '.join(parts)
+
+
+def _lossy(doc) -> dict[str, str]:
+  """The distance of each method, if the rule is lossy; else nothing."""
+  if doc['setting']['lossless']:
+    return {}
+  return {row['name']: distance(row) for row in doc['rows']}
 
 
 def distance(row) -> str:

@@ -14,7 +14,10 @@ from specdec_jax.drafters import lookup
 from specdec_jax.eval import (
   acceptance,
   bench,
+  calibrate,
   identity,
+  metrics,
+  predict,
   prompts,
   report,
   table_model,
@@ -186,6 +189,51 @@ def test_alpha_is_the_mean_overlap():
   )
   off = np.abs(emitted_LV - p_LV).sum(-1) / 2
   np.testing.assert_allclose(found.distance_BL[0, 10:40], off[9:39], atol=1e-5)
+
+
+def test_work_of_leaving_the_target_early():
+  """gamma tokens more through the first layers, and the head for each."""
+  target, gamma = build.load('random:tiny'), 3
+  e = build.engine(target, 'early_exit', gamma=gamma, exit=1)
+  arm = timing.Arm('x', 'early_exit', gamma, e, build.target_model(target))
+  params = target.params
+  layers = metrics.layers_share(params, 1) * metrics.step_bytes(params)
+  head = params['head']
+  assert bench._drafting(arm, 0) == {
+    'parameters': gamma * head.size,
+    'bytes': round(gamma * (layers + head.nbytes)),
+    'held': 0,
+  }
+  plain = timing.Arm('y', 'lookup', gamma, build.engine(target, 'lookup'), None)
+  assert bench._drafting(plain, 0) == dict(parameters=0, bytes=0, held=0)
+
+
+def test_a_window_costs_only_the_layers_that_are_left():
+  """Verification after an early exit is predicted without the first layers."""
+  target, gamma = build.load('random:tiny'), 2
+  e = build.engine(target, 'early_exit', gamma=gamma, exit=1)
+  model = build.target_model(target)
+  arm = timing.Arm('x', 'early_exit', gamma, e, model, model)
+  calibration = calibrate.Calibration(
+    step=2.0,
+    step_spread=0.0,
+    verify={1: 1.0, 3: 1.5},
+    idle={3: 1.0},
+    propose={'x': 1.0},
+    c={},
+  )
+  info = decode._empty_info(1, 8, gamma, False)
+  info = info._replace(
+    hist_BN=np.array([[1, 1, 2]]),
+    calls_B=np.array([4]),
+    origin_BL=np.full((1, 9), types.BONUS),
+    wide=np.int32(4),
+    calls=np.int32(4),
+  )
+  found = predict.improvement(arm, calibration, jax.device_get(info), 1.0, None)
+  rest = 1 - metrics.layers_share(target.params, 1)
+  assert math.isclose(found['window_cost'], 0.5 + rest * 1.5)
+  assert math.isclose(found['tokens'], 9 / 4)
 
 
 def test_walk_proposes_at_every_prefix():

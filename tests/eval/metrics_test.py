@@ -7,6 +7,8 @@ import pytest
 
 from specdec_jax import decode, types
 from specdec_jax.eval import metrics, timing
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
 
 
 def trace() -> types.Info:
@@ -47,6 +49,20 @@ def test_metrics_of_work_on_a_hand_trace():
   both = metrics.concat([info, info])
   assert int(both.calls) == 6 and both.hist_BN.shape == (2, 3)
   assert metrics.summary(both)['emitted_tokens'] == 10
+
+
+@pytest.mark.parametrize('scan_layers', [False, True])
+def test_the_first_layers_share_of_a_step(scan_layers):
+  config = model_config.sized('tiny', depth=4, scan_layers=scan_layers)
+  params = lm.init(config, 0)
+  layer = sum(
+    x.nbytes for k, x in lm.flatten(params).items() if k.startswith('layers/')
+  )
+  step = metrics.step_bytes(params)
+  assert 0 < layer < step
+  for count in range(5):
+    share = metrics.layers_share(params, count)
+    assert math.isclose(share, count / 4 * layer / step)
 
 
 def test_latency_of_bursts():

@@ -171,6 +171,25 @@ def test_too_short_in_the_tables():
   assert tables._over(None, 2.0) is tables._over(2.0, None) is None
 
 
+def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
+  audit = {'promised': 'nothing', 'requests': 9}
+  alpha = {'alpha': 0.5, 'total_variation': 0.125}
+  some = row('lm', gain(1.5, 1.4, 1.6), audit=audit, alpha=alpha)
+  plain = dict(
+    some, name='autoregressive', tok_s=gain(9.0, 8.0, 9.5), audit=None
+  )
+  doc = document([plain, some]) | {'setting': {'lossless': False}}
+  assert tables.identity([some]) == 'LOSSY, TV 0.12'
+  wide = {x['name']: x | {'alpha': None} for x in doc['rows']}
+  doc['crossover'] = [{'batch_size': 8, 'rows': wide, 'best_gamma': {}}]
+  tables.crossover(doc, tables.console())
+  printed = capsys.readouterr().out
+  assert 'LOSSY' in printed and 'TV 0.12' in printed
+  doc['setting']['lossless'] = True
+  tables.crossover(doc, tables.console())
+  assert 'TV 0.12' not in capsys.readouterr().out
+
+
 def test_a_bug_is_shouted_and_fails(capsys):
   audit = {'promised': 'tokens', 'requests': 9, 'ties': 0, 'bugs': 1}
   doc = document([row('lookup', gain(1.5, 1.4, 1.6), audit=audit)])

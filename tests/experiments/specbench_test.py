@@ -132,6 +132,8 @@ def document(promised='tokens', findings=()):
         improvement=gain(1.375),
         block_efficiency=1.4375,
         audit=audit,
+        alpha=dict(total_variation=0.125),
+        broken=[],
       ),
     ],
     'categories': [part('qa', 3, 1.125, 1.25), part('rag', 1, None, 2.0)],
@@ -161,6 +163,12 @@ def test_a_sampled_run_says_what_is_kept_instead():
   doc = document(promised='in law')
   doc['table'] = render.table(doc, IDS)
   assert '| lookup g=4 | in law | in law | in law |' in render.markdown(doc)
+
+
+def test_a_lossy_run_says_how_far_it_is_off():
+  doc = document(promised='nothing')
+  doc['table'] = render.table(doc, IDS)
+  assert '| lookup g=4 | LOSSY, TV 0.12 |' in render.markdown(doc)
 
 
 def test_ids_are_told_apart_by_category():

@@ -1,0 +1,124 @@
+"""The table of drafters and rules."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from experiments import page
+from experiments.methods import render
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def cell(drafter, rule, temperature, middle, **changes):
+  lossless = not rule.startswith('lenient')
+  kept = (
+    'nothing' if not lossless else 'tokens' if not temperature else 'in law'
+  )
+  audit = dict(promised=kept, requests=7, differing=0, ties=0, bugs=0)
+  gain = dict(median=middle, min=0.9 * middle, max=1.1 * middle, too_short=0)
+  return (
+    dict(
+      name=f'{drafter} {rule}',
+      drafter=drafter,
+      rule=rule,
+      lossless=lossless,
+      temperature=temperature,
+      improvement=gain,
+      block_efficiency=1.5,
+      alpha=dict(alpha=0.25, total_variation=0.125 * (not lossless)),
+      audit=audit,
+      broken=[],
+    )
+    | changes
+  )
+
+
+def document(*cells):
+  return dict(
+    cells=list(cells),
+    machine=dict(
+      commit='c' * 40,
+      dirty=True,
+      cores=2,
+      cpu='A CPU',
+      platform='cpu',
+      jax='9',
+    ),
+    setting=dict(
+      target='a model',
+      dtype='float32',
+      gamma=4,
+      judged_prompts=7,
+      max_new_tokens=48,
+      repeats=2,
+      exit=20,
+    ),
+  )
+
+
+def test_wins_losses_and_what_is_lossy_are_told_apart():
+  text = render.markdown(
+    document(
+      cell('lookup', 'reject', 0.0, 1.5),
+      cell('lookup', 'reject', 1.0, 0.5),
+      cell('lookup', 'block', 1.0, 1.0),
+      cell('lookup', 'lenient:0.5', 0.0, 2.0),
+      cell('lookup', 'lenient:0.5', 1.0, 2.0),
+    )
+  )
+  lines = [x for x in text.splitlines() if x.startswith('| lookup')]
+  assert lines == [
+    '| lookup | reject | **1.50x** (1.50) | 0.50x (1.50) | 0.25 0.25 '
+    '| 0 of 7; in law |',
+    '| lookup | block | = reject | ~1.00x (1.50) | 0.25 | in law |',
+    '| lookup | lenient:0.5 (LOSSY) | **2.00x** (1.50, TV 0.12) '
+    '| **2.00x** (1.50, TV 0.12) | 0.25 0.25 | LOSSY |',
+  ]
+  assert 'Commit cccccccccccc with changes, 2 cores, A CPU' in text
+
+
+def test_results_of_ones_own_leave_the_readme(tmp_path):
+  home = tmp_path / 'methods'
+  (home / 'results').mkdir(parents=True)
+  readme = home / 'README.md'
+  readme.write_text('a\n{}\nold\n{}\nb\n'.format(*page.MARKS))
+  page.save(None, home, {}, 'new')
+  page.save(tmp_path, home, dict(x=1), 'new')
+  assert 'old' in readme.read_text()
+  assert json.loads((tmp_path / 'methods.json').read_text()) == dict(x=1)
+  page.save(home / 'results', home, {}, 'new')
+  assert readme.read_text() == 'a\n{}\n\nnew\n\n{}\nb\n'.format(*page.MARKS)
+  with pytest.raises(ValueError, match='once'):
+    page.filled('no marks', ['new'])
+  assert page.filled((ROOT / 'experiments/methods/README.md').read_text(), [])
+
+
+@pytest.mark.slow
+def test_a_lossy_rule_beside_an_exact_one_on_a_tiny_model(tmp_path):
+  command = [
+    *(sys.executable, '-m', 'experiments.methods.table'),
+    f'--config={ROOT}/experiments/methods/config.py:tiny',
+    "--config.decode.methods=('lookup',)",
+    '--config.decode.max_new_tokens=8',
+    '--config.bench.prompts_per_category=1',
+    '--config.bench.prompt_tokens=20',
+    '--rules=reject,lenient:0.5',
+    '--temperatures=0,1',
+    f'--results={tmp_path}',
+  ]
+  out = subprocess.run(
+    command, cwd=ROOT, capture_output=True, text=True, check=True
+  ).stdout
+  doc = json.loads(out.splitlines()[-1])
+  found = {(x['rule'], x['temperature']): x for x in doc['cells']}
+  assert len(found) == 4
+  for (rule, _), x in found.items():
+    assert (x['alpha']['total_variation'] == 0) == (rule == 'reject')
+  assert found['reject', 0]['audit']['bugs'] == 0
+  assert '| lookup | lenient:0.5 (LOSSY) |' in (
+    tmp_path / 'methods.md'
+  ).read_text('utf-8')
