@@ -10,12 +10,11 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
 
 from specdec_jax import experiment, runtime  # noqa: E402
 from specdec_jax.eval import bench, prompts, report  # noqa: E402
 
-_CONFIG = config_flags.DEFINE_config_file('config', 'configs/pair.py')
+_CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
 _SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')

@@ -14,12 +14,11 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
 
 from specdec_jax import api, experiment, html, runtime  # noqa: E402
 from specdec_jax.eval import answers, output_file, prompts, report  # noqa: E402
 
-_CONFIG = config_flags.DEFINE_config_file('config', 'configs/pair.py')
+_CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'JSONL file of answers')
 _HTML = flags.DEFINE_string('html', '', 'page of who made each token: slower')

@@ -33,6 +33,10 @@ def run() -> bool:
   """True if every seeded mutant is killed, and enough of the others."""
   began = time.monotonic()
   folder = report.open_workdir(_WORKDIR.value)
+  if not _SEEDED.value and not _MECHANICAL.value:
+    raise ValueError(
+      'nothing to run: give --mechanical=N or leave --noseeded out'
+    )
   planted = runner.chosen(seeded.MUTANTS, _ONLY.value) if _SEEDED.value else []
   drawn = mechanical.sample(_MECHANICAL.value)
   track = functools.partial(

@@ -15,11 +15,10 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
 
 from specdec_jax import runtime, trace_program  # noqa: E402
 
-_CONFIG = config_flags.DEFINE_config_file('config', 'configs/pair.py')
+_CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
 _OUTPUT = flags.DEFINE_string('output', '', 'the trace that record writes')
 _SAMPLES = flags.DEFINE_integer('samples', 1, 'texts of each prompt')

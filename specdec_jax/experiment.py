@@ -239,10 +239,11 @@ def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
 
 
 def _own(s: Settings, method: str) -> dict[str, Any]:
-  """The settings of a method; those of a named drafter have its name."""
+  """The settings of a method: the section of its name, if there is one."""
   if method == 'lm':
     return {'min_confidence': s.draft.min_confidence}
-  return dataclasses.asdict(getattr(s, method))
+  section = getattr(s, method, None)
+  return dataclasses.asdict(section) if section else {}
 
 
 def first(e: Experiment) -> build.Engine:

@@ -3,11 +3,13 @@
 import importlib.metadata
 import logging
 import os
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from absl import app
+from absl import app, flags
+from ml_collections import config_flags
 
 
 def set_xla_flags() -> None:
@@ -43,6 +45,14 @@ def eight_cpu_devices() -> None:
   jax.config.update('jax_num_cpu_devices', 8)
 
 
+def config_flag(default: str) -> flags.FlagHolder:
+  """--config=FILE[:ARGUMENT], and --config.KEY=VALUE for each of its keys."""
+  try:
+    return config_flags.DEFINE_config_file('config', default)
+  except (AttributeError, KeyError, ValueError) as error:
+    _refuse_config(error)  # a --config.KEY that the default does not have
+
+
 def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
   """Parses flags and exits with 0 if run() is true, else 1.
 
@@ -53,12 +63,14 @@ def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
 
   def parse(argv):
     try:
-      return app.parse_flags_with_usage(argv)
-    except (AttributeError, KeyError) as error:  # an unknown --config.x.y
-      while error.args and isinstance(error.args[0], Exception):
-        error = error.args[0]
-      text = str(error.args[0] if error.args else error)
-      _refuse('unknown config key ' + ' '.join(text.split()))
+      left = flags.FLAGS(argv)
+    except (AttributeError, KeyError, flags.Error, ValueError) as error:
+      _refuse_config(error)
+    if 'config' in flags.FLAGS:
+      path = config_flags.get_config_filename(flags.FLAGS['config'])
+      if not pathlib.Path(path).is_file():
+        _refuse(f'config {path}: no such file')
+    return left
 
   def main(argv):
     if len(argv) > 1 and not positional:
@@ -71,6 +83,18 @@ def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
     sys.exit(0 if good else 1)
 
   app.run(main, flags_parser=parse)
+
+
+def _refuse_config(error: BaseException) -> NoReturn:
+  """Refuses flags with what the error that began it says."""
+  unknown = isinstance(error, AttributeError | KeyError)
+  while error.args and isinstance(error.args[0], Exception):
+    error = error.args[0]
+  text = str(error.args[0] if error.args else error)
+  if 'Traceback' in text:  # of a config file; its last line says it
+    text = text.strip().rpartition('\n')[2].partition(': ')[2]
+  text = ' '.join(text.split())
+  _refuse(f'unknown config key {text}' if unknown else text)
 
 
 def _refuse(sentence: str) -> NoReturn:

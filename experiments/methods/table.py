@@ -12,7 +12,6 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.methods import render  # noqa: E402
@@ -29,7 +28,7 @@ from specdec_jax.eval import (  # noqa: E402
   verdict,
 )
 
-_CONFIG = config_flags.DEFINE_config_file('config', str(HERE / 'config.py'))
+_CONFIG = runtime.config_flag(str(HERE / 'config.py'))
 _RULES = flags.DEFINE_list(
   'rules', ['reject', 'block', 'coupled', 'lenient:0.5'], 'names of rules'
 )

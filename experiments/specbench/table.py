@@ -13,16 +13,13 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.specbench import questions, render  # noqa: E402
 from specdec_jax import experiment, runtime  # noqa: E402
 from specdec_jax.eval import bench, report, verdict  # noqa: E402
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config', str(ROOT / 'configs/smollm2.py')
-)
+_CONFIG = runtime.config_flag(str(ROOT / 'configs/smollm2.py'))
 _QUESTIONS = flags.DEFINE_string('questions', '', 'a question.jsonl')
 _LIMIT = flags.DEFINE_integer('limit', 0, 'of each category, the first; 0: all')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')

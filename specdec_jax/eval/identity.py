@@ -26,7 +26,14 @@ def promise(rule: types.Rule, sampling) -> str:
 
 def check_promise(rule: types.Rule, sampling) -> None:
   """Raises ValueError where texts need not equal plain decoding's."""
-  if promise(rule, sampling) != 'tokens':
+  kept = promise(rule, sampling)
+  if kept == 'nothing':
+    raise ValueError(
+      f'rule={rule.name} is lossy and promises neither tokens nor law, so '
+      'there is nothing to audit: set --config.decode.rule to reject, block or '
+      'coupled'
+    )
+  if kept == 'in law':
     raise ValueError(
       f'rule={rule.name} at temperature={sampling.temperature} promises plain '
       "decoding's law, not its tokens, so there is nothing to audit: set "

@@ -131,7 +131,9 @@ def read(
     opened.config, dtype=dtype, scan_layers=scan_layers
   )
   if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
-    raise ValueError(f'dtype={dtype!r} needs jax.enable_x64(True)')
+    raise ValueError(
+      f'dtype={dtype!r} needs 64-bit floats: set JAX_ENABLE_X64=1'
+    )
   params = opened.fill(config, put)
   return Loaded(
     opened.source,
