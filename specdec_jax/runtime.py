@@ -64,10 +64,13 @@ def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
   def parse(argv):
     try:
       left = flags.FLAGS(argv)
+    except OSError as error:  # a config file; the last line names it
+      _refuse('config: ' + str(error).strip().rpartition('] ')[2])
     except (AttributeError, KeyError, flags.Error, ValueError) as error:
       _refuse_config(error)
     if 'config' in flags.FLAGS:
       path = config_flags.get_config_filename(flags.FLAGS['config'])
+      path = path.partition(':')[0]  # its argument is after the colon
       if not pathlib.Path(path).is_file():
         _refuse(f'config {path}: no such file')
     return left

@@ -145,7 +145,7 @@ def test_refuses_another_seed(folder):
     (['{"prompt": '], (), 'in.jsonl:1: not JSON'),
     ([ROWS[0], {'tokens': [300]}], (), "in.jsonl:2: prompt '1': token id 300"),
     (ROWS, ('--config.bench.batchsize=3',), 'unknown config key'),
-    (ROWS, ('--config=nope.py',), 'config nope.py: no such file'),
+    (ROWS, ('--config=nope.py',), "config: No such file or directory: 'nope"),
     (ROWS, ('--config=configs/pair.py:small',), "argument 'small': allowed"),
     (ROWS, ('--config.bench.repeats=abc',), 'bench.repeats=abc'),
     (ROWS, ('--nosuch=1',), "Unknown command line flag 'nosuch'"),
