@@ -4,6 +4,8 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import rich.text
+
 from specdec_jax.eval import report
 from specdec_jax.io import files
 
@@ -14,6 +16,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
   """The lines of a table."""
   every = [head, ['---'] * len(head), *rows]
   return ['| ' + ' | '.join(map(str, row)) + ' |' for row in every]
+
+
+def plain(text: str) -> str:
+  """Without the styles of a table for terminals."""
+  return rich.text.Text.from_markup(text).plain
 
 
 def made_by(commit: str, dirty: bool) -> str:

@@ -1,11 +1,16 @@
-"""SmolLM2-135M-Instruct with every drafter that needs no second model."""
+"""SmolLM2-135M-Instruct with every drafter.
+
+No smaller model of its tokenizer is published, so `lm` drafts with the target
+itself: all that a draft model could get accepted, at the highest price.
+"""
 
 from configs import smollm2
 
 
 def get_config(size: str = 'full'):
   c = smollm2.get_config(size).unlock()
-  c.decode.methods = ('lookup', 'ngram', 'early_exit')
+  c.decode.methods = ('lm', 'lookup', 'ngram', 'early_exit')
+  c.draft.source = c.target.source
   c.decode.gammas = (4,)
   c.early_exit.exit = 1 if size == 'tiny' else 20
   if size == 'full':

@@ -1,5 +1,6 @@
 """The cells of the methods experiment as a table."""
 
+import re
 from typing import Any
 
 from experiments import page
@@ -11,6 +12,7 @@ def markdown(doc: dict[str, Any]) -> str:
   warm = sorted({x['temperature'] for x in doc['cells']})
   at = {(x['name'], x['temperature']): x for x in doc['cells']}
   names = list(dict.fromkeys(x['name'] for x in doc['cells']))
+  first = next((x['rule'] for x in doc['cells'] if x['lossless']), '')
   head = ['drafter', 'rule', *(f'T = {t:g}' for t in warm), 'alpha', 'differs']
   rows = []
   for name in names:
@@ -21,7 +23,7 @@ def markdown(doc: dict[str, Any]) -> str:
       [
         some[0]['drafter'],
         some[0]['rule'] + ('' if some[0]['lossless'] else ' (LOSSY)'),
-        *(_cell(x) for x in found),
+        *(_cell(x, first) for x in found),
         ' '.join(alphas),
         _differs(some),
       ]
@@ -29,9 +31,9 @@ def markdown(doc: dict[str, Any]) -> str:
   return '\n'.join([_caption(doc), '', *page.table(head, rows)])
 
 
-def _cell(x: dict[str, Any] | None) -> str:
+def _cell(x: dict[str, Any] | None, first: str) -> str:
   if x is None:
-    return '= reject'
+    return f'= {first}'
   gain = x['improvement']
   mark = {'win': '**', 'loss': ''}.get(metrics.outcome(gain), '~')
   close = mark if mark == '**' else ''
@@ -42,8 +44,9 @@ def _cell(x: dict[str, Any] | None) -> str:
 
 def _differs(cells) -> str:
   """What was compared with plain decoding, over the temperatures."""
-  found = dict.fromkeys(tables.identity([x]) for x in cells)
-  return '; '.join(x.partition(', TV')[0] for x in found)
+  told = (page.plain(tables.identity([x])) for x in cells)
+  # How far is in each cell.
+  return '; '.join(dict.fromkeys(re.sub(', TV [^ ]+', '', x) for x in told))
 
 
 def _caption(doc: dict[str, Any]) -> str:

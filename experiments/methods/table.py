@@ -39,8 +39,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 def run() -> bool:
   """True if every output is explained."""
   settings = experiment.settings(_CONFIG.value)
-  rules = [build.rule_of(name).name for name in _RULES.value]
-  temperatures = [float(x) for x in _TEMPERATURES.value]
+  rules, laws = asked(settings)
   folder = report.open_workdir(_RESULTS.value)
   e = experiment.load(settings)
   plan = experiment.plan(e, prompts.builtin())
@@ -56,35 +55,57 @@ def run() -> bool:
     'gamma': settings.decode.gammas[0],
     'exit': settings.early_exit.exit,
   }
-  for temperature in temperatures:
-    sampling = dataclasses.replace(plan.sampling, temperature=temperature)
-    warm = dataclasses.replace(plan, sampling=sampling)
-    # Greedily every lossless rule is the first one.
+  # Greedily every lossless rule is the first one.
+  first = next((rule.name for rule in rules if rule.lossless), None)
+  text = ''
+  for sampling in laws:
     used = [
       arm
       for arm in arms
-      if temperature
+      if sampling.temperature
       or not arm.engine.rule.lossless
-      or arm.name.endswith(rules[0])
+      or arm.engine.rule.name == first
     ]
+    warm = dataclasses.replace(plan, sampling=sampling)
     doc['cells'] += _cells(plain, used, programs, warm)
-  text = render.markdown(doc)
-  page.save(folder, HERE, doc, text)
+    page.save(folder, HERE, doc, text := render.markdown(doc))
   print(text)
   print(report.compact(doc))
   return verdict.sound([(x['name'], x) for x in doc['cells']])
+
+
+def asked(settings: experiment.Settings):
+  """The rules, and the sampling settings, of the flags.
+
+  Raises:
+    ValueError: none, an unknown rule, a bad temperature; not one gamma.
+  """
+  d = settings.decode
+  if not d.methods or len(d.gammas) != 1 or not d.gammas[0]:
+    what = f'decode.methods={d.methods}, decode.gammas={d.gammas}'
+    raise ValueError(f'{what}: want a method, and one gamma of 1 or more')
+  if not _RULES.value or not _TEMPERATURES.value:
+    raise ValueError('want at least one of --rules and one of --temperatures')
+  try:
+    temperatures = [float(x) for x in _TEMPERATURES.value]
+  except ValueError as error:
+    raise ValueError(f'temperatures={_TEMPERATURES.value}: {error}') from error
+  return [build.rule_of(name) for name in _RULES.value], [
+    dataclasses.replace(settings.sampling, temperature=x) for x in temperatures
+  ]
 
 
 def _arms(e: experiment.Experiment, rules):
   """Plain decoding, and each method under each rule, named 'method rule'."""
   out, plain = [], None
   for rule in rules:
-    d = dataclasses.replace(e.settings.decode, rule=rule)
+    d = dataclasses.replace(e.settings.decode, rule=rule.name)
     own = dataclasses.replace(e.settings, decode=d)
     first, *others = experiment.arms(dataclasses.replace(e, settings=own))
     plain = plain or first
     out += [
-      dataclasses.replace(arm, name=f'{arm.drafter} {rule}') for arm in others
+      dataclasses.replace(arm, name=f'{arm.drafter} {rule.name}')
+      for arm in others
     ]
   return plain, out
 

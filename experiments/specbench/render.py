@@ -16,7 +16,7 @@ def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
   decoding's. identical: [texts that are plain decoding's, texts], or what the
   rule keeps if it does not promise that.
   """
-  methods = []
+  methods, lossless = [], doc['setting']['lossless']
   for row in doc['rows']:
     if not row['gamma']:
       continue
@@ -40,14 +40,15 @@ def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
       'block_efficiency': row['block_efficiency'],
       'identical': _identical(row, sum(ids.values(), [])),
     }
-    methods.append({'name': row['name'], 'by': cells, 'overall': overall})
+    off = '' if lossless else f' (LOSSY, TV {tables.distance(row)})'
+    methods.append({'name': row['name'] + off, 'by': cells, 'overall': overall})
   return {'columns': list(ids), 'methods': methods}
 
 
 def _identical(row: dict[str, Any], ids: Sequence[str]) -> Any:
   audit = row['audit']
   if audit['promised'] != 'tokens':
-    return tables.identity([row])
+    return page.plain(tables.identity([row]))
   differing = {x['id'] for x in audit['findings']} & set(ids)
   return [len(ids) - len(differing), len(ids)]
 

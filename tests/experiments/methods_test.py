@@ -78,6 +78,22 @@ def test_wins_losses_and_what_is_lossy_are_told_apart():
     '| lookup | lenient:0.5 (LOSSY) | **2.00x** (1.50, TV 0.12) '
     '| **2.00x** (1.50, TV 0.12) | 0.25 0.25 | LOSSY |',
   ]
+  bad = dict(promised='tokens', requests=7, differing=1, ties=0, bugs=1)
+  text = render.markdown(
+    document(
+      cell('lm', 'block', 1.0, 1.0),
+      cell('lm', 'coupled', 0.0, 1.0, audit=bad),
+      cell('lm', 'lenient:0.5', 0.0, 1.0, broken=['x']),
+    )
+  )
+  assert (
+    '| lm | coupled | ~1.00x (1.50) | = block | 0.25 | 1 of 7: 1 BUG' in text
+  )
+  assert '| LOSSY 1 FAILED |' in text
+
+
+def test_what_made_it_is_told():
+  text = render.markdown(document(cell('lm', 'reject', 0.0, 1.0)))
   assert 'Commit cccccccccccc with changes, 2 cores, A CPU' in text
 
 
@@ -97,23 +113,48 @@ def test_results_of_ones_own_leave_the_readme(tmp_path):
   assert page.filled((ROOT / 'experiments/methods/README.md').read_text(), [])
 
 
+def run(*arguments, folder):
+  command = [
+    *(sys.executable, str(ROOT / 'experiments/methods/table.py')),
+    f'--config={ROOT}/experiments/methods/config.py:tiny',
+    f'--results={folder}',
+    *arguments,
+  ]
+  return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+  'argument, message',
+  [
+    ('--rules=', 'at least one of --rules'),
+    ('--rules=rejct', "rule='rejct'"),
+    ('--temperatures=x', "temperatures=['x']"),
+    ('--temperatures=0,-1', 'temperature=-1'),
+    ('--config.decode.gammas=(1,2)', 'one gamma of 1 or more'),
+    ('--config.decode.gammas=()', 'one gamma of 1 or more'),
+    ("--config.decode.methods=('ngram',)", 'ngram.path is empty'),
+  ],
+)
+def test_bad_input_is_one_sentence(argument, message, tmp_path):
+  done = run("--config.decode.methods=('lookup',)", argument, folder=tmp_path)
+  assert done.returncode == 2 and message in done.stderr
+  assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
+  assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_a_lossy_rule_beside_an_exact_one_on_a_tiny_model(tmp_path):
-  command = [
-    *(sys.executable, '-m', 'experiments.methods.table'),
-    f'--config={ROOT}/experiments/methods/config.py:tiny',
+  done = run(
     "--config.decode.methods=('lookup',)",
     '--config.decode.max_new_tokens=8',
     '--config.bench.prompts_per_category=1',
     '--config.bench.prompt_tokens=20',
     '--rules=reject,lenient:0.5',
     '--temperatures=0,1',
-    f'--results={tmp_path}',
-  ]
-  out = subprocess.run(
-    command, cwd=ROOT, capture_output=True, text=True, check=True
-  ).stdout
-  doc = json.loads(out.splitlines()[-1])
+    folder=tmp_path,
+  )
+  assert done.returncode == 0, done.stderr
+  doc = json.loads(done.stdout.splitlines()[-1])
   found = {(x['rule'], x['temperature']): x for x in doc['cells']}
   assert len(found) == 4
   for (rule, _), x in found.items():
