@@ -1,4 +1,7 @@
-"""Every key of a bench config; the other files of this folder start from it."""
+"""Every key of a bench config; the other files of this folder start from it.
+
+What each means: the classes of specdec_jax/experiment.py.
+"""
 
 import ml_collections
 

@@ -6,7 +6,8 @@ python scripts/certify.py --rule=package.module:function   # your own rule
 python scripts/certify.py --drafter=package.module:make    # your own drafter
 python scripts/certify.py --model=package.module:make      # your own model
 
-The last line of stdout is JSON; exit status 1 if a promise fails.
+The last line of stdout is JSON; exit status 1 if a promise fails, or none could
+be checked.
 """
 
 import datetime
@@ -24,9 +25,11 @@ _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
 _ONLY = flags.DEFINE_list('only', [], 'names of promises; all if empty')
 _RULE = flags.DEFINE_string('rule', '', 'package.module:function of a rule')
 _DRAFTER = flags.DEFINE_string(
-  'drafter', '', 'package.module:function of a make'
+  'drafter', '', 'package.module:function that makes a drafter'
 )
-_MODEL = flags.DEFINE_string('model', '', 'package.module:function of a make')
+_MODEL = flags.DEFINE_string(
+  'model', '', 'package.module:function that makes a model'
+)
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'folder for certificate.md, .json'
 )

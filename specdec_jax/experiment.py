@@ -56,7 +56,10 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
-  """methods: 'lm' (the draft model) or names of build.DRAFTERS."""
+  """methods: 'lm' (the draft model) or names of build.DRAFTERS.
+
+  chunk: prompt tokens that one prefill pass reads.
+  """
 
   methods: tuple[str, ...]
   gammas: tuple[int, ...]

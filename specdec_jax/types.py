@@ -22,12 +22,12 @@ Params = Any  # a pytree of arrays
 class Model(NamedTuple):
   """A language model as pure functions; hashable, so it can be a static.
 
-  apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache)
+  apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=())
     -> (hidden_BTD, taps, cache): reads T tokens a row, writes their keys and
     values at `slots_BT` (a slot >= S writes nowhere) and attends where the
     mask is true; a layer with a window also takes a slot's index for its
-    position, and sees no further back than its window. `taps` are the residual
-    streams after the layers `tapped`, each [B, T, D]. A model that can be left
+    position, and sees no further back than its window. Its taps are the residual
+    streams after the layers of the argument `taps`, each [B, T, D]. A model that can be left
     early also takes `layers`, the first and the one after the last (None: all
     that follow), and, where the first is not 0, `residual_BTD`, what the layers
     before it made.

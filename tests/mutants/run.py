@@ -6,6 +6,7 @@ compiled programs: what a bug does not change is not compiled again.
 """
 
 import concurrent.futures
+import difflib
 import os
 import pathlib
 import shutil
@@ -81,7 +82,10 @@ def chosen(
   table = {mutant.name: mutant for mutant in mutants}
   for name in names:
     if name not in table:
-      raise ValueError(f'mutant {name!r}: allowed are {sorted(table)}')
+      near = difflib.get_close_matches(name, table, 3, 0.0)
+      raise ValueError(
+        f'mutant {name!r}: no seeded bug has this name; near are {near}'
+      )
   return [table[name] for name in names]
 
 
