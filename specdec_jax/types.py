@@ -26,11 +26,11 @@ class Model(NamedTuple):
     -> (hidden_BTD, taps, cache): reads T tokens a row, writes their keys and
     values at `slots_BT` (a slot >= S writes nowhere) and attends where the
     mask is true; a layer with a window also takes a slot's index for its
-    position, and sees no further back than its window. Its taps are the residual
-    streams after the layers of the argument `taps`, each [B, T, D]. A model that can be left
-    early also takes `layers`, the first and the one after the last (None: all
-    that follow), and, where the first is not 0, `residual_BTD`, what the layers
-    before it made.
+    position, and sees no further back than its window. What it returns as taps
+    are the residual streams after those layers, each [B, T, D]. A model that
+    can be left early also takes `layers`, the first and the one after the last
+    (None: all that follow), and, where the first is not 0, `residual_BTD`, what
+    the layers before it made.
   head(params, hidden) -> logits: float32 (or wider), last axis V. Ids that are
     padding have logit -inf.
   init_cache(rows, slots) -> cache: a pytree of zeros.

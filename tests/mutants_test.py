@@ -85,8 +85,6 @@ def test_the_program_refuses_unknown_names():
     text=True,
   )
   assert done.returncode == 2 and not done.stdout
-  assert (
-    "mutant 'accept with <': no seeded bug has this name; near are ['accept with <='"
-    in done.stderr
-  )
+  assert "mutant 'accept with <': no seeded bug" in done.stderr
+  assert "near are ['accept with <='" in done.stderr
   assert len(done.stderr.splitlines()) == 1
