@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import page as page_lib
-from experiments.field_criteria import criteria, measure, own, render, samples
+from experiments.field_criteria import criteria, measure, render, samples
 from experiments.field_criteria import table as runner
 
 
@@ -43,7 +43,6 @@ def verdicts(change) -> dict[str, bool]:
     measure.KL: criteria.tensorrt_kl(
       drawn(change(*wide), n), drawn(wide.p_V, n, 1), wide.p_V
     ),
-    measure.OURS: own.follows(of(2**20), p_V),
   }
 
 
@@ -55,10 +54,10 @@ def test_accepting_everything_fails_all():
   assert not any(verdicts(lambda p_V, q_V: q_V).values())
 
 
-def test_a_temperature_of_1_1_passes_kl_and_fails_ours():
+def test_a_temperature_of_1_1_passes_two_and_fails_a_chi_square():
   found = verdicts(lambda p_V, q_V: hotter(p_V))
   assert found[measure.KL] and found[measure.COSINE]
-  assert not found[measure.OURS]
+  assert not found[measure.LARGE]
 
 
 def test_outside_the_support_nothing_passes():
@@ -98,7 +97,7 @@ def outcome(name, row, **changed):
 
 def test_the_table_counts_what_is_missed_and_what_can_be_seen():
   plain = outcome('none', 0)
-  caught = dict(passed=False, digest='b', why='joint_law: off')
+  caught = dict(passed=False, digest='b', why='tests/x_test.py::test_it')
   missed = dict(passed=True, digest='b', why='')
   found = [
     outcome('biased', 4, **{measure.KL: missed, measure.OURS: caught}),
@@ -113,7 +112,7 @@ def test_the_table_counts_what_is_missed_and_what_can_be_seen():
   assert rows[measure.KL]['kinds']['law'] == (1, 1)
   text = render.markdown(doc)
   line = next(x for x in text.splitlines() if x.startswith('| biased'))
-  assert '**missed**' in line and line.endswith('| joint_law |')
+  assert '**missed**' in line and line.endswith('| x_test.py::test_it |')
   first, last = page_lib.MARKS
   lines = render.summary(doc)
   page = page_lib.filled(f'a {first} old {last} b', lines)

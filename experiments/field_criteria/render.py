@@ -19,7 +19,7 @@ KINDS = {
 LOOKS = {
   **dict.fromkeys(measure.WINDOW, 'law of one window'),
   **dict.fromkeys(measure.GREEDY, 'greedy text'),
-  measure.OURS: 'all of it',
+  measure.OURS: 'the tests that the bug names',
 }
 
 
@@ -114,9 +114,9 @@ _SIGNS = {'caught': 'x', 'missed': '**missed**', 'same': '-'}
 
 
 def _each(doc) -> list[str]:
-  head, rows = ('bug', 'file', *measure.EVERY, 'what of ours fails'), []
+  head, rows = ('bug', 'file', *measure.EVERY, 'the test that fails'), []
   for x in doc['outcomes']:
     signs = [_SIGNS[x['verdict'][name]] for name in measure.EVERY]
     file = pathlib.Path(x['path']).name
-    rows.append((x['name'], file, *signs, x['ours'].split(':')[0]))
+    rows.append((x['name'], file, *signs, x['ours'].removeprefix('tests/')))
   return page.table(head, rows)
