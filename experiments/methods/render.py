@@ -35,11 +35,14 @@ def _cell(x: dict[str, Any] | None, first: str) -> str:
   if x is None:
     return f'= {first}'
   gain = x['improvement']
-  mark = {'win': '**', 'loss': ''}.get(metrics.outcome(gain), '~')
-  close = mark if mark == '**' else ''
-  times = '-' if gain['median'] is None else f'{gain["median"]:.2f}x'
+  outcome = metrics.outcome(gain)
+  if outcome == 'too short':
+    times = outcome
+  else:
+    around = {'win': '**{}**', 'draw': '~{}'}.get(outcome, '{}')
+    times = around.format(f'{gain["median"]:.2f}x')
   off = '' if x['lossless'] else f', TV {tables.distance(x)}'
-  return f'{mark}{times}{close} ({x["block_efficiency"]:.2f}{off})'
+  return f'{times} ({x["block_efficiency"]:.2f}{off})'
 
 
 def _differs(cells) -> str:

@@ -78,6 +78,9 @@ def test_wins_losses_and_what_is_lossy_are_told_apart():
     '| lookup | lenient:0.5 (LOSSY) | **2.00x** (1.50, TV 0.12) '
     '| **2.00x** (1.50, TV 0.12) | 0.25 0.25 | LOSSY |',
   ]
+  short = cell('lm', 'reject', 0.0, 1.0)
+  short['improvement'] |= dict(median=None, min=None, max=None)
+  assert '| too short (1.50) |' in render.markdown(document(short))
   bad = dict(promised='tokens', requests=7, differing=1, ties=0, bugs=1)
   text = render.markdown(
     document(
