@@ -1,0 +1,162 @@
+"""Tokenizers inside GGUF files."""
+
+import numpy as np
+import pytest
+import tokenizers
+
+from specdec_jax.io import gguf_file, gguf_tokenizer, sources, tokenizer
+
+TEXT = 'hello, wörld 123\n\n  he 日本 🙂 end'
+
+
+def fake_file(tmp_path, tokens, model='gpt2', **fields):
+  prefix = 'tokenizer.ggml.'
+  given = {'model': model, 'tokens': tokens, **fields}
+  named = {prefix + k: v for k, v in given.items()}
+  return gguf_file.File(tmp_path / 'm.gguf', named, {}, None)
+
+
+def bytes_file(tmp_path, pre, **fields):
+  tokens = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()) + [
+    '12',
+    '<e>',
+  ]
+  given = dict(
+    token_type=np.array([1] * 257 + [3]),
+    merges=['1 2'],
+    eos_token_id=257,
+  )
+  return fake_file(tmp_path, tokens, pre=pre, **(given | fields))
+
+
+@pytest.mark.parametrize(
+  'pre, merged',
+  [('gpt-2', 1), ('default', 1), ('smollm', 0), ('qwen2', 0), ('llama-bpe', 1)],
+)
+def test_gguf_pre_tokenizers(tmp_path, pre, merged):
+  t = gguf_tokenizer.read(bytes_file(tmp_path, pre), 'here')
+  ids = t.encode('a 12<e>')
+  assert ids.count(256) == merged and ids[-1] == 257
+  assert t.decode(t.encode(TEXT)) == TEXT
+
+
+def test_gguf_words_are_cut_as_the_families_do(tmp_path):
+  cuts = {}
+  for pre in ('smollm', 'qwen2', 'llama-bpe'):
+    t = gguf_tokenizer.read(bytes_file(tmp_path, pre), 'here')
+    found = t.inner.pre_tokenizer.pre_tokenize_str("x.Isn't 1234 \n\n y")
+    cuts[pre] = [word.replace('Ġ', ' ').replace('Ċ', '\n') for word, _ in found]
+  assert cuts == {
+    'smollm': ['x', '.', 'Isn', "'t", ' ', '1', '2', '3', '4', ' \n\n', ' y'],
+    'qwen2': ['x', '.Isn', "'t", ' ', '1', '2', '3', '4', ' \n\n', ' y'],
+    'llama-bpe': ['x', '.Isn', "'t", ' ', '123', '4', ' \n\n', ' y'],
+  }
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(pre='tekken'), r"pre 'tekken' is not known.*'smollm'"),
+    (dict(model='t5'), "model 't5'.*gpt2.*llama"),
+    (dict(merges=['1 2', 'nope']), "merge 'nope'"),
+    (dict(token_type=np.array([1])), '258 tokens, 1 token types'),
+    (dict(eos_token_id=9999), 'eos_token_id is 9999'),
+    (dict(merges=None), 'merges is missing'),
+    (dict(token_type=3), 'token_type is int; ndarray is needed'),
+    (dict(eot_token_id=-1), 'eot_token_id is -1'),
+    (dict(bos_token_id=[1]), 'bos_token_id is .1.; ids are 0 to 257'),
+  ],
+)
+def test_gguf_tokenizers_that_are_refused(tmp_path, changes, message):
+  file = bytes_file(tmp_path, **({'pre': 'gpt-2'} | changes))
+  with pytest.raises(ValueError, match=message):
+    gguf_tokenizer.read(file, 'here')
+
+
+def test_gguf_unused_tokens_are_padding(tmp_path):
+  kinds = np.array([1] * 257 + [3, 5, 5])
+  file = bytes_file(tmp_path, 'gpt-2', token_type=kinds)
+  file.fields['tokenizer.ggml.tokens'].extend(['[PAD258]', '[PAD259]'])
+  assert gguf_tokenizer.read(file, 'here').size == 258
+
+
+def sentencepiece_file(tmp_path, **fields):
+  pieces = [
+    '▁',
+    'h',
+    'e',
+    'l',
+    'o',
+    '▁he',
+    'll',
+    '▁h',
+    'he',
+    'llo',
+    '▁hello',
+    'el',
+  ]
+  tokens = [
+    '<unk>',
+    '<s>',
+    '</s>',
+    *[f'<0x{b:02X}>' for b in range(256)],
+    *pieces,
+  ]
+  given = dict(
+    token_type=np.array([2, 3, 3] + [6] * 256 + [1] * len(pieces)),
+    scores=np.array([0.0] * 259 + [-float(i) for i in range(len(pieces))]),
+    bos_token_id=1,
+    eos_token_id=2,
+    unknown_token_id=0,
+  )
+  return fake_file(tmp_path, tokens, 'llama', **(given | fields))
+
+
+def test_gguf_sentencepiece(tmp_path):
+  t = gguf_tokenizer.read(sentencepiece_file(tmp_path), 'here')
+  name = lambda ids: [t.inner.id_to_token(i) for i in ids]
+  # By score: ll (-6), ▁h (-7), then ▁he (-5) once its parts are there, llo, and
+  # at last ▁hello.
+  assert name(t.encode('hello')) == ['<s>', '▁hello']
+  # he scores above el, though both start from the same letters.
+  assert name(t.encode('ohel')) == ['<s>', '▁', 'o', 'he', 'l']
+  assert name(t.encode('é</s>')) == ['<s>', '▁', '<0xC3>', '<0xA9>', '</s>']
+  for text in ('hello hello', TEXT, ' two  spaces'):
+    assert t.decode(t.encode(text)) == text
+  assert (t.bos_id, t.add_bos, t.eos_ids, t.size) == (1, True, (2,), 271)
+
+
+def test_gguf_sentencepiece_without_prefix_or_bos(tmp_path):
+  file = sentencepiece_file(
+    tmp_path, add_space_prefix=False, add_bos_token=False
+  )
+  t = gguf_tokenizer.read(file, 'here')
+  assert [t.inner.id_to_token(i) for i in t.encode('he')] == ['he']
+  assert t.decode(t.encode(' he')) == ' he'
+
+
+def test_gguf_sentencepiece_runs_of_spaces_and_lines_are_tokens(tmp_path):
+  """Gemma's: user-defined tokens, stored with the spaces that they mean."""
+  file = sentencepiece_file(tmp_path, add_space_prefix=False)
+  file.fields['tokenizer.ggml.tokens'].extend(['  ', '\n\n'])
+  more = {'token_type': [4, 4], 'scores': [0.0, 0.0]}
+  for name, values in more.items():
+    full = np.append(file.fields[f'tokenizer.ggml.{name}'], values)
+    file.fields[f'tokenizer.ggml.{name}'] = full
+  t = gguf_tokenizer.read(file, 'here')
+  ids = t.encode('he  l\n\no e')
+  pieces = [t.inner.id_to_token(i) for i in ids]
+  assert pieces == ['<s>', 'he', '  ', 'l', '\n\n', 'o', '▁', 'e']
+  assert t.decode(ids) == 'he  l\n\no e'
+
+
+def test_gguf_and_folder_tokenizers_agree(tiny, tmp_path):
+  c = tiny.config()
+  a = sources.open_source(str(tiny.write_folder(tmp_path / 'hf', c))).tokenizer
+  b = sources.open_source(
+    str(tiny.write_gguf(tmp_path / 'm.gguf', c))
+  ).tokenizer
+  tokenizer.check_same(a, b)
+  for text in (TEXT, '<|im_start|>hello<|im_end|>'):
+    ids = a.encode(text)
+    assert b.decode(ids) == a.decode(ids)
