@@ -121,25 +121,32 @@ def _linear(file, arch: str) -> model_config.RopeScaling | None:
 
 
 def _gemma2(file, common: dict[str, Any]) -> dict[str, Any]:
-  return _gemma(file, common, 'gemma2', window=4096, period=2, big=46)
+  return _gemma(
+    file, common, 'gemma2', window=4096, period=2, big=46, caps=(50.0, 30.0)
+  )
 
 
 def _gemma3(file, common: dict[str, Any]) -> dict[str, Any]:
-  return _gemma(file, common, 'gemma3', window=0, period=6, big=62) | dict(
+  return _gemma(
+    file, common, 'gemma3', window=0, period=6, big=62, caps=(None, None)
+  ) | dict(
     local_rope_theta=_positive(file, 'gemma3.rope.freq_base_swa', 10000.0),
     qk_norm=True,
   )
 
 
-def _gemma(file, common, arch: str, *, window: int, period: int, big: int):
+def _gemma(
+  file, common, arch: str, *, window: int, period: int, big: int, caps: tuple
+):
   """What Gemma 2 and 3 share; what no field says is as llama.cpp has it.
 
-  window: that of an absent field. period: of layers without a window. big: the
-  depth of the 27B model, whose queries are scaled by width / heads.
+  window, caps (of attention, of logits): those of absent fields. period: of
+  layers without a window. big: the depth of the 27B model, whose queries are
+  scaled by width / heads.
   """
   named = lambda key: f'{arch}.{key}'
-  cap = lambda name: (
-    _positive(file, name, None) if name in file.fields else None
+  cap = lambda name, absent: (
+    _positive(file, name, None) if name in file.fields else absent
   )
   depth, width = common['depth'], common['width']
   scalar = width / common['heads'] if depth == big else common['head_dim']
@@ -153,8 +160,8 @@ def _gemma(file, common, arch: str, *, window: int, period: int, big: int):
     act='gelu_tanh',
     post_norm=True,
     wide_norm=True,
-    attn_softcap=cap(named('attn_logit_softcapping')),
-    logit_softcap=cap(named('final_logit_softcapping')),
+    attn_softcap=cap(named('attn_logit_softcapping'), caps[0]),
+    logit_softcap=cap(named('final_logit_softcapping'), caps[1]),
   )
 
 

@@ -137,6 +137,16 @@ def test_unsupported_files_are_named(tiny, tmp_path, arch, add, message):
     sources.load(str(path))
 
 
+@pytest.mark.parametrize(
+  'arch, caps', [('gemma2', (50.0, 30.0)), ('gemma3', (None, None))]
+)
+def test_absent_soft_caps_are_those_of_the_family(tiny, tmp_path, arch, caps):
+  """llama.cpp reads both as optional; Gemma 2 never goes without."""
+  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch)
+  c = sources.open_source(str(path)).config
+  assert (c.attn_softcap, c.logit_softcap) == caps
+
+
 def test_more_layers_than_tensors_allocate_nothing(tiny, tmp_path):
   c = tiny.config()
   deep = dataclasses.replace(c, depth=1 << 31)
