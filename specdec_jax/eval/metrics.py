@@ -216,17 +216,20 @@ def tree_bytes(tree: Any) -> int:
 def step_parameters(params: types.Params) -> int:
   """Parameters that one forward pass reads, the head included.
 
-  Not those of a separate token table, of which a pass reads a few rows.
+  Not those of the tables of tokens, where it is not the head, and of positions:
+  of these a pass reads a few rows.
   """
-  flat = lm.flatten(params)
-  return sum(x.size for name, x in flat.items() if name != 'embed')
+  return sum(x.size for x in _read_whole(params))
 
 
 def step_bytes(params: types.Params) -> int:
   """Bytes of step_parameters."""
-  return tree_bytes(
-    {name: x for name, x in lm.flatten(params).items() if name != 'embed'}
-  )
+  return tree_bytes(_read_whole(params))
+
+
+def _read_whole(params: types.Params) -> list[jax.Array]:
+  flat = lm.flatten(params)
+  return [x for name, x in flat.items() if name not in ('embed', 'positions')]
 
 
 def layers_share(params: types.Params, count: int) -> float:

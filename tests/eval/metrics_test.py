@@ -51,6 +51,20 @@ def test_metrics_of_work_on_a_hand_trace():
   assert metrics.summary(both)['emitted_tokens'] == 10
 
 
+def test_a_pass_reads_a_few_rows_of_its_tables():
+  sizes = dict(head=(4, 16), embed=(16, 4), positions=(32, 4))
+  params = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+  params['norm'] = {'scale': np.ones(4, np.float32)}
+  assert metrics.step_parameters(params) == 4 * 16 + 4
+  assert metrics.step_bytes(params) == 4 * (4 * 16 + 4)
+  learned, rope = (
+    lm.init(model_config.sized('tiny', position=position), 0)
+    for position in ('learned', 'rope')
+  )
+  assert metrics.tree_bytes(learned) > metrics.tree_bytes(rope)
+  assert metrics.step_bytes(learned) == metrics.step_bytes(rope)
+
+
 @pytest.mark.parametrize('scan_layers', [False, True])
 def test_the_first_layers_share_of_a_step(scan_layers):
   config = model_config.sized('tiny', depth=4, scan_layers=scan_layers)
