@@ -15,16 +15,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.eval import prompts as prompts_lib
+from specdec_jax.io import files
 
 KEYS = ('id', 'text', 'tokens', 'finish_reason', 'metrics')
 
 # A resumed run may change these; they change no answer, up to float rounding.
-# Models are compared by content, wherever they lie.
+# Models and n-grams are compared by content, wherever they lie.
 _NO_EFFECT = (
   'target.source',
   'target.scan_layers',
   'draft.source',
   'draft.replicated',
+  'ngram.path',
   'decode.chunk',
 )
 
@@ -117,6 +119,10 @@ def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):
       for key, value in identify(role, model).items()
     }
     meta['sources'] = {role: model.source for role, model in models.items()}
+    if 'ngram' in settings.decode.methods:
+      path = settings.ngram.path
+      meta['weights']['n-grams'] = files.sha256(pathlib.Path(path))
+      meta['sources']['n-grams'] = path
   return json.loads(json.dumps(meta))
 
 
@@ -197,7 +203,7 @@ def _check_meta(path: pathlib.Path, meta: dict[str, Any]) -> None:
   for name, was in sections.items():
     for key in {**was, **meta[name]}:
       a, b = was.get(key), meta[name].get(key)
-      if a != b:
+      if a != b and key not in _NO_EFFECT:  # which an old sidecar may have
         raise ValueError(
           f'output {path}: was begun with other {name}: {key} was {_short(a)}, '
           f'now {_short(b)}: give the {name} it was begun with, or '

@@ -53,6 +53,28 @@ def test_refuses_other_weights(world):
   assert 'target settings and tokenizer was' in world.refused()
 
 
+def test_n_grams_are_known_by_their_content(world):
+  one, moved = (world.output.with_name(name) for name in ('a', 'b'))
+  one.write_bytes(b'counts')
+  moved.write_bytes(b'counts')
+  answering.set_settings(world, 'ngram', path=str(one))
+  answering.set_settings(world, 'decode', methods=('ngram',))
+  cut(world)
+  one.write_bytes(b'other counts')
+  assert 'begun with other weights: n-grams was "' in world.refused()
+  answering.set_settings(world, 'ngram', path=str(moved))
+  assert world.run()['lines'] == 5
+
+
+def test_goes_on_where_the_sidecar_has_the_path_of_the_n_grams(world):
+  """As sidecars had it before the content was told apart."""
+  cut(world)
+  meta = json.loads(output_file.sidecar(world.output).read_text())
+  meta['config']['ngram.path'] = ''
+  output_file.sidecar(world.output).write_text(json.dumps(meta))
+  assert world.run()['lines'] == 5
+
+
 def test_what_changes_no_answer_may_change(world):
   cut(world)
   answering.set_settings(world, 'bench', batch_size=7)
