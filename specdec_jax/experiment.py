@@ -6,6 +6,7 @@ from typing import Any
 
 from specdec_jax import api, build, requests, sharding
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.drafters import lm
 from specdec_jax.eval import prompts as prompts_lib
 from specdec_jax.eval import timing
 
@@ -39,7 +40,7 @@ class Draft:
 
   def __post_init__(self):
     _one_of('draft.dtype', self.dtype, DTYPES)
-    _confidence('draft', self.min_confidence)
+    lm.check_confidence('draft.min_confidence', self.min_confidence)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ class NGram:
   min_confidence: float
 
   def __post_init__(self):
-    _confidence('ngram', self.min_confidence)
+    lm.check_confidence('ngram.min_confidence', self.min_confidence)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,13 +349,6 @@ def _a_tuple(name: str, value: Any, example: str) -> None:
     raise ValueError(
       f'{name}={value!r}: want a tuple of single values, as in '
       f'--config.{name}="{example}"'
-    )
-
-
-def _confidence(section: str, value: float) -> None:
-  if not 0 <= value < 1:
-    raise ValueError(
-      f'{section}.min_confidence={value}: must be in [0, 1); 0 never stops'
     )
 
 

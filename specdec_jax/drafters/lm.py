@@ -30,10 +30,7 @@ def make(
   """
   if gamma < 1:
     raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
-  if not 0 <= min_confidence < 1:
-    raise ValueError(
-      f'min_confidence={min_confidence}: must be in [0, 1); 0 never stops'
-    )
+  check_confidence('min_confidence', min_confidence)
 
   def init(weights, context, features):
     del features
@@ -113,6 +110,12 @@ def make(
     return cache  # slots past the committed length are overwritten when read
 
   return types.Drafter('lm', gamma, init, propose, commit)
+
+
+def check_confidence(name: str, value: float) -> None:
+  """Raises ValueError for a min_confidence out of range, by its full name."""
+  if not 0 <= value < 1:
+    raise ValueError(f'{name}={value}: must be in [0, 1); 0 never stops')
 
 
 def _confidence(logits_BV):
