@@ -60,48 +60,65 @@ def count(
       f'give a text of {order} tokens or more'
     )
   tokens_I = np.concatenate([np.asarray(text, np.int64) for text in texts])
-  if tokens_I.min() < 0 or tokens_I.max() >= vocab:
+  outside = tokens_I[(tokens_I < 0) | (tokens_I >= vocab)]
+  if outside.size:
     raise ValueError(
-      f'id {tokens_I.max()} is outside the vocabulary of {vocab} tokens'
+      f'id {outside[0]} is outside the vocabulary of {vocab} tokens'
     )
   # How many tokens of its text an index has before it.
   before_I = np.concatenate([np.arange(len(text)) for text in texts])
   unigram_V = np.bincount(tokens_I, minlength=vocab) + 1.0
-  # node_I: the node of the n - 1 tokens that end before each index; -1: none.
-  node_I = np.concatenate([[-1], tokens_I[:-1]])
-  starts, tokens, weights = [0], [], []
-  nodes, first, made = vocab, 0, 0
+  # node_I: of the n - 1 tokens before each index, among the contexts of that
+  # length that were kept; -1: none.
+  node_I, nodes = np.concatenate([[-1], tokens_I[:-1]]), vocab
+  starts = [np.zeros(1, np.int64)]
+  tokens, weights = [np.zeros(0, np.int64)], [np.zeros(0)]
   for n in range(2, order + 1):
-    asked_I = (before_I >= n - 1) & (node_I >= 0)
-    keys, inverse, seen = np.unique(
-      node_I[asked_I] * vocab + tokens_I[asked_I],
-      return_inverse=True,
-      return_counts=True,
+    node_I = np.where(before_I >= n - 1, node_I, -1)
+    sizes, token_J, weight_J, next_I = _continuations(
+      node_I, tokens_I, nodes, vocab=vocab, least=least if n > 2 else 1
     )
-    parent, token = keys // vocab - first, keys % vocab
-    total = np.bincount(parent, seen, nodes) + np.bincount(
-      parent, minlength=nodes
-    )
-    kept = _commonest(parent, seen) & (seen >= (least if n > 2 else 1))
-    starts += list(made + np.cumsum(np.bincount(parent[kept], minlength=nodes)))
-    tokens.append(token[kept])
-    weights.append(seen[kept] / total[parent[kept]])
-    # The kept ones are the next level's contexts, in this order.
-    number = np.where(kept, np.cumsum(kept) - 1 + vocab + made, -1)
-    longer_I = np.full(len(tokens_I), -1)
-    longer_I[asked_I] = number[inverse]
-    node_I = np.concatenate([[-1], longer_I[:-1]])
-    first, nodes = vocab + made, int(kept.sum())
-    made += nodes
-  join = lambda parts, dtype: (
-    np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
-  )
+    starts.append(starts[-1][-1] + np.cumsum(sizes))
+    tokens.append(token_J)
+    weights.append(weight_J)
+    node_I, nodes = np.concatenate([[-1], next_I[:-1]]), len(token_J)
   return Counts(
     (unigram_V / unigram_V.sum()).astype(np.float32),
-    np.asarray(starts, np.int32),
-    join(tokens, np.int32),
-    join(weights, np.float16),
+    np.concatenate(starts).astype(np.int32),
+    np.concatenate(tokens).astype(np.int32),
+    _rounded_down(np.concatenate(weights)),
   )
+
+
+def _continuations(node_I, tokens_I, nodes: int, *, vocab: int, least: int):
+  """What is kept of the tokens that followed each of the contexts.
+
+  Returns how many each context has, their tokens and shares, and for each index
+  which of them it is; -1: none.
+  """
+  asked_I = node_I >= 0
+  keys, inverse, seen = np.unique(
+    node_I[asked_I] * vocab + tokens_I[asked_I],
+    return_inverse=True,
+    return_counts=True,
+  )
+  parent, token = keys // vocab, keys % vocab
+  total = np.bincount(parent, seen, nodes) + np.bincount(
+    parent, minlength=nodes
+  )
+  kept = _commonest(parent, seen) & (seen >= least)
+  sizes = np.bincount(parent[kept], minlength=nodes)
+  next_I = np.full(len(tokens_I), -1)
+  # The kept ones are the next level's contexts, in this order.
+  next_I[asked_I] = np.where(kept, np.cumsum(kept) - 1, -1)[inverse]
+  return sizes, token[kept], seen[kept] / total[parent[kept]], next_I
+
+
+def _rounded_down(weight_J):
+  """Shares as float16; up, those of one node could add up to more than 1."""
+  near_J = weight_J.astype(np.float16)
+  below_J = np.nextafter(near_J, np.float16(0))
+  return np.where(near_J > weight_J, below_J, near_J)
 
 
 def _commonest(parent_J, seen_J):
@@ -181,6 +198,7 @@ def _interpolate(params: Counts, context_RX, shorter_RV):
   weight_RM = jnp.where(there_RM, params.weight_J[at_RM], 0)
   weight_RM = weight_RM.astype(shorter_RV.dtype)
   left_R1 = 1 - jnp.sum(weight_RM, -1, keepdims=True)
+  left_R1 = jnp.maximum(left_R1, 0)  # old files have shares rounded up
   token_RM = jnp.where(there_RM, params.token_J[at_RM], shorter_RV.shape[1])
   row_R1 = jnp.arange(len(node_R))[:, None]
   return (left_R1 * shorter_RV).at[row_R1, token_RM].add(weight_RM, mode='drop')

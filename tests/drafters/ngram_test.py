@@ -69,6 +69,40 @@ def test_the_law_is_that_of_the_counts(order):
     np.testing.assert_allclose(q_V, by_hand(context, order), atol=1e-3)
 
 
+# Both shares of these are above their values in the nearest float16.
+SEEN = (8659, 1123)
+
+
+def laws(counts, vocab: int) -> np.ndarray:
+  """The law after each token, from bigrams."""
+  head = ngram.model(vocab, order=2).head
+  after = jnp.arange(vocab)[:, None]
+  return np.exp(head(jax.tree.map(jnp.asarray, counts), after))
+
+
+def test_shares_are_rounded_so_that_they_leave_some_mass():
+  follow = np.repeat([1, 2], SEEN)
+  text = np.stack([np.zeros_like(follow), follow], 1).ravel()
+  counts = ngram.count([text], order=2, vocab=6)
+  exact = np.array(SEEN) / (sum(SEEN) + 2)
+  shares = counts.weight_J[:2].astype(float)
+  assert (shares <= exact).all() and (shares > exact * (1 - 2**-10)).all()
+  q_RV = laws(counts, 6)
+  assert (q_RV > 0).all()
+  np.testing.assert_allclose(q_RV.sum(-1), 1, atol=1e-6)
+
+
+def test_a_file_whose_shares_were_rounded_up_has_no_nan():
+  near = (np.array(SEEN) / (sum(SEEN) + 2)).astype(np.float16)
+  assert near.astype(float).sum() > 1
+  start = np.array([0, 2, 2, 2], np.int32)
+  unigram = np.full(3, 1 / 3, np.float32)
+  tokens = np.array([1, 2], np.int32)
+  q_RV = laws(ngram.Counts(unigram, start, tokens, near), 3)
+  assert np.isfinite(q_RV).all()
+  np.testing.assert_allclose(q_RV[0], [0, *near], rtol=1e-6)
+
+
 def test_the_commonest_continuations_are_kept():
   follow = np.repeat(np.arange(1, 60), np.arange(1, 60))
   text = np.stack([np.zeros_like(follow), follow], 1).ravel()
@@ -107,6 +141,7 @@ def test_ids_that_are_padding_have_no_chance():
     ([[1, 2]], 3, 'longest text of the corpus has 2 tokens'),
     ([], 1, 'longest text of the corpus has 0 tokens'),
     ([[1, V]], 2, f'id {V} is outside the vocabulary of {V} tokens'),
+    ([[1, -3, 5]], 2, f'id -3 is outside the vocabulary of {V} tokens'),
   ],
 )
 def test_what_cannot_be_counted(texts, order, message):
