@@ -45,7 +45,8 @@ def _lookup(target: 'LanguageModel', *, gamma: int, **settings) -> Made:
 def _ngram(
   target: 'LanguageModel', *, gamma: int, path: str, **settings
 ) -> Made:
-  order, counts = ngrams.read(path, target.tokenizer)
+  everywhere = target.layout and target.layout.sharding()
+  order, counts = ngrams.read(path, target.tokenizer, everywhere)
   model = ngram.model(target_model(target).vocab, order=order, ids=target.ids)
   return Made(_made(ngram.make, model, gamma=gamma, **settings), counts, model)
 

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -72,24 +73,34 @@ def write(path: str, counts: ngram.Counts, about: dict[str, str]) -> None:
   try:
     files.write(pathlib.Path(path), content)
   except OSError as error:
-    raise ValueError(f'output {path}: cannot be written: {error}') from error
+    raise ValueError(
+      f'output {path}: cannot be written: {error.strerror}'
+    ) from error
 
 
 def read(
-  path: str, tokenizer: tokenizer_lib.Tokenizer
+  path: str | os.PathLike,
+  tokenizer: tokenizer_lib.Tokenizer,
+  sharding: jax.sharding.Sharding | None = None,
 ) -> tuple[int, ngram.Counts]:
-  """(order, counts) of a file that was counted with this tokenizer.
+  """(order, counts on their devices) of a file counted with this tokenizer.
 
   Raises:
     ValueError: no such file, another kind of file, or another tokenizer.
   """
   try:
     changed = os.stat(path).st_mtime_ns
+    with open(path, 'rb') as file:
+      ours = f'"format":"{_FORMAT}"'.encode() in file.read(1 << 12)
+  except IsADirectoryError:
+    ours = False
   except OSError as error:
     raise ValueError(
       f'n-grams {path}: {error.strerror}; scripts/ngram.py makes such a file'
     ) from error
-  about, counts = _read(os.path.abspath(path), changed)
+  if not ours:
+    raise ValueError(f'n-grams {path}: not a file of scripts/ngram.py')
+  about, counts = _read(os.path.abspath(path), changed, sharding)
   if about['tokenizer'] != tokenizer.fingerprint():
     raise ValueError(
       f'n-grams {path}: counted with another tokenizer than that of '
@@ -100,13 +111,11 @@ def read(
 
 
 @functools.lru_cache(maxsize=4)
-def _read(path: str, changed: int) -> tuple[dict[str, str], Any]:
+def _read(path: str, changed: int, sharding) -> tuple[dict[str, str], Any]:
   try:
     with safetensors.safe_open(path, 'numpy') as file:
-      about = file.metadata() or {}
-      if about.get('format') != _FORMAT:
-        raise ValueError(f'n-grams {path}: not a file of scripts/ngram.py')
       names = ngram.Counts._fields
-      return about, ngram.Counts(*(file.get_tensor(name) for name in names))
+      counts = ngram.Counts(*(file.get_tensor(name) for name in names))
+      return file.metadata(), jax.device_put(counts, sharding)
   except (OSError, safetensors.SafetensorError) as error:
     raise ValueError(f'n-grams {path}: damaged: {error}') from error
