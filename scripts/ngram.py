@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
+from specdec_jax.eval import output_file  # noqa: E402
 from specdec_jax.io import ngrams, sources  # noqa: E402
 
 _TARGET = flags.DEFINE_string('target', '', 'model whose tokenizer to use')
@@ -27,6 +28,7 @@ _ORDER = flags.DEFINE_integer('order', 4, 'longest n-gram, 1 to 4')
 def run() -> bool:
   if not _TARGET.value or not _OUTPUT.value:
     raise ValueError('want --target=SOURCE and --output=FILE')
+  output_file.check_writable('output', _OUTPUT.value)
   texts = ngrams.texts_of(_CORPUS.value)
   tokenizer = sources.open_source(_TARGET.value).tokenizer
   counts, about = ngrams.count(texts, tokenizer, order=_ORDER.value)
