@@ -1,11 +1,13 @@
 """From names and settings to things that run.
 
-Every name -> function table lives here: a new rule or drafter is a file and one
-row.
+Every name -> function table lives here. A new rule is a file and a row of
+RULES; a new drafter is a file, a row of DRAFTERS and, for the certificate, one
+of RECIPES. A section of its name in the config, with its settings, is optional.
 """
 
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,17 +40,42 @@ class Made(NamedTuple):
   model: types.Model | None = None
 
 
-def _lookup(target: 'LanguageModel', *, gamma: int, **settings) -> Made:
-  return Made(_made(lookup.make, gamma=gamma, **settings))
+def _lm(
+  draft: 'LanguageModel',
+  chunk: int,
+  target: 'LanguageModel',
+  *,
+  gamma: int,
+  min_confidence: float = 0.0,
+) -> Made:
+  tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
+  q = draft_model(target, draft)
+  drafter = _made(
+    lm_drafter.make, q, gamma=gamma, min_confidence=min_confidence, chunk=chunk
+  )
+  return Made(drafter, draft.params, q)
+
+
+def _lookup(
+  target: 'LanguageModel', *, gamma: int, min_match: int = 2, max_match: int = 4
+) -> Made:
+  return Made(
+    _made(lookup.make, gamma=gamma, min_match=min_match, max_match=max_match)
+  )
 
 
 def _ngram(
-  target: 'LanguageModel', *, gamma: int, path: str, **settings
+  target: 'LanguageModel',
+  *,
+  gamma: int,
+  path: str | os.PathLike,
+  min_confidence: float = 0.0,
 ) -> Made:
   everywhere = target.layout and target.layout.sharding()
   order, counts = ngrams.read(path, target.tokenizer, everywhere)
   model = ngram.model(target_model(target).vocab, order=order, ids=target.ids)
-  return Made(_made(ngram.make, model, gamma=gamma, **settings), counts, model)
+  drafter = _made(ngram.make, model, gamma=gamma, min_confidence=min_confidence)
+  return Made(drafter, counts, model)
 
 
 def _early_exit(target: 'LanguageModel', *, gamma: int, exit: int) -> Made:
@@ -63,7 +90,8 @@ def _early_exit(target: 'LanguageModel', *, gamma: int, exit: int) -> Made:
   return Made(drafter, target.params, _made(early_exit.view, model, exit=exit))
 
 
-# Drafters that need no other model: name -> (target, gamma=..., **settings).
+# Drafters that need no other model: name -> function(target, gamma=..., and its
+# settings by name; what they are annotated as is checked, see _KINDS).
 DRAFTERS = {'lookup': _lookup, 'ngram': _ngram, 'early_exit': _early_exit}
 
 
@@ -215,7 +243,8 @@ def engine(
       min_confidence; early_exit: exit; a model: min_confidence).
 
   Raises:
-    ValueError: an unknown name, gamma < 0, or a draft with another tokenizer.
+    ValueError: an unknown name or setting, a value that is not allowed, or a
+      draft with another tokenizer.
   """
   options = options or default_options()
   rule = rule_of(rule)
@@ -223,39 +252,73 @@ def engine(
     raise ValueError(
       f'gamma={gamma!r}: must be an integer, 0 (plain decoding) or more'
     )
-  model = target_model(target)
-  draft_used = None
-  if draft is None or gamma == 0:
-    made = Made(decode.PLAIN)
-  elif isinstance(draft, types.Drafter):
-    made = Made(draft)
-  elif isinstance(draft, LanguageModel):
-    tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
-    draft_used, q = draft, draft_model(target, draft)
-    settings['chunk'] = options.chunk
-    drafter = _made(lm_drafter.make, q, gamma=gamma, **settings)
-    made = Made(drafter, draft.params, q)
-  elif not isinstance(draft, str):
-    raise ValueError(
-      f'draft={draft!r}: a loaded model, a types.Drafter, None, or a name of '
-      f'{sorted(DRAFTERS)}'
-    )
-  else:
-    if draft not in DRAFTERS:
-      raise ValueError(f'draft={draft!r}: allowed are {sorted(DRAFTERS)}')
-    made = DRAFTERS[draft](target, gamma=gamma, **settings)
-  weights = types.Weights(target.params, made.params)
-  programs = decode.programs(model, made.drafter, rule, options)
+  make = _maker(draft, options)
+  _check_settings(draft, make, settings)
+  made = Made(decode.PLAIN)
+  if gamma:
+    made = make(target, gamma=gamma, **settings)
   return Engine(
     target,
-    draft_used,
+    draft if gamma and isinstance(draft, LanguageModel) else None,
     made.model,
     made.drafter,
     rule,
-    weights,
-    programs,
+    types.Weights(target.params, made.params),
+    decode.programs(target_model(target), made.drafter, rule, options),
     options,
   )
+
+
+def _maker(draft: Any, options: decode.Options) -> Callable[..., Made]:
+  """What makes a drafter of `draft`, as a row of DRAFTERS does."""
+  if draft is None:
+    return lambda target, *, gamma: Made(decode.PLAIN)
+  if isinstance(draft, types.Drafter):
+    return lambda target, *, gamma: Made(draft)
+  if isinstance(draft, LanguageModel):
+    return functools.partial(_lm, draft, options.chunk)
+  if isinstance(draft, str) and draft in DRAFTERS:
+    return DRAFTERS[draft]
+  raise ValueError(
+    f'draft={draft!r}: allowed are {", ".join(map(repr, sorted(DRAFTERS)))}, a '
+    'loaded model, a types.Drafter, or None'
+  )
+
+
+# What a setting must be, by how it is annotated.
+_KINDS = {
+  int: ('a whole number', int),
+  float: ('a number', int | float),
+  str | os.PathLike: ('a path', str | os.PathLike),
+}
+
+
+def _check_settings(draft: Any, make: Callable[..., Made], settings) -> None:
+  """Raises ValueError for settings that make(target, gamma=...) has not."""
+  shown = f'draft={draft!r}'
+  if isinstance(draft, LanguageModel):
+    shown = f'draft {draft.label}'
+  elif isinstance(draft, types.Drafter):
+    shown = f'drafter {draft.name}'
+  _, *own = inspect.signature(make).parameters.values()
+  rest = any(x.kind is x.VAR_KEYWORD for x in own)
+  known = {
+    x.name: x for x in own if x.name != 'gamma' and x.kind is not x.VAR_KEYWORD
+  }
+  allowed = f'allowed are {", ".join(known)}' if known else 'none are allowed'
+  for name, value in settings.items():
+    if name not in known and not rest:
+      raise ValueError(
+        f'{shown}: {name}={value!r} is no setting of it; {allowed}'
+      )
+    annotation = known[name].annotation if name in known else None
+    what, kind = _KINDS.get(annotation, ('', object))
+    if not isinstance(value, kind) or (what and isinstance(value, bool)):
+      raise ValueError(f'{shown}: {name}={value!r}: must be {what}')
+  for name, x in known.items():
+    if x.default is x.empty and name not in settings:
+      what, _ = _KINDS.get(x.annotation, ('of any kind', object))
+      raise ValueError(f'{shown}: needs the setting {name}, {what}')
 
 
 def rule_of(name: str | types.Rule) -> types.Rule:

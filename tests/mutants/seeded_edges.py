@@ -220,7 +220,7 @@ EDGES = (
     23,
     'draft and target mean different text by an id',
     'specdec_jax/build.py',
-    '    tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)\n',
+    '  tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)\n',
     '',
     ('tests/api_test.py::test_a_draft_of_another_tokenizer_is_refused',),
   ),
