@@ -71,36 +71,9 @@ def make(
     cache, token_B, q_BV, going_B = extend(
       cache, last_BT, start_B, 0, context.live_B
     )
-    tokens_KB = jnp.zeros((gamma, *token_B.shape), token_B.dtype)
-    q_KBV = jnp.zeros((gamma, *q_BV.shape), q_BV.dtype)
-
-    def body(carry):
-      offset, cache, tokens_KB, q_KBV, going_B, count_B = carry
-      at_B = context.lengths_B + offset - 1
-      cache, token_B, q_BV, going_B = extend(
-        cache, tokens_KB[offset - 1][:, None], at_B, offset, going_B
-      )
-      return (
-        offset + 1,
-        cache,
-        tokens_KB.at[offset].set(token_B),
-        q_KBV.at[offset].set(q_BV),
-        going_B,
-        count_B + going_B,
-      )
-
-    # One traced step, not gamma of them: compile time does not grow with gamma.
-    _, cache, tokens_KB, q_KBV, _, count_B = jax.lax.while_loop(
-      lambda carry: (carry[0] < gamma) & jnp.any(carry[4]),
-      body,
-      (
-        jnp.int32(1),
-        cache,
-        tokens_KB.at[0].set(token_B),
-        q_KBV.at[0].set(q_BV),
-        going_B,
-        going_B.astype(jnp.int32),
-      ),
+    first = cache, token_B, q_BV, going_B
+    cache, tokens_KB, q_KBV, count_B = _more(
+      extend, first, context.lengths_B, gamma
     )
     q_BKV = jnp.moveaxis(q_KBV, 0, 1)
     return types.Draft(tokens_KB.T, q_BKV, count_B), cache, target_cache
@@ -116,6 +89,45 @@ def check_confidence(name: str, value: float) -> None:
   """Raises ValueError for a min_confidence out of range, by its full name."""
   if not 0 <= value < 1:
     raise ValueError(f'{name}={value}: must be in [0, 1); 0 never stops')
+
+
+def _more(extend, first, lengths_B, gamma: int):
+  """Drafts offsets 1 to gamma - 1, until every row has stopped.
+
+  One traced step, not gamma of them: compile time does not grow with gamma.
+  """
+  cache, token_B, q_BV, going_B = first
+  tokens_KB = jnp.zeros((gamma, *token_B.shape), token_B.dtype)
+  q_KBV = jnp.zeros((gamma, *q_BV.shape), q_BV.dtype)
+
+  def body(carry):
+    offset, cache, tokens_KB, q_KBV, going_B, count_B = carry
+    at_B = lengths_B + offset - 1
+    cache, token_B, q_BV, going_B = extend(
+      cache, tokens_KB[offset - 1][:, None], at_B, offset, going_B
+    )
+    return (
+      offset + 1,
+      cache,
+      tokens_KB.at[offset].set(token_B),
+      q_KBV.at[offset].set(q_BV),
+      going_B,
+      count_B + going_B,
+    )
+
+  _, cache, tokens_KB, q_KBV, _, count_B = jax.lax.while_loop(
+    lambda carry: (carry[0] < gamma) & jnp.any(carry[4]),
+    body,
+    (
+      jnp.int32(1),
+      cache,
+      tokens_KB.at[0].set(token_B),
+      q_KBV.at[0].set(q_BV),
+      going_B,
+      going_B.astype(jnp.int32),
+    ),
+  )
+  return cache, tokens_KB, q_KBV, count_B
 
 
 def _confidence(logits_BV):

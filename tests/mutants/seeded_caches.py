@@ -106,8 +106,8 @@ CACHES = (
     1,
     'its proposals leave a hole and stale keys',
     _LM,
-    'at_B = context.lengths_B + offset - 1',
-    'at_B = context.lengths_B + offset',
+    'at_B = lengths_B + offset - 1',
+    'at_B = lengths_B + offset',
     (_DRAFT_LAW,),
   ),
   Mutant(
