@@ -133,6 +133,8 @@ class Rule(NamedTuple):
   law(p_BTV, q_BTV, scores) -> [B, T, V], of a lossy rule: what it emits where
     one token is drafted from q. Its distance from p is printed beside every
     number.
+  kept(p_BTV, q_BTV, scores) -> [B, T, V]: the mass with which each token is
+    drafted from q and kept; None stands for min(p, q).
   """
 
   name: str
@@ -141,6 +143,7 @@ class Rule(NamedTuple):
   lossless: bool = True
   scored: bool = False
   law: Callable[[Array, Array, Scores], Array] | None = None
+  kept: Callable[[Array, Array, Scores], Array] | None = None
 
 
 class Drafter(NamedTuple):
@@ -156,6 +159,7 @@ class Drafter(NamedTuple):
   taps: layers of the target whose residual stream it wants, concatenated to E.
   exit: how many of the target's layers propose has run over the window, in the
     target's own cache; verification starts after them, from Draft.residual_BND.
+  stops: whether a window may end before gamma where the draft is not sure.
   """
 
   name: str
@@ -165,6 +169,7 @@ class Drafter(NamedTuple):
   commit: Callable[..., Any]
   taps: tuple[int, ...] = ()
   exit: int = 0
+  stops: bool = False
 
 
 class Info(NamedTuple):

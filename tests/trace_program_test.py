@@ -116,9 +116,13 @@ def test_p_and_q_are_those_of_the_tables(recorded):
       q_V = table_model.row_of(q_RVV, prefix)
       assert text.p[t] == pytest.approx(p_V[token], rel=1e-5)
       assert text.q[t] == pytest.approx(q_V[token], rel=1e-5)
-      for l, overlap in zip(trace.LENIENCES, text.overlap, strict=True):
-        expected = np.minimum(p_V / l, q_V).sum()
-        assert overlap[t] == pytest.approx(expected, rel=1e-5)
+      for x, l in enumerate(trace.LENIENCES):
+        kept_V = np.minimum(p_V / l, q_V)
+        rest_V = np.maximum(p_V - q_V, 0)
+        off_V = kept_V + (1 - kept_V.sum()) * rest_V / rest_V.sum() - p_V
+        far = np.abs(off_V).sum() / 2
+        assert text.kept[x][t] == pytest.approx(kept_V.sum(), rel=1e-5)
+        assert text.distance[x][t] == pytest.approx(far, abs=1e-6)
   assert ends == {True, False}
 
 

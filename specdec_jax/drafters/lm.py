@@ -82,7 +82,8 @@ def make(
     del context, verdict, features_BNE
     return cache  # slots past the committed length are overwritten when read
 
-  return types.Drafter('lm', gamma, init, propose, commit)
+  stops = min_confidence > 0
+  return types.Drafter('lm', gamma, init, propose, commit, stops=stops)
 
 
 def check_confidence(name: str, value: float) -> None:

@@ -87,11 +87,13 @@ def walk(
 class Overlap(NamedTuple):
   """For the token at each index of a text, garbage outside it.
 
-  alpha_BL: sum_x min(p(x), q(x)). distance_BL: total variation between p and
-  what a lossy rule emits there; 0 for a lossless one.
+  alpha_BL: sum_x min(p(x), q(x)). kept_BL: how much of q the rule keeps, alpha
+  but for a lossy one. distance_BL: total variation between p and what a lossy
+  rule emits there; 0 for a lossless one.
   """
 
   alpha_BL: Array
+  kept_BL: Array
   distance_BL: Array
 
 
@@ -127,11 +129,8 @@ def overlap(
       asked_BT1 = text_scores.at(proposed_BL, index_T)[..., None]
       q_BTV = (q_BTV & asked_BT1).astype(p_BTV.dtype)
     alpha_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
-    if rule.law is None:
-      return alpha_BT, jnp.zeros(alpha_BT.shape)
     scores = types.Scores(logits[0], request.sampling)
-    off_BTV = jnp.abs(rule.law(p_BTV, q_BTV, scores) - p_BTV)
-    return alpha_BT, jnp.sum(off_BTV, -1) / 2
+    return alpha_BT, *text_scores.judged(rule, p_BTV, q_BTV, scores)
 
   readers = [(target, weights.target)]
   readers += [] if draft is None else [(draft, weights.draft)]

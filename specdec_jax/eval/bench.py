@@ -193,7 +193,7 @@ def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
     'target_cache': _cache_bytes(arm.model, B, L),
     'draft_cache': _cache_bytes(arm.draft if engine.draft else None, B, L),
   }
-  drafting = _drafting(arm, caches['draft_cache'])
+  drafting = _drafting(arm, caches['draft_cache'], info)
   first = np.median(np.asarray(mine.first), 0)
   return {
     'name': arm.name,
@@ -233,29 +233,31 @@ def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
   }
 
 
-def _drafting(arm, cache: int) -> dict[str, int]:
+def _drafting(arm, cache: int, info: types.Info) -> dict[str, int]:
   """What a window does beyond the target's pass, and what is held for it.
 
-  A draft model reads gamma + 1 tokens in gamma passes: the last two committed
-  ones first, then its own. Layers of the target run token by token instead of
-  once, and the head once a draft; they are the target's own, so none is held.
+  A draft model reads gamma + 1 tokens in gamma passes, or fewer if it stops
+  early: the last two committed ones first, then its own. Layers of the target
+  run token by token instead of once, and the head once a draft; they are the
+  target's own, so none is held.
   """
-  engine, gamma, params = arm.engine, arm.gamma, arm.engine.weights.draft
+  engine, params = arm.engine, arm.engine.weights.draft
+  passes = metrics.draft_passes(info) if engine.drafter.stops else arm.gamma
   if engine.drafter.exit:
     whole = metrics.step_bytes(params)
     layers = metrics.layers_share(params, engine.drafter.exit) * whole
     head = params['head']
     return {
-      'parameters': gamma * head.size,
-      'bytes': round(gamma * (layers + head.nbytes)),
+      'parameters': round(passes * head.size),
+      'bytes': round(passes * (layers + head.nbytes)),
       'held': 0,
     }
   held = metrics.tree_bytes(params)
   if engine.draft is None:
     return {'parameters': 0, 'bytes': 0, 'held': held}
   return {
-    'parameters': (gamma + 1) * metrics.step_parameters(params),
-    'bytes': gamma * (metrics.step_bytes(params) + cache),
+    'parameters': round((passes + 1) * metrics.step_parameters(params)),
+    'bytes': round(passes * (metrics.step_bytes(params) + cache)),
     'held': held,
   }
 

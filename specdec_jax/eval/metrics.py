@@ -299,6 +299,18 @@ def bytes_per_token(
   return ratio(int(info.calls) * window, summary(info)['emitted_tokens'])
 
 
+def draft_passes(info: types.Info) -> float:
+  """Passes in a window of a draft model that stops where it is not sure.
+
+  The first, and one after every draft that was proposed but the last one: that
+  a draft is not proposed shows in a pass too. The mean over rows, exact for one
+  row a batch; of more, each waits for those that go on.
+  """
+  found = summary(info)
+  proposed_K = found['proposed_per_position']
+  return 1 + sum(proposed_K[:-1]) / max(found['target_calls'], 1)
+
+
 def alpha(overlap_BL, where_BL) -> float | None:
   """Mean of sum min(p, q) over the positions chosen."""
   where_BL = np.asarray(where_BL)

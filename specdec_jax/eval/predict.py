@@ -19,7 +19,7 @@ def alphas(
   last = {arm.drafter: arm for arm in arms[1:]}  # any gamma gives the same
   out = {}
   for name, arm in last.items():
-    sums, off, asked, text = [], [], [], []
+    sums, kept, off, asked, text = [], [], [], [], []
     for group, plain in track(
       list(zip(groups, outputs[arms[0].name], strict=True)), f'alpha of {name}'
     ):
@@ -32,15 +32,19 @@ def alphas(
         index_1L < plain.lengths_B[:, None]
       )
       sums.append(np.asarray(overlap.alpha_BL))
+      kept.append(np.asarray(overlap.kept_BL))
       off.append(np.asarray(overlap.distance_BL))
       asked.append(np.asarray(proposed_BL) & text_BL)
       text.append(text_BL)
     if not sums:
       continue
-    sums, off, asked, text = map(np.concatenate, (sums, off, asked, text))
+    sums, kept, off, asked, text = map(
+      np.concatenate, (sums, kept, off, asked, text)
+    )
     out[name] = {
       'alpha': metrics.alpha(sums, text),
       'alpha_where_proposed': metrics.alpha(sums, asked),
+      'kept_where_proposed': metrics.alpha(kept, asked),
       'total_variation': metrics.alpha(off, text),
       'positions': int(text.sum()),
     }
@@ -114,9 +118,10 @@ def improvement(arm: timing.Arm, calibration, info, base: float, alpha) -> dict:
     gammas[g] = tokens * share / cost.window(draft, wide, v(g + 1), idle)
   window = cost.window(propose, wide, v(arm.gamma + 1), idle)
   independent = None
-  if alpha and alpha['alpha'] is not None:
+  # Equation 1 knows no window that stops where the draft is not sure.
+  if alpha and alpha['alpha'] is not None and not arm.engine.drafter.stops:
     rate = metrics.summary(info)['proposal_rate'] or 0.0
-    each = alpha['alpha_where_proposed'] or 0.0
+    each = alpha['kept_where_proposed'] or 0.0
     independent = cost.sparse_tokens(min(each, 1.0), arm.gamma, rate) / window
   return {
     'tokens': tokens,

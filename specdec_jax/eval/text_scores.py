@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specdec_jax import decode, types, windows
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.verify import lenient
 
 Array = jax.Array
 
@@ -85,6 +86,24 @@ def of(p_BTV: Array, tokens_BT: Array) -> Array:
   return jnp.take_along_axis(p_BTV, tokens_BT[..., None], -1)[..., 0]
 
 
+def judged(
+  rule: types.Rule, p_BTV: Array, q_BTV: Array, scores: types.Scores
+) -> tuple[Array, Array]:
+  """What a rule keeps of one draft, and how far from p it emits: [B, T] each.
+
+  The second is the total variation, 0 for a lossless rule.
+  """
+  if rule.kept is None:
+    kept_BTV = jnp.minimum(p_BTV, q_BTV)
+  else:
+    kept_BTV = rule.kept(p_BTV, q_BTV, scores)
+  kept_BT = jnp.sum(kept_BTV, -1)
+  if rule.law is None:
+    return kept_BT, jnp.zeros(kept_BT.shape)
+  off_BTV = jnp.abs(rule.law(p_BTV, q_BTV, scores) - p_BTV)
+  return kept_BT, jnp.sum(off_BTV, -1) / 2
+
+
 @functools.partial(
   jax.jit, static_argnames=('target', 'draft', 'chunk', 'leniences')
 )
@@ -97,19 +116,29 @@ def scores(
   chunk: int,
   leniences: tuple[float, ...],
 ) -> Array:
-  """p(x), q(x) of the token x at each index, and the overlaps there.
+  """p(x), q(x) of the token x at each index, and what each lenience does there.
 
-  request: as read takes it. Returns [B, L, 2 + X]: last,
-  sum_y min(p(y) / l, q(y)) for every lenience l.
+  request: as read takes it. Returns [B, L, 2 + 2 X]: last, for every lenience,
+  the mass of the drafts that it keeps, then for every one the total variation
+  of what it emits. p or q is NaN where its model's logits are not finite.
   """
+  rules = [lenient.make(l) for l in leniences]
 
   def columns(index_T, *logits):
     p_BTV, q_BTV = (
       sampling_lib.probabilities(x, request.sampling) for x in logits
     )
     tokens_BT = at(request.tokens_BL, index_T)
-    overlaps = [jnp.sum(jnp.minimum(p_BTV / l, q_BTV), -1) for l in leniences]
-    return [of(p_BTV, tokens_BT), of(q_BTV, tokens_BT), *overlaps]
+    scored = types.Scores(logits[0], request.sampling)
+    kept, distance = zip(
+      *(judged(rule, p_BTV, q_BTV, scored) for rule in rules), strict=True
+    )
+    # A greedy law is a one-hot, whatever the logits are.
+    said = [
+      jnp.where(jnp.isfinite(jnp.max(x, -1)), of(law, tokens_BT), jnp.nan)
+      for x, law in zip(logits, (p_BTV, q_BTV), strict=True)
+    ]
+    return [*said, *kept, *distance]
 
   readers = (target, weights.target), (draft, weights.draft)
   return jnp.stack(read(request, readers, columns, chunk=chunk), -1)

@@ -24,8 +24,9 @@ from specdec_jax.eval import (
 )
 from specdec_jax.io import files
 
-FORMAT = 'specdec_jax trace 1'
-# The first is no lenience: its overlap is alpha's.
+_ANY_FORMAT = 'specdec_jax trace '
+FORMAT = _ANY_FORMAT + '2'
+# The first is no lenience: what it keeps is alpha.
 LENIENCES = (1.0, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1, 0.05)
 _HEADER = {
   'format': str,
@@ -45,8 +46,9 @@ class Text:
   """One emitted text and what the models say of each of its tokens.
 
   id, category, number: of the prompt; number and seed key the randomness.
-  p, q: of each token, under the sampling settings. overlap: for each lenience
-  l, sum_x min(p(x) / l, q(x)) at each token.
+  p, q: of each token, under the sampling settings. kept, distance: for each
+  lenience, at each token, the mass of the drafts that it keeps and the total
+  variation between p and what it emits.
   """
 
   id: str
@@ -57,7 +59,8 @@ class Text:
   tokens: tuple[int, ...]
   p: tuple[float, ...]
   q: tuple[float, ...]
-  overlap: tuple[tuple[float, ...], ...]
+  kept: tuple[tuple[float, ...], ...]
+  distance: tuple[tuple[float, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,11 +181,17 @@ def _scored(plain, lm, group: timing.Group, out, seed: int) -> list[Text]:
   for row, item in enumerate(group.items):
     new = slice(int(group.host.lengths_B[row]), int(out.lengths_B[row]))
     # Nine digits hold a float32.
-    p, q, *overlap = (
+    p, q, *rest = (
       tuple(float(f'{x:.9g}') for x in column)
       for column in scores_BLX[row, new].T
     )
     tokens = tuple(out.tokens_BL[row, new].tolist())
+    for model, said in ((lm.engine.target, p), (lm.engine.draft, q)):
+      if not all(map(math.isfinite, said)):
+        raise ValueError(
+          f'prompt {item.id!r}: logits of {model.label} are not finite when '
+          'they are scored: try another dtype, or leave the prompt out'
+        )
     texts.append(
       Text(
         item.id,
@@ -193,7 +202,8 @@ def _scored(plain, lm, group: timing.Group, out, seed: int) -> list[Text]:
         tokens,
         p,
         q,
-        tuple(overlap),
+        tuple(rest[: len(LENIENCES)]),
+        tuple(rest[len(LENIENCES) :]),
       )
     )
   return texts
@@ -233,8 +243,13 @@ def read(path: str) -> Trace:
     raise ValueError(f'{path}: cannot be read ({error.strerror})') from error
   except UnicodeDecodeError as error:
     raise ValueError(f'{path}: no trace: it is not text') from error
-  header = _object(lines[0] if lines else '')
-  if header is None or header.get('format') != FORMAT:
+  header = _object(lines[0] if lines else '') or {}
+  said = header.get('format')
+  if said != FORMAT and str(said).startswith(_ANY_FORMAT):
+    raise ValueError(
+      f'{path}: is a {said!r}, and this reads {FORMAT!r}: record it again'
+    )
+  if said != FORMAT:
     raise ValueError(f'{path}: no trace: its first line has no {FORMAT!r}')
   if not _whole(header):
     raise ValueError(f'{path}:1: no header of a trace: record it again')
@@ -285,19 +300,18 @@ def _text(line: str, leniences: int) -> Text | None:
   if row is None or set(row) != {f.name for f in dataclasses.fields(Text)}:
     return None
   n = len(row['tokens']) if isinstance(row['tokens'], list) else 0
-  overlap = row['overlap']
+  tables = row['kept'], row['distance']
   whole = (
     isinstance(row['id'], str)
     and all(isinstance(row[k], int) for k in ('number', 'seed'))
     and all(_list(row[k], int) for k in ('prompt', 'tokens'))
-    and isinstance(overlap, list)
-    and len(overlap) == leniences
-    and all(_shares(x, n) for x in (row['p'], row['q'], *overlap))
+    and all(isinstance(x, list) and len(x) == leniences for x in tables)
+    and all(_shares(x, n) for x in (row['p'], row['q'], *sum(tables, [])))
   )
   if not whole or not n or not row['prompt']:
     return None
   row |= {k: tuple(row[k]) for k in ('prompt', 'tokens', 'p', 'q')}
-  row['overlap'] = tuple(map(tuple, overlap))
+  row |= {k: tuple(map(tuple, row[k])) for k in ('kept', 'distance')}
   return Text(**row)
 
 

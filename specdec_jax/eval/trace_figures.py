@@ -23,7 +23,8 @@ def analyse(
   together. rows: by gamma, each rule, and `gain`, block less reject, paired;
   `independent` is Leviathan's equation 1 at alpha, which knows no end of a
   text. windows: by rule, expected windows by accepted drafts at the largest
-  gamma. rounded: tokens whose p was 0 when scored (see ratios).
+  gamma. rounded: tokens whose p was 0 when scored (see ratios). lenience: by
+  lenience, the drafts kept and the total variation from the target.
 
   Raises:
     ValueError: limit outside 0 to 256, or too few resamples.
@@ -32,12 +33,13 @@ def analyse(
   again_RB = intervals.resamples(len(_requests(trace)), resamples)
   share = lambda top_B, bottom_B: intervals.ratio(top_B, bottom_B, again_RB)
   tokens_B = sums([len(text.tokens) for text in trace.texts])
-  overlap_BX = sums([np.sum(text.overlap, -1) for text in trace.texts])
-  alphas = [
-    intervals.interval(share(top_B, tokens_B)) for top_B in overlap_BX.T
+  means = lambda name: [
+    intervals.interval(share(top_B, tokens_B))
+    for top_B in sums([np.sum(getattr(x, name), -1) for x in trace.texts]).T
   ]
+  kept = means('kept')
   # Sums of float32 may end a rounding above 1.
-  alpha = min(alphas[0]['value'], 1.0)
+  alpha = min(kept[0]['value'], 1.0)
   counts = _counts(trace, limit)
   rows = []
   for gamma in range(limit + 1):
@@ -61,15 +63,15 @@ def analyse(
     'tokens': int(tokens_B.sum()),
     'resamples': resamples,
     'rounded': int(sum(np.sum(np.equal(t.p, 0)) for t in trace.texts)),
-    'alpha': alphas[0],
+    'alpha': kept[0],
     'rows': rows,
     'windows': {
       name: c.windows_BGN[:, limit].sum(0).tolist()
       for name, c in counts.items()
     },
     'lenience': [
-      {'lenience': l, 'alpha': x}
-      for l, x in zip(leniences, alphas, strict=True)
+      {'lenience': l, 'kept': x, 'total_variation': off}
+      for l, x, off in zip(leniences, kept, means('distance'), strict=True)
     ],
   }
 

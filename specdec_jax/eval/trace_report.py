@@ -179,13 +179,19 @@ def _windows(doc, box):
 
 def _leniences(doc, box):
   out = tables.new_table(
-    "Lenience l, on the target's text",
+    "Lenience l, on the target's text: LOSSY below 1",
     'l',
-    'alpha: sum min(p / l, q)',
+    'drafts kept',
+    'total variation from the target',
     box=box,
   )
   for row in doc['lenience']:
-    out.add_row(f'{row["lenience"]:g}', _shown(row['alpha']))
+    lossy = ' LOSSY' if row['lenience'] < 1 else ''
+    out.add_row(
+      f'{row["lenience"]:g}{lossy}',
+      _shown(row['kept']),
+      _shown(row['total_variation']),
+    )
   return out
 
 

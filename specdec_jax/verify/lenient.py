@@ -44,12 +44,15 @@ def make(lenience: float) -> types.Rule:
       accepted_B, jnp.maximum(p_BV - chain.q_row(draft, accepted_B, p_BV), 0)
     )
 
-  def law(p_BTV, q_BTV, scores: types.Scores):
+  def kept(p_BTV, q_BTV, scores: types.Scores):
     greedy_B11 = sampling.is_greedy(scores.sampling)[:, None, None]
     near_BTV = _near(scores.logits_BNV, lenience)
-    kept_BTV = jnp.where(
+    return jnp.where(
       greedy_B11, near_BTV * q_BTV, jnp.minimum(p_BTV / lenience, q_BTV)
     )
+
+  def law(p_BTV, q_BTV, scores: types.Scores):
+    kept_BTV = kept(p_BTV, q_BTV, scores)
     rest_BTV = jnp.maximum(p_BTV - q_BTV, 0)
     mass_BT1 = jnp.sum(rest_BTV, -1, keepdims=True)
     # Where nothing is left p equals q, and decode draws from p.
@@ -60,7 +63,12 @@ def make(lenience: float) -> types.Rule:
     return kept_BTV + (1 - jnp.sum(kept_BTV, -1, keepdims=True)) * rest_BTV
 
   return types.Rule(
-    f'lenient:{lenience:g}', verify, lossless=False, scored=True, law=law
+    f'lenient:{lenience:g}',
+    verify,
+    lossless=False,
+    scored=True,
+    law=law,
+    kept=kept,
   )
 
 

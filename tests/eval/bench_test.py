@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import types as python_types
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, experiment, requests, types
-from specdec_jax.drafters import lookup
+from specdec_jax.drafters import lm, lookup
 from specdec_jax.eval import (
   acceptance,
   bench,
@@ -23,7 +24,7 @@ from specdec_jax.eval import (
   table_model,
   timing,
 )
-from specdec_jax.verify import lenient
+from specdec_jax.verify import lenient, reject
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
@@ -187,6 +188,8 @@ def test_alpha_is_the_mean_overlap():
   emitted_LV = kept_LV + (1 - kept_LV.sum(-1, keepdims=True)) * (
     rest_LV / rest_LV.sum(-1, keepdims=True)
   )
+  want = kept_LV.sum(-1)
+  np.testing.assert_allclose(found.kept_BL[0, 10:40], want[9:39], atol=1e-5)
   off = np.abs(emitted_LV - p_LV).sum(-1) / 2
   np.testing.assert_allclose(found.distance_BL[0, 10:40], off[9:39], atol=1e-5)
 
@@ -199,21 +202,62 @@ def test_work_of_leaving_the_target_early():
   params = target.params
   layers = metrics.layers_share(params, 1) * metrics.step_bytes(params)
   head = params['head']
-  assert bench._drafting(arm, 0) == {
+  info = decode._empty_info(1, 8, gamma, False)
+  assert bench._drafting(arm, 0, info) == {
     'parameters': gamma * head.size,
     'bytes': round(gamma * (layers + head.nbytes)),
     'held': 0,
   }
   plain = timing.Arm('y', 'lookup', gamma, build.engine(target, 'lookup'), None)
-  assert bench._drafting(plain, 0) == dict(parameters=0, bytes=0, held=0)
+  assert bench._drafting(plain, 0, info) == dict(parameters=0, bytes=0, held=0)
 
 
-def test_a_window_costs_only_the_layers_that_are_left():
-  """Verification after an early exit is predicted without the first layers."""
-  target, gamma = build.load('random:tiny'), 2
-  e = build.engine(target, 'early_exit', gamma=gamma, exit=1)
+def test_work_of_drafts_that_stop_early():
+  """The passes of a draft model are counted while it decodes."""
+  V, gamma, ran = 4, 4, []
+  model = table_model.make(V)
+
+  def apply(params, tokens_BT, *args, **named):
+    if tokens_BT.shape[1] <= 2:  # not the prompt's chunks
+      jax.debug.callback(lambda: ran.append(1))
+    return model.apply(params, tokens_BT, *args, **named)
+
+  drafter = lm.make(
+    model._replace(apply=apply), gamma=gamma, min_confidence=0.5
+  )
+  programs = decode.programs(
+    model, drafter, reject.RULE, decode.Options(chunk=8)
+  )
+  request = requests.make(
+    [[1, 2]], ids=V, context=512, max_new_tokens=99, length=128, temperature=1.0
+  )
+  weights = types.Weights(*(table_model.table(i, V) for i in (0, 1)))
+  info = jax.device_get(programs.generate(weights, request).info)
+  jax.effects_barrier()
+  windows = int(info.calls_B.sum())
+  assert windows < len(ran) < gamma * windows
+  assert metrics.draft_passes(info) * windows == pytest.approx(len(ran))
+  # What the benchmark charges for.
+  target = build.load('random:tiny')
   model = build.target_model(target)
-  arm = timing.Arm('x', 'early_exit', gamma, e, model, model)
+  work = {}
+  for least in (0.0, 0.5):
+    e = build.engine(target, target, gamma=gamma, min_confidence=least)
+    arm = timing.Arm('x', 'lm', gamma, e, model, model)
+    work[least] = bench._drafting(arm, 10, info)
+  passes, size = len(ran) / windows, metrics.step_parameters(target.params)
+  step = metrics.step_bytes(target.params) + 10
+  assert work[0.0]['parameters'] == (gamma + 1) * size
+  assert work[0.0]['bytes'] == gamma * step
+  assert work[0.5]['parameters'] == round((passes + 1) * size)
+  assert work[0.5]['bytes'] == round(passes * step)
+  assert work[0.5]['held'] == work[0.0]['held']
+
+
+def predicted(e, alpha=None):
+  """predict.improvement of 9 tokens in 4 windows of gamma 2."""
+  model = build.target_model(e.target)
+  arm = timing.Arm('x', '', 2, e, model, model)
   calibration = calibrate.Calibration(
     step=2.0,
     step_spread=0.0,
@@ -222,18 +266,61 @@ def test_a_window_costs_only_the_layers_that_are_left():
     propose={'x': 1.0},
     c={},
   )
-  info = decode._empty_info(1, 8, gamma, False)
+  info = decode._empty_info(1, 8, 2, False)
   info = info._replace(
     hist_BN=np.array([[1, 1, 2]]),
+    proposed_BK=np.array([[4, 4]]),
     calls_B=np.array([4]),
     origin_BL=np.full((1, 9), types.BONUS),
     wide=np.int32(4),
     calls=np.int32(4),
   )
-  found = predict.improvement(arm, calibration, jax.device_get(info), 1.0, None)
+  info = jax.device_get(info)
+  return predict.improvement(arm, calibration, info, 1.0, alpha)
+
+
+def test_a_window_costs_only_the_layers_that_are_left():
+  """Verification after an early exit is predicted without the first layers."""
+  target = build.load('random:tiny')
+  found = predicted(build.engine(target, 'early_exit', gamma=2, exit=1))
   rest = 1 - metrics.layers_share(target.params, 1)
   assert math.isclose(found['window_cost'], 0.5 + rest * 1.5)
   assert math.isclose(found['tokens'], 9 / 4)
+  assert found['improvement_from_alpha'] is None
+
+
+def test_the_prediction_from_alpha_is_of_what_the_rule_keeps(monkeypatch):
+  overlap = acceptance.Overlap(
+    *(np.array([[9, 9, x, y]]) for x, y in ((0.2, 0.4), (0.5, 1), (0, 0.1)))
+  )
+  monkeypatch.setattr(
+    predict, '_overlap', lambda *_: (overlap, np.array([[1, 1, 0, 1]]) > 0)
+  )
+  request = requests.make(
+    [[0, 1]], ids=4, context=64, max_new_tokens=2, length=4
+  )
+  fake = python_types.SimpleNamespace
+  (alpha,) = predict.alphas(
+    [fake(name='plain'), fake(name='x', drafter='x')],
+    [fake(full=request, host=request)],
+    {'plain': [fake(tokens_BL=request.tokens_BL, lengths_B=np.array([4]))]},
+    lambda items, text: items,
+  ).values()
+  assert alpha == {
+    'alpha': pytest.approx(0.3),
+    'alpha_where_proposed': pytest.approx(0.4),
+    'kept_where_proposed': pytest.approx(1),
+    'total_variation': pytest.approx(0.05),
+    'positions': 2,
+  }
+  target = build.load('random:tiny')
+  found = predicted(build.engine(target, target, gamma=2), alpha)
+  assert found['improvement_from_alpha'] == 3 / found['window_cost']
+  # Of windows that end where the draft is not sure equation 1 knows nothing.
+  e = build.engine(target, target, gamma=2, min_confidence=0.3)
+  found = predicted(e, alpha)
+  assert found['improvement_from_alpha'] is None
+  assert found['improvement'] > 0
 
 
 def test_walk_proposes_at_every_prefix():

@@ -15,8 +15,10 @@ TARGET, DRAFT = answering.target(), answering.target(digest='d1')
 
 
 def made(id, p, q, seed=3):
-  overlap = (tuple(map(min, p, q)),) * len(trace.LENIENCES)
-  return trace.Text(id, '', 5, seed, (1, 2), (7,) * len(p), p, q, overlap)
+  kept = (tuple(map(min, p, q)),) * len(trace.LENIENCES)
+  far = [(0.1 * i,) * len(p) for i in range(len(trace.LENIENCES))]
+  n = (7,) * len(p)
+  return trace.Text(id, '', 5, seed, (1, 2), n, p, q, kept, tuple(far))
 
 
 def hand():
@@ -57,6 +59,10 @@ def test_figures():
   assert one['reject']['high'] == pytest.approx(4 / 2.5)
   assert one['independent'] == pytest.approx(1 + 2.25 / 6)
   assert sum(doc['windows']['reject']) == pytest.approx(4)
+  assert [row['lenience'] for row in doc['lenience']] == [*trace.LENIENCES]
+  for i, row in enumerate(doc['lenience']):
+    assert row['kept'] == doc['alpha']
+    assert row['total_variation']['value'] == pytest.approx(0.1 * i)
   assert 'accepts what reject does' in trace_report.sentence(doc)
   with pytest.raises(ValueError, match='limit=-1'):
     analysed(hand(), -1)
@@ -88,7 +94,12 @@ def test_file_holds_the_trace(tmp_path, capsys):
   doc = json.loads((out / 'trace.json').read_text())
   assert doc == json.loads(capsys.readouterr().out.splitlines()[-1])
   assert len(doc['traces']) == 2 == len(doc['verdict'])
-  assert (out / 'trace.md').read_text().count('|gamma |') == 2
+  page = (out / 'trace.md').read_text()
+  assert page.count('|gamma |') == 2
+  # The table says which rows are lossy, and how far.
+  rows = page.partition('|l ')[2].splitlines()[2:]
+  assert rows[0].startswith('|1 ') and 'LOSSY' not in rows[0]
+  assert rows[1].startswith('|0.9 LOSSY') and '0.100 (0.100 to' in rows[1]
   for name in ('trace.png', 'trace_2.png'):
     assert (out / name).read_bytes().startswith(b'\x89PNG')
 
@@ -114,7 +125,12 @@ def _edit(lines, index, **changes):
     (lambda x: _edit(x, 0, labels=['big']), 't.jsonl:1: no header'),
     (lambda x: _edit(x, 1, p=[0.5]), 't.jsonl:2: no text'),
     (lambda x: _edit(x, 1, p=[0.5, 1.5]), 't.jsonl:2: no text'),
-    (lambda x: _edit(x, 1, overlap=[[0.5, 0.5]]), 't.jsonl:2: no text'),
+    (lambda x: _edit(x, 1, kept=[[0.5, 0.5]]), 't.jsonl:2: no text'),
+    (lambda x: _edit(x, 1, distance=None), 't.jsonl:2: no text'),
+    (
+      lambda x: _edit(x, 0, format='specdec_jax trace 1'),
+      "is a 'specdec_jax trace 1', and .* record it again",
+    ),
     (lambda x: _edit(x, 3, tokens=[], p=[], q=[]), 't.jsonl:4: no text'),
     (lambda x: _edit(x, 3, more=1), 't.jsonl:4: no text'),
   ],
