@@ -22,11 +22,12 @@ def verb(arguments: Sequence[str]) -> tuple[str, list[str]]:
   Raises:
     ValueError: no verb, an unknown one, or a wrong number of files.
   """
-  name, *files = arguments or ['']
+  allowed = 'record, analyse FILE... or check FILE'
+  if not arguments:
+    raise ValueError(f'name a verb: {allowed}')
+  name, *files = arguments
   if name not in VERBS:
-    raise ValueError(
-      f'{name!r} is no verb: want record, analyse FILE... or check FILE'
-    )
+    raise ValueError(f'{name!r} is no verb: want {allowed}')
   want = VERBS[name]
   if want is None and not files:
     raise ValueError(f'{name}: name one or more files that record has written')
@@ -42,7 +43,7 @@ def record(config, *, prompts_path: str, output: str, samples: int) -> bool:
   """Decodes plainly and writes a trace; true."""
   settings = trace.only_lm(experiment.settings(config))
   trace.seeds(settings.sampling.seed, samples)
-  path = trace.check_output(output)
+  path = trace.check_output(output, prompts_path)
   chosen = prompts.read(prompts_path) if prompts_path else prompts.builtin()
   e = experiment.load(settings)
   plan = experiment.plan(e, chosen)
@@ -71,6 +72,7 @@ def check(
   files: Sequence[str], config, *, rules: Sequence[str], workdir: str
 ) -> bool:
   """Decodes anew and compares; true if every cell agrees."""
+  trace_figures.check_rules(rules)
   settings = experiment.settings(config)
   each = [_cells(settings, rule) for rule in dict.fromkeys(rules)]
   recorded = trace.read(files[0])

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -186,7 +187,7 @@ def test_refusals(tmp_path, recorded, capsys):
     check(file, capsys, config(draft={'source': 'other'}))
   with pytest.raises(ValueError, match='with temperature=0.8, the config says'):
     check(file, capsys, config(0.5))
-  with pytest.raises(ValueError, match='rule=coupled: has no counterfactual'):
+  with pytest.raises(ValueError, match="rule='coupled': has no counterfactual"):
     check(file, capsys, rules=['coupled'])
   with pytest.raises(ValueError, match="rule='rejct'"):
     check(file, capsys, rules=['rejct'])
@@ -197,14 +198,38 @@ def test_refusals(tmp_path, recorded, capsys):
   one.write_text(f'{json.dumps(json.loads(header) | {"texts": 1})}\n{line}')
   with pytest.raises(ValueError, match='is of 1 request'):
     check(str(one), capsys)
+  text = (tmp_path / 'in.jsonl').read_text()
+  prompts_path = str(tmp_path / 'in.jsonl')
+  with pytest.raises(ValueError, match='is the prompts: name another'):
+    trace_program.record(
+      config(), prompts_path=prompts_path, output=prompts_path, samples=1
+    )
+  assert (tmp_path / 'in.jsonl').read_text() == text
   for c, output, samples, match in (
     (config(), file, 0, 'samples=0'),
     (config(), '', 1, '--output='),
+    (config(), file, 1, 'is there already: name another'),
     (config(decode={'methods': ('lookup',)}), file, 1, 'needs a draft model'),
     (config(draft={'min_confidence': 0.3}), file, 1, 'windows that propose'),
   ):
     with pytest.raises(ValueError, match=match):
       trace_program.record(c, prompts_path='', output=output, samples=samples)
+
+
+def test_a_draft_that_is_not_finite_is_refused(recorded, monkeypatch, tmp_path):
+  """A greedy q is a one-hot whatever the logits are."""
+  broken = TABLES['draft'].copy()
+  broken[:, 2] = np.nan
+  monkeypatch.setitem(TABLES, 'draft', broken)
+  load.cache_clear()
+  for temperature in (0.0, 0.8):
+    with (
+      jax.debug_nans(False),
+      pytest.raises(ValueError, match="prompt '.*': logits of draft are not"),
+    ):
+      recorded(temperature)
+    assert not (tmp_path / 't.jsonl').exists()
+  load.cache_clear()
 
 
 def test_the_script(tmp_path, recorded):
@@ -239,7 +264,7 @@ def script(*arguments):
 @pytest.mark.parametrize(
   'arguments, match',
   [
-    ([], "'' is no verb"),
+    ([], 'name a verb: record, analyse FILE... or check FILE'),
     (['replay', 'a'], "'replay' is no verb: want record, analyse FILE"),
     (['analyse'], 'analyse: name one or more files'),
     (['check', 'a', 'b'], 'check: 2 files given, want 1'),

@@ -7,6 +7,7 @@ from it is in counterfactual; this module records, writes and reads.
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -185,13 +186,13 @@ def _scored(plain, lm, group: timing.Group, out, seed: int) -> list[Text]:
       tuple(float(f'{x:.9g}') for x in column)
       for column in scores_BLX[row, new].T
     )
-    tokens = tuple(out.tokens_BL[row, new].tolist())
     for model, said in ((lm.engine.target, p), (lm.engine.draft, q)):
       if not all(map(math.isfinite, said)):
         raise ValueError(
           f'prompt {item.id!r}: logits of {model.label} are not finite when '
           'they are scored: try another dtype, or leave the prompt out'
         )
+    tokens = tuple(out.tokens_BL[row, new].tolist())
     texts.append(
       Text(
         item.id,
@@ -212,23 +213,37 @@ def _scored(plain, lm, group: timing.Group, out, seed: int) -> list[Text]:
 # --- the file ----------------------------------------------------------------
 
 
-def check_output(path: str) -> pathlib.Path:
+def check_output(path: str, prompts_path: str = '') -> pathlib.Path:
   """The path of a new trace, before any work.
 
   Raises:
-    ValueError: no path, a folder, or no folder to write it in.
+    ValueError: no path, a folder, a file that is there, the prompts above all,
+      or no folder to write it in.
   """
   out = pathlib.Path(path)
   if not path or out.is_dir():
     raise ValueError(f'--output={path!r}: name a file for the trace')
+  if out.exists():
+    if os.path.exists(prompts_path) and os.path.samefile(out, prompts_path):
+      raise ValueError(f'output {path} is the prompts: name another file')
+    raise ValueError(f'output {path}: is there already: name another')
   report.open_workdir(str(out.parent))
   return out
 
 
 def write(path: pathlib.Path, trace: Trace) -> None:
-  """The file, whole or not at all."""
+  """The file, whole or not at all.
+
+  Raises:
+    ValueError: it cannot be written.
+  """
   lines = [trace.header, *map(dataclasses.asdict, trace.texts)]
-  files.write(path, '\n'.join(json.dumps(line) for line in lines))
+  try:
+    files.write(path, '\n'.join(json.dumps(line) for line in lines))
+  except OSError as error:
+    raise ValueError(
+      f'output {path}: cannot be written ({error.strerror}): name another'
+    ) from error
 
 
 def read(path: str) -> Trace:

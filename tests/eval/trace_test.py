@@ -160,6 +160,33 @@ def test_other_files_are_refused(tmp_path):
     trace.seeds(2**32 - 1, 2)
 
 
+def test_a_trace_is_written_over_nothing(tmp_path):
+  file = tmp_path / 'p.jsonl'
+  file.write_text('{"prompt": "a"}')
+  (tmp_path / 'link').symlink_to(file)
+  for path in (file, tmp_path / 'link'):
+    with pytest.raises(ValueError, match='is the prompts: name another'):
+      trace.check_output(str(path), str(file))
+    for prompts in ('', str(tmp_path / 'none')):
+      with pytest.raises(ValueError, match='is there already: name another'):
+        trace.check_output(str(path), prompts)
+  assert file.read_text() == '{"prompt": "a"}'
+  with pytest.raises(ValueError, match='cannot be written .No such file') as e:
+    trace.write(tmp_path / 'none' / 't', hand())
+  assert '\n' not in str(e.value)
+
+
+def test_rules_that_a_trace_says_nothing_of(monkeypatch):
+  trace_figures.check_rules(['block', 'reject'])
+  for rules, match in (
+    ([], 'no rule to check: allowed are reject, block'),
+    (['reject', 'coupled'], "rule='coupled': has no counterfactual; allowed"),
+  ):
+    # Before anything is read or loaded.
+    with pytest.raises(ValueError, match=match):
+      trace_program.check(['none'], None, rules=rules, workdir='')
+
+
 def test_other_models_and_settings_are_refused():
   found = hand()
   trace_figures.check_models(found, TARGET, DRAFT)
