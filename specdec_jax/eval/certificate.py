@@ -186,9 +186,6 @@ def run(
     f'[bold]Subject[/bold]  {_subject(doc)}\n',
     highlight=False,
   )
-  lossy = [rule.name for rule in subject.rules.values() if not rule.lossless]
-  if lossy:
-    console.print(f'Lossy by design, not certified: {", ".join(lossy)}\n')
   for promise in report.track(chosen, 'promises'):
     row = check(promise, subject, full=full)
     doc['promises'].append(row)

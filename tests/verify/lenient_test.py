@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, sampling, types
+from specdec_jax.eval import certify, pairs
 from specdec_jax.verify import lenient, reject
 
 V = 5
@@ -50,6 +51,42 @@ def test_the_law_it_states_is_the_law_it_emits(lenience):
     np.testing.assert_allclose(said, emitted, atol=1e-6)
     assert abs(said.sum() - 1) < 1e-6
     assert (said <= p_V / lenience + 1e-6).all()  # the paper's guarantee
+
+
+@pytest.mark.parametrize('lenience', [0.9, 0.3])
+def test_a_window_of_two_drafts_emits_the_stated_law(lenience, x64):
+  """Every draft and every side of both tests, on the production rule."""
+  K, vocab, rule = 2, 3, lenient.make(lenience)
+  every = [
+    pairs.problems(name, 0, count=10, gamma=K, vocab=vocab)
+    for name in pairs.FAMILIES
+  ]
+  p_XNVV, q_XKVV = map(np.concatenate, zip(*every, strict=True))
+  batch = certify.windows(p_XNVV, q_XKVV, np.full(len(p_XNVV), K, np.int32))
+  # Only a greedy row reads the logits.
+  own = scores(np.zeros(batch.p_BNV.shape), 1.0)
+  bound = rule._replace(
+    verify=lambda *args: rule.verify(*args, own), scored=False
+  )
+  emitted = certify.window_law(bound, batch, p_XNVV)
+  p_XNVV, q_XKVV = (pairs.normal(x.astype(float)) for x in (p_XNVV, q_XKVV))
+  # kept and law of both tokens, the second after each first one.
+  flat = lambda x_XVV: x_XVV.reshape(1, -1, vocab)
+  s = scores(np.zeros((1, 1, vocab)), 1.0)
+  of = lambda k, f: np.asarray(
+    f(flat(p_XNVV[:, k]), flat(q_XKVV[:, k]), s)
+  ).reshape(-1, vocab, vocab)
+  first_XV = of(0, rule.law)[:, 0]
+  np.testing.assert_allclose(emitted.sum((2, 3)), first_XV, atol=1e-12)
+  assert (emitted.sum((2, 3)) <= p_XNVV[:, 0, 0] / lenience + 1e-12).all()
+  # A token after a rejection is the target's alone, and so is the bonus.
+  kept_XV1 = of(0, rule.kept)[:, 0, :, None]
+  both_XVV = kept_XV1 * of(1, rule.law)
+  both_XVV += (first_XV[..., None] - kept_XV1) * p_XNVV[:, 1]
+  wanted = both_XVV[..., None] * p_XNVV[:, 2][:, None]
+  np.testing.assert_allclose(emitted, wanted, atol=1e-12)
+  limit_XVV = first_XV[..., None] * p_XNVV[:, 1] / lenience
+  assert (emitted.sum(3) <= limit_XVV + 1e-12).all()
 
 
 def test_accepts_at_the_ratio_divided_by_the_lenience():
