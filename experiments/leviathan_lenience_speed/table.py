@@ -44,10 +44,11 @@ def compute() -> analytic.Found:
     )
   said = [
     f'Temperature 0, gamma {GAMMA}, c = {C}: {equal} of {len(cold)} speeds are '
-    'equal to the print, 1 decimal.',
+    'equal to the print, 1 decimal. Every lenience below 1 is LOSSY.',
     f'Temperature 1, c = {C}, at the best gamma: {out_of_reach} of '
     f'{len(warm)} speeds are **out of reach** of theorem 3.8: no gamma and no '
-    'inputs that round to those printed give them.',
+    'inputs that round to those printed give them. Every lenience below 1 is '
+    'LOSSY.',
   ]
   head = ['lenience', 'alpha', 'speed, theirs', 'ours', 'gap']
   more = ['the print needs at least', 'ours is at most']
@@ -59,7 +60,10 @@ def compute() -> analytic.Found:
 
 
 def paint(axes: plots.Axes) -> None:
-  plots.rows(axes, [f'T={t}, lenience {x}' for t in PRINT for x in LENIENCE])
+  lossy = lambda x: f'{x} LOSSY' if x < 1 else f'{x}'
+  plots.rows(
+    axes, [f'T={t}, lenience {lossy(x)}' for t in PRINT for x in LENIENCE]
+  )
   ys = range(2 * len(LENIENCE))
   mine = [cost.improvement(alpha, GAMMA, C) for alpha, _ in PRINT[0]]
   mine += [best(alpha)[1] for alpha, _ in PRINT[1]]
