@@ -94,6 +94,8 @@ def test_lenience_is_equal_at_0_and_out_of_reach_at_1():
     assert reach == pytest.approx(lenience.most(alpha))
     assert reach < faster - 0.05
     assert lenience.best(alpha)[1] < reach
+  said = [x for x in lenience.compute().lines if x.startswith('Temperature')]
+  assert ['LOSSY' in x for x in said] == [True, True]
 
 
 # --- the pages ----------------------------------------------------------------
