@@ -1,5 +1,6 @@
 """Strict switches for every test; see style R16."""
 
+import contextlib
 import os
 import pathlib
 
@@ -31,14 +32,27 @@ def x64():
     yield
 
 
-@pytest.fixture
-def compile_in_less_time():
-  """For tests of what is reported; programs run slower."""
+@contextlib.contextmanager
+def _less_optimised():
   name = 'jax_disable_most_optimizations'
   before = jax.config.read(name)
   jax.config.update(name, True)
   yield
   jax.config.update(name, before)
+
+
+@pytest.fixture
+def compile_in_less_time():
+  """For tests of what is reported or compared; programs run slower."""
+  with _less_optimised():
+    yield
+
+
+@pytest.fixture(scope='module')
+def all_compile_in_less_time():
+  """The same for a file with the fixtures that its tests share."""
+  with _less_optimised():
+    yield
 
 
 @pytest.fixture(autouse=True, scope='module')

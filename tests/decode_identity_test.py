@@ -12,6 +12,8 @@ from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
 V, NEW, L = 13, 20, 48
 
 

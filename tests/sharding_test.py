@@ -12,6 +12,8 @@ from specdec_jax.models import lm
 from specdec_jax.verify import reject
 from tests import fakes
 
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
 B, L, NEW = 8, 32, 8
 # Heads that every mesh divides, and SmolLM2-135M's 9 and 3.
 EVEN = dict(

@@ -15,6 +15,8 @@ from specdec_jax.eval import certificate
 from specdec_jax.eval.promises import base
 from specdec_jax.verify import reject
 
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / 'docs/your_own_model.md').read_text()
 DECODER, ADAPTER, CHECKS = re.findall(r'```python\n(.*?)```', TEXT, re.S)

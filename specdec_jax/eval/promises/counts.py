@@ -18,7 +18,7 @@ _WARM: dict[str, Any] = dict(temperature=0.9, top_p=0.95)
 def joint_law_of_tables(subject: base.Subject, amount: int) -> base.Figure:
   """Joint law of three windows and more on table models, by production keys."""
   tests: dict[str, chance.Test] = {}
-  seen = []
+  seen, first = [], next(iter(subject.drafters))
   for rule, (label, recipe), gamma, vocab in _cells(subject):
     drafter, _ = recipe(base.tables(vocab), gamma)
     # A drafter may have a gamma of its own; a long window, fewer tokens.
@@ -33,7 +33,8 @@ def joint_law_of_tables(subject: base.Subject, amount: int) -> base.Figure:
     warped = table_model.warped(world.weights.target, **_WARM)
     law = table_model.joint_law(warped, laws.PROMPT[vocab], new)
     counts = np.zeros(law.size, np.int64)
-    for request in _requests(subject, world, drafter.gamma, new, amount):
+    each = amount if label == first else -(-amount // 8)
+    for request in _requests(subject, world, drafter.gamma, new, each):
       out = base.run(world, drafter, rule, other, request)
       text = out.tokens_BL[:, len(laws.PROMPT[vocab]) :][:, :new]
       flat = np.ravel_multi_index(text.T, law.shape)
@@ -42,8 +43,8 @@ def joint_law_of_tables(subject: base.Subject, amount: int) -> base.Figure:
     tests |= chance.prefix_tests(name, counts.reshape(law.shape), law)
   return chance.judge(
     tests,
-    f'{chance.amount_of(amount)} texts in each of {len(seen)} cells: '
-    + _names(seen),
+    f'{chance.amount_of(amount)} texts in each of {len(seen)} cells, an eighth '
+    f'with other drafters than {first}: ' + _names(seen),
   )
 
 

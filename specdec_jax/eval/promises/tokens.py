@@ -217,15 +217,15 @@ def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
     weights = types.Weights(world.weights.target, _blurred(world))
     world = world._replace(weights=weights)
     rules = subject.lossless()
-    arms = [(rules[0], first, 0.0)]
-    arms += [(rule, first, 0.8) for rule in rules if rule.coupled]
+    arms = [(rules[0], first, 0.0, amount)]
+    arms += [(rule, first, 0.8, amount) for rule in rules if rule.coupled]
     if dtype == 'float32':
-      arms += [(rule, first, 0.0) for rule in rules[1:]]
-      arms += [(rules[0], name, 0.0) for name in others]
-    for rule, name, temperature in arms:
+      arms += [(rule, first, 0.0, amount // 4) for rule in rules[1:]]
+      arms += [(rules[0], name, 0.0, amount // 4) for name in others]
+    for rule, name, temperature, each in arms:
       recipe = subject.drafters[name]
       arm = Arm(world, rule, *recipe(world, gamma), temperature, dtype)
-      tokens, ties = _audited(subject.seed, arm, amount)
+      tokens, ties = _audited(subject.seed, arm, each)
       warm = f' T={temperature}' if temperature else ''
       rates.append(
         f'{dtype} {rule.name} {name}{warm} {1000 * ties / tokens:.2g}'
@@ -235,7 +235,7 @@ def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
     f'{base.none_of(total, "tokens")} unexplained; ties in 1,000 tokens: '
     + ', '.join(rates),
     '0',
-    f'{amount:,} tokens each, batch 1',
+    f'{amount:,} tokens each, a quarter with other rules and drafters; batch 1',
   )
 
 
