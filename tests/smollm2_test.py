@@ -24,7 +24,9 @@ def target():
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.8])
-@pytest.mark.parametrize('batch_size', [1, 8])
+@pytest.mark.parametrize(
+  'batch_size', [1, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_lookup_says_what_plain_decoding_says(target, temperature, batch_size):
   # Short ones share a buffer: one program a batch size.
   texts = sorted((p.turns[0] for p in prompts.builtin()), key=len)[:8]
