@@ -56,18 +56,14 @@ def run(experiment: Experiment, workdir: str = '') -> bool:
     report.open_workdir(str(home))
   found = experiment.compute()
   picture = plots.png(experiment.paint, size=experiment.size)
-  lines = [made_by(), '', *found.lines]
+  made_by = machine.made_by(*machine.commit(*WRITTEN))
+  lines = [f'{made_by}.', '', *found.lines]
   files.write(folder / f'{experiment.name}.md', '\n'.join(lines))
   files.write(folder / f'{experiment.name}.png', picture)
   if not workdir:
     page.fill(home, '\n'.join(lines))
   print('\n'.join(lines))
   return found.good
-
-
-def made_by() -> str:
-  commit, dirty = machine.commit(*WRITTEN)
-  return f'{page.made_by(commit, dirty)}.'
 
 
 def off(theirs: float, ours: float, digits: int) -> float:

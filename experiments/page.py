@@ -6,7 +6,7 @@ from typing import Any
 
 import rich.text
 
-from specdec_jax.eval import report
+from specdec_jax.eval import machine, report
 from specdec_jax.io import files
 
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
@@ -23,16 +23,11 @@ def plain(text: str) -> str:
   return rich.text.Text.from_markup(text).plain
 
 
-def made_by(commit: str, dirty: bool) -> str:
-  return f'Commit {commit[:12]}{" with changes" if dirty else ""}'
-
-
-def made_on(machine: dict[str, Any]) -> str:
-  """The commit and the machine of eval.machine.describe."""
-  m = machine
+def made_on(m: dict[str, Any]) -> str:
+  """The commit and the machine of machine.describe."""
   return (
-    f'{made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, {m["cpu"]}, '
-    f'{m["platform"]}, jax {m["jax"]}.'
+    f'{machine.made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, '
+    f'{m["cpu"]}, {m["platform"]}, jax {m["jax"]}.'
   )
 
 

@@ -89,7 +89,7 @@ def markdown(doc: dict[str, Any]) -> str:
 def summary(doc: dict[str, Any]) -> list[str]:
   m, lost = doc['machine'], bool(doc['lost'])
   return [
-    f'{page.made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, '
+    f'{machine.made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, '
     f'{m["cpu"]}, Python {m["python"]}, jax {m["jax"]}; '
     f'{doc["seconds"]} s for {len(doc["outcomes"])} bugs of {doc["seeded"]} '
     'seeded. The unmutated code passes all.',

@@ -246,9 +246,9 @@ def markdown(doc: dict[str, Any]) -> str:
   lines = [
     '# Certificate of exactness',
     '',
-    f'Subject: {_subject(doc)}. Commit {m["commit"][:12]}'
-    f'{" with changes" if m["dirty"] else ""}, {m["cpu"]}, {m["cores"]} cores, '
-    f'{m["platform"]}, Python {m["python"]}, jax {m["jax"]}.',
+    f'Subject: {_subject(doc)}. {machine.made_by(m["commit"], m["dirty"])}, '
+    f'{m["cpu"]}, {m["cores"]} cores, {m["platform"]}, '
+    f'Python {m["python"]}, jax {m["jax"]}.',
     '',
     '| promise | | reached | bound | tried | seconds |',
     '|---|---|---|---|---|---|',

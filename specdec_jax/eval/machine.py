@@ -55,6 +55,11 @@ def commit(*paths: str) -> tuple[str, bool]:
   return _git(root, 'rev-parse', 'HEAD') or 'unknown', bool(changed)
 
 
+def made_by(commit: str, changed: bool) -> str:
+  """What commit returns, as pages say it."""
+  return f'Commit {commit[:12]}{" with changes" if changed else ""}'
+
+
 def ceiling(dtype: str, *, small: bool = False) -> dict[str, Any]:
   """Gigabytes a second that one device reads, the best of several programs.
 
