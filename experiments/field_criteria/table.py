@@ -156,10 +156,10 @@ def run(mutants: list[Mutant], jobs: int, save, before) -> None:
     mutants = [m for m in mutants if m not in lost]
     save = functools.partial(save, lost=[m.name for m in lost])
     plain = baseline(tree, compiled)
-    runner.baseline(mutants, runner.Settings(tree, compiled, jobs=jobs))
     found = {x.name: x for x in before(plain)}
     save(plain, list(found.values()))
     left = [m for m in mutants if m.name not in found]
+    runner.baseline(left, runner.Settings(tree, compiled, jobs=jobs))
     turn = functools.partial(_in_turn, [], left, tree=tree, compiled=compiled)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
       runs = [pool.submit(turn) for _ in range(len(left))]
