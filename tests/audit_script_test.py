@@ -102,6 +102,21 @@ def test_a_planted_bug_is_found(folder):
 
 
 @pytest.mark.parametrize(
+  'argument, message',
+  [
+    ('--config=nope.py', 'audit.py: config nope.py: no such file'),
+    ('--config.target.sorce=x', "audit.py: unknown config key 'sorce'"),
+  ],
+)
+def test_flags_are_refused_before_and_after_they_are_read(argument, message):
+  done = subprocess.run(
+    [sys.executable, SCRIPT, argument], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.returncode == 2 and done.stderr.startswith(message)
+  assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
+
+
+@pytest.mark.parametrize(
   'arguments, expected',
   [
     (('--config.sampling.temperature=0.8',), 'config.decode.rule=coupled'),

