@@ -16,9 +16,10 @@ import jax
 import numpy as np
 
 from specdec_jax import decode, sharding, types
+from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import early_exit, lookup, ngram
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import ngrams, sources
+from specdec_jax.io import eagles, ngrams, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -90,9 +91,33 @@ def _early_exit(target: 'LanguageModel', *, gamma: int, exit: int) -> Made:
   return Made(drafter, target.params, _made(early_exit.view, model, exit=exit))
 
 
+def _eagle(
+  target: 'LanguageModel', *, gamma: int, path: str | os.PathLike
+) -> Made:
+  config, params = eagles.fit(
+    eagles.read(path),
+    path,
+    target.config,
+    target.params,
+    target.tokenizer,
+    target.layout and target.layout.sharding(),
+  )
+  model = target_model(target)
+  return Made(
+    _made(eagle_drafter.make, config, model, gamma=gamma),
+    params,
+    eagle_drafter.view(config, model),
+  )
+
+
 # Drafters that need no other model: name -> function(target, gamma=..., and its
 # settings by name; what they are annotated as is checked, see _KINDS).
-DRAFTERS = {'lookup': _lookup, 'ngram': _ngram, 'early_exit': _early_exit}
+DRAFTERS = {
+  'lookup': _lookup,
+  'ngram': _ngram,
+  'early_exit': _early_exit,
+  'eagle': _eagle,
+}
 
 
 def recipe(make: Callable[..., Any], *, model: bool = False):

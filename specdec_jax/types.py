@@ -34,6 +34,8 @@ class Model(NamedTuple):
   head(params, hidden) -> logits: float32 (or wider), last axis V. Ids that are
     padding have logit -inf.
   init_cache(rows, slots) -> cache: a pytree of zeros.
+  embed(params, tokens_BT, positions_BT) -> [B, T, D]: what apply starts from;
+    for drafters that read the target's embedding. None: they cannot.
   """
 
   apply: Callable[..., tuple[Array, tuple[Array, ...], Any]]
@@ -41,6 +43,7 @@ class Model(NamedTuple):
   init_cache: Callable[[int, int], Any]
   vocab: int
   context: int
+  embed: Callable[..., Array] | None = None
 
 
 class Weights(NamedTuple):

@@ -199,6 +199,8 @@ def make(
   )
   block = lambda layer: nnx.merge(block_def, nnx.State(layer))
 
+  embed = lambda params, *at: ends(params).lookup(*at)
+
   def init_cache(rows: int, slots: int):
     dtype, G, C = jnp.dtype(config.dtype), config.kv_heads, config.head_dim
     if config.scan_layers:
@@ -231,7 +233,7 @@ def make(
     with jax.named_scope('embed'):
       x_BTD = residual_BTD
       if x_BTD is None:
-        x_BTD = ends(params).lookup(tokens_BT, positions_BT)
+        x_BTD = embed(params, tokens_BT, positions_BT)
     args = attention.views(config, positions_BT, mask_BTS), slots_BT
     run = _scan if config.scan_layers else _unroll
     with jax.named_scope('blocks'):
@@ -250,7 +252,7 @@ def make(
         logits = jnp.where(real, logits, -jnp.inf)
       return constrain(logits, 'batch', *([None] * (logits.ndim - 2)), 'vocab')
 
-  return types.Model(apply, head, init_cache, V, config.context)
+  return types.Model(apply, head, init_cache, V, config.context, embed)
 
 
 def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):

@@ -1,0 +1,200 @@
+"""One decoder layer that goes on from a target's features: EAGLE's draft.
+
+Token t is read together with what the target made of the token before it, and
+predicts token t + 1. Embedding and head are the target's own, frozen; the head
+has the columns of the draft's vocabulary only. Knows no drafting.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specdec_jax import types
+from specdec_jax.models import attention, layers
+from specdec_jax.models import cache as kv
+from specdec_jax.models import config as model_config
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig:
+  """block: the settings of the one layer; its width is the target's. taps: the
+  target's layers whose residual streams are its features, the last one last.
+  """
+
+  block: model_config.LMConfig
+  taps: tuple[int, ...]
+
+  def __post_init__(self):
+    if self.block.depth != 1 or not self.block.fused:
+      raise ValueError('an EAGLE draft has one layer with fused projections')
+    if not self.taps or sorted(set(self.taps)) != list(self.taps):
+      raise ValueError(
+        f'taps={self.taps}: needs layers of the target, in increasing order'
+      )
+
+
+def settings(
+  target: model_config.LMConfig, taps: tuple[int, ...], **changes
+) -> EagleConfig:
+  """An EAGLE draft with a layer like the target's; changes: of that layer.
+
+  Raises:
+    ValueError: taps that are no layers of the target, or without the last one.
+  """
+  depth = target.depth
+  if not taps or taps[-1] != depth - 1 or not set(taps) <= set(range(depth)):
+    raise ValueError(
+      f'taps={taps}: needs layers of the target in increasing order, at last '
+      f'layer {depth - 1}'
+    )
+  block = dataclasses.replace(
+    target, depth=1, windows=(0,), fused=True, scan_layers=False, **changes
+  )
+  return EagleConfig(block, tuple(taps))
+
+
+class Eagle(nnx.Module):
+  """y = block(join(norm(embedding), norm(feature))); logits = head(norm(y))."""
+
+  def __init__(self, c: EagleConfig):
+    D, dtype = c.block.width, jnp.dtype(c.block.dtype)
+    self.config = c
+    many = len(c.taps) > 1
+    self.fuse = layers.Linear(len(c.taps) * D, D, dtype) if many else None
+    self.token_norm, self.feature_norm, self.norm = (
+      layers.norm(c.block, D) for _ in range(3)
+    )
+    self.join = layers.Linear(2 * D, D, dtype)
+    self.block = layers.Block(c.block)
+
+  def fused(self, features_BTE: Array) -> Array:
+    """The target's features as one of width D."""
+    x = normed(features_BTE, len(self.config.taps))
+    return x if self.fuse is None else self.fuse(x)
+
+  def __call__(self, tokens_BTD, feature_BTD, view, write):
+    both = self.token_norm(tokens_BTD), self.feature_norm(feature_BTD)
+    return self.block(self.join(jnp.concatenate(both, -1)), view, write)
+
+
+def normed(features: Array, taps: int) -> Array:
+  """Every tap divided by its root mean square; zeros stay zeros."""
+  parts = jnp.stack(jnp.split(features, taps, -1), -2)
+  wide = parts.astype(jnp.promote_types(parts.dtype, jnp.float32))
+  scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
+  return (wide * scale).astype(features.dtype).reshape(features.shape)
+
+
+@functools.cache
+def split(config: EagleConfig):
+  """(graphdef, abstract params); no memory used."""
+  return nnx.split(nnx.eval_shape(lambda: Eagle(config)), nnx.Param)
+
+
+def shapes(config: EagleConfig) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shape and dtype of every parameter, by flat name."""
+  _, state = split(config)
+  return {
+    '/'.join(map(str, path)): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    for path, leaf in nnx.to_flat_state(state)
+  }
+
+
+def init(config: EagleConfig, seed: int) -> dict[str, Array]:
+  """Random parameters by flat name: as lm.init, but that it starts as a copy
+  of the feature: the token's half of join is small."""
+  out, key = {}, jax.random.key(seed)
+  for name, s in shapes(config).items():
+    key, own = jax.random.split(key)
+    if name.endswith('scale'):
+      out[name] = jnp.ones(s.shape, s.dtype)
+    elif name.endswith('bias'):
+      out[name] = jnp.zeros(s.shape, s.dtype)
+    else:
+      x = jax.random.normal(own, s.shape, s.dtype)
+      out[name] = (x * s.shape[-2] ** -0.5).astype(s.dtype)
+  return out
+
+
+def merge(config: EagleConfig, params) -> Eagle:
+  """The module with these parameters (nested, as lm.nest makes them)."""
+  graphdef, _ = split(config)
+  return nnx.merge(graphdef, nnx.State(params))
+
+
+@functools.cache
+def _norm(config: EagleConfig):
+  make = lambda: layers.norm(config.block, config.block.width)
+  return nnx.split(nnx.eval_shape(make), nnx.Param)[0]
+
+
+def features_of(params: Any, config: EagleConfig, features_BTE: Array) -> Array:
+  """The target's features as the draft reads them: [B, T, D]."""
+  return merge(config, params).fused(features_BTE)
+
+
+def reader(
+  config: EagleConfig, target: types.Model, features_BTD: Array
+) -> types.Model:
+  """The draft as a model that reads tokens beside these features.
+
+  Its parameters: 'layer', the 'head' and the 'ids' of the draft's vocabulary,
+  and the 'target', whose embedding it reads. features_BTD[:, t] is what was
+  made of the token before the t-th one read: by the target (features_of) or, of
+  a draft's own token, the hidden state that apply returned for it.
+  """
+
+  def apply(
+    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+  ):
+    del taps
+    (view,) = attention.views(config.block, positions_BT, mask_BTS).values()
+
+    def write(k, v):
+      written = kv.write(cache, k, v, slots_BT)
+      return written, written
+
+    with jax.named_scope('eagle'):
+      tokens_BTD = target.embed(params['target'], tokens_BT, positions_BT)
+      hidden_BTD, cache = merge(config, params['layer'])(
+        tokens_BTD, features_BTD.astype(tokens_BTD.dtype), view, write
+      )
+    return hidden_BTD, (), cache
+
+  def head(params, hidden):
+    return logits(config, params, hidden, target.vocab)
+
+  return types.Model(
+    apply, head, functools.partial(init_cache, config), target.vocab, 0
+  )
+
+
+def init_cache(config: EagleConfig, rows: int, slots: int) -> kv.KVCache:
+  c = config.block
+  shape = (rows, c.kv_heads, slots, c.head_dim)
+  return kv.zeros(kv.KVCache, *shape, dtype=jnp.dtype(c.dtype))
+
+
+def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
+  """Logits of all ids: -inf but for those of the draft's vocabulary."""
+  few = reduced(config, params, hidden)
+  out = jnp.full((*few.shape[:-1], vocab), -jnp.inf, few.dtype)
+  return out.at[..., params['ids']].set(few, unique_indices=True)
+
+
+def reduced(config: EagleConfig, params, hidden: Array) -> Array:
+  """Logits of the draft's own vocabulary, [..., R], float32 or wider.
+
+  Of params only the head and the layer's last norm are read.
+  """
+  wide = jnp.promote_types(hidden.dtype, jnp.float32)
+  norm = nnx.merge(_norm(config), nnx.State(params['layer']['norm']))
+  x = norm(hidden)
+  few = layers.matmul(x.astype(hidden.dtype), params['head'], wide)
+  return attention.softcap(few, config.block.logit_softcap)

@@ -1,0 +1,96 @@
+"""How far a student's law is from its teacher's: what distillation minimises.
+
+Each takes the logarithms of p (teacher) and q (student), [..., V], and gives
+[...], in nats. Where q has a smaller vocabulary than p, both are given on it:
+q sums to 1 there, p to what the teacher leaves to it.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Divergence = Callable[[Array, Array], Array]
+
+
+def forward_kl(log_p: Array, log_q: Array) -> Array:
+  """sum p log(p / q): q must cover what p does."""
+  return jnp.sum(_times(log_p, log_p - log_q), -1)
+
+
+def reverse_kl(log_p: Array, log_q: Array) -> Array:
+  """sum q log(q / p): q may settle on a part of p."""
+  return jnp.sum(_times(log_q, log_q - log_p), -1)
+
+
+def jensen_shannon(log_p: Array, log_q: Array, *, beta: float = 0.5) -> Array:
+  """beta KL(p | m) + (1 - beta) KL(q | m), m = beta p + (1 - beta) q.
+
+  GKD (Agarwal et al. 2024, https://arxiv.org/abs/2306.13649), equation 1;
+  divided by beta it tends to the forward KL where beta does to 0.
+
+  Raises:
+    ValueError: beta outside (0, 1).
+  """
+  if not 0 < beta < 1:
+    raise ValueError(f'beta={beta}: must be between 0 and 1')
+  log_m = jnp.logaddexp(log_p + jnp.log(beta), log_q + jnp.log1p(-beta))
+  to_p, to_q = _times(log_p, log_p - log_m), _times(log_q, log_q - log_m)
+  return jnp.sum(beta * to_p + (1 - beta) * to_q, -1)
+
+
+def total_variation(log_p: Array, log_q: Array) -> Array:
+  """1 - sum min(p, q): the chance that a drafted token is rejected.
+
+  Leviathan et al. 2023, theorem 3.5; DistillSpec's TVD.
+  """
+  return 1 - alpha(log_p, log_q)
+
+
+def log_alpha(log_p: Array, log_q: Array) -> Array:
+  """-log sum min(p, q): unlike its expectation, steep where p and q are far."""
+  return -jnp.log(jnp.maximum(alpha(log_p, log_q), 1e-9))
+
+
+def alpha(log_p: Array, log_q: Array) -> Array:
+  """sum min(p, q)."""
+  return jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), -1)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+  'forward_kl': forward_kl,
+  'reverse_kl': reverse_kl,
+  'total_variation': total_variation,
+  'log_alpha': log_alpha,
+}
+
+
+def divergence_of(name: str) -> Divergence:
+  """The divergence of a name; 'jensen_shannon:0.5' has beta 0.5.
+
+  Raises:
+    ValueError: an unknown name, or a beta that is not allowed.
+  """
+  kind, colon, number = name.partition(':')
+  try:
+    if colon and kind == 'jensen_shannon':
+      beta = float(number)
+      jensen_shannon(jnp.zeros(1), jnp.zeros(1), beta=beta)
+      return functools.partial(jensen_shannon, beta=beta)
+    return DIVERGENCES[name]
+  except (KeyError, ValueError) as error:
+    why = f' ({error})' if isinstance(error, ValueError) else ''
+    raise ValueError(
+      f'divergence={name!r}: allowed are {", ".join(DIVERGENCES)}, '
+      f'jensen_shannon:BETA{why}'
+    ) from error
+
+
+def _times(log_weight: Array, x: Array) -> Array:
+  """exp(log_weight) x, and 0 where the weight is, whatever x is there."""
+  some = log_weight > -jnp.inf
+  # Both are replaced before they meet: 0 times infinity has no derivative.
+  weight = jnp.exp(jnp.where(some, log_weight, 0))
+  return jnp.where(some, weight * jnp.where(some, x, 0), 0)

@@ -1,0 +1,223 @@
+"""What a teacher answers, and what it had in mind: what its drafts learn from.
+
+Answers are decoded by the loop that users run, batch after batch, into a
+folder that a later run of the same settings goes on with or reads back.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import decode, requests, types, windows
+from specdec_jax.io import files
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """How the teacher answers, as facts.json records it.
+
+  teacher: the digest of its weights. questions: the digest of the prompts.
+  rows: how many there are. length: tokens of a row, prompt included.
+  temperatures: of the rows, in turn. taps: layers whose residual streams are
+  kept, the last one among them; none are if empty.
+  """
+
+  teacher: str
+  questions: str
+  rows: int
+  length: int
+  temperatures: tuple[float, ...]
+  seed: int
+  taps: tuple[int, ...]
+
+
+class Answers(NamedTuple):
+  """n rows of L tokens, some of them memory-mapped.
+
+  tokens: [n, L] int32. spans: [n, 2], the prompt's and the whole length.
+  features: [n, L, E] float16, or None without taps: what the teacher made of
+  each token, each tap divided by its root mean square. mass: [n, L] float32,
+  the logarithm of the sum of its exponentiated logits after each token.
+  """
+
+  tokens: np.ndarray
+  spans: np.ndarray
+  features: np.ndarray | None
+  mass: np.ndarray | None
+
+
+def answer(
+  folder: pathlib.Path,
+  prompts: Sequence[Sequence[int]],
+  asked: Asked,
+  target: types.Model,
+  params: types.Params,
+  *,
+  rule: types.Rule,
+  stop_ids: Sequence[int],
+  batch: int,
+  track: Callable[..., Any],
+) -> Answers:
+  """The answers to all prompts, in a folder; what is there is not made again.
+
+  Args:
+    folder: made if need be; facts.json in it says what it holds.
+    prompts: token ids, each shorter than asked.length.
+    asked: what the answers are; another value in the folder is refused.
+    target, params: the teacher, as for decode.programs.
+    rule: never asked for anything; plain decoding needs one by its contract.
+    stop_ids: ids that end an answer.
+    batch: rows decoded together; changes no token.
+    track: track(iterable, description) -> the same, with a progress bar.
+
+  Raises:
+    ValueError: a folder of other answers, naming what differs.
+  """
+  arrays, done = _open(folder, asked, sum(_widths(target, params, asked.taps)))
+  run = _program(target, rule, asked.taps)
+  starts = range(done, len(prompts), batch)
+  for first in track(starts, 'teacher answers'):
+    part = prompts[first : first + batch]
+    numbers = np.arange(first, first + len(part))
+    request = requests.make(
+      part,
+      ids=target.vocab,
+      context=max(target.context, asked.length),
+      max_new_tokens=np.array([asked.length - len(x) for x in part]),
+      temperature=np.array(asked.temperatures)[
+        numbers % len(asked.temperatures)
+      ],
+      seed=asked.seed,
+      request=numbers,
+      stop_ids=stop_ids,
+      rows=batch,
+      length=asked.length,
+    )
+    out, features, mass = jax.device_get(run(types.Weights(params), request))
+    rows = slice(first, first + len(part))
+    arrays.tokens[rows] = out.tokens_BL[: len(part)]
+    arrays.spans[rows, 0] = request.lengths_B[: len(part)]
+    arrays.spans[rows, 1] = out.lengths_B[: len(part)]
+    if arrays.features is not None and arrays.mass is not None:
+      arrays.features[rows] = features[: len(part)]
+      arrays.mass[rows] = mass[: len(part)]
+    _record(folder, asked, arrays, rows.stop)
+  return arrays
+
+
+def _widths(target, params, taps) -> list[int]:
+  """The width of every tap."""
+  read = lambda: windows.read(
+    target,
+    params,
+    jnp.zeros((1, 1), jnp.int32),
+    jnp.zeros((1,), jnp.int32),
+    target.init_cache(1, 1),
+    slots=1,
+    taps=taps,
+  )
+  return [x.shape[-1] for x in jax.eval_shape(read)[1]]
+
+
+def _open(folder: pathlib.Path, asked: Asked, width: int):
+  """(Answers to write to, how many rows are done)."""
+  folder.mkdir(parents=True, exist_ok=True)
+  facts, done = json.loads(json.dumps(dataclasses.asdict(asked))), 0
+  path = folder / 'facts.json'
+  if path.exists():
+    found = files.read_json(path)
+    done = found.pop('done')
+    differ = sorted(k for k in facts if found.get(k) != facts[k])
+    if differ:
+      raise ValueError(
+        f'{folder}: holds answers with other {", ".join(differ)}; name another '
+        'folder, or remove it'
+      )
+  n, L = asked.rows, asked.length
+  wanted = dict(tokens=((n, L), np.int32), spans=((n, 2), np.int32))
+  if asked.taps:
+    wanted |= dict(
+      features=((n, L, width), np.float16), mass=((n, L), np.float32)
+    )
+  arrays = {}
+  for name, (shape, dtype) in wanted.items():
+    at = folder / f'{name}.npy'
+    if not done:
+      np.lib.format.open_memmap(at, 'w+', dtype, shape)
+    arrays[name] = np.lib.format.open_memmap(at, 'r+')
+  return Answers(**{'features': None, 'mass': None} | arrays), done
+
+
+def _record(folder, asked: Asked, arrays: Answers, done: int) -> None:
+  """Rows count when their bytes are on the disk."""
+  for x in arrays:
+    if x is not None:
+      x.flush()
+  facts = dataclasses.asdict(asked) | {'done': done}
+  files.write(folder / 'facts.json', json.dumps(facts))
+
+
+def recorder(taps: tuple[int, ...]) -> types.Drafter:
+  """Proposes nothing and keeps the target's features of every token.
+
+  Its state: (features_BLE, the lengths before the window).
+  """
+
+  def init(weights, context, features):
+    return features, context.lengths_B
+
+  def propose(weights, state, context, noise, cache):
+    draft, _, cache = decode.PLAIN.propose(weights, (), context, noise, cache)
+    return draft, state, cache
+
+  def commit(state, context, verdict, features_BNE):
+    features_BLE, lengths_B = state
+    row_B = jnp.arange(lengths_B.shape[0])
+    new = features_BLE.at[row_B, lengths_B - 1].set(features_BNE[:, 0])
+    return new, context.lengths_B
+
+  return types.Drafter('recorder', 0, init, propose, commit, taps=taps)
+
+
+@functools.cache
+def _program(target: types.Model, rule: types.Rule, taps: tuple[int, ...]):
+  """weights, request -> (Output, features, mass), of one batch."""
+  drafter = recorder(taps) if taps else decode.PLAIN
+  options = decode.Options(narrow=False)
+
+  def answer(weights, request):
+    parts = target, drafter
+    state, info = decode.start(*parts, options, weights, request)
+    state, info = jax.lax.while_loop(
+      lambda carry: jnp.any(carry[0].live_B),
+      lambda carry: decode.step(
+        *parts, rule, options, weights, request, *carry
+      ),
+      (state, info),
+    )
+    out = decode.Output(state.tokens_BL, state.lengths_B, info)
+    if not taps:
+      return out, None, None
+    features_BLE = normed(state.drafter[0], len(taps))
+    last_BLD = jnp.split(state.drafter[0], len(taps), -1)[-1]
+    mass_LB = jax.lax.map(
+      lambda x_BD: jax.nn.logsumexp(target.head(weights.target, x_BD), -1),
+      jnp.moveaxis(last_BLD, 1, 0),
+    )
+    return out, features_BLE.astype(jnp.float16), mass_LB.T
+
+  return jax.jit(answer)
+
+
+def normed(features, taps: int):
+  """Every tap divided by its root mean square; zeros stay zeros."""
+  parts = jnp.stack(jnp.split(features, taps, -1), -2)
+  mean = jnp.mean(parts * parts, -1, keepdims=True)
+  return (parts * jax.lax.rsqrt(mean + 1e-6)).reshape(features.shape)
