@@ -79,6 +79,13 @@ def ceiling(dtype: str, *, small: bool = False) -> dict[str, Any]:
   return out | {'best': max(out.values())}
 
 
+def matmul_flops(dtype: str) -> float:
+  """Floating-point operations a second of one device in a large matmul."""
+  size = 1024 if jax.default_backend() == 'cpu' else 8192
+  x = _filled(size, size, dtype=dtype)
+  return 2.0 * size**3 / _fastest(_matvec, x, x)
+
+
 @jax.jit
 def _matvec(x_1K, w_KN):
   # The model's own matmul, with its bf16 row padding: the same work.

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from specdec_jax import types
 from specdec_jax.models import attention, layers
@@ -267,7 +268,7 @@ def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
 
     view = views[config.windows[i % len(config.windows)]]
     x_BTD, new[i] = block(layers_params[str(i)])(x_BTD, view, write)
-    tapped[i] = x_BTD
+    x_BTD = tapped[i] = checkpoint_name(x_BTD, 'residual')
   return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
 
 
@@ -288,6 +289,7 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
       return written, kv.read_stacked(written, i, config.kv_heads)
 
     x_BTD, cache = block(layer_params)(x_BTD, view_of(i), write)
+    x_BTD = checkpoint_name(x_BTD, 'residual')
     return (i + 1, x_BTD, cache), x_BTD if taps else ()
 
   (_, x_BTD, cache), every = jax.lax.scan(

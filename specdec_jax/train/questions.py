@@ -16,59 +16,63 @@ bread; tea; the Silk Road; the Roman Empire; the Industrial Revolution; the
 French Revolution; ancient Egypt; the Vikings; democracy; human rights; taxes;
 supply and demand; insurance; recycling; electric cars; trains; aeroplanes;
 satellites; black holes; comets; the speed of light; gravity; friction; sound
-waves; lenses; microscopes; cells; DNA; evolution; bacteria; viruses; the heart;
-the lungs; bones; teeth; vitamins; protein; exercise; meditation; friendship;
-gardening; tomatoes; orchids; oak trees; mushrooms; wolves; whales; owls;
-penguins; spiders; octopuses; migration; deserts; rainforests; rivers; lakes;
-maps; clocks; calendars; money; banks; contracts; elections; newspapers; radio;
-television; the internet; search engines; email; passwords; encryption; video
-games; databases; compilers; operating systems; sorting algorithms; recursion;
-hash tables; binary search; unit tests; version control; machine learning;
-neural networks; robots; 3D printing; photography; painting; sculpture; jazz;
-opera; the violin; the piano; ballet; theatre; poetry; novels; fairy tales;
-translation; grammar; handwriting; mathematics; prime numbers; fractions;
-triangles; probability; statistics; averages; percentages; logic; philosophy;
-ethics; psychology; habits; stress; teamwork; leadership; meetings; job
-interviews; public speaking; budgets; renting a flat; cooking rice; soup; salads;
-chocolate; cheese; olive oil; salt; football; swimming; running; climbing;
-sailing; camping; first aid; fire safety; earthworms; clouds; snow; thunder
+waves; lenses; microscopes; cells; DNA; evolution; bacteria; viruses; the
+heart; the lungs; bones; teeth; vitamins; protein; exercise; meditation;
+friendship; gardening; tomatoes; orchids; oak trees; mushrooms; wolves;
+whales; owls; penguins; spiders; octopuses; migration; deserts; rainforests;
+rivers; lakes; maps; clocks; calendars; money; banks; contracts; elections;
+newspapers; radio; television; the internet; search engines; email; passwords;
+encryption; video games; databases; compilers; operating systems; sorting
+algorithms; recursion; hash tables; binary search; unit tests; version
+control; machine learning; neural networks; robots; 3D printing; photography;
+painting; sculpture; jazz; opera; the violin; the piano; ballet; theatre;
+poetry; novels; fairy tales; translation; grammar; handwriting; mathematics;
+prime numbers; fractions; triangles; probability; statistics; averages;
+percentages; logic; philosophy; ethics; psychology; habits; stress; teamwork;
+leadership; meetings; job interviews; public speaking; budgets; renting a
+flat; cooking rice; soup; salads; chocolate; cheese; olive oil; salt;
+football; swimming; running; climbing; sailing; camping; first aid; fire
+safety; earthworms; clouds; snow; thunder
 """
 
 PEOPLE = """
-a teacher; a nurse; a pirate; a retired sailor; a detective; a gardener; a young
-scientist; a baker; a bus driver; a queen; a farmer; an astronaut; a librarian; a
-chess master; a shy musician; a football coach; a carpenter; an old fisherman; a
-programmer; a museum guide; a doctor; a poet; a lighthouse keeper; a student; a
-grandmother; a robot; a dragon; a talking cat; a time traveller; a postman
+a teacher; a nurse; a pirate; a retired sailor; a detective; a gardener; a
+young scientist; a baker; a bus driver; a queen; a farmer; an astronaut; a
+librarian; a chess master; a shy musician; a football coach; a carpenter; an
+old fisherman; a programmer; a museum guide; a doctor; a poet; a lighthouse
+keeper; a student; a grandmother; a robot; a dragon; a talking cat; a time
+traveller; a postman
 """
 
 PLACES = """
 Lisbon; Nairobi; a small village in the mountains; Kyoto; Edinburgh; Lima; an
 island without roads; Istanbul; Vienna; Montreal; a harbour town; Hanoi; the
 desert; Cape Town; Oslo; a train station at night; Naples; Mexico City; a
-research station in Antarctica; Prague; Marrakesh; Seoul; a farm; a space station
+research station in Antarctica; Prague; Marrakesh; Seoul; a farm; a space
+station
 """
 
 THINGS = """
-a lost umbrella; a broken clock; a letter that arrives late; an empty boat; a red
-kite; a locked door; a secret recipe; an old map; a key without a lock; a stray
-dog; the last tree; a missing book; a loud neighbour; a borrowed bicycle; a
-strange noise; a forgotten birthday; a paper lantern; a silver coin
+a lost umbrella; a broken clock; a letter that arrives late; an empty boat; a
+red kite; a locked door; a secret recipe; an old map; a key without a lock; a
+stray dog; the last tree; a missing book; a loud neighbour; a borrowed
+bicycle; a strange noise; a forgotten birthday; a paper lantern; a silver coin
 """
 
 TASKS = """
-reverses a string; counts the vowels in a text; checks whether a number is prime;
-finds the largest number in a list; removes duplicates from a list; computes a
-factorial; merges two sorted lists; returns the Fibonacci numbers below n; checks
-whether a word is a palindrome; counts how often each word occurs; sorts a list
-of dictionaries by a key; reads a CSV file and prints a column; converts Celsius
-to Fahrenheit; flattens a nested list; finds the second smallest number; computes
-the greatest common divisor; rotates a list by k places; validates an email
-address; finds all pairs with a given sum; implements a stack with push and pop;
-implements binary search; computes the average of the even numbers; groups words
-by their first letter; counts the days between two dates; draws a triangle of
-stars; turns a Roman numeral into a number; finds the longest common prefix;
-transposes a matrix; checks balanced brackets; downloads a web page
+reverses a string; counts the vowels in a text; checks whether a number is
+prime; finds the largest number in a list; removes duplicates from a list;
+computes a factorial; merges two sorted lists; returns the Fibonacci numbers
+below n; checks whether a word is a palindrome; counts how often each word
+occurs; sorts a list of dictionaries by a key; reads a CSV file and prints a
+column; converts Celsius to Fahrenheit; flattens a nested list; finds the
+second smallest number; computes the greatest common divisor; rotates a list
+by k places; validates an email address; finds all pairs with a given sum;
+implements a stack with push and pop; implements binary search; computes the
+average of the even numbers; groups words by their first letter; counts the
+days between two dates; draws a triangle of stars; turns a Roman numeral into
+a number; finds the longest common prefix; transposes a matrix; checks
+balanced brackets; downloads a web page
 """
 
 LANGUAGES = ('Python', 'Python', 'Python', 'JavaScript', 'Java', 'C++', 'SQL')

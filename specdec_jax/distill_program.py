@@ -1,0 +1,370 @@
+"""scripts/distill.py: from a config to a draft that is judged by decoding."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax import (
+  api,
+  build,
+  decode,
+  requests,
+  students,
+  train_program,
+  types,
+)
+from specdec_jax.eval import machine, report
+from specdec_jax.io import files
+from specdec_jax.train import (
+  data,
+  heads,
+  judge,
+  loop,
+  questions,
+  sources,
+  teacher,
+  text,
+)
+from specdec_jax.train import step as step_lib
+from specdec_jax.verify import reject
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+  source: str
+  dtype: str
+
+  def __post_init__(self):
+    if not self.source:
+      raise ValueError(
+        "source='': name a model, for example "
+        '--config.teacher.source=hf:org/name'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """Prompts, and who goes on from them.
+
+  source: 'questions' (our own, through the chat template), or a text as
+  train.text.read takes it, with field; its rows begin with prompt_tokens as the
+  prompt. said: a name of SAID. prompts: how many; held_out: besides, to judge
+  by. length: tokens of a row, prompt included. temperatures: of the answers, in
+  turn. keep: layers whose features are kept with the teacher's answers, the
+  student's taps among them; () keeps just those. batch: rows decoded together.
+  refresh: steps between two times that the student speaks. folder: where the
+  teacher's answers lie; '' is the cache folder.
+  """
+
+  source: str
+  field: str
+  said: str
+  prompts: int
+  held_out: int
+  prompt_tokens: int
+  length: int
+  temperatures: tuple[float, ...]
+  keep: tuple[int, ...]
+  batch: int
+  refresh: int
+  seed: int
+  folder: str
+
+  def __post_init__(self):
+    if self.said not in SAID:
+      raise ValueError(f'said={self.said!r}: allowed are {", ".join(SAID)}')
+    if self.said == 'text' and self.source == 'questions':
+      raise ValueError(
+        "said='text': the questions have no answers of their own"
+      )
+    for name in ('prompts', 'held_out', 'length', 'batch', 'refresh'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)}: must be 1 or more')
+    if not 0 < self.prompt_tokens < self.length:
+      raise ValueError(
+        f'prompt_tokens={self.prompt_tokens}: must be above 0 and below '
+        f'length={self.length}'
+      )
+    if not self.temperatures:
+      raise ValueError('temperatures=(): needs at least one')
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+  """gamma: drafted a window. new_tokens: after each held-out prompt."""
+
+  gamma: int
+  new_tokens: int
+  temperature: float
+
+  def __post_init__(self):
+    for name in ('gamma', 'new_tokens'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)}: must be 1 or more')
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """rows: of a step, over all processes."""
+
+  rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  teacher: Teacher
+  student: students.Settings
+  data: Data
+  loss: heads.Loss
+  batch: Batch
+  optimiser: step_lib.Optimiser
+  run: loop.Run
+  judge: Judge
+
+  def __post_init__(self):
+    if self.student.kind == 'eagle' and self.data.said != 'teacher':
+      raise ValueError(
+        f'data.said={self.data.said!r}: an eagle learns from features of its '
+        "teacher, so take 'teacher'"
+      )
+
+
+class Asked(NamedTuple):
+  """Prompts, the held-out ones last. texts: what follows them in the source."""
+
+  prompts: list[list[int]]
+  texts: np.ndarray | None
+
+
+def settings(config) -> Settings:
+  """A ConfigDict as checked dataclasses; nothing is loaded."""
+  return train_program.from_sections(Settings, config)
+
+
+def run(
+  s: Settings, workdir: pathlib.Path, *, changed: bool = False
+) -> dict[str, Any]:
+  """Trains a draft and writes it into workdir; the best step's figures."""
+  loop.keep_config(workdir, dataclasses.asdict(s), changed)
+  target = build.load(s.teacher.source, dtype=s.teacher.dtype)
+  asked = ask(s.data, target)
+  kept: tuple[int, ...] = ()
+  if s.student.kind == 'eagle':
+    kept = s.data.keep or s.student.taps or (target.config.depth - 1,)
+  answers = None
+  if s.data.said != 'text' and s.data.said != 'student':
+    answers = answered(s.data, target, asked.prompts, kept)
+  ids = np.arange(target.ids)
+  if s.student.vocabulary and answers is not None:
+    ids = heads.vocabulary(answers, s.student.vocabulary)
+  make = students.STUDENTS[s.student.kind]
+  student = make(s.student, s.loss, target, kept, ids, s.run.seed)
+  batches, refresh = SAID[s.data.said](
+    s, target, student, asked, answers, workdir
+  )
+  tokens = s.batch.rows * s.data.length
+  ended = loop.run(
+    loop.Task(
+      params=student.params,
+      loss=student.loss,
+      frozen=student.frozen,
+      batches=batches,
+      judge=judged(s, target, student, asked.prompts[s.data.prompts :]),
+      score=lambda figures: figures['block_efficiency'],
+      tokens=tokens,
+      flops=student.flops * tokens,
+      refresh=refresh,
+    ),
+    s.run,
+    s.optimiser,
+    workdir,
+    config=dataclasses.asdict(s),
+    changed=changed,
+  )
+  if not ended.finished or ended.best is None:
+    return {'step': ended.step, 'finished': False}
+  step, params, figures = ended.best
+  about = {
+    'target': target.label,
+    'target_sha256': target.digest,
+    'tokenizer': target.tokenizer.fingerprint(),
+    'config': dataclasses.asdict(s),
+    'step': step,
+    'figures': figures,
+    'made_by': machine.made_by(*machine.commit()),
+  }
+  path = student.write(workdir, params, about)
+  return figures | {'step': step, 'finished': True, 'draft': str(path)}
+
+
+def ask(s: Data, target: build.LanguageModel) -> Asked:
+  """s.prompts + s.held_out prompts."""
+  count = s.prompts + s.held_out
+  if s.source == 'questions':
+    texts = questions.make(count, s.seed)
+    prompts = [api.encode(target, x, chat=True) for x in texts]
+    long = max(map(len, prompts))
+    if long >= s.length:
+      raise ValueError(
+        f'data.length={s.length}: the longest question has {long} tokens'
+      )
+    return Asked(prompts, None)
+  corpus = text.read(s.source, field=s.field)
+  rows = text.pack(corpus.documents, target.tokenizer, s.length)
+  if len(rows) < count:
+    raise ValueError(
+      f'data.prompts={s.prompts} and held_out={s.held_out}: {s.source} has '
+      f'{len(rows)} rows of length={s.length}'
+    )
+  order = np.random.default_rng(s.seed).permutation(len(rows))[:count]
+  rows = rows[order]
+  return Asked(rows[:, : s.prompt_tokens].tolist(), rows)
+
+
+def answered(
+  s: Data,
+  target: build.LanguageModel,
+  prompts: list[list[int]],
+  kept: tuple[int, ...],
+) -> teacher.Answers:
+  """The teacher's answers to all prompts, the held-out ones too."""
+  asked = teacher.Asked(
+    teacher=target.digest,
+    questions=questions.digest([str(x) for x in prompts]),
+    rows=len(prompts),
+    length=s.length,
+    temperatures=tuple(s.temperatures),
+    seed=s.seed,
+    taps=tuple(kept),
+  )
+  name = hashlib.sha256(json.dumps(dataclasses.asdict(asked)).encode())
+  folder = files.cache_folder() / 'answers' / name.hexdigest()[:16]
+  return teacher.answer(
+    pathlib.Path(s.folder) if s.folder else folder,
+    prompts,
+    asked,
+    build.target_model(target),
+    target.params,
+    rule=reject.RULE,
+    stop_ids=target.tokenizer.eos_ids,
+    batch=s.batch,
+    track=report.track,
+  )
+
+
+def judged(
+  s: Settings,
+  target: build.LanguageModel,
+  student: students.Student,
+  prompts: list[list[int]],
+) -> Callable[[types.Params], dict[str, Any]]:
+  """judge(params) -> figures on the held-out prompts, in the decode loop."""
+  model = build.target_model(target)
+  drafter = student.drafter(s.judge.gamma)
+  options = build.default_options()
+  request = requests.make(
+    prompts,
+    ids=target.ids,
+    context=target.config.context,
+    max_new_tokens=s.judge.new_tokens,
+    gamma=s.judge.gamma,
+    temperature=s.judge.temperature,
+    seed=s.data.seed,
+    request=s.data.prompts + np.arange(len(prompts)),
+    stop_ids=target.tokenizer.eos_ids,
+  )
+  said: list[decode.Output] = []
+
+  def figures(params: types.Params) -> dict[str, Any]:
+    rule = reject.RULE
+    if not said:
+      said.append(judge.plain(model, target.params, rule, options, request))
+    weights = types.Weights(target.params, student.weights(params))
+    return judge.judge(
+      model, weights, drafter, student.model, rule, options, request, said[0]
+    )
+
+  return figures
+
+
+def _batches(s: Settings, rows, seed: int) -> data.Batches:
+  return data.batches(
+    rows, batch=s.batch.rows, seed=seed, process=train_program.processes()
+  )
+
+
+def _text(s: Settings, target, student, asked: Asked, answers, workdir):
+  """The text itself, after the same prompts as the others."""
+  del target, student, answers, workdir
+  assert asked.texts is not None
+  tokens = asked.texts[: s.data.prompts]
+  spans = np.tile([[s.data.prompt_tokens, s.data.length]], (len(tokens), 1))
+  return _batches(s, sources.rows_of(tokens, spans), s.run.seed), _never
+
+
+def _teacher(s: Settings, target, student, asked, answers, workdir):
+  del target, student, asked, workdir
+  n = s.data.prompts
+  if s.student.kind == 'eagle':
+    taps = s.data.keep or s.student.taps or ()
+    rows = {k: x[:n] for k, x in heads.rows(answers, taps, taps).items()}
+  else:
+    rows = sources.rows_of(answers.tokens[:n], answers.spans[:n])
+  return _batches(s, rows, s.run.seed), _never
+
+
+def _student(s: Settings, target, student, asked: Asked, answers, workdir):
+  """What the student says to as many prompts as it will read until the next
+  time; of the teacher's answers, where there are some, every other one."""
+  count = min(s.batch.rows * s.data.refresh, s.data.prompts)
+
+  def say(step: int, params: types.Params) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng([s.run.seed, step])
+    chosen = np.sort(draw.permutation(s.data.prompts)[:count])
+    weights, found = student.weights(params), []
+    for first in range(0, count, s.data.batch):
+      numbers = chosen[first : first + s.data.batch]
+      spans, tokens, *_ = teacher.say(
+        student.model,
+        weights,
+        [asked.prompts[i] for i in numbers],
+        numbers,
+        rule=reject.RULE,
+        length=s.data.length,
+        temperatures=s.data.temperatures,
+        seed=(s.run.seed + step) % 2**32,
+        stop_ids=target.tokenizer.eos_ids,
+        rows=s.data.batch,
+      )
+      found.append(sources.rows_of(tokens, spans))
+    own = {k: np.concatenate([x[k] for x in found]) for k in found[0]}
+    if answers is None:
+      return own
+    theirs = sources.rows_of(answers.tokens[chosen], answers.spans[chosen])
+    return sources.mixed(own, theirs, s.run.seed + step)
+
+  made = sources.OnPolicy(
+    workdir / 'said',
+    say,
+    s.data.refresh,
+    lambda rows, step: _batches(s, rows, s.run.seed + step),
+  )
+  return made, made.refresh
+
+
+def _never(step: int, params: types.Params) -> None:
+  del step, params
+
+
+# Who goes on from a prompt (DistillSpec's data sources).
+SAID = {
+  'text': _text,
+  'teacher': _teacher,
+  'student': _student,
+  'mixed': _student,
+}

@@ -1,0 +1,192 @@
+"""What a distillation trains: each student with its loss and its drafter."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import build, types
+from specdec_jax.drafters import eagle as eagle_drafter
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.eval import metrics
+from specdec_jax.io import eagles, export
+from specdec_jax.models import config as model_config
+from specdec_jax.models import eagle, lm
+from specdec_jax.train import heads, language, losses
+from specdec_jax.train import step as step_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """kind: a name of STUDENTS.
+
+  eagle: taps, the teacher's layers that it reads; () is the last one.
+  lm: size, a row of models.config.SIZES, from random; or layers of the teacher
+  to begin with. share: take the teacher's embedding and head, frozen. path: a
+  folder with a student to begin with.
+  vocabulary: how many ids it can propose, the commonest; 0 is all. dtype: of
+  the forward pass.
+  """
+
+  kind: str
+  taps: tuple[int, ...]
+  size: str
+  layers: tuple[int, ...]
+  path: str
+  share: bool
+  vocabulary: int
+  dtype: str
+  remat: bool
+
+  def __post_init__(self):
+    if self.kind not in STUDENTS:
+      raise ValueError(
+        f'kind={self.kind!r}: allowed are {", ".join(sorted(STUDENTS))}'
+      )
+    given = [x for x in ('size', 'layers', 'path') if getattr(self, x)]
+    if self.kind == 'lm' and len(given) != 1:
+      raise ValueError(
+        f'{" and ".join(given) or "nothing"} given for an lm: say one of size '
+        '(from random), layers (of the teacher), path (a model)'
+      )
+    if self.kind == 'lm' and self.vocabulary:
+      raise ValueError(
+        f'vocabulary={self.vocabulary}: an lm proposes every id; take 0'
+      )
+    if self.vocabulary < 0:
+      raise ValueError(f'vocabulary={self.vocabulary}: must be 0 (all) or more')
+
+
+class Student(NamedTuple):
+  """params: what is trained, float32. loss, frozen: see step.Loss.
+
+  weights(params) -> weights.draft of its drafter. drafter(gamma). model: its q,
+  for alpha. flops: of one token of a batch, forward and backward.
+  write(folder, params, about) -> the path of the finished draft.
+  """
+
+  params: types.Params
+  loss: step_lib.Loss
+  frozen: Any
+  weights: Callable[[types.Params], types.Params]
+  drafter: Callable[[int], types.Drafter]
+  model: types.Model
+  flops: float
+  write: Callable[[pathlib.Path, types.Params, dict[str, Any]], pathlib.Path]
+
+
+def make_eagle(
+  s: Settings,
+  loss: heads.Loss,
+  target: build.LanguageModel,
+  kept: tuple[int, ...],
+  ids: np.ndarray,
+  seed: int,
+) -> Student:
+  """An EAGLE draft. kept: layers whose features the data has."""
+  taps = s.taps or (target.config.depth - 1,)
+  config = eagle.settings(target.config, taps)
+  model = build.target_model(target)
+  frozen = {'target': target.params}
+  frozen['head'] = eagles.weights({}, ids, target.params)['head']
+
+  def write(folder, params, about):
+    layer = {n: np.asarray(x) for n, x in lm.flatten(params).items()}
+    path = folder / 'draft.safetensors'
+    eagles.write(path, eagles.Draft(taps, layer, ids, eagles.describe(about)))
+    return path
+
+  return Student(
+    lm.nest(eagle.init(config, seed)),
+    heads.loss(config, model, loss, kept),
+    frozen,
+    lambda params: eagles.weights(params, ids, target.params),
+    lambda gamma: eagle_drafter.make(config, model, gamma=gamma),
+    eagle_drafter.view(config, model),
+    # Every step of the chain; the frozen head has no gradient of its own.
+    loss.unroll
+    * (6.0 * _size(eagle.shapes(config)) + 4.0 * frozen['head'].size),
+    write,
+  )
+
+
+def make_lm(
+  s: Settings,
+  loss: heads.Loss,
+  target: build.LanguageModel,
+  kept: tuple[int, ...],
+  ids: np.ndarray,
+  seed: int,
+) -> Student:
+  """A language model of its own; loss.unroll, decay and noise are not its."""
+  del kept, ids
+  config, params = _begin(s, target, seed)
+  vocab = build.target_model(target).vocab
+  of = lambda c: lm.make(c, ids=target.ids, vocab=vocab)
+  model, computed = of(config), of(dataclasses.replace(config, dtype=s.dtype))
+  trained, shared = language.shared(params, s.share)
+
+  def write(folder, params, about):
+    path = folder / 'draft'
+    export.save(
+      path,
+      config,
+      params | shared,
+      target.tokenizer,
+      made_by=about,
+      overwrite=True,
+    )
+    return path
+
+  return Student(
+    trained,
+    language.distilled(
+      computed,
+      s.dtype,
+      build.target_model(target),
+      losses.divergence_of(loss.divergence),
+      temperature=loss.temperature,
+      remat=s.remat,
+    ),
+    {'teacher': target.params, 'shared': shared},
+    lambda params: params | shared,
+    lambda gamma: lm_drafter.make(model, gamma=gamma),
+    model,
+    6.0 * metrics.step_parameters(trained | shared)
+    + 2.0 * metrics.step_parameters(target.params),
+    write,
+  )
+
+
+def _size(tree: Any) -> int:
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def _begin(s: Settings, target: build.LanguageModel, seed: int):
+  """(settings, parameters) that an lm student begins with."""
+  if s.size:
+    config = dataclasses.replace(
+      model_config.sized(s.size), vocab=target.config.vocab
+    )
+    if s.share and config.width != target.config.width:
+      raise ValueError(
+        f'student.share: size {s.size} has width {config.width}, '
+        f'{target.label} {target.config.width}; take share=False'
+      )
+    params = lm.init(config, seed)
+    if s.share:
+      params |= {n: target.params[n] for n in language.SHARED if n in params}
+    return config, params
+  if s.path:
+    loaded = build.load(s.path, scan_layers=False)
+    return loaded.config, loaded.params
+  config, params = language.pruned(target.config, target.params, s.layers)
+  # The first step is donated its parameters: the teacher keeps its own.
+  return config, jax.tree.map(jnp.copy, params)
+
+
+STUDENTS = {'eagle': make_eagle, 'lm': make_lm}

@@ -1,0 +1,129 @@
+"""One optimiser step, as a jitted program over a sharded, donated state."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from specdec_jax import types
+
+Array = jax.Array
+# loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}).
+Loss = Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimiser:
+  """AdamW with warm-up and a cosine, after clipping by the global norm.
+
+  warmup: of all steps, rising from 0. final: the last learning rate, as a share
+  of the peak. accumulate: parts that a batch is read in, one after another.
+  """
+
+  learning_rate: float
+  warmup: int
+  final: float
+  weight_decay: float
+  clip: float
+  b1: float
+  b2: float
+  accumulate: int
+
+  def __post_init__(self):
+    for name in ('learning_rate', 'clip'):
+      if not getattr(self, name) > 0:
+        raise ValueError(f'{name}={getattr(self, name)}: must be above 0')
+    for name in ('weight_decay', 'final', 'warmup'):
+      if getattr(self, name) < 0:
+        raise ValueError(f'{name}={getattr(self, name)}: must be 0 or more')
+    for name in ('b1', 'b2'):
+      if not 0 <= getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)}: must be in [0, 1)')
+    if self.accumulate < 1:
+      raise ValueError(f'accumulate={self.accumulate}: must be 1 or more')
+
+
+class State(NamedTuple):
+  """What the next step needs; float32 whatever the forward pass is in."""
+
+  step: Array
+  params: types.Params
+  moments: Any
+
+
+def schedule(o: Optimiser, steps: int) -> optax.Schedule:
+  return optax.warmup_cosine_decay_schedule(
+    0.0 if o.warmup else o.learning_rate,
+    o.learning_rate,
+    min(o.warmup, steps - 1),
+    steps,
+    o.final * o.learning_rate,
+  )
+
+
+def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
+  """Weight decay is for matrices only, not for scales and biases."""
+  matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
+  return optax.chain(
+    optax.clip_by_global_norm(o.clip),
+    optax.adamw(
+      schedule(o, steps),
+      b1=o.b1,
+      b2=o.b2,
+      weight_decay=o.weight_decay,
+      mask=matrices,
+    ),
+  )
+
+
+def start(o: Optimiser, steps: int, params: types.Params) -> State:
+  """The state before the first step; moments lie where their parameters do."""
+  return State(jnp.int32(0), params, transform(o, steps).init(params))
+
+
+def make(o: Optimiser, steps: int, loss: Loss, seed: int):
+  """(state, frozen, batch) -> (state, figures), the state donated.
+
+  figures: 'loss', 'gradient_norm', 'learning_rate' and what the loss adds. A
+  step's randomness is keyed by the seed and the step.
+  """
+  update = transform(o, steps)
+  rate = schedule(o, steps)
+
+  def step(state: State, frozen, batch):
+    key = jax.random.fold_in(jax.random.key(seed), state.step)
+    grad = jax.value_and_grad(loss, has_aux=True)
+    parts = o.accumulate
+    if parts == 1:
+      (value, figures), gradient = grad(state.params, frozen, batch, key)
+    else:
+      split = jax.tree.map(
+        lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch
+      )
+
+      def body(total, part):
+        i, some = part
+        found = grad(state.params, frozen, some, jax.random.fold_in(key, i))
+        return jax.tree.map(lambda a, b: a + b / parts, total, found), None
+
+      zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype),
+        jax.eval_shape(
+          grad, state.params, frozen, jax.tree.map(lambda x: x[0], split), key
+        ),
+      )
+      found, _ = jax.lax.scan(body, zeros, (jnp.arange(parts), split))
+      (value, figures), gradient = found
+    change, moments = update.update(gradient, state.moments, state.params)
+    figures = figures | {
+      'loss': value,
+      'gradient_norm': optax.global_norm(gradient),
+      'learning_rate': jnp.asarray(rate(state.step), jnp.float32),
+    }
+    params = optax.apply_updates(state.params, change)
+    return State(state.step + 1, params, moments), figures
+
+  return jax.jit(step, donate_argnums=0)
