@@ -140,6 +140,32 @@ def fuse(config: model_config.LMConfig, params: types.Params):
   return dataclasses.replace(config, fused=True), params
 
 
+def plain(config: model_config.LMConfig, params: types.Params):
+  """(config, params by flat name) with neither fused nor scanned ones.
+
+  The parts are views of numpy arrays, copies of others. The inverse of fuse.
+  """
+  config = dataclasses.replace(config, scan_layers=False, fused=False)
+  flat = flatten(params)
+  for name in [n for n in flat if n.startswith('layers/')]:
+    group, _, rest = name.partition('/')
+    if not rest.split('/')[0].isdecimal():
+      stack = flat.pop(name)
+      flat |= {f'{group}/{i}/{rest}': x for i, x in enumerate(stack)}
+  sizes = shapes(config)
+  for name in list(flat):
+    stem, _, leaf = name.rpartition('/')
+    for whole, parts in _FUSED.items():
+      if stem.endswith(whole):
+        x, start = flat.pop(name), 0
+        for part in parts:
+          own = f'{stem.removesuffix(whole)}{part}/{leaf}'
+          end = start + sizes[own].shape[-1]
+          flat[own] = x[..., start:end]
+          start = end
+  return config, {name: flat[name] for name in sizes}
+
+
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   """Random parameters: kernels N(0, 1/fan_in), norms 1, biases 0.
 
