@@ -1,0 +1,201 @@
+"""Batches: each row once an epoch, shared by processes, resumed exactly."""
+
+import collections
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from specdec_jax.train import data
+
+ROWS = 11
+
+
+def arrays(rows=ROWS):
+  """Row i holds i in each array, so that a mixed-up row shows."""
+  row = np.arange(rows)
+  return {
+    'tokens': (row[:, None] * 10 + np.arange(3)).astype(np.int32),
+    'hidden': (row[:, None, None] + np.zeros((2, 2))).astype(np.float16),
+    'weight': row.astype(np.float32),
+  }
+
+
+def make(rows=ROWS, batch=4, seed=5, process=(0, 1)):
+  return data.batches(arrays(rows), batch=batch, seed=seed, process=process)
+
+
+def content(batch):
+  return {k: (a.dtype, a.shape, a.tobytes()) for k, a in batch.items()}
+
+
+def take(batches, count):
+  return [content(b) for b in itertools.islice(batches, count)]
+
+
+def rows_of(batches, count):
+  return [next(batches)['weight'].astype(int).tolist() for _ in range(count)]
+
+
+def test_rows_of_a_batch_stay_together():
+  for batch in itertools.islice(make(), 6):
+    row = batch['weight'].astype(int)
+    expected = {k: a[row] for k, a in arrays().items()}
+    assert content(batch) == content(expected)
+
+
+def test_an_epoch_has_each_row_once_and_an_order_of_its_own():
+  batches = make(rows=12)
+  epochs = [sum(rows_of(batches, 3), []) for _ in range(4)]
+  assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+  assert len(set(map(tuple, epochs))) == 4
+
+
+def test_what_does_not_fill_a_batch_is_left_out_of_its_epoch_only():
+  batches = make(rows=11)
+  epochs = [sum(rows_of(batches, 2), []) for _ in range(9)]
+  assert all(len(set(epoch)) == 8 for epoch in epochs)
+  assert set().union(*epochs) == set(range(11))
+
+
+@pytest.mark.parametrize('taken', range(6))
+def test_resumed_batches_are_the_same_bytes(taken):
+  """Two batches an epoch: on both sides of three epochs' ends."""
+  batches = make()
+  take(batches, taken)
+  state = json.loads(json.dumps(batches.state()))
+  expected = take(batches, 5)
+  resumed = make()
+  take(resumed, 3)
+  resumed.restore(state)
+  assert resumed.state() == state
+  assert take(resumed, 5) == expected
+  batches.restore(state)
+  assert take(batches, 5) == expected
+  assert batches.state()['taken'] == taken + 5
+
+
+@pytest.mark.parametrize('count', [2, 4])
+def test_processes_get_the_parts_of_one_batch(count):
+  alone = make()
+  parts = [make(process=(i, count)) for i in range(count)]
+  for _ in range(5):
+    ours = [next(part) for part in parts]
+    assert all(len(o['weight']) == 4 // count for o in ours)
+    whole = {k: np.concatenate([o[k] for o in ours]) for k in ours[0]}
+    assert content(whole) == content(next(alone))
+    assert all(part.state() == alone.state() for part in parts)
+
+
+def test_another_number_of_processes_goes_on():
+  alone = make()
+  take(alone, 3)
+  parts = [make(process=(i, 2)) for i in range(2)]
+  for part in parts:
+    part.restore(alone.state())
+  assert sum((rows_of(p, 1)[0] for p in parts), []) == rows_of(alone, 1)[0]
+
+
+def test_arrays_on_disk(tmp_path):
+  np.save(tmp_path / 'tokens.npy', arrays()['tokens'])
+  mapped = np.load(tmp_path / 'tokens.npy', mmap_mode='r')
+  batches = data.batches({'tokens': mapped}, batch=4, seed=5)
+  in_memory = make()
+  for _ in range(4):
+    tokens = next(batches)['tokens']
+    assert type(tokens) is np.ndarray and tokens.flags.writeable
+    assert np.array_equal(tokens, next(in_memory)['tokens'])
+
+
+def test_orders_are_the_same_everywhere():
+  order = lambda seed, epoch: data.order_of_epoch(8, seed=seed, epoch=epoch)
+  assert order(0, 0).tolist() == ORDER_0_0
+  assert order(1, 0).tolist() == ORDER_1_0
+  # Seeds are no shifts of one another.
+  assert not np.array_equal(order(0, 1), order(1, 0))
+
+
+def test_orders_are_equally_likely():
+  draws = 4800
+  seen = collections.Counter(
+    tuple(data.order_of_epoch(4, seed=3, epoch=e)) for e in range(draws)
+  )
+  assert len(seen) == 24
+  # Six standard deviations of a binomial of mean 200.
+  assert all(abs(n - draws / 24) < 6 * 13.9 for n in seen.values())
+
+
+def test_every_number_of_rows_is_permuted():
+  for rows in (1, 2, 7, 65_537):
+    order = data.order_of_epoch(rows, seed=2, epoch=1)
+    assert np.array_equal(np.sort(order), np.arange(rows))
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'batch': 12}, '11 rows are fewer than batch=12'),
+    ({'batch': 0}, 'batch=0 for 1 processes: it must be a positive multiple'),
+    ({'process': (0, 3)}, 'batch=4 for 3 processes: it must be a positive'),
+    ({'process': (2, 2)}, r'process=\(2, 2\): the first counts from 0'),
+    ({'process': (-1, 2)}, r'process=\(-1, 2\): the first counts'),
+    ({'seed': -1}, 'seed=-1: it must be 0 or more'),
+  ],
+)
+def test_settings_are_checked(changes, message):
+  with pytest.raises(ValueError, match=message):
+    make(**changes)
+
+
+@pytest.mark.parametrize(
+  'given, message',
+  [
+    ({}, 'arrays of shapes {}: give at least one'),
+    ({'a': np.float32(1)}, r"arrays of shapes {'a': \(\)}: give at least one"),
+    ({'a': np.zeros(3), 'b': np.zeros((2, 3))}, "rows, {'a': 3, 'b': 2}"),
+    ({'a': np.zeros((0, 4))}, '0 rows are fewer than batch=1'),
+  ],
+)
+def test_arrays_are_checked(given, message):
+  with pytest.raises(ValueError, match=message):
+    data.batches(given, batch=1, seed=0)
+
+
+@pytest.mark.parametrize(
+  'other, message',
+  [
+    (dict(seed=6), 'state of seed 6, but these batches have seed 5: resume'),
+    (dict(batch=2), 'state of batch 2, but these batches have batch 4'),
+    (dict(rows=12), 'state of rows 12, but these batches have rows 11'),
+  ],
+)
+def test_a_state_of_other_batches_is_refused(other, message):
+  with pytest.raises(ValueError, match=message):
+    make().restore(make(**other).state())
+
+
+def test_a_state_of_other_data_of_the_same_size_is_refused():
+  for name in ('tokens', 'hidden'):
+    other = arrays()
+    other[name] = other[name] + other[name].dtype.type(1)
+    state = data.batches(other, batch=4, seed=5).state()
+    with pytest.raises(ValueError, match='but these batches have data'):
+      make().restore(state)
+
+
+def test_a_state_must_be_one():
+  good = make().state()
+  with pytest.raises(
+    ValueError, match='state with nothing: a state of batches'
+  ):
+    make().restore({})
+  with pytest.raises(ValueError, match='state with seed, .*, old: a state of'):
+    make().restore(good | {'old': 1})
+  for taken in (-1, True, '3', 1 << 62):
+    with pytest.raises(ValueError, match='must be an integer from 0 on'):
+      make().restore(good | {'taken': taken})
+
+
+ORDER_0_0 = [1, 4, 5, 6, 2, 0, 3, 7]
+ORDER_1_0 = [0, 5, 7, 4, 2, 6, 3, 1]

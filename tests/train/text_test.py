@@ -1,0 +1,350 @@
+"""Sources of text, tokenizers trained on them, rows of tokens."""
+
+import argparse
+import dataclasses
+import gzip
+import hashlib
+import json
+import pathlib
+import platform
+import sys
+import types
+from pydoc_data import topics
+
+import numpy as np
+import pytest
+import tokenizers
+
+from specdec_jax.eval import prompts
+from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.train import text
+
+UNICODE = (
+  'naïve Ωμέγα 日本語 🙂👩‍👩‍👧 \u2028 \x00 e\u0301\t\r\n  "quoted"  \ufffd'
+)
+
+
+def corpus(*documents):
+  return text.Corpus('here', documents, '')
+
+
+def write(tmp_path, name, content):
+  path = tmp_path / name
+  path.parent.mkdir(exist_ok=True)
+  content = content.encode() if isinstance(content, str) else content
+  path.write_bytes(gzip.compress(content) if name.endswith('gz') else content)
+  return str(path)
+
+
+def test_the_manual():
+  c = text.read('stdlib:prose')
+  expected = tuple(topics.topics.values())
+  assert c.documents == expected
+  assert sum(map(len, expected)) > 300_000
+  assert c.sha256 == hashlib.sha256('\0'.join(expected).encode()).hexdigest()
+  assert c.label == f'stdlib:prose of Python {platform.python_version()}'
+  assert text.read('stdlib:prose') == c
+
+
+def test_the_library():
+  c = text.read('stdlib')
+  manual = len(topics.topics)
+  sources = c.documents[manual:]
+  assert c.documents[:manual] == tuple(topics.topics.values())
+  assert pathlib.Path(argparse.__file__).read_bytes().decode() in sources
+  # Not the manual again, not what is installed, not this computer's settings.
+  manual_source = pathlib.Path(topics.__file__).read_bytes().decode()
+  assert manual_source not in sources
+  assert not any('build_time_vars = {' in d for d in sources)
+  assert 4e6 < sum(map(len, sources)) <= 8e6
+  assert text.read('stdlib') == c
+
+
+def test_the_library_is_read_in_order_while_there_is_room(monkeypatch):
+  everything = text.read('stdlib').documents
+  monkeypatch.setattr(text, '_MOST_CHARACTERS', 300_000)
+  some = text.read('stdlib').documents
+  assert some == everything[: len(some)]
+  sizes = [len(d) for d in everything[len(topics.topics) : len(some) + 1]]
+  assert sum(sizes[:-1]) <= 300_000 < sum(sizes) + 50_000
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'a.md', 'a.txt.gz', 'A.TXT'])
+def test_a_file_is_one_document(tmp_path, name):
+  source = write(tmp_path, name, '\ufeffone\r\n\r\ntwo é\n')
+  c = text.read(source)
+  assert c == (source, ('one\r\n\r\ntwo é\n',), c.sha256)
+  assert c.sha256 == hashlib.sha256('one\r\n\r\ntwo é\n'.encode()).hexdigest()
+
+
+def test_documents_of_a_file_are_separated_and_not_blank(tmp_path):
+  end = '<|endoftext|>'
+  source = write(tmp_path, 'a.txt', f'one{end} two\n{end}\n{end}three{end}')
+  assert text.read(source).documents == ('one', ' two\n', 'three')
+
+
+def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
+  write(tmp_path, 'b.txt', 'third')
+  write(tmp_path, 'a/z.md.gz', 'second')
+  write(tmp_path, 'a.md', 'first')
+  write(tmp_path, 'c.json', 'not this')
+  (tmp_path / 'd.txt').mkdir()
+  assert text.read(str(tmp_path)).documents == ('first', 'second', 'third')
+
+
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.jsonl.gz'])
+def test_objects(tmp_path, name):
+  lines = ['{"t": "one\u2028", "id": 1}', '', '{"t": ["two", "three"]}', '']
+  source = write(tmp_path, name, '\n'.join(lines))
+  documents = text.read(source, field='t').documents
+  assert documents == ('one\u2028', 'two\n\nthree')
+
+
+def test_our_prompts_are_a_corpus():
+  path = pathlib.Path(prompts.__file__).with_name('builtin_prompts.jsonl')
+  documents = text.read(str(path), field='prompt').documents
+  assert documents == tuple(p.turns[0] for p in prompts.builtin())
+
+
+class Rows:
+  """The part of datasets.Dataset that is used."""
+
+  def __init__(self, columns):
+    self.columns, self.column_names = columns, list(columns)
+
+  def __getitem__(self, name):
+    return iter(self.columns[name])
+
+
+def fake_datasets(monkeypatch, load_dataset):
+  module = types.ModuleType('datasets')
+  module.load_dataset = load_dataset
+  module.exceptions = types.SimpleNamespace(
+    DatasetsError=type('DatasetsError', (Exception,), {})
+  )
+  monkeypatch.setitem(sys.modules, 'datasets', module)
+  return module
+
+
+@pytest.mark.parametrize(
+  'source, asked',
+  [
+    ('hf:org/na-me.x/train', ('org/na-me.x', None, 'train')),
+    ('hf:org/name:20.en/test', ('org/name', '20.en', 'test')),
+    ('hf:org/name/train[:1%]', ('org/name', None, 'train[:1%]')),
+  ],
+)
+def test_datasets_are_asked_for(monkeypatch, source, asked):
+  seen = []
+
+  def load_dataset(path, name=None, *, split=None):
+    seen.append((path, name, split))
+    return Rows({'text': ['one', '', 'two']})
+
+  fake_datasets(monkeypatch, load_dataset)
+  assert text.read(source)[:2] == (source, ('one', 'two'))
+  assert seen == [asked]
+  with pytest.raises(ValueError, match="no field 'body'; name .*: text"):
+    text.read(source, field='body')
+
+
+def test_what_datasets_refuses_is_one_sentence(monkeypatch):
+  def load_dataset(path, name=None, *, split=None):
+    raise error
+
+  module = fake_datasets(monkeypatch, load_dataset)
+  for kind in (ConnectionError, ValueError, module.exceptions.DatasetsError):
+    error = kind('no such split\nand a page more')
+    with pytest.raises(ValueError, match=f'{kind.__name__}: no such split$'):
+      text.read('hf:org/name/train')
+
+
+def test_datasets_is_optional(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'datasets', None)
+  with pytest.raises(ValueError, match='hf:a/b/train needs datasets: pip'):
+    text.read('hf:a/b/train')
+  for source in ('hf:name', 'hf:org/name', 'hf:org/name:/train'):
+    with pytest.raises(ValueError, match='the form is hf:org/name'):
+      text.read(source)
+
+
+@pytest.mark.parametrize(
+  'name, content, message',
+  [
+    ('a.txt', ' \n<|endoftext|>\n', 'a.txt: there is no text in it'),
+    ('a.txt', b'one\ntwo\n\xff\n', r'a.txt:3: not UTF-8 \(invalid start byte'),
+    ('a.jsonl', '{"text": "one"}\n{"text": ', r'a.jsonl:2: not JSON \(Exp'),
+    ('a.jsonl', '["one"]', 'a.jsonl:1: list is not an object: write {"text"'),
+    ('a.jsonl', '{"x": 1, "y": 2}', "1: no field 'text'; name .*: x, y$"),
+    ('a.jsonl', '{"text": [1]}', 'a.jsonl:1: text holds no text: it must be'),
+    ('a.jsonl', '{"text": null}', 'a.jsonl:1: text holds no text'),
+    ('a.jsonl', r'{"text": "\ud83d"}', 'a.jsonl:1: text holds half of a surr'),
+    ('a.jsonl', '[' * 100_000, r'a.jsonl:1: not JSON \('),
+    ('a.jsonl', '{"text": ""}\n', 'a.jsonl: there is no text in it'),
+    ('a.pdf', 'one', "a.pdf': allowed are stdlib, stdlib:prose, a .txt"),
+  ],
+)
+def test_files_are_checked(tmp_path, name, content, message):
+  with pytest.raises(ValueError, match=message):
+    text.read(write(tmp_path, name, content))
+
+
+def test_what_is_not_there_is_named(tmp_path):
+  with pytest.raises(ValueError, match='no.txt: cannot be read: No such file'):
+    text.read(str(tmp_path / 'no.txt'))
+  with pytest.raises(ValueError, match='no .txt or .md file .* in this folder'):
+    text.read(str(tmp_path))
+  whole = gzip.compress(b'one' * 99)
+  for content in (b'one', whole[:-9], whole[:12] + b'\xff' * 9 + whole[21:]):
+    (tmp_path / 'a.txt.gz').write_bytes(content)
+    with pytest.raises(ValueError, match='a.txt.gz: cannot be read: [CENn]'):
+      text.read(str(tmp_path / 'a.txt.gz'))
+
+
+def test_a_python_without_its_library(monkeypatch, tmp_path):
+  monkeypatch.setattr(text.sysconfig, 'get_path', lambda _: str(tmp_path))
+  with pytest.raises(ValueError, match='no sources of the library in /'):
+    text.read('stdlib')
+  monkeypatch.setitem(sys.modules, 'pydoc_data', None)
+  with pytest.raises(ValueError, match='this Python comes without pydoc_data'):
+    text.read('stdlib:prose')
+
+
+def test_held_out_is_a_partition_that_no_order_changes():
+  # Each is there twice: were the two on different sides, text would leak.
+  documents = [f'document {i}' for i in range(41)] * 2
+  rest, held = text.held_out(corpus(*documents), 10)
+  assert len(set(held.documents)) == 5
+  assert not set(rest.documents) & set(held.documents)
+  assert sorted(rest.documents + held.documents) == sorted(documents)
+  again = text.held_out(corpus(*documents[::-1]), 10)
+  assert set(again[1].documents) == set(held.documents)
+  # Not simply every tenth.
+  assert set(held.documents) != set(documents[:41:10])
+  assert (rest.label, held.label) == ('here, but 1 in 10', 'here, 1 in 10')
+  assert rest.sha256 != held.sha256
+
+
+def test_held_out_of_two_is_one():
+  rest, held = text.held_out(corpus('a', 'b'), 100)
+  assert sorted(rest.documents + held.documents) == ['a', 'b']
+
+
+@pytest.mark.parametrize(
+  'document, every, rest, held',
+  [
+    ('aaa\nbb\nccc\ndd', 2, 'aaa\nbb\n', 'ccc\ndd'),
+    ('aaa\nbb\nccc\ndd', 3, 'aaa\nbb\n', 'ccc\ndd'),
+    ('aaa\nbb\nccc\ndd', 6, 'aaa\nbb\nccc\n', 'dd'),
+    ('no line ends', 4, 'no line e', 'nds'),
+  ],
+)
+def test_a_single_document_is_cut_at_a_line(document, every, rest, held):
+  halves = text.held_out(corpus(document), every)
+  assert [half.documents for half in halves] == [(rest,), (held,)]
+
+
+def test_held_out_is_checked():
+  with pytest.raises(ValueError, match='every=1: allowed are 2 and more'):
+    text.held_out(corpus('a', 'b'), 1)
+  with pytest.raises(ValueError, match='of 3 characters is too short to hold'):
+    text.held_out(corpus('abc'), 4)
+
+
+def test_merges_by_hand(tmp_path):
+  """(a, b) comes four times; then (space, ab) three times."""
+  t = text.train_tokenizer(corpus('ab ab', 'ab ab', 'c'), 259, tmp_path)
+  assert t.size == 259
+  assert t.tokens()[0] == '<|endoftext|>'
+  assert t.tokens()[257:] == ['ab', 'Ġab']
+  assert len(t.encode('ab ab c')) == 4
+  # No pair is left that comes twice.
+  assert text.train_tokenizer(corpus('ab ab'), 999, tmp_path).size == 258
+
+
+@pytest.fixture(scope='module')
+def manual():
+  documents = text.read('stdlib:prose').documents
+  return corpus(*documents[:20])
+
+
+def test_trained_tokenizers_are_the_same_bytes(manual, tmp_path):
+  for name in 'ab':
+    text.train_tokenizer(manual, 600, tmp_path / 'new' / name)
+  a, b = ({p.name: p.read_bytes() for p in (tmp_path / 'new' / n).iterdir()}
+          for n in 'ab')  # fmt: skip
+  assert a == b and sorted(a) == ['tokenizer.json', 'tokenizer_config.json']
+
+
+def test_trained_tokenizers_read_back(manual, tmp_path):
+  t = text.train_tokenizer(manual, 600, tmp_path)
+  again = tokenizer_lib.from_folder(tmp_path, 'again')
+  tokenizer_lib.check_same(t, again)
+  assert (t.size, t.eos_ids, t.bos_id, t.add_bos) == (600, (0,), None, False)
+  assert again.eos_ids == (0,)
+  for some in (UNICODE, manual.documents[3], ' leading', ''):
+    ids = t.encode(some)
+    assert t.decode(ids) == some
+    assert again.encode(some) == ids
+  assert t.encode(f'a{text.END}b').count(0) == 1
+  # It learned something: at least two bytes a token.
+  assert len(t.encode(manual.documents[3])) < len(manual.documents[3]) / 2
+
+
+@pytest.mark.parity
+def test_trained_tokenizers_are_read_by_transformers(manual, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  ours = text.train_tokenizer(manual, 600, tmp_path)
+  theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+  assert theirs.eos_token_id == 0 and len(theirs) == 600
+  for some in (UNICODE, manual.documents[3], 'a , b .', f'a{text.END}b'):
+    assert theirs(some)['input_ids'] == ours.encode(some)
+    assert theirs.decode(ours.encode(some)) == some
+
+
+def test_tokenizers_are_checked(tmp_path):
+  with pytest.raises(ValueError, match='vocab=256: allowed are 257'):
+    text.train_tokenizer(corpus('a'), 256, tmp_path)
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(ValueError, match='output .*file.*: cannot be written: '):
+    text.train_tokenizer(corpus('a'), 257, tmp_path / 'file' / 'folder')
+
+
+def test_rows_by_hand():
+  t = tokenizer_lib.from_bytes(258, 'bytes')
+  rows = text.pack(['abc', 'de', '', 'f'], t, 3)
+  assert rows.dtype == np.int32
+  assert rows.tolist() == [[97, 98, 99], [256, 100, 101], [256, 256, 102]]
+  begun = dataclasses.replace(t, add_bos=True)
+  assert text.pack(['a', 'b'], begun, 3).tolist() == [
+    [257, 97, 256],
+    [257, 98, 256],
+  ]
+
+
+def test_rows_are_checked():
+  t = tokenizer_lib.from_bytes(258, 'bytes')
+  with pytest.raises(
+    ValueError, match='7 tokens are less than one row of leng'
+  ):
+    text.pack(['abc', 'de'], t, 8)
+  with pytest.raises(ValueError, match='0 tokens are less than one row of len'):
+    text.pack([], t, 8)
+  with pytest.raises(ValueError, match='length=1: allowed are 2 and more'):
+    text.pack(['abc'], t, 1)
+  endless = tokenizer_lib.Tokenizer('x', tokenizers.Tokenizer(t.inner.model))
+  with pytest.raises(ValueError, match='x: has no end-of-text token'):
+    text.pack(['abc'], endless, 2)
+
+
+def test_a_trained_tokenizer_packs_what_it_can_unpack(manual, tmp_path):
+  t = text.train_tokenizer(manual, 400, tmp_path)
+  ids = text.pack(manual.documents, t, 64).reshape(-1)
+  whole = t.decode(ids, special=True)
+  assert text.END.join([*manual.documents, '']).startswith(
+    whole.rstrip('\ufffd')
+  )
+  assert (
+    json.loads((tmp_path / 'tokenizer_config.json').read_text())['eos_token']
+    == text.END
+  )
