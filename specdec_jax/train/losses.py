@@ -17,12 +17,12 @@ Divergence = Callable[[Array, Array], Array]
 
 def forward_kl(log_p: Array, log_q: Array) -> Array:
   """sum p log(p / q): q must cover what p does."""
-  return jnp.sum(_times(log_p, log_p - log_q), -1)
+  return jnp.sum(_part(log_p, log_q), -1)
 
 
 def reverse_kl(log_p: Array, log_q: Array) -> Array:
   """sum q log(q / p): q may settle on a part of p."""
-  return jnp.sum(_times(log_q, log_q - log_p), -1)
+  return jnp.sum(_part(log_q, log_p), -1)
 
 
 def jensen_shannon(log_p: Array, log_q: Array, *, beta: float = 0.5) -> Array:
@@ -36,8 +36,12 @@ def jensen_shannon(log_p: Array, log_q: Array, *, beta: float = 0.5) -> Array:
   """
   if not 0 < beta < 1:
     raise ValueError(f'beta={beta}: must be between 0 and 1')
-  log_m = jnp.logaddexp(log_p + jnp.log(beta), log_q + jnp.log1p(-beta))
-  to_p, to_q = _times(log_p, log_p - log_m), _times(log_q, log_q - log_m)
+  # Finite, as the sum of two zeros has no slope; what is 0 in both is left out.
+  finite = lambda x: jnp.maximum(x, -1e30)
+  log_m = jnp.logaddexp(
+    finite(log_p) + jnp.log(beta), finite(log_q) + jnp.log1p(-beta)
+  )
+  to_p, to_q = _part(log_p, log_m), _part(log_q, log_m)
   return jnp.sum(beta * to_p + (1 - beta) * to_q, -1)
 
 
@@ -88,9 +92,9 @@ def divergence_of(name: str) -> Divergence:
     ) from error
 
 
-def _times(log_weight: Array, x: Array) -> Array:
-  """exp(log_weight) x, and 0 where the weight is, whatever x is there."""
-  some = log_weight > -jnp.inf
-  # Both are replaced before they meet: 0 times infinity has no derivative.
-  weight = jnp.exp(jnp.where(some, log_weight, 0))
-  return jnp.where(some, weight * jnp.where(some, x, 0), 0)
+def _part(log_a: Array, log_b: Array) -> Array:
+  """a log(a / b), and 0 where a is, whatever b is there."""
+  some = log_a > -jnp.inf
+  # Replaced before they meet: infinity less infinity has no slope.
+  log_a, log_b = (jnp.where(some, x, 0) for x in (log_a, log_b))
+  return jnp.where(some, jnp.exp(log_a) * (log_a - log_b), 0)
