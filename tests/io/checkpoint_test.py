@@ -129,9 +129,9 @@ def test_arrays_may_be_overwritten_once_save_returns(tmp_path):
   }
   with checkpoint.Checkpoints(tmp_path) as c:
     c.save(1, {'x': x, 'host': host}, {'seen': seen})
-    negated(negated(negated(x))).block_until_ready()
     host[:] = 0
     seen.append(2)
+    negated(negated(negated(x))).block_until_ready()
     got = c.restore(wanted)
   np.testing.assert_array_equal(got.arrays['x'], np.arange(1e6))
   np.testing.assert_array_equal(got.arrays['host'], 1)
@@ -198,6 +198,9 @@ def test_the_newest_valid_step_is_used_and_said(folder, caplog, part):
   c.save(2, state(2), {})
   assert content(c.restore(like(state(0))).arrays) == content(state(2))
   assert c.steps() == [1, 2]
+  c.save(3, state(3), {})
+  c.wait()
+  assert c.steps() == [2, 3]
 
 
 def test_no_valid_step_is_an_error_that_names_the_newest(folder):
