@@ -11,84 +11,21 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from specdec_jax.io import checkpoint, manifest
-from tests.io import saving_child
+from tests.io import saved, saving_child
 
 ROOT = pathlib.Path(__file__).parents[2]
-SPEC = jax.sharding.PartitionSpec
-
-
-class State(NamedTuple):
-  params: dict
-  opt_state: tuple
-  key: jax.Array
-  step: jax.Array
-
-
-def state(seed: int) -> State:
-  keys = jax.random.split(jax.random.key(seed), 2)
-  params = {
-    'a/b': jax.random.normal(keys[0], (8, 12)),
-    'layers': [jax.random.normal(keys[1], (16,)).astype(jnp.bfloat16), None],
-    'none': jnp.zeros((0, 3)),
-  }
-  return State(
-    params,
-    optax.adamw(1e-3).init(params),
-    jax.random.key_data(keys[0]),
-    jnp.int32(seed),
-  )
-
-
-def like(tree, mesh=None):
-  """mesh: the arrays with 8 or more elements are split over all of it."""
-
-  def one(x):
-    spec = SPEC()
-    if x.size >= 8:
-      spec = SPEC('a', 'b') if x.ndim == 2 else SPEC(('a', 'b'))
-    sharding = jax.NamedSharding(mesh, spec) if mesh else None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-  return jax.tree.map(one, tree)
 
 
 def placed(tree, mesh):
   put = lambda x, want: jax.device_put(x, want.sharding)
-  return jax.tree.map(put, tree, like(tree, mesh))
-
-
-def content(tree) -> list:
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  kinds = [(k, x.dtype, x.shape, np.asarray(x).tobytes()) for k, x in leaves]
-  return [jax.tree.structure(tree), kinds]
-
-
-@pytest.fixture(scope='module')
-def saved(tmp_path_factory):
-  """Steps 1 and 2; tests copy the folder before they break it."""
-  folder = tmp_path_factory.mktemp('saved')
-  with checkpoint.Checkpoints(folder) as c:
-    for step in (1, 2):
-      c.save(step, state(step), {'next': step, 'loss': 0.1, 'ids': [1, 2]})
-  return folder
-
-
-@pytest.fixture
-def folder(saved, tmp_path):
-  return pathlib.Path(shutil.copytree(saved, tmp_path / 'steps'))
-
-
-def all_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  return sorted(p for p in folder.rglob('*') if p.is_file())
+  return jax.tree.map(put, tree, saved.like(tree, mesh))
 
 
 def mesh(*sizes):
@@ -98,23 +35,23 @@ def mesh(*sizes):
 
 @pytest.mark.parametrize('before', [(1, 1), (2, 4), (4, 1)])
 def test_a_step_is_restored_onto_any_mesh(tmp_path, before):
-  want = state(3)
+  want = saved.state(3)
   folder, before_save = tmp_path / 'new' / 'folder', placed(want, mesh(*before))
   # As the training loop: what is saved and restored crosses it on purpose.
   with checkpoint.Checkpoints(folder) as c, jax.transfer_guard('disallow'):
-    assert c.restore(like(want)) is None
+    assert c.restore(saved.like(want)) is None
     c.save(3, before_save, {'it': {'at': 7}, 'lr': 1e-3})
     for after in ((2, 4), (1, 1), (1, 2)):
-      wanted = like(want, mesh(*after))
+      wanted = saved.like(want, mesh(*after))
       got = c.restore(wanted)
       assert (got.step, got.facts) == (3, {'it': {'at': 7}, 'lr': 1e-3})
-      assert content(got.arrays) == content(want)
+      assert saved.content(got.arrays) == saved.content(want)
       # The old devices are forgotten.
       for x, y in zip(
         jax.tree.leaves(got.arrays), jax.tree.leaves(wanted), strict=True
       ):
         assert x.sharding == y.sharding
-    got = c.restore(like(want)).arrays
+    got = c.restore(saved.like(want)).arrays
     assert {d for x in jax.tree.leaves(got) for d in x.devices()} == {
       jax.devices()[0]
     }
@@ -138,135 +75,25 @@ def test_arrays_may_be_overwritten_once_save_returns(tmp_path):
   assert got.facts == {'seen': [1]}
 
 
-def test_every_flipped_bit_is_found_and_its_file_named(folder):
-  draw = random.Random(0)
-  c, wanted = checkpoint.Checkpoints(folder), like(state(2))
-  paths = [p for p in all_files(folder / '2') if p.stat().st_size]
-  assert len(paths) > 8
-  for i in range(500):
-    # A third of them into the manifest, which must guard itself.
-    path = folder / '2' / manifest.NAME if i % 3 == 0 else draw.choice(paths)
-    old = path.read_bytes()
-    bit = draw.randrange(8 * len(old))
-    new = bytearray(old)
-    new[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(new)
-    with pytest.raises(manifest.Changed) as error:
-      c.restore(wanted, step=2)
-    assert error.value.path == path and str(path) in str(error.value)
-    path.write_bytes(old)
-  assert content(c.restore(wanted).arrays) == content(state(2))
-
-
-def damage(path: pathlib.Path, how: str) -> type[checkpoint.Corrupt]:
-  old = path.read_bytes()
-  path.unlink()
-  if how == 'gone':
-    return manifest.Missing
-  path.write_bytes(old[:-1] if how == 'cut' else b'')
-  return manifest.Truncated
-
-
-@pytest.mark.parametrize('how', ['gone', 'cut', 'empty'])
-def test_every_missing_or_truncated_file_is_named(folder, how):
-  c, wanted = checkpoint.Checkpoints(folder), like(state(2))
-  paths = all_files(folder / '2')
-  for path in paths:
-    old = path.read_bytes()
-    if not old and how != 'gone':
-      continue
-    want = damage(path, how)
-    if path.name == manifest.NAME and how != 'gone':
-      want = manifest.Changed
-    with pytest.raises(want) as error:
-      c.restore(wanted, step=2)
-    assert error.value.path == path and str(path) in str(error.value)
-    path.write_bytes(old)
-
-
 @pytest.mark.parametrize('part', ['manifest', '_METADATA', 'state/d/'])
 def test_the_newest_valid_step_is_used_and_said(folder, caplog, part):
-  path = [p for p in all_files(folder / '2') if part in p.as_posix()][0]
-  damage(path, 'cut')
+  path = [p for p in saved.all_files(folder / '2') if part in p.as_posix()][0]
+  path.write_bytes(path.read_bytes()[:-1])
   c = checkpoint.Checkpoints(folder)
   with caplog.at_level(logging.WARNING, logger='absl'):
-    got = c.restore(like(state(0)))
-  assert got.step == 1 and content(got.arrays) == content(state(1))
+    got = c.restore(saved.like(saved.state(0)))
+  assert got.step == 1
+  assert saved.content(got.arrays) == saved.content(saved.state(1))
   assert f'step 2 is NOT restored: {path}' in caplog.text
   assert 'falling back to step 1' in caplog.text
   # Its place is taken by the same step of the resumed run.
-  c.save(2, state(2), {})
-  assert content(c.restore(like(state(0))).arrays) == content(state(2))
+  c.save(2, saved.state(2), {})
+  got = c.restore(saved.like(saved.state(0))).arrays
+  assert saved.content(got) == saved.content(saved.state(2))
   assert c.steps() == [1, 2]
-  c.save(3, state(3), {})
+  c.save(3, saved.state(3), {})
   c.wait()
   assert c.steps() == [2, 3]
-
-
-def test_no_valid_step_is_an_error_that_names_the_newest(folder):
-  paths = [folder / step / manifest.NAME for step in '12']
-  for path in paths:
-    path.write_text('{}')
-  with pytest.raises(manifest.Changed, match='no valid step is left') as error:
-    checkpoint.Checkpoints(folder).restore(like(state(0)))
-  assert error.value.path == paths[1]
-
-
-def test_a_file_that_was_not_saved_is_refused(folder):
-  path = folder / '2' / 'arrays' / 'notes.txt'
-  path.write_text('mine')
-  with pytest.raises(manifest.Unexpected) as error:
-    checkpoint.Checkpoints(folder).restore(like(state(0)), step=2)
-  assert error.value.path == path
-
-
-def test_a_step_under_another_number_is_refused(folder):
-  (folder / '2').rename(folder / '7')
-  c = checkpoint.Checkpoints(folder)
-  with pytest.raises(manifest.Changed, match='step 2'):
-    c.restore(like(state(0)), step=7)
-  with pytest.raises(manifest.Missing, match='no such step'):
-    c.restore(like(state(0)), step=2)
-
-
-@pytest.mark.parametrize(
-  'name, saved_as, asked_as',
-  [
-    (".params['a/b']", 'float32[8, 12]', 'float32[12, 8]'),
-    (".params['layers'][0]", 'bfloat16[16]', 'float32[16]'),
-    ('.key', 'uint32[2]', 'int32[2]'),
-    (".params['none']", 'float32[0, 3]', 'nothing'),
-    (".params['more']", 'nothing', 'float32[8, 12]'),
-  ],
-)
-def test_a_foreign_tree_is_refused_before_a_file_is_read(
-  folder, monkeypatch, name, saved_as, asked_as
-):
-  tree = like(state(0))
-  params, key = dict(tree.params), tree.key
-  forms = {
-    'float32[12, 8]': lambda: params.update(
-      {'a/b': jax.ShapeDtypeStruct((12, 8), jnp.float32)}
-    ),
-    'float32[16]': lambda: params.update(
-      {'layers': [jax.ShapeDtypeStruct((16,), jnp.float32), None]}
-    ),
-    'int32[2]': lambda: None,
-    'nothing': lambda: params.pop('none'),
-    'float32[8, 12]': lambda: params.update(more=params['a/b']),
-  }
-  forms[asked_as]()
-  if name == '.key':
-    key = jax.ShapeDtypeStruct((2,), jnp.int32)
-  monkeypatch.setattr(manifest, '_hash', lambda path: pytest.fail('read'))
-  with pytest.raises(manifest.Foreign) as error:
-    checkpoint.Checkpoints(folder).restore(
-      tree._replace(params=params, key=key)
-    )
-  assert f'leaf {name} is saved as {saved_as}, asked for as {asked_as}' in str(
-    error.value
-  )
-  assert error.value.path == folder / '2' / manifest.NAME
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -317,7 +144,8 @@ def test_death_at_any_change_of_the_folder_loses_one_step_at_most(
         if len(changes) <= moment:
           return real(path, *args, **kwargs)
         if after and real is shutil.rmtree:
-          all_files(path)[0].unlink() if all_files(path) else path.rmdir()
+          inside = saved.all_files(path)
+          inside[0].unlink() if inside else path.rmdir()
         elif after:
           real(path, *args, **kwargs)
         raise Killed
@@ -364,14 +192,15 @@ def test_orbax_leftovers_are_ignored_and_removed(folder):
   (folder / 'notes.part').mkdir()
   (folder / 'plots').mkdir()
   with checkpoint.Checkpoints(folder) as c:
-    assert c.steps() == [1, 2] and c.restore(like(state(0))).step == 2
-    c.save(4, state(4), {})
+    assert c.steps() == [1, 2]
+    assert c.restore(saved.like(saved.state(0))).step == 2
+    c.save(4, saved.state(4), {})
   assert sorted(os.listdir(folder)) == ['2', '4', 'notes.part', 'plots']
 
 
 def test_a_write_that_fails_is_one_sentence_and_loses_nothing(folder, caplog):
   big = {'x': jnp.asarray(np.random.default_rng(0).normal(size=100_000))}
-  before = {p: p.read_bytes() for p in all_files(folder)}
+  before = {p: p.read_bytes() for p in saved.all_files(folder)}
   c = checkpoint.Checkpoints(folder)
   _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   # The kernel refuses what goes beyond: no space of this file's own.
@@ -386,7 +215,7 @@ def test_a_write_that_fails_is_one_sentence_and_loses_nothing(folder, caplog):
   assert text.startswith(f'{folder}: step 3 could not be saved: ')
   assert 'File too large' in text and '\n' not in text
   assert caplog.text == ''  # Orbax's stacks, one a thread
-  assert {p: p.read_bytes() for p in all_files(folder)} == before
+  assert {p: p.read_bytes() for p in saved.all_files(folder)} == before
   assert sorted(os.listdir(folder)) == ['1', '2']
   c.wait()  # said once
   c.save(3, big, {})
@@ -420,14 +249,15 @@ def test_a_full_disk_is_one_sentence_that_says_what_to_do(
     }[where]
     patch.setattr(module, name, full)
     with pytest.raises(checkpoint.Unsaved) as error:
-      c.save(3, state(3), {})
+      c.save(3, saved.state(3), {})
       c.close()
   assert str(error.value) == (
     f'{folder}: step 3 could not be saved: the disk is full; free space there '
     'or give another folder, earlier steps are untouched'
   )
   assert sorted(os.listdir(folder)) == ['1', '2']
-  assert content(c.restore(like(state(0))).arrays) == content(state(2))
+  got = c.restore(saved.like(saved.state(0))).arrays
+  assert saved.content(got) == saved.content(saved.state(2))
 
 
 def test_what_cannot_be_saved_is_refused_by_name(folder):
@@ -479,14 +309,15 @@ def kill_and_resume(folder: pathlib.Path, kills: int, last: int) -> None:
     assert [0, *c.steps()][-1] >= said - 1
     for step in c.steps():
       got = c.restore(jax.eval_shape(saving_child.start), step)
-      assert content(got.arrays) == content(states[step])
+      assert saved.content(got.arrays) == saved.content(states[step])
       assert got.facts == {'next': step + 1}
   child = run_child(folder, last)
   assert child.wait() == 0
   got = checkpoint.Checkpoints(folder).restore(
     jax.eval_shape(saving_child.start)
   )
-  assert got.step == last and content(got.arrays) == content(states[last])
+  assert got.step == last
+  assert saved.content(got.arrays) == saved.content(states[last])
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path):

@@ -1,6 +1,8 @@
 """Tiny checkpoints, written as the world does it, without our tables."""
 
 import json
+import pathlib
+import shutil
 import types
 
 import gguf
@@ -9,7 +11,9 @@ import pytest
 import safetensors.numpy
 import tokenizers
 
+from specdec_jax.io import checkpoint
 from specdec_jax.models import config as model_config
+from tests.io import saved
 
 FAMILIES = {
   'llama': dict(tied=False),
@@ -202,3 +206,18 @@ def tiny():
     write_folder=write_folder,
     write_gguf=write_gguf,
   )
+
+
+@pytest.fixture(scope='module')
+def two_steps(tmp_path_factory):
+  """Steps 1 and 2; tests copy the folder before they break it."""
+  folder = tmp_path_factory.mktemp('saved')
+  with checkpoint.Checkpoints(folder) as c:
+    for step in (1, 2):
+      c.save(step, saved.state(step), {'next': step})
+  return folder
+
+
+@pytest.fixture
+def folder(two_steps, tmp_path):
+  return pathlib.Path(shutil.copytree(two_steps, tmp_path / 'steps'))
