@@ -247,8 +247,8 @@ def arrival(bits: Array, dtype) -> Array:
   return -jnp.log1p(-jnp.minimum(u, 1 - 2.0**-24).astype(dtype))
 
 
-def bits(key: Array, size: int) -> Array:
-  """jax.random.bits(key, (size,)), uint32, for threefry keys.
+def bits(key: Array, size: int, start: Any = 0) -> Array:
+  """jax.random.bits(key, (start + size,))[start:], uint32, for threefry keys.
 
   The same numbers with the rounds unrolled, which XLA CPU fuses into one loop:
   0.10 ms instead of 0.50 for V = 49,152.
@@ -256,7 +256,8 @@ def bits(key: Array, size: int) -> Array:
   u32 = jnp.uint32
   key_2 = jax.random.key_data(key)
   keys = (key_2[0], key_2[1], key_2[0] ^ key_2[1] ^ u32(0x1BD11BDA))
-  x, y = jnp.full(size, keys[0]), jnp.arange(size, dtype=u32) + keys[1]
+  count = jnp.arange(size, dtype=u32) + u32(start)
+  x, y = jnp.full(size, keys[0]), count + keys[1]
   for i in range(5):
     for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
       x += y
