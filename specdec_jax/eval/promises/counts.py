@@ -73,17 +73,19 @@ def _length(gamma: int, vocab: int) -> int:
 
 def _requests(subject, world, gamma: int, new: int, amount: int):
   rows, prompt = min(amount, 2**14), laws.PROMPT[world.vocab]
+  # Made once: checking 16,384 prompts takes a third of the time of a batch.
+  request = base.make_request(
+    world,
+    [prompt] * rows,
+    new,
+    length=len(prompt) + new + gamma,
+    gamma=gamma,
+    seed=subject.seed,
+    **_WARM,
+  )
   for at in range(0, amount, rows):
-    yield base.make_request(
-      world,
-      [prompt] * rows,
-      new,
-      length=len(prompt) + new + gamma,
-      gamma=gamma,
-      seed=subject.seed,
-      request=np.arange(rows) + at,
-      **_WARM,
-    )
+    numbers = np.arange(rows, dtype=request.request_B.dtype) + at
+    yield request._replace(request_B=numbers)
 
 
 # --- a transformer ------------------------------------------------------------
