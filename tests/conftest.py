@@ -1,6 +1,7 @@
 """Strict switches for every test; see style R16."""
 
 import contextlib
+import functools
 import os
 import pathlib
 
@@ -17,6 +18,7 @@ os.environ['XLA_FLAGS'] = ' '.join(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
+from jax._src import compiler  # noqa: E402
 
 flags.FLAGS.mark_as_parsed()
 jax.config.update('jax_num_cpu_devices', 8)
@@ -35,9 +37,23 @@ def x64():
 @contextlib.contextmanager
 def _less_optimised():
   name = 'jax_disable_most_optimizations'
-  before = jax.config.read(name)
+  before, made = jax.config.read(name), compiler.get_compile_options
+
+  # A module of MLIR for every fusion is half of what is left. No public switch
+  # turns that off for some programs only.
+  @functools.wraps(made)
+  def plainer(*args, **kwargs):
+    options = made(*args, **kwargs)
+    options.env_option_overrides = [
+      *options.env_option_overrides,
+      ('xla_cpu_use_fusion_emitters', False),
+    ]
+    return options
+
   jax.config.update(name, True)
+  compiler.get_compile_options = plainer
   yield
+  compiler.get_compile_options = made
   jax.config.update(name, before)
 
 
