@@ -49,7 +49,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
       'loss': {
         'divergence': 'forward_kl',
         'temperature': 1.0,
-        'unroll': 2 if tiny else 3,
+        'unroll': 2,
         'decay': 0.8,
         'noise': 0.0,
       },
@@ -62,10 +62,11 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'clip': 1.0,
         'b1': 0.9,
         'b2': 0.95,
+        'muon': 0.03,
         'accumulate': 1,
       },
       'run': {
-        'steps': 40 if tiny else 1200,
+        'steps': 40 if tiny else 1000,
         'checkpoint_every': 20 if tiny else 100,
         'evaluate_every': 20 if tiny else 200,
         'log_every': 10,

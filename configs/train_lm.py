@@ -40,6 +40,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'clip': 1.0,
         'b1': 0.9,
         'b2': 0.95,
+        'muon': 0.0,
         'accumulate': 1,
       },
       'run': {

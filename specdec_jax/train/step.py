@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from specdec_jax import types
 
@@ -20,7 +21,9 @@ class Optimiser:
   """AdamW with warm-up and a cosine, after clipping by the global norm.
 
   warmup: of all steps, rising from 0. final: the last learning rate, as a share
-  of the peak. accumulate: parts that a batch is read in, one after another.
+  of the peak. muon: the peak learning rate of the layers' matrices under Muon
+  (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), 0: they go by
+  AdamW too. accumulate: parts that a batch is read in, one after another.
   """
 
   learning_rate: float
@@ -30,13 +33,14 @@ class Optimiser:
   clip: float
   b1: float
   b2: float
+  muon: float
   accumulate: int
 
   def __post_init__(self):
     for name in ('learning_rate', 'clip'):
       if not getattr(self, name) > 0:
         raise ValueError(f'{name}={getattr(self, name)}: must be above 0')
-    for name in ('weight_decay', 'final', 'warmup'):
+    for name in ('weight_decay', 'final', 'warmup', 'muon'):
       if getattr(self, name) < 0:
         raise ValueError(f'{name}={getattr(self, name)}: must be 0 or more')
     for name in ('b1', 'b2'):
@@ -54,29 +58,49 @@ class State(NamedTuple):
   moments: Any
 
 
-def schedule(o: Optimiser, steps: int) -> optax.Schedule:
+def schedule(o: Optimiser, steps: int, peak: float) -> optax.Schedule:
   return optax.warmup_cosine_decay_schedule(
-    0.0 if o.warmup else o.learning_rate,
-    o.learning_rate,
+    0.0 if o.warmup else peak,
+    peak,
     min(o.warmup, steps - 1),
     steps,
-    o.final * o.learning_rate,
+    o.final * peak,
   )
 
 
 def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
   """Weight decay is for matrices only, not for scales and biases."""
   matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
-  return optax.chain(
-    optax.clip_by_global_norm(o.clip),
-    optax.adamw(
-      schedule(o, steps),
-      b1=o.b1,
-      b2=o.b2,
-      weight_decay=o.weight_decay,
-      mask=matrices,
-    ),
+  adam = optax.adamw(
+    schedule(o, steps, o.learning_rate),
+    b1=o.b1,
+    b2=o.b2,
+    weight_decay=o.weight_decay,
+    mask=matrices,
   )
+  if o.muon:
+    muon = optax.contrib.muon(
+      schedule(o, steps, o.muon),
+      weight_decay=o.weight_decay,
+      muon_weight_dimension_numbers=_one_matrix,
+    )
+    adam = optax.partition({True: muon, False: adam}, _by_muon)
+  return optax.chain(optax.clip_by_global_norm(o.clip), adam)
+
+
+def _by_muon(params: types.Params):
+  """Which parameters are matrices of layers; tables of tokens are none."""
+
+  def one(path, x):
+    ends = str(path[0].key) in ('embed', 'head', 'positions')
+    return x.ndim == 2 and not ends
+
+  return jax.tree_util.tree_map_with_path(one, params)
+
+
+def _one_matrix(params: types.Params):
+  """Every parameter that Muon is given is one matrix."""
+  return jax.tree.map(lambda x: optax.contrib.MuonDimensionNumbers(), params)
 
 
 def start(o: Optimiser, steps: int, params: types.Params) -> State:
@@ -91,7 +115,7 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int):
   step's randomness is keyed by the seed and the step.
   """
   update = transform(o, steps)
-  rate = schedule(o, steps)
+  rate = schedule(o, steps, o.learning_rate)
 
   def step(state: State, frozen, batch):
     key = jax.random.fold_in(jax.random.key(seed), state.step)
