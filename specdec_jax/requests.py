@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,11 +49,11 @@ def make(
   context: int,
   max_new_tokens,
   gamma: int = 0,
-  temperature=0.0,
-  top_k=0,
-  top_p=1.0,
-  seed=0,
-  request=None,
+  temperature: Any = 0.0,
+  top_k: Any = 0,
+  top_p: Any = 1.0,
+  seed: Any = 0,
+  request: Any = None,
   stop_ids: Sequence[int] = (),
   rows: int | None = None,
   length: int | None = None,

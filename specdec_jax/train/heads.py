@@ -103,6 +103,9 @@ def loss(
   """
   divergence = losses.divergence_of(settings.divergence)
   at = columns(kept, config.taps, config.block.width)
+  embed = target.embed
+  if embed is None:
+    raise ValueError('eagle: a target without embed has nothing to read')
 
   def one(params: types.Params, frozen: Any, batch: dict[str, Array], key):
     tokens_BT = batch['tokens']
@@ -110,7 +113,7 @@ def loss(
     positions_BT = jnp.broadcast_to(
       jnp.arange(tokens_BT.shape[1])[None], tokens_BT.shape
     )
-    tokens_BTD = target.embed(frozen['target'], tokens_BT, positions_BT)
+    tokens_BTD = embed(frozen['target'], tokens_BT, positions_BT)
     temperature = settings.temperature or 1.0
     log_p_BTR = unrolled.teacher_law(
       config,

@@ -173,24 +173,31 @@ def _open(folder: pathlib.Path, asked: Asked, width: int):
         'folder, or remove it'
       )
   n, L = asked.rows, asked.length
-  wanted = dict(tokens=((n, L), np.int32), spans=((n, 2), np.int32))
-  if asked.taps:
-    wanted |= dict(
-      features=((n, L, width), np.float16), mass=((n, L), np.float32)
-    )
-  arrays = {}
-  for name, (shape, dtype) in wanted.items():
+
+  def array(name: str, dtype, *shape: int) -> np.memmap:
     at = folder / f'{name}.npy'
     if not done:
       np.lib.format.open_memmap(at, 'w+', dtype, shape)
-    arrays[name] = np.lib.format.open_memmap(at, 'r+')
-  return Answers(**{'features': None, 'mass': None} | arrays), done
+    try:
+      return np.lib.format.open_memmap(at, 'r+')
+    except (OSError, ValueError) as error:
+      raise ValueError(
+        f'{at}: cannot be read ({error}); remove {folder} to ask again'
+      ) from error
+
+  answers = Answers(
+    tokens=array('tokens', np.int32, n, L),
+    spans=array('spans', np.int32, n, 2),
+    features=array('features', np.float16, n, L, width) if width else None,
+    mass=array('mass', np.float32, n, L) if width else None,
+  )
+  return answers, done
 
 
 def _record(folder, asked: Asked, arrays: Answers, done: int) -> None:
   """Rows count when their bytes are on the disk."""
   for x in arrays:
-    if x is not None:
+    if isinstance(x, np.memmap):
       x.flush()
   facts = dataclasses.asdict(asked) | {'done': done}
   files.write(folder / 'facts.json', json.dumps(facts))

@@ -109,7 +109,7 @@ def loss(
   log_p_BTR and counted_BT are of the token read; decay: what a step weighs, of
   the one before.
   """
-  total, count = 0.0, jnp.maximum(jnp.sum(counted_BT), 1)
+  total, count = jnp.zeros(()), jnp.maximum(jnp.sum(counted_BT), 1)
   mean = lambda x_BT: jnp.sum(jnp.where(counted_BT, x_BT, 0)) / count
   alphas, tops = [], []
   best_BT = jnp.argmax(log_p_BTR, -1)

@@ -1,0 +1,120 @@
+"""Losses of language models against NumPy, and what is (not) trained."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from specdec_jax.train import language, losses
+
+pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
+
+CONFIG = dataclasses.replace(model_config.sized('tiny'), dtype='float64')
+
+
+def a_batch(seed: int = 0, rows: int = 3, length: int = 9):
+  draw = np.random.default_rng(seed)
+  tokens = draw.integers(0, 300, (rows, length)).astype(np.int32)
+  counted = draw.random((rows, length)) < 0.6
+  return {'tokens': jnp.asarray(tokens), 'counted': jnp.asarray(counted)}
+
+
+def logits_of(model, params, tokens):
+  x = model.head(params, language.hidden(model, params, tokens))
+  return np.asarray(x)
+
+
+def test_cross_entropy_is_that_of_the_next_token():
+  params, batch = lm.init(CONFIG, 0), a_batch()
+  loss = language.cross_entropy(CONFIG, ids=300, remat=False)
+  got, _ = loss(params, {}, batch, jax.random.key(0))
+  logits = logits_of(lm.make(CONFIG, ids=300), params, batch['tokens'])
+  tokens, counted = map(np.asarray, (batch['tokens'], batch['counted']))
+  logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  want = [
+    -logp[b, t, tokens[b, t + 1]]
+    for b, t in np.ndindex(3, 8)
+    if counted[b, t + 1]
+  ]
+  np.testing.assert_allclose(got, np.mean(want), 1e-10)
+
+
+@pytest.mark.parametrize('kind', ('text', 'teacher'))
+def test_rematerialised_slopes_are_the_same(kind):
+  batch, params = a_batch(), lm.init(CONFIG, 0)
+  frozen = {'teacher': lm.init(CONFIG, 1), 'shared': {}}
+  model = lm.make(CONFIG)
+
+  def slopes(remat):
+    loss = language.cross_entropy(CONFIG, ids=300, remat=remat)
+    if kind == 'teacher':
+      loss = language.distilled(
+        model,
+        'float64',
+        model,
+        losses.forward_kl,
+        temperature=0.7,
+        remat=remat,
+      )
+    given = {} if kind == 'text' else frozen
+    grad = jax.grad(lambda p: loss(p, given, batch, jax.random.key(0))[0])
+    return jax.jit(grad)(params)
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-12),
+    slopes(True),
+    slopes(False),
+  )
+
+
+def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
+  params, given, batch = lm.init(CONFIG, 0), lm.init(CONFIG, 1), a_batch()
+  model = lm.make(CONFIG, ids=300)
+  loss = language.distilled(
+    model, 'float64', model, losses.reverse_kl, temperature=2.0, remat=False
+  )
+  frozen = {'teacher': given, 'shared': {}}
+  value, figures = loss(params, frozen, batch, jax.random.key(0))
+  p, q = (
+    np.exp(logits_of(model, x, batch['tokens']) / 2.0) for x in (given, params)
+  )
+  p, q = (x[:, :-1, :300] / x[:, :-1, :300].sum(-1, keepdims=True) for x in (p, q))
+  counted = np.asarray(batch['counted'])[:, 1:]
+  want = (q * np.log(q / p)).sum(-1)[counted].mean()
+  np.testing.assert_allclose(value, want, 1e-9)
+  alpha = np.minimum(p, q).sum(-1)[counted].mean()
+  np.testing.assert_allclose(figures['train_alpha'], alpha, 1e-9)
+  same = lambda x: loss(x, frozen, batch, jax.random.key(0))[0]
+  assert abs(same(given)) < 1e-12
+  for x in jax.tree.leaves(jax.grad(same)(given)):
+    np.testing.assert_allclose(x, 0, atol=1e-10)
+
+
+def test_pruning_keeps_the_layers_that_are_named():
+  config = dataclasses.replace(CONFIG, depth=4, windows=(0, 4))
+  params, tokens = lm.init(config, 0), a_batch()['tokens']
+  every, same = language.pruned(config, params, range(4))
+  np.testing.assert_array_equal(
+    logits_of(lm.make(every), same, tokens),
+    logits_of(lm.make(config), params, tokens),
+  )
+  few, some = language.pruned(config, params, (1, 3))
+  assert few.depth == 2 and few.windows == (4,)
+  assert some['layers']['1'] is params['layers']['3']
+  with pytest.raises(ValueError, match=r'layers=\(4,\): allowed .* 0 to 3'):
+    language.pruned(config, params, (4,))
+  stacked = dataclasses.replace(config, scan_layers=True)
+  with pytest.raises(ValueError, match='scan_layers=False'):
+    language.pruned(stacked, params, (0,))
+
+
+def test_what_is_shared_is_not_trained():
+  config = dataclasses.replace(CONFIG, tied=False)
+  params = lm.init(config, 0)
+  trained, frozen = language.shared(params, True)
+  assert sorted(frozen) == ['embed', 'head'] and 'layers' in trained
+  assert language.shared(params, False) == (params, {})
