@@ -82,7 +82,9 @@ def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
   p, q = (
     np.exp(logits_of(model, x, batch['tokens']) / 2.0) for x in (given, params)
   )
-  p, q = (x[:, :-1, :300] / x[:, :-1, :300].sum(-1, keepdims=True) for x in (p, q))
+  p, q = (
+    x[:, :-1, :300] / x[:, :-1, :300].sum(-1, keepdims=True) for x in (p, q)
+  )
   counted = np.asarray(batch['counted'])[:, 1:]
   want = (q * np.log(q / p)).sum(-1)[counted].mean()
   np.testing.assert_allclose(value, want, 1e-9)

@@ -81,9 +81,7 @@ def test_features_and_mass_are_those_of_a_fresh_pass(target, whole):
     taps=TAPS,
   )
   want = np.asarray(eagle.normed(windows.concat(taps), len(TAPS)))
-  mass = np.asarray(
-    jax.nn.logsumexp(model.head(target.params, hidden), -1)
-  )
+  mass = np.asarray(jax.nn.logsumexp(model.head(target.params, hidden), -1))
   for i, (_, end) in enumerate(answers.spans):
     # The last token was never read.
     np.testing.assert_allclose(
@@ -129,5 +127,7 @@ def test_refuses_a_folder_of_other_answers(target, whole):
 def test_refuses_a_folder_that_lost_a_file(target, tmp_path):
   answer(target, tmp_path)
   (tmp_path / 'mass.npy').unlink()
-  with pytest.raises(ValueError, match='mass.npy: cannot be read .*to ask again'):
+  with pytest.raises(
+    ValueError, match='mass.npy: cannot be read .*to ask again'
+  ):
     answer(target, tmp_path)
