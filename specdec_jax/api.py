@@ -143,11 +143,11 @@ def generate(
     target: the model whose law the output follows.
     prompts: texts, or lists of token ids.
     draft: None (plain decoding), a loaded model, 'lookup', 'ngram',
-      'early_exit', or a types.Drafter.
+      'early_exit', 'eagle', or a types.Drafter.
     rule: 'reject', 'block', 'coupled', 'lenient:0.5' (lossy), or a types.Rule.
     gamma: tokens drafted before each pass of the target.
     draft_options: settings of a drafter (lookup: min_match, max_match; ngram:
-      path; early_exit: exit; ngram and a model: min_confidence).
+      path; early_exit: exit; eagle: path; ngram and a model: min_confidence).
     n: samples per prompt; sample j of prompt i is entry i * n + j.
     chat: put each text through the model's chat template as a user's turn.
     batch_size: requests decoded together; changes no request's tokens.
@@ -355,12 +355,15 @@ def run(
 
 def _records(engine, request, output, found, wanted: Settings):
   target = engine.target
+  # A chain of a draft's own features follows another q than engine.q's, which
+  # is that of a window's first token: only the drafter can say.
+  known = engine.q is not None and not engine.drafter.taps
   return record_lib.describe(
     output,
     found,
     request,
     target=(build.target_model(target), target.params),
-    draft=engine.q and (engine.q, engine.weights.draft),
+    draft=(engine.q, engine.weights.draft) if known else None,
     chunk=engine.options.chunk,
     tokenizer=target.tokenizer,
     setting=record_lib.setting(engine, wanted),

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from specdec_jax import decode, sharding, types
+from specdec_jax import decode, recipes, sharding, types
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import early_exit, lookup, ngram
 from specdec_jax.drafters import lm as lm_drafter
@@ -34,11 +33,14 @@ class Made(NamedTuple):
   """A named drafter, what it reads as weights.draft, and its q as a model.
 
   model: for alpha, with weights.draft as parameters; None if it has no q.
+  work(params, state) -> (multiplications, bytes read) of a window's drafting,
+  from weights.draft and the drafter's state; None where the benchmark can tell.
   """
 
   drafter: types.Drafter
   params: Any = ()
   model: types.Model | None = None
+  work: Callable[[Any, Any], tuple[int, int]] | None = None
 
 
 def _lm(
@@ -94,20 +96,31 @@ def _early_exit(target: 'LanguageModel', *, gamma: int, exit: int) -> Made:
 def _eagle(
   target: 'LanguageModel', *, gamma: int, path: str | os.PathLike
 ) -> Made:
-  config, params = eagles.fit(
-    eagles.read(path),
-    path,
-    target.config,
-    target.params,
-    target.tokenizer,
-    target.layout and target.layout.sharding(),
-  )
+  whole = None
+  if target.layout is not None:
+    whole = sharding.lay_out(target.layout.mesh, target.config, replicated=True)
+  file = eagles.find(path)
+  key = file, file.exists() and file.stat().st_mtime_ns
+  if key not in target.drafts:
+    target.drafts[key] = eagles.fit(
+      eagles.read(path),
+      path,
+      target.config,
+      target.params,
+      target.tokenizer,
+      whole and whole.sharding(),
+    )
+  config, params = target.drafts[key]
   model = target_model(target)
-  return Made(
-    _made(eagle_drafter.make, config, model, gamma=gamma),
-    params,
-    eagle_drafter.view(config, model),
+  drafter = _made(
+    eagle_drafter.make,
+    config,
+    model,
+    gamma=gamma,
+    constrain=whole and whole.constrain,
   )
+  view = eagle_drafter.view(config, model)
+  return Made(drafter, params, view, eagle_drafter.work)
 
 
 # Drafters that need no other model: name -> function(target, gamma=..., and its
@@ -120,40 +133,13 @@ DRAFTERS = {
 }
 
 
-def recipe(make: Callable[..., Any], *, model: bool = False):
-  """A drafter's make as what the certificate calls (promises.base.Recipe).
-
-  model: make(model, gamma=...) takes the draft model and reads weights.draft.
-  """
-  return lambda world, gamma: (
-    _made(make, *[world.draft] * model, gamma=gamma),
-    world.weights.draft if model else (),
-  )
-
-
-def _ngram_recipe(world, gamma):
-  """Counts of a text of few patterns; stops where they are not sure."""
-  counts = _certified_counts(world.vocab)
-  model = ngram.model(world.target.vocab, order=4, ids=world.vocab)
-  make = functools.partial(_made, ngram.make, model, min_confidence=0.3)
-  return make(gamma=gamma), counts
-
-
-@functools.cache
-def _certified_counts(vocab: int) -> ngram.Counts:
-  text = np.arange(600) ** 2 // 7 % vocab
-  return ngram.count([text], order=4, vocab=vocab)
-
-
 # Every drafter as the certificate builds it.
 RECIPES = {
-  'lm': recipe(lm_drafter.make, model=True),
-  'lookup': recipe(lookup.make),
-  'ngram': _ngram_recipe,
-  'early_exit': lambda world, gamma: (
-    _made(early_exit.make, world.target, gamma=gamma, exit=1),
-    (),
-  ),
+  'lm': recipes.of(lm_drafter.make, model=True),
+  'lookup': recipes.of(lookup.make),
+  'ngram': recipes.ngrams,
+  'early_exit': recipes.early_exits,
+  'eagle': recipes.eagles,
 }
 
 
@@ -174,6 +160,11 @@ class LanguageModel:
     """sha256 of the weights' files, read on first use."""
     return self.hashed()
 
+  @functools.cached_property
+  def drafts(self) -> dict[Any, Any]:
+    """Drafts that were fitted to it, which engines of every gamma share."""
+    return {}
+
   @property
   def ids(self) -> int:
     """How many ids are real; the embedding may have more rows."""
@@ -185,7 +176,8 @@ class Engine:
   """A target with a drafter and a rule, ready to decode.
 
   draft: the draft's own checkpoint. q: the draft as a model, which reads
-  weights.draft; for alpha. None where there is none.
+  weights.draft; for alpha. work: what drafting costs (Made). None where there
+  is none.
   """
 
   target: LanguageModel
@@ -196,6 +188,7 @@ class Engine:
   weights: types.Weights
   programs: decode.Programs
   options: decode.Options
+  work: Callable[[Any, Any], tuple[int, int]] | None = None
 
 
 def load(
@@ -265,7 +258,7 @@ def engine(
     gamma: tokens drafted in a window; 0 is plain decoding.
     options: static choices of the loop.
     **settings: of the drafter (lookup: min_match, max_match; ngram: path,
-      min_confidence; early_exit: exit; a model: min_confidence).
+      min_confidence; early_exit: exit; eagle: path; a model: min_confidence).
 
   Raises:
     ValueError: an unknown name or setting, a value that is not allowed, or a
@@ -291,6 +284,7 @@ def engine(
     types.Weights(target.params, made.params),
     decode.programs(target_model(target), made.drafter, rule, options),
     options,
+    made.work,
   )
 
 

@@ -130,6 +130,13 @@ class EarlyExit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Eagle:
+  """path: a file that scripts/distill.py wrote, or zoo:NAME."""
+
+  path: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Bench:
   """What to run and how often.
 
@@ -165,6 +172,7 @@ class Settings:
   lookup: Lookup
   ngram: NGram
   early_exit: EarlyExit
+  eagle: Eagle
   bench: Bench
 
   def __post_init__(self):
@@ -172,6 +180,11 @@ class Settings:
       raise ValueError(
         "decode.methods has 'ngram' but ngram.path is empty: count a text with "
         'scripts/ngram.py and set --config.ngram.path=FILE'
+      )
+    if 'eagle' in self.decode.methods and not self.eagle.path:
+      raise ValueError(
+        "decode.methods has 'eagle' but eagle.path is empty: set "
+        '--config.eagle.path=FILE, a file of scripts/distill.py, or zoo:NAME'
       )
     if 'lm' in self.decode.methods and not self.draft.source:
       raise ValueError(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, types
+from specdec_jax import build, recipes, types
 from specdec_jax.eval.promises import base
 
 # Drafters of ours that ask no more of a target than types.Model does.
@@ -72,10 +72,10 @@ def drafter(path: str) -> base.Recipe:
   if isinstance(found, types.Drafter):
     return lambda world, gamma: (found, ())
   if callable(found) and _binds(found, gamma=1):
-    recipe = build.recipe(found)
+    recipe = recipes.of(found)
   else:
     _check_call('drafter', path, found, ('model',), {'gamma': 1})
-    recipe = build.recipe(found, model=True)
+    recipe = recipes.of(found, model=True)
   try:
     made, _ = recipe(base.tables(3), 2)
   except Exception as error:  # whatever the user's make does

@@ -23,6 +23,7 @@ LAYERS = {
   'debug': 4,
   'eval': 4,
   'train': 5,
+  'recipes': 4,
   'build': 6,
   'api': 6,
   'user_code': 7,

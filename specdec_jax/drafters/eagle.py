@@ -1,6 +1,7 @@
 """Drafting with one layer that goes on from the target's features."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,12 @@ class State(NamedTuple):
 
 
 def make(
-  config: eagle.EagleConfig, target: types.Model, *, gamma: int, chunk: int = 64
+  config: eagle.EagleConfig,
+  target: types.Model,
+  *,
+  gamma: int,
+  chunk: int = 64,
+  constrain: Callable[..., Any] | None = None,
 ) -> types.Drafter:
   """gamma tokens a window from the target's features, in a chain.
 
@@ -33,7 +39,8 @@ def make(
   the last one committed beside the target's own features; each further token is
   drafted from the draft's hidden state in the place of a feature. EAGLE (Li et
   al. 2024, https://arxiv.org/abs/2401.15077) with the inputs of EAGLE-3
-  (https://arxiv.org/abs/2503.01840).
+  (https://arxiv.org/abs/2503.01840). constrain: as lm.make has it, for the
+  cache.
 
   Raises:
     ValueError: gamma < 1, or a target whose embedding cannot be read.
@@ -42,74 +49,34 @@ def make(
     raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
   if target.embed is None:
     raise ValueError('eagle: a target without embed cannot be drafted for')
-
-  width = len(config.taps) * config.block.width
-
-  def read(weights, tokens_BT, features_BTD, start_B, cache, context, keep_BT):
-    return windows.read(
-      eagle.reader(config, target, features_BTD),
-      weights.draft,
-      tokens_BT,
-      start_B,
-      cache,
-      slots=context.tokens_BL.shape[1],
-      keep_BT=keep_BT,
-    )
+  constrain = constrain or (lambda x, *axes: x)
+  read, read_features = _readers(config, target)
 
   def init(weights, context, features_BLE):
     B, L = context.tokens_BL.shape
     before_B = context.lengths_B - 1
-    if features_BLE is None:  # where only the time is asked for
-      features_BLE = jnp.zeros((B, L, width))
-    # Token t goes with the feature of token t - 1; the first has none.
-    shifted_BLE = jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :L]
-
-    def body(carry):
-      at, cache = carry
-      index_T = jnp.minimum(at + jnp.arange(chunk), L - 1)
-      features_BTD = eagle.features_of(
-        weights.draft['layer'], config, shifted_BLE[:, index_T]
-      )
-      _, _, cache = read(
-        weights,
-        context.tokens_BL[:, index_T],
-        features_BTD,
-        jnp.full((B,), at, jnp.int32),
-        cache,
-        context,
-        (at + jnp.arange(chunk))[None] < before_B[:, None],
-      )
-      return at + chunk, cache
-
-    _, cache = jax.lax.while_loop(
-      lambda carry: carry[0] < jnp.max(before_B),
-      body,
-      (jnp.int32(0), eagle.init_cache(config, B, L)),
+    shifted_BLE = _shifted(config, features_BLE, B, L)
+    axes = ('batch', 'kv_heads', 'slots', None)
+    cache = jax.tree.map(
+      lambda x: constrain(x, *axes), eagle.init_cache(config, B, L)
     )
-    last_B11 = before_B[:, None, None]
-    features_B1E = jnp.take_along_axis(shifted_BLE, last_B11, 1)
+    cache = _prefill(
+      functools.partial(read_features, weights.draft),
+      cache,
+      context.tokens_BL,
+      shifted_BLE,
+      before_B,
+      chunk=chunk,
+    )
+    features_B1E = jnp.take_along_axis(shifted_BLE, before_B[:, None, None], 1)
     features_BNE = jnp.pad(features_B1E, ((0, 0), (0, gamma), (0, 0)))
     return State(cache, before_B, features_BNE)
 
   def propose(weights, state, context, noise, target_cache):
-    N = gamma + 1
-    L = context.tokens_BL.shape[1]
-    index_BN = state.start_B[:, None] + jnp.arange(N)[None]
-    tokens_BN = jnp.take_along_axis(
-      context.tokens_BL, jnp.clip(index_BN, 0, L - 1), 1
-    )
     live_B1 = context.live_B[:, None]
-    hidden_BND, _, cache = read(
-      weights,
-      tokens_BN,
-      eagle.features_of(weights.draft['layer'], config, state.features_BNE),
-      state.start_B,
-      state.cache,
-      context,
-      live_B1 & (index_BN < context.lengths_B[:, None]),
+    cache, hidden_BD = _catch_up(
+      functools.partial(read_features, weights.draft), state, context
     )
-    last_B = jnp.clip(context.lengths_B - 1 - state.start_B, 0, gamma)
-    hidden_BD = jnp.take_along_axis(hidden_BND, last_B[:, None, None], 1)[:, 0]
 
     def draw(offset, hidden_BD):
       logits_B1V = eagle.logits(
@@ -120,13 +87,13 @@ def make(
 
     def body(carry, offset):
       cache, token_B, hidden_BD = carry
-      hidden_B1D, _, cache = read(
-        weights,
+      at_B = context.lengths_B - 1 + offset
+      hidden_B1D, cache = read(
+        weights.draft,
+        cache,
         token_B[:, None],
         hidden_BD[:, None],
-        context.lengths_B - 1 + offset,
-        cache,
-        context,
+        at_B,
         live_B1,
       )
       token_B, q_BV = draw(offset, hidden_B1D[:, 0])
@@ -142,15 +109,113 @@ def make(
       jnp.moveaxis(jnp.concatenate([q_BV[None], q_KBV]), 0, 1),
       jnp.full_like(context.lengths_B, gamma),
     )
-    return draft, State(cache, context.lengths_B, state[2]), target_cache
+    # What this window commits starts here: the next one reads it.
+    state = state._replace(cache=cache, start_B=context.lengths_B)
+    return draft, state, target_cache
 
   def commit(state, context, verdict, features_BNE):
-    # propose left the length before this window: the first new token's index.
-    if features_BNE is None:
+    del context, verdict
+    if features_BNE is None:  # where only the time is asked for
       return state
-    return state._replace(features_BNE=features_BNE)
+    dtype = state.features_BNE.dtype
+    return state._replace(features_BNE=features_BNE.astype(dtype))
 
   return types.Drafter('eagle', gamma, init, propose, commit, taps=config.taps)
+
+
+def _readers(config: eagle.EagleConfig, target: types.Model):
+  """Two of (params, cache, tokens, features, start_B, keep_BT) -> (hidden_BTD,
+  cache): beside features of width D, and beside the target's, of width E."""
+
+  def read(params, cache, tokens_BT, features_BTD, start_B, keep_BT):
+    hidden_BTD, _, cache = windows.read(
+      eagle.reader(config, target, features_BTD),
+      params,
+      tokens_BT,
+      start_B,
+      cache,
+      slots=cache.k_BGSC.shape[2],
+      keep_BT=keep_BT,
+    )
+    return hidden_BTD, cache
+
+  def read_features(params, cache, tokens_BT, features_BTE, *where):
+    features_BTD = eagle.features_of(params['layer'], config, features_BTE)
+    return read(params, cache, tokens_BT, features_BTD, *where)
+
+  return read, read_features
+
+
+def _shifted(config, features_BLE, B: int, L: int):
+  """By token what it is read beside: the feature of the one before, or 0."""
+  if features_BLE is None:  # where only the time is asked for
+    features_BLE = jnp.zeros((B, L, len(config.taps) * config.block.width))
+  # A prefill hands them over in a wider type than a window does.
+  features_BLE = features_BLE.astype(config.block.dtype)
+  return jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :L]
+
+
+def _prefill(read, cache, tokens_BL, features_BLE, count_B, *, chunk: int):
+  """The cache after the first count_B tokens of every row."""
+  B, L = tokens_BL.shape
+
+  def body(carry):
+    at, cache = carry
+    index_T = at + jnp.arange(chunk)
+    inside_T = jnp.minimum(index_T, L - 1)  # what is past the end is not kept
+    _, cache = read(
+      cache,
+      tokens_BL[:, inside_T],
+      features_BLE[:, inside_T],
+      jnp.full((B,), at, jnp.int32),
+      index_T[None] < count_B[:, None],
+    )
+    return at + chunk, cache
+
+  _, cache = jax.lax.while_loop(
+    lambda carry: carry[0] < jnp.max(count_B), body, (jnp.int32(0), cache)
+  )
+  return cache
+
+
+def _catch_up(read, state: State, context: types.Context):
+  """Reads what was committed last: (cache, hidden_BD of the last token)."""
+  N = state.features_BNE.shape[1]
+  L = context.tokens_BL.shape[1]
+  index_BN = state.start_B[:, None] + jnp.arange(N)[None]
+  hidden_BND, cache = read(
+    state.cache,
+    jnp.take_along_axis(context.tokens_BL, jnp.clip(index_BN, 0, L - 1), 1),
+    state.features_BNE,
+    state.start_B,
+    context.live_B[:, None] & (index_BN < context.lengths_B[:, None]),
+  )
+  last_B = jnp.clip(context.lengths_B - 1 - state.start_B, 0, N - 1)
+  return cache, jnp.take_along_axis(hidden_BND, last_B[:, None, None], 1)[:, 0]
+
+
+def work(params: Any, state: State) -> tuple[int, int]:
+  """(parameters times tokens, bytes read) of drafting in a window.
+
+  params: weights.draft. The first pass reads gamma + 1 tokens, the others one
+  each; the head is applied once a draft. Bytes are of the weights and the cache
+  in every pass, and of what the first one takes from the target. The rows of
+  the embedding are left out, as metrics.step_bytes does.
+  """
+  of = lambda *names: jax.tree.leaves(
+    [part for name, part in params['layer'].items() if name in names]
+  )
+  fuse, head = of('fuse'), [params['head'], *of('norm')]
+  block = of('token_norm', 'feature_norm', 'join', 'block')
+  size = lambda arrays: sum(x.size for x in arrays)
+  read = lambda arrays: sum(x.size * x.dtype.itemsize for x in arrays)
+  N = state.features_BNE.shape[1]
+  gamma = N - 1
+  return (
+    N * size(fuse) + (N + gamma - 1) * size(block) + gamma * size(head),
+    gamma * read([*block, *head, params['ids'], *state.cache])
+    + read([*fuse, state.features_BNE]),
+  )
 
 
 class Viewed(NamedTuple):

@@ -156,9 +156,7 @@ def _ceiling(arm: timing.Arm, plan: timing.Plan, ceiling) -> float:
   )
 
 
-def _cache_bytes(model: types.Model | None, rows: int, slots: int) -> int:
-  if model is None:
-    return 0
+def _cache_bytes(model: types.Model, rows: int, slots: int) -> int:
   return metrics.tree_bytes(
     jax.eval_shape(lambda: model.init_cache(rows, slots))
   )
@@ -188,12 +186,14 @@ def _rows(arms, calibration, groups, runs, gaps, track: timing.Track):
 def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
   info, base = timing.join(mine.outputs), timing.join(plain.outputs)
   engine = arm.engine
-  B, L = groups[0].host.tokens_BL.shape
+  state, _ = jax.eval_shape(
+    engine.programs.start, engine.weights, groups[0].full
+  )
   caches = {
-    'target_cache': _cache_bytes(arm.model, B, L),
-    'draft_cache': _cache_bytes(arm.draft if engine.draft else None, B, L),
+    'target_cache': metrics.tree_bytes(state.cache),
+    'draft_cache': metrics.tree_bytes(state.drafter),
   }
-  drafting = _drafting(arm, caches['draft_cache'], info)
+  drafting = _drafting(arm, state.drafter, info)
   first = np.median(np.asarray(mine.first), 0)
   return {
     'name': arm.name,
@@ -233,13 +233,13 @@ def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
   }
 
 
-def _drafting(arm, cache: int, info: types.Info) -> dict[str, int]:
+def _drafting(arm, state: Any, info: types.Info) -> dict[str, int]:
   """What a window does beyond the target's pass, and what is held for it.
 
   A draft model reads gamma + 1 tokens in gamma passes, or fewer if it stops
   early: the last two committed ones first, then its own. Layers of the target
   run token by token instead of once, and the head once a draft; they are the
-  target's own, so none is held.
+  target's own, so none is held. state: the drafter's, for its size.
   """
   engine, params = arm.engine, arm.engine.weights.draft
   passes = metrics.draft_passes(info) if engine.drafter.stops else arm.gamma
@@ -252,12 +252,17 @@ def _drafting(arm, cache: int, info: types.Info) -> dict[str, int]:
       'bytes': round(passes * (layers + head.nbytes)),
       'held': 0,
     }
-  held = metrics.tree_bytes(params)
+  held = metrics.own_bytes(params, engine.target.params)
+  if engine.work is not None:
+    parameters, read = engine.work(params, state)
+    return {'parameters': parameters, 'bytes': read, 'held': held}
   if engine.draft is None:
     return {'parameters': 0, 'bytes': 0, 'held': held}
   return {
     'parameters': round((passes + 1) * metrics.step_parameters(params)),
-    'bytes': round(passes * (metrics.step_bytes(params) + cache)),
+    'bytes': round(
+      passes * (metrics.step_bytes(params) + metrics.tree_bytes(state))
+    ),
     'held': held,
   }
 

@@ -232,6 +232,12 @@ def _read_whole(params: types.Params) -> list[jax.Array]:
   return [x for name, x in flat.items() if name not in ('embed', 'positions')]
 
 
+def own_bytes(params: types.Params, target: types.Params) -> int:
+  """Bytes of the arrays that are not the target's, which is held anyway."""
+  shared = {id(x) for x in jax.tree.leaves(target)}
+  return tree_bytes([x for x in jax.tree.leaves(params) if id(x) not in shared])
+
+
 def layers_share(params: types.Params, count: int) -> float:
   """Bytes of the first `count` layers over step_bytes: about their time."""
   if not count:

@@ -15,18 +15,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.eval import prompts as prompts_lib
-from specdec_jax.io import files
+from specdec_jax.io import eagles, files
 
 KEYS = ('id', 'text', 'tokens', 'finish_reason', 'metrics')
 
 # A resumed run may change these; they change no answer, up to float rounding.
-# Models and n-grams are compared by content, wherever they lie.
+# Models, n-grams and EAGLE drafts are compared by content, wherever they lie.
 _NO_EFFECT = (
   'target.source',
   'target.scan_layers',
   'draft.source',
   'draft.replicated',
   'ngram.path',
+  'eagle.path',
   'decode.chunk',
 )
 
@@ -119,10 +120,14 @@ def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):
       for key, value in identify(role, model).items()
     }
     meta['sources'] = {role: model.source for role, model in models.items()}
-    if 'ngram' in settings.decode.methods:
-      path = settings.ngram.path
-      meta['weights']['n-grams'] = files.sha256(pathlib.Path(path))
-      meta['sources']['n-grams'] = path
+    drafts = {
+      'ngram': ('n-grams', settings.ngram.path, pathlib.Path),
+      'eagle': ('EAGLE draft', settings.eagle.path, eagles.find),
+    }
+    for method in set(drafts) & set(settings.decode.methods):
+      what, path, file_of = drafts[method]
+      meta['weights'][what] = files.sha256(file_of(path))
+      meta['sources'][what] = path
   return json.loads(json.dumps(meta))
 
 

@@ -21,7 +21,8 @@ def make(vocab: int, context: int = 512, ids: int | None = None):
 
   It has two layers, each with a cache of tokens + 1: after the first the hash
   is off by one, which is another law. Layer i's tap is (hash, last, position,
-  i), with the hash after the last layer.
+  i), with the hash after the last layer. An embedding, (token + 1, position, 1,
+  1), is as wide as a tap; the model itself does not look at it.
   """
 
   def init_cache(rows, slots):
@@ -72,7 +73,13 @@ def make(vocab: int, context: int = 512, ids: int | None = None):
       logits = jnp.where(real, logits, -jnp.inf)
     return logits
 
-  return types.Model(apply, head, init_cache, vocab, context)
+  def embed(params, tokens_BT, positions_BT):
+    del params
+    one_BT = jnp.ones_like(tokens_BT)
+    said = (tokens_BT + 1, positions_BT, one_BT, one_BT)
+    return jnp.stack(said, -1).astype(float)
+
+  return types.Model(apply, head, init_cache, vocab, context, embed)
 
 
 def prefix_hash(prefix) -> int:

@@ -59,11 +59,11 @@ def find(path: str | os.PathLike) -> pathlib.Path:
   """
   scheme, _, name = os.fspath(path).partition(':')
   if scheme != 'zoo':
-    return pathlib.Path(path)
+    return pathlib.Path(os.path.abspath(path))
   known = sorted(x.parent.name for x in ZOO.glob('*/draft.safetensors'))
   if name not in known:
     raise ValueError(
-      f'{path}: the zoo has {", ".join(known) or "no draft yet"}'
+      f'eagle {path}: the zoo has {", ".join(known) or "no draft yet"}'
     )
   return ZOO / name / 'draft.safetensors'
 
@@ -84,9 +84,15 @@ def read(path: str | os.PathLike) -> Draft:
     taps = tuple(json.loads(about.pop('taps')))
     return Draft(taps, arrays, arrays.pop('ids'), about)
   except OSError as error:
-    why = error.strerror or error
+    # safetensors says what is wrong in its own words, and sets no errno.
+    why = 'No such file or directory' if not found.exists() else error
     raise ValueError(f'eagle {path}: {why}; give {FORMS}') from error
-  except (KeyError, TypeError, safetensors.SafetensorError) as error:
+  except (
+    KeyError,
+    TypeError,
+    json.JSONDecodeError,
+    safetensors.SafetensorError,
+  ) as error:
     raise ValueError(
       f'eagle {path}: damaged, or not {FORMS}: {error}'
     ) from error
@@ -102,15 +108,25 @@ def fit(
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """(settings, weights.draft) of a draft for this target, on its devices.
 
+  sharding: where the draft lies; of the target the columns that the draft needs
+  are gathered from wherever they are.
+
   Raises:
-    ValueError: a draft for another tokenizer or for another kind of target.
+    ValueError: a draft for another tokenizer or for another kind of target, or
+      one whose vocabulary is none.
   """
   if draft.about.get('tokenizer') != tokenizer.fingerprint():
     raise ValueError(
       f'eagle {path}: trained with another tokenizer than that of '
       f'{tokenizer.source}; train one for this target with scripts/distill.py'
     )
-  config = eagle.settings(target, draft.taps)
+  try:
+    config = eagle.settings(target, draft.taps)
+  except ValueError as error:
+    raise ValueError(
+      f'eagle {path}: {error}; train one for this target with '
+      'scripts/distill.py'
+    ) from error
   want = eagle.shapes(config)
   found = {name: x.shape for name, x in draft.layer.items()}
   for name in sorted({*want, *found}):
@@ -120,11 +136,26 @@ def fit(
         f'eagle {path}: {name} is {found.get(name)}, this target needs '
         f'{wanted}; train one for it with scripts/distill.py'
       )
+  ids = _vocabulary(draft, path, min(tokenizer.size, target.vocab))
   put = lambda x: jax.device_put(x, sharding)
   layer = {
     n: put(jnp.asarray(x, want[n].dtype)) for n, x in draft.layer.items()
   }
-  return config, weights(lm.nest(layer), put(draft.ids), target_params)
+  made = weights(lm.nest(layer), put(ids), target_params)
+  return config, made | {'head': put(made['head'])}
+
+
+def _vocabulary(draft: Draft, path, real: int) -> np.ndarray:
+  """The ids of a draft's vocabulary, which must be `real` ones."""
+  ids = draft.ids
+  listed = ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer)
+  if listed and 0 <= ids.min() and ids.max() < real:
+    if len(np.unique(ids)) == len(ids):
+      return ids.astype(np.int32)
+  raise ValueError(
+    f'eagle {path}: damaged: its vocabulary is not a list of different ids '
+    f'below {real}'
+  )
 
 
 def weights(layer: types.Params, ids: Any, target_params) -> types.Params:

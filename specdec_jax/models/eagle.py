@@ -76,6 +76,7 @@ class Eagle(nnx.Module):
   def fused(self, features_BTE: Array) -> Array:
     """The target's features as one of width D."""
     x = normed(features_BTE, len(self.config.taps))
+    x = x.astype(self.config.block.dtype)
     return x if self.fuse is None else self.fuse(x)
 
   def __call__(self, tokens_BTD, feature_BTD, view, write):
@@ -84,11 +85,11 @@ class Eagle(nnx.Module):
 
 
 def normed(features: Array, taps: int) -> Array:
-  """Every tap divided by its root mean square; zeros stay zeros."""
+  """Every tap over its root mean square, float32 or wider; 0 stays 0."""
   parts = jnp.stack(jnp.split(features, taps, -1), -2)
   wide = parts.astype(jnp.promote_types(parts.dtype, jnp.float32))
   scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
-  return (wide * scale).astype(features.dtype).reshape(features.shape)
+  return (wide * scale).reshape(features.shape)
 
 
 @functools.cache
@@ -107,8 +108,7 @@ def shapes(config: EagleConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def init(config: EagleConfig, seed: int) -> dict[str, Array]:
-  """Random parameters by flat name: as lm.init, but that it starts as a copy
-  of the feature: the token's half of join is small."""
+  """Random parameters by flat name, distributed as those of lm.init."""
   out, key = {}, jax.random.key(seed)
   for name, s in shapes(config).items():
     key, own = jax.random.split(key)
@@ -149,6 +149,8 @@ def reader(
   made of the token before the t-th one read: by the target (features_of) or, of
   a draft's own token, the hidden state that apply returned for it.
   """
+  embed = target.embed
+  assert embed is not None, 'drafters.eagle.make refuses such a target'
 
   def apply(
     params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
@@ -161,7 +163,7 @@ def reader(
       return written, written
 
     with jax.named_scope('eagle'):
-      tokens_BTD = target.embed(params['target'], tokens_BT, positions_BT)
+      tokens_BTD = embed(params['target'], tokens_BT, positions_BT)
       hidden_BTD, cache = merge(config, params['layer'])(
         tokens_BTD, features_BTD.astype(tokens_BTD.dtype), view, write
       )
