@@ -354,16 +354,15 @@ def run(
 
 
 def _records(engine, request, output, found, wanted: Settings):
-  target = engine.target
-  # A chain of a draft's own features follows another q than engine.q's, which
-  # is that of a window's first token: only the drafter can say.
-  known = engine.q is not None and not engine.drafter.taps
+  target, q = engine.target, engine.q
+  if engine.drafter.taps:
+    q = None  # of a window's first tokens only; the drafter knows all of them
   return record_lib.describe(
     output,
     found,
     request,
     target=(build.target_model(target), target.params),
-    draft=(engine.q, engine.weights.draft) if known else None,
+    draft=q and (q, engine.weights.draft),
     chunk=engine.options.chunk,
     tokenizer=target.tokenizer,
     setting=record_lib.setting(engine, wanted),
