@@ -28,8 +28,11 @@ LAYERS = {
   'api': 6,
   'user_code': 7,
   'experiment': 7,
+  'students': 7,
+  'train_program': 7,
+  'distill_program': 8,
   'trace_program': 7,
-  '__init__': 8,
+  '__init__': 9,
 }
 
 

@@ -144,7 +144,7 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int):
     change, moments = update.update(gradient, state.moments, state.params)
     figures = figures | {
       'loss': value,
-      'gradient_norm': optax.global_norm(gradient),
+      'gradient_norm': optax.tree.norm(gradient),
       'learning_rate': jnp.asarray(rate(state.step), jnp.float32),
     }
     params = optax.apply_updates(state.params, change)
