@@ -57,7 +57,9 @@ NONE, LOOKUP = 'draft=None', "draft='lookup'"
     ('itself', 2, dict(min_confidence='x'), "='x': must be a number"),
     ('itself', 2, dict(min_confidence=True), '=True: must be a number'),
     ('ngram', 2, dict(path=3), 'path=3: must be a path'),
-    ('eagle', 0, {}, "draft='eagle': allowed are"),
+    ('eagle', 2, {}, "draft='eagle': needs the setting path, a path"),
+    ('eagle', 2, dict(path='/absent'), 'eagle /absent: no such file; give'),
+    ('medusa', 0, {}, "draft='medusa': allowed are 'eagle', 'early_exit', 'l"),
     (['lookup'], 2, {}, "draft=['lookup']: allowed are"),
   ],
 )

@@ -135,3 +135,22 @@ def tiny(**changes):
 def wild(config, seed):
   """Random weights whose greedy text does not repeat one token for ever."""
   return jax.tree.map(lambda x: 3 * x, lm.init(config, seed))
+
+
+def matmul_flops(jaxpr) -> int:
+  """2 x multiplications of every dot_general, scans counted by length."""
+  total = 0
+  for eqn in jaxpr.eqns:
+    name, params = eqn.primitive.name, eqn.params
+    if name == 'dot_general':
+      (over, _), _ = params['dimension_numbers']
+      shape = eqn.invars[0].aval.shape
+      inner = np.prod([shape[i] for i in over], dtype=int)
+      total += 2 * int(np.prod(eqn.outvars[0].aval.shape)) * int(inner)
+      continue
+    times = params['length'] if name == 'scan' else 1
+    for inner in params.values():
+      inner = getattr(inner, 'jaxpr', inner)
+      if hasattr(inner, 'eqns'):
+        total += times * matmul_flops(inner)
+  return total

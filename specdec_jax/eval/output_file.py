@@ -124,10 +124,10 @@ def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):
       'ngram': ('n-grams', settings.ngram.path, pathlib.Path),
       'eagle': ('EAGLE draft', settings.eagle.path, eagles.find),
     }
-    for method in set(drafts) & set(settings.decode.methods):
-      what, path, file_of = drafts[method]
-      meta['weights'][what] = files.sha256(file_of(path))
-      meta['sources'][what] = path
+    for method, (what, path, file_of) in drafts.items():
+      if method in settings.decode.methods:
+        meta['weights'][what] = files.sha256(file_of(path))
+        meta['sources'][what] = path
   return json.loads(json.dumps(meta))
 
 

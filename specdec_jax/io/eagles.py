@@ -75,6 +75,8 @@ def read(path: str | os.PathLike) -> Draft:
     ValueError: no such file, another kind of file, or a damaged one.
   """
   found = find(path)
+  if not found.is_file():
+    raise ValueError(f'eagle {path}: no such file; give {FORMS}')
   try:
     with safetensors.safe_open(found, 'numpy') as file:
       about = file.metadata() or {}
@@ -84,9 +86,7 @@ def read(path: str | os.PathLike) -> Draft:
     taps = tuple(json.loads(about.pop('taps')))
     return Draft(taps, arrays, arrays.pop('ids'), about)
   except OSError as error:
-    # safetensors says what is wrong in its own words, and sets no errno.
-    why = 'No such file or directory' if not found.exists() else error
-    raise ValueError(f'eagle {path}: {why}; give {FORMS}') from error
+    raise ValueError(f'eagle {path}: cannot be read: {error}') from error
   except (
     KeyError,
     TypeError,

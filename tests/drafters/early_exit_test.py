@@ -11,6 +11,7 @@ from specdec_jax.eval.promises import base
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import reject
+from tests import fakes
 
 GAMMA, DEPTH, EXIT = 3, 4, 1
 
@@ -94,25 +95,6 @@ def test_the_residual_is_what_the_layers_make_in_one_pass(world):
       assert changed.tolist() == [True] + [False] * (DEPTH - 1)
 
 
-def matmul_flops(jaxpr) -> int:
-  """2 x multiplications of every dot_general, scans counted by length."""
-  total = 0
-  for eqn in jaxpr.eqns:
-    name, params = eqn.primitive.name, eqn.params
-    if name == 'dot_general':
-      (over, _), _ = params['dimension_numbers']
-      shape = eqn.invars[0].aval.shape
-      inner = np.prod([shape[i] for i in over], dtype=int)
-      total += 2 * int(np.prod(eqn.outvars[0].aval.shape)) * int(inner)
-      continue
-    times = params['length'] if name == 'scan' else 1
-    for inner in params.values():
-      inner = getattr(inner, 'jaxpr', inner)
-      if hasattr(inner, 'eqns'):
-        total += times * matmul_flops(inner)
-  return total
-
-
 def test_a_window_does_exactly_the_work_it_claims(capsys):
   """n layers over gamma + 1 tokens, the rest once, the head for each draft."""
   config = model_config.sized('tiny', depth=DEPTH, context=128)
@@ -144,7 +126,9 @@ def test_a_window_does_exactly_the_work_it_claims(capsys):
     step = lambda *args: decode.step(
       target, drafter, reject.RULE, decode.Options(narrow=False), *args
     )
-    return matmul_flops(jax.make_jaxpr(step)(weights, request, *abstract).jaxpr)
+    return fakes.matmul_flops(
+      jax.make_jaxpr(step)(weights, request, *abstract).jaxpr
+    )
 
   own = flops(early_exit.make(target, gamma=gamma, exit=EXIT))
   # Per token: a layer's matmuls and attention over L slots; the head.

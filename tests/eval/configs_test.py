@@ -87,7 +87,7 @@ def test_unknown_key_and_argument():
   'section, key, value, said',
   [
     ('decode', 'gammas', (2, -1), 'gammas=-1'),
-    ('decode', 'methods', ('lm', 'eagle'), "methods='eagle'"),
+    ('decode', 'methods', ('lm', 'medusa'), "methods='medusa'"),
     # What --config.decode.gammas=x, 2.0 and methods=lm,lookup are read as.
     ('decode', 'gammas', ('x',), '^decode.gammas=x: must be a whole number'),
     ('decode', 'gammas', (2.0,), '^decode.gammas=2.0: must be a whole'),
@@ -110,6 +110,7 @@ def test_unknown_key_and_argument():
     ('draft', 'min_confidence', 1.0, r'draft.min_confidence=1.0: .* \[0, 1\)'),
     ('ngram', 'min_confidence', -0.5, 'ngram.min_confidence=-0.5'),
     ('decode', 'methods', ('ngram',), 'ngram.path is empty: .*ngram.py'),
+    ('decode', 'methods', ('eagle',), 'eagle.path is empty: .*distill.py'),
     ('early_exit', 'exit', 0, 'early_exit.exit=0'),
     ('lookup', 'min_match', 0, 'min_match=0'),
     ('bench', 'batch_size', 0, 'batch_size=0'),

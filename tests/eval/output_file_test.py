@@ -53,16 +53,19 @@ def test_refuses_other_weights(world):
   assert 'target settings and tokenizer was' in world.refused()
 
 
-def test_n_grams_are_known_by_their_content(world):
+@pytest.mark.parametrize(
+  'method, what', [('ngram', 'n-grams'), ('eagle', 'EAGLE draft')]
+)
+def test_a_drafters_file_is_known_by_its_content(world, method, what):
   one, moved = (world.output.with_name(name) for name in ('a', 'b'))
   one.write_bytes(b'counts')
   moved.write_bytes(b'counts')
-  answering.set_settings(world, 'ngram', path=str(one))
-  answering.set_settings(world, 'decode', methods=('ngram',))
+  answering.set_settings(world, method, path=str(one))
+  answering.set_settings(world, 'decode', methods=(method,))
   cut(world)
   one.write_bytes(b'other counts')
-  assert 'begun with other weights: n-grams was "' in world.refused()
-  answering.set_settings(world, 'ngram', path=str(moved))
+  assert f'begun with other weights: {what} was "' in world.refused()
+  answering.set_settings(world, method, path=str(moved))
   assert world.run()['lines'] == 5
 
 

@@ -1,4 +1,4 @@
-"""Seeded bugs of block and lenient rules, early exit, n-grams, stopping."""
+"""Seeded bugs of block and lenient rules, early exit, n-grams, EAGLE, stops."""
 
 from tests.mutants.mutant import Mutant
 
@@ -7,6 +7,7 @@ _LENIENT = 'specdec_jax/verify/lenient.py'
 _EXIT = 'specdec_jax/drafters/early_exit.py'
 _NGRAM = 'specdec_jax/drafters/ngram.py'
 _LM = 'specdec_jax/drafters/lm.py'
+_EAGLE = 'specdec_jax/drafters/eagle.py'
 
 _of = lambda file, name: f'tests/{file}_test.py::{name}'
 _LAW = _of('verify/block', 'test_law_of_a_window_is_the_targets')
@@ -27,6 +28,14 @@ _WORK = _of(
 _TEXT = _of('drafters/early_exit', 'test_greedy_text_is_plain_decodings')
 _COUNTS = _of('drafters/ngram', 'test_the_law_is_that_of_the_counts')
 _START = _of('drafters/ngram', 'test_the_start_of_a_text_has_shorter_contexts')
+_CHAIN = _of(
+  'drafters/eagle',
+  'test_every_draft_is_what_training_makes_of_the_same_tokens',
+)
+_VIEW = _of(
+  'drafters/eagle',
+  'test_the_view_is_the_first_draft_of_a_window_at_every_index',
+)
 _STOPS = _of('drafters/lm', 'test_drafting_stops_where_the_draft_is_not_sure')
 
 BLOCK = (
@@ -234,6 +243,60 @@ METHODS = (
     'left_R1 = 1 - jnp.sum(weight_RM, -1, keepdims=True)',
     'left_R1 = jnp.ones_like(weight_RM[:, :1])',
     (_COUNTS,),
+  ),
+  Mutant(
+    'EAGLE reads the feature of the token itself',
+    0,
+    "the prompt's features are not moved one token on",
+    _EAGLE,
+    'return jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :L]',
+    'return features_BLE',
+    (_CHAIN, _VIEW),
+  ),
+  Mutant(
+    'EAGLE hears the features one token late',
+    0,
+    'a window starts beside the feature of the last token but one',
+    _EAGLE,
+    'features_BNE=features_BNE.astype(dtype)',
+    'features_BNE=jnp.roll(features_BNE, 1, 1).astype(dtype)',
+    (_CHAIN,),
+  ),
+  Mutant(
+    'EAGLE does not hear what the target made of accepted drafts',
+    1,
+    'its own hidden states stay in the cache for what is committed',
+    _EAGLE,
+    'context.live_B[:, None] & (index_BN < context.lengths_B[:, None])',
+    'context.live_B[:, None] & (index_BN < state.start_B[:, None])',
+    (_CHAIN,),
+  ),
+  Mutant(
+    'EAGLE starts from the last draft of the window before',
+    0,
+    'the first draft follows what was refused, not what was committed',
+    _EAGLE,
+    'last_B = jnp.clip(context.lengths_B - 1 - state.start_B, 0, N - 1)',
+    'last_B = jnp.full_like(state.start_B, N - 1)',
+    (_CHAIN,),
+  ),
+  Mutant(
+    'EAGLE drafts a whole chain from one feature',
+    0,
+    "each draft is read beside the target's feature, not the draft before it",
+    _EAGLE,
+    'return (cache, token_B, hidden_B1D[:, 0]), (token_B, q_BV)',
+    'return (cache, token_B, hidden_BD), (token_B, q_BV)',
+    (_CHAIN,),
+  ),
+  Mutant(
+    'an EAGLE chain leaves no keys',
+    2,
+    'a draft does not see those before it in its window',
+    _EAGLE,
+    'hidden_B1D, cache = read(',
+    'hidden_B1D, _ = read(',
+    (_CHAIN,),
   ),
   Mutant(
     'an unlikely token stops the draft',

@@ -1,0 +1,355 @@
+"""Drafting from features: what training made is what decoding does."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import (
+  build,
+  debug,
+  decode,
+  requests,
+  sampling,
+  sharding,
+  types,
+  windows,
+)
+from specdec_jax.drafters import eagle as eagle_drafter
+from specdec_jax.eval import bench, timing
+from specdec_jax.eval.promises import base
+from specdec_jax.io import eagles
+from specdec_jax.models import eagle, lm
+from specdec_jax.train import unrolled
+from specdec_jax.verify import coupled, reject
+from tests import fakes
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+GAMMA, B, L, V, IDS = 3, 6, 48, 7, 6
+KINDS = {
+  'gpt': dict(
+    position='learned',
+    norm='layer',
+    act='gelu_tanh',
+    gated=False,
+    tied=False,
+    qkv_bias=True,
+    o_bias=True,
+    mlp_bias=True,
+  ),
+  'gemma': dict(
+    windows=(3, 0),
+    local_rope_theta=100.0,
+    post_norm=True,
+    qk_norm=True,
+    wide_norm=True,
+    embed_scale=4.0,
+    logit_softcap=5.0,
+    scan_layers=True,
+  ),
+}
+
+
+def make_world(kind: str = '', taps=(0, 1), **changes):
+  """(settings of the draft, target, weights), the draft random.
+
+  Its vocabulary lacks an id; one more is padding of the target's.
+  """
+  config = fakes.tiny(vocab=V, **KINDS.get(kind, {}) | changes)
+  target = lm.make(config, ids=IDS)
+  params = jax.tree.map(lambda x: 1.5 * x, lm.init(config, 0))
+  c = eagle.settings(config, taps)
+  layer = lm.nest(jax.tree.map(lambda x: 2 * x, eagle.init(c, 1)))
+  ids = jnp.array([5, 0, 1, 3, 4], jnp.int32)
+  return c, target, types.Weights(params, eagles.weights(layer, ids, params))
+
+
+@functools.cache
+def told(drafter: types.Drafter) -> types.Drafter:
+  """The drafter; after a window its state is (its own, what it proposed)."""
+
+  def propose(weights, state, context, noise, cache):
+    draft, state, cache = drafter.propose(weights, state, context, noise, cache)
+    return draft, (state, draft), cache
+
+  def commit(state, context, verdict, features_BNE):
+    inner, draft = state
+    return drafter.commit(inner, context, verdict, features_BNE), draft
+
+  return drafter._replace(propose=propose, commit=commit)
+
+
+@pytest.fixture(scope='module', params=KINDS)
+def world(request, all_compile_in_less_time):
+  """A world, and what proposals says of it."""
+  with jax.enable_x64(True):
+    made = make_world(request.param)
+    yield made, *proposals(*made)
+
+
+def sampled():
+  """Rows that end in different windows; one begins with a single token."""
+  return fakes.request(
+    [[5], *fakes.prompts(B - 1, vocab=IDS, longest=9)],
+    [30, 12, 30, 30, 2, 30],
+    vocab=IDS,
+    length=L,
+    temperature=1.0,
+    request=range(B),
+  )
+
+
+def proposals(c, target, weights):
+  """(texts, [(row, length before, tokens_K, q_KV)] of every live window)."""
+  drafter = eagle_drafter.make(c, target, gamma=GAMMA, chunk=4)
+  options = decode.Options(chunk=8)
+  programs = decode.programs(target, told(drafter), coupled.RULE, options)
+  request = sampled()
+  state, info = programs.start(weights, request)
+  seen = []
+  while np.asarray(state.live_B).any():
+    lengths_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
+    state, info = programs.step(weights, request, state, info)
+    inner, draft = state.drafter
+    state = state._replace(drafter=inner)
+    for b in np.flatnonzero(live_B):
+      tokens_K, q_KV = (np.asarray(x)[b] for x in draft[:2])
+      seen.append((b, lengths_B[b], tokens_K, q_KV))
+  # Windows of every kind, or this would show little.
+  assert (np.asarray(info.hist_BN).sum(0) > 0).all()
+  return fakes.texts(
+    decode.Output(state.tokens_BL, state.lengths_B, info)
+  ), seen
+
+
+def by_training(world, tokens_XL):
+  """q of each step at every index, [K, X, L, V], by train.unrolled."""
+  c, target, weights = world
+  X = len(tokens_XL)
+  _, tapped, _ = windows.read(
+    target,
+    weights.target,
+    tokens_XL,
+    jnp.zeros(X, jnp.int32),
+    target.init_cache(X, L),
+    slots=L,
+    taps=c.taps,
+  )
+  at_XL = jnp.broadcast_to(jnp.arange(L)[None], (X, L))
+  hidden = unrolled.steps(
+    c,
+    weights.draft['layer'],
+    target.embed(weights.target, tokens_XL, at_XL),
+    windows.concat(tapped),
+    GAMMA,
+  )
+  return jax.nn.softmax(eagle.logits(c, weights.draft, jnp.stack(hidden), V))
+
+
+def test_every_draft_is_what_training_makes_of_the_same_tokens(world):
+  """Step s at index i is the s-th draft of a window, from scratch.
+
+  So the drafter has seen exactly the target's features of what is committed,
+  and of the tokens after that its own hidden states.
+  """
+  made, texts, seen = world
+  with jax.enable_x64(True):
+    said = [[*texts[b][:n], *tokens_K] for b, n, tokens_K, _ in seen]
+    q_KXLV = jax.jit(functools.partial(by_training, made))(
+      fakes.pad([text[:L] for text in said], L)
+    )
+    for x, (_, n, _, q_KV) in enumerate(seen):
+      for k in range(min(GAMMA, L - n)):
+        np.testing.assert_allclose(
+          q_KV[k], q_KXLV[k, x, n - 1 + k], rtol=0, atol=1e-9
+        )
+        assert not q_KV[k, [2, 6]].any()
+    # What it cannot draft is said all the same.
+    assert any(2 in text for text in texts)
+
+
+def test_the_view_is_the_first_draft_of_a_window_at_every_index(world):
+  (c, target, weights), texts, seen = world
+  with jax.enable_x64(True):
+    view = eagle_drafter.view(c, target)
+    tokens_BL = jnp.asarray(fakes.pad(texts, L))
+
+    @jax.jit
+    def read(weights, tokens_BL):
+      cache, logits = view.init_cache(B, L), []
+      for start, end in ((0, 11), (11, L)):
+        start_B = jnp.full(B, start, jnp.int32)
+        part_BT = tokens_BL[:, start:end]
+        hidden, _, cache = windows.read(
+          view, weights, part_BT, start_B, cache, slots=L
+        )
+        logits.append(view.head(weights, hidden))
+      return jax.nn.softmax(jnp.concatenate(logits, 1))
+
+    q_BLV = read(weights.draft, tokens_BL)
+    for b, n, _, q_KV in seen:
+      np.testing.assert_allclose(q_KV[0], q_BLV[b, n - 1], rtol=0, atol=1e-9)
+
+
+def test_text_is_plain_decodings(world):
+  """Under the coupled rule, sampled; the texts are those of the tests above."""
+  (_, target, weights), texts, _ = world
+  with jax.enable_x64(True):
+    programs = decode.programs(target, decode.PLAIN, coupled.RULE)
+    assert fakes.texts(programs.generate(weights, sampled())) == texts
+
+
+def test_greedy_text_of_single_drafts(x64):
+  c, target, weights = make_world(taps=(1,))
+  drafter = eagle_drafter.make(c, target, gamma=1)
+  request = fakes.request(
+    [[5], *fakes.prompts(B - 1, vocab=IDS)], 20, vocab=IDS, length=L
+  )
+  out, plain = (
+    decode.programs(target, x, reject.RULE).generate(weights, request)
+    for x in (drafter, decode.PLAIN)
+  )
+  assert fakes.texts(out) == fakes.texts(plain)
+  assert (np.asarray(out.info.hist_BN).sum(0) > 0).all()
+
+
+def test_tokens_do_not_depend_on_the_batch_or_the_padding(x64):
+  c, target, weights = make_world(taps=(1,))
+  drafter = eagle_drafter.make(c, target, gamma=GAMMA, chunk=4)
+  programs = decode.programs(target, drafter, reject.RULE)
+  prompts = [[5], *fakes.prompts(B - 1, vocab=IDS, longest=9)]
+  make = lambda prompts, **more: fakes.request(
+    prompts, 12, vocab=IDS, temperature=1.0, **more
+  )
+  together = fakes.texts(
+    programs.generate(weights, make(prompts, length=L, request=range(B)))
+  )
+  alone = [
+    fakes.texts(
+      programs.generate(weights, make([x], length=L + 16, request=[b]))
+    )[0]
+    for b, x in enumerate(prompts)
+  ]
+  assert alone == together
+
+
+def certified(dtype: str):
+  """What decoding takes: target, drafter, rule, weights, a request."""
+  world = base.transformers(13, dtype=dtype)
+  drafter, other = build.RECIPES['eagle'](world, GAMMA)
+  weights = types.Weights(world.weights.target, other)
+  request = base.make_request(world, [[1], [2, 3, 4]], 9, length=20)
+  return world.target, drafter, reject.RULE, weights, request
+
+
+def test_in_bfloat16_it_remembers_what_the_text_says():
+  """In every window, recomputed from scratch."""
+  debug.check_cache(*certified('bfloat16'))
+
+
+def test_a_prefill_may_say_features_in_a_wider_type(x64):
+  *parts, weights, request = certified('float32')
+  state, _ = jax.eval_shape(
+    decode.programs(*parts).generate.__wrapped__, weights, request
+  )[:2]
+  assert state.dtype == jnp.int32
+
+
+@pytest.fixture
+def path(tmp_path):
+  """A file for random:tiny: half of the ids."""
+  target = build.load('random:tiny')
+  c = eagle.settings(target.config, (0, 1))
+  layer = {name: np.asarray(x) for name, x in eagle.init(c, 0).items()}
+  about = {'tokenizer': target.tokenizer.fingerprint()}
+  ids = np.arange(0, target.ids, 2)
+  eagles.write(tmp_path / 'draft', eagles.Draft(c.taps, layer, ids, about))
+  return tmp_path / 'draft'
+
+
+def test_on_a_mesh_the_texts_are_the_same(x64, path):
+  """The draft is whole on every device, its cache split by rows."""
+  prompts, texts = fakes.prompts(4, vocab=300), []
+  for mesh in (None, sharding.make_mesh(2, 2)):
+    target = build.load('random:tiny', dtype='float64', mesh=mesh)
+    e = build.engine(target, 'eagle', gamma=2, path=path)
+    request = fakes.request(prompts, 6, vocab=300, length=32, temperature=0.9)
+    request = requests.place(request, target.layout)
+    texts.append(fakes.texts(e.programs.generate(e.weights, request)))
+  assert texts[0] == texts[1]
+  own = {k: x for k, x in e.weights.draft.items() if k != 'target'}
+  for x in jax.tree.leaves(own):
+    assert x.sharding.is_fully_replicated
+    assert x.sharding.device_set == set(mesh.devices.flat)
+  assert e.weights.draft['target'] is target.params
+  state, _ = e.programs.start(e.weights, request)
+  for x in state.drafter.cache:
+    assert x.sharding.shard_shape(x.shape) == (2, 2, 32, 16)
+
+
+def test_engines_of_every_gamma_share_one_draft(path):
+  target = build.load('random:tiny')
+  one, two = (build.engine(target, 'eagle', gamma=g, path=path) for g in (1, 2))
+  for a, b in zip(
+    jax.tree.leaves(one.weights.draft),
+    jax.tree.leaves(two.weights.draft),
+    strict=True,
+  ):
+    assert a is b
+  again = build.engine(target, 'eagle', gamma=2, path=str(path))
+  assert again.programs is two.programs
+  path.write_bytes(path.read_bytes())  # another file of the same name
+  later = build.engine(target, 'eagle', gamma=2, path=path).weights.draft
+  assert later['head'] is not two.weights.draft['head']
+
+
+def test_a_window_does_the_work_that_the_benchmark_counts(path):
+  """Matrix products but attention's, from the trace; bytes by hand."""
+  target = build.load('random:tiny')
+  e = build.engine(target, 'eagle', gamma=GAMMA, path=path)
+  model = build.target_model(target)
+  arm = timing.Arm('x', 'eagle', GAMMA, e, model, e.q)
+  request = fakes.request([[1, 2, 3]], 8, vocab=300, length=32)
+  state, info = jax.eval_shape(e.programs.start, e.weights, request)
+  draw = lambda offset, q_BV: jnp.zeros(1, jnp.int32)
+  trace = jax.make_jaxpr(
+    lambda weights, state: e.drafter.propose(
+      weights,
+      state.drafter,
+      types.Context(*state[:3], sampling.settings(1, 1.0)),
+      types.Noise(jnp.zeros((1, GAMMA)), draw, draw),
+      state.cache,
+    )
+  )(e.weights, state)
+  c, own = target.config, e.weights.draft
+  attention = 2 * 2 * c.heads * c.head_dim * 32 * (GAMMA + 1 + GAMMA - 1)
+  found = bench._drafting(arm, state.drafter, info)
+  flops = fakes.matmul_flops(trace.jaxpr)
+  # Norms have numbers that no matrix product sees.
+  layer = lm.flatten(own['layer'])
+  norms = sum(x.size for n, x in layer.items() if n.endswith('scale'))
+  norms = norms * 2 * GAMMA - layer['norm/scale'].size * GAMMA
+  assert flops == attention + 2 * (found['parameters'] - norms)
+  fuse = layer['fuse/kernel'].nbytes
+  held = sum(x.nbytes for x in layer.values())
+  held += own['head'].nbytes + own['ids'].nbytes
+  cache = 2 * c.kv_heads * 32 * c.head_dim * 4
+  features = (GAMMA + 1) * 2 * c.width * 4
+  assert found['held'] == held
+  assert found['bytes'] == GAMMA * (held - fuse + cache) + fuse + features
+
+
+def test_what_cannot_draft_from_features(path):
+  c, target, _ = make_world(dtype='float32')
+  with pytest.raises(ValueError, match='at least 1 token'):
+    eagle_drafter.make(c, target, gamma=0)
+  with pytest.raises(ValueError, match='without embed cannot'):
+    eagle_drafter.make(c, target._replace(embed=None), gamma=1)
+  target = build.load('random:tiny')
+  with pytest.raises(ValueError, match="'eagle': needs the setting path"):
+    build.engine(target, 'eagle', gamma=1)
+  with pytest.raises(ValueError, match='absent: no such file; give a file'):
+    build.engine(target, 'eagle', gamma=1, path=path.with_name('absent'))
