@@ -96,7 +96,9 @@ def make_eagle(
 
   def write(folder, params, about):
     # Half the bytes; bfloat16 would keep fewer digits, and range none needs.
-    layer = {n: np.float16(x) for n, x in lm.flatten(params).items()}
+    layer = {
+      n: np.asarray(x, np.float16) for n, x in lm.flatten(params).items()
+    }
     path = folder / 'draft.safetensors'
     eagles.write(path, eagles.Draft(taps, layer, ids, eagles.describe(about)))
     return path
