@@ -14,7 +14,7 @@ from specdec_jax.drafters import scripted
 from specdec_jax.eval import audit
 from specdec_jax.eval.promises import base
 
-GAMMAS = (1, 2, 3, 4, 8)
+GAMMAS = (1, 2, 4, 8)
 BATCHES = (1, 3, 8, 32)
 NEW = 40
 # Longest prompt, new tokens, and a window of the largest gamma.
