@@ -24,10 +24,10 @@ def run() -> bool:
   settings = train_program.settings(_CONFIG.value)
   if not _WORKDIR.value:
     raise ValueError("workdir='': name a folder for the run, --workdir=DIR")
-  done = train_program.run(
+  figures = train_program.run(
     settings, pathlib.Path(_WORKDIR.value), changed=_CHANGED.value
   )
-  print(report.compact(done.figures))
+  print(report.compact(figures))
   return True
 
 

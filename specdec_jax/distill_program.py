@@ -149,8 +149,11 @@ def settings(config) -> Settings:
 def run(
   s: Settings, workdir: pathlib.Path, *, changed: bool = False
 ) -> dict[str, Any]:
-  """Trains a draft and writes it into workdir; the best step's figures."""
-  loop.keep_config(workdir, dataclasses.asdict(s), changed)
+  """Trains a draft and writes it into workdir; see train_program.run."""
+  config = dataclasses.asdict(s)
+  loop.open_workdir(workdir, config, changed)
+  if before := loop.ended(workdir, config):
+    return before['figures'] | {'draft': str(workdir / before['made'])}
   target = build.load(s.teacher.source, dtype=s.teacher.dtype)
   asked = ask(s.data, target)
   kept: tuple[int, ...] = ()
@@ -183,23 +186,25 @@ def run(
     s.run,
     s.optimiser,
     workdir,
-    config=dataclasses.asdict(s),
+    config=config,
     changed=changed,
   )
-  if not ended.finished or ended.best is None:
+  if ended.best is None:
     return {'step': ended.step, 'finished': False}
   step, params, figures = ended.best
   about = {
     'target': target.label,
     'target_sha256': target.digest,
     'tokenizer': target.tokenizer.fingerprint(),
-    'config': dataclasses.asdict(s),
+    'config': config,
     'step': step,
     'figures': figures,
     'made_by': machine.made_by(*machine.commit()),
   }
   path = student.write(workdir, params, about)
-  return figures | {'step': step, 'finished': True, 'draft': str(path)}
+  figures |= {'step': step, 'finished': True}
+  loop.end(workdir, config, path.name, figures)
+  return figures | {'draft': str(path)}
 
 
 def ask(s: Data, target: build.LanguageModel) -> Asked:

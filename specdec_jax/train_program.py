@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,13 +61,6 @@ class Settings:
   run: loop.Run
 
 
-class Trained(NamedTuple):
-  """figures: of the best step. ended: see loop.Ended."""
-
-  figures: dict[str, Any]
-  ended: loop.Ended
-
-
 # Rows that the held-out loss is the mean of, at most.
 _JUDGED = 64
 
@@ -99,9 +92,16 @@ def from_sections(kind: type, config) -> Any:
 
 def run(
   s: Settings, workdir: pathlib.Path, *, changed: bool = False
-) -> Trained:
-  """Trains a model and writes workdir/model, as Hugging Face has it."""
-  loop.keep_config(workdir, dataclasses.asdict(s), changed)
+) -> dict[str, Any]:
+  """Trains a model and writes workdir/model, as Hugging Face has it.
+
+  Returns the best step's figures, 'step' and 'finished'; at once, if all of it
+  was done before.
+  """
+  said = dataclasses.asdict(s)
+  loop.open_workdir(workdir, said, changed)
+  if before := loop.ended(workdir, said):
+    return before['figures']
   corpus = text.read(s.text.source, field=s.text.field)
   kept, held = text.held_out(corpus, s.text.held_out)
   tokenizer = _tokenizer(s, kept, workdir)
@@ -141,15 +141,15 @@ def run(
     s.run,
     s.optimiser,
     workdir,
-    config=dataclasses.asdict(s),
+    config=said,
     changed=changed,
     place=placer(layout),
   )
-  if not ended.finished or ended.best is None:
-    return Trained({'step': ended.step, 'finished': False}, ended)
+  if ended.best is None:
+    return {'step': ended.step, 'finished': False}
   step, params, figures = ended.best
   about = {
-    'config': dataclasses.asdict(s),
+    'config': said,
     'corpus': corpus.sha256,
     'step': step,
     'figures': figures,
@@ -158,7 +158,8 @@ def run(
   export.save(
     workdir / 'model', config, params, tokenizer, made_by=about, overwrite=True
   )
-  return Trained(figures | {'step': step, 'finished': True}, ended)
+  figures |= {'step': step, 'finished': True}
+  return loop.end(workdir, said, 'model', figures)['figures']
 
 
 def rows_of(tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -185,7 +186,9 @@ def placer(layout: sharding.Layout | None):
 def held_out_loss(loss: step_lib.Loss, tokens: np.ndarray):
   """judge(params) of a language model: its loss on rows of held-out text."""
   rows = rows_of(tokens)
-  program = jax.jit(lambda params, rows: loss(params, {}, rows, None)[0])
+  program = jax.jit(
+    lambda params, rows: loss(params, {}, rows, jax.random.key(0))[0]
+  )
 
   def figures(params) -> dict[str, float]:
     return {

@@ -83,8 +83,10 @@ class Checkpoints:
     return sorted(int(name) for name in names if NUMBER.fullmatch(name))
 
   def best(self) -> int | None:
-    """The newest step that was saved as best."""
+    """The newest step that was saved as best and that restore can use."""
     for step in reversed(self.steps()):
+      if step in self._refused:
+        continue
       try:
         if manifest.read(self._path(step)).best:
           return step

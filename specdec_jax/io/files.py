@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import pathlib
+import re
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +47,21 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
     os.replace(part, path)
   finally:
     part.unlink(missing_ok=True)
+
+
+def sweep(folder: pathlib.Path) -> None:
+  """Removes what killed writers left in a folder and in those in it.
+
+  That is NAME.NUMBER.part and NAME.NUMBER.old, of `write` and io/export.py; no
+  other process may be writing there.
+  """
+  for path in [*folder.glob('*.*.*'), *folder.glob('*/*.*.*')]:
+    if not re.fullmatch(r'.+\.\d+\.(part|old)', path.name):
+      continue
+    if path.is_dir():
+      shutil.rmtree(path)
+    else:
+      path.unlink()
 
 
 def sha256(path: pathlib.Path) -> str:

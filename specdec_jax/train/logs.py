@@ -1,14 +1,21 @@
 """metrics.jsonl, clocks.jsonl and TensorBoard's files of a run."""
 
+import contextlib
 import json
 import math
+import os
 import pathlib
+import time
 from typing import Any
 
 import numpy as np
-import tensorboardX
+from tensorboardX import event_file_writer, summary
+from tensorboardX.proto import event_pb2 as _event_pb2
 
 from specdec_jax.io import files
+
+# Its classes are made when it is imported: no type checker sees them.
+event_pb2: Any = _event_pb2
 
 
 class Logs:
@@ -16,44 +23,86 @@ class Logs:
 
   metrics.jsonl has no clock in it: killed and gone on with, or never killed, a
   run leaves the same file. What it says of later steps is dropped first.
+
+  Every method raises ValueError if the disk is full or gone.
   """
 
   def __init__(self, workdir: pathlib.Path, first: int):
-    self._files = {}
-    for name in ('metrics', 'clocks'):
-      path = workdir / f'{name}.jsonl'
-      files.write(path, b''.join(_until(path, first)))
-      self._files[name] = open(path, 'a')  # noqa: SIM115
-    self._board = tensorboardX.SummaryWriter(
-      str(workdir / 'tb'), purge_step=first + 1, flush_secs=30
-    )
+    self._workdir, self._files = workdir, {}
+    with self._writing():
+      for name in ('metrics', 'clocks'):
+        path = workdir / f'{name}.jsonl'
+        files.write(path, b''.join(_until(path, first)))
+        self._files[name] = open(path, 'a')  # noqa: SIM115
+      # Not its SummaryWriter: the thread of that dies with the disk full, and
+      # then the run waits for it forever. Two starts in one second are two.
+      (workdir / 'tb').mkdir(exist_ok=True)
+      self._board = event_file_writer.EventsWriter(
+        str(workdir / 'tb' / 'events'), f'.{os.getpid()}'
+      )
+      begun = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+      self._event(first + 1, session_log=begun)
 
   def write(self, step: int, figures: dict[str, Any]) -> None:
-    """Figures that only the settings decide; numbers or lists of numbers."""
-    self._line('metrics', step, figures)
-    for name, value in figures.items():
-      many = isinstance(value, list)
-      for i, x in enumerate(value if many else [value]):
-        if x is not None and math.isfinite(x):
-          label = f'{name}/{i}' if many else name
-          self._board.add_scalar(label, float(np.float64(x)), step)
+    """Figures that only the settings decide; see plain."""
+    with self._writing():
+      self._line('metrics', step, figures)
+      for name, value in figures.items():
+        many = isinstance(value, list)
+        for i, x in enumerate(value if many else [value]):
+          if x is not None:
+            label = f'{name}/{i}' if many else name
+            self._event(step, summary=summary.scalar(label, float(x)))
 
   def clock(self, step: int, figures: dict[str, float]) -> None:
     """Figures that another run of the same settings has otherwise."""
-    self._line('clocks', step, figures)
+    with self._writing():
+      self._line('clocks', step, figures)
 
   def flush(self) -> None:
-    for file in self._files.values():
-      file.flush()
+    """Before a checkpoint: what is said of its steps must not be lost."""
+    with self._writing():
+      self._board.flush()
 
   def close(self) -> None:
-    for file in self._files.values():
-      file.close()
-    self._board.close()
+    # What could not be written was said when it was tried.
+    for file in (*self._files.values(), self._board):
+      with contextlib.suppress(OSError):
+        file.close()
 
   def _line(self, name: str, step: int, figures: dict[str, Any]) -> None:
     print(json.dumps({'step': step} | figures), file=self._files[name])
     self._files[name].flush()
+
+  def _event(self, step: int, **content: Any) -> None:
+    self._board.write_event(
+      event_pb2.Event(wall_time=time.time(), step=step, **content)
+    )
+
+  @contextlib.contextmanager
+  def _writing(self):
+    try:
+      yield
+    except OSError as error:
+      raise no_room(self._workdir, error) from error
+
+
+def plain(figures: dict[str, Any]) -> dict[str, Any]:
+  """Numbers and lists of numbers, None for what is not finite."""
+
+  def clean(x):
+    if isinstance(x, list):
+      return [clean(value) for value in x]
+    return x if x is None or math.isfinite(x) else None
+
+  return {name: clean(np.asarray(x).tolist()) for name, x in figures.items()}
+
+
+def no_room(path: pathlib.Path, error: OSError) -> ValueError:
+  return ValueError(
+    f'{path}: cannot be written: {error.strerror}; mend that, and the same '
+    'command goes on from the last checkpoint'
+  )
 
 
 def _until(path: pathlib.Path, step: int) -> list[bytes]:
@@ -65,6 +114,6 @@ def _until(path: pathlib.Path, step: int) -> list[bytes]:
     try:
       if line.endswith(b'\n') and json.loads(line)['step'] <= step:
         kept.append(line)
-    except ValueError:
+    except (ValueError, KeyError, TypeError):
       continue
   return kept

@@ -21,14 +21,16 @@ import rich.progress
 from absl import logging
 
 from specdec_jax import types
-from specdec_jax.eval import machine
+from specdec_jax.eval import machine, report
 from specdec_jax.io import checkpoint, files
 from specdec_jax.train import data
 from specdec_jax.train import logs as logs_lib
 from specdec_jax.train import step as step_lib
 
 # What may differ when a run goes on: how often it says and keeps something.
-FREE = ('log_every', 'keep')
+FREE = ('run.log_every', 'run.keep')
+# Written last of all: what there is to say of a run that needs no more work.
+ENDED = 'ended.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,20 +80,17 @@ class Task(NamedTuple):
   refresh: Callable[[int, types.Params], None] = lambda step, params: None
 
 
-class Broken(FloatingPointError):
-  """A loss that is not finite; says at which step and on which rows."""
+class Broken(ValueError):
+  """A figure that is not finite; says at which step, on which batch."""
 
 
 class Ended(NamedTuple):
-  """step: the last one. best: the best step, its parameters and figures.
-
-  finished: False if a signal ended the run before its last step; best is None
-  if that was before anything was judged.
+  """step: the last one. best: the best step, its parameters and figures; None
+  if a signal ended the run before its last step.
   """
 
   step: int
   best: tuple[int, types.Params, dict[str, Any]] | None
-  finished: bool
 
 
 def run(
@@ -118,59 +117,51 @@ def run(
     show: draw a progress bar on stderr.
 
   Raises:
-    ValueError: a workdir of another config (naming the keys), or one that
-      cannot be written; checkpoint.Corrupt: none of its checkpoints is whole.
-    Broken: the loss is not finite. The checkpoints before are kept.
+    ValueError: as open_workdir; a workdir with more steps than settings.steps,
+      or without space; checkpoint.Corrupt: none of its checkpoints is whole.
+    Broken: the loss, a norm or the score is not finite; what is saved is of
+      the steps before.
   """
-  keep_config(workdir, config, changed)
+  open_workdir(workdir, config, changed)
   state = step_lib.start(optimiser, settings.steps, task.params)
-  advance = step_lib.make(optimiser, settings.steps, task.loss, settings.seed)
-  peak = machine.matmul_flops(task.dtype) * jax.device_count()
-  clock = lambda seconds: {
-    'tokens_per_second': task.tokens / seconds,
-    'utilisation': task.flops / seconds / peak,
-  }
+  advance = step_lib.make(
+    optimiser, settings.steps, task.loss, settings.seed, state
+  )
   with contextlib.ExitStack() as stack:
     saved = stack.enter_context(
       checkpoint.Checkpoints(workdir / 'checkpoints', keep=settings.keep)
     )
-    found = saved.restore(jax.tree.map(_abstract, state))
-    first, score = 0, -math.inf
-    if found is not None:
-      first, state = found.step, found.arrays
-      score = found.facts['score']
-      score = -math.inf if score is None else score
-      logging.warning('going on from step %d of %s', first, workdir)
-      task.batches.restore(found.facts['data'])
+    first, state, score = _begin(saved, task, settings, state)
+    if first == settings.steps:
+      return Ended(first, _best(saved, state))
+    _write(workdir / 'config.json', config)
     logs = stack.enter_context(
       contextlib.closing(logs_lib.Logs(workdir, first))
     )
     stopping = stack.enter_context(_stops())
     bar = stack.enter_context(_progress(settings.steps, first, show))
+    clock = _clock(task)
     for step in range(first, settings.steps):
       task.refresh(step, state.params)
       began = time.perf_counter()
       batch = next(task.batches)
       state, figures = advance(state, task.frozen, place(batch))
-      figures = _host(figures)
-      if not math.isfinite(figures['loss']):
-        raise Broken(
-          f'step {step + 1}: the loss is {figures["loss"]} on batch '
-          f'{step} of {workdir}; the checkpoints before it are kept: try a '
-          'smaller learning_rate or float32'
-        )
-      done, last = step + 1, step + 1 == settings.steps
+      figures = logs_lib.plain(jax.device_get(figures))
       seconds = time.perf_counter() - began
+      norms = ('loss', 'gradient_norm', 'parameter_norm')
+      _check({name: figures[name] for name in norms}, step, workdir)
+      done, last = step + 1, step + 1 == settings.steps
       bar(done, figures, task.tokens / seconds)
       if done % settings.log_every == 0 or last:
         logs.write(done, figures)
         logs.clock(done, clock(seconds))
       best, judged = False, None
       if done % settings.evaluate_every == 0 or last:
-        judged = task.judge(state.params)
+        judged = logs_lib.plain(task.judge(state.params))
+        found = task.score(judged)
+        _check({'score': found}, step, workdir)
         logs.write(done, judged)
-        best = task.score(judged) > score
-        score = max(score, task.score(judged))
+        best, score = found > score, max(score, found)
       stop = bool(stopping)
       if done % settings.checkpoint_every == 0 or last or best or stop:
         facts = {
@@ -181,48 +172,120 @@ def run(
         logs.flush()
         saved.save(done, state, facts, best=best)
       if stop and not last:
-        return Ended(done, _best(saved, state), False)
-    return Ended(settings.steps, _best(saved, state), True)
+        return Ended(done, None)
+    return Ended(settings.steps, _best(saved, state))
+
+
+def _begin(
+  saved: checkpoint.Checkpoints,
+  task: Task,
+  settings: Run,
+  start: step_lib.State,
+) -> tuple[int, step_lib.State, float]:
+  """(steps done, the state after them, the best score in them)."""
+  found = saved.restore(jax.tree.map(_abstract, start))
+  if found is None:
+    return 0, start, -math.inf
+  if found.step > settings.steps:
+    raise ValueError(
+      f'steps={settings.steps}: {saved.folder} has step {found.step}; take '
+      'that many or more, or another workdir'
+    )
+  logging.warning('going on from step %d of %s', found.step, saved.folder)
+  task.batches.restore(found.facts['data'])
+  score = found.facts['score']
+  # Where the best one is not left to be exported, any other is better.
+  if score is None or saved.best() is None:
+    score = -math.inf
+  return found.step, found.arrays, score
+
+
+def _check(figures: dict[str, Any], step: int, workdir: pathlib.Path) -> None:
+  """Before anything is kept of a step. NaN is None in plain figures."""
+  for name, x in figures.items():
+    if x is None or not math.isfinite(x):
+      raise Broken(
+        f'step {step + 1}: {name} is not finite on batch {step} of {workdir}; '
+        'the checkpoints are of the steps before it: try a smaller '
+        'learning_rate, or float32'
+      )
 
 
 def _best(saved: checkpoint.Checkpoints, like: step_lib.State):
   saved.wait()
   step = saved.best()
   if step is None:
-    return None
+    raise ValueError(
+      f'{saved.folder}: the last step is there, but none marked as the best: '
+      'take another workdir'
+    )
   found = saved.restore(jax.tree.map(_abstract, like), step)
   assert found is not None, step
   return step, found.arrays.params, found.facts['figures']
 
 
-def keep_config(workdir: pathlib.Path, config, changed: bool) -> None:
-  """Writes config.json, or compares with the one that is there.
+def _clock(task: Task) -> Callable[[float], dict[str, float]]:
+  """What the seconds of a step say."""
+  peak = machine.matmul_flops(task.dtype) * jax.device_count()
+  return lambda seconds: {
+    'tokens_per_second': task.tokens / seconds,
+    'utilisation': task.flops / seconds / peak,
+  }
+
+
+def open_workdir(workdir: pathlib.Path, config, changed: bool) -> None:
+  """Makes the folder, or compares its config.json with config.
+
+  One process at a time: what another one was writing there is removed.
 
   Raises:
     ValueError: it differs, naming the keys; a folder that cannot be written.
   """
+  report.open_workdir(str(workdir))
+  files.sweep(workdir)
   path = workdir / 'config.json'
-  config = json.loads(json.dumps(config))
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-      before = files.read_json(path)
-      differ = sorted(
-        name
-        for name in {*flat(before), *flat(config)}
-        if name.rpartition('.')[2] not in FREE
-        and flat(before).get(name) != flat(config).get(name)
-      )
-      if differ and not changed:
-        raise ValueError(
-          f'workdir {workdir}: begun with other values of {", ".join(differ)}; '
-          'take another workdir, or say --changed to go on with the new ones'
-        )
-    files.write(path, json.dumps(config, indent=1, sort_keys=True))
-  except OSError as error:
+  if changed or not path.exists():
+    return
+  differ = _differ(files.read_json(path), config)
+  if differ:
     raise ValueError(
-      f'workdir {workdir}: cannot be written: {error.strerror}'
-    ) from error
+      f'workdir {workdir}: begun with other values of {", ".join(differ)}; '
+      'take another workdir, or say --changed to go on with the new ones'
+    )
+
+
+def ended(workdir: pathlib.Path, config) -> dict[str, Any] | None:
+  """What `end` was told of a run with this config; None if it was not.
+
+  None too where what the run made is gone.
+  """
+  path = workdir / ENDED
+  if not path.exists():
+    return None
+  found = files.read_json(path)
+  whole = (workdir / found['made']).exists()
+  return None if _differ(found['config'], config) or not whole else found
+
+
+def end(workdir: pathlib.Path, config, made: str, figures) -> dict[str, Any]:
+  """Notes that there is nothing left to do. made: a name in workdir."""
+  found = {'made': made, 'figures': figures, 'config': config}
+  _write(workdir / ENDED, found)
+  return found
+
+
+def _write(path: pathlib.Path, content: dict[str, Any]) -> None:
+  try:
+    files.write(path, json.dumps(content, indent=1))
+  except OSError as error:
+    raise logs_lib.no_room(path, error) from error
+
+
+def _differ(before: dict[str, Any], config: dict[str, Any]) -> list[str]:
+  """The keys that differ, but those that are free to."""
+  before, now = flat(before), flat(json.loads(json.dumps(config)))
+  names = sorted((before.keys() | now) - set(FREE))
+  return [x for x in names if before.get(x) != now.get(x)]
 
 
 def flat(config: dict[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -266,17 +329,12 @@ def _progress(steps: int, first: int, show: bool):
 
     def advance(step, figures, speed):
       nonlocal alpha
-      if 'alpha' in figures:
-        alpha = f'  alpha {np.ravel(figures["alpha"])[0]:.3f}'
+      if 'train_alpha' in figures:
+        alpha = f'  alpha {np.ravel(figures["train_alpha"])[0]:.3f}'
       said = f'loss {figures["loss"]:.4f}{alpha}  {speed:,.0f} tok/s'
       bars.update(bar, completed=step, said=said)
 
     yield advance
-
-
-def _host(figures: dict[str, Any]) -> dict[str, Any]:
-  """Numbers and lists of numbers."""
-  return {k: np.asarray(v).tolist() for k, v in jax.device_get(figures).items()}
 
 
 def _abstract(x) -> jax.ShapeDtypeStruct:

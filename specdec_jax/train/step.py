@@ -12,7 +12,8 @@ import optax.contrib
 from specdec_jax import types
 
 Array = jax.Array
-# loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}).
+# loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}), means
+# over what batch['counted'] says, a mask with one row for each of the batch.
 Loss = Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict]]
 
 
@@ -104,50 +105,84 @@ def _one_matrix(params: types.Params):
 
 
 def start(o: Optimiser, steps: int, params: types.Params) -> State:
-  """The state before the first step; moments lie where their parameters do."""
-  return State(jnp.int32(0), params, transform(o, steps).init(params))
+  """The state before the first step; moments lie where their parameters do.
+
+  All of it is committed to its devices, as what is restored is: a run that
+  goes on compiles the very program that it began with.
+  """
+  state = State(jnp.int32(0), params, transform(o, steps).init(params))
+  first = jax.tree.leaves(params)[0].sharding
+  if not isinstance(first, jax.NamedSharding):
+    return jax.device_put(state, first)
+  whole = jax.NamedSharding(first.mesh, jax.sharding.PartitionSpec())
+
+  def put(x):
+    # What has no parameter to lie with, such as a count, is made elsewhere.
+    laid = isinstance(x.sharding, jax.NamedSharding)
+    return jax.device_put(x, x.sharding if laid else whole)
+
+  return jax.tree.map(put, state)
 
 
-def make(o: Optimiser, steps: int, loss: Loss, seed: int):
+def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
   """(state, frozen, batch) -> (state, figures), the state donated.
 
-  figures: 'loss', 'gradient_norm', 'learning_rate' and what the loss adds. A
-  step's randomness is keyed by the seed and the step.
+  start: says where the state lies, before and after every step. figures:
+  'loss', 'gradient_norm' before clipping, 'parameter_norm' after the step,
+  'learning_rate' and what the loss adds. A step's randomness is keyed by the
+  seed and the step.
   """
   update = transform(o, steps)
   rate = schedule(o, steps, o.learning_rate)
+  grad = jax.value_and_grad(loss, has_aux=True)
 
   def step(state: State, frozen, batch):
     key = jax.random.fold_in(jax.random.key(seed), state.step)
-    grad = jax.value_and_grad(loss, has_aux=True)
-    parts = o.accumulate
-    if parts == 1:
-      (value, figures), gradient = grad(state.params, frozen, batch, key)
+    if o.accumulate == 1:
+      found = grad(state.params, frozen, batch, key)
     else:
-      split = jax.tree.map(
-        lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch
-      )
-
-      def body(total, part):
-        i, some = part
-        found = grad(state.params, frozen, some, jax.random.fold_in(key, i))
-        return jax.tree.map(lambda a, b: a + b / parts, total, found), None
-
-      zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype),
-        jax.eval_shape(
-          grad, state.params, frozen, jax.tree.map(lambda x: x[0], split), key
-        ),
-      )
-      found, _ = jax.lax.scan(body, zeros, (jnp.arange(parts), split))
-      (value, figures), gradient = found
+      found = _in_parts(grad, o.accumulate, state.params, frozen, batch, key)
+    (value, figures), gradient = found
     change, moments = update.update(gradient, state.moments, state.params)
+    params = optax.apply_updates(state.params, change)
     figures = figures | {
       'loss': value,
       'gradient_norm': optax.tree.norm(gradient),
+      'parameter_norm': optax.tree.norm(params),
       'learning_rate': jnp.asarray(rate(state.step), jnp.float32),
     }
-    params = optax.apply_updates(state.params, change)
     return State(state.step + 1, params, moments), figures
 
-  return jax.jit(step, donate_argnums=0)
+  where = jax.tree.map(lambda x: x.sharding, start)
+  return jax.jit(step, donate_argnums=0, out_shardings=(where, None))
+
+
+def _in_parts(grad, parts: int, params, frozen, batch, key):
+  """The loss and gradient of a batch that is read in parts.
+
+  A part weighs what is counted in it, so that any split gives one mean.
+  """
+  rows = batch['counted'].shape[0]
+  if rows % parts:
+    raise ValueError(
+      f'accumulate={parts}: must divide the {rows} rows of a batch'
+    )
+  # Every parts-th row, so that each part has rows of every device.
+  split = jax.tree.map(
+    lambda x: jnp.swapaxes(x.reshape(rows // parts, parts, *x.shape[1:]), 0, 1),
+    batch,
+  )
+  whole = jnp.maximum(jnp.sum(batch['counted']), 1)
+
+  def body(total, part):
+    i, some = part
+    share = jnp.sum(some['counted']) / whole
+    found = grad(params, frozen, some, jax.random.fold_in(key, i))
+    return jax.tree.map(lambda a, b: a + b * share, total, found), None
+
+  one = jax.tree.map(lambda x: x[0], split)
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype),
+    jax.eval_shape(grad, params, frozen, one, key),
+  )
+  return jax.lax.scan(body, zeros, (jnp.arange(parts), split))[0]

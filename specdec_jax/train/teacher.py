@@ -140,8 +140,8 @@ def say(
   program = _program(target, rule, taps)
   out, *more = jax.device_get(program(types.Weights(params), request))
   spans = np.stack([request.lengths_B, out.lengths_B], 1)
-  found = [spans, out.tokens_BL, *more]
-  return [None if x is None else x[:count] for x in found]
+  features, mass = (None if x is None else x[:count] for x in more)
+  return spans[:count], out.tokens_BL[:count], features, mass
 
 
 def _widths(target, params, taps) -> list[int]:

@@ -1,0 +1,59 @@
+"""Kills training runs at random times, and damages what they saved.
+
+python scripts/kill_matrix.py [--full]
+
+A small run is killed in every phase and started again until it is done; each
+step that is listed must restore, and the end must be that of a run that was
+never killed, byte for byte. Exit status 1 if anything is wrong.
+"""
+
+import functools
+import pathlib
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+import rich.console  # noqa: E402
+from absl import flags, logging  # noqa: E402
+
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax.eval import report  # noqa: E402
+from specdec_jax.train import kill_matrix  # noqa: E402
+
+_KILLS = flags.DEFINE_integer('kills', 20, 'how many', lower_bound=0)
+_FLIPS = flags.DEFINE_integer('flips', 500, 'bits to flip', lower_bound=0)
+_FULL = flags.DEFINE_bool('full', False, '100 kills')
+_STEPS = flags.DEFINE_integer('steps', 14, 'of a run', lower_bound=8)
+_SEED = flags.DEFINE_integer('seed', 0, 'of the times and bits')
+
+
+def run() -> bool:
+  """True if nothing is wrong; the last line of stdout is JSON."""
+  logging.set_verbosity(logging.ERROR)  # Every damaged step is warned of.
+  began = time.monotonic()
+  count = 100 if _FULL.value else _KILLS.value
+  track = lambda said: functools.partial(report.track, description=said)
+  with tempfile.TemporaryDirectory(prefix='kill_matrix') as name:
+    folder = pathlib.Path(name)
+    program = kill_matrix.small(folder, _STEPS.value)
+    found, saved = kill_matrix.kills(
+      program, folder, count, _SEED.value, track('kills')
+    )
+    kill_matrix.damage(
+      found,
+      saved,
+      folder / 'damaged',
+      _FLIPS.value,
+      _SEED.value,
+      track('flips'),
+    )
+  doc = kill_matrix.summary(found, program.interval, time.monotonic() - began)
+  kill_matrix.show(doc, rich.console.Console())
+  print(report.compact(doc))
+  return doc['good']
+
+
+if __name__ == '__main__':
+  runtime.launch(run)

@@ -1,0 +1,282 @@
+"""Killed, stopped, broken or refused: what a run leaves, and goes on to."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax.eval import machine
+from specdec_jax.io import checkpoint, files, manifest
+from specdec_jax.train import data, loop
+from specdec_jax.train import step as step_lib
+from tests.train import runs
+
+
+@pytest.fixture(scope='module', autouse=True)
+def short():
+  """Compiles once, and measures no machine."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(machine, 'matmul_flops', lambda dtype: 1e9)
+    patch.setattr(step_lib, 'make', runs.make)
+    yield
+
+
+@pytest.fixture(scope='module')
+def whole(short, tmp_path_factory):
+  """The workdir of a run that nothing happened to, and how it ended."""
+  workdir = tmp_path_factory.mktemp('whole') / 'run'
+  return workdir, runs.run(workdir, runs.task(), keep=100)
+
+
+@pytest.fixture
+def nans():
+  """Lets them pass, as programs do."""
+  jax.config.update('jax_debug_nans', False)
+  yield
+  jax.config.update('jax_debug_nans', True)
+
+
+class Killed(BaseException):
+  """As SIGKILL would: nothing of ours catches it."""
+
+
+def at(count: int, act, call=lambda *args: None):
+  """call, but its `count`th time acts before."""
+  calls = []
+
+  def acting(*args, **named):
+    calls.append(args)
+    if len(calls) == count:
+      act()
+    return call(*args, **named)
+
+  return acting
+
+
+def die():
+  raise Killed
+
+
+def stop(number=signal.SIGTERM):
+  os.kill(os.getpid(), number)
+
+
+def same_end(workdir, ended, whole):
+  reference, best = whole[0], whole[1].best
+  assert runs.left(workdir) == runs.left(reference)
+  assert (ended.step, ended.best[0], ended.best[2]) == (14, best[0], best[2])
+  for name, x in best[1].items():
+    np.testing.assert_array_equal(ended.best[1][name], x)
+
+
+def test_what_a_run_leaves(whole):
+  workdir, ended = whole
+  # Every fourth; what was the best of 5, 10, 14; the last.
+  steps = runs.saved(workdir)
+  assert list(steps) == [4, 5, 8, 10, 12, 14]
+  assert [facts['data']['taken'] for _, facts in steps.values()] == list(steps)
+  assert ended.best[0] == 14
+  said = runs.lines(workdir)
+  steps = [5, 10, 14, *range(1, 15)]
+  assert sorted(line['step'] for line in said) == sorted(steps)
+  # Nothing in it that JSON does not have, and no clock.
+  assert said[5]['alpha_at'] == [1.0, None] and 'NaN' not in runs.metrics(
+    workdir
+  )
+  assert 'tokens_per_second' not in runs.metrics(workdir)
+  clocks = (workdir / 'clocks.jsonl').read_text().splitlines()
+  assert [json.loads(line)['step'] for line in clocks] == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+  'where, time',
+  [
+    ('step', 2),
+    ('place', 1),
+    ('judge', 1),
+    ('judge', 3),
+    ('save', 2),
+    ('write', 1),
+    ('write', 3),
+  ],
+)
+def test_a_killed_run_goes_on_to_the_same_bytes(
+  tmp_path, monkeypatch, whole, where, time
+):
+  """Each time, in another place between step 4 * time and the next save."""
+  task, place = runs.task(), lambda batch: batch
+  if where == 'step':
+    task = task._replace(refresh=at(4 * time + 1, die))
+  if where == 'place':
+    place = at(4 * time + 1, die, place)
+  if where == 'judge':
+    task = task._replace(judge=at(time, die, runs.judge))
+  with monkeypatch.context() as patch:
+    owner = {'save': checkpoint.Checkpoints, 'write': manifest}.get(where)
+    if owner:
+      patch.setattr(owner, where, at(2 * time, die, getattr(owner, where)))
+    with pytest.raises(Killed):
+      runs.run(tmp_path, task, place=place)
+  assert max(runs.saved(tmp_path)) == 4 * time
+  same_end(tmp_path, runs.run(tmp_path, runs.task()), whole)
+
+
+@pytest.mark.parametrize(
+  'where, number',
+  [
+    ('step', signal.SIGTERM),
+    ('judge', signal.SIGTERM),
+    ('the last step', signal.SIGTERM),
+    ('step', signal.SIGINT),
+  ],
+)
+def test_a_signal_saves_the_step_and_ends(tmp_path, whole, where, number):
+  task, before = runs.task(), signal.getsignal(number)
+  send = lambda: stop(number)
+  if where == 'judge':
+    ended = runs.run(tmp_path, task._replace(judge=at(1, send, runs.judge)))
+  else:
+    time = 7 if where == 'step' else 14
+    ended = runs.run(tmp_path, task._replace(refresh=at(time, send)))
+  assert signal.getsignal(number) == before
+  if where != 'the last step':
+    step = 5 if where == 'judge' else 7
+    assert ended == loop.Ended(step, None)
+    assert max(runs.saved(tmp_path)) == step
+    ended = runs.run(tmp_path, runs.task())
+  same_end(tmp_path, ended, whole)
+
+
+def test_a_run_that_ended_is_not_made_again(tmp_path, whole):
+  shutil.copytree(whole[0], tmp_path / 'run')
+  before = {x: x.stat().st_mtime_ns for x in (tmp_path / 'run').rglob('*')}
+  never = lambda *args: pytest.fail('it trains')
+  task = runs.task()._replace(refresh=never, judge=never)
+  ended = runs.run(tmp_path / 'run', task, keep=100)
+  same_end(tmp_path / 'run', ended, whole)
+  files_ = {x: x.stat().st_mtime_ns for x in (tmp_path / 'run').rglob('*')}
+  assert files_ == before
+
+
+def test_what_ended_is_known_by_its_config_and_what_it_made(tmp_path):
+  config = {'run': {'steps': 3, 'keep': 1}, 'taps': (1, 2)}
+  assert loop.ended(tmp_path, config) is None
+  loop.end(tmp_path, config, 'model', {'loss': 0.1})
+  assert loop.ended(tmp_path, config) is None
+  (tmp_path / 'model').mkdir()
+  assert loop.ended(tmp_path, config)['figures'] == {'loss': 0.1}
+  config['run']['keep'] = 2
+  assert loop.ended(tmp_path, config) is not None
+  config['run']['steps'] = 4
+  assert loop.ended(tmp_path, config) is None
+
+
+@pytest.mark.parametrize('broken', [(14,), (14, 12), (14, 12, 10)])
+def test_a_damaged_step_is_made_again(tmp_path, whole, broken):
+  shutil.copytree(whole[0], tmp_path / 'run')
+  for step in broken:
+    path = tmp_path / f'run/checkpoints/{step}/arrays/_CHECKPOINT_METADATA'
+    path.write_bytes(path.read_bytes()[:-1])
+  ended = runs.run(tmp_path / 'run', runs.task(), keep=100)
+  same_end(tmp_path / 'run', ended, whole)
+
+
+def test_a_best_that_is_gone_is_no_bar(tmp_path):
+  task = runs.task()._replace(
+    score=lambda figures: 1000 - figures['alpha'], refresh=at(13, stop)
+  )
+  runs.run(tmp_path, task, keep=100)
+  for step in (5, 10, 12, 13):
+    (tmp_path / f'checkpoints/{step}/manifest.json').unlink()
+  # What is left, 4 and 8, has the score of step 5.
+  ended = runs.run(tmp_path, runs.task())
+  assert ended.best[0] == 14
+
+
+@pytest.mark.usefixtures('nans')
+@pytest.mark.parametrize('what', ['loss', 'gradient_norm', 'score'])
+def test_what_is_not_finite_is_never_saved(tmp_path, what):
+  """gradient_norm: of a loss that is finite, so that only the next is not."""
+
+  def place(batch):
+    tenth = task.batches.state()['taken'] == 10
+    if what == 'loss' and tenth:
+      batch['y'] = np.full_like(batch['y'], np.nan)
+    return batch | {'bad': np.array(what == 'gradient_norm' and tenth)}
+
+  scores = iter([1.0, float('nan') if what == 'score' else 0.0])
+  task = runs.task()._replace(
+    loss=runs.bad_loss, score=lambda figures: next(scores)
+  )
+  said = f'step 10: {what} is not finite on batch 9'
+  with pytest.raises(loop.Broken, match=said):
+    runs.run(tmp_path, task, place=place)
+  assert list(runs.saved(tmp_path)) == [5, 8]
+  last = runs.lines(tmp_path)[-1]
+  assert last['step'] == (10 if what == 'score' else 9) and 'loss' in last
+
+
+def test_another_config_is_refused_by_its_keys(tmp_path):
+  task = runs.task()._replace(refresh=at(6, stop))
+  runs.run(tmp_path, task)
+  before = (tmp_path / 'config.json').read_bytes()
+  with pytest.raises(ValueError, match=r'other values of run.seed, run.steps;'):
+    runs.run(tmp_path, runs.task(), steps=15, seed=4)
+  assert (tmp_path / 'config.json').read_bytes() == before
+  # Told to, it goes on; how much is kept may change without being told.
+  ended = runs.run(tmp_path, runs.task(), steps=15, changed=True)
+  assert ended.step == 15
+  assert files.read_json(tmp_path / 'config.json')['run']['steps'] == 15
+  assert runs.run(tmp_path, runs.task(), steps=15, keep=5).step == 15
+  with pytest.raises(ValueError, match='steps=9: .* has step 15'):
+    runs.run(tmp_path, runs.task(), steps=9, changed=True)
+  # Of other data nothing can go on.
+  other = data.batches(runs.rows(), batch=5, seed=3)
+  with pytest.raises(
+    ValueError, match='batch 4, but these batches have batch 5'
+  ):
+    runs.run(
+      tmp_path, runs.task()._replace(batches=other), steps=20, changed=True
+    )
+  assert files.read_json(tmp_path / 'config.json')['run']['steps'] == 15
+
+
+def test_only_what_is_free_is_free(tmp_path):
+  files.write(tmp_path / 'config.json', '{"data": {"keep": 1}, "run": {}}')
+  with pytest.raises(ValueError, match='other values of data.keep;'):
+    loop.open_workdir(tmp_path, {'data': {'keep': 2}, 'run': {}}, False)
+  loop.open_workdir(tmp_path, {'data': {'keep': 1}, 'run': {'keep': 2}}, False)
+
+
+@pytest.mark.parametrize('what', ['checkpoint', 'logs', 'config'])
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, whole, what):
+  full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  def fail():
+    raise full
+
+  # Of the checkpoints the third; of the logs, in the middle of a step.
+  owner, name, time = {
+    'checkpoint': (manifest, 'write', 3),
+    'logs': (loop.logs_lib.Logs, '_line', 15),
+    'config': (files, 'write', 1),
+  }[what]
+  with monkeypatch.context() as patch:
+    patch.setattr(owner, name, at(time, fail, getattr(owner, name)))
+    with pytest.raises(ValueError, match='disk is full|No space left') as error:
+      runs.run(tmp_path, runs.task())
+  assert '\n' not in str(error.value) and str(tmp_path) in str(error.value)
+  steps = runs.saved(tmp_path)
+  assert max([0, *steps]) == {'checkpoint': 5, 'logs': 5, 'config': 0}[what]
+  same_end(tmp_path, runs.run(tmp_path, runs.task()), whole)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(ValueError, match='workdir .*file: cannot be written'):
+    runs.run(tmp_path / 'file', runs.task())
