@@ -39,6 +39,7 @@ NAMED = {
     'reject ragged lookup',
     'reject early_exit',
     'reject ngram',
+    'reject eagle',
     'scripted',
   ],
   'joint-law-tables': [
@@ -48,6 +49,7 @@ NAMED = {
     'reject lookup',
     'reject early_exit',
     'reject ngram',
+    'reject eagle',
   ],
   'kernel-law': ['reject, block, coupled'],
   'invariance': ['reject on 1, 2, 4, 8 devices'],

@@ -203,13 +203,13 @@ def test_work_of_leaving_the_target_early():
   layers = metrics.layers_share(params, 1) * metrics.step_bytes(params)
   head = params['head']
   info = decode._empty_info(1, 8, gamma, False)
-  assert bench._drafting(arm, 0, info) == {
+  assert bench._drafting(arm, (), info) == {
     'parameters': gamma * head.size,
     'bytes': round(gamma * (layers + head.nbytes)),
     'held': 0,
   }
   plain = timing.Arm('y', 'lookup', gamma, build.engine(target, 'lookup'), None)
-  assert bench._drafting(plain, 0, info) == dict(parameters=0, bytes=0, held=0)
+  assert bench._drafting(plain, (), info) == dict(parameters=0, bytes=0, held=0)
 
 
 def test_work_of_drafts_that_stop_early():
@@ -244,7 +244,7 @@ def test_work_of_drafts_that_stop_early():
   for least in (0.0, 0.5):
     e = build.engine(target, target, gamma=gamma, min_confidence=least)
     arm = timing.Arm('x', 'lm', gamma, e, model, model)
-    work[least] = bench._drafting(arm, 10, info)
+    work[least] = bench._drafting(arm, np.zeros(10, np.int8), info)
   passes, size = len(ran) / windows, metrics.step_parameters(target.params)
   step = metrics.step_bytes(target.params) + 10
   assert work[0.0]['parameters'] == (gamma + 1) * size
