@@ -117,8 +117,7 @@ def make(
     del context, verdict
     if features_BNE is None:  # where only the time is asked for
       return state
-    dtype = state.features_BNE.dtype
-    return state._replace(features_BNE=features_BNE.astype(dtype))
+    return state._replace(features_BNE=features_BNE)
 
   return types.Drafter('eagle', gamma, init, propose, commit, taps=config.taps)
 

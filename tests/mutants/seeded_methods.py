@@ -258,8 +258,8 @@ METHODS = (
     0,
     'a window starts beside the feature of the last token but one',
     _EAGLE,
-    'features_BNE=features_BNE.astype(dtype)',
-    'features_BNE=jnp.roll(features_BNE, 1, 1).astype(dtype)',
+    'features_BNE=features_BNE)',
+    'features_BNE=jnp.roll(features_BNE, 1, 1))',
     (_CHAIN,),
   ),
   Mutant(
