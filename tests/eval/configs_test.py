@@ -9,13 +9,20 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from specdec_jax import build, decode, experiment
+from specdec_jax import (
+  build,
+  decode,
+  distill_program,
+  experiment,
+  train_program,
+)
 from specdec_jax.eval import prompts
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
-NAMES = sorted(
-  p.stem for p in FOLDER.glob('*.py') if p.stem not in ('default', '__init__')
-)
+# Of these the programs have settings of their own.
+TRAINING = {'train_lm': train_program, 'distill': distill_program}
+OTHERS = ('default', '__init__', *TRAINING)
+NAMES = sorted(p.stem for p in FOLDER.glob('*.py') if p.stem not in OTHERS)
 
 
 def config(name: str, size: str = 'tiny'):
@@ -60,7 +67,15 @@ def test_full_settings_are_valid(name):
   experiment.settings(c)
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', TRAINING)
+@pytest.mark.parametrize('size', ('full', 'tiny'))
+def test_settings_of_training_are_valid(name, size):
+  TRAINING[name].settings(config(name, size))
+  with pytest.raises(ValueError, match="'huge': allowed are full, tiny"):
+    config(name, 'huge')
+
+
+@pytest.mark.parametrize('name', [*NAMES, *TRAINING])
 def test_is_a_notebook_page(name):
   module = importlib.import_module(f'configs.{name}')
   assert f'--config=configs/{name}.py' in module.__doc__
