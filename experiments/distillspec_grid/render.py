@@ -1,0 +1,176 @@
+"""The grid as tables and as a figure."""
+
+from typing import Any
+
+from experiments import page
+from experiments.distillspec_grid import measure
+from specdec_jax.eval import plots
+
+
+def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
+  """The cell with the most tokens a target call, by every other prompt."""
+
+  def score(row):
+    seen = measure.half(row, first=True)
+    return seen['emitted'].sum() / seen['calls'].sum()
+
+  return max(rows, key=score)
+
+
+def of(doc, warm: float, seed: int) -> dict[str, list[dict[str, Any]]]:
+  """The rows of a temperature and seed: 'start', 'baseline' and 'cells'."""
+  found: dict[str, list[dict[str, Any]]] = {}
+  for x in doc['rows']:
+    if (x['temperature'], x['seed']) == (warm, seed):
+      found.setdefault('cells' if x['divergence'] else x['source'], []).append(
+        x
+      )
+  return found
+
+
+def gains(doc, warm: float) -> list[tuple[int, dict[str, Any]]]:
+  """(seed, gain) of the best cell on the prompts it was not chosen by."""
+  s = doc['settings']['grid']
+  first = best(of(doc, warm, s['seed'])['cells'])
+  out = []
+  for seed in (s['seed'], *s['more_seeds']):
+    found = of(doc, warm, seed)
+    same = lambda x: all(x[k] == first[k] for k in ('source', 'divergence'))
+    mine = next(x for x in found['cells'] if same(x))
+    (base,) = found['baseline']
+    other = (measure.half(x, first=False) for x in (mine, base))
+    out.append((seed, measure.gain(*other)))
+  return out
+
+
+def fixed_is_worst(doc) -> tuple[int, int]:
+  """(columns of one divergence where fixed text is the worst source, all)."""
+  s = doc['settings']['grid']
+  worst, every = 0, 0
+  if 'text' not in s['sources'] or len(s['sources']) < 2:
+    return 0, 0
+  for warm in s['temperatures']:
+    cells = of(doc, warm, s['seed'])['cells']
+    for divergence in s['divergences']:
+      row = [x for x in cells if x['divergence'] == divergence]
+      low = min(row, key=lambda x: measure.efficiency(x)['value'])
+      worst, every = worst + (low['source'] == 'text'), every + 1
+  return worst, every
+
+
+def markdown(doc: dict[str, Any]) -> str:
+  lines = [_caption(doc), '']
+  for warm in doc['settings']['grid']['temperatures']:
+    lines += [*_grid(doc, warm), '', *_said(doc, warm), '']
+  worst, every = fixed_is_worst(doc)
+  if every:
+    lines.append(
+      f'Fixed text is the worst source for {worst} of {every} pairs of '
+      'divergence and temperature; in the paper for every loss.'
+    )
+  return '\n'.join(lines).rstrip()
+
+
+def _caption(doc) -> str:
+  s = doc['settings']
+  pair, grid, judge = s['pair'], s['grid'], s['judge']
+  target, draft = (f'{x / 1e6:.2f}M' for x in doc['sizes'])
+  return (
+    f'{page.made_on(doc["machine"])} Target {target} parameters, '
+    f'{pair["target_steps"]} steps on {pair["text"]}; draft {draft}, '
+    f'{pair["draft_steps"]} steps, then {grid["steps"]} of distillation, or '
+    f'of more cross-entropy, {pair["rows"]} rows of {pair["length"]} tokens '
+    f'each. Seed {grid["seed"]}. Gamma {judge["gamma"]}, {judge["prompts"]} '
+    f'held-out prompts, {judge["new_tokens"]} new tokens. Tokens a target call '
+    '(alpha), and the gain over cross-entropy with its 95 % interval over '
+    'prompts; bold: the cell that every other prompt chose.'
+  )
+
+
+def _grid(doc, warm: float) -> list[str]:
+  s = doc['settings']['grid']
+  found = of(doc, warm, s['seed'])
+  (base,), (start,) = found['baseline'], found['start']
+  top = best(found['cells'])
+  lines = []
+  for divergence in s['divergences']:
+    row = [x for x in found['cells'] if x['divergence'] == divergence]
+    lines.append([divergence, *(_cell(x, base, x is top) for x in row)])
+  none = [''] * (len(s['sources']) - 1)
+  lines.append(['cross-entropy alone', _plain(base), *none])
+  lines.append(['where they begin', _plain(start), *none])
+  return page.table([f'T = {warm:g}', *s['sources']], lines)
+
+
+def _plain(x) -> str:
+  found = measure.efficiency(x)
+  around = f'{found["low"]:.2f} to {found["high"]:.2f}'
+  return f'{found["value"]:.2f} ({x["alpha"]:.2f}), {around}'
+
+
+def _cell(x, base, top: bool) -> str:
+  value = f'{measure.efficiency(x)["value"]:.2f}'
+  value = f'**{value}**' if top else value
+  return f'{value} ({x["alpha"]:.2f}), {_percent(measure.gain(x, base))}'
+
+
+def _percent(x: dict[str, Any]) -> str:
+  of = lambda v: f'{100 * v:+.0f}'
+  return f'{of(x["value"])} % ({of(x["low"])} to {of(x["high"])})'
+
+
+def _said(doc, warm: float) -> list[str]:
+  s = doc['settings']
+  found = of(doc, warm, s['grid']['seed'])
+  top = best(found['cells'])
+  each = '; '.join(f'seed {n}: {_percent(x)}' for n, x in gains(doc, warm))
+  out = [
+    f'Best, chosen by every other prompt: {top["divergence"]} on '
+    f'{top["source"]}. Its gain on prompts that did not choose it: {each}.'
+  ]
+  if not warm:
+    rows = [x for x in doc['rows'] if x['temperature'] == 0]
+    differ = sum(x['differ'] for x in rows)
+    texts = len(rows) * s['judge']['prompts']
+    out.append(f"Texts that are not plain decoding's: {differ} of {texts}.")
+  return out
+
+
+def figure(doc: dict[str, Any]) -> bytes:
+  """A dot for every cell, cross-entropy as a band, one axes a temperature."""
+  s = doc['settings']['grid']
+  warms = s['temperatures']
+  names = [f'{d}, {x}' for x in s['sources'] for d in s['divergences']]
+
+  def bound(warm: float):
+    def paint(axes):
+      found = of(doc, warm, s['seed'])
+      at = {f'{x["divergence"]}, {x["source"]}': x for x in found['cells']}
+      plots.rows(axes, names)
+      each = [measure.efficiency(at[name]) for name in names]
+      ys = range(len(names))
+      axes.hlines(
+        ys,
+        [x['low'] for x in each],
+        [x['high'] for x in each],
+        color=plots.PALE,
+        linewidth=5,
+        zorder=1,
+      )
+      plots.points(axes, [x['value'] for x in each], ys, theirs=False, mark='o')
+      base = measure.efficiency(found['baseline'][0])
+      axes.axvspan(base['low'], base['high'], color='0.93', zorder=0)
+      axes.axvline(base['value'], color='0.5', linewidth=0.8, linestyle='--')
+      last = warm == warms[-1]
+      plots.label(
+        axes,
+        'tokens a target call; dashed: cross-entropy alone' if last else '',
+        '',
+        f'T = {warm:g}',
+      )
+
+    return paint
+
+  size = 6.4, (0.9 + 0.2 * len(names)) * len(warms)
+  caption = page.made_on(doc['machine']) + f' Seed {s["seed"]}.'
+  return plots.stacked([bound(w) for w in warms], size=size, caption=caption)

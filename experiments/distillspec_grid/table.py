@@ -1,0 +1,51 @@
+"""Divergence by data source on a small pair that is trained here first.
+
+bash experiments/distillspec_grid/run.sh [--workdir=DIR]; goes on where it ended
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags, logging  # noqa: E402
+
+from experiments import page  # noqa: E402
+from experiments.distillspec_grid import (  # noqa: E402
+  grid,
+  render,
+  settings,
+)
+from specdec_jax import runtime, train_program  # noqa: E402
+from specdec_jax.eval import machine, report  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+
+_CONFIG = runtime.config_flag(str(HERE / 'config.py'))
+_WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the models')
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+
+
+def run() -> bool:
+  """True if every greedy text is the target's own."""
+  logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
+  s = train_program.from_sections(settings.Settings, _CONFIG.value)
+  folder = report.open_workdir(_RESULTS.value)
+  workdir = report.open_workdir(_WORKDIR.value)
+  if workdir is None:
+    raise ValueError("workdir='': name a folder for the models, --workdir=DIR")
+  # Now: what is written below is no change of what is run.
+  doc = {'machine': machine.describe(), 'settings': dataclasses.asdict(s)}
+  doc |= grid.run(s, workdir, report.track)
+  text, picture = render.markdown(doc), render.figure(doc)
+  page.save(folder, HERE, doc, text)
+  if folder is not None:
+    files.write(folder / f'{HERE.name}.png', picture)
+  print(text)
+  return not any(x['differ'] for x in doc['rows'] if x['temperature'] == 0)
+
+
+if __name__ == '__main__':
+  runtime.launch(run)
