@@ -8,7 +8,7 @@ import pytest
 from specdec_jax import build
 from specdec_jax.io import eagles
 from specdec_jax.models import eagle, lm
-from specdec_jax.train import heads, losses, teacher
+from specdec_jax.train import heads, losses, sources, teacher
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -25,11 +25,13 @@ def answers(**changes) -> teacher.Answers:
 
 def test_the_commonest_ids_of_the_answers():
   # Said: 4 4 7 and 1 4 7 7 7: four 7s, three 4s, one 1; 9 was asked only.
-  assert heads.vocabulary(answers(), 1).tolist() == [7]
-  assert heads.vocabulary(answers(), 2).tolist() == [4, 7]
-  assert heads.vocabulary(answers(), 5).tolist() == [0, 1, 2, 4, 7]
-  with pytest.raises(ValueError, match='vocabulary=0'):
-    heads.vocabulary(answers(), 0)
+  rows = sources.rows_of(answers().tokens, answers().spans)
+  of = lambda size: heads.vocabulary(rows, size, 10).tolist()
+  assert (of(1), of(2), of(5)) == ([7], [4, 7], [0, 1, 2, 4, 7])
+  assert of(10) == list(range(10))
+  for size in (0, 11):
+    with pytest.raises(ValueError, match=f"vocabulary={size}: .* teacher's 10"):
+      of(size)
 
 
 def test_what_counts_is_the_token_before_an_answered_one():
@@ -102,6 +104,42 @@ def test_the_loss_is_the_divergence_from_the_teachers_law(x64, temperature):
   np.testing.assert_allclose(value, want, 1e-4)
   alpha = np.minimum(p, q).sum(-1)[counted].mean()
   np.testing.assert_allclose(figures['train_alpha'][0], alpha, 1e-4)
+
+
+def test_masters_are_multiplied_in_the_teachers_dtype():
+  target = build.load('random:tiny', dtype='bfloat16')
+  model = build.target_model(target)
+  config = eagle.settings(target.config, (1,))
+  masters = eagle.settings(target.config, (1,), dtype='float32')
+  params = lm.nest(eagle.init(masters, 0))
+  ids = np.arange(8)
+  settings = heads.Loss('forward_kl', 1.0, 2, 0.8, 0.0)
+  trace = jax.make_jaxpr(heads.loss(config, model, settings, (1,)))(
+    params,
+    {'target': target.params, 'head': target.params['head'][:, ids]},
+    {
+      'tokens': jnp.zeros((2, 7), jnp.int32),
+      'features': jnp.zeros((2, 7, 64), jnp.float16),
+      'mass': jnp.zeros((2, 7)),
+      'counted': jnp.ones((2, 7), bool),
+    },
+    jax.random.key(0),
+  )
+  sizes = {x.shape for x in jax.tree.leaves(params) if x.ndim == 2}
+  seen = list(multiplied(trace.jaxpr, sizes))
+  # Two steps of: join, q with k and v, o, gate with up, down.
+  assert len(seen) == 10 and {str(x) for x in seen} == {'bfloat16'}
+
+
+def multiplied(jaxpr, sizes):
+  """The dtype of every factor of one of these shapes."""
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == 'dot_general':
+      yield from (x.aval.dtype for x in eqn.invars if x.aval.shape in sizes)
+    for inner in eqn.params.values():
+      inner = getattr(inner, 'jaxpr', inner)
+      if hasattr(inner, 'eqns'):
+        yield from multiplied(inner, sizes)
 
 
 @pytest.mark.parametrize(

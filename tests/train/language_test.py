@@ -96,6 +96,40 @@ def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
     np.testing.assert_allclose(x, 0, atol=1e-10)
 
 
+@pytest.mark.parametrize('kind', ['forward_kl', 'reverse_kl', 'log_alpha'])
+def test_a_student_of_some_ids_learns_what_the_teacher_leaves_to_them(kind):
+  ids, batch = (3, 17, 40, 299), a_batch()
+  given = lm.init(CONFIG, 1)
+  few, params = lm.reduce(CONFIG, lm.init(CONFIG, 0), ids)
+  model, student = (lm.make(c, ids=300) for c in (CONFIG, few))
+  divergence = losses.DIVERGENCES[kind]
+  loss = language.distilled(
+    student, 'float64', model, divergence, temperature=1.0, remat=False, ids=ids
+  )
+  frozen = {'teacher': given, 'shared': {}}
+  one = lambda params: loss(params, frozen, batch, jax.random.key(0))
+  (value, figures), slopes = jax.value_and_grad(one, has_aux=True)(params)
+  p, q = (
+    np.exp(logits_of(m, x, batch['tokens'])[:, :-1, :300])
+    for m, x in ((model, given), (student, params))
+  )
+  p, q = (x / x.sum(-1, keepdims=True) for x in (p, q))
+  assert not np.delete(q, ids, -1).any() and p[..., ids].sum(-1).max() < 1
+  counted = np.asarray(batch['counted'])[:, 1:]
+  alpha = np.minimum(p, q).sum(-1)
+  p, q = p[..., ids], q[..., ids]
+  want = {
+    'forward_kl': lambda: (p * np.log(p / q)).sum(-1),
+    'reverse_kl': lambda: (q * np.log(q / p)).sum(-1),
+    'log_alpha': lambda: -np.log(alpha),
+  }[kind]()
+  np.testing.assert_allclose(value, want[counted].mean(), 1e-9)
+  np.testing.assert_allclose(
+    figures['train_alpha'], alpha[counted].mean(), 1e-9
+  )
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
+
+
 def test_pruning_keeps_the_layers_that_are_named():
   config = dataclasses.replace(CONFIG, depth=4, windows=(0, 4))
   params, tokens = lm.init(config, 0), a_batch()['tokens']
