@@ -36,7 +36,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
       'lookup': {'min_match': 2, 'max_match': 4},
       'ngram': {'path': '', 'min_confidence': 0.0},
       'early_exit': {'exit': 1},
-      'eagle': {'path': ''},
+      'eagle': {'path': '', 'min_confidence': 0.0},
       'bench': {
         'repeats': 2 if tiny else 5,
         'prompts_per_category': 2 if tiny else 0,

@@ -34,6 +34,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
       'data': {
         'source': 'questions',
         'field': 'text',
+        'chat': False,
         'said': 'teacher',
         'prompts': 64 if tiny else 1504,
         'held_out': 8 if tiny else 32,

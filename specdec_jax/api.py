@@ -147,7 +147,8 @@ def generate(
     rule: 'reject', 'block', 'coupled', 'lenient:0.5' (lossy), or a types.Rule.
     gamma: tokens drafted before each pass of the target.
     draft_options: settings of a drafter (lookup: min_match, max_match; ngram:
-      path; early_exit: exit; eagle: path; ngram and a model: min_confidence).
+      path; early_exit: exit; eagle: path; ngram, eagle and a model:
+      min_confidence).
     n: samples per prompt; sample j of prompt i is entry i * n + j.
     chat: put each text through the model's chat template as a user's turn.
     batch_size: requests decoded together; changes no request's tokens.

@@ -18,7 +18,7 @@ from specdec_jax import decode, recipes, sharding, types
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import early_exit, lookup, ngram
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import eagles, ngrams, sources
+from specdec_jax.io import eagles, export, ngrams, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -33,14 +33,15 @@ class Made(NamedTuple):
   """A named drafter, what it reads as weights.draft, and its q as a model.
 
   model: for alpha, with weights.draft as parameters; None if it has no q.
-  work(params, state) -> (multiplications, bytes read) of a window's drafting,
-  from weights.draft and the drafter's state; None where the benchmark can tell.
+  work(params, state, passes) -> (multiplications, bytes read) of a window's
+  drafting, from weights.draft, the drafter's state and its passes in a window;
+  None where the benchmark can tell.
   """
 
   drafter: types.Drafter
   params: Any = ()
   model: types.Model | None = None
-  work: Callable[[Any, Any], tuple[int, int]] | None = None
+  work: Callable[[Any, Any, float], tuple[int, int]] | None = None
 
 
 def _lm(
@@ -56,7 +57,7 @@ def _lm(
   drafter = _made(
     lm_drafter.make, q, gamma=gamma, min_confidence=min_confidence, chunk=chunk
   )
-  return Made(drafter, draft.params, q)
+  return Made(drafter, draft.as_draft[1], q)
 
 
 def _lookup(
@@ -94,7 +95,11 @@ def _early_exit(target: 'LanguageModel', *, gamma: int, exit: int) -> Made:
 
 
 def _eagle(
-  target: 'LanguageModel', *, gamma: int, path: str | os.PathLike
+  target: 'LanguageModel',
+  *,
+  gamma: int,
+  path: str | os.PathLike,
+  min_confidence: float = 0.0,
 ) -> Made:
   whole = None
   if target.layout is not None:
@@ -117,6 +122,7 @@ def _eagle(
     config,
     model,
     gamma=gamma,
+    min_confidence=min_confidence,
     constrain=whole and whole.constrain,
   )
   view = eagle_drafter.view(config, model)
@@ -154,6 +160,7 @@ class LanguageModel:
   params: types.Params
   tokenizer: tokenizer_lib.Tokenizer
   layout: sharding.Layout | None
+  draft_ids: tuple[int, ...] = ()
 
   @functools.cached_property
   def digest(self) -> str:
@@ -164,6 +171,20 @@ class LanguageModel:
   def drafts(self) -> dict[Any, Any]:
     """Drafts that were fitted to it, which engines of every gamma share."""
     return {}
+
+  @functools.cached_property
+  def as_draft(self) -> tuple[model_config.LMConfig, types.Params]:
+    """(config, params) that draft: with the ids that it was trained to propose,
+    where scripts/distill.py has noted some."""
+    if not self.draft_ids:
+      return self.config, self.params
+    try:
+      return lm.reduce(self.config, self.params, self.draft_ids)
+    except ValueError as error:
+      raise ValueError(
+        f'{self.source}/{export.MARK}: its draft_ids are none of this model: '
+        f'{error}'
+      ) from error
 
   @property
   def ids(self) -> int:
@@ -188,7 +209,7 @@ class Engine:
   weights: types.Weights
   programs: decode.Programs
   options: decode.Options
-  work: Callable[[Any, Any], tuple[int, int]] | None = None
+  work: Callable[[Any, Any, float], tuple[int, int]] | None = None
 
 
 def load(
@@ -236,6 +257,7 @@ def load(
     params=params,
     tokenizer=loaded.tokenizer,
     layout=layout,
+    draft_ids=export.draft_ids(os.path.expanduser(os.fspath(source))),
   )
 
 
@@ -258,7 +280,8 @@ def engine(
     gamma: tokens drafted in a window; 0 is plain decoding.
     options: static choices of the loop.
     **settings: of the drafter (lookup: min_match, max_match; ngram: path,
-      min_confidence; early_exit: exit; eagle: path; a model: min_confidence).
+      min_confidence; early_exit: exit; eagle: path, min_confidence; a model:
+      min_confidence).
 
   Raises:
     ValueError: an unknown name or setting, a value that is not allowed, or a
@@ -372,7 +395,7 @@ def target_model(target: LanguageModel) -> types.Model:
 def draft_model(target: LanguageModel, draft: LanguageModel) -> types.Model:
   """The draft with the target's ids and logits of the target's width."""
   return lm.make(
-    draft.config,
+    draft.as_draft[0],
     ids=target.ids,
     vocab=target_model(target).vocab,
     constrain=draft.layout and draft.layout.constrain,

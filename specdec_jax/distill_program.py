@@ -4,9 +4,10 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from specdec_jax import (
@@ -53,7 +54,8 @@ class Data:
 
   source: 'questions' (our own, through the chat template), or a text as
   train.text.read takes it, with field; its rows begin with prompt_tokens as the
-  prompt. said: a name of SAID. prompts: how many; held_out: besides, to judge
+  prompt. chat: no rows: each of its documents is a question for the chat
+  template. said: a name of SAID. prompts: how many; held_out: besides, to judge
   by. length: tokens of a row, prompt included. temperatures: of the answers, in
   turn. keep: layers whose features are kept with the teacher's answers, the
   student's taps among them; () keeps just those. batch: rows decoded together.
@@ -63,6 +65,7 @@ class Data:
 
   source: str
   field: str
+  chat: bool
   said: str
   prompts: int
   held_out: int
@@ -78,10 +81,8 @@ class Data:
   def __post_init__(self):
     if self.said not in SAID:
       raise ValueError(f'said={self.said!r}: allowed are {", ".join(SAID)}')
-    if self.said == 'text' and self.source == 'questions':
-      raise ValueError(
-        "said='text': the questions have no answers of their own"
-      )
+    if self.said == 'text' and (self.chat or self.source == 'questions'):
+      raise ValueError("said='text': questions have no answers of their own")
     for name in ('prompts', 'held_out', 'length', 'batch', 'refresh'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name}={getattr(self, name)}: must be 1 or more')
@@ -132,6 +133,13 @@ class Settings:
         f'data.said={self.data.said!r}: an eagle learns from features of its '
         "teacher, so take 'teacher'"
       )
+    if (
+      self.student.kind == 'eagle' and self.student.dtype != self.teacher.dtype
+    ):
+      raise ValueError(
+        f'student.dtype={self.student.dtype!r}: an eagle computes in the dtype '
+        f'of its teacher, {self.teacher.dtype!r}; set both'
+      )
 
 
 class Asked(NamedTuple):
@@ -149,12 +157,26 @@ def settings(config) -> Settings:
 def run(
   s: Settings, workdir: pathlib.Path, *, changed: bool = False
 ) -> dict[str, Any]:
-  """Trains a draft and writes it into workdir; see train_program.run."""
+  """Trains a draft and writes it into workdir; see train_program.run.
+
+  Raises:
+    ValueError: also for several processes, which would all record answers.
+  """
+  if jax.process_count() > 1:
+    raise ValueError(
+      f'{jax.process_count()} processes: a distillation runs in one; '
+      'scripts/train.py takes several'
+    )
   config = dataclasses.asdict(s)
   loop.open_workdir(workdir, config, changed)
   if before := loop.ended(workdir, config):
     return before['figures'] | {'draft': str(workdir / before['made'])}
   target = build.load(s.teacher.source, dtype=s.teacher.dtype)
+  if s.student.vocabulary > target.ids:
+    raise ValueError(
+      f'student.vocabulary={s.student.vocabulary}: the teacher has '
+      f'{target.ids} ids; take at most those, or 0 for all'
+    )
   asked = ask(s.data, target)
   kept: tuple[int, ...] = ()
   if s.student.kind == 'eagle':
@@ -162,9 +184,7 @@ def run(
   answers = None
   if s.data.said != 'text' and s.data.said != 'student':
     answers = answered(s.data, target, asked.prompts, kept)
-  ids = np.arange(target.ids)
-  if s.student.vocabulary and answers is not None:
-    ids = heads.vocabulary(answers, s.student.vocabulary)
+  ids = vocabulary(s, target, asked, answers)
   make = students.STUDENTS[s.student.kind]
   student = make(s.student, s.loss, target, kept, ids, s.run.seed)
   batches, refresh = SAID[s.data.said](
@@ -181,6 +201,7 @@ def run(
       score=lambda figures: figures['block_efficiency'],
       tokens=tokens,
       flops=student.flops * tokens,
+      dtype=s.student.dtype,
       refresh=refresh,
     ),
     s.run,
@@ -220,6 +241,8 @@ def ask(s: Data, target: build.LanguageModel) -> Asked:
       )
     return Asked(prompts, None)
   corpus = text.read(s.source, field=s.field)
+  if s.chat:
+    return Asked(_questions(s, target, corpus.documents, count), None)
   rows = text.pack(corpus.documents, target.tokenizer, s.length)
   if len(rows) < count:
     raise ValueError(
@@ -229,6 +252,26 @@ def ask(s: Data, target: build.LanguageModel) -> Asked:
   order = np.random.default_rng(s.seed).permutation(len(rows))[:count]
   rows = rows[order]
   return Asked(rows[:, : s.prompt_tokens].tolist(), rows)
+
+
+def _questions(
+  s: Data, target: build.LanguageModel, documents: Sequence[str], count: int
+) -> list[list[int]]:
+  """Prompts of some documents, by chance; those without room are left out."""
+  documents = list(dict.fromkeys(documents))
+  order = np.random.default_rng(s.seed).permutation(len(documents))
+  found: list[list[int]] = []
+  for i in order:
+    prompt = api.encode(target, documents[i], chat=True)
+    if len(prompt) < s.length:
+      found.append(prompt)
+    if len(found) == count:
+      return found
+  raise ValueError(
+    f'data.prompts={s.prompts} and held_out={s.held_out}: {s.source} has '
+    f'{len(found)} questions shorter than length={s.length}, of '
+    f'{len(documents)}'
+  )
 
 
 def answered(
@@ -260,6 +303,33 @@ def answered(
     batch=s.batch,
     track=report.track,
   )
+
+
+def vocabulary(
+  s: Settings,
+  target: build.LanguageModel,
+  asked: Asked,
+  answers: teacher.Answers | None,
+) -> np.ndarray:
+  """The ids that the student can propose: the commonest of the answers, or of
+  the text where nothing was answered.
+
+  Raises:
+    ValueError: nothing is read that could be counted before training.
+  """
+  if not s.student.vocabulary:
+    return np.arange(target.ids)
+  n = s.data.prompts  # what follows is held out
+  if answers is not None:
+    rows = sources.rows_of(answers.tokens[:n], answers.spans[:n])
+  elif asked.texts is not None:
+    rows = train_program.rows_of(asked.texts[:n])
+  else:
+    raise ValueError(
+      f'student.vocabulary={s.student.vocabulary}: what a student will say '
+      "cannot be counted; take data.said='mixed', or 0 for all ids"
+    )
+  return heads.vocabulary(rows, s.student.vocabulary, target.ids)
 
 
 def judged(

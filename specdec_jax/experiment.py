@@ -134,6 +134,10 @@ class Eagle:
   """path: a file that scripts/distill.py wrote, or zoo:NAME."""
 
   path: str
+  min_confidence: float
+
+  def __post_init__(self):
+    lm.check_confidence('eagle.min_confidence', self.min_confidence)
 
 
 @dataclasses.dataclass(frozen=True)

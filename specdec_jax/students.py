@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from specdec_jax import build, types
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.eval import metrics
-from specdec_jax.io import eagles, export
+from specdec_jax.io import eagles, export, tokenizer
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from specdec_jax.train import heads, language, losses
@@ -53,10 +53,13 @@ class Settings:
         f'{" and ".join(given) or "nothing"} given for an lm: say one of size '
         '(from random), layers (of the teacher), path (a model)'
       )
-    if self.kind == 'lm' and self.vocabulary:
+    if self.kind == 'lm' and self.path and self.share:
       raise ValueError(
-        f'vocabulary={self.vocabulary}: an lm proposes every id; take 0'
+        'share=True: a student of a path has an embedding and a head of its '
+        'own; take share=False'
       )
+    if self.kind == 'eagle' and self.remat:
+      raise ValueError('remat=True: the one layer of an eagle needs none')
     if self.vocabulary < 0:
       raise ValueError(f'vocabulary={self.vocabulary}: must be 0 (all) or more')
 
@@ -87,9 +90,14 @@ def make_eagle(
   ids: np.ndarray,
   seed: int,
 ) -> Student:
-  """An EAGLE draft. kept: layers whose features the data has."""
+  """An EAGLE draft. kept: layers whose features the data has.
+
+  It computes in the dtype of its teacher, whose features and head it reads;
+  what is trained is float32 or wider.
+  """
   taps = s.taps or (target.config.depth - 1,)
   config = eagle.settings(target.config, taps)
+  masters = eagle.settings(target.config, taps, dtype=_wide(target.config))
   model = build.target_model(target)
   frozen = {'target': target.params}
   frozen['head'] = eagles.weights({}, ids, target.params)['head']
@@ -104,10 +112,12 @@ def make_eagle(
     return path
 
   return Student(
-    lm.nest(eagle.init(config, seed)),
+    lm.nest(eagle.init(masters, seed)),
     heads.loss(config, model, loss, kept),
     frozen,
-    lambda params: eagles.weights(params, ids, target.params),
+    lambda params: eagles.weights(
+      eagle.cast(config, params), ids, target.params
+    ),
     lambda gamma: eagle_drafter.make(config, model, gamma=gamma),
     eagle_drafter.view(config, model),
     # Every step of the chain; the frozen head has no gradient of its own.
@@ -126,8 +136,11 @@ def make_lm(
   seed: int,
 ) -> Student:
   """A language model of its own; loss.unroll, decay and noise are not its."""
-  del kept, ids
+  del kept
   config, params = _begin(s, target, seed)
+  expand = lambda params: (config, params)
+  if s.vocabulary:
+    config, params, expand = _reduced(config, params, ids.tolist())
   vocab = build.target_model(target).vocab
   of = lambda c: lm.make(c, ids=target.ids, vocab=vocab)
   model, computed = of(config), of(dataclasses.replace(config, dtype=s.dtype))
@@ -137,10 +150,10 @@ def make_lm(
     path = folder / 'draft'
     export.save(
       path,
-      config,
-      params | shared,
+      *expand(params | shared),
       target.tokenizer,
       made_by=about,
+      draft_ids=config.proposes,
       overwrite=True,
     )
     return path
@@ -154,6 +167,7 @@ def make_lm(
       losses.divergence_of(loss.divergence),
       temperature=loss.temperature,
       remat=s.remat,
+      ids=config.proposes,
     ),
     {'teacher': target.params, 'shared': shared},
     lambda params: params | shared,
@@ -165,12 +179,44 @@ def make_lm(
   )
 
 
+def _reduced(config, params: types.Params, ids: Sequence[int]):
+  """(config, params, expand) of a student that proposes these ids only.
+
+  expand(params) -> (config, params) with a head for all: the others keep the
+  columns that they began with, which only transformers will ever propose.
+  """
+  head_DV = np.array(params['head'])  # a copy: what is trained is donated
+  few, own = lm.reduce(config, params, ids)
+
+  def expand(params):
+    head = head_DV.copy()
+    head[:, ids] = params['head']
+    return dataclasses.replace(config, tied=False), params | {'head': head}
+
+  return few, own, expand
+
+
 def _size(tree: Any) -> int:
   return sum(x.size for x in jax.tree.leaves(tree))
 
 
+def _wide(config: model_config.LMConfig) -> str:
+  """What parameters are trained in."""
+  return 'float64' if config.dtype == 'float64' else 'float32'
+
+
 def _begin(s: Settings, target: build.LanguageModel, seed: int):
-  """(settings, parameters) that an lm student begins with."""
+  """(settings, parameters) that an lm student begins with, its own."""
+  config, params = _source(s, target, seed)
+  config = dataclasses.replace(config, dtype=_wide(config))
+  wanted = lm.nest(lm.shapes(config))
+  # Copies: the first step is donated them, and the teacher keeps its own.
+  return config, jax.tree.map(
+    lambda x, s: jnp.array(x, s.dtype), params, wanted
+  )
+
+
+def _source(s: Settings, target: build.LanguageModel, seed: int):
   if s.size:
     config = dataclasses.replace(
       model_config.sized(s.size), vocab=target.config.vocab
@@ -186,10 +232,14 @@ def _begin(s: Settings, target: build.LanguageModel, seed: int):
     return config, params
   if s.path:
     loaded = build.load(s.path, scan_layers=False)
+    tokenizer.check_same(target.tokenizer, loaded.tokenizer)
+    if loaded.draft_ids:
+      raise ValueError(
+        f'student.path={s.path}: proposes {len(loaded.draft_ids)} ids only; '
+        'begin with a model that proposes all'
+      )
     return loaded.config, loaded.params
-  config, params = language.pruned(target.config, target.params, s.layers)
-  # The first step is donated its parameters: the teacher keeps its own.
-  return config, jax.tree.map(jnp.copy, params)
+  return language.pruned(target.config, target.params, s.layers)
 
 
 STUDENTS = {'eagle': make_eagle, 'lm': make_lm}

@@ -1,12 +1,19 @@
 """From a config to a draft that decodes; what configs may not say."""
 
+import dataclasses
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs import distill
-from specdec_jax import api, build, distill_program
-from specdec_jax.io import eagles
+from specdec_jax import api, build, distill_program, requests
+from specdec_jax.eval import metrics, output_file
+from specdec_jax.io import eagles, export, manifest
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from specdec_jax.train import text
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -54,6 +61,26 @@ def test_an_eagle_is_trained_judged_written_and_decodes(tmp_path, monkeypatch):
   assert of(**options).tokens == of().tokens
 
 
+def test_masters_stay_float32_where_the_teacher_is_not(tmp_path, monkeypatch):
+  figures, lines = a_run(
+    tmp_path,
+    monkeypatch,
+    teacher=dict(dtype='bfloat16'),
+    student=dict(dtype='bfloat16'),
+  )
+  losses = [x['loss'] for x in lines if 'loss' in x]
+  assert losses[-1] < losses[0] and figures['block_efficiency'] >= 1
+  saved = manifest.read(tmp_path / 'run/checkpoints/4').leaves
+  kinds = {x[0] for name, x in saved.items() if 'step' not in name}
+  assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr('jax.process_count', lambda: 2)
+  with pytest.raises(ValueError, match='2 processes: .* runs in one'):
+    a_run(tmp_path, monkeypatch)
+
+
 def test_a_language_model_learns_from_both_and_is_exported(
   tmp_path, monkeypatch
 ):
@@ -76,6 +103,112 @@ def test_a_language_model_learns_from_both_and_is_exported(
   assert one.tokens == plain.tokens
 
 
+@pytest.mark.parametrize('share', [True, False])
+def test_a_language_model_may_propose_the_commonest_ids_only(
+  share, tmp_path, monkeypatch
+):
+  figures, lines = a_run(
+    tmp_path,
+    monkeypatch,
+    student=dict(kind='lm', layers=(1,), vocabulary=64, share=share),
+    data=dict(
+      source='stdlib:prose', said='text', length=32, prompt_tokens=8, prompts=16
+    ),
+    run=dict(steps=8, checkpoint_every=8, evaluate_every=8),
+  )
+  losses = [x['loss'] for x in lines if 'loss' in x]
+  assert losses[-1] < losses[0]
+  target, draft = build.load('random:tiny'), build.load(figures['draft'])
+  config, params = draft.as_draft
+  assert len(config.proposes) == 64 and params['head'].shape == (64, 64)
+  # Others have the teacher's columns, for who knows no such draft.
+  own, theirs = (np.asarray(x.params['head']) for x in (draft, target))
+  rest = np.setdiff1d(np.arange(target.config.vocab), config.proposes)
+  np.testing.assert_array_equal(own[:, rest], theirs[:, rest])
+  few = list(config.proposes)
+  assert share == np.array_equal(own[:, few], theirs[:, few])
+  engine = build.engine(target, draft, gamma=2)
+  text = api.encode(target, 'Hello', chat=False)
+  request = requests.make(
+    [text], ids=target.ids, context=99, max_new_tokens=9, gamma=2
+  )
+  out = engine.programs.generate(engine.weights, request)
+  plain = build.engine(target, gamma=0)
+  same = plain.programs.generate(plain.weights, request)
+  np.testing.assert_array_equal(out.tokens_BL, same.tokens_BL)
+  # What its q is, it was judged by.
+  q_V = engine.q.head(params, jnp.ones((1, 1, 64)))[0, 0]
+  assert np.flatnonzero(np.isfinite(q_V)).tolist() == few
+
+
+def test_more_ids_than_there_are_are_refused_at_once(tmp_path, monkeypatch):
+  with pytest.raises(ValueError, match='student.vocabulary=9999: the teacher'):
+    a_run(tmp_path, monkeypatch, student=dict(vocabulary=9999))
+  assert not (tmp_path / 'cache').exists()
+
+
+def test_what_a_student_will_say_cannot_be_counted(tmp_path, monkeypatch):
+  with pytest.raises(ValueError, match='student.vocabulary=64: what .*mixed'):
+    a_run(
+      tmp_path,
+      monkeypatch,
+      student=dict(kind='lm', layers=(1,), vocabulary=64),
+      data=dict(said='student'),
+    )
+
+
+def test_a_teacher_in_bfloat16_leaves_a_student_in_float32(
+  tmp_path, monkeypatch
+):
+  for name, student in (
+    ('layers', dict(layers=(1,))),
+    ('shared', dict(size='tiny', share=True)),
+  ):
+    figures, _ = a_run(
+      tmp_path / name,
+      monkeypatch,
+      teacher=dict(dtype='bfloat16'),
+      student=dict(kind='lm', vocabulary=0, dtype='bfloat16') | student,
+      data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
+      run=dict(steps=2),
+    )
+    assert figures['finished']
+    path = tmp_path / name / 'run/checkpoints/2'
+    kinds = {x[0] for x in manifest.read(path).leaves.values()}
+    assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
+
+
+def test_a_draft_of_some_ids_is_no_beginning(tmp_path, monkeypatch):
+  target, size = build.load('random:tiny'), model_config.sized('tiny')
+  folder, ids = tmp_path / 'few', (1, 2)
+  params = lm.init(size, 0)
+  export.save(folder, size, params, target.tokenizer, draft_ids=ids)
+  with pytest.raises(ValueError, match='proposes 2 ids only; begin with'):
+    a_run(
+      tmp_path,
+      monkeypatch,
+      student=dict(kind='lm', vocabulary=0, share=False, path=str(folder)),
+      data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
+    )
+  # Another draft than the same weights with all ids, and held beside them.
+  few = build.load(folder)
+  whole = dataclasses.replace(few, draft_ids=())
+  assert output_file.identify('x', few) != output_file.identify('x', whole)
+  both = metrics.own_bytes((few.as_draft[1], few.params), {})
+  size = metrics.tree_bytes(few.params)
+  assert size < both < size + metrics.tree_bytes(few.params['head']) * 1.1
+  mark = folder / export.MARK
+  mark.write_text(mark.read_text().replace('2', '9999'))
+  with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
+    assert build.load(folder).as_draft
+
+
+def test_a_damaged_list_of_ids_is_refused(tmp_path):
+  (tmp_path / export.MARK).write_text('{"draft_ids": [1, "2"]}')
+  with pytest.raises(ValueError, match='draft_ids is no list of ids'):
+    export.draft_ids(tmp_path)
+
+
 @pytest.mark.parametrize(
   ('section', 'changes', 'why'),
   [
@@ -87,9 +220,16 @@ def test_a_language_model_learns_from_both_and_is_exported(
       dict(kind='lm', vocabulary=0, size='tiny', layers=(0,)),
       'size and layers given',
     ),
-    ('student', dict(kind='lm', layers=(0,)), 'vocabulary=256: an lm'),
+    ('student', dict(dtype='bfloat16'), "the dtype of its teacher, 'float32'"),
+    ('student', dict(remat=True), 'one layer of an eagle needs none'),
+    (
+      'student',
+      dict(kind='lm', vocabulary=0, path='x'),
+      'of a path has an embedding .* share=False',
+    ),
     ('data', dict(said='me'), "said='me': allowed are text, teacher"),
     ('data', dict(said='text'), 'no answers of their own'),
+    ('data', dict(said='text', source='x', chat=True), 'no answers of their'),
     ('data', dict(said='student'), 'an eagle learns from features'),
     ('data', dict(prompts=0), 'data.prompts=0'),
     ('data', dict(prompt_tokens=192), 'data.prompt_tokens=192'),
@@ -126,6 +266,39 @@ def test_refuses_more_prompts_than_the_text_has(tmp_path):
     ValueError, match='data.prompts=8 and held_out=2: .* rows'
   ):
     distill_program.ask(s.data, build.load('random:tiny'))
+
+
+def test_ones_own_questions_go_through_the_chat_template(tmp_path):
+  asked = [f'what is {i}?' for i in range(12)] + ['why ' * 200]
+  path = tmp_path / 'mine.jsonl'
+  path.write_text('\n'.join(json.dumps({'prompt': x}) for x in asked))
+  own = dict(source=str(path), field='prompt', chat=True, length=64)
+  s = distill_program.settings(config(data=own))
+  target = build.load('random:tiny')
+  prompts, texts = distill_program.ask(s.data, target)
+  assert texts is None and len(prompts) == 10
+  known = [api.encode(target, x, chat=True) for x in asked[:12]]
+  assert all(x in known for x in prompts)
+  assert len({tuple(x) for x in prompts}) == 10
+  assert distill_program.ask(s.data, target).prompts == prompts
+  s = distill_program.settings(config(data=own | dict(prompts=11)))
+  with pytest.raises(ValueError, match='has 12 questions shorter .* of 13'):
+    distill_program.ask(s.data, target)
+
+
+def test_a_student_of_another_tokenizer_is_refused(tmp_path, monkeypatch):
+  corpus = text.Corpus('x', ('some words, then some more words',), '')
+  other = text.train_tokenizer(corpus, 260, tmp_path / 'tokenizer')
+  size = model_config.sized('tiny')
+  export.save(tmp_path / 'student', size, lm.init(size, 0), other)
+  own = dict(kind='lm', vocabulary=0, share=False)
+  with pytest.raises(ValueError, match='have different tokenizers: id '):
+    a_run(
+      tmp_path,
+      monkeypatch,
+      student=own | dict(path=str(tmp_path / 'student')),
+      data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
+    )
 
 
 def test_refuses_layers_that_the_teacher_has_not(tmp_path, monkeypatch):

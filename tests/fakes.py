@@ -137,8 +137,11 @@ def wild(config, seed):
   return jax.tree.map(lambda x: 3 * x, lm.init(config, seed))
 
 
-def matmul_flops(jaxpr) -> int:
-  """2 x multiplications of every dot_general, scans counted by length."""
+def matmul_flops(jaxpr, turns: int = 1) -> int:
+  """2 x multiplications of every dot_general, scans counted by length.
+
+  turns: how often the body of a while loop is counted.
+  """
   total = 0
   for eqn in jaxpr.eqns:
     name, params = eqn.primitive.name, eqn.params
@@ -148,9 +151,9 @@ def matmul_flops(jaxpr) -> int:
       inner = np.prod([shape[i] for i in over], dtype=int)
       total += 2 * int(np.prod(eqn.outvars[0].aval.shape)) * int(inner)
       continue
-    times = params['length'] if name == 'scan' else 1
+    times = {'scan': params.get('length'), 'while': turns}.get(name, 1)
     for inner in params.values():
       inner = getattr(inner, 'jaxpr', inner)
       if hasattr(inner, 'eqns'):
-        total += times * matmul_flops(inner)
+        total += times * matmul_flops(inner, turns)
   return total

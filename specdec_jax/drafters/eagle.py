@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import sampling as sampling_lib
 from specdec_jax import types, windows
+from specdec_jax.drafters import lm
 from specdec_jax.models import cache as kv
 from specdec_jax.models import eagle
 
@@ -30,6 +30,7 @@ def make(
   target: types.Model,
   *,
   gamma: int,
+  min_confidence: float = 0.0,
   chunk: int = 64,
   constrain: Callable[..., Any] | None = None,
 ) -> types.Drafter:
@@ -39,14 +40,16 @@ def make(
   the last one committed beside the target's own features; each further token is
   drafted from the draft's hidden state in the place of a feature. EAGLE (Li et
   al. 2024, https://arxiv.org/abs/2401.15077) with the inputs of EAGLE-3
-  (https://arxiv.org/abs/2503.01840). constrain: as lm.make has it, for the
-  cache.
+  (https://arxiv.org/abs/2503.01840). min_confidence: as drafters.lm has it.
+  constrain: as models.lm has it, for the cache.
 
   Raises:
-    ValueError: gamma < 1, or a target whose embedding cannot be read.
+    ValueError: gamma < 1, min_confidence outside [0, 1), or a target whose
+      embedding cannot be read.
   """
   if gamma < 1:
     raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
+  lm.check_confidence('min_confidence', min_confidence)
   if target.embed is None:
     raise ValueError('eagle: a target without embed cannot be drafted for')
   constrain = constrain or (lambda x, *axes: x)
@@ -78,37 +81,26 @@ def make(
       functools.partial(read_features, weights.draft), state, context
     )
 
-    def draw(offset, hidden_BD):
+    def drawn(cache, hidden_BD, offset, going_B):
       logits_B1V = eagle.logits(
         config, weights.draft, hidden_BD[:, None], target.vocab
       )
-      q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
-      return noise.draft(offset, q_BV), q_BV
-
-    def body(carry, offset):
-      cache, token_B, hidden_BD = carry
-      at_B = context.lengths_B - 1 + offset
-      hidden_B1D, cache = read(
-        weights.draft,
-        cache,
-        token_B[:, None],
-        hidden_BD[:, None],
-        at_B,
-        live_B1,
+      return (cache, hidden_BD), *lm.draw(
+        noise, context, min_confidence, logits_B1V, offset, going_B
       )
-      token_B, q_BV = draw(offset, hidden_B1D[:, 0])
-      return (cache, token_B, hidden_B1D[:, 0]), (token_B, q_BV)
 
-    token_B, q_BV = draw(0, hidden_BD)
-    # One traced step, not gamma of them: compile time does not grow with gamma.
-    (cache, _, _), (tokens_KB, q_KBV) = jax.lax.scan(
-      body, (cache, token_B, hidden_BD), jnp.arange(1, gamma)
+    def extend(memory, tokens_B1, at_B, offset, going_B):
+      cache, hidden_BD = memory
+      hidden_B1D, cache = read(
+        weights.draft, cache, tokens_B1, hidden_BD[:, None], at_B, live_B1
+      )
+      return drawn(cache, hidden_B1D[:, 0], offset, going_B)
+
+    first = drawn(cache, hidden_BD, 0, context.live_B)
+    (cache, _), tokens_KB, q_KBV, count_B = lm.chain(
+      extend, first, context.lengths_B, gamma
     )
-    draft = types.Draft(
-      jnp.concatenate([token_B[None], tokens_KB]).T,
-      jnp.moveaxis(jnp.concatenate([q_BV[None], q_KBV]), 0, 1),
-      jnp.full_like(context.lengths_B, gamma),
-    )
+    draft = types.Draft(tokens_KB.T, jnp.moveaxis(q_KBV, 0, 1), count_B)
     # What this window commits starts here: the next one reads it.
     state = state._replace(cache=cache, start_B=context.lengths_B)
     return draft, state, target_cache
@@ -119,7 +111,15 @@ def make(
       return state
     return state._replace(features_BNE=features_BNE)
 
-  return types.Drafter('eagle', gamma, init, propose, commit, taps=config.taps)
+  return types.Drafter(
+    'eagle',
+    gamma,
+    init,
+    propose,
+    commit,
+    taps=config.taps,
+    stops=min_confidence > 0,
+  )
 
 
 def _readers(config: eagle.EagleConfig, target: types.Model):
@@ -193,13 +193,14 @@ def _catch_up(read, state: State, context: types.Context):
   return cache, jnp.take_along_axis(hidden_BND, last_B[:, None, None], 1)[:, 0]
 
 
-def work(params: Any, state: State) -> tuple[int, int]:
+def work(params: Any, state: State, passes: float) -> tuple[int, int]:
   """(parameters times tokens, bytes read) of drafting in a window.
 
-  params: weights.draft. The first pass reads gamma + 1 tokens, the others one
-  each; the head is applied once a draft. Bytes are of the weights and the cache
-  in every pass, and of what the first one takes from the target. The rows of
-  the embedding are left out, as metrics.step_bytes does.
+  params: weights.draft. passes: of the draft in a window, gamma where it never
+  stops. The first one reads gamma + 1 tokens, the others one each; each applies
+  the head once. Bytes are of the weights and the cache in every pass, and of
+  what the first one takes from the target. The rows of the embedding are left
+  out, as metrics.step_bytes does.
   """
   of = lambda *names: jax.tree.leaves(
     [part for name, part in params['layer'].items() if name in names]
@@ -208,12 +209,11 @@ def work(params: Any, state: State) -> tuple[int, int]:
   block = of('token_norm', 'feature_norm', 'join', 'block')
   size = lambda arrays: sum(x.size for x in arrays)
   read = lambda arrays: sum(x.size * x.dtype.itemsize for x in arrays)
-  N = state.features_BNE.shape[1]
-  gamma = N - 1
+  N, more = state.features_BNE.shape[1], passes - 1
+  every = read([*block, *head, params['ids'], *state.cache])
   return (
-    N * size(fuse) + (N + gamma - 1) * size(block) + gamma * size(head),
-    gamma * read([*block, *head, params['ids'], *state.cache])
-    + read([*fuse, state.features_BNE]),
+    round(N * size([*fuse, *block]) + more * size(block) + passes * size(head)),
+    round(passes * every) + read([*fuse, state.features_BNE]),
   )
 
 

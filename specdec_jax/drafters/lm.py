@@ -57,10 +57,9 @@ def make(
         keep_BT=live_B1,
       )
       logits_B1V = model.head(weights.draft, hidden_BTD[:, -1:])
-      q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
-      if min_confidence:
-        going_B &= _confidence(logits_B1V[:, 0]) >= min_confidence
-      return cache, noise.draft(offset, q_BV), q_BV, going_B
+      return cache, *draw(
+        noise, context, min_confidence, logits_B1V, offset, going_B
+      )
 
     start_B = context.lengths_B - 2
     last_BT = jnp.take_along_axis(
@@ -72,7 +71,7 @@ def make(
       cache, last_BT, start_B, 0, context.live_B
     )
     first = cache, token_B, q_BV, going_B
-    cache, tokens_KB, q_KBV, count_B = _more(
+    cache, tokens_KB, q_KBV, count_B = chain(
       extend, first, context.lengths_B, gamma
     )
     q_BKV = jnp.moveaxis(q_KBV, 0, 1)
@@ -92,43 +91,55 @@ def check_confidence(name: str, value: float) -> None:
     raise ValueError(f'{name}={value}: must be in [0, 1); 0 never stops')
 
 
-def _more(extend, first, lengths_B, gamma: int):
+def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
+  """One draft of every row: (token_B, q_BV, going_B); see make."""
+  q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
+  if min_confidence:
+    going_B &= _confidence(logits_B1V[:, 0]) >= min_confidence
+  return noise.draft(offset, q_BV), q_BV, going_B
+
+
+def chain(extend, first, lengths_B, gamma: int):
   """Drafts offsets 1 to gamma - 1, until every row has stopped.
 
   One traced step, not gamma of them: compile time does not grow with gamma.
+
+  extend(memory, tokens_B1, at_B, offset, going_B) -> (memory, token_B, q_BV,
+  going_B) reads the token before, which is at_B, and draws one; first is what
+  that gives for offset 0. Returns (memory, tokens_KB, q_KBV, count_B).
   """
-  cache, token_B, q_BV, going_B = first
+  memory, token_B, q_BV, going_B = first
   tokens_KB = jnp.zeros((gamma, *token_B.shape), token_B.dtype)
   q_KBV = jnp.zeros((gamma, *q_BV.shape), q_BV.dtype)
 
   def body(carry):
-    offset, cache, tokens_KB, q_KBV, going_B, count_B = carry
+    offset, memory, tokens_KB, q_KBV, going_B, count_B = carry
     at_B = lengths_B + offset - 1
-    cache, token_B, q_BV, going_B = extend(
-      cache, tokens_KB[offset - 1][:, None], at_B, offset, going_B
+    memory, token_B, q_BV, going_B = extend(
+      memory, tokens_KB[offset - 1][:, None], at_B, offset, going_B
     )
     return (
       offset + 1,
-      cache,
+      memory,
       tokens_KB.at[offset].set(token_B),
       q_KBV.at[offset].set(q_BV),
       going_B,
       count_B + going_B,
     )
 
-  _, cache, tokens_KB, q_KBV, _, count_B = jax.lax.while_loop(
+  _, memory, tokens_KB, q_KBV, _, count_B = jax.lax.while_loop(
     lambda carry: (carry[0] < gamma) & jnp.any(carry[4]),
     body,
     (
       jnp.int32(1),
-      cache,
+      memory,
       tokens_KB.at[0].set(token_B),
       q_KBV.at[0].set(q_BV),
       going_B,
       going_B.astype(jnp.int32),
     ),
   )
-  return cache, tokens_KB, q_KBV, count_B
+  return memory, tokens_KB, q_KBV, count_B
 
 
 def _confidence(logits_BV):

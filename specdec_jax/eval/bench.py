@@ -252,9 +252,11 @@ def _drafting(arm, state: Any, info: types.Info) -> dict[str, int]:
       'bytes': round(passes * (layers + head.nbytes)),
       'held': 0,
     }
-  held = metrics.own_bytes(params, engine.target.params)
+  # A draft of some ids only is held beside the whole one.
+  whole = engine.draft.params if engine.draft else ()
+  held = metrics.own_bytes((params, whole), engine.target.params)
   if engine.work is not None:
-    parameters, read = engine.work(params, state)
+    parameters, read = engine.work(params, state, passes)
     return {'parameters': parameters, 'bytes': read, 'held': held}
   if engine.draft is None:
     return {'parameters': 0, 'bytes': 0, 'held': held}

@@ -234,8 +234,10 @@ def _read_whole(params: types.Params) -> list[jax.Array]:
 
 def own_bytes(params: types.Params, target: types.Params) -> int:
   """Bytes of the arrays that are not the target's, which is held anyway."""
-  shared = {id(x) for x in jax.tree.leaves(target)}
-  return tree_bytes([x for x in jax.tree.leaves(params) if id(x) not in shared])
+  own = {id(x): x for x in jax.tree.leaves(params)}
+  for x in jax.tree.leaves(target):
+    own.pop(id(x), None)
+  return tree_bytes(list(own.values()))
 
 
 def layers_share(params: types.Params, count: int) -> float:

@@ -134,7 +134,9 @@ def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):
 def identify(role: str, model) -> dict[str, str]:
   """A model by its content, wherever it lies: weights, settings, tokenizer."""
   config = dataclasses.asdict(model.config)
-  del config['scan_layers']
+  del config['scan_layers'], config['proposes']
+  if model.draft_ids:
+    config['draft_ids'] = model.draft_ids
   t = model.tokenizer
   return {
     role: model.digest,

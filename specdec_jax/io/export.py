@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ def save(
   tokenizer: tokenizer_lib.Tokenizer,
   *,
   made_by: dict[str, Any] | None = None,
+  draft_ids: Sequence[int] = (),
   overwrite: bool = False,
 ) -> None:
   """Writes a folder that sources.load and transformers read, or nothing.
@@ -51,6 +52,8 @@ def save(
     params: of lm.make(config), in its dtypes.
     tokenizer: what the model was trained with.
     made_by: anything of JSON, kept beside the model (config, seed, commit).
+    draft_ids: ids that we have it propose as a draft; transformers, which knows
+      no such thing, has it propose all. All if ().
     overwrite: replace an earlier export. Between two renames the earlier one is
       under NAME.PID.old, and a kill leaves it there.
 
@@ -71,7 +74,10 @@ def save(
     'config.json': _json(said | _special_ids(tokenizer)),
     'tokenizer.json': _inner(tokenizer).to_str(pretty=True),
     'tokenizer_config.json': _json(_tokenizer_settings(tokenizer, config)),
-    MARK: _json(dict(format=_FORMAT, made_by=made_by)),
+    MARK: _json(
+      dict(format=_FORMAT, made_by=made_by)
+      | (dict(draft_ids=[int(i) for i in draft_ids]) if len(draft_ids) else {})
+    ),
   }
   part = folder.with_name(f'{folder.name}.{os.getpid()}.part')
   try:
@@ -87,6 +93,21 @@ def save(
     raise ValueError(f'export {folder}: cannot be written: {error}') from error
   finally:
     shutil.rmtree(part, ignore_errors=True)
+
+
+def draft_ids(folder: str | os.PathLike) -> tuple[int, ...]:
+  """What save was given; () for any other folder, or what is none.
+
+  Raises:
+    ValueError: a list that is none of ids.
+  """
+  path = pathlib.Path(folder) / MARK
+  if not path.is_file():
+    return ()
+  ids = files.read_json(path).get('draft_ids', [])
+  if not isinstance(ids, list) or any(type(i) is not int for i in ids):
+    raise ValueError(f'{path}: draft_ids is no list of ids; export it again')
+  return tuple(ids)
 
 
 def _check_folder(folder: pathlib.Path, overwrite: bool) -> None:

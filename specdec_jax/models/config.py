@@ -45,7 +45,9 @@ class LMConfig:
   and after the MLP too. wide_norm: scales are kept and applied in float32 or
   wider.
 
-  Head. logit_softcap caps the logits.
+  Head. logit_softcap caps the logits. proposes: the ids that the head has a
+  column for, ascending; all others have logit -inf. Of drafts only, which are
+  then not tied; () is all ids.
 
   How it runs; none of these but dtype changes a result. dtype is that of
   weights, activations and cache; logits are float32 or wider. scan_layers:
@@ -83,6 +85,7 @@ class LMConfig:
   post_norm: bool = False
   wide_norm: bool = False
   logit_softcap: float | None = None
+  proposes: tuple[int, ...] = ()
   dtype: str = 'float32'
   scan_layers: bool = False
   fused: bool = False
@@ -102,6 +105,16 @@ class LMConfig:
       raise ValueError(
         f'windows={self.windows!r}: needs a number of tokens for at least one '
         'layer, 0 for all tokens'
+      )
+    ids = self.proposes
+    if ids and (
+      self.tied
+      or list(ids) != sorted(set(ids))
+      or not 0 <= ids[0] <= ids[-1] < self.vocab
+    ):
+      raise ValueError(
+        f'proposes={ids[:4]}...: must be ascending ids below vocab='
+        f'{self.vocab}, of a model that is not tied'
       )
 
 
@@ -158,6 +171,27 @@ SIZES = {
     head_dim=16,
     mlp=128,
     vocab=512,
+    context=512,
+  ),
+  # A target of 3M parameters and a draft of 0.3M, at 3,072 ids.
+  'small': dict(
+    depth=6,
+    width=192,
+    heads=6,
+    kv_heads=2,
+    head_dim=32,
+    mlp=512,
+    vocab=3072,
+    context=512,
+  ),
+  'mini': dict(
+    depth=2,
+    width=64,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    mlp=256,
+    vocab=3072,
     context=512,
   ),
   'smollm2_135m': _SMOL

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specdec_jax import types
-from specdec_jax.models import attention, layers
+from specdec_jax.models import attention, layers, lm
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
 
@@ -120,6 +120,12 @@ def init(config: EagleConfig, seed: int) -> dict[str, Array]:
       x = jax.random.normal(own, s.shape, s.dtype)
       out[name] = (x * s.shape[-2] ** -0.5).astype(s.dtype)
   return out
+
+
+def cast(config: EagleConfig, params):
+  """Parameters (nested) in the dtypes that the draft computes with."""
+  wanted = lm.nest(shapes(config))
+  return jax.tree.map(lambda x, s: x.astype(s.dtype), params, wanted)
 
 
 def merge(config: EagleConfig, params) -> Eagle:

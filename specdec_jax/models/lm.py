@@ -8,7 +8,7 @@ same `apply`. Parameters are a plain nested dict; their flat names
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,8 @@ class Ends(nnx.Module):
     dtype = jnp.dtype(c.dtype)
     self.config = c
     self.norm = layers.norm(c, c.width)
-    self.head = nnx.Param(jnp.zeros((c.width, c.vocab), dtype))
+    few = len(c.proposes) or c.vocab
+    self.head = nnx.Param(jnp.zeros((c.width, few), dtype))
     table = lambda rows: nnx.Param(jnp.zeros((rows, c.width), dtype))
     self.embed = None if c.tied else table(c.vocab)
     self.positions = table(c.context) if c.position == 'learned' else None
@@ -166,6 +167,26 @@ def plain(config: model_config.LMConfig, params: types.Params):
   return config, {name: flat[name] for name in sizes}
 
 
+def reduce(
+  config: model_config.LMConfig, params: types.Params, ids: Sequence[int]
+) -> tuple[model_config.LMConfig, types.Params]:
+  """(config, params) of the same model proposing these ids only.
+
+  Its head has their columns. Layers and norms are the same arrays.
+
+  Raises:
+    ValueError: ids that are not ascending, or that the model does not have.
+  """
+  own = dataclasses.replace(
+    config, tied=False, proposes=tuple(int(i) for i in ids)
+  )
+  head_DV = params['head']
+  few_R = jnp.asarray(own.proposes, jnp.int32)
+  embed_VD = head_DV.T if config.tied else params['embed']
+  few = {'head': jnp.take(head_DV, few_R, axis=1), 'embed': embed_VD}
+  return own, params | few
+
+
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   """Random parameters: kernels N(0, 1/fan_in), norms 1, biases 0.
 
@@ -271,7 +292,11 @@ def make(
   def head(params, hidden):
     with jax.named_scope('head'):
       logits = ends(params).logits(hidden)
-      if V != config.vocab:
+      if config.proposes:
+        none = jnp.full((*logits.shape[:-1], V), -jnp.inf, logits.dtype)
+        at = none.at[..., jnp.asarray(config.proposes, jnp.int32)]
+        logits = at.set(logits, mode='drop', unique_indices=True)
+      elif V != config.vocab:
         extra = [(0, 0)] * (logits.ndim - 1) + [(0, max(0, V - config.vocab))]
         logits = jnp.pad(logits[..., :V], extra)
       if ids < V:

@@ -40,19 +40,18 @@ class Loss:
         raise ValueError(f'{name}={getattr(self, name)}: must be 0 or more')
 
 
-def vocabulary(answers: teacher.Answers, size: int) -> np.ndarray:
-  """The `size` ids that the answers have most often, in increasing order.
+def vocabulary(rows: dict[str, np.ndarray], size: int, ids: int) -> np.ndarray:
+  """The `size` ids that what counts in rows has most often, ascending.
 
   Ties go to the smaller id; ids that were never said fill up what is left.
+  rows: 'tokens' and 'counted', [n, L]. ids: how many there are.
 
   Raises:
-    ValueError: size < 1.
+    ValueError: size < 1, or more than there are.
   """
-  if size < 1:
-    raise ValueError(f'vocabulary={size}: a draft needs at least one id')
-  index_1L = np.arange(answers.tokens.shape[1])[None]
-  said = (index_1L >= answers.spans[:, :1]) & (index_1L < answers.spans[:, 1:])
-  counts = np.bincount(answers.tokens[said], minlength=size)
+  if not 1 <= size <= ids:
+    raise ValueError(f"vocabulary={size}: allowed are 1 to the teacher's {ids}")
+  counts = np.bincount(rows['tokens'][rows['counted']], minlength=ids)[:ids]
   most = np.argsort(-counts, kind='stable')[:size]
   return np.sort(most).astype(np.int32)
 
@@ -108,6 +107,7 @@ def loss(
     raise ValueError('eagle: a target without embed has nothing to read')
 
   def one(params: types.Params, frozen: Any, batch: dict[str, Array], key):
+    params = eagle.cast(config, params)
     tokens_BT = batch['tokens']
     features_BTE = batch['features'][..., at].astype(jnp.float32)
     positions_BT = jnp.broadcast_to(

@@ -62,6 +62,7 @@ def distilled(
   *,
   temperature: float,
   remat: bool,
+  ids: Sequence[int] = (),
 ) -> step_lib.Loss:
   """The mean divergence from the teacher's law, along the tokens of a batch.
 
@@ -70,6 +71,7 @@ def distilled(
   DistillSpec (Zhou et al. 2023, https://arxiv.org/abs/2310.08461), algorithm 1.
 
   student: a model of the teacher's vocabulary, dtype: what it computes in.
+  ids: those that it can propose, all if (); the teacher's law keeps its mass.
   frozen: {'teacher': its parameters, 'shared': what the student has of them}.
   batch: as cross_entropy. The figures have 'train_alpha', sum min(p, q).
   """
@@ -85,6 +87,9 @@ def distilled(
     own = in_dtype(params | frozen['shared'], dtype)
     logits_q = student.head(own, read(own, tokens_BT)[:, :-1])
     log_q = jax.nn.log_softmax(logits_q / t, -1)
+    if ids:
+      few = jnp.asarray(ids, jnp.int32)
+      log_p, log_q = (jnp.take(x, few, axis=-1) for x in (log_p, log_q))
     counted_BT = batch['counted'][:, 1:]
     value = _mean(divergence(log_p, log_q), counted_BT)
     alpha = _mean(losses.alpha(log_p, log_q), counted_BT)

@@ -151,10 +151,11 @@ def run(
       norms = ('loss', 'gradient_norm', 'parameter_norm')
       _check({name: figures[name] for name in norms}, step, workdir)
       done, last = step + 1, step + 1 == settings.steps
-      bar(done, figures, task.tokens / seconds)
+      clocks = clock(seconds)
+      bar(done, figures, clocks)
       if done % settings.log_every == 0 or last:
         logs.write(done, figures)
-        logs.clock(done, clock(seconds))
+        logs.clock(done, clocks)
       best, judged = False, None
       if done % settings.evaluate_every == 0 or last:
         judged = logs_lib.plain(task.judge(state.params))
@@ -314,7 +315,7 @@ def _stops():
 
 @contextlib.contextmanager
 def _progress(steps: int, first: int, show: bool):
-  """bar(step, figures, tokens a second)."""
+  """bar(step, figures, clocks)."""
   columns = (
     *rich.progress.Progress.get_default_columns()[:3],
     rich.progress.TimeRemainingColumn(),
@@ -327,11 +328,13 @@ def _progress(steps: int, first: int, show: bool):
     bar = bars.add_task('training', total=steps, completed=first, said='')
     alpha = ''
 
-    def advance(step, figures, speed):
+    def advance(step, figures, clocks):
       nonlocal alpha
       if 'train_alpha' in figures:
         alpha = f'  alpha {np.ravel(figures["train_alpha"])[0]:.3f}'
+      speed, share = clocks['tokens_per_second'], clocks['utilisation']
       said = f'loss {figures["loss"]:.4f}{alpha}  {speed:,.0f} tok/s'
+      said += f', {share:.0%} of matmul peak'
       bars.update(bar, completed=step, said=said)
 
     yield advance

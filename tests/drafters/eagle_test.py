@@ -106,9 +106,9 @@ def sampled():
   )
 
 
-def proposals(c, target, weights):
-  """(texts, [(row, length before, tokens_K, q_KV)] of every live window)."""
-  drafter = eagle_drafter.make(c, target, gamma=GAMMA, chunk=4)
+def proposals(c, target, weights, **settings):
+  """(texts, [(row, length before, tokens_K, q_KV, count)] of live windows)."""
+  drafter = eagle_drafter.make(c, target, gamma=GAMMA, chunk=4, **settings)
   options = decode.Options(chunk=8)
   programs = decode.programs(target, told(drafter), coupled.RULE, options)
   request = sampled()
@@ -120,8 +120,7 @@ def proposals(c, target, weights):
     inner, draft = state.drafter
     state = state._replace(drafter=inner)
     for b in np.flatnonzero(live_B):
-      tokens_K, q_KV = (np.asarray(x)[b] for x in draft[:2])
-      seen.append((b, lengths_B[b], tokens_K, q_KV))
+      seen.append((b, lengths_B[b], *(np.asarray(x)[b] for x in draft[:3])))
   # Windows of every kind, or this would show little.
   assert (np.asarray(info.hist_BN).sum(0) > 0).all()
   return fakes.texts(
@@ -167,16 +166,40 @@ def test_every_draft_is_what_training_makes_of_the_same_tokens(world):
   """
   made, texts, seen = world
   with jax.enable_x64(True):
-    said = [[*texts[b][:n], *tokens_K] for b, n, tokens_K, _ in seen]
+    said = [[*texts[b][:n], *tokens_K] for b, n, tokens_K, *_ in seen]
     q_KXLV = jax.jit(functools.partial(by_training, made))(
       fakes.pad([text[:L] for text in said], L)
     )
-    for x, (b, n, _, q_KV) in enumerate(seen):
+    for x, (b, n, _, q_KV, _) in enumerate(seen):
       for k in range(min(GAMMA, L - n)):
         assert_same(q_KV[k], q_KXLV[k, x, n - 1 + k], greedy=b == B - 1)
         assert not q_KV[k, [2, 6]].any()
     # What it cannot draft is said all the same.
     assert any(2 in text for text in texts)
+
+
+def test_drafting_stops_where_the_draft_is_not_sure(world):
+  """Before the first law whose peak, at temperature 1, is low; row by row."""
+  made, plain, _ = world
+  least = 0.4
+  with jax.enable_x64(True):
+    texts, seen = proposals(*made, min_confidence=least)
+    assert texts == plain  # coupled: whatever is drafted
+    said = [
+      [*texts[b][:n], *tokens_K[:count]] for b, n, tokens_K, _, count in seen
+    ]
+    q_KXLV = jax.jit(functools.partial(by_training, made))(
+      fakes.pad([text[:L] for text in said], L)
+    )
+    peak_KXL = np.max(q_KXLV, -1)
+  counts = set()
+  for x, (_, n, _, _, count) in enumerate(seen):
+    sure = [peak_KXL[k, x, n - 1 + k] for k in range(GAMMA) if n + k <= L]
+    stops = [k for k, peak in enumerate(sure) if peak < least]
+    if len(sure) == GAMMA:
+      assert count == min([*stops, GAMMA]), sure
+      counts.add(int(count))
+  assert len(counts) > 2, counts
 
 
 def test_the_view_is_the_first_draft_of_a_window_at_every_index(world):
@@ -198,7 +221,7 @@ def test_the_view_is_the_first_draft_of_a_window_at_every_index(world):
       return jax.nn.softmax(jnp.concatenate(logits, 1))
 
     q_BLV = read(weights.draft, tokens_BL)
-    for b, n, _, q_KV in seen:
+    for b, n, _, q_KV, _ in seen:
       assert_same(q_KV[0], q_BLV[b, n - 1], greedy=b == B - 1)
 
 
@@ -333,7 +356,7 @@ def test_a_window_does_the_work_that_the_benchmark_counts(path):
   c, own = target.config, e.weights.draft
   attention = 2 * 2 * c.heads * c.head_dim * 32 * (GAMMA + 1 + GAMMA - 1)
   found = bench._drafting(arm, state.drafter, info)
-  flops = fakes.matmul_flops(trace.jaxpr)
+  flops = fakes.matmul_flops(trace.jaxpr, turns=GAMMA - 1)
   # Norms have numbers that no matrix product sees.
   layer = lm.flatten(own['layer'])
   norms = sum(x.size for n, x in layer.items() if n.endswith('scale'))
@@ -365,6 +388,8 @@ def test_what_cannot_draft_from_features(path):
   c, target, _ = make_world(dtype='float32')
   with pytest.raises(ValueError, match='at least 1 token'):
     eagle_drafter.make(c, target, gamma=0)
+  with pytest.raises(ValueError, match=r'min_confidence=1: .* \[0, 1\)'):
+    eagle_drafter.make(c, target, gamma=1, min_confidence=1)
   with pytest.raises(ValueError, match='without embed cannot'):
     eagle_drafter.make(c, target._replace(embed=None), gamma=1)
   target = build.load('random:tiny')

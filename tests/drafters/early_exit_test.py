@@ -13,6 +13,8 @@ from specdec_jax.models import lm
 from specdec_jax.verify import reject
 from tests import fakes
 
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
 GAMMA, DEPTH, EXIT = 3, 4, 1
 
 

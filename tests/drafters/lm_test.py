@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from specdec_jax import sampling, types
 from specdec_jax.drafters import lm
 from tests import fakes
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 V, L, GAMMA = 7, 16, 3
 

@@ -10,6 +10,8 @@ from specdec_jax import types
 from specdec_jax.drafters import lm, lookup, scripted
 from tests import fakes
 
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
 
 def found(tokens, *, gamma, min_match, max_match):
   """What lookup must propose, by trying every place and every length."""

@@ -12,6 +12,8 @@ from specdec_jax import build, sharding, windows
 from specdec_jax.drafters import ngram
 from specdec_jax.io import ngrams, tokenizer
 
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
 V = 7
 TEXTS = [
   np.random.default_rng(0).integers(0, V, 200),

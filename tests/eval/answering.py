@@ -44,6 +44,7 @@ def target(*, template=None, context=128, digest='d0'):
     source='fake:model',
     digest=digest,
     ids=258,
+    draft_ids=(),
     config=dataclasses.replace(model_config.sized('tiny'), context=context),
     tokenizer=dataclasses.replace(inner, chat_template=template),
   )

@@ -124,6 +124,7 @@ def test_unknown_key_and_argument():
     ('draft', 'source', '', 'draft.source is empty'),
     ('draft', 'min_confidence', 1.0, r'draft.min_confidence=1.0: .* \[0, 1\)'),
     ('ngram', 'min_confidence', -0.5, 'ngram.min_confidence=-0.5'),
+    ('eagle', 'min_confidence', 1.5, 'eagle.min_confidence=1.5'),
     ('decode', 'methods', ('ngram',), 'ngram.path is empty: .*ngram.py'),
     ('decode', 'methods', ('eagle',), 'eagle.path is empty: .*distill.py'),
     ('early_exit', 'exit', 0, 'early_exit.exit=0'),

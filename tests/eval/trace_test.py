@@ -11,6 +11,8 @@ from specdec_jax import experiment, trace_program
 from specdec_jax.eval import trace, trace_figures, trace_report
 from tests.eval import answering
 
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
 TARGET, DRAFT = answering.target(), answering.target(digest='d1')
 
 

@@ -11,6 +11,8 @@ from specdec_jax import windows
 from specdec_jax.models import lm
 from tests import fakes
 
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
 B, S = 3, 12
 TOKENS = np.random.default_rng(0).integers(0, 13, (B, S)).astype(np.int32)
 GPT = dict(
@@ -247,3 +249,36 @@ def test_one_bfloat16_row_equals_the_same_row_among_others():
   many, one = run(B), run(1)
   assert one.dtype == jnp.float32
   np.testing.assert_array_equal(one[0], many[0])
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_a_model_of_some_ids_says_the_same_of_them(x64, tied):
+  """More ids are asked for than it has, as where a target is padded."""
+  ids = (1, 2, 5, 6)
+  config = fakes.tiny(vocab=7, tied=tied, logit_softcap=3.0, embed_scale=2.0)
+  params = lm.init(config, 0)
+  few, own = lm.reduce(config, params, ids)
+  assert {n: x.shape for n, x in lm.flatten(own).items()} == {
+    n: x.shape for n, x in lm.shapes(few).items()
+  }
+  tokens_BT = jnp.array([[3, 0, 6, 2]])
+
+  def logits(config, params):
+    model = lm.make(config, ids=6, vocab=9)
+    start_B = jnp.zeros(1, jnp.int32)
+    cache = model.init_cache(1, 4)
+    hidden, *_ = windows.read(model, params, tokens_BT, start_B, cache, slots=4)
+    return np.asarray(model.head(params, hidden))
+
+  whole, some = logits(config, params), logits(few, own)
+  kept = [1, 2, 5]  # 6 is no id
+  np.testing.assert_allclose(some[..., kept], whole[..., kept], rtol=1e-12)
+  others = [i for i in range(9) if i not in kept]
+  assert (some[..., others] == -np.inf).all()
+
+
+@pytest.mark.parametrize('ids', [(2, 1), (1, 1), (0, 7), (-1, 2)])
+def test_ids_that_cannot_be_proposed_are_refused(x64, ids):
+  config = fakes.tiny(vocab=7)
+  with pytest.raises(ValueError, match='must be ascending ids below vocab=7'):
+    lm.reduce(config, lm.init(config, 0), ids)

@@ -36,6 +36,9 @@ _VIEW = _of(
   'drafters/eagle',
   'test_the_view_is_the_first_draft_of_a_window_at_every_index',
 )
+_EAGLE_STOPS = _of(
+  'drafters/eagle', 'test_drafting_stops_where_the_draft_is_not_sure'
+)
 _STOPS = _of('drafters/lm', 'test_drafting_stops_where_the_draft_is_not_sure')
 
 BLOCK = (
@@ -285,8 +288,8 @@ METHODS = (
     0,
     "each draft is read beside the target's feature, not the draft before it",
     _EAGLE,
-    'return (cache, token_B, hidden_B1D[:, 0]), (token_B, q_BV)',
-    'return (cache, token_B, hidden_BD), (token_B, q_BV)',
+    'return drawn(cache, hidden_B1D[:, 0], offset, going_B)',
+    'return drawn(cache, hidden_BD, offset, going_B)',
     (_CHAIN,),
   ),
   Mutant(
@@ -305,8 +308,8 @@ METHODS = (
     _LM,
     'going_B &= _confidence(logits_B1V[:, 0]) >= min_confidence',
     'token_B = noise.draft(offset, q_BV)\n'
-    '      going_B &= q_BV[jnp.arange(len(q_BV)), token_B] >= min_confidence',
-    (_STOPS,),
+    '    going_B &= q_BV[jnp.arange(len(q_BV)), token_B] >= min_confidence',
+    (_STOPS, _EAGLE_STOPS),
   ),
   Mutant(
     'a row that has stopped goes on',
