@@ -3,7 +3,8 @@ r"""An EAGLE draft for SmolLM2-135M-Instruct, from its own answers.
   python scripts/distill.py --config=configs/distill.py --workdir=DIR
   python scripts/distill.py --config=configs/distill.py:tiny --workdir=DIR
 
-What each key means: the classes of specdec_jax/distill_program.py.
+What each key means: the classes of specdec_jax/distill_program.py, and Data of
+asking.py.
 """
 
 import ml_collections

@@ -1,17 +1,15 @@
 """scripts/distill.py: from a config to a draft that is judged by decoding."""
 
 import dataclasses
-import hashlib
-import json
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
 from specdec_jax import (
-  api,
+  asking,
   build,
   decode,
   requests,
@@ -19,17 +17,14 @@ from specdec_jax import (
   train_program,
   types,
 )
-from specdec_jax.eval import machine, report
-from specdec_jax.io import files
+from specdec_jax.eval import machine
 from specdec_jax.train import (
   data,
   heads,
   judge,
   loop,
-  questions,
   sources,
   teacher,
-  text,
 )
 from specdec_jax.train import step as step_lib
 from specdec_jax.verify import reject
@@ -46,53 +41,6 @@ class Teacher:
         "source='': name a model, for example "
         '--config.teacher.source=hf:org/name'
       )
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-  """Prompts, and who goes on from them.
-
-  source: 'questions' (our own, through the chat template), or a text as
-  train.text.read takes it, with field; its rows begin with prompt_tokens as the
-  prompt. chat: no rows: each of its documents is a question for the chat
-  template. said: a name of SAID. prompts: how many; held_out: besides, to judge
-  by. length: tokens of a row, prompt included. temperatures: of the answers, in
-  turn. keep: layers whose features are kept with the teacher's answers, the
-  student's taps among them; () keeps just those. batch: rows decoded together.
-  refresh: steps between two times that the student speaks. folder: where the
-  teacher's answers lie; '' is the cache folder.
-  """
-
-  source: str
-  field: str
-  chat: bool
-  said: str
-  prompts: int
-  held_out: int
-  prompt_tokens: int
-  length: int
-  temperatures: tuple[float, ...]
-  keep: tuple[int, ...]
-  batch: int
-  refresh: int
-  seed: int
-  folder: str
-
-  def __post_init__(self):
-    if self.said not in SAID:
-      raise ValueError(f'said={self.said!r}: allowed are {", ".join(SAID)}')
-    if self.said == 'text' and (self.chat or self.source == 'questions'):
-      raise ValueError("said='text': questions have no answers of their own")
-    for name in ('prompts', 'held_out', 'length', 'batch', 'refresh'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)}: must be 1 or more')
-    if not 0 < self.prompt_tokens < self.length:
-      raise ValueError(
-        f'prompt_tokens={self.prompt_tokens}: must be above 0 and below '
-        f'length={self.length}'
-      )
-    if not self.temperatures:
-      raise ValueError('temperatures=(): needs at least one')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +68,7 @@ class Batch:
 class Settings:
   teacher: Teacher
   student: students.Settings
-  data: Data
+  data: asking.Data
   loss: heads.Loss
   batch: Batch
   optimiser: step_lib.Optimiser
@@ -128,6 +76,10 @@ class Settings:
   judge: Judge
 
   def __post_init__(self):
+    if self.data.said not in SAID:
+      raise ValueError(
+        f'data.said={self.data.said!r}: allowed are {", ".join(SAID)}'
+      )
     if self.student.kind == 'eagle' and self.data.said != 'teacher':
       raise ValueError(
         f'data.said={self.data.said!r}: an eagle learns from features of its '
@@ -140,13 +92,6 @@ class Settings:
         f'student.dtype={self.student.dtype!r}: an eagle computes in the dtype '
         f'of its teacher, {self.teacher.dtype!r}; set both'
       )
-
-
-class Asked(NamedTuple):
-  """Prompts, the held-out ones last. texts: what follows them in the source."""
-
-  prompts: list[list[int]]
-  texts: np.ndarray | None
 
 
 def settings(config) -> Settings:
@@ -177,14 +122,15 @@ def run(
       f'student.vocabulary={s.student.vocabulary}: the teacher has '
       f'{target.ids} ids; take at most those, or 0 for all'
     )
-  asked = ask(s.data, target)
+  begun = students.begin_eagle(s.student, target)
+  asked = asking.ask(s.data, target)
   kept: tuple[int, ...] = ()
   if s.student.kind == 'eagle':
     kept = s.data.keep or s.student.taps or (target.config.depth - 1,)
   answers = None
   if s.data.said != 'text' and s.data.said != 'student':
-    answers = answered(s.data, target, asked.prompts, kept)
-  ids = vocabulary(s, target, asked, answers)
+    answers = asking.answered(s.data, target, asked.prompts, kept)
+  ids = begun.ids if begun else vocabulary(s, target, asked, answers)
   make = students.STUDENTS[s.student.kind]
   student = make(s.student, s.loss, target, kept, ids, s.run.seed)
   batches, refresh = SAID[s.data.said](
@@ -228,87 +174,10 @@ def run(
   return figures | {'draft': str(path)}
 
 
-def ask(s: Data, target: build.LanguageModel) -> Asked:
-  """s.prompts + s.held_out prompts."""
-  count = s.prompts + s.held_out
-  if s.source == 'questions':
-    texts = questions.make(count, s.seed)
-    prompts = [api.encode(target, x, chat=True) for x in texts]
-    long = max(map(len, prompts))
-    if long >= s.length:
-      raise ValueError(
-        f'data.length={s.length}: the longest question has {long} tokens'
-      )
-    return Asked(prompts, None)
-  corpus = text.read(s.source, field=s.field)
-  if s.chat:
-    return Asked(_questions(s, target, corpus.documents, count), None)
-  rows = text.pack(corpus.documents, target.tokenizer, s.length)
-  if len(rows) < count:
-    raise ValueError(
-      f'data.prompts={s.prompts} and held_out={s.held_out}: {s.source} has '
-      f'{len(rows)} rows of length={s.length}'
-    )
-  order = np.random.default_rng(s.seed).permutation(len(rows))[:count]
-  rows = rows[order]
-  return Asked(rows[:, : s.prompt_tokens].tolist(), rows)
-
-
-def _questions(
-  s: Data, target: build.LanguageModel, documents: Sequence[str], count: int
-) -> list[list[int]]:
-  """Prompts of some documents, by chance; those without room are left out."""
-  documents = list(dict.fromkeys(documents))
-  order = np.random.default_rng(s.seed).permutation(len(documents))
-  found: list[list[int]] = []
-  for i in order:
-    prompt = api.encode(target, documents[i], chat=True)
-    if len(prompt) < s.length:
-      found.append(prompt)
-    if len(found) == count:
-      return found
-  raise ValueError(
-    f'data.prompts={s.prompts} and held_out={s.held_out}: {s.source} has '
-    f'{len(found)} questions shorter than length={s.length}, of '
-    f'{len(documents)}'
-  )
-
-
-def answered(
-  s: Data,
-  target: build.LanguageModel,
-  prompts: list[list[int]],
-  kept: tuple[int, ...],
-) -> teacher.Answers:
-  """The teacher's answers to all prompts, the held-out ones too."""
-  asked = teacher.Asked(
-    teacher=target.digest,
-    questions=questions.digest([str(x) for x in prompts]),
-    rows=len(prompts),
-    length=s.length,
-    temperatures=tuple(s.temperatures),
-    seed=s.seed,
-    taps=tuple(kept),
-  )
-  name = hashlib.sha256(json.dumps(dataclasses.asdict(asked)).encode())
-  folder = files.cache_folder() / 'answers' / name.hexdigest()[:16]
-  return teacher.answer(
-    pathlib.Path(s.folder) if s.folder else folder,
-    prompts,
-    asked,
-    build.target_model(target),
-    target.params,
-    rule=reject.RULE,
-    stop_ids=target.tokenizer.eos_ids,
-    batch=s.batch,
-    track=report.track,
-  )
-
-
 def vocabulary(
   s: Settings,
   target: build.LanguageModel,
-  asked: Asked,
+  asked: asking.Asked,
   answers: teacher.Answers | None,
 ) -> np.ndarray:
   """The ids that the student can propose: the commonest of the answers, or of
@@ -373,7 +242,7 @@ def _batches(s: Settings, rows, seed: int) -> data.Batches:
   )
 
 
-def _text(s: Settings, target, student, asked: Asked, answers, workdir):
+def _text(s: Settings, target, student, asked: asking.Asked, answers, workdir):
   """The text itself, after the same prompts as the others."""
   del target, student, answers, workdir
   assert asked.texts is not None
@@ -393,7 +262,9 @@ def _teacher(s: Settings, target, student, asked, answers, workdir):
   return _batches(s, rows, s.run.seed), _never
 
 
-def _student(s: Settings, target, student, asked: Asked, answers, workdir):
+def _student(
+  s: Settings, target, student, asked: asking.Asked, answers, workdir
+):
   """What the student says to as many prompts as it will read until the next
   time; of the teacher's answers, where there are some, every other one."""
   count = min(s.batch.rows * s.data.refresh, s.data.prompts)

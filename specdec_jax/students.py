@@ -24,7 +24,8 @@ from specdec_jax.train import step as step_lib
 class Settings:
   """kind: a name of STUDENTS.
 
-  eagle: taps, the teacher's layers that it reads; () is the last one.
+  eagle: taps, the teacher's layers that it reads; () is the last one. path: a
+  draft to begin with, of the same taps and vocabulary.
   lm: size, a row of models.config.SIZES, from random; or layers of the teacher
   to begin with. share: take the teacher's embedding and head, frozen. path: a
   folder with a student to begin with.
@@ -57,6 +58,11 @@ class Settings:
       raise ValueError(
         'share=True: a student of a path has an embedding and a head of its '
         'own; take share=False'
+      )
+    if self.kind == 'eagle' and (self.size or self.layers):
+      raise ValueError(
+        'size or layers given for an eagle: it is one layer like its '
+        "teacher's, from random or from a path"
       )
     if self.kind == 'eagle' and self.remat:
       raise ValueError('remat=True: the one layer of an eagle needs none')
@@ -111,8 +117,11 @@ def make_eagle(
     eagles.write(path, eagles.Draft(taps, layer, ids, eagles.describe(about)))
     return path
 
+  begun = begin_eagle(s, target)
+  layer = begun.layer if begun else eagle.init(masters, seed)
+  wanted = eagle.shapes(masters)
   return Student(
-    lm.nest(eagle.init(masters, seed)),
+    lm.nest({n: jnp.array(x, wanted[n].dtype) for n, x in layer.items()}),
     heads.loss(config, model, loss, kept),
     frozen,
     lambda params: eagles.weights(
@@ -125,6 +134,27 @@ def make_eagle(
     * (6.0 * _size(eagle.shapes(config)) + 4.0 * frozen['head'].size),
     write,
   )
+
+
+def begin_eagle(
+  s: Settings, target: build.LanguageModel
+) -> eagles.Draft | None:
+  """The draft that an eagle begins with, if it does.
+
+  Raises:
+    ValueError: it does not fit this teacher or these settings.
+  """
+  if s.kind != 'eagle' or not s.path:
+    return None
+  draft = eagles.read(s.path)
+  eagles.fit(draft, s.path, target.config, target.params, target.tokenizer)
+  taps = s.taps or (target.config.depth - 1,)
+  if (taps, s.vocabulary) != (draft.taps, len(draft.ids)):
+    raise ValueError(
+      f'student.path={s.path}: reads layers {draft.taps} and proposes '
+      f'{len(draft.ids)} ids; set student.taps and student.vocabulary to these'
+    )
+  return draft
 
 
 def make_lm(

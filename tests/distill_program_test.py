@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import distill
-from specdec_jax import api, build, distill_program, requests
+from specdec_jax import api, asking, build, distill_program, requests
 from specdec_jax.eval import metrics, output_file
 from specdec_jax.io import eagles, export, manifest
 from specdec_jax.models import config as model_config
@@ -79,6 +79,28 @@ def test_several_processes_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr('jax.process_count', lambda: 2)
   with pytest.raises(ValueError, match='2 processes: .* runs in one'):
     a_run(tmp_path, monkeypatch)
+
+
+def test_an_eagle_goes_on_from_another(tmp_path, monkeypatch):
+  first, lines = a_run(tmp_path / 'one', monkeypatch, run=dict(steps=8))
+  path = first['draft']
+  # Of other questions: their commonest ids are others, and the path's stay.
+  more = dict(data=dict(prompts=8, held_out=2, length=192, batch=10, seed=5))
+  second, on = a_run(
+    tmp_path / 'two', monkeypatch, student=dict(path=path), **more
+  )
+  begin = lambda lines: next(x['loss'] for x in lines if 'loss' in x)
+  assert begin(on) < begin(lines) - 0.1
+  one, two = eagles.read(path), eagles.read(second['draft'])
+  np.testing.assert_array_equal(one.ids, two.ids)
+  for why, student in (
+    (r'reads layers \(1,\) and proposes 256 ids', dict(vocabulary=64)),
+    ('not a file of', dict(path=str(tmp_path / 'one/run/config.json'))),
+    ('no such file', dict(path='nowhere')),
+  ):
+    with pytest.raises(ValueError, match=why):
+      a_run(tmp_path / 'three', monkeypatch, student=dict(path=path) | student)
+  assert not (tmp_path / 'three/cache').exists()
 
 
 def test_a_language_model_learns_from_both_and_is_exported(
@@ -222,6 +244,7 @@ def test_a_damaged_list_of_ids_is_refused(tmp_path):
     ),
     ('student', dict(dtype='bfloat16'), "the dtype of its teacher, 'float32'"),
     ('student', dict(remat=True), 'one layer of an eagle needs none'),
+    ('student', dict(layers=(0,)), 'size or layers given for an eagle'),
     (
       'student',
       dict(kind='lm', vocabulary=0, path='x'),
@@ -265,7 +288,7 @@ def test_refuses_more_prompts_than_the_text_has(tmp_path):
   with pytest.raises(
     ValueError, match='data.prompts=8 and held_out=2: .* rows'
   ):
-    distill_program.ask(s.data, build.load('random:tiny'))
+    asking.ask(s.data, build.load('random:tiny'))
 
 
 def test_ones_own_questions_go_through_the_chat_template(tmp_path):
@@ -275,15 +298,70 @@ def test_ones_own_questions_go_through_the_chat_template(tmp_path):
   own = dict(source=str(path), field='prompt', chat=True, length=64)
   s = distill_program.settings(config(data=own))
   target = build.load('random:tiny')
-  prompts, texts = distill_program.ask(s.data, target)
+  prompts, texts = asking.ask(s.data, target)
   assert texts is None and len(prompts) == 10
   known = [api.encode(target, x, chat=True) for x in asked[:12]]
   assert all(x in known for x in prompts)
   assert len({tuple(x) for x in prompts}) == 10
-  assert distill_program.ask(s.data, target).prompts == prompts
+  assert asking.ask(s.data, target).prompts == prompts
   s = distill_program.settings(config(data=own | dict(prompts=11)))
   with pytest.raises(ValueError, match='has 12 questions shorter .* of 13'):
-    distill_program.ask(s.data, target)
+    asking.ask(s.data, target)
+
+
+TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+
+
+def asker(template):
+  target = build.load('random:tiny')
+  own = dataclasses.replace(target.tokenizer, chat_template=template)
+  return dataclasses.replace(target, tokenizer=own)
+
+
+def test_a_teacher_asks_its_own_questions(tmp_path, monkeypatch):
+  own = dict(source='magpie', prompt_tokens=24, length=64, batch=64)
+  s = distill_program.settings(
+    config(data=own | dict(folder=str(tmp_path / 'one')))
+  )
+  target = asker(TEMPLATE)
+  prompts, texts = asking.ask(s.data, target)
+  assert texts is None and len(prompts) == 10
+  words = [target.tokenizer.decode(x) for x in prompts]
+  assert len(set(words)) == 10
+  # Each ended by itself, after at most 24 ids, in the place of the user.
+  assert all(x[0] == '<' and x[-1] == '>' and x[1:-1].strip() for x in words)
+  said = np.load(tmp_path / 'one/questions/0/tokens.npy')
+  spans = np.load(tmp_path / 'one/questions/0/spans.npy')
+  assert (spans[:, 0] == 1).all() and spans.max() <= 25
+  ended = said[np.arange(len(said)), spans[:, 1] - 1]
+  ended = np.isin(ended, target.tokenizer.eos_ids)
+  assert 10 <= ended.sum() < len(said)
+  # The batch changes none, more are the same and then more, a seed all.
+  again = dataclasses.replace(s.data, folder=str(tmp_path / 'two'), batch=256)
+  assert asking.ask(again, target).prompts == prompts
+  more = dataclasses.replace(s.data, prompts=int(ended.sum()) + 20)
+  longer = asking.ask(more, target).prompts
+  assert longer[:10] == prompts and len(longer) == more.prompts + 2
+  other = dataclasses.replace(again, folder=str(tmp_path / 'three'), seed=1)
+  assert not set(map(tuple, asking.ask(other, target).prompts)) & set(
+    map(tuple, longer)
+  )
+
+
+@pytest.mark.parametrize(
+  ('template', 'changes', 'why'),
+  [
+    (None, {}, 'tiny .random weights. has no chat template'),
+    ('always the same', {}, 'leaves out what a user says'),
+    (TEMPLATE, dict(prompt_tokens=63), 'must be above prompt_tokens=63 and 1'),
+    (TEMPLATE, dict(prompt_tokens=1), 'only 0 of 10 questions; the last 256'),
+  ],
+)
+def test_a_teacher_that_cannot_ask(template, changes, why, tmp_path):
+  own = dict(source='magpie', length=64, folder=str(tmp_path))
+  s = distill_program.settings(config(data=own | changes))
+  with pytest.raises(ValueError, match=why):
+    asking.ask(s.data, asker(template))
 
 
 def test_a_student_of_another_tokenizer_is_refused(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ LAYERS = {
   'user_code': 7,
   'experiment': 7,
   'students': 7,
+  'asking': 7,
   'train_program': 7,
   'distill_program': 8,
   'trace_program': 7,
