@@ -257,7 +257,7 @@ def load(
     params=params,
     tokenizer=loaded.tokenizer,
     layout=layout,
-    draft_ids=export.draft_ids(os.path.expanduser(os.fspath(source))),
+    draft_ids=loaded.draft_ids,
   )
 
 

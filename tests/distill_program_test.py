@@ -219,6 +219,8 @@ def test_a_draft_of_some_ids_is_no_beginning(tmp_path, monkeypatch):
   both = metrics.own_bytes((few.as_draft[1], few.params), {})
   size = metrics.tree_bytes(few.params)
   assert size < both < size + metrics.tree_bytes(few.params['head']) * 1.1
+  monkeypatch.setattr('specdec_jax.io.hub.fetch', lambda source: folder)
+  assert build.load('hf:org/few').draft_ids == ids
   mark = folder / export.MARK
   mark.write_text(mark.read_text().replace('2', '9999'))
   with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):

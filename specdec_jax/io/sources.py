@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from specdec_jax import types
 from specdec_jax.io import (
+  export,
   files,
   gguf,
   gguf_tokenizer,
@@ -39,7 +40,8 @@ class Opened:
   """A model whose weights are not read yet.
 
   config is in float32 without scanned layers; read changes both. fill(config,
-  put) -> nested params. digest() identifies the weights.
+  put) -> nested params. digest() identifies the weights. draft_ids: what it
+  proposes as a draft, as io/export.py wrote it; () is all.
   """
 
   source: str
@@ -48,6 +50,7 @@ class Opened:
   tokenizer: tokenizer.Tokenizer
   fill: Callable[[model_config.LMConfig, names.Put | None], types.Params]
   digest: Callable[[], str]
+  draft_ids: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Loaded:
   params: Any
   tokenizer: tokenizer.Tokenizer
   hashed: Callable[[], str]
+  draft_ids: tuple[int, ...]
 
   @functools.cached_property
   def digest(self) -> str:
@@ -142,6 +146,7 @@ def read(
     params,
     opened.tokenizer,
     opened.digest,
+    opened.draft_ids,
   )
 
 
@@ -154,6 +159,7 @@ def _open_folder(folder: pathlib.Path, source: str, label: str) -> Opened:
     tokenizer.from_folder(folder, source),
     lambda config, put: names.read(model.reader, config, put),
     lambda: files.digest(model.weights),
+    export.draft_ids(folder),
   )
 
 
