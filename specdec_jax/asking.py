@@ -145,7 +145,9 @@ def _magpie(s: Data, target: build.LanguageModel, count: int) -> list[str]:
   for part in range(20 * count):
     asked = teacher.Asked(
       teacher=target.digest,
+      dtype=target.config.dtype,
       questions=questions.digest([str(opening)]),
+      stop_ids=tuple(stop),
       rows=ASKED_AT_ONCE,
       length=len(opening) + room,
       temperatures=(ASK_AT,),
@@ -204,7 +206,9 @@ def answered(
   """The teacher's answers to all prompts, the held-out ones too."""
   asked = teacher.Asked(
     teacher=target.digest,
+    dtype=target.config.dtype,
     questions=questions.digest([str(x) for x in prompts]),
+    stop_ids=tuple(target.tokenizer.eos_ids),
     rows=len(prompts),
     length=s.length,
     temperatures=tuple(s.temperatures),
@@ -231,7 +235,6 @@ def _answers(
     build.target_model(target),
     target.params,
     rule=reject.RULE,
-    stop_ids=target.tokenizer.eos_ids,
     batch=s.batch,
     track=report.track,
   )

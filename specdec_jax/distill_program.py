@@ -18,11 +18,14 @@ from specdec_jax import (
   types,
 )
 from specdec_jax.eval import machine
+from specdec_jax.io import eagles, files
+from specdec_jax.io import sources as models
 from specdec_jax.train import (
   data,
   heads,
   judge,
   loop,
+  questions,
   sources,
   teacher,
 )
@@ -112,21 +115,21 @@ def run(
       f'{jax.process_count()} processes: a distillation runs in one; '
       'scripts/train.py takes several'
     )
-  config = dataclasses.asdict(s)
+  config = dataclasses.asdict(s) | {'read': _read(s)}
   loop.open_workdir(workdir, config, changed)
   if before := loop.ended(workdir, config):
     return before['figures'] | {'draft': str(workdir / before['made'])}
-  target = build.load(s.teacher.source, dtype=s.teacher.dtype)
+  # A student of some layers takes them one by one.
+  scan = False if s.student.layers else None
+  target = build.load(s.teacher.source, dtype=s.teacher.dtype, scan_layers=scan)
   if s.student.vocabulary > target.ids:
     raise ValueError(
       f'student.vocabulary={s.student.vocabulary}: the teacher has '
       f'{target.ids} ids; take at most those, or 0 for all'
     )
   begun = students.begin_eagle(s.student, target)
+  kept = _kept(s, target.config.depth - 1)
   asked = asking.ask(s.data, target)
-  kept: tuple[int, ...] = ()
-  if s.student.kind == 'eagle':
-    kept = s.data.keep or s.student.taps or (target.config.depth - 1,)
   answers = None
   if s.data.said != 'text' and s.data.said != 'student':
     answers = asking.answered(s.data, target, asked.prompts, kept)
@@ -162,6 +165,7 @@ def run(
   about = {
     'target': target.label,
     'target_sha256': target.digest,
+    'prompts_sha256': questions.digest([str(x) for x in asked.prompts]),
     'tokenizer': target.tokenizer.fingerprint(),
     'config': config,
     'step': step,
@@ -172,6 +176,35 @@ def run(
   figures |= {'step': step, 'finished': True}
   loop.end(workdir, config, path.name, figures)
   return figures | {'draft': str(path)}
+
+
+def _read(s: Settings) -> dict[str, str]:
+  """SHA-256 of the models that a run begins with: others begin another run."""
+  out = {'teacher': models.open_source(s.teacher.source).digest()}
+  if s.student.path and s.student.kind == 'eagle':
+    out['student'] = files.sha256(eagles.existing(s.student.path))
+  elif s.student.path:
+    out['student'] = models.open_source(s.student.path).digest()
+  return out
+
+
+def _kept(s: Settings, last: int) -> tuple[int, ...]:
+  """The layers whose features the answers are kept with, if there is a reader.
+
+  Raises:
+    ValueError: they are not in order, or not all that the student reads.
+  """
+  if s.student.kind != 'eagle':
+    return ()
+  taps = s.student.taps or (last,)
+  kept = s.data.keep or taps
+  wanted = sorted({*kept, *taps, last})
+  if list(kept) != wanted or not 0 <= kept[0] <= kept[-1] == last:
+    raise ValueError(
+      f'data.keep={kept}: want layers in increasing order, with the last one, '
+      f'{last}, and student.taps={taps} among them'
+    )
+  return kept
 
 
 def vocabulary(

@@ -256,6 +256,8 @@ def _source(s: Settings, target: build.LanguageModel, seed: int):
         f'student.share: size {s.size} has width {config.width}, '
         f'{target.label} {target.config.width}; take share=False'
       )
+    if s.share:
+      config = dataclasses.replace(config, tied=target.config.tied)
     params = lm.init(config, seed)
     if s.share:
       params |= {n: target.params[n] for n in language.SHARED if n in params}

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from configs import distill
-from specdec_jax import api, asking, build, distill_program, requests
+from specdec_jax import (
+  api,
+  asking,
+  build,
+  distill_program,
+  requests,
+  students,
+)
 from specdec_jax.eval import metrics, output_file
 from specdec_jax.io import eagles, export, manifest
 from specdec_jax.models import config as model_config
@@ -73,6 +80,53 @@ def test_masters_stay_float32_where_the_teacher_is_not(tmp_path, monkeypatch):
   saved = manifest.read(tmp_path / 'run/checkpoints/4').leaves
   kinds = {x[0] for name, x in saved.items() if 'step' not in name}
   assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
+
+
+def test_other_models_begin_another_run(tmp_path, monkeypatch):
+  paths = [tmp_path / name for name in ('teacher', 'student')]
+  size, words = model_config.sized('tiny'), build.load('random:tiny').tokenizer
+  write = lambda path, seed: export.save(
+    path, size, lm.init(size, seed), words, overwrite=True
+  )
+  for path in paths:
+    write(path, 0)
+  run = lambda: a_run(
+    tmp_path,
+    monkeypatch,
+    teacher=dict(source=str(paths[0])),
+    student=dict(kind='lm', vocabulary=0, share=False, path=str(paths[1])),
+    data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
+  )
+  assert run()[0]['finished'] and run()[0]['finished']
+  for path in paths:
+    write(path, 1)
+    with pytest.raises(ValueError, match=f'other values of read.{path.name};'):
+      run()
+    write(path, 0)
+
+
+@pytest.mark.parametrize(
+  ('keep', 'taps'),
+  [((1, 0), (1,)), ((0,), (0,)), ((1,), (0, 1)), ((1, 2), (1,))],
+)
+def test_what_is_kept_has_what_is_read(keep, taps, tmp_path, monkeypatch):
+  with pytest.raises(ValueError, match=r'data.keep=\(.*: want layers in'):
+    a_run(tmp_path, monkeypatch, student=dict(taps=taps), data=dict(keep=keep))
+  assert not (tmp_path / 'cache').exists()
+
+
+def test_a_student_shares_as_its_teacher_does():
+  target = build.load('random:tiny')
+  s = distill_program.settings(
+    config(student=dict(kind='lm', size='tiny', share=True, vocabulary=0))
+  ).student
+  for tied in (True, False):
+    own = dataclasses.replace(target.config, tied=tied)
+    teacher = dataclasses.replace(target, config=own, params=lm.init(own, 3))
+    config_, params = students._begin(s, teacher, 0)
+    assert config_.tied == tied
+    for name in {'embed', 'head'} & params.keys():
+      np.testing.assert_array_equal(params[name], teacher.params[name])
 
 
 def test_several_processes_are_refused(tmp_path, monkeypatch):

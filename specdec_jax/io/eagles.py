@@ -68,15 +68,21 @@ def find(path: str | os.PathLike) -> pathlib.Path:
   return ZOO / name / 'draft.safetensors'
 
 
+def existing(path: str | os.PathLike) -> pathlib.Path:
+  """As find; ValueError where no file is."""
+  found = find(path)
+  if not found.is_file():
+    raise ValueError(f'eagle {path}: no such file; give {FORMS}')
+  return found
+
+
 def read(path: str | os.PathLike) -> Draft:
   """A draft as it lies in its file.
 
   Raises:
     ValueError: no such file, another kind of file, or a damaged one.
   """
-  found = find(path)
-  if not found.is_file():
-    raise ValueError(f'eagle {path}: no such file; give {FORMS}')
+  found = existing(path)
   try:
     with safetensors.safe_open(found, 'numpy') as file:
       about = file.metadata() or {}

@@ -29,7 +29,7 @@ class Logs:
 
   def __init__(self, workdir: pathlib.Path, first: int):
     self._workdir, self._files = workdir, {}
-    with self._writing():
+    with writing(self._workdir):
       for name in ('metrics', 'clocks'):
         path = workdir / f'{name}.jsonl'
         files.write(path, b''.join(_until(path, first)))
@@ -45,7 +45,7 @@ class Logs:
 
   def write(self, step: int, figures: dict[str, Any]) -> None:
     """Figures that only the settings decide; see plain."""
-    with self._writing():
+    with writing(self._workdir):
       self._line('metrics', step, figures)
       for name, value in figures.items():
         many = isinstance(value, list)
@@ -56,12 +56,12 @@ class Logs:
 
   def clock(self, step: int, figures: dict[str, float]) -> None:
     """Figures that another run of the same settings has otherwise."""
-    with self._writing():
+    with writing(self._workdir):
       self._line('clocks', step, figures)
 
   def flush(self) -> None:
     """Before a checkpoint: what is said of its steps must not be lost."""
-    with self._writing():
+    with writing(self._workdir):
       self._board.flush()
 
   def close(self) -> None:
@@ -79,13 +79,6 @@ class Logs:
       event_pb2.Event(wall_time=time.time(), step=step, **content)
     )
 
-  @contextlib.contextmanager
-  def _writing(self):
-    try:
-      yield
-    except OSError as error:
-      raise no_room(self._workdir, error) from error
-
 
 def plain(figures: dict[str, Any]) -> dict[str, Any]:
   """Numbers and lists of numbers, None for what is not finite."""
@@ -98,11 +91,16 @@ def plain(figures: dict[str, Any]) -> dict[str, Any]:
   return {name: clean(np.asarray(x).tolist()) for name, x in figures.items()}
 
 
-def no_room(path: pathlib.Path, error: OSError) -> ValueError:
-  return ValueError(
-    f'{path}: cannot be written: {error.strerror}; mend that, and the same '
-    'command goes on from the last checkpoint'
-  )
+@contextlib.contextmanager
+def writing(path: pathlib.Path):
+  """A disk that is full or gone is a ValueError that says what to do."""
+  try:
+    yield
+  except OSError as error:
+    raise ValueError(
+      f'{path}: cannot be written: {error.strerror}; mend that, and the same '
+      'command goes on from the last checkpoint'
+    ) from error
 
 
 def _until(path: pathlib.Path, step: int) -> list[bytes]:

@@ -133,7 +133,7 @@ def run(
     )
     first, state, score = _begin(saved, task, settings, state)
     if first == settings.steps:
-      return Ended(first, _best(saved, state))
+      return Ended(first, _best(saved, task, state))
     _write(workdir / 'config.json', config)
     logs = stack.enter_context(
       contextlib.closing(logs_lib.Logs(workdir, first))
@@ -174,7 +174,7 @@ def run(
         saved.save(done, state, facts, best=best)
       if stop and not last:
         return Ended(done, None)
-    return Ended(settings.steps, _best(saved, state))
+    return Ended(settings.steps, _best(saved, task, state))
 
 
 def _begin(
@@ -212,17 +212,22 @@ def _check(figures: dict[str, Any], step: int, workdir: pathlib.Path) -> None:
       )
 
 
-def _best(saved: checkpoint.Checkpoints, like: step_lib.State):
+def _best(saved: checkpoint.Checkpoints, task: Task, state: step_lib.State):
+  """The best step, its parameters and figures; the newest one that is whole
+  where the best one is not."""
   saved.wait()
-  step = saved.best()
-  if step is None:
-    raise ValueError(
-      f'{saved.folder}: the last step is there, but none marked as the best: '
-      'take another workdir'
-    )
-  found = saved.restore(jax.tree.map(_abstract, like), step)
-  assert found is not None, step
-  return step, found.arrays.params, found.facts['figures']
+  like, found = jax.tree.map(_abstract, state), None
+  if (step := saved.best()) is not None:
+    try:
+      found = saved.restore(like, step)
+    except checkpoint.Corrupt as error:
+      logging.warning('the best step %d is NOT restored: %s', step, error)
+  if found is None:
+    found = saved.restore(like)
+    assert found is not None, saved.folder
+    logging.warning('step %d takes the place of the best one', found.step)
+  params, figures = found.arrays.params, found.facts['figures']
+  return found.step, params, figures or logs_lib.plain(task.judge(params))
 
 
 def _clock(task: Task) -> Callable[[float], dict[str, float]]:
@@ -276,10 +281,8 @@ def end(workdir: pathlib.Path, config, made: str, figures) -> dict[str, Any]:
 
 
 def _write(path: pathlib.Path, content: dict[str, Any]) -> None:
-  try:
+  with logs_lib.writing(path):
     files.write(path, json.dumps(content, indent=1))
-  except OSError as error:
-    raise logs_lib.no_room(path, error) from error
 
 
 def _differ(before: dict[str, Any], config: dict[str, Any]) -> list[str]:

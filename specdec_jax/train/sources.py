@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax import types
 from specdec_jax.io import files
-from specdec_jax.train import data
+from specdec_jax.train import data, logs
 
 
 def rows_of(tokens: np.ndarray, spans: np.ndarray) -> dict[str, np.ndarray]:
@@ -51,8 +51,9 @@ class OnPolicy:
   def refresh(self, step: int, params: types.Params) -> None:
     if step % self._every == 0 and step != self._made:
       rows = self._say(step, params)
-      self._folder.mkdir(parents=True, exist_ok=True)
-      _write(self._folder / f'{step}.npz', rows)
+      with logs.writing(self._folder):
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _write(self._folder / f'{step}.npz', rows)
       self._open(step)
 
   def __iter__(self):
@@ -86,7 +87,7 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
   try:
     with np.load(path, allow_pickle=False) as found:
       return dict(found)
-  except (OSError, ValueError, zipfile.BadZipFile) as error:
+  except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
     raise ValueError(
       f'{path}: what the student said before cannot be read ({error}); remove '
       'the checkpoints from there on, or take another workdir'

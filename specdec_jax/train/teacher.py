@@ -7,6 +7,7 @@ folder that a later run of the same settings goes on with or reads back.
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,20 +18,24 @@ import numpy as np
 
 from specdec_jax import decode, requests, types, windows
 from specdec_jax.io import files
+from specdec_jax.train import logs
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
   """How the teacher answers, as facts.json records it.
 
-  teacher: the digest of its weights. questions: the digest of the prompts.
-  rows: how many there are. length: tokens of a row, prompt included.
+  teacher: the digest of its weights; dtype: what it computes in. questions: the
+  digest of the prompts. stop_ids: what ends an answer. rows: how many there
+  are. length: tokens of a row, prompt included.
   temperatures: of the rows, in turn. taps: layers whose residual streams are
   kept, the last one among them; none are if empty.
   """
 
   teacher: str
+  dtype: str
   questions: str
+  stop_ids: tuple[int, ...]
   rows: int
   length: int
   temperatures: tuple[float, ...]
@@ -61,7 +66,6 @@ def answer(
   params: types.Params,
   *,
   rule: types.Rule,
-  stop_ids: Sequence[int],
   batch: int,
   track: Callable[..., Any],
 ) -> Answers:
@@ -73,12 +77,12 @@ def answer(
     asked: what the answers are; another value in the folder is refused.
     target, params: the teacher, as for decode.programs.
     rule: never asked for anything; plain decoding needs one by its contract.
-    stop_ids: ids that end an answer.
     batch: rows decoded together; changes no token.
     track: track(iterable, description) -> the same, with a progress bar.
 
   Raises:
-    ValueError: a folder of other answers, naming what differs.
+    ValueError: a folder of other answers, naming what differs; a damaged one;
+      no room for all of them, before the first is asked for.
   """
   arrays, done = _open(folder, asked, sum(_widths(target, params, asked.taps)))
   starts = range(done, len(prompts), batch)
@@ -93,7 +97,7 @@ def answer(
       length=asked.length,
       temperatures=asked.temperatures,
       seed=asked.seed,
-      stop_ids=stop_ids,
+      stop_ids=asked.stop_ids,
       rows=batch,
       taps=asked.taps,
     )
@@ -160,7 +164,8 @@ def _widths(target, params, taps) -> list[int]:
 
 def _open(folder: pathlib.Path, asked: Asked, width: int):
   """(Answers to write to, how many rows are done)."""
-  folder.mkdir(parents=True, exist_ok=True)
+  with logs.writing(folder):
+    folder.mkdir(parents=True, exist_ok=True)
   facts, done = json.loads(json.dumps(dataclasses.asdict(asked))), 0
   path = folder / 'facts.json'
   if path.exists():
@@ -177,8 +182,14 @@ def _open(folder: pathlib.Path, asked: Asked, width: int):
   def array(name: str, dtype, *shape: int) -> np.memmap:
     at = folder / f'{name}.npy'
     if not done:
-      np.lib.format.open_memmap(at, 'w+', dtype, shape)
+      with logs.writing(at):
+        np.lib.format.open_memmap(at, 'w+', dtype, shape)
+        _take_room(at)
     try:
+      # Mode r+ alone would fill up a file that was cut.
+      found = np.lib.format.open_memmap(at, 'r')
+      if (found.dtype, found.shape) != (np.dtype(dtype), shape):
+        raise ValueError(f'it holds {found.dtype}{list(found.shape)}')
       return np.lib.format.open_memmap(at, 'r+')
     except (OSError, ValueError) as error:
       raise ValueError(
@@ -194,13 +205,21 @@ def _open(folder: pathlib.Path, asked: Asked, width: int):
   return answers, done
 
 
+def _take_room(path: pathlib.Path) -> None:
+  """A write to a mapped file for which there is no room would be a crash."""
+  if hasattr(os, 'posix_fallocate'):
+    with open(path, 'r+b') as file:
+      os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
 def _record(folder, asked: Asked, arrays: Answers, done: int) -> None:
   """Rows count when their bytes are on the disk."""
   for x in arrays:
     if isinstance(x, np.memmap):
       x.flush()
   facts = dataclasses.asdict(asked) | {'done': done}
-  files.write(folder / 'facts.json', json.dumps(facts))
+  with logs.writing(folder):
+    files.write(folder / 'facts.json', json.dumps(facts))
 
 
 def recorder(taps: tuple[int, ...]) -> types.Drafter:

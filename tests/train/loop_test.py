@@ -186,6 +186,22 @@ def test_a_damaged_step_is_made_again(tmp_path, whole, broken):
   same_end(tmp_path / 'run', ended, whole)
 
 
+@pytest.mark.parametrize(
+  'name', ['manifest.json', 'arrays/_CHECKPOINT_METADATA']
+)
+def test_the_newest_takes_the_place_of_a_damaged_best(tmp_path, name):
+  # The first evaluation is the best one; step 14 is not.
+  task = runs.task()._replace(score=lambda figures: figures['alpha'])
+  best = runs.run(tmp_path, task)
+  assert best.best[0] == 5
+  path = tmp_path / 'checkpoints/5' / name
+  path.write_bytes(path.read_bytes()[:-1])
+  ended = runs.run(tmp_path, task)
+  assert ended.best[0] == 14
+  want = runs.judge(ended.best[1])['alpha']
+  assert ended.best[2]['alpha'] == want != best.best[2]['alpha']
+
+
 def test_a_best_that_is_gone_is_no_bar(tmp_path):
   task = runs.task()._replace(
     score=lambda figures: 1000 - figures['alpha'], refresh=at(13, stop)

@@ -1,5 +1,8 @@
 """Answers are plain decoding's; features are those of a fresh pass."""
 
+import errno
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +28,9 @@ def target():
 def asked(**changes) -> teacher.Asked:
   facts = dict(
     teacher='t',
+    dtype='float32',
     questions='q',
+    stop_ids=build.load('random:tiny').tokenizer.eos_ids,
     rows=len(PROMPTS),
     length=24,
     temperatures=(0.0, 1.0),
@@ -43,7 +48,6 @@ def answer(target, folder, wanted=None, track=lambda items, what: items):
     build.target_model(target),
     target.params,
     rule=reject.RULE,
-    stop_ids=target.tokenizer.eos_ids,
     batch=2,
     track=track,
   )
@@ -122,6 +126,28 @@ def test_is_not_asked_twice(target, whole):
 def test_refuses_a_folder_of_other_answers(target, whole):
   with pytest.raises(ValueError, match='answers with other seed, taps;'):
     answer(target, whole[0], asked(seed=8, taps=(1,)))
+
+
+@pytest.mark.parametrize('name', ['tokens', 'features'])
+def test_refuses_a_folder_with_half_a_file(name, target, tmp_path):
+  answer(target, tmp_path)
+  path = tmp_path / f'{name}.npy'
+  path.write_bytes(path.read_bytes()[:-40])
+  with pytest.raises(ValueError, match=f'{name}.npy: cannot be read .*again'):
+    answer(target, tmp_path)
+
+
+@pytest.mark.parametrize('what', ['posix_fallocate', 'mkdir', 'replace'])
+def test_a_full_disk_is_one_sentence(what, target, tmp_path, monkeypatch):
+  def full(*args, **named):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, what, full)
+    with pytest.raises(ValueError, match='No space left .*mend that'):
+      answer(target, tmp_path / 'new')
+  # With room it goes on, from whatever was left.
+  assert answer(target, tmp_path / 'new').spans.all()
 
 
 def test_refuses_a_folder_that_lost_a_file(target, tmp_path):
