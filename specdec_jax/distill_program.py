@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from specdec_jax import (
@@ -108,13 +107,9 @@ def run(
   """Trains a draft and writes it into workdir; see train_program.run.
 
   Raises:
-    ValueError: also for several processes, which would all record answers.
+    ValueError: a setting or a file that cannot be used; several processes.
   """
-  if jax.process_count() > 1:
-    raise ValueError(
-      f'{jax.process_count()} processes: a distillation runs in one; '
-      'scripts/train.py takes several'
-    )
+  loop.check_one_process()
   config = dataclasses.asdict(s) | {'read': _read(s)}
   loop.open_workdir(workdir, config, changed)
   if before := loop.ended(workdir, config):

@@ -98,6 +98,7 @@ def run(
   Returns the best step's figures, 'step' and 'finished'; at once, if all of it
   was done before.
   """
+  loop.check_one_process()
   said = dataclasses.asdict(s)
   loop.open_workdir(workdir, said, changed)
   if before := loop.ended(workdir, said):

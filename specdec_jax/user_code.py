@@ -80,7 +80,7 @@ def drafter(path: str) -> base.Recipe:
     made, _ = recipe(base.tables(3), 2)
   except Exception as error:  # whatever the user's make does
     raise ValueError(
-      f'drafter={path}: with gamma=2 it raised {type(error).__name__}: {error}'
+      f'drafter={path}: with gamma=2 it raised {_said(error)}'
     ) from error
   if not isinstance(made, types.Drafter):
     raise ValueError(f'drafter={path}: it made {made!r}; want a types.Drafter')
@@ -102,18 +102,17 @@ def model(path: str) -> base.OwnModel:
   _check_call('model', path, found, (), _SMALL)
   make = _lenient(found)
   refuse = lambda what: ValueError(f'model={path}: {what}')
-  said = lambda error: f'{type(error).__name__}: {str(error).splitlines()[0]}'
   try:
     made = make(**_SMALL)
   except Exception as error:  # whatever the user's make does
-    raise refuse(f'it raised {said(error)}') from error
+    raise refuse(f'it raised {_said(error)}') from error
   pair = isinstance(made, tuple) and len(made) == 2
   if not pair or not isinstance(made[0], types.Model):
     raise refuse(f'it made {type(made).__name__}; want (types.Model, params)')
   try:
     wrong = _misfit(*made, vocab=_SMALL['vocab'])
   except Exception as error:  # whatever the user's model does
-    raise refuse(f'called, it raised {said(error)}') from error
+    raise refuse(f'called, it raised {_said(error)}') from error
   if wrong:
     raise refuse(wrong)
 
@@ -192,12 +191,17 @@ def _import(what: str, path: str) -> Any:
     loaded = importlib.import_module(module)
   except Exception as error:  # whatever the user's module does
     raise ValueError(
-      f'{what}={path}: importing {module} failed: '
-      f'{type(error).__name__}: {error}'
+      f'{what}={path}: importing {module} failed: {_said(error)}'
     ) from error
   if not hasattr(loaded, name):
     raise ValueError(f'{what}={path}: {module} has no {name}')
   return getattr(loaded, name)
+
+
+def _said(error: BaseException) -> str:
+  """The kind of an error and its first line, if it has one."""
+  name, lines = type(error).__name__, str(error).splitlines()
+  return f'{name}: {lines[0]}' if lines else name
 
 
 def _binds(function, *args, **named) -> bool:
@@ -242,8 +246,7 @@ def _check_verdict(path: str, rule: types.Rule, K: int) -> None:
     except Exception as error:  # whatever the user's rule does
       kind = 'certain drafts (q None)' if q_BKV is None else 'sampled drafts'
       raise ValueError(
-        f'rule={path}: called with {K} {kind} it raised '
-        f'{type(error).__name__}: {str(error).splitlines()[0]}'
+        f'rule={path}: called with {K} {kind} it raised {_said(error)}'
       ) from error
     good = (
       isinstance(got, types.Verdict)

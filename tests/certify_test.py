@@ -12,7 +12,7 @@ import pytest
 
 from specdec_jax import build, types, user_code
 from specdec_jax.eval import certificate
-from specdec_jax.eval.promises import base, tokens
+from specdec_jax.eval.promises import base, counts, tokens
 from specdec_jax.verify import reject
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -84,6 +84,12 @@ def test_promise_holds(name, request):
   # All were checked that the promise is about.
   for word in NAMED.get(name, ()):
     assert word in row['size'], row['size']
+  if name == 'invariance':
+    # 100 requests, of which 34 are greedy. The first rule: 6 arrangements and 3
+    # meshes; two others: 3 arrangements. Against plain decoding: the coupled
+    # rule with every drafter, and the greedy rows of the others.
+    tried = 100 * (9 + 2 * 3 + len(build.RECIPES)) + 34 * 2
+    assert f'of {tried:,} texts' in row['reached'], row['reached']
 
 
 def named(name):
@@ -163,7 +169,35 @@ def test_own_drafters():
     recipe = user_code.drafter(f'tests.own_rules:{name}')
     row = check('windows-enumerated', rules, {name: recipe})
     assert row['held'] is held
-  assert row['case'].startswith('reject with forgetful: the joint law of three')
+  # The shortest text that shows it, with what it should be.
+  assert re.fullmatch(
+    r'reject with forgetful: the joint law of three windows, gamma 2, V 3, .*: '
+    r'after \[1, 2, 0\] tokens [012]( [012])? come 0\.\d+ instead of 0\.\d+; '
+    r'off by .*, allowed 1e-12',
+    row['case'],
+  ), row['case']
+
+
+def test_a_rule_that_spends_a_uniform_twice_is_not_judged_by_walks():
+  rules = named('spends_twice')
+  row = check('windows-enumerated', rules, LM)
+  assert row['held'] is None and 'no step function' in row['case']
+  row = check('windows-enumerated', {'reject': reject.RULE} | rules, LM)
+  assert row['held'] and 'not checked: spends_twice: its' in row['size']
+
+
+def test_the_full_tier_meets_every_gamma_under_every_rule():
+  subject = base.Subject(build.RULES, build.RECIPES)
+  drafted = tokens.programs(subject, tokens.EVERY_GAMMA)
+  met = {(p.rule, p.gamma) for p in drafted}
+  assert met == set(itertools.product(build.RULES, (1, 2, 3, 4, 8)))
+  assert 3 in {p.gamma for p in tokens.programs(subject)}
+  cells = [
+    (rule.name, *x)
+    for rule, (name, _), *x in counts._cells(subject, whole=True)
+    if name == 'lm'
+  ]
+  assert sorted(cells) == sorted(itertools.product(build.RULES, (2, 3), (3, 4)))
 
 
 @pytest.mark.parametrize(
@@ -177,6 +211,8 @@ def test_own_drafters():
     ('rule', 'specdec_jax.types:ORIGINS', 'is not callable; want'),
     ('rule', 'tests.own_rules:LOSSY', 'lossless=False, so there is nothing'),
     ('rule', 'tests.own_rules:no_empty_window', 'called with 0 sampled drafts'),
+    ('rule', 'tests.own_rules:says_nothing', 'it raised AssertionError'),
+    ('drafter', 'tests.own_rules:says_much', 'it raised ValueError: no'),
     ('drafter', 'tests.own_rules:makes_nothing', 'it made None; want'),
     ('drafter', 'tests.own_rules:needs_more', 'takes (model, corpus'),
     ('drafter', 'specdec_jax.types:PROMPT', 'is not callable; want make('),
@@ -186,7 +222,7 @@ def test_what_does_not_fit_is_one_sentence(what, path, message):
   with pytest.raises(ValueError) as error:
     getattr(user_code, what)(path)
   assert str(error.value).startswith(f'{what}={path}') or what in str(error)
-  assert message in str(error.value)
+  assert message in str(error.value) and '\n' not in str(error.value)
 
 
 def run(*arguments):

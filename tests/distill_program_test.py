@@ -131,7 +131,7 @@ def test_a_student_shares_as_its_teacher_does():
 
 def test_several_processes_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr('jax.process_count', lambda: 2)
-  with pytest.raises(ValueError, match='2 processes: .* runs in one'):
+  with pytest.raises(ValueError, match='2 processes: .* by one'):
     a_run(tmp_path, monkeypatch)
 
 

@@ -45,6 +45,23 @@ def no_empty_window(noise, draft, p_BNV):
   )
 
 
+def spends_twice(noise, draft, p_BNV):
+  """Its first test decides, by the same uniform, on more than one thing."""
+  verdict = reject.verify(noise, draft, p_BNV)
+  if draft.tokens_BK.shape[1]:
+    weights_BV = verdict.weights_BV * (1 + noise.accept_BK[:, :1])
+    return verdict._replace(weights_BV=weights_BV)
+  return verdict
+
+
+def says_nothing(noise, draft, p_BNV):
+  raise AssertionError
+
+
+def says_much(*, gamma):
+  raise ValueError('no\nroom')
+
+
 LOSSY = types.Rule('lossy', reject.verify, lossless=False)
 
 

@@ -239,6 +239,20 @@ def _clock(task: Task) -> Callable[[float], dict[str, float]]:
   }
 
 
+def check_one_process() -> None:
+  """Runs write one workdir: batches and checkpoints are ready for several
+  processes (train/data.py, io/checkpoint.py), logs and exports are not.
+
+  Raises:
+    ValueError: there are several.
+  """
+  if jax.process_count() > 1:
+    raise ValueError(
+      f'{jax.process_count()} processes: a run is trained by one, on all '
+      'devices of its host (--config.mesh); start one'
+    )
+
+
 def open_workdir(workdir: pathlib.Path, config, changed: bool) -> None:
   """Makes the folder, or compares its config.json with config.
 

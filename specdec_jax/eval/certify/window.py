@@ -186,6 +186,20 @@ def draws(rule: types.Rule) -> bool:
   return False
 
 
+def not_enumerable(rule: types.Rule) -> str:
+  """Why walks cannot enumerate the rule; '' if they can."""
+  if rule.coupled or draws(rule):
+    return 'it draws inside verify'
+  rng = np.random.default_rng(0)
+  p_XNVV, q_XKVV = (rng.dirichlet(np.ones(3), (8, n, 3)) for n in (3, 2))
+  batch = windows(p_XNVV, q_XKVV, np.full(8, 2, np.int32))
+  try:
+    outcomes_of(rule, batch)
+  except NotEnumerable as why:
+    return str(why)
+  return ''
+
+
 def mute(noise: types.Noise) -> types.Noise:
   return types.Noise(noise.accept_BK, draws_nothing, draws_nothing)
 

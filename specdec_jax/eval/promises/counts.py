@@ -12,6 +12,8 @@ from specdec_jax import types, windows
 from specdec_jax.eval import pairs, table_model
 from specdec_jax.eval.promises import base, chance, laws
 
+# Above these, every rule meets every gamma and vocabulary.
+QUICK_TABLES, QUICK_TRANSFORMER = 2**20, 2**18
 _WARM: dict[str, Any] = dict(temperature=0.9, top_p=0.95)
 
 
@@ -19,7 +21,8 @@ def joint_law_of_tables(subject: base.Subject, amount: int) -> base.Figure:
   """Joint law of three windows and more on table models, by production keys."""
   tests: dict[str, chance.Test] = {}
   seen, first = [], next(iter(subject.drafters))
-  for rule, (label, recipe), gamma, vocab in _cells(subject):
+  cells = _cells(subject, whole=amount > QUICK_TABLES)
+  for rule, (label, recipe), gamma, vocab in cells:
     drafter, _ = recipe(base.tables(vocab), gamma)
     # A drafter may have a gamma of its own; a long window, fewer tokens.
     vocab = vocab if drafter.gamma <= 3 else 2
@@ -52,16 +55,18 @@ def _names(cells) -> str:
   return ', '.join(sorted({f'{rule} {label}' for rule, label, *_ in cells}))
 
 
-def _cells(subject: base.Subject):
+def _cells(subject: base.Subject, *, whole: bool):
   """(rule, drafter, gamma, V).
 
   The first rule with the first drafter everywhere; other rules at both gammas
-  and vocabularies, other drafters once.
+  and vocabularies, everywhere too if whole; other drafters once.
   """
   grid = list(itertools.product((2, 3), (3, 4)))
   first = next(iter(subject.drafters))
   for i, (rule, name) in enumerate(subject.pairs()):
-    own = grid if i == 0 else grid[1:3] if name == first else grid[:1]
+    own = grid[:1]
+    if name == first:
+      own = grid if whole or i == 0 else grid[1:3]
     for gamma, vocab in own:
       yield rule, (name, subject.drafters[name]), gamma, vocab
 
@@ -103,7 +108,10 @@ def joint_law_of_transformer(subject: base.Subject, amount: int) -> base.Figure:
   drafters = {recipe(world, gamma)[0]: gamma for gamma in (2, 3)}
   first, *others = subject.lossless()
   cells = [(first, x) for x in drafters]
-  cells += [(rule, max(drafters, key=lambda x: x.gamma)) for rule in others]
+  used = list(drafters)
+  if amount <= QUICK_TRANSFORMER:
+    used = [max(drafters, key=lambda x: x.gamma)]
+  cells += itertools.product(others, used)
   each = amount // len(cells) // 64 * 64
   for rule, drafter in cells:
     _, other = recipe(world, drafters[drafter])

@@ -35,10 +35,12 @@ def window_law(subject: base.Subject, amount: int) -> base.Figure:
       skipped.append(f'{rule.name}: {why}')
   if not names:
     raise base.NotChecked('; '.join(skipped) + '; the counted laws cover it')
-  return _off_by(worst, f'{", ".join(names)}: {amount} pairs (p, q)')
+  return _off_by(worst, f'{", ".join(names)}: {amount} pairs (p, q)', skipped)
 
 
-def _off_by(worst: dict[bool, float], size: str) -> base.Figure:
+def _off_by(worst: dict[bool, float], size: str, skipped) -> base.Figure:
+  if skipped:
+    size += f'; not checked: {"; ".join(dict.fromkeys(skipped))}'
   return base.Figure(
     f'off by {worst[False]:.1e}, {worst[True]:.1e}',
     f'{BOUNDS[False]:.0e} in float32, {BOUNDS[True]:.0e} in float64',
@@ -237,8 +239,9 @@ PROMPT = {2: [1, 0, 1], 3: [1, 2, 0], 4: [1, 2, 0]}
 def enumerated_windows(subject: base.Subject, amount: int) -> base.Figure:
   """Three windows of production steps with every outcome of every draw."""
   gamma, windows, worst, done = 2, 3, {False: 0.0, True: 0.0}, []
-  rules = [x for x in subject.lossless() if not x.coupled]
-  for i, rule in enumerate(x for x in rules if not certify.draws(x)):
+  why = {rule: certify.not_enumerable(rule) for rule in subject.lossless()}
+  skipped = [f'{rule.name}: {reason}' for rule, reason in why.items() if reason]
+  for i, rule in enumerate(x for x, reason in why.items() if not reason):
     used = subject.one_drafter() if i else subject
     for x64, settings in (
       (True, dict(temperature=1.0)),
@@ -249,21 +252,21 @@ def enumerated_windows(subject: base.Subject, amount: int) -> base.Figure:
         for name, (drafter, other) in _walkers(used, world, gamma).items():
           if drafter.gamma > gamma:
             continue  # too many outcomes
-          off = walk(world, drafter, other, rule, settings, windows)
+          off, case = walk(world, drafter, other, rule, settings, windows)
           if not off <= BOUNDS[x64]:
             raise base.Broken(
               f'{rule.name} with {name}: the joint law of three windows, '
-              f'gamma {drafter.gamma}, V {amount}, {settings} is off by '
-              f'{off:.1e}, allowed {BOUNDS[x64]:.0e}'
+              f'gamma {drafter.gamma}, V {amount}, {settings}: after '
+              f'{PROMPT[amount]} {case}; off by {off:.1e}, allowed '
+              f'{BOUNDS[x64]:.0e}'
             )
           worst[x64] = max(worst[x64], off)
           done.append(f'{rule.name} {name}')
   if not done:
-    raise base.NotChecked(
-      'every rule draws for itself, or gamma > 2; the counted laws cover it'
-    )
+    reasons = '; '.join(skipped) or 'gamma > 2'
+    raise base.NotChecked(f'{reasons}; the counted laws cover it')
   names = ', '.join(sorted(set(done)))
-  return _off_by(worst, f'{len(done)} walks, V {amount}: {names}')
+  return _off_by(worst, f'{len(done)} walks, V {amount}: {names}', skipped)
 
 
 def _walkers(subject: base.Subject, world: base.World, gamma: int):
@@ -284,8 +287,9 @@ def _walkers(subject: base.Subject, world: base.World, gamma: int):
 ROWS = 8192
 
 
-def walk(world, drafter, other, rule, settings, windows: int) -> float:
-  """Largest error of the joint law of `windows` windows of production steps."""
+def walk(world, drafter, other, rule, settings, windows: int):
+  """(largest error of the joint law of `windows` windows of production steps,
+  the fewest first tokens that show one of that size, in words)."""
   gamma, prompt = drafter.gamma, PROMPT[world.vocab]
   weights = types.Weights(world.weights.target, other)
   request = base.make_request(world, [prompt] * ROWS, 40, length=48, **settings)
@@ -307,4 +311,21 @@ def walk(world, drafter, other, rule, settings, windows: int) -> float:
     windows * (gamma + 1),
   )
   got = certify.completed(tokens_RL, lengths_R, chance_R, law, len(prompt))
-  return max(float(np.abs(got - law).max()), abs(float(chance_R.sum()) - 1))
+  all_in_all = float(chance_R.sum())
+  off = max(float(np.abs(got - law).max()), abs(all_in_all - 1))
+  return off, _first_tokens(got, law, off) or (
+    f'the outcomes have a probability of {all_in_all:.6g} together'
+  )
+
+
+def _first_tokens(got, law, off: float) -> str:
+  """The shortest text whose probability is off by so much, or ''."""
+  for m in range(1, law.ndim + 1):
+    rest = tuple(range(m, law.ndim))
+    one, two = got.sum(rest), law.sum(rest)
+    error = np.abs(one - two)
+    if error.max() >= off:
+      at = np.unravel_index(error.argmax(), error.shape)
+      tokens = ' '.join(map(str, at))
+      return f'tokens {tokens} come {one[at]:.6g} instead of {two[at]:.6g}'
+  return ''

@@ -31,7 +31,10 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
     rules = subject.lossless()
     plain = texts(decode.PLAIN, (), rules[0], prompts, range(amount), rows=8)
     for i, rule in enumerate(rules):
-      wanted = _one_rule(subject, texts, world, rule, prompts, whole=i == 0)
+      wanted, more = _one_rule(
+        subject, texts, world, rule, prompts, whole=i == 0
+      )
+      tried += more
       # Greedy text with every drafter has a promise of its own.
       used = subject if rule.coupled else subject.one_drafter()
       for name, recipe in used.drafters.items():
@@ -41,11 +44,10 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
         same = [rule.coupled or not _sampled(i) for i in range(amount)]
         only = lambda texts, same=same: itertools.compress(texts, same)
         what = f'{rule.name}, {name}, gamma {gamma}: plain decoding'
-        _equal(only(got), only(plain), what, amount)
-        tried += amount
+        tried += _equal(only(got), only(plain), what, amount)
       if i == 0:
-        meshes = _on_meshes(subject, prompts, wanted)
-    tried += amount * (9 + len(meshes) + 3 * (len(rules) - 1))
+        meshes, more = _on_meshes(subject, prompts, wanted)
+        tried += more
   return base.Figure(
     base.none_of(tried, 'texts differ'),
     '0',
@@ -60,7 +62,10 @@ def _sampled(i: int) -> bool:
 
 
 def _one_rule(subject, texts, world, rule, prompts, *, whole: bool):
-  """The texts, which no arrangement changes. whole: try every arrangement."""
+  """(the texts, which no arrangement changes, how many were compared).
+
+  whole: try every arrangement.
+  """
   name, recipe = next(iter(subject.drafters.items()))
   seeds = range(len(prompts))
   run = functools.partial(texts, *recipe(world, GAMMA), rule, prompts)
@@ -68,11 +73,12 @@ def _one_rule(subject, texts, world, rule, prompts, *, whole: bool):
   check = lambda got, wanted, what: _equal(
     got, wanted, f'{rule.name}, {name}: {what}', len(prompts)
   )
+  tried = 0
   for what, got in _arrangements(run, len(prompts), whole):
-    check(got, wanted, what)
+    tried += check(got, wanted, what)
   cut = [x[: len(p) + 5] for x, p in zip(wanted, prompts, strict=True)]
-  check(run(seeds, rows=8, new=5), cut, 'max_new_tokens 5')
-  return wanted
+  tried += check(run(seeds, rows=8, new=5), cut, 'max_new_tokens 5')
+  return wanted, tried
 
 
 def _texts(
@@ -123,8 +129,8 @@ def _arrangements(run, n: int, whole: bool):
     yield 'padding', run(range(n), rows=8, pad=32)
 
 
-def _on_meshes(subject: base.Subject, prompts, wanted) -> list[str]:
-  """The same on 1, 2, 4 and 8 devices; those that there are.
+def _on_meshes(subject: base.Subject, prompts, wanted) -> tuple[list[str], int]:
+  """The same on 1, 2, 4 and 8 devices; those that there are, and the texts.
 
   A user's model is not split: it has no axes that we know.
   """
@@ -132,9 +138,9 @@ def _on_meshes(subject: base.Subject, prompts, wanted) -> list[str]:
   rule = subject.lossless()[0]
   config = model_config.sized('tiny', **SIZES, vocab=VOCAB, dtype='float64')
   plain = base.transformers(VOCAB, **SIZES).weights
-  done = ['1']
+  done, tried = ['1'], 0
   if subject.model is not None:
-    return done
+    return done, tried
   for data, model in ((2, 1), (1, 4), (4, 2)):
     if data * model > len(jax.devices()):
       continue
@@ -159,17 +165,21 @@ def _on_meshes(subject: base.Subject, prompts, wanted) -> list[str]:
       rows=8,
       place=functools.partial(requests.place, layout=layout),
     )
-    _equal(got, wanted, f'{rule.name}: {data} x {model} devices', len(prompts))
+    what = f'{rule.name}: {data} x {model} devices'
+    tried += _equal(got, wanted, what, len(prompts))
     done.append(str(data * model))
-  return done
+  return done, tried
 
 
-def _equal(got, wanted, what: str, seeds: int) -> None:
-  for i, (one, two) in enumerate(zip(got, wanted, strict=False)):
+def _equal(got, wanted, what: str, seeds: int) -> int:
+  """How many were compared."""
+  compared = list(zip(got, wanted, strict=True))
+  for i, (one, two) in enumerate(compared):
     if one != two:
       raise base.Broken(
         f'{what}: request {i} of {seeds} says {one}, alone it says {two}'
       )
+  return len(compared)
 
 
 # --- accounting ---------------------------------------------------------------
