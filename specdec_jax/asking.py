@@ -202,24 +202,34 @@ def answered(
   target: build.LanguageModel,
   prompts: list[list[int]],
   kept: tuple[int, ...],
+  texts: np.ndarray | None = None,
 ) -> teacher.Answers:
-  """The teacher's answers to all prompts, the held-out ones too."""
+  """The teacher's answers to all prompts, the held-out ones too.
+
+  texts: what follows each prompt instead of an answer; the teacher reads it.
+  """
+  said = prompts if texts is None else texts.tolist()
   asked = teacher.Asked(
     teacher=target.digest,
     dtype=target.config.dtype,
-    questions=questions.digest([str(x) for x in prompts]),
+    questions=questions.digest([str(x) for x in said]),
     stop_ids=tuple(target.tokenizer.eos_ids),
     rows=len(prompts),
     length=s.length,
-    temperatures=tuple(s.temperatures),
+    temperatures=() if texts is not None else tuple(s.temperatures),
     seed=s.seed,
     taps=tuple(kept),
   )
-  return _answers(s, target, prompts, asked, '')
+  return _answers(s, target, prompts, asked, '', texts)
 
 
 def _answers(
-  s: Data, target: build.LanguageModel, prompts, asked: teacher.Asked, name: str
+  s: Data,
+  target: build.LanguageModel,
+  prompts: list[list[int]],
+  asked: teacher.Asked,
+  name: str,
+  texts: np.ndarray | None = None,
 ) -> teacher.Answers:
   """In s.folder under a name, or in the cache folder under what they are."""
   if s.folder:
@@ -237,4 +247,5 @@ def _answers(
     rule=reject.RULE,
     batch=s.batch,
     track=report.track,
+    texts=texts,
   )

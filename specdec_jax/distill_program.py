@@ -82,10 +82,10 @@ class Settings:
       raise ValueError(
         f'data.said={self.data.said!r}: allowed are {", ".join(SAID)}'
       )
-    if self.student.kind == 'eagle' and self.data.said != 'teacher':
+    if self.student.kind == 'eagle' and self.data.said not in READ_ONCE:
       raise ValueError(
         f'data.said={self.data.said!r}: an eagle learns from features of its '
-        "teacher, so take 'teacher'"
+        f'teacher, which are recorded once; take {" or ".join(READ_ONCE)}'
       )
     if (
       self.student.kind == 'eagle' and self.student.dtype != self.teacher.dtype
@@ -126,7 +126,9 @@ def run(
   kept = _kept(s, target.config.depth - 1)
   asked = asking.ask(s.data, target)
   answers = None
-  if s.data.said != 'text' and s.data.said != 'student':
+  if s.data.said == 'text' and kept:
+    answers = asking.answered(s.data, target, asked.prompts, kept, asked.texts)
+  elif s.data.said in ('teacher', 'mixed'):
     answers = asking.answered(s.data, target, asked.prompts, kept)
   ids = begun.ids if begun else vocabulary(s, target, asked, answers)
   make = students.STUDENTS[s.student.kind]
@@ -272,7 +274,8 @@ def _batches(s: Settings, rows, seed: int) -> data.Batches:
 
 def _text(s: Settings, target, student, asked: asking.Asked, answers, workdir):
   """The text itself, after the same prompts as the others."""
-  del target, student, answers, workdir
+  if answers is not None:
+    return _teacher(s, target, student, asked, answers, workdir)
   assert asked.texts is not None
   tokens = asked.texts[: s.data.prompts]
   spans = np.tile([[s.data.prompt_tokens, s.data.length]], (len(tokens), 1))
@@ -335,6 +338,8 @@ def _never(step: int, params: types.Params) -> None:
   del step, params
 
 
+# What an eagle can learn from.
+READ_ONCE = ('text', 'teacher')
 # Who goes on from a prompt (DistillSpec's data sources).
 SAID = {
   'text': _text,

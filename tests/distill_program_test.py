@@ -135,6 +135,21 @@ def test_several_processes_are_refused(tmp_path, monkeypatch):
     a_run(tmp_path, monkeypatch)
 
 
+def test_an_eagle_learns_from_a_text(tmp_path, monkeypatch):
+  own = dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8)
+  figures, lines = a_run(
+    tmp_path, monkeypatch, data=own, run=dict(steps=8, checkpoint_every=8)
+  )
+  losses = [x['loss'] for x in lines if 'loss' in x]
+  assert losses[-1] < losses[0] and figures['finished']
+  (facts,) = (tmp_path / 'cache/answers').glob('*/facts.json')
+  assert json.loads(facts.read_text())['temperatures'] == []
+  tokens = np.load(facts.with_name('tokens.npy'))
+  s = distill_program.settings(config(data=own))
+  wanted = asking.ask(s.data, build.load('random:tiny')).texts
+  np.testing.assert_array_equal(tokens, wanted)
+
+
 def test_an_eagle_goes_on_from_another(tmp_path, monkeypatch):
   first, lines = a_run(tmp_path / 'one', monkeypatch, run=dict(steps=8))
   path = first['draft']

@@ -1,7 +1,8 @@
 """What a teacher answers, and what it had in mind: what its drafts learn from.
 
 Answers are decoded by the loop that users run, batch after batch, into a
-folder that a later run of the same settings goes on with or reads back.
+folder that a later run of the same settings goes on with or reads back. Of a
+text that is given the teacher is only asked what it makes of it.
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ class Asked:
 
   teacher: the digest of its weights; dtype: what it computes in. questions: the
   digest of the prompts. stop_ids: what ends an answer. rows: how many there
-  are. length: tokens of a row, prompt included.
-  temperatures: of the rows, in turn. taps: layers whose residual streams are
+  are. length: tokens of a row, prompt included. temperatures: of the rows, in
+  turn; () for a text that is given. taps: layers whose residual streams are
   kept, the last one among them; none are if empty.
   """
 
@@ -68,12 +69,15 @@ def answer(
   rule: types.Rule,
   batch: int,
   track: Callable[..., Any],
+  texts: np.ndarray | None = None,
 ) -> Answers:
   """The answers to all prompts, in a folder; what is there is not made again.
 
   Args:
     folder: made if need be; facts.json in it says what it holds.
     prompts: token ids, each shorter than asked.length.
+    texts: [n, L] prompts with what follows them: there is nothing to say, and
+      what the teacher makes of them is kept.
     asked: what the answers are; another value in the folder is refused.
     target, params: the teacher, as for decode.programs.
     rule: never asked for anything; plain decoding needs one by its contract.
@@ -88,20 +92,25 @@ def answer(
   starts = range(done, len(prompts), batch)
   for first in track(starts, 'teacher answers'):
     part = prompts[first : first + batch]
-    spans, out, features, mass = say(
-      target,
-      params,
-      part,
-      np.arange(first, first + len(part)),
-      rule=rule,
-      length=asked.length,
-      temperatures=asked.temperatures,
-      seed=asked.seed,
-      stop_ids=asked.stop_ids,
-      rows=batch,
-      taps=asked.taps,
-    )
     rows = slice(first, first + len(part))
+    if texts is not None:
+      spans, out, features, mass = _hear(
+        target, params, part, texts[rows], rows=batch, taps=asked.taps
+      )
+    else:
+      spans, out, features, mass = say(
+        target,
+        params,
+        part,
+        np.arange(first, first + len(part)),
+        rule=rule,
+        length=asked.length,
+        temperatures=asked.temperatures,
+        seed=asked.seed,
+        stop_ids=asked.stop_ids,
+        rows=batch,
+        taps=asked.taps,
+      )
     arrays.tokens[rows], arrays.spans[rows] = out, spans
     if arrays.features is not None and arrays.mass is not None:
       arrays.features[rows], arrays.mass[rows] = features, mass
@@ -146,6 +155,16 @@ def say(
   spans = np.stack([request.lengths_B, out.lengths_B], 1)
   features, mass = (None if x is None else x[:count] for x in more)
   return spans[:count], out.tokens_BL[:count], features, mass
+
+
+def _hear(target, params, prompts, texts, *, rows: int, taps: tuple[int, ...]):
+  """As say, of at most `rows` texts that are given, [n, L]."""
+  count, L = texts.shape
+  spans = np.array([[len(x), L] for x in prompts])
+  full = np.pad(texts, ((0, rows - count), (0, 0)))
+  kept = jax.device_get(_reading(target, taps)(types.Weights(params), full))
+  features, mass = (x[:count] for x in kept)
+  return spans, texts, features, mass
 
 
 def _widths(target, params, taps) -> list[int]:
@@ -263,15 +282,35 @@ def _program(target: types.Model, rule: types.Rule, taps: tuple[int, ...]):
     out = decode.Output(state.tokens_BL, state.lengths_B, info)
     if not taps:
       return out, None, None
-    features_BLE = normed(state.drafter[0], len(taps))
-    last_BLD = jnp.split(state.drafter[0], len(taps), -1)[-1]
-    mass_LB = jax.lax.map(
-      lambda x_BD: jax.nn.logsumexp(target.head(weights.target, x_BD), -1),
-      jnp.moveaxis(last_BLD, 1, 0),
-    )
-    return out, features_BLE.astype(jnp.float16), mass_LB.T
+    return out, *_kept(target, weights, state.drafter[0], len(taps))
 
   return jax.jit(answer)
+
+
+@functools.cache
+def _reading(target: types.Model, taps: tuple[int, ...]):
+  """weights, [B, L] tokens -> (features, mass), of one batch."""
+
+  def read(weights, tokens_BL):
+    B, L = tokens_BL.shape
+    zeros_B = jnp.zeros((B,), jnp.int32)
+    cache = target.init_cache(B, L)
+    _, found, _ = windows.read(
+      target, weights.target, tokens_BL, zeros_B, cache, slots=L, taps=taps
+    )
+    return _kept(target, weights, windows.concat(found), len(taps))
+
+  return jax.jit(read)
+
+
+def _kept(target: types.Model, weights, features_BLE, taps: int):
+  """(normed features, float16, [B, L] logarithms of the normaliser)."""
+  last_BLD = jnp.split(features_BLE, taps, -1)[-1]
+  mass_LB = jax.lax.map(
+    lambda x_BD: jax.nn.logsumexp(target.head(weights.target, x_BD), -1),
+    jnp.moveaxis(last_BLD, 1, 0),
+  )
+  return normed(features_BLE, taps).astype(jnp.float16), mass_LB.T
 
 
 def normed(features, taps: int):

@@ -40,7 +40,9 @@ def asked(**changes) -> teacher.Asked:
   return teacher.Asked(**facts | changes)
 
 
-def answer(target, folder, wanted=None, track=lambda items, what: items):
+def answer(
+  target, folder, wanted=None, track=lambda items, what: items, texts=None
+):
   return teacher.answer(
     folder,
     PROMPTS,
@@ -50,6 +52,7 @@ def answer(target, folder, wanted=None, track=lambda items, what: items):
     rule=reject.RULE,
     batch=2,
     track=track,
+    texts=texts,
   )
 
 
@@ -95,6 +98,23 @@ def test_features_and_mass_are_those_of_a_fresh_pass(target, whole):
       answers.mass[i, : end - 1], mass[i, : end - 1], rtol=1e-5
     )
     assert not answers.features[i, end:].any()
+
+
+def test_of_a_text_the_same_is_kept(target, whole, tmp_path):
+  """Its own answers, given as a text, are features of the same pass."""
+  _, answers = whole
+  texts = np.asarray(answers.tokens)
+  heard = answer(target, tmp_path, asked(temperatures=()), texts=texts)
+  np.testing.assert_array_equal(heard.tokens, texts)
+  for i, (start, end) in enumerate(answers.spans):
+    assert heard.spans[i].tolist() == [start, texts.shape[1]]
+    for one, two in (
+      (heard.features, answers.features),
+      (heard.mass, answers.mass),
+    ):
+      np.testing.assert_allclose(
+        one[i, : end - 1], two[i, : end - 1], atol=2e-3, rtol=1e-4
+      )
 
 
 def test_goes_on_where_it_stopped(target, whole, tmp_path):
