@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from specdec_jax import build, types, user_code
-from specdec_jax.eval import certificate
-from specdec_jax.eval.promises import base, counts, tokens
+from specdec_jax.eval import certificate, pairs
+from specdec_jax.eval.promises import base, counts, laws, tokens
 from specdec_jax.verify import reject
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -105,6 +105,17 @@ def test_a_biased_rule_is_refused_with_its_smallest_case():
     r"hotter, sampled drafts, family '[^']+': gamma 1, V 2; p of .* instead of",
     row['case'],
   )
+
+
+def test_a_real_vocabulary_is_judged_too(monkeypatch):
+  """What the full tier alone does, on one family of two."""
+  name = 'sigma 3'
+  monkeypatch.setattr(pairs, 'FAMILIES', {name: pairs.FAMILIES[name]})
+  with jax.debug_nans(False):
+    off = laws._law_of_a_real_vocabulary(reject.RULE, 0)
+    assert 0 < off < laws.BOUNDS[False]
+    with pytest.raises(base.Broken, match=f'hotter, V 50257.*{name}.*off by'):
+      laws._law_of_a_real_vocabulary(named('hotter')['hotter'], 0)
 
 
 def test_a_position_keyed_block_rule_is_refused():

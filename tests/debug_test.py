@@ -315,3 +315,18 @@ def test_generate_takes_both_checks_and_gives_the_same_tokens(monkeypatch):
   for name, got in zip(('check_values', 'check_cache'), called, strict=True):
     assert got[0] == name and got[2].name == 'lookup'
     assert got[5].tokens_BL.shape[0] == 2
+
+
+def test_generate_is_silent_on_a_draft_of_the_targets_own_layers():
+  """The check itself this time; early exit shares the target's cache."""
+  target = specdec_jax.load('random:tiny')
+  options = dict(draft='early_exit', draft_options={'exit': 1}, gamma=2)
+  (plain,) = specdec_jax.generate(target, [[5, 6, 5, 6]], max_new_tokens=5)
+  (out,) = specdec_jax.generate(
+    target,
+    [[5, 6, 5, 6]],
+    max_new_tokens=5,
+    check_cache=True,
+    **options,
+  )
+  assert out.tokens == plain.tokens

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.mutants import mechanical, mutant, run, seeded
+from tests.mutants import mechanical, mutant, run, seeded, table
 
 ACCEPT = next(m for m in seeded.MUTANTS if m.name == 'accept with <=')
 
@@ -69,6 +69,54 @@ def test_the_runner_tells_killed_from_survived_and_unrunnable():
   outcomes = run.run(mutants, wider=())
   assert [x.verdict for x in outcomes] == list(by)
   assert outcomes[0].test.startswith(node)
+
+
+def test_what_hung_is_tried_again_alone(tmp_path, monkeypatch):
+  a, b, c = seeded.MUTANTS[:3]
+  settings = run.Settings(tmp_path, tmp_path, limit=5.0)
+  asked = []
+
+  def outcome(mutant, settings):
+    asked.append((mutant.name, settings.limit))
+    first = {a.name: 'hung', b.name: 'killed', c.name: 'crashed'}
+    verdict = first[mutant.name] if settings.limit == 5 else 'SURVIVED'
+    return run.Outcome(mutant.name, '', verdict, '', 0.0)
+
+  monkeypatch.setattr(run, 'outcome', outcome)
+  found = {x.name: x.verdict for x in run.all_of((a, b, c), settings)}
+  assert found == {a.name: 'SURVIVED', b.name: 'killed', c.name: 'SURVIVED'}
+  assert sorted(asked[3:]) == sorted([(a.name, 10.0), (c.name, 10.0)])
+
+
+@pytest.mark.parametrize(
+  ('log', 'hung', 'verdict'),
+  [
+    ('start x\nfailed t.py::x', False, 'killed'),
+    ('failed t.py', False, 'unrunnable'),
+    ('start t.py::x', True, 'hung'),
+    ('start t.py::x', False, 'crashed'),
+    ('', False, 'unrunnable'),
+    ('start t.py::x\ndone 0', False, 'SURVIVED'),
+    ('start t.py::x\ndone 3', False, 'unrunnable'),
+  ],
+)
+def test_what_a_log_says(log, hung, verdict):
+  assert run._judge(log, '', hung).verdict == verdict
+
+
+def test_the_summary_is_good_from_95_of_100_on():
+  made = lambda verdict, n: [run.Outcome('m', '', verdict, '', 0.0)] * n
+  good = lambda *args: table.summary(*args)['good']
+  assert good(made('killed', 3), made('killed', 95) + made('SURVIVED', 5))
+  assert not good(made('killed', 3), made('killed', 94) + made('SURVIVED', 6))
+  assert not good(made('killed', 2) + made('SURVIVED', 1), [])
+  assert not good(made('killed', 2) + made('unrunnable', 1), [])
+  # What changes nothing is left out of both counts.
+  doc = table.summary(
+    [], made('killed', 19) + made('SURVIVED', 1) + made('equivalent', 9)
+  )
+  assert doc['good'] and doc['mechanical'] == 20
+  assert doc['mechanical_equivalent'] == 9 and len(doc['survivors']) == 1
 
 
 def test_a_tree_that_fails_by_itself_is_refused():

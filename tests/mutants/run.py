@@ -54,7 +54,8 @@ class Outcome(NamedTuple):
   seconds: float
 
 
-KILLED, EQUIVALENT = ('killed', 'hung', 'crashed'), 'equivalent'
+DOUBTFUL = ('hung', 'crashed')
+KILLED, EQUIVALENT = ('killed', *DOUBTFUL), 'equivalent'
 
 
 class Settings(NamedTuple):
@@ -115,12 +116,22 @@ def baseline(mutants: Sequence[Mutant], settings: Settings) -> None:
 
 
 def all_of(mutants: Sequence[Mutant], settings: Settings) -> Iterator[Outcome]:
-  """Each mutant's outcome, as they come in."""
+  """Each mutant's outcome, as they come in.
+
+  What hung or crashed may have done so because the machine was busy: it is
+  tried once more in the end, alone and with twice the time.
+  """
+  again = []
   pool = concurrent.futures.ThreadPoolExecutor(settings.jobs)
   try:
-    jobs = [pool.submit(outcome, mutant, settings) for mutant in mutants]
+    jobs = {pool.submit(outcome, x, settings): x for x in mutants}
     for job in concurrent.futures.as_completed(jobs):
-      yield job.result()
+      if job.result().verdict in DOUBTFUL:
+        again.append(jobs[job])
+      else:
+        yield job.result()
+    for mutant in again:
+      yield outcome(mutant, settings._replace(limit=2 * settings.limit))
   finally:
     pool.shutdown(cancel_futures=True)
 
