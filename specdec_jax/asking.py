@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -27,13 +28,12 @@ class Data:
   or 'magpie' (the teacher's, of at most prompt_tokens); or a text as
   train.text.read takes it, with field; its rows begin with prompt_tokens as the
   prompt. chat: no rows: each of its documents is a question for the chat
-  template. said: a name of
-  distill_program.SAID. prompts: how many; held_out: besides, to judge
-  by. length: tokens of a row, prompt included. temperatures: of the answers, in
-  turn. keep: layers whose features are kept with the teacher's answers, the
-  student's taps among them; () keeps just those. batch: rows decoded together.
-  refresh: steps between two times that the student speaks. folder: where the
-  teacher's answers lie; '' is the cache folder.
+  template. said: a name of distill_program.SAID. prompts: how many; held_out:
+  besides, to judge by. length: tokens of a row, prompt included. temperatures:
+  of the answers, in turn. keep: layers whose features are kept with the
+  teacher's answers, the student's taps among them; () keeps just those. batch:
+  rows decoded together. refresh: steps between two times that the student
+  speaks. folder: where the teacher's answers lie; '' is the cache folder.
   """
 
   source: str
@@ -142,20 +142,15 @@ def _magpie(s: Data, target: build.LanguageModel, count: int) -> list[str]:
       f'{len(opening)} tokens of the chat template'
     )
   stop, found = target.tokenizer.eos_ids, dict[str, None]()
-  for part in range(20 * count):
-    asked = teacher.Asked(
-      teacher=target.digest,
-      dtype=target.config.dtype,
-      questions=questions.digest([str(opening)]),
-      stop_ids=tuple(stop),
-      rows=ASKED_AT_ONCE,
+  for part in itertools.count():
+    said = _answers(
+      s,
+      target,
+      [opening] * ASKED_AT_ONCE,
+      f'questions/{part}',
       length=len(opening) + room,
       temperatures=(ASK_AT,),
       seed=(9973 * s.seed + 1 + part) % 2**32,
-      taps=(),
-    )
-    said = _answers(
-      s, target, [opening] * asked.rows, asked, f'questions/{part}'
     )
     before = len(found)
     for tokens, (start, end) in zip(
@@ -208,6 +203,32 @@ def answered(
 
   texts: what follows each prompt instead of an answer; the teacher reads it.
   """
+  return _answers(
+    s,
+    target,
+    prompts,
+    '',
+    length=s.length,
+    temperatures=s.temperatures if texts is None else (),
+    seed=s.seed,
+    taps=kept,
+    texts=texts,
+  )
+
+
+def _answers(
+  s: Data,
+  target: build.LanguageModel,
+  prompts: list[list[int]],
+  name: str,
+  *,
+  length: int,
+  temperatures: Sequence[float],
+  seed: int,
+  taps: tuple[int, ...] = (),
+  texts: np.ndarray | None = None,
+) -> teacher.Answers:
+  """In s.folder under a name, or in the cache folder under what they are."""
   said = prompts if texts is None else texts.tolist()
   asked = teacher.Asked(
     teacher=target.digest,
@@ -215,23 +236,11 @@ def answered(
     questions=questions.digest([str(x) for x in said]),
     stop_ids=tuple(target.tokenizer.eos_ids),
     rows=len(prompts),
-    length=s.length,
-    temperatures=() if texts is not None else tuple(s.temperatures),
-    seed=s.seed,
-    taps=tuple(kept),
+    length=length,
+    temperatures=tuple(temperatures),
+    seed=seed,
+    taps=tuple(taps),
   )
-  return _answers(s, target, prompts, asked, '', texts)
-
-
-def _answers(
-  s: Data,
-  target: build.LanguageModel,
-  prompts: list[list[int]],
-  asked: teacher.Asked,
-  name: str,
-  texts: np.ndarray | None = None,
-) -> teacher.Answers:
-  """In s.folder under a name, or in the cache folder under what they are."""
   if s.folder:
     folder = pathlib.Path(s.folder) / name
   else:

@@ -125,14 +125,13 @@ def run(
   begun = students.begin_eagle(s.student, target)
   kept = _kept(s, target.config.depth - 1)
   asked = asking.ask(s.data, target)
-  answers = None
-  if s.data.said == 'text' and kept:
-    answers = asking.answered(s.data, target, asked.prompts, kept, asked.texts)
-  elif s.data.said in ('teacher', 'mixed'):
-    answers = asking.answered(s.data, target, asked.prompts, kept)
+  answers, given = None, asked.texts if s.data.said == 'text' else None
+  # An eagle reads what its teacher makes of a text; an lm the text alone.
+  if s.data.said in ('teacher', 'mixed') or (given is not None and kept):
+    answers = asking.answered(s.data, target, asked.prompts, kept, given)
   ids = begun.ids if begun else vocabulary(s, target, asked, answers)
   make = students.STUDENTS[s.student.kind]
-  student = make(s.student, s.loss, target, kept, ids, s.run.seed)
+  student = make(s.student, s.loss, target, kept, ids, s.run.seed, begun)
   batches, refresh = SAID[s.data.said](
     s, target, student, asked, answers, workdir
   )
@@ -193,7 +192,7 @@ def _kept(s: Settings, last: int) -> tuple[int, ...]:
   """
   if s.student.kind != 'eagle':
     return ()
-  taps = s.student.taps or (last,)
+  taps = s.student.read(last)
   kept = s.data.keep or taps
   wanted = sorted({*kept, *taps, last})
   if list(kept) != wanted or not 0 <= kept[0] <= kept[-1] == last:

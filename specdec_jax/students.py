@@ -69,6 +69,10 @@ class Settings:
     if self.vocabulary < 0:
       raise ValueError(f'vocabulary={self.vocabulary}: must be 0 (all) or more')
 
+  def read(self, last: int) -> tuple[int, ...]:
+    """The layers that an eagle reads, of a teacher with that last one."""
+    return self.taps or (last,)
+
 
 class Student(NamedTuple):
   """params: what is trained, float32. loss, frozen: see step.Loss.
@@ -95,13 +99,15 @@ def make_eagle(
   kept: tuple[int, ...],
   ids: np.ndarray,
   seed: int,
+  begun: eagles.Draft | None,
 ) -> Student:
-  """An EAGLE draft. kept: layers whose features the data has.
+  """An EAGLE draft. kept: layers whose features the data has. begun: as
+  begin_eagle said.
 
   It computes in the dtype of its teacher, whose features and head it reads;
   what is trained is float32 or wider.
   """
-  taps = s.taps or (target.config.depth - 1,)
+  taps = s.read(target.config.depth - 1)
   config = eagle.settings(target.config, taps)
   masters = eagle.settings(target.config, taps, dtype=_wide(target.config))
   model = build.target_model(target)
@@ -117,7 +123,6 @@ def make_eagle(
     eagles.write(path, eagles.Draft(taps, layer, ids, eagles.describe(about)))
     return path
 
-  begun = begin_eagle(s, target)
   layer = begun.layer if begun else eagle.init(masters, seed)
   wanted = eagle.shapes(masters)
   return Student(
@@ -148,7 +153,7 @@ def begin_eagle(
     return None
   draft = eagles.read(s.path)
   eagles.fit(draft, s.path, target.config, target.params, target.tokenizer)
-  taps = s.taps or (target.config.depth - 1,)
+  taps = s.read(target.config.depth - 1)
   if (taps, s.vocabulary) != (draft.taps, len(draft.ids)):
     raise ValueError(
       f'student.path={s.path}: reads layers {draft.taps} and proposes '
@@ -164,9 +169,10 @@ def make_lm(
   kept: tuple[int, ...],
   ids: np.ndarray,
   seed: int,
+  begun: None,
 ) -> Student:
   """A language model of its own; loss.unroll, decay and noise are not its."""
-  del kept
+  del kept, begun
   config, params = _begin(s, target, seed)
   expand = lambda params: (config, params)
   if s.vocabulary:

@@ -392,8 +392,8 @@ def test_ones_own_questions_go_through_the_chat_template(tmp_path):
 TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
 
 
-def asker(template):
-  target = build.load('random:tiny')
+def asker(template, **options):
+  target = build.load('random:tiny', **options)
   own = dataclasses.replace(target.tokenizer, chat_template=template)
   return dataclasses.replace(target, tokenizer=own)
 
@@ -416,6 +416,9 @@ def test_a_teacher_asks_its_own_questions(tmp_path, monkeypatch):
   ended = said[np.arange(len(said)), spans[:, 1] - 1]
   ended = np.isin(ended, target.tokenizer.eos_ids)
   assert 10 <= ended.sum() < len(said)
+  # Those of a teacher that computes otherwise are others.
+  with pytest.raises(ValueError, match='holds answers with other dtype;'):
+    asking.ask(s.data, asker(TEMPLATE, dtype='bfloat16'))
   # The batch changes none, more are the same and then more, a seed all.
   again = dataclasses.replace(s.data, folder=str(tmp_path / 'two'), batch=256)
   assert asking.ask(again, target).prompts == prompts
@@ -457,6 +460,21 @@ def test_a_student_of_another_tokenizer_is_refused(tmp_path, monkeypatch):
       student=own | dict(path=str(tmp_path / 'student')),
       data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
     )
+
+
+@pytest.mark.parametrize(
+  ('student', 'scan'), [(dict(layers=(1,)), False), (dict(size='tiny'), None)]
+)
+def test_a_teacher_gives_its_layers_one_by_one(
+  student, scan, tmp_path, monkeypatch
+):
+  def load(source, **options):
+    raise ValueError(f'asked for {options["scan_layers"]}')
+
+  monkeypatch.setattr(build, 'load', load)
+  own = dict(kind='lm', vocabulary=0, share=False) | student
+  with pytest.raises(ValueError, match=f'asked for {scan}'):
+    a_run(tmp_path, monkeypatch, student=own)
 
 
 def test_refuses_layers_that_the_teacher_has_not(tmp_path, monkeypatch):
