@@ -30,10 +30,12 @@ class Data:
   prompt. chat: no rows: each of its documents is a question for the chat
   template. said: a name of distill_program.SAID. prompts: how many; held_out:
   besides, to judge by. length: tokens of a row, prompt included. temperatures:
-  of the answers, in turn. keep: layers whose features are kept with the
-  teacher's answers, the student's taps among them; () keeps just those. batch:
-  rows decoded together. refresh: steps between two times that the student
-  speaks. folder: where the teacher's answers lie; '' is the cache folder.
+  of the answers, in turn. keep: layers whose features are kept with what the
+  teacher said or read, the last and an eagle's taps among them; an lm learns
+  from the last one then, without its teacher. () keeps an eagle's taps, and
+  nothing for an lm. batch: rows decoded together. refresh: steps between two
+  times that the student speaks. folder: where the teacher's answers lie; '' is
+  the cache folder.
   """
 
   source: str

@@ -87,6 +87,11 @@ class Settings:
         f'data.said={self.data.said!r}: an eagle learns from features of its '
         f'teacher, which are recorded once; take {" or ".join(READ_ONCE)}'
       )
+    if self.data.keep and self.data.said not in READ_ONCE:
+      raise ValueError(
+        f'data.keep={self.data.keep}: what a student says is read once, and '
+        f'no record of it kept; take (), or data.said={" or ".join(READ_ONCE)}'
+      )
     if (
       self.student.kind == 'eagle' and self.student.dtype != self.teacher.dtype
     ):
@@ -126,7 +131,7 @@ def run(
   kept = _kept(s, target.config.depth - 1)
   asked = asking.ask(s.data, target)
   answers, given = None, asked.texts if s.data.said == 'text' else None
-  # An eagle reads what its teacher makes of a text; an lm the text alone.
+  # Of a text there is a record where it is asked for, or an eagle reads it.
   if s.data.said in ('teacher', 'mixed') or (given is not None and kept):
     answers = asking.answered(s.data, target, asked.prompts, kept, given)
   ids = begun.ids if begun else vocabulary(s, target, asked, answers)
@@ -190,10 +195,10 @@ def _kept(s: Settings, last: int) -> tuple[int, ...]:
   Raises:
     ValueError: they are not in order, or not all that the student reads.
   """
-  if s.student.kind != 'eagle':
-    return ()
-  taps = s.student.read(last)
+  taps = s.student.read(last) if s.student.kind == 'eagle' else ()
   kept = s.data.keep or taps
+  if not kept:
+    return ()
   wanted = sorted({*kept, *taps, last})
   if list(kept) != wanted or not 0 <= kept[0] <= kept[-1] == last:
     raise ValueError(
@@ -282,13 +287,16 @@ def _text(s: Settings, target, student, asked: asking.Asked, answers, workdir):
 
 
 def _teacher(s: Settings, target, student, asked, answers, workdir):
-  del target, student, asked, workdir
+  del student, asked, workdir
   n = s.data.prompts
   if s.student.kind == 'eagle':
     taps = s.data.keep or s.student.taps or ()
     rows = {k: x[:n] for k, x in heads.rows(answers, taps, taps).items()}
   else:
     rows = sources.rows_of(answers.tokens[:n], answers.spans[:n])
+    if s.data.keep:
+      last = answers.features[:n, :, -target.config.width :]
+      rows |= {'features': last, 'mass': answers.mass[:n]}
   return _batches(s, rows, s.run.seed), _never
 
 

@@ -171,14 +171,22 @@ def make_lm(
   seed: int,
   begun: None,
 ) -> Student:
-  """A language model of its own; loss.unroll, decay and noise are not its."""
-  del kept, begun
+  """A language model of its own; loss.unroll, decay and noise are not its.
+
+  kept: as for make_eagle; its teacher reads every batch anew if ().
+  """
+  del begun
   config, params = _begin(s, target, seed)
   expand = lambda params: (config, params)
   if s.vocabulary:
     config, params, expand = _reduced(config, params, ids.tolist())
   vocab = build.target_model(target).vocab
   of = lambda c: lm.make(c, ids=target.ids, vocab=vocab)
+  law, given = target.config, target.params
+  if kept and config.proposes and (loss.temperature or 1) == 1:
+    law, given = lm.reduce(law, given, config.proposes)
+  if kept:
+    given = {n: x for n, x in given.items() if n != 'layers'}
   model, computed = of(config), of(dataclasses.replace(config, dtype=s.dtype))
   trained, shared = language.shared(params, s.share)
 
@@ -199,18 +207,18 @@ def make_lm(
     language.distilled(
       computed,
       s.dtype,
-      build.target_model(target),
+      of(law),
       losses.divergence_of(loss.divergence),
       temperature=loss.temperature,
       remat=s.remat,
       ids=config.proposes,
     ),
-    {'teacher': target.params, 'shared': shared},
+    {'teacher': given, 'shared': shared},
     lambda params: params | shared,
     lambda gamma: lm_drafter.make(model, gamma=gamma),
     model,
     6.0 * metrics.step_parameters(trained | shared)
-    + 2.0 * metrics.step_parameters(target.params),
+    + 2.0 * (given['head'].size if kept else metrics.step_parameters(given)),
     write,
   )
 

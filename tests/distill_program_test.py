@@ -128,6 +128,34 @@ def test_what_is_kept_has_what_is_read(keep, taps, tmp_path, monkeypatch):
   assert not (tmp_path / 'cache').exists()
 
 
+@pytest.mark.parametrize('said', ['student', 'mixed'])
+def test_what_a_student_says_is_not_kept(said):
+  own = dict(kind='lm', size='tiny', share=False)
+  data = dict(said=said, keep=(1,))
+  with pytest.raises(ValueError, match=r'keep=\(1,\): what a student says'):
+    distill_program.settings(config(student=own, data=data))
+
+
+def test_an_lm_learns_from_a_record_what_its_teacher_would_say(
+  tmp_path, monkeypatch
+):
+  """Of its answers, all ids; of a text, some. The teacher reads just once."""
+  path = tmp_path / 'words.txt'
+  path.write_text('What does the young sailor say about rivers? ' * 60)
+  text = dict(source=str(path), prompt_tokens=8, length=24, said='text')
+  for data, vocabulary in ((dict(prompts=8), 0), (text, 64)):
+    own = dict(kind='lm', layers=(0,), vocabulary=vocabulary)
+    ends = []
+    for keep in ((), (0, 1)):
+      folder = tmp_path / f'{vocabulary} {len(keep)}'
+      _, lines = a_run(
+        folder, monkeypatch, student=own, data=data | dict(keep=keep)
+      )
+      ends.append([x['loss'] for x in lines if 'loss' in x])
+    assert ends[0] != ends[1] and len(ends[0]) == 4
+    np.testing.assert_allclose(*ends, rtol=2e-3)
+
+
 def test_a_student_shares_as_its_teacher_does():
   target = build.load('random:tiny')
   s = distill_program.settings(

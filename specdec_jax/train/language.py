@@ -73,7 +73,10 @@ def distilled(
   student: a model of the teacher's vocabulary, dtype: what it computes in.
   ids: those that it can propose, all if (); the teacher's law keeps its mass.
   frozen: {'teacher': its parameters, 'shared': what the student has of them}.
-  batch: as cross_entropy. The figures have 'train_alpha', sum min(p, q).
+  batch: as cross_entropy; with 'features' [B, T, D] and 'mass' [B, T] the
+  teacher reads nothing: they are its last layer's as train.teacher.Answers has
+  them. teacher: with them and at temperature 1, one that proposes ids alone
+  will do. The figures have 'train_alpha', sum min(p, q).
   """
   read = _remat(lambda p, t: hidden(student, p, t), remat)
   t = temperature or 1.0
@@ -81,9 +84,7 @@ def distilled(
   def loss(params, frozen, batch, key):
     del key
     tokens_BT = batch['tokens']
-    given = frozen['teacher']
-    logits_p = teacher.head(given, hidden(teacher, given, tokens_BT)[:, :-1])
-    log_p = jax.lax.stop_gradient(jax.nn.log_softmax(logits_p / t, -1))
+    log_p = jax.lax.stop_gradient(_law(teacher, frozen['teacher'], batch, t))
     own = in_dtype(params | frozen['shared'], dtype)
     logits_q = student.head(own, read(own, tokens_BT)[:, :-1])
     log_q = jax.nn.log_softmax(logits_q / t, -1)
@@ -96,6 +97,18 @@ def distilled(
     return value, {'train_alpha': alpha}
 
   return loss
+
+
+def _law(teacher: types.Model, params, batch, temperature: float) -> Array:
+  """log p of every next token, [B, T - 1, V], read or recorded."""
+  if 'features' not in batch:
+    found_BTD = hidden(teacher, params, batch['tokens'])
+  else:
+    found_BTD = batch['features'].astype(params['head'].dtype)
+  logits = teacher.head(params, found_BTD[:, :-1])
+  if 'mass' in batch and temperature == 1:
+    return logits - batch['mass'][:, :-1, None]
+  return jax.nn.log_softmax(logits / temperature, -1)
 
 
 def pruned(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import eagle, lm
 from specdec_jax.train import language, losses
 
 pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
@@ -94,6 +94,46 @@ def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
   assert abs(same(given)) < 1e-12
   for x in jax.tree.leaves(jax.grad(same)(given)):
     np.testing.assert_allclose(x, 0, atol=1e-10)
+
+
+@pytest.mark.parametrize('ids', [(), (3, 17, 40, 299)])
+@pytest.mark.parametrize('temperature', [0.0, 1.0, 0.7])
+def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
+  batch, given = a_batch(), lm.init(CONFIG, 1)
+  config, params = CONFIG, lm.init(CONFIG, 0)
+  if ids:
+    config, params = lm.reduce(CONFIG, params, ids)
+  student, model = (lm.make(c, ids=300) for c in (config, CONFIG))
+
+  def slopes(model, given, batch):
+    loss = language.distilled(
+      student,
+      'float64',
+      model,
+      losses.jensen_shannon,
+      temperature=temperature,
+      remat=False,
+      ids=ids,
+    )
+    frozen = {'teacher': given, 'shared': {}}
+    one = lambda x: loss(x, frozen, batch, jax.random.key(0))[0]
+    return jax.tree.leaves(jax.value_and_grad(one)(params))
+
+  want = slopes(model, given, batch)
+  features = language.hidden(model, given, batch['tokens'])
+  logits = jnp.asarray(logits_of(model, given, batch['tokens']))
+  # As they are kept: of no certain size, which the last norm does not see.
+  features = eagle.normed(features, 1)
+  mass = jax.nn.logsumexp(logits, -1)
+  record = batch | {'features': features, 'mass': mass}
+  ends = {name: x for name, x in given.items() if name != 'layers'}
+  of = [(model, ends)]
+  if ids and temperature != 0.7:
+    few, ends = lm.reduce(CONFIG, ends, ids)
+    of.append((lm.make(few, ids=300), ends))
+  for model, ends in of:
+    for a, b in zip(slopes(model, ends, record), want, strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize('kind', ['forward_kl', 'reverse_kl', 'log_alpha'])
