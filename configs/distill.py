@@ -3,8 +3,11 @@ r"""An EAGLE draft for SmolLM2-135M-Instruct, from its own answers.
   python scripts/distill.py --config=configs/distill.py --workdir=DIR
   python scripts/distill.py --config=configs/distill.py:tiny --workdir=DIR
 
-What each key means: the classes of specdec_jax/distill_program.py, and Data of
-asking.py.
+For another teacher say --config.student.taps too: () is its last layer alone.
+
+What each key means: the classes of specdec_jax/distill_program.py; student:
+Settings of students.py; data: Data of asking.py; loss: Loss of train/heads.py;
+optimiser: train/step.py; run: train/loop.py.
 """
 
 import ml_collections
@@ -42,7 +45,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'prompt_tokens': 16,
         'length': 256 if tiny else 192,
         'temperatures': (0.0, 0.0, 1.0),
-        'keep': () if tiny else (9, 19, 29),
+        'keep': (),
         'batch': 32,
         'refresh': 10,
         'seed': 0,

@@ -127,16 +127,18 @@ def run(
       f'student.vocabulary={s.student.vocabulary}: the teacher has '
       f'{target.ids} ids; take at most those, or 0 for all'
     )
-  begun = students.begin_eagle(s.student, target)
+  begun = students.begin(s.student, target)
   kept = _kept(s, target.config.depth - 1)
   asked = asking.ask(s.data, target)
   answers, given = None, asked.texts if s.data.said == 'text' else None
   # Of a text there is a record where it is asked for, or an eagle reads it.
   if s.data.said in ('teacher', 'mixed') or (given is not None and kept):
     answers = asking.answered(s.data, target, asked.prompts, kept, given)
-  ids = begun.ids if begun else vocabulary(s, target, asked, answers)
+  ids = begun.ids
+  if ids is None:
+    ids = vocabulary(s, target, asked, answers)
   make = students.STUDENTS[s.student.kind]
-  student = make(s.student, s.loss, target, kept, ids, s.run.seed, begun)
+  student = make(s.student, s.loss, target, kept, ids, s.run.seed, begun.draft)
   batches, refresh = SAID[s.data.said](
     s, target, student, asked, answers, workdir
   )
@@ -197,14 +199,18 @@ def _kept(s: Settings, last: int) -> tuple[int, ...]:
   """
   taps = s.student.read(last) if s.student.kind == 'eagle' else ()
   kept = s.data.keep or taps
-  if not kept:
-    return ()
-  wanted = sorted({*kept, *taps, last})
-  if list(kept) != wanted or not 0 <= kept[0] <= kept[-1] == last:
-    raise ValueError(
-      f'data.keep={kept}: want layers in increasing order, with the last one, '
-      f'{last}, and student.taps={taps} among them'
-    )
+  for name, found, needed in (
+    ('student.taps', taps, ()),
+    ('data.keep', kept, taps),
+  ):
+    wanted = sorted({*found, *needed, last})
+    if found and (
+      list(found) != wanted or not 0 <= found[0] <= found[-1] <= last
+    ):
+      raise ValueError(
+        f'{name}={found}: want layers of the teacher, 0 to {last}, in '
+        f'increasing order, {needed or (last,)} among them; () takes just those'
+      )
   return kept
 
 

@@ -28,7 +28,7 @@ class Settings:
   draft to begin with, of the same taps and vocabulary.
   lm: size, a row of models.config.SIZES, from random; or layers of the teacher
   to begin with. share: take the teacher's embedding and head, frozen. path: a
-  folder with a student to begin with.
+  model to begin with; one that proposes some ids goes on with the same.
   vocabulary: how many ids it can propose, the commonest; 0 is all. dtype: of
   the forward pass.
   """
@@ -101,8 +101,8 @@ def make_eagle(
   seed: int,
   begun: eagles.Draft | None,
 ) -> Student:
-  """An EAGLE draft. kept: layers whose features the data has. begun: as
-  begin_eagle said.
+  """An EAGLE draft. kept: layers whose features the data has. begun: the draft
+  that it goes on from.
 
   It computes in the dtype of its teacher, whose features and head it reads;
   what is trained is float32 or wider.
@@ -141,16 +141,25 @@ def make_eagle(
   )
 
 
-def begin_eagle(
-  s: Settings, target: build.LanguageModel
-) -> eagles.Draft | None:
-  """The draft that an eagle begins with, if it does.
+class Begun(NamedTuple):
+  """What a student goes on from. ids: those that it proposes, None if all."""
+
+  draft: Any
+  ids: np.ndarray | None
+
+
+def begin(s: Settings, target: build.LanguageModel) -> Begun:
+  """The student of s.path; nothing where there is none.
 
   Raises:
     ValueError: it does not fit this teacher or these settings.
   """
-  if s.kind != 'eagle' or not s.path:
-    return None
+  if not s.path:
+    return Begun(None, None)
+  return (_begin_eagle if s.kind == 'eagle' else _begin_lm)(s, target)
+
+
+def _begin_eagle(s: Settings, target: build.LanguageModel) -> Begun:
   draft = eagles.read(s.path)
   eagles.fit(draft, s.path, target.config, target.params, target.tokenizer)
   taps = s.read(target.config.depth - 1)
@@ -159,7 +168,20 @@ def begin_eagle(
       f'student.path={s.path}: reads layers {draft.taps} and proposes '
       f'{len(draft.ids)} ids; set student.taps and student.vocabulary to these'
     )
-  return draft
+  return Begun(draft, draft.ids)
+
+
+def _begin_lm(s: Settings, target: build.LanguageModel) -> Begun:
+  loaded = build.load(s.path, scan_layers=False)
+  tokenizer.check_same(target.tokenizer, loaded.tokenizer)
+  if not loaded.draft_ids:
+    return Begun(loaded, None)
+  if len(loaded.draft_ids) != s.vocabulary:
+    raise ValueError(
+      f'student.path={s.path}: proposes {len(loaded.draft_ids)} ids; set '
+      'student.vocabulary to these'
+    )
+  return Begun(loaded, np.array(loaded.draft_ids))
 
 
 def make_lm(
@@ -169,14 +191,14 @@ def make_lm(
   kept: tuple[int, ...],
   ids: np.ndarray,
   seed: int,
-  begun: None,
+  begun: build.LanguageModel | None,
 ) -> Student:
   """A language model of its own; loss.unroll, decay and noise are not its.
 
-  kept: as for make_eagle; its teacher reads every batch anew if ().
+  kept, begun: as for make_eagle; its teacher reads every batch anew if kept is
+  ().
   """
-  del begun
-  config, params = _begin(s, target, seed)
+  config, params = _first(s, target, seed, begun)
   expand = lambda params: (config, params)
   if s.vocabulary:
     config, params, expand = _reduced(config, params, ids.tolist())
@@ -249,9 +271,9 @@ def _wide(config: model_config.LMConfig) -> str:
   return 'float64' if config.dtype == 'float64' else 'float32'
 
 
-def _begin(s: Settings, target: build.LanguageModel, seed: int):
+def _first(s: Settings, target: build.LanguageModel, seed: int, begun):
   """(settings, parameters) that an lm student begins with, its own."""
-  config, params = _source(s, target, seed)
+  config, params = _source(s, target, seed, begun)
   config = dataclasses.replace(config, dtype=_wide(config))
   wanted = lm.nest(lm.shapes(config))
   # Copies: the first step is donated them, and the teacher keeps its own.
@@ -260,7 +282,7 @@ def _begin(s: Settings, target: build.LanguageModel, seed: int):
   )
 
 
-def _source(s: Settings, target: build.LanguageModel, seed: int):
+def _source(s: Settings, target: build.LanguageModel, seed: int, begun):
   if s.size:
     config = dataclasses.replace(
       model_config.sized(s.size), vocab=target.config.vocab
@@ -276,15 +298,8 @@ def _source(s: Settings, target: build.LanguageModel, seed: int):
     if s.share:
       params |= {n: target.params[n] for n in language.SHARED if n in params}
     return config, params
-  if s.path:
-    loaded = build.load(s.path, scan_layers=False)
-    tokenizer.check_same(target.tokenizer, loaded.tokenizer)
-    if loaded.draft_ids:
-      raise ValueError(
-        f'student.path={s.path}: proposes {len(loaded.draft_ids)} ids only; '
-        'begin with a model that proposes all'
-      )
-    return loaded.config, loaded.params
+  if begun is not None:
+    return begun.config, begun.params
   return language.pruned(target.config, target.params, s.layers)
 
 

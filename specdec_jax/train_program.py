@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax import sharding
 from specdec_jax.eval import machine, metrics
-from specdec_jax.io import export
+from specdec_jax.io import export, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -203,6 +203,8 @@ def _tokenizer(
   s: Settings, corpus: text.Corpus, workdir: pathlib.Path
 ) -> tokenizer_lib.Tokenizer:
   if s.text.tokenizer:
-    folder = pathlib.Path(s.text.tokenizer)
-    return tokenizer_lib.from_folder(folder, s.text.tokenizer)
+    folder = pathlib.Path(s.text.tokenizer).expanduser()
+    if folder.is_dir():  # perhaps without a model
+      return tokenizer_lib.from_folder(folder, s.text.tokenizer)
+    return sources.open_source(s.text.tokenizer).tokenizer
   return text.train_tokenizer(corpus, s.text.vocab, workdir / 'tokenizer')

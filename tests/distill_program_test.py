@@ -120,10 +120,12 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
 
 @pytest.mark.parametrize(
   ('keep', 'taps'),
-  [((1, 0), (1,)), ((0,), (0,)), ((1,), (0, 1)), ((1, 2), (1,))],
+  [((1, 0), (1,)), ((0,), (0,)), ((1,), (0, 1)), ((1, 2), (1,)), ((), (9, 29))],
 )
 def test_what_is_kept_has_what_is_read(keep, taps, tmp_path, monkeypatch):
-  with pytest.raises(ValueError, match=r'data.keep=\(.*: want layers in'):
+  name = 'data.keep' if taps[-1] == 1 else 'student.taps'
+  wanted = rf'{name}=\(.*: want layers of the teacher, 0 to 1, in increasing'
+  with pytest.raises(ValueError, match=wanted):
     a_run(tmp_path, monkeypatch, student=dict(taps=taps), data=dict(keep=keep))
   assert not (tmp_path / 'cache').exists()
 
@@ -164,7 +166,7 @@ def test_a_student_shares_as_its_teacher_does():
   for tied in (True, False):
     own = dataclasses.replace(target.config, tied=tied)
     teacher = dataclasses.replace(target, config=own, params=lm.init(own, 3))
-    config_, params = students._begin(s, teacher, 0)
+    config_, params = students._first(s, teacher, 0, None)
     assert config_.tied == tied
     for name in {'embed', 'head'} & params.keys():
       np.testing.assert_array_equal(params[name], teacher.params[name])
@@ -306,18 +308,27 @@ def test_a_teacher_in_bfloat16_leaves_a_student_in_float32(
   assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
 
 
-def test_a_draft_of_some_ids_is_no_beginning(tmp_path, monkeypatch):
+def test_a_draft_of_some_ids_goes_on_with_them(tmp_path, monkeypatch):
   target, size = build.load('random:tiny'), model_config.sized('tiny')
   folder, ids = tmp_path / 'few', (1, 2)
   params = lm.init(size, 0)
   export.save(folder, size, params, target.tokenizer, draft_ids=ids)
-  with pytest.raises(ValueError, match='proposes 2 ids only; begin with'):
-    a_run(
-      tmp_path,
-      monkeypatch,
-      student=dict(kind='lm', vocabulary=0, share=False, path=str(folder)),
-      data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
-    )
+  begin = lambda vocabulary: a_run(
+    tmp_path,
+    monkeypatch,
+    student=dict(
+      kind='lm', vocabulary=vocabulary, share=False, path=str(folder)
+    ),
+    data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
+    run=dict(steps=2),
+    optimiser=dict(learning_rate=1e-9, warmup=0),
+  )
+  with pytest.raises(ValueError, match='proposes 2 ids; set student.vocab'):
+    begin(3)
+  # It learns next to nothing: the same model with the same ids.
+  again = build.load(begin(2)[0]['draft'])
+  assert again.draft_ids == ids
+  np.testing.assert_allclose(again.params['head'], params['head'], atol=1e-6)
   # Another draft than the same weights with all ids, and held beside them.
   few = build.load(folder)
   whole = dataclasses.replace(few, draft_ids=())

@@ -155,6 +155,7 @@ def install(phases: Phases) -> None:
   make, run, save = step_lib.make, loop.run, checkpoint.Checkpoints.save
 
   def watched_save(self, step, *args, **named):
+    self.wait()  # as save does: now the one before is complete
     phases.saves(step)
     return save(self, step, *args, **named)
 

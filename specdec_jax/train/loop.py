@@ -140,7 +140,7 @@ def run(
     )
     stopping = stack.enter_context(_stops())
     bar = stack.enter_context(_progress(settings.steps, first, show))
-    clock = _clock(task)
+    clock = _clock(task, state)
     for step in range(first, settings.steps):
       task.refresh(step, state.params)
       began = time.perf_counter()
@@ -230,9 +230,12 @@ def _best(saved: checkpoint.Checkpoints, task: Task, state: step_lib.State):
   return found.step, params, figures or logs_lib.plain(task.judge(params))
 
 
-def _clock(task: Task) -> Callable[[float], dict[str, float]]:
-  """What the seconds of a step say."""
-  peak = machine.matmul_flops(task.dtype) * jax.device_count()
+def _clock(task: Task, state: step_lib.State):
+  """What the seconds of a step say, of the devices that the state lies on."""
+  devices = set[jax.Device]().union(
+    *(x.devices() for x in jax.tree.leaves(state))
+  )
+  peak = machine.matmul_flops(task.dtype) * len(devices)
   return lambda seconds: {
     'tokens_per_second': task.tokens / seconds,
     'utilisation': task.flops / seconds / peak,
@@ -248,8 +251,8 @@ def check_one_process() -> None:
   """
   if jax.process_count() > 1:
     raise ValueError(
-      f'{jax.process_count()} processes: a run is trained by one, on all '
-      'devices of its host (--config.mesh); start one'
+      f'{jax.process_count()} processes: a run is trained by one, on devices '
+      'of its own host; start one'
     )
 
 
