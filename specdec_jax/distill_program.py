@@ -73,11 +73,17 @@ class Settings:
   data: asking.Data
   loss: heads.Loss
   batch: Batch
+  mesh: train_program.Mesh
   optimiser: step_lib.Optimiser
   run: loop.Run
   judge: Judge
 
   def __post_init__(self):
+    self.mesh.check_rows(
+      batch__rows=self.batch.rows,
+      data__batch=self.data.batch,
+      data__held_out=self.data.held_out,
+    )
     if self.data.said not in SAID:
       raise ValueError(
         f'data.said={self.data.said!r}: allowed are {", ".join(SAID)}'
@@ -121,7 +127,12 @@ def run(
     return before['figures'] | {'draft': str(workdir / before['made'])}
   # A student of some layers takes them one by one.
   scan = False if s.student.layers else None
-  target = build.load(s.teacher.source, dtype=s.teacher.dtype, scan_layers=scan)
+  target = build.load(
+    s.teacher.source,
+    dtype=s.teacher.dtype,
+    mesh=s.mesh.make(),
+    scan_layers=scan,
+  )
   if s.student.vocabulary > target.ids:
     raise ValueError(
       f'student.vocabulary={s.student.vocabulary}: the teacher has '
@@ -161,6 +172,7 @@ def run(
     workdir,
     config=config,
     changed=changed,
+    place=train_program.placer(target.layout),
   )
   if ended.best is None:
     return {'step': ended.step, 'finished': False}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, types
+from specdec_jax import build, sharding, types
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.eval import metrics
@@ -111,8 +111,10 @@ def make_eagle(
   config = eagle.settings(target.config, taps)
   masters = eagle.settings(target.config, taps, dtype=_wide(target.config))
   model = build.target_model(target)
-  frozen = {'target': target.params}
-  frozen['head'] = eagles.weights({}, ids, target.params)['head']
+  whole = _whole(target, target.config)
+  read = eagles.weights({}, ids, target.params)
+  read |= {n: _put(whole, read[n]) for n in ('head', 'ids')}
+  frozen = {n: read[n] for n in ('target', 'head')}
 
   def write(folder, params, about):
     # Half the bytes; bfloat16 would keep fewer digits, and range none needs.
@@ -125,14 +127,15 @@ def make_eagle(
 
   layer = begun.layer if begun else eagle.init(masters, seed)
   wanted = eagle.shapes(masters)
+  layer = {n: jnp.array(x, wanted[n].dtype) for n, x in layer.items()}
   return Student(
-    lm.nest({n: jnp.array(x, wanted[n].dtype) for n, x in layer.items()}),
+    _put(whole, lm.nest(layer)),
     heads.loss(config, model, loss, kept),
     frozen,
-    lambda params: eagles.weights(
-      eagle.cast(config, params), ids, target.params
+    lambda params: read | {'layer': eagle.cast(config, params)},
+    lambda gamma: eagle_drafter.make(
+      config, model, gamma=gamma, constrain=whole and whole.constrain
     ),
-    lambda gamma: eagle_drafter.make(config, model, gamma=gamma),
     eagle_drafter.view(config, model),
     # Every step of the chain; the frozen head has no gradient of its own.
     loss.unroll
@@ -203,7 +206,13 @@ def make_lm(
   if s.vocabulary:
     config, params, expand = _reduced(config, params, ids.tolist())
   vocab = build.target_model(target).vocab
-  of = lambda c: lm.make(c, ids=target.ids, vocab=vocab)
+  whole = _whole(target, config)
+  params = _put(whole, params)
+
+  def of(c, layout=whole):
+    constrain = layout and layout.constrain
+    return lm.make(c, ids=target.ids, vocab=vocab, constrain=constrain)
+
   law, given = target.config, target.params
   if kept and config.proposes and (loss.temperature or 1) == 1:
     law, given = lm.reduce(law, given, config.proposes)
@@ -229,7 +238,7 @@ def make_lm(
     language.distilled(
       computed,
       s.dtype,
-      of(law),
+      of(law, target.layout),
       losses.divergence_of(loss.divergence),
       temperature=loss.temperature,
       remat=s.remat,
@@ -260,6 +269,19 @@ def _reduced(config, params: types.Params, ids: Sequence[int]):
     return dataclasses.replace(config, tied=False), params | {'head': head}
 
   return few, own, expand
+
+
+def _whole(
+  target: build.LanguageModel, config: model_config.LMConfig
+) -> sharding.Layout | None:
+  """A student's, of which every device of the teacher's mesh has all."""
+  if target.layout is None:
+    return None
+  return sharding.lay_out(target.layout.mesh, config, replicated=True)
+
+
+def _put(whole: sharding.Layout | None, tree):
+  return tree if whole is None else jax.device_put(tree, whole.sharding())
 
 
 def _size(tree: Any) -> int:

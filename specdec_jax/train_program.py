@@ -48,8 +48,31 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
+  """data: over the rows of a batch; model: over heads, mlp and vocabulary."""
+
   data: int
   model: int
+
+  def check_rows(self, **rows: int) -> None:
+    """Raises:
+    ValueError: a number of rows that data does not divide, by its key.
+    """
+    for name, count in rows.items():
+      if count % max(self.data, 1):
+        raise ValueError(
+          f'{name.replace("__", ".")}={count}: mesh.data={self.data} has to '
+          'divide it'
+        )
+
+  def make(self) -> jax.sharding.Mesh | None:
+    """None for one device, which needs none.
+
+    Raises:
+      ValueError: fewer devices than that.
+    """
+    if (self.data, self.model) == (1, 1):
+      return None
+    return sharding.make_mesh(self.data, self.model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +82,9 @@ class Settings:
   mesh: Mesh
   optimiser: step_lib.Optimiser
   run: loop.Run
+
+  def __post_init__(self):
+    self.mesh.check_rows(text__rows=self.text.rows)
 
 
 # Rows that the held-out loss is the mean of, at most.
@@ -109,11 +135,8 @@ def run(
   config = dataclasses.replace(
     model_config.sized(s.model.size), vocab=-(-tokenizer.size // 64) * 64
   )
-  layout, put = None, None
-  if (s.mesh.data, s.mesh.model) != (1, 1):
-    mesh = sharding.make_mesh(s.mesh.data, s.mesh.model)
-    layout = sharding.lay_out(mesh, config)
-    put = layout.put
+  mesh = s.mesh.make()
+  layout = None if mesh is None else sharding.lay_out(mesh, config)
   rows = rows_of(text.pack(kept.documents, tokenizer, s.text.length))
   few = text.pack(held.documents, tokenizer, s.text.length)[:_JUDGED]
   computed = dataclasses.replace(config, dtype=s.model.dtype)
@@ -123,7 +146,7 @@ def run(
     remat=s.model.remat,
     constrain=layout and layout.constrain,
   )
-  params = lm.init(config, s.run.seed, put)
+  params = lm.init(config, s.run.seed, layout and layout.put)
   task = loop.Task(
     params=params,
     loss=loss,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -156,6 +157,60 @@ def test_an_lm_learns_from_a_record_what_its_teacher_would_say(
       ends.append([x['loss'] for x in lines if 'loss' in x])
     assert ends[0] != ends[1] and len(ends[0]) == 4
     np.testing.assert_allclose(*ends, rtol=2e-3)
+
+
+def on_a_mesh(tmp_path, monkeypatch, **changes):
+  """a_run on four devices, where what is trained and read lies."""
+  judged = distill_program.judged
+
+  def on_four(s, target, student, prompts):
+    judge = judged(s, target, student, prompts)
+
+    def figures(params):
+      for x in jax.tree.leaves((params, student.frozen)):
+        assert len(x.sharding.device_set) == 4
+      return judge(params)
+
+    return figures
+
+  monkeypatch.setattr(distill_program, 'judged', on_four)
+  mesh = dict(data=2, model=2)
+  return a_run(tmp_path, monkeypatch, mesh=mesh, **changes)
+
+
+def test_a_mesh_changes_nothing(eagle_run, tmp_path, monkeypatch):
+  _, figures, lines = eagle_run
+  found = on_a_mesh(tmp_path, monkeypatch, run=dict(steps=8, evaluate_every=4))
+  for name in ('loss', 'block_efficiency'):
+    want, got = ([x[name] for x in y if name in x] for y in (lines, found[1]))
+    assert len(got) == {'loss': 8, 'block_efficiency': 2}[name]
+    np.testing.assert_allclose(got, want, rtol=2e-2)
+  assert found[0].keys() == figures.keys()
+
+
+@pytest.mark.parametrize(
+  ('student', 'data'),
+  [
+    (dict(layers=(1,)), dict(keep=(1,))),
+    (
+      dict(size='tiny', share=False, vocabulary=0),
+      dict(said='student', refresh=2),
+    ),
+  ],
+)
+def test_an_lm_learns_on_a_mesh(student, data, tmp_path, monkeypatch):
+  own = dict(kind='lm') | student
+  figures, lines = on_a_mesh(tmp_path, monkeypatch, student=own, data=data)
+  assert figures['finished'] and sum('loss' in x for x in lines) == 4
+
+
+@pytest.mark.parametrize(
+  ('section', 'key'),
+  [('batch', 'rows'), ('data', 'batch'), ('data', 'held_out')],
+)
+def test_a_mesh_divides_its_rows(section, key):
+  with pytest.raises(ValueError, match=f'{section}.{key}=9: mesh.data=2 has'):
+    distill_program.settings(config(mesh=dict(data=2), **{section: {key: 9}}))
 
 
 def test_a_student_shares_as_its_teacher_does():

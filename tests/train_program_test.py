@@ -11,7 +11,7 @@ import pytest
 from configs import train_lm
 from specdec_jax import api, build, train_program
 from specdec_jax.eval import machine
-from specdec_jax.train import loop
+from specdec_jax.train import loop, text
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -115,3 +115,23 @@ def test_several_processes_are_refused(source, tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='2 processes: .* by one'):
     run(tmp_path, source)
   assert not (tmp_path / loop.ENDED).exists()
+
+
+def test_a_mesh_divides_its_rows(source, tmp_path):
+  with pytest.raises(
+    ValueError, match='text.rows=4: mesh.data=3 has to divide'
+  ):
+    run(tmp_path, source, mesh=dict(data=3))
+
+
+@pytest.mark.parametrize('which', ['a model', 'a folder'])
+def test_a_tokenizer_is_taken(which, alone, tmp_path):
+  at = 'random:tiny' if which == 'a model' else str(alone[0] / 'tokenizer')
+  c = train_lm.get_config('tiny')
+  with c.unlocked():
+    c.text.tokenizer = at
+  found = train_program._tokenizer(
+    train_program.settings(c), text.Corpus('', (), ''), tmp_path
+  )
+  own = build.load(alone[0] / 'model' if which == 'a folder' else at)
+  assert found.fingerprint() == own.tokenizer.fingerprint()
