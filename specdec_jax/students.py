@@ -64,6 +64,8 @@ class Settings:
         'size or layers given for an eagle: it is one layer like its '
         "teacher's, from random or from a path"
       )
+    if self.kind == 'lm' and self.taps:
+      raise ValueError(f'taps={self.taps} given for an lm, which reads none')
     if self.kind == 'eagle' and self.remat:
       raise ValueError('remat=True: the one layer of an eagle needs none')
     if self.vocabulary < 0:
@@ -184,7 +186,8 @@ def _begin_lm(s: Settings, target: build.LanguageModel) -> Begun:
       f'student.path={s.path}: proposes {len(loaded.draft_ids)} ids; set '
       'student.vocabulary to these'
     )
-  return Begun(loaded, np.array(loaded.draft_ids))
+  few, _ = loaded.as_draft
+  return Begun(loaded, np.array(few.proposes))
 
 
 def make_lm(
@@ -216,8 +219,9 @@ def make_lm(
   law, given = target.config, target.params
   if kept and config.proposes and (loss.temperature or 1) == 1:
     law, given = lm.reduce(law, given, config.proposes)
-  if kept:
+  if kept:  # What is read of it: the last norm and the head.
     given = {n: x for n, x in given.items() if n != 'layers'}
+    given |= {n: x[:1] for n, x in given.items() if n == 'embed'}
   model, computed = of(config), of(dataclasses.replace(config, dtype=s.dtype))
   trained, shared = language.shared(params, s.share)
 
@@ -322,7 +326,9 @@ def _source(s: Settings, target: build.LanguageModel, seed: int, begun):
     return config, params
   if begun is not None:
     return begun.config, begun.params
-  return language.pruned(target.config, target.params, s.layers)
+  config, params = language.pruned(target.config, target.params, s.layers)
+  # Alike on any mesh; a copy, as fusing takes a layer apart.
+  return lm.fuse(config, jax.tree.map(lambda x: x, params))
 
 
 STUDENTS = {'eagle': make_eagle, 'lm': make_lm}

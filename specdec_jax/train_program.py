@@ -32,9 +32,9 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """source, field: see train.text.read. tokenizer: a folder with one, or '' to
-  train one of `vocab` tokens. length: tokens of a row. held_out: one document
-  in so many is. rows: of a batch.
+  """source, field: see train.text.read. tokenizer: a folder with one, a
+  model (io.sources.FORMS), or '' to train one of `vocab` tokens. length: tokens
+  of a row. held_out: one document in so many is. rows: of a batch.
   """
 
   source: str
@@ -53,12 +53,17 @@ class Mesh:
   data: int
   model: int
 
+  def __post_init__(self):
+    for name, size in (('data', self.data), ('model', self.model)):
+      if size < 1:
+        raise ValueError(f'{name}={size}: must be 1 or more')
+
   def check_rows(self, **rows: int) -> None:
     """Raises:
     ValueError: a number of rows that data does not divide, by its key.
     """
     for name, count in rows.items():
-      if count % max(self.data, 1):
+      if count % self.data:
         raise ValueError(
           f'{name.replace("__", ".")}={count}: mesh.data={self.data} has to '
           'divide it'
@@ -129,13 +134,13 @@ def run(
   loop.open_workdir(workdir, said, changed)
   if before := loop.ended(workdir, said):
     return before['figures']
+  mesh = s.mesh.make()
   corpus = text.read(s.text.source, field=s.text.field)
   kept, held = text.held_out(corpus, s.text.held_out)
   tokenizer = _tokenizer(s, kept, workdir)
   config = dataclasses.replace(
     model_config.sized(s.model.size), vocab=-(-tokenizer.size // 64) * 64
   )
-  mesh = s.mesh.make()
   layout = None if mesh is None else sharding.lay_out(mesh, config)
   rows = rows_of(text.pack(kept.documents, tokenizer, s.text.length))
   few = text.pack(held.documents, tokenizer, s.text.length)[:_JUDGED]
@@ -229,5 +234,8 @@ def _tokenizer(
     folder = pathlib.Path(s.text.tokenizer).expanduser()
     if folder.is_dir():  # perhaps without a model
       return tokenizer_lib.from_folder(folder, s.text.tokenizer)
-    return sources.open_source(s.text.tokenizer).tokenizer
+    try:
+      return sources.open_source(s.text.tokenizer).tokenizer
+    except ValueError as error:
+      raise ValueError(f'text.tokenizer: {error}') from error
   return text.train_tokenizer(corpus, s.text.vocab, workdir / 'tokenizer')

@@ -188,20 +188,32 @@ def test_a_mesh_changes_nothing(eagle_run, tmp_path, monkeypatch):
   assert found[0].keys() == figures.keys()
 
 
-@pytest.mark.parametrize(
-  ('student', 'data'),
-  [
-    (dict(layers=(1,)), dict(keep=(1,))),
-    (
-      dict(size='tiny', share=False, vocabulary=0),
-      dict(said='student', refresh=2),
-    ),
-  ],
-)
-def test_an_lm_learns_on_a_mesh(student, data, tmp_path, monkeypatch):
-  own = dict(kind='lm') | student
-  figures, lines = on_a_mesh(tmp_path, monkeypatch, student=own, data=data)
+def test_an_lm_learns_the_same_on_a_mesh(tmp_path, monkeypatch):
+  own = dict(kind='lm', layers=(1,))
+  data = dict(keep=(1,), folder=str(tmp_path / 'answers'))
+  _, alone = a_run(tmp_path / '1', monkeypatch, student=own, data=data)
+  _, found = on_a_mesh(tmp_path / '4', monkeypatch, student=own, data=data)
+  of = lambda lines: [x['loss'] for x in lines if 'loss' in x]
+  np.testing.assert_allclose(of(found), of(alone), rtol=1e-3)
+
+
+def test_an_lm_speaks_on_a_mesh(tmp_path, monkeypatch):
+  own = dict(kind='lm', size='tiny', share=False, vocabulary=0)
+  figures, lines = on_a_mesh(
+    tmp_path, monkeypatch, student=own, data=dict(said='student', refresh=2)
+  )
   assert figures['finished'] and sum('loss' in x for x in lines) == 4
+
+
+def test_only_what_follows_a_prompt_is_counted():
+  target = build.load('random:tiny')
+  own = dict(kind='lm', size='tiny', share=False, vocabulary=1)
+  data = dict(said='text', prompts=3, prompt_tokens=8, length=12)
+  data |= dict(source='stdlib:prose')
+  s = distill_program.settings(config(student=own, data=data))
+  texts = np.array([[5] * 8 + [7] * 4] * 5)
+  asked = asking.Asked([[5] * 8] * 5, texts)
+  assert distill_program.vocabulary(s, target, asked, None).tolist() == [7]
 
 
 @pytest.mark.parametrize(
@@ -363,6 +375,13 @@ def test_a_teacher_in_bfloat16_leaves_a_student_in_float32(
   assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
 
 
+def test_an_lm_reads_no_taps():
+  with pytest.raises(ValueError, match=r'taps=\(1,\) given for an lm'):
+    distill_program.settings(
+      config(student=dict(kind='lm', size='tiny', share=False, taps=(1,)))
+    )
+
+
 def test_a_draft_of_some_ids_goes_on_with_them(tmp_path, monkeypatch):
   target, size = build.load('random:tiny'), model_config.sized('tiny')
   folder, ids = tmp_path / 'few', (1, 2)
@@ -395,8 +414,11 @@ def test_a_draft_of_some_ids_goes_on_with_them(tmp_path, monkeypatch):
   assert build.load('hf:org/few').draft_ids == ids
   mark = folder / export.MARK
   mark.write_text(mark.read_text().replace('2', '9999'))
+  own = dict(kind='lm', vocabulary=2, share=False, path=str(folder))
   with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
-    assert build.load(folder).as_draft
+    students.begin(
+      distill_program.settings(config(student=own)).student, target
+    )
 
 
 def test_a_damaged_list_of_ids_is_refused(tmp_path):

@@ -117,11 +117,16 @@ def test_several_processes_are_refused(source, tmp_path, monkeypatch):
   assert not (tmp_path / loop.ENDED).exists()
 
 
-def test_a_mesh_divides_its_rows(source, tmp_path):
-  with pytest.raises(
-    ValueError, match='text.rows=4: mesh.data=3 has to divide'
-  ):
-    run(tmp_path, source, mesh=dict(data=3))
+@pytest.mark.parametrize(
+  ('data', 'wrong'),
+  [
+    (3, 'text.rows=4: mesh.data=3 has to'),
+    (0, 'mesh.data=0: must be 1 or more'),
+  ],
+)
+def test_a_mesh_divides_its_rows(data, wrong, source, tmp_path):
+  with pytest.raises(ValueError, match=wrong):
+    run(tmp_path, source, mesh=dict(data=data))
 
 
 @pytest.mark.parametrize('which', ['a model', 'a folder'])

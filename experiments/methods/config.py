@@ -12,7 +12,6 @@ def get_config(size: str = 'full'):
   c.decode.methods = ('lm', 'lookup', 'ngram', 'early_exit')
   if size != 'tiny':
     c.decode.methods += ('eagle',)
-    c.eagle.path = 'zoo:smollm2-135m-instruct'
   c.draft.source = c.target.source
   c.decode.gammas = (4,)
   c.early_exit.exit = 1 if size == 'tiny' else 20

@@ -104,7 +104,9 @@ def _law(teacher: types.Model, params, batch, temperature: float) -> Array:
   if 'features' not in batch:
     found_BTD = hidden(teacher, params, batch['tokens'])
   else:
-    found_BTD = batch['features'].astype(params['head'].dtype)
+    # Wide, as the record is finer than bfloat16 and its mass of the finer one.
+    wide = jnp.promote_types(params['head'].dtype, jnp.float32)
+    found_BTD = batch['features'].astype(wide)
   logits = teacher.head(params, found_BTD[:, :-1])
   if 'mass' in batch and temperature == 1:
     return logits - batch['mass'][:, :-1, None]

@@ -132,9 +132,11 @@ def run(
       checkpoint.Checkpoints(workdir / 'checkpoints', keep=settings.keep)
     )
     first, state, score = _begin(saved, task, settings, state)
+    path, said = workdir / 'config.json', json.loads(json.dumps(config))
+    if not path.exists() or files.read_json(path) != said:
+      _write(path, config)
     if first == settings.steps:
       return Ended(first, _best(saved, task, state))
-    _write(workdir / 'config.json', config)
     logs = stack.enter_context(
       contextlib.closing(logs_lib.Logs(workdir, first))
     )

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, requests, types, windows
+from specdec_jax import decode, requests, sharding, types, windows
 from specdec_jax.io import files
 from specdec_jax.train import logs
 
@@ -70,6 +70,7 @@ def answer(
   batch: int,
   track: Callable[..., Any],
   texts: np.ndarray | None = None,
+  layout: sharding.Layout | None = None,
 ) -> Answers:
   """The answers to all prompts, in a folder; what is there is not made again.
 
@@ -83,6 +84,7 @@ def answer(
     rule: never asked for anything; plain decoding needs one by its contract.
     batch: rows decoded together; changes no token.
     track: track(iterable, description) -> the same, with a progress bar.
+    layout: of the target, if it lies on a mesh; its data axis divides `batch`.
 
   Raises:
     ValueError: a folder of other answers, naming what differs; a damaged one;
@@ -95,7 +97,13 @@ def answer(
     rows = slice(first, first + len(part))
     if texts is not None:
       spans, out, features, mass = _hear(
-        target, params, part, texts[rows], rows=batch, taps=asked.taps
+        target,
+        params,
+        part,
+        texts[rows],
+        rows=batch,
+        taps=asked.taps,
+        layout=layout,
       )
     else:
       spans, out, features, mass = say(
@@ -110,6 +118,7 @@ def answer(
         stop_ids=asked.stop_ids,
         rows=batch,
         taps=asked.taps,
+        layout=layout,
       )
     arrays.tokens[rows], arrays.spans[rows] = out, spans
     if arrays.features is not None and arrays.mass is not None:
@@ -131,6 +140,7 @@ def say(
   stop_ids: Sequence[int],
   rows: int,
   taps: tuple[int, ...] = (),
+  layout: sharding.Layout | None = None,
 ):
   """One batch of at most `rows` prompts: (spans, tokens, features, mass).
 
@@ -151,17 +161,20 @@ def say(
     length=length,
   )
   program = _program(target, rule, taps)
-  out, *more = jax.device_get(program(types.Weights(params), request))
+  placed = requests.place(request, layout)
+  out, *more = jax.device_get(program(types.Weights(params), placed))
   spans = np.stack([request.lengths_B, out.lengths_B], 1)
   features, mass = (None if x is None else x[:count] for x in more)
   return spans[:count], out.tokens_BL[:count], features, mass
 
 
-def _hear(target, params, prompts, texts, *, rows: int, taps: tuple[int, ...]):
+def _hear(target, params, prompts, texts, *, rows: int, taps, layout=None):
   """As say, of at most `rows` texts that are given, [n, L]."""
   count, L = texts.shape
   spans = np.array([[len(x), L] for x in prompts])
   full = np.pad(texts, ((0, rows - count), (0, 0)))
+  if layout is not None:
+    full = jax.device_put(full, layout.sharding('batch', None))
   kept = jax.device_get(_reading(target, taps)(types.Weights(params), full))
   features, mass = (x[:count] for x in kept)
   return spans, texts, features, mass
