@@ -79,6 +79,7 @@ def test_an_eagle_is_trained_judged_written_and_decodes(eagle_run):
   assert of(**options).tokens == of().tokens
 
 
+@pytest.mark.slow
 def test_masters_stay_float32_where_the_teacher_is_not(tmp_path, monkeypatch):
   figures, lines = a_run(
     tmp_path,
@@ -142,21 +143,21 @@ def test_what_a_student_says_is_not_kept(said):
 def test_an_lm_learns_from_a_record_what_its_teacher_would_say(
   tmp_path, monkeypatch
 ):
-  """Of its answers, all ids; of a text, some. The teacher reads just once."""
+  """Of a text, some ids. The teacher reads it just once."""
   path = tmp_path / 'words.txt'
   path.write_text('What does the young sailor say about rivers? ' * 60)
-  text = dict(source=str(path), prompt_tokens=8, length=24, said='text')
-  for data, vocabulary in ((dict(prompts=8), 0), (text, 64)):
-    own = dict(kind='lm', layers=(0,), vocabulary=vocabulary)
-    ends = []
-    for keep in ((), (0, 1)):
-      folder = tmp_path / f'{vocabulary} {len(keep)}'
-      _, lines = a_run(
-        folder, monkeypatch, student=own, data=data | dict(keep=keep)
-      )
-      ends.append([x['loss'] for x in lines if 'loss' in x])
-    assert ends[0] != ends[1] and len(ends[0]) == 4
-    np.testing.assert_allclose(*ends, rtol=2e-3)
+  data = dict(source=str(path), prompt_tokens=8, length=24, said='text')
+  own, ends = dict(kind='lm', layers=(0,), vocabulary=64), []
+  for keep in ((), (0, 1)):
+    _, lines = a_run(
+      tmp_path / str(len(keep)),
+      monkeypatch,
+      student=own,
+      data=data | dict(keep=keep),
+    )
+    ends.append([x['loss'] for x in lines if 'loss' in x])
+  assert ends[0] != ends[1] and len(ends[0]) == 4
+  np.testing.assert_allclose(*ends, rtol=2e-3)
 
 
 def on_a_mesh(tmp_path, monkeypatch, **changes):
@@ -188,6 +189,7 @@ def test_a_mesh_changes_nothing(eagle_run, tmp_path, monkeypatch):
   assert found[0].keys() == figures.keys()
 
 
+@pytest.mark.slow
 def test_an_lm_learns_the_same_on_a_mesh(tmp_path, monkeypatch):
   own = dict(kind='lm', layers=(1,))
   data = dict(keep=(1,), folder=str(tmp_path / 'answers'))
@@ -197,6 +199,7 @@ def test_an_lm_learns_the_same_on_a_mesh(tmp_path, monkeypatch):
   np.testing.assert_allclose(of(found), of(alone), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_lm_speaks_on_a_mesh(tmp_path, monkeypatch):
   own = dict(kind='lm', size='tiny', share=False, vocabulary=0)
   figures, lines = on_a_mesh(
