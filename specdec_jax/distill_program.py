@@ -12,6 +12,7 @@ from specdec_jax import (
   build,
   decode,
   requests,
+  sharding,
   students,
   train_program,
   types,
@@ -80,9 +81,11 @@ class Settings:
 
   def __post_init__(self):
     self.mesh.check_rows(
-      batch__rows=self.batch.rows,
-      data__batch=self.data.batch,
-      data__held_out=self.data.held_out,
+      {
+        'batch.rows': self.batch.rows,
+        'data.batch': self.data.batch,
+        'data.held_out': self.data.held_out,
+      }
     )
     if self.data.said not in SAID:
       raise ValueError(
@@ -130,7 +133,7 @@ def run(
   target = build.load(
     s.teacher.source,
     dtype=s.teacher.dtype,
-    mesh=s.mesh.make(),
+    mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
     scan_layers=scan,
   )
   if s.student.vocabulary > target.ids:

@@ -227,9 +227,7 @@ def from_config(config) -> Experiment:
 
 def load(s: Settings) -> Experiment:
   """Loads the models that the methods of the settings need."""
-  mesh = None
-  if (s.mesh.data, s.mesh.model) != (1, 1):
-    mesh = sharding.make_mesh(s.mesh.data, s.mesh.model)
+  mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   scan = {'auto': None, 'yes': True, 'no': False}[s.target.scan_layers]
   target = build.load(
     s.target.source, dtype=s.target.dtype, mesh=mesh, scan_layers=scan

@@ -61,6 +61,11 @@ def make_mesh(data: int = 1, model: int = 1, devices=None) -> Mesh:
   )
 
 
+def mesh_of(data: int, model: int) -> Mesh | None:
+  """make_mesh, or None for 1 x 1: one device needs no mesh."""
+  return None if data == model == 1 else make_mesh(data, model)
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """How one model lies on a mesh; `whole` names axes that are not split."""

@@ -58,26 +58,13 @@ class Mesh:
       if size < 1:
         raise ValueError(f'{name}={size}: must be 1 or more')
 
-  def check_rows(self, **rows: int) -> None:
-    """Raises:
-    ValueError: a number of rows that data does not divide, by its key.
-    """
+  def check_rows(self, rows: dict[str, int]) -> None:
+    """Refuses numbers of rows, by their keys, that data does not divide."""
     for name, count in rows.items():
       if count % self.data:
         raise ValueError(
-          f'{name.replace("__", ".")}={count}: mesh.data={self.data} has to '
-          'divide it'
+          f'{name}={count}: mesh.data={self.data} has to divide it'
         )
-
-  def make(self) -> jax.sharding.Mesh | None:
-    """None for one device, which needs none.
-
-    Raises:
-      ValueError: fewer devices than that.
-    """
-    if (self.data, self.model) == (1, 1):
-      return None
-    return sharding.make_mesh(self.data, self.model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +76,7 @@ class Settings:
   run: loop.Run
 
   def __post_init__(self):
-    self.mesh.check_rows(text__rows=self.text.rows)
+    self.mesh.check_rows({'text.rows': self.text.rows})
 
 
 # Rows that the held-out loss is the mean of, at most.
@@ -134,7 +121,7 @@ def run(
   loop.open_workdir(workdir, said, changed)
   if before := loop.ended(workdir, said):
     return before['figures']
-  mesh = s.mesh.make()
+  mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   corpus = text.read(s.text.source, field=s.text.field)
   kept, held = text.held_out(corpus, s.text.held_out)
   tokenizer = _tokenizer(s, kept, workdir)

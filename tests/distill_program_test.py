@@ -79,7 +79,6 @@ def test_an_eagle_is_trained_judged_written_and_decodes(eagle_run):
   assert of(**options).tokens == of().tokens
 
 
-@pytest.mark.slow
 def test_masters_stay_float32_where_the_teacher_is_not(tmp_path, monkeypatch):
   figures, lines = a_run(
     tmp_path,
@@ -181,12 +180,21 @@ def on_a_mesh(tmp_path, monkeypatch, **changes):
 
 def test_a_mesh_changes_nothing(eagle_run, tmp_path, monkeypatch):
   _, figures, lines = eagle_run
+  place, placed = requests.place, []
+
+  def spy(request, layout):
+    placed.append(layout)
+    return place(request, layout)
+
+  monkeypatch.setattr(requests, 'place', spy)
   found = on_a_mesh(tmp_path, monkeypatch, run=dict(steps=8, evaluate_every=4))
   for name in ('loss', 'block_efficiency'):
     want, got = ([x[name] for x in y if name in x] for y in (lines, found[1]))
     assert len(got) == {'loss': 8, 'block_efficiency': 2}[name]
     np.testing.assert_allclose(got, want, rtol=2e-2)
   assert found[0].keys() == figures.keys()
+  # The rows are split of what the teacher answers, and of what is judged.
+  assert len(placed) == 2 and None not in placed
 
 
 @pytest.mark.slow
@@ -418,6 +426,8 @@ def test_a_draft_of_some_ids_goes_on_with_them(tmp_path, monkeypatch):
   mark = folder / export.MARK
   mark.write_text(mark.read_text().replace('2', '9999'))
   own = dict(kind='lm', vocabulary=2, share=False, path=str(folder))
+  with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
+    assert build.load(folder).as_draft
   with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
     students.begin(
       distill_program.settings(config(student=own)).student, target

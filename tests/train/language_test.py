@@ -136,6 +136,17 @@ def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
+def test_a_record_is_not_rounded_to_bfloat16():
+  config = dataclasses.replace(CONFIG, dtype='bfloat16')
+  model, params = lm.make(config, ids=300), lm.init(config, 1)
+  draw = np.random.default_rng(0)
+  features = jnp.asarray(draw.normal(size=(2, 5, config.width)), jnp.float16)
+  logits = model.head(params, features.astype(jnp.float32))
+  mass = jax.nn.logsumexp(logits, -1)
+  law = language._law(model, params, {'features': features, 'mass': mass}, 1.0)
+  np.testing.assert_allclose(jnp.exp(law).sum(-1), 1, rtol=1e-5)
+
+
 @pytest.mark.parametrize('kind', ['forward_kl', 'reverse_kl', 'log_alpha'])
 def test_a_student_of_some_ids_learns_what_the_teacher_leaves_to_them(kind):
   ids, batch = (3, 17, 40, 299), a_batch()

@@ -249,6 +249,7 @@ def test_another_config_is_refused_by_its_keys(tmp_path):
   assert ended.step == 15
   assert files.read_json(tmp_path / 'config.json')['run']['steps'] == 15
   assert runs.run(tmp_path, runs.task(), steps=15, keep=5).step == 15
+  assert files.read_json(tmp_path / 'config.json')['run']['keep'] == 5
   with pytest.raises(ValueError, match='steps=9: .* has step 15'):
     runs.run(tmp_path, runs.task(), steps=9, changed=True)
   # Of other data nothing can go on.
@@ -260,6 +261,16 @@ def test_another_config_is_refused_by_its_keys(tmp_path):
       tmp_path, runs.task()._replace(batches=other), steps=20, changed=True
     )
   assert files.read_json(tmp_path / 'config.json')['run']['steps'] == 15
+
+
+def test_utilisation_is_of_the_devices_that_train(whole):
+  """One, of eight that there are."""
+  assert jax.device_count() > 1
+  task = runs.task()
+  for line in (whole[0] / 'clocks.jsonl').read_text().splitlines():
+    clocks = json.loads(line)
+    flops = clocks['tokens_per_second'] * task.flops / task.tokens
+    np.testing.assert_allclose(clocks['utilisation'], flops / 1e9)
 
 
 def test_only_what_is_free_is_free(tmp_path):
