@@ -1,6 +1,6 @@
 """Every key of a bench config; the other files of this folder start from it.
 
-What each means: the classes of specdec_jax/experiment.py.
+What each means: the classes of specdec_jax/settings.py.
 """
 
 import ml_collections

@@ -5,8 +5,8 @@ r"""An EAGLE draft for SmolLM2-135M-Instruct, from its own answers.
 
 For another teacher say --config.student.taps too: () is its last layer alone.
 
-What each key means: the classes of specdec_jax/distill_program.py; student:
-Settings of students.py; data: Data of asking.py; loss: Loss of train/heads.py;
+What each key means: the classes of specdec_jax/distill/distillation.py;
+student: Settings of students.py; data: Data of prompts.py; loss: of heads.py;
 optimiser: train/step.py; run: train/loop.py.
 """
 

@@ -4,7 +4,7 @@ r"""A language model from scratch, on Python's manual and library or your text.
   python scripts/train.py --config=configs/train_lm.py --workdir=DIR \
     --config.text.source=my_corpus.jsonl
 
-What each key means: the classes of specdec_jax/train_program.py; optimiser:
+What each key means: the classes of specdec_jax/train/train_lm.py; optimiser:
 train/step.py; run: train/loop.py.
 """
 

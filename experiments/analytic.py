@@ -1,6 +1,6 @@
 """Experiments that are formulas: what the six of Leviathan et al. 2023 share.
 
-Each is data of the print, a report made from specdec_jax.eval.cost, a figure.
+Each is data of the print, a report made from specdec_jax.bench.cost, a figure.
 """
 
 import pathlib
@@ -11,7 +11,8 @@ from absl import flags
 
 from experiments import page
 from specdec_jax import runtime
-from specdec_jax.eval import machine, plots, report
+from specdec_jax.analysis import plots
+from specdec_jax.bench import machine, report
 from specdec_jax.io import files
 
 HERE = pathlib.Path(__file__).parent

@@ -6,7 +6,7 @@ from typing import Any
 
 import rich.text
 
-from specdec_jax.eval import machine, report
+from specdec_jax.bench import machine, report
 from specdec_jax.io import files
 
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'

@@ -14,12 +14,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import build, experiment, runtime  # noqa: E402
-from specdec_jax.eval import (  # noqa: E402
-  audit_report,
-  identity,
-  prompts,
-  report,
+from specdec_jax import build, runtime  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import (
+  audit_report,  # noqa: E402
+  identity,  # noqa: E402
+  prompts,  # noqa: E402
+  report,  # noqa: E402
 )
 
 _CONFIG = runtime.config_flag('configs/pair.py')
@@ -29,14 +30,14 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 def run() -> bool:
   """True if every difference is a tie and every request ended well."""
-  settings = experiment.settings(_CONFIG.value)
+  settings = settings_lib.settings(_CONFIG.value)
   identity.check_promise(build.rule_of(settings.decode.rule), settings.sampling)
   folder = report.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
-  loaded = experiment.load(settings)
-  plan = experiment.plan(loaded, chosen)
+  loaded = settings_lib.load(settings)
+  plan = settings_lib.plan(loaded, chosen)
   doc = {'config': _CONFIG.value.to_dict()} | identity.run(
-    experiment.arms(loaded), plan, report.track
+    settings_lib.arms(loaded), plan, report.track
   )
   return audit_report.finish(doc, folder)
 

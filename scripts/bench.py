@@ -11,8 +11,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import experiment, runtime  # noqa: E402
-from specdec_jax.eval import bench, prompts, report  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import (
+  benchmark,  # noqa: E402
+  prompts,  # noqa: E402
+  report,  # noqa: E402
+)
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
@@ -22,14 +27,14 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 def run() -> bool:
   """True if every output is explained."""
-  settings = experiment.settings(_CONFIG.value)
+  settings = settings_lib.settings(_CONFIG.value)
   folder = report.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
-  sizes = experiment.batch_sizes(_SIZES.value)
-  loaded = experiment.load(settings)
-  plan = experiment.plan(loaded, chosen, sizes)
-  doc = {'config': _CONFIG.value.to_dict()} | bench.run(
-    experiment.arms(loaded), plan, track=report.track, show=report.show
+  sizes = settings_lib.batch_sizes(_SIZES.value)
+  loaded = settings_lib.load(settings)
+  plan = settings_lib.plan(loaded, chosen, sizes)
+  doc = {'config': _CONFIG.value.to_dict()} | benchmark.run(
+    settings_lib.arms(loaded), plan, track=report.track, show=report.show
   )
   good = report.finish(doc)
   if folder:

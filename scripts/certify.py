@@ -18,8 +18,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime, user_code  # noqa: E402
-from specdec_jax.eval import certificate, report  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax.bench import report  # noqa: E402
+from specdec_jax.certify import (
+  certificate,  # noqa: E402
+  load,  # noqa: E402
+)
 
 _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
 _ONLY = flags.DEFINE_list('only', [], 'names of promises; all if empty')
@@ -40,9 +44,7 @@ def run() -> bool:
   runtime.eight_cpu_devices()
   full = _TIER.value == 'full'
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
-  subject = user_code.subject(
-    _RULE.value, _DRAFTER.value, _MODEL.value, seed=seed
-  )
+  subject = load.subject(_RULE.value, _DRAFTER.value, _MODEL.value, seed=seed)
   chosen = certificate.choose(_ONLY.value, subject.own)
   folder = report.open_workdir(_WORKDIR.value)
   return certificate.run(subject, chosen, full=full, folder=folder)

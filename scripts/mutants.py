@@ -18,7 +18,7 @@ import rich.progress  # noqa: E402
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.eval import report  # noqa: E402
+from specdec_jax.bench import report  # noqa: E402
 from tests.mutants import mechanical, seeded, table  # noqa: E402
 from tests.mutants import run as runner  # noqa: E402
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.eval import output_file  # noqa: E402
+from specdec_jax.analysis import output_file  # noqa: E402
 from specdec_jax.io import ngrams, sources  # noqa: E402
 
 _TARGET = flags.DEFINE_string('target', '', 'model whose tokenizer to use')

@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.train import curves  # noqa: E402
+from specdec_jax.analysis import curves  # noqa: E402
 
 _OUT = flags.DEFINE_string('out', '', 'file to write')
 

@@ -16,7 +16,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime, trace_program  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax.analysis import trace_program  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')

@@ -10,8 +10,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags, logging  # noqa: E402
 
-from specdec_jax import runtime, train_program  # noqa: E402
-from specdec_jax.eval import report  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax.bench import report  # noqa: E402
+from specdec_jax.train import train_lm  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/train_lm.py')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the run')
@@ -21,10 +22,10 @@ _CHANGED = flags.DEFINE_bool('changed', False, 'go on with other settings')
 def run() -> bool:
   """True; the last line of stdout is the best step's figures as JSON."""
   logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
-  settings = train_program.settings(_CONFIG.value)
+  settings = train_lm.settings(_CONFIG.value)
   if not _WORKDIR.value:
     raise ValueError("workdir='': name a folder for the run, --workdir=DIR")
-  figures = train_program.run(
+  figures = train_lm.run(
     settings, pathlib.Path(_WORKDIR.value), changed=_CHANGED.value
   )
   print(report.compact(figures))

@@ -4,6 +4,7 @@ from specdec_jax import runtime
 
 runtime.set_xla_flags()
 
+from specdec_jax.analysis.record_page import html  # noqa: E402
 from specdec_jax.api import (  # noqa: E402
   Completion,
   Piece,
@@ -12,7 +13,6 @@ from specdec_jax.api import (  # noqa: E402
   stream,
 )
 from specdec_jax.build import DRAFTERS, RULES, LanguageModel, load  # noqa: E402
-from specdec_jax.eval.record_page import html  # noqa: E402
 
 __all__ = [
   'DRAFTERS',

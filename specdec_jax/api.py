@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from specdec_jax import build, debug, requests, types
-from specdec_jax.eval import metrics
-from specdec_jax.eval import record as record_lib
+from specdec_jax.analysis import record as record_lib
+from specdec_jax.bench import metrics
 
 # Settings of other systems that would change p; ignoring one would be silent.
 REFUSED = (

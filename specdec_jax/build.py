@@ -2,7 +2,7 @@
 
 Every name -> function table lives here. A new rule is a file and a row of
 RULES; a new drafter is a file, a row of DRAFTERS and, for the certificate, one
-of RECIPES. A section of its name in the config, with its settings, is optional.
+of certify/recipes.py. A section of its name in the config is optional.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from specdec_jax import decode, recipes, sharding, types
+from specdec_jax import decode, sharding, types
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import early_exit, lookup, ngram
 from specdec_jax.drafters import lm as lm_drafter
@@ -136,16 +136,6 @@ DRAFTERS = {
   'ngram': _ngram,
   'early_exit': _early_exit,
   'eagle': _eagle,
-}
-
-
-# Every drafter as the certificate builds it.
-RECIPES = {
-  'lm': recipes.of(lm_drafter.make, model=True),
-  'lookup': recipes.of(lookup.make),
-  'ngram': recipes.ngrams,
-  'early_exit': recipes.early_exits,
-  'eagle': recipes.eagles,
 }
 
 

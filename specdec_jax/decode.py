@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax import types, windows
 
 Array = types.Array
 
@@ -127,7 +127,7 @@ def start(target, drafter, options, weights, request: Request):
   B, L = request.tokens_BL.shape
   live_B = request.lengths_B < request.limit_B
   with jax.named_scope('prefill'):
-    cache, features_BLE = windows.prefill(
+    cache, features_BLE = forward.prefill(
       target,
       weights.target,
       request.tokens_BL,
@@ -235,7 +235,7 @@ def _attempt(
   )
   start_B = context.lengths_B - 1
   last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
-  hidden_BND, tapped, cache = windows.read(
+  hidden_BND, tapped, cache = forward.read(
     target,
     weights.target,
     jnp.concatenate([last_B1, draft.tokens_BK], 1),
@@ -273,7 +273,7 @@ def _attempt(
     logprob_BN = jnp.take_along_axis(logits_BNV, window_BN[..., None], -1)[
       ..., 0
     ] - jax.nn.logsumexp(logits_BNV, -1)
-  features_BNE = windows.concat(tapped) if drafter.taps else None
+  features_BNE = forward.concat(tapped) if drafter.taps else None
   widen = lambda x: jnp.pad(
     x, [(0, 0), (0, drafter.gamma - width)] + [(0, 0)] * (x.ndim - 2)
   )

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, types
+from specdec_jax import decode, types
+from specdec_jax.certify import base, recipes
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import scripted
-from specdec_jax.eval.promises import base
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
@@ -247,7 +247,7 @@ def test_an_empty_residual_falls_back_to_the_target(x64):
 def test_a_sampled_row_alone_says_what_it_says_among_others():
   """Residuals with zeros, one row or four: nothing is summed over rows."""
   world = base.tables(6)
-  drafter, other = build.RECIPES['lm'](world, 2)
+  drafter, other = recipes.RECIPES['lm'](world, 2)
   prompts = base.ragged_prompts(4, 6, 3)
 
   def texts(rows):

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from specdec_jax import sampling
-from specdec_jax.eval.promises import chance
+from specdec_jax.certify import statistics
 
 
 def noise(seeds, requests, lengths, *, gamma=3, coupled=False):
@@ -78,7 +78,7 @@ def test_law_of_a_draw():
   assert tokens.dtype == jnp.int32
   counts = np.bincount(np.asarray(tokens), minlength=V)
   assert counts[[3, 7]].tolist() == [0, 0]
-  assert chance.chi_square(counts, w / w.sum()) > 1e-6
+  assert statistics.chi_square(counts, w / w.sum()) > 1e-6
 
 
 def bits_up_to(x_M, dtype):

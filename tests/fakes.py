@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import decode, requests, types
-from specdec_jax.eval import table_model as tables
-from specdec_jax.eval.promises import base
+from specdec_jax.certify import base
+from specdec_jax.certify import table_model as tables
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 

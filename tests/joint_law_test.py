@@ -9,15 +9,20 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode
+from specdec_jax import decode
+from specdec_jax.certify import (
+  base,
+  enumerated,
+  recipes,
+  statistics,
+  table_model,
+)
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import scripted
-from specdec_jax.eval import table_model
-from specdec_jax.eval.promises import base, chance, laws
 from specdec_jax.verify import coupled, reject
 
 V, K = 3, 2
-PROMPT = laws.PROMPT[V]
+PROMPT = enumerated.PROMPT[V]
 
 
 @pytest.mark.parametrize(
@@ -31,15 +36,17 @@ PROMPT = laws.PROMPT[V]
 def test_three_windows_of_reject_enumerated(draft, settings):
   with jax.enable_x64(True):
     world = base.tables(V)
-    drafter, other = build.RECIPES['lm'](world, K)
+    drafter, other = recipes.RECIPES['lm'](world, K)
     if draft == 'ragged':
       drafter = base.ragged(drafter)
     if draft == 'scripted':
       script = np.random.default_rng(1).integers(0, V, (1, 48))
-      script = np.repeat(script.astype(np.int32), laws.ROWS, 0)
+      script = np.repeat(script.astype(np.int32), enumerated.ROWS, 0)
       drafter, other = scripted.make(gamma=K), (script, script % (K + 1))
-    off, _ = laws.walk(world, drafter, other, reject.RULE, settings, windows=3)
-  assert off <= laws.BOUNDS[True]
+    off, _ = enumerated.walk(
+      world, drafter, other, reject.RULE, settings, windows=3
+    )
+  assert off <= enumerated.BOUNDS[True]
 
 
 @functools.cache
@@ -77,12 +84,12 @@ SETTINGS = (('temperature', 0.9), ('top_p', 0.95))
 )
 def test_joint_law_of_generate(rule):
   counts, law = counted(rule, DRAFT, 2**16, 2**12, SETTINGS)
-  assert chance.chi_square(counts, law) > 1e-9
+  assert statistics.chi_square(counts, law) > 1e-9
 
 
 def test_joint_law_of_plain_decoding():
   counts, law = counted(reject.RULE, decode.PLAIN, 2**16, 2**12, SETTINGS)
-  assert chance.chi_square(counts, law) > 1e-9
+  assert statistics.chi_square(counts, law) > 1e-9
 
 
 def test_chi_square_sees_a_bias():
@@ -90,5 +97,5 @@ def test_chi_square_sees_a_bias():
   law = rng.dirichlet(np.ones(200))
   counts = rng.multinomial(2**16, law)
   other = law * (1 + 0.1 * rng.choice([-1, 1], 200))
-  assert chance.chi_square(counts, law) > 1e-3
-  assert chance.chi_square(counts, other / other.sum()) < 1e-9
+  assert statistics.chi_square(counts, law) > 1e-3
+  assert statistics.chi_square(counts, other / other.sum()) < 1e-9

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import sampling
-from specdec_jax.eval.table_model import probabilities as oracle
+from specdec_jax.certify.table_model import probabilities as oracle
 
 
 def rows(V):

@@ -6,7 +6,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax import api, build
-from specdec_jax.eval import prompts
+from specdec_jax.bench import prompts
 from specdec_jax.io import wheel
 
 pytestmark = pytest.mark.network

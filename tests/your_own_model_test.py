@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax import debug, decode, requests, types, user_code
+from specdec_jax import debug, decode, requests, types
+from specdec_jax.certify import base, certificate, load
 from specdec_jax.drafters import lookup
-from specdec_jax.eval import certificate
-from specdec_jax.eval.promises import base
 from specdec_jax.verify import reject
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -128,12 +127,10 @@ def test_check_cache_finds(decoder, adapter, compile_in_less_time):
 
 
 # The page itself runs lm and lookup.
-@pytest.mark.parametrize(
-  'name', sorted({*user_code.ANY_TARGET} - {'lm', 'lookup'})
-)
+@pytest.mark.parametrize('name', sorted({*load.ANY_TARGET} - {'lm', 'lookup'}))
 def test_a_drafter_of_ours_fits_a_padded_vocabulary(name, mine):
   mine(DECODER, ADAPTER)
-  subject = user_code.subject('', '', 'mine:make', seed=0)
+  subject = load.subject('', '', 'mine:make', seed=0)
   world = subject.transformers(5)
   drafter, draft = subject.drafters[name](world, 2)
   request = base.make_request(world, [[1, 2]], 4, length=8, gamma=2)
@@ -150,7 +147,7 @@ def test_a_drafter_of_ours_fits_a_padded_vocabulary(name, mine):
 
 def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
   mine(DECODER, ADAPTER)
-  subject = user_code.subject('', '', 'mine:make', seed=0)
+  subject = load.subject('', '', 'mine:make', seed=0)
   assert subject.own == ('model',) and subject.judges_acceptance()
   assert {'lm', 'lookup'} <= set(subject.drafters)
   world = subject.transformers(5, width=8)
@@ -217,7 +214,7 @@ def test_a_model_that_does_not_fit_is_one_sentence(
 ):
   mine(decoder, adapter)
   with pytest.raises(ValueError) as error:
-    user_code.model('mine:make')
+    load.model('mine:make')
   said = str(error.value)
   assert said.startswith('model=mine:make: ') and message in said
 
@@ -231,7 +228,7 @@ def test_a_cache_that_changes_cannot_be_carried():
     5,
     256,
   )
-  assert 'apply turns a cache of' in user_code._misfit(model, (), vocab=5)
+  assert 'apply turns a cache of' in load._misfit(model, (), vocab=5)
 
 
 @pytest.mark.slow
@@ -242,7 +239,7 @@ def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
   decoder, held, mine, compile_in_less_time
 ):
   mine(decoder, ADAPTER)
-  subject = user_code.subject('', '', 'mine:make', seed=0)
+  subject = load.subject('', '', 'mine:make', seed=0)
   subject = subject._replace(rules={'reject': reject.RULE})
   (promise,) = certificate.choose(['joint-law-transformer'], subject.own)
   with jax.debug_nans(False):
@@ -253,7 +250,7 @@ def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
 @pytest.mark.slow
 def test_greedy_text_of_a_wrong_model_differs(mine, compile_in_less_time):
   mine(DECODER, edited(ADAPTER, OWN_PLACES))
-  subject = user_code.subject('', '', 'mine:make', seed=0)
+  subject = load.subject('', '', 'mine:make', seed=0)
   subject = subject._replace(rules={'reject': reject.RULE})
   (promise,) = certificate.choose(['greedy-identity'], subject.own)
   with jax.debug_nans(False):

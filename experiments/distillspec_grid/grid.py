@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from experiments.distillspec_grid import measure, render, settings
-from specdec_jax import build, distill_program, train_program
+from specdec_jax import build
+from specdec_jax.distill import distillation
 from specdec_jax.io import files
-from specdec_jax.train import loop, text
+from specdec_jax.train import loop, text, train_lm
 
 
 def run(
@@ -72,7 +73,7 @@ class Trained:
     # Of fixed text no answer is read.
     warm = cell.temperature or 0
     answers = self._folder / f'answers-{warm:g}-seed{cell.seed}'
-    found = distill_program.run(
+    found = distillation.run(
       settings.distilled(
         self._s,
         cell,
@@ -88,7 +89,7 @@ class Trained:
   def _language(self, name: str, size: str, steps: int, seed: int):
     tokenizer = '' if name == 'target' else str(self.target())
     folder = self._folder / name
-    found = train_program.run(
+    found = train_lm.run(
       settings.language(
         self._s,
         self._text,

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from specdec_jax import build, decode, requests, types
+from specdec_jax.analysis import intervals
+from specdec_jax.distill import evaluate
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.eval import intervals
-from specdec_jax.train import judge
 from specdec_jax.verify import reject
 
 RESAMPLES = 2000
@@ -46,7 +46,7 @@ def bench(
     seed=seed,
     stop_ids=target.tokenizer.eos_ids,
   )
-  plain = judge.plain(model, target.params, reject.RULE, options, request)
+  plain = evaluate.plain(model, target.params, reject.RULE, options, request)
   return Bench(target, model, request, options, plain)
 
 
@@ -65,7 +65,7 @@ def measured(
   return {
     'emitted': (out.info.origin_BL != types.PROMPT).sum(1).tolist(),
     'calls': out.info.calls_B.tolist(),
-    'alpha': judge.alpha_on(*args),
+    'alpha': evaluate.alpha_on(*args),
     'differ': int(differ.sum()),
   }
 

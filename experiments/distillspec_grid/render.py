@@ -4,7 +4,7 @@ from typing import Any
 
 from experiments import page
 from experiments.distillspec_grid import measure
-from specdec_jax.eval import plots
+from specdec_jax.analysis import plots
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, Any]:

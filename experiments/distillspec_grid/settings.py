@@ -4,8 +4,9 @@ import dataclasses
 import pathlib
 
 from configs import distill, train_lm
-from specdec_jax import distill_program, train_program
-from specdec_jax.train import losses
+from specdec_jax.distill import distillation
+from specdec_jax.distill import divergences as divergences_lib
+from specdec_jax.train import train_lm as train_lm_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +46,11 @@ class Grid:
 
   def __post_init__(self):
     for name in self.divergences:
-      losses.divergence_of(name)
+      divergences_lib.divergence_of(name)
     for name in self.sources:
-      if name not in distill_program.SAID:
+      if name not in distillation.SAID:
         raise ValueError(
-          f'sources={self.sources}: allowed are '
-          f'{", ".join(distill_program.SAID)}'
+          f'sources={self.sources}: allowed are {", ".join(distillation.SAID)}'
         )
     for name in ('divergences', 'sources', 'temperatures'):
       if not getattr(self, name):
@@ -125,7 +125,7 @@ def language(
   steps: int,
   seed: int,
   tokenizer: str = '',
-) -> train_program.Settings:
+) -> train_lm_lib.Settings:
   """Cross-entropy on the text, with a tokenizer of its own if none is named."""
   c = train_lm.get_config().unlock()
   c.model.update(size=size, dtype='float32', remat=False)
@@ -145,7 +145,7 @@ def language(
     checkpoint_every=max(1, steps // 5),
     seed=seed,
   )
-  return train_program.settings(c)
+  return train_lm_lib.settings(c)
 
 
 def distilled(
@@ -156,7 +156,7 @@ def distilled(
   target: pathlib.Path,
   draft: pathlib.Path,
   answers: pathlib.Path,
-) -> distill_program.Settings:
+) -> distillation.Settings:
   """One cell's distillation, from a draft that cross-entropy has made."""
   grid, warm = s.grid, cell.temperature
   c = distill.get_config().unlock()
@@ -191,4 +191,4 @@ def distilled(
     seed=cell.seed,
   )
   c.judge.update(gamma=s.judge.gamma, new_tokens=8, temperature=warm or 0.0)
-  return distill_program.settings(c)
+  return distillation.settings(c)

@@ -19,9 +19,13 @@ from experiments.distillspec_grid import (  # noqa: E402
   render,
   settings,
 )
-from specdec_jax import runtime, train_program  # noqa: E402
-from specdec_jax.eval import machine, report  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax.bench import (  # noqa: E402
+  machine,
+  report,
+)
 from specdec_jax.io import files  # noqa: E402
+from specdec_jax.train import train_lm  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(HERE / 'config.py'))
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the models')
@@ -31,7 +35,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 def run() -> bool:
   """True if every greedy text is the target's own."""
   logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
-  s = train_program.from_sections(settings.Settings, _CONFIG.value)
+  s = train_lm.from_sections(settings.Settings, _CONFIG.value)
   folder = report.open_workdir(_RESULTS.value)
   workdir = report.open_workdir(_WORKDIR.value)
   if workdir is None:

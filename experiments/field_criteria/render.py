@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments import page
 from experiments.field_criteria import measure
-from specdec_jax.eval import machine
+from specdec_jax.bench import machine
 from tests.mutants import seeded
 
 # Kinds of bugs by their number in the project's list of failure modes.

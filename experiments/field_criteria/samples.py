@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import build, decode, sampling, types
-from specdec_jax.eval import table_model
-from specdec_jax.eval.promises import base
+from specdec_jax.certify import base, recipes, table_model
 
 V, GAMMA, ROWS, LENGTH, HASHES = 10, 2, 8192, 16, 5
 
@@ -63,7 +62,7 @@ def request_of(world: base.World, new, prompts=None, **settings):
 
 
 def run(world: base.World, request, rule='reject') -> decode.Output:
-  drafter, other = build.RECIPES['lm'](world, GAMMA)
+  drafter, other = recipes.RECIPES['lm'](world, GAMMA)
   return base.run(world, drafter, build.RULES[rule], other, request)
 
 
@@ -157,7 +156,7 @@ def transformer_run(draft: str, temperature: float = 0.0) -> decode.Output:
   """draft: 'none', 'random' or 'same', as Hugging Face calls them."""
   with jax.enable_x64(True):
     world = transformer()
-    drafter, other = build.RECIPES['lm'](world, 3)
+    drafter, other = recipes.RECIPES['lm'](world, 3)
     other = world.weights.target if draft == 'same' else other
     request = base.make_request(
       world,

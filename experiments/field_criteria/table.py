@@ -30,7 +30,7 @@ HERE = pathlib.Path(__file__).parent
 CORE = (
   'specdec_jax/sampling.py',
   'specdec_jax/decode.py',
-  'specdec_jax/windows.py',
+  'specdec_jax/forward.py',
   'specdec_jax/verify/',
   'specdec_jax/drafters/',
   'specdec_jax/models/',

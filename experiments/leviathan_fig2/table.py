@@ -3,7 +3,8 @@
 import math
 
 from experiments import analytic, page
-from specdec_jax.eval import cost, plots
+from specdec_jax.analysis import plots
+from specdec_jax.bench import cost
 
 ALPHAS = [i / 1000 for i in range(500, 900)]
 GAMMAS = (1, 3, 5, 7, math.inf)

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from experiments import analytic, page
-from specdec_jax.eval import cost, plots
+from specdec_jax.analysis import plots
+from specdec_jax.bench import cost
 
 FIRST, LAST = 0.5, 0.899
 

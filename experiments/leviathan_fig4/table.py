@@ -1,7 +1,8 @@
 """Leviathan et al. 2023, figure 4: speed and arithmetic, free drafts."""
 
 from experiments import analytic, page
-from specdec_jax.eval import cost, plots
+from specdec_jax.analysis import plots
+from specdec_jax.bench import cost
 
 ALPHAS = [i / 1000 for i in range(500, 900)]
 # gamma -> operations at alpha 0.5 and at the right end, alpha 0.899 (3

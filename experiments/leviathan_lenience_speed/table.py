@@ -1,7 +1,8 @@
 """Leviathan et al. 2023, appendix A.5: the speed of lenient acceptance."""
 
 from experiments import analytic, page
-from specdec_jax.eval import cost, plots
+from specdec_jax.analysis import plots
+from specdec_jax.bench import cost
 
 C = 0.015
 LENIENCE = (1.0, 0.5, 0.3, 0.1)

@@ -1,7 +1,8 @@
 """Leviathan et al. 2023, table 1: arithmetic and speed, free drafts."""
 
 from experiments import analytic, page
-from specdec_jax.eval import cost, plots
+from specdec_jax.analysis import plots
+from specdec_jax.bench import cost
 
 # alpha, gamma, OPERATIONS, SPEED, as printed (2 decimals).
 PRINT = (

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from experiments import analytic, page
-from specdec_jax.eval import cost, plots
+from specdec_jax.analysis import plots
+from specdec_jax.bench import cost
 
 HALF = 0.005  # alpha and c are printed with 2 decimals
 

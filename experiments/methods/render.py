@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from experiments import page
-from specdec_jax.eval import metrics, tables
+from specdec_jax.bench import metrics, tables
 
 
 def markdown(doc: dict[str, Any]) -> str:

@@ -15,9 +15,10 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.methods import render  # noqa: E402
-from specdec_jax import build, experiment, runtime  # noqa: E402
-from specdec_jax.eval import (  # noqa: E402
-  bench,
+from specdec_jax import build, runtime  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import (  # noqa: E402
+  benchmark,
   identity,
   machine,
   metrics,
@@ -38,17 +39,17 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 def run() -> bool:
   """True if every output is explained."""
-  settings = experiment.settings(_CONFIG.value)
+  settings = settings_lib.settings(_CONFIG.value)
   rules, laws = asked(settings)
   folder = report.open_workdir(_RESULTS.value)
-  e = experiment.load(settings)
-  plan = experiment.plan(e, prompts.builtin())
+  e = settings_lib.load(settings)
+  plan = settings_lib.plan(e, prompts.builtin())
   # None are kept back: nothing is predicted here.
   plan = dataclasses.replace(plan, judged=plan.judged + plan.others, others=())
   plain, arms = _arms(e, rules)
   groups = timing.grouper([plain, *arms], plan)(plan.judged)
   every = report.track([plain, *arms], 'compiling')
-  programs = bench.compiled([plain, *arms], groups[0].full, every)
+  programs = benchmark.compiled([plain, *arms], groups[0].full, every)
   doc = {'machine': machine.describe(), 'cells': []}
   doc['setting'] = timing.setting([plain], plan) | {
     'methods': settings.decode.methods,
@@ -74,7 +75,7 @@ def run() -> bool:
   return verdict.sound([(x['name'], x) for x in doc['cells']])
 
 
-def asked(settings: experiment.Settings):
+def asked(settings: settings_lib.Settings):
   """The rules, and the sampling settings, of the flags.
 
   Raises:
@@ -95,13 +96,13 @@ def asked(settings: experiment.Settings):
   ]
 
 
-def _arms(e: experiment.Experiment, rules):
+def _arms(e: settings_lib.Experiment, rules):
   """Plain decoding, and each method under each rule, named 'method rule'."""
   out, plain = [], None
   for rule in rules:
     d = dataclasses.replace(e.settings.decode, rule=rule.name)
     own = dataclasses.replace(e.settings, decode=d)
-    first, *others = experiment.arms(dataclasses.replace(e, settings=own))
+    first, *others = settings_lib.arms(dataclasses.replace(e, settings=own))
     plain = plain or first
     out += [
       dataclasses.replace(arm, name=f'{arm.drafter} {rule.name}')

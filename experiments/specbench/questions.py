@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax.eval import prompts
+from specdec_jax.bench import prompts
 
 FIELDS = ('question_id', 'category', 'turns')
 # Spec-Bench counts MT-Bench's categories as one task.

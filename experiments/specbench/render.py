@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments import page
-from specdec_jax.eval import metrics, tables
+from specdec_jax.bench import metrics, tables
 
 
 def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:

@@ -16,8 +16,13 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.specbench import questions, render  # noqa: E402
-from specdec_jax import experiment, runtime  # noqa: E402
-from specdec_jax.eval import bench, report, verdict  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import (  # noqa: E402
+  benchmark,
+  report,
+  verdict,
+)
 
 _CONFIG = runtime.config_flag(str(ROOT / 'configs/smollm2.py'))
 _QUESTIONS = flags.DEFINE_string('questions', '', 'a question.jsonl')
@@ -27,20 +32,22 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 def run() -> bool:
   """True if every output is explained."""
-  settings = experiment.settings(_CONFIG.value)
+  settings = settings_lib.settings(_CONFIG.value)
   d = settings.decode
   if not d.methods or not any(d.gammas):
     what = f'decode.methods={d.methods}, decode.gammas={d.gammas}'
     raise ValueError(f'{what}: want a method, and a gamma of 1 or more')
   chosen = questions.grouped(questions.read(_QUESTIONS.value, _LIMIT.value))
   folder = report.open_workdir(_RESULTS.value)
-  e = experiment.load(settings)
-  plan = experiment.plan(e, chosen)
+  e = settings_lib.load(settings)
+  plan = settings_lib.plan(e, chosen)
   judged = plan.judged + plan.others  # None are kept back to predict from.
   plan = dataclasses.replace(plan, judged=judged, others=())
   chosen = questions.among(chosen, judged)
   doc = {'questions': questions.describe(_QUESTIONS.value, chosen)}
-  doc |= bench.run(experiment.arms(e), plan, track=report.track, show=_show)
+  doc |= benchmark.run(
+    settings_lib.arms(e), plan, track=report.track, show=_show
+  )
   if doc['categories']:
     doc['table'] = render.table(doc, questions.ids(chosen))
     page.save(folder, HERE, doc, text := render.markdown(doc))

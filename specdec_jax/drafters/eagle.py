@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import types, windows
+from specdec_jax import forward, types
 from specdec_jax.drafters import lm
 from specdec_jax.models import cache as kv
 from specdec_jax.models import eagle
@@ -127,7 +127,7 @@ def _readers(config: eagle.EagleConfig, target: types.Model):
   cache): beside features of width D, and beside the target's, of width E."""
 
   def read(params, cache, tokens_BT, features_BTD, start_B, keep_BT):
-    hidden_BTD, _, cache = windows.read(
+    hidden_BTD, _, cache = forward.read(
       eagle.reader(config, target, features_BTD),
       params,
       tokens_BT,
@@ -248,7 +248,7 @@ def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
     )
     row_B1 = jnp.arange(tokens_BT.shape[0])[:, None]
     features_BSE = cache.features_BSE.at[row_B1, slots_BT].set(
-      windows.concat(tapped), mode='drop'
+      forward.concat(tapped), mode='drop'
     )
     before_BT = jnp.maximum(positions_BT - 1, 0)
     first_BT1 = (positions_BT == 0)[..., None]

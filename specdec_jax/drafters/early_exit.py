@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax import types, windows
 
 
 def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
@@ -27,7 +27,7 @@ def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
 
   def propose(weights, state, context, noise, cache):
     def read(cache, token_B, offset):
-      hidden_B1D, _, cache = windows.read(
+      hidden_B1D, _, cache = forward.read(
         target,
         weights.target,
         token_B[:, None],

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax import types, windows
 
 
 def make(
@@ -37,7 +37,7 @@ def make(
     B, L = context.tokens_BL.shape
     cache = model.init_cache(B, L)
     unread_B = jnp.maximum(context.lengths_B - 2, 0)
-    cache, _ = windows.prefill(
+    cache, _ = forward.prefill(
       model, weights.draft, context.tokens_BL, unread_B, cache, chunk=chunk
     )
     return cache
@@ -47,7 +47,7 @@ def make(
     live_B1 = context.live_B[:, None]
 
     def extend(cache, tokens_BT, start_B, offset, going_B):
-      hidden_BTD, _, cache = windows.read(
+      hidden_BTD, _, cache = forward.read(
         model,
         weights.draft,
         tokens_BT,

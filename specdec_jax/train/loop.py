@@ -21,7 +21,7 @@ import rich.progress
 from absl import logging
 
 from specdec_jax import types
-from specdec_jax.eval import machine, report
+from specdec_jax.bench import machine, report
 from specdec_jax.io import checkpoint, files
 from specdec_jax.train import data
 from specdec_jax.train import logs as logs_lib

@@ -12,18 +12,18 @@ from specdec_jax import (
   build,
   debug,
   decode,
+  forward,
   requests,
   sampling,
   sharding,
   types,
-  windows,
 )
+from specdec_jax.bench import benchmark, timing
+from specdec_jax.certify import base, recipes
+from specdec_jax.distill import unrolled
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.eval import bench, timing
-from specdec_jax.eval.promises import base
 from specdec_jax.io import eagles
 from specdec_jax.models import eagle, lm
-from specdec_jax.train import unrolled
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
@@ -132,7 +132,7 @@ def by_training(world, tokens_XL):
   """q of each step at every index, [K, X, L, V], by train.unrolled."""
   c, target, weights = world
   X = len(tokens_XL)
-  _, tapped, _ = windows.read(
+  _, tapped, _ = forward.read(
     target,
     weights.target,
     tokens_XL,
@@ -146,7 +146,7 @@ def by_training(world, tokens_XL):
     c,
     weights.draft['layer'],
     target.embed(weights.target, tokens_XL, at_XL),
-    windows.concat(tapped),
+    forward.concat(tapped),
     GAMMA,
   )
   return jax.nn.softmax(eagle.logits(c, weights.draft, jnp.stack(hidden), V))
@@ -214,7 +214,7 @@ def test_the_view_is_the_first_draft_of_a_window_at_every_index(world):
       for start, end in ((0, 11), (11, L)):
         start_B = jnp.full(B, start, jnp.int32)
         part_BT = tokens_BL[:, start:end]
-        hidden, _, cache = windows.read(
+        hidden, _, cache = forward.read(
           view, weights, part_BT, start_B, cache, slots=L
         )
         logits.append(view.head(weights, hidden))
@@ -262,7 +262,7 @@ def test_tokens_do_not_depend_on_the_row_or_the_batch(x64):
 def certified(dtype: str):
   """What decoding takes: target, drafter, rule, weights, a request."""
   world = base.transformers(13, dtype=dtype)
-  drafter, other = build.RECIPES['eagle'](world, GAMMA)
+  drafter, other = recipes.RECIPES['eagle'](world, GAMMA)
   weights = types.Weights(world.weights.target, other)
   request = base.make_request(world, [[1], [2, 3, 4]], 9, length=20)
   return world.target, drafter, reject.RULE, weights, request
@@ -355,7 +355,7 @@ def test_a_window_does_the_work_that_the_benchmark_counts(path):
   )(e.weights, state)
   c, own = target.config, e.weights.draft
   attention = 2 * 2 * c.heads * c.head_dim * 32 * (GAMMA + 1 + GAMMA - 1)
-  found = bench._drafting(arm, state.drafter, info)
+  found = benchmark._drafting(arm, state.drafter, info)
   flops = fakes.matmul_flops(trace.jaxpr, turns=GAMMA - 1)
   # Norms have numbers that no matrix product sees.
   layer = lm.flatten(own['layer'])

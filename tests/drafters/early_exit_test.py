@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, sampling, types
+from specdec_jax.certify import base
 from specdec_jax.drafters import early_exit
-from specdec_jax.eval.promises import base
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import reject

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax import decode, types, windows
+from specdec_jax import decode, forward, types
 from specdec_jax.drafters import scripted
 from specdec_jax.models import lm
 from specdec_jax.verify import reject
@@ -55,7 +55,7 @@ def test_features_of_a_transformer(x64):
   model, params = lm.make(config), fakes.wild(config, 0)
   out, state = collect(model, params, config.vocab, (1, 0), 4)
   _, features_BLE, known_B, _ = state.drafter
-  _, taps, _ = windows.read(
+  _, taps, _ = forward.read(
     model,
     params,
     out.tokens_BL,
@@ -64,7 +64,7 @@ def test_features_of_a_transformer(x64):
     slots=L,
     taps=(1, 0),
   )
-  wanted_BLE = np.asarray(windows.concat(taps))
+  wanted_BLE = np.asarray(forward.concat(taps))
   for b in range(B):
     n = int(known_B[b])
     np.testing.assert_allclose(

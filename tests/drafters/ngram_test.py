@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax import build, sharding, windows
+from specdec_jax import build, forward, sharding
 from specdec_jax.drafters import ngram
 from specdec_jax.io import ngrams, tokenizer
 
@@ -57,7 +57,7 @@ def test_the_law_is_that_of_the_counts(order):
     :: 1 if order > 2 else 9
   ]
   tokens = np.array(contexts, np.int32)
-  hidden, _, _ = windows.read(
+  hidden, _, _ = forward.read(
     model,
     counts,
     jnp.asarray(tokens),
@@ -116,7 +116,7 @@ def test_the_commonest_continuations_are_kept():
 def test_the_start_of_a_text_has_shorter_contexts():
   counts = ngram.count(TEXTS, order=4, vocab=V)
   model = ngram.model(V, order=4)
-  hidden, _, _ = windows.read(
+  hidden, _, _ = forward.read(
     model,
     counts,
     jnp.array([[3, 1]]),

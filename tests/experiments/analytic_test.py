@@ -7,7 +7,7 @@ import matplotlib.image
 import pytest
 
 from experiments import analytic, page
-from specdec_jax.eval import plots
+from specdec_jax.analysis import plots
 
 ROOT = pathlib.Path(__file__).parents[2]
 NAMES = (
@@ -146,7 +146,7 @@ def test_a_number_that_is_not_the_prints_is_a_gap(monkeypatch):
 
 @pytest.mark.parametrize('name', ('leviathan_fig3', 'leviathan_table4_exp'))
 def test_a_formula_that_is_off_is_no_reproduction(name, monkeypatch):
-  from specdec_jax.eval import cost
+  from specdec_jax.bench import cost
 
   right = cost.improvement
   monkeypatch.setattr(cost, 'improvement', lambda a, g, c: right(a, g, 1.5 * c))

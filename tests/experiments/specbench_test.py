@@ -9,7 +9,7 @@ import pytest
 
 from experiments import page
 from experiments.specbench import questions, render
-from specdec_jax.eval import prompts
+from specdec_jax.bench import prompts
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import windows
+from specdec_jax import forward
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -58,5 +58,5 @@ def logits_of(config, params, tokens_BT):
   B, T = tokens_BT.shape
   cache = model.init_cache(B, T)
   start_B = jnp.zeros((B,), jnp.int32)
-  hidden, _, _ = windows.read(model, params, tokens_BT, start_B, cache, slots=T)
+  hidden, _, _ = forward.read(model, params, tokens_BT, start_B, cache, slots=T)
   return model.head(params, hidden)

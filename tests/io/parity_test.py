@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 from gguf import RopeScalingType
 
-from specdec_jax import windows
+from specdec_jax import forward as forward_lib
 from specdec_jax.io import gguf, hf, names
 from specdec_jax.models import config, lm
 
@@ -32,7 +32,7 @@ def our_logits(folder, tokens, scan_layers=False):
 def forward(model, params, tokens_BT):
   """Logits of one causal pass."""
   B, T = tokens_BT.shape
-  hidden_BTD, _, _ = windows.read(
+  hidden_BTD, _, _ = forward_lib.read(
     model,
     params,
     tokens_BT,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import windows
+from specdec_jax import forward
 from specdec_jax.io import eagles
 from specdec_jax.models import eagle, lm
 from tests import fakes
@@ -96,7 +96,7 @@ def test_one_at_a_time_is_all_at_once(x64, position):
   @jax.jit
   def read(features_BTD, tokens_BT, start_B, cache):
     reader = eagle.reader(c, target, features_BTD)
-    return windows.read(reader, weights, tokens_BT, start_B, cache, slots=S)
+    return forward.read(reader, weights, tokens_BT, start_B, cache, slots=S)
 
   garbage = jax.tree.map(lambda x: x + 9, eagle.init_cache(c, 2, S))
   # What comes before is the same: row 1 has two tokens there.

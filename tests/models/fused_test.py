@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import windows
+from specdec_jax import forward
 from specdec_jax.models import config, lm
 
 BIASES = dict(qkv_bias=True, mlp_bias=True)
@@ -27,7 +27,7 @@ def test_fused_projections_change_no_result(x64, settings):
 
   def logits(c, params):
     model = lm.make(c)
-    hidden_BTD, _, _ = windows.read(
+    hidden_BTD, _, _ = forward.read(
       model,
       params,
       tokens_BT,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import windows
+from specdec_jax import forward
 from specdec_jax.models import lm
 from tests import fakes
 
@@ -71,7 +71,7 @@ def _read(model, params, start_B, T, cache, tokens_BS, keep_BT, taps):
   tokens_BT = jnp.take_along_axis(
     tokens_BS, jnp.clip(at_BT, 0, S - 1), 1, mode='clip'
   )
-  hidden, tapped, cache = windows.read(
+  hidden, tapped, cache = forward.read(
     model,
     params,
     tokens_BT,
@@ -90,7 +90,7 @@ START = np.array([2, 0, 4], np.int32)
 @functools.partial(jax.jit, static_argnums=0)
 def prefilled(model, params):
   cache = model.init_cache(B, S)
-  return windows.prefill(
+  return forward.prefill(
     model, params, jnp.asarray(TOKENS), jnp.asarray(START), cache, chunk=3
   )[0]
 
@@ -225,7 +225,7 @@ def test_taps_are_the_residual_streams_after_their_layers(x64):
   @functools.partial(jax.jit, static_argnums=(0, 2))
   def run(model, params, taps):
     cache = model.init_cache(B, S)
-    return windows.read(
+    return forward.read(
       model, params, TOKENS, jnp.asarray(start), cache, slots=S, taps=taps
     )
 
@@ -267,7 +267,7 @@ def test_a_model_of_some_ids_says_the_same_of_them(x64, tied):
     model = lm.make(config, ids=6, vocab=9)
     start_B = jnp.zeros(1, jnp.int32)
     cache = model.init_cache(1, 4)
-    hidden, *_ = windows.read(model, params, tokens_BT, start_B, cache, slots=4)
+    hidden, *_ = forward.read(model, params, tokens_BT, start_B, cache, slots=4)
     return np.asarray(model.head(params, hidden))
 
   whole, some = logits(config, params), logits(few, own)

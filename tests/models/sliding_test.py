@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, types, windows
+from specdec_jax import decode, forward, types
 from specdec_jax.drafters import scripted
 from specdec_jax.models import lm
 from specdec_jax.verify import reject
@@ -27,7 +27,7 @@ def decoded(programs, weights, request):
 @functools.partial(jax.jit, static_argnums=0)
 def recomputed(model, params, tokens_BL):
   """(greedy token after every prefix, cache) of one pass over everything."""
-  hidden_BLD, _, cache = windows.read(
+  hidden_BLD, _, cache = forward.read(
     model,
     params,
     tokens_BL,

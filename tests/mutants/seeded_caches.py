@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _DECODE = 'specdec_jax/decode.py'
-_WINDOWS = 'specdec_jax/windows.py'
+_WINDOWS = 'specdec_jax/forward.py'
 _LM = 'specdec_jax/drafters/lm.py'
 _LOOKUP = 'specdec_jax/drafters/lookup.py'
 

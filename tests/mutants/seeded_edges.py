@@ -228,7 +228,7 @@ EDGES = (
     'counts are summed in float32',
     35,
     'past 2**24 they stand still',
-    'specdec_jax/eval/metrics.py',
+    'specdec_jax/bench/metrics.py',
     'int(np.asarray(info.calls_B, np.int64).sum())',
     'int(np.asarray(info.calls_B, np.float32).sum())',
     ('tests/decode_info_test.py::test_counts_survive_two_to_the_24',),

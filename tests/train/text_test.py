@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax.eval import prompts
+from specdec_jax.bench import prompts
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.train import text
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.eval import certify, pairs
-from specdec_jax.eval.promises import base, laws
+from specdec_jax.certify import base, enumerate_window, enumerated, pairs
 from specdec_jax.verify import block, reject
 
 
@@ -22,8 +21,8 @@ def either(request):
 
 @pytest.mark.parametrize('shape', [(2, 4, 0.25), (3, 3, 0.2)])
 def test_law_of_a_window_is_the_targets(either, shape):
-  off = laws.law_of_shape(block.RULE, 1, 200, *shape)
-  assert off <= laws.BOUNDS[base.wide()]
+  off = enumerated.law_of_shape(block.RULE, 1, 200, *shape)
+  assert off <= enumerated.BOUNDS[base.wide()]
 
 
 # Lemma 1 of the paper; the rows of gamma 3 and 4 by exact enumeration.
@@ -41,7 +40,9 @@ def test_accepted_drafts_of_the_papers_toy(gamma):
     for rule, wanted in zip(
       (reject.RULE, block.RULE), ACCEPTED[gamma], strict=True
     ):
-      law = certify.length_law(rule._replace(name='rule'), p_V, q_V, gamma)
+      law = enumerate_window.length_law(
+        rule._replace(name='rule'), p_V, q_V, gamma
+      )
       mean = float(law @ np.arange(gamma + 1))
       assert abs(mean - float(fractions.Fraction(wanted))) < 1e-15
 
@@ -55,9 +56,9 @@ def test_keeps_at_least_as_many_as_reject_on_every_pair():
       for name in pairs.FAMILIES
     ]
     p, q = (np.concatenate(x) for x in zip(*parts, strict=True))
-    batch = certify.windows(p, q, np.full(len(p), gamma, np.int32))
+    batch = enumerate_window.windows(p, q, np.full(len(p), gamma, np.int32))
     for rule in (reject.RULE, block.RULE):
-      every, mean_B = certify.outcomes_of(rule, batch), 0
+      every, mean_B = enumerate_window.outcomes_of(rule, batch), 0
       for passes_K, accepted_B, _ in zip(*every[1:], strict=True):
         chance_B = np.where(passes_K, every.t_BK, 1 - every.t_BK).prod(1)
         mean_B = mean_B + chance_B * accepted_B
@@ -77,7 +78,7 @@ def random_window(K: int, seed: int, *, greedy: bool = False):
   tokens_BK = q_BKV.argmax(-1).astype(np.int32)
   count_B = rng.integers(0, K + 1, B).astype(np.int32)
   draft = types.Draft(*map(jnp.asarray, (tokens_BK, q_BKV, count_B)))
-  return certify.Windows(
+  return enumerate_window.Windows(
     draft, jnp.asarray(p_BNV), np.ones((1, B))
   ), rng.random((B, K)).astype(np.float32)
 
@@ -86,7 +87,8 @@ def random_window(K: int, seed: int, *, greedy: bool = False):
 def test_one_draft_and_temperature_zero_are_reject(K, greedy):
   batch, u_BK = random_window(K, 3, greedy=greedy)
   mine, theirs = (
-    certify.run_rule(rule, batch, u_BK) for rule in (block.RULE, reject.RULE)
+    enumerate_window.run_rule(rule, batch, u_BK)
+    for rule in (block.RULE, reject.RULE)
   )
   np.testing.assert_array_equal(mine[0], theirs[0])
   np.testing.assert_array_equal(mine[1], theirs[1])
@@ -97,7 +99,7 @@ def test_a_certain_draft_equals_its_one_hot():
   batch, u_BK = random_window(3, 4)
   one_hot = jax.nn.one_hot(batch.draft.tokens_BK, 5)
   results = [
-    certify.run_rule(
+    enumerate_window.run_rule(
       block.RULE, batch._replace(draft=batch.draft._replace(q_BKV=q)), u_BK
     )
     for q in (None, one_hot)
@@ -111,7 +113,9 @@ def test_accepts_no_token_of_probability_zero_at_u_zero():
   p_V, q_V = [0.6, 0.4, 0.0], [0.0, 0.5, 0.5]
   spread = lambda x, n: jnp.broadcast_to(jnp.array(x), (9, n, 3))
   draft = types.Draft(jnp.asarray(tokens), spread(q_V, 2), jnp.full(9, 2))
-  batch = certify.Windows(draft, spread(p_V, 3), np.ones((1, 9)))
-  accepted_B, _ = certify.run_rule(block.RULE, batch, jnp.zeros((9, 2)))
+  batch = enumerate_window.Windows(draft, spread(p_V, 3), np.ones((1, 9)))
+  accepted_B, _ = enumerate_window.run_rule(
+    block.RULE, batch, jnp.zeros((9, 2))
+  )
   for row, n in zip(tokens, accepted_B, strict=True):
     assert not (row[:n] == 2).any()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, sampling, types
-from specdec_jax.eval import certify, pairs
+from specdec_jax.certify import enumerate_window, pairs
 from specdec_jax.verify import lenient, reject
 
 V = 5
@@ -62,13 +62,15 @@ def test_a_window_of_two_drafts_emits_the_stated_law(lenience, x64):
     for name in pairs.FAMILIES
   ]
   p_XNVV, q_XKVV = map(np.concatenate, zip(*every, strict=True))
-  batch = certify.windows(p_XNVV, q_XKVV, np.full(len(p_XNVV), K, np.int32))
+  batch = enumerate_window.windows(
+    p_XNVV, q_XKVV, np.full(len(p_XNVV), K, np.int32)
+  )
   # Only a greedy row reads the logits.
   own = scores(np.zeros(batch.p_BNV.shape), 1.0)
   bound = rule._replace(
     verify=lambda *args: rule.verify(*args, own), scored=False
   )
-  emitted = certify.window_law(bound, batch, p_XNVV)
+  emitted = enumerate_window.window_law(bound, batch, p_XNVV)
   p_XNVV, q_XKVV = (pairs.normal(x.astype(float)) for x in (p_XNVV, q_XKVV))
   # kept and law of both tokens, the second after each first one.
   flat = lambda x_XVV: x_XVV.reshape(1, -1, vocab)

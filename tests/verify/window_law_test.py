@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.eval import certify, pairs
-from specdec_jax.eval.promises import base, laws
+from specdec_jax.certify import base, enumerate_window, enumerated, pairs
 from specdec_jax.verify import reject
 
 
@@ -17,18 +16,18 @@ def either(request):
     yield
 
 
-@pytest.mark.parametrize('shape', laws.SHAPES)
+@pytest.mark.parametrize('shape', enumerated.SHAPES)
 def test_law_of_a_window_is_the_targets(either, shape):
   """All families, three kinds of drafts; the certificate has more pairs."""
-  off = laws.law_of_shape(reject.RULE, 1, 400, *shape)
-  assert off <= laws.BOUNDS[base.wide()]
+  off = enumerated.law_of_shape(reject.RULE, 1, 400, *shape)
+  assert off <= enumerated.BOUNDS[base.wide()]
 
 
 @pytest.mark.parametrize('family', pairs.FAMILIES)
 def test_accept_test_flips_at_the_ratio(either, family):
   gamma, vocab = 2, 4
   p, q = pairs.problems(family, seed=5, count=60, gamma=gamma, vocab=vocab)
-  batch = certify.windows(p, q, np.full(60, gamma, np.int32))
+  batch = enumerate_window.windows(p, q, np.full(60, gamma, np.int32))
   dtype = p.dtype
   # Subnormal p counts as 0 on CPU; such tokens carry no mass.
   draft, p_BNV = batch.draft, np.asarray(batch.p_BNV)
@@ -50,7 +49,7 @@ def test_accept_test_flips_at_the_ratio(either, family):
       u_BK = np.zeros_like(p_BK)
       u_BK[:, k] = np.where(tested_B, u_B, 0)
       u_BK[:, k + 1 :] = np.nextafter(dtype.type(1), dtype.type(0))
-      accepted_B, _ = certify.run_rule(reject.RULE, batch, u_BK)
+      accepted_B, _ = enumerate_window.run_rule(reject.RULE, batch, u_BK)
       kept_B = accepted_B[tested_B] > k
       assert (kept_B == passes).all(), (family, k, shift)
 
@@ -62,8 +61,10 @@ def test_u_zero_rejects_what_the_target_excludes(either):
   tokens = jnp.array([[2, 0], [1, 3], [1, 1], [3, 2], [4, 0]], jnp.int32)
   for q in (jnp.asarray(np.tile(q_V, (5, 2, 1))), None):
     draft = types.Draft(tokens, q, jnp.full(5, 2, jnp.int32))
-    batch = certify.Windows(draft, p, np.ones((1, 5)))
-    accepted_B, _ = certify.run_rule(reject.RULE, batch, jnp.zeros((5, 2)))
+    batch = enumerate_window.Windows(draft, p, np.ones((1, 5)))
+    accepted_B, _ = enumerate_window.run_rule(
+      reject.RULE, batch, jnp.zeros((5, 2))
+    )
     assert accepted_B.tolist() == [0, 1, 2, 0, 0]
 
 
@@ -77,9 +78,11 @@ def test_certain_draft_equals_its_one_hot():
   accept = rng.random((B, K)).astype(np.float32)
   one_hot = np.eye(V, dtype=np.float32)[tokens]
   results = [
-    certify.run_rule(
+    enumerate_window.run_rule(
       reject.RULE,
-      certify.Windows(types.Draft(tokens, q, count), p, np.ones((1, B))),
+      enumerate_window.Windows(
+        types.Draft(tokens, q, count), p, np.ones((1, B))
+      ),
       accept,
     )
     for q in (None, one_hot)
@@ -100,14 +103,16 @@ def test_real_vocabulary_with_flat_and_peaked_rows():
       jnp.broadcast_to(q_V, (B, 1, V)),
       jnp.ones(B, jnp.int32),
     )
-    batch = certify.Windows(
+    batch = enumerate_window.Windows(
       draft, jnp.broadcast_to(p_V, (B, 2, V)), np.ones((1, B))
     )
     t_B1 = np.minimum(p_V.astype(float) / q_V, 1)[tokens]
-    kept_B, _ = certify.run_rule(reject.RULE, batch, np.float32(t_B1 * 0.999))
+    kept_B, _ = enumerate_window.run_rule(
+      reject.RULE, batch, np.float32(t_B1 * 0.999)
+    )
     assert (kept_B == 1).all()
     high_B1 = np.float32(np.minimum(t_B1 * 1.001 + 1e-7, 1 - 2**-24))
-    kept_B, weights_BV = certify.run_rule(reject.RULE, batch, high_B1)
+    kept_B, weights_BV = enumerate_window.run_rule(reject.RULE, batch, high_B1)
     refused_B = t_B1[:, 0] < 0.998
     assert refused_B.any() and (kept_B[refused_B] == 0).all()
     w_V = weights_BV[refused_B][0].astype(float)

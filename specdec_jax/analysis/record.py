@@ -1,0 +1,255 @@
+"""What happened in each window of a run: drafts, p, q and entropy.
+
+The loop of decode.py driven from Python, with a drafter that also hands out
+what it proposed; afterwards the text is read once more for its probabilities.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import decode, types
+from specdec_jax import sampling as sampling_lib
+from specdec_jax.bench import text_scores
+
+Array = types.Array
+
+
+class Window(NamedTuple):
+  """One target call of a row.
+
+  start: index in the reply of the first token that it emitted. draft: what was
+  proposed. q: what each was drawn with, None if they were certain. accepted,
+  emitted: drafts that the rule took, and tokens that were kept: fewer than
+  accepted + 1 where EOS or the length cut the window.
+  """
+
+  start: int
+  draft: tuple[int, ...]
+  q: tuple[float, ...] | None
+  accepted: int
+  emitted: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Record:
+  """A reply with what is known of each of its tokens.
+
+  p, q: probability of the token under target and draft; q is None where the
+  draft has none. refused: the draft that was refused at that place, or -1;
+  refused_p, refused_q: its probabilities. entropy: of the target, in bits.
+  All are under the run's sampling settings, but at temperature 1 if it is
+  greedy, where they would be 0 and 1; q of a drafter without a draft model is
+  what it said. setting: models and settings, to be shown.
+  """
+
+  prompt: list[int]
+  tokens: list[int]
+  windows: list[Window]
+  p: list[float]
+  q: list[float | None]
+  entropy: list[float]
+  refused: list[int]
+  refused_p: list[float]
+  refused_q: list[float | None]
+  tokenizer: Any
+  setting: dict[str, Any]
+
+
+class _Seen(NamedTuple):
+  """A window's Draft; q_BK of its tokens only."""
+
+  tokens_BK: Array
+  count_B: Array
+  q_BK: Array | None
+  accepted_B: Array
+
+
+@functools.cache
+def _watched(drafter: types.Drafter) -> types.Drafter:
+  """The drafter; after a window its state is (its own, _Seen)."""
+
+  def propose(weights, state, context, noise, target_cache):
+    draft, state, cache = drafter.propose(
+      weights, state, context, noise, target_cache
+    )
+    return draft, (state, draft), cache
+
+  def commit(state, context, verdict, features_BNE):
+    inner, draft = state
+    inner = drafter.commit(inner, context, verdict, features_BNE)
+    q_BK = None
+    if draft.q_BKV is not None:
+      at_BK1 = draft.tokens_BK[..., None]
+      q_BK = jnp.take_along_axis(draft.q_BKV, at_BK1, -1)[..., 0]
+    seen = _Seen(draft.tokens_BK, draft.count_B, q_BK, verdict.accepted_B)
+    return inner, seen
+
+  return drafter._replace(propose=propose, commit=commit)
+
+
+def run(
+  target: types.Model,
+  drafter: types.Drafter,
+  rule: types.Rule,
+  options: decode.Options,
+  weights: types.Weights,
+  request: decode.Request,
+) -> tuple[decode.Output, list[list[Window]]]:
+  """What decode's generate gives, on the host, and the windows of every row."""
+  programs = decode.programs(target, _watched(drafter), rule, options)
+  state, info = programs.start(weights, request)
+  first_B = np.array(state.lengths_B)
+  rows: list[list[Window]] = [[] for _ in first_B]
+  # Copies: the step that follows is given the arrays to write into.
+  before_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
+  while live_B.any():
+    state, info = programs.step(weights, request, state, info)
+    inner, seen = state.drafter
+    state, seen = state._replace(drafter=inner), jax.device_get(seen)
+    after_B = np.array(state.lengths_B)
+    for row in np.flatnonzero(live_B):
+      # As decode.step: what lies past the buffer is not proposed.
+      room = state.tokens_BL.shape[1] - int(before_B[row]) - 1
+      count = min(int(seen.count_B[row]), max(room, 0))
+      rows[row].append(
+        Window(
+          int(before_B[row] - first_B[row]),
+          tuple(seen.tokens_BK[row, :count].tolist()),
+          None if seen.q_BK is None else tuple(seen.q_BK[row, :count].tolist()),
+          int(seen.accepted_B[row]),
+          int(after_B[row] - before_B[row]),
+        )
+      )
+    before_B, live_B = after_B, np.array(state.live_B)
+  out = decode.Output(state.tokens_BL, state.lengths_B, info)
+  return jax.device_get(out), rows
+
+
+def describe(
+  output: decode.Output,
+  rows: list[list[Window]],
+  request: decode.Request,
+  *,
+  target: tuple[types.Model, types.Params],
+  draft: tuple[types.Model, types.Params] | None,
+  chunk: int,
+  tokenizer: Any,
+  setting: dict[str, Any],
+) -> list[Record]:
+  """A Record of every row, in order.
+
+  target, draft: models to read the text with. Without a draft model q is what
+  the drafter itself said of its tokens.
+  """
+  starts_B = np.asarray(request.lengths_B)
+  refused_BL = _refused(output, rows, starts_B)
+  text = request._replace(tokens_BL=output.tokens_BL, limit_B=output.lengths_B)
+  read = lambda model, params: jax.device_get(
+    score(params, text, refused_BL, model=model, chunk=chunk)
+  )
+  p_BL, refused_p_BL, entropy_BL = read(*target)
+  by_draft = None if draft is None else read(*draft)[:2]
+  records = []
+  for row, found in enumerate(rows):
+    start, end = int(starts_B[row]), int(output.lengths_B[row])
+    part = lambda x_BL, row=row, at=slice(start, end): x_BL[row, at].tolist()
+    if by_draft is None:
+      q, refused_q = _own_q(found, end - start)
+    else:
+      q, refused_q = map(part, by_draft)
+    records.append(
+      Record(
+        output.tokens_BL[row, :start].tolist(),
+        part(output.tokens_BL),
+        found,
+        part(p_BL),
+        q,
+        part(entropy_BL),
+        part(refused_BL),
+        part(refused_p_BL),
+        refused_q,
+        tokenizer,
+        setting,
+      )
+    )
+  return records
+
+
+def setting(engine: Any, wanted: Any) -> dict[str, Any]:
+  """Models and settings of a run, to be shown; build.Engine, api.Settings."""
+  name = lambda model: model and f'{model.label}, {model.config.dtype}'
+  sampling = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
+  return {
+    'target': name(engine.target),
+    'draft': name(engine.draft),
+    'drafter': engine.drafter.name,
+    'gamma': engine.drafter.gamma,
+    'rule': engine.rule.name + ' (LOSSY)' * (not engine.rule.lossless),
+    **{key: getattr(wanted, key) for key in sampling},
+  }
+
+
+def _refused(output, rows, starts_B) -> np.ndarray:
+  """The draft refused at each index of the buffer, -1 where there is none."""
+  refused_BL = np.full(output.tokens_BL.shape, -1, np.int32)
+  for row, found in enumerate(rows):
+    for w in found:
+      if w.accepted < min(len(w.draft), w.emitted):
+        at = starts_B[row] + w.start + w.accepted
+        refused_BL[row, at] = w.draft[w.accepted]
+  return refused_BL
+
+
+def _own_q(found: list[Window], length: int):
+  """(q, refused_q) of a reply from what the drafter said of its tokens."""
+  q: list[float | None] = [None] * length
+  refused_q = list(q)
+  for w in found:
+    for k, value in enumerate((w.q or ())[: w.emitted]):
+      if k < w.accepted:
+        q[w.start + k] = value
+      elif k == w.accepted:
+        refused_q[w.start + k] = value
+  return q, refused_q
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'chunk'))
+def score(
+  params: types.Params,
+  request: decode.Request,
+  other_BL: Array,
+  *,
+  model: types.Model,
+  chunk: int,
+) -> tuple[Array, ...]:
+  """Reads a text: p of its tokens, p of other_BL there, entropy; [B, L] each.
+
+  request: the text, its end in limit_B. Under the request's sampling settings;
+  greedy rows at temperature 1 without cuts. Entropy in bits. other_BL < 0
+  gives 0. Index 0 and indices past the end hold garbage.
+  """
+  s, greedy_B = request.sampling, sampling_lib.is_greedy(request.sampling)
+  sampling = types.Sampling(
+    *(
+      jnp.where(greedy_B, jnp.asarray(off, x.dtype), x)
+      for off, x in zip((1, 0, 1), s, strict=True)
+    )
+  )
+
+  def columns(index_T, logits_BTV):
+    p_BTV = sampling_lib.probabilities(logits_BTV, sampling)
+    other_BT = text_scores.at(other_BL, index_T)
+    other_p_BT = text_scores.of(p_BTV, jnp.maximum(other_BT, 0))
+    return (
+      text_scores.of(p_BTV, text_scores.at(request.tokens_BL, index_T)),
+      jnp.where(other_BT < 0, 0, other_p_BT),
+      jnp.sum(jax.scipy.special.entr(p_BTV), -1) / jnp.log(2.0),
+    )
+
+  reader = (model, params)
+  return tuple(text_scores.read(request, [reader], columns, chunk=chunk))

@@ -1,0 +1,84 @@
+"""A reply while it comes, its tokens marked by who made them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import rich.console
+import rich.live
+import rich.text
+
+from specdec_jax.bench import metrics
+from specdec_jax.io import tokenizer as tokenizer_lib
+
+# Origin: (style, marks for output without styles, meaning). No style is only a
+# colour: NO_COLOR keeps the rest of it, and so does a colour-blind reader.
+KINDS = {
+  'drafted': ('bold green', '[]', 'drafted and accepted'),
+  'recovered': ('underline red', '<>', 'recovered: replaces a wrong draft'),
+  'bonus': (
+    'italic cyan',
+    '{}',
+    'bonus: one more, all drafts were right',
+  ),
+  'plain': ('', '', 'plain: nothing was drafted, one pass for one token'),
+}
+
+
+def console() -> rich.console.Console:
+  """For stdout; a pipe has no width of its own and gets 80 columns."""
+  out = rich.console.Console(highlight=False)
+  if not out.is_terminal:
+    out.width = 80
+  return out
+
+
+def legend(out: rich.console.Console) -> None:
+  """A line for each kind of token, marked as in replies."""
+  for kind, (_, _, meaning) in KINDS.items():
+    line = mark([(kind, meaning)], styled=out.is_terminal)
+    out.print(rich.text.Text('  ').append_text(line))
+
+
+def mark(runs: Iterable[tuple[str, str]], *, styled: bool) -> rich.text.Text:
+  """(origin, text) pairs as one text; neighbours of one origin share marks."""
+  out, last, close = rich.text.Text(), None, ''
+  for kind, text in runs:
+    if not text:  # An end of sequence, or half a character.
+      continue
+    style, marks, _ = KINDS[kind]
+    if styled:
+      out.append(text, style)
+      continue
+    if kind != last:
+      out.append(close + marks[:1])
+      last, close = kind, marks[1:]
+    out.append(text)
+  return out.append(close)
+
+
+def reply(
+  out: rich.console.Console,
+  tokenizer: tokenizer_lib.Tokenizer,
+  pieces: Iterable[Any],
+) -> str:
+  """Shows the pieces of api.stream as they come; one sentence of counts.
+
+  A piece is one pass of the target. Its tokens are decoded one by one, as its
+  text does not say where each ends.
+  """
+  decoder, runs, origins, calls = tokenizer.stream(), [], [], 0
+  waiting = rich.text.Text('compiling', style='dim')
+  with rich.live.Live(waiting, console=out, auto_refresh=False) as live:
+    for piece in pieces:
+      calls += 1
+      for kind, token in zip(piece.origins, piece.tokens, strict=True):
+        runs.append((kind, decoder.push([token])))
+      origins += piece.origins
+      live.update(mark(runs, styled=out.is_terminal), refresh=out.is_terminal)
+  if not out.is_terminal:  # Live ends the line on terminals only.
+    out.print()
+  counts = ', '.join(f'{origins.count(k)} {k}' for k in KINDS)
+  return (
+    f'{len(origins)} tokens in {calls} passes: block efficiency '
+    f'{metrics.ratio(len(origins), calls):.2f} ({counts})'
+  )

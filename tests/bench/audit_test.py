@@ -1,0 +1,268 @@
+"""Planted ties are ties, planted bugs are bugs, in greedy and in sampling."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import decode, requests, types
+from specdec_jax import sampling as sampling_lib
+from specdec_jax.bench import audit
+from specdec_jax.verify import coupled
+from tests import fakes
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+V, LENGTH, GAMMA = 16, 32, 3
+PROMPT = (3, 1, 4)
+
+
+def noisy(model: types.Model, size: float) -> types.Model:
+  """A model whose logits depend on the width of the pass."""
+
+  def head(params, hidden):
+    logits = model.head(params, hidden)
+    shift = size * (hidden.shape[-2] > 1)
+    sign = jnp.where(jnp.arange(V) % 2, 1.0, -1.0)
+    return logits + shift * sign.reshape((1,) * (logits.ndim - 1) + (V,))
+
+  return model._replace(head=head)
+
+
+def run(model, params, **sampling):
+  """Plain decoding of PROMPT, 8 tokens."""
+  request = requests.make(
+    [PROMPT], ids=V, context=64, max_new_tokens=8, length=LENGTH, **sampling
+  )
+  programs = decode.programs(model, decode.PLAIN, coupled.RULE)
+  out = programs.generate(types.Weights(params), request)
+  return np.asarray(out.tokens_BL)[0, 3 : int(out.lengths_B[0])].tolist()
+
+
+def find(model, params, case, **changes):
+  options = dict(gamma=GAMMA, chunk=8, length=LENGTH) | changes
+  return audit.audit(model, params, case, **options)
+
+
+@pytest.fixture(name='params')
+def _params():
+  return 3 * jax.random.normal(jax.random.key(0), (5, V, V))
+
+
+def test_identical(params):
+  text = run(fakes.table_model(V), params)
+  found = find(fakes.table_model(V), params, audit.Case(PROMPT, text, text))
+  assert found.verdict == 'identical'
+
+
+def test_swapped_token_is_a_bug(params):
+  model = noisy(fakes.table_model(V), 1e-4)
+  text = run(model, params)
+  wrong = text[:4] + [(text[4] + 1) % V] + text[5:]
+  found = find(model, params, audit.Case(PROMPT, text, wrong))
+  assert found.verdict == 'BUG'
+  assert (found.position, found.plain, found.other) == (4, text[4], wrong[4])
+  assert found.gap > 4 * found.noise > 0
+
+
+def test_near_tie_is_a_tie_and_its_size_counts(params):
+  """The runner-up is put `gap` below the best of the fifth step."""
+  model = noisy(fakes.table_model(V), 1e-4)
+  text = run(model, params)
+  prefix = [*PROMPT, *text[:4]]
+  row = params[fakes.prefix_hash(prefix) % 5, prefix[-1]]
+  second = int(jnp.argsort(-row)[1])
+  other = text[:4] + [second] + text[5:]
+  for gap, verdict in ((1e-4, 'tie'), (3.9e-4, 'tie'), (4.3e-4, 'BUG')):
+    near = params.at[fakes.prefix_hash(prefix) % 5, prefix[-1], second].set(
+      row.max() - gap
+    )
+    found = find(model, near, audit.Case(PROMPT, text, other))
+    assert found.verdict == verdict, (gap, found)
+    np.testing.assert_allclose(found.gap, gap, rtol=0.02)
+    np.testing.assert_allclose(found.noise, 1e-4, rtol=0.02)
+
+
+def test_large_noise_is_itself_a_bug(params):
+  model = noisy(fakes.table_model(V), 0.5)
+  text = run(model, params)
+  wrong = text[:4] + [(text[4] + 1) % V] + text[5:]
+  case = audit.Case(PROMPT, text, wrong)
+  assert 'relative noise' in find(model, params, case).reason
+  assert 'relative' not in find(model, params, case, relative_limit=None).reason
+
+
+def test_text_that_stops_early_is_a_bug(params):
+  text = run(fakes.table_model(V), params)
+  case = audit.Case(PROMPT, text, text[:-1])
+  assert find(fakes.table_model(V), params, case).verdict == 'BUG'
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(temperature=0.7),
+    dict(temperature=1.3, top_k=4),
+    dict(temperature=1.0, top_p=0.6),
+    dict(temperature=0.9, top_k=6, top_p=0.8),
+  ],
+)
+def test_sampled_token_needs_no_change(params, settings):
+  """The race of the audit is the race of decoding: it names every token."""
+  settings = dict(seed=11, request=5) | settings
+  text = run(fakes.table_model(V), params, **settings)
+  case = audit.Case(PROMPT, text, text, **settings)
+  for i, token in enumerate(text):
+    prefix = [*PROMPT, *text[:i]]
+    logits_V = np.asarray(params[fakes.prefix_hash(prefix) % 5, prefix[-1]])
+    needs = [audit.needed(logits_V, x, case, len(prefix)) for x in range(V)]
+    assert needs[token] == 0
+    assert sum(n == 0 for n in needs) == 1
+
+
+def test_needed_is_what_moves_a_sampled_token(params):
+  """Logits moved by a little more than `needed` do emit the other token."""
+  case = audit.Case(PROMPT, (), (), temperature=0.8, seed=3, request=2)
+  logits_V = np.asarray(params[0, 0])
+  # By hand: the seed, the request, the role of emitted tokens, the position.
+  key = jax.random.key(np.uint32(3))
+  for part in (case.request, 2, 9):
+    key = jax.random.fold_in(key, part)
+  arrival_V = np.asarray(sampling_lib.exponential(key, V, jnp.float32))
+  for token in range(V):
+    need = audit.needed(logits_V, token, case, 9)
+    for extra, wins in ((1e-3, True), (-1e-3, False)):
+      moved_V = logits_V.astype(np.float64)
+      moved_V[token] += need + extra
+      emitted = int(np.argmax(moved_V / 0.8 - np.log(arrival_V)))
+      if need or wins:
+        assert (emitted == token) == wins
+
+
+def test_token_at_the_edge_of_top_k_is_a_tie_and_one_far_out_is_not():
+  logits_V = np.array([2.0, 1.0, 1.0 - 1e-5, -3.0])
+  case = audit.Case(PROMPT, (), (), temperature=1.0, top_k=2)
+  # Whatever the race: token 2 must pass the cut, 1e-5 away; 3 is far outside.
+  for request in range(20):
+    each = dataclasses.replace(case, request=request)
+    needs = [audit.needed(logits_V, x, each, 9) for x in range(4)]
+    assert needs[3] >= 3.9
+    assert needs[2] >= 1e-5 * 0.99
+    winner = needs.index(0)
+    assert winner in (0, 1)
+
+
+def test_batch_rows_are_part_of_the_noise(params):
+  """Logits that depend on the row: one row alone would show no noise."""
+  base = fakes.table_model(V)
+
+  def head(params, hidden):
+    logits = base.head(params, hidden)
+    row = jnp.arange(hidden.shape[0]) % 2
+    even = jnp.arange(V) % 2
+    shift = 1e-4 * row.reshape((-1,) + (1,) * (logits.ndim - 1))
+    return logits + shift * even.reshape((1,) * (logits.ndim - 1) + (V,))
+
+  model = base._replace(head=head)
+  text = run(base, params)
+  row_V = params[fakes.prefix_hash(PROMPT) % 5, PROMPT[-1]]
+  second = int(jnp.argsort(-row_V)[1])
+  near = params.at[fakes.prefix_hash(PROMPT) % 5, PROMPT[-1], second].set(
+    row_V.max() - 1e-4
+  )
+  case = audit.Case(PROMPT, text, [second, *text[1:]])
+  assert find(model, near, case).verdict == 'BUG'
+  found = find(model, near, case, rows=2)
+  assert found.verdict == 'tie'
+  np.testing.assert_allclose(found.noise, 1e-4, rtol=0.05)
+
+
+def test_one_rounding_is_noise_even_where_passes_agree(params):
+  """The passes of the table model agree to the bit."""
+  model = fakes.table_model(V)
+  text = run(model, params)
+  at = fakes.prefix_hash(PROMPT) % 5, PROMPT[-1]
+  row_V = params[at]
+  second = int(jnp.argsort(-row_V)[1])
+  case = audit.Case(PROMPT, text, [second, *text[1:]])
+  for gap, verdict in ((1e-6, 'tie'), (1e-4, 'BUG')):
+    near = params.at[(*at, second)].set(row_V.max() - gap)
+    found = find(model, near, case)
+    assert found.verdict == verdict, found
+    np.testing.assert_allclose(found.noise, 2**-24 * float(abs(row_V).max()))
+
+
+# --- against production, by brute force ---------------------------------------
+
+X, SMALL = 120, 5
+MOVES_MV = np.concatenate(
+  [
+    np.array(list(itertools.product((-1, 0, 1), repeat=SMALL)), float),
+    np.random.default_rng(1).uniform(-1, 1, (100, SMALL)),
+  ]
+)
+
+
+@jax.jit
+def law(logits_BV, sampling):
+  return sampling_lib.probabilities(logits_BV[:, None], sampling)[:, 0]
+
+
+def problems():
+  """Logits and settings, many of them at the edge of a cut, many tied."""
+  rng = np.random.default_rng(0)
+  logits_XV = 1.5 * rng.normal(size=(X, SMALL))
+  tied_XV = np.round(2 * logits_XV) / 2  # as in bfloat16
+  logits_XV = np.where(np.arange(X)[:, None] % 2, tied_XV, logits_XV)
+  t_X = rng.choice([0.6, 1.0, 1.5], X)
+  k_X = rng.choice([0, 0, 2, 3, 4], X)
+  p_XV = -np.sort(-np.exp(logits_XV / t_X[:, None]))
+  mass_XV = p_XV.cumsum(1) / p_XV.sum(1, keepdims=True)
+  edge_X = mass_XV[np.arange(X), rng.integers(0, SMALL - 1, X)]
+  off_X = rng.choice([0, 1e-3, -1e-3, 0.02, -0.02, 0.1, -0.1], X)
+  top_X = np.clip(edge_X * (1 + off_X), 0.01, 1)
+  return logits_XV.astype(np.float32), t_X, k_X, top_X.astype(np.float32)
+
+
+def winners(logits_XV, t_X, k_X, top_X, arrival_XV, size_X):
+  """[X, V]: which tokens production emits under some move of that size."""
+  moved_XMV = logits_XV[:, None] + size_X[:, None, None] * MOVES_MV
+  M = len(MOVES_MV)
+  settings = sampling_lib.settings(
+    X * M, *(np.repeat(a, M) for a in (t_X, k_X, top_X))
+  )
+  p_BV = law(moved_XMV.reshape(-1, SMALL).astype(np.float32), settings)
+  race_XMV = np.asarray(p_BV).reshape(X, M, SMALL) / arrival_XV[:, None]
+  emitted_XM = race_XMV.argmax(-1)
+  return (emitted_XM[..., None] == np.arange(SMALL)).any(1)
+
+
+def test_what_noise_can_emit_is_never_a_bug_and_the_rest_is(monkeypatch):
+  logits_XV, t_X, k_X, top_X = problems()
+  cases = [
+    audit.Case(PROMPT, (), (), float(t), int(k), float(top), 1, x)
+    for x, (t, k, top) in enumerate(zip(t_X, k_X, top_X, strict=True))
+  ]
+  arrival_XV = np.stack([audit._arrivals(c, 9, SMALL) for c in cases])
+  monkeypatch.setattr(audit, '_arrivals', lambda c, *_: arrival_XV[c.request])
+  needed_XV = np.array(
+    [
+      [audit.needed(row_V, v, case, 9) for v in range(SMALL)]
+      for row_V, case in zip(logits_XV, cases, strict=True)
+    ]
+  )
+  won_by = lambda size_X: winners(
+    logits_XV, t_X, k_X, top_X, arrival_XV, size_X
+  )
+  sizes = (1e-3, 0.02, 0.1, 0.3, 0.6, 1.0, 2.0)
+  won = {size: won_by(np.full(X, size)) for size in sizes}
+  for size in sizes:
+    # Two logits part by twice the size: half of what FACTOR allows.
+    assert (needed_XV[won[size]] <= 2 * size * (1 + 1e-4) + 1e-5).all(), size
+  # A token that only large moves can emit needs a large gap.
+  for size in (0.1, 0.3, 1.0):
+    assert (needed_XV[~won[size]] > size / 2).mean() > 0.97, size
+  assert won[1e-3].sum() > X and won[0.3].sum() > 1.2 * X

@@ -1,0 +1,170 @@
+"""Every config builds at :tiny; what is wrong with one is said before work."""
+
+import dataclasses
+import importlib
+import pathlib
+import sys
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from specdec_jax import build, decode, settings
+from specdec_jax.bench import prompts
+from specdec_jax.distill import distillation
+from specdec_jax.train import train_lm
+
+FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
+# Of these the programs have settings of their own.
+TRAINING = {'train_lm': train_lm, 'distill': distillation}
+OTHERS = ('default', '__init__', *TRAINING)
+NAMES = sorted(p.stem for p in FOLDER.glob('*.py') if p.stem not in OTHERS)
+
+
+def config(name: str, size: str = 'tiny'):
+  return importlib.import_module(f'configs.{name}').get_config(size)
+
+
+def leaves(c) -> int:
+  return sum(leaves(x) if hasattr(x, 'items') else 1 for x in c.values())
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_builds_at_tiny(name):
+  e = settings.from_config(config(name))
+  arms = settings.arms(e)
+  assert arms[0].engine.drafter is decode.PLAIN
+  assert {arm.drafter for arm in arms[1:]} == set(e.settings.decode.methods)
+  for arm in arms[1:]:
+    assert arm.engine.drafter.gamma == arm.gamma > 0
+    assert (arm.draft is None) == (arm.drafter != 'lm')
+    if arm.draft is not None:
+      # The drafter's own function, or it would be compiled again.
+      assert arm.draft is build.draft_model(e.target, arm.engine.draft)
+  plan = settings.plan(e, prompts.builtin())
+  assert {i.id for i in plan.judged}.isdisjoint(i.id for i in plan.others)
+
+
+def test_a_draft_with_another_padding_has_the_targets_width():
+  target, draft = (build.load(f'random:tiny{x}') for x in ('', ':1'))
+  size = draft.config.vocab
+  padded = dataclasses.replace(draft.config, vocab=size + 64)
+  draft = dataclasses.replace(draft, config=padded)
+  assert build.draft_model(target, draft).vocab == size
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_full_settings_are_valid(name):
+  c = config(name, 'full')
+  if name == 'pair':
+    with pytest.raises(ValueError, match='target.source'):
+      settings.settings(c)
+    c.target.source = c.draft.source = 'hf:org/name'
+  settings.settings(c)
+
+
+@pytest.mark.parametrize('name', TRAINING)
+@pytest.mark.parametrize('size', ('full', 'tiny'))
+def test_settings_of_training_are_valid(name, size):
+  TRAINING[name].settings(config(name, size))
+  with pytest.raises(ValueError, match="'huge': allowed are full, tiny"):
+    config(name, 'huge')
+
+
+@pytest.mark.parametrize('name', [*NAMES, *TRAINING])
+def test_is_a_notebook_page(name):
+  module = importlib.import_module(f'configs.{name}')
+  assert f'--config=configs/{name}.py' in module.__doc__
+  assert f'configs/{name}.py:tiny' in module.__doc__
+
+
+def test_few_keys():
+  assert leaves(config('pair')) <= 60
+
+
+def test_unknown_key_and_argument():
+  c = config('pair')
+  with pytest.raises(AttributeError, match='Did you mean "gammas"'):
+    c.decode.gama = 3
+  with pytest.raises(ValueError, match='allowed are full, tiny'):
+    config('pair', 'small')
+  with c.unlocked():
+    c.decode.extra = 1
+  with pytest.raises(ValueError, match='extra'):
+    settings.settings(c)
+
+
+@pytest.mark.parametrize(
+  'section, key, value, said',
+  [
+    ('decode', 'gammas', (2, -1), 'gammas=-1'),
+    ('decode', 'methods', ('lm', 'medusa'), "methods='medusa'"),
+    # What --config.decode.gammas=x, 2.0 and methods=lm,lookup are read as.
+    ('decode', 'gammas', ('x',), '^decode.gammas=x: must be a whole number'),
+    ('decode', 'gammas', (2.0,), '^decode.gammas=2.0: must be a whole'),
+    ('decode', 'gammas', (None,), '^decode.gammas=None: must be a whole'),
+    (
+      'decode',
+      'methods',
+      ('lm,lookup',),
+      r"""methods=\('lm,lookup',\): want a tuple .*="\('lm', 'lookup'\)"$""",
+    ),
+    ('decode', 'rule', 'rejct', "rule='rejct'"),
+    ('decode', 'max_new_tokens', 0, 'max_new_tokens=0'),
+    ('sampling', 'temperature', -1.0, 'temperature=-1'),
+    ('sampling', 'top_p', 0.0, 'top_p=0'),
+    ('sampling', 'top_p', 1.5, 'top_p=1.5'),
+    ('sampling', 'top_k', -1, 'top_k=-1'),
+    ('target', 'dtype', 'int4', "dtype='int4'"),
+    ('target', 'source', '', 'target.source'),
+    ('draft', 'source', '', 'draft.source is empty'),
+    ('draft', 'min_confidence', 1.0, r'draft.min_confidence=1.0: .* \[0, 1\)'),
+    ('ngram', 'min_confidence', -0.5, 'ngram.min_confidence=-0.5'),
+    ('eagle', 'min_confidence', 1.5, 'eagle.min_confidence=1.5'),
+    ('decode', 'methods', ('ngram',), 'ngram.path is empty: .*ngram.py'),
+    ('decode', 'methods', ('eagle',), 'eagle.path is empty: .*distill.py'),
+    ('early_exit', 'exit', 0, 'early_exit.exit=0'),
+    ('lookup', 'min_match', 0, 'min_match=0'),
+    ('bench', 'batch_size', 0, 'batch_size=0'),
+    ('mesh', 'model', 0, 'mesh.model=0'),
+  ],
+)
+def test_bad_value_is_named(section, key, value, said):
+  c = config('pair')
+  c[section][key] = value
+  with pytest.raises(ValueError, match=said):
+    settings.settings(c)
+
+
+def test_a_single_value_on_the_command_line_is_a_tuple_of_one(monkeypatch):
+  argv = ['', '--config.decode.methods=lookup', '--config.decode.gammas=5']
+  monkeypatch.setattr(sys, 'argv', argv)
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_dict('config', config('pair'), flag_values=values)
+  values(argv)
+  decode = settings.settings(values.config).decode
+  assert (decode.methods, decode.gammas) == (('lookup',), (5,))
+
+
+@pytest.mark.parametrize('key, value', [('methods', 'lm'), ('gammas', 3)])
+def test_a_value_that_is_no_tuple_is_refused(key, value):
+  c = {**config('pair').decode, key: value}
+  said = f'^decode.{key}={value!r}: want a tuple'
+  with pytest.raises(ValueError, match=said):
+    settings.Decode(**c)
+
+
+def test_bad_prompt_is_named_by_its_id():
+  e = settings.from_config(config('smollm2'))
+  for prompt, said in (
+    (prompts.Prompt('far', tokens=(1, 9999)), "'far': token id 9999"),
+    (prompts.Prompt('none', tokens=()), "'none': empty"),
+  ):
+    with pytest.raises(ValueError, match=said):
+      settings.plan(e, [prompt])
+
+
+def test_batch_sizes():
+  assert settings.batch_sizes(['4', '1', '4']) == (1, 4)
+  with pytest.raises(ValueError, match='batch_sizes=0'):
+    settings.batch_sizes(['0'])

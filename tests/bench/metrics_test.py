@@ -1,0 +1,160 @@
+"""Counts, ratios and times by hand; summary's own in decode_info_test."""
+
+import math
+
+import numpy as np
+import pytest
+
+from specdec_jax import decode, types
+from specdec_jax.bench import metrics, timing
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+
+def trace() -> types.Info:
+  """2 wide and 1 narrow window of gamma 2, emitting 5 tokens."""
+  return types.Info(
+    hist_BN=np.array([[1, 2, 0]]),
+    proposed_BK=np.array([[2, 2]]),
+    tried_BK=np.array([[2, 2]]),
+    accepted_BK=np.array([[2, 0]]),
+    whole_BN=np.array([[1, 2, 0]]),
+    calls_B=np.array([3]),
+    wide=np.int32(2),
+    calls=np.int32(3),
+    origin_BL=np.array([[0, 0, 1, 2, 1, 2, 4, 0]]),
+    window_BL=np.zeros((1, 8), np.int32),
+    broken_B=np.array([False]),
+    logprob_BL=None,
+  )
+
+
+def test_metrics_of_work_on_a_hand_trace():
+  info = trace()
+  plain = info._replace(
+    hist_BN=np.array([[5]]), wide=np.int32(0), calls=np.int32(5)
+  )
+  assert metrics.target_passes(info, narrow=True) == (3, 2, 7)
+  assert metrics.target_passes(info, narrow=False) == (3, 3, 9)
+  factor = lambda drafting: metrics.arithmetic_factor(
+    info, plain, narrow=True, target=10, drafting=drafting
+  )
+  assert math.isclose(factor(0), 7 / 5)
+  assert math.isclose(factor(6), (70 + 3 * 6) / 50)
+  bytes_ = metrics.bytes_per_token(
+    info, target=100, target_cache=5, drafting=22
+  )
+  assert math.isclose(bytes_, 3 * (105 + 22) / 5)
+  assert metrics.tokens_per_window(info) == 5 / 3
+  both = metrics.concat([info, info])
+  assert int(both.calls) == 6 and both.hist_BN.shape == (2, 3)
+  assert metrics.summary(both)['emitted_tokens'] == 10
+
+
+def test_a_pass_reads_a_few_rows_of_its_tables():
+  sizes = dict(head=(4, 16), embed=(16, 4), positions=(32, 4))
+  params = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+  params['norm'] = {'scale': np.ones(4, np.float32)}
+  assert metrics.step_parameters(params) == 4 * 16 + 4
+  assert metrics.step_bytes(params) == 4 * (4 * 16 + 4)
+  learned, rope = (
+    lm.init(model_config.sized('tiny', position=position), 0)
+    for position in ('learned', 'rope')
+  )
+  assert metrics.tree_bytes(learned) > metrics.tree_bytes(rope)
+  assert metrics.step_bytes(learned) == metrics.step_bytes(rope)
+
+
+@pytest.mark.parametrize('scan_layers', [False, True])
+def test_the_first_layers_share_of_a_step(scan_layers):
+  config = model_config.sized('tiny', depth=4, scan_layers=scan_layers)
+  params = lm.init(config, 0)
+  layer = sum(
+    x.nbytes for k, x in lm.flatten(params).items() if k.startswith('layers/')
+  )
+  step = metrics.step_bytes(params)
+  assert 0 < layer < step
+  for count in range(5):
+    share = metrics.layers_share(params, count)
+    assert math.isclose(share, count / 4 * layer / step)
+
+
+def test_latency_of_bursts():
+  gaps = metrics.inter_token([[0.0, 0.0, 2.0, 2.0, 4.0], [1.0]])
+  assert gaps['p50'] == 1.0 and gaps['p95'] > 1.9
+  assert metrics.inter_token([[1.0]]) == {'p50': None, 'p95': None}
+
+
+def test_total_is_the_summary_of_all_rows_at_once():
+  """Unlike requests: sums of counts, never means of ratios."""
+  one = trace()
+  other = one._replace(
+    hist_BN=np.array([[0, 1, 6]]),
+    proposed_BK=np.array([[7, 7]]),
+    tried_BK=np.array([[7, 7]]),
+    accepted_BK=np.array([[7, 6]]),
+    whole_BN=np.array([[0, 0, 6]]),
+    calls_B=np.array([7]),
+    origin_BL=np.array([[0] + [1] * 20]),
+    window_BL=np.zeros((1, 21), np.int32),
+  )
+  one = one._replace(
+    origin_BL=np.pad(one.origin_BL, ((0, 0), (0, 13))),
+    window_BL=np.zeros((1, 21), np.int32),
+  )
+  each = [metrics.summary(info) for info in (one, other)]
+  found = metrics.total(each)
+  assert found == metrics.summary(metrics.concat([one, other]))
+  assert found['block_efficiency'] == 25 / 10
+  assert found['block_efficiency_uncut'] == (1 + 2 * 2 + 6 * 3) / 9
+  assert found['acceptance_per_position'] == [1, 6 / 9]
+  assert metrics.total(each[:1]) == each[0]
+  assert metrics.total([metrics.total(each[:1]), each[1]]) == found
+
+
+def test_total_of_nothing_and_of_unlike_gammas():
+  nothing = metrics.total([])
+  assert nothing['emitted_tokens'] == 0 and nothing['block_efficiency'] is None
+  one = metrics.summary(trace())
+  assert metrics.total([nothing, one]) == one
+  short = one | {'proposed_per_position': [3], 'accepted_histogram': [1]}
+  both = metrics.total([one, short])
+  assert both['proposed_per_position'] == [5, 2]
+  assert both['accepted_histogram'] == [2, 2, 0]
+
+
+# Two groups; the prefill of each takes 1 and 2 s at its fastest, and usually
+# 1.5 and 2.5 s: a decode time under 1 s is not told from nothing.
+@pytest.mark.parametrize(
+  'total, speed', [(5, 5.0), (4.5, 10 / 1.5), (4, None), (3, None), (2, None)]
+)
+def test_a_decode_shorter_than_the_noise_has_no_speed(total, speed):
+  runs = timing.Runs(
+    outputs=[decode.Output(None, None, trace())] * 2,
+    total=[[total / 2, total / 2], [3.0, 5.0], [3.0, 5.0]],
+    prefill=[[1.0, 2.5], [1.5, 2.0], [2.0, 4.0]],
+    first=[],
+    compile_seconds=0.0,
+  )
+  found = timing.speeds(runs)
+  assert found[1:] == [2.0, 2.0]
+  assert found[0] == (speed and pytest.approx(speed))
+
+
+def test_repeats_without_a_speed_are_left_out():
+  plain, mine = [1.0, None, 4.0, None], [2.0, 3.0, None, None]
+  assert metrics.spread(plain) == {
+    'median': 2.5,
+    'min': 1.0,
+    'max': 4.0,
+    'iqr': 1.5,
+    'too_short': 2,
+  }
+  found = metrics.walltime_improvement(mine, plain)
+  assert (found['median'], found['too_short']) == (2.0, 3)
+  assert metrics.outcome(found) == 'win'
+  nothing = metrics.walltime_improvement([None], [1.0])
+  assert nothing == dict.fromkeys(('median', 'min', 'max', 'iqr')) | {
+    'too_short': 1
+  }
+  assert metrics.outcome(nothing) == 'too short'

@@ -1,0 +1,276 @@
+"""The prompt reader, the built-in prompts, and the numbers of requests."""
+
+import collections
+import hashlib
+import json
+import pathlib
+
+import pytest
+
+from specdec_jax.bench import prompts
+from specdec_jax.bench.prompts import Prompt
+
+MT_BENCH = (
+  pathlib.Path(__file__)
+  .parents[3]
+  .joinpath('shared', 'data', 'mt_bench', 'question.jsonl')
+)
+
+
+def write(folder, *rows) -> pathlib.Path:
+  """A JSONL file; a row is a line as it is, or an object."""
+  path = folder / 'some.jsonl'
+  lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+  path.write_text('\n'.join(lines) + '\n', encoding='utf-8', newline='')
+  return path
+
+
+def message(path) -> str:
+  with pytest.raises(ValueError) as error:
+    prompts.read(path)
+  return str(error.value)
+
+
+def test_reads_each_form_in_order(tmp_path):
+  path = write(
+    tmp_path,
+    {'prompt': 'Bonjour à tous'},
+    {'turns': ['one', 'two'], 'category': 'chat', 'id': 'a/b'},
+    {'tokens': [0, 7, 2**31 - 1], 'id': 12},
+  )
+  assert prompts.read(str(path)) == [
+    Prompt('0', None, ('Bonjour à tous',)),
+    Prompt('a/b', 'chat', ('one', 'two')),
+    Prompt('12', None, (), (0, 7, 2**31 - 1)),
+  ]
+
+
+def test_one_turn_in_a_list_is_told_from_a_prompt(tmp_path):
+  rows = {'prompt': 'x'}, {'turns': ['x']}, {'tokens': [1]}
+  found = prompts.read(write(tmp_path, *rows))
+  assert [prompt.listed for prompt in found] == [False, True, False]
+  assert found[0].turns == found[1].turns
+
+
+def test_reads_spec_bench_lines(tmp_path):
+  path = write(
+    tmp_path,
+    {'question_id': 81, 'category': 'writing', 'turns': ['Write.', 'Again.']},
+    {
+      'question_id': 101,
+      'category': 'maths',
+      'turns': ['Add.'],
+      'reference': ['5', {'any': 'thing'}],
+    },
+  )
+  assert prompts.read(path) == [
+    Prompt('81', 'writing', ('Write.', 'Again.')),
+    Prompt('101', 'maths', ('Add.',)),
+  ]
+
+
+def test_reads_mt_bench():
+  if not MT_BENCH.exists():
+    pytest.skip(f'no MT-Bench questions at {MT_BENCH}')
+  found = prompts.read(MT_BENCH)
+  assert [prompt.id for prompt in found] == [str(i) for i in range(81, 161)]
+  assert all(len(prompt.turns) == 2 for prompt in found)
+  counts = collections.Counter(prompt.category for prompt in found)
+  assert set(counts.values()) == {10} and len(counts) == 8
+  a, b = prompts.halves(found)
+  assert len(a) == len(b) == 40
+
+
+def test_lines_end_at_newlines_only(tmp_path):
+  path = tmp_path / 'some.jsonl'
+  # A byte-order mark, CRLF, bare U+2028 in a text, no newline at the end.
+  path.write_bytes(
+    b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b"}\r\n{"prompt": "c"}'
+  )
+  assert [p.turns for p in prompts.read(path)] == [('a\u2028b',), ('c',)]
+
+
+@pytest.mark.parametrize(
+  'line, expected',
+  [
+    ('{"prompt": "a"', 'not JSON'),
+    ('{"prompt": "a"} {"prompt": "b"}', 'Extra data at column 17'),
+    ('prompt', 'Expecting value at column 1'),
+    ('[' * 100_000, 'not JSON'),
+    ('{"tokens": [' + '9' * 5000 + ']}', 'not JSON'),
+    ('{"prompt": "a", "prompt": "b"}', 'key "prompt" is given twice'),
+    ('  ', 'blank line'),
+    ('', 'blank line'),
+    ('"text"', '"text" is not a JSON object'),
+    ('["text"]', 'not a JSON object'),
+    ('null', 'null is not a JSON object'),
+    ({}, 'has no prompt, turns or tokens: give exactly one'),
+    ({'id': 'a', 'category': 'b'}, 'has no prompt, turns or tokens'),
+    ({'prompt': 'a', 'turns': ['b']}, 'has prompt and turns: give exactly one'),
+    ({'prompt': 'a', 'tokens': None}, 'has prompt and tokens'),
+    (
+      {'prompt': 'a', 'turns': ['b'], 'tokens': [1]},
+      'has prompt and turns and tokens',
+    ),
+    ({'prompt': 'a', 'temperature': 1}, 'unknown key "temperature": allowed'),
+    ({'text': 'a'}, 'unknown key "text"'),
+    ({'prompt': ''}, 'prompt is empty'),
+    ({'prompt': 5}, 'prompt is 5: it must be a text'),
+    ({'prompt': None}, 'prompt is null'),
+    ({'prompt': ['a']}, 'prompt is ["a"]'),
+    ({'prompt': ['a' * 1000]}, 'aaa...: it must be a text'),
+    ('{"prompt": "a\\ud800"}', 'half of a surrogate pair, "\\ud800"'),
+    ({'turns': []}, 'turns is []: it must be a list of at least one'),
+    ({'turns': 'a'}, 'turns is "a": it must be a list'),
+    ({'turns': ['a', '']}, 'turns[1] is empty'),
+    ({'turns': ['a', 3]}, 'turns[1] is 3: it must be a text'),
+    ({'tokens': []}, 'tokens is []'),
+    ({'tokens': 3}, 'tokens is 3: it must be a list'),
+    ({'tokens': {'0': 1}}, 'tokens is {"0": 1}'),
+    ({'tokens': [3, -1]}, 'tokens[1] is -1: it must be a token id'),
+    ({'tokens': [2**31]}, 'tokens[0] is 2147483648'),
+    ({'tokens': [1.0]}, 'tokens[0] is 1.0'),
+    ({'tokens': [True]}, 'tokens[0] is true'),
+    ({'tokens': ['1']}, 'tokens[0] is "1"'),
+    ({'prompt': 'a', 'id': 1.5}, 'id is 1.5: it must be a text or an integer'),
+    ({'prompt': 'a', 'id': True}, 'id is true'),
+    ({'prompt': 'a', 'id': None}, 'id is null'),
+    ({'prompt': 'a', 'id': ''}, 'id is empty'),
+    ({'prompt': 'a', 'question_id': []}, 'question_id is []'),
+    ({'prompt': 'a', 'id': 1, 'question_id': 1}, 'has id and question_id'),
+    ({'prompt': 'a', 'category': 5}, 'category is 5: it must be a text'),
+    ({'prompt': 'a', 'category': None}, 'category is null'),
+    ({'prompt': 'a', 'category': ''}, 'category is empty'),
+  ],
+)
+def test_names_the_malformed_line(tmp_path, line, expected):
+  # Good lines around it: all are read before anything is returned.
+  path = write(tmp_path, {'prompt': 'a'}, {'tokens': [1]}, line, {'turns': 'b'})
+  text = message(path)
+  assert text.startswith(f'{path}:3: ')
+  assert expected in text
+  assert len(text) < len(str(path)) + 250
+
+
+def test_the_last_line_is_checked_too(tmp_path):
+  path = write(tmp_path, *[{'prompt': 'a'}] * 99, {'prompt': ''})
+  assert message(path).startswith(f'{path}:100: prompt is empty')
+
+
+@pytest.mark.parametrize(
+  'rows',
+  [
+    ({'id': 'a'}, {}, {'id': 'a'}),
+    ({'id': 7}, {}, {'id': '7'}),
+    ({'id': 7}, {}, {'question_id': 7}),
+    ({'id': '2'}, {}, {}),  # The third line's index.
+  ],
+)
+def test_duplicate_ids(tmp_path, rows):
+  path = write(tmp_path, *[{'prompt': 'x'} | row for row in rows])
+  text = message(path)
+  assert text.startswith(f'{path}:3: id "') and 'taken by line 1' in text
+
+
+@pytest.mark.parametrize('content', [b'', b'\n', b' \r\n\n', b'\xef\xbb\xbf'])
+def test_empty_file(tmp_path, content):
+  path = tmp_path / 'some.jsonl'
+  path.write_bytes(content)
+  assert message(path).startswith(f'{path}: empty')
+
+
+def test_missing_file(tmp_path):
+  path = tmp_path / 'none.jsonl'
+  assert message(path).startswith(f'{path}: cannot be read (No such file')
+
+
+def test_folder(tmp_path):
+  assert message(tmp_path).startswith(f'{tmp_path}: cannot be read (Is a dir')
+
+
+@pytest.mark.parametrize('start', [b'', b'\xef\xbb\xbf'])
+def test_not_utf8(tmp_path, start):
+  path = tmp_path / 'some.jsonl'
+  path.write_bytes(start + b'{"prompt": "a"}\n\xe9{"prompt": "b"}\n')
+  assert message(path).startswith(f'{path}:2: not UTF-8')
+
+
+def test_builtin_has_equal_categories():
+  found = prompts.builtin()
+  counts = collections.Counter(prompt.category for prompt in found)
+  assert counts == dict.fromkeys(prompts.CATEGORIES, 4)
+  assert len({prompt.id for prompt in found}) == len(found)
+  assert len({prompt.turns for prompt in found}) == len(found)
+  for prompt in found:
+    assert prompt.tokens is None and len(prompt.turns) == 1
+    assert prompt.turns[0] == prompt.turns[0].strip()
+    assert 8 <= len(prompt.turns[0].split()) <= 250
+
+
+@pytest.mark.parametrize('count', [1, 3, 9])
+def test_the_first_of_each_category_in_their_order(count):
+  every = prompts.builtin()
+  mixed = every[::2] + every[1::2]
+  some = prompts.first_of_each(mixed, count)
+  of = lambda found, category: [p for p in found if p.category == category]
+  for category in prompts.CATEGORIES:
+    assert of(some, category) == of(mixed, category)[:count]
+  assert some == [p for p in mixed if p in some]
+
+
+@pytest.mark.parametrize(
+  'categories', ['aaaa', 'abab', 'abcabcabc', 'aabbbcd', 'a', '']
+)
+def test_halves_share_each_category(categories):
+  found = [Prompt(str(i), c, ('x',)) for i, c in enumerate(categories)]
+  first, second = prompts.halves(found)
+  assert not set(first) & set(second)
+  assert sorted(first + second, key=lambda p: int(p.id)) == found
+  assert len(first) - len(second) in (0, 1)
+  count = lambda half: collections.Counter(p.category for p in half)
+  for category in categories:
+    assert abs(count(first)[category] - count(second)[category]) <= 1
+  assert prompts.halves(tuple(found)) == (first, second)
+
+
+def test_halves_of_builtin():
+  first, second = prompts.halves(prompts.builtin())
+  for half in (first, second):
+    counts = collections.Counter(prompt.category for prompt in half)
+    assert counts == dict.fromkeys(prompts.CATEGORIES, 2)
+  assert not set(first) & set(second)
+
+
+def test_halves_without_categories():
+  found = [Prompt(str(i), None, ('x',)) for i in range(5)]
+  assert prompts.halves(found) == (found[::2], found[1::2])
+
+
+def test_request_number_of_integers():
+  for i in (0, 7, 81, 2**31 - 1):
+    assert prompts.request_number(str(i)) == i
+
+
+# The first value by hand: SHA-256 of 'abc' starts with ba7816bf (FIPS 180-2).
+@pytest.mark.parametrize(
+  'id, number',
+  [
+    ('abc', 0xBA7816BF >> 1),
+    ('chat_0', 668668981),
+    ('2147483648', 486304448),
+    ('007', 827303548),
+    ('-7', 1404594579),
+    ('é', 625781439),
+    ('٣', 220719763),
+    ('7\n', 134925783),
+  ],
+)
+def test_request_number_of_other_texts(id, number):
+  assert prompts.request_number(id) == number
+  bits = f'{int(hashlib.sha256(id.encode()).hexdigest(), 16):0256b}'
+  assert int(bits[:31], 2) == number
+
+
+def test_request_numbers_of_builtin_differ():
+  numbers = {prompts.request_number(p.id) for p in prompts.builtin()}
+  assert len(numbers) == len(prompts.builtin())

@@ -1,0 +1,97 @@
+"""Divergences against their formulas in NumPy, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.distill import divergences
+
+pytestmark = pytest.mark.usefixtures('x64')
+
+
+def laws(seed: int, vocab: int = 7):
+  draw = np.random.default_rng(seed)
+  p, q = draw.dirichlet(np.ones(vocab), 2)
+  return p, q
+
+
+def found(name: str, p, q) -> float:
+  with np.errstate(divide='ignore'):
+    logs = jnp.log(p), jnp.log(q)
+  return float(divergences.divergence_of(name)(*logs))
+
+
+FORMULAS = {
+  'forward_kl': lambda p, q: np.sum(p * np.log(p / q)),
+  'reverse_kl': lambda p, q: np.sum(q * np.log(q / p)),
+  'total_variation': lambda p, q: np.sum(np.abs(p - q)) / 2,
+  'log_alpha': lambda p, q: -np.log(np.sum(np.minimum(p, q))),
+}
+
+
+@pytest.mark.parametrize('name', FORMULAS)
+@pytest.mark.parametrize('seed', range(3))
+def test_is_its_formula(name, seed):
+  p, q = laws(seed)
+  np.testing.assert_allclose(found(name, p, q), FORMULAS[name](p, q), 1e-12)
+  assert abs(found(name, p, p)) < 1e-12
+
+
+@pytest.mark.parametrize('beta', (0.1, 0.5, 0.9))
+def test_jensen_shannon_is_its_formula(beta):
+  p, q = laws(0)
+  m = beta * p + (1 - beta) * q
+  kl = lambda a, b: np.sum(a * np.log(a / b))
+  want = beta * kl(p, m) + (1 - beta) * kl(q, m)
+  np.testing.assert_allclose(found(f'jensen_shannon:{beta}', p, q), want, 1e-12)
+
+
+def test_jensen_shannon_tends_to_the_forward_divergence():
+  p, q = laws(1)
+  got = found('jensen_shannon:1e-6', p, q) / 1e-6
+  np.testing.assert_allclose(got, FORMULAS['forward_kl'](p, q), 1e-4)
+
+
+def test_a_draft_of_fewer_ids_sees_what_p_leaves_to_them():
+  """On a part of the vocabulary, the total variation is still that of all."""
+  p, q = laws(2)
+  q[5:] = 0
+  q /= q.sum()
+  few = found('total_variation', p[:5], q[:5])
+  np.testing.assert_allclose(few, np.sum(np.abs(p - q)) / 2, 1e-12)
+
+
+@pytest.mark.parametrize('name', [*FORMULAS, 'jensen_shannon:0.5'])
+def test_slopes_are_finite_and_right_where_a_law_is_0(name):
+  p = jnp.array([0.5, 0.5, 0.0, 0.0])
+  logits = jnp.array([0.3, -0.2, 0.1, -jnp.inf])
+  divergence = divergences.divergence_of(name)
+  if name == 'reverse_kl':
+    p = jnp.array([0.5, 0.3, 0.2, 0.0])  # it is infinite where p alone is 0
+
+  def value(some):
+    log_q = jax.nn.log_softmax(jnp.append(some, logits[3]))
+    return divergence(jnp.log(p), log_q)
+
+  slope = jax.grad(value)(logits[:3])
+  assert np.isfinite(slope).all()
+  for i in range(3):
+    step = 1e-6 * np.eye(3)[i]
+    want = (value(logits[:3] + step) - value(logits[:3] - step)) / 2e-6
+    np.testing.assert_allclose(slope[i], want, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+  ('name', 'why'),
+  [
+    ('kl', "divergence='kl': allowed are forward_kl"),
+    ('jensen_shannon', 'jensen_shannon:BETA'),
+    ('jensen_shannon:1', r'beta=1.0: must be between 0 and 1'),
+    ('jensen_shannon:x', 'could not convert'),
+    ('forward_kl:0.5', 'allowed are'),
+  ],
+)
+def test_refuses(name, why):
+  with pytest.raises(ValueError, match=why):
+    divergences.divergence_of(name)

@@ -1,0 +1,53 @@
+"""The target as its own draft is judged perfect; another one is not."""
+
+import numpy as np
+import pytest
+
+from specdec_jax import build, requests, types
+from specdec_jax.distill import evaluate
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.verify import reject
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+
+def figures(draft_source: str, temperature: float, gamma: int = 2):
+  target, draft = build.load('random:tiny'), build.load(draft_source)
+  model, q = build.target_model(target), build.draft_model(target, draft)
+  request = requests.make(
+    [[1, 2, 3], [7] * 9],
+    ids=target.ids,
+    context=512,
+    max_new_tokens=12,
+    gamma=gamma,
+    temperature=temperature,
+  )
+  options = build.default_options()
+  return evaluate.judge(
+    model,
+    types.Weights(target.params, draft.params),
+    lm_drafter.make(q, gamma=gamma),
+    q,
+    reject.RULE,
+    options,
+    request,
+    evaluate.plain(model, target.params, reject.RULE, options, request),
+  )
+
+
+def test_the_target_itself_is_a_perfect_draft():
+  found = figures('random:tiny', 1.0)
+  np.testing.assert_allclose(found['alpha'], 1, 1e-5)
+  assert found['alpha_at'] == [1, 1]
+  assert found['block_efficiency'] == 3
+  assert abs(found['gap']) < 1e-4
+
+
+def test_the_gap_is_between_alpha_alone_and_decoding():
+  found = figures('random:tiny:1', 1.0)
+  alpha = found['alpha']
+  assert 0 < alpha < 1
+  expected = 1 + alpha + alpha**2
+  np.testing.assert_allclose(
+    found['gap'], expected - found['block_efficiency'], 1e-9
+  )

@@ -1,0 +1,71 @@
+"""What students read: rows, coins, and their own words kept for resuming."""
+
+import numpy as np
+import pytest
+
+from specdec_jax.distill import on_policy as on_policy_lib
+from specdec_jax.train import data
+
+
+def test_only_what_follows_the_prompt_counts():
+  tokens = np.arange(1, 11).reshape(2, 5)
+  rows = on_policy_lib.rows_of(tokens, np.array([[2, 4], [1, 5]]))
+  assert rows['tokens'].tolist() == [[1, 2, 3, 4, 0], [6, 7, 8, 9, 10]]
+  assert rows['counted'].astype(int).tolist() == [
+    [0, 0, 1, 1, 0],
+    [0, 1, 1, 1, 1],
+  ]
+
+
+def test_a_coin_takes_whole_rows_of_one_or_the_other():
+  one = {'tokens': np.zeros((400, 3)), 'counted': np.zeros((400, 3), bool)}
+  other = {name: x + 1 for name, x in one.items()}
+  rows = on_policy_lib.mixed(one, other, 5)
+  first = rows['tokens'][:, 0]
+  assert (rows['tokens'] == first[:, None]).all()
+  assert (rows['counted'] == (first[:, None] == 1)).all()
+  assert 150 < first.sum() < 250
+  again = on_policy_lib.mixed(one, other, 5)
+  np.testing.assert_array_equal(rows['tokens'], again['tokens'])
+
+
+def on_policy(folder, said: list[int], every: int = 3):
+  def say(step, params):
+    said.append(step)
+    return {'tokens': np.full((4, 2), params) + np.arange(4)[:, None]}
+
+  return on_policy_lib.OnPolicy(
+    folder,
+    say,
+    every,
+    lambda rows, step: data.batches(rows, batch=2, seed=step),
+  )
+
+
+def read(batches, steps, seen):
+  for step in steps:
+    batches.refresh(step, 100 * step)
+    seen.append((step, next(batches)['tokens'].tolist()))
+  return batches
+
+
+@pytest.mark.parametrize('stop', range(1, 8))
+def test_goes_on_with_what_was_said(tmp_path, stop):
+  whole, said = [], []
+  read(on_policy(tmp_path / 'whole', said), range(8), whole)
+  assert said == [0, 3, 6]
+  parts, said = [], []
+  state = read(on_policy(tmp_path / 'cut', said), range(stop), parts).state()
+  resumed = on_policy(tmp_path / 'cut', said)
+  resumed.restore(state)
+  read(resumed, range(stop, 8), parts)
+  assert parts == whole
+  assert said == [0, 3, 6]
+
+
+def test_says_which_file_is_broken(tmp_path):
+  batches = read(on_policy(tmp_path, []), range(1), [])
+  state = batches.state()
+  (tmp_path / '0.npz').write_bytes(b'PK nothing')
+  with pytest.raises(ValueError, match='0.npz: what the student said before'):
+    on_policy(tmp_path, []).restore(state)

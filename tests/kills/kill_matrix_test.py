@@ -1,0 +1,151 @@
+"""The kill matrix: it dies where it is told to, and sees what is wrong."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax.io import checkpoint, manifest
+from tests.io import saved
+from tests.kills import kill_matrix, killed
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def steps(tmp_path):
+  """A folder with two steps."""
+  folder = tmp_path / 'steps'
+  with checkpoint.Checkpoints(folder) as c:
+    for step in (3, 4):
+      c.save(step, saved.state(step), {'at': step})
+  return folder
+
+
+def damaged(steps, tmp_path, flips=12):
+  found = kill_matrix.Found()
+  copy = tmp_path / 'copy'
+  kill_matrix.damage(found, steps, copy, flips, 0, lambda items: items)
+  return found
+
+
+def test_every_damage_is_found_out(steps, tmp_path):
+  found = damaged(steps, tmp_path)
+  files = sum(x.is_file() for x in (steps / '4').rglob('*'))
+  assert not found.wrong
+  assert found.damaged == {
+    f'flip: {kill_matrix.REFUSED}': 12,
+    f'deletion: {kill_matrix.REFUSED}': files,
+  }
+
+
+# Orbax leaves coroutines and loops behind where it breaks.
+@pytest.mark.filterwarnings('ignore')
+def test_what_is_restored_silently_is_said(steps, tmp_path, monkeypatch):
+  monkeypatch.setattr(manifest, 'check_files', lambda *args, **named: None)
+  found = damaged(steps, tmp_path, flips=40)
+  assert found.damaged['flip: silently restored']
+  assert any('silently restored' in x for x in found.wrong), found.wrong
+
+
+@pytest.mark.parametrize('error', [KeyError, OSError])
+def test_an_error_without_a_type_of_ours_is_said(
+  error, steps, tmp_path, monkeypatch
+):
+  def broken(self, *args, **named):
+    raise error('x')
+
+  older = checkpoint.Checkpoints.restore
+  asked = []
+
+  def restore(self, *args, **named):
+    asked.append(args)
+    return (older if len(asked) == 1 else broken)(self, *args, **named)
+
+  monkeypatch.setattr(checkpoint.Checkpoints, 'restore', restore)
+  found = damaged(steps, tmp_path, flips=1)
+  assert found.damaged[f'flip: untyped {error.__name__}'] == 1
+
+
+def test_a_step_that_is_another_is_said(steps, tmp_path):
+  tree = kill_matrix.like(steps / '4')
+  with checkpoint.Checkpoints(steps) as c:
+    arrays = {n: kill_matrix.content(c.restore(tree, n).arrays) for n in (3, 4)}
+    facts = {3: {'at': 3}, 4: {'at': 3}}
+    reference = kill_matrix.Reference(
+      tree, {n: (arrays[n], facts[n]) for n in (3, 4)}, {}, {}
+    )
+    found = kill_matrix.Found()
+    for step in (3, 4):
+      kill_matrix._same(found, c, step, reference, 'here')
+  assert found.restored == 2
+  assert found.wrong == ['here: step 4 is not that of the reference']
+
+
+def test_a_step_that_was_saved_and_is_gone_is_said(steps):
+  tree = kill_matrix.like(steps / '4')
+  with checkpoint.Checkpoints(steps) as c:
+    every = {
+      n: (kill_matrix.content(c.restore(tree, n).arrays), {'at': n})
+      for n in (3, 4)
+    }
+  reference = kill_matrix.Reference(tree, every, {}, {})
+  workdir = steps.parent
+  steps.rename(workdir / 'checkpoints')
+  program = kill_matrix.Program((), 4)
+  for before, wrong in ((4, 0), (5, 1)):
+    found = kill_matrix.Found()
+    notes = killed.Notes('save', 7, 6, before)
+    kill_matrix._after(found, program, workdir, reference, notes)
+    assert len(found.wrong) == wrong, found.wrong
+    assert (found.phases, found.lost) == ({'save': 1}, 3)
+
+
+RENAMES = """
+import os, sys
+for i in range(3):
+  os.rename(sys.argv[1], sys.argv[1] + 'x')
+  os.rename(sys.argv[1] + 'x', sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+  ('plan', 'code', 'left'),
+  [
+    ('never', 0, 'file'),
+    ('rename:3:before', -signal.SIGKILL, 'file'),
+    ('rename:3:after', -signal.SIGKILL, 'filex'),
+  ],
+)
+def test_a_process_dies_where_its_plan_says(plan, code, left, tmp_path):
+  (tmp_path / 'program.py').write_text(RENAMES)
+  (tmp_path / 'file').write_text('')
+  notes = tmp_path / 'notes'
+  killed.blank(notes)
+  done = subprocess.run(
+    [sys.executable, '-m', 'tests.kills.killed', notes, plan]
+    + [tmp_path / 'program.py', tmp_path / 'file'],
+    env=os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == code, done.stderr
+  assert (tmp_path / left).exists()
+  assert killed.read(notes).phase == ('export' if not code else 'rename')
+  if not code:
+    times, seconds = json.loads((tmp_path / 'notes.json').read_text())['rename']
+    assert (times, seconds < 5) == (6, True)
+
+
+def test_leaves_of_a_manifest_are_what_was_saved(steps):
+  tree = kill_matrix.like(steps / '4')
+  want = jax.tree.leaves(saved.state(4))
+  assert [(x.shape, x.dtype) for x in jax.tree.leaves(tree)] == [
+    (np.shape(x), np.asarray(x).dtype) for x in want
+  ]

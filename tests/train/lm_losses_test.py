@@ -1,0 +1,213 @@
+"""Losses of language models against NumPy, and what is (not) trained."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.distill import divergences
+from specdec_jax.models import config as model_config
+from specdec_jax.models import eagle, lm
+from specdec_jax.train import lm_losses
+
+pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
+
+CONFIG = dataclasses.replace(model_config.sized('tiny'), dtype='float64')
+
+
+def a_batch(seed: int = 0, rows: int = 3, length: int = 9):
+  draw = np.random.default_rng(seed)
+  tokens = draw.integers(0, 300, (rows, length)).astype(np.int32)
+  counted = draw.random((rows, length)) < 0.6
+  return {'tokens': jnp.asarray(tokens), 'counted': jnp.asarray(counted)}
+
+
+def logits_of(model, params, tokens):
+  x = model.head(params, lm_losses.hidden(model, params, tokens))
+  return np.asarray(x)
+
+
+def test_cross_entropy_is_that_of_the_next_token():
+  params, batch = lm.init(CONFIG, 0), a_batch()
+  loss = lm_losses.cross_entropy(CONFIG, ids=300, remat=False)
+  got, _ = loss(params, {}, batch, jax.random.key(0))
+  logits = logits_of(lm.make(CONFIG, ids=300), params, batch['tokens'])
+  tokens, counted = map(np.asarray, (batch['tokens'], batch['counted']))
+  logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  want = [
+    -logp[b, t, tokens[b, t + 1]]
+    for b, t in np.ndindex(3, 8)
+    if counted[b, t + 1]
+  ]
+  np.testing.assert_allclose(got, np.mean(want), 1e-10)
+
+
+@pytest.mark.parametrize('kind', ('text', 'teacher'))
+def test_rematerialised_slopes_are_the_same(kind):
+  batch, params = a_batch(), lm.init(CONFIG, 0)
+  frozen = {'teacher': lm.init(CONFIG, 1), 'shared': {}}
+  model = lm.make(CONFIG)
+
+  def slopes(remat):
+    loss = lm_losses.cross_entropy(CONFIG, ids=300, remat=remat)
+    if kind == 'teacher':
+      loss = lm_losses.distilled(
+        model,
+        'float64',
+        model,
+        divergences.forward_kl,
+        temperature=0.7,
+        remat=remat,
+      )
+    given = {} if kind == 'text' else frozen
+    grad = jax.grad(lambda p: loss(p, given, batch, jax.random.key(0))[0])
+    return jax.jit(grad)(params)
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-12),
+    slopes(True),
+    slopes(False),
+  )
+
+
+def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
+  params, given, batch = lm.init(CONFIG, 0), lm.init(CONFIG, 1), a_batch()
+  model = lm.make(CONFIG, ids=300)
+  loss = lm_losses.distilled(
+    model,
+    'float64',
+    model,
+    divergences.reverse_kl,
+    temperature=2.0,
+    remat=False,
+  )
+  frozen = {'teacher': given, 'shared': {}}
+  value, figures = loss(params, frozen, batch, jax.random.key(0))
+  p, q = (
+    np.exp(logits_of(model, x, batch['tokens']) / 2.0) for x in (given, params)
+  )
+  p, q = (
+    x[:, :-1, :300] / x[:, :-1, :300].sum(-1, keepdims=True) for x in (p, q)
+  )
+  counted = np.asarray(batch['counted'])[:, 1:]
+  want = (q * np.log(q / p)).sum(-1)[counted].mean()
+  np.testing.assert_allclose(value, want, 1e-9)
+  alpha = np.minimum(p, q).sum(-1)[counted].mean()
+  np.testing.assert_allclose(figures['train_alpha'], alpha, 1e-9)
+  same = lambda x: loss(x, frozen, batch, jax.random.key(0))[0]
+  assert abs(same(given)) < 1e-12
+  for x in jax.tree.leaves(jax.grad(same)(given)):
+    np.testing.assert_allclose(x, 0, atol=1e-10)
+
+
+@pytest.mark.parametrize('ids', [(), (3, 17, 40, 299)])
+@pytest.mark.parametrize('temperature', [0.0, 1.0, 0.7])
+def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
+  batch, given = a_batch(), lm.init(CONFIG, 1)
+  config, params = CONFIG, lm.init(CONFIG, 0)
+  if ids:
+    config, params = lm.reduce(CONFIG, params, ids)
+  student, model = (lm.make(c, ids=300) for c in (config, CONFIG))
+
+  def slopes(model, given, batch):
+    loss = lm_losses.distilled(
+      student,
+      'float64',
+      model,
+      divergences.jensen_shannon,
+      temperature=temperature,
+      remat=False,
+      ids=ids,
+    )
+    frozen = {'teacher': given, 'shared': {}}
+    one = lambda x: loss(x, frozen, batch, jax.random.key(0))[0]
+    return jax.tree.leaves(jax.value_and_grad(one)(params))
+
+  want = slopes(model, given, batch)
+  features = lm_losses.hidden(model, given, batch['tokens'])
+  logits = jnp.asarray(logits_of(model, given, batch['tokens']))
+  # As they are kept: of no certain size, which the last norm does not see.
+  features = eagle.normed(features, 1)
+  mass = jax.nn.logsumexp(logits, -1)
+  record = batch | {'features': features, 'mass': mass}
+  ends = {name: x for name, x in given.items() if name != 'layers'}
+  of = [(model, ends)]
+  if ids and temperature != 0.7:
+    few, ends = lm.reduce(CONFIG, ends, ids)
+    of.append((lm.make(few, ids=300), ends))
+  for model, ends in of:
+    for a, b in zip(slopes(model, ends, record), want, strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
+
+
+def test_a_record_is_not_rounded_to_bfloat16():
+  config = dataclasses.replace(CONFIG, dtype='bfloat16')
+  model, params = lm.make(config, ids=300), lm.init(config, 1)
+  draw = np.random.default_rng(0)
+  features = jnp.asarray(draw.normal(size=(2, 5, config.width)), jnp.float16)
+  logits = model.head(params, features.astype(jnp.float32))
+  mass = jax.nn.logsumexp(logits, -1)
+  law = lm_losses._law(model, params, {'features': features, 'mass': mass}, 1.0)
+  np.testing.assert_allclose(jnp.exp(law).sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['forward_kl', 'reverse_kl', 'log_alpha'])
+def test_a_student_of_some_ids_learns_what_the_teacher_leaves_to_them(kind):
+  ids, batch = (3, 17, 40, 299), a_batch()
+  given = lm.init(CONFIG, 1)
+  few, params = lm.reduce(CONFIG, lm.init(CONFIG, 0), ids)
+  model, student = (lm.make(c, ids=300) for c in (CONFIG, few))
+  divergence = divergences.DIVERGENCES[kind]
+  loss = lm_losses.distilled(
+    student, 'float64', model, divergence, temperature=1.0, remat=False, ids=ids
+  )
+  frozen = {'teacher': given, 'shared': {}}
+  one = lambda params: loss(params, frozen, batch, jax.random.key(0))
+  (value, figures), slopes = jax.value_and_grad(one, has_aux=True)(params)
+  p, q = (
+    np.exp(logits_of(m, x, batch['tokens'])[:, :-1, :300])
+    for m, x in ((model, given), (student, params))
+  )
+  p, q = (x / x.sum(-1, keepdims=True) for x in (p, q))
+  assert not np.delete(q, ids, -1).any() and p[..., ids].sum(-1).max() < 1
+  counted = np.asarray(batch['counted'])[:, 1:]
+  alpha = np.minimum(p, q).sum(-1)
+  p, q = p[..., ids], q[..., ids]
+  want = {
+    'forward_kl': lambda: (p * np.log(p / q)).sum(-1),
+    'reverse_kl': lambda: (q * np.log(q / p)).sum(-1),
+    'log_alpha': lambda: -np.log(alpha),
+  }[kind]()
+  np.testing.assert_allclose(value, want[counted].mean(), 1e-9)
+  np.testing.assert_allclose(
+    figures['train_alpha'], alpha[counted].mean(), 1e-9
+  )
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
+
+
+def test_pruning_keeps_the_layers_that_are_named():
+  config = dataclasses.replace(CONFIG, depth=4, windows=(0, 4))
+  params, tokens = lm.init(config, 0), a_batch()['tokens']
+  every, same = lm_losses.pruned(config, params, range(4))
+  np.testing.assert_array_equal(
+    logits_of(lm.make(every), same, tokens),
+    logits_of(lm.make(config), params, tokens),
+  )
+  few, some = lm_losses.pruned(config, params, (1, 3))
+  assert few.depth == 2 and few.windows == (4,)
+  assert some['layers']['1'] is params['layers']['3']
+  with pytest.raises(ValueError, match=r'layers=\(4,\): allowed .* 0 to 3'):
+    lm_losses.pruned(config, params, (4,))
+  stacked = dataclasses.replace(config, scan_layers=True)
+  with pytest.raises(ValueError, match='scan_layers=False'):
+    lm_losses.pruned(stacked, params, (0,))
+
+
+def test_what_is_shared_is_not_trained():
+  config = dataclasses.replace(CONFIG, tied=False)
+  params = lm.init(config, 0)
+  trained, frozen = lm_losses.shared(params, True)
+  assert sorted(frozen) == ['embed', 'head'] and 'layers' in trained
+  assert lm_losses.shared(params, False) == (params, {})

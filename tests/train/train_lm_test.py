@@ -1,0 +1,143 @@
+"""From a text to a model that decodes, on one device and on a mesh."""
+
+import json
+import os
+import signal
+from pydoc_data import topics
+
+import numpy as np
+import pytest
+
+from configs import train_lm
+from specdec_jax import api, build
+from specdec_jax.bench import machine
+from specdec_jax.train import loop, text
+from specdec_jax.train import train_lm as train_lm_lib
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch):
+  monkeypatch.setattr(machine, 'matmul_flops', lambda dtype: 1e12)
+
+
+@pytest.fixture(scope='module')
+def source(tmp_path_factory):
+  path = tmp_path_factory.mktemp('text') / 'manual.txt'
+  path.write_text('\n\n'.join(topics.topics.values())[:40_000])
+  return path
+
+
+def run(workdir, source, changed=False, **sections):
+  c = train_lm.get_config('tiny')
+  few = dict(
+    text=dict(source=str(source), vocab=300, length=32, rows=4),
+    run=dict(steps=4, checkpoint_every=2, evaluate_every=2, log_every=1),
+  )
+  for section, values in [*few.items(), *sections.items()]:
+    for name, value in values.items():
+      with c.unlocked():
+        c[section][name] = value
+  settings = train_lm_lib.settings(c)
+  return train_lm_lib.run(settings, workdir, changed=changed)
+
+
+def losses(workdir):
+  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+  return [x['loss'] for x in lines if 'loss' in x]
+
+
+@pytest.fixture(scope='module')
+def alone(source, tmp_path_factory):
+  """A run on one device."""
+  folder = tmp_path_factory.mktemp('alone')
+  return folder, run(folder, source)
+
+
+def test_a_text_becomes_a_model_that_decodes(alone, source):
+  folder, figures = alone
+  found = losses(folder)
+  assert figures['finished'] and len(found) == 4 and found[-1] < found[0]
+  assert run(folder, source) == figures
+  model = build.load(folder / 'model')
+  (one,) = api.generate(model, ['the '], max_new_tokens=4, draft='lookup')
+  (plain,) = api.generate(model, ['the '], max_new_tokens=4)
+  assert one.tokens == plain.tokens
+
+
+@pytest.mark.parametrize(
+  'model', [dict(dtype='bfloat16'), dict(remat=True)], ids=str
+)
+def test_computes_otherwise_and_learns_the_same(model, alone, source, tmp_path):
+  run(tmp_path, source, model=model)
+  near = 1e-5 if 'remat' in model else 2e-2
+  np.testing.assert_allclose(losses(tmp_path), losses(alone[0]), rtol=near)
+  if 'dtype' in model:
+    assert losses(tmp_path) != losses(alone[0])
+  # What is trained and exported stays float32.
+  params = build.load(tmp_path / 'model').params
+  assert params['head'].dtype == np.float32
+
+
+def test_a_mesh_changes_nothing_and_another_goes_on(
+  alone, source, tmp_path, monkeypatch
+):
+  folder, figures = alone
+  judge = train_lm_lib.held_out_loss
+
+  def stops(*args):
+    inner = judge(*args)
+
+    def judged(params):
+      assert len(params['head'].sharding.device_set) == 4
+      os.kill(os.getpid(), signal.SIGTERM)
+      return inner(params)
+
+    return judged
+
+  with monkeypatch.context() as patch:
+    patch.setattr(train_lm_lib, 'held_out_loss', stops)
+    begun = run(tmp_path, source, mesh=dict(data=2, model=2))
+  assert begun == {'step': 2, 'finished': False}
+  with pytest.raises(ValueError, match='mesh.data, mesh.model; .*--changed'):
+    run(tmp_path, source, mesh=dict(data=4, model=1))
+  ended = run(tmp_path, source, changed=True, mesh=dict(data=4, model=1))
+  assert ended['step'] == figures['step']
+  np.testing.assert_allclose(losses(tmp_path), losses(folder), rtol=1e-5)
+  one, other = (
+    build.load(x / 'model').params['head'] for x in (tmp_path, folder)
+  )
+  np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_several_processes_are_refused(source, tmp_path, monkeypatch):
+  monkeypatch.setattr('jax.process_count', lambda: 2)
+  with pytest.raises(ValueError, match='2 processes: .* by one'):
+    run(tmp_path, source)
+  assert not (tmp_path / loop.ENDED).exists()
+
+
+@pytest.mark.parametrize(
+  ('data', 'wrong'),
+  [
+    (3, 'text.rows=4: mesh.data=3 has to'),
+    (0, 'mesh.data=0: must be 1 or more'),
+  ],
+)
+def test_a_mesh_divides_its_rows(data, wrong, source, tmp_path):
+  with pytest.raises(ValueError, match=wrong):
+    run(tmp_path, source, mesh=dict(data=data))
+
+
+@pytest.mark.parametrize('which', ['a model', 'a folder'])
+def test_a_tokenizer_is_taken(which, alone, tmp_path):
+  at = 'random:tiny' if which == 'a model' else str(alone[0] / 'tokenizer')
+  c = train_lm.get_config('tiny')
+  with c.unlocked():
+    c.text.tokenizer = at
+  found = train_lm_lib._tokenizer(
+    train_lm_lib.settings(c), text.Corpus('', (), ''), tmp_path
+  )
+  own = build.load(alone[0] / 'model' if which == 'a folder' else at)
+  assert found.fingerprint() == own.tokenizer.fingerprint()
