@@ -34,7 +34,6 @@ LAYERS = {
 
 # To be taken apart: what still imports upward.
 UPWARD = {
-  ('specdec_jax.train.lm_losses', 'specdec_jax.distill.divergences'),
   ('specdec_jax.analysis.trace_program', 'specdec_jax.settings'),
 }
 

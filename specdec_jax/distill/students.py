@@ -11,13 +11,12 @@ import numpy as np
 
 from specdec_jax import build, sharding, types
 from specdec_jax.bench import metrics
-from specdec_jax.distill import divergences, heads
+from specdec_jax.distill import divergences, heads, lm_loss
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import eagles, export, tokenizer
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
-from specdec_jax.train import lm_losses
 from specdec_jax.train import step as step_lib
 
 
@@ -224,7 +223,7 @@ def make_lm(
     given = {n: x for n, x in given.items() if n != 'layers'}
     given |= {n: x[:1] for n, x in given.items() if n == 'embed'}
   model, computed = of(config), of(dataclasses.replace(config, dtype=s.dtype))
-  trained, shared = lm_losses.shared(params, s.share)
+  trained, shared = lm_loss.shared(params, s.share)
 
   def write(folder, params, about):
     path = folder / 'draft'
@@ -240,7 +239,7 @@ def make_lm(
 
   return Student(
     trained,
-    lm_losses.distilled(
+    lm_loss.distilled(
       computed,
       s.dtype,
       of(law, target.layout),
@@ -323,11 +322,11 @@ def _source(s: Settings, target: build.LanguageModel, seed: int, begun):
       config = dataclasses.replace(config, tied=target.config.tied)
     params = lm.init(config, seed)
     if s.share:
-      params |= {n: target.params[n] for n in lm_losses.SHARED if n in params}
+      params |= {n: target.params[n] for n in lm_loss.SHARED if n in params}
     return config, params
   if begun is not None:
     return begun.config, begun.params
-  config, params = lm_losses.pruned(target.config, target.params, s.layers)
+  config, params = lm_loss.pruned(target.config, target.params, s.layers)
   # Alike on any mesh; a copy, as fusing takes a layer apart.
   return lm.fuse(config, jax.tree.map(lambda x: x, params))
 

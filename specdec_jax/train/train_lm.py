@@ -14,7 +14,7 @@ from specdec_jax.io import export, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from specdec_jax.train import data, lm_losses, loop, text
+from specdec_jax.train import data, lm_loss, loop, text
 from specdec_jax.train import step as step_lib
 
 
@@ -132,7 +132,7 @@ def run(
   rows = rows_of(text.pack(kept.documents, tokenizer, s.text.length))
   few = text.pack(held.documents, tokenizer, s.text.length)[:_JUDGED]
   computed = dataclasses.replace(config, dtype=s.model.dtype)
-  loss = lm_losses.cross_entropy(
+  loss = lm_loss.cross_entropy(
     computed,
     ids=tokenizer.size,
     remat=s.model.remat,

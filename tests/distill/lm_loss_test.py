@@ -1,4 +1,4 @@
-"""Losses of language models against NumPy, and what is (not) trained."""
+"""A language model's loss against NumPy, and what is (not) trained."""
 
 import dataclasses
 
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.distill import divergences
+from specdec_jax.distill import divergences, lm_loss
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
-from specdec_jax.train import lm_losses
+from specdec_jax.train import lm_loss as text_loss
 
 pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
 
@@ -25,44 +25,25 @@ def a_batch(seed: int = 0, rows: int = 3, length: int = 9):
 
 
 def logits_of(model, params, tokens):
-  x = model.head(params, lm_losses.hidden(model, params, tokens))
+  x = model.head(params, text_loss.hidden(model, params, tokens))
   return np.asarray(x)
 
 
-def test_cross_entropy_is_that_of_the_next_token():
-  params, batch = lm.init(CONFIG, 0), a_batch()
-  loss = lm_losses.cross_entropy(CONFIG, ids=300, remat=False)
-  got, _ = loss(params, {}, batch, jax.random.key(0))
-  logits = logits_of(lm.make(CONFIG, ids=300), params, batch['tokens'])
-  tokens, counted = map(np.asarray, (batch['tokens'], batch['counted']))
-  logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-  want = [
-    -logp[b, t, tokens[b, t + 1]]
-    for b, t in np.ndindex(3, 8)
-    if counted[b, t + 1]
-  ]
-  np.testing.assert_allclose(got, np.mean(want), 1e-10)
-
-
-@pytest.mark.parametrize('kind', ('text', 'teacher'))
-def test_rematerialised_slopes_are_the_same(kind):
+def test_rematerialised_slopes_are_the_same():
   batch, params = a_batch(), lm.init(CONFIG, 0)
   frozen = {'teacher': lm.init(CONFIG, 1), 'shared': {}}
   model = lm.make(CONFIG)
 
   def slopes(remat):
-    loss = lm_losses.cross_entropy(CONFIG, ids=300, remat=remat)
-    if kind == 'teacher':
-      loss = lm_losses.distilled(
-        model,
-        'float64',
-        model,
-        divergences.forward_kl,
-        temperature=0.7,
-        remat=remat,
-      )
-    given = {} if kind == 'text' else frozen
-    grad = jax.grad(lambda p: loss(p, given, batch, jax.random.key(0))[0])
+    loss = lm_loss.distilled(
+      model,
+      'float64',
+      model,
+      divergences.forward_kl,
+      temperature=0.7,
+      remat=remat,
+    )
+    grad = jax.grad(lambda p: loss(p, frozen, batch, jax.random.key(0))[0])
     return jax.jit(grad)(params)
 
   jax.tree.map(
@@ -75,7 +56,7 @@ def test_rematerialised_slopes_are_the_same(kind):
 def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
   params, given, batch = lm.init(CONFIG, 0), lm.init(CONFIG, 1), a_batch()
   model = lm.make(CONFIG, ids=300)
-  loss = lm_losses.distilled(
+  loss = lm_loss.distilled(
     model,
     'float64',
     model,
@@ -112,7 +93,7 @@ def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
   student, model = (lm.make(c, ids=300) for c in (config, CONFIG))
 
   def slopes(model, given, batch):
-    loss = lm_losses.distilled(
+    loss = lm_loss.distilled(
       student,
       'float64',
       model,
@@ -126,7 +107,7 @@ def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
     return jax.tree.leaves(jax.value_and_grad(one)(params))
 
   want = slopes(model, given, batch)
-  features = lm_losses.hidden(model, given, batch['tokens'])
+  features = text_loss.hidden(model, given, batch['tokens'])
   logits = jnp.asarray(logits_of(model, given, batch['tokens']))
   # As they are kept: of no certain size, which the last norm does not see.
   features = eagle.normed(features, 1)
@@ -149,7 +130,7 @@ def test_a_record_is_not_rounded_to_bfloat16():
   features = jnp.asarray(draw.normal(size=(2, 5, config.width)), jnp.float16)
   logits = model.head(params, features.astype(jnp.float32))
   mass = jax.nn.logsumexp(logits, -1)
-  law = lm_losses._law(model, params, {'features': features, 'mass': mass}, 1.0)
+  law = lm_loss._law(model, params, {'features': features, 'mass': mass}, 1.0)
   np.testing.assert_allclose(jnp.exp(law).sum(-1), 1, rtol=1e-5)
 
 
@@ -160,7 +141,7 @@ def test_a_student_of_some_ids_learns_what_the_teacher_leaves_to_them(kind):
   few, params = lm.reduce(CONFIG, lm.init(CONFIG, 0), ids)
   model, student = (lm.make(c, ids=300) for c in (CONFIG, few))
   divergence = divergences.DIVERGENCES[kind]
-  loss = lm_losses.distilled(
+  loss = lm_loss.distilled(
     student, 'float64', model, divergence, temperature=1.0, remat=False, ids=ids
   )
   frozen = {'teacher': given, 'shared': {}}
@@ -190,24 +171,24 @@ def test_a_student_of_some_ids_learns_what_the_teacher_leaves_to_them(kind):
 def test_pruning_keeps_the_layers_that_are_named():
   config = dataclasses.replace(CONFIG, depth=4, windows=(0, 4))
   params, tokens = lm.init(config, 0), a_batch()['tokens']
-  every, same = lm_losses.pruned(config, params, range(4))
+  every, same = lm_loss.pruned(config, params, range(4))
   np.testing.assert_array_equal(
     logits_of(lm.make(every), same, tokens),
     logits_of(lm.make(config), params, tokens),
   )
-  few, some = lm_losses.pruned(config, params, (1, 3))
+  few, some = lm_loss.pruned(config, params, (1, 3))
   assert few.depth == 2 and few.windows == (4,)
   assert some['layers']['1'] is params['layers']['3']
   with pytest.raises(ValueError, match=r'layers=\(4,\): allowed .* 0 to 3'):
-    lm_losses.pruned(config, params, (4,))
+    lm_loss.pruned(config, params, (4,))
   stacked = dataclasses.replace(config, scan_layers=True)
   with pytest.raises(ValueError, match='scan_layers=False'):
-    lm_losses.pruned(stacked, params, (0,))
+    lm_loss.pruned(stacked, params, (0,))
 
 
 def test_what_is_shared_is_not_trained():
   config = dataclasses.replace(CONFIG, tied=False)
   params = lm.init(config, 0)
-  trained, frozen = lm_losses.shared(params, True)
+  trained, frozen = lm_loss.shared(params, True)
   assert sorted(frozen) == ['embed', 'head'] and 'layers' in trained
-  assert lm_losses.shared(params, False) == (params, {})
+  assert lm_loss.shared(params, False) == (params, {})

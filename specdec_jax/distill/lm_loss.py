@@ -1,4 +1,4 @@
-"""Losses of language models: next-token training and distillation."""
+"""The loss of a language model that learns from a teacher, and its start."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,51 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import forward, types
+from specdec_jax import types
 from specdec_jax.distill import divergences
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.train import lm_loss as text_loss
 from specdec_jax.train import step as step_lib
 
 Array = jax.Array
 # What a student may share with its teacher, frozen.
 SHARED = ('embed', 'head')
-
-
-def hidden(model: types.Model, params: types.Params, tokens_BT: Array) -> Array:
-  """A whole text in one pass: [B, T, D]."""
-  B, T = tokens_BT.shape
-  start_B = jnp.zeros((B,), jnp.int32)
-  cache = model.init_cache(B, T)
-  return forward.read(model, params, tokens_BT, start_B, cache, slots=T)[0]
-
-
-def in_dtype(params: types.Params, dtype: str) -> types.Params:
-  """Parameters as the forward pass computes with them; masters stay float32."""
-  return jax.tree.map(lambda x: x.astype(dtype), params)
-
-
-def cross_entropy(
-  config: model_config.LMConfig, *, ids: int, remat: bool, constrain=None
-) -> step_lib.Loss:
-  """The mean of -log q of the next token, in nats.
-
-  ids, constrain: as for lm.make.
-  batch: 'tokens' [B, T]; 'counted' [B, T], true where the token counts.
-  """
-  model = lm.make(config, ids=ids, constrain=constrain)
-  read = _remat(lambda p, t: hidden(model, p, t), remat)
-
-  def loss(params, frozen, batch, key):
-    del key
-    params = in_dtype(params | frozen, config.dtype)
-    tokens_BT = batch['tokens']
-    logits = model.head(params, read(params, tokens_BT)[:, :-1])
-    log_q = jax.nn.log_softmax(logits, -1)
-    found = jnp.take_along_axis(log_q, tokens_BT[:, 1:, None], -1)[..., 0]
-    return -_mean(found, batch['counted'][:, 1:]), {}
-
-  return loss
 
 
 def distilled(
@@ -78,22 +42,24 @@ def distilled(
   them. teacher: with them and at temperature 1, one that proposes ids alone
   will do. The figures have 'train_alpha', sum min(p, q).
   """
-  read = _remat(lambda p, t: hidden(student, p, t), remat)
+  read = text_loss.remat_layers(
+    lambda p, t: text_loss.hidden(student, p, t), remat
+  )
   t = temperature or 1.0
 
   def loss(params, frozen, batch, key):
     del key
     tokens_BT = batch['tokens']
     log_p = jax.lax.stop_gradient(_law(teacher, frozen['teacher'], batch, t))
-    own = in_dtype(params | frozen['shared'], dtype)
+    own = text_loss.in_dtype(params | frozen['shared'], dtype)
     logits_q = student.head(own, read(own, tokens_BT)[:, :-1])
     log_q = jax.nn.log_softmax(logits_q / t, -1)
     if ids:
       few = jnp.asarray(ids, jnp.int32)
       log_p, log_q = (jnp.take(x, few, axis=-1) for x in (log_p, log_q))
     counted_BT = batch['counted'][:, 1:]
-    value = _mean(divergence(log_p, log_q), counted_BT)
-    alpha = _mean(divergences.alpha(log_p, log_q), counted_BT)
+    value = text_loss.mean(divergence(log_p, log_q), counted_BT)
+    alpha = text_loss.mean(divergences.alpha(log_p, log_q), counted_BT)
     return value, {'train_alpha': alpha}
 
   return loss
@@ -102,7 +68,7 @@ def distilled(
 def _law(teacher: types.Model, params, batch, temperature: float) -> Array:
   """log p of every next token, [B, T - 1, V], read or recorded."""
   if 'features' not in batch:
-    found_BTD = hidden(teacher, params, batch['tokens'])
+    found_BTD = text_loss.hidden(teacher, params, batch['tokens'])
   else:
     # Wide, as the record is finer than bfloat16 and its mass of the finer one.
     wide = jnp.promote_types(params['head'].dtype, jnp.float32)
@@ -143,16 +109,3 @@ def shared(params: types.Params, share: bool) -> tuple[Any, Any]:
   """(what is trained, what is not) of a student's parameters."""
   frozen = {n: x for n, x in params.items() if share and n in SHARED}
   return {n: x for n, x in params.items() if n not in frozen}, frozen
-
-
-def _remat(read, remat: bool):
-  """Keeps only the residual stream between layers for the backward pass."""
-  if not remat:
-    return read
-  policy = jax.checkpoint_policies.save_only_these_names('residual')
-  return jax.checkpoint(read, policy=policy)
-
-
-def _mean(x_BT: Array, counted_BT: Array) -> Array:
-  count = jnp.maximum(jnp.sum(counted_BT), 1)
-  return jnp.sum(jnp.where(counted_BT, x_BT, 0)) / count

@@ -1,0 +1,60 @@
+"""The loss of a language model on text."""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import forward, types
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from specdec_jax.train import step as step_lib
+
+Array = jax.Array
+
+
+def cross_entropy(
+  config: model_config.LMConfig, *, ids: int, remat: bool, constrain=None
+) -> step_lib.Loss:
+  """The mean of -log q of the next token, in nats.
+
+  ids, constrain: as for lm.make.
+  batch: 'tokens' [B, T]; 'counted' [B, T], true where the token counts.
+  """
+  model = lm.make(config, ids=ids, constrain=constrain)
+  read = remat_layers(lambda p, t: hidden(model, p, t), remat)
+
+  def loss(params, frozen, batch, key):
+    del key
+    params = in_dtype(params | frozen, config.dtype)
+    tokens_BT = batch['tokens']
+    logits = model.head(params, read(params, tokens_BT)[:, :-1])
+    log_q = jax.nn.log_softmax(logits, -1)
+    found = jnp.take_along_axis(log_q, tokens_BT[:, 1:, None], -1)[..., 0]
+    return -mean(found, batch['counted'][:, 1:]), {}
+
+  return loss
+
+
+def hidden(model: types.Model, params: types.Params, tokens_BT: Array) -> Array:
+  """A whole text in one pass: [B, T, D]."""
+  B, T = tokens_BT.shape
+  start_B = jnp.zeros((B,), jnp.int32)
+  cache = model.init_cache(B, T)
+  return forward.read(model, params, tokens_BT, start_B, cache, slots=T)[0]
+
+
+def in_dtype(params: types.Params, dtype: str) -> types.Params:
+  """Parameters as the forward pass computes with them; masters stay float32."""
+  return jax.tree.map(lambda x: x.astype(dtype), params)
+
+
+def remat_layers(read, remat: bool):
+  """Keeps only the residual stream between layers for the backward pass."""
+  if not remat:
+    return read
+  policy = jax.checkpoint_policies.save_only_these_names('residual')
+  return jax.checkpoint(read, policy=policy)
+
+
+def mean(x_BT: Array, counted_BT: Array) -> Array:
+  count = jnp.maximum(jnp.sum(counted_BT), 1)
+  return jnp.sum(jnp.where(counted_BT, x_BT, 0)) / count
