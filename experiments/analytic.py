@@ -12,7 +12,7 @@ from absl import flags
 from experiments import page
 from specdec_jax import runtime
 from specdec_jax.analysis import plots
-from specdec_jax.bench import machine, report
+from specdec_jax.bench import machine
 from specdec_jax.io import files
 
 HERE = pathlib.Path(__file__).parent
@@ -51,10 +51,10 @@ def run(experiment: Experiment, workdir: str = '') -> bool:
     ValueError: a folder that cannot be written, before anything is.
   """
   home = HERE / experiment.name
-  folder = report.open_workdir(workdir or str(home / 'results'))
+  folder = runtime.open_workdir(workdir or str(home / 'results'))
   assert folder is not None
   if not workdir:
-    report.open_workdir(str(home))
+    runtime.open_workdir(str(home))
   found = experiment.compute()
   picture = plots.png(experiment.paint, size=experiment.size)
   made_by = machine.made_by(*machine.commit(*WRITTEN))

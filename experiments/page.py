@@ -6,7 +6,8 @@ from typing import Any
 
 import rich.text
 
-from specdec_jax.bench import machine, report
+from specdec_jax import runtime
+from specdec_jax.bench import machine
 from specdec_jax.io import files
 
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
@@ -63,7 +64,7 @@ def save(
   """
   if folder is None:
     return
-  files.write(folder / f'{home.name}.json', report.compact(doc))
+  files.write(folder / f'{home.name}.json', runtime.compact(doc))
   files.write(folder / f'{home.name}.md', text)
   if folder.resolve() == home.resolve() / 'results':
     fill(home, text)

@@ -20,7 +20,6 @@ from specdec_jax.bench import (
   audit_report,  # noqa: E402
   identity,  # noqa: E402
   prompts,  # noqa: E402
-  report,  # noqa: E402
 )
 
 _CONFIG = runtime.config_flag('configs/pair.py')
@@ -32,12 +31,12 @@ def run() -> bool:
   """True if every difference is a tie and every request ended well."""
   settings = settings_lib.settings(_CONFIG.value)
   identity.check_promise(build.rule_of(settings.decode.rule), settings.sampling)
-  folder = report.open_workdir(_WORKDIR.value)
+  folder = runtime.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   loaded = settings_lib.load(settings)
   plan = settings_lib.plan(loaded, chosen)
   doc = {'config': _CONFIG.value.to_dict()} | identity.run(
-    settings_lib.arms(loaded), plan, report.track
+    settings_lib.arms(loaded), plan, runtime.track
   )
   return audit_report.finish(doc, folder)
 

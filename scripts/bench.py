@@ -28,13 +28,13 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 def run() -> bool:
   """True if every output is explained."""
   settings = settings_lib.settings(_CONFIG.value)
-  folder = report.open_workdir(_WORKDIR.value)
+  folder = runtime.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   sizes = settings_lib.batch_sizes(_SIZES.value)
   loaded = settings_lib.load(settings)
   plan = settings_lib.plan(loaded, chosen, sizes)
   doc = {'config': _CONFIG.value.to_dict()} | benchmark.run(
-    settings_lib.arms(loaded), plan, track=report.track, show=report.show
+    settings_lib.arms(loaded), plan, track=runtime.track, show=report.show
   )
   good = report.finish(doc)
   if folder:

@@ -19,7 +19,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.bench import report  # noqa: E402
 from specdec_jax.certify import (
   certificate,  # noqa: E402
   load,  # noqa: E402
@@ -46,7 +45,7 @@ def run() -> bool:
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
   subject = load.subject(_RULE.value, _DRAFTER.value, _MODEL.value, seed=seed)
   chosen = certificate.choose(_ONLY.value, subject.own)
-  folder = report.open_workdir(_WORKDIR.value)
+  folder = runtime.open_workdir(_WORKDIR.value)
   return certificate.run(subject, chosen, full=full, folder=folder)
 
 

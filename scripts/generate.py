@@ -27,7 +27,6 @@ from specdec_jax.analysis import (
 )
 from specdec_jax.bench import (
   prompts,  # noqa: E402
-  report,  # noqa: E402
 )
 
 _CONFIG = runtime.config_flag('configs/pair.py')
@@ -59,7 +58,7 @@ def run() -> bool:
   meta = output_file.describe(s, chosen, target=e.target, draft=e.draft)
   with answers.interrupts() as caught:
     done = answers.write(
-      output, meta, task, track=report.track, stopped=lambda: caught, seen=seen
+      output, meta, task, track=runtime.track, stopped=lambda: caught, seen=seen
     )
   if seen:
     html(seen, _HTML.value, command=shlex.join(['python', *sys.argv]))
@@ -70,7 +69,7 @@ def run() -> bool:
       f'The rule {engine.rule.name} is LOSSY: these answers do not follow the '
       "target's law; scripts/bench.py measures by how much."
     )
-  print(report.compact(done))
+  print(runtime.compact(done))
   return done['lines'] == done['prompts']
 
 

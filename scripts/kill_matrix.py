@@ -19,7 +19,6 @@ import rich.console  # noqa: E402
 from absl import flags, logging  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.bench import report  # noqa: E402
 from tests.kills import kill_matrix  # noqa: E402
 
 _KILLS = flags.DEFINE_integer('kills', 20, 'how many', lower_bound=0)
@@ -34,7 +33,7 @@ def run() -> bool:
   logging.set_verbosity(logging.ERROR)  # Every damaged step is warned of.
   began = time.monotonic()
   count = 100 if _FULL.value else _KILLS.value
-  track = lambda said: functools.partial(report.track, description=said)
+  track = lambda said: functools.partial(runtime.track, description=said)
   with tempfile.TemporaryDirectory(prefix='kill_matrix') as name:
     folder = pathlib.Path(name)
     program = kill_matrix.small(folder, _STEPS.value)
@@ -51,7 +50,7 @@ def run() -> bool:
     )
   doc = kill_matrix.summary(found, program.interval, time.monotonic() - began)
   kill_matrix.show(doc, rich.console.Console())
-  print(report.compact(doc))
+  print(runtime.compact(doc))
   return doc['good']
 
 

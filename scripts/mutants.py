@@ -18,7 +18,6 @@ import rich.progress  # noqa: E402
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.bench import report  # noqa: E402
 from tests.mutants import mechanical, seeded, table  # noqa: E402
 from tests.mutants import run as runner  # noqa: E402
 
@@ -32,7 +31,7 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for mutants.md and .json')
 def run() -> bool:
   """True if every seeded mutant is killed, and enough of the others."""
   began = time.monotonic()
-  folder = report.open_workdir(_WORKDIR.value)
+  folder = runtime.open_workdir(_WORKDIR.value)
   if not _SEEDED.value and not _MECHANICAL.value:
     raise ValueError(
       'nothing to run: give --mechanical=N or leave --noseeded out'

@@ -11,7 +11,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags, logging  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.bench import report  # noqa: E402
 from specdec_jax.train import train_lm  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/train_lm.py')
@@ -28,7 +27,7 @@ def run() -> bool:
   figures = train_lm.run(
     settings, pathlib.Path(_WORKDIR.value), changed=_CHANGED.value
   )
-  print(report.compact(figures))
+  print(runtime.compact(figures))
   return True
 
 

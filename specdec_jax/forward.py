@@ -1,8 +1,10 @@
-"""Windows of a sequence: which slots, positions and mask a model call needs.
+"""Model calls over spans of tokens: slots, positions and mask; whole texts.
 
 In a chain of tokens the token at index i of its row lives in slot i and has
 position i. A row that must not write goes to slot S, where writes are dropped.
 """
+
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -89,14 +91,13 @@ def prefill(
   features_BPE = jnp.zeros((B, L + chunk, width)) if taps else None
 
   def body(carry):
-    at, cache, features_BPE = carry
-    index_T = at + jnp.arange(chunk)
-    tokens_BT = tokens_BL.at[:, index_T].get(mode='clip')
+    start, cache, features_BPE = carry
+    index_T = start + jnp.arange(chunk)
     _, tapped, cache = read(
       model,
       params,
-      tokens_BT,
-      jnp.full((B,), at),
+      at(tokens_BL, index_T),
+      jnp.full((B,), start),
       cache,
       slots=L,
       keep_BT=index_T[None] < count_B[:, None],
@@ -104,9 +105,9 @@ def prefill(
     )
     if features_BPE is not None:
       features_BPE = jax.lax.dynamic_update_slice_in_dim(
-        features_BPE, concat(tapped).astype(features_BPE.dtype), at, 1
+        features_BPE, concat(tapped).astype(features_BPE.dtype), start, 1
       )
-    return at + chunk, cache, features_BPE
+    return start + chunk, cache, features_BPE
 
   _, cache, features_BPE = jax.lax.while_loop(
     lambda carry: carry[0] < jnp.max(count_B),
@@ -114,6 +115,81 @@ def prefill(
     (jnp.int32(0), cache, features_BPE),
   )
   return cache, None if features_BPE is None else features_BPE[:, :L]
+
+
+def score(
+  readers: Sequence[tuple[types.Model, types.Params]],
+  tokens_BL: Array,
+  end_B: Array,
+  columns: Callable[..., Sequence[Array]],
+  *,
+  chunk: int,
+) -> list[Array]:
+  """Reads a text teacher-forced and computes numbers about each of its tokens.
+
+  Call it inside a jit. The texts are read `chunk` tokens at a time, so logits
+  [B, L, V] are never held.
+
+  Args:
+    readers: (model, params) of each model that reads the text.
+    tokens_BL: the texts, prompts included.
+    end_B: where each text ends.
+    columns: (index_T, *logits_BTV) -> arrays [B, T] about the tokens at
+      index_T, from the logits with which each reader predicts them.
+
+  Returns:
+    The arrays of columns as float32 [B, L]. Index 0 and indices at or past
+    end_B hold garbage.
+  """
+  B, L = tokens_BL.shape
+
+  def logits(model, params, cache, index_T):
+    hidden_BTD, _, cache = read(
+      model,
+      params,
+      at(tokens_BL, index_T),
+      jnp.full((B,), index_T[0]),
+      cache,
+      slots=L,
+      keep_BT=jnp.broadcast_to(index_T < L, (B, chunk)),
+    )
+    return model.head(params, hidden_BTD), cache
+
+  def step(start, caches):
+    index_T = start + jnp.arange(chunk)
+    found = [
+      logits(*reader, cache, index_T)
+      for reader, cache in zip(readers, caches, strict=True)
+    ]
+    new = columns(index_T + 1, *(x_BTV for x_BTV, _ in found))
+    return new, [cache for _, cache in found]
+
+  put = jax.lax.dynamic_update_slice_in_dim
+
+  def body(carry):
+    start, caches, out = carry
+    new, caches = step(start, caches)
+    out = [
+      put(old_BP, new_BT.astype(old_BP.dtype), start + 1, axis=1)
+      for old_BP, new_BT in zip(out, new, strict=True)
+    ]
+    return start + chunk, caches, out
+
+  caches = [model.init_cache(B, L) for model, _ in readers]
+  count = len(jax.eval_shape(step, jnp.int32(0), caches)[0])
+  # Room for the last chunk to end past L: a clamped update would shift it.
+  out = [jnp.zeros((B, L + chunk + 1)) for _ in range(count)]
+  _, _, out = jax.lax.while_loop(
+    lambda carry: carry[0] < jnp.max(end_B) - 1,
+    body,
+    (jnp.int32(0), caches, out),
+  )
+  return [x_BP[:, :L] for x_BP in out]
+
+
+def at(x_BL: Array, index_T: Array) -> Array:
+  """Columns of x_BL, [B, T]; past its end the last one."""
+  return x_BL.at[:, index_T].get(mode='clip')
 
 
 def concat(tapped: tuple[Array, ...]) -> Array:

@@ -1,13 +1,18 @@
-"""How a program starts and how it fails. Imports nothing of JAX at import."""
+"""How a program starts, prints and fails. Imports nothing of JAX at import."""
 
 import importlib.metadata
+import json
 import logging
+import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+import tempfile
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
+import rich.console
+import rich.progress
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -86,6 +91,61 @@ def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
     sys.exit(0 if good else 1)
 
   app.run(main, flags_parser=parse)
+
+
+def open_workdir(path: str) -> pathlib.Path | None:
+  """The folder for results, made if need be; None for an empty path.
+
+  Raises:
+    ValueError: the folder cannot be written.
+  """
+  if not path:
+    return None
+  folder = pathlib.Path(path)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+      pass
+  except OSError as error:
+    raise ValueError(
+      f'workdir {path}: cannot be written ({error.strerror}): name another'
+    ) from error
+  return folder
+
+
+def console() -> rich.console.Console:
+  """For stdout."""
+  # A pipe has no width; 120 columns hold every table.
+  width = None if sys.stdout.isatty() else 120
+  return rich.console.Console(width=width)
+
+
+def track(items: Iterable, description: str) -> Iterable:
+  """items, with a progress bar on stderr."""
+  return rich.progress.track(
+    items, description, console=rich.console.Console(stderr=True)
+  )
+
+
+def compact(document: Any) -> str:
+  """One line of JSON.
+
+  Floats keep six digits; one that is not finite becomes null. A NamedTuple
+  becomes an object with its fields as keys.
+  """
+
+  def clean(x):
+    if hasattr(x, '_asdict'):
+      x = x._asdict()
+    if isinstance(x, dict):
+      return {str(k): clean(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+      return [clean(v) for v in x]
+    if isinstance(x, float):
+      return float(f'{x:.6g}') if math.isfinite(x) else None
+    return x
+
+  return json.dumps(clean(document), separators=(',', ':'), allow_nan=False)
 
 
 def _refuse_config(error: BaseException) -> NoReturn:

@@ -22,7 +22,6 @@ from experiments.distillspec_grid import (  # noqa: E402
 from specdec_jax import runtime  # noqa: E402
 from specdec_jax.bench import (  # noqa: E402
   machine,
-  report,
 )
 from specdec_jax.io import files  # noqa: E402
 from specdec_jax.train import train_lm  # noqa: E402
@@ -36,13 +35,13 @@ def run() -> bool:
   """True if every greedy text is the target's own."""
   logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
   s = train_lm.from_sections(settings.Settings, _CONFIG.value)
-  folder = report.open_workdir(_RESULTS.value)
-  workdir = report.open_workdir(_WORKDIR.value)
+  folder = runtime.open_workdir(_RESULTS.value)
+  workdir = runtime.open_workdir(_WORKDIR.value)
   if workdir is None:
     raise ValueError("workdir='': name a folder for the models, --workdir=DIR")
   # Now: what is written below is no change of what is run.
   doc = {'machine': machine.describe(), 'settings': dataclasses.asdict(s)}
-  doc |= grid.run(s, workdir, report.track)
+  doc |= grid.run(s, workdir, runtime.track)
   text, picture = render.markdown(doc), render.figure(doc)
   page.save(folder, HERE, doc, text)
   if folder is not None:

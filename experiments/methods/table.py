@@ -24,7 +24,6 @@ from specdec_jax.bench import (  # noqa: E402
   metrics,
   predict,
   prompts,
-  report,
   timing,
   verdict,
 )
@@ -41,14 +40,14 @@ def run() -> bool:
   """True if every output is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   rules, laws = asked(settings)
-  folder = report.open_workdir(_RESULTS.value)
+  folder = runtime.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
   plan = settings_lib.plan(e, prompts.builtin())
   # None are kept back: nothing is predicted here.
   plan = dataclasses.replace(plan, judged=plan.judged + plan.others, others=())
   plain, arms = _arms(e, rules)
   groups = timing.grouper([plain, *arms], plan)(plan.judged)
-  every = report.track([plain, *arms], 'compiling')
+  every = runtime.track([plain, *arms], 'compiling')
   programs = benchmark.compiled([plain, *arms], groups[0].full, every)
   doc = {'machine': machine.describe(), 'cells': []}
   doc['setting'] = timing.setting([plain], plan) | {
@@ -71,7 +70,7 @@ def run() -> bool:
     doc['cells'] += _cells(plain, used, programs, warm)
     page.save(folder, HERE, doc, text := render.markdown(doc))
   print(text)
-  print(report.compact(doc))
+  print(runtime.compact(doc))
   return verdict.sound([(x['name'], x) for x in doc['cells']])
 
 
@@ -115,16 +114,18 @@ def _cells(plain, arms, programs, plan: timing.Plan):
   """A row for each arm at one temperature."""
   groups = timing.grouper([plain, *arms], plan)(plan.judged)
   runs = timing.measure(
-    [plain, *arms], groups, programs, plan.repeats, report.track
+    [plain, *arms], groups, programs, plan.repeats, runtime.track
   )
   outputs = {name: r.outputs for name, r in runs.items()}
-  audits = identity.compare([plain, *arms], plan, groups, outputs, report.track)
+  audits = identity.compare(
+    [plain, *arms], plan, groups, outputs, runtime.track
+  )
   rows, alphas = [], {}
   for arm in arms:
     # p and q are one drafter's; what a lossy rule makes of them is its own.
     key = arm.drafter, arm.engine.rule.law
     if key not in alphas:
-      found = predict.alphas([plain, arm], groups, outputs, report.track)
+      found = predict.alphas([plain, arm], groups, outputs, runtime.track)
       alphas[key] = found[arm.drafter]
     rows.append(
       {

@@ -38,7 +38,7 @@ def run() -> bool:
     what = f'decode.methods={d.methods}, decode.gammas={d.gammas}'
     raise ValueError(f'{what}: want a method, and a gamma of 1 or more')
   chosen = questions.grouped(questions.read(_QUESTIONS.value, _LIMIT.value))
-  folder = report.open_workdir(_RESULTS.value)
+  folder = runtime.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
   plan = settings_lib.plan(e, chosen)
   judged = plan.judged + plan.others  # None are kept back to predict from.
@@ -46,13 +46,13 @@ def run() -> bool:
   chosen = questions.among(chosen, judged)
   doc = {'questions': questions.describe(_QUESTIONS.value, chosen)}
   doc |= benchmark.run(
-    settings_lib.arms(e), plan, track=report.track, show=_show
+    settings_lib.arms(e), plan, track=runtime.track, show=_show
   )
   if doc['categories']:
     doc['table'] = render.table(doc, questions.ids(chosen))
     page.save(folder, HERE, doc, text := render.markdown(doc))
     print(text)
-  print(report.compact(doc))
+  print(runtime.compact(doc))
   return verdict.sound(verdict.named_rows(doc))
 
 

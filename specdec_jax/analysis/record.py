@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, types
+from specdec_jax import decode, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import text_scores
+from specdec_jax.verify import chain
 
 Array = types.Array
 
@@ -243,13 +243,17 @@ def score(
 
   def columns(index_T, logits_BTV):
     p_BTV = sampling_lib.probabilities(logits_BTV, sampling)
-    other_BT = text_scores.at(other_BL, index_T)
-    other_p_BT = text_scores.of(p_BTV, jnp.maximum(other_BT, 0))
+    other_BT = forward.at(other_BL, index_T)
+    other_p_BT = chain.pick(p_BTV, jnp.maximum(other_BT, 0))
     return (
-      text_scores.of(p_BTV, text_scores.at(request.tokens_BL, index_T)),
+      chain.pick(p_BTV, forward.at(request.tokens_BL, index_T)),
       jnp.where(other_BT < 0, 0, other_p_BT),
       jnp.sum(jax.scipy.special.entr(p_BTV), -1) / jnp.log(2.0),
     )
 
   reader = (model, params)
-  return tuple(text_scores.read(request, [reader], columns, chunk=chunk))
+  return tuple(
+    forward.score(
+      [reader], request.tokens_BL, request.limit_B, columns, chunk=chunk
+    )
+  )

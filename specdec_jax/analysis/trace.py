@@ -15,8 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from specdec_jax import runtime
 from specdec_jax.analysis import output_file
-from specdec_jax.bench import identity, machine, report, text_scores, timing
+from specdec_jax.bench import (
+  acceptance,
+  identity,
+  machine,
+  timing,
+)
 from specdec_jax.io import files
 
 _ANY_FORMAT = 'specdec_jax trace '
@@ -163,7 +169,7 @@ def decoded(arm: timing.Arm, group: timing.Group):
 
 def _scored(plain, lm, group: timing.Group, out, seed: int) -> list[Text]:
   scores_BLX = np.asarray(
-    text_scores.scores(
+    acceptance.scores(
       lm.engine.weights,
       group.full._replace(tokens_BL=out.tokens_BL, limit_B=out.lengths_B),
       target=plain.model,
@@ -221,7 +227,7 @@ def check_output(path: str, prompts_path: str = '') -> pathlib.Path:
     if os.path.exists(prompts_path) and os.path.samefile(out, prompts_path):
       raise ValueError(f'output {path} is the prompts: name another file')
     raise ValueError(f'output {path}: is there already: name another')
-  report.open_workdir(str(out.parent))
+  runtime.open_workdir(str(out.parent))
   return out
 
 

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+from specdec_jax import runtime
 from specdec_jax import settings as settings_lib
 from specdec_jax.analysis import trace, trace_figures, trace_report
-from specdec_jax.bench import prompts, report, timing
+from specdec_jax.bench import prompts, timing
 
 VERBS = {'record': 0, 'analyse': None, 'check': 1}  # verb -> files it takes
 
@@ -41,7 +42,7 @@ def record(config, *, prompts_path: str, output: str, samples: int) -> bool:
   chosen = prompts.read(prompts_path) if prompts_path else prompts.builtin()
   e = settings_lib.load(settings)
   plan = settings_lib.plan(e, chosen)
-  found = trace.record(settings_lib.arms(e), plan, samples, report.track)
+  found = trace.record(settings_lib.arms(e), plan, samples, runtime.track)
   trace.write(path, found)
   tokens = sum(len(text.tokens) for text in found.texts)
   print(f'{path}: {len(found.texts)} texts, {tokens} tokens')
@@ -54,7 +55,7 @@ def analyse(
   """Prints what each trace says; true."""
   if workdir:
     trace_report.check_figures()
-  folder = report.open_workdir(workdir)
+  folder = runtime.open_workdir(workdir)
   docs = [
     trace_figures.analyse(trace.read(file), limit=limit, resamples=resamples)
     for file in files
@@ -71,7 +72,7 @@ def check(
   each = [_cells(settings, rule) for rule in dict.fromkeys(rules)]
   recorded = trace.read(files[0])
   trace_figures.check_settings(recorded, settings)
-  folder = report.open_workdir(workdir)
+  folder = runtime.open_workdir(workdir)
   e = settings_lib.load(each[0])
   trace_figures.check_models(recorded, e.target, e.draft)
   plain, *_ = settings_lib.arms(e)
@@ -85,7 +86,7 @@ def check(
     sampling=settings.sampling,
     batch_size=settings.bench.batch_size,
   )
-  doc = trace_figures.check(recorded, arms, plan, report.track)
+  doc = trace_figures.check(recorded, arms, plan, runtime.track)
   return trace_report.finish_check(doc, folder)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import rich.box
 import rich.console
 
+from specdec_jax import runtime
 from specdec_jax.bench import report, tables
 from specdec_jax.io import files
 
@@ -94,12 +95,12 @@ def finish_check(doc: dict[str, Any], folder: pathlib.Path | None) -> bool:
 
 def _close(out, show: Callable, docs, folder, name: str) -> None:
   """On the terminal, as JSON, and as files."""
-  console = tables.console()
+  console = runtime.console()
   for doc in docs:
     show(doc, console, rich.box.SIMPLE_HEAD)
   report.close(out, console)
   if folder:
-    files.write(folder / f'{name}.json', report.compact(out))
+    files.write(folder / f'{name}.json', runtime.compact(out))
     files.write(folder / f'{name}.md', _markdown(docs, out['verdict'], show))
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import decode, types
+from specdec_jax import decode, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import text_scores
+from specdec_jax.verify import chain, lenient
 
 Array = jax.Array
 
@@ -124,14 +124,82 @@ def overlap(
     if q:
       (q_BTV,) = q
     else:
-      token_BT1 = text_scores.at(proposals_BL, index_T)[..., None]
+      token_BT1 = forward.at(proposals_BL, index_T)[..., None]
       q_BTV = jnp.arange(target.vocab)[None, None] == token_BT1
-      asked_BT1 = text_scores.at(proposed_BL, index_T)[..., None]
+      asked_BT1 = forward.at(proposed_BL, index_T)[..., None]
       q_BTV = (q_BTV & asked_BT1).astype(p_BTV.dtype)
     alpha_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
     scores = types.Scores(logits[0], request.sampling)
-    return alpha_BT, *text_scores.judged(rule, p_BTV, q_BTV, scores)
+    return alpha_BT, *judged(rule, p_BTV, q_BTV, scores)
 
   readers = [(target, weights.target)]
   readers += [] if draft is None else [(draft, weights.draft)]
-  return Overlap(*text_scores.read(request, readers, columns, chunk=chunk))
+  return Overlap(
+    *forward.score(
+      readers, request.tokens_BL, request.limit_B, columns, chunk=chunk
+    )
+  )
+
+
+def judged(
+  rule: types.Rule, p_BTV: Array, q_BTV: Array, scores: types.Scores
+) -> tuple[Array, Array]:
+  """What a rule keeps of one draft, and how far from p it emits: [B, T] each.
+
+  The second is the total variation, 0 for a lossless rule.
+  """
+  if rule.kept is None:
+    kept_BTV = jnp.minimum(p_BTV, q_BTV)
+  else:
+    kept_BTV = rule.kept(p_BTV, q_BTV, scores)
+  kept_BT = jnp.sum(kept_BTV, -1)
+  if rule.law is None:
+    return kept_BT, jnp.zeros(kept_BT.shape)
+  off_BTV = jnp.abs(rule.law(p_BTV, q_BTV, scores) - p_BTV)
+  return kept_BT, jnp.sum(off_BTV, -1) / 2
+
+
+@functools.partial(
+  jax.jit, static_argnames=('target', 'draft', 'chunk', 'leniences')
+)
+def scores(
+  weights: types.Weights,
+  request: decode.Request,
+  *,
+  target: types.Model,
+  draft: types.Model,
+  chunk: int,
+  leniences: tuple[float, ...],
+) -> Array:
+  """p(x), q(x) of the token x at each index, and what each lenience does there.
+
+  request: the prompts with the text after them; limit_B is where it ends.
+  Returns [B, L, 2 + 2 X]: last, for every lenience, the mass of the drafts that
+  it keeps, then for every one the total variation of what it emits. p or q is
+  NaN where its model's logits are not finite.
+  """
+  rules = [lenient.make(l) for l in leniences]
+
+  def columns(index_T, *logits):
+    p_BTV, q_BTV = (
+      sampling_lib.probabilities(x, request.sampling) for x in logits
+    )
+    tokens_BT = forward.at(request.tokens_BL, index_T)
+    scored = types.Scores(logits[0], request.sampling)
+    kept, distance = zip(
+      *(judged(rule, p_BTV, q_BTV, scored) for rule in rules), strict=True
+    )
+    # A greedy law is a one-hot, whatever the logits are.
+    said = [
+      jnp.where(
+        jnp.isfinite(jnp.max(x, -1)), chain.pick(law, tokens_BT), jnp.nan
+      )
+      for x, law in zip(logits, (p_BTV, q_BTV), strict=True)
+    ]
+    return [*said, *kept, *distance]
+
+  readers = (target, weights.target), (draft, weights.draft)
+  found = forward.score(
+    readers, request.tokens_BL, request.limit_B, columns, chunk=chunk
+  )
+  return jnp.stack(found, -1)

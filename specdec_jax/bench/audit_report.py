@@ -9,6 +9,7 @@ import rich.box
 import rich.console
 import rich.markup
 
+from specdec_jax import runtime
 from specdec_jax.bench import audit, report, tables, verdict
 from specdec_jax.io import files
 
@@ -22,14 +23,14 @@ def finish(doc: dict[str, Any], folder: pathlib.Path | None) -> bool:
   Adds the verdict to the document. Into the folder: audit.json and audit.md.
   """
   doc['verdict'] = sentences(doc)
-  console = tables.console()
+  console = runtime.console()
   tables.machine(doc, console)
   tables.setting(doc, console)
   console.print()
   _tables(doc, console, rich.box.SIMPLE_HEAD)
   report.close(doc, console)
   if folder:
-    files.write(folder / 'audit.json', report.compact(doc))
+    files.write(folder / 'audit.json', runtime.compact(doc))
     files.write(folder / 'audit.md', markdown(doc))
   return verdict.sound(_named(doc))
 

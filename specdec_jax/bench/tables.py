@@ -1,6 +1,5 @@
 """The benchmark's document as tables, stage by stage."""
 
-import sys
 from typing import Any
 
 import rich.box
@@ -9,13 +8,6 @@ import rich.markup
 import rich.table
 
 from specdec_jax.bench import metrics
-
-
-def console() -> rich.console.Console:
-  """For stdout."""
-  # A pipe has no width; 120 columns hold every table.
-  width = None if sys.stdout.isatty() else 120
-  return rich.console.Console(width=width)
 
 
 def new_table(

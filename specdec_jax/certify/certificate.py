@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import rich.console
 
+from specdec_jax import runtime
 from specdec_jax.bench import machine, report, tables
 from specdec_jax.certify import (
   base,
@@ -170,7 +171,7 @@ def run(
 
   Writes certificate.md and certificate.json into the folder. True if all held.
   """
-  console = tables.console()
+  console = runtime.console()
   doc: dict[str, Any] = dict(
     tier='full' if full else 'quick',
     seed=subject.seed,
@@ -186,13 +187,13 @@ def run(
     f'[bold]Subject[/bold]  {_subject(doc)}\n',
     highlight=False,
   )
-  for promise in report.track(chosen, 'promises'):
+  for promise in runtime.track(chosen, 'promises'):
     row = check(promise, subject, full=full)
     doc['promises'].append(row)
     _print_row(row, console)
     conclude(doc)
     if folder:  # after every promise: a tier of hours may be cut short
-      files.write(folder / 'certificate.json', report.compact(doc))
+      files.write(folder / 'certificate.json', runtime.compact(doc))
       files.write(folder / 'certificate.md', markdown(doc))
   report.close(doc, console)
   return doc['held']

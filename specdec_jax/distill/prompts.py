@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_jax import api, build
-from specdec_jax.bench import report
+from specdec_jax import api, build, runtime
 from specdec_jax.distill import questions, teacher
 from specdec_jax.io import files
 from specdec_jax.train import text
@@ -258,7 +257,7 @@ def _answers(
     target.params,
     rule=reject.RULE,
     batch=s.batch,
-    track=report.track,
+    track=runtime.track,
     texts=texts,
     layout=target.layout,
   )

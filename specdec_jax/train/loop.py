@@ -20,8 +20,8 @@ import rich.console
 import rich.progress
 from absl import logging
 
-from specdec_jax import types
-from specdec_jax.bench import machine, report
+from specdec_jax import runtime, types
+from specdec_jax.bench import machine
 from specdec_jax.io import checkpoint, files
 from specdec_jax.train import data
 from specdec_jax.train import logs as logs_lib
@@ -266,7 +266,7 @@ def open_workdir(workdir: pathlib.Path, config, changed: bool) -> None:
   Raises:
     ValueError: it differs, naming the keys; a folder that cannot be written.
   """
-  report.open_workdir(str(workdir))
+  runtime.open_workdir(str(workdir))
   files.sweep(workdir)
   path = workdir / 'config.json'
   if changed or not path.exists():

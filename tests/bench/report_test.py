@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from specdec_jax import runtime
 from specdec_jax.bench import metrics, report, tables, verdict
 
 
@@ -182,11 +183,11 @@ def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
   assert tables.identity([some]) == 'LOSSY, TV 0.12'
   wide = {x['name']: x | {'alpha': None} for x in doc['rows']}
   doc['crossover'] = [{'batch_size': 8, 'rows': wide, 'best_gamma': {}}]
-  tables.crossover(doc, tables.console())
+  tables.crossover(doc, runtime.console())
   printed = capsys.readouterr().out
   assert 'LOSSY' in printed and 'TV 0.12' in printed
   doc['setting']['lossless'] = True
-  tables.crossover(doc, tables.console())
+  tables.crossover(doc, runtime.console())
   assert 'TV 0.12' not in capsys.readouterr().out
 
 
@@ -210,8 +211,8 @@ def test_last_line_is_one_json_document(capsys):
 
 
 def test_workdir(tmp_path):
-  assert report.open_workdir('') is None
-  folder = report.open_workdir(str(tmp_path / 'a' / 'b'))
+  assert runtime.open_workdir('') is None
+  folder = runtime.open_workdir(str(tmp_path / 'a' / 'b'))
   report.save(folder, {'machine': {'cpu': 'x'}, 'rows': []}, '{"k": 1}')
   files = {str(p.relative_to(folder)) for p in folder.rglob('*.json')}
   assert files == {'config.json', 'env.json', 'results/bench.json'}
@@ -219,4 +220,4 @@ def test_workdir(tmp_path):
   assert json.loads((folder / 'env.json').read_text()) == {'cpu': 'x'}
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='cannot be written'):
-    report.open_workdir(str(tmp_path / 'file' / 'below'))
+    runtime.open_workdir(str(tmp_path / 'file' / 'below'))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from specdec_jax import requests, types
-from specdec_jax.bench import text_scores
+from specdec_jax.bench import acceptance
 from specdec_jax.certify import table_model
 
 P = np.array([0.4, 0.35, 0.15, 0.1])
@@ -24,7 +24,7 @@ def at_index_2(temperature, q_V):
   request.tokens_BL[0, 2] = 1
   model = table_model.make(4)
   p, q, *rest = np.asarray(
-    text_scores.scores(
+    acceptance.scores(
       types.Weights(table(P), table(q_V)),
       request,
       target=model,
