@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax import api, build, requests, sharding
+from specdec_jax import api, build, fields, requests, sharding
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.bench import timing
@@ -14,156 +14,117 @@ DTYPES = ('float32', 'bfloat16', 'float64')
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-  source: str
-  dtype: str
-  scan_layers: str  # 'auto': on TPU; 'yes', 'no'
+class Target(fields.Checked):
+  source: str = fields.setting(needed='a model, such as hf:org/name')
+  dtype: str = fields.setting(allowed=DTYPES)
+  scan_layers: str = fields.setting(
+    allowed=('auto', 'yes', 'no'), help='auto: on TPU'
+  )
 
   def __post_init__(self):
-    _one_of('target.dtype', self.dtype, DTYPES)
-    _one_of('target.scan_layers', self.scan_layers, ('auto', 'yes', 'no'))
-    if not self.source:
-      raise ValueError(
-        "target.source='': name a model, for example "
-        '--config.target.source=hf:org/name'
-      )
+    super().__post_init__()
+    fields.check_needed(self)
 
 
 @dataclasses.dataclass(frozen=True)
-class Draft:
-  """source '': no draft model. replicated: whole on every device."""
-
-  source: str
-  dtype: str
-  replicated: bool
-  min_confidence: float  # see drafters.lm
-
-  def __post_init__(self):
-    _one_of('draft.dtype', self.dtype, DTYPES)
-    lm.check_confidence('draft.min_confidence', self.min_confidence)
+class Draft(fields.Checked):
+  source: str = fields.setting(
+    needed='a model, such as hf:org/name, or decode.methods without lm',
+    help='the draft model; empty: none',
+  )
+  dtype: str = fields.setting(allowed=DTYPES)
+  replicated: bool = fields.setting(help='on a mesh, a copy on every device')
+  min_confidence: float = fields.setting(low=0, below=1, help=lm.CONFIDENCE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mesh:
+class Mesh(fields.Checked):
   """1 x 1 is one device, without a mesh."""
 
-  data: int
-  model: int
-
-  def __post_init__(self):
-    _at_least('mesh.data', self.data, 1)
-    _at_least('mesh.model', self.model, 1)
+  data: int = fields.setting(low=1)
+  model: int = fields.setting(low=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Decode:
-  """methods: 'lm' (the draft model) or names of build.DRAFTERS.
-
-  chunk: prompt tokens that one prefill pass reads.
-  """
-
-  methods: tuple[str, ...]
-  gammas: tuple[int, ...]
-  rule: str
-  max_new_tokens: int
-  chunk: int
+class Decode(fields.Checked):
+  methods: tuple[str, ...] = fields.setting(
+    help='lm (the draft model) or names of build.DRAFTERS'
+  )
+  gammas: tuple[int, ...] = fields.setting(low=0)
+  rule: str = fields.setting(help='see build.rule_of')
+  max_new_tokens: int = fields.setting(low=1)
+  chunk: int = fields.setting(
+    low=1, help='prompt tokens that one prefill pass reads'
+  )
 
   def __post_init__(self):
+    super().__post_init__()
     allowed = ('lm', *build.DRAFTERS)
-    _a_tuple('decode.methods', self.methods, "('lm', 'lookup')")
-    _a_tuple('decode.gammas', self.gammas, '(2, 4)')
     for name in self.methods:
-      _one_of('decode.methods', name, allowed)
-    for gamma in self.gammas:
-      _at_least('decode.gammas', gamma, 0)
+      if name not in allowed:
+        raise ValueError(f'methods={name!r}: allowed are {", ".join(allowed)}')
     build.rule_of(self.rule)
-    _at_least('decode.max_new_tokens', self.max_new_tokens, 1)
-    _at_least('decode.chunk', self.chunk, 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(fields.Checked):
   temperature: float
   top_k: int
   top_p: float
-  seed: int
+  seed: int = fields.setting(low=0, below=2**32)
 
   def __post_init__(self):
+    super().__post_init__()
     sampling_lib.settings(1, self.temperature, self.top_k, self.top_p)
-    _at_least('sampling.seed', self.seed, 0)
-    if self.seed >= 2**32:
-      raise ValueError(f'sampling.seed={self.seed}: must be less than 2**32')
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup:
-  min_match: int
-  max_match: int
+class Lookup(fields.Checked):
+  min_match: int = fields.setting(low=1)
+  max_match: int = fields.setting(low=1)
 
   def __post_init__(self):
-    if not 1 <= self.min_match <= self.max_match:
+    super().__post_init__()
+    if self.min_match > self.max_match:
       raise ValueError(
-        f'lookup.min_match={self.min_match}, max_match={self.max_match}: '
-        'allowed is 1 <= min_match <= max_match'
+        f'min_match={self.min_match}: must be at most max_match, '
+        f'{self.max_match}'
       )
 
 
 @dataclasses.dataclass(frozen=True)
-class NGram:
-  """path: a file that scripts/ngram.py wrote."""
-
-  path: str
-  min_confidence: float
-
-  def __post_init__(self):
-    lm.check_confidence('ngram.min_confidence', self.min_confidence)
+class NGram(fields.Checked):
+  path: str = fields.setting(needed='a file that scripts/ngram.py wrote')
+  min_confidence: float = fields.setting(low=0, below=1, help=lm.CONFIDENCE)
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyExit:
-  """exit: how many of the target's layers draft."""
-
-  exit: int
-
-  def __post_init__(self):
-    _at_least('early_exit.exit', self.exit, 1)
+class EarlyExit(fields.Checked):
+  exit: int = fields.setting(low=1, help="the target's layers that draft")
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle:
-  """path: a file that scripts/distill.py wrote, or zoo:NAME."""
-
-  path: str
-  min_confidence: float
-
-  def __post_init__(self):
-    lm.check_confidence('eagle.min_confidence', self.min_confidence)
+class Eagle(fields.Checked):
+  path: str = fields.setting(
+    needed='a file that scripts/distill.py wrote, or zoo:NAME'
+  )
+  min_confidence: float = fields.setting(low=0, below=1, help=lm.CONFIDENCE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
-  """What to run and how often.
-
-  prompts_per_category, prompt_tokens (a prompt's last ones): 0 is all. chat:
-  put text prompts through the chat template. windows: timed in a calibration
-  run. stream_prompts: judged prompts streamed for the gaps between tokens.
-  small: smoke test, the ceiling from tiny arrays.
-  """
-
-  repeats: int
-  prompts_per_category: int
-  prompt_tokens: int
-  batch_size: int
-  windows: int
-  stream_prompts: int
-  chat: bool
-  small: bool
-
-  def __post_init__(self):
-    for name in ('repeats', 'batch_size', 'windows'):
-      _at_least(f'bench.{name}', getattr(self, name), 1)
-    for name in ('prompts_per_category', 'prompt_tokens', 'stream_prompts'):
-      _at_least(f'bench.{name}', getattr(self, name), 0)
+class Bench(fields.Checked):
+  repeats: int = fields.setting(low=1, help='timed runs of every method')
+  prompts_per_category: int = fields.setting(low=0, help='0: all')
+  prompt_tokens: int = fields.setting(
+    low=0, help='keep the last tokens of a prompt; 0: all'
+  )
+  batch_size: int = fields.setting(low=1)
+  windows: int = fields.setting(low=1, help='timed in a calibration run')
+  stream_prompts: int = fields.setting(
+    low=0, help='prompts streamed for the gaps between tokens'
+  )
+  chat: bool = fields.setting(help='put prompts through the chat template')
+  small: bool = fields.setting(help='smoke test: the ceiling of tiny arrays')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,22 +141,15 @@ class Settings:
   bench: Bench
 
   def __post_init__(self):
-    if 'ngram' in self.decode.methods and not self.ngram.path:
-      raise ValueError(
-        "decode.methods has 'ngram' but ngram.path is empty: count a text with "
-        'scripts/ngram.py and set --config.ngram.path=FILE'
-      )
-    if 'eagle' in self.decode.methods and not self.eagle.path:
-      raise ValueError(
-        "decode.methods has 'eagle' but eagle.path is empty: set "
-        '--config.eagle.path=FILE, a file of scripts/distill.py, or zoo:NAME'
-      )
-    if 'lm' in self.decode.methods and not self.draft.source:
-      raise ValueError(
-        "decode.methods has 'lm' but draft.source is empty: set "
-        '--config.draft.source=SOURCE, or take lm out with '
-        '--config.decode.methods="(\'lookup\',)"'
-      )
+    for name in self.decode.methods:
+      section = 'draft' if name == 'lm' else name
+      if hasattr(self, section):
+        try:
+          fields.check_needed(getattr(self, section))
+        except ValueError as error:
+          raise ValueError(
+            f'decode.methods has {name!r}, but {section}.{error}'
+          ) from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,13 +165,7 @@ def settings(config) -> Settings:
   Raises:
     ValueError: a value out of range, or a key that is missing or unknown.
   """
-  parts: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(Settings)}
-  if set(config) != set(parts):
-    raise ValueError(f'config sections {sorted(config)}: want {sorted(parts)}')
-  try:
-    return Settings(**{k: make(**config[k]) for k, make in parts.items()})
-  except TypeError as error:
-    raise ValueError(f'config: {error}') from error
+  return fields.parse(Settings, config)
 
 
 def from_config(config) -> Experiment:
@@ -350,24 +298,3 @@ def _item(e: Experiment, prompt: prompts_lib.Prompt) -> timing.Item:
     raise ValueError(f'prompt {prompt.id!r}: {error}') from error
   number = prompts_lib.request_number(prompt.id)
   return timing.Item(prompt.id, prompt.category or '', tuple(tokens), number)
-
-
-def _one_of(name: str, value: Any, allowed: tuple) -> None:
-  if value not in allowed:
-    raise ValueError(f'{name}={value!r}: allowed are {", ".join(allowed)}')
-
-
-def _a_tuple(name: str, value: Any, example: str) -> None:
-  # A text would be read letter by letter, 'lm,lookup' as one name.
-  listed = isinstance(value, tuple | list)
-  if not listed or any(',' in str(x) for x in value):
-    raise ValueError(
-      f'{name}={value!r}: want a tuple of single values, as in '
-      f'--config.{name}="{example}"'
-    )
-
-
-def _at_least(name: str, value: Any, low: int) -> None:
-  whole = isinstance(value, int) and not isinstance(value, bool)
-  if not whole or value < low:
-    raise ValueError(f'{name}={value}: must be a whole number, {low} or more')

@@ -9,6 +9,7 @@ ROOT = pathlib.Path(__file__).parent.parent / 'specdec_jax'
 
 # Package or top-level module -> layer.
 LAYERS = {
+  'fields': 0,
   'runtime': 0,
   'types': 0,
   'sampling': 0,

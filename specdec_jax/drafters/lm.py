@@ -6,6 +6,9 @@ import jax.numpy as jnp
 from specdec_jax import forward, types
 from specdec_jax import sampling as sampling_lib
 
+# Of the setting min_confidence, wherever it is one.
+CONFIDENCE = 'end a window where the likeliest token has less; 0: never'
+
 
 def make(
   model: types.Model,

@@ -1,0 +1,160 @@
+"""Settings as frozen dataclasses that know the range and meaning of each field.
+
+    @dataclasses.dataclass(frozen=True)
+    class Run(fields.Checked):
+      steps: int = fields.setting(1000, low=1, help='optimiser steps')
+
+    Run(steps=0)  # ValueError: steps=0: must be a whole number, at least 1
+
+A config is a section for each such class; parse makes one dataclass of them.
+"""
+
+import dataclasses
+import os
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Annotation -> (what to call it, what isinstance takes, an example in a tuple).
+_KINDS: dict[Any, tuple[str, Any, str]] = {
+  bool: ('True or False', bool, 'True, False'),
+  int: ('a whole number', int, '2, 4'),
+  float: ('a number', int | float, '0.0, 1.0'),
+  str: ('a text', str, "'one', 'two'"),
+  str | os.PathLike: ('a path', str | os.PathLike, "'one', 'two'"),
+}
+
+
+def setting(
+  default: Any = dataclasses.MISSING,
+  *,
+  low: float | None = None,
+  high: float | None = None,
+  above: float | None = None,
+  below: float | None = None,
+  allowed: Sequence[Any] = (),
+  needed: str = '',
+  help: str = '',
+) -> Any:
+  """A field of a settings dataclass.
+
+  Args:
+    default: the value where none is given; without it the field must be given.
+    low, high: smallest and largest value.
+    above, below: bounds that are themselves not allowed.
+    allowed: the only values, if any are named.
+    needed: what to give, for a field that may be empty in a config but not
+      where its section is used (see check_needed).
+    help: one line for a person, also shown when a value is refused.
+  """
+  about = dict(low=low, high=high, above=above, below=below)
+  about |= dict(allowed=tuple(allowed), needed=needed, help=help)
+  return dataclasses.field(default=default, metadata=about)
+
+
+class Checked:
+  """Base of a settings dataclass: checks every field when one is made."""
+
+  def __post_init__(self):
+    check(self)
+
+
+def check(settings: Any) -> None:
+  """Raises ValueError, 'name=value: must be ...', for a field out of range.
+
+  Lists are taken for tuples; each element of a tuple is checked by itself.
+  """
+  for field in dataclasses.fields(settings):
+    value = getattr(settings, field.name)
+    if typing.get_origin(field.type) is not tuple:
+      _check_value(field, field.type, value)
+      continue
+    kind = typing.get_args(field.type)[0]
+    # --config.decode.methods=lm,lookup arrives as the one text 'lm,lookup'.
+    listed = isinstance(value, tuple | list)
+    if not listed or any(isinstance(x, str) and ',' in x for x in value):
+      raise ValueError(
+        f'{field.name}={value!r}: must be a tuple of single values, as in '
+        f'"({_KINDS[kind][2]})"{_help(field)}'
+      )
+    for one in value:
+      _check_value(field, kind, one)
+
+
+def check_needed(settings: Any) -> None:
+  """Raises ValueError where a field that was declared `needed` is empty."""
+  for field in dataclasses.fields(settings):
+    what = field.metadata.get('needed', '')
+    if what and not getattr(settings, field.name):
+      raise ValueError(f'{field.name} is empty: give {what}')
+
+
+def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
+  """kind(**values); errors name `section`.
+
+  Raises:
+    ValueError: a value out of range, or a field that is missing or unknown.
+  """
+  known = {f.name: f for f in dataclasses.fields(kind)}
+  for name, value in values.items():
+    if name not in known:
+      raise ValueError(
+        f'{section}.{name}={value!r}: no such setting; allowed are '
+        f'{", ".join(known) or "none"}'
+      )
+  for name, field in known.items():
+    if field.default is dataclasses.MISSING and name not in values:
+      raise ValueError(f'{section}.{name}: is missing{_help(field)}')
+  try:
+    return kind(**values)
+  except ValueError as error:
+    raise ValueError(f'{section}.{error}') from error
+
+
+def parse(kind: Any, config: Mapping[str, Any]) -> Any:
+  """A config of sections as one dataclass, of which each field is a section.
+
+  Raises:
+    ValueError: a value out of range, or a key that is missing or unknown.
+  """
+  sections = {f.name: f.type for f in dataclasses.fields(kind)}
+  if set(config) != set(sections):
+    raise ValueError(
+      f'config sections {sorted(config)}: want {sorted(sections)}'
+    )
+  return kind(**{n: make(k, n, config[n]) for n, k in sections.items()})
+
+
+def defaults(kind: Any) -> dict[str, Any]:
+  """The default values of a settings dataclass, as a config's section."""
+  return {f.name: f.default for f in dataclasses.fields(kind)}
+
+
+def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
+  what, types, _ = _KINDS[kind]
+  about = field.metadata
+  good = isinstance(value, types) and isinstance(value, bool) == (kind is bool)
+  if allowed := about.get('allowed', ()):
+    if not good or value not in allowed:
+      listed = ', '.join(str(x) or "''" for x in allowed)
+      raise ValueError(
+        f'{field.name}={value!r}: allowed are {listed}{_help(field)}'
+      )
+    return
+  for name, words, holds in (
+    ('low', 'at least', lambda bound: value >= bound),
+    ('above', 'more than', lambda bound: value > bound),
+    ('high', 'at most', lambda bound: value <= bound),
+    ('below', 'less than', lambda bound: value < bound),
+  ):
+    bound = about.get(name)
+    if bound is not None:
+      good = good and holds(bound)
+      what += f'{"," if what == _KINDS[kind][0] else " and"} {words} {bound}'
+  if not good:
+    raise ValueError(f'{field.name}={value!r}: must be {what}{_help(field)}')
+
+
+def _help(field: dataclasses.Field) -> str:
+  text = field.metadata.get('help', '')
+  return f' ({text})' if text else ''
