@@ -176,9 +176,9 @@ def generate(
     options=build.default_options(logprobs=wanted.logprobs),
     **(draft_options or {}),
   )
-  encoded = [encode(target, x, chat=chat) for x in prompts]
+  encoded = [requests.encode(target.tokenizer, x, chat=chat) for x in prompts]
   jobs = [
-    (tokens, i + j * _SAMPLES)
+    requests.Item(tokens, i + j * _SAMPLES)
     for i, tokens in enumerate(encoded)
     for j in range(n)
   ]
@@ -231,7 +231,8 @@ def stream(
     options=build.default_options(),
     **(draft_options or {}),
   )
-  jobs = [(encode(target, prompt, chat=chat), request)]
+  tokens = requests.encode(target.tokenizer, prompt, chat=chat)
+  jobs = [requests.Item(tokens, request)]
   rows = requests.rows_on(target.layout, 1)
   return _pieces(engine, request_of(engine, jobs, wanted, rows=rows), wanted)
 
@@ -261,25 +262,18 @@ def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
     told, shown = len(tokens), ready
 
 
-def encode(target: build.LanguageModel, prompt, *, chat: bool) -> list[int]:
-  """Token ids of a prompt; ids are passed through."""
-  if not isinstance(prompt, str):
-    return [int(t) for t in prompt]
-  if not prompt:
-    raise ValueError('empty prompt: decoding starts from at least one token')
-  if chat:
-    prompt = target.tokenizer.chat([{'role': 'user', 'content': prompt}])
-  return target.tokenizer.encode(prompt)
-
-
-def request_of(engine: build.Engine, jobs, wanted: Settings, **shape):
-  """(tokens, request number) pairs as one batch; shape: rows, length."""
+def request_of(
+  engine: build.Engine,
+  items: Sequence[requests.Item],
+  wanted: Settings,
+  **shape,
+):
+  """The items as one batch; shape: rows, length."""
   stop_ids = wanted.stop_ids
   if stop_ids is None:
     stop_ids = engine.target.tokenizer.eos_ids
   return requests.make(
-    [tokens for tokens, _ in jobs],
-    request=[number for _, number in jobs],
+    items,
     ids=engine.target.ids,
     context=engine.target.config.context,
     max_new_tokens=wanted.max_new_tokens,

@@ -7,6 +7,7 @@ amounts; plain autoregressive decoding is the same loop with gamma 0.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -79,6 +80,20 @@ class Options:
   logprobs: bool = False
 
 
+class Loop(NamedTuple):
+  """The static parts of one decoding loop.
+
+  noise: makes the randomness of a window, with the arguments of sampling.noise;
+  an enumeration passes chosen outcomes.
+  """
+
+  target: types.Model
+  drafter: types.Drafter
+  rule: types.Rule
+  options: Options = Options()
+  noise: Callable[..., types.Noise] = sampling_lib.noise
+
+
 # Plain decoding: a drafter that never proposes.
 PLAIN = types.Drafter(
   'autoregressive',
@@ -105,8 +120,8 @@ def programs(
   options: Options = Options(),
 ) -> Programs:
   """Builds the programs; equal arguments give the same compiled ones."""
-  init = functools.partial(start, target, drafter, options)
-  one = functools.partial(step, target, drafter, rule, options)
+  loop = Loop(target, drafter, rule, options)
+  init, one = functools.partial(start, loop), functools.partial(step, loop)
 
   def generate(weights, request):
     state, info = init(weights, request)
@@ -122,8 +137,9 @@ def programs(
   )
 
 
-def start(target, drafter, options, weights, request: Request):
+def start(loop: Loop, weights: types.Weights, request: Request):
   """Reads the prompts but their last tokens; -> (State, Info)."""
+  target, drafter, options = loop.target, loop.drafter, loop.options
   B, L = request.tokens_BL.shape
   live_B = request.lengths_B < request.limit_B
   with jax.named_scope('prefill'):
@@ -147,7 +163,7 @@ def start(target, drafter, options, weights, request: Request):
   return state, _empty_info(B, L, drafter.gamma, options.logprobs)
 
 
-def step(target, drafter, rule, options, weights, request, state: State, info):
+def step(loop: Loop, weights, request: Request, state: State, info):
   """One window for every row; -> (State, Info).
 
   Worked example, gamma 3, a row of length 5: the window reads slots 4..7 (the
@@ -155,16 +171,17 @@ def step(target, drafter, rule, options, weights, request, state: State, info):
   drafts, token 7 is recovered, and the length becomes 8. Slot 7 holds the
   rejected draft's keys until the next window overwrites it.
   """
+  drafter = loop.drafter
   context = types.Context(
     state.tokens_BL, state.lengths_B, state.live_B, request.sampling
   )
-  noise = sampling_lib.noise(
+  noise = loop.noise(
     request.seed_B,
     request.request_B,
     state.lengths_B,
     request.sampling,
     gamma=drafter.gamma,
-    coupled=rule.coupled,
+    coupled=loop.rule.coupled,
   )
   with jax.named_scope('propose'):
     draft, draft_state, cache = drafter.propose(
@@ -175,12 +192,10 @@ def step(target, drafter, rule, options, weights, request, state: State, info):
   count_B = jnp.clip(draft.count_B, 0, jnp.maximum(room_B, 0))
   draft = draft._replace(count_B=jnp.where(state.live_B, count_B, 0))
 
-  attempt = functools.partial(
-    _attempt, target, drafter, rule, options, weights, context, noise, draft
-  )
+  attempt = functools.partial(_attempt, loop, weights, context, noise, draft)
   wide = jnp.any(draft.count_B > 0)
   with jax.named_scope('verify'):
-    if options.narrow and drafter.gamma:
+    if loop.options.narrow and drafter.gamma:
       widths = {drafter.gamma: wide, 0: ~wide}
       tried = _one_of(attempt, widths, cache)
     else:
@@ -223,10 +238,9 @@ def _one_of(attempt, widths: dict[int, Array], cache) -> _Tried:
   return tried
 
 
-def _attempt(
-  target, drafter, rule, options, weights, context, noise, draft, width, cache
-):
+def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   """Scores `width` proposals and one position more, and applies the rule."""
+  target, drafter, rule, options, _ = loop
   draft = types.Draft(
     draft.tokens_BK[:, :width],
     None if draft.q_BKV is None else draft.q_BKV[:, :width],
@@ -315,9 +329,11 @@ def _commit(drafter, request, state, info, draft, draft_state, tried):
   put = lambda old, new: old.at[row_B1, slots_BN].set(new, mode='drop')
   tokens_BL = put(state.tokens_BL, tried.window_BN)
   context = types.Context(tokens_BL, lengths_B, live_B, request.sampling)
-  verdict = types.Verdict(tried.accepted_B, tried.weights_BV)
+  outcome = types.Outcome(
+    draft.count_B, tried.accepted_B, emitted_B, tried.weights_BV
+  )
   draft_state = drafter.commit(
-    draft_state, context, verdict, tried.features_BNE
+    draft_state, context, outcome, tried.features_BNE
   )
   new = State(tokens_BL, lengths_B, live_B, tried.cache, draft_state)
   return new, _record(info, state, draft, tried, emitted_B, put)

@@ -1,8 +1,8 @@
 """Prompts to fixed-shape requests, and the checks that come before tracing."""
 
 import bisect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +18,50 @@ def bucket(length: int) -> int:
   if length <= _STEPS[-1]:
     return _STEPS[bisect.bisect_left(_STEPS, length)]
   return -(-length // 512) * 512
+
+
+class Item(NamedTuple):
+  """A prompt as it is decoded.
+
+  tokens: its ids, at least one.
+  number: the request number that keys its randomness, 0 to 2**32 - 1.
+  id, category: what reports call it and group it by.
+  """
+
+  tokens: Sequence[int]
+  number: int
+  id: str = ''
+  category: str = ''
+
+
+def items(
+  prompts: Iterable[Sequence[int]], numbers: Iterable[int] | None = None
+) -> list[Item]:
+  """Prompts as items; numbers default to the index."""
+  if numbers is None:
+    return [Item(tokens, i) for i, tokens in enumerate(prompts)]
+  pairs = zip(prompts, numbers, strict=True)
+  return [Item(tokens, int(number)) for tokens, number in pairs]
+
+
+def encode(tokenizer, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
+  """Token ids of a prompt; ids are passed through.
+
+  Args:
+    tokenizer: an io.tokenizer.Tokenizer.
+    prompt: a text, or token ids.
+    chat: put a text through the chat template, as a user's turn.
+
+  Raises:
+    ValueError: an empty text.
+  """
+  if not isinstance(prompt, str):
+    return [int(t) for t in prompt]
+  if not prompt:
+    raise ValueError('empty prompt: decoding starts from at least one token')
+  if chat:
+    prompt = tokenizer.chat([{'role': 'user', 'content': prompt}])
+  return tokenizer.encode(prompt)
 
 
 def check_prompt(tokens, *, max_new_tokens: int, context: int, ids: int):
@@ -43,7 +87,7 @@ def check_prompt(tokens, *, max_new_tokens: int, context: int, ids: int):
 
 
 def make(
-  prompts: Sequence[Sequence[int]],
+  items: Sequence[Item],
   *,
   ids: int,
   context: int,
@@ -53,18 +97,22 @@ def make(
   top_k: Any = 0,
   top_p: Any = 1.0,
   seed: Any = 0,
-  request: Any = None,
   stop_ids: Sequence[int] = (),
   rows: int | None = None,
   length: int | None = None,
 ) -> decode.Request:
   """A batch of prompts as one request, on the host.
 
-  Sampling settings, max_new_tokens, seed and request are scalars or one value
-  for each prompt; request defaults to the prompt's index. The batch is filled
-  up to `rows` with rows that never start, the buffer to `length` (the bucket
-  that fits, if None; gamma more tokens than the longest row can reach, for its
-  last window).
+  Args:
+    items: the prompts and their request numbers.
+    ids: the size of the vocabulary without padding.
+    context: tokens that the model can hold.
+    max_new_tokens, temperature, top_k, top_p, seed: one value, or one for each
+      prompt.
+    gamma: the largest window; the buffer has room for it past the last token.
+    stop_ids: ids that end a row.
+    rows: fills the batch up to this with rows that never start.
+    length: of the token buffer; the bucket that fits if None.
 
   Raises:
     ValueError: what check_prompt and sampling.settings refuse; max_new_tokens
@@ -72,7 +120,7 @@ def make(
   """
   if gamma < 0:
     raise ValueError(f'gamma={gamma}: must be 0 (plain decoding) or more')
-  n, rows = len(prompts), rows or len(prompts)
+  n, rows = len(items), rows or len(items)
   if n == 0:
     raise ValueError('no prompts: give at least one')
   if n > rows:
@@ -82,9 +130,11 @@ def make(
   new = spread(max_new_tokens)
   if (new < 1).any():
     raise ValueError(f'max_new_tokens={max_new_tokens}: must be at least 1')
-  for tokens, m in zip(prompts, new, strict=True):
-    check_prompt(tokens, max_new_tokens=int(m), context=context, ids=ids)
-  lengths = np.array([len(x) for x in prompts] + [1] * (rows - n), np.int32)
+  for item, m in zip(items, new, strict=True):
+    check_prompt(item.tokens, max_new_tokens=int(m), context=context, ids=ids)
+  lengths = np.array(
+    [len(x.tokens) for x in items] + [1] * (rows - n), np.int32
+  )
   limit = lengths + np.pad(new, (0, rows - n))
   need = int(limit.max()) + gamma
   length = length or bucket(need)
@@ -93,15 +143,15 @@ def make(
       f'length={length}: prompts, max_new_tokens and gamma={gamma} need {need}'
     )
   tokens_BL = np.zeros((rows, length), np.int32)
-  for row, tokens in zip(tokens_BL, prompts, strict=False):
-    row[: len(tokens)] = tokens
-  request = np.arange(n) if request is None else request
+  for row, item in zip(tokens_BL, items, strict=False):
+    row[: len(item.tokens)] = item.tokens
+  numbers = np.array([x.number for x in items], np.uint32)
   stop = np.array(sorted(set(stop_ids)) or [-1], np.int32)
   return decode.Request(
     tokens_BL,
     lengths,
     limit.astype(np.int32),
-    fill(request).astype(np.uint32),
+    fill(numbers),
     fill(seed).astype(np.uint32),
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
     np.broadcast_to(stop, (rows, stop.size)).copy(),

@@ -281,12 +281,14 @@ def plan(
   )
 
 
-def _item(e: Experiment, prompt: prompts_lib.Prompt) -> timing.Item:
+def _item(e: Experiment, prompt: prompts_lib.Prompt) -> requests.Item:
   """The first turn of a prompt as tokens."""
   tokens = prompt.tokens
   try:
     if tokens is None:
-      tokens = api.encode(e.target, prompt.turns[0], chat=e.settings.bench.chat)
+      tokens = requests.encode(
+        e.target.tokenizer, prompt.turns[0], chat=e.settings.bench.chat
+      )
     tokens = tokens[-e.settings.bench.prompt_tokens :]
     requests.check_prompt(
       tokens,
@@ -297,4 +299,4 @@ def _item(e: Experiment, prompt: prompts_lib.Prompt) -> timing.Item:
   except ValueError as error:
     raise ValueError(f'prompt {prompt.id!r}: {error}') from error
   number = prompts_lib.request_number(prompt.id)
-  return timing.Item(prompt.id, prompt.category or '', tuple(tokens), number)
+  return requests.Item(tuple(tokens), number, prompt.id, prompt.category or '')

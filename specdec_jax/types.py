@@ -97,9 +97,29 @@ class Draft(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """accepted_B: 0 to count_B. weights_BV: the next token's unnormalised law."""
+  """A rule's decision about one window.
+
+  accepted_B: how many drafts are kept, 0 to count_B.
+  weights_BV: the unnormalised distribution of the token that follows them.
+  """
 
   accepted_B: Array
+  weights_BV: Array
+
+
+class Outcome(NamedTuple):
+  """What became of one window, for a drafter that learns from it.
+
+  verified_B: drafts that the rule judged: count_B, cut at the end of memory.
+  accepted_B: drafts that the rule kept.
+  emitted_B: tokens committed: accepted_B + 1, or fewer where a stop id or the
+    limit cut the window; 0 for a row that had finished or whose logits broke.
+  weights_BV: the unnormalised distribution the last token was drawn from.
+  """
+
+  verified_B: Array
+  accepted_B: Array
+  emitted_B: Array
   weights_BV: Array
 
 
@@ -156,9 +176,10 @@ class Drafter(NamedTuple):
     prompt but its last token. features: taps [B, L, E], or None without taps.
   propose(weights, state, context, noise, target_cache)
     -> (Draft, state, target_cache)
-  commit(state, context, verdict, features_BNE) -> state: context is the one
-    after the commit; features_BNE[:, j] belongs to the j-th token of the window
-    just verified (the last committed token, then the drafts).
+  commit(state, context, outcome, features_BNE) -> state: context is the one
+    after the commit, outcome an Outcome; features_BNE[:, j] belongs to the j-th
+    token of the window just verified (the last committed token, then the
+    drafts).
   taps: layers of the target whose residual stream it wants, concatenated to E.
   exit: how many of the target's layers propose has run over the window, in the
     target's own cache; verification starts after them, from Draft.residual_BND.

@@ -58,7 +58,7 @@ def lower(mesh, target_size: str, draft_size: str, *, scan_layers: bool = True):
   draft, draft_params, _ = side(draft_size, vocab=target.vocab)
   drafter = lm_drafter.make(draft, gamma=GAMMA)
   request = requests.make(
-    [[1, 2, 3]] * ROWS,
+    requests.items([[1, 2, 3]] * ROWS),
     ids=1000,
     context=8192,
     max_new_tokens=100,

@@ -229,6 +229,30 @@ def test_finished_rows_change_no_more(table_text):
   assert ended[0][1].calls_B == 0 and ended[1][1].calls_B == 1
 
 
+def test_a_drafter_is_told_what_was_verified_and_emitted(table_text):
+  """One row with a wrong draft, one that a stop id cuts, one that its limit."""
+  params, text = table_text
+  L = len(text)
+  request = fakes.request([[1, 2]] * 3, [5, 5, 1], vocab=40, length=L)
+  stop_BX = np.array([[-1], [text[3]], [-1]], np.int32)
+  scripts = np.stack([script_for(text, 2, [1], 40), text, text])
+  weights = types.Weights(params, (scripts, np.tile(everything(L), (3, 1))))
+  drafter = SCRIPTED._replace(
+    init=lambda weights, context, features: jnp.zeros((3, 3), jnp.int32),
+    commit=lambda state, context, outcome, features: jnp.stack(outcome[:3], 1),
+  )
+  told = []
+  fakes.run_steps(
+    decode.programs(TABLE, drafter, reject.RULE),
+    weights,
+    request._replace(stop_BX=stop_BX),
+    look=lambda state, info: told.append(np.array(state.drafter).tolist()),
+  )
+  # Verified, accepted, emitted of each row.
+  assert told[0] == [[3, 1, 2], [3, 3, 2], [3, 3, 1]]
+  assert told[1] == [[3, 3, 3], [0, 0, 0], [0, 0, 0]]
+
+
 def test_a_nan_ends_its_row_and_touches_no_other(table_text):
   params, text = table_text
   L, bad = len(text), int(text[6])

@@ -47,7 +47,7 @@ def listener(drafter: types.Drafter, taps=(0, 2)) -> types.Drafter:
   def init(weights, context, features):
     known_B = context.lengths_B - 1
     inner = drafter.init(weights, context, None)
-    return inner, features, known_B, context.lengths_B
+    return inner, features, known_B
 
   def propose(weights, state, context, noise, target_cache):
     inner, *rest = state
@@ -56,28 +56,30 @@ def listener(drafter: types.Drafter, taps=(0, 2)) -> types.Drafter:
     )
     return draft, (inner, *rest), cache
 
-  def commit(state, context, verdict, features_BNE):
-    inner, features_BLE, known_B, lengths_B = state
+  def commit(state, context, outcome, features_BNE):
+    inner, features_BLE, known_B = state
     B, N, _ = features_BNE.shape
     L = features_BLE.shape[1]
     index_1N = jnp.arange(N)[None]
-    emitted_B1 = (context.lengths_B - lengths_B)[:, None]
+    emitted_B1 = outcome.emitted_B[:, None]
     slots_BN = jnp.where(index_1N < emitted_B1, known_B[:, None] + index_1N, L)
     features_BLE = features_BLE.at[jnp.arange(B)[:, None], slots_BN].set(
       features_BNE, mode='drop'
     )
-    inner = drafter.commit(inner, context, verdict, None)
-    return inner, features_BLE, context.lengths_B - 1, context.lengths_B
+    inner = drafter.commit(inner, context, outcome, None)
+    return inner, features_BLE, known_B + outcome.emitted_B
 
   return types.Drafter(
     'listener', drafter.gamma, init, propose, commit, taps=taps
   )
 
 
-def request(prompts, new, *, vocab, gamma=0, length=None, **settings):
+def request(
+  prompts, new, *, vocab, gamma=0, length=None, request=None, **settings
+):
   """requests.make with room for everything a test may want."""
   return requests.make(
-    prompts,
+    requests.items(prompts, request),
     ids=vocab,
     context=10**6,
     max_new_tokens=new,

@@ -8,8 +8,9 @@ from specdec_jax import requests
 GOOD = dict(ids=10, context=64, max_new_tokens=4)
 
 
-def make(prompts, **changes):
-  return requests.make(prompts, **(GOOD | changes))
+def make(prompts, numbers=None, **changes):
+  items = requests.items(prompts, numbers)
+  return requests.make(items, **(GOOD | changes))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_a_batch_is_what_was_asked():
     top_k=4,
     top_p=[1.0, 0.5],
     seed=[7, 8],
-    request=[30, 40],
+    numbers=[30, 40],
     stop_ids=(5, 2, 5),
     rows=4,
   )

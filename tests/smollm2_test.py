@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import api, build
+from specdec_jax import api, build, requests
 from specdec_jax.bench import prompts
 from specdec_jax.io import wheel
 
@@ -62,7 +62,8 @@ def test_one_executable_call_and_no_transfer_inside(target):
   target = build.load(target.source)  # as users have it
   engine = build.engine(target, 'lookup', gamma=4)
   wanted = api.Settings(max_new_tokens=NEW)
-  jobs = [(api.encode(target, 'Say hello.', chat=True), 0)]
+  tokens = requests.encode(target.tokenizer, 'Say hello.', chat=True)
+  jobs = [requests.Item(tokens, 0)]
   request = jax.device_put(api.request_of(engine, jobs, wanted, rows=1))
   lowered = engine.programs.generate.lower(engine.weights, request)
   text = lowered.as_text()

@@ -89,7 +89,7 @@ def test_reproduces_the_published_greedy_text(kind):
     weights = types.Weights(params, params | {'layers': kept})
     drafter = lm_drafter.make(lm.make(short), gamma=3)
   request = requests.make(
-    [[1]],  # BOS; greedy from nothing
+    requests.items([[1]]),  # BOS; greedy from nothing
     ids=c.vocab,
     context=c.context,
     max_new_tokens=256,

@@ -98,7 +98,11 @@ def stale(*blocks):
   # One row has an end to its prompt that the other has not.
   prompts = [[1, 2, 1, 2], [4, 5, 6, 7, 8, 4]]
   request = requests.make(
-    prompts, ids=13, context=model.context, max_new_tokens=12, gamma=3
+    requests.items(prompts),
+    ids=13,
+    context=model.context,
+    max_new_tokens=12,
+    gamma=3,
   )
   weights = types.Weights(params)
   options = names(CHECKS.split('def generate')[0])['OPTIONS']

@@ -37,7 +37,7 @@ def bench(
   model = build.target_model(target)
   options = build.default_options()
   request = requests.make(
-    prompts,
+    requests.items(prompts),
     ids=target.ids,
     context=target.config.context,
     max_new_tokens=new_tokens,

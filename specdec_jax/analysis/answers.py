@@ -164,7 +164,8 @@ def answer(task: Task, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
       if turn and len(tokens) > room:
         before.append(_NO_ROOM)
         continue
-      jobs.append((tokens, request_number(prompt.id, turn)))
+      number = request_number(prompt.id, turn)
+      jobs.append(requests.Item(tokens, number))
       asked.append(before)
     if jobs:
       for before, new in zip(asked, task.ask(jobs), strict=True):

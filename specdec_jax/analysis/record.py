@@ -79,14 +79,14 @@ def _watched(drafter: types.Drafter) -> types.Drafter:
     )
     return draft, (state, draft), cache
 
-  def commit(state, context, verdict, features_BNE):
+  def commit(state, context, outcome, features_BNE):
     inner, draft = state
-    inner = drafter.commit(inner, context, verdict, features_BNE)
+    inner = drafter.commit(inner, context, outcome, features_BNE)
     q_BK = None
     if draft.q_BKV is not None:
       at_BK1 = draft.tokens_BK[..., None]
       q_BK = jnp.take_along_axis(draft.q_BKV, at_BK1, -1)[..., 0]
-    seen = _Seen(draft.tokens_BK, draft.count_B, q_BK, verdict.accepted_B)
+    seen = _Seen(draft.tokens_BK, draft.count_B, q_BK, outcome.accepted_B)
     return inner, seen
 
   return drafter._replace(propose=propose, commit=commit)

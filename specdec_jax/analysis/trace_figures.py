@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec_jax import requests
 from specdec_jax.analysis import counterfactual, intervals
 from specdec_jax.analysis import trace as trace_lib
 from specdec_jax.bench import cost, timing
@@ -205,7 +206,7 @@ def _real(trace, plain, arm, plan: timing.Plan, track: timing.Track):
   first = {text.id: text for text in reversed(trace.texts)}
   ids = _requests(trace)
   items = tuple(
-    timing.Item(i, first[i].category, first[i].prompt, first[i].number)
+    requests.Item(first[i].prompt, first[i].number, i, first[i].category)
     for i in ids
   )
   plan = dataclasses.replace(plan, judged=items, others=())

@@ -43,8 +43,9 @@ def walk(
     live_B,
     request.sampling,
   )
-  nothing = types.Verdict(
-    jnp.zeros((B,), jnp.int32), jnp.zeros((B, target.vocab))
+  zeros_B = jnp.zeros((B,), jnp.int32)
+  nothing = types.Outcome(
+    zeros_B, zeros_B, zeros_B, jnp.zeros((B, target.vocab))
   )
 
   def body(i, carry):

@@ -336,8 +336,7 @@ def _crossover(
   items = list(plan.judged)
   need = -(-len(items) // size) * size
   filled = [
-    dataclasses.replace(items[i % len(items)], number=i, category='')
-    for i in range(need)
+    items[i % len(items)]._replace(number=i, category='') for i in range(need)
   ]
   groups = timing.grouper(arms, plan, rows=size)(filled)
   tracked = track(arms, f'compiling batch {size}')

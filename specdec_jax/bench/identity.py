@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from scipy import special
 
-from specdec_jax import decode, types
+from specdec_jax import decode, requests, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit, machine, metrics, timing
 
@@ -97,7 +97,7 @@ def compare(
   return out
 
 
-def _case(plan: timing.Plan, item: timing.Item, plain, other) -> audit.Case:
+def _case(plan: timing.Plan, item: requests.Item, plain, other) -> audit.Case:
   s = plan.sampling
   return audit.Case(
     item.tokens,
@@ -126,7 +126,7 @@ def _finding(arm: timing.Arm, case: audit.Case, shape) -> audit.Finding:
   )
 
 
-def _described(arm, item: timing.Item, finding: audit.Finding):
+def _described(arm, item: requests.Item, finding: audit.Finding):
   text = lambda token: (
     None if token is None else arm.engine.target.tokenizer.decode([token])
   )

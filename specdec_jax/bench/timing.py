@@ -21,16 +21,6 @@ from specdec_jax.bench import calibrate, metrics
 Track = Callable[[Iterable, str], Iterable]
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-  """A prompt as tokens; number keys its randomness."""
-
-  id: str
-  category: str
-  tokens: tuple[int, ...]
-  number: int
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arm:
   """A method: an engine (build.Engine) under a name.
@@ -55,8 +45,8 @@ class Plan:
   small: arrays of a smoke test for the ceiling.
   """
 
-  judged: tuple[Item, ...]
-  others: tuple[Item, ...]
+  judged: tuple[requests.Item, ...]
+  others: tuple[requests.Item, ...]
   max_new_tokens: int
   sampling: Any
   batch_size: int = 1
@@ -71,7 +61,7 @@ class Plan:
 class Group:
   """Prompts that decode together, and their requests on the device."""
 
-  items: tuple[Item, ...]
+  items: tuple[requests.Item, ...]
   host: decode.Request
   full: decode.Request
   first: decode.Request
@@ -96,9 +86,9 @@ def grouper(arms, plan: Plan, rows: int | None = None):
   length = requests.bucket(longest + plan.max_new_tokens + gamma)
   rows = rows or plan.batch_size
 
-  def make(items: Sequence[Item]) -> list[Group]:
+  def make(items: Sequence[requests.Item]) -> list[Group]:
     # Rows of one category together, so that time can be told apart by it.
-    by: dict[str, list[Item]] = {}
+    by: dict[str, list[requests.Item]] = {}
     for item in items:
       by.setdefault(item.category, []).append(item)
     parts = [
@@ -116,7 +106,7 @@ def _group(arm: Arm, plan: Plan, items, *, new: int | None = None, **shape):
   target = arm.engine.target
   s = plan.sampling
   host = requests.make(
-    [item.tokens for item in items],
+    items,
     ids=target.ids,
     context=target.config.context,
     max_new_tokens=new or plan.max_new_tokens,
@@ -124,7 +114,6 @@ def _group(arm: Arm, plan: Plan, items, *, new: int | None = None, **shape):
     top_k=s.top_k,
     top_p=s.top_p,
     seed=s.seed,
-    request=[item.number for item in items],
     stop_ids=target.tokenizer.eos_ids,
     **shape,
   )

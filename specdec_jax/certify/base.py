@@ -160,9 +160,11 @@ def run(
 OPTIONS = decode.Options(chunk=8)
 
 
-def make_request(world: World, prompts, new, *, length: int, **settings):
+def make_request(
+  world: World, prompts, new, *, length: int, request=None, **settings
+):
   return requests.make(
-    prompts,
+    requests.items(prompts, request),
     ids=world.vocab,
     context=10**6,
     max_new_tokens=new,

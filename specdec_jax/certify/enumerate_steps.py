@@ -2,13 +2,12 @@
 
 import itertools
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, sampling, types
+from specdec_jax import decode, types
 from specdec_jax.certify import enumerate_window
 
 
@@ -49,17 +48,14 @@ def step_with(target, drafter, rule: types.Rule):
       lambda offset, q_BV: jnp.take(choice.draft_BK, offset, axis=1),
       next_token,
     )
-    with mock.patch.object(sampling, 'noise', lambda *_, **__: noise):
-      state, info = decode.step(
-        target,
-        drafter,
-        rule._replace(verify=verify),
-        decode.Options(narrow=False),
-        weights,
-        request,
-        state,
-        info,
-      )
+    loop = decode.Loop(
+      target,
+      drafter,
+      rule._replace(verify=verify),
+      decode.Options(narrow=False),
+      noise=lambda *_, **__: noise,
+    )
+    state, info = decode.step(loop, weights, request, state, info)
     draft, t_BK = seen['draft'], seen['t_BK']
     of = lambda w, at: (
       jnp.take_along_axis(w, at[..., None], -1)[..., 0] / jnp.sum(w, -1)

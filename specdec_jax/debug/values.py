@@ -72,7 +72,7 @@ def check(
 
 def _breaches(target, drafter, state, seen: watch.Seen) -> Iterator[tuple]:
   """(row, slot, what) of what one window said against the contracts."""
-  draft, verdict = jax.device_get(seen)
+  draft, outcome = jax.device_get(seen)
   L = state.tokens_BL.shape[1]
   for row in np.flatnonzero(np.asarray(state.live_B)):
     row, n = int(row), int(state.lengths_B[row])
@@ -89,7 +89,7 @@ def _breaches(target, drafter, state, seen: watch.Seen) -> Iterator[tuple]:
         what = _bad_q(draft.q_BKV[row, k], token)
         if what:
           yield row, n + k, of(f'q of draft {k} {what}')
-    accepted = int(verdict.accepted_B[row])
+    accepted = int(outcome.accepted_B[row])
     count = max(0, min(count, K, L - n - 1))  # as the loop cuts it
     if not 0 <= accepted <= count:
       what = f'accepted_B is {accepted}, allowed are 0 to {count}'

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
   """What a drafter and a rule said in one window, as they said it."""
 
   draft: types.Draft
-  verdict: types.Verdict
+  outcome: types.Outcome
 
 
 class Programs(NamedTuple):
@@ -58,14 +58,14 @@ class Programs(NamedTuple):
 @functools.cache
 def programs(target, drafter, rule, options) -> Programs:
   watched = _watched(target, drafter)
+  loop = decode.Loop(target, drafter, rule, options)
 
   def start(weights, request):
-    return decode.start(target, drafter, options, weights, request)
+    return decode.start(loop, weights, request)
 
   def step(rule, weights, request, state, info):
-    state, info = decode.step(
-      target, watched, rule, options, weights, request, state, info
-    )
+    one = decode.Loop(target, watched, rule, options)
+    state, info = decode.step(one, weights, request, state, info)
     inner, seen = state.drafter
     return state._replace(drafter=inner), info, seen
 
@@ -96,10 +96,10 @@ def _watched(target, drafter: types.Drafter) -> types.Drafter:
         )
     return draft, (state, draft), cache
 
-  def commit(state, context, verdict, features_BNE):
+  def commit(state, context, outcome, features_BNE):
     inner, draft = state
-    inner = drafter.commit(inner, context, verdict, features_BNE)
-    return inner, Seen(draft, verdict)
+    inner = drafter.commit(inner, context, outcome, features_BNE)
+    return inner, Seen(draft, outcome)
 
   return drafter._replace(propose=propose, commit=commit)
 

@@ -259,15 +259,15 @@ def judged(
   model = build.target_model(target)
   drafter = student.drafter(s.judge.gamma)
   options = build.default_options()
+  numbers = s.data.prompts + np.arange(len(prompts))
   request = requests.make(
-    prompts,
+    requests.items(prompts, numbers),
     ids=target.ids,
     context=target.config.context,
     max_new_tokens=s.judge.new_tokens,
     gamma=s.judge.gamma,
     temperature=s.judge.temperature,
     seed=s.data.seed,
-    request=s.data.prompts + np.arange(len(prompts)),
     stop_ids=target.tokenizer.eos_ids,
   )
   request = requests.place(request, target.layout)

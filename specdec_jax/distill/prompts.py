@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_jax import api, build, runtime
+from specdec_jax import build, requests, runtime
 from specdec_jax.distill import questions, teacher
 from specdec_jax.io import files
 from specdec_jax.train import text
@@ -80,7 +80,7 @@ def ask(s: Data, target: build.LanguageModel) -> Asked:
   count = s.prompts + s.held_out
   if s.source in OWN:
     texts = OWN[s.source](s, target, count)
-    prompts = [api.encode(target, x, chat=True) for x in texts]
+    prompts = [requests.encode(target.tokenizer, x, chat=True) for x in texts]
     long = max(map(len, prompts))
     if long >= s.length:
       raise ValueError(
@@ -109,7 +109,7 @@ def _questions(
   order = np.random.default_rng(s.seed).permutation(len(documents))
   found: list[list[int]] = []
   for i in order:
-    prompt = api.encode(target, documents[i], chat=True)
+    prompt = requests.encode(target.tokenizer, documents[i], chat=True)
     if len(prompt) < s.length:
       found.append(prompt)
     if len(found) == count:

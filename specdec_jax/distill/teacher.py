@@ -149,13 +149,12 @@ def say(
   """
   count = len(prompts)
   request = requests.make(
-    prompts,
+    requests.items(prompts, numbers),
     ids=target.vocab,
     context=max(target.context, length),
     max_new_tokens=np.array([length - len(x) for x in prompts]),
     temperature=np.array(temperatures)[numbers % len(temperatures)],
     seed=seed,
-    request=numbers,
     stop_ids=stop_ids,
     rows=rows,
     length=length,
@@ -267,7 +266,7 @@ def recorder(taps: tuple[int, ...]) -> types.Drafter:
     draft, _, cache = decode.PLAIN.propose(weights, (), context, noise, cache)
     return draft, state, cache
 
-  def commit(state, context, verdict, features_BNE):
+  def commit(state, context, outcome, features_BNE):
     features_BLE, lengths_B = state
     row_B = jnp.arange(lengths_B.shape[0])
     new = features_BLE.at[row_B, lengths_B - 1].set(features_BNE[:, 0])
@@ -283,13 +282,11 @@ def _program(target: types.Model, rule: types.Rule, taps: tuple[int, ...]):
   options = decode.Options(narrow=False)
 
   def answer(weights, request):
-    parts = target, drafter
-    state, info = decode.start(*parts, options, weights, request)
+    loop = decode.Loop(target, drafter, rule, options)
+    state, info = decode.start(loop, weights, request)
     state, info = jax.lax.while_loop(
       lambda carry: jnp.any(carry[0].live_B),
-      lambda carry: decode.step(
-        *parts, rule, options, weights, request, *carry
-      ),
+      lambda carry: decode.step(loop, weights, request, *carry),
       (state, info),
     )
     out = decode.Output(state.tokens_BL, state.lengths_B, info)

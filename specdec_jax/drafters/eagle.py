@@ -105,8 +105,8 @@ def make(
     state = state._replace(cache=cache, start_B=context.lengths_B)
     return draft, state, target_cache
 
-  def commit(state, context, verdict, features_BNE):
-    del context, verdict
+  def commit(state, context, outcome, features_BNE):
+    del context, outcome
     if features_BNE is None:  # where only the time is asked for
       return state
     return state._replace(features_BNE=features_BNE)

@@ -80,8 +80,8 @@ def make(
     q_BKV = jnp.moveaxis(q_KBV, 0, 1)
     return types.Draft(tokens_KB.T, q_BKV, count_B), cache, target_cache
 
-  def commit(cache, context, verdict, features_BNE):
-    del context, verdict, features_BNE
+  def commit(cache, context, outcome, features_BNE):
+    del context, outcome, features_BNE
     return cache  # slots past the committed length are overwritten when read
 
   stops = min_confidence > 0

@@ -54,7 +54,7 @@ def target(*, template=None, context=128, digest='d0'):
 def ask(jobs):
   """Each answer is a function of its job alone, and ends with eos."""
   out = []
-  for tokens, number in jobs:
+  for tokens, number, *_ in jobs:
     new = [97 + (sum(tokens) + number + i) % 26 for i in range(3)]
     text = bytes(new).decode()
     out.append(answers.Answer(text, [*new, 256], 'stop', SUMMARY))

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from configs import pair
-from specdec_jax import settings
+from specdec_jax import requests, settings
 from specdec_jax.analysis import answers, output_file
 from specdec_jax.bench import prompts
 from tests.analysis import answering
@@ -60,7 +60,8 @@ def test_turns_follow_the_answers_before(world):
   first, second = row['text'][:2]
   # By hand: no eos id between, a newline before each turn.
   raw = f'one{first}\ntwo{second}\nthree'
-  third = (list(raw.encode()), answers.request_number('a/b', 2))
+  number = answers.request_number('a/b', 2)
+  third = requests.Item(list(raw.encode()), number)
   assert [third] in world.jobs
 
 
@@ -68,7 +69,7 @@ def test_chat_template_and_raw(world):
   world.target = answering.target(template=answering.TEMPLATE)
   world.run()
   rows = [json.loads(x) for x in world.output.read_text().splitlines()]
-  asked = [(bytes(t), n) for jobs in world.jobs for t, n in jobs]
+  asked = [(bytes(t), n) for jobs in world.jobs for t, n, *_ in jobs]
   assert (b'<u>Hello<a>', 0) in asked
   assert (bytes([5, 6, 7]), 12) in asked  # Ids are passed through.
   answer = rows[4]['text'][0]
@@ -111,7 +112,7 @@ def test_goes_on_where_it_stopped(world, lines, extra, rows):
   assert world.files() == whole
   assert (done['skipped'], done['written']) == (lines, 5 - lines)
   # The batch that the end was in is done whole, those before it not at all.
-  first = sum(len(jobs) for jobs in world.jobs if jobs[0][1] < 2**31)
+  first = sum(len(jobs) for jobs in world.jobs if jobs[0].number < 2**31)
   assert first == 5 - lines // rows * rows
 
 

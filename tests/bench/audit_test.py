@@ -35,7 +35,12 @@ def noisy(model: types.Model, size: float) -> types.Model:
 def run(model, params, **sampling):
   """Plain decoding of PROMPT, 8 tokens."""
   request = requests.make(
-    [PROMPT], ids=V, context=64, max_new_tokens=8, length=LENGTH, **sampling
+    requests.items([PROMPT]),
+    ids=V,
+    context=64,
+    max_new_tokens=8,
+    length=LENGTH,
+    **sampling,
   )
   programs = decode.programs(model, decode.PLAIN, coupled.RULE)
   out = programs.generate(types.Weights(params), request)

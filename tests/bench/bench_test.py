@@ -145,7 +145,7 @@ def test_alpha_is_the_mean_overlap():
   model = build.target_model(target)
   tokens = np.random.default_rng(0).integers(0, 256, 40)
   request = requests.make(
-    [tokens[:10]],
+    requests.items([tokens[:10]]),
     ids=256,
     context=512,
     max_new_tokens=30,
@@ -232,7 +232,12 @@ def test_work_of_drafts_that_stop_early():
     model, drafter, reject.RULE, decode.Options(chunk=8)
   )
   request = requests.make(
-    [[1, 2]], ids=V, context=512, max_new_tokens=99, length=128, temperature=1.0
+    requests.items([[1, 2]]),
+    ids=V,
+    context=512,
+    max_new_tokens=99,
+    length=128,
+    temperature=1.0,
   )
   weights = types.Weights(*(table_model.table(i, V) for i in (0, 1)))
   info = jax.device_get(programs.generate(weights, request).info)
@@ -300,7 +305,7 @@ def test_the_prediction_from_alpha_is_of_what_the_rule_keeps(monkeypatch):
     predict, '_overlap', lambda *_: (overlap, np.array([[1, 1, 0, 1]]) > 0)
   )
   request = requests.make(
-    [[0, 1]], ids=4, context=64, max_new_tokens=2, length=4
+    requests.items([[0, 1]]), ids=4, context=64, max_new_tokens=2, length=4
   )
   fake = python_types.SimpleNamespace
   (alpha,) = predict.alphas(
@@ -329,7 +334,11 @@ def test_the_prediction_from_alpha_is_of_what_the_rule_keeps(monkeypatch):
 def test_walk_proposes_at_every_prefix():
   tokens = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]
   request = requests.make(
-    [tokens[:5]], ids=16, context=64, max_new_tokens=6, length=16
+    requests.items([tokens[:5]]),
+    ids=16,
+    context=64,
+    max_new_tokens=6,
+    length=16,
   )
   request.tokens_BL[0, : len(tokens)] = tokens
   drafter = lookup.make(gamma=2, min_match=2, max_match=3)
@@ -350,7 +359,7 @@ def test_groups_keep_categories_apart_and_share_one_shape():
   e = settings_lib.from_config(settings('smollm2', bench={'batch_size': 2}))
   arms = settings_lib.arms(e)
   items = tuple(
-    timing.Item(str(i), 'ab'[i % 2], tuple(range(1, 4 + i)), i)
+    requests.Item(tuple(range(1, 4 + i)), i, str(i), 'ab'[i % 2])
     for i in range(5)
   )
   plan = timing.Plan(items, (), 8, e.settings.sampling, batch_size=2)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import settings
+from specdec_jax import requests, settings
 from specdec_jax.bench import (
   audit_report,
   benchmark,
@@ -70,8 +70,8 @@ def _failing():
   c.decode.gammas = (2,)
   c.decode.max_new_tokens = 8
   e = untied(settings.from_config(c))
-  good = timing.Item('good', '', (5, 6, 5, 6, 5), 0)
-  bad = timing.Item('bad', '', (9, 8, 7, 9, 8, 7, 9, 8), 1)
+  good = requests.Item((5, 6, 5, 6, 5), 0, 'good')
+  bad = requests.Item((9, 8, 7, 9, 8, 7, 9, 8), 1, 'bad')
   plan = timing.Plan(
     (bad,),
     (good,),

@@ -336,9 +336,13 @@ def test_a_language_model_may_propose_the_commonest_ids_only(
   few = list(config.proposes)
   assert share == np.array_equal(own[:, few], theirs[:, few])
   engine = build.engine(target, draft, gamma=2)
-  text = api.encode(target, 'Hello', chat=False)
+  text = requests.encode(target.tokenizer, 'Hello', chat=False)
   request = requests.make(
-    [text], ids=target.ids, context=99, max_new_tokens=9, gamma=2
+    requests.items([text]),
+    ids=target.ids,
+    context=99,
+    max_new_tokens=9,
+    gamma=2,
   )
   out = engine.programs.generate(engine.weights, request)
   plain = build.engine(target, gamma=0)
@@ -503,7 +507,7 @@ def test_ones_own_questions_go_through_the_chat_template(tmp_path):
   target = build.load('random:tiny')
   prompts, texts = prompts_lib.ask(s.data, target)
   assert texts is None and len(prompts) == 10
-  known = [api.encode(target, x, chat=True) for x in asked[:12]]
+  known = [requests.encode(target.tokenizer, x, chat=True) for x in asked[:12]]
   assert all(x in known for x in prompts)
   assert len({tuple(x) for x in prompts}) == 10
   assert prompts_lib.ask(s.data, target).prompts == prompts

@@ -15,7 +15,7 @@ def figures(draft_source: str, temperature: float, gamma: int = 2):
   target, draft = build.load('random:tiny'), build.load(draft_source)
   model, q = build.target_model(target), build.draft_model(target, draft)
   request = requests.make(
-    [[1, 2, 3], [7] * 9],
+    requests.items([[1, 2, 3], [7] * 9]),
     ids=target.ids,
     context=512,
     max_new_tokens=12,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import api, build, forward
+from specdec_jax import api, build, forward, requests
 from specdec_jax.distill import teacher
 from specdec_jax.io import files
 from specdec_jax.models import eagle
@@ -69,7 +69,7 @@ def test_says_what_plain_decoding_says(target, whole):
     assert answers.tokens[i, :start].tolist() == prompt
     engine = build.engine(target)
     wanted = api.Settings(24 - len(prompt), (0.0, 1.0)[i % 2], seed=7)
-    request = api.request_of(engine, [(prompt, i)], wanted)
+    request = api.request_of(engine, [requests.Item(prompt, i)], wanted)
     (plain,) = api.run(engine, request, wanted)
     assert answers.tokens[i, start:end].tolist() == plain.tokens
 

@@ -76,9 +76,9 @@ def told(drafter: types.Drafter) -> types.Drafter:
     draft, state, cache = drafter.propose(weights, state, context, noise, cache)
     return draft, (state, draft), cache
 
-  def commit(state, context, verdict, features_BNE):
+  def commit(state, context, outcome, features_BNE):
     inner, draft = state
-    return drafter.commit(inner, context, verdict, features_BNE), draft
+    return drafter.commit(inner, context, outcome, features_BNE), draft
 
   return drafter._replace(propose=propose, commit=commit)
 

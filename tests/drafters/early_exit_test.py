@@ -1,5 +1,7 @@
 """Leaving the target early: same tokens, one cache, and no layer run twice."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,9 +127,9 @@ def test_a_window_does_exactly_the_work_it_claims(capsys):
   )
 
   def flops(drafter):
-    step = lambda *args: decode.step(
-      target, drafter, reject.RULE, decode.Options(narrow=False), *args
-    )
+    options = decode.Options(narrow=False)
+    loop = decode.Loop(target, drafter, reject.RULE, options)
+    step = functools.partial(decode.step, loop)
     return fakes.matmul_flops(
       jax.make_jaxpr(step)(weights, request, *abstract).jaxpr
     )

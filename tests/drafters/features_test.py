@@ -39,7 +39,7 @@ def test_features_of_a_table(chunk):
   out, state = collect(
     fakes.table_model(vocab), params, vocab, taps, chunk, stops=[4]
   )
-  _, features_BLE, known_B, _ = state.drafter
+  _, features_BLE, known_B = state.drafter
   for b, text in enumerate(fakes.texts(out)):
     # The last token has been emitted but not read.
     assert known_B[b] == len(text) - 1
@@ -54,7 +54,7 @@ def test_features_of_a_transformer(x64):
   config = fakes.tiny()
   model, params = lm.make(config), fakes.wild(config, 0)
   out, state = collect(model, params, config.vocab, (1, 0), 4)
-  _, features_BLE, known_B, _ = state.drafter
+  _, features_BLE, known_B = state.drafter
   _, taps, _ = forward.read(
     model,
     params,

@@ -190,8 +190,8 @@ EDGES = (
     26,
     'the second batch repeats the noise of the first',
     _REQUESTS,
-    'np.arange(n) if request is None else request',
-    'np.arange(n)',
+    'np.array([x.number for x in items], np.uint32)',
+    'np.arange(n, dtype=np.uint32)',
     (_ASKED,),
   ),
   Mutant(
