@@ -24,9 +24,13 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import block, coupled, lenient, reject
 
-# Lossless rules by name. What takes a number is in RULES_OF: 'lenient:0.5'.
-RULES = {x.name: x for x in (reject.RULE, block.RULE, coupled.RULE)}
-RULES_OF = {'lenient': lenient.make}
+# Rules by name; a function makes the rule of a number, as in 'lenient:0.5'.
+RULES: dict[str, types.Rule | Callable[[float], types.Rule]] = {
+  'reject': reject.RULE,
+  'block': block.RULE,
+  'coupled': coupled.RULE,
+  'lenient': lenient.make,
+}
 
 
 class Made(NamedTuple):
@@ -353,25 +357,54 @@ def _check_settings(draft: Any, make: Callable[..., Made], settings) -> None:
       raise ValueError(f'{shown}: needs the setting {name}, {what}')
 
 
-def rule_of(name: str | types.Rule) -> types.Rule:
-  """The rule of a name; 'lenient:0.5' is lenient with lenience 0.5.
+def rule_of(rule: str | types.Rule) -> types.Rule:
+  """The rule of a name in RULES; 'lenient:0.5' is lenient with lenience 0.5.
 
   Raises:
     ValueError: an unknown name, or a number that it does not allow.
   """
-  if isinstance(name, types.Rule):
-    return name
-  kind, colon, number = str(name).partition(':')
-  try:
-    if colon and kind in RULES_OF:
-      return RULES_OF[kind](float(number))
-    return RULES[str(name)]
-  except (KeyError, ValueError) as error:
-    allowed = [*sorted(RULES), *(f'{x}:NUMBER' for x in sorted(RULES_OF))]
-    why = f' ({error})' if isinstance(error, ValueError) else ''
+  if isinstance(rule, types.Rule):
+    return rule
+  name, _, number = str(rule).partition(':')
+  if name not in RULES:
+    names = (
+      x if isinstance(r, types.Rule) else f'{x}:NUMBER'
+      for x, r in sorted(RULES.items())
+    )
     raise ValueError(
-      f'rule={name!r}: allowed are {", ".join(allowed)}, or a types.Rule{why}'
-    ) from error
+      f'rule={rule!r}: allowed are {", ".join(names)}, or a types.Rule'
+    )
+  return rule_with(RULES[name], number, rule)
+
+
+def rule_with(
+  found: types.Rule | Callable[[float], types.Rule], number: str, shown: str
+) -> types.Rule:
+  """A rule, or what its factory makes of a number.
+
+  Args:
+    found: a rule, or a function of a number that makes one.
+    number: '' where none was given.
+    shown: what the user wrote, for the error.
+
+  Raises:
+    ValueError: a number too many, none, or one that the factory refuses.
+  """
+  if isinstance(found, types.Rule):
+    if number:
+      raise ValueError(f'rule={shown!r}: {found.name} takes no number')
+    return found
+  try:
+    return found(float(number))
+  except ValueError as error:
+    why = error if number else 'needs a number, as in lenient:0.5'
+    raise ValueError(f'rule={shown!r}: {why}') from error
+
+
+def lossless_rules() -> dict[str, types.Rule]:
+  """The rules of RULES that need no number and keep the target's output."""
+  rules = {n: x for n, x in RULES.items() if isinstance(x, types.Rule)}
+  return {name: rule for name, rule in rules.items() if rule.lossless}
 
 
 def target_model(target: LanguageModel) -> types.Model:

@@ -153,11 +153,13 @@ class Rule(NamedTuple):
   coupled: sampled drafters must draw with plain decoding's noise (Noise.next).
   lossless: the emitted law is exactly the target's; False is labelled lossy in
     every table.
-  law(p_BTV, q_BTV, scores) -> [B, T, V], of a lossy rule: what it emits where
-    one token is drafted from q. Its distance from p is printed beside every
-    number.
-  kept(p_BTV, q_BTV, scores) -> [B, T, V]: the mass with which each token is
-    drafted from q and kept; None stands for min(p, q).
+  kept(p_BTV, q_BTV, scores) -> [B, T, V]: the probability with which each
+    token is drafted from q and accepted, in a window of one draft; its sum is
+    the acceptance alpha. None is min(p, q), the most that a lossless rule can
+    accept; a coupled rule reaches it only where p and q agree.
+  emitted(p_BTV, q_BTV, scores) -> [B, T, V], of a lossy rule: the distribution
+    that it emits where one token is drafted from q. Its total variation from p
+    is printed beside every number. None is p.
   """
 
   name: str
@@ -165,8 +167,8 @@ class Rule(NamedTuple):
   coupled: bool = False
   lossless: bool = True
   scored: bool = False
-  law: Callable[[Array, Array, Scores], Array] | None = None
   kept: Callable[[Array, Array, Scores], Array] | None = None
+  emitted: Callable[[Array, Array, Scores], Array] | None = None
 
 
 class Drafter(NamedTuple):

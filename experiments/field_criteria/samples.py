@@ -63,7 +63,7 @@ def request_of(world: base.World, new, prompts=None, **settings):
 
 def run(world: base.World, request, rule='reject') -> decode.Output:
   drafter, other = recipes.RECIPES['lm'](world, GAMMA)
-  return base.run(world, drafter, build.RULES[rule], other, request)
+  return base.run(world, drafter, build.rule_of(rule), other, request)
 
 
 def tokens(world: base.World, amount: int, new: int, at: int = 0, **settings):
@@ -117,7 +117,7 @@ def first_of_wide(rule: str = 'reject') -> np.ndarray:
   p_V, q_V = (x.astype(np.float32) for x in truncated())
   size = WINDOWS // 10
   numbers = np.arange(WINDOWS, dtype=np.uint32).reshape(-1, size)
-  run_one = functools.partial(_first, build.RULES[rule], p_V, q_V)
+  run_one = functools.partial(_first, build.rule_of(rule), p_V, q_V)
   return np.concatenate([jax.device_get(run_one(x)) for x in numbers])
 
 
@@ -169,7 +169,7 @@ def transformer_run(draft: str, temperature: float = 0.0) -> decode.Output:
     return base.run(
       world,
       _limited(drafter),
-      build.RULES['reject'],
+      build.rule_of('reject'),
       (other, np.int32(0 if draft == 'none' else 3)),
       request,
     )

@@ -122,8 +122,8 @@ def _cells(plain, arms, programs, plan: timing.Plan):
   )
   rows, alphas = [], {}
   for arm in arms:
-    # p and q are one drafter's; what a lossy rule makes of them is its own.
-    key = arm.drafter, arm.engine.rule.law
+    # p and q are one drafter's; what a rule keeps and emits may be its own.
+    key = arm.drafter, arm.engine.rule.kept, arm.engine.rule.emitted
     if key not in alphas:
       found = predict.alphas([plain, arm], groups, outputs, runtime.track)
       alphas[key] = found[arm.drafter]

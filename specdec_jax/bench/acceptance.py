@@ -154,9 +154,9 @@ def judged(
   else:
     kept_BTV = rule.kept(p_BTV, q_BTV, scores)
   kept_BT = jnp.sum(kept_BTV, -1)
-  if rule.law is None:
+  if rule.emitted is None:
     return kept_BT, jnp.zeros(kept_BT.shape)
-  off_BTV = jnp.abs(rule.law(p_BTV, q_BTV, scores) - p_BTV)
+  off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, scores) - p_BTV)
   return kept_BT, jnp.sum(off_BTV, -1) / 2
 
 

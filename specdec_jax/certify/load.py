@@ -26,7 +26,7 @@ def subject(
   Raises:
     ValueError: what rule, drafter and model refuse.
   """
-  rules, drafters, own = build.RULES, recipes.RECIPES, None
+  rules, drafters, own = build.lossless_rules(), recipes.RECIPES, None
   if rule_path:
     found = rule(rule_path)
     rules = {found.name: found}

@@ -13,9 +13,10 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   With w_0 = 1, w_i = min(w_{i-1} p(x_i) / q(x_i), 1) and A_i the mass of
   max(w_i p - q, 0) at the next offset, the prefix of i tokens passes with
   probability A_i / (A_i + 1 - w_i), and w_i at the last one. The token after it
-  follows max(w p - q, 0). The emitted law is exactly p; on average at least as
-  many drafts are kept as by any rule that is. One draft, and temperature 0, are
-  `reject`. Sun et al. 2024, Algorithm 2 (https://arxiv.org/abs/2403.10444).
+  follows max(w p - q, 0). Emitted tokens are distributed exactly as p, and no
+  other such rule keeps more drafts on average. With one draft, and at
+  temperature 0, it is `reject`. Sun et al. 2024, Algorithm 2
+  (https://arxiv.org/abs/2403.10444).
   """
   B, K = draft.tokens_BK.shape
   p_BK = chain.pick(p_BNV, draft.tokens_BK)

@@ -1,4 +1,4 @@
-"""What rules over a chain of draft tokens share: gathers and prefixes."""
+"""Gathers and prefixes that the rules over a chain of drafts share."""
 
 import jax
 import jax.numpy as jnp

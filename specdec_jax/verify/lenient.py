@@ -1,12 +1,18 @@
 """Lenient speculative sampling: faster, and lossy by design."""
 
+import dataclasses
 import functools
 import math
 
 import jax.numpy as jnp
 
-from specdec_jax import sampling, types
+from specdec_jax import fields, sampling, types
 from specdec_jax.verify import chain, reject
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(fields.Checked):
+  lenience: float = fields.setting(above=0, high=1, help='1 is lossless')
 
 
 @functools.cache
@@ -24,52 +30,62 @@ def make(lenience: float) -> types.Rule:
   Raises:
     ValueError: lenience outside (0, 1].
   """
-  if not 0 < lenience <= 1:
-    raise ValueError(f'lenience={lenience}: must be in (0, 1]; 1 is lossless')
+  Settings(lenience)
   if lenience == 1:
     return reject.RULE._replace(name='lenient:1')
-
-  def verify(noise, draft, p_BNV, scores: types.Scores) -> types.Verdict:
-    greedy_B1 = sampling.is_greedy(scores.sampling)[:, None]
-    near_BNV = _near(scores.logits_BNV, lenience)
-    q_BK = chain.q_of_tokens(draft)
-    ok_BK = jnp.where(
-      greedy_B1,
-      chain.pick(near_BNV, draft.tokens_BK),
-      noise.accept_BK * (lenience * q_BK) < chain.pick(p_BNV, draft.tokens_BK),
-    )
-    accepted_B = chain.prefix(ok_BK & chain.proposed(draft))
-    p_BV = chain.row(p_BNV, accepted_B)
-    return types.Verdict(
-      accepted_B, jnp.maximum(p_BV - chain.q_row(draft, accepted_B, p_BV), 0)
-    )
-
-  def kept(p_BTV, q_BTV, scores: types.Scores):
-    greedy_B11 = sampling.is_greedy(scores.sampling)[:, None, None]
-    near_BTV = _near(scores.logits_BNV, lenience)
-    return jnp.where(
-      greedy_B11, near_BTV * q_BTV, jnp.minimum(p_BTV / lenience, q_BTV)
-    )
-
-  def law(p_BTV, q_BTV, scores: types.Scores):
-    kept_BTV = kept(p_BTV, q_BTV, scores)
-    rest_BTV = jnp.maximum(p_BTV - q_BTV, 0)
-    mass_BT1 = jnp.sum(rest_BTV, -1, keepdims=True)
-    # Where nothing is left p equals q, and decode draws from p.
-    left_BT1 = mass_BT1 > 0
-    rest_BTV = jnp.where(
-      left_BT1, rest_BTV / jnp.where(left_BT1, mass_BT1, 1), p_BTV
-    )
-    return kept_BTV + (1 - jnp.sum(kept_BTV, -1, keepdims=True)) * rest_BTV
-
   return types.Rule(
     f'lenient:{lenience:g}',
-    verify,
+    functools.partial(verify, lenience),
     lossless=False,
     scored=True,
-    law=law,
-    kept=kept,
+    kept=functools.partial(kept, lenience),
+    emitted=functools.partial(emitted, lenience),
   )
+
+
+def verify(
+  lenience: float,
+  noise: types.Noise,
+  draft: types.Draft,
+  p_BNV,
+  scores: types.Scores,
+) -> types.Verdict:
+  """Keeps a prefix of the draft, then gives the residual max(p - q, 0)."""
+  greedy_B1 = sampling.is_greedy(scores.sampling)[:, None]
+  near_BNV = _near(scores.logits_BNV, lenience)
+  q_BK = chain.q_of_tokens(draft)
+  ok_BK = jnp.where(
+    greedy_B1,
+    chain.pick(near_BNV, draft.tokens_BK),
+    noise.accept_BK * (lenience * q_BK) < chain.pick(p_BNV, draft.tokens_BK),
+  )
+  accepted_B = chain.prefix(ok_BK & chain.proposed(draft))
+  p_BV = chain.row(p_BNV, accepted_B)
+  return types.Verdict(
+    accepted_B, jnp.maximum(p_BV - chain.q_row(draft, accepted_B, p_BV), 0)
+  )
+
+
+def kept(lenience: float, p_BTV, q_BTV, scores: types.Scores):
+  """Rule.kept: min(p / l, q); greedily q of the tokens that are near."""
+  greedy_B11 = sampling.is_greedy(scores.sampling)[:, None, None]
+  near_BTV = _near(scores.logits_BNV, lenience)
+  return jnp.where(
+    greedy_B11, near_BTV * q_BTV, jnp.minimum(p_BTV / lenience, q_BTV)
+  )
+
+
+def emitted(lenience: float, p_BTV, q_BTV, scores: types.Scores):
+  """Rule.emitted: what is kept, and the residual after a rejection."""
+  kept_BTV = kept(lenience, p_BTV, q_BTV, scores)
+  rest_BTV = jnp.maximum(p_BTV - q_BTV, 0)
+  mass_BT1 = jnp.sum(rest_BTV, -1, keepdims=True)
+  # Where nothing is left p equals q, and decode draws from p.
+  left_BT1 = mass_BT1 > 0
+  rest_BTV = jnp.where(
+    left_BT1, rest_BTV / jnp.where(left_BT1, mass_BT1, 1), p_BTV
+  )
+  return kept_BTV + (1 - jnp.sum(kept_BTV, -1, keepdims=True)) * rest_BTV
 
 
 def _near(logits, lenience: float):

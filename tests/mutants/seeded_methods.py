@@ -16,7 +16,7 @@ _SAME = _of('verify/block', 'test_one_draft_and_temperature_zero_are_reject')
 _U_ZERO = _of(
   'verify/block', 'test_accepts_no_token_of_probability_zero_at_u_zero'
 )
-_STATED = _of('verify/lenient', 'test_the_law_it_states_is_the_law_it_emits')
+_STATED = _of('verify/stated', 'test_a_rule_keeps_and_emits_what_it_states')
 _NEAR = _of('verify/lenient', 'test_greedy_keeps_what_is_nearly_the_best')
 _RESIDUAL = _of(
   'drafters/early_exit',

@@ -1,0 +1,82 @@
+"""The acceptance and the distribution that a rule states, enumerated."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import build, sampling, types
+
+V, U = 5, 4000
+
+
+def one_window(rule, p_V, q_V, scores):
+  """(kept_V, emitted_V) of a window of one draft, over all drafts and U."""
+  x_B, u_B = map(np.ravel, np.meshgrid(np.arange(V), (np.arange(U) + 0.5) / U))
+  every = lambda x: jnp.broadcast_to(jnp.asarray(x), (len(x_B), *np.shape(x)))
+  draft = types.Draft(
+    jnp.asarray(x_B)[:, None], every(q_V[None]), every(jnp.int32(1))
+  )
+  noise = types.Noise(jnp.asarray(u_B)[:, None], lambda *_: None, None)
+  p_BNV = every(np.stack([p_V, p_V]))
+  extra = [scores(len(x_B))] if rule.scored else []
+  verdict = rule.verify(noise, draft, p_BNV, *extra)
+  kept_B = np.asarray(verdict.accepted_B) == 1
+  chance_B = q_V[x_B] / U
+  kept_V = np.bincount(x_B[kept_B], chance_B[kept_B], V)
+  rest_BV = np.asarray(verdict.weights_BV)[~kept_B].astype(float)
+  rest_BV = rest_BV / rest_BV.sum(-1, keepdims=True)
+  return kept_V, kept_V + (chance_B[~kept_B, None] * rest_BV).sum(0)
+
+
+@pytest.mark.parametrize('temperature', [1.0, 0.0])
+@pytest.mark.parametrize(
+  'name', ['reject', 'block', 'lenient:0.9', 'lenient:0.5', 'lenient:0.1']
+)
+def test_a_rule_keeps_and_emits_what_it_states(name, temperature):
+  """Rule.kept and Rule.emitted, or min(p, q) and p, from verify alone.
+
+  Not for coupled, whose drafts share the target's noise: see its promise.
+  """
+  rule, rng = build.rule_of(name), np.random.default_rng(0)
+  for _ in range(5):
+    raw_V, q_V = rng.dirichlet(np.ones(V), 2).astype(np.float32)
+    p_V = raw_V if temperature else np.eye(V, dtype=np.float32)[raw_V.argmax()]
+    scores = lambda rows, p_V=raw_V: types.Scores(
+      jnp.broadcast_to(jnp.log(p_V), (rows, 2, V)),
+      sampling.settings(rows, temperature),
+    )
+    kept_V, emitted_V = one_window(rule, p_V, q_V, scores)
+    first = scores(1)._replace(logits_BNV=jnp.log(raw_V)[None, None])
+    args = p_V[None, None], q_V[None, None], first
+    stated_V = np.minimum(p_V, q_V) if rule.kept is None else rule.kept(*args)
+    np.testing.assert_allclose(kept_V, np.ravel(stated_V), atol=2 / U)
+    stated_V = p_V if rule.emitted is None else rule.emitted(*args)
+    np.testing.assert_allclose(emitted_V, np.ravel(stated_V), atol=2 / U)
+    if not rule.lossless and temperature:  # the paper's guarantee
+      lenience = float(name.partition(':')[2])
+      assert (emitted_V <= p_V / lenience + 2 / U).all()
+
+
+@pytest.mark.parametrize(
+  'rule, message',
+  [
+    ('lenient:0', 'lenience=0.0: must be a number, more than 0 and at most 1'),
+    ('lenient:1.5', "^rule='lenient:1.5': lenience=1.5: must be a number"),
+    ('lenient:x', "^rule='lenient:x': could not convert"),
+    ('lenient', "^rule='lenient': needs a number, as in lenient:0.5"),
+    ('block:2', "^rule='block:2': block takes no number"),
+    ('strict', 'allowed are block, coupled, lenient:NUMBER, reject, or a typ'),
+  ],
+)
+def test_a_rule_that_is_none(rule, message):
+  with pytest.raises(ValueError, match=message):
+    build.rule_of(rule)
+
+
+def test_rules_by_name():
+  half = build.rule_of('lenient:0.5')
+  assert half is build.rule_of('lenient:.5') and not half.lossless
+  # Nothing is lossy about a lenience of 1.
+  reject = build.rule_of('reject')
+  assert build.rule_of('lenient:1').verify is reject.verify
+  assert set(build.lossless_rules()) == {'reject', 'block', 'coupled'}
