@@ -14,7 +14,7 @@ def at_index_2(temperature, q_V):
   """(p, q, kept_X, distance_X) of token 1 after two others."""
   table = lambda law_V: np.tile(np.log(law_V), (1, 4, 1)).astype('f4')
   request = requests.make(
-    [[0, 3]],
+    requests.items([[0, 3]]),
     ids=4,
     context=64,
     max_new_tokens=1,
