@@ -17,7 +17,7 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
 from specdec_jax.analysis import output_file  # noqa: E402
-from specdec_jax.io import ngrams, sources  # noqa: E402
+from specdec_jax.io import load, ngrams  # noqa: E402
 
 _TARGET = flags.DEFINE_string('target', '', 'model whose tokenizer to use')
 _CORPUS = flags.DEFINE_list('corpus', [], 'text files')
@@ -30,7 +30,7 @@ def run() -> bool:
     raise ValueError('want --target=SOURCE and --output=FILE')
   output_file.check_writable('output', _OUTPUT.value)
   texts = ngrams.texts_of(_CORPUS.value)
-  tokenizer = sources.open_source(_TARGET.value).tokenizer
+  tokenizer = load.open_source(_TARGET.value).tokenizer
   counts, about = ngrams.count(texts, tokenizer, order=_ORDER.value)
   ngrams.write(_OUTPUT.value, counts, about)
   size = os.path.getsize(_OUTPUT.value)

@@ -275,7 +275,7 @@ def request_of(
   return requests.make(
     items,
     ids=engine.target.ids,
-    context=engine.target.config.context,
+    context=engine.target.context,
     max_new_tokens=wanted.max_new_tokens,
     gamma=engine.drafter.gamma,
     temperature=wanted.temperature,

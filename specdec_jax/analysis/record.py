@@ -182,7 +182,7 @@ def describe(
 
 def setting(engine: Any, wanted: Any) -> dict[str, Any]:
   """Models and settings of a run, to be shown; build.Engine, api.Settings."""
-  name = lambda model: model and f'{model.label}, {model.config.dtype}'
+  name = lambda model: model and f'{model.label}, {model.dtype}'
   sampling = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
   return {
     'target': name(engine.target),

@@ -136,7 +136,7 @@ def compiled(arms, request: decode.Request, tracked) -> dict[str, Any]:
 def _bandwidths(arms, plan: timing.Plan) -> dict[str, Any]:
   models = [a.engine.target for a in arms[:1]]
   models += [a.engine.draft for a in arms if a.engine.draft]
-  dtypes = sorted({m.config.dtype for m in models})
+  dtypes = sorted({m.dtype for m in models})
   return {
     'gb_s': {d: machine.ceiling(d, small=plan.small) for d in dtypes},
     'devices': 1 if models[0].layout is None else models[0].layout.mesh.size,
@@ -148,7 +148,7 @@ def _ceiling(arm: timing.Arm, plan: timing.Plan, ceiling) -> float:
   target = arm.engine.target
   items = plan.judged
   mean = plan.max_new_tokens / 2 + np.mean([len(i.tokens) for i in items])
-  best = ceiling['gb_s'][target.config.dtype]['best'] * 1e9
+  best = ceiling['gb_s'][target.dtype]['best'] * 1e9
   return plan.batch_size * metrics.ceiling_tokens_per_second(
     best * ceiling['devices'],
     metrics.step_bytes(target.params),

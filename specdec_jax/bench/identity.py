@@ -113,7 +113,7 @@ def _case(plan: timing.Plan, item: requests.Item, plain, other) -> audit.Case:
 
 def _finding(arm: timing.Arm, case: audit.Case, shape) -> audit.Finding:
   rows, length = shape
-  single = arm.engine.target.config.dtype == 'float32'
+  single = arm.engine.target.dtype == 'float32'
   return audit.audit(
     arm.model,
     arm.engine.target.params,

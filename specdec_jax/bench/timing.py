@@ -108,7 +108,7 @@ def _group(arm: Arm, plan: Plan, items, *, new: int | None = None, **shape):
   host = requests.make(
     items,
     ids=target.ids,
-    context=target.config.context,
+    context=target.context,
     max_new_tokens=new or plan.max_new_tokens,
     temperature=s.temperature,
     top_k=s.top_k,
@@ -140,7 +140,7 @@ def setting(arms, plan: Plan) -> dict[str, Any]:
   return {
     'target': target.label,
     'draft': next((d.label for d in drafts.values()), None),
-    'dtype': target.config.dtype,
+    'dtype': target.dtype,
     'rule': arms[0].engine.rule.name,
     'lossless': arms[0].engine.rule.lossless,
     'sampling': dataclasses.asdict(plan.sampling),
@@ -162,7 +162,7 @@ def calibration_request(arms, plan: Plan) -> decode.Request:
   gamma = max(arm.gamma for arm in arms)
   longest = max(len(item.tokens) for item in items)
   length = requests.bucket(longest + plan.max_new_tokens + gamma)
-  context = arms[0].engine.target.config.context
+  context = arms[0].engine.target.context
   room = min(length - gamma, context) - len(item.tokens)
   return _group(
     arms[0],

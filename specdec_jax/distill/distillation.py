@@ -19,7 +19,7 @@ from specdec_jax.distill import (
 )
 from specdec_jax.distill import prompts as prompts_lib
 from specdec_jax.io import eagles, files
-from specdec_jax.io import sources as models
+from specdec_jax.io import load as models
 from specdec_jax.train import data, loop, train_lm
 from specdec_jax.train import step as step_lib
 from specdec_jax.verify import reject
@@ -191,11 +191,11 @@ def run(
 
 def _read(s: Settings) -> dict[str, str]:
   """SHA-256 of the models that a run begins with: others begin another run."""
-  out = {'teacher': models.open_source(s.teacher.source).digest()}
+  out = {'teacher': models.open_source(s.teacher.source).digest}
   if s.student.path and s.student.kind == 'eagle':
     out['student'] = files.sha256(eagles.existing(s.student.path))
   elif s.student.path:
-    out['student'] = models.open_source(s.student.path).digest()
+    out['student'] = models.open_source(s.student.path).digest
   return out
 
 
@@ -263,7 +263,7 @@ def judged(
   request = requests.make(
     requests.items(prompts, numbers),
     ids=target.ids,
-    context=target.config.context,
+    context=target.context,
     max_new_tokens=s.judge.new_tokens,
     gamma=s.judge.gamma,
     temperature=s.judge.temperature,

@@ -234,7 +234,7 @@ def _answers(
   said = prompts if texts is None else texts.tolist()
   asked = teacher.Asked(
     teacher=target.digest,
-    dtype=target.config.dtype,
+    dtype=target.dtype,
     questions=questions.digest([str(x) for x in said]),
     stop_ids=tuple(target.tokenizer.eos_ids),
     rows=len(prompts),

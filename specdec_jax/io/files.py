@@ -1,12 +1,13 @@
 """Local files: written whole, read as JSON, digests, the cache folder."""
 
+import codecs
 import hashlib
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # No config.json is near this; a weights file under that name is far above.
@@ -35,6 +36,57 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
       f'{path}: a JSON object is needed, not {type(value).__name__}'
     )
   return value
+
+
+def read_jsonl(
+  path: str | os.PathLike,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields ('path:line', object) for each line of a JSONL file.
+
+  Blank lines are skipped, and so is a byte order mark.
+
+  Raises:
+    ValueError: a file that cannot be read, or a line that is not UTF-8, not
+      JSON, no object, or has a key twice; 'path:line: ...'.
+  """
+  try:
+    f = open(path, 'rb')
+  except OSError as e:
+    raise ValueError(f'{path}: cannot be read ({e.strerror})') from e
+  with f:
+    # In bytes: JSON allows a bare U+2028 in a string, which str would split at.
+    for number, line in enumerate(f, 1):
+      where = f'{path}:{number}'
+      if number == 1:
+        line = line.removeprefix(codecs.BOM_UTF8)
+      if not line.strip():
+        continue
+      try:
+        row = json.loads(line.decode(), object_pairs_hook=_unique)
+      except UnicodeDecodeError as e:
+        raise ValueError(
+          f'{where}: not UTF-8 ({e.reason}): save the file as UTF-8'
+        ) from e
+      # Also a nesting, or a number of digits, beyond what Python reads.
+      except (ValueError, RecursionError) as e:
+        reason = str(e).replace(': line 1 column', ' at column')
+        raise ValueError(
+          f'{where}: not JSON ({reason}): each line must be one JSON object'
+        ) from e
+      if not isinstance(row, dict):
+        raise ValueError(
+          f'{where}: a JSON object is needed, not {type(row).__name__}'
+        )
+      yield where, row
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  out = dict(pairs)
+  if len(out) < len(pairs):
+    keys = [key for key, _ in pairs]
+    twice = next(key for key in keys if keys.count(key) > 1)
+    raise ValueError(f'the key {twice!r} is given twice')
+  return out
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:

@@ -5,6 +5,7 @@ Wraps tokenizers.Tokenizer. Knows no model and downloads nothing.
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import pathlib
@@ -25,8 +26,9 @@ class Tokenizer:
   """One tokenizer with its special ids and chat template.
 
   eos_ids: ids that end a reply; the tokenizer's own first. add_bos: encode
-  starts with bos_id. specials: what templates call bos_token and so on. size:
-  how many ids are real, one more than the largest.
+  starts with bos_id. specials: what templates call bos_token and so on. limit:
+  ids from here on are not the model's; None if all are. size: how many ids are
+  real, one more than the largest.
   """
 
   source: str
@@ -36,11 +38,14 @@ class Tokenizer:
   add_bos: bool = False
   chat_template: str | None = None
   specials: tuple[tuple[str, str], ...] = ()
+  limit: int | None = None
   size: int = dataclasses.field(init=False)
 
   def __post_init__(self):
     vocab = self.inner.get_vocab(with_added_tokens=True)
-    object.__setattr__(self, 'size', max(vocab.values(), default=-1) + 1)
+    size = max(vocab.values(), default=-1) + 1
+    size = size if self.limit is None else min(size, self.limit)
+    object.__setattr__(self, 'size', size)
     for i in (*self.eos_ids, *([] if self.bos_id is None else [self.bos_id])):
       real = type(i) is int and 0 <= i < self.size
       if not real or self.inner.id_to_token(i) is None:
@@ -62,6 +67,20 @@ class Tokenizer:
     return self.inner.decode(
       list(map(int, ids)), skip_special_tokens=not special
     )
+
+  def is_special(self, i: int) -> bool:
+    """Whether `decode` leaves the id out of its text."""
+    token = self._added.get(i)
+    return token is not None and token.special
+
+  def special_id(self, text: str) -> int | None:
+    """The id of the special token written so, which is in no decoded text."""
+    i = self.inner.token_to_id(text)
+    return i if i is not None and self.is_special(i) else None
+
+  @functools.cached_property
+  def _added(self) -> dict[int, tokenizers.AddedToken]:
+    return self.inner.get_added_tokens_decoder()
 
   def stream(self, *, special: bool = False) -> 'Stream':
     return Stream(self, special)
@@ -106,7 +125,8 @@ class Tokenizer:
     """Token string of every id; None for ids without one."""
     out: list[str | None] = [None] * self.size
     for token, i in self.inner.get_vocab(with_added_tokens=True).items():
-      out[i] = token
+      if i < self.size:
+        out[i] = token
     return out
 
   def fingerprint(self) -> str:

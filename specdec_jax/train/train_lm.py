@@ -10,7 +10,8 @@ import numpy as np
 
 from specdec_jax import sharding
 from specdec_jax.bench import machine, metrics
-from specdec_jax.io import export, sources
+from specdec_jax.io import export
+from specdec_jax.io import load as load_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -33,7 +34,7 @@ class Model:
 @dataclasses.dataclass(frozen=True)
 class Text:
   """source, field: see train.text.read. tokenizer: a folder with one, a
-  model (io.sources.FORMS), or '' to train one of `vocab` tokens. length: tokens
+  model (io.load.FORMS), or '' to train one of `vocab` tokens. length: tokens
   of a row. held_out: one document in so many is. rows: of a batch.
   """
 
@@ -222,7 +223,7 @@ def _tokenizer(
     if folder.is_dir():  # perhaps without a model
       return tokenizer_lib.from_folder(folder, s.text.tokenizer)
     try:
-      return sources.open_source(s.text.tokenizer).tokenizer
+      return load_lib.open_source(s.text.tokenizer).tokenizer
     except ValueError as error:
       raise ValueError(f'text.tokenizer: {error}') from error
   return text.train_tokenizer(corpus, s.text.vocab, workdir / 'tokenizer')

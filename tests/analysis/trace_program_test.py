@@ -40,7 +40,7 @@ def load(source, **_):
     source=source,
     label=source,
     hashed=lambda: source,
-    config=model_config.sized('tiny', vocab=V, context=64),
+    lm_config=model_config.sized('tiny', vocab=V, context=64),
     params=TABLES[source],
     tokenizer=dataclasses.replace(
       tokenizer.from_bytes(512, 'bytes'), eos_ids=(EOS,)

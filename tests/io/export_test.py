@@ -15,17 +15,17 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import build
-from specdec_jax.io import config_hf, export, hf, names, sources
+from specdec_jax.io import config_hf, export, hf, load, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from tests.io import exporting
+from tests.io import exporting, reading
 
 
 def saved(tiny, folder, c, params=None, **changes):
   params = exporting.random_params(c) if params is None else params
   export.save(folder, c, params, exporting.tokenizer(tiny), **changes)
-  return sources.load(str(folder), dtype=c.dtype)
+  return reading.read(str(folder), dtype=c.dtype)
 
 
 def check_equal(a, b):
@@ -147,7 +147,7 @@ def test_the_tokenizer_comes_back(tiny, tmp_path, add_bos):
   c = tiny.config()
   was = exporting.tokenizer(tiny, add_bos=add_bos)
   export.save(tmp_path / 'x', c, exporting.random_params(c), was)
-  now = sources.open_source(str(tmp_path / 'x')).tokenizer
+  now = load.open_source(str(tmp_path / 'x')).tokenizer
   assert now.encode(exporting.TEXT) == was.encode(exporting.TEXT)
   assert now.fingerprint() == was.fingerprint()
   for name in ('eos_ids', 'bos_id', 'add_bos', 'chat_template', 'size'):
@@ -176,7 +176,7 @@ def test_a_tokenizer_without_special_ids_gets_none(tiny, tmp_path):
   c = tiny.config()
   bare = tokenizer_lib.from_bytes(256, 'bytes')
   export.save(tmp_path / 'x', c, exporting.random_params(c), bare)
-  now = sources.open_source(str(tmp_path / 'x')).tokenizer
+  now = load.open_source(str(tmp_path / 'x')).tokenizer
   assert (now.eos_ids, now.bos_id, now.specials) == ((), None, ())
   raw = json.loads((tmp_path / 'x/config.json').read_text())
   assert [raw[f'{x}_token_id'] for x in ('bos', 'eos', 'pad')] == [None] * 3
@@ -209,7 +209,7 @@ def test_what_is_no_export_is_kept(tiny, tmp_path, overwrite):
   for name in ('model', 'file'):
     with pytest.raises(ValueError, match=f'{name}: is there and is no export'):
       saved(tiny, tmp_path / name, tiny.config(), overwrite=overwrite)
-  sources.load(str(tmp_path / 'model'))
+  reading.read(str(tmp_path / 'model'))
   (tmp_path / 'empty').mkdir()
   saved(tiny, tmp_path / 'empty', tiny.config())
 
@@ -229,7 +229,7 @@ def test_a_full_disk_leaves_what_was_there(tiny, tmp_path):
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   assert os.listdir(tmp_path) == ['x']
-  check_equal(sources.load(str(tmp_path / 'x')).params, params)
+  check_equal(reading.read(str(tmp_path / 'x')).params, params)
 
 
 @pytest.mark.parametrize('fails', [1, 2])
@@ -253,7 +253,7 @@ def test_a_rename_that_fails_leaves_the_earlier_one(
       tiny, tmp_path / 'x', c, exporting.random_params(c, 1), overwrite=True
     )
   assert os.listdir(tmp_path) == ['x']
-  check_equal(sources.load(str(tmp_path / 'x')).params, params)
+  check_equal(reading.read(str(tmp_path / 'x')).params, params)
 
 
 # --- what is refused ---------------------------------------------------------

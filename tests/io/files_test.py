@@ -19,3 +19,35 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     files.write(path, 'new')
   assert path.read_text() == 'old\n'
   assert sorted(x.name for x in tmp_path.iterdir()) == ['a.md', 'a.png']
+
+
+def test_jsonl_is_read_line_by_line(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  text = '\ufeff{"a": "x\u2028y"}\n\n  \r\n{"b": [1]}'
+  path.write_bytes(text.encode())
+  assert list(files.read_jsonl(path)) == [
+    (f'{path}:1', {'a': 'x\u2028y'}),
+    (f'{path}:4', {'b': [1]}),
+  ]
+
+
+@pytest.mark.parametrize(
+  'line, message',
+  [
+    (b'{"a": 1', r':2: not JSON \(.* at column 8'),
+    (b'[1]', ':2: a JSON object is needed, not list'),
+    (b'{"a": "\xff"}', ':2: not UTF-8'),
+    (b'{"a": 1, "a": 2}', ":2: not JSON .the key 'a' is given twice"),
+    (b'[' * 100_000, ':2: not JSON'),
+  ],
+)
+def test_a_line_that_is_no_object_is_named(tmp_path, line, message):
+  path = tmp_path / 'a.jsonl'
+  path.write_bytes(b'{}\n' + line)
+  with pytest.raises(ValueError, match=message):
+    list(files.read_jsonl(path))
+
+
+def test_a_jsonl_file_that_is_not_there(tmp_path):
+  with pytest.raises(ValueError, match='a: cannot be read .No such file'):
+    list(files.read_jsonl(tmp_path / 'a'))

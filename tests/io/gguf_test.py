@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from specdec_jax.io import gguf as reader
-from specdec_jax.io import gguf_file, names, sources
+from specdec_jax.io import gguf_file, load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
+from tests.io import reading
 
 ARCHS = {'llama': dict(tied=False), 'qwen2': {}}
 
@@ -20,7 +21,7 @@ def both(tiny, tmp_path, arch, **changes):
   weights = tiny.arrays(c)
   folder = tiny.write_folder(tmp_path / 'hf', c, arch, weights)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c, arch, weights)
-  return sources.load(str(folder)), sources.load(str(path))
+  return reading.read(str(folder)), reading.read(str(path))
 
 
 @pytest.mark.parametrize('tied', [False, True])
@@ -54,7 +55,7 @@ def test_dequantised_weights_are_near(tiny, tmp_path, kind, bound):
   path = tiny.write_gguf(
     tmp_path / f'a.{kind}.gguf', c, 'llama', weights, quantise
   )
-  model = sources.load(str(path))
+  model = reading.read(str(path))
   up = weights['model.layers.0.mlp.up_proj.weight']
   got = np.asarray(model.params['layers']['0']['mlp']['up']['kernel']).T
   assert 0 < np.abs(got - up).max() < bound
@@ -90,7 +91,7 @@ def test_llama3_scaling_is_recovered_from_its_divisors(tiny, tmp_path):
   assert len(set(divisors.tolist())) > 2  # all three branches
   add = lambda w: w.add_tensor('rope_freqs.weight', divisors)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c, extra=[add])
-  assert sources.load(str(path)).config.rope_scaling == c.rope_scaling
+  assert reading.read(str(path)).config.rope_scaling == c.rope_scaling
 
 
 def test_other_divisors_are_refused(tiny, tmp_path):
@@ -99,7 +100,7 @@ def test_other_divisors_are_refused(tiny, tmp_path):
   add = lambda w: w.add_tensor('rope_freqs.weight', odd)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c, extra=[add])
   with pytest.raises(ValueError, match='rope_freqs.weight is not a Llama 3'):
-    sources.open_source(str(path))
+    load.open_source(str(path))
 
 
 @pytest.mark.parametrize(
@@ -131,10 +132,10 @@ def test_unsupported_files_are_named(tiny, tmp_path, arch, add, message):
   extra = [add] if add else None
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch, extra=extra)
   if message is None:
-    sources.load(str(path))
+    reading.read(str(path))
     return
   with pytest.raises(ValueError, match=message):
-    sources.load(str(path))
+    reading.read(str(path))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_unsupported_files_are_named(tiny, tmp_path, arch, add, message):
 def test_absent_soft_caps_are_those_of_the_family(tiny, tmp_path, arch, caps):
   """llama.cpp reads both as optional; Gemma 2 never goes without."""
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch)
-  c = sources.open_source(str(path)).config
+  c = load.open_source(str(path)).config
   assert (c.attn_softcap, c.logit_softcap) == caps
 
 
@@ -154,13 +155,13 @@ def test_more_layers_than_tensors_allocate_nothing(tiny, tmp_path):
     tmp_path / 'm.gguf', deep, 'gemma2', weights=tiny.arrays(c)
   )
   with pytest.raises(ValueError, match='block_count=2147483648.*21 tensors'):
-    sources.open_source(str(path))
+    load.open_source(str(path))
 
 
 def refused(path, data):
   path.write_bytes(data)
   with pytest.raises(ValueError) as e:
-    sources.load(str(path))
+    reading.read(str(path))
   assert path.name in str(e.value)
   return str(e.value)
 
@@ -204,7 +205,7 @@ def test_damaged_headers_give_one_message_or_load(tiny, tmp_path):
   for at in range(0, start, 3):
     path.write_bytes(whole[:at] + b'\xff' + whole[at + 1 :])
     try:
-      opened = sources.open_source(str(path))
+      opened = load.open_source(str(path))
     except ValueError as e:
       messages += str(path.name) in str(e)
   assert messages > start // 100
@@ -227,7 +228,7 @@ def test_integer_tensors_are_refused_by_name(tiny, tmp_path):
   weights['model.norm.weight'] = np.ones(c.width, np.int32)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c, weights=weights)
   with pytest.raises(ValueError, match='output_norm.weight is stored as I32'):
-    sources.load(str(path))
+    reading.read(str(path))
 
 
 def test_missing_fields_are_named(tiny, tmp_path):

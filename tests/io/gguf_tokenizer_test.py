@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax.io import gguf_file, gguf_tokenizer, sources, tokenizer
+from specdec_jax.io import gguf_file, gguf_tokenizer, load, tokenizer
 
 TEXT = 'hello, wörld 123\n\n  he 日本 🙂 end'
 
@@ -152,10 +152,8 @@ def test_gguf_sentencepiece_runs_of_spaces_and_lines_are_tokens(tmp_path):
 
 def test_gguf_and_folder_tokenizers_agree(tiny, tmp_path):
   c = tiny.config()
-  a = sources.open_source(str(tiny.write_folder(tmp_path / 'hf', c))).tokenizer
-  b = sources.open_source(
-    str(tiny.write_gguf(tmp_path / 'm.gguf', c))
-  ).tokenizer
+  a = load.open_source(str(tiny.write_folder(tmp_path / 'hf', c))).tokenizer
+  b = load.open_source(str(tiny.write_gguf(tmp_path / 'm.gguf', c))).tokenizer
   tokenizer.check_same(a, b)
   for text in (TEXT, '<|im_start|>hello<|im_end|>'):
     ids = a.encode(text)

@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from specdec_jax.io import config_hf, hf, sources
+from specdec_jax.io import config_hf, hf
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
+from tests.io import reading
 
 FAMILIES = ('llama', 'qwen2', 'qwen3')
 
@@ -19,7 +20,7 @@ def test_every_weight_finds_its_place(tiny, tmp_path, family, shards):
   c = tiny.config(family)
   weights = tiny.arrays(c)
   tiny.write_folder(tmp_path, c, family, weights, shards)
-  model = sources.load(str(tmp_path))
+  model = reading.read(str(tmp_path))
   assert model.config == c
   flat = lm.flatten(model.params)
   assert {k: x.shape for k, x in flat.items()} == {
@@ -41,8 +42,8 @@ def test_bfloat16_file_and_memory(tiny, tmp_path):
   c = tiny.config()
   weights = {k: x.astype(ml_dtypes.bfloat16) for k, x in tiny.arrays(c).items()}
   tiny.write_folder(tmp_path, c, weights=weights)
-  wide = sources.load(str(tmp_path))
-  narrow = sources.load(str(tmp_path), dtype='bfloat16')
+  wide = reading.read(str(tmp_path))
+  narrow = reading.read(str(tmp_path), dtype='bfloat16')
   assert narrow.config.dtype == 'bfloat16'
   for k, x in lm.flatten(narrow.params).items():
     assert x.dtype == ml_dtypes.bfloat16
@@ -53,14 +54,14 @@ def test_bfloat16_file_and_memory(tiny, tmp_path):
 def test_scanned_layers_are_stacked_and_put_once_each(tiny, tmp_path):
   c = tiny.config('qwen2')
   tiny.write_folder(tmp_path, c, 'qwen2')
-  one = lm.flatten(sources.load(str(tmp_path)).params)
+  one = lm.flatten(reading.read(str(tmp_path)).params)
   placed = []
 
   def put(name, x):
     placed.append(name)
     return x
 
-  scanned = sources.load(str(tmp_path), scan_layers=True, put=put)
+  scanned = reading.read(str(tmp_path), scan_layers=True, put=put)
   many = lm.flatten(scanned.params)
   assert sorted(placed) == sorted(many) == sorted(lm.shapes(scanned.config))
   for i in range(c.depth):
@@ -158,7 +159,7 @@ def test_errors_list_both_sides(tiny, tmp_path):
   )
   tiny.write_folder(tmp_path, c, weights=weights)
   with pytest.raises(ValueError) as e:
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))
   for name in ('model.extra.weight', 'model.layers.2', 'nothing for [norm/sca'):
     assert name in str(e.value)
   assert 'inv_freq' not in str(e.value)
@@ -173,7 +174,7 @@ def test_wrong_shape_names_both(tiny, tmp_path):
   with pytest.raises(
     ValueError, match=r'up_proj.* \(32, 48\).*needs \(48, 32\)'
   ):
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))
 
 
 def test_values_that_are_not_finite_are_refused(tiny, tmp_path):
@@ -182,7 +183,7 @@ def test_values_that_are_not_finite_are_refused(tiny, tmp_path):
   weights['model.norm.weight'][3] = np.nan
   tiny.write_folder(tmp_path, c, weights=weights)
   with pytest.raises(ValueError, match='model.norm.weight has 1 values'):
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))
 
 
 def test_tied_head_may_be_stored_twice_but_not_differ(tiny, tmp_path):
@@ -190,11 +191,11 @@ def test_tied_head_may_be_stored_twice_but_not_differ(tiny, tmp_path):
   weights = tiny.arrays(c)
   weights['lm_head.weight'] = weights['model.embed_tokens.weight'].copy()
   tiny.write_folder(tmp_path, c, 'qwen2', weights)
-  sources.load(str(tmp_path))
+  reading.read(str(tmp_path))
   weights['lm_head.weight'][0, 0] += 1
   tiny.write_folder(tmp_path, c, 'qwen2', weights)
   with pytest.raises(ValueError, match='lm_head.*differ.*tie_word_embeddings'):
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_an_index_stays_in_its_folder(tiny, tmp_path, name):
   index = tmp_path / hf.INDEX
   index.write_text(json.dumps({'weight_map': {'lm_head.weight': name}}))
   with pytest.raises(ValueError, match='weight_map names'):
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))
 
 
 @pytest.mark.parametrize('keep', [0, 4, 9, 200, -1])
@@ -214,7 +215,7 @@ def test_a_cut_safetensors_file_is_one_message(tiny, tmp_path, keep):
   path = tmp_path / hf.SINGLE
   path.write_bytes(path.read_bytes()[:keep])
   with pytest.raises(ValueError, match='model.safetensors: not a whole'):
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))
 
 
 def test_missing_and_pointer_files_say_what_to_do(tiny, tmp_path):
@@ -224,10 +225,10 @@ def test_missing_and_pointer_files_say_what_to_do(tiny, tmp_path):
     b'version https://git-lfs.github.com/spec/v1\noid sha256:0\n'
   )
   with pytest.raises(ValueError, match='git lfs pull'):
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))
   path.unlink()
   with pytest.raises(ValueError, match='no such file; weights are read from'):
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))
   (tmp_path / 'config.json').write_text('[' * 100_000)
   with pytest.raises(ValueError, match='config.json: not readable as JSON'):
-    sources.load(str(tmp_path))
+    reading.read(str(tmp_path))

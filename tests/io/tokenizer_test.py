@@ -77,6 +77,14 @@ def test_padding_ids_decode_to_nothing():
   assert t.decode([104, 105, 400]) == 'hi'
 
 
+def test_special_tokens_are_found_by_their_text(tiny):
+  t = wrap(tiny.byte_tokenizer())
+  (i,) = t.encode('<|im_end|>')
+  assert t.special_id('<|im_end|>') == i and t.is_special(i)
+  assert t.decode([i]) == ''
+  assert t.special_id('hel') is None and t.special_id('no such') is None
+
+
 def test_special_tokens_in_text_become_ids(tiny):
   t = wrap(tiny.byte_tokenizer(), eos_ids=(259,))
   ids = t.encode('<|im_start|>hello<|im_end|>')

