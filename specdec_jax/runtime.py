@@ -1,14 +1,16 @@
 """How a program starts, prints and fails. Imports nothing of JAX at import."""
 
+import contextlib
 import importlib.metadata
 import json
 import logging
 import math
 import os
 import pathlib
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import rich.console
@@ -146,6 +148,22 @@ def compact(document: Any) -> str:
     return x
 
   return json.dumps(clean(document), separators=(',', ':'), allow_nan=False)
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[list[int]]:
+  """A list that gets the number of each SIGTERM or SIGINT (Ctrl-C).
+
+  Neither ends the process meanwhile: who loops looks at the list.
+  """
+  seen: list[int] = []
+  numbers = signal.SIGTERM, signal.SIGINT
+  before = [signal.signal(n, lambda n, _: seen.append(n)) for n in numbers]
+  try:
+    yield seen
+  finally:
+    for number, handler in zip(numbers, before, strict=True):
+      signal.signal(number, handler)
 
 
 def _refuse_config(error: BaseException) -> NoReturn:

@@ -13,7 +13,8 @@ from experiments.distillspec_grid import measure, render, settings
 from specdec_jax import build
 from specdec_jax.distill import distillation
 from specdec_jax.io import files
-from specdec_jax.train import loop, text, train_lm
+from specdec_jax.train import text, train_lm
+from specdec_jax.train import workdir as workdir_lib
 
 
 def run(
@@ -27,8 +28,8 @@ def run(
     ValueError: a workdir that was begun with other settings.
   """
   config = dataclasses.asdict(s)
-  loop.open_workdir(workdir, config, changed=False)
-  files.write(workdir / 'config.json', json.dumps(config))
+  workdir_lib.open_run(workdir, config)
+  workdir_lib.write_config(workdir, config)
   trained = Trained(s, workdir)
   held = trained.held_out()
   grid = settings.cells(s.grid)

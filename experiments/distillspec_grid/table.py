@@ -19,12 +19,11 @@ from experiments.distillspec_grid import (  # noqa: E402
   render,
   settings,
 )
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import fields, runtime  # noqa: E402
 from specdec_jax.bench import (  # noqa: E402
   machine,
 )
 from specdec_jax.io import files  # noqa: E402
-from specdec_jax.train import train_lm  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(HERE / 'config.py'))
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the models')
@@ -34,7 +33,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 def run() -> bool:
   """True if every greedy text is the target's own."""
   logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
-  s = train_lm.from_sections(settings.Settings, _CONFIG.value)
+  s = fields.parse(settings.Settings, _CONFIG.value)
   folder = runtime.open_workdir(_RESULTS.value)
   workdir = runtime.open_workdir(_WORKDIR.value)
   if workdir is None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, decode, requests, sharding, types
+from specdec_jax import build, decode, fields, requests, sharding, types
+from specdec_jax import settings as settings_lib
 from specdec_jax.bench import machine
 from specdec_jax.distill import (
   evaluate,
@@ -20,9 +21,14 @@ from specdec_jax.distill import (
 from specdec_jax.distill import prompts as prompts_lib
 from specdec_jax.io import eagles, files
 from specdec_jax.io import load as models
-from specdec_jax.train import data, loop, train_lm
+from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib
+from specdec_jax.train import workdir as workdir_lib
 from specdec_jax.verify import reject
+
+# What a run that goes on cannot change: its data, its parameters' shapes.
+_FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read')
+_FIXED += ('optimiser.muon',)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +72,19 @@ class Settings:
   data: prompts_lib.Data
   loss: heads.Loss
   batch: Batch
-  mesh: train_lm.Mesh
+  mesh: settings_lib.Mesh
   optimiser: step_lib.Optimiser
   run: loop.Run
   judge: Judge
 
   def __post_init__(self):
-    self.mesh.check_rows(
+    data.check_rows(
       {
         'batch.rows': self.batch.rows,
         'data.batch': self.data.batch,
         'data.held_out': self.data.held_out,
-      }
+      },
+      self.mesh.data,
     )
     if self.data.said not in SAID:
       raise ValueError(
@@ -104,21 +111,20 @@ class Settings:
 
 def settings(config) -> Settings:
   """A ConfigDict as checked dataclasses; nothing is loaded."""
-  return train_lm.from_sections(Settings, config)
+  return fields.parse(Settings, config)
 
 
 def run(
   s: Settings, workdir: pathlib.Path, *, changed: bool = False
 ) -> dict[str, Any]:
-  """Trains a draft and writes it into workdir; see train_program.run.
+  """Trains a draft and writes it into workdir; see train_lm.run.
 
   Raises:
     ValueError: a setting or a file that cannot be used; several processes.
   """
-  loop.check_one_process()
   config = dataclasses.asdict(s) | {'read': _read(s)}
-  loop.open_workdir(workdir, config, changed)
-  if before := loop.ended(workdir, config):
+  workdir_lib.open_run(workdir, config, changed=changed, fixed=_FIXED)
+  if before := workdir_lib.finished(workdir, config):
     return before['figures'] | {'draft': str(workdir / before['made'])}
   # A student of some layers takes them one by one.
   scan = False if s.student.layers else None
@@ -167,8 +173,7 @@ def run(
     s.optimiser,
     workdir,
     config=config,
-    changed=changed,
-    place=train_lm.placer(target.layout),
+    place=data.placer(target.layout),
   )
   if ended.best is None:
     return {'step': ended.step, 'finished': False}
@@ -185,7 +190,7 @@ def run(
   }
   path = student.write(workdir, params, about)
   figures |= {'step': step, 'finished': True}
-  loop.end(workdir, config, path.name, figures)
+  workdir_lib.finish(workdir, config, path.name, figures)
   return figures | {'draft': str(path)}
 
 
@@ -286,9 +291,7 @@ def judged(
 
 
 def _batches(s: Settings, rows, seed: int) -> data.Batches:
-  return data.batches(
-    rows, batch=s.batch.rows, seed=seed, process=train_lm.processes()
-  )
+  return data.batches(rows, batch=s.batch.rows, seed=seed)
 
 
 def _text(

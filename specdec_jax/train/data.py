@@ -5,19 +5,23 @@ Knows no text and no model: rows of arrays in, dicts of rows out.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grain
+import jax
 import numpy as np
+
+from specdec_jax import sharding
+
+_ENDLESS = 1 << 62
 
 
 class Batches(Iterator[dict[str, np.ndarray]]):
   """The endless batches that `batches` makes.
 
-  state() is JSON; after restore(state) the same batches follow, byte for byte.
-  It says how many global batches were taken, so another number of processes may
-  go on from it.
+  state() is JSON; after restore(state) the same batches follow, byte for byte,
+  in any number of processes: it counts the global batches that were taken.
   """
 
   def __init__(self, iterator: grain.DatasetIterator, about: dict[str, Any]):
@@ -31,30 +35,18 @@ class Batches(Iterator[dict[str, np.ndarray]]):
     return {**self._about, 'taken': taken}
 
   def restore(self, state: Mapping[str, Any]) -> None:
-    """Goes on where state() was asked for.
+    """Continues where state() was taken.
 
     Raises:
-      ValueError: no such state, or one of another data set, batch or seed.
+      ValueError: a state of another data set, batch or seed.
     """
-    names = [*self._about, 'taken']
-    if sorted(state) != sorted(names):
-      raise ValueError(
-        f'state with {", ".join(map(str, state)) or "nothing"}: a state of '
-        f'batches has {", ".join(names)}; give one that state() returned'
-      )
     for name, mine in self._about.items():
       if state[name] != mine:
         raise ValueError(
           f'state of {name} {state[name]}, but these batches have {name} '
           f'{mine}: resume with the same data, batch and seed, or start anew'
         )
-    taken = state['taken']
-    if type(taken) is not int or not 0 <= taken < _ENDLESS:
-      raise ValueError(
-        f'state with taken {taken!r}: it must be an integer from 0 on; give '
-        'one that state() returned'
-      )
-    grain.experimental.set_next_index(self._iterator, taken)
+    grain.experimental.set_next_index(self._iterator, state['taken'])
 
 
 def batches(
@@ -62,28 +54,34 @@ def batches(
   *,
   batch: int,
   seed: int,
-  process: tuple[int, int] = (0, 1),
+  process: tuple[int, int] | None = None,
 ) -> Batches:
   """Endless batches of the rows of arrays that share their leading axis.
 
   Each epoch has every row once, in an order of its own; the rows that do not
-  fill its last batch are left out. `batch` counts the rows of all processes:
-  process (i, count) gets the i-th of count equal parts of each batch, so the
-  parts in order are what a single process gets. Arrays may be np.memmap: only
-  the rows asked for are read, in a thread, two batches ahead.
+  fill its last batch are left out. Arrays may be np.memmap: only the rows of a
+  batch are read, in a thread, two batches ahead.
 
-  Example: 5 rows in the order 3 0 4 1 2, batch 4, process (1, 2): rows 4 1.
+  Args:
+    batch: rows of all processes together.
+    seed: of the order, 0 or more.
+    process: (i, count): the i-th of count equal parts of each batch, so that
+      the parts in order are what a single process gets. None: this process of
+      jax's. Example: 5 rows in the order 3 0 4 1 2, batch 4, process (1, 2):
+      rows 4 1.
 
   Raises:
-    ValueError: no arrays, or of different lengths; fewer rows than a batch; a
-      batch that the processes cannot share; a seed below 0.
+    ValueError: arrays of different lengths; fewer rows than a batch; a batch
+      that the processes cannot share.
   """
-  rows = _shared_rows(arrays)
-  index, count = process
-  if not 0 <= index < count:
+  lengths = {name: len(a) for name, a in arrays.items()}
+  if len(set(lengths.values())) != 1:
     raise ValueError(
-      f'process={process}: the first counts from 0 to one less than the second'
+      f'arrays have different numbers of rows, {lengths}: row i of each must '
+      'belong to the same text'
     )
+  rows = next(iter(lengths.values()))
+  index, count = process or (jax.process_index(), jax.process_count())
   if batch < 1 or batch % count:
     raise ValueError(
       f'batch={batch} for {count} processes: it must be a positive multiple of '
@@ -94,8 +92,6 @@ def batches(
       f'{rows} rows are fewer than batch={batch}: use a smaller batch or more '
       'data'
     )
-  if seed < 0:
-    raise ValueError(f'seed={seed}: it must be 0 or more')
   about = dict(seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays))
   part = slice(index * batch // count, (index + 1) * batch // count)
   take = _Take(arrays, rows, batch, seed, part)
@@ -104,9 +100,6 @@ def batches(
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
   steps = grain.MapDataset.range(_ENDLESS).map(take)
   return Batches(iter(steps.to_iter_dataset(options)), about)
-
-
-_ENDLESS = 1 << 62
 
 
 class _Take:
@@ -138,19 +131,25 @@ def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
   return np.argsort(np.random.Philox(key).random_raw(rows), kind='stable')
 
 
-def _shared_rows(arrays: Mapping[str, np.ndarray]) -> int:
-  shapes = {name: np.shape(a) for name, a in arrays.items()}
-  if not shapes or () in shapes.values():
-    raise ValueError(
-      f'arrays of shapes {shapes}: give at least one, each with rows first'
+def placer(
+  layout: sharding.Layout | None,
+) -> Callable[[dict[str, np.ndarray]], dict[str, Any]]:
+  """Puts this process's rows of a batch where the mesh's data axis has them."""
+  if layout is None:
+    return lambda batch: batch
+  return lambda batch: {
+    name: jax.make_array_from_process_local_data(
+      layout.sharding('batch', *[None] * (x.ndim - 1)), x
     )
-  lengths = {name: shape[0] for name, shape in shapes.items()}
-  if len(set(lengths.values())) > 1:
-    raise ValueError(
-      f'arrays have different numbers of rows, {lengths}: row i of each must '
-      'belong to the same text'
-    )
-  return next(iter(lengths.values()))
+    for name, x in batch.items()
+  }
+
+
+def check_rows(rows: Mapping[str, int], parts: int) -> None:
+  """Raises ValueError, by its setting, where parts do not divide rows."""
+  for name, count in rows.items():
+    if count % parts:
+      raise ValueError(f'{name}={count}: mesh.data={parts} has to divide it')
 
 
 def _fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
@@ -158,7 +157,7 @@ def _fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
   out = hashlib.sha256()
   for name in sorted(arrays):
     a = arrays[name]
-    sample = a[:: math.ceil(len(a) / 64)]
+    sample = a[:: max(1, math.ceil(len(a) / 64))]
     out.update(f'{name} {a.dtype.name} {a.shape}\n'.encode())
     out.update(np.ascontiguousarray(sample).tobytes())
   return out.hexdigest()[:16]

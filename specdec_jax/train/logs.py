@@ -21,51 +21,51 @@ event_pb2: Any = _event_pb2
 class Logs:
   """Appends to the logs of a workdir, from the step that a run goes on from.
 
-  metrics.jsonl has no clock in it: killed and gone on with, or never killed, a
-  run leaves the same file. What it says of later steps is dropped first.
+  metrics.jsonl has no clock in it: killed and resumed, or never killed, a run
+  leaves the same file. Lines of later steps are dropped first.
 
   Every method raises ValueError if the disk is full or gone.
   """
 
   def __init__(self, workdir: pathlib.Path, first: int):
     self._workdir, self._files = workdir, {}
-    with writing(self._workdir):
+    with writing(workdir):
       for name in ('metrics', 'clocks'):
         path = workdir / f'{name}.jsonl'
         files.write(path, b''.join(_until(path, first)))
         self._files[name] = open(path, 'a')  # noqa: SIM115
       # Not its SummaryWriter: the thread of that dies with the disk full, and
-      # then the run waits for it forever. Two starts in one second are two.
+      # then the run waits for it forever. By pid: two starts in one second.
       (workdir / 'tb').mkdir(exist_ok=True)
       self._board = event_file_writer.EventsWriter(
         str(workdir / 'tb' / 'events'), f'.{os.getpid()}'
       )
+      # Makes TensorBoard forget the later steps of an earlier start.
       begun = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
       self._event(first + 1, session_log=begun)
 
   def write(self, step: int, figures: dict[str, Any]) -> None:
-    """Figures that only the settings decide; see plain."""
+    """Figures that every run of the same settings repeats; see plain."""
     with writing(self._workdir):
       self._line('metrics', step, figures)
       for name, value in figures.items():
-        many = isinstance(value, list)
-        for i, x in enumerate(value if many else [value]):
+        one = not isinstance(value, list)
+        labels = {name: value} if one else _numbered(name, value)
+        for label, x in labels.items():
           if x is not None:
-            label = f'{name}/{i}' if many else name
             self._event(step, summary=summary.scalar(label, float(x)))
 
   def clock(self, step: int, figures: dict[str, float]) -> None:
-    """Figures that another run of the same settings has otherwise."""
+    """Figures that differ from run to run."""
     with writing(self._workdir):
       self._line('clocks', step, figures)
 
   def flush(self) -> None:
-    """Before a checkpoint: what is said of its steps must not be lost."""
     with writing(self._workdir):
       self._board.flush()
 
   def close(self) -> None:
-    # What could not be written was said when it was tried.
+    # What could not be written was raised when it was tried.
     for file in (*self._files.values(), self._board):
       with contextlib.suppress(OSError):
         file.close()
@@ -81,7 +81,7 @@ class Logs:
 
 
 def plain(figures: dict[str, Any]) -> dict[str, Any]:
-  """Numbers and lists of numbers, None for what is not finite."""
+  """Arrays as numbers and lists of numbers; None for what is not finite."""
 
   def clean(x):
     if isinstance(x, list):
@@ -93,7 +93,7 @@ def plain(figures: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path):
-  """A disk that is full or gone is a ValueError that says what to do."""
+  """Turns the OSError of a full or missing disk into a ValueError."""
   try:
     yield
   except OSError as error:
@@ -103,15 +103,17 @@ def writing(path: pathlib.Path):
     ) from error
 
 
+def _numbered(name: str, values: list[Any]) -> dict[str, Any]:
+  return {f'{name}/{i}': x for i, x in enumerate(values)}
+
+
 def _until(path: pathlib.Path, step: int) -> list[bytes]:
   """The lines up to a step; half a line, which a kill leaves, is dropped."""
   if not path.exists():
     return []
   kept = []
   for line in path.read_bytes().splitlines(keepends=True):
-    try:
+    with contextlib.suppress(ValueError):
       if line.endswith(b'\n') and json.loads(line)['step'] <= step:
         kept.append(line)
-    except (ValueError, KeyError, TypeError):
-      continue
   return kept

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from specdec_jax import types
+from specdec_jax import fields, types
 
 Array = jax.Array
 # loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}), means
@@ -18,37 +18,26 @@ Loss = Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimiser:
-  """AdamW with warm-up and a cosine, after clipping by the global norm.
+class Optimiser(fields.Checked):
+  """AdamW with warm-up and a cosine, after clipping by the global norm."""
 
-  warmup: of all steps, rising from 0. final: the last learning rate, as a share
-  of the peak. muon: the peak learning rate of the layers' matrices under Muon
-  (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), 0: they go by
-  AdamW too. accumulate: parts that a batch is read in, one after another.
-  """
-
-  learning_rate: float
-  warmup: int
-  final: float
-  weight_decay: float
-  clip: float
-  b1: float
-  b2: float
-  muon: float
-  accumulate: int
-
-  def __post_init__(self):
-    for name in ('learning_rate', 'clip'):
-      if not getattr(self, name) > 0:
-        raise ValueError(f'{name}={getattr(self, name)}: must be above 0')
-    for name in ('weight_decay', 'final', 'warmup', 'muon'):
-      if getattr(self, name) < 0:
-        raise ValueError(f'{name}={getattr(self, name)}: must be 0 or more')
-    for name in ('b1', 'b2'):
-      if not 0 <= getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)}: must be in [0, 1)')
-    if self.accumulate < 1:
-      raise ValueError(f'accumulate={self.accumulate}: must be 1 or more')
+  learning_rate: float = fields.setting(above=0, help='the peak')
+  warmup: int = fields.setting(low=0, help='steps, rising from 0')
+  final: float = fields.setting(
+    low=0, help='the last learning rate, as a share of the peak'
+  )
+  weight_decay: float = fields.setting(low=0)
+  clip: float = fields.setting(above=0, help='the largest gradient norm')
+  b1: float = fields.setting(low=0, below=1)
+  b2: float = fields.setting(low=0, below=1)
+  # Jordan et al. 2024, https://kellerjordan.github.io/posts/muon
+  muon: float = fields.setting(
+    low=0,
+    help="peak learning rate of the layers' matrices under Muon; 0: AdamW",
+  )
+  accumulate: int = fields.setting(
+    low=1, help='parts that a batch is read in, one after another'
+  )
 
 
 class State(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.distillspec_grid import config as grid_config
 from experiments.distillspec_grid import grid, measure, render, settings
-from specdec_jax.train import train_lm
+from specdec_jax import fields
 
 FOLDER = pathlib.Path('somewhere')
 
@@ -16,7 +16,7 @@ def made(size='full', **sections):
   c = grid_config.get_config(size).unlock()
   for name, changes in sections.items():
     c[name].update(changes)
-  return train_lm.from_sections(settings.Settings, c)
+  return fields.parse(settings.Settings, c)
 
 
 def test_every_cell_is_trained_once():

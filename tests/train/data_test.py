@@ -138,9 +138,6 @@ def test_every_number_of_rows_is_permuted():
     ({'batch': 12}, '11 rows are fewer than batch=12'),
     ({'batch': 0}, 'batch=0 for 1 processes: it must be a positive multiple'),
     ({'process': (0, 3)}, 'batch=4 for 3 processes: it must be a positive'),
-    ({'process': (2, 2)}, r'process=\(2, 2\): the first counts from 0'),
-    ({'process': (-1, 2)}, r'process=\(-1, 2\): the first counts'),
-    ({'seed': -1}, 'seed=-1: it must be 0 or more'),
   ],
 )
 def test_settings_are_checked(changes, message):
@@ -148,18 +145,11 @@ def test_settings_are_checked(changes, message):
     make(**changes)
 
 
-@pytest.mark.parametrize(
-  'given, message',
-  [
-    ({}, 'arrays of shapes {}: give at least one'),
-    ({'a': np.float32(1)}, r"arrays of shapes {'a': \(\)}: give at least one"),
-    ({'a': np.zeros(3), 'b': np.zeros((2, 3))}, "rows, {'a': 3, 'b': 2}"),
-    ({'a': np.zeros((0, 4))}, '0 rows are fewer than batch=1'),
-  ],
-)
-def test_arrays_are_checked(given, message):
-  with pytest.raises(ValueError, match=message):
-    data.batches(given, batch=1, seed=0)
+def test_arrays_are_checked():
+  with pytest.raises(ValueError, match="rows, {'a': 3, 'b': 2}"):
+    data.batches({'a': np.zeros(3), 'b': np.zeros((2, 3))}, batch=1, seed=0)
+  with pytest.raises(ValueError, match='0 rows are fewer than batch=1'):
+    data.batches({'a': np.zeros((0, 4))}, batch=1, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -182,19 +172,6 @@ def test_a_state_of_other_data_of_the_same_size_is_refused():
     state = data.batches(other, batch=4, seed=5).state()
     with pytest.raises(ValueError, match='but these batches have data'):
       make().restore(state)
-
-
-def test_a_state_must_be_one():
-  good = make().state()
-  with pytest.raises(
-    ValueError, match='state with nothing: a state of batches'
-  ):
-    make().restore({})
-  with pytest.raises(ValueError, match='state with seed, .*, old: a state of'):
-    make().restore(good | {'old': 1})
-  for taken in (-1, True, '3', 1 << 62):
-    with pytest.raises(ValueError, match='must be an integer from 0 on'):
-      make().restore(good | {'taken': taken})
 
 
 ORDER_0_0 = [1, 4, 5, 6, 2, 0, 3, 7]

@@ -46,17 +46,6 @@ def test_going_on_drops_what_was_said_of_later_steps(tmp_path):
   assert same[0] == same[1]
 
 
-def test_damaged_lines_are_dropped(tmp_path):
-  lines = ['{"step": 1}', 'not json', '[2]', '{"loss": 1}', '{"step": 2}', '']
-  (tmp_path / 'metrics.jsonl').write_text('\n'.join(lines))
-  logs_lib.Logs(tmp_path, 2).close()
-  assert [x['step'] for x in read(tmp_path, 'metrics')] == [1, 2]
-  # What would become one line with the next.
-  (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n{"step": 2}')
-  logs_lib.Logs(tmp_path, 2).close()
-  assert [x['step'] for x in read(tmp_path, 'metrics')] == [1]
-
-
 def test_tensorboard_gets_numbers_and_each_of_a_list(tmp_path):
   written(tmp_path, 4, [5, 6])
   (path,) = (tmp_path / 'tb').iterdir()

@@ -9,6 +9,7 @@ import numpy as np
 from specdec_jax.io import checkpoint
 from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib
+from specdec_jax.train import workdir as workdir_lib
 
 OPTIMISER = step_lib.Optimiser(
   learning_rate=0.1,
@@ -89,15 +90,16 @@ def task():
 
 
 def run(workdir, task, *, changed=False, place=lambda batch: batch, **settings):
-  """loop.run; settings: those of loop.Run that are not SETTINGS."""
+  """A run; settings: those of loop.Run that are not SETTINGS."""
   run = SETTINGS | settings
+  config = {'run': run, 'data': {'keep': 1}}
+  workdir_lib.open_run(workdir, config, changed=changed, fixed=('run.seed',))
   return loop.run(
     task,
     loop.Run(**run),
     OPTIMISER,
     workdir,
-    config={'run': run, 'data': {'keep': 1}},
-    changed=changed,
+    config=config,
     place=place,
     show=False,
   )

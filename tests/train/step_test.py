@@ -141,11 +141,11 @@ def donated():
 @pytest.mark.parametrize(
   ('name', 'value', 'says'),
   [
-    ('learning_rate', 0.0, 'must be above 0'),
-    ('clip', -1.0, 'must be above 0'),
-    ('muon', -0.1, 'must be 0 or more'),
-    ('b2', 1.0, r'must be in \[0, 1\)'),
-    ('accumulate', 0, 'must be 1 or more'),
+    ('learning_rate', 0.0, 'must be a number, more than 0'),
+    ('clip', -1.0, 'must be a number, more than 0'),
+    ('muon', -0.1, 'must be a number, at least 0'),
+    ('b2', 1.0, 'must be a number, at least 0 and less than 1'),
+    ('accumulate', 0, 'must be a whole number, at least 1'),
   ],
 )
 def test_settings_out_of_range_are_refused(name, value, says):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pydoc_data import topics
 
@@ -11,7 +12,7 @@ import pytest
 from configs import train_lm
 from specdec_jax import api, build
 from specdec_jax.bench import machine
-from specdec_jax.train import loop, text
+from specdec_jax.train import text
 from specdec_jax.train import train_lm as train_lm_lib
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -100,7 +101,7 @@ def test_a_mesh_changes_nothing_and_another_goes_on(
     patch.setattr(train_lm_lib, 'held_out_loss', stops)
     begun = run(tmp_path, source, mesh=dict(data=2, model=2))
   assert begun == {'step': 2, 'finished': False}
-  with pytest.raises(ValueError, match='mesh.data, mesh.model; .*--changed'):
+  with pytest.raises(ValueError, match='mesh.data, mesh.model; .*by --changed'):
     run(tmp_path, source, mesh=dict(data=4, model=1))
   ended = run(tmp_path, source, changed=True, mesh=dict(data=4, model=1))
   assert ended['step'] == figures['step']
@@ -111,18 +112,49 @@ def test_a_mesh_changes_nothing_and_another_goes_on(
   np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-def test_several_processes_are_refused(source, tmp_path, monkeypatch):
-  monkeypatch.setattr('jax.process_count', lambda: 2)
-  with pytest.raises(ValueError, match='2 processes: .* by one'):
-    run(tmp_path, source)
-  assert not (tmp_path / loop.ENDED).exists()
+def content(folder):
+  return {p: p.read_bytes() for p in folder.rglob('*') if p.is_file()}
+
+
+@pytest.mark.parametrize('changed', [False, True])
+def test_a_refused_run_leaves_the_workdir_as_it_was(
+  changed, alone, source, tmp_path
+):
+  workdir = tmp_path / 'run'
+  shutil.copytree(alone[0], workdir)
+  before = content(workdir)
+  for wrong, key in (
+    (dict(text=dict(vocab=310)), 'text.vocab'),
+    (dict(model=dict(size='smollm2_135m')), 'model.size'),
+    (dict(run=dict(seed=1)), 'run.seed'),
+    (dict(optimiser=dict(muon=0.1)), 'optimiser.muon'),
+  ):
+    with pytest.raises(ValueError, match=f'values of {key}, which cannot'):
+      run(workdir, source, changed, **wrong)
+    assert content(workdir) == before
+
+
+def test_a_text_that_changed_leaves_the_tokenizer(alone, source, tmp_path):
+  workdir = tmp_path / 'run'
+  shutil.copytree(alone[0], workdir)
+  (workdir / 'ended.json').unlink()
+  before = content(workdir / 'tokenizer')
+  text_ = source.read_text()
+  try:
+    source.write_text(text_.upper())
+    with pytest.raises(ValueError, match='but these batches have'):
+      run(workdir, source)
+  finally:
+    source.write_text(text_)
+  assert content(workdir / 'tokenizer') == before
+  assert run(workdir, source) == alone[1]
 
 
 @pytest.mark.parametrize(
   ('data', 'wrong'),
   [
     (3, 'text.rows=4: mesh.data=3 has to'),
-    (0, 'mesh.data=0: must be 1 or more'),
+    (0, 'mesh.data=0: must be a whole number, at least 1'),
   ],
 )
 def test_a_mesh_divides_its_rows(data, wrong, source, tmp_path):
@@ -137,7 +169,7 @@ def test_a_tokenizer_is_taken(which, alone, tmp_path):
   with c.unlocked():
     c.text.tokenizer = at
   found = train_lm_lib._tokenizer(
-    train_lm_lib.settings(c), text.Corpus('', (), ''), tmp_path
+    train_lm_lib.settings(c).text, text.Corpus('', (), ''), tmp_path, False
   )
   own = build.load(alone[0] / 'model' if which == 'a folder' else at)
   assert found.fingerprint() == own.tokenizer.fingerprint()

@@ -1,0 +1,127 @@
+"""The folder of a run: begun, gone on with, or finished.
+
+config.json    every setting of the run
+ended.json     the result of a run that needs no more work
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from specdec_jax import runtime
+from specdec_jax.io import files
+from specdec_jax.train import logs
+
+# May differ when a run goes on, without a word.
+FREE = ('run.log_every', 'run.keep')
+CONFIG, ENDED = 'config.json', 'ended.json'
+
+
+def open_run(
+  folder: pathlib.Path,
+  config: dict[str, Any],
+  *,
+  changed: bool = False,
+  fixed: Sequence[str] = (),
+) -> bool:
+  """Makes the folder of a run, or compares its config.json with config.
+
+  One process at a time: half-written files of a killed one are removed.
+
+  Args:
+    changed: go on although config has other values.
+    fixed: keys that no run can change on its way, as 'run.seed' or, for all
+      of a section, 'text'.
+
+  Returns:
+    Whether a run was begun here before.
+
+  Raises:
+    ValueError: config differs, naming the keys; a folder that cannot be
+      written; several processes.
+  """
+  # Batches and checkpoints could be shared by several; logs and exports not.
+  if jax.process_count() > 1:
+    raise ValueError(
+      f'{jax.process_count()} processes: a run is trained by one, on devices '
+      'of its own host; start one'
+    )
+  runtime.open_workdir(str(folder))
+  files.sweep(folder)
+  path = folder / CONFIG
+  if not path.exists():
+    return False
+  differ = _differ(files.read_json(path), config)
+  stuck = [x for x in differ if x in fixed or x.partition('.')[0] in fixed]
+  if stuck:
+    raise ValueError(
+      f'workdir {folder}: begun with other values of {", ".join(stuck)}, which '
+      'cannot change on the way; take another workdir'
+    )
+  if differ and not changed:
+    raise ValueError(
+      f'workdir {folder}: begun with other values of {", ".join(differ)}; '
+      'take another workdir, or go on with the new ones by --changed'
+    )
+  return True
+
+
+def write_config(folder: pathlib.Path, config: dict[str, Any]) -> None:
+  path = folder / CONFIG
+  if not path.exists() or files.read_json(path) != _as_json(config):
+    _write(path, config)
+
+
+def finished(
+  folder: pathlib.Path, config: dict[str, Any]
+) -> dict[str, Any] | None:
+  """{'made', 'figures', 'config'} of `finish`; None if there is work left.
+
+  None too if config differs, or if what the run made is gone.
+  """
+  path = folder / ENDED
+  if not path.exists():
+    return None
+  found = files.read_json(path)
+  exists = (folder / found['made']).exists()
+  return found if exists and not _differ(found['config'], config) else None
+
+
+def finish(
+  folder: pathlib.Path,
+  config: dict[str, Any],
+  made: str,
+  figures: dict[str, Any],
+) -> None:
+  """Notes that no work is left. made: the name of the result in the folder."""
+  _write(folder / ENDED, {'made': made, 'figures': figures, 'config': config})
+
+
+def _write(path: pathlib.Path, content: dict[str, Any]) -> None:
+  with logs.writing(path):
+    files.write(path, json.dumps(content, indent=1))
+
+
+def _differ(before: dict[str, Any], config: dict[str, Any]) -> list[str]:
+  """The keys with different values, without those that are free."""
+  before, now = _flat(before), _flat(_as_json(config))
+  names = sorted((before.keys() | now) - set(FREE))
+  return [x for x in names if before.get(x) != now.get(x)]
+
+
+def _as_json(config: dict[str, Any]) -> dict[str, Any]:
+  return json.loads(json.dumps(config))  # a tuple becomes a list
+
+
+def _flat(config: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+  """{'a': {'b': 1}} -> {'a.b': 1}."""
+  out = {}
+  for name, value in config.items():
+    if isinstance(value, dict):
+      out |= _flat(value, f'{prefix}{name}.')
+    else:
+      out[f'{prefix}{name}'] = value
+  return out
