@@ -205,6 +205,7 @@ def make_lm(
   ().
   """
   config, params = _first(s, target, seed, begun)
+  export.settings(config)  # refuses now what could not be saved at the end
   expand = lambda params: (config, params)
   if s.vocabulary:
     config, params, expand = _reduced(config, params, ids.tolist())

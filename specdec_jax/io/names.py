@@ -310,39 +310,6 @@ def _place(rows, stored: str, config) -> tuple[str | None, Transform]:
   return None, keep
 
 
-def stored_names(
-  rows: tuple[Row, ...], config: model_config.LMConfig
-) -> dict[str, tuple[str, Transform]]:
-  """Parameter name -> (stored name, transform): the tables from our side.
-
-  For settings without scanned or fused layers. What split cuts is in parts.
-  """
-  out = {}
-  for name in lm.shapes(config):
-    own = _EMBED if name == 'head' and config.tied else name
-    (stored,) = filter(None, [_stored(row, own) for row in rows])
-    place, transform = _place(rows, stored, config)
-    assert place == name, (place, name)
-    out[name] = stored, transform
-  return out
-
-
-_GROUP = re.compile(r'\((?!\?)[^()]*\)')
-
-
-def _stored(row: Row, place: str) -> str | None:
-  """The name that a row reads into a place, if it is a place of that row."""
-  groups = _GROUP.findall(row.pattern)
-  places = re.sub(r'\\(\d)', lambda m: groups[int(m[1]) - 1], row.place)
-  match = re.fullmatch(places, place)
-  if match is None:
-    return None
-  values = iter(match.groups())
-  stored = _GROUP.sub(lambda _: next(values), row.pattern)
-  # transformers writes the prefix that it reads without.
-  return stored.replace(_GPT2, 'transformer.').replace('\\', '')
-
-
 def _assemble(reader, config, plan, name: str, want) -> np.ndarray:
   """One parameter in its final dtype; scanned layers one after the other."""
   out = np.empty(want.shape, want.dtype)

@@ -98,6 +98,7 @@ def run(
   model = dataclasses.replace(
     model_config.sized(s.model.size), vocab=-(-tokenizer.size // 64) * 64
   )
+  export.settings(model)  # refuses now what could not be saved at the end
   mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   layout = None if mesh is None else sharding.lay_out(mesh, model)
   ended = loop.run(

@@ -13,7 +13,7 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
-GOLDENS = ('llama', 'qwen2', 'qwen3', 'gpt2', 'gemma2', 'gemma3')
+GOLDENS = ('llama', 'qwen2', 'qwen3')
 TEXT = 'hello <|im_start|>héllo\n  wörld 123<|im_end|>'
 
 # Name -> (family that must be chosen, settings of tiny.config).
