@@ -1,10 +1,5 @@
-"""Text to train on: where it comes from, its tokenizer, its rows of tokens.
+"""Text to train on: where it comes from, its tokenizer, its rows of tokens."""
 
-Knows no model, and downloads nothing unless hf: is asked for.
-"""
-
-import codecs
-import gzip
 import hashlib
 import json
 import os
@@ -12,7 +7,6 @@ import pathlib
 import platform
 import re
 import sysconfig
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,54 +19,55 @@ from specdec_jax.io import tokenizer as tokenizer_lib
 # Separates the documents of a text file; our tokenizers end a text with it.
 END = '<|endoftext|>'
 
-_TEXT = ('.txt', '.md', '.txt.gz', '.md.gz')
-_JSONL = ('.jsonl', '.jsonl.gz')
-_FORMS = (
-  'stdlib, stdlib:prose, a .txt, .md or .jsonl file (or a .gz of one), a '
-  'folder of .txt and .md files, hf:org/name[:config]/split'
+_SUFFIXES = ('.txt', '.md')
+_MOST_CHARACTERS = 8_000_000  # of the library's sources
+# Not its text: tests, other packages, the manual itself, tables, programs,
+# descriptions of the machine that built this Python.
+_SKIPPED = re.compile(
+  'tests?|idle_test|site-packages|dist-packages|pydoc_data|encodings|idlelib|'
+  'lib2to3|distutils|turtledemo|config-.*|_sysconfigdata.*'
 )
 
 
 class Corpus(NamedTuple):
-  """Documents, none of them blank; sha256 is of them, NUL between two."""
+  """Documents, none of them blank."""
 
-  label: str
+  label: str  # where they come from
   documents: tuple[str, ...]
-  sha256: str
+  sha256: str  # of the documents, NUL between two
 
 
 def read(source: str, *, field: str = 'text') -> Corpus:
   """The documents of a source, always in the same order.
 
-  stdlib: Python's own manual and the sources of its library, up to 8 million
-  characters; stdlib:prose: the manual alone. Both differ between versions of
-  Python. A .txt or .md file is one document, or several with END between them,
-  and a folder all that are in it, sub-folders too. The objects of a .jsonl file
-  and the rows of hf:org/name[:config]/split (by the `datasets` package) give
-  what `field` holds: a text, or a list of texts, joined by blank lines.
+  Args:
+    source: one of
+      a .txt or .md file: one document, or several with END between them;
+      a folder: all .txt and .md files in it and in its folders;
+      a .jsonl file of objects whose `field` is a text, or a list of texts,
+      which are joined by blank lines;
+      hf:org/name[:config]/split: rows as those of JSONL, by the `datasets`
+      package;
+      stdlib:prose: Python's own manual; stdlib: the manual and up to 8 million
+      characters of its library. Both differ between versions of Python.
 
   Raises:
     ValueError: no such source, one that cannot be read, one without text.
   """
-  path = pathlib.Path(source)
-  name = path.name.lower()
-  if source == 'stdlib:prose':
-    documents = _manual(source)
-  elif source == 'stdlib':
-    documents = [*_manual(source), *_sources(source)]
+  path, label = pathlib.Path(source), source
+  if source in ('stdlib', 'stdlib:prose'):
+    from pydoc_data import topics  # half a megabyte, and not in every Python
+
+    label = f'{source} of Python {platform.python_version()}'
+    documents = list(topics.topics.values())
+    documents += _library() if source == 'stdlib' else []
   elif source.startswith('hf:'):
     documents = _dataset(source, field)
   elif path.is_dir():
-    documents = _folder(path)
-  elif name.endswith(_TEXT):
-    documents = _decoded(path).split(END)
-  elif name.endswith(_JSONL):
-    documents = _objects(path, field)
+    paths = _below(path, _SUFFIXES)
+    documents = [x for one in paths for x in _decoded(one).split(END)]
   else:
-    raise ValueError(f'corpus {source!r}: allowed are {_FORMS}')
-  label = source
-  if source.startswith('stdlib'):
-    label = f'{source} of Python {platform.python_version()}'
+    documents = _file(path, field)
   return _corpus(label, documents)
 
 
@@ -81,10 +76,8 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
   on one side. A single document is cut: its last 1 / every is held out.
 
   Raises:
-    ValueError: every below 2, or a document too short to cut.
+    ValueError: a document too short to cut.
   """
-  if every < 2:
-    raise ValueError(f'every={every}: allowed are 2 and more')
   # By hash, not by place: a corpus is often ordered by subject.
   ranked = sorted(set(corpus.documents), key=_sha256)
   if len(ranked) > 1:
@@ -108,20 +101,14 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
 
 
 def train_tokenizer(
-  corpus: Corpus, vocab: int, folder: str | os.PathLike
+  corpus: Corpus, vocab: int, folder: pathlib.Path
 ) -> tokenizer_lib.Tokenizer:
   """Trains a byte-level BPE with END as its id 0 and writes it to a folder.
 
-  Its files are those of Hugging Face and the same for the same corpus. It has
-  `vocab` tokens, fewer when the corpus has no more pairs that come twice.
-
-  Raises:
-    ValueError: vocab below the 256 bytes and END; a folder not writable.
+  Its files are in Hugging Face's format, and the same for the same corpus. It
+  has `vocab` tokens (257 or more: all bytes and END), fewer when the corpus has
+  no more pairs that come twice.
   """
-  if vocab < 257:
-    raise ValueError(
-      f'vocab={vocab}: allowed are 257 (all bytes and {END}) and more'
-    )
   inner = tokenizers.Tokenizer(tokenizers.models.BPE())
   inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False
@@ -141,17 +128,9 @@ def train_tokenizer(
     'eos_token': END,
     'tokenizer_class': 'PreTrainedTokenizerFast',
   }
-  folder = pathlib.Path(folder)
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / 'tokenizer.json', inner.to_str(pretty=True))
-    files.write(
-      folder / 'tokenizer_config.json', json.dumps(settings, indent=2)
-    )
-  except OSError as error:
-    raise ValueError(
-      f'output {folder}: cannot be written: {error.strerror}'
-    ) from error
+  folder.mkdir(parents=True, exist_ok=True)
+  files.write(folder / 'tokenizer.json', inner.to_str(pretty=True))
+  files.write(folder / 'tokenizer_config.json', json.dumps(settings, indent=2))
   return tokenizer_lib.from_folder(folder, str(folder))
 
 
@@ -160,15 +139,11 @@ def pack(
 ) -> np.ndarray:
   """int32 [n, length]: the tokens of all documents, eos after each, in rows.
 
-  A document goes on in the next row; what does not fill the last is dropped.
+  A document continues in the next row; an unfilled last row is dropped.
 
   Raises:
-    ValueError: length below 2, less than one row, a tokenizer without eos.
+    ValueError: less than one row; a tokenizer without eos.
   """
-  if length < 2:
-    raise ValueError(
-      f'length={length}: allowed are 2 and more, a token and the next'
-    )
   if not tokenizer.eos_ids:
     raise ValueError(
       f'{tokenizer.source}: has no end-of-text token to put between documents; '
@@ -197,50 +172,17 @@ def _sha256(text: str) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _manual(source: str) -> list[str]:
-  try:
-    from pydoc_data import topics
-  except ImportError as error:
-    raise ValueError(
-      f'corpus {source}: this Python comes without pydoc_data; install its '
-      'standard library whole, or give a text file'
-    ) from error
-  return list(topics.topics.values())
-
-
-# Tests; what is not the library's; the manual itself; tables; programs; what
-# tells of the machine that built this Python.
-_SKIPPED = re.compile(
-  'tests?|idle_test|site-packages|dist-packages|pydoc_data|encodings|idlelib|'
-  'lib2to3|distutils|turtledemo|config-.*|_sysconfigdata.*'
-)
-_MOST_CHARACTERS = 8_000_000
-
-
-def _sources(source: str) -> list[str]:
-  """The library's files in the order of their names, while there is room."""
-  folder = pathlib.Path(sysconfig.get_path('stdlib'))
+def _library() -> list[str]:
+  """The library's files in the order of their paths, while there is room."""
   out, room = [], _MOST_CHARACTERS
+  folder = pathlib.Path(sysconfig.get_path('stdlib'))
   for path in _below(folder, ('.py',), _SKIPPED):
-    out.append(_decoded(path))
-    room -= len(out[-1])
+    text = _decoded(path)
+    room -= len(text)
     if room < 0:
-      return out[:-1]
-  if not out:
-    raise ValueError(
-      f'corpus {source}: no sources of the library in {folder}; use '
-      'stdlib:prose or give a text file'
-    )
+      break
+    out.append(text)
   return out
-
-
-def _folder(folder: pathlib.Path) -> list[str]:
-  found = _below(folder, _TEXT)
-  if not found:
-    raise ValueError(
-      f'corpus {folder}: no .txt or .md file (or a .gz of one) in this folder'
-    )
-  return [d for path in found for d in _decoded(path).split(END)]
 
 
 def _below(
@@ -261,93 +203,49 @@ def _below(
   return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
+def _file(path: pathlib.Path, field: str) -> list[str]:
+  name = path.name.lower()
+  if name.endswith(_SUFFIXES):
+    return _decoded(path).split(END)
+  if not name.endswith('.jsonl'):
+    raise ValueError(
+      f'corpus {str(path)!r}: allowed are a .txt, .md or .jsonl file, a folder '
+      'of .txt and .md files, hf:org/name[:config]/split, stdlib, stdlib:prose'
+    )
+  return [_text(row, field, where) for where, row in files.read_jsonl(path)]
+
+
 def _decoded(path: pathlib.Path) -> str:
   try:
-    data = path.read_bytes()
-    if path.name.lower().endswith('.gz'):
-      data = gzip.decompress(data)
-  except (OSError, EOFError, zlib.error) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise ValueError(f'corpus {path}: cannot be read: {reason}') from error
-  data = data.removeprefix(codecs.BOM_UTF8)
-  try:
-    return data.decode()
-  except UnicodeDecodeError as error:
-    line = data[: error.start].count(b'\n') + 1
+    return path.read_bytes().decode('utf-8-sig')
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f'corpus {path}: cannot be read: {error}') from error
+
+
+def _text(row: dict[str, Any], field: str, where: str) -> str:
+  texts = row.get(field)
+  texts = texts if isinstance(texts, list) else [texts]
+  if not all(isinstance(x, str) for x in texts):
     raise ValueError(
-      f'corpus {path}:{line}: not UTF-8 ({error.reason}): save it as UTF-8'
-    ) from error
-
-
-def _objects(path: pathlib.Path, field: str) -> list[str]:
-  out = []
-  # Not splitlines: JSON allows a bare U+2028 in a string, which would split it.
-  for number, line in enumerate(_decoded(path).split('\n'), 1):
-    if not line.strip():
-      continue
-    where = f'corpus {path}:{number}'
-    try:
-      row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-      raise ValueError(
-        f'{where}: not JSON ({error}): each line must be one JSON object'
-      ) from error
-    if not isinstance(row, dict):
-      raise ValueError(
-        f'{where}: {type(row).__name__} is not an object: write {{"{field}": '
-        '"..."}'
-      )
-    if field not in row:
-      raise ValueError(
-        f'{where}: no field {field!r}; name one that it has: {", ".join(row)}'
-      )
-    out.append(_text(row[field], field, where))
-  return out
-
-
-def _text(value: Any, field: str, where: str) -> str:
-  texts = value if isinstance(value, list) else [value]
-  if not all(isinstance(text, str) for text in texts):
-    raise ValueError(
-      f'{where}: {field} holds no text: it must be a text or a list of texts'
+      f'{where}: no text in field {field!r}; the fields are {", ".join(row)}'
     )
-  try:
-    _sha256(text := '\n\n'.join(texts))
-  except UnicodeEncodeError as error:
-    raise ValueError(
-      f'{where}: {field} holds half of a surrogate pair: write both halves or '
-      'the character itself'
-    ) from error
-  return text
+  return '\n\n'.join(texts)
 
 
 def _dataset(source: str, field: str) -> list[str]:
-  form = r'hf:([\w.-]+/[\w.-]+)(?::([\w.-]+))?/([^/]+)'
-  match = re.fullmatch(form, source)
-  if not match:
-    raise ValueError(
-      f'corpus {source!r}: the form is hf:org/name[:config]/split'
-    )
   try:
     import datasets  # pyright: ignore[reportMissingImports]
   except ImportError as error:
     raise ValueError(
       f'corpus {source} needs datasets: pip install datasets'
     ) from error
-  repo, config, split = match.groups()
+  repo, _, split = source.removeprefix('hf:').rpartition('/')
+  name, _, config = repo.partition(':')
   try:
-    data = datasets.load_dataset(repo, config, split=split)
+    rows = datasets.load_dataset(name, config or None, split=split)
   except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-    first = str(error).partition('\n')[0]
+    reason = str(error).partition('\n')[0]
     raise ValueError(
-      f'corpus {source}: not to be had: {type(error).__name__}: {first}'
+      f'corpus {source}: {reason}; the form is hf:org/name[:config]/split'
     ) from error
-  if field not in data.column_names:
-    raise ValueError(
-      f'corpus {source}: no field {field!r}; name one that it has: '
-      f'{", ".join(data.column_names)}'
-    )
-  return [
-    _text(value, field, f'corpus {source}: row {i}')
-    for i, value in enumerate(data[field])
-  ]
+  return [_text(row, field, f'{source}:{i}') for i, row in enumerate(rows)]
