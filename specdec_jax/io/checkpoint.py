@@ -5,17 +5,15 @@
     folder/50.part/          a save or a removal, under way or interrupted
 
 A folder gets its number by one rename after its manifest is written, and loses
-it by one rename before it is removed: wherever the process is killed, what has
-a number is whole. It knows neither models nor training; when to save, and what
-SIGTERM means, is the training loop's.
-
-Several processes need one file system and the same calls in the same order.
-All of them write their shards; process 0 hashes and renames; errors are agreed
-upon, so that all raise or none.
+it by one rename before it is removed: wherever the process is killed, a folder
+with a number is complete. Orbax alone checks no content: a flipped bit would be
+restored silently. One process writes and reads.
 """
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import hashlib
 import json
 import logging as python_logging
 import operator
@@ -27,18 +25,30 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import logging
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from specdec_jax.io import manifest
+from specdec_jax.io import files
 
 ARRAYS = 'arrays'
-NUMBER = re.compile('0|[1-9][0-9]*')
-# What Orbax and tensorstore raise when they cannot write.
-WRITE_ERRORS = (OSError, ValueError, RuntimeError)
-Corrupt = manifest.Corrupt
+MANIFEST = 'manifest.json'
+_FORMAT = 1
+_NUMBER = re.compile('0|[1-9][0-9]*')
+
+
+class Corrupt(ValueError):
+  """A step that cannot be used: a file is missing, changed or unknown.
+
+  path: the file. wrong: what is wrong with it.
+  """
+
+  def __init__(self, path: pathlib.Path, wrong: str):
+    super().__init__(f'{path}: {wrong}')
+    self.path, self.wrong = path, wrong
+
+
+class Foreign(Corrupt):
+  """A valid step, of a tree with other leaves, shapes or types than wanted."""
 
 
 class Unsaved(ValueError):
@@ -46,7 +56,11 @@ class Unsaved(ValueError):
 
 
 class Restored(NamedTuple):
-  """facts: as JSON returns them: tuples as lists, keys as strings."""
+  """A step as it was saved.
+
+  step: its number. arrays: the pytree, as `like` of restore has it.
+  facts: as JSON returns them: tuples as lists, keys as strings.
+  """
 
   step: int
   arrays: Any
@@ -57,12 +71,10 @@ class Checkpoints:
   """The steps in one folder: the newest `keep` and the newest marked best.
 
   Use it in a `with`, or close it: a save that is still being written finishes,
-  and what went wrong with it is raised there.
+  and its error is raised there.
   """
 
   def __init__(self, folder: str | os.PathLike, *, keep: int = 2):
-    if keep < 1:
-      raise ValueError(f'keep={keep}: keep at least 1 step')
     self.folder, self._keep = pathlib.Path(folder).absolute(), keep
     self._pool = concurrent.futures.ThreadPoolExecutor(1, 'checkpoint')
     self._pending: concurrent.futures.Future | None = None
@@ -76,11 +88,11 @@ class Checkpoints:
     self.close()
 
   def steps(self) -> list[int]:
-    """The complete steps, oldest first; what they hold is not checked."""
+    """The complete steps, oldest first; their content is not checked."""
     if not self.folder.is_dir():
       return []
     names = [path.name for path in self.folder.iterdir() if path.is_dir()]
-    return sorted(int(name) for name in names if NUMBER.fullmatch(name))
+    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
   def best(self) -> int | None:
     """The newest step that was saved as best and that restore can use."""
@@ -88,7 +100,7 @@ class Checkpoints:
       if step in self._refused:
         continue
       try:
-        if manifest.read(self._path(step)).best:
+        if read_manifest(self._path(step)).best:
           return step
       except Corrupt as error:
         logging.warning('%s; whether it is the best is not known', error)
@@ -102,52 +114,42 @@ class Checkpoints:
     Args:
       step: larger than every step here, those refused by `restore` aside.
       arrays: a pytree of jax and numpy arrays.
-      facts: what JSON can hold: config, metrics, the data iterator's state.
+      facts: JSON: config, metrics, the data iterator's state.
       best: keeps this step until a later one is marked best.
 
     Raises:
-      ValueError: an argument that cannot be saved.
+      ValueError: a step before the newest.
       Unsaved: this save or the one before it could not be written.
     """
     self.wait()
     step = operator.index(step)
-    self._check_step(step)
-    leaves = manifest.named(arrays)
-    _check_leaves_can_be_saved(leaves)
-    content = manifest.Manifest(
-      step, best, _as_json(facts), manifest.kinds(leaves), files={}
-    )
+    newer = [s for s in self.steps() if s >= step and s not in self._refused]
+    if newer:
+      raise ValueError(
+        f'step={step}: {self.folder} has step {newer[-1]}, which would be '
+        'restored instead of it; go on from there or give another folder'
+      )
+    leaves = _named(arrays)
+    # Through JSON: a copy, which the caller may go on changing.
+    facts = json.loads(json.dumps(facts))
+    content = Manifest(step, best, facts, _kinds(leaves), files={})
     self._refused.discard(step)
-    error = None
-    with contextlib.ExitStack() as stack:
-      stack.enter_context(_unsaved_if_it_fails(self._part(step)))
-      try:
-        if jax.process_index() == 0:
-          self._make_room(step)
-      except OSError as e:
-        error = e
-      _agree(error, OSError('process 0 could not write'))
-      stack.enter_context(_orbax())
+    with _unsaved_if_it_fails(self._part(step)), _orbax():
+      self._make_room(step)
       response = ocp.save_async(
         str(self._part(step) / ARRAYS), [x for x in leaves.values() if x.size]
       )
     self._pending = self._pool.submit(self._finish, content, response)
 
   def wait(self) -> None:
-    """Until what was saved is complete.
+    """Returns when the last save is complete.
 
     Raises:
       Unsaved: it could not be written.
     """
-    if self._pending is None:
-      return
     pending, self._pending = self._pending, None
-    error = None
-    try:
+    if pending is not None:
       pending.result()
-    except Unsaved as e:
-      error = e
-    _agree(error, Unsaved(f'{self.folder}: another process could not save'))
 
   def close(self) -> None:
     """Waits, and raises what `wait` does."""
@@ -160,10 +162,12 @@ class Checkpoints:
     """The newest valid step, or the one given; None where there are none.
 
     An invalid newer step is passed over with a warning, and may then be saved
-    again. A leaf without a sharding goes to the first device.
+    again.
 
     Args:
-      like: a pytree of jax.ShapeDtypeStruct, each with its sharding if any.
+      like: a pytree of jax.ShapeDtypeStruct, each with its sharding if any; a
+        leaf without one goes to the first device.
+      step: which; the newest if None.
 
     Raises:
       Corrupt: the step given is not valid, or none is.
@@ -195,21 +199,11 @@ class Checkpoints:
   def _part(self, step: int) -> pathlib.Path:
     return self.folder / f'{step}.part'
 
-  def _check_step(self, step: int) -> None:
-    if step < 0:
-      raise ValueError(f'step={step}: steps start at 0')
-    newer = [s for s in self.steps() if s >= step and s not in self._refused]
-    if newer:
-      raise ValueError(
-        f'step={step}: {self.folder} has step {newer[-1]}, which would be '
-        'restored instead of it; go on from there or give another folder'
-      )
-
   def _make_room(self, step: int) -> None:
     """Removes what was interrupted, and the invalid step that this replaces."""
     self.folder.mkdir(parents=True, exist_ok=True)
     for path in self.folder.glob('*.part'):
-      if NUMBER.fullmatch(path.stem):
+      if _NUMBER.fullmatch(path.stem):
         shutil.rmtree(path)
     if self._path(step).exists():
       self._remove(step)
@@ -219,15 +213,11 @@ class Checkpoints:
     os.rename(self._path(step), self._part(step))
     shutil.rmtree(self._part(step))
 
-  def _finish(
-    self, content: manifest.Manifest, response: ocp.AsyncResponse
-  ) -> None:
+  def _finish(self, content: 'Manifest', response: ocp.AsyncResponse) -> None:
     part = self._part(content.step)
     with _unsaved_if_it_fails(part):
       response.result()
-      if jax.process_index() != 0:
-        return
-      manifest.write(part, content)
+      write_manifest(part, content)
       os.rename(part, self._path(content.step))
     try:
       self._remove_old()
@@ -244,24 +234,18 @@ class Checkpoints:
         self._remove(step)
 
   def _restore(self, step: int, like: Any) -> Restored:
-    wanted, folder = manifest.named(like), self._path(step)
-    error = content = None
-    try:
-      content = manifest.read(folder)
-      manifest.check_leaves(folder, content, wanted)
-      manifest.check_files(folder, content)
-    except Corrupt as e:
-      error = e
-    _agree(error, Corrupt(folder, 'not valid in another process'))
-    assert content is not None
+    wanted, folder = _named(like), self._path(step)
+    content = read_manifest(folder)
+    _check_leaves(folder, content, wanted)
+    check_files(folder, content)
     # In the order in which they were saved; those without elements were not.
-    asked = {name: _with_sharding(wanted[name]) for name in content.leaves}
+    ordered = {name: _with_sharding(wanted[name]) for name in content.leaves}
     with _orbax():
-      full = [x for x in asked.values() if x.size]
+      full = [x for x in ordered.values() if x.size]
       found = iter(ocp.load(str(folder / ARRAYS), full))
       empty = lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding)
       arrays = {
-        k: next(found) if x.size else empty(x) for k, x in asked.items()
+        k: next(found) if x.size else empty(x) for k, x in ordered.items()
       }
     leaves = [arrays[name] for name in wanted]
     tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -282,23 +266,14 @@ def _without_orbax_threads(record: python_logging.LogRecord) -> bool:
   return not record.pathname.endswith('orbax/checkpoint/_src/futures/future.py')
 
 
-def _agree(error: Exception | None, elsewhere: Exception) -> None:
-  """Raises in every process if there is an error in one of them."""
-  if jax.process_count() > 1:
-    failed = multihost_utils.process_allgather(np.int32(error is not None))
-    error = error or (elsewhere if np.any(failed) else None)
-  if error is not None:
-    raise error
-
-
 @contextlib.contextmanager
 def _unsaved_if_it_fails(part: pathlib.Path):
-  """Turns what writing raises into one sentence, and gives the space back."""
+  """Turns an error of writing into one sentence, and gives the space back."""
   try:
     yield
-  except WRITE_ERRORS as e:
-    if jax.process_index() == 0:
-      shutil.rmtree(part, ignore_errors=True)
+  # What Python, Orbax and tensorstore raise when they cannot write.
+  except (OSError, ValueError, RuntimeError) as e:
+    shutil.rmtree(part, ignore_errors=True)
     reason, advice = ' '.join(str(e).split())[:300], 'give another folder'
     if 'No space left' in reason or 'quota' in reason:
       reason, advice = 'the disk is full', 'free space there or ' + advice
@@ -308,30 +283,121 @@ def _unsaved_if_it_fails(part: pathlib.Path):
     ) from e
 
 
-def _check_leaves_can_be_saved(leaves: dict[str, Any]) -> None:
-  for name, leaf in leaves.items():
-    if not isinstance(leaf, jax.Array | np.ndarray):
-      raise ValueError(
-        f'leaf {name} is {type(leaf).__name__}, not an array: put it into facts'
-      )
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-      raise ValueError(
-        f'leaf {name} is {leaf.dtype}: save jax.random.key_data of it'
-      )
-  if not any(leaf.size for leaf in leaves.values()):
-    raise ValueError('arrays: nothing to save; give at least one array')
-
-
-def _as_json(facts: dict[str, Any]) -> dict[str, Any]:
-  """A copy, so that the caller may go on changing it."""
-  try:
-    return json.loads(json.dumps(facts))
-  except (TypeError, ValueError, RecursionError) as e:
-    raise ValueError(f'facts: not JSON: {e}') from e
-
-
 def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
   # Never the sharding that was saved: its devices may not be here.
   first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   sharding = getattr(leaf, 'sharding', None) or first
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+# --- the manifest ------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """A step without its arrays.
+
+  step, best, facts: as saved. leaves: name -> [dtype, shape].
+  files: path below the step's folder -> [bytes, SHA-256].
+  """
+
+  step: int
+  best: bool
+  facts: dict[str, Any]
+  leaves: dict[str, list]
+  files: dict[str, list]
+  format: int = _FORMAT
+
+
+def write_manifest(folder: pathlib.Path, content: Manifest) -> None:
+  """Hashes every file below a folder into its manifest."""
+  hashes = {name: _hash(folder / name) for name in sorted(_names(folder))}
+  content = dataclasses.replace(content, files=hashes)
+  files.write(folder / MANIFEST, _encode(dataclasses.asdict(content)))
+
+
+def read_manifest(folder: pathlib.Path) -> Manifest:
+  """The manifest of a step's folder, itself intact; its files unchecked.
+
+  Raises:
+    Corrupt: no such folder or manifest, or a changed one.
+  """
+  path = folder / MANIFEST
+  if not folder.is_dir():
+    raise Corrupt(folder, 'no such step')
+  try:
+    content = path.read_bytes()
+    body = json.loads(content)
+    body.pop('sha256')
+    # The only bytes that mean this body, so no bit of the file is free.
+    if f'{_encode(body)}\n'.encode() != content:
+      raise ValueError('its SHA-256 is not its own')
+    if (body['format'], str(body['step'])) != (_FORMAT, folder.name):
+      raise ValueError(f'format {body["format"]}, step {body["step"]}')
+    return Manifest(**body)
+  except OSError as e:
+    raise Corrupt(path, f'cannot be read: {e.strerror}') from e
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    raise Corrupt(path, f'not the manifest that was written: {e}') from e
+
+
+def check_files(folder: pathlib.Path, content: Manifest) -> None:
+  """Reads every file below the folder once.
+
+  Raises:
+    Corrupt: names the first that is missing, changed or was not saved.
+  """
+  for name, (size, digest) in content.files.items():
+    path = folder / name
+    try:
+      found, found_digest = _hash(path)
+    except OSError as e:
+      raise Corrupt(path, f'cannot be read: {e.strerror}') from e
+    if found < size:
+      raise Corrupt(path, f'truncated: {found} bytes of {size}')
+    if (found, found_digest) != (size, digest):
+      raise Corrupt(path, 'its SHA-256 is not that of the file that was saved')
+  for name in sorted(_names(folder) - content.files.keys()):
+    raise Corrupt(folder / name, 'this file was not saved')
+
+
+def _check_leaves(
+  folder: pathlib.Path, content: Manifest, wanted: dict[str, Any]
+) -> None:
+  saved, asked = content.leaves, _kinds(wanted)
+  differ = [k for k in saved | asked if saved.get(k) != asked.get(k)]
+  if not differ:
+    return
+  text = lambda kind: f'{kind[0]}{kind[1]}' if kind else 'nothing'
+  name = differ[0]
+  more = f' (and {len(differ) - 1} more leaves)' if differ[1:] else ''
+  raise Foreign(
+    folder / MANIFEST,
+    f'leaf {name} is saved as {text(saved.get(name))}, asked for as '
+    f'{text(asked.get(name))}{more}: give the configuration it was saved '
+    'with, or another folder',
+  )
+
+
+def _named(tree: Any) -> dict[str, Any]:
+  """The leaves of a pytree by their paths, such as "['params'].w[0]"."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def _kinds(leaves: dict[str, Any]) -> dict[str, list]:
+  return {k: [str(x.dtype), list(x.shape)] for k, x in leaves.items()}
+
+
+def _names(folder: pathlib.Path) -> set[str]:
+  paths = [p for p in folder.rglob('*') if not p.is_dir()]
+  return {p.relative_to(folder).as_posix() for p in paths} - {MANIFEST}
+
+
+def _hash(path: pathlib.Path) -> list:
+  return [path.stat().st_size, files.sha256(path)]
+
+
+def _encode(body: dict[str, Any]) -> str:
+  digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+  return json.dumps({'sha256': digest} | body, indent=1)

@@ -15,7 +15,7 @@ from specdec_jax.analysis import output_file
 from specdec_jax.bench import metrics
 from specdec_jax.distill import distillation, students
 from specdec_jax.distill import prompts as prompts_lib
-from specdec_jax.io import eagles, export, files, manifest
+from specdec_jax.io import checkpoint, eagles, export, files
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.train import text
@@ -84,7 +84,7 @@ def test_masters_stay_float32_where_the_teacher_is_not(tmp_path, monkeypatch):
   )
   losses = [x['loss'] for x in lines if 'loss' in x]
   assert losses[-1] < losses[0] and figures['block_efficiency'] >= 1
-  saved = manifest.read(tmp_path / 'run/checkpoints/4').leaves
+  saved = checkpoint.read_manifest(tmp_path / 'run/checkpoints/4').leaves
   kinds = {x[0] for name, x in saved.items() if 'step' not in name}
   assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
 
@@ -381,7 +381,7 @@ def test_a_teacher_in_bfloat16_leaves_a_student_in_float32(
     run=dict(steps=2),
   )
   assert figures['finished']
-  saved = manifest.read(tmp_path / 'run/checkpoints/2').leaves
+  saved = checkpoint.read_manifest(tmp_path / 'run/checkpoints/2').leaves
   kinds = {x[0] for x in saved.values()}
   assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
 

@@ -22,7 +22,7 @@ import numpy as np
 import rich.console
 import rich.table
 
-from specdec_jax.io import checkpoint, manifest
+from specdec_jax.io import checkpoint
 from tests.kills import killed
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -100,7 +100,7 @@ class Leaves(dict):
 
 def like(folder: pathlib.Path) -> Leaves:
   """What a step's manifest says that it holds."""
-  leaves = manifest.read(folder).leaves
+  leaves = checkpoint.read_manifest(folder).leaves
   return Leaves(
     {k: jax.ShapeDtypeStruct(tuple(x[1]), x[0]) for k, x in leaves.items()}
   )

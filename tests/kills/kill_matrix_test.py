@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax.io import checkpoint, manifest
+from specdec_jax.io import checkpoint
 from tests.io import saved
 from tests.kills import kill_matrix, killed
 
@@ -48,7 +48,7 @@ def test_every_damage_is_found_out(steps, tmp_path):
 # Orbax leaves coroutines and loops behind where it breaks.
 @pytest.mark.filterwarnings('ignore')
 def test_what_is_restored_silently_is_said(steps, tmp_path, monkeypatch):
-  monkeypatch.setattr(manifest, 'check_files', lambda *args, **named: None)
+  monkeypatch.setattr(checkpoint, 'check_files', lambda *args, **named: None)
   found = damaged(steps, tmp_path, flips=40)
   assert found.damaged['flip: silently restored']
   assert any('silently restored' in x for x in found.wrong), found.wrong

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.bench import machine
-from specdec_jax.io import checkpoint, files, manifest
+from specdec_jax.io import checkpoint, files
 from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib
 from tests.train import runs
@@ -101,8 +101,8 @@ def test_what_a_run_leaves(whole):
     ('judge', 1),
     ('judge', 3),
     ('save', 2),
-    ('write', 1),
-    ('write', 3),
+    ('write_manifest', 1),
+    ('write_manifest', 3),
   ],
 )
 def test_a_killed_run_goes_on_to_the_same_bytes(
@@ -117,7 +117,9 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
   if where == 'judge':
     task = task._replace(judge=at(time, die, runs.judge))
   with monkeypatch.context() as patch:
-    owner = {'save': checkpoint.Checkpoints, 'write': manifest}.get(where)
+    owner = {'save': checkpoint.Checkpoints, 'write_manifest': checkpoint}.get(
+      where
+    )
     if owner:
       patch.setattr(owner, where, at(2 * time, die, getattr(owner, where)))
     with pytest.raises(Killed):
@@ -273,7 +275,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, whole, what):
 
   # Of the checkpoints the third; of the logs, in the middle of a step.
   owner, name, time = {
-    'checkpoint': (manifest, 'write', 3),
+    'checkpoint': (checkpoint, 'write_manifest', 3),
     'logs': (loop.logs_lib.Logs, '_line', 15),
     'config': (files, 'write', 1),
   }[what]
