@@ -32,23 +32,30 @@ def made_on(m: dict[str, Any]) -> str:
   )
 
 
-def filled(page: str, lines: Sequence[str]) -> str:
+def filled(page: str, lines: Sequence[str], name: str = '') -> str:
   """The page with these lines between its marks.
+
+  Args:
+    page: the text of a README.
+    lines: to put there in place of what is there.
+    name: of the block, on a page with several.
 
   Raises:
     ValueError: a page without the two marks.
   """
-  if any(page.count(mark) != 1 for mark in MARKS):
-    raise ValueError(f'a README needs each of {MARKS[0]} and {MARKS[1]} once')
-  first, rest = page.split(MARKS[0])
-  last = rest.split(MARKS[1])[1]
-  return first + '\n'.join([MARKS[0], '', *lines, '', MARKS[1]]) + last
+  first, last = (
+    mark.replace(' -->', f' {name} -->') if name else mark for mark in MARKS
+  )
+  if any(page.count(mark) != 1 for mark in (first, last)):
+    raise ValueError(f'a README needs each of {first} and {last} once')
+  before, rest = page.split(first)
+  return before + '\n'.join([first, '', *lines, '', last]) + rest.split(last)[1]
 
 
-def fill(home: pathlib.Path, text: str) -> None:
+def fill(home: pathlib.Path, text: str, name: str = '') -> None:
   """Puts a text between the marks of the README.md of a folder."""
   readme = home / 'README.md'
-  page = filled(readme.read_text('utf-8'), text.split('\n'))
+  page = filled(readme.read_text('utf-8'), text.split('\n'), name)
   files.write(readme, page.removesuffix('\n'))
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every experiment that needs no training. Without --all only those that need no
-# model either: under a minute. With it, methods too: half an hour on 2 cores.
+# Every experiment that needs no training. Without --all only the one that needs
+# no model either: under a minute. With it, methods too: half an hour on 2 cores.
 # bash experiments/run_all.sh [--all]
 # Left out, each with a run.sh of its own: specbench (needs a question.jsonl),
 # distillspec_grid (trains a pair first), field_criteria (what others' tests miss).
@@ -11,9 +11,7 @@ case "${1:-}" in
      exit 2 ;;
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
-for name in \
-  leviathan_table1 leviathan_fig2 leviathan_fig3 leviathan_fig4 \
-  leviathan_table4_exp leviathan_lenience_speed ${1:+methods}; do
-  printf '\n%s\n\n' "$name"
+for name in leviathan_analytic ${1:+methods}; do
+  printf '\n%s\n' "$name"
   bash "$name/run.sh"
 done

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from experiments import page
+from experiments import page, plots
 from experiments.distillspec_grid import measure
-from specdec_jax.analysis import plots
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, Any]:

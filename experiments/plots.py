@@ -101,59 +101,6 @@ def curve(
   )
 
 
-def margin(axes: Axes, ends: Sequence[tuple[float, str, int | None]]) -> None:
-  """Names curves at the right edge, by their last y; no name covers another.
-
-  ends: (y, name, i of curve, whose mark stands before the name, or None). To be
-  called last: it takes the limits of y as they are.
-  """
-  low, high = axes.get_ylim()
-  points = axes.get_window_extent().height * 72 / axes.figure.dpi
-  gap = (high - low) * 11 / points  # a line of text is 11 points
-  ends = sorted(ends, key=lambda end: end[0])
-  look: dict[str, Any] = dict(
-    transform=axes.get_yaxis_transform(), markersize=4, clip_on=False
-  )
-  for y, (_, name, i) in zip(
-    spread([y for y, _, _ in ends], gap, low, high), ends, strict=True
-  ):
-    if i is not None:
-      mark, grey = MARKS[i % len(MARKS)], GREYS[i % len(GREYS)]
-      axes.plot([1.015], [y], mark, color=grey, **look)
-    axes.annotate(
-      name,
-      (1.015, y),
-      xycoords=axes.get_yaxis_transform(),
-      xytext=(5, 0),
-      textcoords='offset points',
-      va='center',
-      annotation_clip=False,
-    )
-
-
-def spread(
-  ys: Sequence[float], gap: float, low: float, high: float
-) -> list[float]:
-  """Ascending ys moved least, in squares, until each two are a gap apart.
-
-  Less i * gap, they need only ascend: neighbours that do not are replaced by
-  their mean (isotonic regression). Kept from low to high if they fit there.
-  """
-  groups: list[list[float]] = []
-  for i, y in enumerate(ys):
-    groups.append([y - i * gap])
-    while groups[1:] and _mean(groups[-2]) > _mean(groups[-1]):
-      last = groups.pop()
-      groups[-1] += last
-  flat = [_mean(group) for group in groups for _ in group]
-  most = high - (len(ys) - 1) * gap
-  return [max(low, min(y, most)) + i * gap for i, y in enumerate(flat)]
-
-
-def _mean(values: Sequence[float]) -> float:
-  return sum(values) / len(values)
-
-
 def level(axes: Axes, y: float) -> None:
   """A thin line across at a value to compare with."""
   axes.axhline(y, color=PALE, linewidth=0.8, zorder=0)

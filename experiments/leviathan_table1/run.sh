@@ -1,7 +1,0 @@
-#!/usr/bin/env bash
-# Computes, draws, and fills README.md; a few seconds.
-# bash experiments/leviathan_table1/run.sh [--workdir=DIR]
-set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-[ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
-PYTHONPATH="$root" exec python -m experiments.leviathan_table1.table "$@"
