@@ -1,4 +1,4 @@
-"""Leviathan et al. 2023 (2211.17192): what it prints, and what its formulas give.
+"""The numbers of Leviathan et al. 2023 (2211.17192) and those of its formulas.
 
 Each function returns one comparison, computed by specdec_jax.bench.cost.
 Figures print no numbers: theirs are transcriptions.

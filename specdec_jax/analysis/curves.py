@@ -1,4 +1,4 @@
-"""Loss, alpha and block efficiency over the steps of training runs: a figure."""
+"""Draws loss, alpha and block efficiency over the steps of training runs."""
 
 import importlib.util
 import json
