@@ -39,7 +39,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'source': 'questions',
         'field': 'text',
         'chat': False,
-        'said': 'teacher',
+        'completions': 'teacher',
         'prompts': 64 if tiny else 1504,
         'held_out': 8 if tiny else 32,
         'prompt_tokens': 16,

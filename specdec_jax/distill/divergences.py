@@ -1,52 +1,55 @@
-"""How far a student's law is from its teacher's: what distillation minimises.
+"""Divergences between teacher and student, which distillation minimises.
 
-Each takes the logarithms of p (teacher) and q (student), [..., V], and gives
-[...], in nats. Where q has a smaller vocabulary than p, both are given on it:
-q sums to 1 there, p to what the teacher leaves to it.
+Each takes log p (teacher) and log q (student), [..., V], and returns [...], in
+nats. Where the student has a reduced vocabulary both are restricted to it: q
+sums to 1 there, p to the mass that the teacher gives to it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import fields
+
 Array = jax.Array
 Divergence = Callable[[Array, Array], Array]
 
 
 def forward_kl(log_p: Array, log_q: Array) -> Array:
-  """sum p log(p / q): q must cover what p does."""
-  return jnp.sum(_part(log_p, log_q), -1)
+  """sum p log(p / q): q must cover all of p."""
+  return jnp.sum(_terms(log_p, log_q), -1)
 
 
 def reverse_kl(log_p: Array, log_q: Array) -> Array:
   """sum q log(q / p): q may settle on a part of p."""
-  return jnp.sum(_part(log_q, log_p), -1)
+  return jnp.sum(_terms(log_q, log_p), -1)
 
 
 def jensen_shannon(log_p: Array, log_q: Array, *, beta: float = 0.5) -> Array:
   """beta KL(p | m) + (1 - beta) KL(q | m), m = beta p + (1 - beta) q.
 
   GKD (Agarwal et al. 2024, https://arxiv.org/abs/2306.13649), equation 1;
-  divided by beta it tends to the forward KL where beta does to 0.
+  divided by beta it tends to the forward KL as beta tends to 0.
 
   Raises:
     ValueError: beta outside (0, 1).
   """
   if not 0 < beta < 1:
     raise ValueError(f'beta={beta}: must be between 0 and 1')
-  # Finite, as the sum of two zeros has no slope; what is 0 in both is left out.
+  # Finite: logaddexp of two -inf has no gradient. _terms drops those anyway.
   finite = lambda x: jnp.maximum(x, -1e30)
   log_m = jnp.logaddexp(
     finite(log_p) + jnp.log(beta), finite(log_q) + jnp.log1p(-beta)
   )
-  to_p, to_q = _part(log_p, log_m), _part(log_q, log_m)
+  to_p, to_q = _terms(log_p, log_m), _terms(log_q, log_m)
   return jnp.sum(beta * to_p + (1 - beta) * to_q, -1)
 
 
 def total_variation(log_p: Array, log_q: Array) -> Array:
-  """1 - sum min(p, q): the chance that a drafted token is rejected.
+  """1 - sum min(p, q): the probability that a draft token is rejected.
 
   Leviathan et al. 2023, theorem 3.5; DistillSpec's TVD.
   """
@@ -54,12 +57,12 @@ def total_variation(log_p: Array, log_q: Array) -> Array:
 
 
 def log_alpha(log_p: Array, log_q: Array) -> Array:
-  """-log sum min(p, q): unlike its expectation, steep where p and q are far."""
+  """-log sum min(p, q): unlike total variation, steep where p and q are far."""
   return -jnp.log(jnp.maximum(alpha(log_p, log_q), 1e-9))
 
 
 def alpha(log_p: Array, log_q: Array) -> Array:
-  """sum min(p, q)."""
+  """sum min(p, q): the probability that a draft token is accepted."""
   return jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), -1)
 
 
@@ -92,9 +95,33 @@ def divergence_of(name: str) -> Divergence:
     ) from error
 
 
-def _part(log_a: Array, log_b: Array) -> Array:
-  """a log(a / b), and 0 where a is, whatever b is there."""
-  some = log_a > -jnp.inf
-  # Replaced before they meet: infinity less infinity has no slope.
-  log_a, log_b = (jnp.where(some, x, 0) for x in (log_a, log_b))
-  return jnp.where(some, jnp.exp(log_a) * (log_a - log_b), 0)
+@dataclasses.dataclass(frozen=True)
+class Loss(fields.Checked):
+  divergence: str = fields.setting(help='a name that divergence_of takes')
+  temperature: float = fields.setting(
+    low=0,
+    help='softmax temperature of teacher and student; use the serving '
+    'temperature (0 is replaced by 1: argmax has no gradient)',
+  )
+  unroll: int = fields.setting(
+    low=1, help="an eagle's own draft steps that it is trained over"
+  )
+  decay: float = fields.setting(
+    above=0, high=1, help='weight of step s + 1 relative to step s'
+  )
+  noise: float = fields.setting(
+    low=0,
+    help='uniform noise on the features, as a share of their root mean square',
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    divergence_of(self.divergence)
+
+
+def _terms(log_a: Array, log_b: Array) -> Array:
+  """a log(a / b), and 0 where a is 0, whatever b is there."""
+  positive = log_a > -jnp.inf
+  # Replaced before they meet: infinity minus infinity has no gradient.
+  log_a, log_b = (jnp.where(positive, x, 0) for x in (log_a, log_b))
+  return jnp.where(positive, jnp.exp(log_a) * (log_a - log_b), 0)

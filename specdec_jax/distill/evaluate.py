@@ -1,78 +1,102 @@
-"""What a draft is worth: the real decode loop on held-out prompts."""
+"""How good a draft is: the real decode loop on held-out prompts."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from specdec_jax import decode, types
+from specdec_jax import build, decode, fields, types
 from specdec_jax.bench import acceptance, metrics
+from specdec_jax.verify import reject
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge(fields.Checked):
+  gamma: int = fields.setting(low=1, help='tokens drafted in a window')
+  new_tokens: int = fields.setting(low=1, help='after each held-out prompt')
+  temperature: float = fields.setting(low=0, help='of the decoding that judges')
 
 
 def judge(
-  target: types.Model,
-  weights: types.Weights,
+  target: build.LanguageModel,
   drafter: types.Drafter,
   draft: types.Model,
-  rule: types.Rule,
-  options: decode.Options,
   request: decode.Request,
-  text: decode.Output,
-) -> dict[str, Any]:
-  """Figures of one drafter on one batch of requests.
+) -> Callable[[types.Params], dict[str, Any]]:
+  """A function from weights.draft to figures of a drafter on some requests.
 
   Args:
-    target, weights, drafter, rule, options: as for decode.programs.
+    target: the target.
+    drafter: what is judged.
     draft: the drafter's q as a model, which reads weights.draft.
-    request: the prompts.
-    text: what plain decoding made of them (see plain).
+    request: the prompts, placed on the devices of the target.
 
-  Returns 'alpha': teacher-forced on that text, the mean of sum min(p, q);
-  'alpha_at': of the drafts of each offset that were tried, how many were kept
-  in decoding; 'block_efficiency': tokens a target call in decoding; 'gap': the
-  block_efficiency that alpha alone would give, were its events independent,
-  less the one that decoding reached.
+  Returns:
+    figures(params). 'alpha': mean of sum min(p, q), teacher-forced on the text
+    of plain decoding. 'alpha_at': for each draft position, the share of drafts
+    accepted among those that were tried. 'block_efficiency': tokens emitted per
+    target call. 'gap': the block efficiency that alpha alone would give, were
+    acceptances independent, minus that of decoding.
   """
-  out = jax.device_get(
-    decode.programs(target, drafter, rule, options).generate(weights, request)
-  )
-  found = metrics.summary(metrics.rows(out.info))
-  alpha = alpha_on(target, weights, draft, rule, options, request, text)
-  expected = sum(alpha**k for k in range(drafter.gamma + 1))
-  return {
-    'alpha': alpha,
-    'alpha_at': found['conditional_acceptance_per_position'],
-    'block_efficiency': found['block_efficiency'],
-    'gap': expected - found['block_efficiency'],
-  }
+  model, options = target.model, build.default_options()
+  programs = decode.programs(model, drafter, reject.RULE, options)
+  # Decoded on first use: a run that is restarted at its end need not wait.
+  text: list[decode.Output] = []
+
+  def figures(params: types.Params) -> dict[str, Any]:
+    if not text:
+      text.append(plain(target, request))
+    weights = types.Weights(target.params, params)
+    out = jax.device_get(programs.generate(weights, request))
+    found = metrics.summary(metrics.rows(out.info))
+    alpha = alpha_on(model, weights, draft, request, text[0])
+    expected = sum(alpha**k for k in range(drafter.gamma + 1))
+    return {
+      'alpha': alpha,
+      'alpha_at': found['conditional_acceptance_per_position'],
+      'block_efficiency': found['block_efficiency'],
+      'gap': expected - found['block_efficiency'],
+    }
+
+  return figures
 
 
 def plain(
-  target: types.Model,
-  params: types.Params,
-  rule: types.Rule,
-  options: decode.Options,
-  request: decode.Request,
+  target: build.LanguageModel, request: decode.Request
 ) -> decode.Output:
-  """What the target alone makes of the prompts, on the host."""
-  programs = decode.programs(target, decode.PLAIN, rule, options)
-  return jax.device_get(programs.generate(types.Weights(params), request))
+  """The text of the target alone, on the host."""
+  programs = decode.programs(
+    target.model,
+    decode.PLAIN,
+    reject.RULE,
+    build.default_options(),
+  )
+  return jax.device_get(
+    programs.generate(types.Weights(target.params), request)
+  )
 
 
-def alpha_on(target, weights, draft, rule, options, request, text) -> float:
-  """alpha of a draft on a text that the target emitted."""
+def alpha_on(
+  model: types.Model,
+  weights: types.Weights,
+  draft: types.Model,
+  request: decode.Request,
+  text: decode.Output,
+) -> float:
+  """alpha of a draft on the text that its target emitted for a request."""
   tokens_BL = text.tokens_BL
-  read = request._replace(tokens_BL=tokens_BL, limit_B=text.lengths_B)
   overlap = jax.device_get(
     acceptance.overlap(
       weights,
-      read,
+      request._replace(tokens_BL=tokens_BL, limit_B=text.lengths_B),
       np.zeros_like(tokens_BL),
       np.ones(tokens_BL.shape, bool),
-      target=target,
+      target=model,
       draft=draft,
-      rule=rule,
-      chunk=options.chunk,
+      rule=reject.RULE,
+      chunk=build.default_options().chunk,
     )
   )
   index_1L = np.arange(tokens_BL.shape[1])[None]

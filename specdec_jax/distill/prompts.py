@@ -1,165 +1,235 @@
-"""The prompts of a distillation, and what its teacher answers to them."""
+"""The prompts of a distillation, and its teacher's answers to them."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import pathlib
+import random
+import tomllib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
-from specdec_jax import build, requests, runtime
-from specdec_jax.distill import questions, teacher
+from specdec_jax import build, fields, requests
+from specdec_jax.distill import teacher
 from specdec_jax.io import files
 from specdec_jax.train import text
-from specdec_jax.verify import reject
 
-ASK_AT = 0.8  # the temperature of the questions that a teacher asks
-ASKED_AT_ONCE = 256  # of them, in one folder
+# Sources of questions besides texts: generated here, asked by the teacher.
+QUESTIONS, MAGPIE = 'questions', 'magpie'
+_ASKED_AT = 0.8  # the temperature of a teacher's questions
+_ASKED_AT_ONCE = 256  # of them, recorded in one folder
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
-  """Prompts, and who goes on from them.
-
-  source: questions of our own for the chat template, 'questions' (written here)
-  or 'magpie' (the teacher's, of at most prompt_tokens); or a text as
-  train.text.read takes it, with field; its rows begin with prompt_tokens as the
-  prompt. chat: no rows: each of its documents is a question for the chat
-  template. said: a name of distill_program.SAID. prompts: how many; held_out:
-  besides, to judge by. length: tokens of a row, prompt included. temperatures:
-  of the answers, in turn. keep: layers whose features are kept with what the
-  teacher said or read, the last and an eagle's taps among them; an lm learns
-  from the last one then, without its teacher. () keeps an eagle's taps, and
-  nothing for an lm. batch: rows decoded together. refresh: steps between two
-  times that the student speaks. folder: where the teacher's answers lie; '' is
-  the cache folder.
-  """
-
-  source: str
-  field: str
-  chat: bool
-  said: str
-  prompts: int
-  held_out: int
-  prompt_tokens: int
-  length: int
-  temperatures: tuple[float, ...]
-  keep: tuple[int, ...]
-  batch: int
-  refresh: int
-  seed: int
-  folder: str
+class Data(fields.Checked):
+  source: str = fields.setting(
+    help='questions (generated), magpie (asked by the teacher), or a text as '
+    'train.text.read takes it; its rows begin with the prompt'
+  )
+  field: str = fields.setting(help='of the records of a text')
+  chat: bool = fields.setting(
+    help='each document of the text is a question for the chat template'
+  )
+  completions: str = fields.setting(
+    allowed=('text', 'teacher', 'student', 'mixed'),
+    help='who continues a prompt',
+  )
+  prompts: int = fields.setting(low=1, help='to train on')
+  held_out: int = fields.setting(low=1, help='further prompts, to judge by')
+  prompt_tokens: int = fields.setting(
+    low=1, help='of a text; at most so many of a magpie question'
+  )
+  length: int = fields.setting(low=2, help='tokens of a row, prompt included')
+  temperatures: tuple[float, ...] = fields.setting(
+    low=0, help='of the answers, in turn'
+  )
+  keep: tuple[int, ...] = fields.setting(
+    low=0,
+    help='teacher layers of which hidden states are saved with its answers; '
+    'must contain the last layer and student.taps. If set, an lm student '
+    'learns from these and its teacher is not run again. (): student.taps for '
+    'an eagle, nothing for an lm',
+  )
+  batch: int = fields.setting(low=1, help='rows decoded together')
+  refresh: int = fields.setting(
+    low=1, help='steps between two times that the student answers'
+  )
+  seed: int = fields.setting(low=0, below=2**32)
+  folder: str = fields.setting(
+    help="for the teacher's answers; '' is the cache folder"
+  )
 
   def __post_init__(self):
-    if self.said == 'text' and (self.chat or self.source in OWN):
-      raise ValueError("said='text': questions have no answers of their own")
-    for name in ('prompts', 'held_out', 'length', 'batch', 'refresh'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)}: must be 1 or more')
-    if not 0 < self.prompt_tokens < self.length:
+    super().__post_init__()
+    if self.completions == 'text' and (
+      self.chat or self.source in (QUESTIONS, MAGPIE)
+    ):
+      raise ValueError("completions='text': questions come without answers")
+    if self.prompt_tokens >= self.length:
       raise ValueError(
-        f'prompt_tokens={self.prompt_tokens}: must be above 0 and below '
+        f'prompt_tokens={self.prompt_tokens}: must be below '
         f'length={self.length}'
       )
     if not self.temperatures:
-      raise ValueError('temperatures=(): needs at least one')
+      raise ValueError('temperatures=(): give at least one')
 
 
-class Asked(NamedTuple):
-  """Prompts, the held-out ones last. texts: what follows them in the source."""
+class Prompts(NamedTuple):
+  """tokens: ids of each prompt, the held-out ones last.
 
-  prompts: list[list[int]]
+  texts: [n, L] prompts and their continuations in the source, or None.
+  """
+
+  tokens: list[list[int]]
   texts: np.ndarray | None
 
 
-def ask(s: Data, target: build.LanguageModel) -> Asked:
-  """s.prompts + s.held_out prompts."""
+def make(s: Data, target: build.LanguageModel) -> Prompts:
+  """s.prompts + s.held_out prompts.
+
+  Raises:
+    ValueError: the source has fewer.
+  """
   count = s.prompts + s.held_out
-  if s.source in OWN:
-    texts = OWN[s.source](s, target, count)
-    prompts = [requests.encode(target.tokenizer, x, chat=True) for x in texts]
-    long = max(map(len, prompts))
-    if long >= s.length:
-      raise ValueError(
-        f'data.length={s.length}: the longest question has {long} tokens'
-      )
-    return Asked(prompts, None)
+  if s.source == QUESTIONS:
+    return Prompts(_chat(s, target, generated(count, s.seed)), None)
+  if s.source == MAGPIE:
+    return Prompts(_chat(s, target, asked_by(target, s, count)), None)
   corpus = text.read(s.source, field=s.field)
+  draw = np.random.default_rng(s.seed)
   if s.chat:
-    return Asked(_questions(s, target, corpus.documents, count), None)
+    documents = list(dict.fromkeys(corpus.documents))
+    order = draw.permutation(len(documents))
+    return Prompts(_chat(s, target, [documents[i] for i in order]), None)
   rows = text.pack(corpus.documents, target.tokenizer, s.length)
   if len(rows) < count:
     raise ValueError(
       f'data.prompts={s.prompts} and held_out={s.held_out}: {s.source} has '
       f'{len(rows)} rows of length={s.length}'
     )
-  order = np.random.default_rng(s.seed).permutation(len(rows))[:count]
-  rows = rows[order]
-  return Asked(rows[:, : s.prompt_tokens].tolist(), rows)
+  rows = rows[draw.permutation(len(rows))[:count]]
+  return Prompts(rows[:, : s.prompt_tokens].tolist(), rows)
 
 
-def _questions(
-  s: Data, target: build.LanguageModel, documents: Sequence[str], count: int
+def _chat(
+  s: Data, target: build.LanguageModel, questions: Sequence[str]
 ) -> list[list[int]]:
-  """Prompts of some documents, by chance; those without room are left out."""
-  documents = list(dict.fromkeys(documents))
-  order = np.random.default_rng(s.seed).permutation(len(documents))
-  found: list[list[int]] = []
-  for i in order:
-    prompt = requests.encode(target.tokenizer, documents[i], chat=True)
+  """The first prompts of some questions that leave room for an answer."""
+  count, found = s.prompts + s.held_out, []
+  for read, question in enumerate(questions, 1):
+    prompt = requests.encode(target.tokenizer, question, chat=True)
     if len(prompt) < s.length:
       found.append(prompt)
     if len(found) == count:
+      if read > count:
+        logging.warning(
+          '%d questions are left out: longer than data.length=%d',
+          read - count,
+          s.length,
+        )
       return found
   raise ValueError(
     f'data.prompts={s.prompts} and held_out={s.held_out}: {s.source} has '
     f'{len(found)} questions shorter than length={s.length}, of '
-    f'{len(documents)}'
+    f'{len(questions)}'
   )
 
 
-def _made(s: Data, target: build.LanguageModel, count: int) -> list[str]:
-  del target
-  return questions.make(count, s.seed)
+def generated(count: int, seed: int) -> list[str]:
+  """`count` different questions from questions.toml.
+
+  A smaller count gives the first of the same ones.
+
+  Raises:
+    ValueError: there are fewer.
+  """
+  kinds, draw = _forms()['kinds'], random.Random(seed)
+  forms = [kind['forms'].strip().split('\n') for kind in kinds]
+  shares = [kind['share'] for kind in kinds]
+  found: dict[str, None] = {}
+  for _ in range(20 * count):
+    if len(found) == count:
+      break
+    (some,) = draw.choices(forms, shares)
+    question = draw.choice(some).format(**_values(draw))
+    found[question[0].upper() + question[1:]] = None
+  if len(found) < count:
+    raise ValueError(
+      f'data.prompts and held_out need {count} questions: only {len(found)} '
+      'different ones were generated; take fewer'
+    )
+  return list(found)
 
 
-def _magpie(s: Data, target: build.LanguageModel, count: int) -> list[str]:
-  """Different questions that the teacher itself asks, sampled at ASK_AT.
+@functools.cache
+def _forms() -> dict[str, Any]:
+  path = pathlib.Path(__file__).with_name('questions.toml')
+  found = tomllib.loads(path.read_text())
+  split = lambda x: [' '.join(item.split()) for item in x.split(';')]
+  return found | {'lists': {n: split(x) for n, x in found['lists'].items()}}
 
-  It goes on from its chat template up to where a user's words begin (Magpie,
-  https://arxiv.org/abs/2406.08464); what has not ended after s.prompt_tokens
+
+def _values(draw: random.Random) -> dict[str, Any]:
+  """A value for every name that a form may have."""
+  lists = _forms()['lists']
+  # One draw after another: another order would make other questions.
+  subject, other, more = draw.sample(lists['subjects'], 3)
+  person, someone, third = draw.sample(lists['people'], 3)
+  place, town = draw.sample(lists['places'], 2)
+  return dict(
+    subject=subject,
+    other=other,
+    more=more,
+    person=person,
+    someone=someone,
+    third=third,
+    place=place,
+    town=town,
+    thing=draw.choice(lists['things']),
+    task=draw.choice(lists['tasks']),
+    language=draw.choice(lists['languages']),
+    tongue=draw.choice(lists['tongues']),
+    a=draw.randint(3, 40),
+    b=draw.randint(2, 9),
+    c=draw.randint(10, 200),
+  )
+
+
+def asked_by(target: build.LanguageModel, s: Data, count: int) -> list[str]:
+  """`count` different questions that the teacher itself asks.
+
+  It continues its chat template from where a user's words begin (Magpie,
+  https://arxiv.org/abs/2406.08464). What has not ended after s.prompt_tokens
   tokens is no question.
 
   Raises:
-    ValueError: no chat template, no room for a question, or no new question in
-      a whole part.
+    ValueError: no chat template, no room for a question, or a part without a
+      new question.
   """
   opening, room = _opening(target), s.prompt_tokens
-  if len(opening) + room >= s.length:
+  length = len(opening) + room
+  if length >= s.length:
     raise ValueError(
       f'data.length={s.length}: must be above prompt_tokens={room} and '
       f'{len(opening)} tokens of the chat template'
     )
-  stop, found = target.tokenizer.eos_ids, dict[str, None]()
+  stop_ids, found = tuple(target.tokenizer.eos_ids), dict[str, None]()
   for part in itertools.count():
-    said = _answers(
-      s,
-      target,
-      [opening] * ASKED_AT_ONCE,
-      f'questions/{part}',
-      length=len(opening) + room,
-      temperatures=(ASK_AT,),
-      seed=(9973 * s.seed + 1 + part) % 2**32,
-    )
+    seed = (9973 * s.seed + 1 + part) % 2**32
+    decoding = teacher.Decoding(length, (_ASKED_AT,), seed, stop_ids)
+    prompts = [opening] * _ASKED_AT_ONCE
+    record = _record(s, target, decoding, prompts, name=f'questions/{part}')
     before = len(found)
     for tokens, (start, end) in zip(
-      said.tokens.tolist(), said.spans.tolist(), strict=True
+      record.tokens.tolist(), record.spans.tolist(), strict=True
     ):
       words = target.tokenizer.decode(tokens[start:end]).strip()
-      if tokens[end - 1] in stop and words:
+      if tokens[end - 1] in stop_ids and words:
         found[words] = None
     if len(found) >= count:
       return list(found)[:count]
@@ -167,7 +237,7 @@ def _magpie(s: Data, target: build.LanguageModel, count: int) -> list[str]:
       break
   raise ValueError(
     f"data.source='magpie': only {len(found)} of {count} questions; the last "
-    f'{ASKED_AT_ONCE} that {target.label} began had no new one of at most '
+    f'{_ASKED_AT_ONCE} that {target.label} began had no new one of at most '
     f'prompt_tokens={room}'
   )
 
@@ -179,85 +249,61 @@ def _opening(target: build.LanguageModel) -> list[int]:
       f"data.source='magpie': {target.label} has no chat template, so it was "
       'never taught what a question looks like; take another source'
     )
-  mark = 'what a user says'
-  text = target.tokenizer.chat([{'role': 'user', 'content': mark}])
-  before, found, _ = text.partition(mark)
+  mark = 'the words of a user'
+  words = target.tokenizer.chat([{'role': 'user', 'content': mark}])
+  before, found, _ = words.partition(mark)
   if not found:
     raise ValueError(
       f"data.source='magpie': the chat template of {target.label} leaves out "
-      'what a user says; take another source'
+      'the words of a user; take another source'
     )
   return target.tokenizer.encode(before)
 
 
-# Where questions of our own come from: (s, target, count) -> texts.
-OWN = {'questions': _made, 'magpie': _magpie}
-
-
-def answered(
+def answers(
   s: Data,
   target: build.LanguageModel,
-  prompts: list[list[int]],
-  kept: tuple[int, ...],
-  texts: np.ndarray | None = None,
+  prompts: Prompts,
+  taps: tuple[int, ...],
 ) -> teacher.Answers:
-  """The teacher's answers to all prompts, the held-out ones too.
-
-  texts: what follows each prompt instead of an answer; the teacher reads it.
-  """
-  return _answers(
-    s,
-    target,
-    prompts,
-    '',
-    length=s.length,
-    temperatures=s.temperatures if texts is None else (),
-    seed=s.seed,
-    taps=kept,
-    texts=texts,
-  )
+  """The teacher's answers to all prompts, or its features of their texts."""
+  texts = prompts.texts if s.completions == 'text' else None
+  temperatures = s.temperatures if texts is None else ()
+  stop_ids = tuple(target.tokenizer.eos_ids)
+  decoding = teacher.Decoding(s.length, temperatures, s.seed, stop_ids)
+  return _record(s, target, decoding, prompts.tokens, taps=taps, texts=texts)
 
 
-def _answers(
+def _record(
   s: Data,
   target: build.LanguageModel,
+  decoding: teacher.Decoding,
   prompts: list[list[int]],
-  name: str,
   *,
-  length: int,
-  temperatures: Sequence[float],
-  seed: int,
+  name: str = '',
   taps: tuple[int, ...] = (),
   texts: np.ndarray | None = None,
 ) -> teacher.Answers:
-  """In s.folder under a name, or in the cache folder under what they are."""
-  said = prompts if texts is None else texts.tolist()
-  asked = teacher.Asked(
+  """In s.folder, or in the cache folder under a digest of what they are."""
+  rows = prompts if texts is None else texts.tolist()
+  facts = teacher.Facts(
     teacher=target.digest,
     dtype=target.dtype,
-    questions=questions.digest([str(x) for x in said]),
-    stop_ids=tuple(target.tokenizer.eos_ids),
+    questions=digest(rows),
     rows=len(prompts),
-    length=length,
-    temperatures=tuple(temperatures),
-    seed=seed,
+    decoding=decoding,
     taps=tuple(taps),
   )
   if s.folder:
     folder = pathlib.Path(s.folder) / name
   else:
-    facts = json.dumps(dataclasses.asdict(asked)).encode()
-    key = hashlib.sha256(facts).hexdigest()[:16]
-    folder = files.cache_folder() / 'answers' / key
+    key = hashlib.sha256(json.dumps(facts.plain()).encode()).hexdigest()
+    folder = files.cache_folder() / 'answers' / key[:16]
   return teacher.answer(
-    folder,
-    prompts,
-    asked,
-    build.target_model(target),
-    target.params,
-    rule=reject.RULE,
-    batch=s.batch,
-    track=runtime.track,
-    texts=texts,
-    layout=target.layout,
+    folder, facts, target, prompts, batch=s.batch, texts=texts
   )
+
+
+def digest(rows: Sequence[Sequence[int]]) -> str:
+  """SHA-256 of token ids, in their order."""
+  return hashlib.sha256('\0'.join(map(str, rows)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a distillation trains: each student with its loss and its drafter."""
+"""The drafts that a distillation trains: where each begins, and its loss."""
 
 import dataclasses
 import pathlib
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, sharding, types
+from specdec_jax import build, fields, sharding, types
 from specdec_jax.bench import metrics
-from specdec_jax.distill import divergences, heads, lm_loss
+from specdec_jax.distill import divergences, eagle_loss, lm_loss
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import eagles, export, tokenizer
@@ -19,107 +19,160 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from specdec_jax.train import step as step_lib
 
+# Parameters that a student may share with its teacher, frozen.
+SHARED = ('embed', 'head')
+
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """kind: a name of STUDENTS.
-
-  eagle: taps, the teacher's layers that it reads; () is the last one. path: a
-  draft to begin with, of the same taps and vocabulary.
-  lm: size, a row of models.config.SIZES, from random; or layers of the teacher
-  to begin with. share: take the teacher's embedding and head, frozen. path: a
-  model to begin with; one that proposes some ids goes on with the same.
-  vocabulary: how many ids it can propose, the commonest; 0 is all. dtype: of
-  the forward pass.
-  """
-
-  kind: str
-  taps: tuple[int, ...]
-  size: str
-  layers: tuple[int, ...]
-  path: str
-  share: bool
-  vocabulary: int
-  dtype: str
-  remat: bool
+class Settings(fields.Checked):
+  kind: str = fields.setting(allowed=('eagle', 'lm'))
+  taps: tuple[int, ...] = fields.setting(
+    low=0, help='eagle: layers of the teacher that it reads; () is the last'
+  )
+  size: str = fields.setting(
+    help='lm: a row of models.config.SIZES, from random weights'
+  )
+  layers: tuple[int, ...] = fields.setting(
+    low=0, help='lm: begin with these layers of the teacher'
+  )
+  path: str = fields.setting(help='a draft of the same kind to begin with')
+  share: bool = fields.setting(
+    help="lm: keep the teacher's embedding and head, frozen"
+  )
+  vocabulary: int = fields.setting(
+    low=0, help='ids that it can propose, the most frequent ones; 0 is all'
+  )
+  dtype: str = fields.setting(
+    allowed=('float32', 'bfloat16', 'float64'), help='of the forward pass'
+  )
+  remat: bool = fields.setting(
+    help='lm: compute layers again in the backward pass, for less memory'
+  )
 
   def __post_init__(self):
-    if self.kind not in STUDENTS:
-      raise ValueError(
-        f'kind={self.kind!r}: allowed are {", ".join(sorted(STUDENTS))}'
-      )
+    super().__post_init__()
     given = [x for x in ('size', 'layers', 'path') if getattr(self, x)]
-    if self.kind == 'lm' and len(given) != 1:
+    if self.kind == 'eagle':
+      for name in ('size', 'layers', 'remat'):
+        if value := getattr(self, name):
+          raise ValueError(
+            f"{name}={value!r}: an eagle is one layer like its teacher's; "
+            'leave it empty'
+          )
+    elif len(given) != 1:
       raise ValueError(
-        f'{" and ".join(given) or "nothing"} given for an lm: say one of size '
-        '(from random), layers (of the teacher), path (a model)'
+        f'{" and ".join(given) or "nothing"} given for an lm: give one of size '
+        '(from random weights), layers (of the teacher), path (a model)'
       )
-    if self.kind == 'lm' and self.path and self.share:
+    elif self.path and self.share:
       raise ValueError(
-        'share=True: a student of a path has an embedding and a head of its '
-        'own; take share=False'
+        'share=True: a student of a path has its own embedding and head; give '
+        'share=False'
       )
-    if self.kind == 'eagle' and (self.size or self.layers):
-      raise ValueError(
-        'size or layers given for an eagle: it is one layer like its '
-        "teacher's, from random or from a path"
-      )
-    if self.kind == 'lm' and self.taps:
-      raise ValueError(f'taps={self.taps} given for an lm, which reads none')
-    if self.kind == 'eagle' and self.remat:
-      raise ValueError('remat=True: the one layer of an eagle needs none')
-    if self.vocabulary < 0:
-      raise ValueError(f'vocabulary={self.vocabulary}: must be 0 (all) or more')
-
-  def read(self, last: int) -> tuple[int, ...]:
-    """The layers that an eagle reads, of a teacher with that last one."""
-    return self.taps or (last,)
+    elif self.taps:
+      raise ValueError(f'taps={self.taps}: an lm reads none; give ()')
 
 
 class Student(NamedTuple):
-  """params: what is trained, float32. loss, frozen: see step.Loss.
+  """A draft to train."""
 
-  weights(params) -> weights.draft of its drafter. drafter(gamma). model: its q,
-  for alpha. flops: of one token of a batch, forward and backward.
-  write(folder, params, about) -> the path of the finished draft.
+  params: types.Params  # what is trained, float32 or wider
+  loss: step_lib.Loss
+  frozen: Any  # what the loss reads besides
+  weights: Callable[[types.Params], types.Params]  # -> weights.draft
+  drafter: Callable[[int], types.Drafter]  # gamma -> its drafter
+  model: types.Model  # its q, which reads weights.draft
+  flops: float  # of one token of a batch, forward and backward
+  # (folder, params, about) -> the path of the finished draft.
+  write: Callable[[pathlib.Path, types.Params, dict[str, Any]], pathlib.Path]
+
+
+class Start(NamedTuple):
+  """The draft of student.path, if there is one.
+
+  draft: an eagles.Draft or a build.LanguageModel. ids: its vocabulary, None if
+  it proposes all.
   """
 
-  params: types.Params
-  loss: step_lib.Loss
-  frozen: Any
-  weights: Callable[[types.Params], types.Params]
-  drafter: Callable[[int], types.Drafter]
-  model: types.Model
-  flops: float
-  write: Callable[[pathlib.Path, types.Params, dict[str, Any]], pathlib.Path]
+  draft: Any = None
+  ids: np.ndarray | None = None
+
+
+def begin(s: Settings, target: build.LanguageModel) -> Start:
+  """Reads the draft of s.path.
+
+  Raises:
+    ValueError: it does not fit this teacher or these settings.
+  """
+  if not s.path:
+    return Start()
+  if s.kind == 'eagle':
+    draft = eagles.read(s.path)
+    eagles.fit(draft, s.path, target.config, target.params, target.tokenizer)
+    taps = s.taps or (target.config.depth - 1,)
+    if (taps, s.vocabulary) != (draft.taps, len(draft.ids)):
+      raise ValueError(
+        f'student.path={s.path}: reads layers {draft.taps} and proposes '
+        f'{len(draft.ids)} ids; set student.taps and student.vocabulary'
+      )
+    return Start(draft, draft.ids)
+  loaded = build.load(s.path, scan_layers=False)
+  tokenizer.check_same(target.tokenizer, loaded.tokenizer)
+  if not loaded.draft_ids:
+    return Start(loaded)
+  if len(loaded.draft_ids) != s.vocabulary:
+    raise ValueError(
+      f'student.path={s.path}: proposes {len(loaded.draft_ids)} ids; set '
+      'student.vocabulary to these'
+    )
+  return Start(loaded, np.array(loaded.as_draft[0].proposes))
+
+
+def most_frequent(rows: dict[str, np.ndarray], size: int, ids: int):
+  """The `size` most frequent of `ids` ids among the counted tokens, ascending.
+
+  Ties, and ids that never occur, go by the smaller id. rows: 'tokens' and
+  'counted', [n, L].
+  """
+  counts = np.bincount(rows['tokens'][rows['counted']], minlength=ids)[:ids]
+  most = np.argsort(-counts, kind='stable')[:size]
+  return np.sort(most).astype(np.int32)
 
 
 def make_eagle(
   s: Settings,
-  loss: heads.Loss,
+  loss: divergences.Loss,
   target: build.LanguageModel,
-  kept: tuple[int, ...],
+  recorded: tuple[int, ...],
   ids: np.ndarray,
   seed: int,
-  begun: eagles.Draft | None,
+  start: Start,
 ) -> Student:
-  """An EAGLE draft. kept: layers whose features the data has. begun: the draft
-  that it goes on from.
+  """An EAGLE draft, which computes in the dtype of its teacher.
 
-  It computes in the dtype of its teacher, whose features and head it reads;
-  what is trained is float32 or wider.
+  Args:
+    s, loss: settings.
+    target: the teacher.
+    recorded: layers of which the training data has features.
+    ids: its vocabulary.
+    seed: of its random weights.
+    start: what it begins with instead.
   """
-  taps = s.read(target.config.depth - 1)
+  taps = s.taps or (target.config.depth - 1,)
   config = eagle.settings(target.config, taps)
   masters = eagle.settings(target.config, taps, dtype=_wide(target.config))
-  model = build.target_model(target)
-  whole = _whole(target, target.config)
+  model = target.model
+  layout = _replicated(target, target.config)
   read = eagles.weights({}, ids, target.params)
-  read |= {n: _put(whole, read[n]) for n in ('head', 'ids')}
-  frozen = {n: read[n] for n in ('target', 'head')}
+  read |= {n: _put(layout, read[n]) for n in ('head', 'ids')}
+  layer = start.draft.layer if start.draft else eagle.init(masters, seed)
+  wanted = eagle.shapes(masters)
+  layer = {n: jnp.array(x, wanted[n].dtype) for n, x in layer.items()}
+  size = sum(x.size for x in eagle.shapes(config).values())
 
   def write(folder, params, about):
-    # Half the bytes; bfloat16 would keep fewer digits, and range none needs.
+    # float16 is half the bytes; bfloat16 would keep fewer digits, and no
+    # parameter needs its range.
     layer = {
       n: np.asarray(x, np.float16) for n, x in lm.flatten(params).items()
     }
@@ -127,180 +180,147 @@ def make_eagle(
     eagles.write(path, eagles.Draft(taps, layer, ids, eagles.describe(about)))
     return path
 
-  layer = begun.layer if begun else eagle.init(masters, seed)
-  wanted = eagle.shapes(masters)
-  layer = {n: jnp.array(x, wanted[n].dtype) for n, x in layer.items()}
   return Student(
-    _put(whole, lm.nest(layer)),
-    heads.loss(config, model, loss, kept),
-    frozen,
-    lambda params: read | {'layer': eagle.cast(config, params)},
-    lambda gamma: eagle_drafter.make(
-      config, model, gamma=gamma, constrain=whole and whole.constrain
+    params=_put(layout, lm.nest(layer)),
+    loss=eagle_loss.loss(config, model, loss, recorded),
+    frozen={n: read[n] for n in ('target', 'head')},
+    weights=lambda params: read | {'layer': eagle.cast(config, params)},
+    drafter=lambda gamma: eagle_drafter.make(
+      config, model, gamma=gamma, constrain=layout and layout.constrain
     ),
-    eagle_drafter.view(config, model),
+    model=eagle_drafter.view(config, model),
     # Every step of the chain; the frozen head has no gradient of its own.
-    loss.unroll
-    * (6.0 * _size(eagle.shapes(config)) + 4.0 * frozen['head'].size),
-    write,
+    flops=loss.unroll * (6.0 * size + 4.0 * read['head'].size),
+    write=write,
   )
-
-
-class Begun(NamedTuple):
-  """What a student goes on from. ids: those that it proposes, None if all."""
-
-  draft: Any
-  ids: np.ndarray | None
-
-
-def begin(s: Settings, target: build.LanguageModel) -> Begun:
-  """The student of s.path; nothing where there is none.
-
-  Raises:
-    ValueError: it does not fit this teacher or these settings.
-  """
-  if not s.path:
-    return Begun(None, None)
-  return (_begin_eagle if s.kind == 'eagle' else _begin_lm)(s, target)
-
-
-def _begin_eagle(s: Settings, target: build.LanguageModel) -> Begun:
-  draft = eagles.read(s.path)
-  eagles.fit(draft, s.path, target.config, target.params, target.tokenizer)
-  taps = s.read(target.config.depth - 1)
-  if (taps, s.vocabulary) != (draft.taps, len(draft.ids)):
-    raise ValueError(
-      f'student.path={s.path}: reads layers {draft.taps} and proposes '
-      f'{len(draft.ids)} ids; set student.taps and student.vocabulary to these'
-    )
-  return Begun(draft, draft.ids)
-
-
-def _begin_lm(s: Settings, target: build.LanguageModel) -> Begun:
-  loaded = build.load(s.path, scan_layers=False)
-  tokenizer.check_same(target.tokenizer, loaded.tokenizer)
-  if not loaded.draft_ids:
-    return Begun(loaded, None)
-  if len(loaded.draft_ids) != s.vocabulary:
-    raise ValueError(
-      f'student.path={s.path}: proposes {len(loaded.draft_ids)} ids; set '
-      'student.vocabulary to these'
-    )
-  few, _ = loaded.as_draft
-  return Begun(loaded, np.array(few.proposes))
 
 
 def make_lm(
   s: Settings,
-  loss: heads.Loss,
+  loss: divergences.Loss,
   target: build.LanguageModel,
-  kept: tuple[int, ...],
+  recorded: tuple[int, ...],
   ids: np.ndarray,
   seed: int,
-  begun: build.LanguageModel | None,
+  start: Start,
 ) -> Student:
-  """A language model of its own; loss.unroll, decay and noise are not its.
+  """A language model of its own; arguments as for make_eagle.
 
-  kept, begun: as for make_eagle; its teacher reads every batch anew if kept is
-  ().
+  Without recorded features its teacher reads every batch.
   """
-  config, params = _first(s, target, seed, begun)
+  config, params = _initial(s, target, seed, start)
   export.settings(config)  # refuses now what could not be saved at the end
-  expand = lambda params: (config, params)
+  full, head_DV = config, None
   if s.vocabulary:
-    config, params, expand = _reduced(config, params, ids.tolist())
-  vocab = build.target_model(target).vocab
-  whole = _whole(target, config)
-  params = _put(whole, params)
+    head_DV = np.array(params['head'])  # a copy: training donates what it has
+    config, params = lm.reduce(config, params, ids.tolist())
+  vocab = target.model.vocab
+  layout = _replicated(target, config)
+  trained, shared = split_shared(_put(layout, params), s.share)
+  teacher_config, teacher_params = _teacher(target, recorded, loss, config)
 
-  def of(c, layout=whole):
+  def model_of(c, layout=layout):
     constrain = layout and layout.constrain
     return lm.make(c, ids=target.ids, vocab=vocab, constrain=constrain)
 
-  law, given = target.config, target.params
-  if kept and config.proposes and (loss.temperature or 1) == 1:
-    law, given = lm.reduce(law, given, config.proposes)
-  if kept:  # What is read of it: the last norm and the head.
-    given = {n: x for n, x in given.items() if n != 'layers'}
-    given |= {n: x[:1] for n, x in given.items() if n == 'embed'}
-  model, computed = of(config), of(dataclasses.replace(config, dtype=s.dtype))
-  trained, shared = lm_loss.shared(params, s.share)
-
   def write(folder, params, about):
-    path = folder / 'draft'
+    params, saved = params | shared, config
+    if head_DV is not None:
+      # Other ids keep the columns that they began with, which only
+      # transformers will ever propose.
+      head = head_DV.copy()
+      head[:, ids] = params['head']
+      params = params | {'head': head}
+      saved = dataclasses.replace(full, tied=False)
     export.save(
-      path,
-      *expand(params | shared),
+      folder / 'draft',
+      saved,
+      params,
       target.tokenizer,
       made_by=about,
       draft_ids=config.proposes,
       overwrite=True,
     )
-    return path
+    return folder / 'draft'
 
+  model = model_of(config)
+  reads = metrics.step_parameters(teacher_params)
+  if recorded:
+    reads = teacher_params['head'].size
   return Student(
-    trained,
-    lm_loss.distilled(
-      computed,
+    params=trained,
+    loss=lm_loss.distilled(
+      model_of(dataclasses.replace(config, dtype=s.dtype)),
       s.dtype,
-      of(law, target.layout),
-      divergences.divergence_of(loss.divergence),
-      temperature=loss.temperature,
+      model_of(teacher_config, target.layout),
+      loss,
       remat=s.remat,
       ids=config.proposes,
     ),
-    {'teacher': given, 'shared': shared},
-    lambda params: params | shared,
-    lambda gamma: lm_drafter.make(model, gamma=gamma),
-    model,
-    6.0 * metrics.step_parameters(trained | shared)
-    + 2.0 * (given['head'].size if kept else metrics.step_parameters(given)),
-    write,
+    frozen={'teacher': teacher_params, 'shared': shared},
+    weights=lambda params: params | shared,
+    drafter=lambda gamma: lm_drafter.make(model, gamma=gamma),
+    model=model,
+    flops=6.0 * metrics.step_parameters(trained | shared) + 2.0 * reads,
+    write=write,
   )
 
 
-def _reduced(config, params: types.Params, ids: Sequence[int]):
-  """(config, params, expand) of a student that proposes these ids only.
+STUDENTS = {'eagle': make_eagle, 'lm': make_lm}
 
-  expand(params) -> (config, params) with a head for all: the others keep the
-  columns that they began with, which only transformers will ever propose.
+
+def pruned(
+  config: model_config.LMConfig, params: types.Params, layers: Sequence[int]
+) -> tuple[model_config.LMConfig, types.Params]:
+  """(config, params) of some layers of a model, which has them one by one.
+
+  Raises:
+    ValueError: layers that the model does not have.
   """
-  head_DV = np.array(params['head'])  # a copy: what is trained is donated
-  few, own = lm.reduce(config, params, ids)
-
-  def expand(params):
-    head = head_DV.copy()
-    head[:, ids] = params['head']
-    return dataclasses.replace(config, tied=False), params | {'head': head}
-
-  return few, own, expand
-
-
-def _whole(
-  target: build.LanguageModel, config: model_config.LMConfig
-) -> sharding.Layout | None:
-  """A student's, of which every device of the teacher's mesh has all."""
-  if target.layout is None:
-    return None
-  return sharding.lay_out(target.layout.mesh, config, replicated=True)
+  assert not config.scan_layers, 'load it with scan_layers=False'
+  if not set(layers) <= set(range(config.depth)):
+    raise ValueError(
+      f'student.layers={tuple(layers)}: allowed are those of the teacher, 0 to '
+      f'{config.depth - 1}'
+    )
+  windows = tuple(config.windows[i % len(config.windows)] for i in layers)
+  if len(set(windows)) == 1:
+    windows = windows[:1]
+  kept = {str(n): params['layers'][str(i)] for n, i in enumerate(layers)}
+  own = dataclasses.replace(config, depth=len(layers), windows=windows)
+  return own, params | {'layers': kept}
 
 
-def _put(whole: sharding.Layout | None, tree):
-  return tree if whole is None else jax.device_put(tree, whole.sharding())
+def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:
+  """(what is trained, what is not) of a student's parameters."""
+  frozen = {n: x for n, x in params.items() if share and n in SHARED}
+  return {n: x for n, x in params.items() if n not in frozen}, frozen
 
 
-def _size(tree: Any) -> int:
-  return sum(x.size for x in jax.tree.leaves(tree))
+def _teacher(target, recorded, loss: divergences.Loss, config):
+  """(config, params) of the part of the teacher that the loss reads."""
+  own, params = target.config, target.params
+  if not recorded:
+    return own, params
+  # Without the mass p is normalised over all ids, so their columns stay.
+  if config.proposes and (loss.temperature or 1) == 1:
+    own, params = lm.reduce(own, params, config.proposes)
+  params = {n: x for n, x in params.items() if n != 'layers'}
+  # Its embedding is not read; a row stands for it.
+  return own, params | {n: x[:1] for n, x in params.items() if n == 'embed'}
 
 
-def _wide(config: model_config.LMConfig) -> str:
-  """What parameters are trained in."""
-  return 'float64' if config.dtype == 'float64' else 'float32'
-
-
-def _first(s: Settings, target: build.LanguageModel, seed: int, begun):
-  """(settings, parameters) that an lm student begins with, its own."""
-  config, params = _source(s, target, seed, begun)
+def _initial(s: Settings, target: build.LanguageModel, seed: int, start: Start):
+  """(config, params) that an lm student begins with, its own copy."""
+  if s.size:
+    config, params = _random(s, target, seed)
+  elif start.draft is not None:
+    config, params = start.draft.config, start.draft.params
+  else:
+    config, params = pruned(target.config, target.params, s.layers)
+    # Fused on a mesh too, where the teacher is not: the same student on any.
+    # A copy of the containers: fusing takes a layer apart.
+    config, params = lm.fuse(config, jax.tree.map(lambda x: x, params))
   config = dataclasses.replace(config, dtype=_wide(config))
   wanted = lm.nest(lm.shapes(config))
   # Copies: the first step is donated them, and the teacher keeps its own.
@@ -309,27 +329,35 @@ def _first(s: Settings, target: build.LanguageModel, seed: int, begun):
   )
 
 
-def _source(s: Settings, target: build.LanguageModel, seed: int, begun):
-  if s.size:
-    config = dataclasses.replace(
-      model_config.sized(s.size), vocab=target.config.vocab
+def _random(s: Settings, target: build.LanguageModel, seed: int):
+  config = dataclasses.replace(
+    model_config.sized(s.size), vocab=target.config.vocab
+  )
+  if not s.share:
+    return config, lm.init(config, seed)
+  if config.width != target.config.width:
+    raise ValueError(
+      f'student.share: size {s.size} has width {config.width}, '
+      f'{target.label} {target.config.width}; give share=False'
     )
-    if s.share and config.width != target.config.width:
-      raise ValueError(
-        f'student.share: size {s.size} has width {config.width}, '
-        f'{target.label} {target.config.width}; take share=False'
-      )
-    if s.share:
-      config = dataclasses.replace(config, tied=target.config.tied)
-    params = lm.init(config, seed)
-    if s.share:
-      params |= {n: target.params[n] for n in lm_loss.SHARED if n in params}
-    return config, params
-  if begun is not None:
-    return begun.config, begun.params
-  config, params = lm_loss.pruned(target.config, target.params, s.layers)
-  # Alike on any mesh; a copy, as fusing takes a layer apart.
-  return lm.fuse(config, jax.tree.map(lambda x: x, params))
+  config = dataclasses.replace(config, tied=target.config.tied)
+  params = lm.init(config, seed)
+  return config, params | {n: target.params[n] for n in SHARED if n in params}
 
 
-STUDENTS = {'eagle': make_eagle, 'lm': make_lm}
+def _wide(config: model_config.LMConfig) -> str:
+  """The dtype in which parameters are trained."""
+  return 'float64' if config.dtype == 'float64' else 'float32'
+
+
+def _replicated(
+  target: build.LanguageModel, config: model_config.LMConfig
+) -> sharding.Layout | None:
+  """The layout of a student: a copy on every device of the teacher's mesh."""
+  if target.layout is None:
+    return None
+  return sharding.lay_out(target.layout.mesh, config, replicated=True)
+
+
+def _put(layout: sharding.Layout | None, tree):
+  return tree if layout is None else jax.device_put(tree, layout.sharding())

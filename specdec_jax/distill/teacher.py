@@ -1,8 +1,8 @@
-"""What a teacher answers, and what it had in mind: what its drafts learn from.
+"""The teacher's answers and features, recorded on disk for its students.
 
-Answers are decoded by the loop that users run, batch after batch, into a
-folder that a later run of the same settings goes on with or reads back. Of a
-text that is given the teacher is only asked what it makes of it.
+Answers come from plain decoding, batch after batch, in a folder that a later
+run with the same settings resumes or reads. Features come from one
+teacher-forced pass over the finished text.
 """
 
 import dataclasses
@@ -10,47 +10,71 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
-from specdec_jax import decode, forward, requests, sharding, types
+from specdec_jax import build, decode, forward, requests, runtime, types
+from specdec_jax import sharding as sharding_lib
 from specdec_jax.io import files
+from specdec_jax.models import eagle
 from specdec_jax.train import logs
+from specdec_jax.verify import reject
+
+# Tokens that one pass over a text reads at a time.
+_CHUNK = 64
+
+
+class Decoding(NamedTuple):
+  """How rows are decoded.
+
+  length: tokens of a row, prompt included.
+  temperatures: of the rows, in turn; () for texts that are given.
+  seed: of their randomness, together with the request number.
+  stop_ids: ids that end an answer.
+  """
+
+  length: int
+  temperatures: tuple[float, ...]
+  seed: int
+  stop_ids: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-  """How the teacher answers, as facts.json records it.
+class Facts:
+  """All that answers depend on, as facts.json records it.
 
-  teacher: the digest of its weights; dtype: what it computes in. questions: the
-  digest of the prompts. stop_ids: what ends an answer. rows: how many there
-  are. length: tokens of a row, prompt included. temperatures: of the rows, in
-  turn; () for a text that is given. taps: layers whose residual streams are
-  kept, the last one among them; none are if empty.
+  teacher: digest of the weights. dtype: of the forward pass. questions: digest
+  of the prompts or texts. rows: how many. taps: layers of which features are
+  kept, the last layer among them; () keeps none.
   """
 
   teacher: str
   dtype: str
   questions: str
-  stop_ids: tuple[int, ...]
   rows: int
-  length: int
-  temperatures: tuple[float, ...]
-  seed: int
+  decoding: Decoding
   taps: tuple[int, ...]
+
+  def plain(self) -> dict[str, Any]:
+    """JSON values, those of decoding beside the others."""
+    found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    found |= found.pop('decoding')._asdict()
+    return json.loads(json.dumps(found))
 
 
 class Answers(NamedTuple):
-  """n rows of L tokens, some of them memory-mapped.
+  """n rows of L tokens, memory-mapped.
 
-  tokens: [n, L] int32. spans: [n, 2], the prompt's and the whole length.
-  features: [n, L, E] float16, or None without taps: what the teacher made of
-  each token, each tap divided by its root mean square. mass: [n, L] float32,
-  the logarithm of the sum of its exponentiated logits after each token.
+  tokens: [n, L] int32.
+  spans: [n, 2] prompt length and whole length; equal in a row that is left out.
+  features: [n, L, E] float16 or None: hidden states at each token, each tap
+    divided by its root mean square. 0 in a row that is left out.
+  mass: [n, L] float32 or None: log-sum-exp of the logits after each token.
   """
 
   tokens: np.ndarray
@@ -61,170 +85,204 @@ class Answers(NamedTuple):
 
 def answer(
   folder: pathlib.Path,
+  facts: Facts,
+  target: build.LanguageModel,
   prompts: Sequence[Sequence[int]],
-  asked: Asked,
-  target: types.Model,
-  params: types.Params,
   *,
-  rule: types.Rule,
   batch: int,
-  track: Callable[..., Any],
   texts: np.ndarray | None = None,
-  layout: sharding.Layout | None = None,
 ) -> Answers:
-  """The answers to all prompts, in a folder; what is there is not made again.
+  """The teacher's answers to all prompts; those in the folder are not redone.
+
+  A row whose logits are not finite anywhere is left out, and a warning tells
+  how many are.
 
   Args:
-    folder: made if need be; facts.json in it says what it holds.
-    prompts: token ids, each shorter than asked.length.
-    texts: [n, L] prompts with what follows them: there is nothing to say, and
-      what the teacher makes of them is kept.
-    asked: what the answers are; another value in the folder is refused.
-    target, params: the teacher, as for decode.programs.
-    rule: never asked for anything; plain decoding needs one by its contract.
+    folder: made if need be. Its facts.json has `facts` and how many are done.
+    facts: another value in the folder is refused.
+    target: the teacher.
+    prompts: token ids, each shorter than facts.decoding.length.
     batch: rows decoded together; changes no token.
-    track: track(iterable, description) -> the same, with a progress bar.
-    layout: of the target, if it lies on a mesh; its data axis divides `batch`.
+    texts: [n, L] prompts and what follows them, to be read instead of answered.
 
   Raises:
     ValueError: a folder of other answers, naming what differs; a damaged one;
-      no room for all of them, before the first is asked for.
+      no room on the disk, before the first answer; no row is left.
   """
-  arrays, done = _open(folder, asked, sum(_widths(target, params, asked.taps)))
+  arrays, done = _open(folder, facts, target.config.width * len(facts.taps))
   starts = range(done, len(prompts), batch)
-  for first in track(starts, 'teacher answers'):
-    part = prompts[first : first + batch]
-    rows = slice(first, first + len(part))
-    if texts is not None:
-      spans, out, features, mass = _hear(
-        target,
-        params,
-        part,
-        texts[rows],
-        rows=batch,
-        taps=asked.taps,
-        layout=layout,
-      )
-    else:
-      spans, out, features, mass = say(
-        target,
-        params,
-        part,
-        np.arange(first, first + len(part)),
-        rule=rule,
-        length=asked.length,
-        temperatures=asked.temperatures,
-        seed=asked.seed,
-        stop_ids=asked.stop_ids,
-        rows=batch,
-        taps=asked.taps,
-        layout=layout,
-      )
-    arrays.tokens[rows], arrays.spans[rows] = out, spans
-    if arrays.features is not None and arrays.mass is not None:
-      arrays.features[rows], arrays.mass[rows] = features, mass
-    _record(folder, asked, arrays, rows.stop)
+  for first in runtime.track(starts, 'teacher answers'):
+    rows = slice(first, min(first + batch, len(prompts)))
+    part = _part(facts, target, prompts, texts, rows, batch)
+    for array, x in zip(arrays, part, strict=True):
+      if array is not None:
+        array[rows] = x
+    _record(folder, facts, arrays, rows.stop)
+  broken = int((arrays.spans[:, 0] == arrays.spans[:, 1]).sum())
+  if broken:
+    sentence = (
+      f'{broken} of {len(prompts)} answers are left out: the logits of '
+      f'{target.label} are not finite there'
+    )
+    if broken == len(prompts):
+      raise ValueError(f'{sentence}; try --config.teacher.dtype=float32')
+    logging.warning(sentence)
   return arrays
 
 
-def say(
-  target: types.Model,
+def _part(
+  facts: Facts,
+  target: build.LanguageModel,
+  prompts: Sequence[Sequence[int]],
+  texts: np.ndarray | None,
+  rows: slice,
+  batch: int,
+) -> Answers:
+  """The answers of some rows; with taps, read once more for their features."""
+  model, layout = target.model, target.layout
+  if texts is not None:
+    tokens = texts[rows]
+    spans = np.array([[len(x), tokens.shape[1]] for x in prompts[rows]])
+  else:
+    spans, tokens = generate(
+      model,
+      target.params,
+      prompts[rows],
+      np.arange(rows.start, rows.stop),
+      facts.decoding,
+      rows=batch,
+      layout=layout,
+    )
+  if not facts.taps:
+    return Answers(tokens, spans, None, None)
+  count = len(tokens)
+  put = lambda x, *axes: (
+    x if layout is None else jax.device_put(x, layout.sharding('batch', *axes))
+  )
+  features, mass = jax.device_get(
+    _reader(model, facts.taps)(
+      target.params,
+      put(np.pad(tokens, ((0, batch - count), (0, 0))), None),
+      put(np.pad(spans[:, 1], (0, batch - count)).astype(np.int32)),
+    )
+  )
+  return without_broken(Answers(tokens, spans, features[:count], mass[:count]))
+
+
+def generate(
+  model: types.Model,
   params: types.Params,
   prompts: Sequence[Sequence[int]],
   numbers: np.ndarray,
+  decoding: Decoding,
   *,
-  rule: types.Rule,
-  length: int,
-  temperatures: Sequence[float],
-  seed: int,
-  stop_ids: Sequence[int],
   rows: int,
-  taps: tuple[int, ...] = (),
-  layout: sharding.Layout | None = None,
-):
-  """One batch of at most `rows` prompts: (spans, tokens, features, mass).
+  layout: sharding_lib.Layout | None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Decodes one batch plainly.
 
-  numbers: the request number of each, which its randomness is keyed by; it
-  takes the temperature of its turn. As for Answers, of these prompts alone.
+  Args:
+    model, params: who answers.
+    prompts: token ids of at most `rows` prompts.
+    numbers: their request numbers, which key randomness and temperature.
+    decoding: length, temperatures, seed and stop ids.
+    rows: of the batch; missing prompts are padded.
+    layout: of the model on its mesh, or None.
+
+  Returns:
+    spans [n, 2], tokens [n, L] as in Answers. A row whose logits broke has an
+    empty answer.
   """
-  count = len(prompts)
+  count, length = len(prompts), decoding.length
+  temperatures = np.array(decoding.temperatures)
   request = requests.make(
     requests.items(prompts, numbers),
-    ids=target.vocab,
-    context=max(target.context, length),
+    ids=model.vocab,
+    context=model.context,
     max_new_tokens=np.array([length - len(x) for x in prompts]),
-    temperature=np.array(temperatures)[numbers % len(temperatures)],
-    seed=seed,
-    stop_ids=stop_ids,
+    temperature=temperatures[numbers % len(temperatures)],
+    seed=decoding.seed,
+    stop_ids=decoding.stop_ids,
     rows=rows,
     length=length,
   )
-  program = _program(target, rule, taps)
+  options = decode.Options(narrow=False)
+  program = decode.programs(model, decode.PLAIN, reject.RULE, options).generate
   placed = requests.place(request, layout)
-  out, *more = jax.device_get(program(types.Weights(params), placed))
-  spans = np.stack([request.lengths_B, out.lengths_B], 1)
-  features, mass = (None if x is None else x[:count] for x in more)
-  return spans[:count], out.tokens_BL[:count], features, mass
+  out = jax.device_get(program(types.Weights(params), placed))
+  ends_B = np.where(out.info.broken_B, request.lengths_B, out.lengths_B)
+  spans = np.stack([request.lengths_B, ends_B], 1)
+  return spans[:count], out.tokens_BL[:count]
 
 
-def _hear(target, params, prompts, texts, *, rows: int, taps, layout=None):
-  """As say, of at most `rows` texts that are given, [n, L]."""
-  count, L = texts.shape
-  spans = np.array([[len(x), L] for x in prompts])
-  full = np.pad(texts, ((0, rows - count), (0, 0)))
-  if layout is not None:
-    full = jax.device_put(full, layout.sharding('batch', None))
-  kept = jax.device_get(_reading(target, taps)(types.Weights(params), full))
-  features, mass = (x[:count] for x in kept)
-  return spans, texts, features, mass
+def without_broken(x: Answers) -> Answers:
+  """The rows with empty answers where a feature or mass is not finite.
 
-
-def _widths(target, params, taps) -> list[int]:
-  """The width of every tap."""
-  read = lambda: forward.read(
-    target,
-    params,
-    jnp.zeros((1, 1), jnp.int32),
-    jnp.zeros((1,), jnp.int32),
-    target.init_cache(1, 1),
-    slots=1,
-    taps=taps,
+  Their features become 0: the gradient of a masked NaN is NaN still.
+  """
+  assert x.features is not None and x.mass is not None
+  good = np.isfinite(x.mass).all(1) & np.isfinite(x.features).all((1, 2))
+  good &= x.spans[:, 0] < x.spans[:, 1]
+  return Answers(
+    x.tokens,
+    np.where(good[:, None], x.spans, x.spans[:, :1]),
+    np.where(good[:, None, None], x.features, 0),
+    np.where(good[:, None], x.mass, 0),
   )
-  return [x.shape[-1] for x in jax.eval_shape(read)[1]]
 
 
-def _open(folder: pathlib.Path, asked: Asked, width: int):
+@functools.cache
+def _reader(model: types.Model, taps: tuple[int, ...]):
+  """(params, tokens_BL, ends_B) -> (features_BLE, mass_BL), teacher-forced."""
+
+  def read(params, tokens_BL, ends_B):
+    cache = model.init_cache(*tokens_BL.shape)
+    _, features_BLE = forward.prefill(
+      model, params, tokens_BL, ends_B, cache, chunk=_CHUNK, taps=taps
+    )
+    assert features_BLE is not None
+    last_BLD = jnp.split(features_BLE, len(taps), -1)[-1]
+    # A position at a time: logits [B, L, V] would not fit.
+    mass_LB = jax.lax.map(
+      lambda x_BD: jax.nn.logsumexp(model.head(params, x_BD), -1),
+      jnp.moveaxis(last_BLD, 1, 0),
+    )
+    normed_BLE = eagle.normed(features_BLE, len(taps))
+    return normed_BLE.astype(jnp.float16), mass_LB.T
+
+  return jax.jit(read)
+
+
+def _open(folder: pathlib.Path, facts: Facts, width: int):
   """(Answers to write to, how many rows are done)."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  facts, done = json.loads(json.dumps(dataclasses.asdict(asked))), 0
+  wanted, done = facts.plain(), 0
   path = folder / 'facts.json'
   if path.exists():
     found = files.read_json(path)
     done = found.pop('done')
-    differ = sorted(k for k in facts if found.get(k) != facts[k])
+    differ = sorted(k for k in wanted if found.get(k) != wanted[k])
     if differ:
       raise ValueError(
         f'{folder}: holds answers with other {", ".join(differ)}; name another '
         'folder, or remove it'
       )
-  n, L = asked.rows, asked.length
+  n, L = facts.rows, facts.decoding.length
 
   def array(name: str, dtype, *shape: int) -> np.memmap:
-    at = folder / f'{name}.npy'
+    path = folder / f'{name}.npy'
     if not done:
-      with logs.writing(at):
-        np.lib.format.open_memmap(at, 'w+', dtype, shape)
-        _take_room(at)
+      with logs.writing(path):
+        np.lib.format.open_memmap(path, 'w+', dtype, shape)
+        _allocate(path)
     try:
       # Mode r+ alone would fill up a file that was cut.
-      found = np.lib.format.open_memmap(at, 'r')
-      if (found.dtype, found.shape) != (np.dtype(dtype), shape):
-        raise ValueError(f'it holds {found.dtype}{list(found.shape)}')
-      return np.lib.format.open_memmap(at, 'r+')
+      np.lib.format.open_memmap(path, 'r')
+      return np.lib.format.open_memmap(path, 'r+')
     except (OSError, ValueError) as error:
       raise ValueError(
-        f'{at}: cannot be read ({error}); remove {folder} to ask again'
+        f'{path}: cannot be read ({error}); remove {folder} to ask again'
       ) from error
 
   answers = Answers(
@@ -236,95 +294,18 @@ def _open(folder: pathlib.Path, asked: Asked, width: int):
   return answers, done
 
 
-def _take_room(path: pathlib.Path) -> None:
-  """A write to a mapped file for which there is no room would be a crash."""
+def _allocate(path: pathlib.Path) -> None:
+  """Without it, writing to a mapped file on a full disk is a bus error."""
   if hasattr(os, 'posix_fallocate'):
     with open(path, 'r+b') as file:
       os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
-def _record(folder, asked: Asked, arrays: Answers, done: int) -> None:
-  """Rows count when their bytes are on the disk."""
+def _record(folder, facts: Facts, arrays: Answers, done: int) -> None:
+  """Rows count as done once their bytes are on the disk."""
   for x in arrays:
     if isinstance(x, np.memmap):
       x.flush()
-  facts = dataclasses.asdict(asked) | {'done': done}
   with logs.writing(folder):
-    files.write(folder / 'facts.json', json.dumps(facts))
-
-
-def recorder(taps: tuple[int, ...]) -> types.Drafter:
-  """Proposes nothing and keeps the target's features of every token.
-
-  Its state: (features_BLE, the lengths before the window).
-  """
-
-  def init(weights, context, features):
-    return features, context.lengths_B
-
-  def propose(weights, state, context, noise, cache):
-    draft, _, cache = decode.PLAIN.propose(weights, (), context, noise, cache)
-    return draft, state, cache
-
-  def commit(state, context, outcome, features_BNE):
-    features_BLE, lengths_B = state
-    row_B = jnp.arange(lengths_B.shape[0])
-    new = features_BLE.at[row_B, lengths_B - 1].set(features_BNE[:, 0])
-    return new, context.lengths_B
-
-  return types.Drafter('recorder', 0, init, propose, commit, taps=taps)
-
-
-@functools.cache
-def _program(target: types.Model, rule: types.Rule, taps: tuple[int, ...]):
-  """weights, request -> (Output, features, mass), of one batch."""
-  drafter = recorder(taps) if taps else decode.PLAIN
-  options = decode.Options(narrow=False)
-
-  def answer(weights, request):
-    loop = decode.Loop(target, drafter, rule, options)
-    state, info = decode.start(loop, weights, request)
-    state, info = jax.lax.while_loop(
-      lambda carry: jnp.any(carry[0].live_B),
-      lambda carry: decode.step(loop, weights, request, *carry),
-      (state, info),
-    )
-    out = decode.Output(state.tokens_BL, state.lengths_B, info)
-    if not taps:
-      return out, None, None
-    return out, *_kept(target, weights, state.drafter[0], len(taps))
-
-  return jax.jit(answer)
-
-
-@functools.cache
-def _reading(target: types.Model, taps: tuple[int, ...]):
-  """weights, [B, L] tokens -> (features, mass), of one batch."""
-
-  def read(weights, tokens_BL):
-    B, L = tokens_BL.shape
-    zeros_B = jnp.zeros((B,), jnp.int32)
-    cache = target.init_cache(B, L)
-    _, found, _ = forward.read(
-      target, weights.target, tokens_BL, zeros_B, cache, slots=L, taps=taps
-    )
-    return _kept(target, weights, forward.concat(found), len(taps))
-
-  return jax.jit(read)
-
-
-def _kept(target: types.Model, weights, features_BLE, taps: int):
-  """(normed features, float16, [B, L] logarithms of the normaliser)."""
-  last_BLD = jnp.split(features_BLE, taps, -1)[-1]
-  mass_LB = jax.lax.map(
-    lambda x_BD: jax.nn.logsumexp(target.head(weights.target, x_BD), -1),
-    jnp.moveaxis(last_BLD, 1, 0),
-  )
-  return normed(features_BLE, taps).astype(jnp.float16), mass_LB.T
-
-
-def normed(features, taps: int):
-  """Every tap divided by its root mean square; zeros stay zeros."""
-  parts = jnp.stack(jnp.split(features, taps, -1), -2)
-  mean = jnp.mean(parts * parts, -1, keepdims=True)
-  return (parts * jax.lax.rsqrt(mean + 1e-6)).reshape(features.shape)
+    content = json.dumps(facts.plain() | {'done': done})
+    files.write(folder / 'facts.json', content)

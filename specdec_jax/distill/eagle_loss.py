@@ -1,0 +1,194 @@
+"""The loss of an EAGLE draft, over several of its own steps.
+
+In decoding only the first token of a window is drafted from the target's
+features; later ones are drafted from the draft's own hidden states. Training
+does the same: step s reads the hidden states of step s - 1, one token later,
+and attends to the keys that its chain of steps would have written (EAGLE-3's
+training-time test, https://arxiv.org/abs/2503.01840, section 3.2).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import types
+from specdec_jax.distill import divergences, teacher
+from specdec_jax.models import attention, eagle
+from specdec_jax.models import cache as kv
+from specdec_jax.train import step as step_lib
+
+Array = jax.Array
+
+
+def rows(answers: teacher.Answers) -> dict[str, np.ndarray]:
+  """The arrays of a training batch, still on disk.
+
+  'tokens', 'features' and 'mass' are those of the answers. 'counted' is true
+  where the teacher's next token is part of its answer.
+  """
+  assert answers.features is not None and answers.mass is not None
+  index_1L = np.arange(answers.tokens.shape[1])[None]
+  start, end = answers.spans[:, :1], answers.spans[:, 1:]
+  return {
+    'tokens': answers.tokens,
+    'features': answers.features,
+    'mass': answers.mass,
+    'counted': (index_1L >= start - 1) & (index_1L < end - 1),
+  }
+
+
+def columns(kept: tuple[int, ...], taps: tuple[int, ...], width: int):
+  """The feature columns of the layers `taps` among those of the layers kept."""
+  return np.concatenate(
+    [np.arange(width) + width * kept.index(tap) for tap in taps]
+  )
+
+
+def loss(
+  config: eagle.EagleConfig,
+  target: types.Model,
+  settings: divergences.Loss,
+  kept: tuple[int, ...],
+) -> step_lib.Loss:
+  """The mean divergence from the teacher over the steps of a chain.
+
+  Args:
+    config: of the draft.
+    target: the teacher; only its embedding is run.
+    settings: the divergence and how the steps are weighted.
+    kept: layers of which the batches hold features.
+
+  Returns:
+    loss(params, frozen, batch, key). frozen: {'target': the teacher's
+    parameters, 'head': its columns for the draft's vocabulary}. batch: see
+    rows. Its figures 'train_alpha' and 'train_top' (the argmax agrees) have one
+    entry for each step of the chain.
+  """
+  temperature = settings.temperature or 1.0
+  at = columns(kept, config.taps, config.block.width)
+  embed = target.embed
+  if embed is None:
+    raise ValueError('eagle: needs a target that has embed')
+
+  def one(params: types.Params, frozen: Any, batch: dict[str, Array], key):
+    params = eagle.cast(config, params)
+    tokens_BT = batch['tokens']
+    features_BTE = batch['features'][..., at].astype(jnp.float32)
+    positions_BT = jnp.broadcast_to(
+      jnp.arange(tokens_BT.shape[1])[None], tokens_BT.shape
+    )
+    tokens_BTD = embed(frozen['target'], tokens_BT, positions_BT)
+    head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
+    log_p_BTR = teacher_log_p(
+      config, head, features_BTE, batch['mass'], temperature
+    )
+    if settings.noise:
+      noise = jax.random.uniform(key, features_BTE.shape, minval=-1, maxval=1)
+      features_BTE += settings.noise * noise
+    hidden = steps(config, params, tokens_BTD, features_BTE, settings.unroll)
+    weights = {'layer': params, 'head': frozen['head']}
+    return chain_loss(
+      config, settings, weights, log_p_BTR, hidden, batch['counted']
+    )
+
+  return one
+
+
+def chain_loss(
+  config: eagle.EagleConfig,
+  settings: divergences.Loss,
+  weights: types.Params,
+  log_p_BTR: Array,
+  hidden: list[Array],
+  counted_BT: Array,
+):
+  """(loss, figures) of the draft's hidden states at each step of a chain."""
+  divergence = divergences.divergence_of(settings.divergence)
+  temperature = settings.temperature or 1.0
+  count = jnp.maximum(jnp.sum(counted_BT), 1)
+  mean = lambda x_BT: jnp.sum(jnp.where(counted_BT, x_BT, 0)) / count
+  best_BT = jnp.argmax(log_p_BTR, -1)
+  total, alphas, tops = jnp.zeros(()), [], []
+  for step, hidden_BTD in enumerate(hidden):
+    logits_BTR = eagle.reduced(config, weights, hidden_BTD)
+    log_q_BTR = jax.nn.log_softmax(logits_BTR / temperature, -1)
+    total += settings.decay**step * mean(divergence(log_p_BTR, log_q_BTR))
+    alphas.append(mean(divergences.alpha(log_p_BTR, log_q_BTR)))
+    tops.append(mean(jnp.argmax(log_q_BTR, -1) == best_BT))
+  norm = sum(settings.decay**step for step in range(len(hidden)))
+  figures = {'train_alpha': jnp.stack(alphas), 'train_top': jnp.stack(tops)}
+  return total / norm, figures
+
+
+def teacher_log_p(
+  config: eagle.EagleConfig,
+  head: types.Params,
+  features_BTE: Array,
+  mass_BT: Array,
+  temperature: float,
+) -> Array:
+  """log p of the draft's vocabulary after every token, [B, T, R].
+
+  Args:
+    config: of the draft.
+    head: the teacher's norm and head, as parameters that eagle.reduced reads.
+    features_BTE: the teacher's features, its last layer last.
+    mass_BT: log-sum-exp of all its logits at temperature 1. At any other
+      temperature p is normalised over the draft's vocabulary instead.
+    temperature: of the softmax.
+  """
+  last_BTD = jnp.split(features_BTE, len(config.taps), -1)[-1]
+  logits_BTR = eagle.reduced(config, head, last_BTD)
+  if temperature != 1:
+    return jax.nn.log_softmax(logits_BTR / temperature, -1)
+  return logits_BTR - mass_BT[..., None]
+
+
+def steps(
+  config: eagle.EagleConfig,
+  layer: types.Params,
+  tokens_BTD: Array,
+  features_BTE: Array,
+  count: int,
+) -> list[Array]:
+  """The draft's hidden states at each of `count` steps, [B, T, D] each.
+
+  Args:
+    config: of the draft.
+    layer: its parameters (weights.draft['layer']).
+    tokens_BTD: the target's embedding of every token.
+    features_BTE: the target's features of every token.
+    count: draft tokens in a chain, at least 1.
+
+  Worked example, step 1 (the second token of a window) at index 5: it reads
+  token 5 and step 0's hidden state of index 4, and attends to step 0's keys of
+  indices 0 to 4 and to its own key of index 5.
+  """
+  module = eagle.merge(config, layer)
+  B, T, _ = tokens_BTD.shape
+  positions_BT = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
+  shift = lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :T]
+  feature_BTD, keys, out = module.fused(shift(features_BTE)), [], []
+  for step in range(count):
+    mask_BTS = jnp.broadcast_to(_mask(T, step)[None], (B, T, T * (step + 1)))
+    (view,) = attention.views(config.block, positions_BT, mask_BTS).values()
+
+    def write(k_BTGC, v_BTGC):
+      keys.append((k_BTGC, v_BTGC))
+      k, v = (jnp.concatenate(x, 1) for x in zip(*keys, strict=True))
+      return None, kv.KVCache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+
+    hidden_BTD, _ = module(tokens_BTD, feature_BTD, view, write)
+    out.append(hidden_BTD)
+    feature_BTD = shift(hidden_BTD)
+  return out
+
+
+def _mask(T: int, step: int) -> Array:
+  """[T, T * (step + 1)]: the keys of each step that an index attends to."""
+  query_T1, key_1T = jnp.arange(T)[:, None], jnp.arange(T)[None]
+  visible = [key_1T <= query_T1 - step]
+  visible += [key_1T == query_T1 - step + back for back in range(1, step + 1)]
+  return jnp.concatenate(visible, 1)
