@@ -1,6 +1,5 @@
-"""From a config to a draft that decodes; what configs may not say."""
+"""From a config to a draft that decodes; which configs are refused."""
 
-import dataclasses
 import json
 import pathlib
 
@@ -11,20 +10,20 @@ import pytest
 
 from configs import distill
 from specdec_jax import api, build, requests
-from specdec_jax.analysis import output_file
-from specdec_jax.bench import metrics
-from specdec_jax.distill import distillation, students
+from specdec_jax.distill import distillation
 from specdec_jax.distill import prompts as prompts_lib
-from specdec_jax.io import checkpoint, eagles, export, files
+from specdec_jax.io import eagles, export, files
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.train import text
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+# A text with few different words, quickly learnt.
+PROSE = dict(source='stdlib:prose', length=32, prompt_tokens=8)
 
 
 def config(**changes):
-  c = distill.get_config('tiny')
+  c = distill.get_config('tiny').unlock()
   few = dict(
     data=dict(prompts=8, held_out=2, length=192, batch=10),
     batch=dict(rows=4),
@@ -32,18 +31,29 @@ def config(**changes):
     judge=dict(gamma=2, new_tokens=6),
   )
   for section, values in [*few.items(), *changes.items()]:
-    for name, value in values.items():
-      with c.unlocked():
-        c[section][name] = value
+    c[section].update(values)
   return c
 
 
 def a_run(tmp_path, monkeypatch, **changes):
+  """(figures, the lines of its metrics)."""
   monkeypatch.setenv('SPECDEC_JAX_CACHE', str(tmp_path / 'cache'))
   settings = distillation.settings(config(**changes))
   figures = distillation.run(settings, tmp_path / 'run')
   lines = (tmp_path / 'run/metrics.jsonl').read_text().splitlines()
   return figures, [json.loads(line) for line in lines]
+
+
+def losses(lines):
+  return [x['loss'] for x in lines if 'loss' in x]
+
+
+def assert_decodes_as_plain(draft, **options):
+  target = build.load('random:tiny')
+  of = lambda **more: (
+    api.generate(target, ['Hello'], max_new_tokens=8, **more)[0].tokens
+  )
+  assert of(draft=draft, gamma=2, **options) == of()
 
 
 @pytest.fixture(scope='module')
@@ -57,36 +67,15 @@ def eagle_run(tmp_path_factory):
 
 def test_an_eagle_is_trained_judged_written_and_decodes(eagle_run):
   _, figures, lines = eagle_run
-  losses = {x['step']: x['loss'] for x in lines if 'loss' in x}
-  assert sorted(losses) == list(range(1, 9)) and losses[8] < losses[1]
+  found = losses(lines)
+  assert len(found) == 8 and found[-1] < found[0]
   judged = {x['step']: x for x in lines if 'block_efficiency' in x}
   best = max(judged, key=lambda step: judged[step]['block_efficiency'])
   assert figures['step'] == best
   assert figures['block_efficiency'] == judged[best]['block_efficiency']
   draft = eagles.read(figures['draft'])
   assert len(draft.ids) == 256 and json.loads(draft.about['step']) == best
-  target = build.load('random:tiny')
-  of = lambda **options: api.generate(
-    target, ['Hello'], max_new_tokens=8, **options
-  )[0]
-  options = dict(
-    draft='eagle', gamma=2, draft_options={'path': figures['draft']}
-  )
-  assert of(**options).tokens == of().tokens
-
-
-def test_masters_stay_float32_where_the_teacher_is_not(tmp_path, monkeypatch):
-  figures, lines = a_run(
-    tmp_path,
-    monkeypatch,
-    teacher=dict(dtype='bfloat16'),
-    student=dict(dtype='bfloat16'),
-  )
-  losses = [x['loss'] for x in lines if 'loss' in x]
-  assert losses[-1] < losses[0] and figures['block_efficiency'] >= 1
-  saved = checkpoint.read_manifest(tmp_path / 'run/checkpoints/4').leaves
-  kinds = {x[0] for name, x in saved.items() if 'step' not in name}
-  assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
+  assert_decodes_as_plain('eagle', draft_options={'path': figures['draft']})
 
 
 def test_other_models_begin_another_run(eagle_run, tmp_path):
@@ -102,7 +91,7 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
     for path, seed in zip(paths, seeds, strict=True):
       export.save(path, size, lm.init(size, seed), words, overwrite=True)
     c = config(teacher=dict(source=str(paths[0])), student=student)
-    return distillation._read(distillation.settings(c))
+    return distillation._digests(distillation.settings(c))
 
   own = dict(kind='lm', vocabulary=0, share=False, path=str(paths[1]))
   before = read(**own)
@@ -115,52 +104,12 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
   assert draft == files.sha256(pathlib.Path(figures['draft']))
 
 
-@pytest.mark.parametrize(
-  ('keep', 'taps'),
-  [((1, 0), (1,)), ((0,), (0,)), ((1,), (0, 1)), ((1, 2), (1,)), ((), (9, 29))],
-)
-def test_what_is_kept_has_what_is_read(keep, taps, tmp_path, monkeypatch):
-  name = 'data.keep' if taps[-1] == 1 else 'student.taps'
-  wanted = rf'{name}=\(.*: want layers of the teacher, 0 to 1, in increasing'
-  with pytest.raises(ValueError, match=wanted):
-    a_run(tmp_path, monkeypatch, student=dict(taps=taps), data=dict(keep=keep))
-  assert not (tmp_path / 'cache').exists()
-
-
-@pytest.mark.parametrize('said', ['student', 'mixed'])
-def test_what_a_student_says_is_not_kept(said):
-  own = dict(kind='lm', size='tiny', share=False)
-  data = dict(said=said, keep=(1,))
-  with pytest.raises(ValueError, match=r'keep=\(1,\): what a student says'):
-    distillation.settings(config(student=own, data=data))
-
-
-def test_an_lm_learns_from_a_record_what_its_teacher_would_say(
-  tmp_path, monkeypatch
-):
-  """Of a text, some ids. The teacher reads it just once."""
-  path = tmp_path / 'words.txt'
-  path.write_text('What does the young sailor say about rivers? ' * 60)
-  data = dict(source=str(path), prompt_tokens=8, length=24, said='text')
-  own, ends = dict(kind='lm', layers=(0,), vocabulary=64), []
-  for keep in ((), (0, 1)):
-    _, lines = a_run(
-      tmp_path / str(len(keep)),
-      monkeypatch,
-      student=own,
-      data=data | dict(keep=keep),
-    )
-    ends.append([x['loss'] for x in lines if 'loss' in x])
-  assert ends[0] != ends[1] and len(ends[0]) == 4
-  np.testing.assert_allclose(*ends, rtol=2e-3)
-
-
 def on_a_mesh(tmp_path, monkeypatch, **changes):
-  """a_run on four devices, where what is trained and read lies."""
-  judged = distillation.judged
+  """a_run on four devices, where all that is trained and read must lie."""
+  make = distillation._judge
 
   def on_four(s, target, student, prompts):
-    judge = judged(s, target, student, prompts)
+    judge = make(s, target, student, prompts)
 
     def figures(params):
       for x in jax.tree.leaves((params, student.frozen)):
@@ -169,7 +118,7 @@ def on_a_mesh(tmp_path, monkeypatch, **changes):
 
     return figures
 
-  monkeypatch.setattr(distillation, 'judged', on_four)
+  monkeypatch.setattr(distillation, '_judge', on_four)
   mesh = dict(data=2, model=2)
   return a_run(tmp_path, monkeypatch, mesh=mesh, **changes)
 
@@ -189,7 +138,7 @@ def test_a_mesh_changes_nothing(eagle_run, tmp_path, monkeypatch):
     assert len(got) == {'loss': 8, 'block_efficiency': 2}[name]
     np.testing.assert_allclose(got, want, rtol=2e-2)
   assert found[0].keys() == figures.keys()
-  # The rows are split of what the teacher answers, and of what is judged.
+  # The rows of the teacher's answers and of the judge are split.
   assert len(placed) == 2 and None not in placed
 
 
@@ -199,84 +148,41 @@ def test_an_lm_learns_the_same_on_a_mesh(tmp_path, monkeypatch):
   data = dict(keep=(1,), folder=str(tmp_path / 'answers'))
   _, alone = a_run(tmp_path / '1', monkeypatch, student=own, data=data)
   _, found = on_a_mesh(tmp_path / '4', monkeypatch, student=own, data=data)
-  of = lambda lines: [x['loss'] for x in lines if 'loss' in x]
-  np.testing.assert_allclose(of(found), of(alone), rtol=1e-3)
+  np.testing.assert_allclose(losses(found), losses(alone), rtol=1e-3)
 
 
 @pytest.mark.slow
-def test_an_lm_speaks_on_a_mesh(tmp_path, monkeypatch):
+def test_an_lm_answers_on_a_mesh(tmp_path, monkeypatch):
   own = dict(kind='lm', size='tiny', share=False, vocabulary=0)
-  figures, lines = on_a_mesh(
-    tmp_path, monkeypatch, student=own, data=dict(said='student', refresh=2)
-  )
-  assert figures['finished'] and sum('loss' in x for x in lines) == 4
-
-
-def test_only_what_follows_a_prompt_is_counted():
-  target = build.load('random:tiny')
-  own = dict(kind='lm', size='tiny', share=False, vocabulary=1)
-  data = dict(said='text', prompts=3, prompt_tokens=8, length=12)
-  data |= dict(source='stdlib:prose')
-  s = distillation.settings(config(student=own, data=data))
-  texts = np.array([[5] * 8 + [7] * 4] * 5)
-  asked = prompts_lib.Asked([[5] * 8] * 5, texts)
-  assert distillation.vocabulary(s, target, asked, None).tolist() == [7]
-
-
-@pytest.mark.parametrize(
-  ('section', 'key'),
-  [('batch', 'rows'), ('data', 'batch'), ('data', 'held_out')],
-)
-def test_a_mesh_divides_its_rows(section, key):
-  with pytest.raises(ValueError, match=f'{section}.{key}=9: mesh.data=2 has'):
-    distillation.settings(config(mesh=dict(data=2), **{section: {key: 9}}))
-
-
-def test_a_student_shares_as_its_teacher_does():
-  target = build.load('random:tiny')
-  s = distillation.settings(
-    config(student=dict(kind='lm', size='tiny', share=True, vocabulary=0))
-  ).student
-  for tied in (True, False):
-    own = dataclasses.replace(target.config, tied=tied)
-    teacher = dataclasses.replace(target, config=own, params=lm.init(own, 3))
-    config_, params = students._first(s, teacher, 0, None)
-    assert config_.tied == tied
-    for name in {'embed', 'head'} & params.keys():
-      np.testing.assert_array_equal(params[name], teacher.params[name])
-
-
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr('jax.process_count', lambda: 2)
-  with pytest.raises(ValueError, match='2 processes: .* by one'):
-    a_run(tmp_path, monkeypatch)
+  data = dict(completions='student', refresh=2)
+  figures, lines = on_a_mesh(tmp_path, monkeypatch, student=own, data=data)
+  assert figures['finished'] and len(losses(lines)) == 4
 
 
 def test_an_eagle_learns_from_a_text(tmp_path, monkeypatch):
-  own = dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8)
+  data = PROSE | dict(completions='text')
   figures, lines = a_run(
-    tmp_path, monkeypatch, data=own, run=dict(steps=8, checkpoint_every=8)
+    tmp_path, monkeypatch, data=data, run=dict(steps=8, checkpoint_every=8)
   )
-  losses = [x['loss'] for x in lines if 'loss' in x]
-  assert losses[-1] < losses[0] and figures['finished']
+  assert losses(lines)[-1] < losses(lines)[0] and figures['finished']
   (facts,) = (tmp_path / 'cache/answers').glob('*/facts.json')
   assert json.loads(facts.read_text())['temperatures'] == []
-  tokens = np.load(facts.with_name('tokens.npy'))
-  s = distillation.settings(config(data=own))
-  wanted = prompts_lib.ask(s.data, build.load('random:tiny')).texts
-  np.testing.assert_array_equal(tokens, wanted)
+  s = distillation.settings(config(data=data))
+  wanted = prompts_lib.make(s.data, build.load('random:tiny')).texts
+  np.testing.assert_array_equal(np.load(facts.with_name('tokens.npy')), wanted)
 
 
-def test_an_eagle_goes_on_from_another(eagle_run, tmp_path, monkeypatch):
+def test_an_eagle_begins_with_another(eagle_run, tmp_path, monkeypatch):
   folder, first, lines = eagle_run
   path = first['draft']
-  # Of other questions: their commonest ids are others, and the path's stay.
-  more = dict(data=dict(prompts=8, held_out=2, length=192, batch=10, seed=5))
-  second, on = a_run(
-    tmp_path / 'two', monkeypatch, student=dict(path=path), **more
+  # The most frequent ids of other questions are others; those of the path stay.
+  second, more = a_run(
+    tmp_path / 'two',
+    monkeypatch,
+    student=dict(path=path),
+    data=dict(prompts=8, held_out=2, length=192, batch=10, seed=5),
   )
-  begin = lambda lines: next(x['loss'] for x in lines if 'loss' in x)
-  assert begin(on) < begin(lines) - 0.1
+  assert losses(more)[0] < losses(lines)[0] - 0.1
   one, two = eagles.read(path), eagles.read(second['draft'])
   np.testing.assert_array_equal(one.ids, two.ids)
   for why, student in (
@@ -296,171 +202,103 @@ def test_a_language_model_learns_from_both_and_is_exported(
     tmp_path,
     monkeypatch,
     student=dict(kind='lm', layers=(1,), vocabulary=0),
-    data=dict(
-      source='stdlib:prose', said='mixed', length=32, prompt_tokens=8, refresh=2
-    ),
+    data=PROSE | dict(completions='mixed', refresh=2),
   )
-  assert sorted(p.name for p in (tmp_path / 'run/said').iterdir()) == [
-    '0.npz',
-    '2.npz',
-  ]
-  target, draft = build.load('random:tiny'), build.load(figures['draft'])
+  kept = (tmp_path / 'run/completions').iterdir()
+  assert sorted(p.name for p in kept) == ['0.npz', '2.npz']
+  draft = build.load(figures['draft'])
   assert draft.config.depth == 1
-  (one,) = api.generate(target, ['Hello'], draft=draft, max_new_tokens=8)
-  (plain,) = api.generate(target, ['Hello'], max_new_tokens=8)
-  assert one.tokens == plain.tokens
+  assert_decodes_as_plain(draft)
 
 
-@pytest.mark.parametrize('share', [True, False])
-def test_a_language_model_may_propose_the_commonest_ids_only(
-  share, tmp_path, monkeypatch
+def test_an_lm_learns_the_same_from_recorded_features(tmp_path, monkeypatch):
+  """Of a text, some ids; then the teacher reads it only once."""
+  path = tmp_path / 'words.txt'
+  path.write_text('What does the young sailor say about rivers? ' * 60)
+  data = dict(source=str(path), prompt_tokens=8, length=24, completions='text')
+  own, ends = dict(kind='lm', layers=(0,), vocabulary=64), []
+  for keep in ((), (0, 1)):
+    folder = tmp_path / str(len(keep))
+    figures, lines = a_run(
+      folder, monkeypatch, student=own, data=data | dict(keep=keep)
+    )
+    ends.append(losses(lines))
+    assert (folder / 'cache/answers').exists() == bool(keep)
+  assert ends[0] != ends[1] and len(ends[0]) == 4
+  np.testing.assert_allclose(*ends, rtol=2e-3)
+  # A student that shares its teacher's head leaves all of it as it was.
+  draft, target = build.load(figures['draft']), build.load('random:tiny')
+  np.testing.assert_array_equal(draft.params['head'], target.params['head'])
+
+
+def test_a_language_model_may_propose_the_most_frequent_ids_only(
+  tmp_path, monkeypatch
 ):
   figures, lines = a_run(
     tmp_path,
     monkeypatch,
-    student=dict(kind='lm', layers=(1,), vocabulary=64, share=share),
-    data=dict(
-      source='stdlib:prose', said='text', length=32, prompt_tokens=8, prompts=16
-    ),
+    student=dict(kind='lm', layers=(1,), vocabulary=64, share=False),
+    data=PROSE | dict(completions='text', prompts=16),
     run=dict(steps=8, checkpoint_every=8, evaluate_every=8),
   )
-  losses = [x['loss'] for x in lines if 'loss' in x]
-  assert losses[-1] < losses[0]
+  assert losses(lines)[-1] < losses(lines)[0]
   target, draft = build.load('random:tiny'), build.load(figures['draft'])
-  config, params = draft.as_draft
-  assert len(config.proposes) == 64 and params['head'].shape == (64, 64)
-  # Others have the teacher's columns, for who knows no such draft.
+  own_config, params = draft.as_draft
+  ids = list(own_config.proposes)
+  assert len(ids) == 64 and params['head'].shape == (64, 64)
+  # Other ids have the teacher's columns, for programs that know no such draft.
   own, theirs = (np.asarray(x.params['head']) for x in (draft, target))
-  rest = np.setdiff1d(np.arange(target.config.vocab), config.proposes)
+  rest = np.setdiff1d(np.arange(target.config.vocab), ids)
   np.testing.assert_array_equal(own[:, rest], theirs[:, rest])
-  few = list(config.proposes)
-  assert share == np.array_equal(own[:, few], theirs[:, few])
+  assert not np.array_equal(own[:, ids], theirs[:, ids])
+  assert_decodes_as_plain(draft)
+  # Its q, by which it was judged, has these ids.
   engine = build.engine(target, draft, gamma=2)
-  text = requests.encode(target.tokenizer, 'Hello', chat=False)
-  request = requests.make(
-    requests.items([text]),
-    ids=target.ids,
-    context=99,
-    max_new_tokens=9,
-    gamma=2,
-  )
-  out = engine.programs.generate(engine.weights, request)
-  plain = build.engine(target, gamma=0)
-  same = plain.programs.generate(plain.weights, request)
-  np.testing.assert_array_equal(out.tokens_BL, same.tokens_BL)
-  # What its q is, it was judged by.
+  assert engine.q is not None
   q_V = engine.q.head(params, jnp.ones((1, 1, 64)))[0, 0]
-  assert np.flatnonzero(np.isfinite(q_V)).tolist() == few
+  assert np.flatnonzero(np.isfinite(q_V)).tolist() == ids
 
 
-def test_more_ids_than_there_are_are_refused_at_once(tmp_path, monkeypatch):
-  with pytest.raises(ValueError, match='student.vocabulary=9999: the teacher'):
-    a_run(tmp_path, monkeypatch, student=dict(vocabulary=9999))
-  assert not (tmp_path / 'cache').exists()
+def test_only_completions_are_counted():
+  target = build.load('random:tiny')
+  own = dict(kind='lm', size='tiny', share=False, vocabulary=1)
+  data = dict(completions='text', prompts=3, prompt_tokens=8, length=12)
+  data |= dict(source='stdlib:prose')
+  s = distillation.settings(config(student=own, data=data))
+  texts = np.array([[5] * 8 + [7] * 4] * 5)
+  prompts = prompts_lib.Prompts([[5] * 8] * 5, texts)
+  assert distillation.vocabulary(s, target, prompts, None).tolist() == [7]
 
 
-def test_what_a_student_will_say_cannot_be_counted(tmp_path, monkeypatch):
-  with pytest.raises(ValueError, match='student.vocabulary=64: what .*mixed'):
-    a_run(
-      tmp_path,
-      monkeypatch,
-      student=dict(kind='lm', layers=(1,), vocabulary=64),
-      data=dict(said='student'),
-    )
+# --- what is refused ----------------------------------------------------------
 
-
-def test_a_teacher_in_bfloat16_leaves_a_student_in_float32(
-  tmp_path, monkeypatch
-):
-  figures, _ = a_run(
-    tmp_path,
-    monkeypatch,
-    teacher=dict(dtype='bfloat16'),
-    student=dict(kind='lm', vocabulary=0, dtype='bfloat16', layers=(1,)),
-    data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
-    run=dict(steps=2),
-  )
-  assert figures['finished']
-  saved = checkpoint.read_manifest(tmp_path / 'run/checkpoints/2').leaves
-  kinds = {x[0] for x in saved.values()}
-  assert 'bfloat16' not in kinds and 'float32' in kinds, kinds
-
-
-def test_an_lm_reads_no_taps():
-  with pytest.raises(ValueError, match=r'taps=\(1,\) given for an lm'):
-    distillation.settings(
-      config(student=dict(kind='lm', size='tiny', share=False, taps=(1,)))
-    )
-
-
-def test_a_draft_of_some_ids_goes_on_with_them(tmp_path, monkeypatch):
-  target, size = build.load('random:tiny'), model_config.sized('tiny')
-  folder, ids = tmp_path / 'few', (1, 2)
-  params = lm.init(size, 0)
-  export.save(folder, size, params, target.tokenizer, draft_ids=ids)
-  begin = lambda vocabulary: a_run(
-    tmp_path,
-    monkeypatch,
-    student=dict(
-      kind='lm', vocabulary=vocabulary, share=False, path=str(folder)
-    ),
-    data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
-    run=dict(steps=2),
-    optimiser=dict(learning_rate=1e-9, warmup=0),
-  )
-  with pytest.raises(ValueError, match='proposes 2 ids; set student.vocab'):
-    begin(3)
-  # It learns next to nothing: the same model with the same ids.
-  again = build.load(begin(2)[0]['draft'])
-  assert again.draft_ids == ids
-  np.testing.assert_allclose(again.params['head'], params['head'], atol=1e-6)
-  # Another draft than the same weights with all ids, and held beside them.
-  few = build.load(folder)
-  whole = dataclasses.replace(few, draft_ids=())
-  assert output_file.identify('x', few) != output_file.identify('x', whole)
-  both = metrics.own_bytes((few.as_draft[1], few.params), {})
-  size = metrics.tree_bytes(few.params)
-  assert size < both < size + metrics.tree_bytes(few.params['head']) * 1.1
-  monkeypatch.setattr('specdec_jax.io.hub.fetch', lambda source: folder)
-  assert build.load('hf:org/few').draft_ids == ids
-  mark = folder / export.MARK
-  mark.write_text(mark.read_text().replace('2', '9999'))
-  own = dict(kind='lm', vocabulary=2, share=False, path=str(folder))
-  with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
-    assert build.load(folder).as_draft
-  with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
-    students.begin(distillation.settings(config(student=own)).student, target)
-
-
-def test_a_damaged_list_of_ids_is_refused(tmp_path):
-  (tmp_path / export.MARK).write_text('{"draft_ids": [1, "2"]}')
-  with pytest.raises(ValueError, match='draft_ids is no list of ids'):
-    export.draft_ids(tmp_path)
+LM = dict(kind='lm', vocabulary=0, share=False, size='tiny')
 
 
 @pytest.mark.parametrize(
   ('section', 'changes', 'why'),
   [
-    ('teacher', dict(source=''), "teacher.source=''"),
+    ('teacher', dict(source=''), 'teacher.source is empty: give a model'),
     ('student', dict(kind='medusa'), "student.kind='medusa': .* eagle, lm"),
-    ('student', dict(kind='lm', vocabulary=0), 'nothing given for an lm'),
+    ('student', LM | dict(size=''), 'nothing given for an lm'),
+    ('student', LM | dict(layers=(0,)), 'size and layers given for an lm'),
+    ('student', LM | dict(taps=(1,)), r'taps=\(1,\): an lm reads none'),
     (
       'student',
-      dict(kind='lm', vocabulary=0, size='tiny', layers=(0,)),
-      'size and layers given',
+      LM | dict(size='', path='x', share=True),
+      'of a path has its own embedding .* share=False',
     ),
     ('student', dict(dtype='bfloat16'), "the dtype of its teacher, 'float32'"),
-    ('student', dict(remat=True), 'one layer of an eagle needs none'),
-    ('student', dict(layers=(0,)), 'size or layers given for an eagle'),
+    ('student', dict(remat=True), 'remat=True: an eagle is one layer'),
+    ('student', dict(layers=(0,)), r'layers=\(0,\): an eagle is one layer'),
+    ('data', dict(completions='me'), "completions='me': allowed are text, tea"),
+    ('data', dict(completions='text'), 'questions come without answers'),
     (
-      'student',
-      dict(kind='lm', vocabulary=0, path='x'),
-      'of a path has an embedding .* share=False',
+      'data',
+      dict(completions='text', source='x', chat=True),
+      'questions come without answers',
     ),
-    ('data', dict(said='me'), "said='me': allowed are text, teacher"),
-    ('data', dict(said='text'), 'no answers of their own'),
-    ('data', dict(said='text', source='x', chat=True), 'no answers of their'),
-    ('data', dict(said='student'), 'an eagle learns from features'),
+    ('data', dict(completions='student'), 'an eagle learns from features'),
     ('data', dict(prompts=0), 'data.prompts=0'),
     ('data', dict(prompt_tokens=192), 'data.prompt_tokens=192'),
     ('data', dict(temperatures=()), 'data.temperatures='),
@@ -468,6 +306,9 @@ def test_a_damaged_list_of_ids_is_refused(tmp_path):
     ('optimiser', dict(learning_rate=0.0), 'optimiser.learning_rate=0.0'),
     ('run', dict(steps=0), 'run.steps=0'),
     ('loss', dict(unroll=0), 'loss.unroll=0'),
+    ('loss', dict(decay=0.0), 'loss.decay=0.0'),
+    ('loss', dict(divergence='kl'), "loss.divergence='kl': allowed are forw"),
+    ('loss', dict(gama=1), 'loss.gama=1'),
   ],
 )
 def test_refuses_settings(section, changes, why):
@@ -475,103 +316,54 @@ def test_refuses_settings(section, changes, why):
     distillation.settings(config(**{section: changes}))
 
 
-def test_refuses_unknown_keys_and_sections():
-  c = config()
-  with c.unlocked():
-    c.loss.gama = 1
-  with pytest.raises(ValueError, match='loss.gama=1: no such setting'):
-    distillation.settings(c)
-  with c.unlocked():
-    del c['loss']
-  with pytest.raises(ValueError, match='config sections'):
-    distillation.settings(c)
-
-
-def test_refuses_more_prompts_than_the_text_has(tmp_path):
-  (tmp_path / 'short.txt').write_text('a few words\n' * 20)
-  s = distillation.settings(
-    config(data=dict(source=str(tmp_path / 'short.txt'), length=32))
-  )
-  with pytest.raises(
-    ValueError, match='data.prompts=8 and held_out=2: .* rows'
-  ):
-    prompts_lib.ask(s.data, build.load('random:tiny'))
-
-
-def test_ones_own_questions_go_through_the_chat_template(tmp_path):
-  asked = [f'what is {i}?' for i in range(12)] + ['why ' * 200]
-  path = tmp_path / 'mine.jsonl'
-  path.write_text('\n'.join(json.dumps({'prompt': x}) for x in asked))
-  own = dict(source=str(path), field='prompt', chat=True, length=64)
-  s = distillation.settings(config(data=own))
-  target = build.load('random:tiny')
-  prompts, texts = prompts_lib.ask(s.data, target)
-  assert texts is None and len(prompts) == 10
-  known = [requests.encode(target.tokenizer, x, chat=True) for x in asked[:12]]
-  assert all(x in known for x in prompts)
-  assert len({tuple(x) for x in prompts}) == 10
-  assert prompts_lib.ask(s.data, target).prompts == prompts
-  s = distillation.settings(config(data=own | dict(prompts=11)))
-  with pytest.raises(ValueError, match='has 12 questions shorter .* of 13'):
-    prompts_lib.ask(s.data, target)
-
-
-TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
-
-
-def asker(template, **options):
-  target = build.load('random:tiny', **options)
-  own = dataclasses.replace(target.tokenizer, chat_template=template)
-  return dataclasses.replace(target, tokenizer=own)
-
-
-def test_a_teacher_asks_its_own_questions(tmp_path, monkeypatch):
-  own = dict(source='magpie', prompt_tokens=24, length=64, batch=64)
-  s = distillation.settings(
-    config(data=own | dict(folder=str(tmp_path / 'one')))
-  )
-  target = asker(TEMPLATE)
-  prompts, texts = prompts_lib.ask(s.data, target)
-  assert texts is None and len(prompts) == 10
-  words = [target.tokenizer.decode(x) for x in prompts]
-  assert len(set(words)) == 10
-  # Each ended by itself, after at most 24 ids, in the place of the user.
-  assert all(x[0] == '<' and x[-1] == '>' and x[1:-1].strip() for x in words)
-  said = np.load(tmp_path / 'one/questions/0/tokens.npy')
-  spans = np.load(tmp_path / 'one/questions/0/spans.npy')
-  assert (spans[:, 0] == 1).all() and spans.max() <= 25
-  ended = said[np.arange(len(said)), spans[:, 1] - 1]
-  ended = np.isin(ended, target.tokenizer.eos_ids)
-  assert 10 <= ended.sum() < len(said)
-  # Those of a teacher that computes otherwise are others.
-  with pytest.raises(ValueError, match='holds answers with other dtype;'):
-    prompts_lib.ask(s.data, asker(TEMPLATE, dtype='bfloat16'))
-  # The batch changes none, more are the same and then more, a seed all.
-  again = dataclasses.replace(s.data, folder=str(tmp_path / 'two'), batch=256)
-  assert prompts_lib.ask(again, target).prompts == prompts
-  more = dataclasses.replace(s.data, prompts=int(ended.sum()) + 20)
-  longer = prompts_lib.ask(more, target).prompts
-  assert longer[:10] == prompts and len(longer) == more.prompts + 2
-  other = dataclasses.replace(again, folder=str(tmp_path / 'three'), seed=1)
-  assert not set(map(tuple, prompts_lib.ask(other, target).prompts)) & set(
-    map(tuple, longer)
-  )
+def test_completions_of_a_student_are_not_kept():
+  data = dict(completions='mixed', keep=(1,))
+  with pytest.raises(ValueError, match=r'keep=\(1,\): completions of the stu'):
+    distillation.settings(config(student=LM, data=data))
 
 
 @pytest.mark.parametrize(
-  ('template', 'changes', 'why'),
+  ('section', 'key'),
+  [('batch', 'rows'), ('data', 'batch'), ('data', 'held_out')],
+)
+def test_a_mesh_divides_its_rows(section, key):
+  with pytest.raises(ValueError, match=f'{section}.{key}=9: mesh.data=2 has'):
+    distillation.settings(config(mesh=dict(data=2), **{section: {key: 9}}))
+
+
+@pytest.mark.parametrize(
+  ('student', 'data', 'why'),
   [
-    (None, {}, 'tiny .random weights. has no chat template'),
-    ('always the same', {}, 'leaves out what a user says'),
-    (TEMPLATE, dict(prompt_tokens=63), 'must be above prompt_tokens=63 and 1'),
-    (TEMPLATE, dict(prompt_tokens=1), 'only 0 of 10 questions; the last 256'),
+    (dict(vocabulary=9999), {}, 'student.vocabulary=9999: the teacher'),
+    (
+      LM | dict(vocabulary=64),
+      dict(completions='student'),
+      'student.vocabulary=64: the completions .*mixed',
+    ),
+    ({}, dict(length=9999), 'data.length=9999: the context of the teacher'),
+    (
+      dict(taps=(9, 29)),
+      {},
+      r'student.taps=\(9, 29\): .* 0 to 1',
+    ),
+    (dict(taps=(0,)), dict(keep=(0,)), r'student.taps=\(0,\): give'),
+    (dict(taps=(0, 1)), dict(keep=(1,)), r'data.keep=\(1,\): .*\(0, 1\) among'),
+    (dict(taps=(1,)), dict(keep=(1, 0)), r'data.keep=\(1, 0\): .* increasing'),
+    (dict(taps=(1,)), dict(keep=(1, 2)), r'data.keep=\(1, 2\): .* 0 to 1'),
   ],
 )
-def test_a_teacher_that_cannot_ask(template, changes, why, tmp_path):
-  own = dict(source='magpie', length=64, folder=str(tmp_path))
-  s = distillation.settings(config(data=own | changes))
+def test_what_the_teacher_cannot_do_is_refused_before_it_answers(
+  student, data, why, tmp_path, monkeypatch
+):
   with pytest.raises(ValueError, match=why):
-    prompts_lib.ask(s.data, asker(template))
+    a_run(tmp_path, monkeypatch, student=student, data=data)
+  assert not (tmp_path / 'cache').exists()
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr('jax.process_count', lambda: 2)
+  with pytest.raises(ValueError, match='2 processes: .* by one'):
+    a_run(tmp_path, monkeypatch)
 
 
 def test_a_student_of_another_tokenizer_is_refused(tmp_path, monkeypatch):
@@ -579,18 +371,13 @@ def test_a_student_of_another_tokenizer_is_refused(tmp_path, monkeypatch):
   other = text.train_tokenizer(corpus, 260, tmp_path / 'tokenizer')
   size = model_config.sized('tiny')
   export.save(tmp_path / 'student', size, lm.init(size, 0), other)
-  own = dict(kind='lm', vocabulary=0, share=False)
+  path = str(tmp_path / 'student')
   with pytest.raises(ValueError, match='have different tokenizers: id '):
-    a_run(
-      tmp_path,
-      monkeypatch,
-      student=own | dict(path=str(tmp_path / 'student')),
-      data=dict(source='stdlib:prose', said='text', length=32, prompt_tokens=8),
-    )
+    a_run(tmp_path, monkeypatch, student=LM | dict(size='', path=path))
 
 
 @pytest.mark.parametrize(
-  ('student', 'scan'), [(dict(layers=(1,)), False), (dict(size='tiny'), None)]
+  ('student', 'scan'), [(dict(layers=(1,), size=''), False), ({}, None)]
 )
 def test_a_teacher_gives_its_layers_one_by_one(
   student, scan, tmp_path, monkeypatch
@@ -599,11 +386,5 @@ def test_a_teacher_gives_its_layers_one_by_one(
     raise ValueError(f'asked for {options["scan_layers"]}')
 
   monkeypatch.setattr(build, 'load', load)
-  own = dict(kind='lm', vocabulary=0, share=False) | student
   with pytest.raises(ValueError, match=f'asked for {scan}'):
-    a_run(tmp_path, monkeypatch, student=own)
-
-
-def test_refuses_layers_that_the_teacher_has_not(tmp_path, monkeypatch):
-  with pytest.raises(ValueError, match=r'taps=\(7,\)'):
-    a_run(tmp_path, monkeypatch, student=dict(taps=(7,)))
+    a_run(tmp_path, monkeypatch, student=LM | student)

@@ -3,17 +3,16 @@
 import numpy as np
 import pytest
 
-from specdec_jax import build, requests, types
+from specdec_jax import build, requests
 from specdec_jax.distill import evaluate
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.verify import reject
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 
 def figures(draft_source: str, temperature: float, gamma: int = 2):
   target, draft = build.load('random:tiny'), build.load(draft_source)
-  model, q = build.target_model(target), build.draft_model(target, draft)
+  q = build.draft_model(target, draft)
   request = requests.make(
     requests.items([[1, 2, 3], [7] * 9]),
     ids=target.ids,
@@ -22,17 +21,8 @@ def figures(draft_source: str, temperature: float, gamma: int = 2):
     gamma=gamma,
     temperature=temperature,
   )
-  options = build.default_options()
-  return evaluate.judge(
-    model,
-    types.Weights(target.params, draft.params),
-    lm_drafter.make(q, gamma=gamma),
-    q,
-    reject.RULE,
-    options,
-    request,
-    evaluate.plain(model, target.params, reject.RULE, options, request),
-  )
+  drafter = lm_drafter.make(q, gamma=gamma)
+  return evaluate.judge(target, drafter, q, request)(draft.params)
 
 
 def test_the_target_itself_is_a_perfect_draft():

@@ -1,4 +1,4 @@
-"""A language model's loss against NumPy, and what is (not) trained."""
+"""A language model's loss against NumPy."""
 
 import dataclasses
 
@@ -17,11 +17,25 @@ pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
 CONFIG = dataclasses.replace(model_config.sized('tiny'), dtype='float64')
 
 
+def loss_of(divergence: str, temperature: float) -> divergences.Loss:
+  return divergences.Loss(divergence, temperature, 1, 1.0, 0.0)
+
+
 def a_batch(seed: int = 0, rows: int = 3, length: int = 9):
   draw = np.random.default_rng(seed)
   tokens = draw.integers(0, 300, (rows, length)).astype(np.int32)
   counted = draw.random((rows, length)) < 0.6
   return {'tokens': jnp.asarray(tokens), 'counted': jnp.asarray(counted)}
+
+
+def test_only_completions_count():
+  tokens = np.arange(1, 11).reshape(2, 5)
+  rows = lm_loss.rows(tokens, np.array([[2, 4], [1, 5]]))
+  assert rows['tokens'].tolist() == [[1, 2, 3, 4, 0], [6, 7, 8, 9, 10]]
+  assert rows['counted'].astype(int).tolist() == [
+    [0, 0, 1, 1, 0],
+    [0, 1, 1, 1, 1],
+  ]
 
 
 def logits_of(model, params, tokens):
@@ -39,8 +53,7 @@ def test_rematerialised_slopes_are_the_same():
       model,
       'float64',
       model,
-      divergences.forward_kl,
-      temperature=0.7,
+      loss_of('forward_kl', 0.7),
       remat=remat,
     )
     grad = jax.grad(lambda p: loss(p, frozen, batch, jax.random.key(0))[0])
@@ -60,8 +73,7 @@ def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
     model,
     'float64',
     model,
-    divergences.reverse_kl,
-    temperature=2.0,
+    loss_of('reverse_kl', 2.0),
     remat=False,
   )
   frozen = {'teacher': given, 'shared': {}}
@@ -97,8 +109,7 @@ def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
       student,
       'float64',
       model,
-      divergences.jensen_shannon,
-      temperature=temperature,
+      loss_of('jensen_shannon:0.5', temperature),
       remat=False,
       ids=ids,
     )
@@ -130,8 +141,10 @@ def test_a_record_is_not_rounded_to_bfloat16():
   features = jnp.asarray(draw.normal(size=(2, 5, config.width)), jnp.float16)
   logits = model.head(params, features.astype(jnp.float32))
   mass = jax.nn.logsumexp(logits, -1)
-  law = lm_loss._law(model, params, {'features': features, 'mass': mass}, 1.0)
-  np.testing.assert_allclose(jnp.exp(law).sum(-1), 1, rtol=1e-5)
+  log_p = lm_loss.teacher_log_p(
+    model, params, {'features': features, 'mass': mass}, 1.0
+  )
+  np.testing.assert_allclose(jnp.exp(log_p).sum(-1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize('kind', ['forward_kl', 'reverse_kl', 'log_alpha'])
@@ -140,9 +153,8 @@ def test_a_student_of_some_ids_learns_what_the_teacher_leaves_to_them(kind):
   given = lm.init(CONFIG, 1)
   few, params = lm.reduce(CONFIG, lm.init(CONFIG, 0), ids)
   model, student = (lm.make(c, ids=300) for c in (CONFIG, few))
-  divergence = divergences.DIVERGENCES[kind]
   loss = lm_loss.distilled(
-    student, 'float64', model, divergence, temperature=1.0, remat=False, ids=ids
+    student, 'float64', model, loss_of(kind, 1.0), remat=False, ids=ids
   )
   frozen = {'teacher': given, 'shared': {}}
   one = lambda params: loss(params, frozen, batch, jax.random.key(0))
@@ -166,29 +178,3 @@ def test_a_student_of_some_ids_learns_what_the_teacher_leaves_to_them(kind):
     figures['train_alpha'], alpha[counted].mean(), 1e-9
   )
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
-
-
-def test_pruning_keeps_the_layers_that_are_named():
-  config = dataclasses.replace(CONFIG, depth=4, windows=(0, 4))
-  params, tokens = lm.init(config, 0), a_batch()['tokens']
-  every, same = lm_loss.pruned(config, params, range(4))
-  np.testing.assert_array_equal(
-    logits_of(lm.make(every), same, tokens),
-    logits_of(lm.make(config), params, tokens),
-  )
-  few, some = lm_loss.pruned(config, params, (1, 3))
-  assert few.depth == 2 and few.windows == (4,)
-  assert some['layers']['1'] is params['layers']['3']
-  with pytest.raises(ValueError, match=r'layers=\(4,\): allowed .* 0 to 3'):
-    lm_loss.pruned(config, params, (4,))
-  stacked = dataclasses.replace(config, scan_layers=True)
-  with pytest.raises(ValueError, match='scan_layers=False'):
-    lm_loss.pruned(stacked, params, (0,))
-
-
-def test_what_is_shared_is_not_trained():
-  config = dataclasses.replace(CONFIG, tied=False)
-  params = lm.init(config, 0)
-  trained, frozen = lm_loss.shared(params, True)
-  assert sorted(frozen) == ['embed', 'head'] and 'layers' in trained
-  assert lm_loss.shared(params, False) == (params, {})

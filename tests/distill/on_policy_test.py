@@ -1,20 +1,10 @@
-"""What students read: rows, coins, and their own words kept for resuming."""
+"""Mixed rows, and completions that are kept for resuming."""
 
 import numpy as np
 import pytest
 
 from specdec_jax.distill import on_policy as on_policy_lib
 from specdec_jax.train import data
-
-
-def test_only_what_follows_the_prompt_counts():
-  tokens = np.arange(1, 11).reshape(2, 5)
-  rows = on_policy_lib.rows_of(tokens, np.array([[2, 4], [1, 5]]))
-  assert rows['tokens'].tolist() == [[1, 2, 3, 4, 0], [6, 7, 8, 9, 10]]
-  assert rows['counted'].astype(int).tolist() == [
-    [0, 0, 1, 1, 0],
-    [0, 1, 1, 1, 1],
-  ]
 
 
 def test_a_coin_takes_whole_rows_of_one_or_the_other():
@@ -29,14 +19,14 @@ def test_a_coin_takes_whole_rows_of_one_or_the_other():
   np.testing.assert_array_equal(rows['tokens'], again['tokens'])
 
 
-def on_policy(folder, said: list[int], every: int = 3):
-  def say(step, params):
-    said.append(step)
+def on_policy(folder, sampled: list[int], every: int = 3):
+  def sample(step, params):
+    sampled.append(step)
     return {'tokens': np.full((4, 2), params) + np.arange(4)[:, None]}
 
   return on_policy_lib.OnPolicy(
     folder,
-    say,
+    sample,
     every,
     lambda rows, step: data.batches(rows, batch=2, seed=step),
   )
@@ -50,22 +40,22 @@ def read(batches, steps, seen):
 
 
 @pytest.mark.parametrize('stop', range(1, 8))
-def test_goes_on_with_what_was_said(tmp_path, stop):
-  whole, said = [], []
-  read(on_policy(tmp_path / 'whole', said), range(8), whole)
-  assert said == [0, 3, 6]
-  parts, said = [], []
-  state = read(on_policy(tmp_path / 'cut', said), range(stop), parts).state()
-  resumed = on_policy(tmp_path / 'cut', said)
+def test_resumes_with_the_completions_that_were_kept(tmp_path, stop):
+  whole, sampled = [], []
+  read(on_policy(tmp_path / 'whole', sampled), range(8), whole)
+  assert sampled == [0, 3, 6]
+  parts, sampled = [], []
+  state = read(on_policy(tmp_path / 'cut', sampled), range(stop), parts).state()
+  resumed = on_policy(tmp_path / 'cut', sampled)
   resumed.restore(state)
   read(resumed, range(stop, 8), parts)
   assert parts == whole
-  assert said == [0, 3, 6]
+  assert sampled == [0, 3, 6]
 
 
-def test_says_which_file_is_broken(tmp_path):
+def test_a_broken_file_is_named(tmp_path):
   batches = read(on_policy(tmp_path, []), range(1), [])
   state = batches.state()
   (tmp_path / '0.npz').write_bytes(b'PK nothing')
-  with pytest.raises(ValueError, match='0.npz: what the student said before'):
+  with pytest.raises(ValueError, match='0.npz: the completions of the student'):
     on_policy(tmp_path, []).restore(state)

@@ -1,6 +1,8 @@
-"""Answers are plain decoding's; features are those of a fresh pass."""
+"""Answers are plain decoding's; features are those of a forward pass."""
 
+import dataclasses
 import errno
+import logging
 import os
 
 import jax
@@ -8,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import api, build, forward, requests
+from specdec_jax import api, build, forward, requests, runtime
 from specdec_jax.distill import teacher
 from specdec_jax.io import files
-from specdec_jax.models import eagle
-from specdec_jax.verify import reject
+from specdec_jax.models import eagle, lm
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -25,57 +26,38 @@ def target():
   return build.load('random:tiny')
 
 
-def asked(**changes) -> teacher.Asked:
-  facts = dict(
-    teacher='t',
-    dtype='float32',
-    questions='q',
-    stop_ids=build.load('random:tiny').tokenizer.eos_ids,
-    rows=len(PROMPTS),
-    length=24,
-    temperatures=(0.0, 1.0),
-    seed=7,
-    taps=TAPS,
-  )
-  return teacher.Asked(**facts | changes)
+def facts(*, taps=TAPS, **changes) -> teacher.Facts:
+  stop_ids = tuple(build.load('random:tiny').tokenizer.eos_ids)
+  decoding = teacher.Decoding(24, (0.0, 1.0), 7, stop_ids)._replace(**changes)
+  return teacher.Facts('t', 'float32', 'q', len(PROMPTS), decoding, taps)
 
 
-def answer(
-  target, folder, wanted=None, track=lambda items, what: items, texts=None
-):
+def answer(target, folder, wanted=None, texts=None):
   return teacher.answer(
-    folder,
-    PROMPTS,
-    wanted or asked(),
-    build.target_model(target),
-    target.params,
-    rule=reject.RULE,
-    batch=2,
-    track=track,
-    texts=texts,
+    folder, wanted or facts(), target, PROMPTS, batch=2, texts=texts
   )
 
 
 @pytest.fixture(scope='module')
-def whole(target, tmp_path_factory):
+def recorded(target, tmp_path_factory):
   folder = tmp_path_factory.mktemp('answers')
   return folder, answer(target, folder)
 
 
-def test_says_what_plain_decoding_says(target, whole):
-  _, answers = whole
+def test_answers_are_those_of_plain_decoding(target, recorded):
+  _, answers = recorded
+  engine = build.engine(target)
   for i, prompt in enumerate(PROMPTS):
     start, end = answers.spans[i]
     assert answers.tokens[i, :start].tolist() == prompt
-    engine = build.engine(target)
     wanted = api.Settings(24 - len(prompt), (0.0, 1.0)[i % 2], seed=7)
     request = api.request_of(engine, [requests.Item(prompt, i)], wanted)
     (plain,) = api.run(engine, request, wanted)
     assert answers.tokens[i, start:end].tolist() == plain.tokens
 
 
-def test_features_and_mass_are_those_of_a_fresh_pass(target, whole):
-  _, answers = whole
+def test_features_and_mass_are_those_of_a_forward_pass(target, recorded):
+  _, answers = recorded
   model = build.target_model(target)
   rows, L = answers.tokens.shape
   hidden, taps, _ = forward.read(
@@ -90,71 +72,93 @@ def test_features_and_mass_are_those_of_a_fresh_pass(target, whole):
   want = np.asarray(eagle.normed(forward.concat(taps), len(TAPS)))
   mass = np.asarray(jax.nn.logsumexp(model.head(target.params, hidden), -1))
   for i, (_, end) in enumerate(answers.spans):
-    # The last token was never read.
     np.testing.assert_allclose(
-      answers.features[i, : end - 1], want[i, : end - 1], atol=2e-3
+      answers.features[i, :end], want[i, :end], atol=2e-3
     )
-    np.testing.assert_allclose(
-      answers.mass[i, : end - 1], mass[i, : end - 1], rtol=1e-5
-    )
-    assert not answers.features[i, end:].any()
+    np.testing.assert_allclose(answers.mass[i, :end], mass[i, :end], rtol=1e-5)
 
 
-def test_of_a_text_the_same_is_kept(target, whole, tmp_path):
-  """Its own answers, given as a text, are features of the same pass."""
-  _, answers = whole
+def test_a_text_has_the_features_of_an_answer(target, recorded, tmp_path):
+  _, answers = recorded
   texts = np.asarray(answers.tokens)
-  heard = answer(target, tmp_path, asked(temperatures=()), texts=texts)
-  np.testing.assert_array_equal(heard.tokens, texts)
+  read = answer(target, tmp_path, facts(temperatures=()), texts)
+  np.testing.assert_array_equal(read.tokens, texts)
   for i, (start, end) in enumerate(answers.spans):
-    assert heard.spans[i].tolist() == [start, texts.shape[1]]
+    assert read.spans[i].tolist() == [start, texts.shape[1]]
     for one, two in (
-      (heard.features, answers.features),
-      (heard.mass, answers.mass),
+      (read.features, answers.features),
+      (read.mass, answers.mass),
     ):
-      np.testing.assert_allclose(
-        one[i, : end - 1], two[i, : end - 1], atol=2e-3, rtol=1e-4
-      )
+      np.testing.assert_allclose(one[i, :end], two[i, :end], atol=2e-3)
 
 
-def test_goes_on_where_it_stopped(target, whole, tmp_path):
+@pytest.mark.parametrize('given', [False, True], ids=['answers', 'texts'])
+def test_rows_with_broken_logits_are_left_out(given, target, tmp_path, caplog):
+  """Token 9 makes the teacher's logits NaN: one prompt has it."""
+  own = dataclasses.replace(target.config, tied=False)
+  params = dict(lm.init(own, 0))
+  params['embed'] = params['embed'].at[9].set(jnp.nan)
+  broken = dataclasses.replace(target, config=own, params=params)
+  wanted = facts(temperatures=() if given else (0.0,))
+  texts = None
+  if given:
+    texts = np.array([(x * 24)[:24] for x in PROMPTS], np.int32)
+  with jax.debug_nans(False), caplog.at_level(logging.WARNING):
+    found = answer(broken, tmp_path, wanted, texts)
+  assert any('1 of 5 answers are left out' in x.message for x in caplog.records)
+  lengths = (found.spans[:, 1] - found.spans[:, 0]).tolist()
+  assert lengths[1] == 0 and min(lengths[:1] + lengths[2:]) > 0
+  # A masked NaN would still have a NaN gradient.
+  assert np.isfinite(found.features).all() and np.isfinite(found.mass).all()
+  assert not found.features[1].any() and found.features[0].any()
+
+
+def test_a_teacher_without_a_sound_answer_is_refused(target, tmp_path):
+  bad = jax.tree.map(lambda x: x * jnp.nan, target.params)
+  with jax.debug_nans(False), pytest.raises(ValueError, match='5 of 5 answers'):
+    answer(dataclasses.replace(target, params=bad), tmp_path)
+
+
+def test_resumes_where_it_stopped(target, recorded, tmp_path, monkeypatch):
   def stops(items, what):
     yield from list(items)[:2]
     raise KeyboardInterrupt
 
+  monkeypatch.setattr(runtime, 'track', stops)
   with pytest.raises(KeyboardInterrupt):
-    answer(target, tmp_path, track=stops)
+    answer(target, tmp_path)
   assert files.read_json(tmp_path / 'facts.json')['done'] == 4
   left = []
-  answer(target, tmp_path, track=lambda x, _: left.extend(x) or left)
+  monkeypatch.setattr(runtime, 'track', lambda x, _: left.extend(x) or left)
+  answer(target, tmp_path)
   assert left == [4]
   for name in ('tokens', 'spans', 'features', 'mass'):
-    one, other = (f / f'{name}.npy' for f in (tmp_path, whole[0]))
+    one, other = (f / f'{name}.npy' for f in (tmp_path, recorded[0]))
     assert one.read_bytes() == other.read_bytes(), name
+  # Nothing is answered twice.
+  left.clear()
+  again = answer(target, tmp_path)
+  assert not left
+  np.testing.assert_array_equal(again.tokens, recorded[1].tokens)
 
 
-def test_is_not_asked_twice(target, whole):
-  def nothing(items, what):
-    assert not len(items)
-    return items
-
-  folder, answers = whole
-  again = answer(target, folder, track=nothing)
-  np.testing.assert_array_equal(again.tokens, answers.tokens)
-
-
-def test_refuses_a_folder_of_other_answers(target, whole):
+def test_a_folder_of_other_answers_is_refused(target, recorded):
   with pytest.raises(ValueError, match='answers with other seed, taps;'):
-    answer(target, whole[0], asked(seed=8, taps=(1,)))
+    answer(target, recorded[0], facts(seed=8, taps=(1,)))
 
 
-@pytest.mark.parametrize('name', ['tokens', 'features'])
-def test_refuses_a_folder_with_half_a_file(name, target, tmp_path):
+def test_a_damaged_folder_is_refused(target, tmp_path):
   answer(target, tmp_path)
-  path = tmp_path / f'{name}.npy'
-  path.write_bytes(path.read_bytes()[:-40])
-  with pytest.raises(ValueError, match=f'{name}.npy: cannot be read .*again'):
-    answer(target, tmp_path)
+  for name in ('features', 'mass'):
+    path = tmp_path / f'{name}.npy'
+    content = path.read_bytes()
+    path.write_bytes(content[:-40])
+    with pytest.raises(ValueError, match=f'{name}.npy: cannot be read .*again'):
+      answer(target, tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match=f'{name}.npy: cannot be read .*again'):
+      answer(target, tmp_path)
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize('what', ['posix_fallocate', 'mkdir', 'replace'])
@@ -166,14 +170,5 @@ def test_a_full_disk_is_one_sentence(what, target, tmp_path, monkeypatch):
     patch.setattr(os, what, full)
     with pytest.raises(ValueError, match='No space left .*mend that'):
       answer(target, tmp_path / 'new')
-  # With room it goes on, from whatever was left.
+  # With room it resumes, from whatever was left.
   assert answer(target, tmp_path / 'new').spans.all()
-
-
-def test_refuses_a_folder_that_lost_a_file(target, tmp_path):
-  answer(target, tmp_path)
-  (tmp_path / 'mass.npy').unlink()
-  with pytest.raises(
-    ValueError, match='mass.npy: cannot be read .*to ask again'
-  ):
-    answer(target, tmp_path)

@@ -20,7 +20,7 @@ from specdec_jax import (
 )
 from specdec_jax.bench import benchmark, timing
 from specdec_jax.certify import base, recipes
-from specdec_jax.distill import unrolled
+from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import eagles
 from specdec_jax.models import eagle, lm
@@ -129,7 +129,7 @@ def proposals(c, target, weights, **settings):
 
 
 def by_training(world, tokens_XL):
-  """q of each step at every index, [K, X, L, V], by train.unrolled."""
+  """q of each step at every index, [K, X, L, V], by training."""
   c, target, weights = world
   X = len(tokens_XL)
   _, tapped, _ = forward.read(
@@ -142,7 +142,7 @@ def by_training(world, tokens_XL):
     taps=c.taps,
   )
   at_XL = jnp.broadcast_to(jnp.arange(L)[None], (X, L))
-  hidden = unrolled.steps(
+  hidden = eagle_loss.steps(
     c,
     weights.draft['layer'],
     target.embed(weights.target, tokens_XL, at_XL),

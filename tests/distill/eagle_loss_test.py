@@ -1,0 +1,87 @@
+"""The rows and the loss of EAGLE drafts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import build, forward
+from specdec_jax.distill import divergences, eagle_loss, teacher
+from specdec_jax.io import eagles
+from specdec_jax.models import eagle, lm
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+
+def test_the_token_before_an_answered_one_counts():
+  answers = teacher.Answers(
+    tokens=np.array(
+      [[9, 9, 4, 4, 7, 0], [9, 1, 4, 7, 7, 7], [8, 8, 0, 0, 0, 0]]
+    ),
+    spans=np.array([[2, 5], [1, 6], [2, 2]], np.int32),  # the last is left out
+    features=np.zeros((3, 6, 8), np.float16),
+    mass=np.zeros((3, 6), np.float32),
+  )
+  assert eagle_loss.rows(answers)['counted'].astype(int).tolist() == [
+    [0, 1, 1, 1, 0, 0],
+    [1, 1, 1, 1, 1, 0],
+    [0, 0, 0, 0, 0, 0],
+  ]
+
+
+def test_columns_of_some_taps():
+  assert eagle_loss.columns((3, 5, 9), (3, 9), 2).tolist() == [0, 1, 4, 5]
+
+
+@pytest.mark.parametrize('temperature', (1.0, 0.5))
+def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature):
+  """Of the first step, in NumPy, from the features alone."""
+  target = build.load('random:tiny', dtype='float64')
+  model = build.target_model(target)
+  config = eagle.settings(target.config, (1,))
+  ids = np.arange(3, 203, 2)
+  draw = np.random.default_rng(0)
+  tokens = jnp.asarray(draw.integers(0, 256, (2, 7)), jnp.int32)
+  features = jnp.asarray(draw.normal(size=(2, 7, 64)))
+  features = eagle.normed(features, 1)
+  full = np.asarray(model.head(target.params, features))
+  mass = np.log(np.exp(full).sum(-1))
+  counted = draw.random((2, 7)) < 0.7
+  params = lm.nest(eagle.init(config, 0))
+  weights = eagles.weights(params, ids, target.params)
+  settings = divergences.Loss('forward_kl', temperature, 1, 0.8, 0.0)
+  value, figures = eagle_loss.loss(config, model, settings, (1,))(
+    params,
+    {'target': target.params, 'head': weights['head']},
+    {
+      'tokens': tokens,
+      'features': features,
+      'mass': jnp.asarray(mass),
+      'counted': jnp.asarray(counted),
+    },
+    jax.random.key(0),
+  )
+  # q by the drafter's own view of the same features, shifted by one.
+  before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :7]
+  reader = eagle.reader(
+    config, model, eagle.features_of(params, config, before)
+  )
+  hidden, _, _ = forward.read(
+    reader,
+    weights,
+    tokens,
+    jnp.zeros(2, jnp.int32),
+    eagle.init_cache(config, 2, 7),
+    slots=7,
+  )
+  few = np.asarray(eagle.reduced(config, weights, hidden)) / temperature
+  q = np.exp(few) / np.exp(few).sum(-1, keepdims=True)
+  p = np.exp(full - mass[..., None])[..., ids]
+  if temperature != 1:
+    p = p ** (1 / temperature)
+    p /= p.sum(-1, keepdims=True)
+  want = (p * np.log(p / q)).sum(-1)[counted].mean()
+  # The target's norm adds its epsilon once more to features of mean square 1.
+  np.testing.assert_allclose(value, want, 1e-4)
+  alpha = np.minimum(p, q).sum(-1)[counted].mean()
+  np.testing.assert_allclose(figures['train_alpha'][0], alpha, 1e-4)

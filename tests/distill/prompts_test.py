@@ -1,0 +1,120 @@
+"""Prompts: generated questions, those of a user, those of a teacher."""
+
+import dataclasses
+import json
+import logging
+import re
+
+import numpy as np
+import pytest
+
+from configs import distill
+from specdec_jax import build, requests
+from specdec_jax.bench import prompts as bench_prompts
+from specdec_jax.distill import prompts as prompts_lib
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+
+
+def data(**changes) -> prompts_lib.Data:
+  few = dict(prompts=8, held_out=2, length=64, prompt_tokens=24, batch=64)
+  section = distill.get_config('tiny').data.to_dict()
+  return prompts_lib.Data(**section | few | changes)
+
+
+def asker(template, **options):
+  target = build.load('random:tiny', **options)
+  own = dataclasses.replace(target.tokenizer, chat_template=template)
+  return dataclasses.replace(target, tokenizer=own)
+
+
+def test_generated_questions():
+  asked = prompts_lib.generated(3000, 0)
+  assert prompts_lib.generated(50, 0) == asked[:50]
+  assert prompts_lib.generated(50, 1) != asked[:50]
+  assert len(set(asked)) == 3000
+  for question in asked:
+    assert not re.search(r'[{}]', question.replace('"', '')), question
+    assert question[0] == question[0].upper() and '  ' not in question
+  for start in ('Explain', 'Write a short story', 'Write a Python function'):
+    assert any(q.startswith(start) for q in asked), start
+  # None that the benchmark measures with.
+  assert not {p.turns[0] for p in bench_prompts.builtin()} & set(asked)
+
+
+def test_more_questions_than_there_are_are_refused(monkeypatch):
+  forms = prompts_lib._forms() | {'kinds': [dict(share=1, forms='Why {a}?')]}
+  monkeypatch.setattr(prompts_lib, '_forms', lambda: forms)
+  with pytest.raises(ValueError, match='need 99 questions: only 38'):
+    prompts_lib.generated(99, 0)
+
+
+def test_questions_of_a_user_go_through_the_chat_template(tmp_path, caplog):
+  asked = [f'what is {i}?' for i in range(12)] + ['why ' * 200]
+  path = tmp_path / 'mine.jsonl'
+  path.write_text('\n'.join(json.dumps({'prompt': x}) for x in asked))
+  s = data(source=str(path), field='prompt', chat=True, prompts=10)
+  target = build.load('random:tiny')
+  prompts, texts = prompts_lib.make(s, target)
+  assert texts is None and len(prompts) == 12
+  encode = lambda x: requests.encode(target.tokenizer, x, chat=True)
+  assert sorted(prompts) == sorted(map(encode, asked[:12]))
+  with caplog.at_level(logging.WARNING):
+    assert prompts_lib.make(s, target).tokens == prompts
+  left_out = '1 questions are left out: longer than data.length=64'
+  assert any(left_out in x.message for x in caplog.records)
+  with pytest.raises(ValueError, match='has 12 questions shorter .* of 13'):
+    prompts_lib.make(dataclasses.replace(s, prompts=11), target)
+
+
+def test_a_teacher_asks_its_own_questions(tmp_path):
+  s = data(source='magpie', folder=str(tmp_path / 'one'))
+  target = asker(TEMPLATE)
+  prompts, texts = prompts_lib.make(s, target)
+  assert texts is None and len(prompts) == 10
+  words = [target.tokenizer.decode(x) for x in prompts]
+  assert len(set(words)) == 10
+  # Each ended by itself, after at most 24 ids, in the place of the user.
+  assert all(x[0] == '<' and x[-1] == '>' and x[1:-1].strip() for x in words)
+  tokens = np.load(tmp_path / 'one/questions/0/tokens.npy')
+  spans = np.load(tmp_path / 'one/questions/0/spans.npy')
+  assert (spans[:, 0] == 1).all() and spans.max() <= 25
+  ended = tokens[np.arange(len(tokens)), spans[:, 1] - 1]
+  ended = np.isin(ended, target.tokenizer.eos_ids)
+  assert 10 <= ended.sum() < len(tokens)
+  # Another dtype of the teacher asks other questions.
+  with pytest.raises(ValueError, match='holds answers with other dtype;'):
+    prompts_lib.make(s, asker(TEMPLATE, dtype='bfloat16'))
+  # The batch changes none, more are the same and then more, a seed all.
+  again = dataclasses.replace(s, folder=str(tmp_path / 'two'), batch=256)
+  assert prompts_lib.make(again, target).tokens == prompts
+  more = dataclasses.replace(s, prompts=int(ended.sum()) + 20)
+  longer = prompts_lib.make(more, target).tokens
+  assert longer[:10] == prompts and len(longer) == more.prompts + 2
+  other = dataclasses.replace(again, folder=str(tmp_path / 'three'), seed=1)
+  assert not set(map(tuple, prompts_lib.make(other, target).tokens)) & set(
+    map(tuple, longer)
+  )
+
+
+@pytest.mark.parametrize(
+  ('template', 'changes', 'why'),
+  [
+    (None, {}, 'tiny .random weights. has no chat template'),
+    ('always the same', {}, 'leaves out the words of a user'),
+    (TEMPLATE, dict(prompt_tokens=63), 'must be above prompt_tokens=63 and 1'),
+    (TEMPLATE, dict(prompt_tokens=1), 'only 0 of 10 questions; the last 256'),
+  ],
+)
+def test_a_teacher_that_cannot_ask(template, changes, why, tmp_path):
+  s = data(source='magpie', folder=str(tmp_path), **changes)
+  with pytest.raises(ValueError, match=why):
+    prompts_lib.make(s, asker(template))
+
+
+def test_more_prompts_than_the_text_has_are_refused(tmp_path):
+  (tmp_path / 'short.txt').write_text('a few words\n' * 20)
+  s = data(source=str(tmp_path / 'short.txt'), length=32)
+  with pytest.raises(ValueError, match='prompts=8 and held_out=2: .* rows'):
+    prompts_lib.make(s, build.load('random:tiny'))

@@ -1,0 +1,139 @@
+"""Where students begin, and what of them is trained."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import distill
+from specdec_jax import build
+from specdec_jax.analysis import output_file
+from specdec_jax.bench import metrics
+from specdec_jax.distill import divergences, students
+from specdec_jax.io import export
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+LOSS = divergences.Loss('forward_kl', 1.0, 2, 0.8, 0.0)
+
+
+def settings(**changes) -> students.Settings:
+  section = distill.get_config('tiny').student.to_dict()
+  return students.Settings(**section | changes)
+
+
+@pytest.mark.parametrize(
+  'own', [dict(kind='eagle'), dict(kind='lm', layers=(1,), share=False)]
+)
+def test_what_is_trained_is_float32_where_the_teacher_is_not(own):
+  target = build.load('random:tiny', dtype='bfloat16', scan_layers=False)
+  s = settings(dtype='bfloat16', **own)
+  start = students.begin(s, target)
+  make = students.STUDENTS[s.kind]
+  student = make(s, LOSS, target, (1,), np.arange(256), 0, start)
+  kinds = {str(x.dtype) for x in jax.tree.leaves(student.params)}
+  assert kinds == {'float32'}
+  batch = {
+    'tokens': jnp.zeros((2, 7), jnp.int32),
+    'features': jnp.zeros((2, 7, 64), jnp.float16),
+    'mass': jnp.zeros((2, 7)),
+    'counted': jnp.ones((2, 7), bool),
+  }
+  trace = jax.make_jaxpr(student.loss)(
+    student.params, student.frozen, batch, jax.random.key(0)
+  )
+  # The matrices of its layers are multiplied in the teacher's dtype.
+  sizes = {x.shape for x in jax.tree.leaves(student.params) if x.ndim == 2}
+  sizes -= {x.shape for x in jax.tree.leaves(student.frozen) if x.ndim == 2}
+  found = list(factors(trace.jaxpr, sizes))
+  assert len(found) >= 4 and {str(x) for x in found} == {'bfloat16'}
+
+
+def factors(jaxpr, sizes):
+  """The dtype of every factor of one of these shapes."""
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == 'dot_general':
+      yield from (x.aval.dtype for x in eqn.invars if x.aval.shape in sizes)
+    for inner in eqn.params.values():
+      inner = getattr(inner, 'jaxpr', inner)
+      if hasattr(inner, 'eqns'):
+        yield from factors(inner, sizes)
+
+
+def test_the_most_frequent_ids():
+  # Counted: four 7s, three 4s, one 1; 9 is in prompts only.
+  rows = {
+    'tokens': np.array([[9, 9, 4, 4, 7, 0], [9, 1, 4, 7, 7, 7]]),
+    'counted': np.array([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]], bool),
+  }
+  of = lambda size: students.most_frequent(rows, size, 10).tolist()
+  assert (of(1), of(2), of(5)) == ([7], [4, 7], [0, 1, 2, 4, 7])
+  assert of(10) == list(range(10))
+
+
+def test_a_student_shares_as_its_teacher_does():
+  target = build.load('random:tiny')
+  s = settings(kind='lm', size='tiny', share=True, vocabulary=0)
+  for tied in (True, False):
+    own = dataclasses.replace(target.config, tied=tied)
+    teacher = dataclasses.replace(target, config=own, params=lm.init(own, 3))
+    config, params = students._initial(s, teacher, 0, students.Start())
+    assert config.tied == tied
+    for name in {'embed', 'head'} & params.keys():
+      np.testing.assert_array_equal(params[name], teacher.params[name])
+    trained, frozen = students.split_shared(params, True)
+    assert not {'embed', 'head'} & trained.keys() and 'layers' in trained
+    assert students.split_shared(params, False) == (params, {})
+    assert frozen.keys() | trained.keys() == params.keys()
+
+
+def test_pruning_keeps_the_layers_that_are_named():
+  config = dataclasses.replace(
+    model_config.sized('tiny'), depth=4, windows=(0, 4)
+  )
+  params = lm.init(config, 0)
+  own, same = students.pruned(config, params, range(4))
+  assert own == config and same == params
+  few, some = students.pruned(config, params, (1, 3))
+  assert few.depth == 2 and few.windows == (4,)
+  assert some['layers']['1'] is params['layers']['3']
+  with pytest.raises(ValueError, match=r'layers=\(4,\): allowed .* 0 to 3'):
+    students.pruned(config, params, (4,))
+
+
+def test_a_draft_of_some_ids_keeps_them(tmp_path, monkeypatch):
+  target, size = build.load('random:tiny'), model_config.sized('tiny')
+  folder, ids = tmp_path / 'few', (1, 2)
+  export.save(folder, size, lm.init(size, 0), target.tokenizer, draft_ids=ids)
+  own = dict(kind='lm', share=False, path=str(folder))
+  with pytest.raises(ValueError, match='proposes 2 ids; set student.vocab'):
+    students.begin(settings(vocabulary=3, **own), target)
+  s = settings(vocabulary=2, **own)
+  start = students.begin(s, target)
+  assert start.ids.tolist() == list(ids)
+  student = students.make_lm(s, LOSS, target, (), start.ids, 0, start)
+  again = build.load(str(student.write(tmp_path, student.params, {})))
+  few = build.load(folder)
+  assert again.draft_ids == ids
+  np.testing.assert_array_equal(again.params['head'], few.params['head'])
+  # Another draft than the same weights with all ids, and held beside them.
+  whole = dataclasses.replace(few, draft_ids=())
+  assert output_file.identify('x', few) != output_file.identify('x', whole)
+  both = metrics.own_bytes((few.as_draft[1], few.params), {})
+  size = metrics.tree_bytes(few.params)
+  assert size < both < size + metrics.tree_bytes(few.params['head']) * 1.1
+  monkeypatch.setattr('specdec_jax.io.hub.fetch', lambda source: folder)
+  assert build.load('hf:org/few').draft_ids == ids
+  mark = folder / export.MARK
+  mark.write_text(mark.read_text().replace('2', '9999'))
+  with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
+    students.begin(s, target)
+
+
+def test_a_damaged_list_of_ids_is_refused(tmp_path):
+  (tmp_path / export.MARK).write_text('{"draft_ids": [1, "2"]}')
+  with pytest.raises(ValueError, match='draft_ids is no list of ids'):
+    export.draft_ids(tmp_path)
