@@ -1,28 +1,25 @@
-"""Trains every model of the grid, each once, and measures all of them."""
+"""Trains every model of the grid once, and measures all of them."""
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.distillspec_grid import measure, render, settings
-from specdec_jax import build
-from specdec_jax.distill import distillation
+from experiments.distillspec_grid import render, settings
+from specdec_jax import build, decode, requests, runtime, types
+from specdec_jax.distill import distillation, evaluate
+from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import files
 from specdec_jax.train import text, train_lm
 from specdec_jax.train import workdir as workdir_lib
+from specdec_jax.verify import reject
 
 
-def run(
-  s: settings.Settings,
-  workdir: pathlib.Path,
-  track: Callable[[Iterable, str], Iterable],
-) -> dict[str, Any]:
-  """{'sizes', 'corpus', 'rows'}: see measured.
+def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
+  """{'sizes', 'corpus', 'rows': every draft at every temperature}.
 
   Raises:
     ValueError: a workdir that was begun with other settings.
@@ -30,30 +27,38 @@ def run(
   config = dataclasses.asdict(s)
   workdir_lib.open_run(workdir, config)
   workdir_lib.write_config(workdir, config)
-  trained = Trained(s, workdir)
-  held = trained.held_out()
-  grid = settings.cells(s.grid)
-  for cell in track(grid, f'{len(grid)} distillations'):
+  corpus = text.read(s.pair.text)
+  kept, held = text.held_out(corpus, 20)
+  trained = Trained(s, workdir, kept)
+  cells = settings.cells(s.grid)
+  for cell in runtime.track(cells, f'{len(cells)} distillations'):
     trained.cell(cell)
     jax.clear_caches()  # of programs that no other cell has
-  return measured(s, trained, held)
+  target = build.load(str(trained.target()), scan_layers=False)
+  first = build.load(str(trained.start(s.grid.seed)), scan_layers=False)
+  prompts = _prompts(s, target, held)
+  rows = []
+  for warm in s.grid.temperatures:
+    rows += _measured(s, trained, Bench(s, target, first, prompts, warm))
+  size = lambda model: sum(x.size for x in jax.tree.leaves(model.params))
+  return {
+    'sizes': [size(target), size(first)],
+    'corpus': held.sha256,
+    'rows': rows,
+  }
 
 
 class Trained:
-  """The models of every seed, each made the first time that it is asked for."""
+  """The models of every seed, each trained when it is first asked for."""
 
-  def __init__(self, s: settings.Settings, folder: pathlib.Path):
+  def __init__(
+    self, s: settings.Settings, folder: pathlib.Path, kept: text.Corpus
+  ):
     self._s, self._folder = s, folder
     self._text = folder / 'text' / 'kept.jsonl'
-
-  def held_out(self) -> text.Corpus:
-    """The documents that nothing here is trained on; writes the others."""
-    corpus = text.read(self._s.pair.text)
-    kept, held = text.held_out(corpus, 20)
     self._text.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({'text': x}) for x in kept.documents)
     files.write(self._text, '\n'.join(lines))
-    return held
 
   def target(self) -> pathlib.Path:
     pair, seed = self._s.pair, self._s.grid.seed
@@ -65,90 +70,92 @@ class Trained:
     return self._language(f'start-{seed}', pair.draft, pair.draft_steps, seed)
 
   def baseline(self, seed: int) -> pathlib.Path:
-    """The same draft under cross-entropy for all the steps that a cell has."""
+    """The same draft with cross-entropy for all the steps that a cell has."""
     pair = self._s.pair
     steps = pair.draft_steps + self._s.grid.steps
     return self._language(f'baseline-{seed}', pair.draft, steps, seed)
 
   def cell(self, cell: settings.Cell) -> pathlib.Path:
-    # Of fixed text no answer is read.
-    warm = cell.temperature or 0
-    answers = self._folder / f'answers-{warm:g}-seed{cell.seed}'
-    found = distillation.run(
-      settings.distilled(
-        self._s,
-        cell,
-        text=self._text,
-        target=self.target(),
-        draft=self.start(cell.seed),
-        answers=answers,
-      ),
-      self._folder / cell.name,
+    warm = cell.temperature or 0  # of answers, which a fixed text has none of
+    s = settings.distilled(
+      self._s,
+      cell,
+      text=self._text,
+      target=self.target(),
+      draft=self.start(cell.seed),
+      answers=self._folder / f'answers-{warm:g}-seed{cell.seed}',
     )
+    found = distillation.run(s, self._folder / cell.name)
     return pathlib.Path(_finished(found, cell.name)['draft'])
 
   def _language(self, name: str, size: str, steps: int, seed: int):
-    tokenizer = '' if name == 'target' else str(self.target())
-    folder = self._folder / name
-    found = train_lm.run(
-      settings.language(
-        self._s,
-        self._text,
-        size=size,
-        steps=steps,
-        seed=seed,
-        tokenizer=tokenizer,
-      ),
-      folder,
-    )
-    _finished(found, name)
-    return folder / 'model'
+    s = settings.language(self._s, self._text, size, steps, seed)
+    if name != 'target':
+      own = dataclasses.replace(s.text, tokenizer=str(self.target()))
+      s = dataclasses.replace(s, text=own)
+    _finished(train_lm.run(s, self._folder / name), name)
+    return self._folder / name / 'model'
 
 
-def measured(
-  s: settings.Settings, trained: Trained, held: text.Corpus
-) -> dict[str, Any]:
-  """{'sizes', 'corpus', 'rows': every draft at every temperature}."""
-  target = build.load(str(trained.target()), scan_layers=False)
-  first = build.load(str(trained.start(s.grid.seed)), scan_layers=False)
-  drafting = measure.drafting(target, first, s.judge.gamma)
-  prompts = _prompts(s, target, held)
-  rows = []
-  for warm in s.grid.temperatures:
-    bench = measure.bench(
-      target,
-      prompts,
-      temperature=warm,
-      new_tokens=s.judge.new_tokens,
+class Bench:
+  """A target with held-out prompts at one temperature, and its plain text."""
+
+  def __init__(self, s: settings.Settings, target, first, prompts, warm):
+    self.warm, self._target = warm, target
+    # One drafter for all drafts of a size, so that nothing compiles twice.
+    self._q = first.draft_model(target)
+    drafter = lm_drafter.make(self._q, gamma=s.judge.gamma)
+    self._request = requests.make(
+      requests.items(prompts),
+      ids=target.ids,
+      context=target.context,
+      max_new_tokens=s.judge.new_tokens,
       gamma=s.judge.gamma,
+      temperature=warm,
       seed=s.grid.seed,
+      stop_ids=target.tokenizer.eos_ids,
     )
-    rows += _served(s.grid, trained, warm, bench, drafting)
-  return {
-    'sizes': [_size(x.params) for x in (target, first)],
-    'corpus': held.sha256,
-    'rows': rows,
-  }
+    self._programs = decode.programs(
+      target.model, drafter, reject.RULE, build.default_options()
+    )
+    self._plain = evaluate.plain(target, self._request)
+
+  def measured(self, draft: build.LanguageModel) -> dict[str, Any]:
+    """'emitted', 'calls' of every prompt; 'alpha' on the plain text.
+
+    'differ': texts that are not the plain one, which only greedy ones promise.
+    """
+    weights = types.Weights(self._target.params, draft.as_draft[1])
+    out = jax.device_get(self._programs.generate(weights, self._request))
+    differ = np.any(out.tokens_BL != self._plain.tokens_BL, 1)
+    return {
+      'emitted': (out.info.origin_BL != types.PROMPT).sum(1).tolist(),
+      'calls': out.info.calls_B.tolist(),
+      'alpha': evaluate.alpha_on(
+        self._target.model, weights, self._q, self._request, self._plain
+      ),
+      'differ': int(differ.sum()),
+    }
 
 
-def _served(grid: settings.Grid, trained: Trained, warm, bench, drafting):
-  """The rows of one temperature: where drafts begin, cross-entropy, all cells;
-  then cross-entropy and the best cell of the other seeds."""
+def _measured(s: settings.Settings, trained: Trained, bench: Bench):
+  """Rows of one temperature: the start, cross-entropy and all cells; then
+  cross-entropy and the best cell of the other seeds."""
 
   def row(path: pathlib.Path, seed: int, source: str, divergence: str = ''):
     draft = build.load(str(path), scan_layers=False)
-    return measure.measured(bench, draft, *drafting) | {
+    return bench.measured(draft) | {
       'source': source,
       'divergence': divergence,
-      'temperature': warm,
+      'temperature': bench.warm,
       'seed': seed,
     }
 
   def cell(source: str, divergence: str, seed: int):
-    made = trained.cell(settings.cell(source, divergence, warm, seed))
+    made = trained.cell(settings.cell(source, divergence, bench.warm, seed))
     return row(made, seed, source, divergence)
 
-  seed = grid.seed
+  grid, seed = s.grid, s.grid.seed
   rows = [
     row(trained.start(seed), seed, 'start'),
     row(trained.baseline(seed), seed, 'baseline'),
@@ -167,23 +174,18 @@ def _served(grid: settings.Grid, trained: Trained, warm, bench, drafting):
 
 def _prompts(s: settings.Settings, target, held: text.Corpus):
   """Pieces of the held-out documents, the same in every run."""
-  j = s.judge
-  rows = text.pack(held.documents, target.tokenizer, j.prompt_tokens)
-  if len(rows) < j.prompts:
+  rows = text.pack(held.documents, target.tokenizer, s.judge.prompt_tokens)
+  if len(rows) < s.judge.prompts:
     raise ValueError(
-      f'judge.prompts={j.prompts}: the held-out text has {len(rows)} rows of '
-      f'prompt_tokens={j.prompt_tokens}'
+      f'judge.prompts={s.judge.prompts}: the held-out text has {len(rows)} '
+      f'rows of prompt_tokens={s.judge.prompt_tokens}'
     )
   order = np.random.default_rng(s.grid.seed).permutation(len(rows))
-  return rows[order[: j.prompts]].tolist()
-
-
-def _size(params) -> int:
-  return sum(x.size for x in jax.tree.leaves(params))
+  return rows[order[: s.judge.prompts]].tolist()
 
 
 def _finished(found: dict[str, Any], name: str) -> dict[str, Any]:
-  """Raises SystemExit: a signal ended the run."""
+  """Raises SystemExit if a signal ended the run."""
   if not found['finished']:
     raise SystemExit(f'{name}: ended at step {found["step"]} by a signal')
   return found

@@ -2,22 +2,48 @@
 
 from typing import Any
 
+import numpy as np
+
 from experiments import page, plots
-from experiments.distillspec_grid import measure
+from specdec_jax.analysis import intervals
+
+RESAMPLES = 2000
+
+
+def efficiency(row: dict[str, Any]) -> dict[str, Any]:
+  """Tokens per target call, with its interval over prompts."""
+  return intervals.interval(_ratios(row))
+
+
+def gain(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+  """Block efficiency relative to the baseline's, minus 1; paired by prompt."""
+  return intervals.interval(_ratios(row) / _ratios(base) - 1)
+
+
+def _ratios(row: dict[str, Any]) -> np.ndarray:
+  emitted, calls = (np.asarray(row[x], float) for x in ('emitted', 'calls'))
+  times = intervals.resamples(len(emitted), RESAMPLES)
+  return intervals.ratio(emitted, calls, times)
+
+
+def half(row: dict[str, Any], *, first: bool) -> dict[str, Any]:
+  """Every other prompt: one half chooses the best cell, the other judges it."""
+  part = slice(0 if first else 1, None, 2)
+  return row | {name: row[name][part] for name in ('emitted', 'calls')}
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
-  """The cell with the most tokens a target call, by every other prompt."""
+  """The cell with the most tokens per target call, by every other prompt."""
 
   def score(row):
-    seen = measure.half(row, first=True)
-    return seen['emitted'].sum() / seen['calls'].sum()
+    seen = half(row, first=True)
+    return sum(seen['emitted']) / sum(seen['calls'])
 
   return max(rows, key=score)
 
 
 def of(doc, warm: float, seed: int) -> dict[str, list[dict[str, Any]]]:
-  """The rows of a temperature and seed: 'start', 'baseline' and 'cells'."""
+  """Rows of a temperature and seed: 'start', 'baseline' and 'cells'."""
   found: dict[str, list[dict[str, Any]]] = {}
   for x in doc['rows']:
     if (x['temperature'], x['seed']) == (warm, seed):
@@ -37,8 +63,8 @@ def gains(doc, warm: float) -> list[tuple[int, dict[str, Any]]]:
     same = lambda x: all(x[k] == first[k] for k in ('source', 'divergence'))
     mine = next(x for x in found['cells'] if same(x))
     (base,) = found['baseline']
-    other = (measure.half(x, first=False) for x in (mine, base))
-    out.append((seed, measure.gain(*other)))
+    other = (half(x, first=False) for x in (mine, base))
+    out.append((seed, gain(*other)))
   return out
 
 
@@ -52,7 +78,7 @@ def fixed_is_worst(doc) -> tuple[int, int]:
     cells = of(doc, warm, s['seed'])['cells']
     for divergence in s['divergences']:
       row = [x for x in cells if x['divergence'] == divergence]
-      low = min(row, key=lambda x: measure.efficiency(x)['value'])
+      low = min(row, key=lambda x: efficiency(x)['value'])
       worst, every = worst + (low['source'] == 'text'), every + 1
   return worst, every
 
@@ -60,7 +86,7 @@ def fixed_is_worst(doc) -> tuple[int, int]:
 def markdown(doc: dict[str, Any]) -> str:
   lines = [_caption(doc), '']
   for warm in doc['settings']['grid']['temperatures']:
-    lines += [*_grid(doc, warm), '', *_said(doc, warm), '']
+    lines += [*_grid(doc, warm), '', *_sentences(doc, warm), '']
   worst, every = fixed_is_worst(doc)
   if every:
     lines.append(
@@ -102,15 +128,15 @@ def _grid(doc, warm: float) -> list[str]:
 
 
 def _plain(x) -> str:
-  found = measure.efficiency(x)
+  found = efficiency(x)
   around = f'{found["low"]:.2f} to {found["high"]:.2f}'
   return f'{found["value"]:.2f} ({x["alpha"]:.2f}), {around}'
 
 
 def _cell(x, base, top: bool) -> str:
-  value = f'{measure.efficiency(x)["value"]:.2f}'
+  value = f'{efficiency(x)["value"]:.2f}'
   value = f'**{value}**' if top else value
-  return f'{value} ({x["alpha"]:.2f}), {_percent(measure.gain(x, base))}'
+  return f'{value} ({x["alpha"]:.2f}), {_percent(gain(x, base))}'
 
 
 def _percent(x: dict[str, Any]) -> str:
@@ -118,7 +144,7 @@ def _percent(x: dict[str, Any]) -> str:
   return f'{of(x["value"])} % ({of(x["low"])} to {of(x["high"])})'
 
 
-def _said(doc, warm: float) -> list[str]:
+def _sentences(doc, warm: float) -> list[str]:
   s = doc['settings']
   found = of(doc, warm, s['grid']['seed'])
   top = best(found['cells'])
@@ -146,7 +172,7 @@ def figure(doc: dict[str, Any]) -> bytes:
       found = of(doc, warm, s['seed'])
       at = {f'{x["divergence"]}, {x["source"]}': x for x in found['cells']}
       plots.rows(axes, names)
-      each = [measure.efficiency(at[name]) for name in names]
+      each = [efficiency(at[name]) for name in names]
       ys = range(len(names))
       axes.hlines(
         ys,
@@ -157,7 +183,7 @@ def figure(doc: dict[str, Any]) -> bytes:
         zorder=1,
       )
       plots.points(axes, [x['value'] for x in each], ys, theirs=False, mark='o')
-      base = measure.efficiency(found['baseline'][0])
+      base = efficiency(found['baseline'][0])
       axes.axvspan(base['low'], base['high'], color='0.93', zorder=0)
       axes.axvline(base['value'], color='0.5', linewidth=0.8, linestyle='--')
       last = warm == warms[-1]

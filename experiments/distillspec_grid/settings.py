@@ -1,77 +1,61 @@
-"""What the grid is made of, as checked dataclasses; and each run's config."""
+"""The settings of the grid, its cells, and the config of each training."""
 
 import dataclasses
 import pathlib
+from typing import NamedTuple
 
 from configs import distill, train_lm
+from specdec_jax import fields
 from specdec_jax.distill import distillation
 from specdec_jax.distill import divergences as divergences_lib
 from specdec_jax.train import train_lm as train_lm_lib
 
-
-@dataclasses.dataclass(frozen=True)
-class Pair:
-  """text: as train.text.read takes it. target, draft: rows of
-  models.config.SIZES. length, rows: of every batch here. draft_steps: of
-  cross-entropy, before a distillation. learning_rate: of cross-entropy.
-  """
-
-  text: str
-  target: str
-  draft: str
-  vocab: int
-  length: int
-  rows: int
-  target_steps: int
-  draft_steps: int
-  learning_rate: float
+SOURCES = ('text', 'teacher', 'student', 'mixed')
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
-  """divergences x sources x temperatures, `steps` from the draft on.
+class Pair(fields.Checked):
+  text: str = fields.setting(help='as train.text.read takes it')
+  target: str = fields.setting(help='a row of models.config.SIZES')
+  draft: str = fields.setting(help='a row of models.config.SIZES')
+  vocab: int = fields.setting(low=257)
+  length: int = fields.setting(low=2, help='tokens of a row')
+  rows: int = fields.setting(low=1, help='of a batch')
+  target_steps: int = fields.setting(low=1)
+  draft_steps: int = fields.setting(low=1, help='before a distillation')
+  learning_rate: float = fields.setting(above=0, help='of cross-entropy')
 
-  sources: names of distill_program.SAID. temperatures: served and distilled at.
-  more_seeds: of which the best cell and its baseline are trained once more.
-  """
 
-  divergences: tuple[str, ...]
-  sources: tuple[str, ...]
-  temperatures: tuple[float, ...]
-  steps: int
-  learning_rate: float
-  refresh: int
-  seed: int
-  more_seeds: tuple[int, ...]
+@dataclasses.dataclass(frozen=True)
+class Grid(fields.Checked):
+  divergences: tuple[str, ...] = fields.setting(help='see divergence_of')
+  sources: tuple[str, ...] = fields.setting(
+    allowed=SOURCES, help='of completions'
+  )
+  temperatures: tuple[float, ...] = fields.setting(low=0)
+  steps: int = fields.setting(low=1, help='of a distillation')
+  learning_rate: float = fields.setting(above=0)
+  refresh: int = fields.setting(low=1)
+  seed: int = fields.setting(low=0)
+  more_seeds: tuple[int, ...] = fields.setting(
+    low=0, help='for which best cell and baseline are trained again'
+  )
 
   def __post_init__(self):
+    super().__post_init__()
     for name in self.divergences:
       divergences_lib.divergence_of(name)
-    for name in self.sources:
-      if name not in distillation.SAID:
-        raise ValueError(
-          f'sources={self.sources}: allowed are {", ".join(distillation.SAID)}'
-        )
     for name in ('divergences', 'sources', 'temperatures'):
       if not getattr(self, name):
         raise ValueError(f'{name}=(): name at least one')
 
 
 @dataclasses.dataclass(frozen=True)
-class Judge:
-  """prompts: pieces of held-out documents, of prompt_tokens each."""
-
-  prompts: int
-  prompt_tokens: int
-  new_tokens: int
-  gamma: int
-
-  def __post_init__(self):
-    if self.prompts < 4:
-      raise ValueError(f'prompts={self.prompts}: two halves want 4 or more')
-    for name in ('prompt_tokens', 'new_tokens', 'gamma'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)}: must be 1 or more')
+class Judge(fields.Checked):
+  prompts: int = fields.setting(low=4, help='two halves choose and judge')
+  prompt_tokens: int = fields.setting(low=1)
+  new_tokens: int = fields.setting(low=1)
+  gamma: int = fields.setting(low=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +65,8 @@ class Settings:
   judge: Judge
 
 
-@dataclasses.dataclass(frozen=True)
-class Cell:
-  """One distilled draft. temperature: None where it matters to nothing."""
+class Cell(NamedTuple):
+  """One distilled draft. temperature: None if no part of it depends on one."""
 
   source: str
   divergence: str
@@ -98,16 +81,15 @@ class Cell:
 
 
 def cell(source: str, divergence: str, warm: float, seed: int) -> Cell:
-  """The cell that is served at a temperature.
-
-  Of fixed text the law at 1 is learnt for 0 too: a greedy law has no slope.
-  """
-  own = None if source == 'text' and warm in (0.0, 1.0) else warm
-  return Cell(source, divergence, own, seed)
+  """The cell that is served at a temperature."""
+  # Greedy distributions have no gradient: a draft for 0 learns those at 1, and
+  # on a fixed text nothing else differs.
+  same = source == 'text' and warm in (0.0, 1.0)
+  return Cell(source, divergence, None if same else warm, seed)
 
 
 def cells(grid: Grid) -> list[Cell]:
-  """All of the grid's seed, each once."""
+  """All cells of the grid's seed, each once."""
   every = [
     cell(source, divergence, warm, grid.seed)
     for source in grid.sources
@@ -118,26 +100,20 @@ def cells(grid: Grid) -> list[Cell]:
 
 
 def language(
-  s: Settings,
-  text: pathlib.Path,
-  *,
-  size: str,
-  steps: int,
-  seed: int,
-  tokenizer: str = '',
+  s: Settings, text: pathlib.Path, size: str, steps: int, seed: int
 ) -> train_lm_lib.Settings:
-  """Cross-entropy on the text, with a tokenizer of its own if none is named."""
-  c = train_lm.get_config().unlock()
+  """Cross-entropy on the text, with a tokenizer of its own."""
+  c, pair = train_lm.get_config().unlock(), s.pair
   c.model.update(size=size, dtype='float32', remat=False)
   c.text.update(
     source=str(text),
-    tokenizer=tokenizer,
-    vocab=s.pair.vocab,
-    length=s.pair.length,
-    rows=s.pair.rows,
+    tokenizer='',
+    vocab=pair.vocab,
+    length=pair.length,
+    rows=pair.rows,
   )
   c.optimiser.update(
-    learning_rate=s.pair.learning_rate, warmup=max(1, steps // 20)
+    learning_rate=pair.learning_rate, warmup=max(1, steps // 20)
   )
   c.run.update(
     steps=steps,
@@ -157,16 +133,15 @@ def distilled(
   draft: pathlib.Path,
   answers: pathlib.Path,
 ) -> distillation.Settings:
-  """One cell's distillation, from a draft that cross-entropy has made."""
-  grid, warm = s.grid, cell.temperature
-  c = distill.get_config().unlock()
+  """The distillation of one cell, from a draft trained by cross-entropy."""
+  c, grid, warm = distill.get_config().unlock(), s.grid, cell.temperature
   c.teacher.source = str(target)
   c.student.update(
     kind='lm', path=str(draft), taps=(), share=False, vocabulary=0
   )
   c.data.update(
     source=str(text),
-    said=cell.source,
+    completions=cell.source,
     prompts=s.pair.rows * grid.steps,
     held_out=8,
     prompt_tokens=s.judge.prompt_tokens,
@@ -178,7 +153,6 @@ def distilled(
     seed=cell.seed,
     folder=str(answers),
   )
-  # A greedy law has no slope: its draft learns the law at 1.
   c.loss.update(divergence=cell.divergence, temperature=warm or 1.0)
   c.batch.rows = s.pair.rows
   c.optimiser.update(

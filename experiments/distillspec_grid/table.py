@@ -1,6 +1,6 @@
 """Divergence by data source on a small pair that is trained here first.
 
-bash experiments/distillspec_grid/run.sh [--workdir=DIR]; goes on where it ended
+bash experiments/distillspec_grid/run.sh [--workdir=DIR]
 """
 
 import dataclasses
@@ -14,15 +14,9 @@ sys.path.insert(0, str(ROOT))
 from absl import flags, logging  # noqa: E402
 
 from experiments import page  # noqa: E402
-from experiments.distillspec_grid import (  # noqa: E402
-  grid,
-  render,
-  settings,
-)
+from experiments.distillspec_grid import grid, render, settings  # noqa: E402
 from specdec_jax import fields, runtime  # noqa: E402
-from specdec_jax.bench import (  # noqa: E402
-  machine,
-)
+from specdec_jax.bench import machine  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(HERE / 'config.py'))
@@ -38,9 +32,9 @@ def run() -> bool:
   workdir = runtime.open_workdir(_WORKDIR.value)
   if workdir is None:
     raise ValueError("workdir='': name a folder for the models, --workdir=DIR")
-  # Now: what is written below is no change of what is run.
+  # Before anything is written, which would make the commit dirty.
   doc = {'machine': machine.describe(), 'settings': dataclasses.asdict(s)}
-  doc |= grid.run(s, workdir, runtime.track)
+  doc |= grid.run(s, workdir)
   text, picture = render.markdown(doc), render.figure(doc)
   page.save(folder, HERE, doc, text)
   if folder is not None:

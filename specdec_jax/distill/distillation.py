@@ -36,7 +36,7 @@ _FIXED += ('optimiser.muon',)
 @dataclasses.dataclass(frozen=True)
 class Teacher(fields.Checked):
   source: str = fields.setting(needed='a model, such as hf:org/name')
-  dtype: str = fields.setting(allowed=('float32', 'bfloat16', 'float64'))
+  dtype: str = fields.setting(allowed=settings_lib.DTYPES)
 
   def __post_init__(self):
     super().__post_init__()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import build, fields, sharding, types
+from specdec_jax import settings as settings_lib
 from specdec_jax.bench import metrics
 from specdec_jax.distill import divergences, eagle_loss, lm_loss
 from specdec_jax.drafters import eagle as eagle_drafter
@@ -43,7 +44,7 @@ class Settings(fields.Checked):
     low=0, help='ids that it can propose, the most frequent ones; 0 is all'
   )
   dtype: str = fields.setting(
-    allowed=('float32', 'bfloat16', 'float64'), help='of the forward pass'
+    allowed=settings_lib.DTYPES, help='of the forward pass'
   )
   remat: bool = fields.setting(
     help='lm: compute layers again in the backward pass, for less memory'

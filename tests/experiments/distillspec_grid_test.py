@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.distillspec_grid import config as grid_config
-from experiments.distillspec_grid import grid, measure, render, settings
-from specdec_jax import fields
+from experiments.distillspec_grid import grid, render, settings
+from specdec_jax import fields, runtime
 
 FOLDER = pathlib.Path('somewhere')
 
@@ -28,23 +28,26 @@ def test_every_cell_is_trained_once():
   for source in s.grid.sources:
     warm = {x.temperature for x in found if x.source == source}
     assert warm == ({None} if source == 'text' else {0.0, 1.0})
-  # At any other temperature the law that is learnt is another one.
+  # At any other temperature the distributions to learn are others.
   assert settings.cell('text', 'forward_kl', 0.5, 0).temperature == 0.5
 
 
 @pytest.mark.parametrize(
-  'warm, said, loss', [(None, 1.0, 1.0), (0.0, 0.0, 1.0), (0.7, 0.7, 0.7)]
+  'warm, answers, loss', [(None, 1.0, 1.0), (0.0, 0.0, 1.0), (0.7, 0.7, 0.7)]
 )
-def test_what_a_cell_is_trained_with(warm, said, loss):
+def test_what_a_cell_is_trained_with(warm, answers, loss):
   s = made()
   cell = settings.Cell('student', 'jensen_shannon:0.5', warm, 3)
   paths = dict.fromkeys(('text', 'target', 'draft', 'answers'), FOLDER)
   d = settings.distilled(s, cell, **paths)
-  assert (d.data.said, d.loss.divergence) == ('student', 'jensen_shannon:0.5')
-  assert (d.loss.temperature, d.data.temperatures) == (loss, (said,))
+  assert (d.data.completions, d.loss.divergence) == (
+    'student',
+    'jensen_shannon:0.5',
+  )
+  assert (d.loss.temperature, d.data.temperatures) == (loss, (answers,))
   assert d.run.seed == d.data.seed == 3
   # Cross-entropy reads as many tokens in as many steps.
-  base = settings.language(s, FOLDER, size='mini', steps=7, seed=3)
+  base = settings.language(s, FOLDER, 'mini', steps=7, seed=3)
   assert (base.text.rows, base.text.length) == (d.batch.rows, d.data.length)
   assert d.student.path and not d.student.share and d.student.kind == 'lm'
 
@@ -65,7 +68,7 @@ def test_bad_settings_are_refused(sections, message):
   assert message in str(error.value)
 
 
-# --- what is said of measurements ---------------------------------------------
+# --- tables of measurements ---------------------------------------------------
 
 
 def row(source, divergence, warm, emitted, calls, *, seed=0, differ=0):
@@ -169,10 +172,10 @@ def test_intervals_are_paired_by_prompt():
   calls = np.array([1, 2, 4, 8])
   base = row('', '', 0.0, [8] * 4, (2 * calls).tolist())
   mine = row('', '', 0.0, [8] * 4, calls.tolist())
-  found = measure.gain(mine, base)
+  found = render.gain(mine, base)
   # Twice as good for every prompt: no doubt about that.
   assert found == pytest.approx(dict(value=1.0, low=1.0, high=1.0))
-  alone = measure.efficiency(mine)
+  alone = render.efficiency(mine)
   assert alone['low'] < alone['value'] < alone['high']
 
 
@@ -188,7 +191,7 @@ def test_the_figure_is_a_picture():
 
 @pytest.mark.slow
 def test_a_run_and_another_that_finds_it_done(
-  tmp_path, all_compile_in_less_time
+  tmp_path, monkeypatch, all_compile_in_less_time
 ):
   s = made(
     'quick',
@@ -202,15 +205,16 @@ def test_a_run_and_another_that_finds_it_done(
     ),
     judge=dict(prompts=4, new_tokens=8),
   )
-  first = grid.run(s, tmp_path, lambda items, said: items)
+  monkeypatch.setattr(runtime, 'track', lambda items, description: items)
+  first = grid.run(s, tmp_path)
   assert len(first['rows']) == 2 * (2 + 2 + 2)
   assert not any(x['differ'] for x in first['rows'] if not x['temperature'])
   done = {x: x.stat().st_mtime_ns for x in tmp_path.rglob('*.safetensors')}
-  again = grid.run(s, tmp_path, lambda items, said: items)
+  again = grid.run(s, tmp_path)
   assert again == first
   assert done == {
     x: x.stat().st_mtime_ns for x in tmp_path.rglob('*.safetensors')
   }
   other = made('quick')
   with pytest.raises(ValueError, match='begun with other values of grid'):
-    grid.run(other, tmp_path, lambda items, said: items)
+    grid.run(other, tmp_path)
