@@ -1,1 +1,1 @@
-"""Training and distilling drafts."""
+"""Training a language model."""

@@ -1,4 +1,4 @@
-"""Batches of aligned arrays: shuffled, shared by processes, resumed exactly.
+"""Batches of aligned arrays: shuffled, and resumed exactly.
 
 Knows no text and no model: rows of arrays in, dicts of rows out.
 """
@@ -20,8 +20,7 @@ _ENDLESS = 1 << 62
 class Batches(Iterator[dict[str, np.ndarray]]):
   """The endless batches that `batches` makes.
 
-  state() is JSON; after restore(state) the same batches follow, byte for byte,
-  in any number of processes: it counts the global batches that were taken.
+  state() is JSON; after restore(state) the same batches follow, byte for byte.
   """
 
   def __init__(self, iterator: grain.DatasetIterator, about: dict[str, Any]):
@@ -50,11 +49,7 @@ class Batches(Iterator[dict[str, np.ndarray]]):
 
 
 def batches(
-  arrays: Mapping[str, np.ndarray],
-  *,
-  batch: int,
-  seed: int,
-  process: tuple[int, int] | None = None,
+  arrays: Mapping[str, np.ndarray], *, batch: int, seed: int
 ) -> Batches:
   """Endless batches of the rows of arrays that share their leading axis.
 
@@ -63,16 +58,11 @@ def batches(
   batch are read, in a thread, two batches ahead.
 
   Args:
-    batch: rows of all processes together.
+    batch: rows of a batch, 1 or more.
     seed: of the order, 0 or more.
-    process: (i, count): the i-th of count equal parts of each batch, so that
-      the parts in order are what a single process gets. None: this process of
-      jax's. Example: 5 rows in the order 3 0 4 1 2, batch 4, process (1, 2):
-      rows 4 1.
 
   Raises:
-    ValueError: arrays of different lengths; fewer rows than a batch; a batch
-      that the processes cannot share.
+    ValueError: arrays of different lengths; fewer rows than a batch.
   """
   lengths = {name: len(a) for name, a in arrays.items()}
   if len(set(lengths.values())) != 1:
@@ -81,20 +71,13 @@ def batches(
       'belong to the same text'
     )
   rows = next(iter(lengths.values()))
-  index, count = process or (jax.process_index(), jax.process_count())
-  if batch < 1 or batch % count:
-    raise ValueError(
-      f'batch={batch} for {count} processes: it must be a positive multiple of '
-      f'their number'
-    )
   if rows < batch:
     raise ValueError(
       f'{rows} rows are fewer than batch={batch}: use a smaller batch or more '
       'data'
     )
   about = dict(seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays))
-  part = slice(index * batch // count, (index + 1) * batch // count)
-  take = _Take(arrays, rows, batch, seed, part)
+  take = _Take(arrays, rows, batch, seed)
   # One thread: _Take keeps the order of one epoch. Reading ahead does not move
   # the index of the next batch that is handed out.
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
@@ -103,10 +86,10 @@ def batches(
 
 
 class _Take:
-  """The number of a batch -> this process's part of it."""
+  """The number of a batch -> the batch."""
 
-  def __init__(self, arrays, rows: int, batch: int, seed: int, part: slice):
-    self._arrays, self._part = dict(arrays), part
+  def __init__(self, arrays, rows: int, batch: int, seed: int):
+    self._arrays = dict(arrays)
     self._rows, self._batch, self._seed = rows, batch, seed
     self._epoch, self._order = -1, np.zeros(0, np.int64)
 
@@ -115,7 +98,7 @@ class _Take:
     if epoch != self._epoch:
       self._order = order_of_epoch(self._rows, seed=self._seed, epoch=epoch)
       self._epoch = epoch
-    taken = self._order[step * self._batch :][: self._batch][self._part]
+    taken = self._order[step * self._batch :][: self._batch]
     return {name: a[taken] for name, a in self._arrays.items()}
 
 
@@ -134,15 +117,11 @@ def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
 def placer(
   layout: sharding.Layout | None,
 ) -> Callable[[dict[str, np.ndarray]], dict[str, Any]]:
-  """Puts this process's rows of a batch where the mesh's data axis has them."""
+  """Puts the rows of a batch where the data axis of the mesh has them."""
   if layout is None:
     return lambda batch: batch
-  return lambda batch: {
-    name: jax.make_array_from_process_local_data(
-      layout.sharding('batch', *[None] * (x.ndim - 1)), x
-    )
-    for name, x in batch.items()
-  }
+  rows = lambda x: layout.sharding('batch', *[None] * (x.ndim - 1))
+  return lambda batch: {n: jax.device_put(x, rows(x)) for n, x in batch.items()}
 
 
 def check_rows(rows: Mapping[str, int], parts: int) -> None:

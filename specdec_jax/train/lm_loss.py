@@ -1,5 +1,7 @@
 """The loss of a language model on text."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -16,8 +18,14 @@ def cross_entropy(
 ) -> step_lib.Loss:
   """The mean of -log q of the next token, in nats.
 
-  ids, constrain: as for lm.make.
-  batch: 'tokens' [B, T]; 'counted' [B, T], true where the token counts.
+  Args:
+    config: its dtype is that of the forward pass.
+    ids, constrain: as for lm.make.
+    remat: compute the layers again in the backward pass, to save memory.
+
+  Returns:
+    A loss of batches with 'tokens' [B, T] and 'counted' [B, T], true where the
+    token is to be predicted.
   """
   model = lm.make(config, ids=ids, constrain=constrain)
   read = remat_layers(lambda p, t: hidden(model, p, t), remat)
@@ -35,7 +43,7 @@ def cross_entropy(
 
 
 def hidden(model: types.Model, params: types.Params, tokens_BT: Array) -> Array:
-  """A whole text in one pass: [B, T, D]."""
+  """The hidden states of texts, read in one pass: [B, T, D]."""
   B, T = tokens_BT.shape
   start_B = jnp.zeros((B,), jnp.int32)
   cache = model.init_cache(B, T)
@@ -47,8 +55,8 @@ def in_dtype(params: types.Params, dtype: str) -> types.Params:
   return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
-def remat_layers(read, remat: bool):
-  """Keeps only the residual stream between layers for the backward pass."""
+def remat_layers(read: Callable, remat: bool) -> Callable:
+  """read, keeping only the residual stream of layers for the backward pass."""
   if not remat:
     return read
   policy = jax.checkpoint_policies.save_only_these_names('residual')
@@ -56,5 +64,6 @@ def remat_layers(read, remat: bool):
 
 
 def mean(x_BT: Array, counted_BT: Array) -> Array:
+  """The mean of x where counted is true; 0 where it never is."""
   count = jnp.maximum(jnp.sum(counted_BT), 1)
   return jnp.sum(jnp.where(counted_BT, x_BT, 0)) / count

@@ -13,7 +13,7 @@ from specdec_jax import fields, types
 
 Array = jax.Array
 # loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}), means
-# over what batch['counted'] says, a mask with one row for each of the batch.
+# over the tokens where batch['counted'], a mask of the batch's rows, is true.
 Loss = Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict]]
 
 
@@ -43,12 +43,13 @@ class Optimiser(fields.Checked):
 class State(NamedTuple):
   """What the next step needs; float32 whatever the forward pass is in."""
 
-  step: Array
+  step: Array  # steps done
   params: types.Params
-  moments: Any
+  moments: Any  # the optimiser's
 
 
 def schedule(o: Optimiser, steps: int, peak: float) -> optax.Schedule:
+  """The learning rate of every step: up to peak, then down along a cosine."""
   return optax.warmup_cosine_decay_schedule(
     0.0 if o.warmup else peak,
     peak,
@@ -59,7 +60,7 @@ def schedule(o: Optimiser, steps: int, peak: float) -> optax.Schedule:
 
 
 def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
-  """Weight decay is for matrices only, not for scales and biases."""
+  """Clipping and AdamW or Muon; only matrices decay, not scales and biases."""
   matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
   adam = optax.adamw(
     schedule(o, steps, o.learning_rate),
@@ -96,8 +97,8 @@ def _one_matrix(params: types.Params):
 def start(o: Optimiser, steps: int, params: types.Params) -> State:
   """The state before the first step; moments lie where their parameters do.
 
-  All of it is committed to its devices, as what is restored is: a run that
-  goes on compiles the very program that it began with.
+  All of it is committed to its devices, as a restored state is, so that a
+  resumed run compiles the program that it began with.
   """
   state = State(jnp.int32(0), params, transform(o, steps).init(params))
   first = jax.tree.leaves(params)[0].sharding
@@ -114,12 +115,17 @@ def start(o: Optimiser, steps: int, params: types.Params) -> State:
 
 
 def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
-  """(state, frozen, batch) -> (state, figures), the state donated.
+  """The jitted step: (state, frozen, batch) -> (state, figures).
 
-  start: says where the state lies, before and after every step. figures:
-  'loss', 'gradient_norm' before clipping, 'parameter_norm' after the step,
-  'learning_rate' and what the loss adds. A step's randomness is keyed by the
-  seed and the step.
+  The state is donated. A step's randomness is keyed by the seed and the step.
+
+  Args:
+    steps: of the whole run, for the schedule.
+    start: where it lies, the state lies before and after every step.
+
+  Returns:
+    The step. Its figures are 'loss', 'gradient_norm' before clipping,
+    'parameter_norm' after the step, 'learning_rate' and those of the loss.
   """
   update = transform(o, steps)
   rate = schedule(o, steps, o.learning_rate)
@@ -149,7 +155,7 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
 def _in_parts(grad, parts: int, params, frozen, batch, key):
   """The loss and gradient of a batch that is read in parts.
 
-  A part weighs what is counted in it, so that any split gives one mean.
+  A part weighs as many tokens as count in it: any split gives the same mean.
   """
   rows = batch['counted'].shape[0]
   if rows % parts:

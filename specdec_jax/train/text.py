@@ -223,8 +223,8 @@ def _decoded(path: pathlib.Path) -> str:
 
 
 def _text(row: dict[str, Any], field: str, where: str) -> str:
-  texts = row.get(field)
-  texts = texts if isinstance(texts, list) else [texts]
+  value = row.get(field)
+  texts: list[Any] = value if isinstance(value, list) else [value]
   if not all(isinstance(x, str) for x in texts):
     raise ValueError(
       f'{where}: no text in field {field!r}; the fields are {", ".join(row)}'

@@ -43,7 +43,6 @@ def open_run(
     ValueError: config differs, naming the keys; a folder that cannot be
       written; several processes.
   """
-  # Batches and checkpoints could be shared by several; logs and exports not.
   if jax.process_count() > 1:
     raise ValueError(
       f'{jax.process_count()} processes: a run is trained by one, on devices '

@@ -1,4 +1,4 @@
-"""Batches: each row once an epoch, shared by processes, resumed exactly."""
+"""Batches: each row once an epoch, resumed exactly."""
 
 import collections
 import itertools
@@ -22,8 +22,8 @@ def arrays(rows=ROWS):
   }
 
 
-def make(rows=ROWS, batch=4, seed=5, process=(0, 1)):
-  return data.batches(arrays(rows), batch=batch, seed=seed, process=process)
+def make(rows=ROWS, batch=4, seed=5):
+  return data.batches(arrays(rows), batch=batch, seed=seed)
 
 
 def content(batch):
@@ -76,27 +76,6 @@ def test_resumed_batches_are_the_same_bytes(taken):
   assert batches.state()['taken'] == taken + 5
 
 
-@pytest.mark.parametrize('count', [2, 4])
-def test_processes_get_the_parts_of_one_batch(count):
-  alone = make()
-  parts = [make(process=(i, count)) for i in range(count)]
-  for _ in range(5):
-    ours = [next(part) for part in parts]
-    assert all(len(o['weight']) == 4 // count for o in ours)
-    whole = {k: np.concatenate([o[k] for o in ours]) for k in ours[0]}
-    assert content(whole) == content(next(alone))
-    assert all(part.state() == alone.state() for part in parts)
-
-
-def test_another_number_of_processes_goes_on():
-  alone = make()
-  take(alone, 3)
-  parts = [make(process=(i, 2)) for i in range(2)]
-  for part in parts:
-    part.restore(alone.state())
-  assert sum((rows_of(p, 1)[0] for p in parts), []) == rows_of(alone, 1)[0]
-
-
 def test_arrays_on_disk(tmp_path):
   np.save(tmp_path / 'tokens.npy', arrays()['tokens'])
   mapped = np.load(tmp_path / 'tokens.npy', mmap_mode='r')
@@ -132,24 +111,11 @@ def test_every_number_of_rows_is_permuted():
     assert np.array_equal(np.sort(order), np.arange(rows))
 
 
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    ({'batch': 12}, '11 rows are fewer than batch=12'),
-    ({'batch': 0}, 'batch=0 for 1 processes: it must be a positive multiple'),
-    ({'process': (0, 3)}, 'batch=4 for 3 processes: it must be a positive'),
-  ],
-)
-def test_settings_are_checked(changes, message):
-  with pytest.raises(ValueError, match=message):
-    make(**changes)
-
-
 def test_arrays_are_checked():
   with pytest.raises(ValueError, match="rows, {'a': 3, 'b': 2}"):
     data.batches({'a': np.zeros(3), 'b': np.zeros((2, 3))}, batch=1, seed=0)
-  with pytest.raises(ValueError, match='0 rows are fewer than batch=1'):
-    data.batches({'a': np.zeros((0, 4))}, batch=1, seed=0)
+  with pytest.raises(ValueError, match='11 rows are fewer than batch=12'):
+    make(batch=12)
 
 
 @pytest.mark.parametrize(
