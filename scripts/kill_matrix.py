@@ -36,19 +36,19 @@ def run() -> bool:
   track = lambda said: functools.partial(runtime.track, description=said)
   with tempfile.TemporaryDirectory(prefix='kill_matrix') as name:
     folder = pathlib.Path(name)
-    program = kill_matrix.small(folder, _STEPS.value)
-    found, saved = kill_matrix.kills(
-      program, folder, count, _SEED.value, track('kills')
+    runs = kill_matrix.Runs(folder, _STEPS.value)
+    found = kill_matrix.kill(
+      runs, folder / 'run', count, _SEED.value, track('kills')
     )
     kill_matrix.damage(
       found,
-      saved,
+      runs.checkpoints,
       folder / 'damaged',
       _FLIPS.value,
       _SEED.value,
       track('flips'),
     )
-  doc = kill_matrix.summary(found, program.interval, time.monotonic() - began)
+  doc = kill_matrix.summary(found, time.monotonic() - began)
   kill_matrix.show(doc, rich.console.Console())
   print(runtime.compact(doc))
   return doc['good']

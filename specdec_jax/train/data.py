@@ -3,6 +3,7 @@
 Knows no text and no model: rows of arrays in, dicts of rows out.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -77,29 +78,19 @@ def batches(
       'data'
     )
   about = dict(seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays))
-  take = _Take(arrays, rows, batch, seed)
-  # One thread: _Take keeps the order of one epoch. Reading ahead does not move
-  # the index of the next batch that is handed out.
+  order = functools.lru_cache(1)(
+    lambda epoch: order_of_epoch(rows, seed=seed, epoch=epoch)
+  )
+
+  def take(number: int) -> dict[str, np.ndarray]:
+    epoch, step = divmod(number, rows // batch)
+    chosen = order(epoch)[step * batch :][:batch]
+    return {name: a[chosen] for name, a in arrays.items()}
+
+  # Reading ahead does not move the index of the next batch that is handed out.
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
   steps = grain.MapDataset.range(_ENDLESS).map(take)
   return Batches(iter(steps.to_iter_dataset(options)), about)
-
-
-class _Take:
-  """The number of a batch -> the batch."""
-
-  def __init__(self, arrays, rows: int, batch: int, seed: int):
-    self._arrays = dict(arrays)
-    self._rows, self._batch, self._seed = rows, batch, seed
-    self._epoch, self._order = -1, np.zeros(0, np.int64)
-
-  def __call__(self, number: int) -> dict[str, np.ndarray]:
-    epoch, step = divmod(number, self._rows // self._batch)
-    if epoch != self._epoch:
-      self._order = order_of_epoch(self._rows, seed=self._seed, epoch=epoch)
-      self._epoch = epoch
-    taken = self._order[step * self._batch :][: self._batch]
-    return {name: a[taken] for name, a in self._arrays.items()}
 
 
 def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:

@@ -44,21 +44,18 @@ class Logs:
       begun = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
       self._event(first + 1, session_log=begun)
 
-  def write(self, step: int, figures: dict[str, Any]) -> None:
-    """Figures that every run of the same settings repeats; see plain."""
+  def write(self, name: str, step: int, figures: dict[str, Any]) -> None:
+    """Plain figures: 'metrics', which every run of the same settings repeats,
+    or 'clocks', which differ from run to run."""
     with writing(self._workdir):
-      self._line('metrics', step, figures)
-      for name, value in figures.items():
-        one = not isinstance(value, list)
-        labels = {name: value} if one else _numbered(name, value)
-        for label, x in labels.items():
+      print(json.dumps({'step': step} | figures), file=self._files[name])
+      self._files[name].flush()
+      for label, value in figures.items():
+        many = isinstance(value, list)
+        for i, x in enumerate(value if many else [value]):
           if x is not None:
-            self._event(step, summary=summary.scalar(label, float(x)))
-
-  def clock(self, step: int, figures: dict[str, float]) -> None:
-    """Figures that differ from run to run."""
-    with writing(self._workdir):
-      self._line('clocks', step, figures)
+            tag = f'{label}/{i}' if many else label
+            self._event(step, summary=summary.scalar(tag, float(x)))
 
   def flush(self) -> None:
     with writing(self._workdir):
@@ -69,10 +66,6 @@ class Logs:
     for file in (*self._files.values(), self._board):
       with contextlib.suppress(OSError):
         file.close()
-
-  def _line(self, name: str, step: int, figures: dict[str, Any]) -> None:
-    print(json.dumps({'step': step} | figures), file=self._files[name])
-    self._files[name].flush()
 
   def _event(self, step: int, **content: Any) -> None:
     self._board.write_event(
@@ -101,10 +94,6 @@ def writing(path: pathlib.Path):
       f'{path}: cannot be written: {error.strerror}; mend that, and the same '
       'command goes on from the last checkpoint'
     ) from error
-
-
-def _numbered(name: str, values: list[Any]) -> dict[str, Any]:
-  return {f'{name}/{i}': x for i, x in enumerate(values)}
 
 
 def _until(path: pathlib.Path, step: int) -> list[bytes]:

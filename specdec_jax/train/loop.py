@@ -151,14 +151,14 @@ class _Recorder:
     """Whether a signal asks the run to stop; then this step is saved."""
     due = lambda every: step % every == 0 or step == self.settings.steps
     if due(self.settings.log_every):
-      self.logs.write(step, figures)
-      self.logs.clock(step, clocks)
+      self.logs.write('metrics', step, figures)
+      self.logs.write('clocks', step, clocks)
     judged, best = None, False
     if due(self.settings.evaluate_every):
       judged = logs_lib.plain(self.task.judge(state.params))
       score = self.task.score(judged)
       _check_finite({'score': score}, step - 1)
-      self.logs.write(step, judged)
+      self.logs.write('metrics', step, judged)
       best, self.score = score > self.score, max(score, self.score)
     stop = bool(stops)
     if best or stop or due(self.settings.checkpoint_every):

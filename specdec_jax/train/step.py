@@ -50,30 +50,27 @@ class State(NamedTuple):
 
 def schedule(o: Optimiser, steps: int, peak: float) -> optax.Schedule:
   """The learning rate of every step: up to peak, then down along a cosine."""
-  return optax.warmup_cosine_decay_schedule(
-    0.0 if o.warmup else peak,
-    peak,
-    min(o.warmup, steps - 1),
-    steps,
-    o.final * peak,
-  )
+  rise, begin = min(o.warmup, steps - 1), 0.0 if o.warmup else peak
+  end = o.final * peak
+  return optax.warmup_cosine_decay_schedule(begin, peak, rise, steps, end)
 
 
 def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
   """Clipping and AdamW or Muon; only matrices decay, not scales and biases."""
-  matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
   adam = optax.adamw(
     schedule(o, steps, o.learning_rate),
     b1=o.b1,
     b2=o.b2,
     weight_decay=o.weight_decay,
-    mask=matrices,
+    mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
   )
   if o.muon:
+    # Every parameter that Muon is given is one matrix.
+    one = lambda x: optax.contrib.MuonDimensionNumbers()
     muon = optax.contrib.muon(
       schedule(o, steps, o.muon),
       weight_decay=o.weight_decay,
-      muon_weight_dimension_numbers=_one_matrix,
+      muon_weight_dimension_numbers=lambda params: jax.tree.map(one, params),
     )
     adam = optax.partition({True: muon, False: adam}, _by_muon)
   return optax.chain(optax.clip_by_global_norm(o.clip), adam)
@@ -81,17 +78,10 @@ def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
 
 def _by_muon(params: types.Params):
   """Which parameters are matrices of layers; tables of tokens are none."""
-
-  def one(path, x):
-    ends = str(path[0].key) in ('embed', 'head', 'positions')
-    return x.ndim == 2 and not ends
-
-  return jax.tree_util.tree_map_with_path(one, params)
-
-
-def _one_matrix(params: types.Params):
-  """Every parameter that Muon is given is one matrix."""
-  return jax.tree.map(lambda x: optax.contrib.MuonDimensionNumbers(), params)
+  tables = ('embed', 'head', 'positions')
+  return jax.tree_util.tree_map_with_path(
+    lambda path, x: x.ndim == 2 and str(path[0].key) not in tables, params
+  )
 
 
 def start(o: Optimiser, steps: int, params: types.Params) -> State:

@@ -73,38 +73,36 @@ def test_an_error_without_a_type_of_ours_is_said(
   assert found.damaged[f'flip: untyped {error.__name__}'] == 1
 
 
-def test_a_step_that_is_another_is_said(steps, tmp_path):
+@pytest.fixture
+def reference(steps):
+  """That of the two steps, which are then those of the workdir above."""
   tree = kill_matrix.like(steps / '4')
   with checkpoint.Checkpoints(steps) as c:
-    arrays = {n: kill_matrix.content(c.restore(tree, n).arrays) for n in (3, 4)}
-    facts = {3: {'at': 3}, 4: {'at': 3}}
-    reference = kill_matrix.Reference(
-      tree, {n: (arrays[n], facts[n]) for n in (3, 4)}, {}, {}
-    )
-    found = kill_matrix.Found()
-    for step in (3, 4):
-      kill_matrix._same(found, c, step, reference, 'here')
+    found = {n: c.restore(tree, n) for n in (3, 4)}
+  steps.rename(steps.parent / 'checkpoints')
+  every = {
+    n: (kill_matrix.content(x.arrays), x.facts) for n, x in found.items()
+  }
+  return kill_matrix.Reference(tree, every, {}, {})
+
+
+def test_a_step_that_is_another_is_said(reference, tmp_path):
+  reference.steps[4] = reference.steps[4][0], {'at': 3}
+  found = kill_matrix.Found()
+  kill_matrix.check_steps(found, tmp_path, reference, 'here')
   assert found.restored == 2
   assert found.wrong == ['here: step 4 is not that of the reference']
 
 
-def test_a_step_that_was_saved_and_is_gone_is_said(steps):
-  tree = kill_matrix.like(steps / '4')
-  with checkpoint.Checkpoints(steps) as c:
-    every = {
-      n: (kill_matrix.content(c.restore(tree, n).arrays), {'at': n})
-      for n in (3, 4)
-    }
-  reference = kill_matrix.Reference(tree, every, {}, {})
-  workdir = steps.parent
-  steps.rename(workdir / 'checkpoints')
-  program = kill_matrix.Program((), 4)
-  for before, wrong in ((4, 0), (5, 1)):
-    found = kill_matrix.Found()
-    notes = killed.Notes('save', 7, 6, before)
-    kill_matrix._after(found, program, workdir, reference, notes)
-    assert len(found.wrong) == wrong, found.wrong
-    assert (found.phases, found.lost) == ({'save': 1}, 3)
+@pytest.mark.parametrize(('before', 'wrong'), [(4, 0), (5, 1)])
+def test_a_step_that_was_saved_and_is_gone_is_said(
+  before, wrong, reference, tmp_path
+):
+  found = kill_matrix.Found()
+  notes = killed.Notes('save', 7, 6, before)
+  kill_matrix.check_killed(found, tmp_path, reference, notes)
+  assert len(found.wrong) == wrong, found.wrong
+  assert (found.phases, found.lost) == ({'save': 1}, 3)
 
 
 RENAMES = """

@@ -12,8 +12,9 @@ from specdec_jax.train import logs as logs_lib
 def written(workdir, first, steps):
   logs = logs_lib.Logs(workdir, first)
   for step in steps:
-    logs.write(step, {'loss': step / 10, 'alpha_at': [0.5, None, 0.25]})
-    logs.clock(step, {'tokens_per_second': 7.0})
+    figures = {'loss': step / 10, 'alpha_at': [0.5, None, 0.25]}
+    logs.write('metrics', step, figures)
+    logs.write('clocks', step, {'tokens_per_second': 7.0})
   logs.close()
 
 
@@ -59,7 +60,12 @@ def test_tensorboard_gets_numbers_and_each_of_a_list(tmp_path):
   want = [
     (step, *x)
     for step in (5, 6)
-    for x in (('loss', step / 10), ('alpha_at/0', 0.5), ('alpha_at/2', 0.25))
+    for x in (
+      ('loss', step / 10),
+      ('alpha_at/0', 0.5),
+      ('alpha_at/2', 0.25),
+      ('tokens_per_second', 7.0),
+    )
   ]
   assert [x[:2] for x in tags] == [x[:2] for x in want]
   assert [x[2] for x in tags] == pytest.approx([x[2] for x in want])

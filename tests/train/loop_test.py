@@ -276,7 +276,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, whole, what):
   # Of the checkpoints the third; of the logs, in the middle of a step.
   owner, name, time = {
     'checkpoint': (checkpoint, 'write_manifest', 3),
-    'logs': (loop.logs_lib.Logs, '_line', 15),
+    'logs': (loop.logs_lib.Logs, '_event', 46),
     'config': (files, 'write', 1),
   }[what]
   with monkeypatch.context() as patch:

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import hashlib
-import json
 import pathlib
 import platform
 import sys
@@ -68,16 +67,13 @@ def test_the_library_is_read_in_order_while_there_is_room(monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['a.txt', 'a.md', 'A.TXT'])
-def test_a_file_is_one_document(tmp_path, name):
+def test_a_file_is_one_document_or_several(tmp_path, name):
   source = write(tmp_path, name, '\ufeffone\r\n\r\ntwo é\n')
   c = text.read(source)
   assert c == (source, ('one\r\n\r\ntwo é\n',), c.sha256)
   assert c.sha256 == hashlib.sha256('one\r\n\r\ntwo é\n'.encode()).hexdigest()
-
-
-def test_documents_of_a_file_are_separated_and_not_blank(tmp_path):
   end = '<|endoftext|>'
-  source = write(tmp_path, 'a.txt', f'one{end} two\n{end}\n{end}three{end}')
+  write(tmp_path, name, f'one{end} two\n{end}\n{end}three{end}')
   assert text.read(source).documents == ('one', ' two\n', 'three')
 
 
@@ -173,11 +169,10 @@ def test_held_out_is_a_partition_that_no_order_changes():
   assert set(held.documents) != set(documents[:41:10])
   assert (rest.label, held.label) == ('here, but 1 in 10', 'here, 1 in 10')
   assert rest.sha256 != held.sha256
-
-
-def test_held_out_of_two_is_one():
-  rest, held = text.held_out(corpus('a', 'b'), 100)
-  assert sorted(rest.documents + held.documents) == ['a', 'b']
+  assert [len(x.documents) for x in text.held_out(corpus('a', 'b'), 9)] == [
+    1,
+    1,
+  ]
 
 
 @pytest.mark.parametrize(
@@ -192,9 +187,6 @@ def test_held_out_of_two_is_one():
 def test_a_single_document_is_cut_at_a_line(document, every, rest, held):
   halves = text.held_out(corpus(document), every)
   assert [half.documents for half in halves] == [(rest,), (held,)]
-
-
-def test_held_out_is_checked():
   with pytest.raises(ValueError, match='of 3 characters is too short to hold'):
     text.held_out(corpus('abc'), 4)
 
@@ -235,6 +227,9 @@ def test_trained_tokenizers_read_back(manual, tmp_path):
     assert t.decode(ids) == some
     assert again.encode(some) == ids
   assert t.encode(f'a{text.END}b').count(0) == 1
+  packed = text.pack(manual.documents, t, 64).reshape(-1)
+  whole = t.decode(packed, special=True).rstrip('\ufffd')
+  assert text.END.join([*manual.documents, '']).startswith(whole)
   # It learned something: at least two bytes a token.
   assert len(t.encode(manual.documents[3])) < len(manual.documents[3]) / 2
 
@@ -264,25 +259,8 @@ def test_rows_by_hand():
 
 def test_rows_are_checked():
   t = tokenizer_lib.from_bytes(258, 'bytes')
-  with pytest.raises(
-    ValueError, match='7 tokens are less than one row of leng'
-  ):
+  with pytest.raises(ValueError, match='7 tokens are less than one row of l'):
     text.pack(['abc', 'de'], t, 8)
-  with pytest.raises(ValueError, match='0 tokens are less than one row of len'):
-    text.pack([], t, 8)
   endless = tokenizer_lib.Tokenizer('x', tokenizers.Tokenizer(t.inner.model))
   with pytest.raises(ValueError, match='x: has no end-of-text token'):
     text.pack(['abc'], endless, 2)
-
-
-def test_a_trained_tokenizer_packs_what_it_can_unpack(manual, tmp_path):
-  t = text.train_tokenizer(manual, 400, tmp_path)
-  ids = text.pack(manual.documents, t, 64).reshape(-1)
-  whole = t.decode(ids, special=True)
-  assert text.END.join([*manual.documents, '']).startswith(
-    whole.rstrip('\ufffd')
-  )
-  assert (
-    json.loads((tmp_path / 'tokenizer_config.json').read_text())['eos_token']
-    == text.END
-  )
