@@ -16,11 +16,8 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import build, runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import (
-  audit_report,  # noqa: E402
-  identity,  # noqa: E402
-  prompts,  # noqa: E402
-)
+from specdec_jax.bench import identity, prompts  # noqa: E402
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
@@ -34,11 +31,9 @@ def run() -> bool:
   folder = runtime.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   loaded = settings_lib.load(settings)
-  plan = settings_lib.plan(loaded, chosen)
-  doc = {'config': _CONFIG.value.to_dict()} | identity.run(
-    settings_lib.arms(loaded), plan, runtime.track
-  )
-  return audit_report.finish(doc, folder)
+  plan = plan_lib.of(loaded, chosen)
+  report = identity.run(plan_lib.arms(loaded), plan, runtime.track)
+  return identity.finish(report, _CONFIG.value.to_dict(), folder)
 
 
 if __name__ == '__main__':

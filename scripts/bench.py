@@ -13,11 +13,8 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import (
-  benchmark,  # noqa: E402
-  prompts,  # noqa: E402
-  report,  # noqa: E402
-)
+from specdec_jax.bench import benchmark, prompts  # noqa: E402
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
@@ -30,16 +27,14 @@ def run() -> bool:
   settings = settings_lib.settings(_CONFIG.value)
   folder = runtime.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
-  sizes = settings_lib.batch_sizes(_SIZES.value)
+  sizes = plan_lib.batch_sizes(_SIZES.value)
   loaded = settings_lib.load(settings)
-  plan = settings_lib.plan(loaded, chosen, sizes)
-  doc = {'config': _CONFIG.value.to_dict()} | benchmark.run(
-    settings_lib.arms(loaded), plan, track=runtime.track, show=report.show
+  plan = plan_lib.of(loaded, chosen, sizes)
+  console = runtime.console()
+  doc = benchmark.run(
+    plan_lib.arms(loaded), plan, track=runtime.track, console=console
   )
-  good = report.finish(doc)
-  if folder:
-    report.save(folder, doc, _CONFIG.value.to_json_best_effort())
-  return good
+  return benchmark.finish(doc, _CONFIG.value, folder, console)
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ Takes the config's first method at its first gamma, bench.batch_size, and the
 chat template unless bench.chat is False. Lines: eval/prompts.py, answers.py.
 """
 
+import dataclasses
 import pathlib
 import shlex
 import sys
@@ -46,8 +47,9 @@ def run() -> bool:
   lines, _ = output_file.begun(output, output_file.describe(s, chosen), chosen)
   output_file.check_page(_HTML.value, output, _PROMPTS.value, lines)
   engine = settings.first(e := settings.load(s))
-  wanted = settings.asked(s, record=bool(_HTML.value))
   b, max_new, seen = s.bench, s.decode.max_new_tokens, {}
+  sampling = dataclasses.asdict(s.sampling)
+  wanted = api.Settings(max_new, **sampling, record=bool(_HTML.value))
   rows = answers.rows(b.batch_size, len(chosen), s.mesh.data)
   checks = dict(check_cache=_CACHE.value, check_values=_VALUES.value)
   batch = lambda jobs: api.request_of(engine, jobs, wanted, rows=rows)

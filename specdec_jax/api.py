@@ -340,7 +340,9 @@ def run(
         tokens=tokens,
         finish_reason='stop' if stopped else 'length',
         origins=[types.ORIGINS[o] for o in out.info.origin_BL[row, kept]],
-        metrics=metrics.summary(metrics.rows(out.info, slice(row, row + 1))),
+        metrics=metrics.summary(
+          metrics.rows(out.info, slice(row, row + 1))
+        )._asdict(),
         logprobs=None if logprobs is None else logprobs[row, kept].tolist(),
         record=None if records is None else records[row],
       )

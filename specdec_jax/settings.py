@@ -1,13 +1,10 @@
 """From a config to models, methods and settings, checked before any work."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax import api, build, fields, requests, sharding
+from specdec_jax import build, fields, sharding
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import prompts as prompts_lib
-from specdec_jax.bench import timing
 from specdec_jax.drafters import lm
 
 DTYPES = ('float32', 'bfloat16', 'float64')
@@ -217,86 +214,3 @@ def first(e: Experiment) -> build.Engine:
   """The engine of the first method at the first gamma."""
   d = e.settings.decode
   return engine(e, (*d.methods, 'lookup')[0], d.gammas[0])
-
-
-def asked(s: Settings, **options) -> api.Settings:
-  """The settings of a request, as the Python API has them."""
-  sampling = dataclasses.asdict(s.sampling)
-  return api.Settings(s.decode.max_new_tokens, **sampling, **options)
-
-
-def arms(e: Experiment) -> list[timing.Arm]:
-  """Plain decoding, then every method at every gamma of the config."""
-  d = e.settings.decode
-  model = build.target_model(e.target)
-  plain = engine(e, d.methods[0] if d.methods else 'lookup', 0)
-  out = [timing.Arm('autoregressive', 'autoregressive', 0, plain, model)]
-  for method in d.methods:
-    for gamma in sorted(set(d.gammas) - {0}):
-      name = f'{method} g={gamma}'
-      made = engine(e, method, gamma)
-      out.append(timing.Arm(name, method, gamma, made, model, made.q))
-  return out
-
-
-def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
-  """The flag --batch_sizes as numbers.
-
-  Raises:
-    ValueError: anything but whole numbers of 1 or more.
-  """
-  for text in texts:
-    if not text.isdecimal() or int(text) < 1:
-      raise ValueError(
-        f'batch_sizes={",".join(texts)}: want whole numbers, as in 1,4,16'
-      )
-  return tuple(sorted({int(text) for text in texts}))
-
-
-def plan(
-  e: Experiment,
-  chosen: Sequence[prompts_lib.Prompt],
-  sizes: Sequence[int] = (),
-) -> timing.Plan:
-  """What to run on these prompts; every prompt is checked.
-
-  Raises:
-    ValueError: a prompt that is empty, too long or has unknown ids, by its id.
-  """
-  s = e.settings
-  if s.bench.prompts_per_category:
-    chosen = prompts_lib.first_of_each(chosen, s.bench.prompts_per_category)
-  judged, others = prompts_lib.halves(chosen)
-  return timing.Plan(
-    judged=tuple(_item(e, prompt) for prompt in judged),
-    others=tuple(_item(e, prompt) for prompt in others),
-    max_new_tokens=s.decode.max_new_tokens,
-    sampling=s.sampling,
-    batch_size=s.bench.batch_size,
-    batch_sizes=tuple(sizes),
-    repeats=s.bench.repeats,
-    windows=s.bench.windows,
-    stream_prompts=s.bench.stream_prompts,
-    small=s.bench.small,
-  )
-
-
-def _item(e: Experiment, prompt: prompts_lib.Prompt) -> requests.Item:
-  """The first turn of a prompt as tokens."""
-  tokens = prompt.tokens
-  try:
-    if tokens is None:
-      tokens = requests.encode(
-        e.target.tokenizer, prompt.turns[0], chat=e.settings.bench.chat
-      )
-    tokens = tokens[-e.settings.bench.prompt_tokens :]
-    requests.check_prompt(
-      tokens,
-      max_new_tokens=e.settings.decode.max_new_tokens,
-      context=e.target.context,
-      ids=e.target.ids,
-    )
-  except ValueError as error:
-    raise ValueError(f'prompt {prompt.id!r}: {error}') from error
-  number = prompts_lib.request_number(prompt.id)
-  return requests.Item(tuple(tokens), number, prompt.id, prompt.category or '')

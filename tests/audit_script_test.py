@@ -76,10 +76,11 @@ def test_texts_are_identical(folder):
   assert doc == json.loads((out / 'audit.json').read_text())
   t = doc['total']
   assert (t['texts'], t['identical'], t['ties'], t['bugs']) == (3, 3, 0, 0)
-  assert t['tokens'] == 24 == doc['rows'][1]['audit']['tokens']
+  assert t['tokens'] == t['positions'] == 24
+  assert doc['rows'][1]['audit']['compared'] == [8, 8, 8]
   # 1 - 0.05 ** (1 / 24).
   assert t['bugs_at_most'] == pytest.approx(117.3, abs=0.1)
-  assert doc['rows'][1]['accepted_tokens'] > 0
+  assert doc['rows'][1]['counts']['accepted_tokens'] > 0
   sentence = '3 texts, 24 tokens compared: 3 identical, 0 ties, 0 BUG'
   assert sentence in printed and sentence in (out / 'audit.md').read_text()
 

@@ -251,8 +251,8 @@ def test_the_batch_is_the_sum_of_its_rows(traces):
     'drafted_tokens',
     'accepted_tokens',
   ):
-    assert whole[name] == sum(part[name] for part in parts)
-  assert whole['emitted_tokens'] == sum(len(t[3]) for t in TRACES.values())
+    assert getattr(whole, name) == sum(getattr(part, name) for part in parts)
+  assert whole.emitted_tokens == sum(len(t[3]) for t in TRACES.values())
   assert int(traces.info.calls) == max(t[-1] for t in TRACES.values())
 
 
@@ -322,13 +322,13 @@ def test_the_batch_is_the_sum_of_its_rows(traces):
 def test_summary_of_hand_traces(traces, names, wanted):
   pick = np.array([list(TRACES).index(name) for name in names])
   got = metrics.summary(metrics.rows(traces.info, pick))
-  assert {key: got[key] for key in wanted} == wanted
+  assert {key: getattr(got, key) for key in wanted} == wanted
 
 
 def test_repeated_ngrams():
-  assert metrics.repeated_ngrams([1, 2, 3, 1, 2, 3], 3) == 1 / 4
-  assert metrics.repeated_ngrams([1] * 10, 2) == 8 / 9
-  assert metrics.repeated_ngrams([1, 2], 3) is None
+  assert metrics.repeated_ngrams([[1, 2, 3, 1, 2, 3]], 3) == 1 / 4
+  assert metrics.repeated_ngrams([[1] * 10], 2) == 8 / 9
+  assert metrics.repeated_ngrams([[1, 2]], 3) is None
 
 
 def test_counts_survive_two_to_the_24():
@@ -350,7 +350,7 @@ def test_counts_survive_two_to_the_24():
     logprob_BL=None,
   )
   got = metrics.summary(info)
-  assert got['target_calls'] == 4 * (big + 1)
-  assert got['drafted_tokens'] == 4 * big
-  assert got['accepted_histogram'] == [4 * big] * 2
-  assert list(itertools.chain(got['acceptance_per_position'])) == [1.0]
+  assert got.target_calls == 4 * (big + 1)
+  assert got.drafted_tokens == 4 * big
+  assert got.accepted_histogram == [4 * big] * 2
+  assert list(itertools.chain(got.acceptance_per_position)) == [1.0]

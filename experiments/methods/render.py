@@ -1,65 +1,84 @@
 """The cells of the methods experiment as a table."""
 
-import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments import page
-from specdec_jax.bench import metrics, tables
+from specdec_jax.bench import identity, metrics, predict, tables
+from specdec_jax.bench import plan as plan_lib
 
 
-def markdown(doc: dict[str, Any]) -> str:
+class Cell(NamedTuple):
+  """A drafter under a rule at one temperature; tok_s is plain decoding's."""
+
+  name: str
+  drafter: str
+  rule: str
+  lossless: bool
+  temperature: float
+  improvement: metrics.Spread
+  tok_s: metrics.Spread
+  counts: metrics.Summary
+  alpha: predict.Alpha
+  audit: identity.Audit
+  failed: list[identity.Failure]
+
+
+class Document(NamedTuple):
+  """exit: layers that early_exit drafts with."""
+
+  machine: dict[str, Any]
+  setting: plan_lib.Setting
+  gamma: int
+  exit: int
+  cells: list[Cell]
+
+
+def markdown(doc: Document) -> str:
   """A row for each method and rule: improvement and tokens a window."""
-  warm = sorted({x['temperature'] for x in doc['cells']})
-  at = {(x['name'], x['temperature']): x for x in doc['cells']}
-  names = list(dict.fromkeys(x['name'] for x in doc['cells']))
-  first = next((x['rule'] for x in doc['cells'] if x['lossless']), '')
+  warm = sorted({x.temperature for x in doc.cells})
+  at = {(x.name, x.temperature): x for x in doc.cells}
+  first = next((x.rule for x in doc.cells if x.lossless), '')
   head = ['drafter', 'rule', *(f'T = {t:g}' for t in warm), 'alpha', 'differs']
   rows = []
-  for name in names:
+  for name in dict.fromkeys(x.name for x in doc.cells):
     found = [at.get((name, t)) for t in warm]
     some = [x for x in found if x]
-    alphas = [f'{x["alpha"]["alpha"]:.2f}' for x in some]
     rows.append(
       [
-        some[0]['drafter'],
-        some[0]['rule'] + ('' if some[0]['lossless'] else ' (LOSSY)'),
+        some[0].drafter,
+        some[0].rule + ('' if some[0].lossless else ' (LOSSY)'),
         *(_cell(x, first) for x in found),
-        ' '.join(alphas),
+        ' '.join(f'{x.alpha.alpha:.2f}' for x in some),
         _differs(some),
       ]
     )
   return '\n'.join([_caption(doc), '', *page.table(head, rows)])
 
 
-def _cell(x: dict[str, Any] | None, first: str) -> str:
+def _cell(x: Cell | None, first: str) -> str:
   if x is None:
     return f'= {first}'
-  gain = x['improvement']
-  outcome = metrics.outcome(gain)
-  if outcome == 'too short':
-    times = outcome
-  else:
-    around = {'win': '**{}**', 'draw': '~{}'}.get(outcome, '{}')
-    times = around.format(f'{gain["median"]:.2f}x')
-  off = '' if x['lossless'] else f', TV {tables.distance(x)}'
-  return f'{times} ({x["block_efficiency"]:.2f}{off})'
+  times = x.improvement.outcome
+  if times != 'too short':
+    around = {'win': '**{}**', 'draw': '~{}'}.get(times, '{}')
+    times = around.format(f'{x.improvement.median:.2f}x')
+  off = '' if x.lossless else f', TV {tables.distance(x.alpha)}'
+  return f'{times} ({x.counts.block_efficiency:.2f}{off})'
 
 
-def _differs(cells) -> str:
+def _differs(cells: list[Cell]) -> str:
   """What was compared with plain decoding, over the temperatures."""
-  told = (page.plain(tables.identity([x])) for x in cells)
-  # How far is in each cell.
-  return '; '.join(dict.fromkeys(re.sub(', TV [^ ]+', '', x) for x in told))
+  told = (tables.identity([x.audit], failed=len(x.failed)) for x in cells)
+  return '; '.join(dict.fromkeys(map(page.plain, told)))
 
 
-def _caption(doc: dict[str, Any]) -> str:
-  s = doc['setting']
+def _caption(doc: Document) -> str:
+  s = doc.setting
   return (
-    f'{page.made_on(doc["machine"])} {s["target"]}, {s["dtype"]}; '
-    f'gamma {s["gamma"]}, {s["judged_prompts"]} built-in '
-    f'prompts, {s["max_new_tokens"]} new tokens at most, '
-    f'{s["repeats"]} repeats. Improvement over plain decoding (tokens a '
+    f'{page.made_on(doc.machine)} {s.target}, {s.dtype}; gamma {doc.gamma}, '
+    f'{s.judged_prompts} built-in prompts, {s.max_new_tokens} new tokens at '
+    f'most, {s.repeats} repeats. Improvement over plain decoding (tokens a '
     'window); bold: a win in every repeat, ~: too close to call. early_exit '
-    f'drafts with {s["exit"]} layers. TV: how far a token is from the '
-    "target's law."
+    f'drafts with {doc.exit} layers. TV: total variation between what is '
+    "emitted and the target's distribution."
   )

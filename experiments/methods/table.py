@@ -18,15 +18,14 @@ from experiments.methods import render  # noqa: E402
 from specdec_jax import build, runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import (  # noqa: E402
-  benchmark,
   identity,
   machine,
   metrics,
   predict,
   prompts,
   timing,
-  verdict,
 )
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(HERE / 'config.py'))
 _RULES = flags.DEFINE_list(
@@ -39,26 +38,26 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 def run() -> bool:
   """True if every output is explained."""
   settings = settings_lib.settings(_CONFIG.value)
-  rules, laws = asked(settings)
+  rules, warmths = asked(settings)
   folder = runtime.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
-  plan = settings_lib.plan(e, prompts.builtin())
+  plan = plan_lib.of(e, prompts.builtin())
   # None are kept back: nothing is predicted here.
-  plan = dataclasses.replace(plan, judged=plan.judged + plan.others, others=())
+  plan = plan._replace(judged=plan.judged + plan.others, others=())
   plain, arms = _arms(e, rules)
-  groups = timing.grouper([plain, *arms], plan)(plan.judged)
-  every = runtime.track([plain, *arms], 'compiling')
-  programs = benchmark.compiled([plain, *arms], groups[0].full, every)
-  doc = {'machine': machine.describe(), 'cells': []}
-  doc['setting'] = timing.setting([plain], plan) | {
-    'methods': settings.decode.methods,
-    'gamma': settings.decode.gammas[0],
-    'exit': settings.early_exit.exit,
-  }
+  groups = plan_lib.grouper([plain, *arms], plan)(plan.judged)
+  programs = timing.compile_arms([plain, *arms], groups[0].full, runtime.track)
+  doc = render.Document(
+    machine.describe(),
+    plan_lib.setting([plain], plan),
+    settings.decode.gammas[0],
+    settings.early_exit.exit,
+    [],
+  )
   # Greedily every lossless rule is the first one.
   first = next((rule.name for rule in rules if rule.lossless), None)
   text = ''
-  for sampling in laws:
+  for sampling in warmths:
     used = [
       arm
       for arm in arms
@@ -66,12 +65,12 @@ def run() -> bool:
       or not arm.engine.rule.lossless
       or arm.engine.rule.name == first
     ]
-    warm = dataclasses.replace(plan, sampling=sampling)
-    doc['cells'] += _cells(plain, used, programs, warm)
+    warm = plan._replace(sampling=sampling)
+    doc.cells.extend(_cells(plain, used, programs, warm))
     page.save(folder, HERE, doc, text := render.markdown(doc))
   print(text)
   print(runtime.compact(doc))
-  return verdict.sound([(x['name'], x) for x in doc['cells']])
+  return not any(x.failed or x.audit.bugs for x in doc.cells)
 
 
 def asked(settings: settings_lib.Settings):
@@ -101,50 +100,38 @@ def _arms(e: settings_lib.Experiment, rules):
   for rule in rules:
     d = dataclasses.replace(e.settings.decode, rule=rule.name)
     own = dataclasses.replace(e.settings, decode=d)
-    first, *others = settings_lib.arms(dataclasses.replace(e, settings=own))
+    first, *others = plan_lib.arms(dataclasses.replace(e, settings=own))
     plain = plain or first
-    out += [
-      dataclasses.replace(arm, name=f'{arm.drafter} {rule.name}')
-      for arm in others
-    ]
+    out += [arm._replace(name=f'{arm.drafter} {rule.name}') for arm in others]
   return plain, out
 
 
-def _cells(plain, arms, programs, plan: timing.Plan):
-  """A row for each arm at one temperature."""
-  groups = timing.grouper([plain, *arms], plan)(plan.judged)
-  runs = timing.measure(
-    [plain, *arms], groups, programs, plan.repeats, runtime.track
-  )
+def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
+  """A cell for each arm at one temperature."""
+  every = [plain, *arms]
+  groups = plan_lib.grouper(every, plan)(plan.judged)
+  runs = timing.measure(every, groups, programs, plan.repeats, runtime.track)
   outputs = {name: r.outputs for name, r in runs.items()}
-  audits = identity.compare(
-    [plain, *arms], plan, groups, outputs, runtime.track
-  )
-  rows, alphas = [], {}
+  audits = identity.compare(every, plan, groups, outputs, runtime.track)
+  out = []
   for arm in arms:
-    # p and q are one drafter's; what a rule keeps and emits may be its own.
-    key = arm.drafter, arm.engine.rule.kept, arm.engine.rule.emitted
-    if key not in alphas:
-      found = predict.alphas([plain, arm], groups, outputs, runtime.track)
-      alphas[key] = found[arm.drafter]
-    rows.append(
-      {
-        'name': arm.name,
-        'drafter': arm.drafter,
-        'rule': arm.engine.rule.name,
-        'lossless': arm.engine.rule.lossless,
-        'temperature': plan.sampling.temperature,
-        'improvement': metrics.walltime_improvement(
-          timing.speeds(runs[arm.name]), timing.speeds(runs[plain.name])
-        ),
-        'tok_s': metrics.spread(timing.speeds(runs[plain.name])),
-        **metrics.summary(timing.join(outputs[arm.name])),
-        'alpha': alphas[key],
-        'audit': audits[arm.name],
-        'broken': identity.broken(groups, outputs[arm.name]),
-      }
+    rule = arm.engine.rule
+    found = predict.alphas([plain, arm], groups, outputs, runtime.track)
+    cell = render.Cell(
+      name=arm.name,
+      drafter=arm.drafter,
+      rule=rule.name,
+      lossless=rule.lossless,
+      temperature=plan.sampling.temperature,
+      improvement=timing.improvement(runs[arm.name], runs[plain.name]),
+      tok_s=metrics.spread(timing.speeds(runs[plain.name])),
+      counts=metrics.summary(metrics.join(outputs[arm.name])),
+      alpha=found[arm.drafter],
+      audit=audits[arm.name],
+      failed=identity.broken(arm.name, groups, outputs[arm.name]),
     )
-  return rows
+    out.append(cell)
+  return out
 
 
 if __name__ == '__main__':

@@ -2,12 +2,12 @@
 
 import dataclasses
 import hashlib
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.bench import prompts
+from specdec_jax.io import files
 
 FIELDS = ('question_id', 'category', 'turns')
 # Spec-Bench counts MT-Bench's categories as one task.
@@ -33,12 +33,10 @@ def read(path: str, limit: int = 0) -> list[prompts.Prompt]:
   if limit < 0:
     raise ValueError(f'limit={limit}: must be 0 (all) or more')
   found = prompts.read(path)
-  text = pathlib.Path(path).read_text('utf-8-sig').removesuffix('\n')
-  for number, line in enumerate(text.split('\n'), 1):
-    missing = [name for name in FIELDS if name not in json.loads(line)]
-    if missing:
+  for where, row in files.read_jsonl(path):
+    if missing := [name for name in FIELDS if name not in row]:
       raise ValueError(
-        f'{path}:{number}: has no {" and no ".join(missing)}: every line needs '
+        f'{where}: has no {" and no ".join(missing)}: every line needs '
         f'{", ".join(FIELDS)}'
       )
   return prompts.first_of_each(found, limit or len(found))

@@ -1,123 +1,135 @@
 """The benchmark's document in the layout of Spec-Bench's tables."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments import page
-from specdec_jax.bench import metrics, tables
+from specdec_jax.bench import benchmark, metrics, tables
 
 
-def table(doc: dict[str, Any], ids: Mapping[str, list[str]]) -> dict[str, Any]:
-  """By method: improvement, block_efficiency and identical, by category.
+class Cell(NamedTuple):
+  """A method on the questions of one column, or on all.
 
-  ids: of each category's questions; its order is the columns'.
-
-  improvement is tokens over seconds of all questions of a column, over plain
-  decoding's. identical: [texts that are plain decoding's, texts], or what the
-  rule keeps if it does not promise that.
+  improvement: tokens over seconds of all its questions, over plain decoding's.
+  identical: '3 of 4' texts are plain decoding's, or what the rule promises.
   """
-  methods, lossless = [], doc['setting']['lossless']
-  for row in doc['rows']:
-    if not row['gamma']:
+
+  questions: int
+  improvement: metrics.Spread
+  block_efficiency: float | None
+  identical: str
+
+
+class Method(NamedTuple):
+  name: str
+  by: dict[str, Cell]
+  overall: Cell
+
+
+def methods(
+  doc: benchmark.Document, ids: Mapping[str, Sequence[str]]
+) -> list[Method]:
+  """ids: of each category's questions."""
+  out = []
+  for row in doc.rows:
+    if not row.gamma:
       continue
-    cells = {
-      c['category']: {
-        'questions': c['prompts'],
-        'improvement': c['improvement']['median'],
-        'outcome': metrics.outcome(c['improvement']),
-        'block_efficiency': c['block_efficiency'],
-        'identical': _identical(row, ids[c['category']]),
-      }
-      for c in doc['categories']
-      if c['name'] == row['name']
+    by = {
+      c.category: Cell(
+        c.prompts,
+        c.improvement,
+        c.counts.block_efficiency,
+        _identical(row, ids[c.category]),
+      )
+      for c in doc.categories
+      if c.name == row.name
     }
-    overall = {
-      'questions': sum(x['questions'] for x in cells.values()),
-      'improvement': row['improvement']['median'],
-      'outcome': metrics.outcome(row['improvement']),
-      'least': row['improvement']['min'],
-      'most': row['improvement']['max'],
-      'block_efficiency': row['block_efficiency'],
-      'identical': _identical(row, sum(ids.values(), [])),
-    }
-    off = '' if lossless else f' (LOSSY, TV {tables.distance(row)})'
-    methods.append({'name': row['name'] + off, 'by': cells, 'overall': overall})
-  return {'columns': list(ids), 'methods': methods}
+    overall = Cell(
+      sum(x.questions for x in by.values()),
+      row.improvement,
+      row.counts.block_efficiency,
+      _identical(row, [id for some in ids.values() for id in some]),
+    )
+    off = f' (LOSSY, TV {tables.distance(row.alpha)})'
+    out.append(Method(row.name + off * (not doc.setting.lossless), by, overall))
+  return out
 
 
-def _identical(row: dict[str, Any], ids: Sequence[str]) -> Any:
-  audit = row['audit']
-  if audit['promised'] != 'tokens':
-    return page.plain(tables.identity([row]))
-  differing = {x['id'] for x in audit['findings']} & set(ids)
-  return [len(ids) - len(differing), len(ids)]
+def _identical(row: benchmark.Row, ids: Sequence[str]) -> str:
+  assert row.audit is not None
+  if row.audit.promised != 'tokens':
+    return tables.identity([row.audit], tables.distance(row.alpha))
+  differing = {x.id for x in row.audit.findings} & set(ids)
+  return f'{len(ids) - len(differing)} of {len(ids)}'
 
 
-def markdown(doc: dict[str, Any]) -> str:
-  """The improvement as Spec-Bench has it; block_efficiency and identity."""
-  t = doc['table']
-  speed = [['method', *t['columns'], '#MAT', 'overall', 'least to most']]
-  speed.append(
-    ['plain decoding', *['1.00x'] * len(t['columns']), '1.00', '1.00x', '']
-  )
-  for m in t['methods']:
-    o = m['overall']
-    cells = [_times(m['by'][c]) for c in t['columns']]
-    ends = '' if o['least'] is None else f'{o["least"]:.2f} to {o["most"]:.2f}'
-    mat = _number(o['block_efficiency'])
-    speed.append([m['name'], *cells, mat, _times(o), ends])
+def markdown(
+  doc: benchmark.Document,
+  found: Sequence[Method],
+  columns: Sequence[str],
+  questions: Mapping[str, Any],
+) -> str:
+  """The improvement as Spec-Bench has it; block_efficiency and identity.
+
+  questions: questions.describe.
+  """
+  head = ['method', *columns, '#MAT', 'overall', 'least to most']
+  plain = ['plain decoding', *['1.00x'] * len(columns), '1.00', '1.00x', '']
+  speed = [plain]
+  for m in found:
+    x = m.overall.improvement
+    ends = '' if x.min is None else f'{x.min:.2f} to {x.max:.2f}'
+    cells = [_times(m.by[c]) for c in columns]
+    mat = _number(m.overall)
+    speed.append([m.name, *cells, mat, _times(m.overall), ends])
   return '\n'.join(
     [
-      _caption(doc),
+      _caption(doc, questions),
       '',
       'Improvement (~: repeats on both sides of 1, or within 2 % of it):',
       '',
-      *page.table(speed[0], speed[1:]),
+      *page.table(head, speed),
       '',
       'block_efficiency:',
       '',
-      *_by(t, lambda x: _number(x['block_efficiency'])),
+      *_by(found, columns, _number),
       '',
       'Texts identical to plain decoding:',
       '',
-      *_by(t, lambda x: _same(x['identical'])),
+      *_by(found, columns, lambda x: x.identical),
     ]
   )
 
 
-def _by(t: dict[str, Any], cell: Callable[[dict[str, Any]], str]) -> list[str]:
-  rows = []
-  for m in t['methods']:
-    found = [*(m['by'][c] for c in t['columns']), m['overall']]
-    rows.append([m['name'], *map(cell, found)])
-  return page.table(['method', *t['columns'], 'overall'], rows)
+def _by(found, columns, cell: Callable[[Cell], str]) -> list[str]:
+  rows = [
+    [m.name, *(cell(m.by[c]) for c in columns), cell(m.overall)] for m in found
+  ]
+  return page.table(['method', *columns, 'overall'], rows)
 
 
-def _caption(doc: dict[str, Any]) -> str:
-  s, q = doc['setting'], doc['questions']
-  x, plain = s['sampling'], doc['rows'][0]['tok_s']['median']
-  law = 'greedy' if x['temperature'] == 0 else f'temperature {x["temperature"]}'
-  draft = f', draft {s["draft"]}' if s['draft'] else ''
+def _caption(doc: benchmark.Document, q: Mapping[str, Any]) -> str:
+  s, plain = doc.setting, doc.rows[0].tok_s.median
+  warm = s.sampling['temperature']
+  kind = f'temperature {warm}' if warm else 'greedy'
+  draft = f', draft {s.draft}' if s.draft else ''
   speed = '' if plain is None else f'; plain decoding {plain:.1f} tok/s'
   return (
-    f'{page.made_on(doc["machine"])} {s["target"]}, {s["dtype"]}{draft}; '
-    f'{law}, rule {s["rule"]}, batch {s["batch_size"]}, '
-    f'{s["max_new_tokens"]} new tokens at most, {s["repeats"]} '
-    f'repeats{speed}. {q["questions"]} questions of {q["file"]} (sha256 '
-    f'{q["sha256"][:12]}), first turns ({q["turns_left_out"]} later turns left '
-    'out).'
+    f'{page.made_on(doc.machine)} {s.target}, {s.dtype}{draft}; {kind}, rule '
+    f'{s.rule}, batch {s.batch_size}, {s.max_new_tokens} new tokens at most, '
+    f'{s.repeats} repeats{speed}. {q["questions"]} questions of {q["file"]} '
+    f'(sha256 {q["sha256"][:12]}), first turns ({q["turns_left_out"]} later '
+    'turns left out).'
   )
 
 
-def _times(cell: dict[str, Any]) -> str:
-  if cell['outcome'] == 'too short':
-    return cell['outcome']
-  return f'{"~" * (cell["outcome"] == "draw")}{cell["improvement"]:.2f}x'
+def _times(cell: Cell) -> str:
+  x = cell.improvement
+  if x.median is None:
+    return x.outcome
+  return f'{"~" * (x.outcome == "draw")}{x.median:.2f}x'
 
 
-def _number(x: float | None) -> str:
+def _number(cell: Cell) -> str:
+  x = cell.block_efficiency
   return '-' if x is None else f'{x:.2f}'
-
-
-def _same(x) -> str:
-  return x if isinstance(x, str) else f'{x[0]} of {x[1]}'

@@ -4,7 +4,6 @@ bash experiments/specbench/run.sh --questions=PATH/question.jsonl \
   [--config=configs/smollm2.py] [--limit=2] [--results=DIR]
 """
 
-import dataclasses
 import pathlib
 import sys
 
@@ -18,11 +17,8 @@ from experiments import page  # noqa: E402
 from experiments.specbench import questions, render  # noqa: E402
 from specdec_jax import runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import (  # noqa: E402
-  benchmark,
-  report,
-  verdict,
-)
+from specdec_jax.bench import benchmark, verdict  # noqa: E402
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(ROOT / 'configs/smollm2.py'))
 _QUESTIONS = flags.DEFINE_string('questions', '', 'a question.jsonl')
@@ -40,25 +36,23 @@ def run() -> bool:
   chosen = questions.grouped(questions.read(_QUESTIONS.value, _LIMIT.value))
   folder = runtime.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
-  plan = settings_lib.plan(e, chosen)
+  plan = plan_lib.of(e, chosen)
   judged = plan.judged + plan.others  # None are kept back to predict from.
-  plan = dataclasses.replace(plan, judged=judged, others=())
+  plan = plan._replace(judged=judged, others=())
   chosen = questions.among(chosen, judged)
-  doc = {'questions': questions.describe(_QUESTIONS.value, chosen)}
-  doc |= benchmark.run(
-    settings_lib.arms(e), plan, track=runtime.track, show=_show
+  about = questions.describe(_QUESTIONS.value, chosen)
+  doc = benchmark.run(
+    plan_lib.arms(e), plan, track=runtime.track, console=runtime.console()
   )
-  if doc['categories']:
-    doc['table'] = render.table(doc, questions.ids(chosen))
-    page.save(folder, HERE, doc, text := render.markdown(doc))
+  out = {'questions': about, **doc._asdict()}
+  if doc.categories:
+    ids = questions.ids(chosen)
+    out['methods'] = found = render.methods(doc, ids)
+    text = render.markdown(doc, found, list(ids), about)
+    page.save(folder, HERE, out, text)
     print(text)
-  print(runtime.compact(doc))
-  return verdict.sound(verdict.named_rows(doc))
-
-
-def _show(stage: str, doc) -> None:
-  if stage in ('machine', 'setting', 'calibration', 'failed'):
-    report.show(stage, doc)
+  print(runtime.compact(out))
+  return verdict.sound(doc)
 
 
 if __name__ == '__main__':

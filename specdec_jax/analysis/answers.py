@@ -252,7 +252,7 @@ def write(
           for pair in new:
             seen |= recorded(*pair)
         summaries += [x.metrics for _, xs in new for x in xs if x.metrics]
-  summary = metrics.total(summaries)
+  summary = metrics.total([metrics.Summary(**x) for x in summaries])._asdict()
   return {
     'output': str(path),
     'prompts': total,

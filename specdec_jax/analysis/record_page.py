@@ -149,7 +149,9 @@ def _token(text: str, kind: str, extra: str = '') -> str:
 
 
 def _headline(completions: Sequence[Any]) -> str:
-  m = metrics.total([x.metrics for x in completions])
+  m = metrics.total(
+    [metrics.Summary(**x.metrics) for x in completions]
+  )._asdict()
   rate = m['draft_acceptance_rate']
   cards = {
     'tokens': m['emitted_tokens'],

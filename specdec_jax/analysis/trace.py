@@ -21,8 +21,8 @@ from specdec_jax.bench import (
   acceptance,
   identity,
   machine,
-  timing,
 )
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
 _ANY_FORMAT = 'specdec_jax trace '
@@ -94,10 +94,10 @@ def only_lm(settings):
 
 
 def record(
-  arms: Sequence[timing.Arm],
-  plan: timing.Plan,
+  arms: Sequence[plan_lib.Arm],
+  plan: plan_lib.Plan,
   samples: int,
-  track: timing.Track,
+  track: plan_lib.Track,
 ) -> Trace:
   """Decodes every prompt plainly, `samples` times, and scores the texts.
 
@@ -144,13 +144,13 @@ def seeds(first: int, count: int) -> range:
   return range(first, first + count)
 
 
-def groups_of(arms, plan: timing.Plan, seed: int) -> list[timing.Group]:
+def groups_of(arms, plan: plan_lib.Plan, seed: int) -> list[plan_lib.Group]:
   sampling = dataclasses.replace(plan.sampling, seed=seed)
-  plan = dataclasses.replace(plan, sampling=sampling)
-  return timing.grouper(arms, plan)(plan.judged + plan.others)
+  plan = plan._replace(sampling=sampling)
+  return plan_lib.grouper(arms, plan)(plan.judged + plan.others)
 
 
-def decoded(arm: timing.Arm, group: timing.Group):
+def decoded(arm: plan_lib.Arm, group: plan_lib.Group):
   """The Output, on the host.
 
   Raises:
@@ -159,15 +159,15 @@ def decoded(arm: timing.Arm, group: timing.Group):
   out = jax.device_get(
     arm.engine.programs.generate(arm.engine.weights, group.full)
   )
-  for failed in identity.broken([group], [out]):
+  for failed in identity.broken(arm.name, [group], [out]):
     raise ValueError(
-      f'prompt {failed["id"]!r}: logits of {arm.name} are not finite after '
-      f'{failed["tokens"]} tokens: try another dtype, or leave the prompt out'
+      f'prompt {failed.id!r}: logits of {arm.name} are not finite after '
+      f'{failed.tokens} tokens: try another dtype, or leave the prompt out'
     )
   return out
 
 
-def _scored(plain, lm, group: timing.Group, out, seed: int) -> list[Text]:
+def _scored(plain, lm, group: plan_lib.Group, out, seed: int) -> list[Text]:
   scores_BLX = np.asarray(
     acceptance.scores(
       lm.engine.weights,

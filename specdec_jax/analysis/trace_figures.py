@@ -10,7 +10,8 @@ import numpy as np
 from specdec_jax import requests
 from specdec_jax.analysis import counterfactual, intervals
 from specdec_jax.analysis import trace as trace_lib
-from specdec_jax.bench import cost, timing
+from specdec_jax.bench import cost
+from specdec_jax.bench import plan as plan_lib
 
 # How often a check passes if the trace is right: all its cells together.
 CHECK_LEVEL = 0.99
@@ -156,9 +157,9 @@ def check_models(trace: trace_lib.Trace, target, draft) -> None:
 
 def check(
   trace: trace_lib.Trace,
-  arms: Sequence[timing.Arm],
-  plan: timing.Plan,
-  track: timing.Track,
+  arms: Sequence[plan_lib.Arm],
+  plan: plan_lib.Plan,
+  track: plan_lib.Track,
 ) -> dict[str, Any]:
   """Decodes the trace's prompts under every arm and compares block efficiency.
 
@@ -201,7 +202,7 @@ def check(
   return {'trace': trace.header, 'level': level, 'cells': rows}
 
 
-def _real(trace, plain, arm, plan: timing.Plan, track: timing.Track):
+def _real(trace, plain, arm, plan: plan_lib.Plan, track: plan_lib.Track):
   """(tokens_B, calls_B) of real runs, by request in the trace's order."""
   first = {text.id: text for text in reversed(trace.texts)}
   ids = _requests(trace)
@@ -209,7 +210,7 @@ def _real(trace, plain, arm, plan: timing.Plan, track: timing.Track):
     requests.Item(first[i].prompt, first[i].number, i, first[i].category)
     for i in ids
   )
-  plan = dataclasses.replace(plan, judged=items, others=())
+  plan = plan._replace(judged=items, others=())
   found = {i: np.zeros(2) for i in ids}
   samples = trace.header['samples']
   recorded = trace.header['sampling']['seed']

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from specdec_jax import runtime
 from specdec_jax import settings as settings_lib
 from specdec_jax.analysis import trace, trace_figures, trace_report
-from specdec_jax.bench import prompts, timing
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import prompts
 
 VERBS = {'record': 0, 'analyse': None, 'check': 1}  # verb -> files it takes
 
@@ -41,8 +42,8 @@ def record(config, *, prompts_path: str, output: str, samples: int) -> bool:
   path = trace.check_output(output, prompts_path)
   chosen = prompts.read(prompts_path) if prompts_path else prompts.builtin()
   e = settings_lib.load(settings)
-  plan = settings_lib.plan(e, chosen)
-  found = trace.record(settings_lib.arms(e), plan, samples, runtime.track)
+  plan = plan_lib.of(e, chosen)
+  found = trace.record(plan_lib.arms(e), plan, samples, runtime.track)
   trace.write(path, found)
   tokens = sum(len(text.tokens) for text in found.texts)
   print(f'{path}: {len(found.texts)} texts, {tokens} tokens')
@@ -75,11 +76,11 @@ def check(
   folder = runtime.open_workdir(workdir)
   e = settings_lib.load(each[0])
   trace_figures.check_models(recorded, e.target, e.draft)
-  plain, *_ = settings_lib.arms(e)
+  plain, *_ = plan_lib.arms(e)
   arms = [plain]
   for cells in each:
-    arms += settings_lib.arms(dataclasses.replace(e, settings=cells))[1:]
-  plan = timing.Plan(
+    arms += plan_lib.arms(dataclasses.replace(e, settings=cells))[1:]
+  plan = plan_lib.Plan(
     judged=(),
     others=(),
     max_new_tokens=settings.decode.max_new_tokens,

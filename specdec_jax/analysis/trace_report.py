@@ -10,7 +10,7 @@ import rich.box
 import rich.console
 
 from specdec_jax import runtime
-from specdec_jax.bench import report, tables
+from specdec_jax.bench import tables
 from specdec_jax.io import files
 
 
@@ -98,7 +98,7 @@ def _close(out, show: Callable, docs, folder, name: str) -> None:
   console = runtime.console()
   for doc in docs:
     show(doc, console, rich.box.SIMPLE_HEAD)
-  report.close(out, console)
+  tables.close(out['verdict'], out, console)
   if folder:
     files.write(folder / f'{name}.json', runtime.compact(out))
     files.write(folder / f'{name}.md', _markdown(docs, out['verdict'], show))

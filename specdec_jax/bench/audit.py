@@ -5,14 +5,13 @@ in float32 a near-tie may fall the other way. The audit measures that noise
 where two outputs part, and calls anything it does not cover a bug.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from specdec_jax import forward, types
 from specdec_jax import sampling as sampling_lib
@@ -21,12 +20,9 @@ from specdec_jax import sampling as sampling_lib
 FACTOR = 4
 # float32 noise above this share of the largest logit is itself a bug.
 NOISE_LIMIT = 1e-3
-# Of float32 sums over a vocabulary, which top-p compares.
-ROUNDING = 1e-6
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
   """One request that two arms ran: the prompt, what each emitted, its draws."""
 
   prompt: Sequence[int]
@@ -39,15 +35,19 @@ class Case:
   request: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-  """verdict: 'identical', 'tie' or 'BUG'.
+class Finding(NamedTuple):
+  """How two outputs of one request compare.
 
-  position: index of the first differing token among the emitted ones. gap: what
-  the noise must bridge for either token to win, in logits. noise: largest
-  difference of a logit between passes of width 1 and gamma + 1, and between
-  the rows of a batch that all hold the text; at least one rounding of the
-  largest logit.
+  verdict: 'identical', 'tie' or 'BUG'.
+  position: index of the first differing token among the emitted ones.
+  plain, other: those tokens, None where a text has ended.
+  gap: what the noise must bridge for either token to win, in logits.
+  noise: largest difference of a logit between passes of width 1 and gamma + 1,
+    and between rows of a batch that all hold the text; at least one rounding of
+    the largest logit.
+  reason: why it is a bug.
+  id: of the prompt.
+  plain_text, other_text: of the tokens.
   """
 
   verdict: str
@@ -57,11 +57,14 @@ class Finding:
   gap: float | None = None
   noise: float | None = None
   reason: str = ''
+  id: str = ''
+  plain_text: str | None = None
+  other_text: str | None = None
 
 
 def audit(
   model: types.Model,
-  params,
+  params: types.Params,
   case: Case,
   *,
   gamma: int,
@@ -99,137 +102,72 @@ def audit(
       _score(params, tokens_BL, start, last, model=model, width=n, chunk=chunk)
       for n in (1, gamma + 1)
     ]
-  )
+  ).astype(np.float64)
   found = Finding('BUG', same, plain[same], other[same])
+  # What one rounding changes, relatively. The arms' programs are compiled apart
+  # and round apart even where these passes agree to the bit: bfloat16 SmolLM2
+  # on CPU, by 2e-3 where the widths differ by 0.
   unit = max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(params))
-  passes_BV = passes_BV.astype(np.float64)
-  return _judged(found, passes_BV, unit, case, relative_limit)
-
-
-def _judged(
-  found: Finding, passes_BV, unit: float, case: Case, limit: float | None
-) -> Finding:
-  """The finding with its verdict; passes_BV are readings of the same text.
-
-  unit: what one rounding changes, relatively. The arms' programs are compiled
-  apart and round apart even where these passes agree to the bit: bfloat16
-  SmolLM2 on CPU, by 2e-3 where the widths differ by 0.
-  """
-  assert found.position is not None
   one_V = passes_BV[0]
-  # -inf is for padded ids, in every pass.
-  finite = np.isfinite(one_V)
+  finite = np.isfinite(one_V)  # -inf is for padded ids, in every pass.
   if not finite.any() or not np.isfinite(passes_BV[:, finite]).all():
-    return dataclasses.replace(found, reason='logits are not finite')
+    return found._replace(reason='logits are not finite')
   largest = float(np.abs(one_V[finite]).max())
   noise = max(float(np.ptp(passes_BV[:, finite], 0).max()), unit * largest)
-  at = len(case.prompt) + found.position
   gap = max(
-    needed(one_V, token, case, at)
-    for token in (found.plain, found.other)
-    if token is not None
+    needed(one_V, token, case, len(text))
+    for token in (plain[same], other[same])
   )
-  verdict, reason = 'BUG', f'the gap is more than {FACTOR} times the noise'
-  relative = noise / largest
-  if limit is not None and relative > limit:
-    reason = f'relative noise {relative:.1e}'
-  elif gap <= FACTOR * noise:
-    verdict, reason = 'tie', ''
-  return dataclasses.replace(
-    found, verdict=verdict, gap=gap, noise=noise, reason=reason
-  )
+  found = found._replace(gap=gap, noise=noise)
+  if relative_limit is not None and noise / largest > relative_limit:
+    return found._replace(reason=f'relative noise {noise / largest:.1e}')
+  if gap <= FACTOR * noise:
+    return found._replace(verdict='tie')
+  return found._replace(reason=f'the gap is more than {FACTOR} times the noise')
 
 
 def needed(
   logits_V: np.ndarray, token: int, case: Case, position: int
 ) -> float:
-  """By how much logits must move for `token` to be the one emitted.
+  """How far logits must move against each other for `token` to be emitted.
 
-  More exactly, how far two logits must move against each other, each half of
-  it: never more than that, so noise within it is never called a bug.
-
-  Greedy: the distance to the largest logit. Sampled with plain decoding's own
-  draws: the token emitted is the largest log p - log E among those that top-k
-  and top-p keep, E its exponential; log p moves with the logits over the
-  temperature. The token must be kept, and each rival passed or dropped.
+  Greedy: its distance to the largest logit. Sampled with plain decoding's own
+  draws, the token emitted is the largest log p - log E among those that top-k
+  and top-p keep, E its exponential: the token is raised, what is ahead of it in
+  that race or above it in p lowered, and the rest raised, each by half the gap,
+  until the sampler emits it.
   """
   if case.temperature < sampling_lib.GREEDY_BELOW:
     return float(logits_V.max() - logits_V[token])
-  z_V = logits_V.astype(np.float64) / case.temperature
-  if not np.isfinite(z_V[token]):
+  if not np.isfinite(logits_V[token]):
     return float('inf')
   arrival_V = np.asarray(_arrivals(case, position, len(logits_V)), np.float64)
-  ahead_V = z_V - np.log(arrival_V)
-  ahead_V -= ahead_V[token]
+  race_V = logits_V / case.temperature - np.log(arrival_V)
+  ahead_V = (race_V > race_V[token]) | (logits_V > logits_V[token])
+  move_V = np.where(ahead_V, -0.5, 0.5)
+  sampling = sampling_lib.settings(1, case.temperature, case.top_k, case.top_p)
 
-  def enough(gap):
-    if not _may_enter(z_V, token, gap, case.top_k, case.top_p):
-      return False
-    rivals = np.flatnonzero(ahead_V > gap)
-    if not rivals.size:
-      return True
-    # Where the largest of them can drop out, so can the others.
-    largest = rivals[np.argmax(z_V[rivals])]
-    return _may_drop(z_V, largest, gap, case.top_k, case.top_p)
+  def emitted(gap):
+    p_V = _probabilities(logits_V + gap * move_V, sampling)
+    return int(np.argmax(np.asarray(p_V) / arrival_V)) == token
 
-  # The largest logit and the first arrival: nothing is left to overcome.
-  high = max(ahead_V.max(), z_V.max() - z_V[token])
-  return _least(enough, float(high)) * case.temperature
-
-
-def _least(enough, high: float) -> float:
-  """The smallest gap that is enough, a monotone predicate, true at `high`."""
-  if enough(0.0):
+  if emitted(0.0):
     return 0.0
+  # The largest logit and the first of the race: nothing is left to overcome.
+  high = max(
+    logits_V.max() - logits_V[token],
+    case.temperature * (race_V.max() - race_V[token]),
+  )
   low = 0.0
-  for _ in range(50):
+  for _ in range(40):
     middle = (low + high) / 2
-    low, high = (low, middle) if enough(middle) else (middle, high)
-  return high
+    low, high = (low, middle) if emitted(middle) else (middle, high)
+  return float(high)
 
 
-def _may_enter(z_V, token: int, gap: float, top_k: int, top_p: float) -> bool:
-  """Can moves of gap / 2 keep the token? True whenever they can.
-
-  What stays above it must be fewer than top_k, of less mass than top_p.
-  """
-  above_V = z_V > z_V[token] + gap
-  if 0 < top_k <= above_V.sum():
-    return False
-  if top_p >= 1 or not above_V.any():
-    return True
-  # The more tokens share the mass, the less of it is above.
-  below_V = ~above_V & (z_V >= _kth(z_V, top_k) - gap)
-  return _log_odds(z_V, above_V, below_V) - gap < _logit(top_p + ROUNDING)
-
-
-def _may_drop(z_V, token: int, gap: float, top_k: int, top_p: float) -> bool:
-  """Can moves of gap / 2 cut the token out? True whenever they can."""
-  above_V = z_V >= z_V[token] - gap
-  above_V[token] = False
-  if 0 < top_k <= above_V.sum():
-    return True
-  if top_p >= 1 or not above_V.any():
-    return False
-  below_V = ~above_V & (z_V >= _kth(z_V, top_k) + gap)
-  below_V[token] = True
-  return _log_odds(z_V, above_V, below_V) + gap > _logit(top_p - ROUNDING)
-
-
-def _kth(z_V, top_k: int) -> float:
-  off = not 0 < top_k < len(z_V)
-  return -np.inf if off else np.partition(z_V, -top_k)[-top_k]
-
-
-def _log_odds(z_V, above_V, below_V) -> float:
-  """Moves of gap / 2 change it by at most gap."""
-  mass = lambda some_V: np.exp(z_V[some_V] - z_V.max()).sum()
-  with np.errstate(divide='ignore'):
-    return float(np.log(mass(above_V)) - np.log(mass(below_V)))
-
-
-def _logit(p: float) -> float:
-  return float(special.logit(np.clip(p, 0, 1)))
+@jax.jit
+def _probabilities(logits_V, sampling):
+  return sampling_lib.probabilities(logits_V[None, None], sampling)[0, 0]
 
 
 def _arrivals(case: Case, position: int, size: int):
@@ -251,24 +189,19 @@ def _score(params, tokens_BL, start, last, *, model, width, chunk):
   cache, _ = forward.prefill(
     model, params, tokens_BL, each(start), model.init_cache(B, L), chunk=chunk
   )
-  hidden = jax.eval_shape(
-    lambda: forward.read(
-      model, params, tokens_BL[:, :width], each(start), cache, slots=L
-    )[0]
-  )
 
-  def body(carry):
-    at, cache, _ = carry
-    tokens_BT = tokens_BL.at[:, at + jnp.arange(width)].get(mode='clip')
+  def window(at, cache):
+    tokens_BT = forward.at(tokens_BL, at + jnp.arange(width))
     hidden_BTD, _, cache = forward.read(
       model, params, tokens_BT, each(at), cache, slots=L
     )
     return at + width, cache, hidden_BTD
 
+  # The first window outside the loop, for the shape of its hidden states.
   end, _, hidden_BTD = jax.lax.while_loop(
     lambda carry: carry[0] <= last,
-    body,
-    (start, cache, jnp.zeros(hidden.shape, hidden.dtype)),
+    lambda carry: window(*carry[:2]),
+    window(start, cache),
   )
   # The head sees all rows of the window, as in a verify pass.
   logits_BTV = model.head(params, hidden_BTD)

@@ -2,376 +2,388 @@
 
 The order of the work is the argument: ceiling, calibration of the parts, a
 prediction from other prompts, then the judged prompts. What a number means is
-in metrics, cost, predict and audit; how a call is timed in timing; printing in
-report.
+in metrics, cost, predict and audit; how a call is timed in timing.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import rich.console
 
-from specdec_jax import decode, types
+from specdec_jax import runtime
 from specdec_jax.bench import (
-  calibrate,
   cost,
   identity,
   machine,
   metrics,
   predict,
+  tables,
   timing,
+  verdict,
 )
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.io import files
+
+
+class Ceiling(NamedTuple):
+  """How fast memory is read.
+
+  gb_s: machine.ceiling by dtype, gigabytes a second of one device.
+  devices: that read at once.
+  tok_s: plain decoding's, if only reading its bytes took time.
+  """
+
+  gb_s: dict[str, dict[str, float]]
+  devices: int
+  tok_s: float
+
+
+class Memory(NamedTuple):
+  """Bytes held: weights of the target and beyond it, and the caches."""
+
+  target: int
+  draft: int
+  target_cache: int
+  draft_cache: int
+
+
+class Row(NamedTuple):
+  """A method on the judged prompts.
+
+  tok_s: tokens per second of decoding; improvement: over plain decoding's.
+  wide_share: of windows, in which something was proposed.
+  cost_coefficient: c, None for plain decoding; verify: v(gamma + 1).
+  time_to_first_token: in seconds, the median prompt.
+  arithmetic_factor, bytes_per_token: see metrics.
+  alpha: on plain decoding's text. predicted: from other prompts, before.
+  explained: from the acceptance that was measured here.
+  """
+
+  name: str
+  drafter: str
+  gamma: int
+  tok_s: metrics.Spread
+  improvement: metrics.Spread
+  counts: metrics.Summary
+  wide_share: float
+  cost_coefficient: float | None
+  verify: float
+  time_to_first_token: float
+  inter_token: metrics.Gaps
+  arithmetic_factor: float | None
+  bytes_per_token: float | None
+  memory: Memory
+  compile_seconds: float
+  alpha: predict.Alpha | None
+  predicted: predict.Prediction | None
+  explained: predict.Prediction | None
+  audit: identity.Audit | None
+
+
+class Category(NamedTuple):
+  """A method on the judged prompts of one category; fields as in Row."""
+
+  category: str
+  name: str
+  prompts: int
+  improvement: metrics.Spread
+  explained: predict.Prediction
+  counts: metrics.Summary
+  repeated_8grams: float | None
+
+
+class BatchRow(NamedTuple):
+  """A method at one batch size; fields as in Row."""
+
+  name: str
+  tok_s: metrics.Spread
+  improvement: metrics.Spread
+  audit: identity.Audit | None
+
+
+class Batch(NamedTuple):
+  """All methods at one batch size; best_gamma: see _best_gammas."""
+
+  batch_size: int
+  rows: list[BatchRow]
+  best_gamma: dict[str, int]
+  failed: list[identity.Failure]
+
+
+class Document(NamedTuple):
+  """All that a benchmark found; where a request failed, up to that point.
+
+  predicted: by method. largest_batch: that helps, by drafter.
+  """
+
+  machine: dict[str, Any]
+  ceiling: Ceiling
+  setting: plan_lib.Setting
+  calibration: timing.Calibration | None = None
+  predicted: dict[str, predict.Prediction] = {}
+  rows: Sequence[Row] = ()
+  categories: Sequence[Category] = ()
+  repeated_8grams: float | None = None
+  best_gamma: dict[str, int] = {}
+  crossover: Sequence[Batch] = ()
+  largest_batch: dict[str, int | None] = {}
+  failed: Sequence[identity.Failure] = ()
 
 
 def run(
-  arms: Sequence[timing.Arm],
-  plan: timing.Plan,
+  arms: Sequence[plan_lib.Arm],
+  plan: plan_lib.Plan,
   *,
-  track: timing.Track,
-  show: Callable,
-) -> dict[str, Any]:
-  """Runs everything; arms[0] is plain decoding. show(stage, doc) prints.
-
-  Returns the document: machine, ceiling, calibration, rows, crossover. It ends
-  where a request fails.
-  """
-  doc = _begun(arms, plan, show)
-  make = timing.grouper(arms, plan)
+  track: plan_lib.Track,
+  console: rich.console.Console,
+) -> Document:
+  """Runs everything and prints it as it comes; arms[0] is plain decoding."""
+  ceiling, setting = _ceiling(arms, plan), plan_lib.setting(arms, plan)
+  doc = Document(machine.describe(), ceiling, setting)
+  tables.machine(doc.machine, console)
+  tables.ceiling(ceiling.gb_s, console)
+  tables.setting(setting, console)
+  tables.judged(setting, console)
+  make = plan_lib.grouper(arms, plan)
   judged, others = make(plan.judged), make(plan.others)
-  programs = compiled(arms, judged[0].full, track(arms, 'compiling'))
-  calibration = calibrate.measure(
+  programs = timing.compile_arms(arms, judged[0].full, track)
+  calibration = timing.calibrate(
     arms,
-    timing.calibration_request(arms, plan),
+    plan_lib.calibration_request(arms, plan),
     plain=programs[arms[0].name][0],
     repeats=max(3, plan.repeats),
     track=track,
   )
-  doc['calibration'] = dataclasses.asdict(calibration)
-  doc['ceiling']['tok_s'] = _ceiling(arms[0], plan, doc['ceiling'])
-  show('calibration', doc)
+  doc = doc._replace(calibration=calibration)
+  tables.calibration(calibration, ceiling.tok_s, plan.batch_size, console)
 
   # The prediction: calibration, and acceptance on the other prompts, before
   # any of the judged ones is run.
-  seen = _outputs(arms, programs, others, track)
+  seen = {
+    arm.name: [
+      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
+      for group in track(others, f'acceptance of {arm.name}')
+    ]
+    for arm in arms
+  }
   if failed := _failed(arms, others, seen):
-    show('failed', failed)
-    return doc | failed
+    tables.failures(failed, console)
+    return doc._replace(failed=failed)
   alphas = predict.alphas(arms, others, seen, track)
-  doc['predicted'] = predict.improvements(arms, calibration, seen, alphas)
-  show('predicted', doc)
+  doc = doc._replace(
+    predicted=predict.improvements(arms, calibration, seen, alphas)
+  )
+  tables.predicted(doc.predicted, console)
 
   runs = timing.measure(arms, judged, programs, plan.repeats, track)
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := _failed(arms, judged, outputs):
-    show('failed', failed)
-    return doc | failed
+    tables.failures(failed, console)
+    return doc._replace(failed=failed)
   gaps = timing.stream(arms, judged[: plan.stream_prompts], track)
   every = {name: outputs[name] + seen[name] for name in outputs}
   audits = identity.compare(arms, plan, judged + others, every, track)
-  doc['rows'] = _rows(arms, calibration, judged, runs, gaps, track)
-  for row in doc['rows']:
-    row['predicted'] = doc['predicted'].get(row['name'])
-    row['audit'] = audits.get(row['name'])
-    row['broken'] = []
-  doc['categories'] = _categories(arms, judged, runs, calibration)
-  doc['repeated_8grams'] = _repeated(judged, outputs[arms[0].name])
-  doc['best_gamma'] = _best_gammas(arms, {r['name']: r for r in doc['rows']})
-  show('rows', doc)
-  return doc | _crossovers(arms, plan, track)
-
-
-def _begun(arms, plan: timing.Plan, show: Callable) -> dict[str, Any]:
-  """What is known before anything is compiled."""
-  doc: dict[str, Any] = {'machine': machine.describe()}
-  doc['ceiling'] = _bandwidths(arms, plan)
-  show('machine', doc)
-  doc['setting'] = timing.setting(arms, plan)
-  show('setting', doc)
+  rows = _rows(arms, doc, judged, runs, gaps, audits, track)
+  doc = doc._replace(
+    rows=rows,
+    categories=_categories(arms, judged, runs, calibration),
+    repeated_8grams=_repeated(judged, outputs[arms[0].name]),
+    best_gamma=_best_gammas(arms, rows),
+  )
+  tables.rows(doc, console)
+  found = [_batch(arms, plan, size, track) for size in plan.batch_sizes]
+  doc = doc._replace(crossover=found, largest_batch=_largest(arms, found))
+  if found:
+    tables.crossover(doc, console)
   return doc
 
 
-def _outputs(arms, programs, groups, track: timing.Track):
-  return {
-    arm.name: [
-      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
-      for group in track(groups, f'acceptance of {arm.name}')
-    ]
-    for arm in arms
-  }
+def finish(
+  doc: Document, config: Any, folder: pathlib.Path | None, console
+) -> bool:
+  """Prints the verdict and the document, and saves it; true if sound.
 
-
-def _failed(arms, groups, outputs) -> dict[str, Any] | None:
-  """What is left of the document if a request failed; None if none did.
-
-  Its texts are cut short, so that no figure would mean anything.
+  config: a ConfigDict, part of the document. Into the folder: config.json,
+  env.json and results/bench.json.
   """
-  rows = [
-    {
-      'name': arm.name,
-      'gamma': arm.gamma,
-      'audit': None,
-      'broken': identity.broken(groups, outputs[arm.name]),
-    }
+  sentences = verdict.sentences(doc)
+  out = {'config': config.to_dict(), **doc._asdict(), 'verdict': sentences}
+  tables.close(sentences, out, console)
+  if folder:
+    (folder / 'results').mkdir(exist_ok=True)
+    files.write(folder / 'config.json', config.to_json_best_effort())
+    files.write(folder / 'env.json', runtime.compact(doc.machine))
+    files.write(folder / 'results/bench.json', runtime.compact(out))
+  return verdict.sound(doc)
+
+
+def _failed(arms, groups, outputs) -> list[identity.Failure]:
+  """Failed requests; their texts are cut short: no figure means anything."""
+  return [
+    x
     for arm in arms
+    for x in identity.broken(arm.name, groups, outputs[arm.name])
   ]
-  failed = {'rows': rows, 'categories': [], 'crossover': []}
-  return failed if any(row['broken'] for row in rows) else None
 
 
-def compiled(arms, request: decode.Request, tracked) -> dict[str, Any]:
-  """By arm: its executable at the request's shapes, and the seconds it took."""
-  return {
-    arm.name: calibrate.compiled(
-      arm.engine.programs.generate, arm.engine.weights, request
-    )
-    for arm in tracked
-  }
-
-
-# --- ceiling ---------------------------------------------------------------
-
-
-def _bandwidths(arms, plan: timing.Plan) -> dict[str, Any]:
-  models = [a.engine.target for a in arms[:1]]
-  models += [a.engine.draft for a in arms if a.engine.draft]
+def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
+  target = arms[0].engine.target
+  models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
   dtypes = sorted({m.dtype for m in models})
-  return {
-    'gb_s': {d: machine.ceiling(d, small=plan.small) for d in dtypes},
-    'devices': 1 if models[0].layout is None else models[0].layout.mesh.size,
-  }
-
-
-def _ceiling(arm: timing.Arm, plan: timing.Plan, ceiling) -> float:
-  """tok/s that the target could reach if only reading its bytes took time."""
-  target = arm.engine.target
-  items = plan.judged
-  mean = plan.max_new_tokens / 2 + np.mean([len(i.tokens) for i in items])
-  best = ceiling['gb_s'][target.dtype]['best'] * 1e9
-  return plan.batch_size * metrics.ceiling_tokens_per_second(
-    best * ceiling['devices'],
-    metrics.step_bytes(target.params),
-    _cache_bytes(arm.model, plan.batch_size, 1) * float(mean),
+  gb_s = {d: machine.ceiling(d, small=plan.small) for d in dtypes}
+  devices = 1 if target.layout is None else target.layout.mesh.size
+  # Bytes that a step reads: the weights, and half the answer in the cache.
+  slots = plan.max_new_tokens / 2 + np.mean(
+    [len(i.tokens) for i in plan.judged]
   )
+  cache = jax.eval_shape(lambda: arms[0].model.init_cache(plan.batch_size, 1))
+  step = metrics.step_bytes(target.params)
+  step += metrics.tree_bytes(cache) * float(slots)
+  best = gb_s[target.dtype]['best'] * 1e9 * devices
+  return Ceiling(gb_s, devices, plan.batch_size * best / step)
 
 
-def _cache_bytes(model: types.Model, rows: int, slots: int) -> int:
-  return metrics.tree_bytes(
-    jax.eval_shape(lambda: model.init_cache(rows, slots))
-  )
+# --- rows --------------------------------------------------------------------
 
 
-# --- rows ------------------------------------------------------------------
-
-
-def _rows(arms, calibration, groups, runs, gaps, track: timing.Track):
+def _rows(
+  arms, doc: Document, groups, runs, gaps, audits, track: plan_lib.Track
+) -> list[Row]:
   outputs = {name: r.outputs for name, r in runs.items()}
   alphas = predict.alphas(arms, groups, outputs, track)
-  explained = predict.improvements(arms, calibration, outputs, alphas)
-  row = lambda arm: _row(
-    arm, runs[arms[0].name], calibration, groups, runs[arm.name]
-  )
-  return [
-    row(arm)
-    | {
-      'alpha': alphas.get(arm.drafter),
-      'explained': explained.get(arm.name),
-      'inter_token': metrics.inter_token(gaps[arm.name]),
-    }
-    for arm in arms
-  ]
+  explained = predict.improvements(arms, doc.calibration, outputs, alphas)
+  plain, parts = runs[arms[0].name], doc.calibration
+  assert parts is not None
+  out = []
+  for arm in arms:
+    mine, engine = runs[arm.name], arm.engine
+    info, base = metrics.join(mine.outputs), metrics.join(plain.outputs)
+    state, _ = jax.eval_shape(
+      engine.programs.start, engine.weights, groups[0].full
+    )
+    caches = [metrics.tree_bytes(x) for x in (state.cache, state.drafter)]
+    work = metrics.drafting(engine, arm.gamma, state.drafter, info)
+    target = metrics.step_bytes(engine.target.params)
+    row = Row(
+      name=arm.name,
+      drafter=arm.drafter,
+      gamma=arm.gamma,
+      tok_s=metrics.spread(timing.speeds(mine)),
+      improvement=timing.improvement(mine, plain),
+      counts=metrics.summary(info),
+      wide_share=metrics.wide_share(info),
+      cost_coefficient=parts.c.get(arm.name),
+      verify=parts.verify[arm.gamma + 1],
+      time_to_first_token=float(np.median(np.median(mine.first, 0))),
+      inter_token=metrics.inter_token(gaps[arm.name]),
+      arithmetic_factor=metrics.arithmetic_factor(
+        info,
+        base,
+        narrow=engine.options.narrow,
+        target=metrics.step_parameters(engine.target.params),
+        drafting=work.parameters,
+      ),
+      bytes_per_token=metrics.bytes_per_token(
+        info, target + caches[0] + work.bytes
+      ),
+      memory=Memory(
+        metrics.tree_bytes(engine.target.params), work.held, *caches
+      ),
+      compile_seconds=mine.compile_seconds,
+      alpha=alphas.get(arm.drafter),
+      predicted=doc.predicted.get(arm.name),
+      explained=explained.get(arm.name),
+      audit=audits.get(arm.name),
+    )
+    out.append(row)
+  return out
 
 
-def _row(arm, plain: timing.Runs, calibration, groups, mine: timing.Runs):
-  info, base = timing.join(mine.outputs), timing.join(plain.outputs)
-  engine = arm.engine
-  state, _ = jax.eval_shape(
-    engine.programs.start, engine.weights, groups[0].full
-  )
-  caches = {
-    'target_cache': metrics.tree_bytes(state.cache),
-    'draft_cache': metrics.tree_bytes(state.drafter),
-  }
-  drafting = _drafting(arm, state.drafter, info)
-  first = np.median(np.asarray(mine.first), 0)
-  return {
-    'name': arm.name,
-    'drafter': arm.drafter,
-    'gamma': arm.gamma,
-    'tok_s': metrics.spread(timing.speeds(mine)),
-    'improvement': metrics.walltime_improvement(
-      timing.speeds(mine), timing.speeds(plain)
-    ),
-    **metrics.summary(info),
-    'wide_share': metrics.wide_share(info),
-    'cost_coefficient': calibration.c.get(arm.name),
-    'verify': calibration.verify[arm.gamma + 1],
-    'time_to_first_token': {
-      'median': float(np.median(first)),
-      'max': float(first.max()),
-    },
-    'arithmetic_factor': metrics.arithmetic_factor(
-      info,
-      base,
-      narrow=engine.options.narrow,
-      target=metrics.step_parameters(engine.target.params),
-      drafting=drafting['parameters'],
-    ),
-    'bytes_per_token': metrics.bytes_per_token(
-      info,
-      target=metrics.step_bytes(engine.target.params),
-      target_cache=caches['target_cache'],
-      drafting=drafting['bytes'],
-    ),
-    'memory': {
-      'target': metrics.tree_bytes(engine.target.params),
-      'draft': drafting['held'],
-      **caches,
-    },
-    'compile_seconds': mine.compile_seconds,
-  }
-
-
-def _drafting(arm, state: Any, info: types.Info) -> dict[str, int]:
-  """What a window does beyond the target's pass, and what is held for it.
-
-  A draft model reads gamma + 1 tokens in gamma passes, or fewer if it stops
-  early: the last two committed ones first, then its own. Layers of the target
-  run token by token instead of once, and the head once a draft; they are the
-  target's own, so none is held. state: the drafter's, for its size.
-  """
-  engine, params = arm.engine, arm.engine.weights.draft
-  passes = metrics.draft_passes(info) if engine.drafter.stops else arm.gamma
-  if engine.drafter.exit:
-    whole = metrics.step_bytes(params)
-    layers = metrics.layers_share(params, engine.drafter.exit) * whole
-    head = params['head']
-    return {
-      'parameters': round(passes * head.size),
-      'bytes': round(passes * (layers + head.nbytes)),
-      'held': 0,
-    }
-  # A draft of some ids only is held beside the whole one.
-  whole = engine.draft.params if engine.draft else ()
-  held = metrics.own_bytes((params, whole), engine.target.params)
-  if engine.work is not None:
-    parameters, read = engine.work(params, state, passes)
-    return {'parameters': parameters, 'bytes': read, 'held': held}
-  if engine.draft is None:
-    return {'parameters': 0, 'bytes': 0, 'held': held}
-  return {
-    'parameters': round((passes + 1) * metrics.step_parameters(params)),
-    'bytes': round(
-      passes * (metrics.step_bytes(params) + metrics.tree_bytes(state))
-    ),
-    'held': held,
-  }
-
-
-def _categories(arms, groups, runs, calibration) -> list[dict[str, Any]]:
+def _categories(arms, groups, runs, calibration) -> list[Category]:
   by: dict[str, list[int]] = {}
   for g, group in enumerate(groups):
     by.setdefault(group.items[0].category, []).append(g)
+  by.pop('', None)
   plain = runs[arms[0].name]
   out = []
   for category, chosen in by.items():
-    if not category:
-      continue
-    base = timing.join([plain.outputs[g] for g in chosen])
-    repeated = _repeated(
-      [groups[g] for g in chosen], [plain.outputs[g] for g in chosen]
-    )
+    of = lambda runs, chosen=chosen: [runs.outputs[g] for g in chosen]
+    base = metrics.tokens_per_window(metrics.join(of(plain)))
     for arm in arms[1:]:
       mine = runs[arm.name]
-      info = timing.join([mine.outputs[g] for g in chosen])
-      summary = metrics.summary(info)
-      model = predict.improvement(
-        arm, calibration, info, metrics.tokens_per_window(base), None
+      info = metrics.join(of(mine))
+      row = Category(
+        category=category,
+        name=arm.name,
+        prompts=sum(len(groups[g].items) for g in chosen),
+        improvement=timing.improvement(mine, plain, chosen),
+        explained=predict.improvement(arm, calibration, info, base, None),
+        counts=metrics.summary(info),
+        repeated_8grams=_repeated([groups[g] for g in chosen], of(plain)),
       )
-      out.append(
-        {
-          'category': category,
-          'name': arm.name,
-          'prompts': sum(len(groups[g].items) for g in chosen),
-          'improvement': metrics.walltime_improvement(
-            timing.speeds(mine, chosen), timing.speeds(plain, chosen)
-          ),
-          'explained': model['improvement'],
-          'window_cost': model['window_cost'],
-          'block_efficiency': summary['block_efficiency'],
-          'proposal_rate': summary['proposal_rate'],
-          'draft_acceptance_rate': summary['draft_acceptance_rate'],
-          'repeated_8grams': repeated,
-        }
-      )
+      out.append(row)
   return out
 
 
 def _repeated(groups, outputs) -> float | None:
   """Share of repeated 8-grams in plain decoding's texts, over all of them."""
-  return metrics.repeated_share(timing.texts(groups, outputs))
+  return metrics.repeated_ngrams(timing.texts(groups, outputs))
 
 
-# --- crossover -------------------------------------------------------------
+# --- crossover ---------------------------------------------------------------
 
 
-def _crossovers(arms, plan: timing.Plan, track: timing.Track):
-  """crossover: one entry a batch size; largest_batch that helps, by drafter."""
-  found = [_crossover(arms, plan, size, track) for size in plan.batch_sizes]
-  largest = lambda drafter: max(
-    (x['batch_size'] for x in found if x['best_gamma'][drafter]), default=None
-  )
-  drafters = dict.fromkeys(arm.drafter for arm in arms[1:])
-  return {
-    'crossover': found,
-    'largest_batch': {drafter: largest(drafter) for drafter in drafters},
-  }
-
-
-def _crossover(
-  arms, plan: timing.Plan, size: int, track: timing.Track
-) -> dict[str, Any]:
+def _batch(arms, plan: plan_lib.Plan, size: int, track) -> Batch:
   """Every arm at one batch size, prompts repeated to fill it; audited too."""
-  items = list(plan.judged)
-  need = -(-len(items) // size) * size
-  filled = [
-    items[i % len(items)]._replace(number=i, category='') for i in range(need)
-  ]
-  groups = timing.grouper(arms, plan, rows=size)(filled)
-  tracked = track(arms, f'compiling batch {size}')
-  programs = compiled(arms, groups[0].full, tracked)
+  groups = plan_lib.grouper(arms, plan, rows=size)(filled(plan.judged, size))
+  programs = timing.compile_arms(
+    arms, groups[0].full, track, f'compiling batch {size}'
+  )
   runs = timing.measure(arms, groups, programs, plan.repeats, track)
-  plain = timing.speeds(runs[arms[0].name])
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(arms, plan, groups, outputs, track)
-  rows = {
-    arm.name: {
-      'tok_s': metrics.spread(timing.speeds(runs[arm.name])),
-      'improvement': metrics.walltime_improvement(
-        timing.speeds(runs[arm.name]), plain
-      ),
-      'audit': audits.get(arm.name),
-      'broken': identity.broken(groups, outputs[arm.name]),
-    }
+  rows = [
+    BatchRow(
+      arm.name,
+      metrics.spread(timing.speeds(runs[arm.name])),
+      timing.improvement(runs[arm.name], runs[arms[0].name]),
+      audits.get(arm.name),
+    )
     for arm in arms
-  }
-  return {
-    'batch_size': size,
-    'rows': rows,
-    'best_gamma': _best_gammas(arms, rows),
-  }
+  ]
+  failed = _failed(arms, groups, outputs)
+  return Batch(size, rows, _best_gammas(arms, rows), failed)
 
 
-def _best_gammas(arms, rows: dict[str, dict]) -> dict[str, int]:
+def filled(items, size: int) -> list:
+  """The prompts in turn until batches of `size` are full.
+
+  Each copy has a number of its own: repeats of a prompt draw their own noise.
+  """
+  count = -(-len(items) // size) * size
+  return [
+    items[i % len(items)]._replace(number=i, category='') for i in range(count)
+  ]
+
+
+def _best_gammas(arms, rows) -> dict[str, int]:
   """Per drafter, the measured gamma that wins by most; 0 where none wins."""
   best: dict[str, int] = {}
   for drafter in dict.fromkeys(arm.drafter for arm in arms[1:]):
     found = {
-      arm.gamma: rows[arm.name]['improvement']['median']
-      for arm in arms[1:]
-      if arm.drafter == drafter
-      and metrics.outcome(rows[arm.name]['improvement']) == 'win'
+      arm.gamma: row.improvement.median
+      for arm, row in zip(arms, rows, strict=True)
+      if arm.drafter == drafter and row.improvement.outcome == 'win'
     }
     best[drafter] = cost.best(found)
   return best
+
+
+def _largest(arms, found: Sequence[Batch]) -> dict[str, int | None]:
+  """By drafter, the largest batch size that helps; {} if none was tried."""
+  sizes = lambda name: [x.batch_size for x in found if x.best_gamma[name]]
+  drafters = dict.fromkeys(arm.drafter for arm in arms[1:]) if found else {}
+  return {name: max(sizes(name), default=None) for name in drafters}

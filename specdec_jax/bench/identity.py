@@ -1,19 +1,24 @@
 """Does every arm emit plain decoding's tokens? Every text is compared.
 
 Which settings promise that, the comparison, and the audit program's run. Why
-two texts part is audit's question.
+two texts part is the question of audit.
 """
 
-import dataclasses
+import io
+import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import rich.box
+import rich.console
 from scipy import special
 
-from specdec_jax import decode, requests, types
+from specdec_jax import decode, requests, runtime, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import audit, machine, metrics, timing
+from specdec_jax.bench import audit, machine, metrics, tables, timing, verdict
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.io import files
 
 
 def promise(rule: types.Rule, sampling) -> str:
@@ -29,122 +34,135 @@ def check_promise(rule: types.Rule, sampling) -> None:
   kept = promise(rule, sampling)
   if kept == 'nothing':
     raise ValueError(
-      f'rule={rule.name} is lossy and promises neither tokens nor law, so '
-      'there is nothing to audit: set --config.decode.rule to reject, block or '
-      'coupled'
+      f'rule={rule.name} is lossy and promises neither tokens nor their '
+      'distribution, so there is nothing to audit: set --config.decode.rule to '
+      'reject, block or coupled'
     )
   if kept == 'in law':
     raise ValueError(
       f'rule={rule.name} at temperature={sampling.temperature} promises plain '
-      "decoding's law, not its tokens, so there is nothing to audit: set "
-      '--config.sampling.temperature=0 or --config.decode.rule=coupled'
+      "decoding's distribution, not its tokens, so there is nothing to audit: "
+      'set --config.sampling.temperature=0 or --config.decode.rule=coupled'
     )
+
+
+class Audit(NamedTuple):
+  """The texts of an arm against plain decoding's.
+
+  promised: see promise; where it is not 'tokens' nothing is compared.
+  requests: texts.
+  compared: tokens compared of each, up to and with the first that differs.
+  findings: what is not identical.
+  """
+
+  promised: str
+  requests: int
+  compared: tuple[int, ...] = ()
+  findings: tuple[audit.Finding, ...] = ()
+
+  @property
+  def tokens(self) -> int:
+    return sum(self.compared)
+
+  @property
+  def ties(self) -> int:
+    return sum(x.verdict == 'tie' for x in self.findings)
+
+  @property
+  def bugs(self) -> int:
+    return sum(x.verdict == 'BUG' for x in self.findings)
+
+
+class Failure(NamedTuple):
+  """A request that ended on logits that are not finite, after `tokens`."""
+
+  method: str
+  id: str
+  tokens: int
 
 
 def compare(
-  arms: Sequence[timing.Arm],
-  plan: timing.Plan,
-  groups: Sequence[timing.Group],
+  arms: Sequence[plan_lib.Arm],
+  plan: plan_lib.Plan,
+  groups: Sequence[plan_lib.Group],
   outputs: dict[str, list[decode.Output]],
-  track: timing.Track,
-) -> dict[str, dict[str, Any]]:
+  track: plan_lib.Track,
+) -> dict[str, Audit]:
   """By arm: its texts against plain decoding's (arms[0]), where promised.
 
-  outputs: by arm, one for each group. tokens: how many were compared, up to and
-  with the first that differs. findings: what is not identical.
+  outputs: by arm, one for each group.
   """
   items = [item for group in groups for item in group.items]
-  plain = timing.texts(groups, outputs[arms[0].name])
-  ended = _broken_rows(groups, outputs[arms[0].name])
+  read = lambda arm: zip(
+    timing.texts(groups, outputs[arm.name]),
+    _broken_rows(groups, outputs[arm.name]),
+    strict=True,
+  )
   out = {}
   for arm in arms[1:]:
-    kept = promise(arm.engine.rule, plan.sampling)
-    if kept != 'tokens':
-      out[arm.name] = {'promised': kept, 'requests': len(items)}
+    promised = promise(arm.engine.rule, plan.sampling)
+    out[arm.name] = Audit(promised, len(items))
+    if promised != 'tokens':
       continue
-    other = timing.texts(groups, outputs[arm.name])
-    either = [
-      x or y
-      for x, y in zip(
-        ended, _broken_rows(groups, outputs[arm.name]), strict=True
-      )
-    ]
-    found, tokens = [], 0
-    rows = list(zip(items, plain, other, either, strict=True))
-    for item, mine, theirs, broken in track(rows, f'audit of {arm.name}'):
+    compared, findings = [], []
+    rows = list(zip(items, read(arms[0]), read(arm), strict=True))
+    for item, (plain, ended), (other, broken) in track(
+      rows, f'audit of {arm.name}'
+    ):
       # What ended on broken logits is a failure of its own, and its end no
       # choice: only what both emitted is compared.
-      end = min(len(mine), len(theirs)) if broken else None
-      case = _case(plan, item, mine[:end], theirs[:end])
-      finding = _finding(arm, case, groups[0].host.tokens_BL.shape)
-      if finding.position is None:
-        tokens += len(case.plain)
-      else:
-        tokens += finding.position + 1
-        found.append(_described(arm, item, finding))
-    count = lambda verdict, found=found: sum(
-      x['verdict'] == verdict for x in found
+      end = min(len(plain), len(other)) if ended or broken else None
+      found = _finding(
+        arm, plan, item, plain[:end], other[:end], groups[0].host
+      )
+      same = found.position
+      compared.append(len(plain[:end]) if same is None else same + 1)
+      findings += [] if same is None else [found]
+    out[arm.name] = Audit(
+      promised, len(items), tuple(compared), tuple(findings)
     )
-    out[arm.name] = {
-      'promised': 'tokens',
-      'requests': len(items),
-      'tokens': tokens,
-      'differing': len(found),
-      'ties': count('tie'),
-      'bugs': count('BUG'),
-      'findings': found,
-    }
   return out
 
 
-def _case(plan: timing.Plan, item: requests.Item, plain, other) -> audit.Case:
-  s = plan.sampling
-  return audit.Case(
+def _finding(
+  arm, plan, item: requests.Item, plain, other, host: decode.Request
+) -> audit.Finding:
+  s, target = plan.sampling, arm.engine.target
+  rows, length = host.tokens_BL.shape
+  case = audit.Case(
     item.tokens,
     plain,
     other,
-    temperature=s.temperature,
-    top_k=s.top_k,
-    top_p=s.top_p,
-    seed=s.seed,
-    request=item.number,
+    s.temperature,
+    s.top_k,
+    s.top_p,
+    s.seed,
+    item.number,
   )
-
-
-def _finding(arm: timing.Arm, case: audit.Case, shape) -> audit.Finding:
-  rows, length = shape
-  single = arm.engine.target.dtype == 'float32'
-  return audit.audit(
+  found = audit.audit(
     arm.model,
-    arm.engine.target.params,
+    target.params,
     case,
     gamma=arm.gamma,
     chunk=arm.engine.options.chunk,
     length=length,
     rows=rows,
-    relative_limit=audit.NOISE_LIMIT if single else None,
+    relative_limit=audit.NOISE_LIMIT if target.dtype == 'float32' else None,
   )
-
-
-def _described(arm, item: requests.Item, finding: audit.Finding):
   text = lambda token: (
-    None if token is None else arm.engine.target.tokenizer.decode([token])
+    None if token is None else target.tokenizer.decode([token])
   )
-  return {
-    'id': item.id,
-    **dataclasses.asdict(finding),
-    'plain_text': text(finding.plain),
-    'other_text': text(finding.other),
-  }
+  return found._replace(
+    id=item.id, plain_text=text(found.plain), other_text=text(found.other)
+  )
 
 
-def broken(groups, outputs: Sequence[decode.Output]) -> list[dict[str, Any]]:
-  """Requests that ended on logits that are not finite, and after how much."""
+def broken(name: str, groups, outputs) -> list[Failure]:
+  """The requests of an arm that ended on logits that are not finite."""
   items = [item for group in groups for item in group.items]
-  rows = _broken_rows(groups, outputs)
-  texts = timing.texts(groups, outputs)
+  rows, texts = _broken_rows(groups, outputs), timing.texts(groups, outputs)
   return [
-    {'id': item.id, 'tokens': len(text)}
+    Failure(name, item.id, len(text))
     for item, text, bad in zip(items, texts, rows, strict=True)
     if bad
   ]
@@ -161,9 +179,49 @@ def _broken_rows(groups, outputs) -> list[bool]:
 # --- the audit program -------------------------------------------------------
 
 
+class Row(NamedTuple):
+  """An arm of the audit program; audit is None for plain decoding."""
+
+  name: str
+  gamma: int
+  counts: metrics.Summary
+  audit: Audit | None
+
+
+class Total(NamedTuple):
+  """Counts over all arms.
+
+  texts, tokens: compared.
+  positions: of those tokens, the different ones: arms repeat each other's.
+  identical, ties, bugs: texts.
+  per_1000_tokens: first divergences, of tokens.
+  bugs_at_most: unexplained ones per 1,000 positions, the exact
+    (Clopper-Pearson) upper 95 % bound, positions taken as independent.
+  """
+
+  texts: int
+  tokens: int
+  positions: int
+  identical: int
+  ties: int
+  bugs: int
+  per_1000_tokens: float | None
+  bugs_at_most: float
+
+
+class Report(NamedTuple):
+  """The document of the audit program."""
+
+  machine: dict[str, Any]
+  setting: plan_lib.Setting
+  rows: list[Row]
+  total: Total
+  failed: list[Failure]
+
+
 def run(
-  arms: Sequence[timing.Arm], plan: timing.Plan, track: timing.Track
-) -> dict[str, Any]:
+  arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, track: plan_lib.Track
+) -> Report:
   """Runs every arm once on all prompts and compares; arms[0] is plain.
 
   Raises:
@@ -174,7 +232,7 @@ def run(
       'decode.methods and decode.gammas name nothing to compare with plain '
       'decoding: want a method and a gamma of 1 or more'
     )
-  groups = timing.grouper(arms, plan)(plan.judged + plan.others)
+  groups = plan_lib.grouper(arms, plan)(plan.judged + plan.others)
   outputs = {
     arm.name: [
       jax.device_get(arm.engine.programs.generate(arm.engine.weights, x.full))
@@ -183,42 +241,84 @@ def run(
     for arm in arms
   }
   audits = compare(arms, plan, groups, outputs, track)
-  rows = [
-    {
-      'name': arm.name,
-      'gamma': arm.gamma,
-      **metrics.summary(timing.join(outputs[arm.name])),
-      'audit': audits.get(arm.name),
-      'broken': broken(groups, outputs[arm.name]),
-    }
-    for arm in arms
+  rows, failed = [], []
+  for arm in arms:
+    counts = metrics.summary(metrics.join(outputs[arm.name]))
+    rows.append(Row(arm.name, arm.gamma, counts, audits.get(arm.name)))
+    failed += broken(arm.name, groups, outputs[arm.name])
+  items = [item for group in groups for item in group.items]
+  # The same prompt with the same answer is read at the same positions.
+  texts = timing.texts(groups, outputs[arms[0].name])
+  keys = [
+    (tuple(item.tokens), *text) for item, text in zip(items, texts, strict=True)
   ]
-  return {
-    'machine': machine.describe(),
-    'setting': timing.setting(arms, plan),
-    'rows': rows,
-    'total': total(list(audits.values())),
-  }
+  return Report(
+    machine.describe(),
+    plan_lib.setting(arms, plan),
+    rows,
+    total(list(audits.values()), keys),
+    failed,
+  )
 
 
-def total(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """Counts of several audits, and first divergences per 1,000 tokens.
+def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
+  """Prints everything, the JSON last, and saves it; true if nothing is wrong.
 
-  bugs_at_most: of the unexplained ones, the exact (Clopper-Pearson) upper 95 %
-  bound, tokens taken as independent.
+  config: part of the document. Into the folder: audit.json and audit.md.
   """
-  add = lambda name: sum(x[name] for x in audits)
-  tokens, bugs = add('tokens'), add('bugs')
-  good = tokens - bugs
-  # Without a good one, no rate below 1 is ruled out.
-  most = special.betaincinv(bugs + 1, good, 0.95) if good else 1.0
-  rate = metrics.ratio(1000 * add('differing'), tokens)
-  return {
-    'texts': add('requests'),
-    'tokens': tokens,
-    'identical': add('requests') - add('differing'),
-    'ties': add('ties'),
-    'bugs': bugs,
-    'per_1000_tokens': rate,
-    'bugs_at_most': 1000 * float(most),
+  sentences = verdict.audit_sentences(report)
+  out = {'config': config, **report._asdict(), 'verdict': sentences}
+  console = runtime.console()
+  tables.machine(report.machine, console)
+  tables.setting(report.setting, console)
+  console.print()
+  tables.audit(report, console)
+  tables.close(sentences, out, console)
+  if folder:
+    files.write(folder / 'audit.json', runtime.compact(out))
+    files.write(folder / 'audit.md', _markdown(report, sentences))
+  return not report.failed and not report.total.bugs
+
+
+def _markdown(report: Report, sentences: Sequence[str]) -> str:
+  """The tables and the verdict without colours."""
+  file = io.StringIO()
+  console = rich.console.Console(file=file, width=400, color_system=None)
+  console.print('# Audit against plain decoding\n\n```')
+  tables.machine(report.machine, console)
+  tables.setting(report.setting, console)
+  console.print('```\n')
+  tables.audit(report, console, rich.box.MARKDOWN)
+  console.print('\n' + '\n\n'.join(sentences), highlight=False)
+  return '\n'.join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def total(audits: Sequence[Audit], texts: Sequence[object]) -> Total:
+  """The Total of several audits of the same requests.
+
+  texts: of each request, something that is equal where prompt and answer are.
+  """
+  longest: dict[object, int] = {}
+  for one in audits:
+    for text, tokens in zip(texts, one.compared, strict=True):
+      longest[text] = max(longest.get(text, 0), tokens)
+  positions = sum(longest.values())
+  wrong = {
+    (x.id, x.position) for a in audits for x in a.findings if x.verdict == 'BUG'
   }
+  good = positions - len(wrong)
+  # Without a good one, no rate below 1 is ruled out.
+  most = special.betaincinv(len(wrong) + 1, good, 0.95) if good > 0 else 1.0
+  tokens = sum(a.tokens for a in audits)
+  differing = sum(len(a.findings) for a in audits)
+  requests_ = sum(a.requests for a in audits)
+  return Total(
+    texts=requests_,
+    tokens=tokens,
+    positions=positions,
+    identical=requests_ - differing,
+    ties=sum(a.ties for a in audits),
+    bugs=sum(a.bugs for a in audits),
+    per_1000_tokens=metrics.ratio(1000 * differing, tokens),
+    bugs_at_most=1000 * float(most),
+  )

@@ -56,7 +56,7 @@ def commit(*paths: str) -> tuple[str, bool]:
 
 
 def made_by(commit: str, changed: bool) -> str:
-  """What commit returns, as pages say it."""
+  """The two values of `commit` as pages print them."""
   return f'Commit {commit[:12]}{" with changes" if changed else ""}'
 
 

@@ -6,17 +6,17 @@ is spelled out here. Prefill is never a target call. All counts are exact.
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specdec_jax import types
+from specdec_jax import decode, types
 from specdec_jax.models import lm
 
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
-  """Info of some rows, on the host; batch-wide counters are kept whole."""
+  """Info of some rows, on the host; counters of the batch are kept whole."""
   host = lambda x: None if x is None else np.asarray(x)
   some = lambda x: None if x is None else np.asarray(x)[pick]
   return types.Info(
@@ -27,9 +27,9 @@ def rows(info: types.Info, pick=slice(None)) -> types.Info:
   )
 
 
-def concat(infos: Sequence[types.Info]) -> types.Info:
-  """Several runs as one: rows side by side, batch-wide counters added."""
-  host = [rows(info) for info in infos]
+def join(outputs: Sequence[decode.Output]) -> types.Info:
+  """Several runs as one: rows side by side, counters of the batches added."""
+  host = [rows(output.info) for output in outputs]
   out = {}
   for name in types.Info._fields:
     parts = [getattr(info, name) for info in host]
@@ -40,11 +40,15 @@ def concat(infos: Sequence[types.Info]) -> types.Info:
   return types.Info(**out)
 
 
-def summary(info: types.Info) -> dict[str, Any]:
-  """Counts and ratios over the rows of an Info.
+# --- counts ----------------------------------------------------------------
 
-  emitted_tokens: tokens after the prompts. target_calls: windows verified, over
-    rows. drafted_tokens, accepted_tokens: proposals, and those emitted.
+
+class Summary(NamedTuple):
+  """Counts and ratios over requests. A ratio without a denominator is None.
+
+  emitted_tokens: tokens after the prompts.
+  target_calls: windows verified, added over rows.
+  drafted_tokens, accepted_tokens: draft tokens proposed, and those emitted.
   block_efficiency: emitted_tokens / target_calls; includes the recovered or
     bonus token, and windows cut by EOS or length (= mean acceptance length of
     vLLM, tau of EAGLE, accept length of SGLang).
@@ -58,105 +62,159 @@ def summary(info: types.Info) -> dict[str, Any]:
   proposal_rate: share of windows that proposed anything.
   accepted_histogram, uncut_histogram: windows by drafts accepted, of all and
     of those that nothing cut.
-  proposed, tried, accepted_per_position: windows that proposed offset k, that
-    did and accepted every offset before, and that accepted it.
-
-  Ratios without a denominator are None.
+  proposed_per_position: windows that proposed offset k.
+  tried_per_position: those of them that accepted every offset before k.
+  accepted_per_position: those of them that accepted offset k too.
   """
+
+  emitted_tokens: int
+  target_calls: int
+  drafted_tokens: int
+  accepted_tokens: int
+  block_efficiency: float | None
+  block_efficiency_uncut: float | None
+  draft_acceptance_rate: float | None
+  acceptance_per_position: list[float | None]
+  conditional_acceptance_per_position: list[float | None]
+  proposal_rate: float | None
+  accepted_histogram: list[int]
+  uncut_histogram: list[int]
+  proposed_per_position: list[int]
+  tried_per_position: list[int]
+  accepted_per_position: list[int]
+
+
+_LISTS = Summary._fields[-5:]
+
+
+def summary(info: types.Info) -> Summary:
+  """The Summary of all rows of an Info."""
   counts = lambda x_BK: [int(n) for n in np.asarray(x_BK, np.int64).sum(0)]
   return _summary(
     int((np.asarray(info.origin_BL) != types.PROMPT).sum()),
     int(np.asarray(info.calls_B, np.int64).sum()),
-    {
-      'accepted_histogram': counts(info.hist_BN),
-      'uncut_histogram': counts(info.whole_BN),
-      'proposed_per_position': counts(info.proposed_BK),
-      'tried_per_position': counts(info.tried_BK),
-      'accepted_per_position': counts(info.accepted_BK),
-    },
+    counts(info.hist_BN),
+    counts(info.whole_BN),
+    counts(info.proposed_BK),
+    counts(info.tried_BK),
+    counts(info.accepted_BK),
   )
 
 
-def total(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """The summary of several requests: their counts added, ratios from those.
+def total(summaries: Sequence[Summary]) -> Summary:
+  """The Summary of several requests: counts added, ratios of the sums.
 
-  Without requests every count is 0. A shorter window's lists are taken as
-  having zeros at the end.
+  Without requests every count is 0. Lists of unlike gammas are filled with
+  zeros at the end.
   """
   added = lambda name: [
     sum(column)
     for column in itertools.zip_longest(
-      *(s[name] for s in summaries), fillvalue=0
+      *(getattr(s, name) for s in summaries), fillvalue=0
     )
   ]
   return _summary(
-    sum(s['emitted_tokens'] for s in summaries),
-    sum(s['target_calls'] for s in summaries),
-    {name: added(name) for name in _LISTS},
+    sum(s.emitted_tokens for s in summaries),
+    sum(s.target_calls for s in summaries),
+    *map(added, _LISTS),
   )
 
 
-_LISTS = (
-  'accepted_histogram',
-  'uncut_histogram',
-  'proposed_per_position',
-  'tried_per_position',
-  'accepted_per_position',
-)
-
-
-def _summary(emitted: int, calls: int, lists: dict[str, list[int]]):
-  """The dict of summary from its counts; lists: _LISTS."""
-  proposed_K = lists['proposed_per_position']
-  tried_K = lists['tried_per_position']
-  accepted_K = lists['accepted_per_position']
-  uncut_N = lists['uncut_histogram']
+def _summary(
+  emitted: int,
+  calls: int,
+  accepted_N: list[int],
+  uncut_N: list[int],
+  proposed_K: list[int],
+  tried_K: list[int],
+  accepted_K: list[int],
+) -> Summary:
   drafted, accepted = sum(proposed_K), sum(accepted_K)
-  return {
-    'emitted_tokens': emitted,
-    'target_calls': calls,
-    'drafted_tokens': drafted,
-    'accepted_tokens': accepted,
-    'block_efficiency': ratio(emitted, calls),
-    'block_efficiency_uncut': ratio(
-      sum((k + 1) * n for k, n in enumerate(uncut_N)), sum(uncut_N)
-    ),
-    'draft_acceptance_rate': ratio(accepted, drafted),
-    'acceptance_per_position': list(map(ratio, accepted_K, proposed_K)),
-    'conditional_acceptance_per_position': list(
-      map(ratio, accepted_K, tried_K)
-    ),
-    'proposal_rate': ratio(proposed_K[0] if proposed_K else 0, calls),
-    **lists,
-  }
+  uncut = sum((k + 1) * n for k, n in enumerate(uncut_N))
+  return Summary(
+    emitted_tokens=emitted,
+    target_calls=calls,
+    drafted_tokens=drafted,
+    accepted_tokens=accepted,
+    block_efficiency=ratio(emitted, calls),
+    block_efficiency_uncut=ratio(uncut, sum(uncut_N)),
+    draft_acceptance_rate=ratio(accepted, drafted),
+    acceptance_per_position=list(map(ratio, accepted_K, proposed_K)),
+    conditional_acceptance_per_position=list(map(ratio, accepted_K, tried_K)),
+    proposal_rate=ratio(proposed_K[0] if proposed_K else 0, calls),
+    accepted_histogram=accepted_N,
+    uncut_histogram=uncut_N,
+    proposed_per_position=proposed_K,
+    tried_per_position=tried_K,
+    accepted_per_position=accepted_K,
+  )
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
   return numerator / denominator if denominator else None
 
 
-def repeated_ngrams(tokens, n: int = 8) -> float | None:
-  """Share of a text's n-grams that occurred in it before; looping text."""
-  grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-  return ratio(len(grams) - len(set(grams)), len(grams))
+def tokens_per_window(info: types.Info) -> float:
+  """Emitted tokens of all rows over windows of the batch."""
+  return summary(info).emitted_tokens / max(int(info.calls), 1)
+
+
+def wide_share(info: types.Info) -> float:
+  """Share of the batch's windows in which any row proposed anything."""
+  return int(info.wide) / max(int(info.calls), 1)
+
+
+def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
+  """Share of n-grams that occurred before in their text: how much it loops."""
+  found = repeated = 0
+  for text in texts:
+    grams = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
+    found += len(grams)
+    repeated += len(grams) - len(set(grams))
+  return ratio(repeated, found)
 
 
 # --- time ------------------------------------------------------------------
 
 
-def spread(values: Sequence[float | None]) -> dict[str, Any]:
-  """Median, extremes and interquartile range of repeated measurements.
+class Spread(NamedTuple):
+  """Repeated measurements; None where no repeat could be measured.
 
-  too_short: how many are None (tokens_per_second); the rest of the dict is of
-  the others, and None where there are none.
+  median, min, max: of the repeats.
+  iqr: the interquartile range.
+  too_short: repeats that were too short to measure and are left out.
   """
+
+  median: float | None
+  min: float | None
+  max: float | None
+  iqr: float | None
+  too_short: int
+
+  @property
+  def outcome(self) -> str:
+    """Of an improvement: 'win', 'loss', 'draw', or 'too short'.
+
+    A draw where the repeats lie on both sides of 1, or the median is within
+    2 % of it.
+    """
+    if self.median is None or self.min is None or self.max is None:
+      return 'too short'
+    if self.min > 1 and self.median > 1.02:
+      return 'win'
+    if self.max < 1 and self.median < 0.98:
+      return 'loss'
+    return 'draw'
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+  """values: None is a repeat that was too short (tokens_per_second)."""
   kept = [x for x in values if x is not None]
-  out: dict[str, Any] = dict.fromkeys(('median', 'min', 'max', 'iqr'))
-  if kept:
-    low, median, high = map(float, np.percentile(kept, (25, 50, 75)))
-    out = {'median': median, 'min': min(kept), 'max': max(kept)}
-    out['iqr'] = high - low
-  return out | {'too_short': len(values) - len(kept)}
+  missing = len(values) - len(kept)
+  if not kept:
+    return Spread(None, None, None, None, missing)
+  low, median, high = map(float, np.percentile(kept, (25, 50, 75)))
+  return Spread(median, min(kept), max(kept), high - low, missing)
 
 
 def tokens_per_second(
@@ -171,38 +229,28 @@ def tokens_per_second(
 
 def walltime_improvement(
   method: Sequence[float | None], plain: Sequence[float | None]
-) -> dict[str, Any]:
+) -> Spread:
   """tokens_per_second over the autoregressive arm's, repeat by repeat."""
   return spread([m and p and m / p for m, p in zip(method, plain, strict=True)])
 
 
-def outcome(improvement: dict[str, Any]) -> str:
-  """'win', 'loss' or 'draw' of walltime_improvement, or 'too short'.
+class Gaps(NamedTuple):
+  """Seconds between tokens as they come out: median and 95th percentile."""
 
-  A draw where the repeats lie on both sides of 1, or the median is within 2%.
-  """
-  if improvement['median'] is None:
-    return 'too short'
-  if improvement['min'] > 1 and improvement['median'] > 1.02:
-    return 'win'
-  if improvement['max'] < 1 and improvement['median'] < 0.98:
-    return 'loss'
-  return 'draw'
+  p50: float | None
+  p95: float | None
 
 
-def inter_token(stamps: Sequence[Sequence[float]]) -> dict[str, float | None]:
-  """Median and 95th percentile of the gaps between tokens as they come out.
+def inter_token(stamps: Sequence[Sequence[float]]) -> Gaps:
+  """stamps: when each token of each request was there, in seconds.
 
-  stamps: when each token of each request was there. Tokens of one window come
-  together, so speculation has gaps of 0 and, between windows, longer ones.
+  Tokens of one window come together, so speculation has gaps of 0 and, between
+  windows, longer ones.
   """
   gaps = np.concatenate([np.diff(s) for s in stamps] or [[]])
   if not gaps.size:
-    return {'p50': None, 'p95': None}
-  return {
-    'p50': float(np.percentile(gaps, 50)),
-    'p95': float(np.percentile(gaps, 95)),
-  }
+    return Gaps(None, None)
+  return Gaps(*map(float, np.percentile(gaps, (50, 95))))
 
 
 # --- work ------------------------------------------------------------------
@@ -228,8 +276,10 @@ def step_bytes(params: types.Params) -> int:
 
 
 def _read_whole(params: types.Params) -> list[jax.Array]:
-  flat = lm.flatten(params)
-  return [x for name, x in flat.items() if name not in ('embed', 'positions')]
+  named, _ = jax.tree_util.tree_flatten_with_path(params)
+  tables = 'embed', 'positions'
+  # A model of the user's own may hold its parameters in any tree.
+  return [x for path, x in named if getattr(path[0], 'key', '') not in tables]
 
 
 def own_bytes(params: types.Params, target: types.Params) -> int:
@@ -254,19 +304,68 @@ def layers_share(params: types.Params, count: int) -> float:
   return total / step_bytes(params)
 
 
-def ceiling_tokens_per_second(
-  bandwidth: float, weight_bytes: int, cache_bytes: float
-) -> float:
-  """Autoregressive ceiling: bytes a second over bytes read per token."""
-  return bandwidth / (weight_bytes + cache_bytes)
+class Work(NamedTuple):
+  """What drafting adds to a window, beyond the target's pass.
+
+  parameters: multiplied by, times tokens. bytes: read. held: bytes in memory
+  that are not the target's.
+  """
+
+  parameters: int
+  bytes: int
+  held: int
 
 
-def target_passes(info: types.Info, *, narrow: bool) -> tuple[int, int, int]:
-  """(windows, wide windows, tokens a row that the target read in them)."""
+def drafting(engine: Any, gamma: int, state: Any, info: types.Info) -> Work:
+  """The Work of one window of an engine (build.Engine).
+
+  A draft model reads gamma + 1 tokens in gamma passes, or fewer if it stops
+  early: the last two committed ones first, then its own. Layers of the target
+  run token by token instead of once, and the head once a draft; they are the
+  target's own, so none is held. state: the drafter's, for its size.
+  """
+  params = engine.weights.draft
+  passes = draft_passes(info) if engine.drafter.stops else gamma
+  if engine.drafter.exit:
+    layers = layers_share(params, engine.drafter.exit) * step_bytes(params)
+    head = params['head']
+    return Work(
+      round(passes * head.size), round(passes * (layers + head.nbytes)), 0
+    )
+  # A draft of some ids only is held beside the whole one.
+  whole = engine.draft.params if engine.draft else ()
+  held = own_bytes((params, whole), engine.target.params)
+  if engine.work is not None:
+    parameters, read = engine.work(params, state, passes)
+    return Work(parameters, read, held)
+  if engine.draft is None:
+    return Work(0, 0, held)
+  return Work(
+    round((passes + 1) * step_parameters(params)),
+    round(passes * (step_bytes(params) + tree_bytes(state))),
+    held,
+  )
+
+
+def draft_passes(info: types.Info) -> float:
+  """Passes in a window of a draft model that stops where it is not sure.
+
+  The first, and one after every draft that was proposed but the last one: that
+  a draft is not proposed shows in a pass too. The mean over rows, exact for one
+  row a batch; of more, each waits for those that go on.
+  """
+  found = summary(info)
+  return 1 + sum(found.proposed_per_position[:-1]) / max(found.target_calls, 1)
+
+
+def target_tokens(info: types.Info, *, narrow: bool) -> int:
+  """Tokens a row that the target reads, over the windows of the batch.
+
+  narrow: windows in which no row proposed anything are read at width 1.
+  """
   gamma = np.shape(info.hist_BN)[1] - 1
   calls = int(info.calls)
-  wide = int(info.wide) if narrow else calls
-  return calls, wide, calls + wide * gamma
+  return calls + gamma * (int(info.wide) if narrow else calls)
 
 
 def arithmetic_factor(
@@ -281,68 +380,19 @@ def arithmetic_factor(
 
   Theorem 3.11 of Leviathan et al. 2023 with measured counts. A pass costs
   2 x parameters a token (attention scores left out); target: step_parameters;
-  drafting: what a window multiplies by beyond the target's pass. Both runs have
-  the same rows a batch.
+  drafting: Work.parameters. Both runs have the same rows a batch.
   """
-  calls, _, read = target_passes(info, narrow=narrow)
-  spent = read * target + calls * drafting
-  own = ratio(spent, summary(info)['emitted_tokens'])
-  base = ratio(int(plain.calls) * target, summary(plain)['emitted_tokens'])
+  spent = target_tokens(info, narrow=narrow) * target
+  spent += int(info.calls) * drafting
+  own = ratio(spent, summary(info).emitted_tokens)
+  base = ratio(int(plain.calls) * target, summary(plain).emitted_tokens)
   return ratio(own, base) if own is not None and base is not None else None
 
 
-def bytes_per_token(
-  info: types.Info,
-  *,
-  target: int,
-  target_cache: int,
-  drafting: int,
-) -> float | None:
+def bytes_per_token(info: types.Info, window: int) -> float | None:
   """Bytes read per emitted token, each array once a pass.
 
-  A window is one target pass, which reads its step_bytes and its whole cache,
-  masked slots included, and what drafting reads besides.
+  window: bytes that a window reads: the target's step_bytes and its whole
+  cache, masked slots included, and Work.bytes.
   """
-  window = target + target_cache + drafting
-  return ratio(int(info.calls) * window, summary(info)['emitted_tokens'])
-
-
-def draft_passes(info: types.Info) -> float:
-  """Passes in a window of a draft model that stops where it is not sure.
-
-  The first, and one after every draft that was proposed but the last one: that
-  a draft is not proposed shows in a pass too. The mean over rows, exact for one
-  row a batch; of more, each waits for those that go on.
-  """
-  found = summary(info)
-  proposed_K = found['proposed_per_position']
-  return 1 + sum(proposed_K[:-1]) / max(found['target_calls'], 1)
-
-
-def alpha(overlap_BL, where_BL) -> float | None:
-  """Mean of sum min(p, q) over the positions chosen."""
-  where_BL = np.asarray(where_BL)
-  return ratio(
-    float(np.asarray(overlap_BL, np.float64)[where_BL].sum()),
-    int(where_BL.sum()),
-  )
-
-
-def tokens_per_window(info: types.Info) -> float:
-  """Emitted tokens of all rows over windows of the batch."""
-  return summary(info)['emitted_tokens'] / max(int(info.calls), 1)
-
-
-def wide_share(info: types.Info) -> float:
-  """Share of the batch's windows in which any row proposed anything."""
-  return int(info.wide) / max(int(info.calls), 1)
-
-
-def repeated_share(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
-  """repeated_ngrams over several texts, each n-gram counted once."""
-  sizes = [max(len(text) - n + 1, 0) for text in texts]
-  found = sum(
-    (repeated_ngrams(text, n) or 0) * size
-    for text, size in zip(texts, sizes, strict=True)
-  )
-  return ratio(found, sum(sizes))
+  return ratio(int(info.calls) * window, summary(info).emitted_tokens)

@@ -1,106 +1,320 @@
-"""What the benchmark predicts: acceptance on a text, and what it is worth.
+"""Predictions: how often drafts are accepted on a text, and what it is worth.
 
 From the calibrated parts and from outputs of other prompts before the judged
 ones run; afterwards from their own, which tells cost from acceptance apart.
+Acceptance is teacher-forced: models read the text that plain decoding emitted,
+so alpha does not depend on gamma, the rule or the draws of a run.
 """
 
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode
-from specdec_jax.bench import acceptance, cost, metrics, timing
+from specdec_jax import decode, forward, types
+from specdec_jax import sampling as sampling_lib
+from specdec_jax.bench import cost, metrics
+from specdec_jax.bench import plan as plan_lib
+
+Array = jax.Array
+
+
+class Overlap(NamedTuple):
+  """For the token at each index of a text; garbage outside it.
+
+  alpha_BL: sum_x min(p(x), q(x)).
+  kept_BL: the mass of q that the rule keeps; alpha but for a lossy rule.
+  distance_BL: total variation between p and what a lossy rule emits there; 0
+    for a lossless one.
+  """
+
+  alpha_BL: Array
+  kept_BL: Array
+  distance_BL: Array
+
+
+@functools.partial(
+  jax.jit, static_argnames=('target', 'draft', 'rule', 'chunk')
+)
+def overlap(
+  weights: types.Weights,
+  request: decode.Request,
+  proposals_BL: Array,
+  proposed_BL: Array,
+  *,
+  target: types.Model,
+  draft: types.Model | None,
+  rule: types.Rule,
+  chunk: int,
+) -> Overlap:
+  """How far apart p and q are at each index of a text.
+
+  Args:
+    weights: of the target and of the draft.
+    request: the prompts with the text after them; limit_B is where it ends.
+    proposals_BL, proposed_BL: without a draft model, the token of which q is
+      certain at each index, and where there is one; alpha is 0 elsewhere.
+    target, draft: the models; draft None for drafters without one.
+    rule: what decides of a draft token.
+    chunk: tokens that are read at a time.
+  """
+
+  def columns(index_T, *logits):
+    p_BTV, *q = (
+      sampling_lib.probabilities(x, request.sampling) for x in logits
+    )
+    if q:
+      (q_BTV,) = q
+    else:
+      token_BT1 = forward.at(proposals_BL, index_T)[..., None]
+      q_BTV = jnp.arange(target.vocab)[None, None] == token_BT1
+      proposed_BT1 = forward.at(proposed_BL, index_T)[..., None]
+      q_BTV = (q_BTV & proposed_BT1).astype(p_BTV.dtype)
+    alpha_BT = kept_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
+    distance_BT = jnp.zeros(alpha_BT.shape)
+    scores = types.Scores(logits[0], request.sampling)
+    if rule.kept is not None:
+      kept_BT = jnp.sum(rule.kept(p_BTV, q_BTV, scores), -1)
+    if rule.emitted is not None:
+      off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, scores) - p_BTV)
+      distance_BT = jnp.sum(off_BTV, -1) / 2
+    return alpha_BT, kept_BT, distance_BT
+
+  readers = [(target, weights.target)]
+  readers += [] if draft is None else [(draft, weights.draft)]
+  return Overlap(
+    *forward.score(
+      readers, request.tokens_BL, request.limit_B, columns, chunk=chunk
+    )
+  )
+
+
+@functools.partial(jax.jit, static_argnames=('target', 'drafter', 'coupled'))
+def propose_along(
+  weights: types.Weights,
+  request: decode.Request,
+  steps: Array,
+  *,
+  target: types.Model,
+  drafter: types.Drafter,
+  coupled: bool,
+):
+  """Runs only the drafter, at `steps` consecutive prefixes of a fixed text.
+
+  It starts again where the text ends. The target is not run; a drafter in its
+  cache finds there what it wrote.
+
+  Args:
+    weights: of the target and of the draft.
+    request: the prompts with the text after them; limit_B is where it ends.
+    steps: how often to propose.
+    target: for its cache.
+    drafter: what proposes.
+    coupled: whether the rule couples the drafter's noise.
+
+  Returns:
+    (tokens_BL, proposed_BL, check): the first token proposed for each index,
+    where one was, and a number that uses all the work.
+  """
+  B, L = request.tokens_BL.shape
+  live_B = request.lengths_B < request.limit_B
+  span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
+  at = lambda i: types.Context(
+    request.tokens_BL,
+    request.lengths_B + i % span_B,
+    live_B,
+    request.sampling,
+  )
+  zeros_B = jnp.zeros((B,), jnp.int32)
+  nothing = types.Outcome(
+    zeros_B, zeros_B, zeros_B, jnp.zeros((B, target.vocab))
+  )
+
+  def body(i, carry):
+    state, cache, tokens_BL, proposed_BL, check = carry
+    context = at(i)
+    noise = sampling_lib.noise(
+      request.seed_B,
+      request.request_B,
+      context.lengths_B,
+      request.sampling,
+      gamma=drafter.gamma,
+      coupled=coupled,
+    )
+    draft, state, cache = drafter.propose(weights, state, context, noise, cache)
+    state = drafter.commit(state, at(i + 1), nothing, None)
+    slots_B = jnp.where(live_B, context.lengths_B, L)
+    put = lambda old, new: old.at[jnp.arange(B), slots_B].set(new, mode='drop')
+    check += jnp.sum(draft.tokens_BK) + jnp.sum(draft.count_B)
+    if draft.q_BKV is not None:
+      # So that XLA cannot leave out writing q, which a real window reads.
+      check += jnp.sum(draft.q_BKV[..., 0]).astype(check.dtype)
+    return (
+      state,
+      cache,
+      put(tokens_BL, draft.tokens_BK[:, 0]),
+      put(proposed_BL, draft.count_B > 0),
+      check,
+    )
+
+  carry = (
+    drafter.init(weights, at(0), None),
+    target.init_cache(B, L),
+    jnp.zeros((B, L), jnp.int32),
+    jnp.zeros((B, L), bool),
+    jnp.int32(0),
+  )
+  return jax.lax.fori_loop(0, steps, body, carry)[2:]
+
+
+class Alpha(NamedTuple):
+  """Acceptance of a drafter, teacher-forced; means over positions of a text.
+
+  alpha: sum_x min(p(x), q(x)), 0 where nothing is proposed.
+  alpha_where_proposed: the same over positions with a proposal.
+  kept_where_proposed: the mass of q that the rule keeps, there.
+  total_variation: how far what the rule emits is from p.
+  positions: how many there were.
+  """
+
+  alpha: float | None
+  alpha_where_proposed: float | None
+  kept_where_proposed: float | None
+  total_variation: float | None
+  positions: int
 
 
 def alphas(
-  arms, groups, outputs, track: timing.Track
-) -> dict[str, dict[str, Any]]:
-  """Teacher-forced on plain decoding's text; one value per drafter."""
-  last = {arm.drafter: arm for arm in arms[1:]}  # any gamma gives the same
+  arms: Sequence[plan_lib.Arm], groups, outputs, track: plan_lib.Track
+) -> dict[str, Alpha]:
+  """The Alpha of every drafter on plain decoding's text.
+
+  outputs: by arm, one for each group.
+  """
+  drafters = {arm.drafter: arm for arm in arms[1:]}  # any gamma gives the same
   out = {}
-  for name, arm in last.items():
-    sums, kept, off, asked, text = [], [], [], [], []
+  for name, arm in drafters.items():
+    columns = []
     for group, plain in track(
       list(zip(groups, outputs[arms[0].name], strict=True)), f'alpha of {name}'
     ):
       request = group.full._replace(
         tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B
       )
-      overlap, proposed_BL = _overlap(arm, request)
       index_1L = np.arange(plain.tokens_BL.shape[1])[None]
       text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
         index_1L < plain.lengths_B[:, None]
       )
-      sums.append(np.asarray(overlap.alpha_BL))
-      kept.append(np.asarray(overlap.kept_BL))
-      off.append(np.asarray(overlap.distance_BL))
-      asked.append(np.asarray(proposed_BL) & text_BL)
-      text.append(text_BL)
-    if not sums:
-      continue
-    sums, kept, off, asked, text = map(
-      np.concatenate, (sums, kept, off, asked, text)
-    )
-    out[name] = {
-      'alpha': metrics.alpha(sums, text),
-      'alpha_where_proposed': metrics.alpha(sums, asked),
-      'kept_where_proposed': metrics.alpha(kept, asked),
-      'total_variation': metrics.alpha(off, text),
-      'positions': int(text.sum()),
-    }
+      found, proposed_BL = _overlap(arm, request)
+      columns.append((*found, text_BL & np.asarray(proposed_BL), text_BL))
+    if columns:
+      parts = (np.concatenate(x) for x in zip(*columns, strict=True))
+      alpha, kept, distance, proposed, text = parts
+      out[name] = Alpha(
+        _mean(alpha, text),
+        _mean(alpha, proposed),
+        _mean(kept, proposed),
+        _mean(distance, text),
+        int(text.sum()),
+      )
   return out
 
 
-def _overlap(arm: timing.Arm, request: decode.Request):
-  weights, options = arm.engine.weights, arm.engine.options
+def _overlap(arm: plan_lib.Arm, request: decode.Request):
+  """(Overlap, where the drafter proposes something)."""
   B, L = request.tokens_BL.shape
-  tokens_BL = np.zeros((B, L), np.int32)
-  proposed_BL = np.ones((B, L), bool)
+  tokens_BL, proposed_BL = np.zeros((B, L), np.int32), np.ones((B, L), bool)
   if arm.draft is None:
-    tokens_BL, proposed_BL, _ = acceptance.walk(
-      weights,
+    tokens_BL, proposed_BL, _ = propose_along(
+      arm.engine.weights,
       request,
       np.int32(np.max(request.limit_B - request.lengths_B)),
       target=arm.model,
       drafter=arm.engine.drafter,
       coupled=arm.engine.rule.coupled,
     )
-  overlap = acceptance.overlap(
-    weights,
+  found = overlap(
+    arm.engine.weights,
     request,
     tokens_BL,
     proposed_BL,
     target=arm.model,
     draft=arm.draft,
     rule=arm.engine.rule,
-    chunk=options.chunk,
+    chunk=arm.engine.options.chunk,
   )
-  return overlap, proposed_BL
+  return found, proposed_BL
 
 
-def improvements(
-  arms, calibration, outputs, alphas
-) -> dict[str, dict[str, Any]]:
-  """Improvement of every arm from the parts and from these acceptances."""
+def _mean(x_BL: np.ndarray, where_BL: np.ndarray) -> float | None:
+  total = float(np.asarray(x_BL, np.float64)[where_BL].sum())
+  return metrics.ratio(total, int(where_BL.sum()))
+
+
+# --- what acceptance is worth ------------------------------------------------
+
+
+class Prediction(NamedTuple):
+  """Improvement over plain decoding by the cost model.
+
+  tokens: a window emits, over those of a plain window of the batch.
+  wide: share of windows verified at width gamma + 1.
+  window_cost: in plain steps.
+  improvement: tokens / window_cost.
+  improvement_from_alpha: the same with tokens from alpha and equation 1; None
+    where that does not hold.
+  by_gamma: improvement at smaller gammas too, an estimate.
+  best_gamma: of those, 0 where none helps.
+  """
+
+  tokens: float
+  wide: float
+  window_cost: float
+  improvement: float
+  improvement_from_alpha: float | None
+  by_gamma: dict[int, float]
+  best_gamma: int
+
+
+def improvements(arms, calibration, outputs, alphas) -> dict[str, Prediction]:
+  """By arm: from the calibrated parts and the acceptance in these outputs.
+
+  Without outputs nothing is predicted.
+  """
   if not outputs[arms[0].name]:
     return {}
-  infos = {a.name: timing.join(outputs[a.name]) for a in arms}
-  plain = infos[arms[0].name]
-  base = metrics.tokens_per_window(plain)
+  infos = {arm.name: metrics.join(outputs[arm.name]) for arm in arms}
+  base = metrics.tokens_per_window(infos[arms[0].name])
   return {
-    a.name: improvement(
-      a, calibration, infos[a.name], base, alphas.get(a.drafter)
+    arm.name: improvement(
+      arm, calibration, infos[arm.name], base, alphas.get(arm.drafter)
     )
-    for a in arms[1:]
+    for arm in arms[1:]
   }
 
 
-def improvement(arm: timing.Arm, calibration, info, base: float, alpha) -> dict:
-  """base: tokens that a plain window of the batch emits, 1 at batch size 1."""
-  narrow = arm.engine.options.narrow
-  hist = metrics.summary(info)['accepted_histogram']
+def improvement(
+  arm: plan_lib.Arm,
+  calibration: Any,
+  info: types.Info,
+  base: float,
+  alpha: Alpha | None,
+) -> Prediction:
+  """The Prediction of one arm.
+
+  Args:
+    arm: the method.
+    calibration: timing.Calibration.
+    info: of the arm's outputs.
+    base: tokens that a plain window of the batch emits, 1 at batch size 1.
+    alpha: of the drafter; None predicts nothing from it.
+  """
+  found = metrics.summary(info)
   tokens = metrics.tokens_per_window(info) / base
-  wide = metrics.wide_share(info) if narrow else 1.0
+  wide = metrics.wide_share(info) if arm.engine.options.narrow else 1.0
   propose = calibration.propose[arm.name] / calibration.step
   # A drafter in the target's first layers has done part of the verify pass.
   rest = 1 - metrics.layers_share(
@@ -109,6 +323,7 @@ def improvement(arm: timing.Arm, calibration, info, base: float, alpha) -> dict:
   widths = cost.interpolated(calibration.verify)
   v = lambda n: rest * widths(n)
   idle = calibration.idle[arm.gamma + 1]
+  hist = found.accepted_histogram
   exact = cost.histogram_tokens(hist)
   gammas = {}
   for g in range(1, arm.gamma + 1):
@@ -119,16 +334,16 @@ def improvement(arm: timing.Arm, calibration, info, base: float, alpha) -> dict:
   window = cost.window(propose, wide, v(arm.gamma + 1), idle)
   independent = None
   # Equation 1 knows no window that stops where the draft is not sure.
-  if alpha and alpha['alpha'] is not None and not arm.engine.drafter.stops:
-    rate = metrics.summary(info)['proposal_rate'] or 0.0
-    each = alpha['kept_where_proposed'] or 0.0
-    independent = cost.sparse_tokens(min(each, 1.0), arm.gamma, rate) / window
-  return {
-    'tokens': tokens,
-    'wide': wide,
-    'window_cost': window,
-    'improvement': tokens / window,
-    'improvement_from_alpha': independent,
-    'by_gamma': gammas,
-    'best_gamma': cost.best(gammas),
-  }
+  if alpha and alpha.alpha is not None and not arm.engine.drafter.stops:
+    each = min(alpha.kept_where_proposed or 0.0, 1.0)
+    rate = found.proposal_rate or 0.0
+    independent = cost.sparse_tokens(each, arm.gamma, rate) / window
+  return Prediction(
+    tokens=tokens,
+    wide=wide,
+    window_cost=window,
+    improvement=tokens / window,
+    improvement_from_alpha=independent,
+    by_gamma=gammas,
+    best_gamma=cost.best(gammas),
+  )

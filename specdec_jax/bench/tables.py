@@ -1,5 +1,12 @@
-"""The benchmark's document as tables, stage by stage."""
+"""What the benchmark and the audit print: their records as tables and lines.
 
+Computes no metric of its own. Methods that are lossy have their distance, a
+total variation, beside every number.
+"""
+
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import rich.box
@@ -7,359 +14,409 @@ import rich.console
 import rich.markup
 import rich.table
 
+from specdec_jax import runtime
+from specdec_jax.bench import audit as audit_lib
 from specdec_jax.bench import metrics
 
 
-def new_table(
-  title: str, *columns: str, box: rich.box.Box = rich.box.SIMPLE_HEAD
+def table(
+  title: str,
+  rows: Sequence[Any],
+  columns: Mapping[str, Callable[[Any], str]],
+  *,
+  box: rich.box.Box = rich.box.SIMPLE_HEAD,
 ) -> rich.table.Table:
-  """Without rows; numbers go right, the first column left."""
+  """rows as a table; columns: head -> the cell of a row, the first left."""
   out = rich.table.Table(
-    title=title,
-    title_justify='left',
-    box=box,
-    padding=(0, 1, 0, 0),
+    title=title, title_justify='left', box=box, padding=(0, 1, 0, 0)
   )
-  for i, name in enumerate(columns):
-    justify = 'left' if i == 0 else 'right'
-    out.add_column(name, justify=justify, no_wrap=True)
+  for i, head in enumerate(columns):
+    justify = 'right' if i else 'left'
+    out.add_column(head, justify=justify, no_wrap=head != 'reason')
+  for row in rows:
+    out.add_row(*(cell(row) for cell in columns.values()))
   return out
 
 
-def machine(doc, console) -> None:
-  m = doc['machine']
+def new_table(title, *columns, box=rich.box.SIMPLE_HEAD) -> rich.table.Table:
+  """As table, without rows."""
+  return table(title, (), dict.fromkeys(columns, str), box=box)
+
+
+def close(
+  sentences: Sequence[str], document: Any, console: rich.console.Console
+) -> None:
+  """Prints the verdict and, as the last line, the document as JSON."""
+  console.print('\n[bold]Verdict[/bold]')
+  for sentence in sentences:
+    indent = ' ' * (2 + len(sentence) - len(sentence.lstrip()))
+    text = textwrap.fill(
+      sentence.lstrip(),
+      console.width,
+      initial_indent=indent,
+      subsequent_indent=f'{indent}  ',
+      break_long_words=False,
+    )
+    console.print(text, highlight=False)
+  console.print()
+  sys.stdout.flush()
+  print(runtime.compact(document))
+
+
+# --- what runs ---------------------------------------------------------------
+
+
+def _line(console, name: str, text: str) -> None:
   console.print(
-    f'[bold]Machine[/bold]  {m["cpu"]}, {m["cores"]} cores; {m["platform"]} '
-    f'({m["device"]}) x{m["devices"]}; Python {m["python"]}, jax {m["jax"]}, '
-    f'flax {m["flax"]}',
-    highlight=False,
-  )
-  console.print(
-    f'         commit {m["commit"][:12]}{" + changes" if m["dirty"] else ""}; '
-    f'XLA_FLAGS={m["XLA_FLAGS"] or "-"}',
-    highlight=False,
+    f'[bold]{name}[/bold]{" " * (9 - len(name))}{text}', highlight=False
   )
 
 
-def ceiling(doc, console) -> None:
-  for dtype, found in doc['ceiling']['gb_s'].items():
+def machine(m, console) -> None:
+  """m: of machine.describe."""
+  _line(
+    console,
+    'Machine',
+    f'{m["cpu"]}, {m["cores"]} cores; {m["platform"]} ({m["device"]}) '
+    f'x{m["devices"]}; Python {m["python"]}, jax {m["jax"]}, flax {m["flax"]}',
+  )
+  changes = ' + changes' if m['dirty'] else ''
+  flags = m['XLA_FLAGS'] or '-'
+  _line(console, '', f'commit {m["commit"][:12]}{changes}; XLA_FLAGS={flags}')
+
+
+def ceiling(gb_s, console) -> None:
+  """gb_s: of benchmark.Ceiling."""
+  for dtype, found in gb_s.items():
     parts = ', '.join(f'{k} {v:.1f}' for k, v in found.items() if k != 'best')
-    console.print(
-      f'[bold]Ceiling[/bold]  {dtype} reads {found["best"]:.1f} GB/s: {parts}',
-      highlight=False,
+    _line(
+      console, 'Ceiling', f'{dtype} reads {found["best"]:.1f} GB/s: {parts}'
     )
 
 
-def setting(doc, console) -> None:
-  s = doc['setting']
-  x = s['sampling']
-  law = 'greedy' if x['temperature'] == 0 else f'temperature {x["temperature"]}'
-  console.print(
-    f'[bold]Target[/bold]   {s["target"]}, {s["dtype"]}'
-    + (f'; draft {s["draft"]}, same tokenizer' if s['draft'] else ''),
-    highlight=False,
+def setting(s, console) -> None:
+  """s: plan.Setting."""
+  x = s.sampling
+  warm = (
+    'greedy' if x['temperature'] == 0 else f'temperature {x["temperature"]}'
   )
-  console.print(
-    f'[bold]Run[/bold]      {law}, top_k {x["top_k"]}, top_p {x["top_p"]}, '
-    f'rule {s["rule"]}{"" if s["lossless"] else " (LOSSY)"}; batch '
-    f'{s["batch_size"]}, {s["max_new_tokens"]} new tokens, buffer '
-    f'{s["buffer"]}; first turns',
-    highlight=False,
-  )
-
-
-def judged(doc, console) -> None:
-  s = doc['setting']
-  console.print(
-    f'         {s["judged_prompts"]} prompts judged, {s["other_prompts"]} '
-    'others to predict from',
-    highlight=False,
+  draft = f'; draft {s.draft}, same tokenizer' if s.draft else ''
+  _line(console, 'Target', f'{s.target}, {s.dtype}{draft}')
+  lossy = '' if s.lossless else ' (LOSSY)'
+  _line(
+    console,
+    'Run',
+    f'{warm}, top_k {x["top_k"]}, top_p {x["top_p"]}, rule {s.rule}{lossy}; '
+    f'batch {s.batch_size}, {s.max_new_tokens} new tokens, buffer {s.buffer}; '
+    'first turns',
   )
 
 
-def calibration(doc, console) -> None:
-  c, top = doc['calibration'], doc['ceiling']['tok_s']
-  widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in c['verify'].items())
-  console.print(
-    f'[bold]Parts[/bold]    plain step {c["step"] * 1e3:.3g} ms; {widths}; '
-    f'proposing nothing {", ".join(f"{v:.2f}" for v in c["idle"].values())}',
-    highlight=False,
+def judged(s, console) -> None:
+  """How many prompts, and which categories are left out; s: plan.Setting."""
+  _line(
+    console,
+    '',
+    f'{s.judged_prompts} prompts judged, {s.other_prompts} others to predict '
+    'from',
   )
-  if c['c']:
-    costs = ', '.join(f'{k}: {v:.4f}' for k, v in c['c'].items())
-    console.print(f'         c (a drafted token) {costs}', highlight=False)
-  console.print(
-    f'         ceiling of plain decoding {top:.1f} tok/s; the step alone gives '
-    f'{doc["setting"]["batch_size"] / c["step"]:.1f}',
-    highlight=False,
+  if s.not_judged:
+    names = ', '.join(x or 'no category' for x in s.not_judged)
+    _line(
+      console,
+      '',
+      f'not judged, for their only prompt is among the others: '
+      f'{rich.markup.escape(names)}; give two of each',
+    )
+
+
+def calibration(c, ceiling: float, batch_size: int, console) -> None:
+  """c: timing.Calibration; ceiling: of plain decoding, in tok/s."""
+  widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in c.verify.items())
+  idle = ', '.join(f'{v:.2f}' for v in c.idle.values())
+  _line(
+    console,
+    'Parts',
+    f'plain step {c.step * 1e3:.3g} ms; {widths}; proposing nothing {idle}',
+  )
+  if c.c:
+    costs = ', '.join(f'{k}: {v:.4f}' for k, v in c.c.items())
+    _line(console, '', f'c (a drafted token) {costs}')
+  _line(
+    console,
+    '',
+    f'ceiling of plain decoding {ceiling:.1f} tok/s; the step alone gives '
+    f'{batch_size / c.step:.1f}',
   )
 
 
-def predicted(doc, console) -> None:
-  if not doc['predicted']:
+# --- the benchmark -----------------------------------------------------------
+
+
+def predicted(found: Mapping[str, Any], console) -> None:
+  """found: predict.Prediction by method."""
+  if not found:
     console.print('No prediction: it needs two prompts or more.')
     return
-  table = new_table(
-    'Predicted before the judged prompts are run',
-    'method',
-    'tokens/window',
-    'window cost',
-    'improvement',
-    'from alpha',
-    'best gamma',
-  )
-  for name, p in doc['predicted'].items():
-    table.add_row(
-      name,
-      _number(p['tokens']),
-      _number(p['window_cost']),
-      _times(p['improvement']),
-      _times(p['improvement_from_alpha']),
-      str(p['best_gamma']) if p['best_gamma'] else '0 (none)',
-    )
-  console.print(table)
+  columns = {
+    'method': lambda x: x[0],
+    'tokens/window': lambda x: _number(x[1].tokens),
+    'window cost': lambda x: _number(x[1].window_cost),
+    'improvement': lambda x: _times(x[1].improvement),
+    'from alpha': lambda x: _times(x[1].improvement_from_alpha),
+    'best gamma': lambda x: str(x[1].best_gamma or '0 (none)'),
+  }
+  title = 'Predicted before the judged prompts are run'
+  console.print(table(title, list(found.items()), columns))
 
 
 def rows(doc, console) -> None:
-  _speed(doc, console)
-  _drafting(doc, console)
-  _work(doc, console)
-  _category_table(doc, console)
-  console.print(
-    f'Repeated 8-grams in the text: {_percent(doc["repeated_8grams"])}',
-    highlight=False,
-  )
-
-
-def _speed(doc, console) -> None:
-  rows = doc['rows']
-  speed = new_table(
-    'Speed (median, and least to most of the repeats)',
-    'method',
-    'tok/s',
-    'improvement',
-    'predicted',
-    'measured/p.',
-    'explained',
-    'differing',
-  )
-  for r in rows:
-    p, x = r['predicted'] or {}, r['improvement']
-    speed.add_row(
-      r['name'],
-      _range(r['tok_s'], 1),
-      _gain(x) if r['gamma'] else '1',
-      _times(p.get('improvement')),
-      _number(_over(x['median'], p.get('improvement'))),
-      _times((r['explained'] or {}).get('improvement')),
-      identity([r]),
-    )
-  console.print(speed)
-  share = _over(rows[0]['tok_s']['median'], doc['ceiling']['tok_s'])
+  """The main tables; doc: benchmark.Document."""
+  gain = lambda prediction: prediction and prediction.improvement
+  speed = {
+    'method': lambda r: r.name,
+    'tok/s': lambda r: _range(r.tok_s, 1),
+    'improvement': lambda r: _gain(r.improvement) if r.gamma else '1',
+    'predicted': lambda r: _times(gain(r.predicted)),
+    'measured/p.': lambda r: _number(
+      _over(r.improvement.median, gain(r.predicted))
+    ),
+    'explained': lambda r: _times(gain(r.explained)),
+    'differing': lambda r: identity([r.audit], distance(r.alpha)),
+  }
+  title = 'Speed (median, and least to most of the repeats)'
+  console.print(table(title, doc.rows, speed))
+  share = _over(doc.rows[0].tok_s.median, doc.ceiling.tok_s)
   console.print(
     f'Plain decoding reaches {_number(share)} of its ceiling. Explained: the '
     "prediction with the judged prompts' own acceptance.",
     highlight=False,
   )
-  left_out = sum(r['tok_s']['too_short'] for r in rows)
-  if left_out:
+  if left_out := sum(r.tok_s.too_short for r in doc.rows):
     console.print(
       f'{left_out} timings are too short to measure (decoding took no longer '
       'than the prefill varies) and left out.',
       highlight=False,
     )
-
-
-def failed(doc, console) -> None:
-  table = new_table(
-    'Failed requests: logits are not finite',
-    'prompt',
-    'method',
-    'after new tokens',
+  drafting = {
+    'method': lambda r: r.name,
+    'alpha': lambda r: _number(r.alpha and r.alpha.alpha),
+    'if proposed': lambda r: _number(r.alpha and r.alpha.alpha_where_proposed),
+    'tokens/window': lambda r: _number(r.counts.block_efficiency),
+    'proposes': lambda r: _percent(r.counts.proposal_rate),
+    'accepted': lambda r: _percent(r.counts.draft_acceptance_rate),
+    'at position 1, 2, ...': lambda r: ' '.join(
+      map(_number, r.counts.acceptance_per_position)
+    ),
+    'c': lambda r: _number(r.cost_coefficient, 3),
+    'v': lambda r: _number(r.verify),
+  }
+  console.print(table('Drafting', [r for r in doc.rows if r.gamma], drafting))
+  work = {
+    'method': lambda r: r.name,
+    'first, ms': lambda r: _ms(r.time_to_first_token),
+    'gap p50': lambda r: _ms(r.inter_token.p50),
+    'gap p95': lambda r: _ms(r.inter_token.p95),
+    'ops': lambda r: _times(r.arithmetic_factor),
+    'MB/token': lambda r: _mega(r.bytes_per_token),
+    'target MB': lambda r: _mega(r.memory.target),
+    'draft': lambda r: _mega(r.memory.draft),
+    'caches': lambda r: (
+      f'{_mega(r.memory.target_cache)} + {_mega(r.memory.draft_cache)}'
+    ),
+    'compile s': lambda r: f'{r.compile_seconds:.1f}',
+  }
+  console.print(table('Latency, work and memory', doc.rows, work))
+  _categories(doc, console)
+  console.print(
+    f'Repeated 8-grams in the text: {_percent(doc.repeated_8grams)}',
+    highlight=False,
   )
-  for row in doc['rows']:
-    for x in row['broken']:
-      table.add_row(rich.markup.escape(x['id']), row['name'], str(x['tokens']))
-  console.print(table)
 
 
-def _drafting(doc, console) -> None:
-  draft = new_table(
-    'Drafting',
-    'method',
-    'alpha',
-    'if proposed',
-    'tokens/window',
-    'proposes',
-    'accepted',
-    'at position 1, 2, ...',
-    'c',
-    'v',
-  )
-  for r in doc['rows']:
-    if not r['gamma']:
-      continue
-    alpha = r['alpha'] or {'alpha': None, 'alpha_where_proposed': None}
-    draft.add_row(
-      r['name'],
-      _number(alpha['alpha']),
-      _number(alpha['alpha_where_proposed']),
-      _number(r['block_efficiency']),
-      _percent(r['proposal_rate']),
-      _percent(r['draft_acceptance_rate']),
-      ' '.join(_number(x) for x in r['acceptance_per_position']),
-      _number(r['cost_coefficient'], 3),
-      _number(r['verify']),
-    )
-  console.print(draft)
-
-
-def _work(doc, console) -> None:
-  cost = new_table(
-    'Latency, work and memory',
-    'method',
-    'first, ms',
-    'gap p50',
-    'gap p95',
-    'ops',
-    'MB/token',
-    'target MB',
-    'draft',
-    'caches',
-    'compile s',
-  )
-  for r in doc['rows']:
-    m = r['memory']
-    caches = f'{_mega(m["target_cache"])} + {_mega(m["draft_cache"])}'
-    cost.add_row(
-      r['name'],
-      _ms(r['time_to_first_token']['median']),
-      _ms(r['inter_token']['p50']),
-      _ms(r['inter_token']['p95']),
-      _times(r['arithmetic_factor']),
-      _mega(r['bytes_per_token']),
-      _mega(m['target']),
-      _mega(m['draft']),
-      caches,
-      f'{r["compile_seconds"]:.1f}',
-    )
-  console.print(cost)
-
-
-def _category_table(doc, console) -> None:
-  if not doc['categories']:
+def _categories(doc, console) -> None:
+  if not doc.categories:
     return
   lossy = _lossy(doc)
-  table = new_table(
-    'By category',
-    'category',
-    'method',
-    'n',
-    'improvement',
-    'explained',
-    'tokens/window',
-    'proposes',
-    'accepted',
-    '8-grams',
-    *['TV, all'] * bool(lossy),
-  )
-  for c in doc['categories']:
-    table.add_row(
-      c['category'],
-      c['name'],
-      str(c['prompts']),
-      _gain(c['improvement']),
-      _times(c['explained']),
-      _number(c['block_efficiency']),
-      _percent(c['proposal_rate']),
-      _percent(c['draft_acceptance_rate']),
-      _percent(c['repeated_8grams']),
-      *[lossy.get(c['name'])] * bool(lossy),
-    )
-  console.print(table)
+  columns = {
+    'category': lambda c: rich.markup.escape(c.category),
+    'method': lambda c: c.name,
+    'n': lambda c: str(c.prompts),
+    'improvement': lambda c: _gain(c.improvement),
+    'explained': lambda c: _times(c.explained.improvement),
+    'tokens/window': lambda c: _number(c.counts.block_efficiency),
+    'proposes': lambda c: _percent(c.counts.proposal_rate),
+    'accepted': lambda c: _percent(c.counts.draft_acceptance_rate),
+    '8-grams': lambda c: _percent(c.repeated_8grams),
+  } | ({'TV, all': lambda c: lossy[c.name]} if lossy else {})
+  console.print(table('By category', doc.categories, columns))
 
 
 def crossover(doc, console) -> None:
-  names, lossy = list(doc['crossover'][0]['rows'])[1:], _lossy(doc)
-  heads = [f'{x}\nTV {lossy[x]}' if lossy else x for x in names]
-  table = new_table(
-    'By batch size', 'batch', 'plain tok/s', *heads, 'best gamma', 'differing'
+  """A row for each batch size; doc: benchmark.Document."""
+  lossy = _lossy(doc)
+  gain = lambda i: lambda x: _times(x.rows[i].improvement.median)
+  columns = {
+    'batch': lambda x: str(x.batch_size),
+    'plain tok/s': lambda x: _number(x.rows[0].tok_s.median, 1),
+  }
+  for i, row in enumerate(doc.crossover[0].rows[1:], 1):
+    tv = f'\nTV {lossy[row.name]}' if lossy else ''
+    columns[row.name + tv] = gain(i)
+  columns['best gamma'] = lambda x: ', '.join(
+    f'{drafter} {gamma}' for drafter, gamma in x.best_gamma.items()
   )
-  for x in doc['crossover']:
-    rows = x['rows']
-    table.add_row(
-      str(x['batch_size']),
-      _number(next(iter(rows.values()))['tok_s']['median'], 1),
-      *[_times(rows[name]['improvement']['median']) for name in names],
-      ', '.join(f'{d} {g}' for d, g in x['best_gamma'].items()),
-      identity(list(rows.values())),
-    )
-  console.print(table)
+  columns['differing'] = lambda x: identity(
+    [row.audit for row in x.rows], failed=len(x.failed)
+  )
+  console.print(table('By batch size', doc.crossover, columns))
 
 
-def identity(rows) -> str:
-  """Over one row or several: '3 of 28: 3 tie', 'in law', 'LOSSY, TV 0.02'."""
-  audits = [row['audit'] for row in rows if row['audit']]
-  tokens = [x for x in audits if x['promised'] == 'tokens']
-  add = lambda name: sum(x[name] for x in tokens)
-  kept = {x['promised'] for x in audits} - {'tokens'}
-  parts = [] if tokens else sorted(kept - {'nothing'})
-  known = [distance(row) for row in rows if row.get('alpha')]
-  if 'nothing' in kept:
-    parts += [', TV '.join(['LOSSY', *known[:1]])]
+def failures(found, console) -> None:
+  """found: audit.Failure of each request that failed."""
+  columns = {
+    'prompt': lambda x: rich.markup.escape(x.id),
+    'method': lambda x: x.method,
+    'after new tokens': lambda x: str(x.tokens),
+  }
+  title = 'Failed requests: logits are not finite'
+  console.print(table(title, found, columns))
+
+
+def identity(audits, distance: str = '', failed: int = 0) -> str:
+  """'3 of 28: 3 tie', 'in law', or 'LOSSY, TV 0.02', over some audits."""
+  audits = [x for x in audits if x]
+  tokens = [x for x in audits if x.promised == 'tokens']
+  promised = {x.promised for x in audits}
+  parts = [] if tokens else sorted(promised - {'nothing'})
+  if 'nothing' in promised:
+    parts.append(f'LOSSY, TV {distance}' if distance else 'LOSSY')
   if tokens:
-    colon = ':' if add('differing') else ''
-    parts = [f'{add("differing")} of {add("requests")}{colon}']
-  parts += [f'{add("ties")} tie'] if add('ties') else []
-  parts += [f'[red]{add("bugs")} BUG[/red]'] if add('bugs') else []
-  failed = sum(len(row['broken']) for row in rows)
-  parts += [f'[red]{failed} FAILED[/red]'] if failed else []
+    differing = sum(len(x.findings) for x in tokens)
+    of = f'{differing} of {sum(x.requests for x in tokens)}'
+    parts = [of + ':' * bool(differing)]
+  if ties := sum(x.ties for x in tokens):
+    parts.append(f'{ties} tie')
+  if bugs := sum(x.bugs for x in tokens):
+    parts.append(f'[red]{bugs} BUG[/red]')
+  if failed:
+    parts.append(f'[red]{failed} FAILED[/red]')
   return ' '.join(parts)
 
 
+def distance(alpha) -> str:
+  """Total variation between p and what is emitted; '' without predict.Alpha."""
+  return f'{alpha.total_variation:.2g}' if alpha else ''
+
+
 def _lossy(doc) -> dict[str, str]:
-  """The distance of each method, if the rule is lossy; else nothing."""
-  if doc['setting']['lossless']:
+  """The distance of each method if the rule is lossy; else nothing."""
+  if doc.setting.lossless:
     return {}
-  return {row['name']: distance(row) for row in doc['rows']}
+  return {row.name: distance(row.alpha) or '-' for row in doc.rows}
 
 
-def distance(row) -> str:
-  """Total variation of what a token's law is from what it ought to be."""
-  return f'{row["alpha"]["total_variation"]:.2g}' if row['alpha'] else '-'
+# --- the audit ---------------------------------------------------------------
+
+
+def audit(report, console, box: rich.box.Box = rich.box.SIMPLE_HEAD) -> None:
+  """The texts of each method, and where they part; report: benchmark.Report."""
+  failed = lambda r: sum(x.method == r.name for x in report.failed)
+  of = lambda r, text: text if r.audit else '-'
+  columns = {
+    'method': lambda r: r.name,
+    'texts': lambda r: str((r.audit or report.rows[1].audit).requests),
+    'tokens': lambda r: str(
+      r.audit.tokens if r.audit else r.counts.emitted_tokens
+    ),
+    'drafts accepted': lambda r: of(
+      r, f'{r.counts.accepted_tokens} of {r.counts.drafted_tokens}'
+    ),
+    'identical': lambda r: (
+      str(r.audit.requests - len(r.audit.findings)) if r.audit else '-'
+    ),
+    'tie': lambda r: str(r.audit.ties) if r.audit else '-',
+    'BUG': lambda r: str(r.audit.bugs) if r.audit else '-',
+    'failed': lambda r: str(failed(r)),
+  }
+  title = 'Texts against plain decoding'
+  console.print(table(title, report.rows, columns, box=box))
+  found = [
+    (r.name, x) for r in report.rows if r.audit for x in r.audit.findings
+  ]
+  if not found:
+    return
+  over = lambda x: _over(x.gap, x.noise)
+  columns = {
+    'prompt': lambda x: rich.markup.escape(_cut(x[1].id, 20)),
+    'method': lambda x: x[0],
+    'at': lambda x: str(x[1].position),
+    'plain': lambda x: _token(x[1].plain, x[1].plain_text),
+    'other': lambda x: _token(x[1].other, x[1].other_text),
+    'gap': lambda x: _small(x[1].gap),
+    'noise': lambda x: _small(x[1].noise),
+    'gap/noise': lambda x: _small(over(x[1])),
+    'verdict': lambda x: (
+      '[red]BUG[/red]' if x[1].verdict == 'BUG' else x[1].verdict
+    ),
+    'reason': lambda x: x[1].reason,
+  }
+  console.print(table('First divergences', found, columns, box=box))
+  console.print(
+    f'A tie: the gap is at most {audit_lib.FACTOR} times the noise. Gap: what '
+    'logits must move by for either token to win. Noise: what they move by '
+    'between passes of one token and of a window, or one rounding.',
+    highlight=False,
+  )
+
+
+# --- cells -------------------------------------------------------------------
+
+
+def _token(token: int | None, text: str | None) -> str:
+  if token is None or text is None:
+    return '-'
+  return rich.markup.escape(f'{token} {_cut(repr(text), 12)}')
+
+
+def _cut(text: str, size: int) -> str:
+  return text if len(text) <= size else f'{text[: size - 2]}..'
 
 
 def _over(a: float | None, b: float | None) -> float | None:
-  return None if a is None or b is None else a / b
+  return None if a is None or not b else a / b
 
 
-def _range(x: dict[str, Any], digits: int) -> str:
-  if x['median'] is None:
+def _range(x: metrics.Spread, digits: int) -> str:
+  if x.median is None:
     return 'too short'
-  low, high = (f'{x[k]:.{digits}f}' for k in ('min', 'max'))
-  return f'{x["median"]:.{digits}f} ({low}-{high})'
+  return f'{x.median:.{digits}f} ({x.min:.{digits}f}-{x.max:.{digits}f})'
 
 
-def _gain(x: dict[str, Any]) -> str:
-  colour = {'win': 'green', 'loss': 'red'}
-  return f'[{colour.get(metrics.outcome(x), "default")}]{_range(x, 2)}[/]'
+def _gain(x: metrics.Spread) -> str:
+  colour = {'win': 'green', 'loss': 'red'}.get(x.outcome, 'default')
+  return f'[{colour}]{_range(x, 2)}[/]'
 
 
-def _number(x, digits: int = 2) -> str:
+def _number(x: float | None, digits: int = 2) -> str:
   return '-' if x is None else f'{x:.{digits}f}'
 
 
-def _times(x) -> str:
+def _small(x: float | None) -> str:
+  return '-' if x is None else f'{x:.2g}'
+
+
+def _times(x: float | None) -> str:
   return '-' if x is None else f'{x:.2f}x'
 
 
-def _percent(x) -> str:
+def _percent(x: float | None) -> str:
   return '-' if x is None else f'{x:.0%}'
 
 
-def _ms(x) -> str:
-  return '-' if x is None else f'{x * 1e3:.1f}'
+def _ms(x: float | None) -> str:
+  return _number(None if x is None else x * 1e3, 1)
 
 
-def _mega(x) -> str:
-  return '-' if x is None else f'{x / 1e6:.1f}'
+def _mega(x: float | None) -> str:
+  return _number(None if x is None else x / 1e6, 1)

@@ -1,75 +1,27 @@
-"""Turns prompts into timed runs: requests, repeats, streams.
+"""Clocks: whole generations, streams, and the parts of a window alone.
 
-One executable call per generate. The limits of a request are traced, so the
-same executable gives the time of the prefill alone (no room for a token), the
-time to the first token (room for one) and of the whole. Arms take turns inside
+One executable call per generate. With room for no token it is the prefill
+alone, with room for one the time to the first token. Arms take turns inside
 every repeat.
 """
 
-import dataclasses
+import functools
+import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, requests, types
-from specdec_jax.bench import calibrate, metrics
-
-# track(items, description): items, with a progress bar.
-Track = Callable[[Iterable, str], Iterable]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Arm:
-  """A method: an engine (build.Engine) under a name.
-
-  model, draft: the pure functions of the target and of the draft model, None
-  for drafters without one.
-  """
-
-  name: str
-  drafter: str
-  gamma: int
-  engine: Any
-  model: types.Model
-  draft: types.Model | None = None
+from specdec_jax import decode, types
+from specdec_jax.bench import metrics, predict
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.drafters import scripted
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """What to run. judged and others are disjoint; others predict judged.
-
-  batch_sizes: of the crossover, run after the main table; may be empty.
-  small: arrays of a smoke test for the ceiling.
-  """
-
-  judged: tuple[requests.Item, ...]
-  others: tuple[requests.Item, ...]
-  max_new_tokens: int
-  sampling: Any
-  batch_size: int = 1
-  batch_sizes: tuple[int, ...] = ()
-  repeats: int = 3
-  windows: int = 64
-  stream_prompts: int = 2
-  small: bool = False
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Group:
-  """Prompts that decode together, and their requests on the device."""
-
-  items: tuple[requests.Item, ...]
-  host: decode.Request
-  full: decode.Request
-  first: decode.Request
-  none: decode.Request
-
-
-@dataclasses.dataclass
-class Runs:
+class Runs(NamedTuple):
   """What an arm did: an Output per group; times[repeat][group], in seconds."""
 
   outputs: list[decode.Output]
@@ -79,104 +31,40 @@ class Runs:
   compile_seconds: float
 
 
-def grouper(arms, plan: Plan, rows: int | None = None):
-  """items -> groups; all of a run share one buffer length: one compilation."""
-  gamma = max(arm.gamma for arm in arms)
-  longest = max(len(item.tokens) for item in plan.judged + plan.others)
-  length = requests.bucket(longest + plan.max_new_tokens + gamma)
-  rows = rows or plan.batch_size
-
-  def make(items: Sequence[requests.Item]) -> list[Group]:
-    # Rows of one category together, so that time can be told apart by it.
-    by: dict[str, list[requests.Item]] = {}
-    for item in items:
-      by.setdefault(item.category, []).append(item)
-    parts = [
-      x[i : i + rows] for x in by.values() for i in range(0, len(x), rows)
-    ]
-    return [
-      _group(arms[0], plan, part, rows=rows, length=length, gamma=gamma)
-      for part in parts
-    ]
-
-  return make
+def compiled(jitted, *args, **statics):
+  """(the executable, seconds to trace, lower and compile it)."""
+  start = time.perf_counter()
+  done = jitted.lower(*args, **statics).compile()
+  return done, time.perf_counter() - start
 
 
-def _group(arm: Arm, plan: Plan, items, *, new: int | None = None, **shape):
-  target = arm.engine.target
-  s = plan.sampling
-  host = requests.make(
-    items,
-    ids=target.ids,
-    context=target.context,
-    max_new_tokens=new or plan.max_new_tokens,
-    temperature=s.temperature,
-    top_k=s.top_k,
-    top_p=s.top_p,
-    seed=s.seed,
-    stop_ids=target.tokenizer.eos_ids,
-    **shape,
-  )
-  place = lambda request: (
-    jax.device_put(request)
-    if target.layout is None
-    else requests.place(request, target.layout)
-  )
-  one = np.minimum(host.lengths_B + 1, host.limit_B)
-  return Group(
-    tuple(items),
-    host,
-    place(host),
-    place(host._replace(limit_B=one)),
-    place(host._replace(limit_B=host.lengths_B)),
-  )
+def seconds(run: Callable[[], Any]) -> float:
+  start = time.perf_counter()
+  jax.block_until_ready(run())
+  return time.perf_counter() - start
 
 
-def setting(arms, plan: Plan) -> dict[str, Any]:
-  """What runs, for the record."""
-  target = arms[0].engine.target
-  drafts = {a.drafter: a.engine.draft for a in arms if a.engine.draft}
-  host = grouper(arms, plan)(plan.judged[:1])[0].host
+def compile_arms(arms, request: decode.Request, track, description='compiling'):
+  """By arm: (its executable at the request's shapes, seconds it took)."""
   return {
-    'target': target.label,
-    'draft': next((d.label for d in drafts.values()), None),
-    'dtype': target.dtype,
-    'rule': arms[0].engine.rule.name,
-    'lossless': arms[0].engine.rule.lossless,
-    'sampling': dataclasses.asdict(plan.sampling),
-    'batch_size': plan.batch_size,
-    'max_new_tokens': plan.max_new_tokens,
-    'buffer': int(host.tokens_BL.shape[1]),
-    'chunk': arms[0].engine.options.chunk,
-    'narrow': arms[0].engine.options.narrow,
-    'repeats': plan.repeats,
-    'judged_prompts': len(plan.judged),
-    'other_prompts': len(plan.others),
+    arm.name: compiled(
+      arm.engine.programs.generate, arm.engine.weights, request
+    )
+    for arm in track(arms, description)
   }
 
 
-def calibration_request(arms, plan: Plan) -> decode.Request:
-  """The shortest prompt in every row, with room for the windows to time."""
-  items = plan.judged + plan.others
-  item = min(plan.others or items, key=lambda item: len(item.tokens))
-  gamma = max(arm.gamma for arm in arms)
-  longest = max(len(item.tokens) for item in items)
-  length = requests.bucket(longest + plan.max_new_tokens + gamma)
-  context = arms[0].engine.target.context
-  room = min(length - gamma, context) - len(item.tokens)
-  return _group(
-    arms[0],
-    plan,
-    [item] * plan.batch_size,
-    new=min(plan.windows, room),
-    rows=plan.batch_size,
-    length=length,
-    gamma=gamma,
-  ).full
+def measure(
+  arms: Sequence[plan_lib.Arm],
+  groups: Sequence[plan_lib.Group],
+  programs,
+  repeats: int,
+  track: plan_lib.Track,
+) -> dict[str, Runs]:
+  """Arms take turns, group by group; the first arm changes with the repeat.
 
-
-def measure(arms, groups, programs, repeats: int, track: Track):
-  """Arms take turns, group by group; the first arm changes with the repeat."""
+  programs: by arm, of compile_arms. Returns the Runs of each arm.
+  """
   runs = {a.name: Runs([], [], [], [], programs[a.name][1]) for a in arms}
   for arm in arms:
     # The first call of an executable is slower.
@@ -187,13 +75,13 @@ def measure(arms, groups, programs, repeats: int, track: Track):
     turn = (repeat + g) % len(arms)
     for arm in (*arms[turn:], *arms[:turn]):
       program, weights = programs[arm.name][0], arm.engine.weights
-      took = lambda request, p=program, w=weights: calibrate.seconds(
+      took = lambda request, p=program, w=weights: seconds(
         lambda: p(w, request)
       )
       mine, group = runs[arm.name], groups[g]
       if g == 0:
-        for kept in (mine.total, mine.prefill, mine.first):
-          kept.append([])
+        for times in (mine.total, mine.prefill, mine.first):
+          times.append([])
       mine.prefill[repeat].append(took(group.none))
       mine.first[repeat].append(took(group.first))
       start = time.perf_counter()
@@ -204,12 +92,41 @@ def measure(arms, groups, programs, repeats: int, track: Track):
   return runs
 
 
-def stream(arms, groups, track: Track) -> dict[str, list[list[float]]]:
-  """When each token came out, window by window, driven from the host."""
+def speeds(runs: Runs, pick: Sequence[int] | None = None) -> list[float | None]:
+  """tok/s of every repeat, over the chosen groups; None: too short to measure.
+
+  That is where decoding takes no longer than the prefill varies.
+  """
+  chosen = list(range(len(runs.outputs)) if pick is None else pick)
+  emitted = metrics.summary(metrics.join([runs.outputs[g] for g in chosen]))
+  # The fastest prefill of each group: a slow one must not shorten a decode.
+  prefill_RG = np.asarray(runs.prefill)[:, chosen]
+  prefill = float(np.min(prefill_RG, 0).sum())
+  noise = float(np.median(prefill_RG, 0).sum()) - prefill
+  return [
+    metrics.tokens_per_second(
+      emitted.emitted_tokens, sum(total[g] for g in chosen), prefill, noise
+    )
+    for total in runs.total
+  ]
+
+
+def improvement(
+  mine: Runs, plain: Runs, pick: Sequence[int] | None = None
+) -> metrics.Spread:
+  """Speed over plain decoding's, repeat by repeat, over the chosen groups."""
+  return metrics.walltime_improvement(speeds(mine, pick), speeds(plain, pick))
+
+
+def stream(arms, groups, track: plan_lib.Track) -> dict[str, list[list[float]]]:
+  """When each token came out, window by window, driven from the host.
+
+  Returns, by arm, seconds on one clock for every token of every prompt.
+  """
   stamps: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
   for arm in track(arms, 'streaming') if groups else ():
     programs, weights = arm.engine.programs, arm.engine.weights
-    # Compiles; its own times are thrown away.
+    # The first run compiles; its own times are thrown away.
     for group in (groups[0], *groups):
       request = group.full
       state, info = jax.block_until_ready(programs.start(weights, request))
@@ -235,24 +152,145 @@ def texts(groups, outputs) -> list[list[int]]:
   ]
 
 
-def speeds(runs: Runs, pick: Sequence[int] | None = None) -> list[float | None]:
-  """tok/s of every repeat, over the chosen groups; None: too short to measure.
+# --- the parts alone ---------------------------------------------------------
 
-  That is where decoding takes no longer than the prefill varies.
+
+class Calibration(NamedTuple):
+  """Times of the parts of a window; a plain step is the unit but where said.
+
+  step: seconds of a plain step of the target.
+  step_spread: largest less smallest of its repeats, in seconds.
+  verify: v(n), the cost of a verify pass, by its width n.
+  idle: cost of a window in which nothing is proposed, by the width of its
+    program's other windows.
+  propose: seconds of drafting a window, by arm.
+  c: cost of a drafted token, by arm.
   """
-  chosen = list(range(len(runs.outputs)) if pick is None else pick)
-  emitted = metrics.summary(join([runs.outputs[g] for g in chosen]))
-  # The fastest prefill of each group: a slow one must not shorten a decode.
-  prefill_RG = np.asarray(runs.prefill)[:, chosen]
-  prefill = float(np.min(prefill_RG, 0).sum())
-  noise = float(np.median(prefill_RG, 0).sum()) - prefill
-  return [
-    metrics.tokens_per_second(
-      emitted['emitted_tokens'], sum(total[g] for g in chosen), prefill, noise
+
+  step: float
+  step_spread: float
+  verify: dict[int, float]
+  idle: dict[int, float]
+  propose: dict[str, float]
+  c: dict[str, float]
+
+
+def calibrate(
+  arms: Sequence[plan_lib.Arm],
+  request: decode.Request,
+  *,
+  plain,
+  repeats: int,
+  track: plan_lib.Track,
+) -> Calibration:
+  """Times every width and every drafter of the arms, in turns.
+
+  Nothing here looks at how well a drafter guesses: verification is timed with a
+  script that is always wrong, drafting without a target.
+
+  Args:
+    arms: plain decoding first.
+    request: full rows; limit - length is how many windows are timed.
+    plain: the executable of plain decoding at the request's shapes.
+    repeats: of each measurement; medians are taken.
+    track: a progress bar.
+  """
+  engine = arms[0].engine
+  # A stop would end the measurement early.
+  request = request._replace(stop_BX=jnp.full_like(request.stop_BX, -1))
+  text = plain(engine.weights, request).tokens_BL
+  runs = _verify_runs(arms, request, plain, text)
+  for arm in arms[1:]:
+    runs['propose', arm.name] = _propose_seconds(
+      arm, request._replace(tokens_BL=text)
     )
-    for total in runs.total
-  ]
+  for run in runs.values():
+    run()
+  found: dict[Any, list[tuple[float, float, int]]] = {key: [] for key in runs}
+  for _ in track(range(repeats), 'calibrating'):
+    for key, run in runs.items():
+      found[key].append(run())
+  times = {key: _each(samples) for key, samples in found.items()}
+  ratio = lambda key: statistics.median(
+    t / s for t, s in zip(times[key], times['verify', 1], strict=True)
+  )
+  of = lambda part: {key[1]: ratio(key) for key in runs if key[0] == part}
+  step, propose = statistics.median(times['verify', 1]), of('propose')
+  return Calibration(
+    step=step,
+    step_spread=float(np.ptp(times['verify', 1])),
+    verify=of('verify'),
+    idle=of('idle'),
+    propose={name: x * step for name, x in propose.items()},
+    c={a.name: propose[a.name] / a.gamma for a in arms[1:]},
+  )
 
 
-def join(outputs: Sequence[decode.Output]) -> types.Info:
-  return metrics.concat([out.info for out in outputs])
+def _verify_runs(arms, request, plain, text_BL) -> dict[Any, Callable]:
+  """('verify' or 'idle', width) -> a sample of its windows, for _each."""
+  engine = arms[0].engine
+  runs = {('verify', 1): _window_seconds(plain, engine.weights, request)}
+  # Nothing but luck accepts the text moved by one id; where a sampled run does,
+  # the window is still one window.
+  wrong_BL = (text_BL + 1) % engine.target.ids
+  for width in sorted({arm.gamma + 1 for arm in arms} - {1}):
+    programs = decode.programs(
+      arms[0].model, _scripted(width - 1), engine.rule, engine.options
+    )
+    script = lambda count: types.Weights(
+      engine.target.params, (wrong_BL, jnp.full_like(wrong_BL, count))
+    )
+    program, _ = compiled(programs.generate, script(0), request)
+    for part, count in (('verify', width - 1), ('idle', 0)):
+      runs[part, width] = _window_seconds(program, script(count), request)
+  return runs
+
+
+def _each(samples: list[tuple[float, float, int]]) -> list[float]:
+  """Seconds a window from (whole call, the call without windows, windows).
+
+  Less the fastest call without windows: a slow one must not hide their cost.
+  """
+  before = min(sample[1] for sample in samples)
+  return [max(whole - before, 1e-9) / n for whole, _, n in samples]
+
+
+def _window_seconds(program, weights, request):
+  none = request._replace(limit_B=request.lengths_B)
+
+  def run():
+    before = seconds(lambda: program(weights, none))
+    start = time.perf_counter()
+    out = jax.block_until_ready(program(weights, request))
+    whole = time.perf_counter() - start
+    return whole, before, int(out.info.calls)
+
+  return run
+
+
+def _propose_seconds(arm: plan_lib.Arm, request: decode.Request):
+  """() -> a sample of drafting alone along the text, for _each."""
+  span = int(jnp.max(request.limit_B - request.lengths_B))
+  weights = arm.engine.weights
+  program, _ = compiled(
+    predict.propose_along,
+    weights,
+    request,
+    jnp.int32(0),
+    target=arm.model,
+    drafter=arm.engine.drafter,
+    coupled=arm.engine.rule.coupled,
+  )
+  walk = lambda steps: seconds(
+    lambda: program(weights, request, jnp.int32(steps))
+  )
+  # A lookup takes microseconds: as many as last a fifth of a second.
+  walk(span)
+  steps = span * int(min(max(0.2 / walk(span), 1), 1000))
+  return lambda: (walk(steps), walk(0), steps)
+
+
+@functools.cache
+def _scripted(gamma: int) -> types.Drafter:
+  # One object per gamma, or decode.programs would compile again.
+  return scripted.make(gamma=gamma)

@@ -5,146 +5,158 @@ from typing import Any
 
 import rich.markup
 
-from specdec_jax.bench import cost, metrics
+from specdec_jax.bench import cost
 
 
-def sentences(doc: dict[str, Any]) -> list[str]:
-  """Plain sentences; the last ones say what to change."""
-  out, changes = failures(named_rows(doc)), []
-  if any(row['broken'] for row in doc['rows']):
+def sentences(doc: Any) -> list[str]:
+  """Plain sentences about a benchmark.Document; the last say what to change."""
+  out = failures(failed(doc))
+  if doc.failed:
     return [*out, 'No figures, for texts are cut short.']
-  drafters = dict.fromkeys(r['drafter'] for r in doc['rows'] if r['gamma'])
-  for drafter in drafters:
-    rows = [r for r in doc['rows'] if r['drafter'] == drafter]
+  changes = []
+  for drafter in dict.fromkeys(r.drafter for r in doc.rows if r.gamma):
+    rows = [r for r in doc.rows if r.drafter == drafter]
     best = max(rows, key=_rank)
-    of_best = sorted(
-      (c for c in doc['categories'] if c['name'] == best['name']),
-      key=_rank,
-      reverse=True,
-    )
+    of_best = [c for c in doc.categories if c.name == best.name]
+    of_best.sort(key=_rank, reverse=True)
     out += _about(best) + _by_category(best, of_best)
-    tried = {r['gamma'] for r in rows}
-    changes.append(f'  {drafter}: {_change(best, of_best, tried)}')
+    change = _change(best, of_best, {r.gamma for r in rows})
+    changes.append(f'  {drafter}: {change}')
   out.append(_identity_sentence(doc))
-  if (doc['repeated_8grams'] or 0) > 0.2:
+  if (doc.repeated_8grams or 0) > 0.2:
     out.append(
-      f'{doc["repeated_8grams"]:.0%} of the 8-grams in the text are repeats: '
+      f'{doc.repeated_8grams:.0%} of the 8-grams in the text are repeats: '
       'looping text flatters every draft, read the numbers with care.'
     )
-  out += _crossover_sentences(doc)
-  if not sound(named_rows(doc)):
+  for drafter, size in doc.largest_batch.items():
+    out.append(
+      f'{drafter}: of the batch sizes tried, {size} is the largest at which '
+      'speculation helps.'
+      if size
+      else f'{drafter}: speculation helps at none of the batch sizes tried.'
+    )
+  if not sound(doc):
     changes = ['  Nothing before the bug or the failure is found.']
   return out + (['What to change:', *changes] if changes else [])
 
 
-def named_rows(doc: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-  """(name, row) of the main table and of the crossover."""
-  return [(row['name'], row) for row in doc['rows']] + [
-    (f'{name} at batch {x["batch_size"]}', row)
-    for x in doc['crossover']
-    for name, row in x['rows'].items()
+def failed(doc: Any) -> list[Any]:
+  """identity.Failure of the main run and, with its batch, of the crossover."""
+  return [*doc.failed] + [
+    x._replace(method=f'{x.method} at batch {batch.batch_size}')
+    for batch in doc.crossover
+    for x in batch.failed
   ]
 
 
-def sound(rows: Sequence[tuple[str, dict[str, Any]]]) -> bool:
+def _audits(doc: Any) -> list[Any]:
+  rows = [*doc.rows, *(row for batch in doc.crossover for row in batch.rows)]
+  return [row.audit for row in rows if row.audit]
+
+
+def sound(doc: Any) -> bool:
   """No unexplained difference, no request that failed."""
-  return not any(
-    row['broken'] or (row['audit'] or {}).get('bugs') for _, row in rows
-  )
+  return not failed(doc) and not any(x.bugs for x in _audits(doc))
 
 
-def failures(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+def failures(found: Sequence[Any]) -> list[str]:
   """A sentence for each request that ended on broken logits, five at most."""
-  found: dict[tuple[str, int], list[str]] = {}
-  for name, row in rows:
-    for x in row['broken']:
-      names = found.setdefault((x['id'], x['tokens']), [])
-      names += [] if name in names else [name]
+  methods: dict[tuple[str, int], dict[str, None]] = {}
+  for x in found:
+    methods.setdefault((x.id, x.tokens), {})[x.method] = None
   out = [
     f'[red]FAILED[/red]: prompt {rich.markup.escape(repr(id))} after {tokens} '
     f'new tokens ({", ".join(names)}): the logits of the target are not '
     'finite; try dtype float32.'
-    for (id, tokens), names in found.items()
+    for (id, tokens), names in methods.items()
   ]
   more = len(out) - 5
   return out[:5] + ([f'And {more} more failed so.'] if more > 0 else [])
 
 
-def _rank(row: dict[str, Any]) -> tuple[bool, float]:
+def audit_sentences(report: Any) -> list[str]:
+  """Failures, counts, and what they do not show; of an identity.Report."""
+  t = report.total
+  bugs = f'[red]{t.bugs} BUG[/red]' if t.bugs else '0 BUG'
+  ties = '1 tie' if t.ties == 1 else f'{t.ties} ties'
+  rate = '-' if t.per_1000_tokens is None else f'{t.per_1000_tokens:.2f}'
+  counts = (
+    f'{t.texts} texts, {t.tokens} tokens compared: {t.identical} identical, '
+    f'{ties}, {bugs}; first divergences per 1,000 tokens: {rate}. At '
+    f'{t.positions} different positions; unexplained per 1,000 of them: at '
+    f'most {t.bugs_at_most:.2f} (95 %, taking positions as independent).'
+  )
+  little = [
+    f'{row.name} had no draft accepted: its texts test little.'
+    for row in report.rows
+    if row.gamma and not row.counts.accepted_tokens
+  ]
+  return [*failures(report.failed), counts, *little]
+
+
+def _rank(row: Any) -> tuple[bool, float]:
   """Orders rows from lost to won; those too short to measure come first."""
-  x = row['improvement']
-  return metrics.outcome(x) == 'win', x['median'] or 0.0
+  x = row.improvement
+  return x.outcome == 'win', x.median or 0.0
 
 
 # --- what was found ----------------------------------------------------------
 
 
-def _about(best: dict[str, Any]) -> list[str]:
+def _about(best: Any) -> list[str]:
   """The best gamma of a drafter, why it does not win, what was predicted."""
-  drafter, gamma, x = best['drafter'], best['gamma'], best['improvement']
-  outcome = metrics.outcome(x)
+  x, outcome = best.improvement, best.improvement.outcome
   if outcome == 'too short':
-    return [f'{drafter}: too short to measure at every gamma tried.']
-  found = (
-    f'gamma {gamma}, {x["median"]:.2f}x plain decoding '
-    f'({x["min"]:.2f} to {x["max"]:.2f})'
-  )
+    return [f'{best.drafter}: too short to measure at every gamma tried.']
+  words = {
+    'win': 'faster',
+    'draw': 'no clear gain at any gamma tried',
+    'loss': 'slower at every gamma tried',
+  }[outcome]
   out = [
-    {
-      'win': f'{drafter}: faster; best at {found}.',
-      'draw': f'{drafter}: no clear gain at any gamma tried; best at {found}.',
-      'loss': f'{drafter}: slower at every gamma tried; best at {found}.',
-    }[outcome]
+    f'{best.drafter}: {words}; best at gamma {best.gamma}, {x.median:.2f}x '
+    f'plain decoding ({x.min:.2f} to {x.max:.2f}).'
   ]
   if outcome != 'win':
-    model = best['explained']
-    row = best | {'window_cost': model['window_cost']}
-    out.append(f'  {why([row | {"explained": model["improvement"]}])}')
-  if best['predicted']:
+    out.append(f'  {why([best])}')
+  if best.predicted:
     out.append(f'  {_prediction_sentence(best)}')
   return out
 
 
-def _by_category(best: dict[str, Any], rows) -> list[str]:
-  groups: dict[str, list[dict[str, Any]]] = {}
-  for row in rows:
-    groups.setdefault(metrics.outcome(row['improvement']), []).append(row)
+def _by_category(best: Any, rows: Sequence[Any]) -> list[str]:
   out = []
   for outcome, words in (
     ('win', 'wins on'),
     ('loss', 'loses on'),
     ('draw', 'makes no clear difference on'),
+    ('too short', 'is too short to measure on'),
   ):
-    if outcome in groups:
-      out.append(f'{best["name"]} {words}: {_named(groups[outcome])}.')
-    if outcome == 'loss' and outcome in groups:
-      out.append(f'  {why(groups[outcome])}')
-  if 'too short' in groups:
-    names = ', '.join(row['category'] for row in groups['too short'])
-    out.append(f'{best["name"]} is too short to measure on: {names}.')
+    found = [row for row in rows if row.improvement.outcome == outcome]
+    if found:
+      gain = lambda x: '' if x.median is None else f' {x.median:.2f}x'
+      names = ', '.join(row.category + gain(row.improvement) for row in found)
+      out.append(f'{best.name} {words}: {rich.markup.escape(names)}.')
+      out += [f'  {why(found)}'] if outcome == 'loss' else []
   return out
 
 
-def _named(rows) -> str:
-  return ', '.join(
-    f'{row["category"]} {row["improvement"]["median"]:.2f}x' for row in rows
-  )
-
-
-def why(rows: Sequence[dict[str, Any]]) -> str:
-  """What losses are made of: tokens that a window gained, and what it cost."""
-  column = lambda name: [r[name] for r in rows if r[name] is not None]
+def why(rows: Sequence[Any]) -> str:
+  """Why rows or categories lose: what a window emitted, and what it cost."""
+  counts = lambda name: [
+    x for x in (getattr(r.counts, name) for r in rows) if x is not None
+  ]
   text = (
-    f'Why: a window emits {_span(column("block_efficiency"))} tokens in the '
-    f'time of {_span(column("window_cost"))} plain steps'
+    f'Why: a window emits {_span(counts("block_efficiency"))} tokens in the '
+    f'time of {_span([r.explained.window_cost for r in rows])} plain steps'
   )
-  rate, accepted = column('proposal_rate'), column('draft_acceptance_rate')
+  rate, accepted = counts('proposal_rate'), counts('draft_acceptance_rate')
   if rate and min(rate) < 0.3:
     text += f'; something is proposed in {_span(rate, ".0%")} of windows'
   if accepted and min(accepted) < 0.5:
     text += f'; {_span(accepted, ".0%")} of the proposed tokens are accepted'
-  told = column('explained')
-  found = [r['improvement']['median'] for r in rows]
+  told = [r.explained.improvement for r in rows]
+  found = [r.improvement.median for r in rows]
   if any(abs(f / t - 1) > 0.05 for f, t in zip(found, told, strict=True)):
     slower = all(f < t for f, t in zip(found, told, strict=True))
     text += (
@@ -160,111 +172,93 @@ def _span(values: Sequence[float], form: str = '.2f', unit: str = '') -> str:
   return low if low == high else f'{low} to {high}'
 
 
-def _prediction_sentence(best: dict[str, Any]) -> str:
-  told, is_ = best['predicted'], best['improvement']['median']
-  own = best['explained']['improvement']
-  gamma = told['best_gamma']
+def _prediction_sentence(best: Any) -> str:
+  told, measured = best.predicted.improvement, best.improvement.median
+  own, gamma = best.explained.improvement, best.predicted.best_gamma
   return (
-    f'Predicted before the run: {told["improvement"]:.2f}x. Measured over '
-    f'predicted is {is_ / told["improvement"]:.2f}: a factor '
-    f'{own / told["improvement"]:.2f} from acceptance (predicted from other '
-    f'prompts) and {is_ / own:.2f} from time (parts timed alone). '
+    f'Predicted before the run: {told:.2f}x. Measured over predicted is '
+    f'{measured / told:.2f}: a factor {own / told:.2f} from acceptance '
+    f'(predicted from other prompts) and {measured / own:.2f} from time (parts '
+    'timed alone). '
     + (
-      f'Of gamma 1 to {best["gamma"]}, {gamma} was predicted best.'
+      f'Of gamma 1 to {best.gamma}, {gamma} was predicted best.'
       if gamma
-      else f'No gamma from 1 to {best["gamma"]} was predicted to help.'
+      else f'No gamma from 1 to {best.gamma} was predicted to help.'
     )
   )
 
 
-def _identity_sentence(doc) -> str:
-  audits = [row['audit'] for _, row in named_rows(doc) if row['audit']]
-  promised = [a for a in audits if a['promised'] == 'tokens']
-  if not promised:
-    if any(a['promised'] == 'nothing' for a in audits):
-      off = {
-        r['drafter']: f'{r["alpha"]["total_variation"]:.2g} ({r["drafter"]})'
-        for r in doc['rows']
-        if r['alpha']
-      }
-      return (
-        'This rule is LOSSY: a token follows another law than the target says, '
-        f'on average {", ".join(off.values())} away in total variation.'
-      )
+def _identity_sentence(doc: Any) -> str:
+  audits = _audits(doc)
+  compared = [x for x in audits if x.promised == 'tokens']
+  if any(x.promised == 'nothing' for x in audits):
+    off = {
+      r.drafter: f'{r.alpha.total_variation:.2g} ({r.drafter})'
+      for r in doc.rows
+      if r.alpha
+    }
     return (
-      'Output follows the same law as plain decoding, not the same tokens: '
-      'sampling under this rule promises no more (use rule=coupled to compare).'
+      'This rule is LOSSY: tokens follow another distribution than the '
+      f"target's, on average {', '.join(off.values())} away in total variation."
     )
-  bugs, ties = (sum(a[k] for a in promised) for k in ('bugs', 'ties'))
-  checked = sum(a['requests'] for a in promised)
-  if bugs:
+  if not compared:
+    return (
+      'Tokens follow the same distribution as plain decoding but are not the '
+      'same tokens: sampling under this rule promises no more (use '
+      'rule=coupled to compare).'
+    )
+  checked = sum(x.requests for x in compared)
+  if bugs := sum(x.bugs for x in compared):
     return (
       f'[red]BUG[/red]: {bugs} of {checked} texts differ from plain decoding '
       'by more than rounding explains. Do not use these numbers.'
     )
   return (
     f'Checked {checked} texts token for token against plain decoding: '
-    f'{ties} part at a tie within rounding noise, 0 unexplained.'
+    f'{sum(x.ties for x in compared)} part at a tie within rounding noise, 0 '
+    'unexplained.'
   )
-
-
-def _crossover_sentences(doc) -> list[str]:
-  if not doc['crossover']:
-    return []
-  return [
-    f'{drafter}: of the batch sizes tried, {size} is the largest at which '
-    'speculation helps.'
-    if size
-    else f'{drafter}: speculation helps at none of the batch sizes tried.'
-    for drafter, size in doc['largest_batch'].items()
-  ]
 
 
 # --- what to change ----------------------------------------------------------
 
 
-def _change(best: dict[str, Any], categories, tried: set[int]) -> str:
-  outcome = metrics.outcome(best['improvement'])
+def _change(best: Any, categories: Sequence[Any], tried: set[int]) -> str:
+  outcome = best.improvement.outcome
   if outcome == 'too short':
     return 'generate more tokens, with a larger decode.max_new_tokens.'
   if outcome == 'win':
-    text = f'use gamma {best["gamma"]}'
-    losses = [
-      c['category']
-      for c in categories
-      if metrics.outcome(c['improvement']) == 'loss'
-    ]
-    text += f', but not for {", ".join(losses)}.' if losses else '.'
+    losses = [c.category for c in categories if c.improvement.outcome == 'loss']
+    but = rich.markup.escape(', '.join(losses))
+    text = f'use gamma {best.gamma}' + (f', but not for {but}.' if but else '.')
     return text + _other_gamma(best, tried)
-  text = {
-    'loss': 'do not speculate here.',
-    'draw': 'do not speculate here, or measure with more repeats.',
-  }[outcome]
+  more = ', or measure with more repeats' if outcome == 'draw' else ''
+  text = f'do not speculate here{more}.'
   return text + _other_gamma(best, tried) + _break_even(best)
 
 
-def _other_gamma(best: dict[str, Any], tried: set[int]) -> str:
+def _other_gamma(best: Any, tried: set[int]) -> str:
   """A gamma below the best one that was not tried and may do better."""
-  model = best['explained']
-  gamma = model['best_gamma']
-  if gamma in tried or gamma == 0:
+  model = best.explained
+  if model.best_gamma in tried or not model.best_gamma:
     return ''
   return (
-    f' Try gamma {gamma}: by the cost model {model["by_gamma"][gamma]:.2f}x, '
-    f'gamma {best["gamma"]} {model["improvement"]:.2f}x.'
+    f' Try gamma {model.best_gamma}: by the cost model '
+    f'{model.by_gamma[model.best_gamma]:.2f}x, gamma {best.gamma} '
+    f'{model.improvement:.2f}x.'
   )
 
 
-def _break_even(best: dict[str, Any]) -> str:
+def _break_even(best: Any) -> str:
   """The acceptance, or the cost of a drafted token, at which nothing is lost.
 
-  Acceptance as the alpha of equation 1, whose tokens a window this run's are.
+  Acceptance as the alpha at which equation 1 gives this run's tokens a window.
   """
-  model, gamma, c = best['explained'], best['gamma'], best['cost_coefficient']
-  tokens, window = model['tokens'], model['window_cost']
+  tokens, window = best.explained.tokens, best.explained.window_cost
+  gamma, c = best.gamma, best.cost_coefficient
   if tokens >= window:
     return ' Tokens outweigh the cost of the parts: time is lost elsewhere.'
-  rate = best['proposal_rate'] or 0.0
+  rate = best.counts.proposal_rate or 0.0
   need, now = (cost.alpha_of(x, gamma, rate) for x in (window, tokens))
   proposing = (
     f' while proposing in {rate:.0%} of windows' if rate < 0.95 else ''

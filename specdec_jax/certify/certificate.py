@@ -10,7 +10,7 @@ import jax
 import rich.console
 
 from specdec_jax import runtime
-from specdec_jax.bench import machine, report, tables
+from specdec_jax.bench import machine, tables
 from specdec_jax.certify import (
   base,
   counted,
@@ -182,7 +182,7 @@ def run(
   )
   if subject.model is not None:
     doc['model'] = subject.model.path
-  tables.machine(doc, console)
+  tables.machine(doc['machine'], console)
   console.print(
     f'[bold]Subject[/bold]  {_subject(doc)}\n',
     highlight=False,
@@ -195,7 +195,7 @@ def run(
     if folder:  # after every promise: a tier of hours may be cut short
       files.write(folder / 'certificate.json', runtime.compact(doc))
       files.write(folder / 'certificate.md', markdown(doc))
-  report.close(doc, console)
+  tables.close(doc['verdict'], doc, console)
   return doc['held']
 
 

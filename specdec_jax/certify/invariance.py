@@ -247,7 +247,7 @@ def _check_counts(out: decode.Output, request: decode.Request) -> None:
     good = stop not in new[:-1] and (at_limit or new[-1:] == [stop])
     _none(np.arange(B) == (-1 if good else b), 'the end', request, out)
   total = metrics.summary(info)
-  if total['emitted_tokens'] != emitted_B.sum():
+  if total.emitted_tokens != emitted_B.sum():
     raise base.Broken(f'metrics count {total}, emitted {emitted_B.sum()}')
 
 

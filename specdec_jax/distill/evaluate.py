@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from specdec_jax import build, decode, fields, types
-from specdec_jax.bench import acceptance, metrics
+from specdec_jax.bench import metrics, predict
 from specdec_jax.verify import reject
 
 
@@ -55,9 +55,9 @@ def judge(
     expected = sum(alpha**k for k in range(drafter.gamma + 1))
     return {
       'alpha': alpha,
-      'alpha_at': found['conditional_acceptance_per_position'],
-      'block_efficiency': found['block_efficiency'],
-      'gap': expected - found['block_efficiency'],
+      'alpha_at': found.conditional_acceptance_per_position,
+      'block_efficiency': found.block_efficiency,
+      'gap': expected - (found.block_efficiency or 0),
     }
 
   return figures
@@ -88,7 +88,7 @@ def alpha_on(
   """alpha of a draft on the text that its target emitted for a request."""
   tokens_BL = text.tokens_BL
   overlap = jax.device_get(
-    acceptance.overlap(
+    predict.overlap(
       weights,
       request._replace(tokens_BL=tokens_BL, limit_B=text.lengths_B),
       np.zeros_like(tokens_BL),

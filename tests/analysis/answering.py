@@ -24,19 +24,16 @@ TEMPLATE = (
   '{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}<a>'
 )
 # Two windows of gamma 2, one all accepted and one all rejected.
-SUMMARY = metrics.total(
-  [
-    {
-      'emitted_tokens': 4,
-      'target_calls': 2,
-      'accepted_histogram': [1, 0, 1],
-      'uncut_histogram': [1, 0, 1],
-      'proposed_per_position': [2, 2],
-      'tried_per_position': [2, 1],
-      'accepted_per_position': [1, 1],
-    }
-  ]
-)
+COUNTS = {
+  'emitted_tokens': 4,
+  'target_calls': 2,
+  'accepted_histogram': [1, 0, 1],
+  'uncut_histogram': [1, 0, 1],
+  'proposed_per_position': [2, 2],
+  'tried_per_position': [2, 1],
+  'accepted_per_position': [1, 1],
+}
+SUMMARY = metrics.total([metrics.total([])._replace(**COUNTS)])._asdict()
 
 
 def target(*, template=None, context=128, digest='d0'):

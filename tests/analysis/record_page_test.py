@@ -48,7 +48,7 @@ def completion(prompt, windows, **changes):
     tokenizer=BYTES,
     setting=SETTING,
   )
-  counts = metrics.total([]) | {
+  counts = metrics.total([])._asdict() | {
     'emitted_tokens': n,
     'target_calls': len(found),
     'drafted_tokens': sum(len(w.draft) for w in found),

@@ -15,6 +15,7 @@ import pytest
 from configs import pair
 from specdec_jax import build, decode, settings
 from specdec_jax.analysis import trace, trace_figures, trace_program
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts
 from specdec_jax.certify import table_model
 from specdec_jax.io import tokenizer
@@ -171,8 +172,8 @@ def test_greedy_is_exact(recorded, capsys):
   np.testing.assert_allclose(gains, 0, atol=1e-12)
   # Window by window, what decoding counts.
   e = settings.from_config(config(0.0, decode={'methods': ('lm',)}))
-  plain, lm = settings.arms(e)
-  plan = settings.plan(e, prompts.read(pathlib.Path(file).parent / 'in.jsonl'))
+  plain, lm = plan_lib.arms(e)
+  plan = plan_lib.of(e, prompts.read(pathlib.Path(file).parent / 'in.jsonl'))
   (group,) = trace.groups_of([plain, lm], plan, 7)
   hist_N = trace.decoded(lm, group).info.hist_BN.sum(0)
   assert min(hist_N) > 0

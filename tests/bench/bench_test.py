@@ -10,19 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, requests, types
+from specdec_jax import build, decode, requests, runtime, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import (
-  acceptance,
   benchmark,
-  calibrate,
   identity,
   metrics,
   predict,
   prompts,
-  report,
   timing,
 )
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.certify import table_model
 from specdec_jax.drafters import lm, lookup
 from specdec_jax.verify import lenient, reject
@@ -45,14 +43,14 @@ def run(config, capsys, sizes=()):
   e = settings_lib.from_config(config)
   chosen = prompts.builtin()[:16]
   doc = benchmark.run(
-    settings_lib.arms(e),
-    settings_lib.plan(e, chosen, sizes),
+    plan_lib.arms(e),
+    plan_lib.of(e, chosen, sizes),
     track=lambda items, text: items,
-    show=report.show,
+    console=runtime.console(),
   )
-  good = report.finish(doc)
+  good = benchmark.finish(doc, config, None, runtime.console())
   printed = capsys.readouterr().out
-  return good, json.loads(printed.splitlines()[-1]), printed
+  return good, doc, printed
 
 
 @pytest.mark.slow
@@ -62,52 +60,40 @@ def test_end_to_end(capsys):
   good, doc, printed = run(config, capsys, sizes=(2,))
   assert good
   assert max(map(len, printed.splitlines()[:-1])) <= 120
-  plain, lm, lookup = doc['rows']
-  assert [r['name'] for r in doc['rows']] == [
-    'autoregressive',
-    'lm g=2',
-    'lookup g=2',
-  ]
-  assert plain['block_efficiency'] == 1
-  assert plain['improvement']['median'] in (1, None)  # None: too short
-  assert plain['arithmetic_factor'] == 1
-  assert math.isclose(lm['alpha']['alpha'], 1)
-  assert lm['draft_acceptance_rate'] > 0.6  # but for windows cut by length
-  assert lm['cost_coefficient'] > 0
-  for row in doc['rows']:
-    assert row['emitted_tokens'] == plain['emitted_tokens']
-    assert sum(row['accepted_histogram']) == row['target_calls']
-    assert math.isclose(
-      row['block_efficiency'],
-      row['emitted_tokens'] / row['target_calls'],
-      rel_tol=1e-4,
-    )
+  plain, lm, lookup = doc.rows
+  names = ['autoregressive', 'lm g=2', 'lookup g=2']
+  assert [r.name for r in doc.rows] == names
+  assert plain.counts.block_efficiency == 1
+  assert plain.improvement.median in (1, None)  # None: too short
+  assert plain.arithmetic_factor == 1
+  assert math.isclose(lm.alpha.alpha, 1, rel_tol=1e-5)
+  # But for windows cut by length.
+  assert lm.counts.draft_acceptance_rate > 0.6
+  assert lm.cost_coefficient > 0
+  for row in doc.rows:
+    c = row.counts
+    assert c.emitted_tokens == plain.counts.emitted_tokens
+    assert sum(c.accepted_histogram) == c.target_calls
   for row in (lm, lookup):
-    assert row['audit']['differing'] == 0
-    assert row['audit']['requests'] == 4
-    for p in (row['predicted'], row['explained']):
-      assert math.isclose(
-        p['improvement'], p['tokens'] / p['window_cost'], rel_tol=1e-4
-      )
-      assert math.isclose(p['by_gamma']['2'], p['improvement'], rel_tol=1e-4)
-    assert math.isclose(
-      row['explained']['tokens'], row['block_efficiency'], rel_tol=1e-4
-    )
-  assert lm['predicted']['wide'] == 1
-  assert lookup['explained']['wide'] == lookup['wide_share']
-  assert lm['memory']['draft'] == lm['memory']['target'] > 0
-  assert lookup['memory']['draft'] == 0
-  assert doc['calibration']['verify']['1'] == 1
-  assert [x['batch_size'] for x in doc['crossover']] == [2]
-  wide = doc['crossover'][0]['rows']
-  assert wide['lm g=2']['audit']['differing'] == 0
-  assert wide['lm g=2']['audit']['requests'] == 2
-  assert not any(row['broken'] for row in wide.values())
+    assert row.audit.findings == () and row.audit.requests == 4
+    for p in (row.predicted, row.explained):
+      assert math.isclose(p.improvement, p.tokens / p.window_cost)
+      assert math.isclose(p.by_gamma[2], p.improvement)
+    assert math.isclose(row.explained.tokens, row.counts.block_efficiency)
+  assert lm.predicted.wide == 1
+  assert lookup.explained.wide == lookup.wide_share
+  assert lm.memory.draft == lm.memory.target > 0
+  assert lookup.memory.draft == 0
+  assert doc.calibration.verify[1] == 1
+  (wide,) = doc.crossover
+  assert wide.batch_size == 2 and not wide.failed
+  assert wide.rows[1].audit.findings == () and wide.rows[1].audit.requests == 2
   assert 'Checked 12 texts' in printed  # (4 + 2) prompts, two methods
-  assert set(doc['largest_batch']) == {'lm', 'lookup'}
-  assert set(doc['best_gamma']) == {'lm', 'lookup'}
-  assert doc['ceiling']['gb_s']['float32']['best'] > 0
-  assert doc['verdict']
+  assert set(doc.largest_batch) == set(doc.best_gamma) == {'lm', 'lookup'}
+  assert doc.ceiling.gb_s['float32']['best'] > 0
+  last = json.loads(printed.splitlines()[-1])
+  assert last['verdict'] and last['rows'][1]['name'] == 'lm g=2'
+  assert last['rows'][2]['audit']['compared'] == list(lookup.audit.compared)
 
 
 @pytest.mark.slow
@@ -121,20 +107,19 @@ def test_sampling(capsys):
   )
   good, doc, _ = run(config, capsys)
   assert good
-  row = doc['rows'][1]
-  assert row['audit']['promised'] == 'tokens'
-  assert row['audit']['bugs'] == 0
-  assert 0 <= row['alpha']['alpha'] <= row['alpha']['alpha_where_proposed'] <= 1
-  assert row['inter_token'] == {'p50': None, 'p95': None}
+  row = doc.rows[1]
+  assert row.audit.promised == 'tokens' and row.audit.bugs == 0
+  assert 0 <= row.alpha.alpha <= row.alpha.alpha_where_proposed <= 1
+  assert row.inter_token == (None, None)
 
 
 def test_sampling_under_another_rule_promises_the_law_only():
   config = settings('smollm2', sampling={'temperature': 0.8})
   e = settings_lib.from_config(config)
-  arms, plan = settings_lib.arms(e), settings_lib.plan(e, prompts.builtin()[:2])
+  arms, plan = plan_lib.arms(e), plan_lib.of(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
   found = identity.compare(arms, plan, [], none, lambda items, text: items)
-  assert found == {'lookup g=2': {'promised': 'in law', 'requests': 0}}
+  assert found == {'lookup g=2': identity.Audit('in law', 0)}
 
 
 def test_alpha_is_the_mean_overlap():
@@ -154,7 +139,7 @@ def test_alpha_is_the_mean_overlap():
   )
   request.tokens_BL[0, :40] = tokens
   rule = lenient.make(0.5)
-  found = acceptance.overlap(
+  found = predict.overlap(
     e.weights,
     request,
     request.tokens_BL,
@@ -199,20 +184,17 @@ def test_work_of_leaving_the_target_early():
   """gamma tokens more through the first layers, and the head for each."""
   target, gamma = build.load('random:tiny'), 3
   e = build.engine(target, 'early_exit', gamma=gamma, exit=1)
-  arm = timing.Arm('x', 'early_exit', gamma, e, build.target_model(target))
   params = target.params
   layers = metrics.layers_share(params, 1) * metrics.step_bytes(params)
   head = params['head']
   info = decode._empty_info(1, 8, gamma, False)
-  assert benchmark._drafting(arm, (), info) == {
-    'parameters': gamma * head.size,
-    'bytes': round(gamma * (layers + head.nbytes)),
-    'held': 0,
-  }
-  plain = timing.Arm('y', 'lookup', gamma, build.engine(target, 'lookup'), None)
-  assert benchmark._drafting(plain, (), info) == dict(
-    parameters=0, bytes=0, held=0
+  assert metrics.drafting(e, gamma, (), info) == (
+    gamma * head.size,
+    round(gamma * (layers + head.nbytes)),
+    0,
   )
+  lookup = build.engine(target, 'lookup')
+  assert metrics.drafting(lookup, gamma, (), info) == (0, 0, 0)
 
 
 def test_work_of_drafts_that_stop_early():
@@ -247,26 +229,42 @@ def test_work_of_drafts_that_stop_early():
   assert metrics.draft_passes(info) * windows == pytest.approx(len(ran))
   # What the benchmark charges for.
   target = build.load('random:tiny')
-  model = build.target_model(target)
   work = {}
   for least in (0.0, 0.5):
     e = build.engine(target, target, gamma=gamma, min_confidence=least)
-    arm = timing.Arm('x', 'lm', gamma, e, model, model)
-    work[least] = benchmark._drafting(arm, np.zeros(10, np.int8), info)
+    work[least] = metrics.drafting(e, gamma, np.zeros(10, np.int8), info)
   passes, size = len(ran) / windows, metrics.step_parameters(target.params)
   step = metrics.step_bytes(target.params) + 10
-  assert work[0.0]['parameters'] == (gamma + 1) * size
-  assert work[0.0]['bytes'] == gamma * step
-  assert work[0.5]['parameters'] == round((passes + 1) * size)
-  assert work[0.5]['bytes'] == round(passes * step)
-  assert work[0.5]['held'] == work[0.0]['held']
+  held = work[0.0].held
+  assert work[0.0] == ((gamma + 1) * size, gamma * step, held)
+  assert work[0.5] == (
+    round((passes + 1) * size),
+    round(passes * step),
+    held,
+  )
 
 
-def predicted(e, alpha=None):
+def info_of(hist_N, rows=1, calls=None):
+  """Info of windows of gamma 2 that end as hist_N says, `rows` at a time."""
+  emitted = sum((k + 1) * n for k, n in enumerate(hist_N))
+  windows = sum(hist_N)
+  info = decode._empty_info(1, 8, 2, False)
+  info = info._replace(
+    hist_BN=np.array([hist_N]),
+    proposed_BK=np.array([[windows] * 2]),
+    calls_B=np.array([windows]),
+    origin_BL=np.full((1, emitted), types.BONUS),
+    wide=np.int32(windows // rows),
+    calls=np.int32(windows // rows),
+  )
+  return jax.device_get(info)
+
+
+def predicted(e, alpha=None, info=None, base=1.0):
   """predict.improvement of 9 tokens in 4 windows of gamma 2."""
   model = build.target_model(e.target)
-  arm = timing.Arm('x', '', 2, e, model, model)
-  calibration = calibrate.Calibration(
+  arm = plan_lib.Arm('x', '', 2, e, model, model)
+  calibration = timing.Calibration(
     step=2.0,
     step_spread=0.0,
     verify={1: 1.0, 3: 1.5},
@@ -274,17 +272,45 @@ def predicted(e, alpha=None):
     propose={'x': 1.0},
     c={},
   )
-  info = decode._empty_info(1, 8, 2, False)
-  info = info._replace(
-    hist_BN=np.array([[1, 1, 2]]),
-    proposed_BK=np.array([[4, 4]]),
-    calls_B=np.array([4]),
-    origin_BL=np.full((1, 9), types.BONUS),
-    wide=np.int32(4),
-    calls=np.int32(4),
+  info = info_of([1, 1, 2]) if info is None else info
+  return predict.improvement(arm, calibration, info, base, alpha)
+
+
+def test_rows_that_share_a_batch_are_no_improvement():
+  """Plain decoding of three rows emits three tokens a window too."""
+  target = build.load('random:tiny')
+  e = build.engine(target, 'lookup', gamma=2)
+  outputs = {
+    'plain': [decode.Output(None, None, info_of([30, 0, 0], rows=3))],
+    'x': [decode.Output(None, None, info_of([3, 3, 6], rows=3))],
+  }
+  model = build.target_model(target)
+  arms = [
+    plan_lib.Arm('plain', 'plain', 0, e, model),
+    plan_lib.Arm('x', 'lookup', 2, e, model),
+  ]
+  calibration = timing.Calibration(
+    2.0, 0.0, {1: 1.0, 3: 1.5}, {3: 1.0}, {'x': 0.0}, {}
   )
-  info = jax.device_get(info)
-  return predict.improvement(arm, calibration, info, 1.0, alpha)
+  found = predict.improvements(arms, calibration, outputs, {})['x']
+  assert math.isclose(found.tokens, 27 / 12)
+  assert math.isclose(found.improvement, 27 / 12 / 1.5)
+
+
+def test_repeats_of_a_prompt_draw_their_own_noise():
+  """Copies that fill a batch would else all emit one text when sampling."""
+  e = settings_lib.from_config(
+    settings('smollm2', sampling={'temperature': 1.0})
+  )
+  plain = plan_lib.arms(e)[:1]
+  plan = plan_lib.of(e, prompts.builtin()[:2])
+  filled = benchmark.filled(plan.judged, 4)
+  assert [x.tokens for x in filled] == [plan.judged[0].tokens] * 4
+  (group,) = plan_lib.grouper(plain, plan, rows=4)(filled)
+  engine = plain[0].engine
+  out = engine.programs.generate(engine.weights, group.full)
+  texts = timing.texts([group], [jax.device_get(out)])
+  assert len({tuple(text) for text in texts}) == 4
 
 
 def test_a_window_costs_only_the_layers_that_are_left():
@@ -292,13 +318,13 @@ def test_a_window_costs_only_the_layers_that_are_left():
   target = build.load('random:tiny')
   found = predicted(build.engine(target, 'early_exit', gamma=2, exit=1))
   rest = 1 - metrics.layers_share(target.params, 1)
-  assert math.isclose(found['window_cost'], 0.5 + rest * 1.5)
-  assert math.isclose(found['tokens'], 9 / 4)
-  assert found['improvement_from_alpha'] is None
+  assert math.isclose(found.window_cost, 0.5 + rest * 1.5)
+  assert math.isclose(found.tokens, 9 / 4)
+  assert found.improvement_from_alpha is None
 
 
 def test_the_prediction_from_alpha_is_of_what_the_rule_keeps(monkeypatch):
-  overlap = acceptance.Overlap(
+  overlap = predict.Overlap(
     *(np.array([[9, 9, x, y]]) for x, y in ((0.2, 0.4), (0.5, 1), (0, 0.1)))
   )
   monkeypatch.setattr(
@@ -314,21 +340,21 @@ def test_the_prediction_from_alpha_is_of_what_the_rule_keeps(monkeypatch):
     {'plain': [fake(tokens_BL=request.tokens_BL, lengths_B=np.array([4]))]},
     lambda items, text: items,
   ).values()
-  assert alpha == {
-    'alpha': pytest.approx(0.3),
-    'alpha_where_proposed': pytest.approx(0.4),
-    'kept_where_proposed': pytest.approx(1),
-    'total_variation': pytest.approx(0.05),
-    'positions': 2,
-  }
+  assert alpha == predict.Alpha(
+    alpha=pytest.approx(0.3),
+    alpha_where_proposed=pytest.approx(0.4),
+    kept_where_proposed=pytest.approx(1),
+    total_variation=pytest.approx(0.05),
+    positions=2,
+  )
   target = build.load('random:tiny')
   found = predicted(build.engine(target, target, gamma=2), alpha)
-  assert found['improvement_from_alpha'] == 3 / found['window_cost']
+  assert found.improvement_from_alpha == 3 / found.window_cost
   # Of windows that end where the draft is not sure equation 1 knows nothing.
   e = build.engine(target, target, gamma=2, min_confidence=0.3)
   found = predicted(e, alpha)
-  assert found['improvement_from_alpha'] is None
-  assert found['improvement'] > 0
+  assert found.improvement_from_alpha is None
+  assert found.improvement > 0
 
 
 def test_walk_proposes_at_every_prefix():
@@ -342,7 +368,7 @@ def test_walk_proposes_at_every_prefix():
   )
   request.tokens_BL[0, : len(tokens)] = tokens
   drafter = lookup.make(gamma=2, min_match=2, max_match=3)
-  tokens_BL, proposed_BL, _ = acceptance.walk(
+  tokens_BL, proposed_BL, _ = predict.propose_along(
     types.Weights(()),
     request,
     jnp.int32(6),
@@ -357,13 +383,13 @@ def test_walk_proposes_at_every_prefix():
 
 def test_groups_keep_categories_apart_and_share_one_shape():
   e = settings_lib.from_config(settings('smollm2', bench={'batch_size': 2}))
-  arms = settings_lib.arms(e)
+  arms = plan_lib.arms(e)
   items = tuple(
     requests.Item(tuple(range(1, 4 + i)), i, str(i), 'ab'[i % 2])
     for i in range(5)
   )
-  plan = timing.Plan(items, (), 8, e.settings.sampling, batch_size=2)
-  groups = timing.grouper(arms, plan)(items)
+  plan = plan_lib.Plan(items, (), 8, e.settings.sampling, batch_size=2)
+  groups = plan_lib.grouper(arms, plan)(items)
   assert [[i.id for i in g.items] for g in groups] == [
     ['0', '2'],
     ['4'],
@@ -383,15 +409,15 @@ def test_groups_keep_categories_apart_and_share_one_shape():
 def test_one_compilation_for_all_limits_and_prompts():
   """No room, room for one token, and the whole are one executable."""
   e = settings_lib.from_config(settings('smollm2'))
-  arm = settings_lib.arms(e)[1]
-  plan = settings_lib.plan(e, prompts.builtin()[:8])
+  arm = plan_lib.arms(e)[1]
+  plan = plan_lib.of(e, prompts.builtin()[:8])
   programs = decode.programs(
     arm.model,
     arm.engine.drafter,
     arm.engine.rule,
     build.default_options(chunk=16),
   )
-  for group in timing.grouper([arm], plan)(plan.judged):
+  for group in plan_lib.grouper([arm], plan)(plan.judged):
     for request in (group.none, group.first, group.full):
       programs.generate(arm.engine.weights, request)
   assert programs.generate._cache_size() == 1

@@ -10,6 +10,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from specdec_jax import build, decode, settings
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts
 from specdec_jax.distill import distillation
 from specdec_jax.train import train_lm
@@ -32,7 +33,7 @@ def leaves(c) -> int:
 @pytest.mark.parametrize('name', NAMES)
 def test_builds_at_tiny(name):
   e = settings.from_config(config(name))
-  arms = settings.arms(e)
+  arms = plan_lib.arms(e)
   assert arms[0].engine.drafter is decode.PLAIN
   assert {arm.drafter for arm in arms[1:]} == set(e.settings.decode.methods)
   for arm in arms[1:]:
@@ -41,7 +42,7 @@ def test_builds_at_tiny(name):
     if arm.draft is not None:
       # The drafter's own function, or it would be compiled again.
       assert arm.draft is build.draft_model(e.target, arm.engine.draft)
-  plan = settings.plan(e, prompts.builtin())
+  plan = plan_lib.of(e, prompts.builtin())
   assert {i.id for i in plan.judged}.isdisjoint(i.id for i in plan.others)
 
 
@@ -49,7 +50,7 @@ def test_a_draft_with_another_padding_has_the_targets_width():
   target, draft = (build.load(f'random:tiny{x}') for x in ('', ':1'))
   size = draft.config.vocab
   padded = dataclasses.replace(draft.config, vocab=size + 64)
-  draft = dataclasses.replace(draft, config=padded)
+  draft = dataclasses.replace(draft, lm_config=padded)
   assert build.draft_model(target, draft).vocab == size
 
 
@@ -171,10 +172,10 @@ def test_bad_prompt_is_named_by_its_id():
     (prompts.Prompt('none', tokens=()), "'none': empty"),
   ):
     with pytest.raises(ValueError, match=said):
-      settings.plan(e, [prompt])
+      plan_lib.of(e, [prompt])
 
 
 def test_batch_sizes():
-  assert settings.batch_sizes(['4', '1', '4']) == (1, 4)
+  assert plan_lib.batch_sizes(['4', '1', '4']) == (1, 4)
   with pytest.raises(ValueError, match='batch_sizes=0'):
-    settings.batch_sizes(['0'])
+    plan_lib.batch_sizes(['0'])

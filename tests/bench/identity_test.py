@@ -8,16 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import requests, settings
-from specdec_jax.bench import (
-  audit_report,
-  benchmark,
-  identity,
-  report,
-  tables,
-  timing,
-  verdict,
-)
+from specdec_jax import requests, runtime, settings
+from specdec_jax.bench import audit, benchmark, identity, timing
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.verify import coupled, reject
 
 TRACK = lambda items, text: items
@@ -45,22 +38,40 @@ def test_promise(rule, temperature, expected):
       identity.check_promise(rule, sampling)
 
 
-def counts(**changes):
-  return dict(requests=1, differing=0, tokens=100, ties=0, bugs=0) | changes
+def audited(*compared, wrong=None):
+  """An audit; wrong: (verdict, position) of the first request's difference."""
+  findings = ()
+  if wrong:
+    found = audit.Finding(wrong[0], wrong[1], id='0')
+    findings = (found,)
+  return identity.Audit('tokens', len(compared), compared, findings)
 
 
 def test_total():
-  one = identity.total([counts(), counts(differing=1, ties=1, tokens=50)])
-  assert (one['texts'], one['identical'], one['ties']) == (2, 1, 1)
-  assert one['per_1000_tokens'] == 1000 / 150
-  np.testing.assert_allclose(
-    one['bugs_at_most'], 1000 * (1 - 0.05 ** (1 / 150))
+  texts = ['a', 'b']
+  one = identity.total(
+    [audited(60, 40), audited(50, 40, wrong=('tie', 49))], texts
   )
+  assert (one.texts, one.tokens, one.identical, one.ties) == (4, 190, 3, 1)
+  assert one.per_1000_tokens == 1000 / 190
   # With bugs it is above the rate found; all wrong, or nothing seen, is 1.
-  two = identity.total([counts(differing=2, bugs=2)])
-  assert 60 < two['bugs_at_most'] < 65
-  for worst in ([], [counts(tokens=1, differing=1, bugs=1)]):
-    assert identity.total(worst)['bugs_at_most'] == 1000
+  bug = audited(100, wrong=('BUG', 99))
+  assert 46 < identity.total([bug], ['a']).bugs_at_most < 47
+  assert identity.total([], []).bugs_at_most == 1000
+  worst = audited(1, wrong=('BUG', 0))
+  assert identity.total([worst], ['a']).bugs_at_most == 1000
+
+
+def test_the_bound_counts_a_position_once_however_many_arms_read_it():
+  """60 + 40 positions, though two arms and equal texts read 290 tokens."""
+  audits = [audited(60, 40, 60), audited(50, 40, 40)]
+  found = identity.total(audits, ['a', 'b', 'a'])
+  assert (found.tokens, found.positions) == (290, 100)
+  np.testing.assert_allclose(found.bugs_at_most, 1000 * (1 - 0.05 ** (1 / 100)))
+  # The same bug of two arms is one.
+  bugs = [audited(50, wrong=('BUG', 49))] * 2
+  one = identity.total(bugs[:1], ['a'])
+  assert identity.total(bugs, ['a']).bugs_at_most == one.bugs_at_most
 
 
 @pytest.fixture(scope='module', name='failing')
@@ -72,7 +83,7 @@ def _failing():
   e = untied(settings.from_config(c))
   good = requests.Item((5, 6, 5, 6, 5), 0, 'good')
   bad = requests.Item((9, 8, 7, 9, 8, 7, 9, 8), 1, 'bad')
-  plan = timing.Plan(
+  plan = plan_lib.Plan(
     (bad,),
     (good,),
     max_new_tokens=8,
@@ -82,16 +93,16 @@ def _failing():
     stream_prompts=0,
     small=True,
   )
-  plain = settings.arms(e)[0]
+  plain = plan_lib.arms(e)[0]
   texts = []
-  for group in timing.grouper([plain], plan)([bad, good]):
+  for group in plan_lib.grouper([plain], plan)([bad, good]):
     out = plain.engine.programs.generate(plain.engine.weights, group.full)
     texts += timing.texts([group], [jax.device_get(out)])
   poison = texts[0][2]
   assert poison not in (*texts[0][:2], *texts[1], *good.tokens, *bad.tokens)
   with jax.debug_nans(False):
     embed = e.target.params['embed'].at[poison].set(float('nan'))
-    yield settings.arms(untied(e, embed=embed)), plan
+    yield plan_lib.arms(untied(e, embed=embed)), plan
 
 
 def untied(e: settings.Experiment, embed=None):
@@ -100,55 +111,39 @@ def untied(e: settings.Experiment, embed=None):
   table = params['head'].T if embed is None else embed
   target = dataclasses.replace(
     e.target,
-    config=dataclasses.replace(e.target.config, tied=False),
+    lm_config=dataclasses.replace(e.target.config, tied=False),
     params=params | {'embed': table},
   )
   return dataclasses.replace(e, target=target)
 
 
-def test_a_failed_request_is_named_and_is_no_bug(failing, capsys):
+def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
   with jax.debug_nans(False):
-    doc = identity.run(*failing, TRACK)
-  plain, lookup = doc['rows']
-  assert plain['broken'] == [{'id': 'bad', 'tokens': 3}]
-  assert [x['id'] for x in lookup['broken']] == ['bad']
-  assert lookup['audit']['bugs'] == lookup['audit']['differing'] == 0
-  assert lookup['audit']['tokens'] == 8 + lookup['broken'][0]['tokens']
-  assert not audit_report.finish(doc, None)
+    report = identity.run(*failing, TRACK)
+  first, second = report.failed
+  assert first == ('autoregressive', 'bad', 3)
+  assert (second.method, second.id) == ('lookup g=2', 'bad')
+  audited = report.rows[1].audit
+  assert audited.findings == () and audited.tokens == 8 + second.tokens
+  assert not identity.finish(report, {}, tmp_path)
   printed = capsys.readouterr().out
   assert "FAILED: prompt 'bad' after 3 new tokens (autoregress" in printed
   assert 'try dtype float32' in ' '.join(printed.split())
 
 
-def test_the_benchmark_stops_at_a_failed_request(failing, capsys):
+def test_the_benchmark_stops_at_a_failed_request(failing, capsys, tmp_path):
+  config = importlib.import_module('configs.smollm2').get_config('tiny')
+  console = runtime.console()
   with jax.debug_nans(False):
-    doc = benchmark.run(*failing, track=TRACK, show=report.show)
-  assert not report.finish(doc)
+    doc = benchmark.run(*failing, track=TRACK, console=console)
+  assert not benchmark.finish(doc, config, tmp_path, console)
   lines = capsys.readouterr().out.splitlines()
   assert any(x.split() == ['bad', 'autoregressive', '3'] for x in lines)
   assert any("FAILED: prompt 'bad' after 3 new tokens" in x for x in lines)
   last = json.loads(lines[-1])
-  assert last['rows'][0]['broken'] == [{'id': 'bad', 'tokens': 3}]
+  failed = {'method': 'autoregressive', 'id': 'bad', 'tokens': 3}
+  assert last['failed'][0] == failed and last['rows'] == []
   assert last['verdict'][-1] == 'No figures, for texts are cut short.'
-
-
-def test_differences_and_failures_of_the_crossover_count():
-  bug = {'promised': 'tokens', 'requests': 4, 'differing': 1, 'bugs': 1}
-  row = lambda broken=(), **audit: {
-    'audit': audit or None,
-    'broken': [{'id': x, 'tokens': 2} for x in broken],
-  }
-  at = lambda **rows: {
-    'rows': [],
-    'crossover': [{'batch_size': 4, 'rows': rows}],
-  }
-  assert verdict.sound(verdict.named_rows(at(plain=row())))
-  wrong = at(plain=row(), lookup=row(**bug, ties=0))
-  assert not verdict.sound(verdict.named_rows(wrong))
-  assert 'BUG[/red]: 1 of 4' in verdict._identity_sentence(wrong)
-  assert tables.identity([row(), row(**bug, ties=0)]).startswith('1 of 4: ')
-  failed = verdict.named_rows(at(plain=row('abcdefg'), lookup=row('a')))
-  assert not verdict.sound(failed)
-  said = verdict.failures(failed)
-  assert '(plain at batch 4, lookup at batch 4)' in said[0]
-  assert len(said) == 6 and said[-1] == 'And 2 more failed so.'
+  files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*.*')}
+  assert files == {'config.json', 'env.json', 'results/bench.json'}
+  assert json.loads((tmp_path / 'results/bench.json').read_text()) == last

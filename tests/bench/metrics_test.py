@@ -29,26 +29,27 @@ def trace() -> types.Info:
   )
 
 
+def output(info):
+  return decode.Output(None, None, info)
+
+
 def test_metrics_of_work_on_a_hand_trace():
   info = trace()
   plain = info._replace(
     hist_BN=np.array([[5]]), wide=np.int32(0), calls=np.int32(5)
   )
-  assert metrics.target_passes(info, narrow=True) == (3, 2, 7)
-  assert metrics.target_passes(info, narrow=False) == (3, 3, 9)
+  assert metrics.target_tokens(info, narrow=True) == 7
+  assert metrics.target_tokens(info, narrow=False) == 9
   factor = lambda drafting: metrics.arithmetic_factor(
     info, plain, narrow=True, target=10, drafting=drafting
   )
   assert math.isclose(factor(0), 7 / 5)
   assert math.isclose(factor(6), (70 + 3 * 6) / 50)
-  bytes_ = metrics.bytes_per_token(
-    info, target=100, target_cache=5, drafting=22
-  )
-  assert math.isclose(bytes_, 3 * (105 + 22) / 5)
+  assert math.isclose(metrics.bytes_per_token(info, 127), 3 * 127 / 5)
   assert metrics.tokens_per_window(info) == 5 / 3
-  both = metrics.concat([info, info])
+  both = metrics.join([output(info)] * 2)
   assert int(both.calls) == 6 and both.hist_BN.shape == (2, 3)
-  assert metrics.summary(both)['emitted_tokens'] == 10
+  assert metrics.summary(both).emitted_tokens == 10
 
 
 def test_a_pass_reads_a_few_rows_of_its_tables():
@@ -57,6 +58,7 @@ def test_a_pass_reads_a_few_rows_of_its_tables():
   params['norm'] = {'scale': np.ones(4, np.float32)}
   assert metrics.step_parameters(params) == 4 * 16 + 4
   assert metrics.step_bytes(params) == 4 * (4 * 16 + 4)
+  assert metrics.step_parameters([np.ones(3), (np.ones(2),)]) == 5
   learned, rope = (
     lm.init(model_config.sized('tiny', position=position), 0)
     for position in ('learned', 'rope')
@@ -81,8 +83,8 @@ def test_the_first_layers_share_of_a_step(scan_layers):
 
 def test_latency_of_bursts():
   gaps = metrics.inter_token([[0.0, 0.0, 2.0, 2.0, 4.0], [1.0]])
-  assert gaps['p50'] == 1.0 and gaps['p95'] > 1.9
-  assert metrics.inter_token([[1.0]]) == {'p50': None, 'p95': None}
+  assert gaps.p50 == 1.0 and gaps.p95 > 1.9
+  assert metrics.inter_token([[1.0]]) == (None, None)
 
 
 def test_total_is_the_summary_of_all_rows_at_once():
@@ -104,23 +106,23 @@ def test_total_is_the_summary_of_all_rows_at_once():
   )
   each = [metrics.summary(info) for info in (one, other)]
   found = metrics.total(each)
-  assert found == metrics.summary(metrics.concat([one, other]))
-  assert found['block_efficiency'] == 25 / 10
-  assert found['block_efficiency_uncut'] == (1 + 2 * 2 + 6 * 3) / 9
-  assert found['acceptance_per_position'] == [1, 6 / 9]
+  assert found == metrics.summary(metrics.join([output(one), output(other)]))
+  assert found.block_efficiency == 25 / 10
+  assert found.block_efficiency_uncut == (1 + 2 * 2 + 6 * 3) / 9
+  assert found.acceptance_per_position == [1, 6 / 9]
   assert metrics.total(each[:1]) == each[0]
   assert metrics.total([metrics.total(each[:1]), each[1]]) == found
 
 
 def test_total_of_nothing_and_of_unlike_gammas():
   nothing = metrics.total([])
-  assert nothing['emitted_tokens'] == 0 and nothing['block_efficiency'] is None
+  assert nothing.emitted_tokens == 0 and nothing.block_efficiency is None
   one = metrics.summary(trace())
   assert metrics.total([nothing, one]) == one
-  short = one | {'proposed_per_position': [3], 'accepted_histogram': [1]}
+  short = one._replace(proposed_per_position=[3], accepted_histogram=[1])
   both = metrics.total([one, short])
-  assert both['proposed_per_position'] == [5, 2]
-  assert both['accepted_histogram'] == [2, 2, 0]
+  assert both.proposed_per_position == [5, 2]
+  assert both.accepted_histogram == [2, 2, 0]
 
 
 # Two groups; the prefill of each takes 1 and 2 s at its fastest, and usually
@@ -130,7 +132,7 @@ def test_total_of_nothing_and_of_unlike_gammas():
 )
 def test_a_decode_shorter_than_the_noise_has_no_speed(total, speed):
   runs = timing.Runs(
-    outputs=[decode.Output(None, None, trace())] * 2,
+    outputs=[output(trace())] * 2,
     total=[[total / 2, total / 2], [3.0, 5.0], [3.0, 5.0]],
     prefill=[[1.0, 2.5], [1.5, 2.0], [2.0, 4.0]],
     first=[],
@@ -143,18 +145,10 @@ def test_a_decode_shorter_than_the_noise_has_no_speed(total, speed):
 
 def test_repeats_without_a_speed_are_left_out():
   plain, mine = [1.0, None, 4.0, None], [2.0, 3.0, None, None]
-  assert metrics.spread(plain) == {
-    'median': 2.5,
-    'min': 1.0,
-    'max': 4.0,
-    'iqr': 1.5,
-    'too_short': 2,
-  }
+  assert metrics.spread(plain) == metrics.Spread(2.5, 1.0, 4.0, 1.5, 2)
   found = metrics.walltime_improvement(mine, plain)
-  assert (found['median'], found['too_short']) == (2.0, 3)
-  assert metrics.outcome(found) == 'win'
+  assert (found.median, found.too_short) == (2.0, 3)
+  assert found.outcome == 'win'
   nothing = metrics.walltime_improvement([None], [1.0])
-  assert nothing == dict.fromkeys(('median', 'min', 'max', 'iqr')) | {
-    'too_short': 1
-  }
-  assert metrics.outcome(nothing) == 'too short'
+  assert nothing == (None, None, None, None, 1)
+  assert nothing.outcome == 'too short'

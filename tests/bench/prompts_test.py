@@ -81,80 +81,42 @@ def test_reads_mt_bench():
   assert len(a) == len(b) == 40
 
 
-def test_lines_end_at_newlines_only(tmp_path):
-  path = tmp_path / 'some.jsonl'
-  # A byte-order mark, CRLF, bare U+2028 in a text, no newline at the end.
-  path.write_bytes(
-    b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b"}\r\n{"prompt": "c"}'
-  )
-  assert [p.turns for p in prompts.read(path)] == [('a\u2028b',), ('c',)]
-
-
 @pytest.mark.parametrize(
   'line, expected',
   [
     ('{"prompt": "a"', 'not JSON'),
-    ('{"prompt": "a"} {"prompt": "b"}', 'Extra data at column 17'),
-    ('prompt', 'Expecting value at column 1'),
-    ('[' * 100_000, 'not JSON'),
-    ('{"tokens": [' + '9' * 5000 + ']}', 'not JSON'),
-    ('{"prompt": "a", "prompt": "b"}', 'key "prompt" is given twice'),
-    ('  ', 'blank line'),
-    ('', 'blank line'),
-    ('"text"', '"text" is not a JSON object'),
-    ('["text"]', 'not a JSON object'),
-    ('null', 'null is not a JSON object'),
     ({}, 'has no prompt, turns or tokens: give exactly one'),
-    ({'id': 'a', 'category': 'b'}, 'has no prompt, turns or tokens'),
     ({'prompt': 'a', 'turns': ['b']}, 'has prompt and turns: give exactly one'),
-    ({'prompt': 'a', 'tokens': None}, 'has prompt and tokens'),
     (
       {'prompt': 'a', 'turns': ['b'], 'tokens': [1]},
       'has prompt and turns and tokens',
     ),
     ({'prompt': 'a', 'temperature': 1}, 'unknown key "temperature": allowed'),
-    ({'text': 'a'}, 'unknown key "text"'),
     ({'prompt': ''}, 'prompt is empty'),
     ({'prompt': 5}, 'prompt is 5: it must be a text'),
-    ({'prompt': None}, 'prompt is null'),
-    ({'prompt': ['a']}, 'prompt is ["a"]'),
     ({'prompt': ['a' * 1000]}, 'aaa...: it must be a text'),
     ('{"prompt": "a\\ud800"}', 'half of a surrogate pair, "\\ud800"'),
     ({'turns': []}, 'turns is []: it must be a list of at least one'),
-    ({'turns': 'a'}, 'turns is "a": it must be a list'),
     ({'turns': ['a', '']}, 'turns[1] is empty'),
     ({'turns': ['a', 3]}, 'turns[1] is 3: it must be a text'),
-    ({'tokens': []}, 'tokens is []'),
     ({'tokens': 3}, 'tokens is 3: it must be a list'),
-    ({'tokens': {'0': 1}}, 'tokens is {"0": 1}'),
     ({'tokens': [3, -1]}, 'tokens[1] is -1: it must be a token id'),
-    ({'tokens': [2**31]}, 'tokens[0] is 2147483648'),
     ({'tokens': [1.0]}, 'tokens[0] is 1.0'),
     ({'tokens': [True]}, 'tokens[0] is true'),
-    ({'tokens': ['1']}, 'tokens[0] is "1"'),
     ({'prompt': 'a', 'id': 1.5}, 'id is 1.5: it must be a text or an integer'),
     ({'prompt': 'a', 'id': True}, 'id is true'),
-    ({'prompt': 'a', 'id': None}, 'id is null'),
     ({'prompt': 'a', 'id': ''}, 'id is empty'),
-    ({'prompt': 'a', 'question_id': []}, 'question_id is []'),
     ({'prompt': 'a', 'id': 1, 'question_id': 1}, 'has id and question_id'),
     ({'prompt': 'a', 'category': 5}, 'category is 5: it must be a text'),
-    ({'prompt': 'a', 'category': None}, 'category is null'),
     ({'prompt': 'a', 'category': ''}, 'category is empty'),
   ],
 )
 def test_names_the_malformed_line(tmp_path, line, expected):
-  # Good lines around it: all are read before anything is returned.
   path = write(tmp_path, {'prompt': 'a'}, {'tokens': [1]}, line, {'turns': 'b'})
   text = message(path)
   assert text.startswith(f'{path}:3: ')
   assert expected in text
   assert len(text) < len(str(path)) + 250
-
-
-def test_the_last_line_is_checked_too(tmp_path):
-  path = write(tmp_path, *[{'prompt': 'a'}] * 99, {'prompt': ''})
-  assert message(path).startswith(f'{path}:100: prompt is empty')
 
 
 @pytest.mark.parametrize(
@@ -169,30 +131,13 @@ def test_the_last_line_is_checked_too(tmp_path):
 def test_duplicate_ids(tmp_path, rows):
   path = write(tmp_path, *[{'prompt': 'x'} | row for row in rows])
   text = message(path)
-  assert text.startswith(f'{path}:3: id "') and 'taken by line 1' in text
+  assert text.startswith(f'{path}:3: id "') and f'by {path}:1:' in text
 
 
-@pytest.mark.parametrize('content', [b'', b'\n', b' \r\n\n', b'\xef\xbb\xbf'])
-def test_empty_file(tmp_path, content):
-  path = tmp_path / 'some.jsonl'
-  path.write_bytes(content)
-  assert message(path).startswith(f'{path}: empty')
-
-
-def test_missing_file(tmp_path):
-  path = tmp_path / 'none.jsonl'
-  assert message(path).startswith(f'{path}: cannot be read (No such file')
-
-
-def test_folder(tmp_path):
-  assert message(tmp_path).startswith(f'{tmp_path}: cannot be read (Is a dir')
-
-
-@pytest.mark.parametrize('start', [b'', b'\xef\xbb\xbf'])
-def test_not_utf8(tmp_path, start):
-  path = tmp_path / 'some.jsonl'
-  path.write_bytes(start + b'{"prompt": "a"}\n\xe9{"prompt": "b"}\n')
-  assert message(path).startswith(f'{path}:2: not UTF-8')
+def test_a_file_without_prompts(tmp_path):
+  assert message(write(tmp_path, ' ')).endswith(
+    'give at least one line with a prompt'
+  )
 
 
 def test_builtin_has_equal_categories():

@@ -1,68 +1,99 @@
-"""Words and files of the report; the tables are run by bench_test."""
+"""Words and cells of what is printed; bench_test runs whole tables."""
 
 import json
 
 import pytest
 
 from specdec_jax import runtime
-from specdec_jax.bench import metrics, report, tables, verdict
+from specdec_jax.bench import (
+  audit,
+  benchmark,
+  identity,
+  metrics,
+  predict,
+  tables,
+  verdict,
+)
+
+TOO_SHORT = metrics.spread([None, None])
+AUDIT = identity.Audit('tokens', 9, (), (audit.Finding('tie'),))
+BUG = identity.Audit('tokens', 9, (), (audit.Finding('BUG'),))
+SETTING = type('Setting', (), {'lossless': True})
 
 
 def gain(median, low, high):
-  return {
-    'median': median,
-    'min': low,
-    'max': high,
-    'iqr': 0.0,
-    'too_short': 0,
-  }
+  return metrics.Spread(median, low, high, 0.0, 0)
 
 
-TOO_SHORT = metrics.spread([None, None])
+def model(tokens=1.1, window_cost=1.2, by_gamma=(), best_gamma=0):
+  return predict.Prediction(
+    tokens,
+    1.0,
+    window_cost,
+    tokens / window_cost,
+    None,
+    dict(by_gamma),
+    best_gamma,
+  )
 
 
-def row(name, improvement, gamma=4, audit=None, **changes):
-  return {
-    'name': f'{name} g={gamma}',
-    'drafter': name,
-    'gamma': gamma,
-    'improvement': improvement,
-    'proposal_rate': 0.1,
-    'draft_acceptance_rate': 0.3,
-    'block_efficiency': 1.1,
-    'cost_coefficient': 0.0,
-    'predicted': {'improvement': 1.0, 'best_gamma': 0},
-    'explained': model(),
-    'audit': audit
-    or {'promised': 'tokens', 'requests': 9, 'ties': 1, 'bugs': 0},
-    'broken': [],
-  } | changes
+def counts(rate=0.1, accepted=0.3, efficiency=1.1):
+  return metrics.total([])._replace(
+    proposal_rate=rate,
+    draft_acceptance_rate=accepted,
+    block_efficiency=efficiency,
+  )
 
 
-def model(tokens=1.1, window_cost=1.2, **changes):
-  return {
-    'tokens': tokens,
-    'window_cost': window_cost,
-    'improvement': tokens / window_cost,
-    'by_gamma': {},
-    'best_gamma': 0,
-  } | changes
+def row(name, improvement, gamma=4, **changes):
+  empty = dict.fromkeys(benchmark.Row._fields)
+  return (
+    benchmark.Row(**empty)
+    ._replace(
+      name=f'{name} g={gamma}',
+      drafter=name,
+      gamma=gamma,
+      improvement=improvement,
+      counts=changes.pop('counts', counts()),
+      cost_coefficient=0.0,
+      predicted=predict.Prediction(1, 1, 1, 1.0, None, {}, 0),
+      explained=model(),
+      audit=AUDIT,
+    )
+    ._replace(**changes)
+  )
 
 
-def document(rows, categories=()):
-  return {
-    'rows': rows,
-    'categories': list(categories),
-    'repeated_8grams': 0.0,
-    'crossover': [],
-  }
+def cell(category, improvement, efficiency=1.5):
+  return benchmark.Category(
+    category,
+    'lookup g=4',
+    1,
+    improvement,
+    model(0.89 * 1.7, 1.7),
+    counts(0.5, 0.8, efficiency),
+    None,
+  )
+
+
+def document(rows, categories=(), **changes):
+  doc = benchmark.Document({}, None, SETTING, rows=rows, categories=categories)
+  return doc._replace(repeated_8grams=0.0, **changes)
+
+
+def printed(doc, capsys):
+  """(whether it is sound, stdout, the JSON of its last line)."""
+  sentences = verdict.sentences(doc)
+  tables.close(sentences, doc._replace(setting=None), runtime.console())
+  out = capsys.readouterr().out
+  return verdict.sound(doc), out, json.loads(out.splitlines()[-1])
 
 
 def test_outcomes():
-  assert metrics.outcome(gain(1.3, 1.2, 1.4)) == 'win'
-  assert metrics.outcome(gain(0.8, 0.7, 0.9)) == 'loss'
-  assert metrics.outcome(gain(1.3, 0.9, 1.4)) == 'draw'
-  assert metrics.outcome(gain(1.01, 1.005, 1.02)) == 'draw'
+  assert gain(1.3, 1.2, 1.4).outcome == 'win'
+  assert gain(0.8, 0.7, 0.9).outcome == 'loss'
+  assert gain(1.3, 0.9, 1.4).outcome == 'draw'
+  assert gain(1.01, 1.005, 1.02).outcome == 'draw'
 
 
 def said(*rows, categories=()):
@@ -96,7 +127,7 @@ def test_break_even_of_a_draft_model():
       'lm',
       gain(0.8, 0.7, 0.9),
       gamma=2,
-      proposal_rate=1.0,
+      counts=counts(rate=1.0),
       cost_coefficient=c,
       explained=model(tokens, window),
     )
@@ -121,25 +152,12 @@ def test_a_gamma_to_try():
   assert 'Try gamma' not in said(one(4), one(1))[1]
 
 
-def cell(category, improvement, **changes):
-  return {
-    'category': category,
-    'name': 'lookup g=4',
-    'improvement': improvement,
-    'proposal_rate': 0.5,
-    'draft_acceptance_rate': 0.8,
-    'block_efficiency': 1.5,
-    'window_cost': 1.7,
-    'explained': 0.89,
-  } | changes
-
-
 def test_losing_categories_are_one_line_beside_an_overall_win():
   text, change = said(
     row('lookup', gain(1.5, 1.4, 1.6)),
     categories=[
       cell('code', gain(1.9, 1.8, 2.0)),
-      cell('chat', gain(0.85, 0.8, 0.95), block_efficiency=1.4),
+      cell('chat', gain(0.85, 0.8, 0.95), efficiency=1.4),
       cell('creative', gain(0.9, 0.8, 0.95)),
       cell('maths', gain(1.0, 0.9, 1.1)),
       cell('short', TOO_SHORT),
@@ -158,66 +176,81 @@ def test_losing_categories_are_one_line_beside_an_overall_win():
 
 def test_too_short_to_measure_is_said_and_is_null(capsys):
   doc = document([row('lookup', TOO_SHORT), row('lm', gain(1.5, 1.4, 1.6))])
-  assert report.finish(doc)
-  printed = capsys.readouterr().out
-  assert 'lookup: too short to measure' in printed
-  assert 'lookup: generate more tokens, with a larger decode.max' in printed
-  found = json.loads(printed.splitlines()[-1])['rows'][0]['improvement']
+  good, text, found = printed(doc, capsys)
+  assert good and 'lookup: too short to measure' in text
+  assert 'lookup: generate more tokens, with a larger decode.max' in text
+  found = found['rows'][0]['improvement']
   assert found['median'] is None and found['too_short'] == 2
-
-
-def test_too_short_in_the_tables():
   assert tables._range(TOO_SHORT, 2) == 'too short'
   assert tables._gain(TOO_SHORT) == '[default]too short[/]'
   assert tables._over(None, 2.0) is tables._over(2.0, None) is None
 
 
 def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
-  audit = {'promised': 'nothing', 'requests': 9}
-  alpha = {'alpha': 0.5, 'total_variation': 0.125}
-  some = row('lm', gain(1.5, 1.4, 1.6), audit=audit, alpha=alpha)
-  plain = dict(
-    some, name='autoregressive', tok_s=gain(9.0, 8.0, 9.5), audit=None
-  )
-  doc = document([plain, some]) | {'setting': {'lossless': False}}
-  assert tables.identity([some]) == 'LOSSY, TV 0.12'
-  wide = {x['name']: x | {'alpha': None} for x in doc['rows']}
-  doc['crossover'] = [{'batch_size': 8, 'rows': wide, 'best_gamma': {}}]
-  tables.crossover(doc, runtime.console())
-  printed = capsys.readouterr().out
-  assert 'LOSSY' in printed and 'TV 0.12' in printed
-  doc['setting']['lossless'] = True
+  lossy = identity.Audit('nothing', 9)
+  alpha = predict.Alpha(0.5, 0.5, 0.5, 0.125, 9)
+  rows = [
+    row(name, gain(1.5, 1.4, 1.6), gamma, audit=lossy, alpha=alpha)
+    for name, gamma in (('autoregressive', 0), ('lm', 4))
+  ]
+  assert tables.identity([lossy], tables.distance(alpha)) == 'LOSSY, TV 0.12'
+  assert 'LOSSY' in said(*rows)[0] and '0.12 (lm)' in said(*rows)[0]
+  at = [
+    benchmark.BatchRow(x.name, gain(9.0, 8.0, 9.5), x.improvement, lossy)
+    for x in rows
+  ]
+  doc = document(rows, crossover=[benchmark.Batch(8, at, {}, [])])
   tables.crossover(doc, runtime.console())
   assert 'TV 0.12' not in capsys.readouterr().out
+  lossless = type('Setting', (), {'lossless': False})
+  tables.crossover(doc._replace(setting=lossless), runtime.console())
+  out = capsys.readouterr().out
+  assert 'LOSSY' in out and 'TV 0.12' in out
 
 
 def test_a_bug_is_shouted_and_fails(capsys):
-  audit = {'promised': 'tokens', 'requests': 9, 'ties': 0, 'bugs': 1}
-  doc = document([row('lookup', gain(1.5, 1.4, 1.6), audit=audit)])
-  assert not report.finish(doc)
-  printed = capsys.readouterr().out
-  assert 'BUG: 1 of 9' in printed
-  assert 'Nothing before the bug or the failure is found' in printed
-  assert 'use gamma' not in printed
+  doc = document([row('lookup', gain(1.5, 1.4, 1.6), audit=BUG)])
+  good, text, found = printed(doc, capsys)
+  assert not good and 'BUG: 1 of 9' in text
+  assert 'Nothing before the bug or the failure is found' in text
+  assert 'use gamma' not in text
+  assert found['rows'][0]['audit']['findings'][0]['verdict'] == 'BUG'
 
 
-def test_last_line_is_one_json_document(capsys):
-  doc = document([row('lookup', gain(1.5, 1.4, 1.6))])
-  doc['odd'] = {'nan': float('nan'), 'inf': float('inf'), 1: (1.23456789,)}
-  assert report.finish(doc)
-  last = json.loads(capsys.readouterr().out.splitlines()[-1])
-  assert last['odd'] == {'nan': None, 'inf': None, '1': [1.23457]}
-  assert last['verdict']
+def test_differences_and_failures_of_the_crossover_count():
+  failure = lambda method, id: identity.Failure(method, id, 2)
+  at = lambda *rows, failed=(): document(
+    [],
+    crossover=[
+      benchmark.Batch(
+        4, [benchmark.BatchRow('x', None, None, a) for a in rows], {}, failed
+      )
+    ],
+  )
+  assert verdict.sound(at(None, AUDIT))
+  wrong = at(None, BUG)
+  assert not verdict.sound(wrong)
+  assert 'BUG[/red]: 1 of 9' in verdict._identity_sentence(wrong)
+  assert tables.identity([None, BUG]).startswith('1 of 9: ')
+  broken = [failure('plain', x) for x in 'abcdefg'] + [failure('lookup', 'a')]
+  failed = at(None, failed=broken)
+  assert not verdict.sound(failed)
+  text = verdict.failures(verdict.failed(failed))
+  assert '(plain at batch 4, lookup at batch 4)' in text[0]
+  assert len(text) == 6 and text[-1] == 'And 2 more failed so.'
+
+
+def test_compact_is_json_without_what_json_cannot_hold():
+  doc = {'nan': float('nan'), 'inf': float('inf'), 1: (1.23456789, TOO_SHORT)}
+  found = json.loads(runtime.compact(doc))
+  assert found['nan'] is found['inf'] is None
+  assert found['1'] == [1.23457, dict(TOO_SHORT._asdict())]
 
 
 def test_workdir(tmp_path):
   assert runtime.open_workdir('') is None
   folder = runtime.open_workdir(str(tmp_path / 'a' / 'b'))
-  report.save(folder, {'machine': {'cpu': 'x'}, 'rows': []}, '{"k": 1}')
-  files = {str(p.relative_to(folder)) for p in folder.rglob('*.json')}
-  assert files == {'config.json', 'env.json', 'results/bench.json'}
-  assert len(list(folder.rglob('*'))) == 4  # nothing half-written is left
-  assert json.loads((folder / 'env.json').read_text()) == {'cpu': 'x'}
+  assert folder.is_dir() and not list(folder.iterdir())
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='cannot be written'):
     runtime.open_workdir(str(tmp_path / 'file' / 'below'))

@@ -4,42 +4,38 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
 from experiments import page
 from experiments.methods import render
+from specdec_jax.bench import audit, identity, metrics, predict
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def cell(drafter, rule, temperature, middle, **changes):
   lossless = not rule.startswith('lenient')
-  kept = (
-    'nothing' if not lossless else 'tokens' if not temperature else 'in law'
-  )
-  audit = dict(promised=kept, requests=7, differing=0, ties=0, bugs=0)
-  gain = dict(median=middle, min=0.9 * middle, max=1.1 * middle, too_short=0)
-  return (
-    dict(
-      name=f'{drafter} {rule}',
-      drafter=drafter,
-      rule=rule,
-      lossless=lossless,
-      temperature=temperature,
-      improvement=gain,
-      block_efficiency=1.5,
-      alpha=dict(alpha=0.25, total_variation=0.125 * (not lossless)),
-      audit=audit,
-      broken=[],
-    )
-    | changes
-  )
+  promised = ('in law', 'tokens')[not temperature] if lossless else 'nothing'
+  gain = metrics.Spread(middle, 0.9 * middle, 1.1 * middle, 0.0, 0)
+  return render.Cell(
+    name=f'{drafter} {rule}',
+    drafter=drafter,
+    rule=rule,
+    lossless=lossless,
+    temperature=temperature,
+    improvement=gain,
+    tok_s=gain,
+    counts=metrics.total([])._replace(block_efficiency=1.5),
+    alpha=predict.Alpha(0.25, 0.25, 0.25, 0.125 * (not lossless), 9),
+    audit=identity.Audit(promised, 7),
+    failed=[],
+  )._replace(**changes)
 
 
 def document(*cells):
-  return dict(
-    cells=list(cells),
+  return render.Document(
     machine=dict(
       commit='c' * 40,
       dirty=True,
@@ -48,15 +44,16 @@ def document(*cells):
       platform='cpu',
       jax='9',
     ),
-    setting=dict(
+    setting=types.SimpleNamespace(
       target='a model',
       dtype='float32',
-      gamma=4,
       judged_prompts=7,
       max_new_tokens=48,
       repeats=2,
-      exit=20,
     ),
+    gamma=4,
+    exit=20,
+    cells=list(cells),
   )
 
 
@@ -78,15 +75,14 @@ def test_wins_losses_and_what_is_lossy_are_told_apart():
     '| lookup | lenient:0.5 (LOSSY) | **2.00x** (1.50, TV 0.12) '
     '| **2.00x** (1.50, TV 0.12) | 0.25 0.25 | LOSSY |',
   ]
-  short = cell('lm', 'reject', 0.0, 1.0)
-  short['improvement'] |= dict(median=None, min=None, max=None)
+  short = cell('lm', 'reject', 0.0, 1.0, improvement=metrics.spread([None]))
   assert '| too short (1.50) |' in render.markdown(document(short))
-  bad = dict(promised='tokens', requests=7, differing=1, ties=0, bugs=1)
+  bad = identity.Audit('tokens', 7, (), (audit.Finding('BUG'),))
   text = render.markdown(
     document(
       cell('lm', 'block', 1.0, 1.0),
       cell('lm', 'coupled', 0.0, 1.0, audit=bad),
-      cell('lm', 'lenient:0.5', 0.0, 1.0, broken=['x']),
+      cell('lm', 'lenient:0.5', 0.0, 1.0, failed=['x']),
     )
   )
   assert (
@@ -158,7 +154,7 @@ def test_a_lossy_rule_beside_an_exact_one_on_a_tiny_model(tmp_path):
   assert len(found) == 4
   for (rule, _), x in found.items():
     assert (x['alpha']['total_variation'] == 0) == (rule == 'reject')
-  assert found['reject', 0]['audit']['bugs'] == 0
+  assert found['reject', 0]['audit']['findings'] == []
   assert '| lookup | lenient:0.5 (LOSSY) |' in (
     tmp_path / 'methods.md'
   ).read_text('utf-8')

@@ -4,12 +4,20 @@ import json
 import os
 import pathlib
 import subprocess
+import types
 
 import pytest
 
 from experiments import page
 from experiments.specbench import questions, render
-from specdec_jax.bench import prompts
+from specdec_jax.bench import (
+  audit,
+  benchmark,
+  identity,
+  metrics,
+  predict,
+  prompts,
+)
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -65,7 +73,7 @@ def test_mt_bench_is_one_column_beside_others_and_eight_alone():
     ([{'category': 'qa', 'question_id': 1, 'prompt': 'x'}], ':1: has no turns'),
     ([{'prompt': 'x'}], ':1: has no question_id and no category and no turns'),
     ([line(1, 'qa'), '{"question_id": 2,'], ':2: not JSON'),
-    ([line(1, 'qa'), line(1, 'qa')], ':2: id "1" is taken by line 1'),
+    ([line(1, 'qa'), line(1, 'qa')], ':2: id "1" is taken by .*:1:'),
     ([line(1, 'qa', 5)], r':1: turns\[0\] is 5'),
     ([''], 'empty: give at least one line'),
   ],
@@ -87,26 +95,28 @@ def test_no_file_to_read_is_refused(tmp_path):
     questions.read(written(tmp_path, line(1, 'qa')), -1)
 
 
+QUESTIONS = dict(file='q.jsonl', sha256='0' * 64, questions=4, turns_left_out=3)
+IDS = {'qa': ['1', '2', '3'], 'rag': ['4']}
+
+
 def gain(median):
-  spread = lambda x: dict(median=x, min=x and x - 0.25, max=x and x + 0.25)
-  return spread(median)
+  if median is None:
+    return metrics.spread([None])
+  return metrics.Spread(median, median - 0.25, median + 0.25, 0.0, 0)
 
 
-def document(promised='tokens', findings=()):
-  """Two categories, 3 and 1 questions, one method."""
-  audit = dict(promised=promised, requests=4, findings=list(findings))
-  part = lambda category, n, x, tau: dict(
-    category=category,
-    name='lookup g=4',
-    prompts=n,
-    improvement=gain(x),
-    block_efficiency=tau,
+def counts(efficiency):
+  return metrics.total([])._replace(block_efficiency=efficiency)
+
+
+def markdown(promised='tokens', findings=()):
+  """The page of two categories, 3 and 1 questions, and one method."""
+  part = lambda category, n, x, efficiency: benchmark.Category(
+    category, 'lookup g=4', n, gain(x), None, counts(efficiency), None
   )
-  return {
-    'questions': dict(
-      file='q.jsonl', sha256='0' * 64, questions=4, turns_left_out=3
-    ),
-    'machine': dict(
+  empty = benchmark.Row(**dict.fromkeys(benchmark.Row._fields))
+  doc = benchmark.Document(
+    machine=dict(
       commit='c' * 40,
       dirty=False,
       cores=2,
@@ -114,7 +124,8 @@ def document(promised='tokens', findings=()):
       platform='cpu',
       jax='9',
     ),
-    'setting': dict(
+    ceiling=None,
+    setting=types.SimpleNamespace(
       sampling=dict(temperature=0.0),
       draft=None,
       target='a model',
@@ -125,29 +136,25 @@ def document(promised='tokens', findings=()):
       max_new_tokens=32,
       repeats=3,
     ),
-    'rows': [
-      dict(gamma=0, tok_s=gain(20.0), name='autoregressive'),
-      dict(
-        gamma=4,
+    rows=[
+      empty._replace(name='autoregressive', gamma=0, tok_s=gain(20.0)),
+      empty._replace(
         name='lookup g=4',
+        gamma=4,
         improvement=gain(1.375),
-        block_efficiency=1.4375,
-        audit=audit,
-        alpha=dict(total_variation=0.125),
-        broken=[],
+        counts=counts(1.4375),
+        audit=identity.Audit(promised, 4, (), tuple(findings)),
+        alpha=predict.Alpha(0.5, 0.5, 0.5, 0.125, 9),
       ),
     ],
-    'categories': [part('qa', 3, 1.125, 1.25), part('rag', 1, None, 2.0)],
-  }
-
-
-IDS = {'qa': ['1', '2', '3'], 'rag': ['4']}
+    categories=[part('qa', 3, 1.125, 1.25), part('rag', 1, None, 2.0)],
+  )
+  found = render.methods(doc, IDS)
+  return render.markdown(doc, found, list(IDS), QUESTIONS)
 
 
 def test_tables_hold_every_column_and_the_whole():
-  doc = document(findings=[dict(id='2')])
-  doc['table'] = render.table(doc, IDS)
-  text = render.markdown(doc)
+  text = markdown(findings=[audit.Finding('tie', 3, id='2')])
   assert '| method | qa | rag | #MAT | overall | least to most |' in text
   assert '| plain decoding | 1.00x | 1.00x | 1.00 | 1.00x |  |' in text
   # Of the row, not a mean of the columns.
@@ -161,15 +168,11 @@ def test_tables_hold_every_column_and_the_whole():
 
 
 def test_a_sampled_run_says_what_is_kept_instead():
-  doc = document(promised='in law')
-  doc['table'] = render.table(doc, IDS)
-  assert '| lookup g=4 | in law | in law | in law |' in render.markdown(doc)
+  assert '| lookup g=4 | in law | in law | in law |' in markdown('in law')
 
 
 def test_a_lossy_run_says_how_far_it_is_off():
-  doc = document(promised='nothing')
-  doc['table'] = render.table(doc, IDS)
-  text = render.markdown(doc)
+  text = markdown('nothing')
   assert text.count('| lookup g=4 (LOSSY, TV 0.12) |') == 3
   assert '| LOSSY, TV 0.12 |' in text
 
@@ -231,10 +234,12 @@ def test_a_run_with_random_models(tmp_path):
   assert (tmp_path / 'results/specbench.md').read_text() in out
   # The tiny config takes two of a category.
   assert doc['questions']['questions'] == 4
-  assert doc['table']['columns'] == ['a', 'b']
-  (method,) = doc['table']['methods']
-  assert method['overall']['identical'] == [4, 4]
+  (method,) = doc['methods']
+  assert list(method['by']) == ['a', 'b']
+  assert method['overall']['identical'] == '4 of 4'
   # Total over total, not a mean of the columns.
   by, whole = method['by'], doc['rows'][1]
-  assert method['overall']['block_efficiency'] == whole['block_efficiency']
+  assert (
+    method['overall']['block_efficiency'] == whole['counts']['block_efficiency']
+  )
   assert sum(x['questions'] for x in by.values()) == 4

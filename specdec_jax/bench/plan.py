@@ -1,0 +1,280 @@
+"""What a benchmark runs: the methods, the prompts, and batches of requests."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax import build, decode, requests, types
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import prompts as prompts_lib
+
+# track(items, description): items, with a progress bar.
+Track = Callable[[Iterable, str], Iterable]
+
+
+class Arm(NamedTuple):
+  """A method under a name.
+
+  name: 'lookup g=4'; the first arm of a run is 'autoregressive'.
+  drafter: the method's name, without gamma.
+  gamma: draft tokens a window, 0 for plain decoding.
+  engine: a build.Engine.
+  model, draft: functions of the target and of the draft model, None for
+    drafters without one.
+  """
+
+  name: str
+  drafter: str
+  gamma: int
+  engine: Any
+  model: types.Model
+  draft: types.Model | None = None
+
+
+class Plan(NamedTuple):
+  """What to run.
+
+  judged, others: disjoint prompts; others predict the figures of judged.
+  sampling: settings.Sampling.
+  batch_sizes: of the crossover, run after the main table; may be empty.
+  windows: how many a calibration run times.
+  stream_prompts: judged batches streamed for the gaps between tokens.
+  small: takes tiny arrays for the ceiling, for a smoke test.
+  """
+
+  judged: tuple[requests.Item, ...]
+  others: tuple[requests.Item, ...]
+  max_new_tokens: int
+  sampling: Any
+  batch_size: int = 1
+  batch_sizes: tuple[int, ...] = ()
+  repeats: int = 3
+  windows: int = 64
+  stream_prompts: int = 2
+  small: bool = False
+
+
+class Group(NamedTuple):
+  """Prompts that decode together, and their requests.
+
+  The limits of a request are traced, so one executable serves all of them.
+
+  host: on the host. full: on the device. first: with room for one token. none:
+  with room for none, a prefill.
+  """
+
+  items: tuple[requests.Item, ...]
+  host: decode.Request
+  full: decode.Request
+  first: decode.Request
+  none: decode.Request
+
+
+def arms(e: settings_lib.Experiment) -> list[Arm]:
+  """Plain decoding, then every method at every gamma of the config."""
+  d = e.settings.decode
+  model = build.target_model(e.target)
+  plain = settings_lib.engine(e, d.methods[0] if d.methods else 'lookup', 0)
+  out = [Arm('autoregressive', 'autoregressive', 0, plain, model)]
+  for method in d.methods:
+    for gamma in sorted(set(d.gammas) - {0}):
+      engine = settings_lib.engine(e, method, gamma)
+      name = f'{method} g={gamma}'
+      out.append(Arm(name, method, gamma, engine, model, engine.q))
+  return out
+
+
+def of(
+  e: settings_lib.Experiment,
+  chosen: Sequence[prompts_lib.Prompt],
+  sizes: Sequence[int] = (),
+) -> Plan:
+  """The plan of a config on these prompts; every prompt is checked.
+
+  Raises:
+    ValueError: a prompt that is empty, too long or has unknown ids, by its id.
+  """
+  s = e.settings
+  if s.bench.prompts_per_category:
+    chosen = prompts_lib.first_of_each(chosen, s.bench.prompts_per_category)
+  judged, others = prompts_lib.halves(chosen)
+  return Plan(
+    judged=tuple(_item(e, prompt) for prompt in judged),
+    others=tuple(_item(e, prompt) for prompt in others),
+    max_new_tokens=s.decode.max_new_tokens,
+    sampling=s.sampling,
+    batch_size=s.bench.batch_size,
+    batch_sizes=tuple(sizes),
+    repeats=s.bench.repeats,
+    windows=s.bench.windows,
+    stream_prompts=s.bench.stream_prompts,
+    small=s.bench.small,
+  )
+
+
+def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
+  """The flag --batch_sizes as numbers.
+
+  Raises:
+    ValueError: anything but whole numbers of 1 or more.
+  """
+  for text in texts:
+    if not text.isdecimal() or int(text) < 1:
+      raise ValueError(
+        f'batch_sizes={",".join(texts)}: want whole numbers, as in 1,4,16'
+      )
+  return tuple(sorted({int(text) for text in texts}))
+
+
+def _item(
+  e: settings_lib.Experiment, prompt: prompts_lib.Prompt
+) -> requests.Item:
+  """The first turn of a prompt as tokens."""
+  s = e.settings
+  tokens = prompt.tokens
+  try:
+    if tokens is None:
+      tokens = requests.encode(
+        e.target.tokenizer, prompt.turns[0], chat=s.bench.chat
+      )
+    tokens = tokens[-s.bench.prompt_tokens :]
+    requests.check_prompt(
+      tokens,
+      max_new_tokens=s.decode.max_new_tokens,
+      context=e.target.context,
+      ids=e.target.ids,
+    )
+  except ValueError as error:
+    raise ValueError(f'prompt {prompt.id!r}: {error}') from error
+  return requests.Item(
+    tuple(tokens),
+    prompts_lib.request_number(prompt.id),
+    prompt.id,
+    prompt.category or '',
+  )
+
+
+# --- batches -----------------------------------------------------------------
+
+
+def grouper(arms: Sequence[Arm], plan: Plan, rows: int | None = None):
+  """items -> groups; all of a run share one buffer length: one compilation."""
+  rows = rows or plan.batch_size
+
+  def make(items: Sequence[requests.Item]) -> list[Group]:
+    # Rows of one category together, so that time can be told apart by it.
+    by: dict[str, list[requests.Item]] = {}
+    for item in items:
+      by.setdefault(item.category, []).append(item)
+    parts = [
+      x[i : i + rows] for x in by.values() for i in range(0, len(x), rows)
+    ]
+    return [
+      _group(arms, plan, part, rows, plan.max_new_tokens) for part in parts
+    ]
+
+  return make
+
+
+def _group(arms, plan: Plan, items, rows: int, new: int) -> Group:
+  target, s = arms[0].engine.target, plan.sampling
+  host = requests.make(
+    items,
+    ids=target.ids,
+    context=target.context,
+    max_new_tokens=new,
+    gamma=max(arm.gamma for arm in arms),
+    temperature=s.temperature,
+    top_k=s.top_k,
+    top_p=s.top_p,
+    seed=s.seed,
+    stop_ids=target.tokenizer.eos_ids,
+    rows=rows,
+    length=_length(arms, plan),
+  )
+  place = lambda request: (
+    jax.device_put(request)
+    if target.layout is None
+    else requests.place(request, target.layout)
+  )
+  one = np.minimum(host.lengths_B + 1, host.limit_B)
+  return Group(
+    tuple(items),
+    host,
+    place(host),
+    place(host._replace(limit_B=one)),
+    place(host._replace(limit_B=host.lengths_B)),
+  )
+
+
+def _length(arms: Sequence[Arm], plan: Plan) -> int:
+  """Of the token buffers: room for the longest prompt and its answer."""
+  gamma = max(arm.gamma for arm in arms)
+  longest = max(len(item.tokens) for item in plan.judged + plan.others)
+  return requests.bucket(longest + plan.max_new_tokens + gamma)
+
+
+def calibration_request(arms: Sequence[Arm], plan: Plan) -> decode.Request:
+  """The shortest prompt in every row, with room for the windows to time."""
+  item = min(plan.others or plan.judged, key=lambda item: len(item.tokens))
+  gamma = max(arm.gamma for arm in arms)
+  context = arms[0].engine.target.context
+  room = min(_length(arms, plan) - gamma, context) - len(item.tokens)
+  items = [item] * plan.batch_size
+  return _group(
+    arms, plan, items, plan.batch_size, min(plan.windows, room)
+  ).full
+
+
+# --- for the record ----------------------------------------------------------
+
+
+class Setting(NamedTuple):
+  """What runs: models, sampling and sizes, as reports print them.
+
+  draft: of the first method with a draft model. buffer: slots of a row.
+  not_judged: categories with prompts among the others only.
+  """
+
+  target: str
+  draft: str | None
+  dtype: str
+  rule: str
+  lossless: bool
+  sampling: dict[str, Any]
+  batch_size: int
+  max_new_tokens: int
+  buffer: int
+  chunk: int
+  narrow: bool
+  repeats: int
+  judged_prompts: int
+  other_prompts: int
+  not_judged: tuple[str, ...]
+
+
+def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
+  engine = arms[0].engine
+  drafts = [a.engine.draft.label for a in arms if a.engine.draft]
+  judged = {item.category for item in plan.judged}
+  others = dict.fromkeys(item.category for item in plan.others)
+  return Setting(
+    target=engine.target.label,
+    draft=drafts[0] if drafts else None,
+    dtype=engine.target.dtype,
+    rule=engine.rule.name,
+    lossless=engine.rule.lossless,
+    sampling=dataclasses.asdict(plan.sampling),
+    batch_size=plan.batch_size,
+    max_new_tokens=plan.max_new_tokens,
+    buffer=_length(arms, plan),
+    chunk=engine.options.chunk,
+    narrow=engine.options.narrow,
+    repeats=plan.repeats,
+    judged_prompts=len(plan.judged),
+    other_prompts=len(plan.others),
+    not_judged=tuple(x for x in others if x not in judged),
+  )
