@@ -1,9 +1,12 @@
 """Every key of a bench config; the other files of this folder start from it.
 
-What each means: the classes of specdec_jax/settings.py.
+What each means: the classes of specdec_jax/settings.py. Every drafter has a
+section of its own, with the defaults of its Settings in specdec_jax/drafters/.
 """
 
 import ml_collections
+
+from specdec_jax import fields, settings
 
 
 def get_config(size: str = 'full') -> ml_collections.ConfigDict:
@@ -18,12 +21,6 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'dtype': 'float32',
         'scan_layers': 'auto',
       },
-      'draft': {
-        'source': 'random:tiny:1' if tiny else '',
-        'dtype': 'float32',
-        'replicated': False,
-        'min_confidence': 0.0,
-      },
       'mesh': {'data': 1, 'model': 1},
       'decode': {
         'methods': ('lm', 'lookup'),
@@ -33,10 +30,6 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'chunk': 64,
       },
       'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'seed': 0},
-      'lookup': {'min_match': 2, 'max_match': 4},
-      'ngram': {'path': '', 'min_confidence': 0.0},
-      'early_exit': {'exit': 1},
-      'eagle': {'path': '', 'min_confidence': 0.0},
       'bench': {
         'repeats': 2 if tiny else 5,
         'prompts_per_category': 2 if tiny else 0,
@@ -49,4 +42,8 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
       },
     }
   )
+  for name, kind in settings.drafter_sections().items():
+    c[name] = fields.defaults(kind)
+  if tiny:
+    c.draft.source = 'random:tiny:1'
   return c.lock()

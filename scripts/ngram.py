@@ -1,4 +1,4 @@
-"""Counts the n-grams of a text, for the ngram drafter.
+"""Counts the bigrams of a text, for the drafter ngram.
 
 python scripts/ngram.py --target=SOURCE --output=FILE [--corpus=A.txt,B.txt]
 
@@ -6,36 +6,47 @@ Without a corpus: the Python manual's topics, which every Python has. Prints one
 line of JSON.
 """
 
-import json
+import hashlib
 import os
 import pathlib
 import sys
+from pydoc_data import topics
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.analysis import output_file  # noqa: E402
-from specdec_jax.io import load, ngrams  # noqa: E402
+from specdec_jax.drafters import ngram  # noqa: E402
+from specdec_jax.io import draft_file, load  # noqa: E402
 
 _TARGET = flags.DEFINE_string('target', '', 'model whose tokenizer to use')
 _CORPUS = flags.DEFINE_list('corpus', [], 'text files')
 _OUTPUT = flags.DEFINE_string('output', '', 'file to write')
-_ORDER = flags.DEFINE_integer('order', 4, 'longest n-gram, 1 to 4')
+_ORDER = flags.DEFINE_integer('order', 2, '2, or 1 for unigrams alone')
 
 
 def run() -> bool:
   if not _TARGET.value or not _OUTPUT.value:
     raise ValueError('want --target=SOURCE and --output=FILE')
-  output_file.check_writable('output', _OUTPUT.value)
-  texts = ngrams.texts_of(_CORPUS.value)
+  try:
+    texts = [pathlib.Path(x).read_text('utf-8') for x in _CORPUS.value]
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f'corpus: not readable as text: {error}') from error
+  texts = texts or list(topics.topics.values())
   tokenizer = load.open_source(_TARGET.value).tokenizer
-  counts, about = ngrams.count(texts, tokenizer, order=_ORDER.value)
-  ngrams.write(_OUTPUT.value, counts, about)
+  encoded = tokenizer.inner.encode_batch(texts, add_special_tokens=False)
+  ids = [x.ids for x in encoded]
+  counts = ngram.count(ids, order=_ORDER.value, vocab=tokenizer.size)
+  about = {
+    'order': _ORDER.value,
+    'tokenizer': tokenizer.fingerprint(),
+    'corpus': hashlib.sha256('\0'.join(texts).encode()).hexdigest(),
+    'tokens': sum(map(len, ids)),
+  }
+  draft_file.write(ngram.FILE, _OUTPUT.value, counts._asdict(), about)
   size = os.path.getsize(_OUTPUT.value)
-  done = about | {'ngrams': len(counts.token_J), 'bytes': size}
-  print(json.dumps(done))
+  print(runtime.compact(about | {'bytes': size}))
   return True
 
 

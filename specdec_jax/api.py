@@ -128,7 +128,7 @@ def generate(
   *,
   draft: Any = None,
   rule: str | types.Rule = 'reject',
-  gamma: int = 4,
+  gamma: int | None = None,
   draft_options: dict[str, Any] | None = None,
   n: int = 1,
   chat: bool = False,
@@ -145,7 +145,8 @@ def generate(
     draft: None (plain decoding), a loaded model, 'lookup', 'ngram',
       'early_exit', 'eagle', or a types.Drafter.
     rule: 'reject', 'block', 'coupled', 'lenient:0.5' (lossy), or a types.Rule.
-    gamma: tokens drafted before each pass of the target.
+    gamma: tokens drafted before each pass of the target; 4, or what a drafter
+      of your own was made for, if None.
     draft_options: settings of a drafter (lookup: min_match, max_match; ngram:
       path; early_exit: exit; eagle: path; ngram, eagle and a model:
       min_confidence).
@@ -207,7 +208,7 @@ def stream(
   *,
   draft: Any = None,
   rule: str | types.Rule = 'reject',
-  gamma: int = 4,
+  gamma: int | None = None,
   draft_options: dict[str, Any] | None = None,
   chat: bool = False,
   request: int = 0,

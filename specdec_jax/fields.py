@@ -6,7 +6,7 @@
 
     Run(steps=0)  # ValueError: steps=0: must be a whole number, at least 1
 
-A config is a section for each such class; parse makes one dataclass of them.
+A config has a section for each such class; parse makes the dataclasses of it.
 """
 
 import dataclasses
@@ -57,6 +57,11 @@ class Checked:
 
   def __post_init__(self):
     check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing(Checked):
+  """The settings of what has none."""
 
 
 def check(settings: Any) -> None:
@@ -112,17 +117,34 @@ def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def parse(kind: Any, config: Mapping[str, Any]) -> Any:
-  """A config of sections as one dataclass, of which each field is a section.
+  """A config as one dataclass, of which each field is a section.
 
   Raises:
     ValueError: a value out of range, or a key that is missing or unknown.
   """
   sections = {f.name: f.type for f in dataclasses.fields(kind)}
+  return kind(**parse_sections(sections, config))
+
+
+def parse_sections(
+  sections: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The sections of a config as dataclasses.
+
+  Args:
+    sections: the dataclass of each section, by its name.
+    config: values of every section, as a ConfigDict or nested dicts.
+
+  Raises:
+    ValueError: a value out of range, or a key that is missing or unknown.
+  """
   if set(config) != set(sections):
     raise ValueError(
       f'config sections {sorted(config)}: want {sorted(sections)}'
     )
-  return kind(**{n: make(k, n, config[n]) for n, k in sections.items()})
+  return {
+    name: make(kind, name, config[name]) for name, kind in sections.items()
+  }
 
 
 def defaults(kind: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def read(
 
 
 def prefill(
-  model: types.Model,
+  model: types.Model | Callable[[Array], types.Model],
   params,
   tokens_BL: Array,
   count_B: Array,
@@ -71,16 +71,38 @@ def prefill(
   """Reads the first count_B tokens of every row, `chunk` at a time.
 
   The number of chunks is traced: prompts of every length share one program.
-  The head is never applied. Returns (cache, features_BLE), features None
-  without taps.
+  The head is never applied.
+
+  Args:
+    model: the model, or a function of a chunk's indices [T] that makes it, for
+      one that reads more than tokens (models.eagle).
+    params: of the model.
+    tokens_BL: the prompts.
+    count_B: how many tokens of each row are read.
+    cache: of the model, with a slot for each token.
+    chunk: T of one model call.
+    taps: layers whose residual streams are returned.
+
+  Returns:
+    (cache, features_BLE), features None without taps.
   """
   B, L = tokens_BL.shape
+
+  def reader(index_T):
+    return model if isinstance(model, types.Model) else model(index_T)
+
   width = (
     sum(
       x.shape[-1]
       for x in jax.eval_shape(
         lambda: read(
-          model, params, tokens_BL[:, :1], count_B, cache, slots=L, taps=taps
+          reader(jnp.arange(1)),
+          params,
+          tokens_BL[:, :1],
+          count_B,
+          cache,
+          slots=L,
+          taps=taps,
         )
       )[1]
     )
@@ -94,7 +116,7 @@ def prefill(
     start, cache, features_BPE = carry
     index_T = start + jnp.arange(chunk)
     _, tapped, cache = read(
-      model,
+      reader(index_T),
       params,
       at(tokens_BL, index_T),
       jnp.full((B,), start),

@@ -188,7 +188,8 @@ def noise(
 
   Draft and accept draws are keyed by (seed, request, role, window start,
   offset); the emitted token by (seed, request, role, its position). Keying the
-  former by position alone is biased under rules that look ahead (design.md).
+  former by position alone is biased under rules that look ahead: a short
+  acceptance says that later drafts failed, and they would be drawn again.
   """
   any_sampled = ~jnp.all(is_greedy(sampling))
   fold = jax.vmap(jax.random.fold_in)

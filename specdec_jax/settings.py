@@ -1,6 +1,8 @@
 """From a config to models, methods and settings, checked before any work."""
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from specdec_jax import build, fields, sharding
@@ -24,17 +26,6 @@ class Target(fields.Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Draft(fields.Checked):
-  source: str = fields.setting(
-    needed='a model, such as hf:org/name, or decode.methods without lm',
-    help='the draft model; empty: none',
-  )
-  dtype: str = fields.setting(allowed=DTYPES)
-  replicated: bool = fields.setting(help='on a mesh, a copy on every device')
-  min_confidence: float = fields.setting(low=0, below=1, help=lm.CONFIDENCE)
-
-
-@dataclasses.dataclass(frozen=True)
 class Mesh(fields.Checked):
   """1 x 1 is one device, without a mesh."""
 
@@ -44,9 +35,7 @@ class Mesh(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Decode(fields.Checked):
-  methods: tuple[str, ...] = fields.setting(
-    help='lm (the draft model) or names of build.DRAFTERS'
-  )
+  methods: tuple[str, ...] = fields.setting(help='names of build.DRAFTERS')
   gammas: tuple[int, ...] = fields.setting(low=0)
   rule: str = fields.setting(help='see build.rule_of')
   max_new_tokens: int = fields.setting(low=1)
@@ -56,10 +45,11 @@ class Decode(fields.Checked):
 
   def __post_init__(self):
     super().__post_init__()
-    allowed = ('lm', *build.DRAFTERS)
     for name in self.methods:
-      if name not in allowed:
-        raise ValueError(f'methods={name!r}: allowed are {", ".join(allowed)}')
+      if name not in build.DRAFTERS:
+        raise ValueError(
+          f'methods={name!r}: allowed are {", ".join(build.DRAFTERS)}'
+        )
     build.rule_of(self.rule)
 
 
@@ -73,39 +63,6 @@ class Sampling(fields.Checked):
   def __post_init__(self):
     super().__post_init__()
     sampling_lib.settings(1, self.temperature, self.top_k, self.top_p)
-
-
-@dataclasses.dataclass(frozen=True)
-class Lookup(fields.Checked):
-  min_match: int = fields.setting(low=1)
-  max_match: int = fields.setting(low=1)
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.min_match > self.max_match:
-      raise ValueError(
-        f'min_match={self.min_match}: must be at most max_match, '
-        f'{self.max_match}'
-      )
-
-
-@dataclasses.dataclass(frozen=True)
-class NGram(fields.Checked):
-  path: str = fields.setting(needed='a file that scripts/ngram.py wrote')
-  min_confidence: float = fields.setting(low=0, below=1, help=lm.CONFIDENCE)
-
-
-@dataclasses.dataclass(frozen=True)
-class EarlyExit(fields.Checked):
-  exit: int = fields.setting(low=1, help="the target's layers that draft")
-
-
-@dataclasses.dataclass(frozen=True)
-class Eagle(fields.Checked):
-  path: str = fields.setting(
-    needed='a file that scripts/distill.py wrote, or zoo:NAME'
-  )
-  min_confidence: float = fields.setting(low=0, below=1, help=lm.CONFIDENCE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,36 +81,40 @@ class Bench(fields.Checked):
   small: bool = fields.setting(help='smoke test: the ceiling of tiny arrays')
 
 
+# Sections that every config has; each drafter has one more.
+_SECTIONS = {
+  'target': Target,
+  'mesh': Mesh,
+  'decode': Decode,
+  'sampling': Sampling,
+  'bench': Bench,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
+  """drafters: the Settings of each drafter of build.DRAFTERS, by its name."""
+
   target: Target
-  draft: Draft
   mesh: Mesh
   decode: Decode
   sampling: Sampling
-  lookup: Lookup
-  ngram: NGram
-  early_exit: EarlyExit
-  eagle: Eagle
   bench: Bench
+  drafters: Mapping[str, Any]
 
-  def __post_init__(self):
-    for name in self.decode.methods:
-      section = 'draft' if name == 'lm' else name
-      if hasattr(self, section):
-        try:
-          fields.check_needed(getattr(self, section))
-        except ValueError as error:
-          raise ValueError(
-            f'decode.methods has {name!r}, but {section}.{error}'
-          ) from error
+  def sections(self) -> dict[str, Any]:
+    """The dataclass of each section of the config."""
+    drafters = {_section(n): x for n, x in self.drafters.items()}
+    return {n: getattr(self, n) for n in _SECTIONS} | drafters
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Experiment:
-  settings: Settings
-  target: build.LanguageModel
-  draft: build.LanguageModel | None
+def drafter_sections() -> dict[str, type]:
+  """The config's section for each drafter, and its dataclass."""
+  return {_section(name): row.Settings for name, row in build.DRAFTERS.items()}
+
+
+def _section(drafter: str) -> str:
+  return getattr(build.DRAFTERS[drafter], 'SECTION', drafter)
 
 
 def settings(config) -> Settings:
@@ -162,7 +123,29 @@ def settings(config) -> Settings:
   Raises:
     ValueError: a value out of range, or a key that is missing or unknown.
   """
-  return fields.parse(Settings, config)
+  parts = fields.parse_sections(_SECTIONS | drafter_sections(), config)
+  drafters = {name: parts[_section(name)] for name in build.DRAFTERS}
+  for name in parts['decode'].methods:
+    try:
+      fields.check_needed(drafters[name])
+    except ValueError as error:
+      raise ValueError(
+        f'decode.methods has {name!r}, but {_section(name)}.{error}'
+      ) from error
+  return Settings(**{n: parts[n] for n in _SECTIONS}, drafters=drafters)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experiment:
+  settings: Settings
+  target: build.LanguageModel
+
+  @functools.cached_property
+  def draft(self) -> build.LanguageModel | None:
+    """The draft model, if `lm` is among the methods."""
+    if 'lm' not in self.settings.decode.methods:
+      return None
+    return lm.load_draft(self.target, self.settings.drafters['lm'])
 
 
 def from_config(config) -> Experiment:
@@ -171,22 +154,14 @@ def from_config(config) -> Experiment:
 
 
 def load(s: Settings) -> Experiment:
-  """Loads the models that the methods of the settings need."""
-  mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
-  scan = {'auto': None, 'yes': True, 'no': False}[s.target.scan_layers]
+  """Loads the target; drafts are loaded with their engines."""
   target = build.load(
-    s.target.source, dtype=s.target.dtype, mesh=mesh, scan_layers=scan
+    s.target.source,
+    dtype=s.target.dtype,
+    mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
+    scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
   )
-  draft = None
-  if 'lm' in s.decode.methods:
-    draft = build.load(
-      s.draft.source,
-      dtype=s.draft.dtype,
-      mesh=mesh,
-      replicated=s.draft.replicated,
-      scan_layers=scan,
-    )
-  return Experiment(s, target, draft)
+  return Experiment(s, target)
 
 
 def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
@@ -194,20 +169,12 @@ def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
   s = e.settings
   return build.engine(
     e.target,
-    e.draft if method == 'lm' else method,
+    method if gamma else None,
     rule=s.decode.rule,
     gamma=gamma,
     options=build.default_options(chunk=s.decode.chunk),
-    **_own(s, method),
+    **dataclasses.asdict(s.drafters[method]) if gamma else {},
   )
-
-
-def _own(s: Settings, method: str) -> dict[str, Any]:
-  """The settings of a method: the section of its name, if there is one."""
-  if method == 'lm':
-    return {'min_confidence': s.draft.min_confidence}
-  section = getattr(s, method, None)
-  return dataclasses.asdict(section) if section else {}
 
 
 def first(e: Experiment) -> build.Engine:

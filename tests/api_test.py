@@ -170,7 +170,6 @@ def test_what_would_change_the_law_is_refused_by_name(target, name):
     (dict(draft='lookup', min_match=0), 'min_match'),
     (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
     (dict(gamma=2.0), 'gamma=2.0'),
-    (dict(gamma=None), 'gamma=None'),
     (dict(draft=[1]), 'draft'),
     (dict(temperature=1e300), 'temperature'),
     (dict(top_p=1e-50), 'top_p'),

@@ -11,56 +11,49 @@ def target():
   return build.load('random:tiny')
 
 
-NONE, LOOKUP = 'draft=None', "draft='lookup'"
-
-
 @pytest.mark.parametrize(
   'draft, gamma, settings, message',
   [
-    (
-      'early_exit',
-      2,
-      {},
-      "draft='early_exit': needs the setting exit, a whole number",
-    ),
-    ('ngram', 2, {}, "draft='ngram': needs the setting path, a path"),
-    (
-      'ngram',
-      0,
-      dict(min_confidence=0.1),
-      "draft='ngram': needs the setting path, a path",
-    ),
+    ('ngram', 2, {}, 'ngram.path is empty: give a file of scripts/ngram.py'),
+    ('ngram', 0, dict(min_confidence=0.1), 'ngram.path is empty: give a file'),
+    ('eagle', 2, {}, 'eagle.path is empty: give a file of scripts/distill.py'),
+    ('eagle', 2, dict(path='/absent'), 'eagle /absent: no such file; give'),
+    ('lm', 2, {}, 'lm.source is empty: give a model, such as hf:org/name'),
     (
       'lookup',
       2,
       dict(min_mach=1),
-      f'{LOOKUP}: min_mach=1 is no setting of it; allowed are min_match, '
-      'max_match',
+      'lookup.min_mach=1: no such setting; allowed are min_match, max_match',
     ),
-    ('lookup', 0, dict(min_mach=1), f'{LOOKUP}: min_mach=1 is no setting'),
-    ('lookup', 2, dict(chunk=1), f'{LOOKUP}: chunk=1 is no setting'),
-    (None, 2, dict(exit=1), f'{NONE}: exit=1 is no setting of it; none are'),
-    (lookup.make(gamma=2), 2, dict(exit=1), 'drafter lookup: exit=1 is no'),
+    ('lookup', 0, dict(min_mach=1), 'lookup.min_mach=1: no such setting'),
+    ('lookup', 2, dict(chunk=1), 'lookup.chunk=1: no such setting'),
+    ('lookup', 2, dict(min_match=3, max_match=2), 'min_match=3: must be at mo'),
+    (
+      None,
+      2,
+      dict(exit=1),
+      'draft=None.exit=1: no such setting; allowed are',
+    ),
+    (lookup.make(gamma=2), 2, dict(exit=1), 'drafter lookup.exit=1: no such'),
     (
       'itself',
       2,
       dict(exit=1),
-      'exit=1 is no setting of it; allowed are min_c',
+      'exit=1: no such setting; allowed are min_c',
     ),
-    ('itself', 2, dict(chunk=8), 'chunk=8 is no setting of it; allowed are'),
-    ('early_exit', 2, dict(exit='1'), "exit='1': must be a whole number"),
-    ('early_exit', 2, dict(exit=1.0), 'exit=1.0: must be a whole number'),
-    ('early_exit', 2, dict(exit=True), 'exit=True: must be a whole number'),
-    ('early_exit', 2, dict(exit=None), 'exit=None: must be a whole number'),
-    ('early_exit', 0, dict(exit='1'), "exit='1': must be a whole number"),
-    ('lookup', 2, dict(min_match=1.5), 'min_match=1.5: must be a whole number'),
     ('itself', 2, dict(min_confidence='x'), "='x': must be a number"),
-    ('itself', 2, dict(min_confidence=True), '=True: must be a number'),
-    ('ngram', 2, dict(path=3), 'path=3: must be a path'),
-    ('eagle', 2, {}, "draft='eagle': needs the setting path, a path"),
-    ('eagle', 2, dict(path='/absent'), 'eagle /absent: no such file; give'),
+    ('early_exit', 0, dict(exit='1'), "early_exit.exit='1': must be a whole"),
+    ('early_exit', 2, dict(exit=2), 'has 2 layers; allowed are 1 to 1'),
     ('medusa', 0, {}, "draft='medusa': allowed are 'eagle', 'early_exit', 'l"),
     (['lookup'], 2, {}, "draft=['lookup']: allowed are"),
+    ('lookup', -1, {}, 'gamma=-1: must be an integer, 0 (plain decoding) or'),
+    ('lookup', True, {}, 'gamma=True: must be an integer'),
+    (
+      lookup.make(gamma=2),
+      8,
+      {},
+      'gamma=8: drafter lookup was made for 2; give gamma=2, or make another',
+    ),
   ],
 )
 def test_bad_settings_are_named(target, draft, gamma, settings, message):
@@ -72,7 +65,11 @@ def test_bad_settings_are_named(target, draft, gamma, settings, message):
 
 @pytest.mark.parametrize(
   'draft, settings',
-  [('lookup', dict(min_match=1)), ('itself', dict(min_confidence=0))],
+  [
+    ('lookup', dict(min_match=1)),
+    ('itself', dict(min_confidence=0)),
+    (lookup.make(gamma=2), {}),
+  ],
 )
 def test_good_settings_of_plain_decoding_do_nothing(target, draft, settings):
   draft = target if draft == 'itself' else draft
@@ -85,11 +82,14 @@ def test_a_default_is_the_same_program(target):
   assert make().programs is make(max_match=4, min_match=2).programs
 
 
-def test_a_drafter_of_ones_own_may_take_anything(target, monkeypatch):
-  """A row of DRAFTERS, however its function names what it takes."""
+def test_a_drafter_of_ones_own_has_a_gamma(target):
+  assert build.engine(target, lookup.make(gamma=2)).drafter.gamma == 2
+  assert build.engine(target, 'lookup').drafter.gamma == 4
 
-  def own(target, *, gamma, least=1, **rest):
-    return build.Made(lookup.make(gamma=gamma, min_match=least, **rest))
 
-  monkeypatch.setitem(build.DRAFTERS, 'own', own)
-  assert build.engine(target, 'own', least=2, max_match=3).drafter.gamma == 4
+def test_a_draft_by_its_source_is_loaded_once(target):
+  one, two = (
+    build.engine(target, 'lm', gamma=g, source='random:tiny:1') for g in (1, 2)
+  )
+  assert one.draft is two.draft and one.draft.source == 'random:tiny:1'
+  assert one.weights.draft is two.weights.draft is not target.params

@@ -51,7 +51,7 @@ def run() -> bool:
     machine.describe(),
     plan_lib.setting([plain], plan),
     settings.decode.gammas[0],
-    settings.early_exit.exit,
+    settings.drafters['early_exit'].exit,
     [],
   )
   # Greedily every lossless rule is the first one.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.bench import prompts as prompts_lib
-from specdec_jax.io import eagles, files
+from specdec_jax.io import draft_file, files
 
 KEYS = ('id', 'text', 'tokens', 'finish_reason', 'metrics')
 
@@ -102,8 +102,8 @@ def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):
   """
   flat = {
     f'{section}.{key}': value
-    for section, part in dataclasses.asdict(settings).items()
-    for key, value in part.items()
+    for section, part in settings.sections().items()
+    for key, value in dataclasses.asdict(part).items()
     if section not in ('mesh', 'bench') or (section, key) == ('bench', 'chat')
   }
   config = {k: v for k, v in flat.items() if k not in _NO_EFFECT}
@@ -120,14 +120,11 @@ def describe(settings, prompts: Sequence[prompts_lib.Prompt], **models):
       for key, value in identify(role, model).items()
     }
     meta['sources'] = {role: model.source for role, model in models.items()}
-    drafts = {
-      'ngram': ('n-grams', settings.ngram.path, pathlib.Path),
-      'eagle': ('EAGLE draft', settings.eagle.path, eagles.find),
-    }
-    for method, (what, path, file_of) in drafts.items():
-      if method in settings.decode.methods:
-        meta['weights'][what] = files.sha256(file_of(path))
-        meta['sources'][what] = path
+    for method in settings.decode.methods:
+      if path := getattr(settings.drafters[method], 'path', ''):
+        file = draft_file.find(draft_file.Kind(method, 'a draft file'), path)
+        meta['weights'][f'{method} draft'] = files.sha256(file)
+        meta['sources'][f'{method} draft'] = path
   return json.loads(json.dumps(meta))
 
 

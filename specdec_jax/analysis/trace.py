@@ -84,9 +84,10 @@ def only_lm(settings):
       f'decode.methods={tuple(d.methods)}: a trace needs a draft model (lm): '
       'what other drafters propose depends on where a window starts; add lm'
     )
-  if settings.draft.min_confidence:
+  least = settings.drafters['lm'].min_confidence
+  if least:
     raise ValueError(
-      f'draft.min_confidence={settings.draft.min_confidence}: a trace is of '
+      f'draft.min_confidence={least}: a trace is of '
       'windows that propose all of gamma; set it to 0'
     )
   d = dataclasses.replace(d, methods=('lm',), gammas=(1,), rule='reject')

@@ -20,7 +20,8 @@ from specdec_jax.distill import (
   teacher,
 )
 from specdec_jax.distill import prompts as prompts_lib
-from specdec_jax.io import eagles, files
+from specdec_jax.drafters import eagle_file
+from specdec_jax.io import draft_file, files
 from specdec_jax.io import load as load_lib
 from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib
@@ -180,7 +181,9 @@ def _digests(s: Settings) -> dict[str, str]:
   """SHA-256 of the models that a run reads: others make it another run."""
   found = {'teacher': load_lib.open_source(s.teacher.source).digest}
   if s.student.path and s.student.kind == 'eagle':
-    found['student'] = files.sha256(eagles.existing(s.student.path))
+    found['student'] = files.sha256(
+      draft_file.find(eagle_file.KIND, s.student.path)
+    )
   elif s.student.path:
     found['student'] = load_lib.open_source(s.student.path).digest
   return found

@@ -14,8 +14,9 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import metrics
 from specdec_jax.distill import divergences, eagle_loss, lm_loss
 from specdec_jax.drafters import eagle as eagle_drafter
+from specdec_jax.drafters import eagle_file
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import eagles, export, tokenizer
+from specdec_jax.io import export, tokenizer
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from specdec_jax.train import step as step_lib
@@ -91,8 +92,8 @@ class Student(NamedTuple):
 class Start(NamedTuple):
   """The draft of student.path, if there is one.
 
-  draft: an eagles.Draft or a build.LanguageModel. ids: its vocabulary, None if
-  it proposes all.
+  draft: an eagle_file.Saved or a build.LanguageModel.
+  ids: its vocabulary, None if it proposes all.
   """
 
   draft: Any = None
@@ -108,8 +109,8 @@ def begin(s: Settings, target: build.LanguageModel) -> Start:
   if not s.path:
     return Start()
   if s.kind == 'eagle':
-    draft = eagles.read(s.path)
-    eagles.fit(draft, s.path, target.config, target.params, target.tokenizer)
+    draft = eagle_file.read(s.path)
+    eagle_file.fit(draft, s.path, target)
     taps = s.taps or (target.config.depth - 1,)
     if (taps, s.vocabulary) != (draft.taps, len(draft.ids)):
       raise ValueError(
@@ -164,7 +165,7 @@ def make_eagle(
   masters = eagle.settings(target.config, taps, dtype=_wide(target.config))
   model = target.model
   layout = _replicated(target, target.config)
-  read = eagles.weights({}, ids, target.params)
+  read = eagle.weights({}, ids, target.params)
   read |= {n: _put(layout, read[n]) for n in ('head', 'ids')}
   layer = start.draft.layer if start.draft else eagle.init(masters, seed)
   wanted = eagle.shapes(masters)
@@ -178,7 +179,7 @@ def make_eagle(
       n: np.asarray(x, np.float16) for n, x in lm.flatten(params).items()
     }
     path = folder / 'draft.safetensors'
-    eagles.write(path, eagles.Draft(taps, layer, ids, eagles.describe(about)))
+    eagle_file.write(path, eagle_file.Saved(taps, layer, ids, about))
     return path
 
   return Student(

@@ -1,23 +1,63 @@
-"""Drafting with one layer that goes on from the target's features."""
+"""Drafting with one layer that goes on from the target's hidden states."""
 
+import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from specdec_jax import forward, types
-from specdec_jax.drafters import lm
+from specdec_jax import fields, forward, sharding, types
+from specdec_jax.drafters import eagle_file, method
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.io import draft_file, load
 from specdec_jax.models import cache as kv
-from specdec_jax.models import eagle
+from specdec_jax.models import config as model_config
+from specdec_jax.models import eagle, lm
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(method.Stopping):
+  path: str | os.PathLike = fields.setting('', needed=eagle_file.KIND.form)
+
+
+def for_target(
+  target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
+) -> method.Method:
+  """Drafts with a trained layer; it lies whole on every device of a mesh."""
+  whole = None
+  if target.layout is not None:
+    whole = sharding.lay_out(target.layout.mesh, target.config, replicated=True)
+
+  def fit(arrays, about):
+    saved = eagle_file.unpacked(settings.path, arrays, about)
+    put = whole and whole.sharding()
+    return eagle_file.fit(saved, settings.path, target, put)
+
+  config, params = draft_file.fitted(
+    eagle_file.KIND, settings.path, target, fit
+  )
+  drafter = make(
+    config,
+    target.model,
+    gamma=gamma,
+    min_confidence=settings.min_confidence,
+    chunk=chunk,
+    constrain=whole and whole.constrain,
+  )
+  return method.Method(drafter, params, view(config, target.model), work)
 
 
 class State(NamedTuple):
-  """What the draft has read, and what it reads next.
+  """The draft's memory.
 
-  start_B: the first token that it has not read beside the target's feature of
-  the token before it; features_BNE[:, j] is that of token start_B + j - 1.
+  cache: keys and values of the tokens that it has read.
+  start_B: index of the first token that it has not read beside the target's
+    feature of the token before it.
+  features_BNE: features_BNE[:, j] is the target's of token start_B + j - 1.
   """
 
   cache: kv.KVCache
@@ -25,6 +65,26 @@ class State(NamedTuple):
   features_BNE: types.Array
 
 
+class _Setup(NamedTuple):
+  """The arguments of make."""
+
+  config: eagle.EagleConfig
+  target: types.Model
+  gamma: int
+  min_confidence: float
+  chunk: int
+  constrain: Callable[..., Any] | None
+
+  def reader(self, params, features_BTE) -> types.Model:
+    """The draft, to read tokens beside the target's features."""
+    return eagle.reader(
+      self.config,
+      self.target,
+      eagle.features_of(params['layer'], self.config, features_BTE),
+    )
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(
   config: eagle.EagleConfig,
   target: types.Model,
@@ -40,70 +100,20 @@ def make(
   the last one committed beside the target's own features; each further token is
   drafted from the draft's hidden state in the place of a feature. EAGLE (Li et
   al. 2024, https://arxiv.org/abs/2401.15077) with the inputs of EAGLE-3
-  (https://arxiv.org/abs/2503.01840). min_confidence: as drafters.lm has it.
-  constrain: as models.lm has it, for the cache.
+  (https://arxiv.org/abs/2503.01840).
+
+  Args:
+    config: of the draft.
+    target: a model with `embed`.
+    gamma, min_confidence, chunk: as in drafters.lm.make.
+    constrain: as in models.lm.make, for the cache.
 
   Raises:
-    ValueError: gamma < 1, min_confidence outside [0, 1), or a target whose
-      embedding cannot be read.
+    ValueError: a target whose embedding cannot be read.
   """
-  if gamma < 1:
-    raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
-  lm.check_confidence('min_confidence', min_confidence)
   if target.embed is None:
     raise ValueError('eagle: a target without embed cannot be drafted for')
-  constrain = constrain or (lambda x, *axes: x)
-  read, read_features = _readers(config, target)
-
-  def init(weights, context, features_BLE):
-    B, L = context.tokens_BL.shape
-    before_B = context.lengths_B - 1
-    shifted_BLE = _shifted(config, features_BLE, B, L)
-    axes = ('batch', 'kv_heads', 'slots', None)
-    cache = jax.tree.map(
-      lambda x: constrain(x, *axes), eagle.init_cache(config, B, L)
-    )
-    cache = _prefill(
-      functools.partial(read_features, weights.draft),
-      cache,
-      context.tokens_BL,
-      shifted_BLE,
-      before_B,
-      chunk=chunk,
-    )
-    features_B1E = jnp.take_along_axis(shifted_BLE, before_B[:, None, None], 1)
-    features_BNE = jnp.pad(features_B1E, ((0, 0), (0, gamma), (0, 0)))
-    return State(cache, before_B, features_BNE)
-
-  def propose(weights, state, context, noise, target_cache):
-    live_B1 = context.live_B[:, None]
-    cache, hidden_BD = _catch_up(
-      functools.partial(read_features, weights.draft), state, context
-    )
-
-    def drawn(cache, hidden_BD, offset, going_B):
-      logits_B1V = eagle.logits(
-        config, weights.draft, hidden_BD[:, None], target.vocab
-      )
-      return (cache, hidden_BD), *lm.draw(
-        noise, context, min_confidence, logits_B1V, offset, going_B
-      )
-
-    def extend(memory, tokens_B1, at_B, offset, going_B):
-      cache, hidden_BD = memory
-      hidden_B1D, cache = read(
-        weights.draft, cache, tokens_B1, hidden_BD[:, None], at_B, live_B1
-      )
-      return drawn(cache, hidden_B1D[:, 0], offset, going_B)
-
-    first = drawn(cache, hidden_BD, 0, context.live_B)
-    (cache, _), tokens_KB, q_KBV, count_B = lm.chain(
-      extend, first, context.lengths_B, gamma
-    )
-    draft = types.Draft(tokens_KB.T, jnp.moveaxis(q_KBV, 0, 1), count_B)
-    # What this window commits starts here: the next one reads it.
-    state = state._replace(cache=cache, start_B=context.lengths_B)
-    return draft, state, target_cache
+  setup = _Setup(config, target, gamma, min_confidence, chunk, constrain)
 
   def commit(state, context, outcome, features_BNE):
     del context, outcome
@@ -114,39 +124,40 @@ def make(
   return types.Drafter(
     'eagle',
     gamma,
-    init,
-    propose,
+    functools.partial(_init, setup),
+    functools.partial(_propose, setup),
     commit,
     taps=config.taps,
     stops=min_confidence > 0,
   )
 
 
-def _readers(config: eagle.EagleConfig, target: types.Model):
-  """Two of (params, cache, tokens, features, start_B, keep_BT) -> (hidden_BTD,
-  cache): beside features of width D, and beside the target's, of width E."""
-
-  def read(params, cache, tokens_BT, features_BTD, start_B, keep_BT):
-    hidden_BTD, _, cache = forward.read(
-      eagle.reader(config, target, features_BTD),
-      params,
-      tokens_BT,
-      start_B,
-      cache,
-      slots=cache.k_BGSC.shape[2],
-      keep_BT=keep_BT,
-    )
-    return hidden_BTD, cache
-
-  def read_features(params, cache, tokens_BT, features_BTE, *where):
-    features_BTD = eagle.features_of(params['layer'], config, features_BTE)
-    return read(params, cache, tokens_BT, features_BTD, *where)
-
-  return read, read_features
+def _init(setup: _Setup, weights, context, features_BLE):
+  config = setup.config
+  B, L = context.tokens_BL.shape
+  before_B = context.lengths_B - 1
+  shifted_BLE = _shifted(config, features_BLE, B, L)
+  cache = eagle.init_cache(config, B, L)
+  if setup.constrain is not None:
+    axes = ('batch', 'kv_heads', 'slots', None)
+    cache = kv.KVCache(*(setup.constrain(x, *axes) for x in cache))
+  cache, _ = forward.prefill(
+    lambda index_T: setup.reader(
+      weights.draft, forward.at(shifted_BLE, index_T)
+    ),
+    weights.draft,
+    context.tokens_BL,
+    before_B,
+    cache,
+    chunk=setup.chunk,
+  )
+  features_B1E = jnp.take_along_axis(shifted_BLE, before_B[:, None, None], 1)
+  features_BNE = jnp.pad(features_B1E, ((0, 0), (0, setup.gamma), (0, 0)))
+  return State(cache, before_B, features_BNE)
 
 
 def _shifted(config, features_BLE, B: int, L: int):
-  """By token what it is read beside: the feature of the one before, or 0."""
+  """[:, t]: the feature that token t is read beside, of the token before it."""
   if features_BLE is None:  # where only the time is asked for
     features_BLE = jnp.zeros((B, L, len(config.taps) * config.block.width))
   # A prefill hands them over in a wider type than a window does.
@@ -154,40 +165,54 @@ def _shifted(config, features_BLE, B: int, L: int):
   return jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :L]
 
 
-def _prefill(read, cache, tokens_BL, features_BLE, count_B, *, chunk: int):
-  """The cache after the first count_B tokens of every row."""
-  B, L = tokens_BL.shape
+def _propose(setup: _Setup, weights, state, context, noise, target_cache):
+  config, target = setup.config, setup.target
+  cache, hidden_BD = _catch_up(setup, weights.draft, state, context)
 
-  def body(carry):
-    at, cache = carry
-    index_T = at + jnp.arange(chunk)
-    inside_T = jnp.minimum(index_T, L - 1)  # what is past the end is not kept
-    _, cache = read(
-      cache,
-      tokens_BL[:, inside_T],
-      features_BLE[:, inside_T],
-      jnp.full((B,), at, jnp.int32),
-      index_T[None] < count_B[:, None],
+  def drawn(cache, hidden_BD, offset, going_B):
+    logits_B1V = eagle.logits(
+      config, weights.draft, hidden_BD[:, None], target.vocab
     )
-    return at + chunk, cache
+    return (cache, hidden_BD), *lm_drafter.draw(
+      noise, context, setup.min_confidence, logits_B1V, offset, going_B
+    )
 
-  _, cache = jax.lax.while_loop(
-    lambda carry: carry[0] < jnp.max(count_B), body, (jnp.int32(0), cache)
+  def extend(memory, tokens_B1, at_B, offset, going_B):
+    cache, hidden_BD = memory
+    hidden_B1D, _, cache = forward.read(
+      eagle.reader(config, target, hidden_BD[:, None]),
+      weights.draft,
+      tokens_B1,
+      at_B,
+      cache,
+      slots=context.tokens_BL.shape[1],
+      keep_BT=context.live_B[:, None],
+    )
+    return drawn(cache, hidden_B1D[:, 0], offset, going_B)
+
+  first = drawn(cache, hidden_BD, 0, context.live_B)
+  (cache, _), draft = lm_drafter.chain(
+    extend, first, context.lengths_B, setup.gamma
   )
-  return cache
+  # What this window commits starts here: the next one reads it.
+  state = state._replace(cache=cache, start_B=context.lengths_B)
+  return draft, state, target_cache
 
 
-def _catch_up(read, state: State, context: types.Context):
+def _catch_up(setup: _Setup, params, state: State, context: types.Context):
   """Reads what was committed last: (cache, hidden_BD of the last token)."""
   N = state.features_BNE.shape[1]
-  L = context.tokens_BL.shape[1]
   index_BN = state.start_B[:, None] + jnp.arange(N)[None]
-  hidden_BND, cache = read(
-    state.cache,
-    jnp.take_along_axis(context.tokens_BL, jnp.clip(index_BN, 0, L - 1), 1),
-    state.features_BNE,
+  hidden_BND, _, cache = forward.read(
+    setup.reader(params, state.features_BNE),
+    params,
+    context.tokens_BL.at[jnp.arange(len(index_BN))[:, None], index_BN].get(
+      mode='clip'
+    ),
     state.start_B,
-    context.live_B[:, None] & (index_BN < context.lengths_B[:, None]),
+    state.cache,
+    slots=context.tokens_BL.shape[1],
+    keep_BT=context.live_B[:, None] & (index_BN < context.lengths_B[:, None]),
   )
   last_B = jnp.clip(context.lengths_B - 1 - state.start_B, 0, N - 1)
   return cache, jnp.take_along_axis(hidden_BND, last_B[:, None, None], 1)[:, 0]
@@ -263,3 +288,36 @@ def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
     return eagle.logits(config, params, hidden, target.vocab)
 
   return types.Model(apply, head, init_cache, target.vocab, target.context)
+
+
+def recipe(world, gamma: int):
+  """A random layer on the first layer's features; one id is never drafted."""
+  target, at = world.target, jax.ShapeDtypeStruct((1, 1), np.int32)
+  x_BTD = jax.eval_shape(target.embed, world.weights.target, at, at)
+  config, params = _random_layer(
+    x_BTD.shape[-1], x_BTD.dtype.name, target.context, world.vocab
+  )
+  drafter = make(config, target, gamma=gamma)
+  return drafter, params | {'target': world.weights.target}
+
+
+@functools.cache
+def _random_layer(width: int, dtype: str, context: int, vocab: int):
+  """(settings, weights.draft without the target) of a random layer."""
+  block = model_config.LMConfig(
+    depth=1,
+    width=width,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    mlp=8,
+    vocab=vocab,
+    context=context,
+    dtype=dtype,
+    fused=True,
+  )
+  config = eagle.EagleConfig(block, (0,))
+  layer = lm.nest(jax.device_get(eagle.init(config, 0)))
+  ids = np.arange(1, vocab, dtype=np.int32)
+  head = np.random.default_rng(0).normal(size=(width, len(ids)))
+  return config, dict(layer=layer, head=head.astype(jnp.dtype(dtype)), ids=ids)

@@ -1,81 +1,114 @@
 """Drafting with the target's own first layers and its head."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import forward, types
+from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.drafters import method
+from specdec_jax.io import load
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings(fields.Checked):
+  exit: int = fields.setting(
+    1, low=1, help="how many of the target's layers draft"
+  )
+
+
+def for_target(
+  target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
+) -> method.Method:
+  """Drafts with the first layers of the target.
+
+  Raises:
+    ValueError: the target has no layer after them.
+  """
+  del chunk
+  exit, depth = settings.exit, target.config.depth
+  if exit >= depth:
+    raise ValueError(
+      f'exit={exit}: {target.label} has {depth} layers; allowed are 1 to '
+      f'{depth - 1}'
+    )
+  drafter = make(target.model, gamma=gamma, exit=exit)
+  return method.Method(drafter, target.params, view(target.model, exit))
+
+
+def recipe(world, gamma: int):
+  return make(world.target, gamma=gamma, exit=1), ()
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
   """gamma tokens a window, sampled after `exit` layers of the target.
 
   Works in the target's own cache: there is no other model, and no other cache.
   The first layers are run once over the window's gamma + 1 tokens, here, and
   leave their keys at the window's slots; verification takes up their residual
-  stream and runs the other layers only. The last draft is read without asking
+  stream and runs the other layers only. The last draft is read without applying
   the head. LayerSkip (Elhoushi et al. 2024, https://arxiv.org/abs/2404.16710),
   on any model: one that was not trained to be left early drafts badly.
 
-  Raises:
-    ValueError: gamma < 1 or exit < 1.
+  Args:
+    target: a model that can be left early (types.Model.apply, `layers`).
+    gamma: drafts of a window, at least 1.
+    exit: layers that draft, 1 or more and fewer than the target has.
   """
-  if gamma < 1:
-    raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
-  if exit < 1:
-    raise ValueError(f'exit={exit}: at least 1 layer must be run')
-
-  def propose(weights, state, context, noise, cache):
-    def read(cache, token_B, offset):
-      hidden_B1D, _, cache = forward.read(
-        target,
-        weights.target,
-        token_B[:, None],
-        context.lengths_B - 1 + offset,
-        cache,
-        slots=context.tokens_BL.shape[1],
-        keep_BT=context.live_B[:, None],
-        layers=(0, exit),
-      )
-      return hidden_B1D, cache
-
-    def body(carry, offset):
-      cache, token_B = carry
-      hidden_B1D, cache = read(cache, token_B, offset)
-      logits_B1V = target.head(weights.target, hidden_B1D)
-      q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
-      token_B = noise.draft(offset, q_BV)
-      return (cache, token_B), (token_B, q_BV, hidden_B1D[:, 0])
-
-    last_B1 = jnp.take_along_axis(
-      context.tokens_BL, context.lengths_B[:, None] - 1, 1
-    )
-    # One traced step, not gamma of them: compile time does not grow with gamma.
-    (cache, token_B), (tokens_KB, q_KBV, hidden_KBD) = jax.lax.scan(
-      body, (cache, last_B1[:, 0]), jnp.arange(gamma)
-    )
-    hidden_B1D, cache = read(cache, token_B, gamma)
-    hidden_BND = jnp.concatenate(
-      [jnp.moveaxis(hidden_KBD, 0, 1), hidden_B1D], 1
-    )
-    draft = types.Draft(
-      tokens_KB.T,
-      jnp.moveaxis(q_KBV, 0, 1),
-      jnp.full_like(context.lengths_B, gamma),
-      hidden_BND,
-    )
-    return draft, state, cache
-
   return types.Drafter(
     'early_exit',
     gamma,
     lambda *_: (),
-    propose,
+    functools.partial(_propose, target, gamma, exit),
     lambda state, *_: state,
     exit=exit,
   )
 
 
+def _propose(target, gamma, exit, weights, state, context, noise, cache):
+  def read(cache, token_B, offset):
+    hidden_B1D, _, cache = forward.read(
+      target,
+      weights.target,
+      token_B[:, None],
+      context.lengths_B - 1 + offset,
+      cache,
+      slots=context.tokens_BL.shape[1],
+      keep_BT=context.live_B[:, None],
+      layers=(0, exit),
+    )
+    return hidden_B1D, cache
+
+  def body(carry, offset):
+    cache, token_B = carry
+    hidden_B1D, cache = read(cache, token_B, offset)
+    logits_B1V = target.head(weights.target, hidden_B1D)
+    q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
+    token_B = noise.draft(offset, q_BV)
+    return (cache, token_B), (token_B, q_BV, hidden_B1D[:, 0])
+
+  last_B1 = jnp.take_along_axis(
+    context.tokens_BL, context.lengths_B[:, None] - 1, 1
+  )
+  # One traced step, not gamma of them: compile time does not grow with gamma.
+  (cache, token_B), (tokens_KB, q_KBV, hidden_KBD) = jax.lax.scan(
+    body, (cache, last_B1[:, 0]), jnp.arange(gamma)
+  )
+  hidden_B1D, cache = read(cache, token_B, gamma)
+  hidden_BND = jnp.concatenate([jnp.moveaxis(hidden_KBD, 0, 1), hidden_B1D], 1)
+  draft = types.Draft(
+    tokens_KB.T,
+    jnp.moveaxis(q_KBV, 0, 1),
+    jnp.full_like(context.lengths_B, gamma),
+    hidden_BND,
+  )
+  return draft, state, cache
+
+
+@functools.lru_cache(maxsize=64)
 def view(target: types.Model, exit: int) -> types.Model:
   """The draft as a model of its own, with a cache of its own, for alpha."""
 

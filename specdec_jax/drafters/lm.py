@@ -1,15 +1,84 @@
 """Drafting with a smaller language model that has a cache of its own."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import forward, types
+from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.drafters import method
+from specdec_jax.io import load
+from specdec_jax.io import tokenizer as tokenizer_lib
 
-# Of the setting min_confidence, wherever it is one.
-CONFIDENCE = 'end a window where the likeliest token has less; 0: never'
+SECTION = 'draft'
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings(method.Stopping):
+  source: str = fields.setting(
+    '',
+    needed='a model, such as hf:org/name, or methods without lm, such as '
+    '--config.decode.methods="(\'lookup\',)"',
+  )
+  dtype: str = fields.setting(
+    'float32', allowed=('float32', 'bfloat16', 'float64')
+  )
+  replicated: bool = fields.setting(
+    False, help='on a mesh, a whole copy on every device'
+  )
+
+
+def for_target(
+  target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
+) -> method.Method:
+  """Drafts with the model of settings.source."""
+  draft = load_draft(target, settings)
+  return with_draft(draft, target, settings, gamma=gamma, chunk=chunk)
+
+
+def load_draft(
+  target: load.LanguageModel, settings: Settings
+) -> load.LanguageModel:
+  """The draft model, loaded once for a target, on the target's mesh."""
+  key = settings.source, settings.dtype, settings.replicated
+  if key not in target.drafts:
+    target.drafts[key] = load.load(
+      settings.source,
+      dtype=settings.dtype,
+      mesh=target.layout and target.layout.mesh,
+      replicated=settings.replicated,
+      scan_layers=target.lm_config and target.lm_config.scan_layers,
+    )
+  return target.drafts[key]
+
+
+def with_draft(
+  draft: load.LanguageModel,
+  target: load.LanguageModel,
+  settings: method.Stopping,
+  *,
+  gamma: int,
+  chunk: int,
+) -> method.Method:
+  """Drafts with a model that is loaded.
+
+  Raises:
+    ValueError: the two have different tokenizers.
+  """
+  tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
+  q = draft.draft_model(target)
+  least = settings.min_confidence
+  drafter = make(q, gamma=gamma, min_confidence=least, chunk=chunk)
+  return method.Method(drafter, draft.as_draft[1], q, draft=draft)
+
+
+def recipe(world, gamma: int):
+  return make(world.draft, gamma=gamma), world.weights.draft
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(
   model: types.Model,
   *,
@@ -23,17 +92,15 @@ def make(
   after full acceptance the draft has not yet read the last token it proposed,
   otherwise the first of the two is a harmless overwrite.
 
-  min_confidence: a row stops before the first token of which the draft's
-  largest probability, at temperature 1, is less; 0 never stops. It looks at the
-  law, before a token is drawn: to stop at an unlikely token would leave the
-  likely ones proposed more often than q says. Drafting ends when all rows stop.
-
-  Raises:
-    ValueError: gamma < 1, or min_confidence outside [0, 1).
+  Args:
+    model: the draft, with logits of the target's width.
+    gamma: drafts of a window, at least 1.
+    min_confidence: a row stops before the first token where the draft's largest
+      probability, at temperature 1, is less; 0 never stops. The test comes
+      before the token is drawn: to stop at an unlikely token would propose the
+      likely ones more often than q says. Drafting ends when all rows stop.
+    chunk: prompt tokens that one prefill pass reads.
   """
-  if gamma < 1:
-    raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
-  check_confidence('min_confidence', min_confidence)
 
   def init(weights, context, features):
     del features
@@ -45,53 +112,46 @@ def make(
     )
     return cache
 
-  def propose(weights, cache, context, noise, target_cache):
-    L = context.tokens_BL.shape[1]
-    live_B1 = context.live_B[:, None]
+  return types.Drafter(
+    'lm',
+    gamma,
+    init,
+    functools.partial(_propose, model, gamma, min_confidence),
+    # Slots past the committed length are overwritten when they are read.
+    lambda cache, *_: cache,
+    stops=min_confidence > 0,
+  )
 
-    def extend(cache, tokens_BT, start_B, offset, going_B):
-      hidden_BTD, _, cache = forward.read(
-        model,
-        weights.draft,
-        tokens_BT,
-        start_B,
-        cache,
-        slots=L,
-        keep_BT=live_B1,
-      )
-      logits_B1V = model.head(weights.draft, hidden_BTD[:, -1:])
-      return cache, *draw(
-        noise, context, min_confidence, logits_B1V, offset, going_B
-      )
 
-    start_B = context.lengths_B - 2
-    last_BT = jnp.take_along_axis(
-      context.tokens_BL,
-      jnp.maximum(start_B[:, None] + jnp.arange(2)[None], 0),
-      1,
+def _propose(
+  model, gamma, min_confidence, weights, cache, context, noise, target_cache
+):
+  live_B1 = context.live_B[:, None]
+
+  def extend(cache, tokens_BT, start_B, offset, going_B):
+    hidden_BTD, _, cache = forward.read(
+      model,
+      weights.draft,
+      tokens_BT,
+      start_B,
+      cache,
+      slots=context.tokens_BL.shape[1],
+      keep_BT=live_B1,
     )
-    cache, token_B, q_BV, going_B = extend(
-      cache, last_BT, start_B, 0, context.live_B
+    logits_B1V = model.head(weights.draft, hidden_BTD[:, -1:])
+    return cache, *draw(
+      noise, context, min_confidence, logits_B1V, offset, going_B
     )
-    first = cache, token_B, q_BV, going_B
-    cache, tokens_KB, q_KBV, count_B = chain(
-      extend, first, context.lengths_B, gamma
-    )
-    q_BKV = jnp.moveaxis(q_KBV, 0, 1)
-    return types.Draft(tokens_KB.T, q_BKV, count_B), cache, target_cache
 
-  def commit(cache, context, outcome, features_BNE):
-    del context, outcome, features_BNE
-    return cache  # slots past the committed length are overwritten when read
-
-  stops = min_confidence > 0
-  return types.Drafter('lm', gamma, init, propose, commit, stops=stops)
-
-
-def check_confidence(name: str, value: float) -> None:
-  """Raises ValueError for a min_confidence out of range, by its full name."""
-  if not 0 <= value < 1:
-    raise ValueError(f'{name}={value}: must be in [0, 1); 0 never stops')
+  start_B = context.lengths_B - 2
+  last_BT = jnp.take_along_axis(
+    context.tokens_BL,
+    jnp.maximum(start_B[:, None] + jnp.arange(2)[None], 0),
+    1,
+  )
+  first = extend(cache, last_BT, start_B, 0, context.live_B)
+  cache, draft = chain(extend, first, context.lengths_B, gamma)
+  return draft, cache, target_cache
 
 
 def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
@@ -107,9 +167,16 @@ def chain(extend, first, lengths_B, gamma: int):
 
   One traced step, not gamma of them: compile time does not grow with gamma.
 
-  extend(memory, tokens_B1, at_B, offset, going_B) -> (memory, token_B, q_BV,
-  going_B) reads the token before, which is at_B, and draws one; first is what
-  that gives for offset 0. Returns (memory, tokens_KB, q_KBV, count_B).
+  Args:
+    extend: (memory, tokens_B1, at_B, offset, going_B) -> (memory, token_B,
+      q_BV, going_B): reads the token before, which is at index at_B of its row,
+      and draws one.
+    first: what extend returned for offset 0.
+    lengths_B: committed tokens of each row.
+    gamma: drafts of a window.
+
+  Returns:
+    (memory, types.Draft).
   """
   memory, token_B, q_BV, going_B = first
   tokens_KB = jnp.zeros((gamma, *token_B.shape), token_B.dtype)
@@ -142,7 +209,7 @@ def chain(extend, first, lengths_B, gamma: int):
       going_B.astype(jnp.int32),
     ),
   )
-  return memory, tokens_KB, q_KBV, count_B
+  return memory, types.Draft(tokens_KB.T, jnp.moveaxis(q_KBV, 0, 1), count_B)
 
 
 def _confidence(logits_BV):

@@ -1,12 +1,45 @@
 """Prompt lookup: propose what followed the same tokens earlier in the row."""
 
+import dataclasses
+import functools
+
 import jax.numpy as jnp
 
-from specdec_jax import types
+from specdec_jax import fields, types
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings(fields.Checked):
+  min_match: int = fields.setting(2, low=1, help='shortest match, in tokens')
+  max_match: int = fields.setting(4, low=1, help='longest match, in tokens')
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.min_match > self.max_match:
+      raise ValueError(
+        f'min_match={self.min_match}: must be at most max_match, '
+        f'{self.max_match}'
+      )
+
+
+def for_target(
+  target, settings: Settings, *, gamma: int, chunk: int
+) -> types.Drafter:
+  del target, chunk
+  return make(gamma=gamma, **dataclasses.asdict(settings))
+
+
+def recipe(world, gamma: int):
+  del world
+  return make(gamma=gamma), ()
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(
-  *, gamma: int, min_match: int = 2, max_match: int = 4
+  *,
+  gamma: int,
+  min_match: int = Settings.min_match,
+  max_match: int = Settings.max_match,
 ) -> types.Drafter:
   """Continues the longest earlier match of the row's last tokens.
 
@@ -20,15 +53,9 @@ def make(
   [5 6] matches at the start, and [7 8] is proposed.
 
   Raises:
-    ValueError: gamma < 1, or not 1 <= min_match <= max_match.
+    ValueError: not 1 <= min_match <= max_match.
   """
-  if gamma < 1:
-    raise ValueError(f'gamma={gamma}: a drafter proposes at least 1 token')
-  if not 1 <= min_match <= max_match:
-    raise ValueError(
-      f'min_match={min_match}, max_match={max_match}: '
-      'allowed is 1 <= min_match <= max_match'
-    )
+  Settings(min_match, max_match)
 
   def propose(weights, state, context, noise, target_cache):
     del weights, noise

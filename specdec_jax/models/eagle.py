@@ -189,6 +189,17 @@ def init_cache(config: EagleConfig, rows: int, slots: int) -> kv.KVCache:
   return kv.zeros(kv.KVCache, *shape, dtype=jnp.dtype(c.dtype))
 
 
+def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
+  """The parameters of reader.
+
+  layer: the draft's own, nested. ids: the draft's vocabulary, [R].
+  target_params: of the target; some columns of its head are taken.
+  """
+  ids = jnp.asarray(ids)
+  head_DR = jnp.take(target_params['head'], ids, axis=1)
+  return {'layer': layer, 'head': head_DR, 'ids': ids, 'target': target_params}
+
+
 def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
   """Logits of all ids: -inf but for those of the draft's vocabulary."""
   few = reduced(config, params, hidden)

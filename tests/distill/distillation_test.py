@@ -12,7 +12,8 @@ from configs import distill
 from specdec_jax import api, build, requests
 from specdec_jax.distill import distillation
 from specdec_jax.distill import prompts as prompts_lib
-from specdec_jax.io import eagles, export, files
+from specdec_jax.drafters import eagle_file
+from specdec_jax.io import export, files
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.train import text
@@ -73,14 +74,14 @@ def test_an_eagle_is_trained_judged_written_and_decodes(eagle_run):
   best = max(judged, key=lambda step: judged[step]['block_efficiency'])
   assert figures['step'] == best
   assert figures['block_efficiency'] == judged[best]['block_efficiency']
-  draft = eagles.read(figures['draft'])
+  draft = eagle_file.read(figures['draft'])
   assert len(draft.ids) == 256 and json.loads(draft.about['step']) == best
   assert_decodes_as_plain('eagle', draft_options={'path': figures['draft']})
 
 
 def test_other_models_begin_another_run(eagle_run, tmp_path):
   _, figures, _ = eagle_run
-  config_ = json.loads(eagles.read(figures['draft']).about['config'])
+  config_ = json.loads(eagle_file.read(figures['draft']).about['config'])
   digest = build.load('random:tiny').digest
   assert config_['read'] == {'teacher': digest}
   size, words = model_config.sized('tiny'), build.load('random:tiny').tokenizer
@@ -183,7 +184,7 @@ def test_an_eagle_begins_with_another(eagle_run, tmp_path, monkeypatch):
     data=dict(prompts=8, held_out=2, length=192, batch=10, seed=5),
   )
   assert losses(more)[0] < losses(lines)[0] - 0.1
-  one, two = eagles.read(path), eagles.read(second['draft'])
+  one, two = eagle_file.read(path), eagle_file.read(second['draft'])
   np.testing.assert_array_equal(one.ids, two.ids)
   for why, student in (
     (r'reads layers \(1,\) and proposes 256 ids', dict(vocabulary=64)),

@@ -7,7 +7,6 @@ import pytest
 
 from specdec_jax import build, forward
 from specdec_jax.distill import divergences, eagle_loss, teacher
-from specdec_jax.io import eagles
 from specdec_jax.models import eagle, lm
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -48,7 +47,7 @@ def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature):
   mass = np.log(np.exp(full).sum(-1))
   counted = draw.random((2, 7)) < 0.7
   params = lm.nest(eagle.init(config, 0))
-  weights = eagles.weights(params, ids, target.params)
+  weights = eagle.weights(params, ids, target.params)
   settings = divergences.Loss('forward_kl', temperature, 1, 0.8, 0.0)
   value, figures = eagle_loss.loss(config, model, settings, (1,))(
     params,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, sampling, types
+from specdec_jax import decode, sampling, types
 from specdec_jax.certify import base
 from specdec_jax.drafters import early_exit
 from specdec_jax.models import config as model_config
@@ -146,12 +146,3 @@ def test_a_window_does_exactly_the_work_it_claims(capsys):
   with capsys.disabled():
     print(f'\nwindow: {own:,} FLOPs = {drafting:,} + {verifying:,}', end=' ')
   assert own == drafting + verifying
-
-
-def test_a_layer_that_is_not_there():
-  target = build.load('random:tiny')
-  for bad in (0, 2, 9):
-    with pytest.raises(ValueError, match='has 2 layers; allowed are 1 to 1'):
-      build.engine(target, 'early_exit', exit=bad)
-  with pytest.raises(ValueError, match='at least 1 token'):
-    early_exit.make(build.target_model(target), gamma=0, exit=1)

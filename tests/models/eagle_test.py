@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from specdec_jax import forward
-from specdec_jax.io import eagles
 from specdec_jax.models import eagle, lm
 from tests import fakes
 
@@ -71,7 +70,7 @@ def test_logits_are_those_of_the_targets_head(x64, tied, cap):
   config = fakes.tiny(tied=tied, logit_softcap=cap)
   params, ids = fakes.wild(config, 0), jnp.array([7, 0, 12])
   c = eagle.settings(config, (1,))
-  weights = eagles.weights({'norm': params['norm']}, ids, params)
+  weights = eagle.weights({'norm': params['norm']}, ids, params)
   hidden = jax.random.normal(jax.random.key(0), (2, 3, config.width))
   logits = eagle.logits(c, weights, hidden, config.vocab)
   want = lm.make(config).head(params, hidden)
@@ -87,7 +86,7 @@ def test_one_at_a_time_is_all_at_once(x64, position):
   target, params = lm.make(config), fakes.wild(config, 0)
   c, T, S = eagle.settings(config, (0, 1)), 5, 8
   layer = lm.nest(eagle.init(c, 1))
-  weights = eagles.weights(layer, jnp.arange(5), params)
+  weights = eagle.weights(layer, jnp.arange(5), params)
   tokens_BT = jnp.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
   features = jax.random.normal(jax.random.key(0), (2, T, 2 * config.width))
   features_BTD = eagle.features_of(layer, c, features)

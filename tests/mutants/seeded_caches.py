@@ -20,13 +20,13 @@ _FIVE = 'tests/models/lm_test.py::test_five_tokens_at_once_equal_one_at_a_time'
 _STALE = 'tests/models/lm_test.py::test_what_stale_slots_hold_changes_nothing'
 _SEARCH = 'tests/drafters/lookup_test.py::test_lookup_equals_a_search'
 _READ_TWO = """start_B = context.lengths_B - 2
-    last_BT = jnp.take_along_axis(
-      context.tokens_BL,
-      jnp.maximum(start_B[:, None] + jnp.arange(2)[None], 0),"""
+  last_BT = jnp.take_along_axis(
+    context.tokens_BL,
+    jnp.maximum(start_B[:, None] + jnp.arange(2)[None], 0),"""
 _READ_ONE = """start_B = context.lengths_B - 1
-    last_BT = jnp.take_along_axis(
-      context.tokens_BL,
-      jnp.maximum(start_B[:, None] + jnp.arange(1)[None], 0),"""
+  last_BT = jnp.take_along_axis(
+    context.tokens_BL,
+    jnp.maximum(start_B[:, None] + jnp.arange(1)[None], 0),"""
 
 CACHES = (
   Mutant(

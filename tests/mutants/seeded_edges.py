@@ -219,7 +219,7 @@ EDGES = (
     'another tokenizer is accepted',
     23,
     'draft and target mean different text by an id',
-    'specdec_jax/build.py',
+    'specdec_jax/drafters/lm.py',
     '  tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)\n',
     '',
     ('tests/api_test.py::test_a_draft_of_another_tokenizer_is_refused',),

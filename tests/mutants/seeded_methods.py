@@ -27,7 +27,6 @@ _WORK = _of(
 )
 _TEXT = _of('drafters/early_exit', 'test_greedy_text_is_plain_decodings')
 _COUNTS = _of('drafters/ngram', 'test_the_law_is_that_of_the_counts')
-_START = _of('drafters/ngram', 'test_the_start_of_a_text_has_shorter_contexts')
 _CHAIN = _of(
   'drafters/eagle',
   'test_every_draft_is_what_training_makes_of_the_same_tokens',
@@ -221,30 +220,30 @@ METHODS = (
     (_TEXT,),
   ),
   Mutant(
-    'n-grams see one token too few',
+    'bigrams follow another token',
     0,
-    'the context ends before the last token',
+    'the counts of a token are found under the one that follows it',
     _NGRAM,
-    'steps = jnp.arange(max(back, 1))[::-1][None, None]',
-    'steps = jnp.arange(max(back, 1))[::-1][None, None] + 1',
-    (_START, _COUNTS),
+    'first, then = keys // vocab, keys % vocab',
+    'then, first = keys // vocab, keys % vocab',
+    (_COUNTS,),
   ),
   Mutant(
-    'n-grams read what an earlier text left',
-    15,
-    'slots before the first token count as context',
+    'bigrams go across two texts',
+    0,
+    'the first token of a text is counted after the last one of another',
     _NGRAM,
-    'there_BTX = (positions_BT[..., None] >= steps) & (at_BTX >= 0)',
-    'there_BTX = at_BTX > -9',
-    (_START,),
+    'pairs += [np.asarray(x[:-1]) * vocab + np.asarray(x[1:]) for x in texts]',
+    'pairs += [tokens_I[:-1] * vocab + tokens_I[1:]]',
+    (_COUNTS,),
   ),
   Mutant(
-    'n-gram shares do not make room',
+    'bigrams do not make room',
     0,
-    'the shorter context keeps all of its mass',
+    'the unigrams keep all of their mass',
     _NGRAM,
     'left_R1 = 1 - jnp.sum(weight_RM, -1, keepdims=True)',
-    'left_R1 = jnp.ones_like(weight_RM[:, :1])',
+    'left_R1 = 1 + 0 * jnp.sum(weight_RM, -1, keepdims=True)',
     (_COUNTS,),
   ),
   Mutant(
@@ -297,8 +296,8 @@ METHODS = (
     2,
     'a draft does not see those before it in its window',
     _EAGLE,
-    'hidden_B1D, cache = read(',
-    'hidden_B1D, _ = read(',
+    'hidden_B1D, _, cache = forward.read(',
+    'hidden_B1D, _, _ = forward.read(',
     (_CHAIN,),
   ),
   Mutant(

@@ -1,0 +1,131 @@
+"""Files of drafts: arrays, and how and for which tokenizer they were made.
+
+A path is a file, or zoo:NAME for a draft that comes with the library. What a
+file holds is up to the drafter that reads it (drafters.eagle, drafters.ngram).
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from specdec_jax.io import files, load
+
+ZOO = pathlib.Path(__file__).parents[1] / 'zoo'
+
+
+class Kind(NamedTuple):
+  """name: of the drafter. form: where such a file comes from, for errors."""
+
+  name: str
+  form: str
+
+
+def write(
+  kind: Kind,
+  path: str | os.PathLike,
+  arrays: Mapping[str, np.ndarray],
+  about: Mapping[str, Any],
+) -> None:
+  """Writes a file, completely or not at all.
+
+  Args:
+    kind: of the draft.
+    path: where to.
+    arrays: by name.
+    about: facts; those that are no text are written as JSON. 'tokenizer', the
+      fingerprint of the tokenizer that it was made with, must be among them.
+
+  Raises:
+    ValueError: a path that cannot be written.
+  """
+  facts = {
+    name: x if isinstance(x, str) else json.dumps(x)
+    for name, x in {**about, 'format': _format(kind)}.items()
+  }
+  try:
+    content = safetensors.numpy.save(dict(arrays), metadata=facts)
+    files.write(pathlib.Path(path), content)
+  except OSError as error:
+    raise ValueError(
+      f'output {path}: cannot be written: {error.strerror}'
+    ) from error
+
+
+def find(kind: Kind, path: str | os.PathLike) -> pathlib.Path:
+  """The file of a path or of zoo:NAME.
+
+  Raises:
+    ValueError: there is none.
+  """
+  scheme, _, name = os.fspath(path).partition(':')
+  file = pathlib.Path(os.path.abspath(path))
+  if scheme == 'zoo':
+    known = sorted(x.parent.name for x in ZOO.glob('*/draft.safetensors'))
+    if name not in known:
+      raise ValueError(
+        f'{kind.name} {path}: the zoo has {", ".join(known) or "no draft yet"}'
+      )
+    file = ZOO / name / 'draft.safetensors'
+  if not file.is_file():
+    raise ValueError(f'{kind.name} {path}: no such file; give {kind.form}')
+  return file
+
+
+def read(
+  kind: Kind, path: str | os.PathLike
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """(arrays, facts) of a file, as they were written.
+
+  Raises:
+    ValueError: no such file, a file of another kind, or a damaged one.
+  """
+  file = find(kind, path)
+  try:
+    with safetensors.safe_open(file, 'numpy') as opened:
+      about = opened.metadata() or {}
+      arrays = {name: opened.get_tensor(name) for name in opened.keys()}
+  except (OSError, safetensors.SafetensorError) as error:
+    raise ValueError(
+      f'{kind.name} {path}: damaged, or not {kind.form}: {error}'
+    ) from error
+  if about.pop('format', '') != _format(kind):
+    raise ValueError(f'{kind.name} {path}: not {kind.form}')
+  return arrays, about
+
+
+def fitted(
+  kind: Kind,
+  path: str | os.PathLike,
+  target: load.LanguageModel,
+  fit: Callable[[dict[str, np.ndarray], dict[str, str]], Any],
+) -> Any:
+  """fit(arrays, facts) of a file, computed once for a target and a file."""
+  file = find(kind, path)
+  key = kind.name, file, file.stat().st_mtime_ns
+  if key not in target.drafts:
+    target.drafts[key] = fit(*read(kind, path))
+  return target.drafts[key]
+
+
+def check_tokenizer(
+  kind: Kind,
+  path: str | os.PathLike,
+  about: Mapping[str, Any],
+  target: load.LanguageModel,
+) -> None:
+  """Raises ValueError for a draft that was made with another tokenizer."""
+  if about.get('tokenizer') != target.tokenizer.fingerprint():
+    raise ValueError(
+      f'{kind.name} {path}: made with another tokenizer than that of '
+      f'{target.tokenizer.source}; give {kind.form} for this target'
+    )
+
+
+def _format(kind: Kind) -> str:
+  return f'specdec_jax {kind.name} 1'
