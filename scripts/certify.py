@@ -20,8 +20,8 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
 from specdec_jax.certify import (
-  certificate,  # noqa: E402
   load,  # noqa: E402
+  program,  # noqa: E402
 )
 
 _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
@@ -44,9 +44,9 @@ def run() -> bool:
   full = _TIER.value == 'full'
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
   subject = load.subject(_RULE.value, _DRAFTER.value, _MODEL.value, seed=seed)
-  chosen = certificate.choose(_ONLY.value, subject.own)
+  chosen = program.choose(_ONLY.value, subject.brought)
   folder = runtime.open_workdir(_WORKDIR.value)
-  return certificate.run(subject, chosen, full=full, folder=folder)
+  return program.run(subject, chosen, full=full, folder=folder)
 
 
 if __name__ == '__main__':

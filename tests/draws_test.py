@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from specdec_jax import sampling
-from specdec_jax.certify import statistics
+from specdec_jax.certify import counted
 
 
 def noise(seeds, requests, lengths, *, gamma=3, coupled=False):
@@ -78,7 +78,7 @@ def test_law_of_a_draw():
   assert tokens.dtype == jnp.int32
   counts = np.bincount(np.asarray(tokens), minlength=V)
   assert counts[[3, 7]].tolist() == [0, 0]
-  assert statistics.chi_square(counts, w / w.sum()) > 1e-6
+  assert counted.chi_square(counts, w / w.sum()) > 1e-6
 
 
 def bits_up_to(x_M, dtype):
@@ -111,6 +111,25 @@ def test_flat_tail_of_a_real_vocabulary_integrated(V, mass):
   head_M = after((1 - mass) / head) ** head
   wins = (-np.diff(tail_M) * (head_M[1:] + head_M[:-1]) / 2).sum()
   assert wins == pytest.approx(mass, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_flat_tail_of_a_real_vocabulary_counted():
+  """The same by drawing, with the keys of production."""
+  V, head, mass, rows, n = 49152, 8, 0.01, 256, 2**16
+  w_V = np.full(V, mass / (V - head), np.float32)
+  w_V[:head] = (1 - mass) / head
+
+  @jax.jit
+  def wins(start):
+    seed_B, position_B = jnp.zeros(rows, jnp.uint32), jnp.zeros(rows, jnp.int32)
+    number_B = start + jnp.arange(rows, dtype=jnp.uint32)
+    keys_B = sampling.next_keys(seed_B, number_B, position_B)
+    w_BV = jnp.broadcast_to(w_V, (rows, V))
+    return jnp.sum(sampling.draw(jnp.array(True), keys_B, w_BV) >= head)
+
+  won = sum(int(wins(np.uint32(i))) for i in range(0, n, rows))
+  assert abs(won - n * mass) <= 4 * (n * mass * (1 - mass)) ** 0.5
 
 
 def test_accept_uniforms_are_in_range_and_uniform():

@@ -13,7 +13,8 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
 table_model, table, row_of = tables.make, tables.table, tables.row_of
-joint_law, prefix_hash = tables.joint_law, tables.prefix_hash
+joint_distribution = tables.joint_distribution
+prefix_hash = tables.prefix_hash
 ragged, texts = base.ragged, base.texts
 
 

@@ -1,25 +1,17 @@
-"""The joint law over consecutive windows: the cheapest cases of the promises.
+"""The joint distribution of consecutive windows: the cheapest cases.
 
-The certificate (certify_test.py) has them in full.
+The promises (certify/promises_test.py) have them in full.
 """
 
 import functools
 
-import jax
 import numpy as np
 import pytest
 
-from specdec_jax import decode
-from specdec_jax.certify import (
-  base,
-  enumerated,
-  recipes,
-  statistics,
-  table_model,
-)
+from specdec_jax import decode, types
+from specdec_jax.certify import base, counted, enumerated, recipes, table_model
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.drafters import scripted
-from specdec_jax.verify import coupled, reject
+from specdec_jax.verify import block, coupled, reject
 
 V, K = 3, 2
 PROMPT = enumerated.PROMPT[V]
@@ -33,63 +25,93 @@ PROMPT = enumerated.PROMPT[V]
     ('scripted', dict(temperature=1.3)),
   ],
 )
-def test_three_windows_of_reject_enumerated(draft, settings):
-  with jax.enable_x64(True):
-    world = base.tables(V)
-    drafter, other = recipes.RECIPES['lm'](world, K)
-    if draft == 'ragged':
-      drafter = base.ragged(drafter)
-    if draft == 'scripted':
-      script = np.random.default_rng(1).integers(0, V, (1, 48))
-      script = np.repeat(script.astype(np.int32), enumerated.ROWS, 0)
-      drafter, other = scripted.make(gamma=K), (script, script % (K + 1))
-    off, _ = enumerated.walk(
-      world, drafter, other, reject.RULE, settings, windows=3
-    )
-  assert off <= enumerated.BOUNDS[True]
+def test_three_windows_of_reject_enumerated(draft, settings, x64):
+  world = base.tables(V)
+  recipe = enumerated.script if draft == 'scripted' else recipes.RECIPES['lm']
+  drafter, other = recipe(world, K)
+  if draft == 'ragged':
+    drafter = base.ragged(drafter)
+  enumerated.walk(world, drafter, other, reject.RULE, settings)
 
 
 @functools.cache
-def counted(rule, drafter, samples, rows, settings):
-  """How often production decoding says each text of 7 tokens."""
-  n, world = 7, base.tables(V)
-  counts, calls = np.zeros(V**n), []
-  for i in range(samples // rows):
+def drawn(rule, drafter, world, samples, settings, n=7):
+  """Texts of n tokens by production decoding: [samples, n]."""
+  rows, parts, calls = 2**12, [], []
+  for i in range(0, samples, rows):
     request = base.make_request(
       world,
       [PROMPT] * rows,
       n,
-      length=len(PROMPT) + n + K,
-      gamma=K,
-      request=np.arange(rows) + i * rows,
+      length=len(PROMPT) + n + drafter.gamma,
+      gamma=drafter.gamma,
+      request=np.arange(rows) + i,
       **dict(settings),
     )
     out = base.run(world, drafter, rule, world.weights.draft, request)
-    new = out.tokens_BL[:, len(PROMPT) : len(PROMPT) + n]
+    parts.append(out.tokens_BL[:, len(PROMPT) : len(PROMPT) + n])
     assert (out.lengths_B == len(PROMPT) + n).all()
-    counts += np.bincount(np.ravel_multi_index(new.T, (V,) * n), minlength=V**n)
     calls.append(out.info.calls_B)
-  assert np.concatenate(calls).min() >= (3 if drafter.gamma else n)
-  warped = table_model.warped(world.weights.target, **dict(settings))
-  law = table_model.joint_law(warped, PROMPT, n)
-  return counts.reshape(law.shape), law
+  if drafter.gamma < n:
+    assert np.concatenate(calls).min() >= n // (drafter.gamma + 1)
+  return np.concatenate(parts)
 
 
-DRAFT = lm_drafter.make(base.tables(V).draft, gamma=K)
+WORLD = base.tables(V)
+DRAFT = lm_drafter.make(WORLD.draft, gamma=K)
 SETTINGS = (('temperature', 0.9), ('top_p', 0.95))
+
+
+def check_joint(rule, drafter):
+  tokens = drawn(rule, drafter, WORLD, 2**16, SETTINGS)
+  n = tokens.shape[1]
+  warped = table_model.warped(WORLD.weights.target, **dict(SETTINGS))
+  p = table_model.joint_distribution(warped, PROMPT, n)
+  flat = np.ravel_multi_index(tokens.T, p.shape)
+  counts = np.bincount(flat, minlength=p.size)
+  assert counted.chi_square(counts, p) > 1e-9
 
 
 @pytest.mark.parametrize(
   'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
 )
 def test_joint_law_of_generate(rule):
-  counts, law = counted(rule, DRAFT, 2**16, 2**12, SETTINGS)
-  assert statistics.chi_square(counts, law) > 1e-9
+  check_joint(rule, DRAFT)
 
 
 def test_joint_law_of_plain_decoding():
-  counts, law = counted(reject.RULE, decode.PLAIN, 2**16, 2**12, SETTINGS)
-  assert statistics.chi_square(counts, law) > 1e-9
+  check_joint(reject.RULE, decode.PLAIN)
+
+
+def test_neighbouring_requests_are_independent():
+  tokens = drawn(reject.RULE, DRAFT, WORLD, 2**16, SETTINGS)
+  one, two = (tokens[i::2, :3] @ [9, 3, 1] for i in (0, 1))
+  both = np.zeros((27, 27))
+  np.add.at(both, (one, two), 1)
+  marginal = (both.sum(0) + both.sum(1)) / both.sum() / 2
+  assert counted.chi_square(both, np.outer(marginal, marginal)) > 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'rule', [reject.RULE, block.RULE, coupled.RULE], ids=lambda r: r[0]
+)
+def test_tokens_and_pairs_of_a_larger_vocabulary(rule):
+  """Peaked rows that depend on the last token only, gamma 4, many texts."""
+  size, gamma, n = 16, 4, 10
+  model = table_model.make(size)
+  weights = [table_model.table(i, size, hashes=1, scale=2) for i in (3, 4)]
+  world = base.World(model, model, types.Weights(*weights), size)
+  drafter = lm_drafter.make(model, gamma=gamma)
+  tokens = drawn(rule, drafter, world, 2**20, (('temperature', 1.0),), n)
+  (p_VV,) = table_model.warped(weights[0], temperature=1.0)
+  p_V = p_VV[PROMPT[-1]]
+  for k in range(n - 1):
+    pair_VV = p_V[:, None] * p_VV
+    counts = np.zeros((size, size))
+    np.add.at(counts, (tokens[:, k], tokens[:, k + 1]), 1)
+    assert counted.chi_square(counts, pair_VV) > 1e-9, k
+    p_V = pair_VV.sum(0)
 
 
 def test_chi_square_sees_a_bias():
@@ -97,5 +119,5 @@ def test_chi_square_sees_a_bias():
   law = rng.dirichlet(np.ones(200))
   counts = rng.multinomial(2**16, law)
   other = law * (1 + 0.1 * rng.choice([-1, 1], 200))
-  assert statistics.chi_square(counts, law) > 1e-3
-  assert statistics.chi_square(counts, other / other.sum()) < 1e-9
+  assert counted.chi_square(counts, law) > 1e-3
+  assert counted.chi_square(counts, other / other.sum()) < 1e-9

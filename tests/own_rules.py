@@ -9,8 +9,20 @@ from specdec_jax.verify import block, reject
 
 def hotter(noise, draft, p_BNV):
   """Biased on purpose: the target at temperature 1.02."""
-  p_BNV **= 1 / 1.02
-  return reject.verify(noise, draft, p_BNV / p_BNV.sum(-1, keepdims=True))
+  return _hotter(1 / 1.02)(noise, draft, p_BNV)
+
+
+def hotter_by(heat):
+  """Makes a rule, as the table's lenient does."""
+  return types.Rule(f'hotter by {heat}', _hotter(1 / heat))
+
+
+def _hotter(power):
+  def verify(noise, draft, p_BNV):
+    p_BNV **= power
+    return reject.verify(noise, draft, p_BNV / p_BNV.sum(-1, keepdims=True))
+
+  return verify
 
 
 def block_by_position(noise, draft, p_BNV):
@@ -69,17 +81,60 @@ def makes_nothing(*, gamma):
   return None
 
 
-def forgetful(model, *, gamma):
-  """A drafter whose q is not what its tokens were drawn from."""
+def _reporting(name, model, gamma, change):
+  """The library's own drafter, but for the Draft that it reports."""
   right = lm_drafter.make(model, gamma=gamma)
 
   def propose(weights, state, context, noise, target_cache):
     draft, state, cache = right.propose(
       weights, state, context, noise, target_cache
     )
-    return draft._replace(q_BKV=draft.q_BKV**0.9), state, cache
+    return change(draft, noise), state, cache
 
-  return right._replace(name='forgetful', propose=propose)
+  return right._replace(name=name, propose=propose)
+
+
+def forgetful(model, *, gamma):
+  """A drafter whose q is not what its tokens were drawn from."""
+
+  def change(draft, noise):
+    q_BKV = draft.q_BKV**0.9
+    return draft._replace(q_BKV=q_BKV / q_BKV.sum(-1, keepdims=True))
+
+  return _reporting('forgetful', model, gamma, change)
+
+
+def uniform_q(model, *, gamma):
+  """Samples from q and reports a uniform distribution."""
+  flat = lambda q_BKV: jnp.full_like(q_BKV, 1 / q_BKV.shape[-1])
+  change = lambda draft, noise: draft._replace(q_BKV=flat(draft.q_BKV))
+  return _reporting('uniform', model, gamma, change)
+
+
+def peeking(model, *, gamma):
+  """Proposes only where its drafts' accept noise is small."""
+
+  def change(draft, noise):
+    good_B = (noise.accept_BK < 0.5).all(1)
+    return draft._replace(count_B=jnp.where(good_B, draft.count_B, 0))
+
+  return _reporting('peeking', model, gamma, change)
+
+
+def certain(model, *, gamma):
+  """Samples, and reports certainties: lawful, whatever made them."""
+  change = lambda draft, noise: draft._replace(q_BKV=None)
+  return _reporting('certain', model, gamma, change)
+
+
+def biased(model, *, gamma):
+  """Changes drawn tokens afterwards and keeps their q."""
+
+  def change(draft, noise):
+    tokens_BK = jnp.where(draft.tokens_BK == 1, 0, draft.tokens_BK)
+    return draft._replace(tokens_BK=tokens_BK)
+
+  return _reporting('biased', model, gamma, change)
 
 
 def careful(model, *, gamma):

@@ -1,7 +1,7 @@
 """Acceptance criteria of other projects' tests: what was seen -> pass or fail.
 
 The numbers are theirs, the words ours. counts_V counts tokens, texts are lists
-of new tokens. p is the law that the tokens should follow.
+of new tokens. p is the distribution that they should follow.
 """
 
 import difflib
@@ -16,7 +16,7 @@ def vllm_convergence(counts_SV, p_V, references_RV) -> bool:
   """vLLM, tests/v1/sample/test_rejection_sampler.py,
   test_rejection_sampling_approximates_target_distribution: V 10, 2 drafts a
   window, all tokens but the bonus one, 10 to 100,000 windows (SIZES), 100
-  random reference laws. The distance to the target must shrink more than 20
+  random references. The distance to the target must shrink more than 20
   times as much as the mean distance to the references."""
   seen_SV = counts_SV / counts_SV.sum(1, keepdims=True)
   to_target_S = np.linalg.norm(seen_SV - p_V, axis=1)

@@ -44,20 +44,20 @@ def _digest(looked_at) -> str:
 
 
 def vllm() -> Iterator[Seen]:
-  law = samples.flat()
-  world, at, counts = samples.same_everywhere(law), 0, []
+  pair = samples.flat()
+  world, at, counts = samples.same_everywhere(pair), 0, []
   for size in criteria.SIZES:
     counts.append(samples.counted(samples.tokens(world, size, 2, at)))
     at += size
   rng = np.random.default_rng(3)
   others = samples.softmax(rng.random((100, samples.V)))
-  passed = criteria.vllm_convergence(np.array(counts), law.p_V, others)
+  passed = criteria.vllm_convergence(np.array(counts), pair.p_V, others)
   yield Seen(VLLM, passed, _digest(counts))
 
 
 def first_tokens() -> Iterator[Seen]:
-  law = samples.peaked()
-  world, p_V, most = samples.same_everywhere(law), law.p_V, 2_000_000
+  pair = samples.peaked()
+  world, p_V, most = samples.same_everywhere(pair), pair.p_V, 2_000_000
   said = samples.tokens(world, most, 1)[:, 0]
   counts = lambda n: samples.counted(said[:n])
   see = lambda name, n, passed: Seen(name, passed, _digest(said[:n].tolist()))

@@ -1,6 +1,7 @@
 """What the criteria look at, from the production code that is imported.
 
-One program of a table model serves every law, one of a transformer every text:
+One program of a table model serves all distributions, one of a transformer all
+texts:
 compiling is what a mutant costs.
 """
 
@@ -21,21 +22,21 @@ def softmax(z):
   return np.exp(z) / np.exp(z).sum(-1, keepdims=True)
 
 
-class Laws(NamedTuple):
+class Distributions(NamedTuple):
   """p of the target and q of the draft; float64, of every token alike."""
 
   p_V: np.ndarray
   q_V: np.ndarray
 
 
-def flat() -> Laws:
+def flat() -> Distributions:
   """vLLM's: softmax of uniforms."""
-  return Laws(*softmax(np.random.default_rng(0).random((2, V))))
+  return Distributions(*softmax(np.random.default_rng(0).random((2, V))))
 
 
-def peaked() -> Laws:
+def peaked() -> Distributions:
   """Softmax of normals: temperature and the like move more mass."""
-  return Laws(*softmax(np.random.default_rng(1).normal(size=(2, V))))
+  return Distributions(*softmax(np.random.default_rng(1).normal(size=(2, V))))
 
 
 def world_of(logits_2RVV) -> base.World:
@@ -44,9 +45,9 @@ def world_of(logits_2RVV) -> base.World:
   return base.World(model, model, types.Weights(*wide), V)
 
 
-def same_everywhere(laws: Laws) -> base.World:
+def same_everywhere(pair: Distributions) -> base.World:
   spread = lambda x: np.broadcast_to(np.log(x), (HASHES, V, V))
-  return world_of([spread(x) for x in laws])
+  return world_of([spread(x) for x in pair])
 
 
 def request_of(world: base.World, new, prompts=None, **settings):
@@ -89,11 +90,11 @@ def counted(tokens, size: int = V) -> np.ndarray:
 WIDE, KEPT, WINDOWS = 500, 100, 50_000
 
 
-def truncated() -> Laws:
+def truncated() -> Distributions:
   """TensorRT-LLM's: the 100 largest of 500 uniforms, normalised."""
   x = np.random.default_rng(2).random((2, WIDE))
   x *= x >= np.sort(x, 1)[:, -KEPT, None]
-  return Laws(*x / x.sum(1, keepdims=True))
+  return Distributions(*x / x.sum(1, keepdims=True))
 
 
 @functools.partial(jax.jit, static_argnums=0)

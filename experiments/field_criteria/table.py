@@ -1,7 +1,8 @@
 """Every seeded bug of the core, and which criteria pass although it is there.
 
 python -m experiments.field_criteria.table [--only=NAME,NAME] [--jobs=N]
-  [--results=DIR] [--resume]: writes field_criteria.json and .md there.
+  [--workdir=DIR]: writes field_criteria.json and .md there. A run of all bugs
+  fills results/field_criteria.md and the README too.
 """
 
 import argparse
@@ -18,7 +19,8 @@ import time
 from typing import Any, NamedTuple
 
 from experiments import page
-from experiments.field_criteria import measure, render
+from experiments.field_criteria import measure
+from specdec_jax.bench import machine
 from specdec_jax.io import files
 from tests.mutants import run as runner
 from tests.mutants import seeded
@@ -37,23 +39,42 @@ CORE = (
 )
 LIMIT = 90.0  # seconds that one criterion, or test of ours, may take
 UNMUTATED = Mutant('none', 0, 'no bug', '', '', '', ())
+# Kinds of bugs by their number in the project's list of failure modes.
+KINDS = {
+  'distribution': (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 45),
+  'noise': (24, 25, 26, 27, 46),
+  'cache': (1, 2, 3, 17, 19, 22, 30, 42),
+  'ends, rows, counts': (15, 16, 18, 28, 33, 35, 41, 43, 44),
+}
+LOOKS = {
+  **dict.fromkeys(measure.WINDOW, 'tokens of one window'),
+  **dict.fromkeys(measure.GREEDY, 'greedy text'),
+  measure.OURS: 'the tests that the bug names',
+}
 
 
 class Outcome(NamedTuple):
-  """One mutant. seen: criterion -> what measure.py wrote. hung: it was ended
-  from outside, or died; what it had not written by then is caught."""
+  """One mutant. seen: criterion -> what measure.py wrote of it."""
 
   name: str
-  failure: str
   path: str
   row: int
   seen: dict[str, Any]
-  hung: bool
   seconds: float
+
+  def kind(self) -> str:
+    of = (name for name, rows in KINDS.items() if self.row in rows)
+    return next(of, 'other')
+
+  def missed(self, name: str) -> bool:
+    return self.seen[name]['passed']
 
 
 def core() -> list[Mutant]:
   return [m for m in seeded.MUTANTS if m.path.startswith(CORE)]
+
+
+# --- running ------------------------------------------------------------------
 
 
 def one(mutant: Mutant, tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
@@ -66,9 +87,10 @@ def one(mutant: Mutant, tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
     if mutant.path:
       path = copy / mutant.path
       path.write_text(mutated(mutant, path.read_text()))
-    hung = _measure(copy, out, compiled)
+    _measure(copy, out, compiled)
     lines = map(json.loads, out.read_text().splitlines())
     seen = {x.pop('criterion'): x for x in lines}
+  # What had not been written when it hung or died is caught.
   for name in measure.THEIRS:
     seen.setdefault(name, dict(passed=False, digest='hung', why='hung'))
   seen[measure.OURS] = dict(passed=True, digest='', why='')
@@ -78,13 +100,11 @@ def one(mutant: Mutant, tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
     killed = tested.verdict in runner.KILLED
     seen[measure.OURS] = dict(passed=not killed, digest='', why=tested.test)
   seconds = round(time.monotonic() - began, 1)
-  return Outcome(
-    mutant.name, mutant.failure, mutant.path, mutant.row, seen, hung, seconds
-  )
+  return Outcome(mutant.name, mutant.path, mutant.row, seen, seconds)
 
 
-def _measure(copy, out, compiled) -> bool:
-  """Runs measure.py in the copy; true if it did not end well."""
+def _measure(copy, out, compiled) -> None:
+  """Runs measure.py in the copy, as long as it gets on."""
   environment = dict(os.environ) | dict(
     JAX_PLATFORMS='cpu',
     PYTHONPATH=str(copy),
@@ -94,13 +114,14 @@ def _measure(copy, out, compiled) -> bool:
     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
   )
   command = [sys.executable, '-m', 'experiments.field_criteria.measure']
+  quiet = subprocess.DEVNULL
   with subprocess.Popen(
     [*command, str(out)],
     cwd=copy,
     env=environment,
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
+    stdin=quiet,
+    stdout=quiet,
+    stderr=quiet,
   ) as process:
     size, since = 0, time.monotonic()
     while process.poll() is None:
@@ -109,106 +130,116 @@ def _measure(copy, out, compiled) -> bool:
         size, since = out.stat().st_size, time.monotonic()
       if time.monotonic() - since > LIMIT:
         process.kill()
-        return True
-    return process.returncode != 0
 
 
-def baseline(tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
-  """The unmutated code, which must pass everything.
+def run(mutants: list[Mutant], jobs: int, save) -> None:
+  """Calls save(outcome of the unmutated code, outcomes so far) as they come.
 
   Raises:
-    ValueError: a criterion fails, so that failing would mean nothing.
+    ValueError: the unmutated code fails a criterion or a test.
   """
-  found = one(UNMUTATED, tree, compiled)
-  for name, seen in found.seen.items():
-    if not seen['passed']:
-      raise ValueError(f'{name} fails without a mutant: {seen["why"]}')
-  return found
-
-
-def _fits(mutant: Mutant, tree: pathlib.Path) -> bool:
-  try:
-    mutated(mutant, (tree / mutant.path).read_text())
-  except ValueError:  # the code has moved on: tests/mutants_test.py says so
-    return False
-  return True
-
-
-def _in_turn(running: list[str], left: list[Mutant], **folders) -> Outcome:
-  """The next mutant; a second at a time only while the machine is idle."""
-  while running and os.getloadavg()[0] > (os.cpu_count() or 1) + 0.3:
-    time.sleep(1)
-  mutant = left.pop(0)
-  running.append(mutant.name)
-  try:
-    return one(mutant, **folders)
-  finally:
-    running.remove(mutant.name)
-
-
-def run(mutants: list[Mutant], jobs: int, save, before) -> None:
-  """Calls save(baseline, outcomes so far, lost=names) after every mutant."""
   with tempfile.TemporaryDirectory(prefix='field-criteria-') as folder:
     tree, compiled = (pathlib.Path(folder, x) for x in ('tree', 'compiled'))
     runner.copy(tree)
     shutil.copytree(HERE, tree / 'experiments' / HERE.name)
-    lost = [m for m in mutants if not _fits(m, tree)]
-    mutants = [m for m in mutants if m not in lost]
-    save = functools.partial(save, lost=[m.name for m in lost])
-    plain = baseline(tree, compiled)
-    found = {x.name: x for x in before(plain)}
-    save(plain, list(found.values()))
-    left = [m for m in mutants if m.name not in found]
-    runner.baseline(left, runner.Settings(tree, compiled, jobs=jobs))
-    turn = functools.partial(_in_turn, [], left, tree=tree, compiled=compiled)
+    measured = functools.partial(one, tree=tree, compiled=compiled)
+    plain, found = measured(UNMUTATED), {}
+    for name, seen in plain.seen.items():
+      if not seen['passed']:
+        raise ValueError(f'{name} fails without a mutant: {seen["why"]}')
+    runner.baseline(mutants, runner.Settings(tree, compiled, jobs=jobs))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-      runs = [pool.submit(turn) for _ in range(len(left))]
+      runs = [pool.submit(measured, mutant) for mutant in mutants]
       for done in concurrent.futures.as_completed(runs):
         new = done.result()
         found[new.name] = new
-        order = [m.name for m in mutants if m.name in found]
-        save(plain, [found[name] for name in order])
+        save(plain, [found[m.name] for m in mutants if m.name in found])
         passed = sum(x['passed'] for x in new.seen.values())
         line = f'{new.seconds:6.1f} s  {new.name}: {passed} pass'
         print(line, file=sys.stderr, flush=True)
 
 
-def kept(file: pathlib.Path, plain: Outcome) -> list[Outcome]:
-  """What an earlier run has found, if its unmutated code looked the same."""
-  doc = json.loads(file.read_text()) if file.exists() else None
-  if not doc or doc['unmutated']['seen'] != plain.seen:
-    return []
-  fields = Outcome._fields
-  return [Outcome(*(x[field] for field in fields)) for x in doc['outcomes']]
+# --- tables -------------------------------------------------------------------
+
+
+def reached(name: str, outcome: Outcome, plain: Outcome) -> bool:
+  """Whether the bug changes anything that the criterion looks at."""
+  if name == measure.OURS:
+    return True
+  return outcome.seen[name]['digest'] != plain.seen[name]['digest']
+
+
+def row(name: str, plain: Outcome, outcomes: list[Outcome]) -> list[str]:
+  """A criterion's row of the summary: what it misses, of all and by kind."""
+  missed = [x for x in outcomes if x.missed(name)]
+  inside = [x for x in outcomes if reached(name, x, plain)]
+  kinds = [
+    f'{sum(x.kind() == kind for x in missed)} of '
+    f'{sum(x.kind() == kind for x in outcomes)}'
+    for kind in KINDS
+  ]
+  seen = f'{sum(x.missed(name) for x in inside)} of {len(inside)}'
+  all_of_them = f'{len(missed)} of {len(outcomes)}'
+  return [name, LOOKS[name], all_of_them, seen, *kinds]
+
+
+def summary(
+  plain: Outcome, outcomes: list[Outcome], m: dict[str, Any], seconds: float
+) -> list[str]:
+  """What made the table, and the table of the criteria."""
+  head = ('criterion', 'looks at', 'missed', 'missed of those it can see')
+  rows = [row(name, plain, outcomes) for name in measure.EVERY]
+  return [
+    f'{page.made_on(m)[:-1]}, Python {m["python"]}; {seconds:.0f} s for '
+    f'{len(outcomes)} bugs of {len(seeded.MUTANTS)} seeded. The unmutated code '
+    'passes all.',
+    '',
+    *page.table((*head, *KINDS), rows),
+  ]
+
+
+def each(plain: Outcome, outcomes: list[Outcome]) -> list[str]:
+  """A table of every bug under every criterion."""
+
+  def sign(x: Outcome, name: str) -> str:
+    if not x.missed(name):
+      return 'x'
+    return '**missed**' if reached(name, x, plain) else '-'
+
+  head, rows = ('bug', 'file', *measure.EVERY, 'the test that fails'), []
+  for x in outcomes:
+    signs = [sign(x, name) for name in measure.EVERY]
+    test = x.seen[measure.OURS]['why'].removeprefix('tests/')
+    rows.append((x.name, pathlib.Path(x.path).name, *signs, test))
+  return page.table(head, rows)
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--only', default='', help='names of mutants; or all')
-  parser.add_argument('--jobs', type=int, default=2, help='at most, at a time')
-  parser.add_argument('--resume', action='store_true', help='keep results')
-  parser.add_argument('--results', default=str(HERE / 'results'))
+  parser.add_argument('--jobs', type=int, default=2, help='at a time')
+  parser.add_argument('--workdir', default='workdir/field_criteria')
   options = parser.parse_args()
   names = [name for name in options.only.split(',') if name]
-  folder = pathlib.Path(options.results)
+  folder = pathlib.Path(options.workdir)
   folder.mkdir(parents=True, exist_ok=True)
-  began = time.monotonic()
+  # Asked before the results are files that git sees.
+  began, made = time.monotonic(), machine.describe()
+  lines = []
 
-  def save(plain, outcomes, lost):
-    seconds = time.monotonic() - began
-    doc = render.document(plain, outcomes, seconds, lost)
+  def save(plain, outcomes):
+    lines[:] = summary(plain, outcomes, made, time.monotonic() - began)
+    text = '\n'.join([*lines, '', *each(plain, outcomes)])
+    doc = [x._asdict() for x in (plain, *outcomes)]
     files.write(folder / 'field_criteria.json', json.dumps(doc, indent=1))
-    files.write(folder / 'field_criteria.md', render.markdown(doc))
+    files.write(folder / 'field_criteria.md', text)
 
-  def before(plain):
-    file = folder / 'field_criteria.json'
-    return kept(file, plain) if options.resume else []
-
-  run(runner.chosen(core(), names), options.jobs, save, before)
-  if not names and folder == HERE / 'results':
-    doc = json.loads((folder / 'field_criteria.json').read_text())
-    page.fill(HERE, '\n'.join(render.summary(doc)))
-  print((folder / 'field_criteria.md').read_text())
+  run(runner.chosen(core(), names), options.jobs, save)
+  text = (folder / 'field_criteria.md').read_text()
+  if not names:
+    files.write(HERE / 'results/field_criteria.md', text)
+    page.fill(HERE, '\n'.join(lines))
+  print(text)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""What a promise is, and what it is checked on."""
+"""The subject of a certificate, what a promise is, and small models to run."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ from specdec_jax.models import lm
 
 
 class World(NamedTuple):
-  """A target and another model of its vocabulary to draft with."""
+  """A target, a model of the same vocabulary to draft with, weights of both."""
 
   target: types.Model
   draft: types.Model
-  weights: types.Weights  # of both
+  weights: types.Weights
   vocab: int
 
 
@@ -27,7 +27,7 @@ class World(NamedTuple):
 Recipe = Callable[[World, int], tuple[types.Drafter, Any]]
 
 
-class OwnModel(NamedTuple):
+class UserModel(NamedTuple):
   """A user's model. world(vocab, dtype): two of them, with random weights."""
 
   path: str
@@ -35,35 +35,35 @@ class OwnModel(NamedTuple):
 
 
 class Subject(NamedTuple):
-  """What is certified.
+  """The rules, drafters and models that are certified.
 
-  seed: of all randomness, the date in the full tier. own: what of it a user
-  brought, 'rule', 'drafter' or 'model'. model: the user's, in place of ours.
+  rules, drafters: by name. seed: of all randomness; the date in the full tier.
+  brought: parts that the user brought, of 'rule', 'drafter' and 'model'. model:
+  the user's; None for this library's.
   """
 
   rules: Mapping[str, types.Rule]
   drafters: Mapping[str, Recipe]
   seed: int = 0
-  own: tuple[str, ...] = ()
-  model: OwnModel | None = None
+  brought: tuple[str, ...] = ()
+  model: UserModel | None = None
 
   def lossless(self) -> list[types.Rule]:
     return [rule for rule in self.rules.values() if rule.lossless]
 
-  def one_drafter(self) -> 'Subject':
-    """The same with the first drafter only."""
-    name = next(iter(self.drafters))
-    return self._replace(drafters={name: self.drafters[name]})
-
   def pairs(self) -> list[tuple[types.Rule, str]]:
-    """Each drafter under the first rule, each rule with the first drafter."""
+    """Each drafter under the first rule, each rule with the first drafter.
+
+    A rule sees nothing of a drafter but its tokens, their distributions and
+    their count, so not every rule must meet every drafter.
+    """
     first, *rules = self.lossless()
     names = list(self.drafters)
     return [(first, x) for x in names] + [(x, names[0]) for x in rules]
 
   def judges_acceptance(self) -> bool:
-    """A rule or drafter of one's own may accept less: that is only reported."""
-    return not {'rule', 'drafter'} & set(self.own)
+    """A user's rule or drafter may accept less than ours: slow, not wrong."""
+    return not {'rule', 'drafter'} & set(self.brought)
 
   def transformers(
     self, vocab: int, *, dtype: str | None = None, **sizes
@@ -92,10 +92,11 @@ class Figure(NamedTuple):
 
 
 class Promise(NamedTuple):
-  """check(subject, amount) -> Figure, or raises Broken.
+  """check(subject, amount) -> Figure, or raises Broken or NotChecked.
 
-  quick, full: the amounts of the two tiers, in the promise's own unit. of: what
-  of a user's own it judges: 'rule', 'drafter', both or neither.
+  quick, full: the amounts of the two tiers, in the promise's own unit.
+  about: parts that it judges, of 'rule', 'drafter' and 'model'.
+  seconds: of the quick tier on two cores, for each pair of rule and drafter.
   """
 
   name: str
@@ -103,7 +104,8 @@ class Promise(NamedTuple):
   check: Callable[[Subject, int], Figure]
   quick: int
   full: int
-  of: tuple[str, ...]
+  about: tuple[str, ...]
+  seconds: float
 
 
 def wide() -> bool:
@@ -111,12 +113,24 @@ def wide() -> bool:
   return jnp.result_type(float) == jnp.float64
 
 
-def none_of(n: int, what: str) -> str:
-  """No failure among n, with the bound on the rate that it shows."""
-  return f'0 of {n:,} {what} (95 %: under {3 / n:.1e})'
+def none_of(n: int, failure: str, distinct: int, kind: str) -> str:
+  """No failure in n comparisons, and the bound on its rate at 95 %.
+
+  distinct: how many of the n differ in more than the program that ran them. A
+  repeated one says nothing new about the rate.
+  """
+  return (
+    f'0 of {n:,} {failure}, at {distinct:,} distinct {kind} '
+    f'(95 %: under {3 / distinct:.1e} of them)'
+  )
+
+
+def show(p_V) -> str:
+  return np.array2string(np.asarray(p_V), precision=6, separator=', ')
 
 
 def tables(vocab: int) -> World:
+  """Two table models, whose distributions are known exactly."""
   model = table_model.make(vocab)
   target, draft = (table_model.table(i, vocab) for i in (0, 1))
   return World(model, model, types.Weights(target, draft), vocab)
@@ -143,6 +157,28 @@ def transformers(vocab: int, scale: float = 3, **changes) -> World:
   return World(model, model, types.Weights(target, draft), vocab)
 
 
+def blurred(params: Any) -> Any:
+  """The weights with a little noise on each: a draft that is good."""
+  rng = np.random.default_rng(3)
+  return jax.tree.map(
+    lambda x: (
+      x + (0.05 * np.std(x.astype(np.float32)) * rng.normal(size=x.shape))
+    ).astype(x.dtype),
+    jax.device_get(params),
+  )
+
+
+# Plain decoding asks its rule for nothing but p itself.
+PLAIN_RULE = types.Rule(
+  'plain',
+  lambda noise, draft, p_BNV: types.Verdict(
+    jnp.zeros_like(draft.count_B), p_BNV[:, 0]
+  ),
+)
+# Prompts are short: a long chunk would only be padding.
+OPTIONS = decode.Options(chunk=8)
+
+
 def run(
   world: World,
   drafter: types.Drafter,
@@ -156,8 +192,9 @@ def run(
   return jax.device_get(programs.generate(weights, request))
 
 
-# Prompts are short: a long chunk would only be padding.
-OPTIONS = decode.Options(chunk=8)
+def plain(world: World, request: decode.Request) -> list[list[int]]:
+  """Texts of plain decoding."""
+  return texts(run(world, decode.PLAIN, PLAIN_RULE, (), request))
 
 
 def make_request(
@@ -184,7 +221,7 @@ def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):
 
 @functools.cache
 def ragged(drafter: types.Drafter) -> types.Drafter:
-  """The same drafter, proposing 0 to gamma tokens by a rule of the row's own.
+  """The same drafter, proposing 0 to gamma tokens.
 
   The count depends on committed tokens only, as the contract asks.
   """
@@ -207,3 +244,23 @@ def texts(output: decode.Output) -> list[list[int]]:
   """Every row's committed tokens, prompt included."""
   tokens_BL, lengths_B = map(np.asarray, (output.tokens_BL, output.lengths_B))
   return [row[:n].tolist() for row, n in zip(tokens_BL, lengths_B, strict=True)]
+
+
+def same_texts(got, wanted, what: str) -> int:
+  """How many texts were compared.
+
+  Raises:
+    Broken: the first text that differs.
+  """
+  compared = list(zip(got, wanted, strict=True))
+  for b, (one, two) in enumerate(compared):
+    if one != two:
+      at = next(
+        (i for i, (x, y) in enumerate(zip(one, two, strict=False)) if x != y),
+        min(len(one), len(two)),
+      )
+      raise Broken(
+        f'{what}: request {b} begins {one[: at + 1]} instead of '
+        f'{two[: at + 1]} (token {at})'
+      )
+  return len(compared)

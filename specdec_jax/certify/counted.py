@@ -1,73 +1,142 @@
 """Promises about whole texts that are counted, with the production keys."""
 
 import functools
-import itertools
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
-from specdec_jax import forward, types
-from specdec_jax.certify import base, enumerated, pairs, statistics, table_model
+from specdec_jax import decode, forward, types
+from specdec_jax.certify import base, enumerated, table_model
 
-# Above these, every rule meets every gamma and vocabulary.
-QUICK_TABLES, QUICK_TRANSFORMER = 2**20, 2**18
-_WARM: dict[str, Any] = dict(temperature=0.9, top_p=0.95)
+# --- counts against probabilities ---------------------------------------------
+
+# Chance of any false alarm in one promise.
+ALPHA = 1e-9
 
 
-def joint_law_of_tables(subject: base.Subject, amount: int) -> base.Figure:
-  """Joint law of three windows and more on table models, by production keys."""
-  tests: dict[str, statistics.Test] = {}
-  seen, first = [], next(iter(subject.drafters))
-  cells = _cells(subject, whole=amount > QUICK_TABLES)
-  for rule, (label, recipe), gamma, vocab in cells:
-    drafter, _ = recipe(base.tables(vocab), gamma)
-    # A drafter may have a gamma of its own; a long window, fewer tokens.
-    vocab = vocab if drafter.gamma <= 3 else 2
-    cell = (rule.name, label, drafter.gamma, vocab)
-    if cell in seen:
-      continue
-    seen.append(cell)
-    world = base.tables(vocab)
-    drafter, other = recipe(world, gamma)
-    new = _length(drafter.gamma, vocab)
-    warped = table_model.warped(world.weights.target, **_WARM)
-    law = table_model.joint_law(warped, enumerated.PROMPT[vocab], new)
-    counts = np.zeros(law.size, np.int64)
-    each = amount if label == first else -(-amount // 8)
-    for request in _requests(subject, world, drafter.gamma, new, each):
-      out = base.run(world, drafter, rule, other, request)
-      text = out.tokens_BL[:, len(enumerated.PROMPT[vocab]) :][:, :new]
-      flat = np.ravel_multi_index(text.T, law.shape)
-      counts += np.bincount(flat, minlength=law.size)
-    name = f'{rule.name}, {label}, gamma {drafter.gamma}, V {vocab}'
-    tests |= statistics.prefix_tests(name, counts.reshape(law.shape), law)
-  return statistics.judge(
-    tests,
-    f'{statistics.amount_of(amount)} texts in each of {len(seen)} cells, an '
-    f'eighth with other drafters than {first}: ' + _names(seen),
+class Test(NamedTuple):
+  """Counts, and the probabilities that they should follow, of one shape."""
+
+  counts: np.ndarray
+  p: np.ndarray
+
+
+def chi_square(counts, p, *, least: float = 10.0) -> float:
+  """p-value of counts; cells that expect fewer than `least` are pooled."""
+  counts = np.asarray(counts, np.float64).ravel()
+  expected = np.asarray(p, np.float64).ravel() * counts.sum()
+  if counts[expected == 0].any():
+    return 0.0
+  big = expected >= least
+  pool = lambda x: np.append(x[big], x[~big].sum())
+  counts, expected = pool(counts), pool(expected)
+  if expected[-1] < least and len(counts) > 1:
+    counts[-2] += counts[-1]
+    expected[-2] += expected[-1]
+    counts, expected = counts[:-1], expected[:-1]
+  if len(counts) < 2:
+    return 1.0
+  score = ((counts - expected) ** 2 / expected).sum()
+  return float(stats.chi2.sf(score, len(counts) - 1))
+
+
+def prefix_tests(name: str, counts, p) -> dict[str, Test]:
+  """The first m tokens for every m, and the last few alone."""
+  n, tests = p.ndim, {}
+  for m in range(1, n + 1):
+    rest = tuple(range(m, n))
+    tests[f'{name}: first {m} tokens'] = Test(counts.sum(rest), p.sum(rest))
+  before = tuple(range(n - 3))
+  tests[f'{name}: last 3 tokens'] = Test(counts.sum(before), p.sum(before))
+  return tests
+
+
+def judge(tests: Mapping[str, Test], size: str, extra: str = '') -> base.Figure:
+  """Every p-value against ALPHA over the number of tests, shortest texts first.
+
+  Raises:
+    base.Broken: the first test that fails, with its worst cell.
+  """
+  bound, least = ALPHA / len(tests), 1.0
+  for name, test in tests.items():
+    p = chi_square(*test)
+    if not p > bound:
+      expected = test.p * test.counts.sum()
+      off = np.abs(test.counts - expected) / np.sqrt(np.maximum(expected, 1e-9))
+      at = np.unravel_index(np.nanargmax(off), test.p.shape)
+      raise base.Broken(
+        f'{name}: the counts do not follow the target, p = {p:.1e} in '
+        f'{len(tests)} tests, allowed {bound:.0e}; worst at '
+        f'{" ".join(map(str, at))}: {test.counts[at]:.0f} seen, '
+        f'{expected[at]:.1f} expected; {size}'
+      )
+    least = min(least, p)
+  return base.Figure(
+    f'p >= {least:.2g} in {len(tests)} tests{extra}',
+    f'p > {bound:.0e} each',
+    size,
   )
 
 
-def _names(cells) -> str:
-  return ', '.join(sorted({f'{rule} {label}' for rule, label, *_ in cells}))
+def detectable(n: int, cells: int, tests: int, power: float = 0.999) -> float:
+  """Least total variation that n draws over `cells` would show: worst case."""
+  limit = stats.chi2.isf(ALPHA / tests, cells - 1)
+  low, high = 1.0, 1e4
+  for _ in range(60):
+    middle = (low + high) / 2
+    seen = stats.ncx2.sf(limit, cells - 1, middle) >= power
+    low, high = (low, middle) if seen else (middle, high)
+  return math.sqrt(high / (4 * n))
 
 
-def _cells(subject: base.Subject, *, whole: bool):
-  """(rule, drafter, gamma, V).
+# --- table models -------------------------------------------------------------
 
-  The first rule with the first drafter everywhere; other rules at both gammas
-  and vocabularies, everywhere too if whole; other drafters once.
-  """
-  grid = list(itertools.product((2, 3), (3, 4)))
-  first = next(iter(subject.drafters))
+QUICK_TABLES = 2**18
+_WARM: dict[str, Any] = dict(temperature=0.9, top_p=0.95)
+
+
+def tables(subject: base.Subject, amount: int) -> base.Figure:
+  """Joint distribution of three windows and more, by production keys."""
+  tests, done = {}, {}
+  for rule, label, gamma, vocab in _cells(subject, full=amount > QUICK_TABLES):
+    recipe = subject.drafters[label]
+    drafter, _ = recipe(base.tables(vocab), gamma)
+    # A drafter may have a gamma of its own; a long window, fewer tokens.
+    vocab = vocab if drafter.gamma <= 3 else 2
+    name = f'{rule.name}, {label}, gamma {drafter.gamma}, V {vocab}'
+    if name in done:
+      continue
+    done[name] = f'{rule.name} {label}'
+    world = base.tables(vocab)
+    drafter, other = recipe(world, gamma)
+    prompt, new = enumerated.PROMPT[vocab], _length(drafter.gamma, vocab)
+    p_RVV = table_model.warped(world.weights.target, **_WARM)
+    p = table_model.joint_distribution(p_RVV, prompt, new)
+    counts = np.zeros(p.size, np.int64)
+    for request in _requests(subject, world, drafter.gamma, new, amount):
+      out = base.run(world, drafter, rule, other, request)
+      text = out.tokens_BL[:, len(prompt) :][:, :new]
+      flat = np.ravel_multi_index(text.T, p.shape)
+      counts += np.bincount(flat, minlength=p.size)
+    tests |= prefix_tests(name, counts.reshape(p.shape), p)
+  return judge(
+    tests,
+    f'{amount:,} texts in each of {len(done)} cells: '
+    + ', '.join(sorted(set(done.values()))),
+  )
+
+
+def _cells(subject: base.Subject, *, full: bool):
+  """(rule, drafter, gamma, V): every pair once, everywhere in the full tier."""
+  grid = [(3, 3), (2, 4), (3, 4), (2, 3)]
   for i, (rule, name) in enumerate(subject.pairs()):
-    own = grid[:1]
-    if name == first:
-      own = grid if whole or i == 0 else grid[1:3]
-    for gamma, vocab in own:
-      yield rule, (name, subject.drafters[name]), gamma, vocab
+    for gamma, vocab in grid if full else [grid[i % len(grid)]]:
+      yield rule, name, gamma, vocab
 
 
 def _length(gamma: int, vocab: int) -> int:
@@ -87,8 +156,8 @@ def _requests(subject, world, gamma: int, new: int, amount: int):
     seed=subject.seed,
     **_WARM,
   )
-  for at in range(0, amount, rows):
-    numbers = np.arange(rows, dtype=request.request_B.dtype) + at
+  for start in range(0, amount, rows):
+    numbers = np.arange(rows, dtype=request.request_B.dtype) + start
     yield request._replace(request_B=numbers)
 
 
@@ -99,24 +168,19 @@ EOS, VOCAB, TEMPERATURE = 3, 4, 0.8
 PROMPTS = ([2, 0], [2, 0, 0, 1, 2, 1, 0])
 
 
-def joint_law_of_transformer(subject: base.Subject, amount: int) -> base.Figure:
+def transformer(subject: base.Subject, amount: int) -> base.Figure:
   """First tokens of a transformer, ragged batches of 64, EOS inside windows."""
   world = subject.transformers(VOCAB, width=8, head_dim=4, mlp=16)
-  tests: dict[str, statistics.Test] = {}
+  tests: dict[str, Test] = {}
   label, recipe = next(iter(subject.drafters.items()))
-  drafters = {recipe(world, gamma)[0]: gamma for gamma in (2, 3)}
-  first, *others = subject.lossless()
-  cells = [(first, x) for x in drafters]
-  used = list(drafters)
-  if amount <= QUICK_TRANSFORMER:
-    used = [max(drafters, key=lambda x: x.gamma)]
-  cells += itertools.product(others, used)
+  # One program a rule: the first at gamma 3, the others at gamma 2.
+  cells = [(rule, 3 - (i > 0)) for i, rule in enumerate(subject.lossless())]
   each = amount // len(cells) // 64 * 64
-  for rule, drafter in cells:
-    _, other = recipe(world, drafters[drafter])
+  for rule, gamma in cells:
+    drafter, other = recipe(world, gamma)
     new = _length(drafter.gamma, VOCAB)
     counts = [np.zeros((VOCAB,) * new, np.int64) for _ in PROMPTS]
-    for at in range(0, each, 64):
+    for start in range(0, each, 64):
       request = base.make_request(
         world,
         [PROMPTS[b % 2] for b in range(64)],
@@ -125,25 +189,24 @@ def joint_law_of_transformer(subject: base.Subject, amount: int) -> base.Figure:
         gamma=drafter.gamma,
         temperature=TEMPERATURE,
         seed=subject.seed,
-        request=np.arange(64) + at,
+        request=np.arange(64) + start,
         stop_ids=[EOS],
       )
       _count(base.run(world, drafter, rule, other, request), counts)
     for prompt, seen in zip(PROMPTS, counts, strict=True):
       name = f'{rule.name}, {label}, gamma {drafter.gamma}'
       name += f', prompt of {len(prompt)}'
-      law = _autoregressive(world, prompt, new)
-      tests |= statistics.prefix_tests(name, seen, law)
-  least = statistics.detectable(each // 2, VOCAB, len(tests))
-  return statistics.judge(
+      tests |= prefix_tests(name, seen, _autoregressive(world, prompt, new))
+  least = detectable(each // 2, VOCAB, len(tests))
+  names = ', '.join(f'{rule.name} {label}' for rule, _ in cells)
+  return judge(
     tests,
-    f'{statistics.amount_of(amount)} texts in {len(cells)} cells, batches of '
-    '64',
+    f'{each:,} texts in each of {len(cells)} cells, batches of 64: {names}',
     f'; detects TV {least:.1e} in single tokens',
   )
 
 
-def _count(output, counts) -> None:
+def _count(output: decode.Output, counts) -> None:
   """Adds a batch to the counts; what follows an EOS is EOS."""
   for j, prompt in enumerate(PROMPTS):
     start, new = len(prompt), counts[j].ndim
@@ -156,48 +219,35 @@ def _count(output, counts) -> None:
     np.add.at(counts[j].reshape(-1), flat, 1)
 
 
-@functools.cache
-def _reader(model: types.Model):
-  def read(params, tokens_BL, index_B):
-    B, L = tokens_BL.shape
-    hidden_BLD, _, _ = forward.read(
-      model,
-      params,
-      tokens_BL,
-      jnp.zeros(B, jnp.int32),
-      model.init_cache(B, L),
-      slots=L,
-    )
-    hidden_BD = jnp.take_along_axis(hidden_BLD, index_B[:, None, None], 1)[:, 0]
-    return jax.nn.softmax(model.head(params, hidden_BD) / TEMPERATURE, -1)
-
-  return jax.jit(read)
-
-
 def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
-  """Exact law of `new` tokens, one pass over the prompt and every prefix."""
-  law, L, chunk = np.zeros((VOCAB,) * new), len(prompt) + new, 4096
-  reach = {(): 1.0}
-  for m in range(new):
-    prefixes = list(reach)
-    tokens = np.zeros((-(-len(prefixes) // chunk) * chunk, L), np.int32)
-    for row, prefix in zip(tokens, prefixes, strict=False):
-      row[: len(prompt) + m] = [*prompt, *prefix]
-    last = np.full(chunk, len(prompt) + m - 1, np.int32)
-    p = np.concatenate(
-      [
-        _reader(world.target)(world.weights.target, tokens[i : i + chunk], last)
-        for i in range(0, len(tokens), chunk)
-      ]
-    )
-    p = pairs.normal(p[: len(prefixes)].astype(np.float64))
-    longer = {}
-    for prefix, p_V in zip(prefixes, p, strict=True):
-      mass = reach[prefix]
-      for v in range(VOCAB):
-        if v == EOS or m == new - 1:
-          law[(*prefix, v) + (EOS,) * (new - m - 1)] += mass * p_V[v]
-        else:
-          longer[(*prefix, v)] = mass * p_V[v]
-    reach = longer
-  return law
+  """Exact distribution of `new` tokens: every text, read teacher-forced."""
+  texts_XN = np.indices((VOCAB,) * new, np.int32).reshape(new, -1).T
+  over_XN = np.cumsum(texts_XN == EOS, 1) - (texts_XN == EOS) > 0
+  kept_X = ((texts_XN == EOS) | ~over_XN).all(1)
+  texts_XN, over_XN = texts_XN[kept_X], over_XN[kept_X]
+  X, rows = len(texts_XN), 4096
+  head_X = np.broadcast_to(np.array(prompt, np.int32), (X, len(prompt)))
+  tokens_XL = np.concatenate([head_X, texts_XN], 1)
+  tokens_XL = np.pad(tokens_XL, ((0, -X % rows), (0, 0)))
+  read = functools.partial(_probabilities, world.target, world.weights.target)
+  parts = [read(tokens_XL[i : i + rows]) for i in range(0, X, rows)]
+  p_XL = np.concatenate(parts)[:X]
+  p_XN = np.where(over_XN, 1, p_XL[:, len(prompt) :].astype(np.float64))
+  out = np.zeros((VOCAB,) * new)
+  out[tuple(texts_XN.T)] = p_XN.prod(1)
+  return out / out.sum()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _probabilities(model: types.Model, params, tokens_BL):
+  """Of each token of the texts, at TEMPERATURE: [B, L]."""
+
+  def columns(index_T, logits_BTV):
+    tokens_BT = forward.at(tokens_BL, index_T)
+    p_BTV = jax.nn.softmax(logits_BTV / TEMPERATURE, -1)
+    return [jnp.take_along_axis(p_BTV, tokens_BT[..., None], -1)[..., 0]]
+
+  B, L = tokens_BL.shape
+  reader = (model, params)
+  end_B = jnp.full(B, L)
+  return forward.score([reader], tokens_BL, end_B, columns, chunk=L)[0]

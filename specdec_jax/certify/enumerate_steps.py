@@ -1,4 +1,8 @@
-"""The joint law of consecutive windows, by every outcome of every draw."""
+"""The joint distribution of windows in a row, by every outcome of every draw.
+
+Production steps run with chosen outcomes in the place of noise. Each outcome
+weighs what it had under the distributions that were really drawn from.
+"""
 
 import itertools
 from typing import Any, NamedTuple
@@ -6,72 +10,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 
 from specdec_jax import decode, types
-from specdec_jax.certify import enumerate_window
+from specdec_jax.certify import base, enumerate_window
+
+# How far a distribution may be off, by whether floats are float64.
+BOUNDS = {False: 1e-6, True: 1e-12}
 
 
 class Choice(NamedTuple):
-  """One outcome of every draw of a window."""
+  """One outcome of every draw of a window, for every row.
+
+  draft_BK: what noise.draft gives at each offset. passes_BK: whether each
+  accept test passes. next_B: what noise.next gives.
+  """
 
   draft_BK: Any
   passes_BK: Any
   next_B: Any
 
 
-def step_with(target, drafter, rule: types.Rule):
-  """The production decode.step with chosen outcomes instead of noise.
-
-  Returns jitted (weights, request, state, info, choice) -> (state, info,
-  chance_B): chance_B is the probability of the choice given the state.
-  """
-
-  def run(weights, request, state, info, choice: Choice):
-    seen = {}
-
-    def verify(noise, draft, p_BNV):
-      t_BK = enumerate_window.breaks(
-        rule, enumerate_window.mute(noise), draft, p_BNV
-      )
-      seen.update(draft=draft, t_BK=t_BK)
-      accept_BK = jnp.where(choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
-      # A rule that draws for itself raises NotEnumerable.
-      own = enumerate_window.mute(noise)._replace(accept_BK=accept_BK)
-      return rule.verify(own, draft, p_BNV)
-
-    def next_token(offset_B, weights_BV):
-      seen.update(weights_BV=weights_BV)
-      return choice.next_B
-
-    noise = types.Noise(
-      jnp.zeros(choice.draft_BK.shape),
-      lambda offset, q_BV: jnp.take(choice.draft_BK, offset, axis=1),
-      next_token,
-    )
-    loop = decode.Loop(
-      target,
-      drafter,
-      rule._replace(verify=verify),
-      decode.Options(narrow=False),
-      noise=lambda *_, **__: noise,
-    )
-    state, info = decode.step(loop, weights, request, state, info)
-    draft, t_BK = seen['draft'], seen['t_BK']
-    of = lambda w, at: (
-      jnp.take_along_axis(w, at[..., None], -1)[..., 0] / jnp.sum(w, -1)
-    )
-    if draft.q_BKV is None:
-      drawn_BK = draft.tokens_BK == choice.draft_BK
-    else:
-      drawn_BK = of(draft.q_BKV, choice.draft_BK)
-    sides_BK = jnp.where(choice.passes_BK, t_BK, 1 - t_BK)
-    chance_B = of(seen['weights_BV'], choice.next_B)
-    return state, info, jnp.prod(drawn_BK * sides_BK, 1) * chance_B
-
-  return jax.jit(run)
-
-
-def outcomes(vocab: int, gamma: int) -> Choice:
+def choices(vocab: int, gamma: int) -> Choice:
   """Every Choice of one window, as a batch."""
   every = itertools.product(
     itertools.product(range(vocab), repeat=gamma),
@@ -86,64 +46,184 @@ def outcomes(vocab: int, gamma: int) -> Choice:
   )
 
 
-def walk(step, weights, request, state, info, choices: Choice, *, windows):
+class _DrafterNoise:
+  """A types.Noise that has only what a drafter may draw with."""
+
+  def __init__(self, draft):
+    self.draft = draft
+
+  @property
+  def accept_BK(self):
+    raise base.Broken('the drafter looks at the noise of the accept tests')
+
+  def next(self, *_):
+    raise base.Broken(
+      'the drafter draws with the noise of the next token, which only a '
+      'coupled rule allows'
+    )
+
+
+def step_with(target: types.Model, drafter: types.Drafter, rule: types.Rule):
+  """The production decode.step with chosen outcomes instead of noise.
+
+  Returns (weights, request, state, info, choice) -> (state, chance_B), with the
+  probability of the choice given the state.
+  """
+  draws = []  # (offset, q_BV) of every noise.draft of the step that runs
+
+  def run(weights, request, state, info, choice: Choice):
+    seen = {}
+
+    def draft_token(offset, q_BV):
+      # Called from inside the drafter's loops, so this cannot be returned. As
+      # bits: a callback's thread would turn float64 into float32.
+      bits = jax.lax.bitcast_convert_type(q_BV, jnp.uint32)
+      record = lambda offset, bits: draws.append(
+        (int(offset), np.asarray(bits).view(q_BV.dtype).reshape(q_BV.shape))
+      )
+      io_callback(record, None, offset, bits)
+      return jnp.take(choice.draft_BK, offset, axis=1)
+
+    def propose(weights, state, context, noise, target_cache):
+      own = _DrafterNoise(draft_token)
+      return drafter.propose(weights, state, context, own, target_cache)
+
+    def verify(noise, draft, p_BNV):
+      t_BK = enumerate_window.thresholds(rule, draft, p_BNV)
+      seen.update(draft=draft, t_BK=t_BK)
+      u_BK = jnp.where(choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
+      no_draw = enumerate_window.no_draw
+      return rule.verify(types.Noise(u_BK, no_draw, no_draw), draft, p_BNV)
+
+    def next_token(offset_B, weights_BV):
+      seen.update(weights_BV=weights_BV)
+      return choice.next_B
+
+    noise = types.Noise(
+      jnp.zeros(choice.draft_BK.shape), enumerate_window.no_draw, next_token
+    )
+    loop = decode.Loop(
+      target,
+      drafter._replace(propose=propose),
+      rule._replace(verify=verify),
+      decode.Options(narrow=False),
+      noise=lambda *_, **__: noise,
+    )
+    state, _ = decode.step(loop, weights, request, state, info)
+    return state, seen
+
+  jitted = jax.jit(run)
+
+  def step(weights, request, state, info, choice: Choice):
+    draws.clear()
+    new, seen = jitted(weights, request, state, info, choice)
+    new, seen = jax.device_get((new, seen))
+    jax.effects_barrier()
+    chance_B = _chance_of_drafts(drafter.name, state, seen, draws, choice)
+    sides_BK = np.where(choice.passes_BK, seen['t_BK'], 1 - seen['t_BK'])
+    next_BV = enumerate_window.normal(seen['weights_BV'].astype(np.float64))
+    chance_B = chance_B * sides_BK.astype(np.float64).prod(1)
+    return new, chance_B * _at(next_BV, choice.next_B)
+
+  return step
+
+
+def _chance_of_drafts(name: str, state, seen, draws, choice) -> np.ndarray:
+  """Probability of the chosen drafts under what each was drawn from: [B].
+
+  Raises:
+    base.Broken: an offset drawn twice, or another q reported than drawn from.
+  """
+  draft, (B, K) = seen['draft'], choice.draft_BK.shape
+  drawn = dict(draws)
+  if len(drawn) < len(draws):
+    raise base.Broken(f'{name} draws twice with the noise of one offset')
+  chance_BK = np.zeros((B, K))
+  for k in range(K):
+    # Nothing was drawn: all outcomes are one.
+    chance_BK[:, k] = choice.draft_BK[:, k] == 0
+    if k in drawn:
+      q_BV = enumerate_window.normal(drawn[k].astype(np.float64))
+      chance_BK[:, k] = _at(q_BV, choice.draft_BK[:, k])
+      # A drafter may draw something else than tokens and make tokens of it.
+      same_B = draft.tokens_BK[:, k] == choice.draft_BK[:, k]
+      proposed_B = k < draft.count_B
+      if draft.q_BKV is not None and same_B[proposed_B].all():
+        can_B = proposed_B & (chance_BK[:, : k + 1] > 0).all(1)
+        _check_reported(name, state, draft, k, q_BV, can_B)
+  return chance_BK.prod(1)
+
+
+def _check_reported(name: str, state, draft, k: int, q_BV, rows_B) -> None:
+  """Rows that propose a token drawn from q_BV must report q_BV."""
+  reported_BV = draft.q_BKV[:, k].astype(np.float64)
+  off_B = np.abs(reported_BV - q_BV).max(1) * rows_B
+  if not off_B.max() <= BOUNDS[draft.q_BKV.dtype == np.float64]:
+    b = int(np.nan_to_num(off_B, nan=np.inf).argmax())
+    text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
+    text += draft.tokens_BK[b, :k].tolist()
+    raise base.Broken(
+      f'after {text} {name} drew draft {k} from {base.show(q_BV[b])} and '
+      f'reports q {base.show(reported_BV[b])}'
+    )
+
+
+def _at(p_BV, tokens_B):
+  """The probability of each row's token."""
+  return np.take_along_axis(p_BV, tokens_B[:, None], 1)[:, 0]
+
+
+def walk(step, weights, request, state, info, each: Choice, *, windows: int):
   """All texts of some consecutive windows, with their probabilities.
 
-  step is step_with's. request, state and info have any number of equal rows:
-  the size of the batches that are run. Returns (tokens_RL, lengths_R,
-  chance_R).
+  Args:
+    step: of step_with.
+    weights: of target and draft.
+    request: any number of equal rows, the size of the batches that are run.
+    state: after the prompts, with as many rows.
+    info: as decode.start gives it.
+    each: every outcome of one window.
+    windows: how many windows.
+
+  Returns:
+    (tokens_RL, lengths_R, chance_R) of R texts.
   """
-  size, O = state.lengths_B.shape[0], len(choices.next_B)
-  # A drafter may keep its rows on any axis, or something without rows.
-  axes, tree = jax.tree.flatten(state)
-  axes = [x.shape.index(size) if size in x.shape else None for x in axes]
-  take = lambda leaves, index: [
-    x if axis is None else np.take(x, index, axis)
-    for x, axis in zip(leaves, axes, strict=True)
-  ]
-  host = lambda state: [np.asarray(x) for x in jax.tree.leaves(state)]
-  rows, chance_R = take(host(state), [0]), np.ones(1)
+  size, count = state.lengths_B.shape[0], len(each.next_B)
+  take = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
+  rows, chance_R = take(jax.device_get(state), [0]), np.ones(1)
   for _ in range(windows):
-    R = len(chance_R)
     parts, chances = [], []
-    for at in range(0, R * O, size):
-      index = np.arange(at, at + size)
-      live = index < R * O
+    for start in range(0, len(chance_R) * count, size):
+      index = np.arange(start, start + size)
+      live = index < len(chance_R) * count
       index = np.where(live, index, 0)
-      new, _, chance_B = step(
-        weights,
-        request,
-        jax.tree.unflatten(tree, take(rows, index // O)),
-        info,
-        jax.tree.map(lambda x, i=index: x[i % O], choices),
+      before = take(rows, index // count)
+      new, chance_B = step(
+        weights, request, before, info, take(each, index % count)
       )
-      chance_B = np.asarray(chance_B, np.float64) * chance_R[index // O] * live
-      parts.append(take(host(new), np.flatnonzero(chance_B > 0)))
-      chances.append(chance_B[chance_B > 0])
-    rows = [
-      x[0] if axis is None else np.concatenate(x, axis)
-      for x, axis in zip(zip(*parts, strict=True), axes, strict=True)
-    ]
+      chance_B = chance_B * chance_R[index // count] * live
+      parts.append(take(new, np.flatnonzero(chance_B != 0)))
+      chances.append(chance_B[chance_B != 0])
+    rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     chance_R = np.concatenate(chances)
-  end = jax.tree.unflatten(tree, rows)
-  return end.tokens_BL, end.lengths_B, chance_R
+  return rows.tokens_BL, rows.lengths_B, chance_R
 
 
-def completed(tokens_RL, lengths_R, chance_R, law, start: int) -> np.ndarray:
-  """Law of n tokens from texts of m <= n tokens, extended by the target's law.
+def completed(tokens_RL, lengths_R, chance_R, target, start: int) -> np.ndarray:
+  """Distribution of n tokens from texts of m <= n, which the target goes on.
 
-  law: the target's own, [V] * n. start: length of the prompt.
+  target: its own distribution, [V] * n. start: length of the prompt.
   """
-  n, V = law.ndim, law.shape[0]
-  out = np.zeros_like(law)
+  n, V = target.ndim, target.shape[0]
+  out = np.zeros_like(target)
   for m in range(1, n + 1):
     rows = lengths_R == start + m
     if not rows.any():
       continue
     flat = np.ravel_multi_index(tokens_RL[rows, start : start + m].T, (V,) * m)
     mass = np.bincount(flat, chance_R[rows], V**m).reshape((V,) * m)
-    head = law.sum(tuple(range(m, n)), keepdims=True)
+    head = target.sum(tuple(range(m, n)), keepdims=True)
     with np.errstate(invalid='ignore'):
-      rest = np.where(head > 0, law / head, 0)
+      rest = np.where(head > 0, target / head, 0)
     out += mass.reshape(mass.shape + (1,) * (n - m)) * rest
   return out

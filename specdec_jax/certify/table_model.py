@@ -1,7 +1,7 @@
-"""A model whose joint law is known exactly.
+"""A model whose joint distribution is known exactly.
 
-The next-token law depends on the last token and on a hash of the whole visible
-prefix, read through the cache: a missing, stale or misplaced slot changes it.
+The next token depends on the last one and on a hash of all that is visible,
+read through the cache: a missing, stale or misplaced slot changes it.
 """
 
 import functools
@@ -20,9 +20,9 @@ def make(vocab: int, context: int = 512, ids: int | None = None):
   """A types.Model whose params are logits_RVV: hash of the prefix, last token.
 
   It has two layers, each with a cache of tokens + 1: after the first the hash
-  is off by one, which is another law. Layer i's tap is (hash, last, position,
-  i), with the hash after the last layer. An embedding, (token + 1, position, 1,
-  1), is as wide as a tap; the model itself does not look at it.
+  is off by one, which gives other probabilities. Layer i's tap is (hash, last,
+  position, i), with the hash after the last layer. An embedding, (token + 1,
+  position, 1, 1), is as wide as a tap; the model itself does not look at it.
   """
 
   def init_cache(rows, slots):
@@ -76,8 +76,8 @@ def make(vocab: int, context: int = 512, ids: int | None = None):
   def embed(params, tokens_BT, positions_BT):
     del params
     one_BT = jnp.ones_like(tokens_BT)
-    said = (tokens_BT + 1, positions_BT, one_BT, one_BT)
-    return jnp.stack(said, -1).astype(float)
+    parts = (tokens_BT + 1, positions_BT, one_BT, one_BT)
+    return jnp.stack(parts, -1).astype(float)
 
   return types.Model(apply, head, init_cache, vocab, context, embed)
 
@@ -121,7 +121,7 @@ def probabilities(
 
 
 def warped(logits_RVV, **settings) -> np.ndarray:
-  """A table's own law under sampling settings, float64."""
+  """A table's probabilities under sampling settings, float64."""
   return np.apply_along_axis(probabilities, -1, logits_RVV, **settings)
 
 
@@ -130,12 +130,12 @@ def row_of(params, prefix):
   return np.asarray(params)[prefix_hash(prefix) % len(params), prefix[-1]]
 
 
-def joint_law(p_RVV, prompt, n: int):
-  """Exact autoregressive law of n tokens after the prompt: [V] * n, float64."""
+def joint_distribution(p_RVV, prompt, n: int):
+  """Exact distribution of n tokens after the prompt: [V] * n, float64."""
   V = p_RVV.shape[-1]
-  law = np.ones((V,) * n)
+  out = np.ones((V,) * n)
   for i in range(n):
     for head in itertools.product(range(V), repeat=i):
       p_V = row_of(np.asarray(p_RVV, np.float64), list(prompt) + list(head))
-      law[head] *= (p_V / p_V.sum()).reshape((V,) + (1,) * (n - i - 1))
-  return law
+      out[head] *= (p_V / p_V.sum()).reshape((V,) + (1,) * (n - i - 1))
+  return out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.analysis import counterfactual
-from specdec_jax.certify import enumerate_window, pairs
+from specdec_jax.certify import enumerate_window
 from specdec_jax.verify import block, reject
 
 V, K = 3, 3
@@ -16,12 +16,12 @@ RULES = {rule.name: rule for rule in (reject.RULE, block.RULE)}
 def tables(seed, zeros=False):
   """(p_NVV, q_KVV) by offset and last token; some q are 0 where p is not."""
   rng = np.random.default_rng(seed)
-  p_NVV = pairs.normal(rng.random((K + 1, V, V)) ** 2 + 1e-3)
+  p_NVV = enumerate_window.normal(rng.random((K + 1, V, V)) ** 2 + 1e-3)
   q_KVV = rng.random((K, V, V)) ** 2
   if zeros:
     q_KVV *= rng.random(q_KVV.shape) < 0.7
     q_KVV[..., 0] += 1e-3
-  return p_NVV, pairs.normal(q_KVV)
+  return p_NVV, enumerate_window.normal(q_KVV)
 
 
 def every_text(p_NVV, q_KVV):
@@ -89,7 +89,9 @@ def test_equals_the_rule_enumerated(name, x64):
   for passes_K, accepted_R, weights_RV in zip(*every[1:], strict=True):
     sides_RK = np.where(passes_K, every.t_BK, 1 - every.t_BK)
     chance_R = sides_RK.prod(1) * batch.chance_XR[0]
-    next_RV = enumerate_window.next_law(batch.p_BNV, accepted_R, weights_RV)
+    next_RV = enumerate_window.next_distribution(
+      batch.p_BNV, accepted_R, weights_RV
+    )
     for row, m in enumerate(accepted_R):
       head = tuple(batch.draft.tokens_BK[row, :m].tolist())
       joint[(m, *head)] += (chance_R[row] * next_RV[row]).reshape(

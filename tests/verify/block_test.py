@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.certify import base, enumerate_window, enumerated, pairs
+from specdec_jax.certify import base, enumerate_window, enumerated
 from specdec_jax.verify import block, reject
 
 
@@ -21,7 +21,7 @@ def either(request):
 
 @pytest.mark.parametrize('shape', [(2, 4, 0.25), (3, 3, 0.2)])
 def test_law_of_a_window_is_the_targets(either, shape):
-  off = enumerated.law_of_shape(block.RULE, 1, 200, *shape)
+  off = enumerated.window_error(block.RULE, 1, 200, *shape)
   assert off <= enumerated.BOUNDS[base.wide()]
 
 
@@ -33,37 +33,42 @@ ACCEPTED = {
 }
 
 
+def mean_accepted(rule, batch):
+  """Expected drafts kept in each problem of a batch: [X]."""
+  outcomes, mean_B = enumerate_window.outcomes_of(rule, batch), 0
+  for passes_K, accepted_B, _ in zip(*outcomes[1:], strict=True):
+    t_BK = outcomes.t_BK
+    mean_B += np.where(passes_K, t_BK, 1 - t_BK).prod(1) * accepted_B
+  shape = batch.chance_XR.shape
+  return (batch.chance_XR * np.reshape(mean_B, shape)).sum(1)
+
+
 @pytest.mark.parametrize('gamma', ACCEPTED)
-def test_accepted_drafts_of_the_papers_toy(gamma):
-  p_V, q_V = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3])
-  with jax.enable_x64(True):
-    for rule, wanted in zip(
-      (reject.RULE, block.RULE), ACCEPTED[gamma], strict=True
-    ):
-      law = enumerate_window.length_law(
-        rule._replace(name='rule'), p_V, q_V, gamma
-      )
-      mean = float(law @ np.arange(gamma + 1))
-      assert abs(mean - float(fractions.Fraction(wanted))) < 1e-15
+def test_accepted_drafts_of_the_papers_toy(gamma, x64):
+  spread = lambda x, n: np.broadcast_to(x, (1, n, 2, 2)).astype(np.float64)
+  batch = enumerate_window.windows(
+    spread([1 / 3, 2 / 3], gamma + 1),
+    spread([2 / 3, 1 / 3], gamma),
+    np.array([gamma]),
+  )
+  for rule, wanted in zip(
+    (reject.RULE, block.RULE), ACCEPTED[gamma], strict=True
+  ):
+    (mean,) = mean_accepted(rule, batch)
+    assert abs(mean - float(fractions.Fraction(wanted))) < 1e-15
 
 
 def test_keeps_at_least_as_many_as_reject_on_every_pair():
   """Expected drafts kept, over the draft paths of every family at once."""
-  gamma, vocab, count, means = 3, 3, 20, []
+  gamma, vocab, count = 3, 3, 20
   with jax.enable_x64(True):
     parts = [
-      pairs.problems(name, 7, count=count, gamma=gamma, vocab=vocab)
-      for name in pairs.FAMILIES
+      enumerate_window.problems(name, 7, count=count, gamma=gamma, vocab=vocab)
+      for name in enumerate_window.FAMILIES
     ]
     p, q = (np.concatenate(x) for x in zip(*parts, strict=True))
     batch = enumerate_window.windows(p, q, np.full(len(p), gamma, np.int32))
-    for rule in (reject.RULE, block.RULE):
-      every, mean_B = enumerate_window.outcomes_of(rule, batch), 0
-      for passes_K, accepted_B, _ in zip(*every[1:], strict=True):
-        chance_B = np.where(passes_K, every.t_BK, 1 - every.t_BK).prod(1)
-        mean_B = mean_B + chance_B * accepted_B
-      shape = batch.chance_XR.shape
-      means.append((batch.chance_XR * mean_B.reshape(shape)).sum(1))
+    means = [mean_accepted(rule, batch) for rule in (reject.RULE, block.RULE)]
   assert (means[1] >= means[0] - 1e-12).all()
   assert (means[1] > means[0] + 1e-3).mean() > 0.2
 

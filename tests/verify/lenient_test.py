@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import sampling, types
-from specdec_jax.certify import enumerate_window, pairs
+from specdec_jax.certify import enumerate_window
 from specdec_jax.verify import lenient
 
 V = 5
@@ -23,8 +23,8 @@ def test_a_window_of_two_drafts_emits_the_stated_law(lenience, x64):
   """Every draft and every side of both tests, on the production rule."""
   K, vocab, rule = 2, 3, lenient.make(lenience)
   every = [
-    pairs.problems(name, 0, count=10, gamma=K, vocab=vocab)
-    for name in pairs.FAMILIES
+    enumerate_window.problems(name, 0, count=10, gamma=K, vocab=vocab)
+    for name in enumerate_window.FAMILIES
   ]
   p_XNVV, q_XKVV = map(np.concatenate, zip(*every, strict=True))
   batch = enumerate_window.windows(
@@ -35,8 +35,10 @@ def test_a_window_of_two_drafts_emits_the_stated_law(lenience, x64):
   bound = rule._replace(
     verify=lambda *args: rule.verify(*args, own), scored=False
   )
-  emitted = enumerate_window.window_law(bound, batch, p_XNVV)
-  p_XNVV, q_XKVV = (pairs.normal(x.astype(float)) for x in (p_XNVV, q_XKVV))
+  emitted = enumerate_window.window_distribution(bound, batch, p_XNVV)
+  p_XNVV, q_XKVV = (
+    enumerate_window.normal(x.astype(float)) for x in (p_XNVV, q_XKVV)
+  )
   # kept and emitted of both tokens, the second after each first one.
   flat = lambda x_XVV: x_XVV.reshape(1, -1, vocab)
   s = scores(np.zeros((1, 1, vocab)), 1.0)

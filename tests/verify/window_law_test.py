@@ -1,4 +1,4 @@
-"""The law of one window, enumerated: no sampling error, never flaky."""
+"""The distribution of one window, enumerated: no sampling error."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.certify import base, enumerate_window, enumerated, pairs
+from specdec_jax.certify import base, enumerate_window, enumerated
 from specdec_jax.verify import reject
 
 
@@ -19,14 +19,16 @@ def either(request):
 @pytest.mark.parametrize('shape', enumerated.SHAPES)
 def test_law_of_a_window_is_the_targets(either, shape):
   """All families, three kinds of drafts; the certificate has more pairs."""
-  off = enumerated.law_of_shape(reject.RULE, 1, 400, *shape)
+  off = enumerated.window_error(reject.RULE, 1, 400, *shape)
   assert off <= enumerated.BOUNDS[base.wide()]
 
 
-@pytest.mark.parametrize('family', pairs.FAMILIES)
+@pytest.mark.parametrize('family', enumerate_window.FAMILIES)
 def test_accept_test_flips_at_the_ratio(either, family):
   gamma, vocab = 2, 4
-  p, q = pairs.problems(family, seed=5, count=60, gamma=gamma, vocab=vocab)
+  p, q = enumerate_window.problems(
+    family, seed=5, count=60, gamma=gamma, vocab=vocab
+  )
   batch = enumerate_window.windows(p, q, np.full(60, gamma, np.int32))
   dtype = p.dtype
   # Subnormal p counts as 0 on CPU; such tokens carry no mass.
@@ -71,7 +73,7 @@ def test_u_zero_rejects_what_the_target_excludes(either):
 def test_certain_draft_equals_its_one_hot():
   rng = np.random.default_rng(3)
   B, K, V = 4096, 3, 5
-  p, _ = pairs.problems('sigma 3', seed=1, count=B, gamma=K, vocab=V)
+  p, _ = enumerate_window.problems('sigma 3', seed=1, count=B, gamma=K, vocab=V)
   p = jnp.asarray(p[:, :, 0])
   tokens = rng.integers(0, V, (B, K)).astype(np.int32)
   count = rng.integers(0, K + 1, B).astype(np.int32)

@@ -11,73 +11,45 @@ import rich.console
 
 from specdec_jax import runtime
 from specdec_jax.bench import machine, tables
-from specdec_jax.certify import (
-  base,
-  counted,
-  draws,
-  enumerated,
-  identity,
-  invariance,
-  kernel,
-)
+from specdec_jax.certify import base, counted, enumerated, identity, invariance
 from specdec_jax.io import files
 
 PROMISES = (
   base.Promise(
-    'window-law',
-    'one window: exact law of each rule, by injected noise',
-    enumerated.window_law,
+    'window-distribution',
+    'one window: exact distribution of each rule, by injected noise',
+    enumerated.window_distribution,
     quick=2000,
     full=10_000,
-    of=('rule',),
-  ),
-  base.Promise(
-    'coupled-identity',
-    'one window: a coupled rule says what plain sampling says',
-    enumerated.coupled_identity,
-    quick=10_000,
-    full=1_000_000,
-    of=('rule',),
+    about=('rule',),
+    seconds=3,
   ),
   base.Promise(
     'windows-enumerated',
-    'three windows: joint law by every outcome of every draw',
-    enumerated.enumerated_windows,
+    'three windows: joint distribution by every outcome of every draw',
+    enumerated.windows_enumerated,
     quick=3,
     full=3,
-    of=('rule', 'drafter'),
+    about=('rule', 'drafter'),
+    seconds=3,
   ),
   base.Promise(
-    'joint-law-tables',
-    'three windows: joint law with the production keys, table models',
-    counted.joint_law_of_tables,
+    'joint-distribution-tables',
+    'three windows: joint distribution with the production keys, table models',
+    counted.tables,
     quick=counted.QUICK_TABLES,
-    full=2**24,
-    of=('rule', 'drafter'),
+    full=2**23,
+    about=('rule', 'drafter'),
+    seconds=3,
   ),
   base.Promise(
-    'joint-law-transformer',
-    'three windows: joint law of a transformer, ragged batches, EOS',
-    counted.joint_law_of_transformer,
-    quick=counted.QUICK_TRANSFORMER,
+    'joint-distribution-transformer',
+    'three windows: joint distribution of a transformer, ragged batches, EOS',
+    counted.transformer,
+    quick=2**18,
     full=2**22,
-    of=('rule', 'drafter', 'model'),
-  ),
-  base.Promise(
-    'kernel-law',
-    'two windows: every draw on peaked laws, and its independence',
-    kernel.kernel_law,
-    quick=2**20,
-    full=2**26,
-    of=('rule',),
-  ),
-  base.Promise(
-    'one-draw',
-    'one draw over 49,152 tokens with a flat tail of mass 0.01',
-    draws.one_draw,
-    quick=2**20,
-    full=2**24,
-    of=(),
+    about=('rule', 'drafter', 'model'),
+    seconds=3,
   ),
   base.Promise(
     'greedy-identity',
@@ -85,7 +57,8 @@ PROMISES = (
     identity.greedy_identity,
     quick=identity.QUICK,
     full=1_000_000,
-    of=('rule', 'drafter', 'model'),
+    about=('rule', 'drafter', 'model'),
+    seconds=3,
   ),
   base.Promise(
     'audited-identity',
@@ -93,36 +66,31 @@ PROMISES = (
     identity.audited_identity,
     quick=5_000,
     full=100_000,
-    of=('rule', 'drafter', 'model'),
-  ),
-  base.Promise(
-    'self-draft',
-    'a draft that is the target has everything accepted',
-    identity.self_draft,
-    quick=50_000,
-    full=1_000_000,
-    of=('rule', 'drafter', 'model'),
+    about=('rule', 'drafter', 'model'),
+    seconds=3,
   ),
   base.Promise(
     'invariance',
-    'tokens do not depend on batch, row, padding, devices, gamma',
+    'tokens do not depend on batch, row, padding or devices',
     invariance.invariance,
     quick=100,
     full=1_000,
-    of=('rule', 'drafter', 'model'),
+    about=('rule', 'drafter', 'model'),
+    seconds=3,
   ),
   base.Promise(
     'accounting',
-    'emitted is counted; accepted lengths follow their law',
+    'emitted is counted: histograms, origins, ends',
     invariance.accounting,
     quick=10_000,
     full=100_000,
-    of=('rule', 'drafter'),
+    about=('rule', 'drafter'),
+    seconds=3,
   ),
 )
 
 
-def choose(only: Sequence[str], own: Sequence[str]) -> list[base.Promise]:
+def choose(only: Sequence[str], brought: Sequence[str]) -> list[base.Promise]:
   """The promises named by `only`, or all that concern what the user brought.
 
   Raises:
@@ -134,7 +102,7 @@ def choose(only: Sequence[str], own: Sequence[str]) -> list[base.Promise]:
       raise ValueError(f'only={name!r}: allowed are {", ".join(names)}')
   if only:
     return [promise for promise in PROMISES if promise.name in only]
-  return [p for p in PROMISES if not own or set(own) & set(p.of)]
+  return [x for x in PROMISES if not brought or set(brought) & set(x.about)]
 
 
 def check(
@@ -183,8 +151,13 @@ def run(
   if subject.model is not None:
     doc['model'] = subject.model.path
   tables.machine(doc['machine'], console)
+  pairs = len(subject.pairs())
+  minutes = max(1, round(sum(x.seconds for x in chosen) * pairs / 60))
+  wait = 'hours' if full else f'about {minutes} min on two cores'
   console.print(
-    f'[bold]Subject[/bold]  {_subject(doc)}\n',
+    f'[bold]Subject[/bold]  {_subject(doc)}\n'
+    f'[bold]Takes[/bold]    {wait}: {len(chosen)} promises, {pairs} pairs of '
+    'rule and drafter\n',
     highlight=False,
   )
   for promise in runtime.track(chosen, 'promises'):
@@ -201,12 +174,12 @@ def run(
 
 def conclude(doc: dict[str, Any]) -> None:
   """Adds held (false too if nothing could be checked) and the verdict."""
-  kept = [row['held'] for row in doc['promises']]
+  held = [row['held'] for row in doc['promises']]
   seconds = sum(row['seconds'] for row in doc['promises'])
-  doc['held'] = True in kept and False not in kept
-  skipped = f', {kept.count(None)} not checked' if None in kept else ''
+  doc['held'] = True in held and False not in held
+  skipped = f', {held.count(None)} not checked' if None in held else ''
   doc['verdict'] = [
-    f'{kept.count(True)} of {len(kept)} promises hold{skipped} '
+    f'{held.count(True)} of {len(held)} promises hold{skipped} '
     f'({seconds:.0f} s).'
   ]
 
@@ -254,17 +227,12 @@ def markdown(doc: dict[str, Any]) -> str:
     '| promise | | reached | bound | tried | seconds |',
     '|---|---|---|---|---|---|',
   ]
+  mark = {True: 'holds', None: 'not checked', False: '**FAILS**'}
   for row in doc['promises']:
-    mark = {True: 'holds', None: 'not checked', False: '**FAILS**'}
-    cells = [row['text'], mark[row['held']]]
+    figure = [row['case'], '', '']
     if row['held']:
-      cells += [row['reached'], row['bound'], row['size']]
-    else:
-      cells += [row['case'], '', '']
-    cells.append(f'{row["seconds"]:.1f}')
-    lines.append(
-      '| '
-      + ' | '.join(' '.join(x.replace('|', '\\|').split()) for x in cells)
-      + ' |'
-    )
+      figure = [row['reached'], row['bound'], row['size']]
+    cells = [row['text'], mark[row['held']], *figure, f'{row["seconds"]:.1f}']
+    cells = [' '.join(x.replace('|', '\\|').split()) for x in cells]
+    lines.append(f'| {" | ".join(cells)} |')
   return '\n'.join([*lines, '', *doc['verdict']])
