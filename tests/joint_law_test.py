@@ -3,8 +3,6 @@
 The promises (certify/promises_test.py) have them in full.
 """
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -34,7 +32,6 @@ def test_three_windows_of_reject_enumerated(draft, settings, x64):
   enumerated.walk(world, drafter, other, reject.RULE, settings)
 
 
-@functools.cache
 def drawn(rule, drafter, world, samples, settings, n=7):
   """Texts of n tokens by production decoding: [samples, n]."""
   rows, parts, calls = 2**12, [], []

@@ -78,17 +78,17 @@ def _rule_from(path: str, found, name: str, number: str) -> types.Rule:
   """The rule of a verify function or of a factory."""
   if not number and _binds(found, 'noise', 'draft', 'p_BNV'):
     return types.Rule(name, found)
-  if _binds(found, *[1.0] * bool(number)):
-    try:
-      made = build.rule_with(found, number, path) if number else found()
-    except Exception as error:  # whatever the user's function does
-      raise ValueError(f'rule={path}: it raised {_first(error)}') from error
-    if isinstance(made, types.Rule):
-      return made
-  raise ValueError(
-    f'rule={path}: {_signature(found)}; want verify(noise, draft, p_BNV) -> '
-    'Verdict, a types.Rule or a function that makes one'
-  )
+  try:
+    numbers = [float(number)] if number else []
+    made = found(*numbers) if _binds(found, *numbers) else None
+  except Exception as error:  # whatever the user's function does
+    raise ValueError(f'rule={path}: it raised {_first(error)}') from error
+  if not isinstance(made, types.Rule):
+    raise ValueError(
+      f'rule={path}: {_signature(found)}; want verify(noise, draft, p_BNV) -> '
+      'Verdict, a types.Rule or a function that makes one'
+    )
+  return made
 
 
 def drafter(path: str) -> tuple[str, base.Recipe]:

@@ -156,8 +156,8 @@ def run(
   wait = 'hours' if full else f'about {minutes} min on two cores'
   console.print(
     f'[bold]Subject[/bold]  {_subject(doc)}\n'
-    f'[bold]Takes[/bold]    {wait}: {len(chosen)} promises, {pairs} pairs of '
-    'rule and drafter\n',
+    f'[bold]Takes[/bold]    {wait}: {len(chosen)} of {len(PROMISES)} promises, '
+    f'{pairs} pairs of rule and drafter\n',
     highlight=False,
   )
   for promise in runtime.track(chosen, 'promises'):
@@ -229,7 +229,7 @@ def markdown(doc: dict[str, Any]) -> str:
   ]
   mark = {True: 'holds', None: 'not checked', False: '**FAILS**'}
   for row in doc['promises']:
-    figure = [row['case'], '', '']
+    figure = [row.get('case', ''), '', '']
     if row['held']:
       figure = [row['reached'], row['bound'], row['size']]
     cells = [row['text'], mark[row['held']], *figure, f'{row["seconds"]:.1f}']

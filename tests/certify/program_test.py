@@ -114,7 +114,9 @@ def run(*arguments):
 def test_the_program_prints_its_time_and_ends_in_json(tmp_path):
   done = run('--only=accounting', '--drafter=lookup', f'--workdir={tmp_path}')
   assert done.returncode == 0, done.stderr
-  assert re.search(r'Takes .* min on two cores: 1 promises', done.stdout)
+  assert re.search(
+    r'Takes .* min on two cores: 1 of 8 promises, 3 pairs', done.stdout
+  )
   doc = json.loads(done.stdout.splitlines()[-1])
   assert doc['held'] and doc['promises'][0]['name'] == 'accounting'
   assert doc['drafters'] == ['lookup']
