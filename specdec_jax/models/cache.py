@@ -25,15 +25,15 @@ class KVCache(NamedTuple):
 
 
 class Stacked(NamedTuple):
-  """Keys and values of all layers, [depth, B, S, G * C].
+  """Keys and values of all layers, [B, depth, S, G * C].
 
   For a scan over layers: kept in the carry, where it is updated in place. Slots
   before heads, heads and channels together: what XLA TPU neither copies nor
   transposes.
   """
 
-  k_NBSF: Array
-  v_NBSF: Array
+  k_BNSF: Array
+  v_BNSF: Array
 
 
 def zeros(kind, *shape: int, dtype):
@@ -61,17 +61,17 @@ def write_stacked(cache: Stacked, layer, k_BTGC, v_BTGC, slots_BT) -> Stacked:
 
   def put(old, new_BTGC):
     new_BTF = new_BTGC.reshape(B, T, -1)
-    return old.at[layer, row_B1, slots_BT].set(new_BTF, mode='drop')
+    return old.at[row_B1, layer, slots_BT].set(new_BTF, mode='drop')
 
-  return Stacked(put(cache.k_NBSF, k_BTGC), put(cache.v_NBSF, v_BTGC))
+  return Stacked(put(cache.k_BNSF, k_BTGC), put(cache.v_BNSF, v_BTGC))
 
 
 def read_stacked(cache: Stacked, layer, kv_heads: int) -> KVCache:
   """One layer, as attention wants it."""
 
-  def pick(x_NBSF):
-    x_BSF = jax.lax.dynamic_index_in_dim(x_NBSF, layer, 0, keepdims=False)
+  def pick(x_BNSF):
+    x_BSF = jax.lax.dynamic_index_in_dim(x_BNSF, layer, 1, keepdims=False)
     x_BSGC = x_BSF.reshape(*x_BSF.shape[:2], kv_heads, -1)
     return jnp.swapaxes(x_BSGC, 1, 2)
 
-  return KVCache(pick(cache.k_NBSF), pick(cache.v_NBSF))
+  return KVCache(pick(cache.k_BNSF), pick(cache.v_BNSF))

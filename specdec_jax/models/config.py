@@ -4,6 +4,7 @@ A family is a set of settings, never a branch.
 """
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +128,13 @@ ALLOWED = {
   'dtype': ('float32', 'bfloat16', 'float64'),
 }
 
-_LLAMA3 = dict(rope_theta=500000.0, vocab=128256, context=131072)
-_QWEN25 = dict(rope_theta=1000000.0, qkv_bias=True, norm_eps=1e-6, head_dim=128)
-_SMOL = dict(vocab=49152, context=8192, head_dim=64)
+_SMOL = dict(rope_theta=100000.0)
+_SMOL_LARGE = dict(rope_theta=130000.0)
+_UNTIED = dict(tied=False)
+_LLAMA3_1B = dict(rope_theta=500000.0, rope_scaling=RopeScaling(factor=32.0))
+_LLAMA3_8B = dict(rope_theta=500000.0, rope_scaling=RopeScaling(8.0)) | _UNTIED
+_QWEN = dict(rope_theta=1000000.0, qkv_bias=True, norm_eps=1e-6)
+_QWEN_LARGE = _QWEN | _UNTIED
 _GPT = dict(
   position='learned',
   norm='layer',
@@ -141,193 +146,62 @@ _GPT = dict(
 )
 # The GPT-like pair of Leviathan et al. 2023, section 4.1; their context is not
 # published.
-_GPT_LM1B = _GPT | dict(head_dim=64, vocab=8192, context=256, tied=False)
-_GEMMA = dict(
-  head_dim=256,
-  query_scale=256**-0.5,
-  act='gelu_tanh',
-  norm_eps=1e-6,
-  post_norm=True,
-  wide_norm=True,
-)
-_GEMMA3 = _GEMMA | dict(
-  heads=4,
-  kv_heads=1,
-  vocab=262144,
-  context=32768,
-  windows=(512,) * 5 + (0,),
-  rope_theta=1000000.0,
-  local_rope_theta=10000.0,
-  qk_norm=True,
-)
+_LM1B = _GPT | _UNTIED
 
-# Sizes as published in each checkpoint's config.json.
-SIZES = {
-  'tiny': dict(
-    depth=2,
-    width=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    mlp=128,
-    vocab=512,
-    context=512,
-  ),
-  # A target of 3M parameters and a draft of 0.3M, at 3,072 ids.
-  'small': dict(
-    depth=6,
-    width=192,
-    heads=6,
-    kv_heads=2,
-    head_dim=32,
-    mlp=512,
-    vocab=3072,
-    context=512,
-  ),
-  'mini': dict(
-    depth=2,
-    width=64,
-    heads=2,
-    kv_heads=1,
-    head_dim=32,
-    mlp=256,
-    vocab=3072,
-    context=512,
-  ),
-  'smollm2_135m': _SMOL
-  | dict(
-    depth=30,
-    width=576,
-    heads=9,
-    kv_heads=3,
-    mlp=1536,
-    rope_theta=100000.0,
-  ),
-  'smollm2_360m': _SMOL
-  | dict(
-    depth=32,
-    width=960,
-    heads=15,
-    kv_heads=5,
-    mlp=2560,
-    rope_theta=100000.0,
-  ),
-  'smollm2_1_7b': _SMOL
-  | dict(
-    depth=24,
-    width=2048,
-    heads=32,
-    kv_heads=32,
-    mlp=8192,
-    rope_theta=130000.0,
-  ),
-  'tinyllama_1b': dict(
-    depth=22,
-    width=2048,
-    heads=32,
-    kv_heads=4,
-    head_dim=64,
-    mlp=5632,
-    vocab=32000,
-    context=2048,
-    tied=False,
-  ),
-  'llama2_7b': dict(
-    depth=32,
-    width=4096,
-    heads=32,
-    kv_heads=32,
-    head_dim=128,
-    mlp=11008,
-    vocab=32000,
-    context=4096,
-    tied=False,
-  ),
-  'llama3_1b': _LLAMA3
-  | dict(
-    depth=16,
-    width=2048,
-    heads=32,
-    kv_heads=8,
-    head_dim=64,
-    mlp=8192,
-    rope_scaling=RopeScaling(factor=32.0),
-  ),
-  'llama3_8b': _LLAMA3
-  | dict(
-    depth=32,
-    width=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    mlp=14336,
-    tied=False,
-    rope_scaling=RopeScaling(factor=8.0),
-  ),
-  'qwen2_5_0_5b': _QWEN25
-  | dict(
-    depth=24,
-    width=896,
-    heads=14,
-    kv_heads=2,
-    head_dim=64,
-    mlp=4864,
-    vocab=151936,
-    context=32768,
-  ),
-  'qwen2_5_1_5b': _QWEN25
-  | dict(
-    depth=28,
-    width=1536,
-    heads=12,
-    kv_heads=2,
-    mlp=8960,
-    vocab=151936,
-    context=32768,
-  ),
-  'qwen2_5_7b': _QWEN25
-  | dict(
-    depth=28,
-    width=3584,
-    heads=28,
-    kv_heads=4,
-    mlp=18944,
-    vocab=152064,
-    context=32768,
-    tied=False,
-  ),
-  'gpt2': _GPT
-  | dict(
-    depth=12,
-    width=768,
-    heads=12,
-    kv_heads=12,
-    head_dim=64,
-    mlp=3072,
-    vocab=50257,
-    context=1024,
-  ),
-  'gpt_97m': _GPT_LM1B
-  | dict(depth=12, width=768, heads=12, kv_heads=12, mlp=3072),
-  'gpt_6m': _GPT_LM1B | dict(depth=2, width=256, heads=4, kv_heads=4, mlp=1024),
-  'gemma2_2b': _GEMMA
-  | dict(
-    depth=26,
-    width=2304,
-    heads=8,
-    kv_heads=4,
-    mlp=9216,
-    vocab=256000,
-    context=8192,
-    embed_scale=2304**0.5,
-    windows=(4096, 0),
-    attn_softcap=50.0,
-    logit_softcap=30.0,
-  ),
-  'gemma3_270m': _GEMMA3
-  | dict(depth=18, width=640, mlp=2048, embed_scale=640**0.5),
-  'gemma3_1b': _GEMMA3
-  | dict(depth=26, width=1152, mlp=6912, embed_scale=1152**0.5),
+
+def _gemma(width: int, **more):
+  return more | dict(
+    embed_scale=width**0.5,
+    query_scale=256**-0.5,
+    act='gelu_tanh',
+    norm_eps=1e-6,
+    post_norm=True,
+    wide_norm=True,
+  )
+
+
+def _gemma3(width: int):
+  return _gemma(
+    width,
+    windows=(512,) * 5 + (0,),
+    rope_theta=1000000.0,
+    local_rope_theta=10000.0,
+    qk_norm=True,
+  )
+
+
+_GEMMA2 = _gemma(2304, windows=(4096, 0), attn_softcap=50.0, logit_softcap=30.0)
+
+_COLUMNS = (
+  'depth', 'width', 'heads', 'kv_heads', 'head_dim', 'mlp', 'vocab', 'context'
+)  # fmt: skip
+# Sizes as published in each checkpoint's config.json; small and mini are a
+# target and a draft of 3M and 0.3M parameters, for training here.
+_ROWS: dict[str, tuple] = {
+  'tiny': (2, 64, 4, 2, 16, 128, 512, 512, {}),
+  'small': (6, 192, 6, 2, 32, 512, 3072, 512, {}),
+  'mini': (2, 64, 2, 1, 32, 256, 3072, 512, {}),
+  'smollm2_135m': (30, 576, 9, 3, 64, 1536, 49152, 8192, _SMOL),
+  'smollm2_360m': (32, 960, 15, 5, 64, 2560, 49152, 8192, _SMOL),
+  'smollm2_1_7b': (24, 2048, 32, 32, 64, 8192, 49152, 8192, _SMOL_LARGE),
+  'tinyllama_1b': (22, 2048, 32, 4, 64, 5632, 32000, 2048, _UNTIED),
+  'llama2_7b': (32, 4096, 32, 32, 128, 11008, 32000, 4096, _UNTIED),
+  'llama3_1b': (16, 2048, 32, 8, 64, 8192, 128256, 131072, _LLAMA3_1B),
+  'llama3_8b': (32, 4096, 32, 8, 128, 14336, 128256, 131072, _LLAMA3_8B),
+  'qwen2_5_0_5b': (24, 896, 14, 2, 64, 4864, 151936, 32768, _QWEN),
+  'qwen2_5_1_5b': (28, 1536, 12, 2, 128, 8960, 151936, 32768, _QWEN),
+  'qwen2_5_7b': (28, 3584, 28, 4, 128, 18944, 152064, 32768, _QWEN_LARGE),
+  'gpt2': (12, 768, 12, 12, 64, 3072, 50257, 1024, _GPT),
+  'gpt_97m': (12, 768, 12, 12, 64, 3072, 8192, 256, _LM1B),
+  'gpt_6m': (2, 256, 4, 4, 64, 1024, 8192, 256, _LM1B),
+  'gemma2_2b': (26, 2304, 8, 4, 256, 9216, 256000, 8192, _GEMMA2),
+  'gemma3_270m': (18, 640, 4, 1, 256, 2048, 262144, 32768, _gemma3(640)),
+  'gemma3_1b': (26, 1152, 4, 1, 256, 6912, 262144, 32768, _gemma3(1152)),
+}
+
+SIZES: dict[str, dict[str, Any]] = {
+  name: dict(zip(_COLUMNS, row, strict=False)) | row[-1]
+  for name, row in _ROWS.items()
 }
 
 

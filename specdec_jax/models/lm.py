@@ -241,70 +241,84 @@ def make(
   V = vocab or config.vocab
   ids = min(ids or V, config.vocab, V)
   constrain = constrain or (lambda x, *axes: x)
-  (block_def, _), (ends_def, _) = _modules(config)
-  ends = lambda params: nnx.merge(
-    ends_def, nnx.State({k: v for k, v in params.items() if k != 'layers'})
+  _modules(config)  # refuses float64 without x64
+  return types.Model(
+    functools.partial(_apply, config),
+    functools.partial(_head, config, ids, V, constrain),
+    functools.partial(_init_cache, config, constrain),
+    V,
+    config.context,
+    functools.partial(_embed, config),
   )
-  block = lambda layer: nnx.merge(block_def, nnx.State(layer))
 
-  embed = lambda params, *at: ends(params).lookup(*at)
 
-  def init_cache(rows: int, slots: int):
-    dtype, G, C = jnp.dtype(config.dtype), config.kv_heads, config.head_dim
-    if config.scan_layers:
-      shape = (config.depth, rows, slots, G * C)
-      cache = kv.zeros(kv.Stacked, *shape, dtype=dtype)
-      axes = (None, 'batch', 'slots', 'kv_heads')
-    else:
-      shape = (rows, G, slots, C)
-      cache = tuple(
-        kv.zeros(kv.KVCache, *shape, dtype=dtype) for _ in range(config.depth)
-      )
-      axes = ('batch', 'kv_heads', 'slots', None)
-    return jax.tree.map(lambda x: constrain(x, *axes), cache)
+def _ends(config, params) -> Ends:
+  _, (graphdef, _) = _modules(config)
+  leaves = {name: x for name, x in params.items() if name != 'layers'}
+  return nnx.merge(graphdef, nnx.State(leaves))
 
-  def apply(
-    params,
-    tokens_BT,
-    slots_BT,
-    positions_BT,
-    mask_BTS,
-    cache,
-    *,
-    taps=(),
-    layers=(0, None),
-    residual_BTD=None,
-  ):
-    part = range(config.depth)[slice(*layers)]
-    if not set(taps) <= set(part):
-      raise ValueError(f'taps={taps}: allowed are layers of {part}')
-    with jax.named_scope('embed'):
-      x_BTD = residual_BTD
-      if x_BTD is None:
-        x_BTD = embed(params, tokens_BT, positions_BT)
-    args = attention.views(config, positions_BT, mask_BTS), slots_BT
-    run = _scan if config.scan_layers else _unroll
-    with jax.named_scope('blocks'):
-      return run(
-        config, block, params['layers'], x_BTD, args, cache, taps, part
-      )
 
-  def head(params, hidden):
-    with jax.named_scope('head'):
-      logits = ends(params).logits(hidden)
-      if config.proposes:
-        none = jnp.full((*logits.shape[:-1], V), -jnp.inf, logits.dtype)
-        at = none.at[..., jnp.asarray(config.proposes, jnp.int32)]
-        logits = at.set(logits, mode='drop', unique_indices=True)
-      elif V != config.vocab:
-        extra = [(0, 0)] * (logits.ndim - 1) + [(0, max(0, V - config.vocab))]
-        logits = jnp.pad(logits[..., :V], extra)
-      if ids < V:
-        real = jnp.arange(V).reshape((1,) * (logits.ndim - 1) + (-1,)) < ids
-        logits = jnp.where(real, logits, -jnp.inf)
-      return constrain(logits, 'batch', *([None] * (logits.ndim - 2)), 'vocab')
+def _embed(config, params, tokens_BT, positions_BT):
+  return _ends(config, params).lookup(tokens_BT, positions_BT)
 
-  return types.Model(apply, head, init_cache, V, config.context, embed)
+
+def _init_cache(config, constrain, rows: int, slots: int):
+  dtype, G, C = jnp.dtype(config.dtype), config.kv_heads, config.head_dim
+  if config.scan_layers:
+    shape = (rows, config.depth, slots, G * C)
+    cache = kv.zeros(kv.Stacked, *shape, dtype=dtype)
+    axes = ('batch', None, 'slots', 'kv_heads')
+  else:
+    shape = (rows, G, slots, C)
+    cache = tuple(
+      kv.zeros(kv.KVCache, *shape, dtype=dtype) for _ in range(config.depth)
+    )
+    axes = ('batch', 'kv_heads', 'slots', None)
+  return jax.tree.map(lambda x: constrain(x, *axes), cache)
+
+
+def _apply(
+  config,
+  params,
+  tokens_BT,
+  slots_BT,
+  positions_BT,
+  mask_BTS,
+  cache,
+  *,
+  taps=(),
+  layers=(0, None),
+  residual_BTD=None,
+):
+  part = range(config.depth)[slice(*layers)]
+  if not set(taps) <= set(part):
+    raise ValueError(f'taps={taps}: allowed are layers of {part}')
+  with jax.named_scope('embed'):
+    x_BTD = residual_BTD
+    if x_BTD is None:
+      x_BTD = _embed(config, params, tokens_BT, positions_BT)
+  (graphdef, _), _ = _modules(config)
+  block = lambda layer: nnx.merge(graphdef, nnx.State(layer))
+  args = attention.views(config, positions_BT, mask_BTS), slots_BT
+  run = _scan if config.scan_layers else _unroll
+  with jax.named_scope('blocks'):
+    return run(config, block, params['layers'], x_BTD, args, cache, taps, part)
+
+
+def _head(config, ids: int, V: int, constrain, params, hidden):
+  with jax.named_scope('head'):
+    logits = _ends(config, params).logits(hidden)
+    if config.proposes:
+      none = jnp.full((*logits.shape[:-1], V), -jnp.inf, logits.dtype)
+      at = none.at[..., jnp.asarray(config.proposes, jnp.int32)]
+      logits = at.set(logits, mode='drop', unique_indices=True)
+    elif V != config.vocab:
+      extra = [(0, 0)] * (logits.ndim - 1) + [(0, max(0, V - config.vocab))]
+      logits = jnp.pad(logits[..., :V], extra)
+    if ids < V:
+      real = jnp.arange(V).reshape((1,) * (logits.ndim - 1) + (-1,)) < ids
+      logits = jnp.where(real, logits, -jnp.inf)
+    return constrain(logits, 'batch', *([None] * (logits.ndim - 2)), 'vocab')
 
 
 def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):

@@ -126,10 +126,7 @@ def test_what_stale_slots_hold_changes_nothing(x64, scan):
   clean, _, _ = read(model, params, START, 3, cache)
   slots = np.arange(S)
   stale_BS = slots[None] >= START[:, None]
-  if scan:  # [depth, B, S, G * C]
-    stale = stale_BS[None, :, :, None]
-  else:  # [B, G, S, C] in each layer
-    stale = stale_BS[:, None, :, None]
+  stale = stale_BS[:, None, :, None]  # [B, G or depth, S, C or G * C]
 
   def poison(path, x):
     leaf = jax.tree_util.keystr(path)
