@@ -35,7 +35,6 @@ _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'JSONL file of answers')
 _HTML = flags.DEFINE_string('html', '', 'page of who made each token: slower')
 _CACHE = flags.DEFINE_bool('check_cache', False, 'recompute every cache: slow')
-_VALUES = flags.DEFINE_bool('check_values', False, 'look for bad values: slow')
 
 
 def run() -> bool:
@@ -51,9 +50,10 @@ def run() -> bool:
   sampling = dataclasses.asdict(s.sampling)
   wanted = api.Settings(max_new, **sampling, record=bool(_HTML.value))
   rows = answers.rows(b.batch_size, len(chosen), s.mesh.data)
-  checks = dict(check_cache=_CACHE.value, check_values=_VALUES.value)
   batch = lambda jobs: api.request_of(engine, jobs, wanted, rows=rows)
-  ask = lambda jobs: api.run(engine, batch(jobs), wanted, **checks)
+  ask = lambda jobs: api.run(
+    engine, batch(jobs), wanted, check_cache=_CACHE.value
+  )
   task = answers.Task(
     _PROMPTS.value, chosen, e.target, ask, b.chat, max_new, rows
   )

@@ -2,27 +2,34 @@
 
 from specdec_jax import runtime
 
+# Before JAX computes anything: jaxlib 0.10.2 miscompiles a narrow matrix-vector
+# product with a reduction on CPU (jax#39103), which gave wrong tokens, and XLA
+# reads its flags once.
 runtime.set_xla_flags()
 
 from specdec_jax.analysis.record_page import html  # noqa: E402
 from specdec_jax.api import (  # noqa: E402
   Completion,
+  NonFiniteLogits,
   Piece,
   Settings,
   generate,
   stream,
 )
 from specdec_jax.build import DRAFTERS, RULES, LanguageModel, load  # noqa: E402
+from specdec_jax.io.load import wrap  # noqa: E402
 
 __all__ = [
   'DRAFTERS',
   'RULES',
   'Completion',
   'LanguageModel',
+  'NonFiniteLogits',
   'Piece',
   'Settings',
   'generate',
   'html',
   'load',
   'stream',
+  'wrap',
 ]

@@ -8,15 +8,17 @@ print(out[0].text, out[0].metrics['block_efficiency'])
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from specdec_jax import build, debug, requests, types
+from specdec_jax import build, debug, decode, requests, types
 from specdec_jax.analysis import record as record_lib
 from specdec_jax.bench import metrics
+
+Settings = requests.Settings
 
 # Settings of other systems that would change p; ignoring one would be silent.
 REFUSED = (
@@ -30,56 +32,26 @@ REFUSED = (
   'bad_words',
 )
 
-# Sample j of a prompt is request number prompt + j * this.
-_SAMPLES = 1 << 20
+# Sample j of prompt i is request number i + j * _PROMPTS, below 2**32.
+_PROMPTS, _SAMPLES = 1 << 20, 1 << 12
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """How to sample and when to stop; checked before anything is traced.
-
-  max_new_tokens: tokens after the prompt. temperature 0 is greedy; top_k 0 and
-  top_p 1 are off. seed: the same seed and request give the same tokens, in any
-  batch. stop: strings that end the text (not part of it). stop_ids: token ids
-  that do; the model's own end-of-sequence ids if None. logprobs: return each
-  token's log-probability under the target at temperature 1. record: decode from
-  Python, which is slower, and return what record_page shows.
-  """
-
-  max_new_tokens: int = 128
-  temperature: float = 0.0
-  top_k: int = 0
-  top_p: float = 1.0
-  seed: int = 0
-  stop: tuple[str, ...] = ()
-  stop_ids: tuple[int, ...] | None = None
-  logprobs: bool = False
-  record: bool = False
-
-  def __post_init__(self):
-    for name in ('max_new_tokens', 'top_k', 'seed'):
-      value = getattr(self, name)
-      if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f'{name}={value!r}: must be an integer')
-    for name in ('temperature', 'top_p'):
-      value = getattr(self, name)
-      if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f'{name}={value!r}: must be a number')
-    if not 0 <= self.seed < 2**32:
-      raise ValueError(f'seed={self.seed}: must be in 0 to 2**32 - 1')
-    if self.max_new_tokens < 1:
-      raise ValueError(
-        f'max_new_tokens={self.max_new_tokens}: must be at least 1'
-      )
+class NonFiniteLogits(ValueError):
+  """The target's logits were NaN or infinite: no token can follow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  """One answer. origins: who made each token (types.ORIGINS).
+  """One answer.
 
-  finish_reason: 'stop' (end of sequence, stop id or stop string) or 'length'.
-  metrics: eval/metrics.summary of this request as it was decoded: what a stop
-  string cuts off the text is counted. record: every window, with record=True.
+  text, tokens: without the prompt. A stop string is not in the text.
+  finish_reason: 'stop' (end of sequence, stop id or stop string), 'length', or
+    'non-finite' (run only: the logits after these tokens were not finite).
+  origins: who made each token, a name of types.ORIGINS.
+  metrics: bench.metrics.summary of the request as it was decoded: what a stop
+    string cuts off is counted.
+  logprobs: of each token, with logprobs=True.
+  record: every window, with record=True.
   """
 
   text: str
@@ -93,32 +65,30 @@ class Completion:
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """What one window of a stream added; text may lag behind the tokens."""
+
+  text: str
+  tokens: list[int]
+  origins: list[str]
+
+
 def settings(options: dict[str, Any]) -> Settings:
-  """Settings from keyword arguments; refuses what it does not know, by name.
+  """Settings from keyword arguments.
 
   Raises:
-    ValueError: a name of REFUSED, or one that is no setting.
+    ValueError: a name of REFUSED, one that is no setting, or a bad value.
   """
-  allowed = {field.name for field in dataclasses.fields(Settings)}
+  allowed = sorted(field.name for field in dataclasses.fields(Settings))
   for name in options:
     if name in REFUSED:
       raise ValueError(
-        f'{name} is not supported: it changes the target law, and ignoring it '
-        f'would be silent. Remove it; supported are {sorted(allowed)}'
+        f"{name} is not supported: it changes the target's distribution, and "
+        f'ignoring it would be silent. Remove it; supported are {allowed}'
       )
     if name not in allowed:
-      raise ValueError(
-        f'unknown setting {name!r}: allowed are {sorted(allowed)}'
-      )
-  options = dict(options)
-  for name in ('stop', 'stop_ids'):
-    value = options.get(name)
-    if isinstance(value, str | int):
-      value = (value,)
-    if value is not None:
-      options[name] = tuple(value)
-  if '' in options.get('stop', ()):
-    raise ValueError("stop='': a stop string must not be empty")
+      raise ValueError(f'unknown setting {name!r}: allowed are {allowed}')
   return Settings(**options)
 
 
@@ -134,72 +104,55 @@ def generate(
   chat: bool = False,
   batch_size: int = 8,
   check_cache: bool = False,
-  check_values: bool = False,
+  proposals: bool = True,
   **options,
 ) -> list[Completion]:
-  """Completes every prompt, n times; losslessly under every lossless rule.
+  """Completes every prompt, n times; exactly as the target alone would.
 
   Args:
-    target: the model whose law the output follows.
+    target: the model whose distribution the output follows.
     prompts: texts, or lists of token ids.
-    draft: None (plain decoding), a loaded model, 'lookup', 'ngram',
-      'early_exit', 'eagle', or a types.Drafter.
-    rule: 'reject', 'block', 'coupled', 'lenient:0.5' (lossy), or a types.Rule.
+    draft: None (plain decoding), a loaded model, a name of DRAFTERS, or a
+      types.Drafter.
+    rule: a name of RULES ('lenient:0.5' is lossy), or a types.Rule.
     gamma: tokens drafted before each pass of the target; 4, or what a drafter
       of your own was made for, if None.
-    draft_options: settings of a drafter (lookup: min_match, max_match; ngram:
-      path; early_exit: exit; eagle: path; ngram, eagle and a model:
-      min_confidence).
-    n: samples per prompt; sample j of prompt i is entry i * n + j.
+    draft_options: settings of the drafter, by name.
+    n: samples of each prompt; sample j of prompt i is entry i * n + j.
     chat: put each text through the model's chat template as a user's turn.
     batch_size: requests decoded together; changes no request's tokens.
-    check_cache: first decode each batch recomputing the caches at every window
-      (debug.check_cache), which is slow. Changes no token.
-    check_values: likewise, looking for bad indices, NaNs and broken contracts
-      (debug.check_values).
+    check_cache: decode each batch once before, recomputing the caches after
+      every window (debug.check_cache): slow, changes no token.
+    proposals: with check_cache, also compare what the drafter proposes with
+      what a fresh one would; False for a drafter that learns as it decodes.
     **options: the fields of Settings.
 
   Raises:
     ValueError: a setting out of range, an unknown name, an empty or too long
       prompt, a draft with another tokenizer. Nothing has run then.
-    debug.Finding: what a check found, by row, window and slot.
+    NonFiniteLogits: the target's logits were not finite.
+    debug.Finding: what check_cache found, by row, window and slot.
   """
   wanted = settings(options)
-  if n < 1 or batch_size < 1:
-    raise ValueError(f'n={n}, batch_size={batch_size}: both must be at least 1')
-  if isinstance(prompts, str):
-    prompts = [prompts]
-  engine = build.engine(
-    target,
-    draft,
-    rule=rule,
-    gamma=gamma,
-    options=build.default_options(logprobs=wanted.logprobs),
-    **(draft_options or {}),
-  )
-  encoded = [requests.encode(target.tokenizer, x, chat=chat) for x in prompts]
-  jobs = [
-    requests.Item(tokens, i + j * _SAMPLES)
-    for i, tokens in enumerate(encoded)
-    for j in range(n)
+  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
+  items = _items(target, prompts, n, chat)
+  if type(batch_size) is not int or batch_size < 1:
+    raise ValueError(f'batch_size={batch_size!r}: must be whole, at least 1')
+  rows = requests.rows_on(target.layout, min(batch_size, len(items)))
+  batches = [
+    request_of(engine, items[i : i + rows], wanted, rows=rows)
+    for i in range(0, len(items), rows)
   ]
-  rows = requests.rows_on(target.layout, min(batch_size, max(len(jobs), 1)))
-  requests_ = [
-    request_of(engine, jobs[i : i + rows], wanted, rows=rows)
-    for i in range(0, max(len(jobs), 1), rows)
-  ]
-  checks = dict(check_cache=check_cache, check_values=check_values)
-  done = [x for r in requests_ for x in run(engine, r, wanted, **checks)]
-  return done[: len(jobs)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-  """What one window of a stream added; text may lag behind the tokens."""
-
-  text: str
-  tokens: list[int]
-  origins: list[str]
+  out = []
+  for batch in batches:
+    done = run(
+      engine, batch, wanted, check_cache=check_cache, proposals=proposals
+    )
+    for number, x in zip(batch.request_B, done, strict=False):
+      if x.finish_reason == 'non-finite':
+        raise _non_finite(engine, number, len(x.tokens))
+    out += done
+  return out
 
 
 def stream(
@@ -224,18 +177,11 @@ def stream(
   for name in ('logprobs', 'record'):
     if getattr(wanted, name):
       raise ValueError(f'{name}=True: a stream has none; use generate')
-  engine = build.engine(
-    target,
-    draft,
-    rule=rule,
-    gamma=gamma,
-    options=build.default_options(),
-    **(draft_options or {}),
-  )
+  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
   tokens = requests.encode(target.tokenizer, prompt, chat=chat)
-  jobs = [requests.Item(tokens, request)]
+  items = [requests.Item(tokens, request)]
   rows = requests.rows_on(target.layout, 1)
-  return _pieces(engine, request_of(engine, jobs, wanted, rows=rows), wanted)
+  return _pieces(engine, request_of(engine, items, wanted, rows=rows), wanted)
 
 
 def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
@@ -261,6 +207,58 @@ def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
       text[shown:ready], tokens[told:], [types.ORIGINS[o] for o in made_by]
     )
     told, shown = len(tokens), ready
+  if info.broken_B[0] and cut is None:
+    raise _non_finite(engine, request.request_B[0], told)
+
+
+def _items(target, prompts, n: int, chat: bool) -> list[requests.Item]:
+  """Every sample of every prompt, in generate's order."""
+  if type(n) is not int or not 1 <= n <= _SAMPLES:
+    raise ValueError(
+      f'n={n!r}: must be whole, 1 to {_SAMPLES}; for more, use other seeds'
+    )
+  if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+    prompts = [prompts]
+  ids = [requests.encode(target.tokenizer, x, chat=chat) for x in prompts]
+  if not 1 <= len(ids) <= _PROMPTS:
+    raise ValueError(f'{len(ids)} prompts: give 1 to {_PROMPTS}')
+  return [
+    requests.Item(tokens, i + j * _PROMPTS)
+    for i, tokens in enumerate(ids)
+    for j in range(n)
+  ]
+
+
+def _engine(target, draft, rule, gamma, draft_options, wanted: Settings):
+  """build.engine, with its refusals of what is nearly a draft."""
+  why = None
+  if isinstance(draft, types.Model):
+    why = 'has no parameters'
+  elif callable(draft):
+    why = 'is a function: call it, and give what it makes'
+  elif isinstance(draft, str) and set(draft) & set(':/.'):
+    why = f'is not loaded: give specdec_jax.load({draft!r})'
+  if not isinstance(target, build.LanguageModel):
+    raise ValueError(
+      f'target={_short(target)}: must be a loaded model, as in '
+      "specdec_jax.load('hf:org/name')"
+    )
+  if why:
+    raise ValueError(f'draft={_short(draft)} {why}')
+  return build.engine(
+    target,
+    draft,
+    rule=rule,
+    gamma=gamma,
+    options=build.default_options(logprobs=wanted.logprobs),
+    **(draft_options or {}),
+  )
+
+
+def _short(x: Any) -> str:
+  """A repr that fits into a sentence: arrays and models have long ones."""
+  text = repr(x)
+  return text if len(text) <= 60 else f'<{type(x).__name__}>'
 
 
 def request_of(
@@ -270,96 +268,100 @@ def request_of(
   **shape,
 ):
   """The items as one batch; shape: rows, length."""
-  stop_ids = wanted.stop_ids
-  if stop_ids is None:
-    stop_ids = engine.target.tokenizer.eos_ids
+  target = engine.target
   return requests.make(
     items,
-    ids=engine.target.ids,
-    context=engine.target.context,
+    ids=target.ids,
+    context=target.context,
     max_new_tokens=wanted.max_new_tokens,
     gamma=engine.drafter.gamma,
     temperature=wanted.temperature,
     top_k=wanted.top_k,
     top_p=wanted.top_p,
     seed=wanted.seed,
-    stop_ids=stop_ids,
+    stop_ids=wanted.all_stop_ids(target.tokenizer, target.ids),
     **shape,
   )
 
 
 def run(
   engine: build.Engine,
-  request,
+  request: decode.Request,
   wanted: Settings,
   *,
   check_cache: bool = False,
-  check_values: bool = False,
+  proposals: bool = True,
 ) -> list[Completion]:
   """One executable call; a Completion for every row that started.
 
-  With a check on, it runs before (debug.py) and raises what it finds.
+  A row whose logits were not finite ends there, as 'non-finite'. check_cache
+  and proposals are those of generate.
   """
   placed = requests.place(request, engine.target.layout)
-  checks = [debug.check_values] * check_values
-  for check in checks + [debug.check_cache] * check_cache:
-    model = build.target_model(engine.target)
-    of = engine.drafter, engine.rule, engine.weights
-    check(model, *of, placed, engine.options)
-  found = None
+  if check_cache:
+    debug.check_cache(
+      build.target_model(engine.target),
+      engine.drafter,
+      engine.rule,
+      engine.weights,
+      placed,
+      engine.options,
+      proposals=proposals,
+    )
   if wanted.record:
-    model = build.target_model(engine.target)
-    of = model, engine.drafter, engine.rule, engine.options, engine.weights
-    out, found = record_lib.run(*of, placed)
+    out, records = _recorded(engine, placed, wanted)
   else:
     out = jax.device_get(engine.programs.generate(engine.weights, placed))
-  tokenizer = engine.target.tokenizer
+    records = [None] * len(out.lengths_B)
   started = np.flatnonzero(request.limit_B > request.lengths_B)
-  for row in np.flatnonzero(out.info.broken_B):
-    raise FloatingPointError(
-      f'request {request.request_B[row]}: the logits of {engine.target.label} '
-      f'are not finite after {out.lengths_B[row]} tokens; try dtype float32'
-    )
-  records = (
-    None if found is None else _records(engine, placed, out, found, wanted)
+  return [
+    _completion(engine, request, wanted, out, int(row), records[row])
+    for row in started
+  ]
+
+
+def _completion(engine, request, wanted: Settings, out, row: int, record):
+  tokenizer = engine.target.tokenizer
+  start, end = int(request.lengths_B[row]), int(out.lengths_B[row])
+  tokens = out.tokens_BL[row, start:end].tolist()
+  reason = 'length'
+  if end < request.limit_B[row] or tokens[-1] in request.stop_BX[row]:
+    reason = 'stop'
+  if out.info.broken_B[row]:
+    reason = 'non-finite'
+  text = tokenizer.decode(tokens)
+  cut = _find_stop(text, wanted.stop)
+  if cut is not None:
+    text, reason = text[:cut], 'stop'
+    tokens = _until_stop(tokenizer, tokens, wanted.stop)
+  kept = slice(start, start + len(tokens))
+  logprobs = out.info.logprob_BL
+  return Completion(
+    text=text,
+    tokens=tokens,
+    finish_reason=reason,
+    origins=[types.ORIGINS[o] for o in out.info.origin_BL[row, kept]],
+    metrics=metrics.summary(
+      metrics.rows(out.info, slice(row, row + 1))
+    )._asdict(),
+    logprobs=None if logprobs is None else logprobs[row, kept].tolist(),
+    record=record,
   )
-  done = []
-  for row in started:
-    start, end = int(request.lengths_B[row]), int(out.lengths_B[row])
-    tokens = out.tokens_BL[row, start:end].tolist()
-    stopped = end < request.limit_B[row] or tokens[-1] in request.stop_BX[row]
-    text = tokenizer.decode(tokens)
-    cut = _find_stop(text, wanted.stop)
-    if cut is not None:
-      text, stopped = text[:cut], True
-      tokens = _until_stop(tokenizer, tokens, wanted.stop)
-    kept = slice(start, start + len(tokens))
-    logprobs = out.info.logprob_BL
-    done.append(
-      Completion(
-        text=text,
-        tokens=tokens,
-        finish_reason='stop' if stopped else 'length',
-        origins=[types.ORIGINS[o] for o in out.info.origin_BL[row, kept]],
-        metrics=metrics.summary(
-          metrics.rows(out.info, slice(row, row + 1))
-        )._asdict(),
-        logprobs=None if logprobs is None else logprobs[row, kept].tolist(),
-        record=None if records is None else records[row],
-      )
-    )
-  return done
 
 
-def _records(engine, request, output, found, wanted: Settings):
+def _recorded(engine, placed, wanted: Settings):
+  """(Output, a Record for every row), driven from Python."""
   target, q = engine.target, engine.q
+  model = build.target_model(target)
+  parts = model, engine.drafter, engine.rule, engine.options, engine.weights
+  out, windows = record_lib.run(*parts, placed)
   if engine.drafter.taps:
     q = None  # of a window's first tokens only; the drafter knows all of them
-  return record_lib.describe(
-    output,
-    found,
-    request,
-    target=(build.target_model(target), target.params),
+  return out, record_lib.describe(
+    out,
+    windows,
+    placed,
+    target=(model, target.params),
     draft=q and (q, engine.weights.draft),
     chunk=engine.options.chunk,
     tokenizer=target.tokenizer,
@@ -367,9 +369,20 @@ def _records(engine, request, output, found, wanted: Settings):
   )
 
 
+def _non_finite(engine, number, count: int) -> NonFiniteLogits:
+  return NonFiniteLogits(
+    f'request {number}: the logits of {engine.target.label} are not finite '
+    f'after {count} new tokens; try dtype float32'
+  )
+
+
 def _find_stop(text: str, stop: tuple[str, ...]) -> int | None:
-  found = [at for at in (text.find(s) for s in stop) if at >= 0]
-  return min(found, default=None)
+  """Where to cut: the start of the stop string that is completed first.
+
+  Not the one that begins first: a stream would have cut before it ends.
+  """
+  ends = [(at + len(s), at) for s in stop if (at := text.find(s)) >= 0]
+  return min(ends)[1] if ends else None
 
 
 def _until_stop(tokenizer, tokens: list[int], stop) -> list[int]:

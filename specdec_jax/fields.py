@@ -70,6 +70,8 @@ def check(settings: Any) -> None:
   Lists are taken for tuples; each element of a tuple is checked by itself.
   """
   for field in dataclasses.fields(settings):
+    if not field.metadata:  # not made by setting()
+      continue
     value = getattr(settings, field.name)
     if typing.get_origin(field.type) is not tuple:
       _check_value(field, field.type, value)

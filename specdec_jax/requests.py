@@ -1,13 +1,15 @@
 """Prompts to fixed-shape requests, and the checks that come before tracing."""
 
 import bisect
+import dataclasses
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specdec_jax import decode, sampling, sharding
+from specdec_jax import decode, fields, sampling, sharding
 
 # Token buffers come in these lengths, so that few programs are compiled.
 _STEPS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
@@ -44,6 +46,75 @@ def items(
   return [Item(tokens, int(number)) for tokens, number in pairs]
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How to sample and when to stop; checked when it is made.
+
+  stop: strings that end the text and are left out of it; a special token's
+    text, such as '<|im_end|>', also ends it. One text, several, or None.
+  stop_ids: token ids that end it; the model's own end-of-sequence ids if None.
+  logprobs: return each token's log-probability under the target at
+    temperature 1.
+  record: decode from Python, which is slower, and return every window.
+
+  Raises:
+    ValueError: a value of the wrong kind or out of range.
+  """
+
+  max_new_tokens: int = fields.setting(128, low=1, help='after the prompt')
+  temperature: float = fields.setting(0.0, low=0, help='0 is greedy')
+  top_k: int = fields.setting(0, low=0, help='0 is off')
+  top_p: float = fields.setting(1.0, above=0, high=1, help='1 is off')
+  seed: int = fields.setting(
+    0, low=0, high=2**32 - 1, help='one seed gives one text, in any batch'
+  )
+  stop: Any = ()
+  stop_ids: Any = None
+  logprobs: bool = False
+  record: bool = False
+
+  def __post_init__(self):
+    fields.check(self)
+    stop, ids = self.stop, self.stop_ids
+    stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(x, str) and x for x in stop):
+      raise ValueError(
+        f'stop={self.stop!r}: must be texts, none of them empty; token ids go '
+        'to stop_ids'
+      )
+    if ids is not None:
+      ids = tuple(ids) if isinstance(ids, Iterable) else (ids,)
+      bad = [x for x in ids if not hasattr(x, '__index__')]
+      if bad:
+        raise ValueError(f'stop_ids: {bad[0]!r} is no whole number')
+    object.__setattr__(self, 'stop', stop)
+    object.__setattr__(self, 'stop_ids', ids)
+
+  def all_stop_ids(self, tokenizer, ids: int) -> list[int]:
+    """Every id that ends a row.
+
+    Args:
+      tokenizer: an io.tokenizer.Tokenizer.
+      ids: the size of the vocabulary.
+
+    Raises:
+      ValueError: an id of stop_ids that is none of the vocabulary.
+    """
+    for x in self.stop_ids or ():
+      if not 0 <= x < ids:
+        raise ValueError(
+          f'stop_ids: {x} is outside the vocabulary: allowed are 0 to {ids - 1}'
+        )
+    # Special tokens have no text, so a string search would never find them.
+    added = (
+      tokenizer.inner.get_added_tokens_decoder().items() if self.stop else ()
+    )
+    special = {x.content: i for i, x in added if x.special}
+    named = [special[x] for x in self.stop if x in special]
+    own = tokenizer.eos_ids if self.stop_ids is None else self.stop_ids
+    return [*map(int, own), *named]
+
+
 def encode(tokenizer, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
   """Token ids of a prompt; ids are passed through.
 
@@ -53,10 +124,18 @@ def encode(tokenizer, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
     chat: put a text through the chat template, as a user's turn.
 
   Raises:
-    ValueError: an empty text.
+    ValueError: an empty text, or something that is neither text nor ids.
   """
   if not isinstance(prompt, str):
-    return [int(t) for t in prompt]
+    if not isinstance(prompt, Iterable):
+      raise ValueError(
+        f'prompt {prompt!r}: must be a text or a list of token ids; several '
+        'prompts are a list of those, as in [[1, 2, 3]]'
+      )
+    bad = [t for t in prompt if not hasattr(t, '__index__')]
+    if bad:
+      raise ValueError(f'token {bad[0]!r} of a prompt: must be a whole number')
+    return [operator.index(t) for t in prompt]
   if not prompt:
     raise ValueError('empty prompt: decoding starts from at least one token')
   if chat:
@@ -145,17 +224,25 @@ def make(
   tokens_BL = np.zeros((rows, length), np.int32)
   for row, item in zip(tokens_BL, items, strict=False):
     row[: len(item.tokens)] = item.tokens
-  numbers = np.array([x.number for x in items], np.uint32)
+  numbers = _uint32('request number', [x.number for x in items])
   stop = np.array(sorted(set(stop_ids)) or [-1], np.int32)
   return decode.Request(
     tokens_BL,
     lengths,
     limit.astype(np.int32),
     fill(numbers),
-    fill(seed).astype(np.uint32),
+    fill(_uint32('seed', seed)),
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
     np.broadcast_to(stop, (rows, stop.size)).copy(),
   )
+
+
+def _uint32(name: str, value: Any) -> np.ndarray:
+  x = np.asarray(value)
+  whole = np.issubdtype(x.dtype, np.integer)
+  if not whole or (x < 0).any() or (x >= 2**32).any():
+    raise ValueError(f'{name}={value}: must be whole, in 0 to 2**32 - 1')
+  return x.astype(np.uint32)
 
 
 def rows_on(layout: sharding.Layout | None, rows: int) -> int:

@@ -3,13 +3,13 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import specdec_jax
-from specdec_jax import api, sharding
+from specdec_jax import api, build, requests, sharding
+from specdec_jax.certify import table_model
+from specdec_jax.drafters import lookup
 from specdec_jax.io import tokenizer
-from specdec_jax.models import config, lm
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -81,6 +81,29 @@ def test_a_stop_string_ends_text_and_tokens(target, plain):
   assert [t for p in pieces for t in p.tokens] == out.tokens
 
 
+def test_of_overlapping_stop_strings_the_first_to_end_counts(target):
+  kwargs = dict(max_new_tokens=60, temperature=2.0, seed=3, stop_ids=())
+  text = specdec_jax.generate(target, PROMPTS[:1], **kwargs)[0].text
+  at = next(i for i in range(50) if '\ufffd' not in text[i : i + 4])
+  stop = text[at : at + 4], text[at + 1 : at + 3]  # one inside the other
+  assert [text.find(x) for x in stop] == [at, at + 1]
+  kwargs['stop'] = stop
+  (out,) = specdec_jax.generate(target, PROMPTS[:1], **kwargs)
+  pieces = list(specdec_jax.stream(target, PROMPTS[0], **kwargs))
+  assert out.text == ''.join(x.text for x in pieces) == text[: at + 1]
+  assert out.tokens == [t for x in pieces for t in x.tokens]
+
+
+def test_a_special_token_may_be_a_stop_string(target):
+  """Its text is in no answer, so it counts as a stop id."""
+  kwargs = dict(max_new_tokens=90, temperature=2.0, n=12, stop_ids=())
+  every = specdec_jax.generate(target, [[5]], **kwargs)
+  i = next(i for i, x in enumerate(every) if 257 in x.tokens)
+  out = specdec_jax.generate(target, [[5]], stop='<bos>', **kwargs)[i]
+  assert out.tokens == every[i].tokens[: every[i].tokens.index(257) + 1]
+  assert out.finish_reason == 'stop'
+
+
 def test_a_stop_id_ends_the_row(target, plain):
   tokens = plain[0].tokens
   stop = tokens[6]
@@ -119,14 +142,34 @@ def test_any_number_of_prompts_fits_a_mesh(target):
   assert list(specdec_jax.stream(sharded, PROMPTS[0], max_new_tokens=2))
 
 
-def test_logits_that_are_not_finite_are_an_error_not_a_token(target):
+@pytest.fixture
+def broken(target):
+  """Reading token 200 makes the logits NaN, and so does proposing it."""
+  untied = dataclasses.replace(target.config, tied=False)
+  params = dict(target.params, embed=target.params['head'].T)
   with jax.debug_nans(False):
-    params = dict(target.params)
-    params['head'] = params['head'].at[:, 7].set(float('nan'))
-    broken = dataclasses.replace(target, params=params)
-    for draft in (None, 'lookup'):
-      with pytest.raises(FloatingPointError, match='not finite after 5'):
-        specdec_jax.generate(broken, PROMPTS[:1], draft=draft)
+    params['embed'] = params['embed'].at[200].set(float('nan'))
+    yield dataclasses.replace(target, lm_config=untied, params=params)
+
+
+@pytest.mark.parametrize('draft', [None, 'lookup'])
+def test_logits_that_are_not_finite_are_an_error_not_a_token(broken, draft):
+  with pytest.raises(ValueError, match='request 1: .* after 0 new tokens'):
+    specdec_jax.generate(broken, [[1], [5, 200]], draft=draft)
+  with pytest.raises(api.NonFiniteLogits, match='request 0: .* after 0 new'):
+    list(specdec_jax.stream(broken, [5, 200], draft=draft))
+
+
+def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
+  wanted, items = api.settings(COMMON), requests.items([[1], [5, 200], [9]])
+  of = lambda model, items: api.run(
+    engine := build.engine(model), api.request_of(engine, items, wanted), wanted
+  )
+  one, bad, two = of(broken, items)
+  assert (bad.finish_reason, bad.tokens, bad.text) == ('non-finite', [], '')
+  whole = of(target, items)
+  assert [one.tokens, two.tokens] == [whole[0].tokens, whole[2].tokens]
+  assert {one.finish_reason, two.finish_reason} == {'length'}
 
 
 def test_scanned_random_models_are_the_same_models(target):
@@ -137,58 +180,69 @@ def test_scanned_random_models_are_the_same_models(target):
   assert [x.tokens for x in out] == [x.tokens for x in one]
 
 
-def test_a_bfloat16_model_has_float32_logits():
-  model = lm.make(config.sized('tiny', dtype='bfloat16'))
-  params = lm.init(config.sized('tiny', dtype='bfloat16'), 0)
-  logits = model.head(params, jnp.ones((1, 64), jnp.bfloat16))
-  assert logits.dtype == jnp.float32
-  assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any()
+MODEL = table_model.make(8)
+SLIPS = [
+  (dict(gamma=-1), 'gamma=-1'),
+  (dict(gamma=2.0), 'gamma=2.0'),
+  (dict(temperature=-0.1), 'temperature=-0.1'),
+  (dict(temperature=float('nan')), 'temperature=nan'),
+  (dict(temperature=1e300), r'temperature=.*1.?e\+300'),
+  (dict(top_p=0.0), 'top_p=0.0'),
+  (dict(top_p=1e-50), r'top_p=.*1.?e-50'),
+  (dict(top_p=1.1), 'top_p=1.1'),
+  (dict(top_k=-1), 'top_k=-1'),
+  (dict(max_new_tokens=0), 'max_new_tokens=0'),
+  (dict(max_new_tokens=2.5), 'max_new_tokens=2.5'),
+  (dict(max_new_tokens=600), 'no room'),
+  (dict(temperatur=1.0), "unknown setting 'temperatur': allowed"),
+  (dict(min_p=0.5), 'min_p is not supported'),
+  (dict(logit_bias={}), 'logit_bias is not supported'),
+  (dict(seed=-1), 'seed=-1'),
+  (dict(seed=12345678901234567890), 'seed=12345678901234567890: must be'),
+  (dict(n=0), 'n=0'),
+  (dict(n=4097), 'n=4097: .* 1 to 4096'),
+  (dict(batch_size=1.5), 'batch_size=1.5'),
+  (dict(stop=''), "stop='': must be texts"),
+  (dict(stop=[13]), r'stop=\[13\]: .* token ids go to stop_ids'),
+  (dict(stop_ids=2**31), 'stop_ids: 2147483648 is outside the vocabulary'),
+  (dict(stop_ids=[258]), 'stop_ids: 258 .* allowed are 0 to 257'),
+  (dict(stop_ids=[1, 1.5]), 'stop_ids: 1.5 is no whole number'),
+  (dict(rule='rejekt'), 'rejekt'),
+  (dict(draft='lockup'), 'lockup'),
+  (dict(draft=[1]), 'draft'),
+  (dict(draft='hf:org/name'), r"is not loaded: .*load\('hf:org/name'\)"),
+  (dict(draft=lookup.make), 'is a function: call it'),
+  (dict(draft=MODEL), 'draft=<Model> has no parameters'),
+  (dict(draft='lookup', min_match=0), 'min_match'),
+  (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
+  (dict(target='random:tiny'), "target='random:tiny': must be a loaded model"),
+  (dict(target=MODEL), 'target=<Model>: must be a loaded model'),
+  (dict(prompts=[1, 2, 3]), r'prompt 1: must be a text or a list .*\[\[1, 2'),
+  (dict(prompts=None), 'prompt None: must be a text'),
+  (dict(prompts=[[1, 1.9]]), 'token 1.9 of a prompt: must be a whole number'),
+  (dict(prompts=[]), '0 prompts'),
+  (dict(prompts=['']), 'empty prompt'),
+  (dict(prompts=[[]]), 'empty prompt'),
+  (dict(prompts=[[512]]), 'token id 512 is outside'),
+  (dict(prompts=[[-1]]), 'token id -1 is outside'),
+  (dict(prompts=[[1] * 512]), 'shorten the prompt'),
+]
 
 
-@pytest.mark.parametrize('name', api.REFUSED)
-def test_what_would_change_the_law_is_refused_by_name(target, name):
-  with pytest.raises(ValueError, match=name):
-    specdec_jax.generate(target, PROMPTS, **{name: 0.5})
+@pytest.mark.parametrize('changes, message', SLIPS, ids=str)
+def test_a_slip_is_one_clear_error(target, changes, message):
+  arguments = dict(target=target, prompts=PROMPTS) | changes
+  with pytest.raises(ValueError, match=message) as error:
+    specdec_jax.generate(**arguments)
+  assert len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize(
-  'kwargs,message',
-  [
-    (dict(gamma=-1), 'gamma=-1'),
-    (dict(temperature=-0.1), 'temperature'),
-    (dict(temperature=float('nan')), 'temperature'),
-    (dict(top_p=0.0), 'top_p'),
-    (dict(top_p=1.1), 'top_p'),
-    (dict(top_k=-1), 'top_k'),
-    (dict(max_new_tokens=0), 'max_new_tokens'),
-    (dict(max_new_tokens=600), 'no room'),
-    (dict(rule='rejekt'), 'rejekt'),
-    (dict(draft='lockup'), 'lockup'),
-    (dict(n=0), 'n=0'),
-    (dict(stop=''), 'stop'),
-    (dict(temperatur=1.0), 'temperatur'),
-    (dict(draft='lookup', min_match=0), 'min_match'),
-    (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
-    (dict(gamma=2.0), 'gamma=2.0'),
-    (dict(draft=[1]), 'draft'),
-    (dict(temperature=1e300), 'temperature'),
-    (dict(top_p=1e-50), 'top_p'),
-    (dict(seed=-1), 'seed'),
-    (dict(max_new_tokens=2.5), 'max_new_tokens'),
-  ],
-)
-def test_bad_settings_are_one_clear_error(target, kwargs, message):
-  with pytest.raises(ValueError, match=message):
-    specdec_jax.generate(target, PROMPTS, **kwargs)
+def test_no_stop_string_may_be_written_as_none(target, plain):
+  out = specdec_jax.generate(target, PROMPTS, stop=None, **COMMON)
+  assert [x.tokens for x in out] == [x.tokens for x in plain]
 
 
 def test_a_draft_of_another_tokenizer_is_refused(target, draft):
   other = dataclasses.replace(draft, tokenizer=tokenizer.from_bytes(256, 'x'))
   with pytest.raises(ValueError, match='different tokenizers'):
     specdec_jax.generate(target, PROMPTS, draft=other)
-
-
-@pytest.mark.parametrize('prompt', ['', [], [512], [-1], [1] * 512])
-def test_bad_prompts_are_refused(target, prompt):
-  with pytest.raises(ValueError):
-    specdec_jax.generate(target, [prompt])

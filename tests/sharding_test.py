@@ -130,7 +130,7 @@ def test_scanned_layers_on_a_mesh(x64):
   assert shard_shape(flat['layers/attn/q/kernel']) == (2, 16, 8)
   state, _ = programs.start(weights, request)
   for x in jax.tree.leaves(state.cache):
-    assert shard_shape(x) == (2, B // 2, L, 4)
+    assert shard_shape(x) == (B // 2, 2, L, 4)
 
 
 def test_requests_are_split_over_the_data_axis():

@@ -22,8 +22,8 @@ GAMMA, DEPTH, EXIT = 3, 4, 1
 
 def by_layer(cache) -> list[np.ndarray]:
   """Keys and values of a cache, layers first: [DEPTH, ...] each."""
-  if len(cache) != DEPTH:  # scanned: it is stacked already
-    return [np.asarray(x) for x in cache]
+  if len(cache) != DEPTH:  # scanned: one array, rows first
+    return [np.moveaxis(np.asarray(x), 1, 0) for x in cache]
   return [np.stack(x) for x in zip(*cache, strict=True)]
 
 

@@ -190,7 +190,7 @@ EDGES = (
     26,
     'the second batch repeats the noise of the first',
     _REQUESTS,
-    'np.array([x.number for x in items], np.uint32)',
+    "_uint32('request number', [x.number for x in items])",
     'np.arange(n, dtype=np.uint32)',
     (_ASKED,),
   ),

@@ -1,0 +1,267 @@
+"""A check of a drafter, or of a model, while it decodes: slow, and exact.
+
+Drives the loop of decode.py a window at a time and raises at the first window
+that is wrong, naming the row, the window and the slot. Windows count from 0, as
+in Info.window_BL. A finding is a bug of the code under test, so it is an
+AssertionError.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import decode, sampling, types
+
+Array = jax.Array
+
+
+class Finding(AssertionError):
+  """A difference, at a row, a window and a slot."""
+
+  def __init__(self, request, row: int, window: int, slot: int, text: str):
+    self.row, self.window, self.slot = row, window, slot
+    number = int(np.asarray(request.request_B)[row])
+    super().__init__(
+      f'row {row} (request {number}), window {window}, slot {slot}: {text}'
+    )
+
+
+class CacheMismatch(Finding):
+  """The target's cache is not that of the committed tokens."""
+
+
+class DraftMismatch(Finding):
+  """The drafter's state does not propose what a fresh one would."""
+
+
+class _Gap(NamedTuple):
+  """The first place where two trees differ."""
+
+  row: int
+  slot: int
+  text: str
+
+
+def check_cache(
+  target: types.Model,
+  drafter: types.Drafter,
+  rule: types.Rule,
+  weights: types.Weights,
+  request: decode.Request,
+  options: decode.Options | None = None,
+  *,
+  proposals: bool = True,
+) -> None:
+  """Recomputes from scratch, after every window, what decoding remembers.
+
+  For a row of length n the target's cache must hold slots 0 to n - 2, the
+  tokens that have been read: they are compared with a prefill of the row so
+  far. And a drafter initialised afresh on the row must propose what the
+  drafter's state does; both propose at temperature 1, where q shows all logits.
+
+  Passes of different shapes round differently: a slot may differ by the square
+  root of the machine epsilon (float64 1.5e-8, float32 3.5e-4, bfloat16 0.09)
+  relative to its norm, and q by as much in total variation. Integers are exact.
+
+  Args:
+    target, drafter, rule, options: as decode.programs takes them.
+    weights, request: as its programs do.
+    proposals: False for a drafter that learns from what was accepted, which
+      may rightly propose otherwise than a fresh one.
+
+  Raises:
+    CacheMismatch, DraftMismatch: the first difference.
+    ValueError: a Draft of the wrong shape.
+  """
+  start, step = _programs(target, drafter, rule, options or decode.Options())
+  slot_axes = _slot_axes(start, weights, request)
+  # At temperature 1 without cuts.
+  smooth = request._replace(
+    sampling=sampling.settings(request.tokens_BL.shape[0], 1.0)
+  )
+  state, info = start(weights, request)
+  tolerance = _tolerance((weights, state.cache, state.drafter))
+  while np.asarray(state.live_B).any():
+    state, info, _ = step(weights, request, state, info)
+    again = request._replace(
+      tokens_BL=state.tokens_BL,
+      lengths_B=state.lengths_B,
+      limit_B=jnp.where(state.live_B, request.limit_B, state.lengths_B),
+    )
+    fresh, _ = start(weights, again)
+    window, lengths_B = int(info.calls), np.asarray(state.lengths_B)
+    gap = _first_gap(
+      state.cache, fresh.cache, slot_axes.cache, lengths_B - 1, tolerance
+    )
+    if gap is not None:
+      token = int(state.tokens_BL[gap.row, gap.slot])
+      text = f"the target's cache is stale for token {token}: {gap.text}"
+      raise CacheMismatch(request, gap.row, window - 1, gap.slot, text)
+    if proposals and np.asarray(state.live_B).any():
+      ran = step(weights, smooth, state, info)
+      ran_fresh = step(weights, smooth, fresh, info)
+      _compare_drafts(request, state, ran, ran_fresh, slot_axes, tolerance)
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(target, drafter, rule, options) -> tuple[Callable, Callable]:
+  """Jitted start -> (State, Info) and step -> (State, Info, Draft)."""
+
+  def propose(weights, state, context, noise, target_cache):
+    draft, state, cache = drafter.propose(
+      weights, state, context, noise, target_cache
+    )
+    B, K = context.lengths_B.shape[0], drafter.gamma
+    wanted = dict(tokens_BK=(B, K), q_BKV=(B, K, target.vocab), count_B=(B,))
+    for name, shape in wanted.items():
+      x = getattr(draft, name)
+      if x is not None and x.shape != shape:
+        raise ValueError(
+          f'drafter {drafter.name!r}: {name} has shape {x.shape}, not {shape}'
+        )
+    return draft, (state, draft), cache
+
+  def commit(state, *args):
+    inner, draft = state
+    return drafter.commit(inner, *args), draft
+
+  loop = decode.Loop(target, drafter, rule, options)
+  watched = loop._replace(
+    drafter=drafter._replace(propose=propose, commit=commit)
+  )
+
+  def step(weights, request, state, info):
+    state, info = decode.step(watched, weights, request, state, info)
+    inner, draft = state.drafter
+    return state._replace(drafter=inner), info, draft
+
+  return jax.jit(functools.partial(decode.start, loop)), jax.jit(step)
+
+
+def _slot_axes(start, weights, request) -> decode.State:
+  """The axis of every leaf of a State that grows with the buffer, or -1."""
+  B, L = request.tokens_BL.shape
+
+  def shapes(length: int):
+    tokens = jax.ShapeDtypeStruct((B, length), jnp.int32)
+    longer = request._replace(tokens_BL=tokens)
+    return jax.eval_shape(start, weights, longer)[0]
+
+  def grown(x, y):
+    pairs = enumerate(zip(x.shape, y.shape, strict=True))
+    return next((i for i, (a, b) in pairs if a != b), -1)
+
+  return jax.tree.map(grown, shapes(L), shapes(2 * L))
+
+
+def _tolerance(tree) -> float:
+  """The square root of the coarsest epsilon among the floats of a tree."""
+  kinds = {jnp.result_type(x) for x in jax.tree.leaves(tree)} | {float}
+  kinds = [x for x in kinds if jnp.issubdtype(x, jnp.floating)]
+  eps = (jnp.finfo(jax.dtypes.canonicalize_dtype(x)).eps for x in kinds)
+  return float(max(eps)) ** 0.5
+
+
+def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
+  """Raises DraftMismatch where two steps from the same tokens differ."""
+  (after, info, draft), (after_fresh, _, draft_fresh) = ran, fresh
+  one, two = jax.device_get((draft, draft_fresh))
+  split = _first_split(one, two, np.asarray(state.live_B), tolerance)
+  if split is None:
+    return
+  row, k, text = split
+  lengths_B = np.asarray(state.lengths_B)
+  one_B = np.where(np.arange(len(lengths_B)) == row, lengths_B, 0)
+  gap = _first_gap(
+    after.drafter, after_fresh.drafter, slot_axes.drafter, one_B, tolerance
+  )
+  if gap is not None:
+    text += f'; its state first differs in slot {gap.slot}: {gap.text}'
+  raise DraftMismatch(
+    request,
+    row,
+    int(info.calls) - 1,
+    int(lengths_B[row]) + k,
+    f'draft {k} is not what a fresh init on the same tokens gives: {text}. '
+    'Give proposals=False for a drafter that learns as it decodes',
+  )
+
+
+def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
+  """(row, k, text) of the first proposal that two Drafts disagree on, or None.
+
+  Tokens drawn from the same q may differ where rounding decides a near-tie:
+  nothing after them can be compared.
+  """
+  for row in np.flatnonzero(live_B):
+    counts = int(one.count_B[row]), int(two.count_B[row])
+    for k in range(min(*counts, one.tokens_BK.shape[1])):
+      tokens = one.tokens_BK[row, k], two.tokens_BK[row, k]
+      if one.q_BKV is not None and two.q_BKV is not None:
+        off = np.abs(one.q_BKV[row, k] - two.q_BKV[row, k]).sum() / 2
+        if not off <= tolerance:
+          text = f'q is off by {off:.2g} (allowed {tolerance:.2g})'
+          return int(row), k, text
+        if tokens[0] != tokens[1]:
+          break
+      elif tokens[0] != tokens[1]:
+        return int(row), k, f'token {tokens[0]}, not {tokens[1]}'
+    else:
+      if counts[0] != counts[1]:
+        text = f'{counts[0]} tokens are proposed, not {counts[1]}'
+        return int(row), min(counts), text
+  return None
+
+
+def _first_gap(held, fresh, axes, count_B, tolerance: float) -> _Gap | None:
+  """The first slot in which two trees differ, over count_B[b] slots of row b.
+
+  Leaves without slots are skipped. Rows are axis 0 of every leaf (types.py).
+  """
+  gaps = []
+  leaves = jax.tree_util.tree_leaves_with_path(held)
+  for (path, x), y, axis in zip(
+    leaves, jax.tree.leaves(fresh), jax.tree.leaves(axes), strict=True
+  ):
+    if axis < 0:
+      continue
+    x, y = (jnp.moveaxis(z, axis, 1) for z in (x, y))
+    gap_BSR = np.asarray(_distance(x, y))
+    counts_BS = np.arange(gap_BSR.shape[1])[None] < np.asarray(count_B)[:, None]
+    exact = not jnp.issubdtype(x.dtype, jnp.floating)
+    bad_BSR = ~(gap_BSR <= (0 if exact else tolerance)) & counts_BS[..., None]
+    if bad_BSR.any():
+      row, slot, part = (int(i) for i in np.argwhere(bad_BSR)[0])
+      a, b = (np.asarray(z[row, slot]).astype(float).ravel() for z in (x, y))
+      worst = np.argmax(np.nan_to_num(np.abs(a - b), nan=np.inf))
+      leaf = jax.tree_util.keystr(path)  # '' for a tree of one array
+      leaf = f'leaf {leaf}, ' if leaf else ''
+      text = (
+        f'{leaf}part {part} is off by {gap_BSR[row, slot, part]:.2g} of its '
+        f'norm; it holds {a[worst]:.6g}, anew it is {b[worst]:.6g}'
+      )
+      gaps.append(_Gap(row, slot, text))
+  return min(gaps, key=lambda gap: gap[:2], default=None)
+
+
+@jax.jit
+def _distance(held: Array, fresh: Array) -> Array:
+  """Distance over norm of slots, [B, S, parts]; a part is a head or a layer.
+
+  Slots of hardly any norm are measured by a thousandth of the largest one.
+  """
+  B, S = held.shape[:2]
+  C = held.shape[-1] if held.ndim > 2 else 1
+  a, b = (x.reshape(B, S, -1, C) for x in (held, fresh))
+  wide = jnp.promote_types(a.dtype, jnp.float32)
+  a, b = a.astype(wide), b.astype(wide)
+  norm = lambda x: jnp.sqrt(jnp.sum(x * x, -1))
+  size = norm(jnp.where(jnp.isfinite(b), b, 0))
+  size = jnp.maximum(size, 1e-3 * jnp.max(size, (0, 1), keepdims=True))
+  same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+  off = norm(jnp.where(same, 0, a - b))
+  return jnp.where(off == 0, 0, off / jnp.where(size > 0, size, 1))
