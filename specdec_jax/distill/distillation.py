@@ -2,12 +2,11 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, decode, fields, requests, sharding, types
+from specdec_jax import build, fields, requests, sharding, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import machine
 from specdec_jax.distill import (
@@ -100,10 +99,7 @@ def run(
 ) -> dict[str, Any]:
   """Trains a draft and writes it into workdir, resuming what is there.
 
-  Args:
-    s: settings.
-    workdir: folder of the run.
-    changed: resume although settings that may change differ.
+  changed: resume although settings differ, of those that may.
 
   Returns:
     The figures of the best step, 'step', 'finished' and the path of the
@@ -120,38 +116,21 @@ def run(
     s.teacher.source,
     dtype=s.teacher.dtype,
     mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
-    # A student of some layers takes them one by one.
-    scan_layers=False if s.student.layers else None,
+    scan_layers=False if s.student.layers else None,  # taken one by one
   )
   _check_teacher(s, target)
-  start = students.begin(s.student, target)
   taps = recorded_layers(s, target.config.depth - 1)
+  start = students.begin(s.student, target)
   prompts = prompts_lib.make(s.data, target)
   answers = None
   if s.data.completions in ('teacher', 'mixed') or taps:
     answers = prompts_lib.answers(s.data, target, prompts, taps)
-  ids = start.ids
-  if ids is None:
-    ids = vocabulary(s, target, prompts, answers)
+  ids = vocabulary(s, target, start, prompts, answers)
   make = students.STUDENTS[s.student.kind]
   student = make(s.student, s.loss, target, taps, ids, s.run.seed, start)
   del start  # the student has a copy
-  judge = _judge(s, target, student, prompts)
-  batches, refresh = _batches(s, target, student, prompts, answers, workdir)
-  tokens = s.batch.rows * s.data.length
   ended = loop.run(
-    loop.Task(
-      params=student.params,
-      loss=student.loss,
-      frozen=student.frozen,
-      batches=batches,
-      judge=judge,
-      score=lambda figures: figures['block_efficiency'],
-      tokens=tokens,
-      flops=student.flops * tokens,
-      dtype=s.student.dtype,
-      refresh=refresh,
-    ),
+    _task(s, target, student, prompts, answers, workdir),
     s.run,
     s.optimiser,
     workdir,
@@ -229,14 +208,18 @@ def recorded_layers(s: Settings, last: int) -> tuple[int, ...]:
 def vocabulary(
   s: Settings,
   target: build.LanguageModel,
+  start: students.Start,
   prompts: prompts_lib.Prompts,
   answers: teacher.Answers | None,
 ) -> np.ndarray:
-  """The ids that the student can propose, by how often completions have them.
+  """The ids that the student can propose: those of the draft it begins with,
+  all, or the most frequent ones of the completions.
 
   Raises:
     ValueError: there are no completions before training.
   """
+  if start.ids is not None:
+    return start.ids
   if not s.student.vocabulary:
     return np.arange(target.ids)
   if s.data.completions == 'student':
@@ -263,77 +246,74 @@ def _completions(
   return lm_loss.rows(prompts.texts[:n], spans)
 
 
-def _judge(
-  s: Settings,
-  target: build.LanguageModel,
-  student: students.Student,
-  prompts: prompts_lib.Prompts,
-) -> Callable[[types.Params], dict[str, Any]]:
-  """Figures of trained parameters on the held-out prompts."""
-  held_out = requests.items(prompts.tokens)[s.data.prompts :]
-  request = requests.make(
-    held_out,
-    ids=target.ids,
-    context=target.context,
-    max_new_tokens=s.judge.new_tokens,
-    gamma=s.judge.gamma,
-    temperature=s.judge.temperature,
-    seed=s.data.seed,
-    stop_ids=target.tokenizer.eos_ids,
-  )
-  request: decode.Request = requests.place(request, target.layout)
-  drafter = student.drafter(s.judge.gamma)
-  figures = evaluate.judge(target, drafter, student.model, request)
-  return lambda params: figures(student.weights(params))
-
-
-def _batches(
+def _task(
   s: Settings,
   target: build.LanguageModel,
   student: students.Student,
   prompts: prompts_lib.Prompts,
   answers: teacher.Answers | None,
   workdir: pathlib.Path,
-) -> tuple[Any, Callable[[int, types.Params], None]]:
-  """(batches, refresh) of loop.Task."""
-  n = s.data.prompts
+) -> loop.Task:
+  """What the training loop needs, judged on the held-out prompts."""
+  n, tokens = s.data.prompts, s.batch.rows * s.data.length
+  figures = evaluate.judge(
+    s.judge,
+    target,
+    student.drafter(s.judge.gamma),
+    student.model,
+    requests.items(prompts.tokens)[n:],
+    s.data.seed,
+  )
   of = lambda rows, seed: data.batches(rows, batch=s.batch.rows, seed=seed)
-  if s.data.completions not in _RECORDED:
-    found = on_policy.OnPolicy(
+  refresh = lambda step, params: None
+  batches: Any  # both kinds have next, state and restore
+  if s.data.completions in _RECORDED:
+    batches = of(_recorded_rows(s, target, prompts, answers), s.run.seed)
+  else:
+    sample = _sampler(s, target, student, prompts, answers)
+    batches = on_policy.OnPolicy(
       workdir / 'completions',
-      _sampler(s, target, student, prompts, answers),
+      sample,
       s.data.refresh,
       lambda rows, step: of(rows, s.run.seed + step),
     )
-    return found, found.refresh
+    refresh = batches.refresh
+  return loop.Task(
+    params=student.params,
+    loss=student.loss,
+    frozen=student.frozen,
+    batches=batches,
+    judge=lambda params: figures(student.weights(params)),
+    score=lambda figures: figures['block_efficiency'],
+    tokens=tokens,
+    flops=student.flops * tokens,
+    dtype=s.student.dtype,
+    refresh=refresh,
+  )
+
+
+def _recorded_rows(s: Settings, target, prompts, answers):
+  """The rows to train on, with the teacher's features if the student reads
+  them."""
+  n = s.data.prompts
   if s.student.kind == 'eagle':
-    assert answers is not None
-    rows = {k: x[:n] for k, x in eagle_loss.rows(answers).items()}
-  else:
-    rows = _completions(s, prompts, answers)
-  if s.student.kind == 'lm' and answers is not None and s.data.keep:
-    assert answers.features is not None and answers.mass is not None
+    return {k: x[:n] for k, x in eagle_loss.rows(answers).items()}
+  rows = _completions(s, prompts, answers)
+  if s.data.keep:
     last = answers.features[:n, :, -target.config.width :]
     rows |= {'features': last, 'mass': answers.mass[:n]}
-  return of(rows, s.run.seed), lambda step, params: None
+  return rows
 
 
 def _sampler(s: Settings, target, student, prompts, answers):
-  """(step, params) -> rows that the student completes until the next refresh.
-
-  Of the teacher's answers, if there are any, they have every other one.
-  """
+  """(step, params) -> completions of prompts, as many as steps read until the
+  next refresh. Of the teacher's answers, if there are any, about half."""
   count = min(s.batch.rows * s.data.refresh, s.data.prompts)
+  facts = prompts_lib.facts(s.data, target, prompts.tokens)
 
   def sample(step: int, params: types.Params) -> dict[str, np.ndarray]:
     draw = np.random.default_rng([s.run.seed, step])
     chosen = np.sort(draw.permutation(s.data.prompts)[:count])
-    decoding = teacher.Decoding(
-      s.data.length,
-      s.data.temperatures,
-      (s.run.seed + step) % 2**32,
-      tuple(target.tokenizer.eos_ids),
-    )
     weights, parts = student.weights(params), []
     for first in range(0, count, s.data.batch):
       numbers = chosen[first : first + s.data.batch]
@@ -342,7 +322,7 @@ def _sampler(s: Settings, target, student, prompts, answers):
         weights,
         [prompts.tokens[i] for i in numbers],
         numbers,
-        decoding,
+        dataclasses.replace(facts, seed=(s.run.seed + step) % 2**32),
         rows=s.data.batch,
         layout=target.layout,
       )

@@ -1,13 +1,13 @@
 """How good a draft is: the real decode loop on held-out prompts."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from specdec_jax import build, decode, fields, types
+from specdec_jax import build, decode, fields, requests, types
 from specdec_jax.bench import metrics, predict
 from specdec_jax.verify import reject
 
@@ -20,18 +20,22 @@ class Judge(fields.Checked):
 
 
 def judge(
+  s: Judge,
   target: build.LanguageModel,
   drafter: types.Drafter,
   draft: types.Model,
-  request: decode.Request,
+  held_out: Sequence[requests.Item],
+  seed: int,
 ) -> Callable[[types.Params], dict[str, Any]]:
-  """A function from weights.draft to figures of a drafter on some requests.
+  """A function from weights.draft to figures of a drafter on some prompts.
 
   Args:
+    s: settings; their gamma is that of the drafter.
     target: the target.
     drafter: what is judged.
     draft: the drafter's q as a model, which reads weights.draft.
-    request: the prompts, placed on the devices of the target.
+    held_out: the prompts.
+    seed: of all randomness.
 
   Returns:
     figures(params). 'alpha': mean of sum min(p, q), teacher-forced on the text
@@ -40,9 +44,20 @@ def judge(
     target call. 'gap': the block efficiency that alpha alone would give, were
     acceptances independent, minus that of decoding.
   """
-  model, options = target.model, build.default_options()
-  programs = decode.programs(model, drafter, reject.RULE, options)
-  # Decoded on first use: a run that is restarted at its end need not wait.
+  request = requests.make(
+    held_out,
+    ids=target.ids,
+    context=target.context,
+    max_new_tokens=s.new_tokens,
+    gamma=s.gamma,
+    temperature=s.temperature,
+    seed=seed,
+    stop_ids=target.tokenizer.eos_ids,
+  )
+  request: decode.Request = requests.place(request, target.layout)
+  options = build.default_options()
+  programs = decode.programs(target.model, drafter, reject.RULE, options)
+  # Decoded on first use: a run that is resumed at its end need not wait.
   text: list[decode.Output] = []
 
   def figures(params: types.Params) -> dict[str, Any]:
@@ -51,8 +66,8 @@ def judge(
     weights = types.Weights(target.params, params)
     out = jax.device_get(programs.generate(weights, request))
     found = metrics.summary(metrics.rows(out.info))
-    alpha = alpha_on(model, weights, draft, request, text[0])
-    expected = sum(alpha**k for k in range(drafter.gamma + 1))
+    alpha = alpha_on(target.model, weights, draft, request, text[0])
+    expected = sum(alpha**k for k in range(s.gamma + 1))
     return {
       'alpha': alpha,
       'alpha_at': found.conditional_acceptance_per_position,

@@ -27,42 +27,31 @@ _ASKED_AT_ONCE = 256  # of them, recorded in one folder
 
 @dataclasses.dataclass(frozen=True)
 class Data(fields.Checked):
-  source: str = fields.setting(
-    help='questions (generated), magpie (asked by the teacher), or a text as '
-    'train.text.read takes it; its rows begin with the prompt'
-  )
+  # questions (generated), magpie (asked by the teacher), or a text as
+  # train.text.read takes it, of which rows begin with the prompt.
+  source: str = fields.setting()
   field: str = fields.setting(help='of the records of a text')
-  chat: bool = fields.setting(
-    help='each document of the text is a question for the chat template'
-  )
+  chat: bool = fields.setting(help='documents of the text are questions')
   completions: str = fields.setting(
     allowed=('text', 'teacher', 'student', 'mixed'),
     help='who continues a prompt',
   )
   prompts: int = fields.setting(low=1, help='to train on')
   held_out: int = fields.setting(low=1, help='further prompts, to judge by')
-  prompt_tokens: int = fields.setting(
-    low=1, help='of a text; at most so many of a magpie question'
-  )
+  # Of a text; a magpie question has at most so many.
+  prompt_tokens: int = fields.setting(low=1)
   length: int = fields.setting(low=2, help='tokens of a row, prompt included')
-  temperatures: tuple[float, ...] = fields.setting(
-    low=0, help='of the answers, in turn'
-  )
-  keep: tuple[int, ...] = fields.setting(
-    low=0,
-    help='teacher layers of which hidden states are saved with its answers; '
-    'must contain the last layer and student.taps. If set, an lm student '
-    'learns from these and its teacher is not run again. (): student.taps for '
-    'an eagle, nothing for an lm',
-  )
+  temperatures: tuple[float, ...] = fields.setting(low=0)  # answers, in turn
+  # Teacher layers of which hidden states are saved with its answers; must
+  # contain the last layer and student.taps. If set, an lm student learns from
+  # these and its teacher is not run again. (): student.taps for an eagle,
+  # nothing for an lm.
+  keep: tuple[int, ...] = fields.setting(low=0)
   batch: int = fields.setting(low=1, help='rows decoded together')
-  refresh: int = fields.setting(
-    low=1, help='steps between two times that the student answers'
-  )
+  # Steps between two times that the student completes prompts.
+  refresh: int = fields.setting(low=1)
   seed: int = fields.setting(low=0, below=2**32)
-  folder: str = fields.setting(
-    help="for the teacher's answers; '' is the cache folder"
-  )
+  folder: str = fields.setting(help='of the answers; empty: the cache folder')
 
   def __post_init__(self):
     super().__post_init__()
@@ -176,28 +165,20 @@ def _forms() -> dict[str, Any]:
 
 def _values(draw: random.Random) -> dict[str, Any]:
   """A value for every name that a form may have."""
-  lists = _forms()['lists']
+  lists, values = _forms()['lists'], {}
   # One draw after another: another order would make other questions.
-  subject, other, more = draw.sample(lists['subjects'], 3)
-  person, someone, third = draw.sample(lists['people'], 3)
-  place, town = draw.sample(lists['places'], 2)
-  return dict(
-    subject=subject,
-    other=other,
-    more=more,
-    person=person,
-    someone=someone,
-    third=third,
-    place=place,
-    town=town,
-    thing=draw.choice(lists['things']),
-    task=draw.choice(lists['tasks']),
-    language=draw.choice(lists['languages']),
-    tongue=draw.choice(lists['tongues']),
-    a=draw.randint(3, 40),
-    b=draw.randint(2, 9),
-    c=draw.randint(10, 200),
-  )
+  for key, names in (
+    ('subjects', ('subject', 'other', 'more')),
+    ('people', ('person', 'someone', 'third')),
+    ('places', ('place', 'town')),
+  ):
+    drawn = draw.sample(lists[key], len(names))
+    values |= zip(names, drawn, strict=True)
+  for name in ('thing', 'task', 'language', 'tongue'):
+    values[name] = draw.choice(lists[f'{name}s'])
+  for name, low, high in (('a', 3, 40), ('b', 2, 9), ('c', 10, 200)):
+    values[name] = draw.randint(low, high)
+  return values
 
 
 def asked_by(target: build.LanguageModel, s: Data, count: int) -> list[str]:
@@ -218,18 +199,21 @@ def asked_by(target: build.LanguageModel, s: Data, count: int) -> list[str]:
       f'data.length={s.length}: must be above prompt_tokens={room} and '
       f'{len(opening)} tokens of the chat template'
     )
-  stop_ids, found = tuple(target.tokenizer.eos_ids), dict[str, None]()
+  prompts, found = [opening] * _ASKED_AT_ONCE, dict[str, None]()
   for part in itertools.count():
-    seed = (9973 * s.seed + 1 + part) % 2**32
-    decoding = teacher.Decoding(length, (_ASKED_AT,), seed, stop_ids)
-    prompts = [opening] * _ASKED_AT_ONCE
-    record = _record(s, target, decoding, prompts, name=f'questions/{part}')
+    how = dataclasses.replace(
+      facts(s, target, prompts),
+      length=length,
+      temperatures=(_ASKED_AT,),
+      seed=(9973 * s.seed + 1 + part) % 2**32,
+    )
+    record = _record(s, target, how, prompts, name=f'questions/{part}')
     before = len(found)
     for tokens, (start, end) in zip(
       record.tokens.tolist(), record.spans.tolist(), strict=True
     ):
       words = target.tokenizer.decode(tokens[start:end]).strip()
-      if tokens[end - 1] in stop_ids and words:
+      if tokens[end - 1] in how.stop_ids and words:
         found[words] = None
     if len(found) >= count:
       return list(found)[:count]
@@ -261,46 +245,47 @@ def _opening(target: build.LanguageModel) -> list[int]:
 
 
 def answers(
-  s: Data,
-  target: build.LanguageModel,
-  prompts: Prompts,
-  taps: tuple[int, ...],
+  s: Data, target: build.LanguageModel, prompts: Prompts, taps: tuple[int, ...]
 ) -> teacher.Answers:
   """The teacher's answers to all prompts, or its features of their texts."""
-  texts = prompts.texts if s.completions == 'text' else None
-  temperatures = s.temperatures if texts is None else ()
-  stop_ids = tuple(target.tokenizer.eos_ids)
-  decoding = teacher.Decoding(s.length, temperatures, s.seed, stop_ids)
-  return _record(s, target, decoding, prompts.tokens, taps=taps, texts=texts)
+  if s.completions != 'text':
+    how = dataclasses.replace(facts(s, target, prompts.tokens), taps=taps)
+    return _record(s, target, how, prompts.tokens)
+  assert prompts.texts is not None
+  how = dataclasses.replace(
+    facts(s, target, prompts.texts.tolist()), temperatures=(), taps=taps
+  )
+  return _record(s, target, how, prompts.tokens, texts=prompts.texts)
 
 
-def _record(
-  s: Data,
-  target: build.LanguageModel,
-  decoding: teacher.Decoding,
-  prompts: list[list[int]],
-  *,
-  name: str = '',
-  taps: tuple[int, ...] = (),
-  texts: np.ndarray | None = None,
-) -> teacher.Answers:
-  """In s.folder, or in the cache folder under a digest of what they are."""
-  rows = prompts if texts is None else texts.tolist()
-  facts = teacher.Facts(
+def facts(
+  s: Data, target: build.LanguageModel, rows: Sequence[Sequence[int]]
+) -> teacher.Facts:
+  """How the teacher answers these prompts."""
+  return teacher.Facts(
     teacher=target.digest,
     dtype=target.dtype,
     questions=digest(rows),
-    rows=len(prompts),
-    decoding=decoding,
-    taps=tuple(taps),
+    rows=len(rows),
+    length=s.length,
+    temperatures=s.temperatures,
+    seed=s.seed,
+    stop_ids=tuple(target.tokenizer.eos_ids),
+    taps=(),
   )
-  if s.folder:
-    folder = pathlib.Path(s.folder) / name
-  else:
-    key = hashlib.sha256(json.dumps(facts.plain()).encode()).hexdigest()
-    folder = files.cache_folder() / 'answers' / key[:16]
+
+
+def _record(
+  s: Data, target, how: teacher.Facts, prompts, *, name='', texts=None
+):
+  """Answers in s.folder, or in the cache folder under a digest of `how`."""
+  folder = pathlib.Path(s.folder) / name
+  if not s.folder:
+    content = json.dumps(dataclasses.asdict(how)).encode()
+    key = hashlib.sha256(content).hexdigest()[:16]
+    folder = files.cache_folder() / 'answers' / key
   return teacher.answer(
-    folder, facts, target, prompts, batch=s.batch, texts=texts
+    folder, how, target, prompts, batch=s.batch, texts=texts
   )
 
 

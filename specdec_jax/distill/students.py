@@ -1,6 +1,7 @@
 """The drafts that a distillation trains: where each begins, and its loss."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -27,29 +28,20 @@ SHARED = ('embed', 'head')
 
 @dataclasses.dataclass(frozen=True)
 class Settings(fields.Checked):
+  """An eagle takes taps and path; an lm one of size, layers and path."""
+
   kind: str = fields.setting(allowed=('eagle', 'lm'))
-  taps: tuple[int, ...] = fields.setting(
-    low=0, help='eagle: layers of the teacher that it reads; () is the last'
-  )
-  size: str = fields.setting(
-    help='lm: a row of models.config.SIZES, from random weights'
-  )
-  layers: tuple[int, ...] = fields.setting(
-    low=0, help='lm: begin with these layers of the teacher'
-  )
+  # Layers of the teacher that an eagle reads; () is the last.
+  taps: tuple[int, ...] = fields.setting(low=0)
+  size: str = fields.setting(help='of models.config.SIZES, random weights')
+  # Layers of the teacher to begin with.
+  layers: tuple[int, ...] = fields.setting(low=0)
   path: str = fields.setting(help='a draft of the same kind to begin with')
-  share: bool = fields.setting(
-    help="lm: keep the teacher's embedding and head, frozen"
-  )
-  vocabulary: int = fields.setting(
-    low=0, help='ids that it can propose, the most frequent ones; 0 is all'
-  )
-  dtype: str = fields.setting(
-    allowed=settings_lib.DTYPES, help='of the forward pass'
-  )
-  remat: bool = fields.setting(
-    help='lm: compute layers again in the backward pass, for less memory'
-  )
+  share: bool = fields.setting(help="freeze the teacher's embedding and head")
+  # Ids that it can propose, the most frequent ones; 0 is all.
+  vocabulary: int = fields.setting(low=0)
+  dtype: str = fields.setting(allowed=settings_lib.DTYPES)  # forward pass
+  remat: bool = fields.setting(help='compute layers twice, to save memory')
 
   def __post_init__(self):
     super().__post_init__()
@@ -212,49 +204,37 @@ def make_lm(
   """
   config, params = _initial(s, target, seed, start)
   export.settings(config)  # refuses now what could not be saved at the end
-  full, head_DV = config, None
   if s.vocabulary:
-    head_DV = np.array(params['head'])  # a copy: training donates what it has
+    full_DV = np.array(params['head'])  # a copy: training donates what it has
     config, params = lm.reduce(config, params, ids.tolist())
-  vocab = target.model.vocab
   layout = _replicated(target, config)
   trained, shared = split_shared(_put(layout, params), s.share)
   teacher_config, teacher_params = _teacher(target, recorded, loss, config)
-
-  def model_of(c, layout=layout):
-    constrain = layout and layout.constrain
-    return lm.make(c, ids=target.ids, vocab=vocab, constrain=constrain)
+  make = functools.partial(lm.make, ids=target.ids, vocab=target.model.vocab)
+  whole, split = (x and x.constrain for x in (layout, target.layout))
+  model = make(config, constrain=whole)
 
   def write(folder, params, about):
-    params, saved = params | shared, config
-    if head_DV is not None:
-      # Other ids keep the columns that they began with, which only
-      # transformers will ever propose.
-      head = head_DV.copy()
-      head[:, ids] = params['head']
-      params = params | {'head': head}
-      saved = dataclasses.replace(full, tied=False)
+    path, saved = folder / 'draft', (config, params | shared)
+    if s.vocabulary:
+      saved = _all_columns(*saved, full_DV)
     export.save(
-      folder / 'draft',
-      saved,
-      params,
+      path,
+      *saved,
       target.tokenizer,
       made_by=about,
       draft_ids=config.proposes,
       overwrite=True,
     )
-    return folder / 'draft'
+    return path
 
-  model = model_of(config)
   reads = metrics.step_parameters(teacher_params)
-  if recorded:
-    reads = teacher_params['head'].size
   return Student(
     params=trained,
     loss=lm_loss.distilled(
-      model_of(dataclasses.replace(config, dtype=s.dtype)),
+      make(dataclasses.replace(config, dtype=s.dtype), constrain=whole),
       s.dtype,
-      model_of(teacher_config, target.layout),
+      make(teacher_config, constrain=split),
       loss,
       remat=s.remat,
       ids=config.proposes,
@@ -269,6 +249,18 @@ def make_lm(
 
 
 STUDENTS = {'eagle': make_eagle, 'lm': make_lm}
+
+
+def _all_columns(config, params: types.Params, full_DV: np.ndarray):
+  """(config, params) with a head for all ids.
+
+  Those that the student does not propose keep the columns of full_DV, which
+  only transformers will ever use.
+  """
+  head_DV = full_DV.copy()
+  head_DV[:, list(config.proposes)] = params['head']
+  config = dataclasses.replace(config, proposes=(), tied=False)
+  return config, params | {'head': head_DV}
 
 
 def pruned(

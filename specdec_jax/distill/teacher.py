@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,42 +29,19 @@ from specdec_jax.verify import reject
 _CHUNK = 64
 
 
-class Decoding(NamedTuple):
-  """How rows are decoded.
-
-  length: tokens of a row, prompt included.
-  temperatures: of the rows, in turn; () for texts that are given.
-  seed: of their randomness, together with the request number.
-  stop_ids: ids that end an answer.
-  """
-
-  length: int
-  temperatures: tuple[float, ...]
-  seed: int
-  stop_ids: tuple[int, ...]
-
-
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """All that answers depend on, as facts.json records it.
+  """All that answers depend on, as facts.json records it."""
 
-  teacher: digest of the weights. dtype: of the forward pass. questions: digest
-  of the prompts or texts. rows: how many. taps: layers of which features are
-  kept, the last layer among them; () keeps none.
-  """
-
-  teacher: str
-  dtype: str
-  questions: str
+  teacher: str  # digest of its weights
+  dtype: str  # of its forward pass
+  questions: str  # digest of the prompts or texts
   rows: int
-  decoding: Decoding
-  taps: tuple[int, ...]
-
-  def plain(self) -> dict[str, Any]:
-    """JSON values, those of decoding beside the others."""
-    found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-    found |= found.pop('decoding')._asdict()
-    return json.loads(json.dumps(found))
+  length: int  # tokens of a row, prompt included
+  temperatures: tuple[float, ...]  # of the rows, in turn; () for given texts
+  seed: int  # of their randomness, together with the request number
+  stop_ids: tuple[int, ...]  # end an answer
+  taps: tuple[int, ...]  # layers with features, the last among them; () is none
 
 
 class Answers(NamedTuple):
@@ -94,14 +71,13 @@ def answer(
 ) -> Answers:
   """The teacher's answers to all prompts; those in the folder are not redone.
 
-  A row whose logits are not finite anywhere is left out, and a warning tells
-  how many are.
+  A row with logits that are not finite is left out; a warning counts them.
 
   Args:
-    folder: made if need be. Its facts.json has `facts` and how many are done.
+    folder: made if need be; its facts.json has `facts` and how many are done.
     facts: another value in the folder is refused.
     target: the teacher.
-    prompts: token ids, each shorter than facts.decoding.length.
+    prompts: token ids, each shorter than facts.length.
     batch: rows decoded together; changes no token.
     texts: [n, L] prompts and what follows them, to be read instead of answered.
 
@@ -113,11 +89,11 @@ def answer(
   starts = range(done, len(prompts), batch)
   for first in runtime.track(starts, 'teacher answers'):
     rows = slice(first, min(first + batch, len(prompts)))
-    part = _part(facts, target, prompts, texts, rows, batch)
+    part = _batch(facts, target, prompts, texts, rows, batch)
     for array, x in zip(arrays, part, strict=True):
       if array is not None:
         array[rows] = x
-    _record(folder, facts, arrays, rows.stop)
+    _flush(folder, facts, arrays, rows.stop)
   broken = int((arrays.spans[:, 0] == arrays.spans[:, 1]).sum())
   if broken:
     sentence = (
@@ -130,51 +106,12 @@ def answer(
   return arrays
 
 
-def _part(
-  facts: Facts,
-  target: build.LanguageModel,
-  prompts: Sequence[Sequence[int]],
-  texts: np.ndarray | None,
-  rows: slice,
-  batch: int,
-) -> Answers:
-  """The answers of some rows; with taps, read once more for their features."""
-  model, layout = target.model, target.layout
-  if texts is not None:
-    tokens = texts[rows]
-    spans = np.array([[len(x), tokens.shape[1]] for x in prompts[rows]])
-  else:
-    spans, tokens = generate(
-      model,
-      target.params,
-      prompts[rows],
-      np.arange(rows.start, rows.stop),
-      facts.decoding,
-      rows=batch,
-      layout=layout,
-    )
-  if not facts.taps:
-    return Answers(tokens, spans, None, None)
-  count = len(tokens)
-  put = lambda x, *axes: (
-    x if layout is None else jax.device_put(x, layout.sharding('batch', *axes))
-  )
-  features, mass = jax.device_get(
-    _reader(model, facts.taps)(
-      target.params,
-      put(np.pad(tokens, ((0, batch - count), (0, 0))), None),
-      put(np.pad(spans[:, 1], (0, batch - count)).astype(np.int32)),
-    )
-  )
-  return without_broken(Answers(tokens, spans, features[:count], mass[:count]))
-
-
 def generate(
   model: types.Model,
   params: types.Params,
   prompts: Sequence[Sequence[int]],
   numbers: np.ndarray,
-  decoding: Decoding,
+  facts: Facts,
   *,
   rows: int,
   layout: sharding_lib.Layout | None,
@@ -182,10 +119,10 @@ def generate(
   """Decodes one batch plainly.
 
   Args:
-    model, params: who answers.
+    model, params: who answers, a teacher or a student.
     prompts: token ids of at most `rows` prompts.
     numbers: their request numbers, which key randomness and temperature.
-    decoding: length, temperatures, seed and stop ids.
+    facts: length, temperatures, seed and stop_ids are read.
     rows: of the batch; missing prompts are padded.
     layout: of the model on its mesh, or None.
 
@@ -193,18 +130,17 @@ def generate(
     spans [n, 2], tokens [n, L] as in Answers. A row whose logits broke has an
     empty answer.
   """
-  count, length = len(prompts), decoding.length
-  temperatures = np.array(decoding.temperatures)
+  count, temperatures = len(prompts), np.array(facts.temperatures)
   request = requests.make(
     requests.items(prompts, numbers),
     ids=model.vocab,
     context=model.context,
-    max_new_tokens=np.array([length - len(x) for x in prompts]),
+    max_new_tokens=np.array([facts.length - len(x) for x in prompts]),
     temperature=temperatures[numbers % len(temperatures)],
-    seed=decoding.seed,
-    stop_ids=decoding.stop_ids,
+    seed=facts.seed,
+    stop_ids=facts.stop_ids,
     rows=rows,
-    length=length,
+    length=facts.length,
   )
   options = decode.Options(narrow=False)
   program = decode.programs(model, decode.PLAIN, reject.RULE, options).generate
@@ -215,19 +151,43 @@ def generate(
   return spans[:count], out.tokens_BL[:count]
 
 
-def without_broken(x: Answers) -> Answers:
-  """The rows with empty answers where a feature or mass is not finite.
-
-  Their features become 0: the gradient of a masked NaN is NaN still.
-  """
-  assert x.features is not None and x.mass is not None
-  good = np.isfinite(x.mass).all(1) & np.isfinite(x.features).all((1, 2))
-  good &= x.spans[:, 0] < x.spans[:, 1]
+def _batch(
+  facts: Facts,
+  target: build.LanguageModel,
+  prompts: Sequence[Sequence[int]],
+  texts: np.ndarray | None,
+  rows: slice,
+  batch: int,
+) -> Answers:
+  """The answers of some rows; with taps, read once more for their features."""
+  model, params, layout = target.model, target.params, target.layout
+  some = prompts[rows]
+  if texts is not None:
+    tokens = texts[rows]
+    spans = np.array([[len(x), tokens.shape[1]] for x in some])
+  else:
+    numbers = np.arange(rows.start, rows.stop)
+    spans, tokens = generate(
+      model, params, some, numbers, facts, rows=batch, layout=layout
+    )
+  if not facts.taps:
+    return Answers(tokens, spans, None, None)
+  short = batch - len(some)
+  full = np.pad(tokens, ((0, short), (0, 0)))
+  ends = np.pad(spans[:, 1], (0, short)).astype(np.int32)
+  if layout is not None:
+    full = jax.device_put(full, layout.sharding('batch', None))
+    ends = jax.device_put(ends, layout.sharding('batch'))
+  found = jax.device_get(_reader(model, facts.taps)(params, full, ends))
+  features, mass = (x[: len(some)] for x in found)
+  good = np.isfinite(mass).all(1) & np.isfinite(features).all((1, 2))
+  good &= spans[:, 0] < spans[:, 1]
   return Answers(
-    x.tokens,
-    np.where(good[:, None], x.spans, x.spans[:, :1]),
-    np.where(good[:, None, None], x.features, 0),
-    np.where(good[:, None], x.mass, 0),
+    tokens,
+    np.where(good[:, None], spans, spans[:, :1]),
+    # 0, as the gradient of a masked NaN is NaN still.
+    np.where(good[:, None, None], features, 0),
+    np.where(good[:, None], mass, 0),
   )
 
 
@@ -257,55 +217,52 @@ def _open(folder: pathlib.Path, facts: Facts, width: int):
   """(Answers to write to, how many rows are done)."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  wanted, done = facts.plain(), 0
-  path = folder / 'facts.json'
+  done, path = 0, folder / 'facts.json'
   if path.exists():
     found = files.read_json(path)
     done = found.pop('done')
+    wanted = json.loads(json.dumps(dataclasses.asdict(facts)))
     differ = sorted(k for k in wanted if found.get(k) != wanted[k])
     if differ:
       raise ValueError(
         f'{folder}: holds answers with other {", ".join(differ)}; name another '
         'folder, or remove it'
       )
-  n, L = facts.rows, facts.decoding.length
-
-  def array(name: str, dtype, *shape: int) -> np.memmap:
-    path = folder / f'{name}.npy'
-    if not done:
-      with logs.writing(path):
-        np.lib.format.open_memmap(path, 'w+', dtype, shape)
-        _allocate(path)
-    try:
-      # Mode r+ alone would fill up a file that was cut.
-      np.lib.format.open_memmap(path, 'r')
-      return np.lib.format.open_memmap(path, 'r+')
-    except (OSError, ValueError) as error:
-      raise ValueError(
-        f'{path}: cannot be read ({error}); remove {folder} to ask again'
-      ) from error
-
-  answers = Answers(
+  n, L = facts.rows, facts.length
+  array = functools.partial(_array, folder, bool(done))
+  return Answers(
     tokens=array('tokens', np.int32, n, L),
     spans=array('spans', np.int32, n, 2),
     features=array('features', np.float16, n, L, width) if width else None,
     mass=array('mass', np.float32, n, L) if width else None,
-  )
-  return answers, done
+  ), done
 
 
-def _allocate(path: pathlib.Path) -> None:
-  """Without it, writing to a mapped file on a full disk is a bus error."""
-  if hasattr(os, 'posix_fallocate'):
-    with open(path, 'r+b') as file:
-      os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+def _array(folder: pathlib.Path, exists: bool, name: str, dtype, *shape: int):
+  """A file of the folder, mapped into memory; made unless it exists."""
+  path = folder / f'{name}.npy'
+  if not exists:
+    with logs.writing(path):
+      np.lib.format.open_memmap(path, 'w+', dtype, shape)
+      # Else a write on a full disk would be a bus error.
+      if hasattr(os, 'posix_fallocate'):
+        with open(path, 'r+b') as file:
+          os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+  try:
+    # Mode r+ alone would fill up a file that was cut.
+    np.lib.format.open_memmap(path, 'r')
+    return np.lib.format.open_memmap(path, 'r+')
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f'{path}: cannot be read ({error}); remove {folder} to ask again'
+    ) from error
 
 
-def _record(folder, facts: Facts, arrays: Answers, done: int) -> None:
+def _flush(folder, facts: Facts, arrays: Answers, done: int) -> None:
   """Rows count as done once their bytes are on the disk."""
   for x in arrays:
     if isinstance(x, np.memmap):
       x.flush()
   with logs.writing(folder):
-    content = json.dumps(facts.plain() | {'done': done})
+    content = json.dumps(dataclasses.asdict(facts) | {'done': done})
     files.write(folder / 'facts.json', content)

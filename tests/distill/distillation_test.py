@@ -10,7 +10,7 @@ import pytest
 
 from configs import distill
 from specdec_jax import api, build, requests
-from specdec_jax.distill import distillation
+from specdec_jax.distill import distillation, students
 from specdec_jax.distill import prompts as prompts_lib
 from specdec_jax.drafters import eagle_file
 from specdec_jax.io import export, files
@@ -107,19 +107,19 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
 
 def on_a_mesh(tmp_path, monkeypatch, **changes):
   """a_run on four devices, where all that is trained and read must lie."""
-  make = distillation._judge
+  make = distillation._task
 
-  def on_four(s, target, student, prompts):
-    judge = make(s, target, student, prompts)
+  def on_four(*args):
+    task = make(*args)
 
-    def figures(params):
-      for x in jax.tree.leaves((params, student.frozen)):
+    def judge(params):
+      for x in jax.tree.leaves((params, task.frozen)):
         assert len(x.sharding.device_set) == 4
-      return judge(params)
+      return task.judge(params)
 
-    return figures
+    return task._replace(judge=judge)
 
-  monkeypatch.setattr(distillation, '_judge', on_four)
+  monkeypatch.setattr(distillation, '_task', on_four)
   mesh = dict(data=2, model=2)
   return a_run(tmp_path, monkeypatch, mesh=mesh, **changes)
 
@@ -268,7 +268,9 @@ def test_only_completions_are_counted():
   s = distillation.settings(config(student=own, data=data))
   texts = np.array([[5] * 8 + [7] * 4] * 5)
   prompts = prompts_lib.Prompts([[5] * 8] * 5, texts)
-  assert distillation.vocabulary(s, target, prompts, None).tolist() == [7]
+  assert distillation.vocabulary(
+    s, target, students.Start(), prompts, None
+  ) == [7]
 
 
 # --- what is refused ----------------------------------------------------------

@@ -13,16 +13,10 @@ pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 def figures(draft_source: str, temperature: float, gamma: int = 2):
   target, draft = build.load('random:tiny'), build.load(draft_source)
   q = build.draft_model(target, draft)
-  request = requests.make(
-    requests.items([[1, 2, 3], [7] * 9]),
-    ids=target.ids,
-    context=512,
-    max_new_tokens=12,
-    gamma=gamma,
-    temperature=temperature,
-  )
+  judge = evaluate.Judge(gamma, 12, temperature)
+  items = requests.items([[1, 2, 3], [7] * 9])
   drafter = lm_drafter.make(q, gamma=gamma)
-  return evaluate.judge(target, drafter, q, request)(draft.params)
+  return evaluate.judge(judge, target, drafter, q, items, 0)(draft.params)
 
 
 def test_the_target_itself_is_a_perfect_draft():

@@ -26,10 +26,12 @@ def target():
   return build.load('random:tiny')
 
 
-def facts(*, taps=TAPS, **changes) -> teacher.Facts:
+def facts(**changes) -> teacher.Facts:
   stop_ids = tuple(build.load('random:tiny').tokenizer.eos_ids)
-  decoding = teacher.Decoding(24, (0.0, 1.0), 7, stop_ids)._replace(**changes)
-  return teacher.Facts('t', 'float32', 'q', len(PROMPTS), decoding, taps)
+  found = teacher.Facts(
+    't', 'float32', 'q', len(PROMPTS), 24, (0.0, 1.0), 7, stop_ids, TAPS
+  )
+  return dataclasses.replace(found, **changes)
 
 
 def answer(target, folder, wanted=None, texts=None):
