@@ -142,7 +142,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   gamma, worst, done, skipped = 2, {False: 0.0, True: 0.0}, [], []
   drafters = {**subject.drafters, 'scripted': script}
   pairs = subject.pairs()
-  if subject.brought != ('drafter',):  # the rules' own certain drafts
+  if not subject.brought:
     pairs += [(rule, 'scripted') for rule in subject.lossless()]
   why = {
     rule: enumerate_window.not_enumerable(rule) for rule in subject.lossless()

@@ -15,11 +15,11 @@ import numpy as np
 from specdec_jax import build, types
 from specdec_jax.certify import base, recipes
 
-# Drafters of ours that ask no more of a target than types.Model does.
-ANY_TARGET = ('lm', 'lookup', 'ngram')
-# A rule sees nothing of a drafter but tokens, their distributions and their
-# count: one that samples and one that does not are enough.
-ANY_DRAFTS = ('lm', 'lookup')
+# With a user's rule or model: one drafter that samples and one that does not.
+# A rule sees nothing of a drafter but tokens, their distributions and count.
+DRAFTERS = ('lm', 'lookup')
+# With a user's model: the usual rule, and one whose text is plain decoding's.
+RULES = ('reject', 'coupled')
 _ROOM = 128  # positions that the promises need
 _SMALL: dict[str, Any] = dict(vocab=5, dtype='float32', seed=0)
 
@@ -36,10 +36,12 @@ def subject(
   if rule_path:
     found = rule(rule_path)
     rules = {found.name: found}
-    drafters = {name: drafters[name] for name in ANY_DRAFTS}
+  elif model_path:
+    rules = {name: rules[name] for name in RULES}
+  if rule_path or model_path:
+    drafters = {name: drafters[name] for name in DRAFTERS}
   if model_path:
     own_model = model(model_path)
-    drafters = {x: drafters[x] for x in ANY_TARGET if x in drafters}
   if drafter_path:
     name, recipe = drafter(drafter_path)
     drafters = {name: recipe}
