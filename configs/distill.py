@@ -3,11 +3,11 @@ r"""An EAGLE draft for SmolLM2-135M-Instruct, from its own answers.
   python scripts/distill.py --config=configs/distill.py --workdir=DIR
   python scripts/distill.py --config=configs/distill.py:tiny --workdir=DIR
 
-For another teacher say --config.student.taps too: () is its last layer alone.
+For another teacher set --config.student.taps too: () is its last layer alone.
 
-What each key means: the classes of specdec_jax/distill/distillation.py;
-student: Settings of students.py; data: Data of prompts.py; loss: of heads.py;
-optimiser: train/step.py; run: train/loop.py.
+Keys are explained in specdec_jax/distill: student in students.py, data in
+prompts.py, loss in divergences.py, judge in evaluate.py; and in
+specdec_jax/train: optimiser in step.py, run in loop.py.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-"""Trains a draft for a target, judged by decoding with it; goes on if killed.
+"""Trains a draft for a target; the same command resumes a run that was killed.
 
 python scripts/distill.py --config=configs/distill.py --workdir=DIR
 """

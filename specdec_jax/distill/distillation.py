@@ -254,7 +254,7 @@ def _task(
   answers: teacher.Answers | None,
   workdir: pathlib.Path,
 ) -> loop.Task:
-  """What the training loop needs, judged on the held-out prompts."""
+  """A task for the training loop, judged on the held-out prompts."""
   n, tokens = s.data.prompts, s.batch.rows * s.data.length
   figures = evaluate.judge(
     s.judge,

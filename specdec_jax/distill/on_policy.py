@@ -60,7 +60,7 @@ class OnPolicy:
     return next(self._batches)
 
   def state(self) -> dict[str, Any]:
-    """What restore needs, as JSON."""
+    """The position in the batches for restore, as JSON."""
     assert self._batches is not None, 'refresh comes first'
     return {'made': self._sampled_at, 'batches': self._batches.state()}
 
