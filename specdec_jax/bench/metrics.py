@@ -14,26 +14,24 @@ import numpy as np
 from specdec_jax import decode, types
 from specdec_jax.models import lm
 
+# Counters of the batch, not of its rows.
+_BATCH = 'wide', 'calls'
+
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
   """Info of some rows, on the host; counters of the batch are kept whole."""
-  host = lambda x: None if x is None else np.asarray(x)
-  some = lambda x: None if x is None else np.asarray(x)[pick]
+  some = lambda name, x: np.asarray(x)[() if name in _BATCH else pick]
   return types.Info(
-    **{
-      name: host(x) if name in ('wide', 'calls') else some(x)
-      for name, x in info._asdict().items()
-    }
+    **{n: None if x is None else some(n, x) for n, x in info._asdict().items()}
   )
 
 
 def join(outputs: Sequence[decode.Output]) -> types.Info:
   """Several runs as one: rows side by side, counters of the batches added."""
-  host = [rows(output.info) for output in outputs]
-  out = {}
+  host, out = [rows(output.info) for output in outputs], {}
   for name in types.Info._fields:
     parts = [getattr(info, name) for info in host]
-    if name in ('wide', 'calls'):
+    if name in _BATCH:
       out[name] = np.sum(parts)
     else:
       out[name] = None if parts[0] is None else np.concatenate(parts)
@@ -275,11 +273,14 @@ def step_bytes(params: types.Params) -> int:
   return tree_bytes(_read_whole(params))
 
 
+_TABLES = 'embed', 'positions'
+
+
 def _read_whole(params: types.Params) -> list[jax.Array]:
   named, _ = jax.tree_util.tree_flatten_with_path(params)
-  tables = 'embed', 'positions'
   # A model of the user's own may hold its parameters in any tree.
-  return [x for path, x in named if getattr(path[0], 'key', '') not in tables]
+  table = lambda path: path and getattr(path[0], 'key', '') in _TABLES
+  return [x for path, x in named if not table(path)]
 
 
 def own_bytes(params: types.Params, target: types.Params) -> int:

@@ -59,6 +59,7 @@ def test_a_pass_reads_a_few_rows_of_its_tables():
   assert metrics.step_parameters(params) == 4 * 16 + 4
   assert metrics.step_bytes(params) == 4 * (4 * 16 + 4)
   assert metrics.step_parameters([np.ones(3), (np.ones(2),)]) == 5
+  assert metrics.step_parameters(np.ones(3)) == 3
   learned, rope = (
     lm.init(model_config.sized('tiny', position=position), 0)
     for position in ('learned', 'rope')

@@ -1,0 +1,164 @@
+"""Batches of requests, who is judged, and what drafting costs."""
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax import build, decode, requests, runtime, types
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import benchmark, metrics, prompts, tables, timing
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.certify import table_model
+from specdec_jax.drafters import lm
+from specdec_jax.verify import reject
+
+pytestmark = pytest.mark.usefixtures('compile_in_less_time')
+
+
+def experiment(**changes):
+  c = importlib.import_module('configs.smollm2').get_config('tiny')
+  c.decode.gammas = (2,)
+  c.decode.max_new_tokens = 8
+  c.bench.prompts_per_category = 1
+  c.bench.prompt_tokens = 20
+  c.update(changes)
+  return settings_lib.from_config(c)
+
+
+def test_groups_keep_categories_apart_and_share_one_shape():
+  e = experiment(bench={'batch_size': 2})
+  arms = plan_lib.arms(e)
+  items = tuple(
+    requests.Item(tuple(range(1, 4 + i)), i, str(i), 'ab'[i % 2])
+    for i in range(5)
+  )
+  plan = plan_lib.Plan(items, (), 8, e.settings.sampling, batch_size=2)
+  groups = plan_lib.grouper(arms, plan)(items)
+  assert [[i.id for i in g.items] for g in groups] == [
+    ['0', '2'],
+    ['4'],
+    ['1', '3'],
+  ]
+  assert len({g.host.tokens_BL.shape for g in groups}) == 1
+  # The row that nobody fills never starts.
+  assert groups[1].host.limit_B[1] == groups[1].host.lengths_B[1]
+  np.testing.assert_array_equal(
+    groups[0].first.limit_B, groups[0].host.lengths_B + 1
+  )
+  np.testing.assert_array_equal(
+    groups[0].none.limit_B, groups[0].host.lengths_B
+  )
+
+
+def test_a_category_of_which_nothing_is_judged_is_named(capsys):
+  e = experiment()
+  chosen = [
+    prompts.Prompt(str(i), category, ('tell me',))
+    for i, category in enumerate(['a', 'a', 'b', 'c'])
+  ]
+  c = plan_lib.of(e, chosen[1:])  # one of each
+  assert [x.category for x in c.judged] == ['a', 'c']
+  setting = plan_lib.setting(plan_lib.arms(e), c)
+  assert setting.not_judged == ('b',)
+  tables.judged(setting, runtime.console())
+  out = capsys.readouterr().out
+  assert '2 prompts judged, 1 others' in out and 'among the others: b;' in out
+  both = plan_lib.of(e, chosen[:1])
+  assert not plan_lib.setting(plan_lib.arms(e), both).not_judged
+
+
+def test_repeats_of_a_prompt_draw_their_own_noise():
+  """Copies that fill a batch would else all emit one text when sampling."""
+  e = experiment(sampling={'temperature': 1.0})
+  plain = plan_lib.arms(e)[:1]
+  plan = plan_lib.of(e, prompts.builtin()[:2])
+  filled = benchmark.filled(plan.judged, 4)
+  assert [x.tokens for x in filled] == [plan.judged[0].tokens] * 4
+  (group,) = plan_lib.grouper(plain, plan, rows=4)(filled)
+  engine = plain[0].engine
+  out = engine.programs.generate(engine.weights, group.full)
+  texts = timing.texts([group], [jax.device_get(out)])
+  assert len({tuple(text) for text in texts}) == 4
+
+
+def test_one_compilation_for_all_limits_and_prompts():
+  """No room, room for one token, and the whole are one executable."""
+  e = experiment()
+  arm = plan_lib.arms(e)[1]
+  plan = plan_lib.of(e, prompts.builtin()[:8])
+  programs = decode.programs(
+    arm.model,
+    arm.engine.drafter,
+    arm.engine.rule,
+    build.default_options(chunk=16),
+  )
+  for group in plan_lib.grouper([arm], plan)(plan.judged):
+    for request in (group.none, group.first, group.full):
+      programs.generate(arm.engine.weights, request)
+  assert programs.generate._cache_size() == 1
+
+
+def test_work_of_leaving_the_target_early():
+  """gamma tokens more through the first layers, and the head for each."""
+  target, gamma = build.load('random:tiny'), 3
+  e = build.engine(target, 'early_exit', gamma=gamma, exit=1)
+  params = target.params
+  layers = metrics.layers_share(params, 1) * metrics.step_bytes(params)
+  head = params['head']
+  info = decode._empty_info(1, 8, gamma, False)
+  assert metrics.drafting(e, gamma, (), info) == (
+    gamma * head.size,
+    round(gamma * (layers + head.nbytes)),
+    0,
+  )
+  lookup = build.engine(target, 'lookup')
+  assert metrics.drafting(lookup, gamma, (), info) == (0, 0, 0)
+
+
+def test_work_of_drafts_that_stop_early():
+  """The passes of a draft model are counted while it decodes."""
+  V, gamma, ran = 4, 4, []
+  model = table_model.make(V)
+
+  def apply(params, tokens_BT, *args, **named):
+    if tokens_BT.shape[1] <= 2:  # not the prompt's chunks
+      jax.debug.callback(lambda: ran.append(1))
+    return model.apply(params, tokens_BT, *args, **named)
+
+  drafter = lm.make(
+    model._replace(apply=apply), gamma=gamma, min_confidence=0.5
+  )
+  programs = decode.programs(
+    model, drafter, reject.RULE, decode.Options(chunk=8)
+  )
+  request = requests.make(
+    requests.items([[1, 2]]),
+    ids=V,
+    context=512,
+    max_new_tokens=99,
+    length=128,
+    temperature=1.0,
+  )
+  weights = types.Weights(*(table_model.table(i, V) for i in (0, 1)))
+  info = jax.device_get(programs.generate(weights, request).info)
+  jax.effects_barrier()
+  windows = int(info.calls_B.sum())
+  assert windows < len(ran) < gamma * windows
+  assert metrics.draft_passes(info) * windows == pytest.approx(len(ran))
+  # What the benchmark charges for.
+  target = build.load('random:tiny')
+  work = {}
+  for least in (0.0, 0.5):
+    e = build.engine(target, target, gamma=gamma, min_confidence=least)
+    work[least] = metrics.drafting(e, gamma, np.zeros(10, np.int8), info)
+  passes, size = len(ran) / windows, metrics.step_parameters(target.params)
+  step = metrics.step_bytes(target.params) + 10
+  held = work[0.0].held
+  assert work[0.0] == ((gamma + 1) * size, gamma * step, held)
+  assert work[0.5] == (
+    round((passes + 1) * size),
+    round(passes * step),
+    held,
+  )

@@ -1,0 +1,197 @@
+"""Acceptance on a text, and the prediction made of it."""
+
+import math
+import types as python_types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import build, decode, requests, types
+from specdec_jax.bench import metrics, predict, timing
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.certify import table_model
+from specdec_jax.drafters import lookup
+from specdec_jax.verify import lenient
+
+pytestmark = pytest.mark.usefixtures('compile_in_less_time')
+
+
+def test_alpha_is_the_mean_overlap():
+  """Chunked over the text = one pass over all of it, in numpy."""
+  target = build.load('random:tiny')
+  draft = build.load('random:tiny:1')
+  e = build.engine(target, draft, gamma=2)
+  model = build.target_model(target)
+  tokens = np.random.default_rng(0).integers(0, 256, 40)
+  request = requests.make(
+    requests.items([tokens[:10]]),
+    ids=256,
+    context=512,
+    max_new_tokens=30,
+    temperature=1.0,
+    length=48,
+  )
+  request.tokens_BL[0, :40] = tokens
+  rule = lenient.make(0.5)
+  found = predict.overlap(
+    e.weights,
+    request,
+    request.tokens_BL,
+    request.tokens_BL > -1,
+    target=model,
+    draft=model,
+    rule=rule,
+    chunk=16,
+  )
+  at_T = np.arange(40)
+  mask_BTS = (at_T[:, None] >= at_T[None])[None]
+  law = lambda params: np.asarray(
+    jax.nn.softmax(
+      model.head(
+        params,
+        model.apply(
+          params,
+          tokens[None],
+          at_T[None],
+          at_T[None],
+          mask_BTS,
+          model.init_cache(1, 40),
+        )[0],
+      )
+    )
+  )[0]
+  p_LV, q_LV = law(target.params), law(draft.params)
+  want = np.minimum(p_LV, q_LV).sum(-1)
+  np.testing.assert_allclose(found.alpha_BL[0, 10:40], want[9:39], atol=1e-5)
+  # A lossy rule's distance: drafts kept by min(1, p / (l q)), else p - q.
+  kept_LV, rest_LV = np.minimum(2 * p_LV, q_LV), np.maximum(p_LV - q_LV, 0)
+  emitted_LV = kept_LV + (1 - kept_LV.sum(-1, keepdims=True)) * (
+    rest_LV / rest_LV.sum(-1, keepdims=True)
+  )
+  want = kept_LV.sum(-1)
+  np.testing.assert_allclose(found.kept_BL[0, 10:40], want[9:39], atol=1e-5)
+  off = np.abs(emitted_LV - p_LV).sum(-1) / 2
+  np.testing.assert_allclose(found.distance_BL[0, 10:40], off[9:39], atol=1e-5)
+
+
+def info_of(hist_N, rows=1, calls=None):
+  """Info of windows of gamma 2 that end as hist_N says, `rows` at a time."""
+  emitted = sum((k + 1) * n for k, n in enumerate(hist_N))
+  windows = sum(hist_N)
+  info = decode._empty_info(1, 8, 2, False)
+  info = info._replace(
+    hist_BN=np.array([hist_N]),
+    proposed_BK=np.array([[windows] * 2]),
+    calls_B=np.array([windows]),
+    origin_BL=np.full((1, emitted), types.BONUS),
+    wide=np.int32(windows // rows),
+    calls=np.int32(windows // rows),
+  )
+  return jax.device_get(info)
+
+
+def predicted(e, alpha=None, info=None, base=1.0):
+  """predict.improvement of 9 tokens in 4 windows of gamma 2."""
+  model = build.target_model(e.target)
+  arm = plan_lib.Arm('x', '', 2, e, model, model)
+  calibration = timing.Calibration(
+    step=2.0,
+    step_spread=0.0,
+    verify={1: 1.0, 3: 1.5},
+    idle={3: 1.0},
+    propose={'x': 1.0},
+    c={},
+  )
+  info = info_of([1, 1, 2]) if info is None else info
+  return predict.improvement(arm, calibration, info, base, alpha)
+
+
+def test_rows_that_share_a_batch_are_no_improvement():
+  """Plain decoding of three rows emits three tokens a window too."""
+  target = build.load('random:tiny')
+  e = build.engine(target, 'lookup', gamma=2)
+  outputs = {
+    'plain': [decode.Output(None, None, info_of([30, 0, 0], rows=3))],
+    'x': [decode.Output(None, None, info_of([3, 3, 6], rows=3))],
+  }
+  model = build.target_model(target)
+  arms = [
+    plan_lib.Arm('plain', 'plain', 0, e, model),
+    plan_lib.Arm('x', 'lookup', 2, e, model),
+  ]
+  calibration = timing.Calibration(
+    2.0, 0.0, {1: 1.0, 3: 1.5}, {3: 1.0}, {'x': 0.0}, {}
+  )
+  found = predict.improvements(arms, calibration, outputs, {})['x']
+  assert math.isclose(found.tokens, 27 / 12)
+  assert math.isclose(found.improvement, 27 / 12 / 1.5)
+
+
+def test_a_window_costs_only_the_layers_that_are_left():
+  """Verification after an early exit is predicted without the first layers."""
+  target = build.load('random:tiny')
+  found = predicted(build.engine(target, 'early_exit', gamma=2, exit=1))
+  rest = 1 - metrics.layers_share(target.params, 1)
+  assert math.isclose(found.window_cost, 0.5 + rest * 1.5)
+  assert math.isclose(found.tokens, 9 / 4)
+  assert found.improvement_from_alpha is None
+
+
+def test_the_prediction_from_alpha_is_of_what_the_rule_keeps(monkeypatch):
+  overlap = predict.Overlap(
+    *(np.array([[9, 9, x, y]]) for x, y in ((0.2, 0.4), (0.5, 1), (0, 0.1)))
+  )
+  monkeypatch.setattr(
+    predict, '_overlap', lambda *_: (overlap, np.array([[1, 1, 0, 1]]) > 0)
+  )
+  request = requests.make(
+    requests.items([[0, 1]]), ids=4, context=64, max_new_tokens=2, length=4
+  )
+  fake = python_types.SimpleNamespace
+  (alpha,) = predict.alphas(
+    [fake(name='plain'), fake(name='x', drafter='x')],
+    [fake(full=request, host=request)],
+    {'plain': [fake(tokens_BL=request.tokens_BL, lengths_B=np.array([4]))]},
+    lambda items, text: items,
+  ).values()
+  assert alpha == predict.Alpha(
+    alpha=pytest.approx(0.3),
+    alpha_where_proposed=pytest.approx(0.4),
+    kept_where_proposed=pytest.approx(1),
+    total_variation=pytest.approx(0.05),
+    positions=2,
+  )
+  target = build.load('random:tiny')
+  found = predicted(build.engine(target, target, gamma=2), alpha)
+  assert found.improvement_from_alpha == 3 / found.window_cost
+  # Of windows that end where the draft is not sure equation 1 knows nothing.
+  e = build.engine(target, target, gamma=2, min_confidence=0.3)
+  found = predicted(e, alpha)
+  assert found.improvement_from_alpha is None
+  assert found.improvement > 0
+
+
+def test_walk_proposes_at_every_prefix():
+  tokens = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]
+  request = requests.make(
+    requests.items([tokens[:5]]),
+    ids=16,
+    context=64,
+    max_new_tokens=6,
+    length=16,
+  )
+  request.tokens_BL[0, : len(tokens)] = tokens
+  drafter = lookup.make(gamma=2, min_match=2, max_match=3)
+  tokens_BL, proposed_BL, _ = predict.propose_along(
+    types.Weights(()),
+    request,
+    jnp.int32(6),
+    target=table_model.make(16),
+    drafter=drafter,
+    coupled=False,
+  )
+  # Index 6 follows [1 2]: 3 came next before; index 7 follows [1 2 3].
+  assert np.flatnonzero(proposed_BL[0]).tolist() == [6, 7, 10]
+  assert np.asarray(tokens_BL)[0, [6, 7, 10]].tolist() == [3, 4, 3]
