@@ -67,7 +67,7 @@ def _cell(x: Cell | None, first: str) -> str:
 
 
 def _differs(cells: list[Cell]) -> str:
-  """What was compared with plain decoding, over the temperatures."""
+  """The comparison with plain decoding, over the temperatures."""
   told = (tables.identity([x.audit], failed=len(x.failed)) for x in cells)
   return '; '.join(dict.fromkeys(map(page.plain, told)))
 

@@ -22,11 +22,11 @@ from specdec_jax.io import files
 
 
 def promise(rule: types.Rule, sampling) -> str:
-  """What a rule keeps of plain decoding: 'tokens', 'in law' or 'nothing'."""
+  """'tokens', 'distribution' or 'nothing': kept of plain decoding by a rule."""
   if not rule.lossless:
     return 'nothing'
   greedy = sampling.temperature < sampling_lib.GREEDY_BELOW
-  return 'tokens' if greedy or rule.coupled else 'in law'
+  return 'tokens' if greedy or rule.coupled else 'distribution'
 
 
 def check_promise(rule: types.Rule, sampling) -> None:
@@ -38,7 +38,7 @@ def check_promise(rule: types.Rule, sampling) -> None:
       'distribution, so there is nothing to audit: set --config.decode.rule to '
       'reject, block or coupled'
     )
-  if kept == 'in law':
+  if kept == 'distribution':
     raise ValueError(
       f'rule={rule.name} at temperature={sampling.temperature} promises plain '
       "decoding's distribution, not its tokens, so there is nothing to audit: "

@@ -306,10 +306,11 @@ def layers_share(params: types.Params, count: int) -> float:
 
 
 class Work(NamedTuple):
-  """What drafting adds to a window, beyond the target's pass.
+  """The cost of drafting in a window, beyond the target's pass.
 
-  parameters: multiplied by, times tokens. bytes: read. held: bytes in memory
-  that are not the target's.
+  parameters: multiplications, parameters times tokens.
+  bytes: read.
+  held: bytes in memory that are not the target's.
   """
 
   parameters: int

@@ -1,4 +1,4 @@
-"""What a benchmark runs: the methods, the prompts, and batches of requests."""
+"""The methods and prompts of a benchmark, and batches of requests."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ class Arm(NamedTuple):
 
 
 class Plan(NamedTuple):
-  """What to run.
+  """The prompts and sizes of a run.
 
   judged, others: disjoint prompts; others predict the figures of judged.
   sampling: settings.Sampling.
@@ -233,7 +233,7 @@ def calibration_request(arms: Sequence[Arm], plan: Plan) -> decode.Request:
 
 
 class Setting(NamedTuple):
-  """What runs: models, sampling and sizes, as reports print them.
+  """Models, sampling and sizes of a run, as reports print them.
 
   draft: of the first method with a draft model. buffer: slots of a row.
   not_judged: categories with prompts among the others only.

@@ -31,7 +31,7 @@ _KEYS = ('id', 'question_id', 'category', *_CONTENT, 'reference')
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """What a user asks: turns of text, or token ids.
+  """A user's question: turns of text, or token ids.
 
   id: unique in its file.
   category: None if it has none.

@@ -1,4 +1,4 @@
-"""What the benchmark and the audit print: their records as tables and lines.
+"""The records of the benchmark and the audit as printed tables and lines.
 
 Computes no metric of its own. Methods that are lossy have their distance, a
 total variation, beside every number.
@@ -284,7 +284,7 @@ def failures(found, console) -> None:
 
 
 def identity(audits, distance: str = '', failed: int = 0) -> str:
-  """'3 of 28: 3 tie', 'in law', or 'LOSSY, TV 0.02', over some audits."""
+  """'3 of 28: 3 tie', 'distribution', or 'LOSSY, TV 0.02', over some audits."""
   audits = [x for x in audits if x]
   tokens = [x for x in audits if x.promised == 'tokens']
   promised = {x.promised for x in audits}

@@ -22,7 +22,7 @@ from specdec_jax.drafters import scripted
 
 
 class Runs(NamedTuple):
-  """What an arm did: an Output per group; times[repeat][group], in seconds."""
+  """Runs of an arm: an Output per group; times[repeat][group], in seconds."""
 
   outputs: list[decode.Output]
   total: list[list[float]]

@@ -108,7 +108,7 @@ def test_sampling_under_another_rule_promises_the_law_only():
   arms, plan = plan_lib.arms(e), plan_lib.of(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
   found = identity.compare(arms, plan, [], none, lambda items, text: items)
-  assert found == {'lookup g=2': identity.Audit('in law', 0)}
+  assert found == {'lookup g=2': identity.Audit('distribution', 0)}
 
 
 def test_a_model_of_ones_own_is_benchmarked(capsys):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures('compile_in_less_time')
   'rule, temperature, expected',
   [
     (reject.RULE, 0.0, 'tokens'),
-    (reject.RULE, 0.8, 'in law'),
+    (reject.RULE, 0.8, 'distribution'),
     (coupled.RULE, 0.8, 'tokens'),
     (coupled.RULE._replace(lossless=False), 0.0, 'nothing'),
   ],

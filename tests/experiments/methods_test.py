@@ -17,7 +17,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def cell(drafter, rule, temperature, middle, **changes):
   lossless = not rule.startswith('lenient')
-  promised = ('in law', 'tokens')[not temperature] if lossless else 'nothing'
+  promised = (
+    ('distribution', 'tokens')[not temperature] if lossless else 'nothing'
+  )
   gain = metrics.Spread(middle, 0.9 * middle, 1.1 * middle, 0.0, 0)
   return render.Cell(
     name=f'{drafter} {rule}',
@@ -70,8 +72,8 @@ def test_wins_losses_and_what_is_lossy_are_told_apart():
   lines = [x for x in text.splitlines() if x.startswith('| lookup')]
   assert lines == [
     '| lookup | reject | **1.50x** (1.50) | 0.50x (1.50) | 0.25 0.25 '
-    '| 0 of 7; in law |',
-    '| lookup | block | = reject | ~1.00x (1.50) | 0.25 | in law |',
+    '| 0 of 7; distribution |',
+    '| lookup | block | = reject | ~1.00x (1.50) | 0.25 | distribution |',
     '| lookup | lenient:0.5 (LOSSY) | **2.00x** (1.50, TV 0.12) '
     '| **2.00x** (1.50, TV 0.12) | 0.25 0.25 | LOSSY |',
   ]
