@@ -31,7 +31,7 @@ def run() -> bool:
   folder = runtime.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   loaded = settings_lib.load(settings)
-  plan = plan_lib.of(loaded, chosen)
+  plan = plan_lib.make(loaded, chosen)
   report = identity.run(plan_lib.arms(loaded), plan, runtime.track)
   return identity.finish(report, _CONFIG.value.to_dict(), folder)
 

@@ -29,7 +29,7 @@ def run() -> bool:
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   sizes = plan_lib.batch_sizes(_SIZES.value)
   loaded = settings_lib.load(settings)
-  plan = plan_lib.of(loaded, chosen, sizes)
+  plan = plan_lib.make(loaded, chosen, sizes)
   console = runtime.console()
   doc = benchmark.run(
     plan_lib.arms(loaded), plan, track=runtime.track, console=console

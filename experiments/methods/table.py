@@ -41,11 +41,11 @@ def run() -> bool:
   rules, warmths = asked(settings)
   folder = runtime.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
-  plan = plan_lib.of(e, prompts.builtin())
+  plan = plan_lib.make(e, prompts.builtin())
   # None are kept back: nothing is predicted here.
   plan = plan._replace(judged=plan.judged + plan.others, others=())
   plain, arms = _arms(e, rules)
-  groups = plan_lib.grouper([plain, *arms], plan)(plan.judged)
+  groups = plan_lib.groups([plain, *arms], plan, plan.judged)
   programs = timing.compile_arms([plain, *arms], groups[0].full, runtime.track)
   doc = render.Document(
     machine.describe(),
@@ -109,7 +109,7 @@ def _arms(e: settings_lib.Experiment, rules):
 def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
   """A cell for each arm at one temperature."""
   every = [plain, *arms]
-  groups = plan_lib.grouper(every, plan)(plan.judged)
+  groups = plan_lib.groups(every, plan, plan.judged)
   runs = timing.measure(every, groups, programs, plan.repeats, runtime.track)
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(every, plan, groups, outputs, runtime.track)

@@ -36,7 +36,7 @@ def run() -> bool:
   chosen = questions.grouped(questions.read(_QUESTIONS.value, _LIMIT.value))
   folder = runtime.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
-  plan = plan_lib.of(e, chosen)
+  plan = plan_lib.make(e, chosen)
   judged = plan.judged + plan.others  # None are kept back to predict from.
   plan = plan._replace(judged=judged, others=())
   chosen = questions.among(chosen, judged)

@@ -148,7 +148,7 @@ def seeds(first: int, count: int) -> range:
 def groups_of(arms, plan: plan_lib.Plan, seed: int) -> list[plan_lib.Group]:
   sampling = dataclasses.replace(plan.sampling, seed=seed)
   plan = plan._replace(sampling=sampling)
-  return plan_lib.grouper(arms, plan)(plan.judged + plan.others)
+  return plan_lib.groups(arms, plan, plan.judged + plan.others)
 
 
 def decoded(arm: plan_lib.Arm, group: plan_lib.Group):

@@ -42,7 +42,7 @@ def record(config, *, prompts_path: str, output: str, samples: int) -> bool:
   path = trace.check_output(output, prompts_path)
   chosen = prompts.read(prompts_path) if prompts_path else prompts.builtin()
   e = settings_lib.load(settings)
-  plan = plan_lib.of(e, chosen)
+  plan = plan_lib.make(e, chosen)
   found = trace.record(plan_lib.arms(e), plan, samples, runtime.track)
   trace.write(path, found)
   tokens = sum(len(text.tokens) for text in found.texts)

@@ -147,8 +147,8 @@ def run(
   tables.ceiling(ceiling.gb_s, console)
   tables.setting(setting, console)
   tables.judged(setting, console)
-  make = plan_lib.grouper(arms, plan)
-  judged, others = make(plan.judged), make(plan.others)
+  judged = plan_lib.groups(arms, plan, plan.judged)
+  others = plan_lib.groups(arms, plan, plan.others)
   programs = timing.compile_arms(arms, judged[0].full, track)
   calibration = timing.calibrate(
     arms,
@@ -338,7 +338,7 @@ def _repeated(groups, outputs) -> float | None:
 
 def _batch(arms, plan: plan_lib.Plan, size: int, track) -> Batch:
   """Every arm at one batch size, prompts repeated to fill it; audited too."""
-  groups = plan_lib.grouper(arms, plan, rows=size)(filled(plan.judged, size))
+  groups = plan_lib.groups(arms, plan, filled(plan.judged, size), size)
   programs = timing.compile_arms(
     arms, groups[0].full, track, f'compiling batch {size}'
   )

@@ -232,7 +232,7 @@ def run(
       'decode.methods and decode.gammas name nothing to compare with plain '
       'decoding: want a method and a gamma of 1 or more'
     )
-  groups = plan_lib.grouper(arms, plan)(plan.judged + plan.others)
+  groups = plan_lib.groups(arms, plan, plan.judged + plan.others)
   outputs = {
     arm.name: [
       jax.device_get(arm.engine.programs.generate(arm.engine.weights, x.full))

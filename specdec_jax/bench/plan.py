@@ -87,7 +87,7 @@ def arms(e: settings_lib.Experiment) -> list[Arm]:
   return out
 
 
-def of(
+def make(
   e: settings_lib.Experiment,
   chosen: Sequence[prompts_lib.Prompt],
   sizes: Sequence[int] = (),
@@ -160,23 +160,24 @@ def _item(
 # --- batches -----------------------------------------------------------------
 
 
-def grouper(arms: Sequence[Arm], plan: Plan, rows: int | None = None):
-  """items -> groups; all of a run share one buffer length: one compilation."""
+def groups(
+  arms: Sequence[Arm],
+  plan: Plan,
+  items: Sequence[requests.Item],
+  rows: int | None = None,
+) -> list[Group]:
+  """The prompts in batches of `rows`, plan.batch_size by default.
+
+  All of a run share one buffer length, so one program serves them.
+  """
   rows = rows or plan.batch_size
-
-  def make(items: Sequence[requests.Item]) -> list[Group]:
-    # Rows of one category together, so that time can be told apart by it.
-    by: dict[str, list[requests.Item]] = {}
-    for item in items:
-      by.setdefault(item.category, []).append(item)
-    parts = [
-      x[i : i + rows] for x in by.values() for i in range(0, len(x), rows)
-    ]
-    return [
-      _group(arms, plan, part, rows, plan.max_new_tokens) for part in parts
-    ]
-
-  return make
+  # Rows of one category together, so that time can be told apart by it.
+  by: dict[str, list[requests.Item]] = {}
+  for item in items:
+    by.setdefault(item.category, []).append(item)
+  parts = [x[i : i + rows] for x in by.values() for i in range(0, len(x), rows)]
+  new = plan.max_new_tokens
+  return [_group(arms, plan, part, rows, new) for part in parts]
 
 
 def _group(arms, plan: Plan, items, rows: int, new: int) -> Group:

@@ -173,7 +173,7 @@ def test_greedy_is_exact(recorded, capsys):
   # Window by window, what decoding counts.
   e = settings.from_config(config(0.0, decode={'methods': ('lm',)}))
   plain, lm = plan_lib.arms(e)
-  plan = plan_lib.of(e, prompts.read(pathlib.Path(file).parent / 'in.jsonl'))
+  plan = plan_lib.make(e, prompts.read(pathlib.Path(file).parent / 'in.jsonl'))
   (group,) = trace.groups_of([plain, lm], plan, 7)
   hist_N = trace.decoded(lm, group).info.hist_BN.sum(0)
   assert min(hist_N) > 0

@@ -33,7 +33,7 @@ def run(config, capsys, sizes=()):
   chosen = prompts.builtin()[:16]
   doc = benchmark.run(
     plan_lib.arms(e),
-    plan_lib.of(e, chosen, sizes),
+    plan_lib.make(e, chosen, sizes),
     track=lambda items, text: items,
     console=runtime.console(),
   )
@@ -105,7 +105,7 @@ def test_sampling(capsys):
 def test_sampling_under_another_rule_promises_the_law_only():
   config = settings('smollm2', sampling={'temperature': 0.8})
   e = settings_lib.from_config(config)
-  arms, plan = plan_lib.arms(e), plan_lib.of(e, prompts.builtin()[:2])
+  arms, plan = plan_lib.arms(e), plan_lib.make(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
   found = identity.compare(arms, plan, [], none, lambda items, text: items)
   assert found == {'lookup g=2': identity.Audit('distribution', 0)}
@@ -119,7 +119,7 @@ def test_a_model_of_ones_own_is_benchmarked(capsys):
   e = dataclasses.replace(e, target=own)
   doc = benchmark.run(
     plan_lib.arms(e),
-    plan_lib.of(e, prompts.builtin()[:2]),
+    plan_lib.make(e, prompts.builtin()[:2]),
     track=lambda items, text: items,
     console=runtime.console(),
   )

@@ -42,7 +42,7 @@ def test_builds_at_tiny(name):
     if arm.draft is not None:
       # The drafter's own function, or it would be compiled again.
       assert arm.draft is build.draft_model(e.target, arm.engine.draft)
-  plan = plan_lib.of(e, prompts.builtin())
+  plan = plan_lib.make(e, prompts.builtin())
   assert {i.id for i in plan.judged}.isdisjoint(i.id for i in plan.others)
 
 
@@ -177,7 +177,7 @@ def test_bad_prompt_is_named_by_its_id():
     (prompts.Prompt('none', tokens=()), "'none': empty"),
   ):
     with pytest.raises(ValueError, match=said):
-      plan_lib.of(e, [prompt])
+      plan_lib.make(e, [prompt])
 
 
 def test_batch_sizes():

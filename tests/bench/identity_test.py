@@ -95,7 +95,7 @@ def _failing():
   )
   plain = plan_lib.arms(e)[0]
   texts = []
-  for group in plan_lib.grouper([plain], plan)([bad, good]):
+  for group in plan_lib.groups([plain], plan, [bad, good]):
     out = plain.engine.programs.generate(plain.engine.weights, group.full)
     texts += timing.texts([group], [jax.device_get(out)])
   poison = texts[0][2]

@@ -35,7 +35,7 @@ def test_groups_keep_categories_apart_and_share_one_shape():
     for i in range(5)
   )
   plan = plan_lib.Plan(items, (), 8, e.settings.sampling, batch_size=2)
-  groups = plan_lib.grouper(arms, plan)(items)
+  groups = plan_lib.groups(arms, plan, items)
   assert [[i.id for i in g.items] for g in groups] == [
     ['0', '2'],
     ['4'],
@@ -58,14 +58,14 @@ def test_a_category_of_which_nothing_is_judged_is_named(capsys):
     prompts.Prompt(str(i), category, ('tell me',))
     for i, category in enumerate(['a', 'a', 'b', 'c'])
   ]
-  c = plan_lib.of(e, chosen[1:])  # one of each
+  c = plan_lib.make(e, chosen[1:])  # one of each
   assert [x.category for x in c.judged] == ['a', 'c']
   setting = plan_lib.setting(plan_lib.arms(e), c)
   assert setting.not_judged == ('b',)
   tables.judged(setting, runtime.console())
   out = capsys.readouterr().out
   assert '2 prompts judged, 1 others' in out and 'among the others: b;' in out
-  both = plan_lib.of(e, chosen[:1])
+  both = plan_lib.make(e, chosen[:1])
   assert not plan_lib.setting(plan_lib.arms(e), both).not_judged
 
 
@@ -73,10 +73,10 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   """Copies that fill a batch would else all emit one text when sampling."""
   e = experiment(sampling={'temperature': 1.0})
   plain = plan_lib.arms(e)[:1]
-  plan = plan_lib.of(e, prompts.builtin()[:2])
+  plan = plan_lib.make(e, prompts.builtin()[:2])
   filled = benchmark.filled(plan.judged, 4)
   assert [x.tokens for x in filled] == [plan.judged[0].tokens] * 4
-  (group,) = plan_lib.grouper(plain, plan, rows=4)(filled)
+  (group,) = plan_lib.groups(plain, plan, filled, 4)
   engine = plain[0].engine
   out = engine.programs.generate(engine.weights, group.full)
   texts = timing.texts([group], [jax.device_get(out)])
@@ -87,14 +87,14 @@ def test_one_compilation_for_all_limits_and_prompts():
   """No room, room for one token, and the whole are one executable."""
   e = experiment()
   arm = plan_lib.arms(e)[1]
-  plan = plan_lib.of(e, prompts.builtin()[:8])
+  plan = plan_lib.make(e, prompts.builtin()[:8])
   programs = decode.programs(
     arm.model,
     arm.engine.drafter,
     arm.engine.rule,
     build.default_options(chunk=16),
   )
-  for group in plan_lib.grouper([arm], plan)(plan.judged):
+  for group in plan_lib.groups([arm], plan, plan.judged):
     for request in (group.none, group.first, group.full):
       programs.generate(arm.engine.weights, request)
   assert programs.generate._cache_size() == 1
