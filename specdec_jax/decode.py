@@ -22,10 +22,12 @@ Array = types.Array
 class Request(NamedTuple):
   """A batch of requests, all traced: other values never compile again.
 
-  tokens_BL: prompts, then room. lengths_B: prompt lengths, at least 1. limit_B:
-  the length at which a row stops (a row with limit <= length never starts).
-  request_B, seed_B: what the row's randomness is keyed by. stop_BX: ids that
-  end a row, padded with -1.
+  tokens_BL: prompts, then room.
+  lengths_B: prompt lengths, at least 1.
+  limit_B: the length at which a row stops; limit <= length: it never starts.
+  request_B, seed_B: uint32, what the row's randomness is keyed by.
+  sampling: temperature, top-k and top-p of every row.
+  stop_BX: ids that end a row, padded with -1.
   """
 
   tokens_BL: Array
@@ -38,7 +40,12 @@ class Request(NamedTuple):
 
 
 class State(NamedTuple):
-  """What the next step needs."""
+  """All that the next window needs; axis 0 of every leaf is the row.
+
+  tokens_BL, lengths_B: the committed tokens and how many they are.
+  live_B: rows that have not finished.
+  cache: the target's. drafter: the drafter's own state.
+  """
 
   tokens_BL: Array
   lengths_B: Array
@@ -48,6 +55,8 @@ class State(NamedTuple):
 
 
 class Output(NamedTuple):
+  """tokens_BL: prompt and output. lengths_B: of both. info: counts."""
+
   tokens_BL: Array
   lengths_B: Array
   info: types.Info
@@ -112,15 +121,32 @@ PLAIN = types.Drafter(
 )
 
 
-@functools.cache
+# Programs that stay compiled. Every one maps code into memory: with no bound
+# a process of some 50 ends in LLVM's "cannot allocate memory".
+KEPT = 32
+_kept: dict[Loop, Programs] = {}  # the one used last comes last
+
+
 def programs(
   target: types.Model,
   drafter: types.Drafter,
   rule: types.Rule,
   options: Options = Options(),
 ) -> Programs:
-  """Builds the programs; equal arguments give the same compiled ones."""
+  """The programs of a target, a drafter and a rule.
+
+  Equal arguments give the same compiled ones, as long as they are among the
+  KEPT used last; others compile again when they are called.
+  """
   loop = Loop(target, drafter, rule, options)
+  _kept[loop] = found = _kept.pop(loop, None) or _programs(loop)
+  if len(_kept) > KEPT:
+    for program in _kept.pop(next(iter(_kept))):
+      program.clear_cache()
+  return found
+
+
+def _programs(loop: Loop) -> Programs:
   init, one = functools.partial(start, loop), functools.partial(step, loop)
 
   def generate(weights, request):

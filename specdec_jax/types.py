@@ -9,6 +9,9 @@
     E  feature width                1  a broadcast axis
 
 `p` is always the target's distribution and `q` the draft's.
+
+Rows: axis 0 of every leaf of a cache or of a drafter's state is the row, so
+that rows can be split over devices, compared and picked without guessing.
 """
 
 from collections.abc import Callable
@@ -33,7 +36,7 @@ class Model(NamedTuple):
     the layers before it made.
   head(params, hidden) -> logits: float32 (or wider), last axis V. Ids that are
     padding have logit -inf.
-  init_cache(rows, slots) -> cache: a pytree of zeros.
+  init_cache(rows, slots) -> cache: a pytree of zeros, rows first.
   embed(params, tokens_BT, positions_BT) -> [B, T, D]: what apply starts from;
     for drafters that read the target's embedding. None: they cannot.
   """
@@ -47,7 +50,11 @@ class Model(NamedTuple):
 
 
 class Weights(NamedTuple):
-  """Parameters of both models; a drafter reads what it needs of them."""
+  """Parameters of both models; a drafter reads what it needs of them.
+
+  target: the target's parameters.
+  draft: what the drafter reads, () for one without parameters.
+  """
 
   target: Params
   draft: Params = ()
@@ -56,8 +63,11 @@ class Weights(NamedTuple):
 class Sampling(NamedTuple):
   """Per-row sampling settings; all traced, so changing them is free.
 
-  temperature_B: float, 0 is greedy. top_k_B: int, 0 is off. top_p_B: float in
-  (0, 1], 1 is off. Applied in that order, to target and draft alike.
+  Applied in this order, to target and draft alike.
+
+  temperature_B: float, 0 is greedy.
+  top_k_B: int, 0 is off.
+  top_p_B: float in (0, 1], 1 is off.
   """
 
   temperature_B: Array
@@ -66,10 +76,13 @@ class Sampling(NamedTuple):
 
 
 class Context(NamedTuple):
-  """What a drafter may see: the committed tokens and whose they are.
+  """The committed tokens of every row, as a drafter sees them.
 
-  tokens_BL holds garbage from lengths_B on. live_B is false for rows that have
-  finished: what is done for them is thrown away. source is for encoder input.
+  tokens_BL: prompt and output; garbage from lengths_B on.
+  lengths_B: how many tokens are committed.
+  live_B: false for rows that have finished: what is done for them is dropped.
+  sampling: the rows' settings.
+  source: an encoder's input, or None.
   """
 
   tokens_BL: Array
@@ -82,12 +95,14 @@ class Context(NamedTuple):
 class Draft(NamedTuple):
   """A window of proposals.
 
-  tokens_BK: proposed ids. q_BKV: the distribution each was drawn from, the
-  very array that was sampled; None means deterministic proposals. count_B: how
-  many of the K are proposed; 0 is allowed. It may depend on what came before a
-  token, never on the token itself: leaving out unlikely ones would change q.
-  residual_BND: of a drafter that ran the target's first layers (Drafter.exit)
-  over the window's N tokens, what they made.
+  tokens_BK: proposed ids.
+  q_BKV: the distribution each was drawn from, the very array that was sampled;
+    None means deterministic proposals.
+  count_B: how many of the K are proposed; 0 is allowed. It may depend on what
+    came before a token, never on the token itself: leaving out unlikely ones
+    would change q.
+  residual_BND: the residual stream after the target's first layers, of a
+    drafter that ran them over the window's N tokens (Drafter.exit).
   """
 
   tokens_BK: Array
@@ -139,7 +154,10 @@ class Noise(NamedTuple):
 
 
 class Scores(NamedTuple):
-  """What p no longer shows: the target's logits and how they were warped."""
+  """The target's scores before they became p.
+
+  logits_BNV: its logits. sampling: how they were turned into p.
+  """
 
   logits_BNV: Array
   sampling: Sampling
@@ -176,6 +194,7 @@ class Drafter(NamedTuple):
 
   init(weights, context, features) -> state: after the target has read the
     prompt but its last token. features: taps [B, L, E], or None without taps.
+    Axis 0 of every leaf of the state is the row.
   propose(weights, state, context, noise, target_cache)
     -> (Draft, state, target_cache)
   commit(state, context, outcome, features_BNE) -> state: context is the one
@@ -199,30 +218,20 @@ class Drafter(NamedTuple):
 
 
 class Info(NamedTuple):
-  """What a person wants to know; fixed-size integers, read once on the host.
+  """Counts of a run, of fixed size; read once, on the host."""
 
-  hist_BN: windows by accepted and emitted drafts. proposed_BK, tried_BK,
-  accepted_BK: windows in which draft k was proposed; was proposed and all
-  before it accepted; was accepted and emitted. whole_BN: windows that neither
-  EOS nor length cut, by accepted drafts. calls_B: target calls. wide, calls:
-  windows of the batch verified at full width, and all. origin_BL: who made each
-  token (ORIGINS). window_BL: the window that emitted it. broken_B: the row
-  ended because the target's logits were not finite. logprob_BL: a token's
-  log-probability under the target at temperature 1, or None.
-  """
-
-  hist_BN: Array
-  proposed_BK: Array
-  tried_BK: Array
-  accepted_BK: Array
-  whole_BN: Array
-  calls_B: Array
-  wide: Array
-  calls: Array
-  origin_BL: Array
-  window_BL: Array
-  broken_B: Array
-  logprob_BL: Array | None
+  hist_BN: Array  # windows by accepted and emitted drafts
+  proposed_BK: Array  # windows in which draft k was proposed
+  tried_BK: Array  # ... proposed, with all drafts before it accepted
+  accepted_BK: Array  # ... accepted and emitted
+  whole_BN: Array  # windows that neither EOS nor length cut, by accepted drafts
+  calls_B: Array  # target calls while the row was live
+  wide: Array  # windows of the batch that were verified at full width
+  calls: Array  # windows of the batch
+  origin_BL: Array  # who made each token, an index of ORIGINS
+  window_BL: Array  # the window that emitted each token, -1 for the prompt
+  broken_B: Array  # the row ended because the target's logits were not finite
+  logprob_BL: Array | None  # log-probability at temperature 1, if asked for
 
 
 ORIGINS = ('prompt', 'drafted', 'recovered', 'bonus', 'plain')

@@ -1,5 +1,7 @@
 """What compiled programs promise: invariance, one compilation, no host."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -263,3 +265,38 @@ def test_a_sampled_row_alone_says_what_it_says_among_others():
     return base.texts(base.run(world, drafter, reject.RULE, other, request))
 
   assert texts([0, 1, 2, 3]) == [texts([b])[0] for b in range(4)]
+
+
+def test_programs_used_long_ago_are_let_go(monkeypatch):
+  """Compiled code stays mapped for as long as its program is kept."""
+  monkeypatch.setattr(decode, 'KEPT', 2)
+  monkeypatch.setattr(decode, '_kept', {})
+  request = fakes.request([[1, 2]], 2, vocab=V, length=16)
+  weights = types.Weights(fakes.table(0, V))
+  drafters = [decode.PLAIN._replace(name=name) for name in 'abc']
+  of = lambda i: decode.programs(fakes.table_model(V), drafters[i], reject.RULE)
+  first, second = of(0), of(1)
+  for programs in (first, second):
+    programs.generate(weights, request)
+  assert of(0) is first  # used again: the second is the oldest now
+  of(2).generate(weights, request)
+  sizes = [x.generate._cache_size() for x in (first, second)]
+  assert sizes == [1, 0] and of(0) is first
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('name', recipes.RECIPES)
+def test_rows_come_first_in_every_state(name, scan):
+  """Axis 0 of every leaf, of the target's cache and of the drafter's state."""
+  world = base.transformers(V, scan_layers=scan)
+  drafter, draft = recipes.RECIPES[name](world, 2)
+  request = fakes.request([[1, 2]] * B, NEW, vocab=V, length=L)
+  loop = decode.Loop(world.target, drafter, reject.RULE)
+  state, _ = jax.eval_shape(
+    functools.partial(decode.start, loop),
+    types.Weights(world.weights.target, draft),
+    request,
+  )
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  late = [jax.tree_util.keystr(at) for at, x in leaves if x.shape[:1] != (B,)]
+  assert not late
