@@ -4,8 +4,8 @@ r"""A language model from scratch, on Python's manual and library or your text.
   python scripts/train.py --config=configs/train_lm.py --workdir=DIR \
     --config.text.source=my_corpus.jsonl
 
-What each key means: the classes of specdec_jax/train/train_lm.py; optimiser:
-train/step.py; run: train/loop.py.
+The keys are explained in specdec_jax/train: train_lm.py, step.py (optimiser),
+loop.py (run).
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-"""Kills training runs at random times, and damages what they saved.
+"""Kills training runs at random times, and damages their checkpoints.
 
 python scripts/kill_matrix.py [--full]
 
@@ -33,7 +33,7 @@ def run() -> bool:
   logging.set_verbosity(logging.ERROR)  # Every damaged step is warned of.
   began = time.monotonic()
   count = 100 if _FULL.value else _KILLS.value
-  track = lambda said: functools.partial(runtime.track, description=said)
+  track = lambda name: functools.partial(runtime.track, description=name)
   with tempfile.TemporaryDirectory(prefix='kill_matrix') as name:
     folder = pathlib.Path(name)
     runs = kill_matrix.Runs(folder, _STEPS.value)

@@ -62,7 +62,7 @@ class Logs:
       self._board.flush()
 
   def close(self) -> None:
-    # What could not be written was raised when it was tried.
+    # A line that could not be written has raised already.
     for file in (*self._files.values(), self._board):
       with contextlib.suppress(OSError):
         file.close()

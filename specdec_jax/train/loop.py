@@ -35,11 +35,11 @@ class Run(fields.Checked):
 
 
 class Task(NamedTuple):
-  """What a run trains, on which data, and how it is judged."""
+  """Parameters to train, their loss and data, and how they are judged."""
 
   params: types.Params  # where the first step starts, float32
   loss: step_lib.Loss
-  frozen: Any  # what the loss reads and no step changes
+  frozen: Any  # read by the loss, changed by no step
   batches: data.Batches
   judge: Callable[[types.Params], dict[str, Any]]  # figures on held-out data
   score: Callable[[dict[str, Any]], float]  # of these figures: larger is better
@@ -84,7 +84,8 @@ def run(
   SIGTERM and Ctrl-C end the run after the step under way, which is saved.
 
   Args:
-    task, settings, optimiser: what to do.
+    task: parameters, loss, data and evaluation.
+    settings, optimiser: how long and how to train.
     workdir: as workdir.open_run leaves it. Gets config.json, checkpoints/,
       metrics.jsonl, clocks.jsonl and tb/.
     config: every setting of the run, for config.json.

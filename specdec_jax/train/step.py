@@ -41,7 +41,7 @@ class Optimiser(fields.Checked):
 
 
 class State(NamedTuple):
-  """What the next step needs; float32 whatever the forward pass is in."""
+  """The state between two steps, float32 in any dtype of the forward pass."""
 
   step: Array  # steps done
   params: types.Params
@@ -97,7 +97,7 @@ def start(o: Optimiser, steps: int, params: types.Params) -> State:
   whole = jax.NamedSharding(first.mesh, jax.sharding.PartitionSpec())
 
   def put(x):
-    # What has no parameter to lie with, such as a count, is made elsewhere.
+    # A count belongs to no parameter: it was made on the first device.
     laid = isinstance(x.sharding, jax.NamedSharding)
     return jax.device_put(x, x.sharding if laid else whole)
 

@@ -21,7 +21,7 @@ from specdec_jax.train import data, lm_loss, loop, text
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import workdir as workdir_lib
 
-# What a run that goes on cannot change: its data, its parameters' shapes.
+# A resumed run cannot change these: its data, the shapes of its parameters.
 _FIXED = ('model.size', 'text', 'run.seed', 'optimiser.muon')
 # Rows that the held-out loss is the mean of, at most.
 _JUDGED = 64
@@ -34,7 +34,7 @@ class Model(fields.Checked):
   )
   dtype: str = fields.setting(
     allowed=settings_lib.DTYPES,
-    help='of the forward pass; what is trained is float32',
+    help='of the forward pass; trained parameters are float32',
   )
   remat: bool = fields.setting(
     help='compute the layers again in the backward pass, to save memory'
@@ -133,8 +133,8 @@ def _tokenizer(
   """The tokenizer that s names, that of a run begun before, or a new one."""
   if not s.tokenizer:
     folder = workdir / 'tokenizer'
-    # Not trained again: the text may have changed, and what is refused for
-    # that later must not lose the tokenizer of its checkpoints.
+    # Not trained again: if the text has changed, the run is refused later, and
+    # must still have the tokenizer of its checkpoints.
     if begun and folder.is_dir():
       return tokenizer_lib.from_folder(folder, str(folder))
     return text.train_tokenizer(corpus, s.vocab, folder)

@@ -33,8 +33,8 @@ def open_run(
 
   Args:
     changed: go on although config has other values.
-    fixed: keys that no run can change on its way, as 'run.seed' or, for all
-      of a section, 'text'.
+    fixed: keys that a resumed run cannot change, such as 'run.seed', or a
+      section, such as 'text'.
 
   Returns:
     Whether a run was begun here before.
@@ -58,7 +58,7 @@ def open_run(
   if stuck:
     raise ValueError(
       f'workdir {folder}: begun with other values of {", ".join(stuck)}, which '
-      'cannot change on the way; take another workdir'
+      'cannot change in a run; take another workdir'
     )
   if differ and not changed:
     raise ValueError(
@@ -79,7 +79,7 @@ def finished(
 ) -> dict[str, Any] | None:
   """{'made', 'figures', 'config'} of `finish`; None if there is work left.
 
-  None too if config differs, or if what the run made is gone.
+  None too if config differs, or if the result is gone.
   """
   path = folder / ENDED
   if not path.exists():

@@ -23,7 +23,7 @@ from specdec_jax.io import checkpoint
 from tests.kills import killed
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What a kill is aimed at, in turn; 'anywhere' is uniform over a whole life.
+# The phases that kills are aimed at, in turn; 'anywhere' is any time of a life.
 AIMS = ('compile', 'anywhere', 'import', 'save', 'rename', 'cleanup')
 AIMS += ('evaluation', 'step', 'anywhere')
 COLD = 2  # the first kills are of runs without a compilation cache
@@ -35,7 +35,7 @@ Track = Callable[[Iterable[int]], Iterable[int]]
 
 @dataclasses.dataclass
 class Found:
-  """What happened. wrong: sentences, none if all is well."""
+  """The findings. wrong: sentences, none if all is well."""
 
   phases: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
@@ -200,7 +200,7 @@ def kill(
 def check_killed(
   found: Found, workdir: pathlib.Path, reference: Reference, notes: killed.Notes
 ) -> None:
-  """Checks what a killed process left."""
+  """Checks the workdir of a killed process."""
   found.phases[notes.phase] += 1
   where = f'killed in {notes.phase}, step {notes.step}'
   steps = check_steps(found, workdir, reference, where)
@@ -294,7 +294,7 @@ def _outcome(folder: pathlib.Path, tree, want) -> str:
       got = saved.restore(tree)
   except checkpoint.Corrupt:
     return 'refused, nothing restored'
-  # Whatever else it is, it is what this looks for.
+  # An error without a type of ours is a finding, whichever it is.
   except Exception as error:  # noqa: BLE001
     return f'untyped {type(error).__name__}'
   if got is None or got.step != want[0]:
