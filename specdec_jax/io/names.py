@@ -70,49 +70,53 @@ unpermute_transpose = Transform(lambda x, c: unpermute(x, c).T, _reversed)
 # The token table: see _place for tied models.
 _EMBED = 'embed'
 
-_HF = (
-  Row(r'model\.embed_tokens\.weight', _EMBED, keep),
-  Row(r'lm_head\.weight', 'head', transpose),
-  Row(
-    r'model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.weight',
-    r'layers/\1/attn/\2/kernel',
-    transpose,
-  ),
-  Row(
-    r'model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.bias',
-    r'layers/\1/attn/\2/bias',
-    keep,
-  ),
-  Row(
-    r'model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.weight',
-    r'layers/\1/mlp/\2/kernel',
-    transpose,
-  ),
+
+def _rows(transform: Transform, table: dict[str, str]) -> tuple[Row, ...]:
+  """Rows with one transform; a 'N' in the patterns is a layer's number."""
+  number = lambda pattern: pattern.replace('.N.', r'\.(\d+)\.')
+  return tuple(Row(number(k), place, transform) for k, place in table.items())
+
+
+_HF_KERNELS = _rows(
+  transpose,
+  {
+    r'lm_head\.weight': 'head',
+    r'model\.layers.N.self_attn\.([qkvo])_proj\.weight': (
+      r'layers/\1/attn/\2/kernel'
+    ),
+    r'model\.layers.N.mlp\.(gate|up|down)_proj\.weight': (
+      r'layers/\1/mlp/\2/kernel'
+    ),
+  },
+) + _rows(
+  keep,
+  {
+    r'model\.embed_tokens\.weight': _EMBED,
+    r'model\.layers.N.self_attn\.([qkvo])_proj\.bias': (
+      r'layers/\1/attn/\2/bias'
+    ),
+  },
 )
 
 
 def _hf_norms(transform: Transform, **norms: str) -> tuple[Row, ...]:
-  """Rows of the norms; norms: what a layer's norms are called -> ours."""
-  layer = r'model\.layers\.(\d+)\.'
-  return (
-    Row(r'model\.norm\.weight', 'norm/scale', transform),
-    Row(
-      layer + r'self_attn\.([qk])_norm\.weight',
-      r'layers/\1/attn/\2_norm/scale',
-      transform,
+  """Rows of the norms; norms: a layer's norms, their name -> ours."""
+  table = {
+    r'model\.norm\.weight': 'norm/scale',
+    r'model\.layers.N.self_attn\.([qk])_norm\.weight': (
+      r'layers/\1/attn/\2_norm/scale'
     ),
-    *(
-      Row(layer + rf'{stored}\.weight', rf'layers/\1/{ours}/scale', transform)
-      for stored, ours in norms.items()
-    ),
-  )
+  }
+  for stored, ours in norms.items():
+    table[rf'model\.layers.N.{stored}\.weight'] = rf'layers/\1/{ours}/scale'
+  return _rows(transform, table)
 
 
-HF = _HF + _hf_norms(
+HF = _HF_KERNELS + _hf_norms(
   keep, input_layernorm='attn_norm', post_attention_layernorm='mlp_norm'
 )
 
-HF_GEMMA = _HF + _hf_norms(
+HF_GEMMA = _HF_KERNELS + _hf_norms(
   add_one,
   input_layernorm='attn_norm',
   post_attention_layernorm='attn_post_norm',
@@ -120,89 +124,73 @@ HF_GEMMA = _HF + _hf_norms(
   post_feedforward_layernorm='mlp_post_norm',
 )
 
-
-def _gpt2(stored: str, ours: str, weight: str) -> tuple[Row, Row]:
-  """A layer's pair of weight and bias; Conv1D stores kernels [in, out]."""
-  stored, ours = _GPT2 + r'h\.(\d+)\.' + stored, r'layers/\1/' + ours
-  return (
-    Row(rf'{stored}\.weight', f'{ours}/{weight}', keep),
-    Row(rf'{stored}\.bias', f'{ours}/bias', keep),
-  )
-
-
 _GPT2 = r'(?:transformer\.)?'
+# A layer's modules, each with weight and bias; Conv1D stores kernels [in, out].
 # c_attn[0] to c_attn[2] are the thirds of c_attn: see split.
-HF_GPT2 = (
-  Row(_GPT2 + r'wte\.weight', _EMBED, keep),
-  Row(_GPT2 + r'wpe\.weight', 'positions', keep),
-  Row(r'lm_head\.weight', 'head', transpose),
-  Row(_GPT2 + r'ln_f\.weight', 'norm/scale', keep),
-  Row(_GPT2 + r'ln_f\.bias', 'norm/bias', keep),
-  *_gpt2('ln_1', 'attn_norm', 'scale'),
-  *_gpt2('ln_2', 'mlp_norm', 'scale'),
-  *_gpt2(r'attn\.c_attn\[0\]', 'attn/q', 'kernel'),
-  *_gpt2(r'attn\.c_attn\[1\]', 'attn/k', 'kernel'),
-  *_gpt2(r'attn\.c_attn\[2\]', 'attn/v', 'kernel'),
-  *_gpt2(r'attn\.c_proj', 'attn/o', 'kernel'),
-  *_gpt2(r'mlp\.c_fc', 'mlp/up', 'kernel'),
-  *_gpt2(r'mlp\.c_proj', 'mlp/down', 'kernel'),
+_GPT2_MODULES = {
+  'ln_1': ('attn_norm', 'scale'),
+  'ln_2': ('mlp_norm', 'scale'),
+  r'attn\.c_attn\[0\]': ('attn/q', 'kernel'),
+  r'attn\.c_attn\[1\]': ('attn/k', 'kernel'),
+  r'attn\.c_attn\[2\]': ('attn/v', 'kernel'),
+  r'attn\.c_proj': ('attn/o', 'kernel'),
+  r'mlp\.c_fc': ('mlp/up', 'kernel'),
+  r'mlp\.c_proj': ('mlp/down', 'kernel'),
+}
+HF_GPT2 = _rows(transpose, {r'lm_head\.weight': 'head'}) + _rows(
+  keep,
+  {
+    _GPT2 + r'wte\.weight': _EMBED,
+    _GPT2 + r'wpe\.weight': 'positions',
+    _GPT2 + r'ln_f\.weight': 'norm/scale',
+    _GPT2 + r'ln_f\.bias': 'norm/bias',
+    **{
+      rf'{_GPT2}h.N.{stored}\.{kind}': rf'layers/\1/{ours}/{leaf}'
+      for stored, (ours, weight) in _GPT2_MODULES.items()
+      for kind, leaf in (('weight', weight), ('bias', 'bias'))
+    },
+  },
 )
 GPT2_QKV = _GPT2 + r'h\.\d+\.attn\.c_attn\.(weight|bias)'
 
-_GGUF = (
-  Row(r'token_embd\.weight', _EMBED, keep),
-  Row(r'output\.weight', 'head', transpose),
-  Row(r'output_norm\.weight', 'norm/scale', keep),
-  Row(r'blk\.(\d+)\.attn_norm\.weight', r'layers/\1/attn_norm/scale', keep),
-  Row(r'blk\.(\d+)\.ffn_norm\.weight', r'layers/\1/mlp_norm/scale', keep),
-  Row(r'blk\.(\d+)\.attn_v\.weight', r'layers/\1/attn/v/kernel', transpose),
-  Row(r'blk\.(\d+)\.attn_v\.bias', r'layers/\1/attn/v/bias', keep),
-  Row(
-    r'blk\.(\d+)\.attn_output\.weight', r'layers/\1/attn/o/kernel', transpose
-  ),
-  Row(
-    r'blk\.(\d+)\.ffn_(gate|up|down)\.weight',
-    r'layers/\1/mlp/\2/kernel',
-    transpose,
-  ),
+_GGUF = _rows(
+  transpose,
+  {
+    r'output\.weight': 'head',
+    r'blk.N.attn_v\.weight': r'layers/\1/attn/v/kernel',
+    r'blk.N.attn_output\.weight': r'layers/\1/attn/o/kernel',
+    r'blk.N.ffn_(gate|up|down)\.weight': r'layers/\1/mlp/\2/kernel',
+  },
+) + _rows(
+  keep,
+  {
+    r'token_embd\.weight': _EMBED,
+    r'output_norm\.weight': 'norm/scale',
+    r'blk.N.attn_norm\.weight': r'layers/\1/attn_norm/scale',
+    r'blk.N.ffn_norm\.weight': r'layers/\1/mlp_norm/scale',
+    r'blk.N.attn_v\.bias': r'layers/\1/attn/v/bias',
+  },
 )
+_GGUF_QK = {r'blk.N.attn_([qk])\.weight': r'layers/\1/attn/\2/kernel'}
+_GGUF_QK_BIAS = {r'blk.N.attn_([qk])\.bias': r'layers/\1/attn/\2/bias'}
 
-GGUF_QWEN2 = _GGUF + (
-  Row(
-    r'blk\.(\d+)\.attn_([qk])\.weight', r'layers/\1/attn/\2/kernel', transpose
-  ),
-  Row(r'blk\.(\d+)\.attn_([qk])\.bias', r'layers/\1/attn/\2/bias', keep),
-)
+GGUF_QWEN2 = _GGUF + _rows(transpose, _GGUF_QK) + _rows(keep, _GGUF_QK_BIAS)
 
 # Norms are stored as they are applied, 1 already added.
-GGUF_GEMMA = GGUF_QWEN2 + (
-  Row(
-    r'blk\.(\d+)\.attn_([qk])_norm\.weight',
-    r'layers/\1/attn/\2_norm/scale',
-    keep,
-  ),
-  Row(
-    r'blk\.(\d+)\.post_attention_norm\.weight',
-    r'layers/\1/attn_post_norm/scale',
-    keep,
-  ),
-  Row(
-    r'blk\.(\d+)\.post_ffw_norm\.weight',
-    r'layers/\1/mlp_post_norm/scale',
-    keep,
-  ),
+GGUF_GEMMA = GGUF_QWEN2 + _rows(
+  keep,
+  {
+    r'blk.N.attn_([qk])_norm\.weight': r'layers/\1/attn/\2_norm/scale',
+    r'blk.N.post_attention_norm\.weight': r'layers/\1/attn_post_norm/scale',
+    r'blk.N.post_ffw_norm\.weight': r'layers/\1/mlp_post_norm/scale',
+  },
 )
 
 # Wrong here is a working model with perplexity 41.6 instead of 7.2.
-GGUF_LLAMA = _GGUF + (
-  Row(
-    r'blk\.(\d+)\.attn_([qk])\.weight',
-    r'layers/\1/attn/\2/kernel',
-    unpermute_transpose,
-  ),
-  Row(
-    r'blk\.(\d+)\.attn_([qk])\.bias', r'layers/\1/attn/\2/bias', unpermute_keep
-  ),
+GGUF_LLAMA = (
+  _GGUF
+  + _rows(unpermute_transpose, _GGUF_QK)
+  + _rows(unpermute_keep, _GGUF_QK_BIAS)
 )
 
 # Derived from the settings, or already read into them (io.gguf).
