@@ -96,7 +96,7 @@ def detectable(n: int, cells: int, tests: int, power: float = 0.999) -> float:
 
 # --- table models -------------------------------------------------------------
 
-QUICK_TABLES = 2**18
+QUICK_TABLES = 2**17
 _WARM: dict[str, Any] = dict(temperature=0.9, top_p=0.95)
 
 

@@ -185,38 +185,38 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
   float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
   one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
-  top = float_of(one - 1)
+  # X = K * 2 * B rows: the batch once for every offset, and others' outcome.
+  tile = lambda x: jnp.tile(x, (2 * K,) + (1,) * (x.ndim - 1))
+  draft, p_XNV = jax.tree.map(tile, draft), tile(p_BNV)
+  own_XK = jnp.repeat(jnp.eye(K, dtype=bool), 2 * B, 0)
+  others_2 = jnp.stack([jnp.zeros((), dtype), float_of(one - 1)])
+  others_X1 = jnp.tile(jnp.repeat(others_2, B), K)[:, None]
 
-  def outcome(k, u_B, others):
-    u_BK = jnp.full((B, K), others, dtype).at[:, k].set(u_B)
-    return rule.verify(types.Noise(u_BK, no_draw, no_draw), draft, p_BNV)
+  def outcome(u_X):
+    u_XK = jnp.where(own_XK, u_X[:, None], others_X1)
+    return rule.verify(types.Noise(u_XK, no_draw, no_draw), draft, p_XNV)
 
   def same(x, y):
     # Two places of one program may round the same sum apart.
-    size_B1 = jnp.maximum(jnp.max(x.weights_BV, -1, keepdims=True), 1)
-    slack_B1 = 64 * jnp.finfo(dtype).eps * size_B1
-    close_BV = jnp.abs(x.weights_BV - y.weights_BV) <= slack_B1
-    close_BV |= jnp.isnan(x.weights_BV) & jnp.isnan(y.weights_BV)
-    return (x.accepted_B == y.accepted_B) & jnp.all(close_BV, -1)
-
-  cases = [(k, others) for k in range(K) for others in (0.0, top)]
-  at_zero = [outcome(k, jnp.zeros(B, dtype), others) for k, others in cases]
+    size_X1 = jnp.maximum(jnp.max(x.weights_BV, -1, keepdims=True), 1)
+    slack_X1 = 64 * jnp.finfo(dtype).eps * size_X1
+    close_XV = jnp.abs(x.weights_BV - y.weights_BV) <= slack_X1
+    close_XV |= jnp.isnan(x.weights_BV) & jnp.isnan(y.weights_BV)
+    return (x.accepted_B == y.accepted_B) & jnp.all(close_XV, -1)
 
   def halve(_, ends):
-    out = []
-    for case, wanted, (low_B, high_B) in zip(cases, at_zero, ends, strict=True):
-      middle_B = low_B + (high_B - low_B) // 2
-      still_B = same(outcome(case[0], float_of(middle_B), case[1]), wanted)
-      low_B = jnp.where(still_B, middle_B, low_B)
-      out.append((low_B, jnp.where(still_B, high_B, middle_B)))
-    return out
+    # At low the outcome is that of u = 0; at high it differs, or high is 1.
+    low_X, high_X = ends
+    middle_X = low_X + (high_X - low_X) // 2
+    still_X = same(outcome(float_of(middle_X)), at_zero)
+    low_X = jnp.where(still_X, middle_X, low_X)
+    return low_X, jnp.where(still_X, high_X, middle_X)
 
-  # At low the outcome is that of u = 0; at high it differs, or high is 1.
-  ends = [(jnp.zeros(B, integer), jnp.full(B, one, integer)) for _ in cases]
-  ends = jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)
-  t_BC = jnp.stack([float_of(high_B) for _, high_B in ends], 1)
-  t_BK2 = t_BC.reshape(B, K, 2)
-  return jnp.where(t_BK2[..., 0] < 1, t_BK2[..., 0], t_BK2[..., 1])
+  at_zero = outcome(jnp.zeros(2 * K * B, dtype))
+  ends = jnp.zeros(2 * K * B, integer), jnp.full(2 * K * B, one, integer)
+  _, high_X = jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)
+  t_K2B = float_of(high_X).reshape(K, 2, B)
+  return jnp.where(t_K2B[:, 0] < 1, t_K2B[:, 0], t_K2B[:, 1]).T
 
 
 class Outcomes(NamedTuple):

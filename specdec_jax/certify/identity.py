@@ -18,7 +18,7 @@ NEW = 40
 # Longest prompt, new tokens, and a window of the largest gamma.
 LENGTH = 6 + NEW + max(GAMMAS) + 2
 SCRIPTED = 'scripted'
-QUICK = 20_000
+QUICK = 10_000
 
 
 class Program(NamedTuple):

@@ -22,7 +22,7 @@ PROMISES = (
     quick=2000,
     full=10_000,
     about=('rule',),
-    seconds=3,
+    seconds=8,
   ),
   base.Promise(
     'windows-enumerated',
@@ -31,7 +31,7 @@ PROMISES = (
     quick=3,
     full=3,
     about=('rule', 'drafter'),
-    seconds=3,
+    seconds=9,
   ),
   base.Promise(
     'joint-distribution-tables',
@@ -40,16 +40,16 @@ PROMISES = (
     quick=counted.QUICK_TABLES,
     full=2**23,
     about=('rule', 'drafter'),
-    seconds=3,
+    seconds=5,
   ),
   base.Promise(
     'joint-distribution-transformer',
     'three windows: joint distribution of a transformer, ragged batches, EOS',
     counted.transformer,
-    quick=2**16,
+    quick=2**15,
     full=2**22,
     about=('rule', 'drafter', 'model'),
-    seconds=3,
+    seconds=8,
   ),
   base.Promise(
     'greedy-identity',
@@ -58,7 +58,7 @@ PROMISES = (
     quick=identity.QUICK,
     full=1_000_000,
     about=('rule', 'drafter', 'model'),
-    seconds=3,
+    seconds=11,
   ),
   base.Promise(
     'audited-identity',
@@ -67,16 +67,16 @@ PROMISES = (
     quick=2_000,
     full=100_000,
     about=('rule', 'drafter', 'model'),
-    seconds=3,
+    seconds=9,
   ),
   base.Promise(
     'invariance',
     'tokens do not depend on batch, row, padding or devices',
     invariance.invariance,
-    quick=100,
+    quick=48,
     full=1_000,
     about=('rule', 'drafter', 'model'),
-    seconds=3,
+    seconds=12,
   ),
   base.Promise(
     'accounting',
@@ -85,7 +85,7 @@ PROMISES = (
     quick=10_000,
     full=100_000,
     about=('rule', 'drafter'),
-    seconds=3,
+    seconds=4,
   ),
 )
 

@@ -31,9 +31,11 @@ def test_a_window_of_two_drafts_emits_the_stated_law(lenience, x64):
     p_XNVV, q_XKVV, np.full(len(p_XNVV), K, np.int32)
   )
   # Only a greedy row reads the logits.
-  own = scores(np.zeros(batch.p_BNV.shape), 1.0)
   bound = rule._replace(
-    verify=lambda *args: rule.verify(*args, own), scored=False
+    verify=lambda noise, draft, p_BNV: rule.verify(
+      noise, draft, p_BNV, scores(np.zeros(p_BNV.shape), 1.0)
+    ),
+    scored=False,
   )
   emitted = enumerate_window.window_distribution(bound, batch, p_XNVV)
   p_XNVV, q_XKVV = (
