@@ -49,7 +49,7 @@ PROMISES = (
     quick=2**15,
     full=2**22,
     about=('rule', 'drafter', 'model'),
-    seconds=8,
+    seconds=9,
   ),
   base.Promise(
     'greedy-identity',
@@ -58,7 +58,7 @@ PROMISES = (
     quick=identity.QUICK,
     full=1_000_000,
     about=('rule', 'drafter', 'model'),
-    seconds=11,
+    seconds=14,
   ),
   base.Promise(
     'audited-identity',
@@ -67,7 +67,7 @@ PROMISES = (
     quick=2_000,
     full=100_000,
     about=('rule', 'drafter', 'model'),
-    seconds=9,
+    seconds=10,
   ),
   base.Promise(
     'invariance',
