@@ -112,11 +112,12 @@ def _method(
 ) -> method.Method:
   """The drafter of engine; its settings are checked at gamma 0 too."""
   plain = method.Method(decode.PLAIN)
+  if settings and (draft is None or isinstance(draft, types.Drafter)):
+    name = f'drafter {draft.name}' if draft else 'draft=None'
+    raise ValueError(f'{name} has no settings; given are {", ".join(settings)}')
   if draft is None:
-    fields.make(fields.Nothing, 'draft=None', settings)
     return plain
   if isinstance(draft, types.Drafter):
-    fields.make(fields.Nothing, f'drafter {draft.name}', settings)
     if gamma and draft.gamma != gamma:
       raise ValueError(
         f'gamma={gamma}: drafter {draft.name} was made for {draft.gamma}; '

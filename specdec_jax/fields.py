@@ -59,11 +59,6 @@ class Checked:
     check(self)
 
 
-@dataclasses.dataclass(frozen=True)
-class Nothing(Checked):
-  """The settings of what has none."""
-
-
 def check(settings: Any) -> None:
   """Raises ValueError, 'name=value: must be ...', for a field out of range.
 

@@ -32,9 +32,9 @@ def target():
       None,
       2,
       dict(exit=1),
-      'draft=None.exit=1: no such setting; allowed are',
+      'draft=None has no settings; given are exit',
     ),
-    (lookup.make(gamma=2), 2, dict(exit=1), 'drafter lookup.exit=1: no such'),
+    (lookup.make(gamma=2), 2, dict(exit=1), 'drafter lookup has no settings'),
     (
       'itself',
       2,

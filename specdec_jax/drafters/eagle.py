@@ -27,7 +27,7 @@ class Settings(method.Stopping):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with a trained layer; it lies whole on every device of a mesh."""
+  """Drafts with a trained layer, of which every device of a mesh has a copy."""
   whole = None
   if target.layout is not None:
     whole = sharding.lay_out(target.layout.mesh, target.config, replicated=True)
@@ -117,7 +117,7 @@ def make(
 
   def commit(state, context, outcome, features_BNE):
     del context, outcome
-    if features_BNE is None:  # where only the time is asked for
+    if features_BNE is None:  # where only the time is measured
       return state
     return state._replace(features_BNE=features_BNE)
 
@@ -158,7 +158,7 @@ def _init(setup: _Setup, weights, context, features_BLE):
 
 def _shifted(config, features_BLE, B: int, L: int):
   """[:, t]: the feature that token t is read beside, of the token before it."""
-  if features_BLE is None:  # where only the time is asked for
+  if features_BLE is None:  # where only the time is measured
     features_BLE = jnp.zeros((B, L, len(config.taps) * config.block.width))
   # A prefill hands them over in a wider type than a window does.
   features_BLE = features_BLE.astype(config.block.dtype)

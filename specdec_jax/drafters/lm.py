@@ -98,7 +98,7 @@ def make(
     min_confidence: a row stops before the first token where the draft's largest
       probability, at temperature 1, is less; 0 never stops. The test comes
       before the token is drawn: to stop at an unlikely token would propose the
-      likely ones more often than q says. Drafting ends when all rows stop.
+      likely ones more often than q allows. Drafting ends when all rows stop.
     chunk: prompt tokens that one prefill pass reads.
   """
 

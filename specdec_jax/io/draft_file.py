@@ -1,7 +1,7 @@
 """Files of drafts: arrays, and how and for which tokenizer they were made.
 
-A path is a file, or zoo:NAME for a draft that comes with the library. What a
-file holds is up to the drafter that reads it (drafters.eagle, drafters.ngram).
+A path is a file, or zoo:NAME for a draft that comes with the library. The
+arrays are up to the drafter that reads them (drafters.eagle, drafters.ngram).
 """
 
 import json
