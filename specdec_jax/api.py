@@ -145,9 +145,8 @@ def generate(
   ]
   out = []
   for batch in batches:
-    done = run(
-      engine, batch, wanted, check_cache=check_cache, proposals=proposals
-    )
+    checks = dict(check_cache=check_cache, proposals=proposals)
+    done = run(engine, batch, wanted, **checks)
     for number, x in zip(batch.request_B, done, strict=False):
       if x.finish_reason == 'non-finite':
         raise _non_finite(engine, number, len(x.tokens))

@@ -229,6 +229,11 @@ def _first_gap(held, fresh, axes, count_B, tolerance: float) -> _Gap | None:
   ):
     if axis < 0:
       continue
+    if axis == 0 or len(x) != len(count_B):
+      raise ValueError(
+        f'a state has a leaf of shape {x.shape} for {len(count_B)} rows: rows '
+        'must be axis 0 of every leaf'
+      )
     x, y = (jnp.moveaxis(z, axis, 1) for z in (x, y))
     gap_BSR = np.asarray(_distance(x, y))
     counts_BS = np.arange(gap_BSR.shape[1])[None] < np.asarray(count_B)[:, None]

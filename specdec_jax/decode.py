@@ -264,15 +264,19 @@ def _one_of(attempt, widths: dict[int, Array], cache) -> _Tried:
   return tried
 
 
+def _narrowed(draft: types.Draft, width: int) -> types.Draft:
+  q_BKV, residual_BND = draft.q_BKV, draft.residual_BND
+  return draft._replace(
+    tokens_BK=draft.tokens_BK[:, :width],
+    q_BKV=None if q_BKV is None else q_BKV[:, :width],
+    residual_BND=None if residual_BND is None else residual_BND[:, : width + 1],
+  )
+
+
 def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   """Scores `width` proposals and one position more, and applies the rule."""
   target, drafter, rule, options, _ = loop
-  draft = types.Draft(
-    draft.tokens_BK[:, :width],
-    None if draft.q_BKV is None else draft.q_BKV[:, :width],
-    draft.count_B,
-    None if draft.residual_BND is None else draft.residual_BND[:, : width + 1],
-  )
+  draft = _narrowed(draft, width)
   start_B = context.lengths_B - 1
   last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
   hidden_BND, tapped, cache = forward.read(

@@ -88,35 +88,10 @@ def prefill(
   """
   B, L = tokens_BL.shape
 
-  def reader(index_T):
-    return model if isinstance(model, types.Model) else model(index_T)
-
-  width = (
-    sum(
-      x.shape[-1]
-      for x in jax.eval_shape(
-        lambda: read(
-          reader(jnp.arange(1)),
-          params,
-          tokens_BL[:, :1],
-          count_B,
-          cache,
-          slots=L,
-          taps=taps,
-        )
-      )[1]
-    )
-    if taps
-    else 0
-  )
-  # Room for the last chunk to end past L: a clamped update would shift it.
-  features_BPE = jnp.zeros((B, L + chunk, width)) if taps else None
-
-  def body(carry):
-    start, cache, features_BPE = carry
+  def piece(start, cache):
     index_T = start + jnp.arange(chunk)
-    _, tapped, cache = read(
-      reader(index_T),
+    return read(
+      model if isinstance(model, types.Model) else model(index_T),
       params,
       at(tokens_BL, index_T),
       jnp.full((B,), start),
@@ -125,6 +100,17 @@ def prefill(
       keep_BT=index_T[None] < count_B[:, None],
       taps=taps,
     )
+
+  features_BPE = None
+  if taps:
+    _, tapped, _ = jax.eval_shape(piece, jnp.int32(0), cache)
+    width = sum(x.shape[-1] for x in tapped)
+    # Room for the last chunk to end past L: a clamped update would shift it.
+    features_BPE = jnp.zeros((B, L + chunk, width))
+
+  def body(carry):
+    start, cache, features_BPE = carry
+    _, tapped, cache = piece(start, cache)
     if features_BPE is not None:
       features_BPE = jax.lax.dynamic_update_slice_in_dim(
         features_BPE, concat(tapped).astype(features_BPE.dtype), start, 1

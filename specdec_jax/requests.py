@@ -211,9 +211,8 @@ def make(
     raise ValueError(f'max_new_tokens={max_new_tokens}: must be at least 1')
   for item, m in zip(items, new, strict=True):
     check_prompt(item.tokens, max_new_tokens=int(m), context=context, ids=ids)
-  lengths = np.array(
-    [len(x.tokens) for x in items] + [1] * (rows - n), np.int32
-  )
+  lengths = np.array([len(x.tokens) for x in items], np.int32)
+  lengths = np.pad(lengths, (0, rows - n), constant_values=1)
   limit = lengths + np.pad(new, (0, rows - n))
   need = int(limit.max()) + gamma
   length = length or bucket(need)
@@ -221,13 +220,10 @@ def make(
     raise ValueError(
       f'length={length}: prompts, max_new_tokens and gamma={gamma} need {need}'
     )
-  tokens_BL = np.zeros((rows, length), np.int32)
-  for row, item in zip(tokens_BL, items, strict=False):
-    row[: len(item.tokens)] = item.tokens
   numbers = _uint32('request number', [x.number for x in items])
   stop = np.array(sorted(set(stop_ids)) or [-1], np.int32)
   return decode.Request(
-    tokens_BL,
+    _buffer(items, rows, length),
     lengths,
     limit.astype(np.int32),
     fill(numbers),
@@ -235,6 +231,13 @@ def make(
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
     np.broadcast_to(stop, (rows, stop.size)).copy(),
   )
+
+
+def _buffer(items: Sequence[Item], rows: int, length: int) -> np.ndarray:
+  tokens_BL = np.zeros((rows, length), np.int32)
+  for row, item in zip(tokens_BL, items, strict=False):
+    row[: len(item.tokens)] = item.tokens
+  return tokens_BL
 
 
 def _uint32(name: str, value: Any) -> np.ndarray:

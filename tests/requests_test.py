@@ -97,6 +97,9 @@ def test_a_prompt_may_fill_the_context_but_for_its_new_tokens():
     ([[1]], dict(top_p=0.0), 'top_p'),
     ([[1], [2]], dict(temperature=[0.1, float('nan')]), 'temperature'),
     ([[1], [2]], dict(seed=[1, 2, 3]), 'broadcast'),
+    ([[1]], dict(seed=12345678901234567890), 'seed=1234.*: must be whole'),
+    ([[1]], dict(seed=1.5), 'seed=1.5: must be whole'),
+    ([[1]], dict(numbers=[2**32]), 'request number=.*: must be whole'),
   ],
 )
 def test_what_cannot_be_decoded_is_refused(prompts, changes, message):

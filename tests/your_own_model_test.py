@@ -156,7 +156,7 @@ def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
   assert {'lm', 'lookup'} <= set(subject.drafters)
   world = subject.transformers(5, width=8)
   assert world.vocab == 5 and world.target.vocab == 8
-  assert world.target.init_cache(3, 9).shape == (2, 2, 9, 3, 2, 8)
+  assert world.target.init_cache(3, 9).shape == (3, 2, 2, 9, 2, 8)
   # Programs are compiled once for a model.
   assert world.target is subject.transformers(5).target
   with jax.enable_x64(True):
