@@ -175,10 +175,14 @@ def _check_teacher(s: Settings, target: build.LanguageModel) -> None:
       f'student.vocabulary={s.student.vocabulary}: the teacher has '
       f'{target.ids} ids; give at most those, or 0 for all'
     )
-  if s.data.length > target.context:
+  _check_length(s, 'teacher', target.context)
+
+
+def _check_length(s: Settings, who: str, context: int) -> None:
+  if s.data.length > context:
     raise ValueError(
-      f'data.length={s.data.length}: the context of the teacher holds '
-      f'{target.context} tokens; give at most those'
+      f'data.length={s.data.length}: the context of the {who} holds {context} '
+      'tokens; give at most those'
     )
 
 
@@ -255,6 +259,8 @@ def _task(
   workdir: pathlib.Path,
 ) -> loop.Task:
   """A task for the training loop, judged on the held-out prompts."""
+  if s.student.kind == 'lm':
+    _check_length(s, 'student', student.model.context)
   n, tokens = s.data.prompts, s.batch.rows * s.data.length
   figures = evaluate.judge(
     s.judge,

@@ -1,5 +1,6 @@
 """From a config to a draft that decodes; which configs are refused."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -377,6 +378,20 @@ def test_a_student_of_another_tokenizer_is_refused(tmp_path, monkeypatch):
   path = str(tmp_path / 'student')
   with pytest.raises(ValueError, match='have different tokenizers: id '):
     a_run(tmp_path, monkeypatch, student=LM | dict(size='', path=path))
+
+
+def test_a_student_with_a_shorter_context_is_refused(tmp_path, monkeypatch):
+  size = dataclasses.replace(model_config.sized('tiny'), context=16)
+  words, path = build.load('random:tiny').tokenizer, tmp_path / 'student'
+  export.save(path, size, lm.init(size, 0), words)
+  why = 'data.length=32: the context of the student holds 16 tokens'
+  with pytest.raises(ValueError, match=why):
+    a_run(
+      tmp_path,
+      monkeypatch,
+      student=LM | dict(size='', path=str(path)),
+      data=PROSE | dict(completions='text'),
+    )
 
 
 @pytest.mark.parametrize(
