@@ -160,8 +160,8 @@ def predicted(found: Mapping[str, Any], console) -> None:
     return
   columns = {
     'method': lambda x: x[0],
-    'tokens/window': lambda x: _number(x[1].tokens),
-    'window cost': lambda x: _number(x[1].window_cost),
+    'tokens/window': lambda x: _show(x[1].tokens),
+    'window cost': lambda x: _show(x[1].window_cost),
     'improvement': lambda x: _times(x[1].improvement),
     'from alpha': lambda x: _times(x[1].improvement_from_alpha),
     'best gamma': lambda x: str(x[1].best_gamma or '0 (none)'),
@@ -178,7 +178,7 @@ def rows(doc, console) -> None:
     'tok/s': lambda r: _range(r.tok_s, 1),
     'improvement': lambda r: _gain(r.improvement) if r.gamma else '1',
     'predicted': lambda r: _times(gain(r.predicted)),
-    'measured/p.': lambda r: _number(
+    'measured/p.': lambda r: _show(
       _over(r.improvement.median, gain(r.predicted))
     ),
     'explained': lambda r: _times(gain(r.explained)),
@@ -188,7 +188,7 @@ def rows(doc, console) -> None:
   console.print(table(title, doc.rows, speed))
   share = _over(doc.rows[0].tok_s.median, doc.ceiling.tok_s)
   console.print(
-    f'Plain decoding reaches {_number(share)} of its ceiling. Explained: the '
+    f'Plain decoding reaches {_show(share)} of its ceiling. Explained: the '
     "prediction with the judged prompts' own acceptance.",
     highlight=False,
   )
@@ -200,16 +200,16 @@ def rows(doc, console) -> None:
     )
   drafting = {
     'method': lambda r: r.name,
-    'alpha': lambda r: _number(r.alpha and r.alpha.alpha),
-    'if proposed': lambda r: _number(r.alpha and r.alpha.alpha_where_proposed),
-    'tokens/window': lambda r: _number(r.counts.block_efficiency),
+    'alpha': lambda r: _show(r.alpha and r.alpha.alpha),
+    'if proposed': lambda r: _show(r.alpha and r.alpha.alpha_where_proposed),
+    'tokens/window': lambda r: _show(r.counts.block_efficiency),
     'proposes': lambda r: _percent(r.counts.proposal_rate),
     'accepted': lambda r: _percent(r.counts.draft_acceptance_rate),
     'at position 1, 2, ...': lambda r: ' '.join(
-      map(_number, r.counts.acceptance_per_position)
+      map(_show, r.counts.acceptance_per_position)
     ),
-    'c': lambda r: _number(r.cost_coefficient, 3),
-    'v': lambda r: _number(r.verify),
+    'c': lambda r: _show(r.cost_coefficient, '.3f'),
+    'v': lambda r: _show(r.verify),
   }
   console.print(table('Drafting', [r for r in doc.rows if r.gamma], drafting))
   work = {
@@ -244,7 +244,7 @@ def _categories(doc, console) -> None:
     'n': lambda c: str(c.prompts),
     'improvement': lambda c: _gain(c.improvement),
     'explained': lambda c: _times(c.explained.improvement),
-    'tokens/window': lambda c: _number(c.counts.block_efficiency),
+    'tokens/window': lambda c: _show(c.counts.block_efficiency),
     'proposes': lambda c: _percent(c.counts.proposal_rate),
     'accepted': lambda c: _percent(c.counts.draft_acceptance_rate),
     '8-grams': lambda c: _percent(c.repeated_8grams),
@@ -258,7 +258,7 @@ def crossover(doc, console) -> None:
   gain = lambda i: lambda x: _times(x.rows[i].improvement.median)
   columns = {
     'batch': lambda x: str(x.batch_size),
-    'plain tok/s': lambda x: _number(x.rows[0].tok_s.median, 1),
+    'plain tok/s': lambda x: _show(x.rows[0].tok_s.median, '.1f'),
   }
   for i, row in enumerate(doc.crossover[0].rows[1:], 1):
     tv = f'\nTV {lossy[row.name]}' if lossy else ''
@@ -346,16 +346,15 @@ def audit(report, console, box: rich.box.Box = rich.box.SIMPLE_HEAD) -> None:
   ]
   if not found:
     return
-  over = lambda x: _over(x.gap, x.noise)
   columns = {
     'prompt': lambda x: rich.markup.escape(_cut(x[1].id, 20)),
     'method': lambda x: x[0],
     'at': lambda x: str(x[1].position),
     'plain': lambda x: _token(x[1].plain, x[1].plain_text),
     'other': lambda x: _token(x[1].other, x[1].other_text),
-    'gap': lambda x: _small(x[1].gap),
-    'noise': lambda x: _small(x[1].noise),
-    'gap/noise': lambda x: _small(over(x[1])),
+    'gap': lambda x: _show(x[1].gap, '.2g'),
+    'noise': lambda x: _show(x[1].noise, '.2g'),
+    'gap/noise': lambda x: _show(_over(x[1].gap, x[1].noise), '.2g'),
     'verdict': lambda x: (
       '[red]BUG[/red]' if x[1].verdict == 'BUG' else x[1].verdict
     ),
@@ -398,25 +397,21 @@ def _gain(x: metrics.Spread) -> str:
   return f'[{colour}]{_range(x, 2)}[/]'
 
 
-def _number(x: float | None, digits: int = 2) -> str:
-  return '-' if x is None else f'{x:.{digits}f}'
-
-
-def _small(x: float | None) -> str:
-  return '-' if x is None else f'{x:.2g}'
+def _show(x: float | None, form: str = '.2f', unit: str = '') -> str:
+  return '-' if x is None else format(x, form) + unit
 
 
 def _times(x: float | None) -> str:
-  return '-' if x is None else f'{x:.2f}x'
+  return _show(x, unit='x')
 
 
 def _percent(x: float | None) -> str:
-  return '-' if x is None else f'{x:.0%}'
+  return _show(x, '.0%')
 
 
 def _ms(x: float | None) -> str:
-  return _number(None if x is None else x * 1e3, 1)
+  return _show(None if x is None else x * 1e3, '.1f')
 
 
 def _mega(x: float | None) -> str:
-  return _number(None if x is None else x / 1e6, 1)
+  return _show(None if x is None else x / 1e6, '.1f')
