@@ -2,23 +2,27 @@
 
 Needs only the ratio r = q(x) / p(x) of every token x of the target's text. The
 text of an exact rule is the target's whatever was drafted, so, given the text,
-what a window accepts has an exact law: the joint mass of drafting, accepting
-and emitting these tokens, over the target's probability of them. From the laws
-of all windows follow the expected windows of a whole run. NumPy, float64.
+the number of drafts that a window accepts has a known distribution: the joint
+probability of drafting, accepting and emitting these tokens, over the target's
+probability of them. From the distributions of all windows follow the expected
+windows of a run. NumPy, float64.
 
     B  texts    T  tokens of a text    K  offsets looked at    N  K + 1
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from specdec_jax.analysis import intervals, trace
+from specdec_jax.bench import cost, tables
 
 
 def reject(log_ratio_XK: np.ndarray) -> np.ndarray:
   """log P(the first k drafts are the text's and are kept | text), k = 1 to K.
 
-  A draft x is kept with joint mass min(p, q): the product of min(1, r).
+  A draft x is drawn and kept with probability min(p, q); over p, min(1, r).
   Leviathan et al. 2023, Algorithm 1 (https://arxiv.org/abs/2211.17192).
   """
   return np.cumsum(np.minimum(log_ratio_XK, 0), -1)
@@ -27,9 +31,9 @@ def reject(log_ratio_XK: np.ndarray) -> np.ndarray:
 def block(log_ratio_XK: np.ndarray) -> np.ndarray:
   """The same for block verification: the least of 1, R_1, ..., R_k.
 
-  R_k = r_1 ... r_k. Sun et al. 2024, Algorithm 2 (2403.10444) keeps at least k
-  drafts with joint mass q(x_1..x_k) w_k, w_k = min(w_{k-1} p / q, 1); over
-  p(x_1..x_k) that is R_k w_k = min(R_{k-1} w_{k-1}, R_k).
+  R_k = r_1 ... r_k. Sun et al. 2024, Algorithm 2 (2403.10444) draws x_1..x_k
+  and keeps them with probability q(x_1..x_k) w_k, w_k = min(w_{k-1} p / q, 1);
+  over p(x_1..x_k) that is R_k w_k = min(R_{k-1} w_{k-1}, R_k).
   """
   total_XK = np.cumsum(log_ratio_XK, -1)
   return np.minimum.accumulate(np.minimum(total_XK, 0), -1)
@@ -42,8 +46,10 @@ LIMIT = 256
 class Counts(NamedTuple):
   """Expected windows of each text, by gamma 0 to the limit.
 
-  calls_BG: target calls. windows_BGN: windows by accepted drafts that were
-  emitted, as types.Info.hist_BN counts them.
+  tokens_B: of each text.
+  calls_BG: target calls.
+  windows_BGN: windows by accepted drafts that were emitted, as
+    types.Info.hist_BN counts them.
   """
 
   tokens_B: np.ndarray
@@ -90,7 +96,7 @@ def at_least(ratio_BT, rule, limit: int) -> np.ndarray:
   return np.concatenate([ones_BT1, np.exp(rule(log_BTK))], -1)
 
 
-def accepted_law(kept_BTN, gamma: int) -> np.ndarray:
+def accepted(kept_BTN, gamma: int) -> np.ndarray:
   """P(exactly n of gamma drafts are kept | text): [B, T, gamma + 1]."""
   kept = kept_BTN[..., : gamma + 1]
   return kept - np.pad(kept[..., 1:], ((0, 0), (0, 0), (0, 1)))
@@ -106,14 +112,181 @@ def walk(kept_BTN, tokens_B, gamma: int) -> tuple[np.ndarray, np.ndarray]:
   first window emits both or one, and half of the time a second is needed; 1.5
   calls.
   """
-  law_BTN = accepted_law(kept_BTN, gamma)
-  B, T, N = law_BTN.shape
+  accepted_BTN = accepted(kept_BTN, gamma)
+  B, T, N = accepted_BTN.shape
   out = np.zeros((B, T, N))
   starts_BP = np.zeros((B, T + N + 1))
   starts_BP[:, 0] = 1
   for t in range(T):
     here_B = starts_BP[:, t] * (t < tokens_B)
-    out[:, t] = here_B[:, None] * law_BTN[:, t]
+    out[:, t] = here_B[:, None] * accepted_BTN[:, t]
     starts_BP[:, t + 1 : t + 1 + N] += out[:, t]
   windows_BN = np.pad(out.sum(1), ((0, 0), (0, kept_BTN.shape[-1] - N)))
   return out.sum((1, 2)), windows_BN
+
+
+# --- of a trace ---------------------------------------------------------------
+
+
+class Row(NamedTuple):
+  """Block efficiency at one gamma; values are those of intervals.interval.
+
+  reject, block: under each rule.
+  gain: block less reject, paired.
+  independent: Leviathan's equation 1 at alpha, which takes positions to be
+    independent and texts to be endless.
+  """
+
+  gamma: int
+  reject: dict[str, Any]
+  block: dict[str, Any]
+  gain: dict[str, Any]
+  independent: float
+
+
+class Lenience(NamedTuple):
+  """kept: mean mass of drafts kept. distance: mean total variation from p."""
+
+  lenience: float
+  kept: dict[str, Any]
+  distance: dict[str, Any]
+
+
+class Analysis(NamedTuple):
+  """What follows from a trace; intervals are 95 % over requests.
+
+  header: of the trace.
+  requests, texts, tokens: counts.
+  rounded: tokens whose p was 0 when both models read the text (ratios).
+  alpha: mean of sum min(p, q).
+  rows: for gamma 0 to the limit.
+  windows: by rule, expected windows by accepted drafts at the largest gamma.
+  leniences: on the target's own text.
+  """
+
+  header: dict[str, Any]
+  requests: int
+  texts: int
+  tokens: int
+  rounded: int
+  alpha: dict[str, Any]
+  rows: list[Row]
+  windows: dict[str, list[float]]
+  leniences: list[Lenience]
+
+
+def analyse(found: trace.Trace, *, limit: int, resamples: int) -> Analysis:
+  """Block efficiency at every gamma, and what leniences keep, from a trace.
+
+  Args:
+    found: the trace.
+    limit: the largest gamma.
+    resamples: of the bootstrap over requests; the texts of one prompt stay
+      together.
+
+  Raises:
+    ValueError: limit outside 0 to LIMIT, or too few resamples.
+  """
+  ids = list(dict.fromkeys(text.id for text in found.texts))
+  request_X = [ids.index(text.id) for text in found.texts]
+
+  def sums(values) -> np.ndarray:
+    """Values of texts added over the texts of each request."""
+    values = np.asarray(values, float)
+    out = np.zeros((len(ids), *values.shape[1:]))
+    np.add.at(out, request_X, values)
+    return out
+
+  times_RB = intervals.resamples(len(ids), resamples)
+  share = lambda top_B, bottom_B: intervals.ratio(top_B, bottom_B, times_RB)
+  tokens_B = sums([len(text.tokens) for text in found.texts])
+  kept, distance = (
+    [
+      intervals.interval(share(top_B, tokens_B))
+      for top_B in sums([np.sum(x, -1) for x in columns]).T
+    ]
+    for columns in zip(
+      *((t.kept, t.distance) for t in found.texts), strict=True
+    )
+  )
+  each = [ratios(text) for text in found.texts]
+  counts = {name: count(each, rule, limit) for name, rule in RULES.items()}
+  rows = []
+  for gamma in range(limit + 1):
+    values = {
+      name: share(tokens_B, sums(c.calls_BG[:, gamma]))
+      for name, c in counts.items()
+    }
+    values['gain'] = values['block'] - values['reject']
+    # Sums of float32 may end a rounding above 1.
+    expected = cost.expected_tokens(min(kept[0]['value'], 1.0), gamma)
+    shown = {name: intervals.interval(x) for name, x in values.items()}
+    rows.append(Row(gamma, **shown, independent=expected))
+  return Analysis(
+    header=found.header,
+    requests=len(ids),
+    texts=len(found.texts),
+    tokens=int(tokens_B.sum()),
+    rounded=int(sum(np.sum(np.equal(t.p, 0)) for t in found.texts)),
+    alpha=kept[0],
+    rows=rows,
+    windows={
+      name: c.windows_BGN[:, limit].sum(0).tolist()
+      for name, c in counts.items()
+    },
+    leniences=list(map(Lenience, found.header['leniences'], kept, distance)),
+  )
+
+
+def show(found: Analysis, console) -> None:
+  """Prints an Analysis as three tables on a rich console."""
+  (target, _), (draft, _) = found.header['models']
+  sampling = ', '.join(f'{k} {v}' for k, v in found.header['sampling'].items())
+  console.print(
+    f'target {target}, draft {draft}; {sampling}\nalpha {_shown(found.alpha)} '
+    f'over {found.tokens} tokens of {found.texts} texts, {found.requests} '
+    f'requests; {found.rounded} tokens had no p when read again\n',
+    highlight=False,
+  )
+  rows = tables.new_table(
+    'Block efficiency from one plain run (95 % over requests)',
+    *('gamma', 'reject', 'block', 'block - reject', 'eq. 1 at alpha'),
+  )
+  for x in found.rows:
+    cells = map(_shown, (x.reject, x.block, x.gain))
+    rows.add_row(str(x.gamma), *cells, f'{x.independent:.3f}')
+  accepted = tables.new_table(
+    'Windows by accepted drafts',
+    *(f'accepted of {found.rows[-1].gamma}', *found.windows),
+  )
+  for n, windows in enumerate(zip(*found.windows.values(), strict=True)):
+    totals = map(sum, found.windows.values())
+    shares = (f'{x / y:.1%}' for x, y in zip(windows, totals, strict=True))
+    accepted.add_row(str(n), *shares)
+  lenience = tables.new_table(
+    "Lenience on the target's text: LOSSY below 1",
+    *('lenience', 'drafts kept', 'total variation from the target'),
+  )
+  for x in found.leniences:
+    name = f'{x.lenience:g}{" LOSSY" if x.lenience < 1 else ""}'
+    lenience.add_row(name, _shown(x.kept), _shown(x.distance))
+  for table in (rows, accepted, lenience):
+    console.print(table)
+
+
+def _shown(x: dict[str, Any]) -> str:
+  """An interval; without ends where there was one request."""
+  if x['low'] is None:
+    return f'{x["value"]:.3f}'
+  return f'{x["value"]:.3f} ({x["low"]:.3f} to {x["high"]:.3f})'
+
+
+def ratios(text: trace.Text) -> np.ndarray:
+  """q / p of each token.
+
+  Rounding between two programs can leave an emitted token without p, at the
+  edge of a top-k or at a greedy tie; p is taken as 1 there, because plain
+  decoding chose it. That is exact when greedy, else a lower bound.
+  """
+  p_T, q_T = np.asarray(text.p), np.asarray(text.q)
+  return q_T / np.where(p_T > 0, p_T, 1)

@@ -1,346 +1,287 @@
-"""A trace: one plain run of the target, with p and q of each token it emitted.
+"""A trace: text that the target decoded plainly, with p and q of each token.
 
-A JSON Lines file, a header and then a line for each text. What may be computed
-from it is in counterfactual; this module records, writes and reads.
+A JSONL file: a header, then a line for each text. `counterfactual` computes
+from it what other gammas and rules would have accepted.
 """
 
-import dataclasses
+import copy
+import functools
 import json
 import math
-import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import runtime
-from specdec_jax.analysis import output_file
-from specdec_jax.bench import (
-  acceptance,
-  identity,
-  machine,
-)
-from specdec_jax.bench import plan as plan_lib
+from specdec_jax import decode, forward, requests, runtime, types
+from specdec_jax import sampling as sampling_lib
+from specdec_jax.bench import machine, prompts
 from specdec_jax.io import files
+from specdec_jax.verify import chain, lenient
 
-_ANY_FORMAT = 'specdec_jax trace '
-FORMAT = _ANY_FORMAT + '2'
-# The first is no lenience: what it keeps is alpha.
+FORMAT = 'specdec_jax trace 3'
+# Lenience 1 is lossless: the mass that it keeps is alpha.
 LENIENCES = (1.0, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1, 0.05)
-_HEADER = {
-  'format': str,
-  'texts': int,
-  'labels': list,
-  'models': dict,
-  'sampling': dict,
-  'max_new_tokens': int,
-  'samples': int,
-  'leniences': list,
-  'machine': dict,
-}
 
 
-@dataclasses.dataclass(frozen=True)
-class Text:
-  """One emitted text and what the models say of each of its tokens.
+class Text(NamedTuple):
+  """A text that was decoded plainly.
 
-  id, category, number: of the prompt; number and seed key the randomness.
-  p, q: of each token, under the sampling settings. kept, distance: for each
-  lenience, at each token, the mass of the drafts that it keeps and the total
-  variation between p and what it emits.
+  id: of the prompt; a prompt may have several texts.
+  seed: that it was drawn with.
+  tokens: without the prompt.
+  p, q: of each token under target and draft, with the sampling settings.
+  kept: for each lenience and token, the probability that a draft is kept there.
+  distance: likewise, the total variation between p and what is emitted.
   """
 
   id: str
-  category: str
-  number: int
   seed: int
-  prompt: tuple[int, ...]
-  tokens: tuple[int, ...]
-  p: tuple[float, ...]
-  q: tuple[float, ...]
-  kept: tuple[tuple[float, ...], ...]
-  distance: tuple[tuple[float, ...], ...]
+  tokens: Sequence[int]
+  p: Sequence[float]
+  q: Sequence[float]
+  kept: Sequence[Sequence[float]]
+  distance: Sequence[Sequence[float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Trace:
-  """header: the models (digests), settings and version it was recorded with."""
+class Trace(NamedTuple):
+  """header: models, sampling settings, format and leniences; texts."""
 
   header: dict[str, Any]
-  texts: tuple[Text, ...]
+  texts: list[Text]
 
 
-def only_lm(settings):
-  """experiment.Settings with the draft model as the only method, at gamma 1.
+def with_draft_model(config):
+  """A copy of a ConfigDict with the draft model as the only method.
 
   Raises:
     ValueError: no draft model among the methods, or one that stops early.
   """
-  d = settings.decode
-  if 'lm' not in d.methods:
+  config = copy.deepcopy(config)
+  if 'lm' not in config.decode.methods:
     raise ValueError(
-      f'decode.methods={tuple(d.methods)}: a trace needs a draft model (lm): '
-      'what other drafters propose depends on where a window starts; add lm'
+      f'decode.methods={tuple(config.decode.methods)}: a trace needs a draft '
+      'model: what other drafters propose depends on where a window starts; '
+      'add lm'
     )
-  least = settings.drafters['lm'].min_confidence
-  if least:
+  if config.draft.min_confidence:
     raise ValueError(
-      f'draft.min_confidence={least}: a trace is of '
+      f'draft.min_confidence={config.draft.min_confidence}: a trace is of '
       'windows that propose all of gamma; set it to 0'
     )
-  d = dataclasses.replace(d, methods=('lm',), gammas=(1,), rule='reject')
-  return dataclasses.replace(settings, decode=d)
+  config.decode.methods, config.decode.gammas = ('lm',), (1,)
+  config.decode.rule = 'reject'
+  return config
+
+
+def items(chosen: Sequence[Any], target, bench) -> list[requests.Item]:
+  """The first turns of bench.prompts.Prompts as items.
+
+  Args:
+    chosen: the prompts.
+    target: the LanguageModel that answers them.
+    bench: settings.Bench, for chat and prompt_tokens.
+  """
+  encode = lambda x: requests.encode(target.tokenizer, x, chat=bench.chat)
+  tokens = [encode(x.turns[0]) if x.turns else x.tokens for x in chosen]
+  return [
+    requests.Item(
+      tuple(ids[-bench.prompt_tokens :]), prompts.request_number(x.id), x.id
+    )
+    for x, ids in zip(chosen, tokens, strict=True)
+  ]
 
 
 def record(
-  arms: Sequence[plan_lib.Arm],
-  plan: plan_lib.Plan,
+  plain: Any,
+  lm: Any,
+  items: Sequence[requests.Item],
+  *,
+  wanted: dict[str, Any],
+  max_new_tokens: int,
+  rows: int,
   samples: int,
-  track: plan_lib.Track,
+  track: Callable[..., Iterable],
 ) -> Trace:
   """Decodes every prompt plainly, `samples` times, and scores the texts.
 
-  arms: plain decoding, then the draft model at any gamma. The seeds are
-  plan.sampling.seed and those after it.
+  Args:
+    plain: a build.Engine that decodes at gamma 0.
+    lm: a build.Engine of the same target with a draft model.
+    items: the prompts.
+    wanted: temperature, top_k, top_p and the first seed; samples have the seeds
+      after it.
+    max_new_tokens: of each text.
+    rows: prompts that are decoded together.
+    samples: texts of each prompt.
+    track: shows progress: (batches, description) -> batches.
 
   Raises:
-    ValueError: samples < 1, or a request whose logits are not finite.
+    ValueError: samples < 1, a prompt that does not fit, or logits that are not
+      finite.
   """
-  plain, lm = arms[:2]
+  target, first = plain.target, wanted['seed']
+  if samples < 1 or first + samples > 2**32:
+    raise ValueError(
+      f'samples={samples}: must be 1 or more, with seeds below 2**32'
+    )
+  longest = max(len(item.tokens) for item in items) + max_new_tokens
   texts = []
-  for seed in seeds(plan.sampling.seed, samples):
-    groups = groups_of(arms, plan, seed)
-    for group in track(groups, f'texts of seed {seed}'):
-      out = decoded(plain, group)
-      texts += _scored(plain, lm, group, out, seed)
+  batches = [
+    (seed, items[i : i + rows])
+    for seed in range(first, first + samples)
+    for i in range(0, len(items), rows)
+  ]
+  for seed, batch in track(batches, 'texts'):
+    request = requests.make(
+      batch,
+      ids=target.ids,
+      context=target.context,
+      max_new_tokens=max_new_tokens,
+      stop_ids=target.tokenizer.eos_ids,
+      rows=requests.rows_on(target.layout, rows),
+      length=requests.bucket(longest),
+      **wanted | {'seed': seed},
+    )
+    texts += _texts(plain, lm, batch, request, seed)
+  assert lm.draft is not None
   header = {
     'format': FORMAT,
-    'texts': len(texts),
-    'labels': [lm.engine.target.label, lm.engine.draft.label],
-    'models': models(lm.engine.target, lm.engine.draft),
-    'sampling': dataclasses.asdict(plan.sampling),
-    'max_new_tokens': plan.max_new_tokens,
-    'samples': samples,
     'leniences': LENIENCES,
+    'models': [[x.label, x.digest] for x in (target, lm.draft)],
+    'sampling': wanted | {'max_new_tokens': max_new_tokens, 'samples': samples},
     'machine': machine.describe(),
   }
-  return Trace(json.loads(json.dumps(header)), tuple(texts))
+  return Trace(header, texts)
 
 
-def models(target, draft) -> dict[str, str]:
-  """What both models are, by content: weights, settings, tokenizer."""
-  return output_file.identify('target', target) | output_file.identify(
-    'draft', draft
-  )
-
-
-def seeds(first: int, count: int) -> range:
-  """Raises ValueError for a count below 1, or seeds that do not fit."""
-  if count < 1:
-    raise ValueError(f'samples={count}: must be 1 or more texts a prompt')
-  if first + count > 2**32:
-    raise ValueError(f'seed={first}: with {count} samples it leaves 0..2**32-1')
-  return range(first, first + count)
-
-
-def groups_of(arms, plan: plan_lib.Plan, seed: int) -> list[plan_lib.Group]:
-  sampling = dataclasses.replace(plan.sampling, seed=seed)
-  plan = plan._replace(sampling=sampling)
-  return plan_lib.groups(arms, plan, plan.judged + plan.others)
-
-
-def decoded(arm: plan_lib.Arm, group: plan_lib.Group):
-  """The Output, on the host.
-
-  Raises:
-    ValueError: a request ended on logits that are not finite.
-  """
-  out = jax.device_get(
-    arm.engine.programs.generate(arm.engine.weights, group.full)
-  )
-  for failed in identity.broken(arm.name, [group], [out]):
-    raise ValueError(
-      f'prompt {failed.id!r}: logits of {arm.name} are not finite after '
-      f'{failed.tokens} tokens: try another dtype, or leave the prompt out'
-    )
-  return out
-
-
-def _scored(plain, lm, group: plan_lib.Group, out, seed: int) -> list[Text]:
-  scores_BLX = np.asarray(
-    acceptance.scores(
-      lm.engine.weights,
-      group.full._replace(tokens_BL=out.tokens_BL, limit_B=out.lengths_B),
-      target=plain.model,
-      draft=lm.draft,
-      chunk=lm.engine.options.chunk,
-      leniences=LENIENCES,
+def _texts(plain, lm, batch, request, seed: int) -> list[Text]:
+  placed = requests.place(request, plain.target.layout)
+  out = jax.device_get(plain.programs.generate(plain.weights, placed))
+  columns = np.asarray(
+    scores(
+      lm.weights,
+      placed._replace(tokens_BL=out.tokens_BL, limit_B=out.lengths_B),
+      target=lm.target.model,
+      draft=lm.q,
+      chunk=lm.options.chunk,
     )
   )
   texts = []
-  for row, item in enumerate(group.items):
-    new = slice(int(group.host.lengths_B[row]), int(out.lengths_B[row]))
+  for row, item in enumerate(batch):
+    new = slice(int(request.lengths_B[row]), int(out.lengths_B[row]))
     # Nine digits hold a float32.
     p, q, *rest = (
-      tuple(float(f'{x:.9g}') for x in column)
-      for column in scores_BLX[row, new].T
+      [float(f'{x:.9g}') for x in column] for column in columns[:, row, new]
     )
-    for model, said in ((lm.engine.target, p), (lm.engine.draft, q)):
-      if not all(map(math.isfinite, said)):
-        raise ValueError(
-          f'prompt {item.id!r}: logits of {model.label} are not finite when '
-          'they are scored: try another dtype, or leave the prompt out'
-        )
-    tokens = tuple(out.tokens_BL[row, new].tolist())
-    texts.append(
-      Text(
-        item.id,
-        item.category,
-        item.number,
-        seed,
-        tuple(map(int, item.tokens)),
-        tokens,
-        p,
-        q,
-        tuple(rest[: len(LENIENCES)]),
-        tuple(rest[len(LENIENCES) :]),
+    if out.info.broken_B[row] or not all(map(math.isfinite, (*p, *q))):
+      raise ValueError(
+        f'prompt {item.id!r}: the logits of {lm.target.label} or of '
+        f'{lm.draft.label} are not finite: try another dtype, or leave the '
+        'prompt out'
       )
-    )
+    tokens = out.tokens_BL[row, new].tolist()
+    kept, distance = rest[: len(LENIENCES)], rest[len(LENIENCES) :]
+    texts.append(Text(item.id, seed, tokens, p, q, kept, distance))
   return texts
 
 
-# --- the file ----------------------------------------------------------------
+@functools.partial(jax.jit, static_argnames=('target', 'draft', 'chunk'))
+def scores(
+  weights: types.Weights,
+  request: decode.Request,
+  *,
+  target: types.Model,
+  draft: types.Model,
+  chunk: int,
+) -> jax.Array:
+  """Reads texts with both models; the columns of Text, [2 + 2 X, B, L].
+
+  Args:
+    weights: of both.
+    request: the texts, prompts included; they end at limit_B.
+    target, draft: the models.
+    chunk: tokens that a model reads at a time.
+
+  Returns:
+    p, q, then `kept` and `distance` of each of the X leniences. p or q is NaN
+    where the model's logits are not finite.
+  """
+  rules = [lenient.make(l) for l in LENIENCES]
+
+  def columns(index_T, *logits):
+    p_BTV, q_BTV = (
+      sampling_lib.probabilities(x, request.sampling) for x in logits
+    )
+    scored = types.Scores(logits[0], request.sampling)
+    kept, distance = [], []
+    for rule in rules:
+      kept_BTV, emitted_BTV = jnp.minimum(p_BTV, q_BTV), p_BTV
+      if rule.kept is not None and rule.emitted is not None:
+        kept_BTV = rule.kept(p_BTV, q_BTV, scored)
+        emitted_BTV = rule.emitted(p_BTV, q_BTV, scored)
+      kept.append(jnp.sum(kept_BTV, -1))
+      distance.append(jnp.sum(jnp.abs(emitted_BTV - p_BTV), -1) / 2)
+    tokens_BT = forward.at(request.tokens_BL, index_T)
+    # A greedy distribution is a one-hot even where the logits are NaN.
+    both = [
+      jnp.where(jnp.isfinite(jnp.max(x, -1)), chain.pick(y, tokens_BT), jnp.nan)
+      for x, y in zip(logits, (p_BTV, q_BTV), strict=True)
+    ]
+    return [*both, *kept, *distance]
+
+  readers = (target, weights.target), (draft, weights.draft)
+  found = forward.score(
+    readers, request.tokens_BL, request.limit_B, columns, chunk=chunk
+  )
+  return jnp.stack(found)
 
 
-def check_output(path: str, prompts_path: str = '') -> pathlib.Path:
+def check_output(path: str) -> pathlib.Path:
   """The path of a new trace, before any work.
 
   Raises:
-    ValueError: no path, a folder, a file that is there, the prompts above all,
-      or no folder to write it in.
+    ValueError: no path, no folder to write it in, or a file that is there.
   """
   out = pathlib.Path(path)
-  if not path or out.is_dir():
-    raise ValueError(f'--output={path!r}: name a file for the trace')
-  if out.exists():
-    if os.path.exists(prompts_path) and os.path.samefile(out, prompts_path):
-      raise ValueError(f'output {path} is the prompts: name another file')
-    raise ValueError(f'output {path}: is there already: name another')
+  if not path or out.exists():
+    raise ValueError(f'--output={path!r}: name a file that is not there yet')
   runtime.open_workdir(str(out.parent))
   return out
 
 
-def write(path: pathlib.Path, trace: Trace) -> None:
-  """The file, whole or not at all.
-
-  Raises:
-    ValueError: it cannot be written.
-  """
-  lines = [trace.header, *map(dataclasses.asdict, trace.texts)]
-  try:
-    files.write(path, '\n'.join(json.dumps(line) for line in lines))
-  except OSError as error:
-    raise ValueError(
-      f'output {path}: cannot be written ({error.strerror}): name another'
-    ) from error
+def write(path: pathlib.Path, found: Trace) -> None:
+  """Writes the file, whole or not at all."""
+  lines = [found.header, *(text._asdict() for text in found.texts)]
+  files.write(path, '\n'.join(json.dumps(line) for line in lines))
 
 
 def read(path: str) -> Trace:
-  """A trace, checked.
+  """Reads a trace.
 
   Raises:
-    ValueError: a file that is not there, is no trace, or is cut off.
+    ValueError: not a trace, one of another version, or a damaged line.
   """
-  try:
-    lines = pathlib.Path(path).read_text('utf-8').splitlines()
-  except OSError as error:
-    raise ValueError(f'{path}: cannot be read ({error.strerror})') from error
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{path}: no trace: it is not text') from error
-  header = _object(lines[0] if lines else '') or {}
-  said = header.get('format')
-  if said != FORMAT and str(said).startswith(_ANY_FORMAT):
+  lines = list(files.read_jsonl(path))
+  header = lines[0][1] if lines else {}
+  if header.get('format') != FORMAT or len(lines) < 2:
     raise ValueError(
-      f'{path}: is a {said!r}, and this reads {FORMAT!r}: record it again'
+      f'{path}: not a trace with texts, or of another version than '
+      f'{FORMAT!r}: record it again'
     )
-  if said != FORMAT:
-    raise ValueError(f'{path}: no trace: its first line has no {FORMAT!r}')
-  if not _whole(header):
-    raise ValueError(f'{path}:1: no header of a trace: record it again')
-  if len(lines) - 1 != header['texts']:
-    raise ValueError(
-      f'{path}: has {len(lines) - 1} of its {header["texts"]} texts: it was '
-      'cut off or changed: record it again'
-    )
-  size = len(header['leniences'])
   texts = []
-  for index, line in enumerate(lines[1:]):
-    text = _text(line, size)
-    if text is None:
-      raise ValueError(
-        f'{path}:{index + 2}: no text of a trace: record it again'
-      )
+  for where, row in lines[1:]:
+    try:
+      text = Text(**row)
+      columns = [text.p, text.q, *text.kept, *text.distance]
+      lengths = {len(x) for x in (text.tokens, *columns)}
+      whole = len(columns) == 2 + 2 * len(header['leniences'])
+    except TypeError:
+      lengths, whole = set(), False
+    if not whole or len(lengths) != 1 or lengths == {0}:
+      raise ValueError(f'{where}: not a text of a trace: record it again')
     texts.append(text)
-  if not texts:
-    raise ValueError(f'{path}: holds no text: record it with prompts')
-  return Trace(header, tuple(texts))
-
-
-def _whole(header: dict[str, Any]) -> bool:
-  """Whether everything is there that is read of a header."""
-  if {k: type(v) for k, v in header.items()} != _HEADER:
-    return False
-  l = header['leniences']
-  return (
-    {'temperature', 'top_k', 'top_p', 'seed'} <= set(header['sampling'])
-    and {'commit', 'dirty', 'jax'} <= set(header['machine'])
-    and len(header['labels']) == 2
-    and l[:1] == [1.0]
-    and _list(l, int | float)
-  )
-
-
-def _object(line: str) -> dict[str, Any] | None:
-  try:
-    value = json.loads(line)
-  except (ValueError, RecursionError):
-    return None
-  return value if isinstance(value, dict) else None
-
-
-def _text(line: str, leniences: int) -> Text | None:
-  """None for anything but a whole text."""
-  row = _object(line)
-  if row is None or set(row) != {f.name for f in dataclasses.fields(Text)}:
-    return None
-  n = len(row['tokens']) if isinstance(row['tokens'], list) else 0
-  tables = row['kept'], row['distance']
-  whole = (
-    isinstance(row['id'], str)
-    and all(isinstance(row[k], int) for k in ('number', 'seed'))
-    and all(_list(row[k], int) for k in ('prompt', 'tokens'))
-    and all(isinstance(x, list) and len(x) == leniences for x in tables)
-    and all(_shares(x, n) for x in (row['p'], row['q'], *sum(tables, [])))
-  )
-  if not whole or not n or not row['prompt']:
-    return None
-  row |= {k: tuple(row[k]) for k in ('prompt', 'tokens', 'p', 'q')}
-  row |= {k: tuple(map(tuple, row[k])) for k in ('kept', 'distance')}
-  return Text(**row)
-
-
-def _list(x, kind) -> bool:
-  return isinstance(x, list) and all(
-    isinstance(y, kind) and not isinstance(y, bool) for y in x
-  )
-
-
-def _shares(x, n: int) -> bool:
-  """Whether x is n probabilities, up to float32's rounding of sums."""
-  return (
-    _list(x, int | float)
-    and len(x) == n
-    and all(math.isfinite(y) and 0 <= y <= 1.001 for y in x)
-  )
+  return Trace(header, texts)

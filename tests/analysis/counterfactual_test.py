@@ -60,7 +60,7 @@ def law(name, ratio_BK, gamma=K):
   kept_BTN = counterfactual.at_least(
     ratio_BT, counterfactual.RULES[name], ratio_BK.shape[1]
   )
-  return counterfactual.accepted_law(kept_BTN, gamma)[:, 0]
+  return counterfactual.accepted(kept_BTN, gamma)[:, 0]
 
 
 @pytest.mark.parametrize('zeros', [False, True])

@@ -1,214 +1,254 @@
-"""The file of a trace, and the figures of one that was made by hand."""
+"""Traces of table models: p and q are known, and real decoding must agree."""
 
 import dataclasses
-import importlib.util
 import json
+import os
+import pathlib
+import subprocess
+import sys
 
+import jax
+import numpy as np
 import pytest
 
 from configs import pair
-from specdec_jax import settings
-from specdec_jax.analysis import (
-  trace,
-  trace_figures,
-  trace_program,
-  trace_report,
-)
-from tests.analysis import answering
+from specdec_jax import build, requests, runtime, types
+from specdec_jax.analysis import counterfactual, trace
+from specdec_jax.certify import table_model
+from specdec_jax.io import tokenizer
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
-TARGET, DRAFT = answering.target(), answering.target(digest='d1')
+ROOT = pathlib.Path(__file__).parents[2]
+V, EOS, NEW, ROWS, GAMMA = 5, 4, 9, 512, 3
+MODEL = table_model.make(V)
+TARGET = table_model.table(0, V)
+# A draft that is like the target.
+DRAFT = TARGET + 0.6 * table_model.table(1, V)
+RNG = np.random.default_rng(0)
+ITEMS = requests.items(
+  RNG.integers(0, EOS, 1 + i % 3).tolist() for i in range(ROWS)
+)
+ITEMS = [item._replace(id=f'id {item.number}') for item in ITEMS]
+track = lambda batches, description: batches
 
 
-def made(id, p, q, seed=3):
-  kept = (tuple(map(min, p, q)),) * len(trace.LENIENCES)
-  far = [(0.1 * i,) * len(p) for i in range(len(trace.LENIENCES))]
-  n = (7,) * len(p)
-  return trace.Text(id, '', 5, seed, (1, 2), n, p, q, kept, tuple(far))
-
-
-def hand():
-  """Two requests, three texts; a p of the last one was rounded away."""
-  texts = (
-    made('a', (0.5, 0.5), (0.25, 0.5)),
-    made('b', (0.5, 0.5), (0.5, 0.5)),
-    made('b', (0.0, 0.5), (0.5, 0.5), seed=4),
+def engine(gamma, rule='reject', draft=DRAFT):
+  bytes_ = dataclasses.replace(
+    tokenizer.from_bytes(512, 'bytes'), eos_ids=(EOS,)
   )
+  # One body in the program instead of two.
+  options = dataclasses.replace(build.default_options(chunk=8), narrow=False)
+  model = lambda name, table: build.LanguageModel(
+    source=name, label=name, tokenizer=bytes_, params=table, own=MODEL
+  )
+  target, small = model('target', TARGET), model('draft', draft)
+  return build.engine(target, small, rule=rule, gamma=gamma, options=options)
+
+
+def wanted(temperature=0.8, seed=7):
+  return dict(temperature=temperature, top_k=0, top_p=1.0, seed=seed)
+
+
+def recorded(temperature=0.8, samples=1, draft=DRAFT):
+  return trace.record(
+    engine(0),
+    engine(1, draft=draft),
+    ITEMS,
+    wanted=wanted(temperature),
+    max_new_tokens=NEW,
+    rows=ROWS,
+    samples=samples,
+    track=track,
+  )
+
+
+def analysed(found, limit=GAMMA):
+  return counterfactual.analyse(found, limit=limit, resamples=1000)
+
+
+def decoded(rule, temperature, seed):
+  """Info of real windows of GAMMA drafts."""
+  e = engine(GAMMA, rule)
+  request = requests.make(
+    ITEMS,
+    ids=V,
+    context=64,
+    max_new_tokens=NEW,
+    gamma=GAMMA,
+    stop_ids=(EOS,),
+    **wanted(temperature, seed),
+  )
+  return jax.device_get(e.programs.generate(e.weights, request)).info
+
+
+def test_p_and_q_are_those_of_the_tables(tmp_path):
+  found = recorded(samples=2)
+  trace.write(tmp_path / 't.jsonl', found)
+  again = trace.read(str(tmp_path / 't.jsonl'))
+  assert again.texts == found.texts and len(found.texts) == 2 * ROWS
+  assert {text.seed for text in found.texts} == {7, 8}
+  p_RVV, q_RVV = (
+    table_model.warped(x, temperature=0.8) for x in (TARGET, DRAFT)
+  )
+  prompts = {item.id: item.tokens for item in ITEMS}
+  assert {text.tokens[-1] == EOS for text in found.texts} == {True, False}
+  for text in found.texts[::97]:
+    assert EOS not in text.tokens[:-1] and len(text.tokens) <= NEW
+    for t, token in enumerate(text.tokens):
+      prefix = [*prompts[text.id], *text.tokens[:t]]
+      p_V = table_model.row_of(p_RVV, prefix)
+      q_V = table_model.row_of(q_RVV, prefix)
+      assert text.p[t] == pytest.approx(p_V[token], rel=1e-5)
+      assert text.q[t] == pytest.approx(q_V[token], rel=1e-5)
+      for x, l in enumerate(trace.LENIENCES):
+        kept_V = np.minimum(p_V / l, q_V)
+        rest_V = np.maximum(p_V - q_V, 0)
+        off_V = kept_V + (1 - kept_V.sum()) * rest_V / rest_V.sum() - p_V
+        far = np.abs(off_V).sum() / 2
+        assert text.kept[x][t] == pytest.approx(kept_V.sum(), rel=1e-5)
+        assert text.distance[x][t] == pytest.approx(far, abs=1e-6)
+
+
+@pytest.mark.parametrize('rule', ['reject', 'block'])
+def test_real_decoding_agrees_and_a_wrong_trace_does_not(rule):
+  found = recorded(samples=2)
+  info = decoded(rule, 0.8, seed=9)
+  real = (info.origin_BL != types.PROMPT).sum() / info.calls_B.sum()
+  at = getattr(analysed(found).rows[GAMMA], rule)
+  assert 0 < at['high'] - at['low'] < 0.2
+  # The real run varies as much as the trace, with half of its texts.
+  slack = 1.5 * (at['high'] - at['low'])
+  assert abs(real - at['value']) < slack
+  wrong = [x._replace(q=[0.5 * q for q in x.q]) for x in found.texts]
+  at = getattr(analysed(found._replace(texts=wrong)).rows[GAMMA], rule)
+  assert abs(real - at['value']) > slack
+
+
+def test_greedy_is_exact():
+  analysis = analysed(recorded(0.0))
+  hist_N = decoded('reject', 0.0, seed=7).hist_BN.sum(0)
+  assert min(hist_N) > 0
+  for windows in analysis.windows.values():
+    np.testing.assert_allclose(windows, hist_N)
+  np.testing.assert_allclose([row.gain['value'] for row in analysis.rows], 0)
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.8])
+def test_a_draft_that_is_not_finite_is_refused(temperature):
+  """A greedy q is a one-hot whatever the logits are."""
+  broken = DRAFT.copy()
+  broken[:, 2] = np.nan
+  with (
+    jax.debug_nans(False),
+    pytest.raises(ValueError, match="prompt 'id .*of draft are not finite"),
+  ):
+    recorded(temperature, draft=broken)
+
+
+def text(id, p, q):
+  n = len(trace.LENIENCES)
+  kept = [list(map(min, p, q))] * n
+  far = [[0.1 * i] * len(p) for i in range(n)]
+  return trace.Text(id, 3, [7] * len(p), p, q, kept, far)
+
+
+def by_hand():
+  """Two requests, three texts; a p of the last one was rounded away."""
+  texts = [
+    text('a', [0.5, 0.5], [0.25, 0.5]),
+    text('b', [0.5, 0.5], [0.5, 0.5]),
+    text('b', [0.0, 0.5], [0.5, 0.5]),
+  ]
   header = {
     'format': trace.FORMAT,
-    'texts': len(texts),
-    'labels': ['big', 'small'],
-    'models': trace.models(TARGET, DRAFT),
-    'sampling': {'temperature': 0.8, 'top_k': 0, 'top_p': 1.0, 'seed': 3},
-    'max_new_tokens': 2,
-    'samples': 1,
     'leniences': list(trace.LENIENCES),
-    'machine': {'commit': 'c0ffee', 'dirty': False, 'jax': '0'},
+    'models': [['big', 'd0'], ['small', 'd1']],
+    'sampling': wanted(),
   }
   return trace.Trace(header, texts)
 
 
-def analysed(found, limit=1):
-  return trace_figures.analyse(found, limit=limit, resamples=1000)
-
-
-def test_figures():
-  doc = analysed(hand())
-  assert (doc['requests'], doc['texts'], doc['tokens']) == (2, 3, 6)
-  assert doc['rounded'] == 1
-  assert doc['alpha']['value'] == pytest.approx((0.75 + 1 + 0.5) / 6)
-  zero, one = doc['rows']
-  assert zero['block']['value'] == 1 == zero['independent']
+def test_analysis_by_hand(capsys):
+  found = analysed(by_hand(), 1)
+  assert (found.requests, found.texts, found.tokens) == (2, 3, 6)
+  assert found.rounded == 1
+  assert found.alpha['value'] == pytest.approx((0.75 + 1 + 0.5) / 6)
+  zero, one = found.rows
+  assert zero.block['value'] == 1 == zero.independent
   # Calls: 1.5, 1, 1.5. Resamples that are one request twice: 2 / 1.5, 4 / 2.5.
-  assert one['reject']['value'] == pytest.approx(6 / 4)
-  assert one['reject']['low'] == pytest.approx(2 / 1.5)
-  assert one['reject']['high'] == pytest.approx(4 / 2.5)
-  assert one['independent'] == pytest.approx(1 + 2.25 / 6)
-  assert sum(doc['windows']['reject']) == pytest.approx(4)
-  assert [row['lenience'] for row in doc['lenience']] == [*trace.LENIENCES]
-  for i, row in enumerate(doc['lenience']):
-    assert row['kept'] == doc['alpha']
-    assert row['total_variation']['value'] == pytest.approx(0.1 * i)
-  assert 'accepts what reject does' in trace_report.sentence(doc)
-  with pytest.raises(ValueError, match='limit=-1'):
-    analysed(hand(), -1)
-
-
-def test_one_request_has_no_intervals():
-  found = dataclasses.replace(hand(), texts=hand().texts[1:])
-  doc = analysed(found)
-  assert doc['alpha']['low'] is None and doc['rows'][1]['gain']['high'] is None
-  assert trace_report.finish([doc], None)
-
-
-def test_figures_need_matplotlib(monkeypatch):
-  trace_report.check_figures()
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ValueError, match='install the extra `plots`'):
-    trace_program.analyse(['t'], limit=1, resamples=1000, workdir='x')
-
-
-def test_file_holds_the_trace(tmp_path, capsys):
-  path = trace.check_output(str(tmp_path / 'new' / 't.jsonl'))
-  trace.write(path, hand())
-  assert trace.read(str(path)) == hand()
-  assert [p.name for p in path.parent.iterdir()] == ['t.jsonl']
-  out = tmp_path / 'out'
-  out.mkdir()
-  docs = [analysed(trace.read(str(path)))] * 2
-  assert trace_report.finish(docs, out)
-  doc = json.loads((out / 'trace.json').read_text())
-  assert doc == json.loads(capsys.readouterr().out.splitlines()[-1])
-  assert len(doc['traces']) == 2 == len(doc['verdict'])
-  page = (out / 'trace.md').read_text()
-  assert page.count('|gamma |') == 2
-  # The table says which rows are lossy, and how far.
-  rows = page.partition('|l ')[2].splitlines()[2:]
-  assert rows[0].startswith('|1 ') and 'LOSSY' not in rows[0]
-  assert rows[1].startswith('|0.9 LOSSY') and '0.100 (0.100 to' in rows[1]
-  for name in ('trace.png', 'trace_2.png'):
-    assert (out / name).read_bytes().startswith(b'\x89PNG')
-
-
-def _edit(lines, index, **changes):
-  lines[index] = json.dumps(json.loads(lines[index]) | changes)
-  return lines
+  assert one.reject == pytest.approx(dict(value=1.5, low=2 / 1.5, high=1.6))
+  assert one.independent == pytest.approx(1 + 2.25 / 6)
+  assert sum(found.windows['reject']) == pytest.approx(4)
+  assert [x.lenience for x in found.leniences] == [*trace.LENIENCES]
+  for i, x in enumerate(found.leniences):
+    assert x.kept == found.alpha
+    assert x.distance['value'] == pytest.approx(0.1 * i)
+  counterfactual.show(found, runtime.console())
+  rows = capsys.readouterr().out.splitlines()
+  assert ['0.9 LOSSY' in row for row in rows].count(True) == 1
+  one = analysed(by_hand()._replace(texts=by_hand().texts[1:]))
+  assert one.alpha['low'] is None and one.rows[1].gain['high'] is None
+  counterfactual.show(one, runtime.console())
 
 
 @pytest.mark.parametrize(
   'change, match',
   [
-    (lambda x: [], 'no trace'),
-    (lambda x: x[1:], 'no trace'),
-    (lambda x: ['[1]', *x[1:]], 'no trace'),
-    (lambda x: x[:-1], 'has 2 of its 3 texts'),
-    (lambda x: x + x[-1:], 'has 4 of its 3 texts'),
-    (lambda x: _edit(x[:1], 0, texts=0), 'holds no text'),
-    (lambda x: [*x[:2], x[2][:40], x[3]], 't.jsonl:3: no text'),
-    (lambda x: _edit(x, 0, leniences=[0.5]), 't.jsonl:1: no header'),
-    (lambda x: _edit(x, 0, sampling=None), 't.jsonl:1: no header'),
-    (lambda x: _edit(x, 0, sampling={}), 't.jsonl:1: no header'),
-    (lambda x: _edit(x, 0, labels=['big']), 't.jsonl:1: no header'),
-    (lambda x: _edit(x, 1, p=[0.5]), 't.jsonl:2: no text'),
-    (lambda x: _edit(x, 1, p=[0.5, 1.5]), 't.jsonl:2: no text'),
-    (lambda x: _edit(x, 1, kept=[[0.5, 0.5]]), 't.jsonl:2: no text'),
-    (lambda x: _edit(x, 1, distance=None), 't.jsonl:2: no text'),
+    (lambda x: [], 'not a trace'),
+    (lambda x: x[1:], 'not a trace'),
+    (lambda x: x[:1], 'not a trace with texts'),
+    (lambda x: [x[0].replace('trace 3', 'trace 2'), *x[1:]], 'another version'),
+    (lambda x: [*x[:2], x[2][:40]], 't.jsonl:3: not JSON'),
     (
-      lambda x: _edit(x, 0, format='specdec_jax trace 1'),
-      "is a 'specdec_jax trace 1', and .* record it again",
+      lambda x: [*x[:2], x[2].replace('"p": [0.5, ', '"p": [')],
+      ':3: not a tex',
     ),
-    (lambda x: _edit(x, 3, tokens=[], p=[], q=[]), 't.jsonl:4: no text'),
-    (lambda x: _edit(x, 3, more=1), 't.jsonl:4: no text'),
+    (lambda x: [*x[:2], x[2].replace('"p"', '"r"')], 't.jsonl:3: not a text'),
   ],
 )
 def test_damaged_files_are_refused(tmp_path, change, match):
   path = tmp_path / 't.jsonl'
-  trace.write(path, hand())
+  trace.write(path, by_hand())
   path.write_text('\n'.join(change(path.read_text().splitlines())))
-  with pytest.raises(ValueError, match=match) as error:
+  with pytest.raises(ValueError, match=match):
     trace.read(str(path))
-  assert '\n' not in str(error.value)
 
 
-def test_other_files_are_refused(tmp_path):
-  for path in (tmp_path / 'none', tmp_path):
-    with pytest.raises(ValueError, match='cannot be read'):
-      trace.read(str(path))
-  (tmp_path / 'bytes').write_bytes(b'\xff\xfe')
-  with pytest.raises(ValueError, match='not text'):
-    trace.read(str(tmp_path / 'bytes'))
-  for bad in ('', str(tmp_path), '/dev/null/x'):
-    with pytest.raises(ValueError, match='--output|cannot be written'):
-      trace.check_output(bad)
-  with pytest.raises(ValueError, match='samples=0'):
-    trace.seeds(0, 0)
-  with pytest.raises(ValueError, match='seed='):
-    trace.seeds(2**32 - 1, 2)
+@pytest.mark.parametrize(
+  'changes, match',
+  [
+    ({'decode': {'methods': ('lookup',)}}, 'needs a draft model: .* add lm'),
+    ({'draft': {'min_confidence': 0.3}}, 'windows that propose all of gamma'),
+  ],
+)
+def test_configs_that_cannot_be_traced(changes, match):
+  c = pair.get_config('tiny')
+  assert trace.with_draft_model(c).decode.gammas == (1,)
+  c.update(changes)
+  with pytest.raises(ValueError, match=match):
+    trace.with_draft_model(c)
 
 
-def test_a_trace_is_written_over_nothing(tmp_path):
-  file = tmp_path / 'p.jsonl'
-  file.write_text('{"prompt": "a"}')
-  (tmp_path / 'link').symlink_to(file)
-  for path in (file, tmp_path / 'link'):
-    with pytest.raises(ValueError, match='is the prompts: name another'):
-      trace.check_output(str(path), str(file))
-    for prompts in ('', str(tmp_path / 'none')):
-      with pytest.raises(ValueError, match='is there already: name another'):
-        trace.check_output(str(path), prompts)
-  assert file.read_text() == '{"prompt": "a"}'
-  with pytest.raises(ValueError, match='cannot be written .No such file') as e:
-    trace.write(tmp_path / 'none' / 't', hand())
-  assert '\n' not in str(e.value)
-
-
-def test_rules_that_a_trace_says_nothing_of(monkeypatch):
-  trace_figures.check_rules(['block', 'reject'])
-  for rules, match in (
-    ([], 'no rule to check: allowed are reject, block'),
-    (['reject', 'coupled'], "rule='coupled': has no counterfactual; allowed"),
-  ):
-    # Before anything is read or loaded.
-    with pytest.raises(ValueError, match=match):
-      trace_program.check(['none'], None, rules=rules, workdir='')
-
-
-def test_other_models_and_settings_are_refused():
-  found = hand()
-  trace_figures.check_models(found, TARGET, DRAFT)
-  with pytest.raises(ValueError, match='another draft: sha256 d1, now d9:'):
-    trace_figures.check_models(found, TARGET, answering.target(digest='d9'))
-  with pytest.raises(ValueError, match='another target settings and tokenizer'):
-    trace_figures.check_models(found, answering.target(context=64), DRAFT)
-  tiny = settings.settings(pair.get_config('tiny'))
-  sampling = settings.Sampling(**found.header['sampling'])
-  d = dataclasses.replace(tiny.decode, max_new_tokens=2)
-  same = dataclasses.replace(tiny, sampling=sampling, decode=d)
-  trace_figures.check_settings(found, same)
-  for changes, match in (
-    (dict(sampling=tiny.sampling), 'with temperature=0.8, the config says 0.0'),
-    (dict(decode=tiny.decode), 'with max_new_tokens=2, the config says 16'),
-  ):
-    with pytest.raises(ValueError, match=match):
-      trace_figures.check_settings(found, dataclasses.replace(same, **changes))
+def test_the_script(tmp_path):
+  file = tmp_path / 't.jsonl'
+  script = [sys.executable, 'scripts/trace.py']
+  run = lambda *words: subprocess.run(
+    [*script, *words],
+    cwd=ROOT,
+    env=dict(os.environ, JAX_PLATFORMS='cpu'),
+    capture_output=True,
+    text=True,
+  )
+  record = ['record', '--config=configs/pair.py:tiny', f'--output={file}']
+  done = run(*record, "--config.decode.methods=('lm',)", '--samples=2')
+  assert done.returncode == 0, done.stderr
+  done = run('analyse', str(file), '--limit=2')
+  assert done.returncode == 0, done.stderr
+  (found,) = json.loads(done.stdout.splitlines()[-1])
+  assert len(found['rows']) == 3 and found['texts'] == 2 * found['requests']
+  again = run(*record)
+  assert again.returncode == 2 and 'is not there yet' in again.stderr
+  bad = run('replay')
+  assert bad.returncode == 2 and len(bad.stderr.splitlines()) == 1
+  assert "'replay': want record, or analyse FILE" in bad.stderr
