@@ -7,7 +7,7 @@ from specdec_jax import runtime
 # reads its flags once.
 runtime.set_xla_flags()
 
-from specdec_jax.analysis.record_page import html  # noqa: E402
+from specdec_jax.analysis.page import html  # noqa: E402
 from specdec_jax.api import (  # noqa: E402
   Completion,
   NonFiniteLogits,

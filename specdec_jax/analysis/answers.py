@@ -1,10 +1,11 @@
-"""A file of prompts to a file of answers, line by line; a rerun goes on.
+"""Answers a file of prompts, one JSON line for each; a rerun goes on.
 
-Knows no engine: `Task.ask` decodes.
+Knows no engine: Run.ask decodes.
 """
 
 import contextlib
-import dataclasses
+import copy
+import hashlib
 import json
 import os
 import pathlib
@@ -14,266 +15,264 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import requests
-from specdec_jax.analysis import output_file
-from specdec_jax.bench import metrics
 from specdec_jax.bench import prompts as prompts_lib
-from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.io import files
+
+# Of the config: nothing in these changes an answer, but for bench.chat.
+_NO_EFFECT = ('mesh', 'bench')
 
 
 class Answer(NamedTuple):
-  """What ask returns for a job, or anything with these attributes.
+  """An answer to one turn; api.Completion has these fields too.
 
-  finish_reason: 'stop', 'length', or 'context': the answers before left no room
-  in the context for this turn.
+  finish_reason: 'stop', 'length', 'non-finite' (logits that were NaN or
+    infinite), or 'context' (the turns before left no room for this one).
   """
 
   text: str
   tokens: Sequence[int]
   finish_reason: str
-  metrics: dict[str, Any] | None
+  metrics: dict[str, Any] | None = None
+  record: Any = None
 
 
-_NO_ROOM = Answer('', (), 'context', None)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Task:
+class Run(NamedTuple):
   """Prompts and how to answer them.
 
-  source: the file of the prompts, for messages. target: the model (tokenizer,
-  ids, config.context). ask(jobs) -> Answers: decodes at most `rows` pairs
-  (tokens, request number) together. chat: put text prompts through the chat
-  template, if there is one.
+  prompts: in the order of their file.
+  target: the LanguageModel that answers.
+  ask: decodes at most `rows` items together, and returns their answers.
+  chat: put text prompts through the chat template.
+  max_new_tokens: of each answer.
+  rows: prompts that are decoded together.
+  config: digest of what all answers depend on (digest).
   """
 
-  source: str
   prompts: Sequence[prompts_lib.Prompt]
   target: Any
-  ask: Callable[[list[tuple[list[int], int]]], Sequence[Any]]
+  ask: Callable[[list[requests.Item]], Sequence[Any]]
   chat: bool
   max_new_tokens: int
   rows: int
+  config: str
 
 
-def one_arm(settings):
-  """experiment.Settings of one method: the first one at the first gamma.
+def one_method(config):
+  """A copy of a ConfigDict with its first method at its first gamma.
 
-  No method, no gamma, or gamma 0 is plain decoding: methods (), gammas (0,).
+  Without a method, or at gamma 0, that is plain decoding.
   """
-  d = settings.decode
-  methods, gammas = tuple(d.methods)[:1], tuple(d.gammas)[:1]
-  if not methods or gammas in ((), (0,)):
-    methods, gammas = (), (0,)
-  d = dataclasses.replace(d, methods=methods, gammas=gammas)
-  return dataclasses.replace(settings, decode=d)
+  config = copy.deepcopy(config)
+  d = config.decode
+  d.methods, d.gammas = tuple(d.methods)[:1], tuple(d.gammas)[:1]
+  if not d.methods or d.gammas in ((), (0,)):
+    d.methods, d.gammas = (), (0,)
+  return config
 
 
-def rows(batch_size: int, prompts: int, data: int = 1) -> int:
-  """Rows of every batch: not more than prompts, a multiple of the data axis."""
-  return -(-min(batch_size, prompts) // data) * data
+def digest(config, models: Sequence[Any]) -> str:
+  """A digest of a ConfigDict and of the models' weights."""
+  parts = {k: v for k, v in config.to_dict().items() if k not in _NO_EFFECT}
+  weights = [[model.digest, model.draft_ids] for model in models]
+  return _sha256([parts, config.bench.chat, weights])
 
 
-# --- before anything is traced or written -----------------------------------
+def _sha256(content: Any) -> str:
+  text = json.dumps(content, sort_keys=True, default=list)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def check_prompts(task: Task) -> None:
-  """Raises ValueError for the first prompt that cannot be answered.
-
-  Later turns must fit after answers of max_new_tokens each.
-  """
-  for index, prompt in enumerate(task.prompts):
-    where = f'{task.source}:{index + 1}: prompt {prompt.id!r}'
-    try:
-      requests.check_prompt(
-        encode(task, prompt, ()),
-        max_new_tokens=task.max_new_tokens,
-        context=task.target.context,
-        ids=task.target.ids,
-      )
-      later = _turns(prompt) - 1
-      tokens = len(encode(task, prompt, [_NO_ROOM] * later))
-    except ValueError as error:
-      raise ValueError(f'{where}: {error}') from error
-    need = tokens + (later + 1) * task.max_new_tokens
-    if need > task.target.context:
-      raise ValueError(
-        f'{where}: its {later + 1} turns, with max_new_tokens='
-        f'{task.max_new_tokens} for each answer, need {need} tokens and the '
-        f'context holds {task.target.context}: lower max_new_tokens or '
-        'take turns out'
-      )
+def _line_digest(run: Run, prompt: prompts_lib.Prompt) -> str:
+  return _sha256([run.config, prompt.turns, prompt.tokens, prompt.listed])
 
 
-# --- answering ---------------------------------------------------------------
+# --- one conversation --------------------------------------------------------
 
 
 def request_number(id: str, turn: int) -> int:
-  """What keys the randomness of a turn, in [0, 2**32).
+  """The request number that keys the randomness of a turn, in [0, 2**32).
 
-  The first turn's is prompts.request_number(id). A later one's is 2**31 and the
-  request number of the text 'id<newline>turn': no first turn has such a number.
+  The first turn's is prompts.request_number(id). A later one's is 2**31 plus
+  the number of the text 'id<newline>turn': no first turn has such a number.
   """
   if turn == 0:
     return prompts_lib.request_number(id)
   return 2**31 + prompts_lib.request_number(f'{id}\n{turn}')
 
 
-def encode(task: Task, prompt, said: Sequence[Any]) -> list[int]:
-  """The tokens that turn len(said) is answered on; said: the answers before.
+def encode(run: Run, prompt, answers: Sequence[Any]) -> list[int]:
+  """The tokens that turn len(answers) is answered on.
 
-  With the chat template the conversation is rendered anew. Raw, a turn is its
-  text, after the tokens so far without their end-of-sequence id and a newline.
+  With `chat` the conversation goes through the chat template, as in the API.
+  Else a turn is its text, after the tokens so far and a newline.
   """
+  tokenizer = run.target.tokenizer
   if prompt.tokens is not None:
     return list(prompt.tokens)
-  tokenizer = task.target.tokenizer
-  if task.chat and tokenizer.chat_template is not None:
-    messages = [{'role': 'user', 'content': prompt.turns[0]}]
-    for answer, turn in zip(said, prompt.turns[1:], strict=False):
+  first, *later = prompt.turns[: len(answers) + 1]
+  if run.chat:
+    messages = [{'role': 'user', 'content': first}]
+    for answer, turn in zip(answers, later, strict=True):
       messages.append({'role': 'assistant', 'content': answer.text})
       messages.append({'role': 'user', 'content': turn})
     return tokenizer.encode(tokenizer.chat(messages))
-  tokens = tokenizer.encode(prompt.turns[0])
-  for answer, turn in zip(said, prompt.turns[1:], strict=False):
+  tokens = tokenizer.encode(first)
+  for answer, turn in zip(answers, later, strict=True):
     tokens += [t for t in answer.tokens if t not in tokenizer.eos_ids]
-    tokens += _continued(tokenizer, f'\n{turn}')
+    tokens += tokenizer.encode(f'\n{turn}')[int(tokenizer.add_bos) :]
   return tokens
 
 
-def _continued(tokenizer: tokenizer_lib.Tokenizer, text: str) -> list[int]:
-  tokens = tokenizer.encode(text)
-  return tokens[1:] if tokenizer.add_bos else tokens
-
-
-def _turns(prompt) -> int:
-  return 1 if prompt.tokens is not None else len(prompt.turns)
-
-
-def answer(task: Task, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
+def answer(run: Run, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
   """The answers to every turn of at most `rows` prompts."""
-  said = [[] for _ in batch]
-  room = task.target.context - task.max_new_tokens
-  for turn in range(max(map(_turns, batch))):
-    jobs, asked = [], []
-    for prompt, before in zip(batch, said, strict=True):
-      if turn >= _turns(prompt):
+  answers = [[] for _ in batch]
+  for turn in range(max(len(prompt.turns) or 1 for prompt in batch)):
+    items, asked = [], []
+    for prompt, before in zip(batch, answers, strict=True):
+      if turn >= (len(prompt.turns) or 1):
         continue
-      tokens = encode(task, prompt, before)
-      # check_prompts counts answers in tokens; a template reads their text
-      # anew, and broken text can take more.
-      if turn and len(tokens) > room:
-        before.append(_NO_ROOM)
-        continue
-      number = request_number(prompt.id, turn)
-      jobs.append(requests.Item(tokens, number))
-      asked.append(before)
-    if jobs:
-      for before, new in zip(asked, task.ask(jobs), strict=True):
+      tokens = encode(run, prompt, before)
+      if before and before[-1].finish_reason == 'non-finite':
+        before.append(Answer('', (), 'non-finite'))
+      elif turn and len(tokens) + run.max_new_tokens > run.target.context:
+        before.append(Answer('', (), 'context'))
+      else:
+        items.append(requests.Item(tokens, request_number(prompt.id, turn)))
+        asked.append(before)
+    if items:
+      for before, new in zip(asked, run.ask(items), strict=True):
         before.append(new)
-  return said
+  return answers
 
 
-def line(prompt: prompts_lib.Prompt, said: Sequence[Any]) -> bytes:
-  """A line of output; with {"turns"} every value but id is a list, by turn."""
+def line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
+  """A line of output; for {"turns"} every value but id and run is a list."""
   columns = {
-    'text': [x.text for x in said],
-    'tokens': [list(x.tokens) for x in said],
-    'finish_reason': [x.finish_reason for x in said],
-    'metrics': [x.metrics for x in said],
+    'text': [x.text for x in answers],
+    'tokens': [list(x.tokens) for x in answers],
+    'finish_reason': [x.finish_reason for x in answers],
+    'metrics': [x.metrics for x in answers],
   }
   if not prompt.listed:
     columns = {name: values[0] for name, values in columns.items()}
-  row = {'id': prompt.id} | columns
-  return (
-    json.dumps(row, separators=(',', ':'), allow_nan=False).encode() + b'\n'
-  )
+  row = {'id': prompt.id} | columns | {'run': _line_digest(run, prompt)}
+  return json.dumps(row, separators=(',', ':')) + '\n'
 
 
-def recorded(prompt: prompts_lib.Prompt, said: Sequence[Any]) -> dict[str, Any]:
-  """Those of a prompt's answers that have a record, by a title."""
-  turn = lambda i: f', turn {i}' if len(said) > 1 else ''
-  return {
-    prompt.id + turn(i): x
-    for i, x in enumerate(said, 1)
-    if not isinstance(x, Answer) and x.record is not None
-  }
+# --- the file ----------------------------------------------------------------
+
+
+def check_output(path: str, prompts_path: str) -> pathlib.Path:
+  """The path of the output, before any work.
+
+  Raises:
+    ValueError: a missing flag, no folder to write in, or the prompts.
+  """
+  for flag, value in (('prompts', prompts_path), ('output', path)):
+    if not value:
+      raise ValueError(f'--{flag} is missing: name a JSONL file')
+  out = pathlib.Path(path)
+  if out.is_dir() or not os.access(out.parent, os.W_OK):
+    raise ValueError(f'output {path}: cannot be written: name another')
+  if out.exists() and out.samefile(prompts_path):
+    raise ValueError(f'output {path} is the prompts: name another file')
+  return out
+
+
+def begun(path: pathlib.Path, run: Run) -> set[str]:
+  """The ids that are answered; cuts off an unfinished last line.
+
+  Raises:
+    ValueError: a line that answers another prompt, or was written with another
+      config or other weights.
+  """
+  if not path.exists():
+    return set()
+  data = path.read_bytes()
+  if not data.endswith(b'\n'):
+    os.truncate(path, data.rfind(b'\n') + 1)
+  advice = f'name another --output, or delete {path.name} to start again'
+  by_id = {prompt.id: prompt for prompt in run.prompts}
+  for where, row in files.read_jsonl(path):
+    prompt = by_id.get(str(row.get('id')))
+    if prompt is None:
+      raise ValueError(f'{where}: answers no prompt of this run: {advice}')
+    if row.get('run') != _line_digest(run, prompt):
+      raise ValueError(
+        f'{where}: was answered with another config, prompt or weights: give '
+        f'those it was begun with, or {advice}'
+      )
+  return {row['id'] for _, row in files.read_jsonl(path)}
+
+
+def check_prompts(run: Run, source: str) -> None:
+  """Raises ValueError for the first prompt that cannot be answered."""
+  for prompt in run.prompts:
+    try:
+      requests.check_prompt(
+        encode(run, prompt, ()),
+        max_new_tokens=run.max_new_tokens,
+        context=run.target.context,
+        ids=run.target.ids,
+      )
+    except ValueError as error:
+      raise ValueError(f'{source}: prompt {prompt.id!r}: {error}') from error
 
 
 def write(
   path: pathlib.Path,
-  meta: dict[str, Any],
-  task: Task,
+  run: Run,
   *,
   track: Callable[..., Any] = lambda batches, description: batches,
   stopped: Callable[[], Any] = lambda: False,
   seen: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-  """Answers what has no line yet, batch by batch, and appends it.
-
-  A batch is always the same prompts, so that a run that was stopped inside one
-  does it again and gets the same bytes in any precision.
+  """Answers the prompts that have no line yet, batch by batch.
 
   Args:
-    path: the output, from check_output.
-    meta: from describe, models included.
-    task: the prompts; checked first.
+    path: the output; lines are appended.
+    run: the prompts; see check_prompts.
     track: shows progress: (batches, description) -> batches.
-    stopped: true to end after the batch at hand.
-    seen: receives the answers that have a record, by a title, once written.
+    stopped: true to end after the batch that is running.
+    seen: receives the answers that have a record, by a title.
 
   Returns:
-    lines (in the file), prompts, written, skipped (there before), tokens and
-    the metrics (metrics.total) of the lines written, seconds.
+    A summary: prompts, lines (in the file), written, skipped, non_finite,
+    tokens, target_calls, block_efficiency, seconds.
 
   Raises:
-    ValueError: before anything is written, what check_prompts and begun
-      refuse, or a file that another run has open; later, a failing disk.
+    ValueError: what begun refuses, before anything is written.
   """
-  start = time.perf_counter()
-  check_prompts(task)
-  total, summaries = len(task.prompts), []
-  skipped, _ = output_file.begun(path, meta, task.prompts)
-  lines = skipped
-  if skipped < total:
-    with output_file.opened(path) as file:
-      # Again under the lock: another run may just have ended.
-      lines = skipped = output_file.begin(path, file, meta, task.prompts)
-      first = skipped // task.rows * task.rows
-      starts = range(first, total, task.rows)
-      for at in track(starts, f'answers {skipped + 1} to {total}'):
-        if stopped():
-          break
-        batch = task.prompts[at : at + task.rows]
-        said = answer(task, batch)[lines - at :]
-        new = list(zip(batch[lines - at :], said, strict=True))
-        output_file.append(path, file, b''.join(line(*pair) for pair in new))
-        lines += len(new)
-        if seen is not None:
-          for pair in new:
-            seen |= recorded(*pair)
-        summaries += [x.metrics for _, xs in new for x in xs if x.metrics]
-  summary = metrics.total([metrics.Summary(**x) for x in summaries])._asdict()
+  start, old = time.perf_counter(), begun(path, run)
+  left = [prompt for prompt in run.prompts if prompt.id not in old]
+  batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
+  written, done = 0, []
+  with open(path, 'a', encoding='utf-8') as file:
+    for batch in track(batches, f'{len(left)} answers'):
+      if stopped():
+        break
+      for prompt, answers in zip(batch, answer(run, batch), strict=True):
+        file.write(line(run, prompt, answers))
+        written, done = written + 1, done + answers
+        for turn, x in enumerate(answers, 1):
+          if seen is not None and x.record is not None:
+            title = f'{prompt.id}, turn {turn}' if answers[1:] else prompt.id
+            seen[title] = x
+      file.flush()
+  add = lambda name: sum(x.metrics[name] for x in done if x.metrics)
+  tokens, calls = add('emitted_tokens'), add('target_calls')
   return {
     'output': str(path),
-    'prompts': total,
-    'lines': lines,
-    'written': lines - skipped,
-    'skipped': skipped,
-    'tokens': summary['emitted_tokens'],
-    'metrics': summary,
+    'prompts': len(run.prompts),
+    'lines': len(old) + written,
+    'written': written,
+    'skipped': len(old),
+    'non_finite': sum(x.finish_reason == 'non-finite' for x in done),
+    'tokens': tokens,
+    'target_calls': calls,
+    'block_efficiency': tokens / calls if calls else None,
     'seconds': round(time.perf_counter() - start, 3),
   }
-
-
-def sentence(done: dict[str, Any], *caught: str) -> str:
-  """What a run did, from write's summary; caught: the signal that ended it."""
-  lines, prompts, path = done['lines'], done['prompts'], done['output']
-  if lines < prompts:
-    why = f'stopped by {caught[0]} ' if caught else 'stopped '
-    return f'{why}at line {lines} of {prompts}; run it again to go on: {path}'
-  if not done['written']:
-    return f'nothing to do: all {prompts} answers are there: {path}'
-  return f'wrote {done["written"]} answers, {prompts} are there: {path}'
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""What happened in each window of a run: drafts, p, q and entropy.
+"""Records every window of a run: drafts, p, q and entropy.
 
-The loop of decode.py driven from Python, with a drafter that also hands out
-what it proposed; afterwards the text is read once more for its probabilities.
+Drives the loop of decode.py from Python, with a drafter that also hands out its
+proposals; afterwards the text is read once more for its probabilities.
 """
 
 import dataclasses
@@ -22,10 +22,12 @@ Array = types.Array
 class Window(NamedTuple):
   """One target call of a row.
 
-  start: index in the reply of the first token that it emitted. draft: what was
-  proposed. q: what each was drawn with, None if they were certain. accepted,
-  emitted: drafts that the rule took, and tokens that were kept: fewer than
-  accepted + 1 where EOS or the length cut the window.
+  start: index in the reply of the first token that it emitted.
+  draft: the tokens that were proposed.
+  q: the probability that each was drawn with; None for certain drafts.
+  accepted: drafts that the rule accepted.
+  emitted: tokens that were kept: fewer than accepted + 1 where EOS or the
+    length cut the window.
   """
 
   start: int
@@ -37,14 +39,19 @@ class Window(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-  """A reply with what is known of each of its tokens.
+  """A reply, with the probabilities of each of its tokens.
 
-  p, q: probability of the token under target and draft; q is None where the
-  draft has none. refused: the draft that was refused at that place, or -1;
-  refused_p, refused_q: its probabilities. entropy: of the target, in bits.
-  All are under the run's sampling settings, but at temperature 1 if it is
-  greedy, where they would be 0 and 1; q of a drafter without a draft model is
-  what it said. setting: models and settings, to be shown.
+  Probabilities are those of the run's sampling settings, but at temperature 1
+  if it is greedy, where they would be 0 and 1.
+
+  prompt, tokens: ids. windows: the target calls, in order.
+  p, q: of each token under target and draft. Without a draft model q is the one
+    that the drafter reported, None where it reported none.
+  entropy: of the target, in bits.
+  refused: the draft token that was refused in the token's place, or -1.
+  refused_p, refused_q: its probabilities.
+  tokenizer: of the target.
+  setting: models and settings, to be shown.
   """
 
   prompt: list[int]
@@ -100,7 +107,7 @@ def run(
   weights: types.Weights,
   request: decode.Request,
 ) -> tuple[decode.Output, list[list[Window]]]:
-  """What decode's generate gives, on the host, and the windows of every row."""
+  """Decodes as decode.generate does; also returns the windows of every row."""
   programs = decode.programs(target, _watched(drafter), rule, options)
   state, info = programs.start(weights, request)
   first_B = np.array(state.lengths_B)
@@ -143,8 +150,12 @@ def describe(
 ) -> list[Record]:
   """A Record of every row, in order.
 
-  target, draft: models to read the text with. Without a draft model q is what
-  the drafter itself said of its tokens.
+  Args:
+    output, rows: from run.
+    request: that was run.
+    target, draft: models to read the text with; None for no draft model.
+    chunk: tokens that a model reads at a time.
+    tokenizer, setting: see Record.
   """
   starts_B = np.asarray(request.lengths_B)
   refused_BL = _refused(output, rows, starts_B)
@@ -181,7 +192,7 @@ def describe(
 
 
 def setting(engine: Any, wanted: Any) -> dict[str, Any]:
-  """Models and settings of a run, to be shown; build.Engine, api.Settings."""
+  """Names a run's models and settings, from build.Engine and api.Settings."""
   name = lambda model: model and f'{model.label}, {model.dtype}'
   sampling = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
   return {
@@ -206,7 +217,7 @@ def _refused(output, rows, starts_B) -> np.ndarray:
 
 
 def _own_q(found: list[Window], length: int):
-  """(q, refused_q) of a reply from what the drafter said of its tokens."""
+  """(q, refused_q) of a reply, as the drafter reported them."""
   q: list[float | None] = [None] * length
   refused_q = list(q)
   for w in found:
@@ -229,9 +240,18 @@ def score(
 ) -> tuple[Array, ...]:
   """Reads a text: p of its tokens, p of other_BL there, entropy; [B, L] each.
 
-  request: the text, its end in limit_B. Under the request's sampling settings;
-  greedy rows at temperature 1 without cuts. Entropy in bits. other_BL < 0
-  gives 0. Index 0 and indices past the end hold garbage.
+  Uses the request's sampling settings, but temperature 1 for greedy rows.
+
+  Args:
+    params: of the model.
+    request: the texts, prompts included; they end at limit_B.
+    other_BL: another token for each index; below 0 gives p 0.
+    model: the model that reads.
+    chunk: tokens that it reads at a time.
+
+  Returns:
+    p of the token, p of the other, entropy in bits. Index 0 and indices past
+    the end hold garbage.
   """
   s, greedy_B = request.sampling, sampling_lib.is_greedy(request.sampling)
   sampling = types.Sampling(

@@ -9,7 +9,6 @@ import pytest
 
 from configs import distill
 from specdec_jax import build
-from specdec_jax.analysis import output_file
 from specdec_jax.bench import metrics
 from specdec_jax.distill import divergences, students
 from specdec_jax.io import export
@@ -119,9 +118,7 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path, monkeypatch):
   few = build.load(folder)
   assert again.draft_ids == ids
   np.testing.assert_array_equal(again.params['head'], few.params['head'])
-  # Another draft than the same weights with all ids, and held beside them.
-  whole = dataclasses.replace(few, draft_ids=())
-  assert output_file.identify('x', few) != output_file.identify('x', whole)
+  # Held beside the same weights with all ids.
   both = metrics.own_bytes((few.as_draft[1], few.params), {})
   size = metrics.tree_bytes(few.params)
   assert size < both < size + metrics.tree_bytes(few.params['head']) * 1.1
