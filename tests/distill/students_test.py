@@ -122,7 +122,7 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path, monkeypatch):
   both = metrics.own_bytes((few.as_draft[1], few.params), {})
   size = metrics.tree_bytes(few.params)
   assert size < both < size + metrics.tree_bytes(few.params['head']) * 1.1
-  monkeypatch.setattr('specdec_jax.io.hub.fetch', lambda source: folder)
+  monkeypatch.setattr('specdec_jax.io.download.from_hub', lambda source: folder)
   assert build.load('hf:org/few').draft_ids == ids
   mark = folder / export.MARK
   mark.write_text(mark.read_text().replace('2', '9999'))
