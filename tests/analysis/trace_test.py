@@ -115,7 +115,9 @@ def test_real_decoding_agrees_and_a_wrong_trace_does_not(rule):
   found = recorded(samples=2)
   info = decoded(rule, 0.8, seed=9)
   real = (info.origin_BL != types.PROMPT).sum() / info.calls_B.sum()
-  at = getattr(analysed(found).rows[GAMMA], rule)
+  row = analysed(found).rows[GAMMA]
+  assert row.gain['low'] > 0
+  at = getattr(row, rule)
   assert 0 < at['high'] - at['low'] < 0.2
   # The real run varies as much as the trace, with half of its texts.
   slack = 1.5 * (at['high'] - at['low'])
