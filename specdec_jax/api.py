@@ -299,7 +299,7 @@ def run(
   placed = requests.place(request, engine.target.layout)
   if check_cache:
     debug.check_cache(
-      build.target_model(engine.target),
+      engine.target.model,
       engine.drafter,
       engine.rule,
       engine.weights,
@@ -351,8 +351,13 @@ def _completion(engine, request, wanted: Settings, out, row: int, record):
 def _recorded(engine, placed, wanted: Settings):
   """(Output, a Record for every row), driven from Python."""
   target, q = engine.target, engine.q
-  model = build.target_model(target)
-  parts = model, engine.drafter, engine.rule, engine.options, engine.weights
+  parts = (
+    target.model,
+    engine.drafter,
+    engine.rule,
+    engine.options,
+    engine.weights,
+  )
   out, windows = record_lib.run(*parts, placed)
   if engine.drafter.taps:
     q = None  # of a window's first tokens only; the drafter knows all of them
@@ -360,7 +365,7 @@ def _recorded(engine, placed, wanted: Settings):
     out,
     windows,
     placed,
-    target=(model, target.params),
+    target=(target.model, target.params),
     draft=q and (q, engine.weights.draft),
     chunk=engine.options.chunk,
     tokenizer=target.tokenizer,

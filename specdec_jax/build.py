@@ -196,15 +196,6 @@ def lossless_rules() -> dict[str, types.Rule]:
   return {name: rule for name, rule in rules.items() if rule.lossless}
 
 
-def target_model(target: LanguageModel) -> types.Model:
-  return target.model
-
-
-def draft_model(target: LanguageModel, draft: LanguageModel) -> types.Model:
-  """The draft with the target's ids and logits of the target's width."""
-  return draft.draft_model(target)
-
-
 def default_options(**changes) -> decode.Options:
   # On an accelerator a wide verify costs what a narrow one does, and a second
   # body in the program only costs compile time.

@@ -203,11 +203,9 @@ def analyse(found: trace.Trace, *, limit: int, resamples: int) -> Analysis:
   kept, distance = (
     [
       intervals.interval(share(top_B, tokens_B))
-      for top_B in sums([np.sum(x, -1) for x in columns]).T
+      for top_B in sums([np.sum(getattr(t, name), -1) for t in found.texts]).T
     ]
-    for columns in zip(
-      *((t.kept, t.distance) for t in found.texts), strict=True
-    )
+    for name in ('kept', 'distance')
   )
   each = [ratios(text) for text in found.texts]
   counts = {name: count(each, rule, limit) for name, rule in RULES.items()}
@@ -248,30 +246,29 @@ def show(found: Analysis, console) -> None:
     f'requests; {found.rounded} tokens had no p when read again\n',
     highlight=False,
   )
-  rows = tables.new_table(
-    'Block efficiency from one plain run (95 % over requests)',
-    *('gamma', 'reject', 'block', 'block - reject', 'eq. 1 at alpha'),
-  )
-  for x in found.rows:
-    cells = map(_shown, (x.reject, x.block, x.gain))
-    rows.add_row(str(x.gamma), *cells, f'{x.independent:.3f}')
-  accepted = tables.new_table(
-    'Windows by accepted drafts',
-    *(f'accepted of {found.rows[-1].gamma}', *found.windows),
-  )
-  for n, windows in enumerate(zip(*found.windows.values(), strict=True)):
-    totals = map(sum, found.windows.values())
-    shares = (f'{x / y:.1%}' for x, y in zip(windows, totals, strict=True))
-    accepted.add_row(str(n), *shares)
-  lenience = tables.new_table(
-    "Lenience on the target's text: LOSSY below 1",
-    *('lenience', 'drafts kept', 'total variation from the target'),
-  )
-  for x in found.leniences:
-    name = f'{x.lenience:g}{" LOSSY" if x.lenience < 1 else ""}'
-    lenience.add_row(name, _shown(x.kept), _shown(x.distance))
-  for table in (rows, accepted, lenience):
-    console.print(table)
+  efficiency = {
+    'gamma': lambda x: str(x.gamma),
+    'reject': lambda x: _shown(x.reject),
+    'block': lambda x: _shown(x.block),
+    'block - reject': lambda x: _shown(x.gain),
+    'eq. 1 at alpha': lambda x: f'{x.independent:.3f}',
+  }
+  title = 'Block efficiency from one plain run (95 % over requests)'
+  console.print(tables.table(title, found.rows, efficiency))
+  limit = found.rows[-1].gamma
+  share = lambda windows: lambda n: f'{windows[n] / sum(windows):.1%}'
+  accepted = {f'accepted of {limit}': str} | {
+    rule: share(windows) for rule, windows in found.windows.items()
+  }
+  title = 'Windows by accepted drafts'
+  console.print(tables.table(title, range(limit + 1), accepted))
+  lenience = {
+    'lenience': lambda x: f'{x.lenience:g}{" LOSSY" * (x.lenience < 1)}',
+    'drafts kept': lambda x: _shown(x.kept),
+    'total variation from the target': lambda x: _shown(x.distance),
+  }
+  title = "Lenience on the target's text: LOSSY below 1"
+  console.print(tables.table(title, found.leniences, lenience))
 
 
 def _shown(x: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import build, decode, requests, types
+from specdec_jax import decode, requests, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import prompts as prompts_lib
 
@@ -76,7 +76,7 @@ class Group(NamedTuple):
 def arms(e: settings_lib.Experiment) -> list[Arm]:
   """Plain decoding, then every method at every gamma of the config."""
   d = e.settings.decode
-  model = build.target_model(e.target)
+  model = e.target.model
   plain = settings_lib.engine(e, d.methods[0] if d.methods else 'lookup', 0)
   out = [Arm('autoregressive', 'autoregressive', 0, plain, model)]
   for method in d.methods:

@@ -38,11 +38,6 @@ def table(
   return out
 
 
-def new_table(title, *columns, box=rich.box.SIMPLE_HEAD) -> rich.table.Table:
-  """As table, without rows."""
-  return table(title, (), dict.fromkeys(columns, str), box=box)
-
-
 def close(
   sentences: Sequence[str], document: Any, console: rich.console.Console
 ) -> None:

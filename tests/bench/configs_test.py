@@ -41,7 +41,7 @@ def test_builds_at_tiny(name):
     assert (arm.draft is None) == (arm.drafter != 'lm')
     if arm.draft is not None:
       # The drafter's own function, or it would be compiled again.
-      assert arm.draft is build.draft_model(e.target, arm.engine.draft)
+      assert arm.draft is arm.engine.draft.draft_model(e.target)
   plan = plan_lib.make(e, prompts.builtin())
   assert {i.id for i in plan.judged}.isdisjoint(i.id for i in plan.others)
 
@@ -51,7 +51,7 @@ def test_a_draft_with_another_padding_has_the_targets_width():
   size = draft.config.vocab
   padded = dataclasses.replace(draft.config, vocab=size + 64)
   draft = dataclasses.replace(draft, lm_config=padded)
-  assert build.draft_model(target, draft).vocab == size
+  assert draft.draft_model(target).vocab == size
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -23,7 +23,7 @@ def test_alpha_is_the_mean_overlap():
   target = build.load('random:tiny')
   draft = build.load('random:tiny:1')
   e = build.engine(target, draft, gamma=2)
-  model = build.target_model(target)
+  model = target.model
   tokens = np.random.default_rng(0).integers(0, 256, 40)
   request = requests.make(
     requests.items([tokens[:10]]),
@@ -94,7 +94,7 @@ def info_of(hist_N, rows=1, calls=None):
 
 def predicted(e, alpha=None, info=None, base=1.0):
   """predict.improvement of 9 tokens in 4 windows of gamma 2."""
-  model = build.target_model(e.target)
+  model = e.target.model
   arm = plan_lib.Arm('x', '', 2, e, model, model)
   calibration = timing.Calibration(
     step=2.0,
@@ -116,7 +116,7 @@ def test_rows_that_share_a_batch_are_no_improvement():
     'plain': [decode.Output(None, None, info_of([30, 0, 0], rows=3))],
     'x': [decode.Output(None, None, info_of([3, 3, 6], rows=3))],
   }
-  model = build.target_model(target)
+  model = target.model
   arms = [
     plan_lib.Arm('plain', 'plain', 0, e, model),
     plan_lib.Arm('x', 'lookup', 2, e, model),

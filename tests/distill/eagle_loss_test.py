@@ -36,7 +36,7 @@ def test_columns_of_some_taps():
 def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature):
   """Of the first step, in NumPy, from the features alone."""
   target = build.load('random:tiny', dtype='float64')
-  model = build.target_model(target)
+  model = target.model
   config = eagle.settings(target.config, (1,))
   ids = np.arange(3, 203, 2)
   draw = np.random.default_rng(0)

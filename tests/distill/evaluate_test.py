@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 def figures(draft_source: str, temperature: float, gamma: int = 2):
   target, draft = build.load('random:tiny'), build.load(draft_source)
-  q = build.draft_model(target, draft)
+  q = draft.draft_model(target)
   judge = evaluate.Judge(gamma, 12, temperature)
   items = requests.items([[1, 2, 3], [7] * 9])
   drafter = lm_drafter.make(q, gamma=gamma)

@@ -60,7 +60,7 @@ def test_answers_are_those_of_plain_decoding(target, recorded):
 
 def test_features_and_mass_are_those_of_a_forward_pass(target, recorded):
   _, answers = recorded
-  model = build.target_model(target)
+  model = target.model
   rows, L = answers.tokens.shape
   hidden, taps, _ = forward.read(
     model,
