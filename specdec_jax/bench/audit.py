@@ -1,8 +1,8 @@
-"""Is a different token a tie or a bug? Every first divergence is explained.
+"""Decides for the first different token of two texts: a tie, or a bug.
 
 A verify pass of gamma + 1 tokens sums in another order than a pass of one, so
-in float32 a near-tie may fall the other way. The audit measures that noise
-where two outputs part, and calls anything it does not cover a bug.
+in float32 a near-tie may fall the other way. The audit measures that rounding
+noise where two texts diverge; a difference larger than the noise is a bug.
 """
 
 import functools
@@ -23,7 +23,13 @@ NOISE_LIMIT = 1e-3
 
 
 class Case(NamedTuple):
-  """One request that two arms ran: the prompt, what each emitted, its draws."""
+  """One request that two arms ran.
+
+  prompt: token ids.
+  plain, other: token ids that plain decoding and the other arm emitted.
+  temperature, top_k, top_p: the sampling settings.
+  seed, request: the key of its random draws.
+  """
 
   prompt: Sequence[int]
   plain: Sequence[int]
@@ -41,13 +47,13 @@ class Finding(NamedTuple):
   verdict: 'identical', 'tie' or 'BUG'.
   position: index of the first differing token among the emitted ones.
   plain, other: those tokens, None where a text has ended.
-  gap: what the noise must bridge for either token to win, in logits.
+  gap: least change of the logits that lets either token win.
   noise: largest difference of a logit between passes of width 1 and gamma + 1,
-    and between rows of a batch that all hold the text; at least one rounding of
-    the largest logit.
+    and between equal rows of a batch; at least one rounding of the largest
+    logit.
   reason: why it is a bug.
-  id: of the prompt.
-  plain_text, other_text: of the tokens.
+  id: the prompt's.
+  plain_text, other_text: the two tokens as text.
   """
 
   verdict: str
@@ -129,13 +135,13 @@ def audit(
 def needed(
   logits_V: np.ndarray, token: int, case: Case, position: int
 ) -> float:
-  """How far logits must move against each other for `token` to be emitted.
+  """The least gap, in logits, that makes the sampler emit `token`.
 
-  Greedy: its distance to the largest logit. Sampled with plain decoding's own
-  draws, the token emitted is the largest log p - log E among those that top-k
-  and top-p keep, E its exponential: the token is raised, what is ahead of it in
-  that race or above it in p lowered, and the rest raised, each by half the gap,
-  until the sampler emits it.
+  Greedy: its distance to the largest logit. Sampled: plain decoding emits the
+  token of the largest log p - log E among those that top-k and top-p keep,
+  where E is the token's exponential draw. Tokens ahead of `token` in that order
+  or in p are lowered by half the gap, `token` and all others raised by half;
+  bisection finds the least gap at which `token` is emitted.
   """
   if case.temperature < sampling_lib.GREEDY_BELOW:
     return float(logits_V.max() - logits_V[token])
@@ -153,7 +159,7 @@ def needed(
 
   if emitted(0.0):
     return 0.0
-  # The largest logit and the first of the race: nothing is left to overcome.
+  # At this gap `token` has the largest logit and the largest log p - log E.
   high = max(
     logits_V.max() - logits_V[token],
     case.temperature * (race_V.max() - race_V[token]),
@@ -180,7 +186,7 @@ def _arrivals(case: Case, position: int, size: int):
 
 @functools.partial(jax.jit, static_argnames=('model', 'width', 'chunk'))
 def _score(params, tokens_BL, start, last, *, model, width, chunk):
-  """Logits_BV after token `last`, read `width` at a time from `start` on.
+  """logits_BV after token `last`, read `width` at a time from `start` on.
 
   All rows hold the same tokens.
   """

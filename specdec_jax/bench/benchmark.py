@@ -1,8 +1,8 @@
 """The benchmark: every method against plain decoding, in one process.
 
-The order of the work is the argument: ceiling, calibration of the parts, a
-prediction from other prompts, then the judged prompts. What a number means is
-in metrics, cost, predict and audit; how a call is timed in timing.
+The steps, in an order that keeps the prediction honest: memory bandwidth,
+calibration of the parts of a window, a prediction from other prompts, then the
+judged prompts. metrics, cost, predict and audit define the numbers.
 """
 
 import pathlib
@@ -29,11 +29,11 @@ from specdec_jax.io import files
 
 
 class Ceiling(NamedTuple):
-  """How fast memory is read.
+  """Memory bandwidth, and the speed that it allows.
 
-  gb_s: machine.ceiling by dtype, gigabytes a second of one device.
-  devices: that read at once.
-  tok_s: plain decoding's, if only reading its bytes took time.
+  gb_s: by dtype, machine.ceiling: gigabytes a second of one device.
+  devices: devices that read at once.
+  tok_s: upper bound on plain decoding, from the bytes that it reads.
   """
 
   gb_s: dict[str, dict[str, float]]
@@ -42,7 +42,7 @@ class Ceiling(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """Bytes held: weights of the target and beyond it, and the caches."""
+  """Bytes held: weights of the target and of the draft, and their caches."""
 
   target: int
   draft: int
@@ -53,13 +53,16 @@ class Memory(NamedTuple):
 class Row(NamedTuple):
   """A method on the judged prompts.
 
-  tok_s: tokens per second of decoding; improvement: over plain decoding's.
-  wide_share: of windows, in which something was proposed.
-  cost_coefficient: c, None for plain decoding; verify: v(gamma + 1).
-  time_to_first_token: in seconds, the median prompt.
-  arithmetic_factor, bytes_per_token: see metrics.
-  alpha: on plain decoding's text. predicted: from other prompts, before.
-  explained: from the acceptance that was measured here.
+  name, drafter, gamma: as in plan.Arm.
+  tok_s, improvement: tokens per second of decoding; the same over plain's.
+  counts, inter_token, arithmetic_factor, bytes_per_token: see metrics.
+  wide_share: share of windows in which any row proposed something.
+  cost_coefficient, verify: c (None for plain decoding) and v(gamma + 1).
+  time_to_first_token: seconds, median over prompts.
+  compile_seconds: seconds.
+  alpha: teacher-forced on plain decoding's text.
+  predicted: from other prompts, before these ran.
+  explained: the cost model at the acceptance measured here.
   """
 
   name: str
@@ -114,9 +117,10 @@ class Batch(NamedTuple):
 
 
 class Document(NamedTuple):
-  """All that a benchmark found; where a request failed, up to that point.
+  """All results of a benchmark; where a request failed, up to that point.
 
-  predicted: by method. largest_batch: that helps, by drafter.
+  predicted: by method.
+  largest_batch: by drafter, the largest batch size at which a gamma wins.
   """
 
   machine: dict[str, Any]
@@ -204,10 +208,10 @@ def run(
 def finish(
   doc: Document, config: Any, folder: pathlib.Path | None, console
 ) -> bool:
-  """Prints the verdict and the document, and saves it; true if sound.
+  """Prints the verdict and the document; true if sound.
 
-  config: a ConfigDict, part of the document. Into the folder: config.json,
-  env.json and results/bench.json.
+  config: a ConfigDict, part of the document.
+  folder: for config.json, env.json and results/bench.json; None saves nothing.
   """
   sentences = verdict.sentences(doc)
   out = {'config': config.to_dict(), **doc._asdict(), 'verdict': sentences}
@@ -221,7 +225,7 @@ def finish(
 
 
 def _failed(arms, groups, outputs) -> list[identity.Failure]:
-  """Failed requests; their texts are cut short: no figure means anything."""
+  """Failed requests: their texts are cut short, so no figure would be valid."""
   return [
     x
     for arm in arms
@@ -235,7 +239,7 @@ def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
   dtypes = sorted({m.dtype for m in models})
   gb_s = {d: machine.ceiling(d, small=plan.small) for d in dtypes}
   devices = 1 if target.layout is None else target.layout.mesh.size
-  # Bytes that a step reads: the weights, and half the answer in the cache.
+  # A step reads the weights and, on average, half the answer in the cache.
   slots = plan.max_new_tokens / 2 + np.mean(
     [len(i.tokens) for i in plan.judged]
   )
@@ -359,9 +363,9 @@ def _batch(arms, plan: plan_lib.Plan, size: int, track) -> Batch:
 
 
 def filled(items, size: int) -> list:
-  """The prompts in turn until batches of `size` are full.
+  """The prompts, repeated in order until batches of `size` are full.
 
-  Each copy has a number of its own: repeats of a prompt draw their own noise.
+  Each copy has its own request number, so repeats draw different noise.
   """
   count = -(-len(items) // size) * size
   return [
@@ -370,7 +374,7 @@ def filled(items, size: int) -> list:
 
 
 def _best_gammas(arms, rows) -> dict[str, int]:
-  """Per drafter, the measured gamma that wins by most; 0 where none wins."""
+  """By drafter, the gamma with the largest measured win; 0 where none wins."""
   best: dict[str, int] = {}
   for drafter in dict.fromkeys(arm.drafter for arm in arms[1:]):
     found = {

@@ -30,13 +30,14 @@ def improvement(alpha: float, gamma: int, c: float) -> float:
 def operations(alpha: float, gamma: int, c_ops: float) -> float:
   """Expected growth of arithmetic, theorem 3.11: (g c^ + g + 1) / E.
 
-  c_ops (c^ in the paper): operations of a draft step over a target step.
+  c_ops (c^ in the paper): operations of a draft step over those of a target
+  step.
   """
   return (gamma * c_ops + gamma + 1) / expected_tokens(alpha, gamma)
 
 
 def optimal_gamma(alpha: float, c: float, limit: int = 64) -> int:
-  """The gamma of the best improvement; 0 where none is above 1."""
+  """The gamma of the largest improvement; 0 where none is above 1."""
   return best({g: improvement(alpha, g, c) for g in range(1, limit + 1)})
 
 
@@ -47,8 +48,9 @@ def best(improvements: dict[int, float]) -> int:
 
 
 def histogram_tokens(windows: Sequence[float]) -> float:
-  """Tokens per window from windows by accepted drafts: exact, no independence.
+  """Tokens per window from counts of windows by number of accepted drafts.
 
+  Exact: unlike equation 1 it does not assume independent positions.
   Worked example: 5 windows that accept 0 and 5 that accept 2 give 2.0.
   """
   total = sum(windows)
@@ -58,10 +60,10 @@ def histogram_tokens(windows: Sequence[float]) -> float:
 
 
 def truncated(windows: Sequence[float], gamma: int) -> list[float]:
-  """The histogram of a smaller gamma: what is accepted beyond it is cut.
+  """The histogram of a smaller gamma: drafts accepted beyond it are cut off.
 
-  Exact if windows began at the same places; a smaller gamma begins some of its
-  windows inside those of the larger one, so take it as an estimate.
+  An estimate: a smaller gamma begins some of its windows inside those of the
+  larger one. Exact if the windows began at the same places.
   """
   if gamma >= len(windows):
     raise ValueError(f'gamma={gamma} is more than was run: {len(windows) - 1}')
@@ -73,10 +75,12 @@ def window(
 ) -> float:
   """Mean cost of a window in plain steps: propose + wide v + (1 - wide) idle.
 
-  propose: cost of proposing, paid in every window. wide: share of windows in
-  which anything was proposed, verified at the width that costs `verify`; the
-  others are verified at width 1 (decode.Options.narrow; else pass wide=1) and
-  cost `idle`: v(1) = 1, and what the second body in the program adds.
+  Args:
+    propose: cost of proposing, paid in every window.
+    wide: share of windows in which anything was proposed; 1 unless
+      decode.Options.narrow verifies the others at width 1.
+    verify: v of the wide ones.
+    idle: v of the others: v(1) = 1, and what the second loop body adds.
   """
   if not 0 <= wide <= 1:
     raise ValueError(f'wide={wide}: a share is in 0..1')
@@ -89,9 +93,9 @@ def sparse_tokens(alpha: float, gamma: int, rate: float) -> float:
 
 
 def alpha_of(tokens: float, gamma: int, rate: float = 1.0) -> float | None:
-  """The alpha at which sparse_tokens is `tokens`; None if not even 1 is enough.
+  """The alpha at which sparse_tokens is `tokens`; None if 1 is not enough.
 
-  With the cost of a window for `tokens`, the alpha that breaks even.
+  Given the cost of a window as `tokens`, this is the alpha that breaks even.
   """
   enough = lambda alpha: sparse_tokens(alpha, gamma, rate) >= tokens
   if not enough(1.0):

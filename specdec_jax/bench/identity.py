@@ -1,7 +1,7 @@
-"""Does every arm emit plain decoding's tokens? Every text is compared.
+"""Compares every text of every arm with plain decoding's.
 
-Which settings promise that, the comparison, and the audit program's run. Why
-two texts part is the question of audit.
+Here: which settings promise equal tokens, the comparison, and the run of the
+audit program. audit.py explains a difference.
 """
 
 import io
@@ -22,7 +22,7 @@ from specdec_jax.io import files
 
 
 def promise(rule: types.Rule, sampling) -> str:
-  """'tokens', 'distribution' or 'nothing': kept of plain decoding by a rule."""
+  """Reproduced of plain decoding: 'tokens', 'distribution' or 'nothing'."""
   if not rule.lossless:
     return 'nothing'
   greedy = sampling.temperature < sampling_lib.GREEDY_BELOW
@@ -49,10 +49,10 @@ def check_promise(rule: types.Rule, sampling) -> None:
 class Audit(NamedTuple):
   """The texts of an arm against plain decoding's.
 
-  promised: see promise; where it is not 'tokens' nothing is compared.
-  requests: texts.
-  compared: tokens compared of each, up to and with the first that differs.
-  findings: what is not identical.
+  promised: see promise; unless it is 'tokens', nothing is compared.
+  requests: number of texts.
+  compared: by text, tokens compared: up to and with the first that differs.
+  findings: of the texts that are not identical.
   """
 
   promised: str
@@ -88,9 +88,17 @@ def compare(
   outputs: dict[str, list[decode.Output]],
   track: plan_lib.Track,
 ) -> dict[str, Audit]:
-  """By arm: its texts against plain decoding's (arms[0]), where promised.
+  """Compares each arm's texts with plain decoding's, where that is promised.
 
-  outputs: by arm, one for each group.
+  Args:
+    arms: plain decoding first.
+    plan: for the sampling settings.
+    groups: the requests.
+    outputs: by arm, one for each group.
+    track: a progress bar.
+
+  Returns:
+    An Audit by arm.
   """
   items = [item for group in groups for item in group.items]
   read = lambda arm: zip(
@@ -109,8 +117,8 @@ def compare(
     for item, (plain, ended), (other, broken) in track(
       rows, f'audit of {arm.name}'
     ):
-      # What ended on broken logits is a failure of its own, and its end no
-      # choice: only what both emitted is compared.
+      # A text that ended on broken logits is reported as a failure; only the
+      # tokens that both arms emitted are compared.
       end = min(len(plain), len(other)) if ended or broken else None
       found = _finding(
         arm, plan, item, plain[:end], other[:end], groups[0].host
@@ -191,12 +199,12 @@ class Row(NamedTuple):
 class Total(NamedTuple):
   """Counts over all arms.
 
-  texts, tokens: compared.
-  positions: of those tokens, the different ones: arms repeat each other's.
-  identical, ties, bugs: texts.
-  per_1000_tokens: first divergences, of tokens.
-  bugs_at_most: unexplained ones per 1,000 positions, the exact
-    (Clopper-Pearson) upper 95 % bound, positions taken as independent.
+  texts, tokens: how many were compared.
+  positions: distinct ones among the tokens; arms repeat each other's.
+  identical, ties, bugs: texts, by verdict.
+  per_1000_tokens: first divergences per 1,000 tokens.
+  bugs_at_most: upper 95 % bound on bugs per 1,000 positions, exact
+    (Clopper-Pearson) if positions are independent.
   """
 
   texts: int
@@ -262,9 +270,10 @@ def run(
 
 
 def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
-  """Prints everything, the JSON last, and saves it; true if nothing is wrong.
+  """Prints everything, the JSON last; true if nothing is wrong.
 
-  config: part of the document. Into the folder: audit.json and audit.md.
+  config: part of the document.
+  folder: for audit.json and audit.md; None saves nothing.
   """
   sentences = verdict.audit_sentences(report)
   out = {'config': config, **report._asdict(), 'verdict': sentences}
@@ -296,7 +305,7 @@ def _markdown(report: Report, sentences: Sequence[str]) -> str:
 def total(audits: Sequence[Audit], texts: Sequence[object]) -> Total:
   """The Total of several audits of the same requests.
 
-  texts: of each request, something that is equal where prompt and answer are.
+  texts: by request, a value that is equal where prompt and answer are equal.
   """
   longest: dict[object, int] = {}
   for one in audits:
@@ -307,7 +316,7 @@ def total(audits: Sequence[Audit], texts: Sequence[object]) -> Total:
     (x.id, x.position) for a in audits for x in a.findings if x.verdict == 'BUG'
   }
   good = positions - len(wrong)
-  # Without a good one, no rate below 1 is ruled out.
+  # If every position is a bug, no rate below 1 is ruled out.
   most = special.betaincinv(len(wrong) + 1, good, 0.95) if good > 0 else 1.0
   tokens = sum(a.tokens for a in audits)
   differing = sum(len(a.findings) for a in audits)

@@ -1,7 +1,7 @@
-"""The machine's name and its ceiling: how fast can memory be read?
+"""The machine's name and its measured memory bandwidth.
 
 One autoregressive step reads every weight once, so weight bytes over bandwidth
-bound its time from below. The ceiling is measured, not taken from a data sheet.
+bound its time from below. Bandwidth is measured, not taken from a data sheet.
 """
 
 import functools
@@ -25,7 +25,7 @@ _BYTES = {'cpu': 2**28, 'other': 2**30}
 
 
 def describe() -> dict[str, Any]:
-  """Names of the hardware and of the software that was timed."""
+  """Names of the hardware and versions of the software."""
   device = jax.devices()[0]
   head, dirty = commit()
   version = importlib.metadata.version
@@ -46,9 +46,9 @@ def describe() -> dict[str, Any]:
 
 
 def commit(*paths: str) -> tuple[str, bool]:
-  """The commit of this code, and whether files were changed since.
+  """The commit of this code, and whether files have changed since.
 
-  paths: git's pathspecs from the root, of the files that count; all if none.
+  paths: git pathspecs, from the root, of the files to look at; () for all.
   """
   root = pathlib.Path(__file__).parents[2]
   changed = _git(root, 'status', '--porcelain', '--', *paths)
@@ -61,10 +61,10 @@ def made_by(commit: str, changed: bool) -> str:
 
 
 def ceiling(dtype: str, *, small: bool = False) -> dict[str, Any]:
-  """Gigabytes a second that one device reads, the best of several programs.
+  """Memory bandwidth of one device, by program and the best of them.
 
-  {'matvec KxN': GB/s, 'sum': GB/s, 'best': GB/s}. `small` takes arrays that fit
-  into a cache: a smoke test, not a ceiling.
+  Returns {'matvec KxN': GB/s, 'sum': GB/s, 'best': GB/s}. small: arrays that
+  fit into a cache, for a smoke test; no longer a bound.
   """
   kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
   size = (2**20 if small else _BYTES[kind]) // jnp.dtype(dtype).itemsize

@@ -1,7 +1,7 @@
-"""The metrics and their definitions; nowhere else is any of them computed.
+"""All metrics: definitions and computation, here only.
 
-Names are the field's; where it has several meanings for one name, the formula
-is spelled out here. Prefill is never a target call. All counts are exact.
+Names are the field's; where a name has several meanings there, the formula is
+spelled out. Prefill is never a target call. All counts are exact.
 """
 
 import itertools
@@ -19,7 +19,7 @@ _BATCH = 'wide', 'calls'
 
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
-  """Info of some rows, on the host; counters of the batch are kept whole."""
+  """Info of some rows, on the host; counters of the batch are unchanged."""
   some = lambda name, x: np.asarray(x)[() if name in _BATCH else pick]
   return types.Info(
     **{n: None if x is None else some(n, x) for n, x in info._asdict().items()}
@@ -58,8 +58,7 @@ class Summary(NamedTuple):
   conditional_acceptance_per_position: the same among windows that accepted
     every offset before k.
   proposal_rate: share of windows that proposed anything.
-  accepted_histogram, uncut_histogram: windows by drafts accepted, of all and
-    of those that nothing cut.
+  accepted_histogram, uncut_histogram: windows by drafts accepted: all; uncut.
   proposed_per_position: windows that proposed offset k.
   tried_per_position: those of them that accepted every offset before k.
   accepted_per_position: those of them that accepted offset k too.
@@ -102,8 +101,7 @@ def summary(info: types.Info) -> Summary:
 def total(summaries: Sequence[Summary]) -> Summary:
   """The Summary of several requests: counts added, ratios of the sums.
 
-  Without requests every count is 0. Lists of unlike gammas are filled with
-  zeros at the end.
+  Without requests every count is 0. Lists of a smaller gamma are padded with 0.
   """
   added = lambda name: [
     sum(column)
@@ -163,7 +161,7 @@ def wide_share(info: types.Info) -> float:
 
 
 def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
-  """Share of n-grams that occurred before in their text: how much it loops."""
+  """Share of n-grams that occurred before in the same text; high in loops."""
   found = repeated = 0
   for text in texts:
     grams = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
@@ -178,9 +176,8 @@ def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
 class Spread(NamedTuple):
   """Repeated measurements; None where no repeat could be measured.
 
-  median, min, max: of the repeats.
-  iqr: the interquartile range.
-  too_short: repeats that were too short to measure and are left out.
+  median, min, max, iqr: of the repeats; iqr is the interquartile range.
+  too_short: number of repeats left out because they were too short to measure.
   """
 
   median: float | None
@@ -193,8 +190,7 @@ class Spread(NamedTuple):
   def outcome(self) -> str:
     """Of an improvement: 'win', 'loss', 'draw', or 'too short'.
 
-    A draw where the repeats lie on both sides of 1, or the median is within
-    2 % of it.
+    A draw: repeats lie on both sides of 1, or the median is within 2 % of 1.
     """
     if self.median is None or self.min is None or self.max is None:
       return 'too short'
@@ -206,7 +202,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-  """values: None is a repeat that was too short (tokens_per_second)."""
+  """The Spread of some repeats; None is one that was too short to measure."""
   kept = [x for x in values if x is not None]
   missing = len(values) - len(kept)
   if not kept:
@@ -218,9 +214,9 @@ def spread(values: Sequence[float | None]) -> Spread:
 def tokens_per_second(
   emitted: int, total: float, prefill: float, noise: float = 0.0
 ) -> float | None:
-  """Emitted tokens over decode time: the whole call less its prefill.
+  """Emitted tokens over decode time: the call's seconds less its prefill's.
 
-  None, too short to measure, unless that time is above the noise.
+  None (too short to measure) unless that time is above the noise.
   """
   return emitted / (total - prefill) if total - prefill > noise else None
 
@@ -228,22 +224,22 @@ def tokens_per_second(
 def walltime_improvement(
   method: Sequence[float | None], plain: Sequence[float | None]
 ) -> Spread:
-  """tokens_per_second over the autoregressive arm's, repeat by repeat."""
+  """tokens_per_second over plain decoding's, repeat by repeat."""
   return spread([m and p and m / p for m, p in zip(method, plain, strict=True)])
 
 
 class Gaps(NamedTuple):
-  """Seconds between tokens as they come out: median and 95th percentile."""
+  """Seconds between emitted tokens: median and 95th percentile."""
 
   p50: float | None
   p95: float | None
 
 
 def inter_token(stamps: Sequence[Sequence[float]]) -> Gaps:
-  """stamps: when each token of each request was there, in seconds.
+  """The Gaps of some requests; stamps: seconds at which each token was emitted.
 
-  Tokens of one window come together, so speculation has gaps of 0 and, between
-  windows, longer ones.
+  Tokens of one window come together: speculation has gaps of 0 within a window
+  and longer ones between windows.
   """
   gaps = np.concatenate([np.diff(s) for s in stamps] or [[]])
   if not gaps.size:
@@ -262,8 +258,7 @@ def tree_bytes(tree: Any) -> int:
 def step_parameters(params: types.Params) -> int:
   """Parameters that one forward pass reads, the head included.
 
-  Not those of the tables of tokens, where it is not the head, and of positions:
-  of these a pass reads a few rows.
+  Without the position table and an untied embedding: a pass reads few rows.
   """
   return sum(x.size for x in _read_whole(params))
 
@@ -278,13 +273,13 @@ _TABLES = 'embed', 'positions'
 
 def _read_whole(params: types.Params) -> list[jax.Array]:
   named, _ = jax.tree_util.tree_flatten_with_path(params)
-  # A model of the user's own may hold its parameters in any tree.
+  # A user's model may hold its parameters in any tree.
   table = lambda path: path and getattr(path[0], 'key', '') in _TABLES
   return [x for path, x in named if not table(path)]
 
 
 def own_bytes(params: types.Params, target: types.Params) -> int:
-  """Bytes of the arrays that are not the target's, which is held anyway."""
+  """Bytes of the arrays that are not shared with the target."""
   own = {id(x): x for x in jax.tree.leaves(params)}
   for x in jax.tree.leaves(target):
     own.pop(id(x), None)
@@ -292,7 +287,7 @@ def own_bytes(params: types.Params, target: types.Params) -> int:
 
 
 def layers_share(params: types.Params, count: int) -> float:
-  """Bytes of the first `count` layers over step_bytes: about their time."""
+  """Bytes of the first `count` layers over step_bytes, an estimate of time."""
   if not count:
     return 0.0
   total = 0.0
@@ -308,8 +303,8 @@ def layers_share(params: types.Params, count: int) -> float:
 class Work(NamedTuple):
   """The cost of drafting in a window, beyond the target's pass.
 
-  parameters: multiplications, parameters times tokens.
-  bytes: read.
+  parameters: multiplications (parameters times tokens).
+  bytes: bytes read.
   held: bytes in memory that are not the target's.
   """
 
@@ -321,10 +316,9 @@ class Work(NamedTuple):
 def drafting(engine: Any, gamma: int, state: Any, info: types.Info) -> Work:
   """The Work of one window of an engine (build.Engine).
 
-  A draft model reads gamma + 1 tokens in gamma passes, or fewer if it stops
-  early: the last two committed ones first, then its own. Layers of the target
-  run token by token instead of once, and the head once a draft; they are the
-  target's own, so none is held. state: the drafter's, for its size.
+  A draft model reads the last two committed tokens, then its own drafts: gamma
+  passes, fewer if it stops early. Early exit runs the target's first layers
+  token by token and the head once a draft. state: the drafter's, for its size.
   """
   params = engine.weights.draft
   passes = draft_passes(info) if engine.drafter.stops else gamma
@@ -334,7 +328,7 @@ def drafting(engine: Any, gamma: int, state: Any, info: types.Info) -> Work:
     return Work(
       round(passes * head.size), round(passes * (layers + head.nbytes)), 0
     )
-  # A draft of some ids only is held beside the whole one.
+  # A head reduced to some ids is held beside the full one.
   whole = engine.draft.params if engine.draft else ()
   held = own_bytes((params, whole), engine.target.params)
   if engine.work is not None:
@@ -350,18 +344,18 @@ def drafting(engine: Any, gamma: int, state: Any, info: types.Info) -> Work:
 
 
 def draft_passes(info: types.Info) -> float:
-  """Passes in a window of a draft model that stops where it is not sure.
+  """Mean passes in a window of a draft model that stops where it is not sure.
 
-  The first, and one after every draft that was proposed but the last one: that
-  a draft is not proposed shows in a pass too. The mean over rows, exact for one
-  row a batch; of more, each waits for those that go on.
+  The first, and one after every proposed draft but the last of gamma: the
+  decision to stop needs a pass too. Exact for one row a batch; in larger
+  batches rows that stopped wait for the others, which the mean leaves out.
   """
   found = summary(info)
   return 1 + sum(found.proposed_per_position[:-1]) / max(found.target_calls, 1)
 
 
 def target_tokens(info: types.Info, *, narrow: bool) -> int:
-  """Tokens a row that the target reads, over the windows of the batch.
+  """Tokens that the target reads in each row, over all windows of the batch.
 
   narrow: windows in which no row proposed anything are read at width 1.
   """
@@ -380,9 +374,15 @@ def arithmetic_factor(
 ) -> float | None:
   """Operations of a method over plain decoding's, per emitted token.
 
-  Theorem 3.11 of Leviathan et al. 2023 with measured counts. A pass costs
-  2 x parameters a token (attention scores left out); target: step_parameters;
-  drafting: Work.parameters. Both runs have the same rows a batch.
+  Theorem 3.11 of Leviathan et al. 2023 with measured counts. A token costs
+  2 x parameters in a pass (attention scores left out).
+
+  Args:
+    info: of the method; its batches have as many rows as plain decoding's.
+    plain: of plain decoding.
+    narrow: see target_tokens.
+    target: step_parameters of the target.
+    drafting: Work.parameters of a window.
   """
   spent = target_tokens(info, narrow=narrow) * target
   spent += int(info.calls) * drafting
@@ -394,7 +394,7 @@ def arithmetic_factor(
 def bytes_per_token(info: types.Info, window: int) -> float | None:
   """Bytes read per emitted token, each array once a pass.
 
-  window: bytes that a window reads: the target's step_bytes and its whole
-  cache, masked slots included, and Work.bytes.
+  window: bytes that a window reads: the target's step_bytes, its cache with
+  masked slots, and Work.bytes.
   """
   return ratio(int(info.calls) * window, summary(info).emitted_tokens)

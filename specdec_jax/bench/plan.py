@@ -11,7 +11,7 @@ from specdec_jax import decode, requests, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import prompts as prompts_lib
 
-# track(items, description): items, with a progress bar.
+# track(items, description) yields the items and shows a progress bar.
 Track = Callable[[Iterable, str], Iterable]
 
 
@@ -37,12 +37,15 @@ class Arm(NamedTuple):
 class Plan(NamedTuple):
   """The prompts and sizes of a run.
 
-  judged, others: disjoint prompts; others predict the figures of judged.
+  judged, others: disjoint prompts; the others predict the figures of judged.
+  max_new_tokens: limit of each answer.
   sampling: settings.Sampling.
-  batch_sizes: of the crossover, run after the main table; may be empty.
-  windows: how many a calibration run times.
+  batch_size: prompts decoded together.
+  batch_sizes: further sizes, run after the main table; may be empty.
+  repeats: timed runs of everything.
+  windows: windows that a calibration run times.
   stream_prompts: judged batches streamed for the gaps between tokens.
-  small: takes tiny arrays for the ceiling, for a smoke test.
+  small: measure bandwidth with tiny arrays, for a smoke test.
   """
 
   judged: tuple[requests.Item, ...]
@@ -60,10 +63,13 @@ class Plan(NamedTuple):
 class Group(NamedTuple):
   """Prompts that decode together, and their requests.
 
-  The limits of a request are traced, so one executable serves all of them.
+  Limits are traced, so one executable serves full, first and none.
 
-  host: on the host. full: on the device. first: with room for one token. none:
-  with room for none, a prefill.
+  items: the prompts.
+  host: the request on the host.
+  full: the same on the device.
+  first: with room for one token.
+  none: with room for none, which is a prefill.
   """
 
   items: tuple[requests.Item, ...]
@@ -119,7 +125,7 @@ def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
   """The flag --batch_sizes as numbers.
 
   Raises:
-    ValueError: anything but whole numbers of 1 or more.
+    ValueError: anything but integers of 1 or more.
   """
   for text in texts:
     if not text.isdecimal() or int(text) < 1:
@@ -168,10 +174,10 @@ def groups(
 ) -> list[Group]:
   """The prompts in batches of `rows`, plan.batch_size by default.
 
-  All of a run share one buffer length, so one program serves them.
+  All batches share one buffer length, so they share one executable.
   """
   rows = rows or plan.batch_size
-  # Rows of one category together, so that time can be told apart by it.
+  # Sorted by category, so that a batch's time belongs to one category.
   by: dict[str, list[requests.Item]] = {}
   for item in items:
     by.setdefault(item.category, []).append(item)
@@ -212,7 +218,7 @@ def _group(arms, plan: Plan, items, rows: int, new: int) -> Group:
 
 
 def _length(arms: Sequence[Arm], plan: Plan) -> int:
-  """Of the token buffers: room for the longest prompt and its answer."""
+  """Length of the token buffers: the longest prompt and its answer fit."""
   gamma = max(arm.gamma for arm in arms)
   longest = max(len(item.tokens) for item in plan.judged + plan.others)
   return requests.bucket(longest + plan.max_new_tokens + gamma)
@@ -236,8 +242,9 @@ def calibration_request(arms: Sequence[Arm], plan: Plan) -> decode.Request:
 class Setting(NamedTuple):
   """Models, sampling and sizes of a run, as reports print them.
 
-  draft: of the first method with a draft model. buffer: slots of a row.
-  not_judged: categories with prompts among the others only.
+  draft: draft model of the first method that has one.
+  buffer: token slots of a row.
+  not_judged: categories whose prompts are all among the others.
   """
 
   target: str

@@ -1,9 +1,9 @@
-"""Predictions: how often drafts are accepted on a text, and what it is worth.
+"""Predicts improvements from calibrated costs and measured acceptance.
 
-From the calibrated parts and from outputs of other prompts before the judged
-ones run; afterwards from their own, which tells cost from acceptance apart.
-Acceptance is teacher-forced: models read the text that plain decoding emitted,
-so alpha does not depend on gamma, the rule or the draws of a run.
+Once from other prompts, before the judged ones run; afterwards from the judged
+ones, which separates errors of cost from errors of acceptance. Acceptance is
+teacher-forced: models read the text that plain decoding emitted, so alpha does
+not depend on gamma, the rule or the draws of a run.
 """
 
 import functools
@@ -23,10 +23,11 @@ Array = jax.Array
 
 
 class Overlap(NamedTuple):
-  """For the token at each index of a text; garbage outside it.
+  """Acceptance of the token at each index of a text; garbage outside the text.
 
   alpha_BL: sum_x min(p(x), q(x)).
-  kept_BL: the mass of q that the rule keeps; alpha but for a lossy rule.
+  kept_BL: probability that the rule accepts a draft from q; equal to alpha for
+    a lossless rule.
   distance_BL: total variation between p and what a lossy rule emits there; 0
     for a lossless one.
   """
@@ -50,16 +51,16 @@ def overlap(
   rule: types.Rule,
   chunk: int,
 ) -> Overlap:
-  """How far apart p and q are at each index of a text.
+  """The Overlap of p and q along a text.
 
   Args:
     weights: of the target and of the draft.
     request: the prompts with the text after them; limit_B is where it ends.
-    proposals_BL, proposed_BL: without a draft model, the token of which q is
-      certain at each index, and where there is one; alpha is 0 elsewhere.
+    proposals_BL, proposed_BL: for drafters without a draft model, the proposed
+      token at each index, and whether there is one; alpha is 0 where not.
     target, draft: the models; draft None for drafters without one.
-    rule: what decides of a draft token.
-    chunk: tokens that are read at a time.
+    rule: decides which draft tokens are accepted.
+    chunk: tokens read at a time.
   """
 
   def columns(index_T, *logits):
@@ -174,10 +175,10 @@ class Alpha(NamedTuple):
   """Acceptance of a drafter, teacher-forced; means over positions of a text.
 
   alpha: sum_x min(p(x), q(x)), 0 where nothing is proposed.
-  alpha_where_proposed: the same over positions with a proposal.
-  kept_where_proposed: the mass of q that the rule keeps, there.
-  total_variation: how far what the rule emits is from p.
-  positions: how many there were.
+  alpha_where_proposed: alpha over positions with a proposal.
+  kept_where_proposed: probability that the rule accepts a draft, there.
+  total_variation: between p and the distribution that the rule emits.
+  positions: number of positions.
   """
 
   alpha: float | None
@@ -194,7 +195,7 @@ def alphas(
 
   outputs: by arm, one for each group.
   """
-  drafters = {arm.drafter: arm for arm in arms[1:]}  # any gamma gives the same
+  drafters = {arm.drafter: arm for arm in arms[1:]}  # alpha is equal at all
   out = {}
   for name, arm in drafters.items():
     columns = []
@@ -224,7 +225,7 @@ def alphas(
 
 
 def _overlap(arm: plan_lib.Arm, request: decode.Request):
-  """(Overlap, where the drafter proposes something)."""
+  """(Overlap, mask of the indices where the drafter proposes something)."""
   B, L = request.tokens_BL.shape
   tokens_BL, proposed_BL = np.zeros((B, L), np.int32), np.ones((B, L), bool)
   if arm.draft is None:
@@ -260,14 +261,14 @@ def _mean(x_BL: np.ndarray, where_BL: np.ndarray) -> float | None:
 class Prediction(NamedTuple):
   """Improvement over plain decoding by the cost model.
 
-  tokens: a window emits, over those of a plain window of the batch.
+  tokens: emitted by a window, over those of a plain window of the batch.
   wide: share of windows verified at width gamma + 1.
   window_cost: in plain steps.
   improvement: tokens / window_cost.
   improvement_from_alpha: the same with tokens from alpha and equation 1; None
-    where that does not hold.
-  by_gamma: improvement at smaller gammas too, an estimate.
-  best_gamma: of those, 0 where none helps.
+    where equation 1 does not hold.
+  by_gamma: improvement at this and, estimated, at smaller gammas.
+  best_gamma: the best of by_gamma, 0 where none is above 1.
   """
 
   tokens: float
@@ -280,7 +281,7 @@ class Prediction(NamedTuple):
 
 
 def improvements(arms, calibration, outputs, alphas) -> dict[str, Prediction]:
-  """By arm: from the calibrated parts and the acceptance in these outputs.
+  """By arm, the Prediction from calibrated costs and these outputs.
 
   Without outputs nothing is predicted.
   """
@@ -316,7 +317,7 @@ def improvement(
   tokens = metrics.tokens_per_window(info) / base
   wide = metrics.wide_share(info) if arm.engine.options.narrow else 1.0
   propose = calibration.propose[arm.name] / calibration.step
-  # A drafter in the target's first layers has done part of the verify pass.
+  # Early exit has already run part of the verify pass.
   rest = 1 - metrics.layers_share(
     arm.engine.target.params, arm.engine.drafter.exit
   )
@@ -327,13 +328,13 @@ def improvement(
   exact = cost.histogram_tokens(hist)
   gammas = {}
   for g in range(1, arm.gamma + 1):
-    # Drafting a shorter window costs in proportion; a lookup costs the same.
+    # Drafting time is proportional to gamma, but for a lookup.
     draft = propose * (g / arm.gamma if arm.draft else 1)
     share = cost.histogram_tokens(cost.truncated(hist, g)) / exact
     gammas[g] = tokens * share / cost.window(draft, wide, v(g + 1), idle)
   window = cost.window(propose, wide, v(arm.gamma + 1), idle)
   independent = None
-  # Equation 1 knows no window that stops where the draft is not sure.
+  # Equation 1 does not cover windows that stop where the draft is not sure.
   if alpha and alpha.alpha is not None and not arm.engine.drafter.stops:
     each = min(alpha.kept_where_proposed or 0.0, 1.0)
     rate = found.proposal_rate or 0.0

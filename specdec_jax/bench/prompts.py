@@ -1,6 +1,6 @@
-"""Prompts to measure with: a JSONL reader and a small set of our own.
+"""Prompts to measure with: a JSONL reader and a small built-in set.
 
-Knows no tokenizer and no chat template: a prompt is text turns or token ids.
+A prompt is text turns or token ids; tokenizer and chat template come later.
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ class Prompt:
   """A user's question: turns of text, or token ids.
 
   id: unique in its file.
-  category: None if it has none.
-  turns: the user's, () if tokens are given.
-  tokens: None if turns are given.
-  listed: it was given as {"turns"}, be it one turn, and is answered in lists.
+  category: None if there is none.
+  turns: the user's texts, () if tokens are given.
+  tokens: token ids, None if turns are given.
+  listed: given as {"turns"}, even if of one turn; the answer is then a list.
   """
 
   id: str
@@ -76,7 +76,7 @@ def read(path: str | os.PathLike) -> list[Prompt]:
 
 
 def builtin() -> list[Prompt]:
-  """Our own prompts, as many of each category."""
+  """The built-in prompts, equally many of each category."""
   return read(_BUILTIN)
 
 
@@ -87,10 +87,10 @@ def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 
 def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-  """Two disjoint halves, alike in categories: calibrate on one, judge on other.
+  """Two disjoint halves with the same categories.
 
-  Alternates along the prompts grouped by category, so that each category, and
-  the whole, differs by at most one prompt between the halves.
+  Alternates along the prompts sorted by category, so that the halves differ by
+  at most one prompt in each category and in all.
   """
   grouped = [prompt for group in _by_category(prompts) for prompt in group]
   return grouped[::2], grouped[1::2]
@@ -99,7 +99,7 @@ def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
 def request_number(id: str) -> int:
   """The integer in [0, 2**31) that keys a request's randomness, from its id.
 
-  A decimal integer stands for itself; other ids, '007' and '-7' among them, for
+  A decimal integer is used as it is; other ids, '007' and '-7' among them, give
   the first 31 bits of their SHA-256. The same in every process and file.
   """
   if re.fullmatch('0|[1-9][0-9]{0,9}', id) and int(id) < 2**31:
@@ -116,7 +116,7 @@ def _by_category(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
 
 
 def _parse(row: dict[str, Any], index: str) -> Prompt:
-  """The prompt of one line, whose id is the index unless it has its own."""
+  """The prompt of one line; its id is the index unless the line has one."""
   unknown = [key for key in row if key not in _KEYS]
   if unknown:
     raise ValueError(

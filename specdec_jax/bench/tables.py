@@ -1,7 +1,7 @@
-"""The records of the benchmark and the audit as printed tables and lines.
+"""Prints the results of the benchmark and of the audit as tables.
 
-Computes no metric of its own. Methods that are lossy have their distance, a
-total variation, beside every number.
+Computes no metrics. Lossy methods show their distance from the target, a total
+variation, beside every number.
 """
 
 import sys
@@ -26,7 +26,7 @@ def table(
   *,
   box: rich.box.Box = rich.box.SIMPLE_HEAD,
 ) -> rich.table.Table:
-  """rows as a table; columns: head -> the cell of a row, the first left."""
+  """Rows as a table. columns: head -> function from a row to its cell."""
   out = rich.table.Table(
     title=title, title_justify='left', box=box, padding=(0, 1, 0, 0)
   )
@@ -68,7 +68,7 @@ def _line(console, name: str, text: str) -> None:
 
 
 def machine(m, console) -> None:
-  """m: of machine.describe."""
+  """Prints machine.describe."""
   _line(
     console,
     'Machine',
@@ -81,7 +81,7 @@ def machine(m, console) -> None:
 
 
 def ceiling(gb_s, console) -> None:
-  """gb_s: of benchmark.Ceiling."""
+  """Prints benchmark.Ceiling.gb_s."""
   for dtype, found in gb_s.items():
     parts = ', '.join(f'{k} {v:.1f}' for k, v in found.items() if k != 'best')
     _line(
@@ -90,7 +90,7 @@ def ceiling(gb_s, console) -> None:
 
 
 def setting(s, console) -> None:
-  """s: plan.Setting."""
+  """Prints a plan.Setting."""
   x = s.sampling
   warm = (
     'greedy' if x['temperature'] == 0 else f'temperature {x["temperature"]}'
@@ -108,7 +108,7 @@ def setting(s, console) -> None:
 
 
 def judged(s, console) -> None:
-  """How many prompts, and which categories are left out; s: plan.Setting."""
+  """Prints the numbers of prompts and the categories left out."""
   _line(
     console,
     '',
@@ -126,7 +126,7 @@ def judged(s, console) -> None:
 
 
 def calibration(c, ceiling: float, batch_size: int, console) -> None:
-  """c: timing.Calibration; ceiling: of plain decoding, in tok/s."""
+  """Prints a timing.Calibration; ceiling: benchmark.Ceiling.tok_s."""
   widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in c.verify.items())
   idle = ', '.join(f'{v:.2f}' for v in c.idle.values())
   _line(
@@ -149,7 +149,7 @@ def calibration(c, ceiling: float, batch_size: int, console) -> None:
 
 
 def predicted(found: Mapping[str, Any], console) -> None:
-  """found: predict.Prediction by method."""
+  """Prints predict.Prediction by method."""
   if not found:
     console.print('No prediction: it needs two prompts or more.')
     return
@@ -248,7 +248,7 @@ def _categories(doc, console) -> None:
 
 
 def crossover(doc, console) -> None:
-  """A row for each batch size; doc: benchmark.Document."""
+  """Prints a row for each batch size; doc: benchmark.Document."""
   lossy = _lossy(doc)
   gain = lambda i: lambda x: _times(x.rows[i].improvement.median)
   columns = {
@@ -268,7 +268,7 @@ def crossover(doc, console) -> None:
 
 
 def failures(found, console) -> None:
-  """found: audit.Failure of each request that failed."""
+  """Prints identity.Failure of each request that failed."""
   columns = {
     'prompt': lambda x: rich.markup.escape(x.id),
     'method': lambda x: x.method,
@@ -279,7 +279,7 @@ def failures(found, console) -> None:
 
 
 def identity(audits, distance: str = '', failed: int = 0) -> str:
-  """'3 of 28: 3 tie', 'distribution', or 'LOSSY, TV 0.02', over some audits."""
+  """A cell of audits: '3 of 28: 3 tie', 'distribution' or 'LOSSY, TV 0.02'."""
   audits = [x for x in audits if x]
   tokens = [x for x in audits if x.promised == 'tokens']
   promised = {x.promised for x in audits}
@@ -300,12 +300,12 @@ def identity(audits, distance: str = '', failed: int = 0) -> str:
 
 
 def distance(alpha) -> str:
-  """Total variation between p and what is emitted; '' without predict.Alpha."""
+  """Total variation between p and the emitted distribution; '' if not known."""
   return f'{alpha.total_variation:.2g}' if alpha else ''
 
 
 def _lossy(doc) -> dict[str, str]:
-  """The distance of each method if the rule is lossy; else nothing."""
+  """The distance of each method if the rule is lossy, else {}."""
   if doc.setting.lossless:
     return {}
   return {row.name: distance(row.alpha) or '-' for row in doc.rows}
@@ -315,7 +315,7 @@ def _lossy(doc) -> dict[str, str]:
 
 
 def audit(report, console, box: rich.box.Box = rich.box.SIMPLE_HEAD) -> None:
-  """The texts of each method, and where they part; report: benchmark.Report."""
+  """Prints the comparison of each method's texts; report: identity.Report."""
   failed = lambda r: sum(x.method == r.name for x in report.failed)
   of = lambda r, text: text if r.audit else '-'
   columns = {

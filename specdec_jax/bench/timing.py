@@ -1,8 +1,8 @@
-"""Clocks: whole generations, streams, and the parts of a window alone.
+"""Clocks: full generations, streams, and single parts of a window.
 
-One executable call per generate. With room for no token it is the prefill
-alone, with room for one the time to the first token. Arms take turns inside
-every repeat.
+A generation is one executable call. A request with room for no token times the
+prefill, one with room for one token the time to the first token. Within every
+repeat the arms alternate, so that drift of the machine hits all of them.
 """
 
 import functools
@@ -22,7 +22,11 @@ from specdec_jax.drafters import scripted
 
 
 class Runs(NamedTuple):
-  """Runs of an arm: an Output per group; times[repeat][group], in seconds."""
+  """Runs of an arm: outputs[group], and seconds as [repeat][group].
+
+  total, prefill, first: of requests full, none and first of plan.Group.
+  compile_seconds: of the executable.
+  """
 
   outputs: list[decode.Output]
   total: list[list[float]]
@@ -32,7 +36,7 @@ class Runs(NamedTuple):
 
 
 def compiled(jitted, *args, **statics):
-  """(the executable, seconds to trace, lower and compile it)."""
+  """Returns (executable, seconds to trace, lower and compile it)."""
   start = time.perf_counter()
   done = jitted.lower(*args, **statics).compile()
   return done, time.perf_counter() - start
@@ -45,7 +49,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def compile_arms(arms, request: decode.Request, track, description='compiling'):
-  """By arm: (its executable at the request's shapes, seconds it took)."""
+  """By arm, compiled() of its generate at the request's shapes."""
   return {
     arm.name: compiled(
       arm.engine.programs.generate, arm.engine.weights, request
@@ -61,13 +65,21 @@ def measure(
   repeats: int,
   track: plan_lib.Track,
 ) -> dict[str, Runs]:
-  """Arms take turns, group by group; the first arm changes with the repeat.
+  """Times all arms, alternating by group; each repeat begins with another arm.
 
-  programs: by arm, of compile_arms. Returns the Runs of each arm.
+  Args:
+    arms: plain decoding first.
+    groups: the requests.
+    programs: by arm, from compile_arms.
+    repeats: of everything.
+    track: a progress bar.
+
+  Returns:
+    Runs by arm.
   """
   runs = {a.name: Runs([], [], [], [], programs[a.name][1]) for a in arms}
   for arm in arms:
-    # The first call of an executable is slower.
+    # Warm up: the first call of an executable is slower.
     program = programs[arm.name][0]
     jax.block_until_ready(program(arm.engine.weights, groups[0].first))
   jobs = [(r, g) for r in range(repeats) for g in range(len(groups))]
@@ -93,13 +105,14 @@ def measure(
 
 
 def speeds(runs: Runs, pick: Sequence[int] | None = None) -> list[float | None]:
-  """tok/s of every repeat, over the chosen groups; None: too short to measure.
+  """Tokens per second of every repeat, over the groups in `pick` (None: all).
 
-  That is where decoding takes no longer than the prefill varies.
+  None, too short to measure, where decoding takes no longer than the prefill's
+  time varies.
   """
   chosen = list(range(len(runs.outputs)) if pick is None else pick)
   emitted = metrics.summary(metrics.join([runs.outputs[g] for g in chosen]))
-  # The fastest prefill of each group: a slow one must not shorten a decode.
+  # The fastest prefill of each group: a slow one would make decoding look fast.
   prefill_RG = np.asarray(runs.prefill)[:, chosen]
   prefill = float(np.min(prefill_RG, 0).sum())
   noise = float(np.median(prefill_RG, 0).sum()) - prefill
@@ -119,9 +132,9 @@ def improvement(
 
 
 def stream(arms, groups, track: plan_lib.Track) -> dict[str, list[list[float]]]:
-  """When each token came out, window by window, driven from the host.
+  """Decodes window by window from the host, noting when tokens come out.
 
-  Returns, by arm, seconds on one clock for every token of every prompt.
+  Returns, by arm, the clock in seconds for every token of every prompt.
   """
   stamps: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
   for arm in track(arms, 'streaming') if groups else ():
@@ -156,7 +169,7 @@ def texts(groups, outputs) -> list[list[int]]:
 
 
 class Calibration(NamedTuple):
-  """Times of the parts of a window; a plain step is the unit but where said.
+  """Times of the parts of a window, in plain steps unless given in seconds.
 
   step: seconds of a plain step of the target.
   step_spread: largest less smallest of its repeats, in seconds.
@@ -183,10 +196,10 @@ def calibrate(
   repeats: int,
   track: plan_lib.Track,
 ) -> Calibration:
-  """Times every width and every drafter of the arms, in turns.
+  """Times every verify width and every drafter of the arms, alternating.
 
-  Nothing here looks at how well a drafter guesses: verification is timed with a
-  script that is always wrong, drafting without a target.
+  Independent of acceptance: verification is timed with scripted drafts that are
+  always rejected, drafting without a target.
 
   Args:
     arms: plain decoding first.
@@ -230,8 +243,8 @@ def _verify_runs(arms, request, plain, text_BL) -> dict[Any, Callable]:
   """('verify' or 'idle', width) -> a sample of its windows, for _each."""
   engine = arms[0].engine
   runs = {('verify', 1): _window_seconds(plain, engine.weights, request)}
-  # Nothing but luck accepts the text moved by one id; where a sampled run does,
-  # the window is still one window.
+  # The text with every id moved by one is rejected, but for luck in a sampled
+  # run; the window is still one window then.
   wrong_BL = (text_BL + 1) % engine.target.ids
   for width in sorted({arm.gamma + 1 for arm in arms} - {1}):
     programs = decode.programs(
@@ -247,9 +260,9 @@ def _verify_runs(arms, request, plain, text_BL) -> dict[Any, Callable]:
 
 
 def _each(samples: list[tuple[float, float, int]]) -> list[float]:
-  """Seconds a window from (whole call, the call without windows, windows).
+  """Seconds a window of samples (call, call without windows, windows).
 
-  Less the fastest call without windows: a slow one must not hide their cost.
+  Subtracts the fastest call without windows: a slow one would hide their cost.
   """
   before = min(sample[1] for sample in samples)
   return [max(whole - before, 1e-9) / n for whole, _, n in samples]
@@ -284,7 +297,7 @@ def _propose_seconds(arm: plan_lib.Arm, request: decode.Request):
   walk = lambda steps: seconds(
     lambda: program(weights, request, jnp.int32(steps))
   )
-  # A lookup takes microseconds: as many as last a fifth of a second.
+  # A lookup takes microseconds, so enough of them to last 0.2 s are timed.
   walk(span)
   steps = span * int(min(max(0.2 / walk(span), 1), 1000))
   return lambda: (walk(steps), walk(0), steps)
@@ -292,5 +305,5 @@ def _propose_seconds(arm: plan_lib.Arm, request: decode.Request):
 
 @functools.cache
 def _scripted(gamma: int) -> types.Drafter:
-  # One object per gamma, or decode.programs would compile again.
+  # One object per gamma: decode.programs would compile again for an equal one.
   return scripted.make(gamma=gamma)

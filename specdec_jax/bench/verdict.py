@@ -55,7 +55,7 @@ def _audits(doc: Any) -> list[Any]:
 
 
 def sound(doc: Any) -> bool:
-  """No unexplained difference, no request that failed."""
+  """Whether every difference is explained and no request failed."""
   return not failed(doc) and not any(x.bugs for x in _audits(doc))
 
 
@@ -75,7 +75,7 @@ def failures(found: Sequence[Any]) -> list[str]:
 
 
 def audit_sentences(report: Any) -> list[str]:
-  """Failures, counts, and what they do not show; of an identity.Report."""
+  """Sentences about an identity.Report: failures, counts, and their limits."""
   t = report.total
   bugs = f'[red]{t.bugs} BUG[/red]' if t.bugs else '0 BUG'
   ties = '1 tie' if t.ties == 1 else f'{t.ties} ties'
@@ -142,7 +142,7 @@ def _by_category(best: Any, rows: Sequence[Any]) -> list[str]:
 
 
 def why(rows: Sequence[Any]) -> str:
-  """Why rows or categories lose: what a window emitted, and what it cost."""
+  """Why rows or categories lose: tokens of a window against its cost."""
   counts = lambda name: [
     x for x in (getattr(r.counts, name) for r in rows) if x is not None
   ]
@@ -238,7 +238,7 @@ def _change(best: Any, categories: Sequence[Any], tried: set[int]) -> str:
 
 
 def _other_gamma(best: Any, tried: set[int]) -> str:
-  """A gamma below the best one that was not tried and may do better."""
+  """Names a smaller gamma that was not tried and is predicted to do better."""
   model = best.explained
   if model.best_gamma in tried or not model.best_gamma:
     return ''
@@ -250,9 +250,9 @@ def _other_gamma(best: Any, tried: set[int]) -> str:
 
 
 def _break_even(best: Any) -> str:
-  """The acceptance, or the cost of a drafted token, at which nothing is lost.
+  """The acceptance, or cost of a drafted token, that would break even.
 
-  Acceptance as the alpha at which equation 1 gives this run's tokens a window.
+  Acceptance is the alpha at which equation 1 gives that many tokens a window.
   """
   tokens, window = best.explained.tokens, best.explained.window_cost
   gamma, c = best.gamma, best.cost_coefficient

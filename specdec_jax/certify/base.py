@@ -1,4 +1,4 @@
-"""The subject of a certificate, what a promise is, and small models to run."""
+"""Records of a certificate (subject, promise, figure) and small models."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from specdec_jax.models import lm
 
 
 class World(NamedTuple):
-  """A target, a model of the same vocabulary to draft with, weights of both."""
+  """A target and a draft model of `vocab` ids, with the weights of both."""
 
   target: types.Model
   draft: types.Model
@@ -28,7 +28,11 @@ Recipe = Callable[[World, int], tuple[types.Drafter, Any]]
 
 
 class UserModel(NamedTuple):
-  """A user's model. world(vocab, dtype): two of them, with random weights."""
+  """A user's model.
+
+  path: package.module:name, as given.
+  world: (vocab, dtype) -> a target and a draft of it, with random weights.
+  """
 
   path: str
   world: Callable[[int, str], World]
@@ -37,9 +41,11 @@ class UserModel(NamedTuple):
 class Subject(NamedTuple):
   """The rules, drafters and models that are certified.
 
-  rules, drafters: by name. seed: of all randomness; the date in the full tier.
-  brought: parts that the user brought, of 'rule', 'drafter' and 'model'. model:
-  the user's; None for this library's.
+  rules, drafters: by name.
+  seed: of all randomness; the date in the full tier.
+  brought: parts given by the user, of 'rule', 'drafter' and 'model'; promises
+    about other parts are skipped.
+  model: the user's model, None for this library's.
   """
 
   rules: Mapping[str, types.Rule]
@@ -54,21 +60,21 @@ class Subject(NamedTuple):
   def pairs(self) -> list[tuple[types.Rule, str]]:
     """Each drafter under the first rule, each rule with the first drafter.
 
-    A rule sees nothing of a drafter but its tokens, their distributions and
-    their count, so not every rule must meet every drafter.
+    A rule reads only tokens, their distributions and their count, so not every
+    rule must run with every drafter.
     """
     first, *rules = self.lossless()
     names = list(self.drafters)
     return [(first, x) for x in names] + [(x, names[0]) for x in rules]
 
   def judges_acceptance(self) -> bool:
-    """A user's rule or drafter may accept less than ours: slow, not wrong."""
+    """False for a user's rule or drafter: low acceptance is slow, not wrong."""
     return not {'rule', 'drafter'} & set(self.brought)
 
   def transformers(
     self, vocab: int, *, dtype: str | None = None, **sizes
   ) -> World:
-    """Two tiny decoders: ours in these sizes, or the user's in its own."""
+    """Two tiny decoders: this library's with `sizes`, or the user's model."""
     dtype = dtype or ('float64' if wide() else 'float32')
     if self.model is not None:
       return self.model.world(vocab, dtype)
@@ -76,15 +82,20 @@ class Subject(NamedTuple):
 
 
 class Broken(Exception):
-  """A promise failed; the text is a small case that shows it."""
+  """A promise failed; the message is a small failing case."""
 
 
 class NotChecked(Exception):
-  """There was nothing that the promise could be checked on; says why."""
+  """The promise does not apply to the subject; the message gives the reason."""
 
 
 class Figure(NamedTuple):
-  """What a check reached. size: how much was tried, in words."""
+  """The result of a check, in words.
+
+  reached: the measured figure.
+  bound: its limit.
+  size: how much was tried.
+  """
 
   reached: str
   bound: str
@@ -92,11 +103,13 @@ class Figure(NamedTuple):
 
 
 class Promise(NamedTuple):
-  """check(subject, amount) -> Figure, or raises Broken or NotChecked.
+  """A statement about the library, and how it is checked.
 
-  quick, full: the amounts of the two tiers, in the promise's own unit.
+  name, text: for the reader.
+  check: (subject, amount) -> Figure; raises Broken or NotChecked.
+  quick, full: amounts of the two tiers, in the promise's unit.
   about: parts that it judges, of 'rule', 'drafter' and 'model'.
-  seconds: of the quick tier on two cores, for each pair of rule and drafter.
+  seconds: quick tier on two cores, for each pair of rule and drafter.
   """
 
   name: str
@@ -109,15 +122,15 @@ class Promise(NamedTuple):
 
 
 def wide() -> bool:
-  """Whether floats are float64 here."""
+  """Whether jax_enable_x64 is on."""
   return jnp.result_type(float) == jnp.float64
 
 
 def none_of(n: int, failure: str, distinct: int, kind: str) -> str:
-  """No failure in n comparisons, and the bound on its rate at 95 %.
+  """Words for no failure in n comparisons, with the 95 % bound on its rate.
 
-  distinct: how many of the n differ in more than the program that ran them. A
-  repeated one says nothing new about the rate.
+  distinct: comparisons that differ in more than the program that ran them; only
+  these count for the bound.
   """
   return (
     f'0 of {n:,} {failure}, at {distinct:,} distinct {kind} '
@@ -137,7 +150,7 @@ def tables(vocab: int) -> World:
 
 
 def transformers(vocab: int, scale: float = 3, **changes) -> World:
-  """Two random tiny transformers whose texts do not repeat for ever."""
+  """Two tiny random transformers; at a `scale` of 1 their texts would loop."""
   sizes = dict(
     depth=2,
     width=16,
@@ -158,7 +171,7 @@ def transformers(vocab: int, scale: float = 3, **changes) -> World:
 
 
 def blurred(params: Any) -> Any:
-  """The weights with a little noise on each: a draft that is good."""
+  """The weights with a little noise added: a draft of high acceptance."""
   rng = np.random.default_rng(3)
   return jax.tree.map(
     lambda x: (
@@ -168,14 +181,14 @@ def blurred(params: Any) -> Any:
   )
 
 
-# Plain decoding asks its rule for nothing but p itself.
+# Plain decoding needs a rule only for the next token, drawn from p.
 PLAIN_RULE = types.Rule(
   'plain',
   lambda noise, draft, p_BNV: types.Verdict(
     jnp.zeros_like(draft.count_B), p_BNV[:, 0]
   ),
 )
-# Prompts are short: a long chunk would only be padding.
+# Prompts are short; a longer chunk would be padding.
 OPTIONS = decode.Options(chunk=8)
 
 
@@ -186,7 +199,15 @@ def run(
   draft_weights: Any,
   request: decode.Request,
 ) -> decode.Output:
-  """One production generate; the output on the host."""
+  """Decodes a request with the production programs; the output on the host.
+
+  Args:
+    world: gives the target.
+    drafter: for its propose.
+    rule: for its verify.
+    draft_weights: weights.draft of the drafter.
+    request: a batch.
+  """
   programs = decode.programs(world.target, drafter, rule, OPTIONS)
   weights = types.Weights(world.weights.target, draft_weights)
   return jax.device_get(programs.generate(weights, request))
@@ -223,7 +244,7 @@ def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):
 def ragged(drafter: types.Drafter) -> types.Drafter:
   """The same drafter, proposing 0 to gamma tokens.
 
-  The count depends on committed tokens only, as the contract asks.
+  The count depends on committed tokens only, as types.Drafter requires.
   """
 
   def propose(weights, state, context, noise, target_cache):
@@ -247,7 +268,7 @@ def texts(output: decode.Output) -> list[list[int]]:
 
 
 def same_texts(got, wanted, what: str) -> int:
-  """How many texts were compared.
+  """Compares two lists of texts; returns how many there were.
 
   Raises:
     Broken: the first text that differs.

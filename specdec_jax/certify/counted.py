@@ -1,4 +1,4 @@
-"""Promises about whole texts that are counted, with the production keys."""
+"""Promises about the distribution of texts, by counting production samples."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ ALPHA = 1e-9
 
 
 class Test(NamedTuple):
-  """Counts, and the probabilities that they should follow, of one shape."""
+  """Counts of outcomes and, of the same shape, their expected probabilities."""
 
   counts: np.ndarray
   p: np.ndarray
@@ -46,7 +46,7 @@ def chi_square(counts, p, *, least: float = 10.0) -> float:
 
 
 def prefix_tests(name: str, counts, p) -> dict[str, Test]:
-  """The first m tokens for every m, and the last few alone."""
+  """A Test of the first m tokens for every m, and one of the last three."""
   n, tests = p.ndim, {}
   for m in range(1, n + 1):
     rest = tuple(range(m, n))
@@ -57,7 +57,7 @@ def prefix_tests(name: str, counts, p) -> dict[str, Test]:
 
 
 def judge(tests: Mapping[str, Test], size: str, extra: str = '') -> base.Figure:
-  """Every p-value against ALPHA over the number of tests, shortest texts first.
+  """Chi-square tests with Bonferroni's correction, shortest texts first.
 
   Raises:
     base.Broken: the first test that fails, with its worst cell.
@@ -84,7 +84,7 @@ def judge(tests: Mapping[str, Test], size: str, extra: str = '') -> base.Figure:
 
 
 def detectable(n: int, cells: int, tests: int, power: float = 0.999) -> float:
-  """Least total variation that n draws over `cells` would show: worst case."""
+  """Least total variation that n draws over `cells` detect with this power."""
   limit = stats.chi2.isf(ALPHA / tests, cells - 1)
   low, high = 1.0, 1e4
   for _ in range(60):
@@ -101,12 +101,12 @@ _WARM: dict[str, Any] = dict(temperature=0.9, top_p=0.95)
 
 
 def tables(subject: base.Subject, amount: int) -> base.Figure:
-  """Joint distribution of three windows and more, by production keys."""
+  """Counts texts of three windows or more of table models."""
   tests, done = {}, {}
   for rule, label, gamma, vocab in _cells(subject, full=amount > QUICK_TABLES):
     recipe = subject.drafters[label]
     drafter, _ = recipe(base.tables(vocab), gamma)
-    # A drafter may have a gamma of its own; a long window, fewer tokens.
+    # A drafter may fix its gamma; a long window needs a smaller vocabulary.
     vocab = vocab if drafter.gamma <= 3 else 2
     name = f'{rule.name}, {label}, gamma {drafter.gamma}, V {vocab}'
     if name in done:
@@ -132,7 +132,7 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _cells(subject: base.Subject, *, full: bool):
-  """(rule, drafter, gamma, V): every pair once, everywhere in the full tier."""
+  """(rule, drafter, gamma, V): every pair at one shape, or, if full, at all."""
   grid = [(3, 3), (2, 4), (3, 4), (2, 3)]
   for i, (rule, name) in enumerate(subject.pairs()):
     for gamma, vocab in grid if full else [grid[i % len(grid)]]:
@@ -140,7 +140,7 @@ def _cells(subject: base.Subject, *, full: bool):
 
 
 def _length(gamma: int, vocab: int) -> int:
-  """Longer than two whole windows, as long as V ** length stays small."""
+  """Tokens of a text: more than two windows, if V ** length stays small."""
   return min(2 * gamma + 3, {2: 19, 3: 9, 4: 9}[vocab])
 
 
@@ -164,16 +164,16 @@ def _requests(subject, world, gamma: int, new: int, amount: int):
 # --- a transformer ------------------------------------------------------------
 
 EOS, VOCAB, TEMPERATURE = 3, 4, 0.8
-# Mixed in one batch of 64, half of the rows each.
+# Each in half of the rows of a batch of 64.
 PROMPTS = ([2, 0], [2, 0, 0, 1, 2, 1, 0])
 
 
 def transformer(subject: base.Subject, amount: int) -> base.Figure:
-  """First tokens of a transformer, ragged batches of 64, EOS inside windows."""
+  """First tokens of a transformer: ragged batches of 64, EOS inside windows."""
   world = subject.transformers(VOCAB, width=8, head_dim=4, mlp=16)
   tests: dict[str, Test] = {}
   label, recipe = next(iter(subject.drafters.items()))
-  # One program a rule: the first at gamma 3, the others at gamma 2.
+  # One compiled program a rule: the first at gamma 3, the others at gamma 2.
   cells = [(rule, 3 - (i > 0)) for i, rule in enumerate(subject.lossless())]
   each = amount // len(cells) // 64 * 64
   for rule, gamma in cells:
@@ -207,7 +207,7 @@ def transformer(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _count(output: decode.Output, counts) -> None:
-  """Adds a batch to the counts; what follows an EOS is EOS."""
+  """Adds a batch to the counts; tokens after an EOS count as EOS."""
   for j, prompt in enumerate(PROMPTS):
     start, new = len(prompt), counts[j].ndim
     tokens = output.tokens_BL[j::2, start : start + new].copy()
@@ -220,7 +220,7 @@ def _count(output: decode.Output, counts) -> None:
 
 
 def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
-  """Exact distribution of `new` tokens: every text, read teacher-forced."""
+  """Exact distribution of `new` tokens, from every text, teacher-forced."""
   texts_XN = np.indices((VOCAB,) * new, np.int32).reshape(new, -1).T
   over_XN = np.cumsum(texts_XN == EOS, 1) - (texts_XN == EOS) > 0
   kept_X = ((texts_XN == EOS) | ~over_XN).all(1)
@@ -240,7 +240,7 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _probabilities(model: types.Model, params, tokens_BL):
-  """Of each token of the texts, at TEMPERATURE: [B, L]."""
+  """Probability of each token of the texts at TEMPERATURE: [B, L]."""
 
   def columns(index_T, logits_BTV):
     tokens_BT = forward.at(tokens_BL, index_T)

@@ -1,7 +1,7 @@
-"""The joint distribution of windows in a row, by every outcome of every draw.
+"""The joint distribution of consecutive windows, by enumerating every draw.
 
-Production steps run with chosen outcomes in the place of noise. Each outcome
-weighs what it had under the distributions that were really drawn from.
+Production steps run with chosen outcomes in place of noise. Each outcome is
+weighted by its probability under the distribution that the step drew from.
 """
 
 import itertools
@@ -15,15 +15,16 @@ from jax.experimental import io_callback
 from specdec_jax import decode, types
 from specdec_jax.certify import base, enumerate_window
 
-# How far a distribution may be off, by whether floats are float64.
+# Largest allowed error of a probability, by whether floats are float64.
 BOUNDS = {False: 1e-6, True: 1e-12}
 
 
 class Choice(NamedTuple):
   """One outcome of every draw of a window, for every row.
 
-  draft_BK: what noise.draft gives at each offset. passes_BK: whether each
-  accept test passes. next_B: what noise.next gives.
+  draft_BK: token that noise.draft returns at each offset.
+  passes_BK: whether each accept test passes.
+  next_B: token that noise.next returns.
   """
 
   draft_BK: Any
@@ -47,7 +48,7 @@ def choices(vocab: int, gamma: int) -> Choice:
 
 
 class _DrafterNoise:
-  """A types.Noise that has only what a drafter may draw with."""
+  """A types.Noise with the draft draw only: a drafter may use no other."""
 
   def __init__(self, draft):
     self.draft = draft
@@ -140,12 +141,12 @@ def _chance_of_drafts(name: str, state, seen, draws, choice) -> np.ndarray:
     raise base.Broken(f'{name} draws twice with the noise of one offset')
   chance_BK = np.zeros((B, K))
   for k in range(K):
-    # Nothing was drawn: all outcomes are one.
+    # Nothing was drawn: only the first outcome counts.
     chance_BK[:, k] = choice.draft_BK[:, k] == 0
     if k in drawn:
       q_BV = enumerate_window.normal(drawn[k].astype(np.float64))
       chance_BK[:, k] = _at(q_BV, choice.draft_BK[:, k])
-      # A drafter may draw something else than tokens and make tokens of it.
+      # A drafter may draw something else and derive its tokens from that.
       same_B = draft.tokens_BK[:, k] == choice.draft_BK[:, k]
       proposed_B = k < draft.count_B
       if draft.q_BKV is not None and same_B[proposed_B].all():
@@ -177,16 +178,16 @@ def walk(step, weights, request, state, info, each: Choice, *, windows: int):
   """All texts of some consecutive windows, with their probabilities.
 
   Args:
-    step: of step_with.
+    step: from step_with.
     weights: of target and draft.
-    request: any number of equal rows, the size of the batches that are run.
+    request: equal rows; their number is the size of the batches run here.
     state: after the prompts, with as many rows.
-    info: as decode.start gives it.
+    info: from decode.start.
     each: every outcome of one window.
-    windows: how many windows.
+    windows: number of windows.
 
   Returns:
-    (tokens_RL, lengths_R, chance_R) of R texts.
+    (tokens_RL, lengths_R, chance_R) of R texts; chance_R are probabilities.
   """
   size, count = state.lengths_B.shape[0], len(each.next_B)
   take = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
@@ -210,9 +211,12 @@ def walk(step, weights, request, state, info, each: Choice, *, windows: int):
 
 
 def completed(tokens_RL, lengths_R, chance_R, target, start: int) -> np.ndarray:
-  """Distribution of n tokens from texts of m <= n, which the target goes on.
+  """Distribution of n tokens, from texts of m <= n that the target continues.
 
-  target: its own distribution, [V] * n. start: length of the prompt.
+  Args:
+    tokens_RL, lengths_R, chance_R: from walk.
+    target: the target's joint distribution of n tokens, [V] * n.
+    start: length of the prompt, in tokens.
   """
   n, V = target.ndim, target.shape[0]
   out = np.zeros_like(target)

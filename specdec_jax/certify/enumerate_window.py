@@ -1,6 +1,6 @@
-"""The distribution that one window emits, by every outcome of its accept tests.
+"""The distribution that one window emits, by enumerating its accept tests.
 
-X counts problems (a target p and a draft q), R draft paths: there are V ** K.
+X: problems (a pair of p and q). R: draft paths, V ** K. B = X * R.
 """
 
 import functools
@@ -56,19 +56,19 @@ def _disjoint(rng, shape):
 
 
 def _tails(rng, shape):
-  """Zero mass from an index of the row's own on."""
+  """Zero mass from a random index of each row on."""
   end = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
   return normal(_softmax(rng, shape, 1) * (np.arange(shape[-1]) < end))
 
 
 def _subnormal(rng, shape):
-  """A peak, and the rest near the smallest float32 numbers."""
+  """One peak; all other probabilities near the smallest float32 number."""
   w = 10.0 ** rng.uniform(-44, -30, shape)
   return np.maximum(w, _one_hot(rng, shape))
 
 
-# name -> f(rng, shape, dtype) -> (p, q), rows over the last axis of shape. The
-# plainest first: a rule that fails is shown on the first that it fails on.
+# name -> f(rng, shape, dtype) -> (p, q), normalised over the last axis. Simple
+# ones first: a failing rule is reported on the first family that it fails on.
 FAMILIES: dict[str, Callable[..., Any]] = {
   'sigma 1': lambda r, s, d: (_softmax(r, s, 1), _softmax(r, s, 1)),
   'sigma 3': lambda r, s, d: (_softmax(r, s, 3), _softmax(r, s, 3)),
@@ -88,7 +88,15 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 def problems(
   family: str, seed: int | list[int], *, count: int, gamma: int, vocab: int
 ):
-  """Random (p_XNVV, q_XKVV): of token k, after each token k - 1."""
+  """Random (p_XNVV, q_XKVV): of token k, given each token k - 1.
+
+  Args:
+    family: of FAMILIES.
+    seed: of NumPy's generator.
+    count: number of problems X.
+    gamma: K; N is gamma + 1.
+    vocab: V.
+  """
   dtype = np.dtype(jnp.result_type(float))
   p, q = FAMILIES[family](
     np.random.default_rng(seed), (count, gamma + 1, vocab, vocab), dtype
@@ -100,14 +108,15 @@ def problems(
 
 
 class NotEnumerable(Exception):
-  """The rule draws for itself, or is no step function of its uniforms."""
+  """The rule draws noise itself, or is not a step function of its uniforms."""
 
 
 class Windows(NamedTuple):
   """Every draft path of every problem as one batch, B = X * R.
 
-  draft: the paths. p_BNV: the target along them. chance_XR: the probability
-  that each is drafted, float64.
+  draft: the paths.
+  p_BNV: the target's distributions along them.
+  chance_XR: probability that each path is drafted, float64.
   """
 
   draft: types.Draft
@@ -116,7 +125,7 @@ class Windows(NamedTuple):
 
 
 def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
-  """The batch of problems; with a script, drafts are certain (q None)."""
+  """The batch of problems; with script_XK, drafts are certain (q None)."""
   X, N, V, _ = p_XNVV.shape
   K = N - 1
   paths_RK = np.array(
@@ -141,7 +150,7 @@ def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
 
 
 def no_draw(*_):
-  """Noise.draft and Noise.next of a rule that may only use its uniforms."""
+  """Noise.draft and Noise.next here: a rule may use only its uniforms."""
   raise NotEnumerable('it draws inside verify')
 
 
@@ -150,7 +159,7 @@ def run_rule(rule: types.Rule, batch: Windows, accept_BK):
 
   Raises:
     base.Broken: it accepts more than was proposed.
-    NotEnumerable: it draws for itself.
+    NotEnumerable: it draws noise itself.
   """
   verdict = _verify(rule.verify, accept_BK, batch.draft, batch.p_BNV)
   accepted_B, weights_BV = map(np.asarray, verdict)
@@ -175,17 +184,17 @@ def _verify(verify, accept_BK, draft, p_BNV):
 def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   """Where the accept test of each offset flips: [B, K], the least u that fails.
 
-  Found by bisection over the floats of [0, 1), not taken from a formula. Offset
-  k is tried with all other tests passing and with all failing; 1 where it makes
-  no difference in either. Assumes at most one flip a test, each at a place that
-  the other uniforms do not move; outcomes_of checks that with random uniforms.
+  Found by bisection over the floats of [0, 1), not from a formula. Offset k is
+  tried with all other tests passing and with all failing; its threshold is 1
+  where it changes neither. Assumes that a test flips at most once, at a value
+  independent of the other uniforms; outcomes_of checks this at random uniforms.
   """
   B, K = draft.tokens_BK.shape
   dtype = p_BNV.dtype
   integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
   float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
   one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
-  # X = K * 2 * B rows: the batch once for every offset, and others' outcome.
+  # X = K * 2 * B rows: the batch for every offset and for both other outcomes.
   tile = lambda x: jnp.tile(x, (2 * K,) + (1,) * (x.ndim - 1))
   draft, p_XNV = jax.tree.map(tile, draft), tile(p_BNV)
   own_XK = jnp.repeat(jnp.eye(K, dtype=bool), 2 * B, 0)
@@ -197,7 +206,7 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
     return rule.verify(types.Noise(u_XK, no_draw, no_draw), draft, p_XNV)
 
   def same(x, y):
-    # Two places of one program may round the same sum apart.
+    # One program may round the same sum differently in two rows.
     size_X1 = jnp.maximum(jnp.max(x.weights_BV, -1, keepdims=True), 1)
     slack_X1 = 64 * jnp.finfo(dtype).eps * size_X1
     close_XV = jnp.abs(x.weights_BV - y.weights_BV) <= slack_X1
@@ -220,9 +229,11 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
 
 
 class Outcomes(NamedTuple):
-  """The verdicts on every side of the accept tests, P = 2 ** K patterns.
+  """The verdicts for all P = 2 ** K patterns of passing and failing tests.
 
-  t_BK: thresholds. passes_PK: the patterns. accepted_PB, weights_PBV: verdicts.
+  t_BK: thresholds.
+  passes_PK: the patterns.
+  accepted_PB, weights_PBV: the verdicts.
   """
 
   t_BK: np.ndarray
@@ -235,8 +246,8 @@ def outcomes_of(rule: types.Rule, batch: Windows, seed: int = 0) -> Outcomes:
   """Runs the rule once for every pattern of passing and failing tests.
 
   Raises:
-    NotEnumerable: random uniforms lead elsewhere than the patterns do; and
-      what run_rule raises.
+    NotEnumerable: random uniforms give another verdict than their pattern does.
+    base.Broken: see run_rule.
   """
   t_BK = np.asarray(_thresholds(rule, batch.draft, batch.p_BNV))
   K, dtype = t_BK.shape[1], t_BK.dtype
@@ -285,7 +296,7 @@ def not_enumerable(rule: types.Rule) -> str:
 def window_distribution(rule: types.Rule, batch: Windows, p_XNVV) -> np.ndarray:
   """Exact distribution of N tokens: one window of the rule, then the target.
 
-  Returns [X, V, ..., V] in float64. Raises what outcomes_of raises.
+  Returns [X, V, ..., V] in float64. Raises as outcomes_of does.
   """
   X, R = batch.chance_XR.shape
   N, V = batch.p_BNV.shape[1:]
@@ -308,7 +319,7 @@ def window_distribution(rule: types.Rule, batch: Windows, p_XNVV) -> np.ndarray:
 
 
 def next_distribution(p_BNV, accepted_B, weights_BV) -> np.ndarray:
-  """Of the token after the accepted ones, [B, V], as decode draws it."""
+  """Distribution of the token after the accepted ones, as in decode: [B, V]."""
   weights_BV = weights_BV.astype(np.float64)
   p_BV = np.asarray(p_BNV)[np.arange(len(accepted_B)), accepted_B]
   empty_B1 = ~(weights_BV.sum(-1, keepdims=True) > 0)
@@ -316,13 +327,13 @@ def next_distribution(p_BNV, accepted_B, weights_BV) -> np.ndarray:
 
 
 def target_distribution(p_XNVV) -> np.ndarray:
-  """The target's own, [X, V, ..., V]: what window_distribution must equal."""
+  """The target's joint distribution, which window_distribution must equal."""
   p_XNVV = normal(p_XNVV.astype(np.float64))
   return _extended(p_XNVV[:, 0, 0], p_XNVV, 1)
 
 
 def _extended(prefix, p_XNVV, start):
-  """Extends a distribution of `start` tokens by the target's, to N tokens."""
+  """Extends a distribution of `start` tokens to N tokens, by the target's."""
   X, N, V, _ = p_XNVV.shape
   for k in range(start, N):
     one = (1,) * (prefix.ndim - 2)

@@ -1,4 +1,4 @@
-"""Promises about distributions that are enumerated: no sampling error."""
+"""Promises about distributions, checked by enumeration: no sampling error."""
 
 import itertools
 from typing import Any
@@ -16,13 +16,13 @@ from specdec_jax.certify import (
 from specdec_jax.drafters import scripted
 
 BOUNDS = enumerate_steps.BOUNDS
-# (gamma, vocab, share of the problems): each compiles once. Smallest first, so
-# that the first failing case is a small one.
+# (gamma, vocab, share of the problems). Each compiles once. Smallest first, so
+# that the failing case that is reported is small.
 SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2))
 
 
 def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
-  """gamma + 1 tokens of one window, by every outcome of its accept tests."""
+  """gamma + 1 tokens of one window, by enumerating its accept tests."""
   worst, done, skipped = {False: 0.0, True: 0.0}, [], []
   for rule in subject.lossless():
     try:
@@ -51,8 +51,16 @@ def _off_by(worst: dict[bool, float], size: str, skipped) -> base.Figure:
 def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
   """The largest error over all families, for three kinds of drafts.
 
+  Args:
+    rule: to check.
+    seed: of the problems.
+    amount: problems of all shapes together.
+    gamma: K of these problems.
+    vocab: V of these problems.
+    share: of `amount`, for this shape.
+
   Raises:
-    base.Broken: an error above the bound; shows the plainest family.
+    base.Broken: an error above the bound; reports the simplest family.
   """
   families = list(enumerate_window.FAMILIES)
   each = max(1, round(amount * share / len(families)))
@@ -108,7 +116,10 @@ def _case(p_NVV, q_KVV, got, wanted) -> str:
 
 
 def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
-  """At u = 0, which no enumeration weighs, p = 0 must not be accepted."""
+  """Tokens of p = 0 must not be accepted at u = 0 either.
+
+  An enumeration cannot see this: u = 0 has probability 0 there.
+  """
   tokens_BK = np.asarray(batch.draft.tokens_BK)
   K = tokens_BK.shape[1]
   zeros = np.zeros(tokens_BK.shape, batch.p_BNV.dtype)
@@ -128,16 +139,16 @@ def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
 
 # --- three windows ------------------------------------------------------------
 
-# By vocabulary.
+# Prompts by vocabulary size.
 PROMPT = {2: [1, 0, 1], 3: [1, 2, 0], 4: [1, 2, 0]}
 ROWS = 8192
 
 
 def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
-  """Three windows of production steps with every outcome of every draw.
+  """Three windows of production steps, enumerating every draw.
 
   Each pair of rule and drafter runs in float64 as it is, and in float32 with
-  fewer than gamma tokens proposed here and there.
+  counts of proposed tokens that vary from 0 to gamma.
   """
   gamma, worst, done, skipped = 2, {False: 0.0, True: 0.0}, [], []
   drafters = {**subject.drafters, 'scripted': script}
@@ -176,7 +187,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def script(world: base.World, gamma: int):
-  """A base.Recipe: fixed tokens, certain, 0 to gamma of them."""
+  """A base.Recipe of 0 to gamma fixed tokens, drafted with certainty."""
   tokens_1L = np.random.default_rng(1).integers(0, world.vocab, (1, 48))
   tokens_BL = np.repeat(tokens_1L.astype(np.int32), ROWS, 0)
   return scripted.make(gamma=gamma), (tokens_BL, tokens_BL % (gamma + 1))
@@ -185,8 +196,16 @@ def script(world: base.World, gamma: int):
 def walk(world, drafter, other, rule, settings, windows: int = 3) -> float:
   """The largest error of the joint distribution of some windows.
 
+  Args:
+    world: table models.
+    drafter: to check.
+    other: its weights.draft.
+    rule: to check.
+    settings: sampling settings, as requests.make takes them.
+    windows: number of windows.
+
   Raises:
-    base.Broken: an error above the bound; shows the shortest wrong text.
+    base.Broken: an error above the bound; reports the shortest wrong text.
   """
   prompt = PROMPT[world.vocab]
   weights = types.Weights(world.weights.target, other)

@@ -15,14 +15,14 @@ from specdec_jax.drafters import scripted
 GAMMAS = (1, 2, 3, 4, 8)
 BATCHES = (8, 3, 32, 1)
 NEW = 40
-# Longest prompt, new tokens, and a window of the largest gamma.
+# Buffer: longest prompt, new tokens, and a window of the largest gamma.
 LENGTH = 6 + NEW + max(GAMMAS) + 2
 SCRIPTED = 'scripted'
 QUICK = 10_000
 
 
 class Program(NamedTuple):
-  """A rule and a drafter, and the shapes that they are compiled for."""
+  """A rule and a drafter, and the shapes to compile them for."""
 
   rule: types.Rule
   drafter: str
@@ -32,10 +32,10 @@ class Program(NamedTuple):
 
 
 def programs(subject: base.Subject, *, full: bool) -> list[Program]:
-  """Every rule with every drafter, and with a script.
+  """Every rule with every drafter, and with scripted drafts.
 
-  Gammas and batches take turns; the full tier has every gamma. Transformers,
-  slow to compile, run the pairs of the subject; table models the others.
+  Gammas and batch sizes alternate; the full tier has every gamma. Transformers,
+  slow to compile, run only subject.pairs(); table models run the others.
   """
   shapes = itertools.cycle(zip(GAMMAS * 4, BATCHES * 5, strict=True))
   out = []
@@ -49,10 +49,10 @@ def programs(subject: base.Subject, *, full: bool) -> list[Program]:
 
 
 def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
-  """Greedy text in float64 and on tables is the same whatever drafts it.
+  """Greedy text, in float64 and on tables, equals plain decoding's.
 
-  Where the draft is the target itself, everything is accepted, greedy and
-  sampled, but for a user's rule or drafter: it may accept less.
+  Where the draft is the target itself, all drafts must be accepted, greedy and
+  sampled; a user's rule or drafter may accept fewer.
   """
   compared, distinct, kinds = 0, 0, collections.Counter()
   own = np.zeros(2, np.int64)  # the target's own drafts: tried, accepted
@@ -112,9 +112,9 @@ def _plain(world: base.World, seed: int, turn: int):
 def _drafts(
   subject: base.Subject, world: base.World, program: Program
 ) -> tuple[types.Drafter, dict[str, Any]]:
-  """A program's drafter, and the weights.draft of every kind of draft.
+  """A program's drafter, and weights.draft by kind of draft.
 
-  Made once: an equal drafter would compile again. A script has no weights yet.
+  Built once: an equal drafter would compile again. Scripts get weights later.
   """
   if program.drafter == SCRIPTED:
     return scripted.make(gamma=program.gamma), {}
@@ -130,7 +130,7 @@ def _drafts(
 
 
 def _scripts(world, program: Program, text, turn: int) -> dict[str, Any]:
-  """Drafts that are wrong everywhere, or here and there."""
+  """Scripted drafts that are wrong everywhere, or at random offsets."""
   right = np.zeros((program.batch, LENGTH), np.int32)
   for row, tokens in zip(right, text, strict=True):
     row[: len(tokens)] = tokens
@@ -145,10 +145,10 @@ def _scripts(world, program: Program, text, turn: int) -> dict[str, Any]:
 
 
 def _accepted(subject, world, drafter, program: Program, target, request):
-  """[tried, accepted] of drafts by the target itself, greedy and sampled.
+  """[tried, accepted] counts where target and draft model are the same.
 
   Raises:
-    base.Broken: a refused draft, where acceptance is judged.
+    base.Broken: a rejected draft, where subject.judges_acceptance().
   """
   out = np.zeros(2, np.int64)
   for temperature in (0.0, 0.8):
@@ -172,11 +172,11 @@ def _accepted(subject, world, drafter, program: Program, target, request):
 
 
 def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
-  """Greedy and coupled text in float32 and bfloat16: ties, and nothing else."""
+  """Greedy and coupled text, float32 and bfloat16: all differences are ties."""
   rates, compared, distinct = [], 0, 0
   name, recipe = next(iter(subject.drafters.items()))
   rules = subject.lossless()
-  # A rule or drafter meets float32 p and q, whatever the model computes in.
+  # p and q are float32 for every rule and drafter, whatever the model's dtype.
   own_parts = subject.brought and 'model' not in subject.brought
   for dtype in ('float32',) if own_parts else ('float32', 'bfloat16'):
     world = subject.transformers(
@@ -204,7 +204,7 @@ def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
 
 
 class Arm(NamedTuple):
-  """What is audited against plain decoding."""
+  """A method to audit against plain decoding; fields as base.run takes them."""
 
   world: base.World
   rule: types.Rule
@@ -215,7 +215,7 @@ class Arm(NamedTuple):
 
 
 def _audited(seed: int, arm: Arm, amount: int) -> tuple[int, int]:
-  """(tokens compared, ties), one request after the other."""
+  """Audits requests one by one; returns (tokens compared, ties)."""
   tokens, ties, vocab = 0, 0, arm.world.vocab
   settings: dict[str, Any] = dict(temperature=arm.temperature, seed=seed)
   for turn in itertools.count():

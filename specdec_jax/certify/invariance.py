@@ -1,4 +1,4 @@
-"""Promises about requests: what their tokens depend on, and how they count."""
+"""Promises about requests: independence of the batch, and exact counts."""
 
 import functools
 from typing import Any
@@ -20,10 +20,10 @@ SIZES: dict[str, Any] = dict(
 
 
 def invariance(subject: base.Subject, amount: int) -> base.Figure:
-  """A request's tokens do not depend on who else runs, or where."""
+  """A request's tokens do not depend on the batch, its order or the devices."""
   tried, meshes = 0, [1]
   prompts = base.ragged_prompts(amount, VOCAB, subject.seed, longest=8)
-  # Coupled text, and greedy rows under any rule, are plain decoding's.
+  # Coupled text and greedy rows under any rule equal plain decoding's.
   greedy = [i for i in range(amount) if not _sampled(i)]
   with jax.enable_x64(True):
     world = subject.transformers(VOCAB, **SIZES)
@@ -39,10 +39,10 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
       tried += base.same_texts(
         some(wanted), some(plain), f'{what}: not plain decoding'
       )
-      # The drafters under the first rule need no more than this.
+      # For the drafters under the first rule this is enough.
       if i == 0 or rule is not subject.lossless()[0]:
         tried += _arrangements(mine, prompts, wanted, what, whole=i == 0)
-      # A user's model is not split: it has no axes that we know.
+      # A user's model is not split: its axes are unknown.
       if i == 0 and subject.model is None:
         tried += _on_meshes(subject, prompts, wanted, meshes)
   devices = f'{", ".join(map(str, meshes))} device{"s" * (len(meshes) > 1)}'
@@ -55,7 +55,7 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _sampled(i: int) -> bool:
-  """One request in three is greedy: a batch may mix them."""
+  """One request in three is greedy, to mix both kinds in a batch."""
   return i % 3 > 0
 
 
@@ -73,7 +73,7 @@ def _texts(
   new: int = NEW,
   place=lambda request: request,
 ) -> list[list[int]]:
-  """Texts of requests in batches of `rows`; number i has seed and key i."""
+  """Texts of requests, decoded in batches of `rows`; request i has seed i."""
   out = []
   numbers = list(range(len(prompts)) if numbers is None else numbers)
   for start in range(0, len(numbers), rows):
@@ -96,7 +96,7 @@ def _texts(
 
 
 def _arrangements(run, prompts, wanted, what: str, *, whole: bool) -> int:
-  """Compares the texts of other batches, orders and limits; whole: of all."""
+  """Compares texts in another order and limit; whole: in other batches too."""
   order = np.random.default_rng(0).permutation(len(prompts))
   mixed = run(order.tolist(), rows=3)
   found = {'batch 3, another order': [mixed[i] for i in np.argsort(order)]}
@@ -111,12 +111,12 @@ def _arrangements(run, prompts, wanted, what: str, *, whole: bool) -> int:
 
 
 def _on_meshes(subject, prompts, wanted, meshes: list[int]) -> int:
-  """Compares the texts on 2, 4 and 8 devices; adds what there is to meshes."""
+  """Compares the texts on 2, 4 and 8 devices; appends the sizes to meshes."""
   rule = subject.lossless()[0]
   recipe = next(iter(subject.drafters.values()))
   config = model_config.sized('tiny', **SIZES, vocab=VOCAB, dtype='float64')
   weights, tried = base.transformers(VOCAB, **SIZES).weights, 0
-  # A user's part on the largest only: every mesh is another program.
+  # A user's part on the largest mesh only: every mesh compiles again.
   shapes = ((4, 2),) if subject.brought else ((2, 1), (1, 4), (4, 2))
   for data, model in shapes:
     if data * model > len(jax.devices()):
@@ -141,7 +141,7 @@ def _on_meshes(subject, prompts, wanted, meshes: list[int]) -> int:
 
 
 def accounting(subject: base.Subject, amount: int) -> base.Figure:
-  """Every way of counting emitted tokens gives the same number."""
+  """All counters agree on the number of emitted tokens."""
   rows, vocab, gamma, done = 500, 5, 3, 0
   world = base.tables(vocab)
   each = -(-amount // len(subject.pairs()) // rows) * rows

@@ -1,4 +1,4 @@
-"""A user's own rule, drafter or model by its path: package.module:name."""
+"""Loads a user's rule, drafter or model from its path, package.module:name."""
 
 import functools
 import importlib
@@ -15,10 +15,10 @@ import numpy as np
 from specdec_jax import build, types
 from specdec_jax.certify import base, recipes
 
-# With a user's rule or model: one drafter that samples and one that does not.
-# A rule sees nothing of a drafter but tokens, their distributions and count.
+# With a user's rule or model: one drafter that samples and one that does not. A
+# rule reads only tokens, their distributions and their count.
 DRAFTERS = ('lm', 'lookup')
-# With a user's model: the usual rule, and one whose text is plain decoding's.
+# With a user's model: the usual rule, and one that emits plain decoding's text.
 RULES = ('reject', 'coupled')
 _ROOM = 128  # positions that the promises need
 _SMALL: dict[str, Any] = dict(vocab=5, dtype='float32', seed=0)
@@ -27,10 +27,10 @@ _SMALL: dict[str, Any] = dict(vocab=5, dtype='float32', seed=0)
 def subject(
   rule_path: str, drafter_path: str, model_path: str, *, seed: int
 ) -> base.Subject:
-  """This library's rules, drafters and model, but for what has a path.
+  """A Subject of this library's parts, replaced by the user's where given.
 
   Raises:
-    ValueError: what rule, drafter and model refuse.
+    ValueError: see rule, drafter and model.
   """
   rules, drafters, own_model = build.lossless_rules(), recipes.RECIPES, None
   if rule_path:
@@ -51,10 +51,10 @@ def subject(
 
 
 def rule(path: str) -> types.Rule:
-  """A rule of the table ('block'), or what is at package.module:name.
+  """A rule of this library ('block'), or one from package.module:name.
 
-  There may be verify(noise, draft, p_BNV), a types.Rule, or a function that
-  makes one; 'package.module:make:1.5' calls that with the number.
+  The name is verify(noise, draft, p_BNV), a types.Rule, or a function that
+  makes one; 'package.module:make:1.5' calls it with that number.
 
   Raises:
     ValueError: a path that does not import, something else at it, a rule that
@@ -83,7 +83,7 @@ def _rule_from(path: str, found, name: str, number: str) -> types.Rule:
   try:
     numbers = [float(number)] if number else []
     made = found(*numbers) if _binds(found, *numbers) else None
-  except Exception as error:  # whatever the user's function does
+  except Exception as error:  # a user's function may raise anything
     raise ValueError(f'rule={path}: it raised {_first(error)}') from error
   if not isinstance(made, types.Rule):
     raise ValueError(
@@ -94,10 +94,10 @@ def _rule_from(path: str, found, name: str, number: str) -> types.Rule:
 
 
 def drafter(path: str) -> tuple[str, base.Recipe]:
-  """(name, recipe) of a drafter of the table, or of package.module:name.
+  """(name, recipe) of a drafter of this library or from package.module:name.
 
-  There may be a types.Drafter, make(gamma=...), or make(model, gamma=...),
-  which gets the draft model and reads weights.draft.
+  The name is a types.Drafter, make(gamma=...), or make(model, gamma=...), which
+  gets the draft model and reads weights.draft.
 
   Raises:
     ValueError: a path that does not import, or something else at it.
@@ -116,7 +116,7 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
   recipe = recipes.of(found, model=not alone)
   try:
     made, _ = recipe(base.tables(3), 2)
-  except Exception as error:  # whatever the user's make does
+  except Exception as error:  # a user's make may raise anything
     raise ValueError(
       f'drafter={path}: with gamma=2 it raised {_first(error)}'
     ) from error
@@ -126,11 +126,11 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
 
 
 def model(path: str) -> base.UserModel:
-  """The make(vocab=..., dtype=..., seed=...) at a path.
+  """A model from the function make(vocab=..., dtype=..., seed=...) at a path.
 
-  It returns (types.Model, params), a small model with random weights: `vocab`
-  real ids, floats of `dtype` ('float32', 'float64', 'bfloat16'), and room for
-  128 positions at least.
+  make returns (types.Model, params) of a small model with random weights:
+  `vocab` real ids, parameters of `dtype` ('float32', 'float64', 'bfloat16'),
+  and at least 128 positions.
 
   Raises:
     ValueError: a path that does not import, something else at it, or a model
@@ -150,7 +150,7 @@ def model(path: str) -> base.UserModel:
       wrong = _misfit(*made, vocab=_SMALL['vocab'])
     else:
       wrong = f'it made {type(made).__name__}; want (types.Model, params)'
-  except Exception as error:  # whatever the user's model does
+  except Exception as error:  # a user's model may raise anything
     wrong = f'called, it raised {_first(error)}'
   if wrong:
     raise ValueError(f'model={path}: {wrong}')
@@ -169,7 +169,7 @@ def model(path: str) -> base.UserModel:
 
 
 def _promoting(function):
-  """The function under JAX's own default; programs here forbid promotion."""
+  """Runs the function with dtype promotion, which programs here forbid."""
 
   @functools.wraps(function)
   def call(*args, **named):
@@ -180,7 +180,7 @@ def _promoting(function):
 
 
 def _misfit(model: types.Model, params, *, vocab: int) -> str:
-  """Where a model leaves types.Model, in words; '' where it fits."""
+  """How a model deviates from types.Model, in words; '' if it fits."""
   if not vocab <= model.vocab:
     return f'vocab={vocab} made a model of {model.vocab} ids'
   if model.context < _ROOM:
@@ -211,7 +211,7 @@ def _misfit(model: types.Model, params, *, vocab: int) -> str:
 
 
 def _check_verdict(path: str, rule: types.Rule) -> None:
-  """Traces the rule; in a window of width 1 no row proposes anything."""
+  """Traces the rule, also in a window of width 1, which has no drafts."""
   B, V = 2, 5
   first = lambda _, weights_BV: jnp.zeros(weights_BV.shape[0], jnp.int32)
   for K, sampled in itertools.product((0, 1, 3), (True, False)):
@@ -225,7 +225,7 @@ def _check_verdict(path: str, rule: types.Rule) -> None:
     verify = functools.partial(rule.verify, noise, draft, p_BNV)
     try:
       got = jax.eval_shape(verify)
-    except Exception as error:  # whatever the user's rule does
+    except Exception as error:  # a user's rule may raise anything
       kind = 'sampled drafts' if sampled else 'certain drafts (q None)'
       raise ValueError(
         f'rule={path}: called with {K} {kind} it raised {_first(error)}'
@@ -246,7 +246,7 @@ def _import(what: str, path: str) -> Any:
     sys.path.insert(0, os.getcwd())
   try:
     loaded = importlib.import_module(module)
-  except Exception as error:  # whatever the user's module does
+  except Exception as error:  # a user's module may raise anything
     raise ValueError(
       f'{what}={path}: importing {module} failed: {_first(error)}'
     ) from error
@@ -262,7 +262,7 @@ def _first(error: BaseException) -> str:
 
 
 def _binds(function, *args, **named) -> bool:
-  """Whether it is a function that takes these arguments."""
+  """Whether it is callable with these arguments."""
   try:
     inspect.signature(function).bind(*args, **named)
   except (TypeError, ValueError):

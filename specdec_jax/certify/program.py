@@ -1,4 +1,4 @@
-"""The certificate: every promise, the figure it reached, its bound."""
+"""The certificate: every promise, its measured figure and its bound."""
 
 import pathlib
 import textwrap
@@ -91,10 +91,10 @@ PROMISES = (
 
 
 def choose(only: Sequence[str], brought: Sequence[str]) -> list[base.Promise]:
-  """The promises named by `only`, or all that concern what the user brought.
+  """The promises named in `only`, or all about the parts given by the user.
 
   Raises:
-    ValueError: a name that no promise has.
+    ValueError: an unknown name.
   """
   names = [promise.name for promise in PROMISES]
   for name in only:
@@ -108,9 +108,9 @@ def choose(only: Sequence[str], brought: Sequence[str]) -> list[base.Promise]:
 def check(
   promise: base.Promise, subject: base.Subject, *, full: bool
 ) -> dict[str, Any]:
-  """One promise as a row: its figure, or its failing case.
+  """Checks one promise; returns a row with its figure or its failing case.
 
-  held: None where there was nothing to check; case says why.
+  held: None where the promise does not apply; `case` is the reason.
   """
   start = time.perf_counter()
   row: dict[str, Any] = dict(name=promise.name, text=promise.text, held=False)
@@ -123,7 +123,7 @@ def check(
     row['case'] = str(error)
   except Exception as error:  # a user's rule may raise anything
     row['case'] = f'raised {type(error).__name__}: {error}'
-  # A process can hold some thousand compiled programs, then XLA aborts.
+  # XLA aborts after some thousand compiled programs in one process.
   jax.clear_caches()
   return row | dict(seconds=time.perf_counter() - start)
 
@@ -137,7 +137,8 @@ def run(
 ) -> bool:
   """Checks and prints promise by promise; the last line is JSON.
 
-  Writes certificate.md and certificate.json into the folder. True if all held.
+  Writes certificate.md and certificate.json into `folder`, None for nowhere.
+  Returns whether all promises held.
   """
   console = runtime.console()
   doc: dict[str, Any] = dict(
@@ -165,7 +166,7 @@ def run(
     doc['promises'].append(row)
     _print_row(row, console)
     conclude(doc)
-    if folder:  # after every promise: a tier of hours may be cut short
+    if folder:  # after every promise: the full tier may be interrupted
       files.write(folder / 'certificate.json', runtime.compact(doc))
       files.write(folder / 'certificate.md', markdown(doc))
   tables.close(doc['verdict'], doc, console)
@@ -173,7 +174,7 @@ def run(
 
 
 def conclude(doc: dict[str, Any]) -> None:
-  """Adds held (false too if nothing could be checked) and the verdict."""
+  """Adds 'held' (false if nothing was checked) and the verdict to doc."""
   held = [row['held'] for row in doc['promises']]
   seconds = sum(row['seconds'] for row in doc['promises'])
   doc['held'] = True in held and False not in held

@@ -1,4 +1,4 @@
-"""Drafters as the certificate builds them: base.Recipe."""
+"""Builders (base.Recipe) of all drafters that the certificate checks."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 from specdec_jax import build
 
-# (world, gamma) -> (drafter, weights.draft) of every drafter that has one.
+# Drafter name -> its base.Recipe, where it has one.
 RECIPES = {
   name: row.recipe
   for name, row in build.DRAFTERS.items()
@@ -15,9 +15,9 @@ RECIPES = {
 
 
 def of(make: Callable[..., Any], *, model: bool = False):
-  """A user's make as a recipe: (world, gamma) -> (drafter, weights.draft).
+  """A base.Recipe of a user's make(gamma=...).
 
-  model: make(model, gamma=...) takes the draft model and reads weights.draft.
+  model: it is make(model, gamma=...), which reads weights.draft.
   """
   once = functools.lru_cache(maxsize=64)(make)
 

@@ -1,7 +1,7 @@
 """A model whose joint distribution is known exactly.
 
-The next token depends on the last one and on a hash of all that is visible,
-read through the cache: a missing, stale or misplaced slot changes it.
+The next token depends on the last token and on a hash of all visible tokens,
+read through the cache: a missing, stale or misplaced slot changes the hash.
 """
 
 import functools
@@ -87,7 +87,7 @@ def prefix_hash(prefix) -> int:
 
 
 def table(seed, vocab, *, hashes=5, scale=1.5):
-  """Random logits_RVV of a table model."""
+  """Random logits_RVV of a table model: [hash, last token, next token]."""
   rng = np.random.default_rng(seed)
   return scale * rng.normal(size=(hashes, vocab, vocab)).astype(
     np.dtype(jnp.result_type(float))
@@ -97,10 +97,16 @@ def table(seed, vocab, *, hashes=5, scale=1.5):
 def probabilities(
   logits_V, temperature: float, top_k: int = 0, top_p: float = 1, slack=0.0
 ):
-  """Temperature, top-k, top-p by sorting, float64; ties at a cut are kept.
+  """Temperature, top-k and top-p by sorting, in float64; ties at a cut stay.
 
-  The oracle of sampling.probabilities, of which it shares nothing.
-  slack moves the mass at which top-p cuts, for rows where rounding decides.
+  The oracle of sampling.probabilities, with which it shares no code.
+
+  Args:
+    logits_V: of one token.
+    temperature: 0 is greedy.
+    top_k: 0 for no limit.
+    top_p: 1 for no limit.
+    slack: added to top_p, for rows where rounding decides.
   """
   x = np.asarray(logits_V, np.float64)
   if temperature < 1e-5:
@@ -112,7 +118,7 @@ def probabilities(
   if top_p < 1:
     down = np.sort(p)[::-1]
     mass = np.cumsum(down)
-    # Ties share their fate: the mass of {p >= t} counts all of them.
+    # Tied tokens stay or go together: the mass of {p >= t} counts all of them.
     last = np.array([mass[down >= t][-1] for t in down])
     enough = np.flatnonzero(last >= top_p + slack)
     t = down[enough[0]] if len(enough) else 0
@@ -126,7 +132,7 @@ def warped(logits_RVV, **settings) -> np.ndarray:
 
 
 def row_of(params, prefix):
-  """The table's entry after a prefix."""
+  """The row of the table after a prefix."""
   return np.asarray(params)[prefix_hash(prefix) % len(params), prefix[-1]]
 
 
