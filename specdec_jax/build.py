@@ -1,7 +1,7 @@
-"""From names and settings to things that run.
+"""Engines from names and settings: the tables of rules and drafters.
 
-Every name -> function table lives here. A new rule is a file and a row of
-RULES, a new drafter a file and a row of DRAFTERS (drafters.method).
+To add a rule, write a file and add a row to RULES; to add a drafter, a file and
+a row to DRAFTERS (drafters.method describes a row).
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from specdec_jax.drafters import eagle, early_exit, lm, lookup, method, ngram
 from specdec_jax.io import load as load_lib
 from specdec_jax.verify import block, coupled, lenient, reject
 
-# Rules by name; a function makes the rule of a number, as in 'lenient:0.5'.
+# Rules by name; a function makes a rule from a number, as in 'lenient:0.5'.
 RULES: dict[str, types.Rule | Callable[[float], types.Rule]] = {
   'reject': reject.RULE,
   'block': block.RULE,
@@ -41,7 +41,12 @@ load = load_lib.load
 class Engine:
   """A target with a drafter and a rule, ready to decode.
 
-  draft, q, work: see drafters.method.Method; None for plain decoding.
+  target: the model whose output distribution is kept.
+  draft, q, work: as in drafters.method.Method; None for plain decoding.
+  drafter, rule: the pure functions of the loop.
+  weights: parameters of target and drafter.
+  programs: the jitted programs of the loop.
+  options: static choices of the loop.
   """
 
   target: LanguageModel
@@ -71,10 +76,10 @@ def engine(
     draft: None (plain decoding), a LanguageModel, a name of DRAFTERS, or a
       types.Drafter of your own.
     rule: a name (see rule_of) or a types.Rule of your own.
-    gamma: tokens drafted in a window; 0 is plain decoding; None is 4, or what
-      a types.Drafter was made for.
+    gamma: tokens drafted in a window; 0 is plain decoding; None is the gamma
+      of a types.Drafter, 4 for any other draft.
     options: static choices of the loop.
-    **settings: of the drafter, fields of its Settings; of a LanguageModel,
+    **settings: fields of the drafter's Settings; for a LanguageModel,
       min_confidence.
 
   Raises:
@@ -110,7 +115,7 @@ def _method(
   gamma: int,
   chunk: int,
 ) -> method.Method:
-  """The drafter of engine; its settings are checked at gamma 0 too."""
+  """The drafter for `engine`; settings are checked even if gamma is 0."""
   plain = method.Method(decode.PLAIN)
   if settings and (draft is None or isinstance(draft, types.Drafter)):
     name = f'drafter {draft.name}' if draft else 'draft=None'
@@ -147,10 +152,10 @@ def _method(
 
 
 def rule_of(rule: str | types.Rule) -> types.Rule:
-  """The rule of a name in RULES; 'lenient:0.5' is lenient with lenience 0.5.
+  """A rule by its name in RULES; 'lenient:0.5' is lenient with lenience 0.5.
 
   Raises:
-    ValueError: an unknown name, or a number that it does not allow.
+    ValueError: an unknown name, or a number that the rule does not allow.
   """
   if isinstance(rule, types.Rule):
     return rule
@@ -169,15 +174,16 @@ def rule_of(rule: str | types.Rule) -> types.Rule:
 def rule_with(
   found: types.Rule | Callable[[float], types.Rule], number: str, shown: str
 ) -> types.Rule:
-  """A rule, or what its factory makes of a number.
+  """`found` itself, or the rule that it makes from a number.
 
   Args:
-    found: a rule, or a function of a number that makes one.
-    number: '' where none was given.
-    shown: what the user wrote, for the error.
+    found: a rule, or a function from a number to a rule.
+    number: the number as text, '' for none.
+    shown: the user's text, for error messages.
 
   Raises:
-    ValueError: a number too many, none, or one that the factory refuses.
+    ValueError: a number for a rule that takes none, or a missing or invalid
+      one.
   """
   if isinstance(found, types.Rule):
     if number:
@@ -191,13 +197,13 @@ def rule_with(
 
 
 def lossless_rules() -> dict[str, types.Rule]:
-  """The rules of RULES that need no number and keep the target's output."""
+  """The lossless rules of RULES that take no number, by name."""
   rules = {n: x for n, x in RULES.items() if isinstance(x, types.Rule)}
   return {name: rule for name, rule in rules.items() if rule.lossless}
 
 
 def default_options(**changes) -> decode.Options:
-  # On an accelerator a wide verify costs what a narrow one does, and a second
-  # body in the program only costs compile time.
+  # On an accelerator a wide verification costs no more than a narrow one, and a
+  # second branch in the program only adds compile time.
   cpu = jax.default_backend() == 'cpu'
   return dataclasses.replace(decode.Options(narrow=cpu), **changes)

@@ -1,8 +1,8 @@
-"""A check of a drafter, or of a model, while it decodes: slow, and exact.
+"""Checks the caches of a model and a drafter after every window; slow.
 
-Drives the loop of decode.py a window at a time and raises at the first window
-that is wrong, naming the row, the window and the slot. Windows count from 0, as
-in Info.window_BL. A finding is a bug of the code under test, so it is an
+Runs the decode loop one window at a time and raises at the first one that is
+wrong, with its row, window and slot. Windows count from 0, as in
+Info.window_BL. A finding is a bug in the code under test, hence an
 AssertionError.
 """
 
@@ -31,15 +31,15 @@ class Finding(AssertionError):
 
 
 class CacheMismatch(Finding):
-  """The target's cache is not that of the committed tokens."""
+  """The target's cache differs from a prefill of the committed tokens."""
 
 
 class DraftMismatch(Finding):
-  """The drafter's state does not propose what a fresh one would."""
+  """The drafter proposes otherwise than one initialised on the same tokens."""
 
 
 class _Gap(NamedTuple):
-  """The first place where two trees differ."""
+  """The first row and slot where two pytrees differ, with a description."""
 
   row: int
   slot: int
@@ -56,22 +56,23 @@ def check_cache(
   *,
   proposals: bool = True,
 ) -> None:
-  """Recomputes from scratch, after every window, what decoding remembers.
+  """Compares cache and drafter state with recomputed ones after every window.
 
-  For a row of length n the target's cache must hold slots 0 to n - 2, the
-  tokens that have been read: they are compared with a prefill of the row so
-  far. And a drafter initialised afresh on the row must propose what the
-  drafter's state does; both propose at temperature 1, where q shows all logits.
+  In a row of length n the target has read tokens 0 to n - 2: the same slots of
+  its cache are compared with those of a prefill. A drafter initialised afresh
+  on the row must propose the same as the running one; both propose at
+  temperature 1, where q depends on all logits.
 
   Passes of different shapes round differently: a slot may differ by the square
   root of the machine epsilon (float64 1.5e-8, float32 3.5e-4, bfloat16 0.09)
-  relative to its norm, and q by as much in total variation. Integers are exact.
+  relative to its norm, and q by as much in total variation. Integers must be
+  equal.
 
   Args:
-    target, drafter, rule, options: as decode.programs takes them.
-    weights, request: as its programs do.
-    proposals: False for a drafter that learns from what was accepted, which
-      may rightly propose otherwise than a fresh one.
+    target, drafter, rule, options: as for decode.programs.
+    weights, request: as for the programs that it returns.
+    proposals: compare proposals; False for a drafter that learns from
+      acceptance, which may rightly differ from a fresh one.
 
   Raises:
     CacheMismatch, DraftMismatch: the first difference.
@@ -167,7 +168,7 @@ def _tolerance(tree) -> float:
 
 
 def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
-  """Raises DraftMismatch where two steps from the same tokens differ."""
+  """Raises DraftMismatch if two steps from the same tokens differ."""
   (after, info, draft), (after_fresh, _, draft_fresh) = ran, fresh
   one, two = jax.device_get((draft, draft_fresh))
   split = _first_split(one, two, np.asarray(state.live_B), tolerance)
@@ -192,10 +193,10 @@ def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
 
 
 def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
-  """(row, k, text) of the first proposal that two Drafts disagree on, or None.
+  """(row, k, text) of the first draft token that differs, or None.
 
-  Tokens drawn from the same q may differ where rounding decides a near-tie:
-  nothing after them can be compared.
+  Tokens drawn from the same q may differ where rounding decides a near-tie;
+  later drafts of that row are not comparable.
   """
   for row in np.flatnonzero(live_B):
     counts = int(one.count_B[row]), int(two.count_B[row])
@@ -218,7 +219,7 @@ def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
 
 
 def _first_gap(held, fresh, axes, count_B, tolerance: float) -> _Gap | None:
-  """The first slot in which two trees differ, over count_B[b] slots of row b.
+  """The first slot where two pytrees differ, among count_B[b] slots of row b.
 
   Leaves without slots are skipped. Rows are axis 0 of every leaf (types.py).
   """
@@ -255,9 +256,9 @@ def _first_gap(held, fresh, axes, count_B, tolerance: float) -> _Gap | None:
 
 @jax.jit
 def _distance(held: Array, fresh: Array) -> Array:
-  """Distance over norm of slots, [B, S, parts]; a part is a head or a layer.
+  """Relative distance of each slot, [B, S, parts]; a part: a head or a layer.
 
-  Slots of hardly any norm are measured by a thousandth of the largest one.
+  The norm divided by is at least a thousandth of the largest norm of a slot.
   """
   B, S = held.shape[:2]
   C = held.shape[-1] if held.ndim > 2 else 1

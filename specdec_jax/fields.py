@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses that know the range and meaning of each field.
+"""Frozen dataclasses of settings, with the range and meaning of each field.
 
     @dataclasses.dataclass(frozen=True)
     class Run(fields.Checked):
@@ -6,7 +6,7 @@
 
     Run(steps=0)  # ValueError: steps=0: must be a whole number, at least 1
 
-A config has a section for each such class; parse makes the dataclasses of it.
+A config has a section for each such class; `parse` turns it into dataclasses.
 """
 
 import dataclasses
@@ -39,13 +39,13 @@ def setting(
   """A field of a settings dataclass.
 
   Args:
-    default: the value where none is given; without it the field must be given.
-    low, high: smallest and largest value.
-    above, below: bounds that are themselves not allowed.
-    allowed: the only values, if any are named.
-    needed: what to give, for a field that may be empty in a config but not
-      where its section is used (see check_needed).
-    help: one line for a person, also shown when a value is refused.
+    default: the default value; without one the field is required.
+    low, high: inclusive bounds.
+    above, below: exclusive bounds.
+    allowed: the only values allowed; () for any.
+    needed: for a field that may be empty only while its section is not used,
+      a description of the value to give (see check_needed).
+    help: one line of description, also shown when a value is refused.
   """
   about = dict(low=low, high=high, above=above, below=below)
   about |= dict(allowed=tuple(allowed), needed=needed, help=help)
@@ -53,7 +53,7 @@ def setting(
 
 
 class Checked:
-  """Base of a settings dataclass: checks every field when one is made."""
+  """Base of a settings dataclass: checks every field on construction."""
 
   def __post_init__(self):
     check(self)
@@ -62,7 +62,7 @@ class Checked:
 def check(settings: Any) -> None:
   """Raises ValueError, 'name=value: must be ...', for a field out of range.
 
-  Lists are taken for tuples; each element of a tuple is checked by itself.
+  A tuple field may be given as a list; its elements are checked one by one.
   """
   for field in dataclasses.fields(settings):
     if not field.metadata:  # not made by setting()
@@ -84,7 +84,7 @@ def check(settings: Any) -> None:
 
 
 def check_needed(settings: Any) -> None:
-  """Raises ValueError where a field that was declared `needed` is empty."""
+  """Raises ValueError if a field that was declared `needed` is empty."""
   for field in dataclasses.fields(settings):
     what = field.metadata.get('needed', '')
     if what and not getattr(settings, field.name):
@@ -92,7 +92,7 @@ def check_needed(settings: Any) -> None:
 
 
 def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
-  """kind(**values); errors name `section`.
+  """The dataclass `kind` from values; errors begin with the section's name.
 
   Raises:
     ValueError: a value out of range, or a field that is missing or unknown.
@@ -114,7 +114,7 @@ def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def parse(kind: Any, config: Mapping[str, Any]) -> Any:
-  """A config as one dataclass, of which each field is a section.
+  """A config as the dataclass `kind`, which has a field for each section.
 
   Raises:
     ValueError: a value out of range, or a key that is missing or unknown.
@@ -126,11 +126,11 @@ def parse(kind: Any, config: Mapping[str, Any]) -> Any:
 def parse_sections(
   sections: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The sections of a config as dataclasses.
+  """The sections of a config as dataclasses, by name.
 
   Args:
-    sections: the dataclass of each section, by its name.
-    config: values of every section, as a ConfigDict or nested dicts.
+    sections: the dataclass of each section, by name.
+    config: the values of each section, a ConfigDict or nested dicts.
 
   Raises:
     ValueError: a value out of range, or a key that is missing or unknown.
@@ -145,7 +145,7 @@ def parse_sections(
 
 
 def defaults(kind: Any) -> dict[str, Any]:
-  """The default values of a settings dataclass, as a config's section."""
+  """The default values of a settings dataclass, as a section of a config."""
   return {f.name: f.default for f in dataclasses.fields(kind)}
 
 

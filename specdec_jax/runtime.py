@@ -1,4 +1,4 @@
-"""How a program starts, prints and fails. Imports nothing of JAX at import."""
+"""Start-up, output and error exits of programs; does not import JAX."""
 
 import contextlib
 import importlib.metadata
@@ -20,32 +20,32 @@ from ml_collections import config_flags
 
 
 def set_xla_flags() -> None:
-  """Sets the XLA flag this jaxlib needs; the package does so on import.
+  """Sets the XLA flag that this version of jaxlib needs.
 
-  It counts if the first computation comes after it.
+  The package calls it on import; it has no effect after the first computation.
   """
   flags = os.environ.get('XLA_FLAGS', '')
   needs = importlib.metadata.version('jaxlib') == '0.10.2'
   if needs and 'xla_cpu_experimental_ynn_fusion_type' not in flags:
     # jaxlib 0.10.2 miscompiles a narrow matvec + reduce on CPU (jax#39103).
-    # The minus takes one pattern off the list; without it the fast kernels go.
+    # The minus disables one pattern only; without it the fast kernels go too.
     flag = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
     os.environ['XLA_FLAGS'] = f'{flags} {flag}'.strip()
 
 
 def prepare() -> None:
-  """The strict switches that programs run under."""
+  """Makes JAX refuse rank promotion, and hides its start-up warnings."""
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')
-  # It reports every accelerator that is not there.
+  # It logs every kind of accelerator that is missing.
   logging.getLogger('jax._src.xla_bridge').setLevel(logging.WARNING)
 
 
 def eight_cpu_devices() -> None:
-  """Splits the CPU into eight devices, for what is checked on meshes.
+  """Splits the CPU into eight devices, to check meshes without accelerators.
 
-  It counts if the first computation comes after it; elsewhere it does nothing.
+  It has no effect after the first computation, nor on other backends.
   """
   import jax
 
@@ -53,25 +53,28 @@ def eight_cpu_devices() -> None:
 
 
 def config_flag(default: str) -> flags.FlagHolder:
-  """--config=FILE[:ARGUMENT], and --config.KEY=VALUE for each of its keys."""
+  """Defines --config=FILE[:ARGUMENT] and --config.KEY=VALUE for its keys."""
   try:
     return config_flags.DEFINE_config_file('config', default)
   except (AttributeError, KeyError, ValueError) as error:
-    _refuse_config(error)  # a --config.KEY that the default does not have
+    _refuse_config(error)  # a --config.KEY that the default config lacks
 
 
 def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
-  """Parses flags and exits with 0 if run() is true, else 1.
+  """Parses flags, calls run and exits with status 0 if it is true, else 1.
 
-  positional: run gets the list of arguments that are no flags; else there may
-  be none. The user's mistakes, ValueErrors, are one sentence on stderr and
-  status 2.
+  A ValueError is the user's mistake: one sentence on stderr, and status 2.
+
+  Args:
+    run: the program; without arguments unless `positional`.
+    positional: run takes the list of arguments that are not flags. If False,
+      such arguments are refused.
   """
 
   def parse(argv):
     try:
       left = flags.FLAGS(argv)
-    except OSError as error:  # a config file; the last line names it
+    except OSError as error:  # the last line names the config file
       _refuse('config: ' + str(error).strip().rpartition('] ')[2])
     except (AttributeError, KeyError, flags.Error, ValueError) as error:
       _refuse_config(error)
@@ -96,10 +99,10 @@ def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
 
 
 def open_workdir(path: str) -> pathlib.Path | None:
-  """The folder for results, made if need be; None for an empty path.
+  """The folder for results, created if missing; None for an empty path.
 
   Raises:
-    ValueError: the folder cannot be written.
+    ValueError: the folder is not writable.
   """
   if not path:
     return None
@@ -116,24 +119,24 @@ def open_workdir(path: str) -> pathlib.Path | None:
 
 
 def console() -> rich.console.Console:
-  """For stdout."""
+  """A rich console on stdout."""
   # A pipe has no width; 120 columns hold every table.
   width = None if sys.stdout.isatty() else 120
   return rich.console.Console(width=width)
 
 
 def track(items: Iterable, description: str) -> Iterable:
-  """items, with a progress bar on stderr."""
+  """Iterates over items, with a progress bar on stderr."""
   return rich.progress.track(
     items, description, console=rich.console.Console(stderr=True)
   )
 
 
 def compact(document: Any) -> str:
-  """One line of JSON.
+  """A document as one line of JSON.
 
-  Floats keep six digits; one that is not finite becomes null. A NamedTuple
-  becomes an object with its fields as keys.
+  Floats are rounded to six significant digits; NaN and infinity become null. A
+  NamedTuple becomes an object with its fields as keys.
   """
 
   def clean(x):
@@ -152,9 +155,9 @@ def compact(document: Any) -> str:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[list[int]]:
-  """A list that gets the number of each SIGTERM or SIGINT (Ctrl-C).
+  """Collects SIGTERM and SIGINT (Ctrl-C) in the list that it yields.
 
-  Neither ends the process meanwhile: who loops looks at the list.
+  They do not end the process inside the context: a loop must check the list.
   """
   seen: list[int] = []
   numbers = signal.SIGTERM, signal.SIGINT
@@ -167,12 +170,12 @@ def interrupts() -> Iterator[list[int]]:
 
 
 def _refuse_config(error: BaseException) -> NoReturn:
-  """Refuses flags with what the error that began it says."""
+  """Exits with the message of the first error in a chain about flags."""
   unknown = isinstance(error, AttributeError | KeyError)
   while error.args and isinstance(error.args[0], Exception):
     error = error.args[0]
   text = str(error.args[0] if error.args else error)
-  if 'Traceback' in text:  # of a config file; its last line says it
+  if 'Traceback' in text:  # of a config file; the message is its last line
     text = text.strip().rpartition('\n')[2].partition(': ')[2]
   text = ' '.join(text.split())
   _refuse(f'unknown config key {text}' if unknown else text)

@@ -1,7 +1,7 @@
 """Logits to probabilities, and every random draw.
 
 `probabilities` is the one function that turns logits into p and q. All noise is
-keyed by request: nothing here depends on the batch, the row or the padding.
+keyed by request, so a draw does not depend on the batch, the row or padding.
 """
 
 import functools
@@ -27,7 +27,7 @@ def settings(
   top_k: Any = 0,
   top_p: Any = 1.0,
 ) -> types.Sampling:
-  """Sampling from scalars or per-row sequences.
+  """types.Sampling for `rows` rows, from scalars or a value for each row.
 
   Raises:
     ValueError: temperature < 0 or not finite, top_k < 0 or not an integer,
@@ -50,10 +50,10 @@ def settings(
 
 
 def probabilities(logits_BNV: Array, sampling: types.Sampling) -> Array:
-  """Logits -> the distribution that is sampled, float32 or wider.
+  """The distribution that is sampled, from logits; float32 or wider.
 
-  Temperature, then top-k, then top-p; temperature 0 is a one-hot at the first
-  maximum. Ties at a cut are kept. Each part costs nothing while no row uses it.
+  Applies temperature, then top-k, then top-p. Temperature 0 gives a one-hot at
+  the first maximum. Ties at a cut are kept. A step that no row uses is skipped.
   """
   wide = jnp.promote_types(logits_BNV.dtype, jnp.result_type(float))
   x = logits_BNV.astype(wide)
@@ -97,7 +97,7 @@ def largest(x: Array) -> tuple[Array, Array]:
   best = jnp.max(x, -1, keepdims=True)
   index = jnp.arange(V, dtype=jnp.int32).reshape((1,) * (x.ndim - 1) + (-1,))
   first = jnp.min(jnp.where(x == best, index, V), -1, keepdims=True)
-  # All NaN matches nothing; an id stays below V whatever happens.
+  # NaN equals nothing, not even itself: without this, first would be V.
   return best, jnp.minimum(first, V - 1)
 
 
@@ -116,29 +116,30 @@ def _cut_top_k(z: Array, k_B11: Array) -> Array:
 
 
 def _cut_top_p(p: Array, top_p_B11: Array) -> Array:
-  """Keeps {p >= t}, t the largest float whose kept mass is >= top_p."""
+  """Keeps p >= t and renormalises; t: the largest float that keeps top_p."""
   bits = _ordered_bits(p)
   mass = lambda t: jnp.sum(jnp.where(bits >= t, p, 0), -1, keepdims=True)
   top = jnp.where(top_p_B11 < 1, top_p_B11, 0).astype(p.dtype)
   t = _bisect(lambda t: mass(t) >= top, p, smallest=False)
   kept = jnp.where(bits >= t, p, 0)
-  # Rows without top-p keep their bits: p must not depend on the neighbours.
+  # Rows without top-p must not change in any bit because another row uses it.
   off_B11 = top_p_B11 >= 1
   total = jnp.where(off_B11, 1, jnp.sum(kept, -1, keepdims=True))
   return jnp.where(off_B11, p, kept / total)
 
 
 def _ordered_bits(x: Array) -> Array:
-  """Bits of floats >= 0 as integers of the same order."""
+  """The bits of floats >= 0 as integers, which sort as the floats do."""
   integer = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
   # + 0.0 turns -0.0, whose bits are negative, into 0.0.
   return jax.lax.bitcast_convert_type(x + 0.0, integer)
 
 
 def _bisect(holds, like: Array, *, smallest: bool) -> Array:
-  """The boundary of a monotone predicate on float bits, one for each row.
+  """Each row's boundary of `holds`, a monotone predicate on ordered bits.
 
-  A sort of the vocabulary costs 30 times as much on CPU.
+  Returns the smallest integer where it holds if `smallest`, else the largest.
+  Sorting the vocabulary instead costs 30 times as much on CPU.
   """
   width = like.dtype.itemsize * 8 - 1
   integer = {4: jnp.int32, 8: jnp.int64}[like.dtype.itemsize]
@@ -187,9 +188,17 @@ def noise(
   """The randomness of the window that starts after lengths_B tokens.
 
   Draft and accept draws are keyed by (seed, request, role, window start,
-  offset); the emitted token by (seed, request, role, its position). Keying the
-  former by position alone is biased under rules that look ahead: a short
-  acceptance says that later drafts failed, and they would be drawn again.
+  offset); the emitted token by (seed, request, role, its index). Keying the
+  first two by index alone would bias rules that look ahead: that few drafts
+  were accepted is evidence about the later ones, and the next window would
+  draw those same tokens again.
+
+  Args:
+    seed_B, request_B: uint32, the seed and number of each request.
+    lengths_B: committed tokens of each row.
+    sampling: the settings of each row.
+    gamma: draft tokens in a window.
+    coupled: drafts draw with the noise of the token emitted at their index.
   """
   any_sampled = ~jnp.all(is_greedy(sampling))
   fold = jax.vmap(jax.random.fold_in)
@@ -216,11 +225,11 @@ def noise(
 
 
 def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
-  """One token a row from unnormalised weights, one row of noise from its key.
+  """Draws one token for each row from unnormalised weights.
 
-  An exponential race: the first of independent arrivals at rates w, that is the
-  largest w / E. When no row samples, every row of weights is one-hot up to
-  scale and the noise is not drawn.
+  The largest of w / E, where E are independent exponentials (an exponential
+  race). When no row samples, every row of weights is one-hot up to scale, and
+  no noise is drawn.
   """
   V = weights_BV.shape[-1]
   race = lambda: (
@@ -232,15 +241,16 @@ def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
 
 
 def exponential(key: Array, size: int, dtype) -> Array:
-  """Exponential(1) variates, [size], a prefix of those of any larger size."""
+  """Exponential(1) variates, [size]; a larger size only appends to them."""
   return arrival(bits(key, size), dtype)
 
 
 def arrival(bits: Array, dtype) -> Array:
   """Uniform uint32 -> exponential(1), increasing.
 
-  From all 32 bits, small values at full resolution: they are what lets a token
-  of probability 1e-7 win. 23-bit uniforms starve flat tails (TV 2.6e-3 at
+  Uses all 32 bits, so that small values have full resolution: a token of
+  probability 1e-7 wins only with a small one. With 23-bit uniforms the tail of
+  a flat distribution is drawn too rarely (total variation 2.6e-3 at
   V = 49,152).
   """
   u = (bits.astype(dtype) + 0.5) * 2.0**-32
@@ -251,8 +261,8 @@ def arrival(bits: Array, dtype) -> Array:
 def bits(key: Array, size: int, start: Any = 0) -> Array:
   """jax.random.bits(key, (start + size,))[start:], uint32, for threefry keys.
 
-  The same numbers with the rounds unrolled, which XLA CPU fuses into one loop:
-  0.10 ms instead of 0.50 for V = 49,152.
+  The same bits, with the rounds unrolled so that XLA fuses them into one loop:
+  0.10 ms instead of 0.50 for V = 49,152 on CPU.
   """
   u32 = jnp.uint32
   key_2 = jax.random.key_data(key)

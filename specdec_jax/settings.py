@@ -1,4 +1,4 @@
-"""From a config to models, methods and settings, checked before any work."""
+"""The settings of benchmarks, and models and engines made from them."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ class Target(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(fields.Checked):
-  """1 x 1 is one device, without a mesh."""
+  """Devices along each axis of the mesh; 1 x 1 is one device without a mesh."""
 
   data: int = fields.setting(low=1)
   model: int = fields.setting(low=1)
@@ -81,7 +81,7 @@ class Bench(fields.Checked):
   small: bool = fields.setting(help='smoke test: the ceiling of tiny arrays')
 
 
-# Sections that every config has; each drafter has one more.
+# Sections that every config has, besides one for each drafter.
 _SECTIONS = {
   'target': Target,
   'mesh': Mesh,
@@ -93,7 +93,11 @@ _SECTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """drafters: the Settings of each drafter of build.DRAFTERS, by its name."""
+  """A config as dataclasses.
+
+  target, mesh, decode, sampling, bench: the sections of these names.
+  drafters: the Settings of every drafter, by its name in build.DRAFTERS.
+  """
 
   target: Target
   mesh: Mesh
@@ -109,7 +113,7 @@ class Settings:
 
 
 def drafter_sections() -> dict[str, type]:
-  """The config's section for each drafter, and its dataclass."""
+  """The dataclass of each drafter's section, by the section's name."""
   return {_section(name): row.Settings for name, row in build.DRAFTERS.items()}
 
 
@@ -118,7 +122,7 @@ def _section(drafter: str) -> str:
 
 
 def settings(config) -> Settings:
-  """A ConfigDict as checked dataclasses; nothing is loaded.
+  """Checks a ConfigDict and returns it as dataclasses, without loading models.
 
   Raises:
     ValueError: a value out of range, or a key that is missing or unknown.
@@ -154,7 +158,7 @@ def from_config(config) -> Experiment:
 
 
 def load(s: Settings) -> Experiment:
-  """Loads the target; drafts are loaded with their engines."""
+  """Loads the target; a draft is loaded when its engine is made."""
   target = build.load(
     s.target.source,
     dtype=s.target.dtype,

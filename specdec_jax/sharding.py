@@ -1,7 +1,7 @@
-"""Where arrays live: a (data, model) mesh and two tables.
+"""Sharding of arrays over a (data, model) mesh, by two tables.
 
-One table maps parameter names to logical axes, one maps logical axes to mesh
-axes. Models and loops name logical axes only. Knows no model.
+PARAMETERS maps parameter names to logical axes, RULES logical axes to mesh
+axes. Models and the decode loop name logical axes only.
 """
 
 import dataclasses
@@ -68,7 +68,11 @@ def mesh_of(data: int, model: int) -> Mesh | None:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How one model lies on a mesh; `whole` names axes that are not split."""
+  """The sharding of one model's arrays.
+
+  mesh: axes 'data' and 'model'.
+  whole: logical axes that are replicated, whatever RULES has for them.
+  """
 
   mesh: Mesh
   whole: frozenset[str] = frozenset()
@@ -103,10 +107,15 @@ class Layout:
 
 
 def lay_out(mesh: Mesh, config, *, replicated: bool = False) -> Layout:
-  """The layout of a model with these settings (heads, kv_heads, mlp, vocab).
+  """The layout of a model on a mesh.
 
-  An axis that the mesh does not divide stays whole, and the log says so; query
-  and key/value heads are split together or not at all.
+  An axis whose size the mesh does not divide is replicated, with a line in the
+  log; query and key/value heads are split together or not at all.
+
+  Args:
+    mesh: as of make_mesh.
+    config: an object with heads, kv_heads, mlp and vocab, such as LMConfig.
+    replicated: replicate every axis, for a copy of the model on each device.
   """
   split = mesh.shape['model']
   sizes = {a: getattr(config, a) for a in ('heads', 'kv_heads', 'mlp', 'vocab')}

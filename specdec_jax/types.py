@@ -1,4 +1,4 @@
-"""The contracts every part of the library meets, and the dimension key.
+"""Contracts between models, drafters and verification rules; dimension key.
 
     B  rows (requests)              V  vocabulary
     L  token buffer length          D  model width
@@ -10,8 +10,8 @@
 
 `p` is always the target's distribution and `q` the draft's.
 
-Rows: axis 0 of every leaf of a cache or of a drafter's state is the row, so
-that rows can be split over devices, compared and picked without guessing.
+Axis 0 of every leaf of a cache or of a drafter's state is the row, so that rows
+can be split over devices and compared leaf by leaf.
 """
 
 from collections.abc import Callable
@@ -23,22 +23,25 @@ Params = Any  # a pytree of arrays
 
 
 class Model(NamedTuple):
-  """A language model as pure functions; hashable, so it can be a static.
+  """A language model as pure functions; hashable, so jit takes it as static.
 
   apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=())
-    -> (hidden_BTD, taps, cache): reads T tokens a row, writes their keys and
-    values at `slots_BT` (a slot >= S writes nowhere) and attends where the
-    mask is true; a layer with a window also takes a slot's index for its
-    position, and sees no further back than its window. What it returns as taps
-    are the residual streams after those layers, each [B, T, D]. A model that
-    can be left early also takes `layers`, the first and the one after the last
-    (None: all that follow), and, where the first is not 0, `residual_BTD`, what
-    the layers before it made.
+    -> (hidden_BTD, taps, cache): a forward pass over T tokens of each row. It
+    writes their keys and values to the cache at `slots_BT` (a slot >= S is
+    dropped) and attends to the slots where the mask is true. A layer with a
+    sliding window also takes a slot's index as its position, and attends no
+    further back than the window. The taps returned are the residual streams
+    [B, T, D] after the layers listed in `taps`. A model that supports early
+    exit also takes `layers`, a range (first, stop) of layers to run, where
+    stop=None runs to the last; and, where first is not 0, `residual_BTD`, the
+    residual stream after the layers before it.
   head(params, hidden) -> logits: float32 (or wider), last axis V. Ids that are
     padding have logit -inf.
   init_cache(rows, slots) -> cache: a pytree of zeros, rows first.
-  embed(params, tokens_BT, positions_BT) -> [B, T, D]: what apply starts from;
-    for drafters that read the target's embedding. None: they cannot.
+  vocab: V, the last axis of the logits.
+  context: the most tokens that a row may have.
+  embed(params, tokens_BT, positions_BT) -> [B, T, D]: the input of the first
+    layer, for drafters that read the target's embedding; None if there is none.
   """
 
   apply: Callable[..., tuple[Array, tuple[Array, ...], Any]]
@@ -50,10 +53,10 @@ class Model(NamedTuple):
 
 
 class Weights(NamedTuple):
-  """Parameters of both models; a drafter reads what it needs of them.
+  """Parameters of both models; a drafter may read either.
 
   target: the target's parameters.
-  draft: what the drafter reads, () for one without parameters.
+  draft: the drafter's parameters, () if it has none.
   """
 
   target: Params
@@ -61,9 +64,9 @@ class Weights(NamedTuple):
 
 
 class Sampling(NamedTuple):
-  """Per-row sampling settings; all traced, so changing them is free.
+  """Sampling settings of each row, applied in this order to target and draft.
 
-  Applied in this order, to target and draft alike.
+  All are traced: a change of value does not compile again.
 
   temperature_B: float, 0 is greedy.
   top_k_B: int, 0 is off.
@@ -78,9 +81,9 @@ class Sampling(NamedTuple):
 class Context(NamedTuple):
   """The committed tokens of every row, as a drafter sees them.
 
-  tokens_BL: prompt and output; garbage from lengths_B on.
+  tokens_BL: prompt and output; undefined from index lengths_B on.
   lengths_B: how many tokens are committed.
-  live_B: false for rows that have finished: what is done for them is dropped.
+  live_B: false for rows that have finished; their drafts are ignored.
   sampling: the rows' settings.
   source: an encoder's input, or None.
   """
@@ -93,15 +96,15 @@ class Context(NamedTuple):
 
 
 class Draft(NamedTuple):
-  """A window of proposals.
+  """The draft tokens of one window.
 
   tokens_BK: proposed ids.
-  q_BKV: the distribution each was drawn from, the very array that was sampled;
-    None means deterministic proposals.
-  count_B: how many of the K are proposed; 0 is allowed. It may depend on what
-    came before a token, never on the token itself: leaving out unlikely ones
-    would change q.
-  residual_BND: the residual stream after the target's first layers, of a
+  q_BKV: the distribution each token was drawn from. It must be the array that
+    was sampled, not one computed again. None means deterministic proposals.
+  count_B: how many of the K tokens are proposed; 0 is allowed. Whether a token
+    is proposed may depend on the tokens before it, never on the token itself:
+    leaving out unlikely tokens would change q.
+  residual_BND: the residual stream after the target's first layers, from a
     drafter that ran them over the window's N tokens (Drafter.exit).
   """
 
@@ -115,7 +118,7 @@ class Verdict(NamedTuple):
   """A rule's decision about one window.
 
   accepted_B: how many drafts are kept, 0 to count_B.
-  weights_BV: the unnormalised distribution of the token that follows them.
+  weights_BV: the unnormalised distribution of the token after the kept drafts.
   """
 
   accepted_B: Array
@@ -123,12 +126,13 @@ class Verdict(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What became of one window, for a drafter that learns from it.
+  """The result of one window, for a drafter that learns from acceptance.
 
-  verified_B: drafts that the rule judged: count_B, cut at the end of memory.
+  verified_B: drafts that the rule tested: count_B, fewer at the buffer's end.
   accepted_B: drafts that the rule kept.
   emitted_B: tokens committed: accepted_B + 1, or fewer where a stop id or the
-    limit cut the window; 0 for a row that had finished or whose logits broke.
+    limit cut the window; 0 for a row that had finished or whose logits were
+    not finite.
   weights_BV: the unnormalised distribution the last token was drawn from.
   """
 
@@ -143,9 +147,9 @@ class Noise(NamedTuple):
 
   accept_BK: uniforms in [0, 1) for the accept tests.
   draft(offset, q_BV) -> tokens_B: draws the draft token at an offset.
-  next(offset_B, weights_BV) -> tokens_B: draws the token emitted at position
-    lengths_B + offset_B from unnormalised weights, with plain decoding's own
-    noise for that position.
+  next(offset_B, weights_BV) -> tokens_B: draws the token emitted at index
+    lengths_B + offset_B from unnormalised weights, with the same noise that
+    plain decoding uses at that index.
   """
 
   accept_BK: Array
@@ -154,9 +158,10 @@ class Noise(NamedTuple):
 
 
 class Scores(NamedTuple):
-  """The target's scores before they became p.
+  """The target's logits, for rules that need more than p.
 
-  logits_BNV: its logits. sampling: how they were turned into p.
+  logits_BNV: before temperature, top-k and top-p.
+  sampling: the settings that turned them into p.
   """
 
   logits_BNV: Array
@@ -166,18 +171,19 @@ class Scores(NamedTuple):
 class Rule(NamedTuple):
   """A verification rule.
 
-  verify(noise, draft, p_BNV) -> Verdict. With `scored` it gets a fourth
-    argument, Scores.
+  name: shown in tables.
+  verify(noise, draft, p_BNV) -> Verdict.
   coupled: sampled drafters must draw with plain decoding's noise (Noise.next).
-  lossless: the emitted law is exactly the target's; False is labelled lossy in
-    every table.
+  lossless: emitted tokens are distributed exactly as the target's; a rule with
+    False is labelled lossy in every table.
+  scored: verify takes a fourth argument, Scores.
   kept(p_BTV, q_BTV, scores) -> [B, T, V]: the probability with which each
     token is drafted from q and accepted, in a window of one draft; its sum is
-    the acceptance alpha. None is min(p, q), the most that a lossless rule can
-    accept; a coupled rule reaches it only where p and q agree.
-  emitted(p_BTV, q_BTV, scores) -> [B, T, V], of a lossy rule: the distribution
-    that it emits where one token is drafted from q. Its total variation from p
-    is printed beside every number. None is p.
+    the acceptance alpha. None stands for min(p, q), the most that a lossless
+    rule can accept; a coupled rule reaches it only where p and q agree.
+  emitted(p_BTV, q_BTV, scores) -> [B, T, V]: for a lossy rule, the distribution
+    of the emitted token where one token is drafted from q. Its total variation
+    from p is printed beside every number. None stands for p.
   """
 
   name: str
@@ -192,19 +198,22 @@ class Rule(NamedTuple):
 class Drafter(NamedTuple):
   """A source of proposals, as pure functions over an explicit state.
 
-  init(weights, context, features) -> state: after the target has read the
-    prompt but its last token. features: taps [B, L, E], or None without taps.
-    Axis 0 of every leaf of the state is the row.
+  name: shown in tables.
+  gamma: K, the most draft tokens in a window.
+  init(weights, context, features) -> state: called after the target has read
+    all of the prompt but its last token. features: the taps [B, L, E], or None
+    without taps. Axis 0 of every leaf of the state is the row.
   propose(weights, state, context, noise, target_cache)
     -> (Draft, state, target_cache)
   commit(state, context, outcome, features_BNE) -> state: context is the one
     after the commit, outcome an Outcome; features_BNE[:, j] belongs to the j-th
     token of the window just verified (the last committed token, then the
     drafts).
-  taps: layers of the target whose residual stream it wants, concatenated to E.
+  taps: layers of the target whose residual streams, concatenated along the
+    last axis, are the features.
   exit: how many of the target's layers propose has run over the window, in the
     target's own cache; verification starts after them, from Draft.residual_BND.
-  stops: whether a window may end before gamma where the draft is not sure.
+  stops: whether a window may end before gamma where confidence is low.
   """
 
   name: str
@@ -224,14 +233,14 @@ class Info(NamedTuple):
   proposed_BK: Array  # windows in which draft k was proposed
   tried_BK: Array  # ... proposed, with all drafts before it accepted
   accepted_BK: Array  # ... accepted and emitted
-  whole_BN: Array  # windows that neither EOS nor length cut, by accepted drafts
+  whole_BN: Array  # windows not cut by EOS or length, by accepted drafts
   calls_B: Array  # target calls while the row was live
   wide: Array  # windows of the batch that were verified at full width
   calls: Array  # windows of the batch
-  origin_BL: Array  # who made each token, an index of ORIGINS
+  origin_BL: Array  # origin of each token, an index of ORIGINS
   window_BL: Array  # the window that emitted each token, -1 for the prompt
   broken_B: Array  # the row ended because the target's logits were not finite
-  logprob_BL: Array | None  # log-probability at temperature 1, if asked for
+  logprob_BL: Array | None  # log-probability at temperature 1, if recorded
 
 
 ORIGINS = ('prompt', 'drafted', 'recovered', 'bonus', 'plain')

@@ -12,7 +12,11 @@ Array = jax.Array
 
 
 class View(NamedTuple):
-  """What one layer is told of positions: rotation (or None) and mask."""
+  """The positions of a forward pass, for the layers with one window size.
+
+  cos, sin: rotary angles, [B, T, 1, C/2]; None for learned positions.
+  mask_BTS: true where a token attends to a slot.
+  """
 
   cos: Array | None
   sin: Array | None
@@ -20,14 +24,14 @@ class View(NamedTuple):
 
 
 def views(config: model_config.LMConfig, positions_BT, mask_BTS):
-  """({window: View}) of the kinds of layers that these settings have."""
+  """{window: View} for every window size among the layers."""
   make = lambda window: _view(config, window, positions_BT, mask_BTS)
   return {window: make(window) for window in dict.fromkeys(config.windows)}
 
 
 def _view(config, window: int, positions_BT, mask_BTS) -> View:
   if window:
-    # In a chain a slot's index is its position: nothing to store or roll back.
+    # In a chain a slot's index is its position: none has to be stored.
     slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
     mask_BTS = mask_BTS & (slot_11S > positions_BT[..., None] - window)
     if config.local_rope_theta is not None:
@@ -40,10 +44,11 @@ def _view(config, window: int, positions_BT, mask_BTS) -> View:
 
 
 def precision(dtype):
-  """float32 means float32: GPUs and TPUs would use fewer bits by default.
+  """The precision of matmuls: full for float32, where the default of GPUs and
+  TPUs has fewer bits.
 
-  Products of bfloat16 are exact anyway, and where jax_default_matmul_precision
-  asks for more, libtpu 0.0.42 fails to compile some of them.
+  Products of bfloat16 are exact anyway, and with a higher precision libtpu
+  0.0.42 fails to compile some of them.
   """
   exact = jax.lax.Precision.HIGHEST
   return jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else exact
@@ -52,8 +57,8 @@ def precision(dtype):
 def inverse_frequencies(config: model_config.LMConfig) -> Array:
   """Angular frequency of each channel pair, [C/2], float32 or wider.
 
-  With rope_scaling, Llama 3's rule: frequencies of long wavelengths are divided
-  by `factor`, short ones kept, those between interpolated.
+  With rope_scaling as in Llama 3: low frequencies are divided by `factor`, high
+  ones are not changed, those between are interpolated.
   """
   exponent = jnp.arange(0, config.head_dim, 2, dtype=float) / config.head_dim
   freq = 1.0 / config.rope_theta**exponent
@@ -68,9 +73,9 @@ def inverse_frequencies(config: model_config.LMConfig) -> Array:
 
 
 def rotation(positions_BT: Array, config: model_config.LMConfig):
-  """(cos, sin), each [B, T, 1, C/2] in at least float32.
+  """(cos, sin) of the rotary angles, each [B, T, 1, C/2].
 
-  float32 at least: bf16 rounds position 257 to 256, and RoPE notices.
+  In float32 or wider: bfloat16 would round position 257 to 256.
   """
   freq = inverse_frequencies(config)
   angle = (
@@ -80,7 +85,8 @@ def rotation(positions_BT: Array, config: model_config.LMConfig):
 
 
 def rotate(x_BTHC: Array, cos, sin, pairs: str) -> Array:
-  """Rotates pairs: 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1)."""
+  """Rotates channel pairs: (c, c + C/2) if 'half', (2c, 2c + 1) if
+  'interleaved'."""
   half = x_BTHC.shape[-1] // 2
   if pairs == 'half':
     a, b = x_BTHC[..., :half], x_BTHC[..., half:]
@@ -108,9 +114,17 @@ def attend(
   scale: float | None = None,
   cap: float | None = None,
 ) -> Array:
-  """Softmax attention; query head h reads key/value head h // (H / G).
+  """Grouped-query attention; query head h uses key/value head h // (H / G).
 
-  Scores are multiplied by scale (C**-0.5 if None), then capped.
+  Args:
+    q_BTHC: queries.
+    cache: keys and values, a models.cache.KVCache.
+    mask_BTS: true where a token attends to a slot.
+    scale: factor of the scores before the softmax; None is C**-0.5.
+    cap: soft cap of the scaled scores; None is none.
+
+  Returns:
+    [B, T, H * C].
   """
   B, T, H, C = q_BTHC.shape
   G, S = cache.k_BGSC.shape[1:3]
@@ -127,7 +141,7 @@ def attend(
     precision=exact,
   ).reshape(B, G, H // G, T, S)
   scores = softcap(scores * (C**-0.5 if scale is None else scale), cap)
-  # A finite floor: a row that sees nothing must not become NaN.
+  # Finite: a row where everything is masked must not become NaN.
   scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
   weights = jax.nn.softmax(scores, -1).astype(q_BTHC.dtype)
   out_BGRC = jnp.einsum(

@@ -1,8 +1,8 @@
-"""The key/value cache: memory without a length.
+"""Key/value caches of S slots, which do not know how many are in use.
 
-The caller owns slots (where in memory) and positions (what RoPE sees). Writing
-a slot twice overwrites, so rolling back is not an operation, and a slot >= S
-writes nowhere. Negative slots wrap: never use one.
+The caller chooses slots (the index in memory) and positions (the input of
+RoPE). Writing a slot again overwrites it, so rejected tokens need no rollback.
+A slot >= S is dropped. Negative slots wrap: never use one.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ Array = jax.Array
 class KVCache(NamedTuple):
   """Keys and values of one layer.
 
-  Heads before slots: with slots first, XLA CPU transposes the whole cache in
-  every layer of every step (2.0 ms a step instead of 0.6 for SmolLM2-135M).
+  Heads come before slots: with slots first, XLA CPU transposes all of the cache
+  in every layer of every step (2.0 ms a step, not 0.6, for SmolLM2-135M).
   """
 
   k_BGSC: Array
@@ -27,9 +27,9 @@ class KVCache(NamedTuple):
 class Stacked(NamedTuple):
   """Keys and values of all layers, [B, depth, S, G * C].
 
-  For a scan over layers: kept in the carry, where it is updated in place. Slots
-  before heads, heads and channels together: what XLA TPU neither copies nor
-  transposes.
+  For a scan over layers, whose carry it must be part of to be updated in place.
+  With slots before heads, and heads and channels in one axis, XLA TPU neither
+  copies nor transposes it.
   """
 
   k_BNSF: Array
@@ -42,7 +42,7 @@ def zeros(kind, *shape: int, dtype):
 
 
 def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:
-  """Overwrites the given slots."""
+  """The cache with new keys and values, [B, T, G, C], in the given slots."""
   B, G = k_BTGC.shape[0], k_BTGC.shape[2]
   row_B11 = jnp.arange(B)[:, None, None]
   head_1G1 = jnp.arange(G)[None, :, None]
@@ -55,7 +55,14 @@ def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:
 
 
 def write_stacked(cache: Stacked, layer, k_BTGC, v_BTGC, slots_BT) -> Stacked:
-  """Overwrites the given slots of one layer."""
+  """The cache with new keys and values of one layer in the given slots.
+
+  Args:
+    cache: of all layers.
+    layer: number of the layer; may be traced.
+    k_BTGC, v_BTGC: the new keys and values.
+    slots_BT: where they go; a slot >= S is dropped.
+  """
   B, T = slots_BT.shape
   row_B1 = jnp.arange(B)[:, None]
 
@@ -67,7 +74,7 @@ def write_stacked(cache: Stacked, layer, k_BTGC, v_BTGC, slots_BT) -> Stacked:
 
 
 def read_stacked(cache: Stacked, layer, kv_heads: int) -> KVCache:
-  """One layer, as attention wants it."""
+  """The keys and values of one layer."""
 
   def pick(x_BNSF):
     x_BSF = jax.lax.dynamic_index_in_dim(x_BNSF, layer, 1, keepdims=False)

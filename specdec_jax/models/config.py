@@ -1,6 +1,7 @@
 """Settings of the decoder-only model and the table of published sizes.
 
-A family is a set of settings, never a branch.
+A family of models (Llama, GPT-2, Gemma) is a set of settings: no code depends
+on its name.
 """
 
 import dataclasses
@@ -11,8 +12,8 @@ from typing import Any
 class RopeScaling:
   """Llama 3's frequency scaling (`rope_type: llama3`).
 
-  original_context=0 makes every wavelength a long one: that is linear scaling
-  (`rope_type: linear`), which divides all frequencies by factor.
+  original_context=0 gives linear scaling (`rope_type: linear`): all frequencies
+  are divided by factor.
   """
 
   factor: float = 8.0
@@ -25,36 +26,36 @@ class RopeScaling:
 class LMConfig:
   """One decoder-only transformer.
 
-  Sizes. vocab counts the rows of the embedding, padding included; context is
-  the length of the table of learned positions, if there is one.
+  Sizes. vocab: rows of the embedding, padding included. context: positions that
+  the model supports, and rows of the table of learned positions.
 
-  Embedding. embed_scale multiplies it, rounded to dtype. tied: the head is the
-  same matrix.
+  Embedding. embed_scale: factor of the embedding, rounded to dtype. tied: the
+  head is the same matrix.
 
-  Positions. position: 'rope' or 'learned'. rope_pairs says which channels
-  rotate together: 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1).
+  Positions. position: 'rope' or 'learned'. rope_pairs: the channels that rotate
+  together, 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1).
 
-  Attention. windows: how many tokens a layer sees, itself included, 0 for all;
-  layer i takes windows[i % len(windows)]. local_rope_theta: the unscaled RoPE
-  base of layers with a window; None: that of the others. query_scale multiplies
-  the scores (head_dim**-0.5 if None), which attn_softcap then caps.
+  Attention. windows: how many tokens a token attends to, itself included, 0 for
+  all; layer i has windows[i % len(windows)]. local_rope_theta: the unscaled
+  RoPE base of layers with a window; None: that of the others. query_scale:
+  factor of the scores (None: head_dim**-0.5); attn_softcap caps them after it.
 
   MLP. act: 'silu', 'gelu_tanh' (its tanh approximation) or 'gelu' (exact).
   gated: down(act(gate(x)) * up(x)), else down(act(up(x))).
 
   Norms. norm: 'rms', or 'layer' with a bias. post_norm: norms after attention
-  and after the MLP too. wide_norm: scales are kept and applied in float32 or
+  and after the MLP too. wide_norm: scales are stored and applied in float32 or
   wider.
 
-  Head. logit_softcap caps the logits. proposes: the ids that the head has a
-  column for, ascending; all others have logit -inf. Of drafts only, which are
-  then not tied; () is all ids.
+  Head. logit_softcap: soft cap of the logits. proposes: the ids that the head
+  has a column for, ascending; all others have logit -inf; () is all ids. Only
+  for drafts, which must not be tied then.
 
-  How it runs; none of these but dtype changes a result. dtype is that of
-  weights, activations and cache; logits are float32 or wider. scan_layers:
-  trace one layer and scan over the stack, which compiles faster. fused: one
-  matmul for q, k and v and one for gate and up, which reads small matrices
-  faster; for unscanned models on one device.
+  Execution; only dtype changes the result. dtype: of weights, activations and
+  cache; logits are float32 or wider. scan_layers: trace one layer and scan over
+  the stack, which compiles faster. fused: one matmul for q, k and v and one for
+  gate and up, which is faster for small matrices; for models on one device that
+  are not scanned.
   """
 
   depth: int
@@ -119,7 +120,7 @@ class LMConfig:
       )
 
 
-# What settings that are words may say.
+# The values of settings that are words.
 ALLOWED = {
   'rope_pairs': ('half', 'interleaved'),
   'position': ('rope', 'learned'),
@@ -175,8 +176,8 @@ _GEMMA2 = _gemma(2304, windows=(4096, 0), attn_softcap=50.0, logit_softcap=30.0)
 _COLUMNS = (
   'depth', 'width', 'heads', 'kv_heads', 'head_dim', 'mlp', 'vocab', 'context'
 )  # fmt: skip
-# Sizes as published in each checkpoint's config.json; small and mini are a
-# target and a draft of 3M and 0.3M parameters, for training here.
+# Sizes as published in each checkpoint's config.json; small and mini, a target
+# and a draft of 3M and 0.3M parameters, are for training with this library.
 _ROWS: dict[str, tuple] = {
   'tiny': (2, 64, 4, 2, 16, 128, 512, 512, {}),
   'small': (6, 192, 6, 2, 32, 512, 3072, 512, {}),
@@ -206,10 +207,10 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def sized(name: str, **changes) -> LMConfig:
-  """The LMConfig of a row of SIZES, with changes.
+  """The LMConfig of a size in SIZES, with changes.
 
   Raises:
-    ValueError: a name that is not in the table.
+    ValueError: an unknown size.
   """
   if name not in SIZES:
     raise ValueError(f'size {name!r} is not one of {sorted(SIZES)}')

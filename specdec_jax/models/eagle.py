@@ -1,8 +1,8 @@
-"""One decoder layer that goes on from a target's features: EAGLE's draft.
+"""The EAGLE draft model: one decoder layer over the target's hidden states.
 
-Token t is read together with what the target made of the token before it, and
-predicts token t + 1. Embedding and head are the target's own, frozen; the head
-has the columns of the draft's vocabulary only. Knows no drafting.
+Its input at token t is the embedding of t and the target's hidden states at
+token t - 1 (the feature); it predicts token t + 1. Embedding and head are the
+target's, frozen; the head is cut to the columns of the draft's vocabulary.
 """
 
 import dataclasses
@@ -23,8 +23,10 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig:
-  """block: the settings of the one layer; its width is the target's. taps: the
-  target's layers whose residual streams are its features, the last one last.
+  """An EAGLE draft.
+
+  block: the settings of its one layer, of the target's width.
+  taps: the target's layers whose residual streams are its features, ascending.
   """
 
   block: model_config.LMConfig
@@ -42,7 +44,12 @@ class EagleConfig:
 def settings(
   target: model_config.LMConfig, taps: tuple[int, ...], **changes
 ) -> EagleConfig:
-  """An EAGLE draft with a layer like the target's; changes: of that layer.
+  """The config of an EAGLE draft whose layer is like the target's.
+
+  Args:
+    target: the target's config.
+    taps: layers of the target, ascending, the last one included.
+    **changes: fields of LMConfig that differ in the draft's layer.
 
   Raises:
     ValueError: taps that are no layers of the target, or without the last one.
@@ -74,7 +81,7 @@ class Eagle(nnx.Module):
     self.block = layers.Block(c.block)
 
   def fused(self, features_BTE: Array) -> Array:
-    """The target's features as one of width D."""
+    """The concatenated features reduced to width D: [B, T, D]."""
     x = normed(features_BTE, len(self.config.taps))
     x = x.astype(self.config.block.dtype)
     return x if self.fuse is None else self.fuse(x)
@@ -85,7 +92,7 @@ class Eagle(nnx.Module):
 
 
 def normed(features: Array, taps: int) -> Array:
-  """Every tap over its root mean square, float32 or wider; 0 stays 0."""
+  """Each tap divided by its root mean square, float32 or wider; 0 stays 0."""
   parts = jnp.stack(jnp.split(features, taps, -1), -2)
   wide = parts.astype(jnp.promote_types(parts.dtype, jnp.float32))
   scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
@@ -94,7 +101,7 @@ def normed(features: Array, taps: int) -> Array:
 
 @functools.cache
 def split(config: EagleConfig):
-  """(graphdef, abstract params); no memory used."""
+  """(graphdef, abstract params); allocates no memory."""
   return nnx.split(nnx.eval_shape(lambda: Eagle(config)), nnx.Param)
 
 
@@ -123,13 +130,13 @@ def init(config: EagleConfig, seed: int) -> dict[str, Array]:
 
 
 def cast(config: EagleConfig, params):
-  """Parameters (nested) in the dtypes that the draft computes with."""
+  """Nested parameters cast to the dtypes that the draft computes in."""
   wanted = lm.nest(shapes(config))
   return jax.tree.map(lambda x, s: x.astype(s.dtype), params, wanted)
 
 
 def merge(config: EagleConfig, params) -> Eagle:
-  """The module with these parameters (nested, as lm.nest makes them)."""
+  """The module with these parameters, nested as by lm.nest."""
   graphdef, _ = split(config)
   return nnx.merge(graphdef, nnx.State(params))
 
@@ -141,19 +148,23 @@ def _norm(config: EagleConfig):
 
 
 def features_of(params: Any, config: EagleConfig, features_BTE: Array) -> Array:
-  """The target's features as the draft reads them: [B, T, D]."""
+  """The target's features, [B, T, E], as input of the draft: [B, T, D]."""
   return merge(config, params).fused(features_BTE)
 
 
 def reader(
   config: EagleConfig, target: types.Model, features_BTD: Array
 ) -> types.Model:
-  """The draft as a model that reads tokens beside these features.
+  """The draft as a types.Model, for one call of apply with these features.
 
-  Its parameters: 'layer', the 'head' and the 'ids' of the draft's vocabulary,
-  and the 'target', whose embedding it reads. features_BTD[:, t] is what was
-  made of the token before the t-th one read: by the target (features_of) or, of
-  a draft's own token, the hidden state that apply returned for it.
+  Its parameters are those of `weights`.
+
+  Args:
+    config: of the draft.
+    target: the target, whose embedding is read.
+    features_BTD: features_BTD[:, t] belongs to the token before the t-th token
+      of the call: the target's (features_of) or, where that token was drafted,
+      the hidden state that apply returned for it.
   """
   embed = target.embed
   assert embed is not None, 'drafters.eagle.make refuses such a target'
@@ -190,10 +201,12 @@ def init_cache(config: EagleConfig, rows: int, slots: int) -> kv.KVCache:
 
 
 def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
-  """The parameters of reader.
+  """The parameters of `reader`: 'layer', 'head', 'ids' and 'target'.
 
-  layer: the draft's own, nested. ids: the draft's vocabulary, [R].
-  target_params: of the target; some columns of its head are taken.
+  Args:
+    layer: parameters of the draft's layer, nested.
+    ids: the draft's vocabulary, [R], as ids of the target.
+    target_params: the target's; the head is copied from columns of its head.
   """
   ids = jnp.asarray(ids)
   head_DR = jnp.take(target_params['head'], ids, axis=1)
@@ -201,16 +214,16 @@ def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
 
 
 def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
-  """Logits of all ids: -inf but for those of the draft's vocabulary."""
+  """Logits of all ids, [..., V]; -inf outside the draft's vocabulary."""
   few = reduced(config, params, hidden)
   out = jnp.full((*few.shape[:-1], vocab), -jnp.inf, few.dtype)
   return out.at[..., params['ids']].set(few, unique_indices=True)
 
 
 def reduced(config: EagleConfig, params, hidden: Array) -> Array:
-  """Logits of the draft's own vocabulary, [..., R], float32 or wider.
+  """Logits of the draft's vocabulary, [..., R], float32 or wider.
 
-  Of params only the head and the layer's last norm are read.
+  Uses only the head and the layer's last norm from params.
   """
   wide = jnp.promote_types(hidden.dtype, jnp.float32)
   norm = nnx.merge(_norm(config), nnx.State(params['layer']['norm']))

@@ -1,7 +1,7 @@
 """Norms, projections and the transformer block, as Flax NNX modules.
 
-Modules hold parameters and nothing else: no sharding, no caches, no loading.
-Kernels are [in, out], so that `x @ kernel` streams them at memory speed.
+Modules hold parameters only: no sharding, caches or loading. Kernels are
+[in, out], so that `x @ kernel` reads them at memory speed.
 """
 
 import functools
@@ -17,7 +17,7 @@ Array = jax.Array
 
 
 def matmul(x: Array, kernel: Array, dtype=None) -> Array:
-  """x @ kernel, accumulated in float32 or wider, in dtype (x's if None)."""
+  """x @ kernel, accumulated in float32 or wider, cast to dtype (None: x's)."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   dot = functools.partial(
     jnp.matmul,
@@ -28,7 +28,7 @@ def matmul(x: Array, kernel: Array, dtype=None) -> Array:
   x = x.reshape(-1, x.shape[-1])
   one = x.shape[0] == 1 and x.dtype == jnp.bfloat16
   if one and jax.default_backend() == 'cpu':
-    # One bf16 row takes XLA CPU's slow path, 10-20 times the time of two.
+    # For one bf16 row XLA CPU takes a path 10 to 20 times slower than for two.
     y = dot(jnp.pad(x, ((0, 1), (0, 0))), kernel)[:1]
   else:
     y = dot(x, kernel)
@@ -38,8 +38,8 @@ def matmul(x: Array, kernel: Array, dtype=None) -> Array:
 class RMSNorm(nnx.Module):
   """x / rms(x) * scale, in float32 or wider (Zhang & Sennrich 2019).
 
-  Rounded to x's dtype before the scale is applied, or after it if the scale is
-  wider than x.
+  It is rounded to x's dtype before the scale is applied, or after if the scale
+  has a wider dtype than x.
   """
 
   def __init__(self, width: int, eps: float, dtype):
@@ -55,7 +55,8 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-  """(x - mean) / deviation * scale + bias (Ba et al. 2016), all in float32."""
+  """(x - mean) / deviation * scale + bias (Ba et al. 2016), in float32 or
+  wider."""
 
   def __init__(self, width: int, eps: float, dtype):
     self.scale = nnx.Param(jnp.ones((width,), dtype))
@@ -71,7 +72,7 @@ class LayerNorm(nnx.Module):
 
 
 def norm(c: model_config.LMConfig, width: int) -> nnx.Module:
-  """The norm that the settings name."""
+  """The norm layer of these settings, over `width` channels."""
   dtype = jnp.dtype(c.dtype)
   if c.wide_norm:
     dtype = jnp.promote_types(dtype, jnp.float32)
@@ -87,7 +88,7 @@ ACTS = {
 
 
 def _last(x: Array, ndim: int) -> Array:
-  """A vector as the last of ndim axes; nothing is broadcast silently."""
+  """A vector reshaped to the last of ndim axes; rank promotion is refused."""
   return x.reshape((1,) * (ndim - 1) + (-1,))
 
 
@@ -106,7 +107,7 @@ class Linear(nnx.Module):
 
 
 class Attention(nnx.Module):
-  """Projections, optional q/k norm, rotation; the cache is the caller's."""
+  """Attention with its projections; `write` updates the cache (see Block)."""
 
   def __init__(self, c: model_config.LMConfig):
     self.config = c
@@ -170,10 +171,10 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-  """Attention and feed-forward, each after a norm, and before one if post_norm.
+  """A pre-norm transformer layer; with post_norm, norms after each part too.
 
   write(k_BTGC, v_BTGC) -> (cache, layer): puts this call's keys and values in
-  the cache; `layer` is the part to attend over.
+  the cache; `layer` is the KVCache to attend over.
   """
 
   def __init__(self, c: model_config.LMConfig):

@@ -1,8 +1,8 @@
-"""The decoder-only language model: one function for every pass.
+"""The decoder-only language model.
 
-Training, prefill, decoding (T = 1) and verification (T = gamma + 1) are the
-same `apply`. Parameters are a plain nested dict; their flat names
-('layers/0/attn/q/kernel') are what io and sharding speak. Knows no decoding.
+Training, prefill, decoding (T = 1) and verification (T = gamma + 1) run the
+same `apply`. Parameters are a plain nested dict; io and sharding use their flat
+names ('layers/0/attn/q/kernel').
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ Array = jax.Array
 
 
 class Ends(nnx.Module):
-  """What is not a block: token and position tables, final norm, output head.
+  """Embedding, position table, final norm and output head.
 
-  The head is [D, V]. Tied models look their tokens up in its columns: one array
-  serves both, in the layout that the head needs.
+  The head is [D, V]. Tied models look up embeddings in its columns: one array
+  for both, in the layout that the head needs.
   """
 
   def __init__(self, c: model_config.LMConfig):
@@ -51,7 +51,7 @@ class Ends(nnx.Module):
     if c.embed_scale != 1:
       x_BTD = x_BTD * jnp.asarray(c.embed_scale, x_BTD.dtype)
     if self.positions is not None:
-      # A window may reach past the context; what it says there is never kept.
+      # A window may reach past the context; tokens there are never committed.
       inside_BT = jnp.minimum(positions_BT, c.context - 1)
       x_BTD = x_BTD + self.positions[...].at[inside_BT].get(mode='clip')
     return x_BTD
@@ -64,7 +64,7 @@ class Ends(nnx.Module):
 
 
 def _modules(config: model_config.LMConfig):
-  """(graphdef, abstract params) of a block and of the ends; no memory used."""
+  """(graphdef, abstract params) of a block and of Ends; allocates no memory."""
   if config.dtype == 'float64' and not jax.config.read('jax_enable_x64'):
     raise ValueError(
       "dtype='float64' needs jax_enable_x64: set JAX_ENABLE_X64=1"
@@ -119,11 +119,11 @@ _FUSED |= {'mlp/gate_up': ('mlp/gate', 'mlp/up')}
 def fuse(config: model_config.LMConfig, params: types.Params):
   """(config, params) of the same model with fused projections.
 
-  Consumes params: a layer's parts are freed as they are joined, so that no
-  second copy of the model is held.
+  Changes params in place: each layer's parts are freed as they are joined, so
+  memory never holds the model twice.
 
   Raises:
-    ValueError: scanned layers, which would be joined all at once.
+    ValueError: a model with scan_layers.
   """
   if config.scan_layers:
     raise ValueError('scan_layers and fused: choose one')
@@ -142,9 +142,10 @@ def fuse(config: model_config.LMConfig, params: types.Params):
 
 
 def plain(config: model_config.LMConfig, params: types.Params):
-  """(config, params by flat name) with neither fused nor scanned ones.
+  """(config, params by flat name) with projections and layers split apart.
 
-  The parts are views of numpy arrays, copies of others. The inverse of fuse.
+  Undoes fused and scan_layers. The parts are views if params are numpy arrays,
+  else copies.
   """
   config = dataclasses.replace(config, scan_layers=False, fused=False)
   flat = flatten(params)
@@ -170,12 +171,12 @@ def plain(config: model_config.LMConfig, params: types.Params):
 def reduce(
   config: model_config.LMConfig, params: types.Params, ids: Sequence[int]
 ) -> tuple[model_config.LMConfig, types.Params]:
-  """(config, params) of the same model proposing these ids only.
+  """(config, params) of the model with a head for these ids only.
 
-  Its head has their columns. Layers and norms are the same arrays.
+  Layers and norms are the same arrays, not copies.
 
   Raises:
-    ValueError: ids that are not ascending, or that the model does not have.
+    ValueError: ids that are not ascending, or not in the vocabulary.
   """
   own = dataclasses.replace(
     config, tied=False, proposes=tuple(int(i) for i in ids)
@@ -188,13 +189,17 @@ def reduce(
 
 
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
-  """Random parameters: kernels N(0, 1/fan_in), norms 1, biases 0.
+  """Random parameters: kernels N(0, 1/fan_in), norm scales 1, biases 0.
 
-  Rows of the tables of tokens and positions are N(0, 1/width).
+  Rows of the token and position tables are N(0, 1/width). Values depend on the
+  seed and the parameter's unscanned name only, so that a seed gives the same
+  model whether it is sharded, scanned or neither.
 
-  put(name, array) -> array places each one as it is made. A parameter's values
-  depend on the seed and its unscanned name only: sharded, scanned or neither,
-  it is the same model.
+  Args:
+    config: the settings.
+    seed: of the random numbers.
+    put: put(name, array) -> array places each parameter as it is made; None
+      leaves it on the default device.
   """
   put = put or (lambda name, x: x)
   root = jax.random.key(seed)
@@ -232,10 +237,11 @@ def make(
 
   Args:
     config: the settings.
-    ids: how many ids are real; the others have logit -inf. All, if None.
-    vocab: size of the logits' last axis; config.vocab if None. Draft and target
-      are made with one vocab, whatever their padding.
-    constrain: constrain(array, *logical axes) -> array; pins the sharding of
+    ids: number of ids that are tokens; the others, padding, have logit -inf.
+      None: all.
+    vocab: size of the logits' last axis; None: config.vocab. It must be the
+      same for draft and target, whose embeddings may be padded differently.
+    constrain: constrain(array, *logical axes) -> array; fixes the sharding of
       caches and logits (sharding.Layout.constrain).
   """
   V = vocab or config.vocab
@@ -322,7 +328,8 @@ def _head(config, ids: int, V: int, constrain, params, hidden):
 
 
 def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
-  """Layer after layer; one cache buffer each, which CPU and GPU like best."""
+  """Runs the layers one by one, each with a cache buffer of its own: fastest
+  on CPU and GPU."""
   views, slots_BT = args
   new, tapped = list(cache), {}
   for i in part:
@@ -338,9 +345,9 @@ def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
 
 
 def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
-  """One traced layer: compiles depth times faster; the cache is in the carry.
+  """Scans over the layers: tracing one, it compiles `depth` times faster.
 
-  Never pass the cache as scanned input and output: that copies all of it.
+  The cache is in the carry. As scanned input and output it would be copied.
   """
   views, slots_BT = args
   view_of = _by_number(config, views)
@@ -364,7 +371,7 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
 
 
 def _by_number(config, views):
-  """view_of(i), where layer number i is traced."""
+  """A function from a layer's number, which may be traced, to its View."""
   if len(views) == 1:
     (only,) = views.values()
     return lambda i: only

@@ -1,4 +1,4 @@
-"""Block verification: the window is judged as a whole."""
+"""Block verification: the drafts of a window are accepted jointly."""
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +8,13 @@ from specdec_jax.verify import chain
 
 
 def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
-  """Keeps the longest prefix of the draft that passes, then one more token.
+  """Keeps the longest prefix that passes; returns the next token's weights.
 
   With w_0 = 1, w_i = min(w_{i-1} p(x_i) / q(x_i), 1) and A_i the mass of
   max(w_i p - q, 0) at the next offset, the prefix of i tokens passes with
-  probability A_i / (A_i + 1 - w_i), and w_i at the last one. The token after it
-  follows max(w p - q, 0). Emitted tokens are distributed exactly as p, and no
-  other such rule keeps more drafts on average. With one draft, and at
+  probability A_i / (A_i + 1 - w_i), and w_i at the last one. The next token
+  is drawn from max(w p - q, 0). Emitted tokens are distributed exactly as p,
+  and no other such rule keeps more drafts on average. With one draft, and at
   temperature 0, it is `reject`. Sun et al. 2024, Algorithm 2
   (https://arxiv.org/abs/2403.10444).
   """
@@ -34,7 +34,7 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   accepted_B = jnp.max(jnp.where(ok_BK, at_1K, 0), -1, initial=0)
   accepted_B = accepted_B.astype(jnp.int32)
   w_B1 = jnp.take_along_axis(w_BN, accepted_B[:, None], 1)
-  # Past the last proposal q is zero: what is left is p.
+  # Past the last proposal q is zero, so the residual is p.
   w_B1 = jnp.where(accepted_B[:, None] == count_B1, 1, w_B1)
   p_BV = chain.row(p_BNV, accepted_B)
   rest_BV = w_B1 * p_BV - chain.q_row(draft, accepted_B, p_BV)
@@ -42,7 +42,7 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
 
 
 def _ratios(p_BK, q_BK):
-  """w_0 ... w_K: [B, N]; never divides by a q that may be 0."""
+  """w_0 ... w_K, [B, N], without dividing by a q that may be 0."""
 
   def grow(w_B, pq):
     p_B, q_B = pq
@@ -57,7 +57,7 @@ def _ratios(p_BK, q_BK):
 
 
 def _masses(w_BN, draft: types.Draft, p_BNV):
-  """sum max(w_i p - q, 0) over the offset after i drafts, 0 < i < K."""
+  """A_i, the mass of max(w_i p - q, 0) after i drafts, for 0 < i < K."""
   K = draft.tokens_BK.shape[1]
   wp_BXV = w_BN[:, 1:K, None] * p_BNV[:, 1:K]
   if draft.q_BKV is None:

@@ -1,4 +1,4 @@
-"""Gathers and prefixes that the rules over a chain of drafts share."""
+"""Indexing of p and q by draft tokens, shared by the rules."""
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,13 @@ Array = jax.Array
 
 
 def pick(p_BNV: Array, tokens_BK: Array) -> Array:
-  """p of draft token k under its own row k: [B, K]."""
+  """The probability of draft token k under p_BNV[:, k]: [B, K]."""
   K = tokens_BK.shape[1]
   return jnp.take_along_axis(p_BNV[:, :K], tokens_BK[..., None], -1)[..., 0]
 
 
 def q_of_tokens(draft: types.Draft) -> Array:
-  """q of each draft token; a deterministic proposal has q = 1."""
+  """q of each draft token, [B, K]; a deterministic proposal has q = 1."""
   if draft.q_BKV is None:
     return jnp.ones(draft.tokens_BK.shape)
   return pick(draft.q_BKV, draft.tokens_BK)
@@ -27,7 +27,7 @@ def proposed(draft: types.Draft) -> Array:
 
 
 def prefix(ok_BK: Array) -> Array:
-  """Length of the leading run of true: [B]."""
+  """How many leading values of a row are true: [B]."""
   return jnp.cumprod(ok_BK.astype(jnp.int32), -1).sum(-1, dtype=jnp.int32)
 
 
@@ -36,7 +36,10 @@ def row(p_BNV: Array, index_B: Array) -> Array:
 
 
 def q_row(draft: types.Draft, index_B: Array, like_BV: Array) -> Array:
-  """q at an offset; zero where that offset was not proposed: [B, V]."""
+  """q at an offset, [B, V]; zero where no token was proposed there.
+
+  like_BV gives the shape and dtype.
+  """
   K = draft.tokens_BK.shape[1]
   if K == 0:
     return jnp.zeros_like(like_BV)

@@ -1,4 +1,4 @@
-"""Drafter-invariant speculative decoding."""
+"""Coupled verification: the output does not depend on the drafter."""
 
 import jax.numpy as jnp
 
@@ -7,13 +7,13 @@ from specdec_jax.verify import chain
 
 
 def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
-  """Accepts while the draft agrees with plain decoding's own draws.
+  """Accepts drafts as long as they equal the tokens of plain decoding.
 
   Each target token is drawn from p with the noise that plain decoding uses at
-  that position, so the output is plain sampling's, token for token, whatever
-  the draft. Sampled drafters draw with the same noise; the acceptance is then
-  between (1 - D) / (1 + D) and 1 - D, D the total variation. Daliri et al. 2024
-  (https://arxiv.org/abs/2408.07978).
+  that index, so the output equals plain decoding's, token for token, for any
+  drafter. Sampled drafters draw with the same noise; the acceptance is then
+  between (1 - D) / (1 + D) and 1 - D, where D is the total variation between p
+  and q. Daliri et al. 2024 (https://arxiv.org/abs/2408.07978).
   """
   B, K = draft.tokens_BK.shape
   agrees = [

@@ -17,15 +17,15 @@ class Settings(fields.Checked):
 
 @functools.cache
 def make(lenience: float) -> types.Rule:
-  """The rule that trusts the draft more, by a factor of 1 / lenience.
+  """The rule that accepts drafts up to 1 / lenience times as often.
 
-  Sampling: a draft is kept with probability min(1, p / (l q)); after a
-  rejection the token follows max(p - q, 0), so that none is emitted with more
-  than p / l. (The paper leaves that residual open; max(p - l q, 0) keeps the
-  same bound and is farther from p.) Greedy: a draft is kept if its probability
-  at temperature 1 is at least l times the largest; the paper prints "at most",
-  against its own numbers. With 1 it is `reject`. Leviathan et al. 2023,
-  appendix A.5 (https://arxiv.org/abs/2211.17192).
+  Sampling, with lenience l: a draft is kept with probability min(1, p / (l q));
+  after a rejection the token is drawn from max(p - q, 0), so no token is
+  emitted with probability above p / l. (The paper does not define the residual;
+  max(p - l q, 0) has the same bound and is farther from p.) Greedy: a draft is
+  kept if its probability at temperature 1 is at least l times the largest; the
+  paper has "at most", which contradicts its numbers. Lenience 1 is `reject`.
+  Leviathan et al. 2023, appendix A.5 (https://arxiv.org/abs/2211.17192).
 
   Raises:
     ValueError: lenience outside (0, 1].
@@ -50,7 +50,12 @@ def verify(
   p_BNV,
   scores: types.Scores,
 ) -> types.Verdict:
-  """Keeps a prefix of the draft, then gives the residual max(p - q, 0)."""
+  """Keeps a prefix of the draft; the next token has weights max(p - q, 0).
+
+  Args:
+    lenience: in (0, 1); see make.
+    noise, draft, p_BNV, scores: as for types.Rule.verify.
+  """
   greedy_B1 = sampling.is_greedy(scores.sampling)[:, None]
   near_BNV = _near(scores.logits_BNV, lenience)
   q_BK = chain.q_of_tokens(draft)
@@ -67,7 +72,7 @@ def verify(
 
 
 def kept(lenience: float, p_BTV, q_BTV, scores: types.Scores):
-  """Rule.kept: min(p / l, q); greedily q of the tokens that are near."""
+  """Rule.kept: min(p / l, q); if greedy, q of the tokens that are accepted."""
   greedy_B11 = sampling.is_greedy(scores.sampling)[:, None, None]
   near_BTV = _near(scores.logits_BNV, lenience)
   return jnp.where(
@@ -76,11 +81,11 @@ def kept(lenience: float, p_BTV, q_BTV, scores: types.Scores):
 
 
 def emitted(lenience: float, p_BTV, q_BTV, scores: types.Scores):
-  """Rule.emitted: what is kept, and the residual after a rejection."""
+  """Rule.emitted: the kept probability plus that of the residual."""
   kept_BTV = kept(lenience, p_BTV, q_BTV, scores)
   rest_BTV = jnp.maximum(p_BTV - q_BTV, 0)
   mass_BT1 = jnp.sum(rest_BTV, -1, keepdims=True)
-  # Where nothing is left p equals q, and decode draws from p.
+  # Where the residual is empty p equals q, and decode draws from p.
   left_BT1 = mass_BT1 > 0
   rest_BTV = jnp.where(
     left_BT1, rest_BTV / jnp.where(left_BT1, mass_BT1, 1), p_BTV
