@@ -7,6 +7,7 @@ out = specdec_jax.generate(target, ['Hello!'], draft=draft, gamma=4)
 print(out[0].text, out[0].metrics['block_efficiency'])
 """
 
+import bisect
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -298,15 +299,8 @@ def run(
   """
   placed = requests.place(request, engine.target.layout)
   if check_cache:
-    debug.check_cache(
-      engine.target.model,
-      engine.drafter,
-      engine.rule,
-      engine.weights,
-      placed,
-      engine.options,
-      proposals=proposals,
-    )
+    parts = engine.drafter, engine.rule, engine.weights, placed, engine.options
+    debug.check_cache(engine.target.model, *parts, proposals=proposals)
   if wanted.record:
     out, records = _recorded(engine, placed, wanted)
   else:
@@ -334,15 +328,14 @@ def _completion(engine, request, wanted: Settings, out, row: int, record):
     text, reason = text[:cut], 'stop'
     tokens = _until_stop(tokenizer, tokens, wanted.stop)
   kept = slice(start, start + len(tokens))
+  counts = metrics.rows(out.info, slice(row, row + 1))
   logprobs = out.info.logprob_BL
   return Completion(
     text=text,
     tokens=tokens,
     finish_reason=reason,
     origins=[types.ORIGINS[o] for o in out.info.origin_BL[row, kept]],
-    metrics=metrics.summary(
-      metrics.rows(out.info, slice(row, row + 1))
-    )._asdict(),
+    metrics=metrics.summary(counts)._asdict(),
     logprobs=None if logprobs is None else logprobs[row, kept].tolist(),
     record=record,
   )
@@ -391,21 +384,13 @@ def _find_stop(text: str, stop: tuple[str, ...]) -> int | None:
 
 def _until_stop(tokenizer, tokens: list[int], stop) -> list[int]:
   """The tokens up to the one that completes the first stop string."""
-  low, high = 1, len(tokens)
-  while low < high:
-    middle = (low + high) // 2
-    if _find_stop(tokenizer.decode(tokens[:middle]), stop) is None:
-      low = middle + 1
-    else:
-      high = middle
-  return tokens[:high]
+  found = lambda n: _find_stop(tokenizer.decode(tokens[:n]), stop) is not None
+  counts = range(1, len(tokens))
+  return tokens[: 1 + bisect.bisect_left(counts, True, key=found)]
 
 
 def _held_back(text: str, stop: tuple[str, ...]) -> int:
   """Characters at the end that more tokens could still change or cut."""
   held = len(text) - len(text.rstrip('\ufffd'))
-  for s in stop:
-    for size in range(1, len(s)):
-      if text.endswith(s[:size]):
-        held = max(held, size)
-  return held
+  begun = (n for s in stop for n in range(1, len(s)) if text.endswith(s[:n]))
+  return max((held, *begun))

@@ -42,8 +42,7 @@ class Request(NamedTuple):
 class State(NamedTuple):
   """All that the next window needs; axis 0 of every leaf is the row.
 
-  tokens_BL, lengths_B: the committed tokens and how many they are.
-  live_B: rows that have not finished.
+  tokens_BL, lengths_B, live_B: as in types.Context.
   cache: the target's. drafter: the drafter's own state.
   """
 
@@ -150,11 +149,10 @@ def _programs(loop: Loop) -> Programs:
   init, one = functools.partial(start, loop), functools.partial(step, loop)
 
   def generate(weights, request):
-    state, info = init(weights, request)
     state, info = jax.lax.while_loop(
       lambda carry: jnp.any(carry[0].live_B),
       lambda carry: one(weights, request, *carry),
-      (state, info),
+      init(weights, request),
     )
     return Output(state.tokens_BL, state.lengths_B, info)
 
@@ -168,6 +166,7 @@ def start(loop: Loop, weights: types.Weights, request: Request):
   target, drafter, options = loop.target, loop.drafter, loop.options
   B, L = request.tokens_BL.shape
   live_B = request.lengths_B < request.limit_B
+  committed = request.tokens_BL, request.lengths_B, live_B
   with jax.named_scope('prefill'):
     cache, features_BLE = forward.prefill(
       target,
@@ -178,14 +177,10 @@ def start(loop: Loop, weights: types.Weights, request: Request):
       chunk=options.chunk,
       taps=drafter.taps,
     )
-  context = types.Context(
-    request.tokens_BL, request.lengths_B, live_B, request.sampling
-  )
+  context = types.Context(*committed, request.sampling)
   with jax.named_scope('draft_init'):
     draft_state = drafter.init(weights, context, features_BLE)
-  state = State(
-    request.tokens_BL, request.lengths_B, live_B, cache, draft_state
-  )
+  state = State(*committed, cache, draft_state)
   return state, _empty_info(B, L, drafter.gamma, options.logprobs)
 
 
@@ -198,9 +193,7 @@ def step(loop: Loop, weights, request: Request, state: State, info):
   rejected draft's keys until the next window overwrites it.
   """
   drafter = loop.drafter
-  context = types.Context(
-    state.tokens_BL, state.lengths_B, state.live_B, request.sampling
-  )
+  context = types.Context(*state[:3], request.sampling)
   noise = loop.noise(
     request.seed_B,
     request.request_B,
@@ -231,13 +224,13 @@ def step(loop: Loop, weights, request: Request, state: State, info):
 
 
 class _Tried(NamedTuple):
-  """What one verify pass found; N columns whatever its width."""
+  """The outcome of one verify pass; N columns whatever its width."""
 
   cache: Any
   accepted_B: Array
   weights_BV: Array
-  window_BN: Array
   broken_B: Array
+  window_BN: Array
   logprob_BN: Array | None
   features_BNE: Array | None
 
@@ -264,19 +257,15 @@ def _one_of(attempt, widths: dict[int, Array], cache) -> _Tried:
   return tried
 
 
-def _narrowed(draft: types.Draft, width: int) -> types.Draft:
-  q_BKV, residual_BND = draft.q_BKV, draft.residual_BND
-  return draft._replace(
-    tokens_BK=draft.tokens_BK[:, :width],
-    q_BKV=None if q_BKV is None else q_BKV[:, :width],
-    residual_BND=None if residual_BND is None else residual_BND[:, : width + 1],
-  )
-
-
 def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   """Scores `width` proposals and one position more, and applies the rule."""
   target, drafter, rule, options, _ = loop
-  draft = _narrowed(draft, width)
+  cut = lambda x, size: None if x is None else x[:, :size]
+  draft = draft._replace(
+    tokens_BK=draft.tokens_BK[:, :width],
+    q_BKV=cut(draft.q_BKV, width),
+    residual_BND=cut(draft.residual_BND, width + 1),
+  )
   start_B = context.lengths_B - 1
   last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
   hidden_BND, tapped, cache = forward.read(
@@ -303,32 +292,22 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   weights_BV = jnp.where(empty_B1, p_BV, verdict.weights_BV)
   next_B = noise.next(verdict.accepted_B, weights_BV)
   index_1N = jnp.arange(width + 1)[None]
-  window_BN = jnp.where(
-    index_1N == verdict.accepted_B[:, None],
-    next_B[:, None],
-    jnp.pad(draft.tokens_BK, ((0, 0), (0, 1))),
-  )
+  is_next_BN = index_1N == verdict.accepted_B[:, None]
+  drafts_BN = jnp.pad(draft.tokens_BK, ((0, 0), (0, 1)))
+  window_BN = jnp.where(is_next_BN, next_B[:, None], drafts_BN)
   # A NaN must end the row, not become a token. Rows after it do not count.
   lost_BN = ~jnp.isfinite(jnp.max(logits_BNV, -1))
   seen_BN = index_1N <= verdict.accepted_B[:, None]
   broken_B = jnp.any(lost_BN & seen_BN, 1)
   logprob_BN = None
   if options.logprobs:
-    logprob_BN = jnp.take_along_axis(logits_BNV, window_BN[..., None], -1)[
-      ..., 0
-    ] - jax.nn.logsumexp(logits_BNV, -1)
+    logit_BN1 = jnp.take_along_axis(logits_BNV, window_BN[..., None], -1)
+    logprob_BN = logit_BN1[..., 0] - jax.nn.logsumexp(logits_BNV, -1)
   features_BNE = forward.concat(tapped) if drafter.taps else None
-  widen = lambda x: jnp.pad(
-    x, [(0, 0), (0, drafter.gamma - width)] + [(0, 0)] * (x.ndim - 2)
-  )
-  return _Tried(
-    cache,
-    verdict.accepted_B,
-    weights_BV,
-    widen(window_BN),
-    broken_B,
-    *jax.tree.map(widen, (logprob_BN, features_BNE)),
-  )
+  spare = drafter.gamma - width
+  widen = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
+  columns = jax.tree.map(widen, (window_BN, logprob_BN, features_BNE))
+  return _Tried(cache, verdict.accepted_B, weights_BV, broken_B, *columns)
 
 
 def _commit(drafter, request, state, info, draft, draft_state, tried):
@@ -371,44 +350,35 @@ def _commit(drafter, request, state, info, draft, draft_state, tried):
 
 def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
   """Adds one window to the accumulators; live rows count, others do not."""
-  B, N = tried.window_BN.shape
-  K = N - 1
   live_B = state.live_B.astype(jnp.int32)
   kept_B = jnp.minimum(tried.accepted_B, emitted_B)
   whole_B = live_B * (emitted_B == tried.accepted_B + 1)
   # The draft after the kept ones was tried too, unless the cut came before it.
   reached_B = kept_B + whole_B
-  one = lambda count_B: jnp.arange(N)[None] == count_B[:, None]
-  index_1K = jnp.arange(K)[None]
-  index_1N = jnp.arange(N)[None]
+  index_1N = jnp.arange(tried.window_BN.shape[1])[None]
+  one = lambda count_B: index_1N == count_B[:, None]
+  below = lambda count_B: index_1N[:, :-1] < count_B[:, None]
+  add = lambda old, flags: old + live_B[:, None] * flags
   last = jnp.where(
     draft.count_B == 0,
     types.PLAIN,
     jnp.where(tried.accepted_B < draft.count_B, types.RECOVERED, types.BONUS),
   )
-  origin_BN = jnp.where(
-    index_1N < tried.accepted_B[:, None], types.DRAFTED, last[:, None]
-  )
-  window_BN = jnp.broadcast_to(info.calls, (B, N))
+  drafted_BN = index_1N < tried.accepted_B[:, None]
+  origin_BN = jnp.where(drafted_BN, types.DRAFTED, last[:, None])
   return types.Info(
-    hist_BN=info.hist_BN + live_B[:, None] * one(kept_B),
-    proposed_BK=info.proposed_BK
-    + live_B[:, None] * (index_1K < draft.count_B[:, None]),
-    tried_BK=info.tried_BK
-    + live_B[:, None]
-    * (index_1K < jnp.minimum(reached_B, draft.count_B)[:, None]),
-    accepted_BK=info.accepted_BK
-    + live_B[:, None] * (index_1K < kept_B[:, None]),
+    hist_BN=add(info.hist_BN, one(kept_B)),
+    proposed_BK=add(info.proposed_BK, below(draft.count_B)),
+    tried_BK=add(info.tried_BK, below(jnp.minimum(reached_B, draft.count_B))),
+    accepted_BK=add(info.accepted_BK, below(kept_B)),
     whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
     calls_B=info.calls_B + live_B,
     wide=info.wide + jnp.any(draft.count_B > 0),
     calls=info.calls + 1,
     origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
-    window_BL=put(info.window_BL, window_BN),
+    window_BL=put(info.window_BL, info.calls),
     broken_B=info.broken_B | (state.live_B & tried.broken_B),
-    logprob_BL=None
-    if info.logprob_BL is None
-    else put(info.logprob_BL, tried.logprob_BN),
+    logprob_BL=jax.tree.map(put, info.logprob_BL, tried.logprob_BN),
   )
 
 

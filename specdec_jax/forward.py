@@ -108,20 +108,15 @@ def prefill(
     # Room for the last chunk to end past L: a clamped update would shift it.
     features_BPE = jnp.zeros((B, L + chunk, width))
 
-  def body(carry):
-    start, cache, features_BPE = carry
+  def body(start, carry):
+    cache, features_BPE = carry
     _, tapped, cache = piece(start, cache)
     if features_BPE is not None:
-      features_BPE = jax.lax.dynamic_update_slice_in_dim(
-        features_BPE, concat(tapped).astype(features_BPE.dtype), start, 1
-      )
-    return start + chunk, cache, features_BPE
+      features_BPE = _put(features_BPE, concat(tapped), start)
+    return cache, features_BPE
 
-  _, cache, features_BPE = jax.lax.while_loop(
-    lambda carry: carry[0] < jnp.max(count_B),
-    body,
-    (jnp.int32(0), cache, features_BPE),
-  )
+  carry = (cache, features_BPE)
+  cache, features_BPE = _by_chunks(body, carry, chunk, jnp.max(count_B))
   return cache, None if features_BPE is None else features_BPE[:, :L]
 
 
@@ -172,27 +167,32 @@ def score(
     new = columns(index_T + 1, *(x_BTV for x_BTV, _ in found))
     return new, [cache for _, cache in found]
 
-  put = jax.lax.dynamic_update_slice_in_dim
-
-  def body(carry):
-    start, caches, out = carry
+  def body(start, carry):
+    caches, out = carry
     new, caches = step(start, caches)
-    out = [
-      put(old_BP, new_BT.astype(old_BP.dtype), start + 1, axis=1)
-      for old_BP, new_BT in zip(out, new, strict=True)
-    ]
-    return start + chunk, caches, out
+    pairs = zip(out, new, strict=True)
+    return caches, [_put(old_BP, x_BT, start + 1) for old_BP, x_BT in pairs]
 
   caches = [model.init_cache(B, L) for model, _ in readers]
   count = len(jax.eval_shape(step, jnp.int32(0), caches)[0])
   # Room for the last chunk to end past L: a clamped update would shift it.
   out = [jnp.zeros((B, L + chunk + 1)) for _ in range(count)]
-  _, _, out = jax.lax.while_loop(
-    lambda carry: carry[0] < jnp.max(end_B) - 1,
-    body,
-    (jnp.int32(0), caches, out),
-  )
+  _, out = _by_chunks(body, (caches, out), chunk, jnp.max(end_B) - 1)
   return [x_BP[:, :L] for x_BP in out]
+
+
+def _by_chunks(body, carry, chunk: int, end: Array):
+  """carry = body(start, carry) for start 0, chunk, 2 chunk, ... below end."""
+  return jax.lax.while_loop(
+    lambda started: started[0] < end,
+    lambda started: (started[0] + chunk, body(*started)),
+    (jnp.int32(0), carry),
+  )[1]
+
+
+def _put(old_BPX: Array, new_BTX: Array, start: Array) -> Array:
+  new_BTX = new_BTX.astype(old_BPX.dtype)
+  return jax.lax.dynamic_update_slice_in_dim(old_BPX, new_BTX, start, 1)
 
 
 def at(x_BL: Array, index_T: Array) -> Array:

@@ -186,8 +186,7 @@ def make(
     items: the prompts and their request numbers.
     ids: the size of the vocabulary without padding.
     context: tokens that the model can hold.
-    max_new_tokens, temperature, top_k, top_p, seed: one value, or one for each
-      prompt.
+    max_new_tokens, temperature, top_k, top_p, seed: one value, or one a prompt.
     gamma: the largest window; the buffer has room for it past the last token.
     stop_ids: ids that end a row.
     rows: fills the batch up to this with rows that never start.
@@ -195,10 +194,8 @@ def make(
 
   Raises:
     ValueError: what check_prompt and sampling.settings refuse; max_new_tokens
-      < 1; gamma < 0; more prompts than rows; a length that is too small.
+      < 1; more prompts than rows; a length that is too small.
   """
-  if gamma < 0:
-    raise ValueError(f'gamma={gamma}: must be 0 (plain decoding) or more')
   n, rows = len(items), rows or len(items)
   if n == 0:
     raise ValueError('no prompts: give at least one')
@@ -217,16 +214,13 @@ def make(
   need = int(limit.max()) + gamma
   length = length or bucket(need)
   if length < need:
-    raise ValueError(
-      f'length={length}: prompts, max_new_tokens and gamma={gamma} need {need}'
-    )
-  numbers = _uint32('request number', [x.number for x in items])
+    raise ValueError(f'length={length}: prompts and windows need {need}')
   stop = np.array(sorted(set(stop_ids)) or [-1], np.int32)
   return decode.Request(
     _buffer(items, rows, length),
     lengths,
     limit.astype(np.int32),
-    fill(numbers),
+    fill(_uint32('request number', [x.number for x in items])),
     fill(_uint32('seed', seed)),
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
     np.broadcast_to(stop, (rows, stop.size)).copy(),

@@ -89,7 +89,6 @@ def test_a_prompt_may_fill_the_context_but_for_its_new_tokens():
     ([[1], [1] * 60], dict(max_new_tokens=[2, 5]), 'lower it to 4'),
     ([[1]], dict(max_new_tokens=0), 'max_new_tokens=0'),
     ([[1], [2]], dict(max_new_tokens=[3, -1]), 'max_new_tokens'),
-    ([[1]], dict(gamma=-1), 'gamma=-1'),
     ([[1], [2], [3]], dict(rows=2), '3 prompts do not fit into 2 rows'),
     ([[1]], dict(length=4), 'length=4: .* need 5'),
     ([[1]], dict(temperature=-1.0), 'temperature'),

@@ -147,7 +147,6 @@ def record(
       **wanted | {'seed': seed},
     )
     texts += _texts(plain, lm, batch, request, seed)
-  assert lm.draft is not None
   header = {
     'format': FORMAT,
     'leniences': LENIENCES,

@@ -109,7 +109,8 @@ def audit(
       for n in (1, gamma + 1)
     ]
   ).astype(np.float64)
-  found = Finding('BUG', same, plain[same], other[same])
+  parted = plain[same], other[same]
+  found = Finding('BUG', same, *parted)
   # What one rounding changes, relatively. The arms' programs are compiled apart
   # and round apart even where these passes agree to the bit: bfloat16 SmolLM2
   # on CPU, by 2e-3 where the widths differ by 0.
@@ -120,10 +121,7 @@ def audit(
     return found._replace(reason='logits are not finite')
   largest = float(np.abs(one_V[finite]).max())
   noise = max(float(np.ptp(passes_BV[:, finite], 0).max()), unit * largest)
-  gap = max(
-    needed(one_V, token, case, len(text))
-    for token in (plain[same], other[same])
-  )
+  gap = max(needed(one_V, token, case, len(text)) for token in parted)
   found = found._replace(gap=gap, noise=noise)
   if relative_limit is not None and noise / largest > relative_limit:
     return found._replace(reason=f'relative noise {noise / largest:.1e}')

@@ -166,13 +166,7 @@ def run(
 
   # The prediction: calibration, and acceptance on the other prompts, before
   # any of the judged ones is run.
-  seen = {
-    arm.name: [
-      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
-      for group in track(others, f'acceptance of {arm.name}')
-    ]
-    for arm in arms
-  }
+  seen = _outputs(arms, programs, others, track)
   if failed := _failed(arms, others, seen):
     tables.failures(failed, console)
     return doc._replace(failed=failed)
@@ -222,6 +216,17 @@ def finish(
     files.write(folder / 'env.json', runtime.compact(doc.machine))
     files.write(folder / 'results/bench.json', runtime.compact(out))
   return verdict.sound(doc)
+
+
+def _outputs(arms, programs, groups, track: plan_lib.Track) -> dict[str, list]:
+  """By arm, its Output on every group; not timed."""
+  return {
+    arm.name: [
+      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
+      for group in track(groups, f'acceptance of {arm.name}')
+    ]
+    for arm in arms
+  }
 
 
 def _failed(arms, groups, outputs) -> list[identity.Failure]:

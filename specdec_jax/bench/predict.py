@@ -111,9 +111,6 @@ def propose_along(
   Args:
     weights: of the target and of the draft.
     request: the prompts with the text after them; limit_B is where it ends.
-    steps: how often to propose.
-    target: for its cache.
-    drafter: what proposes.
     coupled: whether the rule couples the drafter's noise.
 
   Returns:
@@ -124,15 +121,11 @@ def propose_along(
   live_B = request.lengths_B < request.limit_B
   span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
   at = lambda i: types.Context(
-    request.tokens_BL,
-    request.lengths_B + i % span_B,
-    live_B,
-    request.sampling,
+    request.tokens_BL, request.lengths_B + i % span_B, live_B, request.sampling
   )
   zeros_B = jnp.zeros((B,), jnp.int32)
-  nothing = types.Outcome(
-    zeros_B, zeros_B, zeros_B, jnp.zeros((B, target.vocab))
-  )
+  zeros_BV = jnp.zeros((B, target.vocab))
+  nothing = types.Outcome(zeros_B, zeros_B, zeros_B, zeros_BV)
 
   def body(i, carry):
     state, cache, tokens_BL, proposed_BL, check = carry
@@ -147,19 +140,11 @@ def propose_along(
     )
     draft, state, cache = drafter.propose(weights, state, context, noise, cache)
     state = drafter.commit(state, at(i + 1), nothing, None)
-    slots_B = jnp.where(live_B, context.lengths_B, L)
-    put = lambda old, new: old.at[jnp.arange(B), slots_B].set(new, mode='drop')
-    check += jnp.sum(draft.tokens_BK) + jnp.sum(draft.count_B)
-    if draft.q_BKV is not None:
-      # So that XLA cannot leave out writing q, which a real window reads.
-      check += jnp.sum(draft.q_BKV[..., 0]).astype(check.dtype)
-    return (
-      state,
-      cache,
-      put(tokens_BL, draft.tokens_BK[:, 0]),
-      put(proposed_BL, draft.count_B > 0),
-      check,
-    )
+    index = jnp.arange(B), jnp.where(live_B, context.lengths_B, L)
+    put = lambda old, new: old.at[index].set(new, mode='drop')
+    tokens_BL = put(tokens_BL, draft.tokens_BK[:, 0])
+    proposed_BL = put(proposed_BL, draft.count_B > 0)
+    return state, cache, tokens_BL, proposed_BL, check + _sum(draft)
 
   carry = (
     drafter.init(weights, at(0), None),
@@ -169,6 +154,14 @@ def propose_along(
     jnp.int32(0),
   )
   return jax.lax.fori_loop(0, steps, body, carry)[2:]
+
+
+def _sum(draft: types.Draft) -> Array:
+  """A sum of all of a draft: XLA can leave out nothing that makes it."""
+  total = jnp.sum(draft.tokens_BK) + jnp.sum(draft.count_B)
+  if draft.q_BKV is not None:  # A real window reads what is written here.
+    total += jnp.sum(draft.q_BKV[..., 0]).astype(total.dtype)
+  return total
 
 
 class Alpha(NamedTuple):

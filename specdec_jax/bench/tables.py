@@ -84,9 +84,8 @@ def ceiling(gb_s, console) -> None:
   """Prints benchmark.Ceiling.gb_s."""
   for dtype, found in gb_s.items():
     parts = ', '.join(f'{k} {v:.1f}' for k, v in found.items() if k != 'best')
-    _line(
-      console, 'Ceiling', f'{dtype} reads {found["best"]:.1f} GB/s: {parts}'
-    )
+    best = f'{found["best"]:.1f} GB/s'
+    _line(console, 'Ceiling', f'{dtype} reads {best}: {parts}')
 
 
 def setting(s, console) -> None:
@@ -109,40 +108,26 @@ def setting(s, console) -> None:
 
 def judged(s, console) -> None:
   """Prints the numbers of prompts and the categories left out."""
-  _line(
-    console,
-    '',
-    f'{s.judged_prompts} prompts judged, {s.other_prompts} others to predict '
-    'from',
-  )
+  counts = f'{s.judged_prompts} prompts judged, {s.other_prompts} others'
+  _line(console, '', f'{counts} to predict from')
   if s.not_judged:
     names = ', '.join(x or 'no category' for x in s.not_judged)
-    _line(
-      console,
-      '',
-      f'not judged, for their only prompt is among the others: '
-      f'{rich.markup.escape(names)}; give two of each',
-    )
+    why = 'not judged, for their only prompt is among the others'
+    names = rich.markup.escape(names)
+    _line(console, '', f'{why}: {names}; give two of each')
 
 
 def calibration(c, ceiling: float, batch_size: int, console) -> None:
   """Prints a timing.Calibration; ceiling: benchmark.Ceiling.tok_s."""
   widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in c.verify.items())
   idle = ', '.join(f'{v:.2f}' for v in c.idle.values())
-  _line(
-    console,
-    'Parts',
-    f'plain step {c.step * 1e3:.3g} ms; {widths}; proposing nothing {idle}',
-  )
+  step = f'plain step {c.step * 1e3:.3g} ms'
+  _line(console, 'Parts', f'{step}; {widths}; proposing nothing {idle}')
   if c.c:
     costs = ', '.join(f'{k}: {v:.4f}' for k, v in c.c.items())
     _line(console, '', f'c (a drafted token) {costs}')
-  _line(
-    console,
-    '',
-    f'ceiling of plain decoding {ceiling:.1f} tok/s; the step alone gives '
-    f'{batch_size / c.step:.1f}',
-  )
+  limit = f'ceiling of plain decoding {ceiling:.1f} tok/s'
+  _line(console, '', f'{limit}; the step alone gives {batch_size / c.step:.1f}')
 
 
 # --- the benchmark -----------------------------------------------------------
@@ -168,14 +153,14 @@ def predicted(found: Mapping[str, Any], console) -> None:
 def rows(doc, console) -> None:
   """The main tables; doc: benchmark.Document."""
   gain = lambda prediction: prediction and prediction.improvement
+  over = lambda r: _over(r.improvement.median, gain(r.predicted))
+  depths = lambda r: map(_show, r.counts.acceptance_per_position)
   speed = {
     'method': lambda r: r.name,
     'tok/s': lambda r: _range(r.tok_s, 1),
     'improvement': lambda r: _gain(r.improvement) if r.gamma else '1',
     'predicted': lambda r: _times(gain(r.predicted)),
-    'measured/p.': lambda r: _show(
-      _over(r.improvement.median, gain(r.predicted))
-    ),
+    'measured/p.': lambda r: _show(over(r)),
     'explained': lambda r: _times(gain(r.explained)),
     'differing': lambda r: identity([r.audit], distance(r.alpha)),
   }
@@ -200,9 +185,7 @@ def rows(doc, console) -> None:
     'tokens/window': lambda r: _show(r.counts.block_efficiency),
     'proposes': lambda r: _percent(r.counts.proposal_rate),
     'accepted': lambda r: _percent(r.counts.draft_acceptance_rate),
-    'at position 1, 2, ...': lambda r: ' '.join(
-      map(_show, r.counts.acceptance_per_position)
-    ),
+    'at position 1, 2, ...': lambda r: ' '.join(depths(r)),
     'c': lambda r: _show(r.cost_coefficient, '.3f'),
     'v': lambda r: _show(r.verify),
   }
@@ -317,21 +300,19 @@ def _lossy(doc) -> dict[str, str]:
 def audit(report, console, box: rich.box.Box = rich.box.SIMPLE_HEAD) -> None:
   """Prints the comparison of each method's texts; report: identity.Report."""
   failed = lambda r: sum(x.method == r.name for x in report.failed)
-  of = lambda r, text: text if r.audit else '-'
+  of = lambda show: lambda r: str(show(r)) if r.audit else '-'
   columns = {
     'method': lambda r: r.name,
     'texts': lambda r: str((r.audit or report.rows[1].audit).requests),
     'tokens': lambda r: str(
       r.audit.tokens if r.audit else r.counts.emitted_tokens
     ),
-    'drafts accepted': lambda r: of(
-      r, f'{r.counts.accepted_tokens} of {r.counts.drafted_tokens}'
+    'drafts accepted': of(
+      lambda r: f'{r.counts.accepted_tokens} of {r.counts.drafted_tokens}'
     ),
-    'identical': lambda r: (
-      str(r.audit.requests - len(r.audit.findings)) if r.audit else '-'
-    ),
-    'tie': lambda r: str(r.audit.ties) if r.audit else '-',
-    'BUG': lambda r: str(r.audit.bugs) if r.audit else '-',
+    'identical': of(lambda r: r.audit.requests - len(r.audit.findings)),
+    'tie': of(lambda r: r.audit.ties),
+    'BUG': of(lambda r: r.audit.bugs),
     'failed': lambda r: str(failed(r)),
   }
   title = 'Texts against plain decoding'

@@ -70,8 +70,10 @@ def step_with(target: types.Model, drafter: types.Drafter, rule: types.Rule):
   Returns (weights, request, state, info, choice) -> (state, chance_B), with the
   probability of the choice given the state.
   """
+  no_draw = enumerate_window.no_draw
   draws = []  # (offset, q_BV) of every noise.draft of the step that runs
 
+  @jax.jit
   def run(weights, request, state, info, choice: Choice):
     seen = {}
 
@@ -93,16 +95,13 @@ def step_with(target: types.Model, drafter: types.Drafter, rule: types.Rule):
       t_BK = enumerate_window.thresholds(rule, draft, p_BNV)
       seen.update(draft=draft, t_BK=t_BK)
       u_BK = jnp.where(choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
-      no_draw = enumerate_window.no_draw
       return rule.verify(types.Noise(u_BK, no_draw, no_draw), draft, p_BNV)
 
     def next_token(offset_B, weights_BV):
       seen.update(weights_BV=weights_BV)
       return choice.next_B
 
-    noise = types.Noise(
-      jnp.zeros(choice.draft_BK.shape), enumerate_window.no_draw, next_token
-    )
+    noise = types.Noise(jnp.zeros(choice.draft_BK.shape), no_draw, next_token)
     loop = decode.Loop(
       target,
       drafter._replace(propose=propose),
@@ -113,12 +112,9 @@ def step_with(target: types.Model, drafter: types.Drafter, rule: types.Rule):
     state, _ = decode.step(loop, weights, request, state, info)
     return state, seen
 
-  jitted = jax.jit(run)
-
   def step(weights, request, state, info, choice: Choice):
     draws.clear()
-    new, seen = jitted(weights, request, state, info, choice)
-    new, seen = jax.device_get((new, seen))
+    new, seen = jax.device_get(run(weights, request, state, info, choice))
     jax.effects_barrier()
     chance_B = _chance_of_drafts(drafter.name, state, seen, draws, choice)
     sides_BK = np.where(choice.passes_BK, seen['t_BK'], 1 - seen['t_BK'])

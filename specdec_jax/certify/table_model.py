@@ -73,13 +73,14 @@ def make(vocab: int, context: int = 512, ids: int | None = None):
       logits = jnp.where(real, logits, -jnp.inf)
     return logits
 
-  def embed(params, tokens_BT, positions_BT):
-    del params
-    one_BT = jnp.ones_like(tokens_BT)
-    parts = (tokens_BT + 1, positions_BT, one_BT, one_BT)
-    return jnp.stack(parts, -1).astype(float)
+  return types.Model(apply, head, init_cache, vocab, context, _embed)
 
-  return types.Model(apply, head, init_cache, vocab, context, embed)
+
+def _embed(params, tokens_BT, positions_BT):
+  del params
+  one_BT = jnp.ones_like(tokens_BT)
+  parts = (tokens_BT + 1, positions_BT, one_BT, one_BT)
+  return jnp.stack(parts, -1).astype(float)
 
 
 def prefix_hash(prefix) -> int:

@@ -142,11 +142,7 @@ class Checkpoints:
     self._pending = self._pool.submit(self._finish, content, response)
 
   def wait(self) -> None:
-    """Returns when the last save is complete.
-
-    Raises:
-      Unsaved: it could not be written.
-    """
+    """Returns when the last save is complete; Unsaved if it is not."""
     pending, self._pending = self._pending, None
     if pending is not None:
       pending.result()

@@ -75,6 +75,15 @@ def save(
     'tokenizer_config.json': _json(_tokenizer_settings(tokenizer, config)),
     MARK: _json(about),
   }
+  _write(folder, contents, weights)
+
+
+def _write(
+  folder: pathlib.Path,
+  contents: dict[str, str],
+  weights: dict[str, np.ndarray],
+) -> None:
+  """Writes the folder beside its place and then moves it there."""
   part = folder.with_name(f'{folder.name}.{os.getpid()}.part')
   try:
     shutil.rmtree(part, ignore_errors=True)  # of a killed run of this number

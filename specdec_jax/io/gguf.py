@@ -240,7 +240,7 @@ class Arch(NamedTuple):
   this architecture adds."""
 
   rows: tuple[names.Row, ...]
-  more: Callable[[File, dict[str, Any]], dict[str, Any]]
+  more: Callable[[File, dict[str, Any]], dict[str, Any]] = lambda *_: {}
 
 
 def open_file(
@@ -392,13 +392,9 @@ def _gemma(file: File, common, arch: str, *, window, period, big: int):
   )
 
 
-def _nothing_more(file: File, common: dict[str, Any]) -> dict[str, Any]:
-  return {}
-
-
 ARCHS = {
-  'llama': Arch(names.GGUF_LLAMA, _nothing_more),
-  'qwen2': Arch(names.GGUF_QWEN2, _nothing_more),
+  'llama': Arch(names.GGUF_LLAMA),
+  'qwen2': Arch(names.GGUF_QWEN2),
   'gemma2': Arch(names.GGUF_GEMMA, _gemma2),
   'gemma3': Arch(names.GGUF_GEMMA, _gemma3),
 }

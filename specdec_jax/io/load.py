@@ -40,6 +40,7 @@ FORMS = (
   f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
   'which returns (types.Model, params, tokenizer)'
 )
+_FUNCTION = re.compile(r'(?!(random|hf|wheel):)[A-Za-z_][\w.]*:[A-Za-z_]\w*')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,10 +122,8 @@ class LanguageModel:
     try:
       return lm.reduce(self.config, self.params, self.draft_ids)
     except ValueError as error:
-      raise ValueError(
-        f'{self.source}/{export.MARK}: its draft_ids are none of this model: '
-        f'{error}'
-      ) from error
+      why = f'its draft_ids are none of this model: {error}'
+      raise ValueError(f'{self.source}/{export.MARK}: {why}') from error
 
   @functools.cached_property
   def digest(self) -> str:
@@ -139,13 +138,12 @@ class LanguageModel:
   @property
   def context(self) -> int:
     """The longest text that it reads, in tokens."""
-    own = self.own
-    return self.config.context if own is None else own.context
+    return (self.own or self.config).context
 
   @property
   def vocab(self) -> int:
     """Rows of the embedding, padding included."""
-    return self.config.vocab if self.own is None else self.own.vocab
+    return (self.own or self.config).vocab
 
   @property
   def ids(self) -> int:
@@ -187,7 +185,7 @@ def load(
     ValueError: a source that cannot be read, naming the file and the reason.
   """
   source = os.fspath(source)
-  if _is_function(source):
+  if _FUNCTION.fullmatch(source):
     if mesh is not None:
       raise ValueError(f'{source}: a model of your own runs on one device')
     return _open_function(source, dtype)
@@ -197,7 +195,7 @@ def load(
   layout = None
   if mesh is not None:
     layout = sharding.lay_out(mesh, opened.config, replicated=replicated)
-  put = None if layout is None else layout.put
+  put = layout and layout.put
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
     config, params = lm.fuse(model.config, model.params)
@@ -227,7 +225,7 @@ def open_source(source: str) -> LanguageModel:
     return _open_folder(path, source)
   if path.is_file() and path.suffix == '.gguf':
     return _open_gguf(path, source)
-  if _is_function(source):
+  if _FUNCTION.fullmatch(source):
     return _open_function(source, 'float32')
   raise ValueError(f'source {source!r}: no such file; allowed are {FORMS}')
 
@@ -301,7 +299,7 @@ def wrap(
   return LanguageModel(
     source=source,
     label=source,
-    tokenizer=_fitting(tokenizer, model.vocab, source),
+    tokenizer=tokenizer.cut_to(model.vocab, source),
     params=params,
     own=wrapped,
     hashed=lambda: _digest(params),
@@ -328,27 +326,6 @@ def _digest(params: types.Params) -> str:
   return h.hexdigest()
 
 
-def _fitting(
-  tokenizer: tokenizer_lib.Tokenizer, vocab: int, source: str
-) -> tokenizer_lib.Tokenizer:
-  """The tokenizer, cut to the model's ids.
-
-  Only special tokens may be cut: those of inputs that the model does not have,
-  such as the image token of Gemma 3's text models.
-
-  Raises:
-    ValueError: a tokenizer with other ids beyond the model's.
-  """
-  beyond = range(vocab, tokenizer.size)
-  used = (*tokenizer.eos_ids, tokenizer.bos_id)
-  if all(tokenizer.is_special(i) and i not in used for i in beyond):
-    return dataclasses.replace(tokenizer, limit=vocab) if beyond else tokenizer
-  raise ValueError(
-    f'{source}: the tokenizer has {tokenizer.size} ids, the model {vocab}; '
-    'take the tokenizer that the model was trained with'
-  )
-
-
 def _open_folder(
   folder: pathlib.Path, source: str, label: str = ''
 ) -> LanguageModel:
@@ -360,7 +337,7 @@ def _open_folder(
   return LanguageModel(
     source,
     label or (ours if (folder / export.MARK).exists() else whole.name),
-    _fitting(tokenizer, model.config.vocab, source),
+    tokenizer.cut_to(model.config.vocab, source),
     lm_config=model.config,
     draft_ids=export.draft_ids(folder),
     fill=lambda config, put: names.read(model.reader, config, put),
@@ -374,7 +351,7 @@ def _open_gguf(path, source: str, label: str = '') -> LanguageModel:
   return LanguageModel(
     source,
     label or file.label(),
-    _fitting(tokenizer, config.vocab, source),
+    tokenizer.cut_to(config.vocab, source),
     lm_config=config,
     fill=lambda config, put: names.read(reader, config, put),
     hashed=lambda: files.digest([path]),
@@ -397,25 +374,11 @@ def _open_random(source: str, rest: str) -> LanguageModel:
   )
 
 
-_FUNCTION = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')
-
-
-def _is_function(source: str) -> bool:
-  schemes = ('random', 'hf', 'wheel')
-  return bool(_FUNCTION.fullmatch(source)) and (
-    source.partition(':')[0] not in schemes
-  )
-
-
-# What a function of the user's may take, by name; dtype is the caller's.
-_OFFERED = dict(vocab=512, seed=0)
-
-
 def _open_function(source: str, dtype: str) -> LanguageModel:
   """The model that package.module:make returns, asked for `dtype`.
 
-  make returns what `wrap` takes; without a tokenizer, as scripts/certify.py
-  wants it, it gets one of bytes.
+  make may take vocab, seed and dtype, and returns what `wrap` takes; without a
+  tokenizer, as scripts/certify.py wants it, it gets one of bytes.
   """
   module, _, name = source.partition(':')
   if os.getcwd() not in sys.path:
@@ -423,7 +386,7 @@ def _open_function(source: str, dtype: str) -> LanguageModel:
   try:
     make = getattr(importlib.import_module(module), name)
     known = inspect.signature(make).parameters
-    offered = _OFFERED | dict(dtype=dtype)
+    offered = dict(vocab=512, seed=0, dtype=dtype)
     made = make(**{k: x for k, x in offered.items() if k in known})
   except Exception as error:  # whatever the user's module does
     raise ValueError(

@@ -73,6 +73,24 @@ class Tokenizer:
     token = self._added.get(i)
     return token is not None and token.special
 
+  def cut_to(self, vocab: int, source: str) -> 'Tokenizer':
+    """The tokenizer of a model with this many ids.
+
+    Only special tokens may be cut: those of inputs that the model does not
+    have, such as the image token of Gemma 3's text models.
+
+    Raises:
+      ValueError: other ids beyond the model's.
+    """
+    beyond = range(vocab, self.size)
+    used = (*self.eos_ids, self.bos_id)
+    if all(self.is_special(i) and i not in used for i in beyond):
+      return dataclasses.replace(self, limit=vocab) if beyond else self
+    raise ValueError(
+      f'{source}: the tokenizer has {self.size} ids, the model {vocab}; take '
+      'the tokenizer that the model was trained with'
+    )
+
   def special_id(self, text: str) -> int | None:
     """The id of the special token written so, which is in no decoded text."""
     i = self.inner.token_to_id(text)
