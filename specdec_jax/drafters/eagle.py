@@ -1,4 +1,4 @@
-"""Drafting with one layer that goes on from the target's hidden states."""
+"""EAGLE: drafting with one layer over the target's hidden states."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ class Settings(method.Stopping):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with a trained layer, of which every device of a mesh has a copy."""
+  """Drafts with a trained layer from a file, replicated over the mesh."""
   whole = None
   if target.layout is not None:
     whole = sharding.lay_out(target.layout.mesh, target.config, replicated=True)
@@ -52,12 +52,13 @@ def for_target(
 
 
 class State(NamedTuple):
-  """The draft's memory.
+  """The state of the drafter.
 
-  cache: keys and values of the tokens that it has read.
-  start_B: index of the first token that it has not read beside the target's
-    feature of the token before it.
-  features_BNE: features_BNE[:, j] is the target's of token start_B + j - 1.
+  cache: the draft's keys and values.
+  start_B: index of the first token that the draft has not yet read with the
+    target's own feature of the token before it.
+  features_BNE: features_BNE[:, j] is the target's feature of token
+    start_B + j - 1.
   """
 
   cache: kv.KVCache
@@ -76,7 +77,7 @@ class _Setup(NamedTuple):
   constrain: Callable[..., Any] | None
 
   def reader(self, params, features_BTE) -> types.Model:
-    """The draft, to read tokens beside the target's features."""
+    """The draft as a model, for one call with the target's features."""
     return eagle.reader(
       self.config,
       self.target,
@@ -94,19 +95,19 @@ def make(
   chunk: int = 64,
   constrain: Callable[..., Any] | None = None,
 ) -> types.Drafter:
-  """gamma tokens a window from the target's features, in a chain.
+  """Drafts a chain of gamma tokens a window from the target's features.
 
-  Reads weights.draft (models.eagle.reader). A window starts by reading what
-  the last one committed beside the target's own features; each further token is
-  drafted from the draft's hidden state in the place of a feature. EAGLE (Li et
-  al. 2024, https://arxiv.org/abs/2401.15077) with the inputs of EAGLE-3
+  weights.draft holds the parameters of models.eagle.weights. A window starts by
+  reading the tokens committed by the last one, with the target's features;
+  later drafts use the draft's own hidden state in place of a feature. EAGLE (Li
+  et al. 2024, https://arxiv.org/abs/2401.15077) with the inputs of EAGLE-3
   (https://arxiv.org/abs/2503.01840).
 
   Args:
     config: of the draft.
     target: a model with `embed`.
     gamma, min_confidence, chunk: as in drafters.lm.make.
-    constrain: as in models.lm.make, for the cache.
+    constrain: as in models.lm.make, for the draft's cache.
 
   Raises:
     ValueError: a target whose embedding cannot be read.
@@ -157,10 +158,10 @@ def _init(setup: _Setup, weights, context, features_BLE):
 
 
 def _shifted(config, features_BLE, B: int, L: int):
-  """[:, t]: the feature that token t is read beside, of the token before it."""
+  """[:, t]: the feature of token t - 1, which the draft reads with token t."""
   if features_BLE is None:  # where only the time is measured
     features_BLE = jnp.zeros((B, L, len(config.taps) * config.block.width))
-  # A prefill hands them over in a wider type than a window does.
+  # A prefill returns them in a wider dtype than verification does.
   features_BLE = features_BLE.astype(config.block.dtype)
   return jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :L]
 
@@ -194,13 +195,13 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   (cache, _), draft = lm_drafter.chain(
     extend, first, context.lengths_B, setup.gamma
   )
-  # What this window commits starts here: the next one reads it.
+  # The next window reads the tokens that this one commits, from here on.
   state = state._replace(cache=cache, start_B=context.lengths_B)
   return draft, state, target_cache
 
 
 def _catch_up(setup: _Setup, params, state: State, context: types.Context):
-  """Reads what was committed last: (cache, hidden_BD of the last token)."""
+  """Reads the tokens committed last; (cache, hidden_BD of the last one)."""
   N = state.features_BNE.shape[1]
   index_BN = state.start_B[:, None] + jnp.arange(N)[None]
   hidden_BND, _, cache = forward.read(
@@ -219,13 +220,17 @@ def _catch_up(setup: _Setup, params, state: State, context: types.Context):
 
 
 def work(params: Any, state: State, passes: float) -> tuple[int, int]:
-  """(parameters times tokens, bytes read) of drafting in a window.
+  """(multiplications, bytes read) of drafting one window.
 
-  params: weights.draft. passes: of the draft in a window, gamma where it never
-  stops. The first one reads gamma + 1 tokens, the others one each; each applies
-  the head once. Bytes are of the weights and the cache in every pass, and of
-  what the first one takes from the target. The rows of the embedding are left
-  out, as metrics.step_bytes does.
+  The first pass reads gamma + 1 tokens, the others one each; each applies the
+  head once. Every pass reads the weights and the cache, the first one also the
+  target's features and their projection. Embedding rows are not counted, as in
+  metrics.step_bytes.
+
+  Args:
+    params: weights.draft.
+    state: of the drafter.
+    passes: of the draft in a window, on average; gamma if it never stops.
   """
   of = lambda *names: jax.tree.leaves(
     [part for name, part in params['layer'].items() if name in names]
@@ -243,7 +248,12 @@ def work(params: Any, state: State, passes: float) -> tuple[int, int]:
 
 
 class Viewed(NamedTuple):
-  """The cache of view: the target's, the draft's, and the features by slot."""
+  """The cache of `view`.
+
+  target: the target's cache.
+  draft: the draft's cache.
+  features_BSE: the target's features by slot.
+  """
 
   target: Any
   draft: kv.KVCache
@@ -252,8 +262,10 @@ class Viewed(NamedTuple):
 
 @functools.cache
 def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
-  """The draft as a model of its own, for alpha: at every position the first
-  token of a window that starts there. Its parameters are weights.draft.
+  """The draft as a separate model, to measure alpha teacher-forced.
+
+  Its distribution at each position is that of the first draft token of a window
+  that starts there. Its parameters are weights.draft.
   """
 
   def init_cache(rows: int, slots: int):
@@ -291,7 +303,8 @@ def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
 
 
 def recipe(world, gamma: int):
-  """A random layer on the first layer's features; one id is never drafted."""
+  """A drafter for the certificate: a random layer on the target's first layer,
+  which never drafts id 0."""
   target, at = world.target, jax.ShapeDtypeStruct((1, 1), np.int32)
   x_BTD = jax.eval_shape(target.embed, world.weights.target, at, at)
   config, params = _random_layer(
@@ -303,7 +316,7 @@ def recipe(world, gamma: int):
 
 @functools.cache
 def _random_layer(width: int, dtype: str, context: int, vocab: int):
-  """(settings, weights.draft without the target) of a random layer."""
+  """(config, weights.draft without 'target') of a random draft."""
   block = model_config.LMConfig(
     depth=1,
     width=width,

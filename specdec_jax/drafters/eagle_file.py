@@ -1,4 +1,4 @@
-"""Files of EAGLE drafts, and fitting a draft to its target."""
+"""Files of EAGLE drafts: writing, reading and checking against a target."""
 
 import json
 import os
@@ -16,11 +16,11 @@ KIND = draft_file.Kind('eagle', 'a file of scripts/distill.py, or zoo:NAME')
 
 
 class Saved(NamedTuple):
-  """A draft as its file holds it.
+  """The content of a draft's file.
 
-  taps: the target's layers whose features it reads.
-  layer: its parameters by flat name.
-  ids: the draft's vocabulary, ids of the target's.
+  taps: the target's layers whose residual streams are its features.
+  layer: parameters of the draft's layer, by flat name.
+  ids: the draft's vocabulary, as ids of the target.
   about: how and for which target it was made; 'tokenizer' is a fingerprint.
   """
 
@@ -31,18 +31,18 @@ class Saved(NamedTuple):
 
 
 def write(path: str | os.PathLike, saved: Saved) -> None:
-  """Writes a file, completely or not at all; ValueError where it cannot."""
+  """Writes a file atomically; ValueError if it cannot be written."""
   arrays = saved.layer | {'ids': np.asarray(saved.ids, np.int32)}
   draft_file.write(KIND, path, arrays, saved.about | {'taps': saved.taps})
 
 
 def read(path: str | os.PathLike) -> Saved:
-  """A draft from its file; ValueError where there is none."""
+  """Reads a draft; ValueError if the file is missing or damaged."""
   return unpacked(path, *draft_file.read(KIND, path))
 
 
 def unpacked(path, arrays, about) -> Saved:
-  """The contents of the file at path; ValueError if something is missing."""
+  """Saved from a file's arrays and facts; ValueError if one is missing."""
   try:
     taps = tuple(json.loads(about['taps']))
     ids = arrays['ids']
@@ -62,17 +62,17 @@ def fit(
   target: load.LanguageModel,
   put: jax.sharding.Sharding | None = None,
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """(settings, weights.draft) of a draft for this target, on its devices.
+  """(config, weights.draft) of a draft for this target, on its devices.
 
   Args:
     saved: the draft.
-    path: of its file, for errors.
-    target: whose embedding it reads, and some columns of whose head.
-    put: where the draft lies.
+    path: of its file, for error messages.
+    target: the model to draft for; its embedding and head are used.
+    put: the sharding of the draft's parameters; None: the default device.
 
   Raises:
-    ValueError: it was made for another tokenizer or another kind of target, or
-      its vocabulary is not one of the target's.
+    ValueError: the draft was made for another tokenizer or other sizes, or its
+      vocabulary does not fit the target's.
   """
   draft_file.check_tokenizer(KIND, path, saved.about, target)
   train = 'train one for this target with scripts/distill.py'

@@ -1,4 +1,4 @@
-"""Drafting with the target's own first layers and its head."""
+"""Early exit: drafting with the target's first layers and its head."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ class Settings(fields.Checked):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with the first layers of the target.
+  """Drafts with the first settings.exit layers of the target.
 
   Raises:
     ValueError: the target has no layer after them.
@@ -44,19 +44,19 @@ def recipe(world, gamma: int):
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
-  """gamma tokens a window, sampled after `exit` layers of the target.
+  """Drafts gamma tokens a window from the hidden state after `exit` layers.
 
-  Works in the target's own cache: there is no other model, and no other cache.
-  The first layers are run once over the window's gamma + 1 tokens, here, and
-  leave their keys at the window's slots; verification takes up their residual
-  stream and runs the other layers only. The last draft is read without applying
-  the head. LayerSkip (Elhoushi et al. 2024, https://arxiv.org/abs/2404.16710),
-  on any model: one that was not trained to be left early drafts badly.
+  It has no parameters and no cache of its own: drafting runs the first layers
+  over the window's gamma + 1 tokens and writes their keys and values to the
+  target's cache; verification continues from their residual stream with the
+  other layers only. The head is not applied to the last draft token. LayerSkip
+  (Elhoushi et al. 2024, https://arxiv.org/abs/2404.16710) for any model; one
+  that was not trained for early exit drafts badly.
 
   Args:
-    target: a model that can be left early (types.Model.apply, `layers`).
-    gamma: drafts of a window, at least 1.
-    exit: layers that draft, 1 or more and fewer than the target has.
+    target: a model that supports early exit (types.Model.apply, `layers`).
+    gamma: draft tokens in a window, at least 1.
+    exit: layers that draft, at least 1 and fewer than the target has.
   """
   return types.Drafter(
     'early_exit',
@@ -93,7 +93,7 @@ def _propose(target, gamma, exit, weights, state, context, noise, cache):
   last_B1 = jnp.take_along_axis(
     context.tokens_BL, context.lengths_B[:, None] - 1, 1
   )
-  # One traced step, not gamma of them: compile time does not grow with gamma.
+  # A scan: compile time does not grow with gamma.
   (cache, token_B), (tokens_KB, q_KBV, hidden_KBD) = jax.lax.scan(
     body, (cache, last_B1[:, 0]), jnp.arange(gamma)
   )
@@ -110,7 +110,7 @@ def _propose(target, gamma, exit, weights, state, context, noise, cache):
 
 @functools.lru_cache(maxsize=64)
 def view(target: types.Model, exit: int) -> types.Model:
-  """The draft as a model of its own, with a cache of its own, for alpha."""
+  """The draft as a separate model, to measure alpha teacher-forced."""
 
   def apply(*args, taps=()):
     return target.apply(*args, taps=taps, layers=(0, exit))

@@ -1,4 +1,4 @@
-"""Drafting with a smaller language model that has a cache of its own."""
+"""Drafting with a smaller language model."""
 
 import dataclasses
 import functools
@@ -62,7 +62,13 @@ def with_draft(
   gamma: int,
   chunk: int,
 ) -> method.Method:
-  """Drafts with a model that is loaded.
+  """Drafts with a loaded model.
+
+  Args:
+    draft, target: the models.
+    settings: when a window ends early.
+    gamma: draft tokens in a window.
+    chunk: prompt tokens that one prefill pass reads.
 
   Raises:
     ValueError: the two have different tokenizers.
@@ -86,18 +92,19 @@ def make(
   min_confidence: float = 0.0,
   chunk: int = 64,
 ) -> types.Drafter:
-  """gamma tokens a window, sampled from the draft under the target's settings.
+  """Drafts gamma tokens a window, sampled with the target's settings.
 
-  Reads weights.draft. A window starts by reading the last two committed tokens:
-  after full acceptance the draft has not yet read the last token it proposed,
-  otherwise the first of the two is a harmless overwrite.
+  weights.draft holds the model's parameters. A window starts by reading the
+  last two committed tokens: if all drafts were accepted, the model has not yet
+  read the last one of them; else the first of the two is written again with the
+  same values.
 
   Args:
-    model: the draft, with logits of the target's width.
-    gamma: drafts of a window, at least 1.
+    model: the draft, with the target's number of logits.
+    gamma: draft tokens in a window, at least 1.
     min_confidence: a row stops before the first token where the draft's largest
       probability, at temperature 1, is less; 0 never stops. The test comes
-      before the token is drawn: to stop at an unlikely token would propose the
+      before the token is drawn: stopping at an unlikely token would propose the
       likely ones more often than q allows. Drafting ends when all rows stop.
     chunk: prompt tokens that one prefill pass reads.
   """
@@ -155,7 +162,18 @@ def _propose(
 
 
 def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
-  """One draft of every row: (token_B, q_BV, going_B); see make."""
+  """Draws one draft token for every row.
+
+  Args:
+    noise, context: as for types.Drafter.propose.
+    min_confidence: see make.
+    logits_B1V: the draft's logits.
+    offset: index of the draft token in its window.
+    going_B: false for rows that have stopped.
+
+  Returns:
+    (token_B, q_BV, going_B).
+  """
   q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
   if min_confidence:
     going_B &= _confidence(logits_B1V[:, 0]) >= min_confidence
@@ -165,15 +183,15 @@ def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
 def chain(extend, first, lengths_B, gamma: int):
   """Drafts offsets 1 to gamma - 1, until every row has stopped.
 
-  One traced step, not gamma of them: compile time does not grow with gamma.
+  A loop in the program: compile time does not grow with gamma.
 
   Args:
     extend: (memory, tokens_B1, at_B, offset, going_B) -> (memory, token_B,
-      q_BV, going_B): reads the token before, which is at index at_B of its row,
-      and draws one.
-    first: what extend returned for offset 0.
+      q_BV, going_B): reads the previous token, at index at_B of its row, and
+      draws the next one.
+    first: the result of extend for offset 0.
     lengths_B: committed tokens of each row.
-    gamma: drafts of a window.
+    gamma: draft tokens in a window.
 
   Returns:
     (memory, types.Draft).

@@ -1,4 +1,4 @@
-"""Prompt lookup: propose what followed the same tokens earlier in the row."""
+"""Prompt lookup: propose the tokens after an earlier match in the row."""
 
 import dataclasses
 import functools
@@ -43,14 +43,18 @@ def make(
 ) -> types.Drafter:
   """Continues the longest earlier match of the row's last tokens.
 
-  The row's suffix is searched in its own committed tokens, prompt and output;
-  the longest match wins, between min_match and max_match tokens, and of equal
-  ones the latest. Up to gamma tokens that followed it are proposed, as
-  certainties (q is None). Where nothing matches nothing is proposed. Saxena
-  2023, prompt lookup decoding; the idea: Leviathan et al. 2023, section 3.6.
+  Searches the row's committed tokens, prompt and output, for its suffix. Of the
+  matches the longest counts, and the latest among equally long ones. Up to
+  gamma tokens that follow it are proposed deterministically (q is None);
+  nothing is proposed without a match. Saxena 2023, prompt lookup decoding; the
+  idea is in Leviathan et al. 2023, section 3.6.
 
-  Worked example, min_match=1: after [5 6 7 8 9 5 6] with gamma 2 the suffix
+  For example, with min_match=1 and gamma 2, after [5 6 7 8 9 5 6] the suffix
   [5 6] matches at the start, and [7 8] is proposed.
+
+  Args:
+    gamma: draft tokens in a window.
+    min_match, max_match: shortest and longest match, in tokens.
 
   Raises:
     ValueError: not 1 <= min_match <= max_match.

@@ -1,12 +1,12 @@
-"""A drafter made for one target, and the setting that several drafters have.
+"""The interface of a drafter's module, and settings that drafters share.
 
-A row of build.DRAFTERS is a module (or anything else) with
+An entry of build.DRAFTERS is a module (or any object) with
 
   Settings: a frozen dataclass of fields.setting, each with a default
   for_target(target, settings, *, gamma, chunk) -> Method or types.Drafter
   recipe(world, gamma) -> (drafter, weights.draft), for the certificate: the
     drafter on the tiny models of a certify.base.World; optional
-  SECTION: the name of its section in a config, if it is not the row's name
+  SECTION: the name of its section in a config, if not its name in DRAFTERS
 
 where target is an io.load.LanguageModel and chunk the number of prompt tokens
 that one prefill pass reads.
@@ -20,16 +20,16 @@ from specdec_jax import fields, types
 
 
 class Method(NamedTuple):
-  """A drafter with all that it reads.
+  """A drafter for one target, with its parameters.
 
-  drafter: its functions.
-  params: what they read as weights.draft.
-  q: its distribution as a model that reads params, for alpha; None if it has
-    none (q is certain) or none that the benchmark can read.
-  work(params, state, passes) -> (multiplications, bytes read) of one window's
-    drafting, from its params, its state and its passes a window; None where
-    the benchmark can tell.
-  draft: the io.load.LanguageModel that drafts, if one does.
+  drafter: its pure functions.
+  params: its parameters, weights.draft.
+  q: its distribution as a model with these params, to measure alpha; None for
+    deterministic proposals, or if no such model can be given.
+  work(params, state, passes) -> (multiplications, bytes read) of drafting one
+    window, from its params, its state and its passes in a window; None where
+    the benchmark can compute them from params.
+  draft: the io.load.LanguageModel that drafts, None if there is none.
   """
 
   drafter: types.Drafter

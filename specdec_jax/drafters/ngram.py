@@ -1,6 +1,6 @@
-"""Drafting from the counts of a text: bigrams, and unigrams where they end.
+"""Drafting with the bigram counts of a text, smoothed with unigrams.
 
-The counts are a types.Model, so `lm` drafts with them as with any other draft.
+The counts are a types.Model, so drafters.lm drafts with them as with any model.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from specdec_jax.drafters import lm, method
 from specdec_jax.io import draft_file, load
 
 FILE = draft_file.Kind('ngram', 'a file of scripts/ngram.py')
-MOST = 32  # continuations kept of a token, the commonest
+MOST = 32  # continuations stored of each token, the commonest ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Settings(method.Stopping):
 
 
 class Counts(NamedTuple):
-  """Bigrams of a text.
+  """Bigram probabilities of a text, for the M commonest continuations.
 
   unigram_V: probability of each token, positive everywhere.
   next_VM: the commonest tokens after each token.
-  weight_VM: their probabilities, 0 where there are fewer; what a row leaves
-    goes to the unigrams.
+  weight_VM: their probabilities, 0 where there are fewer than M; the remaining
+    probability of a row is spread as unigram_V.
   """
 
   unigram_V: Any
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with counts that were made with the target's tokenizer."""
+  """Drafts with counts from a file, made with the target's tokenizer."""
 
   def fit(arrays, about):
     draft_file.check_tokenizer(FILE, settings.path, about, target)
@@ -59,7 +59,7 @@ def for_target(
 
 
 def recipe(world, gamma: int):
-  """Counts of a text of few patterns; drafting stops where they are unsure."""
+  """A drafter for the certificate, whose windows often stop before gamma."""
   text = np.arange(600) ** 2 // 7 % world.vocab
   q = model(world.target.vocab, ids=world.vocab)
   drafter = make(q, gamma=gamma, min_confidence=0.3)
@@ -67,7 +67,7 @@ def recipe(world, gamma: int):
 
 
 def make(q: types.Model, **options) -> types.Drafter:
-  """lm.make(q, **options), by its own name."""
+  """lm.make(q, **options), with the name 'ngram'."""
   return _named(lm.make(q, **options))
 
 
@@ -77,11 +77,11 @@ def _named(drafter: types.Drafter) -> types.Drafter:
 
 
 def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
-  """Counts the bigrams of texts; none goes across two texts.
+  """Counts the bigrams of texts; none spans two texts.
 
-  A token that was followed c times, by t different ones, gives each of them
-  its count / (c + t), and the rest to the unigrams (Witten and Bell 1991),
-  which are counted from 1.
+  Witten-Bell smoothing (1991): after a token that was followed c times, by t
+  different tokens, each of them has the probability count / (c + t), and the
+  unigrams the rest. Unigram counts start from 1.
 
   Args:
     texts: token ids.
@@ -123,9 +123,13 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
 
 @functools.lru_cache(maxsize=64)
 def model(vocab: int, *, ids: int, context: int = 1 << 30) -> types.Model:
-  """The counts as a model: params are Counts, hidden is the token itself.
+  """The counts as a model, whose params are Counts; its hidden state is the
+  token.
 
-  ids: how many ids are real; the others of the vocabulary have logit -inf.
+  Args:
+    vocab: size of the logits' last axis.
+    ids: number of ids that are tokens; the others have logit -inf.
+    context: the most tokens that a row may have.
   """
 
   def apply(
@@ -146,5 +150,5 @@ def model(vocab: int, *, ids: int, context: int = 1 << 30) -> types.Model:
     q_RV = q_RV.at[row_R1, params.next_VM[last_R]].add(weight_RM)
     return jnp.log(q_RV).reshape(*hidden.shape[:-1], vocab)
 
-  # It looks at one token only, so it remembers none.
+  # It depends on the last token only, so the cache is empty.
   return types.Model(apply, head, lambda rows, slots: (), vocab, context)

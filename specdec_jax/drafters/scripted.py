@@ -1,4 +1,4 @@
-"""A draft that plays a given text: for calibration, benchmarks and tests."""
+"""A drafter that proposes a given text: for calibration and tests."""
 
 import jax.numpy as jnp
 
@@ -6,12 +6,12 @@ from specdec_jax import types
 
 
 def make(*, gamma: int) -> types.Drafter:
-  """Proposes gamma tokens of a script, at no cost.
+  """Proposes gamma tokens of a given text (the script), at no cost.
 
-  Reads weights.draft = (script_BL, count_BL): what to propose at each index of
-  the row, and how many tokens at most in a window that starts there. A script
-  of the target's own greedy text with some tokens replaced gives any pattern of
-  acceptance; a wrong one measures a window in which nothing is accepted.
+  weights.draft is (script_BL, count_BL): the token to propose at each index of
+  the row, and the most tokens to propose in a window that starts there. The
+  target's greedy text with some tokens replaced gives any acceptance; wrong
+  tokens everywhere give windows in which nothing is accepted.
   """
 
   def propose(weights, state, context, noise, target_cache):

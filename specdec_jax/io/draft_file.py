@@ -1,7 +1,7 @@
-"""Files of drafts: arrays, and how and for which tokenizer they were made.
+"""Files of drafts: arrays, and facts such as the tokenizer's fingerprint.
 
-A path is a file, or zoo:NAME for a draft that comes with the library. The
-arrays are up to the drafter that reads them (drafters.eagle, drafters.ngram).
+A path is a file, or zoo:NAME for a draft that comes with the library. Each
+drafter defines its arrays (drafters.eagle_file, drafters.ngram).
 """
 
 import json
@@ -20,7 +20,11 @@ ZOO = pathlib.Path(__file__).parents[1] / 'zoo'
 
 
 class Kind(NamedTuple):
-  """name: of the drafter. form: where such a file comes from, for errors."""
+  """A kind of draft file.
+
+  name: of the drafter.
+  form: where such a file comes from, for error messages.
+  """
 
   name: str
   form: str
@@ -32,14 +36,14 @@ def write(
   arrays: Mapping[str, np.ndarray],
   about: Mapping[str, Any],
 ) -> None:
-  """Writes a file, completely or not at all.
+  """Writes a draft's file atomically.
 
   Args:
     kind: of the draft.
-    path: where to.
+    path: of the file.
     arrays: by name.
-    about: facts; those that are no text are written as JSON. 'tokenizer', the
-      fingerprint of the tokenizer that it was made with, must be among them.
+    about: facts; those that are not strings are written as JSON. They must
+      include 'tokenizer', the fingerprint of the target's tokenizer.
 
   Raises:
     ValueError: a path that cannot be written.
@@ -58,10 +62,10 @@ def write(
 
 
 def find(kind: Kind, path: str | os.PathLike) -> pathlib.Path:
-  """The file of a path or of zoo:NAME.
+  """The file at a path, or of zoo:NAME.
 
   Raises:
-    ValueError: there is none.
+    ValueError: no such file.
   """
   scheme, _, name = os.fspath(path).partition(':')
   file = pathlib.Path(os.path.abspath(path))
@@ -80,7 +84,7 @@ def find(kind: Kind, path: str | os.PathLike) -> pathlib.Path:
 def read(
   kind: Kind, path: str | os.PathLike
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """(arrays, facts) of a file, as they were written.
+  """(arrays, facts) of a file; all facts are strings.
 
   Raises:
     ValueError: no such file, a file of another kind, or a damaged one.
@@ -105,7 +109,14 @@ def fitted(
   target: load.LanguageModel,
   fit: Callable[[dict[str, np.ndarray], dict[str, str]], Any],
 ) -> Any:
-  """fit(arrays, facts) of a file, computed once for a target and a file."""
+  """fit(arrays, facts) of a file, cached in the target.
+
+  Args:
+    kind: of the draft.
+    path: of the file.
+    target: the model to draft for.
+    fit: from the result of `read` to anything.
+  """
   file = find(kind, path)
   key = kind.name, file, file.stat().st_mtime_ns
   if key not in target.drafts:
@@ -119,7 +130,7 @@ def check_tokenizer(
   about: Mapping[str, Any],
   target: load.LanguageModel,
 ) -> None:
-  """Raises ValueError for a draft that was made with another tokenizer."""
+  """Raises ValueError if a draft was made with another tokenizer."""
   if about.get('tokenizer') != target.tokenizer.fingerprint():
     raise ValueError(
       f'{kind.name} {path}: made with another tokenizer than that of '
