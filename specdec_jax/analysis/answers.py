@@ -1,6 +1,6 @@
-"""Answers a file of prompts, one JSON line for each; a rerun goes on.
+"""Answers a file of prompts, one JSON line each; a rerun resumes.
 
-Knows no engine: Run.ask decodes.
+Decoding is left to Run.ask.
 """
 
 import contextlib
@@ -18,15 +18,18 @@ from specdec_jax import requests
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
 
-# Of the config: nothing in these changes an answer, but for bench.chat.
+# Sections of the config that change no answer, except for bench.chat.
 _NO_EFFECT = ('mesh', 'bench')
 
 
 class Answer(NamedTuple):
-  """An answer to one turn; api.Completion has these fields too.
+  """An answer to one turn, with fields as in api.Completion.
 
+  text, tokens: of the answer.
   finish_reason: 'stop', 'length', 'non-finite' (logits that were NaN or
-    infinite), or 'context' (the turns before left no room for this one).
+    infinite), or 'context' (earlier turns left no room for this one).
+  metrics: counts of the request.
+  record: a Record, None unless recorded.
   """
 
   text: str
@@ -41,11 +44,11 @@ class Run(NamedTuple):
 
   prompts: in the order of their file.
   target: the LanguageModel that answers.
-  ask: decodes at most `rows` items together, and returns their answers.
-  chat: put text prompts through the chat template.
-  max_new_tokens: of each answer.
-  rows: prompts that are decoded together.
-  config: digest of what all answers depend on (digest).
+  ask: decodes at most `rows` items together and returns their answers.
+  chat: apply the chat template to text prompts.
+  max_new_tokens: limit of each answer.
+  rows: prompts decoded together.
+  config: digest of config and weights; see digest().
   """
 
   prompts: Sequence[prompts_lib.Prompt]
@@ -60,7 +63,7 @@ class Run(NamedTuple):
 def one_method(config):
   """A copy of a ConfigDict with its first method at its first gamma.
 
-  Without a method, or at gamma 0, that is plain decoding.
+  Without a method, or at gamma 0, it decodes plainly.
   """
   config = copy.deepcopy(config)
   d = config.decode
@@ -92,8 +95,8 @@ def _line_digest(run: Run, prompt: prompts_lib.Prompt) -> str:
 def request_number(id: str, turn: int) -> int:
   """The request number that keys the randomness of a turn, in [0, 2**32).
 
-  The first turn's is prompts.request_number(id). A later one's is 2**31 plus
-  the number of the text 'id<newline>turn': no first turn has such a number.
+  First turn: prompts.request_number(id), below 2**31. Later turns: 2**31 plus
+  the number of the text 'id<newline>turn', so they collide with no first turn.
   """
   if turn == 0:
     return prompts_lib.request_number(id)
@@ -101,10 +104,10 @@ def request_number(id: str, turn: int) -> int:
 
 
 def encode(run: Run, prompt, answers: Sequence[Any]) -> list[int]:
-  """The tokens that turn len(answers) is answered on.
+  """The input tokens of turn len(answers), earlier turns and answers included.
 
-  With `chat` the conversation goes through the chat template, as in the API.
-  Else a turn is its text, after the tokens so far and a newline.
+  With `chat`, the conversation in the chat template, as in the API; else the
+  tokens so far, a newline and the text of the turn.
   """
   tokenizer = run.target.tokenizer
   if prompt.tokens is not None:
@@ -146,7 +149,7 @@ def answer(run: Run, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
 
 
 def line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
-  """A line of output; for {"turns"} every value but id and run is a list."""
+  """A line of output; for {"turns"}, values other than id and run are lists."""
   columns = {
     'text': [x.text for x in answers],
     'tokens': [list(x.tokens) for x in answers],
@@ -163,10 +166,10 @@ def line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
 
 
 def check_output(path: str, prompts_path: str) -> pathlib.Path:
-  """The path of the output, before any work.
+  """Checks the flags before any work; returns the path of the output.
 
   Raises:
-    ValueError: a missing flag, no folder to write in, or the prompts.
+    ValueError: a missing flag, no folder to write in, or the file of prompts.
   """
   for flag, value in (('prompts', prompts_path), ('output', path)):
     if not value:
@@ -180,11 +183,10 @@ def check_output(path: str, prompts_path: str) -> pathlib.Path:
 
 
 def begun(path: pathlib.Path, run: Run) -> set[str]:
-  """The ids that are answered; cuts off an unfinished last line.
+  """The ids answered so far; cuts off an unfinished last line.
 
   Raises:
-    ValueError: a line that answers another prompt, or was written with another
-      config or other weights.
+    ValueError: a line of another prompt, another config or other weights.
   """
   if not path.exists():
     return set()
@@ -231,17 +233,17 @@ def write(
 
   Args:
     path: the output; lines are appended.
-    run: the prompts; see check_prompts.
-    track: shows progress: (batches, description) -> batches.
-    stopped: true to end after the batch that is running.
-    seen: receives the answers that have a record, by a title.
+    run: prompts and settings; call check_prompts first.
+    track: a progress bar: (batches, description) -> batches.
+    stopped: returns true to end after the current batch.
+    seen: filled with the answers that have a record, by title.
 
   Returns:
     A summary: prompts, lines (in the file), written, skipped, non_finite,
     tokens, target_calls, block_efficiency, seconds.
 
   Raises:
-    ValueError: what begun refuses, before anything is written.
+    ValueError: see begun; before anything is written.
   """
   start, old = time.perf_counter(), begun(path, run)
   left = [prompt for prompt in run.prompts if prompt.id not in old]
@@ -277,12 +279,12 @@ def write(
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[list[str]]:
-  """A list that receives the first SIGINT or SIGTERM; the next acts as ever."""
+  """A list that gets the first SIGINT or SIGTERM; the second acts as usual."""
   caught: list[str] = []
 
   def note(number, frame):
     caught.append(signal.Signals(number).name)
-    # Not print: a handler may interrupt one.
+    # Not print(): the signal may have interrupted one, which is not reentrant.
     os.write(2, b'\nstopping after this batch; once more stops at once\n')
     restore()
 

@@ -1,11 +1,11 @@
-"""How much a rule would accept at a gamma that was not run, from one plain run.
+"""Acceptance of a rule at any gamma, computed from one run of plain decoding.
 
-Needs only the ratio r = q(x) / p(x) of every token x of the target's text. The
-text of an exact rule is the target's whatever was drafted, so, given the text,
-the number of drafts that a window accepts has a known distribution: the joint
-probability of drafting, accepting and emitting these tokens, over the target's
-probability of them. From the distributions of all windows follow the expected
-windows of a run. NumPy, float64.
+Needs only the ratio r = q(x) / p(x) of every token x of the target's text. A
+lossless rule emits the target's distribution whatever was drafted. So, given
+the text, the number of drafts that a window accepts has a known distribution:
+the joint probability of drafting, accepting and emitting these tokens, divided
+by the target's probability of them. The distributions of all windows give the
+expected number of windows. NumPy, float64.
 
     B  texts    T  tokens of a text    K  offsets looked at    N  K + 1
 """
@@ -20,9 +20,9 @@ from specdec_jax.bench import cost, tables
 
 
 def reject(log_ratio_XK: np.ndarray) -> np.ndarray:
-  """log P(the first k drafts are the text's and are kept | text), k = 1 to K.
+  """log P(the first k drafts equal the text and are accepted | text), k = 1 to K.
 
-  A draft x is drawn and kept with probability min(p, q); over p, min(1, r).
+  A draft x is drawn and accepted with probability min(p, q); over p: min(1, r).
   Leviathan et al. 2023, Algorithm 1 (https://arxiv.org/abs/2211.17192).
   """
   return np.cumsum(np.minimum(log_ratio_XK, 0), -1)
@@ -44,9 +44,9 @@ LIMIT = 256
 
 
 class Counts(NamedTuple):
-  """Expected windows of each text, by gamma 0 to the limit.
+  """Expected counts of each text, for gamma 0 to the limit.
 
-  tokens_B: of each text.
+  tokens_B: tokens of each text.
   calls_BG: target calls.
   windows_BGN: windows by accepted drafts that were emitted, as
     types.Info.hist_BN counts them.
@@ -83,10 +83,10 @@ def count(
 
 
 def at_least(ratio_BT, rule, limit: int) -> np.ndarray:
-  """P(a window that starts at t keeps at least n drafts | text): [B, T, N].
+  """P(a window from t accepts at least n drafts | text): [B, T, N].
 
-  At offset 0 that is 1. The same for every gamma >= n. Past the text's end
-  ratios are 0, so that what is kept never exceeds what is emitted.
+  1 for n = 0; the same for every gamma >= n. Past the text's end ratios are 0,
+  so that no accepted draft lies beyond the emitted tokens.
   """
   B, T = ratio_BT.shape
   padded_BP = np.pad(ratio_BT, ((0, 0), (0, limit)))
@@ -97,20 +97,20 @@ def at_least(ratio_BT, rule, limit: int) -> np.ndarray:
 
 
 def accepted(kept_BTN, gamma: int) -> np.ndarray:
-  """P(exactly n of gamma drafts are kept | text): [B, T, gamma + 1]."""
+  """P(exactly n of gamma drafts are accepted | text): [B, T, gamma + 1]."""
   kept = kept_BTN[..., : gamma + 1]
   return kept - np.pad(kept[..., 1:], ((0, 0), (0, 0), (0, 1)))
 
 
 def walk(kept_BTN, tokens_B, gamma: int) -> tuple[np.ndarray, np.ndarray]:
-  """(calls_B, windows_BN): the walk of window starts along each text.
+  """(calls_B, windows_BN), by the probability that a window starts at each t.
 
-  A window that starts at t and keeps n drafts emits n + 1 tokens, so the next
+  A window that starts at t and accepts n drafts emits n + 1 tokens, so the next
   one starts at t + n + 1, unless the text ends before.
 
-  Worked example, gamma 1, two tokens, the first kept half of the time: the
-  first window emits both or one, and half of the time a second is needed; 1.5
-  calls.
+  Worked example: gamma 1, two tokens, the first draft accepted with probability
+  1/2. The first window emits two tokens or one, and in half of the cases a
+  second window is needed: 1.5 calls.
   """
   accepted_BTN = accepted(kept_BTN, gamma)
   B, T, N = accepted_BTN.shape
@@ -129,10 +129,10 @@ def walk(kept_BTN, tokens_B, gamma: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Row(NamedTuple):
-  """Block efficiency at one gamma; values are those of intervals.interval.
+  """Block efficiency at one gamma; values as from intervals.interval.
 
   reject, block: under each rule.
-  gain: block less reject, paired.
+  gain: block minus reject, paired.
   independent: Leviathan's equation 1 at alpha, which takes positions to be
     independent and texts to be endless.
   """
@@ -145,7 +145,11 @@ class Row(NamedTuple):
 
 
 class Lenience(NamedTuple):
-  """kept: mean mass of drafts kept. distance: mean total variation from p."""
+  """Acceptance at one lenience; means over positions, as intervals.
+
+  kept: probability that a draft is accepted.
+  distance: total variation from p.
+  """
 
   lenience: float
   kept: dict[str, Any]
@@ -153,15 +157,15 @@ class Lenience(NamedTuple):
 
 
 class Analysis(NamedTuple):
-  """What follows from a trace; intervals are 95 % over requests.
+  """Results computed from a trace, with 95 % intervals over requests.
 
   header: of the trace.
   requests, texts, tokens: counts.
-  rounded: tokens whose p was 0 when both models read the text (ratios).
+  rounded: tokens whose p was 0 when both models read the text; see ratios.
   alpha: mean of sum min(p, q).
   rows: for gamma 0 to the limit.
   windows: by rule, expected windows by accepted drafts at the largest gamma.
-  leniences: on the target's own text.
+  leniences: on the target's text.
   """
 
   header: dict[str, Any]
@@ -272,7 +276,7 @@ def show(found: Analysis, console) -> None:
 
 
 def _shown(x: dict[str, Any]) -> str:
-  """An interval; without ends where there was one request."""
+  """An interval as text; only its value where there was one request."""
   if x['low'] is None:
     return f'{x["value"]:.3f}'
   return f'{x["value"]:.3f} ({x["low"]:.3f} to {x["high"]:.3f})'
@@ -281,9 +285,9 @@ def _shown(x: dict[str, Any]) -> str:
 def ratios(text: trace.Text) -> np.ndarray:
   """q / p of each token.
 
-  Rounding between two programs can leave an emitted token without p, at the
-  edge of a top-k or at a greedy tie; p is taken as 1 there, because plain
-  decoding chose it. That is exact when greedy, else a lower bound.
+  Two programs round differently, so an emitted token can have p = 0 here, at
+  the edge of a top-k or at a greedy tie. p is set to 1 there, as plain decoding
+  chose the token: exact when greedy, else a lower bound.
   """
   p_T, q_T = np.asarray(text.p), np.asarray(text.q)
   return q_T / np.where(p_T > 0, p_T, 1)

@@ -1,4 +1,4 @@
-"""Draws loss, alpha and block efficiency over the steps of training runs."""
+"""Plots loss, alpha and block efficiency over the steps of training runs."""
 
 import importlib.util
 import json
@@ -6,8 +6,8 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-# Title of an axes: the figures of metrics.jsonl that it shows, the pale ones
-# last. alpha_at is a list, of the share of drafts kept at each position.
+# Panel title: names in metrics.jsonl that it shows, pale ones last. alpha_at is
+# a list: the share of drafts accepted at each position.
 _PANELS = {
   'loss; pale: training': ('held_out_loss', 'loss'),
   'alpha, teacher-forced; pale: drafts kept at each position': (
@@ -18,15 +18,15 @@ _PANELS = {
 }
 _STYLES = ('-', '--', '-.', ':', (0, (6, 1, 1, 1, 1, 1)))
 
-# Name -> (steps, values); alpha_at has an entry for each position.
+# Name -> (steps, values); alpha_at gives one curve for each position.
 Curves = dict[str, list[tuple[list[int], list[float]]]]
 
 
 def read(workdir: pathlib.Path) -> Curves:
   """The curves in the metrics.jsonl of a run.
 
-  Where a step was logged twice, by a run that was resumed, the last one counts.
-  An unfinished last line is left out.
+  Of a step logged twice, by a resumed run, the last entry is used. An
+  unfinished last line is left out.
 
   Raises:
     ValueError: no metrics.jsonl, a damaged line, or nothing to draw.
@@ -64,18 +64,17 @@ def read(workdir: pathlib.Path) -> Curves:
 
 
 def draw(workdirs: Sequence[str], out: str = '') -> pathlib.Path:
-  """Draws up to five runs, each in its own line style, and writes a PNG.
+  """Plots up to five runs, each in its own line style, and writes a PNG.
 
   Args:
-    workdirs: of training runs; a curve is named by its workdir.
+    workdirs: of training runs; they name the curves.
     out: the file; empty for curves.png in the first workdir.
 
   Returns:
     The path of the file.
 
   Raises:
-    ValueError: no matplotlib, the wrong number of workdirs, or what read
-      refuses.
+    ValueError: no matplotlib, the wrong number of workdirs, or see read.
   """
   if importlib.util.find_spec('matplotlib') is None:
     raise ValueError('curves need matplotlib: install the extra `plots`')

@@ -1,4 +1,4 @@
-"""Intervals of ratios over requests, by bootstrap."""
+"""Bootstrap intervals of ratios, over requests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 def resamples(requests: int, count: int, seed: int = 0) -> np.ndarray | None:
   """Draws how often each request is in each resample: [count, requests].
 
-  Returns None for fewer than two requests: one does not show how requests vary.
+  Returns None for fewer than two requests, which do not show any variation.
 
   Raises:
     ValueError: count < 1000, too few for the ends of an interval.

@@ -1,6 +1,6 @@
-"""A static page of answers: who made each token, and what each call cost.
+"""A static HTML page of answers: the origin of each token, and the calls.
 
-page.html is the template; everything is in the page, and it loads nothing.
+page.html is the template; the page is self-contained and loads nothing.
 """
 
 import itertools
@@ -17,16 +17,16 @@ from specdec_jax.bench import machine
 from specdec_jax.io import files
 
 _TEMPLATE = pathlib.Path(__file__).with_name('page.html')
-# Draft tokens that are not in the text.
+# Kinds of draft tokens that are not in the text.
 _REFUSED, _CUT = 'refused', 'cut'
 
 
 class Token(NamedTuple):
-  """A token as it is shown.
+  """A token as the page shows it.
 
   text: '' inside a character of several tokens.
   kind: of types.ORIGINS, 'refused', or 'cut' (accepted, but past the end).
-  numbers: what is known of it, in words.
+  numbers: its probabilities and entropy, in words.
   """
 
   text: str
@@ -35,7 +35,7 @@ class Token(NamedTuple):
 
 
 class Call(NamedTuple):
-  """One target call. label: how many of the drafts were accepted."""
+  """One target call, with its number, tokens and a label such as '2 of 4'."""
 
   number: int
   label: str
@@ -51,9 +51,9 @@ def html(
   """Writes the page of completions from specdec_jax.generate(record=True).
 
   Args:
-    completions: the answers; by their titles, or a list.
-    path: the file, which is written whole or not at all.
-    command: how they were made, to be shown.
+    completions: the answers, by title or as a list.
+    path: the file, written atomically.
+    command: the command that made them, shown on the page.
 
   Raises:
     ValueError: a path that cannot be written, no answer, or one without record.
@@ -75,7 +75,7 @@ def html(
 
 def render(completions: Mapping[str, Any], command: str = '') -> str:
   """The page, with its text escaped."""
-  # Autoescape: prompts and answers are hostile text until proven otherwise.
+  # Autoescape: prompts and answers are untrusted text.
   environment = jinja2.Environment(
     autoescape=True,
     trim_blocks=True,
@@ -99,7 +99,7 @@ def render(completions: Mapping[str, Any], command: str = '') -> str:
 
 
 def answer(title: str, completion: Any) -> dict[str, Any]:
-  """What the template shows of an api.Completion."""
+  """The values of an api.Completion that the template shows."""
   t, kinds = completion.record, completion.origins
   texts = pieces(t.tokenizer, t.prompt, t.tokens)
   kinds = [*kinds, *[_CUT] * (len(texts) - len(kinds))]
@@ -145,12 +145,12 @@ def _numbers(t: Any, i: int) -> str:
 
 
 def pieces(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:
-  """The text that each id adds to what comes before; '' inside a character.
+  """The text that each id adds to the text before; '' inside a character.
 
-  Together they are what all ids add, also where a later byte makes earlier ones
-  no character, which a stream cannot take back.
+  Joined they equal the text of all ids, even where a later byte invalidates
+  earlier ones, which a stream cannot take back.
   """
-  # A few tokens before are enough to know of a space or half a character.
+  # A few earlier tokens decide on a leading space or half a character.
   before = [*before[-16:]]
   text = lambda n: tokenizer.decode([*before, *ids[:n]], special=True)
   end = text(len(ids))
@@ -161,10 +161,10 @@ def pieces(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:
 
 
 def visible(text: str) -> str:
-  """Text in which every character can be seen.
+  """Text in which every character is visible.
 
-  New lines and tabs get a mark before them. Other control characters, and those
-  that change the direction of what follows, are replaced by their numbers.
+  Newlines and tabs get a mark before them. Other control characters, and those
+  that change the direction of text, are replaced by their code points.
   """
   return ''.join(map(_visible, text)) or '\u25af'
 
@@ -172,6 +172,6 @@ def visible(text: str) -> str:
 def _visible(c: str) -> str:
   if c in '\n\t':
     return {'\n': '\u23ce', '\t': '\u21e5'}[c] + c
-  # Joiners shape emoji and scripts, and harm nothing.
+  # Joiners stay: they shape emoji and scripts, and are harmless.
   shapeless = unicodedata.category(c) in ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
   return f'[U+{ord(c):04X}]' if shapeless and c not in '\u200c\u200d' else c

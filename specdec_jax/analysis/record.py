@@ -1,7 +1,7 @@
 """Records every window of a run: drafts, p, q and entropy.
 
-Drives the loop of decode.py from Python, with a drafter that also hands out its
-proposals; afterwards the text is read once more for its probabilities.
+Runs decode.step from Python, with a drafter that also returns its proposals.
+The text is then scored once more for its probabilities.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ Array = types.Array
 class Window(NamedTuple):
   """One target call of a row.
 
-  start: index in the reply of the first token that it emitted.
-  draft: the tokens that were proposed.
-  q: the probability that each was drawn with; None for certain drafts.
+  start: index in the reply of its first emitted token.
+  draft: the proposed tokens.
+  q: the probability with which each was drawn; None for certain drafts.
   accepted: drafts that the rule accepted.
-  emitted: tokens that were kept: fewer than accepted + 1 where EOS or the
-    length cut the window.
+  emitted: tokens emitted: fewer than accepted + 1 where EOS or the length limit
+    cut the window.
   """
 
   start: int
@@ -41,17 +41,18 @@ class Window(NamedTuple):
 class Record:
   """A reply, with the probabilities of each of its tokens.
 
-  Probabilities are those of the run's sampling settings, but at temperature 1
-  if it is greedy, where they would be 0 and 1.
+  Probabilities use the run's sampling settings, but temperature 1 if greedy,
+  where they would be 0 and 1.
 
-  prompt, tokens: ids. windows: the target calls, in order.
-  p, q: of each token under target and draft. Without a draft model q is the one
-    that the drafter reported, None where it reported none.
-  entropy: of the target, in bits.
-  refused: the draft token that was refused in the token's place, or -1.
+  prompt, tokens: ids.
+  windows: the target calls, in order.
+  p, q: of each token under target and draft. Without a draft model, q as the
+    drafter reported it, None where it reported none.
+  entropy: of the target's distribution, in bits.
+  refused: the draft token rejected at each token's place, or -1.
   refused_p, refused_q: its probabilities.
-  tokenizer: of the target.
-  setting: models and settings, to be shown.
+  tokenizer: the target's.
+  setting: models and settings, for display.
   """
 
   prompt: list[int]
@@ -68,7 +69,7 @@ class Record:
 
 
 class _Seen(NamedTuple):
-  """A window's Draft; q_BK of its tokens only."""
+  """A window's types.Draft, with q_BK only at its tokens."""
 
   tokens_BK: Array
   count_B: Array
@@ -78,7 +79,7 @@ class _Seen(NamedTuple):
 
 @functools.cache
 def _watched(drafter: types.Drafter) -> types.Drafter:
-  """The drafter; after a window its state is (its own, _Seen)."""
+  """The drafter with state (its state, _Seen of the last window)."""
 
   def propose(weights, state, context, noise, target_cache):
     draft, state, cache = drafter.propose(
@@ -107,12 +108,18 @@ def run(
   weights: types.Weights,
   request: decode.Request,
 ) -> tuple[decode.Output, list[list[Window]]]:
-  """Decodes as decode.generate does; also returns the windows of every row."""
+  """Decodes as decode.generate does; also returns the windows of every row.
+
+  Args:
+    target, drafter, rule, options: as for decode.programs.
+    weights: of the target and the draft.
+    request: a batch.
+  """
   programs = decode.programs(target, _watched(drafter), rule, options)
   state, info = programs.start(weights, request)
   first_B = np.array(state.lengths_B)
   rows: list[list[Window]] = [[] for _ in first_B]
-  # Copies: the step that follows is given the arrays to write into.
+  # Copies: the next step is donated these arrays.
   before_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
   while live_B.any():
     state, info = programs.step(weights, request, state, info)
@@ -120,7 +127,7 @@ def run(
     state, seen = state._replace(drafter=inner), jax.device_get(seen)
     after_B = np.array(state.lengths_B)
     for row in np.flatnonzero(live_B):
-      # As decode.step: what lies past the buffer is not proposed.
+      # As decode.step does: nothing is proposed past the buffer.
       room = state.tokens_BL.shape[1] - int(before_B[row]) - 1
       count = min(int(seen.count_B[row]), max(room, 0))
       rows[row].append(
@@ -152,8 +159,8 @@ def describe(
 
   Args:
     output, rows: from run.
-    request: that was run.
-    target, draft: models to read the text with; None for no draft model.
+    request: the batch given to run.
+    target, draft: models that score the text; draft None without a draft model.
     chunk: tokens that a model reads at a time.
     tokenizer, setting: see Record.
   """
@@ -192,7 +199,7 @@ def describe(
 
 
 def setting(engine: Any, wanted: Any) -> dict[str, Any]:
-  """Names a run's models and settings, from build.Engine and api.Settings."""
+  """Names of models and settings, from a build.Engine and an api.Settings."""
   name = lambda model: model and f'{model.label}, {model.dtype}'
   sampling = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
   return {
@@ -206,7 +213,7 @@ def setting(engine: Any, wanted: Any) -> dict[str, Any]:
 
 
 def _refused(output, rows, starts_B) -> np.ndarray:
-  """The draft refused at each index of the buffer, -1 where there is none."""
+  """The draft rejected at each index of the buffer, -1 where there is none."""
   refused_BL = np.full(output.tokens_BL.shape, -1, np.int32)
   for row, found in enumerate(rows):
     for w in found:
@@ -238,20 +245,19 @@ def score(
   model: types.Model,
   chunk: int,
 ) -> tuple[Array, ...]:
-  """Reads a text: p of its tokens, p of other_BL there, entropy; [B, L] each.
-
-  Uses the request's sampling settings, but temperature 1 for greedy rows.
+  """Scores texts teacher-forced, with temperature 1 for greedy rows.
 
   Args:
     params: of the model.
-    request: the texts, prompts included; they end at limit_B.
+    request: the texts, prompts included, which end at limit_B; its sampling
+      settings are used.
     other_BL: another token for each index; below 0 gives p 0.
-    model: the model that reads.
+    model: the model that scores.
     chunk: tokens that it reads at a time.
 
   Returns:
-    p of the token, p of the other, entropy in bits. Index 0 and indices past
-    the end hold garbage.
+    p of the token, p of the other token, entropy in bits; [B, L] each. Index 0
+    and indices past the end hold garbage.
   """
   s, greedy_B = request.sampling, sampling_lib.is_greedy(request.sampling)
   sampling = types.Sampling(

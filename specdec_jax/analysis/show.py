@@ -1,4 +1,4 @@
-"""A reply while it comes, its tokens marked by who made them."""
+"""Prints a reply as it is generated, with the origin of each token marked."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,8 +10,8 @@ import rich.text
 from specdec_jax.bench import metrics
 from specdec_jax.io import tokenizer as tokenizer_lib
 
-# Origin: (style, marks for output without styles, meaning). No style is only a
-# colour: NO_COLOR keeps the rest of it, and so does a colour-blind reader.
+# Origin: (style, marks for output without styles, meaning). No style is colour
+# alone: NO_COLOR removes colours, and not every reader sees them.
 KINDS = {
   'drafted': ('bold green', '[]', 'drafted and accepted'),
   'recovered': ('underline red', '<>', 'recovered: replaces a wrong draft'),
@@ -25,7 +25,7 @@ KINDS = {
 
 
 def console() -> rich.console.Console:
-  """For stdout; a pipe has no width of its own and gets 80 columns."""
+  """A console on stdout; a pipe, which has no width, gets 80 columns."""
   out = rich.console.Console(highlight=False)
   if not out.is_terminal:
     out.width = 80
@@ -33,17 +33,17 @@ def console() -> rich.console.Console:
 
 
 def legend(out: rich.console.Console) -> None:
-  """A line for each kind of token, marked as in replies."""
+  """Prints a line for each kind of token, marked as in replies."""
   for kind, (_, _, meaning) in KINDS.items():
     line = mark([(kind, meaning)], styled=out.is_terminal)
     out.print(rich.text.Text('  ').append_text(line))
 
 
 def mark(runs: Iterable[tuple[str, str]], *, styled: bool) -> rich.text.Text:
-  """(origin, text) pairs as one text; neighbours of one origin share marks."""
+  """(origin, text) pairs as one text; runs of equal origin share marks."""
   out, last, close = rich.text.Text(), None, ''
   for kind, text in runs:
-    if not text:  # An end of sequence, or half a character.
+    if not text:  # end of sequence, or half a character
       continue
     style, marks, _ = KINDS[kind]
     if styled:
@@ -61,10 +61,10 @@ def reply(
   tokenizer: tokenizer_lib.Tokenizer,
   pieces: Iterable[Any],
 ) -> str:
-  """Shows the pieces of api.stream as they come; one sentence of counts.
+  """Prints the pieces of api.stream as they come, then a sentence of counts.
 
   A piece is one pass of the target. Its tokens are decoded one by one, as its
-  text does not say where each ends.
+  text does not show where each token ends.
   """
   decoder, runs, origins, calls = tokenizer.stream(), [], [], 0
   waiting = rich.text.Text('compiling', style='dim')
@@ -75,7 +75,7 @@ def reply(
         runs.append((kind, decoder.push([token])))
       origins += piece.origins
       live.update(mark(runs, styled=out.is_terminal), refresh=out.is_terminal)
-  if not out.is_terminal:  # Live ends the line on terminals only.
+  if not out.is_terminal:  # rich.live ends the line on terminals only
     out.print()
   counts = ', '.join(f'{origins.count(k)} {k}' for k in KINDS)
   return (

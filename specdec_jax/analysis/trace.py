@@ -1,7 +1,7 @@
-"""A trace: text that the target decoded plainly, with p and q of each token.
+"""A trace: text from plain decoding, with p and q of each token.
 
-A JSONL file: a header, then a line for each text. `counterfactual` computes
-from it what other gammas and rules would have accepted.
+A JSONL file: a header, then a line for each text. From it `counterfactual`
+computes the acceptance at other gammas and rules.
 """
 
 import copy
@@ -23,19 +23,19 @@ from specdec_jax.io import files
 from specdec_jax.verify import chain, lenient
 
 FORMAT = 'specdec_jax trace 3'
-# Lenience 1 is lossless: the mass that it keeps is alpha.
+# Lenience 1 is lossless: it keeps drafts with probability alpha.
 LENIENCES = (1.0, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1, 0.05)
 
 
 class Text(NamedTuple):
-  """A text that was decoded plainly.
+  """A text from plain decoding.
 
-  id: of the prompt; a prompt may have several texts.
-  seed: that it was drawn with.
+  id: the prompt's; a prompt may have several texts.
+  seed: of the draws.
   tokens: without the prompt.
   p, q: of each token under target and draft, with the sampling settings.
-  kept: for each lenience and token, the probability that a draft is kept there.
-  distance: likewise, the total variation between p and what is emitted.
+  kept: for each lenience and token, the probability that a draft is accepted.
+  distance: likewise, the total variation from p of the emitted token's distribution.
   """
 
   id: str
@@ -48,14 +48,18 @@ class Text(NamedTuple):
 
 
 class Trace(NamedTuple):
-  """header: models, sampling settings, format and leniences; texts."""
+  """The contents of a trace file.
+
+  header: models, sampling settings, format and leniences.
+  texts: in the order of the file.
+  """
 
   header: dict[str, Any]
   texts: list[Text]
 
 
 def with_draft_model(config):
-  """A copy of a ConfigDict with the draft model as the only method.
+  """A copy of a ConfigDict with the draft model as its only method.
 
   Raises:
     ValueError: no draft model among the methods, or one that stops early.
@@ -197,17 +201,17 @@ def scores(
   draft: types.Model,
   chunk: int,
 ) -> jax.Array:
-  """Reads texts with both models; the columns of Text, [2 + 2 X, B, L].
+  """Scores texts with both models, teacher-forced.
 
   Args:
-    weights: of both.
+    weights: of both models.
     request: the texts, prompts included; they end at limit_B.
     target, draft: the models.
     chunk: tokens that a model reads at a time.
 
   Returns:
-    p, q, then `kept` and `distance` of each of the X leniences. p or q is NaN
-    where the model's logits are not finite.
+    [2 + 2 X, B, L]: p, q, then `kept` and `distance` of each of X leniences, as
+    in Text. p or q is NaN where the model's logits are not finite.
   """
   rules = [lenient.make(l) for l in LENIENCES]
 
@@ -225,7 +229,7 @@ def scores(
       kept.append(jnp.sum(kept_BTV, -1))
       distance.append(jnp.sum(jnp.abs(emitted_BTV - p_BTV), -1) / 2)
     tokens_BT = forward.at(request.tokens_BL, index_T)
-    # A greedy distribution is a one-hot even where the logits are NaN.
+    # Greedy p and q are one-hot even where the logits are NaN.
     both = [
       jnp.where(jnp.isfinite(jnp.max(x, -1)), chain.pick(y, tokens_BT), jnp.nan)
       for x, y in zip(logits, (p_BTV, q_BTV), strict=True)
@@ -240,10 +244,10 @@ def scores(
 
 
 def check_output(path: str) -> pathlib.Path:
-  """The path of a new trace, before any work.
+  """Checks the path of a new trace before any work.
 
   Raises:
-    ValueError: no path, no folder to write it in, or a file that is there.
+    ValueError: no path, no folder to write in, or an existing file.
   """
   out = pathlib.Path(path)
   if not path or out.exists():
@@ -253,7 +257,7 @@ def check_output(path: str) -> pathlib.Path:
 
 
 def write(path: pathlib.Path, found: Trace) -> None:
-  """Writes the file, whole or not at all."""
+  """Writes the file atomically."""
   lines = [found.header, *(text._asdict() for text in found.texts)]
   files.write(path, '\n'.join(json.dumps(line) for line in lines))
 

@@ -1,4 +1,4 @@
-"""A distillation, from its config to a draft judged by decoding."""
+"""The distillation program: from a config to a draft evaluated by decoding."""
 
 import dataclasses
 import pathlib
@@ -26,9 +26,9 @@ from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import workdir as workdir_lib
 
-# Completions that are recorded before training, as an eagle needs them.
+# Completions recorded before training; an eagle needs one of these.
 _RECORDED = ('text', 'teacher')
-# What a run that resumes cannot change: its data, its parameters' shapes.
+# A resumed run cannot change these: its data and its parameters' shapes.
 _FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read')
 _FIXED += ('optimiser.muon',)
 
@@ -97,16 +97,16 @@ def settings(config) -> Settings:
 def run(
   s: Settings, workdir: pathlib.Path, *, changed: bool = False
 ) -> dict[str, Any]:
-  """Trains a draft and writes it into workdir, resuming what is there.
+  """Trains a draft and writes it into workdir; resumes an earlier run there.
 
-  changed: resume although settings differ, of those that may.
+  changed: resume even if settings differ, of those that may.
 
   Returns:
-    The figures of the best step, 'step', 'finished' and the path of the
+    The metrics of the best step, 'step', 'finished' and the path of the
     'draft'; only 'step' and 'finished' if a signal ended the run.
 
   Raises:
-    ValueError: a setting or a file that cannot be used; several processes.
+    ValueError: an invalid setting or file; several processes.
   """
   config = dataclasses.asdict(s) | {'read': _digests(s)}
   workdir_lib.open_run(workdir, config, changed=changed, fixed=_FIXED)
@@ -116,7 +116,7 @@ def run(
     s.teacher.source,
     dtype=s.teacher.dtype,
     mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
-    scan_layers=False if s.student.layers else None,  # taken one by one
+    scan_layers=False if s.student.layers else None,  # to pick single layers
   )
   _check_teacher(s, target)
   taps = recorded_layers(s, target.config.depth - 1)
@@ -157,7 +157,7 @@ def run(
 
 
 def _digests(s: Settings) -> dict[str, str]:
-  """SHA-256 of the models that a run reads: others make it another run."""
+  """SHA-256 of the models that a run reads; a resumed run must match them."""
   found = {'teacher': load_lib.open_source(s.teacher.source).digest}
   if s.student.path and s.student.kind == 'eagle':
     found['student'] = files.sha256(
@@ -187,10 +187,10 @@ def _check_length(s: Settings, who: str, context: int) -> None:
 
 
 def recorded_layers(s: Settings, last: int) -> tuple[int, ...]:
-  """The teacher's layers of which features are recorded; () for none.
+  """Teacher layers whose features are recorded; () for none.
 
   Raises:
-    ValueError: layers out of order, or without those that the student reads.
+    ValueError: layers out of order, or some that the student reads missing.
   """
   taps = ()
   if s.student.kind == 'eagle':
@@ -216,8 +216,16 @@ def vocabulary(
   prompts: prompts_lib.Prompts,
   answers: teacher.Answers | None,
 ) -> np.ndarray:
-  """The ids that the student can propose: those of the draft it begins with,
-  all, or the most frequent ones of the completions.
+  """The ids that the student can propose.
+
+  Those of the draft that it begins with, all ids, or the most frequent ones.
+
+  Args:
+    s: settings.
+    target: the teacher.
+    start: the draft to begin with.
+    prompts: in texts, the completions of the source.
+    answers: the teacher's completions, None if not recorded.
 
   Raises:
     ValueError: there are no completions before training.
@@ -241,7 +249,7 @@ def _completions(
   prompts: prompts_lib.Prompts,
   answers: teacher.Answers | None,
 ) -> dict[str, np.ndarray]:
-  """Rows of the answers, or of the text, without those that are held out."""
+  """Training rows: the answers, or the text, without the held-out prompts."""
   n = s.data.prompts
   if answers is not None:
     return lm_loss.rows(answers.tokens[:n], answers.spans[:n])
@@ -258,7 +266,7 @@ def _task(
   answers: teacher.Answers | None,
   workdir: pathlib.Path,
 ) -> loop.Task:
-  """A task for the training loop, judged on the held-out prompts."""
+  """The task of the training loop, evaluated on the held-out prompts."""
   if s.student.kind == 'lm':
     _check_length(s, 'student', student.model.context)
   n, tokens = s.data.prompts, s.batch.rows * s.data.length
@@ -299,8 +307,7 @@ def _task(
 
 
 def _recorded_rows(s: Settings, target, prompts, answers):
-  """The rows to train on, with the teacher's features if the student reads
-  them."""
+  """Training rows, with the teacher's features if the student reads them."""
   n = s.data.prompts
   if s.student.kind == 'eagle':
     return {k: x[:n] for k, x in eagle_loss.rows(answers).items()}
@@ -312,8 +319,10 @@ def _recorded_rows(s: Settings, target, prompts, answers):
 
 
 def _sampler(s: Settings, target, student, prompts, answers):
-  """(step, params) -> completions of prompts, as many as steps read until the
-  next refresh. Of the teacher's answers, if there are any, about half."""
+  """(step, params) -> completions for the steps until the next refresh.
+
+  If there are answers of the teacher, these replace about half of them.
+  """
   count = min(s.batch.rows * s.data.refresh, s.data.prompts)
   facts = prompts_lib.facts(s.data, target, prompts.tokens)
 

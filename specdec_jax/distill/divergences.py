@@ -57,7 +57,7 @@ def total_variation(log_p: Array, log_q: Array) -> Array:
 
 
 def log_alpha(log_p: Array, log_q: Array) -> Array:
-  """-log sum min(p, q): unlike total variation, steep where p and q are far."""
+  """-log sum min(p, q): unlike total variation, steep where alpha is small."""
   return -jnp.log(jnp.maximum(alpha(log_p, log_q), 1e-9))
 
 
@@ -78,7 +78,7 @@ def divergence_of(name: str) -> Divergence:
   """The divergence of a name; 'jensen_shannon:0.5' has beta 0.5.
 
   Raises:
-    ValueError: an unknown name, or a beta that is not allowed.
+    ValueError: an unknown name or a beta out of range.
   """
   kind, colon, number = name.partition(':')
   try:
@@ -122,6 +122,6 @@ class Loss(fields.Checked):
 def _terms(log_a: Array, log_b: Array) -> Array:
   """a log(a / b), and 0 where a is 0, whatever b is there."""
   positive = log_a > -jnp.inf
-  # Replaced before they meet: infinity minus infinity has no gradient.
+  # Replaced before subtracting: infinity minus infinity has no gradient.
   log_a, log_b = (jnp.where(positive, x, 0) for x in (log_a, log_b))
   return jnp.where(positive, jnp.exp(log_a) * (log_a - log_b), 0)

@@ -1,4 +1,4 @@
-"""The loss of an EAGLE draft, over several of its own steps.
+"""The loss of an EAGLE draft, over several draft steps.
 
 In decoding only the first token of a window is drafted from the target's
 features; later ones are drafted from the draft's own hidden states. Training
@@ -23,10 +23,10 @@ Array = jax.Array
 
 
 def rows(answers: teacher.Answers) -> dict[str, np.ndarray]:
-  """The arrays of a training batch, still on disk.
+  """The arrays of training batches, memory-mapped.
 
-  'tokens', 'features' and 'mass' are those of the answers. 'counted' is true
-  where the teacher's next token is part of its answer.
+  'tokens', 'features' and 'mass' as in the answers. 'counted' is true where the
+  next token belongs to the answer.
   """
   assert answers.features is not None and answers.mass is not None
   index_1L = np.arange(answers.tokens.shape[1])[None]
@@ -40,7 +40,7 @@ def rows(answers: teacher.Answers) -> dict[str, np.ndarray]:
 
 
 def columns(kept: tuple[int, ...], taps: tuple[int, ...], width: int):
-  """The feature columns of the layers `taps` among those of the layers kept."""
+  """The feature columns of the layers `taps` among those recorded."""
   return np.concatenate(
     [np.arange(width) + width * kept.index(tap) for tap in taps]
   )
@@ -57,8 +57,8 @@ def loss(
   Args:
     config: of the draft.
     target: the teacher; only its embedding is run.
-    settings: the divergence and how the steps are weighted.
-    kept: layers of which the batches hold features.
+    settings: the divergence and the weights of the steps.
+    kept: teacher layers whose features are in the batches.
 
   Returns:
     loss(params, frozen, batch, key). frozen: {'target': the teacher's
@@ -104,7 +104,16 @@ def chain_loss(
   hidden: list[Array],
   counted_BT: Array,
 ):
-  """(loss, figures) of the draft's hidden states at each step of a chain."""
+  """(loss, figures) of the draft's hidden states at each step of a chain.
+
+  Args:
+    config: of the draft.
+    settings: the divergence and the weights of the steps.
+    weights: weights.draft.
+    log_p_BTR: the teacher's, from teacher_log_p.
+    hidden: of each step, [B, T, D].
+    counted_BT: positions that count in the loss; see rows.
+  """
   divergence = divergences.divergence_of(settings.divergence)
   temperature = settings.temperature or 1.0
   count = jnp.maximum(jnp.sum(counted_BT), 1)
@@ -135,7 +144,7 @@ def teacher_log_p(
     config: of the draft.
     head: the teacher's norm and head, as parameters that eagle.reduced reads.
     features_BTE: the teacher's features, its last layer last.
-    mass_BT: log-sum-exp of all its logits at temperature 1. At any other
+    mass_BT: log-sum-exp of all its logits at temperature 1. At another
       temperature p is normalised over the draft's vocabulary instead.
     temperature: of the softmax.
   """

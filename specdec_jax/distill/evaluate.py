@@ -1,4 +1,4 @@
-"""How good a draft is: the real decode loop on held-out prompts."""
+"""Evaluates a draft with the production decode loop, on held-out prompts."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ def judge(
   held_out: Sequence[requests.Item],
   seed: int,
 ) -> Callable[[types.Params], dict[str, Any]]:
-  """A function from weights.draft to figures of a drafter on some prompts.
+  """Makes a function from weights.draft to metrics on some prompts.
 
   Args:
     s: settings; their gamma is that of the drafter.
     target: the target.
-    drafter: what is judged.
+    drafter: evaluated.
     draft: the drafter's q as a model, which reads weights.draft.
     held_out: the prompts.
     seed: of all randomness.
@@ -81,7 +81,7 @@ def judge(
 def plain(
   target: build.LanguageModel, request: decode.Request
 ) -> decode.Output:
-  """The text of the target alone, on the host."""
+  """Text of plain decoding, on the host."""
   programs = decode.programs(
     target.model,
     decode.PLAIN,
@@ -100,7 +100,15 @@ def alpha_on(
   request: decode.Request,
   text: decode.Output,
 ) -> float:
-  """alpha of a draft on the text that its target emitted for a request."""
+  """alpha of a draft, teacher-forced on the target's text.
+
+  Args:
+    model: the target.
+    weights: of the target and the draft.
+    draft: the drafter's q as a model.
+    request: the prompts.
+    text: of plain decoding.
+  """
   tokens_BL = text.tokens_BL
   overlap = jax.device_get(
     predict.overlap(

@@ -1,4 +1,4 @@
-"""The loss of a language model that learns from a teacher."""
+"""The distillation loss of a language model."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ Array = jax.Array
 
 
 def rows(tokens: np.ndarray, spans: np.ndarray) -> dict[str, np.ndarray]:
-  """The arrays of a training batch: completions count, prompts do not.
+  """The arrays of training batches: completions count in the loss, prompts not.
 
   Args:
     tokens: [n, L] prompts and their completions.
-    spans: [n, 2] prompt length and whole length.
+    spans: [n, 2] lengths of the prompt and of prompt with completion.
   """
   index_1L = np.arange(tokens.shape[1])[None]
   start, end = spans[:, :1], spans[:, 1:]
@@ -44,13 +44,12 @@ def distilled(
   Args:
     student: a model of the teacher's vocabulary.
     dtype: of the student's forward pass.
-    teacher: reads every batch, unless the batch has the teacher's 'features'
-      [B, T, D] and 'mass' [B, T] (see teacher.Answers): then only its last norm
-      and head are used. With these at temperature 1, a teacher with the columns
-      of `ids` alone will do.
+    teacher: reads every batch. Where the batch has its 'features' [B, T, D] and
+      'mass' [B, T] (see teacher.Answers), only its last norm and head are run,
+      and at temperature 1 its head needs only the columns of `ids`.
     settings: the divergence and its temperature.
     remat: keep only the residual stream between layers for the backward pass.
-    ids: that the student can propose, () for all; p keeps its mass on them.
+    ids: ids that the student can propose, () for all; p is not renormalised.
 
   Returns:
     loss(params, frozen, batch, key). frozen: {'teacher': its parameters,
@@ -90,7 +89,7 @@ def teacher_log_p(
   if 'features' not in batch:
     hidden_BTD = text_loss.hidden(teacher, params, batch['tokens'])
   else:
-    # The record is float16, finer than bfloat16, and its mass is of float32.
+    # Features are float16, finer than bfloat16; mass was computed in float32.
     wide = jnp.promote_types(params['head'].dtype, jnp.float32)
     hidden_BTD = batch['features'].astype(wide)
   logits = teacher.head(params, hidden_BTD[:, :-1])

@@ -1,4 +1,4 @@
-"""Batches of completions that the student samples again and again."""
+"""On-policy batches: completions that the student samples during training."""
 
 import io
 import pathlib
@@ -14,19 +14,19 @@ from specdec_jax.train import data, logs
 
 
 def mixed(one: dict[str, np.ndarray], other: dict[str, np.ndarray], seed: int):
-  """Each row from one or the other, by a fair coin."""
+  """Takes each row from one of both, with probability 1/2."""
   coin = np.random.default_rng(seed).random(len(one['tokens'])) < 0.5
   pick = lambda a, b: np.where(coin[:, None], a, b)
   return {name: pick(one[name], other[name]) for name in one}
 
 
 class OnPolicy:
-  """Batches of rows that are sampled again every `every` steps.
+  """Batches of rows that are sampled anew every `every` steps.
 
-  The rows are kept in a folder, so that a run that resumes reads the same ones.
+  The rows are saved in a folder, so that a resumed run reads the same ones.
 
   Args:
-    folder: for the rows, a file for each time they were sampled.
+    folder: for the rows, one file for each sampling.
     sample: (step, params) -> rows, arrays that share their leading axis.
     every: steps from one sampling to the next.
     batches: (rows, step) -> their batches.

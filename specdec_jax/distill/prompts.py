@@ -19,7 +19,7 @@ from specdec_jax.distill import teacher
 from specdec_jax.io import files
 from specdec_jax.train import text
 
-# Sources of questions besides texts: generated here, asked by the teacher.
+# Sources of questions besides texts: generated here, sampled from the teacher.
 QUESTIONS, MAGPIE = 'questions', 'magpie'
 _ASKED_AT = 0.8  # the temperature of a teacher's questions
 _ASKED_AT_ONCE = 256  # of them, recorded in one folder
@@ -27,8 +27,8 @@ _ASKED_AT_ONCE = 256  # of them, recorded in one folder
 
 @dataclasses.dataclass(frozen=True)
 class Data(fields.Checked):
-  # questions (generated), magpie (asked by the teacher), or a text as
-  # train.text.read takes it, of which rows begin with the prompt.
+  # questions (generated), magpie (sampled from the teacher), or a text as
+  # train.text.read takes it, whose rows begin with the prompt.
   source: str = fields.setting()
   field: str = fields.setting(help='of the records of a text')
   chat: bool = fields.setting(help='documents of the text are questions')
@@ -38,17 +38,17 @@ class Data(fields.Checked):
   )
   prompts: int = fields.setting(low=1, help='to train on')
   held_out: int = fields.setting(low=1, help='further prompts, to judge by')
-  # Of a text; a magpie question has at most so many.
+  # Exact for a text, an upper limit for a magpie question.
   prompt_tokens: int = fields.setting(low=1)
   length: int = fields.setting(low=2, help='tokens of a row, prompt included')
-  temperatures: tuple[float, ...] = fields.setting(low=0)  # answers, in turn
+  temperatures: tuple[float, ...] = fields.setting(low=0)  # answers alternate
   # Teacher layers of which hidden states are saved with its answers; must
   # contain the last layer and student.taps. If set, an lm student learns from
   # these and its teacher is not run again. (): student.taps for an eagle,
   # nothing for an lm.
   keep: tuple[int, ...] = fields.setting(low=0)
   batch: int = fields.setting(low=1, help='rows decoded together')
-  # Steps between two times that the student completes prompts.
+  # Steps between two samplings of completions from the student.
   refresh: int = fields.setting(low=1)
   seed: int = fields.setting(low=0, below=2**32)
   folder: str = fields.setting(help='of the answers; empty: the cache folder')
@@ -69,8 +69,9 @@ class Data(fields.Checked):
 
 
 class Prompts(NamedTuple):
-  """tokens: ids of each prompt, the held-out ones last.
+  """Prompts as token ids.
 
+  tokens: of each prompt, the held-out ones last.
   texts: [n, L] prompts and their continuations in the source, or None.
   """
 
@@ -79,7 +80,7 @@ class Prompts(NamedTuple):
 
 
 def make(s: Data, target: build.LanguageModel) -> Prompts:
-  """s.prompts + s.held_out prompts.
+  """Makes s.prompts + s.held_out prompts from s.source.
 
   Raises:
     ValueError: the source has fewer.
@@ -108,7 +109,7 @@ def make(s: Data, target: build.LanguageModel) -> Prompts:
 def _chat(
   s: Data, target: build.LanguageModel, questions: Sequence[str]
 ) -> list[list[int]]:
-  """The first prompts of some questions that leave room for an answer."""
+  """The first prompts, of these questions, that leave room for an answer."""
   count, found = s.prompts + s.held_out, []
   for read, question in enumerate(questions, 1):
     prompt = requests.encode(target.tokenizer, question, chat=True)
@@ -130,9 +131,9 @@ def _chat(
 
 
 def generated(count: int, seed: int) -> list[str]:
-  """`count` different questions from questions.toml.
+  """`count` different questions, generated from questions.toml.
 
-  A smaller count gives the first of the same ones.
+  A smaller count gives a prefix of the same list.
 
   Raises:
     ValueError: there are fewer.
@@ -164,9 +165,9 @@ def _forms() -> dict[str, Any]:
 
 
 def _values(draw: random.Random) -> dict[str, Any]:
-  """A value for every name that a form may have."""
+  """A value for every placeholder of a template."""
   lists, values = _forms()['lists'], {}
-  # One draw after another: another order would make other questions.
+  # The order of these draws determines the questions; do not change it.
   for key, names in (
     ('subjects', ('subject', 'other', 'more')),
     ('people', ('person', 'someone', 'third')),
@@ -182,15 +183,15 @@ def _values(draw: random.Random) -> dict[str, Any]:
 
 
 def asked_by(target: build.LanguageModel, s: Data, count: int) -> list[str]:
-  """`count` different questions that the teacher itself asks.
+  """`count` different questions, sampled from the teacher.
 
-  It continues its chat template from where a user's words begin (Magpie,
-  https://arxiv.org/abs/2406.08464). What has not ended after s.prompt_tokens
-  tokens is no question.
+  It continues its chat template from the start of the user's message (Magpie,
+  https://arxiv.org/abs/2406.08464). Samples without an end after
+  s.prompt_tokens tokens are dropped.
 
   Raises:
-    ValueError: no chat template, no room for a question, or a part without a
-      new question.
+    ValueError: no chat template, no room for a question, or a batch of samples
+      without a new question.
   """
   opening, room = _opening(target), s.prompt_tokens
   length = len(opening) + room
@@ -227,7 +228,7 @@ def asked_by(target: build.LanguageModel, s: Data, count: int) -> list[str]:
 
 
 def _opening(target: build.LanguageModel) -> list[int]:
-  """The chat template up to where a user's words begin."""
+  """The chat template up to the start of the user's message."""
   if target.tokenizer.chat_template is None:
     raise ValueError(
       f"data.source='magpie': {target.label} has no chat template, so it was "
@@ -247,7 +248,7 @@ def _opening(target: build.LanguageModel) -> list[int]:
 def answers(
   s: Data, target: build.LanguageModel, prompts: Prompts, taps: tuple[int, ...]
 ) -> teacher.Answers:
-  """The teacher's answers to all prompts, or its features of their texts."""
+  """The teacher's answers to all prompts, or its features along their texts."""
   if s.completions != 'text':
     how = dataclasses.replace(facts(s, target, prompts.tokens), taps=taps)
     return _record(s, target, how, prompts.tokens)
@@ -261,7 +262,7 @@ def answers(
 def facts(
   s: Data, target: build.LanguageModel, rows: Sequence[Sequence[int]]
 ) -> teacher.Facts:
-  """How the teacher answers these prompts."""
+  """The Facts that the teacher's answers to these prompts depend on."""
   return teacher.Facts(
     teacher=target.digest,
     dtype=target.dtype,
@@ -278,7 +279,7 @@ def facts(
 def _record(
   s: Data, target, how: teacher.Facts, prompts, *, name='', texts=None
 ):
-  """Answers in s.folder, or in the cache folder under a digest of `how`."""
+  """Records answers in s.folder, or in the cache under a digest of `how`."""
   folder = pathlib.Path(s.folder) / name
   if not s.folder:
     content = json.dumps(dataclasses.asdict(how)).encode()

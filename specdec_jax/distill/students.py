@@ -1,4 +1,4 @@
-"""The drafts that a distillation trains: where each begins, and its loss."""
+"""The drafts that a distillation trains: initial parameters and loss."""
 
 import dataclasses
 import functools
@@ -28,17 +28,17 @@ SHARED = ('embed', 'head')
 
 @dataclasses.dataclass(frozen=True)
 class Settings(fields.Checked):
-  """An eagle takes taps and path; an lm one of size, layers and path."""
+  """The student: an eagle has taps and path, an lm size, layers or path."""
 
   kind: str = fields.setting(allowed=('eagle', 'lm'))
-  # Layers of the teacher that an eagle reads; () is the last.
+  # Teacher layers whose hidden states an eagle reads; () is the last one.
   taps: tuple[int, ...] = fields.setting(low=0)
   size: str = fields.setting(help='of models.config.SIZES, random weights')
-  # Layers of the teacher to begin with.
+  # Teacher layers that an lm begins with.
   layers: tuple[int, ...] = fields.setting(low=0)
   path: str = fields.setting(help='a draft of the same kind to begin with')
   share: bool = fields.setting(help="freeze the teacher's embedding and head")
-  # Ids that it can propose, the most frequent ones; 0 is all.
+  # Number of ids that it can propose, the most frequent ones; 0 is all.
   vocabulary: int = fields.setting(low=0)
   dtype: str = fields.setting(allowed=settings_lib.DTYPES)  # forward pass
   remat: bool = fields.setting(help='compute layers twice, to save memory')
@@ -70,9 +70,9 @@ class Settings(fields.Checked):
 class Student(NamedTuple):
   """A draft to train."""
 
-  params: types.Params  # what is trained, float32 or wider
+  params: types.Params  # trained, float32 or wider
   loss: step_lib.Loss
-  frozen: Any  # what the loss reads besides
+  frozen: Any  # further parameters of the loss
   weights: Callable[[types.Params], types.Params]  # -> weights.draft
   drafter: Callable[[int], types.Drafter]  # gamma -> its drafter
   model: types.Model  # its q, which reads weights.draft
@@ -93,10 +93,10 @@ class Start(NamedTuple):
 
 
 def begin(s: Settings, target: build.LanguageModel) -> Start:
-  """Reads the draft of s.path.
+  """Reads the draft at s.path.
 
   Raises:
-    ValueError: it does not fit this teacher or these settings.
+    ValueError: it does not match this teacher or these settings.
   """
   if not s.path:
     return Start()
@@ -125,8 +125,8 @@ def begin(s: Settings, target: build.LanguageModel) -> Start:
 def most_frequent(rows: dict[str, np.ndarray], size: int, ids: int):
   """The `size` most frequent of `ids` ids among the counted tokens, ascending.
 
-  Ties, and ids that never occur, go by the smaller id. rows: 'tokens' and
-  'counted', [n, L].
+  Of equally frequent ids the smaller comes first. rows: 'tokens' and 'counted',
+  [n, L].
   """
   counts = np.bincount(rows['tokens'][rows['counted']], minlength=ids)[:ids]
   most = np.argsort(-counts, kind='stable')[:size]
@@ -147,10 +147,10 @@ def make_eagle(
   Args:
     s, loss: settings.
     target: the teacher.
-    recorded: layers of which the training data has features.
-    ids: its vocabulary.
+    recorded: teacher layers whose features are in the training data.
+    ids: vocabulary of the draft.
     seed: of its random weights.
-    start: what it begins with instead.
+    start: the draft that it begins with instead.
   """
   taps = s.taps or (target.config.depth - 1,)
   config = eagle.settings(target.config, taps)
@@ -165,8 +165,8 @@ def make_eagle(
   size = sum(x.size for x in eagle.shapes(config).values())
 
   def write(folder, params, about):
-    # float16 is half the bytes; bfloat16 would keep fewer digits, and no
-    # parameter needs its range.
+    # float16 halves the file; bfloat16 has fewer digits, and no parameter needs
+    # its range.
     layer = {
       n: np.asarray(x, np.float16) for n, x in lm.flatten(params).items()
     }
@@ -198,14 +198,15 @@ def make_lm(
   seed: int,
   start: Start,
 ) -> Student:
-  """A language model of its own; arguments as for make_eagle.
+  """A separate language model. Without features its teacher reads every batch.
 
-  Without recorded features its teacher reads every batch.
+  Args:
+    s, loss, target, recorded, ids, seed, start: as for make_eagle.
   """
   config, params = _initial(s, target, seed, start)
-  export.settings(config)  # refuses now what could not be saved at the end
+  export.settings(config)  # raises now for what cannot be saved at the end
   if s.vocabulary:
-    full_DV = np.array(params['head'])  # a copy: training donates what it has
+    full_DV = np.array(params['head'])  # a copy: training donates its arrays
     config, params = lm.reduce(config, params, ids.tolist())
   layout = _replicated(target, config)
   trained, shared = split_shared(_put(layout, params), s.share)
@@ -252,10 +253,9 @@ STUDENTS = {'eagle': make_eagle, 'lm': make_lm}
 
 
 def _all_columns(config, params: types.Params, full_DV: np.ndarray):
-  """(config, params) with a head for all ids.
+  """(config, params) with a head for all ids, as transformers needs it.
 
-  Those that the student does not propose keep the columns of full_DV, which
-  only transformers will ever use.
+  Ids that the student does not propose keep their columns of full_DV.
   """
   head_DV = full_DV.copy()
   head_DV[:, list(config.proposes)] = params['head']
@@ -266,7 +266,7 @@ def _all_columns(config, params: types.Params, full_DV: np.ndarray):
 def pruned(
   config: model_config.LMConfig, params: types.Params, layers: Sequence[int]
 ) -> tuple[model_config.LMConfig, types.Params]:
-  """(config, params) of some layers of a model, which has them one by one.
+  """(config, params) of some layers of a model with unstacked layers.
 
   Raises:
     ValueError: layers that the model does not have.
@@ -286,7 +286,7 @@ def pruned(
 
 
 def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:
-  """(what is trained, what is not) of a student's parameters."""
+  """Splits a student's parameters into (trained, frozen)."""
   frozen = {n: x for n, x in params.items() if share and n in SHARED}
   return {n: x for n, x in params.items() if n not in frozen}, frozen
 
@@ -296,28 +296,28 @@ def _teacher(target, recorded, loss: divergences.Loss, config):
   own, params = target.config, target.params
   if not recorded:
     return own, params
-  # Without the mass p is normalised over all ids, so their columns stay.
+  # Without the mass, p is normalised over all ids, so all columns are needed.
   if config.proposes and (loss.temperature or 1) == 1:
     own, params = lm.reduce(own, params, config.proposes)
   params = {n: x for n, x in params.items() if n != 'layers'}
-  # Its embedding is not read; a row stands for it.
+  # Its embedding is not read; one row is enough.
   return own, params | {n: x[:1] for n, x in params.items() if n == 'embed'}
 
 
 def _initial(s: Settings, target: build.LanguageModel, seed: int, start: Start):
-  """(config, params) that an lm student begins with, its own copy."""
+  """(config, params) that an lm student begins with; a copy."""
   if s.size:
     config, params = _random(s, target, seed)
   elif start.draft is not None:
     config, params = start.draft.config, start.draft.params
   else:
     config, params = pruned(target.config, target.params, s.layers)
-    # Fused on a mesh too, where the teacher is not: the same student on any.
-    # A copy of the containers: fusing takes a layer apart.
+    # Fused on a mesh too, unlike the teacher: the same student on any devices.
+    # A copy of the containers: fusing modifies them.
     config, params = lm.fuse(config, jax.tree.map(lambda x: x, params))
   config = dataclasses.replace(config, dtype=_wide(config))
   wanted = lm.nest(lm.shapes(config))
-  # Copies: the first step is donated them, and the teacher keeps its own.
+  # Copies: the first step donates them, and the teacher still needs its own.
   return config, jax.tree.map(
     lambda x, s: jnp.array(x, s.dtype), params, wanted
   )
@@ -340,14 +340,14 @@ def _random(s: Settings, target: build.LanguageModel, seed: int):
 
 
 def _wide(config: model_config.LMConfig) -> str:
-  """The dtype in which parameters are trained."""
+  """The dtype of trained parameters."""
   return 'float64' if config.dtype == 'float64' else 'float32'
 
 
 def _replicated(
   target: build.LanguageModel, config: model_config.LMConfig
 ) -> sharding.Layout | None:
-  """The layout of a student: a copy on every device of the teacher's mesh."""
+  """The layout of a student: replicated on the teacher's mesh."""
   if target.layout is None:
     return None
   return sharding.lay_out(target.layout.mesh, config, replicated=True)

@@ -1,8 +1,8 @@
 """The teacher's answers and features, recorded on disk for its students.
 
-Answers come from plain decoding, batch after batch, in a folder that a later
-run with the same settings resumes or reads. Features come from one
-teacher-forced pass over the finished text.
+Answers are plainly decoded, batch by batch, into a folder that a later run with
+the same settings resumes or reads. Features come from a teacher-forced pass
+over the finished text.
 """
 
 import dataclasses
@@ -25,21 +25,21 @@ from specdec_jax.models import eagle
 from specdec_jax.train import logs
 from specdec_jax.verify import reject
 
-# Tokens that one pass over a text reads at a time.
+# Tokens that a teacher-forced pass reads at a time.
 _CHUNK = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """All that answers depend on, as facts.json records it."""
+  """Everything that answers depend on, as in facts.json."""
 
   teacher: str  # digest of its weights
   dtype: str  # of its forward pass
   questions: str  # digest of the prompts or texts
   rows: int
   length: int  # tokens of a row, prompt included
-  temperatures: tuple[float, ...]  # of the rows, in turn; () for given texts
-  seed: int  # of their randomness, together with the request number
+  temperatures: tuple[float, ...]  # rows alternate; () for given texts
+  seed: int  # keys the draws, together with the request number
   stop_ids: tuple[int, ...]  # end an answer
   taps: tuple[int, ...]  # layers with features, the last among them; () is none
 
@@ -48,9 +48,9 @@ class Answers(NamedTuple):
   """n rows of L tokens, memory-mapped.
 
   tokens: [n, L] int32.
-  spans: [n, 2] prompt length and whole length; equal in a row that is left out.
+  spans: [n, 2] prompt length and total length; equal in a row left out.
   features: [n, L, E] float16 or None: hidden states at each token, each tap
-    divided by its root mean square. 0 in a row that is left out.
+    divided by its root mean square. 0 in a row left out.
   mass: [n, L] float32 or None: log-sum-exp of the logits after each token.
   """
 
@@ -69,21 +69,21 @@ def answer(
   batch: int,
   texts: np.ndarray | None = None,
 ) -> Answers:
-  """The teacher's answers to all prompts; those in the folder are not redone.
+  """Records the teacher's answers to all prompts, resuming the folder.
 
   A row with logits that are not finite is left out; a warning counts them.
 
   Args:
-    folder: made if need be; its facts.json has `facts` and how many are done.
-    facts: another value in the folder is refused.
+    folder: created if needed; its facts.json has `facts` and how many are done.
+    facts: must equal those in the folder.
     target: the teacher.
     prompts: token ids, each shorter than facts.length.
     batch: rows decoded together; changes no token.
     texts: [n, L] prompts and what follows them, to be read instead of answered.
 
   Raises:
-    ValueError: a folder of other answers, naming what differs; a damaged one;
-      no room on the disk, before the first answer; no row is left.
+    ValueError: the folder has other facts or is damaged; the disk is too small,
+      before the first answer; all rows were left out.
   """
   arrays, done = _open(folder, facts, target.config.width * len(facts.taps))
   starts = range(done, len(prompts), batch)
@@ -119,7 +119,7 @@ def generate(
   """Decodes one batch plainly.
 
   Args:
-    model, params: who answers, a teacher or a student.
+    model, params: of a teacher or a student.
     prompts: token ids of at most `rows` prompts.
     numbers: their request numbers, which key randomness and temperature.
     facts: length, temperatures, seed and stop_ids are read.
@@ -127,8 +127,8 @@ def generate(
     layout: of the model on its mesh, or None.
 
   Returns:
-    spans [n, 2], tokens [n, L] as in Answers. A row whose logits broke has an
-    empty answer.
+    spans [n, 2] and tokens [n, L] as in Answers. A row with logits that are not
+    finite has an empty answer.
   """
   count, temperatures = len(prompts), np.array(facts.temperatures)
   request = requests.make(
@@ -159,7 +159,7 @@ def _batch(
   rows: slice,
   batch: int,
 ) -> Answers:
-  """The answers of some rows; with taps, read once more for their features."""
+  """The answers of some rows and, with taps, their features."""
   model, params, layout = target.model, target.params, target.layout
   some = prompts[rows]
   if texts is not None:
@@ -185,7 +185,7 @@ def _batch(
   return Answers(
     tokens,
     np.where(good[:, None], spans, spans[:, :1]),
-    # 0, as the gradient of a masked NaN is NaN still.
+    # 0, as the gradient of a masked NaN would still be NaN.
     np.where(good[:, None, None], features, 0),
     np.where(good[:, None], mass, 0),
   )
@@ -202,7 +202,7 @@ def _reader(model: types.Model, taps: tuple[int, ...]):
     )
     assert features_BLE is not None
     last_BLD = jnp.split(features_BLE, len(taps), -1)[-1]
-    # A position at a time: logits [B, L, V] would not fit.
+    # One position at a time: logits [B, L, V] would not fit in memory.
     mass_LB = jax.lax.map(
       lambda x_BD: jax.nn.logsumexp(model.head(params, x_BD), -1),
       jnp.moveaxis(last_BLD, 1, 0),
@@ -214,7 +214,7 @@ def _reader(model: types.Model, taps: tuple[int, ...]):
 
 
 def _open(folder: pathlib.Path, facts: Facts, width: int):
-  """(Answers to write to, how many rows are done)."""
+  """Opens a folder; returns (Answers to write to, number of finished rows)."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
   done, path = 0, folder / 'facts.json'
@@ -239,17 +239,17 @@ def _open(folder: pathlib.Path, facts: Facts, width: int):
 
 
 def _array(folder: pathlib.Path, exists: bool, name: str, dtype, *shape: int):
-  """A file of the folder, mapped into memory; made unless it exists."""
+  """A memory-mapped file of the folder, created unless it exists."""
   path = folder / f'{name}.npy'
   if not exists:
     with logs.writing(path):
       np.lib.format.open_memmap(path, 'w+', dtype, shape)
-      # Else a write on a full disk would be a bus error.
+      # Reserves the disk space: writing to a full disk would be a bus error.
       if hasattr(os, 'posix_fallocate'):
         with open(path, 'r+b') as file:
           os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
   try:
-    # Mode r+ alone would fill up a file that was cut.
+    # Checked here: mode r+ would silently extend a truncated file.
     np.lib.format.open_memmap(path, 'r')
     return np.lib.format.open_memmap(path, 'r+')
   except (OSError, ValueError) as error:
@@ -259,7 +259,7 @@ def _array(folder: pathlib.Path, exists: bool, name: str, dtype, *shape: int):
 
 
 def _flush(folder, facts: Facts, arrays: Answers, done: int) -> None:
-  """Rows count as done once their bytes are on the disk."""
+  """Writes rows to disk, then marks them as done."""
   for x in arrays:
     if isinstance(x, np.memmap):
       x.flush()
