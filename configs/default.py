@@ -1,7 +1,7 @@
 """Every key of a bench config; the other files of this folder start from it.
 
-What each means: the classes of specdec_jax/settings.py. Every drafter has a
-section of its own, with the defaults of its Settings in specdec_jax/drafters/.
+The classes of specdec_jax/settings.py explain the keys. Every drafter has its
+own section, with the defaults of its Settings in specdec_jax/drafters/.
 """
 
 import ml_collections
@@ -10,7 +10,7 @@ from specdec_jax import fields, settings
 
 
 def get_config(size: str = 'full') -> ml_collections.ConfigDict:
-  """size 'tiny': random models and few tokens, to see the whole path run."""
+  """size 'tiny': random models and few tokens, for a quick run."""
   if size not in ('full', 'tiny'):
     raise ValueError(f'config argument {size!r}: allowed are full, tiny')
   tiny = size == 'tiny'

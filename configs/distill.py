@@ -1,4 +1,4 @@
-r"""An EAGLE draft for SmolLM2-135M-Instruct, from its own answers.
+r"""An EAGLE draft for SmolLM2-135M-Instruct, trained on the target's answers.
 
   python scripts/distill.py --config=configs/distill.py --workdir=DIR
   python scripts/distill.py --config=configs/distill.py:tiny --workdir=DIR
@@ -14,7 +14,7 @@ import ml_collections
 
 
 def get_config(size: str = 'full') -> ml_collections.ConfigDict:
-  """size 'tiny': a random teacher and few steps, to see the whole path run."""
+  """size 'tiny': a random teacher and few steps, for a quick run."""
   if size not in ('full', 'tiny'):
     raise ValueError(f'config argument {size!r}: allowed are full, tiny')
   tiny = size == 'tiny'

@@ -1,4 +1,4 @@
-r"""Qwen2.5-Coder-1.5B-Instruct with its 0.5B as the draft.
+r"""Qwen2.5-Coder-1.5B-Instruct with Qwen2.5-Coder-0.5B-Instruct as its draft.
 
   python scripts/bench.py --config=configs/qwen2_5_coder.py
   python scripts/bench.py --config=configs/qwen2_5_coder.py:tiny

@@ -1,6 +1,6 @@
 r"""SmolLM2-135M-Instruct (Q4_1, dequantised to float32), two ways.
 
-The smallest real path: one wheel of about 100 MB from PyPI. Its drafts are an
+The smallest real model here: one wheel of about 100 MB from PyPI. Drafters: an
 EAGLE layer that was trained here, and prompt lookup.
 
   python scripts/bench.py --config=configs/smollm2.py

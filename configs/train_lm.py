@@ -12,7 +12,7 @@ import ml_collections
 
 
 def get_config(size: str = 'full') -> ml_collections.ConfigDict:
-  """size 'tiny': a small model and few steps, to see the whole path run."""
+  """size 'tiny': a small model and few steps, for a quick run."""
   if size not in ('full', 'tiny'):
     raise ValueError(f'config argument {size!r}: allowed are full, tiny')
   tiny = size == 'tiny'

@@ -1,4 +1,4 @@
-"""Benchmarks a target with its drafts: speed, prediction, proof of identity.
+"""Benchmarks drafters on a target: speed, predicted speed, identity of texts.
 
 python scripts/bench.py --config=configs/pair.py \
   --config.target.source=SOURCE --config.draft.source=SOURCE
@@ -23,7 +23,7 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 
 def run() -> bool:
-  """True if every output is explained."""
+  """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   folder = runtime.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()

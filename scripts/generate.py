@@ -1,10 +1,10 @@
-"""Answers a file of prompts, line by line; a rerun goes on where it stopped.
+"""Answers a file of prompts, line by line; a rerun resumes where it stopped.
 
 python scripts/generate.py --config=configs/smollm2.py \
   --prompts=IN.jsonl --output=OUT.jsonl [--html=PAGE.html]
 
-Takes the config's first method at its first gamma, bench.batch_size, and the
-chat template unless bench.chat is False. bench/prompts.py describes the lines
+Uses the config's first method at its first gamma, bench.batch_size, and the
+chat template unless bench.chat is False. bench/prompts.py documents the lines
 of IN, analysis/answers.py those of OUT. PAGE shows the answers of this run.
 """
 

@@ -2,9 +2,9 @@
 
 python scripts/kill_matrix.py [--full]
 
-A small run is killed in every phase and started again until it is done; each
-step that is listed must restore, and the end must be that of a run that was
-never killed, byte for byte. Exit status 1 if anything is wrong.
+A small run is killed in every phase and restarted until it is done. Each saved
+step must restore, and the result must equal that of a run that was never
+killed, byte for byte. Exit status 1 if anything is wrong.
 """
 
 import functools
@@ -30,7 +30,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'of the times and bits')
 
 def run() -> bool:
   """True if nothing is wrong; the last line of stdout is JSON."""
-  logging.set_verbosity(logging.ERROR)  # Every damaged step is warned of.
+  logging.set_verbosity(logging.ERROR)  # Damaged steps give many warnings.
   began = time.monotonic()
   count = 100 if _FULL.value else _KILLS.value
   track = lambda name: functools.partial(runtime.track, description=name)

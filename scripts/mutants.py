@@ -1,4 +1,4 @@
-"""Plants bugs in a copy of the tree and shows which quick test sees each.
+"""Plants bugs in a copy of the tree and shows which quick test fails for each.
 
 python scripts/mutants.py                        (the seeded ones)
 python scripts/mutants.py --only='accept with <=,residual is p'

@@ -2,8 +2,8 @@
 
 python scripts/ngram.py --target=SOURCE --output=FILE [--corpus=A.txt,B.txt]
 
-Without a corpus: the Python manual's topics, which every Python has. Prints one
-line of JSON.
+Without a corpus: the topics of the Python manual, part of every Python. Prints
+one line of JSON.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""Draws loss, alpha and block efficiency over the steps of training runs.
+"""Plots loss, alpha and block efficiency over the steps of training runs.
 
 python scripts/plot.py WORKDIR [WORKDIR...] [--out=curves.png]
 
-Without --out: curves.png in the first workdir. Prints where.
+Without --out: curves.png in the first workdir. Prints the path.
 """
 
 import pathlib

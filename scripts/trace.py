@@ -1,4 +1,4 @@
-"""From one plain run: block efficiency at every gamma, under two rules.
+"""Block efficiency at every gamma under two rules, from one plain run.
 
 python scripts/trace.py record --config=configs/pair.py \
   --config.target.source=SOURCE --config.draft.source=SOURCE --output=T.jsonl

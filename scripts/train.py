@@ -1,4 +1,4 @@
-"""Trains a language model on a text; the same command goes on if killed.
+"""Trains a language model on a text; after a kill the same command resumes.
 
 python scripts/train.py --config=configs/train_lm.py:tiny --workdir=DIR
 """
@@ -19,8 +19,8 @@ _CHANGED = flags.DEFINE_bool('changed', False, 'go on with other settings')
 
 
 def run() -> bool:
-  """True; the last line of stdout is the best step's figures as JSON."""
-  logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
+  """True; the last line of stdout has the best step's metrics as JSON."""
+  logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   settings = train_lm.settings(_CONFIG.value)
   if not _WORKDIR.value:
     raise ValueError("workdir='': name a folder for the run, --workdir=DIR")

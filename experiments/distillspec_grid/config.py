@@ -1,6 +1,6 @@
-"""A small pair trained from nothing on Python's manual and library.
+"""A small pair trained from scratch on Python's manual and library.
 
-What each key means: the classes of experiments/distillspec_grid/settings.py.
+The classes of experiments/distillspec_grid/settings.py explain the keys.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-"""Trains every model of the grid once, and measures all of them."""
+"""Trains every model of the grid once and measures them by decoding."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
   """{'sizes', 'corpus', 'rows': every draft at every temperature}.
 
   Raises:
-    ValueError: a workdir that was begun with other settings.
+    ValueError: the workdir has models of other settings.
   """
   config = dataclasses.asdict(s)
   workdir_lib.open_run(workdir, config)
@@ -33,7 +33,7 @@ def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
   cells = settings.cells(s.grid)
   for cell in runtime.track(cells, f'{len(cells)} distillations'):
     trained.cell(cell)
-    jax.clear_caches()  # of programs that no other cell has
+    jax.clear_caches()  # no other temperature uses these programs
   target = build.load(str(trained.target()), scan_layers=False)
   first = build.load(str(trained.start(s.grid.seed)), scan_layers=False)
   prompts = _prompts(s, target, held)
@@ -49,7 +49,7 @@ def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 class Trained:
-  """The models of every seed, each trained when it is first asked for."""
+  """The models of every seed, each trained on first use."""
 
   def __init__(
     self, s: settings.Settings, folder: pathlib.Path, kept: text.Corpus
@@ -70,13 +70,13 @@ class Trained:
     return self._language(f'start-{seed}', pair.draft, pair.draft_steps, seed)
 
   def baseline(self, seed: int) -> pathlib.Path:
-    """The same draft with cross-entropy for all the steps that a cell has."""
+    """The same draft, with cross-entropy for as many steps as a cell in all."""
     pair = self._s.pair
     steps = pair.draft_steps + self._s.grid.steps
     return self._language(f'baseline-{seed}', pair.draft, steps, seed)
 
   def cell(self, cell: settings.Cell) -> pathlib.Path:
-    warm = cell.temperature or 0  # of answers, which a fixed text has none of
+    warm = cell.temperature or 0  # of answers; a fixed text has none
     s = settings.distilled(
       self._s,
       cell,
@@ -98,7 +98,7 @@ class Trained:
 
 
 class Bench:
-  """A target with held-out prompts at one temperature, and its plain text."""
+  """A target, held-out prompts at one temperature, and their plain text."""
 
   def __init__(self, s: settings.Settings, target, first, prompts, warm):
     self.warm, self._target = warm, target
@@ -121,9 +121,10 @@ class Bench:
     self._plain = evaluate.plain(target, self._request)
 
   def measured(self, draft: build.LanguageModel) -> dict[str, Any]:
-    """'emitted', 'calls' of every prompt; 'alpha' on the plain text.
+    """Returns 'emitted' and 'calls' by prompt, 'alpha' and 'differ'.
 
-    'differ': texts that are not the plain one, which only greedy ones promise.
+    alpha: teacher-forced on the plain text. differ: texts unlike plain
+    decoding's; only greedy ones must be equal.
     """
     weights = types.Weights(self._target.params, draft.as_draft[1])
     out = jax.device_get(self._programs.generate(weights, self._request))
@@ -139,8 +140,11 @@ class Bench:
 
 
 def _measured(s: settings.Settings, trained: Trained, bench: Bench):
-  """Rows of one temperature: the start, cross-entropy and all cells; then
-  cross-entropy and the best cell of the other seeds."""
+  """Rows of one temperature.
+
+  The start, cross-entropy and all cells; for further seeds cross-entropy and
+  the best cell.
+  """
 
   def row(path: pathlib.Path, seed: int, source: str, divergence: str = ''):
     draft = build.load(str(path), scan_layers=False)

@@ -27,13 +27,13 @@ def _ratios(row: dict[str, Any]) -> np.ndarray:
 
 
 def half(row: dict[str, Any], *, first: bool) -> dict[str, Any]:
-  """Every other prompt: one half chooses the best cell, the other judges it."""
+  """Every other prompt: one half chooses the best cell, the other tests it."""
   part = slice(0 if first else 1, None, 2)
   return row | {name: row[name][part] for name in ('emitted', 'calls')}
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
-  """The cell with the most tokens per target call, by every other prompt."""
+  """The cell with the most tokens per target call on the first half."""
 
   def score(row):
     seen = half(row, first=True)
@@ -54,7 +54,7 @@ def of(doc, warm: float, seed: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def gains(doc, warm: float) -> list[tuple[int, dict[str, Any]]]:
-  """(seed, gain) of the best cell on the prompts it was not chosen by."""
+  """(seed, gain) of the best cell on the prompts that did not choose it."""
   s = doc['settings']['grid']
   first = best(of(doc, warm, s['seed'])['cells'])
   out = []
@@ -69,7 +69,7 @@ def gains(doc, warm: float) -> list[tuple[int, dict[str, Any]]]:
 
 
 def fixed_is_worst(doc) -> tuple[int, int]:
-  """(columns of one divergence where fixed text is the worst source, all)."""
+  """Counts (divergences where fixed text is the worst source, divergences)."""
   s = doc['settings']['grid']
   worst, every = 0, 0
   if 'text' not in s['sources'] or len(s['sources']) < 2:

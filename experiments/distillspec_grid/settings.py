@@ -66,7 +66,7 @@ class Settings:
 
 
 class Cell(NamedTuple):
-  """One distilled draft. temperature: None if no part of it depends on one."""
+  """One distilled draft. temperature: None if training does not use it."""
 
   source: str
   divergence: str
@@ -81,9 +81,9 @@ class Cell(NamedTuple):
 
 
 def cell(source: str, divergence: str, warm: float, seed: int) -> Cell:
-  """The cell that is served at a temperature."""
-  # Greedy distributions have no gradient: a draft for 0 learns those at 1, and
-  # on a fixed text nothing else differs.
+  """The cell to decode with at a temperature."""
+  # Greedy distributions have no gradient: a draft for temperature 0 is trained
+  # at 1. On a fixed text the drafts for 0 and 1 are then the same.
   same = source == 'text' and warm in (0.0, 1.0)
   return Cell(source, divergence, None if same else warm, seed)
 
@@ -102,7 +102,15 @@ def cells(grid: Grid) -> list[Cell]:
 def language(
   s: Settings, text: pathlib.Path, size: str, steps: int, seed: int
 ) -> train_lm_lib.Settings:
-  """Cross-entropy on the text, with a tokenizer of its own."""
+  """Training by cross-entropy on a text, with a tokenizer trained on it.
+
+  Args:
+    s: settings.
+    text: the file.
+    size: row of models.config.SIZES.
+    steps: training steps.
+    seed: of weights and batches.
+  """
   c, pair = train_lm.get_config().unlock(), s.pair
   c.model.update(size=size, dtype='float32', remat=False)
   c.text.update(
@@ -133,7 +141,15 @@ def distilled(
   draft: pathlib.Path,
   answers: pathlib.Path,
 ) -> distillation.Settings:
-  """The distillation of one cell, from a draft trained by cross-entropy."""
+  """The distillation of one cell, from a draft trained by cross-entropy.
+
+  Args:
+    s: settings.
+    cell: source, divergence, temperature and seed.
+    text: the file of training documents.
+    target, draft: folders of the two models.
+    answers: folder of the target's answers.
+  """
   c, grid, warm = distill.get_config().unlock(), s.grid, cell.temperature
   c.teacher.source = str(target)
   c.student.update(

@@ -1,4 +1,4 @@
-"""Divergence by data source on a small pair that is trained here first.
+"""Divergences by data sources, on a small pair that this run trains first.
 
 bash experiments/distillspec_grid/run.sh [--workdir=DIR]
 """
@@ -25,14 +25,14 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
-  """True if every greedy text is the target's own."""
-  logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
+  """True if every greedy text equals plain decoding's."""
+  logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   s = fields.parse(settings.Settings, _CONFIG.value)
   folder = runtime.open_workdir(_RESULTS.value)
   workdir = runtime.open_workdir(_WORKDIR.value)
   if workdir is None:
     raise ValueError("workdir='': name a folder for the models, --workdir=DIR")
-  # Before anything is written, which would make the commit dirty.
+  # Read before writing files, which would make the commit dirty.
   doc = {'machine': machine.describe(), 'settings': dataclasses.asdict(s)}
   doc |= grid.run(s, workdir)
   text, picture = render.markdown(doc), render.figure(doc)

@@ -1,7 +1,7 @@
-"""Acceptance criteria of other projects' tests: what was seen -> pass or fail.
+"""Acceptance criteria of other projects' tests: samples -> pass or fail.
 
-The numbers are theirs, the words ours. counts_V counts tokens, texts are lists
-of new tokens. p is the distribution that they should follow.
+The limits are theirs, the code is ours. counts_V: how often each token was
+emitted. texts: lists of new tokens. p: the distribution to be followed.
 """
 
 import difflib
@@ -20,7 +20,7 @@ def vllm_convergence(counts_SV, p_V, references_RV) -> bool:
   times as much as the mean distance to the references."""
   seen_SV = counts_SV / counts_SV.sum(1, keepdims=True)
   to_target_S = np.linalg.norm(seen_SV - p_V, axis=1)
-  # A norm over all references at once, as there.
+  # One norm over all references, as in vLLM's test.
   to_others_S = [np.linalg.norm(references_RV - x) for x in seen_SV]
   shrinks = lambda x: x[0] / x[-1]
   return bool(shrinks(to_target_S) > 20 * shrinks(to_others_S))
@@ -48,8 +48,7 @@ def cosine(counts_V, p_V) -> float:
 
 
 def chi_square(counts_V, p_V, alpha: float) -> bool:
-  """Pearson's test with the sizes that tests of samplers often have; no one
-  project's."""
+  """Pearson's test, with sizes common in tests of samplers; no project's."""
   n = counts_V.sum()
   if counts_V[p_V == 0].any():
     return False

@@ -1,8 +1,8 @@
 """Every criterion on the specdec_jax that is imported.
 
 python -m experiments.field_criteria.measure OUT: a line of JSON a criterion,
-{criterion, passed, digest, why}, written as soon as it is known. digest: of all
-that it looked at.
+{criterion, passed, digest, why}, written as soon as it is known. digest: of the
+samples that it read.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from experiments.field_criteria import criteria, samples
 
 
 class Seen(NamedTuple):
-  """One criterion's verdict. digest: of what it looked at."""
+  """One criterion's verdict. digest: of the samples that it read."""
 
   criterion: str
   passed: bool
@@ -35,7 +35,7 @@ STRICT = 'vLLM 80 % equal'
 WINDOW = (VLLM, TILEOPS, COSINE, SMALL, LARGE, KL)
 GREEDY = (EQUAL, MATCHES, STRICT, SIMILAR)
 THEIRS = (*WINDOW, *GREEDY)
-OURS = 'our tests'  # those that scripts/mutants.py runs on the bug
+OURS = 'our tests'  # those that scripts/mutants.py runs for the bug
 EVERY = (*THEIRS, OURS)
 
 
@@ -66,7 +66,7 @@ def first_tokens() -> Iterator[Seen]:
   n = 10_000
   yield see(SMALL, n, criteria.chi_square(counts(n), p_V, 0.01))
   yield see(LARGE, most, criteria.chi_square(counts(most), p_V, 1e-6))
-  # The other 3,000,000 only where they could matter.
+  # The other 3,000,000 only near the limit, where they could matter.
   if abs(criteria.cosine(counts(most), p_V) - 0.99) < 1e-3:
     more = samples.tokens(world, 3_000_000, 1, most)[:, 0]
     said = np.append(said, more)
@@ -85,7 +85,7 @@ def wide() -> Iterator[Seen]:
 
 
 def greedy() -> Iterator[Seen]:
-  """Two drafts, as Hugging Face has them; a criterion must pass with both."""
+  """Verdicts on greedy text, with Hugging Face's two drafts; both must pass."""
   plain = samples.greedy_texts('none')
   arms = [samples.greedy_texts(draft) for draft in ('random', 'same')]
 
@@ -100,7 +100,7 @@ def greedy() -> Iterator[Seen]:
   yield see(SIMILAR, criteria.tensorrt_similar, 2, 32)
 
 
-# What is compiled together fails together.
+# Criteria that share a compiled program fail together.
 GROUPS = {
   greedy: GREEDY,
   vllm: (VLLM,),
@@ -110,7 +110,7 @@ GROUPS = {
 
 
 def measure() -> Iterator[Seen]:
-  """Every criterion's verdict; what raises is caught by its own group."""
+  """Every criterion's verdict; an error fails all criteria of its group."""
   for group, names in GROUPS.items():
     left = set(names)
     try:

@@ -1,8 +1,7 @@
-"""What the criteria look at, from the production code that is imported.
+"""Samples for the criteria, from the production code that is imported.
 
-One program of a table model serves all distributions, one of a transformer all
-texts:
-compiling is what a mutant costs.
+One program of a table model serves all distributions and one of a transformer
+all texts, because compilation dominates the time of a mutant.
 """
 
 import functools
@@ -23,7 +22,7 @@ def softmax(z):
 
 
 class Distributions(NamedTuple):
-  """p of the target and q of the draft; float64, of every token alike."""
+  """p of the target and q of the draft: float64, the same for every token."""
 
   p_V: np.ndarray
   q_V: np.ndarray
@@ -51,7 +50,7 @@ def same_everywhere(pair: Distributions) -> base.World:
 
 
 def request_of(world: base.World, new, prompts=None, **settings):
-  """ROWS requests for the program of tables, whatever they ask."""
+  """ROWS requests, in the one shape that the table model's program takes."""
   return base.make_request(
     world,
     prompts or [[1]] * ROWS,
@@ -99,7 +98,7 @@ def truncated() -> Distributions:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _first(rule: types.Rule, p_V, q_V, request_B):
-  """First token of one window of one draft."""
+  """First token of a window with one draft token."""
   B = request_B.shape[0]
   seed_B, lengths_B = jnp.zeros(B, jnp.uint32), jnp.full(B, 5, jnp.int32)
   warm = sampling.settings(B, 1.0)
@@ -129,9 +128,9 @@ PROMPTS, NEW = 100, 32
 
 @functools.cache
 def _limited(drafter: types.Drafter) -> types.Drafter:
-  """Proposes at most as many tokens as weights.draft says; 0: plain decoding.
+  """Proposes at most weights.draft tokens; with 0 it is plain decoding.
 
-  Both arms are one program, which halves what there is to compile.
+  Both arms then share one program, which halves compilation.
   """
 
   def inner(weights):
@@ -154,7 +153,7 @@ def transformer() -> base.World:
 
 
 def transformer_run(draft: str, temperature: float = 0.0) -> decode.Output:
-  """draft: 'none', 'random' or 'same', as Hugging Face calls them."""
+  """One run. draft: 'none', 'random' or 'same', as Hugging Face names them."""
   with jax.enable_x64(True):
     world = transformer()
     drafter, other = recipes.RECIPES['lm'](world, 3)

@@ -1,4 +1,4 @@
-"""Every seeded bug of the core, and which criteria pass although it is there.
+"""Plants every seeded bug of the core and lists the criteria that still pass.
 
 python -m experiments.field_criteria.table [--only=NAME,NAME] [--jobs=N]
   [--workdir=DIR]: writes field_criteria.json and .md there. A run of all bugs
@@ -27,8 +27,8 @@ from tests.mutants import seeded
 from tests.mutants.mutant import Mutant, mutated
 
 HERE = pathlib.Path(__file__).parent
-# What touches only reading, the API, batching, meshes or evaluation is not what
-# these criteria are about.
+# Bugs of files, the API, batching, meshes or evaluation are left out: these
+# criteria do not cover them.
 CORE = (
   'specdec_jax/sampling.py',
   'specdec_jax/decode.py',
@@ -54,7 +54,7 @@ LOOKS = {
 
 
 class Outcome(NamedTuple):
-  """One mutant. seen: criterion -> what measure.py wrote of it."""
+  """One mutant. seen: criterion -> the line of measure.py."""
 
   name: str
   path: str
@@ -90,7 +90,7 @@ def one(mutant: Mutant, tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
     _measure(copy, out, compiled)
     lines = map(json.loads, out.read_text().splitlines())
     seen = {x.pop('criterion'): x for x in lines}
-  # What had not been written when it hung or died is caught.
+  # A criterion without a line when the process hung or died counts as failed.
   for name in measure.THEIRS:
     seen.setdefault(name, dict(passed=False, digest='hung', why='hung'))
   seen[measure.OURS] = dict(passed=True, digest='', why='')
@@ -104,7 +104,7 @@ def one(mutant: Mutant, tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
 
 
 def _measure(copy, out, compiled) -> None:
-  """Runs measure.py in the copy, as long as it gets on."""
+  """Runs measure.py in the copy, until it ends or makes no progress."""
   environment = dict(os.environ) | dict(
     JAX_PLATFORMS='cpu',
     PYTHONPATH=str(copy),
@@ -126,14 +126,14 @@ def _measure(copy, out, compiled) -> None:
     size, since = 0, time.monotonic()
     while process.poll() is None:
       time.sleep(0.1)
-      if out.stat().st_size != size:  # it has come further
+      if out.stat().st_size != size:  # progress
         size, since = out.stat().st_size, time.monotonic()
       if time.monotonic() - since > LIMIT:
         process.kill()
 
 
 def run(mutants: list[Mutant], jobs: int, save) -> None:
-  """Calls save(outcome of the unmutated code, outcomes so far) as they come.
+  """Calls save(outcome of the unmutated code, outcomes so far) after each one.
 
   Raises:
     ValueError: the unmutated code fails a criterion or a test.
@@ -163,14 +163,14 @@ def run(mutants: list[Mutant], jobs: int, save) -> None:
 
 
 def reached(name: str, outcome: Outcome, plain: Outcome) -> bool:
-  """Whether the bug changes anything that the criterion looks at."""
+  """Whether the bug changes the samples that the criterion reads."""
   if name == measure.OURS:
     return True
   return outcome.seen[name]['digest'] != plain.seen[name]['digest']
 
 
 def row(name: str, plain: Outcome, outcomes: list[Outcome]) -> list[str]:
-  """A criterion's row of the summary: what it misses, of all and by kind."""
+  """A criterion's row of the summary: bugs missed, in all and by kind."""
   missed = [x for x in outcomes if x.missed(name)]
   inside = [x for x in outcomes if reached(name, x, plain)]
   kinds = [
@@ -186,7 +186,7 @@ def row(name: str, plain: Outcome, outcomes: list[Outcome]) -> list[str]:
 def summary(
   plain: Outcome, outcomes: list[Outcome], m: dict[str, Any], seconds: float
 ) -> list[str]:
-  """What made the table, and the table of the criteria."""
+  """The setting of the run and a table with a row for each criterion."""
   head = ('criterion', 'looks at', 'missed', 'missed of those it can see')
   rows = [row(name, plain, outcomes) for name in measure.EVERY]
   return [
@@ -223,7 +223,7 @@ def main() -> None:
   names = [name for name in options.only.split(',') if name]
   folder = pathlib.Path(options.workdir)
   folder.mkdir(parents=True, exist_ok=True)
-  # Asked before the results are files that git sees.
+  # Read before writing the results, which would make the commit dirty.
   began, made = time.monotonic(), machine.describe()
   lines = []
 

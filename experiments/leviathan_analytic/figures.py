@@ -1,4 +1,4 @@
-"""The six comparisons as figures: what is printed beside what is computed."""
+"""The six comparisons as figures: printed values beside computed ones."""
 
 from experiments import plots
 from experiments.leviathan_analytic import table

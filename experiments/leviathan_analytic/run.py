@@ -1,4 +1,4 @@
-"""Computes the six tables and figures; exit status 1 if a number is off."""
+"""Computes the six tables and figures; exit status 1 if a number is wrong."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ from specdec_jax.bench import machine
 from specdec_jax.io import files
 
 HOME = pathlib.Path(__file__).parent
-# Files that a run writes do not count as changes of the code that made them.
+# Files that a run writes are not counted as changes of the code.
 WRITTEN = (':!experiments/*/results/*', ':!experiments/*/README.md')
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'folder for the results; if given, README.md is left alone'

@@ -1,7 +1,7 @@
 """The numbers of Leviathan et al. 2023 (2211.17192) and those of its formulas.
 
 Each function returns one comparison, computed by specdec_jax.bench.cost.
-Figures print no numbers: theirs are transcriptions.
+The paper's figures print no numbers: values were read off the curves.
 """
 
 import math
@@ -14,14 +14,14 @@ FIRST, LAST = 0.5, 0.899  # the ends of the x axis of the figures
 
 
 class Table(NamedTuple):
-  """lines: Markdown. good: every number is as the README claims."""
+  """lines: Markdown. good: whether every number is as the README claims."""
 
   lines: list[str]
   good: bool
 
 
 def off(theirs: float, ours: float, digits: int) -> float:
-  """Distance of ours, rounded to the printed digits, from theirs."""
+  """Ours, rounded to the printed digits, minus theirs."""
   return round(round(ours, digits) - theirs, digits)
 
 
@@ -197,7 +197,7 @@ def fig4() -> Table:
 
 
 class Row(NamedTuple):
-  """As printed: emp was measured, exp is theorem 3.8 (1 decimal)."""
+  """A printed row: emp was measured, exp is theorem 3.8 (1 decimal)."""
 
   task: str
   draft: str
@@ -232,7 +232,7 @@ def improvement(row: Row) -> float:
 
 
 def interval(row: Row) -> tuple[float, float]:
-  """Theorem 3.8 over all inputs that round to those printed."""
+  """Range of theorem 3.8 over all inputs that round to the printed ones."""
   low = cost.improvement(row.alpha - HALF, row.gamma, row.c + HALF)
   high = cost.improvement(row.alpha + HALF, row.gamma, row.c - HALF)
   return low, high
@@ -243,7 +243,7 @@ def equal(row: Row) -> bool:
 
 
 def inside(row: Row) -> bool:
-  """Whether some inputs that round to those printed give the printed EXP."""
+  """Whether some inputs that round to the printed ones give the printed EXP."""
   (a, b), (low, high) = cell(row.exp, 1), interval(row)
   return max(a, low) <= min(b, high)
 
@@ -290,7 +290,7 @@ def best(alpha: float, c: float = C) -> tuple[int, float]:
 
 
 def most(alpha: float) -> float:
-  """The largest speed of any gamma and of any inputs that round to these."""
+  """The largest speed at any gamma, over inputs that round to these."""
   return best(alpha + HALF, C - HALF_C)[1]
 
 

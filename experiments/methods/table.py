@@ -36,13 +36,13 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
-  """True if every output is explained."""
+  """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   rules, warmths = asked(settings)
   folder = runtime.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, prompts.builtin())
-  # None are kept back: nothing is predicted here.
+  # All prompts are judged: nothing is predicted here.
   plan = plan._replace(judged=plan.judged + plan.others, others=())
   plain, arms = _arms(e, rules)
   groups = plan_lib.groups([plain, *arms], plan, plan.judged)
@@ -54,7 +54,7 @@ def run() -> bool:
     settings.drafters['early_exit'].exit,
     [],
   )
-  # Greedily every lossless rule is the first one.
+  # Greedy, all lossless rules are equal; only the first one runs.
   first = next((rule.name for rule in rules if rule.lossless), None)
   text = ''
   for sampling in warmths:

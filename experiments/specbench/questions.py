@@ -1,4 +1,4 @@
-"""Questions in Spec-Bench's format, and the columns that they make."""
+"""Questions in Spec-Bench's format, grouped into the columns of its tables."""
 
 import dataclasses
 import hashlib
@@ -22,8 +22,7 @@ def read(path: str, limit: int = 0) -> list[prompts.Prompt]:
   """The first `limit` questions of each category of a file, 0: all.
 
   Raises:
-    ValueError: no file, not Spec-Bench's format, a negative limit; with the
-      line where it is one.
+    ValueError: no file, a line not in Spec-Bench's format, or a negative limit.
   """
   if not path:
     raise ValueError(
@@ -62,7 +61,7 @@ def among(questions: Sequence[prompts.Prompt], items: Sequence[Any]):
 
 
 def describe(path: str, questions: Sequence[prompts.Prompt]) -> dict[str, Any]:
-  """Which questions, without a word of them."""
+  """Names the questions, without their text."""
   data = pathlib.Path(path).read_bytes()
   return {
     'file': pathlib.Path(path).name,

@@ -29,7 +29,7 @@ class Method(NamedTuple):
 def methods(
   doc: benchmark.Document, ids: Mapping[str, Sequence[str]]
 ) -> list[Method]:
-  """ids: of each category's questions."""
+  """The cells of each method. ids: of the questions of each category."""
   out = []
   for row in doc.rows:
     if not row.gamma:
@@ -69,9 +69,9 @@ def markdown(
   columns: Sequence[str],
   questions: Mapping[str, Any],
 ) -> str:
-  """The improvement as Spec-Bench has it; block_efficiency and identity.
+  """Tables of improvement (in Spec-Bench's layout), efficiency and identity.
 
-  questions: questions.describe.
+  questions: from questions.describe.
   """
   head = ['method', *columns, '#MAT', 'overall', 'least to most']
   plain = ['plain decoding', *['1.00x'] * len(columns), '1.00', '1.00x', '']

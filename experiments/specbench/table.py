@@ -27,7 +27,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
-  """True if every output is explained."""
+  """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   d = settings.decode
   if not d.methods or not any(d.gammas):
@@ -37,7 +37,7 @@ def run() -> bool:
   folder = runtime.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, chosen)
-  judged = plan.judged + plan.others  # None are kept back to predict from.
+  judged = plan.judged + plan.others  # none is needed for a prediction
   plan = plan._replace(judged=judged, others=())
   chosen = questions.among(chosen, judged)
   about = questions.describe(_QUESTIONS.value, chosen)

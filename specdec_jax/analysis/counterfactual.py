@@ -20,7 +20,7 @@ from specdec_jax.bench import cost, tables
 
 
 def reject(log_ratio_XK: np.ndarray) -> np.ndarray:
-  """log P(the first k drafts equal the text and are accepted | text), k = 1 to K.
+  """log P(k drafts equal the text and are accepted | text), k = 1 to K.
 
   A draft x is drawn and accepted with probability min(p, q); over p: min(1, r).
   Leviathan et al. 2023, Algorithm 1 (https://arxiv.org/abs/2211.17192).

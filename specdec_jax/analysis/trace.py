@@ -35,7 +35,7 @@ class Text(NamedTuple):
   tokens: without the prompt.
   p, q: of each token under target and draft, with the sampling settings.
   kept: for each lenience and token, the probability that a draft is accepted.
-  distance: likewise, the total variation from p of the emitted token's distribution.
+  distance: likewise, total variation between p and what is emitted.
   """
 
   id: str
