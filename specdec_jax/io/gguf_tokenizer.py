@@ -30,7 +30,7 @@ def _split(digits: int):
   ]
 
 
-# tokenizer.ggml.pre -> how text is cut before merging.
+# tokenizer.ggml.pre -> the pre-tokenizer.
 PRE = {
   'default': _gpt2,
   'gpt-2': _gpt2,
@@ -44,7 +44,7 @@ def read(file: gguf.File, source: str) -> text.Tokenizer:
   """The file's tokenizer.
 
   Raises:
-    ValueError: a kind of tokenizer, or a pre-tokenizer, that is not known.
+    ValueError: an unknown kind of tokenizer or pre-tokenizer, or bad fields.
   """
   tokens = file.field('tokenizer.ggml.tokens', list)
   kinds = _kinds(file, len(tokens))
@@ -110,7 +110,7 @@ def _kinds(file, count: int) -> list[int]:
 
 
 def _byte_level(file, ids, tokens, kinds):
-  """GPT-2 style: bytes as printable characters, merges in order of rank."""
+  """A BPE like GPT-2's: bytes as printable characters, merges by rank."""
   pre = file.field('tokenizer.ggml.pre', str)
   if pre not in PRE:
     raise ValueError(
@@ -133,7 +133,7 @@ def _byte_level(file, ids, tokens, kinds):
 
 
 def _sentencepiece(file, ids, tokens, kinds):
-  """Llama 2 style: spaces as U+2581, bytes as <0x0A>, merges from scores."""
+  """A BPE like Llama 2's: spaces are U+2581, bytes <0x0A>, merges by score."""
   scores = file.field('tokenizer.ggml.scores', np.ndarray)
   if len(scores) != len(tokens):
     raise ValueError(f'{file.path}: {len(tokens)} tokens, {len(scores)} scores')
@@ -159,10 +159,10 @@ def _sentencepiece(file, ids, tokens, kinds):
 
 
 def _merges(ids, tokens, kinds, scores) -> list[tuple[str, str]]:
-  """Every way to make a token of two others, best score first.
+  """Every pair of tokens that joins to a token, by the score of the result.
 
-  SentencePiece keeps scores, not merges: it joins the pair whose result scores
-  highest, and those are the merges in that order.
+  SentencePiece stores scores instead of merges and joins the pair whose result
+  scores highest, which is BPE with the merges in this order.
   """
   plain = {tokens[i] for i, kind in enumerate(kinds) if kind == NORMAL}
   order = sorted(

@@ -1,7 +1,7 @@
-"""Reads a local Hugging Face folder: its safetensors, as config.json says.
+"""Reads the config and safetensors weights of a local Hugging Face folder.
 
-Knows the files of transformers 4 and 5, of models whose shape models.lm has.
-Runs no code of the folder, and reads nothing outside it.
+Supports files of transformers 4 and 5. Runs no code from the folder, and reads
+nothing outside it.
 """
 
 import pathlib
@@ -18,21 +18,28 @@ SINGLE = 'model.safetensors'
 
 
 class Folder(NamedTuple):
+  """An open model folder.
+
+  config: settings of the model.
+  reader: of its weights.
+  weights: paths of the weight files.
+  """
+
   config: model_config.LMConfig
   reader: names.Reader
   weights: tuple[pathlib.Path, ...]
 
 
 def open_folder(folder: pathlib.Path, source: str) -> Folder:
-  """Settings and weights of a folder; the weights are read when asked for.
+  """Opens a model folder; arrays are read later, one by one.
 
   Raises:
-    ValueError: something is missing, unsupported or damaged.
+    ValueError: a file is missing, unsupported or damaged.
   """
   config, rows = config_hf.read(folder / 'config.json')
   paths = _weight_files(folder)
   reader = _reader(paths, source, rows)
-  # GPT-2 stores q, k and v as one.
+  # GPT-2 stores q, k and v as one array.
   reader = names.split(reader, names.GPT2_QKV, 3)
   return Folder(config, reader, tuple(paths))
 
@@ -46,7 +53,7 @@ def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     raise ValueError(f'{index}: weight_map is missing or empty')
   chosen = set(map(str, shards.values()))
   for name in chosen:
-    # A plain name: an index from elsewhere must not point out of its folder.
+    # A plain name: a downloaded index must not point outside its folder.
     if not name.endswith('.safetensors') or any(c in name for c in '/\\\0'):
       raise ValueError(
         f'{index}: weight_map names {name!r}; allowed are *.safetensors files '
@@ -56,7 +63,7 @@ def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _reader(paths: list[pathlib.Path], source: str, rows) -> names.Reader:
-  """All tensors of the files; each opened when read, memory-mapped."""
+  """A reader of all tensors; a file is opened (memory-mapped) for each read."""
   shapes: dict[str, tuple[int, ...]] = {}
   where: dict[str, pathlib.Path] = {}
   for path in paths:

@@ -1,7 +1,7 @@
-"""Weight names of files -> parameter names of models.lm: one table, one check.
+"""Tables from weight names in files to parameter names of models.lm.
 
-A reader is names, shapes and a way to get one array. Every array goes straight
-into its final dtype and place, so the host never holds a second full model.
+Each array is converted directly into its final dtype and placed on its device,
+so the host never holds a second copy of the model.
 """
 
 import dataclasses
@@ -21,20 +21,37 @@ Put = Callable[[str, np.ndarray], jax.Array]
 
 
 class Transform(NamedTuple):
-  """apply(array, config) -> ours; stored(our shape) -> the file's shape."""
+  """A conversion of one stored array.
+
+  apply(array, config) -> the parameter.
+  stored(shape of the parameter) -> shape in the file.
+  """
 
   apply: Callable[[np.ndarray, model_config.LMConfig], np.ndarray]
   stored: Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 class Row(NamedTuple):
+  """A line of a table of names.
+
+  pattern: a regular expression for a name in the file.
+  place: the parameter's flat name, with the pattern's groups as \\1, \\2.
+  transform: from the stored array to the parameter.
+  """
+
   pattern: str
   place: str
   transform: Transform
 
 
 class Reader(NamedTuple):
-  """A weights file: what it is, how it names things, its shapes and arrays."""
+  """An open weights file.
+
+  source: its name, for error messages.
+  rows: the table of its names.
+  shapes: the stored shape of each array, by its name in the file.
+  get(name) -> array: reads one array.
+  """
 
   source: str
   rows: tuple[Row, ...]
@@ -43,18 +60,18 @@ class Reader(NamedTuple):
 
 
 def unpermute(x: np.ndarray, config: model_config.LMConfig) -> np.ndarray:
-  """Undoes the row order that GGUF gives Q and K of arch llama.
+  """Restores the row order of Q and K, which GGUF changes for arch llama.
 
-  There channel pairs are neighbours (2c, 2c + 1); ours are (c, c + C/2).
+  RoPE pairs the channels (2c, 2c + 1) there, (c, c + C/2) here.
   """
   C = config.head_dim
   return x.reshape(-1, C // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 def plus_one(x: np.ndarray, config: model_config.LMConfig) -> np.ndarray:
-  """A scale from what is stored as its difference from 1, in float32 or wider.
+  """A norm's scale that is stored as its difference from 1.
 
-  bfloat16 would lose the small differences.
+  In float32 or wider: bfloat16 would lose small differences.
   """
   return x.astype(np.float64 if x.dtype == np.float64 else np.float32) + 1
 
@@ -72,7 +89,7 @@ _EMBED = 'embed'
 
 
 def _rows(transform: Transform, table: dict[str, str]) -> tuple[Row, ...]:
-  """Rows with one transform; a 'N' in the patterns is a layer's number."""
+  """Rows with one transform; '.N.' in a pattern is the number of a layer."""
   number = lambda pattern: pattern.replace('.N.', r'\.(\d+)\.')
   return tuple(Row(number(k), place, transform) for k, place in table.items())
 
@@ -100,7 +117,7 @@ _HF_KERNELS = _rows(
 
 
 def _hf_norms(transform: Transform, **norms: str) -> tuple[Row, ...]:
-  """Rows of the norms; norms: a layer's norms, their name -> ours."""
+  """Rows of the norms; `norms` maps a norm's name in the file to ours."""
   table = {
     r'model\.norm\.weight': 'norm/scale',
     r'model\.layers.N.self_attn\.([qk])_norm\.weight': (
@@ -186,7 +203,7 @@ GGUF_GEMMA = GGUF_QWEN2 + _rows(
   },
 )
 
-# Wrong here is a working model with perplexity 41.6 instead of 7.2.
+# Without unpermute the model still runs, with perplexity 41.6 instead of 7.2.
 GGUF_LLAMA = (
   _GGUF
   + _rows(unpermute_transpose, _GGUF_QK)
@@ -202,9 +219,10 @@ HARMLESS = re.compile(
 
 
 def split(reader: Reader, pattern: str, parts: int) -> Reader:
-  """A reader whose tensors named `pattern` come as parts of their last axis.
+  """A reader that splits the arrays matching `pattern` along their last axis.
 
-  Part i of 'a.weight' is 'a[i].weight'. One that does not divide stays whole.
+  Part i of 'a.weight' is named 'a[i].weight'. An array whose last axis is not a
+  multiple of `parts` is not split.
   """
   whole = dict(reader.shapes)
   part_of: dict[str, tuple[str, int]] = {}
@@ -231,17 +249,17 @@ def split(reader: Reader, pattern: str, parts: int) -> Reader:
 def read(
   reader: Reader, config: model_config.LMConfig, put: Put | None = None
 ) -> types.Params:
-  """The parameters of lm.make(config), nested, from a reader.
+  """Reads the parameters of lm.make(config), nested.
 
   Args:
     reader: the weights.
-    config: settings; its dtype is the parameters', scan_layers stacks them.
-    put: put(name, array) -> jax.Array places each parameter as it is read, by
-      its flat name; on the default device if None.
+    config: of the model; with its dtype, stacked if scan_layers.
+    put: put(flat name, array) -> jax.Array places each parameter as it is read;
+      None: on the default device.
 
   Raises:
-    ValueError: names without a place, places without a name, wrong shapes, or
-      values that are not finite.
+    ValueError: unknown or missing names, wrong shapes, or values that are not
+      finite.
   """
   put = put or (lambda name, x: jnp.asarray(x))
   plan = _plan(reader, config)
@@ -252,7 +270,7 @@ def read(
 
 
 def _plan(reader: Reader, config) -> dict[str, tuple[str, Transform]]:
-  """Parameter name -> (stored name, transform), complete and of right shape."""
+  """{parameter name: (stored name, transform)}, checked to be complete."""
   flat = lm.shapes(dataclasses.replace(config, scan_layers=False))
   plan: dict[str, tuple[str, Transform]] = {}
   unknown, twins = [], []
@@ -299,7 +317,7 @@ def _place(rows, stored: str, config) -> tuple[str | None, Transform]:
 
 
 def _assemble(reader, config, plan, name: str, want) -> np.ndarray:
-  """One parameter in its final dtype; scanned layers one after the other."""
+  """One parameter in its final dtype; scanned layers are read one by one."""
   out = np.empty(want.shape, want.dtype)
   if config.scan_layers and name.startswith('layers/'):
     rest = name.removeprefix('layers/')
@@ -313,7 +331,7 @@ def _assemble(reader, config, plan, name: str, want) -> np.ndarray:
       raise ValueError(
         f'{reader.source}: {stored} became {x.shape}; {place} is {target.shape}'
       )
-    # Writes the cast and the transposition in one pass over the final array.
+    # Casts and transposes in one pass, without a temporary array.
     np.copyto(target, x, casting='unsafe')
     if not np.isfinite(target).all():
       bad = int((~np.isfinite(target)).sum())

@@ -1,6 +1,6 @@
-"""Text <-> ids, streaming text, chat templates, and the same-tokenizer check.
+"""Tokenizers: text <-> ids, streaming, chat templates, and their comparison.
 
-Wraps tokenizers.Tokenizer. Knows no model and downloads nothing.
+Wraps tokenizers.Tokenizer; downloads nothing.
 """
 
 import dataclasses
@@ -23,12 +23,17 @@ from specdec_jax.io import files
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-  """One tokenizer with its special ids and chat template.
+  """A tokenizer with its special ids and chat template.
 
-  eos_ids: ids that end a reply; the tokenizer's own first. add_bos: encode
-  starts with bos_id. specials: what templates call bos_token and so on. limit:
-  ids from here on are not the model's; None if all are. size: how many ids are
-  real, one more than the largest.
+  source: its name, for error messages.
+  inner: the tokenizer of the `tokenizers` package.
+  eos_ids: ids that end a reply; the tokenizer's own first.
+  bos_id: the id that starts a text, if there is one.
+  add_bos: whether encode puts bos_id first.
+  chat_template: in jinja, as transformers has it.
+  specials: (name, text) of the variables of templates, such as bos_token.
+  limit: ids from here on are not in the model's vocabulary; None: all are.
+  size: one more than the largest id.
   """
 
   source: str
@@ -55,9 +60,9 @@ class Tokenizer:
         )
 
   def encode(self, text: str) -> list[int]:
-    """Ids of a text; special tokens written in it become their ids."""
+    """Ids of a text; special tokens spelled out in it become their ids."""
     ids = self.inner.encode(text, add_special_tokens=False).ids
-    # Chat templates write the first token themselves: never two of them.
+    # Chat templates may write bos already: never two of them.
     if self.add_bos and ids[:1] != [self.bos_id]:
       ids = [self.bos_id, *ids]
     return ids
@@ -92,7 +97,7 @@ class Tokenizer:
     )
 
   def special_id(self, text: str) -> int | None:
-    """The id of the special token written so, which is in no decoded text."""
+    """The id of a special token by its text; None if it is not special."""
     i = self.inner.token_to_id(text)
     return i if i is not None and self.is_special(i) else None
 
@@ -109,9 +114,13 @@ class Tokenizer:
     *,
     add_generation_prompt: bool = True,
   ) -> str:
-    """A conversation as the text that the model was trained on.
+    """Formats a conversation with the chat template.
 
-    Without a template: one 'Role: content' line per turn.
+    Without a template, each turn is a line 'Role: content'.
+
+    Args:
+      messages: each with strings 'role' and 'content'.
+      add_generation_prompt: end with the start of the assistant's reply.
 
     Raises:
       ValueError: malformed messages, or a template that fails or refuses them.
@@ -140,7 +149,7 @@ class Tokenizer:
       raise ValueError(f'{self.source}: chat template: {e}') from e
 
   def tokens(self) -> list[str | None]:
-    """Token string of every id; None for ids without one."""
+    """The token string of every id, None for unused ids."""
     out: list[str | None] = [None] * self.size
     for token, i in self.inner.get_vocab(with_added_tokens=True).items():
       if i < self.size:
@@ -148,13 +157,13 @@ class Tokenizer:
     return out
 
   def fingerprint(self) -> str:
-    """SHA-256 over the token strings and what check_same compares."""
+    """SHA-256 over all that check_same compares."""
     content = json.dumps([self.tokens(), _own_specials(self)])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 class Stream:
-  """Turns ids into text as they come, never half a character."""
+  """Decodes ids incrementally, one complete character at a time."""
 
   def __init__(self, tokenizer: Tokenizer, special: bool = False):
     self._tokenizer, self._special = tokenizer, special
@@ -166,7 +175,7 @@ class Stream:
     self._length = self._out = 0  # characters, and ids whose text is out
 
   def push(self, ids: Iterable[int]) -> str:
-    """The text that these ids complete; '' inside a character."""
+    """The new text after these ids; '' while a character is incomplete."""
     return ''.join(self._step(i) for i in map(int, ids))
 
   def _step(self, i: int) -> str:
@@ -174,8 +183,8 @@ class Stream:
     try:
       text = self._stream.step(self._tokenizer.inner, i) or ''
     except Exception:  # noqa: BLE001  tokenizers raises bare Exception
-      # A byte that is no character makes none of those before it either, and
-      # they are out already: go on from what is not.
+      # Bytes that form no character: the text before them is out already, so
+      # restart from the ids whose text is not.
       rest = self._ids[self._out :]
       self._begin()
       return self.push(rest) if len(rest) > 1 else ''
@@ -184,17 +193,17 @@ class Stream:
     return text
 
   def finish(self) -> str:
-    """What is left: characters cut by the end, shown as U+FFFD."""
+    """The remaining text; an incomplete last character becomes U+FFFD."""
     whole = self._tokenizer.decode(self._ids, special=self._special)
     rest, self._length = whole[self._length :], len(whole)
     return rest
 
 
 def check_same(target: Tokenizer, draft: Tokenizer) -> None:
-  """Draft and target must mean the same by every id.
+  """Checks that draft and target have the same token for every id.
 
   Raises:
-    ValueError: names the first difference.
+    ValueError: they differ; the message has the first difference.
   """
   a, b = target.tokens(), draft.tokens()
   pair = f'target {target.source} and draft {draft.source}'
@@ -217,8 +226,8 @@ def check_same(target: Tokenizer, draft: Tokenizer) -> None:
 
 
 def _own_specials(t: Tokenizer) -> list[tuple[str, int | None]]:
-  # Not the further eos_ids: the same tokenizer lists more of them in
-  # generation_config.json than in a GGUF file, and only the target's count.
+  # Only the first of eos_ids: for the same tokenizer generation_config.json
+  # lists more than a GGUF file does, and decoding uses the target's.
   return [
     ('first (bos)', t.bos_id if t.add_bos else None),
     ('end (eos)', t.eos_ids[0] if t.eos_ids else None),
@@ -230,7 +239,7 @@ def _quoted(token: str | None) -> str:
 
 
 def from_bytes(vocab: int, source: str) -> Tokenizer:
-  """The fallback for random weights: ids 0 to 255 are bytes, then eos, bos."""
+  """A byte tokenizer for random weights: ids 0 to 255, then eos and bos."""
   if vocab < 256:
     raise ValueError(
       f'{source}: a byte tokenizer needs a vocabulary of 256 ids or more, not '
@@ -249,7 +258,7 @@ def from_bytes(vocab: int, source: str) -> Tokenizer:
 
 
 def _byte_characters() -> dict[int, str]:
-  """GPT-2's printable stand-in of every byte."""
+  """The printable character that GPT-2's BPE has for each byte."""
   plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
   moved = [b for b in range(256) if b not in plain]
   return {b: chr(b) for b in plain} | {
@@ -258,7 +267,7 @@ def _byte_characters() -> dict[int, str]:
 
 
 def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
-  """tokenizer.json and the settings around it, as transformers reads them.
+  """Reads tokenizer.json and the settings beside it, as transformers does.
 
   Raises:
     ValueError: no tokenizer.json, or one that tokenizers cannot read.
@@ -308,7 +317,8 @@ def _adds_bos(inner, bos_id: int | None, setting) -> bool:
 
 
 def _eos_ids(folder: pathlib.Path, own: int | None) -> tuple[int, ...]:
-  """The tokenizer's, then generation_config.json's, else config.json's."""
+  """The tokenizer's eos, then those of generation_config.json, else of
+  config.json."""
   listed = _optional_json(folder / 'generation_config.json').get('eos_token_id')
   if listed is None:
     listed = _optional_json(folder / 'config.json').get('eos_token_id')
@@ -330,7 +340,7 @@ def _chat_template(folder: pathlib.Path, settings) -> str | None:
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-  """The environment that transformers renders chat templates in."""
+  """A jinja environment like the one transformers uses for chat templates."""
   env = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
   )
@@ -338,7 +348,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
   def raise_exception(message):
     raise jinja2.TemplateError(message)
 
-  # Not jinja2's own filter, which escapes for HTML.
+  # jinja2's own filter would escape HTML.
   def to_json(x, ensure_ascii=False, indent=None, sort_keys=False):
     return json.dumps(
       x, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys
