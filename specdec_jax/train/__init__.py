@@ -1,1 +1,1 @@
-"""Training a language model."""
+"""Training of language models: data, loss, optimiser and loop."""

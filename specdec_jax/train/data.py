@@ -1,7 +1,4 @@
-"""Batches of aligned arrays: shuffled, and resumed exactly.
-
-Knows no text and no model: rows of arrays in, dicts of rows out.
-"""
+"""Shuffled batches of rows of aligned arrays, which can be resumed exactly."""
 
 import functools
 import hashlib
@@ -19,9 +16,9 @@ _ENDLESS = 1 << 62
 
 
 class Batches(Iterator[dict[str, np.ndarray]]):
-  """The endless batches that `batches` makes.
+  """An endless iterator over batches; made by `batches`.
 
-  state() is JSON; after restore(state) the same batches follow, byte for byte.
+  state() is JSON; after restore(state) the same batches follow, bit for bit.
   """
 
   def __init__(self, iterator: grain.DatasetIterator, about: dict[str, Any]):
@@ -52,14 +49,15 @@ class Batches(Iterator[dict[str, np.ndarray]]):
 def batches(
   arrays: Mapping[str, np.ndarray], *, batch: int, seed: int
 ) -> Batches:
-  """Endless batches of the rows of arrays that share their leading axis.
+  """Endless batches of rows of arrays with the same leading axis.
 
-  Each epoch has every row once, in an order of its own; the rows that do not
-  fill its last batch are left out. Arrays may be np.memmap: only the rows of a
-  batch are read, in a thread, two batches ahead.
+  Each epoch has every row once, in a new order; rows that do not fill the last
+  batch are left out. Arrays may be np.memmap: only the rows of a batch are
+  read, in a thread, two batches ahead.
 
   Args:
-    batch: rows of a batch, 1 or more.
+    arrays: by name; row i of each belongs to the same text.
+    batch: rows in a batch, 1 or more.
     seed: of the order, 0 or more.
 
   Raises:
@@ -87,7 +85,7 @@ def batches(
     chosen = order(epoch)[step * batch :][:batch]
     return {name: a[chosen] for name, a in arrays.items()}
 
-  # Reading ahead does not move the index of the next batch that is handed out.
+  # state() counts batches that were returned, not those read ahead.
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
   steps = grain.MapDataset.range(_ENDLESS).map(take)
   return Batches(iter(steps.to_iter_dataset(options)), about)
@@ -96,9 +94,9 @@ def batches(
 def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
   """A random permutation of range(rows), the same on every machine.
 
-  Not grain's shuffle: with 4**k + 1 rows, k >= 8, 0.2.18 gives one row twice
-  and the last never; its epoch e of seed s is epoch e - 1 of seed s + 1; and
-  it takes 65,536 / rows steps for each row of a small set. Nor numpy's
+  Not grain's shuffle: with 4**k + 1 rows, k >= 8, version 0.2.18 gives one row
+  twice and the last never; its epoch e of seed s is epoch e - 1 of seed s + 1;
+  and a small set costs 65,536 / rows steps for each row. Nor numpy's
   Generator.permutation, which may change between versions; Philox may not.
   """
   key = np.random.SeedSequence(seed, spawn_key=(epoch,))
@@ -108,7 +106,7 @@ def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
 def placer(
   layout: sharding.Layout | None,
 ) -> Callable[[dict[str, np.ndarray]], dict[str, Any]]:
-  """Puts the rows of a batch where the data axis of the mesh has them."""
+  """A function that splits the rows of a batch over the mesh's data axis."""
   if layout is None:
     return lambda batch: batch
   rows = lambda x: layout.sharding('batch', *[None] * (x.ndim - 1))
@@ -116,14 +114,17 @@ def placer(
 
 
 def check_rows(rows: Mapping[str, int], parts: int) -> None:
-  """Raises ValueError, by its setting, where parts do not divide rows."""
+  """Raises ValueError unless `parts` divides every number of rows.
+
+  rows: by the name of the setting, for the message.
+  """
   for name, count in rows.items():
     if count % parts:
       raise ValueError(f'{name}={count}: mesh.data={parts} has to divide it')
 
 
 def _fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
-  """Of names, dtypes, shapes and 64 of the rows: a whole memmap takes long."""
+  """SHA-256 of names, dtypes, shapes and 64 rows; all of a memmap is slow."""
   out = hashlib.sha256()
   for name in sorted(arrays):
     a = arrays[name]

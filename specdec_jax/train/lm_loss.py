@@ -19,13 +19,13 @@ def cross_entropy(
   """The mean of -log q of the next token, in nats.
 
   Args:
-    config: its dtype is that of the forward pass.
+    config: of the model; its dtype is that of the forward pass.
     ids, constrain: as for lm.make.
     remat: compute the layers again in the backward pass, to save memory.
 
   Returns:
     A loss of batches with 'tokens' [B, T] and 'counted' [B, T], true where the
-    token is to be predicted.
+    loss includes the prediction of that token.
   """
   model = lm.make(config, ids=ids, constrain=constrain)
   read = remat_layers(lambda p, t: hidden(model, p, t), remat)
@@ -43,7 +43,7 @@ def cross_entropy(
 
 
 def hidden(model: types.Model, params: types.Params, tokens_BT: Array) -> Array:
-  """The hidden states of texts, read in one pass: [B, T, D]."""
+  """Teacher-forced hidden states of the tokens, in one pass: [B, T, D]."""
   B, T = tokens_BT.shape
   start_B = jnp.zeros((B,), jnp.int32)
   cache = model.init_cache(B, T)
@@ -51,12 +51,13 @@ def hidden(model: types.Model, params: types.Params, tokens_BT: Array) -> Array:
 
 
 def in_dtype(params: types.Params, dtype: str) -> types.Params:
-  """Parameters as the forward pass computes with them; masters stay float32."""
+  """Parameters cast to the dtype of the forward pass."""
   return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
 def remat_layers(read: Callable, remat: bool) -> Callable:
-  """read, keeping only the residual stream of layers for the backward pass."""
+  """`read`; with remat, only residual streams are stored for the backward
+  pass."""
   if not remat:
     return read
   policy = jax.checkpoint_policies.save_only_these_names('residual')

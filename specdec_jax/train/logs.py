@@ -1,4 +1,4 @@
-"""metrics.jsonl, clocks.jsonl and TensorBoard's files of a run."""
+"""Logs of a training run: metrics.jsonl, clocks.jsonl and TensorBoard."""
 
 import contextlib
 import json
@@ -14,17 +14,20 @@ from tensorboardX.proto import event_pb2 as _event_pb2
 
 from specdec_jax.io import files
 
-# Its classes are made when it is imported: no type checker sees them.
+# protobuf makes its classes on import: type checkers do not see them.
 event_pb2: Any = _event_pb2
 
 
 class Logs:
-  """Appends to the logs of a workdir, from the step that a run goes on from.
+  """Appends to the logs of a workdir, after removing lines of later steps.
 
-  metrics.jsonl has no clock in it: killed and resumed, or never killed, a run
-  leaves the same file. Lines of later steps are dropped first.
+  metrics.jsonl has no times, so that a run leaves the same file whether or not
+  it was killed and resumed. Every method raises ValueError if the disk is full
+  or gone.
 
-  Every method raises ValueError if the disk is full or gone.
+  Args:
+    workdir: the folder of the run.
+    first: the last step whose lines stay.
   """
 
   def __init__(self, workdir: pathlib.Path, first: int):
@@ -34,8 +37,8 @@ class Logs:
         path = workdir / f'{name}.jsonl'
         files.write(path, b''.join(_until(path, first)))
         self._files[name] = open(path, 'a')  # noqa: SIM115
-      # Not its SummaryWriter: the thread of that dies with the disk full, and
-      # then the run waits for it forever. By pid: two starts in one second.
+      # Not SummaryWriter: its thread dies if the disk is full, and then the run
+      # waits for it forever. By pid: a run may start twice in one second.
       (workdir / 'tb').mkdir(exist_ok=True)
       self._board = event_file_writer.EventsWriter(
         str(workdir / 'tb' / 'events'), f'.{os.getpid()}'
@@ -45,8 +48,14 @@ class Logs:
       self._event(first + 1, session_log=begun)
 
   def write(self, name: str, step: int, figures: dict[str, Any]) -> None:
-    """Plain figures: 'metrics', which every run of the same settings repeats,
-    or 'clocks', which differ from run to run."""
+    """Appends the figures of a step to a log.
+
+    Args:
+      name: 'metrics', for figures that a run with the same settings repeats, or
+        'clocks', for times.
+      step: steps done.
+      figures: as from `plain`.
+    """
     with writing(self._workdir):
       print(json.dumps({'step': step} | figures), file=self._files[name])
       self._files[name].flush()
@@ -62,7 +71,7 @@ class Logs:
       self._board.flush()
 
   def close(self) -> None:
-    # A line that could not be written has raised already.
+    # A failed write has raised already.
     for file in (*self._files.values(), self._board):
       with contextlib.suppress(OSError):
         file.close()
@@ -74,7 +83,7 @@ class Logs:
 
 
 def plain(figures: dict[str, Any]) -> dict[str, Any]:
-  """Arrays as numbers and lists of numbers; None for what is not finite."""
+  """Arrays as numbers or lists of numbers; None for NaN and infinity."""
 
   def clean(x):
     if isinstance(x, list):
@@ -97,7 +106,7 @@ def writing(path: pathlib.Path):
 
 
 def _until(path: pathlib.Path, step: int) -> list[bytes]:
-  """The lines up to a step; half a line, which a kill leaves, is dropped."""
+  """The lines up to a step, without an incomplete last line of a killed run."""
   if not path.exists():
     return []
   kept = []

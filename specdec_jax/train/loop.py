@@ -24,7 +24,8 @@ from specdec_jax.train import workdir as workdir_lib
 
 @dataclasses.dataclass(frozen=True)
 class Run(fields.Checked):
-  """The last step is always logged, evaluated and saved."""
+  """Length and intervals of a run; the last step is always logged, evaluated
+  and saved."""
 
   steps: int = fields.setting(low=1, help='of the optimiser, in all')
   checkpoint_every: int = fields.setting(low=1, help='steps')
@@ -35,23 +36,23 @@ class Run(fields.Checked):
 
 
 class Task(NamedTuple):
-  """Parameters to train, their loss and data, and how they are judged."""
+  """Parameters to train, with their loss, data and evaluation."""
 
-  params: types.Params  # where the first step starts, float32
+  params: types.Params  # initial values, float32
   loss: step_lib.Loss
-  frozen: Any  # read by the loss, changed by no step
+  frozen: Any  # parameters that the loss reads and no step changes
   batches: data.Batches
   judge: Callable[[types.Params], dict[str, Any]]  # figures on held-out data
-  score: Callable[[dict[str, Any]], float]  # of these figures: larger is better
-  tokens: int  # of a batch
-  flops: float  # of a batch, forward and backward
-  dtype: str = 'float32'  # of the forward pass's products
+  score: Callable[[dict[str, Any]], float]  # of judge's figures; larger: better
+  tokens: int  # in a batch
+  flops: float  # for a batch, forward and backward
+  dtype: str = 'float32'  # of the matmuls in the forward pass
   # Called with (step, params) before every batch: on-policy data is made here.
   refresh: Callable[[int, types.Params], None] = lambda step, params: None
 
 
 class Best(NamedTuple):
-  """The step with the best score."""
+  """The step with the best score, its parameters and figures of judge."""
 
   step: int
   params: types.Params
@@ -59,14 +60,14 @@ class Best(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """How a run ended."""
+  """The result of a run."""
 
-  step: int  # the last one
-  best: Best | None  # None if a signal came before the last step
+  step: int  # steps done
+  best: Best | None  # None if a signal stopped the run before its last step
 
 
 class Broken(ValueError):
-  """A figure that is not finite; names the step and its batch."""
+  """A figure is not finite; the message has the step and its batch."""
 
 
 def run(
@@ -79,21 +80,22 @@ def run(
   place: Callable[[dict[str, Any]], dict[str, Any]] = lambda batch: batch,
   show: bool = True,
 ) -> Ended:
-  """Trains to the last step, from the newest checkpoint of workdir if any.
+  """Trains to the last step, resuming from the newest checkpoint of workdir.
 
-  SIGTERM and Ctrl-C end the run after the step under way, which is saved.
+  SIGTERM and Ctrl-C end the run after the current step, which is saved.
 
   Args:
     task: parameters, loss, data and evaluation.
-    settings, optimiser: how long and how to train.
-    workdir: as workdir.open_run leaves it. Gets config.json, checkpoints/,
-      metrics.jsonl, clocks.jsonl and tb/.
+    settings: length and intervals of the run.
+    optimiser: its settings.
+    workdir: a folder after workdir.open_run. The run writes config.json,
+      checkpoints/, metrics.jsonl, clocks.jsonl and tb/ there.
     config: every setting of the run, for config.json.
     place: puts a batch on the devices.
     show: draw a progress bar on stderr.
 
   Raises:
-    ValueError: a workdir with more steps than settings.steps, or without space.
+    ValueError: the workdir has more than settings.steps steps, or is full.
     checkpoint.Corrupt: none of its checkpoints is valid.
     Broken: the loss, a norm or the score is not finite. That step is not saved.
   """
@@ -149,7 +151,18 @@ class _Recorder:
     clocks: dict[str, float],
     stops: Sequence[int],
   ) -> bool:
-    """Whether a signal asks the run to stop; then this step is saved."""
+    """Logs, evaluates and saves a step, each if due.
+
+    Args:
+      step: steps done.
+      state: after this step.
+      figures: of this step, for metrics.jsonl.
+      clocks: its speed, for clocks.jsonl.
+      stops: signals received; after any, the step is saved.
+
+    Returns:
+      Whether the run must stop.
+    """
     due = lambda every: step % every == 0 or step == self.settings.steps
     if due(self.settings.log_every):
       self.logs.write('metrics', step, figures)
@@ -179,7 +192,7 @@ def _begin(
   settings: Run,
   start: step_lib.State,
 ) -> tuple[int, step_lib.State, float]:
-  """(steps done, the state after them, the best score in them)."""
+  """(steps done, state, best score) of the newest checkpoint, or of step 0."""
   found = saved.restore(_like(start))
   if found is None:
     return 0, start, -math.inf
@@ -191,14 +204,14 @@ def _begin(
   logging.warning('going on from step %d of %s', found.step, saved.folder)
   task.batches.restore(found.facts['data'])
   score = found.facts['score']
-  # If the best step can no longer be exported, any later one is better.
+  # If the best checkpoint is gone, any later step counts as better.
   if score is None or saved.best() is None:
     score = -math.inf
   return found.step, found.arrays, score
 
 
 def _check_finite(figures: dict[str, Any], step: int) -> None:
-  """Before anything is kept of a step. NaN is None in plain figures."""
+  """Raises Broken, before a step is logged or saved. NaN is None in figures."""
   for name, x in figures.items():
     if x is None or not math.isfinite(x):
       raise Broken(
@@ -228,7 +241,7 @@ def _best(
 
 
 def _like(state: step_lib.State) -> step_lib.State:
-  """Shapes, dtypes and places of a state, for a checkpoint to restore."""
+  """Shapes, dtypes and shardings of a state, to restore a checkpoint."""
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
     state,
@@ -236,7 +249,7 @@ def _like(state: step_lib.State) -> step_lib.State:
 
 
 def _clock(task: Task, state: step_lib.State):
-  """seconds of a step -> its speed, on the devices where the state lies."""
+  """A function from a step's seconds to its speed and matmul utilisation."""
   devices = set[jax.Device]().union(
     *(x.devices() for x in jax.tree.leaves(state))
   )
@@ -249,7 +262,7 @@ def _clock(task: Task, state: step_lib.State):
 
 @contextlib.contextmanager
 def _progress(steps: int, first: int, show: bool):
-  """bar(step, figures, clocks)."""
+  """Yields bar(step, figures, clocks), which updates a progress bar."""
   columns = (
     *rich.progress.Progress.get_default_columns()[:3],
     rich.progress.TimeRemainingColumn(),
@@ -262,7 +275,7 @@ def _progress(steps: int, first: int, show: bool):
     bar = bars.add_task('training', total=steps, completed=first, text='')
 
     def advance(step, figures, clocks):
-      alpha = figures.get('train_alpha')  # a list: of each drafted token
+      alpha = figures.get('train_alpha')  # a list has one for each draft token
       alpha = alpha[0] if isinstance(alpha, list) else alpha
       text = f'loss {figures["loss"]:.4f}'
       text += '' if alpha is None else f'  alpha {alpha:.3f}'

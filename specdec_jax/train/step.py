@@ -1,4 +1,4 @@
-"""One optimiser step, as a jitted program over a sharded, donated state."""
+"""One optimiser step as a jitted program; its state is sharded and donated."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,14 +12,14 @@ import optax.contrib
 from specdec_jax import fields, types
 
 Array = jax.Array
-# loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}), means
-# over the tokens where batch['counted'], a mask of the batch's rows, is true.
+# loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}), all
+# means over the tokens where batch['counted'], a boolean [B, T], is true.
 Loss = Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimiser(fields.Checked):
-  """AdamW with warm-up and a cosine, after clipping by the global norm."""
+  """AdamW or Muon with warm-up, cosine decay and clipping by global norm."""
 
   learning_rate: float = fields.setting(above=0, help='the peak')
   warmup: int = fields.setting(low=0, help='steps, rising from 0')
@@ -41,7 +41,7 @@ class Optimiser(fields.Checked):
 
 
 class State(NamedTuple):
-  """The state between two steps, float32 in any dtype of the forward pass."""
+  """The training state; float32, whatever the dtype of the forward pass."""
 
   step: Array  # steps done
   params: types.Params
@@ -49,14 +49,14 @@ class State(NamedTuple):
 
 
 def schedule(o: Optimiser, steps: int, peak: float) -> optax.Schedule:
-  """The learning rate of every step: up to peak, then down along a cosine."""
+  """The learning rate by step: linear warm-up to peak, then a cosine."""
   rise, begin = min(o.warmup, steps - 1), 0.0 if o.warmup else peak
   end = o.final * peak
   return optax.warmup_cosine_decay_schedule(begin, peak, rise, steps, end)
 
 
 def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
-  """Clipping and AdamW or Muon; only matrices decay, not scales and biases."""
+  """The optax transformation; scales and biases have no weight decay."""
   adam = optax.adamw(
     schedule(o, steps, o.learning_rate),
     b1=o.b1,
@@ -65,7 +65,7 @@ def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
     mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
   )
   if o.muon:
-    # Every parameter that Muon is given is one matrix.
+    # Muon gets no parameter that stacks several matrices.
     one = lambda x: optax.contrib.MuonDimensionNumbers()
     muon = optax.contrib.muon(
       schedule(o, steps, o.muon),
@@ -77,7 +77,7 @@ def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
 
 
 def _by_muon(params: types.Params):
-  """Which parameters are matrices of layers; tables of tokens are none."""
+  """True for matrices of layers, which exclude embedding, head, positions."""
   tables = ('embed', 'head', 'positions')
   return jax.tree_util.tree_map_with_path(
     lambda path, x: x.ndim == 2 and str(path[0].key) not in tables, params
@@ -85,10 +85,10 @@ def _by_muon(params: types.Params):
 
 
 def start(o: Optimiser, steps: int, params: types.Params) -> State:
-  """The state before the first step; moments lie where their parameters do.
+  """The state before the first step; moments are sharded as their parameters.
 
-  All of it is committed to its devices, as a restored state is, so that a
-  resumed run compiles the program that it began with.
+  All arrays are committed to their devices, as those of a restored state are,
+  so that a resumed run compiles the same program.
   """
   state = State(jnp.int32(0), params, transform(o, steps).init(params))
   first = jax.tree.leaves(params)[0].sharding
@@ -97,7 +97,7 @@ def start(o: Optimiser, steps: int, params: types.Params) -> State:
   whole = jax.NamedSharding(first.mesh, jax.sharding.PartitionSpec())
 
   def put(x):
-    # A count belongs to no parameter: it was made on the first device.
+    # The optimiser's step counts have no parameter, so no mesh: replicate them.
     laid = isinstance(x.sharding, jax.NamedSharding)
     return jax.device_put(x, x.sharding if laid else whole)
 
@@ -107,11 +107,14 @@ def start(o: Optimiser, steps: int, params: types.Params) -> State:
 def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
   """The jitted step: (state, frozen, batch) -> (state, figures).
 
-  The state is donated. A step's randomness is keyed by the seed and the step.
+  The state is donated.
 
   Args:
-    steps: of the whole run, for the schedule.
-    start: where it lies, the state lies before and after every step.
+    o: the optimiser's settings.
+    steps: length of the run, for the schedule.
+    loss: to minimise.
+    seed: the key of each step comes from the seed and the step's number.
+    start: a state with the sharding of the one that a step returns.
 
   Returns:
     The step. Its figures are 'loss', 'gradient_norm' before clipping,
@@ -143,9 +146,10 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
 
 
 def _in_parts(grad, parts: int, params, frozen, batch, key):
-  """The loss and gradient of a batch that is read in parts.
+  """Loss and gradient of a batch, accumulated over parts of it.
 
-  A part weighs as many tokens as count in it: any split gives the same mean.
+  Each part has the weight of its counted tokens, so that every split gives the
+  same mean.
   """
   rows = batch['counted'].shape[0]
   if rows % parts:

@@ -1,4 +1,4 @@
-"""Text to train on: where it comes from, its tokenizer, its rows of tokens."""
+"""Training text: sources, the held-out part, tokenizers and token rows."""
 
 import hashlib
 import json
@@ -21,8 +21,8 @@ END = '<|endoftext|>'
 
 _SUFFIXES = ('.txt', '.md')
 _MOST_CHARACTERS = 8_000_000  # of the library's sources
-# Not its text: tests, other packages, the manual itself, tables, programs,
-# descriptions of the machine that built this Python.
+# Left out of `stdlib`: tests, other packages, the manual itself, tables,
+# programs, descriptions of the machine that built this Python.
 _SKIPPED = re.compile(
   'tests?|idle_test|site-packages|dist-packages|pydoc_data|encodings|idlelib|'
   'lib2to3|distutils|turtledemo|config-.*|_sysconfigdata.*'
@@ -30,11 +30,11 @@ _SKIPPED = re.compile(
 
 
 class Corpus(NamedTuple):
-  """Documents, none of them blank."""
+  """Documents to train on or to evaluate with."""
 
-  label: str  # where they come from
-  documents: tuple[str, ...]
-  sha256: str  # of the documents, NUL between two
+  label: str  # their source, for messages
+  documents: tuple[str, ...]  # none is blank
+  sha256: str  # of the documents, joined by NUL
 
 
 def read(source: str, *, field: str = 'text') -> Corpus:
@@ -72,13 +72,15 @@ def read(source: str, *, field: str = 'text') -> Corpus:
 
 
 def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
-  """(the rest, about one document in `every`); at least one, and equal ones
-  on one side. A single document is cut: its last 1 / every is held out.
+  """Splits a corpus into (training part, held-out part).
+
+  About one document in `every`, and at least one, is held out; equal documents
+  go to the same part. A single document is cut: its last 1 / every is held out.
 
   Raises:
     ValueError: a document too short to cut.
   """
-  # By hash, not by place: a corpus is often ordered by subject.
+  # By hash, not by index: a corpus is often ordered by subject.
   ranked = sorted(set(corpus.documents), key=_sha256)
   if len(ranked) > 1:
     chosen = set(ranked[::every])
@@ -105,9 +107,13 @@ def train_tokenizer(
 ) -> tokenizer_lib.Tokenizer:
   """Trains a byte-level BPE with END as its id 0 and writes it to a folder.
 
-  Its files are in Hugging Face's format, and the same for the same corpus. It
-  has `vocab` tokens (257 or more: all bytes and END), fewer when the corpus has
-  no more pairs that come twice.
+  The files are in Hugging Face's format, and the same for the same corpus.
+
+  Args:
+    corpus: to train on.
+    vocab: number of tokens, 257 (all bytes and END) or more; the tokenizer has
+      fewer if no pair of tokens occurs twice any more.
+    folder: to write to.
   """
   inner = tokenizers.Tokenizer(tokenizers.models.BPE())
   inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
@@ -137,9 +143,9 @@ def train_tokenizer(
 def pack(
   documents: Iterable[str], tokenizer: tokenizer_lib.Tokenizer, length: int
 ) -> np.ndarray:
-  """int32 [n, length]: the tokens of all documents, eos after each, in rows.
+  """The tokens of all documents, eos after each: int32 [rows, length].
 
-  A document continues in the next row; an unfilled last row is dropped.
+  A document continues in the next row; an incomplete last row is dropped.
 
   Raises:
     ValueError: less than one row; a tokenizer without eos.
@@ -173,7 +179,7 @@ def _sha256(text: str) -> str:
 
 
 def _library() -> list[str]:
-  """The library's files in the order of their paths, while there is room."""
+  """Files of the standard library, by path, up to _MOST_CHARACTERS."""
   out, room = [], _MOST_CHARACTERS
   folder = pathlib.Path(sysconfig.get_path('stdlib'))
   for path in _below(folder, ('.py',), _SKIPPED):
@@ -190,7 +196,7 @@ def _below(
   suffixes: tuple[str, ...],
   skipped: re.Pattern = re.compile('(?!)'),
 ) -> list[pathlib.Path]:
-  """The files of a folder and those in it, in the order of their paths."""
+  """The files in a folder and its subfolders, sorted by path."""
   found = []
   for root, folders, names in os.walk(folder):
     # In place, so that walk does not enter them: site-packages is large.

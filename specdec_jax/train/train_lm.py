@@ -1,4 +1,4 @@
-"""scripts/train.py: a language model from a text, from nothing to a folder."""
+"""Trains a language model on a text and exports it (scripts/train.py)."""
 
 import dataclasses
 import pathlib
@@ -21,9 +21,9 @@ from specdec_jax.train import data, lm_loss, loop, text
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import workdir as workdir_lib
 
-# A resumed run cannot change these: its data, the shapes of its parameters.
+# A resumed run cannot change its data or the shapes of its parameters.
 _FIXED = ('model.size', 'text', 'run.seed', 'optimiser.muon')
-# Rows that the held-out loss is the mean of, at most.
+# The most rows that the held-out loss is computed on.
 _JUDGED = 64
 
 
@@ -67,7 +67,7 @@ class Settings:
 
 
 def settings(config) -> Settings:
-  """A ConfigDict as checked dataclasses; nothing is loaded."""
+  """Checks a ConfigDict and returns it as dataclasses; loads nothing."""
   return fields.parse(Settings, config)
 
 
@@ -76,10 +76,12 @@ def run(
 ) -> dict[str, Any]:
   """Trains a model and writes it to workdir/model, in Hugging Face's format.
 
-  A run that was finished before returns at once.
+  Resumes a run that was interrupted; returns at once if it was finished.
 
   Args:
-    changed: go on although workdir was begun with other settings.
+    s: the settings.
+    workdir: the folder of the run.
+    changed: resume even if the settings differ from those it began with.
 
   Returns:
     The figures of the best step, with 'step' and 'finished'.
@@ -98,7 +100,7 @@ def run(
   model = dataclasses.replace(
     model_config.sized(s.model.size), vocab=-(-tokenizer.size // 64) * 64
   )
-  export.settings(model)  # refuses now what could not be saved at the end
+  export.settings(model)  # fail now, not after training, if it has no format
   mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   layout = None if mesh is None else sharding.lay_out(mesh, model)
   ended = loop.run(
@@ -130,7 +132,7 @@ def run(
 def _tokenizer(
   s: Text, corpus: text.Corpus, workdir: pathlib.Path, begun: bool
 ) -> tokenizer_lib.Tokenizer:
-  """The tokenizer that s names, that of a run begun before, or a new one."""
+  """The tokenizer of the settings, of the run to resume, or a new one."""
   if not s.tokenizer:
     folder = workdir / 'tokenizer'
     # Not trained again: if the text has changed, the run is refused later, and
@@ -181,7 +183,7 @@ def _task(
 def held_out_loss(
   loss: step_lib.Loss, tokens_NT: np.ndarray
 ) -> Callable[[types.Params], dict[str, float]]:
-  """params -> {'held_out_loss': mean over these rows}."""
+  """A function from params to {'held_out_loss': mean over these rows}."""
   program = jax.jit(
     lambda params, rows: loss(params, {}, rows, jax.random.key(0))[0]
   )
@@ -192,5 +194,5 @@ def held_out_loss(
 
 
 def _batch(tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
-  """Rows of text, every token of which counts."""
+  """A batch in which every token counts in the loss."""
   return {'tokens': tokens_NT, 'counted': np.ones(tokens_NT.shape, bool)}

@@ -1,7 +1,7 @@
-"""The folder of a run: begun, gone on with, or finished.
+"""The folder of a training run.
 
 config.json    every setting of the run
-ended.json     the result of a run that needs no more work
+ended.json     the result of a finished run
 """
 
 import json
@@ -15,7 +15,7 @@ from specdec_jax import runtime
 from specdec_jax.io import files
 from specdec_jax.train import logs
 
-# May differ when a run goes on, without a word.
+# May change when a run is resumed, without --changed.
 FREE = ('run.log_every', 'run.keep')
 CONFIG, ENDED = 'config.json', 'ended.json'
 
@@ -27,21 +27,23 @@ def open_run(
   changed: bool = False,
   fixed: Sequence[str] = (),
 ) -> bool:
-  """Makes the folder of a run, or compares its config.json with config.
+  """Makes the folder of a run, or checks config against its config.json.
 
-  One process at a time: half-written files of a killed one are removed.
+  Only one process may use a folder: partial files of killed ones are removed.
 
   Args:
-    changed: go on although config has other values.
-    fixed: keys that a resumed run cannot change, such as 'run.seed', or a
-      section, such as 'text'.
+    folder: of the run.
+    config: every setting, nested by section.
+    changed: resume even if config differs.
+    fixed: keys, such as 'run.seed', or sections, such as 'text', that a resumed
+      run cannot change.
 
   Returns:
-    Whether a run was begun here before.
+    Whether the folder has a run to resume.
 
   Raises:
-    ValueError: config differs, naming the keys; a folder that cannot be
-      written; several processes.
+    ValueError: config differs (the message has the keys); the folder is not
+      writable; there are several JAX processes.
   """
   if jax.process_count() > 1:
     raise ValueError(
@@ -77,9 +79,9 @@ def write_config(folder: pathlib.Path, config: dict[str, Any]) -> None:
 def finished(
   folder: pathlib.Path, config: dict[str, Any]
 ) -> dict[str, Any] | None:
-  """{'made', 'figures', 'config'} of `finish`; None if there is work left.
+  """The {'made', 'figures', 'config'} that `finish` wrote.
 
-  None too if config differs, or if the result is gone.
+  None if the run is not finished, config differs or the result is missing.
   """
   path = folder / ENDED
   if not path.exists():
@@ -95,7 +97,7 @@ def finish(
   made: str,
   figures: dict[str, Any],
 ) -> None:
-  """Notes that no work is left. made: the name of the result in the folder."""
+  """Marks a run as finished; made: the path of its result in the folder."""
   _write(folder / ENDED, {'made': made, 'figures': figures, 'config': config})
 
 
@@ -105,7 +107,7 @@ def _write(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def _differ(before: dict[str, Any], config: dict[str, Any]) -> list[str]:
-  """The keys with different values, without those that are free."""
+  """The keys with different values, except FREE ones."""
   before, now = _flat(before), _flat(_as_json(config))
   names = sorted((before.keys() | now) - set(FREE))
   return [x for x in names if before.get(x) != now.get(x)]
