@@ -117,8 +117,8 @@ class Draft(NamedTuple):
 class Verdict(NamedTuple):
   """A rule's decision about one window.
 
-  accepted_B: how many drafts are kept, 0 to count_B.
-  weights_BV: the unnormalised distribution of the token after the kept drafts.
+  accepted_B: how many drafts are accepted, 0 to count_B.
+  weights_BV: the unnormalised distribution of the token after those drafts.
   """
 
   accepted_B: Array
@@ -129,7 +129,7 @@ class Outcome(NamedTuple):
   """The result of one window, for a drafter that learns from acceptance.
 
   verified_B: drafts that the rule tested: count_B, fewer at the buffer's end.
-  accepted_B: drafts that the rule kept.
+  accepted_B: drafts that the rule accepted.
   emitted_B: tokens committed: accepted_B + 1, or fewer where a stop id or the
     limit cut the window; 0 for a row that had finished or whose logits were
     not finite.

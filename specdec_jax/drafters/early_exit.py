@@ -46,7 +46,7 @@ def recipe(world, gamma: int):
 def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
   """Drafts gamma tokens a window from the hidden state after `exit` layers.
 
-  It has no parameters and no cache of its own: drafting runs the first layers
+  It has neither parameters nor a cache: drafting runs the first layers
   over the window's gamma + 1 tokens and writes their keys and values to the
   target's cache; verification continues from their residual stream with the
   other layers only. The head is not applied to the last draft token. LayerSkip

@@ -86,8 +86,7 @@ def run(
 
   Args:
     task: parameters, loss, data and evaluation.
-    settings: length and intervals of the run.
-    optimiser: its settings.
+    settings, optimiser: of the run.
     workdir: a folder after workdir.open_run. The run writes config.json,
       checkpoints/, metrics.jsonl, clocks.jsonl and tb/ there.
     config: every setting of the run, for config.json.

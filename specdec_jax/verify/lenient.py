@@ -19,13 +19,14 @@ class Settings(fields.Checked):
 def make(lenience: float) -> types.Rule:
   """The rule that accepts drafts up to 1 / lenience times as often.
 
-  Sampling, with lenience l: a draft is kept with probability min(1, p / (l q));
-  after a rejection the token is drawn from max(p - q, 0), so no token is
-  emitted with probability above p / l. (The paper does not define the residual;
-  max(p - l q, 0) has the same bound and is farther from p.) Greedy: a draft is
-  kept if its probability at temperature 1 is at least l times the largest; the
-  paper has "at most", which contradicts its numbers. Lenience 1 is `reject`.
-  Leviathan et al. 2023, appendix A.5 (https://arxiv.org/abs/2211.17192).
+  Sampling, with lenience l: a draft is accepted with probability
+  min(1, p / (l q)); after a rejection the token is drawn from max(p - q, 0), so
+  no token is emitted with probability above p / l. (The paper does not define
+  the residual; max(p - l q, 0) has the same bound and is farther from p.)
+  Greedy: a draft is accepted if its probability at temperature 1 is at least l
+  times the largest; the paper has "at most", which contradicts its numbers.
+  Lenience 1 is `reject`. Leviathan et al. 2023, appendix A.5
+  (https://arxiv.org/abs/2211.17192).
 
   Raises:
     ValueError: lenience outside (0, 1].
@@ -81,7 +82,7 @@ def kept(lenience: float, p_BTV, q_BTV, scores: types.Scores):
 
 
 def emitted(lenience: float, p_BTV, q_BTV, scores: types.Scores):
-  """Rule.emitted: the kept probability plus that of the residual."""
+  """Rule.emitted: the accepted probability plus that of the residual."""
   kept_BTV = kept(lenience, p_BTV, q_BTV, scores)
   rest_BTV = jnp.maximum(p_BTV - q_BTV, 0)
   mass_BT1 = jnp.sum(rest_BTV, -1, keepdims=True)

@@ -9,9 +9,9 @@ from specdec_jax.verify import chain
 def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   """Keeps a prefix of the draft; returns the weights of one more token.
 
-  Draft token k is kept with probability min(1, p_k / q_k). After the first
+  Draft token k is accepted with probability min(1, p_k / q_k). After the first
   rejection the next token is drawn from max(p - q, 0), normalised; if all
-  drafts are kept, from p. Emitted tokens are distributed exactly as p.
+  drafts are accepted, from p. Emitted tokens are distributed exactly as p.
   Leviathan et al. 2023, Algorithm 1 (https://arxiv.org/abs/2211.17192).
   """
   p_BK = chain.pick(p_BNV, draft.tokens_BK)
