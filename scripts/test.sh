@@ -1,41 +1,48 @@
 #!/usr/bin/env bash
 # Lint, types and tests on CPU; pytest's closing line comes last.
-#   bash scripts/test.sh [--quick] [--slow] [arguments of pytest]
-# --quick leaves out lint and types; --slow adds the tests that take minutes.
+#   bash scripts/test.sh [--all | --slow] [--quick] [arguments of pytest]
+# Alone: the tests that see every seeded bug, and one run of each program. --all:
+# every test but those that take minutes each, which --slow adds. --quick leaves
+# out lint and types.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
 export JAX_PLATFORMS=cpu PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 
-checks=true marks='not slow'
+checks=true marks='not more and not slow'
 for arg; do
   shift
   case $arg in
     --quick) checks=false ;;
+    --all) marks='not slow' ;;
     --slow) marks='slow or not slow' ;;
     *) set -- "$@" "$arg" ;;
   esac
 done
 
-# The TPU compiler, in a folder of its own: on the path, jax looks for a TPU. Of
-# the version that the installed jax asks for: libtpu==0.0.42.*, say.
-libtpu=$(.venv/bin/python - <<'EOF'
+tpu_compiler() {
+  # In a folder of its own: on the path, jax looks for a TPU. Of the version that
+  # the installed jax asks for: libtpu==0.0.42.*, say.
+  libtpu=$(.venv/bin/python - <<'EOF'
 import importlib.metadata
 
 needs = importlib.metadata.requires('jax')
 print(next(x.split(';')[0] for x in needs if x.startswith('libtpu')))
 EOF
-)
-if ! compgen -G ".venv/libtpu/libtpu-${libtpu#*==}.dist-info" >/dev/null; then
-  echo "test: getting $libtpu for the aot_tpu tests (700 MB on disk)" >&2
-  rm -rf .venv/libtpu .venv/libtpu.part
-  if .venv/bin/python -m pip install --quiet --no-deps --only-binary=:all: \
-    --target .venv/libtpu.part "$libtpu" >.venv/libtpu.log 2>&1; then
-    mv .venv/libtpu.part .venv/libtpu
-  else
-    echo 'test: no libtpu, so those tests skip (see .venv/libtpu.log)' >&2
+  )
+  if ! compgen -G ".venv/libtpu/libtpu-${libtpu#*==}.dist-info" >/dev/null; then
+    echo "test: getting $libtpu for the aot_tpu tests (700 MB on disk)" >&2
+    rm -rf .venv/libtpu .venv/libtpu.part
+    if .venv/bin/python -m pip install --quiet --no-deps --only-binary=:all: \
+      --target .venv/libtpu.part "$libtpu" >.venv/libtpu.log 2>&1; then
+      mv .venv/libtpu.part .venv/libtpu
+    else
+      echo 'test: no libtpu, so those tests skip (see .venv/libtpu.log)' >&2
+    fi
   fi
-fi
+}
+
+if [[ $marks != *more* ]]; then tpu_compiler; fi
 
 if $checks; then
   failed=false
