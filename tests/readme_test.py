@@ -8,7 +8,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / 'README.md').read_text()
 EXAMPLE = re.search(r'```python\n(.*?)```', TEXT, re.S)[1]
-SHOWN = re.search(r'```python.*?```\n\nprints\n\n((?: {4}.*\n)+)', TEXT, re.S)[1]
+SHOWN = re.search(
+  r'```python.*?```\n\nprints\n\n((?: {4}[^\n]*\n)+)', TEXT, re.S
+)[1]
 
 
 def test_the_example_runs_on_a_tiny_model(capsys):
@@ -32,7 +34,8 @@ def test_the_example_prints_what_is_shown(capsys):
 
 
 @pytest.mark.parametrize(
-  'page', ['README.md', *(str(p.relative_to(ROOT)) for p in ROOT.glob('docs/*'))]
+  'page',
+  ['README.md', *(str(p.relative_to(ROOT)) for p in ROOT.glob('docs/*'))],
 )
 def test_every_path_of_a_page_exists(page):
   path = ROOT / page

@@ -370,13 +370,14 @@ def test_a_window_does_the_work_that_the_benchmark_counts(path):
 
 def test_a_record_has_the_q_that_drafts_were_drawn_with(path, monkeypatch):
   """The drafter's own: its view knows only that of a window's first token."""
+  monkeypatch.setattr(api.record_lib, 'run', lambda *_: (None, None))
   monkeypatch.setattr(api.record_lib, 'describe', lambda *_, **named: named)
   target = build.load('random:tiny')
   mine, model = (
     build.engine(target, draft, **named)
     for draft, named in (('eagle', dict(path=path)), (target, {}))
   )
-  read_with = lambda e: api._records(e, *[None] * 3, api.settings({}))['draft']
+  read_with = lambda e: api._recorded(e, None, api.settings({}))[1]['draft']
   assert mine.q is not None and read_with(mine) is None
   assert read_with(model) == (model.q, model.weights.draft)
 

@@ -75,9 +75,9 @@ def test_rejection_at_every_phase_equals_a_full_recompute(x64):
   whole_BN = np.asarray(info.whole_BN)
   assert (whole_BN[np.arange(ROWS), ACCEPTED] >= NEW // (GAMMA + 1)).all()
   assert (np.count_nonzero(whole_BN, 1) == 1).all()
-  for held, anew in zip(cache, fresh, strict=True):  # [depth, B, L, G * C]
+  for held, anew in zip(cache, fresh, strict=True):  # [B, depth, L, G * C]
     for b, n in enumerate(start_B1[:, 0]):
       read = n + NEW - 1
       np.testing.assert_allclose(
-        held[:, b, :read], anew[:, b, :read], atol=1e-12
+        held[b, :, :read], anew[b, :, :read], atol=1e-12
       )
