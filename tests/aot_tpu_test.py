@@ -96,6 +96,7 @@ def size(shape: str) -> int:
   return math.prod(int(d) for d in dims[1].split(',') if d) if dims else 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'target,draft',
   [

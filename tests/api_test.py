@@ -32,6 +32,7 @@ def plain(target):
   return specdec_jax.generate(target, PROMPTS, **COMMON)
 
 
+@pytest.mark.more
 def test_coupled_output_is_plain_output(target, draft, plain):
   for d in (draft, 'lookup'):
     out = specdec_jax.generate(
@@ -54,6 +55,7 @@ def test_samples_of_a_prompt_differ_and_begin_with_the_single_one(
     assert len({tuple(x.tokens) for x in out[3 * i : 3 * i + 3]}) == 3
 
 
+@pytest.mark.more
 def test_streaming_gives_the_tokens_and_text_of_generate(target, plain):
   for draft in (None, 'lookup'):
     pieces = list(
@@ -113,6 +115,7 @@ def test_a_stop_id_ends_the_row(target, plain):
   assert plain[0].finish_reason == 'length'
 
 
+@pytest.mark.more
 def test_metrics_count_what_came_out(target, draft):
   out = specdec_jax.generate(target, PROMPTS, draft=draft, gamma=3, **COMMON)
   for x in out:
@@ -120,6 +123,7 @@ def test_metrics_count_what_came_out(target, draft):
     assert sum(x.metrics['accepted_histogram']) == x.metrics['target_calls']
 
 
+@pytest.mark.more
 def test_a_mesh_changes_no_token(target, draft):
   mesh = sharding.make_mesh(data=2, model=2)
   sharded = specdec_jax.load('random:tiny', mesh=mesh)
@@ -152,6 +156,7 @@ def broken(target):
     yield dataclasses.replace(target, lm_config=untied, params=params)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('draft', [None, 'lookup'])
 def test_logits_that_are_not_finite_are_an_error_not_a_token(broken, draft):
   with pytest.raises(ValueError, match='request 1: .* after 0 new tokens'):

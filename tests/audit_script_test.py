@@ -85,6 +85,7 @@ def test_texts_are_identical(folder):
   assert sentence in printed and sentence in (out / 'audit.md').read_text()
 
 
+@pytest.mark.more
 def test_a_planted_bug_is_found(folder):
   out = folder / 'bug'
   status, printed, err = audit(
@@ -102,6 +103,7 @@ def test_a_planted_bug_is_found(folder):
   assert ' BUG |' in table and 'a[b]' in table
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'argument, message',
   [

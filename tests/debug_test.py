@@ -69,6 +69,7 @@ CASES = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('kind', CASES)
 def test_a_lost_slot_is_named_and_nothing_else(kind):
   with jax.enable_x64(kind == 'layers'):
@@ -142,6 +143,7 @@ def test_a_draft_of_the_wrong_shape_is_refused():
     debug.check_cache(TABLE, drafter, reject.RULE, weights, request(), OPTIONS)
 
 
+@pytest.mark.more
 def test_generate_checks_and_gives_the_same_tokens():
   """With the target's own first layers, which share its cache."""
   target = specdec_jax.load('random:tiny')
@@ -153,6 +155,7 @@ def test_generate_checks_and_gives_the_same_tokens():
   assert out.tokens == plain.tokens
 
 
+@pytest.mark.more
 def test_generate_checks_no_proposals_of_a_drafter_that_adapts():
   """Its count grows with every window: a fresh one begins again at 1."""
   target = specdec_jax.load('random:tiny')

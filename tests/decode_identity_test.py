@@ -86,6 +86,7 @@ def test_scripted_and_lookup_drafts(world, gamma=4, rows=3):
   assert np.asarray(out.info.accepted_BK).sum() > 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('kind', ['lm', 'lookup', 'scripted', 'ragged'])
 def test_coupled_says_what_plain_sampling_says(world, kind):
   model, target, other, request, plain = world

@@ -58,6 +58,7 @@ def check_rows(out, base, rows):
   )
 
 
+@pytest.mark.more
 def test_a_rows_text_is_its_own(world):
   """Not the batch's, the order's, the padding's, the chunk's, or the dead's."""
   programs, weights, request = world
@@ -121,6 +122,7 @@ def table():
   return programs, weights, request
 
 
+@pytest.mark.more
 def test_steps_from_python_equal_generate(table):
   programs, weights, request = table
   whole = programs.generate(weights, request())
@@ -152,6 +154,7 @@ def test_the_state_is_donated(table):
   assert not any(x.is_deleted() for x in jax.tree.leaves(new))
 
 
+@pytest.mark.more
 def test_one_compilation_for_all_requests_of_a_bucket(table):
   programs, weights, request = table
   generate = programs.generate
@@ -203,6 +206,7 @@ def test_logprobs_are_those_of_a_teacher_forced_pass(table):
     assert (logprobs[b, len(text) :] == 0).all()
 
 
+@pytest.mark.more
 def test_narrow_windows_change_nothing(x64):
   config = fakes.tiny()
   model = lm.make(config)
@@ -246,6 +250,7 @@ def test_an_empty_residual_falls_back_to_the_target(x64):
       assert text[i] == jnp.argmax(fakes.row_of(weights.target, text[:i]))
 
 
+@pytest.mark.more
 def test_a_sampled_row_alone_says_what_it_says_among_others():
   """Residuals with zeros, one row or four: nothing is summed over rows."""
   world = base.tables(6)

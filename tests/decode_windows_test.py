@@ -311,6 +311,7 @@ def test_finished_rows_widen_no_window(table_text):
   assert (int(info.wide), int(info.calls)) == (1, 9)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('narrow', [True, False])
 def test_which_windows_are_narrow(narrow):
   """Those that nobody proposes in, if narrow ones are wanted at all."""

@@ -24,6 +24,7 @@ def noise(seeds, requests, lengths, *, gamma=3, coupled=False):
   )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('wide', [False, True], ids=['float32', 'float64'])
 def test_exponentials_of_a_smaller_vocabulary_are_a_prefix(wide):
   with jax.enable_x64(wide):

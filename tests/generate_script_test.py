@@ -67,6 +67,7 @@ def folder(tmp_path_factory):
   return folder
 
 
+@pytest.mark.more
 def test_lines_and_another_seed(folder):
   before = (folder / 'out.jsonl').read_bytes()
   rows = [json.loads(x) for x in before.splitlines()]
@@ -80,6 +81,7 @@ def test_lines_and_another_seed(folder):
   assert (folder / 'out.jsonl').read_bytes() == before
 
 
+@pytest.mark.more
 def test_goes_on_to_the_same_bytes_and_shows_a_page(folder):
   """Neither where it stopped, nor the batch, nor a page changes a token."""
   before = (folder / 'out.jsonl').read_bytes()
@@ -104,6 +106,7 @@ def test_a_lossy_rule_is_called_lossy(tmp_path):
   assert not json.loads(out.splitlines()[-1])['lossless']
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'rows, arguments, expected',
   [

@@ -54,6 +54,7 @@ def test_mechanical_mutants_are_a_repeatable_sample():
     assert ast.dump(ast.parse(m.new)) != ast.dump(ast.parse(m.old))
 
 
+@pytest.mark.more
 def test_the_runner_tells_killed_from_survived_and_unrunnable():
   """End to end, on the cheapest test there is."""
   node = 'tests/requests_test.py::test_buckets'
@@ -136,3 +137,16 @@ def test_the_program_refuses_unknown_names():
   assert "mutant 'accept with <': no seeded bug" in done.stderr
   assert "near are ['accept with <='" in done.stderr
   assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_newcomers_suite_sees_every_bug():
+  """No test that kills a seeded bug is left to --all or --slow."""
+  killers = sorted({x for m in seeded.MUTANTS for x in m.tests})
+  done = subprocess.run(
+    [sys.executable, '-m', 'pytest', '-q', '--co', '-m', 'more or slow']
+    + killers,
+    cwd=run.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 5, done.stdout  # no tests collected

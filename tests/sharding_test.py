@@ -69,6 +69,7 @@ def shard_shape(x):
   return x.sharding.shard_shape(x.shape)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'kind, data, model',
   [
@@ -119,6 +120,7 @@ def test_tokens_do_not_depend_on_the_mesh(x64, unsharded, kind, data, model):
       assert shard_shape(x) == (B // data, config.kv_heads // split, L, C)
 
 
+@pytest.mark.more
 def test_scanned_layers_on_a_mesh(x64):
   """The stacked cache splits heads with their channels, in whole heads."""
   config = fakes.tiny(**(EVEN | GEMMA | dict(scan_layers=True, depth=2)))

@@ -25,6 +25,7 @@ def target():
   return build.load(SOURCE, scan_layers=True)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('temperature', [0.0, 0.8])
 @pytest.mark.parametrize(
   'batch_size', [1, pytest.param(8, marks=pytest.mark.slow)]
@@ -58,6 +59,7 @@ def test_lookup_says_what_plain_decoding_says(target, temperature, batch_size):
     np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-3)
 
 
+@pytest.mark.more
 def test_one_executable_call_and_no_transfer_inside(target):
   target = build.load(target.source)  # as users have it
   engine = build.engine(target, 'lookup', gamma=4)

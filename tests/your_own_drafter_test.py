@@ -42,6 +42,7 @@ def bench(tmp_path_factory):
   return run
 
 
+@pytest.mark.more
 def test_one_file_and_one_row_make_a_method(bench):
   done = bench('--config.periodic.period=2', '--config.bench.repeats=1')
   assert done.returncode == 0, done.stderr

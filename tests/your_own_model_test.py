@@ -59,6 +59,7 @@ def wrongly_written(how):
   return edited(DECODER, *changes)
 
 
+@pytest.mark.more
 def test_the_page_runs_as_printed(mine, compile_in_less_time, capsys):
   mine(DECODER, ADAPTER)
   names(CHECKS)

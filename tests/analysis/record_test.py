@@ -74,6 +74,7 @@ def described(ran):
     yield make((model, weights.draft)), make(None)
 
 
+@pytest.mark.more
 def test_it_is_the_run_that_generate_makes(ran):
   _, _, plain, out, _ = ran
   for one, two in zip(

@@ -110,6 +110,7 @@ def test_p_and_q_are_those_of_the_tables(tmp_path):
         assert text.distance[x][t] == pytest.approx(far, abs=1e-6)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('rule', ['reject', 'block'])
 def test_real_decoding_agrees_and_a_wrong_trace_does_not(rule):
   found = recorded(samples=2)
@@ -232,6 +233,7 @@ def test_configs_that_cannot_be_traced(changes, match):
     trace.with_draft_model(c)
 
 
+@pytest.mark.more
 def test_the_script(tmp_path):
   file = tmp_path / 't.jsonl'
   script = [sys.executable, 'scripts/trace.py']

@@ -105,6 +105,7 @@ def test_text_that_stops_early_is_a_bug(params):
   assert find(fakes.table_model(V), params, case).verdict == 'BUG'
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'settings',
   [

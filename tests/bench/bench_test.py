@@ -111,6 +111,7 @@ def test_sampling_under_another_rule_promises_the_law_only():
   assert found == {'lookup g=2': identity.Audit('distribution', 0)}
 
 
+@pytest.mark.more
 def test_a_model_of_ones_own_is_benchmarked(capsys):
   """Its parameters are one array, and nothing is known of its layers."""
   e = settings_lib.from_config(settings('smollm2', lookup={'min_match': 1}))

@@ -65,6 +65,7 @@ def test_a_drafter_is_called_by_its_own_name(path, name):
   assert list(subject.drafters) == [name] and subject.brought == ('drafter',)
 
 
+@pytest.mark.more
 def test_a_rule_that_draws_for_itself_passes_where_it_can_be_judged():
   """README's rule: strict equality, lossless, under any drafter."""
   text = (ROOT / 'README.md').read_text()
@@ -133,6 +134,7 @@ def test_the_program_fails_with_a_biased_rule():
   assert 'FAILS' in done.stdout
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'argument, message',
   [

@@ -51,7 +51,14 @@ HOLDS = {
 }
 
 
-@pytest.mark.parametrize('name', HOLDS)
+# The others take a minute each, and joint_law_test has their smallest cases.
+FEW = ('window-distribution', 'accounting')
+
+
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(x, marks=[pytest.mark.more] * (x not in FEW)) for x in HOLDS],
+)
 def test_promise_holds(name, request):
   # Most of the time is compiling, but for what is counted.
   if not name.startswith('joint'):
@@ -64,6 +71,7 @@ def test_promise_holds(name, request):
     assert word in row['size'], row['size']
 
 
+@pytest.mark.more
 def test_bounds_count_positions_once(compile_in_less_time):
   """Many programs read the same texts: 3 / n does not follow from them."""
   row = check('greedy-identity', REJECT, {'lookup': recipes.RECIPES['lookup']})
@@ -111,6 +119,7 @@ def test_a_rule_that_accepts_too_much_is_refused():
   assert not row['held'] and 'it accepts 2 of 1 proposed' in row['case']
 
 
+@pytest.mark.more
 def test_a_position_keyed_block_rule_is_refused():
   rules = named('block_by_position')
   row = check('joint-distribution-tables', rules, LM, 2**15)
@@ -132,6 +141,7 @@ def test_a_rule_that_spends_a_uniform_twice_is_not_enumerated():
 # --- drafters -----------------------------------------------------------------
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'name, case',
   [

@@ -125,6 +125,7 @@ def on_a_mesh(tmp_path, monkeypatch, **changes):
   return a_run(tmp_path, monkeypatch, mesh=mesh, **changes)
 
 
+@pytest.mark.more
 def test_a_mesh_changes_nothing(eagle_run, tmp_path, monkeypatch):
   _, figures, lines = eagle_run
   place, placed = requests.place, []
@@ -161,6 +162,7 @@ def test_an_lm_answers_on_a_mesh(tmp_path, monkeypatch):
   assert figures['finished'] and len(losses(lines)) == 4
 
 
+@pytest.mark.more
 def test_an_eagle_learns_from_a_text(tmp_path, monkeypatch):
   data = PROSE | dict(completions='text')
   figures, lines = a_run(
@@ -174,6 +176,7 @@ def test_an_eagle_learns_from_a_text(tmp_path, monkeypatch):
   np.testing.assert_array_equal(np.load(facts.with_name('tokens.npy')), wanted)
 
 
+@pytest.mark.more
 def test_an_eagle_begins_with_another(eagle_run, tmp_path, monkeypatch):
   folder, first, lines = eagle_run
   path = first['draft']
@@ -197,6 +200,7 @@ def test_an_eagle_begins_with_another(eagle_run, tmp_path, monkeypatch):
   assert not (tmp_path / 'three/cache').exists()
 
 
+@pytest.mark.more
 def test_a_language_model_learns_from_both_and_is_exported(
   tmp_path, monkeypatch
 ):
@@ -213,6 +217,7 @@ def test_a_language_model_learns_from_both_and_is_exported(
   assert_decodes_as_plain(draft)
 
 
+@pytest.mark.more
 def test_an_lm_learns_the_same_from_recorded_features(tmp_path, monkeypatch):
   """Of a text, some ids; then the teacher reads it only once."""
   path = tmp_path / 'words.txt'
@@ -233,6 +238,7 @@ def test_an_lm_learns_the_same_from_recorded_features(tmp_path, monkeypatch):
   np.testing.assert_array_equal(draft.params['head'], target.params['head'])
 
 
+@pytest.mark.more
 def test_a_language_model_may_propose_the_most_frequent_ids_only(
   tmp_path, monkeypatch
 ):

@@ -19,6 +19,7 @@ def figures(draft_source: str, temperature: float, gamma: int = 2):
   return evaluate.judge(judge, target, drafter, q, items, 0)(draft.params)
 
 
+@pytest.mark.more
 def test_the_target_itself_is_a_perfect_draft():
   found = figures('random:tiny', 1.0)
   np.testing.assert_allclose(found['alpha'], 1, 1e-5)

@@ -66,6 +66,7 @@ def test_rematerialised_slopes_are_the_same():
   )
 
 
+@pytest.mark.more
 def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
   params, given, batch = lm.init(CONFIG, 0), lm.init(CONFIG, 1), a_batch()
   model = lm.make(CONFIG, ids=300)
@@ -95,6 +96,7 @@ def test_distilled_is_the_mean_divergence_and_0_at_the_teacher():
     np.testing.assert_allclose(x, 0, atol=1e-10)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('ids', [(), (3, 17, 40, 299)])
 @pytest.mark.parametrize('temperature', [0.0, 1.0, 0.7])
 def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):

@@ -68,6 +68,7 @@ def test_questions_of_a_user_go_through_the_chat_template(tmp_path, caplog):
     prompts_lib.make(dataclasses.replace(s, prompts=11), target)
 
 
+@pytest.mark.more
 def test_a_teacher_asks_its_own_questions(tmp_path):
   s = data(source='magpie', folder=str(tmp_path / 'one'))
   target = asker(TEMPLATE)

@@ -46,6 +46,7 @@ def recorded(target, tmp_path_factory):
   return folder, answer(target, folder)
 
 
+@pytest.mark.more
 def test_answers_are_those_of_plain_decoding(target, recorded):
   _, answers = recorded
   engine = build.engine(target)
@@ -58,6 +59,7 @@ def test_answers_are_those_of_plain_decoding(target, recorded):
     assert answers.tokens[i, start:end].tolist() == plain.tokens
 
 
+@pytest.mark.more
 def test_features_and_mass_are_those_of_a_forward_pass(target, recorded):
   _, answers = recorded
   model = target.model
@@ -94,6 +96,7 @@ def test_a_text_has_the_features_of_an_answer(target, recorded, tmp_path):
       np.testing.assert_allclose(one[i, :end], two[i, :end], atol=2e-3)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('given', [False, True], ids=['answers', 'texts'])
 def test_rows_with_broken_logits_are_left_out(given, target, tmp_path, caplog):
   """Token 9 makes the teacher's logits NaN: one prompt has it."""

@@ -233,6 +233,7 @@ def test_text_is_plain_decodings(world):
     assert fakes.texts(programs.generate(weights, sampled())) == texts
 
 
+@pytest.mark.more
 def test_tokens_do_not_depend_on_the_row_or_the_batch(x64):
   """Under a rule whose texts are not plain decoding's."""
   c, target, weights = make_world(taps=(1,))
@@ -268,6 +269,7 @@ def certified(dtype: str):
   return world.target, drafter, reject.RULE, weights, request
 
 
+@pytest.mark.more
 def test_in_bfloat16_it_remembers_what_the_text_says():
   """In every window, recomputed from scratch."""
   debug.check_cache(*certified('bfloat16'))
@@ -295,6 +297,7 @@ def path(tmp_path):
   return tmp_path / 'draft'
 
 
+@pytest.mark.more
 def test_on_a_mesh_the_texts_are_the_same(x64, path):
   """The draft is whole on every device, its cache split by rows."""
   make = functools.partial(build.load, 'random:tiny', dtype='float64')

@@ -50,6 +50,7 @@ def test_features_of_a_table(chunk):
   assert np.asarray(out.info.accepted_BK).sum() > 0
 
 
+@pytest.mark.more
 def test_features_of_a_transformer(x64):
   config = fakes.tiny()
   model, params = lm.make(config), fakes.wild(config, 0)

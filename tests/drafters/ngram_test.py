@@ -121,6 +121,7 @@ def test_drafts_from_a_file_that_the_script_wrote(tmp_path):
     assert a.sharding.device_set == set(mesh.devices.flat)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'arguments, message',
   [

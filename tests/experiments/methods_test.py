@@ -124,6 +124,7 @@ def run(*arguments, folder):
   return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'argument, message',
   [

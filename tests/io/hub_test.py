@@ -119,6 +119,7 @@ def fetch(endpoint, home, *sources):
   return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.more
 def test_fetches_data_only_and_then_works_without_the_hub(tiny, tmp_path):
   folder = tiny.write_folder(tmp_path / 'repo', tiny.config(), shards=2)
   for name in ('pytorch_model.bin', 'modeling.py', 'consolidated.safetensors'):

@@ -141,6 +141,7 @@ def _own(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.more
 def test_a_function_of_the_users_gives_a_model_that_decodes(own):
   mine = load.load('own_model:make')
   ours = load.load('random:tiny')

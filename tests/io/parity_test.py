@@ -43,6 +43,7 @@ def forward(model, params, tokens_BT):
   return model.head(params, hidden_BTD)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('scan_layers', [False, True])
 @pytest.mark.parametrize('family', FAMILIES)
 def test_logits_equal_the_golden_ones(family, scan_layers):

@@ -102,6 +102,7 @@ TEXT = (
 )
 
 
+@pytest.mark.more
 @pytest.mark.network
 def test_smollm2_of_the_wheel():
   """Tokens and perplexity as transformers 5.23 has them for this very file."""

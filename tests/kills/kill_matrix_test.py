@@ -113,6 +113,7 @@ for i in range(3):
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   ('plan', 'code', 'left'),
   [

@@ -28,6 +28,7 @@ def logits_of(model, params, tokens):
   return np.asarray(x)
 
 
+@pytest.mark.more
 def test_cross_entropy_is_that_of_the_next_token():
   params, batch = lm.init(CONFIG, 0), a_batch()
   loss = lm_loss.cross_entropy(CONFIG, ids=300, remat=False)

@@ -93,6 +93,7 @@ def test_what_a_run_leaves(whole):
   assert [json.loads(line)['step'] for line in clocks] == list(range(1, 15))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'where, time',
   [
@@ -128,6 +129,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
   same_end(tmp_path, runs.run(tmp_path, runs.task()), whole)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'where, number',
   [

@@ -81,6 +81,7 @@ def test_computes_otherwise_and_learns_the_same(model, alone, source, tmp_path):
   assert params['head'].dtype == np.float32
 
 
+@pytest.mark.more
 def test_a_mesh_changes_nothing_and_another_goes_on(
   alone, source, tmp_path, monkeypatch
 ):

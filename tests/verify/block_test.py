@@ -43,6 +43,7 @@ def mean_accepted(rule, batch):
   return (batch.chance_XR * np.reshape(mean_B, shape)).sum(1)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('gamma', ACCEPTED)
 def test_accepted_drafts_of_the_papers_toy(gamma, x64):
   spread = lambda x, n: np.broadcast_to(x, (1, n, 2, 2)).astype(np.float64)
