@@ -127,3 +127,27 @@ def test_the_check_sees_imports_inside_functions():
     'specdec_jax.types',
     'specdec_jax.build',
   }
+
+
+def functions() -> list[tuple[str, int]]:
+  """(path:line name, lines) of every function of the library."""
+  out = []
+  for path in sorted(ROOT.rglob('*.py')):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.FunctionDef):
+        at = f'{path.relative_to(ROOT)}:{node.lineno} {node.name}'
+        out.append((at, node.end_lineno - node.lineno + 1))
+  return out
+
+
+def test_a_function_fits_on_a_screen():
+  assert not [f'{at}: {n} lines' for at, n in functions() if n > 60]
+
+
+def test_a_folder_can_be_read_in_one_sitting():
+  """At most 12 modules in each, and at most 400 lines in a module."""
+  for folder in (ROOT, *(p for p in ROOT.iterdir() if p.is_dir())):
+    modules = [p for p in folder.glob('*.py') if p.name != '__init__.py']
+    assert len(modules) <= 12, folder
+    for path in modules:
+      assert path.read_text().count('\n') <= 400, path
