@@ -33,6 +33,12 @@ def test_the_example_prints_what_is_shown(capsys):
   assert capsys.readouterr().out.split() == ' '.join(shown).split()
 
 
+def test_the_rule_of_ones_own_runs():
+  text = (ROOT / 'docs/your_own_drafter.md').read_text()
+  blocks = re.findall(r'```python\n(.*?)```', text, re.S)
+  exec(next(b for b in blocks if "types.Rule('agree'" in b), {})
+
+
 @pytest.mark.parametrize(
   'page',
   ['README.md', *(str(p.relative_to(ROOT)) for p in ROOT.glob('docs/*'))],

@@ -27,7 +27,7 @@ runpy.run_path({script!r}, run_name='__main__')
 def bench(tmp_path_factory):
   """scripts/bench.py with the page's file and its row."""
   folder = tmp_path_factory.mktemp('own')
-  (code,) = re.findall(r'```python\n(.*?)```', PAGE, re.S)
+  code = re.findall(r'```python\n(.*?)```', PAGE, re.S)[0]
   (folder / 'periodic.py').write_text(code)
   script = str(ROOT / 'scripts' / 'bench.py')
   text = RUN.format(folder=str(folder), root=str(ROOT), script=script)

@@ -67,12 +67,12 @@ def test_a_drafter_is_called_by_its_own_name(path, name):
 
 @pytest.mark.more
 def test_a_rule_that_draws_for_itself_passes_where_it_can_be_judged():
-  """README's rule: strict equality, lossless, under any drafter."""
-  text = (ROOT / 'README.md').read_text()
+  """The page's rule: strict equality, lossless, under any drafter."""
+  text = (ROOT / 'docs/your_own_drafter.md').read_text()
   blocks = re.findall(r'```python\n(.*?)```', text, re.S)
   code = next(x for x in blocks if "types.Rule('agree'" in x)
   names = {}
-  exec(compile(code.split('target =')[0], 'README.md', 'exec'), names)
+  exec(compile(code.split('target =')[0], 'agree', 'exec'), names)
   rule, drafter = names['agree'], names['repeat']
   subject = base.Subject(
     {rule.name: rule},
