@@ -68,7 +68,7 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """What one window of a stream added; text may lag behind the tokens."""
+  """The tokens that one window emitted; text may lag behind them."""
 
   text: str
   tokens: list[int]

@@ -14,6 +14,7 @@ import numpy as np
 
 from specdec_jax import build, types
 from specdec_jax.certify import base, recipes
+from specdec_jax.io import load as load_lib
 
 # With a user's rule or model: one drafter that samples and one that does not. A
 # rule reads only tokens, their distributions and their count.
@@ -142,7 +143,7 @@ def model(path: str) -> base.UserModel:
       f'model={path}: {_signature(found)}; want '
       'make(vocab=..., dtype=..., seed=...) -> (types.Model, params)'
     )
-  make = _promoting(found)
+  make = load_lib.promoting(found)
   try:
     made = make(**_SMALL)
     pair = isinstance(made, tuple) and len(made) == 2
@@ -161,22 +162,12 @@ def model(path: str) -> base.UserModel:
       make(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
     )
     target = target._replace(
-      apply=_promoting(target.apply), head=_promoting(target.head)
+      apply=load_lib.promoting(target.apply),
+      head=load_lib.promoting(target.head),
     )
     return base.World(target, target, types.Weights(params, other), vocab)
 
   return base.UserModel(path, world)
-
-
-def _promoting(function):
-  """Runs the function with dtype promotion, which programs here forbid."""
-
-  @functools.wraps(function)
-  def call(*args, **named):
-    with jax.numpy_rank_promotion('allow'):
-      return function(*args, **named)
-
-  return call
 
 
 def _misfit(model: types.Model, params, *, vocab: int) -> str:
@@ -191,7 +182,7 @@ def _misfit(model: types.Model, params, *, vocab: int) -> str:
   seen = np.broadcast_to(np.arange(S) <= at[..., None], (B, T, S))
 
   @jax.jit
-  @_promoting
+  @load_lib.promoting
   def call(slots_BT, cache):
     hidden, _, new = model.apply(params, at % vocab, slots_BT, at, seen, cache)
     return model.head(params, hidden), new

@@ -292,9 +292,9 @@ def wrap(
       'tokenizer.json, or an io.tokenizer.Tokenizer'
     )
   wrapped = model._replace(
-    apply=_promoting(model.apply),
-    head=_promoting(model.head),
-    embed=model.embed and _promoting(model.embed),
+    apply=promoting(model.apply),
+    head=promoting(model.head),
+    embed=model.embed and promoting(model.embed),
   )
   return LanguageModel(
     source=source,
@@ -306,8 +306,8 @@ def wrap(
   )
 
 
-def _promoting(function):
-  """The function under JAX's own default; programs here forbid promotion."""
+def promoting(function):
+  """The function under JAX's default; programs here forbid rank promotion."""
 
   @functools.wraps(function)
   def call(*args, **named):
