@@ -1,8 +1,7 @@
 """Plants bugs in a copy of the tree and shows which quick test fails for each.
 
-python scripts/mutants.py                        (the seeded ones)
+python scripts/mutants.py
 python scripts/mutants.py --only='accept with <=,residual is p'
-python scripts/mutants.py --noseeded --mechanical=100
 """
 
 import functools
@@ -15,47 +14,48 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import rich.console  # noqa: E402
 import rich.progress  # noqa: E402
+import rich.table  # noqa: E402
+import rich.text  # noqa: E402
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from tests.mutants import mechanical, seeded, table  # noqa: E402
 from tests.mutants import run as runner  # noqa: E402
+from tests.mutants import seeded  # noqa: E402
 
-_SEEDED = flags.DEFINE_bool('seeded', True, 'the seeded bugs')
-_MECHANICAL = flags.DEFINE_integer('mechanical', 0, 'how many mechanical ones')
 _ONLY = flags.DEFINE_list('only', [], 'names of seeded bugs; all if empty')
 _JOBS = flags.DEFINE_integer('jobs', 2, 'mutants at a time', lower_bound=1)
-_WORKDIR = flags.DEFINE_string('workdir', '', 'folder for mutants.md and .json')
+
+
+def show(outcomes: list[runner.Outcome]) -> None:
+  """Prints a row for each bug to stdout."""
+  table = rich.table.Table('bug', 'what goes wrong', 'verdict', 'test', 's')
+  for x in outcomes:
+    test = x.test.removeprefix('tests/')
+    cells = x.name, x.failure, x.verdict, test, f'{x.seconds:.1f}'
+    table.add_row(*map(rich.text.Text, cells))
+  console = rich.console.Console()
+  if not console.is_terminal:
+    console.width = 160
+  console.print(table)
 
 
 def run() -> bool:
-  """True if every seeded mutant is killed, and enough of the others."""
+  """True if every bug is killed."""
   began = time.monotonic()
-  folder = runtime.open_workdir(_WORKDIR.value)
-  if not _SEEDED.value and not _MECHANICAL.value:
-    raise ValueError(
-      'nothing to run: give --mechanical=N or leave --noseeded out'
-    )
-  planted = runner.chosen(seeded.MUTANTS, _ONLY.value) if _SEEDED.value else []
-  drawn = mechanical.sample(_MECHANICAL.value)
+  planted = runner.chosen(seeded.MUTANTS, _ONLY.value)
   track = functools.partial(
     rich.progress.track,
     description='mutants',
-    total=len(planted) + len(drawn),
+    total=len(planted),
     console=rich.console.Console(stderr=True),
   )
-  outcomes = runner.run([*planted, *drawn], track, jobs=_JOBS.value)
-  parts = outcomes[: len(planted)], outcomes[len(planted) :]
-  titled = [
-    x for x in zip(('Seeded', 'Mechanical'), parts, strict=True) if x[1]
-  ]
-  for title, part in titled:
-    table.show(title, part)
-  doc = table.summary(*parts) | dict(seconds=round(time.monotonic() - began))
-  if folder:
-    table.save(folder, titled, doc)
+  outcomes = runner.run(planted, track, jobs=_JOBS.value)
+  show(outcomes)
+  alive = [x._asdict() for x in outcomes if x.verdict not in runner.KILLED]
+  killed, seconds = len(planted) - len(alive), round(time.monotonic() - began)
+  doc = dict(bugs=len(planted), killed=killed, seconds=seconds, alive=alive)
   print(json.dumps(doc))
-  return bool(doc['good'])
+  return not alive
 
 
 if __name__ == '__main__':

@@ -24,7 +24,7 @@ from specdec_jax.bench import machine
 from specdec_jax.io import files
 from tests.mutants import run as runner
 from tests.mutants import seeded
-from tests.mutants.mutant import Mutant, mutated
+from tests.mutants.seeded import Mutant, mutated
 
 HERE = pathlib.Path(__file__).parent
 # Bugs of files, the API, batching, meshes or evaluation are left out: these
@@ -95,7 +95,7 @@ def one(mutant: Mutant, tree: pathlib.Path, compiled: pathlib.Path) -> Outcome:
     seen.setdefault(name, dict(passed=False, digest='hung', why='hung'))
   seen[measure.OURS] = dict(passed=True, digest='', why='')
   if mutant.tests:
-    settings = runner.Settings(tree, compiled, limit=LIMIT, wider=())
+    settings = runner.Settings(tree, compiled, limit=LIMIT)
     tested = runner.outcome(mutant, settings)
     killed = tested.verdict in runner.KILLED
     seen[measure.OURS] = dict(passed=not killed, digest='', why=tested.test)

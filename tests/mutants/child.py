@@ -13,25 +13,14 @@ import pytest
 
 
 class _Telling:
-  """A pytest plugin that appends to the log, and keeps the order asked for."""
+  """A pytest plugin that appends to the log."""
 
-  def __init__(self, log: pathlib.Path, args: tuple[str, ...]):
-    self.log, self.args = log, args
+  def __init__(self, log: pathlib.Path):
+    self.log = log
 
   def tell(self, line: str):
     with self.log.open('a') as f:
       f.write(line + '\n')
-
-  @pytest.hookimpl(trylast=True)
-  def pytest_collection_modifyitems(self, items):
-    # A test named before its file is collected with the file.
-    items.sort(
-      key=lambda item: next(
-        i
-        for i, arg in enumerate((*self.args, ''))
-        if item.nodeid.startswith(arg)
-      )
-    )
 
   def pytest_runtest_logstart(self, nodeid, location):
     self.tell(f'start {nodeid}')
@@ -40,9 +29,7 @@ class _Telling:
     if report.failed:
       self.tell(f'failed {report.nodeid}')
 
-  def pytest_collectreport(self, report):
-    if report.failed:
-      self.tell(f'failed {report.nodeid}')
+  pytest_collectreport = pytest_runtest_logreport
 
 
 def main(log: str, *args: str) -> int:
@@ -52,7 +39,7 @@ def main(log: str, *args: str) -> int:
   assert pathlib.Path(found.origin).resolve().is_relative_to(here), (
     f'{found.origin} would be tested, not the copy in {here}'
   )
-  telling = _Telling(pathlib.Path(log), args)
+  telling = _Telling(pathlib.Path(log))
   status = int(pytest.main(list(args), plugins=[telling]))
   telling.tell(f'done {status}')
   return status

@@ -17,35 +17,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tests.mutants.mutant import Mutant, mutated
+from tests.mutants.seeded import Mutant, mutated
 
 ROOT = pathlib.Path(__file__).parents[2]
 # What the tests named by mutants read.
 _PARTS = ('specdec_jax', 'tests', 'configs', 'scripts', 'pyproject.toml')
 
-# The quick tests of the core, for what the named tests do not see.
-WIDER = (
-  'tests/sampling_test.py',
-  'tests/draws_test.py',
-  'tests/requests_test.py',
-  'tests/drafters',
-  'tests/verify',
-  'tests/models',
-  'tests/joint_law_test.py',
-  'tests/decode_windows_test.py',
-  'tests/decode_info_test.py',
-  'tests/decode_programs_test.py',
-  'tests/decode_identity_test.py',
-  'tests/sharding_test.py',
-  'tests/api_test.py',
-)
-
 
 class Outcome(NamedTuple):
   """verdict: killed, hung (past the time limit), crashed (the process died),
-  SURVIVED, unrunnable (no test could start: not a fair mutant), or equivalent
-  (not run: it changes nothing). test: the one that failed or was running, or
-  why it is equivalent."""
+  SURVIVED, or unrunnable (no test could start: not a fair mutant). test: the
+  one that failed or was running."""
 
   name: str
   failure: str
@@ -55,19 +37,18 @@ class Outcome(NamedTuple):
 
 
 DOUBTFUL = ('hung', 'crashed')
-KILLED, EQUIVALENT = ('killed', *DOUBTFUL), 'equivalent'
+KILLED = ('killed', *DOUBTFUL)
 
 
 class Settings(NamedTuple):
   """jobs: mutants at a time. limit: seconds that a test may take before it
-  counts as hanging. wider: tests for what the named ones do not see.
-  tree, compiled: folders of the unmutated files and of compiled programs."""
+  counts as hanging. tree, compiled: folders of the unmutated files and of
+  compiled programs."""
 
   tree: pathlib.Path
   compiled: pathlib.Path
   jobs: int = 2
   limit: float = 90.0
-  wider: tuple[str, ...] = WIDER
 
 
 def chosen(
@@ -78,16 +59,14 @@ def chosen(
   Raises:
     ValueError: a name that no mutant has.
   """
-  if not names:
-    return list(mutants)
   table = {mutant.name: mutant for mutant in mutants}
-  for name in names:
+  for name in names or ():
     if name not in table:
       near = difflib.get_close_matches(name, table, 3, 0.0)
       raise ValueError(
         f'mutant {name!r}: no seeded bug has this name; near are {near}'
       )
-  return [table[name] for name in names]
+  return [table[name] for name in names or table]
 
 
 def baseline(mutants: Sequence[Mutant], settings: Settings) -> None:
@@ -97,18 +76,16 @@ def baseline(mutants: Sequence[Mutant], settings: Settings) -> None:
     ValueError: one of them fails, so that killing would mean nothing.
   """
   tests = sorted({test for mutant in mutants for test in mutant.tests})
-  groups = [tests[i :: settings.jobs] for i in range(settings.jobs)]
+  file_of = lambda test: test.split('::')[0]
   # A file's tests share fixtures: keep them together.
-  files = sorted({test.split('::')[0] for test in tests})
-  for i, group in enumerate(groups):
-    mine = files[i :: settings.jobs]
-    group[:] = [test for test in tests if test.split('::')[0] in mine]
+  files = sorted(set(map(file_of, tests)))
+  groups = [
+    [test for test in tests if file_of(test) in files[i :: settings.jobs]]
+    for i in range(min(settings.jobs, len(files)))
+  ]
   with concurrent.futures.ThreadPoolExecutor(settings.jobs) as pool:
-    runs = pool.map(
-      lambda group: _run(None, group, settings) if group else None, groups
-    )
-    for seen in runs:
-      if seen and seen.verdict != 'SURVIVED':
+    for seen in pool.map(lambda group: _run(None, group, settings), groups):
+      if seen.verdict != 'SURVIVED':
         raise ValueError(
           f'{seen.test or "the tests"} {seen.verdict} without a mutant: '
           f'mend the tree first\n{seen.output}'
@@ -137,15 +114,9 @@ def all_of(mutants: Sequence[Mutant], settings: Settings) -> Iterator[Outcome]:
 
 
 def outcome(mutant: Mutant, settings: Settings) -> Outcome:
-  """Runs the named tests, then, if none of them sees it, the wider ones."""
-  if mutant.equivalent:
-    return Outcome(
-      mutant.name, mutant.failure, EQUIVALENT, mutant.equivalent, 0.0
-    )
+  """Runs the tests that the mutant names, until one fails."""
   began = time.monotonic()
   seen = _run(mutant, mutant.tests, settings)
-  if seen.verdict == 'SURVIVED' and settings.wider:
-    seen = _run(mutant, settings.wider, settings)
   seconds = round(time.monotonic() - began, 1)
   return Outcome(mutant.name, mutant.failure, seen.verdict, seen.test, seconds)
 

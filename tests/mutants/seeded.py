@@ -1,26 +1,75 @@
-"""All seeded bugs, and the failures that cannot be seeded here."""
+"""The seeded bugs, and the failures that cannot be seeded here.
 
-from tests.mutants import (
-  seeded_caches,
-  seeded_draws,
-  seeded_edges,
-  seeded_loop,
-  seeded_methods,
-  seeded_rules,
-)
+bugs/*.txt hold them, each as a small patch under the file that it is for:
 
-MUTANTS = (
-  *seeded_rules.RULES,
-  *seeded_methods.BLOCK,
-  *seeded_methods.METHODS,
-  *seeded_draws.TRANSFORM,
-  *seeded_draws.DRAWS,
-  *seeded_loop.LAWS,
-  *seeded_loop.ENDS,
-  *seeded_loop.ROWS,
-  *seeded_caches.CACHES,
-  *seeded_edges.EDGES,
-)
+  @ specdec_jax/verify/reject.py
+
+  [8] accept with <=: a token of probability 0 passes at u = 0
+  - ok_BK = noise.accept_BK * q_BK < p_BK
+  + ok_BK = noise.accept_BK * q_BK <= p_BK
+  > tests/verify/window_test.py::test_u_zero_rejects_what_the_target_excludes
+
+[8] is the failure's row in the project's list of failure modes, 0 if it is not
+there. The text after - occurs in the file once; > are tests that should fail.
+"""
+
+import pathlib
+import re
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+  """One bug.
+
+  failure: what would go wrong, in words. row: its number in the list of failure
+  modes, or 0. path: the file, from the root of the repository. old, new: text;
+  old occurs in the file once. tests: node ids that should fail, cheapest first.
+  """
+
+  name: str
+  row: int
+  failure: str
+  path: str
+  old: str
+  new: str
+  tests: tuple[str, ...]
+
+
+def mutated(mutant: Mutant, source: str) -> str:
+  """The file's text with the bug in it.
+
+  Raises:
+    ValueError: the text to replace is not there exactly once.
+  """
+  found = source.count(mutant.old)
+  if found != 1 or mutant.old == mutant.new:
+    raise ValueError(
+      f'mutant {mutant.name!r}: the text to replace occurs {found} times in '
+      f'{mutant.path}; it must be there once: adapt the mutant to the code'
+    )
+  return source.replace(mutant.old, mutant.new)
+
+
+def read(text: str) -> list[Mutant]:
+  """The bugs of one file of bugs/."""
+  out, path = [], ''
+  for block in text.strip().split('\n\n'):
+    lines = block.split('\n')
+    if lines[0].startswith('@ '):
+      path = lines[0][2:]
+    if not lines[0].startswith('['):
+      continue
+    row, name, failure = re.fullmatch(
+      r'\[(\d+)\] (.*?): (.*)', lines[0]
+    ).groups()
+    of = lambda mark, lines=lines: [x[2:] for x in lines[1:] if x[0] == mark]
+    old, new = ('\n'.join(of(mark)) for mark in '-+')
+    out.append(Mutant(name, int(row), failure, path, old, new, tuple(of('>'))))
+  return out
+
+
+FOLDER = pathlib.Path(__file__).parent / 'bugs'
+MUTANTS = [m for p in sorted(FOLDER.glob('*.txt')) for m in read(p.read_text())]
 
 # Row of the list of failure modes: (failure, why nothing can be seeded).
 ELSEWHERE = {
