@@ -45,25 +45,17 @@ def run() -> bool:
     batch = api.request_of(engine, items, wanted, rows=rows)
     return api.run(engine, batch, wanted, check_cache=_CACHE.value)
 
-  models = [model for model in (target, engine.draft) if model]
-  digest = answers.digest(config, models)
-  chat, seen = s.bench.chat, {}
+  digest = answers.digest(config, [m for m in (target, engine.draft) if m])
+  chat = s.bench.chat
   task = answers.Run(chosen, target, ask, chat, max_new, rows, digest)
   answers.check_prompts(task, _PROMPTS.value)
-  with answers.interrupts() as caught:
-    done = answers.write(
-      output, task, track=runtime.track, stopped=lambda: caught, seen=seen
+  with runtime.interrupts() as caught:
+    done, recorded = answers.write(
+      output, task, track=runtime.track, stopped=lambda: caught
     )
-  if seen:
-    html(seen, _HTML.value, command=shlex.join(['python', *sys.argv]))
-  print(f'{done["lines"]} of {done["prompts"]} prompts are answered: {output}')
-  if not engine.rule.lossless:
-    print(
-      f'The rule {engine.rule.name} is LOSSY: these answers do not follow the '
-      "target's distribution; scripts/bench.py measures by how much."
-    )
-  print(runtime.compact(done | {'lossless': engine.rule.lossless}))
-  return done['lines'] == done['prompts']
+  if recorded:
+    html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))
+  return answers.report(done, engine.rule)
 
 
 if __name__ == '__main__':

@@ -7,7 +7,6 @@ python scripts/trace.py analyse T.jsonl MORE.jsonl   # loads no model
 docs/counterfactuals.md explains both. analyse ends with a line of JSON.
 """
 
-import dataclasses
 import pathlib
 import sys
 
@@ -17,45 +16,34 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import runtime, settings  # noqa: E402
 from specdec_jax.analysis import counterfactual, trace  # noqa: E402
-from specdec_jax.bench import prompts  # noqa: E402
+from specdec_jax.bench import plan, prompts  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
 _OUTPUT = flags.DEFINE_string('output', '', 'the trace that record writes')
 _SAMPLES = flags.DEFINE_integer('samples', 1, 'texts of each prompt')
 _LIMIT = flags.DEFINE_integer('limit', 16, 'the largest gamma of analyse')
-_RESAMPLES = flags.DEFINE_integer('resamples', 2000, 'of the bootstrap')
 
 
 def record() -> None:
   output = trace.check_output(_OUTPUT.value)
-  s = settings.settings(trace.with_draft_model(_CONFIG.value))
+  e = settings.load(settings.settings(_CONFIG.value))
   given = _PROMPTS.value
   chosen = prompts.read(given) if given else prompts.builtin()
-  if s.bench.prompts_per_category:
-    chosen = prompts.first_of_each(chosen, s.bench.prompts_per_category)
-  e = settings.load(s)
-  engines = settings.engine(e, 'lm', 0), settings.engine(e, 'lm', 1)
   found = trace.record(
-    *engines,
-    trace.items(chosen, e.target, s.bench),
-    wanted=dataclasses.asdict(s.sampling),
-    max_new_tokens=s.decode.max_new_tokens,
-    rows=s.bench.batch_size,
+    settings.engine(e, 'lm', 0),
+    settings.engine(e, 'lm', 1),
+    plan.make(e, chosen),
     samples=_SAMPLES.value,
     track=runtime.track,
   )
   trace.write(output, found)
-  tokens = sum(len(text.tokens) for text in found.texts)
-  print(f'{output}: {len(found.texts)} texts, {tokens} tokens')
+  print(f'{output}: {len(found.texts)} texts')
 
 
 def analyse(files: list[str]) -> None:
-  limit, resamples = _LIMIT.value, _RESAMPLES.value
-  found = [
-    counterfactual.analyse(trace.read(x), limit=limit, resamples=resamples)
-    for x in files
-  ]
+  limit = _LIMIT.value
+  found = [counterfactual.analyse(trace.read(x), limit=limit) for x in files]
   for analysis in found:
     counterfactual.show(analysis, runtime.console())
   print(runtime.compact(found))

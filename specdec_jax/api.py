@@ -144,9 +144,8 @@ def generate(
     request_of(engine, items[i : i + rows], wanted, rows=rows)
     for i in range(0, len(items), rows)
   ]
-  out = []
+  out, checks = [], dict(check_cache=check_cache, proposals=proposals)
   for batch in batches:
-    checks = dict(check_cache=check_cache, proposals=proposals)
     done = run(engine, batch, wanted, **checks)
     for number, x in zip(batch.request_B, done, strict=False):
       if x.finish_reason == 'non-finite':
@@ -169,9 +168,19 @@ def stream(
 ) -> Iterator[Piece]:
   """The same tokens as generate for one prompt, a window at a time.
 
-  Arguments and errors as generate; request is the request number that keys the
-  randomness (generate numbers its prompts from 0). The last piece carries what
-  text was held back: half a character, or what could have begun a stop string.
+  Args:
+    target, draft, rule, gamma, draft_options, chat, options: as in generate;
+      logprobs and record are refused.
+    prompt: a text, or token ids.
+    request: the number that keys the randomness; generate numbers its prompts
+      from 0.
+
+  Yields:
+    A Piece for each window. Text waits while a later token may still change it
+    (half a character, the beginning of a stop string); the last piece has all.
+
+  Raises:
+    ValueError, NonFiniteLogits: as generate.
   """
   wanted = settings(options)
   for name in ('logprobs', 'record'):
@@ -194,11 +203,8 @@ def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
     state, info = engine.programs.step(weights, request, state, info)
     live, end = bool(state.live_B[0]), int(state.lengths_B[0])
     tokens = np.asarray(state.tokens_BL)[0, start:end].tolist()
-    text = tokenizer.decode(tokens)
-    cut = _find_stop(text, wanted.stop)
-    if cut is not None:
-      live, text = False, text[:cut]
-      tokens = _until_stop(tokenizer, tokens, wanted.stop)
+    text, tokens, stopped = _until_stop(tokenizer, tokens, wanted.stop)
+    live &= not stopped
     made_by = np.asarray(info.origin_BL)[0, start + told : start + len(tokens)]
     # Text never shrinks: what a later token could change waits.
     ready = len(text) - (_held_back(text, wanted.stop) if live else 0)
@@ -207,7 +213,7 @@ def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
       text[shown:ready], tokens[told:], [types.ORIGINS[o] for o in made_by]
     )
     told, shown = len(tokens), ready
-  if info.broken_B[0] and cut is None:
+  if info.broken_B[0] and not stopped:
     raise _non_finite(engine, request.request_B[0], told)
 
 
@@ -292,17 +298,25 @@ def run(
   check_cache: bool = False,
   proposals: bool = True,
 ) -> list[Completion]:
-  """One executable call; a Completion for every row that started.
+  """Decodes a batch; a Completion for every row that started.
 
-  A row whose logits were not finite ends there, as 'non-finite'. check_cache
-  and proposals are those of generate.
+  A row whose logits were not finite ends there, as 'non-finite'.
+
+  Args:
+    engine: a target with a drafter and a rule.
+    request: the batch, from request_of.
+    wanted: the settings that request was made with; stop strings, logprobs
+      and record are applied here.
+    check_cache, proposals: as in generate.
   """
   placed = requests.place(request, engine.target.layout)
   if check_cache:
     parts = engine.drafter, engine.rule, engine.weights, placed, engine.options
     debug.check_cache(engine.target.model, *parts, proposals=proposals)
   if wanted.record:
-    out, records = _recorded(engine, placed, wanted)
+    out, windows = record_lib.run(engine, placed)
+    setting = record_lib.setting(engine, wanted)
+    records = record_lib.describe(engine, placed, out, windows, setting)
   else:
     out = jax.device_get(engine.programs.generate(engine.weights, placed))
     records = [None] * len(out.lengths_B)
@@ -322,11 +336,9 @@ def _completion(engine, request, wanted: Settings, out, row: int, record):
     reason = 'stop'
   if out.info.broken_B[row]:
     reason = 'non-finite'
-  text = tokenizer.decode(tokens)
-  cut = _find_stop(text, wanted.stop)
-  if cut is not None:
-    text, reason = text[:cut], 'stop'
-    tokens = _until_stop(tokenizer, tokens, wanted.stop)
+  text, tokens, stopped = _until_stop(tokenizer, tokens, wanted.stop)
+  if stopped:
+    reason = 'stop'
   kept = slice(start, start + len(tokens))
   counts = metrics.rows(out.info, slice(row, row + 1))
   logprobs = out.info.logprob_BL
@@ -338,31 +350,6 @@ def _completion(engine, request, wanted: Settings, out, row: int, record):
     metrics=metrics.summary(counts)._asdict(),
     logprobs=None if logprobs is None else logprobs[row, kept].tolist(),
     record=record,
-  )
-
-
-def _recorded(engine, placed, wanted: Settings):
-  """(Output, a Record for every row), driven from Python."""
-  target, q = engine.target, engine.q
-  parts = (
-    target.model,
-    engine.drafter,
-    engine.rule,
-    engine.options,
-    engine.weights,
-  )
-  out, windows = record_lib.run(*parts, placed)
-  if engine.drafter.taps:
-    q = None  # of a window's first tokens only; the drafter knows all of them
-  return out, record_lib.describe(
-    out,
-    windows,
-    placed,
-    target=(target.model, target.params),
-    draft=q and (q, engine.weights.draft),
-    chunk=engine.options.chunk,
-    tokenizer=target.tokenizer,
-    setting=record_lib.setting(engine, wanted),
   )
 
 
@@ -382,11 +369,19 @@ def _find_stop(text: str, stop: tuple[str, ...]) -> int | None:
   return min(ends)[1] if ends else None
 
 
-def _until_stop(tokenizer, tokens: list[int], stop) -> list[int]:
-  """The tokens up to the one that completes the first stop string."""
+def _until_stop(tokenizer, tokens: list[int], stop: tuple[str, ...]):
+  """(text, tokens, True), cut where a stop string is completed first.
+
+  The text ends before the string, the tokens with the one that completes it.
+  (text, tokens, False) of all tokens without a stop string in their text.
+  """
+  text = tokenizer.decode(tokens)
+  cut = _find_stop(text, stop)
+  if cut is None:
+    return text, tokens, False
   found = lambda n: _find_stop(tokenizer.decode(tokens[:n]), stop) is not None
-  counts = range(1, len(tokens))
-  return tokens[: 1 + bisect.bisect_left(counts, True, key=found)]
+  count = 1 + bisect.bisect_left(range(1, len(tokens)), True, key=found)
+  return text[:cut], tokens[:count], True
 
 
 def _held_back(text: str, stop: tuple[str, ...]) -> int:

@@ -155,7 +155,7 @@ def rule_of(rule: str | types.Rule) -> types.Rule:
   """A rule by its name in RULES; 'lenient:0.5' is lenient with lenience 0.5.
 
   Raises:
-    ValueError: an unknown name, or a number that the rule does not allow.
+    ValueError: an unknown name, or a number that is missing or not allowed.
   """
   if isinstance(rule, types.Rule):
     return rule
@@ -168,32 +168,16 @@ def rule_of(rule: str | types.Rule) -> types.Rule:
     raise ValueError(
       f'rule={rule!r}: allowed are {", ".join(names)}, or a types.Rule'
     )
-  return rule_with(RULES[name], number, rule)
-
-
-def rule_with(
-  found: types.Rule | Callable[[float], types.Rule], number: str, shown: str
-) -> types.Rule:
-  """`found` itself, or the rule that it makes from a number.
-
-  Args:
-    found: a rule, or a function from a number to a rule.
-    number: the number as text, '' for none.
-    shown: the user's text, for error messages.
-
-  Raises:
-    ValueError: a number for a rule that takes none, or a missing or invalid
-      one.
-  """
+  found = RULES[name]
   if isinstance(found, types.Rule):
     if number:
-      raise ValueError(f'rule={shown!r}: {found.name} takes no number')
+      raise ValueError(f'rule={rule!r}: {name} takes no number')
     return found
   try:
     return found(float(number))
   except ValueError as error:
     why = error if number else 'needs a number, as in lenient:0.5'
-    raise ValueError(f'rule={shown!r}: {why}') from error
+    raise ValueError(f'rule={rule!r}: {why}') from error
 
 
 def lossless_rules() -> dict[str, types.Rule]:

@@ -8,7 +8,6 @@ AssertionError.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +35,6 @@ class CacheMismatch(Finding):
 
 class DraftMismatch(Finding):
   """The drafter proposes otherwise than one initialised on the same tokens."""
-
-
-class _Gap(NamedTuple):
-  """The first row and slot where two pytrees differ, with a description."""
-
-  row: int
-  slot: int
-  text: str
 
 
 def check_cache(
@@ -80,10 +71,8 @@ def check_cache(
   """
   start, step = _programs(target, drafter, rule, options or decode.Options())
   slot_axes = _slot_axes(start, weights, request)
-  # At temperature 1 without cuts.
-  smooth = request._replace(
-    sampling=sampling.settings(request.tokens_BL.shape[0], 1.0)
-  )
+  whole = sampling.settings(len(request.tokens_BL), 1.0)  # no cuts
+  smooth = request._replace(sampling=whole)
   state, info = start(weights, request)
   tolerance = _tolerance((weights, state.cache, state.drafter))
   while np.asarray(state.live_B).any():
@@ -99,45 +88,59 @@ def check_cache(
       state.cache, fresh.cache, slot_axes.cache, lengths_B - 1, tolerance
     )
     if gap is not None:
-      token = int(state.tokens_BL[gap.row, gap.slot])
-      text = f"the target's cache is stale for token {token}: {gap.text}"
-      raise CacheMismatch(request, gap.row, window - 1, gap.slot, text)
+      row, slot, text = gap
+      token = int(state.tokens_BL[row, slot])
+      text = f"the target's cache is stale for token {token}: {text}"
+      raise CacheMismatch(request, row, window - 1, slot, text)
     if proposals and np.asarray(state.live_B).any():
       ran = step(weights, smooth, state, info)
       ran_fresh = step(weights, smooth, fresh, info)
       _compare_drafts(request, state, ran, ran_fresh, slot_axes, tolerance)
 
 
-@functools.lru_cache(maxsize=8)
-def _programs(target, drafter, rule, options) -> tuple[Callable, Callable]:
-  """Jitted start -> (State, Info) and step -> (State, Info, Draft)."""
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
+def watched(drafter: types.Drafter) -> types.Drafter:
+  """The drafter; after a step its state is (its own, types.Draft, Outcome).
+
+  Whoever drives decode.step puts its own state back before the next one.
+  """
 
   def propose(weights, state, context, noise, target_cache):
     draft, state, cache = drafter.propose(
       weights, state, context, noise, target_cache
     )
+    return draft, (state, draft), cache
+
+  def commit(state, context, outcome, features_BNE):
+    inner, draft = state
+    inner = drafter.commit(inner, context, outcome, features_BNE)
+    return inner, draft, outcome
+
+  return drafter._replace(propose=propose, commit=commit)
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(target, drafter, rule, options) -> tuple[Callable, Callable]:
+  """Jitted start -> (State, Info) and step -> (State, Info, Draft)."""
+
+  def propose(weights, state, context, *args):
+    found = drafter.propose(weights, state, context, *args)
     B, K = context.lengths_B.shape[0], drafter.gamma
     wanted = dict(tokens_BK=(B, K), q_BKV=(B, K, target.vocab), count_B=(B,))
     for name, shape in wanted.items():
-      x = getattr(draft, name)
+      x = getattr(found[0], name)
       if x is not None and x.shape != shape:
         raise ValueError(
           f'drafter {drafter.name!r}: {name} has shape {x.shape}, not {shape}'
         )
-    return draft, (state, draft), cache
+    return found
 
-  def commit(state, *args):
-    inner, draft = state
-    return drafter.commit(inner, *args), draft
-
-  loop = decode.Loop(target, drafter, rule, options)
-  watched = loop._replace(
-    drafter=drafter._replace(propose=propose, commit=commit)
-  )
+  checked = watched(drafter._replace(propose=propose))
+  loop = decode.Loop(target, checked, rule, options)
 
   def step(weights, request, state, info):
-    state, info = decode.step(watched, weights, request, state, info)
-    inner, draft = state.drafter
+    state, info = decode.step(loop, weights, request, state, info)
+    inner, draft, _ = state.drafter
     return state._replace(drafter=inner), info, draft
 
   return jax.jit(functools.partial(decode.start, loop)), jax.jit(step)
@@ -181,7 +184,7 @@ def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
     after.drafter, after_fresh.drafter, slot_axes.drafter, one_B, tolerance
   )
   if gap is not None:
-    text += f'; its state first differs in slot {gap.slot}: {gap.text}'
+    text += f'; its state first differs in slot {gap[1]}: {gap[2]}'
   raise DraftMismatch(
     request,
     row,
@@ -218,10 +221,11 @@ def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
   return None
 
 
-def _first_gap(held, fresh, axes, count_B, tolerance: float) -> _Gap | None:
-  """The first slot where two pytrees differ, among count_B[b] slots of row b.
+def _first_gap(held, fresh, axes, count_B, tolerance: float):
+  """(row, slot, text) where two pytrees first differ, or None.
 
-  Leaves without slots are skipped. Rows are axis 0 of every leaf (types.py).
+  Compares the first count_B[b] slots of each row b. Leaves without slots are
+  skipped.
   """
   gaps = []
   leaves = jax.tree_util.tree_leaves_with_path(held)
@@ -250,8 +254,8 @@ def _first_gap(held, fresh, axes, count_B, tolerance: float) -> _Gap | None:
         f'{leaf}part {part} is off by {gap_BSR[row, slot, part]:.2g} of its '
         f'norm; it holds {a[worst]:.6g}, anew it is {b[worst]:.6g}'
       )
-      gaps.append(_Gap(row, slot, text))
-  return min(gaps, key=lambda gap: gap[:2], default=None)
+      gaps.append((row, slot, text))
+  return min(gaps, default=None)
 
 
 @jax.jit

@@ -102,21 +102,15 @@ class Loop(NamedTuple):
   noise: Callable[..., types.Noise] = sampling_lib.noise
 
 
+def _nothing(weights, state, context, noise, cache):
+  none_B = jnp.zeros_like(context.lengths_B)
+  tokens_B0 = jnp.zeros((len(none_B), 0), jnp.int32)
+  return types.Draft(tokens_B0, None, none_B), state, cache
+
+
 # Plain decoding: a drafter that never proposes.
 PLAIN = types.Drafter(
-  'autoregressive',
-  0,
-  lambda *_: (),
-  lambda weights, state, context, noise, cache: (
-    types.Draft(
-      jnp.zeros((context.lengths_B.shape[0], 0), jnp.int32),
-      None,
-      jnp.zeros_like(context.lengths_B),
-    ),
-    state,
-    cache,
-  ),
-  lambda state, *_: state,
+  'autoregressive', 0, lambda *_: (), _nothing, lambda state, *_: state
 )
 
 
@@ -184,13 +178,19 @@ def start(loop: Loop, weights: types.Weights, request: Request):
   return state, _empty_info(B, L, drafter.gamma, options.logprobs)
 
 
-def step(loop: Loop, weights, request: Request, state: State, info):
+def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   """One window for every row; -> (State, Info).
 
   Worked example, gamma 3, a row of length 5: the window reads slots 4..7 (the
   last committed token and three drafts); with 2 accepted, tokens 5 and 6 are
   drafts, token 7 is recovered, and the length becomes 8. Slot 7 holds the
   rejected draft's keys until the next window overwrites it.
+
+  Args:
+    loop: target, drafter, rule and options.
+    weights: parameters of target and drafter.
+    request: the batch.
+    state, info: from start, or from the step before.
   """
   drafter = loop.drafter
   context = types.Context(*state[:3], request.sampling)
@@ -246,14 +246,11 @@ def _one_of(attempt, widths: dict[int, Array], cache) -> _Tried:
   blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   tried = blank._replace(cache=cache)
   for width, flag in widths.items():
-    _, tried = jax.lax.while_loop(
-      lambda carry: carry[0],
-      lambda carry, width=width: (
-        jnp.zeros((), bool),
-        attempt(width, carry[1].cache),
-      ),
-      (flag, tried),
-    )
+
+    def once(carry, width=width):
+      return jnp.zeros((), bool), attempt(width, carry[1].cache)
+
+    _, tried = jax.lax.while_loop(lambda carry: carry[0], once, (flag, tried))
   return tried
 
 

@@ -10,6 +10,7 @@ A config has a section for each such class; `parse` turns it into dataclasses.
 """
 
 import dataclasses
+import operator
 import os
 import typing
 from collections.abc import Mapping, Sequence
@@ -126,15 +127,7 @@ def parse(kind: Any, config: Mapping[str, Any]) -> Any:
 def parse_sections(
   sections: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The sections of a config as dataclasses, by name.
-
-  Args:
-    sections: the dataclass of each section, by name.
-    config: the values of each section, a ConfigDict or nested dicts.
-
-  Raises:
-    ValueError: a value out of range, or a key that is missing or unknown.
-  """
+  """As parse, from the dataclass of each section, by name."""
   if set(config) != set(sections):
     raise ValueError(
       f'config sections {sorted(config)}: want {sorted(sections)}'
@@ -153,23 +146,25 @@ def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
   what, types, _ = _KINDS[kind]
   about = field.metadata
   good = isinstance(value, types) and isinstance(value, bool) == (kind is bool)
-  if allowed := about.get('allowed', ()):
+  if allowed := about['allowed']:
     if not good or value not in allowed:
       listed = ', '.join(str(x) or "''" for x in allowed)
       raise ValueError(
         f'{field.name}={value!r}: allowed are {listed}{_help(field)}'
       )
     return
+  bounds = []
   for name, words, holds in (
-    ('low', 'at least', lambda bound: value >= bound),
-    ('above', 'more than', lambda bound: value > bound),
-    ('high', 'at most', lambda bound: value <= bound),
-    ('below', 'less than', lambda bound: value < bound),
+    ('low', 'at least', operator.ge),
+    ('above', 'more than', operator.gt),
+    ('high', 'at most', operator.le),
+    ('below', 'less than', operator.lt),
   ):
-    bound = about.get(name)
-    if bound is not None:
-      good = good and holds(bound)
-      what += f'{"," if what == _KINDS[kind][0] else " and"} {words} {bound}'
+    if (bound := about[name]) is not None:
+      good = good and holds(value, bound)
+      bounds.append(f'{words} {bound}')
+  if bounds:
+    what += ', ' + ' and '.join(bounds)
   if not good:
     raise ValueError(f'{field.name}={value!r}: must be {what}{_help(field)}')
 

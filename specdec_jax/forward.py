@@ -29,12 +29,20 @@ def read(
 ):
   """Reads tokens_BT as the tokens start_B ... start_B + T - 1 of their rows.
 
-  Where keep_BT is false, and outside 0 <= slot < slots, nothing is written.
-  layers, residual_BTD: a part of the model (types.Model). Returns the model's
-  (hidden_BTD, taps, cache).
-
   Worked example, slots=8, T=2, start_B=[3, 7]: row 0 writes slots 3 and 4 and
   sees 0..3 and 0..4; row 1 writes slot 7, and its second token nowhere.
+
+  Args:
+    model, params, cache: what reads.
+    tokens_BT: the tokens.
+    start_B: index of the first one in its row; may be negative.
+    slots: S of the cache; nothing is written outside 0 <= slot < slots.
+    keep_BT: where false, nothing is written.
+    taps: layers whose residual streams are returned.
+    layers, residual_BTD: a part of the model, see types.Model.
+
+  Returns:
+    (hidden_BTD, taps, cache), as types.Model.apply.
   """
   T = tokens_BT.shape[1]
   at_BT = start_B[:, None] + jnp.arange(T)[None]

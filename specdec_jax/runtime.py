@@ -155,18 +155,29 @@ def compact(document: Any) -> str:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[list[int]]:
-  """Collects SIGTERM and SIGINT (Ctrl-C) in the list that it yields.
+  """A list that gets the first SIGINT (Ctrl-C) or SIGTERM.
 
-  They do not end the process inside the context: a loop must check the list.
+  That one does not end the process: a loop must check the list. The second one
+  acts as usual.
   """
-  seen: list[int] = []
-  numbers = signal.SIGTERM, signal.SIGINT
-  before = [signal.signal(n, lambda n, _: seen.append(n)) for n in numbers]
-  try:
-    yield seen
-  finally:
-    for number, handler in zip(numbers, before, strict=True):
+  caught: list[int] = []
+
+  def note(number, _):
+    caught.append(number)
+    # Not print(): the signal may have interrupted one, which is not reentrant.
+    os.write(2, b'\nstopping soon; once more stops at once\n')
+    restore()
+
+  before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+
+  def restore():
+    for number, handler in before.items():
       signal.signal(number, handler)
+
+  try:
+    yield caught
+  finally:
+    restore()
 
 
 def _refuse_config(error: BaseException) -> NoReturn:

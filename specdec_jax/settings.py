@@ -1,13 +1,11 @@
 """The settings of benchmarks, and models and engines made from them."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 from specdec_jax import build, fields, sharding
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import lm
 
 DTYPES = ('float32', 'bfloat16', 'float64')
 
@@ -81,16 +79,6 @@ class Bench(fields.Checked):
   small: bool = fields.setting(help='smoke test: the ceiling of tiny arrays')
 
 
-# Sections that every config has, besides one for each drafter.
-_SECTIONS = {
-  'target': Target,
-  'mesh': Mesh,
-  'decode': Decode,
-  'sampling': Sampling,
-  'bench': Bench,
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
   """A config as dataclasses.
@@ -105,11 +93,6 @@ class Settings:
   sampling: Sampling
   bench: Bench
   drafters: Mapping[str, Any]
-
-  def sections(self) -> dict[str, Any]:
-    """The dataclass of each section of the config."""
-    drafters = {_section(n): x for n, x in self.drafters.items()}
-    return {n: getattr(self, n) for n in _SECTIONS} | drafters
 
 
 def drafter_sections() -> dict[str, type]:
@@ -127,7 +110,9 @@ def settings(config) -> Settings:
   Raises:
     ValueError: a value out of range, or a key that is missing or unknown.
   """
-  parts = fields.parse_sections(_SECTIONS | drafter_sections(), config)
+  sections = {field.name: field.type for field in dataclasses.fields(Settings)}
+  del sections['drafters']
+  parts = fields.parse_sections(sections | drafter_sections(), config)
   drafters = {name: parts[_section(name)] for name in build.DRAFTERS}
   for name in parts['decode'].methods:
     try:
@@ -136,20 +121,15 @@ def settings(config) -> Settings:
       raise ValueError(
         f'decode.methods has {name!r}, but {_section(name)}.{error}'
       ) from error
-  return Settings(**{n: parts[n] for n in _SECTIONS}, drafters=drafters)
+  return Settings(**{n: parts[n] for n in sections}, drafters=drafters)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
+  """Settings and the loaded target."""
+
   settings: Settings
   target: build.LanguageModel
-
-  @functools.cached_property
-  def draft(self) -> build.LanguageModel | None:
-    """The draft model, if `lm` is among the methods."""
-    if 'lm' not in self.settings.decode.methods:
-      return None
-    return lm.load_draft(self.target, self.settings.drafters['lm'])
 
 
 def from_config(config) -> Experiment:

@@ -3,18 +3,16 @@
 Decoding is left to Run.ask.
 """
 
-import contextlib
 import copy
 import hashlib
 import json
 import os
 import pathlib
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax import requests
+from specdec_jax import requests, runtime, types
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
 
@@ -23,13 +21,10 @@ _NO_EFFECT = ('mesh', 'bench')
 
 
 class Answer(NamedTuple):
-  """An answer to one turn, with fields as in api.Completion.
+  """A turn that is not decoded, with fields as in api.Completion.
 
-  text, tokens: of the answer.
-  finish_reason: 'stop', 'length', 'non-finite' (logits that were NaN or
-    infinite), or 'context' (earlier turns left no room for this one).
-  metrics: counts of the request.
-  record: a Record, None unless recorded.
+  finish_reason: 'context' (earlier turns left no room for this one) or
+    'non-finite' (the logits of an earlier one were NaN or infinite).
   """
 
   text: str
@@ -83,10 +78,6 @@ def digest(config, models: Sequence[Any]) -> str:
 def _sha256(content: Any) -> str:
   text = json.dumps(content, sort_keys=True, default=list)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _line_digest(run: Run, prompt: prompts_lib.Prompt) -> str:
-  return _sha256([run.config, prompt.turns, prompt.tokens, prompt.listed])
 
 
 # --- one conversation --------------------------------------------------------
@@ -148,63 +139,23 @@ def answer(run: Run, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
   return answers
 
 
-def line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
-  """A line of output; for {"turns"}, values other than id and run are lists."""
-  columns = {
-    'text': [x.text for x in answers],
-    'tokens': [list(x.tokens) for x in answers],
-    'finish_reason': [x.finish_reason for x in answers],
-    'metrics': [x.metrics for x in answers],
-  }
-  if not prompt.listed:
-    columns = {name: values[0] for name, values in columns.items()}
-  row = {'id': prompt.id} | columns | {'run': _line_digest(run, prompt)}
-  return json.dumps(row, separators=(',', ':')) + '\n'
-
-
 # --- the file ----------------------------------------------------------------
 
 
-def check_output(path: str, prompts_path: str) -> pathlib.Path:
-  """Checks the flags before any work; returns the path of the output.
+def check_output(path: str, source: str) -> pathlib.Path:
+  """The path of the output; raises ValueError before any work.
 
-  Raises:
-    ValueError: a missing flag, no folder to write in, or the file of prompts.
+  Args:
+    path, source: the flags --output and --prompts.
   """
-  for flag, value in (('prompts', prompts_path), ('output', path)):
-    if not value:
-      raise ValueError(f'--{flag} is missing: name a JSONL file')
+  if not path or not source:
+    raise ValueError('want --prompts=IN.jsonl and --output=OUT.jsonl')
   out = pathlib.Path(path)
   if out.is_dir() or not os.access(out.parent, os.W_OK):
     raise ValueError(f'output {path}: cannot be written: name another')
-  if out.exists() and out.samefile(prompts_path):
+  if out.exists() and out.samefile(source):
     raise ValueError(f'output {path} is the prompts: name another file')
   return out
-
-
-def begun(path: pathlib.Path, run: Run) -> set[str]:
-  """The ids answered so far; cuts off an unfinished last line.
-
-  Raises:
-    ValueError: a line of another prompt, another config or other weights.
-  """
-  if not path.exists():
-    return set()
-  data = path.read_bytes()
-  if not data.endswith(b'\n'):
-    os.truncate(path, data.rfind(b'\n') + 1)
-  advice = f'name another --output, or delete {path.name} to start again'
-  by_id = {prompt.id: prompt for prompt in run.prompts}
-  for where, row in files.read_jsonl(path):
-    prompt = by_id.get(str(row.get('id')))
-    if prompt is None:
-      raise ValueError(f'{where}: answers no prompt of this run: {advice}')
-    if row.get('run') != _line_digest(run, prompt):
-      raise ValueError(
-        f'{where}: was answered with another config, prompt or weights: give '
-        f'those it was begun with, or {advice}'
-      )
-  return {row['id'] for _, row in files.read_jsonl(path)}
 
 
 def check_prompts(run: Run, source: str) -> None:
@@ -221,14 +172,38 @@ def check_prompts(run: Run, source: str) -> None:
       raise ValueError(f'{source}: prompt {prompt.id!r}: {error}') from error
 
 
+def begun(path: pathlib.Path, run: Run) -> set[str]:
+  """The ids answered so far; cuts off an unfinished last line.
+
+  Raises:
+    ValueError: a line of another prompt, another config or other weights.
+  """
+  if not path.exists():
+    return set()
+  data = path.read_bytes()
+  if not data.endswith(b'\n'):
+    os.truncate(path, data.rfind(b'\n') + 1)
+  digests = {prompt.id: _prompt_digest(run, prompt) for prompt in run.prompts}
+  ids = set()
+  for where, row in files.read_jsonl(path):
+    id = str(row.get('id'))
+    if id not in digests or row.get('run') != digests[id]:
+      raise ValueError(
+        f'{where}: was answered with another prompt, config or weights: give '
+        'those it was begun with, name another --output, or delete '
+        f'{path.name} to start again'
+      )
+    ids.add(id)
+  return ids
+
+
 def write(
   path: pathlib.Path,
   run: Run,
   *,
   track: Callable[..., Any] = lambda batches, description: batches,
   stopped: Callable[[], Any] = lambda: False,
-  seen: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
   """Answers the prompts that have no line yet, batch by batch.
 
   Args:
@@ -236,11 +211,11 @@ def write(
     run: prompts and settings; call check_prompts first.
     track: a progress bar: (batches, description) -> batches.
     stopped: returns true to end after the current batch.
-    seen: filled with the answers that have a record, by title.
 
   Returns:
     A summary: prompts, lines (in the file), written, skipped, non_finite,
-    tokens, target_calls, block_efficiency, seconds.
+    tokens, target_calls, block_efficiency, seconds; and the new answers that
+    have a record, by title.
 
   Raises:
     ValueError: see begun; before anything is written.
@@ -248,22 +223,22 @@ def write(
   start, old = time.perf_counter(), begun(path, run)
   left = [prompt for prompt in run.prompts if prompt.id not in old]
   batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
-  written, done = 0, []
+  written, done, recorded = 0, [], {}
   with open(path, 'a', encoding='utf-8') as file:
     for batch in track(batches, f'{len(left)} answers'):
       if stopped():
         break
       for prompt, answers in zip(batch, answer(run, batch), strict=True):
-        file.write(line(run, prompt, answers))
+        file.write(_line(run, prompt, answers))
         written, done = written + 1, done + answers
         for turn, x in enumerate(answers, 1):
-          if seen is not None and x.record is not None:
+          if x.record is not None:
             title = f'{prompt.id}, turn {turn}' if answers[1:] else prompt.id
-            seen[title] = x
+            recorded[title] = x
       file.flush()
   add = lambda name: sum(x.metrics[name] for x in done if x.metrics)
   tokens, calls = add('emitted_tokens'), add('target_calls')
-  return {
+  summary = {
     'output': str(path),
     'prompts': len(run.prompts),
     'lines': len(old) + written,
@@ -275,26 +250,31 @@ def write(
     'block_efficiency': tokens / calls if calls else None,
     'seconds': round(time.perf_counter() - start, 3),
   }
+  return summary, recorded
 
 
-@contextlib.contextmanager
-def interrupts() -> Iterator[list[str]]:
-  """A list that gets the first SIGINT or SIGTERM; the second acts as usual."""
-  caught: list[str] = []
+def report(summary: dict[str, Any], rule: types.Rule) -> bool:
+  """Prints a summary; returns whether every prompt has its answer."""
+  lines, prompts = summary['lines'], summary['prompts']
+  print(f'{lines} of {prompts} prompts are answered: {summary["output"]}')
+  if not rule.lossless:
+    print(
+      f'The rule {rule.name} is LOSSY: these answers do not follow the '
+      "target's distribution; scripts/bench.py measures by how much."
+    )
+  print(runtime.compact(summary | {'lossless': rule.lossless}))
+  return lines == prompts
 
-  def note(number, frame):
-    caught.append(signal.Signals(number).name)
-    # Not print(): the signal may have interrupted one, which is not reentrant.
-    os.write(2, b'\nstopping after this batch; once more stops at once\n')
-    restore()
 
-  before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+def _line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
+  """A line of output; for {"turns"}, values other than id and run are lists."""
+  names = 'text', 'tokens', 'finish_reason', 'metrics'
+  columns = {name: [getattr(x, name) for x in answers] for name in names}
+  if not prompt.listed:
+    columns = {name: values[0] for name, values in columns.items()}
+  row = {'id': prompt.id} | columns | {'run': _prompt_digest(run, prompt)}
+  return json.dumps(row, separators=(',', ':')) + '\n'
 
-  def restore():
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
-  try:
-    yield caught
-  finally:
-    restore()
+def _prompt_digest(run: Run, prompt: prompts_lib.Prompt) -> str:
+  return _sha256([run.config, prompt.turns, prompt.tokens, prompt.listed])

@@ -46,13 +46,11 @@ LIMIT = 256
 class Counts(NamedTuple):
   """Expected counts of each text, for gamma 0 to the limit.
 
-  tokens_B: tokens of each text.
   calls_BG: target calls.
   windows_BGN: windows by accepted drafts that were emitted, as
     types.Info.hist_BN counts them.
   """
 
-  tokens_B: np.ndarray
   calls_BG: np.ndarray
   windows_BGN: np.ndarray
 
@@ -65,8 +63,7 @@ def count(
   """Expected counts of texts, each given by its tokens' ratios.
 
   Raises:
-    ValueError: limit outside 0 to LIMIT, or a ratio that is negative or not
-      finite.
+    ValueError: limit outside 0 to LIMIT.
   """
   if not 0 <= limit <= LIMIT:
     raise ValueError(f'limit={limit}: the largest gamma is in 0 to {LIMIT}')
@@ -74,12 +71,13 @@ def count(
   ratio_BT = np.zeros((len(ratios), max(tokens_B, default=0)))
   for row, ratio in zip(ratio_BT, ratios, strict=True):
     row[: len(ratio)] = ratio
-  if not (np.isfinite(ratio_BT) & (ratio_BT >= 0)).all():
-    raise ValueError('a ratio q / p is negative or not finite')
   kept_BTN = at_least(ratio_BT, rule, limit)
-  found = [walk(kept_BTN, tokens_B, gamma) for gamma in range(limit + 1)]
-  calls, windows = zip(*found, strict=True)
-  return Counts(tokens_B, np.stack(calls, 1), np.stack(windows, 1))
+  windows_BGN = np.zeros((len(ratios), limit + 1, limit + 1))
+  for gamma in range(limit + 1):
+    windows_BGN[:, gamma, : gamma + 1] = walk(
+      accepted(kept_BTN, gamma), tokens_B
+    )
+  return Counts(windows_BGN.sum(-1), windows_BGN)
 
 
 def at_least(ratio_BT, rule, limit: int) -> np.ndarray:
@@ -88,12 +86,12 @@ def at_least(ratio_BT, rule, limit: int) -> np.ndarray:
   1 for n = 0; the same for every gamma >= n. Past the text's end ratios are 0,
   so that no accepted draft lies beyond the emitted tokens.
   """
-  B, T = ratio_BT.shape
+  T = ratio_BT.shape[1]
   padded_BP = np.pad(ratio_BT, ((0, 0), (0, limit)))
   with np.errstate(divide='ignore'):
     log_BTK = np.log(padded_BP[:, np.arange(T)[:, None] + np.arange(limit)])
-  ones_BT1 = np.ones((B, T, 1))
-  return np.concatenate([ones_BT1, np.exp(rule(log_BTK))], -1)
+  kept_BTK = np.exp(rule(log_BTK))
+  return np.pad(kept_BTK, ((0, 0), (0, 0), (1, 0)), constant_values=1)
 
 
 def accepted(kept_BTN, gamma: int) -> np.ndarray:
@@ -102,27 +100,26 @@ def accepted(kept_BTN, gamma: int) -> np.ndarray:
   return kept - np.pad(kept[..., 1:], ((0, 0), (0, 0), (0, 1)))
 
 
-def walk(kept_BTN, tokens_B, gamma: int) -> tuple[np.ndarray, np.ndarray]:
-  """(calls_B, windows_BN), by the probability that a window starts at each t.
+def walk(accepted_BTN, tokens_B) -> np.ndarray:
+  """Expected windows by accepted drafts [B, N], over every way to cut a text.
 
   A window that starts at t and accepts n drafts emits n + 1 tokens, so the next
   one starts at t + n + 1, unless the text ends before.
 
   Worked example: gamma 1, two tokens, the first draft accepted with probability
   1/2. The first window emits two tokens or one, and in half of the cases a
-  second window is needed: 1.5 calls.
+  second window is needed: 1.5 windows.
   """
-  accepted_BTN = accepted(kept_BTN, gamma)
   B, T, N = accepted_BTN.shape
-  out = np.zeros((B, T, N))
-  starts_BP = np.zeros((B, T + N + 1))
+  windows_BN = np.zeros((B, N))
+  starts_BP = np.zeros((B, T + N + 1))  # P(a window starts at each index)
   starts_BP[:, 0] = 1
   for t in range(T):
     here_B = starts_BP[:, t] * (t < tokens_B)
-    out[:, t] = here_B[:, None] * accepted_BTN[:, t]
-    starts_BP[:, t + 1 : t + 1 + N] += out[:, t]
-  windows_BN = np.pad(out.sum(1), ((0, 0), (0, kept_BTN.shape[-1] - N)))
-  return out.sum((1, 2)), windows_BN
+    here_BN = here_B[:, None] * accepted_BTN[:, t]
+    starts_BP[:, t + 1 : t + 1 + N] += here_BN
+    windows_BN += here_BN
+  return windows_BN
 
 
 # --- of a trace ---------------------------------------------------------------
@@ -179,7 +176,9 @@ class Analysis(NamedTuple):
   leniences: list[Lenience]
 
 
-def analyse(found: trace.Trace, *, limit: int, resamples: int) -> Analysis:
+def analyse(
+  found: trace.Trace, *, limit: int, resamples: int = 2000
+) -> Analysis:
   """Block efficiency at every gamma, and what leniences keep, from a trace.
 
   Args:
@@ -192,15 +191,9 @@ def analyse(found: trace.Trace, *, limit: int, resamples: int) -> Analysis:
     ValueError: limit outside 0 to LIMIT, or too few resamples.
   """
   ids = list(dict.fromkeys(text.id for text in found.texts))
-  request_X = [ids.index(text.id) for text in found.texts]
-
-  def sums(values) -> np.ndarray:
-    """Values of texts added over the texts of each request."""
-    values = np.asarray(values, float)
-    out = np.zeros((len(ids), *values.shape[1:]))
-    np.add.at(out, request_X, values)
-    return out
-
+  of_request_BX = np.equal.outer(ids, [text.id for text in found.texts])
+  # Values of texts, added over the texts of each request.
+  sums = lambda values: of_request_BX.astype(float) @ np.asarray(values)
   times_RB = intervals.resamples(len(ids), resamples)
   share = lambda top_B, bottom_B: intervals.ratio(top_B, bottom_B, times_RB)
   tokens_B = sums([len(text.tokens) for text in found.texts])

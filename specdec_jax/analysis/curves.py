@@ -2,9 +2,10 @@
 
 import importlib.util
 import json
-import math
 import pathlib
 from collections.abc import Sequence
+
+import numpy as np
 
 # Panel title: names in metrics.jsonl that it shows, pale ones last. alpha_at is
 # a list: the share of drafts accepted at each position.
@@ -16,6 +17,7 @@ _PANELS = {
   ),
   'block efficiency: tokens per target call': ('block_efficiency',),
 }
+_NAMES = {name for names in _PANELS.values() for name in names}
 _STYLES = ('-', '--', '-.', ':', (0, (6, 1, 1, 1, 1, 1)))
 
 # Name -> (steps, values); alpha_at gives one curve for each position.
@@ -43,11 +45,9 @@ def read(workdir: pathlib.Path) -> Curves:
   for number, line in enumerate(lines, 1):
     try:
       row = json.loads(line)
-      for name in sum(_PANELS.values(), ()):
-        if name in row:
-          values = row[name] if isinstance(row[name], list) else [row[name]]
-          values = [math.nan if x is None else float(x) for x in values]
-          found.setdefault(name, {})[int(row['step'])] = values
+      for name in _NAMES & set(row):
+        values = np.atleast_1d(np.array(row[name], float)).tolist()
+        found.setdefault(name, {})[int(row['step'])] = values
     except (ValueError, KeyError, TypeError) as error:
       raise ValueError(
         f'{path}:{number}: not a line of metrics ({error!r})'

@@ -34,14 +34,6 @@ class Token(NamedTuple):
   numbers: str = ''
 
 
-class Call(NamedTuple):
-  """One target call, with its number, tokens and a label such as '2 of 4'."""
-
-  number: int
-  label: str
-  tokens: list[Token]
-
-
 def html(
   completions: Mapping[str, Any] | Sequence[Any],
   path: str | os.PathLike,
@@ -91,10 +83,7 @@ def render(completions: Mapping[str, Any], command: str = '') -> str:
     calls=total('target_calls'),
     drafted=total('drafted_tokens'),
     accepted=total('accepted_tokens'),
-    made={
-      'command': command,
-      'commit': machine.made_by(*machine.commit()),
-    },
+    made={'command': command, 'commit': machine.made_by(*machine.commit())},
   )
 
 
@@ -103,33 +92,36 @@ def answer(title: str, completion: Any) -> dict[str, Any]:
   t, kinds = completion.record, completion.origins
   texts = pieces(t.tokenizer, t.prompt, t.tokens)
   kinds = [*kinds, *[_CUT] * (len(texts) - len(kinds))]
-  tokens = [
-    Token(text, kind, _numbers(t, i))
-    for i, (text, kind) in enumerate(zip(texts, kinds, strict=True))
-  ]
+  numbers = [_numbers(t, i) for i in range(len(texts))]
+  tokens = list(map(Token, texts, kinds, numbers))
   return {
     'title': title,
     'prompt': t.tokenizer.decode(t.prompt, special=True),
     'tokens': tokens[: len(completion.tokens)],
-    'calls': list(calls(t, tokens)),
+    'calls': [call(t, w, tokens) for w in t.windows],
     'reason': completion.finish_reason,
     'metrics': completion.metrics,
     'setting': t.setting,
   }
 
 
-def calls(t: Any, tokens: Sequence[Token]):
-  """The target calls of a Record, with the drafts that are not in the text."""
-  for number, w in enumerate(t.windows, 1):
-    taken = min(w.accepted, w.emitted)
-    shown = list(tokens[w.start : w.start + w.emitted])
-    before = t.prompt + t.tokens[: w.start + taken]
-    lost = pieces(t.tokenizer, before, w.draft[taken:])
-    kinds = [_CUT] * (w.accepted - taken)
-    kinds += [_REFUSED] * (len(w.draft) - w.accepted)
-    shown[taken:taken] = map(Token, lost, kinds)
-    label = f'{w.accepted} of {len(w.draft)}' if w.draft else 'no draft'
-    yield Call(number, label, shown)
+def call(t: Any, w: Any, tokens: Sequence[Token]) -> dict[str, Any]:
+  """A target call, with the drafts that are not in the text.
+
+  Args:
+    t: the record.Record.
+    w: the record.Window of the call.
+    tokens: of the whole answer.
+  """
+  taken = min(w.accepted, w.emitted)
+  shown = list(tokens[w.start : w.start + w.emitted])
+  before = t.prompt + t.tokens[: w.start + taken]
+  lost = pieces(t.tokenizer, before, w.draft[taken:])
+  kinds = [_CUT] * (w.accepted - taken)
+  kinds += [_REFUSED] * (len(w.draft) - w.accepted)
+  shown[taken:taken] = map(Token, lost, kinds)
+  label = f'{w.accepted} of {len(w.draft)}' if w.draft else 'no draft'
+  return {'label': label, 'tokens': shown}
 
 
 def _numbers(t: Any, i: int) -> str:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, forward, types
+from specdec_jax import build, debug, decode, forward, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.verify import chain
 
@@ -68,110 +68,71 @@ class Record:
   setting: dict[str, Any]
 
 
-class _Seen(NamedTuple):
-  """A window's types.Draft, with q_BK only at its tokens."""
-
-  tokens_BK: Array
-  count_B: Array
-  q_BK: Array | None
-  accepted_B: Array
-
-
-@functools.cache
-def _watched(drafter: types.Drafter) -> types.Drafter:
-  """The drafter with state (its state, _Seen of the last window)."""
-
-  def propose(weights, state, context, noise, target_cache):
-    draft, state, cache = drafter.propose(
-      weights, state, context, noise, target_cache
-    )
-    return draft, (state, draft), cache
-
-  def commit(state, context, outcome, features_BNE):
-    inner, draft = state
-    inner = drafter.commit(inner, context, outcome, features_BNE)
-    q_BK = None
-    if draft.q_BKV is not None:
-      at_BK1 = draft.tokens_BK[..., None]
-      q_BK = jnp.take_along_axis(draft.q_BKV, at_BK1, -1)[..., 0]
-    seen = _Seen(draft.tokens_BK, draft.count_B, q_BK, outcome.accepted_B)
-    return inner, seen
-
-  return drafter._replace(propose=propose, commit=commit)
-
-
 def run(
-  target: types.Model,
-  drafter: types.Drafter,
-  rule: types.Rule,
-  options: decode.Options,
-  weights: types.Weights,
-  request: decode.Request,
+  engine: build.Engine, request: decode.Request
 ) -> tuple[decode.Output, list[list[Window]]]:
-  """Decodes as decode.generate does; also returns the windows of every row.
-
-  Args:
-    target, drafter, rule, options: as for decode.programs.
-    weights: of the target and the draft.
-    request: a batch.
-  """
-  programs = decode.programs(target, _watched(drafter), rule, options)
-  state, info = programs.start(weights, request)
-  first_B = np.array(state.lengths_B)
-  rows: list[list[Window]] = [[] for _ in first_B]
+  """Decodes as engine.programs.generate; also the windows of every row."""
+  programs = decode.programs(
+    engine.target.model,
+    debug.watched(engine.drafter),
+    engine.rule,
+    engine.options,
+  )
+  state, info = programs.start(engine.weights, request)
   # Copies: the next step is donated these arrays.
-  before_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
+  first_B = before_B = np.array(state.lengths_B)
+  live_B = np.array(state.live_B)
+  rows: list[list[Window]] = [[] for _ in first_B]
   while live_B.any():
-    state, info = programs.step(weights, request, state, info)
-    inner, seen = state.drafter
-    state, seen = state._replace(drafter=inner), jax.device_get(seen)
+    state, info = programs.step(engine.weights, request, state, info)
+    inner, draft, outcome = state.drafter
+    state, q_BK = state._replace(drafter=inner), None
+    if draft.q_BKV is not None:
+      q_BK = np.asarray(chain.pick(draft.q_BKV, draft.tokens_BK))
+    tokens_BK = np.asarray(draft.tokens_BK)
     after_B = np.array(state.lengths_B)
     for row in np.flatnonzero(live_B):
-      # As decode.step does: nothing is proposed past the buffer.
-      room = state.tokens_BL.shape[1] - int(before_B[row]) - 1
-      count = min(int(seen.count_B[row]), max(room, 0))
+      drafted = slice(int(outcome.verified_B[row]))
       rows[row].append(
         Window(
           int(before_B[row] - first_B[row]),
-          tuple(seen.tokens_BK[row, :count].tolist()),
-          None if seen.q_BK is None else tuple(seen.q_BK[row, :count].tolist()),
-          int(seen.accepted_B[row]),
-          int(after_B[row] - before_B[row]),
+          tuple(tokens_BK[row, drafted].tolist()),
+          None if q_BK is None else tuple(q_BK[row, drafted].tolist()),
+          int(outcome.accepted_B[row]),
+          int(outcome.emitted_B[row]),
         )
       )
     before_B, live_B = after_B, np.array(state.live_B)
-  out = decode.Output(state.tokens_BL, state.lengths_B, info)
-  return jax.device_get(out), rows
+  return jax.device_get(decode.Output(state.tokens_BL, before_B, info)), rows
 
 
 def describe(
+  engine: build.Engine,
+  request: decode.Request,
   output: decode.Output,
   rows: list[list[Window]],
-  request: decode.Request,
-  *,
-  target: tuple[types.Model, types.Params],
-  draft: tuple[types.Model, types.Params] | None,
-  chunk: int,
-  tokenizer: Any,
   setting: dict[str, Any],
 ) -> list[Record]:
   """A Record of every row, in order.
 
   Args:
+    engine, request: as given to run.
     output, rows: from run.
-    request: the batch given to run.
-    target, draft: models that score the text; draft None without a draft model.
-    chunk: tokens that a model reads at a time.
-    tokenizer, setting: see Record.
+    setting: see Record.
   """
   starts_B = np.asarray(request.lengths_B)
   refused_BL = _refused(output, rows, starts_B)
   text = request._replace(tokens_BL=output.tokens_BL, limit_B=output.lengths_B)
   read = lambda model, params: jax.device_get(
-    score(params, text, refused_BL, model=model, chunk=chunk)
+    score(params, text, refused_BL, model=model, chunk=engine.options.chunk)
   )
-  p_BL, refused_p_BL, entropy_BL = read(*target)
-  by_draft = None if draft is None else read(*draft)[:2]
+  p_BL, refused_p_BL, entropy_BL = read(
+    engine.target.model, engine.weights.target
+  )
+  by_draft = None
+  # With taps, q is a model of a window's first draft only.
+  if engine.q is not None and not engine.drafter.taps:
+    by_draft = read(engine.q, engine.weights.draft)[:2]
   records = []
   for row, found in enumerate(rows):
     start, end = int(starts_B[row]), int(output.lengths_B[row])
@@ -191,15 +152,15 @@ def describe(
         part(refused_BL),
         part(refused_p_BL),
         refused_q,
-        tokenizer,
+        engine.target.tokenizer,
         setting,
       )
     )
   return records
 
 
-def setting(engine: Any, wanted: Any) -> dict[str, Any]:
-  """Names of models and settings, from a build.Engine and an api.Settings."""
+def setting(engine: build.Engine, wanted: Any) -> dict[str, Any]:
+  """Names of models and settings; wanted is an api.Settings."""
   name = lambda model: model and f'{model.label}, {model.dtype}'
   sampling = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
   return {
@@ -244,7 +205,7 @@ def score(
   *,
   model: types.Model,
   chunk: int,
-) -> tuple[Array, ...]:
+) -> list[Array]:
   """Scores texts teacher-forced, with temperature 1 for greedy rows.
 
   Args:
@@ -259,12 +220,10 @@ def score(
     p of the token, p of the other token, entropy in bits; [B, L] each. Index 0
     and indices past the end hold garbage.
   """
-  s, greedy_B = request.sampling, sampling_lib.is_greedy(request.sampling)
-  sampling = types.Sampling(
-    *(
-      jnp.where(greedy_B, jnp.asarray(off, x.dtype), x)
-      for off, x in zip((1, 0, 1), s, strict=True)
-    )
+  greedy_B = sampling_lib.is_greedy(request.sampling)
+  whole = sampling_lib.settings(len(greedy_B), 1.0)
+  sampling = jax.tree.map(
+    lambda off_B, x_B: jnp.where(greedy_B, off_B, x_B), whole, request.sampling
   )
 
   def columns(index_T, logits_BTV):
@@ -277,9 +236,6 @@ def score(
       jnp.sum(jax.scipy.special.entr(p_BTV), -1) / jnp.log(2.0),
     )
 
-  reader = (model, params)
-  return tuple(
-    forward.score(
-      [reader], request.tokens_BL, request.limit_B, columns, chunk=chunk
-    )
+  return forward.score(
+    [(model, params)], request.tokens_BL, request.limit_B, columns, chunk=chunk
   )

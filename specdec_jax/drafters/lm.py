@@ -91,6 +91,7 @@ def make(
   gamma: int,
   min_confidence: float = 0.0,
   chunk: int = 64,
+  name: str = 'lm',
 ) -> types.Drafter:
   """Drafts gamma tokens a window, sampled with the target's settings.
 
@@ -107,6 +108,7 @@ def make(
       before the token is drawn: stopping at an unlikely token would propose the
       likely ones more often than q allows. Drafting ends when all rows stop.
     chunk: prompt tokens that one prefill pass reads.
+    name: of the drafter.
   """
 
   def init(weights, context, features):
@@ -120,7 +122,7 @@ def make(
     return cache
 
   return types.Drafter(
-    'lm',
+    name,
     gamma,
     init,
     functools.partial(_propose, model, gamma, min_confidence),

@@ -17,6 +17,8 @@ from specdec_jax import fields, types
 from specdec_jax.drafters import lm, method
 from specdec_jax.io import draft_file, load
 
+make = functools.partial(lm.make, name='ngram')
+
 FILE = draft_file.Kind('ngram', 'a file of scripts/ngram.py')
 MOST = 32  # continuations stored of each token, the commonest ones
 
@@ -66,16 +68,6 @@ def recipe(world, gamma: int):
   return drafter, count([text], order=2, vocab=world.vocab)
 
 
-def make(q: types.Model, **options) -> types.Drafter:
-  """lm.make(q, **options), with the name 'ngram'."""
-  return _named(lm.make(q, **options))
-
-
-@functools.lru_cache(maxsize=64)
-def _named(drafter: types.Drafter) -> types.Drafter:
-  return drafter._replace(name='ngram')
-
-
 def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
   """Counts the bigrams of texts; none spans two texts.
 
@@ -122,14 +114,12 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
 
 
 @functools.lru_cache(maxsize=64)
-def model(vocab: int, *, ids: int, context: int = 1 << 30) -> types.Model:
-  """The counts as a model, whose params are Counts; its hidden state is the
-  token.
+def model(vocab: int, *, ids: int) -> types.Model:
+  """The counts as a model: its params are Counts, its hidden state a token.
 
   Args:
     vocab: size of the logits' last axis.
     ids: number of ids that are tokens; the others have logit -inf.
-    context: the most tokens that a row may have.
   """
 
   def apply(
@@ -150,5 +140,5 @@ def model(vocab: int, *, ids: int, context: int = 1 << 30) -> types.Model:
     q_RV = q_RV.at[row_R1, params.next_VM[last_R]].add(weight_RM)
     return jnp.log(q_RV).reshape(*hidden.shape[:-1], vocab)
 
-  # It depends on the last token only, so the cache is empty.
-  return types.Model(apply, head, lambda rows, slots: (), vocab, context)
+  # It depends on the last token only: no cache, and no limit to the context.
+  return types.Model(apply, head, lambda rows, slots: (), vocab, 1 << 30)

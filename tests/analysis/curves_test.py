@@ -30,38 +30,25 @@ def distilled(folder, shift=0.0):
   return workdir(folder, *rows)
 
 
-def lines(axes):
-  """[(steps, values)] as they are drawn."""
-  return [(list(x.get_xdata()), list(x.get_ydata())) for x in axes.get_lines()]
-
-
 def test_the_last_line_of_a_step_counts_for_each_figure(tmp_path):
   folder = workdir(
     tmp_path / 'a',
     dict(step=1, loss=4.0),
     dict(step=2, loss=3.0),
-    dict(step=2, alpha=0.5),
+    dict(step=2, alpha=0.5, alpha_at=[0.5, None]),
     dict(step=3, loss=9.0),
     dict(step=2, loss=2.5),  # resumed from step 1
-    dict(step=3, loss=2.0),
+    dict(step=3, loss=2.0, alpha_at=[0.75, 0.25]),
     '{"step": 4, "lo',
     end='',
   )
-  assert curves.read(folder) == {
-    'loss': [([1, 2, 3], [4.0, 2.5, 2.0])],
-    'alpha': [([2], [0.5])],
-  }
-
-
-def test_positions_that_were_never_tried_are_gaps(tmp_path):
-  folder = workdir(
-    tmp_path / 'a',
-    dict(step=1, alpha_at=[0.5, None]),
-    dict(step=2, alpha_at=[0.75, 0.25]),
-  )
-  first, (steps, values) = curves.read(folder)['alpha_at']
-  assert first == ([1, 2], [0.5, 0.75])
-  assert steps == [1, 2] and math.isnan(values[0]) and values[1] == 0.25
+  found = curves.read(folder)
+  assert found['loss'] == [([1, 2, 3], [4.0, 2.5, 2.0])]
+  assert found['alpha'] == [([2], [0.5])]
+  # A position that was never tried is a gap.
+  first, (steps, values) = found['alpha_at']
+  assert first == ([2, 3], [0.5, 0.75])
+  assert steps == [2, 3] and math.isnan(values[0]) and values[1] == 0.25
 
 
 def test_runs_are_drawn_as_they_were_written_and_told_apart(tmp_path):
@@ -69,6 +56,9 @@ def test_runs_are_drawn_as_they_were_written_and_told_apart(tmp_path):
     x: curves.read(distilled(tmp_path / x, i)) for i, x in enumerate('ab')
   }
   loss, alpha, efficiency = curves.figure(runs).axes
+  lines = lambda axes: [
+    (list(x.get_xdata()), list(x.get_ydata())) for x in axes.get_lines()
+  ]
   steps = list(range(1, 9))
   assert lines(loss) == [
     (steps, [5 - s / 2 + shift for s in steps]) for shift in (0, 1)
@@ -89,21 +79,20 @@ def test_the_figure_is_written_with_ink(tmp_path):
     assert (pixels[at : at + len(pixels) // 3] < 0.5).sum() > 500
 
 
-@pytest.mark.parametrize(
-  'rows, message',
-  [
-    (['{"step": 1'], 'metrics.jsonl:1: not a line of metrics'),
-    (['[1]'], 'metrics.jsonl: has no loss'),
-    ([{'loss': 1.0}], "metrics.jsonl:1: .*KeyError.*'step'"),
-    ([{'step': 2, 'loss': 'low'}], 'metrics.jsonl:1: not a line'),
-    ([{'step': 1, 'gradient_norm': 1.0}], 'no loss, alpha or block efficiency'),
-    (None, 'metrics.jsonl: cannot be read .No such file'),
-  ],
-)
-def test_refusals(tmp_path, rows, message):
-  if rows is not None:
-    workdir(tmp_path / 'a', *rows)
-  with pytest.raises(ValueError, match=message):
-    curves.draw([str(tmp_path / 'a')])
+def test_refusals(tmp_path):
+  for i, (rows, message) in enumerate(
+    [
+      (['{"step": 1'], 'metrics.jsonl:1: not a line of metrics'),
+      (['[1]'], 'metrics.jsonl: has no loss, alpha or block efficiency'),
+      ([{'loss': 1.0}], "metrics.jsonl:1: .*KeyError.*'step'"),
+      ([{'step': 2, 'loss': 'low'}], 'metrics.jsonl:1: not a line'),
+      ([{'step': 1, 'gradient_norm': 1.0}], 'has no loss'),
+    ]
+  ):
+    folder = workdir(tmp_path / str(i), *rows)
+    with pytest.raises(ValueError, match=message):
+      curves.draw([str(folder)])
+  with pytest.raises(ValueError, match='metrics.jsonl: cannot be read .No su'):
+    curves.draw([str(tmp_path / 'none')])
   with pytest.raises(ValueError, match='6 workdirs: name 1 to 5'):
-    curves.draw([str(tmp_path / 'a')] * 6)
+    curves.draw([str(folder)] * 6)

@@ -111,23 +111,6 @@ def test_hostile_text_is_shown_and_is_no_markup():
   assert 'prefers-color-scheme: dark' in text
 
 
-def test_each_token_has_its_origin_and_its_numbers():
-  text = one(('ab', 'xy', 'c'), ('', '', 'd'), ('e', '', 'f'))
-  found = re.findall(r'class="t (\w+)" title="(.*?)">(.)<', answer(text))
-  assert [(kind, shown) for kind, _, shown in found] == [
-    ('drafted', 'a'),
-    ('drafted', 'b'),
-    ('recovered', 'c'),
-    ('plain', 'd'),
-    ('drafted', 'e'),
-    ('bonus', 'f'),
-  ]
-  assert found[1][1] == 'id 98: p 0.126, q none, entropy 1.50 bits'
-  assert found[2][1].endswith('bits; instead of id 120: p 0.03, q none')
-  assert '<b>6</b> tokens' in text and '<b>2.00</b> block' in text
-  assert '<b>3 of 5</b> drafts' in text
-
-
 def calls(text):
   """(call, accepted, [(kind, text)]) of every target call."""
   return [
@@ -139,13 +122,22 @@ def calls(text):
   ]
 
 
-def test_calls_show_accepted_refused_and_recovered():
-  text = one(('ab', 'xy', 'c'), ('', '', 'd'), ('f', '', 'g'))
-  kinds = ['drafted'] * 2 + ['refused'] * 2
+def test_tokens_and_calls_have_their_origins_and_numbers():
+  text = one(('ab', 'xy', 'c'), ('', '', 'd'), ('e', '', 'f'))
+  found = re.findall(r'class="t (\w+)" title="(.*?)">(.)<', answer(text))
+  kinds = 'drafted drafted recovered plain drafted bonus'.split()
+  assert [(kind, x) for kind, _, x in found] == [
+    *zip(kinds, 'abcdef', strict=True)
+  ]
+  assert found[1][1] == 'id 98: p 0.126, q none, entropy 1.50 bits'
+  assert found[2][1].endswith('bits; instead of id 120: p 0.03, q none')
+  assert '<b>6</b> tokens' in text and '<b>2.00</b> block' in text
+  assert '<b>3 of 5</b> drafts' in text
+  kinds = ['drafted'] * 2 + ['refused'] * 2 + ['recovered']
   assert calls(text) == [
-    ('1', '2 of 4', [*zip(kinds, 'abxy', strict=True), ('recovered', 'c')]),
+    ('1', '2 of 4', [*zip(kinds, 'abxyc', strict=True)]),
     ('2', 'no draft', [('plain', 'd')]),
-    ('3', '1 of 1', [('drafted', 'f'), ('bonus', 'g')]),
+    ('3', '1 of 1', [('drafted', 'e'), ('bonus', 'f')]),
   ]
 
 
@@ -165,8 +157,17 @@ def test_what_comes_after_the_end_is_marked_as_cut():
   assert answer(text).count('class="t ') == 1
 
 
-def test_many_answers_have_an_index(tmp_path):
+def test_the_file_has_an_index_or_is_refused(tmp_path):
   answers = [completion('ask', [('', '', 'x' * n)]) for n in (1, 2)]
+  for wrong, path, match in (
+    (answers, tmp_path / 'no' / 'page.html', 'cannot be written .No such'),
+    (answers, tmp_path, 'cannot be written'),
+    ([], tmp_path / 'page.html', 'nothing to show'),
+    ([completion('', [], record=None)], tmp_path / 'page.html', 'record=True'),
+  ):
+    with pytest.raises(ValueError, match=match):
+      page.html(wrong, path)
+  assert not os.listdir(tmp_path)
   page.html(answers, tmp_path / 'page.html')
   text = (tmp_path / 'page.html').read_text('utf-8')
   assert re.findall(r'<a href="#(a\d)">(.*?)</a>', text) == [
@@ -174,23 +175,6 @@ def test_many_answers_have_an_index(tmp_path):
     ('a2', 'Answer 1'),
   ]
   assert '<section id="a2">' in text
-
-
-def test_refusals(tmp_path):
-  good = [completion('ask', [('', '', 'x')])]
-  for answers, path, match in (
-    (good, tmp_path / 'no' / 'page.html', 'cannot be written .No such'),
-    (good, tmp_path, 'cannot be written'),
-    ([], tmp_path / 'page.html', 'nothing to show'),
-    (
-      [completion('ask', [('', '', 'x')], record=None)],
-      tmp_path / 'page.html',
-      'record=True',
-    ),
-  ):
-    with pytest.raises(ValueError, match=match):
-      page.html(answers, path)
-  assert not os.listdir(tmp_path)
 
 
 def byte_fallback() -> tokenizer_lib.Tokenizer:

@@ -1,16 +1,16 @@
 """What a record says of a run, against the table models' exact law."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 import pytest
 
-from specdec_jax import decode, types
+from specdec_jax import build, decode, types
 from specdec_jax.analysis import record
 from specdec_jax.certify import table_model as tables
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.verify import reject
 from tests import fakes
 
 V, K, NEW = 7, 3, 17
@@ -20,25 +20,14 @@ TEMPERATURES = (0.7, 1.3, 0.0)
 TOP_P = (0.9, 1.0, 1.0)
 
 
-@pytest.fixture(autouse=True, scope='module')
-def compile_in_less_time():
-  """As conftest's, for the whole module."""
-  name = 'jax_disable_most_optimizations'
-  before = jax.config.read(name)
-  jax.config.update(name, True)
-  yield
-  jax.config.update(name, before)
-
-
 @pytest.fixture(scope='module')
-def ran():
-  """(request, weights, Output of generate, Output and windows of record)."""
+def ran(all_compile_in_less_time):
+  """(engine, request, Output of generate, Output and windows of record)."""
   with jax.enable_x64(True):
     model = fakes.table_model(V)
-    drafter = lm_drafter.make(model, gamma=K)
-    weights = types.Weights(
-      fakes.table(1, V), fakes.table(1, V) + fakes.table(2, V, scale=0.7)
-    )
+    own = dict(source='', label='', tokenizer=None, own=model)
+    target = build.LanguageModel(params=fakes.table(1, V), **own)
+    near = fakes.table(1, V) + fakes.table(2, V, scale=0.7)
     request = fakes.request(
       PROMPTS,
       NEW,
@@ -49,29 +38,28 @@ def ran():
       seed=4,
       stop_ids=(6,),
     )
-    parts = model, drafter, reject.RULE, decode.Options(chunk=4)
-    plain = decode.programs(*parts).generate(weights, request)
-    out, rows = record.run(*parts, weights, request)
-    yield request, weights, jax.device_get(plain), out, rows
+    drafter = lm_drafter.make(model, gamma=K)
+    options = decode.Options(chunk=4)
+    engine = dataclasses.replace(
+      build.engine(target, drafter, options=options),
+      weights=types.Weights(target.params, near),
+      q=model,
+    )
+    plain = engine.programs.generate(engine.weights, request)
+    yield engine, request, jax.device_get(plain), *record.run(engine, request)
 
 
 @pytest.fixture(scope='module')
 def described(ran):
-  """Records with q from the draft model, and with what the drafter said."""
-  request, weights, _, out, rows = ran
+  """Records with q from the draft model, and with what the drafter reports."""
+  engine, request, _, out, rows = ran
   with jax.enable_x64(True):
-    model = fakes.table_model(V)
-    make = lambda draft: record.describe(
-      out,
-      rows,
-      request,
-      target=(model, weights.target),
-      draft=draft,
-      chunk=4,
-      tokenizer=None,
-      setting={},
-    )
-    yield make((model, weights.draft)), make(None)
+    yield [
+      record.describe(
+        dataclasses.replace(engine, q=q), request, out, rows, setting={}
+      )
+      for q in (engine.q, None)
+    ]
 
 
 @pytest.mark.more
@@ -84,15 +72,12 @@ def test_it_is_the_run_that_generate_makes(ran):
 
 
 def test_windows_are_what_the_counters_count(ran):
-  request, _, _, out, rows = ran
+  _, request, _, out, rows = ran
   info = out.info
   for row, found in enumerate(rows):
-    start, end = int(request.lengths_B[row]), int(out.lengths_B[row])
-    text, origins = (
-      out.tokens_BL[row, start:end],
-      info.origin_BL[row, start:end],
-    )
-    assert sum(w.emitted for w in found) == end - start
+    reply = slice(int(request.lengths_B[row]), int(out.lengths_B[row]))
+    text, origins = out.tokens_BL[row, reply], info.origin_BL[row, reply]
+    assert sum(w.emitted for w in found) == len(text)
     assert len(found) == info.calls_B[row]
     at = 0
     hist = np.zeros(K + 1, int)
@@ -110,59 +95,43 @@ def test_windows_are_what_the_counters_count(ran):
   assert any(w.accepted > w.emitted - 1 for found in rows for w in found)
 
 
-def law(params, prefix, row):
-  """The exact law after a prefix: at temperature 1, whole, if greedy."""
+def distribution(params, prefix, row):
+  """The exact one after a prefix: at temperature 1, whole, if greedy."""
   t, top_p = TEMPERATURES[row], TOP_P[row]
   return tables.probabilities(tables.row_of(params, prefix), t or 1, 0, top_p)
 
 
 def test_p_q_and_entropy_are_the_tables(ran, described):
-  weights, refused = ran[1], 0
+  weights, refused = ran[0].weights, 0
+  same = functools.partial(np.testing.assert_allclose, atol=1e-12)
   for row, t in enumerate(described[0]):
     assert t.prompt == PROMPTS[row]
     for i, token in enumerate(t.tokens):
       prefix = t.prompt + t.tokens[:i]
-      p_V = law(weights.target, prefix, row)
-      q_V = law(weights.draft, prefix, row)
-      np.testing.assert_allclose(t.p[i], p_V[token], atol=1e-12)
-      np.testing.assert_allclose(t.q[i], q_V[token], atol=1e-12)
-      some = p_V[p_V > 0]
-      bits = -np.sum(some * np.log2(some))
-      np.testing.assert_allclose(t.entropy[i], bits, atol=1e-12)
-      if t.refused[i] >= 0:
-        refused += 1
-        assert t.refused[i] != token or t.p[i] < 1
-        np.testing.assert_allclose(
-          (t.refused_p[i], t.refused_q[i]),
-          (p_V[t.refused[i]], q_V[t.refused[i]]),
-          atol=1e-12,
-        )
-  assert refused > 3
-
-
-def test_a_refused_draft_stands_where_its_window_says(ran, described):
-  for found, t in zip(ran[4], described[0], strict=True):
+      p_V = distribution(weights.target, prefix, row)
+      q_V = distribution(weights.draft, prefix, row)
+      bits = -np.sum(p_V[p_V > 0] * np.log2(p_V[p_V > 0]))
+      same((t.p[i], t.q[i], t.entropy[i]), (p_V[token], q_V[token], bits))
+      if (x := t.refused[i]) >= 0:
+        same((t.refused_p[i], t.refused_q[i]), (p_V[x], q_V[x]))
     expected = {
       w.start + w.accepted: w.draft[w.accepted]
-      for w in found
+      for w in t.windows
       if w.accepted < K and w.emitted == w.accepted + 1
     }
-    seen = {i: x for i, x in enumerate(t.refused) if x >= 0}
-    assert seen == expected
+    assert {i: x for i, x in enumerate(t.refused) if x >= 0} == expected
+    refused += len(expected)
+  assert refused > 3
 
 
 def test_what_the_drafter_says_of_its_q_is_the_models(described):
   checked = 0
-  for one, two in zip(*described, strict=True):
-    by_model = dataclasses.replace(one, q=two.q, refused_q=two.refused_q)
-    assert by_model.p == two.p
-    if not TEMPERATURES[described[0].index(one)]:
-      continue  # Of a greedy drafter q is 1.
-    for i, q in enumerate(two.q):
-      if q is not None:
-        np.testing.assert_allclose(q, one.q[i], atol=1e-12)
-        checked += 1
-      if two.refused_q[i] is not None:
-        np.testing.assert_allclose(two.refused_q[i], one.refused_q[i])
-        checked += 1
+  # Of a greedy drafter, the last row, q is 1.
+  for by_model, own in list(zip(*described, strict=True))[:-1]:
+    assert by_model.p == own.p
+    for name in ('q', 'refused_q'):
+      pairs = zip(getattr(by_model, name), getattr(own, name), strict=True)
+      known = np.array([x for x in pairs if x[1] is not None]).reshape(-1, 2)
+      np.testing.assert_allclose(known[:, 0], known[:, 1], atol=1e-12)
+      checked += len(known)
   assert checked > 8

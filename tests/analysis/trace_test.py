@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from configs import pair
-from specdec_jax import build, requests, runtime, types
+from specdec_jax import build, requests, runtime, settings, types
 from specdec_jax.analysis import counterfactual, trace
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.certify import table_model
 from specdec_jax.io import tokenizer
 
@@ -29,7 +29,7 @@ RNG = np.random.default_rng(0)
 ITEMS = requests.items(
   RNG.integers(0, EOS, 1 + i % 3).tolist() for i in range(ROWS)
 )
-ITEMS = [item._replace(id=f'id {item.number}') for item in ITEMS]
+ITEMS = tuple(item._replace(id=f'id {item.number}') for item in ITEMS)
 track = lambda batches, description: batches
 
 
@@ -46,21 +46,16 @@ def engine(gamma, rule='reject', draft=DRAFT):
   return build.engine(target, small, rule=rule, gamma=gamma, options=options)
 
 
-def wanted(temperature=0.8, seed=7):
-  return dict(temperature=temperature, top_k=0, top_p=1.0, seed=seed)
+def sampled(temperature=0.8, seed=7):
+  return settings.Sampling(temperature, 0, 1.0, seed)
 
 
 def recorded(temperature=0.8, samples=1, draft=DRAFT):
-  return trace.record(
-    engine(0),
-    engine(1, draft=draft),
-    ITEMS,
-    wanted=wanted(temperature),
-    max_new_tokens=NEW,
-    rows=ROWS,
-    samples=samples,
-    track=track,
+  plan = plan_lib.Plan(
+    ITEMS[::2], ITEMS[1::2], NEW, sampled(temperature), batch_size=ROWS
   )
+  lm = engine(1, draft=draft)
+  return trace.record(engine(0), lm, plan, samples=samples, track=track)
 
 
 def analysed(found, limit=GAMMA):
@@ -77,7 +72,7 @@ def decoded(rule, temperature, seed):
     max_new_tokens=NEW,
     gamma=GAMMA,
     stop_ids=(EOS,),
-    **wanted(temperature, seed),
+    **dataclasses.asdict(sampled(temperature, seed)),
   )
   return jax.device_get(e.programs.generate(e.weights, request)).info
 
@@ -167,7 +162,7 @@ def by_hand():
     'format': trace.FORMAT,
     'leniences': list(trace.LENIENCES),
     'models': [['big', 'd0'], ['small', 'd1']],
-    'sampling': wanted(),
+    'sampling': dataclasses.asdict(sampled()),
   }
   return trace.Trace(header, texts)
 
@@ -203,11 +198,6 @@ def test_analysis_by_hand(capsys):
     (lambda x: x[:1], 'not a trace with texts'),
     (lambda x: [x[0].replace('trace 3', 'trace 2'), *x[1:]], 'another version'),
     (lambda x: [*x[:2], x[2][:40]], 't.jsonl:3: not JSON'),
-    (
-      lambda x: [*x[:2], x[2].replace('"p": [0.5, ', '"p": [')],
-      ':3: not a tex',
-    ),
-    (lambda x: [*x[:2], x[2].replace('"p"', '"r"')], 't.jsonl:3: not a text'),
   ],
 )
 def test_damaged_files_are_refused(tmp_path, change, match):
@@ -218,19 +208,12 @@ def test_damaged_files_are_refused(tmp_path, change, match):
     trace.read(str(path))
 
 
-@pytest.mark.parametrize(
-  'changes, match',
-  [
-    ({'decode': {'methods': ('lookup',)}}, 'needs a draft model: .* add lm'),
-    ({'draft': {'min_confidence': 0.3}}, 'windows that propose all of gamma'),
-  ],
-)
-def test_configs_that_cannot_be_traced(changes, match):
-  c = pair.get_config('tiny')
-  assert trace.with_draft_model(c).decode.gammas == (1,)
-  c.update(changes)
-  with pytest.raises(ValueError, match=match):
-    trace.with_draft_model(c)
+def test_a_draft_that_stops_early_cannot_be_traced():
+  lm = engine(1)
+  stops = dataclasses.replace(lm, drafter=lm.drafter._replace(stops=True))
+  plan = plan_lib.Plan(ITEMS, (), NEW, sampled())
+  with pytest.raises(ValueError, match='min_confidence: .* set it to 0'):
+    trace.record(engine(0), stops, plan, samples=1, track=track)
 
 
 @pytest.mark.more

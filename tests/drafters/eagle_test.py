@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from specdec_jax import (
-  api,
   build,
   debug,
   decode,
@@ -18,6 +17,7 @@ from specdec_jax import (
   sharding,
   types,
 )
+from specdec_jax.analysis import record
 from specdec_jax.bench import metrics
 from specdec_jax.certify import base, recipes
 from specdec_jax.distill import eagle_loss
@@ -68,21 +68,6 @@ def make_world(kind: str = '', taps=(0, 1), **changes):
   return c, target, types.Weights(params, eagle.weights(layer, ids, params))
 
 
-@functools.cache
-def told(drafter: types.Drafter) -> types.Drafter:
-  """The drafter; after a window its state is (its own, what it proposed)."""
-
-  def propose(weights, state, context, noise, cache):
-    draft, state, cache = drafter.propose(weights, state, context, noise, cache)
-    return draft, (state, draft), cache
-
-  def commit(state, context, outcome, features_BNE):
-    inner, draft = state
-    return drafter.commit(inner, context, outcome, features_BNE), draft
-
-  return drafter._replace(propose=propose, commit=commit)
-
-
 @pytest.fixture(scope='module', params=KINDS)
 def world(request, all_compile_in_less_time):
   """A world, and what proposals says of it."""
@@ -110,14 +95,16 @@ def proposals(c, target, weights, **settings):
   """(texts, [(row, length before, tokens_K, q_KV, count)] of live windows)."""
   drafter = eagle_drafter.make(c, target, gamma=GAMMA, chunk=4, **settings)
   options = decode.Options(chunk=8)
-  programs = decode.programs(target, told(drafter), coupled.RULE, options)
+  programs = decode.programs(
+    target, debug.watched(drafter), coupled.RULE, options
+  )
   request = sampled()
   state, info = programs.start(weights, request)
   seen = []
   while np.asarray(state.live_B).any():
     lengths_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
     state, info = programs.step(weights, request, state, info)
-    inner, draft = state.drafter
+    inner, draft, _ = state.drafter
     state = state._replace(drafter=inner)
     for b in np.flatnonzero(live_B):
       seen.append((b, lengths_B[b], *(np.asarray(x)[b] for x in draft[:3])))
@@ -373,16 +360,17 @@ def test_a_window_does_the_work_that_the_benchmark_counts(path):
 
 def test_a_record_has_the_q_that_drafts_were_drawn_with(path, monkeypatch):
   """The drafter's own: its view knows only that of a window's first token."""
-  monkeypatch.setattr(api.record_lib, 'run', lambda *_: (None, None))
-  monkeypatch.setattr(api.record_lib, 'describe', lambda *_, **named: named)
-  target = build.load('random:tiny')
-  mine, model = (
-    build.engine(target, draft, **named)
-    for draft, named in (('eagle', dict(path=path)), (target, {}))
+  read, request = [], fakes.request([[1]], 2, vocab=300)
+  monkeypatch.setattr(
+    record, 'score', lambda *_, model, chunk: read.append(model) or (0,) * 3
   )
-  read_with = lambda e: api._recorded(e, None, api.settings({}))[1]['draft']
-  assert mine.q is not None and read_with(mine) is None
-  assert read_with(model) == (model.q, model.weights.draft)
+  target = build.load('random:tiny')
+  out = decode.Output(request.tokens_BL, request.lengths_B, None)
+  model = build.engine(target, target)
+  for engine in (build.engine(target, 'eagle', path=path), model):
+    assert engine.q is not None
+    record.describe(engine, request, out, [], {})
+  assert read == [target.model, target.model, model.q]
 
 
 def test_a_target_without_an_embedding_is_refused():
