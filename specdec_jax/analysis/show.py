@@ -72,7 +72,7 @@ def reply(
     for piece in pieces:
       calls += 1
       for kind, token in zip(piece.origins, piece.tokens, strict=True):
-        runs.append((kind, decoder.push([token])))
+        runs.append((kind, decoder.push(token)))
       origins += piece.origins
       live.update(mark(runs, styled=out.is_terminal), refresh=out.is_terminal)
   if not out.is_terminal:  # rich.live ends the line on terminals only

@@ -225,7 +225,6 @@ def make_lm(
       target.tokenizer,
       made_by=about,
       draft_ids=config.proposes,
-      overwrite=True,
     )
     return path
 

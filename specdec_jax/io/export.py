@@ -3,6 +3,7 @@
 It writes what training makes: models of the Llama, Qwen2 and Qwen3 families.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import types
-from specdec_jax.io import config_hf, files, hf
+from specdec_jax.io import config_hf, files, hf, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -37,35 +38,39 @@ def save(
   *,
   made_by: dict[str, Any] | None = None,
   draft_ids: Sequence[int] = (),
-  overwrite: bool = False,
 ) -> None:
   """Writes a folder that io.load and transformers read, or nothing.
 
-  Loading it at config.dtype gives these parameters bit for bit.
+  Loading it at config.dtype gives these parameters bit for bit. An earlier
+  export of that name is replaced.
 
   Args:
-    folder: where; its parents are made. Empty, or not there yet.
+    folder: where; its parents are made.
     config: the settings; fused and scanned layers are taken apart.
     params: of lm.make(config), in its dtypes.
     tokenizer: the one that the model was trained with.
     made_by: JSON, kept beside the model (config, seed, commit).
     draft_ids: the ids that it proposes as a draft, () for all. transformers
       does not know them, and lets it propose all.
-    overwrite: replace an earlier export. It is at NAME.PID.old between two
-      renames; a process that is killed there leaves it so.
 
   Raises:
     ValueError: settings that no family has, parameters that are not finite, a
       folder that holds something else, or a full disk.
   """
   folder = pathlib.Path(folder).resolve()
-  _check_folder(folder, overwrite)
+  held = set(os.listdir(folder)) if folder.is_dir() else set()
+  if (folder.exists() and not folder.is_dir()) or (
+    held and not {MARK} <= held <= _FILES
+  ):
+    raise ValueError(
+      f'export {folder}: is there and is no export, or holds more than an '
+      'export; move it elsewhere, or name another folder'
+    )
   if tokenizer.size > config.vocab:
     raise ValueError(
       f'export {folder}: the tokenizer has {tokenizer.size} ids, the model '
       f'{config.vocab}; give the tokenizer that the model was trained with'
     )
-  weights = _weights(config, params)
   about: dict[str, Any] = dict(format=_FORMAT, made_by=made_by)
   if len(draft_ids):
     about['draft_ids'] = [int(i) for i in draft_ids]
@@ -75,7 +80,7 @@ def save(
     'tokenizer_config.json': _json(_tokenizer_settings(tokenizer, config)),
     MARK: _json(about),
   }
-  _write(folder, contents, weights)
+  _write(folder, contents, _weights(config, params))
 
 
 def _write(
@@ -95,11 +100,17 @@ def _write(
     safetensors.numpy.save_file(weights, part / hf.SINGLE, metadata=pt)
     # safetensors writes with mode 0600, whatever the umask.
     shutil.copymode(part / MARK, part / hf.SINGLE)
-    _move(part, folder)
+    if folder.exists():
+      shutil.rmtree(folder)
+    os.rename(part, folder)
   except (OSError, safetensors.SafetensorError) as error:
     raise ValueError(f'export {folder}: cannot be written: {error}') from error
   finally:
     shutil.rmtree(part, ignore_errors=True)
+
+
+def _json(content: dict[str, Any]) -> str:
+  return json.dumps(content, indent=2)
 
 
 def draft_ids(folder: str | os.PathLike) -> tuple[int, ...]:
@@ -151,10 +162,8 @@ def settings(config: model_config.LMConfig) -> dict[str, Any]:
     torch_dtype=c.dtype,
   )
   # What cannot be written is found by reading back what was written.
-  read = config_hf.FAMILIES[kind].settings(
-    config_hf.Settings(pathlib.Path('config.json'), out)
-  )
-  want, have = _in_one_way(config), _in_one_way(read)
+  read, _ = config_hf.from_json(out, pathlib.Path('config.json'))
+  want, have = vars(_canonical(config)), vars(_canonical(read))
   lost = [
     f'{key}={have[key]!r}, not {want[key]!r}'
     for key in want
@@ -182,100 +191,35 @@ def _rope_scaling(s: model_config.RopeScaling | None) -> dict[str, Any] | None:
   )
 
 
-def _in_one_way(c: model_config.LMConfig) -> dict[str, Any]:
-  """Settings that change a result; equal ones are written alike."""
-  out = dict(vars(c))
-  for name in ('dtype', 'scan_layers', 'fused', 'proposes'):
-    del out[name]
-  windows = tuple(c.windows[i % len(c.windows)] for i in range(c.depth))
-  return out | dict(
-    windows=windows, query_scale=c.query_scale or c.head_dim**-0.5
+def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
+  """Equal for settings that give equal results."""
+  return dataclasses.replace(
+    c,
+    windows=tuple(c.windows[i % len(c.windows)] for i in range(c.depth)),
+    query_scale=c.query_scale or c.head_dim**-0.5,
+    proposes=(),
+    dtype='float32',
+    scan_layers=False,
+    fused=False,
   )
-
-
-# Our name of a layer's module -> theirs.
-_MODULES = {
-  'attn_norm': 'input_layernorm',
-  'mlp_norm': 'post_attention_layernorm',
-  'attn/q_norm': 'self_attn.q_norm',
-  'attn/k_norm': 'self_attn.k_norm',
-  **{f'attn/{x}': f'self_attn.{x}_proj' for x in 'qkvo'},
-  **{f'mlp/{x}': f'mlp.{x}_proj' for x in ('gate', 'up', 'down')},
-}
 
 
 def _weights(config, params) -> dict[str, np.ndarray]:
   """Stored name -> array as it is stored: contiguous, kernels [out, in]."""
   flat = {name: np.asarray(x) for name, x in lm.flatten(params).items()}
   _, flat = lm.plain(config, lm.nest(flat))
-  table = 'model.embed_tokens.weight'
-  ends = {
-    'head': table if config.tied else 'lm_head.weight',
-    'embed': table,
-    'norm/scale': 'model.norm.weight',
-  }
   out = {}
-  for name, x in sorted(flat.items()):
+  for name, x in flat.items():
     if not np.isfinite(x).all():
       raise ValueError(
         f'params: {name} has {int((~np.isfinite(x)).sum())} values that are '
         'not finite; export an earlier checkpoint'
       )
-    stored = ends.get(name)
-    if stored is None:
-      _, layer, path = name.split('/', 2)
-      module, _, leaf = path.rpartition('/')
-      leaf = 'bias' if leaf == 'bias' else 'weight'
-      stored = f'model.layers.{layer}.{_MODULES[module]}.{leaf}'
-    turned = name == 'head' or name.endswith('/kernel')
-    out[stored] = np.ascontiguousarray(x.T if turned else x)
+    stored = names.HF.stored(
+      'embed' if config.tied and name == 'head' else name
+    )
+    out[stored] = np.ascontiguousarray(x.T if names.HF.turned(name) else x)
   return out
-
-
-# --- the folder --------------------------------------------------------------
-
-
-def _check_folder(folder: pathlib.Path, overwrite: bool) -> None:
-  if not folder.exists() or (folder.is_dir() and not os.listdir(folder)):
-    return
-  refuse = lambda wrong: ValueError(f'export {folder}: {wrong}')
-  if not (folder / MARK).is_file():
-    raise refuse(
-      f'is there and is no export (it has no {MARK}); name another folder'
-    )
-  if not overwrite:
-    raise refuse(
-      'an earlier export is there; say overwrite=True to replace it, or name '
-      'another folder'
-    )
-  others = sorted(set(os.listdir(folder)) - _FILES)
-  if others:
-    raise refuse(
-      f'holds {", ".join(others)} besides an earlier export; move that '
-      'elsewhere, or name another folder'
-    )
-
-
-def _move(part: pathlib.Path, folder: pathlib.Path) -> None:
-  """Puts a whole folder in its place; an earlier one goes only then."""
-  old = folder.with_name(f'{folder.name}.{os.getpid()}.old')
-  if folder.exists():
-    shutil.rmtree(old, ignore_errors=True)
-    os.rename(folder, old)
-  try:
-    os.rename(part, folder)
-  except OSError:
-    if old.exists():
-      os.rename(old, folder)
-    raise
-  shutil.rmtree(old, ignore_errors=True)
-
-
-def _json(content: dict[str, Any]) -> str:
-  try:
-    return json.dumps(content, indent=2, allow_nan=False)
-  except (TypeError, ValueError) as error:
-    raise ValueError(f'made_by: is not JSON: {error}') from error
 
 
 # --- the tokenizer -----------------------------------------------------------
@@ -284,20 +228,19 @@ def _json(content: dict[str, Any]) -> str:
 def _special_ids(t: tokenizer_lib.Tokenizer) -> dict[str, Any]:
   """Written even if there is none: transformers would take a family's own."""
   eos = list(t.eos_ids) or [None]
-  pad = t.inner.token_to_id(dict(t.specials).get('pad_token', ''))
   return dict(
     bos_token_id=t.bos_id,
     eos_token_id=eos[0] if len(eos) == 1 else eos,
-    pad_token_id=pad,
+    pad_token_id=t.inner.token_to_id(dict(t.specials).get('pad_token', '')),
   )
 
 
 def _tokenizer_settings(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
   named = dict(t.specials)
-  for key, i in (('bos_token', t.bos_id), ('eos_token', [*t.eos_ids, None][0])):
-    token = None if i is None else t.inner.id_to_token(i)
-    if token is not None:
-      named.setdefault(key, token)
+  for key, ids in (('bos_token', [t.bos_id]), ('eos_token', t.eos_ids[:1])):
+    for i in ids:
+      if i is not None:
+        named.setdefault(key, str(t.inner.id_to_token(i)))
   if t.chat_template is not None:
     named['chat_template'] = t.chat_template
   return named | dict(

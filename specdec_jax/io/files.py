@@ -104,11 +104,11 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
 def sweep(folder: pathlib.Path) -> None:
   """Removes the partial files of killed processes from a folder.
 
-  They are NAME.NUMBER.part and NAME.NUMBER.old, of `write` and io.export, in
-  the folder and its direct subfolders. No other process may be writing there.
+  They are NAME.NUMBER.part, of `write` and io.export, in the folder and its
+  direct subfolders. No other process may be writing there.
   """
-  for path in [*folder.glob('*.*.*'), *folder.glob('*/*.*.*')]:
-    if not re.fullmatch(r'.+\.\d+\.(part|old)', path.name):
+  for path in [*folder.glob('*.part'), *folder.glob('*/*.part')]:
+    if not re.fullmatch(r'.+\.\d+\.part', path.name):
       continue
     if path.is_dir():
       shutil.rmtree(path)

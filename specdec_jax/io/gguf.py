@@ -235,14 +235,6 @@ def _tensors(cursor: _Cursor, count: int, fields) -> dict[str, Tensor]:
 # --- settings and weights ----------------------------------------------------
 
 
-class Arch(NamedTuple):
-  """rows: names of the weights. more(file, common settings) -> settings that
-  this architecture adds."""
-
-  rows: tuple[names.Row, ...]
-  more: Callable[[File, dict[str, Any]], dict[str, Any]] = lambda *_: {}
-
-
 def open_file(
   path: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, File]:
@@ -253,9 +245,10 @@ def open_file(
   """
   file = parse(path)
   config = read_config(file)
+  llama = file.fields['general.architecture'] == 'llama'
+  naming = names.GGUF_LLAMA if llama else names.GGUF
   shapes = {name: t.shape for name, t in file.tensors.items()}
-  rows = ARCHS[file.fields['general.architecture']].rows
-  return config, names.Reader(source, rows, shapes, file.read), file
+  return config, names.Reader(source, naming, shapes, file.read), file
 
 
 def read_config(file: File) -> model_config.LMConfig:
@@ -304,7 +297,8 @@ def read_config(file: File) -> model_config.LMConfig:
     tied='output.weight' not in file.tensors,
     qkv_bias='blk.0.attn_q.bias' in file.tensors,
   )
-  config = model_config.LMConfig(**(common | ARCHS[arch].more(file, common)))
+  more = ARCHS[arch](file, common)
+  config = model_config.LMConfig(**(common | more))
   if 'rope_freqs.weight' not in file.tensors:
     return config
   return _llama3_scaled(file, config)
@@ -330,18 +324,15 @@ def _llama3_scaled(file: File, config: model_config.LMConfig):
   Llama 3.1 and later (low 1, high 4, context 8192) for one factor.
   """
   divisors = np.asarray(file.read('rope_freqs.weight'), np.float64).reshape(-1)
-  factor = float(divisors.max())
-  scaled = dataclasses.replace(
-    config, rope_scaling=model_config.RopeScaling(factor=factor)
-  )
+  scaling = model_config.RopeScaling(factor=float(divisors.max()))
+  scaled = dataclasses.replace(config, rope_scaling=scaling)
   with jax.transfer_guard('allow'):
     plain, slow = (
       np.asarray(attention.inverse_frequencies(c), np.float64)
       for c in (config, scaled)
     )
-  if divisors.shape != plain.shape or not np.allclose(
-    divisors, plain / slow, rtol=1e-4
-  ):
+  same = divisors.shape == plain.shape
+  if not same or not np.allclose(divisors, plain / slow, rtol=1e-4):
     raise ValueError(
       f'{file.path}: rope_freqs.weight is not a Llama 3 scaling (low 1, '
       'high 4, context 8192); use the Hugging Face checkpoint'
@@ -350,24 +341,23 @@ def _llama3_scaled(file: File, config: model_config.LMConfig):
 
 
 def _gemma2(file: File, common: dict[str, Any]) -> dict[str, Any]:
-  cap = lambda key, absent: file.number(f'gemma2.{key}', float, absent)
   return _gemma(file, common, 'gemma2', window=4096, period=2, big=46) | dict(
-    attn_softcap=cap('attn_logit_softcapping', 50.0),
-    logit_softcap=cap('final_logit_softcapping', 30.0),
+    attn_softcap=_optional(file, 'gemma2.attn_logit_softcapping', 50.0),
+    logit_softcap=_optional(file, 'gemma2.final_logit_softcapping', 30.0),
   )
 
 
 def _gemma3(file: File, common: dict[str, Any]) -> dict[str, Any]:
-  caps = {
-    'attn_softcap': 'gemma3.attn_logit_softcapping',
-    'logit_softcap': 'gemma3.final_logit_softcapping',
-  }
-  caps = {k: file.number(x, float) for k, x in caps.items() if x in file.fields}
-  gemma = _gemma(file, common, 'gemma3', window=0, period=6, big=62) | caps
-  return gemma | dict(
-    local_rope_theta=file.number('gemma3.rope.freq_base_swa', float, 10000.0),
+  return _gemma(file, common, 'gemma3', window=0, period=6, big=62) | dict(
+    attn_softcap=_optional(file, 'gemma3.attn_logit_softcapping', None),
+    logit_softcap=_optional(file, 'gemma3.final_logit_softcapping', None),
+    local_rope_theta=_optional(file, 'gemma3.rope.freq_base_swa', 10000.0),
     qk_norm=True,
   )
+
+
+def _optional(file: File, name: str, absent: float | None) -> float | None:
+  return file.number(name, float) if name in file.fields else absent
 
 
 def _gemma(file: File, common, arch: str, *, window, period, big: int):
@@ -382,19 +372,17 @@ def _gemma(file: File, common, arch: str, *, window, period, big: int):
   key = f'{arch}.attention.sliding_window'
   window = file.number(key, int) if key in file.fields else window
   period = file.number(f'{key}_pattern', int, period)
-  return dict(
-    embed_scale=width**0.5,
-    windows=tuple(window if (i + 1) % period else 0 for i in range(depth)),
+  return model_config.gemma(width) | dict(
+    norm_eps=common['norm_eps'],
     query_scale=scalar**-0.5,
-    act='gelu_tanh',
-    post_norm=True,
-    wide_norm=True,
+    windows=tuple(window if (i + 1) % period else 0 for i in range(depth)),
   )
 
 
-ARCHS = {
-  'llama': Arch(names.GGUF_LLAMA),
-  'qwen2': Arch(names.GGUF_QWEN2),
-  'gemma2': Arch(names.GGUF_GEMMA, _gemma2),
-  'gemma3': Arch(names.GGUF_GEMMA, _gemma3),
+# Architecture -> function(file, common settings) -> settings that it adds.
+ARCHS: dict[str, Callable[[File, dict[str, Any]], dict[str, Any]]] = {
+  'llama': lambda *_: {},
+  'qwen2': lambda *_: {},
+  'gemma2': _gemma2,
+  'gemma3': _gemma3,
 }

@@ -15,28 +15,22 @@ _WORDS = (
 )
 
 
-def _gpt2():
-  return [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+_GPT2 = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
 
 
-def _smollm():
-  return [pre_tokenizers.Digits(individual_digits=True), *_gpt2()]
+def _split(digits: int) -> list[pre_tokenizers.PreTokenizer]:
+  words = tokenizers.Regex(_WORDS % digits)
+  return [pre_tokenizers.Split(words, 'isolated'), _BYTES]
 
 
-def _split(digits: int):
-  return [
-    pre_tokenizers.Split(tokenizers.Regex(_WORDS % digits), 'isolated'),
-    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-  ]
-
-
-# tokenizer.ggml.pre -> the pre-tokenizer.
+# tokenizer.ggml.pre -> the pre-tokenizers.
 PRE = {
-  'default': _gpt2,
-  'gpt-2': _gpt2,
-  'smollm': _smollm,
-  'qwen2': lambda: _split(1),
-  'llama-bpe': lambda: _split(3),
+  'default': _GPT2,
+  'gpt-2': _GPT2,
+  'smollm': [pre_tokenizers.Digits(individual_digits=True), *_GPT2],
+  'qwen2': _split(1),
+  'llama-bpe': _split(3),
 }
 
 
@@ -47,7 +41,9 @@ def read(file: gguf.File, source: str) -> text.Tokenizer:
     ValueError: an unknown kind of tokenizer or pre-tokenizer, or bad fields.
   """
   tokens = file.field('tokenizer.ggml.tokens', list)
-  kinds = _kinds(file, len(tokens))
+  kinds = [NORMAL] * len(tokens)
+  if 'tokenizer.ggml.token_type' in file.fields:
+    kinds = _column(file, 'token_type', len(tokens))
   real = [i for i, kind in enumerate(kinds) if kind != UNUSED]
   ids = {tokens[i]: i for i in real}
   if len(ids) != len(real):
@@ -81,16 +77,15 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
       )
     ids[name] = i
   named = dict(bos='bos', eos='eos', unk='unknown', pad='padding')
+  ends = [ids[name] for name in ('eos', 'eot', 'eom') if name in ids]
+  adds_bos = file.field('tokenizer.ggml.add_bos_token', bool, adds_bos)
   template = file.fields.get('tokenizer.chat_template')
   return text.Tokenizer(
     source,
     inner,
-    eos_ids=tuple(
-      dict.fromkeys(ids[n] for n in ('eos', 'eot', 'eom') if n in ids)
-    ),
+    eos_ids=tuple(dict.fromkeys(ends)),
     bos_id=ids.get('bos'),
-    add_bos='bos' in ids
-    and file.field('tokenizer.ggml.add_bos_token', bool, adds_bos),
+    add_bos='bos' in ids and adds_bos,
     chat_template=template if isinstance(template, str) else None,
     specials=tuple(
       (f'{short}_token', tokens[ids[name]])
@@ -100,13 +95,12 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
   )
 
 
-def _kinds(file, count: int) -> list[int]:
-  if 'tokenizer.ggml.token_type' not in file.fields:
-    return [NORMAL] * count
-  kinds = file.field('tokenizer.ggml.token_type', np.ndarray)
-  if len(kinds) != count:
-    raise ValueError(f'{file.path}: {count} tokens, {len(kinds)} token types')
-  return kinds.tolist()
+def _column(file, name: str, count: int) -> list[float]:
+  """A number for every token."""
+  values = file.field(f'tokenizer.ggml.{name}', np.ndarray)
+  if len(values) != count:
+    raise ValueError(f'{file.path}: {count} tokens, {len(values)} of {name}')
+  return values.tolist()
 
 
 def _byte_level(file, ids, tokens, kinds):
@@ -119,24 +113,21 @@ def _byte_level(file, ids, tokens, kinds):
     )
   lines = file.field('tokenizer.ggml.merges', list)
   merges = [tuple(line.split(' ')) for line in lines]
-  for line, pair in zip(lines, merges, strict=True):
-    whole = len(pair) == 2 and {*pair, ''.join(pair)} <= ids.keys()
-    if not whole:
-      raise ValueError(f'{file.path}: merge {line!r} is not two known tokens')
-  bpe = tokenizers.models.BPE(ids, merges, ignore_merges=pre == 'llama-bpe')
+  try:
+    bpe = tokenizers.models.BPE(ids, merges, ignore_merges=pre == 'llama-bpe')
+  except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
+    raise ValueError(f'{file.path}: tokenizer.ggml.merges: {e}') from e
   inner = tokenizers.Tokenizer(bpe)
   if pre == 'qwen2':
     inner.normalizer = normalizers.NFC()
-  inner.pre_tokenizer = pre_tokenizers.Sequence(PRE[pre]())
+  inner.pre_tokenizer = pre_tokenizers.Sequence(PRE[pre])
   inner.decoder = decoders.ByteLevel()
   return inner, pre == 'llama-bpe'
 
 
 def _sentencepiece(file, ids, tokens, kinds):
   """A BPE like Llama 2's: spaces are U+2581, bytes <0x0A>, merges by score."""
-  scores = file.field('tokenizer.ggml.scores', np.ndarray)
-  if len(scores) != len(tokens):
-    raise ValueError(f'{file.path}: {len(tokens)} tokens, {len(scores)} scores')
+  scores = _column(file, 'scores', len(tokens))
   unknown = [tokens[i] for i, kind in enumerate(kinds) if kind == UNKNOWN]
   bpe = tokenizers.models.BPE(
     ids,
@@ -164,13 +155,10 @@ def _merges(ids, tokens, kinds, scores) -> list[tuple[str, str]]:
   SentencePiece stores scores instead of merges and joins the pair whose result
   scores highest, which is BPE with the merges in this order.
   """
-  plain = {tokens[i] for i, kind in enumerate(kinds) if kind == NORMAL}
-  order = sorted(
-    (i for i, kind in enumerate(kinds) if kind == NORMAL),
-    key=lambda i: -float(scores[i]),
-  )
+  normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
+  plain = {tokens[i] for i in normal}
   out = []
-  for i in order:
+  for i in sorted(normal, key=lambda i: -scores[i]):
     token = tokens[i]
     pairs = [(token[:c], token[c:]) for c in range(1, len(token))]
     pairs = [p for p in pairs if p[0] in plain and p[1] in plain]

@@ -329,7 +329,7 @@ def _digest(params: types.Params) -> str:
 def _open_folder(
   folder: pathlib.Path, source: str, label: str = ''
 ) -> LanguageModel:
-  model = hf.open_folder(folder, source)
+  config, reader, weights = hf.open_folder(folder, source)
   whole = folder.resolve()
   # Ours are called "model" or "draft", in a folder that says more.
   ours = f'{whole.parent.name}/{whole.name}'
@@ -337,11 +337,11 @@ def _open_folder(
   return LanguageModel(
     source,
     label or (ours if (folder / export.MARK).exists() else whole.name),
-    tokenizer.cut_to(model.config.vocab, source),
-    lm_config=model.config,
+    tokenizer.cut_to(config.vocab, source),
+    lm_config=config,
     draft_ids=export.draft_ids(folder),
-    fill=lambda config, put: names.read(model.reader, config, put),
-    hashed=lambda: files.digest(model.weights),
+    fill=lambda config, put: names.read(reader, config, put),
+    hashed=lambda: files.digest(weights),
   )
 
 

@@ -1,11 +1,7 @@
-"""Tokenizers: text <-> ids, streaming, chat templates, and their comparison.
-
-Wraps tokenizers.Tokenizer; downloads nothing.
-"""
+"""Text <-> ids, streaming, chat templates, and the comparison of tokenizers."""
 
 import dataclasses
 import datetime
-import functools
 import hashlib
 import json
 import pathlib
@@ -73,11 +69,6 @@ class Tokenizer:
       list(map(int, ids)), skip_special_tokens=not special
     )
 
-  def is_special(self, i: int) -> bool:
-    """Whether `decode` leaves the id out of its text."""
-    token = self._added.get(i)
-    return token is not None and token.special
-
   def cut_to(self, vocab: int, source: str) -> 'Tokenizer':
     """The tokenizer of a model with this many ids.
 
@@ -87,26 +78,19 @@ class Tokenizer:
     Raises:
       ValueError: other ids beyond the model's.
     """
-    beyond = range(vocab, self.size)
-    used = (*self.eos_ids, self.bos_id)
-    if all(self.is_special(i) and i not in used for i in beyond):
-      return dataclasses.replace(self, limit=vocab) if beyond else self
+    if self.size <= vocab:
+      return self
+    added, used = self.inner.get_added_tokens_decoder(), self.eos_ids
+    special = {i for i, token in added.items() if token.special}
+    if special - {*used, self.bos_id} >= set(range(vocab, self.size)):
+      return dataclasses.replace(self, limit=vocab)
     raise ValueError(
       f'{source}: the tokenizer has {self.size} ids, the model {vocab}; take '
       'the tokenizer that the model was trained with'
     )
 
-  def special_id(self, text: str) -> int | None:
-    """The id of a special token by its text; None if it is not special."""
-    i = self.inner.token_to_id(text)
-    return i if i is not None and self.is_special(i) else None
-
-  @functools.cached_property
-  def _added(self) -> dict[int, tokenizers.AddedToken]:
-    return self.inner.get_added_tokens_decoder()
-
-  def stream(self, *, special: bool = False) -> 'Stream':
-    return Stream(self, special)
+  def stream(self) -> 'Stream':
+    return Stream(self)
 
   def chat(
     self,
@@ -133,18 +117,15 @@ class Tokenizer:
     if self.chat_template is None:
       turns = [f'{m["role"].capitalize()}: {m["content"]}\n' for m in messages]
       return ''.join(turns) + ('Assistant:' if add_generation_prompt else '')
+    given = dict(
+      messages=[dict(m) for m in messages],
+      add_generation_prompt=add_generation_prompt,
+      tools=None,
+      documents=None,
+      **dict(self.specials),
+    )
     try:
-      return (
-        _environment()
-        .from_string(self.chat_template)
-        .render(
-          messages=[dict(m) for m in messages],
-          add_generation_prompt=add_generation_prompt,
-          tools=None,
-          documents=None,
-          **dict(self.specials),
-        )
-      )
+      return _environment().from_string(self.chat_template).render(**given)
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as e:
       raise ValueError(f'{self.source}: chat template: {e}') from e
 
@@ -165,38 +146,23 @@ class Tokenizer:
 class Stream:
   """Decodes ids incrementally, one complete character at a time."""
 
-  def __init__(self, tokenizer: Tokenizer, special: bool = False):
-    self._tokenizer, self._special = tokenizer, special
-    self._begin()
-
-  def _begin(self) -> None:
-    self._stream = decoders.DecodeStream(skip_special_tokens=not self._special)
+  def __init__(self, tokenizer: Tokenizer):
+    self._decode = tokenizer.decode
+    # The ids of the last piece of text, _read of them, and those whose text is
+    # incomplete. A token's text may depend on the token before it.
     self._ids: list[int] = []
-    self._length = self._out = 0  # characters, and ids whose text is out
+    self._read = 0
 
-  def push(self, ids: Iterable[int]) -> str:
-    """The new text after these ids; '' while a character is incomplete."""
-    return ''.join(self._step(i) for i in map(int, ids))
-
-  def _step(self, i: int) -> str:
+  def push(self, i: int) -> str:
+    """The new text after an id; '' while a character is incomplete."""
     self._ids.append(i)
-    try:
-      text = self._stream.step(self._tokenizer.inner, i) or ''
-    except Exception:  # noqa: BLE001  tokenizers raises bare Exception
-      # Bytes that form no character: the text before them is out already, so
-      # restart from the ids whose text is not.
-      rest = self._ids[self._out :]
-      self._begin()
-      return self.push(rest) if len(rest) > 1 else ''
-    if text:
-      self._length, self._out = self._length + len(text), len(self._ids)
-    return text
-
-  def finish(self) -> str:
-    """The remaining text; an incomplete last character becomes U+FFFD."""
-    whole = self._tokenizer.decode(self._ids, special=self._special)
-    rest, self._length = whole[self._length :], len(whole)
-    return rest
+    before = self._decode(self._ids[: self._read])
+    text = self._decode(self._ids)
+    if len(text) == len(before) or text.endswith('\ufffd'):
+      return ''
+    del self._ids[: self._read]
+    self._read = len(self._ids)
+    return text[len(before) :]
 
 
 def check_same(target: Tokenizer, draft: Tokenizer) -> None:
@@ -205,24 +171,21 @@ def check_same(target: Tokenizer, draft: Tokenizer) -> None:
   Raises:
     ValueError: they differ; the message has the first difference.
   """
-  a, b = target.tokens(), draft.tokens()
-  pair = f'target {target.source} and draft {draft.source}'
-  advice = 'use a draft with the tokenizer of its target'
-  for i in range(max(len(a), len(b))):
-    x, y = (t[i] if i < len(t) else None for t in (a, b))
+
+  def check(what: str, x, y) -> None:
     if x != y:
       raise ValueError(
-        f'{pair} have different tokenizers: id {i} is {_quoted(x)} for the '
-        f'target and {_quoted(y)} for the draft; {advice}'
+        f'target {target.source} and draft {draft.source} have different '
+        f'tokenizers: {what} is {x} for the target and {y} for the draft; use '
+        'a draft with the tokenizer of its target'
       )
+
+  a, b = target.tokens(), draft.tokens()
+  for i in range(max(len(a), len(b))):
+    check(f'id {i}', *(_quoted(t[i] if i < len(t) else None) for t in (a, b)))
   theirs = dict(_own_specials(draft))
   for name, x in _own_specials(target):
-    y = theirs[name]
-    if x != y:
-      raise ValueError(
-        f'{pair} have different tokenizers: the {name} id is {x} for the '
-        f'target and {y} for the draft; {advice}'
-      )
+    check(f'the {name} id', x, theirs[name])
 
 
 def _own_specials(t: Tokenizer) -> list[tuple[str, int | None]]:
@@ -245,8 +208,7 @@ def from_bytes(vocab: int, source: str) -> Tokenizer:
       f'{source}: a byte tokenizer needs a vocabulary of 256 ids or more, not '
       f'{vocab}'
     )
-  ids = {char: byte for byte, char in _byte_characters().items()}
-  inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
+  inner = tokenizers.Tokenizer(tokenizers.models.BPE(_byte_ids(), []))
   inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False, use_regex=False
   )
@@ -257,13 +219,12 @@ def from_bytes(vocab: int, source: str) -> Tokenizer:
   return Tokenizer(source, inner, eos_ids=(256,), bos_id=257)
 
 
-def _byte_characters() -> dict[int, str]:
-  """The printable character that GPT-2's BPE has for each byte."""
+def _byte_ids() -> dict[str, int]:
+  """Each byte by the printable character that GPT-2's BPE has for it."""
   plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
   moved = [b for b in range(256) if b not in plain]
-  return {b: chr(b) for b in plain} | {
-    b: chr(256 + i) for i, b in enumerate(moved)
-  }
+  ids = {chr(b): b for b in plain}
+  return ids | {chr(256 + i): b for i, b in enumerate(moved)}
 
 
 def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:

@@ -136,7 +136,8 @@ _LLAMA3_1B = dict(rope_theta=500000.0, rope_scaling=RopeScaling(factor=32.0))
 _LLAMA3_8B = dict(rope_theta=500000.0, rope_scaling=RopeScaling(8.0)) | _UNTIED
 _QWEN = dict(rope_theta=1000000.0, qkv_bias=True, norm_eps=1e-6)
 _QWEN_LARGE = _QWEN | _UNTIED
-_GPT = dict(
+# What all models of a family share.
+GPT = dict(
   position='learned',
   norm='layer',
   act='gelu_tanh',
@@ -147,10 +148,11 @@ _GPT = dict(
 )
 # The GPT-like pair of Leviathan et al. 2023, section 4.1; their context is not
 # published.
-_LM1B = _GPT | _UNTIED
+_LM1B = GPT | _UNTIED
 
 
-def _gemma(width: int, **more):
+def gemma(width: int, **more) -> dict[str, Any]:
+  """What Gemma 2 and 3 share, and `more`."""
   return more | dict(
     embed_scale=width**0.5,
     query_scale=256**-0.5,
@@ -161,8 +163,8 @@ def _gemma(width: int, **more):
   )
 
 
-def _gemma3(width: int):
-  return _gemma(
+def _gemma3(width: int) -> dict[str, Any]:
+  return gemma(
     width,
     windows=(512,) * 5 + (0,),
     rope_theta=1000000.0,
@@ -171,7 +173,7 @@ def _gemma3(width: int):
   )
 
 
-_GEMMA2 = _gemma(2304, windows=(4096, 0), attn_softcap=50.0, logit_softcap=30.0)
+_GEMMA2 = gemma(2304, windows=(4096, 0), attn_softcap=50.0, logit_softcap=30.0)
 
 _COLUMNS = (
   'depth', 'width', 'heads', 'kv_heads', 'head_dim', 'mlp', 'vocab', 'context'
@@ -192,7 +194,7 @@ _ROWS: dict[str, tuple] = {
   'qwen2_5_0_5b': (24, 896, 14, 2, 64, 4864, 151936, 32768, _QWEN),
   'qwen2_5_1_5b': (28, 1536, 12, 2, 128, 8960, 151936, 32768, _QWEN),
   'qwen2_5_7b': (28, 3584, 28, 4, 128, 18944, 152064, 32768, _QWEN_LARGE),
-  'gpt2': (12, 768, 12, 12, 64, 3072, 50257, 1024, _GPT),
+  'gpt2': (12, 768, 12, 12, 64, 3072, 50257, 1024, GPT),
   'gpt_97m': (12, 768, 12, 12, 64, 3072, 8192, 256, _LM1B),
   'gpt_6m': (2, 256, 4, 4, 64, 1024, 8192, 256, _LM1B),
   'gemma2_2b': (26, 2304, 8, 4, 256, 9216, 256000, 8192, _GEMMA2),

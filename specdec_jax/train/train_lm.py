@@ -121,9 +121,7 @@ def run(
     'figures': figures,
     'made_by': machine.made_by(*machine.commit()),
   }
-  export.save(
-    workdir / 'model', model, params, tokenizer, made_by=about, overwrite=True
-  )
+  export.save(workdir / 'model', model, params, tokenizer, made_by=about)
   figures |= {'step': step, 'finished': True}
   workdir_lib.finish(workdir, config, 'model', figures)
   return figures

@@ -91,7 +91,7 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
 
   def read(**student):
     for path, seed in zip(paths, seeds, strict=True):
-      export.save(path, size, lm.init(size, seed), words, overwrite=True)
+      export.save(path, size, lm.init(size, seed), words)
     c = config(teacher=dict(source=str(paths[0])), student=student)
     return distillation._digests(distillation.settings(c))
 

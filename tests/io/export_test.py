@@ -1,8 +1,6 @@
 """A saved model is the same model: to our reader, and to transformers."""
 
 import dataclasses
-import errno
-import json
 import os
 import resource
 
@@ -14,87 +12,111 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import build
-from specdec_jax.io import export, hf, load, names
+from specdec_jax.io import export, files, hf, load, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from tests.io import exporting, reading
+from tests.io import tiny
+
+GOLDENS = ('llama', 'qwen2', 'qwen3')
+TEXT = 'hello <|im_start|>héllo\n  wörld 123<|im_end|>'
+
+# Name -> (family that must be chosen, settings of tiny.config).
+CASES = {
+  'tied': ('llama', dict(tied=True)),
+  'untied': ('llama', dict(tied=False, head_dim=16, rope_theta=12345.678)),
+  'all biases': ('llama', dict(qkv_bias=True, o_bias=True)),
+  'llama 3': (
+    'llama',
+    dict(rope_scaling=model_config.RopeScaling(4.0, 1.5, 3.0, 64)),
+  ),
+  'stretched': (
+    'llama',
+    dict(rope_scaling=model_config.RopeScaling(2.0, original_context=0)),
+  ),
+  'qwen2': ('qwen2', dict(tied=True, qkv_bias=True, kv_heads=1, norm_eps=1e-5)),
+  'qwen2, untied': ('qwen2', dict(qkv_bias=True, head_dim=16)),
+  'qwen3': ('qwen3', dict(qk_norm=True, kv_heads=4, head_dim=16)),
+}
 
 
-def saved(tiny, folder, c, params=None, **changes):
-  params = exporting.random_params(c) if params is None else params
-  export.save(folder, c, params, exporting.tokenizer(tiny), **changes)
-  return reading.read(str(folder), dtype=c.dtype)
+def random_params(config, seed=0):
+  """No scale is 1 and no bias 0: a lost one shows."""
+  rng = np.random.default_rng(seed)
+  return lm.nest(
+    {
+      name: jnp.asarray(rng.normal(0.2, 0.2, s.shape), s.dtype)
+      for name, s in lm.shapes(config).items()
+    }
+  )
 
 
-def check_equal(a, b):
-  """Same names, dtypes and bits."""
-  a, b = lm.flatten(a), lm.flatten(b)
-  assert a.keys() == b.keys()
-  for name in a:
-    assert a[name].dtype == b[name].dtype, name
-    np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+def tokenizer(**changes):
+  inner = tiny.byte_tokenizer()
+  known = dict(eos_ids=(259, 0), bos_id=258, chat_template='{{ messages }}')
+  return tokenizer_lib.Tokenizer('mine', inner, **known | changes)
+
+
+def saved(folder, c, params=None, **changes):
+  params = random_params(c) if params is None else params
+  export.save(folder, c, params, tokenizer(), **changes)
+  return tiny.read(folder, dtype=c.dtype)
+
+
+def tokens_of(shape, vocab):
+  return np.random.default_rng(0).integers(0, vocab, shape, np.int32)
 
 
 # --- what comes back ---------------------------------------------------------
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('case', exporting.CASES)
-def test_a_saved_model_comes_back_bit_for_bit(tiny, tmp_path, case, dtype):
-  family, changes = exporting.CASES[case]
+@pytest.mark.parametrize('case', CASES)
+def test_a_saved_model_comes_back_bit_for_bit(tmp_path, case, dtype):
+  family, changes = CASES[case]
   c = tiny.config(dtype=dtype, **changes)
-  params = exporting.random_params(c)
-  found = saved(tiny, tmp_path / 'x', c, params)
+  params = random_params(c)
+  found = saved(tmp_path / 'x', c, params)
   assert found.config == c
-  check_equal(found.params, params)
-  assert hf.files.read_json(tmp_path / 'x/config.json')['model_type'] == family
+  tiny.check_equal(found.params, params)
+  assert files.read_json(tmp_path / 'x/config.json')['model_type'] == family
 
 
-def test_a_float64_model_comes_back(tiny, tmp_path, x64):
-  c = tiny.config(dtype='float64')
-  params = exporting.random_params(c)
-  check_equal(saved(tiny, tmp_path / 'x', c, params).params, params)
-
-
-@pytest.mark.parametrize('family', exporting.GOLDENS)
-def test_weights_are_those_that_transformers_wrote(family):
+@pytest.mark.parametrize('family', GOLDENS)
+def test_weights_are_those_that_transformers_wrote(family, tmp_path):
   """From names to layouts: its own file is the oracle."""
-  opened = hf.open_folder(exporting.GOLDEN / family, family)
-  c = dataclasses.replace(opened.config, dtype='bfloat16')
-  said = export.settings(c)
-  theirs = safetensors.numpy.load_file(exporting.GOLDEN / family / hf.SINGLE)
-  forms = (
-    (c, names.read(opened.reader, c)),
-    lm.fuse(c, names.read(opened.reader, c)),
-    (
-      scanned := dataclasses.replace(c, scan_layers=True),
-      names.read(opened.reader, scanned),
-    ),
-  )
-  for config, params in forms:
-    weights = export._weights(config, params)
+  c, reader, _ = hf.open_folder(tiny.GOLDEN / family, family)
+  c = dataclasses.replace(c, dtype='bfloat16')
+  scanned = dataclasses.replace(c, scan_layers=True)
+  theirs = safetensors.numpy.load_file(tiny.GOLDEN / family / hf.SINGLE)
+  raw = files.read_json(tiny.GOLDEN / family / 'config.json')
+  for config, params in (
+    (c, names.read(reader, c)),
+    lm.fuse(c, names.read(reader, c)),
+    (scanned, names.read(reader, scanned)),
+  ):
+    export.save(tmp_path / 'x', config, params, small_tokenizer())
+    weights = safetensors.numpy.load_file(tmp_path / 'x' / hf.SINGLE)
     assert weights.keys() == theirs.keys()
     for name, x in theirs.items():
       assert weights[name].dtype == x.dtype
       np.testing.assert_array_equal(weights[name], x, name)
-  raw = json.loads((exporting.GOLDEN / family / 'config.json').read_text())
-  for key in ('model_type', 'architectures', 'tie_word_embeddings'):
-    assert said[key] == raw[key]
+    said = files.read_json(tmp_path / 'x/config.json')
+    for key in ('model_type', 'architectures', 'tie_word_embeddings'):
+      assert said[key] == raw[key]
 
 
-def test_weights_follow_the_umask(tiny, tmp_path):
-  c = tiny.config()
+def test_weights_follow_the_umask(tmp_path):
   was = os.umask(0o027)
   try:
-    saved(tiny, tmp_path / 'x', c)
+    saved(tmp_path / 'x', tiny.config())
   finally:
     os.umask(was)
   modes = {x.name: x.stat().st_mode & 0o777 for x in (tmp_path / 'x').iterdir()}
   assert modes == dict.fromkeys(export._FILES, 0o640)
 
 
-def test_a_model_in_use_is_saved_and_gives_the_same_logits(tiny, tmp_path):
+def test_a_model_in_use_is_saved_and_gives_the_same_logits(tmp_path):
   """build.load fuses on one device; what it reads back is fused too."""
   tiny.write_folder(tmp_path / 'a', tiny.config('qwen2'), 'qwen2')
   a = build.load(tmp_path / 'a')
@@ -102,36 +124,34 @@ def test_a_model_in_use_is_saved_and_gives_the_same_logits(tiny, tmp_path):
   export.save(tmp_path / 'b', a.config, a.params, a.tokenizer)
   b = build.load(tmp_path / 'b')
   assert b.config == a.config
-  tokens_BT = np.arange(20, dtype=np.int32).reshape(2, 10)
-  np.testing.assert_array_equal(
-    exporting.logits_of(b.config, b.params, tokens_BT),
-    exporting.logits_of(a.config, a.params, tokens_BT),
-  )
+  tiny.check_equal(b.params, a.params)
   tokenizer_lib.check_same(a.tokenizer, b.tokenizer)
 
 
-def test_parameters_on_a_mesh_are_gathered(tiny, tmp_path):
+def test_parameters_on_a_mesh_are_gathered(tmp_path):
   c = tiny.config()
-  params = exporting.random_params(c)
+  params = random_params(c)
   mesh = jax.make_mesh((8,), ('x',))
   spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))
   flat = lm.flatten(params)
   for name in ('embed', 'layers/1/mlp/down/kernel'):
     flat[name] = jax.device_put(flat[name], spread)
-  found = saved(tiny, tmp_path / 'x', c, lm.nest(flat))
-  check_equal(found.params, params)
+  tiny.check_equal(saved(tmp_path / 'x', c, lm.nest(flat)).params, params)
 
 
 # --- the tokenizer -----------------------------------------------------------
 
 
 @pytest.mark.parametrize('add_bos', [False, True])
-def test_the_tokenizer_comes_back(tiny, tmp_path, add_bos):
-  c = tiny.config()
-  was = exporting.tokenizer(tiny, add_bos=add_bos)
-  export.save(tmp_path / 'x', c, exporting.random_params(c), was)
+def test_the_tokenizer_comes_back(tmp_path, add_bos):
+  c, was = tiny.config(), tokenizer(add_bos=add_bos)
+  if not add_bos:  # tokenizer.json has a first token that ours leaves out
+    was.inner.post_processor = tokenizers.processors.TemplateProcessing(
+      single='<|im_start|> $A', special_tokens=[('<|im_start|>', 258)]
+    )
+  export.save(tmp_path / 'x', c, random_params(c), was)
   now = load.open_source(str(tmp_path / 'x')).tokenizer
-  assert now.encode(exporting.TEXT) == was.encode(exporting.TEXT)
+  assert now.encode(TEXT) == was.encode(TEXT)
   assert now.fingerprint() == was.fingerprint()
   for name in ('eos_ids', 'bos_id', 'add_bos', 'chat_template', 'size'):
     assert getattr(now, name) == getattr(was, name), name
@@ -140,103 +160,56 @@ def test_the_tokenizer_comes_back(tiny, tmp_path, add_bos):
   )
   # Those who read tokenizer.json alone get the same ids.
   alone = tokenizers.Tokenizer.from_file(str(tmp_path / 'x/tokenizer.json'))
-  assert alone.encode(exporting.TEXT).ids == was.encode(exporting.TEXT)
+  assert alone.encode(TEXT).ids == was.encode(TEXT)
+  first = was.inner.encode('a').ids[0]
+  assert (first == 258) != add_bos  # the caller's is as it was
 
 
-def test_a_first_token_that_ours_leaves_out_is_left_out(tiny, tmp_path):
-  was = exporting.tokenizer(tiny)
-  was.inner.post_processor = tokenizers.processors.TemplateProcessing(
-    single='<|im_start|> $A', special_tokens=[('<|im_start|>', 258)]
-  )
-  c = tiny.config()
-  export.save(tmp_path / 'x', c, exporting.random_params(c), was)
-  alone = tokenizers.Tokenizer.from_file(str(tmp_path / 'x/tokenizer.json'))
-  assert alone.encode(exporting.TEXT).ids == was.encode(exporting.TEXT)
-  assert was.inner.encode('a').ids[0] == 258  # the caller's is as it was
-
-
-def test_a_tokenizer_without_special_ids_gets_none(tiny, tmp_path):
-  c = tiny.config()
-  bare = tokenizer_lib.from_bytes(256, 'bytes')
-  export.save(tmp_path / 'x', c, exporting.random_params(c), bare)
+def test_a_tokenizer_without_special_ids_gets_none(tmp_path):
+  c, bare = tiny.config(), tokenizer_lib.from_bytes(256, 'bytes')
+  export.save(tmp_path / 'x', c, random_params(c), bare)
   now = load.open_source(str(tmp_path / 'x')).tokenizer
   assert (now.eos_ids, now.bos_id, now.specials) == ((), None, ())
-  raw = json.loads((tmp_path / 'x/config.json').read_text())
+  raw = files.read_json(tmp_path / 'x/config.json')
   assert [raw[f'{x}_token_id'] for x in ('bos', 'eos', 'pad')] == [None] * 3
 
 
 # --- the folder --------------------------------------------------------------
 
 
-def test_only_an_export_is_replaced_and_only_when_told(tiny, tmp_path):
-  c = tiny.config()
-  folder = tmp_path / 'models' / 'x'
-  saved(tiny, folder, c, made_by={'seed': 3})
-  mark = json.loads((folder / export.MARK).read_text())
-  assert mark['made_by'] == {'seed': 3}
-  other = exporting.random_params(c, seed=1)
-  with pytest.raises(ValueError, match='earlier export.*overwrite=True'):
-    saved(tiny, folder, c, other)
-  check_equal(saved(tiny, folder, c, other, overwrite=True).params, other)
+def test_only_an_export_is_replaced(tmp_path):
+  c, folder = tiny.config(), tmp_path / 'models' / 'x'
+  folder.mkdir(parents=True)
+  saved(folder, c, made_by={'seed': 3})
+  assert files.read_json(folder / export.MARK)['made_by'] == {'seed': 3}
+  other = random_params(c, seed=1)
+  tiny.check_equal(saved(folder, c, other).params, other)
   (folder / 'README.md').write_text('mine')
-  with pytest.raises(ValueError, match='holds README.md besides'):
-    saved(tiny, folder, c, overwrite=True)
-  assert os.listdir(tmp_path / 'models') == ['x']
-  assert {x.name for x in folder.iterdir()} == export._FILES | {'README.md'}
-
-
-@pytest.mark.parametrize('overwrite', [False, True])
-def test_what_is_no_export_is_kept(tiny, tmp_path, overwrite):
-  tiny.write_folder(tmp_path / 'model', tiny.config())
+  tiny.write_folder(tmp_path / 'model', c)
   (tmp_path / 'file').write_text('mine')
-  for name in ('model', 'file'):
-    with pytest.raises(ValueError, match=f'{name}: is there and is no export'):
-      saved(tiny, tmp_path / name, tiny.config(), overwrite=overwrite)
-  reading.read(str(tmp_path / 'model'))
-  (tmp_path / 'empty').mkdir()
-  saved(tiny, tmp_path / 'empty', tiny.config())
+  before = sorted(tmp_path.rglob('*'))
+  for path in (folder, tmp_path / 'model', tmp_path / 'file'):
+    with pytest.raises(ValueError, match=f'{path.name}: is there and is no ex'):
+      saved(path, c)
+  assert sorted(tmp_path.rglob('*')) == before
 
 
-def test_a_full_disk_leaves_what_was_there(tiny, tmp_path):
+def test_a_full_disk_leaves_what_was_there(tmp_path):
   """A limit on the size of files fails the write as a full disk does."""
   c = tiny.config()
-  params = exporting.random_params(c)
-  saved(tiny, tmp_path / 'x', c, params)
+  params = random_params(c)
+  saved(tmp_path / 'x', c, params)
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  other = exporting.random_params(c, seed=1)
+  other = random_params(c, seed=1)
   for name in ('x', 'y'):
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
       with pytest.raises(ValueError, match=f'{name}: cannot be written'):
-        saved(tiny, tmp_path / name, c, other, overwrite=True)
+        saved(tmp_path / name, c, other)
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   assert os.listdir(tmp_path) == ['x']
-  check_equal(reading.read(str(tmp_path / 'x')).params, params)
-
-
-@pytest.mark.parametrize('fails', [1, 2])
-def test_a_rename_that_fails_leaves_the_earlier_one(
-  tiny, tmp_path, monkeypatch, fails
-):
-  c = tiny.config()
-  params = exporting.random_params(c)
-  saved(tiny, tmp_path / 'x', c, params)
-  rename, calls = os.rename, []
-
-  def failing(a, b):
-    calls.append(a)
-    if len(calls) == fails:
-      raise OSError(errno.EIO, 'broken')
-    rename(a, b)
-
-  monkeypatch.setattr(os, 'rename', failing)
-  with pytest.raises(ValueError, match='broken'):
-    saved(
-      tiny, tmp_path / 'x', c, exporting.random_params(c, 1), overwrite=True
-    )
-  assert os.listdir(tmp_path) == ['x']
-  check_equal(reading.read(str(tmp_path / 'x')).params, params)
+  tiny.check_equal(tiny.read(tmp_path / 'x').params, params)
 
 
 # --- what is refused ---------------------------------------------------------
@@ -256,30 +229,116 @@ def test_a_rename_that_fails_leaves_the_earlier_one(
     ),
   ],
 )
-def test_settings_of_no_family_are_named(tiny, tmp_path, changes, message):
-  c = tiny.config(**changes)
+def test_settings_of_no_family_are_named(changes, message):
   with pytest.raises(ValueError, match=message):
-    export.settings(c)
+    export.settings(tiny.config(**changes))
 
 
-def test_settings_that_say_the_same_are_no_difference(tiny, tmp_path):
+def test_settings_that_say_the_same_are_no_difference(tmp_path):
   c = tiny.config(windows=(0, 0, 0), query_scale=8**-0.5)
-  found = saved(tiny, tmp_path / 'x', c)
+  found = saved(tmp_path / 'x', c)
   assert found.config == dataclasses.replace(c, windows=(0,), query_scale=None)
 
 
-def test_models_that_cannot_be_saved_are_refused(tiny, tmp_path):
-  c = tiny.config()
-  save = lambda config, params, **more: export.save(
-    tmp_path / 'x', config, params, exporting.tokenizer(tiny), **more
-  )
-  params = exporting.random_params(c)
+def test_models_that_cannot_be_saved_are_refused(tmp_path):
+  c, small = tiny.config(), tiny.config(vocab=259)
+  params = random_params(c)
   params['norm']['scale'] = params['norm']['scale'].at[3].set(jnp.inf)
   with pytest.raises(ValueError, match='norm/scale has 1 values'):
-    save(c, params)
+    saved(tmp_path / 'x', c, params)
   with pytest.raises(ValueError, match='has 260 ids, the model 259'):
-    small = tiny.config(vocab=259)
-    save(small, exporting.random_params(small))
-  with pytest.raises(ValueError, match='made_by: is not JSON'):
-    save(c, exporting.random_params(c), made_by={'x': float('nan')})
+    saved(tmp_path / 'x', small)
   assert not os.listdir(tmp_path)
+
+
+# --- transformers ------------------------------------------------------------
+
+
+@pytest.fixture(name='transformers')
+def _transformers():
+  pytest.importorskip('torch', reason='needs torch (extra parity)')
+  return pytest.importorskip(
+    'transformers', reason='needs transformers (extra parity)'
+  )
+
+
+def small_tokenizer():
+  """32 words; the golden models know 64 ids."""
+  words = {f'w{i}': i for i in range(32)}
+  inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, 'w0'))
+  inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  return tokenizer_lib.Tokenizer('words', inner)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize('case', CASES)
+def test_transformers_agrees_with_the_saved_model(transformers, tmp_path, case):
+  import torch
+
+  c = tiny.config(**CASES[case][1])
+  params = random_params(c)
+  export.save(tmp_path / 'x', c, params, tokenizer())
+  model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path / 'x', output_loading_info=True
+  )
+  assert not any(info.values()), info
+  assert model.dtype == torch.float32
+  assert model.config.eos_token_id == [259, 0]
+  tokens_BT = tokens_of((2, 80), c.vocab)
+  with torch.no_grad():
+    theirs = model(torch.as_tensor(tokens_BT)).logits.numpy()
+  ours = np.asarray(tiny.logits(c, params, tokens_BT))
+  scale = np.abs(ours).max()
+  np.testing.assert_allclose(theirs / scale, ours / scale, atol=1e-5)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize('add_bos', [False, True])
+@pytest.mark.parametrize('family', ['llama', 'qwen2'])
+def test_transformers_tokenizes_alike(transformers, tmp_path, family, add_bos):
+  c, was = tiny.config(family), tokenizer(add_bos=add_bos)
+  export.save(tmp_path / 'x', c, random_params(c), was)
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / 'x')
+  ids = was.encode(TEXT)
+  assert theirs(TEXT).input_ids == ids
+  assert (theirs.eos_token_id, theirs.bos_token_id) == (259, 258)
+  assert theirs.decode(ids) == was.decode(ids, special=True)
+  messages = [dict(role='user', content='hello')]
+  text = theirs.apply_chat_template(messages, tokenize=False)
+  assert text == was.chat(messages)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize('same', [False, True])
+def test_a_saved_model_drafts_in_transformers(transformers, tmp_path, same):
+  """Greedy text is the target's own; a draft that is the target is accepted."""
+  import torch
+
+  wide = tiny.config(width=64, mlp=96)
+  export.save(tmp_path / 'target', wide, random_params(wide), tokenizer())
+  c = wide if same else tiny.config('qwen2', depth=1)
+  export.save(tmp_path / 'draft', c, random_params(c), tokenizer())
+  read = transformers.AutoModelForCausalLM.from_pretrained
+  target, draft = read(tmp_path / 'target'), read(tmp_path / 'draft')
+  # Else it stops where a random draft is unsure of itself, which is always.
+  draft.generation_config.assistant_confidence_threshold = 0.0
+  prompt = torch.as_tensor([[72, 101, 108, 108, 111]])
+  calls = dict(target=0, draft=0)
+
+  def count(name):
+    def hook(*_):
+      calls[name] += 1
+
+    return hook
+
+  target.register_forward_hook(count('target'))
+  draft.register_forward_hook(count('draft'))
+  asked = dict(max_new_tokens=40, do_sample=False)
+  plain = target.generate(prompt, **asked)
+  alone, calls['target'] = calls['target'], 0
+  drafted = target.generate(prompt, **asked, assistant_model=draft)
+  assert drafted.tolist() == plain.tolist()
+  assert alone > 20, plain  # long enough to say something
+  assert calls['draft'] > 0
+  if same:
+    assert calls['target'] < alone / 4, calls

@@ -11,23 +11,23 @@ from specdec_jax.io import gguf as gguf_lib
 from specdec_jax.io import load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from tests.io import reading
+from tests.io import tiny
 
 ARCHS = {'llama': dict(tied=False), 'qwen2': {}}
 
 
-def both(tiny, tmp_path, arch, **changes):
+def both(tmp_path, arch, **changes):
   c = tiny.config(arch, **changes)
   weights = tiny.arrays(c)
   folder = tiny.write_folder(tmp_path / 'hf', c, arch, weights)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c, arch, weights)
-  return reading.read(str(folder)), reading.read(str(path))
+  return tiny.read(folder), tiny.read(path)
 
 
 @pytest.mark.parametrize('tied', [False, True])
 @pytest.mark.parametrize('arch', ARCHS)
-def test_equals_the_hugging_face_form(tiny, tmp_path, arch, tied):
-  hf, gg = both(tiny, tmp_path, arch, tied=tied)
+def test_equals_the_hugging_face_form(tmp_path, arch, tied):
+  hf, gg = both(tmp_path, arch, tied=tied)
   # Fields are float32: 1e-6 comes back as 9.99999997e-07.
   assert gg.config.norm_eps == pytest.approx(hf.config.norm_eps)
   same = {**vars(gg.config), 'norm_eps': hf.config.norm_eps}
@@ -38,7 +38,7 @@ def test_equals_the_hugging_face_form(tiny, tmp_path, arch, tied):
     np.testing.assert_array_equal(ours[name], x, err_msg=name)
 
 
-def test_unpermute_is_the_inverse_by_hand(tiny):
+def test_unpermute_is_the_inverse_by_hand():
   # One head of 4 channels: the file holds rows 0, 2, 1, 3 of ours.
   c = tiny.config(heads=1, kv_heads=1, head_dim=4)
   x = np.array([[0], [2], [1], [3]])
@@ -48,14 +48,14 @@ def test_unpermute_is_the_inverse_by_hand(tiny):
 @pytest.mark.parametrize(
   'kind, bound', [('Q8_0', 0.01), ('Q4_1', 0.06), ('F16', 1e-3), ('BF16', 1e-2)]
 )
-def test_dequantised_weights_are_near(tiny, tmp_path, kind, bound):
+def test_dequantised_weights_are_near(tmp_path, kind, bound):
   c = tiny.config(mlp=64)
   weights = tiny.arrays(c)
   quantise = gguf.GGMLQuantizationType[kind]
   path = tiny.write_gguf(
     tmp_path / f'a.{kind}.gguf', c, 'llama', weights, quantise
   )
-  model = reading.read(str(path))
+  model = tiny.read(path)
   up = weights['model.layers.0.mlp.up_proj.weight']
   got = np.asarray(model.params['layers']['0']['mlp']['up']['kernel']).T
   assert 0 < np.abs(got - up).max() < bound
@@ -81,7 +81,7 @@ def llama3_divisors(c):
   return np.array(out, np.float32)
 
 
-def test_llama3_scaling_is_recovered_from_its_divisors(tiny, tmp_path):
+def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path):
   c = tiny.config(
     head_dim=16,
     rope_theta=500000.0,
@@ -91,10 +91,10 @@ def test_llama3_scaling_is_recovered_from_its_divisors(tiny, tmp_path):
   assert len(set(divisors.tolist())) > 2  # all three branches
   add = lambda w: w.add_tensor('rope_freqs.weight', divisors)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c, extra=[add])
-  assert reading.read(str(path)).config.rope_scaling == c.rope_scaling
+  assert tiny.read(path).config.rope_scaling == c.rope_scaling
 
 
-def test_other_divisors_are_refused(tiny, tmp_path):
+def test_other_divisors_are_refused(tmp_path):
   c = tiny.config(head_dim=16)
   odd = np.linspace(1, 9, 8).astype(np.float32)
   add = lambda w: w.add_tensor('rope_freqs.weight', odd)
@@ -128,27 +128,27 @@ def test_other_divisors_are_refused(tiny, tmp_path):
     ),
   ],
 )
-def test_unsupported_files_are_named(tiny, tmp_path, arch, add, message):
+def test_unsupported_files_are_named(tmp_path, arch, add, message):
   extra = [add] if add else None
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch, extra=extra)
   if message is None:
-    reading.read(str(path))
+    tiny.read(path)
     return
   with pytest.raises(ValueError, match=message):
-    reading.read(str(path))
+    tiny.read(path)
 
 
 @pytest.mark.parametrize(
   'arch, caps', [('gemma2', (50.0, 30.0)), ('gemma3', (None, None))]
 )
-def test_absent_soft_caps_are_those_of_the_family(tiny, tmp_path, arch, caps):
+def test_absent_soft_caps_are_those_of_the_family(tmp_path, arch, caps):
   """llama.cpp reads both as optional; Gemma 2 never goes without."""
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch)
   c = load.open_source(str(path)).config
   assert (c.attn_softcap, c.logit_softcap) == caps
 
 
-def test_more_layers_than_tensors_allocate_nothing(tiny, tmp_path):
+def test_more_layers_than_tensors_allocate_nothing(tmp_path):
   c = tiny.config()
   deep = dataclasses.replace(c, depth=1 << 31)
   path = tiny.write_gguf(
@@ -161,12 +161,12 @@ def test_more_layers_than_tensors_allocate_nothing(tiny, tmp_path):
 def refused(path, data):
   path.write_bytes(data)
   with pytest.raises(ValueError) as e:
-    reading.read(str(path))
+    tiny.read(path)
   assert path.name in str(e.value)
   return str(e.value)
 
 
-def test_other_files_are_recognised(tiny, tmp_path):
+def test_other_files_are_recognised(tmp_path):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
   whole = path.read_bytes()
   assert 'not a GGUF' in refused(path, b'')
@@ -181,21 +181,21 @@ def test_other_files_are_recognised(tiny, tmp_path):
 
 @pytest.mark.parametrize('at', [8, 16])
 @pytest.mark.parametrize('count', [1 << 20, 1 << 40, (1 << 64) - 1])
-def test_huge_counts_allocate_nothing(tiny, tmp_path, at, count):
+def test_huge_counts_allocate_nothing(tmp_path, at, count):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
   whole = path.read_bytes()
   data = whole[:at] + struct.pack('<Q', count) + whole[at + 8 :]
   assert 'cut or damaged' in refused(path, data)
 
 
-def test_every_cut_is_refused(tiny, tmp_path):
+def test_every_cut_is_refused(tmp_path):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
   whole = path.read_bytes()
   for keep in [*range(0, 200, 7), *range(200, len(whole), len(whole) // 40)]:
     refused(path, whole[:keep])
 
 
-def test_damaged_headers_give_one_message_or_load(tiny, tmp_path):
+def test_damaged_headers_give_one_message_or_load(tmp_path):
   # Every third byte set to 0xFF: a ValueError, or still a model.
   c = tiny.config(depth=1, vocab=260, width=8, heads=1, kv_heads=1, mlp=8)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c)
@@ -212,23 +212,23 @@ def test_damaged_headers_give_one_message_or_load(tiny, tmp_path):
   assert opened is not None
 
 
-def test_integer_tensors_are_refused_by_name(tiny, tmp_path):
+def test_integer_tensors_are_refused_by_name(tmp_path):
   c = tiny.config()
   weights = tiny.arrays(c)
   weights['model.norm.weight'] = np.ones(c.width, np.int32)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c, weights=weights)
   with pytest.raises(ValueError, match='output_norm.weight is stored as I32'):
-    reading.read(str(path))
+    tiny.read(path)
 
 
-def test_missing_fields_are_named(tiny, tmp_path):
+def test_missing_fields_are_named(tmp_path):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
   whole = path.read_bytes()
   data = whole.replace(b'llama.block_count', b'llama.block_kount')
   assert 'field llama.block_count is missing' in refused(path, data)
 
 
-def test_field_type_is_checked(tiny, tmp_path):
+def test_field_type_is_checked(tmp_path):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
   file = gguf_lib.parse(path)
   with pytest.raises(ValueError, match='architecture is str; int is needed'):

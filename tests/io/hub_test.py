@@ -13,6 +13,7 @@ import threading
 import pytest
 
 from specdec_jax.io import download
+from tests.io import tiny
 
 pytest.importorskip('huggingface_hub', reason='needs huggingface_hub')
 
@@ -23,6 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 FETCH = """
 import json, sys
 from specdec_jax.io import download
+from tests.io import tiny
 out = []
 for source in sys.argv[1:]:
   try:
@@ -120,7 +122,7 @@ def fetch(endpoint, home, *sources):
 
 
 @pytest.mark.more
-def test_fetches_data_only_and_then_works_without_the_hub(tiny, tmp_path):
+def test_fetches_data_only_and_then_works_without_the_hub(tmp_path):
   folder = tiny.write_folder(tmp_path / 'repo', tiny.config(), shards=2)
   for name in ('pytorch_model.bin', 'modeling.py', 'consolidated.safetensors'):
     (folder / name).write_text('unwanted')

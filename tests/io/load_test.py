@@ -7,11 +7,11 @@ from specdec_jax import api, build, sharding
 from specdec_jax.io import export, files, load, tokenizer
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from tests.io import reading
+from tests.io import tiny
 
 
 @pytest.mark.parametrize('form', ['folder', 'gguf', 'random'])
-def test_two_steps_place_every_parameter(tiny, tmp_path, form):
+def test_two_steps_place_every_parameter(tmp_path, form):
   source = {
     'folder': lambda: tiny.write_folder(tmp_path / 'hf', tiny.config()),
     'gguf': lambda: tiny.write_gguf(tmp_path / 'm.gguf', tiny.config()),
@@ -20,7 +20,7 @@ def test_two_steps_place_every_parameter(tiny, tmp_path, form):
   opened = load.open_source(str(source))
   layout = sharding.lay_out(sharding.make_mesh(1, 2), opened.config)
   split = load.read(opened, put=layout.put)
-  whole = reading.read(str(source))
+  whole = tiny.read(source)
   assert split.digest == whole.digest
   flat = lm.flatten(split.params)
   for name, x in lm.flatten(whole.params).items():
@@ -29,8 +29,8 @@ def test_two_steps_place_every_parameter(tiny, tmp_path, form):
 
 
 def test_random_depends_on_the_seed_only():
-  a, b = reading.read('random:tiny'), reading.read('random:tiny:0')
-  c = reading.read('random:tiny:1')
+  a, b = tiny.read('random:tiny'), tiny.read('random:tiny:0')
+  c = tiny.read('random:tiny:1')
   q = lambda m: np.asarray(m.params['layers']['0']['attn']['q']['kernel'])
   np.testing.assert_array_equal(q(a), q(b))
   assert not np.array_equal(q(a), q(c))
@@ -39,10 +39,10 @@ def test_random_depends_on_the_seed_only():
   assert a.tokenizer.size == 258 <= a.config.vocab
 
 
-def test_dtypes(tiny, tmp_path, x64):
+def test_dtypes(tmp_path, x64):
   folder = str(tiny.write_folder(tmp_path / 'hf', tiny.config()))
   for dtype in ('float32', 'bfloat16', 'float64'):
-    model = reading.read(folder, dtype=dtype)
+    model = tiny.read(folder, dtype=dtype)
     assert model.config.dtype == dtype
     kinds = {str(x.dtype) for x in lm.flatten(model.params).values()}
     assert kinds == {dtype}
@@ -50,9 +50,9 @@ def test_dtypes(tiny, tmp_path, x64):
 
 def test_float64_needs_x64():
   with pytest.raises(ValueError, match="dtype='float64' needs"):
-    reading.read('random:tiny', dtype='float64')
+    tiny.read('random:tiny', dtype='float64')
   with pytest.raises(ValueError, match="dtype='int8'"):
-    reading.read('random:tiny', dtype='int8')
+    tiny.read('random:tiny', dtype='int8')
 
 
 @pytest.mark.parametrize(
@@ -68,17 +68,17 @@ def test_float64_needs_x64():
 )
 def test_unknown_sources_list_what_is_allowed(source, message):
   with pytest.raises(ValueError, match=message):
-    reading.read(source)
+    tiny.read(source)
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused(tiny, tmp_path):
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
   c = tiny.config(vocab=258)
   folder = tiny.write_folder(tmp_path / 'hf', c)
   with pytest.raises(ValueError, match='tokenizer has 260 ids, the model 258'):
-    reading.read(str(folder))
+    tiny.read(folder)
 
 
-def test_a_special_token_that_the_model_lacks_is_left_out(tiny, tmp_path):
+def test_a_special_token_that_the_model_lacks_is_left_out(tmp_path):
   """As Gemma 3's text models, whose tokenizer has <image_soft_token> more."""
   folder = tiny.write_folder(tmp_path / 'hf', tiny.config(vocab=260))
   specials = ('<|im_start|>', '<|im_end|>', '<image>')
@@ -93,7 +93,7 @@ def test_a_special_token_that_the_model_lacks_is_left_out(tiny, tmp_path):
   tokenizer.check_same(model.tokenizer, draft.tokenizer)
 
 
-def test_an_export_is_labelled_by_the_folder_it_is_in(tiny, tmp_path):
+def test_an_export_is_labelled_by_the_folder_it_is_in(tmp_path):
   source = load.load(tiny.write_folder(tmp_path / 'SmolLM', tiny.config()))
   assert source.label == 'SmolLM'
   folder = tmp_path / 'run_7' / 'model'
@@ -105,17 +105,17 @@ def lm_of(model):
   return model.config, model.params
 
 
-def test_digest_is_of_the_weights(tiny, tmp_path):
+def test_digest_is_of_the_weights(tmp_path):
   c = tiny.config()
   path = tiny.write_gguf(tmp_path / 'm.gguf', c)
-  assert reading.read(str(path)).digest == files.sha256(path)
+  assert tiny.read(path).digest == files.sha256(path)
   folder = tiny.write_folder(tmp_path / 'hf', c, shards=2)
-  before = reading.read(str(folder)).digest
+  before = tiny.read(folder).digest
   for name in ('lm_head.weight', 'model.embed_tokens.weight'):
     weights = tiny.arrays(c)
     weights[name][0] += 1
     tiny.write_folder(folder, c, weights=weights, shards=2)
-    assert reading.read(str(folder)).digest != before
+    assert tiny.read(folder).digest != before
 
 
 OWN = """

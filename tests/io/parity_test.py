@@ -4,77 +4,31 @@ matrix, a wrong rotation or a misplaced bias cannot pass."""
 import dataclasses
 import functools
 import importlib.util
-import pathlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 from gguf import RopeScalingType
 
-from specdec_jax import forward as forward_lib
 from specdec_jax.io import gguf, hf, names
-from specdec_jax.models import config, lm
+from specdec_jax.models import config
+from tests.io import tiny
 
-GOLDEN = pathlib.Path(__file__).parent / 'golden'
 FAMILIES = ('llama', 'qwen2', 'qwen3', 'gpt2', 'gemma2', 'gemma3')
 
 
 def our_logits(folder, tokens, scan_layers=False):
-  opened = hf.open_folder(folder, str(folder))
-  c = dataclasses.replace(opened.config, scan_layers=scan_layers)
-  params = names.read(opened.reader, c)
-  return np.asarray(forward(lm.make(c), params, jnp.asarray(tokens)))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def forward(model, params, tokens_BT):
-  """Logits of one causal pass."""
-  B, T = tokens_BT.shape
-  hidden_BTD, _, _ = forward_lib.read(
-    model,
-    params,
-    tokens_BT,
-    jnp.zeros((B,), jnp.int32),
-    model.init_cache(B, T),
-    slots=T,
-  )
-  return model.head(params, hidden_BTD)
+  c, reader, _ = hf.open_folder(folder, str(folder))
+  c = dataclasses.replace(c, scan_layers=scan_layers)
+  return np.asarray(tiny.logits(c, names.read(reader, c), tokens))
 
 
 @pytest.mark.more
 @pytest.mark.parametrize('scan_layers', [False, True])
 @pytest.mark.parametrize('family', FAMILIES)
 def test_logits_equal_the_golden_ones(family, scan_layers):
-  golden = np.load(GOLDEN / family / 'logits.npz')
-  ours = our_logits(GOLDEN / family, golden['tokens'], scan_layers)
-  np.testing.assert_allclose(ours, golden['logits'], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize('family', ['gemma2', 'gemma3'])
-def test_a_gguf_file_gives_the_golden_logits(tiny, family, tmp_path):
-  """What the file does not say, such as the query scale, is taken as meant."""
-  folder = GOLDEN / family
-  c = hf.open_folder(folder, family).config
-  stored = safetensors.numpy.load_file(folder / 'model.safetensors')
-  path = tiny.write_gguf(
-    tmp_path / 'm.gguf',
-    c,
-    family,
-    {name: x.astype(np.float32) for name, x in stored.items()},
-    extra=[functools.partial(GEMMA_FIELDS[family], c)],
-  )
-  have, reader, _ = gguf.open_file(path, family)
-  golden = np.load(folder / 'logits.npz')
-  if family == 'gemma2':
-    # Tells 12 from head_dim; files say neither: see io.gguf.
-    assert have.query_scale == 8**-0.5
-    have = dataclasses.replace(have, query_scale=12**-0.5)
-  same = {**vars(have), 'norm_eps': c.norm_eps}
-  assert config.LMConfig(**same) == c
-  params = names.read(reader, have)
-  ours = forward(lm.make(have), params, jnp.asarray(golden['tokens']))
+  golden = np.load(tiny.GOLDEN / family / 'logits.npz')
+  ours = our_logits(tiny.GOLDEN / family, golden['tokens'], scan_layers)
   np.testing.assert_allclose(ours, golden['logits'], atol=1e-4, rtol=1e-4)
 
 
@@ -91,7 +45,27 @@ def gemma3_fields(c, w):
   w.add_rope_scaling_factor(c.rope_scaling.factor)
 
 
-GEMMA_FIELDS = dict(gemma2=gemma2_fields, gemma3=gemma3_fields)
+@pytest.mark.parametrize(
+  'family, fields', [('gemma2', gemma2_fields), ('gemma3', gemma3_fields)]
+)
+def test_a_gguf_file_gives_the_golden_logits(family, fields, tmp_path):
+  """What the file does not say, such as the query scale, is taken as meant."""
+  folder = tiny.GOLDEN / family
+  c, _, _ = hf.open_folder(folder, family)
+  stored = safetensors.numpy.load_file(folder / hf.SINGLE)
+  weights = {name: x.astype(np.float32) for name, x in stored.items()}
+  extra = [functools.partial(fields, c)]
+  path = tiny.write_gguf(tmp_path / 'a', c, family, weights, extra=extra)
+  have, reader, _ = gguf.open_file(path, family)
+  golden = np.load(folder / 'logits.npz')
+  if family == 'gemma2':
+    # Tells 12 from head_dim; files say neither: see io.gguf.
+    assert have.query_scale == 8**-0.5
+    have = dataclasses.replace(have, query_scale=12**-0.5)
+  same = {**vars(have), 'norm_eps': c.norm_eps}
+  assert config.LMConfig(**same) == c
+  ours = tiny.logits(have, names.read(reader, have), golden['tokens'])
+  np.testing.assert_allclose(ours, golden['logits'], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parity
@@ -101,7 +75,9 @@ def test_logits_equal_those_of_torch(family, tmp_path):
   pytest.importorskip(
     'transformers', reason='needs transformers (extra parity)'
   )
-  spec = importlib.util.spec_from_file_location('golden', GOLDEN / 'make.py')
+  spec = importlib.util.spec_from_file_location(
+    'golden', tiny.GOLDEN / 'make.py'
+  )
   assert spec and spec.loader
   make = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(make)

