@@ -42,7 +42,7 @@ class Engine:
   """A target with a drafter and a rule, ready to decode.
 
   target: the model whose output distribution is kept.
-  draft, q, work: as in drafters.method.Method; None for plain decoding.
+  draft, q: as in drafters.method.Method; None for plain decoding.
   drafter, rule: the pure functions of the loop.
   weights: parameters of target and drafter.
   programs: the jitted programs of the loop.
@@ -57,7 +57,6 @@ class Engine:
   weights: types.Weights
   programs: decode.Programs
   options: decode.Options
-  work: Callable[[Any, Any, float], tuple[int, int]] | None = None
 
 
 def engine(
@@ -104,7 +103,6 @@ def engine(
     types.Weights(target.params, made.params),
     decode.programs(target.model, made.drafter, rule, options),
     options,
-    made.work,
   )
 
 

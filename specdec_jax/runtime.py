@@ -122,7 +122,7 @@ def console() -> rich.console.Console:
   """A rich console on stdout."""
   # A pipe has no width; 120 columns hold every table.
   width = None if sys.stdout.isatty() else 120
-  return rich.console.Console(width=width)
+  return rich.console.Console(width=width, highlight=False)
 
 
 def track(items: Iterable, description: str) -> Iterable:

@@ -77,12 +77,12 @@ def test_texts_are_identical(folder):
   t = doc['total']
   assert (t['texts'], t['identical'], t['ties'], t['bugs']) == (3, 3, 0, 0)
   assert t['tokens'] == t['positions'] == 24
-  assert doc['rows'][1]['audit']['compared'] == [8, 8, 8]
+  assert doc['rows'][0]['audit']['compared'] == [8, 8, 8]
   # 1 - 0.05 ** (1 / 24).
   assert t['bugs_at_most'] == pytest.approx(117.3, abs=0.1)
-  assert doc['rows'][1]['counts']['accepted_tokens'] > 0
+  assert doc['rows'][0]['counts']['accepted_tokens'] > 0
   sentence = '3 texts, 24 tokens compared: 3 identical, 0 ties, 0 BUG'
-  assert sentence in printed and sentence in (out / 'audit.md').read_text()
+  assert sentence in printed
 
 
 @pytest.mark.more
@@ -93,14 +93,13 @@ def test_a_planted_bug_is_found(folder):
   )
   assert status == 1, err
   doc = json.loads(printed.splitlines()[-1])
-  assert doc['total']['bugs'] == len(doc['rows'][1]['audit']['findings']) > 0
-  found = doc['rows'][1]['audit']['findings'][0]
+  findings = doc['rows'][0]['audit']['findings']
+  assert doc['total']['bugs'] == len(findings) > 0
+  found = findings[0]
   assert found['id'] == 'a[b]' and found['verdict'] == 'BUG'
   assert found['plain'] != found['other']
   assert found['gap'] > 4 * found['noise']
   assert ' a[b] ' in printed and 'more than 4 times' in printed
-  table = (out / 'audit.md').read_text()
-  assert ' BUG |' in table and 'a[b]' in table
 
 
 @pytest.mark.more

@@ -110,7 +110,9 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
   """A cell for each arm at one temperature."""
   every = [plain, *arms]
   groups = plan_lib.groups(every, plan, plan.judged)
-  runs = timing.measure(every, groups, programs, plan.repeats, runtime.track)
+  runs = timing.measure(
+    every, groups, programs, plan.bench.repeats, runtime.track
+  )
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(every, plan, groups, outputs, runtime.track)
   out = []
@@ -128,7 +130,7 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
       counts=metrics.summary(metrics.join(outputs[arm.name])),
       alpha=found[arm.drafter],
       audit=audits[arm.name],
-      failed=identity.broken(arm.name, groups, outputs[arm.name]),
+      failed=identity.failures(groups, {arm.name: outputs[arm.name]}),
     )
     out.append(cell)
   return out

@@ -55,11 +55,10 @@ class Row(NamedTuple):
 
   name, drafter, gamma: as in plan.Arm.
   tok_s, improvement: tokens per second of decoding; the same over plain's.
-  counts, inter_token, arithmetic_factor, bytes_per_token: see metrics.
+  counts, inter_token: see metrics.
   wide_share: share of windows in which any row proposed something.
   cost_coefficient, verify: c (None for plain decoding) and v(gamma + 1).
-  time_to_first_token: seconds, median over prompts.
-  compile_seconds: seconds.
+  time_to_first_token, compile_seconds: seconds, the first a median.
   alpha: teacher-forced on plain decoding's text.
   predicted: from other prompts, before these ran.
   explained: the cost model at the acceptance measured here.
@@ -76,8 +75,6 @@ class Row(NamedTuple):
   verify: float
   time_to_first_token: float
   inter_token: metrics.Gaps
-  arithmetic_factor: float | None
-  bytes_per_token: float | None
   memory: Memory
   compile_seconds: float
   alpha: predict.Alpha | None
@@ -95,7 +92,6 @@ class Category(NamedTuple):
   improvement: metrics.Spread
   explained: predict.Prediction
   counts: metrics.Summary
-  repeated_8grams: float | None
 
 
 class BatchRow(NamedTuple):
@@ -158,43 +154,48 @@ def run(
     arms,
     plan_lib.calibration_request(arms, plan),
     plain=programs[arms[0].name][0],
-    repeats=max(3, plan.repeats),
+    repeats=max(3, plan.bench.repeats),
     track=track,
   )
   doc = doc._replace(calibration=calibration)
-  tables.calibration(calibration, ceiling.tok_s, plan.batch_size, console)
+  tables.calibration(doc, console)
 
   # The prediction: calibration, and acceptance on the other prompts, before
   # any of the judged ones is run.
-  seen = _outputs(arms, programs, others, track)
-  if failed := _failed(arms, others, seen):
+  seen = {
+    arm.name: [
+      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
+      for group in track(others, f'acceptance of {arm.name}')
+    ]
+    for arm in arms
+  }
+  if failed := identity.failures(others, seen):
     tables.failures(failed, console)
     return doc._replace(failed=failed)
-  alphas = predict.alphas(arms, others, seen, track)
-  doc = doc._replace(
-    predicted=predict.improvements(arms, calibration, seen, alphas)
-  )
+  doc = doc._replace(predicted=predict.improvements(arms, calibration, seen))
   tables.predicted(doc.predicted, console)
 
-  runs = timing.measure(arms, judged, programs, plan.repeats, track)
+  runs = timing.measure(arms, judged, programs, plan.bench.repeats, track)
   outputs = {name: r.outputs for name, r in runs.items()}
-  if failed := _failed(arms, judged, outputs):
+  if failed := identity.failures(judged, outputs):
     tables.failures(failed, console)
     return doc._replace(failed=failed)
-  gaps = timing.stream(arms, judged[: plan.stream_prompts], track)
+  gaps = timing.stream(arms, judged[: plan.bench.stream_prompts], track)
   every = {name: outputs[name] + seen[name] for name in outputs}
   audits = identity.compare(arms, plan, judged + others, every, track)
-  rows = _rows(arms, doc, judged, runs, gaps, audits, track)
+  alphas = predict.alphas(arms, judged, outputs, track)
+  rows = _rows(arms, doc, judged, runs, gaps, alphas, audits)
+  texts = plan_lib.answers(judged, outputs[arms[0].name])
   doc = doc._replace(
     rows=rows,
     categories=_categories(arms, judged, runs, calibration),
-    repeated_8grams=_repeated(judged, outputs[arms[0].name]),
+    repeated_8grams=metrics.repeated_ngrams([x.tokens for x in texts]),
     best_gamma=_best_gammas(arms, rows),
   )
   tables.rows(doc, console)
-  found = [_batch(arms, plan, size, track) for size in plan.batch_sizes]
-  doc = doc._replace(crossover=found, largest_batch=_largest(arms, found))
-  if found:
+  if plan.batch_sizes:
+    found = [_batch(arms, plan, size, track) for size in plan.batch_sizes]
+    doc = doc._replace(crossover=found, largest_batch=_largest(found))
     tables.crossover(doc, console)
   return doc
 
@@ -218,64 +219,35 @@ def finish(
   return verdict.sound(doc)
 
 
-def _outputs(arms, programs, groups, track: plan_lib.Track) -> dict[str, list]:
-  """By arm, its Output on every group; not timed."""
-  return {
-    arm.name: [
-      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
-      for group in track(groups, f'acceptance of {arm.name}')
-    ]
-    for arm in arms
-  }
-
-
-def _failed(arms, groups, outputs) -> list[identity.Failure]:
-  """Failed requests: their texts are cut short, so no figure would be valid."""
-  return [
-    x
-    for arm in arms
-    for x in identity.broken(arm.name, groups, outputs[arm.name])
-  ]
-
-
 def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
   target = arms[0].engine.target
   models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
   dtypes = sorted({m.dtype for m in models})
-  gb_s = {d: machine.ceiling(d, small=plan.small) for d in dtypes}
+  gb_s = {d: machine.ceiling(d, small=plan.bench.small) for d in dtypes}
   devices = 1 if target.layout is None else target.layout.mesh.size
   # A step reads the weights and, on average, half the answer in the cache.
-  slots = plan.max_new_tokens / 2 + np.mean(
-    [len(i.tokens) for i in plan.judged]
-  )
-  cache = jax.eval_shape(lambda: arms[0].model.init_cache(plan.batch_size, 1))
+  prompt = np.mean([len(item.tokens) for item in plan.judged])
+  slots = float(prompt) + plan.max_new_tokens / 2
+  rows = plan.bench.batch_size
+  cache = jax.eval_shape(lambda: arms[0].model.init_cache(rows, 1))
   step = metrics.step_bytes(target.params)
-  step += metrics.tree_bytes(cache) * float(slots)
+  step += metrics.tree_bytes(cache) * slots
   best = gb_s[target.dtype]['best'] * 1e9 * devices
-  return Ceiling(gb_s, devices, plan.batch_size * best / step)
+  return Ceiling(gb_s, devices, rows * best / step)
 
 
 # --- rows --------------------------------------------------------------------
 
 
-def _rows(
-  arms, doc: Document, groups, runs, gaps, audits, track: plan_lib.Track
-) -> list[Row]:
+def _rows(arms, doc: Document, groups, runs, gaps, alphas, audits) -> list[Row]:
   outputs = {name: r.outputs for name, r in runs.items()}
-  alphas = predict.alphas(arms, groups, outputs, track)
-  explained = predict.improvements(arms, doc.calibration, outputs, alphas)
+  explained = predict.improvements(arms, doc.calibration, outputs)
   plain, parts = runs[arms[0].name], doc.calibration
   assert parts is not None
   out = []
   for arm in arms:
-    mine, engine = runs[arm.name], arm.engine
-    info, base = metrics.join(mine.outputs), metrics.join(plain.outputs)
-    state, _ = jax.eval_shape(
-      engine.programs.start, engine.weights, groups[0].full
-    )
-    caches = [metrics.tree_bytes(x) for x in (state.cache, state.drafter)]
-    work = metrics.drafting(engine, arm.gamma, state.drafter, info)
-    target = metrics.step_bytes(engine.target.params)
+    mine = runs[arm.name]
+    info = metrics.join(mine.outputs)
     row = Row(
       name=arm.name,
       drafter=arm.drafter,
@@ -286,21 +258,9 @@ def _rows(
       wide_share=metrics.wide_share(info),
       cost_coefficient=parts.c.get(arm.name),
       verify=parts.verify[arm.gamma + 1],
-      time_to_first_token=float(np.median(np.median(mine.first, 0))),
-      inter_token=metrics.inter_token(gaps[arm.name]),
-      arithmetic_factor=metrics.arithmetic_factor(
-        info,
-        base,
-        narrow=engine.options.narrow,
-        target=metrics.step_parameters(engine.target.params),
-        drafting=work.parameters,
-      ),
-      bytes_per_token=metrics.bytes_per_token(
-        info, target + caches[0] + work.bytes
-      ),
-      memory=Memory(
-        metrics.tree_bytes(engine.target.params), work.held, *caches
-      ),
+      time_to_first_token=float(np.median(mine.first_RG)),
+      inter_token=metrics.inter_token(gaps.get(arm.name, [])),
+      memory=_memory(arm, groups[0].full),
       compile_seconds=mine.compile_seconds,
       alpha=alphas.get(arm.drafter),
       predicted=doc.predicted.get(arm.name),
@@ -311,6 +271,19 @@ def _rows(
   return out
 
 
+def _memory(arm: plan_lib.Arm, request) -> Memory:
+  engine, params = arm.engine, arm.engine.target.params
+  state, _ = jax.eval_shape(engine.programs.start, engine.weights, request)
+  # A head reduced to some ids is held beside the full one.
+  whole = engine.draft.params if engine.draft else ()
+  return Memory(
+    metrics.tree_bytes(params),
+    metrics.own_bytes((engine.weights.draft, whole), params),
+    metrics.tree_bytes(state.cache),
+    metrics.tree_bytes(state.drafter),
+  )
+
+
 def _categories(arms, groups, runs, calibration) -> list[Category]:
   by: dict[str, list[int]] = {}
   for g, group in enumerate(groups):
@@ -319,27 +292,23 @@ def _categories(arms, groups, runs, calibration) -> list[Category]:
   plain = runs[arms[0].name]
   out = []
   for category, chosen in by.items():
-    of = lambda runs, chosen=chosen: [runs.outputs[g] for g in chosen]
-    base = metrics.tokens_per_window(metrics.join(of(plain)))
+    joined = lambda runs, chosen=chosen: metrics.join(
+      [runs.outputs[g] for g in chosen]
+    )
+    base = metrics.tokens_per_window(joined(plain))
     for arm in arms[1:]:
       mine = runs[arm.name]
-      info = metrics.join(of(mine))
+      info = joined(mine)
       row = Category(
         category=category,
         name=arm.name,
         prompts=sum(len(groups[g].items) for g in chosen),
         improvement=timing.improvement(mine, plain, chosen),
-        explained=predict.improvement(arm, calibration, info, base, None),
+        explained=predict.improvement(arm, calibration, info, base),
         counts=metrics.summary(info),
-        repeated_8grams=_repeated([groups[g] for g in chosen], of(plain)),
       )
       out.append(row)
   return out
-
-
-def _repeated(groups, outputs) -> float | None:
-  """Share of repeated 8-grams in plain decoding's texts, over all of them."""
-  return metrics.repeated_ngrams(timing.texts(groups, outputs))
 
 
 # --- crossover ---------------------------------------------------------------
@@ -351,7 +320,7 @@ def _batch(arms, plan: plan_lib.Plan, size: int, track) -> Batch:
   programs = timing.compile_arms(
     arms, groups[0].full, track, f'compiling batch {size}'
   )
-  runs = timing.measure(arms, groups, programs, plan.repeats, track)
+  runs = timing.measure(arms, groups, programs, plan.bench.repeats, track)
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(arms, plan, groups, outputs, track)
   rows = [
@@ -363,7 +332,7 @@ def _batch(arms, plan: plan_lib.Plan, size: int, track) -> Batch:
     )
     for arm in arms
   ]
-  failed = _failed(arms, groups, outputs)
+  failed = identity.failures(groups, outputs)
   return Batch(size, rows, _best_gammas(arms, rows), failed)
 
 
@@ -380,19 +349,19 @@ def filled(items, size: int) -> list:
 
 def _best_gammas(arms, rows) -> dict[str, int]:
   """By drafter, the gamma with the largest measured win; 0 where none wins."""
-  best: dict[str, int] = {}
-  for drafter in dict.fromkeys(arm.drafter for arm in arms[1:]):
-    found = {
-      arm.gamma: row.improvement.median
-      for arm, row in zip(arms, rows, strict=True)
-      if arm.drafter == drafter and row.improvement.outcome == 'win'
-    }
-    best[drafter] = cost.best(found)
-  return best
+  best: dict[str, dict[int, float]] = {}
+  for arm, row in zip(arms[1:], rows[1:], strict=True):
+    won = best.setdefault(arm.drafter, {})
+    if row.improvement.outcome == 'win':
+      won[arm.gamma] = row.improvement.median
+  return {drafter: cost.best(won) for drafter, won in best.items()}
 
 
-def _largest(arms, found: Sequence[Batch]) -> dict[str, int | None]:
-  """By drafter, the largest batch size that helps; {} if none was tried."""
-  sizes = lambda name: [x.batch_size for x in found if x.best_gamma[name]]
-  drafters = dict.fromkeys(arm.drafter for arm in arms[1:]) if found else {}
-  return {name: max(sizes(name), default=None) for name in drafters}
+def _largest(found: Sequence[Batch]) -> dict[str, int | None]:
+  """By drafter, the largest batch size that helps."""
+  return {
+    drafter: max(
+      (x.batch_size for x in found if x.best_gamma[drafter]), default=None
+    )
+    for drafter in found[0].best_gamma
+  }

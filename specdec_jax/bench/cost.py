@@ -5,7 +5,7 @@ sum min(p, q); c is the time of a draft step over that of a plain target step;
 v(n) is the time of an n-wide verify over a plain step, v(1) = 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -13,7 +13,10 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
   Assumes that tokens are accepted independently with probability alpha.
   """
-  _check(alpha, gamma)
+  if not 0 <= alpha <= 1 or gamma < 0:
+    raise ValueError(
+      f'alpha={alpha}, gamma={gamma}: want alpha in 0..1 and gamma 0 or more'
+    )
   if alpha == 1:
     return gamma + 1.0
   return (1 - alpha ** (gamma + 1)) / (1 - alpha)
@@ -53,10 +56,7 @@ def histogram_tokens(windows: Sequence[float]) -> float:
   Exact: unlike equation 1 it does not assume independent positions.
   Worked example: 5 windows that accept 0 and 5 that accept 2 give 2.0.
   """
-  total = sum(windows)
-  if not total:
-    raise ValueError('no windows in the histogram')
-  return sum((k + 1) * n for k, n in enumerate(windows)) / total
+  return sum((k + 1) * n for k, n in enumerate(windows)) / sum(windows)
 
 
 def truncated(windows: Sequence[float], gamma: int) -> list[float]:
@@ -65,8 +65,6 @@ def truncated(windows: Sequence[float], gamma: int) -> list[float]:
   An estimate: a smaller gamma begins some of its windows inside those of the
   larger one. Exact if the windows began at the same places.
   """
-  if gamma >= len(windows):
-    raise ValueError(f'gamma={gamma} is more than was run: {len(windows) - 1}')
   return [*windows[:gamma], sum(windows[gamma:])]
 
 
@@ -82,56 +80,4 @@ def window(
     verify: v of the wide ones.
     idle: v of the others: v(1) = 1, and what the second loop body adds.
   """
-  if not 0 <= wide <= 1:
-    raise ValueError(f'wide={wide}: a share is in 0..1')
   return propose + wide * verify + (1 - wide) * idle
-
-
-def sparse_tokens(alpha: float, gamma: int, rate: float) -> float:
-  """Equation 1 for a drafter that proposes in a share `rate` of windows."""
-  return rate * expected_tokens(alpha, gamma) + (1 - rate)
-
-
-def alpha_of(tokens: float, gamma: int, rate: float = 1.0) -> float | None:
-  """The alpha at which sparse_tokens is `tokens`; None if 1 is not enough.
-
-  Given the cost of a window as `tokens`, this is the alpha that breaks even.
-  """
-  enough = lambda alpha: sparse_tokens(alpha, gamma, rate) >= tokens
-  if not enough(1.0):
-    return None
-  low, high = 0.0, 1.0
-  for _ in range(50):
-    middle = (low + high) / 2
-    low, high = (low, middle) if enough(middle) else (middle, high)
-  return high
-
-
-def break_even_c(tokens: float, verify: float, gamma: int) -> float:
-  """The c at which a window of `tokens` pays; 0 or less: no draft is as cheap.
-
-  verify: what the window costs without its drafting, in plain steps.
-  """
-  return (tokens - verify) / gamma
-
-
-def interpolated(verify: dict[int, float]) -> Callable[[int], float]:
-  """v(n) between measured widths by straight lines; flat outside them."""
-  widths = sorted(verify)
-
-  def v(n: int) -> float:
-    low = max((w for w in widths if w <= n), default=widths[0])
-    high = min((w for w in widths if w >= n), default=widths[-1])
-    if low == high:
-      return verify[low]
-    part = (n - low) / (high - low)
-    return (1 - part) * verify[low] + part * verify[high]
-
-  return v
-
-
-def _check(alpha: float, gamma: int) -> None:
-  if not 0 <= alpha <= 1:
-    raise ValueError(f'alpha={alpha}: an acceptance rate is in 0..1')
-  if gamma < 0:
-    raise ValueError(f'gamma={gamma}: must be 0 or more')

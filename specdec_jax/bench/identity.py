@@ -4,19 +4,16 @@ Here: which settings promise equal tokens, the comparison, and the run of the
 audit program. audit.py explains a difference.
 """
 
-import io
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import rich.box
-import rich.console
 from scipy import special
 
-from specdec_jax import decode, requests, runtime, types
+from specdec_jax import decode, runtime, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import audit, machine, metrics, tables, timing, verdict
+from specdec_jax.bench import audit, machine, metrics, tables, verdict
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
@@ -100,52 +97,51 @@ def compare(
   Returns:
     An Audit by arm.
   """
-  items = [item for group in groups for item in group.items]
-  read = lambda arm: zip(
-    timing.texts(groups, outputs[arm.name]),
-    _broken_rows(groups, outputs[arm.name]),
-    strict=True,
-  )
+  plain = plan_lib.answers(groups, outputs[arms[0].name])
   out = {}
   for arm in arms[1:]:
     promised = promise(arm.engine.rule, plan.sampling)
-    out[arm.name] = Audit(promised, len(items))
+    out[arm.name] = Audit(promised, len(plain))
     if promised != 'tokens':
       continue
     compared, findings = [], []
-    rows = list(zip(items, read(arms[0]), read(arm), strict=True))
-    for item, (plain, ended), (other, broken) in track(
-      rows, f'audit of {arm.name}'
-    ):
-      # A text that ended on broken logits is reported as a failure; only the
-      # tokens that both arms emitted are compared.
-      end = min(len(plain), len(other)) if ended or broken else None
-      found = _finding(
-        arm, plan, item, plain[:end], other[:end], groups[0].host
-      )
-      same = found.position
-      compared.append(len(plain[:end]) if same is None else same + 1)
-      findings += [] if same is None else [found]
+    other = plan_lib.answers(groups, outputs[arm.name])
+    pairs = list(zip(plain, other, strict=True))
+    for one, two in track(pairs, f'audit of {arm.name}'):
+      found = _compared(arm, plan, one, two, groups[0].host)
+      if found.position is None:
+        compared.append(min(len(one.tokens), len(two.tokens)))
+      else:
+        compared.append(found.position + 1)
+        findings.append(found)
     out[arm.name] = Audit(
-      promised, len(items), tuple(compared), tuple(findings)
+      promised, len(plain), tuple(compared), tuple(findings)
     )
   return out
 
 
-def _finding(
-  arm, plan, item: requests.Item, plain, other, host: decode.Request
+def _compared(
+  arm,
+  plan: plan_lib.Plan,
+  plain: plan_lib.Answer,
+  other: plan_lib.Answer,
+  host: decode.Request,
 ) -> audit.Finding:
   s, target = plan.sampling, arm.engine.target
+  # A text that ended on broken logits is reported as a failure; only the
+  # tokens that both arms emitted are compared.
+  broken = plain.broken or other.broken
+  end = min(len(plain.tokens), len(other.tokens)) if broken else None
   rows, length = host.tokens_BL.shape
   case = audit.Case(
-    item.tokens,
-    plain,
-    other,
+    plain.item.tokens,
+    plain.tokens[:end],
+    other.tokens[:end],
     s.temperature,
     s.top_k,
     s.top_p,
     s.seed,
-    item.number,
+    plain.item.number,
   )
   found = audit.audit(
     arm.model,
@@ -161,26 +157,24 @@ def _finding(
     None if token is None else target.tokenizer.decode([token])
   )
   return found._replace(
-    id=item.id, plain_text=text(found.plain), other_text=text(found.other)
+    id=plain.item.id,
+    plain_text=text(found.plain),
+    other_text=text(found.other),
   )
 
 
-def broken(name: str, groups, outputs) -> list[Failure]:
-  """The requests of an arm that ended on logits that are not finite."""
-  items = [item for group in groups for item in group.items]
-  rows, texts = _broken_rows(groups, outputs), timing.texts(groups, outputs)
-  return [
-    Failure(name, item.id, len(text))
-    for item, text, bad in zip(items, texts, rows, strict=True)
-    if bad
-  ]
+def failures(
+  groups: Sequence[plan_lib.Group], outputs: dict[str, list[decode.Output]]
+) -> list[Failure]:
+  """The requests that ended on logits that are not finite.
 
-
-def _broken_rows(groups, outputs) -> list[bool]:
+  Their texts are cut short, so no figure would be valid.
+  """
   return [
-    bool(out.info.broken_B[row])
-    for group, out in zip(groups, outputs, strict=True)
-    for row in range(len(group.items))
+    Failure(name, x.item.id, len(x.tokens))
+    for name, found in outputs.items()
+    for x in plan_lib.answers(groups, found)
+    if x.broken
   ]
 
 
@@ -188,12 +182,11 @@ def _broken_rows(groups, outputs) -> list[bool]:
 
 
 class Row(NamedTuple):
-  """An arm of the audit program; audit is None for plain decoding."""
+  """An arm of the audit program."""
 
   name: str
-  gamma: int
   counts: metrics.Summary
-  audit: Audit | None
+  audit: Audit
 
 
 class Total(NamedTuple):
@@ -202,7 +195,6 @@ class Total(NamedTuple):
   texts, tokens: how many were compared.
   positions: distinct ones among the tokens; arms repeat each other's.
   identical, ties, bugs: texts, by verdict.
-  per_1000_tokens: first divergences per 1,000 tokens.
   bugs_at_most: upper 95 % bound on bugs per 1,000 positions, exact
     (Clopper-Pearson) if positions are independent.
   """
@@ -213,7 +205,6 @@ class Total(NamedTuple):
   identical: int
   ties: int
   bugs: int
-  per_1000_tokens: float | None
   bugs_at_most: float
 
 
@@ -249,23 +240,18 @@ def run(
     for arm in arms
   }
   audits = compare(arms, plan, groups, outputs, track)
-  rows, failed = [], []
-  for arm in arms:
-    counts = metrics.summary(metrics.join(outputs[arm.name]))
-    rows.append(Row(arm.name, arm.gamma, counts, audits.get(arm.name)))
-    failed += broken(arm.name, groups, outputs[arm.name])
-  items = [item for group in groups for item in group.items]
+  summary = lambda name: metrics.summary(metrics.join(outputs[name]))
   # The same prompt with the same answer is read at the same positions.
-  texts = timing.texts(groups, outputs[arms[0].name])
-  keys = [
-    (tuple(item.tokens), *text) for item, text in zip(items, texts, strict=True)
+  texts = [
+    (tuple(x.item.tokens), tuple(x.tokens))
+    for x in plan_lib.answers(groups, outputs[arms[0].name])
   ]
   return Report(
     machine.describe(),
     plan_lib.setting(arms, plan),
-    rows,
-    total(list(audits.values()), keys),
-    failed,
+    [Row(name, summary(name), found) for name, found in audits.items()],
+    total(list(audits.values()), texts),
+    failures(groups, outputs),
   )
 
 
@@ -273,7 +259,7 @@ def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
   """Prints everything, the JSON last; true if nothing is wrong.
 
   config: part of the document.
-  folder: for audit.json and audit.md; None saves nothing.
+  folder: for audit.json; None saves nothing.
   """
   sentences = verdict.audit_sentences(report)
   out = {'config': config, **report._asdict(), 'verdict': sentences}
@@ -285,21 +271,7 @@ def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
   tables.close(sentences, out, console)
   if folder:
     files.write(folder / 'audit.json', runtime.compact(out))
-    files.write(folder / 'audit.md', _markdown(report, sentences))
   return not report.failed and not report.total.bugs
-
-
-def _markdown(report: Report, sentences: Sequence[str]) -> str:
-  """The tables and the verdict without colours."""
-  file = io.StringIO()
-  console = rich.console.Console(file=file, width=400, color_system=None)
-  console.print('# Audit against plain decoding\n\n```')
-  tables.machine(report.machine, console)
-  tables.setting(report.setting, console)
-  console.print('```\n')
-  tables.audit(report, console, rich.box.MARKDOWN)
-  console.print('\n' + '\n\n'.join(sentences), highlight=False)
-  return '\n'.join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def total(audits: Sequence[Audit], texts: Sequence[object]) -> Total:
@@ -318,16 +290,14 @@ def total(audits: Sequence[Audit], texts: Sequence[object]) -> Total:
   good = positions - len(wrong)
   # If every position is a bug, no rate below 1 is ruled out.
   most = special.betaincinv(len(wrong) + 1, good, 0.95) if good > 0 else 1.0
-  tokens = sum(a.tokens for a in audits)
   differing = sum(len(a.findings) for a in audits)
   requests_ = sum(a.requests for a in audits)
   return Total(
     texts=requests_,
-    tokens=tokens,
+    tokens=sum(a.tokens for a in audits),
     positions=positions,
     identical=requests_ - differing,
     ties=sum(a.ties for a in audits),
     bugs=sum(a.bugs for a in audits),
-    per_1000_tokens=metrics.ratio(1000 * differing, tokens),
     bugs_at_most=1000 * float(most),
   )

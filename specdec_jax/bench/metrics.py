@@ -4,7 +4,6 @@ Names are the field's; where a name has several meanings there, the formula is
 spelled out. Prefill is never a target call. All counts are exact.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -81,50 +80,14 @@ class Summary(NamedTuple):
   accepted_per_position: list[int]
 
 
-_LISTS = Summary._fields[-5:]
-
-
 def summary(info: types.Info) -> Summary:
   """The Summary of all rows of an Info."""
   counts = lambda x_BK: [int(n) for n in np.asarray(x_BK, np.int64).sum(0)]
-  return _summary(
-    int((np.asarray(info.origin_BL) != types.PROMPT).sum()),
-    int(np.asarray(info.calls_B, np.int64).sum()),
-    counts(info.hist_BN),
-    counts(info.whole_BN),
-    counts(info.proposed_BK),
-    counts(info.tried_BK),
-    counts(info.accepted_BK),
-  )
-
-
-def total(summaries: Sequence[Summary]) -> Summary:
-  """The Summary of several requests: counts added, ratios of the sums.
-
-  Without requests every count is 0. Lists of a smaller gamma are padded with 0.
-  """
-  added = lambda name: [
-    sum(column)
-    for column in itertools.zip_longest(
-      *(getattr(s, name) for s in summaries), fillvalue=0
-    )
-  ]
-  return _summary(
-    sum(s.emitted_tokens for s in summaries),
-    sum(s.target_calls for s in summaries),
-    *map(added, _LISTS),
-  )
-
-
-def _summary(
-  emitted: int,
-  calls: int,
-  accepted_N: list[int],
-  uncut_N: list[int],
-  proposed_K: list[int],
-  tried_K: list[int],
-  accepted_K: list[int],
-) -> Summary:
+  emitted = int((np.asarray(info.origin_BL) != types.PROMPT).sum())
+  calls = int(np.asarray(info.calls_B, np.int64).sum())
+  uncut_N = counts(info.whole_BN)
+  proposed_K, tried_K = counts(info.proposed_BK), counts(info.tried_BK)
+  accepted_K = counts(info.accepted_BK)
   drafted, accepted = sum(proposed_K), sum(accepted_K)
   uncut = sum((k + 1) * n for k, n in enumerate(uncut_N))
   return Summary(
@@ -138,7 +101,7 @@ def _summary(
     acceptance_per_position=list(map(ratio, accepted_K, proposed_K)),
     conditional_acceptance_per_position=list(map(ratio, accepted_K, tried_K)),
     proposal_rate=ratio(proposed_K[0] if proposed_K else 0, calls),
-    accepted_histogram=accepted_N,
+    accepted_histogram=counts(info.hist_BN),
     uncut_histogram=uncut_N,
     proposed_per_position=proposed_K,
     tried_per_position=tried_K,
@@ -211,23 +174,6 @@ def spread(values: Sequence[float | None]) -> Spread:
   return Spread(median, min(kept), max(kept), high - low, missing)
 
 
-def tokens_per_second(
-  emitted: int, total: float, prefill: float, noise: float = 0.0
-) -> float | None:
-  """Emitted tokens over decode time: the call's seconds less its prefill's.
-
-  None (too short to measure) unless that time is above the noise.
-  """
-  return emitted / (total - prefill) if total - prefill > noise else None
-
-
-def walltime_improvement(
-  method: Sequence[float | None], plain: Sequence[float | None]
-) -> Spread:
-  """tokens_per_second over plain decoding's, repeat by repeat."""
-  return spread([m and p and m / p for m, p in zip(method, plain, strict=True)])
-
-
 class Gaps(NamedTuple):
   """Seconds between emitted tokens: median and 95th percentile."""
 
@@ -247,7 +193,7 @@ def inter_token(stamps: Sequence[Sequence[float]]) -> Gaps:
   return Gaps(*map(float, np.percentile(gaps, (50, 95))))
 
 
-# --- work ------------------------------------------------------------------
+# --- memory ----------------------------------------------------------------
 
 
 def tree_bytes(tree: Any) -> int:
@@ -298,103 +244,3 @@ def layers_share(params: types.Params, count: int) -> float:
     elif group == 'layers':  # scanned: depth is the first axis
       total += x.nbytes * count / x.shape[0]
   return total / step_bytes(params)
-
-
-class Work(NamedTuple):
-  """The cost of drafting in a window, beyond the target's pass.
-
-  parameters: multiplications (parameters times tokens).
-  bytes: bytes read.
-  held: bytes in memory that are not the target's.
-  """
-
-  parameters: int
-  bytes: int
-  held: int
-
-
-def drafting(engine: Any, gamma: int, state: Any, info: types.Info) -> Work:
-  """The Work of one window of an engine (build.Engine).
-
-  A draft model reads the last two committed tokens, then its own drafts: gamma
-  passes, fewer if it stops early. Early exit runs the target's first layers
-  token by token and the head once a draft. state: the drafter's, for its size.
-  """
-  params = engine.weights.draft
-  passes = draft_passes(info) if engine.drafter.stops else gamma
-  if engine.drafter.exit:
-    layers = layers_share(params, engine.drafter.exit) * step_bytes(params)
-    head = params['head']
-    return Work(
-      round(passes * head.size), round(passes * (layers + head.nbytes)), 0
-    )
-  # A head reduced to some ids is held beside the full one.
-  whole = engine.draft.params if engine.draft else ()
-  held = own_bytes((params, whole), engine.target.params)
-  if engine.work is not None:
-    parameters, read = engine.work(params, state, passes)
-    return Work(parameters, read, held)
-  if engine.draft is None:
-    return Work(0, 0, held)
-  return Work(
-    round((passes + 1) * step_parameters(params)),
-    round(passes * (step_bytes(params) + tree_bytes(state))),
-    held,
-  )
-
-
-def draft_passes(info: types.Info) -> float:
-  """Mean passes in a window of a draft model that stops where it is not sure.
-
-  The first, and one after every proposed draft but the last of gamma: the
-  decision to stop needs a pass too. Exact for one row a batch; in larger
-  batches rows that stopped wait for the others, which the mean leaves out.
-  """
-  found = summary(info)
-  return 1 + sum(found.proposed_per_position[:-1]) / max(found.target_calls, 1)
-
-
-def target_tokens(info: types.Info, *, narrow: bool) -> int:
-  """Tokens that the target reads in each row, over all windows of the batch.
-
-  narrow: windows in which no row proposed anything are read at width 1.
-  """
-  gamma = np.shape(info.hist_BN)[1] - 1
-  calls = int(info.calls)
-  return calls + gamma * (int(info.wide) if narrow else calls)
-
-
-def arithmetic_factor(
-  info: types.Info,
-  plain: types.Info,
-  *,
-  narrow: bool,
-  target: int,
-  drafting: int,
-) -> float | None:
-  """Operations of a method over plain decoding's, per emitted token.
-
-  Theorem 3.11 of Leviathan et al. 2023 with measured counts. A token costs
-  2 x parameters in a pass (attention scores left out).
-
-  Args:
-    info: of the method; its batches have as many rows as plain decoding's.
-    plain: of plain decoding.
-    narrow: see target_tokens.
-    target: step_parameters of the target.
-    drafting: Work.parameters of a window.
-  """
-  spent = target_tokens(info, narrow=narrow) * target
-  spent += int(info.calls) * drafting
-  own = ratio(spent, summary(info).emitted_tokens)
-  base = ratio(int(plain.calls) * target, summary(plain).emitted_tokens)
-  return ratio(own, base) if own is not None and base is not None else None
-
-
-def bytes_per_token(info: types.Info, window: int) -> float | None:
-  """Bytes read per emitted token, each array once a pass.
-
-  window: bytes that a window reads: the target's step_bytes, its cache with
-  masked slots, and Work.bytes.
-  """
-  return ratio(int(info.calls) * window, summary(info).emitted_tokens)

@@ -39,25 +39,16 @@ class Plan(NamedTuple):
 
   judged, others: disjoint prompts; the others predict the figures of judged.
   max_new_tokens: limit of each answer.
-  sampling: settings.Sampling.
-  batch_size: prompts decoded together.
+  sampling, bench: sections of the config.
   batch_sizes: further sizes, run after the main table; may be empty.
-  repeats: timed runs of everything.
-  windows: windows that a calibration run times.
-  stream_prompts: judged batches streamed for the gaps between tokens.
-  small: measure bandwidth with tiny arrays, for a smoke test.
   """
 
   judged: tuple[requests.Item, ...]
   others: tuple[requests.Item, ...]
   max_new_tokens: int
-  sampling: Any
-  batch_size: int = 1
+  sampling: settings_lib.Sampling
+  bench: settings_lib.Bench
   batch_sizes: tuple[int, ...] = ()
-  repeats: int = 3
-  windows: int = 64
-  stream_prompts: int = 2
-  small: bool = False
 
 
 class Group(NamedTuple):
@@ -112,12 +103,8 @@ def make(
     others=tuple(_item(e, prompt) for prompt in others),
     max_new_tokens=s.decode.max_new_tokens,
     sampling=s.sampling,
-    batch_size=s.bench.batch_size,
+    bench=s.bench,
     batch_sizes=tuple(sizes),
-    repeats=s.bench.repeats,
-    windows=s.bench.windows,
-    stream_prompts=s.bench.stream_prompts,
-    small=s.bench.small,
   )
 
 
@@ -172,18 +159,17 @@ def groups(
   items: Sequence[requests.Item],
   rows: int | None = None,
 ) -> list[Group]:
-  """The prompts in batches of `rows`, plan.batch_size by default.
+  """The prompts in batches of `rows`, plan.bench.batch_size by default.
 
   All batches share one buffer length, so they share one executable.
   """
-  rows = rows or plan.batch_size
+  rows = rows or plan.bench.batch_size
   # Sorted by category, so that a batch's time belongs to one category.
   by: dict[str, list[requests.Item]] = {}
   for item in items:
     by.setdefault(item.category, []).append(item)
   parts = [x[i : i + rows] for x in by.values() for i in range(0, len(x), rows)]
-  new = plan.max_new_tokens
-  return [_group(arms, plan, part, rows, new) for part in parts]
+  return [_group(arms, plan, part, rows, plan.max_new_tokens) for part in parts]
 
 
 def _group(arms, plan: Plan, items, rows: int, new: int) -> Group:
@@ -202,18 +188,16 @@ def _group(arms, plan: Plan, items, rows: int, new: int) -> Group:
     rows=rows,
     length=_length(arms, plan),
   )
-  place = lambda request: (
-    jax.device_put(request)
-    if target.layout is None
-    else requests.place(request, target.layout)
+  place = lambda limit_B: jax.device_put(
+    requests.place(host._replace(limit_B=limit_B), target.layout)
   )
-  one = np.minimum(host.lengths_B + 1, host.limit_B)
+  one_B = np.minimum(host.lengths_B + 1, host.limit_B)
   return Group(
-    tuple(items),
-    host,
-    place(host),
-    place(host._replace(limit_B=one)),
-    place(host._replace(limit_B=host.lengths_B)),
+    items=tuple(items),
+    host=host,
+    full=place(host.limit_B),
+    first=place(one_B),
+    none=place(host.lengths_B),
   )
 
 
@@ -230,10 +214,32 @@ def calibration_request(arms: Sequence[Arm], plan: Plan) -> decode.Request:
   gamma = max(arm.gamma for arm in arms)
   context = arms[0].engine.target.context
   room = min(_length(arms, plan) - gamma, context) - len(item.tokens)
-  items = [item] * plan.batch_size
-  return _group(
-    arms, plan, items, plan.batch_size, min(plan.windows, room)
-  ).full
+  rows, new = plan.bench.batch_size, min(plan.bench.windows, room)
+  return _group(arms, plan, [item] * rows, rows, new).full
+
+
+class Answer(NamedTuple):
+  """A prompt and the tokens that an arm emitted after it.
+
+  broken: it ended because the target's logits were not finite.
+  """
+
+  item: requests.Item
+  tokens: list[int]
+  broken: bool
+
+
+def answers(
+  groups: Sequence[Group], outputs: Sequence[decode.Output]
+) -> list[Answer]:
+  """The answer to every prompt, in the groups' order."""
+  out = []
+  for group, output in zip(groups, outputs, strict=True):
+    for row, item in enumerate(group.items):
+      start, end = group.host.lengths_B[row], output.lengths_B[row]
+      tokens = output.tokens_BL[row, start:end].tolist()
+      out.append(Answer(item, tokens, bool(output.info.broken_B[row])))
+  return out
 
 
 # --- for the record ----------------------------------------------------------
@@ -256,8 +262,6 @@ class Setting(NamedTuple):
   batch_size: int
   max_new_tokens: int
   buffer: int
-  chunk: int
-  narrow: bool
   repeats: int
   judged_prompts: int
   other_prompts: int
@@ -276,12 +280,10 @@ def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
     rule=engine.rule.name,
     lossless=engine.rule.lossless,
     sampling=dataclasses.asdict(plan.sampling),
-    batch_size=plan.batch_size,
+    batch_size=plan.bench.batch_size,
     max_new_tokens=plan.max_new_tokens,
     buffer=_length(arms, plan),
-    chunk=engine.options.chunk,
-    narrow=engine.options.narrow,
-    repeats=plan.repeats,
+    repeats=plan.bench.repeats,
     judged_prompts=len(plan.judged),
     other_prompts=len(plan.others),
     not_judged=tuple(x for x in others if x not in judged),

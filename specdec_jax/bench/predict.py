@@ -26,14 +26,11 @@ class Overlap(NamedTuple):
   """Acceptance of the token at each index of a text; garbage outside the text.
 
   alpha_BL: sum_x min(p(x), q(x)).
-  kept_BL: probability that the rule accepts a draft from q; equal to alpha for
-    a lossless rule.
   distance_BL: total variation between p and what a lossy rule emits there; 0
     for a lossless one.
   """
 
   alpha_BL: Array
-  kept_BL: Array
   distance_BL: Array
 
 
@@ -59,7 +56,7 @@ def overlap(
     proposals_BL, proposed_BL: for drafters without a draft model, the proposed
       token at each index, and whether there is one; alpha is 0 where not.
     target, draft: the models; draft None for drafters without one.
-    rule: decides which draft tokens are accepted.
+    rule: gives the distribution that is emitted.
     chunk: tokens read at a time.
   """
 
@@ -74,15 +71,13 @@ def overlap(
       q_BTV = jnp.arange(target.vocab)[None, None] == token_BT1
       proposed_BT1 = forward.at(proposed_BL, index_T)[..., None]
       q_BTV = (q_BTV & proposed_BT1).astype(p_BTV.dtype)
-    alpha_BT = kept_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
+    alpha_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
     distance_BT = jnp.zeros(alpha_BT.shape)
-    scores = types.Scores(logits[0], request.sampling)
-    if rule.kept is not None:
-      kept_BT = jnp.sum(rule.kept(p_BTV, q_BTV, scores), -1)
     if rule.emitted is not None:
+      scores = types.Scores(logits[0], request.sampling)
       off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, scores) - p_BTV)
       distance_BT = jnp.sum(off_BTV, -1) / 2
-    return alpha_BT, kept_BT, distance_BT
+    return alpha_BT, distance_BT
 
   readers = [(target, weights.target)]
   readers += [] if draft is None else [(draft, weights.draft)]
@@ -169,14 +164,12 @@ class Alpha(NamedTuple):
 
   alpha: sum_x min(p(x), q(x)), 0 where nothing is proposed.
   alpha_where_proposed: alpha over positions with a proposal.
-  kept_where_proposed: probability that the rule accepts a draft, there.
   total_variation: between p and the distribution that the rule emits.
   positions: number of positions.
   """
 
   alpha: float | None
   alpha_where_proposed: float | None
-  kept_where_proposed: float | None
   total_variation: float | None
   positions: int
 
@@ -189,43 +182,42 @@ def alphas(
   outputs: by arm, one for each group.
   """
   drafters = {arm.drafter: arm for arm in arms[1:]}  # alpha is equal at all
+  texts = list(zip(groups, outputs[arms[0].name], strict=True))
   out = {}
-  for name, arm in drafters.items():
-    columns = []
-    for group, plain in track(
-      list(zip(groups, outputs[arms[0].name], strict=True)), f'alpha of {name}'
-    ):
-      request = group.full._replace(
-        tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B
-      )
-      index_1L = np.arange(plain.tokens_BL.shape[1])[None]
-      text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
-        index_1L < plain.lengths_B[:, None]
-      )
-      found, proposed_BL = _overlap(arm, request)
-      columns.append((*found, text_BL & np.asarray(proposed_BL), text_BL))
-    if columns:
-      parts = (np.concatenate(x) for x in zip(*columns, strict=True))
-      alpha, kept, distance, proposed, text = parts
-      out[name] = Alpha(
-        _mean(alpha, text),
-        _mean(alpha, proposed),
-        _mean(kept, proposed),
-        _mean(distance, text),
-        int(text.sum()),
-      )
+  for name, arm in drafters.items() if texts else ():
+    columns = [
+      _overlap(arm, group, plain)
+      for group, plain in track(texts, f'alpha of {name}')
+    ]
+    text, proposed, alpha, distance = (
+      np.concatenate(x) for x in zip(*columns, strict=True)
+    )
+    mean = lambda x, where: metrics.ratio(x[where].sum(), where.sum())
+    out[name] = Alpha(
+      mean(alpha, text),
+      mean(alpha, text & proposed),
+      mean(distance, text),
+      int(text.sum()),
+    )
   return out
 
 
-def _overlap(arm: plan_lib.Arm, request: decode.Request):
-  """(Overlap, mask of the indices where the drafter proposes something)."""
-  B, L = request.tokens_BL.shape
+def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
+  """(text_BL, proposed_BL, alpha_BL, distance_BL) of a group.
+
+  text_BL: whether plain decoding emitted the token at an index. proposed_BL:
+  whether the drafter proposes something there.
+  """
+  B, L = plain.tokens_BL.shape
+  request = group.full._replace(
+    tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B
+  )
   tokens_BL, proposed_BL = np.zeros((B, L), np.int32), np.ones((B, L), bool)
   if arm.draft is None:
     tokens_BL, proposed_BL, _ = propose_along(
       arm.engine.weights,
       request,
-      np.int32(np.max(request.limit_B - request.lengths_B)),
+      np.int32(np.max(plain.lengths_B - group.host.lengths_B)),
       target=arm.model,
       drafter=arm.engine.drafter,
       coupled=arm.engine.rule.coupled,
@@ -240,12 +232,11 @@ def _overlap(arm: plan_lib.Arm, request: decode.Request):
     rule=arm.engine.rule,
     chunk=arm.engine.options.chunk,
   )
-  return found, proposed_BL
-
-
-def _mean(x_BL: np.ndarray, where_BL: np.ndarray) -> float | None:
-  total = float(np.asarray(x_BL, np.float64)[where_BL].sum())
-  return metrics.ratio(total, int(where_BL.sum()))
+  index_1L = np.arange(L)[None]
+  text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
+    index_1L < plain.lengths_B[:, None]
+  )
+  return text_BL, proposed_BL, *(np.asarray(x, np.float64) for x in found)
 
 
 # --- what acceptance is worth ------------------------------------------------
@@ -258,8 +249,6 @@ class Prediction(NamedTuple):
   wide: share of windows verified at width gamma + 1.
   window_cost: in plain steps.
   improvement: tokens / window_cost.
-  improvement_from_alpha: the same with tokens from alpha and equation 1; None
-    where equation 1 does not hold.
   by_gamma: improvement at this and, estimated, at smaller gammas.
   best_gamma: the best of by_gamma, 0 where none is above 1.
   """
@@ -268,12 +257,11 @@ class Prediction(NamedTuple):
   wide: float
   window_cost: float
   improvement: float
-  improvement_from_alpha: float | None
   by_gamma: dict[int, float]
   best_gamma: int
 
 
-def improvements(arms, calibration, outputs, alphas) -> dict[str, Prediction]:
+def improvements(arms, calibration, outputs) -> dict[str, Prediction]:
   """By arm, the Prediction from calibrated costs and these outputs.
 
   Without outputs nothing is predicted.
@@ -283,9 +271,7 @@ def improvements(arms, calibration, outputs, alphas) -> dict[str, Prediction]:
   infos = {arm.name: metrics.join(outputs[arm.name]) for arm in arms}
   base = metrics.tokens_per_window(infos[arms[0].name])
   return {
-    arm.name: improvement(
-      arm, calibration, infos[arm.name], base, alphas.get(arm.drafter)
-    )
+    arm.name: improvement(arm, calibration, infos[arm.name], base)
     for arm in arms[1:]
   }
 
@@ -295,7 +281,6 @@ def improvement(
   calibration: Any,
   info: types.Info,
   base: float,
-  alpha: Alpha | None,
 ) -> Prediction:
   """The Prediction of one arm.
 
@@ -304,40 +289,34 @@ def improvement(
     calibration: timing.Calibration.
     info: of the arm's outputs.
     base: tokens that a plain window of the batch emits, 1 at batch size 1.
-    alpha: of the drafter; None predicts nothing from it.
   """
-  found = metrics.summary(info)
   tokens = metrics.tokens_per_window(info) / base
   wide = metrics.wide_share(info) if arm.engine.options.narrow else 1.0
-  propose = calibration.propose[arm.name] / calibration.step
+  propose = calibration.propose[arm.name]
   # Early exit has already run part of the verify pass.
   rest = 1 - metrics.layers_share(
     arm.engine.target.params, arm.engine.drafter.exit
   )
-  widths = cost.interpolated(calibration.verify)
-  v = lambda n: rest * widths(n)
+  widths, costs = zip(*sorted(calibration.verify.items()), strict=True)
   idle = calibration.idle[arm.gamma + 1]
-  hist = found.accepted_histogram
+  hist = metrics.summary(info).accepted_histogram
   exact = cost.histogram_tokens(hist)
-  gammas = {}
-  for g in range(1, arm.gamma + 1):
+
+  def window(gamma):
     # Drafting time is proportional to gamma, but for a lookup.
-    draft = propose * (g / arm.gamma if arm.draft else 1)
-    share = cost.histogram_tokens(cost.truncated(hist, g)) / exact
-    gammas[g] = tokens * share / cost.window(draft, wide, v(g + 1), idle)
-  window = cost.window(propose, wide, v(arm.gamma + 1), idle)
-  independent = None
-  # Equation 1 does not cover windows that stop where the draft is not sure.
-  if alpha and alpha.alpha is not None and not arm.engine.drafter.stops:
-    each = min(alpha.kept_where_proposed or 0.0, 1.0)
-    rate = found.proposal_rate or 0.0
-    independent = cost.sparse_tokens(each, arm.gamma, rate) / window
+    draft = propose * (gamma / arm.gamma if arm.draft else 1)
+    verify = rest * float(np.interp(gamma + 1, widths, costs))
+    return cost.window(draft, wide, verify, idle)
+
+  by_gamma = {}
+  for gamma in range(1, arm.gamma + 1):
+    share = cost.histogram_tokens(cost.truncated(hist, gamma)) / exact
+    by_gamma[gamma] = tokens * share / window(gamma)
   return Prediction(
     tokens=tokens,
     wide=wide,
-    window_cost=window,
-    improvement=tokens / window,
-    improvement_from_alpha=independent,
-    by_gamma=gammas,
-    best_gamma=cost.best(gammas),
+    window_cost=window(arm.gamma),
+    improvement=tokens / window(arm.gamma),
+    by_gamma=by_gamma,
+    best_gamma=cost.best(by_gamma),
   )

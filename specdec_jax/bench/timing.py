@@ -6,6 +6,7 @@ repeat the arms alternate, so that drift of the machine hits all of them.
 """
 
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,16 +23,17 @@ from specdec_jax.drafters import scripted
 
 
 class Runs(NamedTuple):
-  """Runs of an arm: outputs[group], and seconds as [repeat][group].
+  """Runs of an arm: outputs[group], and seconds by repeat R and group G.
 
-  total, prefill, first: of requests full, none and first of plan.Group.
+  total_RG, prefill_RG, first_RG: of requests full, none and first of
+    plan.Group.
   compile_seconds: of the executable.
   """
 
   outputs: list[decode.Output]
-  total: list[list[float]]
-  prefill: list[list[float]]
-  first: list[list[float]]
+  total_RG: np.ndarray
+  prefill_RG: np.ndarray
+  first_RG: np.ndarray
   compile_seconds: float
 
 
@@ -42,10 +44,11 @@ def compiled(jitted, *args, **statics):
   return done, time.perf_counter() - start
 
 
-def seconds(run: Callable[[], Any]) -> float:
+def timed(run: Callable, *args) -> tuple[float, Any]:
+  """Returns (seconds, result) of run(*args)."""
   start = time.perf_counter()
-  jax.block_until_ready(run())
-  return time.perf_counter() - start
+  result = jax.block_until_ready(run(*args))
+  return time.perf_counter() - start, result
 
 
 def compile_arms(arms, request: decode.Request, track, description='compiling'):
@@ -77,28 +80,22 @@ def measure(
   Returns:
     Runs by arm.
   """
-  runs = {a.name: Runs([], [], [], [], programs[a.name][1]) for a in arms}
+  runs = {}
   for arm in arms:
+    program, compile_seconds = programs[arm.name]
+    zeros = lambda: np.zeros((repeats, len(groups)))
+    runs[arm.name] = Runs([], zeros(), zeros(), zeros(), compile_seconds)
     # Warm up: the first call of an executable is slower.
-    program = programs[arm.name][0]
-    jax.block_until_ready(program(arm.engine.weights, groups[0].first))
-  jobs = [(r, g) for r in range(repeats) for g in range(len(groups))]
+    timed(program, arm.engine.weights, groups[0].first)
+  jobs = list(itertools.product(range(repeats), range(len(groups))))
   for repeat, g in track(jobs, 'timing'):
     turn = (repeat + g) % len(arms)
     for arm in (*arms[turn:], *arms[:turn]):
-      program, weights = programs[arm.name][0], arm.engine.weights
-      took = lambda request, p=program, w=weights: seconds(
-        lambda: p(w, request)
-      )
       mine, group = runs[arm.name], groups[g]
-      if g == 0:
-        for times in (mine.total, mine.prefill, mine.first):
-          times.append([])
-      mine.prefill[repeat].append(took(group.none))
-      mine.first[repeat].append(took(group.first))
-      start = time.perf_counter()
-      output = jax.block_until_ready(program(weights, group.full))
-      mine.total[repeat].append(time.perf_counter() - start)
+      call = functools.partial(programs[arm.name][0], arm.engine.weights)
+      mine.prefill_RG[repeat, g], _ = timed(call, group.none)
+      mine.first_RG[repeat, g], _ = timed(call, group.first)
+      mine.total_RG[repeat, g], output = timed(call, group.full)
       if repeat == 0:
         mine.outputs.append(jax.device_get(output))
   return runs
@@ -107,20 +104,21 @@ def measure(
 def speeds(runs: Runs, pick: Sequence[int] | None = None) -> list[float | None]:
   """Tokens per second of every repeat, over the groups in `pick` (None: all).
 
-  None, too short to measure, where decoding takes no longer than the prefill's
-  time varies.
+  The prefill's time is subtracted. None, too short to measure, where decoding
+  takes no longer than the prefill's time varies.
   """
   chosen = list(range(len(runs.outputs)) if pick is None else pick)
-  emitted = metrics.summary(metrics.join([runs.outputs[g] for g in chosen]))
+  emitted = metrics.summary(
+    metrics.join([runs.outputs[g] for g in chosen])
+  ).emitted_tokens
   # The fastest prefill of each group: a slow one would make decoding look fast.
-  prefill_RG = np.asarray(runs.prefill)[:, chosen]
-  prefill = float(np.min(prefill_RG, 0).sum())
-  noise = float(np.median(prefill_RG, 0).sum()) - prefill
+  prefill_RG = runs.prefill_RG[:, chosen]
+  prefill = prefill_RG.min(0).sum()
+  noise = np.median(prefill_RG, 0).sum() - prefill
+  decoding_R = runs.total_RG[:, chosen].sum(1) - prefill
   return [
-    metrics.tokens_per_second(
-      emitted.emitted_tokens, sum(total[g] for g in chosen), prefill, noise
-    )
-    for total in runs.total
+    emitted / seconds if seconds > noise else None
+    for seconds in decoding_R.tolist()
   ]
 
 
@@ -128,7 +126,8 @@ def improvement(
   mine: Runs, plain: Runs, pick: Sequence[int] | None = None
 ) -> metrics.Spread:
   """Speed over plain decoding's, repeat by repeat, over the chosen groups."""
-  return metrics.walltime_improvement(speeds(mine, pick), speeds(plain, pick))
+  pairs = zip(speeds(mine, pick), speeds(plain, pick), strict=True)
+  return metrics.spread([m and p and m / p for m, p in pairs])
 
 
 def stream(arms, groups, track: plan_lib.Track) -> dict[str, list[list[float]]]:
@@ -136,52 +135,43 @@ def stream(arms, groups, track: plan_lib.Track) -> dict[str, list[list[float]]]:
 
   Returns, by arm, the clock in seconds for every token of every prompt.
   """
-  stamps: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
+  stamps = {}
   for arm in track(arms, 'streaming') if groups else ():
-    programs, weights = arm.engine.programs, arm.engine.weights
-    # The first run compiles; its own times are thrown away.
-    for group in (groups[0], *groups):
-      request = group.full
-      state, info = jax.block_until_ready(programs.start(weights, request))
-      before = np.asarray(state.lengths_B)
-      rows: list[list[float]] = [[] for _ in group.items]
-      while np.asarray(state.live_B).any():
-        state, info = programs.step(weights, request, state, info)
-        after, now = np.asarray(state.lengths_B), time.perf_counter()
-        for row, n in zip(rows, after - before, strict=False):
-          row.extend([now] * int(n))
-        before = after
-      stamps[arm.name] += rows
-    stamps[arm.name] = stamps[arm.name][len(groups[0].items) :]
+    _stream(arm, groups[0])  # compiles
+    stamps[arm.name] = [x for group in groups for x in _stream(arm, group)]
   return stamps
 
 
-def texts(groups, outputs) -> list[list[int]]:
-  """Emitted tokens of every prompt, in the groups' order."""
-  return [
-    out.tokens_BL[row, group.host.lengths_B[row] : out.lengths_B[row]].tolist()
-    for group, out in zip(groups, outputs, strict=True)
-    for row in range(len(group.items))
-  ]
+def _stream(arm: plan_lib.Arm, group: plan_lib.Group) -> list[list[float]]:
+  programs, weights = arm.engine.programs, arm.engine.weights
+  request = group.full
+  state, info = programs.start(weights, request)
+  before = np.asarray(state.lengths_B)
+  stamps: list[list[float]] = [[] for _ in group.items]
+  while np.asarray(state.live_B).any():
+    state, info = programs.step(weights, request, state, info)
+    after, now = np.asarray(state.lengths_B), time.perf_counter()
+    for row, emitted in zip(stamps, after - before, strict=False):
+      row.extend([now] * int(emitted))
+    before = after
+  return stamps
 
 
 # --- the parts alone ---------------------------------------------------------
 
 
 class Calibration(NamedTuple):
-  """Times of the parts of a window, in plain steps unless given in seconds.
+  """Times of the parts of a window, in plain steps but for `step`.
 
   step: seconds of a plain step of the target.
-  step_spread: largest less smallest of its repeats, in seconds.
   verify: v(n), the cost of a verify pass, by its width n.
   idle: cost of a window in which nothing is proposed, by the width of its
     program's other windows.
-  propose: seconds of drafting a window, by arm.
+  propose: cost of drafting a window, by arm.
   c: cost of a drafted token, by arm.
   """
 
   step: float
-  step_spread: float
   verify: dict[int, float]
   idle: dict[int, float]
   propose: dict[str, float]
@@ -211,38 +201,70 @@ def calibrate(
   engine = arms[0].engine
   # A stop would end the measurement early.
   request = request._replace(stop_BX=jnp.full_like(request.stop_BX, -1))
-  text = plain(engine.weights, request).tokens_BL
-  runs = _verify_runs(arms, request, plain, text)
+  text_BL = plain(engine.weights, request).tokens_BL
+  samplers = _verify_samplers(arms, request, plain, text_BL)
   for arm in arms[1:]:
-    runs['propose', arm.name] = _propose_seconds(
-      arm, request._replace(tokens_BL=text)
+    samplers['propose', arm.name] = _propose_sampler(
+      arm, request._replace(tokens_BL=text_BL)
     )
-  for run in runs.values():
-    run()
-  found: dict[Any, list[tuple[float, float, int]]] = {key: [] for key in runs}
+  for sample in samplers.values():
+    sample()  # warms up
+  samples: dict[Any, list[Sample]] = {key: [] for key in samplers}
   for _ in track(range(repeats), 'calibrating'):
-    for key, run in runs.items():
-      found[key].append(run())
-  times = {key: _each(samples) for key, samples in found.items()}
-  ratio = lambda key: statistics.median(
-    t / s for t, s in zip(times[key], times['verify', 1], strict=True)
-  )
-  of = lambda part: {key[1]: ratio(key) for key in runs if key[0] == part}
-  step, propose = statistics.median(times['verify', 1]), of('propose')
+    for key, sample in samplers.items():
+      samples[key].append(sample())
+  seconds = {key: _each(found) for key, found in samples.items()}
+  steps = seconds['verify', 1]
+  # In plain steps of the same repeat, by width or arm.
+  of = lambda part: {
+    name: statistics.median(
+      x / step for x, step in zip(seconds[kind, name], steps, strict=True)
+    )
+    for kind, name in seconds
+    if kind == part
+  }
+  propose = of('propose')
   return Calibration(
-    step=step,
-    step_spread=float(np.ptp(times['verify', 1])),
+    step=statistics.median(steps),
     verify=of('verify'),
     idle=of('idle'),
-    propose={name: x * step for name, x in propose.items()},
+    propose=propose,
     c={a.name: propose[a.name] / a.gamma for a in arms[1:]},
   )
 
 
-def _verify_runs(arms, request, plain, text_BL) -> dict[Any, Callable]:
-  """('verify' or 'idle', width) -> a sample of its windows, for _each."""
+class Sample(NamedTuple):
+  """Seconds of a call with some windows, and of the same without any."""
+
+  seconds: float
+  without: float
+  windows: int
+
+
+def _each(samples: list[Sample]) -> list[float]:
+  """Seconds a window of every sample.
+
+  Subtracts the fastest call without windows: a slow one would hide their cost.
+  """
+  without = min(x.without for x in samples)
+  return [max(x.seconds - without, 1e-9) / x.windows for x in samples]
+
+
+def _verify_samplers(arms, request, plain, text_BL) -> dict[Any, Callable]:
+  """('verify' or 'idle', width) -> a function that returns a Sample."""
   engine = arms[0].engine
-  runs = {('verify', 1): _window_seconds(plain, engine.weights, request)}
+
+  def sampler(program, weights):
+    none = request._replace(limit_B=request.lengths_B)
+
+    def sample():
+      without, _ = timed(program, weights, none)
+      seconds, out = timed(program, weights, request)
+      return Sample(seconds, without, int(out.info.calls))
+
+    return sample
+
+  samplers = {('verify', 1): sampler(plain, engine.weights)}
   # The text with every id moved by one is rejected, but for luck in a sampled
   # run; the window is still one window then.
   wrong_BL = (text_BL + 1) % engine.target.ids
@@ -255,34 +277,12 @@ def _verify_runs(arms, request, plain, text_BL) -> dict[Any, Callable]:
     )
     program, _ = compiled(programs.generate, script(0), request)
     for part, count in (('verify', width - 1), ('idle', 0)):
-      runs[part, width] = _window_seconds(program, script(count), request)
-  return runs
+      samplers[part, width] = sampler(program, script(count))
+  return samplers
 
 
-def _each(samples: list[tuple[float, float, int]]) -> list[float]:
-  """Seconds a window of samples (call, call without windows, windows).
-
-  Subtracts the fastest call without windows: a slow one would hide their cost.
-  """
-  before = min(sample[1] for sample in samples)
-  return [max(whole - before, 1e-9) / n for whole, _, n in samples]
-
-
-def _window_seconds(program, weights, request):
-  none = request._replace(limit_B=request.lengths_B)
-
-  def run():
-    before = seconds(lambda: program(weights, none))
-    start = time.perf_counter()
-    out = jax.block_until_ready(program(weights, request))
-    whole = time.perf_counter() - start
-    return whole, before, int(out.info.calls)
-
-  return run
-
-
-def _propose_seconds(arm: plan_lib.Arm, request: decode.Request):
-  """() -> a sample of drafting alone along the text, for _each."""
+def _propose_sampler(arm: plan_lib.Arm, request: decode.Request):
+  """A function that returns a Sample of drafting alone along the text."""
   span = int(jnp.max(request.limit_B - request.lengths_B))
   weights = arm.engine.weights
   program, _ = compiled(
@@ -294,13 +294,11 @@ def _propose_seconds(arm: plan_lib.Arm, request: decode.Request):
     drafter=arm.engine.drafter,
     coupled=arm.engine.rule.coupled,
   )
-  walk = lambda steps: seconds(
-    lambda: program(weights, request, jnp.int32(steps))
-  )
+  walk = lambda steps: timed(program, weights, request, jnp.int32(steps))[0]
   # A lookup takes microseconds, so enough of them to last 0.2 s are timed.
   walk(span)
   steps = span * int(min(max(0.2 / walk(span), 1), 1000))
-  return lambda: (walk(steps), walk(0), steps)
+  return lambda: Sample(walk(steps), walk(0), steps)
 
 
 @functools.cache

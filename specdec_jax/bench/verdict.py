@@ -5,8 +5,6 @@ from typing import Any
 
 import rich.markup
 
-from specdec_jax.bench import cost
-
 
 def sentences(doc: Any) -> list[str]:
   """Plain sentences about a benchmark.Document; the last say what to change."""
@@ -79,17 +77,16 @@ def audit_sentences(report: Any) -> list[str]:
   t = report.total
   bugs = f'[red]{t.bugs} BUG[/red]' if t.bugs else '0 BUG'
   ties = '1 tie' if t.ties == 1 else f'{t.ties} ties'
-  rate = '-' if t.per_1000_tokens is None else f'{t.per_1000_tokens:.2f}'
   counts = (
     f'{t.texts} texts, {t.tokens} tokens compared: {t.identical} identical, '
-    f'{ties}, {bugs}; first divergences per 1,000 tokens: {rate}. At '
-    f'{t.positions} different positions; unexplained per 1,000 of them: at '
-    f'most {t.bugs_at_most:.2f} (95 %, taking positions as independent).'
+    f'{ties}, {bugs}. At {t.positions} different positions; unexplained per '
+    f'1,000 of them: at most {t.bugs_at_most:.2f} (95 %, taking positions as '
+    'independent).'
   )
   little = [
     f'{row.name} had no draft accepted: its texts test little.'
     for row in report.rows
-    if row.gamma and not row.counts.accepted_tokens
+    if not row.counts.accepted_tokens
   ]
   return [*failures(report.failed), counts, *little]
 
@@ -118,7 +115,7 @@ def _about(best: Any) -> list[str]:
     f'plain decoding ({x.min:.2f} to {x.max:.2f}).'
   ]
   if outcome != 'win':
-    out.append(f'  {why([best])}')
+    out.append(f'  {_why([best])}')
   if best.predicted:
     out.append(f'  {_prediction_sentence(best)}')
   return out
@@ -137,11 +134,11 @@ def _by_category(best: Any, rows: Sequence[Any]) -> list[str]:
       gain = lambda x: '' if x.median is None else f' {x.median:.2f}x'
       names = ', '.join(row.category + gain(row.improvement) for row in found)
       out.append(f'{best.name} {words}: {rich.markup.escape(names)}.')
-      out += [f'  {why(found)}'] if outcome == 'loss' else []
+      out += [f'  {_why(found)}'] if outcome == 'loss' else []
   return out
 
 
-def why(rows: Sequence[Any]) -> str:
+def _why(rows: Sequence[Any]) -> str:
   """Why rows or categories lose: tokens of a window against its cost."""
   counts = lambda name: [
     x for x in (getattr(r.counts, name) for r in rows) if x is not None
@@ -155,20 +152,18 @@ def why(rows: Sequence[Any]) -> str:
     text += f'; something is proposed in {_span(rate, ".0%")} of windows'
   if accepted and min(accepted) < 0.5:
     text += f'; {_span(accepted, ".0%")} of the proposed tokens are accepted'
-  told = [r.explained.improvement for r in rows]
-  found = [r.improvement.median for r in rows]
-  if any(abs(f / t - 1) > 0.05 for f, t in zip(found, told, strict=True)):
-    slower = all(f < t for f, t in zip(found, told, strict=True))
+  parts = [r.explained.improvement for r in rows]
+  measured = [r.improvement.median for r in rows]
+  if any(abs(m / p - 1) > 0.05 for m, p in zip(measured, parts, strict=True)):
     text += (
-      f'. That makes {_span(told, unit="x")} and measured is '
-      f'{_span(found, unit="x")}: together the parts '
-      f'{"cost more than" if slower else "do not cost what they do"} alone'
+      f'. The parts, timed alone, make {_span(parts)}x of this; measured '
+      f'together: {_span(measured)}x'
     )
   return text + '.'
 
 
-def _span(values: Sequence[float], form: str = '.2f', unit: str = '') -> str:
-  low, high = (format(f(values), form) + unit for f in (min, max))
+def _span(values: Sequence[float], form: str = '.2f') -> str:
+  low, high = (format(f(values), form) for f in (min, max))
   return low if low == high else f'{low} to {high}'
 
 
@@ -224,56 +219,25 @@ def _identity_sentence(doc: Any) -> str:
 
 
 def _change(best: Any, categories: Sequence[Any], tried: set[int]) -> str:
-  outcome = best.improvement.outcome
+  outcome, model = best.improvement.outcome, best.explained
   if outcome == 'too short':
     return 'generate more tokens, with a larger decode.max_new_tokens.'
   if outcome == 'win':
     losses = [c.category for c in categories if c.improvement.outcome == 'loss']
-    but = rich.markup.escape(', '.join(losses))
-    text = f'use gamma {best.gamma}' + (f', but not for {but}.' if but else '.')
-    return text + _other_gamma(best, tried)
-  more = ', or measure with more repeats' if outcome == 'draw' else ''
-  text = f'do not speculate here{more}.'
-  return text + _other_gamma(best, tried) + _break_even(best)
-
-
-def _other_gamma(best: Any, tried: set[int]) -> str:
-  """Names a smaller gamma that was not tried and is predicted to do better."""
-  model = best.explained
-  if model.best_gamma in tried or not model.best_gamma:
-    return ''
-  return (
-    f' Try gamma {model.best_gamma}: by the cost model '
-    f'{model.by_gamma[model.best_gamma]:.2f}x, gamma {best.gamma} '
-    f'{model.improvement:.2f}x.'
-  )
-
-
-def _break_even(best: Any) -> str:
-  """The acceptance, or cost of a drafted token, that would break even.
-
-  Acceptance is the alpha at which equation 1 gives that many tokens a window.
-  """
-  tokens, window = best.explained.tokens, best.explained.window_cost
-  gamma, c = best.gamma, best.cost_coefficient
-  if tokens >= window:
-    return ' Tokens outweigh the cost of the parts: time is lost elsewhere.'
-  rate = best.counts.proposal_rate or 0.0
-  need, now = (cost.alpha_of(x, gamma, rate) for x in (window, tokens))
-  proposing = (
-    f' while proposing in {rate:.0%} of windows' if rate < 0.95 else ''
-  )
-  if need is None:
-    text = f' Even alpha 1 would not break even at this cost{proposing}'
+    but = f', but not for {", ".join(losses)}' if losses else ''
+    text = f'use gamma {best.gamma}{rich.markup.escape(but)}.'
   else:
-    text = f' To break even at this cost it needs an alpha of {need:.2f}'
-    text += proposing + (f' (here {now:.2f})' if now is not None else '')
-  cheap = cost.break_even_c(tokens, window - c * gamma, gamma)
-  if cheap > 0:
+    more = ', or measure with more repeats' if outcome == 'draw' else ''
+    text = f'do not speculate here{more}.'
+  if model.best_gamma and model.best_gamma not in tried:
     text += (
-      f'; or, at this acceptance, drafts of {cheap:.3f} plain steps a token '
-      f'(here {c:.3f})'
+      f' Try gamma {model.best_gamma}: by the cost model '
+      f'{model.by_gamma[model.best_gamma]:.2f}x, gamma {best.gamma} '
+      f'{model.improvement:.2f}x.'
     )
-  elif c * gamma > 0.01:
-    text += '; no draft is cheap enough at this acceptance'
-  return text + '.'
+  if outcome != 'win' and model.tokens < model.window_cost:
+    text += (
+      f' To break even a window must emit {model.window_cost:.2f} tokens '
+      f'(here {model.tokens:.2f}) or cost {model.tokens:.2f} plain steps.'
+    )
+  return text

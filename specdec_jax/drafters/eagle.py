@@ -48,7 +48,7 @@ def for_target(
     chunk=chunk,
     constrain=whole and whole.constrain,
   )
-  return method.Method(drafter, params, view(config, target.model), work)
+  return method.Method(drafter, params, view(config, target.model))
 
 
 class State(NamedTuple):
@@ -217,34 +217,6 @@ def _catch_up(setup: _Setup, params, state: State, context: types.Context):
   )
   last_B = jnp.clip(context.lengths_B - 1 - state.start_B, 0, N - 1)
   return cache, jnp.take_along_axis(hidden_BND, last_B[:, None, None], 1)[:, 0]
-
-
-def work(params: Any, state: State, passes: float) -> tuple[int, int]:
-  """(multiplications, bytes read) of drafting one window.
-
-  The first pass reads gamma + 1 tokens, the others one each; each applies the
-  head once. Every pass reads the weights and the cache, the first one also the
-  target's features and their projection. Embedding rows are not counted, as in
-  metrics.step_bytes.
-
-  Args:
-    params: weights.draft.
-    state: of the drafter.
-    passes: of the draft in a window, on average; gamma if it never stops.
-  """
-  of = lambda *names: jax.tree.leaves(
-    [part for name, part in params['layer'].items() if name in names]
-  )
-  fuse, head = of('fuse'), [params['head'], *of('norm')]
-  block = of('token_norm', 'feature_norm', 'join', 'block')
-  size = lambda arrays: sum(x.size for x in arrays)
-  read = lambda arrays: sum(x.size * x.dtype.itemsize for x in arrays)
-  N, more = state.features_BNE.shape[1], passes - 1
-  every = read([*block, *head, params['ids'], *state.cache])
-  return (
-    round(N * size([*fuse, *block]) + more * size(block) + passes * size(head)),
-    round(passes * every) + read([*fuse, state.features_BNE]),
-  )
 
 
 class Viewed(NamedTuple):

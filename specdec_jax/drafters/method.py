@@ -13,7 +13,6 @@ that one prefill pass reads.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from specdec_jax import fields, types
@@ -26,16 +25,12 @@ class Method(NamedTuple):
   params: its parameters, weights.draft.
   q: its distribution as a model with these params, to measure alpha; None for
     deterministic proposals, or if no such model can be given.
-  work(params, state, passes) -> (multiplications, bytes read) of drafting one
-    window, from its params, its state and its passes in a window; None where
-    the benchmark can compute them from params.
   draft: the io.load.LanguageModel that drafts, None if there is none.
   """
 
   drafter: types.Drafter
   params: Any = ()
   q: types.Model | None = None
-  work: Callable[[Any, Any, float], tuple[int, int]] | None = None
   draft: Any = None
 
 

@@ -54,7 +54,6 @@ def test_end_to_end(capsys):
   assert [r.name for r in doc.rows] == names
   assert plain.counts.block_efficiency == 1
   assert plain.improvement.median in (1, None)  # None: too short
-  assert plain.arithmetic_factor == 1
   assert math.isclose(lm.alpha.alpha, 1, rel_tol=1e-5)
   # But for windows cut by length.
   assert lm.counts.draft_acceptance_rate > 0.6

@@ -47,17 +47,10 @@ def test_do_not_speculate_where_a_draft_costs_what_it_saves():
   assert cost.best({}) == 0
 
 
-def test_histogram_tokens_is_exact():
+def test_histograms_by_hand():
   assert cost.histogram_tokens([5, 0, 5]) == 2.0
-  with pytest.raises(ValueError, match='no windows'):
-    cost.histogram_tokens([0, 0])
-
-
-def test_truncated_keeps_windows_and_cuts_tokens():
   assert cost.truncated([4, 3, 2, 1], 2) == [4, 3, 3]
   assert cost.truncated([4, 3, 2, 1], 3) == [4, 3, 2, 1]
-  with pytest.raises(ValueError, match='gamma=4'):
-    cost.truncated([4, 3, 2, 1], 4)
 
 
 def test_truncated_histogram_of_independent_tokens_is_equation_1():
@@ -73,38 +66,6 @@ def test_window_pays_for_width_only_where_something_is_proposed():
   assert cost.window(0.0, 1.0, 1.5) == 1.5
   assert math.isclose(cost.window(0.1, 0.25, 1.4), 0.1 + 0.25 * 1.4 + 0.75)
   assert math.isclose(cost.window(0.0, 0.25, 1.4, 1.1), 0.35 + 0.825)
-  with pytest.raises(ValueError, match='share'):
-    cost.window(0.0, 1.5, 1.0)
-
-
-def test_sparse_tokens():
-  assert math.isclose(cost.sparse_tokens(1.0, 4, 0.5), 3.0)
-  assert cost.sparse_tokens(0.9, 4, 0.0) == 1.0
-
-
-def test_alpha_of_is_the_inverse_of_equation_1():
-  for alpha in (0.0, 0.3, 0.99, 1.0):
-    for gamma, rate in ((1, 1.0), (4, 1.0), (4, 0.2)):
-      tokens = cost.sparse_tokens(alpha, gamma, rate)
-      found = cost.alpha_of(tokens, gamma, rate)
-      assert math.isclose(found, alpha, abs_tol=1e-6)
-  assert cost.alpha_of(0.5, 4) <= 1e-9
-  assert cost.alpha_of(5.01, 4) is None
-  assert cost.alpha_of(1.5, 4, 0.1) is None
-
-
-def test_break_even():
-  # Corollary 3.9, gamma 1 and v = 1: alpha = c.
-  assert math.isclose(cost.alpha_of(cost.window(0.3, 1.0, 1.0), 1), 0.3)
-  assert math.isclose(cost.break_even_c(1.3, 1.0, 1), 0.3)
-  assert math.isclose(cost.break_even_c(2.0, 1.2, 4), 0.2)
-  assert cost.break_even_c(1.1, 1.2, 4) < 0
-
-
-def test_interpolated():
-  v = cost.interpolated({1: 1.0, 5: 1.8})
-  assert [v(n) for n in (1, 5, 9)] == [1.0, 1.8, 1.8]
-  assert math.isclose(v(3), 1.4)
 
 
 @pytest.mark.parametrize('alpha, gamma', [(-0.1, 2), (1.1, 2), (0.5, -1)])

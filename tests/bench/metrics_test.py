@@ -33,19 +33,8 @@ def output(info):
   return decode.Output(None, None, info)
 
 
-def test_metrics_of_work_on_a_hand_trace():
+def test_runs_are_joined():
   info = trace()
-  plain = info._replace(
-    hist_BN=np.array([[5]]), wide=np.int32(0), calls=np.int32(5)
-  )
-  assert metrics.target_tokens(info, narrow=True) == 7
-  assert metrics.target_tokens(info, narrow=False) == 9
-  factor = lambda drafting: metrics.arithmetic_factor(
-    info, plain, narrow=True, target=10, drafting=drafting
-  )
-  assert math.isclose(factor(0), 7 / 5)
-  assert math.isclose(factor(6), (70 + 3 * 6) / 50)
-  assert math.isclose(metrics.bytes_per_token(info, 127), 3 * 127 / 5)
   assert metrics.tokens_per_window(info) == 5 / 3
   both = metrics.join([output(info)] * 2)
   assert int(both.calls) == 6 and both.hist_BN.shape == (2, 3)
@@ -88,44 +77,6 @@ def test_latency_of_bursts():
   assert metrics.inter_token([[1.0]]) == (None, None)
 
 
-def test_total_is_the_summary_of_all_rows_at_once():
-  """Unlike requests: sums of counts, never means of ratios."""
-  one = trace()
-  other = one._replace(
-    hist_BN=np.array([[0, 1, 6]]),
-    proposed_BK=np.array([[7, 7]]),
-    tried_BK=np.array([[7, 7]]),
-    accepted_BK=np.array([[7, 6]]),
-    whole_BN=np.array([[0, 0, 6]]),
-    calls_B=np.array([7]),
-    origin_BL=np.array([[0] + [1] * 20]),
-    window_BL=np.zeros((1, 21), np.int32),
-  )
-  one = one._replace(
-    origin_BL=np.pad(one.origin_BL, ((0, 0), (0, 13))),
-    window_BL=np.zeros((1, 21), np.int32),
-  )
-  each = [metrics.summary(info) for info in (one, other)]
-  found = metrics.total(each)
-  assert found == metrics.summary(metrics.join([output(one), output(other)]))
-  assert found.block_efficiency == 25 / 10
-  assert found.block_efficiency_uncut == (1 + 2 * 2 + 6 * 3) / 9
-  assert found.acceptance_per_position == [1, 6 / 9]
-  assert metrics.total(each[:1]) == each[0]
-  assert metrics.total([metrics.total(each[:1]), each[1]]) == found
-
-
-def test_total_of_nothing_and_of_unlike_gammas():
-  nothing = metrics.total([])
-  assert nothing.emitted_tokens == 0 and nothing.block_efficiency is None
-  one = metrics.summary(trace())
-  assert metrics.total([nothing, one]) == one
-  short = one._replace(proposed_per_position=[3], accepted_histogram=[1])
-  both = metrics.total([one, short])
-  assert both.proposed_per_position == [5, 2]
-  assert both.accepted_histogram == [2, 2, 0]
-
-
 # Two groups; the prefill of each takes 1 and 2 s at its fastest, and usually
 # 1.5 and 2.5 s: a decode time under 1 s is not told from nothing.
 @pytest.mark.parametrize(
@@ -134,9 +85,9 @@ def test_total_of_nothing_and_of_unlike_gammas():
 def test_a_decode_shorter_than_the_noise_has_no_speed(total, speed):
   runs = timing.Runs(
     outputs=[output(trace())] * 2,
-    total=[[total / 2, total / 2], [3.0, 5.0], [3.0, 5.0]],
-    prefill=[[1.0, 2.5], [1.5, 2.0], [2.0, 4.0]],
-    first=[],
+    total_RG=np.array([[total / 2, total / 2], [3.0, 5.0], [3.0, 5.0]]),
+    prefill_RG=np.array([[1.0, 2.5], [1.5, 2.0], [2.0, 4.0]]),
+    first_RG=np.zeros((3, 2)),
     compile_seconds=0.0,
   )
   found = timing.speeds(runs)
@@ -144,12 +95,13 @@ def test_a_decode_shorter_than_the_noise_has_no_speed(total, speed):
   assert found[0] == (speed and pytest.approx(speed))
 
 
-def test_repeats_without_a_speed_are_left_out():
+def test_repeats_without_a_speed_are_left_out(monkeypatch):
+  assert metrics.spread([1.0, None, 4.0, None]) == (2.5, 1.0, 4.0, 1.5, 2)
+  monkeypatch.setattr(timing, 'speeds', lambda runs, pick: runs)
   plain, mine = [1.0, None, 4.0, None], [2.0, 3.0, None, None]
-  assert metrics.spread(plain) == metrics.Spread(2.5, 1.0, 4.0, 1.5, 2)
-  found = metrics.walltime_improvement(mine, plain)
+  found = timing.improvement(mine, plain)
   assert (found.median, found.too_short) == (2.0, 3)
   assert found.outcome == 'win'
-  nothing = metrics.walltime_improvement([None], [1.0])
+  nothing = timing.improvement([None], [1.0])
   assert nothing == (None, None, None, None, 1)
   assert nothing.outcome == 'too short'

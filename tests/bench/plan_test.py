@@ -6,13 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, requests, runtime, types
+from specdec_jax import build, decode, requests, runtime
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import benchmark, metrics, prompts, tables, timing
+from specdec_jax.bench import benchmark, prompts, tables
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.certify import table_model
-from specdec_jax.drafters import lm
-from specdec_jax.verify import reject
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
@@ -34,7 +31,7 @@ def test_groups_keep_categories_apart_and_share_one_shape():
     requests.Item(tuple(range(1, 4 + i)), i, str(i), 'ab'[i % 2])
     for i in range(5)
   )
-  plan = plan_lib.Plan(items, (), 8, e.settings.sampling, batch_size=2)
+  plan = plan_lib.Plan(items, (), 8, e.settings.sampling, e.settings.bench)
   groups = plan_lib.groups(arms, plan, items)
   assert [[i.id for i in g.items] for g in groups] == [
     ['0', '2'],
@@ -79,8 +76,8 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   (group,) = plan_lib.groups(plain, plan, filled, 4)
   engine = plain[0].engine
   out = engine.programs.generate(engine.weights, group.full)
-  texts = timing.texts([group], [jax.device_get(out)])
-  assert len({tuple(text) for text in texts}) == 4
+  answers = plan_lib.answers([group], [jax.device_get(out)])
+  assert len({tuple(x.tokens) for x in answers}) == 4
 
 
 def test_one_compilation_for_all_limits_and_prompts():
@@ -98,67 +95,3 @@ def test_one_compilation_for_all_limits_and_prompts():
     for request in (group.none, group.first, group.full):
       programs.generate(arm.engine.weights, request)
   assert programs.generate._cache_size() == 1
-
-
-def test_work_of_leaving_the_target_early():
-  """gamma tokens more through the first layers, and the head for each."""
-  target, gamma = build.load('random:tiny'), 3
-  e = build.engine(target, 'early_exit', gamma=gamma, exit=1)
-  params = target.params
-  layers = metrics.layers_share(params, 1) * metrics.step_bytes(params)
-  head = params['head']
-  info = decode._empty_info(1, 8, gamma, False)
-  assert metrics.drafting(e, gamma, (), info) == (
-    gamma * head.size,
-    round(gamma * (layers + head.nbytes)),
-    0,
-  )
-  lookup = build.engine(target, 'lookup')
-  assert metrics.drafting(lookup, gamma, (), info) == (0, 0, 0)
-
-
-def test_work_of_drafts_that_stop_early():
-  """The passes of a draft model are counted while it decodes."""
-  V, gamma, ran = 4, 4, []
-  model = table_model.make(V)
-
-  def apply(params, tokens_BT, *args, **named):
-    if tokens_BT.shape[1] <= 2:  # not the prompt's chunks
-      jax.debug.callback(lambda: ran.append(1))
-    return model.apply(params, tokens_BT, *args, **named)
-
-  drafter = lm.make(
-    model._replace(apply=apply), gamma=gamma, min_confidence=0.5
-  )
-  programs = decode.programs(
-    model, drafter, reject.RULE, decode.Options(chunk=8)
-  )
-  request = requests.make(
-    requests.items([[1, 2]]),
-    ids=V,
-    context=512,
-    max_new_tokens=99,
-    length=128,
-    temperature=1.0,
-  )
-  weights = types.Weights(*(table_model.table(i, V) for i in (0, 1)))
-  info = jax.device_get(programs.generate(weights, request).info)
-  jax.effects_barrier()
-  windows = int(info.calls_B.sum())
-  assert windows < len(ran) < gamma * windows
-  assert metrics.draft_passes(info) * windows == pytest.approx(len(ran))
-  # What the benchmark charges for.
-  target = build.load('random:tiny')
-  work = {}
-  for least in (0.0, 0.5):
-    e = build.engine(target, target, gamma=gamma, min_confidence=least)
-    work[least] = metrics.drafting(e, gamma, np.zeros(10, np.int8), info)
-  passes, size = len(ran) / windows, metrics.step_parameters(target.params)
-  step = metrics.step_bytes(target.params) + 10
-  held = work[0.0].held
-  assert work[0.0] == ((gamma + 1) * size, gamma * step, held)
-  assert work[0.5] == (
-    round((passes + 1) * size),
-    round(passes * step),
-    held,
-  )

@@ -13,12 +13,10 @@ from specdec_jax import (
   decode,
   forward,
   requests,
-  sampling,
   sharding,
   types,
 )
 from specdec_jax.analysis import record
-from specdec_jax.bench import metrics
 from specdec_jax.certify import base, recipes
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
@@ -322,40 +320,6 @@ def test_engines_of_every_gamma_share_one_draft(path):
     assert a is b
   again = build.engine(target, 'eagle', gamma=2, path=str(path))
   assert again.programs is two.programs
-
-
-def test_a_window_does_the_work_that_the_benchmark_counts(path):
-  """Matrix products but attention's, from the trace; bytes by hand."""
-  target = build.load('random:tiny')
-  e = build.engine(target, 'eagle', gamma=GAMMA, path=path)
-  request = fakes.request([[1, 2, 3]], 8, vocab=300, length=32)
-  state, info = jax.eval_shape(e.programs.start, e.weights, request)
-  draw = lambda offset, q_BV: jnp.zeros(1, jnp.int32)
-  trace = jax.make_jaxpr(
-    lambda weights, state: e.drafter.propose(
-      weights,
-      state.drafter,
-      types.Context(*state[:3], sampling.settings(1, 1.0)),
-      types.Noise(jnp.zeros((1, GAMMA)), draw, draw),
-      state.cache,
-    )
-  )(e.weights, state)
-  c, own = target.config, e.weights.draft
-  attention = 2 * 2 * c.heads * c.head_dim * 32 * (GAMMA + 1 + GAMMA - 1)
-  found = metrics.drafting(e, GAMMA, state.drafter, info)
-  flops = fakes.matmul_flops(trace.jaxpr, turns=GAMMA - 1)
-  # Norms have numbers that no matrix product sees.
-  layer = lm.flatten(own['layer'])
-  norms = sum(x.size for n, x in layer.items() if n.endswith('scale'))
-  norms = norms * 2 * GAMMA - layer['norm/scale'].size * GAMMA
-  assert flops == attention + 2 * (found.parameters - norms)
-  fuse = layer['fuse/kernel'].nbytes
-  held = sum(x.nbytes for x in layer.values())
-  held += own['head'].nbytes + own['ids'].nbytes
-  cache = 2 * c.kv_heads * 32 * c.head_dim * 4
-  features = (GAMMA + 1) * 2 * c.width * 4
-  assert found.held == held
-  assert found.bytes == GAMMA * (held - fuse + cache) + fuse + features
 
 
 def test_a_record_has_the_q_that_drafts_were_drawn_with(path, monkeypatch):

@@ -29,8 +29,10 @@ def cell(drafter, rule, temperature, middle, **changes):
     temperature=temperature,
     improvement=gain,
     tok_s=gain,
-    counts=metrics.total([])._replace(block_efficiency=1.5),
-    alpha=predict.Alpha(0.25, 0.25, 0.25, 0.125 * (not lossless), 9),
+    counts=metrics.Summary(**dict.fromkeys(metrics.Summary._fields))._replace(
+      block_efficiency=1.5
+    ),
+    alpha=predict.Alpha(0.25, 0.25, 0.125 * (not lossless), 9),
     audit=identity.Audit(promised, 7),
     failed=[],
   )._replace(**changes)
@@ -72,8 +74,8 @@ def test_wins_losses_and_what_is_lossy_are_told_apart():
   lines = [x for x in text.splitlines() if x.startswith('| lookup')]
   assert lines == [
     '| lookup | reject | **1.50x** (1.50) | 0.50x (1.50) | 0.25 0.25 '
-    '| 0 of 7; distribution |',
-    '| lookup | block | = reject | ~1.00x (1.50) | 0.25 | distribution |',
+    '| 0 of 7; same distribution |',
+    '| lookup | block | = reject | ~1.00x (1.50) | 0.25 | same distribution |',
     '| lookup | lenient:0.5 (LOSSY) | **2.00x** (1.50, TV 0.12) '
     '| **2.00x** (1.50, TV 0.12) | 0.25 0.25 | LOSSY |',
   ]
