@@ -69,11 +69,3 @@ def describe(path: str, questions: Sequence[prompts.Prompt]) -> dict[str, Any]:
     'questions': len(questions),
     'turns_left_out': sum(len(q.turns) - 1 for q in questions),
   }
-
-
-def ids(questions: Sequence[prompts.Prompt]) -> dict[str, list[str]]:
-  """The ids of each category, in the order of the file."""
-  out: dict[str, list[str]] = {}
-  for q in questions:
-    out.setdefault(q.category or '', []).append(q.id)
-  return out

@@ -1,111 +1,51 @@
 """The benchmark's document in the layout of Spec-Bench's tables."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from experiments import page
 from specdec_jax.bench import benchmark, metrics, tables
 
 
-class Cell(NamedTuple):
-  """A method on the questions of one column, or on all.
-
-  improvement: tokens over seconds of all its questions, over plain decoding's.
-  identical: '3 of 4' texts are plain decoding's, or what the rule promises.
-  """
-
-  questions: int
-  improvement: metrics.Spread
-  block_efficiency: float | None
-  identical: str
-
-
-class Method(NamedTuple):
-  name: str
-  by: dict[str, Cell]
-  overall: Cell
-
-
-def methods(
-  doc: benchmark.Document, ids: Mapping[str, Sequence[str]]
-) -> list[Method]:
-  """The cells of each method. ids: of the questions of each category."""
-  out = []
-  for row in doc.rows:
-    if not row.gamma:
-      continue
-    by = {
-      c.category: Cell(
-        c.prompts,
-        c.improvement,
-        c.counts.block_efficiency,
-        _identical(row, ids[c.category]),
-      )
-      for c in doc.categories
-      if c.name == row.name
-    }
-    overall = Cell(
-      sum(x.questions for x in by.values()),
-      row.improvement,
-      row.counts.block_efficiency,
-      _identical(row, [id for some in ids.values() for id in some]),
-    )
-    off = f' (LOSSY, TV {tables.distance(row.alpha)})'
-    out.append(Method(row.name + off * (not doc.setting.lossless), by, overall))
-  return out
-
-
-def _identical(row: benchmark.Row, ids: Sequence[str]) -> str:
-  assert row.audit is not None
-  if row.audit.promised != 'tokens':
-    return tables.identity([row.audit], tables.distance(row.alpha))
-  differing = {x.id for x in row.audit.findings} & set(ids)
-  return f'{len(ids) - len(differing)} of {len(ids)}'
-
-
-def markdown(
-  doc: benchmark.Document,
-  found: Sequence[Method],
-  columns: Sequence[str],
-  questions: Mapping[str, Any],
-) -> str:
-  """Tables of improvement (in Spec-Bench's layout), efficiency and identity.
+def markdown(doc: benchmark.Document, questions: Mapping[str, Any]) -> str:
+  """Tables of improvement (in Spec-Bench's layout) and tokens a window.
 
   questions: from questions.describe.
   """
-  head = ['method', *columns, '#MAT', 'overall', 'least to most']
-  plain = ['plain decoding', *['1.00x'] * len(columns), '1.00', '1.00x', '']
-  speed = [plain]
-  for m in found:
-    x = m.overall.improvement
+  columns = list(dict.fromkeys(c.category for c in doc.categories))
+  cells = {(c.name, c.category): c for c in doc.categories}
+  plain = ['1.00x'] * len(columns)
+  speed = [['plain decoding', *plain, '1.00', '1.00x', '', '']]
+  tokens = []
+  for row in doc.rows:
+    if not row.gamma:
+      continue
+    off = tables.distance(row.alpha)
+    name = row.name + ('' if doc.setting.lossless else f' (LOSSY, TV {off})')
+    found = [cells[row.name, column] for column in columns]
+    x, mat = row.improvement, _number(row.counts)
     ends = '' if x.min is None else f'{x.min:.2f} to {x.max:.2f}'
-    cells = [_times(m.by[c]) for c in columns]
-    mat = _number(m.overall)
-    speed.append([m.name, *cells, mat, _times(m.overall), ends])
+    differing = page.plain(tables.identity([row.audit], off))
+    times = [_times(c.improvement) for c in found]
+    speed.append([name, *times, mat, _times(x), ends, differing])
+    tokens.append([name, *(_number(c.counts) for c in found), mat])
+  head = ['method', *columns]
   return '\n'.join(
     [
       _caption(doc, questions),
       '',
-      'Improvement (~: repeats on both sides of 1, or within 2 % of it):',
+      'Improvement (~: repeats on both sides of 1, or within 2 % of it); '
+      'differing: texts that are not those of plain decoding:',
       '',
-      *page.table(head, speed),
+      *page.table(
+        [*head, '#MAT', 'overall', 'least to most', 'differing'], speed
+      ),
       '',
       'block_efficiency:',
       '',
-      *_by(found, columns, _number),
-      '',
-      'Texts identical to plain decoding:',
-      '',
-      *_by(found, columns, lambda x: x.identical),
+      *page.table([*head, 'overall'], tokens),
     ]
   )
-
-
-def _by(found, columns, cell: Callable[[Cell], str]) -> list[str]:
-  rows = [
-    [m.name, *(cell(m.by[c]) for c in columns), cell(m.overall)] for m in found
-  ]
-  return page.table(['method', *columns, 'overall'], rows)
 
 
 def _caption(doc: benchmark.Document, q: Mapping[str, Any]) -> str:
@@ -123,13 +63,12 @@ def _caption(doc: benchmark.Document, q: Mapping[str, Any]) -> str:
   )
 
 
-def _times(cell: Cell) -> str:
-  x = cell.improvement
+def _times(x: metrics.Spread) -> str:
   if x.median is None:
     return x.outcome
   return f'{"~" * (x.outcome == "draw")}{x.median:.2f}x'
 
 
-def _number(cell: Cell) -> str:
-  x = cell.block_efficiency
+def _number(counts: metrics.Summary) -> str:
+  x = counts.block_efficiency
   return '-' if x is None else f'{x:.2f}'

@@ -46,9 +46,7 @@ def run() -> bool:
   )
   out = {'questions': about, **doc._asdict()}
   if doc.categories:
-    ids = questions.ids(chosen)
-    out['methods'] = found = render.methods(doc, ids)
-    text = render.markdown(doc, found, list(ids), about)
+    text = render.markdown(doc, about)
     page.save(folder, HERE, out, text)
     print(text)
   print(runtime.compact(out))

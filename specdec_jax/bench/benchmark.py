@@ -56,7 +56,6 @@ class Row(NamedTuple):
   name, drafter, gamma: as in plan.Arm.
   tok_s, improvement: tokens per second of decoding; the same over plain's.
   counts, inter_token: see metrics.
-  wide_share: share of windows in which any row proposed something.
   cost_coefficient, verify: c (None for plain decoding) and v(gamma + 1).
   time_to_first_token, compile_seconds: seconds, the first a median.
   alpha: teacher-forced on plain decoding's text.
@@ -70,7 +69,6 @@ class Row(NamedTuple):
   tok_s: metrics.Spread
   improvement: metrics.Spread
   counts: metrics.Summary
-  wide_share: float
   cost_coefficient: float | None
   verify: float
   time_to_first_token: float
@@ -127,7 +125,6 @@ class Document(NamedTuple):
   rows: Sequence[Row] = ()
   categories: Sequence[Category] = ()
   repeated_8grams: float | None = None
-  best_gamma: dict[str, int] = {}
   crossover: Sequence[Batch] = ()
   largest_batch: dict[str, int | None] = {}
   failed: Sequence[identity.Failure] = ()
@@ -170,7 +167,6 @@ def run(
     for arm in arms
   }
   if failed := identity.failures(others, seen):
-    tables.failures(failed, console)
     return doc._replace(failed=failed)
   doc = doc._replace(predicted=predict.improvements(arms, calibration, seen))
   tables.predicted(doc.predicted, console)
@@ -178,7 +174,6 @@ def run(
   runs = timing.measure(arms, judged, programs, plan.bench.repeats, track)
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := identity.failures(judged, outputs):
-    tables.failures(failed, console)
     return doc._replace(failed=failed)
   gaps = timing.stream(arms, judged[: plan.bench.stream_prompts], track)
   every = {name: outputs[name] + seen[name] for name in outputs}
@@ -190,7 +185,6 @@ def run(
     rows=rows,
     categories=_categories(arms, judged, runs, calibration),
     repeated_8grams=metrics.repeated_ngrams([x.tokens for x in texts]),
-    best_gamma=_best_gammas(arms, rows),
   )
   tables.rows(doc, console)
   if plan.batch_sizes:
@@ -229,7 +223,7 @@ def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
   prompt = np.mean([len(item.tokens) for item in plan.judged])
   slots = float(prompt) + plan.max_new_tokens / 2
   rows = plan.bench.batch_size
-  cache = jax.eval_shape(lambda: arms[0].model.init_cache(rows, 1))
+  cache = jax.eval_shape(lambda: target.model.init_cache(rows, 1))
   step = metrics.step_bytes(target.params)
   step += metrics.tree_bytes(cache) * slots
   best = gb_s[target.dtype]['best'] * 1e9 * devices
@@ -255,7 +249,6 @@ def _rows(arms, doc: Document, groups, runs, gaps, alphas, audits) -> list[Row]:
       tok_s=metrics.spread(timing.speeds(mine)),
       improvement=timing.improvement(mine, plain),
       counts=metrics.summary(info),
-      wide_share=metrics.wide_share(info),
       cost_coefficient=parts.c.get(arm.name),
       verify=parts.verify[arm.gamma + 1],
       time_to_first_token=float(np.median(mine.first_RG)),

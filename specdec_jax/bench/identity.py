@@ -144,7 +144,7 @@ def _compared(
     plain.item.number,
   )
   found = audit.audit(
-    arm.model,
+    target.model,
     target.params,
     case,
     gamma=arm.gamma,

@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import time
 from typing import Any
@@ -50,9 +51,8 @@ def commit(*paths: str) -> tuple[str, bool]:
 
   paths: git pathspecs, from the root, of the files to look at; () for all.
   """
-  root = pathlib.Path(__file__).parents[2]
-  changed = _git(root, 'status', '--porcelain', '--', *paths)
-  return _git(root, 'rev-parse', 'HEAD') or 'unknown', bool(changed)
+  changed = _git('status', '--porcelain', '--', *paths)
+  return _git('rev-parse', 'HEAD') or 'unknown', bool(changed)
 
 
 def made_by(commit: str, changed: bool) -> str:
@@ -116,12 +116,11 @@ def _fastest(f, *args, seconds: float = 0.4) -> float:
 
 def _cpu_name() -> str:
   try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+    text = pathlib.Path('/proc/cpuinfo').read_text()
   except OSError:
     return platform.processor() or platform.machine()
-  names = [x.split(':', 1)[1].strip() for x in lines if x.startswith('model n')]
-  named = [x for x in names if not x.isdecimal()]
-  return named[0] if named else platform.machine()
+  names = re.findall(r'model name\s*: (.+)', text)
+  return names[0] if names else platform.machine()
 
 
 def _cores() -> int:
@@ -130,13 +129,11 @@ def _cores() -> int:
   return os.cpu_count() or 1
 
 
-def _git(folder: pathlib.Path, *args: str) -> str:
+def _git(*args: str) -> str:
+  root = str(pathlib.Path(__file__).parents[2])
   try:
     done = subprocess.run(
-      ['git', '-C', str(folder), *args],
-      capture_output=True,
-      text=True,
-      timeout=10,
+      ['git', '-C', root, *args], capture_output=True, text=True, timeout=10
     )
   except (OSError, subprocess.TimeoutExpired):
     return ''

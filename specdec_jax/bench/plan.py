@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import decode, requests, types
+from specdec_jax import build, decode, requests
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import prompts as prompts_lib
 
@@ -21,17 +21,12 @@ class Arm(NamedTuple):
   name: 'lookup g=4'; the first arm of a run is 'autoregressive'.
   drafter: the method's name, without gamma.
   gamma: draft tokens a window, 0 for plain decoding.
-  engine: a build.Engine.
-  model, draft: functions of the target and of the draft model, None for
-    drafters without one.
   """
 
   name: str
   drafter: str
   gamma: int
-  engine: Any
-  model: types.Model
-  draft: types.Model | None = None
+  engine: build.Engine
 
 
 class Plan(NamedTuple):
@@ -73,14 +68,12 @@ class Group(NamedTuple):
 def arms(e: settings_lib.Experiment) -> list[Arm]:
   """Plain decoding, then every method at every gamma of the config."""
   d = e.settings.decode
-  model = e.target.model
   plain = settings_lib.engine(e, d.methods[0] if d.methods else 'lookup', 0)
-  out = [Arm('autoregressive', 'autoregressive', 0, plain, model)]
+  out = [Arm('autoregressive', 'autoregressive', 0, plain)]
   for method in d.methods:
     for gamma in sorted(set(d.gammas) - {0}):
       engine = settings_lib.engine(e, method, gamma)
-      name = f'{method} g={gamma}'
-      out.append(Arm(name, method, gamma, engine, model, engine.q))
+      out.append(Arm(f'{method} g={gamma}', method, gamma, engine))
   return out
 
 

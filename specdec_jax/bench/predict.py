@@ -208,29 +208,29 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   text_BL: whether plain decoding emitted the token at an index. proposed_BL:
   whether the drafter proposes something there.
   """
-  B, L = plain.tokens_BL.shape
+  engine, (B, L) = arm.engine, plain.tokens_BL.shape
   request = group.full._replace(
     tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B
   )
   tokens_BL, proposed_BL = np.zeros((B, L), np.int32), np.ones((B, L), bool)
-  if arm.draft is None:
+  if engine.q is None:
     tokens_BL, proposed_BL, _ = propose_along(
-      arm.engine.weights,
+      engine.weights,
       request,
       np.int32(np.max(plain.lengths_B - group.host.lengths_B)),
-      target=arm.model,
-      drafter=arm.engine.drafter,
-      coupled=arm.engine.rule.coupled,
+      target=engine.target.model,
+      drafter=engine.drafter,
+      coupled=engine.rule.coupled,
     )
   found = overlap(
-    arm.engine.weights,
+    engine.weights,
     request,
     tokens_BL,
     proposed_BL,
-    target=arm.model,
-    draft=arm.draft,
-    rule=arm.engine.rule,
-    chunk=arm.engine.options.chunk,
+    target=engine.target.model,
+    draft=engine.q,
+    rule=engine.rule,
+    chunk=engine.options.chunk,
   )
   index_1L = np.arange(L)[None]
   text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
@@ -304,7 +304,7 @@ def improvement(
 
   def window(gamma):
     # Drafting time is proportional to gamma, but for a lookup.
-    draft = propose * (gamma / arm.gamma if arm.draft else 1)
+    draft = propose * (gamma / arm.gamma if arm.engine.q else 1)
     verify = rest * float(np.interp(gamma + 1, widths, costs))
     return cost.window(draft, wide, verify, idle)
 

@@ -14,15 +14,6 @@ from typing import Any
 
 from specdec_jax.io import files
 
-CATEGORIES = (
-  'chat',
-  'summarisation',
-  'translation',
-  'question_answering',
-  'maths',
-  'code',
-  'creative',
-)
 _BUILTIN = pathlib.Path(__file__).with_name('builtin_prompts.jsonl')
 _CONTENT = ('prompt', 'turns', 'tokens')
 # The names of Spec-Bench and MT-Bench among them; `reference` is not read.
@@ -127,10 +118,10 @@ def _parse(row: dict[str, Any], index: str) -> Prompt:
   if len(given) != 1:
     has = ' and '.join(given) or 'no prompt, turns or tokens'
     raise ValueError(f'has {has}: give exactly one of prompt, turns, tokens')
-  category = None
+  prompt = Prompt(_id(row, index))
   if 'category' in row:
     category = _text(row['category'], 'category')
-  prompt = Prompt(_id(row, index), category)
+    prompt = dataclasses.replace(prompt, category=category)
   content = row[given[0]]
   if given == ['prompt']:
     return dataclasses.replace(prompt, turns=(_text(content, 'prompt'),))
@@ -153,10 +144,10 @@ def _parse(row: dict[str, Any], index: str) -> Prompt:
 
 def _id(row: dict[str, Any], index: str) -> str:
   given = [key for key in ('id', 'question_id') if key in row]
-  if not given:
-    return index
   if len(given) > 1:
     raise ValueError('has id and question_id: keep one of the two')
+  if not given:
+    return index
   value = row[given[0]]
   if type(value) is int:
     return str(value)
@@ -168,13 +159,6 @@ def _text(text: Any, name: str, *, kind: str = 'a text') -> str:
     raise ValueError(f'{name} is {_shown(text)}: it must be {kind}')
   if not text:
     raise ValueError(f'{name} is empty: write something or remove it')
-  try:
-    text.encode()
-  except UnicodeEncodeError as error:
-    raise ValueError(
-      f'{name} holds half of a surrogate pair, {_shown(text[error.start])}: '
-      'write both halves or the character itself'
-    ) from error
   return text
 
 

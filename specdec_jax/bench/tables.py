@@ -246,17 +246,6 @@ def crossover(doc, console) -> None:
   console.print(table('By batch size', doc.crossover, columns))
 
 
-def failures(found, console) -> None:
-  """Prints identity.Failure of each request that failed."""
-  columns = {
-    'prompt': lambda x: rich.markup.escape(x.id),
-    'method': lambda x: x.method,
-    'after new tokens': lambda x: str(x.tokens),
-  }
-  title = 'Failed requests: logits are not finite'
-  console.print(table(title, found, columns))
-
-
 def identity(audits, distance: str = '', failed: int = 0) -> str:
   """A cell of audits: '3 of 28: 3 tie', 'same distribution', 'LOSSY, TV 0.1'.
 

@@ -270,7 +270,7 @@ def _verify_samplers(arms, request, plain, text_BL) -> dict[Any, Callable]:
   wrong_BL = (text_BL + 1) % engine.target.ids
   for width in sorted({arm.gamma + 1 for arm in arms} - {1}):
     programs = decode.programs(
-      arms[0].model, _scripted(width - 1), engine.rule, engine.options
+      engine.target.model, _scripted(width - 1), engine.rule, engine.options
     )
     script = lambda count: types.Weights(
       engine.target.params, (wrong_BL, jnp.full_like(wrong_BL, count))
@@ -290,7 +290,7 @@ def _propose_sampler(arm: plan_lib.Arm, request: decode.Request):
     weights,
     request,
     jnp.int32(0),
-    target=arm.model,
+    target=arm.engine.target.model,
     drafter=arm.engine.drafter,
     coupled=arm.engine.rule.coupled,
   )

@@ -152,13 +152,6 @@ def _why(rows: Sequence[Any]) -> str:
     text += f'; something is proposed in {_span(rate, ".0%")} of windows'
   if accepted and min(accepted) < 0.5:
     text += f'; {_span(accepted, ".0%")} of the proposed tokens are accepted'
-  parts = [r.explained.improvement for r in rows]
-  measured = [r.improvement.median for r in rows]
-  if any(abs(m / p - 1) > 0.05 for m, p in zip(measured, parts, strict=True)):
-    text += (
-      f'. The parts, timed alone, make {_span(parts)}x of this; measured '
-      f'together: {_span(measured)}x'
-    )
   return text + '.'
 
 
@@ -169,17 +162,12 @@ def _span(values: Sequence[float], form: str = '.2f') -> str:
 
 def _prediction_sentence(best: Any) -> str:
   told, measured = best.predicted.improvement, best.improvement.median
-  own, gamma = best.explained.improvement, best.predicted.best_gamma
+  own = best.explained.improvement
   return (
     f'Predicted before the run: {told:.2f}x. Measured over predicted is '
     f'{measured / told:.2f}: a factor {own / told:.2f} from acceptance '
     f'(predicted from other prompts) and {measured / own:.2f} from time (parts '
-    'timed alone). '
-    + (
-      f'Of gamma 1 to {best.gamma}, {gamma} was predicted best.'
-      if gamma
-      else f'No gamma from 1 to {best.gamma} was predicted to help.'
-    )
+    'timed alone).'
   )
 
 

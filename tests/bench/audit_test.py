@@ -105,19 +105,9 @@ def test_text_that_stops_early_is_a_bug(params):
   assert find(fakes.table_model(V), params, case).verdict == 'BUG'
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'settings',
-  [
-    dict(temperature=0.7),
-    dict(temperature=1.3, top_k=4),
-    dict(temperature=1.0, top_p=0.6),
-    dict(temperature=0.9, top_k=6, top_p=0.8),
-  ],
-)
-def test_sampled_token_needs_no_change(params, settings):
+def test_sampled_token_needs_no_change(params):
   """The race of the audit is the race of decoding: it names every token."""
-  settings = dict(seed=11, request=5) | settings
+  settings = dict(seed=11, request=5, temperature=0.9, top_k=6, top_p=0.8)
   text = run(fakes.table_model(V), params, **settings)
   case = audit.Case(PROMPT, text, text, **settings)
   for i, token in enumerate(text):
@@ -145,19 +135,6 @@ def test_needed_is_what_moves_a_sampled_token(params):
       emitted = int(np.argmax(moved_V / 0.8 - np.log(arrival_V)))
       if need or wins:
         assert (emitted == token) == wins
-
-
-def test_token_at_the_edge_of_top_k_is_a_tie_and_one_far_out_is_not():
-  logits_V = np.array([2.0, 1.0, 1.0 - 1e-5, -3.0])
-  case = audit.Case(PROMPT, (), (), temperature=1.0, top_k=2)
-  # Whatever the race: token 2 must pass the cut, 1e-5 away; 3 is far outside.
-  for request in range(20):
-    each = case._replace(request=request)
-    needs = [audit.needed(logits_V, x, each, 9) for x in range(4)]
-    assert needs[3] >= 3.9
-    assert needs[2] >= 1e-5 * 0.99
-    winner = needs.index(0)
-    assert winner in (0, 1)
 
 
 def test_batch_rows_are_part_of_the_noise(params):

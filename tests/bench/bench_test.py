@@ -69,7 +69,7 @@ def test_end_to_end(capsys):
       assert math.isclose(p.by_gamma[2], p.improvement)
     assert math.isclose(row.explained.tokens, row.counts.block_efficiency)
   assert lm.predicted.wide == 1
-  assert lookup.explained.wide == lookup.wide_share
+  assert 0 < lookup.explained.wide <= 1
   assert lm.memory.draft == lm.memory.target > 0
   assert lookup.memory.draft == 0
   assert doc.calibration.verify[1] == 1
@@ -77,7 +77,7 @@ def test_end_to_end(capsys):
   assert wide.batch_size == 2 and not wide.failed
   assert wide.rows[1].audit.findings == () and wide.rows[1].audit.requests == 2
   assert 'Checked 12 texts' in printed  # (4 + 2) prompts, two methods
-  assert set(doc.largest_batch) == set(doc.best_gamma) == {'lm', 'lookup'}
+  assert set(doc.largest_batch) == {'lm', 'lookup'}
   assert doc.ceiling.gb_s['float32']['best'] > 0
   last = json.loads(printed.splitlines()[-1])
   assert last['verdict'] and last['rows'][1]['name'] == 'lm g=2'

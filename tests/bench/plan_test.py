@@ -86,7 +86,7 @@ def test_one_compilation_for_all_limits_and_prompts():
   arm = plan_lib.arms(e)[1]
   plan = plan_lib.make(e, prompts.builtin()[:8])
   programs = decode.programs(
-    arm.model,
+    arm.engine.target.model,
     arm.engine.drafter,
     arm.engine.rule,
     build.default_options(chunk=16),

@@ -91,8 +91,7 @@ def info_of(hist_N, rows=1, calls=None):
 
 def predicted(e):
   """predict.improvement of 9 tokens in 4 windows of gamma 2."""
-  model = e.target.model
-  arm = plan_lib.Arm('x', '', 2, e, model, model)
+  arm = plan_lib.Arm('x', '', 2, e)
   calibration = timing.Calibration(
     step=2.0,
     verify={1: 1.0, 3: 1.5},
@@ -111,10 +110,9 @@ def test_rows_that_share_a_batch_are_no_improvement():
     'plain': [decode.Output(None, None, info_of([30, 0, 0], rows=3))],
     'x': [decode.Output(None, None, info_of([3, 3, 6], rows=3))],
   }
-  model = target.model
   arms = [
-    plan_lib.Arm('plain', 'plain', 0, e, model),
-    plan_lib.Arm('x', 'lookup', 2, e, model),
+    plan_lib.Arm('plain', 'plain', 0, e),
+    plan_lib.Arm('x', 'lookup', 2, e),
   ]
   calibration = timing.Calibration(
     2.0, {1: 1.0, 3: 1.5}, {3: 1.0}, {'x': 0.0}, {}

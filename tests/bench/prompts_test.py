@@ -37,25 +37,6 @@ def test_reads_each_form_in_order(tmp_path):
     {'prompt': 'Bonjour à tous'},
     {'turns': ['one', 'two'], 'category': 'chat', 'id': 'a/b'},
     {'tokens': [0, 7, 2**31 - 1], 'id': 12},
-  )
-  assert prompts.read(str(path)) == [
-    Prompt('0', None, ('Bonjour à tous',)),
-    Prompt('a/b', 'chat', ('one', 'two')),
-    Prompt('12', None, (), (0, 7, 2**31 - 1)),
-  ]
-
-
-def test_one_turn_in_a_list_is_told_from_a_prompt(tmp_path):
-  rows = {'prompt': 'x'}, {'turns': ['x']}, {'tokens': [1]}
-  found = prompts.read(write(tmp_path, *rows))
-  assert [prompt.listed for prompt in found] == [False, True, False]
-  assert found[0].turns == found[1].turns
-
-
-def test_reads_spec_bench_lines(tmp_path):
-  path = write(
-    tmp_path,
-    {'question_id': 81, 'category': 'writing', 'turns': ['Write.', 'Again.']},
     {
       'question_id': 101,
       'category': 'maths',
@@ -63,10 +44,14 @@ def test_reads_spec_bench_lines(tmp_path):
       'reference': ['5', {'any': 'thing'}],
     },
   )
-  assert prompts.read(path) == [
-    Prompt('81', 'writing', ('Write.', 'Again.')),
+  found = prompts.read(str(path))
+  assert found == [
+    Prompt('0', None, ('Bonjour à tous',)),
+    Prompt('a/b', 'chat', ('one', 'two')),
+    Prompt('12', None, (), (0, 7, 2**31 - 1)),
     Prompt('101', 'maths', ('Add.',)),
   ]
+  assert [prompt.listed for prompt in found] == [False, True, False, True]
 
 
 def test_reads_mt_bench():
@@ -87,28 +72,16 @@ def test_reads_mt_bench():
     ('{"prompt": "a"', 'not JSON'),
     ({}, 'has no prompt, turns or tokens: give exactly one'),
     ({'prompt': 'a', 'turns': ['b']}, 'has prompt and turns: give exactly one'),
-    (
-      {'prompt': 'a', 'turns': ['b'], 'tokens': [1]},
-      'has prompt and turns and tokens',
-    ),
     ({'prompt': 'a', 'temperature': 1}, 'unknown key "temperature": allowed'),
     ({'prompt': ''}, 'prompt is empty'),
-    ({'prompt': 5}, 'prompt is 5: it must be a text'),
     ({'prompt': ['a' * 1000]}, 'aaa...: it must be a text'),
-    ('{"prompt": "a\\ud800"}', 'half of a surrogate pair, "\\ud800"'),
     ({'turns': []}, 'turns is []: it must be a list of at least one'),
-    ({'turns': ['a', '']}, 'turns[1] is empty'),
     ({'turns': ['a', 3]}, 'turns[1] is 3: it must be a text'),
-    ({'tokens': 3}, 'tokens is 3: it must be a list'),
     ({'tokens': [3, -1]}, 'tokens[1] is -1: it must be a token id'),
-    ({'tokens': [1.0]}, 'tokens[0] is 1.0'),
     ({'tokens': [True]}, 'tokens[0] is true'),
     ({'prompt': 'a', 'id': 1.5}, 'id is 1.5: it must be a text or an integer'),
-    ({'prompt': 'a', 'id': True}, 'id is true'),
-    ({'prompt': 'a', 'id': ''}, 'id is empty'),
     ({'prompt': 'a', 'id': 1, 'question_id': 1}, 'has id and question_id'),
     ({'prompt': 'a', 'category': 5}, 'category is 5: it must be a text'),
-    ({'prompt': 'a', 'category': ''}, 'category is empty'),
   ],
 )
 def test_names_the_malformed_line(tmp_path, line, expected):
@@ -122,7 +95,6 @@ def test_names_the_malformed_line(tmp_path, line, expected):
 @pytest.mark.parametrize(
   'rows',
   [
-    ({'id': 'a'}, {}, {'id': 'a'}),
     ({'id': 7}, {}, {'id': '7'}),
     ({'id': 7}, {}, {'question_id': 7}),
     ({'id': '2'}, {}, {}),  # The third line's index.
@@ -143,13 +115,10 @@ def test_a_file_without_prompts(tmp_path):
 def test_builtin_has_equal_categories():
   found = prompts.builtin()
   counts = collections.Counter(prompt.category for prompt in found)
-  assert counts == dict.fromkeys(prompts.CATEGORIES, 4)
+  assert len(counts) == 7 and set(counts.values()) == {4}
   assert len({prompt.id for prompt in found}) == len(found)
-  assert len({prompt.turns for prompt in found}) == len(found)
-  for prompt in found:
-    assert prompt.tokens is None and len(prompt.turns) == 1
-    assert prompt.turns[0] == prompt.turns[0].strip()
-    assert 8 <= len(prompt.turns[0].split()) <= 250
+  numbers = {prompts.request_number(prompt.id) for prompt in found}
+  assert len(numbers) == len(found)
 
 
 @pytest.mark.parametrize('count', [1, 3, 9])
@@ -158,14 +127,12 @@ def test_the_first_of_each_category_in_their_order(count):
   mixed = every[::2] + every[1::2]
   some = prompts.first_of_each(mixed, count)
   of = lambda found, category: [p for p in found if p.category == category]
-  for category in prompts.CATEGORIES:
+  for category in {p.category for p in every}:
     assert of(some, category) == of(mixed, category)[:count]
   assert some == [p for p in mixed if p in some]
 
 
-@pytest.mark.parametrize(
-  'categories', ['aaaa', 'abab', 'abcabcabc', 'aabbbcd', 'a', '']
-)
+@pytest.mark.parametrize('categories', ['abab', 'aabbbcd', 'a', '', [None] * 5])
 def test_halves_share_each_category(categories):
   found = [Prompt(str(i), c, ('x',)) for i, c in enumerate(categories)]
   first, second = prompts.halves(found)
@@ -176,19 +143,6 @@ def test_halves_share_each_category(categories):
   for category in categories:
     assert abs(count(first)[category] - count(second)[category]) <= 1
   assert prompts.halves(tuple(found)) == (first, second)
-
-
-def test_halves_of_builtin():
-  first, second = prompts.halves(prompts.builtin())
-  for half in (first, second):
-    counts = collections.Counter(prompt.category for prompt in half)
-    assert counts == dict.fromkeys(prompts.CATEGORIES, 2)
-  assert not set(first) & set(second)
-
-
-def test_halves_without_categories():
-  found = [Prompt(str(i), None, ('x',)) for i in range(5)]
-  assert prompts.halves(found) == (found[::2], found[1::2])
 
 
 def test_request_number_of_integers():
@@ -214,8 +168,3 @@ def test_request_number_of_other_texts(id, number):
   assert prompts.request_number(id) == number
   bits = f'{int(hashlib.sha256(id.encode()).hexdigest(), 16):0256b}'
   assert int(bits[:31], 2) == number
-
-
-def test_request_numbers_of_builtin_differ():
-  numbers = {prompts.request_number(p.id) for p in prompts.builtin()}
-  assert len(numbers) == len(prompts.builtin())
