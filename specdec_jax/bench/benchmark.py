@@ -200,15 +200,13 @@ def finish(
   """Prints the verdict and the document; true if sound.
 
   config: a ConfigDict, part of the document.
-  folder: for config.json, env.json and results/bench.json; None saves nothing.
+  folder: for results/bench.json; None saves nothing.
   """
   sentences = verdict.sentences(doc)
   out = {'config': config.to_dict(), **doc._asdict(), 'verdict': sentences}
   tables.close(sentences, out, console)
   if folder:
     (folder / 'results').mkdir(exist_ok=True)
-    files.write(folder / 'config.json', config.to_json_best_effort())
-    files.write(folder / 'env.json', runtime.compact(doc.machine))
     files.write(folder / 'results/bench.json', runtime.compact(out))
   return verdict.sound(doc)
 

@@ -59,17 +59,14 @@ def sound(doc: Any) -> bool:
 
 def failures(found: Sequence[Any]) -> list[str]:
   """A sentence for each request that ended on broken logits, five at most."""
-  methods: dict[tuple[str, int], dict[str, None]] = {}
-  for x in found:
-    methods.setdefault((x.id, x.tokens), {})[x.method] = None
   out = [
-    f'[red]FAILED[/red]: prompt {rich.markup.escape(repr(id))} after {tokens} '
-    f'new tokens ({", ".join(names)}): the logits of the target are not '
+    f'[red]FAILED[/red]: prompt {rich.markup.escape(repr(x.id))} after '
+    f'{x.tokens} new tokens ({x.method}): the logits of the target are not '
     'finite; try dtype float32.'
-    for (id, tokens), names in methods.items()
+    for x in found[:5]
   ]
-  more = len(out) - 5
-  return out[:5] + ([f'And {more} more failed so.'] if more > 0 else [])
+  more = len(found) - 5
+  return out + ([f'And {more} more failed so.'] if more > 0 else [])
 
 
 def audit_sentences(report: Any) -> list[str]:

@@ -26,10 +26,6 @@ def config(name: str, size: str = 'tiny'):
   return importlib.import_module(f'configs.{name}').get_config(size)
 
 
-def leaves(c) -> int:
-  return sum(leaves(x) if hasattr(x, 'items') else 1 for x in c.values())
-
-
 @pytest.mark.parametrize('name', NAMES)
 def test_builds_at_tiny(name):
   e = settings.from_config(config(name))
@@ -78,10 +74,6 @@ def test_is_a_notebook_page(name):
   assert f'configs/{name}.py:tiny' in module.__doc__
 
 
-def test_few_keys():
-  assert leaves(config('pair')) <= 60
-
-
 def test_unknown_key_and_argument():
   c = config('pair')
   with pytest.raises(AttributeError, match='Did you mean "gammas"'):
@@ -99,13 +91,7 @@ def test_unknown_key_and_argument():
   [
     ('decode', 'gammas', (2, -1), 'gammas=-1'),
     ('decode', 'methods', ('lm', 'medusa'), "methods='medusa'"),
-    # What --config.decode.gammas=x, 2.0 and methods=lm,lookup are read as.
-    (
-      'decode',
-      'gammas',
-      ('x',),
-      "^decode.gammas='x': must be a whole number, at least 0",
-    ),
+    # What --config.decode.methods=lm,lookup is read as.
     (
       'decode',
       'methods',
@@ -113,8 +99,6 @@ def test_unknown_key_and_argument():
       r"""methods=\('lm,lookup',\): must be a tuple .*"\('one', 'two'\)" """,
     ),
     ('decode', 'rule', 'rejct', "rule='rejct'"),
-    ('decode', 'max_new_tokens', 0, 'max_new_tokens=0'),
-    ('sampling', 'temperature', -1.0, 'temperature=-1'),
     ('sampling', 'top_p', 0.0, 'top_p=0'),
     ('target', 'dtype', 'int4', "dtype='int4'"),
     ('target', 'source', '', 'target.source'),
@@ -125,15 +109,12 @@ def test_unknown_key_and_argument():
       1.0,
       'draft.min_confidence=1.0: .* less than 1 ',
     ),
-    ('ngram', 'min_confidence', -0.5, '^ngram.min_confidence=-0.5'),
     (
       'decode',
       'methods',
       ('ngram',),
       "has 'ngram', but ngram.path is empty: .*ngram.py",
     ),
-    ('decode', 'methods', ('eagle',), 'eagle.path is empty: give .*distill.py'),
-    ('lookup', 'min_match', 0, 'min_match=0'),
     ('bench', 'batch_size', 0, 'batch_size=0'),
   ],
 )
@@ -152,14 +133,6 @@ def test_a_single_value_on_the_command_line_is_a_tuple_of_one(monkeypatch):
   values(argv)
   decode = settings.settings(values.config).decode
   assert (decode.methods, decode.gammas) == (('lookup',), (5,))
-
-
-@pytest.mark.parametrize('key, value', [('methods', 'lm'), ('gammas', 3)])
-def test_a_value_that_is_no_tuple_is_refused(key, value):
-  c = {**config('pair').decode, key: value}
-  said = f'^{key}={value!r}: must be a tuple'
-  with pytest.raises(ValueError, match=said):
-    settings.Decode(**c)
 
 
 def test_bad_prompt_is_named_by_its_id():

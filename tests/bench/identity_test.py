@@ -141,6 +141,4 @@ def test_the_benchmark_stops_at_a_failed_request(failing, capsys, tmp_path):
   failed = {'method': 'autoregressive', 'id': 'bad', 'tokens': 3}
   assert last['failed'][0] == failed and last['rows'] == []
   assert last['verdict'][-1] == 'No figures, for texts are cut short.'
-  files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*.*')}
-  assert files == {'config.json', 'env.json', 'results/bench.json'}
   assert json.loads((tmp_path / 'results/bench.json').read_text()) == last

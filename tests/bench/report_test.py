@@ -200,11 +200,11 @@ def test_differences_and_failures_of_the_crossover_count():
   assert not verdict.sound(wrong)
   assert 'BUG[/red]: 1 of 9' in verdict._identity_sentence(wrong)
   assert tables.identity([None, BUG]).startswith('1 of 9: ')
-  broken = [failure('plain', x) for x in 'abcdefg'] + [failure('lookup', 'a')]
+  broken = [failure('plain', x) for x in 'abcdefg']
   failed = at(None, failed=broken)
   assert not verdict.sound(failed)
   text = verdict.failures(verdict.failed(failed))
-  assert '(plain at batch 4, lookup at batch 4)' in text[0]
+  assert "'a' after 2 new tokens (plain at batch 4)" in text[0]
   assert len(text) == 6 and text[-1] == 'And 2 more failed so.'
 
 

@@ -93,10 +93,6 @@ def test_wins_losses_and_what_is_lossy_are_told_apart():
     '| lm | coupled | ~1.00x (1.50) | = block | 0.25 | 1 of 7: 1 BUG' in text
   )
   assert '| LOSSY 1 FAILED |' in text
-
-
-def test_what_made_it_is_told():
-  text = render.markdown(document(cell('lm', 'reject', 0.0, 1.0)))
   assert 'Commit cccccccccccc with changes, 2 cores, A CPU' in text
 
 
@@ -130,7 +126,6 @@ def run(*arguments, folder):
 @pytest.mark.parametrize(
   'argument, message',
   [
-    ('--rules=', 'at least one of --rules'),
     ('--temperatures=0,-1', 'temperature=-1'),
     ('--config.decode.gammas=(1,2)', 'one gamma of 1 or more'),
   ],
