@@ -85,17 +85,9 @@ def compare(
   outputs: dict[str, list[decode.Output]],
   track: plan_lib.Track,
 ) -> dict[str, Audit]:
-  """Compares each arm's texts with plain decoding's, where that is promised.
+  """The Audit of every arm but arms[0], plain decoding.
 
-  Args:
-    arms: plain decoding first.
-    plan: for the sampling settings.
-    groups: the requests.
-    outputs: by arm, one for each group.
-    track: a progress bar.
-
-  Returns:
-    An Audit by arm.
+  outputs: by arm, one for each group.
   """
   plain = plan_lib.answers(groups, outputs[arms[0].name])
   out = {}

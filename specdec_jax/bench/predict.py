@@ -285,7 +285,6 @@ def improvement(
   """The Prediction of one arm.
 
   Args:
-    arm: the method.
     calibration: timing.Calibration.
     info: of the arm's outputs.
     base: tokens that a plain window of the batch emits, 1 at batch size 1.

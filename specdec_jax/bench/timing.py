@@ -70,15 +70,7 @@ def measure(
 ) -> dict[str, Runs]:
   """Times all arms, alternating by group; each repeat begins with another arm.
 
-  Args:
-    arms: plain decoding first.
-    groups: the requests.
-    programs: by arm, from compile_arms.
-    repeats: of everything.
-    track: a progress bar.
-
-  Returns:
-    Runs by arm.
+  programs: by arm, from compile_arms. Returns Runs by arm.
   """
   runs = {}
   for arm in arms:
@@ -196,7 +188,6 @@ def calibrate(
     request: full rows; limit - length is how many windows are timed.
     plain: the executable of plain decoding at the request's shapes.
     repeats: of each measurement; medians are taken.
-    track: a progress bar.
   """
   engine = arms[0].engine
   # A stop would end the measurement early.
