@@ -89,7 +89,7 @@ def record(
       'draft.min_confidence: a trace is of windows that propose all of gamma; '
       'set it to 0'
     )
-  items, rows = plan.judged + plan.others, plan.batch_size
+  items, rows = plan.judged + plan.others, plan.bench.batch_size
   longest = max(len(item.tokens) for item in items) + plan.max_new_tokens
   batches = [
     (seed, items[i : i + rows])
