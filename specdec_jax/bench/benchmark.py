@@ -138,12 +138,10 @@ def run(
   console: rich.console.Console,
 ) -> Document:
   """Runs everything and prints it as it comes; arms[0] is plain decoding."""
-  ceiling, setting = _ceiling(arms, plan), plan_lib.setting(arms, plan)
-  doc = Document(machine.describe(), ceiling, setting)
-  tables.machine(doc.machine, console)
-  tables.ceiling(ceiling.gb_s, console)
-  tables.setting(setting, console)
-  tables.judged(setting, console)
+  doc = Document(
+    machine.describe(), _ceiling(arms, plan), plan_lib.setting(arms, plan)
+  )
+  tables.start(doc, console)
   judged = plan_lib.groups(arms, plan, plan.judged)
   others = plan_lib.groups(arms, plan, plan.others)
   programs = timing.compile_arms(arms, judged[0].full, track)

@@ -79,12 +79,15 @@ def machine(m, console) -> None:
   _line(console, '', f'commit {m["commit"][:12]}{changes}; XLA_FLAGS={flags}')
 
 
-def ceiling(gb_s, console) -> None:
-  """Prints benchmark.Ceiling.gb_s."""
-  for dtype, found in gb_s.items():
+def start(doc, console) -> None:
+  """Prints the machine, the ceiling and the setting of a benchmark.Document."""
+  machine(doc.machine, console)
+  for dtype, found in doc.ceiling.gb_s.items():
     parts = ', '.join(f'{k} {v:.1f}' for k, v in found.items() if k != 'best')
     best = f'{found["best"]:.1f} GB/s'
     _line(console, 'Ceiling', f'{dtype} reads {best}: {parts}')
+  setting(doc.setting, console)
+  judged(doc.setting, console)
 
 
 def setting(s, console) -> None:

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types as types_lib
 
 import jax
 import numpy as np
@@ -30,6 +31,7 @@ ITEMS = requests.items(
   RNG.integers(0, EOS, 1 + i % 3).tolist() for i in range(ROWS)
 )
 ITEMS = tuple(item._replace(id=f'id {item.number}') for item in ITEMS)
+BENCH = types_lib.SimpleNamespace(batch_size=ROWS)
 track = lambda batches, description: batches
 
 
@@ -52,7 +54,7 @@ def sampled(temperature=0.8, seed=7):
 
 def recorded(temperature=0.8, samples=1, draft=DRAFT):
   plan = plan_lib.Plan(
-    ITEMS[::2], ITEMS[1::2], NEW, sampled(temperature), batch_size=ROWS
+    ITEMS[::2], ITEMS[1::2], NEW, sampled(temperature), BENCH
   )
   lm = engine(1, draft=draft)
   return trace.record(engine(0), lm, plan, samples=samples, track=track)
@@ -211,7 +213,7 @@ def test_damaged_files_are_refused(tmp_path, change, match):
 def test_a_draft_that_stops_early_cannot_be_traced():
   lm = engine(1)
   stops = dataclasses.replace(lm, drafter=lm.drafter._replace(stops=True))
-  plan = plan_lib.Plan(ITEMS, (), NEW, sampled())
+  plan = plan_lib.Plan(ITEMS, (), NEW, sampled(), BENCH)
   with pytest.raises(ValueError, match='min_confidence: .* set it to 0'):
     trace.record(engine(0), stops, plan, samples=1, track=track)
 
