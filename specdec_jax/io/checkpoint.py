@@ -24,7 +24,6 @@ import shutil
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from absl import logging
 from orbax.checkpoint import v1 as ocp
 
@@ -87,6 +86,13 @@ class Checkpoints:
   def __exit__(self, *_) -> None:
     self.close()
 
+  def close(self) -> None:
+    """Waits, and raises what `wait` does."""
+    try:
+      self.wait()
+    finally:
+      self._pool.shutdown()
+
   def steps(self) -> list[int]:
     """The complete steps, oldest first; their content is not checked."""
     if not self.folder.is_dir():
@@ -136,9 +142,8 @@ class Checkpoints:
     self._refused.discard(step)
     with _unsaved_if_it_fails(self._part(step)), _orbax():
       self._make_room(step)
-      response = ocp.save_async(
-        str(self._part(step) / ARRAYS), [x for x in leaves.values() if x.size]
-      )
+      path = str(self._part(step) / ARRAYS)
+      response = ocp.save_async(path, list(leaves.values()))
     self._pending = self._pool.submit(self._finish, content, response)
 
   def wait(self) -> None:
@@ -146,13 +151,6 @@ class Checkpoints:
     pending, self._pending = self._pending, None
     if pending is not None:
       pending.result()
-
-  def close(self) -> None:
-    """Waits, and raises what `wait` does."""
-    try:
-      self.wait()
-    finally:
-      self._pool.shutdown()
 
   def restore(self, like: Any, step: int | None = None) -> Restored | None:
     """The newest valid step, or the one given; None where there are none.
@@ -234,15 +232,11 @@ class Checkpoints:
     content = read_manifest(folder)
     _check_leaves(folder, content, wanted)
     check_files(folder, content)
-    # In the order in which they were saved; those without elements were not.
-    ordered = {name: _with_sharding(wanted[name]) for name in content.leaves}
+    # In the order in which they were saved.
+    ordered = [_with_sharding(wanted[name]) for name in content.leaves]
     with _orbax():
-      full = [x for x in ordered.values() if x.size]
-      found = iter(ocp.load(str(folder / ARRAYS), full))
-      empty = lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding)
-      arrays = {
-        k: next(found) if x.size else empty(x) for k, x in ordered.items()
-      }
+      found = ocp.load(str(folder / ARRAYS), ordered)
+    arrays = dict(zip(content.leaves, found, strict=True))
     leaves = [arrays[name] for name in wanted]
     tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
     return Restored(step, tree, content.facts)

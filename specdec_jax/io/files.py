@@ -1,6 +1,5 @@
 """Local files: atomic writes, JSON, digests and the cache folder."""
 
-import codecs
 import hashlib
 import json
 import os
@@ -10,9 +9,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# Far above any config.json, far below a weights file under that name.
-MOST_JSON_BYTES = 1 << 28
-
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
   """The JSON object in a file.
@@ -21,8 +17,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     ValueError: no such file, not JSON, or not an object.
   """
   try:
-    if path.stat().st_size > MOST_JSON_BYTES:
-      raise ValueError(f'it is larger than {MOST_JSON_BYTES} bytes')
     value = json.loads(path.read_text('utf-8'))
   except FileNotFoundError as e:
     raise ValueError(
@@ -41,52 +35,38 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def read_jsonl(
   path: str | os.PathLike,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields ('path:line', object) for each line of a JSONL file.
-
-  Blank lines are skipped, and so is a byte order mark.
+  """Yields ('path:line', object) for each line that is not blank.
 
   Raises:
     ValueError: a file that cannot be read, or a line ('path:line: ...') that is
-      not UTF-8, not JSON, not an object, or has a key twice.
+      not UTF-8, not JSON or not an object.
   """
   try:
-    f = open(path, 'rb')
+    # In bytes: JSON allows a bare U+2028 in a string; text would split there.
+    lines = pathlib.Path(path).read_bytes().split(b'\n')
   except OSError as e:
     raise ValueError(f'{path}: cannot be read ({e.strerror})') from e
-  with f:
-    # In bytes: JSON allows a bare U+2028 in a string; text would split there.
-    for number, line in enumerate(f, 1):
-      where = f'{path}:{number}'
-      if number == 1:
-        line = line.removeprefix(codecs.BOM_UTF8)
-      if not line.strip():
-        continue
-      try:
-        row = json.loads(line.decode(), object_pairs_hook=_unique)
-      except UnicodeDecodeError as e:
-        raise ValueError(
-          f'{where}: not UTF-8 ({e.reason}): save the file as UTF-8'
-        ) from e
-      # Also raised for nesting, or numbers, too long for Python's parser.
-      except (ValueError, RecursionError) as e:
-        reason = str(e).replace(': line 1 column', ' at column')
-        raise ValueError(
-          f'{where}: not JSON ({reason}): each line must be one JSON object'
-        ) from e
-      if not isinstance(row, dict):
-        raise ValueError(
-          f'{where}: a JSON object is needed, not {type(row).__name__}'
-        )
-      yield where, row
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  out = dict(pairs)
-  if len(out) < len(pairs):
-    keys = [key for key, _ in pairs]
-    twice = next(key for key in keys if keys.count(key) > 1)
-    raise ValueError(f'the key {twice!r} is given twice')
-  return out
+  for number, line in enumerate(lines, 1):
+    if not line.strip():
+      continue
+    where = f'{path}:{number}'
+    try:
+      row = json.loads(line.decode('utf-8-sig'))
+    except UnicodeDecodeError as e:
+      raise ValueError(
+        f'{where}: not UTF-8 ({e.reason}): save the file as UTF-8'
+      ) from e
+    # Also raised for nesting, or numbers, too long for Python's parser.
+    except (ValueError, RecursionError) as e:
+      reason = str(e).replace(': line 1 column', ' at column')
+      raise ValueError(
+        f'{where}: not JSON ({reason}): each line must be one JSON object'
+      ) from e
+    if not isinstance(row, dict):
+      raise ValueError(
+        f'{where}: a JSON object is needed, not {type(row).__name__}'
+      )
+    yield where, row
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:

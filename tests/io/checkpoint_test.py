@@ -22,6 +22,11 @@ from tests.io import saved, saving_child
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.fixture(name='folder')
+def _folder(tmp_path):
+  return saved.two_steps(tmp_path / 'steps')
+
+
 def placed(tree, mesh):
   put = lambda x, want: jax.device_put(x, want.sharding)
   return jax.tree.map(put, tree, saved.like(tree, mesh))

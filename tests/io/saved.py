@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from specdec_jax.io import checkpoint
+
 SPEC = jax.sharding.PartitionSpec
 
 
@@ -23,7 +25,6 @@ def state(seed: int) -> State:
   params = {
     'a/b': jax.random.normal(keys[0], (8, 12)),
     'layers': [jax.random.normal(keys[1], (16,)).astype(jnp.bfloat16), None],
-    'none': jnp.zeros((0, 3)),
   }
   return State(
     params,
@@ -54,3 +55,11 @@ def content(tree) -> list:
 
 def all_files(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(p for p in folder.rglob('*') if p.is_file())
+
+
+def two_steps(folder: pathlib.Path) -> pathlib.Path:
+  """Steps 1 and 2; tests copy the folder before they break it."""
+  with checkpoint.Checkpoints(folder) as c:
+    for step in (1, 2):
+      c.save(step, state(step), {'next': step})
+  return folder
