@@ -114,7 +114,6 @@ class Document(NamedTuple):
   """All results of a benchmark; where a request failed, up to that point.
 
   predicted: by method.
-  largest_batch: by drafter, the largest batch size at which a gamma wins.
   """
 
   machine: dict[str, Any]
@@ -126,7 +125,6 @@ class Document(NamedTuple):
   categories: Sequence[Category] = ()
   repeated_8grams: float | None = None
   crossover: Sequence[Batch] = ()
-  largest_batch: dict[str, int | None] = {}
   failed: Sequence[identity.Failure] = ()
 
 
@@ -187,7 +185,7 @@ def run(
   tables.rows(doc, console)
   if plan.batch_sizes:
     found = [_batch(arms, plan, size, track) for size in plan.batch_sizes]
-    doc = doc._replace(crossover=found, largest_batch=_largest(found))
+    doc = doc._replace(crossover=found)
     tables.crossover(doc, console)
   return doc
 
@@ -344,13 +342,3 @@ def _best_gammas(arms, rows) -> dict[str, int]:
     if row.improvement.outcome == 'win':
       won[arm.gamma] = row.improvement.median
   return {drafter: cost.best(won) for drafter, won in best.items()}
-
-
-def _largest(found: Sequence[Batch]) -> dict[str, int | None]:
-  """By drafter, the largest batch size that helps."""
-  return {
-    drafter: max(
-      (x.batch_size for x in found if x.best_gamma[drafter]), default=None
-    )
-    for drafter in found[0].best_gamma
-  }

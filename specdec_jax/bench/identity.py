@@ -28,18 +28,12 @@ def promise(rule: types.Rule, sampling) -> str:
 
 def check_promise(rule: types.Rule, sampling) -> None:
   """Raises ValueError where texts need not equal plain decoding's."""
-  kept = promise(rule, sampling)
-  if kept == 'nothing':
+  if promise(rule, sampling) != 'tokens':
     raise ValueError(
-      f'rule={rule.name} is lossy and promises neither tokens nor their '
-      'distribution, so there is nothing to audit: set --config.decode.rule to '
-      'reject, block or coupled'
-    )
-  if kept == 'distribution':
-    raise ValueError(
-      f'rule={rule.name} at temperature={sampling.temperature} promises plain '
-      "decoding's distribution, not its tokens, so there is nothing to audit: "
-      'set --config.sampling.temperature=0 or --config.decode.rule=coupled'
+      f'rule={rule.name} at temperature={sampling.temperature} does not promise'
+      " plain decoding's tokens, so there is nothing to audit: set --config."
+      'decode.rule=coupled, or --config.sampling.temperature=0 and a rule that '
+      'is not lossy'
     )
 
 

@@ -139,14 +139,12 @@ def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
 class Spread(NamedTuple):
   """Repeated measurements; None where no repeat could be measured.
 
-  median, min, max, iqr: of the repeats; iqr is the interquartile range.
   too_short: number of repeats left out because they were too short to measure.
   """
 
   median: float | None
   min: float | None
   max: float | None
-  iqr: float | None
   too_short: int
 
   @property
@@ -169,9 +167,8 @@ def spread(values: Sequence[float | None]) -> Spread:
   kept = [x for x in values if x is not None]
   missing = len(values) - len(kept)
   if not kept:
-    return Spread(None, None, None, None, missing)
-  low, median, high = map(float, np.percentile(kept, (25, 50, 75)))
-  return Spread(median, min(kept), max(kept), high - low, missing)
+    return Spread(None, None, None, missing)
+  return Spread(float(np.median(kept)), min(kept), max(kept), missing)
 
 
 class Gaps(NamedTuple):

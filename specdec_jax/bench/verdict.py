@@ -26,11 +26,12 @@ def sentences(doc: Any) -> list[str]:
       f'{doc.repeated_8grams:.0%} of the 8-grams in the text are repeats: '
       'looping text flatters every draft, read the numbers with care.'
     )
-  for drafter, size in doc.largest_batch.items():
+  for drafter in doc.crossover[0].best_gamma if doc.crossover else ():
+    sizes = [x.batch_size for x in doc.crossover if x.best_gamma[drafter]]
     out.append(
-      f'{drafter}: of the batch sizes tried, {size} is the largest at which '
-      'speculation helps.'
-      if size
+      f'{drafter}: of the batch sizes tried, {max(sizes)} is the largest at '
+      'which speculation helps.'
+      if sizes
       else f'{drafter}: speculation helps at none of the batch sizes tried.'
     )
   if not sound(doc):

@@ -77,7 +77,7 @@ def test_end_to_end(capsys):
   assert wide.batch_size == 2 and not wide.failed
   assert wide.rows[1].audit.findings == () and wide.rows[1].audit.requests == 2
   assert 'Checked 12 texts' in printed  # (4 + 2) prompts, two methods
-  assert set(doc.largest_batch) == {'lm', 'lookup'}
+  assert set(wide.best_gamma) == {'lm', 'lookup'}
   assert doc.ceiling.gb_s['float32']['best'] > 0
   last = json.loads(printed.splitlines()[-1])
   assert last['verdict'] and last['rows'][1]['name'] == 'lm g=2'

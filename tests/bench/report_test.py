@@ -23,7 +23,7 @@ NO_COUNTS = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
 
 
 def gain(median, low, high):
-  return metrics.Spread(median, low, high, 0.0, 0)
+  return metrics.Spread(median, low, high, 0)
 
 
 def model(tokens=1.1, window_cost=1.2, by_gamma=(), best_gamma=0):

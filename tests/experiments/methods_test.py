@@ -4,72 +4,48 @@ import json
 import pathlib
 import subprocess
 import sys
-import types
 
 import pytest
 
 from experiments import page
 from experiments.methods import render
-from specdec_jax.bench import audit, identity, metrics, predict
+from specdec_jax.bench import audit, identity, predict
+from tests.experiments import reports
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def cell(drafter, rule, temperature, middle, **changes):
+def cell(drafter, rule, temperature, improvement, **changes):
   lossless = not rule.startswith('lenient')
-  promised = (
-    ('distribution', 'tokens')[not temperature] if lossless else 'nothing'
-  )
-  gain = metrics.Spread(middle, 0.9 * middle, 1.1 * middle, 0.0, 0)
+  exact = 'distribution' if temperature else 'tokens'
   return render.Cell(
     name=f'{drafter} {rule}',
     drafter=drafter,
     rule=rule,
     lossless=lossless,
     temperature=temperature,
-    improvement=gain,
-    tok_s=gain,
-    counts=metrics.Summary(**dict.fromkeys(metrics.Summary._fields))._replace(
-      block_efficiency=1.5
-    ),
-    alpha=predict.Alpha(0.25, 0.25, 0.125 * (not lossless), 9),
-    audit=identity.Audit(promised, 7),
+    improvement=reports.gain(improvement),
+    tok_s=reports.gain(9.0),
+    counts=reports.counts(1.5),
+    alpha=predict.Alpha(0.25, 0.25, 0.0 if lossless else 0.125, 9),
+    audit=identity.Audit(exact if lossless else 'nothing', 7),
     failed=[],
   )._replace(**changes)
 
 
-def document(*cells):
-  return render.Document(
-    machine=dict(
-      commit='c' * 40,
-      dirty=True,
-      cores=2,
-      cpu='A CPU',
-      platform='cpu',
-      jax='9',
-    ),
-    setting=types.SimpleNamespace(
-      target='a model',
-      dtype='float32',
-      judged_prompts=7,
-      max_new_tokens=48,
-      repeats=2,
-    ),
-    gamma=4,
-    exit=20,
-    cells=list(cells),
+def markdown(*cells):
+  return render.markdown(
+    render.Document(reports.MACHINE, reports.setting(), 4, 20, list(cells))
   )
 
 
 def test_wins_losses_and_what_is_lossy_are_told_apart():
-  text = render.markdown(
-    document(
-      cell('lookup', 'reject', 0.0, 1.5),
-      cell('lookup', 'reject', 1.0, 0.5),
-      cell('lookup', 'block', 1.0, 1.0),
-      cell('lookup', 'lenient:0.5', 0.0, 2.0),
-      cell('lookup', 'lenient:0.5', 1.0, 2.0),
-    )
+  text = markdown(
+    cell('lookup', 'reject', 0.0, 1.5),
+    cell('lookup', 'reject', 1.0, 0.5),
+    cell('lookup', 'block', 1.0, 1.0),
+    cell('lookup', 'lenient:0.5', 0.0, 2.0),
+    cell('lookup', 'lenient:0.5', 1.0, 2.0),
   )
   lines = [x for x in text.splitlines() if x.startswith('| lookup')]
   assert lines == [
@@ -79,15 +55,12 @@ def test_wins_losses_and_what_is_lossy_are_told_apart():
     '| lookup | lenient:0.5 (LOSSY) | **2.00x** (1.50, TV 0.12) '
     '| **2.00x** (1.50, TV 0.12) | 0.25 0.25 | LOSSY |',
   ]
-  short = cell('lm', 'reject', 0.0, 1.0, improvement=metrics.spread([None]))
-  assert '| too short (1.50) |' in render.markdown(document(short))
+  assert '| too short (1.50) |' in markdown(cell('lm', 'reject', 0.0, None))
   bad = identity.Audit('tokens', 7, (), (audit.Finding('BUG'),))
-  text = render.markdown(
-    document(
-      cell('lm', 'block', 1.0, 1.0),
-      cell('lm', 'coupled', 0.0, 1.0, audit=bad),
-      cell('lm', 'lenient:0.5', 0.0, 1.0, failed=['x']),
-    )
+  text = markdown(
+    cell('lm', 'block', 1.0, 1.0),
+    cell('lm', 'coupled', 0.0, 1.0, audit=bad),
+    cell('lm', 'lenient:0.5', 0.0, 1.0, failed=['x']),
   )
   assert (
     '| lm | coupled | ~1.00x (1.50) | = block | 0.25 | 1 of 7: 1 BUG' in text

@@ -4,20 +4,13 @@ import json
 import os
 import pathlib
 import subprocess
-import types
 
 import pytest
 
 from experiments import page
 from experiments.specbench import questions, render
-from specdec_jax.bench import (
-  audit,
-  benchmark,
-  identity,
-  metrics,
-  predict,
-  prompts,
-)
+from specdec_jax.bench import audit, benchmark, identity, predict, prompts
+from tests.experiments import reports
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -91,57 +84,33 @@ def test_no_file_to_read_is_refused(tmp_path):
 QUESTIONS = dict(file='q.jsonl', sha256='0' * 64, questions=4, turns_left_out=3)
 
 
-def gain(median):
-  if median is None:
-    return metrics.spread([None])
-  return metrics.Spread(median, median - 0.25, median + 0.25, 0.0, 0)
-
-
-def counts(efficiency):
-  return metrics.Summary(**dict.fromkeys(metrics.Summary._fields))._replace(
-    block_efficiency=efficiency
-  )
-
-
 def markdown(promised='tokens', findings=()):
   """The page of two categories, 3 and 1 questions, and one method."""
-  part = lambda category, n, x, efficiency: benchmark.Category(
-    category, 'lookup g=4', n, gain(x), None, counts(efficiency)
+  part = lambda category, n, improvement, efficiency: benchmark.Category(
+    category,
+    'lookup g=4',
+    n,
+    reports.gain(improvement),
+    None,
+    reports.counts(efficiency),
   )
   empty = benchmark.Row(**dict.fromkeys(benchmark.Row._fields))
   doc = benchmark.Document(
-    machine=dict(
-      commit='c' * 40,
-      dirty=False,
-      cores=2,
-      cpu='A CPU',
-      platform='cpu',
-      jax='9',
-    ),
+    machine=reports.MACHINE,
     ceiling=None,
-    setting=types.SimpleNamespace(
-      sampling=dict(temperature=0.0),
-      draft=None,
-      target='a model',
-      dtype='float32',
-      rule='reject',
-      lossless=promised != 'nothing',
-      batch_size=1,
-      max_new_tokens=32,
-      repeats=3,
-    ),
+    setting=reports.setting(lossless=promised != 'nothing'),
     rows=[
-      empty._replace(name='autoregressive', gamma=0, tok_s=gain(20.0)),
+      empty._replace(gamma=0, tok_s=reports.gain(20.0)),
       empty._replace(
         name='lookup g=4',
         gamma=4,
-        improvement=gain(1.375),
-        counts=counts(1.4375),
+        improvement=reports.gain(1.375),
+        counts=reports.counts(1.4375),
         audit=identity.Audit(promised, 4, (), tuple(findings)),
         alpha=predict.Alpha(0.5, 0.5, 0.125, 9),
       ),
     ],
-    categories=[part('qa', 3, 1.125, 1.25), part('rag', 1, None, 2.0)],
+    categories=[part('qa', 3, 1.0625, 1.25), part('rag', 1, None, 2.0)],
   )
   return render.markdown(doc, QUESTIONS)
 
@@ -154,11 +123,11 @@ def test_tables_hold_every_column_and_the_whole():
   assert '| plain decoding | 1.00x | 1.00x | 1.00 | 1.00x |  |  |' in text
   # Of the row, not a mean of the columns.
   assert (
-    '| lookup g=4 | ~1.12x | too short | 1.44 | 1.38x | 1.12 to 1.62 '
+    '| lookup g=4 | ~1.06x | too short | 1.44 | 1.38x | 1.24 to 1.51 '
     '| 1 of 4: 1 tie |' in text
   )
   assert '| lookup g=4 | 1.25 | 2.00 | 1.44 |' in text
-  assert 'Commit cccccccccccc, 2 cores, A CPU' in text
+  assert 'Commit cccccccccccc with changes, 2 cores, A CPU' in text
   assert '4 questions of q.jsonl' in text and '(3 later turns left' in text
   assert '| same distribution |' in markdown('distribution')
   lossy = markdown('nothing')

@@ -1,0 +1,38 @@
+"""Made-up parts of a benchmark's document."""
+
+import types
+
+from specdec_jax.bench import metrics
+
+MACHINE = dict(
+  commit='c' * 40, dirty=True, cores=2, cpu='A CPU', platform='cpu', jax='9'
+)
+
+
+def setting(**changes):
+  """A plan.Setting of 7 prompts under reject."""
+  fields = dict(
+    target='a model',
+    draft=None,
+    dtype='float32',
+    rule='reject',
+    lossless=True,
+    sampling=dict(temperature=0.0),
+    batch_size=1,
+    max_new_tokens=48,
+    repeats=2,
+    judged_prompts=7,
+  )
+  return types.SimpleNamespace(**fields | changes)
+
+
+def counts(efficiency):
+  empty = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
+  return empty._replace(block_efficiency=efficiency)
+
+
+def gain(median):
+  """Improvements within a tenth of the median; None is too short to measure."""
+  if median is None:
+    return metrics.spread([None])
+  return metrics.Spread(median, 0.9 * median, 1.1 * median, 0)
