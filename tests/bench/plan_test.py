@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, requests, runtime
+from specdec_jax import requests, runtime
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, prompts, tables
 from specdec_jax.bench import plan as plan_lib
@@ -78,20 +78,3 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   out = engine.programs.generate(engine.weights, group.full)
   answers = plan_lib.answers([group], [jax.device_get(out)])
   assert len({tuple(x.tokens) for x in answers}) == 4
-
-
-def test_one_compilation_for_all_limits_and_prompts():
-  """No room, room for one token, and the whole are one executable."""
-  e = experiment()
-  arm = plan_lib.arms(e)[1]
-  plan = plan_lib.make(e, prompts.builtin()[:8])
-  programs = decode.programs(
-    arm.engine.target.model,
-    arm.engine.drafter,
-    arm.engine.rule,
-    build.default_options(chunk=16),
-  )
-  for group in plan_lib.groups([arm], plan, plan.judged):
-    for request in (group.none, group.first, group.full):
-      programs.generate(arm.engine.weights, request)
-  assert programs.generate._cache_size() == 1
