@@ -1,11 +1,13 @@
 """Speculation says what plain decoding says, in float64, token for token."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, sampling, types
+from specdec_jax import build, decode, sampling, types
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import lookup, scripted
 from specdec_jax.models import lm
@@ -14,114 +16,89 @@ from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
-V, NEW, L = 13, 20, 48
+V, GAMMA, NEW, L, B = 13, 3, 20, 48, 8
 
 
 @pytest.fixture
 def world(x64):
-  """A transformer, its weights, another's, and plain decoding of 8 prompts."""
+  """A transformer, its weights, another's, and a greedy request."""
   config = fakes.tiny()
-  model = lm.make(config)
-  target, other = fakes.wild(config, 0), fakes.wild(config, 1)
-  prompts = fakes.prompts(8, vocab=V, seed=2)
-  # The last four rows look for matches in what they have said themselves.
+  # The last rows look for matches in what they have said themselves.
+  prompts = fakes.prompts(B, vocab=V, seed=2)
   request = fakes.request(prompts, NEW, vocab=V, length=L)
-  plain = decode.programs(model, decode.PLAIN, reject.RULE).generate
-  return model, target, other, request, plain
+  params = fakes.wild(config, 0), fakes.wild(config, 1)
+  return lm.make(config), *params, request
 
 
-def cut(request, rows, **settings):
-  """The first rows of a request, sampled as asked."""
-  request = jax.tree.map(lambda x: x[:rows], request)
+def mixed(request):
+  """The same prompts sampled, each row in another way, two with each seed."""
   sampling = request.sampling._replace(
-    **{k: np.full(rows, v, float) for k, v in settings.items()}
+    temperature_B=np.array([0.0, 0.8, 0.8, 0.8, 1.3, 0.8, 0.5, 0.8]),
+    top_k_B=np.array([0, 0, 5, 0, 0, 0, 3, 0], np.int32),
+    top_p_B=np.array([1, 1, 1, 0.7, 1, 1, 0.9, 1.0]),
   )
-  return request._replace(sampling=sampling)
+  seed_B = np.arange(B, dtype=np.uint32) // 4
+  return request._replace(sampling=sampling, seed_B=seed_B)
 
 
-def check_same(out, plain, rows):
-  np.testing.assert_array_equal(out.tokens_BL, plain.tokens_BL[:rows])
-  np.testing.assert_array_equal(out.lengths_B, plain.lengths_B[:rows])
+def check_same(out, plain):
+  np.testing.assert_array_equal(out.tokens_BL, plain.tokens_BL)
+  np.testing.assert_array_equal(out.lengths_B, plain.lengths_B)
+
+
+more = functools.partial(pytest.param, marks=pytest.mark.more)
 
 
 # The certificate has more shapes; these are its cheapest cases.
-def test_lm_drafts(world, gamma=4, rows=3):
-  model, target, other, request, plain = world
-  drafter = lm_drafter.make(model, gamma=gamma)
-  programs = decode.programs(model, drafter, reject.RULE)
-  text = plain(types.Weights(target), request)
-  greedy = cut(request, rows)
-  for draft in (other, target):
-    out = programs.generate(types.Weights(target, draft), greedy)
-    check_same(out, text, rows)
-  # Draft = target: nothing is ever refused, greedy or sampled.
-  warm = cut(request, rows, temperature_B=0.8, top_p_B=0.9)
-  for req in (greedy, warm):
-    info = programs.generate(types.Weights(target, target), req).info
-    np.testing.assert_array_equal(info.tried_BK, info.accepted_BK)
-    whole_BN = np.asarray(info.whole_BN)
-    assert (whole_BN[:, :-1] == 0).all() and whole_BN[:, -1].sum() > 0
-    assert (whole_BN[:, -1] == NEW // (gamma + 1)).all()
-  # Another draft is refused at times, so the test above can fail.
-  info = programs.generate(types.Weights(target, other), warm).info
-  assert np.asarray(info.tried_BK).sum() > np.asarray(info.accepted_BK).sum()
-
-
-def test_scripted_and_lookup_drafts(world, gamma=4, rows=3):
-  model, target, _, request, plain = world
-  text = plain(types.Weights(target), request)
-  tokens = np.asarray(text.tokens_BL)
-  greedy = cut(request, rows)
-  counts = np.full((rows, L), gamma, np.int32)
-  rng = np.random.default_rng(gamma)
-  noisy = np.where(rng.random(tokens.shape) < 0.3, 1, tokens)
-  programs = decode.programs(model, scripted.make(gamma=gamma), reject.RULE)
-  for script in (tokens, fakes.adversary(tokens, V), noisy):
-    weights = types.Weights(target, (script[:rows].astype(np.int32), counts))
-    check_same(programs.generate(weights, greedy), text, rows)
-  finder = lookup.make(gamma=gamma, min_match=1, max_match=3)
-  programs = decode.programs(model, finder, reject.RULE)
-  out = programs.generate(types.Weights(target), greedy)
-  check_same(out, text, rows)
-  assert np.asarray(out.info.accepted_BK).sum() > 0
-
-
-@pytest.mark.more
-@pytest.mark.parametrize('kind', ['lm', 'lookup', 'scripted', 'ragged'])
-def test_coupled_says_what_plain_sampling_says(world, kind):
-  model, target, other, request, plain = world
-  gamma, rows = 3, 8
-  temperature = np.array([0.0, 0.8, 0.8, 0.8, 1.3, 0.8, 0.5, 0.8])
-  warm = cut(request, rows)
-  warm = warm._replace(
-    sampling=warm.sampling._replace(
-      temperature_B=temperature,
-      top_k_B=np.array([0, 0, 5, 0, 0, 0, 3, 0], np.int32),
-      top_p_B=np.array([1, 1, 1, 0.7, 1, 1, 0.9, 1.0]),
+@pytest.mark.parametrize('kind', ['lm', 'lookup', 'scripted', more('ragged')])
+@pytest.mark.parametrize('rule', ['reject', more('coupled')])
+def test_text_is_plain_decodings(world, kind, rule):
+  """Greedy under reject; sampled too under coupled, whose noise is its own."""
+  model, target, other, request = world
+  request = mixed(request) if rule == 'coupled' else request
+  plain = decode.programs(model, decode.PLAIN, reject.RULE)
+  text = plain.generate(types.Weights(target), request)
+  right = np.asarray(text.tokens_BL)
+  at_times = np.random.default_rng(4).random(right.shape) < 0.3
+  scripts = fakes.adversary(right, V), np.where(at_times, 1, right), right
+  counts = np.full((B, L), GAMMA, np.int32)
+  draft = lm_drafter.make(model, gamma=GAMMA)
+  drafter, drafts = dict(
+    lm=(draft, (other, target)),
+    ragged=(fakes.ragged(draft), (other,)),
+    lookup=(lookup.make(gamma=GAMMA, min_match=1, max_match=3), ((),)),
+    scripted=(
+      scripted.make(gamma=GAMMA),
+      [(x.astype(np.int32), counts) for x in scripts],
     ),
-    seed_B=np.arange(8, dtype=np.uint32) // 4,
-  )
-  text = plain(types.Weights(target), warm)
-  draft = lm_drafter.make(model, gamma=gamma)
-  drafter = dict(
-    lm=draft,
-    ragged=fakes.ragged(draft),
-    lookup=lookup.make(gamma=gamma, min_match=1),
-    scripted=scripted.make(gamma=gamma),
   )[kind]
-  programs = decode.programs(model, drafter, coupled.RULE)
-  script = fakes.adversary(text.tokens_BL, V).astype(np.int32)
-  counts = np.full((rows, L), gamma, np.int32)
-  for draft in dict(
-    lm=(other, target),
-    ragged=(other,),
-    lookup=((),),
-    scripted=((script, counts), (text.tokens_BL, counts)),
-  )[kind]:
-    out = programs.generate(types.Weights(target, draft), warm)
-    check_same(out, text, rows)
+  programs = decode.programs(model, drafter, build.rule_of(rule))
+  for draft in drafts:
+    out = programs.generate(types.Weights(target, draft), request)
+    check_same(out, text)
+  tried, accepted = np.sum(out.info.tried_BK), np.sum(out.info.accepted_BK)
+  assert accepted > 0
   if kind in ('lm', 'scripted'):  # the last draft was the target's own
-    np.testing.assert_array_equal(out.info.tried_BK, out.info.accepted_BK)
+    assert tried == accepted
+
+
+def test_a_draft_equal_to_the_target_is_never_refused(world):
+  model, target, other, request = world
+  warm = request.sampling._replace(
+    temperature_B=np.full(B, 0.8), top_p_B=np.full(B, 0.9)
+  )
+  drafter = lm_drafter.make(model, gamma=GAMMA)
+  programs = decode.programs(model, drafter, reject.RULE)
+  same, differs = (
+    programs.generate(
+      types.Weights(target, draft), request._replace(sampling=warm)
+    ).info
+    for draft in (target, other)
+  )
+  np.testing.assert_array_equal(same.tried_BK, same.accepted_BK)
+  wanted = [0] * GAMMA + [NEW // (GAMMA + 1)]
+  assert same.whole_BN.tolist() == [wanted] * B
+  assert np.sum(differs.tried_BK) > np.sum(differs.accepted_BK)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +116,7 @@ def test_proposing_nothing_is_plain_decoding_bit_for_bit(x64, rule):
   options = decode.Options(narrow=False)
   programs = decode.programs(model, scripted.make(gamma=2), rule, options)
   out = programs.generate(weights._replace(draft=nothing), request)
-  check_same(out, text, 6)
+  check_same(out, text)
   assert int(out.info.wide) == 0
   np.testing.assert_array_equal(out.info.origin_BL, text.info.origin_BL)
 
@@ -178,20 +155,3 @@ def test_plain_decoding_is_a_loop_over_single_draws(x64):
     for text, token in zip(texts, tokens.tolist(), strict=True):
       text.append(token)
   assert fakes.texts(out) == texts
-
-
-def test_q_none_is_one_hot_q(x64):
-  model = fakes.table_model(V)
-  script = np.random.default_rng(0).integers(0, V, (8, L)).astype(np.int32)
-  weights = types.Weights(fakes.table(0, V), (script, script % 4))
-  request = fakes.request(
-    fakes.prompts(8, vocab=V), NEW, vocab=V, length=L, temperature=1.2
-  )
-  drafter = scripted.make(gamma=3)
-  none, one_hot = (
-    decode.programs(model, d, reject.RULE).generate(weights, request)
-    for d in (drafter, fakes.certain(drafter, V))
-  )
-  for x, y in zip(jax.tree.leaves(none), jax.tree.leaves(one_hot), strict=True):
-    np.testing.assert_array_equal(x, y)
-  assert np.asarray(none.info.accepted_BK).sum() > 0

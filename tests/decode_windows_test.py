@@ -2,6 +2,7 @@
 
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +31,17 @@ def script_for(text, start, accepted, vocab):
   return script
 
 
-def everything(length):
-  return np.full(length, GAMMA, np.int32)
+def weights_of(params, scripts, count=GAMMA):
+  """A target, and drafts of `count` tokens at every place of these scripts."""
+  scripts = np.stack(scripts).astype(np.int32)
+  count_BL = np.broadcast_to(np.int32(count), scripts.shape)
+  return types.Weights(params, (scripts, count_BL))
+
+
+def generate(weights, request, drafter=SCRIPTED):
+  """Of the table model, under reject."""
+  programs = decode.programs(TABLE, drafter, reject.RULE)
+  return jax.tree.map(np.asarray, programs.generate(weights, request))
 
 
 def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
@@ -48,14 +58,11 @@ def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
   programs = decode.programs(model, SCRIPTED, reject.RULE)
 
   def run(request, rows, patterns):
-    scripts = np.stack(
-      [
-        script_for(texts[b], len(prompts[b]), n, V)
-        for b, n in zip(rows, patterns, strict=True)
-      ]
-    )
-    counts = np.tile(everything(L), (len(rows), 1))
-    out = programs.generate(types.Weights(params, (scripts, counts)), request)
+    scripts = [
+      script_for(texts[b], len(prompts[b]), n, V)
+      for b, n in zip(rows, patterns, strict=True)
+    ]
+    out = programs.generate(weights_of(params, scripts), request)
     return jax.tree.map(np.asarray, out)
 
   pairs = list(itertools.product(range(GAMMA + 1), repeat=2))
@@ -75,35 +82,17 @@ def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
     out = run(request, range(4), patterns)
     for b, pair in enumerate(patterns):
       one = alone[b, pair]
-      for name in (
-        'hist_BN',
-        'proposed_BK',
-        'tried_BK',
-        'accepted_BK',
-        'whole_BN',
-        'calls_B',
-        'origin_BL',
-        'window_BL',
-      ):
-        together, single = (getattr(o.info, name) for o in (out, one))
-        np.testing.assert_array_equal(together[b], single[0], name)
+      for name, single in one.info._asdict().items():
+        if np.ndim(single):  # not the batch's own counters
+          together = getattr(out.info, name)
+          np.testing.assert_array_equal(together[b], single[0], name)
       np.testing.assert_array_equal(out.tokens_BL[b], one.tokens_BL[0])
       assert out.lengths_B[b] == one.lengths_B[0]
 
 
 @pytest.fixture(scope='module')
 def table_text():
-  """A table model's greedy text without a repeated token in its first half."""
-  for seed in range(100):
-    params = fakes.table(seed, 40, hashes=7, scale=3)
-    request = fakes.request([[1, 2]], 14, vocab=40, length=32)
-    out = decode.programs(TABLE, decode.PLAIN, reject.RULE).generate(
-      types.Weights(params), request
-    )
-    text = np.asarray(out.tokens_BL)[0]
-    if len(set(text[2:12].tolist())) == 10:
-      return params, text
-  raise AssertionError('no such table')
+  return fakes.table_text()
 
 
 def test_stop_ids_at_every_offset_of_the_window(table_text):
@@ -117,17 +106,11 @@ def test_stop_ids_at_every_offset_of_the_window(table_text):
     row[column] = text[start + offset]
     if column == 2:  # a later stop in the list must not win over a nearer one
       row[0] = text[start + offset + 2]
-  scripts = np.stack(
-    [script_for(text, start, [n] * 12, 40) for _, n, _ in cases]
-  )
-  weights = types.Weights(params, (scripts, np.tile(everything(L), (B, 1))))
+  scripts = [script_for(text, start, [n] * 12, 40) for _, n, _ in cases]
+  weights = weights_of(params, scripts)
   request = request._replace(stop_BX=stop_BX)
   out, plain = (
-    jax.tree.map(
-      np.asarray,
-      decode.programs(TABLE, drafter, reject.RULE).generate(weights, request),
-    )
-    for drafter in (SCRIPTED, decode.PLAIN)
+    generate(weights, request, drafter) for drafter in (SCRIPTED, decode.PLAIN)
   )
   seen = set()
   for b, (offset, n, _) in enumerate(cases):
@@ -148,13 +131,10 @@ def test_a_stop_id_in_the_prompt_or_past_the_cut_does_not_count(table_text):
   L = len(text)
   request = fakes.request([[1, 2]] * 2, [3, 3], vocab=40, length=L)
   stop_BX = np.array([[1, 2], [text[5], -1]], np.int32)  # text[5]: fourth new
-  counts = np.tile(everything(L), (2, 1))
-  weights = types.Weights(params, (np.stack([text] * 2), counts))
-  out = decode.programs(TABLE, SCRIPTED, reject.RULE).generate(
-    weights, request._replace(stop_BX=stop_BX)
-  )
+  request = request._replace(stop_BX=stop_BX)
+  out = generate(weights_of(params, [text] * 2), request)
   assert out.lengths_B.tolist() == [5, 5]
-  assert (np.asarray(out.tokens_BL)[:, :5] == text[:5]).all()
+  assert (out.tokens_BL[:, :5] == text[:5]).all()
 
 
 def test_limits_at_every_offset_and_buffers_without_room(table_text):
@@ -175,15 +155,8 @@ def test_limits_at_every_offset_and_buffers_without_room(table_text):
   request = fakes.request([[1, 2]] * B, 1, vocab=40, length=L)
   new_B = np.array([n for n, _ in cases], np.int32)
   request = request._replace(tokens_BL=tokens_BL, limit_B=start + new_B)
-  weights = types.Weights(
-    params,
-    (
-      np.stack([scripts[name] for _, name in cases]),
-      np.tile(everything(L), (B, 1)),
-    ),
-  )
-  programs = decode.programs(TABLE, SCRIPTED, reject.RULE)
-  out = jax.tree.map(np.asarray, programs.generate(weights, request))
+  weights = weights_of(params, [scripts[name] for _, name in cases])
+  out = generate(weights, request)
   for b, n in enumerate(new_B):
     end = start + n
     assert out.lengths_B[b] == end
@@ -205,9 +178,7 @@ def test_finished_rows_change_no_more(table_text):
   limits = np.array([2, 3, 7, 13], np.int32)  # the first never starts
   request = fakes.request([[1, 2]] * 4, 1, vocab=40, length=L)
   request = request._replace(limit_B=limits)
-  weights = types.Weights(
-    params, (np.stack([text] * 4), np.tile(everything(L), (4, 1)))
-  )
+  weights = weights_of(params, [text] * 4)
   programs = decode.programs(TABLE, SCRIPTED, reject.RULE)
   ended = {}
 
@@ -217,12 +188,7 @@ def test_finished_rows_change_no_more(table_text):
     for b in np.flatnonzero(~now[0].live_B):
       # The first look after the end still holds the last window's writes.
       mine = jax.tree.map(lambda x, b=b: x[b], now)
-      for x, y in zip(
-        jax.tree.leaves(ended.setdefault(b, mine)),
-        jax.tree.leaves(mine),
-        strict=True,
-      ):
-        np.testing.assert_array_equal(x, y)
+      chex.assert_trees_all_equal(ended.setdefault(b, mine), mine)
 
   fakes.run_steps(programs, weights, request, look=look)
   assert sorted(ended) == [0, 1, 2, 3]
@@ -235,8 +201,7 @@ def test_a_drafter_is_told_what_was_verified_and_emitted(table_text):
   L = len(text)
   request = fakes.request([[1, 2]] * 3, [5, 5, 1], vocab=40, length=L)
   stop_BX = np.array([[-1], [text[3]], [-1]], np.int32)
-  scripts = np.stack([script_for(text, 2, [1], 40), text, text])
-  weights = types.Weights(params, (scripts, np.tile(everything(L), (3, 1))))
+  weights = weights_of(params, [script_for(text, 2, [1], 40), text, text])
   drafter = SCRIPTED._replace(
     init=lambda weights, context, features: jnp.zeros((3, 3), jnp.int32),
     commit=lambda state, context, outcome, features: jnp.stack(outcome[:3], 1),
@@ -260,13 +225,9 @@ def test_a_nan_ends_its_row_and_touches_no_other(table_text):
   request = fakes.request(prompts, 13, vocab=40, length=L)
   clean, broken = params.copy(), params.copy()
   broken[:, bad, 7] = np.nan  # what follows this token is not known
-  plain = decode.programs(TABLE, decode.PLAIN, reject.RULE)
-  right = fakes.texts(plain.generate(types.Weights(clean), request))
-  scripts = fakes.pad(right, L)
-  counts = np.tile(everything(L), (3, 1))
-  programs = decode.programs(TABLE, SCRIPTED, reject.RULE)
+  right = fakes.texts(generate(types.Weights(clean), request, decode.PLAIN))
   with jax.debug_nans(False):
-    out = programs.generate(types.Weights(broken, (scripts, counts)), request)
+    out = generate(weights_of(broken, fakes.pad(right, L)), request)
   for b, (got, wanted) in enumerate(zip(fakes.texts(out), right, strict=True)):
     start = len(prompts[b])
     met = bad in wanted[start - 1 : -1]
@@ -275,7 +236,7 @@ def test_a_nan_ends_its_row_and_touches_no_other(table_text):
     assert met or len(got) == len(wanted)
     # No token after the first that the target could not judge.
     assert bad not in got[start - 1 : -1]
-  assert np.asarray(out.info.broken_B).tolist()[:2] == [True, True]
+  assert out.info.broken_B.tolist()[:2] == [True, True]
   assert out.lengths_B[1] == 1 and not out.info.broken_B[2]
 
 
@@ -288,11 +249,8 @@ def test_a_nan_past_a_refused_draft_does_not_count(table_text):
   broken[:, bad] = np.nan
   script[3::GAMMA] = bad
   request = fakes.request([[1, 2]], 14, vocab=40, length=L)
-  weights = types.Weights(broken, (script[None], everything(L)[None]))
   with jax.debug_nans(False):
-    out = decode.programs(TABLE, SCRIPTED, reject.RULE).generate(
-      weights, request
-    )
+    out = generate(weights_of(broken, [script]), request)
   assert not out.info.broken_B[0]
   np.testing.assert_array_equal(out.tokens_BL[0], text)
 
@@ -301,13 +259,8 @@ def test_finished_rows_widen_no_window(table_text):
   params, text = table_text
   L = len(text)
   request = fakes.request([[1, 2]] * 2, [1, 9], vocab=40, length=L)
-  counts = np.stack([everything(L), 0 * everything(L)])
-  weights = types.Weights(params, (np.stack([text] * 2), counts))
-  info = (
-    decode.programs(TABLE, SCRIPTED, reject.RULE)
-    .generate(weights, request)
-    .info
-  )
+  weights = weights_of(params, [text] * 2, [[GAMMA], [0]])
+  info = generate(weights, request).info
   assert (int(info.wide), int(info.calls)) == (1, 9)
 
 

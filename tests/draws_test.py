@@ -24,19 +24,6 @@ def noise(seeds, requests, lengths, *, gamma=3, coupled=False):
   )
 
 
-@pytest.mark.more
-@pytest.mark.parametrize('wide', [False, True], ids=['float32', 'float64'])
-def test_exponentials_of_a_smaller_vocabulary_are_a_prefix(wide):
-  with jax.enable_x64(wide):
-    dtype = jnp.result_type(float)
-    for seed in range(5):
-      long = sampling.exponential(jax.random.key(seed), 1000, dtype)
-      assert np.isfinite(long).all() and (np.asarray(long) > 0).all()
-      for size in (1, 2, 7, 512, 999):
-        short = sampling.exponential(jax.random.key(seed), size, dtype)
-        np.testing.assert_array_equal(short, long[:size])
-
-
 def test_bits_are_jaxs_own():
   for seed in range(3):
     key = jax.random.fold_in(jax.random.key(seed), 2**31 + seed)
@@ -112,25 +99,6 @@ def test_flat_tail_of_a_real_vocabulary_integrated(V, mass):
   head_M = after((1 - mass) / head) ** head
   wins = (-np.diff(tail_M) * (head_M[1:] + head_M[:-1]) / 2).sum()
   assert wins == pytest.approx(mass, rel=2e-3)
-
-
-@pytest.mark.slow
-def test_flat_tail_of_a_real_vocabulary_counted():
-  """The same by drawing, with the keys of production."""
-  V, head, mass, rows, n = 49152, 8, 0.01, 256, 2**16
-  w_V = np.full(V, mass / (V - head), np.float32)
-  w_V[:head] = (1 - mass) / head
-
-  @jax.jit
-  def wins(start):
-    seed_B, position_B = jnp.zeros(rows, jnp.uint32), jnp.zeros(rows, jnp.int32)
-    number_B = start + jnp.arange(rows, dtype=jnp.uint32)
-    keys_B = sampling.next_keys(seed_B, number_B, position_B)
-    w_BV = jnp.broadcast_to(w_V, (rows, V))
-    return jnp.sum(sampling.draw(jnp.array(True), keys_B, w_BV) >= head)
-
-  won = sum(int(wins(np.uint32(i))) for i in range(0, n, rows))
-  assert abs(won - n * mass) <= 4 * (n * mass * (1 - mass)) ** 0.5
 
 
 def test_accept_uniforms_are_in_range_and_uniform():

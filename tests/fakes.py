@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import decode, requests, types
@@ -11,68 +10,34 @@ from specdec_jax.certify import base
 from specdec_jax.certify import table_model as tables
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
+from specdec_jax.verify import reject
 
 table_model, table, row_of = tables.make, tables.table, tables.row_of
-joint_distribution = tables.joint_distribution
 prefix_hash = tables.prefix_hash
 ragged, texts = base.ragged, base.texts
+
+
+@functools.cache
+def table_text():
+  """A table of 40 ids and its greedy text: 14 tokens after [1, 2], in 40 slots.
+
+  The first ten tokens differ, so that each may be a stop id.
+  """
+  model = table_model(40)
+  plain = decode.programs(model, decode.PLAIN, reject.RULE)
+  asked = request([[1, 2]], 14, vocab=40, length=40)
+  for seed in range(100):
+    params = table(seed, 40, hashes=7, scale=3)
+    out = plain.generate(types.Weights(params), asked)
+    text = np.asarray(out.tokens_BL)[0]
+    if len(set(text[2:12].tolist())) == 10:
+      return params, text
+  raise AssertionError('no such table')
 
 
 def adversary(text, vocab: int):
   """A script that is wrong everywhere."""
   return (np.asarray(text) + 1) % vocab
-
-
-@functools.cache
-def certain(drafter: types.Drafter, vocab: int) -> types.Drafter:
-  """The same proposals with q spelled out as one-hot rows."""
-
-  def propose(weights, state, context, noise, target_cache):
-    draft, state, cache = drafter.propose(
-      weights, state, context, noise, target_cache
-    )
-    q_BKV = jax.nn.one_hot(draft.tokens_BK, vocab, dtype=float)
-    return draft._replace(q_BKV=q_BKV), state, cache
-
-  return drafter._replace(name='certain', propose=propose)
-
-
-@functools.cache
-def listener(drafter: types.Drafter, taps=(0, 2)) -> types.Drafter:
-  """Wraps a drafter; its state collects the features of committed tokens.
-
-  state.features_BLE[:, i] for i < state.known_B is what init and commit said
-  of the row's token i.
-  """
-
-  def init(weights, context, features):
-    known_B = context.lengths_B - 1
-    inner = drafter.init(weights, context, None)
-    return inner, features, known_B
-
-  def propose(weights, state, context, noise, target_cache):
-    inner, *rest = state
-    draft, inner, cache = drafter.propose(
-      weights, inner, context, noise, target_cache
-    )
-    return draft, (inner, *rest), cache
-
-  def commit(state, context, outcome, features_BNE):
-    inner, features_BLE, known_B = state
-    B, N, _ = features_BNE.shape
-    L = features_BLE.shape[1]
-    index_1N = jnp.arange(N)[None]
-    emitted_B1 = outcome.emitted_B[:, None]
-    slots_BN = jnp.where(index_1N < emitted_B1, known_B[:, None] + index_1N, L)
-    features_BLE = features_BLE.at[jnp.arange(B)[:, None], slots_BN].set(
-      features_BNE, mode='drop'
-    )
-    inner = drafter.commit(inner, context, outcome, None)
-    return inner, features_BLE, known_B + outcome.emitted_B
-
-  return types.Drafter(
-    'listener', drafter.gamma, init, propose, commit, taps=taps
-  )
 
 
 def request(
@@ -114,6 +79,21 @@ def run_steps(programs, weights, req, *, look=None):
     if look is not None:
       look(state, info)
   return decode.Output(state.tokens_BL, state.lengths_B, info), state
+
+
+# Switches of the architecture, as GPT-2 has them and as Gemma does.
+GPT = dict(
+  position='learned',
+  norm='layer',
+  act='gelu_tanh',
+  gated=False,
+  qkv_bias=True,
+  o_bias=True,
+  mlp_bias=True,
+)
+GEMMA = dict(
+  windows=(3, 0), local_rope_theta=100.0, post_norm=True, qk_norm=True
+)
 
 
 def tiny(**changes):

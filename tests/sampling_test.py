@@ -109,16 +109,6 @@ def test_a_row_does_not_depend_on_the_others():
     assert (np.asarray(other)[odd] != plain[odd]).any((1, 2)).all()
 
 
-def test_excluded_ids_have_probability_exactly_zero():
-  x = np.zeros((3, 1, 8), np.float32)
-  x[..., 5:] = -np.inf
-  for top_k, top_p in ((0, 1.0), (7, 0.999), (100, 0.5)):
-    p = sampling.probabilities(
-      jnp.asarray(x), sampling.settings(3, 1.0, top_k, top_p)
-    )
-    assert (np.asarray(p)[..., 5:] == 0).all()
-
-
 @pytest.mark.parametrize(
   'bad',
   [

@@ -20,13 +20,7 @@ EVEN = dict(
   heads=8, kv_heads=4, head_dim=4, width=16, mlp=32, vocab=16, depth=1
 )
 ODD = EVEN | dict(heads=9, kv_heads=3)
-# Tables, norms and biases as GPT has them; as Gemma.
-GPT = dict(
-  position='learned', norm='layer', qkv_bias=True, o_bias=True, mlp_bias=True
-)
-GEMMA = dict(
-  windows=(3, 0), local_rope_theta=100.0, post_norm=True, qk_norm=True
-)
+GPT = fakes.GPT | dict(gated=True)
 KINDS = dict(even=EVEN, odd=ODD | GPT)
 
 
@@ -123,7 +117,7 @@ def test_tokens_do_not_depend_on_the_mesh(x64, unsharded, kind, data, model):
 @pytest.mark.more
 def test_scanned_layers_on_a_mesh(x64):
   """The stacked cache splits heads with their channels, in whole heads."""
-  config = fakes.tiny(**(EVEN | GEMMA | dict(scan_layers=True, depth=2)))
+  config = fakes.tiny(**(EVEN | fakes.GEMMA | dict(scan_layers=True, depth=2)))
   base = fakes.texts(run(config, None, None)[0])
   layout = sharding.lay_out(sharding.make_mesh(2, 4), config)
   out, weights, (programs, request) = run(config, layout, layout)
@@ -184,7 +178,7 @@ def test_too_few_devices_and_unknown_parameters_are_refused():
 def test_every_parameter_has_a_place(x64):
   layout = sharding.lay_out(sharding.make_mesh(2, 4), fakes.tiny(**EVEN))
   rich = dict(qkv_bias=True, qk_norm=True, tied=False)
-  for changes in ({}, rich, GPT | dict(gated=False), GEMMA):
+  for changes in ({}, rich, fakes.GPT, fakes.GEMMA):
     for scan in (False, True):
       config = fakes.tiny(**(EVEN | changes), scan_layers=scan)
       for name, s in lm.shapes(config).items():

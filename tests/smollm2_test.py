@@ -1,11 +1,10 @@
 """The pinned real model: speculation says what plain decoding says."""
 
-import jax
 import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import api, build, requests
+from specdec_jax import build
 from specdec_jax.bench import prompts
 from specdec_jax.io import download
 
@@ -57,22 +56,3 @@ def test_lookup_says_what_plain_decoding_says(target, temperature, batch_size):
     # Fixed prompts and seed: no near-tie among them (scripts/bench.py audits).
     assert one.tokens == other.tokens
     np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-3)
-
-
-@pytest.mark.more
-def test_one_executable_call_and_no_transfer_inside(target):
-  target = build.load(target.source)  # as users have it
-  engine = build.engine(target, 'lookup', gamma=4)
-  wanted = api.Settings(max_new_tokens=NEW)
-  tokens = requests.encode(target.tokenizer, 'Say hello.', chat=True)
-  jobs = [requests.Item(tokens, 0)]
-  request = jax.device_put(api.request_of(engine, jobs, wanted, rows=1))
-  lowered = engine.programs.generate.lower(engine.weights, request)
-  text = lowered.as_text()
-  for word in ('callback', 'infeed', 'outfeed', 'stablehlo.send'):
-    assert word not in text
-  compiled = lowered.compile()
-  # One executable, and the host moves nothing while it runs.
-  with jax.transfer_guard('disallow'):
-    out = compiled(engine.weights, request)
-  assert int(out.info.calls) > 0

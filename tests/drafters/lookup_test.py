@@ -60,11 +60,6 @@ def test_lookup_equals_a_search(gamma, low, high):
       assert proposal == wanted, text
 
 
-def test_lookup_worked_example():
-  drafter = lookup.make(gamma=2, min_match=1)
-  assert propose(drafter, [[5, 6, 7, 8, 9, 5, 6]], 16) == [[7, 8]]
-
-
 def test_scripts_play_their_text():
   script = np.arange(20, dtype=np.int32).reshape(2, 10)
   count = np.array([[9] * 10, [0, 1, 2] + [-1] * 7], np.int32)

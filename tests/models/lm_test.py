@@ -15,31 +15,18 @@ pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 B, S = 3, 12
 TOKENS = np.random.default_rng(0).integers(0, 13, (B, S)).astype(np.int32)
-GPT = dict(
-  position='learned',
-  norm='layer',
-  act='gelu',
-  gated=False,
-  qkv_bias=True,
-  o_bias=True,
-  mlp_bias=True,
-)
 # Every other switch of the architecture at once.
-RICH = dict(
+RICH = fakes.GEMMA | dict(
   heads=4,
   kv_heads=2,
   tied=False,
   embed_scale=4.0,
-  windows=(3, 0),
-  local_rope_theta=100.0,
   query_scale=0.5,
   attn_softcap=2.0,
   qkv_bias=True,
-  qk_norm=True,
   o_bias=True,
   mlp_bias=True,
   act='gelu_tanh',
-  post_norm=True,
   wide_norm=True,
   logit_softcap=3.0,
 )
@@ -97,7 +84,7 @@ def prefilled(model, params):
 
 @pytest.mark.parametrize(
   'settings, scan',
-  [({}, False), (GPT, True), (RICH, False), (RICH, True)],
+  [({}, False), (fakes.GPT, True), (RICH, False), (RICH, True)],
   ids=['plain-unrolled', 'gpt-scan', 'rich-unrolled', 'rich-scan'],
 )
 def test_five_tokens_at_once_equal_one_at_a_time(x64, settings, scan):
@@ -161,6 +148,22 @@ def test_scanned_layers_equal_unrolled_ones(x64):
     out.append(read(model, params, START, 4, cache, taps=(1, 0))[:2])
   for x, y in zip(*map(jax.tree.leaves, out), strict=True):
     np.testing.assert_allclose(x, y, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [{}, dict(qkv_bias=True, qk_norm=True), fakes.GPT],
+  ids=['plain', 'biases', 'no gate'],
+)
+def test_fused_projections_change_no_result(x64, settings):
+  config, start_B = fakes.tiny(**settings), np.zeros(B, int)
+  fused_config, fused = lm.fuse(config, params_of(config))
+  assert set(lm.flatten(fused)) == set(lm.shapes(fused_config))
+  apart, together = (
+    read(model := lm.make(c), x, start_B, S, model.init_cache(B, S))[0]
+    for c, x in ((config, params_of(config)), (fused_config, fused))
+  )
+  np.testing.assert_allclose(together, apart, rtol=1e-10)
 
 
 def test_interleaved_pairs_are_half_pairs_of_permuted_channels(x64):
