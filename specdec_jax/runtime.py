@@ -1,6 +1,7 @@
 """Start-up, output and error exits of programs; does not import JAX."""
 
 import contextlib
+import importlib
 import importlib.metadata
 import json
 import logging
@@ -178,6 +179,33 @@ def interrupts() -> Iterator[list[int]]:
     yield caught
   finally:
     restore()
+
+
+def import_name(path: str) -> Any:
+  """The object at 'package.module:name'; modules of the working folder count.
+
+  Raises:
+    ImportError: another form, a module that fails, or a name that it lacks.
+  """
+  module, _, name = path.partition(':')
+  if not (module and name):
+    raise ImportError('want package.module:name')
+  if os.getcwd() not in sys.path:
+    sys.path.insert(0, os.getcwd())
+  try:
+    loaded = importlib.import_module(module)
+  except Exception as error:  # a user's module may raise anything
+    why = first_line(error)
+    raise ImportError(f'importing {module} failed: {why}') from error
+  if not hasattr(loaded, name):
+    raise ImportError(f'{module} has no {name}')
+  return getattr(loaded, name)
+
+
+def first_line(error: BaseException) -> str:
+  """The kind of an error and the first line of its message, if it has one."""
+  name, lines = type(error).__name__, str(error).splitlines()
+  return f'{name}: {lines[0]}' if lines else name
 
 
 def _refuse_config(error: BaseException) -> NoReturn:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import decode, types
-from specdec_jax.certify import base, recipes
+from specdec_jax.certify import base, load
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import scripted
 from specdec_jax.models import lm
@@ -234,7 +234,7 @@ def test_an_empty_residual_falls_back_to_the_target(x64):
 def test_a_sampled_row_alone_says_what_it_says_among_others():
   """Residuals with zeros, one row or four: nothing is summed over rows."""
   world = base.tables(6)
-  drafter, other = recipes.RECIPES['lm'](world, 2)
+  drafter, other = load.RECIPES['lm'](world, 2)
   prompts = base.ragged_prompts(4, 6, 3)
 
   def texts(rows):
@@ -270,11 +270,11 @@ def test_programs_used_long_ago_are_let_go(monkeypatch):
 
 
 @pytest.mark.parametrize('scan', [False, True])
-@pytest.mark.parametrize('name', recipes.RECIPES)
+@pytest.mark.parametrize('name', load.RECIPES)
 def test_rows_come_first_in_every_state(name, scan):
   """Axis 0 of every leaf, of the target's cache and of the drafter's state."""
   world = base.transformers(V, scan_layers=scan)
-  drafter, draft = recipes.RECIPES[name](world, 2)
+  drafter, draft = load.RECIPES[name](world, 2)
   request = fakes.request([[1, 2]] * B, NEW, vocab=V, length=L)
   loop = decode.Loop(world.target, drafter, reject.RULE)
   state, _ = jax.eval_shape(

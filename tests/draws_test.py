@@ -12,14 +12,14 @@ from specdec_jax import sampling
 from specdec_jax.certify import counted
 
 
-def noise(seeds, requests, lengths, *, gamma=3, coupled=False):
+def noise(seeds, requests, lengths, *, temperature=1.0, coupled=False):
   as_array = lambda x, t: jnp.asarray(np.array(x, t))
   return sampling.noise(
     as_array(seeds, np.uint32),
     as_array(requests, np.uint32),
     as_array(lengths, np.int32),
-    sampling.settings(len(seeds), 1.0),
-    gamma=gamma,
+    sampling.settings(len(seeds), temperature),
+    gamma=3,
     coupled=coupled,
   )
 
@@ -177,14 +177,8 @@ def test_rows_are_drawn_beside_greedy_ones():
   greedy = np.arange(8) % 2 == 0
   drawn = []
   for cold in (0.7, 0.0):
-    n = sampling.noise(
-      jnp.zeros(8, jnp.uint32),
-      jnp.arange(8, dtype=jnp.uint32),
-      jnp.full(8, 4, jnp.int32),
-      sampling.settings(8, np.where(greedy, cold, 0.7)),
-      gamma=1,
-      coupled=False,
-    )
+    warm = np.where(greedy, cold, 0.7)
+    n = noise([0] * 8, range(8), [4] * 8, temperature=warm)
     drawn.append(np.stack([n.draft(0, w), n.next(jnp.zeros(8, jnp.int32), w)]))
   np.testing.assert_array_equal(drawn[0][:, ~greedy], drawn[1][:, ~greedy])
   likeliest = np.argmax(w, -1)[None]

@@ -44,25 +44,12 @@ def verdicts(change) -> dict[str, bool]:
   }
 
 
-def test_the_target_itself_passes_all():
+def test_each_criterion_tells_right_from_wrong():
   assert all(verdicts(lambda p_V, q_V: p_V).values())
-
-
-def test_accepting_everything_fails_all():
   assert not any(verdicts(lambda p_V, q_V: q_V).values())
-
-
-def test_a_temperature_of_1_1_passes_two_and_fails_a_chi_square():
   found = verdicts(lambda p_V, q_V: hotter(p_V))
   assert found[measure.KL] and found[measure.COSINE]
   assert not found[measure.LARGE]
-
-
-def test_outside_the_support_nothing_passes():
-  p_V = np.array([0.5, 0.5, 0.0])
-  counts_V = np.array([5000.0, 5000.0, 1.0])
-  assert not criteria.chi_square(counts_V, p_V, 0.01)
-  assert not criteria.flashinfer_cosine(counts_V, p_V)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +63,6 @@ def test_texts_that_differ_from_some_token_on(at, equal, matches, similar):
   assert criteria.hugging_face_equal(texts, plain) == equal
   assert criteria.vllm_matches(texts, plain, 0.6) == matches
   assert criteria.tensorrt_similar(texts, plain) == similar
-
-
-def test_a_third_of_the_texts_may_differ_at_60_percent():
-  plain = [[i] * 10 for i in range(100)]
-  texts = [[-1] * 10 if i % 3 == 0 else x for i, x in enumerate(plain)]
-  assert criteria.vllm_matches(texts, plain, 0.6)
-  assert not criteria.vllm_matches(texts, plain, 0.8)
 
 
 def outcome(name, row, **changed):
@@ -108,9 +88,3 @@ def test_the_table_counts_what_is_missed_and_what_can_be_seen():
   assert row(measure.OURS)[0] == '0 of 2'
   line = next(x for x in table.each(plain, found) if x.startswith('| biased'))
   assert '**missed**' in line and line.endswith('| x_test.py::test_it |')
-
-
-def test_the_mutants_are_those_of_the_core():
-  names = {m.name for m in table.core()}
-  assert {'accept with <=', 'the cache adds'} <= names
-  assert 'requests are numbered by row' not in names

@@ -6,13 +6,12 @@ The promises (certify/promises_test.py) have them in full.
 import numpy as np
 import pytest
 
-from specdec_jax import decode, types
-from specdec_jax.certify import base, counted, enumerated, recipes, table_model
-from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.verify import block, coupled, reject
+from specdec_jax import decode
+from specdec_jax.certify import base, counted, enumerated, load, table_model
+from specdec_jax.verify import coupled, reject
 
 V, K = 3, 2
-PROMPT = enumerated.PROMPT[V]
+PROMPT = table_model.PROMPT[V]
 
 
 @pytest.mark.parametrize(
@@ -25,48 +24,38 @@ PROMPT = enumerated.PROMPT[V]
 )
 def test_three_windows_of_reject_enumerated(draft, settings, x64):
   world = base.tables(V)
-  recipe = enumerated.script if draft == 'scripted' else recipes.RECIPES['lm']
+  recipe = enumerated.script if draft == 'scripted' else load.RECIPES['lm']
   drafter, other = recipe(world, K)
   if draft == 'ragged':
     drafter = base.ragged(drafter)
-  enumerated.walk(world, drafter, other, reject.RULE, settings)
-
-
-def drawn(rule, drafter, world, samples, settings, n=7):
-  """Texts of n tokens by production decoding: [samples, n]."""
-  rows, parts, calls = 2**12, [], []
-  for i in range(0, samples, rows):
-    request = base.make_request(
-      world,
-      [PROMPT] * rows,
-      n,
-      length=len(PROMPT) + n + drafter.gamma,
-      gamma=drafter.gamma,
-      request=np.arange(rows) + i,
-      **dict(settings),
-    )
-    out = base.run(world, drafter, rule, world.weights.draft, request)
-    parts.append(out.tokens_BL[:, len(PROMPT) : len(PROMPT) + n])
-    assert (out.lengths_B == len(PROMPT) + n).all()
-    calls.append(out.info.calls_B)
-  if drafter.gamma < n:
-    assert np.concatenate(calls).min() >= n // (drafter.gamma + 1)
-  return np.concatenate(parts)
+  enumerated.windows_error(world, drafter, other, reject.RULE, settings)
 
 
 WORLD = base.tables(V)
-DRAFT = lm_drafter.make(WORLD.draft, gamma=K)
-SETTINGS = (('temperature', 0.9), ('top_p', 0.95))
+DRAFT, _ = load.RECIPES['lm'](WORLD, K)
+SETTINGS = dict(temperature=0.9, top_p=0.95)
+
+
+def drawn(rule, drafter, n=7):
+  """Texts of n tokens by production decoding: [65536, n]."""
+  request = base.make_request(
+    WORLD, [PROMPT] * 2**16, n, gamma=drafter.gamma, **SETTINGS
+  )
+  out = base.run(WORLD, drafter, rule, WORLD.weights.draft, request)
+  assert (out.lengths_B == len(PROMPT) + n).all()
+  return out.tokens_BL[:, len(PROMPT) : len(PROMPT) + n]
 
 
 def check_joint(rule, drafter):
-  tokens = drawn(rule, drafter, WORLD, 2**16, SETTINGS)
-  n = tokens.shape[1]
-  warped = table_model.warped(WORLD.weights.target, **dict(SETTINGS))
-  p = table_model.joint_distribution(warped, PROMPT, n)
-  flat = np.ravel_multi_index(tokens.T, p.shape)
-  counts = np.bincount(flat, minlength=p.size)
+  tokens = drawn(rule, drafter)
+  p_RVV = table_model.warped(WORLD.weights.target, **SETTINGS)
+  p = table_model.joint_distribution(p_RVV, PROMPT, tokens.shape[1])
+  counts = np.zeros_like(p)
+  np.add.at(counts, tuple(tokens.T), 1)
   assert counted.chi_square(counts, p) > 1e-9
+  # These counts would not pass for a distribution that is 20 % off.
+  off = p * (1 + 0.2 * np.random.default_rng(0).choice([-1, 1], p.shape))
+  assert counted.chi_square(counts, off / off.sum()) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -81,40 +70,9 @@ def test_joint_law_of_plain_decoding():
 
 
 def test_neighbouring_requests_are_independent():
-  tokens = drawn(reject.RULE, DRAFT, WORLD, 2**16, SETTINGS)
+  tokens = drawn(reject.RULE, DRAFT)
   one, two = (tokens[i::2, :3] @ [9, 3, 1] for i in (0, 1))
   both = np.zeros((27, 27))
   np.add.at(both, (one, two), 1)
   marginal = (both.sum(0) + both.sum(1)) / both.sum() / 2
   assert counted.chi_square(both, np.outer(marginal, marginal)) > 1e-9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'rule', [reject.RULE, block.RULE, coupled.RULE], ids=lambda r: r[0]
-)
-def test_tokens_and_pairs_of_a_larger_vocabulary(rule):
-  """Peaked rows that depend on the last token only, gamma 4, many texts."""
-  size, gamma, n = 16, 4, 10
-  model = table_model.make(size)
-  weights = [table_model.table(i, size, hashes=1, scale=2) for i in (3, 4)]
-  world = base.World(model, model, types.Weights(*weights), size)
-  drafter = lm_drafter.make(model, gamma=gamma)
-  tokens = drawn(rule, drafter, world, 2**20, (('temperature', 1.0),), n)
-  (p_VV,) = table_model.warped(weights[0], temperature=1.0)
-  p_V = p_VV[PROMPT[-1]]
-  for k in range(n - 1):
-    pair_VV = p_V[:, None] * p_VV
-    counts = np.zeros((size, size))
-    np.add.at(counts, (tokens[:, k], tokens[:, k + 1]), 1)
-    assert counted.chi_square(counts, pair_VV) > 1e-9, k
-    p_V = pair_VV.sum(0)
-
-
-def test_chi_square_sees_a_bias():
-  rng = np.random.default_rng(0)
-  law = rng.dirichlet(np.ones(200))
-  counts = rng.multinomial(2**16, law)
-  other = law * (1 + 0.1 * rng.choice([-1, 1], 200))
-  assert counted.chi_square(counts, law) > 1e-3
-  assert counted.chi_square(counts, other / other.sum()) < 1e-9

@@ -66,10 +66,6 @@ def spends_twice(noise, draft, p_BNV):
   return verdict
 
 
-def says_nothing(noise, draft, p_BNV):
-  raise AssertionError
-
-
 def says_much(*, gamma):
   raise ValueError('no\nroom')
 
@@ -135,11 +131,6 @@ def biased(model, *, gamma):
     return draft._replace(tokens_BK=tokens_BK)
 
   return _reporting('biased', model, gamma, change)
-
-
-def careful(model, *, gamma):
-  """The library's own drafter under another name."""
-  return lm_drafter.make(model, gamma=gamma)._replace(name='careful')
 
 
 def needs_more(model, corpus, *, gamma):

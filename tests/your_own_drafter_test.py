@@ -16,8 +16,8 @@ sys.path[:0] = [{folder!r}, {root!r}]
 import periodic
 from specdec_jax import build
 build.DRAFTERS['periodic'] = periodic
-from specdec_jax.certify import recipes
-assert recipes.RECIPES['periodic'] is periodic.recipe
+from specdec_jax.certify import load
+assert load.RECIPES['periodic'] is periodic.recipe
 sys.argv[0] = {script!r}
 runpy.run_path({script!r}, run_name='__main__')
 """

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import build, decode, sampling, types
-from specdec_jax.certify import base, recipes, table_model
+from specdec_jax.certify import base, load, table_model
 
 V, GAMMA, ROWS, LENGTH, HASHES = 10, 2, 8192, 16, 5
 
@@ -62,7 +62,7 @@ def request_of(world: base.World, new, prompts=None, **settings):
 
 
 def run(world: base.World, request, rule='reject') -> decode.Output:
-  drafter, other = recipes.RECIPES['lm'](world, GAMMA)
+  drafter, other = load.RECIPES['lm'](world, GAMMA)
   return base.run(world, drafter, build.rule_of(rule), other, request)
 
 
@@ -156,7 +156,7 @@ def transformer_run(draft: str, temperature: float = 0.0) -> decode.Output:
   """One run. draft: 'none', 'random' or 'same', as Hugging Face names them."""
   with jax.enable_x64(True):
     world = transformer()
-    drafter, other = recipes.RECIPES['lm'](world, 3)
+    drafter, other = load.RECIPES['lm'](world, 3)
     other = world.weights.target if draft == 'same' else other
     request = base.make_request(
       world,

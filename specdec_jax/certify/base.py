@@ -1,7 +1,7 @@
 """Records of a certificate (subject, promise, figure) and small models."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,9 @@ from specdec_jax import decode, requests, types
 from specdec_jax.certify import table_model
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
+
+# Largest allowed error of a probability, by whether floats are float64.
+BOUNDS = {False: 1e-6, True: 1e-12}
 
 
 class World(NamedTuple):
@@ -27,35 +30,25 @@ class World(NamedTuple):
 Recipe = Callable[[World, int], tuple[types.Drafter, Any]]
 
 
-class UserModel(NamedTuple):
-  """A user's model.
-
-  path: package.module:name, as given.
-  world: (vocab, dtype) -> a target and a draft of it, with random weights.
-  """
-
-  path: str
-  world: Callable[[int, str], World]
-
-
 class Subject(NamedTuple):
   """The rules, drafters and models that are certified.
 
-  rules, drafters: by name.
+  rules: lossless ones.
+  drafters: by name.
   seed: of all randomness; the date in the full tier.
   brought: parts given by the user, of 'rule', 'drafter' and 'model'; promises
     about other parts are skipped.
-  model: the user's model, None for this library's.
+  model: (vocab, dtype) -> a target and a draft of the user's model, with random
+    weights; None for this library's.
+  model_path: of the user's model, package.module:name.
   """
 
-  rules: Mapping[str, types.Rule]
+  rules: Sequence[types.Rule]
   drafters: Mapping[str, Recipe]
   seed: int = 0
   brought: tuple[str, ...] = ()
-  model: UserModel | None = None
-
-  def lossless(self) -> list[types.Rule]:
-    return [rule for rule in self.rules.values() if rule.lossless]
+  model: Callable[[int, str], World] | None = None
+  model_path: str = ''
 
   def pairs(self) -> list[tuple[types.Rule, str]]:
     """Each drafter under the first rule, each rule with the first drafter.
@@ -63,21 +56,14 @@ class Subject(NamedTuple):
     A rule reads only tokens, their distributions and their count, so not every
     rule must run with every drafter.
     """
-    first, *rules = self.lossless()
-    names = list(self.drafters)
+    (first, *rules), names = self.rules, list(self.drafters)
     return [(first, x) for x in names] + [(x, names[0]) for x in rules]
 
-  def judges_acceptance(self) -> bool:
-    """False for a user's rule or drafter: low acceptance is slow, not wrong."""
-    return not {'rule', 'drafter'} & set(self.brought)
-
-  def transformers(
-    self, vocab: int, *, dtype: str | None = None, **sizes
-  ) -> World:
+  def transformers(self, vocab: int, *, dtype: str = '', **sizes) -> World:
     """Two tiny decoders: this library's with `sizes`, or the user's model."""
-    dtype = dtype or ('float64' if wide() else 'float32')
+    dtype = dtype or str(jnp.result_type(float))
     if self.model is not None:
-      return self.model.world(vocab, dtype)
+      return self.model(vocab, dtype)
     return transformers(vocab, dtype=dtype, **sizes)
 
 
@@ -142,6 +128,9 @@ def show(p_V) -> str:
   return np.array2string(np.asarray(p_V), precision=6, separator=', ')
 
 
+# --- models -------------------------------------------------------------------
+
+
 def tables(vocab: int) -> World:
   """Two table models, whose distributions are known exactly."""
   model = table_model.make(vocab)
@@ -159,7 +148,7 @@ def transformers(vocab: int, scale: float = 3, **changes) -> World:
     head_dim=8,
     mlp=24,
     context=512,
-    dtype='float64' if wide() else 'float32',
+    dtype=str(jnp.result_type(float)),
   )
   config = model_config.sized('tiny', **sizes | changes, vocab=vocab)
   model = lm.make(config)
@@ -181,6 +170,8 @@ def blurred(params: Any) -> Any:
   )
 
 
+# --- texts --------------------------------------------------------------------
+
 # Plain decoding needs a rule only for the next token, drawn from p.
 PLAIN_RULE = types.Rule(
   'plain',
@@ -199,15 +190,7 @@ def run(
   draft_weights: Any,
   request: decode.Request,
 ) -> decode.Output:
-  """Decodes a request with the production programs; the output on the host.
-
-  Args:
-    world: gives the target.
-    drafter: for its propose.
-    rule: for its verify.
-    draft_weights: weights.draft of the drafter.
-    request: a batch.
-  """
+  """Decodes a batch with the production programs; the output on the host."""
   programs = decode.programs(world.target, drafter, rule, OPTIONS)
   weights = types.Weights(world.weights.target, draft_weights)
   return jax.device_get(programs.generate(weights, request))
@@ -219,8 +202,9 @@ def plain(world: World, request: decode.Request) -> list[list[int]]:
 
 
 def make_request(
-  world: World, prompts, new, *, length: int, request=None, **settings
-):
+  world: World, prompts, new, *, length=None, request=None, **settings
+) -> decode.Request:
+  """A batch of prompts; request: their numbers. Others as in requests.make."""
   return requests.make(
     requests.items(prompts, request),
     ids=world.vocab,
@@ -273,15 +257,11 @@ def same_texts(got, wanted, what: str) -> int:
   Raises:
     Broken: the first text that differs.
   """
-  compared = list(zip(got, wanted, strict=True))
-  for b, (one, two) in enumerate(compared):
+  for b, (one, two) in enumerate(zip(got, wanted, strict=True)):
     if one != two:
-      at = next(
-        (i for i, (x, y) in enumerate(zip(one, two, strict=False)) if x != y),
-        min(len(one), len(two)),
-      )
+      at = next(i for i in range(len(one) + 1) if one[: i + 1] != two[: i + 1])
       raise Broken(
         f'{what}: request {b} begins {one[: at + 1]} instead of '
         f'{two[: at + 1]} (token {at})'
       )
-  return len(compared)
+  return len(wanted)

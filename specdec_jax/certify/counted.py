@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from specdec_jax import decode, forward, types
-from specdec_jax.certify import base, enumerated, table_model
+from specdec_jax.certify import base, table_model
 
 # --- counts against probabilities ---------------------------------------------
 
@@ -86,12 +86,40 @@ def judge(tests: Mapping[str, Test], size: str, extra: str = '') -> base.Figure:
 def detectable(n: int, cells: int, tests: int, power: float = 0.999) -> float:
   """Least total variation that n draws over `cells` detect with this power."""
   limit = stats.chi2.isf(ALPHA / tests, cells - 1)
-  low, high = 1.0, 1e4
-  for _ in range(60):
-    middle = (low + high) / 2
-    seen = stats.ncx2.sf(limit, cells - 1, middle) >= power
-    low, high = (low, middle) if seen else (middle, high)
-  return math.sqrt(high / (4 * n))
+  missed = lambda shift: stats.ncx2.sf(limit, cells - 1, shift) - power
+  found = optimize.root_scalar(missed, bracket=(1, 1e4))
+  return math.sqrt(found.root / (4 * n))
+
+
+def _counts(
+  world: base.World, method, request: decode.Request, new: int, amount: int
+) -> dict[int, np.ndarray]:
+  """How often each text of `new` tokens comes: [V] * new, by prompt length.
+
+  Args:
+    world: the models.
+    method: rule, drafter and weights.draft.
+    request: a batch, repeated with other request numbers.
+    new: tokens of a text; those after a stop id count as that id.
+    amount: texts of all prompts together.
+  """
+  rule, drafter, other = method
+  lengths, rows = np.unique(request.lengths_B), len(request.lengths_B)
+  counts = {n: np.zeros((world.vocab,) * new, np.int64) for n in lengths}
+  stop = request.stop_BX[0, 0]  # -1 without stop ids
+  for start in range(0, amount, rows):
+    numbers = np.arange(rows, dtype=request.request_B.dtype) + start
+    request = request._replace(request_B=numbers)
+    out = base.run(world, drafter, rule, other, request)
+    for n in lengths:
+      mine_B = request.lengths_B == n
+      tokens = out.tokens_BL[mine_B, n : n + new]
+      ended = np.arange(new) >= (out.lengths_B[mine_B] - n)[:, None]
+      if ended[:, 0].any() or (tokens[~ended[:, -1]][:, :-1] == stop).any():
+        raise base.Broken('a text is empty, or goes on after its end')
+      tokens[ended] = stop
+      np.add.at(counts[n], tuple(tokens.T), 1)
+  return counts
 
 
 # --- table models -------------------------------------------------------------
@@ -113,17 +141,21 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
       continue
     done[name] = f'{rule.name} {label}'
     world = base.tables(vocab)
-    drafter, other = recipe(world, gamma)
-    prompt, new = enumerated.PROMPT[vocab], _length(drafter.gamma, vocab)
+    prompt, new = table_model.PROMPT[vocab], _length(drafter.gamma, vocab)
+    # Made once: checking 16,384 prompts takes an eighth of the time of a batch.
+    request = base.make_request(
+      world,
+      [prompt] * min(amount, 2**14),
+      new,
+      gamma=drafter.gamma,
+      seed=subject.seed,
+      **_WARM,
+    )
+    method = rule, *recipe(world, gamma)
+    counts = _counts(world, method, request, new, amount)[len(prompt)]
     p_RVV = table_model.warped(world.weights.target, **_WARM)
     p = table_model.joint_distribution(p_RVV, prompt, new)
-    counts = np.zeros(p.size, np.int64)
-    for request in _requests(subject, world, drafter.gamma, new, amount):
-      out = base.run(world, drafter, rule, other, request)
-      text = out.tokens_BL[:, len(prompt) :][:, :new]
-      flat = np.ravel_multi_index(text.T, p.shape)
-      counts += np.bincount(flat, minlength=p.size)
-    tests |= prefix_tests(name, counts.reshape(p.shape), p)
+    tests |= prefix_tests(name, counts, p)
   return judge(
     tests,
     f'{amount:,} texts in each of {len(done)} cells: '
@@ -144,79 +176,46 @@ def _length(gamma: int, vocab: int) -> int:
   return min(2 * gamma + 3, {2: 19, 3: 9, 4: 9}[vocab])
 
 
-def _requests(subject, world, gamma: int, new: int, amount: int):
-  rows, prompt = min(amount, 2**14), enumerated.PROMPT[world.vocab]
-  # Made once: checking 16,384 prompts takes an eighth of the time of a batch.
-  request = base.make_request(
-    world,
-    [prompt] * rows,
-    new,
-    length=len(prompt) + new + gamma,
-    gamma=gamma,
-    seed=subject.seed,
-    **_WARM,
-  )
-  for start in range(0, amount, rows):
-    numbers = np.arange(rows, dtype=request.request_B.dtype) + start
-    yield request._replace(request_B=numbers)
-
-
 # --- a transformer ------------------------------------------------------------
 
-EOS, VOCAB, TEMPERATURE = 3, 4, 0.8
-# Each in half of the rows of a batch of 64.
+EOS, VOCAB, TEMPERATURE, ROWS = 3, 4, 0.8, 256
+# Each in half of the rows of a batch.
 PROMPTS = ([2, 0], [2, 0, 0, 1, 2, 1, 0])
 
 
 def transformer(subject: base.Subject, amount: int) -> base.Figure:
-  """First tokens of a transformer: ragged batches of 64, EOS inside windows."""
+  """First tokens of a transformer: ragged batches, EOS inside windows."""
   world = subject.transformers(VOCAB, width=8, head_dim=4, mlp=16)
   tests: dict[str, Test] = {}
   label, recipe = next(iter(subject.drafters.items()))
   # One compiled program a rule: the first at gamma 3, the others at gamma 2.
-  cells = [(rule, 3 - (i > 0)) for i, rule in enumerate(subject.lossless())]
-  each = amount // len(cells) // 64 * 64
+  cells = [(rule, 3 - (i > 0)) for i, rule in enumerate(subject.rules)]
+  each = amount // len(cells) // ROWS * ROWS
   for rule, gamma in cells:
     drafter, other = recipe(world, gamma)
     new = _length(drafter.gamma, VOCAB)
-    counts = [np.zeros((VOCAB,) * new, np.int64) for _ in PROMPTS]
-    for start in range(0, each, 64):
-      request = base.make_request(
-        world,
-        [PROMPTS[b % 2] for b in range(64)],
-        new,
-        length=16 + drafter.gamma,
-        gamma=drafter.gamma,
-        temperature=TEMPERATURE,
-        seed=subject.seed,
-        request=np.arange(64) + start,
-        stop_ids=[EOS],
-      )
-      _count(base.run(world, drafter, rule, other, request), counts)
-    for prompt, seen in zip(PROMPTS, counts, strict=True):
+    request = base.make_request(
+      world,
+      PROMPTS * (ROWS // 2),
+      new,
+      gamma=drafter.gamma,
+      temperature=TEMPERATURE,
+      seed=subject.seed,
+      stop_ids=[EOS],
+    )
+    counts = _counts(world, (rule, drafter, other), request, new, each)
+    for prompt in PROMPTS:
       name = f'{rule.name}, {label}, gamma {drafter.gamma}'
       name += f', prompt of {len(prompt)}'
-      tests |= prefix_tests(name, seen, _autoregressive(world, prompt, new))
+      p = _autoregressive(world, prompt, new)
+      tests |= prefix_tests(name, counts[len(prompt)], p)
   least = detectable(each // 2, VOCAB, len(tests))
   names = ', '.join(f'{rule.name} {label}' for rule, _ in cells)
   return judge(
     tests,
-    f'{each:,} texts in each of {len(cells)} cells, batches of 64: {names}',
+    f'{each:,} texts in each of {len(cells)} cells, batches of {ROWS}: {names}',
     f'; detects TV {least:.1e} in single tokens',
   )
-
-
-def _count(output: decode.Output, counts) -> None:
-  """Adds a batch to the counts; tokens after an EOS count as EOS."""
-  for j, prompt in enumerate(PROMPTS):
-    start, new = len(prompt), counts[j].ndim
-    tokens = output.tokens_BL[j::2, start : start + new].copy()
-    ended = np.arange(new) >= (output.lengths_B[j::2] - start)[:, None]
-    if ended[:, 0].any() or (tokens[~ended[:, -1]][:, :-1] == EOS).any():
-      raise base.Broken('a text is empty, or goes on after its end')
-    tokens[ended] = EOS
-    flat = np.ravel_multi_index(tokens.T, counts[j].shape)
-    np.add.at(counts[j].reshape(-1), flat, 1)
 
 
 def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
@@ -225,14 +224,14 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
   over_XN = np.cumsum(texts_XN == EOS, 1) - (texts_XN == EOS) > 0
   kept_X = ((texts_XN == EOS) | ~over_XN).all(1)
   texts_XN, over_XN = texts_XN[kept_X], over_XN[kept_X]
-  X, rows = len(texts_XN), 4096
-  head_X = np.broadcast_to(np.array(prompt, np.int32), (X, len(prompt)))
-  tokens_XL = np.concatenate([head_X, texts_XN], 1)
-  tokens_XL = np.pad(tokens_XL, ((0, -X % rows), (0, 0)))
-  read = functools.partial(_probabilities, world.target, world.weights.target)
-  parts = [read(tokens_XL[i : i + rows]) for i in range(0, X, rows)]
-  p_XL = np.concatenate(parts)[:X]
-  p_XN = np.where(over_XN, 1, p_XL[:, len(prompt) :].astype(np.float64))
+  # As long for every prompt: one program reads them all.
+  start, length = len(prompt), max(map(len, PROMPTS)) + new
+  tokens_XL = np.zeros((len(texts_XN), length), np.int32)
+  tokens_XL[:, :start] = prompt
+  tokens_XL[:, start : start + new] = texts_XN
+  p_XL = _probabilities(world.target, world.weights.target, tokens_XL)
+  p_XN = np.asarray(p_XL[:, start : start + new], np.float64)
+  p_XN = np.where(over_XN, 1, p_XN)
   out = np.zeros((VOCAB,) * new)
   out[tuple(texts_XN.T)] = p_XN.prod(1)
   return out / out.sum()

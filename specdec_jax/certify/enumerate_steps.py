@@ -13,10 +13,9 @@ import numpy as np
 from jax.experimental import io_callback
 
 from specdec_jax import decode, types
-from specdec_jax.certify import base, enumerate_window
+from specdec_jax.certify import base, enumerate_window, table_model
 
-# Largest allowed error of a probability, by whether floats are float64.
-BOUNDS = {False: 1e-6, True: 1e-12}
+ROWS = 8192  # of the batches that are run here
 
 
 class Choice(NamedTuple):
@@ -41,8 +40,8 @@ def choices(vocab: int, gamma: int) -> Choice:
   )
   draft, passes, following = zip(*every, strict=True)
   return Choice(
-    np.array(draft, np.int32).reshape(len(draft), gamma),
-    np.array(passes, bool).reshape(len(draft), gamma),
+    np.array(draft, np.int32),
+    np.array(passes),
     np.array(following, np.int32),
   )
 
@@ -155,7 +154,7 @@ def _check_reported(name: str, state, draft, k: int, q_BV, rows_B) -> None:
   """Rows that propose a token drawn from q_BV must report q_BV."""
   reported_BV = draft.q_BKV[:, k].astype(np.float64)
   off_B = np.abs(reported_BV - q_BV).max(1) * rows_B
-  if not off_B.max() <= BOUNDS[draft.q_BKV.dtype == np.float64]:
+  if not off_B.max() <= base.BOUNDS[draft.q_BKV.dtype == np.float64]:
     b = int(np.nan_to_num(off_B, nan=np.inf).argmax())
     text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
     text += draft.tokens_BK[b, :k].tolist()
@@ -170,34 +169,43 @@ def _at(p_BV, tokens_B):
   return np.take_along_axis(p_BV, tokens_B[:, None], 1)[:, 0]
 
 
-def walk(step, weights, request, state, info, each: Choice, *, windows: int):
-  """All texts of some consecutive windows, with their probabilities.
+def walk(
+  world: base.World,
+  drafter: types.Drafter,
+  draft_weights: Any,
+  rule: types.Rule,
+  settings: dict[str, Any],
+  windows: int,
+):
+  """All texts of some consecutive windows after PROMPT.
 
   Args:
-    step: from step_with.
-    weights: of target and draft.
-    request: equal rows; their number is the size of the batches run here.
-    state: after the prompts, with as many rows.
-    info: from decode.start.
-    each: every outcome of one window.
+    world: table models.
+    drafter, draft_weights, rule: of the steps.
+    settings: sampling settings, as requests.make takes them.
     windows: number of windows.
 
   Returns:
     (tokens_RL, lengths_R, chance_R) of R texts; chance_R are probabilities.
   """
-  size, count = state.lengths_B.shape[0], len(each.next_B)
+  prompt = table_model.PROMPT[world.vocab]
+  weights = types.Weights(world.weights.target, draft_weights)
+  request = base.make_request(world, [prompt] * ROWS, 40, length=48, **settings)
+  programs = decode.programs(world.target, drafter, rule)
+  state, info = programs.start(weights, request)
+  step = step_with(world.target, drafter, rule)
+  each = choices(world.vocab, drafter.gamma)
+  count = len(each.next_B)
   take = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
   rows, chance_R = take(jax.device_get(state), [0]), np.ones(1)
   for _ in range(windows):
     parts, chances = [], []
-    for start in range(0, len(chance_R) * count, size):
-      index = np.arange(start, start + size)
+    for start in range(0, len(chance_R) * count, ROWS):
+      index = np.arange(start, start + ROWS)
       live = index < len(chance_R) * count
       index = np.where(live, index, 0)
-      before = take(rows, index // count)
-      new, chance_B = step(
-        weights, request, before, info, take(each, index % count)
-      )
+      before, choice = take(rows, index // count), take(each, index % count)
+      new, chance_B = step(weights, request, before, info, choice)
       chance_B = chance_B * chance_R[index // count] * live
       parts.append(take(new, np.flatnonzero(chance_B != 0)))
       chances.append(chance_B[chance_B != 0])

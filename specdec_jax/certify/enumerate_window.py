@@ -181,6 +181,7 @@ def _verify(verify, accept_BK, draft, p_BNV):
 # --- outcomes -----------------------------------------------------------------
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   """Where the accept test of each offset flips: [B, K], the least u that fails.
 
@@ -228,55 +229,46 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   return jnp.where(t_K2B[:, 0] < 1, t_K2B[:, 0], t_K2B[:, 1]).T
 
 
-class Outcomes(NamedTuple):
-  """The verdicts for all P = 2 ** K patterns of passing and failing tests.
+class Outcome(NamedTuple):
+  """The verdicts on a batch for one pattern of passing and failing tests.
 
-  t_BK: thresholds.
-  passes_PK: the patterns.
-  accepted_PB, weights_PBV: the verdicts.
+  chance_B: probability of the pattern, float64.
+  accepted_B, weights_BV: as the rule returns them.
   """
 
-  t_BK: np.ndarray
-  passes_PK: np.ndarray
-  accepted_PB: np.ndarray
-  weights_PBV: np.ndarray
+  chance_B: np.ndarray
+  accepted_B: np.ndarray
+  weights_BV: np.ndarray
 
 
-def outcomes_of(rule: types.Rule, batch: Windows, seed: int = 0) -> Outcomes:
+def outcomes_of(rule: types.Rule, batch: Windows) -> list[Outcome]:
   """Runs the rule once for every pattern of passing and failing tests.
 
   Raises:
     NotEnumerable: random uniforms give another verdict than their pattern does.
     base.Broken: see run_rule.
   """
-  t_BK = np.asarray(_thresholds(rule, batch.draft, batch.p_BNV))
+  t_BK = np.asarray(thresholds(rule, batch.draft, batch.p_BNV))
   K, dtype = t_BK.shape[1], t_BK.dtype
-  passes_PK = np.array(
-    list(itertools.product((True, False), repeat=K)), bool
-  ).reshape(-1, K)
-  # (1 + t) / 2 is 1 for the largest t below 1.
-  under_one = lambda u: np.minimum(
-    u, np.nextafter(dtype.type(1), dtype.type(0))
-  )
-  between = lambda passes: np.where(passes, t_BK / 2, (1 + t_BK) / 2)
-  runs = [run_rule(rule, batch, under_one(between(x))) for x in passes_PK]
-  accepted_PB, weights_PBV = map(np.stack, zip(*runs, strict=True))
-  rng = np.random.default_rng(seed)
-  row_B = np.arange(len(t_BK))
+  largest = np.nextafter(dtype.type(1), dtype.type(0))
+  run = lambda u_BK: run_rule(rule, batch, np.minimum(u_BK, largest))
+  out = []
+  for passes_K in itertools.product((True, False), repeat=K):
+    chance_BK = np.where(passes_K, t_BK, 1 - t_BK.astype(np.float64))
+    verdict = run(np.where(passes_K, t_BK / 2, (1 + t_BK) / 2))
+    out.append(Outcome(chance_BK.prod(1), *verdict))
+  rng, every_B = np.random.default_rng(0), np.arange(len(t_BK))
   can_B = batch.chance_XR.reshape(-1) > 0  # the other paths are never drafted
+  _, accepted_PB, weights_PBV = map(np.stack, zip(*out, strict=True))
   for _ in range(3):
-    u_BK = under_one(rng.random(t_BK.shape).astype(dtype))
-    accepted_B, weights_BV = run_rule(rule, batch, u_BK)
-    which_B = (u_BK >= t_BK) @ (1 << np.arange(K)[::-1])
-    same_BV = np.equal(weights_BV, weights_PBV[which_B, row_B])
-    same_BV |= np.isnan(weights_BV) & np.isnan(weights_PBV[which_B, row_B])
-    same_B = same_BV.all(-1) & (accepted_B == accepted_PB[which_B, row_B])
+    u_BK = rng.random(t_BK.shape).astype(dtype)
+    accepted_B, weights_BV = run(u_BK)
+    at = (u_BK >= t_BK) @ (1 << np.arange(K)[::-1]), every_B
+    same_BV = np.isclose(weights_BV, weights_PBV[at], 0, 0, equal_nan=True)
+    same_B = same_BV.all(-1) & (accepted_B == accepted_PB[at])
     if not same_B[can_B].all():
       raise NotEnumerable('its verdict is no step function of its uniforms')
-  return Outcomes(t_BK, passes_PK, accepted_PB, weights_PBV)
-
-
-_thresholds = jax.jit(thresholds, static_argnums=0)
+  return out
 
 
 def not_enumerable(rule: types.Rule) -> str:
@@ -301,11 +293,8 @@ def window_distribution(rule: types.Rule, batch: Windows, p_XNVV) -> np.ndarray:
   X, R = batch.chance_XR.shape
   N, V = batch.p_BNV.shape[1:]
   p_XNVV = normal(p_XNVV.astype(np.float64))
-  outcomes = outcomes_of(rule, batch)
-  t_BK = outcomes.t_BK.astype(np.float64)
-  mass = np.zeros((N, X, R, V))
-  for passes_K, accepted_B, weights_BV in zip(*outcomes[1:], strict=True):
-    chance_B = np.where(passes_K, t_BK, 1 - t_BK).prod(-1)
+  mass = np.zeros((N, X, R, V))  # by accepted drafts, path and next token
+  for chance_B, accepted_B, weights_BV in outcomes_of(rule, batch):
     chance_XR = chance_B.reshape(X, R) * batch.chance_XR
     next_BV = next_distribution(batch.p_BNV, accepted_B, weights_BV)
     for a in range(N):
@@ -332,7 +321,7 @@ def target_distribution(p_XNVV) -> np.ndarray:
   return _extended(p_XNVV[:, 0, 0], p_XNVV, 1)
 
 
-def _extended(prefix, p_XNVV, start):
+def _extended(prefix, p_XNVV, start: int):
   """Extends a distribution of `start` tokens to N tokens, by the target's."""
   X, N, V, _ = p_XNVV.shape
   for k in range(start, N):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax import decode, types
+from specdec_jax import types
 from specdec_jax.certify import (
   base,
   enumerate_steps,
@@ -15,7 +15,7 @@ from specdec_jax.certify import (
 )
 from specdec_jax.drafters import scripted
 
-BOUNDS = enumerate_steps.BOUNDS
+BOUNDS = base.BOUNDS
 # (gamma, vocab, share of the problems). Each compiles once. Smallest first, so
 # that the failing case that is reported is small.
 SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2))
@@ -24,27 +24,28 @@ SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2))
 def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
   """gamma + 1 tokens of one window, by enumerating its accept tests."""
   worst, done, skipped = {False: 0.0, True: 0.0}, [], []
-  for rule in subject.lossless():
+  for rule in subject.rules:
     try:
-      for x64 in BOUNDS:
+      for x64, shape in itertools.product(BOUNDS, SHAPES):
         with jax.enable_x64(x64):
-          off = [window_error(rule, subject.seed, amount, *x) for x in SHAPES]
-        worst[x64] = max(worst[x64], *off)
+          off = window_error(rule, subject.seed, amount, *shape)
+        worst[x64] = max(worst[x64], off)
       done.append(rule.name)
     except enumerate_window.NotEnumerable as why:
       skipped.append(f'{rule.name}: {why}')
-  if not done:
-    raise base.NotChecked(f'{"; ".join(skipped)}; counting covers it')
-  return _off_by(worst, f'{", ".join(done)}: {amount:,} pairs (p, q)', skipped)
+  size = f'{", ".join(done)}: {amount:,} pairs (p, q)'
+  return _figure(worst, size if done else '', skipped)
 
 
-def _off_by(worst: dict[bool, float], size: str, skipped) -> base.Figure:
-  if skipped:
-    size += f'; not checked: {"; ".join(dict.fromkeys(skipped))}'
+def _figure(worst: dict[bool, float], size: str, skipped) -> base.Figure:
+  """The figure of a promise. size: what was tried, '' for nothing."""
+  reasons = '; '.join(dict.fromkeys(skipped))
+  if not size:
+    raise base.NotChecked(f'{reasons}; counting covers it')
   return base.Figure(
     f'off by {worst[False]:.1e}, {worst[True]:.1e}',
     f'{BOUNDS[False]:.0e} in float32, {BOUNDS[True]:.0e} in float64',
-    size,
+    f'{size}; not checked: {reasons}' if skipped else size,
   )
 
 
@@ -94,25 +95,27 @@ def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
       raise base.Broken(
         f'{rule.name}, {kind}: wrong in {(worst_F > bound).sum()} of '
         f'{len(families)} families of (p, q); the plainest, '
-        f'{families[first]!r}: {_case(p[x], q[x], got[x], wanted[x])}; off by '
-        f'{off_X[x]:.1e}, allowed {bound:.0e}'
+        f'{families[first]!r}: gamma {gamma}, V {vocab}; p of the first token '
+        f'{base.show(p[x, 0, 0])}, q {base.show(q[x, 0, 0])}; '
+        f'{_shortest(got[x], wanted[x])}; off by {off_X[x]:.1e}, allowed '
+        f'{bound:.0e}'
       )
     worst = max(worst, float(off_X.max()))
   return worst
 
 
-def _case(p_NVV, q_KVV, got, wanted) -> str:
-  """One failing problem in words, by the first token where that shows it."""
-  gamma, V = len(p_NVV) - 1, p_NVV.shape[-1]
-  text = f'gamma {gamma}, V {V}; p of the first token {base.show(p_NVV[0, 0])}'
-  text += f', q {base.show(q_KVV[0, 0])}; '
-  rest = tuple(range(1, got.ndim))
-  first, want = got.sum(rest), wanted.sum(rest)
-  if np.abs(first - want).max() > 0.1 * np.abs(got - wanted).max():
-    return text + f'emitted {base.show(first)} instead of {base.show(want)}'
-  at = np.unravel_index(np.abs(got - wanted).argmax(), got.shape)
-  words = ' '.join(map(str, at))
-  return text + f'tokens {words}: {got[at]:.6g} instead of {wanted[at]:.6g}'
+def _shortest(got, wanted) -> str:
+  """The shortest texts that show most of an error, in words."""
+  off, n = np.abs(got - wanted).max(), got.ndim
+  first = lambda x, m: x.sum(tuple(range(m, n)))  # of the first m tokens
+  error = lambda m: np.abs(first(got, m) - first(wanted, m))
+  m = next(m for m in range(1, n + 1) if not error(m).max() < 0.1 * off)
+  one, two = first(got, m), first(wanted, m)
+  if m == 1:
+    return f'emitted {base.show(one)} instead of {base.show(two)}'
+  at = np.unravel_index(error(m).argmax(), one.shape)
+  tokens = ' '.join(map(str, at))
+  return f'tokens {tokens} come {one[at]:.6g} instead of {two[at]:.6g}'
 
 
 def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
@@ -139,10 +142,6 @@ def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
 
 # --- three windows ------------------------------------------------------------
 
-# Prompts by vocabulary size.
-PROMPT = {2: [1, 0, 1], 3: [1, 2, 0], 4: [1, 2, 0]}
-ROWS = 8192
-
 
 def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   """Three windows of production steps, enumerating every draw.
@@ -154,10 +153,8 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   drafters = {**subject.drafters, 'scripted': script}
   pairs = subject.pairs()
   if not subject.brought:
-    pairs += [(rule, 'scripted') for rule in subject.lossless()]
-  why = {
-    rule: enumerate_window.not_enumerable(rule) for rule in subject.lossless()
-  }
+    pairs += [(rule, 'scripted') for rule in subject.rules]
+  why = {rule: enumerate_window.not_enumerable(rule) for rule in subject.rules}
   for (rule, name), x64 in itertools.product(pairs, (True, False)):
     if why[rule]:
       skipped.append(f'{rule.name}: {why[rule]}')
@@ -173,54 +170,35 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
         drafter = base.ragged(drafter)
         settings = dict(temperature=0.7, top_k=2)
       try:
-        off = walk(world, drafter, other, rule, settings)
+        off = windows_error(world, drafter, other, rule, settings)
       except base.Broken as error:
         what = f'{rule.name} with {drafter.name}, gamma {drafter.gamma}'
         raise base.Broken(f'{what}, V {amount}, {settings}: {error}') from None
-      worst[x64] = max(worst[x64], off)
-      done.append(f'{rule.name} {name}')
-  if not done:
-    reasons = '; '.join(dict.fromkeys(skipped))
-    raise base.NotChecked(f'{reasons}; counting covers it')
-  names = ', '.join(dict.fromkeys(done))
-  return _off_by(worst, f'{len(done)} walks, V {amount}: {names}', skipped)
+    worst[x64] = max(worst[x64], off)
+    done.append(f'{rule.name} {name}')
+  size = f'{len(done)} walks, V {amount}: {", ".join(dict.fromkeys(done))}'
+  return _figure(worst, size if done else '', skipped)
 
 
 def script(world: base.World, gamma: int):
   """A base.Recipe of 0 to gamma fixed tokens, drafted with certainty."""
   tokens_1L = np.random.default_rng(1).integers(0, world.vocab, (1, 48))
-  tokens_BL = np.repeat(tokens_1L.astype(np.int32), ROWS, 0)
+  tokens_BL = np.repeat(tokens_1L.astype(np.int32), enumerate_steps.ROWS, 0)
   return scripted.make(gamma=gamma), (tokens_BL, tokens_BL % (gamma + 1))
 
 
-def walk(world, drafter, other, rule, settings, windows: int = 3) -> float:
+def windows_error(
+  world, drafter, draft_weights, rule, settings, windows: int = 3
+) -> float:
   """The largest error of the joint distribution of some windows.
 
-  Args:
-    world: table models.
-    drafter: to check.
-    other: its weights.draft.
-    rule: to check.
-    settings: sampling settings, as requests.make takes them.
-    windows: number of windows.
+  Args: see enumerate_steps.walk.
 
   Raises:
     base.Broken: an error above the bound; reports the shortest wrong text.
   """
-  prompt = PROMPT[world.vocab]
-  weights = types.Weights(world.weights.target, other)
-  request = base.make_request(world, [prompt] * ROWS, 40, length=48, **settings)
-  state, info = decode.programs(world.target, drafter, rule).start(
-    weights, request
-  )
   tokens_RL, lengths_R, chance_R = enumerate_steps.walk(
-    enumerate_steps.step_with(world.target, drafter, rule),
-    weights,
-    request,
-    state,
-    info,
-    enumerate_steps.choices(world.vocab, drafter.gamma),
-    windows=windows,
+    world, drafter, draft_weights, rule, settings, windows
   )
   bound, total = BOUNDS[base.wide()], float(chance_R.sum())
   if not abs(total - 1) <= bound:
@@ -228,6 +206,7 @@ def walk(world, drafter, other, rule, settings, windows: int = 3) -> float:
       f'all outcomes together have probability {total:.6g}: a distribution '
       'that is drawn from does not sum to 1, or is not finite'
     )
+  prompt = table_model.PROMPT[world.vocab]
   p_RVV = table_model.warped(world.weights.target, **settings)
   wanted = table_model.joint_distribution(
     p_RVV, prompt, windows * (drafter.gamma + 1)
@@ -238,20 +217,7 @@ def walk(world, drafter, other, rule, settings, windows: int = 3) -> float:
   off = float(np.abs(got - wanted).max())
   if not off <= bound:
     raise base.Broken(
-      f'after {prompt} {_shortest(got, wanted, off)}; off by {off:.1e}, '
-      f'allowed {bound:.0e}'
+      f'after {prompt} {_shortest(got, wanted)}; off by {off:.1e}, allowed '
+      f'{bound:.0e}'
     )
   return off
-
-
-def _shortest(got, wanted, off: float) -> str:
-  """The shortest text whose probability is off by so much, in words."""
-  for m in range(1, wanted.ndim + 1):
-    rest = tuple(range(m, wanted.ndim))
-    one, two = got.sum(rest), wanted.sum(rest)
-    error = np.abs(one - two)
-    if not error.max() < off:
-      at = np.unravel_index(error.argmax(), error.shape)
-      tokens = ' '.join(map(str, at))
-      return f'tokens {tokens} come {one[at]:.6g} instead of {two[at]:.6g}'
-  return 'nothing is wrong'

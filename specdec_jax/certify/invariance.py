@@ -20,121 +20,111 @@ SIZES: dict[str, Any] = dict(
 
 
 def invariance(subject: base.Subject, amount: int) -> base.Figure:
-  """A request's tokens do not depend on the batch, its order or the devices."""
-  tried, meshes = 0, [1]
+  """A request's tokens do not depend on the batch, its order or the devices.
+
+  Every rule with the first drafter; coupled text is plain decoding's, too.
+  """
+  tried, devices = 0, '1 device'
   prompts = base.ragged_prompts(amount, VOCAB, subject.seed, longest=8)
-  # Coupled text and greedy rows under any rule equal plain decoding's.
-  greedy = [i for i in range(amount) if not _sampled(i)]
+  cases = list(enumerate(prompts, subject.seed))
   with jax.enable_x64(True):
     world = subject.transformers(VOCAB, **SIZES)
-    run = functools.partial(_texts, subject, world, prompts)
-    plain = run(decode.PLAIN, (), base.PLAIN_RULE)
-    for i, (rule, name) in enumerate(subject.pairs()):
-      drafter, other = subject.drafters[name](world, GAMMA)
+    drafter, other = next(iter(subject.drafters.values()))(world, GAMMA)
+    for i, rule in enumerate(subject.rules):
       what = f'{rule.name} with {drafter.name}, gamma {drafter.gamma}'
-      mine = functools.partial(run, drafter, other, rule)
-      wanted = mine()
-      same = range(amount) if rule.coupled else greedy
-      some = lambda texts, same=same: [texts[i] for i in same]
-      tried += base.same_texts(
-        some(wanted), some(plain), f'{what}: not plain decoding'
-      )
-      # For the drafters under the first rule this is enough.
-      if i == 0 or rule is not subject.lossless()[0]:
-        tried += _arrangements(mine, prompts, wanted, what, whole=i == 0)
+      run = functools.partial(_texts, world, (rule, drafter, other))
+      wanted = run(cases)
+      tried += _arrangements(run, cases, wanted, what)
+      if rule.coupled:
+        plain = _texts(world, (base.PLAIN_RULE, decode.PLAIN, ()), cases)
+        tried += base.same_texts(wanted, plain, f'{what}: not plain decoding')
       # A user's model is not split: its axes are unknown.
-      if i == 0 and subject.model is None:
-        tried += _on_meshes(subject, prompts, wanted, meshes)
-  devices = f'{", ".join(map(str, meshes))} device{"s" * (len(meshes) > 1)}'
+      if i == 0 and subject.model is None and len(jax.devices()) >= 8:
+        got, devices = _on_a_mesh(subject, cases), '1 and 8 devices'
+        tried += base.same_texts(got, wanted, f'{what}, on 4 x 2 devices')
+  names = ', '.join(f'{rule.name} {drafter.name}' for rule in subject.rules)
   return base.Figure(
     base.none_of(tried, 'texts differ', amount, 'requests'),
     '0',
-    f'batches 1, 3, 8, 32, order, padding, prefix, plain decoding; '
-    f'{subject.lossless()[0].name} on {devices}',
+    f'{names}: batches 1 and 8, order, padding, prefix; on {devices}',
   )
 
 
-def _sampled(i: int) -> bool:
+def _sampled(number: int) -> bool:
   """One request in three is greedy, to mix both kinds in a batch."""
-  return i % 3 > 0
+  return number % 3 > 0
 
 
 def _texts(
-  subject,
-  world,
-  prompts,
-  drafter,
-  other,
-  rule,
-  numbers=None,
+  world: base.World,
+  method,
+  cases,
   *,
   rows: int = 8,
   pad: int = 0,
   new: int = NEW,
   place=lambda request: request,
 ) -> list[list[int]]:
-  """Texts of requests, decoded in batches of `rows`; request i has seed i."""
-  out = []
-  numbers = list(range(len(prompts)) if numbers is None else numbers)
-  for start in range(0, len(numbers), rows):
-    some = numbers[start : start + rows]
+  """Texts of requests, decoded in batches.
+
+  Args:
+    world: the models.
+    method: rule, drafter and weights.draft.
+    cases: (number, prompt) of each request; the number is its seed too.
+    rows: of a batch.
+    pad: length of the token buffer, beyond what is needed.
+    new: max_new_tokens.
+    place: puts a batch on the devices.
+  """
+  (rule, drafter, other), out = method, []
+  for start in range(0, len(cases), rows):
+    numbers, prompts = zip(*cases[start : start + rows], strict=True)
     request = base.make_request(
       world,
-      [prompts[i] for i in some],
+      prompts,
       new,
       length=requests.bucket(8 + NEW + drafter.gamma) + pad,
       rows=rows,
       gamma=drafter.gamma,
-      temperature=[0.9 * _sampled(i) for i in some],
-      top_p=[0.9 if i % 2 else 1.0 for i in some],
-      seed=[subject.seed + i for i in some],
-      request=some,
+      temperature=[0.9 * _sampled(n) for n in numbers],
+      top_p=[0.9 if n % 2 else 1.0 for n in numbers],
+      seed=numbers,
+      request=numbers,
     )
     output = base.run(world, drafter, rule, other, place(request))
-    out += base.texts(output)[: len(some)]
+    out += base.texts(output)[: len(prompts)]
   return out
 
 
-def _arrangements(run, prompts, wanted, what: str, *, whole: bool) -> int:
-  """Compares texts in another order and limit; whole: in other batches too."""
-  order = np.random.default_rng(0).permutation(len(prompts))
-  mixed = run(order.tolist(), rows=3)
-  found = {'batch 3, another order': [mixed[i] for i in np.argsort(order)]}
-  if whole:
-    found['batch 1'] = run(rows=1)
-    found['batch 32, padded'] = run(rows=32, pad=32)
-  tried = sum(
-    base.same_texts(got, wanted, f'{what}, {how}') for how, got in found.items()
+def _arrangements(run, cases, wanted, what: str) -> int:
+  """Compares texts in another order, alone in a longer buffer, and cut."""
+  order = np.random.default_rng(0).permutation(len(cases))
+  mixed = run([cases[i] for i in order])
+  back = [mixed[i] for i in np.argsort(order)]
+  alone = run(cases, rows=1, pad=32)
+  cut = [x[: len(p) + 5] for x, (_, p) in zip(wanted, cases, strict=True)]
+  return (
+    base.same_texts(back, wanted, f'{what}, another order')
+    + base.same_texts(alone, wanted, f'{what}, batch 1, padded')
+    + base.same_texts(run(cases, new=5), cut, f'{what}, max_new_tokens 5')
   )
-  cut = [x[: len(p) + 5] for x, p in zip(wanted, prompts, strict=True)]
-  return tried + base.same_texts(run(new=5), cut, f'{what}, max_new_tokens 5')
 
 
-def _on_meshes(subject, prompts, wanted, meshes: list[int]) -> int:
-  """Compares the texts on 2, 4 and 8 devices; appends the sizes to meshes."""
-  rule = subject.lossless()[0]
-  recipe = next(iter(subject.drafters.values()))
+def _on_a_mesh(subject: base.Subject, cases) -> list[list[int]]:
+  """Texts of the first rule and drafter on 4 x 2 devices."""
   config = model_config.sized('tiny', **SIZES, vocab=VOCAB, dtype='float64')
-  weights, tried = base.transformers(VOCAB, **SIZES).weights, 0
-  # A user's part on the largest mesh only: every mesh compiles again.
-  shapes = ((4, 2),) if subject.brought else ((2, 1), (1, 4), (4, 2))
-  for data, model in shapes:
-    if data * model > len(jax.devices()):
-      continue
-    layout = sharding.lay_out(sharding.make_mesh(data, model), config)
-    built = lm.make(config, constrain=layout.constrain)
-    put = lambda params, layout=layout: lm.nest(
-      {k: layout.put(k, v) for k, v in lm.flatten(params).items()}
-    )
-    placed = types.Weights(put(weights.target), put(weights.draft))
-    world = base.World(built, built, placed, VOCAB)
-    place = functools.partial(requests.place, layout=layout)
-    drafter, other = recipe(world, GAMMA)
-    got = _texts(subject, world, prompts, drafter, other, rule, place=place)
-    what = f'{rule.name} on {data} x {model} devices'
-    tried += base.same_texts(got, wanted, what)
-    meshes.append(data * model)
-  return tried
+  weights = base.transformers(VOCAB, **SIZES).weights
+  layout = sharding.lay_out(sharding.make_mesh(4, 2), config)
+  built = lm.make(config, constrain=layout.constrain)
+  put = lambda params: lm.nest(
+    {k: layout.put(k, v) for k, v in lm.flatten(params).items()}
+  )
+  placed = types.Weights(put(weights.target), put(weights.draft))
+  world = base.World(built, built, placed, VOCAB)
+  recipe = next(iter(subject.drafters.values()))
+  method = subject.rules[0], *recipe(world, GAMMA)
+  place = functools.partial(requests.place, layout=layout)
+  return _texts(world, method, cases, place=place)
 
 
 # --- accounting ---------------------------------------------------------------

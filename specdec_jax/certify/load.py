@@ -1,21 +1,25 @@
-"""Loads a user's rule, drafter or model from its path, package.module:name."""
+"""The parts to certify: this library's, or a user's own by their path."""
 
 import functools
-import importlib
 import inspect
 import itertools
-import os
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, types
-from specdec_jax.certify import base, recipes
+from specdec_jax import build, runtime, types
+from specdec_jax.certify import base
 from specdec_jax.io import load as load_lib
 
+# Drafter name -> its base.Recipe, where it has one.
+RECIPES: dict[str, base.Recipe] = {
+  name: row.recipe
+  for name, row in build.DRAFTERS.items()
+  if hasattr(row, 'recipe')
+}
 # With a user's rule or model: one drafter that samples and one that does not. A
 # rule reads only tokens, their distributions and their count.
 DRAFTERS = ('lm', 'lookup')
@@ -33,7 +37,7 @@ def subject(
   Raises:
     ValueError: see rule, drafter and model.
   """
-  rules, drafters, own_model = build.lossless_rules(), recipes.RECIPES, None
+  rules, drafters = build.lossless_rules(), RECIPES
   if rule_path:
     found = rule(rule_path)
     rules = {found.name: found}
@@ -41,14 +45,14 @@ def subject(
     rules = {name: rules[name] for name in RULES}
   if rule_path or model_path:
     drafters = {name: drafters[name] for name in DRAFTERS}
-  if model_path:
-    own_model = model(model_path)
+  own_model = model(model_path) if model_path else None
   if drafter_path:
-    name, recipe = drafter(drafter_path)
-    drafters = {name: recipe}
+    drafters = dict([drafter(drafter_path)])
   paths = dict(rule=rule_path, drafter=drafter_path, model=model_path)
   brought = tuple(kind for kind, path in paths.items() if path)
-  return base.Subject(rules, drafters, seed, brought, own_model)
+  return base.Subject(
+    tuple(rules.values()), drafters, seed, brought, own_model, model_path
+  )
 
 
 def rule(path: str) -> types.Rule:
@@ -85,13 +89,42 @@ def _rule_from(path: str, found, name: str, number: str) -> types.Rule:
     numbers = [float(number)] if number else []
     made = found(*numbers) if _binds(found, *numbers) else None
   except Exception as error:  # a user's function may raise anything
-    raise ValueError(f'rule={path}: it raised {_first(error)}') from error
+    why = runtime.first_line(error)
+    raise ValueError(f'rule={path}: it raised {why}') from error
   if not isinstance(made, types.Rule):
     raise ValueError(
       f'rule={path}: {_signature(found)}; want verify(noise, draft, p_BNV) -> '
       'Verdict, a types.Rule or a function that makes one'
     )
   return made
+
+
+def _check_verdict(path: str, rule: types.Rule) -> None:
+  """Traces the rule, also in a window of width 1, which has no drafts."""
+  B, V = 2, 5
+  first = lambda _, weights_BV: jnp.zeros(weights_BV.shape[0], jnp.int32)
+  for K, sampled in itertools.product((0, 3), (True, False)):
+    q_BKV = jnp.full((B, K, V), 1 / V) if sampled else None
+    draft = types.Draft(
+      jnp.zeros((B, K), jnp.int32), q_BKV, jnp.full(B, K, jnp.int32)
+    )
+    noise = types.Noise(jnp.zeros((B, K)), first, first)
+    p_BNV = jnp.full((B, K + 1, V), 1 / V)
+    verify = functools.partial(rule.verify, noise, draft, p_BNV)
+    try:
+      got = jax.eval_shape(verify)
+    except Exception as error:  # a user's rule may raise anything
+      kind = 'sampled drafts' if sampled else 'certain drafts (q None)'
+      raise ValueError(
+        f'rule={path}: called with {K} {kind} it raised '
+        f'{runtime.first_line(error)}'
+      ) from error
+    shapes = [getattr(x, 'shape', None) for x in jax.tree.leaves(got)]
+    if not isinstance(got, types.Verdict) or shapes != [(B,), (B, V)]:
+      raise ValueError(
+        f'rule={path}: it returned {got}; want types.Verdict(accepted_B, '
+        f'weights_BV), here of shapes ({B},) and ({B}, {V})'
+      )
 
 
 def drafter(path: str) -> tuple[str, base.Recipe]:
@@ -103,8 +136,8 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
   Raises:
     ValueError: a path that does not import, or something else at it.
   """
-  if path in recipes.RECIPES:
-    return path, recipes.RECIPES[path]
+  if path in RECIPES:
+    return path, RECIPES[path]
   found = _import('drafter', path)
   if isinstance(found, types.Drafter):
     return found.name, lambda world, gamma: (found, ())
@@ -114,20 +147,27 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
       f'drafter={path}: {_signature(found)}; want make(model, gamma=...), '
       'make(gamma=...) or a types.Drafter'
     )
-  recipe = recipes.of(found, model=not alone)
+  # An equal drafter would compile again.
+  once = functools.lru_cache(maxsize=64)(found)
+
+  def recipe(world: base.World, gamma: int):
+    if alone:
+      return once(gamma=gamma), ()
+    return once(world.draft, gamma=gamma), world.weights.draft
+
   try:
     made, _ = recipe(base.tables(3), 2)
   except Exception as error:  # a user's make may raise anything
     raise ValueError(
-      f'drafter={path}: with gamma=2 it raised {_first(error)}'
+      f'drafter={path}: with gamma=2 it raised {runtime.first_line(error)}'
     ) from error
   if not isinstance(made, types.Drafter):
     raise ValueError(f'drafter={path}: it made {made!r}; want a types.Drafter')
   return made.name, recipe
 
 
-def model(path: str) -> base.UserModel:
-  """A model from the function make(vocab=..., dtype=..., seed=...) at a path.
+def model(path: str) -> Callable[[int, str], base.World]:
+  """Subject.model, of make(vocab=..., dtype=..., seed=...) at a path.
 
   make returns (types.Model, params) of a small model with random weights:
   `vocab` real ids, parameters of `dtype` ('float32', 'float64', 'bfloat16'),
@@ -145,19 +185,14 @@ def model(path: str) -> base.UserModel:
     )
   make = load_lib.promoting(found)
   try:
-    made = make(**_SMALL)
-    pair = isinstance(made, tuple) and len(made) == 2
-    if pair and isinstance(made[0], types.Model):
-      wrong = _misfit(*made, vocab=_SMALL['vocab'])
-    else:
-      wrong = f'it made {type(made).__name__}; want (types.Model, params)'
+    wrong = _misfit(make(**_SMALL), vocab=_SMALL['vocab'])
   except Exception as error:  # a user's model may raise anything
-    wrong = f'called, it raised {_first(error)}'
+    wrong = f'called, it raised {runtime.first_line(error)}'
   if wrong:
     raise ValueError(f'model={path}: {wrong}')
 
   @functools.cache
-  def world(vocab, dtype):
+  def world(vocab: int, dtype: str) -> base.World:
     (target, params), (_, other) = (
       make(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
     )
@@ -167,11 +202,14 @@ def model(path: str) -> base.UserModel:
     )
     return base.World(target, target, types.Weights(params, other), vocab)
 
-  return base.UserModel(path, world)
+  return world
 
 
-def _misfit(model: types.Model, params, *, vocab: int) -> str:
-  """How a model deviates from types.Model, in words; '' if it fits."""
+def _misfit(made, *, vocab: int) -> str:
+  """Why what make returned is no (types.Model, params); '' if it is."""
+  if not isinstance(made, tuple) or not isinstance(made[0], types.Model):
+    return f'it made {type(made).__name__}; want (types.Model, params)'
+  model, params = made
   if not vocab <= model.vocab:
     return f'vocab={vocab} made a model of {model.vocab} ids'
   if model.context < _ROOM:
@@ -201,55 +239,14 @@ def _misfit(model: types.Model, params, *, vocab: int) -> str:
   return ''
 
 
-def _check_verdict(path: str, rule: types.Rule) -> None:
-  """Traces the rule, also in a window of width 1, which has no drafts."""
-  B, V = 2, 5
-  first = lambda _, weights_BV: jnp.zeros(weights_BV.shape[0], jnp.int32)
-  for K, sampled in itertools.product((0, 1, 3), (True, False)):
-    draft = types.Draft(
-      jnp.zeros((B, K), jnp.int32),
-      jnp.full((B, K, V), 1 / V) if sampled else None,
-      jnp.full(B, K, jnp.int32),
-    )
-    noise = types.Noise(jnp.zeros((B, K)), first, first)
-    p_BNV = jnp.full((B, K + 1, V), 1 / V)
-    verify = functools.partial(rule.verify, noise, draft, p_BNV)
-    try:
-      got = jax.eval_shape(verify)
-    except Exception as error:  # a user's rule may raise anything
-      kind = 'sampled drafts' if sampled else 'certain drafts (q None)'
-      raise ValueError(
-        f'rule={path}: called with {K} {kind} it raised {_first(error)}'
-      ) from error
-    shapes = [getattr(x, 'shape', None) for x in jax.tree.leaves(got)]
-    if not isinstance(got, types.Verdict) or shapes != [(B,), (B, V)]:
-      raise ValueError(
-        f'rule={path}: it returned {got}; want types.Verdict(accepted_B, '
-        f'weights_BV), here of shapes ({B},) and ({B}, {V})'
-      )
+# --- what a path leads to -----------------------------------------------------
 
 
 def _import(what: str, path: str) -> Any:
-  module, _, name = path.partition(':')
-  if not (module and name):
-    raise ValueError(f'{what}={path!r}: want package.module:function')
-  if os.getcwd() not in sys.path:
-    sys.path.insert(0, os.getcwd())
   try:
-    loaded = importlib.import_module(module)
-  except Exception as error:  # a user's module may raise anything
-    raise ValueError(
-      f'{what}={path}: importing {module} failed: {_first(error)}'
-    ) from error
-  if not hasattr(loaded, name):
-    raise ValueError(f'{what}={path}: {module} has no {name}')
-  return getattr(loaded, name)
-
-
-def _first(error: BaseException) -> str:
-  """The kind of an error and its first line, if it has one."""
-  name, lines = type(error).__name__, str(error).splitlines()
-  return f'{name}: {lines[0]}' if lines else name
+    return runtime.import_name(path)
+  except ImportError as error:
+    raise ValueError(f'{what}={path}: {error}') from error
 
 
 def _binds(function, *args, **named) -> bool:

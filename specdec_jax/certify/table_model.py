@@ -12,11 +12,13 @@ import numpy as np
 
 from specdec_jax import types
 
-DEPTH = 2
+DEPTH, CONTEXT = 2, 512
+# Prompts by vocabulary size.
+PROMPT = {2: [1, 0, 1], 3: [1, 2, 0], 4: [1, 2, 0]}
 
 
 @functools.cache
-def make(vocab: int, context: int = 512, ids: int | None = None):
+def make(vocab: int) -> types.Model:
   """A types.Model whose params are logits_RVV: hash of the prefix, last token.
 
   It has two layers, each with a cache of tokens + 1: after the first the hash
@@ -67,13 +69,9 @@ def make(vocab: int, context: int = 512, ids: int | None = None):
     return hidden_BTD, tapped, tuple(cache)
 
   def head(params, hidden):
-    logits = params[hidden[..., 0] % params.shape[0], hidden[..., 1]]
-    if ids is not None:
-      real = jnp.arange(vocab).reshape((1,) * (logits.ndim - 1) + (-1,)) < ids
-      logits = jnp.where(real, logits, -jnp.inf)
-    return logits
+    return params[hidden[..., 0] % params.shape[0], hidden[..., 1]]
 
-  return types.Model(apply, head, init_cache, vocab, context, _embed)
+  return types.Model(apply, head, init_cache, vocab, CONTEXT, _embed)
 
 
 def _embed(params, tokens_BT, positions_BT):

@@ -8,12 +8,10 @@ need only the settings or the tokenizer, or that place the parameters.
 import dataclasses
 import functools
 import hashlib
-import importlib
 import inspect
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import sharding, types
+from specdec_jax import runtime, sharding, types
 from specdec_jax.io import (
   download,
   export,
@@ -380,17 +378,14 @@ def _open_function(source: str, dtype: str) -> LanguageModel:
   make may take vocab, seed and dtype, and returns what `wrap` takes; without a
   tokenizer, as scripts/certify.py wants it, it gets one of bytes.
   """
-  module, _, name = source.partition(':')
-  if os.getcwd() not in sys.path:
-    sys.path.insert(0, os.getcwd())
   try:
-    make = getattr(importlib.import_module(module), name)
+    make = runtime.import_name(source)
     known = inspect.signature(make).parameters
     offered = dict(vocab=512, seed=0, dtype=dtype)
     made = make(**{k: x for k, x in offered.items() if k in known})
   except Exception as error:  # whatever the user's module does
     raise ValueError(
-      f'source {source!r}: {type(error).__name__}: {error}; allowed are {FORMS}'
+      f'source {source!r}: {runtime.first_line(error)}; allowed are {FORMS}'
     ) from error
   if not isinstance(made, tuple) or len(made) not in (2, 3):
     raise ValueError(

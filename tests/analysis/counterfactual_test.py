@@ -43,9 +43,8 @@ def test_equals_the_rule_enumerated(name, x64):
   )
   every = enumerate_window.outcomes_of(RULES[name], batch)
   joint = np.zeros((K + 1,) + (V,) * (K + 1))
-  for passes_K, accepted_R, weights_RV in zip(*every[1:], strict=True):
-    sides_RK = np.where(passes_K, every.t_BK, 1 - every.t_BK)
-    chance_R = sides_RK.prod(1) * batch.chance_XR[0]
+  for chance_R, accepted_R, weights_RV in every:
+    chance_R = chance_R * batch.chance_XR[0]
     next_RV = enumerate_window.next_distribution(
       batch.p_BNV, accepted_R, weights_RV
     )

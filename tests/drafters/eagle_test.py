@@ -18,7 +18,7 @@ from specdec_jax import (
   types,
 )
 from specdec_jax.analysis import record
-from specdec_jax.certify import base, recipes
+from specdec_jax.certify import base, load
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import eagle_file
@@ -232,7 +232,7 @@ def test_tokens_do_not_depend_on_the_row_or_the_batch(x64):
 def certified(dtype: str):
   """What decoding takes: target, drafter, rule, weights, a request."""
   world = base.transformers(13, dtype=dtype)
-  drafter, other = recipes.RECIPES['eagle'](world, GAMMA)
+  drafter, other = load.RECIPES['eagle'](world, GAMMA)
   weights = types.Weights(world.weights.target, other)
   request = base.make_request(world, [[1], [2, 3, 4]], 9, length=20)
   return world.target, drafter, reject.RULE, weights, request

@@ -164,7 +164,7 @@ def test_a_function_of_the_users_gives_a_model_that_decodes(own):
 @pytest.mark.parametrize(
   'source, message',
   [
-    ('own_model:gone', "has no attribute 'gone'"),
+    ('own_model:gone', 'own_model has no gone'),
     ('no_module:make', "No module named 'no_module'"),
     ('own_model:wrong', 'it returned Model; return'),
     ('own_model:folder', 'tok/tokenizer.json: no such file'),

@@ -161,10 +161,8 @@ def test_one_draft_and_temperature_zero_are_reject(K, greedy):
 
 def mean_accepted(rule, batch):
   """Expected drafts kept in each problem of a batch: [X]."""
-  outcomes, mean_B = enumerate_window.outcomes_of(rule, batch), 0
-  for passes_K, accepted_B, _ in zip(*outcomes[1:], strict=True):
-    t_BK = outcomes.t_BK
-    mean_B += np.where(passes_K, t_BK, 1 - t_BK).prod(1) * accepted_B
+  every = enumerate_window.outcomes_of(rule, batch)
+  mean_B = sum(x.chance_B * x.accepted_B for x in every)
   shape = batch.chance_XR.shape
   return (batch.chance_XR * np.reshape(mean_B, shape)).sum(1)
 
