@@ -5,9 +5,8 @@ r"""An EAGLE draft for SmolLM2-135M-Instruct, trained on the target's answers.
 
 For another teacher set --config.student.taps too: () is its last layer alone.
 
-Keys are explained in specdec_jax/distill: student in students.py, data in
-prompts.py, loss in divergences.py, judge in evaluate.py; and in
-specdec_jax/train: optimiser in step.py, run in loop.py.
+Keys are explained in specdec_jax/distill/settings.py, and in specdec_jax/train:
+optimiser in step.py, run in loop.py.
 """
 
 import ml_collections
@@ -45,7 +44,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'prompt_tokens': 16,
         'length': 256 if tiny else 192,
         'temperatures': (0.0, 0.0, 1.0),
-        'keep': (),
+        'keep': False,
         'batch': 32,
         'refresh': 10,
         'seed': 0,

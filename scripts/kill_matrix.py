@@ -7,7 +7,6 @@ step must restore, and the result must equal that of a run that was never
 killed, byte for byte. Exit status 1 if anything is wrong.
 """
 
-import functools
 import pathlib
 import sys
 import tempfile
@@ -33,20 +32,12 @@ def run() -> bool:
   logging.set_verbosity(logging.ERROR)  # Damaged steps give many warnings.
   began = time.monotonic()
   count = 100 if _FULL.value else _KILLS.value
-  track = lambda name: functools.partial(runtime.track, description=name)
   with tempfile.TemporaryDirectory(prefix='kill_matrix') as name:
     folder = pathlib.Path(name)
     runs = kill_matrix.Runs(folder, _STEPS.value)
-    found = kill_matrix.kill(
-      runs, folder / 'run', count, _SEED.value, track('kills')
-    )
+    found = kill_matrix.kill(runs, folder / 'run', count, _SEED.value)
     kill_matrix.damage(
-      found,
-      runs.checkpoints,
-      folder / 'damaged',
-      _FLIPS.value,
-      _SEED.value,
-      track('flips'),
+      found, runs.checkpoints, folder / 'damaged', _FLIPS.value, _SEED.value
     )
   doc = kill_matrix.summary(found, time.monotonic() - began)
   kill_matrix.show(doc, rich.console.Console())

@@ -133,7 +133,7 @@ class Bench:
       'emitted': (out.info.origin_BL != types.PROMPT).sum(1).tolist(),
       'calls': out.info.calls_B.tolist(),
       'alpha': evaluate.alpha_on(
-        self._target.model, weights, self._q, self._request, self._plain
+        self._target, weights, self._q, self._request, self._plain
       ),
       'differ': int(differ.sum()),
     }

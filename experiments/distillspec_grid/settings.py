@@ -8,6 +8,7 @@ from configs import distill, train_lm
 from specdec_jax import fields
 from specdec_jax.distill import distillation
 from specdec_jax.distill import divergences as divergences_lib
+from specdec_jax.distill import settings as settings_lib
 from specdec_jax.train import train_lm as train_lm_lib
 
 SOURCES = ('text', 'teacher', 'student', 'mixed')
@@ -140,7 +141,7 @@ def distilled(
   target: pathlib.Path,
   draft: pathlib.Path,
   answers: pathlib.Path,
-) -> distillation.Settings:
+) -> settings_lib.Settings:
   """The distillation of one cell, from a draft trained by cross-entropy.
 
   Args:
@@ -163,7 +164,7 @@ def distilled(
     prompt_tokens=s.judge.prompt_tokens,
     length=s.pair.length,
     temperatures=(1.0 if warm is None else warm,),
-    keep=(),
+    keep=False,
     batch=s.pair.rows * grid.refresh,
     refresh=grid.refresh,
     seed=cell.seed,

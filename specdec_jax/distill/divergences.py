@@ -5,14 +5,11 @@ nats. Where the student has a reduced vocabulary both are restricted to it: q
 sums to 1 there, p to the mass that the teacher gives to it.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-
-from specdec_jax import fields
 
 Array = jax.Array
 Divergence = Callable[[Array, Array], Array]
@@ -93,30 +90,6 @@ def divergence_of(name: str) -> Divergence:
       f'divergence={name!r}: allowed are {", ".join(DIVERGENCES)}, '
       f'jensen_shannon:BETA{why}'
     ) from error
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss(fields.Checked):
-  divergence: str = fields.setting(help='a name that divergence_of takes')
-  temperature: float = fields.setting(
-    low=0,
-    help='softmax temperature of teacher and student; use the serving '
-    'temperature (0 is replaced by 1: argmax has no gradient)',
-  )
-  unroll: int = fields.setting(
-    low=1, help="an eagle's own draft steps that it is trained over"
-  )
-  decay: float = fields.setting(
-    above=0, high=1, help='weight of step s + 1 relative to step s'
-  )
-  noise: float = fields.setting(
-    low=0,
-    help='uniform noise on the features, as a share of their root mean square',
-  )
-
-  def __post_init__(self):
-    super().__post_init__()
-    divergence_of(self.divergence)
 
 
 def _terms(log_a: Array, log_b: Array) -> Array:

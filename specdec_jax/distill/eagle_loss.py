@@ -7,152 +7,93 @@ and attends to the keys that its chain of steps would have written (EAGLE-3's
 training-time test, https://arxiv.org/abs/2503.01840, section 3.2).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax import types
-from specdec_jax.distill import divergences, teacher
+from specdec_jax.distill import divergences, settings
 from specdec_jax.models import attention, eagle
 from specdec_jax.models import cache as kv
+from specdec_jax.train import lm_loss
 from specdec_jax.train import step as step_lib
 
 Array = jax.Array
 
 
-def rows(answers: teacher.Answers) -> dict[str, np.ndarray]:
-  """The arrays of training batches, memory-mapped.
-
-  'tokens', 'features' and 'mass' as in the answers. 'counted' is true where the
-  next token belongs to the answer.
-  """
-  assert answers.features is not None and answers.mass is not None
-  index_1L = np.arange(answers.tokens.shape[1])[None]
-  start, end = answers.spans[:, :1], answers.spans[:, 1:]
-  return {
-    'tokens': answers.tokens,
-    'features': answers.features,
-    'mass': answers.mass,
-    'counted': (index_1L >= start - 1) & (index_1L < end - 1),
-  }
-
-
-def columns(kept: tuple[int, ...], taps: tuple[int, ...], width: int):
-  """The feature columns of the layers `taps` among those recorded."""
-  return np.concatenate(
-    [np.arange(width) + width * kept.index(tap) for tap in taps]
-  )
-
-
 def loss(
-  config: eagle.EagleConfig,
-  target: types.Model,
-  settings: divergences.Loss,
-  kept: tuple[int, ...],
+  config: eagle.EagleConfig, target: types.Model, s: settings.Loss
 ) -> step_lib.Loss:
   """The mean divergence from the teacher over the steps of a chain.
 
   Args:
     config: of the draft.
     target: the teacher; only its embedding is run.
-    settings: the divergence and the weights of the steps.
-    kept: teacher layers whose features are in the batches.
+    s: the divergence and the weights of the steps.
 
   Returns:
     loss(params, frozen, batch, key). frozen: {'target': the teacher's
-    parameters, 'head': its columns for the draft's vocabulary}. batch: see
-    rows. Its figures 'train_alpha' and 'train_top' (the argmax agrees) have one
-    entry for each step of the chain.
+    parameters, 'head': its columns for the draft's vocabulary}. batch: of
+    teacher.rows, with the features of config.taps. Its figures 'train_alpha'
+    and 'train_top' (the argmax agrees) have one entry for each step of the
+    chain.
   """
-  temperature = settings.temperature or 1.0
-  at = columns(kept, config.taps, config.block.width)
   embed = target.embed
   if embed is None:
     raise ValueError('eagle: needs a target that has embed')
+  divergence = divergences.divergence_of(s.divergence)
+  temperature = s.temperature or 1.0
 
-  def one(params: types.Params, frozen: Any, batch: dict[str, Array], key):
+  def value(params, frozen, batch, key):
     params = eagle.cast(config, params)
     tokens_BT = batch['tokens']
-    features_BTE = batch['features'][..., at].astype(jnp.float32)
+    features_BTE = batch['features'].astype(jnp.float32)
     positions_BT = jnp.broadcast_to(
       jnp.arange(tokens_BT.shape[1])[None], tokens_BT.shape
     )
     tokens_BTD = embed(frozen['target'], tokens_BT, positions_BT)
-    head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
-    log_p_BTR = teacher_log_p(
-      config, head, features_BTE, batch['mass'], temperature
-    )
-    if settings.noise:
+    log_p_BTR = teacher_log_p(config, frozen, batch, temperature)
+    if s.noise:
       noise = jax.random.uniform(key, features_BTE.shape, minval=-1, maxval=1)
-      features_BTE += settings.noise * noise
-    hidden = steps(config, params, tokens_BTD, features_BTE, settings.unroll)
+      features_BTE += s.noise * noise
     weights = {'layer': params, 'head': frozen['head']}
-    return chain_loss(
-      config, settings, weights, log_p_BTR, hidden, batch['counted']
-    )
+    # Index t predicts the token at t + 1.
+    mean = lambda x_BT: lm_loss.mean(x_BT[:, :-1], batch['counted'][:, 1:])
+    total, norm, alphas, tops = jnp.zeros(()), 0.0, [], []
+    for step, hidden_BTD in enumerate(
+      steps(config, params, tokens_BTD, features_BTE, s.unroll)
+    ):
+      logits_BTR = eagle.reduced(config, weights, hidden_BTD)
+      log_q_BTR = jax.nn.log_softmax(logits_BTR / temperature, -1)
+      total += s.decay**step * mean(divergence(log_p_BTR, log_q_BTR))
+      norm += s.decay**step
+      alphas.append(mean(divergences.alpha(log_p_BTR, log_q_BTR)))
+      tops.append(mean(jnp.argmax(log_q_BTR, -1) == jnp.argmax(log_p_BTR, -1)))
+    figures = {'train_alpha': jnp.stack(alphas), 'train_top': jnp.stack(tops)}
+    return total / norm, figures
 
-  return one
-
-
-def chain_loss(
-  config: eagle.EagleConfig,
-  settings: divergences.Loss,
-  weights: types.Params,
-  log_p_BTR: Array,
-  hidden: list[Array],
-  counted_BT: Array,
-):
-  """(loss, figures) of the draft's hidden states at each step of a chain.
-
-  Args:
-    config: of the draft.
-    settings: the divergence and the weights of the steps.
-    weights: weights.draft.
-    log_p_BTR: the teacher's, from teacher_log_p.
-    hidden: of each step, [B, T, D].
-    counted_BT: positions that count in the loss; see rows.
-  """
-  divergence = divergences.divergence_of(settings.divergence)
-  temperature = settings.temperature or 1.0
-  count = jnp.maximum(jnp.sum(counted_BT), 1)
-  mean = lambda x_BT: jnp.sum(jnp.where(counted_BT, x_BT, 0)) / count
-  best_BT = jnp.argmax(log_p_BTR, -1)
-  total, alphas, tops = jnp.zeros(()), [], []
-  for step, hidden_BTD in enumerate(hidden):
-    logits_BTR = eagle.reduced(config, weights, hidden_BTD)
-    log_q_BTR = jax.nn.log_softmax(logits_BTR / temperature, -1)
-    total += settings.decay**step * mean(divergence(log_p_BTR, log_q_BTR))
-    alphas.append(mean(divergences.alpha(log_p_BTR, log_q_BTR)))
-    tops.append(mean(jnp.argmax(log_q_BTR, -1) == best_BT))
-  norm = sum(settings.decay**step for step in range(len(hidden)))
-  figures = {'train_alpha': jnp.stack(alphas), 'train_top': jnp.stack(tops)}
-  return total / norm, figures
+  return value
 
 
 def teacher_log_p(
-  config: eagle.EagleConfig,
-  head: types.Params,
-  features_BTE: Array,
-  mass_BT: Array,
-  temperature: float,
+  config: eagle.EagleConfig, frozen, batch, temperature: float
 ) -> Array:
   """log p of the draft's vocabulary after every token, [B, T, R].
 
+  The recorded mass belongs to temperature 1. At another one p is normalised
+  over the draft's vocabulary instead.
+
   Args:
     config: of the draft.
-    head: the teacher's norm and head, as parameters that eagle.reduced reads.
-    features_BTE: the teacher's features, its last layer last.
-    mass_BT: log-sum-exp of all its logits at temperature 1. At another
-      temperature p is normalised over the draft's vocabulary instead.
+    frozen, batch: of the loss.
     temperature: of the softmax.
   """
+  head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
+  features_BTE = batch['features'].astype(jnp.float32)
   last_BTD = jnp.split(features_BTE, len(config.taps), -1)[-1]
   logits_BTR = eagle.reduced(config, head, last_BTD)
   if temperature != 1:
     return jax.nn.log_softmax(logits_BTR / temperature, -1)
-  return logits_BTR - mass_BT[..., None]
+  return logits_BTR - batch['mass'][..., None]
 
 
 def steps(

@@ -1,26 +1,19 @@
 """Evaluates a draft with the production decode loop, on held-out prompts."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from specdec_jax import build, decode, fields, requests, types
+from specdec_jax import build, decode, requests, types
 from specdec_jax.bench import metrics, predict
+from specdec_jax.distill import settings
 from specdec_jax.verify import reject
 
 
-@dataclasses.dataclass(frozen=True)
-class Judge(fields.Checked):
-  gamma: int = fields.setting(low=1, help='tokens drafted in a window')
-  new_tokens: int = fields.setting(low=1, help='after each held-out prompt')
-  temperature: float = fields.setting(low=0, help='of the decoding that judges')
-
-
 def judge(
-  s: Judge,
+  s: settings.Judge,
   target: build.LanguageModel,
   drafter: types.Drafter,
   draft: types.Model,
@@ -55,8 +48,7 @@ def judge(
     stop_ids=target.tokenizer.eos_ids,
   )
   request: decode.Request = requests.place(request, target.layout)
-  options = build.default_options()
-  programs = decode.programs(target.model, drafter, reject.RULE, options)
+  engine = build.engine(target, drafter)
   # Decoded on first use: a run that is resumed at its end need not wait.
   text: list[decode.Output] = []
 
@@ -64,9 +56,9 @@ def judge(
     if not text:
       text.append(plain(target, request))
     weights = types.Weights(target.params, params)
-    out = jax.device_get(programs.generate(weights, request))
+    out = jax.device_get(engine.programs.generate(weights, request))
     found = metrics.summary(metrics.rows(out.info))
-    alpha = alpha_on(target.model, weights, draft, request, text[0])
+    alpha = alpha_on(target, weights, draft, request, text[0])
     expected = sum(alpha**k for k in range(s.gamma + 1))
     return {
       'alpha': alpha,
@@ -82,19 +74,12 @@ def plain(
   target: build.LanguageModel, request: decode.Request
 ) -> decode.Output:
   """Text of plain decoding, on the host."""
-  programs = decode.programs(
-    target.model,
-    decode.PLAIN,
-    reject.RULE,
-    build.default_options(),
-  )
-  return jax.device_get(
-    programs.generate(types.Weights(target.params), request)
-  )
+  engine = build.engine(target)
+  return jax.device_get(engine.programs.generate(engine.weights, request))
 
 
 def alpha_on(
-  model: types.Model,
+  target: build.LanguageModel,
   weights: types.Weights,
   draft: types.Model,
   request: decode.Request,
@@ -103,27 +88,23 @@ def alpha_on(
   """alpha of a draft, teacher-forced on the target's text.
 
   Args:
-    model: the target.
+    target: the target.
     weights: of the target and the draft.
     draft: the drafter's q as a model.
     request: the prompts.
     text: of plain decoding.
   """
-  tokens_BL = text.tokens_BL
-  overlap = jax.device_get(
-    predict.overlap(
-      weights,
-      request._replace(tokens_BL=tokens_BL, limit_B=text.lengths_B),
-      np.zeros_like(tokens_BL),
-      np.ones(tokens_BL.shape, bool),
-      target=model,
-      draft=draft,
-      rule=reject.RULE,
-      chunk=build.default_options().chunk,
-    )
+  index_BL = np.indices(text.tokens_BL.shape)[1]
+  overlap = predict.overlap(
+    weights,
+    request._replace(tokens_BL=text.tokens_BL, limit_B=text.lengths_B),
+    np.zeros_like(text.tokens_BL),
+    np.ones(text.tokens_BL.shape, bool),
+    target=target.model,
+    draft=draft,
+    rule=reject.RULE,
+    chunk=build.default_options().chunk,
   )
-  index_1L = np.arange(tokens_BL.shape[1])[None]
-  inside_BL = (index_1L >= request.lengths_B[:, None]) & (
-    index_1L < text.lengths_B[:, None]
-  )
-  return float(overlap.alpha_BL[inside_BL].mean())
+  emitted_BL = index_BL >= request.lengths_B[:, None]
+  emitted_BL &= index_BL < text.lengths_B[:, None]
+  return float(jax.device_get(overlap.alpha_BL)[emitted_BL].mean())

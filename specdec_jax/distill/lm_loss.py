@@ -4,34 +4,21 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax import types
 from specdec_jax.distill import divergences
+from specdec_jax.distill import settings as settings_lib
 from specdec_jax.train import lm_loss as text_loss
 from specdec_jax.train import step as step_lib
 
 Array = jax.Array
 
 
-def rows(tokens: np.ndarray, spans: np.ndarray) -> dict[str, np.ndarray]:
-  """The arrays of training batches: completions count in the loss, prompts not.
-
-  Args:
-    tokens: [n, L] prompts and their completions.
-    spans: [n, 2] lengths of the prompt and of prompt with completion.
-  """
-  index_1L = np.arange(tokens.shape[1])[None]
-  start, end = spans[:, :1], spans[:, 1:]
-  counted = (index_1L >= start) & (index_1L < end)
-  return {'tokens': np.where(index_1L < end, tokens, 0), 'counted': counted}
-
-
 def distilled(
   student: types.Model,
   dtype: str,
   teacher: types.Model,
-  settings: divergences.Loss,
+  settings: settings_lib.Loss,
   *,
   remat: bool,
   ids: Sequence[int] = (),

@@ -1,10 +1,7 @@
 """The prompts of a distillation, and its teacher's answers to them."""
 
-import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import pathlib
 import random
 import tomllib
@@ -14,58 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, fields, requests
-from specdec_jax.distill import teacher
-from specdec_jax.io import files
+from specdec_jax import build, requests
+from specdec_jax.distill import settings, teacher
 from specdec_jax.train import text
 
-# Sources of questions besides texts: generated here, sampled from the teacher.
-QUESTIONS, MAGPIE = 'questions', 'magpie'
 _ASKED_AT = 0.8  # the temperature of a teacher's questions
 _ASKED_AT_ONCE = 256  # of them, recorded in one folder
-
-
-@dataclasses.dataclass(frozen=True)
-class Data(fields.Checked):
-  # questions (generated), magpie (sampled from the teacher), or a text as
-  # train.text.read takes it, whose rows begin with the prompt.
-  source: str = fields.setting()
-  field: str = fields.setting(help='of the records of a text')
-  chat: bool = fields.setting(help='documents of the text are questions')
-  completions: str = fields.setting(
-    allowed=('text', 'teacher', 'student', 'mixed'),
-    help='who continues a prompt',
-  )
-  prompts: int = fields.setting(low=1, help='to train on')
-  held_out: int = fields.setting(low=1, help='further prompts, to judge by')
-  # Exact for a text, an upper limit for a magpie question.
-  prompt_tokens: int = fields.setting(low=1)
-  length: int = fields.setting(low=2, help='tokens of a row, prompt included')
-  temperatures: tuple[float, ...] = fields.setting(low=0)  # answers alternate
-  # Teacher layers of which hidden states are saved with its answers; must
-  # contain the last layer and student.taps. If set, an lm student learns from
-  # these and its teacher is not run again. (): student.taps for an eagle,
-  # nothing for an lm.
-  keep: tuple[int, ...] = fields.setting(low=0)
-  batch: int = fields.setting(low=1, help='rows decoded together')
-  # Steps between two samplings of completions from the student.
-  refresh: int = fields.setting(low=1)
-  seed: int = fields.setting(low=0, below=2**32)
-  folder: str = fields.setting(help='of the answers; empty: the cache folder')
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.completions == 'text' and (
-      self.chat or self.source in (QUESTIONS, MAGPIE)
-    ):
-      raise ValueError("completions='text': questions come without answers")
-    if self.prompt_tokens >= self.length:
-      raise ValueError(
-        f'prompt_tokens={self.prompt_tokens}: must be below '
-        f'length={self.length}'
-      )
-    if not self.temperatures:
-      raise ValueError('temperatures=(): give at least one')
 
 
 class Prompts(NamedTuple):
@@ -79,16 +30,16 @@ class Prompts(NamedTuple):
   texts: np.ndarray | None
 
 
-def make(s: Data, target: build.LanguageModel) -> Prompts:
+def make(s: settings.Data, target: build.LanguageModel) -> Prompts:
   """Makes s.prompts + s.held_out prompts from s.source.
 
   Raises:
     ValueError: the source has fewer.
   """
   count = s.prompts + s.held_out
-  if s.source == QUESTIONS:
+  if s.source == settings.QUESTIONS:
     return Prompts(_chat(s, target, generated(count, s.seed)), None)
-  if s.source == MAGPIE:
+  if s.source == settings.MAGPIE:
     return Prompts(_chat(s, target, asked_by(target, s, count)), None)
   corpus = text.read(s.source, field=s.field)
   draw = np.random.default_rng(s.seed)
@@ -107,7 +58,7 @@ def make(s: Data, target: build.LanguageModel) -> Prompts:
 
 
 def _chat(
-  s: Data, target: build.LanguageModel, questions: Sequence[str]
+  s: settings.Data, target: build.LanguageModel, questions: Sequence[str]
 ) -> list[list[int]]:
   """The first prompts, of these questions, that leave room for an answer."""
   count, found = s.prompts + s.held_out, []
@@ -182,7 +133,9 @@ def _values(draw: random.Random) -> dict[str, Any]:
   return values
 
 
-def asked_by(target: build.LanguageModel, s: Data, count: int) -> list[str]:
+def asked_by(
+  target: build.LanguageModel, s: settings.Data, count: int
+) -> list[str]:
   """`count` different questions, sampled from the teacher.
 
   It continues its chat template from the start of the user's message (Magpie,
@@ -201,20 +154,22 @@ def asked_by(target: build.LanguageModel, s: Data, count: int) -> list[str]:
       f'{len(opening)} tokens of the chat template'
     )
   prompts, found = [opening] * _ASKED_AT_ONCE, dict[str, None]()
+  stop_ids = tuple(target.tokenizer.eos_ids)
   for part in itertools.count():
-    how = dataclasses.replace(
-      facts(s, target, prompts),
-      length=length,
-      temperatures=(_ASKED_AT,),
-      seed=(9973 * s.seed + 1 + part) % 2**32,
+    seed = (9973 * s.seed + 1 + part) % 2**32
+    record = teacher.answer(
+      s.folder and f'{s.folder}/questions/{part}',
+      target,
+      prompts,
+      teacher.Sampling(length, (_ASKED_AT,), seed, stop_ids),
+      batch=s.batch,
     )
-    record = _record(s, target, how, prompts, name=f'questions/{part}')
     before = len(found)
     for tokens, (start, end) in zip(
       record.tokens.tolist(), record.spans.tolist(), strict=True
     ):
       words = target.tokenizer.decode(tokens[start:end]).strip()
-      if tokens[end - 1] in how.stop_ids and words:
+      if tokens[end - 1] in stop_ids and words:
         found[words] = None
     if len(found) >= count:
       return list(found)[:count]
@@ -229,67 +184,47 @@ def asked_by(target: build.LanguageModel, s: Data, count: int) -> list[str]:
 
 def _opening(target: build.LanguageModel) -> list[int]:
   """The chat template up to the start of the user's message."""
-  if target.tokenizer.chat_template is None:
-    raise ValueError(
-      f"data.source='magpie': {target.label} has no chat template, so it was "
-      'never taught what a question looks like; take another source'
-    )
-  mark = 'the words of a user'
-  words = target.tokenizer.chat([{'role': 'user', 'content': mark}])
+  mark, words = 'the words of a user', ''
+  if target.tokenizer.chat_template is not None:
+    words = target.tokenizer.chat([{'role': 'user', 'content': mark}])
   before, found, _ = words.partition(mark)
   if not found:
     raise ValueError(
-      f"data.source='magpie': the chat template of {target.label} leaves out "
-      'the words of a user; take another source'
+      f"data.source='magpie': {target.label} has no chat template with a place "
+      "for a user's words; take another source"
     )
   return target.tokenizer.encode(before)
 
 
 def answers(
-  s: Data, target: build.LanguageModel, prompts: Prompts, taps: tuple[int, ...]
-) -> teacher.Answers:
-  """The teacher's answers to all prompts, or its features along their texts."""
-  if s.completions != 'text':
-    how = dataclasses.replace(facts(s, target, prompts.tokens), taps=taps)
-    return _record(s, target, how, prompts.tokens)
-  assert prompts.texts is not None
-  how = dataclasses.replace(
-    facts(s, target, prompts.texts.tolist()), temperatures=(), taps=taps
+  s: settings.Data,
+  target: build.LanguageModel,
+  prompts: Prompts,
+  taps: tuple[int, ...],
+) -> teacher.Answers | None:
+  """The training prompts with their completions; None if a student samples all.
+
+  taps: teacher layers whose features are recorded with them.
+  """
+  if s.completions == 'student':
+    return None
+  if s.completions == 'text' and not taps:
+    assert prompts.texts is not None
+    spans = np.tile([[s.prompt_tokens, s.length]], (s.prompts, 1))
+    return teacher.Answers(prompts.texts[: s.prompts], spans)
+  found = teacher.answer(
+    s.folder,
+    target,
+    prompts.tokens,
+    sampling(s, target),
+    batch=s.batch,
+    taps=taps,
+    texts=prompts.texts if s.completions == 'text' else None,
   )
-  return _record(s, target, how, prompts.tokens, texts=prompts.texts)
+  return teacher.take(found, slice(s.prompts))
 
 
-def facts(
-  s: Data, target: build.LanguageModel, rows: Sequence[Sequence[int]]
-) -> teacher.Facts:
-  """The Facts that the teacher's answers to these prompts depend on."""
-  return teacher.Facts(
-    teacher=target.digest,
-    dtype=target.dtype,
-    questions=digest(rows),
-    rows=len(rows),
-    length=s.length,
-    temperatures=s.temperatures,
-    seed=s.seed,
-    stop_ids=tuple(target.tokenizer.eos_ids),
-    taps=(),
-  )
-
-
-def _record(
-  s: Data, target, how: teacher.Facts, prompts, *, name='', texts=None
-):
-  """Records answers in s.folder, or in the cache under a digest of `how`."""
-  folder = pathlib.Path(s.folder) / name
-  if not s.folder:
-    content = json.dumps(dataclasses.asdict(how)).encode()
-    key = hashlib.sha256(content).hexdigest()[:16]
-    folder = files.cache_folder() / 'answers' / key
-  return teacher.answer(
-    folder, how, target, prompts, batch=s.batch, texts=texts
-  )
-
-
-def digest(rows: Sequence[Sequence[int]]) -> str:
-  """SHA-256 of token ids, in their order."""
-  return hashlib.sha256('\0'.join(map(str, rows)).encode()).hexdigest()
+def sampling(s: settings.Data, target: build.LanguageModel) -> teacher.Sampling:
+  """How the completions of teacher and student are decoded."""
+  stop_ids = tuple(target.tokenizer.eos_ids)
+  return teacher.Sampling(s.length, s.temperatures, s.seed, stop_ids)

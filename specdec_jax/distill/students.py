@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, fields, sharding, types
-from specdec_jax import settings as settings_lib
+from specdec_jax import build, sharding, types
 from specdec_jax.bench import metrics
-from specdec_jax.distill import divergences, eagle_loss, lm_loss
+from specdec_jax.distill import eagle_loss, lm_loss, settings, teacher
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import eagle_file
 from specdec_jax.drafters import lm as lm_drafter
@@ -26,47 +25,6 @@ from specdec_jax.train import step as step_lib
 SHARED = ('embed', 'head')
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings(fields.Checked):
-  """The student: an eagle has taps and path, an lm size, layers or path."""
-
-  kind: str = fields.setting(allowed=('eagle', 'lm'))
-  # Teacher layers whose hidden states an eagle reads; () is the last one.
-  taps: tuple[int, ...] = fields.setting(low=0)
-  size: str = fields.setting(help='of models.config.SIZES, random weights')
-  # Teacher layers that an lm begins with.
-  layers: tuple[int, ...] = fields.setting(low=0)
-  path: str = fields.setting(help='a draft of the same kind to begin with')
-  share: bool = fields.setting(help="freeze the teacher's embedding and head")
-  # Number of ids that it can propose, the most frequent ones; 0 is all.
-  vocabulary: int = fields.setting(low=0)
-  dtype: str = fields.setting(allowed=settings_lib.DTYPES)  # forward pass
-  remat: bool = fields.setting(help='compute layers twice, to save memory')
-
-  def __post_init__(self):
-    super().__post_init__()
-    given = [x for x in ('size', 'layers', 'path') if getattr(self, x)]
-    if self.kind == 'eagle':
-      for name in ('size', 'layers', 'remat'):
-        if value := getattr(self, name):
-          raise ValueError(
-            f"{name}={value!r}: an eagle is one layer like its teacher's; "
-            'leave it empty'
-          )
-    elif len(given) != 1:
-      raise ValueError(
-        f'{" and ".join(given) or "nothing"} given for an lm: give one of size '
-        '(from random weights), layers (of the teacher), path (a model)'
-      )
-    elif self.path and self.share:
-      raise ValueError(
-        'share=True: a student of a path has its own embedding and head; give '
-        'share=False'
-      )
-    elif self.taps:
-      raise ValueError(f'taps={self.taps}: an lm reads none; give ()')
-
-
 class Student(NamedTuple):
   """A draft to train."""
 
@@ -74,7 +32,7 @@ class Student(NamedTuple):
   loss: step_lib.Loss
   frozen: Any  # further parameters of the loss
   weights: Callable[[types.Params], types.Params]  # -> weights.draft
-  drafter: Callable[[int], types.Drafter]  # gamma -> its drafter
+  drafter: types.Drafter  # of the judge's gamma
   model: types.Model  # its q, which reads weights.draft
   flops: float  # of one token of a batch, forward and backward
   # (folder, params, about) -> the path of the finished draft.
@@ -92,7 +50,7 @@ class Start(NamedTuple):
   ids: np.ndarray | None = None
 
 
-def begin(s: Settings, target: build.LanguageModel) -> Start:
+def begin(s: settings.Student, target: build.LanguageModel) -> Start:
   """Reads the draft at s.path.
 
   Raises:
@@ -103,8 +61,7 @@ def begin(s: Settings, target: build.LanguageModel) -> Start:
   if s.kind == 'eagle':
     draft = eagle_file.read(s.path)
     eagle_file.fit(draft, s.path, target)
-    taps = s.taps or (target.config.depth - 1,)
-    if (taps, s.vocabulary) != (draft.taps, len(draft.ids)):
+    if (taps_of(s, target), s.vocabulary) != (draft.taps, len(draft.ids)):
       raise ValueError(
         f'student.path={s.path}: reads layers {draft.taps} and proposes '
         f'{len(draft.ids)} ids; set student.taps and student.vocabulary'
@@ -122,47 +79,78 @@ def begin(s: Settings, target: build.LanguageModel) -> Start:
   return Start(loaded, np.array(loaded.as_draft[0].proposes))
 
 
-def most_frequent(rows: dict[str, np.ndarray], size: int, ids: int):
-  """The `size` most frequent of `ids` ids among the counted tokens, ascending.
+def taps_of(
+  s: settings.Student, target: build.LanguageModel
+) -> tuple[int, ...]:
+  """The teacher's layers that an eagle reads."""
+  return s.taps or (target.config.depth - 1,)
 
-  Of equally frequent ids the smaller comes first. rows: 'tokens' and 'counted',
-  [n, L].
+
+def vocabulary(
+  s: settings.Student,
+  ids: int,
+  start: Start,
+  answers: teacher.Answers | None,
+) -> np.ndarray:
+  """The ids that the student can propose, ascending.
+
+  Those of the draft that it begins with, all, or the most frequent ones of the
+  completions; of equally frequent ones the smaller.
+
+  Args:
+    s: settings.
+    ids: of the teacher.
+    start: the draft to begin with.
+    answers: the completions, None if there are none before training.
+
+  Raises:
+    ValueError: no completions to count.
   """
+  if start.ids is not None:
+    return start.ids
+  if not s.vocabulary:
+    return np.arange(ids)
+  if answers is None:
+    raise ValueError(
+      f'student.vocabulary={s.vocabulary}: the completions of a student cannot '
+      "be counted before training; give data.completions='mixed', or 0 for all "
+      'ids'
+    )
+  rows = teacher.rows(answers)
   counts = np.bincount(rows['tokens'][rows['counted']], minlength=ids)[:ids]
-  most = np.argsort(-counts, kind='stable')[:size]
+  most = np.argsort(-counts, kind='stable')[: s.vocabulary]
   return np.sort(most).astype(np.int32)
 
 
-def make_eagle(
-  s: Settings,
-  loss: divergences.Loss,
+def make(
+  s: settings.Settings,
   target: build.LanguageModel,
-  recorded: tuple[int, ...],
-  ids: np.ndarray,
-  seed: int,
   start: Start,
+  ids: np.ndarray,
 ) -> Student:
-  """An EAGLE draft, which computes in the dtype of its teacher.
+  """The student of the settings.
 
   Args:
-    s, loss: settings.
+    s: settings; run.seed is that of random weights.
     target: the teacher.
-    recorded: teacher layers whose features are in the training data.
-    ids: vocabulary of the draft.
-    seed: of its random weights.
-    start: the draft that it begins with instead.
+    start: the draft that it begins with, copied.
+    ids: its vocabulary.
   """
-  taps = s.taps or (target.config.depth - 1,)
+  return {'eagle': _eagle, 'lm': _lm}[s.student.kind](s, target, start, ids)
+
+
+def _eagle(s: settings.Settings, target, start: Start, ids) -> Student:
+  """An EAGLE draft, which computes in the dtype of its teacher."""
+  taps, model = taps_of(s.student, target), target.model
   config = eagle.settings(target.config, taps)
   masters = eagle.settings(target.config, taps, dtype=_wide(target.config))
-  model = target.model
   layout = _replicated(target, target.config)
   read = eagle.weights({}, ids, target.params)
   read |= {n: _put(layout, read[n]) for n in ('head', 'ids')}
-  layer = start.draft.layer if start.draft else eagle.init(masters, seed)
   wanted = eagle.shapes(masters)
+  layer = start.draft.layer if start.draft else eagle.init(masters, s.run.seed)
   layer = {n: jnp.array(x, wanted[n].dtype) for n, x in layer.items()}
-  size = sum(x.size for x in eagle.shapes(config).values())
+  size = sum(x.size for x in layer.values())
 
   def write(folder, params, about):
     # float16 halves the file; bfloat16 has fewer digits, and no parameter needs
@@ -176,90 +164,82 @@ def make_eagle(
 
   return Student(
     params=_put(layout, lm.nest(layer)),
-    loss=eagle_loss.loss(config, model, loss, recorded),
+    loss=eagle_loss.loss(config, model, s.loss),
     frozen={n: read[n] for n in ('target', 'head')},
     weights=lambda params: read | {'layer': eagle.cast(config, params)},
-    drafter=lambda gamma: eagle_drafter.make(
-      config, model, gamma=gamma, constrain=layout and layout.constrain
+    drafter=eagle_drafter.make(
+      config, model, gamma=s.judge.gamma, constrain=layout and layout.constrain
     ),
     model=eagle_drafter.view(config, model),
     # Every step of the chain; the frozen head has no gradient of its own.
-    flops=loss.unroll * (6.0 * size + 4.0 * read['head'].size),
+    flops=s.loss.unroll * (6.0 * size + 4.0 * read['head'].size),
     write=write,
   )
 
 
-def make_lm(
-  s: Settings,
-  loss: divergences.Loss,
-  target: build.LanguageModel,
-  recorded: tuple[int, ...],
-  ids: np.ndarray,
-  seed: int,
-  start: Start,
-) -> Student:
-  """A separate language model. Without features its teacher reads every batch.
-
-  Args:
-    s, loss, target, recorded, ids, seed, start: as for make_eagle.
-  """
-  config, params = _initial(s, target, seed, start)
+def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
+  """A language model of its own; its teacher reads batches without features."""
+  config, params = _initial(s.student, target, s.run.seed, start)
   export.settings(config)  # raises now for what cannot be saved at the end
-  if s.vocabulary:
+  full_DV = None
+  if s.student.vocabulary:
     full_DV = np.array(params['head'])  # a copy: training donates its arrays
     config, params = lm.reduce(config, params, ids.tolist())
   layout = _replicated(target, config)
-  trained, shared = split_shared(_put(layout, params), s.share)
-  teacher_config, teacher_params = _teacher(target, recorded, loss, config)
+  trained, shared = split_shared(_put(layout, params), s.student.share)
+  own, given = target.config, target.params
+  # Without the mass, p is normalised over all ids, so all columns are needed.
+  if s.data.keep and config.proposes and (s.loss.temperature or 1) == 1:
+    own, given = lm.reduce(own, given, config.proposes)
   make = functools.partial(lm.make, ids=target.ids, vocab=target.model.vocab)
   whole, split = (x and x.constrain for x in (layout, target.layout))
   model = make(config, constrain=whole)
+  read = {'head': given['head']} if s.data.keep else given
+  read_size, size = map(metrics.step_parameters, (read, trained | shared))
+  return Student(
+    params=trained,
+    loss=lm_loss.distilled(
+      make(dataclasses.replace(config, dtype=s.student.dtype), constrain=whole),
+      s.student.dtype,
+      make(own, constrain=split),
+      s.loss,
+      remat=s.student.remat,
+      ids=config.proposes,
+    ),
+    frozen={'teacher': given, 'shared': shared},
+    weights=lambda params: params | shared,
+    drafter=lm_drafter.make(model, gamma=s.judge.gamma),
+    model=model,
+    flops=6.0 * size + 2.0 * read_size,
+    write=_exporter(target, config, shared, full_DV),
+  )
+
+
+def _exporter(target, config, shared: types.Params, full_DV: np.ndarray | None):
+  """Student.write of a language model.
+
+  transformers needs a head for all ids: those that the student does not propose
+  keep their columns of full_DV, None if it proposes all.
+  """
 
   def write(folder, params, about):
-    path, saved = folder / 'draft', (config, params | shared)
-    if s.vocabulary:
-      saved = _all_columns(*saved, full_DV)
+    path, params, whole = folder / 'draft', params | shared, config
+    if full_DV is not None:
+      head_DV = full_DV.copy()
+      head_DV[:, list(config.proposes)] = params['head']
+      params |= {'head': head_DV}
+      whole = dataclasses.replace(config, proposes=(), tied=False)
     export.save(
       path,
-      *saved,
+      whole,
+      params,
       target.tokenizer,
       made_by=about,
       draft_ids=config.proposes,
     )
     return path
 
-  reads = metrics.step_parameters(teacher_params)
-  return Student(
-    params=trained,
-    loss=lm_loss.distilled(
-      make(dataclasses.replace(config, dtype=s.dtype), constrain=whole),
-      s.dtype,
-      make(teacher_config, constrain=split),
-      loss,
-      remat=s.remat,
-      ids=config.proposes,
-    ),
-    frozen={'teacher': teacher_params, 'shared': shared},
-    weights=lambda params: params | shared,
-    drafter=lambda gamma: lm_drafter.make(model, gamma=gamma),
-    model=model,
-    flops=6.0 * metrics.step_parameters(trained | shared) + 2.0 * reads,
-    write=write,
-  )
-
-
-STUDENTS = {'eagle': make_eagle, 'lm': make_lm}
-
-
-def _all_columns(config, params: types.Params, full_DV: np.ndarray):
-  """(config, params) with a head for all ids, as transformers needs it.
-
-  Ids that the student does not propose keep their columns of full_DV.
-  """
-  head_DV = full_DV.copy()
-  head_DV[:, list(config.proposes)] = params['head']
-  config = dataclasses.replace(config, proposes=(), tied=False)
-  return config, params | {'head': head_DV}
+  return write
 
 
 def pruned(
@@ -290,20 +270,9 @@ def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:
   return {n: x for n, x in params.items() if n not in frozen}, frozen
 
 
-def _teacher(target, recorded, loss: divergences.Loss, config):
-  """(config, params) of the part of the teacher that the loss reads."""
-  own, params = target.config, target.params
-  if not recorded:
-    return own, params
-  # Without the mass, p is normalised over all ids, so all columns are needed.
-  if config.proposes and (loss.temperature or 1) == 1:
-    own, params = lm.reduce(own, params, config.proposes)
-  params = {n: x for n, x in params.items() if n != 'layers'}
-  # Its embedding is not read; one row is enough.
-  return own, params | {n: x[:1] for n, x in params.items() if n == 'embed'}
-
-
-def _initial(s: Settings, target: build.LanguageModel, seed: int, start: Start):
+def _initial(
+  s: settings.Student, target: build.LanguageModel, seed: int, start: Start
+):
   """(config, params) that an lm student begins with; a copy."""
   if s.size:
     config, params = _random(s, target, seed)
@@ -322,20 +291,21 @@ def _initial(s: Settings, target: build.LanguageModel, seed: int, start: Start):
   )
 
 
-def _random(s: Settings, target: build.LanguageModel, seed: int):
-  config = dataclasses.replace(
+def _random(s: settings.Student, target: build.LanguageModel, seed: int):
+  """(config, params) of random weights, but for those that it shares."""
+  own = dataclasses.replace(
     model_config.sized(s.size), vocab=target.config.vocab
   )
   if not s.share:
-    return config, lm.init(config, seed)
-  if config.width != target.config.width:
+    return own, lm.init(own, seed)
+  if own.width != target.config.width:
     raise ValueError(
-      f'student.share: size {s.size} has width {config.width}, '
-      f'{target.label} {target.config.width}; give share=False'
+      f'student.share: size {s.size} has width {own.width}, {target.label} '
+      f'{target.config.width}; give share=False'
     )
-  config = dataclasses.replace(config, tied=target.config.tied)
-  params = lm.init(config, seed)
-  return config, params | {n: target.params[n] for n in SHARED if n in params}
+  own = dataclasses.replace(own, tied=target.config.tied)
+  shared = {n: x for n, x in target.params.items() if n in SHARED}
+  return own, lm.init(own, seed) | shared
 
 
 def _wide(config: model_config.LMConfig) -> str:

@@ -5,13 +5,13 @@ the same settings resumes or reads. Features come from a teacher-forced pass
 over the finished text.
 """
 
-import dataclasses
 import functools
+import hashlib
 import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,23 +29,23 @@ from specdec_jax.verify import reject
 _CHUNK = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-  """Everything that answers depend on, as in facts.json."""
+class Sampling(NamedTuple):
+  """How completions are decoded.
 
-  teacher: str  # digest of its weights
-  dtype: str  # of its forward pass
-  questions: str  # digest of the prompts or texts
-  rows: int
-  length: int  # tokens of a row, prompt included
-  temperatures: tuple[float, ...]  # rows alternate; () for given texts
-  seed: int  # keys the draws, together with the request number
-  stop_ids: tuple[int, ...]  # end an answer
-  taps: tuple[int, ...]  # layers with features, the last among them; () is none
+  length: tokens of a row, prompt included.
+  temperatures: rows alternate, by their request numbers.
+  seed: keys the draws, together with the request number.
+  stop_ids: end a completion.
+  """
+
+  length: int
+  temperatures: tuple[float, ...]
+  seed: int
+  stop_ids: tuple[int, ...]
 
 
 class Answers(NamedTuple):
-  """n rows of L tokens, memory-mapped.
+  """n rows of L tokens; memory-mapped where they were recorded.
 
   tokens: [n, L] int32.
   spans: [n, 2] prompt length and total length; equal in a row left out.
@@ -56,17 +56,40 @@ class Answers(NamedTuple):
 
   tokens: np.ndarray
   spans: np.ndarray
-  features: np.ndarray | None
-  mass: np.ndarray | None
+  features: np.ndarray | None = None
+  mass: np.ndarray | None = None
+
+
+def take(answers: Answers, index: Any) -> Answers:
+  """Some of the rows; index as NumPy takes it."""
+  return jax.tree.map(lambda x: x[index], answers)
+
+
+def rows(answers: Answers) -> dict[str, np.ndarray]:
+  """The arrays of training batches.
+
+  'tokens', 0 after the end; 'counted', true for the tokens of completions,
+  which count in the loss; 'features' and 'mass' if there are any.
+  """
+  index_1L = np.arange(answers.tokens.shape[1])[None]
+  start, end = answers.spans[:, :1], answers.spans[:, 1:]
+  found = {
+    'tokens': np.where(index_1L < end, answers.tokens, 0),
+    'counted': (index_1L >= start) & (index_1L < end),
+  }
+  if answers.features is not None and answers.mass is not None:
+    found |= {'features': answers.features, 'mass': answers.mass}
+  return found
 
 
 def answer(
-  folder: pathlib.Path,
-  facts: Facts,
+  folder: str,
   target: build.LanguageModel,
   prompts: Sequence[Sequence[int]],
+  how: Sampling,
   *,
   batch: int,
+  taps: tuple[int, ...] = (),
   texts: np.ndarray | None = None,
 ) -> Answers:
   """Records the teacher's answers to all prompts, resuming the folder.
@@ -74,36 +97,84 @@ def answer(
   A row with logits that are not finite is left out; a warning counts them.
 
   Args:
-    folder: created if needed; its facts.json has `facts` and how many are done.
-    facts: must equal those in the folder.
+    folder: created if needed; its facts.json has all that answers depend on and
+      how many are done. Empty: in the cache, under a digest of those.
     target: the teacher.
-    prompts: token ids, each shorter than facts.length.
+    prompts: token ids, each shorter than how.length.
+    how: the decoding.
     batch: rows decoded together; changes no token.
+    taps: layers whose features are recorded, the last among them; () is none.
     texts: [n, L] prompts and what follows them, to be read instead of answered.
 
   Raises:
     ValueError: the folder has other facts or is damaged; the disk is too small,
       before the first answer; all rows were left out.
   """
-  arrays, done = _open(folder, facts, target.config.width * len(facts.taps))
+  facts = _facts(target, prompts, how, taps, texts)
+  key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+  path = pathlib.Path(folder or files.cache_folder() / 'answers' / key)
+  arrays, done = _open(path, facts, target.config.width * len(taps))
   starts = range(done, len(prompts), batch)
   for first in runtime.track(starts, 'teacher answers'):
-    rows = slice(first, min(first + batch, len(prompts)))
-    part = _batch(facts, target, prompts, texts, rows, batch)
+    some = slice(first, min(first + batch, len(prompts)))
+    if texts is None:
+      numbers = np.arange(some.start, some.stop)
+      part = generate(
+        target.model,
+        target.params,
+        prompts[some],
+        numbers,
+        how,
+        rows=batch,
+        layout=target.layout,
+      )
+    else:
+      spans = [[len(x), how.length] for x in prompts[some]]
+      part = Answers(texts[some], np.array(spans))
+    if taps:
+      part = _with_features(part, target, taps, batch)
     for array, x in zip(arrays, part, strict=True):
       if array is not None:
-        array[rows] = x
-    _flush(folder, facts, arrays, rows.stop)
-  broken = int((arrays.spans[:, 0] == arrays.spans[:, 1]).sum())
-  if broken:
-    sentence = (
-      f'{broken} of {len(prompts)} answers are left out: the logits of '
-      f'{target.label} are not finite there'
-    )
-    if broken == len(prompts):
-      raise ValueError(f'{sentence}; try --config.teacher.dtype=float32')
-    logging.warning(sentence)
+        array[some] = x
+        array.flush()  # pyright: ignore[reportAttributeAccessIssue]
+    _write_facts(path, facts | {'done': some.stop})
+  _check_broken(arrays.spans, target.label)
   return arrays
+
+
+def _facts(target, prompts, how: Sampling, taps, texts) -> dict[str, Any]:
+  """Everything that answers depend on, as JSON."""
+  given = prompts if texts is None else texts.tolist()
+  return {
+    'teacher': target.digest,
+    'dtype': target.dtype,
+    'questions': digest(given),
+    'rows': len(given),
+    'length': how.length,
+    'temperatures': list(how.temperatures) if texts is None else [],
+    'seed': how.seed,
+    'stop_ids': list(how.stop_ids),
+    'taps': list(taps),
+  }
+
+
+def digest(rows: Sequence[Sequence[int]]) -> str:
+  """SHA-256 of token ids, in their order."""
+  return hashlib.sha256('\0'.join(map(str, rows)).encode()).hexdigest()
+
+
+def _check_broken(spans: np.ndarray, label: str) -> None:
+  """Counts the rows left out in a warning; ValueError if those are all."""
+  broken = int((spans[:, 0] == spans[:, 1]).sum())
+  if not broken:
+    return
+  sentence = (
+    f'{broken} of {len(spans)} answers are left out: the logits of {label} are '
+    'not finite there'
+  )
+  if broken == len(spans):
+    raise ValueError(f'{sentence}; try --config.teacher.dtype=float32')
+  logging.warning(sentence)
 
 
 def generate(
@@ -111,36 +182,35 @@ def generate(
   params: types.Params,
   prompts: Sequence[Sequence[int]],
   numbers: np.ndarray,
-  facts: Facts,
+  how: Sampling,
   *,
   rows: int,
   layout: sharding_lib.Layout | None,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Answers:
   """Decodes one batch plainly.
 
   Args:
     model, params: of a teacher or a student.
     prompts: token ids of at most `rows` prompts.
     numbers: their request numbers, which key randomness and temperature.
-    facts: length, temperatures, seed and stop_ids are read.
+    how: the decoding.
     rows: of the batch; missing prompts are padded.
     layout: of the model on its mesh, or None.
 
   Returns:
-    spans [n, 2] and tokens [n, L] as in Answers. A row with logits that are not
-    finite has an empty answer.
+    Answers without features; one with logits that are not finite is empty.
   """
-  count, temperatures = len(prompts), np.array(facts.temperatures)
+  count, temperatures = len(prompts), np.array(how.temperatures)
   request = requests.make(
     requests.items(prompts, numbers),
     ids=model.vocab,
     context=model.context,
-    max_new_tokens=np.array([facts.length - len(x) for x in prompts]),
+    max_new_tokens=np.array([how.length - len(x) for x in prompts]),
     temperature=temperatures[numbers % len(temperatures)],
-    seed=facts.seed,
-    stop_ids=facts.stop_ids,
+    seed=how.seed,
+    stop_ids=how.stop_ids,
     rows=rows,
-    length=facts.length,
+    length=how.length,
   )
   options = decode.Options(narrow=False)
   program = decode.programs(model, decode.PLAIN, reject.RULE, options).generate
@@ -148,43 +218,30 @@ def generate(
   out = jax.device_get(program(types.Weights(params), placed))
   ends_B = np.where(out.info.broken_B, request.lengths_B, out.lengths_B)
   spans = np.stack([request.lengths_B, ends_B], 1)
-  return spans[:count], out.tokens_BL[:count]
+  return Answers(out.tokens_BL[:count], spans[:count])
 
 
-def _batch(
-  facts: Facts,
+def _with_features(
+  answers: Answers,
   target: build.LanguageModel,
-  prompts: Sequence[Sequence[int]],
-  texts: np.ndarray | None,
-  rows: slice,
-  batch: int,
+  taps: tuple[int, ...],
+  rows: int,
 ) -> Answers:
-  """The answers of some rows and, with taps, their features."""
-  model, params, layout = target.model, target.params, target.layout
-  some = prompts[rows]
-  if texts is not None:
-    tokens = texts[rows]
-    spans = np.array([[len(x), tokens.shape[1]] for x in some])
-  else:
-    numbers = np.arange(rows.start, rows.stop)
-    spans, tokens = generate(
-      model, params, some, numbers, facts, rows=batch, layout=layout
-    )
-  if not facts.taps:
-    return Answers(tokens, spans, None, None)
-  short = batch - len(some)
-  full = np.pad(tokens, ((0, short), (0, 0)))
-  ends = np.pad(spans[:, 1], (0, short)).astype(np.int32)
-  if layout is not None:
-    full = jax.device_put(full, layout.sharding('batch', None))
+  """Answers and their features, from a teacher-forced pass over `rows` rows."""
+  count = len(answers.tokens)
+  tokens = np.pad(answers.tokens, ((0, rows - count), (0, 0)))
+  ends = np.pad(answers.spans[:, 1], (0, rows - count)).astype(np.int32)
+  if (layout := target.layout) is not None:
+    tokens = jax.device_put(tokens, layout.sharding('batch', None))
     ends = jax.device_put(ends, layout.sharding('batch'))
-  found = jax.device_get(_reader(model, facts.taps)(params, full, ends))
-  features, mass = (x[: len(some)] for x in found)
+  read = _reader(target.model, taps)
+  found = jax.device_get(read(target.params, tokens, ends))
+  features, mass = (x[:count] for x in found)
   good = np.isfinite(mass).all(1) & np.isfinite(features).all((1, 2))
-  good &= spans[:, 0] < spans[:, 1]
+  good &= answers.spans[:, 0] < answers.spans[:, 1]
   return Answers(
-    tokens,
-    np.where(good[:, None], spans, spans[:, :1]),
+    answers.tokens,
+    np.where(good[:, None], answers.spans, answers.spans[:, :1]),
     # 0, as the gradient of a masked NaN would still be NaN.
     np.where(good[:, None, None], features, 0),
     np.where(good[:, None], mass, 0),
@@ -213,7 +270,7 @@ def _reader(model: types.Model, taps: tuple[int, ...]):
   return jax.jit(read)
 
 
-def _open(folder: pathlib.Path, facts: Facts, width: int):
+def _open(folder: pathlib.Path, facts: dict[str, Any], width: int):
   """Opens a folder; returns (Answers to write to, number of finished rows)."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,14 +278,13 @@ def _open(folder: pathlib.Path, facts: Facts, width: int):
   if path.exists():
     found = files.read_json(path)
     done = found.pop('done')
-    wanted = json.loads(json.dumps(dataclasses.asdict(facts)))
-    differ = sorted(k for k in wanted if found.get(k) != wanted[k])
+    differ = sorted(k for k in facts if found.get(k) != facts[k])
     if differ:
       raise ValueError(
         f'{folder}: holds answers with other {", ".join(differ)}; name another '
         'folder, or remove it'
       )
-  n, L = facts.rows, facts.length
+  n, L = facts['rows'], facts['length']
   array = functools.partial(_array, folder, bool(done))
   return Answers(
     tokens=array('tokens', np.int32, n, L),
@@ -258,11 +314,6 @@ def _array(folder: pathlib.Path, exists: bool, name: str, dtype, *shape: int):
     ) from error
 
 
-def _flush(folder, facts: Facts, arrays: Answers, done: int) -> None:
-  """Writes rows to disk, then marks them as done."""
-  for x in arrays:
-    if isinstance(x, np.memmap):
-      x.flush()
+def _write_facts(folder: pathlib.Path, facts: dict[str, Any]) -> None:
   with logs.writing(folder):
-    content = json.dumps(dataclasses.asdict(facts) | {'done': done})
-    files.write(folder / 'facts.json', content)
+    files.write(folder / 'facts.json', json.dumps(facts))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import rich.console
 import rich.progress
 from absl import logging
@@ -150,7 +151,7 @@ class _Recorder:
     clocks: dict[str, float],
     stops: Sequence[int],
   ) -> bool:
-    """Logs, evaluates and saves a step, each if due.
+    """Logs, evaluates and saves a step, each if due; whether the run must stop.
 
     Args:
       step: steps done.
@@ -158,9 +159,6 @@ class _Recorder:
       figures: of this step, for metrics.jsonl.
       clocks: its speed, for clocks.jsonl.
       stops: signals received; after any, the step is saved.
-
-    Returns:
-      Whether the run must stop.
     """
     due = lambda every: step % every == 0 or step == self.settings.steps
     if due(self.settings.log_every):
@@ -204,9 +202,8 @@ def _begin(
   task.batches.restore(found.facts['data'])
   score = found.facts['score']
   # If the best checkpoint is gone, any later step counts as better.
-  if score is None or saved.best() is None:
-    score = -math.inf
-  return found.step, found.arrays, score
+  gone = score is None or saved.best() is None
+  return found.step, found.arrays, -math.inf if gone else score
 
 
 def _check_finite(figures: dict[str, Any], step: int) -> None:
@@ -249,9 +246,7 @@ def _like(state: step_lib.State) -> step_lib.State:
 
 def _clock(task: Task, state: step_lib.State):
   """A function from a step's seconds to its speed and matmul utilisation."""
-  devices = set[jax.Device]().union(
-    *(x.devices() for x in jax.tree.leaves(state))
-  )
+  devices = {d for x in jax.tree.leaves(state) for d in x.devices()}
   peak = machine.matmul_flops(task.dtype) * len(devices)
   return lambda seconds: {
     'tokens_per_second': task.tokens / seconds,
@@ -263,8 +258,7 @@ def _clock(task: Task, state: step_lib.State):
 def _progress(steps: int, first: int, show: bool):
   """Yields bar(step, figures, clocks), which updates a progress bar."""
   columns = (
-    *rich.progress.Progress.get_default_columns()[:3],
-    rich.progress.TimeRemainingColumn(),
+    *rich.progress.Progress.get_default_columns(),
     rich.progress.TextColumn('{task.fields[text]}'),
   )
   console = rich.console.Console(stderr=True)
@@ -274,10 +268,9 @@ def _progress(steps: int, first: int, show: bool):
     bar = bars.add_task('training', total=steps, completed=first, text='')
 
     def advance(step, figures, clocks):
-      alpha = figures.get('train_alpha')  # a list has one for each draft token
-      alpha = alpha[0] if isinstance(alpha, list) else alpha
       text = f'loss {figures["loss"]:.4f}'
-      text += '' if alpha is None else f'  alpha {alpha:.3f}'
+      alphas = np.ravel(figures.get('train_alpha', ()))  # by draft position
+      text += f'  alpha {alphas[0]:.3f}' if alphas.size else ''
       text += f'  {clocks["tokens_per_second"]:,.0f} tok/s'
       text += f', {clocks["utilisation"]:.0%} of matmul peak'
       bars.update(bar, completed=step, text=text)

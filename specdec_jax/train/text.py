@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import pathlib
 import platform
 import re
@@ -23,7 +22,7 @@ _SUFFIXES = ('.txt', '.md')
 _MOST_CHARACTERS = 8_000_000  # of the library's sources
 # Left out of `stdlib`: tests, other packages, the manual itself, tables,
 # programs, descriptions of the machine that built this Python.
-_SKIPPED = re.compile(
+_SKIPPED = (
   'tests?|idle_test|site-packages|dist-packages|pydoc_data|encodings|idlelib|'
   'lib2to3|distutils|turtledemo|config-.*|_sysconfigdata.*'
 )
@@ -192,21 +191,22 @@ def _library() -> list[str]:
 
 
 def _below(
-  folder: pathlib.Path,
-  suffixes: tuple[str, ...],
-  skipped: re.Pattern = re.compile('(?!)'),
+  folder: pathlib.Path, suffixes: tuple[str, ...], skipped: str = '(?!)'
 ) -> list[pathlib.Path]:
-  """The files in a folder and its subfolders, sorted by path."""
-  found = []
-  for root, folders, names in os.walk(folder):
-    # In place, so that walk does not enter them: site-packages is large.
-    folders[:] = [name for name in folders if not skipped.fullmatch(name)]
-    found += [
-      pathlib.Path(root, name)
-      for name in names
-      if name.lower().endswith(suffixes) and not skipped.fullmatch(name)
-    ]
-  return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+  """The files in a folder and its subfolders, sorted by path.
+
+  skipped: a pattern of names; whatever is in a folder of such a name is left
+    out too. By default there is none.
+  """
+  inside = lambda path: path.relative_to(folder)
+  found = [
+    path
+    for path in folder.rglob('*')
+    if path.name.lower().endswith(suffixes)
+    and path.is_file()
+    and not any(re.fullmatch(skipped, name) for name in inside(path).parts)
+  ]
+  return sorted(found, key=lambda path: inside(path).as_posix())
 
 
 def _file(path: pathlib.Path, field: str) -> list[str]:

@@ -11,15 +11,14 @@ import numpy as np
 
 from specdec_jax import fields, sharding, types
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import machine, metrics
+from specdec_jax.bench import metrics
 from specdec_jax.io import export
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from specdec_jax.train import data, lm_loss, loop, text
+from specdec_jax.train import data, lm_loss, loop, program, text
 from specdec_jax.train import step as step_lib
-from specdec_jax.train import workdir as workdir_lib
 
 # A resumed run cannot change its data or the shapes of its parameters.
 _FIXED = ('model.size', 'text', 'run.seed', 'optimiser.muon')
@@ -84,16 +83,25 @@ def run(
     changed: resume even if the settings differ from those it began with.
 
   Returns:
-    The figures of the best step, with 'step' and 'finished'.
+    The figures of the best step, with 'step', 'finished' and the path of the
+    'model'; only 'step' and 'finished' if a signal ended the run.
 
   Raises:
-    ValueError: as workdir.open_run and loop.run; a text or a tokenizer that
-      cannot be used.
+    ValueError: as program.run; a text or a tokenizer that cannot be used.
   """
-  config = dataclasses.asdict(s)
-  begun = workdir_lib.open_run(workdir, config, changed=changed, fixed=_FIXED)
-  if before := workdir_lib.finished(workdir, config):
-    return before['figures']
+  return program.run(
+    s,
+    workdir,
+    lambda begun: _prepare(s, workdir, begun),
+    result='model',
+    changed=changed,
+    fixed=_FIXED,
+  )
+
+
+def _prepare(
+  s: Settings, workdir: pathlib.Path, begun: bool
+) -> program.Prepared:
   corpus = text.read(s.text.source, field=s.text.field)
   kept, held = text.held_out(corpus, s.text.held_out)
   tokenizer = _tokenizer(s.text, kept, workdir, begun)
@@ -103,28 +111,14 @@ def run(
   export.settings(model)  # fail now, not after training, if it has no format
   mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   layout = None if mesh is None else sharding.lay_out(mesh, model)
-  ended = loop.run(
-    _task(s, model, tokenizer, kept, held, layout),
-    s.run,
-    s.optimiser,
-    workdir,
-    config=config,
-    place=data.placer(layout),
-  )
-  if ended.best is None:
-    return {'step': ended.step, 'finished': False}
-  step, params, figures = ended.best
-  about = {
-    'config': config,
-    'corpus': corpus.sha256,
-    'step': step,
-    'figures': figures,
-    'made_by': machine.made_by(*machine.commit()),
-  }
-  export.save(workdir / 'model', model, params, tokenizer, made_by=about)
-  figures |= {'step': step, 'finished': True}
-  workdir_lib.finish(workdir, config, 'model', figures)
-  return figures
+
+  def write(params, about):
+    path, about = workdir / 'model', about | {'corpus': corpus.sha256}
+    export.save(path, model, params, tokenizer, made_by=about)
+    return path
+
+  task = _task(s, model, tokenizer, kept, held, layout)
+  return program.Prepared(task, layout, write)
 
 
 def _tokenizer(

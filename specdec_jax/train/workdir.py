@@ -72,7 +72,8 @@ def open_run(
 
 def write_config(folder: pathlib.Path, config: dict[str, Any]) -> None:
   path = folder / CONFIG
-  if not path.exists() or files.read_json(path) != _as_json(config):
+  # Whatever differs, FREE settings too; otherwise the file keeps its date.
+  if not path.exists() or _flat(files.read_json(path)) != _flat(config):
     _write(path, config)
 
 
@@ -108,21 +109,15 @@ def _write(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 def _differ(before: dict[str, Any], config: dict[str, Any]) -> list[str]:
   """The keys with different values, except FREE ones."""
-  before, now = _flat(before), _flat(_as_json(config))
+  before, now = _flat(before), _flat(config)
   names = sorted((before.keys() | now) - set(FREE))
   return [x for x in names if before.get(x) != now.get(x)]
 
 
-def _as_json(config: dict[str, Any]) -> dict[str, Any]:
-  return json.loads(json.dumps(config))  # a tuple becomes a list
-
-
-def _flat(config: dict[str, Any], prefix: str = '') -> dict[str, Any]:
-  """{'a': {'b': 1}} -> {'a.b': 1}."""
-  out = {}
-  for name, value in config.items():
-    if isinstance(value, dict):
-      out |= _flat(value, f'{prefix}{name}.')
-    else:
-      out[f'{prefix}{name}'] = value
-  return out
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+  """{'section': {'key': 1}} -> {'section.key': 1}, with lists for tuples."""
+  return {
+    f'{name}.{key}': list(x) if isinstance(x, tuple) else x
+    for name, section in config.items()
+    for key, x in section.items()
+  }

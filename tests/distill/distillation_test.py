@@ -11,7 +11,7 @@ import pytest
 
 from configs import distill
 from specdec_jax import api, build, requests
-from specdec_jax.distill import distillation, students
+from specdec_jax.distill import distillation
 from specdec_jax.distill import prompts as prompts_lib
 from specdec_jax.drafters import eagle_file
 from specdec_jax.io import export, files
@@ -20,6 +20,7 @@ from specdec_jax.models import lm
 from specdec_jax.train import text
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+LM = dict(kind='lm', vocabulary=0, share=False, size='tiny')
 # A text with few different words, quickly learnt.
 PROSE = dict(source='stdlib:prose', length=32, prompt_tokens=8)
 
@@ -86,22 +87,20 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
   digest = build.load('random:tiny').digest
   assert config_['read'] == {'teacher': digest}
   size, words = model_config.sized('tiny'), build.load('random:tiny').tokenizer
-  paths = [tmp_path / name for name in ('teacher', 'student')]
-  seeds = [0, 0]
+  for seed in range(2):
+    export.save(tmp_path / str(seed), size, lm.init(size, seed), words)
 
-  def read(**student):
-    for path, seed in zip(paths, seeds, strict=True):
-      export.save(path, size, lm.init(size, seed), words)
-    c = config(teacher=dict(source=str(paths[0])), student=student)
-    return distillation._digests(distillation.settings(c))
+  def read(teacher='random:tiny', **student):
+    c = config(teacher=dict(source=teacher), student=student)
+    return distillation.digests(distillation.settings(c))
 
-  own = dict(kind='lm', vocabulary=0, share=False, path=str(paths[1]))
-  before = read(**own)
-  for i, name in enumerate(('teacher', 'student')):
-    seeds[i] = 1
-    now = read(**own)
+  first, second = (LM | dict(size='', path=str(tmp_path / x)) for x in '01')
+  before = read(**first)
+  for name, now in (
+    ('teacher', read('random:tiny:1', **first)),
+    ('student', read(**second)),
+  ):
     assert {x for x in now if now[x] != before[x]} == {name}
-    seeds[i] = 0
   draft = read(path=figures['draft'])['student']
   assert draft == files.sha256(pathlib.Path(figures['draft']))
 
@@ -148,7 +147,7 @@ def test_a_mesh_changes_nothing(eagle_run, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_an_lm_learns_the_same_on_a_mesh(tmp_path, monkeypatch):
   own = dict(kind='lm', layers=(1,))
-  data = dict(keep=(1,), folder=str(tmp_path / 'answers'))
+  data = dict(keep=True, folder=str(tmp_path / 'answers'))
   _, alone = a_run(tmp_path / '1', monkeypatch, student=own, data=data)
   _, found = on_a_mesh(tmp_path / '4', monkeypatch, student=own, data=data)
   np.testing.assert_allclose(losses(found), losses(alone), rtol=1e-3)
@@ -156,9 +155,8 @@ def test_an_lm_learns_the_same_on_a_mesh(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_lm_answers_on_a_mesh(tmp_path, monkeypatch):
-  own = dict(kind='lm', size='tiny', share=False, vocabulary=0)
   data = dict(completions='student', refresh=2)
-  figures, lines = on_a_mesh(tmp_path, monkeypatch, student=own, data=data)
+  figures, lines = on_a_mesh(tmp_path, monkeypatch, student=LM, data=data)
   assert figures['finished'] and len(losses(lines)) == 4
 
 
@@ -224,13 +222,13 @@ def test_an_lm_learns_the_same_from_recorded_features(tmp_path, monkeypatch):
   path.write_text('What does the young sailor say about rivers? ' * 60)
   data = dict(source=str(path), prompt_tokens=8, length=24, completions='text')
   own, ends = dict(kind='lm', layers=(0,), vocabulary=64), []
-  for keep in ((), (0, 1)):
-    folder = tmp_path / str(len(keep))
+  for keep in (False, True):
+    folder = tmp_path / str(keep)
     figures, lines = a_run(
       folder, monkeypatch, student=own, data=data | dict(keep=keep)
     )
     ends.append(losses(lines))
-    assert (folder / 'cache/answers').exists() == bool(keep)
+    assert (folder / 'cache/answers').exists() == keep
   assert ends[0] != ends[1] and len(ends[0]) == 4
   np.testing.assert_allclose(*ends, rtol=2e-3)
   # A student that shares its teacher's head leaves all of it as it was.
@@ -267,22 +265,7 @@ def test_a_language_model_may_propose_the_most_frequent_ids_only(
   assert np.flatnonzero(np.isfinite(q_V)).tolist() == ids
 
 
-def test_only_completions_are_counted():
-  target = build.load('random:tiny')
-  own = dict(kind='lm', size='tiny', share=False, vocabulary=1)
-  data = dict(completions='text', prompts=3, prompt_tokens=8, length=12)
-  data |= dict(source='stdlib:prose')
-  s = distillation.settings(config(student=own, data=data))
-  texts = np.array([[5] * 8 + [7] * 4] * 5)
-  prompts = prompts_lib.Prompts([[5] * 8] * 5, texts)
-  assert distillation.vocabulary(
-    s, target, students.Start(), prompts, None
-  ) == [7]
-
-
 # --- what is refused ----------------------------------------------------------
-
-LM = dict(kind='lm', vocabulary=0, share=False, size='tiny')
 
 
 @pytest.mark.parametrize(
@@ -309,14 +292,10 @@ LM = dict(kind='lm', vocabulary=0, share=False, size='tiny')
       'questions come without answers',
     ),
     ('data', dict(completions='student'), 'an eagle learns from features'),
+    ('data', dict(completions='mixed', keep=True), 'keep=True: completions of'),
     ('data', dict(prompts=0), 'data.prompts=0'),
     ('data', dict(prompt_tokens=192), 'data.prompt_tokens=192'),
     ('data', dict(temperatures=()), 'data.temperatures='),
-    ('judge', dict(gamma=0), 'judge.gamma=0'),
-    ('optimiser', dict(learning_rate=0.0), 'optimiser.learning_rate=0.0'),
-    ('run', dict(steps=0), 'run.steps=0'),
-    ('loss', dict(unroll=0), 'loss.unroll=0'),
-    ('loss', dict(decay=0.0), 'loss.decay=0.0'),
     ('loss', dict(divergence='kl'), "loss.divergence='kl': allowed are forw"),
     ('loss', dict(gama=1), 'loss.gama=1'),
   ],
@@ -324,12 +303,6 @@ LM = dict(kind='lm', vocabulary=0, share=False, size='tiny')
 def test_refuses_settings(section, changes, why):
   with pytest.raises(ValueError, match=why):
     distillation.settings(config(**{section: changes}))
-
-
-def test_completions_of_a_student_are_not_kept():
-  data = dict(completions='mixed', keep=(1,))
-  with pytest.raises(ValueError, match=r'keep=\(1,\): completions of the stu'):
-    distillation.settings(config(student=LM, data=data))
 
 
 @pytest.mark.parametrize(
@@ -356,10 +329,8 @@ def test_a_mesh_divides_its_rows(section, key):
       {},
       r'student.taps=\(9, 29\): .* 0 to 1',
     ),
-    (dict(taps=(0,)), dict(keep=(0,)), r'student.taps=\(0,\): give'),
-    (dict(taps=(0, 1)), dict(keep=(1,)), r'data.keep=\(1,\): .*\(0, 1\) among'),
-    (dict(taps=(1,)), dict(keep=(1, 0)), r'data.keep=\(1, 0\): .* increasing'),
-    (dict(taps=(1,)), dict(keep=(1, 2)), r'data.keep=\(1, 2\): .* 0 to 1'),
+    (dict(taps=(0,)), {}, r'student.taps=\(0,\): give .* 1 among'),
+    (dict(taps=(1, 0)), {}, r'student.taps=\(1, 0\): .* increasing'),
   ],
 )
 def test_what_the_teacher_cannot_do_is_refused_before_it_answers(
@@ -370,34 +341,35 @@ def test_what_the_teacher_cannot_do_is_refused_before_it_answers(
   assert not (tmp_path / 'cache').exists()
 
 
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr('jax.process_count', lambda: 2)
-  with pytest.raises(ValueError, match='2 processes: .* by one'):
-    a_run(tmp_path, monkeypatch)
-
-
-def test_a_student_of_another_tokenizer_is_refused(tmp_path, monkeypatch):
+def test_a_student_that_does_not_fit_is_refused(tmp_path, monkeypatch):
   corpus = text.Corpus('x', ('some words, then some more words',), '')
   other = text.train_tokenizer(corpus, 260, tmp_path / 'tokenizer')
-  size = model_config.sized('tiny')
-  export.save(tmp_path / 'student', size, lm.init(size, 0), other)
-  path = str(tmp_path / 'student')
-  with pytest.raises(ValueError, match='have different tokenizers: id '):
-    a_run(tmp_path, monkeypatch, student=LM | dict(size='', path=path))
+  own, size = build.load('random:tiny').tokenizer, model_config.sized('tiny')
+  short = dataclasses.replace(size, context=16)
+  for words, student, why in (
+    (other, size, 'have different tokenizers: id '),
+    (own, short, 'data.length=32: the context of the student holds 16 tokens'),
+  ):
+    path = tmp_path / f'student{student.context}'
+    export.save(path, student, lm.init(student, 0), words)
+    with pytest.raises(ValueError, match=why):
+      a_run(
+        tmp_path,
+        monkeypatch,
+        student=LM | dict(size='', path=str(path)),
+        data=PROSE | dict(completions='text'),
+      )
 
 
-def test_a_student_with_a_shorter_context_is_refused(tmp_path, monkeypatch):
-  size = dataclasses.replace(model_config.sized('tiny'), context=16)
-  words, path = build.load('random:tiny').tokenizer, tmp_path / 'student'
-  export.save(path, size, lm.init(size, 0), words)
-  why = 'data.length=32: the context of the student holds 16 tokens'
-  with pytest.raises(ValueError, match=why):
+def test_a_student_that_cannot_be_saved_is_refused(tmp_path, monkeypatch):
+  with pytest.raises(ValueError, match='export: only models of the Llama'):
     a_run(
       tmp_path,
       monkeypatch,
-      student=LM | dict(size='', path=str(path)),
+      student=LM | dict(size='gpt_6m'),
       data=PROSE | dict(completions='text'),
     )
+  assert not (tmp_path / 'run/metrics.jsonl').exists()
 
 
 @pytest.mark.parametrize(

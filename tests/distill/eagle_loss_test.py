@@ -1,4 +1,4 @@
-"""The rows and the loss of EAGLE drafts."""
+"""The loss of EAGLE drafts."""
 
 import jax
 import jax.numpy as jnp
@@ -6,30 +6,11 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, forward
-from specdec_jax.distill import divergences, eagle_loss, teacher
+from specdec_jax.distill import eagle_loss
+from specdec_jax.distill import settings as settings_lib
 from specdec_jax.models import eagle, lm
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
-
-def test_the_token_before_an_answered_one_counts():
-  answers = teacher.Answers(
-    tokens=np.array(
-      [[9, 9, 4, 4, 7, 0], [9, 1, 4, 7, 7, 7], [8, 8, 0, 0, 0, 0]]
-    ),
-    spans=np.array([[2, 5], [1, 6], [2, 2]], np.int32),  # the last is left out
-    features=np.zeros((3, 6, 8), np.float16),
-    mass=np.zeros((3, 6), np.float32),
-  )
-  assert eagle_loss.rows(answers)['counted'].astype(int).tolist() == [
-    [0, 1, 1, 1, 0, 0],
-    [1, 1, 1, 1, 1, 0],
-    [0, 0, 0, 0, 0, 0],
-  ]
-
-
-def test_columns_of_some_taps():
-  assert eagle_loss.columns((3, 5, 9), (3, 9), 2).tolist() == [0, 1, 4, 5]
 
 
 @pytest.mark.parametrize('temperature', (1.0, 0.5))
@@ -48,8 +29,8 @@ def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature):
   counted = draw.random((2, 7)) < 0.7
   params = lm.nest(eagle.init(config, 0))
   weights = eagle.weights(params, ids, target.params)
-  settings = divergences.Loss('forward_kl', temperature, 1, 0.8, 0.0)
-  value, figures = eagle_loss.loss(config, model, settings, (1,))(
+  settings = settings_lib.Loss('forward_kl', temperature, 1, 0.8, 0.0)
+  value, figures = eagle_loss.loss(config, model, settings)(
     params,
     {'target': target.params, 'head': weights['head']},
     {
@@ -79,6 +60,8 @@ def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature):
   if temperature != 1:
     p = p ** (1 / temperature)
     p /= p.sum(-1, keepdims=True)
+  # Index t predicts the token at t + 1.
+  counted = np.pad(counted[:, 1:], ((0, 0), (0, 1)))
   want = (p * np.log(p / q)).sum(-1)[counted].mean()
   # The target's norm adds its epsilon once more to features of mean square 1.
   np.testing.assert_allclose(value, want, 1e-4)

@@ -12,15 +12,16 @@ from configs import distill
 from specdec_jax import build, requests
 from specdec_jax.bench import prompts as bench_prompts
 from specdec_jax.distill import prompts as prompts_lib
+from specdec_jax.distill import settings
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
 
 
-def data(**changes) -> prompts_lib.Data:
+def data(**changes) -> settings.Data:
   few = dict(prompts=8, held_out=2, length=64, prompt_tokens=24, batch=64)
   section = distill.get_config('tiny').data.to_dict()
-  return prompts_lib.Data(**section | few | changes)
+  return settings.Data(**section | few | changes)
 
 
 def asker(template, **options):
@@ -103,7 +104,7 @@ def test_a_teacher_asks_its_own_questions(tmp_path):
   ('template', 'changes', 'why'),
   [
     (None, {}, 'tiny .random weights. has no chat template'),
-    ('always the same', {}, 'leaves out the words of a user'),
+    ('always the same', {}, 'has no chat template with a place'),
     (TEMPLATE, dict(prompt_tokens=63), 'must be above prompt_tokens=63 and 1'),
     (TEMPLATE, dict(prompt_tokens=1), 'only 0 of 10 questions; the last 256'),
   ],
@@ -114,8 +115,16 @@ def test_a_teacher_that_cannot_ask(template, changes, why, tmp_path):
     prompts_lib.make(s, asker(template))
 
 
-def test_more_prompts_than_the_text_has_are_refused(tmp_path):
-  (tmp_path / 'short.txt').write_text('a few words\n' * 20)
-  s = data(source=str(tmp_path / 'short.txt'), length=32)
+def test_a_text_and_too_short_a_text(tmp_path):
+  path, target = tmp_path / 'short.txt', build.load('random:tiny')
+  path.write_text('a few words\n' * 20)
+  s = data(source=str(path), length=20, prompt_tokens=8, completions='text')
+  prompts = prompts_lib.make(s, target)
+  rows = np.stack([x[:8] for x in prompts.texts]).tolist()
+  assert rows == prompts.tokens and len(rows) == 10
+  answers = prompts_lib.answers(s, target, prompts, ())
+  np.testing.assert_array_equal(answers.tokens, prompts.texts[:8])
+  assert answers.spans.tolist() == [[8, 20]] * 8
+  s = dataclasses.replace(s, length=32)
   with pytest.raises(ValueError, match='prompts=8 and held_out=2: .* rows'):
-    prompts_lib.make(s, build.load('random:tiny'))
+    prompts_lib.make(s, target)

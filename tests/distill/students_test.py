@@ -10,29 +10,28 @@ import pytest
 from configs import distill
 from specdec_jax import build
 from specdec_jax.bench import metrics
-from specdec_jax.distill import divergences, students
+from specdec_jax.distill import distillation, students, teacher
 from specdec_jax.io import export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-LOSS = divergences.Loss('forward_kl', 1.0, 2, 0.8, 0.0)
 
 
-def settings(**changes) -> students.Settings:
-  section = distill.get_config('tiny').student.to_dict()
-  return students.Settings(**section | changes)
+def settings(**student):
+  c = distill.get_config('tiny').unlock()
+  c.teacher.dtype = student.get('dtype', 'float32')
+  c.student.update(student)
+  return distillation.settings(c)
 
 
 @pytest.mark.parametrize(
   'own', [dict(kind='eagle'), dict(kind='lm', layers=(1,), share=False)]
 )
-def test_what_is_trained_is_float32_where_the_teacher_is_not(own):
+def test_what_is_trained_is_float32_where_the_givenis_not(own):
   target = build.load('random:tiny', dtype='bfloat16', scan_layers=False)
   s = settings(dtype='bfloat16', **own)
-  start = students.begin(s, target)
-  make = students.STUDENTS[s.kind]
-  student = make(s, LOSS, target, (1,), np.arange(256), 0, start)
+  student = students.make(s, target, students.Start(), np.arange(256))
   kinds = {str(x.dtype) for x in jax.tree.leaves(student.params)}
   assert kinds == {'float32'}
   batch = {
@@ -63,26 +62,28 @@ def factors(jaxpr, sizes):
 
 
 def test_the_most_frequent_ids():
-  # Counted: four 7s, three 4s, one 1; 9 is in prompts only.
-  rows = {
-    'tokens': np.array([[9, 9, 4, 4, 7, 0], [9, 1, 4, 7, 7, 7]]),
-    'counted': np.array([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]], bool),
-  }
-  of = lambda size: students.most_frequent(rows, size, 10).tolist()
+  # Of completions: four 7s, three 4s, one 1; 9 is in prompts only.
+  tokens = np.array([[9, 9, 4, 4, 7, 0], [9, 1, 4, 7, 7, 7]])
+  answers = teacher.Answers(tokens, np.array([[2, 5], [1, 6]]))
+
+  def of(size):
+    s = settings(vocabulary=size).student
+    return students.vocabulary(s, 10, students.Start(), answers).tolist()
+
   assert (of(1), of(2), of(5)) == ([7], [4, 7], [0, 1, 2, 4, 7])
-  assert of(10) == list(range(10))
+  assert of(10) == of(0) == list(range(10))
 
 
-def test_a_student_shares_as_its_teacher_does():
+def test_a_student_shares_as_its_givendoes():
   target = build.load('random:tiny')
   s = settings(kind='lm', size='tiny', share=True, vocabulary=0)
   for tied in (True, False):
     own = dataclasses.replace(target.config, tied=tied)
-    teacher = dataclasses.replace(target, lm_config=own, params=lm.init(own, 3))
-    config, params = students._initial(s, teacher, 0, students.Start())
+    given = dataclasses.replace(target, lm_config=own, params=lm.init(own, 3))
+    config, params = students._initial(s.student, given, 0, students.Start())
     assert config.tied == tied
     for name in {'embed', 'head'} & params.keys():
-      np.testing.assert_array_equal(params[name], teacher.params[name])
+      np.testing.assert_array_equal(params[name], given.params[name])
     trained, frozen = students.split_shared(params, True)
     assert not {'embed', 'head'} & trained.keys() and 'layers' in trained
     assert students.split_shared(params, False) == (params, {})
@@ -109,11 +110,11 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path, monkeypatch):
   export.save(folder, size, lm.init(size, 0), target.tokenizer, draft_ids=ids)
   own = dict(kind='lm', share=False, path=str(folder))
   with pytest.raises(ValueError, match='proposes 2 ids; set student.vocab'):
-    students.begin(settings(vocabulary=3, **own), target)
+    students.begin(settings(vocabulary=3, **own).student, target)
   s = settings(vocabulary=2, **own)
-  start = students.begin(s, target)
+  start = students.begin(s.student, target)
   assert start.ids.tolist() == list(ids)
-  student = students.make_lm(s, LOSS, target, (), start.ids, 0, start)
+  student = students.make(s, target, start, start.ids)
   again = build.load(str(student.write(tmp_path, student.params, {})))
   few = build.load(folder)
   assert again.draft_ids == ids
@@ -127,7 +128,7 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path, monkeypatch):
   mark = folder / export.MARK
   mark.write_text(mark.read_text().replace('2', '9999'))
   with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
-    students.begin(s, target)
+    students.begin(s.student, target)
 
 
 def test_a_damaged_list_of_ids_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import logging
 import os
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -26,18 +27,29 @@ def target():
   return build.load('random:tiny')
 
 
-def facts(**changes) -> teacher.Facts:
-  stop_ids = tuple(build.load('random:tiny').tokenizer.eos_ids)
-  found = teacher.Facts(
-    't', 'float32', 'q', len(PROMPTS), 24, (0.0, 1.0), 7, stop_ids, TAPS
-  )
-  return dataclasses.replace(found, **changes)
-
-
-def answer(target, folder, wanted=None, texts=None):
+def answer(target, folder, *, texts=None, taps=TAPS, **changes):
+  how = teacher.Sampling(24, (0.0, 1.0), 7, tuple(target.tokenizer.eos_ids))
   return teacher.answer(
-    folder, wanted or facts(), target, PROMPTS, batch=2, texts=texts
+    str(folder),
+    target,
+    PROMPTS,
+    how._replace(**changes),
+    batch=2,
+    taps=taps,
+    texts=texts,
   )
+
+
+def test_tokens_of_completions_count():
+  tokens = np.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 0, 0, 0]])
+  spans = np.array([[2, 4], [1, 5], [2, 2]])  # the last is left out
+  rows = teacher.rows(teacher.Answers(tokens, spans))
+  assert rows['tokens'].tolist()[:2] == [[1, 2, 3, 4, 0], [6, 7, 8, 9, 10]]
+  assert rows['counted'].astype(int).tolist() == [
+    [0, 0, 1, 1, 0],
+    [0, 1, 1, 1, 1],
+    [0, 0, 0, 0, 0],
+  ]
 
 
 @pytest.fixture(scope='module')
@@ -85,7 +97,7 @@ def test_features_and_mass_are_those_of_a_forward_pass(target, recorded):
 def test_a_text_has_the_features_of_an_answer(target, recorded, tmp_path):
   _, answers = recorded
   texts = np.asarray(answers.tokens)
-  read = answer(target, tmp_path, facts(temperatures=()), texts)
+  read = answer(target, tmp_path, texts=texts)
   np.testing.assert_array_equal(read.tokens, texts)
   for i, (start, end) in enumerate(answers.spans):
     assert read.spans[i].tolist() == [start, texts.shape[1]]
@@ -105,12 +117,11 @@ def test_rows_with_broken_logits_are_left_out(given, target, tmp_path, caplog):
   params['embed'] = np.array(params['embed'])
   params['embed'][9] = np.nan
   broken = dataclasses.replace(target, lm_config=own, params=params)
-  wanted = facts(temperatures=() if given else (0.0,))
   texts = None
   if given:
     texts = np.array([(x * 24)[:24] for x in PROMPTS], np.int32)
   with jax.debug_nans(False), caplog.at_level(logging.WARNING):
-    found = answer(broken, tmp_path, wanted, texts)
+    found = answer(broken, tmp_path, texts=texts, temperatures=(0.0,))
   assert any('1 of 5 answers are left out' in x.message for x in caplog.records)
   lengths = (found.spans[:, 1] - found.spans[:, 0]).tolist()
   assert lengths[1] == 0 and min(lengths[:1] + lengths[2:]) > 0
@@ -150,21 +161,17 @@ def test_resumes_where_it_stopped(target, recorded, tmp_path, monkeypatch):
 
 def test_a_folder_of_other_answers_is_refused(target, recorded):
   with pytest.raises(ValueError, match='answers with other seed, taps;'):
-    answer(target, recorded[0], facts(seed=8, taps=(1,)))
+    answer(target, recorded[0], seed=8, taps=(1,))
 
 
-def test_a_damaged_folder_is_refused(target, tmp_path):
-  answer(target, tmp_path)
-  for name in ('features', 'mass'):
-    path = tmp_path / f'{name}.npy'
-    content = path.read_bytes()
-    path.write_bytes(content[:-40])
-    with pytest.raises(ValueError, match=f'{name}.npy: cannot be read .*again'):
-      answer(target, tmp_path)
-    path.unlink()
-    with pytest.raises(ValueError, match=f'{name}.npy: cannot be read .*again'):
-      answer(target, tmp_path)
-    path.write_bytes(content)
+def test_a_damaged_folder_is_refused(target, recorded, tmp_path):
+  shutil.copytree(recorded[0], tmp_path / 'copy')
+  path = tmp_path / 'copy/mass.npy'
+  path.write_bytes(path.read_bytes()[:-40])
+  for _ in ('truncated', 'gone'):
+    with pytest.raises(ValueError, match='mass.npy: cannot be read .*again'):
+      answer(target, tmp_path / 'copy')
+    path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize('what', ['posix_fallocate', 'mkdir', 'replace'])

@@ -52,20 +52,13 @@ def test_what_a_cell_is_trained_with(warm, answers, loss):
   assert d.student.path and not d.student.share and d.student.kind == 'lm'
 
 
-@pytest.mark.parametrize(
-  'sections, message',
-  [
-    (dict(grid=dict(divergences=('kl',))), "grid.divergence='kl'"),
-    (dict(grid=dict(sources=('books',))), 'allowed are text, teacher'),
-    (dict(grid=dict(temperatures=())), 'grid.temperatures=()'),
-    (dict(judge=dict(prompts=3)), 'judge.prompts=3'),
-    (dict(judge=dict(gamma=0)), 'judge.gamma=0'),
-  ],
-)
-def test_bad_settings_are_refused(sections, message):
-  with pytest.raises(ValueError) as error:
-    made(**sections)
-  assert message in str(error.value)
+def test_bad_settings_are_refused():
+  for section, message in (
+    (dict(divergences=('kl',)), "grid.divergence='kl'"),
+    (dict(temperatures=()), r'grid.temperatures=\(\)'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      made(grid=section)
 
 
 # --- tables of measurements ---------------------------------------------------
@@ -145,15 +138,10 @@ def test_the_best_is_judged_by_prompts_that_did_not_choose_it():
   assert second['low'] <= second['value'] <= second['high']
 
 
-def test_fixed_text_is_worst_where_it_is():
-  assert render.fixed_is_worst(document(four(CALLS))) == (2, 2)
-  calls = CALLS | {('text', 'reverse_kl'): [1] * 4}
-  assert render.fixed_is_worst(document(four(calls))) == (1, 2)
-
-
 def test_the_tables():
   rows = four(CALLS)
   rows[3]['differ'] = 2
+  assert render.figure(document(rows)).startswith(b'\x89PNG')
   text = render.markdown(document(rows))
   assert 'Target 2.95M parameters' in text and 'draft 0.32M' in text
   lines = text.splitlines()
@@ -166,6 +154,8 @@ def test_the_tables():
   assert 'forward_kl on student' in text
   assert "not plain decoding's: 2 of 32" in text
   assert 'the worst source for 2 of 2 pairs' in text
+  calls = CALLS | {('text', 'reverse_kl'): [1] * 4}
+  assert render.fixed_is_worst(document(four(calls))) == (1, 2)
 
 
 def test_intervals_are_paired_by_prompt():
@@ -177,13 +167,6 @@ def test_intervals_are_paired_by_prompt():
   assert found == pytest.approx(dict(value=1.0, low=1.0, high=1.0))
   alone = render.efficiency(mine)
   assert alone['low'] < alone['value'] < alone['high']
-
-
-def test_the_figure_is_a_picture():
-  warm = (0.0, 1.0)
-  rows = four(CALLS)
-  rows += [x | {'temperature': 1.0} for x in rows]
-  assert render.figure(document(rows, warm)).startswith(b'\x89PNG')
 
 
 # --- a run --------------------------------------------------------------------

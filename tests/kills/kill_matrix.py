@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
 from pydoc_data import topics
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 import rich.console
 import rich.table
 
+from specdec_jax import runtime
 from specdec_jax.io import checkpoint
 from tests.kills import killed
 
@@ -30,7 +30,6 @@ COLD = 2  # the first kills are of runs without a compilation cache
 CHAIN = 4  # kills that one workdir lives through, at most
 INTERVAL = 4  # steps from one checkpoint to the next, at most
 REFUSED = 'refused, the older step restored'
-Track = Callable[[Iterable[int]], Iterable[int]]
 
 
 @dataclasses.dataclass
@@ -170,12 +169,10 @@ def final_files(workdir: pathlib.Path) -> dict[str, bytes]:
   return {x.name: x.read_bytes() for x in paths}
 
 
-def kill(
-  runs: Runs, workdir: pathlib.Path, count: int, seed: int, track: Track
-) -> Found:
+def kill(runs: Runs, workdir: pathlib.Path, count: int, seed: int) -> Found:
   """`count` SIGKILLs, a few in each workdir, and what they left."""
   found, draw, left = Found(), random.Random(seed), 0
-  for number in track(range(count)):
+  for number in runtime.track(range(count), 'kills'):
     code = 0
     while code != -signal.SIGKILL:
       if not left:
@@ -254,7 +251,6 @@ def damage(
   folder: pathlib.Path,
   flips: int,
   seed: int,
-  track: Track,
 ) -> None:
   """Flips bits of the newest step and removes its files, one at a time.
 
@@ -271,7 +267,7 @@ def damage(
   paths = sorted(x for x in newest.rglob('*') if x.is_file())
   filled = [x for x in paths if x.stat().st_size]
   draw = random.Random(seed)
-  for i in track(range(flips + len(paths))):
+  for i in runtime.track(range(flips + len(paths)), 'flips'):
     kind = 'flip' if i < flips else 'deletion'
     path = draw.choice(filled) if kind == 'flip' else paths[i - flips]
     old = path.read_bytes()

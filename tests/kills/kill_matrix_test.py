@@ -31,7 +31,7 @@ def steps(tmp_path):
 def damaged(steps, tmp_path, flips=12):
   found = kill_matrix.Found()
   copy = tmp_path / 'copy'
-  kill_matrix.damage(found, steps, copy, flips, 0, lambda items: items)
+  kill_matrix.damage(found, steps, copy, flips, 0)
   return found
 
 

@@ -18,33 +18,25 @@ def written(workdir, first, steps):
   logs.close()
 
 
-def read(workdir, name):
-  text = (workdir / f'{name}.jsonl').read_text()
-  return [json.loads(line) for line in text.splitlines()]
-
-
-def test_what_a_step_says(tmp_path):
-  written(tmp_path, 0, [1, 2])
-  assert read(tmp_path, 'metrics') == [
-    {'step': 1, 'loss': 0.1, 'alpha_at': [0.5, None, 0.25]},
-    {'step': 2, 'loss': 0.2, 'alpha_at': [0.5, None, 0.25]},
-  ]
-  assert read(tmp_path, 'clocks')[0] == {'step': 1, 'tokens_per_second': 7.0}
-
-
-def test_going_on_drops_what_was_said_of_later_steps(tmp_path):
-  written(tmp_path, 0, [1, 2, 3, 4])
+def test_a_run_that_goes_on_has_the_log_of_one_that_was_not_killed(tmp_path):
+  killed, whole = tmp_path / 'killed', tmp_path / 'whole'
+  for folder in (killed, whole):
+    folder.mkdir()
+  written(killed, 0, [1, 2, 3, 4])
   for name in ('metrics', 'clocks'):
-    with open(tmp_path / f'{name}.jsonl', 'a') as file:
+    with open(killed / f'{name}.jsonl', 'a') as file:
       file.write('{"step": 5, "lo')  # a kill amid a line
-  written(tmp_path, 2, [3])
-  other = tmp_path / 'other'
-  other.mkdir()
-  written(other, 0, [1, 2, 3])
-  for name in ('metrics', 'clocks'):
-    assert [x['step'] for x in read(tmp_path, name)] == [1, 2, 3]
-  same = [(x / 'metrics.jsonl').read_bytes() for x in (tmp_path, other)]
-  assert same[0] == same[1]
+  written(killed, 2, [3])
+  written(whole, 0, [1, 2, 3])
+  for name, figures in (
+    ('metrics', {'loss': 0.3, 'alpha_at': [0.5, None, 0.25]}),
+    ('clocks', {'tokens_per_second': 7.0}),
+  ):
+    lines = (killed / f'{name}.jsonl').read_text().splitlines()
+    assert [json.loads(x)['step'] for x in lines] == [1, 2, 3]
+    assert json.loads(lines[2]) == {'step': 3} | figures
+    same = (whole / f'{name}.jsonl').read_bytes()
+    assert (killed / f'{name}.jsonl').read_bytes() == same
 
 
 def test_tensorboard_gets_numbers_and_each_of_a_list(tmp_path):

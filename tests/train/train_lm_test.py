@@ -152,15 +152,19 @@ def test_a_text_that_changed_leaves_the_tokenizer(alone, source, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('data', 'wrong'),
+  ('changes', 'wrong'),
   [
-    (3, 'text.rows=4: mesh.data=3 has to'),
-    (0, 'mesh.data=0: must be a whole number, at least 1'),
+    (dict(mesh=dict(data=3)), 'text.rows=4: mesh.data=3 has to'),
+    (dict(mesh=dict(data=0)), 'mesh.data=0: must be a whole number, at least'),
+    (dict(model=dict(size='gpt_6m')), 'export: only models of the Llama'),
   ],
 )
-def test_a_mesh_divides_its_rows(data, wrong, source, tmp_path):
+def test_what_cannot_be_trained_or_saved_is_refused_at_once(
+  changes, wrong, source, tmp_path
+):
   with pytest.raises(ValueError, match=wrong):
-    run(tmp_path, source, mesh=dict(data=data))
+    run(tmp_path, source, **changes)
+  assert not (tmp_path / 'metrics.jsonl').exists()
 
 
 @pytest.mark.parametrize('which', ['a model', 'a folder'])

@@ -52,9 +52,9 @@ def test_other_settings_are_refused_by_their_keys(tmp_path, changes, message):
     workdir.open_run(tmp_path, other, fixed=FIXED)
   if 'by --changed' in message:
     assert workdir.open_run(tmp_path, other, changed=True, fixed=FIXED)
-  else:
-    with pytest.raises(ValueError, match=message):
-      workdir.open_run(tmp_path, other, changed=True, fixed=FIXED)
+    return
+  with pytest.raises(ValueError, match=message):
+    workdir.open_run(tmp_path, other, changed=True, fixed=FIXED)
 
 
 def test_how_much_is_kept_and_logged_may_change(tmp_path):

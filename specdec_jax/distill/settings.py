@@ -1,0 +1,183 @@
+"""The settings of a distillation: one class for each section of its config."""
+
+import dataclasses
+
+from specdec_jax import fields
+from specdec_jax import settings as settings_lib
+from specdec_jax.distill import divergences
+from specdec_jax.train import data, loop
+from specdec_jax.train import step as step_lib
+
+# Sources of questions besides texts: generated here, sampled from the teacher.
+QUESTIONS, MAGPIE = 'questions', 'magpie'
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher(fields.Checked):
+  source: str = fields.setting(needed='a model, such as hf:org/name')
+  dtype: str = fields.setting(allowed=settings_lib.DTYPES)
+
+  def __post_init__(self):
+    super().__post_init__()
+    fields.check_needed(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Student(fields.Checked):
+  """The student: an eagle has taps and path, an lm size, layers or path."""
+
+  kind: str = fields.setting(allowed=('eagle', 'lm'))
+  # Teacher layers whose hidden states an eagle reads; () is the last one.
+  taps: tuple[int, ...] = fields.setting(low=0)
+  size: str = fields.setting(help='of models.config.SIZES, random weights')
+  # Teacher layers that an lm begins with.
+  layers: tuple[int, ...] = fields.setting(low=0)
+  path: str = fields.setting(help='a draft of the same kind to begin with')
+  share: bool = fields.setting(help="freeze the teacher's embedding and head")
+  # Number of ids that it can propose, the most frequent ones; 0 is all.
+  vocabulary: int = fields.setting(low=0)
+  dtype: str = fields.setting(allowed=settings_lib.DTYPES)  # forward pass
+  remat: bool = fields.setting(help='compute layers twice, to save memory')
+
+  def __post_init__(self):
+    super().__post_init__()
+    given = [x for x in ('size', 'layers', 'path') if getattr(self, x)]
+    if self.kind == 'eagle':
+      for name in ('size', 'layers', 'remat'):
+        if value := getattr(self, name):
+          raise ValueError(
+            f"{name}={value!r}: an eagle is one layer like its teacher's; "
+            'leave it empty'
+          )
+    elif len(given) != 1:
+      raise ValueError(
+        f'{" and ".join(given) or "nothing"} given for an lm: give one of size '
+        '(from random weights), layers (of the teacher), path (a model)'
+      )
+    elif self.path and self.share:
+      raise ValueError(
+        'share=True: a student of a path has its own embedding and head; give '
+        'share=False'
+      )
+    elif self.taps:
+      raise ValueError(f'taps={self.taps}: an lm reads none; give ()')
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(fields.Checked):
+  # questions (generated), magpie (sampled from the teacher), or a text as
+  # train.text.read takes it, whose rows begin with the prompt.
+  source: str = fields.setting()
+  field: str = fields.setting(help='of the records of a text')
+  chat: bool = fields.setting(help='documents of the text are questions')
+  completions: str = fields.setting(
+    allowed=('text', 'teacher', 'student', 'mixed'),
+    help='who continues a prompt',
+  )
+  prompts: int = fields.setting(low=1, help='to train on')
+  held_out: int = fields.setting(low=1, help='further prompts, to judge by')
+  # Exact for a text, an upper limit for a magpie question.
+  prompt_tokens: int = fields.setting(low=1)
+  length: int = fields.setting(low=2, help='tokens of a row, prompt included')
+  temperatures: tuple[float, ...] = fields.setting(low=0)  # answers alternate
+  keep: bool = fields.setting(
+    help="save the teacher's last hidden states with its answers, so that the "
+    "steps of an lm need not run it; an eagle's taps are always saved"
+  )
+  batch: int = fields.setting(low=1, help='rows decoded together')
+  # Steps between two samplings of completions from the student.
+  refresh: int = fields.setting(low=1)
+  seed: int = fields.setting(low=0, below=2**32)
+  folder: str = fields.setting(help='of the answers; empty: the cache folder')
+
+  def __post_init__(self):
+    super().__post_init__()
+    asked = self.chat or self.source in (QUESTIONS, MAGPIE)
+    if self.completions == 'text' and asked:
+      raise ValueError("completions='text': questions come without answers")
+    if self.keep and not self.recorded:
+      raise ValueError(
+        'keep=True: completions of the student are not kept; give keep=False, '
+        'or completions=text or teacher'
+      )
+    if self.prompt_tokens >= self.length:
+      raise ValueError(
+        f'prompt_tokens={self.prompt_tokens}: must be below '
+        f'length={self.length}'
+      )
+    if not self.temperatures:
+      raise ValueError('temperatures=(): give at least one')
+
+  @property
+  def recorded(self) -> bool:
+    """Whether all completions are there before training."""
+    return self.completions in ('text', 'teacher')
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss(fields.Checked):
+  divergence: str = fields.setting(help='see divergences.divergence_of')
+  temperature: float = fields.setting(
+    low=0,
+    help='softmax temperature of teacher and student; use the serving '
+    'temperature (0 is replaced by 1: argmax has no gradient)',
+  )
+  unroll: int = fields.setting(
+    low=1, help="an eagle's own draft steps that it is trained over"
+  )
+  decay: float = fields.setting(
+    above=0, high=1, help='weight of step s + 1 relative to step s'
+  )
+  noise: float = fields.setting(
+    low=0,
+    help='uniform noise on the features, as a share of their root mean square',
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    divergences.divergence_of(self.divergence)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch(fields.Checked):
+  rows: int = fields.setting(low=1, help='of one step')
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge(fields.Checked):
+  gamma: int = fields.setting(low=1, help='tokens drafted in a window')
+  new_tokens: int = fields.setting(low=1, help='after each held-out prompt')
+  temperature: float = fields.setting(low=0, help='of the decoding that judges')
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  teacher: Teacher
+  student: Student
+  data: Data
+  loss: Loss
+  batch: Batch
+  mesh: settings_lib.Mesh
+  optimiser: step_lib.Optimiser
+  run: loop.Run
+  judge: Judge
+
+  def __post_init__(self):
+    rows = {
+      'batch.rows': self.batch.rows,
+      'data.batch': self.data.batch,
+      'data.held_out': self.data.held_out,
+    }
+    data.check_rows(rows, self.mesh.data)
+    if self.student.kind != 'eagle':
+      return
+    if not self.data.recorded:
+      raise ValueError(
+        f'data.completions={self.data.completions!r}: an eagle learns from '
+        'features of its teacher; give text or teacher'
+      )
+    if self.student.dtype != self.teacher.dtype:
+      raise ValueError(
+        f'student.dtype={self.student.dtype!r}: an eagle computes in the dtype '
+        f'of its teacher, {self.teacher.dtype!r}; set both'
+      )

@@ -1,0 +1,76 @@
+"""What the programs train_lm and distillation share: one run in a folder."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from specdec_jax import sharding, types
+from specdec_jax.bench import machine
+from specdec_jax.train import data, loop, workdir
+
+
+class Prepared(NamedTuple):
+  """A run that is ready to be trained.
+
+  task: of the training loop.
+  layout: of the model that is trained; None is one device.
+  write: (params, about) -> the path of the result, in the run's folder. about:
+    how it was made, for its file.
+  """
+
+  task: loop.Task
+  layout: sharding.Layout | None
+  write: Callable[[types.Params, dict[str, Any]], pathlib.Path]
+
+
+def run(
+  settings: Any,
+  folder: pathlib.Path,
+  prepare: Callable[[bool], Prepared],
+  *,
+  result: str,
+  changed: bool,
+  fixed: Sequence[str],
+  read: dict[str, str] | None = None,
+) -> dict[str, Any]:
+  """Trains, and writes the best step; returns at once if that was done before.
+
+  Args:
+    settings: a dataclass of sections, with `run` and `optimiser` among them.
+    folder: of the run; resumed if there is one.
+    prepare: called with whether there is a run to resume.
+    result: what is made, 'model' or 'draft'.
+    changed, fixed: as for workdir.open_run.
+    read: digests of the models that the run reads, by name.
+
+  Returns:
+    The figures of the best step, with 'step', 'finished' and the path of the
+    result under its name; only 'step' and 'finished' if a signal ended the run.
+
+  Raises:
+    ValueError: as workdir.open_run and loop.run.
+  """
+  config = dataclasses.asdict(settings)
+  if read is not None:
+    config['read'] = read
+  begun = workdir.open_run(folder, config, changed=changed, fixed=fixed)
+  if before := workdir.finished(folder, config):
+    return before['figures'] | {result: str(folder / before['made'])}
+  task, layout, write = prepare(begun)
+  ended = loop.run(
+    task,
+    settings.run,
+    settings.optimiser,
+    folder,
+    config=config,
+    place=data.placer(layout),
+  )
+  if ended.best is None:
+    return {'step': ended.step, 'finished': False}
+  step, params, figures = ended.best
+  about = {'config': config, 'step': step, 'figures': figures}
+  path = write(params, about | {'made_by': machine.made_by(*machine.commit())})
+  figures |= {'step': step, 'finished': True}
+  workdir.finish(folder, config, path.name, figures)
+  return figures | {result: str(path)}
