@@ -75,6 +75,7 @@ def _prepare(
     mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
     scan_layers=False if s.student.layers else None,  # to pick single layers
   )
+  _check_teacher(s, target)
   taps = _recorded_layers(s, target)
   start = students.begin(s.student, target)
   prompts = prompts_lib.make(s.data, target)
@@ -98,20 +99,26 @@ def _prepare(
   return program.Prepared(task, target.layout, write)
 
 
-def _recorded_layers(
+def _check_teacher(
   s: settings_lib.Settings, target: build.LanguageModel
-) -> tuple[int, ...]:
-  """Teacher layers whose features are recorded; () for none.
-
-  Raises:
-    ValueError: settings that do not fit the teacher.
-  """
+) -> None:
+  """Raises ValueError for settings that are too large for the teacher."""
   if s.student.vocabulary > target.ids:
     raise ValueError(
       f'student.vocabulary={s.student.vocabulary}: the teacher has '
       f'{target.ids} ids; give at most those, or 0 for all'
     )
   _check_length(s, 'teacher', target.context)
+
+
+def _recorded_layers(
+  s: settings_lib.Settings, target: build.LanguageModel
+) -> tuple[int, ...]:
+  """Teacher layers whose features are recorded; () for none.
+
+  Raises:
+    ValueError: taps out of order, or without the last layer.
+  """
   last = target.config.depth - 1
   if s.student.kind == 'lm':
     return (last,) if s.data.keep else ()

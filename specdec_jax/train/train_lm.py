@@ -102,13 +102,12 @@ def run(
 def _prepare(
   s: Settings, workdir: pathlib.Path, begun: bool
 ) -> program.Prepared:
+  model = model_config.sized(s.model.size)
+  export.settings(model)  # fail now, not after training, if it has no format
   corpus = text.read(s.text.source, field=s.text.field)
   kept, held = text.held_out(corpus, s.text.held_out)
   tokenizer = _tokenizer(s.text, kept, workdir, begun)
-  model = dataclasses.replace(
-    model_config.sized(s.model.size), vocab=-(-tokenizer.size // 64) * 64
-  )
-  export.settings(model)  # fail now, not after training, if it has no format
+  model = dataclasses.replace(model, vocab=-(-tokenizer.size // 64) * 64)
   mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   layout = None if mesh is None else sharding.lay_out(mesh, model)
 

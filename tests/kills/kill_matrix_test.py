@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 
-import jax
-import numpy as np
 import pytest
 
 from specdec_jax.io import checkpoint
@@ -54,23 +52,18 @@ def test_what_is_restored_silently_is_said(steps, tmp_path, monkeypatch):
   assert any('silently restored' in x for x in found.wrong), found.wrong
 
 
-@pytest.mark.parametrize('error', [KeyError, OSError])
-def test_an_error_without_a_type_of_ours_is_said(
-  error, steps, tmp_path, monkeypatch
-):
-  def broken(self, *args, **named):
-    raise error('x')
-
-  older = checkpoint.Checkpoints.restore
-  asked = []
+def test_an_error_without_a_type_of_ours_is_said(steps, tmp_path, monkeypatch):
+  older, asked = checkpoint.Checkpoints.restore, []
 
   def restore(self, *args, **named):
     asked.append(args)
-    return (older if len(asked) == 1 else broken)(self, *args, **named)
+    if len(asked) > 1:
+      raise KeyError('x')
+    return older(self, *args, **named)
 
   monkeypatch.setattr(checkpoint.Checkpoints, 'restore', restore)
   found = damaged(steps, tmp_path, flips=1)
-  assert found.damaged[f'flip: untyped {error.__name__}'] == 1
+  assert found.damaged['flip: untyped KeyError'] == 1
 
 
 @pytest.fixture
@@ -140,11 +133,3 @@ def test_a_process_dies_where_its_plan_says(plan, code, left, tmp_path):
   if not code:
     times, seconds = json.loads((tmp_path / 'notes.json').read_text())['rename']
     assert (times, seconds < 5) == (6, True)
-
-
-def test_leaves_of_a_manifest_are_what_was_saved(steps):
-  tree = kill_matrix.like(steps / '4')
-  want = jax.tree.leaves(saved.state(4))
-  assert [(x.shape, x.dtype) for x in jax.tree.leaves(tree)] == [
-    (np.shape(x), np.asarray(x).dtype) for x in want
-  ]
