@@ -202,8 +202,9 @@ def _begin(
   task.batches.restore(found.facts['data'])
   score = found.facts['score']
   # If the best checkpoint is gone, any later step counts as better.
-  gone = score is None or saved.best() is None
-  return found.step, found.arrays, -math.inf if gone else score
+  if score is None or saved.best() is None:
+    score = -math.inf
+  return found.step, found.arrays, score
 
 
 def _check_finite(figures: dict[str, Any], step: int) -> None:

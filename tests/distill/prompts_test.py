@@ -47,8 +47,8 @@ def test_generated_questions():
 def test_more_questions_than_there_are_are_refused(monkeypatch):
   forms = prompts_lib._forms() | {'kinds': [dict(share=1, forms='Why {a}?')]}
   monkeypatch.setattr(prompts_lib, '_forms', lambda: forms)
-  with pytest.raises(ValueError, match='need 99 questions: only 38'):
-    prompts_lib.generated(99, 0)
+  with pytest.raises(ValueError, match='questions has 38 questions shorter'):
+    prompts_lib.make(data(prompts=90), build.load('random:tiny'))
 
 
 def test_questions_of_a_user_go_through_the_chat_template(tmp_path, caplog):
