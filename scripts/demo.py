@@ -41,7 +41,7 @@ each token:
 def run() -> bool:
   texts = {p.id: p.turns[0] for p in prompts.builtin()}
   target = specdec_jax.load(_SOURCE.value)
-  out = show.console()
+  out = runtime.console(80)
   out.print(INTRODUCTION.format(target.label))
   show.legend(out)
   for name, title, draft, options in REPLIES:
@@ -58,7 +58,8 @@ def run() -> bool:
     out.rule(title, align='left')
     out.print(texts[name], style='dim', markup=False)
     out.print()
-    out.print(show.reply(out, target.tokenizer, pieces), style='bold')
+    counts = show.reply(out, target.tokenizer, pieces)
+    out.print(counts, style='bold')
   return True
 
 

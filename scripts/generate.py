@@ -49,10 +49,7 @@ def run() -> bool:
   chat = s.bench.chat
   task = answers.Run(chosen, target, ask, chat, max_new, rows, digest)
   answers.check_prompts(task, _PROMPTS.value)
-  with runtime.interrupts() as caught:
-    done, recorded = answers.write(
-      output, task, track=runtime.track, stopped=lambda: caught
-    )
+  done, recorded = answers.write(output, task)
   if recorded:
     html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))
   return answers.report(done, engine.rule)

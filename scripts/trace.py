@@ -35,28 +35,28 @@ def record() -> None:
     settings.engine(e, 'lm', 1),
     plan.make(e, chosen),
     samples=_SAMPLES.value,
-    track=runtime.track,
   )
   trace.write(output, found)
   print(f'{output}: {len(found.texts)} texts')
 
 
 def analyse(files: list[str]) -> None:
-  limit = _LIMIT.value
-  found = [counterfactual.analyse(trace.read(x), limit=limit) for x in files]
+  read = [trace.read(path) for path in files]
+  found = [counterfactual.analyse(x, limit=_LIMIT.value) for x in read]
   for analysis in found:
     counterfactual.show(analysis, runtime.console())
   print(runtime.compact(found))
 
 
-def run(arguments: list[str]) -> bool:
-  if arguments == ['record']:
-    record()
-  elif arguments[:1] == ['analyse'] and arguments[1:]:
-    analyse(arguments[1:])
-  else:
-    given = ' '.join(arguments)
-    raise ValueError(f'{given!r}: want record, or analyse FILE...')
+def run(words: list[str]) -> bool:
+  match words:
+    case ['record']:
+      record()
+    case ['analyse', *files] if files:
+      analyse(files)
+    case _:
+      given = ' '.join(words)
+      raise ValueError(f'{given!r}: want record, or analyse FILE...')
   return True
 
 

@@ -119,11 +119,11 @@ def open_workdir(path: str) -> pathlib.Path | None:
   return folder
 
 
-def console() -> rich.console.Console:
-  """A rich console on stdout."""
-  # A pipe has no width; 120 columns hold every table.
-  width = None if sys.stdout.isatty() else 120
-  return rich.console.Console(width=width, highlight=False)
+def console(width: int = 120) -> rich.console.Console:
+  """A rich console on stdout; `width` columns in a pipe, which has no width."""
+  # 120 hold every table.
+  columns = None if sys.stdout.isatty() else width
+  return rich.console.Console(width=columns, highlight=False)
 
 
 def track(items: Iterable, description: str) -> Iterable:

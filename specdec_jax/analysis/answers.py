@@ -5,6 +5,7 @@ Decoding is left to Run.ask.
 
 import copy
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -173,44 +174,44 @@ def check_prompts(run: Run, source: str) -> None:
 
 
 def begun(path: pathlib.Path, run: Run) -> set[str]:
-  """The ids answered so far; cuts off an unfinished last line.
+  """The ids answered so far; then cuts off an unfinished last line.
 
   Raises:
-    ValueError: a line of another prompt, another config or other weights.
+    ValueError: a line of another prompt, another config or other weights. The
+      file is left as it is.
   """
   if not path.exists():
     return set()
   data = path.read_bytes()
-  if not data.endswith(b'\n'):
-    os.truncate(path, data.rfind(b'\n') + 1)
+  end = data.rfind(b'\n') + 1
+  advice = f'name another --output, or delete {path.name} to start again'
   digests = {prompt.id: _prompt_digest(run, prompt) for prompt in run.prompts}
   ids = set()
-  for where, row in files.read_jsonl(path):
+  for where, row in itertools.islice(files.read_jsonl(path), data.count(b'\n')):
     id = str(row.get('id'))
     if id not in digests or row.get('run') != digests[id]:
       raise ValueError(
         f'{where}: was answered with another prompt, config or weights: give '
-        'those it was begun with, name another --output, or delete '
-        f'{path.name} to start again'
+        f'those it was begun with, {advice}'
       )
     ids.add(id)
+  unfinished = data[end:]
+  if not unfinished.startswith(b'{"id":"'[: len(unfinished)]):
+    raise ValueError(f'{path}: its last line is no answer: {advice}')
+  os.truncate(path, end)
   return ids
 
 
 def write(
-  path: pathlib.Path,
-  run: Run,
-  *,
-  track: Callable[..., Any] = lambda batches, description: batches,
-  stopped: Callable[[], Any] = lambda: False,
+  path: pathlib.Path, run: Run
 ) -> tuple[dict[str, Any], dict[str, Any]]:
   """Answers the prompts that have no line yet, batch by batch.
+
+  After Ctrl-C or SIGTERM it ends with the current batch.
 
   Args:
     path: the output; lines are appended.
     run: prompts and settings; call check_prompts first.
-    track: a progress bar: (batches, description) -> batches.
-    stopped: returns true to end after the current batch.
 
   Returns:
     A summary: prompts, lines (in the file), written, skipped, non_finite,
@@ -224,9 +225,9 @@ def write(
   left = [prompt for prompt in run.prompts if prompt.id not in old]
   batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
   written, done, recorded = 0, [], {}
-  with open(path, 'a', encoding='utf-8') as file:
-    for batch in track(batches, f'{len(left)} answers'):
-      if stopped():
+  with open(path, 'a', encoding='utf-8') as file, runtime.interrupts() as stop:
+    for batch in runtime.track(batches, f'{len(left)} answers'):
+      if stop:
         break
       for prompt, answers in zip(batch, answer(run, batch), strict=True):
         file.write(_line(run, prompt, answers))

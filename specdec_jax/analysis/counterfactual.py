@@ -43,24 +43,20 @@ RULES = {'reject': reject, 'block': block}
 LIMIT = 256
 
 
-class Counts(NamedTuple):
-  """Expected counts of each text, for gamma 0 to the limit.
-
-  calls_BG: target calls.
-  windows_BGN: windows by accepted drafts that were emitted, as
-    types.Info.hist_BN counts them.
-  """
-
-  calls_BG: np.ndarray
-  windows_BGN: np.ndarray
-
-
 def count(
   ratios: list[np.ndarray],
   rule: Callable[[np.ndarray], np.ndarray],
   limit: int,
-) -> Counts:
-  """Expected counts of texts, each given by its tokens' ratios.
+) -> np.ndarray:
+  """Expected windows of each text by accepted drafts: [B, 1 + limit, N].
+
+  [:, gamma] is for gamma 0 to the limit, and counts the accepted drafts that
+  were emitted, as types.Info.hist_BN does.
+
+  Args:
+    ratios: of the tokens of each text.
+    rule: a function of RULES.
+    limit: the largest gamma.
 
   Raises:
     ValueError: limit outside 0 to LIMIT.
@@ -74,10 +70,9 @@ def count(
   kept_BTN = at_least(ratio_BT, rule, limit)
   windows_BGN = np.zeros((len(ratios), limit + 1, limit + 1))
   for gamma in range(limit + 1):
-    windows_BGN[:, gamma, : gamma + 1] = walk(
-      accepted(kept_BTN, gamma), tokens_B
-    )
-  return Counts(windows_BGN.sum(-1), windows_BGN)
+    found_BN = walk(accepted(kept_BTN, gamma), tokens_B)
+    windows_BGN[:, gamma, : gamma + 1] = found_BN
+  return windows_BGN
 
 
 def at_least(ratio_BT, rule, limit: int) -> np.ndarray:
@@ -205,12 +200,12 @@ def analyse(
     for name in ('kept', 'distance')
   )
   each = [ratios(text) for text in found.texts]
-  counts = {name: count(each, rule, limit) for name, rule in RULES.items()}
+  windows = {name: count(each, rule, limit) for name, rule in RULES.items()}
   rows = []
   for gamma in range(limit + 1):
     values = {
-      name: share(tokens_B, sums(c.calls_BG[:, gamma]))
-      for name, c in counts.items()
+      name: share(tokens_B, sums(x_BGN[:, gamma].sum(-1)))
+      for name, x_BGN in windows.items()
     }
     values['gain'] = values['block'] - values['reject']
     # Sums of float32 may end a rounding above 1.
@@ -225,10 +220,7 @@ def analyse(
     rounded=int(sum(np.sum(np.equal(t.p, 0)) for t in found.texts)),
     alpha=kept[0],
     rows=rows,
-    windows={
-      name: c.windows_BGN[:, limit].sum(0).tolist()
-      for name, c in counts.items()
-    },
+    windows={n: x[:, limit].sum(0).tolist() for n, x in windows.items()},
     leniences=list(map(Lenience, found.header['leniences'], kept, distance)),
   )
 
@@ -240,8 +232,7 @@ def show(found: Analysis, console) -> None:
   console.print(
     f'target {target}, draft {draft}; {sampling}\nalpha {_shown(found.alpha)} '
     f'over {found.tokens} tokens of {found.texts} texts, {found.requests} '
-    f'requests; {found.rounded} tokens had no p when read again\n',
-    highlight=False,
+    f'requests; {found.rounded} tokens had no p when read again\n'
   )
   efficiency = {
     'gamma': lambda x: str(x.gamma),

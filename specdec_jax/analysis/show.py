@@ -15,21 +15,9 @@ from specdec_jax.io import tokenizer as tokenizer_lib
 KINDS = {
   'drafted': ('bold green', '[]', 'drafted and accepted'),
   'recovered': ('underline red', '<>', 'recovered: replaces a wrong draft'),
-  'bonus': (
-    'italic cyan',
-    '{}',
-    'bonus: one more, all drafts were right',
-  ),
+  'bonus': ('italic cyan', '{}', 'bonus: one more, all drafts were right'),
   'plain': ('', '', 'plain: nothing was drafted, one pass for one token'),
 }
-
-
-def console() -> rich.console.Console:
-  """A console on stdout; a pipe, which has no width, gets 80 columns."""
-  out = rich.console.Console(highlight=False)
-  if not out.is_terminal:
-    out.width = 80
-  return out
 
 
 def legend(out: rich.console.Console) -> None:

@@ -64,7 +64,6 @@ def record(
   plan: plan_lib.Plan,
   *,
   samples: int,
-  track: plan_lib.Track,
 ) -> Trace:
   """Decodes every prompt plainly, `samples` times, and scores the texts.
 
@@ -74,7 +73,6 @@ def record(
     plan: prompts, sampling settings and sizes; the first sample has the seed
       of its settings, the others those after it.
     samples: texts of each prompt.
-    track: shows progress.
 
   Raises:
     ValueError: samples < 1, a draft that stops early, or logits that are not
@@ -97,7 +95,7 @@ def record(
     for i in range(0, len(items), rows)
   ]
   texts = []
-  for seed, batch in track(batches, 'texts'):
+  for seed, batch in runtime.track(batches, 'texts'):
     request = requests.make(
       batch,
       ids=plain.target.ids,

@@ -33,15 +33,10 @@ class Settings(method.Stopping):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with the model of settings.source."""
-  draft = load_draft(target, settings)
-  return with_draft(draft, target, settings, gamma=gamma, chunk=chunk)
+  """Drafts with the model of settings.source.
 
-
-def load_draft(
-  target: load.LanguageModel, settings: Settings
-) -> load.LanguageModel:
-  """The draft model, loaded once for a target, on the target's mesh."""
+  It is loaded once for a target, on the target's mesh.
+  """
   key = settings.source, settings.dtype, settings.replicated
   if key not in target.drafts:
     target.drafts[key] = load.load(
@@ -51,7 +46,8 @@ def load_draft(
       replicated=settings.replicated,
       scan_layers=target.lm_config and target.lm_config.scan_layers,
     )
-  return target.drafts[key]
+  draft = target.drafts[key]
+  return with_draft(draft, target, settings, gamma=gamma, chunk=chunk)
 
 
 def with_draft(

@@ -32,7 +32,6 @@ ITEMS = requests.items(
 )
 ITEMS = tuple(item._replace(id=f'id {item.number}') for item in ITEMS)
 BENCH = types_lib.SimpleNamespace(batch_size=ROWS)
-track = lambda batches, description: batches
 
 
 def engine(gamma, rule='reject', draft=DRAFT):
@@ -57,7 +56,7 @@ def recorded(temperature=0.8, samples=1, draft=DRAFT):
     ITEMS[::2], ITEMS[1::2], NEW, sampled(temperature), BENCH
   )
   lm = engine(1, draft=draft)
-  return trace.record(engine(0), lm, plan, samples=samples, track=track)
+  return trace.record(engine(0), lm, plan, samples=samples)
 
 
 def analysed(found, limit=GAMMA):
@@ -215,7 +214,7 @@ def test_a_draft_that_stops_early_cannot_be_traced():
   stops = dataclasses.replace(lm, drafter=lm.drafter._replace(stops=True))
   plan = plan_lib.Plan(ITEMS, (), NEW, sampled(), BENCH)
   with pytest.raises(ValueError, match='min_confidence: .* set it to 0'):
-    trace.record(engine(0), stops, plan, samples=1, track=track)
+    trace.record(engine(0), stops, plan, samples=1)
 
 
 @pytest.mark.more
