@@ -198,23 +198,23 @@ def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
   start = int(request.lengths_B[0])
   request = requests.place(request, engine.target.layout)
   state, info = engine.programs.start(weights, request)
-  live, told, shown = True, 0, 0
+  live, sent, shown = True, 0, 0
   while live:
     state, info = engine.programs.step(weights, request, state, info)
     live, end = bool(state.live_B[0]), int(state.lengths_B[0])
     tokens = np.asarray(state.tokens_BL)[0, start:end].tolist()
     text, tokens, stopped = _until_stop(tokenizer, tokens, wanted.stop)
     live &= not stopped
-    made_by = np.asarray(info.origin_BL)[0, start + told : start + len(tokens)]
+    made_by = np.asarray(info.origin_BL)[0, start + sent : start + len(tokens)]
     # Text never shrinks: what a later token could change waits.
     ready = len(text) - (_held_back(text, wanted.stop) if live else 0)
     ready = max(ready, shown)
     yield Piece(
-      text[shown:ready], tokens[told:], [types.ORIGINS[o] for o in made_by]
+      text[shown:ready], tokens[sent:], [types.ORIGINS[o] for o in made_by]
     )
-    told, shown = len(tokens), ready
+    sent, shown = len(tokens), ready
   if info.broken_B[0] and not stopped:
-    raise _non_finite(engine, request.request_B[0], told)
+    raise _non_finite(engine, request.request_B[0], sent)
 
 
 def _items(target, prompts, n: int, chat: bool) -> list[requests.Item]:

@@ -1,4 +1,4 @@
-"""What a record says of a run, against the table models' exact law."""
+"""What a record holds, against the table models' exact distributions."""
 
 import dataclasses
 import functools
