@@ -94,19 +94,18 @@ def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path):
   assert tiny.read(path).config.rope_scaling == c.rope_scaling
 
 
-def test_other_divisors_are_refused(tmp_path):
-  c = tiny.config(head_dim=16)
-  odd = np.linspace(1, 9, 8).astype(np.float32)
-  add = lambda w: w.add_tensor('rope_freqs.weight', odd)
-  path = tiny.write_gguf(tmp_path / 'm.gguf', c, extra=[add])
-  with pytest.raises(ValueError, match='rope_freqs.weight is not a Llama 3'):
-    load.open_source(str(path))
+ODD = np.linspace(1, 9, 4).astype(np.float32)
+GATE = 'blk.0.ffn_gate_inp.weight'
 
 
 @pytest.mark.parametrize(
   'arch, add, message',
   [
-    ('gemma', None, r"'gemma'.*\['gemma2', 'gemma3', 'llama', 'qwen2'\]"),
+    (
+      'gemma',
+      lambda w: None,
+      r"'gemma'.*\['gemma2', 'gemma3', 'llama', 'qwen2'\]",
+    ),
     (
       'llama',
       lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN),
@@ -118,22 +117,25 @@ def test_other_divisors_are_refused(tmp_path):
       'dimension_count=4 of 8',
     ),
     ('llama', lambda w: w.add_uint32('general.alignment', 48), 'alignment=48'),
-    ('llama', lambda w: w.add_bool('llama.vocab_size', True), None),
     (
       'llama',
-      lambda w: w.add_tensor(
-        'blk.0.ffn_gate_inp.weight', np.ones((2, 2), 'f4')
-      ),
+      lambda w: w.add_tensor('rope_freqs.weight', ODD),
+      'rope_freqs.weight is not a Llama 3',
+    ),
+    (
+      'llama',
+      lambda w: w.add_tensor(GATE, ODD[None]),
       r'no place for \[blk.0.ffn_gate_inp.weight\]',
+    ),
+    (
+      'gemma2',
+      lambda w: w.add_float32('gemma2.attention.sliding_window', 4.0),
+      'sliding_window is float; int is needed',
     ),
   ],
 )
 def test_unsupported_files_are_named(tmp_path, arch, add, message):
-  extra = [add] if add else None
-  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch, extra=extra)
-  if message is None:
-    tiny.read(path)
-    return
+  path = tiny.write_gguf(tmp_path / 'a.gguf', tiny.config(), arch, extra=[add])
   with pytest.raises(ValueError, match=message):
     tiny.read(path)
 
@@ -226,10 +228,3 @@ def test_missing_fields_are_named(tmp_path):
   whole = path.read_bytes()
   data = whole.replace(b'llama.block_count', b'llama.block_kount')
   assert 'field llama.block_count is missing' in refused(path, data)
-
-
-def test_field_type_is_checked(tmp_path):
-  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
-  file = gguf_lib.parse(path)
-  with pytest.raises(ValueError, match='architecture is str; int is needed'):
-    file.field('general.architecture', int)

