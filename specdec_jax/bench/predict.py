@@ -40,8 +40,7 @@ class Overlap(NamedTuple):
 def overlap(
   weights: types.Weights,
   request: decode.Request,
-  proposals_BL: Array,
-  proposed_BL: Array,
+  proposals_BL: Array | None,
   *,
   target: types.Model,
   draft: types.Model | None,
@@ -53,8 +52,8 @@ def overlap(
   Args:
     weights: of the target and of the draft.
     request: the prompts with the text after them; limit_B is where it ends.
-    proposals_BL, proposed_BL: for drafters without a draft model, the proposed
-      token at each index, and whether there is one; alpha is 0 where not.
+    proposals_BL: for drafters without a draft model, the token proposed at each
+      index; -1 where there is none, and alpha is 0.
     target, draft: the models; draft None for drafters without one.
     rule: gives the distribution that is emitted.
     chunk: tokens read at a time.
@@ -64,13 +63,11 @@ def overlap(
     p_BTV, *q = (
       sampling_lib.probabilities(x, request.sampling) for x in logits
     )
-    if q:
+    if proposals_BL is None:
       (q_BTV,) = q
     else:
-      token_BT1 = forward.at(proposals_BL, index_T)[..., None]
-      q_BTV = jnp.arange(target.vocab)[None, None] == token_BT1
-      proposed_BT1 = forward.at(proposed_BL, index_T)[..., None]
-      q_BTV = (q_BTV & proposed_BT1).astype(p_BTV.dtype)
+      token_BT = forward.at(proposals_BL, index_T)
+      q_BTV = jax.nn.one_hot(token_BT, target.vocab)
     alpha_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
     distance_BT = jnp.zeros(alpha_BT.shape)
     if rule.emitted is not None:
@@ -109,8 +106,8 @@ def propose_along(
     coupled: whether the rule couples the drafter's noise.
 
   Returns:
-    (tokens_BL, proposed_BL, check): the first token proposed for each index,
-    where one was, and a number that uses all the work.
+    (proposals_BL, check): the first token proposed for each index, -1 where
+    none was, and a number that uses all the work.
   """
   B, L = request.tokens_BL.shape
   live_B = request.lengths_B < request.limit_B
@@ -123,7 +120,7 @@ def propose_along(
   nothing = types.Outcome(zeros_B, zeros_B, zeros_B, zeros_BV)
 
   def body(i, carry):
-    state, cache, tokens_BL, proposed_BL, check = carry
+    state, cache, proposals_BL, check = carry
     context = at(i)
     noise = sampling_lib.noise(
       request.seed_B,
@@ -135,17 +132,17 @@ def propose_along(
     )
     draft, state, cache = drafter.propose(weights, state, context, noise, cache)
     state = drafter.commit(state, at(i + 1), nothing, None)
-    index = jnp.arange(B), jnp.where(live_B, context.lengths_B, L)
-    put = lambda old, new: old.at[index].set(new, mode='drop')
-    tokens_BL = put(tokens_BL, draft.tokens_BK[:, 0])
-    proposed_BL = put(proposed_BL, draft.count_B > 0)
-    return state, cache, tokens_BL, proposed_BL, check + _sum(draft)
+    index_B = jnp.where(live_B, context.lengths_B, L)
+    token_B = jnp.where(draft.count_B > 0, draft.tokens_BK[:, 0], -1)
+    proposals_BL = proposals_BL.at[jnp.arange(B), index_B].set(
+      token_B, mode='drop'
+    )
+    return state, cache, proposals_BL, check + _sum(draft)
 
   carry = (
     drafter.init(weights, at(0), None),
     target.init_cache(B, L),
-    jnp.zeros((B, L), jnp.int32),
-    jnp.zeros((B, L), bool),
+    jnp.full((B, L), -1, jnp.int32),
     jnp.int32(0),
   )
   return jax.lax.fori_loop(0, steps, body, carry)[2:]
@@ -212,9 +209,9 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   request = group.full._replace(
     tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B
   )
-  tokens_BL, proposed_BL = np.zeros((B, L), np.int32), np.ones((B, L), bool)
+  proposals_BL = None
   if engine.q is None:
-    tokens_BL, proposed_BL, _ = propose_along(
+    proposals_BL, _ = propose_along(
       engine.weights,
       request,
       np.int32(np.max(plain.lengths_B - group.host.lengths_B)),
@@ -225,8 +222,7 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   found = overlap(
     engine.weights,
     request,
-    tokens_BL,
-    proposed_BL,
+    proposals_BL,
     target=engine.target.model,
     draft=engine.q,
     rule=engine.rule,
@@ -236,6 +232,8 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
     index_1L < plain.lengths_B[:, None]
   )
+  every_BL = np.ones((B, L), bool)
+  proposed_BL = every_BL if proposals_BL is None else proposals_BL >= 0
   return text_BL, proposed_BL, *(np.asarray(x, np.float64) for x in found)
 
 

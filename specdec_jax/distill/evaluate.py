@@ -98,8 +98,7 @@ def alpha_on(
   overlap = predict.overlap(
     weights,
     request._replace(tokens_BL=text.tokens_BL, limit_B=text.lengths_B),
-    np.zeros_like(text.tokens_BL),
-    np.ones(text.tokens_BL.shape, bool),
+    None,
     target=target.model,
     draft=draft,
     rule=reject.RULE,
