@@ -108,9 +108,6 @@ def test_a_planted_bug_is_found(folder):
     ('--config.sampling.temperature=0.8', 'config.decode.rule=coupled'),
     ('--workdir=/dev/null/below', 'workdir /dev/null/below: cannot be'),
     pytest.param(
-      '--config=nope.py', 'config nope.py: no such file', marks=pytest.mark.more
-    ),
-    pytest.param(
       '--config.target.sorce=x',
       "unknown config key 'sorce'",
       marks=pytest.mark.more,
@@ -121,3 +118,11 @@ def test_refusals(folder, argument, expected):
   status, out, err = audit(folder, argument)
   assert status == 2 and err.startswith('audit.py: ') and expected in err
   assert len(err.strip().splitlines()) == 1 and not out
+
+
+@pytest.mark.more
+def test_a_config_that_is_not_there():
+  command = [sys.executable, SCRIPT, '--config=nope.py']
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 2 and not done.stdout
+  assert done.stderr == 'audit.py: config nope.py: no such file\n'

@@ -85,12 +85,9 @@ def asked(settings: settings_lib.Settings):
     raise ValueError(f'{what}: want a method, and one gamma of 1 or more')
   if not _RULES.value or not _TEMPERATURES.value:
     raise ValueError('want at least one of --rules and one of --temperatures')
-  try:
-    temperatures = [float(x) for x in _TEMPERATURES.value]
-  except ValueError as error:
-    raise ValueError(f'temperatures={_TEMPERATURES.value}: {error}') from error
   return [build.rule_of(name) for name in _RULES.value], [
-    dataclasses.replace(settings.sampling, temperature=x) for x in temperatures
+    dataclasses.replace(settings.sampling, temperature=float(x))
+    for x in _TEMPERATURES.value
   ]
 
 

@@ -263,12 +263,12 @@ class Setting(NamedTuple):
 
 def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
   engine = arms[0].engine
-  drafts = [a.engine.draft.label for a in arms if a.engine.draft]
+  drafts = (a.engine.draft.label for a in arms if a.engine.draft)
   judged = {item.category for item in plan.judged}
   others = dict.fromkeys(item.category for item in plan.others)
   return Setting(
     target=engine.target.label,
-    draft=drafts[0] if drafts else None,
+    draft=next(drafts, None),
     dtype=engine.target.dtype,
     rule=engine.rule.name,
     lossless=engine.rule.lossless,
