@@ -20,61 +20,54 @@ pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 V, NEW, L, B = 13, 16, 32, 6
 
 
-def settings():
-  return dict(
-    temperature=np.array([0.0, 0.8, 1.2, 0.8, 0.6, 1.0]),
-    top_p=np.array([1.0, 0.9, 1.0, 1.0, 0.8, 0.95]),
-    seed=3,
-  )
-
-
-@pytest.fixture
-def world(x64):
-  """(programs of some options, weights, request) of a sampled transformer."""
-  config = fakes.tiny()
-  model = lm.make(config)
-  weights = types.Weights(fakes.wild(config, 0), fakes.wild(config, 1))
-  prompts = fakes.prompts(B, vocab=V, seed=5, longest=9)
-
-  def request():
-    return fakes.request(prompts, NEW, vocab=V, length=L, **settings())
-
-  def programs(**options):
-    drafter = lm_drafter.make(model, gamma=2, chunk=options.get('chunk', 64))
-    options = decode.Options(**options)
-    return decode.programs(model, drafter, reject.RULE, options)
-
-  return programs, weights, request
-
-
-def check_same(out, base):
-  assert fakes.texts(out) == fakes.texts(base)
-  np.testing.assert_array_equal(out.info.hist_BN, base.info.hist_BN)
+SETTINGS = dict(
+  temperature=np.array([0.0, 0.8, 1.2, 0.8, 0.6, 1.0]),
+  top_p=np.array([1.0, 0.9, 1.0, 1.0, 0.8, 0.95]),
+  seed=3,
+)
 
 
 @pytest.mark.more
-def test_a_rows_text_is_its_own(world):
+def test_a_rows_text_is_its_own(x64):
   """Not the dead rows', what its buffer holds, or the chunk's.
 
   Nor the batch's, its order's or the padding's: see the promise of invariance.
   """
-  programs, weights, request = world
-  generate = programs().generate
-  base = generate(weights, request())
-  dead = request()
-  dead.limit_B[[1, 4]] = 0
-  out = generate(weights, dead)
-  for b in (0, 2, 3, 5):
-    assert fakes.texts(out)[b] == fakes.texts(base)[b]
-  assert np.asarray(out.info.calls_B)[[1, 4]].tolist() == [0, 0]
-  garbage = request()
-  at_L = np.arange(L)[None]
-  garbage.tokens_BL[at_L >= garbage.lengths_B[:, None]] = 7
-  check_same(generate(weights, garbage), base)
+  config = fakes.tiny()
+  model = lm.make(config)
+  weights = types.Weights(fakes.wild(config, 0), fakes.wild(config, 1))
+  prompts = fakes.prompts(B, vocab=V, seed=5, longest=9)
   # A prompt of 9 tokens takes one pass or three.
-  small = programs(chunk=3, narrow=False)
-  check_same(small.generate(weights, request()), base)
-  assert len({tuple(text) for text in fakes.texts(base)}) == B
+  generate, small = (
+    decode.programs(
+      model,
+      lm_drafter.make(model, gamma=2, chunk=chunk),
+      reject.RULE,
+      decode.Options(chunk=chunk, narrow=chunk > 9),
+    ).generate
+    for chunk in (64, 3)
+  )
+  request = lambda: fakes.request(prompts, NEW, vocab=V, length=L, **SETTINGS)
+  dead, garbage = request(), request()
+  dead.limit_B[[1, 4]] = 0
+  garbage.tokens_BL[np.arange(L)[None] >= garbage.lengths_B[:, None]] = 7
+  base, out, *others = (
+    run(weights, asked)
+    for run, asked in (
+      (generate, request()),
+      (generate, dead),
+      (generate, garbage),
+      (small, request()),
+    )
+  )
+  texts = fakes.texts(base)
+  assert len({tuple(text) for text in texts}) == B
+  for b in (0, 2, 3, 5):
+    assert fakes.texts(out)[b] == texts[b]
+  assert np.asarray(out.info.calls_B)[[1, 4]].tolist() == [0, 0]
+  for other in others:
+    assert fakes.texts(other) == texts
+    np.testing.assert_array_equal(other.info.hist_BN, base.info.hist_BN)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +79,8 @@ def test_fewer_new_tokens_are_a_prefix(x64, rule):
   prompts = fakes.prompts(B, vocab=V)
   drafter = lm_drafter.make(model, gamma=2)
   generate = decode.programs(model, drafter, rule).generate
-  run = lambda new: fakes.texts(
-    generate(
-      weights,
-      fakes.request(prompts, new, vocab=V, length=L, **settings()),
-    )
-  )
+  ask = lambda new: fakes.request(prompts, new, vocab=V, length=L, **SETTINGS)
+  run = lambda new: fakes.texts(generate(weights, ask(new)))
   whole = run(NEW)
   for new in range(1, NEW):
     for short, text, prompt in zip(run(new), whole, prompts, strict=True):
@@ -109,7 +98,7 @@ def table():
   prompts = fakes.prompts(B, vocab=V)
 
   def request(**changes):
-    changes = dict(length=L) | settings() | changes
+    changes = dict(length=L) | SETTINGS | changes
     return fakes.request(prompts, changes.pop('new', NEW), vocab=V, **changes)
 
   return programs, weights, request
@@ -195,7 +184,7 @@ def test_narrow_windows_change_nothing(x64):
   # Every row proposes in stretches, so that some windows are narrow.
   count = np.tile((np.arange(L) // 5) % 2 * 3, (B, 1)).astype(np.int32)
   weights = types.Weights(fakes.wild(config, 0), (script, count))
-  request = fakes.request([[1, 2]] * B, NEW, vocab=V, length=L, **settings())
+  request = fakes.request([[1, 2]] * B, NEW, vocab=V, length=L, **SETTINGS)
   drafter = scripted.make(gamma=3)
   narrow, wide = (
     decode.programs(
