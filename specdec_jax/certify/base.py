@@ -94,8 +94,8 @@ class Promise(NamedTuple):
   name, text: for the reader.
   check: (subject, amount) -> Figure; raises Broken or NotChecked.
   quick, full: amounts of the two tiers, in the promise's unit.
-  about: parts that it judges, of 'rule', 'drafter' and 'model'.
   seconds: quick tier on two cores, for each pair of rule and drafter.
+  about: parts that it judges.
   """
 
   name: str
@@ -103,8 +103,8 @@ class Promise(NamedTuple):
   check: Callable[[Subject, int], Figure]
   quick: int
   full: int
-  about: tuple[str, ...]
   seconds: float
+  about: tuple[str, ...] = ('rule', 'drafter', 'model')
 
 
 def wide() -> bool:
@@ -162,11 +162,9 @@ def transformers(vocab: int, scale: float = 3, **changes) -> World:
 def blurred(params: Any) -> Any:
   """The weights with a little noise added: a draft of high acceptance."""
   rng = np.random.default_rng(3)
+  noise = lambda x: 0.05 * x.astype(np.float32).std() * rng.normal(size=x.shape)
   return jax.tree.map(
-    lambda x: (
-      x + (0.05 * np.std(x.astype(np.float32)) * rng.normal(size=x.shape))
-    ).astype(x.dtype),
-    jax.device_get(params),
+    lambda x: (x + noise(x)).astype(x.dtype), jax.device_get(params)
   )
 
 

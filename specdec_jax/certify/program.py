@@ -22,8 +22,8 @@ PROMISES = (
     enumerated.window_distribution,
     quick=2000,
     full=10_000,
-    about=('rule',),
     seconds=4,
+    about=('rule',),
   ),
   base.Promise(
     'windows-enumerated',
@@ -31,8 +31,8 @@ PROMISES = (
     enumerated.windows_enumerated,
     quick=3,
     full=3,
-    about=('rule', 'drafter'),
     seconds=5,
+    about=('rule', 'drafter'),
   ),
   base.Promise(
     'joint-distribution-tables',
@@ -40,8 +40,8 @@ PROMISES = (
     counted.tables,
     quick=counted.QUICK_TABLES,
     full=2**23,
-    about=('rule', 'drafter'),
     seconds=4,
+    about=('rule', 'drafter'),
   ),
   base.Promise(
     'joint-distribution-transformer',
@@ -49,7 +49,6 @@ PROMISES = (
     counted.transformer,
     quick=2**15,
     full=2**22,
-    about=('rule', 'drafter', 'model'),
     seconds=6,
   ),
   base.Promise(
@@ -58,7 +57,6 @@ PROMISES = (
     identity.greedy_identity,
     quick=identity.QUICK,
     full=1_000_000,
-    about=('rule', 'drafter', 'model'),
     seconds=8,
   ),
   base.Promise(
@@ -67,10 +65,10 @@ PROMISES = (
     identity.audited_identity,
     quick=2_000,
     full=100_000,
+    seconds=10,
     # p and q are float32 whatever the model's dtype: for a rule or drafter of
     # the user's, the promises above say as much.
     about=('model',),
-    seconds=10,
   ),
   base.Promise(
     'invariance',
@@ -78,7 +76,6 @@ PROMISES = (
     invariance.invariance,
     quick=48,
     full=1_000,
-    about=('rule', 'drafter', 'model'),
     seconds=9,
   ),
   base.Promise(
@@ -87,8 +84,8 @@ PROMISES = (
     invariance.accounting,
     quick=10_000,
     full=100_000,
-    about=('rule', 'drafter'),
     seconds=3,
+    about=('rule', 'drafter'),
   ),
 )
 
@@ -150,7 +147,7 @@ def run(
     seed=subject.seed,
     rules=[rule.name for rule in subject.rules],
     drafters=list(subject.drafters),
-    model=subject.model_path,
+    model=subject.model_path or None,
     machine=machine.describe(),
     promises=[],
   )
