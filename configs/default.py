@@ -20,6 +20,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'source': 'random:tiny' if tiny else '',
         'dtype': 'float32',
         'scan_layers': 'auto',
+        'kernels': 'auto',
       },
       'mesh': {'data': 1, 'model': 1},
       'decode': {

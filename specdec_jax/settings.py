@@ -6,6 +6,7 @@ from typing import Any
 
 from specdec_jax import build, fields, sharding
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.io import load as load_lib
 
 DTYPES = ('float32', 'bfloat16', 'float64')
 
@@ -16,6 +17,9 @@ class Target(fields.Checked):
   dtype: str = fields.setting(allowed=DTYPES)
   scan_layers: str = fields.setting(
     allowed=('auto', 'yes', 'no'), help='auto: on TPU'
+  )
+  kernels: str = fields.setting(
+    allowed=load_lib.KERNELS, help='auto: on one CPU, kernels for few rows'
   )
 
   def __post_init__(self):
@@ -144,6 +148,7 @@ def load(s: Settings) -> Experiment:
     dtype=s.target.dtype,
     mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
     scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
+    kernels=s.target.kernels,
   )
   return Experiment(s, target)
 

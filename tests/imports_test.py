@@ -12,6 +12,7 @@ LAYERS = {
   'fields': 0,
   'runtime': 0,
   'types': 0,
+  'kernels': 0,
   'sampling': 0,
   'sharding': 0,
   'forward': 0,

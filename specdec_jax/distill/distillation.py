@@ -74,6 +74,7 @@ def _prepare(
     dtype=s.teacher.dtype,
     mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
     scan_layers=False if s.student.layers else None,  # to pick single layers
+    kernels='xla',  # training reads the parameters
   )
   _check_teacher(s, target)
   taps = _recorded_layers(s, target)

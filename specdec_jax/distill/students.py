@@ -67,7 +67,7 @@ def begin(s: settings.Student, target: build.LanguageModel) -> Start:
         f'{len(draft.ids)} ids; set student.taps and student.vocabulary'
       )
     return Start(draft, draft.ids)
-  loaded = build.load(s.path, scan_layers=False)
+  loaded = build.load(s.path, scan_layers=False, kernels='xla')
   tokenizer.check_same(target.tokenizer, loaded.tokenizer)
   if not loaded.draft_ids:
     return Start(loaded)

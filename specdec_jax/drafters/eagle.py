@@ -162,7 +162,7 @@ def _shifted(config, features_BLE, B: int, L: int):
   if features_BLE is None:  # where only the time is measured
     features_BLE = jnp.zeros((B, L, len(config.taps) * config.block.width))
   # A prefill returns them in a wider dtype than verification does.
-  features_BLE = features_BLE.astype(config.block.dtype)
+  features_BLE = features_BLE.astype(config.block.activations)
   return jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :L]
 
 
@@ -245,7 +245,7 @@ def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
     return Viewed(
       target.init_cache(rows, slots),
       eagle.init_cache(config, rows, slots),
-      jnp.zeros((rows, slots, E), jnp.dtype(config.block.dtype)),
+      jnp.zeros((rows, slots, E), jnp.dtype(config.block.activations)),
     )
 
   def apply(

@@ -77,7 +77,7 @@ def fit(
   draft_file.check_tokenizer(KIND, path, saved.about, target)
   train = 'train one for this target with scripts/distill.py'
   try:
-    config = eagle.settings(target.config, saved.taps)
+    config = eagle.settings(target.config, saved.taps, packed=False)
   except ValueError as error:
     raise ValueError(f'eagle {path}: {error}; {train}') from error
   want = eagle.shapes(config)
@@ -104,6 +104,9 @@ def fit(
     name: place(jnp.asarray(x, want[name].dtype))
     for name, x in saved.layer.items()
   }
-  ids = place(ids.astype(np.int32))
-  made = eagle.weights(lm.nest(layer), ids, target.params)
+  ids, nested = place(ids.astype(np.int32)), lm.nest(layer)
+  if target.config.packed:
+    config = eagle.settings(target.config, saved.taps)
+    nested = lm.pack_params(nested)
+  made = eagle.weights(nested, ids, target.params)
   return config, made | {'head': place(made['head'])}

@@ -45,6 +45,7 @@ def for_target(
       mesh=target.layout and target.layout.mesh,
       replicated=settings.replicated,
       scan_layers=target.lm_config and target.lm_config.scan_layers,
+      kernels=target.kernels,
     )
   draft = target.drafts[key]
   return with_draft(draft, target, settings, gamma=gamma, chunk=chunk)

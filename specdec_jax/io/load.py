@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from specdec_jax import runtime, sharding, types
 from specdec_jax.io import (
@@ -30,6 +31,7 @@ from specdec_jax.io import (
   names,
 )
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
@@ -38,6 +40,7 @@ FORMS = (
   f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
   'which returns (types.Model, params, tokenizer)'
 )
+KERNELS = ('auto', 'xla')
 _FUNCTION = re.compile(r'(?!(random|hf|wheel):)[A-Za-z_][\w.]*:[A-Za-z_]\w*')
 
 
@@ -134,6 +137,12 @@ class LanguageModel:
     return {}
 
   @property
+  def kernels(self) -> str:
+    """'xla' if it is computed by XLA's matmuls, else 'auto', as in load."""
+    own = self.lm_config is None or self.lm_config.packed
+    return 'auto' if own else 'xla'
+
+  @property
   def context(self) -> int:
     """The longest text that it reads, in tokens."""
     return (self.own or self.config).context
@@ -166,6 +175,7 @@ def load(
   mesh: jax.sharding.Mesh | None = None,
   replicated: bool = False,
   scan_layers: bool | None = None,
+  kernels: str = 'auto',
 ) -> LanguageModel:
   """Loads a checkpoint.
 
@@ -178,10 +188,14 @@ def load(
     replicated: on a mesh, keep a whole copy on every device (for drafts).
     scan_layers: trace one layer and scan over the stack; compiles faster. On
       TPU if None. Changes no result.
+    kernels: 'auto': on one CPU, those of specdec_jax.kernels; 'xla': XLA's
+      matmuls, for programs that read or train the parameters.
 
   Raises:
     ValueError: a source that cannot be read, naming the file and the reason.
   """
+  if kernels not in KERNELS:
+    raise ValueError(f'kernels={kernels!r}: allowed are {", ".join(KERNELS)}')
   source = os.fspath(source)
   if _FUNCTION.fullmatch(source):
     if mesh is not None:
@@ -197,8 +211,20 @@ def load(
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
     config, params = lm.fuse(model.config, model.params)
+    if kernels == 'auto' and _kernels_run(config):
+      config, params = lm.pack(config, params)
     model = dataclasses.replace(model, lm_config=config, params=params)
   return dataclasses.replace(model, layout=layout)
+
+
+def _kernels_run(config: model_config.LMConfig) -> bool:
+  """Whether the CPU kernels can run the model; says why not if it matters."""
+  if jax.default_backend() != 'cpu' or config.dtype == 'float64':
+    return False
+  why = library.load(files.cache_folder())
+  if why:
+    logging.warning('%s; decoding with XLA', why)
+  return not why
 
 
 def open_source(source: str) -> LanguageModel:

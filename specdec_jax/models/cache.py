@@ -17,11 +17,27 @@ class KVCache(NamedTuple):
   """Keys and values of one layer.
 
   Heads come before slots: with slots first, XLA CPU transposes all of the cache
-  in every layer of every step (2.0 ms a step, not 0.6, for SmolLM2-135M).
+  in every layer of every step (2.0 ms a step, not 0.6, for SmolLM2-135M). In a
+  packed model both lie in panels instead (kernels.calls.cache_shapes).
   """
 
   k_BGSC: Array
   v_BGSC: Array
+
+
+class Writer(NamedTuple):
+  """Puts keys and values of one call in a layer's cache (layers.Block's write).
+
+  cache: of the layer, before the call.
+  slots_BT: where the call's keys and values go.
+  """
+
+  cache: KVCache
+  slots_BT: Array
+
+  def __call__(self, k_BTGC: Array, v_BTGC: Array) -> tuple[KVCache, KVCache]:
+    written = write(self.cache, k_BTGC, v_BTGC, self.slots_BT)
+    return written, written
 
 
 class Stacked(NamedTuple):
@@ -34,11 +50,6 @@ class Stacked(NamedTuple):
 
   k_BNSF: Array
   v_BNSF: Array
-
-
-def zeros(kind, *shape: int, dtype):
-  # Two arrays: a shared one could not be donated twice.
-  return kind(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:

@@ -55,7 +55,8 @@ class LMConfig:
   cache; logits are float32 or wider. scan_layers: trace one layer and scan over
   the stack, which compiles faster. fused: one matmul for q, k and v and one for
   gate and up, which is faster for small matrices; for models on one device that
-  are not scanned.
+  are not scanned. packed: kernels lie in the panels that specdec_jax.kernels
+  reads, of a fused model on a CPU; everything else is float32.
   """
 
   depth: int
@@ -91,6 +92,7 @@ class LMConfig:
   dtype: str = 'float32'
   scan_layers: bool = False
   fused: bool = False
+  packed: bool = False
 
   def __post_init__(self):
     if self.heads % self.kv_heads:
@@ -103,6 +105,8 @@ class LMConfig:
           f'{name}={getattr(self, name)!r}: allowed are '
           f'{", ".join(map(repr, allowed))}'
         )
+    if self.packed and (not self.fused or self.dtype == 'float64'):
+      raise ValueError('packed: needs fused projections, and not float64')
     if not self.windows or min(self.windows) < 0:
       raise ValueError(
         f'windows={self.windows!r}: needs a number of tokens for at least one '
@@ -118,6 +122,11 @@ class LMConfig:
         f'proposes={ids[:4]}...: must be ascending ids below vocab='
         f'{self.vocab}, of a model that is not tied'
       )
+
+  @property
+  def activations(self) -> str:
+    """The dtype of activations and cache."""
+    return 'float32' if self.packed else self.dtype
 
 
 # The values of settings that are words.

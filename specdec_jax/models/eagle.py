@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specdec_jax import types
+from specdec_jax.kernels import calls
 from specdec_jax.models import attention, layers, lm
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
@@ -70,20 +71,19 @@ class Eagle(nnx.Module):
   """y = block(join(norm(embedding), norm(feature))); logits = head(norm(y))."""
 
   def __init__(self, c: EagleConfig):
-    D, dtype = c.block.width, jnp.dtype(c.block.dtype)
+    D, taps = c.block.width, len(c.taps)
     self.config = c
-    many = len(c.taps) > 1
-    self.fuse = layers.Linear(len(c.taps) * D, D, dtype) if many else None
+    self.fuse = layers.Linear(c.block, taps * D, D) if taps > 1 else None
     self.token_norm, self.feature_norm, self.norm = (
       layers.norm(c.block, D) for _ in range(3)
     )
-    self.join = layers.Linear(2 * D, D, dtype)
+    self.join = layers.Linear(c.block, 2 * D, D)
     self.block = layers.Block(c.block)
 
   def fused(self, features_BTE: Array) -> Array:
     """The concatenated features reduced to width D: [B, T, D]."""
     x = normed(features_BTE, len(self.config.taps))
-    x = x.astype(self.config.block.dtype)
+    x = x.astype(self.config.block.activations)
     return x if self.fuse is None else self.fuse(x)
 
   def __call__(self, tokens_BTD, feature_BTD, view, write):
@@ -174,11 +174,7 @@ def reader(
   ):
     del taps
     (view,) = attention.views(config.block, positions_BT, mask_BTS).values()
-
-    def write(k, v):
-      written = kv.write(cache, k, v, slots_BT)
-      return written, written
-
+    write = kv.Writer(cache, slots_BT)
     with jax.named_scope('eagle'):
       tokens_BTD = embed(params['target'], tokens_BT, positions_BT)
       hidden_BTD, cache = merge(config, params['layer'])(
@@ -195,9 +191,7 @@ def reader(
 
 
 def init_cache(config: EagleConfig, rows: int, slots: int) -> kv.KVCache:
-  c = config.block
-  shape = (rows, c.kv_heads, slots, c.head_dim)
-  return kv.zeros(kv.KVCache, *shape, dtype=jnp.dtype(c.dtype))
+  return lm.layer_cache(config.block, rows, slots)
 
 
 def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
@@ -208,9 +202,12 @@ def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
     ids: the draft's vocabulary, [R], as ids of the target.
     target_params: the target's; the head is copied from columns of its head.
   """
-  ids = jnp.asarray(ids)
-  head_DR = jnp.take(target_params['head'], ids, axis=1)
-  return {'layer': layer, 'head': head_DR, 'ids': ids, 'target': target_params}
+  head, ids = target_params['head'], jnp.asarray(ids)
+  if head.ndim == 3:
+    few = calls.pack(calls.columns_of(head, ids))
+  else:
+    few = jnp.take(head, ids, axis=1)
+  return {'layer': layer, 'head': few, 'ids': ids, 'target': target_params}
 
 
 def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
@@ -227,6 +224,9 @@ def reduced(config: EagleConfig, params, hidden: Array) -> Array:
   """
   wide = jnp.promote_types(hidden.dtype, jnp.float32)
   norm = nnx.merge(_norm(config), nnx.State(params['layer']['norm']))
-  x = norm(hidden)
-  few = layers.matmul(x.astype(hidden.dtype), params['head'], wide)
+  if config.block.packed:
+    packed_norm, few = layers.packed_norm(norm), len(params['ids'])
+    few = calls.linear(hidden, params['head'], few, norm=packed_norm)
+  else:
+    few = layers.matmul(norm(hidden).astype(hidden.dtype), params['head'], wide)
   return attention.softcap(few, config.block.logit_softcap)

@@ -1,7 +1,8 @@
 """Norms, projections and the transformer block, as Flax NNX modules.
 
 Modules hold parameters only: no sharding, caches or loading. Kernels are
-[in, out], so that `x @ kernel` reads them at memory speed.
+[in, out], so that `x @ kernel` reads them at memory speed; those of a packed
+model lie in panels, and a block of it is five calls of specdec_jax.kernels.
 """
 
 import functools
@@ -10,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specdec_jax.kernels import calls
 from specdec_jax.models import attention
+from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
 
 Array = jax.Array
@@ -71,9 +74,9 @@ class LayerNorm(nnx.Module):
     return (y * scale + bias).astype(x.dtype)
 
 
-def norm(c: model_config.LMConfig, width: int) -> nnx.Module:
+def norm(c: model_config.LMConfig, width: int) -> RMSNorm | LayerNorm:
   """The norm layer of these settings, over `width` channels."""
-  dtype = jnp.dtype(c.dtype)
+  dtype = jnp.dtype(c.activations)
   if c.wide_norm:
     dtype = jnp.promote_types(dtype, jnp.float32)
   return NORMS[c.norm](width, c.norm_eps, dtype)
@@ -93,17 +96,59 @@ def _last(x: Array, ndim: int) -> Array:
 
 
 class Linear(nnx.Module):
-  """x @ kernel (+ bias)."""
+  """x @ kernel (+ bias).
 
-  def __init__(self, width_in: int, width_out: int, dtype, bias: bool = False):
-    self.kernel = nnx.Param(jnp.zeros((width_in, width_out), dtype))
-    self.bias = nnx.Param(jnp.zeros((width_out,), dtype)) if bias else None
+  Args:
+    c: the model's settings.
+    width_in, width_out: of x and of the result.
+    bias: whether there is one.
+    parts: kernels side by side, which `packed` pads one by one.
+  """
+
+  def __init__(
+    self,
+    c: model_config.LMConfig,
+    width_in: int,
+    width_out: int,
+    bias: bool = False,
+    parts: int = 1,
+  ):
+    shape, ends = (width_in, width_out), (width_out,)
+    self.width_out = width_out
+    if c.packed:
+      panels = parts * calls.panels(width_out // parts)
+      shape, ends = (panels, width_in, calls.WIDE), (panels * calls.WIDE,)
+    dtype = jnp.dtype(c.dtype)
+    self.kernel = nnx.Param(jnp.zeros(shape, dtype))
+    dtype = jnp.dtype(c.activations)
+    self.bias = nnx.Param(jnp.zeros(ends, dtype)) if bias else None
 
   def __call__(self, x: Array) -> Array:
+    if self.kernel.ndim == 3:
+      return self.packed(x)
     y = matmul(x, self.kernel[...])
     if self.bias is None:
       return y
     return y + _last(self.bias[...], y.ndim)
+
+  def packed(self, x: Array, norm=None, gated: bool = False, **more) -> Array:
+    """calls.linear with these parameters, after this norm module."""
+    return calls.linear(
+      x,
+      self.kernel[...],
+      self.width_out // (2 if gated else 1),
+      norm=norm and packed_norm(norm),
+      bias=None if self.bias is None else self.bias[...],
+      gated=gated,
+      **more,
+    )
+
+
+def packed_norm(norm: RMSNorm | LayerNorm) -> calls.Norm:
+  """A norm module as the kernels take it."""
+  shift = norm.bias[...] if isinstance(norm, LayerNorm) else None
+  kind = 'rms' if shift is None else 'layer'
+  return calls.Norm(kind, norm.scale[...], shift, norm.eps)
 
 
 class Attention(nnx.Module):
@@ -111,15 +156,14 @@ class Attention(nnx.Module):
 
   def __init__(self, c: model_config.LMConfig):
     self.config = c
-    dtype, bias = jnp.dtype(c.dtype), c.qkv_bias
     widths = [n * c.head_dim for n in (c.heads, c.kv_heads, c.kv_heads)]
     if c.fused:
-      self.qkv = Linear(c.width, sum(widths), dtype, bias)
+      self.qkv = Linear(c, c.width, sum(widths), c.qkv_bias)
     else:
       self.q, self.k, self.v = (
-        Linear(c.width, width, dtype, bias) for width in widths
+        Linear(c, c.width, width, c.qkv_bias) for width in widths
       )
-    self.o = Linear(c.heads * c.head_dim, c.width, dtype, c.o_bias)
+    self.o = Linear(c, c.heads * c.head_dim, c.width, c.o_bias)
     self.q_norm, self.k_norm = (
       norm(c, c.head_dim) if c.qk_norm else None for _ in 'qk'
     )
@@ -144,20 +188,40 @@ class Attention(nnx.Module):
     )
     return self.o(y_BTF), cache
 
+  def packed(self, qkv_BTF: Array, view: attention.View, write: kv.Writer):
+    """The part of __call__ between the projections, by the CPU kernels."""
+    c = self.config
+    norms = None
+    if self.q_norm is not None and self.k_norm is not None:
+      norms = packed_norm(self.q_norm), packed_norm(self.k_norm)
+    y_BTF, *cache = calls.attend(
+      qkv_BTF,
+      view.cos,
+      view.sin,
+      write.slots_BT,
+      view.mask_BTS,
+      *write.cache,
+      heads=c.heads,
+      scale=c.query_scale or c.head_dim**-0.5,
+      cap=c.attn_softcap,
+      mixed=c.rope_pairs == 'interleaved',
+      norms=norms,
+    )
+    return y_BTF, kv.KVCache(*cache)
+
 
 class MLP(nnx.Module):
   """down(act(gate(x)) * up(x)) (Shazeer 2020), or down(act(up(x)))."""
 
   def __init__(self, c: model_config.LMConfig):
-    dtype, bias = jnp.dtype(c.dtype), c.mlp_bias
-    self.config = c
+    self.config, bias = c, c.mlp_bias
     if c.gated and c.fused:
-      self.gate_up = Linear(c.width, 2 * c.mlp, dtype, bias)
+      self.gate_up = Linear(c, c.width, 2 * c.mlp, bias, parts=2)
     else:
-      self.up = Linear(c.width, c.mlp, dtype, bias)
+      self.up = Linear(c, c.width, c.mlp, bias)
     if c.gated and not c.fused:
-      self.gate = Linear(c.width, c.mlp, dtype, bias)
-    self.down = Linear(c.mlp, c.width, dtype, bias)
+      self.gate = Linear(c, c.width, c.mlp, bias)
+    self.down = Linear(c, c.mlp, c.width, bias)
 
   def __call__(self, x: Array) -> Array:
     act = ACTS[self.config.act]
@@ -185,6 +249,8 @@ class Block(nnx.Module):
     )
 
   def __call__(self, x_BTD: Array, view: attention.View, write):
+    if self.attn.config.packed:
+      return self._packed(x_BTD, view, write)
     y_BTD, cache = self.attn(self.attn_norm(x_BTD), view, write)
     if self.attn_post_norm is not None:
       y_BTD = self.attn_post_norm(y_BTD)
@@ -193,3 +259,19 @@ class Block(nnx.Module):
     if self.mlp_post_norm is not None:
       y_BTD = self.mlp_post_norm(y_BTD)
     return x_BTD + y_BTD, cache
+
+  def _packed(self, x_BTD: Array, view: attention.View, write: kv.Writer):
+    mlp, gated = self.mlp, self.mlp.config.gated
+    qkv_BTF = self.attn.qkv.packed(x_BTD, self.attn_norm)
+    y_BTF, cache = self.attn.packed(qkv_BTF, view, write)
+    x_BTD = _add(x_BTD, self.attn.o, y_BTF, self.attn_post_norm)
+    up = mlp.gate_up if gated else mlp.up
+    y_BTF = up.packed(x_BTD, self.mlp_norm, gated, act=mlp.config.act)
+    return _add(x_BTD, mlp.down, y_BTF, self.mlp_post_norm), cache
+
+
+def _add(x_BTD: Array, linear: Linear, y_BTF: Array, post_norm) -> Array:
+  """x + linear(y), or x + post_norm(linear(y)), by the CPU kernels."""
+  if post_norm is None:
+    return linear.packed(y_BTF, add=x_BTD)
+  return calls.add_norm(linear.packed(y_BTF), packed_norm(post_norm), x_BTD)

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from specdec_jax import types
+from specdec_jax.kernels import calls
 from specdec_jax.models import attention, layers
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
@@ -35,31 +36,45 @@ class Ends(nnx.Module):
     dtype = jnp.dtype(c.dtype)
     self.config = c
     self.norm = layers.norm(c, c.width)
-    few = len(c.proposes) or c.vocab
-    self.head = nnx.Param(jnp.zeros((c.width, few), dtype))
+    self.few = len(c.proposes) or c.vocab
+    shape = c.width, self.few
+    if c.packed:
+      shape = calls.panels(self.few), c.width, calls.WIDE
+    self.head = nnx.Param(jnp.zeros(shape, dtype))
     table = lambda rows: nnx.Param(jnp.zeros((rows, c.width), dtype))
     self.embed = None if c.tied else table(c.vocab)
     self.positions = table(c.context) if c.position == 'learned' else None
 
   def lookup(self, tokens_BT: Array, positions_BT: Array) -> Array:
     c = self.config
-    if self.embed is None:
-      x_DBT = self.head[...].at[:, tokens_BT].get(mode='clip')
-      x_BTD = jnp.moveaxis(x_DBT, 0, -1)
-    else:
+    if self.embed is not None:
       x_BTD = self.embed[...].at[tokens_BT].get(mode='clip')
+    else:
+      head = self.head[...]
+      if c.packed:
+        x_DBT = calls.columns_of(head, tokens_BT)
+      else:
+        x_DBT = head.at[:, tokens_BT].get(mode='clip')
+      x_BTD = jnp.moveaxis(x_DBT, 0, -1)
+    x_BTD = x_BTD.astype(c.activations)
     if c.embed_scale != 1:
-      x_BTD = x_BTD * jnp.asarray(c.embed_scale, x_BTD.dtype)
+      scale = jnp.asarray(c.embed_scale, c.dtype)
+      x_BTD = x_BTD * scale.astype(x_BTD.dtype)
     if self.positions is not None:
       # A window may reach past the context; tokens there are never committed.
       inside_BT = jnp.minimum(positions_BT, c.context - 1)
-      x_BTD = x_BTD + self.positions[...].at[inside_BT].get(mode='clip')
+      added_BTD = self.positions[...].at[inside_BT].get(mode='clip')
+      x_BTD = x_BTD + added_BTD.astype(x_BTD.dtype)
     return x_BTD
 
   def logits(self, hidden: Array) -> Array:
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    x = self.norm(hidden)
-    logits = layers.matmul(x.astype(hidden.dtype), self.head[...], wide)
+    if self.config.packed:
+      norm = layers.packed_norm(self.norm)
+      logits = calls.linear(hidden, self.head[...], self.few, norm=norm)
+    else:
+      wide = jnp.promote_types(hidden.dtype, jnp.float32)
+      x = self.norm(hidden)
+      logits = layers.matmul(x.astype(hidden.dtype), self.head[...], wide)
     return attention.softcap(logits, self.config.logit_softcap)
 
 
@@ -141,12 +156,58 @@ def fuse(config: model_config.LMConfig, params: types.Params):
   return dataclasses.replace(config, fused=True), params
 
 
+def pack(config: model_config.LMConfig, params: types.Params):
+  """(config, params) of a fused model in the layout of the CPU kernels.
+
+  Changes params in place, as fuse does.
+  """
+  return dataclasses.replace(config, packed=True), pack_params(params)
+
+
+def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
+  """Packs kernels and casts vectors to float32, in place; returns params.
+
+  Args:
+    params: nested parameters.
+    name: of the innermost module that they belong to.
+  """
+  parts = 2 if name == 'gate_up' else 1
+  for key, x in params.items():
+    if isinstance(x, dict):
+      params[key] = pack_params(x, key)
+    elif key in ('kernel', 'head'):
+      params[key] = calls.pack(x, parts)
+    elif key == 'bias' and 'kernel' in params:
+      params[key] = calls.pad(x, parts)
+    elif key in ('scale', 'bias'):
+      params[key] = x.astype(jnp.float32)
+  return params
+
+
+def unpack(config: model_config.LMConfig, params: types.Params):
+  """The inverse of pack, in new arrays."""
+  config = dataclasses.replace(config, packed=False)
+  flat = flatten(params)
+  for name, shape in shapes(config).items():
+    x, columns = flat[name], shape.shape[-1]
+    parts = 2 if '/gate_up/' in name else 1
+    if x.ndim == 3:
+      x = calls.unpack(x, columns, parts)
+    elif x.shape != shape.shape:
+      each = jnp.split(x, parts)
+      x = jnp.concatenate([part[: columns // parts] for part in each])
+    flat[name] = x.astype(shape.dtype)
+  return config, nest(flat)
+
+
 def plain(config: model_config.LMConfig, params: types.Params):
   """(config, params by flat name) with projections and layers split apart.
 
   Undoes fused and scan_layers. The parts are views if params are numpy arrays,
   else copies.
   """
+  if config.packed:
+    config, params = unpack(config, params)
   config = dataclasses.replace(config, scan_layers=False, fused=False)
   flat = flatten(params)
   for name in [n for n in flat if n.startswith('layers/')]:
@@ -181,11 +242,15 @@ def reduce(
   own = dataclasses.replace(
     config, tied=False, proposes=tuple(int(i) for i in ids)
   )
-  head_DV = params['head']
-  few_R = jnp.asarray(own.proposes, jnp.int32)
-  embed_VD = head_DV.T if config.tied else params['embed']
-  few = {'head': jnp.take(head_DV, few_R, axis=1), 'embed': embed_VD}
-  return own, params | few
+  head, few_R = params['head'], jnp.asarray(own.proposes, jnp.int32)
+  if config.packed:
+    few = calls.pack(calls.columns_of(head, few_R))
+  else:
+    few = jnp.take(head, few_R, axis=1)
+  if config.tied:
+    head_DV = calls.unpack(head, config.vocab) if config.packed else head
+    params = params | {'embed': head_DV.T}
+  return own, params | {'head': few}
 
 
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
@@ -268,18 +333,26 @@ def _embed(config, params, tokens_BT, positions_BT):
   return _ends(config, params).lookup(tokens_BT, positions_BT)
 
 
+def layer_cache(config, rows: int, slots: int) -> kv.KVCache:
+  """Zeros for the keys and values of one layer."""
+  G, C, dtype = config.kv_heads, config.head_dim, jnp.dtype(config.activations)
+  shapes = [(rows, G, slots, C)] * 2
+  if config.packed:
+    shapes = calls.cache_shapes(rows, G, slots, C)
+  # Two arrays: a shared one could not be donated twice.
+  return kv.KVCache(*(jnp.zeros(shape, dtype) for shape in shapes))
+
+
 def _init_cache(config, constrain, rows: int, slots: int):
-  dtype, G, C = jnp.dtype(config.dtype), config.kv_heads, config.head_dim
-  if config.scan_layers:
-    shape = (rows, config.depth, slots, G * C)
-    cache = kv.zeros(kv.Stacked, *shape, dtype=dtype)
-    axes = ('batch', None, 'slots', 'kv_heads')
-  else:
-    shape = (rows, G, slots, C)
-    cache = tuple(
-      kv.zeros(kv.KVCache, *shape, dtype=dtype) for _ in range(config.depth)
-    )
+  if not config.scan_layers:
     axes = ('batch', 'kv_heads', 'slots', None)
+    cache = tuple(layer_cache(config, rows, slots) for _ in range(config.depth))
+    if config.packed:  # on one device
+      return cache
+    return jax.tree.map(lambda x: constrain(x, *axes), cache)
+  shape = (rows, config.depth, slots, config.kv_heads * config.head_dim)
+  cache = kv.Stacked(*(jnp.zeros(shape, jnp.dtype(config.dtype)) for _ in 'kv'))
+  axes = ('batch', None, 'slots', 'kv_heads')
   return jax.tree.map(lambda x: constrain(x, *axes), cache)
 
 
@@ -333,11 +406,7 @@ def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
   views, slots_BT = args
   new, tapped = list(cache), {}
   for i in part:
-
-    def write(k, v, layer=cache[i]):
-      written = kv.write(layer, k, v, slots_BT)
-      return written, written
-
+    write = kv.Writer(cache[i], slots_BT)
     view = views[config.windows[i % len(config.windows)]]
     x_BTD, new[i] = block(layers_params[str(i)])(x_BTD, view, write)
     x_BTD = tapped[i] = checkpoint_name(x_BTD, 'residual')

@@ -12,8 +12,8 @@ SLOTS = np.array([[1, 2, 3], [5, 0, S]])  # the last one is nowhere
 def test_keys_and_values_come_back():
   rng = np.random.default_rng(0)
   k, v = rng.normal(size=(2, B, T, G, C)).astype(np.float32)
-  plain = kv.zeros(kv.KVCache, B, G, S, C, dtype=jnp.float32)
-  stacked = kv.zeros(kv.Stacked, B, DEPTH, S, G * C, dtype=jnp.float32)
+  plain = kv.KVCache(*jnp.zeros((2, B, G, S, C)))
+  stacked = kv.Stacked(*jnp.zeros((2, B, DEPTH, S, G * C)))
   for _ in range(2):  # the second time overwrites
     plain = kv.write(plain, k, v, SLOTS)
     stacked = kv.write_stacked(stacked, 1, k, v, SLOTS)

@@ -1,0 +1,209 @@
+"""The CPU kernels of rows.c as JAX functions, and the layout that they read.
+
+A kernel [K, N] is packed into panels [N / 32, K, 32], N padded with zeros, so
+that a product reads it in one stream. A panel of bfloat16 pairs the columns i
+and i + 16. All other arrays are float32.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+WIDE = 32
+_ACTS = {'none': 0, 'silu': 1, 'gelu_tanh': 2, 'gelu': 3}
+_NORMS = {'none': 0, 'rms': 1, 'layer': 2}
+
+
+class Norm(NamedTuple):
+  """A norm: its kind, scale [K], shift [K] or None, and epsilon."""
+
+  kind: str
+  scale: Array
+  shift: Array | None
+  eps: float
+
+
+def panels(columns: int) -> int:
+  """How many panels hold so many columns."""
+  return -(-columns // WIDE)
+
+
+def pack(kernel_KN: Array, parts: int = 1) -> Array:
+  """A kernel's panels; `parts` kernels side by side are padded one by one."""
+  if parts > 1:
+    return jnp.concatenate([pack(x) for x in jnp.split(kernel_KN, parts, -1)])
+  K, N = kernel_KN.shape
+  padded = jnp.pad(kernel_KN, ((0, 0), (0, -N % WIDE)))
+  if kernel_KN.dtype == jnp.bfloat16:
+    x_KPIJ = padded.reshape(K, -1, 2, WIDE // 2)
+    return jnp.transpose(x_KPIJ, (1, 0, 3, 2)).reshape(-1, K, WIDE)
+  return jnp.moveaxis(padded.reshape(K, -1, WIDE), 1, 0)
+
+
+def unpack(packed: Array, columns: int, parts: int = 1) -> Array:
+  """The inverse of pack: the kernel, [K, columns]."""
+  if parts > 1:
+    each = [unpack(x, columns // parts) for x in jnp.split(packed, parts)]
+    return jnp.concatenate(each, -1)
+  return columns_of(packed, jnp.arange(columns))
+
+
+def pad(bias_N: Array, parts: int = 1) -> Array:
+  """A bias with a zero for every column that pack adds, in float32."""
+  each = [jnp.pad(x, (0, -len(x) % WIDE)) for x in jnp.split(bias_N, parts, -1)]
+  return jnp.concatenate(each).astype(jnp.float32)
+
+
+def columns_of(packed: Array, ids: Array) -> Array:
+  """Columns of a packed kernel, [K, *ids.shape]."""
+  column = ids % WIDE
+  if packed.dtype == jnp.bfloat16:
+    half = WIDE // 2
+    column = column % half * 2 + column // half
+  x = packed.at[ids // WIDE, :, column].get(mode='clip')
+  return jnp.moveaxis(x, -1, 0)
+
+
+def linear(
+  x: Array,
+  packed: Array,
+  columns: int,
+  *,
+  norm: Norm | None = None,
+  bias: Array | None = None,
+  add: Array | None = None,
+  act: str = 'none',
+  gated: bool = False,
+) -> Array:
+  """add + act(norm(x) @ kernel + bias), float32.
+
+  Args:
+    x: [..., K] float32.
+    packed: the panels of the kernel; if gated, those of gate and of up.
+    columns: N, of the result.
+    norm: of x before the product.
+    bias: padded as by `pad`.
+    add: a residual stream, [..., N].
+    act: 'none', 'silu', 'gelu_tanh' or 'gelu'.
+    gated: act(gate) * up.
+  """
+  lead = x.shape[:-1]
+  x_MK = x.reshape(-1, x.shape[-1])
+  shape = (x_MK.shape[0], columns)
+  call = jax.ffi.ffi_call(
+    'specdec_linear', jax.ShapeDtypeStruct(shape, jnp.float32)
+  )
+  y_MN = call(
+    x_MK,
+    packed,
+    *_arrays(norm),
+    _given(bias),
+    _given(None if add is None else add.reshape(shape)),
+    norm=np.int32(_NORMS[norm.kind if norm else 'none']),
+    eps=np.float32(norm.eps if norm else 0),
+    act=np.int32(_ACTS[act]),
+    gated=np.int32(gated),
+  )
+  return y_MN.reshape(*lead, columns)
+
+
+def add_norm(x: Array, norm: Norm, add: Array) -> Array:
+  """add + norm(x), both [..., K] float32."""
+  x_MK = x.reshape(-1, x.shape[-1])
+  call = jax.ffi.ffi_call(
+    'specdec_norm', jax.ShapeDtypeStruct(x_MK.shape, jnp.float32)
+  )
+  y_MK = call(
+    x_MK,
+    *_arrays(norm),
+    add.reshape(x_MK.shape),
+    norm=np.int32(_NORMS[norm.kind]),
+    eps=np.float32(norm.eps),
+  )
+  return y_MK.reshape(x.shape)
+
+
+def cache_shapes(B: int, G: int, S: int, C: int):
+  """Shapes of a layer's keys and values: panels of slots and of channels."""
+  across = panels(S)
+  return (B, G, across, C, WIDE), (B, G, panels(C), across * WIDE, WIDE)
+
+
+def attend(
+  qkv_BTF: Array,
+  cos: Array | None,
+  sin: Array | None,
+  slots_BT: Array,
+  mask_BTS: Array,
+  keys: Array,
+  values: Array,
+  *,
+  heads: int,
+  scale: float,
+  cap: float | None = None,
+  mixed: bool = False,
+  norms: tuple[Norm, Norm] | None = None,
+) -> tuple[Array, Array, Array]:
+  """Writes keys and values to the cache and attends, as models.attention.
+
+  Args:
+    qkv_BTF: queries, keys and values, F = (H + 2 G) * C.
+    cos, sin: rotary angles, [B, T, 1, C / 2]; None: not rotated.
+    slots_BT: where keys and values go; a slot >= S is dropped.
+    mask_BTS: true where a token attends to a slot.
+    keys, values: of one layer (cache_shapes); their memory is reused.
+    heads: H.
+    scale: factor of the scores.
+    cap: soft cap of the scaled scores.
+    mixed: rotate channels (2c, 2c + 1), not (c, c + C / 2).
+    norms: RMS norms of queries and of keys.
+
+  Returns:
+    (y_BTF, keys, values).
+  """
+  B, T = slots_BT.shape
+  C, S = keys.shape[-2], mask_BTS.shape[-1]
+  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+  def angle(x):
+    if x is not None:
+      x = jnp.broadcast_to(x, (B, T, 1, C // 2)).reshape(B * T, C // 2)
+    return _given(x)
+
+  call = jax.ffi.ffi_call(
+    'specdec_attend',
+    (
+      jax.ShapeDtypeStruct((B * T, heads * C), jnp.float32),
+      like(keys),
+      like(values),
+    ),
+    input_output_aliases={7: 1, 8: 2},
+  )
+  y, keys, values = call(
+    qkv_BTF.reshape(B * T, -1),
+    angle(cos),
+    angle(sin),
+    slots_BT,
+    jnp.broadcast_to(mask_BTS, (B, T, S)),
+    *(_given(norms[i].scale if norms else None) for i in range(2)),
+    keys,
+    values,
+    scale=np.float32(scale),
+    cap=np.float32(cap or 0),
+    eps=np.float32(norms[0].eps if norms else 0),
+    mixed=np.int32(mixed),
+  )
+  return y.reshape(B, T, -1), keys, values
+
+
+def _given(x: Array | None) -> Array:
+  """An argument that may be left out; no rows stand for None."""
+  return jnp.zeros((0,), jnp.float32) if x is None else x
+
+
+def _arrays(norm: Norm | None) -> tuple[Array, Array]:
+  return _given(norm and norm.scale), _given(norm and norm.shift)

@@ -1,0 +1,99 @@
+"""Compiles rows.c, once a machine, with the system's C compiler; loads it."""
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import jax
+
+SOURCE = pathlib.Path(__file__).parent / 'rows.c'
+_HANDLERS = {
+  'specdec_linear': 'SpecdecLinear',
+  'specdec_norm': 'SpecdecNorm',
+  'specdec_attend': 'SpecdecAttend',
+}
+# No -ffast-math: sums must keep their order.
+_FLAGS = ['-O3', '-ffp-contract=fast', '-fno-math-errno', '-shared', '-fPIC']
+
+
+@functools.cache
+def load(folder: pathlib.Path) -> str:
+  """Makes the kernels known to XLA.
+
+  Args:
+    folder: keeps the compiled library.
+
+  Returns:
+    '' if they can be called, else one sentence: why not.
+  """
+  compiler = _compiler()
+  if not compiler:
+    return (
+      'no C compiler; install one (gcc, clang) or pip install ziglang for '
+      'faster decoding on this CPU'
+    )
+  try:
+    path = _built(compiler, folder)
+    library = ctypes.CDLL(str(path))
+  except (OSError, subprocess.SubprocessError) as error:
+    said = getattr(error, 'stderr', '') or str(error)
+    return f'{compiler[0]} failed: {said.strip().splitlines()[0]}'
+  for name, symbol in _HANDLERS.items():
+    handler = jax.ffi.pycapsule(getattr(library, symbol))
+    jax.ffi.register_ffi_target(name, handler, platform='cpu')
+  return ''
+
+
+def _compiler() -> list[str]:
+  """The command of a C compiler; [] if there is none."""
+  named = os.environ.get('CC', '').split()
+  for command in (named, ['cc'], ['gcc'], ['clang']):
+    if command and shutil.which(command[0]):
+      return command
+  if importlib.util.find_spec('ziglang'):
+    return [sys.executable, '-m', 'ziglang', 'cc']
+  return []
+
+
+def _built(compiler: list[str], folder: pathlib.Path) -> pathlib.Path:
+  """The library for this machine, compiled if the cache has none."""
+  native = '-mcpu=native' if platform.machine() == 'arm64' else '-march=native'
+  command = [*compiler, *_FLAGS, native]
+  key = hashlib.sha256(
+    '\n'.join([*command, _cpu(), importlib.metadata.version('jaxlib')]).encode()
+    + SOURCE.read_bytes()
+  ).hexdigest()
+  path = folder / f'rows-{key[:16]}.so'
+  if not path.exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+      made = pathlib.Path(temporary) / 'rows.so'
+      include = ['-I', jax.ffi.include_dir()]
+      subprocess.run(
+        [*command, *include, str(SOURCE), '-o', str(made), '-lm'],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+      )
+      made.replace(path)
+  return path
+
+
+def _cpu() -> str:
+  """Model and instruction sets of this CPU."""
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+  except OSError:
+    return f'{platform.machine()} {platform.processor()}'
+  wanted = ('model name', 'flags', 'Features', 'CPU part')
+  return '\n'.join(dict.fromkeys(x for x in lines if x.startswith(wanted)))

@@ -1,0 +1,508 @@
+// A transformer layer for few rows on CPU, as three XLA FFI handlers: products
+// with their norm and activation, attention over the cache, and a norm.
+//
+// Weights, keys and values lie in panels [panel, K, 32]: 32 columns, read in
+// one stream for all rows of a call. Every output is one chain of multiply-adds
+// over k in order, so its bits depend neither on how many rows a call has nor
+// on how many threads there are.
+#include <math.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "xla/ffi/api/c_api.h"
+
+#if defined(__AVX512F__)
+enum { LANES = 16, MOST = 12 };
+#elif defined(__AVX__)
+enum { LANES = 8, MOST = 3 };
+#else
+enum { LANES = 4, MOST = 3 };
+#endif
+// MOST: rows whose sums fit in the registers. DEEP: how much of a panel stays in
+// the L1 cache while further rows read it. GROUP: rows of one unit of work.
+// AHEAD: bytes between a prefetch and its use.
+enum { WIDE = 32, VECTORS = WIDE / LANES, DEEP = 128, GROUP = 96, AHEAD = 2048 };
+enum { NO_NORM, RMS, LAYER };
+enum { NO_ACT, SILU, GELU_TANH, GELU };
+
+typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t Int __attribute__((vector_size(4 * LANES), aligned(4)));
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define PAUSE() atomic_thread_fence(memory_order_acquire)
+#endif
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---- Work, shared with XLA's threads ----------------------------------------
+
+// Units are claimed one after another. The caller works too, and waits only for
+// units that another thread has begun: one that comes late finds nothing.
+typedef void Unit(const void* job, int64_t i);
+typedef struct {
+  Unit* unit;
+  const void* job;
+  int64_t units, chunk;
+  atomic_llong next, done;
+  atomic_int users;
+} Work;
+
+static void claim(Work* w) {
+  for (;;) {
+    const int64_t start = atomic_fetch_add(&w->next, w->chunk);
+    if (start >= w->units) return;
+    const int64_t end = least(start + w->chunk, w->units);
+    for (int64_t i = start; i < end; i++) w->unit(w->job, i);
+    atomic_fetch_add(&w->done, end - start);
+  }
+}
+
+static void leave(Work* w) {
+  if (atomic_fetch_sub(&w->users, 1) == 1) free(w);
+}
+
+static void help(void* w) {
+  claim(w);
+  leave(w);
+}
+
+static void run(XLA_FFI_CallFrame* f, Unit* unit, const void* job,
+                int64_t units) {
+  int64_t threads = 1;
+  XLA_FFI_ThreadPool_NumThreads_Args n = {
+      .struct_size = XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE,
+      .ctx = f->ctx, .num_threads = &threads};
+  XLA_FFI_Error* none = f->api->XLA_FFI_ThreadPool_NumThreads(&n);
+  Work* w = none || threads < 2 || units < 2 ? NULL : malloc(sizeof *w);
+  if (!w) {
+    for (int64_t i = 0; i < units; i++) unit(job, i);
+    return;
+  }
+  *w = (Work){.unit = unit, .job = job, .units = units};
+  w->chunk = units / (8 * threads) < 1 ? 1 : least(units / (8 * threads), 8);
+  atomic_store(&w->users, 1);
+  for (int64_t i = 1; i < least(threads, units); i++) {
+    XLA_FFI_ThreadPool_Schedule_Args a = {
+        .struct_size = XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE,
+        .ctx = f->ctx, .task = help, .data = w};
+    atomic_fetch_add(&w->users, 1);
+    if (f->api->XLA_FFI_ThreadPool_Schedule(&a)) leave(w);
+  }
+  claim(w);
+  while (atomic_load_explicit(&w->done, memory_order_acquire) < units) PAUSE();
+  leave(w);
+}
+
+// ---- Numbers ----------------------------------------------------------------
+
+INLINE Vec choose(Int mask, Vec yes, Vec no) {
+  return (Vec)(((Int)yes & mask) | ((Int)no & ~mask));
+}
+
+INLINE Vec all(float x) { return (Vec){0} + x; }
+
+// exp(x), to about one unit in the last place; 0 below -87, capped at 88.
+INLINE Vec exponential(Vec x) {
+  const Int tiny = x < all(-87.0f);
+  x = choose(x > all(88.0f), all(88.0f), choose(tiny, all(-87.0f), x));
+  const Vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // nearest
+  const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Vec y = (Vec)((Int)p + (__builtin_convertvector(n, Int) << 23));
+  return choose(tiny, all(0.0f), y);
+}
+
+// x / (1 + exp(-scale * x ...)): x times the logistic function of z.
+INLINE Vec logistic(Vec z) { return 1.0f / (1.0f + exponential(-z)); }
+
+INLINE Vec activation(int act, Vec x) {
+  if (act == SILU) return x * logistic(x);
+  if (act == GELU_TANH)  // 1 + tanh(u) is twice the logistic function of 2u.
+    return x * logistic(1.5957691216f * (x + 0.044715f * x * x * x));
+  if (act == GELU)
+    for (int i = 0; i < LANES; i++)
+      x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
+  return x;
+}
+
+// cap * tanh(x / cap).
+INLINE Vec softcap(Vec x, float cap) {
+  return cap * (2.0f * logistic(x * (2.0f / cap)) - 1.0f);
+}
+
+// The sum of 32 partial sums, as a tree.
+INLINE float total(float* part) {
+  for (int n = WIDE / 2; n; n /= 2)
+    for (int i = 0; i < n; i++) part[i] += part[i + n];
+  return part[0];
+}
+
+static void norm_row(int kind, const float* x, const float* scale,
+                     const float* bias, float eps, int64_t n, float* y) {
+  float mean = 0, part[WIDE] = {0};
+  if (kind == LAYER) {
+    for (int64_t k = 0; k < n; k++) part[k % WIDE] += x[k];
+    mean = total(part) / n;
+    memset(part, 0, sizeof part);
+  }
+  int64_t k = 0;
+  for (; k + WIDE <= n; k += WIDE)
+    for (int i = 0; i < WIDE; i++)
+      part[i] += (x[k + i] - mean) * (x[k + i] - mean);
+  for (int i = 0; k + i < n; i++)
+    part[i] += (x[k + i] - mean) * (x[k + i] - mean);
+  const float r = 1.0f / sqrtf(total(part) / n + eps);
+  if (kind == LAYER)
+    for (k = 0; k < n; k++) y[k] = (x[k] - mean) * r * scale[k] + bias[k];
+  else
+    for (k = 0; k < n; k++) y[k] = x[k] * r * scale[k];
+}
+
+// ---- Products ---------------------------------------------------------------
+
+// sums[m, 0:32] += x[m, k] * w[k, 0:32] over k in order; `rows` is a constant.
+// A pair of bfloat16 columns i and i + 16 is one word of w.
+INLINE void add_rows(int rows, bool half, const float* x, int64_t stride,
+                     const char* w, int64_t depth, float* sums) {
+  Vec a[MOST][VECTORS], b[VECTORS];
+  UNROLL for (int m = 0; m < rows; m++)
+    UNROLL for (int v = 0; v < VECTORS; v++)
+      a[m][v] = ((const Vec*)(sums + m * WIDE))[v];
+  const int64_t step = WIDE * (half ? 2 : 4);
+  for (int64_t k = 0; k < depth; k++, w += step) {
+    if (half) {
+      UNROLL for (int v = 0; v < VECTORS / 2; v++) {
+        const Bits u = ((const Bits*)w)[v];
+        b[v] = (Vec)(u << 16);
+        b[v + VECTORS / 2] = (Vec)(u & 0xffff0000u);
+      }
+    } else {
+      UNROLL for (int v = 0; v < VECTORS; v++) b[v] = ((const Vec*)w)[v];
+    }
+    __builtin_prefetch(w + AHEAD);
+    if (!half) __builtin_prefetch(w + AHEAD + 64);
+    UNROLL for (int m = 0; m < rows; m++) {
+      const float s = x[m * stride + k];
+      UNROLL for (int v = 0; v < VECTORS; v++) a[m][v] += s * b[v];
+    }
+  }
+  UNROLL for (int m = 0; m < rows; m++)
+    UNROLL for (int v = 0; v < VECTORS; v++)
+      ((Vec*)(sums + m * WIDE))[v] = a[m][v];
+}
+
+typedef void AddRows(bool half, const float* x, int64_t stride, const char* w,
+                     int64_t depth, float* sums);
+#define OF(n)                                                              \
+  static void add_##n(bool half, const float* x, int64_t stride,           \
+                      const char* w, int64_t depth, float* sums) {         \
+    if (half) add_rows(least(n, MOST), true, x, stride, w, depth, sums);   \
+    else add_rows(least(n, MOST), false, x, stride, w, depth, sums);       \
+  }
+OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
+static AddRows* const add_of[] = {
+    NULL,  add_1, add_2, add_3, add_4,  add_5, add_6,
+    add_7, add_8, add_9, add_10, add_11, add_12};
+
+// sums[rows, 32] = x[rows, depth] @ one panel.
+static void product(bool half, const float* x, int64_t stride, int64_t rows,
+                    const char* w, int64_t depth, float* sums) {
+  const int64_t parts = ceiling(rows, MOST), step = ceiling(rows, parts);
+  const int64_t deep = parts == 1 ? depth : DEEP;
+  memset(sums, 0, rows * WIDE * sizeof *sums);
+  for (int64_t k = 0; k < depth; k += deep)
+    for (int64_t m = 0; m < rows; m += step)
+      add_of[least(step, rows - m)](
+          half, x + m * stride + k, stride, w + k * WIDE * (half ? 2 : 4),
+          least(deep, depth - k), sums + m * WIDE);
+}
+
+// y = add + act(x @ w + bias), or add + act(x @ w + bias) * (x @ up + bias) if
+// gated, where w holds the panels of both.
+typedef struct {
+  const float *x, *bias, *add;
+  const char* w;
+  float* y;
+  int64_t rows, depth, columns, panels;
+  int act;
+  bool half, gated;
+} Linear;
+
+static void linear_unit(const void* job, int64_t i) {
+  const Linear* j = job;
+  float sums[GROUP * WIDE] __attribute__((aligned(64)));
+  float up[GROUP * WIDE] __attribute__((aligned(64)));
+  const int64_t p = i % j->panels, m0 = i / j->panels * GROUP;
+  const int64_t rows = least(GROUP, j->rows - m0);
+  const int64_t size = j->depth * WIDE * (j->half ? 2 : 4);
+  const int64_t n = least(WIDE, j->columns - p * WIDE);
+  const float* x = j->x + m0 * j->depth;
+  product(j->half, x, j->depth, rows, j->w + p * size, j->depth, sums);
+  if (j->gated)
+    product(j->half, x, j->depth, rows, j->w + (j->panels + p) * size,
+            j->depth, up);
+  const Vec* bias = (const Vec*)(j->bias + p * WIDE);
+  const Vec* bias_up = (const Vec*)(j->bias + (j->panels + p) * WIDE);
+  for (int64_t m = 0; m < rows; m++) {
+    Vec* s = (Vec*)(sums + m * WIDE);
+    const Vec* u = (const Vec*)(up + m * WIDE);
+    for (int v = 0; v < VECTORS; v++) {
+      s[v] = activation(j->act, j->bias ? s[v] + bias[v] : s[v]);
+      if (j->gated) s[v] *= j->bias ? u[v] + bias_up[v] : u[v];
+    }
+    const int64_t at = (m0 + m) * j->columns + p * WIDE;
+    const float* out = (const float*)s;
+    for (int64_t c = 0; c < n; c++)
+      j->y[at + c] = j->add ? j->add[at + c] + out[c] : out[c];
+  }
+}
+
+// ---- Attention --------------------------------------------------------------
+
+// Keys are panels over slots, [B, G, S / 32, C, 32]; values panels over
+// channels, [B, G, C / 32, S, 32]. S is a multiple of 32 here; `seen` is not.
+typedef struct {
+  const float *q, *keys, *values;
+  const bool* mask;
+  float* y;
+  int64_t B, T, H, G, C, S, seen, blocks;
+  float scale, cap;
+} Attend;
+
+static float* scratch(int64_t floats) {
+  static _Thread_local float* memory;
+  static _Thread_local int64_t room;
+  if (room < floats) {
+    free(memory);
+    room = ceiling(floats, 1024) * 1024;
+    memory = aligned_alloc(64, room * sizeof *memory);
+  }
+  return memory;
+}
+
+// Softmax over the slots that each of `rows` tokens sees; score holds the
+// products with the keys, [rows, S], and gets the weights. Returns the sums.
+static void weigh(const Attend* j, const bool* mask, int64_t rows, int64_t end,
+                  float* score, float* sum) {
+  for (int64_t m = 0; m < rows; m++) {
+    float* s = score + m * j->S;
+    const bool* sees = mask + m * j->seen;
+    Vec most = all(-1e30f), part[VECTORS] = {{0}};
+    for (int64_t i = 0; i < end; i += LANES) {
+      Vec x = *(Vec*)(s + i) * j->scale;
+      if (j->cap > 0) x = softcap(x, j->cap);
+      for (int l = 0; l < LANES; l++)
+        if (i + l >= j->seen || !sees[i + l]) x[l] = -1e30f;
+      *(Vec*)(s + i) = x;
+      most = choose(x > most, x, most);
+    }
+    float top = -1e30f;
+    for (int l = 0; l < LANES; l++) top = most[l] > top ? most[l] : top;
+    for (int64_t i = 0; i < end; i += WIDE)
+      for (int v = 0; v < VECTORS; v++) {
+        Vec* x = (Vec*)(s + i) + v;
+        *x = choose(*x > all(-1e29f), exponential(*x - top), all(0.0f));
+        part[v] += *x;
+      }
+    sum[m] = total((float*)part);
+  }
+}
+
+// One query head of one row, and at most MOST of its tokens.
+static void attend_unit(const void* job, int64_t i) {
+  const Attend* j = job;
+  const int64_t h = i % j->H, b = i / j->H / j->blocks;
+  const int64_t t = i / j->H % j->blocks * MOST, rows = least(MOST, j->T - t);
+  const int64_t head = (b * j->G + h / (j->H / j->G)) * j->S;
+  const int64_t C = j->C, wide = ceiling(C, WIDE) * WIDE;
+  const float* keys = j->keys + head * C;
+  const float* values = j->values + head * wide;
+  const bool* mask = j->mask + (b * j->T + t) * j->seen;
+  int64_t end = 0;  // past the last slot that one of them sees
+  for (int64_t m = 0; m < rows; m++)
+    for (int64_t s = j->seen; s > end; s--)
+      if (mask[m * j->seen + s - 1]) end = s;
+  end = ceiling(end, WIDE) * WIDE;
+  float *score = scratch(rows * j->S), sums[MOST * WIDE], sum[MOST];
+  const float* q = j->q + ((b * j->T + t) * j->H + h) * C;
+  for (int64_t s = 0; s < end; s += WIDE) {
+    product(false, q, j->H * C, rows, (const char*)(keys + s * C), C, sums);
+    for (int64_t m = 0; m < rows; m++)
+      memcpy(score + m * j->S + s, sums + m * WIDE, sizeof(float) * WIDE);
+  }
+  weigh(j, mask, rows, end, score, sum);
+  for (int64_t c = 0; c < C; c += WIDE) {
+    product(false, score, j->S, rows, (const char*)(values + c * j->S), end,
+            sums);
+    for (int64_t m = 0; m < rows; m++)
+      for (int64_t k = c; k < least(c + WIDE, C); k++)
+        j->y[((b * j->T + t + m) * j->H + h) * C + k] =
+            sum[m] > 0 ? sums[m * WIDE + k - c] / sum[m] : 0;
+  }
+}
+
+// y = x, its channel pairs rotated: (c, c + C/2), or (2c, 2c + 1) if mixed.
+INLINE void rotate(const float* x, const float* cos, const float* sin,
+                   int64_t C, bool mixed, float* y) {
+  for (int64_t c = 0; c < C / 2; c++) {
+    const int64_t i = mixed ? 2 * c : c, k = mixed ? 2 * c + 1 : c + C / 2;
+    const float a = x[i], b = x[k];
+    y[i] = a * cos[c] - b * sin[c];
+    y[k] = b * cos[c] + a * sin[c];
+  }
+}
+
+// ---- Handlers ---------------------------------------------------------------
+
+static XLA_FFI_Error* fail(XLA_FFI_CallFrame* f, const char* why) {
+  XLA_FFI_Error_Create_Args a = {
+      .struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE, .message = why,
+      .errc = XLA_FFI_Error_Code_INVALID_ARGUMENT};
+  return f->api->XLA_FFI_Error_Create(&a);
+}
+
+// XLA asks each handler once for the version of the interface that it has.
+static bool answers_metadata(XLA_FFI_CallFrame* f) {
+  XLA_FFI_Extension_Base* e = f->extension_start;
+  if (!e || e->type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata* m = ((XLA_FFI_Metadata_Extension*)e)->metadata;
+  m->api_version.major_version = XLA_FFI_API_MAJOR;
+  m->api_version.minor_version = XLA_FFI_API_MINOR;
+  return true;
+}
+
+INLINE XLA_FFI_Buffer* in(XLA_FFI_CallFrame* f, int i) {
+  return f->args.args[i];
+}
+
+INLINE XLA_FFI_Buffer* out(XLA_FFI_CallFrame* f, int i) {
+  return f->rets.rets[i];
+}
+
+// The data of an argument; NULL for one that was left out, which has no rows.
+INLINE void* given(XLA_FFI_CallFrame* f, int i) {
+  return in(f, i)->dims[0] ? in(f, i)->data : NULL;
+}
+
+static const void* named(XLA_FFI_CallFrame* f, const char* name) {
+  for (int64_t i = 0; i < f->attrs.size; i++)
+    if (f->attrs.names[i]->len == strlen(name) &&
+        !memcmp(f->attrs.names[i]->ptr, name, strlen(name)))
+      return ((XLA_FFI_Scalar*)f->attrs.attrs[i])->value;
+  return NULL;
+}
+#define NUMBER(name) (*(const float*)named(f, name))
+#define WHOLE(name) (*(const int32_t*)named(f, name))
+
+// x, w, scale and shift of a norm, bias, add -> add + act(norm(x) @ w + bias).
+XLA_FFI_Error* SpecdecLinear(XLA_FFI_CallFrame* f) {
+  if (answers_metadata(f)) return NULL;
+  XLA_FFI_Buffer *x = in(f, 0), *w = in(f, 1), *y = out(f, 0);
+  const int norm = WHOLE("norm");
+  Linear j = {.x = x->data, .w = w->data, .bias = given(f, 4),
+              .add = given(f, 5), .y = y->data, .rows = x->dims[0],
+              .depth = w->dims[1], .columns = y->dims[1],
+              .act = WHOLE("act"), .gated = WHOLE("gated"),
+              .half = w->dtype == XLA_FFI_DataType_BF16};
+  j.panels = w->dims[0] / (j.gated ? 2 : 1);
+  if (w->dims[2] != WIDE || x->dims[1] != j.depth ||
+      j.panels != ceiling(j.columns, WIDE))
+    return fail(f, "linear: shapes of x, w and y do not fit");
+  if (norm) {
+    float* normed = scratch(j.rows * j.depth);
+    if (!normed) return fail(f, "linear: out of memory");
+    for (int64_t m = 0; m < j.rows; m++)
+      norm_row(norm, j.x + m * j.depth, given(f, 2), given(f, 3), NUMBER("eps"),
+               j.depth, normed + m * j.depth);
+    j.x = normed;
+  }
+  run(f, linear_unit, &j, j.panels * ceiling(j.rows, GROUP));
+  return NULL;
+}
+
+// x, scale and shift of a norm, add -> add + norm(x).
+XLA_FFI_Error* SpecdecNorm(XLA_FFI_CallFrame* f) {
+  if (answers_metadata(f)) return NULL;
+  XLA_FFI_Buffer* x = in(f, 0);
+  const int64_t n = x->dims[1];
+  const float* add = given(f, 3);
+  for (int64_t m = 0; m < x->dims[0]; m++) {
+    float* y = (float*)out(f, 0)->data + m * n;
+    norm_row(WHOLE("norm"), (float*)x->data + m * n, given(f, 1), given(f, 2),
+             NUMBER("eps"), n, y);
+    if (add)
+      for (int64_t k = 0; k < n; k++) y[k] += add[m * n + k];
+  }
+  return NULL;
+}
+
+// qkv, cos, sin, slots, mask, scales of the queries' and keys' RMS norms, keys,
+// values -> y, keys, values. Rotates queries and keys, writes keys and values to
+// the cache, which is the arguments' memory, and attends.
+XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
+  if (answers_metadata(f)) return NULL;
+  XLA_FFI_Buffer *slots = in(f, 3), *k = in(f, 7), *v = in(f, 8);
+  float *keys = out(f, 1)->data, *values = out(f, 2)->data;
+  const float *cos = given(f, 1), *sin = given(f, 2);
+  const float *qn = given(f, 5), *kn = given(f, 6);
+  const int64_t B = slots->dims[0], T = slots->dims[1], G = k->dims[1];
+  const int64_t C = k->dims[3], S = v->dims[3], seen = in(f, 4)->dims[2];
+  const int64_t H = out(f, 0)->dims[1] / C, F = (H + 2 * G) * C;
+  const int64_t wide = ceiling(C, WIDE) * WIDE;
+  if (k->dims[2] * WIDE != S || v->dims[2] * WIDE != wide ||
+      in(f, 0)->dims[1] != F || C > 1024)
+    return fail(f, "attend: shapes of qkv and cache do not fit");
+  if (keys != k->data) memcpy(keys, k->data, sizeof(float) * B * G * S * C);
+  if (values != v->data)
+    memcpy(values, v->data, sizeof(float) * B * G * S * wide);
+  float *q = malloc(sizeof(float) * B * T * H * C), x[1024], y[1024];
+  if (!q) return fail(f, "attend: out of memory");
+  for (int64_t i = 0; i < B * T; i++) {
+    const float* row = (const float*)in(f, 0)->data + i * F;
+    const int64_t slot = ((const int32_t*)slots->data)[i];
+    for (int64_t h = 0; h < H + G; h++) {
+      const float* norm = h < H ? qn : kn;
+      if (norm)
+        norm_row(RMS, row + h * C, norm, NULL, NUMBER("eps"), C, x);
+      else
+        memcpy(x, row + h * C, sizeof(float) * C);
+      const float* from = x;
+      if (cos) {
+        rotate(x, cos + i * C / 2, sin + i * C / 2, C, WHOLE("mixed"), y);
+        from = y;
+      }
+      if (h < H) {
+        memcpy(q + (i * H + h) * C, from, sizeof(float) * C);
+      } else if (slot < seen) {
+        const int64_t g = i / T * G + h - H;
+        float* to = keys + (g * S + slot / WIDE * WIDE) * C + slot % WIDE;
+        for (int64_t c = 0; c < C; c++) to[c * WIDE] = from[c];
+      }
+    }
+    for (int64_t g = 0; g < G && slot < seen; g++)
+      for (int64_t c = 0; c < C; c++)
+        values[(i / T * G + g) * S * wide + (c / WIDE * S + slot) * WIDE +
+               c % WIDE] = row[(H + G + g) * C + c];
+  }
+  Attend j = {.q = q, .keys = keys, .values = values, .mask = in(f, 4)->data,
+              .y = out(f, 0)->data, .B = B, .T = T, .H = H, .G = G, .C = C,
+              .S = S, .seen = seen, .blocks = ceiling(T, MOST),
+              .scale = NUMBER("scale"), .cap = NUMBER("cap")};
+  run(f, attend_unit, &j, B * H * j.blocks);
+  free(q);
+  return NULL;
+}
