@@ -171,7 +171,9 @@ def attend(
 
   def angle(x):
     if x is not None:
-      x = jnp.broadcast_to(x, (B, T, 1, C // 2)).reshape(B * T, C // 2)
+      # Wider where 64-bit types are enabled, as slots are.
+      x = jnp.broadcast_to(x, (B, T, 1, C // 2)).astype(jnp.float32)
+      x = x.reshape(B * T, C // 2)
     return _given(x)
 
   call = jax.ffi.ffi_call(
@@ -187,7 +189,7 @@ def attend(
     qkv_BTF.reshape(B * T, -1),
     angle(cos),
     angle(sin),
-    slots_BT,
+    slots_BT.astype(jnp.int32),
     jnp.broadcast_to(mask_BTS, (B, T, S)),
     *(_given(norms[i].scale if norms else None) for i in range(2)),
     keys,

@@ -1,0 +1,131 @@
+"""The CPU kernels against float64 and against models.attention, bit by bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.io import files
+from specdec_jax.kernels import calls, library
+from specdec_jax.models import attention, layers
+from specdec_jax.models import cache as kv
+
+SHAPES = [(64, 96), (37, 50), (300, 33), (1, 1)]
+ROWS = (1, 2, 3, 5, 8, 12, 13, 16, 40, 130)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def compiled():
+  if why := library.load(files.cache_folder()):
+    pytest.skip(why)
+
+
+def normal(seed, *shape):
+  x = np.random.default_rng(seed).normal(size=shape)
+  return jnp.asarray(x, jnp.float32)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('shape', SHAPES)
+def test_a_products_rows_do_not_depend_on_each_other(shape, dtype):
+  K, N = shape
+  kernel = (normal(0, K, N) * K**-0.5).astype(dtype)
+  packed = calls.pack(kernel)
+  np.testing.assert_array_equal(calls.unpack(packed, N), kernel)
+  product = jax.jit(lambda x: calls.linear(x, packed, N))
+  x_MK = normal(1, max(ROWS), K)
+  exact = np.asarray(x_MK, np.float64) @ np.asarray(kernel, np.float64)
+  alone = np.concatenate([product(x_MK[i : i + 1]) for i in range(len(x_MK))])
+  np.testing.assert_allclose(alone, exact, atol=1e-5)
+  for rows in ROWS:
+    np.testing.assert_array_equal(product(x_MK[:rows]), alone[:rows])
+
+
+@pytest.mark.parametrize('act', layers.ACTS)
+@pytest.mark.parametrize('kind', ['rms', 'layer'])
+@pytest.mark.parametrize('gated', [False, True])
+def test_what_surrounds_a_product(kind, act, gated):
+  K, N, parts = 70, 50, 2 if gated else 1
+  x, add = 3 * normal(0, 2, 3, K), normal(1, 2, 3, N)
+  kernel, bias = normal(2, K, parts * N) / 8, normal(3, parts * N)
+  norm = layers.NORMS[kind](K, 1e-5, jnp.float32)
+  norm.scale[...] = normal(4, K)
+  if kind == 'layer':
+    norm.bias[...] = normal(5, K)
+  y = calls.linear(
+    x,
+    calls.pack(kernel, parts),
+    N,
+    norm=layers.packed_norm(norm),
+    bias=calls.pad(bias, parts),
+    add=add,
+    act=act,
+    gated=gated,
+  )
+  wide = norm(x) @ kernel + bias[None, None]
+  gate, *up = jnp.split(wide, parts, -1)
+  wanted = layers.ACTS[act](gate) * (up[0] if up else 1)
+  np.testing.assert_allclose(y, add + wanted, atol=2e-5)
+  normed = calls.add_norm(x, layers.packed_norm(norm), 2 * x)
+  np.testing.assert_allclose(normed, 2 * x + norm(x), atol=1e-5)
+
+
+# B, T, H, G, C, S, soft cap, pairs (None: not rotated), query and key norms.
+ATTENTION = [
+  (1, 1, 9, 3, 64, 384, None, 'half', False),
+  (2, 5, 4, 2, 16, 50, None, 'interleaved', True),
+  (2, 20, 4, 1, 48, 70, 3.0, None, False),
+  (1, 40, 2, 2, 6, 96, None, 'half', True),
+]
+
+
+@pytest.mark.parametrize('case', ATTENTION)
+def test_attention_and_the_cache_that_it_writes(case):
+  B, T, H, G, C, S, cap, pairs, normed = case
+  qkv = normal(0, B, T, (H + 2 * G) * C)
+  angle = normal(1, B, T, 1, C // 2)
+  cos, sin = (jnp.cos(angle), jnp.sin(angle)) if pairs else (None, None)
+  # The first row ends behind the cache, where nothing is written.
+  at_BT = jnp.asarray([S - T + 1, 3][:B])[:, None] + jnp.arange(T)[None]
+  mask = jnp.arange(S)[None, None] <= at_BT[..., None]
+  old = kv.KVCache(normal(2, B, G, S, C), normal(3, B, G, S, C))
+  q, k, v = jnp.split(qkv, (H * C, (H + G) * C), -1)
+  q, k, v = (x.reshape(B, T, -1, C) for x in (q, k, v))
+  norms = None
+  if normed:
+    modules = [layers.RMSNorm(C, 1e-5, jnp.float32) for _ in 'qk']
+    for i, module in enumerate(modules):
+      module.scale[...] = normal(4 + i, C)
+    norms = tuple(layers.packed_norm(x) for x in modules)
+    q, k = modules[0](q), modules[1](k)
+  if pairs:
+    q, k = (attention.rotate(x, cos, sin, pairs) for x in (q, k))
+  written = kv.write(old, k, v, at_BT)
+  wanted = attention.attend(q, written, mask, scale=0.3, cap=cap)
+  call = jax.jit(
+    lambda part, cache: calls.attend(
+      *part, *cache, heads=H, scale=0.3, cap=cap, norms=norms,
+      mixed=pairs == 'interleaved',
+    )
+  )  # fmt: skip
+  parts = qkv, cos, sin, at_BT, mask
+  y, *new = call(parts, panels(old))
+  np.testing.assert_allclose(y, wanted, atol=5e-6)
+  for got, want in zip(new, panels(written), strict=True):
+    np.testing.assert_allclose(got, want, atol=1e-5)
+  for t in range(T):
+    one = jax.tree.map(lambda x, t=t: x[:, t : t + 1], parts)
+    np.testing.assert_array_equal(call(one, new)[0], y[:, t : t + 1])
+
+
+def panels(cache: kv.KVCache):
+  """A cache as the kernels keep it."""
+  B, G, S, C = cache.k_BGSC.shape
+  keys, values = calls.cache_shapes(B, G, S, C)
+  more = lambda n: (0, -n % calls.WIDE)
+  k = jnp.pad(cache.k_BGSC, ((0, 0), (0, 0), more(S), (0, 0)))
+  v = jnp.pad(cache.v_BGSC, ((0, 0), (0, 0), more(S), more(C)))
+  k = k.reshape(B, G, -1, calls.WIDE, C).swapaxes(3, 4)
+  v = v.reshape(B, G, len(v[0, 0]), -1, calls.WIDE).swapaxes(2, 3)
+  assert (k.shape, v.shape) == (keys, values)
+  return k, v

@@ -1,0 +1,65 @@
+"""Compiling the CPU kernels: what is cached, and what happens without."""
+
+import stat
+import subprocess
+
+import pytest
+
+from specdec_jax.io import load
+from specdec_jax.kernels import library
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+  library.load.cache_clear()
+  monkeypatch.setenv('SPECDEC_JAX_CACHE', str(tmp_path))
+  yield
+  library.load.cache_clear()
+
+
+def compiler(tmp_path, script: str) -> str:
+  path = tmp_path / 'my_cc'
+  path.write_text(f'#!/bin/sh\n{script}\n')
+  path.chmod(path.stat().st_mode | stat.S_IXUSR)
+  return str(path)
+
+
+def test_without_a_compiler_xla_decodes_and_one_line_says_so(
+  monkeypatch, caplog
+):
+  monkeypatch.setattr(library, '_compiler', lambda: [])
+  with caplog.at_level('WARNING'):
+    model = load.load('random:tiny')
+  assert not model.config.packed
+  (line,) = caplog.messages
+  assert 'no C compiler' in line and 'XLA' in line
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+  failing = 'echo "rows.c:1: sorry" >&2; echo more >&2; exit 1'
+  monkeypatch.setenv('CC', compiler(tmp_path, failing))
+  why = library.load(tmp_path)
+  assert why.endswith('my_cc failed: rows.c:1: sorry')
+  assert not list(tmp_path.glob('rows-*'))
+
+
+def test_each_cpu_and_compiler_has_its_own_library(monkeypatch, tmp_path):
+  touch = 'while [ "$1" != -o ]; do shift; done; echo made > "$2"'
+  monkeypatch.setenv('CC', compiler(tmp_path, touch))
+  names = set()
+  for cpu in ('one', 'another'):
+    monkeypatch.setattr(library, '_cpu', lambda cpu=cpu: cpu)
+    names.add(library._built(library._compiler(), tmp_path))
+  assert len(names) == 2 and all(path.exists() for path in names)
+
+  def refuse(*args, **named):
+    raise AssertionError('compiled again')
+
+  monkeypatch.setattr(subprocess, 'run', refuse)
+  assert library._built(library._compiler(), tmp_path) in names
+
+
+def test_kernels_can_be_turned_off():
+  assert not load.load('random:tiny', kernels='xla').config.packed
+  with pytest.raises(ValueError, match="kernels='gpu': allowed are auto, xla"):
+    load.load('random:tiny', kernels='gpu')

@@ -1,0 +1,117 @@
+"""A packed model: XLA's logits, the same bits whatever is read with them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import forward
+from specdec_jax.io import files
+from specdec_jax.kernels import library
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from tests import fakes
+from tests.models import lm_test
+
+WIDTHS = (1, 2, 3, 5, 8, 16)
+BATCHES = (1, 4, 8)
+LENGTH, SLOTS, VOCAB = 48, 50, 600
+TOKENS = np.random.default_rng(0).integers(0, VOCAB, (8, LENGTH))
+# The larger ones have no layer shape that these lack.
+SIZES = [
+  name
+  for name, size in model_config.SIZES.items()
+  if size['width'] * size['mlp'] < 20e6
+]
+
+
+@pytest.fixture(autouse=True, scope='module')
+def compiled():
+  if why := library.load(files.cache_folder()):
+    pytest.skip(why)
+
+
+def copied(params):
+  """The same arrays in containers of their own; packing changes these."""
+  return jax.tree.map(lambda x: x, params)
+
+
+def both(config):
+  """(config, params) of a random model, for XLA and packed."""
+  config, params = lm.fuse(config, lm_test.params_of(config))
+  return (config, params), lm.pack(config, copied(params))
+
+
+def logits(config, params, rows: int, width: int):
+  """Logits of all tokens, read `width` at a time."""
+  model = lm.make(config)
+
+  @jax.jit
+  def step(params, tokens_BT, start, cache):
+    start_B = jnp.full((rows,), start)
+    hidden, _, cache = forward.read(
+      model, params, tokens_BT, start_B, cache, slots=SLOTS
+    )
+    return model.head(params, hidden), cache
+
+  cache, out = model.init_cache(rows, SLOTS), []
+  for start in range(0, LENGTH, width):
+    piece = TOKENS[:rows, start : start + width] % config.vocab
+    found, cache = step(params, piece, start, cache)
+    out.append(np.asarray(found))
+  return np.concatenate(out, 1)
+
+
+@pytest.mark.parametrize('changes', [{}, lm_test.GPT, lm_test.RICH])
+def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
+  del x64
+  plain, packed = both(fakes.tiny(dtype='float32', **changes))
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lm.flatten(packed[1])
+  )
+  assert shapes == lm.shapes(packed[0])
+  config, params = lm.unpack(*packed)
+  assert config == plain[0]
+  jax.tree.map(np.testing.assert_array_equal, params, plain[1])
+  exact = dataclasses.replace(config, dtype='float64')
+  wide = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+  wanted = logits(exact, wide, rows=3, width=8)
+  xla, found = (
+    np.abs(logits(*x, rows=3, width=8) - wanted) for x in (plain, packed)
+  )
+  assert found.max() < 4 * xla.max() and found.mean() < 4 * xla.mean()
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  'size', [x if x == 'tiny' else pytest.param(x, marks=pytest.mark.more)
+           for x in SIZES]
+)  # fmt: skip
+def test_a_tokens_logits_depend_neither_on_width_nor_on_batch(size, dtype):
+  windows = model_config.SIZES[size].get('windows', (0,))
+  config = model_config.sized(
+    size, depth=min(2, len(windows) + 1), vocab=VOCAB, context=64, dtype=dtype
+  )
+  _, packed = both(config)
+  alone = logits(*packed, rows=1, width=1)
+  for width in (*WIDTHS[1:], LENGTH):
+    np.testing.assert_array_equal(logits(*packed, rows=1, width=width), alone)
+  for rows in BATCHES[1:]:
+    one, five = (logits(*packed, rows=rows, width=w)[:1] for w in (1, 5))
+    np.testing.assert_array_equal(one, alone)
+    np.testing.assert_array_equal(five, alone)
+
+
+def test_a_reduced_head_keeps_the_columns():
+  for dtype in ('float32', 'bfloat16'):
+    config = fakes.tiny(dtype=dtype)
+    _, packed = both(config)
+    ids = (1, 5, 7)
+    whole = logits(*packed, rows=1, width=4)
+    few = logits(*lm.reduce(*packed, ids), rows=1, width=4)
+    np.testing.assert_array_equal(few[..., ids], whole[..., ids])
+    assert np.isneginf(np.delete(few, ids, -1)).all()
+    embed_VD = lm.reduce(*packed, ids)[1]['embed']
+    assert embed_VD.shape == (config.vocab, config.width)
