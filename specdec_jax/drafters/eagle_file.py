@@ -77,7 +77,7 @@ def fit(
   draft_file.check_tokenizer(KIND, path, saved.about, target)
   train = 'train one for this target with scripts/distill.py'
   try:
-    config = eagle.settings(target.config, saved.taps, packed=False)
+    config = eagle.settings(target.config, saved.taps)
   except ValueError as error:
     raise ValueError(f'eagle {path}: {error}; {train}') from error
   want = eagle.shapes(config)
@@ -106,7 +106,7 @@ def fit(
   }
   ids, nested = place(ids.astype(np.int32)), lm.nest(layer)
   if target.config.packed:
-    config = eagle.settings(target.config, saved.taps)
+    config = eagle.settings(target.config, saved.taps, packed=True)
     nested = lm.pack_params(nested)
   made = eagle.weights(nested, ids, target.params)
   return config, made | {'head': place(made['head'])}

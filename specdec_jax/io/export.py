@@ -201,6 +201,7 @@ def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
     dtype='float32',
     scan_layers=False,
     fused=False,
+    packed=False,
   )
 
 

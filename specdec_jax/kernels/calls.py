@@ -64,7 +64,7 @@ def columns_of(packed: Array, ids: Array) -> Array:
   if packed.dtype == jnp.bfloat16:
     half = WIDE // 2
     column = column % half * 2 + column // half
-  x = packed.at[ids // WIDE, :, column].get(mode='clip')
+  x = jnp.asarray(packed).at[ids // WIDE, :, column].get(mode='clip')
   return jnp.moveaxis(x, -1, 0)
 
 

@@ -61,9 +61,8 @@ def settings(
       f'taps={taps}: needs layers of the target in increasing order, at last '
       f'layer {depth - 1}'
     )
-  block = dataclasses.replace(
-    target, depth=1, windows=(0,), fused=True, scan_layers=False, **changes
-  )
+  same = dict(depth=1, windows=(0,), fused=True, packed=False)
+  block = dataclasses.replace(target, scan_layers=False, **same | changes)
   return EagleConfig(block, tuple(taps))
 
 
