@@ -12,7 +12,14 @@ import rich.text
 
 from specdec_jax import runtime
 from specdec_jax.bench import machine, tables
-from specdec_jax.certify import base, counted, enumerated, identity, invariance
+from specdec_jax.certify import (
+  base,
+  counted,
+  enumerated,
+  identity,
+  invariance,
+  kernels,
+)
 from specdec_jax.io import files
 
 PROMISES = (
@@ -69,6 +76,15 @@ PROMISES = (
     # p and q are float32 whatever the model's dtype: for a rule or drafter of
     # the user's, the promises above say as much.
     about=('model',),
+  ),
+  base.Promise(
+    'kernel-identity',
+    'greedy text on the CPU kernels: the same bits at every width and batch',
+    kernels.kernel_identity,
+    quick=2_000,
+    full=100_000,
+    about=('drafter',),
+    seconds=5,
   ),
   base.Promise(
     'invariance',

@@ -46,6 +46,7 @@ HOLDS = {
   'window-distribution': (400, ['reject, block: 400', 'coupled: it draws']),
   'joint-distribution-transformer': (2**14, ['reject lm, block lm']),
   'audited-identity': (400, ['gamma 4']),
+  'kernel-identity': (1, ['float32 and bfloat16']),
   'accounting': (2_000, ['EOS']),
 }
 

@@ -28,8 +28,8 @@ def settings(**student):
 @pytest.mark.parametrize(
   'own', [dict(kind='eagle'), dict(kind='lm', layers=(1,), share=False)]
 )
-def test_what_is_trained_is_float32_where_the_givenis_not(own):
-  target = build.load('random:tiny', dtype='bfloat16', scan_layers=False)
+def test_what_is_trained_is_float32_where_the_teacher_is_not(own):
+  target = build.load('random:tiny', dtype='bfloat16', kernels='xla')
   s = settings(dtype='bfloat16', **own)
   student = students.make(s, target, students.Start(), np.arange(256))
   kinds = {str(x.dtype) for x in jax.tree.leaves(student.params)}
