@@ -6,7 +6,7 @@ from typing import Any
 
 from specdec_jax import build, fields, sharding
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.io import load as load_lib
+from specdec_jax.kernels import library
 
 DTYPES = ('float32', 'bfloat16', 'float64')
 
@@ -19,7 +19,7 @@ class Target(fields.Checked):
     allowed=('auto', 'yes', 'no'), help='auto: on TPU'
   )
   kernels: str = fields.setting(
-    allowed=load_lib.KERNELS, help='auto: on one CPU, kernels for few rows'
+    allowed=library.CHOICES, help='auto: on one CPU, kernels for few rows'
   )
 
   def __post_init__(self):

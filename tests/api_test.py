@@ -10,7 +10,7 @@ from specdec_jax import api, build, requests, sharding
 from specdec_jax.certify import table_model
 from specdec_jax.drafters import lookup
 from specdec_jax.io import tokenizer
-from specdec_jax.models import lm
+from specdec_jax.models import convert
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -143,7 +143,7 @@ def test_any_number_of_prompts_fits_a_mesh(target):
 def broken(target):
   """Reading token 200 makes the logits NaN, and so does proposing it."""
   untied = dataclasses.replace(target.config, tied=False)
-  _, flat = lm.plain(target.config, target.params)
+  _, flat = convert.plain(target.config, target.params)
   params = dict(target.params, embed=flat['head'].T)
   with jax.debug_nans(False):
     params['embed'] = params['embed'].at[200].set(float('nan'))

@@ -10,7 +10,7 @@ from specdec_jax.certify import base
 from specdec_jax.io import files
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import convert, lm
 
 GAMMAS, BATCHES, NEW = (4, 1, 8, 2), (1, 3, 8), 40
 LENGTH = 6 + NEW + max(GAMMAS) + 2
@@ -70,7 +70,7 @@ def _world(dtype: str) -> base.World:
   )
 
   def packed(params):
-    return lm.pack(*lm.fuse(config, params))
+    return convert.pack(*convert.fuse(config, params))
 
   scaled = jax.tree.map(lambda x: (1.5 * x).astype(x.dtype), lm.init(config, 0))
   near = jax.tree.map(lambda x: x, base.blurred(scaled))

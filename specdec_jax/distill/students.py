@@ -18,7 +18,7 @@ from specdec_jax.drafters import eagle_file
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import export, tokenizer
 from specdec_jax.models import config as model_config
-from specdec_jax.models import eagle, lm
+from specdec_jax.models import convert, eagle, lm
 from specdec_jax.train import step as step_lib
 
 # Parameters that a student may share with its teacher, frozen.
@@ -184,13 +184,13 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
   full_DV = None
   if s.student.vocabulary:
     full_DV = np.array(params['head'])  # a copy: training donates its arrays
-    config, params = lm.reduce(config, params, ids.tolist())
+    config, params = convert.reduce(config, params, ids.tolist())
   layout = _replicated(target, config)
   trained, shared = split_shared(_put(layout, params), s.student.share)
   own, given = target.config, target.params
   # Without the mass, p is normalised over all ids, so all columns are needed.
   if s.data.keep and config.proposes and (s.loss.temperature or 1) == 1:
-    own, given = lm.reduce(own, given, config.proposes)
+    own, given = convert.reduce(own, given, config.proposes)
   make = functools.partial(lm.make, ids=target.ids, vocab=target.model.vocab)
   whole, split = (x and x.constrain for x in (layout, target.layout))
   model = make(config, constrain=whole)
@@ -282,7 +282,7 @@ def _initial(
     config, params = pruned(target.config, target.params, s.layers)
     # Fused on a mesh too, unlike the teacher: the same student on any devices.
     # A copy of the containers: fusing modifies them.
-    config, params = lm.fuse(config, jax.tree.map(lambda x: x, params))
+    config, params = convert.fuse(config, jax.tree.map(lambda x: x, params))
   config = dataclasses.replace(config, dtype=_wide(config))
   wanted = lm.nest(lm.shapes(config))
   # Copies: the first step donates them, and the teacher still needs its own.

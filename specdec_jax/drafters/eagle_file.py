@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax import types
 from specdec_jax.io import draft_file, load
-from specdec_jax.models import eagle, lm
+from specdec_jax.models import convert, eagle, lm
 
 KIND = draft_file.Kind('eagle', 'a file of scripts/distill.py, or zoo:NAME')
 
@@ -107,6 +107,6 @@ def fit(
   ids, nested = place(ids.astype(np.int32)), lm.nest(layer)
   if target.config.packed:
     config = eagle.settings(target.config, saved.taps, packed=True)
-    nested = lm.pack_params(nested)
+    nested = convert.pack_params(nested)
   made = eagle.weights(nested, ids, target.params)
   return config, made | {'head': place(made['head'])}

@@ -39,13 +39,14 @@ def for_target(
   """
   key = settings.source, settings.dtype, settings.replicated
   if key not in target.drafts:
+    own = target.lm_config
     target.drafts[key] = load.load(
       settings.source,
       dtype=settings.dtype,
       mesh=target.layout and target.layout.mesh,
       replicated=settings.replicated,
-      scan_layers=target.lm_config and target.lm_config.scan_layers,
-      kernels=target.kernels,
+      scan_layers=own and own.scan_layers,
+      kernels='auto' if own is None or own.packed else 'xla',
     )
   draft = target.drafts[key]
   return with_draft(draft, target, settings, gamma=gamma, chunk=chunk)

@@ -20,7 +20,7 @@ from specdec_jax import types
 from specdec_jax.io import config_hf, files, hf, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import convert, lm
 
 # Says that a folder is ours to replace, and what made it.
 MARK = 'specdec_jax.json'
@@ -208,7 +208,7 @@ def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
 def _weights(config, params) -> dict[str, np.ndarray]:
   """Stored name -> array as it is stored: contiguous, kernels [out, in]."""
   flat = {name: np.asarray(x) for name, x in lm.flatten(params).items()}
-  _, flat = lm.plain(config, lm.nest(flat))
+  _, flat = convert.plain(config, lm.nest(flat))
   out = {}
   for name, x in flat.items():
     if not np.isfinite(x).all():

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 
 from specdec_jax import runtime, sharding, types
 from specdec_jax.io import (
@@ -33,14 +32,13 @@ from specdec_jax.io import (
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import convert, lm
 
 FORMS = (
   'hf:org/name[@revision], a folder with config.json, a .gguf file, '
   f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
   'which returns (types.Model, params, tokenizer)'
 )
-KERNELS = ('auto', 'xla')
 _FUNCTION = re.compile(r'(?!(random|hf|wheel):)[A-Za-z_][\w.]*:[A-Za-z_]\w*')
 
 
@@ -121,7 +119,7 @@ class LanguageModel:
     if not self.draft_ids:
       return self.lm_config, self.params
     try:
-      return lm.reduce(self.config, self.params, self.draft_ids)
+      return convert.reduce(self.config, self.params, self.draft_ids)
     except ValueError as error:
       why = f'its draft_ids are none of this model: {error}'
       raise ValueError(f'{self.source}/{export.MARK}: {why}') from error
@@ -135,12 +133,6 @@ class LanguageModel:
   def drafts(self) -> dict[Any, Any]:
     """Drafts that were fitted to it, which engines of every gamma share."""
     return {}
-
-  @property
-  def kernels(self) -> str:
-    """'xla' if it is computed by XLA's matmuls, else 'auto', as in load."""
-    own = self.lm_config is None or self.lm_config.packed
-    return 'auto' if own else 'xla'
 
   @property
   def context(self) -> int:
@@ -186,16 +178,13 @@ def load(
     dtype: 'float32', 'bfloat16' or 'float64' (under x64).
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     replicated: on a mesh, keep a whole copy on every device (for drafts).
-    scan_layers: trace one layer and scan over the stack; compiles faster. On
-      TPU if None. Changes no result.
-    kernels: 'auto': on one CPU, those of specdec_jax.kernels; 'xla': XLA's
-      matmuls, for programs that read or train the parameters.
+    scan_layers: scan over the layers, to compile faster; on TPU if None.
+    kernels: 'auto': specdec_jax.kernels on one CPU; 'xla': not, for training.
 
   Raises:
     ValueError: a source that cannot be read, naming the file and the reason.
   """
-  if kernels not in KERNELS:
-    raise ValueError(f'kernels={kernels!r}: allowed are {", ".join(KERNELS)}')
+  library.check(kernels)
   source = os.fspath(source)
   if _FUNCTION.fullmatch(source):
     if mesh is not None:
@@ -210,21 +199,11 @@ def load(
   put = layout and layout.put
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
-    config, params = lm.fuse(model.config, model.params)
-    if kernels == 'auto' and _kernels_run(config):
-      config, params = lm.pack(config, params)
+    config, params = convert.fuse(model.config, model.params)
+    if dtype != 'float64' and library.ready(kernels, files.cache_folder()):
+      config, params = convert.pack(config, params)
     model = dataclasses.replace(model, lm_config=config, params=params)
   return dataclasses.replace(model, layout=layout)
-
-
-def _kernels_run(config: model_config.LMConfig) -> bool:
-  """Whether the CPU kernels can run the model; says why not if it matters."""
-  if jax.default_backend() != 'cpu' or config.dtype == 'float64':
-    return False
-  why = library.load(files.cache_folder())
-  if why:
-    logging.warning('%s; decoding with XLA', why)
-  return not why
 
 
 def open_source(source: str) -> LanguageModel:

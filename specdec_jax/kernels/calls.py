@@ -168,14 +168,6 @@ def attend(
   B, T = slots_BT.shape
   C, S = keys.shape[-2], mask_BTS.shape[-1]
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-  def angle(x):
-    if x is not None:
-      # Wider where 64-bit types are enabled, as slots are.
-      x = jnp.broadcast_to(x, (B, T, 1, C // 2)).astype(jnp.float32)
-      x = x.reshape(B * T, C // 2)
-    return _given(x)
-
   call = jax.ffi.ffi_call(
     'specdec_attend',
     (
@@ -187,8 +179,8 @@ def attend(
   )
   y, keys, values = call(
     qkv_BTF.reshape(B * T, -1),
-    angle(cos),
-    angle(sin),
+    _angles(cos, B, T),
+    _angles(sin, B, T),
     slots_BT.astype(jnp.int32),
     jnp.broadcast_to(mask_BTS, (B, T, S)),
     *(_given(norms[i].scale if norms else None) for i in range(2)),
@@ -200,6 +192,14 @@ def attend(
     mixed=np.int32(mixed),
   )
   return y.reshape(B, T, -1), keys, values
+
+
+def _angles(x: Array | None, B: int, T: int) -> Array:
+  """cos or sin as rows of tokens; wider where 64-bit types are enabled."""
+  if x is None:
+    return _given(x)
+  spread = jnp.broadcast_to(x, (B, T, 1, x.shape[-1])).astype(jnp.float32)
+  return spread.reshape(B * T, -1)
 
 
 def _given(x: Array | None) -> Array:

@@ -14,8 +14,10 @@ import sys
 import tempfile
 
 import jax
+from absl import logging
 
 SOURCE = pathlib.Path(__file__).parent / 'rows.c'
+CHOICES = ('auto', 'xla')
 _HANDLERS = {
   'specdec_linear': 'SpecdecLinear',
   'specdec_norm': 'SpecdecNorm',
@@ -23,6 +25,22 @@ _HANDLERS = {
 }
 # No -ffast-math: sums must keep their order.
 _FLAGS = ['-O3', '-ffp-contract=fast', '-fno-math-errno', '-shared', '-fPIC']
+
+
+def check(kernels: str) -> None:
+  """ValueError if this is none of CHOICES."""
+  if kernels not in CHOICES:
+    raise ValueError(f'kernels={kernels!r}: allowed are {", ".join(CHOICES)}')
+
+
+def ready(kernels: str, folder: pathlib.Path) -> bool:
+  """Whether the kernels can run here; one line of the log if they fail to."""
+  if kernels == 'xla' or jax.default_backend() != 'cpu':
+    return False
+  why = load(folder)
+  if why:
+    logging.warning('%s; decoding with XLA', why)
+  return not why
 
 
 @functools.cache

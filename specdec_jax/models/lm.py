@@ -5,10 +5,9 @@ same `apply`. Parameters are a plain nested dict; io and sharding use their flat
 names ('layers/0/attn/q/kernel').
 """
 
-import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -125,132 +124,6 @@ def flatten(params: types.Params) -> dict[str, Any]:
   """The inverse of nest."""
   paths, _ = jax.tree_util.tree_flatten_with_path(params)
   return {'/'.join(str(k.key) for k in path): leaf for path, leaf in paths}
-
-
-_FUSED = {'attn/qkv': ('attn/q', 'attn/k', 'attn/v')}
-_FUSED |= {'mlp/gate_up': ('mlp/gate', 'mlp/up')}
-
-
-def fuse(config: model_config.LMConfig, params: types.Params):
-  """(config, params) of the same model with fused projections.
-
-  Changes params in place: each layer's parts are freed as they are joined, so
-  memory never holds the model twice.
-
-  Raises:
-    ValueError: a model with scan_layers.
-  """
-  if config.scan_layers:
-    raise ValueError('scan_layers and fused: choose one')
-  if config.fused:
-    return config, params
-  for layer in params['layers'].values():
-    for name, parts in _FUSED.items():
-      group, whole = name.split('/')
-      if parts[0].split('/')[1] not in layer[group]:
-        continue  # an MLP without a gate
-      found = [layer[group].pop(part.split('/')[1]) for part in parts]
-      layer[group][whole] = {
-        leaf: jnp.concatenate([x[leaf] for x in found], -1) for leaf in found[0]
-      }
-  return dataclasses.replace(config, fused=True), params
-
-
-def pack(config: model_config.LMConfig, params: types.Params):
-  """(config, params) of a fused model in the layout of the CPU kernels.
-
-  Changes params in place, as fuse does.
-  """
-  return dataclasses.replace(config, packed=True), pack_params(params)
-
-
-def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
-  """Packs kernels and casts vectors to float32, in place; returns params.
-
-  Args:
-    params: nested parameters.
-    name: of the innermost module that they belong to.
-  """
-  parts = 2 if name == 'gate_up' else 1
-  for key, x in params.items():
-    if isinstance(x, dict):
-      params[key] = pack_params(x, key)
-    elif key in ('kernel', 'head'):
-      params[key] = calls.pack(x, parts)
-    elif key == 'bias' and 'kernel' in params:
-      params[key] = calls.pad(x, parts)
-    elif key in ('scale', 'bias'):
-      params[key] = x.astype(jnp.float32)
-  return params
-
-
-def unpack(config: model_config.LMConfig, params: types.Params):
-  """The inverse of pack, in new arrays."""
-  config = dataclasses.replace(config, packed=False)
-  flat = flatten(params)
-  for name, shape in shapes(config).items():
-    x, columns = flat[name], shape.shape[-1]
-    parts = 2 if '/gate_up/' in name else 1
-    if x.ndim == 3:
-      x = calls.unpack(x, columns, parts)
-    elif x.shape != shape.shape:
-      each = jnp.split(x, parts)
-      x = jnp.concatenate([part[: columns // parts] for part in each])
-    flat[name] = x.astype(shape.dtype)
-  return config, nest(flat)
-
-
-def plain(config: model_config.LMConfig, params: types.Params):
-  """(config, params by flat name) with projections and layers split apart.
-
-  Undoes fused and scan_layers. The parts are views if params are numpy arrays,
-  else copies.
-  """
-  if config.packed:
-    config, params = unpack(config, params)
-  config = dataclasses.replace(config, scan_layers=False, fused=False)
-  flat = flatten(params)
-  for name in [n for n in flat if n.startswith('layers/')]:
-    group, _, rest = name.partition('/')
-    if not rest.split('/')[0].isdecimal():
-      stack = flat.pop(name)
-      flat |= {f'{group}/{i}/{rest}': x for i, x in enumerate(stack)}
-  sizes = shapes(config)
-  for name in list(flat):
-    stem, _, leaf = name.rpartition('/')
-    for whole, parts in _FUSED.items():
-      if stem.endswith(whole):
-        x, start = flat.pop(name), 0
-        for part in parts:
-          own = f'{stem.removesuffix(whole)}{part}/{leaf}'
-          end = start + sizes[own].shape[-1]
-          flat[own] = x[..., start:end]
-          start = end
-  return config, {name: flat[name] for name in sizes}
-
-
-def reduce(
-  config: model_config.LMConfig, params: types.Params, ids: Sequence[int]
-) -> tuple[model_config.LMConfig, types.Params]:
-  """(config, params) of the model with a head for these ids only.
-
-  Layers and norms are the same arrays, not copies.
-
-  Raises:
-    ValueError: ids that are not ascending, or not in the vocabulary.
-  """
-  own = dataclasses.replace(
-    config, tied=False, proposes=tuple(int(i) for i in ids)
-  )
-  head, few_R = params['head'], jnp.asarray(own.proposes, jnp.int32)
-  if config.packed:
-    few = calls.pack(calls.columns_of(head, few_R))
-  else:
-    few = jnp.take(head, few_R, axis=1)
-  if config.tied:
-    head_DV = calls.unpack(head, config.vocab) if config.packed else head
-    params = params | {'embed': head_DV.T}
-  return own, params | {'head': few}
 
 
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:

@@ -11,6 +11,7 @@ import pytest
 from specdec_jax import requests, runtime, settings
 from specdec_jax.bench import audit, benchmark, identity
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.models import convert
 from specdec_jax.verify import coupled, reject
 
 TRACK = lambda items, text: items
@@ -104,7 +105,8 @@ def _failing():
 def untied(e: settings.Experiment, embed=None):
   """The same model with its token table apart from its head."""
   params = e.target.params
-  table = params['head'].T if embed is None else embed
+  _, flat = convert.plain(e.target.config, params)
+  table = flat['head'].T if embed is None else embed
   target = dataclasses.replace(
     e.target,
     lm_config=dataclasses.replace(e.target.config, tied=False),

@@ -248,7 +248,9 @@ def test_a_language_model_may_propose_the_most_frequent_ids_only(
     run=dict(steps=8, checkpoint_every=8, evaluate_every=8),
   )
   assert losses(lines)[-1] < losses(lines)[0]
-  target, draft = build.load('random:tiny'), build.load(figures['draft'])
+  target, draft = (
+    build.load(x, kernels='xla') for x in ('random:tiny', figures['draft'])
+  )
   own_config, params = draft.as_draft
   ids = list(own_config.proposes)
   assert len(ids) == 64 and params['head'].shape == (64, 64)

@@ -9,7 +9,7 @@ import pytest
 
 from specdec_jax.distill import lm_loss, settings
 from specdec_jax.models import config as model_config
-from specdec_jax.models import eagle, lm
+from specdec_jax.models import convert, eagle, lm
 from specdec_jax.train import lm_loss as text_loss
 
 pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
@@ -29,7 +29,7 @@ def student_of(ids):
   """(model, params) that proposes these ids; () is all."""
   config, params = CONFIG, lm.init(CONFIG, 0)
   if ids:
-    config, params = lm.reduce(CONFIG, params, ids)
+    config, params = convert.reduce(CONFIG, params, ids)
   return lm.make(config, ids=300), params
 
 
@@ -115,7 +115,7 @@ def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
   record = batch | {'features': eagle.normed(features, 1), 'mass': mass}
   of = [(model, given)]
   if ids and not temperature:
-    few, ends = lm.reduce(CONFIG, given, ids)
+    few, ends = convert.reduce(CONFIG, given, ids)
     of.append((lm.make(few, ids=300), ends))
   for model, ends in of:
     for a, b in zip(slopes(model, ends, record), want, strict=True):

@@ -15,7 +15,7 @@ from specdec_jax import build
 from specdec_jax.io import export, files, hf, load, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import convert, lm
 from tests.io import tiny
 
 GOLDENS = ('llama', 'qwen2', 'qwen3')
@@ -92,7 +92,7 @@ def test_weights_are_those_that_transformers_wrote(family, tmp_path):
   raw = files.read_json(tiny.GOLDEN / family / 'config.json')
   for config, params in (
     (c, names.read(reader, c)),
-    lm.fuse(c, names.read(reader, c)),
+    convert.fuse(c, names.read(reader, c)),
     (scanned, names.read(reader, scanned)),
   ):
     export.save(tmp_path / 'x', config, params, small_tokenizer())

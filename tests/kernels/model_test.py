@@ -11,7 +11,7 @@ from specdec_jax import forward
 from specdec_jax.io import files
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import convert, lm
 from tests import fakes
 from tests.models import lm_test
 
@@ -40,8 +40,8 @@ def copied(params):
 
 def both(config):
   """(config, params) of a random model, for XLA and packed."""
-  config, params = lm.fuse(config, lm_test.params_of(config))
-  return (config, params), lm.pack(config, copied(params))
+  config, params = convert.fuse(config, lm_test.params_of(config))
+  return (config, params), convert.pack(config, copied(params))
 
 
 def logits(config, params, rows: int, width: int):
@@ -64,7 +64,7 @@ def logits(config, params, rows: int, width: int):
   return np.concatenate(out, 1)
 
 
-@pytest.mark.parametrize('changes', [{}, lm_test.GPT, lm_test.RICH])
+@pytest.mark.parametrize('changes', [{}, fakes.GPT, lm_test.RICH])
 def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
   del x64
   plain, packed = both(fakes.tiny(dtype='float32', **changes))
@@ -72,7 +72,7 @@ def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lm.flatten(packed[1])
   )
   assert shapes == lm.shapes(packed[0])
-  config, params = lm.unpack(*packed)
+  config, params = convert.unpack(*packed)
   assert config == plain[0]
   jax.tree.map(np.testing.assert_array_equal, params, plain[1])
   exact = dataclasses.replace(config, dtype='float64')
@@ -110,8 +110,8 @@ def test_a_reduced_head_keeps_the_columns():
     _, packed = both(config)
     ids = (1, 5, 7)
     whole = logits(*packed, rows=1, width=4)
-    few = logits(*lm.reduce(*packed, ids), rows=1, width=4)
+    few = logits(*convert.reduce(*packed, ids), rows=1, width=4)
     np.testing.assert_array_equal(few[..., ids], whole[..., ids])
     assert np.isneginf(np.delete(few, ids, -1)).all()
-    embed_VD = lm.reduce(*packed, ids)[1]['embed']
+    embed_VD = convert.reduce(*packed, ids)[1]['embed']
     assert embed_VD.shape == (config.vocab, config.width)

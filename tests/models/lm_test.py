@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import forward
-from specdec_jax.models import lm
+from specdec_jax.models import convert, lm
 from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -157,7 +157,7 @@ def test_scanned_layers_equal_unrolled_ones(x64):
 )
 def test_fused_projections_change_no_result(x64, settings):
   config, start_B = fakes.tiny(**settings), np.zeros(B, int)
-  fused_config, fused = lm.fuse(config, params_of(config))
+  fused_config, fused = convert.fuse(config, params_of(config))
   assert set(lm.flatten(fused)) == set(lm.shapes(fused_config))
   apart, together = (
     read(model := lm.make(c), x, start_B, S, model.init_cache(B, S))[0]
@@ -256,7 +256,7 @@ def test_a_model_of_some_ids_says_the_same_of_them(x64, tied):
   ids = (1, 2, 5, 6)
   config = fakes.tiny(vocab=7, tied=tied, logit_softcap=3.0, embed_scale=2.0)
   params = lm.init(config, 0)
-  few, own = lm.reduce(config, params, ids)
+  few, own = convert.reduce(config, params, ids)
   assert {n: x.shape for n, x in lm.flatten(own).items()} == {
     n: x.shape for n, x in lm.shapes(few).items()
   }
@@ -280,4 +280,4 @@ def test_a_model_of_some_ids_says_the_same_of_them(x64, tied):
 def test_ids_that_cannot_be_proposed_are_refused(x64, ids):
   config = fakes.tiny(vocab=7)
   with pytest.raises(ValueError, match='must be ascending ids below vocab=7'):
-    lm.reduce(config, lm.init(config, 0), ids)
+    convert.reduce(config, lm.init(config, 0), ids)
