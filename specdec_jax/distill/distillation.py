@@ -77,10 +77,14 @@ def _prepare(
     kernels='xla',  # training reads the parameters
   )
   _check_teacher(s, target)
-  taps = _recorded_layers(s, target)
+  recorded = ()  # layers of the teacher
+  if s.student.kind == 'eagle':
+    recorded = students.taps_of(s.student, target)
+  elif s.data.keep:
+    recorded = (target.config.depth - 1,)
   start = students.begin(s.student, target)
   prompts = prompts_lib.make(s.data, target)
-  answers = prompts_lib.answers(s.data, target, prompts, taps)
+  answers = prompts_lib.answers(s.data, target, prompts, recorded)
   ids = students.vocabulary(s.student, target.ids, start, answers)
   student = students.make(s, target, start, ids)
   del start  # the student has a copy
@@ -110,26 +114,6 @@ def _check_teacher(
       f'{target.ids} ids; give at most those, or 0 for all'
     )
   _check_length(s, 'teacher', target.context)
-
-
-def _recorded_layers(
-  s: settings_lib.Settings, target: build.LanguageModel
-) -> tuple[int, ...]:
-  """Teacher layers whose features are recorded; () for none.
-
-  Raises:
-    ValueError: taps out of order, or without the last layer.
-  """
-  last = target.config.depth - 1
-  if s.student.kind == 'lm':
-    return (last,) if s.data.keep else ()
-  taps = students.taps_of(s.student, target)
-  if list(taps) != sorted({*taps, last}) or taps[-1] > last:
-    raise ValueError(
-      f'student.taps={taps}: give layers of the teacher, 0 to {last}, in '
-      f'increasing order, {last} among them; () is the last alone'
-    )
-  return taps
 
 
 def _check_length(s: settings_lib.Settings, who: str, context: int) -> None:

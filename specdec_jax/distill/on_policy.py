@@ -52,9 +52,6 @@ class OnPolicy:
         files.write(self._folder / f'{step}.npz', content.getvalue())
       self._open(step)
 
-  def __iter__(self):
-    return self
-
   def __next__(self) -> dict[str, np.ndarray]:
     assert self._batches is not None, 'refresh comes first'
     return next(self._batches)

@@ -82,8 +82,13 @@ def begin(s: settings.Student, target: build.LanguageModel) -> Start:
 def taps_of(
   s: settings.Student, target: build.LanguageModel
 ) -> tuple[int, ...]:
-  """The teacher's layers that an eagle reads."""
-  return s.taps or (target.config.depth - 1,)
+  """The teacher's layers that an eagle reads.
+
+  Raises:
+    ValueError: they are none of this teacher, or not in order.
+  """
+  taps = s.taps or (target.config.depth - 1,)
+  return eagle.settings(target.config, taps).taps
 
 
 def vocabulary(

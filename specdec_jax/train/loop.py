@@ -79,7 +79,6 @@ def run(
   *,
   config: dict[str, Any],
   place: Callable[[dict[str, Any]], dict[str, Any]] = lambda batch: batch,
-  show: bool = True,
 ) -> Ended:
   """Trains to the last step, resuming from the newest checkpoint of workdir.
 
@@ -92,7 +91,6 @@ def run(
       checkpoints/, metrics.jsonl, clocks.jsonl and tb/ there.
     config: every setting of the run, for config.json.
     place: puts a batch on the devices.
-    show: draw a progress bar on stderr.
 
   Raises:
     ValueError: the workdir has more than settings.steps steps, or is full.
@@ -115,7 +113,7 @@ def run(
     logs = logs_lib.Logs(workdir, first)
     stack.enter_context(contextlib.closing(logs))
     stops = stack.enter_context(runtime.interrupts())
-    bar = stack.enter_context(_progress(settings.steps, first, show))
+    bar = stack.enter_context(_progress(settings.steps, first))
     recorder = _Recorder(task, settings, saved, logs, score)
     clock = _clock(task, state)
     for step in range(first, settings.steps):
@@ -256,16 +254,14 @@ def _clock(task: Task, state: step_lib.State):
 
 
 @contextlib.contextmanager
-def _progress(steps: int, first: int, show: bool):
+def _progress(steps: int, first: int):
   """Yields bar(step, figures, clocks), which updates a progress bar."""
   columns = (
     *rich.progress.Progress.get_default_columns(),
     rich.progress.TextColumn('{task.fields[text]}'),
   )
   console = rich.console.Console(stderr=True)
-  with rich.progress.Progress(
-    *columns, console=console, disable=not show
-  ) as bars:
+  with rich.progress.Progress(*columns, console=console) as bars:
     bar = bars.add_task('training', total=steps, completed=first, text='')
 
     def advance(step, figures, clocks):

@@ -101,7 +101,6 @@ def run(workdir, task, *, changed=False, place=lambda batch: batch, **settings):
     workdir,
     config=config,
     place=place,
-    show=False,
   )
 
 
