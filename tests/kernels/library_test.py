@@ -3,8 +3,10 @@
 import stat
 import subprocess
 
+import jax
 import pytest
 
+from specdec_jax import sharding
 from specdec_jax.io import load
 from specdec_jax.kernels import library
 
@@ -63,3 +65,11 @@ def test_kernels_can_be_turned_off():
   assert not load.load('random:tiny', kernels='xla').config.packed
   with pytest.raises(ValueError, match="kernels='gpu': allowed are auto, xla"):
     load.load('random:tiny', kernels='gpu')
+
+
+def test_only_a_single_cpu_gets_them(monkeypatch, tmp_path):
+  mesh = sharding.make_mesh(data=2, model=1)
+  assert not load.load('random:tiny', mesh=mesh).config.packed
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  assert not library.ready('auto', tmp_path)
+  assert not list(tmp_path.glob('rows-*'))
