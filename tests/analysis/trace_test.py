@@ -191,22 +191,20 @@ def test_analysis_by_hand(capsys):
   counterfactual.show(one, runtime.console())
 
 
-@pytest.mark.parametrize(
-  'change, match',
-  [
-    (lambda x: [], 'not a trace'),
-    (lambda x: x[1:], 'not a trace'),
-    (lambda x: x[:1], 'not a trace with texts'),
-    (lambda x: [x[0].replace('trace 3', 'trace 2'), *x[1:]], 'another version'),
-    (lambda x: [*x[:2], x[2][:40]], 't.jsonl:3: not JSON'),
-  ],
-)
-def test_damaged_files_are_refused(tmp_path, change, match):
+def test_damaged_files_are_refused(tmp_path):
   path = tmp_path / 't.jsonl'
   trace.write(path, by_hand())
-  path.write_text('\n'.join(change(path.read_text().splitlines())))
-  with pytest.raises(ValueError, match=match):
-    trace.read(str(path))
+  head, *rest = path.read_text().splitlines()
+  for lines, match in (
+    ([], 'not a trace'),
+    (rest, 'not a trace'),
+    ([head], 'not a trace with texts'),
+    ([head.replace('trace 3', 'trace 2'), *rest], 'another version'),
+    ([head, rest[0], rest[1][:40]], 't.jsonl:3: not JSON'),
+  ):
+    path.write_text('\n'.join(lines))
+    with pytest.raises(ValueError, match=match):
+      trace.read(str(path))
 
 
 def test_a_draft_that_stops_early_cannot_be_traced():
