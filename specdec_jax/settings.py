@@ -136,11 +136,6 @@ class Experiment:
   target: build.LanguageModel
 
 
-def from_config(config) -> Experiment:
-  """Checks a config and loads its models."""
-  return load(settings(config))
-
-
 def load(s: Settings) -> Experiment:
   """Loads the target; a draft is loaded when its engine is made."""
   target = build.load(

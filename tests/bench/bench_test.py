@@ -29,7 +29,7 @@ def settings(name='pair', **changes):
 
 
 def run(config, capsys, sizes=()):
-  e = settings_lib.from_config(config)
+  e = settings_lib.load(settings_lib.settings(config))
   chosen = prompts.builtin()[:16]
   doc = benchmark.run(
     plan_lib.arms(e),
@@ -103,7 +103,7 @@ def test_sampling(capsys):
 
 def test_sampling_under_another_rule_promises_the_law_only():
   config = settings('smollm2', sampling={'temperature': 0.8})
-  e = settings_lib.from_config(config)
+  e = settings_lib.load(settings_lib.settings(config))
   arms, plan = plan_lib.arms(e), plan_lib.make(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
   found = identity.compare(arms, plan, [], none, lambda items, text: items)
@@ -113,7 +113,9 @@ def test_sampling_under_another_rule_promises_the_law_only():
 @pytest.mark.more
 def test_a_model_of_ones_own_is_benchmarked(capsys):
   """Its parameters are one array, and nothing is known of its layers."""
-  e = settings_lib.from_config(settings('smollm2', lookup={'min_match': 1}))
+  e = settings_lib.load(
+    settings_lib.settings(settings('smollm2', lookup={'min_match': 1}))
+  )
   V = 300
   own = load.wrap(table_model.make(V), table_model.table(0, V))
   e = dataclasses.replace(e, target=own)

@@ -28,7 +28,7 @@ def config(name: str, size: str = 'tiny'):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_builds_at_tiny(name):
-  e = settings.from_config(config(name))
+  e = settings.load(settings.settings(config(name)))
   arms = plan_lib.arms(e)
   assert arms[0].engine.drafter is decode.PLAIN
   assert {arm.drafter for arm in arms[1:]} == set(e.settings.decode.methods)
@@ -136,7 +136,7 @@ def test_a_single_value_on_the_command_line_is_a_tuple_of_one(monkeypatch):
 
 
 def test_bad_prompt_is_named_by_its_id():
-  e = settings.from_config(config('smollm2'))
+  e = settings.load(settings.settings(config('smollm2')))
   for prompt, said in (
     (prompts.Prompt('far', tokens=(1, 9999)), "'far': token id 9999"),
     (prompts.Prompt('none', tokens=()), "'none': empty"),

@@ -79,7 +79,7 @@ def _failing():
   c.decode.gammas = (2,)
   c.decode.max_new_tokens = 8
   c.bench.update(repeats=1, windows=4, stream_prompts=0)
-  e = untied(settings.from_config(c))
+  e = untied(settings.load(settings.settings(c)))
   good = requests.Item((5, 6, 5, 6, 5), 0, 'good')
   bad = requests.Item((9, 8, 7, 9, 8, 7, 9, 8), 1, 'bad')
   plan = plan_lib.Plan(

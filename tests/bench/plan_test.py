@@ -21,7 +21,7 @@ def experiment(**changes):
   c.bench.prompts_per_category = 1
   c.bench.prompt_tokens = 20
   c.update(changes)
-  return settings_lib.from_config(c)
+  return settings_lib.load(settings_lib.settings(c))
 
 
 def test_groups_keep_categories_apart_and_share_one_shape():
