@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specdec_jax import forward, types
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.verify import judge
 
 Array = types.Array
 
@@ -278,23 +279,17 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
     residual_BTD=draft.residual_BND,
   )
   logits_BNV = target.head(weights.target, hidden_BND)
-  p_BNV = sampling_lib.probabilities(logits_BNV, context.sampling)
   noise = noise._replace(accept_BK=noise.accept_BK[:, :width])
-  scores = types.Scores(logits_BNV, context.sampling)
-  verdict = rule.verify(noise, draft, p_BNV, *[scores] * rule.scored)
-  take = verdict.accepted_B[:, None, None]
-  p_BV = jnp.take_along_axis(p_BNV, take, 1)[:, 0]
-  # In exact arithmetic a rejection leaves mass; rounding may leave none.
-  empty_B1 = ~(jnp.sum(verdict.weights_BV, -1, keepdims=True) > 0)
-  weights_BV = jnp.where(empty_B1, p_BV, verdict.weights_BV)
-  next_B = noise.next(verdict.accepted_B, weights_BV)
+  accepted_B, weights_BV, next_B = judge.judge(
+    rule, context.sampling, noise, draft, logits_BNV
+  )
   index_1N = jnp.arange(width + 1)[None]
-  is_next_BN = index_1N == verdict.accepted_B[:, None]
+  is_next_BN = index_1N == accepted_B[:, None]
   drafts_BN = jnp.pad(draft.tokens_BK, ((0, 0), (0, 1)))
   window_BN = jnp.where(is_next_BN, next_B[:, None], drafts_BN)
   # A NaN must end the row, not become a token. Rows after it do not count.
   lost_BN = ~jnp.isfinite(jnp.max(logits_BNV, -1))
-  seen_BN = index_1N <= verdict.accepted_B[:, None]
+  seen_BN = index_1N <= accepted_B[:, None]
   broken_B = jnp.any(lost_BN & seen_BN, 1)
   logprob_BN = None
   if options.logprobs:
@@ -304,7 +299,7 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   spare = drafter.gamma - width
   widen = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
   columns = jax.tree.map(widen, (window_BN, logprob_BN, features_BNE))
-  return _Tried(cache, verdict.accepted_B, weights_BV, broken_B, *columns)
+  return _Tried(cache, accepted_B, weights_BV, broken_B, *columns)
 
 
 def _commit(drafter, request, state, info, draft, draft_state, tried):

@@ -177,6 +177,8 @@ class Rule(NamedTuple):
   lossless: emitted tokens are distributed exactly as the target's; a rule with
     False is labelled lossy in every table.
   scored: verify takes a fourth argument, Scores.
+  certain: where p is one-hot, verify keeps the drafts that are plain decoding's
+    tokens, up to the first that is not; then decode does so itself.
   kept(p_BTV, q_BTV, scores) -> [B, T, V]: the probability with which each
     token is drafted from q and accepted, in a window of one draft; its sum is
     the acceptance alpha. None stands for min(p, q), the most that a lossless
@@ -191,6 +193,7 @@ class Rule(NamedTuple):
   coupled: bool = False
   lossless: bool = True
   scored: bool = False
+  certain: bool = False
   kept: Callable[[Array, Array, Scores], Array] | None = None
   emitted: Callable[[Array, Array, Scores], Array] | None = None
 

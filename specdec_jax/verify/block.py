@@ -68,4 +68,4 @@ def _masses(w_BN, draft: types.Draft, p_BNV):
   return jnp.sum(left_BXV, -1)
 
 
-RULE = types.Rule('block', verify)
+RULE = types.Rule('block', verify, certain=True)

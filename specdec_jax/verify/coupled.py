@@ -27,4 +27,4 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   return types.Verdict(accepted_B, chain.row(p_BNV, accepted_B))
 
 
-RULE = types.Rule('coupled', verify, coupled=True)
+RULE = types.Rule('coupled', verify, coupled=True, certain=True)

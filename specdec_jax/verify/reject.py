@@ -28,4 +28,4 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   )
 
 
-RULE = types.Rule('reject', verify)
+RULE = types.Rule('reject', verify, certain=True)
