@@ -43,6 +43,10 @@ def ready(kernels: str, folder: pathlib.Path) -> bool:
   return not why
 
 
+# XLA takes one library in a process; it stays loaded.
+_loaded: list[ctypes.CDLL] = []
+
+
 @functools.cache
 def load(folder: pathlib.Path) -> str:
   """Makes the kernels known to XLA.
@@ -53,6 +57,8 @@ def load(folder: pathlib.Path) -> str:
   Returns:
     '' if they can be called, else one sentence: why not.
   """
+  if _loaded:
+    return ''
   compiler = _compiler()
   if not compiler:
     return (
@@ -68,6 +74,7 @@ def load(folder: pathlib.Path) -> str:
   for name, symbol in _HANDLERS.items():
     handler = jax.ffi.pycapsule(getattr(library, symbol))
     jax.ffi.register_ffi_target(name, handler, platform='cpu')
+  _loaded.append(library)
   return ''
 
 

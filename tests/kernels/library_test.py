@@ -14,6 +14,7 @@ from specdec_jax.kernels import library
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
   library.load.cache_clear()
+  monkeypatch.setattr(library, '_loaded', list(library._loaded))
   monkeypatch.setenv('SPECDEC_JAX_CACHE', str(tmp_path))
   yield
   library.load.cache_clear()
@@ -29,6 +30,7 @@ def compiler(tmp_path, script: str) -> str:
 def test_without_a_compiler_xla_decodes_and_one_line_says_so(
   monkeypatch, caplog
 ):
+  library._loaded.clear()
   monkeypatch.setattr(library, '_compiler', lambda: [])
   with caplog.at_level('WARNING'):
     model = load.load('random:tiny')
@@ -38,6 +40,7 @@ def test_without_a_compiler_xla_decodes_and_one_line_says_so(
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+  library._loaded.clear()
   failing = 'echo "rows.c:1: sorry" >&2; echo more >&2; exit 1'
   monkeypatch.setenv('CC', compiler(tmp_path, failing))
   why = library.load(tmp_path)
