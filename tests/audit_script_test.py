@@ -34,7 +34,7 @@ def verify(noise, draft, p_BNV):
   last = chain.row(p_BNV, draft.count_B)
   return found._replace(accepted_B=draft.count_B, weights_BV=last)
 
-build.RULES['reject'] = reject.RULE._replace(verify=verify)
+build.RULES['reject'] = reject.RULE._replace(verify=verify, certain=False)
 sys.argv[0] = {SCRIPT!r}
 runpy.run_path({SCRIPT!r}, run_name='__main__')
 """

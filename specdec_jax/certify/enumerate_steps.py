@@ -104,7 +104,7 @@ def step_with(target: types.Model, drafter: types.Drafter, rule: types.Rule):
     loop = decode.Loop(
       target,
       drafter._replace(propose=propose),
-      rule._replace(verify=verify),
+      rule._replace(verify=verify, certain=False),
       decode.Options(narrow=False),
       noise=lambda *_, **__: noise,
     )

@@ -275,11 +275,13 @@ static void linear_unit(const void* job, int64_t i) {
 
 // Keys are panels over slots, [B, G, S / 32, C, 32]; values panels over
 // channels, [B, G, C / 32, S, 32]. S is a multiple of 32 here; `seen` is not.
+// The H / G query heads of a key/value head and their tokens are the rows of
+// its products: q is [B, G, T * H / G, C].
 typedef struct {
   const float *q, *keys, *values;
   const bool* mask;
   float* y;
-  int64_t B, T, H, G, C, S, seen, blocks;
+  int64_t B, T, H, G, C, S, seen, blocks, stride;
   float scale, cap;
 } Attend;
 
@@ -294,64 +296,75 @@ static float* scratch(int64_t floats) {
   return memory;
 }
 
-// Softmax over the slots that each of `rows` tokens sees; score holds the
-// products with the keys, [rows, S], and gets the weights. Returns the sums.
-static void weigh(const Attend* j, const bool* mask, int64_t rows, int64_t end,
-                  float* score, float* sum) {
-  for (int64_t m = 0; m < rows; m++) {
-    float* s = score + m * j->S;
-    const bool* sees = mask + m * j->seen;
-    Vec most = all(-1e30f), part[VECTORS] = {{0}};
-    for (int64_t i = 0; i < end; i += LANES) {
-      Vec x = *(Vec*)(s + i) * j->scale;
-      if (j->cap > 0) x = softcap(x, j->cap);
-      for (int l = 0; l < LANES; l++)
-        if (i + l >= j->seen || !sees[i + l]) x[l] = -1e30f;
-      *(Vec*)(s + i) = x;
-      most = choose(x > most, x, most);
-    }
-    float top = -1e30f;
-    for (int l = 0; l < LANES; l++) top = most[l] > top ? most[l] : top;
-    for (int64_t i = 0; i < end; i += WIDE)
-      for (int v = 0; v < VECTORS; v++) {
-        Vec* x = (Vec*)(s + i) + v;
-        *x = choose(*x > all(-1e29f), exponential(*x - top), all(0.0f));
-        part[v] += *x;
-      }
-    sum[m] = total((float*)part);
+// True where a token sees slots i to i + LANES; its row of the mask ends at n.
+INLINE Int visible(const bool* sees, int64_t i, int64_t n) {
+  typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
+  uint8_t part[LANES] = {0};
+  if (i + LANES > n) {
+    for (int l = 0; i + l < n; l++) part[l] = sees[i + l];
+    return __builtin_convertvector(*(const Bytes*)part, Int) != 0;
   }
+  return __builtin_convertvector(*(const Bytes*)(sees + i), Int) != 0;
 }
 
-// One query head of one row, and at most MOST of its tokens.
+// Softmax of one row over the slots that its token sees: scores, its products
+// with the keys, become the weights. Returns their sum.
+static float weigh(const Attend* j, const bool* sees, int64_t end, float* s) {
+  Vec most = all(-1e30f), part[VECTORS] = {{0}};
+  for (int64_t i = 0; i < end; i += LANES) {
+    Vec x = *(Vec*)(s + i) * j->scale;
+    if (j->cap > 0) x = softcap(x, j->cap);
+    x = choose(visible(sees, i, j->seen), x, all(-1e30f));
+    *(Vec*)(s + i) = x;
+    most = choose(x > most, x, most);
+  }
+  float top = -1e30f;
+  for (int l = 0; l < LANES; l++) top = most[l] > top ? most[l] : top;
+  for (int64_t i = 0; i < end; i += WIDE)
+    for (int v = 0; v < VECTORS; v++) {
+      Vec* x = (Vec*)(s + i) + v;
+      *x = choose(*x > all(-1e29f), exponential(*x - top), all(0.0f));
+      part[v] += *x;
+    }
+  return total((float*)part);
+}
+
+// Some of the rows of one key/value head.
 static void attend_unit(const void* job, int64_t i) {
   const Attend* j = job;
-  const int64_t h = i % j->H, b = i / j->H / j->blocks;
-  const int64_t t = i / j->H % j->blocks * MOST, rows = least(MOST, j->T - t);
-  const int64_t head = (b * j->G + h / (j->H / j->G)) * j->S;
-  const int64_t C = j->C, wide = ceiling(C, WIDE) * WIDE;
-  const float* keys = j->keys + head * C;
-  const float* values = j->values + head * wide;
-  const bool* mask = j->mask + (b * j->T + t) * j->seen;
+  const int64_t share = j->H / j->G, C = j->C, S = j->S;
+  const int64_t most = ceiling(j->T * share, j->blocks);
+  const int64_t head = i / j->blocks, b = head / j->G, g = head % j->G;
+  const int64_t first = i % j->blocks * most;
+  const int64_t rows = least(most, j->T * share - first);
+  const float* keys = j->keys + head * S * C;
+  const float* values = j->values + head * S * ceiling(C, WIDE) * WIDE;
+  const bool* sees[MOST];
   int64_t end = 0;  // past the last slot that one of them sees
-  for (int64_t m = 0; m < rows; m++)
+  for (int64_t m = 0; m < rows; m++) {
+    sees[m] = j->mask + (b * j->T + (first + m) / share) * j->seen;
     for (int64_t s = j->seen; s > end; s--)
-      if (mask[m * j->seen + s - 1]) end = s;
-  end = ceiling(end, WIDE) * WIDE;
-  float *score = scratch(rows * j->S), sums[MOST * WIDE], sum[MOST];
-  const float* q = j->q + ((b * j->T + t) * j->H + h) * C;
-  for (int64_t s = 0; s < end; s += WIDE) {
-    product(false, q, j->H * C, rows, (const char*)(keys + s * C), C, sums);
-    for (int64_t m = 0; m < rows; m++)
-      memcpy(score + m * j->S + s, sums + m * WIDE, sizeof(float) * WIDE);
+      if (sees[m][s - 1]) end = s;
   }
-  weigh(j, mask, rows, end, score, sum);
-  for (int64_t c = 0; c < C; c += WIDE) {
-    product(false, score, j->S, rows, (const char*)(values + c * j->S), end,
-            sums);
+  end = ceiling(end, WIDE) * WIDE;
+  float *score = scratch(rows * j->stride), sums[MOST * WIDE], sum[MOST];
+  const float* q = j->q + (head * j->T * share + first) * C;
+  for (int64_t s = 0; s < end; s += WIDE) {
+    product(false, q, C, rows, (const char*)(keys + s * C), C, sums);
     for (int64_t m = 0; m < rows; m++)
+      memcpy(score + m * j->stride + s, sums + m * WIDE, sizeof(float) * WIDE);
+  }
+  for (int64_t m = 0; m < rows; m++)
+    sum[m] = weigh(j, sees[m], end, score + m * j->stride);
+  for (int64_t c = 0; c < C; c += WIDE) {
+    product(false, score, j->stride, rows, (const char*)(values + c * S), end,
+            sums);
+    for (int64_t m = 0; m < rows; m++) {
+      const int64_t t = (first + m) / share, h = g * share + (first + m) % share;
+      float* y = j->y + ((b * j->T + t) * j->H + h) * C;
       for (int64_t k = c; k < least(c + WIDE, C); k++)
-        j->y[((b * j->T + t + m) * j->H + h) * C + k] =
-            sum[m] > 0 ? sums[m * WIDE + k - c] / sum[m] : 0;
+        y[k] = sum[m] > 0 ? sums[m * WIDE + k - c] / sum[m] : 0;
+    }
   }
 }
 
@@ -486,7 +499,9 @@ XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
         from = y;
       }
       if (h < H) {
-        memcpy(q + (i * H + h) * C, from, sizeof(float) * C);
+        const int64_t share = H / G, at = i / T * G + h / share;
+        float* to = q + ((at * T + i % T) * share + h % share) * C;
+        memcpy(to, from, sizeof(float) * C);
       } else if (slot < seen) {
         const int64_t g = i / T * G + h - H;
         float* to = keys + (g * S + slot / WIDE * WIDE) * C + slot % WIDE;
@@ -500,9 +515,11 @@ XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
   }
   Attend j = {.q = q, .keys = keys, .values = values, .mask = in(f, 4)->data,
               .y = out(f, 0)->data, .B = B, .T = T, .H = H, .G = G, .C = C,
-              .S = S, .seen = seen, .blocks = ceiling(T, MOST),
+              .S = S, .seen = seen, .blocks = ceiling(T * H / G, MOST),
+              // Not a multiple of 4096 bytes: rows would share cache lines.
+              .stride = S + 48,
               .scale = NUMBER("scale"), .cap = NUMBER("cap")};
-  run(f, attend_unit, &j, B * H * j.blocks);
+  run(f, attend_unit, &j, B * G * j.blocks);
   free(q);
   return NULL;
 }
