@@ -390,9 +390,10 @@ static XLA_FFI_Error* fail(XLA_FFI_CallFrame* f, const char* why) {
 
 // XLA asks each handler once for the version of the interface that it has.
 static bool answers_metadata(XLA_FFI_CallFrame* f) {
-  XLA_FFI_Extension_Base* e = f->extension_start;
-  if (!e || e->type != XLA_FFI_Extension_Metadata) return false;
-  XLA_FFI_Metadata* m = ((XLA_FFI_Metadata_Extension*)e)->metadata;
+  // jaxlib 0.10 and 0.11 have different names for the type of the pointer.
+  XLA_FFI_Metadata_Extension* e = (void*)f->extension_start;
+  if (!e || e->extension_base.type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata* m = e->metadata;
   m->api_version.major_version = XLA_FFI_API_MAJOR;
   m->api_version.minor_version = XLA_FFI_API_MINOR;
   return true;
