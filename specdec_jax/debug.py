@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import decode, sampling, types
+from specdec_jax.models import cache as kv
 
 Array = jax.Array
 
@@ -147,19 +148,22 @@ def _programs(target, drafter, rule, options) -> tuple[Callable, Callable]:
 
 
 def _slot_axes(start, weights, request) -> decode.State:
-  """The axis of every leaf of a State that grows with the buffer, or -1."""
+  """The axis of every leaf of a State that grows with the buffer, or -1.
+
+  The State as kv.by_slot gives it. Slots may be rounded up, to 1,024 at most.
+  """
   B, L = request.tokens_BL.shape
 
   def shapes(length: int):
     tokens = jax.ShapeDtypeStruct((B, length), jnp.int32)
     longer = request._replace(tokens_BL=tokens)
-    return jax.eval_shape(start, weights, longer)[0]
+    return jax.eval_shape(lambda *a: kv.by_slot(start(*a)[0]), weights, longer)
 
   def grown(x, y):
     pairs = enumerate(zip(x.shape, y.shape, strict=True))
     return next((i for i, (a, b) in pairs if a != b), -1)
 
-  return jax.tree.map(grown, shapes(L), shapes(2 * L))
+  return jax.tree.map(grown, shapes(L), shapes(L + 1024))
 
 
 def _tolerance(tree) -> float:
@@ -228,6 +232,7 @@ def _first_gap(held, fresh, axes, count_B, tolerance: float):
   skipped.
   """
   gaps = []
+  held, fresh = kv.by_slot((held, fresh))
   leaves = jax.tree_util.tree_leaves_with_path(held)
   for (path, x), y, axis in zip(
     leaves, jax.tree.leaves(fresh), jax.tree.leaves(axes), strict=True

@@ -61,7 +61,7 @@ class State(NamedTuple):
     start_B + j - 1.
   """
 
-  cache: kv.KVCache
+  cache: Any
   start_B: types.Array
   features_BNE: types.Array
 
@@ -228,7 +228,7 @@ class Viewed(NamedTuple):
   """
 
   target: Any
-  draft: kv.KVCache
+  draft: Any
   features_BSE: types.Array
 
 

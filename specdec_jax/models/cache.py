@@ -5,7 +5,7 @@ RoPE). Writing a slot again overwrites it, so rejected tokens need no rollback.
 A slot >= S is dropped. Negative slots wrap: never use one.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +17,46 @@ class KVCache(NamedTuple):
   """Keys and values of one layer.
 
   Heads come before slots: with slots first, XLA CPU transposes all of the cache
-  in every layer of every step (2.0 ms a step, not 0.6, for SmolLM2-135M). In a
-  packed model both lie in panels instead (kernels.calls.cache_shapes).
+  in every layer of every step (2.0 ms a step, not 0.6, for SmolLM2-135M).
   """
 
   k_BGSC: Array
   v_BGSC: Array
 
 
+class Panels(NamedTuple):
+  """Keys and values of one layer of a packed model, in panels.
+
+  k: [B, G, S / 32, C, 32]. v: [B, G, C / 32, S, 32]. S and C are rounded up to
+  panels (kernels.calls.cache_shapes).
+  """
+
+  k: Array
+  v: Array
+
+
+def by_slot(tree):
+  """A pytree with a KVCache for every Panels in it, to look at single slots."""
+
+  def plain(x):
+    if not isinstance(x, Panels):
+      return x
+    B, G, P, C, W = x.k.shape
+    k_BGSC = jnp.swapaxes(x.k, 3, 4).reshape(B, G, P * W, C)
+    v_BGSC = jnp.swapaxes(x.v, 2, 3).reshape(B, G, P * W, -1)[..., :C]
+    return KVCache(k_BGSC, v_BGSC)
+
+  return jax.tree.map(plain, tree, is_leaf=lambda x: isinstance(x, Panels))
+
+
 class Writer(NamedTuple):
   """Puts keys and values of one call in a layer's cache (layers.Block's write).
 
-  cache: of the layer, before the call.
+  cache: of the layer, before the call; Panels only as kernels.calls takes it.
   slots_BT: where the call's keys and values go.
   """
 
-  cache: KVCache
+  cache: Any
   slots_BT: Array
 
   def __call__(self, k_BTGC: Array, v_BTGC: Array) -> tuple[KVCache, KVCache]:

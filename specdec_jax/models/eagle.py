@@ -189,7 +189,8 @@ def reader(
   )
 
 
-def init_cache(config: EagleConfig, rows: int, slots: int) -> kv.KVCache:
+def init_cache(config: EagleConfig, rows: int, slots: int):
+  """Of the one layer; see lm.layer_cache."""
   return lm.layer_cache(config.block, rows, slots)
 
 

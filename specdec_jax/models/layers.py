@@ -207,7 +207,7 @@ class Attention(nnx.Module):
       mixed=c.rope_pairs == 'interleaved',
       norms=norms,
     )
-    return y_BTF, kv.KVCache(*cache)
+    return y_BTF, kv.Panels(*cache)
 
 
 class MLP(nnx.Module):

@@ -206,14 +206,14 @@ def _embed(config, params, tokens_BT, positions_BT):
   return _ends(config, params).lookup(tokens_BT, positions_BT)
 
 
-def layer_cache(config, rows: int, slots: int) -> kv.KVCache:
+def layer_cache(config, rows: int, slots: int) -> kv.KVCache | kv.Panels:
   """Zeros for the keys and values of one layer."""
-  G, C, dtype = config.kv_heads, config.head_dim, jnp.dtype(config.activations)
-  shapes = [(rows, G, slots, C)] * 2
+  shape = rows, config.kv_heads, slots, config.head_dim
+  kind, shapes = kv.KVCache, (shape, shape)
   if config.packed:
-    shapes = calls.cache_shapes(rows, G, slots, C)
+    kind, shapes = kv.Panels, calls.cache_shapes(*shape)
   # Two arrays: a shared one could not be donated twice.
-  return kv.KVCache(*(jnp.zeros(shape, dtype) for shape in shapes))
+  return kind(*(jnp.zeros(x, jnp.dtype(config.activations)) for x in shapes))
 
 
 def _init_cache(config, constrain, rows: int, slots: int):
