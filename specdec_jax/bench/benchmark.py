@@ -217,9 +217,8 @@ def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
   prompt = np.mean([len(item.tokens) for item in plan.judged])
   slots = float(prompt) + plan.max_new_tokens / 2
   rows = plan.bench.batch_size
-  cache = jax.eval_shape(lambda: target.model.init_cache(rows, 1))
   step = metrics.step_bytes(target.params)
-  step += metrics.tree_bytes(cache) * slots
+  step += metrics.slot_bytes(target.model, rows) * slots
   best = gb_s[target.dtype]['best'] * 1e9 * devices
   return Ceiling(gb_s, devices, rows * best / step)
 

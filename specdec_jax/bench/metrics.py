@@ -211,6 +211,13 @@ def step_bytes(params: types.Params) -> int:
   return tree_bytes(_read_whole(params))
 
 
+def slot_bytes(model: types.Model, rows: int) -> float:
+  """Bytes of a cache for each of its slots, in all rows together."""
+  many = 1024  # a cache may round slots up to whole panels
+  cache = jax.eval_shape(lambda: model.init_cache(rows, many))
+  return tree_bytes(cache) / many
+
+
 _TABLES = 'embed', 'positions'
 
 

@@ -57,6 +57,15 @@ def test_a_pass_reads_a_few_rows_of_its_tables():
   assert metrics.step_bytes(learned) == metrics.step_bytes(rope)
 
 
+@pytest.mark.parametrize('packed', [False, True])
+def test_a_slot_has_a_key_and_a_value_of_every_layer(packed):
+  """However many slots a packed model's panels have room for."""
+  config = model_config.sized(
+    'smollm2_135m', depth=2, fused=True, packed=packed
+  )
+  assert metrics.slot_bytes(lm.make(config), 3) == 3 * 2 * 2 * 3 * 64 * 4
+
+
 @pytest.mark.parametrize('scan_layers', [False, True])
 def test_the_first_layers_share_of_a_step(scan_layers):
   config = model_config.sized('tiny', depth=4, scan_layers=scan_layers)
