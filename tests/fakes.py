@@ -82,15 +82,7 @@ def run_steps(programs, weights, req, *, look=None):
 
 
 # Switches of the architecture, as GPT-2 has them and as Gemma does.
-GPT = dict(
-  position='learned',
-  norm='layer',
-  act='gelu_tanh',
-  gated=False,
-  qkv_bias=True,
-  o_bias=True,
-  mlp_bias=True,
-)
+GPT = model_config.GPT
 GEMMA = dict(
   windows=(3, 0), local_rope_theta=100.0, post_norm=True, qk_norm=True
 )

@@ -81,7 +81,12 @@ def compare(
 ) -> dict[str, Audit]:
   """The Audit of every arm but arms[0], plain decoding.
 
-  outputs: by arm, one for each group.
+  Args:
+    arms: plain decoding and the methods.
+    plan: of the benchmark.
+    groups: batches of prompts.
+    outputs: by arm, one for each group.
+    track: shows progress.
   """
   plain = plan_lib.answers(groups, outputs[arms[0].name])
   out = {}

@@ -70,7 +70,15 @@ def measure(
 ) -> dict[str, Runs]:
   """Times all arms, alternating by group; each repeat begins with another arm.
 
-  programs: by arm, from compile_arms. Returns Runs by arm.
+  Args:
+    arms: plain decoding and the methods.
+    groups: batches of prompts.
+    programs: by arm, from compile_arms.
+    repeats: timed runs of every arm.
+    track: shows progress.
+
+  Returns:
+    Runs by arm.
   """
   runs = {}
   for arm in arms:

@@ -188,7 +188,14 @@ def run(
   draft_weights: Any,
   request: decode.Request,
 ) -> decode.Output:
-  """Decodes a batch with the production programs; the output on the host."""
+  """Decodes a batch with the production programs; the output on the host.
+
+  Args:
+    world: the models; only the target's weights are used.
+    drafter, rule: of the programs.
+    draft_weights: weights.draft.
+    request: the batch.
+  """
   programs = decode.programs(world.target, drafter, rule, OPTIONS)
   weights = types.Weights(world.weights.target, draft_weights)
   return jax.device_get(programs.generate(weights, request))
@@ -202,7 +209,16 @@ def plain(world: World, request: decode.Request) -> list[list[int]]:
 def make_request(
   world: World, prompts, new, *, length=None, request=None, **settings
 ) -> decode.Request:
-  """A batch of prompts; request: their numbers. Others as in requests.make."""
+  """A batch of prompts.
+
+  Args:
+    world: the models whose ids the prompts are.
+    prompts: token ids of each.
+    new: tokens to emit, at most.
+    length: of the buffer, in tokens.
+    request: number of each prompt.
+    **settings: further arguments of requests.make.
+  """
   return requests.make(
     requests.items(prompts, request),
     ids=world.vocab,

@@ -191,7 +191,7 @@ def run(
 
 
 def _print_head(doc, chosen, pairs: int, console) -> None:
-  """What is certified, and how long it takes."""
+  """The subject, and how long its certificate takes."""
   model = f'model {doc["model"]}; ' if doc['model'] else ''
   minutes = math.ceil(sum(x.seconds for x in chosen) * pairs / 60)
   full = doc['tier'] == 'full'

@@ -58,14 +58,23 @@ def pad(bias_N: Array, parts: int = 1) -> Array:
   return jnp.concatenate(each).astype(jnp.float32)
 
 
-def columns_of(packed: Array, ids: Array) -> Array:
-  """Columns of a packed kernel, [K, *ids.shape]."""
+def columns_of(kernel: Array, ids: Array) -> Array:
+  """Columns of a kernel, packed or [K, N]: [K, *ids.shape]."""
+  kernel = jnp.asarray(kernel)
+  if kernel.ndim == 2:
+    return kernel.at[:, ids].get(mode='clip')
   column = ids % WIDE
-  if packed.dtype == jnp.bfloat16:
+  if kernel.dtype == jnp.bfloat16:
     half = WIDE // 2
     column = column % half * 2 + column // half
-  x = jnp.asarray(packed).at[ids // WIDE, :, column].get(mode='clip')
+  x = kernel.at[ids // WIDE, :, column].get(mode='clip')
   return jnp.moveaxis(x, -1, 0)
+
+
+def take(kernel: Array, ids_R: Array) -> Array:
+  """A kernel of these columns only, packed if it was."""
+  columns_KR = columns_of(kernel, ids_R)
+  return pack(columns_KR) if kernel.ndim == 3 else columns_KR
 
 
 def linear(

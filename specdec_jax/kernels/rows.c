@@ -126,7 +126,7 @@ INLINE Vec exponential(Vec x) {
   return choose(tiny, all(0.0f), y);
 }
 
-// x / (1 + exp(-scale * x ...)): x times the logistic function of z.
+// The logistic function.
 INLINE Vec logistic(Vec z) { return 1.0f / (1.0f + exponential(-z)); }
 
 INLINE Vec activation(int act, Vec x) {

@@ -161,7 +161,7 @@ _LM1B = GPT | _UNTIED
 
 
 def gemma(width: int, **more) -> dict[str, Any]:
-  """What Gemma 2 and 3 share, and `more`."""
+  """The settings that Gemma 2 and 3 share, and `more`."""
   return more | dict(
     embed_scale=width**0.5,
     query_scale=256**-0.5,

@@ -131,11 +131,7 @@ def reduce(
     config, tied=False, proposes=tuple(int(i) for i in ids)
   )
   head, few_R = params['head'], jnp.asarray(own.proposes, jnp.int32)
-  if config.packed:
-    few = calls.pack(calls.columns_of(head, few_R))
-  else:
-    few = jnp.take(head, few_R, axis=1)
   if config.tied:
     head_DV = calls.unpack(head, config.vocab) if config.packed else head
     params = params | {'embed': head_DV.T}
-  return own, params | {'head': few}
+  return own, params | {'head': calls.take(head, few_R)}

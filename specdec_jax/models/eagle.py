@@ -202,12 +202,9 @@ def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
     ids: the draft's vocabulary, [R], as ids of the target.
     target_params: the target's; the head is copied from columns of its head.
   """
-  head, ids = target_params['head'], jnp.asarray(ids)
-  if head.ndim == 3:
-    few = calls.pack(calls.columns_of(head, ids))
-  else:
-    few = jnp.take(head, ids, axis=1)
-  return {'layer': layer, 'head': few, 'ids': ids, 'target': target_params}
+  ids = jnp.asarray(ids)
+  head = calls.take(target_params['head'], ids)
+  return {'layer': layer, 'head': head, 'ids': ids, 'target': target_params}
 
 
 def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
@@ -220,13 +217,11 @@ def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
 def reduced(config: EagleConfig, params, hidden: Array) -> Array:
   """Logits of the draft's vocabulary, [..., R], float32 or wider.
 
-  Uses only the head and the layer's last norm from params.
+  Uses only the head and the layer's last norm from params, and if it is packed
+  the ids.
   """
-  wide = jnp.promote_types(hidden.dtype, jnp.float32)
   norm = nnx.merge(_norm(config), nnx.State(params['layer']['norm']))
-  if config.block.packed:
-    packed_norm, few = layers.packed_norm(norm), len(params['ids'])
-    few = calls.linear(hidden, params['head'], few, norm=packed_norm)
-  else:
-    few = layers.matmul(norm(hidden).astype(hidden.dtype), params['head'], wide)
+  head = params['head']
+  columns = len(params['ids']) if config.block.packed else head.shape[1]
+  few = layers.head(norm, hidden, head, columns)
   return attention.softcap(few, config.block.logit_softcap)

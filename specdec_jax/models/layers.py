@@ -151,6 +151,23 @@ def packed_norm(norm: RMSNorm | LayerNorm) -> calls.Norm:
   return calls.Norm(kind, norm.scale[...], shift, norm.eps)
 
 
+def head(
+  norm: RMSNorm | LayerNorm, hidden: Array, kernel: Array, columns: int
+) -> Array:
+  """norm(hidden) @ kernel, float32 or wider.
+
+  Args:
+    norm: the last one.
+    hidden: [..., D].
+    kernel: the output head, packed or [D, columns].
+    columns: of the result.
+  """
+  if kernel.ndim == 3:
+    return calls.linear(hidden, kernel, columns, norm=packed_norm(norm))
+  wide = jnp.promote_types(hidden.dtype, jnp.float32)
+  return matmul(norm(hidden).astype(hidden.dtype), kernel, wide)
+
+
 class Attention(nnx.Module):
   """Attention with its projections; `write` updates the cache (see Block)."""
 

@@ -49,11 +49,7 @@ class Ends(nnx.Module):
     if self.embed is not None:
       x_BTD = self.embed[...].at[tokens_BT].get(mode='clip')
     else:
-      head = self.head[...]
-      if c.packed:
-        x_DBT = calls.columns_of(head, tokens_BT)
-      else:
-        x_DBT = head.at[:, tokens_BT].get(mode='clip')
+      x_DBT = calls.columns_of(self.head[...], tokens_BT)
       x_BTD = jnp.moveaxis(x_DBT, 0, -1)
     x_BTD = x_BTD.astype(c.activations)
     if c.embed_scale != 1:
@@ -67,13 +63,7 @@ class Ends(nnx.Module):
     return x_BTD
 
   def logits(self, hidden: Array) -> Array:
-    if self.config.packed:
-      norm = layers.packed_norm(self.norm)
-      logits = calls.linear(hidden, self.head[...], self.few, norm=norm)
-    else:
-      wide = jnp.promote_types(hidden.dtype, jnp.float32)
-      x = self.norm(hidden)
-      logits = layers.matmul(x.astype(hidden.dtype), self.head[...], wide)
+    logits = layers.head(self.norm, hidden, self.head[...], self.few)
     return attention.softcap(logits, self.config.logit_softcap)
 
 

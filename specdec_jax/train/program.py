@@ -1,4 +1,4 @@
-"""What the programs train_lm and distillation share: one run in a folder."""
+"""One training run in a folder, as train_lm and distillation make it."""
 
 import dataclasses
 import pathlib

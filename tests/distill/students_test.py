@@ -74,7 +74,7 @@ def test_the_most_frequent_ids():
   assert of(10) == of(0) == list(range(10))
 
 
-def test_a_student_shares_as_its_givendoes():
+def test_a_student_shares_as_its_teacher_does():
   target = build.load('random:tiny')
   s = settings(kind='lm', size='tiny', share=True, vocabulary=0)
   for tied in (True, False):

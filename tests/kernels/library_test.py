@@ -6,15 +6,15 @@ import subprocess
 import jax
 import pytest
 
-from specdec_jax import sharding
-from specdec_jax.io import load
+from configs import default
+from specdec_jax import settings, sharding
+from specdec_jax.io import files, load
 from specdec_jax.kernels import library
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
   library.load.cache_clear()
-  monkeypatch.setattr(library, '_loaded', list(library._loaded))
   monkeypatch.setenv('SPECDEC_JAX_CACHE', str(tmp_path))
   yield
   library.load.cache_clear()
@@ -30,7 +30,7 @@ def compiler(tmp_path, script: str) -> str:
 def test_without_a_compiler_xla_decodes_and_one_line_says_so(
   monkeypatch, caplog
 ):
-  library._loaded.clear()
+  monkeypatch.setattr(library, '_loaded', [])
   monkeypatch.setattr(library, '_compiler', lambda: [])
   with caplog.at_level('WARNING'):
     model = load.load('random:tiny')
@@ -40,7 +40,7 @@ def test_without_a_compiler_xla_decodes_and_one_line_says_so(
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
-  library._loaded.clear()
+  monkeypatch.setattr(library, '_loaded', [])
   failing = 'echo "rows.c:1: sorry" >&2; echo more >&2; exit 1'
   monkeypatch.setenv('CC', compiler(tmp_path, failing))
   why = library.load(tmp_path)
@@ -76,3 +76,14 @@ def test_only_a_single_cpu_gets_them(monkeypatch, tmp_path):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
   assert not library.ready('auto', tmp_path)
   assert not list(tmp_path.glob('rows-*'))
+
+
+def test_a_draft_follows_its_target():
+  for kernels in library.CHOICES:
+    c = default.get_config()
+    c.target.source, c.draft.source = 'random:tiny', 'random:tiny:1'
+    c.target.kernels, c.decode.methods = kernels, ('lm',)
+    e = settings.load(settings.settings(c))
+    draft = settings.engine(e, 'lm', 2).draft
+    packed = kernels == 'auto' and library.ready(kernels, files.cache_folder())
+    assert e.target.config.packed == draft.config.packed == packed
