@@ -280,7 +280,7 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   )
   logits_BNV = target.head(weights.target, hidden_BND)
   noise = noise._replace(accept_BK=noise.accept_BK[:, :width])
-  accepted_B, weights_BV, next_B = judge.judge(
+  accepted_B, weights_BV, next_B, lost_BN = judge.judge(
     rule, context.sampling, noise, draft, logits_BNV
   )
   index_1N = jnp.arange(width + 1)[None]
@@ -288,7 +288,6 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   drafts_BN = jnp.pad(draft.tokens_BK, ((0, 0), (0, 1)))
   window_BN = jnp.where(is_next_BN, next_B[:, None], drafts_BN)
   # A NaN must end the row, not become a token. Rows after it do not count.
-  lost_BN = ~jnp.isfinite(jnp.max(logits_BNV, -1))
   seen_BN = index_1N <= accepted_B[:, None]
   broken_B = jnp.any(lost_BN & seen_BN, 1)
   logprob_BN = None

@@ -49,56 +49,76 @@ def settings(
   return types.Sampling(t, k, p)
 
 
-def probabilities(logits_BNV: Array, sampling: types.Sampling) -> Array:
+def probabilities(
+  logits_BNV: Array, sampling: types.Sampling, best: Array | None = None
+) -> Array:
   """The distribution that is sampled, from logits; float32 or wider.
 
   Applies temperature, then top-k, then top-p. Temperature 0 gives a one-hot at
   the first maximum. Ties at a cut are kept. A step that no row uses is skipped.
+
+  Args:
+    logits_BNV: before temperature.
+    sampling: settings of each row.
+    best: the largest logits, [B, N, 1], if they are known.
   """
   wide = jnp.promote_types(logits_BNV.dtype, jnp.result_type(float))
   x = logits_BNV.astype(wide)
   spread = lambda a: a.reshape(-1, *(1,) * (x.ndim - 1))
   greedy_B11 = spread(is_greedy(sampling))
-  best, first = largest(x)
+  best = jnp.max(x, -1, keepdims=True) if best is None else best.astype(wide)
+  t_B11 = spread(jnp.where(is_greedy(sampling), 1, sampling.temperature_B))
+  t_B11 = t_B11.astype(wide)
   index = jnp.arange(x.shape[-1]).reshape((1,) * (x.ndim - 1) + (-1,))
-  one_hot = (index == first).astype(wide)
+  # Functions, so that each branch below begins at the logits: what a branch is
+  # given is written out before, and read in another pass over the vocabulary.
+  one_hot = lambda: (index == first_of(x, best)).astype(wide)
+  scaled = lambda: (x - best) / t_B11
 
-  def warp():
-    t_B11 = spread(jnp.where(is_greedy(sampling), 1, sampling.temperature_B))
-    z = (x - best) / t_B11.astype(wide)
+  def cut():
     z = jax.lax.cond(
       jnp.any(sampling.top_k_B > 0),
       _cut_top_k,
       lambda z, k: z,
-      z,
+      scaled(),
       spread(sampling.top_k_B),
     )
-    p = jnp.exp(z)
-    p /= jnp.sum(p, -1, keepdims=True)
-    p = jax.lax.cond(
+    return jax.lax.cond(
       jnp.any(sampling.top_p_B < 1),
       _cut_top_p,
       lambda p, top: p,
-      p,
+      _normalised(jnp.exp(z)),
       spread(sampling.top_p_B),
     )
-    return jnp.where(greedy_B11, one_hot, p)
 
-  return jax.lax.cond(jnp.all(greedy_B11), lambda: one_hot, warp)
+  def warp():
+    cuts = jnp.any((sampling.top_k_B > 0) | (sampling.top_p_B < 1))
+    p = jax.lax.cond(cuts, cut, lambda: _normalised(jnp.exp(scaled())))
+    return jax.lax.cond(
+      jnp.any(greedy_B11),
+      lambda p: jnp.where(greedy_B11, one_hot(), p),
+      lambda p: p,
+      p,
+    )
+
+  return jax.lax.cond(jnp.all(greedy_B11), one_hot, warp)
 
 
-def largest(x: Array) -> tuple[Array, Array]:
-  """Maximum over the last axis and its first index, both [..., 1].
+def _normalised(weights: Array) -> Array:
+  return weights / jnp.sum(weights, -1, keepdims=True)
 
-  Two reductions: over a vocabulary jnp.argmax takes 4 times as long on CPU, and
-  top_k(x, 1) compiles to a sort on TPU.
+
+def first_of(x: Array, best: Array) -> Array:
+  """The first index of the largest value on the last axis, [..., 1].
+
+  best: jnp.max(x, -1, keepdims=True). Over a vocabulary jnp.argmax takes 4
+  times as long on CPU, and top_k(x, 1) compiles to a sort on TPU.
   """
   V = x.shape[-1]
-  best = jnp.max(x, -1, keepdims=True)
   index = jnp.arange(V, dtype=jnp.int32).reshape((1,) * (x.ndim - 1) + (-1,))
   first = jnp.min(jnp.where(x == best, index, V), -1, keepdims=True)
   # NaN equals nothing, not even itself: without this, first would be V.
-  return best, jnp.minimum(first, V - 1)
+  return jnp.minimum(first, V - 1)
 
 
 def is_greedy(sampling: types.Sampling) -> Array:
@@ -237,7 +257,8 @@ def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
     / jax.vmap(lambda key: exponential(key, V, weights_BV.dtype))(keys_B)
   )
   scores_BV = jax.lax.cond(any_sampled, race, lambda: weights_BV)
-  return largest(scores_BV)[1][:, 0]
+  best_B1 = jnp.max(scores_BV, -1, keepdims=True)
+  return first_of(scores_BV, best_B1)[:, 0]
 
 
 def exponential(key: Array, size: int, dtype) -> Array:

@@ -232,5 +232,5 @@ def chain(extend, first, lengths_B, gamma: int):
 
 def _confidence(logits_BV):
   """The largest probability at temperature 1: [B]."""
-  best_B1, _ = sampling_lib.largest(logits_BV)
+  best_B1 = jnp.max(logits_BV, -1, keepdims=True)
   return 1 / jnp.sum(jnp.exp(logits_BV - best_B1), -1)

@@ -1,10 +1,29 @@
 """Applies a rule to the logits of a window."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from specdec_jax import sampling, types
 from specdec_jax.verify import chain
+
+Array = types.Array
+
+
+class Judged(NamedTuple):
+  """The drafts of a window that are kept, and the token after them.
+
+  accepted_B: how many drafts are kept.
+  weights_BV: the unnormalised distribution of the token after them.
+  next_B: that token.
+  lost_BN: whether the logits of a position are not finite.
+  """
+
+  accepted_B: Array
+  weights_BV: Array
+  next_B: Array
+  lost_BN: Array
 
 
 def judge(
@@ -12,32 +31,31 @@ def judge(
   settings: types.Sampling,
   noise: types.Noise,
   draft: types.Draft,
-  logits_BNV: types.Array,
-):
-  """The drafts that are kept and the token after them.
+  logits_BNV: Array,
+) -> Judged:
+  """Applies the rule; for greedy rows without the distributions.
 
   Args:
     rule: the rule.
     settings: temperature, top-k and top-p of each row.
     noise, draft: of the window.
     logits_BNV: the target's, after the last committed token and each draft.
-
-  Returns:
-    (accepted_B, weights_BV, next_B): how many drafts are kept, the unnormalised
-    distribution of the token after them, and that token.
   """
-  if not rule.certain:
-    return _sampled(rule, settings, noise, draft, logits_BNV)
-  # Greedy rows need ids only: no pass over the vocabulary for p and residual.
-  return jax.lax.cond(
-    jnp.all(sampling.is_greedy(settings)),
-    lambda: _greedy(draft, logits_BNV),
-    lambda: _sampled(rule, settings, noise, draft, logits_BNV),
-  )
+  # Once for all that follows: each pass over the vocabulary takes time.
+  best_BN1 = jnp.max(logits_BNV, -1, keepdims=True)
+  greedy = lambda: _greedy(draft, logits_BNV, best_BN1)
+  sampled = lambda: _sampled(rule, settings, noise, draft, logits_BNV, best_BN1)
+  if rule.certain:
+    every = jnp.all(sampling.is_greedy(settings))
+    accepted_B, weights_BV, next_B = jax.lax.cond(every, greedy, sampled)
+  else:
+    accepted_B, weights_BV, next_B = sampled()
+  lost_BN = ~jnp.isfinite(best_BN1[..., 0])
+  return Judged(accepted_B, weights_BV, next_B, lost_BN)
 
 
-def _sampled(rule, settings, noise, draft, logits_BNV):
-  p_BNV = sampling.probabilities(logits_BNV, settings)
+def _sampled(rule, settings, noise, draft, logits_BNV, best_BN1):
+  p_BNV = sampling.probabilities(logits_BNV, settings, best_BN1)
   scores = types.Scores(logits_BNV, settings)
   verdict = rule.verify(noise, draft, p_BNV, *[scores] * rule.scored)
   p_BV = chain.row(p_BNV, verdict.accepted_B)
@@ -48,8 +66,8 @@ def _sampled(rule, settings, noise, draft, logits_BNV):
   return verdict.accepted_B, weights_BV, next_B
 
 
-def _greedy(draft, logits_BNV):
-  best_BN = sampling.largest(logits_BNV)[1][..., 0]
+def _greedy(draft, logits_BNV, best_BN1):
+  best_BN = sampling.first_of(logits_BNV, best_BN1)[..., 0]
   ok_BK = draft.tokens_BK == best_BN[:, : draft.tokens_BK.shape[1]]
   accepted_B = chain.prefix(ok_BK & chain.proposed(draft))
   next_B = jnp.take_along_axis(best_BN, accepted_B[:, None], 1)[:, 0]
