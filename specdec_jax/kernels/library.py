@@ -69,8 +69,10 @@ def load(folder: pathlib.Path) -> str:
     path = _built(compiler, folder)
     library = ctypes.CDLL(str(path))
   except (OSError, subprocess.SubprocessError) as error:
-    said = getattr(error, 'stderr', '') or str(error)
-    return f'{compiler[0]} failed: {said.strip().splitlines()[0]}'
+    said = (getattr(error, 'stderr', '') or str(error)).strip().splitlines()
+    # gcc first says where: "rows.c: In function 'norm':".
+    why = next((line for line in said if 'error' in line), said[0])
+    return f'{compiler[0]} failed: {why}'
   for name, symbol in _HANDLERS.items():
     handler = jax.ffi.pycapsule(getattr(library, symbol))
     jax.ffi.register_ffi_target(name, handler, platform='cpu')

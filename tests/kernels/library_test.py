@@ -41,10 +41,10 @@ def test_without_a_compiler_xla_decodes_and_one_line_says_so(
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
   monkeypatch.setattr(library, '_loaded', [])
-  failing = 'echo "rows.c:1: sorry" >&2; echo more >&2; exit 1'
+  failing = 'echo "rows.c: In function f:\nrows.c:1: error: no" >&2; exit 1'
   monkeypatch.setenv('CC', compiler(tmp_path, failing))
   why = library.load(tmp_path)
-  assert why.endswith('my_cc failed: rows.c:1: sorry')
+  assert why.endswith('my_cc failed: rows.c:1: error: no')
   assert not list(tmp_path.glob('rows-*'))
 
 
