@@ -36,8 +36,6 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'prompts_per_category': 2 if tiny else 0,
         'prompt_tokens': 64 if tiny else 0,
         'batch_size': 1,
-        'windows': 64,
-        'stream_prompts': 1 if tiny else 4,
         'chat': True,
         'small': tiny,
       },

@@ -13,12 +13,15 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import benchmark, prompts  # noqa: E402
+from specdec_jax.bench import benchmark, budget, prompts  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
 _SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
+_MINUTES = flags.DEFINE_float(
+  'minutes', 10, 'in all, with loading and compiling; 0: all of the config'
+)
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 
@@ -28,11 +31,16 @@ def run() -> bool:
   folder = runtime.open_workdir(_WORKDIR.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   sizes = plan_lib.batch_sizes(_SIZES.value)
+  clock = budget.clock(_MINUTES.value)
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen, sizes)
   console = runtime.console()
   doc = benchmark.run(
-    plan_lib.arms(loaded), plan, track=runtime.track, console=console
+    plan_lib.arms(loaded),
+    plan,
+    track=runtime.track,
+    console=console,
+    clock=clock,
   )
   return benchmark.finish(doc, _CONFIG.value, folder, console)
 

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -18,6 +19,14 @@ import rich.console
 import rich.progress
 from absl import app, flags
 from ml_collections import config_flags
+
+# Of the process, but for a fraction of a second.
+_STARTED = time.monotonic()
+
+
+def elapsed() -> float:
+  """Seconds since the process began."""
+  return time.monotonic() - _STARTED
 
 
 def set_xla_flags() -> None:
@@ -126,11 +135,34 @@ def console(width: int = 120) -> rich.console.Console:
   return rich.console.Console(width=columns, highlight=False)
 
 
-def track(items: Iterable, description: str) -> Iterable:
-  """Iterates over items, with a progress bar on stderr."""
-  return rich.progress.track(
-    items, description, console=rich.console.Console(stderr=True)
-  )
+def track(items: Iterable, description: str, every: float = 15) -> Iterable:
+  """Iterates over items, with the time that is left on stderr.
+
+  A bar on a terminal; elsewhere a line at most every `every` seconds.
+  """
+  console = rich.console.Console(stderr=True)
+  if console.is_terminal:
+    yield from rich.progress.track(items, description, console=console)
+    return
+  items = list(items)
+  start = said = time.monotonic()
+  for done, item in enumerate(items, 1):
+    yield item
+    now = time.monotonic()
+    if done < len(items) and now - said >= every:
+      said, left = now, (now - start) / done * (len(items) - done)
+      line = f'{description}: {done} of {len(items)}, {time_text(left)} left'
+      print(line, file=sys.stderr, flush=True)
+
+
+def time_text(seconds: float) -> str:
+  """'40 s', '2 min 05 s' or '3 h 20 min'."""
+  seconds = round(seconds)
+  if seconds < 60:
+    return f'{seconds} s'
+  if seconds < 3600:
+    return f'{seconds // 60} min {seconds % 60:02} s'
+  return f'{seconds // 3600} h {seconds // 60 % 60:02} min'
 
 
 def compact(document: Any) -> str:

@@ -69,16 +69,14 @@ class Sampling(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Bench(fields.Checked):
-  repeats: int = fields.setting(low=1, help='timed runs of every method')
-  prompts_per_category: int = fields.setting(low=0, help='0: all')
+  repeats: int = fields.setting(low=1, help='timed runs of a method, at most')
+  prompts_per_category: int = fields.setting(
+    low=0, help='at most; 0: as many as there are'
+  )
   prompt_tokens: int = fields.setting(
     low=0, help='keep the last tokens of a prompt; 0: all'
   )
   batch_size: int = fields.setting(low=1)
-  windows: int = fields.setting(low=1, help='timed in a calibration run')
-  stream_prompts: int = fields.setting(
-    low=0, help='prompts streamed for the gaps between tokens'
-  )
   chat: bool = fields.setting(help='put prompts through the chat template')
   small: bool = fields.setting(help='smoke test: the ceiling of tiny arrays')
 

@@ -15,8 +15,10 @@ import rich.console
 
 from specdec_jax import runtime
 from specdec_jax.bench import (
+  budget,
   cost,
   identity,
+  intervals,
   machine,
   metrics,
   predict,
@@ -24,6 +26,7 @@ from specdec_jax.bench import (
   timing,
   verdict,
 )
+from specdec_jax.bench import calibration as calibration_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
@@ -33,7 +36,8 @@ class Ceiling(NamedTuple):
 
   gb_s: by dtype, machine.ceiling: gigabytes a second of one device.
   devices: devices that read at once.
-  tok_s: upper bound on plain decoding, from the bytes that it reads.
+  tok_s: upper bound on plain decoding, from the bytes that it reads at the
+    sustained bandwidth.
   """
 
   gb_s: dict[str, dict[str, float]]
@@ -41,21 +45,14 @@ class Ceiling(NamedTuple):
   tok_s: float
 
 
-class Memory(NamedTuple):
-  """Bytes held: weights of the target and of the draft, and their caches."""
-
-  target: int
-  draft: int
-  target_cache: int
-  draft_cache: int
-
-
 class Row(NamedTuple):
   """A method on the judged prompts.
 
   name, drafter, gamma: as in plan.Arm.
-  tok_s, improvement: tokens per second of decoding; the same over plain's.
-  counts, inter_token: see metrics.
+  tok_s: tokens per second of decoding; None: too short to measure.
+  improvement: the same over plain decoding's, with its 95 % interval.
+  whole: the same of whole requests, the prefill of both models included.
+  counts: see metrics.
   cost_coefficient, verify: c (None for plain decoding) and v(gamma + 1).
   time_to_first_token, compile_seconds: seconds, the first a median.
   alpha: teacher-forced on plain decoding's text.
@@ -66,14 +63,13 @@ class Row(NamedTuple):
   name: str
   drafter: str
   gamma: int
-  tok_s: metrics.Spread
-  improvement: metrics.Spread
+  tok_s: float | None
+  improvement: intervals.Interval
+  whole: intervals.Interval
   counts: metrics.Summary
   cost_coefficient: float | None
   verify: float
   time_to_first_token: float
-  inter_token: metrics.Gaps
-  memory: Memory
   compile_seconds: float
   alpha: predict.Alpha | None
   predicted: predict.Prediction | None
@@ -86,8 +82,10 @@ class Category(NamedTuple):
 
   category: str
   name: str
+  drafter: str
   prompts: int
-  improvement: metrics.Spread
+  improvement: intervals.Interval
+  predicted: predict.Prediction | None
   explained: predict.Prediction
   counts: metrics.Summary
 
@@ -96,8 +94,8 @@ class BatchRow(NamedTuple):
   """A method at one batch size; fields as in Row."""
 
   name: str
-  tok_s: metrics.Spread
-  improvement: metrics.Spread
+  tok_s: float | None
+  improvement: intervals.Interval
   audit: identity.Audit | None
 
 
@@ -113,14 +111,15 @@ class Batch(NamedTuple):
 class Document(NamedTuple):
   """All results of a benchmark; where a request failed, up to that point.
 
-  predicted: by method.
+  predicted: by method. measured: seconds that the judged prompts took.
   """
 
   machine: dict[str, Any]
   ceiling: Ceiling
   setting: plan_lib.Setting
-  calibration: timing.Calibration | None = None
+  calibration: calibration_lib.Calibration | None = None
   predicted: dict[str, predict.Prediction] = {}
+  measured: float = 0.0
   rows: Sequence[Row] = ()
   categories: Sequence[Category] = ()
   repeated_8grams: float | None = None
@@ -134,58 +133,64 @@ def run(
   *,
   track: plan_lib.Track,
   console: rich.console.Console,
+  clock: budget.Clock = budget.UNLIMITED,
 ) -> Document:
-  """Runs everything and prints it as it comes; arms[0] is plain decoding."""
+  """Runs everything and prints it as it comes; arms[0] is plain decoding.
+
+  Raises:
+    ValueError: the clock has too little time for one prompt.
+  """
   doc = Document(
     machine.describe(), _ceiling(arms, plan), plan_lib.setting(arms, plan)
   )
   tables.start(doc, console)
-  judged = plan_lib.groups(arms, plan, plan.judged)
-  others = plan_lib.groups(arms, plan, plan.others)
-  programs = timing.compile_arms(arms, judged[0].full, track)
-  calibration = timing.calibrate(
-    arms,
-    plan_lib.calibration_request(arms, plan),
-    plain=programs[arms[0].name][0],
-    repeats=max(3, plan.bench.repeats),
-    track=track,
+  main = clock.share(0.5) if plan.batch_sizes else clock
+  plan, speed, programs = _first_step(arms, plan, main, track, console)
+  programs |= timing.compile_arms(
+    arms[1:], plan_lib.groups(arms, plan, plan.judged)[0].full, track
   )
-  doc = doc._replace(calibration=calibration)
+  parts = _calibrate(arms, plan, speed, main, track)
+  doc = doc._replace(calibration=parts)
   tables.calibration(doc, console)
+  factors = {x.name: _worst(x, parts) for x in arms[1:]}
+  speed = speed._replace(step=parts.step, factors=factors)
+  plan = _fit(plan, speed, main.left() - speed.closing())
 
   # The prediction: calibration, and acceptance on the other prompts, before
   # any of the judged ones is run.
-  seen = {
-    arm.name: [
-      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
-      for group in track(others, f'acceptance of {arm.name}')
-    ]
-    for arm in arms
-  }
+  others = plan_lib.groups(arms, plan, plan.others)
+  seen = _acceptance(arms, others, programs, track)
   if failed := identity.failures(others, seen):
     return doc._replace(failed=failed)
-  doc = doc._replace(predicted=predict.improvements(arms, calibration, seen))
-  tables.predicted(doc.predicted, console)
+  plan, width = _last_fit(arms, plan, speed, seen, parts, main)
+  judged = plan_lib.groups(arms, plan, plan.judged)
+  doc = doc._replace(
+    setting=plan_lib.setting(arms, plan),
+    predicted=predict.improvements(arms, parts, seen, len(judged)),
+  )
+  tables.plan(doc, clock, width, console)
+  tables.predicted(doc, console)
 
-  runs = timing.measure(arms, judged, programs, plan.bench.repeats, track)
+  blocks = budget.blocks(
+    len(judged),
+    plan.bench.repeats,
+    main._replace(seconds=main.seconds - speed.closing()),
+    track,
+  )
+  start = runtime.elapsed()
+  runs = timing.measure(arms, judged, programs, blocks)
+  doc = doc._replace(measured=runtime.elapsed() - start)
+  judged = judged[: len(runs[arms[0].name].outputs)]
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := identity.failures(judged, outputs):
     return doc._replace(failed=failed)
-  gaps = timing.stream(arms, judged[: plan.bench.stream_prompts], track)
-  every = {name: outputs[name] + seen[name] for name in outputs}
-  audits = identity.compare(arms, plan, judged + others, every, track)
-  alphas = predict.alphas(arms, judged, outputs, track)
-  rows = _rows(arms, doc, judged, runs, gaps, alphas, audits)
-  texts = plan_lib.answers(judged, outputs[arms[0].name])
-  doc = doc._replace(
-    rows=rows,
-    categories=_categories(arms, judged, runs, calibration),
-    repeated_8grams=metrics.repeated_ngrams([x.tokens for x in texts]),
-  )
+  doc = _judge(arms, plan, doc, judged, runs, (others, seen), track)
   tables.rows(doc, console)
-  if plan.batch_sizes:
-    found = [_batch(arms, plan, size, track) for size in plan.batch_sizes]
-    doc = doc._replace(crossover=found)
+  for i, size in enumerate(plan.batch_sizes):
+    part = clock.share(1 / (len(plan.batch_sizes) - i))
+    found = _batch(arms, plan, size, part, track)
+    doc = doc._replace(crossover=[*doc.crossover, found])
+  if doc.crossover:
     tables.crossover(doc, console)
   return doc
 
@@ -219,14 +224,111 @@ def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
   rows = plan.bench.batch_size
   step = metrics.step_bytes(target.params)
   step += metrics.slot_bytes(target.model, rows) * slots
-  best = gb_s[target.dtype]['best'] * 1e9 * devices
-  return Ceiling(gb_s, devices, rows * best / step)
+  sustained = gb_s[target.dtype]['sustained'] * 1e9 * devices
+  return Ceiling(gb_s, devices, rows * sustained / step)
+
+
+# --- what fits ---------------------------------------------------------------
+
+
+def _first_step(arms, plan: plan_lib.Plan, clock, track, console):
+  """Compiles plain decoding and times it; (plan, budget.Speed, programs)."""
+  (first, *_) = plan_lib.groups(arms, plan, plan.judged[:1])
+  programs = timing.compile_arms(arms[:1], first.full, track)
+  program, seconds = programs[arms[0].name]
+  weights, host = arms[0].engine.weights, first.host
+  few_B = np.minimum(host.lengths_B + 4, host.limit_B)
+  timing.timed(program, weights, first.none)
+  prefill, _ = timing.timed(program, weights, first.none)
+  total, out = timing.timed(
+    program, weights, first.full._replace(limit_B=few_B)
+  )
+  step = max(total - prefill, 1e-6) / max(int(out.info.calls), 1)
+  speed = budget.Speed(
+    step, prefill, seconds, {arm.name: 1.5 for arm in arms[1:]}
+  )
+  left = clock.left() - speed.compiling() - speed.closing()
+  return _fit(plan, speed, left * (1 - budget.CALIBRATION)), speed, programs
+
+
+def _fit(plan, speed: budget.Speed, seconds: float) -> plan_lib.Plan:
+  found = budget.fit(plan, speed, seconds)
+  if found is None:
+    raise ValueError(
+      'minutes: too few for one prompt in every method, which takes some '
+      f'{budget.needed(plan, speed):.1f} with loading and compiling: give '
+      'more, or fewer decode.methods and decode.gammas'
+    )
+  return found
+
+
+def _calibrate(arms, plan: plan_lib.Plan, speed: budget.Speed, clock, track):
+  widths = len({arm.gamma for arm in arms})
+  windows, repeats = budget.calibration(speed, widths, clock)
+  request = plan_lib.calibration_request(arms, plan, windows)
+  steps = int(np.max(request.limit_B - request.lengths_B))
+  found = calibration_lib.parts(arms, request, steps, track)
+  return calibration_lib.calibrate(arms, found, repeats, track)
+
+
+def _worst(arm: plan_lib.Arm, parts: calibration_lib.Calibration) -> float:
+  """Time of a token over plain decoding's, if a window emits 1.2 of them."""
+  return predict.window(arm, parts, arm.gamma, 1.0) / 1.2
+
+
+def _acceptance(arms, groups, programs, track) -> dict[str, list]:
+  """Outputs of every arm; of plain decoding only where rows share batches."""
+  alone = all(len(group.items) == 1 for group in groups)
+  return {
+    arm.name: [
+      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
+      for group in track(groups, f'acceptance of {arm.name}')
+    ]
+    for arm in arms
+    if arm.gamma or not alone
+  }
+
+
+def _last_fit(arms, plan, speed: budget.Speed, seen, parts, clock):
+  """(the plan at the speed that was seen, the width of its intervals)."""
+  each = [
+    predict.improvements(arms, parts, {k: [x[i]] for k, x in seen.items()})
+    for i in range(min((len(x) for x in seen.values()), default=0))
+  ]
+  if not each:
+    return plan, None
+  gains = {k: [x[k].improvement for x in each] for k in each[0]}
+  factors = {k: 1 / float(np.mean(x)) for k, x in gains.items()}
+  speed = speed._replace(factors=factors)
+  left = clock.left() - speed.closing()
+  fitted = budget.fit(plan._replace(others=()), speed, left) or plan
+  plan = fitted._replace(others=plan.others)
+  widths = [budget.width(np.log(x), len(plan.judged)) for x in gains.values()]
+  known = [x for x in widths if x is not None]
+  return plan, max(known, default=None)
 
 
 # --- rows --------------------------------------------------------------------
 
 
-def _rows(arms, doc: Document, groups, runs, gaps, alphas, audits) -> list[Row]:
+def _judge(arms, plan, doc: Document, judged, runs, before, track) -> Document:
+  """The document with the figures of the judged prompts.
+
+  before: batches and outputs of the other prompts.
+  """
+  others, seen = before
+  outputs = {name: r.outputs for name, r in runs.items()}
+  audits = identity.compare(arms, plan, judged, outputs, track)
+  alphas = predict.alphas(arms, judged, outputs, track)
+  texts = plan_lib.answers(judged, outputs[arms[0].name])
+  return doc._replace(
+    rows=_rows(arms, doc, runs, alphas, audits),
+    categories=_categories(arms, doc.calibration, judged, runs, (others, seen)),
+    repeated_8grams=metrics.repeated_ngrams([x.tokens for x in texts]),
+  )
+
+
+def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
   outputs = {name: r.outputs for name, r in runs.items()}
   explained = predict.improvements(arms, doc.calibration, outputs)
   plain, parts = runs[arms[0].name], doc.calibration
@@ -234,19 +336,17 @@ def _rows(arms, doc: Document, groups, runs, gaps, alphas, audits) -> list[Row]:
   out = []
   for arm in arms:
     mine = runs[arm.name]
-    info = metrics.join(mine.outputs)
     row = Row(
       name=arm.name,
       drafter=arm.drafter,
       gamma=arm.gamma,
-      tok_s=metrics.spread(timing.speeds(mine)),
+      tok_s=timing.tok_s(mine),
       improvement=timing.improvement(mine, plain),
-      counts=metrics.summary(info),
+      whole=timing.improvement(mine, plain, whole=True),
+      counts=metrics.summary(metrics.join(mine.outputs)),
       cost_coefficient=parts.c.get(arm.name),
       verify=parts.verify[arm.gamma + 1],
-      time_to_first_token=float(np.median(mine.first_RG)),
-      inter_token=metrics.inter_token(gaps.get(arm.name, [])),
-      memory=_memory(arm, groups[0].full),
+      time_to_first_token=timing.first_token(mine),
       compile_seconds=mine.compile_seconds,
       alpha=alphas.get(arm.drafter),
       predicted=doc.predicted.get(arm.name),
@@ -257,41 +357,34 @@ def _rows(arms, doc: Document, groups, runs, gaps, alphas, audits) -> list[Row]:
   return out
 
 
-def _memory(arm: plan_lib.Arm, request) -> Memory:
-  engine, params = arm.engine, arm.engine.target.params
-  state, _ = jax.eval_shape(engine.programs.start, engine.weights, request)
-  # A head reduced to some ids is held beside the full one.
-  whole = engine.draft.params if engine.draft else ()
-  return Memory(
-    metrics.tree_bytes(params),
-    metrics.own_bytes((engine.weights.draft, whole), params),
-    metrics.tree_bytes(state.cache),
-    metrics.tree_bytes(state.drafter),
-  )
-
-
-def _categories(arms, groups, runs, calibration) -> list[Category]:
-  by: dict[str, list[int]] = {}
-  for g, group in enumerate(groups):
-    by.setdefault(group.items[0].category, []).append(g)
-  by.pop('', None)
+def _categories(arms, parts, groups, runs, before) -> list[Category]:
+  """At batch size 1 only: the time of a larger batch is of no one category."""
+  if any(len(group.items) > 1 for group in groups):
+    return []
+  others, seen = before
+  names = dict.fromkeys(group.items[0].category for group in groups)
+  of = lambda groups, name: [
+    g for g, group in enumerate(groups) if group.items[0].category == name
+  ]
   plain = runs[arms[0].name]
   out = []
-  for category, chosen in by.items():
-    joined = lambda runs, chosen=chosen: metrics.join(
-      [runs.outputs[g] for g in chosen]
-    )
-    base = metrics.tokens_per_window(joined(plain))
+  for category in filter(None, names):
+    chosen, known = of(groups, category), of(others, category)
     for arm in arms[1:]:
       mine = runs[arm.name]
-      info = joined(mine)
+      picked = [mine.outputs[g] for g in chosen]
+      before = [seen[arm.name][g] for g in known]
       row = Category(
         category=category,
         name=arm.name,
-        prompts=sum(len(groups[g].items) for g in chosen),
+        drafter=arm.drafter,
+        prompts=len(chosen),
         improvement=timing.improvement(mine, plain, chosen),
-        explained=predict.improvement(arm, calibration, info, base),
-        counts=metrics.summary(info),
+        predicted=predict.improvement(arm, parts, before, None, len(chosen))
+        if before
+        else None,
+        explained=predict.improvement(arm, parts, picked, None),
+        counts=metrics.summary(metrics.join(picked)),
       )
       out.append(row)
   return out
@@ -300,19 +393,21 @@ def _categories(arms, groups, runs, calibration) -> list[Category]:
 # --- crossover ---------------------------------------------------------------
 
 
-def _batch(arms, plan: plan_lib.Plan, size: int, track) -> Batch:
+def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
   """Every arm at one batch size, prompts repeated to fill it; audited too."""
-  groups = plan_lib.groups(arms, plan, filled(plan.judged, size), size)
+  groups = plan_lib.groups(arms, plan, plan.judged, size)
   programs = timing.compile_arms(
     arms, groups[0].full, track, f'compiling batch {size}'
   )
-  runs = timing.measure(arms, groups, programs, plan.bench.repeats, track)
+  blocks = budget.blocks(len(groups), plan.bench.repeats, clock, track)
+  runs = timing.measure(arms, groups, programs, blocks)
+  groups = groups[: len(runs[arms[0].name].outputs)]
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(arms, plan, groups, outputs, track)
   rows = [
     BatchRow(
       arm.name,
-      metrics.spread(timing.speeds(runs[arm.name])),
+      timing.tok_s(runs[arm.name]),
       timing.improvement(runs[arm.name], runs[arms[0].name]),
       audits.get(arm.name),
     )
@@ -322,22 +417,11 @@ def _batch(arms, plan: plan_lib.Plan, size: int, track) -> Batch:
   return Batch(size, rows, _best_gammas(arms, rows), failed)
 
 
-def filled(items, size: int) -> list:
-  """The prompts, repeated in order until batches of `size` are full.
-
-  Each copy has its own request number, so repeats draw different noise.
-  """
-  count = -(-len(items) // size) * size
-  return [
-    items[i % len(items)]._replace(number=i, category='') for i in range(count)
-  ]
-
-
 def _best_gammas(arms, rows) -> dict[str, int]:
   """By drafter, the gamma with the largest measured win; 0 where none wins."""
   best: dict[str, dict[int, float]] = {}
   for arm, row in zip(arms[1:], rows[1:], strict=True):
     won = best.setdefault(arm.drafter, {})
     if row.improvement.outcome == 'win':
-      won[arm.gamma] = row.improvement.median
+      won[arm.gamma] = row.improvement.value
   return {drafter: cost.best(won) for drafter, won in best.items()}

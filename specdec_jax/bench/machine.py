@@ -10,6 +10,7 @@ import os
 import pathlib
 import platform
 import re
+import statistics
 import subprocess
 import time
 from typing import Any
@@ -61,29 +62,32 @@ def made_by(commit: str, changed: bool) -> str:
 
 
 def ceiling(dtype: str, *, small: bool = False) -> dict[str, Any]:
-  """Memory bandwidth of one device, by program and the best of them.
+  """Memory bandwidth of one device, by program, and the most of them.
 
-  Returns {'matvec KxN': GB/s, 'sum': GB/s, 'best': GB/s}. small: arrays that
-  fit into a cache, for a smoke test; no longer a bound.
+  Returns {'matvec KxN': GB/s, 'sum': GB/s, 'sustained': GB/s, 'best': GB/s}:
+  medians over calls, the largest of them, and the best single call. small:
+  arrays that fit into a cache, for a smoke test; no longer a bound.
   """
   kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
   size = (2**20 if small else _BYTES[kind]) // jnp.dtype(dtype).itemsize
-  out = {}
+  reads = {}
   for K in _ROWS[:1] if small else _ROWS:
     N = size // K // 128 * 128
     x_1K, w_KN = jnp.ones((1, K), dtype), _filled(K, N, dtype=dtype)
-    seconds = _fastest(_matvec, x_1K, w_KN)
-    out[f'matvec {K}x{N}'] = w_KN.nbytes / seconds / 1e9
+    reads[f'matvec {K}x{N}'] = w_KN.nbytes, _seconds(_matvec, x_1K, w_KN)
   x = _filled(size, dtype=dtype)
-  out['sum'] = x.nbytes / _fastest(_sum, x) / 1e9
-  return out | {'best': max(out.values())}
+  reads['sum'] = x.nbytes, _seconds(_sum, x)
+  of = lambda kind: {k: n / kind(s) / 1e9 for k, (n, s) in reads.items()}
+  sustained = of(statistics.median)
+  most = {'sustained': max(sustained.values()), 'best': max(of(min).values())}
+  return sustained | most
 
 
 def matmul_flops(dtype: str) -> float:
   """Floating-point operations a second of one device in a large matmul."""
   size = 1024 if jax.default_backend() == 'cpu' else 8192
   x = _filled(size, size, dtype=dtype)
-  return 2.0 * size**3 / _fastest(_matvec, x, x)
+  return 2.0 * size**3 / min(_seconds(_matvec, x, x))
 
 
 @jax.jit
@@ -102,16 +106,15 @@ def _filled(*shape, dtype):
   return jnp.full(shape, 0.5, dtype)
 
 
-def _fastest(f, *args, seconds: float = 0.4) -> float:
-  """The best time of one call, over at least 5 calls and `seconds`."""
+def _seconds(f, *args, seconds: float = 0.4) -> list[float]:
+  """Seconds of each call, over at least 5 calls and `seconds` in all."""
   jax.block_until_ready(f(*args))
-  best, spent, calls = float('inf'), 0.0, 0
-  while calls < 5 or spent < seconds:
+  took: list[float] = []
+  while len(took) < 5 or sum(took) < seconds:
     start = time.perf_counter()
     jax.block_until_ready(f(*args))
-    took = time.perf_counter() - start
-    best, spent, calls = min(best, took), spent + took, calls + 1
-  return best
+    took.append(time.perf_counter() - start)
+  return took
 
 
 def _cpu_name() -> str:

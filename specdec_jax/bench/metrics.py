@@ -118,11 +118,6 @@ def tokens_per_window(info: types.Info) -> float:
   return summary(info).emitted_tokens / max(int(info.calls), 1)
 
 
-def wide_share(info: types.Info) -> float:
-  """Share of the batch's windows in which any row proposed anything."""
-  return int(info.wide) / max(int(info.calls), 1)
-
-
 def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
   """Share of n-grams that occurred before in the same text; high in loops."""
   found = repeated = 0
@@ -131,63 +126,6 @@ def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
     found += len(grams)
     repeated += len(grams) - len(set(grams))
   return ratio(repeated, found)
-
-
-# --- time ------------------------------------------------------------------
-
-
-class Spread(NamedTuple):
-  """Repeated measurements; None where no repeat could be measured.
-
-  too_short: number of repeats left out because they were too short to measure.
-  """
-
-  median: float | None
-  min: float | None
-  max: float | None
-  too_short: int
-
-  @property
-  def outcome(self) -> str:
-    """Of an improvement: 'win', 'loss', 'draw', or 'too short'.
-
-    A draw: repeats lie on both sides of 1, or the median is within 2 % of 1.
-    """
-    if self.median is None or self.min is None or self.max is None:
-      return 'too short'
-    if self.min > 1 and self.median > 1.02:
-      return 'win'
-    if self.max < 1 and self.median < 0.98:
-      return 'loss'
-    return 'draw'
-
-
-def spread(values: Sequence[float | None]) -> Spread:
-  """The Spread of some repeats; None is one that was too short to measure."""
-  kept = [x for x in values if x is not None]
-  missing = len(values) - len(kept)
-  if not kept:
-    return Spread(None, None, None, missing)
-  return Spread(float(np.median(kept)), min(kept), max(kept), missing)
-
-
-class Gaps(NamedTuple):
-  """Seconds between emitted tokens: median and 95th percentile."""
-
-  p50: float | None
-  p95: float | None
-
-
-def inter_token(stamps: Sequence[Sequence[float]]) -> Gaps:
-  """The Gaps of some requests; stamps: seconds at which each token was emitted.
-
-  Tokens of one window come together: speculation has gaps of 0 within a window
-  and longer ones between windows.
-  """
-  gaps = np.concatenate([np.diff(s) for s in stamps] or [[]])
-  if not gaps.size:
-    return Gaps(None, None)
-  return Gaps(*map(float, np.percentile(gaps, (50, 95))))
 
 
 # --- memory ----------------------------------------------------------------

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from specdec_jax import build, decode, requests
 from specdec_jax import settings as settings_lib
+from specdec_jax.bench import metrics
 from specdec_jax.bench import prompts as prompts_lib
 
 # track(items, description) yields the items and shows a progress bar.
@@ -34,6 +34,7 @@ class Plan(NamedTuple):
 
   judged, others: disjoint prompts; the others predict the figures of judged.
   max_new_tokens: limit of each answer.
+  buffer: token slots of a row: the longest prompt and its answer fit.
   sampling, bench: sections of the config.
   batch_sizes: further sizes, run after the main table; may be empty.
   """
@@ -41,6 +42,7 @@ class Plan(NamedTuple):
   judged: tuple[requests.Item, ...]
   others: tuple[requests.Item, ...]
   max_new_tokens: int
+  buffer: int
   sampling: settings_lib.Sampling
   bench: settings_lib.Bench
   batch_sizes: tuple[int, ...] = ()
@@ -49,20 +51,20 @@ class Plan(NamedTuple):
 class Group(NamedTuple):
   """Prompts that decode together, and their requests.
 
-  Limits are traced, so one executable serves full, first and none.
+  Limits are traced, so one executable serves both requests.
 
   items: the prompts.
   host: the request on the host.
   full: the same on the device.
-  first: with room for one token.
-  none: with room for none, which is a prefill.
+  none: with room for no token, which is a prefill.
+  chunks: passes of that prefill.
   """
 
   items: tuple[requests.Item, ...]
   host: decode.Request
   full: decode.Request
-  first: decode.Request
   none: decode.Request
+  chunks: int
 
 
 def arms(e: settings_lib.Experiment) -> list[Arm]:
@@ -90,11 +92,17 @@ def make(
   s = e.settings
   if s.bench.prompts_per_category:
     chosen = prompts_lib.first_of_each(chosen, s.bench.prompts_per_category)
-  judged, others = prompts_lib.halves(chosen)
+  judged, others = (
+    tuple(_item(e, prompt) for prompt in half)
+    for half in prompts_lib.halves(chosen)
+  )
+  longest = max(len(item.tokens) for item in judged + others)
+  longest += s.decode.max_new_tokens + max((0, *s.decode.gammas))
   return Plan(
-    judged=tuple(_item(e, prompt) for prompt in judged),
-    others=tuple(_item(e, prompt) for prompt in others),
+    judged=judged,
+    others=others,
     max_new_tokens=s.decode.max_new_tokens,
+    buffer=requests.bucket(longest),
     sampling=s.sampling,
     bench=s.bench,
     batch_sizes=tuple(sizes),
@@ -154,18 +162,32 @@ def groups(
 ) -> list[Group]:
   """The prompts in batches of `rows`, plan.bench.batch_size by default.
 
+  Every row is live: the last batch is filled with copies of the first prompts.
   All batches share one buffer length, so they share one executable.
   """
   rows = rows or plan.bench.batch_size
-  # Sorted by category, so that a batch's time belongs to one category.
-  by: dict[str, list[requests.Item]] = {}
-  for item in items:
-    by.setdefault(item.category, []).append(item)
-  parts = [x[i : i + rows] for x in by.values() for i in range(0, len(x), rows)]
-  return [_group(arms, plan, part, rows, plan.max_new_tokens) for part in parts]
+  full = filled(items, rows)
+  return [
+    _group(arms, plan, full[i : i + rows], plan.max_new_tokens)
+    for i in range(0, len(full), rows)
+  ]
 
 
-def _group(arms, plan: Plan, items, rows: int, new: int) -> Group:
+def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
+  """The prompts, repeated in order until batches of `rows` are full.
+
+  Each copy has its own request number, so that it draws different noise.
+  """
+  count = -(-len(items) // rows) * rows
+  turns = [divmod(i, len(items)) for i in range(count)]
+  # Any odd step will do; a copy may share its number with another prompt.
+  return [
+    items[i]._replace(number=(items[i].number + turn * 1_000_003) % 2**31)
+    for turn, i in turns
+  ]
+
+
+def _group(arms, plan: Plan, items, new: int) -> Group:
   target, s = arms[0].engine.target, plan.sampling
   host = requests.make(
     items,
@@ -178,37 +200,29 @@ def _group(arms, plan: Plan, items, rows: int, new: int) -> Group:
     top_p=s.top_p,
     seed=s.seed,
     stop_ids=target.tokenizer.eos_ids,
-    rows=rows,
-    length=_length(arms, plan),
+    length=plan.buffer,
   )
   place = lambda limit_B: jax.device_put(
     requests.place(host._replace(limit_B=limit_B), target.layout)
   )
-  one_B = np.minimum(host.lengths_B + 1, host.limit_B)
+  read = int(host.lengths_B.max()) - 1
   return Group(
     items=tuple(items),
     host=host,
     full=place(host.limit_B),
-    first=place(one_B),
     none=place(host.lengths_B),
+    chunks=-(-read // arms[0].engine.options.chunk),
   )
 
 
-def _length(arms: Sequence[Arm], plan: Plan) -> int:
-  """Length of the token buffers: the longest prompt and its answer fit."""
+def calibration_request(arms: Sequence[Arm], plan: Plan, most: int):
+  """A prompt of middle length in every row, and room for `most` windows."""
+  items = sorted(plan.others + plan.judged, key=lambda item: len(item.tokens))
+  item, rows = items[len(items) // 2], plan.bench.batch_size
   gamma = max(arm.gamma for arm in arms)
-  longest = max(len(item.tokens) for item in plan.judged + plan.others)
-  return requests.bucket(longest + plan.max_new_tokens + gamma)
-
-
-def calibration_request(arms: Sequence[Arm], plan: Plan) -> decode.Request:
-  """The shortest prompt in every row, with room for the windows to time."""
-  item = min(plan.others or plan.judged, key=lambda item: len(item.tokens))
-  gamma = max(arm.gamma for arm in arms)
-  context = arms[0].engine.target.context
-  room = min(_length(arms, plan) - gamma, context) - len(item.tokens)
-  rows, new = plan.bench.batch_size, min(plan.bench.windows, room)
-  return _group(arms, plan, [item] * rows, rows, new).full
+  end = min(plan.buffer - gamma, arms[0].engine.target.context)
+  room = max(min(most, end - len(item.tokens)), 1)
+  return _group(arms, plan, [item] * rows, room).full
 
 
 class Answer(NamedTuple):
@@ -242,6 +256,7 @@ class Setting(NamedTuple):
   """Models, sampling and sizes of a run, as reports print them.
 
   draft: draft model of the first method that has one.
+  weights: bytes of the target's weights, and of each drafter's own.
   buffer: token slots of a row.
   not_judged: categories whose prompts are all among the others.
   """
@@ -251,6 +266,7 @@ class Setting(NamedTuple):
   dtype: str
   rule: str
   lossless: bool
+  weights: dict[str, int]
   sampling: dict[str, Any]
   batch_size: int
   max_new_tokens: int
@@ -272,12 +288,24 @@ def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
     dtype=engine.target.dtype,
     rule=engine.rule.name,
     lossless=engine.rule.lossless,
+    weights=_weights(arms),
     sampling=dataclasses.asdict(plan.sampling),
     batch_size=plan.bench.batch_size,
     max_new_tokens=plan.max_new_tokens,
-    buffer=_length(arms, plan),
+    buffer=plan.buffer,
     repeats=plan.bench.repeats,
     judged_prompts=len(plan.judged),
     other_prompts=len(plan.others),
     not_judged=tuple(x for x in others if x not in judged),
   )
+
+
+def _weights(arms: Sequence[Arm]) -> dict[str, int]:
+  params = arms[0].engine.target.params
+  out = {'target': metrics.tree_bytes(params)}
+  for arm in arms[1:]:
+    engine = arm.engine
+    # A head reduced to some ids is held beside the full one.
+    whole = engine.draft.params if engine.draft else ()
+    out[arm.drafter] = metrics.own_bytes((engine.weights.draft, whole), params)
+  return out

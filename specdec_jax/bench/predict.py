@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, forward, types
+from specdec_jax import costs, decode, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import cost, metrics
+from specdec_jax.bench import cost, intervals, metrics
 from specdec_jax.bench import plan as plan_lib
 
 Array = jax.Array
@@ -85,77 +85,6 @@ def overlap(
   )
 
 
-@functools.partial(jax.jit, static_argnames=('target', 'drafter', 'coupled'))
-def propose_along(
-  weights: types.Weights,
-  request: decode.Request,
-  steps: Array,
-  *,
-  target: types.Model,
-  drafter: types.Drafter,
-  coupled: bool,
-):
-  """Runs only the drafter, at `steps` consecutive prefixes of a fixed text.
-
-  It starts again where the text ends. The target is not run; a drafter in its
-  cache finds there what it wrote.
-
-  Args:
-    weights: of the target and of the draft.
-    request: the prompts with the text after them; limit_B is where it ends.
-    coupled: whether the rule couples the drafter's noise.
-
-  Returns:
-    (proposals_BL, check): the first token proposed for each index, -1 where
-    none was, and a number that uses all the work.
-  """
-  B, L = request.tokens_BL.shape
-  live_B = request.lengths_B < request.limit_B
-  span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
-  at = lambda i: types.Context(
-    request.tokens_BL, request.lengths_B + i % span_B, live_B, request.sampling
-  )
-  zeros_B = jnp.zeros((B,), jnp.int32)
-  zeros_BV = jnp.zeros((B, target.vocab))
-  nothing = types.Outcome(zeros_B, zeros_B, zeros_B, zeros_BV)
-
-  def body(i, carry):
-    state, cache, proposals_BL, check = carry
-    context = at(i)
-    noise = sampling_lib.noise(
-      request.seed_B,
-      request.request_B,
-      context.lengths_B,
-      request.sampling,
-      gamma=drafter.gamma,
-      coupled=coupled,
-    )
-    draft, state, cache = drafter.propose(weights, state, context, noise, cache)
-    state = drafter.commit(state, at(i + 1), nothing, None)
-    index_B = jnp.where(live_B, context.lengths_B, L)
-    token_B = jnp.where(draft.count_B > 0, draft.tokens_BK[:, 0], -1)
-    proposals_BL = proposals_BL.at[jnp.arange(B), index_B].set(
-      token_B, mode='drop'
-    )
-    return state, cache, proposals_BL, check + _sum(draft)
-
-  carry = (
-    drafter.init(weights, at(0), None),
-    target.init_cache(B, L),
-    jnp.full((B, L), -1, jnp.int32),
-    jnp.int32(0),
-  )
-  return jax.lax.fori_loop(0, steps, body, carry)[2:]
-
-
-def _sum(draft: types.Draft) -> Array:
-  """A sum of all of a draft: XLA can leave out nothing that makes it."""
-  total = jnp.sum(draft.tokens_BK) + jnp.sum(draft.count_B)
-  if draft.q_BKV is not None:  # A real window reads what is written here.
-    total += jnp.sum(draft.q_BKV[..., 0]).astype(total.dtype)
-  return total
-
-
 class Alpha(NamedTuple):
   """Acceptance of a drafter, teacher-forced; means over positions of a text.
 
@@ -211,7 +140,7 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   )
   proposals_BL = None
   if engine.q is None:
-    proposals_BL, _ = propose_along(
+    proposals_BL, _ = costs.propose_along(
       engine.weights,
       request,
       np.int32(np.max(plain.lengths_B - group.host.lengths_B)),
@@ -247,6 +176,7 @@ class Prediction(NamedTuple):
   wide: share of windows verified at width gamma + 1.
   window_cost: in plain steps.
   improvement: tokens / window_cost.
+  low, high: its 90 % interval for other prompts; None if not known.
   by_gamma: improvement at this and, estimated, at smaller gammas.
   best_gamma: the best of by_gamma, 0 where none is above 1.
   """
@@ -255,65 +185,110 @@ class Prediction(NamedTuple):
   wide: float
   window_cost: float
   improvement: float
+  low: float | None
+  high: float | None
   by_gamma: dict[int, float]
   best_gamma: int
 
 
-def improvements(arms, calibration, outputs) -> dict[str, Prediction]:
+def improvements(
+  arms, calibration, outputs, judged: int = 0
+) -> dict[str, Prediction]:
   """By arm, the Prediction from calibrated costs and these outputs.
 
-  Without outputs nothing is predicted.
+  Args:
+    arms: plain decoding first.
+    calibration: a calibration.Calibration.
+    outputs: by arm, one for each batch of prompts; plain decoding's may be
+      missing at batch size 1, where its windows emit one token. Without
+      outputs nothing is predicted.
+    judged: batches of prompts to predict for; 0 gives no intervals.
   """
-  if not outputs[arms[0].name]:
-    return {}
-  infos = {arm.name: metrics.join(outputs[arm.name]) for arm in arms}
-  base = metrics.tokens_per_window(infos[arms[0].name])
+  base = outputs.get(arms[0].name)
   return {
-    arm.name: improvement(arm, calibration, infos[arm.name], base)
+    arm.name: improvement(arm, calibration, outputs[arm.name], base, judged)
     for arm in arms[1:]
+    if outputs[arm.name]
   }
 
 
 def improvement(
   arm: plan_lib.Arm,
   calibration: Any,
-  info: types.Info,
-  base: float,
+  outputs: Sequence[decode.Output],
+  plain: Sequence[decode.Output] | None,
+  judged: int = 0,
 ) -> Prediction:
-  """The Prediction of one arm.
+  """The Prediction of one arm; arguments as in improvements."""
+  hist = metrics.summary(metrics.join(outputs)).accepted_histogram
+  exact = cost.histogram_tokens(hist)
+  # Emitted tokens, windows and wide windows of each batch.
+  counts = lambda outputs: np.array([_counts(x.info) for x in outputs], float)
+  mine_G3, plain_G3 = counts(outputs), counts(plain) if plain else None
 
-  Args:
-    calibration: timing.Calibration.
-    info: of the arm's outputs.
-    base: tokens that a plain window of the batch emits, 1 at batch size 1.
+  def tokens_and_wide(times_SG):
+    sums_S3 = times_SG @ mine_G3
+    tokens_S, wide_S = sums_S3[..., 0] / sums_S3[..., 1], sums_S3[..., 2]
+    wide_S = wide_S / sums_S3[..., 1]
+    if not arm.engine.options.narrow:
+      wide_S = np.ones_like(wide_S)
+    if plain_G3 is not None:
+      base_S3 = times_SG @ plain_G3
+      tokens_S = tokens_S / (base_S3[..., 0] / base_S3[..., 1])
+    return tokens_S, wide_S
+
+  tokens, wide = map(float, tokens_and_wide(np.ones(len(outputs))))
+  by_gamma = {}
+  for gamma in range(1, arm.gamma + 1):
+    share = cost.histogram_tokens(cost.truncated(hist, gamma)) / exact
+    by_gamma[gamma] = tokens * share / window(arm, calibration, gamma, wide)
+  value = by_gamma[arm.gamma]
+  out = intervals.Interval(value)
+  if judged and calibration.repeats:
+    times_SG = intervals.resamples(len(outputs))
+    tokens_S, wide_S = tokens_and_wide(times_SG)
+    # A repeat of the calibration for each resample: its error is that of one.
+    each, cost_S = calibration.repeats, np.ones_like(wide_S)
+    for i, x in enumerate(each):
+      some = slice(i, None, len(each))
+      cost_S[some] = window(arm, x, arm.gamma, wide_S[some])
+    sd = float(np.std(np.log(tokens_S / cost_S)))
+    # What is predicted is a sample of prompts too.
+    sd *= (1 + len(outputs) / judged) ** 0.5
+    out = intervals.around(value, sd, len(outputs), 0.9)
+  return Prediction(
+    tokens=tokens,
+    wide=wide,
+    window_cost=window(arm, calibration, arm.gamma, wide),
+    improvement=value,
+    low=out.low,
+    high=out.high,
+    by_gamma=by_gamma,
+    best_gamma=cost.best(by_gamma),
+  )
+
+
+def _counts(info: types.Info) -> tuple[int, int, int]:
+  emitted = metrics.summary(metrics.rows(info)).emitted_tokens
+  return emitted, max(int(info.calls), 1), int(info.wide)
+
+
+def window(arm: plan_lib.Arm, calibration: Any, gamma: int, wide):
+  """Mean cost of a window of at most gamma drafts, in plain steps.
+
+  wide: share of windows in which something is proposed.
   """
-  tokens = metrics.tokens_per_window(info) / base
-  wide = metrics.wide_share(info) if arm.engine.options.narrow else 1.0
-  propose = calibration.propose[arm.name]
+  widths, verify = zip(*sorted(calibration.verify.items()), strict=True)
   # Early exit has already run part of the verify pass.
   rest = 1 - metrics.layers_share(
     arm.engine.target.params, arm.engine.drafter.exit
   )
-  widths, costs = zip(*sorted(calibration.verify.items()), strict=True)
-  idle = calibration.idle[arm.gamma + 1]
-  hist = metrics.summary(info).accepted_histogram
-  exact = cost.histogram_tokens(hist)
-
-  def window(gamma):
-    # Drafting time is proportional to gamma, but for a lookup.
-    draft = propose * (gamma / arm.gamma if arm.engine.q else 1)
-    verify = rest * float(np.interp(gamma + 1, widths, costs))
-    return cost.window(draft, wide, verify, idle)
-
-  by_gamma = {}
-  for gamma in range(1, arm.gamma + 1):
-    share = cost.histogram_tokens(cost.truncated(hist, gamma)) / exact
-    by_gamma[gamma] = tokens * share / window(gamma)
-  return Prediction(
-    tokens=tokens,
-    wide=wide,
-    window_cost=window(arm.gamma),
-    improvement=tokens / window(arm.gamma),
-    by_gamma=by_gamma,
-    best_gamma=cost.best(by_gamma),
+  # Drafting time is proportional to gamma, but for a lookup.
+  propose = calibration.propose[arm.name]
+  propose *= gamma / arm.gamma if arm.engine.q else 1
+  return cost.window(
+    propose,
+    wide,
+    rest * float(np.interp(gamma + 1, widths, verify)),
+    calibration.idle[arm.gamma + 1],
   )

@@ -16,7 +16,7 @@ import rich.table
 
 from specdec_jax import runtime
 from specdec_jax.bench import audit as audit_lib
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 
 def table(
@@ -83,17 +83,22 @@ def start(doc, console) -> None:
   """Prints the machine, the ceiling and the setting of a benchmark.Document."""
   machine(doc.machine, console)
   for dtype, found in doc.ceiling.gb_s.items():
-    parts = ', '.join(f'{k} {v:.1f}' for k, v in found.items() if k != 'best')
-    best = f'{found["best"]:.1f} GB/s'
-    _line(console, 'Ceiling', f'{dtype} reads {best}: {parts}')
+    parts = [f'{k} {v:.1f}' for k, v in found.items()][:-2]
+    text = (
+      f'{dtype} reads {found["sustained"]:.1f} GB/s (median of reads; the '
+      f'best single one {found["best"]:.1f}): {", ".join(parts)}'
+    )
+    _line(console, 'Ceiling', text)
   setting(doc.setting, console)
-  judged(doc.setting, console)
 
 
 def setting(s, console) -> None:
   """Prints a plan.Setting."""
   draft = f'; draft {s.draft}, same tokenizer' if s.draft else ''
-  _line(console, 'Target', f'{s.target}, {s.dtype}{draft}')
+  weights = ', '.join(
+    f'{name} {x / 1e6:.1f}' for name, x in s.weights.items() if x
+  )
+  _line(console, 'Target', f'{s.target}, {s.dtype}{draft}; MB: {weights}')
   x = s.sampling
   warm = f'temperature {x["temperature"]}' if x['temperature'] else 'greedy'
   lossy = '' if s.lossless else ' (LOSSY)'
@@ -101,19 +106,36 @@ def setting(s, console) -> None:
     console,
     'Run',
     f'{warm}, top_k {x["top_k"]}, top_p {x["top_p"]}, rule {s.rule}{lossy}; '
-    f'batch {s.batch_size}, {s.max_new_tokens} new tokens, buffer {s.buffer}; '
-    'first turns',
+    f'batch {s.batch_size}, {s.max_new_tokens} new tokens at most, buffer '
+    f'{s.buffer}; first turns',
   )
 
 
-def judged(s, console) -> None:
-  """Prints the numbers of prompts and the categories left out."""
+def plan(doc, clock, width: float | None, console) -> None:
+  """Prints what was chosen to fit the time.
+
+  Args:
+    doc: benchmark.Document.
+    clock: budget.Clock.
+    width: half of the interval to expect, as a share; None: not known.
+  """
+  s, time = doc.setting, ''
+  if clock.limited:
+    gone, all = map(runtime.time_text, (runtime.elapsed(), clock.seconds))
+    time = f' ({gone} of {all} gone)'
   counts = f'{s.judged_prompts} prompts judged, {s.other_prompts} others'
-  _line(console, '', f'{counts} to predict from')
+  _line(
+    console,
+    'Plan',
+    f'{counts} to predict from; at most {s.max_new_tokens} new tokens, '
+    f'{s.repeats} repeats{time}',
+  )
+  if width is not None:
+    text = f'95 % intervals of an improvement: about +-{width:.0%}'
+    _line(console, '', f'{text}, by how much the other prompts differ')
   if s.not_judged:
     names = ', '.join(x or 'no category' for x in s.not_judged)
-    why = 'not judged, for their only prompt is among the others'
-    _line(console, '', f'{why}: {rich.markup.escape(names)}; give two of each')
+    _line(console, '', f'not judged: {rich.markup.escape(names)}')
 
 
 def calibration(doc, console) -> None:
@@ -133,20 +155,22 @@ def calibration(doc, console) -> None:
 # --- the benchmark -----------------------------------------------------------
 
 
-def predicted(found: Mapping[str, Any], console) -> None:
-  """Prints predict.Prediction by method."""
-  if not found:
-    console.print('No prediction: it needs two prompts or more.')
+def predicted(doc, console) -> None:
+  """Prints predict.Prediction by method; doc: benchmark.Document."""
+  if not doc.predicted:
+    alone = 'No prediction: it needs two prompts or more.'
+    console.print(alone if doc.calibration.c else 'Plain decoding only.')
     return
   columns = {
     'method': lambda x: x[0],
     'tokens/window': lambda x: _show(x[1].tokens),
     'window cost': lambda x: _show(x[1].window_cost),
     'improvement': lambda x: _times(x[1].improvement),
+    '90 % interval': lambda x: ends(x[1]),
     'best gamma': lambda x: str(x[1].best_gamma or '0 (none)'),
   }
   title = 'Predicted before the judged prompts are run'
-  console.print(table(title, list(found.items()), columns))
+  console.print(table(title, list(doc.predicted.items()), columns))
 
 
 def rows(doc, console) -> None:
@@ -155,27 +179,25 @@ def rows(doc, console) -> None:
   over = lambda a, b: a / b if a and b else None
   speed = {
     'method': lambda r: r.name,
-    'tok/s': lambda r: _range(r.tok_s, 1),
-    'improvement': lambda r: _gain(r.improvement) if r.gamma else '1',
+    'tok/s': lambda r: _show(r.tok_s, '{:.1f}'),
+    'improvement': lambda r: gain_cell(r.improvement) if r.gamma else '1',
+    'whole requests': lambda r: gain_cell(r.whole) if r.gamma else '1',
     'predicted': lambda r: _times(gain(r.predicted)),
     'measured/p.': lambda r: _show(
-      over(r.improvement.median, gain(r.predicted))
+      over(r.improvement.value, gain(r.predicted))
     ),
     'explained': lambda r: _times(gain(r.explained)),
+    'first, ms': lambda r: _show(r.time_to_first_token * 1e3, '{:.1f}'),
     'differing': lambda r: identity([r.audit], distance(r.alpha)),
   }
-  title = 'Speed (median, and least to most of the repeats)'
+  title = 'Speed (improvement with its 95 % interval over prompts)'
   console.print(table(title, doc.rows, speed))
-  share = over(doc.rows[0].tok_s.median, doc.ceiling.tok_s)
+  share = over(doc.rows[0].tok_s, doc.ceiling.tok_s)
   console.print(
-    f'Plain decoding reaches {_show(share)} of its ceiling. Explained: the '
-    "prediction with the judged prompts' own acceptance."
+    f'Plain decoding reaches {_show(share)} of its ceiling. Improvement is of '
+    'decoding alone; whole requests have the prefill of target and draft. '
+    "Explained: the prediction with the judged prompts' own acceptance."
   )
-  if left_out := sum(r.tok_s.too_short for r in doc.rows):
-    console.print(
-      f'{left_out} timings are too short to measure (decoding took no longer '
-      'than the prefill varies) and left out.'
-    )
   drafting = {
     'method': lambda r: r.name,
     'alpha': lambda r: _show(r.alpha and r.alpha.alpha),
@@ -188,21 +210,13 @@ def rows(doc, console) -> None:
     'v': lambda r: _show(r.verify),
   }
   console.print(table('Drafting', [r for r in doc.rows if r.gamma], drafting))
-  latency = {
-    'method': lambda r: r.name,
-    'first, ms': lambda r: _ms(r.time_to_first_token),
-    'gap p50': lambda r: _ms(r.inter_token.p50),
-    'gap p95': lambda r: _ms(r.inter_token.p95),
-    'target MB': lambda r: _mega(r.memory.target),
-    'draft': lambda r: _mega(r.memory.draft),
-    'caches': lambda r: (
-      f'{_mega(r.memory.target_cache)} + {_mega(r.memory.draft_cache)}'
-    ),
-    'compile s': lambda r: f'{r.compile_seconds:.1f}',
-  }
-  console.print(table('Latency and memory', doc.rows, latency))
   if doc.categories:
     _categories(doc, console)
+  elif doc.setting.batch_size > 1:
+    console.print(
+      'No table by category: a batch holds prompts of several; set '
+      'bench.batch_size=1.'
+    )
   console.print(
     f'Repeated 8-grams in the text: {_show(doc.repeated_8grams, "{:.0%}")}'
   )
@@ -222,7 +236,8 @@ def _categories(doc, console) -> None:
     'category': lambda c: rich.markup.escape(c.category),
     'method': lambda c: c.name,
     'n': lambda c: str(c.prompts),
-    'improvement': lambda c: _gain(c.improvement),
+    'improvement': lambda c: gain_cell(c.improvement),
+    'predicted': lambda c: _times(c.predicted and c.predicted.improvement),
     'explained': lambda c: _times(c.explained.improvement),
     **_COUNTS,
   } | ({'TV, all': lambda c: lossy[c.name]} if lossy else {})
@@ -232,10 +247,10 @@ def _categories(doc, console) -> None:
 def crossover(doc, console) -> None:
   """Prints a row for each batch size; doc: benchmark.Document."""
   lossy = _lossy(doc)
-  gain = lambda i: lambda x: _times(x.rows[i].improvement.median)
+  gain = lambda i: lambda x: gain_cell(x.rows[i].improvement)
   columns = {
     'batch': lambda x: str(x.batch_size),
-    'plain tok/s': lambda x: _show(x.rows[0].tok_s.median, '{:.1f}'),
+    'plain tok/s': lambda x: _show(x.rows[0].tok_s, '{:.1f}'),
   }
   for i, row in enumerate(doc.crossover[0].rows[1:], 1):
     tv = f'\nTV {lossy[row.name]}' if lossy else ''
@@ -338,15 +353,16 @@ def _cut(text: str, size: int) -> str:
   return text if len(text) <= size else f'{text[: size - 2]}..'
 
 
-def _range(x: metrics.Spread, digits: int) -> str:
-  if x.median is None:
-    return 'too short'
-  return f'{x.median:.{digits}f} ({x.min:.{digits}f}-{x.max:.{digits}f})'
-
-
-def _gain(x: metrics.Spread) -> str:
+def gain_cell(x: intervals.Interval) -> str:
   colour = {'win': 'green', 'loss': 'red'}.get(x.outcome, 'default')
-  return f'[{colour}]{_range(x, 2)}[/]'
+  if x.value is None:
+    return x.outcome
+  return f'[{colour}]{x.value:.2f}{ends(x, " ({})")}[/]'
+
+
+def ends(x, form: str = '{}') -> str:
+  """The ends of an interval, '' where they are not known."""
+  return '' if x.low is None else form.format(f'{x.low:.2f}-{x.high:.2f}')
 
 
 def _show(x: float | None, form: str = '{:.2f}') -> str:
@@ -355,11 +371,3 @@ def _show(x: float | None, form: str = '{:.2f}') -> str:
 
 def _times(x: float | None) -> str:
   return _show(x, '{:.2f}x')
-
-
-def _ms(x: float | None) -> str:
-  return _show(None if x is None else x * 1e3, '{:.1f}')
-
-
-def _mega(x: float) -> str:
-  return f'{x / 1e6:.1f}'

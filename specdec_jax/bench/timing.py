@@ -1,40 +1,51 @@
-"""Clocks: full generations, streams, and single parts of a window.
+"""Clocks of full generations, and improvements made of them.
 
-A generation is one executable call. A request with room for no token times the
-prefill, one with room for one token the time to the first token. Within every
-repeat the arms alternate, so that drift of the machine hits all of them.
+A generation is one executable call. A block is one batch of prompts in one
+repeat: all arms run in turn, so that drift of the machine cancels.
 """
 
 import functools
-import itertools
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, types
-from specdec_jax.bench import metrics, predict
+from specdec_jax import decode
+from specdec_jax.bench import intervals, metrics
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.drafters import scripted
 
 
 class Runs(NamedTuple):
-  """Runs of an arm: outputs[group], and seconds by repeat R and group G.
+  """Runs of an arm on batches G of prompts.
 
-  total_RG, prefill_RG, first_RG: of requests full, none and first of
-    plan.Group.
+  outputs: one for each batch; runs of a batch emit the same.
+  total_RG: seconds of a generation, prefill included; NaN where not run.
+  prefill_G: seconds of the prefill at its fastest.
+  noise_G: by which the prefill usually takes longer.
   compile_seconds: of the executable.
   """
 
   outputs: list[decode.Output]
   total_RG: np.ndarray
-  prefill_RG: np.ndarray
-  first_RG: np.ndarray
+  prefill_G: np.ndarray
+  noise_G: np.ndarray
   compile_seconds: float
+
+  @property
+  def seconds_G(self) -> np.ndarray:
+    """Seconds of a generation, the mean of its repeats."""
+    return np.nanmean(self.total_RG, 0)
+
+  @property
+  def tokens_G(self) -> np.ndarray:
+    return np.array(
+      [
+        metrics.summary(metrics.rows(x.info)).emitted_tokens
+        for x in self.outputs
+      ]
+    )
 
 
 def compiled(jitted, *args, **statics):
@@ -65,242 +76,111 @@ def measure(
   arms: Sequence[plan_lib.Arm],
   groups: Sequence[plan_lib.Group],
   programs,
-  repeats: int,
-  track: plan_lib.Track,
+  blocks: Iterable[tuple[int, int]],
 ) -> dict[str, Runs]:
-  """Times all arms, alternating by group; each repeat begins with another arm.
+  """Times all arms, block by block; each block begins with another arm.
 
   Args:
     arms: plain decoding and the methods.
     groups: batches of prompts.
     programs: by arm, from compile_arms.
-    repeats: timed runs of every arm.
-    track: shows progress.
+    blocks: (repeat, index of the group); the first repeat has all groups, later
+      ones may end early.
 
   Returns:
     Runs by arm.
   """
-  runs = {}
-  for arm in arms:
-    program, compile_seconds = programs[arm.name]
-    zeros = lambda: np.zeros((repeats, len(groups)))
-    runs[arm.name] = Runs([], zeros(), zeros(), zeros(), compile_seconds)
-    # Warm up: the first call of an executable is slower.
-    timed(program, arm.engine.weights, groups[0].first)
-  jobs = list(itertools.product(range(repeats), range(len(groups))))
-  for repeat, g in track(jobs, 'timing'):
-    turn = (repeat + g) % len(arms)
+  total: dict[str, dict] = {arm.name: {} for arm in arms}
+  prefill: dict[Any, list[float]] = {}
+  outputs: dict[str, list] = {arm.name: [] for arm in arms}
+  for arm in arms:  # The first call of an executable is slower.
+    timed(programs[arm.name][0], arm.engine.weights, groups[0].none)
+  for repeat, g in blocks:
+    group, turn = groups[g], (repeat + g) % len(arms)
     for arm in (*arms[turn:], *arms[:turn]):
-      mine, group = runs[arm.name], groups[g]
       call = functools.partial(programs[arm.name][0], arm.engine.weights)
-      mine.prefill_RG[repeat, g], _ = timed(call, group.none)
-      mine.first_RG[repeat, g], _ = timed(call, group.first)
-      mine.total_RG[repeat, g], output = timed(call, group.full)
+      total[arm.name][repeat, g], output = timed(call, group.full)
+      # It depends on the number of chunks only, and takes a while.
+      found = prefill.setdefault((arm.name, group.chunks), [])
+      if len(found) < 3:
+        found.append(timed(call, group.none)[0])
       if repeat == 0:
-        mine.outputs.append(jax.device_get(output))
-  return runs
+        outputs[arm.name].append(jax.device_get(output))
+  out = {}
+  for arm in arms:
+    seconds = total[arm.name]
+    total_RG = np.full((1 + max(r for r, _ in seconds), len(groups)), np.nan)
+    for at, x in seconds.items():
+      total_RG[at] = x
+    fills = [prefill[arm.name, group.chunks] for group in groups]
+    fastest_G = np.array([min(x) for x in fills])
+    noise_G = np.array([np.median(x) for x in fills]) - fastest_G
+    out[arm.name] = Runs(
+      outputs[arm.name], total_RG, fastest_G, noise_G, programs[arm.name][1]
+    )
+  return out
 
 
-def speeds(runs: Runs, pick: Sequence[int] | None = None) -> list[float | None]:
-  """Tokens per second of every repeat, over the groups in `pick` (None: all).
+def tok_s(runs: Runs, whole: bool = False) -> float | None:
+  """Tokens per second of decoding, or of whole requests, over all batches.
 
-  The prefill's time is subtracted. None, too short to measure, where decoding
-  takes no longer than the prefill's time varies.
+  None where decoding takes no longer than the prefill's time varies: too short
+  to measure.
   """
-  chosen = list(range(len(runs.outputs)) if pick is None else pick)
-  emitted = metrics.summary(
-    metrics.join([runs.outputs[g] for g in chosen])
-  ).emitted_tokens
-  # The fastest prefill of each group: a slow one would make decoding look fast.
-  prefill_RG = runs.prefill_RG[:, chosen]
-  prefill = prefill_RG.min(0).sum()
-  noise = np.median(prefill_RG, 0).sum() - prefill
-  decoding_R = runs.total_RG[:, chosen].sum(1) - prefill
-  return [
-    emitted / seconds if seconds > noise else None
-    for seconds in decoding_R.tolist()
-  ]
+  seconds = _seconds(runs, list(range(len(runs.outputs))), whole)
+  return None if seconds is None else runs.tokens_G.sum() / seconds.sum()
 
 
 def improvement(
-  mine: Runs, plain: Runs, pick: Sequence[int] | None = None
-) -> metrics.Spread:
-  """Speed over plain decoding's, repeat by repeat, over the chosen groups."""
-  pairs = zip(speeds(mine, pick), speeds(plain, pick), strict=True)
-  return metrics.spread([m and p and m / p for m, p in pairs])
-
-
-def stream(arms, groups, track: plan_lib.Track) -> dict[str, list[list[float]]]:
-  """Decodes window by window from the host, noting when tokens come out.
-
-  Returns, by arm, the clock in seconds for every token of every prompt.
-  """
-  stamps = {}
-  for arm in track(arms, 'streaming') if groups else ():
-    _stream(arm, groups[0])  # compiles
-    stamps[arm.name] = [x for group in groups for x in _stream(arm, group)]
-  return stamps
-
-
-def _stream(arm: plan_lib.Arm, group: plan_lib.Group) -> list[list[float]]:
-  programs, weights = arm.engine.programs, arm.engine.weights
-  request = group.full
-  state, info = programs.start(weights, request)
-  before = np.asarray(state.lengths_B)
-  stamps: list[list[float]] = [[] for _ in group.items]
-  while np.asarray(state.live_B).any():
-    state, info = programs.step(weights, request, state, info)
-    after, now = np.asarray(state.lengths_B), time.perf_counter()
-    for row, emitted in zip(stamps, after - before, strict=False):
-      row.extend([now] * int(emitted))
-    before = after
-  return stamps
-
-
-# --- the parts alone ---------------------------------------------------------
-
-
-class Calibration(NamedTuple):
-  """Times of the parts of a window, in plain steps but for `step`.
-
-  step: seconds of a plain step of the target.
-  verify: v(n), the cost of a verify pass, by its width n.
-  idle: cost of a window in which nothing is proposed, by the width of its
-    program's other windows.
-  propose: cost of drafting a window, by arm.
-  c: cost of a drafted token, by arm.
-  """
-
-  step: float
-  verify: dict[int, float]
-  idle: dict[int, float]
-  propose: dict[str, float]
-  c: dict[str, float]
-
-
-def calibrate(
-  arms: Sequence[plan_lib.Arm],
-  request: decode.Request,
+  mine: Runs,
+  plain: Runs,
+  pick: Sequence[int] | None = None,
   *,
-  plain,
-  repeats: int,
-  track: plan_lib.Track,
-) -> Calibration:
-  """Times every verify width and every drafter of the arms, alternating.
+  whole: bool = False,
+) -> intervals.Interval:
+  """Speed over plain decoding's, over the batches in `pick` (None: all).
 
-  Independent of acceptance: verification is timed with scripted drafts that are
-  always rejected, drafting without a target.
-
-  Args:
-    arms: plain decoding first.
-    request: full rows; limit - length is how many windows are timed.
-    plain: the executable of plain decoding at the request's shapes.
-    repeats: of each measurement; medians are taken.
+  whole: of whole requests, the prefill of target and draft included; else of
+    decoding alone.
   """
-  engine = arms[0].engine
-  # A stop would end the measurement early.
-  request = request._replace(stop_BX=jnp.full_like(request.stop_BX, -1))
-  text_BL = plain(engine.weights, request).tokens_BL
-  samplers = _verify_samplers(arms, request, plain, text_BL)
-  for arm in arms[1:]:
-    samplers['propose', arm.name] = _propose_sampler(
-      arm, request._replace(tokens_BL=text_BL)
-    )
-  for sample in samplers.values():
-    sample()  # warms up
-  samples: dict[Any, list[Sample]] = {key: [] for key in samplers}
-  for _ in track(range(repeats), 'calibrating'):
-    for key, sample in samplers.items():
-      samples[key].append(sample())
-  seconds = {key: _each(found) for key, found in samples.items()}
-  steps = seconds['verify', 1]
-  # In plain steps of the same repeat, by width or arm.
-  of = lambda part: {
-    name: statistics.median(
-      x / step for x, step in zip(seconds[kind, name], steps, strict=True)
-    )
-    for kind, name in seconds
-    if kind == part
-  }
-  propose = of('propose')
-  return Calibration(
-    step=statistics.median(steps),
-    verify=of('verify'),
-    idle=of('idle'),
-    propose=propose,
-    c={a.name: propose[a.name] / a.gamma for a in arms[1:]},
+  chosen = list(range(len(plain.outputs))) if pick is None else list(pick)
+  if len(chosen) == 1 and plain.outputs[chosen[0]].lengths_B.size > 1:
+    # One batch of several prompts: its repeats are drawn instead.
+    mine, plain = (_by_repeat(x, chosen[0]) for x in (mine, plain))
+    chosen = list(range(len(plain.outputs)))
+  seconds_AG = [_seconds(x, chosen, whole) for x in (mine, plain)]
+  if any(x is None for x in seconds_AG):
+    return intervals.Interval()
+  tokens_AG = [x.tokens_G[chosen] for x in (mine, plain)]
+  return intervals.speedup(tokens_AG, seconds_AG)
+
+
+def _by_repeat(runs: Runs, g: int) -> Runs:
+  """The repeats of one batch as if they were batches."""
+  total_R = runs.total_RG[:, g]
+  total_R = total_R[~np.isnan(total_R)]
+  each = lambda x: np.repeat(x[g], len(total_R))
+  return runs._replace(
+    outputs=[runs.outputs[g]] * len(total_R),
+    total_RG=total_R[None],
+    prefill_G=each(runs.prefill_G),
+    noise_G=each(runs.noise_G),
   )
 
 
-class Sample(NamedTuple):
-  """Seconds of a call with some windows, and of the same without any."""
-
-  seconds: float
-  without: float
-  windows: int
-
-
-def _each(samples: list[Sample]) -> list[float]:
-  """Seconds a window of every sample.
-
-  Subtracts the fastest call without windows: a slow one would hide their cost.
-  """
-  without = min(x.without for x in samples)
-  return [max(x.seconds - without, 1e-9) / x.windows for x in samples]
+def _seconds(runs: Runs, chosen: list[int], whole: bool) -> np.ndarray | None:
+  """Seconds by batch; None if too short to measure."""
+  if whole:
+    return runs.seconds_G[chosen]
+  # The fastest prefill: a slow one would make decoding look fast.
+  decoding_G = runs.seconds_G[chosen] - runs.prefill_G[chosen]
+  if decoding_G.sum() <= runs.noise_G[chosen].sum():
+    return None
+  return np.maximum(decoding_G, 1e-9)
 
 
-def _verify_samplers(arms, request, plain, text_BL) -> dict[Any, Callable]:
-  """('verify' or 'idle', width) -> a function that returns a Sample."""
-  engine = arms[0].engine
-
-  def sampler(program, weights):
-    none = request._replace(limit_B=request.lengths_B)
-
-    def sample():
-      without, _ = timed(program, weights, none)
-      seconds, out = timed(program, weights, request)
-      return Sample(seconds, without, int(out.info.calls))
-
-    return sample
-
-  samplers = {('verify', 1): sampler(plain, engine.weights)}
-  # The text with every id moved by one is rejected, but for luck in a sampled
-  # run; the window is still one window then.
-  wrong_BL = (text_BL + 1) % engine.target.ids
-  for width in sorted({arm.gamma + 1 for arm in arms} - {1}):
-    programs = decode.programs(
-      engine.target.model, _scripted(width - 1), engine.rule, engine.options
-    )
-    script = lambda count: types.Weights(
-      engine.target.params, (wrong_BL, jnp.full_like(wrong_BL, count))
-    )
-    program, _ = compiled(programs.generate, script(0), request)
-    for part, count in (('verify', width - 1), ('idle', 0)):
-      samplers[part, width] = sampler(program, script(count))
-  return samplers
-
-
-def _propose_sampler(arm: plan_lib.Arm, request: decode.Request):
-  """A function that returns a Sample of drafting alone along the text."""
-  span = int(jnp.max(request.limit_B - request.lengths_B))
-  weights = arm.engine.weights
-  program, _ = compiled(
-    predict.propose_along,
-    weights,
-    request,
-    jnp.int32(0),
-    target=arm.engine.target.model,
-    drafter=arm.engine.drafter,
-    coupled=arm.engine.rule.coupled,
-  )
-  walk = lambda steps: timed(program, weights, request, jnp.int32(steps))[0]
-  # A lookup takes microseconds, so enough of them to last 0.2 s are timed.
-  walk(span)
-  steps = span * int(min(max(0.2 / walk(span), 1), 1000))
-  return lambda: Sample(walk(steps), walk(0), steps)
-
-
-@functools.cache
-def _scripted(gamma: int) -> types.Drafter:
-  # One object per gamma: decode.programs would compile again for an equal one.
-  return scripted.make(gamma=gamma)
+def first_token(runs: Runs) -> float:
+  """Seconds to the first token: the prefill and a mean window; a median."""
+  calls_G = [max(int(x.info.calls), 1) for x in runs.outputs]
+  windows_G = (runs.seconds_G - runs.prefill_G) / calls_G
+  return float(np.median(runs.prefill_G + windows_G))

@@ -1,5 +1,6 @@
 """The benchmark in plain words: what wins, what loses and why, what to do."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +13,19 @@ def sentences(doc: Any) -> list[str]:
   if doc.failed:
     return [*out, 'No figures, for texts are cut short.']
   changes = []
-  for drafter in dict.fromkeys(r.drafter for r in doc.rows if r.gamma):
-    rows = [r for r in doc.rows if r.drafter == drafter]
-    best = max(rows, key=_rank)
+  tried: dict[str, list[Any]] = {}
+  for row in sorted(doc.rows, key=_rank, reverse=True):
+    if row.gamma:
+      tried.setdefault(row.drafter, []).append(row)
+  for drafter, rows in tried.items():  # the best method leads
+    best = rows[0]
     of_best = [c for c in doc.categories if c.name == best.name]
     of_best.sort(key=_rank, reverse=True)
-    out += _about(best) + _by_category(best, of_best)
+    out += _about(best, doc.measured) + _by_category(best, of_best)
     change = _change(best, of_best, {r.gamma for r in rows})
     changes.append(f'  {drafter}: {change}')
+  if not tried:
+    return [*out, 'Plain decoding only: nothing to compare it with.']
   out.append(_identity_sentence(doc))
   if (doc.repeated_8grams or 0) > 0.2:
     out.append(
@@ -92,26 +98,32 @@ def audit_sentences(report: Any) -> list[str]:
 def _rank(row: Any) -> tuple[bool, float]:
   """Orders rows from lost to won; those too short to measure come first."""
   x = row.improvement
-  return x.outcome == 'win', x.median or 0.0
+  return x.outcome == 'win', x.value or 0.0
 
 
 # --- what was found ----------------------------------------------------------
 
 
-def _about(best: Any) -> list[str]:
-  """The best gamma of a drafter, why it does not win, what was predicted."""
+def _about(best: Any, measured: float) -> list[str]:
+  """The best gamma of a drafter, why it does not win, what was predicted.
+
+  measured: seconds in which the figures were taken.
+  """
   x, outcome = best.improvement, best.improvement.outcome
   if outcome == 'too short':
     return [f'{best.drafter}: too short to measure at every gamma tried.']
   words = {
     'win': 'faster',
-    'draw': 'no clear gain at any gamma tried',
     'loss': 'slower at every gamma tried',
+    'unclear': 'cannot tell',
+    'one prompt': 'cannot tell from one prompt',
   }[outcome]
   out = [
-    f'{best.drafter}: {words}; best at gamma {best.gamma}, {x.median:.2f}x '
-    f'plain decoding ({x.min:.2f} to {x.max:.2f}).'
+    f'{best.drafter}: {words}; best at gamma {best.gamma}, '
+    f'{_times(x)} plain decoding, whole requests {_times(best.whole)}.'
   ]
+  if outcome == 'unclear':
+    out.append(f'  {_more(x, measured)}')
   if outcome != 'win':
     out.append(f'  {_why([best])}')
   if best.predicted:
@@ -119,21 +131,46 @@ def _about(best: Any) -> list[str]:
   return out
 
 
+def _times(x: Any, level: int = 95) -> str:
+  """'1.35x (95 %: 1.20 to 1.52)'."""
+  if x.value is None:
+    return x.outcome
+  ends = '' if x.low is None else f' ({level} %: {x.low:.2f} to {x.high:.2f})'
+  return f'{x.value:.2f}x{ends}'
+
+
+def _more(x: Any, measured: float) -> str:
+  """How much longer to measure before the interval would exclude 1."""
+  minutes = x.more(measured) / 60
+  if minutes > 600:
+    return 'Whichever is faster, ten more hours would not tell.'
+  return f'{math.ceil(minutes)} more minutes would, if the value stays.'
+
+
 def _by_category(best: Any, rows: Sequence[Any]) -> list[str]:
   out = []
   for outcome, words in (
     ('win', 'wins on'),
     ('loss', 'loses on'),
-    ('draw', 'makes no clear difference on'),
+    ('plain', "is plain decoding here (the program's choice) on"),
+    ('unclear', 'is not told from plain decoding on'),
+    ('one prompt', 'has one prompt, too few to tell, of'),
     ('too short', 'is too short to measure on'),
   ):
-    found = [row for row in rows if row.improvement.outcome == outcome]
+    found = [row for row in rows if _of_category(row) == outcome]
     if found:
-      gain = lambda x: '' if x.median is None else f' {x.median:.2f}x'
+      gain = lambda x: '' if x.value is None else f' {x.value:.2f}x'
       names = ', '.join(row.category + gain(row.improvement) for row in found)
       out.append(f'{best.name} {words}: {rich.markup.escape(names)}.')
       out += [f'  {_why(found)}'] if outcome == 'loss' else []
   return out
+
+
+def _of_category(row: Any) -> str:
+  """The outcome, or 'plain' where an adaptive method chose not to draft."""
+  outcome = row.improvement.outcome
+  off = row.drafter == 'adaptive' and (row.counts.proposal_rate or 0) < 0.1
+  return 'plain' if off and outcome != 'win' else outcome
 
 
 def _why(rows: Sequence[Any]) -> str:
@@ -159,10 +196,11 @@ def _span(values: Sequence[float], form: str = '.2f') -> str:
 
 
 def _prediction_sentence(best: Any) -> str:
-  told, measured = best.predicted.improvement, best.improvement.median
-  own = best.explained.improvement
+  told, measured = best.predicted.improvement, best.improvement.value
+  own, x = best.explained.improvement, best.predicted
+  ends = '' if x.low is None else f' (90 %: {x.low:.2f} to {x.high:.2f})'
   return (
-    f'Predicted before the run: {told:.2f}x. Measured over predicted is '
+    f'Predicted before the run: {told:.2f}x{ends}. Measured over predicted is '
     f'{measured / told:.2f}: a factor {own / told:.2f} from acceptance '
     f'(predicted from other prompts) and {measured / own:.2f} from time (parts '
     'timed alone).'
@@ -213,7 +251,7 @@ def _change(best: Any, categories: Sequence[Any], tried: set[int]) -> str:
     but = f', but not for {", ".join(losses)}' if losses else ''
     text = f'use gamma {best.gamma}{rich.markup.escape(but)}.'
   else:
-    more = ', or measure with more repeats' if outcome == 'draw' else ''
+    more = '' if outcome == 'loss' else ', or measure for longer'
     text = f'do not speculate here{more}.'
   if model.best_gamma and model.best_gamma not in tried:
     text += (

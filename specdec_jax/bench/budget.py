@@ -1,0 +1,175 @@
+"""How much of a benchmark fits into its minutes, planned as it gets known.
+
+First after one timed step of plain decoding, again when everything is compiled,
+and once more when the acceptance on other prompts tells how fast each method
+is. The settings of the config are upper bounds.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from specdec_jax import runtime
+from specdec_jax.bench import plan as plan_lib
+
+# Shares of the time for calibration and for the prompts to predict from.
+CALIBRATION, _OTHERS = 0.1, 0.25
+# Tokens of an answer below which fewer prompts are better than shorter ones,
+# and below which nothing is measured.
+_SHORT, _SHORTEST = 32, 8
+_ENOUGH = 6  # batches of judged prompts
+
+
+class Clock(NamedTuple):
+  """seconds: of the whole process, its start and compilation included."""
+
+  seconds: float = math.inf
+
+  def left(self) -> float:
+    return self.seconds - runtime.elapsed()
+
+  def share(self, part: float) -> 'Clock':
+    """The clock that ends when this share of the time left is spent."""
+    return Clock(
+      self.seconds - (1 - part) * self.left() if self.limited else math.inf
+    )
+
+  @property
+  def limited(self) -> bool:
+    return math.isfinite(self.seconds)
+
+
+UNLIMITED = Clock()
+
+
+def clock(minutes: float) -> Clock:
+  """Of the flag --minutes; 0 is no limit."""
+  if not 0 <= minutes < math.inf:
+    raise ValueError(f'minutes={minutes}: must be 0 (no limit) or more')
+  return Clock(60 * minutes if minutes else math.inf)
+
+
+class Speed(NamedTuple):
+  """What is known of the speed of a batch, in seconds.
+
+  step: of plain decoding; prefill: of its prompts; compile: of its program.
+  factors: by method, time of a token over plain decoding's.
+  """
+
+  step: float
+  prefill: float
+  compile: float
+  factors: dict[str, float]
+
+  def others(self, tokens: int) -> float:
+    """Seconds of a batch of other prompts in all methods."""
+    return sum(
+      1.5 * self.prefill + tokens * self.step * x for x in self.factors.values()
+    )
+
+  def judged(self, tokens: int) -> float:
+    """Seconds of a judged batch in all arms, alone and with its prefill."""
+    return self.others(tokens) * 1.1 + 1.5 * self.prefill + tokens * self.step
+
+  def compiling(self) -> float:
+    """Seconds of all that is compiled after plain decoding."""
+    return self.compile * 5 * len(self.factors)
+
+  def closing(self) -> float:
+    """Seconds of teacher-forced acceptance, the audit and the verdict."""
+    return 3 + 1.5 * self.compile * len(self.factors)
+
+
+def fit(
+  plan: plan_lib.Plan, speed: Speed, seconds: float
+) -> plan_lib.Plan | None:
+  """The plan cut to these seconds; None if not one batch fits.
+
+  Prefers answers of the full length, then many prompts, then repeats.
+  """
+  if not math.isfinite(seconds):
+    return plan
+  rows = plan.bench.batch_size
+  batches = lambda items: -(-len(items) // rows)
+  others, judged = batches(plan.others), batches(plan.judged)
+  halves = [plan.max_new_tokens]
+  while halves[-1] >= 2 * _SHORTEST:
+    halves.append(halves[-1] // 2)
+  for enough, least in ((_ENOUGH, _SHORT), (2, _SHORT // 2), (1, 1)):
+    for tokens in halves:
+      n = min(others, max(2, int(_OTHERS * seconds / speed.others(tokens))))
+      rest = seconds - n * speed.others(tokens)
+      m = min(judged, int(rest / speed.judged(tokens)))
+      if m >= min(enough, judged) and tokens >= min(least, halves[0]):
+        repeats = int(rest / speed.judged(tokens) / m)
+        return _cut(plan, n * rows, m * rows, tokens, repeats)
+  return None
+
+
+def _cut(plan, others: int, judged: int, tokens: int, repeats: int):
+  bench = dataclasses.replace(
+    plan.bench, repeats=min(plan.bench.repeats, max(repeats, 1))
+  )
+  return plan._replace(
+    others=spread(plan.others)[:others],
+    judged=spread(plan.judged)[:judged],
+    max_new_tokens=tokens,
+    bench=bench,
+  )
+
+
+def spread(items: Sequence) -> tuple:
+  """The items in an order in which the first few are of many categories."""
+  seen: dict[str, int] = {}
+  turns = []
+  for item in items:
+    turns.append(seen.get(item.category, 0))
+    seen[item.category] = turns[-1] + 1
+  order = sorted(range(len(items)), key=lambda i: turns[i])
+  return tuple(items[i] for i in order)
+
+
+def needed(plan: plan_lib.Plan, speed: Speed) -> float:
+  """Minutes that the smallest run takes, from the start of the process."""
+  tokens = min(_SHORTEST, plan.max_new_tokens)
+  least = speed.judged(tokens) + min(2, len(plan.others)) * speed.others(tokens)
+  seconds = runtime.elapsed() + speed.compiling() + speed.closing() + least
+  return seconds * (1 + CALIBRATION) / 60
+
+
+def calibration(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
+  """(windows in a sample, repeats) of the calibration."""
+  if not clock.limited:
+    return 64, 5
+  # A pass of every width, idle ones, and drafting; the warm-up is a repeat.
+  once = speed.step * 1.2 * (2 * widths + len(speed.factors))
+  windows = CALIBRATION * clock.seconds / 4 / once
+  return min(64, max(4, int(windows))), 3
+
+
+def width(log_gains: Any, prompts: int) -> float | None:
+  """Half of the 95 % interval to expect, as a share of the improvement.
+
+  log_gains: logarithm of the improvement on each of some other prompts.
+  """
+  if len(log_gains) < 2 or prompts < 2:
+    return None
+  t = stats.t.ppf(0.975, prompts - 1)
+  return float(np.expm1(t * np.std(log_gains, ddof=1) / prompts**0.5))
+
+
+def blocks(
+  groups: int, repeats: int, clock: Clock, track: plan_lib.Track
+) -> Iterator[tuple[int, int]]:
+  """(repeat, group) of every block that can be finished in time, and one."""
+  jobs = [(r, g) for r in range(repeats) for g in range(groups)]
+  start = time.monotonic()
+  for done, job in enumerate(track(jobs, 'timing')):
+    if done and clock.left() < (time.monotonic() - start) / done:
+      return
+    yield job

@@ -1,0 +1,139 @@
+"""The parts of a window alone, as programs to be timed: verifying, drafting.
+
+Neither reads a prompt: rows begin at their lengths over a cache of zeros, for
+the time of a pass depends on how many slots it sees, not on what they hold.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import decode, types
+from specdec_jax import sampling as sampling_lib
+from specdec_jax.drafters import scripted
+
+Array = jax.Array
+
+
+@functools.partial(
+  jax.jit, static_argnames=('target', 'rule', 'options', 'gamma')
+)
+def verify_along(
+  weights: types.Weights,
+  request: decode.Request,
+  count: Array,
+  steps: Array,
+  *,
+  target: types.Model,
+  rule: types.Rule,
+  options: decode.Options,
+  gamma: int,
+):
+  """Runs `steps` windows that propose `count` of gamma tokens at no cost.
+
+  Args:
+    weights: of the target.
+    request: windows start at its lengths, and again at each limit.
+    count: 0 to gamma.
+    gamma: of the program; 0 is plain decoding.
+
+  Returns:
+    A number that uses all the work.
+  """
+  drafter = _scripted(gamma) if gamma else decode.PLAIN
+  loop = decode.Loop(target, drafter, rule, options)
+  script = request.tokens_BL, jnp.full_like(request.tokens_BL, count)
+  weights = weights._replace(draft=script)
+  made = jax.eval_shape(functools.partial(decode.start, loop), weights, request)
+  state, info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
+  state = state._replace(tokens_BL=request.tokens_BL)
+  span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
+
+  def body(i, carry):
+    state, info = carry
+    state = state._replace(
+      lengths_B=request.lengths_B + i % span_B,
+      live_B=jnp.ones_like(state.live_B),
+    )
+    return decode.step(loop, weights, request, state, info)
+
+  state, info = jax.lax.fori_loop(0, steps, body, (state, info))
+  return jnp.sum(state.tokens_BL) + info.calls
+
+
+@functools.cache
+def _scripted(gamma: int) -> types.Drafter:
+  # One object per gamma: an equal one would be compiled again.
+  return scripted.make(gamma=gamma)
+
+
+@functools.partial(jax.jit, static_argnames=('target', 'drafter', 'coupled'))
+def propose_along(
+  weights: types.Weights,
+  request: decode.Request,
+  steps: Array,
+  *,
+  target: types.Model,
+  drafter: types.Drafter,
+  coupled: bool,
+):
+  """Runs only the drafter, at `steps` consecutive prefixes of a fixed text.
+
+  It starts again where the text ends. The target is not run; a drafter in its
+  cache finds there what it wrote.
+
+  Args:
+    weights: of the target and of the draft.
+    request: the prompts with the text after them; limit_B is where it ends.
+    coupled: whether the rule couples the drafter's noise.
+
+  Returns:
+    (proposals_BL, check): the first token proposed for each index, -1 where
+    none was, and a number that uses all the work.
+  """
+  B, L = request.tokens_BL.shape
+  live_B = request.lengths_B < request.limit_B
+  span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
+  at = lambda i: types.Context(
+    request.tokens_BL, request.lengths_B + i % span_B, live_B, request.sampling
+  )
+  zeros_B = jnp.zeros((B,), jnp.int32)
+  zeros_BV = jnp.zeros((B, target.vocab))
+  nothing = types.Outcome(zeros_B, zeros_B, zeros_B, zeros_BV)
+
+  def body(i, carry):
+    state, cache, proposals_BL, check = carry
+    context = at(i)
+    noise = sampling_lib.noise(
+      request.seed_B,
+      request.request_B,
+      context.lengths_B,
+      request.sampling,
+      gamma=drafter.gamma,
+      coupled=coupled,
+    )
+    draft, state, cache = drafter.propose(weights, state, context, noise, cache)
+    state = drafter.commit(state, at(i + 1), nothing, None)
+    index_B = jnp.where(live_B, context.lengths_B, L)
+    token_B = jnp.where(draft.count_B > 0, draft.tokens_BK[:, 0], -1)
+    proposals_BL = proposals_BL.at[jnp.arange(B), index_B].set(
+      token_B, mode='drop'
+    )
+    return state, cache, proposals_BL, check + _sum(draft)
+
+  carry = (
+    drafter.init(weights, at(0), None),
+    target.init_cache(B, L),
+    jnp.full((B, L), -1, jnp.int32),
+    jnp.int32(0),
+  )
+  return jax.lax.fori_loop(0, steps, body, carry)[2:]
+
+
+def _sum(draft: types.Draft) -> Array:
+  """A sum of all of a draft: XLA can leave out nothing that makes it."""
+  total = jnp.sum(draft.tokens_BK) + jnp.sum(draft.count_B)
+  if draft.q_BKV is not None:  # A real window reads what is written here.
+    total += jnp.sum(draft.q_BKV[..., 0]).astype(total.dtype)
+  return total
