@@ -22,6 +22,7 @@ LAYERS = {
   'drafters': 3,
   'decode': 3,
   'requests': 3,
+  'costs': 4,
   'debug': 4,
   'build': 5,
   'settings': 6,

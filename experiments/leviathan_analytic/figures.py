@@ -2,7 +2,7 @@
 
 from experiments import plots
 from experiments.leviathan_analytic import table
-from specdec_jax.bench import cost
+from specdec_jax.costs import cost
 
 ALPHAS = [i / 1000 for i in range(500, 900)]
 

@@ -1,6 +1,6 @@
 """The numbers of Leviathan et al. 2023 (2211.17192) and those of its formulas.
 
-Each function returns one comparison, computed by specdec_jax.bench.cost.
+Each function returns one comparison, computed by specdec_jax.costs.cost.
 The paper's figures print no numbers: values were read off the curves.
 """
 
@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from experiments import page
-from specdec_jax.bench import cost
+from specdec_jax.costs import cost
 
 FIRST, LAST = 0.5, 0.899  # the ends of the x axis of the figures
 

@@ -15,8 +15,8 @@ class Cell(NamedTuple):
   rule: str
   lossless: bool
   temperature: float
-  improvement: metrics.Spread
-  tok_s: metrics.Spread
+  improvement: metrics.Interval
+  tok_s: float | None
   counts: metrics.Summary
   alpha: predict.Alpha
   audit: identity.Audit
@@ -60,8 +60,8 @@ def _cell(x: Cell | None, first: str) -> str:
     return f'= {first}'
   times = x.improvement.outcome
   if times != 'too short':
-    around = {'win': '**{}**', 'draw': '~{}'}.get(times, '{}')
-    times = around.format(f'{x.improvement.median:.2f}x')
+    around = {'win': '**{}**', 'loss': '{}'}.get(times, '~{}')
+    times = around.format(f'{x.improvement.value:.2f}x')
   off = '' if x.lossless else f', TV {tables.distance(x.alpha)}'
   return f'{times} ({x.counts.block_efficiency:.2f}{off})'
 
@@ -78,7 +78,8 @@ def _caption(doc: Document) -> str:
     f'{page.made_on(doc.machine)} {s.target}, {s.dtype}; gamma {doc.gamma}, '
     f'{s.judged_prompts} built-in prompts, {s.max_new_tokens} new tokens at '
     f'most, {s.repeats} repeats. Improvement over plain decoding (tokens a '
-    'window); bold: a win in every repeat, ~: too close to call. early_exit '
-    f'drafts with {doc.exit} layers. TV: total variation between what is '
+    'window); bold: a win at 95 % over prompts, ~: too close to call. '
+    f'early_exit drafts with {doc.exit} layers. TV: total variation between '
+    'what is '
     "emitted and the target's distribution."
   )

@@ -18,6 +18,7 @@ from experiments.methods import render  # noqa: E402
 from specdec_jax import build, runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import (  # noqa: E402
+  budget,
   identity,
   machine,
   metrics,
@@ -107,9 +108,10 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
   """A cell for each arm at one temperature."""
   every = [plain, *arms]
   groups = plan_lib.groups(every, plan, plan.judged)
-  runs = timing.measure(
-    every, groups, programs, plan.bench.repeats, runtime.track
+  blocks = budget.blocks(
+    len(groups), plan.bench.repeats, budget.UNLIMITED, runtime.track
   )
+  runs = timing.measure(every, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(every, plan, groups, outputs, runtime.track)
   out = []
@@ -123,7 +125,7 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
       lossless=rule.lossless,
       temperature=plan.sampling.temperature,
       improvement=timing.improvement(runs[arm.name], runs[plain.name]),
-      tok_s=metrics.spread(timing.speeds(runs[plain.name])),
+      tok_s=timing.tok_s(runs[plain.name]),
       counts=metrics.summary(metrics.join(outputs[arm.name])),
       alpha=found[arm.drafter],
       audit=audits[arm.name],

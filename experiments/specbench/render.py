@@ -24,7 +24,7 @@ def markdown(doc: benchmark.Document, questions: Mapping[str, Any]) -> str:
     name = row.name + ('' if doc.setting.lossless else f' (LOSSY, TV {off})')
     found = [cells[row.name, column] for column in columns]
     x, mat = row.improvement, _number(row.counts)
-    ends = '' if x.min is None else f'{x.min:.2f} to {x.max:.2f}'
+    ends = tables.ends(x)
     differing = page.plain(tables.identity([row.audit], off))
     times = [_times(c.improvement) for c in found]
     speed.append([name, *times, mat, _times(x), ends, differing])
@@ -34,12 +34,10 @@ def markdown(doc: benchmark.Document, questions: Mapping[str, Any]) -> str:
     [
       _caption(doc, questions),
       '',
-      'Improvement (~: repeats on both sides of 1, or within 2 % of it); '
+      'Improvement (~: its 95 % interval holds 1, or is of one prompt); '
       'differing: texts that are not those of plain decoding:',
       '',
-      *page.table(
-        [*head, '#MAT', 'overall', 'least to most', 'differing'], speed
-      ),
+      *page.table([*head, '#MAT', 'overall', '95 %', 'differing'], speed),
       '',
       'block_efficiency:',
       '',
@@ -49,7 +47,7 @@ def markdown(doc: benchmark.Document, questions: Mapping[str, Any]) -> str:
 
 
 def _caption(doc: benchmark.Document, q: Mapping[str, Any]) -> str:
-  s, plain = doc.setting, doc.rows[0].tok_s.median
+  s, plain = doc.setting, doc.rows[0].tok_s
   warm = s.sampling['temperature']
   kind = f'temperature {warm}' if warm else 'greedy'
   draft = f', draft {s.draft}' if s.draft else ''
@@ -63,10 +61,10 @@ def _caption(doc: benchmark.Document, q: Mapping[str, Any]) -> str:
   )
 
 
-def _times(x: metrics.Spread) -> str:
-  if x.median is None:
+def _times(x: metrics.Interval) -> str:
+  if x.value is None:
     return x.outcome
-  return f'{"~" * (x.outcome == "draw")}{x.median:.2f}x'
+  return f'{"~" * (x.outcome not in ("win", "loss"))}{x.value:.2f}x'
 
 
 def _number(counts: metrics.Summary) -> str:

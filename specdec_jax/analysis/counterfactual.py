@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec_jax.analysis import intervals, trace
-from specdec_jax.bench import cost, tables
+from specdec_jax.bench import tables
+from specdec_jax.costs import cost
 
 
 def reject(log_ratio_XK: np.ndarray) -> np.ndarray:

@@ -16,9 +16,7 @@ import rich.console
 from specdec_jax import runtime
 from specdec_jax.bench import (
   budget,
-  cost,
   identity,
-  intervals,
   machine,
   metrics,
   predict,
@@ -26,8 +24,9 @@ from specdec_jax.bench import (
   timing,
   verdict,
 )
-from specdec_jax.bench import calibration as calibration_lib
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration as calibration_lib
+from specdec_jax.costs import cost
 from specdec_jax.io import files
 
 
@@ -64,8 +63,8 @@ class Row(NamedTuple):
   drafter: str
   gamma: int
   tok_s: float | None
-  improvement: intervals.Interval
-  whole: intervals.Interval
+  improvement: metrics.Interval
+  whole: metrics.Interval
   counts: metrics.Summary
   cost_coefficient: float | None
   verify: float
@@ -84,7 +83,7 @@ class Category(NamedTuple):
   name: str
   drafter: str
   prompts: int
-  improvement: intervals.Interval
+  improvement: metrics.Interval
   predicted: predict.Prediction | None
   explained: predict.Prediction
   counts: metrics.Summary
@@ -95,7 +94,7 @@ class BatchRow(NamedTuple):
 
   name: str
   tok_s: float | None
-  improvement: intervals.Interval
+  improvement: metrics.Interval
   audit: identity.Audit | None
 
 
@@ -145,46 +144,24 @@ def run(
   )
   tables.start(doc, console)
   main = clock.share(0.5) if plan.batch_sizes else clock
-  plan, speed, programs = _first_step(arms, plan, main, track, console)
-  programs |= timing.compile_arms(
-    arms[1:], plan_lib.groups(arms, plan, plan.judged)[0].full, track
-  )
-  parts = _calibrate(arms, plan, speed, main, track)
-  doc = doc._replace(calibration=parts)
-  tables.calibration(doc, console)
-  factors = {x.name: _worst(x, parts) for x in arms[1:]}
-  speed = speed._replace(step=parts.step, factors=factors)
-  plan = _fit(plan, speed, main.left() - speed.closing())
-
-  # The prediction: calibration, and acceptance on the other prompts, before
-  # any of the judged ones is run.
-  others = plan_lib.groups(arms, plan, plan.others)
-  seen = _acceptance(arms, others, programs, track)
-  if failed := identity.failures(others, seen):
-    return doc._replace(failed=failed)
-  plan, width = _last_fit(arms, plan, speed, seen, parts, main)
-  judged = plan_lib.groups(arms, plan, plan.judged)
-  doc = doc._replace(
-    setting=plan_lib.setting(arms, plan),
-    predicted=predict.improvements(arms, parts, seen, len(judged)),
-  )
-  tables.plan(doc, clock, width, console)
+  before = _before(arms, plan, doc, main, track, console)
+  plan, doc = before.plan, before.doc
+  if doc.failed:
+    return doc
+  tables.plan(doc, clock, before.width, console)
   tables.predicted(doc, console)
 
-  blocks = budget.blocks(
-    len(judged),
-    plan.bench.repeats,
-    main._replace(seconds=main.seconds - speed.closing()),
-    track,
-  )
+  judged = plan_lib.groups(arms, plan, plan.judged)
+  end = main._replace(seconds=main.seconds - before.speed.closing())
+  blocks = budget.blocks(len(judged), plan.bench.repeats, end, track)
   start = runtime.elapsed()
-  runs = timing.measure(arms, judged, programs, blocks)
+  runs = timing.measure(arms, judged, before.programs, blocks)
   doc = doc._replace(measured=runtime.elapsed() - start)
   judged = judged[: len(runs[arms[0].name].outputs)]
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := identity.failures(judged, outputs):
     return doc._replace(failed=failed)
-  doc = _judge(arms, plan, doc, judged, runs, (others, seen), track)
+  doc = _judge(arms, before, doc, judged, runs, track)
   tables.rows(doc, console)
   for i, size in enumerate(plan.batch_sizes):
     part = clock.share(1 / (len(plan.batch_sizes) - i))
@@ -193,6 +170,64 @@ def run(
   if doc.crossover:
     tables.crossover(doc, console)
   return doc
+
+
+class _Before(NamedTuple):
+  """All that is known before the judged prompts run.
+
+  doc: with the calibration and the prediction, or with failed.
+  others, seen: batches of the other prompts, and their outputs by arm.
+  width: of the intervals to expect, as budget.width.
+  """
+
+  plan: plan_lib.Plan
+  doc: Document
+  programs: dict[str, Any]
+  speed: budget.Speed
+  others: list[plan_lib.Group]
+  seen: dict[str, list]
+  width: float | None
+
+
+def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
+  """Plans, compiles, calibrates and predicts; none of the judged is run."""
+  speed, programs = budget.first_step(arms, plan, track)
+  plan = budget.first_fit(plan, speed, clock)
+  first = plan_lib.groups(arms, plan, plan.judged)[0]
+  programs |= timing.compile_arms(arms[1:], first.full, track)
+  widths = len({arm.gamma for arm in arms})
+  windows, repeats = budget.calibration(speed, widths, clock)
+  request = plan_lib.calibration_request(arms, plan, windows)
+  parts = calibration_lib.calibrate(arms, request, repeats, track)
+  doc = doc._replace(calibration=parts)
+  tables.calibration(doc, console)
+  speed = speed._replace(
+    step=parts.step,
+    factors={x.name: predict.slowest(x, parts) for x in arms[1:]},
+  )
+  plan = budget.fit(plan, speed, clock.left() - speed.closing()) or plan
+  others = plan_lib.groups(arms, plan, plan.others)
+  # Plain decoding emits one token a window but where rows share batches.
+  alone = plan.bench.batch_size == 1
+  seen = {
+    arm.name: [
+      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
+      for group in track(others, f'acceptance of {arm.name}')
+    ]
+    for arm in arms
+    if arm.gamma or not alone
+  }
+  if failed := identity.failures(others, seen):
+    doc = doc._replace(failed=failed)
+    return _Before(plan, doc, programs, speed, others, seen, None)
+  gains = predict.each(arms, parts, seen)
+  plan, width = budget.last_fit(plan, speed, gains, clock)
+  batches = -(-len(plan.judged) // plan.bench.batch_size)
+  doc = doc._replace(
+    setting=plan_lib.setting(arms, plan),
+    predicted=predict.improvements(arms, parts, seen, batches),
+  )
+  return _Before(plan, doc, programs, speed, others, seen, width)
 
 
 def finish(
@@ -228,102 +263,18 @@ def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
   return Ceiling(gb_s, devices, rows * sustained / step)
 
 
-# --- what fits ---------------------------------------------------------------
-
-
-def _first_step(arms, plan: plan_lib.Plan, clock, track, console):
-  """Compiles plain decoding and times it; (plan, budget.Speed, programs)."""
-  (first, *_) = plan_lib.groups(arms, plan, plan.judged[:1])
-  programs = timing.compile_arms(arms[:1], first.full, track)
-  program, seconds = programs[arms[0].name]
-  weights, host = arms[0].engine.weights, first.host
-  few_B = np.minimum(host.lengths_B + 4, host.limit_B)
-  timing.timed(program, weights, first.none)
-  prefill, _ = timing.timed(program, weights, first.none)
-  total, out = timing.timed(
-    program, weights, first.full._replace(limit_B=few_B)
-  )
-  step = max(total - prefill, 1e-6) / max(int(out.info.calls), 1)
-  speed = budget.Speed(
-    step, prefill, seconds, {arm.name: 1.5 for arm in arms[1:]}
-  )
-  left = clock.left() - speed.compiling() - speed.closing()
-  return _fit(plan, speed, left * (1 - budget.CALIBRATION)), speed, programs
-
-
-def _fit(plan, speed: budget.Speed, seconds: float) -> plan_lib.Plan:
-  found = budget.fit(plan, speed, seconds)
-  if found is None:
-    raise ValueError(
-      'minutes: too few for one prompt in every method, which takes some '
-      f'{budget.needed(plan, speed):.1f} with loading and compiling: give '
-      'more, or fewer decode.methods and decode.gammas'
-    )
-  return found
-
-
-def _calibrate(arms, plan: plan_lib.Plan, speed: budget.Speed, clock, track):
-  widths = len({arm.gamma for arm in arms})
-  windows, repeats = budget.calibration(speed, widths, clock)
-  request = plan_lib.calibration_request(arms, plan, windows)
-  steps = int(np.max(request.limit_B - request.lengths_B))
-  found = calibration_lib.parts(arms, request, steps, track)
-  return calibration_lib.calibrate(arms, found, repeats, track)
-
-
-def _worst(arm: plan_lib.Arm, parts: calibration_lib.Calibration) -> float:
-  """Time of a token over plain decoding's, if a window emits 1.2 of them."""
-  return predict.window(arm, parts, arm.gamma, 1.0) / 1.2
-
-
-def _acceptance(arms, groups, programs, track) -> dict[str, list]:
-  """Outputs of every arm; of plain decoding only where rows share batches."""
-  alone = all(len(group.items) == 1 for group in groups)
-  return {
-    arm.name: [
-      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
-      for group in track(groups, f'acceptance of {arm.name}')
-    ]
-    for arm in arms
-    if arm.gamma or not alone
-  }
-
-
-def _last_fit(arms, plan, speed: budget.Speed, seen, parts, clock):
-  """(the plan at the speed that was seen, the width of its intervals)."""
-  each = [
-    predict.improvements(arms, parts, {k: [x[i]] for k, x in seen.items()})
-    for i in range(min((len(x) for x in seen.values()), default=0))
-  ]
-  if not each:
-    return plan, None
-  gains = {k: [x[k].improvement for x in each] for k in each[0]}
-  factors = {k: 1 / float(np.mean(x)) for k, x in gains.items()}
-  speed = speed._replace(factors=factors)
-  left = clock.left() - speed.closing()
-  fitted = budget.fit(plan._replace(others=()), speed, left) or plan
-  plan = fitted._replace(others=plan.others)
-  widths = [budget.width(np.log(x), len(plan.judged)) for x in gains.values()]
-  known = [x for x in widths if x is not None]
-  return plan, max(known, default=None)
-
-
 # --- rows --------------------------------------------------------------------
 
 
-def _judge(arms, plan, doc: Document, judged, runs, before, track) -> Document:
-  """The document with the figures of the judged prompts.
-
-  before: batches and outputs of the other prompts.
-  """
-  others, seen = before
+def _judge(arms, before: _Before, doc, judged, runs, track) -> Document:
+  """The document with the figures of the judged prompts."""
   outputs = {name: r.outputs for name, r in runs.items()}
-  audits = identity.compare(arms, plan, judged, outputs, track)
+  audits = identity.compare(arms, before.plan, judged, outputs, track)
   alphas = predict.alphas(arms, judged, outputs, track)
   texts = plan_lib.answers(judged, outputs[arms[0].name])
   return doc._replace(
     rows=_rows(arms, doc, runs, alphas, audits),
-    categories=_categories(arms, doc.calibration, judged, runs, (others, seen)),
+    categories=_categories(arms, before, judged, runs),
     repeated_8grams=metrics.repeated_ngrams([x.tokens for x in texts]),
   )
 
@@ -357,11 +308,12 @@ def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
   return out
 
 
-def _categories(arms, parts, groups, runs, before) -> list[Category]:
+def _categories(arms, before: _Before, groups, runs) -> list[Category]:
   """At batch size 1 only: the time of a larger batch is of no one category."""
   if any(len(group.items) > 1 for group in groups):
     return []
-  others, seen = before
+  parts = before.doc.calibration
+  assert parts is not None
   names = dict.fromkeys(group.items[0].category for group in groups)
   of = lambda groups, name: [
     g for g, group in enumerate(groups) if group.items[0].category == name
@@ -369,19 +321,19 @@ def _categories(arms, parts, groups, runs, before) -> list[Category]:
   plain = runs[arms[0].name]
   out = []
   for category in filter(None, names):
-    chosen, known = of(groups, category), of(others, category)
+    chosen, known = of(groups, category), of(before.others, category)
     for arm in arms[1:]:
       mine = runs[arm.name]
       picked = [mine.outputs[g] for g in chosen]
-      before = [seen[arm.name][g] for g in known]
+      seen = [before.seen[arm.name][g] for g in known]
       row = Category(
         category=category,
         name=arm.name,
         drafter=arm.drafter,
         prompts=len(chosen),
         improvement=timing.improvement(mine, plain, chosen),
-        predicted=predict.improvement(arm, parts, before, None, len(chosen))
-        if before
+        predicted=predict.improvement(arm, parts, seen, None, len(chosen))
+        if seen
         else None,
         explained=predict.improvement(arm, parts, picked, None),
         counts=metrics.summary(metrics.join(picked)),

@@ -16,9 +16,11 @@ from scipy import stats
 
 from specdec_jax import runtime
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import timing
+from specdec_jax.costs import parts
 
 # Shares of the time for calibration and for the prompts to predict from.
-CALIBRATION, _OTHERS = 0.1, 0.25
+_CALIBRATION, _OTHERS = 0.1, 0.25
 # Tokens of an answer below which fewer prompts are better than shorter ones,
 # and below which nothing is measured.
 _SHORT, _SHORTEST = 32, 8
@@ -134,12 +136,44 @@ def spread(items: Sequence) -> tuple:
   return tuple(items[i] for i in order)
 
 
-def needed(plan: plan_lib.Plan, speed: Speed) -> float:
-  """Minutes that the smallest run takes, from the start of the process."""
-  tokens = min(_SHORTEST, plan.max_new_tokens)
-  least = speed.judged(tokens) + min(2, len(plan.others)) * speed.others(tokens)
-  seconds = runtime.elapsed() + speed.compiling() + speed.closing() + least
-  return seconds * (1 + CALIBRATION) / 60
+# --- the three plans ---------------------------------------------------------
+
+
+def first_step(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, track):
+  """Compiles plain decoding and times it; (Speed, programs by arm)."""
+  (first, *_) = plan_lib.groups(arms, plan, plan.judged[:1])
+  programs = timing.compile_arms(arms[:1], first.full, track)
+  program, seconds = programs[arms[0].name]
+  weights, host = arms[0].engine.weights, first.host
+  few_B = np.minimum(host.lengths_B + 4, host.limit_B)
+  few = first.full._replace(limit_B=few_B)
+  parts.timed(program, weights, first.none)
+  prefill, _ = parts.timed(program, weights, first.none)
+  total, out = parts.timed(program, weights, few)
+  step = max(total - prefill, 1e-6) / max(int(out.info.calls), 1)
+  factors = {arm.name: 1.5 for arm in arms[1:]}
+  return Speed(step, prefill, seconds, factors), programs
+
+
+def first_fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
+  """The plan before anything but plain decoding is compiled.
+
+  Raises:
+    ValueError: not one prompt fits.
+  """
+  left = clock.left() - speed.compiling() - speed.closing()
+  found = fit(plan, speed, left * (1 - _CALIBRATION))
+  if found is None:
+    tokens = min(_SHORTEST, plan.max_new_tokens)
+    least = min(2, len(plan.others)) * speed.others(tokens)
+    least = (least + speed.judged(tokens)) / (1 - _CALIBRATION)
+    seconds = clock.seconds - left + least
+    raise ValueError(
+      f'minutes={clock.seconds / 60:g}: one short answer in every method takes '
+      f'some {seconds / 60:.1f} with loading and compiling; give more, or '
+      'fewer decode.methods and decode.gammas'
+    )
+  return found
 
 
 def calibration(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
@@ -148,7 +182,7 @@ def calibration(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
     return 64, 5
   # A pass of every width, idle ones, and drafting; the warm-up is a repeat.
   once = speed.step * 1.2 * (2 * widths + len(speed.factors))
-  windows = CALIBRATION * clock.seconds / 4 / once
+  windows = _CALIBRATION * clock.seconds / 4 / once
   return min(64, max(4, int(windows))), 3
 
 
@@ -161,6 +195,25 @@ def width(log_gains: Any, prompts: int) -> float | None:
     return None
   t = stats.t.ppf(0.975, prompts - 1)
   return float(np.expm1(t * np.std(log_gains, ddof=1) / prompts**0.5))
+
+
+def last_fit(
+  plan: plan_lib.Plan, speed: Speed, gains: list[dict[str, float]], clock: Clock
+) -> tuple[plan_lib.Plan, float | None]:
+  """The plan at the speed of each method, and the width of its intervals.
+
+  gains: predicted improvement by method, on each batch of other prompts.
+  """
+  if not gains:
+    return plan, None
+  by = {name: np.array([x[name] for x in gains]) for name in gains[0]}
+  factors = {name: 1 / float(np.mean(x)) for name, x in by.items()}
+  left = clock.left() - speed.closing()
+  speed = speed._replace(factors=factors)
+  fitted = fit(plan._replace(others=()), speed, left) or plan
+  widths = [width(np.log(x), len(fitted.judged)) for x in by.values()]
+  known = [x for x in widths if x is not None]
+  return fitted._replace(others=plan.others), max(known, default=None)
 
 
 def blocks(

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import costs, decode, forward, types
+from specdec_jax import decode, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import cost, intervals, metrics
+from specdec_jax.bench import metrics
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration as calibration_lib
+from specdec_jax.costs import cost, parts
 
 Array = jax.Array
 
@@ -140,7 +142,7 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   )
   proposals_BL = None
   if engine.q is None:
-    proposals_BL, _ = costs.propose_along(
+    proposals_BL, _ = parts.propose_along(
       engine.weights,
       request,
       np.int32(np.max(plain.lengths_B - group.host.lengths_B)),
@@ -214,7 +216,7 @@ def improvements(
 
 def improvement(
   arm: plan_lib.Arm,
-  calibration: Any,
+  calibration: calibration_lib.Calibration,
   outputs: Sequence[decode.Output],
   plain: Sequence[decode.Output] | None,
   judged: int = 0,
@@ -243,9 +245,9 @@ def improvement(
     share = cost.histogram_tokens(cost.truncated(hist, gamma)) / exact
     by_gamma[gamma] = tokens * share / window(arm, calibration, gamma, wide)
   value = by_gamma[arm.gamma]
-  out = intervals.Interval(value)
+  out = metrics.Interval(value)
   if judged and calibration.repeats:
-    times_SG = intervals.resamples(len(outputs))
+    times_SG = metrics.resamples(len(outputs))
     tokens_S, wide_S = tokens_and_wide(times_SG)
     # A repeat of the calibration for each resample: its error is that of one.
     each, cost_S = calibration.repeats, np.ones_like(wide_S)
@@ -255,7 +257,7 @@ def improvement(
     sd = float(np.std(np.log(tokens_S / cost_S)))
     # What is predicted is a sample of prompts too.
     sd *= (1 + len(outputs) / judged) ** 0.5
-    out = intervals.around(value, sd, len(outputs), 0.9)
+    out = metrics.around(value, sd, len(outputs), 0.9)
   return Prediction(
     tokens=tokens,
     wide=wide,
@@ -266,6 +268,20 @@ def improvement(
     by_gamma=by_gamma,
     best_gamma=cost.best(by_gamma),
   )
+
+
+def each(arms, calibration, outputs) -> list[dict[str, float]]:
+  """By arm, the improvement predicted from each batch of prompts alone."""
+  count = min((len(x) for x in outputs.values()), default=0)
+  of = lambda i: improvements(
+    arms, calibration, {name: [x[i]] for name, x in outputs.items()}
+  )
+  return [{k: v.improvement for k, v in of(i).items()} for i in range(count)]
+
+
+def slowest(arm: plan_lib.Arm, calibration) -> float:
+  """Time of a token over plain decoding's, if a window emits 1.2 of them."""
+  return window(arm, calibration, arm.gamma, 1.0) / 1.2
 
 
 def _counts(info: types.Info) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ import rich.table
 
 from specdec_jax import runtime
 from specdec_jax.bench import audit as audit_lib
-from specdec_jax.bench import intervals
+from specdec_jax.bench import metrics
 
 
 def table(
@@ -353,7 +353,7 @@ def _cut(text: str, size: int) -> str:
   return text if len(text) <= size else f'{text[: size - 2]}..'
 
 
-def gain_cell(x: intervals.Interval) -> str:
+def gain_cell(x: metrics.Interval) -> str:
   colour = {'win': 'green', 'loss': 'red'}.get(x.outcome, 'default')
   if x.value is None:
     return x.outcome

@@ -5,16 +5,16 @@ repeat: all arms run in turn, so that drift of the machine cancels.
 """
 
 import functools
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from specdec_jax import decode
-from specdec_jax.bench import intervals, metrics
+from specdec_jax.bench import metrics
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import parts
 
 
 class Runs(NamedTuple):
@@ -48,24 +48,10 @@ class Runs(NamedTuple):
     )
 
 
-def compiled(jitted, *args, **statics):
-  """Returns (executable, seconds to trace, lower and compile it)."""
-  start = time.perf_counter()
-  done = jitted.lower(*args, **statics).compile()
-  return done, time.perf_counter() - start
-
-
-def timed(run: Callable, *args) -> tuple[float, Any]:
-  """Returns (seconds, result) of run(*args)."""
-  start = time.perf_counter()
-  result = jax.block_until_ready(run(*args))
-  return time.perf_counter() - start, result
-
-
 def compile_arms(arms, request: decode.Request, track, description='compiling'):
-  """By arm, compiled() of its generate at the request's shapes."""
+  """By arm, parts.compiled() of its generate at the request's shapes."""
   return {
-    arm.name: compiled(
+    arm.name: parts.compiled(
       arm.engine.programs.generate, arm.engine.weights, request
     )
     for arm in track(arms, description)
@@ -94,16 +80,16 @@ def measure(
   prefill: dict[Any, list[float]] = {}
   outputs: dict[str, list] = {arm.name: [] for arm in arms}
   for arm in arms:  # The first call of an executable is slower.
-    timed(programs[arm.name][0], arm.engine.weights, groups[0].none)
+    parts.timed(programs[arm.name][0], arm.engine.weights, groups[0].none)
   for repeat, g in blocks:
     group, turn = groups[g], (repeat + g) % len(arms)
     for arm in (*arms[turn:], *arms[:turn]):
       call = functools.partial(programs[arm.name][0], arm.engine.weights)
-      total[arm.name][repeat, g], output = timed(call, group.full)
+      total[arm.name][repeat, g], output = parts.timed(call, group.full)
       # It depends on the number of chunks only, and takes a while.
       found = prefill.setdefault((arm.name, group.chunks), [])
       if len(found) < 3:
-        found.append(timed(call, group.none)[0])
+        found.append(parts.timed(call, group.none)[0])
       if repeat == 0:
         outputs[arm.name].append(jax.device_get(output))
   out = {}
@@ -128,7 +114,7 @@ def tok_s(runs: Runs, whole: bool = False) -> float | None:
   to measure.
   """
   seconds = _seconds(runs, list(range(len(runs.outputs))), whole)
-  return None if seconds is None else runs.tokens_G.sum() / seconds.sum()
+  return None if seconds is None else float(runs.tokens_G.sum() / seconds.sum())
 
 
 def improvement(
@@ -137,7 +123,7 @@ def improvement(
   pick: Sequence[int] | None = None,
   *,
   whole: bool = False,
-) -> intervals.Interval:
+) -> metrics.Interval:
   """Speed over plain decoding's, over the batches in `pick` (None: all).
 
   whole: of whole requests, the prefill of target and draft included; else of
@@ -147,12 +133,12 @@ def improvement(
   if len(chosen) == 1 and plain.outputs[chosen[0]].lengths_B.size > 1:
     # One batch of several prompts: its repeats are drawn instead.
     mine, plain = (_by_repeat(x, chosen[0]) for x in (mine, plain))
-    chosen = list(range(len(plain.outputs)))
+    chosen = list(range(min(len(mine.outputs), len(plain.outputs))))
   seconds_AG = [_seconds(x, chosen, whole) for x in (mine, plain)]
   if any(x is None for x in seconds_AG):
-    return intervals.Interval()
+    return metrics.Interval()
   tokens_AG = [x.tokens_G[chosen] for x in (mine, plain)]
-  return intervals.speedup(tokens_AG, seconds_AG)
+  return metrics.speedup(tokens_AG, seconds_AG)
 
 
 def _by_repeat(runs: Runs, g: int) -> Runs:

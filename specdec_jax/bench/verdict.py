@@ -247,7 +247,7 @@ def _change(best: Any, categories: Sequence[Any], tried: set[int]) -> str:
   if outcome == 'too short':
     return 'generate more tokens, with a larger decode.max_new_tokens.'
   if outcome == 'win':
-    losses = [c.category for c in categories if c.improvement.outcome == 'loss']
+    losses = [c.category for c in categories if _of_category(c) == 'loss']
     but = f', but not for {", ".join(losses)}' if losses else ''
     text = f'use gamma {best.gamma}{rich.markup.escape(but)}.'
   else:

@@ -9,7 +9,7 @@ import pytest
 
 from specdec_jax import runtime
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import benchmark, identity, prompts, verdict
+from specdec_jax.bench import benchmark, budget, identity, prompts, verdict
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.certify import table_model
 from specdec_jax.io import load
@@ -23,12 +23,11 @@ def settings(name='pair', **changes):
   c.decode.max_new_tokens = 8
   c.bench.prompts_per_category = 1
   c.bench.prompt_tokens = 20
-  c.bench.windows = 4
   c.update(changes)
   return c
 
 
-def run(config, capsys, sizes=()):
+def run(config, capsys, sizes=(), clock=budget.UNLIMITED):
   e = settings_lib.load(settings_lib.settings(config))
   chosen = prompts.builtin()[:16]
   doc = benchmark.run(
@@ -36,6 +35,7 @@ def run(config, capsys, sizes=()):
     plan_lib.make(e, chosen, sizes),
     track=lambda items, text: items,
     console=runtime.console(),
+    clock=clock,
   )
   good = benchmark.finish(doc, config, None, runtime.console())
   printed = capsys.readouterr().out
@@ -53,7 +53,7 @@ def test_end_to_end(capsys):
   names = ['autoregressive', 'lm g=2', 'lookup g=2']
   assert [r.name for r in doc.rows] == names
   assert plain.counts.block_efficiency == 1
-  assert plain.improvement.median in (1, None)  # None: too short
+  assert plain.improvement.value in (1, None)  # None: too short
   assert math.isclose(lm.alpha.alpha, 1, rel_tol=1e-5)
   # But for windows cut by length.
   assert lm.counts.draft_acceptance_rate > 0.6
@@ -63,22 +63,23 @@ def test_end_to_end(capsys):
     assert c.emitted_tokens == plain.counts.emitted_tokens
     assert sum(c.accepted_histogram) == c.target_calls
   for row in (lm, lookup):
-    assert row.audit.findings == () and row.audit.requests == 4
+    assert row.audit.findings == () and row.audit.requests == 2
     for p in (row.predicted, row.explained):
       assert math.isclose(p.improvement, p.tokens / p.window_cost)
       assert math.isclose(p.by_gamma[2], p.improvement)
     assert math.isclose(row.explained.tokens, row.counts.block_efficiency)
   assert lm.predicted.wide == 1
   assert 0 < lookup.explained.wide <= 1
-  assert lm.memory.draft == lm.memory.target > 0
-  assert lookup.memory.draft == 0
+  weights = doc.setting.weights
+  assert weights['lm'] == weights['target'] > 0 == weights['lookup']
   assert doc.calibration.verify[1] == 1
   (wide,) = doc.crossover
   assert wide.batch_size == 2 and not wide.failed
   assert wide.rows[1].audit.findings == () and wide.rows[1].audit.requests == 2
-  assert 'Checked 12 texts' in printed  # (4 + 2) prompts, two methods
+  assert 'Checked 8 texts' in printed  # 2 prompts, alone and together
   assert set(wide.best_gamma) == {'lm', 'lookup'}
-  assert doc.ceiling.gb_s['float32']['best'] > 0
+  ceiling = doc.ceiling.gb_s['float32']
+  assert ceiling['best'] >= ceiling['sustained'] > 0
   last = json.loads(printed.splitlines()[-1])
   assert last['verdict'] and last['rows'][1]['name'] == 'lm g=2'
   assert last['rows'][2]['audit']['compared'] == list(lookup.audit.compared)
@@ -91,14 +92,13 @@ def test_sampling(capsys):
     decode={'rule': 'coupled'},
     sampling={'temperature': 0.8},
     lookup={'min_match': 1},
-    bench={'stream_prompts': 0, 'batch_size': 2},
+    bench={'batch_size': 2},
   )
   good, doc, _ = run(config, capsys)
   assert good
   row = doc.rows[1]
   assert row.audit.promised == 'tokens' and row.audit.bugs == 0
   assert 0 <= row.alpha.alpha <= row.alpha.alpha_where_proposed <= 1
-  assert row.inter_token == (None, None)
 
 
 def test_sampling_under_another_rule_promises_the_law_only():
@@ -126,5 +126,5 @@ def test_a_model_of_ones_own_is_benchmarked(capsys):
     console=runtime.console(),
   )
   assert verdict.sound(doc) and doc.rows[1].audit.findings == ()
-  assert doc.rows[0].memory.target == own.params.nbytes
+  assert doc.setting.weights['target'] == own.params.nbytes
   assert 'a model of your own' in capsys.readouterr().out

@@ -78,7 +78,7 @@ def _failing():
   c = importlib.import_module('configs.smollm2').get_config('tiny')
   c.decode.gammas = (2,)
   c.decode.max_new_tokens = 8
-  c.bench.update(repeats=1, windows=4, stream_prompts=0)
+  c.bench.update(repeats=1)
   e = untied(settings.load(settings.settings(c)))
   good = requests.Item((5, 6, 5, 6, 5), 0, 'good')
   bad = requests.Item((9, 8, 7, 9, 8, 7, 9, 8), 1, 'bad')
@@ -86,6 +86,7 @@ def _failing():
     (bad,),
     (good,),
     max_new_tokens=8,
+    buffer=32,
     sampling=e.settings.sampling,
     bench=e.settings.bench,
   )

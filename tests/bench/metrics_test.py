@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import decode, types
-from specdec_jax.bench import metrics, timing
+from specdec_jax.bench import metrics
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
@@ -78,39 +78,3 @@ def test_the_first_layers_share_of_a_step(scan_layers):
   for count in range(5):
     share = metrics.layers_share(params, count)
     assert math.isclose(share, count / 4 * layer / step)
-
-
-def test_latency_of_bursts():
-  gaps = metrics.inter_token([[0.0, 0.0, 2.0, 2.0, 4.0], [1.0]])
-  assert gaps.p50 == 1.0 and gaps.p95 > 1.9
-  assert metrics.inter_token([[1.0]]) == (None, None)
-
-
-# Two groups; the prefill of each takes 1 and 2 s at its fastest, and usually
-# 1.5 and 2.5 s: a decode time under 1 s is not told from nothing.
-@pytest.mark.parametrize(
-  'total, speed', [(5, 5.0), (4.5, 10 / 1.5), (4, None), (3, None), (2, None)]
-)
-def test_a_decode_shorter_than_the_noise_has_no_speed(total, speed):
-  runs = timing.Runs(
-    outputs=[output(trace())] * 2,
-    total_RG=np.array([[total / 2, total / 2], [3.0, 5.0], [3.0, 5.0]]),
-    prefill_RG=np.array([[1.0, 2.5], [1.5, 2.0], [2.0, 4.0]]),
-    first_RG=np.zeros((3, 2)),
-    compile_seconds=0.0,
-  )
-  found = timing.speeds(runs)
-  assert found[1:] == [2.0, 2.0]
-  assert found[0] == (speed and pytest.approx(speed))
-
-
-def test_repeats_without_a_speed_are_left_out(monkeypatch):
-  assert metrics.spread([1.0, None, 4.0, None]) == (2.5, 1.0, 4.0, 2)
-  monkeypatch.setattr(timing, 'speeds', lambda runs, pick: runs)
-  plain, mine = [1.0, None, 4.0, None], [2.0, 3.0, None, None]
-  found = timing.improvement(mine, plain)
-  assert (found.median, found.too_short) == (2.0, 3)
-  assert found.outcome == 'win'
-  nothing = timing.improvement([None], [1.0])
-  assert nothing == (None, None, None, 1)
-  assert nothing.outcome == 'too short'

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_jax import requests, runtime
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import benchmark, prompts, tables
+from specdec_jax.bench import benchmark, budget, prompts, tables
 from specdec_jax.bench import plan as plan_lib
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
@@ -24,29 +24,29 @@ def experiment(**changes):
   return settings_lib.load(settings_lib.settings(c))
 
 
-def test_groups_keep_categories_apart_and_share_one_shape():
+def test_batches_are_full_of_live_rows_and_share_one_shape():
+  """Also where a category has fewer prompts than a batch has rows."""
   e = experiment(bench={'batch_size': 2})
   arms = plan_lib.arms(e)
   items = tuple(
     requests.Item(tuple(range(1, 4 + i)), i, str(i), 'ab'[i % 2])
     for i in range(5)
   )
-  plan = plan_lib.Plan(items, (), 8, e.settings.sampling, e.settings.bench)
+  plan = plan_lib.Plan(items, (), 8, 32, e.settings.sampling, e.settings.bench)
   groups = plan_lib.groups(arms, plan, items)
   assert [[i.id for i in g.items] for g in groups] == [
-    ['0', '2'],
-    ['4'],
-    ['1', '3'],
+    ['0', '1'],
+    ['2', '3'],
+    ['4', '0'],
   ]
   assert len({g.host.tokens_BL.shape for g in groups}) == 1
-  # The row that nobody fills never starts.
-  assert groups[1].host.limit_B[1] == groups[1].host.lengths_B[1]
-  np.testing.assert_array_equal(
-    groups[0].first.limit_B, groups[0].host.lengths_B + 1
-  )
-  np.testing.assert_array_equal(
-    groups[0].none.limit_B, groups[0].host.lengths_B
-  )
+  for group in groups:
+    np.testing.assert_array_equal(group.full.limit_B, group.host.lengths_B + 8)
+    np.testing.assert_array_equal(group.none.limit_B, group.host.lengths_B)
+  # Prompts of up to 7 tokens: what is read before the last one.
+  assert [g.chunks for g in groups] == [1, 1, 1]
+  (eight,) = plan_lib.groups(arms, plan, items, 8)
+  assert (eight.full.limit_B > eight.full.lengths_B).all()
 
 
 def test_a_category_of_which_nothing_is_judged_is_named(capsys):
@@ -59,9 +59,11 @@ def test_a_category_of_which_nothing_is_judged_is_named(capsys):
   assert [x.category for x in c.judged] == ['a', 'c']
   setting = plan_lib.setting(plan_lib.arms(e), c)
   assert setting.not_judged == ('b',)
-  tables.judged(setting, runtime.console())
+  doc = benchmark.Document({}, None, setting)
+  tables.plan(doc, budget.UNLIMITED, 0.25, runtime.console())
   out = capsys.readouterr().out
-  assert '2 prompts judged, 1 others' in out and 'among the others: b;' in out
+  assert '2 prompts judged, 1 others' in out and 'not judged: b\n' in out
+  assert 'about +-25%' in out
   both = plan_lib.make(e, chosen[:1])
   assert not plan_lib.setting(plan_lib.arms(e), both).not_judged
 
@@ -71,7 +73,7 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   e = experiment(sampling={'temperature': 1.0})
   plain = plan_lib.arms(e)[:1]
   plan = plan_lib.make(e, prompts.builtin()[:2])
-  filled = benchmark.filled(plan.judged, 4)
+  filled = plan_lib.filled(plan.judged, 4)
   assert [x.tokens for x in filled] == [plan.judged[0].tokens] * 4
   (group,) = plan_lib.groups(plain, plan, filled, 4)
   engine = plain[0].engine

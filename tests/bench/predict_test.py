@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, requests, types
-from specdec_jax.bench import metrics, predict, timing
+from specdec_jax.bench import metrics, predict
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.certify import table_model
+from specdec_jax.costs import calibration
+from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import lookup
 from specdec_jax.verify import lenient
 
@@ -81,24 +83,53 @@ def info_of(hist_N, rows=1, calls=None):
     hist_BN=np.array([hist_N]),
     proposed_BK=np.array([[windows] * 2]),
     calls_B=np.array([windows]),
-    origin_BL=np.full((1, emitted), types.BONUS),
+    origin_BL=np.pad(
+      np.full((1, emitted), types.BONUS), ((0, 0), (0, 64 - emitted))
+    ),
     wide=np.int32(windows // rows),
     calls=np.int32(windows // rows),
   )
   return jax.device_get(info)
 
 
-def predicted(e):
-  """predict.improvement of 9 tokens in 4 windows of gamma 2."""
-  arm = plan_lib.Arm('x', '', 2, e)
-  calibration = timing.Calibration(
+def output(*args, **kwargs):
+  return decode.Output(None, None, info_of(*args, **kwargs))
+
+
+def parts(verify=1.5, propose=0.5, repeats=()):
+  return calibration.Calibration(
     step=2.0,
-    verify={1: 1.0, 3: 1.5},
+    verify={1: 1.0, 3: verify},
     idle={3: 1.0},
-    propose={'x': 0.5},
+    propose={'x': propose},
     c={},
+    repeats=repeats,
   )
-  return predict.improvement(arm, calibration, info_of([1, 1, 2]), 1.0)
+
+
+def predicted(e, outputs, costs, judged=0):
+  """predict.improvement of windows of gamma 2."""
+  arm = plan_lib.Arm('x', '', 2, e)
+  return predict.improvement(arm, costs, outputs, None, judged)
+
+
+def test_the_interval_is_of_other_prompts_and_of_the_costs():
+  e = build.engine(build.load('random:tiny'), 'lookup', gamma=2)
+  few = [output([4, 1, 1]), output([1, 1, 4])]
+  known = predicted(e, few, parts())
+  assert known.low is None and known.improvement == pytest.approx(2 / 2)
+  steady = parts(repeats=(parts(),))
+  two = predicted(e, few, steady, judged=2)
+  many = predicted(e, few * 8, steady, judged=16)
+  assert two.low < many.low < 1.0 < many.high < two.high
+  # To be compared with more prompts is to be compared with a steadier value.
+  assert predicted(e, few * 8, steady, judged=64).high < many.high
+  # Equal prompts: only the costs are uncertain.
+  same = [output([1, 1, 1])] * 4
+  assert predicted(e, same, steady, 4).high == pytest.approx(1.0)
+  noisy = parts(repeats=(parts(1.4), parts(1.6)))
+  assert predicted(e, same, noisy, 4).high > 1.05
+  assert predicted(e, few[:1], steady, 4).low is None
 
 
 def test_rows_that_share_a_batch_are_no_improvement():
@@ -106,17 +137,14 @@ def test_rows_that_share_a_batch_are_no_improvement():
   target = build.load('random:tiny')
   e = build.engine(target, 'lookup', gamma=2)
   outputs = {
-    'plain': [decode.Output(None, None, info_of([30, 0, 0], rows=3))],
-    'x': [decode.Output(None, None, info_of([3, 3, 6], rows=3))],
+    'plain': [output([30, 0, 0], rows=3)],
+    'x': [output([3, 3, 6], rows=3)],
   }
   arms = [
     plan_lib.Arm('plain', 'plain', 0, e),
     plan_lib.Arm('x', 'lookup', 2, e),
   ]
-  calibration = timing.Calibration(
-    2.0, {1: 1.0, 3: 1.5}, {3: 1.0}, {'x': 0.0}, {}
-  )
-  found = predict.improvements(arms, calibration, outputs)['x']
+  found = predict.improvements(arms, parts(propose=0.0), outputs)['x']
   assert math.isclose(found.tokens, 27 / 12)
   assert math.isclose(found.improvement, 27 / 12 / 1.5)
 
@@ -124,7 +152,8 @@ def test_rows_that_share_a_batch_are_no_improvement():
 def test_a_window_costs_only_the_layers_that_are_left():
   """Verification after an early exit is predicted without the first layers."""
   target = build.load('random:tiny')
-  found = predicted(build.engine(target, 'early_exit', gamma=2, exit=1))
+  e = build.engine(target, 'early_exit', gamma=2, exit=1)
+  found = predicted(e, [output([1, 1, 2])], parts())
   rest = 1 - metrics.layers_share(target.params, 1)
   assert math.isclose(found.window_cost, 0.5 + rest * 1.5)
   assert math.isclose(found.tokens, 9 / 4)
@@ -159,7 +188,7 @@ def test_walk_proposes_at_every_prefix():
   )
   request.tokens_BL[0, : len(tokens)] = tokens
   drafter = lookup.make(gamma=2, min_match=2, max_match=3)
-  proposals_BL, _ = predict.propose_along(
+  proposals_BL, _ = parts_lib.propose_along(
     types.Weights(()),
     request,
     jnp.int32(6),

@@ -14,22 +14,23 @@ from specdec_jax.bench import (
   tables,
   verdict,
 )
+from specdec_jax.costs import calibration
 
-TOO_SHORT = metrics.spread([None, None])
+TOO_SHORT = metrics.Interval()
 AUDIT = identity.Audit('tokens', 9, (), (audit.Finding('tie'),))
 BUG = identity.Audit('tokens', 9, (), (audit.Finding('BUG'),))
 SETTING = type('Setting', (), {'lossless': True})
 NO_COUNTS = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
 
 
-def gain(median, low, high):
-  return metrics.Spread(median, low, high, 0)
+def gain(value, low=None, high=None):
+  return metrics.Interval(value, low, high)
 
 
 def model(tokens=1.1, window_cost=1.2, by_gamma=(), best_gamma=0):
   gain = tokens / window_cost
   return predict.Prediction(
-    tokens, 1.0, window_cost, gain, dict(by_gamma), best_gamma
+    tokens, 1.0, window_cost, gain, None, None, dict(by_gamma), best_gamma
   )
 
 
@@ -50,9 +51,10 @@ def row(name, improvement, gamma=4, **changes):
       drafter=name,
       gamma=gamma,
       improvement=improvement,
+      whole=gain(1.25, 1.2, 1.3),
       counts=changes.pop('counts', counts()),
       cost_coefficient=0.0,
-      predicted=predict.Prediction(1, 1, 1, 1.0, {}, 0),
+      predicted=predict.Prediction(1, 1, 1, 1.0, 0.8, 1.2, {}, 0),
       explained=model(),
       audit=AUDIT,
     )
@@ -60,19 +62,22 @@ def row(name, improvement, gamma=4, **changes):
   )
 
 
-def cell(category, improvement, efficiency=1.5):
+def cell(category, improvement, efficiency=1.5, drafter='lookup', rate=0.5):
   return benchmark.Category(
     category,
-    'lookup g=4',
-    1,
+    f'{drafter} g=4',
+    drafter,
+    2,
     improvement,
+    None,
     model(0.89 * 1.7, 1.7),
-    counts(0.5, 0.8, efficiency),
+    counts(rate, 0.8, efficiency),
   )
 
 
 def document(rows, categories=(), **changes):
   doc = benchmark.Document({}, None, SETTING, rows=rows, categories=categories)
+  doc = doc._replace(measured=120.0)
   return doc._replace(repeated_8grams=0.0, **changes)
 
 
@@ -82,13 +87,6 @@ def printed(doc, capsys):
   tables.close(sentences, doc._replace(setting=None), runtime.console())
   out = capsys.readouterr().out
   return verdict.sound(doc), out, json.loads(out.splitlines()[-1])
-
-
-def test_outcomes():
-  assert gain(1.3, 1.2, 1.4).outcome == 'win'
-  assert gain(0.8, 0.7, 0.9).outcome == 'loss'
-  assert gain(1.3, 0.9, 1.4).outcome == 'draw'
-  assert gain(1.01, 1.005, 1.02).outcome == 'draw'
 
 
 def said(*rows, categories=()):
@@ -103,7 +101,9 @@ def test_a_loss_says_do_not_speculate_and_why():
     row('lookup', gain(0.7, 0.68, 0.73), gamma=2),
     row('lookup', gain(0.8, 0.78, 0.83)),
   )
-  assert 'slower at every gamma tried; best at gamma 4, 0.80x' in text
+  assert 'slower at every gamma tried; best at gamma 4, 0.80x (95 %: ' in text
+  assert 'whole requests 1.25x (95 %: 1.20 to 1.30).' in text
+  assert 'Predicted before the run: 1.00x (90 %: 0.80 to 1.20).' in text
   assert 'a window emits 1.10 tokens in the time of 1.20 plain steps' in text
   assert 'something is proposed in 10% of windows' in text
   assert '30% of the proposed tokens are accepted' in text
@@ -125,6 +125,7 @@ def test_losing_categories_are_one_line_beside_an_overall_win():
   text, change = said(
     row('lookup', gain(1.5, 1.4, 1.6)),
     categories=[
+      cell('one', gain(3.0)),
       cell('code', gain(1.9, 1.8, 2.0)),
       cell('chat', gain(0.85, 0.8, 0.95), efficiency=1.4),
       cell('creative', gain(0.9, 0.8, 0.95)),
@@ -138,9 +139,49 @@ def test_losing_categories_are_one_line_beside_an_overall_win():
   assert text.count('Why') == 1
   assert 'emits 1.40 to 1.50 tokens in the time of 1.70 plain' in text
   assert 'proposed in' not in text
-  assert 'no clear difference on: maths 1.00x.' in text
+  assert 'not told from plain decoding on: maths 1.00x.' in text
+  assert 'one prompt, too few to tell, of: one 3.00x.' in text
   assert 'too short to measure on: short.' in text
   assert change == '  lookup: use gamma 4, but not for creative, chat.'
+
+
+def test_what_is_not_told_says_how_much_longer_would_tell():
+  text, change = said(row('lookup', gain(1.1, 1.1 / 1.21, 1.1 * 1.21)))
+  assert 'lookup: cannot tell; best at gamma 4, 1.10x' in text
+  assert '  6 more minutes would, if the value stays.' in text
+  assert 'or measure for longer' in change
+  text, _ = said(row('lookup', gain(1.0, 0.9, 1.1)))
+  assert 'ten more hours would not tell' in text
+  assert 'cannot tell from one prompt' in said(row('lookup', gain(9.0)))[0]
+
+
+def test_the_best_method_leads_and_one_that_switched_itself_off_is_no_loss():
+  text, change = said(
+    row('lookup', gain(1.2, 1.1, 1.3)),
+    row('adaptive', gain(1.5, 1.4, 1.6)),
+    categories=[
+      cell('code', gain(1.9, 1.8, 2.0), drafter='adaptive', rate=0.05),
+      cell('chat', gain(0.98, 0.97, 0.99), drafter='adaptive', rate=0.05),
+      cell('maths', gain(0.9, 0.8, 0.95), drafter='adaptive'),
+    ],
+  )
+  assert text.startswith('adaptive: faster') and 'lookup: faster' in text
+  assert "plain decoding here (the program's choice) on: chat 0.98x." in text
+  assert 'wins on: code' in text and 'loses on: maths' in text
+  assert change.startswith('  adaptive: use gamma 4, but not for maths.')
+
+
+def test_without_a_method_nothing_is_said_of_one(capsys):
+  doc = document([row('autoregressive', gain(1.0), gamma=0)])
+  assert verdict.sentences(doc) == [
+    'Plain decoding only: nothing to compare it with.'
+  ]
+  costs = calibration.Calibration(1.0, {1: 1.0}, {}, {}, {})
+  tables.predicted(doc._replace(calibration=costs), runtime.console())
+  assert capsys.readouterr().out == 'Plain decoding only.\n'
+  costs = costs._replace(c={'lookup g=4': 0.0})
+  tables.predicted(doc._replace(calibration=costs), runtime.console())
+  assert 'two prompts or more' in capsys.readouterr().out
 
 
 def test_too_short_to_measure_is_said_and_is_null(capsys):
@@ -148,10 +189,11 @@ def test_too_short_to_measure_is_said_and_is_null(capsys):
   good, text, found = printed(doc, capsys)
   assert good and 'lookup: too short to measure' in text
   assert 'lookup: generate more tokens, with a larger decode.max' in text
-  found = found['rows'][0]['improvement']
-  assert found['median'] is None and found['too_short'] == 2
-  assert tables._range(TOO_SHORT, 2) == 'too short'
-  assert tables._gain(TOO_SHORT) == '[default]too short[/]'
+  lookup = found['rows'][0]
+  assert lookup['improvement'] == dict(value=None, low=None, high=None)
+  assert tables.gain_cell(TOO_SHORT) == 'too short'
+  assert tables.gain_cell(gain(1.5, 1.4, 1.6)) == '[green]1.50 (1.40-1.60)[/]'
+  assert tables.gain_cell(gain(1.5)) == '[default]1.50[/]'
 
 
 def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
@@ -163,10 +205,7 @@ def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
   ]
   assert tables.identity([lossy], tables.distance(alpha)) == 'LOSSY, TV 0.12'
   assert 'LOSSY' in said(*rows)[0] and '0.12 (lm)' in said(*rows)[0]
-  at = [
-    benchmark.BatchRow(x.name, gain(9.0, 8.0, 9.5), x.improvement, lossy)
-    for x in rows
-  ]
+  at = [benchmark.BatchRow(x.name, 9.0, x.improvement, lossy) for x in rows]
   doc = document(rows, crossover=[benchmark.Batch(8, at, {}, [])])
   tables.crossover(doc, runtime.console())
   assert 'TV 0.12' not in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import page
 from experiments.leviathan_analytic import figures, run, table
-from specdec_jax.bench import cost
+from specdec_jax.costs import cost
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOME = ROOT / 'experiments/leviathan_analytic'

@@ -25,7 +25,7 @@ def cell(drafter, rule, temperature, improvement, **changes):
     lossless=lossless,
     temperature=temperature,
     improvement=reports.gain(improvement),
-    tok_s=reports.gain(9.0),
+    tok_s=9.0,
     counts=reports.counts(1.5),
     alpha=predict.Alpha(0.25, 0.25, 0.0 if lossless else 0.125, 9),
     audit=identity.Audit(exact if lossless else 'nothing', 7),

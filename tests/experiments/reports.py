@@ -31,8 +31,8 @@ def counts(efficiency):
   return empty._replace(block_efficiency=efficiency)
 
 
-def gain(median):
-  """Improvements within a tenth of the median; None is too short to measure."""
-  if median is None:
-    return metrics.spread([None])
-  return metrics.Spread(median, 0.9 * median, 1.1 * median, 0)
+def gain(value):
+  """Improvements within a tenth of the value; None is too short to measure."""
+  if value is None:
+    return metrics.Interval()
+  return metrics.Interval(value, 0.9 * value, 1.1 * value)

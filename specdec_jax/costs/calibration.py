@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax import costs, decode
-from specdec_jax.bench import plan as plan_lib
-from specdec_jax.bench import timing
+from specdec_jax import decode
+from specdec_jax.costs import parts as parts_lib
 
 
 class Calibration(NamedTuple):
@@ -42,17 +41,39 @@ class Part(NamedTuple):
   steps: int
 
 
-def parts(
-  arms: Sequence[plan_lib.Arm], request: decode.Request, steps: int, track
-) -> dict[Any, Part]:
-  """Compiles every part; keys are ('verify' or 'idle', width) and arms' names.
+def calibrate(
+  arms: Sequence[Any], request: decode.Request, repeats: int, track
+) -> Calibration:
+  """Times all parts, alternating.
 
   Args:
-    arms: plain decoding first.
-    request: full rows; windows are timed from its lengths on.
-    steps: windows in a sample.
+    arms: bench.plan.Arm, plain decoding first.
+    request: full rows; its limits minus its lengths are the windows that a
+      sample has.
+    repeats: of each measurement.
     track: shows progress.
   """
+  found = _parts(arms, request, track)
+  none = {}
+  for key, part in found.items():
+    part.walk(0)  # the first call is slower
+    none[key] = min(parts_lib.timed(part.walk, 0)[0] for _ in range(2))
+  seconds: dict[Any, list[float]] = {key: [] for key in found}
+  for _ in track(range(repeats), 'calibrating'):
+    for key, (walk, steps) in found.items():
+      took, _ = parts_lib.timed(walk, steps)
+      seconds[key].append(max(took - none[key], 1e-9) / steps)
+  each = tuple(
+    _costs(arms, {key: x[i] for key, x in seconds.items()})
+    for i in range(repeats)
+  )
+  step = statistics.median(seconds['verify', 1])
+  return _middle(each, step)._replace(repeats=each)
+
+
+def _parts(arms, request: decode.Request, track) -> dict[Any, Part]:
+  """Compiles every part: (verify or idle, width) and (propose, arm)."""
+  steps = int(jnp.max(request.limit_B - request.lengths_B))
   widths = sorted({arm.gamma + 1 for arm in arms})
   out = {}
   for kind, key in track(
@@ -82,14 +103,16 @@ def _verify(engine, request: decode.Request, gamma: int) -> Callable:
     request,
     *map(jnp.int32, n),
   )
-  program, _ = timing.compiled(costs.verify_along, *args(0, 0), **statics)
+  program, _ = parts_lib.compiled(
+    parts_lib.verify_along, *args(0, 0), **statics
+  )
   return lambda *n: program(*args(*n))
 
 
-def _propose(arm: plan_lib.Arm, request: decode.Request, steps: int) -> Part:
+def _propose(arm: Any, request: decode.Request, steps: int) -> Part:
   args = lambda n: (arm.engine.weights, request, jnp.int32(n))
-  program, _ = timing.compiled(
-    costs.propose_along,
+  program, _ = parts_lib.compiled(
+    parts_lib.propose_along,
     *args(0),
     target=arm.engine.target.model,
     drafter=arm.engine.drafter,
@@ -97,28 +120,9 @@ def _propose(arm: plan_lib.Arm, request: decode.Request, steps: int) -> Part:
   )
   walk = lambda n: program(*args(n))
   walk(1)
-  seconds, _ = timing.timed(walk, steps)
+  seconds, _ = parts_lib.timed(walk, steps)
   # A lookup takes microseconds, so enough of them to last 0.2 s are timed.
   return Part(walk, steps * int(min(max(0.2 / seconds, 1), 1000)))
-
-
-def calibrate(arms, found: dict[Any, Part], repeats: int, track) -> Calibration:
-  """Times all parts, alternating; repeats: of each measurement."""
-  none = {}
-  for key, part in found.items():
-    part.walk(0)  # the first call is slower
-    none[key] = min(timing.timed(part.walk, 0)[0] for _ in range(2))
-  seconds: dict[Any, list[float]] = {key: [] for key in found}
-  for _ in track(range(repeats), 'calibrating'):
-    for key, (walk, steps) in found.items():
-      took, _ = timing.timed(walk, steps)
-      seconds[key].append(max(took - none[key], 1e-9) / steps)
-  each = tuple(
-    _costs(arms, {key: x[i] for key, x in seconds.items()})
-    for i in range(repeats)
-  )
-  middle = {key: statistics.median(x) for key, x in seconds.items()}
-  return _middle(each, middle['verify', 1])._replace(repeats=each)
 
 
 def _costs(arms, seconds: dict[Any, float]) -> Calibration:

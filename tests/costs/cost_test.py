@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from specdec_jax.bench import cost
+from specdec_jax.costs import cost
 
 
 # Leviathan et al. 2023, table 1: alpha, gamma, operations, speed at c = 0.

@@ -5,6 +5,9 @@ the time of a pass depends on how many slots it sees, not on what they hold.
 """
 
 import functools
+import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,20 @@ from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import scripted
 
 Array = jax.Array
+
+
+def compiled(jitted, *args, **statics):
+  """Returns (executable, seconds to trace, lower and compile it)."""
+  start = time.perf_counter()
+  done = jitted.lower(*args, **statics).compile()
+  return done, time.perf_counter() - start
+
+
+def timed(run: Callable, *args) -> tuple[float, Any]:
+  """Returns (seconds, result) of run(*args)."""
+  start = time.perf_counter()
+  result = jax.block_until_ready(run(*args))
+  return time.perf_counter() - start, result
 
 
 @functools.partial(
