@@ -135,23 +135,31 @@ def console(width: int = 120) -> rich.console.Console:
   return rich.console.Console(width=columns, highlight=False)
 
 
-def track(items: Iterable, description: str, every: float = 15) -> Iterable:
+def track(
+  items: Iterable,
+  description: str,
+  total: int | None = None,
+  every: float = 15,
+) -> Iterable:
   """Iterates over items, with the time that is left on stderr.
 
-  A bar on a terminal; elsewhere a line at most every `every` seconds.
+  A bar on a terminal; elsewhere a line at most every `every` seconds. `total`
+  is the number of items that have no length.
   """
+  if total is None:
+    items = list(items)
+    total = len(items)
   console = rich.console.Console(stderr=True)
   if console.is_terminal:
-    yield from rich.progress.track(items, description, console=console)
+    yield from rich.progress.track(items, description, total, console=console)
     return
-  items = list(items)
   start = said = time.monotonic()
   for done, item in enumerate(items, 1):
     yield item
     now = time.monotonic()
-    if done < len(items) and now - said >= every:
-      said, left = now, (now - start) / done * (len(items) - done)
-      line = f'{description}: {done} of {len(items)}, {time_text(left)} left'
+    if done < total and now - said >= every:
+      said, left = now, (now - start) / done * (total - done)
+      line = f'{description}: {done} of {total}, {time_text(left)} left'
       print(line, file=sys.stderr, flush=True)
 
 

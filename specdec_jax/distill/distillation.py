@@ -1,5 +1,6 @@
 """The distillation program: from a config to a draft evaluated by decoding."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from specdec_jax import build, fields, requests, sharding, types
 from specdec_jax.distill import (
+  completions,
   evaluate,
   on_policy,
   students,
@@ -69,10 +71,13 @@ def digests(s: settings_lib.Settings) -> dict[str, str]:
 def _prepare(
   s: settings_lib.Settings, workdir: pathlib.Path
 ) -> program.Prepared:
-  target = build.load(
+  load = functools.partial(
+    build.load,
     s.teacher.source,
     dtype=s.teacher.dtype,
     mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
+  )
+  target = load(
     scan_layers=False if s.student.layers else None,  # to pick single layers
     kernels='xla',  # training reads the parameters
   )
@@ -83,8 +88,10 @@ def _prepare(
   elif s.data.keep:
     recorded = (target.config.depth - 1,)
   start = students.begin(s.student, target)
-  prompts = prompts_lib.make(s.data, target)
-  answers = prompts_lib.answers(s.data, target, prompts, recorded)
+  asked = load()  # on the kernels where there are any, which are faster
+  prompts = prompts_lib.make(s.data, asked)
+  answers = prompts_lib.answers(s.data, asked, prompts, recorded)
+  del asked
   ids = students.vocabulary(s.student, target.ids, start, answers)
   student = students.make(s, target, start, ids)
   del start  # the student has a copy
@@ -139,7 +146,7 @@ def _task(
     target,
     student.drafter,
     student.model,
-    requests.items(prompts.tokens)[s.data.prompts :],
+    requests.items(prompts.held_out),
     s.data.seed,
   )
   of = lambda rows, seed: data.batches(rows, batch=s.batch.rows, seed=seed)
@@ -181,20 +188,16 @@ def _sampler(s: settings_lib.Settings, target, student, prompts, answers):
   def sample(step: int, params: types.Params) -> dict[str, np.ndarray]:
     draw = np.random.default_rng([s.run.seed, step])
     chosen = np.sort(draw.permutation(s.data.prompts)[:count])
-    weights, parts = student.weights(params), []
-    for first in range(0, count, s.data.batch):
-      numbers = chosen[first : first + s.data.batch]
-      some = teacher.generate(
-        student.model,
-        weights,
-        [prompts.tokens[i] for i in numbers],
-        numbers,
-        how._replace(seed=(s.run.seed + step) % 2**32),
-        rows=s.data.batch,
-        layout=target.layout,
-      )
-      parts.append(teacher.rows(some))
-    own = {k: np.concatenate([x[k] for x in parts]) for k in parts[0]}
+    found = completions.generate(
+      student.model,
+      student.weights(params),
+      [prompts.tokens[i] for i in chosen],
+      chosen,
+      how._replace(seed=(s.run.seed + step) % 2**32),
+      rows=s.data.batch,
+      layout=target.layout,
+    )
+    own = teacher.rows(teacher.collected(found))
     if answers is None:
       return own
     theirs = teacher.rows(teacher.take(answers, chosen))

@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 
 from specdec_jax import build, requests
-from specdec_jax.distill import settings, teacher
+from specdec_jax.distill import completions, settings, teacher
 from specdec_jax.train import text
 
 _ASKED_AT = 0.8  # the temperature of a teacher's questions
@@ -22,12 +22,15 @@ _ASKED_AT_ONCE = 256  # of them, recorded in one folder
 class Prompts(NamedTuple):
   """Prompts as token ids.
 
-  tokens: of each prompt, the held-out ones last.
-  texts: [n, L] prompts and their continuations in the source, or None.
+  tokens: of each prompt to train on; more of them begin with the same.
+  held_out: of each prompt to judge by.
+  texts: [n, L] prompts to train on with their continuations in the source, or
+    None.
   """
 
   tokens: list[list[int]]
-  texts: np.ndarray | None
+  held_out: list[list[int]]
+  texts: np.ndarray | None = None
 
 
 def make(s: settings.Data, target: build.LanguageModel) -> Prompts:
@@ -38,15 +41,15 @@ def make(s: settings.Data, target: build.LanguageModel) -> Prompts:
   """
   count = s.prompts + s.held_out
   if s.source == settings.QUESTIONS:
-    return Prompts(_chat(s, target, generated(count, s.seed)), None)
+    return _chat(s, target, generated(count, s.seed))
   if s.source == settings.MAGPIE:
-    return Prompts(_chat(s, target, asked_by(target, s, count)), None)
+    return _chat(s, target, asked_by(target, s, count))
   corpus = text.read(s.source, field=s.field)
   draw = np.random.default_rng(s.seed)
   if s.chat:
     documents = list(dict.fromkeys(corpus.documents))
     order = draw.permutation(len(documents))
-    return Prompts(_chat(s, target, [documents[i] for i in order]), None)
+    return _chat(s, target, [documents[i] for i in order])
   rows = text.pack(corpus.documents, target.tokenizer, s.length)
   if len(rows) < count:
     raise ValueError(
@@ -54,12 +57,14 @@ def make(s: settings.Data, target: build.LanguageModel) -> Prompts:
       f'{len(rows)} rows of length={s.length}'
     )
   rows = rows[draw.permutation(len(rows))[:count]]
-  return Prompts(rows[:, : s.prompt_tokens].tolist(), rows)
+  tokens = rows[:, : s.prompt_tokens].tolist()
+  n = s.held_out
+  return Prompts(tokens[n:], tokens[:n], rows[n:])
 
 
 def _chat(
   s: settings.Data, target: build.LanguageModel, questions: Sequence[str]
-) -> list[list[int]]:
+) -> Prompts:
   """The first prompts, of these questions, that leave room for an answer."""
   count, found = s.prompts + s.held_out, []
   for read, question in enumerate(questions, 1):
@@ -73,7 +78,7 @@ def _chat(
           read - count,
           s.length,
         )
-      return found
+      return Prompts(found[s.held_out :], found[: s.held_out])
   raise ValueError(
     f'data.prompts={s.prompts} and held_out={s.held_out}: {s.source} has '
     f'{len(found)} questions shorter than length={s.length}, of '
@@ -153,7 +158,7 @@ def asked_by(
       s.folder and f'{s.folder}/questions/{part}',
       target,
       prompts,
-      teacher.Sampling(length, (_ASKED_AT,), seed, stop_ids),
+      completions.Sampling(length, (_ASKED_AT,), seed, stop_ids),
       batch=s.batch,
     )
     before = len(found)
@@ -203,8 +208,8 @@ def answers(
   if s.completions == 'text' and not taps:
     assert prompts.texts is not None
     spans = np.tile([[s.prompt_tokens, s.length]], (s.prompts, 1))
-    return teacher.Answers(prompts.texts[: s.prompts], spans)
-  found = teacher.answer(
+    return teacher.Answers(prompts.texts, spans)
+  return teacher.answer(
     s.folder,
     target,
     prompts.tokens,
@@ -213,10 +218,11 @@ def answers(
     taps=taps,
     texts=prompts.texts if s.completions == 'text' else None,
   )
-  return teacher.take(found, slice(s.prompts))
 
 
-def sampling(s: settings.Data, target: build.LanguageModel) -> teacher.Sampling:
+def sampling(
+  s: settings.Data, target: build.LanguageModel
+) -> completions.Sampling:
   """How the completions of teacher and student are decoded."""
   stop_ids = tuple(target.tokenizer.eos_ids)
-  return teacher.Sampling(s.length, s.temperatures, s.seed, stop_ids)
+  return completions.Sampling(s.length, s.temperatures, s.seed, stop_ids)

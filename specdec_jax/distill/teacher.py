@@ -1,16 +1,16 @@
 """The teacher's answers and features, recorded on disk for its students.
 
-Answers are plainly decoded, batch by batch, into a folder that a later run with
-the same settings resumes or reads. Features come from a teacher-forced pass
-over the finished text.
+Answers are decoded plainly into a folder that a later run with the same
+settings resumes, reads or extends.
 """
 
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,30 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, decode, forward, requests, runtime, types
-from specdec_jax import sharding as sharding_lib
+from specdec_jax import build, forward, runtime, types
+from specdec_jax.distill import completions
 from specdec_jax.io import files
 from specdec_jax.models import eagle
 from specdec_jax.train import logs
-from specdec_jax.verify import reject
 
 # Tokens that a teacher-forced pass reads at a time.
 _CHUNK = 64
-
-
-class Sampling(NamedTuple):
-  """How completions are decoded.
-
-  length: tokens of a row, prompt included.
-  temperatures: rows alternate, by their request numbers.
-  seed: keys the draws, together with the request number.
-  stop_ids: end a completion.
-  """
-
-  length: int
-  temperatures: tuple[float, ...]
-  seed: int
-  stop_ids: tuple[int, ...]
 
 
 class Answers(NamedTuple):
@@ -49,9 +33,10 @@ class Answers(NamedTuple):
 
   tokens: [n, L] int32.
   spans: [n, 2] prompt length and total length; equal in a row left out.
-  features: [n, L, E] float16 or None: hidden states at each token, each tap
-    divided by its root mean square. 0 in a row left out.
-  mass: [n, L] float32 or None: log-sum-exp of the logits after each token.
+  features: [n, L, E] float16 or None: hidden states at each token but the last,
+    each tap divided by its root mean square. 0 in a row left out.
+  mass: [n, L] float32 or None: log-sum-exp of the logits after each token, from
+    the last token of the prompt on.
   """
 
   tokens: np.ndarray
@@ -60,9 +45,17 @@ class Answers(NamedTuple):
   mass: np.ndarray | None = None
 
 
-def take(answers: Answers, index: Any) -> Answers:
-  """Some of the rows; index as NumPy takes it."""
+def take(answers, index: Any):
+  """Some of the rows of a tuple of arrays; index as NumPy takes it."""
   return jax.tree.map(lambda x: x[index], answers)
+
+
+def collected(found: Iterable[completions.Completions]) -> Answers:
+  """Completions in the order of their prompts, without features."""
+  parts = list(found)
+  order = np.argsort(np.concatenate([x.index for x in parts]))
+  join = lambda name: np.concatenate([getattr(x, name) for x in parts])[order]
+  return Answers(join('tokens'), join('spans'))
 
 
 def rows(answers: Answers) -> dict[str, np.ndarray]:
@@ -86,7 +79,7 @@ def answer(
   folder: str,
   target: build.LanguageModel,
   prompts: Sequence[Sequence[int]],
-  how: Sampling,
+  how: completions.Sampling,
   *,
   batch: int,
   taps: tuple[int, ...] = (),
@@ -94,11 +87,12 @@ def answer(
 ) -> Answers:
   """Records the teacher's answers to all prompts, resuming the folder.
 
-  A row with logits that are not finite is left out; a warning counts them.
+  A folder of fewer of the same prompts is extended, and one of more is read. A
+  row with logits that are not finite is left out; a warning counts them.
 
   Args:
-    folder: created if needed; its facts.json has all that answers depend on and
-      how many are done. Empty: in the cache, under a digest of those.
+    folder: created if needed; its facts.json has all that answers depend on.
+      Empty: in the cache, under a digest of those and of the prompts.
     target: the teacher.
     prompts: token ids, each shorter than how.length.
     how: the decoding.
@@ -107,51 +101,48 @@ def answer(
     texts: [n, L] prompts and what follows them, to be read instead of answered.
 
   Raises:
-    ValueError: the folder has other facts or is damaged; the disk is too small,
-      before the first answer; all rows were left out.
+    ValueError: the folder has other facts or prompts, or is damaged; the disk
+      is too small, before the first answer; all rows were left out.
   """
-  facts = _facts(target, prompts, how, taps, texts)
-  key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-  path = pathlib.Path(folder or files.cache_folder() / 'answers' / key)
-  arrays, done = _open(path, facts, target.config.width * len(taps))
-  starts = range(done, len(prompts), batch)
-  for first in runtime.track(starts, 'teacher answers'):
-    some = slice(first, min(first + batch, len(prompts)))
-    if texts is None:
-      numbers = np.arange(some.start, some.stop)
-      part = generate(
-        target.model,
-        target.params,
-        prompts[some],
-        numbers,
-        how,
-        rows=batch,
-        layout=target.layout,
-      )
-    else:
-      spans = [[len(x), how.length] for x in prompts[some]]
-      part = Answers(texts[some], np.array(spans))
-    if taps:
-      part = _with_features(part, target, taps, batch)
-    for array, x in zip(arrays, part, strict=True):
-      if array is not None:
-        array[some] = x
-        array.flush()  # pyright: ignore[reportAttributeAccessIssue]
-    _write_facts(path, facts | {'done': some.stop})
+  facts = _facts(target, how, taps, texts is not None)
+  given = prompts if texts is None else texts.tolist()
+  key = json.dumps(facts | {'prompts': digest(given)})
+  name = hashlib.sha256(key.encode()).hexdigest()[:16]
+  path = pathlib.Path(folder or files.cache_folder() / 'answers' / name)
+  arrays = _open(path, facts, given, target.config.width * len(taps))
+  left = np.flatnonzero(arrays.spans[:, 1] == 0).tolist()
+  if texts is None:
+    recording = completions.Recording(taps, target.config) if taps else None
+    found = completions.generate(
+      target.model,
+      target.params,
+      [prompts[i] for i in left],
+      left,
+      how,
+      rows=batch,
+      layout=target.layout,
+      recording=recording,
+    )
+  else:
+    found = _texts(target, prompts, texts, left, taps, batch)
+  each = (take(x, i) for x in found for i in range(len(x.index)))
+  for one in runtime.track(each, 'teacher answers', len(left)):
+    # Spans last: they say that a row is done.
+    for name in ('features', 'mass', 'tokens', 'spans'):
+      if (array := getattr(arrays, name)) is not None:
+        array[left[one.index]] = getattr(one, name)
+        array.flush()
   _check_broken(arrays.spans, target.label)
   return arrays
 
 
-def _facts(target, prompts, how: Sampling, taps, texts) -> dict[str, Any]:
-  """Everything that answers depend on, as JSON."""
-  given = prompts if texts is None else texts.tolist()
+def _facts(target, how, taps, given: bool) -> dict[str, Any]:
+  """What all answers depend on, besides the prompts, as JSON."""
   return {
     'teacher': target.digest,
     'dtype': target.dtype,
-    'questions': digest(given),
-    'rows': len(given),
     'length': how.length,
-    'temperatures': list(how.temperatures) if texts is None else [],
+    'temperatures': [] if given else list(how.temperatures),
     'seed': how.seed,
     'stop_ids': list(how.stop_ids),
     'taps': list(taps),
@@ -177,83 +168,37 @@ def _check_broken(spans: np.ndarray, label: str) -> None:
   logging.warning(sentence)
 
 
-def generate(
-  model: types.Model,
-  params: types.Params,
-  prompts: Sequence[Sequence[int]],
-  numbers: np.ndarray,
-  how: Sampling,
-  *,
-  rows: int,
-  layout: sharding_lib.Layout | None,
-) -> Answers:
-  """Decodes one batch plainly.
-
-  Args:
-    model, params: of a teacher or a student.
-    prompts: token ids of at most `rows` prompts.
-    numbers: their request numbers, which key randomness and temperature.
-    how: the decoding.
-    rows: of the batch; missing prompts are padded.
-    layout: of the model on its mesh, or None.
-
-  Returns:
-    Answers without features; one with logits that are not finite is empty.
-  """
-  count, temperatures = len(prompts), np.array(how.temperatures)
-  request = requests.make(
-    requests.items(prompts, numbers),
-    ids=model.vocab,
-    context=model.context,
-    max_new_tokens=np.array([how.length - len(x) for x in prompts]),
-    temperature=temperatures[numbers % len(temperatures)],
-    seed=how.seed,
-    stop_ids=how.stop_ids,
-    rows=rows,
-    length=how.length,
-  )
-  options = decode.Options(narrow=False)
-  program = decode.programs(model, decode.PLAIN, reject.RULE, options).generate
-  placed = requests.place(request, layout)
-  out = jax.device_get(program(types.Weights(params), placed))
-  ends_B = np.where(out.info.broken_B, request.lengths_B, out.lengths_B)
-  spans = np.stack([request.lengths_B, ends_B], 1)
-  return Answers(out.tokens_BL[:count], spans[:count])
-
-
-def _with_features(
-  answers: Answers,
-  target: build.LanguageModel,
-  taps: tuple[int, ...],
-  rows: int,
-) -> Answers:
-  """Answers and their features, from a teacher-forced pass over `rows` rows."""
-  count = len(answers.tokens)
-  tokens = np.pad(answers.tokens, ((0, rows - count), (0, 0)))
-  ends = np.pad(answers.spans[:, 1], (0, rows - count)).astype(np.int32)
-  if (layout := target.layout) is not None:
-    tokens = jax.device_put(tokens, layout.sharding('batch', None))
-    ends = jax.device_put(ends, layout.sharding('batch'))
-  read = _reader(target.model, taps)
-  found = jax.device_get(read(target.params, tokens, ends))
-  features, mass = (x[:count] for x in found)
-  good = np.isfinite(mass).all(1) & np.isfinite(features).all((1, 2))
-  good &= answers.spans[:, 0] < answers.spans[:, 1]
-  return Answers(
-    answers.tokens,
-    np.where(good[:, None], answers.spans, answers.spans[:, :1]),
-    # 0, as the gradient of a masked NaN would still be NaN.
-    np.where(good[:, None, None], features, 0),
-    np.where(good[:, None], mass, 0),
-  )
+def _texts(
+  target: build.LanguageModel, prompts, texts: np.ndarray, left, taps, batch
+) -> Iterator[completions.Completions]:
+  """Features and mass of texts, from a teacher-forced pass over them."""
+  for first in range(0, len(left), batch):
+    some = left[first : first + batch]
+    tokens = texts[some]
+    starts = np.array([len(prompts[i]) for i in some])
+    padded = np.pad(tokens, ((0, batch - len(some)), (0, 0)))
+    if (layout := target.layout) is not None:
+      padded = jax.device_put(padded, layout.sharding('batch', None))
+    found = jax.device_get(_reader(target.model, taps)(target.params, padded))
+    features, mass = (x[: len(some)] for x in found)
+    good = np.isfinite(mass).all(1) & np.isfinite(features).all((1, 2))
+    yield completions.Completions(
+      np.arange(first, first + len(some)),
+      tokens,
+      np.stack([starts, np.where(good, tokens.shape[1], starts)], 1),
+      # 0, as the gradient of a masked NaN would still be NaN.
+      np.where(good[:, None, None], features, 0),
+      np.where(good[:, None], mass, 0),
+    )
 
 
 @functools.cache
 def _reader(model: types.Model, taps: tuple[int, ...]):
-  """(params, tokens_BL, ends_B) -> (features_BLE, mass_BL), teacher-forced."""
+  """(params, tokens_BL) -> (features_BLE, mass_BL), teacher-forced."""
 
-  def read(params, tokens_BL, ends_B):
-    cache = model.init_cache(*tokens_BL.shape)
+  def read(params, tokens_BL):
+    B, L = tokens_BL.shape
+    ends_B, cache = jnp.full((B,), L), model.init_cache(B, L)
     _, features_BLE = forward.prefill(
       model, params, tokens_BL, ends_B, cache, chunk=_CHUNK, taps=taps
     )
@@ -270,50 +215,71 @@ def _reader(model: types.Model, taps: tuple[int, ...]):
   return jax.jit(read)
 
 
-def _open(folder: pathlib.Path, facts: dict[str, Any], width: int):
-  """Opens a folder; returns (Answers to write to, number of finished rows)."""
+def _open(
+  folder: pathlib.Path,
+  facts: dict[str, Any],
+  given: Sequence[Sequence[int]],
+  width: int,
+) -> Answers:
+  """Opens a folder for these prompts or texts; spans are 0 where not done."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  done, path = 0, folder / 'facts.json'
-  if path.exists():
+  if (path := folder / 'facts.json').exists():
     found = files.read_json(path)
-    done = found.pop('done')
     differ = sorted(k for k in facts if found.get(k) != facts[k])
-    if differ:
-      raise ValueError(
-        f'{folder}: holds answers with other {", ".join(differ)}; name another '
-        'folder, or remove it'
-      )
-  n, L = facts['rows'], facts['length']
-  array = functools.partial(_array, folder, bool(done))
-  return Answers(
-    tokens=array('tokens', np.int32, n, L),
-    spans=array('spans', np.int32, n, 2),
-    features=array('features', np.float16, n, L, width) if width else None,
-    mass=array('mass', np.float32, n, L) if width else None,
-  ), done
+    _check_same(folder, differ)
+  n, L = len(given), facts['length']
+  array = functools.partial(_array, folder, path.exists(), n)
+  opened = Answers(
+    tokens=array('tokens', np.int32, L),
+    spans=array('spans', np.int32, 2),
+    features=array('features', np.float16, L, width) if width else None,
+    mass=array('mass', np.float32, L) if width else None,
+  )
+  done = np.flatnonzero(opened.spans[:, 1]).tolist()
+  same = [opened.tokens[i, : len(given[i])].tolist() == given[i] for i in done]
+  _check_same(folder, [] if all(same) else ['prompts'])
+  with logs.writing(folder):
+    files.write(path, json.dumps(facts))
+  return opened
 
 
-def _array(folder: pathlib.Path, exists: bool, name: str, dtype, *shape: int):
-  """A memory-mapped file of the folder, created unless it exists."""
-  path = folder / f'{name}.npy'
-  if not exists:
-    with logs.writing(path):
-      np.lib.format.open_memmap(path, 'w+', dtype, shape)
-      # Reserves the disk space: writing to a full disk would be a bus error.
-      if hasattr(os, 'posix_fallocate'):
-        with open(path, 'r+b') as file:
-          os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+def _check_same(folder: pathlib.Path, differ: Sequence[str]) -> None:
+  if differ:
+    raise ValueError(
+      f'{folder}: holds answers with other {", ".join(differ)}; name another '
+      'folder, or remove it'
+    )
+
+
+def _array(
+  folder: pathlib.Path, exists: bool, n: int, name: str, dtype, *shape: int
+):
+  """The first n rows of a memory-mapped file, extended with zeros to those."""
+  path, memmap = folder / f'{name}.npy', np.lib.format.open_memmap
+  rows = 0
   try:
     # Checked here: mode r+ would silently extend a truncated file.
-    np.lib.format.open_memmap(path, 'r')
-    return np.lib.format.open_memmap(path, 'r+')
+    rows = len(memmap(path, 'r')) if exists else 0
   except (OSError, ValueError) as error:
     raise ValueError(
       f'{path}: cannot be read ({error}); remove {folder} to ask again'
     ) from error
+  if rows < n:
+    _reserve(path, exists, (n, *shape), np.dtype(dtype))
+  return memmap(path, 'r+')[:n]
 
 
-def _write_facts(folder: pathlib.Path, facts: dict[str, Any]) -> None:
-  with logs.writing(folder):
-    files.write(folder / 'facts.json', json.dumps(facts))
+def _reserve(path: pathlib.Path, exists: bool, shape, dtype) -> None:
+  """Creates or extends a .npy file; NumPy's headers leave room for that.
+
+  It takes the disk space: writing to a full disk would be a bus error.
+  """
+  with logs.writing(path), open(path, 'r+b' if exists else 'w+b') as file:
+    header = dict(descr=dtype.str, fortran_order=False, shape=shape)
+    np.lib.format.write_array_header_1_0(file, header)
+    size = file.tell() + dtype.itemsize * math.prod(shape)
+    if hasattr(os, 'posix_fallocate'):
+      os.posix_fallocate(file.fileno(), 0, size)
+    else:
+      file.truncate(size)

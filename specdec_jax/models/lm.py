@@ -196,6 +196,16 @@ def _embed(config, params, tokens_BT, positions_BT):
   return _ends(config, params).lookup(tokens_BT, positions_BT)
 
 
+def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
+  """The logit of one id at each position, [B, T]; no others are computed."""
+  ends = _ends(config, params)
+  column_DBT = calls.columns_of(ends.head[...], tokens_BT)
+  wide = jnp.promote_types(hidden_BTD.dtype, jnp.float32)
+  x_BTD = ends.norm(hidden_BTD).astype(wide)
+  logits_BT = jnp.einsum('BTD,DBT->BT', x_BTD, column_DBT.astype(wide))
+  return attention.softcap(logits_BT, config.logit_softcap)
+
+
 def layer_cache(config, rows: int, slots: int) -> kv.KVCache | kv.Panels:
   """Zeros for the keys and values of one layer."""
   shape = rows, config.kv_heads, slots, config.head_dim

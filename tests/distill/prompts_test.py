@@ -24,6 +24,14 @@ def data(**changes) -> settings.Data:
   return settings.Data(**section | few | changes)
 
 
+def made(s, target) -> list[list[int]]:
+  """All prompts, the held-out ones first."""
+  found = prompts_lib.make(s, target)
+  assert found.texts is None
+  assert (len(found.tokens), len(found.held_out)) == (s.prompts, s.held_out)
+  return found.held_out + found.tokens
+
+
 def asker(template, **options):
   target = build.load('random:tiny', **options)
   own = dataclasses.replace(target.tokenizer, chat_template=template)
@@ -57,12 +65,11 @@ def test_questions_of_a_user_go_through_the_chat_template(tmp_path, caplog):
   path.write_text('\n'.join(json.dumps({'prompt': x}) for x in asked))
   s = data(source=str(path), field='prompt', chat=True, prompts=10)
   target = build.load('random:tiny')
-  prompts, texts = prompts_lib.make(s, target)
-  assert texts is None and len(prompts) == 12
+  prompts = made(s, target)
   encode = lambda x: requests.encode(target.tokenizer, x, chat=True)
   assert sorted(prompts) == sorted(map(encode, asked[:12]))
   with caplog.at_level(logging.WARNING):
-    assert prompts_lib.make(s, target).tokens == prompts
+    assert made(s, target) == prompts
   left_out = '1 questions are left out: longer than data.length=64'
   assert any(left_out in x.message for x in caplog.records)
   with pytest.raises(ValueError, match='has 12 questions shorter .* of 13'):
@@ -73,8 +80,7 @@ def test_questions_of_a_user_go_through_the_chat_template(tmp_path, caplog):
 def test_a_teacher_asks_its_own_questions(tmp_path):
   s = data(source='magpie', folder=str(tmp_path / 'one'))
   target = asker(TEMPLATE)
-  prompts, texts = prompts_lib.make(s, target)
-  assert texts is None and len(prompts) == 10
+  prompts = made(s, target)
   words = [target.tokenizer.decode(x) for x in prompts]
   assert len(set(words)) == 10
   # Each ended by itself, after at most 24 ids, in the place of the user.
@@ -90,14 +96,12 @@ def test_a_teacher_asks_its_own_questions(tmp_path):
     prompts_lib.make(s, asker(TEMPLATE, dtype='bfloat16'))
   # The batch changes none, more are the same and then more, a seed all.
   again = dataclasses.replace(s, folder=str(tmp_path / 'two'), batch=256)
-  assert prompts_lib.make(again, target).tokens == prompts
+  assert made(again, target) == prompts
   more = dataclasses.replace(s, prompts=int(ended.sum()) + 20)
-  longer = prompts_lib.make(more, target).tokens
-  assert longer[:10] == prompts and len(longer) == more.prompts + 2
+  longer = made(more, target)
+  assert longer[:10] == prompts
   other = dataclasses.replace(again, folder=str(tmp_path / 'three'), seed=1)
-  assert not set(map(tuple, prompts_lib.make(other, target).tokens)) & set(
-    map(tuple, longer)
-  )
+  assert not set(map(tuple, made(other, target))) & set(map(tuple, longer))
 
 
 @pytest.mark.parametrize(
@@ -121,9 +125,10 @@ def test_a_text_and_too_short_a_text(tmp_path):
   s = data(source=str(path), length=20, prompt_tokens=8, completions='text')
   prompts = prompts_lib.make(s, target)
   rows = np.stack([x[:8] for x in prompts.texts]).tolist()
-  assert rows == prompts.tokens and len(rows) == 10
+  assert rows == prompts.tokens and len(rows) == 8
+  assert len(prompts.held_out) == 2
   answers = prompts_lib.answers(s, target, prompts, ())
-  np.testing.assert_array_equal(answers.tokens, prompts.texts[:8])
+  np.testing.assert_array_equal(answers.tokens, prompts.texts)
   assert answers.spans.tolist() == [[8, 20]] * 8
   s = dataclasses.replace(s, length=32)
   with pytest.raises(ValueError, match='prompts=8 and held_out=2: .* rows'):

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import api, build, forward, requests, runtime
-from specdec_jax.distill import teacher
-from specdec_jax.io import files
+from specdec_jax.distill import completions, teacher
 from specdec_jax.models import eagle, lm
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -27,12 +26,12 @@ def target():
   return build.load('random:tiny')
 
 
-def answer(target, folder, *, texts=None, taps=TAPS, **changes):
-  how = teacher.Sampling(24, (0.0, 1.0), 7, tuple(target.tokenizer.eos_ids))
+def answer(target, folder, prompts=PROMPTS, texts=None, taps=TAPS, **changes):
+  how = completions.Sampling(24, (0.0, 1.0), 7, tuple(target.tokenizer.eos_ids))
   return teacher.answer(
     str(folder),
     target,
-    PROMPTS,
+    prompts,
     how._replace(**changes),
     batch=2,
     taps=taps,
@@ -87,11 +86,16 @@ def test_features_and_mass_are_those_of_a_forward_pass(target, recorded):
   )
   want = np.asarray(eagle.normed(forward.concat(taps), len(TAPS)))
   mass = np.asarray(jax.nn.logsumexp(model.head(target.params, hidden), -1))
-  for i, (_, end) in enumerate(answers.spans):
+  for i, (start, end) in enumerate(answers.spans):
+    read, drawn = slice(end - 1), slice(start - 1, end - 1)
     np.testing.assert_allclose(
-      answers.features[i, :end], want[i, :end], atol=2e-3
+      answers.features[i, read], want[i, read], atol=2e-3
     )
-    np.testing.assert_allclose(answers.mass[i, :end], mass[i, :end], rtol=1e-5)
+    # The logit of the token that was drawn comes from float16 features.
+    np.testing.assert_allclose(
+      answers.mass[i, drawn], mass[i, drawn], atol=2e-3
+    )
+    assert not answers.features[i, end - 1 :].any()
 
 
 def test_a_text_has_the_features_of_an_answer(target, recorded, tmp_path):
@@ -101,11 +105,12 @@ def test_a_text_has_the_features_of_an_answer(target, recorded, tmp_path):
   np.testing.assert_array_equal(read.tokens, texts)
   for i, (start, end) in enumerate(answers.spans):
     assert read.spans[i].tolist() == [start, texts.shape[1]]
+    some = slice(start - 1, end - 1)
     for one, two in (
       (read.features, answers.features),
       (read.mass, answers.mass),
     ):
-      np.testing.assert_allclose(one[i, :end], two[i, :end], atol=2e-3)
+      np.testing.assert_allclose(one[i, some], two[i, some], atol=2e-3)
 
 
 @pytest.mark.more
@@ -137,26 +142,45 @@ def test_a_teacher_without_a_sound_answer_is_refused(target, tmp_path):
 
 
 def test_resumes_where_it_stopped(target, recorded, tmp_path, monkeypatch):
-  def stops(items, what):
-    yield from list(items)[:2]
-    raise KeyboardInterrupt
+  def stops(items, what, total):
+    for i, item in enumerate(items):
+      if i == 2:
+        raise KeyboardInterrupt
+      yield item
 
-  monkeypatch.setattr(runtime, 'track', stops)
-  with pytest.raises(KeyboardInterrupt):
-    answer(target, tmp_path)
-  assert files.read_json(tmp_path / 'facts.json')['done'] == 4
+  with monkeypatch.context() as patch:
+    patch.setattr(runtime, 'track', stops)
+    with pytest.raises(KeyboardInterrupt):
+      answer(target, tmp_path)
+  done = np.load(tmp_path / 'spans.npy')[:, 1] > 0
+  assert done.sum() == 2
   left = []
-  monkeypatch.setattr(runtime, 'track', lambda x, _: left.extend(x) or left)
+
+  def track(items, what, total):
+    left.append(total)
+    return items
+
+  monkeypatch.setattr(runtime, 'track', track)
   answer(target, tmp_path)
-  assert left == [4]
+  assert left == [3]
   for name in ('tokens', 'spans', 'features', 'mass'):
     one, other = (f / f'{name}.npy' for f in (tmp_path, recorded[0]))
     assert one.read_bytes() == other.read_bytes(), name
   # Nothing is answered twice.
-  left.clear()
   again = answer(target, tmp_path)
-  assert not left
+  assert left == [3, 0]
   np.testing.assert_array_equal(again.tokens, recorded[1].tokens)
+
+
+def test_a_folder_grows_with_its_prompts(target, recorded, tmp_path):
+  whole = recorded[1]
+  for count in (2, 5, 3):
+    found = answer(target, tmp_path, PROMPTS[:count])
+    for one, other in zip(found, whole, strict=True):
+      np.testing.assert_array_equal(one, other[:count])
+  assert len(np.load(tmp_path / 'tokens.npy')) == 5
+  with pytest.raises(ValueError, match='answers with other prompts;'):
+    answer(target, tmp_path, [[5, 6, 8]])
 
 
 def test_a_folder_of_other_answers_is_refused(target, recorded):
