@@ -44,6 +44,8 @@ def make(s: settings.Data, target: build.LanguageModel) -> Prompts:
     return _chat(s, target, generated(count, s.seed))
   if s.source == settings.MAGPIE:
     return _chat(s, target, asked_by(target, s, count))
+  if (pathlib.Path(s.source) / teacher.FACTS).exists():
+    return _chat(s, target, continued(s, target))
   corpus = text.read(s.source, field=s.field)
   draw = np.random.default_rng(s.seed)
   if s.chat:
@@ -63,9 +65,12 @@ def make(s: settings.Data, target: build.LanguageModel) -> Prompts:
 
 
 def _chat(
-  s: settings.Data, target: build.LanguageModel, questions: Sequence[str]
+  s: settings.Data, target: build.LanguageModel, questions: Sequence[Any]
 ) -> Prompts:
-  """The first prompts, of these questions, that leave room for an answer."""
+  """The first prompts, of these questions, that leave room for an answer.
+
+  questions: texts, or token ids of conversations.
+  """
   count, found = s.prompts + s.held_out, []
   for read, question in enumerate(questions, 1):
     prompt = requests.encode(target.tokenizer, question, chat=True)
@@ -143,7 +148,7 @@ def asked_by(
     ValueError: no chat template, no room for a question, or a batch of samples
       without a new question.
   """
-  opening, room = _opening(target), s.prompt_tokens
+  (opening, _), room = _template(s, target), s.prompt_tokens
   length = len(opening) + room
   if length >= s.length:
     raise ValueError(
@@ -179,18 +184,49 @@ def asked_by(
   )
 
 
-def _opening(target: build.LanguageModel) -> list[int]:
-  """The chat template up to the start of the user's message."""
-  mark, words = 'the words of a user', ''
+def continued(s: settings.Data, target: build.LanguageModel) -> list[list[int]]:
+  """Conversations of a folder of answers, with a question of the next turn.
+
+  Those whose last answer ended by itself, up to the first prompt that has no
+  answer yet; the questions are drawn from questions.toml.
+
+  Raises:
+    ValueError: answers of another teacher; no chat template.
+  """
+  record = teacher.recorded(s.source, target)
+  questions = _forms()['lists']['next_turns']
+  after = {x: _template(s, target, x)[1] for x in questions}
+  draw, found = random.Random(s.seed), []
+  for tokens, (start, end) in zip(record.tokens, record.spans, strict=True):
+    if not end:
+      break
+    question = draw.choice(questions)
+    if start < end and tokens[end - 1] in target.tokenizer.eos_ids:
+      # The template ends the answer itself.
+      found.append(tokens[: end - 1].tolist() + after[question])
+  return found
+
+
+def _template(
+  s: settings.Data, target: build.LanguageModel, question: str = ''
+) -> tuple[list[int], list[int]]:
+  """The chat template up to the user's words, and from the end of an answer on.
+
+  question: of the user, after the answer.
+  """
+  marks, words = ('the words of a user', 'an answer'), ''
   if target.tokenizer.chat_template is not None:
-    words = target.tokenizer.chat([{'role': 'user', 'content': mark}])
-  before, found, _ = words.partition(mark)
-  if not found:
+    roles = ('user', 'assistant', 'user')
+    said = zip(roles, (*marks, question), strict=True)
+    words = target.tokenizer.chat([dict(role=x, content=y) for x, y in said])
+  before, found, _ = words.partition(marks[0])
+  _, answered, after = words.partition(marks[1])
+  if not (found and answered):
     raise ValueError(
-      f"data.source='magpie': {target.label} has no chat template with a place "
-      "for a user's words; take another source"
+      f'data.source={s.source!r}: {target.label} has no chat template with a '
+      "place for a user's words; take another source"
     )
-  return target.tokenizer.encode(before)
+  return target.tokenizer.encode(before), target.tokenizer.encode(after)
 
 
 def answers(

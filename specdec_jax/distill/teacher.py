@@ -24,6 +24,8 @@ from specdec_jax.io import files
 from specdec_jax.models import eagle
 from specdec_jax.train import logs
 
+# In a folder of answers: what they depend on, as JSON.
+FACTS = 'facts.json'
 # Tokens that a teacher-forced pass reads at a time.
 _CHUNK = 64
 
@@ -136,6 +138,22 @@ def answer(
   return arrays
 
 
+def recorded(folder: str, target: build.LanguageModel) -> Answers:
+  """Tokens and spans of a folder of answers; spans are 0 where there are none.
+
+  Raises:
+    ValueError: they are of another teacher.
+  """
+  path = pathlib.Path(folder)
+  if files.read_json(path / FACTS)['teacher'] != target.digest:
+    raise ValueError(
+      f'{folder}: holds answers of another teacher than {target.label}; name '
+      'one of its folders'
+    )
+  read = lambda name: np.load(path / f'{name}.npy', mmap_mode='r')
+  return Answers(read('tokens'), read('spans'))
+
+
 def _facts(target, how, taps, given: bool) -> dict[str, Any]:
   """What all answers depend on, besides the prompts, as JSON."""
   return {
@@ -224,7 +242,7 @@ def _open(
   """Opens a folder for these prompts or texts; spans are 0 where not done."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  if (path := folder / 'facts.json').exists():
+  if (path := folder / FACTS).exists():
     found = files.read_json(path)
     differ = sorted(k for k in facts if found.get(k) != facts[k])
     _check_same(folder, differ)

@@ -12,7 +12,7 @@ from configs import distill
 from specdec_jax import build, requests
 from specdec_jax.bench import prompts as bench_prompts
 from specdec_jax.distill import prompts as prompts_lib
-from specdec_jax.distill import settings
+from specdec_jax.distill import settings, teacher
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
@@ -102,6 +102,37 @@ def test_a_teacher_asks_its_own_questions(tmp_path):
   assert longer[:10] == prompts
   other = dataclasses.replace(again, folder=str(tmp_path / 'three'), seed=1)
   assert not set(map(tuple, made(other, target))) & set(map(tuple, longer))
+
+
+def test_a_conversation_goes_on_after_answers_that_ended(tmp_path):
+  target, folder = asker(TEMPLATE), tmp_path / 'answers'
+  stop, first = target.tokenizer.eos_ids[0], target.tokenizer.encode('<hello>')
+  start, n = len(first), 12
+  tokens = np.full((n, 64), 7, np.int32)
+  tokens[:, :start] = first
+  spans = np.full((n, 2), [start, start + 3])
+  tokens[:, start + 2] = stop
+  tokens[1, start + 2] = 8  # not ended
+  spans[2] = start, start  # left out
+  spans[n - 1] = 0  # not answered yet
+  folder.mkdir()
+  np.save(folder / 'tokens.npy', tokens)
+  np.save(folder / 'spans.npy', spans)
+  facts = folder / teacher.FACTS
+  facts.write_text(json.dumps({'teacher': target.digest}))
+  s = data(source=str(folder), prompts=7, length=192)
+  asked = prompts_lib._forms()['lists']['next_turns']
+  decode = target.tokenizer.decode
+  answer = decode([*first, 7, 7])
+  for prompt in made(s, target):
+    words = decode(prompt)
+    assert words.startswith(answer) and words.count('<') == 2
+    assert words[len(answer) :].strip('<>') in asked
+  with pytest.raises(ValueError, match='has 9 questions shorter'):
+    prompts_lib.make(dataclasses.replace(s, prompts=8), target)
+  facts.write_text(json.dumps({'teacher': 'another'}))
+  with pytest.raises(ValueError, match='answers of another teacher than'):
+    prompts_lib.make(s, target)
 
 
 @pytest.mark.parametrize(
