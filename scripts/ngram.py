@@ -17,8 +17,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.drafters import ngram  # noqa: E402
-from specdec_jax.io import draft_file, load  # noqa: E402
+from specdec_jax.drafters import (
+  draft_file,  # noqa: E402
+  ngram,  # noqa: E402
+)
+from specdec_jax.io import load  # noqa: E402
 
 _TARGET = flags.DEFINE_string('target', '', 'model whose tokenizer to use')
 _CORPUS = flags.DEFINE_list('corpus', [], 'text files')

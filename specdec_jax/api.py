@@ -112,7 +112,8 @@ def generate(
 
   Args:
     target: the model whose distribution the output follows.
-    prompts: texts, or lists of token ids.
+    prompts: texts, or lists of token ids; a target with an encoder reads them
+      there, and its text begins anew.
     draft: None (plain decoding), a loaded model, a name of DRAFTERS, or a
       types.Drafter.
     rule: a name of RULES ('lenient:0.5' is lossy), or a types.Rule.
@@ -187,8 +188,7 @@ def stream(
     if getattr(wanted, name):
       raise ValueError(f'{name}=True: a stream has none; use generate')
   engine = _engine(target, draft, rule, gamma, draft_options, wanted)
-  tokens = requests.encode(target.tokenizer, prompt, chat=chat)
-  items = [requests.Item(tokens, request)]
+  items = [requests.item(target, prompt, request, chat=chat)]
   rows = requests.rows_on(target.layout, 1)
   return _pieces(engine, request_of(engine, items, wanted, rows=rows), wanted)
 
@@ -225,12 +225,14 @@ def _items(target, prompts, n: int, chat: bool) -> list[requests.Item]:
     )
   if isinstance(prompts, str) or not isinstance(prompts, Iterable):
     prompts = [prompts]
-  ids = [requests.encode(target.tokenizer, x, chat=chat) for x in prompts]
-  if not 1 <= len(ids) <= _PROMPTS:
-    raise ValueError(f'{len(ids)} prompts: give 1 to {_PROMPTS}')
+  found = [
+    requests.item(target, x, i, chat=chat) for i, x in enumerate(prompts)
+  ]
+  if not 1 <= len(found) <= _PROMPTS:
+    raise ValueError(f'{len(found)} prompts: give 1 to {_PROMPTS}')
   return [
-    requests.Item(tokens, i + j * _PROMPTS)
-    for i, tokens in enumerate(ids)
+    item._replace(number=item.number + j * _PROMPTS)
+    for item in found
     for j in range(n)
   ]
 

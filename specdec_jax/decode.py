@@ -29,6 +29,7 @@ class Request(NamedTuple):
   request_B, seed_B: uint32, what the row's randomness is keyed by.
   sampling: temperature, top-k and top-p of every row.
   stop_BX: ids that end a row, padded with -1.
+  source: what encoders read; None for a target without one.
   """
 
   tokens_BL: Array
@@ -38,6 +39,7 @@ class Request(NamedTuple):
   seed_B: Array
   sampling: types.Sampling
   stop_BX: Array
+  source: types.Source | None = None
 
 
 class State(NamedTuple):
@@ -168,11 +170,11 @@ def start(loop: Loop, weights: types.Weights, request: Request):
       weights.target,
       request.tokens_BL,
       request.lengths_B - 1,
-      target.init_cache(B, L),
+      forward.open_cache(target, weights.target, B, L, request.source),
       chunk=options.chunk,
       taps=drafter.taps,
     )
-  context = types.Context(*committed, request.sampling)
+  context = types.Context(*committed, request.sampling, request.source)
   with jax.named_scope('draft_init'):
     draft_state = drafter.init(weights, context, features_BLE)
   state = State(*committed, cache, draft_state)
@@ -194,7 +196,7 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
     state, info: from start, or from the step before.
   """
   drafter = loop.drafter
-  context = types.Context(*state[:3], request.sampling)
+  context = types.Context(*state[:3], request.sampling, request.source)
   noise = loop.noise(
     request.seed_B,
     request.request_B,
@@ -328,7 +330,9 @@ def _commit(drafter, request, state, info, draft, draft_state, tried):
   row_B1 = jnp.arange(B)[:, None]
   put = lambda old, new: old.at[row_B1, slots_BN].set(new, mode='drop')
   tokens_BL = put(state.tokens_BL, tried.window_BN)
-  context = types.Context(tokens_BL, lengths_B, live_B, request.sampling)
+  context = types.Context(
+    tokens_BL, lengths_B, live_B, request.sampling, request.source
+  )
   outcome = types.Outcome(
     draft.count_B, tried.accepted_B, emitted_B, tried.weights_BV
   )

@@ -14,6 +14,18 @@ from specdec_jax import types
 Array = jax.Array
 
 
+def open_cache(model: types.Model, params, rows: int, slots: int, source=None):
+  """A cache of no tokens; an encoder has read the source into it.
+
+  Args:
+    model, params: what will read.
+    rows, slots: of the cache.
+    source: a types.Source; None for a model without an encoder.
+  """
+  cache = model.init_cache(rows, slots)
+  return cache if model.encode is None else model.encode(params, source, cache)
+
+
 def read(
   model: types.Model,
   params,
@@ -135,11 +147,11 @@ def score(
   columns: Callable[..., Sequence[Array]],
   *,
   chunk: int,
+  source: types.Source | None = None,
 ) -> list[Array]:
   """Reads a text teacher-forced and computes numbers about each of its tokens.
 
-  Call it inside a jit. The texts are read `chunk` tokens at a time, so logits
-  [B, L, V] are never held.
+  Called inside a jit, `chunk` tokens at a time: logits [B, L, V] are not held.
 
   Args:
     readers: (model, params) of each model that reads the text.
@@ -147,6 +159,7 @@ def score(
     end_B: where each text ends.
     columns: (index_T, *logits_BTV) -> arrays [B, T] about the tokens at
       index_T, from the logits with which each reader predicts them.
+    source: what encoders read.
 
   Returns:
     The arrays of columns as float32 [B, L]. Index 0 and indices at or past
@@ -181,7 +194,7 @@ def score(
     pairs = zip(out, new, strict=True)
     return caches, [_put(old_BP, x_BT, start + 1) for old_BP, x_BT in pairs]
 
-  caches = [model.init_cache(B, L) for model, _ in readers]
+  caches = [open_cache(*reader, B, L, source) for reader in readers]
   count = len(jax.eval_shape(step, jnp.int32(0), caches)[0])
   # Room for the last chunk to end past L: a clamped update would shift it.
   out = [jnp.zeros((B, L + chunk + 1)) for _ in range(count)]

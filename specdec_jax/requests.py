@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import decode, fields, sampling, sharding
+from specdec_jax import decode, fields, sampling, sharding, types
 
 # Token buffers come in these lengths, so that few programs are compiled.
 _STEPS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
@@ -25,15 +25,40 @@ def bucket(length: int) -> int:
 class Item(NamedTuple):
   """A prompt as it is decoded.
 
-  tokens: its ids, at least one.
+  tokens: its ids, at least one; of an encoder-decoder, what its decoder begins
+    with.
   number: the request number that keys its randomness, 0 to 2**32 - 1.
   id, category: what reports call it and group it by.
+  source: the ids that an encoder reads; () without one.
   """
 
   tokens: Sequence[int]
   number: int
   id: str = ''
   category: str = ''
+  source: Sequence[int] = ()
+
+
+def item(
+  model, prompt: str | Sequence[int], number: int, *, chat: bool
+) -> Item:
+  """A user's prompt as an item; an encoder reads it, and its end, as a source.
+
+  Args:
+    model: an io.load.LanguageModel.
+    prompt, chat: see encode.
+    number: of the request.
+
+  Raises:
+    ValueError: see encode.
+  """
+  tokens = encode(model.tokenizer, prompt, chat=chat)
+  if model.start is None:
+    return Item(tokens, number)
+  end = [*model.tokenizer.eos_ids[:1]]
+  if tokens[-1:] != end:
+    tokens = [*tokens, *end]
+  return Item((model.start,), number, source=tokens)
 
 
 def items(
@@ -147,11 +172,7 @@ def check_prompt(tokens, *, max_new_tokens: int, context: int, ids: int):
   """Raises ValueError for a prompt that cannot be decoded as asked."""
   if not len(tokens):
     raise ValueError('empty prompt: decoding starts from at least one token')
-  bad = [t for t in tokens if not 0 <= t < ids]
-  if bad:
-    raise ValueError(
-      f'token id {bad[0]} is outside the vocabulary: allowed are 0 to {ids - 1}'
-    )
+  _check_ids(tokens, ids)
   if len(tokens) >= context:
     raise ValueError(
       f'the prompt has {len(tokens)} tokens, the context holds {context}: '
@@ -162,6 +183,26 @@ def check_prompt(tokens, *, max_new_tokens: int, context: int, ids: int):
       f'the prompt has {len(tokens)} tokens, which leaves no room for '
       f'max_new_tokens={max_new_tokens} in a context of {context}: '
       f'lower it to {context - len(tokens)} or shorten the prompt'
+    )
+
+
+def _check_ids(tokens, ids: int):
+  bad = [t for t in tokens if not 0 <= t < ids]
+  if bad:
+    raise ValueError(
+      f'token id {bad[0]} is outside the vocabulary: allowed are 0 to {ids - 1}'
+    )
+
+
+def check_source(tokens, *, context: int, ids: int):
+  """Raises ValueError for a source that cannot be encoded."""
+  if len(tokens) == 0:
+    raise ValueError('empty source: an encoder reads at least one token')
+  _check_ids(tokens, ids)
+  if len(tokens) > context:
+    raise ValueError(
+      f'the source has {len(tokens)} tokens, the context holds {context}: '
+      'shorten it'
     )
 
 
@@ -193,8 +234,8 @@ def make(
     length: of the token buffer; the bucket that fits if None.
 
   Raises:
-    ValueError: what check_prompt and sampling.settings refuse; max_new_tokens
-      < 1; more prompts than rows; a length that is too small.
+    ValueError: what sampling.settings, check_prompt and check_source refuse;
+      max_new_tokens < 1; more prompts than rows; a length that is too small.
   """
   n, rows = len(items), rows or len(items)
   if n == 0:
@@ -215,22 +256,38 @@ def make(
   length = length or bucket(need)
   if length < need:
     raise ValueError(f'length={length}: prompts and windows need {need}')
-  stop = np.array(sorted(set(stop_ids)) or [-1], np.int32)
   return decode.Request(
-    _buffer(items, rows, length),
+    _buffer([x.tokens for x in items], rows, length),
     lengths,
     limit.astype(np.int32),
     fill(_uint32('request number', [x.number for x in items])),
     fill(_uint32('seed', seed)),
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
-    np.broadcast_to(stop, (rows, stop.size)).copy(),
+    np.array([sorted(set(stop_ids)) or [-1]] * rows, np.int32),
+    _source([x.source for x in items], rows, context=context, ids=ids),
   )
 
 
-def _buffer(items: Sequence[Item], rows: int, length: int) -> np.ndarray:
+def _source(
+  sources: Sequence[Sequence[int]], rows: int, **limits: int
+) -> types.Source | None:
+  if not any(map(len, sources)):
+    return None
+  for source in sources:
+    check_source(source, **limits)
+  lengths = [len(source) for source in sources]
+  # A row that never starts reads one token: attention to none has no meaning.
+  lengths_B = np.pad(lengths, (0, rows - len(lengths)), constant_values=1)
+  length = bucket(max(lengths))
+  return types.Source(
+    _buffer(sources, rows, length), lengths_B.astype(np.int32)
+  )
+
+
+def _buffer(texts: Sequence[Sequence[int]], rows: int, length: int):
   tokens_BL = np.zeros((rows, length), np.int32)
-  for row, item in zip(tokens_BL, items, strict=False):
-    row[: len(item.tokens)] = item.tokens
+  for row, text in zip(tokens_BL, texts, strict=False):
+    row[: len(text)] = text
   return tokens_BL
 
 

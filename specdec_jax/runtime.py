@@ -1,6 +1,7 @@
 """Start-up, output and error exits of programs; does not import JAX."""
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -263,3 +264,16 @@ def _refuse_config(error: BaseException) -> NoReturn:
 def _refuse(sentence: str) -> NoReturn:
   print(f'{os.path.basename(sys.argv[0])}: {sentence}', file=sys.stderr)
   sys.exit(2)
+
+
+def promoting(function):
+  """The function under JAX's default; programs here forbid rank promotion."""
+
+  import jax
+
+  @functools.wraps(function)
+  def call(*args, **named):
+    with jax.numpy_rank_promotion('allow'):
+      return function(*args, **named)
+
+  return call

@@ -28,6 +28,7 @@ PARAMETERS = (
   (r'head', ('embed', 'vocab')),
   (r'embed', ('vocab', 'embed')),
   (r'positions', (None, 'embed')),
+  (r'(encoder/)?relative', (None, 'heads')),
   (r'.*attn/q/kernel', ('embed', 'heads')),
   (r'.*attn/[kv]/kernel', ('embed', 'kv_heads')),
   (r'.*attn/o/kernel', ('heads', 'embed')),

@@ -2,11 +2,12 @@
 
     B  rows (requests)              V  vocabulary
     L  token buffer length          D  model width
+    I  tokens of a source           1  a broadcast axis
     T  tokens in this call          F  mlp width
     S  cache slots (= L in decode)  H  query heads
     K  draft tokens in a chain      G  key/value heads
     N  positions verified (K + 1)   C  channels per head
-    E  feature width                1  a broadcast axis
+    E  feature width
 
 `p` is always the target's distribution and `q` the draft's.
 
@@ -42,6 +43,9 @@ class Model(NamedTuple):
   context: the most tokens that a row may have.
   embed(params, tokens_BT, positions_BT) -> [B, T, D]: the input of the first
     layer, for drafters that read the target's embedding; None if there is none.
+  encode(params, source, cache) -> cache: reads a Source, and puts the keys and
+    values that the decoder's layers attend to into the cache, where nothing
+    changes them again; None without an encoder.
   """
 
   apply: Callable[..., tuple[Array, tuple[Array, ...], Any]]
@@ -50,6 +54,18 @@ class Model(NamedTuple):
   vocab: int
   context: int
   embed: Callable[..., Array] | None = None
+  encode: Callable[..., Any] | None = None
+
+
+class Source(NamedTuple):
+  """The texts that encoders read.
+
+  tokens_BI: ids, padded behind.
+  lengths_B: how many of them are real.
+  """
+
+  tokens_BI: Array
+  lengths_B: Array
 
 
 class Weights(NamedTuple):
@@ -85,7 +101,7 @@ class Context(NamedTuple):
   lengths_B: how many tokens are committed.
   live_B: false for rows that have finished; their drafts are ignored.
   sampling: the rows' settings.
-  source: an encoder's input, or None.
+  source: a Source, for a target with an encoder; else None.
   """
 
   tokens_BL: Array

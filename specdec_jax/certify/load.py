@@ -12,7 +12,6 @@ import numpy as np
 
 from specdec_jax import build, runtime, types
 from specdec_jax.certify import base
-from specdec_jax.io import load as load_lib
 
 # Drafter name -> its base.Recipe, where it has one.
 RECIPES: dict[str, base.Recipe] = {
@@ -183,7 +182,7 @@ def model(path: str) -> Callable[[int, str], base.World]:
       f'model={path}: {_signature(found)}; want '
       'make(vocab=..., dtype=..., seed=...) -> (types.Model, params)'
     )
-  make = load_lib.promoting(found)
+  make = runtime.promoting(found)
   try:
     wrong = _misfit(make(**_SMALL), vocab=_SMALL['vocab'])
   except Exception as error:  # a user's model may raise anything
@@ -197,8 +196,8 @@ def model(path: str) -> Callable[[int, str], base.World]:
       make(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
     )
     target = target._replace(
-      apply=load_lib.promoting(target.apply),
-      head=load_lib.promoting(target.head),
+      apply=runtime.promoting(target.apply),
+      head=runtime.promoting(target.head),
     )
     return base.World(target, target, types.Weights(params, other), vocab)
 
@@ -220,7 +219,7 @@ def _misfit(made, *, vocab: int) -> str:
   seen = np.broadcast_to(np.arange(S) <= at[..., None], (B, T, S))
 
   @jax.jit
-  @load_lib.promoting
+  @runtime.promoting
   def call(slots_BT, cache):
     hidden, _, new = model.apply(params, at % vocab, slots_BT, at, seen, cache)
     return model.head(params, hidden), new

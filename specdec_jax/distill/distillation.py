@@ -16,8 +16,8 @@ from specdec_jax.distill import (
 )
 from specdec_jax.distill import prompts as prompts_lib
 from specdec_jax.distill import settings as settings_lib
-from specdec_jax.drafters import eagle_file
-from specdec_jax.io import draft_file, files
+from specdec_jax.drafters import draft_file, eagle_file
+from specdec_jax.io import files
 from specdec_jax.io import load as load_lib
 from specdec_jax.train import data, loop, program
 

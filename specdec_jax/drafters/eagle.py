@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, forward, sharding, types
-from specdec_jax.drafters import eagle_file, method
+from specdec_jax.drafters import draft_file, eagle_file, method
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import draft_file, load
+from specdec_jax.io import load
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
@@ -112,8 +112,11 @@ def make(
   Raises:
     ValueError: a target whose embedding cannot be read.
   """
-  if target.embed is None:
-    raise ValueError('eagle: a target without embed cannot be drafted for')
+  if target.embed is None or target.encode is not None:
+    raise ValueError(
+      'eagle: a target without embed cannot be drafted for, nor one with an '
+      'encoder'
+    )
   setup = _Setup(config, target, gamma, min_confidence, chunk, constrain)
 
   def commit(state, context, outcome, features_BNE):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import types
-from specdec_jax.io import draft_file, load
+from specdec_jax.drafters import draft_file
+from specdec_jax.io import load
 from specdec_jax.models import convert, eagle, lm
 
 KIND = draft_file.Kind('eagle', 'a file of scripts/distill.py, or zoo:NAME')

@@ -69,8 +69,14 @@ def with_draft(
     chunk: prompt tokens that one prefill pass reads.
 
   Raises:
-    ValueError: the two have different tokenizers.
+    ValueError: the two have different tokenizers, or only one an encoder.
   """
+  has = lambda model: 'has no encoder' if model.start is None else 'has one'
+  if has(target) != has(draft):
+    raise ValueError(
+      f'target {target.label} {has(target)} and draft {draft.label} '
+      f'{has(draft)}; an encoder: both need one, or neither'
+    )
   tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
   q = draft.draft_model(target)
   least = settings.min_confidence
@@ -112,7 +118,7 @@ def make(
   def init(weights, context, features):
     del features
     B, L = context.tokens_BL.shape
-    cache = model.init_cache(B, L)
+    cache = forward.open_cache(model, weights.draft, B, L, context.source)
     unread_B = jnp.maximum(context.lengths_B - 2, 0)
     cache, _ = forward.prefill(
       model, weights.draft, context.tokens_BL, unread_B, cache, chunk=chunk

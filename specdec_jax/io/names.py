@@ -4,7 +4,6 @@ Each array is converted directly into its final dtype and placed on its device,
 so the host never holds a second copy of the model.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -29,6 +28,7 @@ class Naming(NamedTuple):
   transposed: kernels are stored [out, in]; the head always is.
   thirds: modules that are thirds of one stored array, along its last axis.
   prefix: what names may begin with, or not.
+  encoder: of the parameters of an encoder.
   """
 
   layer: str
@@ -39,9 +39,12 @@ class Naming(NamedTuple):
   transposed: bool = True
   thirds: tuple[str, ...] = ()
   prefix: str = ''
+  encoder: 'Naming | None' = None
 
   def stored(self, name: str) -> str:
     """'layers/3/attn/q/bias' -> 'model.layers.3.self_attn.q_proj.bias'."""
+    if self.encoder and name.startswith('encoder/'):
+      return self.encoder.stored(name.removeprefix('encoder/'))
     layer, module, leaf = _parts(name)
     start = '' if layer is None else self.layer.format(layer)
     leaf = 'bias' if leaf == 'bias' else 'weight'
@@ -142,6 +145,36 @@ HF_GPT2 = Naming(
   thirds=_QKV,
   prefix='transformer.',
 )
+
+
+def _t5(gated: bool) -> Naming:
+  """T5's names: the layers of a stack are blocks, whose parts are layers."""
+  attention = {'attn_norm': 'layer.0.layer_norm'}
+  attention |= {f'attn/{x}': f'layer.0.SelfAttention.{x}' for x in 'qkvo'}
+  cross = {'cross_norm': 'layer.1.layer_norm'}
+  cross |= {f'cross_attn/{x}': f'layer.1.EncDecAttention.{x}' for x in 'qkvo'}
+  ways = {'gate': 'wi_0', 'up': 'wi_1'} if gated else {'up': 'wi'}
+
+  def stack(name: str, number: int, **more: str) -> Naming:
+    first = f'{name}.block.0.layer.0.SelfAttention'
+    dense = f'layer.{number}.DenseReluDense'
+    modules = {
+      **attention,
+      **more,
+      'norm': f'{name}.final_layer_norm',
+      'relative': f'{first}.relative_attention_bias',
+      'mlp_norm': f'layer.{number}.layer_norm',
+      **{f'mlp/{x}': f'{dense}.{y}' for x, y in ways.items()},
+      'mlp/down': f'{dense}.wo',
+    }
+    return Naming(f'{name}.block.{{}}.', modules)
+
+  encoder = stack('encoder', 1)
+  ends = dict(head='lm_head', embed='shared')
+  return stack('decoder', 2, **cross, **ends)._replace(encoder=encoder)
+
+
+HF_T5, HF_T5_GATED = _t5(False), _t5(True)
 # Norms of Gemma are stored as they are applied, 1 already added.
 GGUF = Naming(
   layer='blk.{}.',
@@ -165,6 +198,10 @@ HARMLESS = re.compile(
   r'model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'
   r'|model\.rotary_emb\.inv_freq|rope_freqs\.weight'
   r'|(transformer\.)?h\.\d+\.attn\.(masked_)?bias'  # GPT-2's causal mask
+  # Copies of T5's shared embedding; an unused table of old checkpoints.
+  r'|(en|de)coder\.embed_tokens\.weight'
+  r'|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias'
+  r'\.weight'
 )
 
 
@@ -188,8 +225,8 @@ def read(
   out = {}
   for name, want in lm.shapes(config).items():
     x = np.empty(want.shape, want.dtype)
-    if config.scan_layers and name.startswith('layers/'):
-      for i in range(config.depth):
+    if config.scan_layers and 'layers/' in name:
+      for i in range(want.shape[0]):
         one = name.replace('layers/', f'layers/{i}/')
         _read_into(x[i], reader, config, one, plan[one])
     else:
@@ -206,7 +243,7 @@ def _plan(reader: Reader, config) -> dict[str, str]:
     found = naming.stored(name)
     return found if found in shapes else naming.prefix + found
 
-  wanted = lm.shapes(dataclasses.replace(config, scan_layers=False))
+  wanted = lm.shapes(config.running(scan_layers=False))
   plan = {name: stored(name) for name in wanted}
   head = stored('head')
   if config.tied:

@@ -1,7 +1,8 @@
 """Rotary positions and grouped-query attention over cached keys and values."""
 
 import dataclasses
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,18 @@ Array = jax.Array
 class View(NamedTuple):
   """The positions of a forward pass, for the layers with one window size.
 
-  cos, sin: rotary angles, [B, T, 1, C/2]; None for learned positions.
+  cos, sin: rotary angles, [B, T, 1, C/2]; None for other kinds of positions.
   mask_BTS: true where a token attends to a slot.
+  bias_BHTS: of relative positions, what is added to the scores, or None.
+  source: (keys and values of the source in this layer, where its tokens are),
+    as layers.CrossAttention takes them; None without an encoder.
   """
 
   cos: Array | None
   sin: Array | None
   mask_BTS: Array
+  bias_BHTS: Array | None = None
+  source: Any = None
 
 
 def views(config: model_config.LMConfig, positions_BT, mask_BTS):
@@ -38,9 +44,50 @@ def _view(config, window: int, positions_BT, mask_BTS) -> View:
       config = dataclasses.replace(
         config, rope_theta=config.local_rope_theta, rope_scaling=None
       )
-  if config.position == 'learned':
+  if config.position != 'rope':
     return View(None, None, mask_BTS)
   return View(*rotation(positions_BT, config), mask_BTS)
+
+
+def relative_bias(
+  config: model_config.LMConfig, table_XH: Array, positions_BT, slots: int
+) -> Array:
+  """What T5 adds to the scores of a query and a slot: [B, H, T, S].
+
+  A slot's index is taken for its position.
+
+  Args:
+    config: with the number of buckets X.
+    table_XH: a number for each bucket and head.
+    positions_BT: of the queries.
+    slots: S.
+  """
+  distance_BTS = jnp.arange(slots)[None, None] - positions_BT[..., None]
+  bucket_BTS = buckets(distance_BTS, config)
+  return jnp.moveaxis(table_XH.at[bucket_BTS].get(mode='clip'), -1, 1)
+
+
+def buckets(distance: Array, config: model_config.LMConfig) -> Array:
+  """The bucket of each distance from a query on to a key (Raffel et al. 2020,
+  https://arxiv.org/abs/1910.10683, section 2.1).
+
+  Half of the buckets are for single distances, half for ever larger ranges up
+  to the farthest. Without causal, half of all are for keys after the query.
+  """
+  count, far = config.buckets
+  first = jnp.zeros_like(distance)
+  if not config.causal:
+    count //= 2
+    first = jnp.where(distance > 0, count, 0)
+    distance = -jnp.abs(distance)
+  back = jnp.maximum(-distance, 0)
+  single = count // 2
+  # In float32 as in the published models: a bucket's edge is a whole number.
+  share = jnp.log(jnp.maximum(back, 1).astype(jnp.float32) / single)
+  share /= math.log(far / single)
+  range_ = single + (share * (count - single)).astype(jnp.int32)
+  range_ = jnp.minimum(range_, count - 1)
+  return first + jnp.where(back < single, back, range_)
 
 
 def precision(dtype):
@@ -113,6 +160,7 @@ def attend(
   *,
   scale: float | None = None,
   cap: float | None = None,
+  bias_BHTS: Array | None = None,
 ) -> Array:
   """Grouped-query attention; query head h uses key/value head h // (H / G).
 
@@ -122,6 +170,7 @@ def attend(
     mask_BTS: true where a token attends to a slot.
     scale: factor of the scores before the softmax; None is C**-0.5.
     cap: soft cap of the scaled scores; None is none.
+    bias_BHTS: added to the scores; None is none.
 
   Returns:
     [B, T, H * C].
@@ -141,6 +190,8 @@ def attend(
     precision=exact,
   ).reshape(B, G, H // G, T, S)
   scores = softcap(scores * (C**-0.5 if scale is None else scale), cap)
+  if bias_BHTS is not None:
+    scores += bias_BHTS.astype(wide).reshape(B, G, H // G, T, S)
   # Finite: a row where everything is masked must not become NaN.
   scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
   weights = jax.nn.softmax(scores, -1).astype(q_BTHC.dtype)

@@ -1,4 +1,4 @@
-"""Settings of the decoder-only model and the table of published sizes.
+"""Settings of the language model and the table of published sizes.
 
 A family of models (Llama, GPT-2, Gemma) is a set of settings: no code depends
 on its name.
@@ -24,7 +24,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class LMConfig:
-  """One decoder-only transformer.
+  """One transformer: a decoder, with an encoder before it or without.
 
   Sizes. vocab: rows of the embedding, padding included. context: positions that
   the model supports, and rows of the table of learned positions.
@@ -32,24 +32,34 @@ class LMConfig:
   Embedding. embed_scale: factor of the embedding, rounded to dtype. tied: the
   head is the same matrix.
 
-  Positions. position: 'rope' or 'learned'. rope_pairs: the channels that rotate
-  together, 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1).
+  Positions. position: 'rope', 'learned' or 'relative' (T5's: a number for each
+  head and distance is added to the scores). rope_pairs: the channels that
+  rotate together, 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1). buckets:
+  how many relative positions are told apart, and the distance from which all
+  are one.
 
   Attention. windows: how many tokens a token attends to, itself included, 0 for
   all; layer i has windows[i % len(windows)]. local_rope_theta: the unscaled
   RoPE base of layers with a window; None: that of the others. query_scale:
   factor of the scores (None: head_dim**-0.5); attn_softcap caps them after it.
 
-  MLP. act: 'silu', 'gelu_tanh' (its tanh approximation) or 'gelu' (exact).
-  gated: down(act(gate(x)) * up(x)), else down(act(up(x))).
+  MLP. act: 'silu', 'gelu_tanh' (its tanh approximation), 'gelu' (exact) or
+  'relu'. gated: down(act(gate(x)) * up(x)), else down(act(up(x))).
 
   Norms. norm: 'rms', or 'layer' with a bias. post_norm: norms after attention
   and after the MLP too. wide_norm: scales are stored and applied in float32 or
   wider.
 
-  Head. logit_softcap: soft cap of the logits. proposes: the ids that the head
+  Head. head_scale: factor of its input. logit_softcap: soft cap of the logits.
+  proposes: the ids that the head
   has a column for, ascending; all others have logit -inf; () is all ids. Only
   for drafts, which must not be tied then.
+
+  Encoder. encoder: the settings of the encoder, which reads a source with the
+  decoder's embedding; every layer of the decoder then attends to what it left.
+  None: no encoder. start: the id that the decoder's text begins with then.
+  causal: false in the encoder, where a token also attends to
+  later ones.
 
   Execution; only dtype changes the result. dtype: of weights, activations and
   cache; logits are float32 or wider. scan_layers: trace one layer and scan over
@@ -73,6 +83,7 @@ class LMConfig:
   rope_theta: float = 10000.0
   rope_pairs: str = 'half'
   rope_scaling: RopeScaling | None = None
+  buckets: tuple[int, int] = (32, 128)
   windows: tuple[int, ...] = (0,)
   local_rope_theta: float | None = None
   query_scale: float | None = None
@@ -87,8 +98,12 @@ class LMConfig:
   norm_eps: float = 1e-5
   post_norm: bool = False
   wide_norm: bool = False
+  head_scale: float = 1.0
   logit_softcap: float | None = None
   proposes: tuple[int, ...] = ()
+  encoder: 'LMConfig | None' = None
+  start: int | None = None
+  causal: bool = True
   dtype: str = 'float32'
   scan_layers: bool = False
   fused: bool = False
@@ -123,6 +138,12 @@ class LMConfig:
         f'{self.vocab}, of a model that is not tied'
       )
 
+  def running(self, **changes) -> 'LMConfig':
+    """The same model with another dtype, scan_layers, fused or packed; its
+    encoder too."""
+    own = self.encoder and self.encoder.running(**changes)
+    return dataclasses.replace(self, **changes, encoder=own)
+
   @property
   def activations(self) -> str:
     """The dtype of activations and cache."""
@@ -132,8 +153,8 @@ class LMConfig:
 # The values of settings that are words.
 ALLOWED = {
   'rope_pairs': ('half', 'interleaved'),
-  'position': ('rope', 'learned'),
-  'act': ('silu', 'gelu_tanh', 'gelu'),
+  'position': ('rope', 'learned', 'relative'),
+  'act': ('silu', 'gelu_tanh', 'gelu', 'relu'),
   'norm': ('rms', 'layer'),
   'dtype': ('float32', 'bfloat16', 'float64'),
 }
@@ -184,6 +205,18 @@ def _gemma3(width: int) -> dict[str, Any]:
 
 _GEMMA2 = gemma(2304, windows=(4096, 0), attn_softcap=50.0, logit_softcap=30.0)
 
+
+def t5(depth: int, **sizes: Any) -> dict[str, Any]:
+  """The settings that all T5s share, with an encoder of the same sizes.
+
+  T5 1.0 (Raffel et al. 2020) has act='relu', gated=False, is tied and scales
+  the head's input by width**-0.5; T5 1.1 and Flan have a gated GELU.
+  """
+  every = dict(position='relative', query_scale=1.0, norm_eps=1e-6)
+  shared = {'depth': depth, 'kv_heads': sizes['heads'], **every, **sizes}
+  return shared | dict(start=0, encoder=LMConfig(**shared, causal=False))
+
+
 _COLUMNS = (
   'depth', 'width', 'heads', 'kv_heads', 'head_dim', 'mlp', 'vocab', 'context'
 )  # fmt: skip
@@ -211,10 +244,37 @@ _ROWS: dict[str, tuple] = {
   'gemma3_1b': (26, 1152, 4, 1, 256, 6912, 262144, 32768, _gemma3(1152)),
 }
 
+# depth, width, heads, mlp of T5 1.1, whose halves have equal sizes; Flan-T5 is
+# trained from it. The context is that of its training; it has no other limit.
+_T5 = {
+  'tiny': (2, 64, 4, 128),
+  'small': (8, 512, 6, 1024),
+  'base': (12, 768, 12, 2048),
+  'large': (24, 1024, 16, 2816),
+  'xl': (24, 2048, 32, 5120),
+  'xxl': (24, 4096, 64, 10240),
+}
+
+
+def _t5_1_1(name: str, depth: int, width: int, heads: int, mlp: int):
+  tiny = name == 'tiny'
+  return t5(
+    depth,
+    width=width,
+    heads=heads,
+    head_dim=16 if tiny else 64,
+    mlp=mlp,
+    vocab=512 if tiny else 32128,
+    context=512,
+    act='gelu_tanh',
+    tied=False,
+  )
+
+
 SIZES: dict[str, dict[str, Any]] = {
   name: dict(zip(_COLUMNS, row, strict=False)) | row[-1]
   for name, row in _ROWS.items()
-}
+} | {f't5_{name}': _t5_1_1(name, *row) for name, row in _T5.items()}
 
 
 def sized(name: str, **changes) -> LMConfig:

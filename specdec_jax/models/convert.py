@@ -32,7 +32,9 @@ def fuse(config: model_config.LMConfig, params: types.Params):
     raise ValueError('scan_layers and fused: choose one')
   if config.fused:
     return config, params
-  for layer in params['layers'].values():
+  layers = list(params['layers'].values())
+  layers += params.get('encoder', {}).get('layers', {}).values()
+  for layer in layers:
     for name, parts in _FUSED.items():
       group, whole = name.split('/')
       if parts[0].split('/')[1] not in layer[group]:
@@ -41,7 +43,7 @@ def fuse(config: model_config.LMConfig, params: types.Params):
       layer[group][whole] = {
         leaf: jnp.concatenate([x[leaf] for x in found], -1) for leaf in found[0]
       }
-  return dataclasses.replace(config, fused=True), params
+  return config.running(fused=True), params
 
 
 def pack(config: model_config.LMConfig, params: types.Params):
@@ -49,7 +51,7 @@ def pack(config: model_config.LMConfig, params: types.Params):
 
   Changes params in place, as fuse does.
   """
-  return dataclasses.replace(config, packed=True), pack_params(params)
+  return config.running(packed=True), pack_params(params)
 
 
 def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
@@ -74,7 +76,7 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
 
 def unpack(config: model_config.LMConfig, params: types.Params):
   """The inverse of pack, in new arrays."""
-  config = dataclasses.replace(config, packed=False)
+  config = config.running(packed=False)
   flat = lm.flatten(params)
   for name, shape in lm.shapes(config).items():
     x, columns = flat[name], shape.shape[-1]
@@ -96,13 +98,13 @@ def plain(config: model_config.LMConfig, params: types.Params):
   """
   if config.packed:
     config, params = unpack(config, params)
-  config = dataclasses.replace(config, scan_layers=False, fused=False)
+  config = config.running(scan_layers=False, fused=False)
   flat = lm.flatten(params)
-  for name in [n for n in flat if n.startswith('layers/')]:
-    group, _, rest = name.partition('/')
+  for name in [n for n in flat if 'layers/' in n]:
+    group, _, rest = name.rpartition('layers/')
     if not rest.split('/')[0].isdecimal():
       stack = flat.pop(name)
-      flat |= {f'{group}/{i}/{rest}': x for i, x in enumerate(stack)}
+      flat |= {f'{group}layers/{i}/{rest}': x for i, x in enumerate(stack)}
   sizes = lm.shapes(config)
   for name in list(flat):
     stem, _, leaf = name.rpartition('/')

@@ -87,6 +87,7 @@ ACTS = {
   'silu': jax.nn.silu,
   'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
   'gelu': functools.partial(jax.nn.gelu, approximate=False),
+  'relu': jax.nn.relu,
 }
 
 
@@ -201,7 +202,12 @@ class Attention(nnx.Module):
       k_BTGC = attention.rotate(k_BTGC, view.cos, view.sin, c.rope_pairs)
     cache, layer = write(k_BTGC, v_BTGC)
     y_BTF = attention.attend(
-      q_BTHC, layer, view.mask_BTS, scale=c.query_scale, cap=c.attn_softcap
+      q_BTHC,
+      layer,
+      view.mask_BTS,
+      scale=c.query_scale,
+      cap=c.attn_softcap,
+      bias_BHTS=view.bias_BHTS,
     )
     return self.o(y_BTF), cache
 
@@ -225,6 +231,28 @@ class Attention(nnx.Module):
       norms=norms,
     )
     return y_BTF, kv.Panels(*cache)
+
+
+class CrossAttention(nnx.Module):
+  """Attention of a decoder to what its encoder left."""
+
+  def __init__(self, c: model_config.LMConfig):
+    self.config, wide = c, c.heads * c.head_dim
+    self.q, self.k, self.v = (Linear(c, c.width, wide) for _ in 'qkv')
+    self.o = Linear(c, wide, c.width)
+
+  def store(self, hidden_BID: Array) -> kv.KVCache:
+    """The keys and values of a source, from the encoder's hidden states."""
+    c, (B, I, _) = self.config, hidden_BID.shape
+    split = lambda y: jnp.swapaxes(y.reshape(B, I, c.heads, c.head_dim), 1, 2)
+    return kv.KVCache(split(self.k(hidden_BID)), split(self.v(hidden_BID)))
+
+  def __call__(self, x_BTD: Array, store: kv.KVCache, mask_B1I: Array):
+    c, (B, T, _) = self.config, x_BTD.shape
+    q_BTHC = self.q(x_BTD).reshape(B, T, c.heads, c.head_dim)
+    return self.o(
+      attention.attend(q_BTHC, store, mask_B1I, scale=c.query_scale)
+    )
 
 
 class MLP(nnx.Module):
@@ -261,6 +289,8 @@ class Block(nnx.Module):
   def __init__(self, c: model_config.LMConfig):
     self.attn_norm, self.mlp_norm = norm(c, c.width), norm(c, c.width)
     self.attn, self.mlp = Attention(c), MLP(c)
+    if c.encoder is not None:
+      self.cross_norm, self.cross_attn = norm(c, c.width), CrossAttention(c)
     self.attn_post_norm, self.mlp_post_norm = (
       norm(c, c.width) if c.post_norm else None for _ in range(2)
     )
@@ -272,6 +302,8 @@ class Block(nnx.Module):
     if self.attn_post_norm is not None:
       y_BTD = self.attn_post_norm(y_BTD)
     x_BTD = x_BTD + y_BTD
+    if view.source is not None:
+      x_BTD += self.cross_attn(self.cross_norm(x_BTD), *view.source)
     y_BTD = self.mlp(self.mlp_norm(x_BTD))
     if self.mlp_post_norm is not None:
       y_BTD = self.mlp_post_norm(y_BTD)

@@ -1,4 +1,4 @@
-"""The decoder-only language model.
+"""The language model: a decoder, with an encoder before it or without.
 
 Training, prefill, decoding (T = 1) and verification (T = gamma + 1) run the
 same `apply`. Parameters are a plain nested dict; io and sharding use their flat
@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from specdec_jax import types
 from specdec_jax.kernels import calls
-from specdec_jax.models import attention, layers
+from specdec_jax.models import attention, encoder, layers
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
 
@@ -25,7 +25,7 @@ Array = jax.Array
 
 
 class Ends(nnx.Module):
-  """Embedding, position table, final norm and output head.
+  """Embedding, tables of positions, final norm and output head.
 
   The head is [D, V]. Tied models look up embeddings in its columns: one array
   for both, in the layout that the head needs.
@@ -43,6 +43,8 @@ class Ends(nnx.Module):
     table = lambda rows: nnx.Param(jnp.zeros((rows, c.width), dtype))
     self.embed = None if c.tied else table(c.vocab)
     self.positions = table(c.context) if c.position == 'learned' else None
+    relative = c.position == 'relative'
+    self.relative = encoder.relative_table(c) if relative else None
 
   def lookup(self, tokens_BT: Array, positions_BT: Array) -> Array:
     c = self.config
@@ -64,6 +66,8 @@ class Ends(nnx.Module):
 
   def logits(self, hidden: Array) -> Array:
     logits = layers.head(self.norm, hidden, self.head[...], self.few)
+    if self.config.head_scale != 1:
+      logits *= self.config.head_scale
     return attention.softcap(logits, self.config.logit_softcap)
 
 
@@ -84,10 +88,18 @@ def _split(config: model_config.LMConfig):
 
 def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
   """Shape and dtype of every parameter, by flat name."""
-  (_, block), (_, ends) = _modules(config)
-  named = lambda state: {
+  out = _named(config, *_modules(config))
+  if config.encoder is not None:
+    own = _named(config.encoder, *encoder.modules(config.encoder))
+    out |= {f'encoder/{name}': x for name, x in own.items()}
+  return {name: jax.ShapeDtypeStruct(*x) for name, x in out.items()}
+
+
+def _named(config, block, ends) -> dict[str, tuple]:
+  """(shape, dtype) by flat name, of the parameters of a stack of layers."""
+  named = lambda module: {
     '/'.join(map(str, path)): (leaf.shape, leaf.dtype)
-    for path, leaf in nnx.to_flat_state(state)
+    for path, leaf in nnx.to_flat_state(module[1])
   }
   out = named(ends)
   for name, (shape, dtype) in named(block).items():
@@ -95,7 +107,7 @@ def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
       out[f'layers/{name}'] = (config.depth, *shape), dtype
     else:
       out |= {f'layers/{i}/{name}': (shape, dtype) for i in range(config.depth)}
-  return {name: jax.ShapeDtypeStruct(*x) for name, x in out.items()}
+  return out
 
 
 def nest(flat: dict[str, Any]) -> dict[str, Any]:
@@ -119,9 +131,11 @@ def flatten(params: types.Params) -> dict[str, Any]:
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   """Random parameters: kernels N(0, 1/fan_in), norm scales 1, biases 0.
 
-  Rows of the token and position tables are N(0, 1/width). Values depend on the
-  seed and the parameter's unscanned name only, so that a seed gives the same
-  model whether it is sharded, scanned or neither.
+  Rows of the token and position tables are N(0, 1/width), numbers of relative
+  positions N(0, 1). Where scores are not scaled (query_scale 1), kernels of q
+  have a variance smaller by head_dim. Values depend on the seed and the
+  parameter's unscanned name only, so that a seed gives the same model whether
+  it is sharded, scanned or neither.
 
   Args:
     config: the settings.
@@ -139,13 +153,17 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
     if name.endswith('bias'):
       return jnp.zeros(shape, dtype)
     fan_in = shape[-1 if name in ('embed', 'positions') else -2]
+    if name.endswith('relative'):
+      fan_in = 1
+    if name.endswith('attn/q/kernel') and config.query_scale == 1:
+      fan_in *= config.head_dim
     return (jax.random.normal(key, shape, dtype) * fan_in**-0.5).astype(dtype)
 
   out = {}
   for name, s in shapes(config).items():
-    group, _, rest = name.partition('/')
-    if config.scan_layers and group == 'layers':
-      names = [f'layers/{i}/{rest}' for i in range(config.depth)]
+    before, layers_, rest = name.rpartition('layers/')
+    if config.scan_layers and layers_:
+      names = [f'{before}layers/{i}/{rest}' for i in range(s.shape[0])]
       x = jnp.stack([one(n, s.shape[1:], s.dtype) for n in names])
     else:
       x = one(name, s.shape, s.dtype)
@@ -183,12 +201,14 @@ def make(
     V,
     config.context,
     functools.partial(_embed, config),
+    config.encoder and functools.partial(_encode, config, constrain),
   )
 
 
 def _ends(config, params) -> Ends:
   _, (graphdef, _) = _modules(config)
-  leaves = {name: x for name, x in params.items() if name != 'layers'}
+  others = 'layers', 'encoder'
+  leaves = {name: x for name, x in params.items() if name not in others}
   return nnx.merge(graphdef, nnx.State(leaves))
 
 
@@ -220,13 +240,39 @@ def _init_cache(config, constrain, rows: int, slots: int):
   if not config.scan_layers:
     axes = ('batch', 'kv_heads', 'slots', None)
     cache = tuple(layer_cache(config, rows, slots) for _ in range(config.depth))
-    if config.packed:  # on one device
-      return cache
-    return jax.tree.map(lambda x: constrain(x, *axes), cache)
-  shape = (rows, config.depth, slots, config.kv_heads * config.head_dim)
-  cache = kv.Stacked(*(jnp.zeros(shape, jnp.dtype(config.dtype)) for _ in 'kv'))
-  axes = ('batch', None, 'slots', 'kv_heads')
-  return jax.tree.map(lambda x: constrain(x, *axes), cache)
+  else:
+    shape = (rows, config.depth, slots, config.kv_heads * config.head_dim)
+    dtype = jnp.dtype(config.dtype)
+    cache = kv.Stacked(*(jnp.zeros(shape, dtype) for _ in 'kv'))
+    axes = ('batch', None, 'slots', 'kv_heads')
+  if not config.packed:  # which is on one device
+    cache = jax.tree.map(lambda x: constrain(x, *axes), cache)
+  return cache if config.encoder is None else encoder.Cache(cache)
+
+
+def _encode(config, constrain, params, source: types.Source, cache):
+  """types.Model.encode."""
+  (graphdef, _), _ = _modules(config)
+  tokens_BI, lengths_B = source
+  mask_BI = jnp.arange(tokens_BI.shape[1])[None] < lengths_B[:, None]
+  with jax.named_scope('encode'):
+    x_BID = _embed(config, params, tokens_BI, None)
+    hidden_BID = encoder.hidden(
+      config.encoder, params['encoder'], x_BID, mask_BI[:, None]
+    )
+    keep = lambda layer: nnx.merge(graphdef, nnx.State(layer)).cross_attn.store(
+      hidden_BID
+    )
+    axes = ('batch', 'kv_heads', None, None)
+    if config.scan_layers:
+      store = jax.lax.map(keep, params['layers'])
+      store = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), store)
+      axes = ('batch', None, 'kv_heads', None, None)
+    else:
+      numbers = map(str, range(config.depth))
+      store = tuple(keep(params['layers'][i]) for i in numbers)
+    store = jax.tree.map(lambda x: constrain(x, *axes), store)
+  return cache._replace(store=store, mask_B1I=mask_BI[:, None])
 
 
 def _apply(
@@ -251,10 +297,27 @@ def _apply(
       x_BTD = _embed(config, params, tokens_BT, positions_BT)
   (graphdef, _), _ = _modules(config)
   block = lambda layer: nnx.merge(graphdef, nnx.State(layer))
-  args = attention.views(config, positions_BT, mask_BTS), slots_BT
+  views = attention.views(config, positions_BT, mask_BTS)
+  if config.position == 'relative':
+    bias_BHTS = attention.relative_bias(
+      config, params['relative'], positions_BT, mask_BTS.shape[-1]
+    )
+    views = {w: v._replace(bias_BHTS=bias_BHTS) for w, v in views.items()}
+  own, of_layer = cache, lambda i: None
+  if config.encoder is not None:
+    own, store = cache.own, cache.store
+    if config.scan_layers:
+      of_layer = lambda i: (_pick(store, i, 1), cache.mask_B1I)
+    else:
+      of_layer = lambda i: (store[i], cache.mask_B1I)
+  args = views, slots_BT, of_layer
   run = _scan if config.scan_layers else _unroll
   with jax.named_scope('blocks'):
-    return run(config, block, params['layers'], x_BTD, args, cache, taps, part)
+    x_BTD, tapped, own = run(
+      config, block, params['layers'], x_BTD, args, own, taps, part
+    )
+  whole = config.encoder is None
+  return x_BTD, tapped, own if whole else cache._replace(own=own)
 
 
 def _head(config, ids: int, V: int, constrain, params, hidden):
@@ -276,11 +339,12 @@ def _head(config, ids: int, V: int, constrain, params, hidden):
 def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
   """Runs the layers one by one, each with a cache buffer of its own: fastest
   on CPU and GPU."""
-  views, slots_BT = args
+  views, slots_BT, source = args
   new, tapped = list(cache), {}
   for i in part:
     write = kv.Writer(cache[i], slots_BT)
     view = views[config.windows[i % len(config.windows)]]
+    view = view._replace(source=source(i))
     x_BTD, new[i] = block(layers_params[str(i)])(x_BTD, view, write)
     x_BTD = tapped[i] = checkpoint_name(x_BTD, 'residual')
   return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
@@ -291,7 +355,7 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
 
   The cache is in the carry. As scanned input and output it would be copied.
   """
-  views, slots_BT = args
+  views, slots_BT, source = args
   view_of = _by_number(config, views)
 
   def body(carry, _):
@@ -302,7 +366,8 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
       written = kv.write_stacked(cache, i, k, v, slots_BT)
       return written, kv.read_stacked(written, i, config.kv_heads)
 
-    x_BTD, cache = block(layer_params)(x_BTD, view_of(i), write)
+    view = view_of(i)._replace(source=source(i))
+    x_BTD, cache = block(layer_params)(x_BTD, view, write)
     x_BTD = checkpoint_name(x_BTD, 'residual')
     return (i + 1, x_BTD, cache), x_BTD if taps else ()
 
@@ -322,6 +387,6 @@ def _by_number(config, views):
   return lambda i: _pick(stacked, _pick(kinds, i % len(config.windows)))
 
 
-def _pick(tree, i):
+def _pick(tree, i, axis: int = 0):
   pick = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
-  return jax.tree.map(lambda x: pick(x, i), tree)
+  return jax.tree.map(lambda x: pick(x, i, axis), tree)

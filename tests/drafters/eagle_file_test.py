@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.drafters import eagle_file
-from specdec_jax.io import draft_file, tokenizer
+from specdec_jax.drafters import draft_file, eagle_file
+from specdec_jax.io import tokenizer
 from specdec_jax.models import eagle, lm
 from tests import fakes
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, sharding
-from specdec_jax.drafters import ngram
-from specdec_jax.io import draft_file
+from specdec_jax.drafters import draft_file, ngram
 
 ROOT = pathlib.Path(__file__).parents[2]
 V = 7

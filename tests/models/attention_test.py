@@ -145,7 +145,7 @@ def test_a_row_that_sees_nothing_is_finite():
     dict(rope_pairs='both'),
     dict(dtype='int8'),
     dict(position='sinus'),
-    dict(act='relu'),
+    dict(act='tanh'),
     dict(norm='batch'),
     dict(windows=()),
     dict(windows=(4, -1)),

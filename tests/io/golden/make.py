@@ -1,12 +1,15 @@
 """Writes the golden folders with torch and transformers (extra `parity`).
 
-  python tests/io/golden/make.py
+  python tests/io/golden/make.py [NAME ...]
 
 Each folder is what save_pretrained writes for a tiny random model in bfloat16,
-and logits.npz: tokens [2, 24] and the float32 logits of those weights.
+and logits.npz: tokens [2, 24] and the float32 logits of those weights. Those of
+encoder-decoders also have sources [2, 37], their lengths, more tokens than the
+farthest relative position, and the text that greedy decoding gives.
 """
 
 import pathlib
+import sys
 
 import numpy as np
 import torch
@@ -37,6 +40,17 @@ GEMMA = dict(
   hidden_activation='gelu_pytorch_tanh',
   sliding_window=8,
   attn_implementation='eager',
+)
+
+
+T5 = dict(
+  vocab_size=64,
+  d_model=32,
+  d_kv=8,
+  d_ff=48,
+  num_layers=2,
+  num_decoder_layers=3,
+  num_heads=4,
 )
 
 
@@ -104,14 +118,26 @@ def models():
         ),
       ),
     ),
+    't5': (t.T5ForConditionalGeneration, t.T5Config(**T5)),
+    't5_gated': (
+      t.T5ForConditionalGeneration,
+      t.T5Config(
+        **T5, feed_forward_proj='gated-gelu', tie_word_embeddings=False
+      ),
+    ),
   }
 
 
 def build(name: str, seed: int = 0):
-  """(model in bfloat16 weights, tokens, float32 logits)."""
+  """(model in bfloat16 weights, arrays of logits.npz)."""
   torch.manual_seed(seed)
   make, config = models()[name]
   model = make(config).eval()
+  if name == 't5_gated':
+    # transformers 5 ties every T5; published ones have a head of their own.
+    model.config.tie_word_embeddings = False
+    head = torch.empty_like(model.lm_head.weight)
+    model.lm_head.weight = torch.nn.Parameter(head.normal_())
   with torch.no_grad():
     for x in model.parameters():
       # Far from the default 0.02, so that a wrong attention shows.
@@ -120,17 +146,40 @@ def build(name: str, seed: int = 0):
       x.copy_(noise + bool((x == 1).all()))
       # Not model.to(bfloat16), which would round RoPE's frequencies too.
       x.copy_(x.to(torch.bfloat16))
-    tokens = torch.randint(0, COMMON['vocab_size'], (2, 24))
-    logits = model(tokens).logits
-  return model.to(torch.bfloat16), tokens.numpy(), logits.numpy()
+    arrays = (_encoder_decoder if 't5' in name else _decoder)(model)
+  return model.to(torch.bfloat16), {k: x.numpy() for k, x in arrays.items()}
+
+
+def _decoder(model):
+  tokens = torch.randint(0, COMMON['vocab_size'], (2, 24))
+  return dict(tokens=tokens, logits=model(tokens).logits)
+
+
+def _encoder_decoder(model):
+  source = torch.randint(2, T5['vocab_size'], (2, 37))
+  lengths = torch.tensor([37, 20])
+  read = dict(
+    input_ids=source,
+    attention_mask=(torch.arange(37)[None] < lengths[:, None]).long(),
+  )
+  tokens = torch.randint(0, T5['vocab_size'], (2, 160))
+  tokens[:, 0] = 0
+  greedy = torch.zeros((2, 1), dtype=torch.long)
+  for _ in range(24):
+    logits = model(**read, decoder_input_ids=greedy, use_cache=False).logits
+    greedy = torch.cat([greedy, logits[:, -1:].argmax(-1)], 1)
+  logits = model(**read, decoder_input_ids=tokens, use_cache=False).logits
+  return dict(
+    source=source, lengths=lengths, tokens=tokens, logits=logits, greedy=greedy
+  )
 
 
 def main():
-  for name in models():
-    model, tokens, logits = build(name)
+  for name in sys.argv[1:] or models():
+    model, arrays = build(name)
     model.save_pretrained(HERE / name)
     (HERE / name / 'generation_config.json').unlink(missing_ok=True)
-    np.savez(HERE / name / 'logits.npz', tokens=tokens, logits=logits)
+    np.savez_compressed(HERE / name / 'logits.npz', **arrays)
 
 
 if __name__ == '__main__':

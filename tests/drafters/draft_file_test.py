@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax.io import draft_file, tokenizer
+from specdec_jax.drafters import draft_file
+from specdec_jax.io import tokenizer
 
 KIND = draft_file.Kind('medusa', 'a file of scripts/medusa.py')
 OWN = tokenizer.from_bytes(300, 'bytes 300')

@@ -1,0 +1,88 @@
+"""The encoder of an encoder-decoder, and what the decoder keeps of a source."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specdec_jax import types
+from specdec_jax.models import attention, layers
+from specdec_jax.models import cache as kv
+from specdec_jax.models import config as model_config
+
+Array = jax.Array
+
+
+class Cache(NamedTuple):
+  """The cache of a decoder with an encoder.
+
+  own: the decoder's keys and values, as of a model without an encoder.
+  store: keys and values of the source: a kv.KVCache of I slots for each layer,
+    stacked along axis 1 if the layers are scanned. Written once a request.
+  mask_B1I: true where the source has a token.
+  """
+
+  own: Any
+  store: Any = None
+  mask_B1I: Array | None = None
+
+
+class Ends(nnx.Module):
+  """The final norm, and the table of relative positions."""
+
+  def __init__(self, c: model_config.LMConfig):
+    self.norm = layers.norm(c, c.width)
+    self.relative = relative_table(c)
+
+
+def relative_table(c: model_config.LMConfig) -> nnx.Param:
+  """The parameter that attention.relative_bias takes, [X, H]."""
+  shape = c.buckets[0], c.heads
+  return nnx.Param(jnp.zeros(shape, jnp.dtype(c.activations)))
+
+
+@functools.cache
+def modules(c: model_config.LMConfig):
+  """(graphdef, abstract params) of a block and of Ends."""
+  split = lambda make: nnx.split(nnx.eval_shape(make), nnx.Param)
+  return split(lambda: layers.Block(c)), split(lambda: Ends(c))
+
+
+def hidden(
+  c: model_config.LMConfig, params: types.Params, x_BID: Array, mask_B1I: Array
+) -> Array:
+  """The hidden states of a source, [B, I, D].
+
+  Args:
+    c: settings of the encoder.
+    params: of the encoder.
+    x_BID: embeddings of the source.
+    mask_B1I: true where it has a token.
+  """
+  (graphdef, _), (ends_def, _) = modules(c)
+  leaves = {name: x for name, x in params.items() if name != 'layers'}
+  ends = nnx.merge(ends_def, nnx.State(leaves))
+  B, I, _ = x_BID.shape
+  at_BI = jnp.broadcast_to(jnp.arange(I)[None], (B, I))
+  view = attention.View(
+    None,
+    None,
+    jnp.broadcast_to(mask_B1I, (B, I, I)),
+    attention.relative_bias(c, ends.relative[...], at_BI, I),
+  )
+
+  def attend_here(k_BIGC, v_BIGC):
+    return None, kv.KVCache(*(jnp.swapaxes(y, 1, 2) for y in (k_BIGC, v_BIGC)))
+
+  def layer(x_BID, layer_params):
+    block = nnx.merge(graphdef, nnx.State(layer_params))
+    return block(x_BID, view, attend_here)[0], None
+
+  if c.scan_layers:
+    x_BID, _ = jax.lax.scan(layer, x_BID, params['layers'])
+  else:
+    for i in range(c.depth):
+      x_BID, _ = layer(x_BID, params['layers'][str(i)])
+  return ends.norm(x_BID)

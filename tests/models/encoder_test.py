@@ -1,0 +1,237 @@
+"""Encoder-decoders: what is read once, and what nothing may change."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import api, decode, forward, requests, sharding, types
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.drafters import scripted
+from specdec_jax.io import hf, load, names
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from specdec_jax.verify import coupled, reject
+from tests import fakes
+from tests.io import tiny
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+V, L, NEW = 31, 24, 16
+SOURCES = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15, 9, 9]]
+
+
+def config_of(width=16, depth=2, **more):
+  sizes = dict(heads=4, head_dim=8, mlp=24, vocab=V, context=64)
+  found = model_config.t5(depth, width=width, tied=False, **sizes | more)
+  return model_config.LMConfig(**found).running(dtype='float64')
+
+
+def wild(config, seed: int):
+  """Random weights that make other tokens likely after other ones."""
+  params = lm.init(config, seed)
+  return params | {'head': params['head'] * 3}
+
+
+def request_of(sources=SOURCES, new=NEW, gamma=0, **more):
+  return requests.make(
+    [requests.Item([0], i, source=x) for i, x in enumerate(sources)],
+    ids=V,
+    context=64,
+    max_new_tokens=new,
+    gamma=gamma,
+    length=L,
+    **more,
+  )
+
+
+def texts(out):
+  return [
+    row[:end].tolist()
+    for row, end in zip(out.tokens_BL, out.lengths_B, strict=True)
+  ]
+
+
+def plain_text(config, params, request):
+  plain = decode.programs(lm.make(config), decode.PLAIN, reject.RULE)
+  return texts(plain.generate(types.Weights(params), request))
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
+def test_a_window_equals_its_tokens_one_by_one(x64, scan):
+  config = config_of().running(scan_layers=scan)
+  model, params = lm.make(config), wild(config, 0)
+  source = request_of().source
+  cache = forward.open_cache(model, params, 3, L, source)
+  tokens = jnp.arange(15, dtype=jnp.int32).reshape(3, 5)
+  start_B = jnp.array([0, 4, 9])
+
+  def read(tokens_BT, start_B, cache):
+    hidden, _, cache = forward.read(
+      model, params, tokens_BT, start_B, cache, slots=L
+    )
+    return model.head(params, hidden), cache
+
+  together, whole = read(tokens, start_B, cache)
+  for t in range(5):
+    one, cache = read(tokens[:, t : t + 1], start_B + t, cache)
+    np.testing.assert_allclose(one[:, 0], together[:, t], atol=1e-11)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-12), whole, cache
+  )
+
+
+def test_other_rows_padding_and_what_lies_behind_a_source_change_nothing(x64):
+  config = config_of()
+  model, params = lm.make(config), wild(config, 0)
+  request = request_of()
+  tokens_BI, lengths_B = request.source
+
+  def logits(tokens_BI, lengths_B):
+    B = len(lengths_B)
+    cache = forward.open_cache(
+      model, params, B, L, types.Source(tokens_BI, lengths_B)
+    )
+    read = jnp.broadcast_to(jnp.arange(4)[None], (B, 4))
+    hidden, _, _ = forward.read(
+      model, params, read, jnp.zeros(B, jnp.int32), cache, slots=L
+    )
+    return np.asarray(model.head(params, hidden))
+
+  want = logits(tokens_BI, lengths_B)
+  behind = np.arange(tokens_BI.shape[1])[None] >= lengths_B[:, None]
+  garbage = np.where(behind, 30, tokens_BI)
+  np.testing.assert_allclose(logits(garbage, lengths_B), want, atol=1e-12)
+  longer = np.pad(garbage, ((0, 0), (0, 9)), constant_values=3)
+  np.testing.assert_allclose(logits(longer, lengths_B), want, atol=1e-12)
+  order = np.array([2, 0, 1])
+  np.testing.assert_allclose(
+    logits(tokens_BI[order], lengths_B[order]), want[order], atol=1e-12
+  )
+  # And it is read: another first token changes every row.
+  other = tokens_BI.copy()
+  other[:, 0] = 20
+  assert (np.abs(logits(other, lengths_B) - want).max((1, 2)) > 1e-3).all()
+
+
+@pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE], ids=['r', 'c'])
+def test_text_is_plain_decodings_whatever_drafts(x64, rule):
+  """Drafts of another shape, and the target itself; greedy, or coupled."""
+  config, small = config_of(), config_of(width=8, depth=1)
+  params, other = wild(config, 0), wild(small, 1)
+  more = dict(temperature=0.8, seed=3) if rule.coupled else {}
+  want = plain_text(config, params, request_of(gamma=3, **more))
+  for draft, weights in ((small, other), (config, params)):
+    drafter = lm_drafter.make(lm.make(draft), gamma=3)
+    programs = decode.programs(lm.make(config), drafter, rule)
+    out = programs.generate(
+      types.Weights(params, weights), request_of(gamma=3, **more)
+    )
+    assert texts(out) == want
+    mean = np.mean(out.info.hist_BN @ np.arange(4) / out.info.calls_B)
+    assert (mean > 2) == (draft is config)
+
+
+def test_the_store_is_what_encoding_gave_after_any_rejection(x64):
+  config = config_of()
+  model, params = lm.make(config), wild(config, 0)
+  request = request_of(gamma=3)
+  plain = plain_text(config, params, request)
+  script_BL = fakes.pad([fakes.adversary(x, V) for x in plain], L)
+  weights = types.Weights(params, (script_BL, np.full_like(script_BL, 3)))
+  programs = decode.programs(model, scripted.make(gamma=3), reject.RULE)
+  begun, _ = programs.start(weights, request)
+  store = jax.device_get((begun.cache.store, begun.cache.mask_B1I))
+
+  def look(state, info):
+    found = jax.device_get((state.cache.store, state.cache.mask_B1I))
+    jax.tree.map(np.testing.assert_array_equal, found, store)
+
+  fakes.run_steps(programs, weights, request, look=look)
+
+
+def test_the_encoder_is_not_in_the_loop():
+  """Outside of it each kernel of the encoder is multiplied once."""
+  config = config_of().running(dtype='float32')
+  model = lm.make(config)
+  params = jax.eval_shape(lambda: lm.init(config, 0))
+  programs = decode.programs(model, decode.PLAIN, reject.RULE)
+  text = programs.generate.lower(types.Weights(params), request_of()).as_text()
+  before, loop = text.split('stablehlo.while', 1)
+  # Only the encoder's MLP and the store see a source of 16 ids.
+  rows = re.compile(r'dot_general.*tensor<48x')
+  assert len(rows.findall(before)) >= 2 * config.depth
+  assert not rows.findall(loop)
+
+
+@pytest.mark.more
+def test_tokens_do_not_depend_on_the_mesh(x64):
+  config = config_of(heads=8)
+  sources = [*SOURCES, [4, 4], [1], [2, 3], [8, 9, 8], [7]]
+  request = request_of(sources, gamma=2, temperature=[0.0, 0.8] * 4, seed=1)
+  found = []
+  for layout in (
+    None,
+    sharding.lay_out(sharding.make_mesh(data=2, model=4), config),
+  ):
+    constrain = layout and layout.constrain
+    model = lm.make(config, constrain=constrain)
+    put = layout and layout.put
+    weights = types.Weights(
+      lm.init(config, 0, put=put), lm.init(config, 1, put=put)
+    )
+    drafter = lm_drafter.make(model, gamma=2)
+    programs = decode.programs(model, drafter, reject.RULE)
+    placed = requests.place(request, layout)
+    found.append(texts(jax.device_get(programs.generate(weights, placed))))
+  assert found[0] == found[1]
+
+
+@pytest.mark.parametrize('family', ['t5', 't5_gated'])
+def test_logits_and_greedy_text_are_those_of_transformers(family):
+  folder = tiny.GOLDEN / family
+  config, reader, _ = hf.open_folder(folder, family)
+  golden = np.load(folder / 'logits.npz')
+  sources = [
+    row[:end].tolist()
+    for row, end in zip(golden['source'], golden['lengths'], strict=True)
+  ]
+  request = requests.make(
+    [requests.Item([0], i, source=x) for i, x in enumerate(sources)],
+    ids=config.vocab,
+    context=config.context,
+    max_new_tokens=24,
+  )
+  params = names.read(reader, config)
+  logits = tiny.logits(config, params, golden['tokens'], request.source)
+  np.testing.assert_allclose(logits, golden['logits'], atol=1e-4, rtol=1e-4)
+  assert plain_text(config, params, request) == golden['greedy'].tolist()
+
+
+@pytest.mark.parametrize(
+  'source, message',
+  [([40], 'token id 40 is outside'), ([1] * 65, 'source has 65 tokens')],
+)
+def test_bad_sources_are_refused(source, message):
+  with pytest.raises(ValueError, match=message):
+    request_of([source])
+
+
+def test_a_prompt_becomes_a_source_with_its_end():
+  model = load.load('random:t5_tiny')
+  end = model.tokenizer.eos_ids[0]
+  item = requests.item(model, 'ab', 7, chat=False)
+  assert item.tokens == (0,) and item.number == 7
+  assert item.source == [97, 98, end]
+  assert requests.item(model, item.source, 7, chat=False) == item
+
+
+@pytest.mark.parametrize(
+  'target, draft', [('t5_tiny', 'tiny'), ('tiny', 't5_tiny')]
+)
+def test_an_encoder_on_one_side_only_is_refused(target, draft):
+  target, draft = (load.load(f'random:{x}') for x in (target, draft))
+  with pytest.raises(ValueError, match='both need one, or neither'):
+    api.generate(target, 'ab', draft=draft)
