@@ -22,8 +22,11 @@ Array = jax.Array
 
 # New prompts are read by this share of the rows at a time.
 _SHARE = 8
-# Prompts that are sorted by temperature: greedy rows cost less by themselves.
+# Prompts that are sorted: greedy rows cost less by themselves, and prompts that
+# are read together should be of one length.
 _SORTED = 512
+# Tokens of a prompt that are read at a time; the last of them may be padding.
+_CHUNK = 16
 
 
 class Sampling(NamedTuple):
@@ -100,7 +103,11 @@ def generate(
   pool = _Pool(model, params, how, rows, layout, recording)
   order = sorted(
     range(len(prompts)),
-    key=lambda i: (i // _SORTED, how.temperature(numbers[i])),
+    key=lambda i: (
+      i // _SORTED,
+      how.temperature(numbers[i]),
+      len(prompts[i]),
+    ),
   )
   waiting = collections.deque(order)
   while waiting or pool.busy:
@@ -119,7 +126,7 @@ class _Pool:
     self._rows = requests.rows_on(layout, rows)
     self.part = requests.rows_on(layout, -(-rows // _SHARE))
     drafter = _recorder(recording.taps) if recording else decode.PLAIN
-    options = decode.Options(narrow=False, logprobs=bool(recording))
+    options = decode.Options(_CHUNK, narrow=False, logprobs=bool(recording))
     self._programs = decode.programs(model, drafter, reject.RULE, options)
     self._read = _reader(recording)
     self._index_B = np.full(self._rows, -1)  # the prompt of each row, -1: none
