@@ -145,6 +145,7 @@ def run(
   tables.start(doc, console)
   main = clock.share(0.5) if plan.batch_sizes else clock
   before = _before(arms, plan, doc, main, track, console)
+  repeats = plan.bench.repeats
   plan, doc = before.plan, before.doc
   if doc.failed:
     return doc
@@ -153,7 +154,8 @@ def run(
 
   judged = plan_lib.groups(arms, plan, plan.judged)
   end = main._replace(seconds=main.seconds - before.speed.closing())
-  blocks = budget.blocks(len(judged), plan.bench.repeats, end, track)
+  # What is left over goes to more repeats than planned.
+  blocks = budget.blocks(len(judged), repeats, end, track)
   start = runtime.elapsed()
   runs = timing.measure(arms, judged, before.programs, blocks)
   doc = doc._replace(measured=runtime.elapsed() - start)

@@ -1,0 +1,142 @@
+"""Predicted beside measured improvements, and what is said of them."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from experiments import page
+from specdec_jax.costs import cost
+
+NEAR = 0.03  # of 1: whether to speculate makes no difference there
+
+
+class Cell(NamedTuple):
+  """One method at one gamma on the judged prompts of one category.
+
+  pair: models; temperature: of sampling. category: '' is all prompts.
+  predicted, low, high: from other prompts, with the 90 % interval.
+  measured: on the judged ones.
+  """
+
+  pair: str
+  temperature: float
+  category: str
+  drafter: str
+  gamma: int
+  predicted: float
+  low: float | None
+  high: float | None
+  measured: float
+
+
+class Summary(NamedTuple):
+  """cells: how many. sure: those with an interval, and covered: the share of
+  them whose interval holds the measured value.
+
+  choices: sets of cells that differ in gamma only; regret: mean of how much
+  faster the best gamma (0 too) is than the predicted one; worst: the largest.
+  told: cells that are not near 1; right: share of them predicted on its side.
+  """
+
+  cells: int
+  sure: int
+  covered: float | None
+  choices: int
+  regret: float | None
+  worst: float | None
+  told: int
+  right: float | None
+
+
+def of(doc: Any) -> list[Cell]:
+  """The cells of a benchmark.Document."""
+  s, gammas = doc.setting, {row.name: row.gamma for row in doc.rows}
+  pair = f'{s.target} {s.draft or ""}'.strip()
+  rows = [('', x) for x in doc.rows] + [(x.category, x) for x in doc.categories]
+  return [
+    Cell(
+      pair,
+      s.sampling['temperature'],
+      category,
+      x.drafter,
+      gammas[x.name],
+      *(x.predicted.improvement, x.predicted.low, x.predicted.high),
+      x.improvement.value,
+    )
+    for category, x in rows
+    if x.predicted and x.improvement.value
+  ]
+
+
+def summary(cells: Sequence[Cell]) -> Summary:
+  sure = [x for x in cells if x.low is not None]
+  told = [x for x in cells if abs(x.measured - 1) > NEAR]
+  sets: dict[Any, list[Cell]] = {}
+  for x in cells:
+    key = x.pair, x.temperature, x.category, x.drafter
+    sets.setdefault(key, []).append(x)
+  regrets = [_regret(found) for found in sets.values()]
+  mean = lambda values: statistics.mean(values) if values else None
+  return Summary(
+    len(cells),
+    len(sure),
+    mean([x.low <= x.measured <= x.high for x in sure]),
+    len(regrets),
+    mean(regrets),
+    max(regrets, default=None),
+    len(told),
+    mean([(x.predicted > 1) == (x.measured > 1) for x in told]),
+  )
+
+
+def _regret(cells: Sequence[Cell]) -> float:
+  """By how much the best gamma is faster than the one predicted to be."""
+  chosen = cost.best({x.gamma: x.predicted for x in cells})
+  measured = {0: 1.0} | {x.gamma: x.measured for x in cells}
+  return max(measured.values()) / measured[chosen] - 1
+
+
+def markdown(cells: Sequence[Cell], caption: str) -> str:
+  """The summaries by drafter and temperature, then the cells of all prompts."""
+  groups = {'all': cells}
+  for x in cells:
+    name = f'{x.drafter}, T = {x.temperature:g}'
+    groups[name] = [
+      y
+      for y in cells
+      if (y.drafter, y.temperature) == (x.drafter, x.temperature)
+    ]
+  show = lambda x: '-' if x is None else f'{x:.1%}'
+  rows = []
+  for name, found in groups.items():
+    s = summary(found)
+    rows.append(
+      [
+        name,
+        f'{show(s.covered)} of {s.sure}',
+        f'{show(s.regret)} ({show(s.worst)}) of {s.choices}',
+        f'{show(s.right)} of {s.told}',
+      ]
+    )
+  head = ['cells', '90 % intervals hold', 'regret (worst)', 'speculate or not']
+  whole = [
+    [
+      f'{x.drafter} g={x.gamma}, T = {x.temperature:g}',
+      f'{x.predicted:.2f}x',
+      '-' if x.low is None else f'{x.low:.2f} to {x.high:.2f}',
+      f'{x.measured:.2f}x',
+    ]
+    for x in cells
+    if not x.category
+  ]
+  return '\n'.join(
+    [
+      caption,
+      '',
+      *page.table(head, rows),
+      '',
+      'All categories together:',
+      '',
+      *page.table(['method', 'predicted', '90 %', 'measured'], whole),
+    ]
+  )

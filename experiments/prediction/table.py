@@ -1,0 +1,64 @@
+"""Predicted and measured improvements of every category at some temperatures.
+
+bash experiments/prediction/run.sh [--temperatures=0,1] [--config...]
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+
+from experiments import page  # noqa: E402
+from experiments.prediction import cells as cells_lib  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import benchmark, prompts, verdict  # noqa: E402
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
+
+_CONFIG = runtime.config_flag(str(HERE / 'config.py'))
+_PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
+_WARM = flags.DEFINE_list('temperatures', ['0', '1'], '')
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+
+
+def run() -> bool:
+  """True if every difference from plain decoding is explained."""
+  settings = settings_lib.settings(_CONFIG.value)
+  warmths = [
+    dataclasses.replace(settings.sampling, temperature=float(x))
+    for x in _WARM.value
+  ]
+  folder = runtime.open_workdir(_RESULTS.value)
+  chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
+  e = settings_lib.load(settings)
+  arms, plan = plan_lib.arms(e), plan_lib.make(e, chosen)
+  cells, sound, doc = [], True, None
+  for sampling in warmths:
+    doc = benchmark.run(
+      arms,
+      plan._replace(sampling=sampling),
+      track=runtime.track,
+      console=runtime.console(),
+    )
+    cells += cells_lib.of(doc)
+    sound &= verdict.sound(doc)
+  assert doc is not None
+  s = doc.setting
+  caption = (
+    f'{page.made_on(doc.machine)} {s.target}, {s.dtype}; {s.judged_prompts} '
+    f'prompts judged, predicted from {s.other_prompts} others, '
+    f'{s.max_new_tokens} new tokens at most, {s.repeats} repeats.'
+  )
+  text = cells_lib.markdown(cells, caption)
+  page.save(folder, HERE, {'machine': doc.machine, 'cells': cells}, text)
+  print(text)
+  return sound
+
+
+if __name__ == '__main__':
+  runtime.launch(run)

@@ -1,0 +1,65 @@
+"""Coverage, regret and choices by hand; a whole run on a tiny model."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from experiments.prediction import cells
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def cell(gamma, predicted, measured, low=None, high=None, drafter='lookup'):
+  return cells.Cell(
+    'm', 0.0, 'qa', drafter, gamma, predicted, low, high, measured
+  )
+
+
+def test_intervals_regret_and_choices():
+  found = cells.summary(
+    [
+      # Gamma 2 is chosen, gamma 4 would be 20 % faster: one choice.
+      cell(2, 1.5, 1.5, 1.4, 1.6),
+      cell(4, 1.4, 1.8, 1.3, 1.5),
+      # Plain decoding is chosen, and is best; both are rightly refused.
+      cell(2, 0.9, 0.8, drafter='eagle'),
+      cell(4, 0.8, 0.9, 0.7, 0.95, drafter='eagle'),
+      # Near 1: not told. It is chosen, and costs 1 / 0.98.
+      cell(1, 1.1, 0.98, drafter='lm'),
+    ]
+  )
+  assert (found.cells, found.sure, found.choices, found.told) == (5, 3, 3, 4)
+  assert found.covered == pytest.approx(2 / 3)
+  assert found.worst == pytest.approx(0.2)
+  assert found.regret == pytest.approx((0.2 + 0 + 1 / 0.98 - 1) / 3)
+  assert found.right == 1.0
+  wrong = cells.summary([cell(2, 1.1, 0.5), cell(2, 0.9, 2.0)])
+  assert wrong.right == 0.0 and wrong.covered is None
+
+
+def test_a_run_on_a_tiny_model_fills_its_folder(tmp_path):
+  done = subprocess.run(
+    [
+      *(sys.executable, str(ROOT / 'experiments/prediction/table.py')),
+      f'--config={ROOT}/experiments/prediction/config.py:tiny',
+      '--config.decode.max_new_tokens=8',
+      '--config.bench.prompt_tokens=20',
+      f'--results={tmp_path}',
+      '--temperatures=0,1',
+    ],
+    capture_output=True,
+    text=True,
+    env=os.environ | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'},
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads((tmp_path / 'prediction.json').read_text())['cells']
+  # Two gammas and temperatures; seven categories and all together.
+  assert len(found) <= 2 * 2 * 8 and len(found) >= 2 * 2
+  assert {x['temperature'] for x in found} == {0.0, 1.0}
+  assert {x['gamma'] for x in found} == {1, 2}
+  text = (tmp_path / 'prediction.md').read_text()
+  assert '| lookup, T = 1 |' in text and 'lookup g=2, T = 0' in text
