@@ -13,12 +13,16 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import benchmark, budget, prompts  # noqa: E402
+from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
+from specdec_jax.costs import gammas  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
 _SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
+_EXPORT = flags.DEFINE_string(
+  'export_gammas', '', 'JSON file of the best gammas, for generate'
+)
 _MINUTES = flags.DEFINE_float(
   'minutes', 10, 'in all, with loading and compiling; 0: all of the config'
 )
@@ -32,6 +36,8 @@ def run() -> bool:
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   sizes = plan_lib.batch_sizes(_SIZES.value)
   clock = budget.clock(_MINUTES.value)
+  if _EXPORT.value and not sizes:
+    raise ValueError('export_gammas: needs --batch_sizes, as in 1,4,16')
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen, sizes)
   console = runtime.console()
@@ -42,6 +48,8 @@ def run() -> bool:
     console=console,
     clock=clock,
   )
+  if _EXPORT.value and verdict.sound(doc):
+    gammas.export(doc, loaded.target.digest, _EXPORT.value)
   return benchmark.finish(doc, _CONFIG.value, folder, console)
 
 

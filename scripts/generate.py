@@ -19,11 +19,15 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import api, html, requests, runtime, settings  # noqa: E402
 from specdec_jax.analysis import answers  # noqa: E402
-from specdec_jax.bench import prompts  # noqa: E402
+from specdec_jax.bench import machine, prompts  # noqa: E402
+from specdec_jax.costs import gammas  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'JSONL file of answers')
+_GAMMAS = flags.DEFINE_string(
+  'gammas', '', 'file of bench.py --export_gammas, in place of decode.gammas'
+)
 _HTML = flags.DEFINE_string('html', '', 'page of who made each token: slower')
 _CACHE = flags.DEFINE_bool('check_cache', False, 'recompute every cache: slow')
 
@@ -35,24 +39,38 @@ def run() -> bool:
   chosen = prompts.read(_PROMPTS.value)
   if _HTML.value:
     runtime.open_workdir(str(pathlib.Path(_HTML.value).parent))
-  engine = settings.first(settings.load(s))
-  target, max_new = engine.target, s.decode.max_new_tokens
+  e = settings.load(s)
+  target, max_new, chat = e.target, s.decode.max_new_tokens, s.bench.chat
   sampling = dataclasses.asdict(s.sampling)
   wanted = api.Settings(max_new, **sampling, record=bool(_HTML.value))
   rows = requests.rows_on(target.layout, min(s.bench.batch_size, len(chosen)))
+  if _GAMMAS.value:
+    config.decode.gammas = (_gamma(target, s, chosen, rows),)
+    config = answers.one_method(config)
+    e = settings.Experiment(settings.settings(config), target)
+  engine = settings.first(e)
 
   def ask(items):
     batch = api.request_of(engine, items, wanted, rows=rows)
     return api.run(engine, batch, wanted, check_cache=_CACHE.value)
 
   digest = answers.digest(config, [m for m in (target, engine.draft) if m])
-  chat = s.bench.chat
   task = answers.Run(chosen, target, ask, chat, max_new, rows, digest)
   answers.check_prompts(task, _PROMPTS.value)
   done, recorded = answers.write(output, task)
   if recorded:
     html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))
   return answers.report(done, engine.rule)
+
+
+def _gamma(target, s: settings.Settings, chosen, rows: int) -> int:
+  ids = [
+    x.tokens or requests.encode(target.tokenizer, x.turns[0], chat=s.bench.chat)
+    for x in chosen
+  ]
+  method, new = (*s.decode.methods, '')[0], s.decode.max_new_tokens
+  here = machine.describe()
+  return gammas.of_requests(_GAMMAS.value, here, target, method, ids, new, rows)
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ print(out[0].text, out[0].metrics['block_efficiency'])
 
 import bisect
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 
 from specdec_jax import build, debug, decode, requests, types
 from specdec_jax.analysis import record as record_lib
-from specdec_jax.bench import metrics
+from specdec_jax.bench import machine, metrics
+from specdec_jax.costs import gammas
 
 Settings = requests.Settings
 
@@ -99,7 +101,7 @@ def generate(
   *,
   draft: Any = None,
   rule: str | types.Rule = 'reject',
-  gamma: int | None = None,
+  gamma: int | str | os.PathLike | None = None,
   draft_options: dict[str, Any] | None = None,
   n: int = 1,
   chat: bool = False,
@@ -118,7 +120,8 @@ def generate(
       types.Drafter.
     rule: a name of RULES ('lenient:0.5' is lossy), or a types.Rule.
     gamma: tokens drafted before each pass of the target; 4, or what a drafter
-      of your own was made for, if None.
+      of your own was made for, if None. The path of bench.py --export_gammas:
+      what was fastest there.
     draft_options: settings of the drafter, by name.
     n: samples of each prompt; sample j of prompt i is entry i * n + j.
     chat: put each text through the model's chat template as a user's turn.
@@ -136,8 +139,14 @@ def generate(
     debug.Finding: what check_cache found, by row, window and slot.
   """
   wanted = settings(options)
-  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
   items = _items(target, prompts, n, chat)
+  if isinstance(gamma, str | os.PathLike):
+    name = draft if isinstance(draft, str) else getattr(draft, 'name', 'lm')
+    asked = [x.tokens for x in items], wanted.max_new_tokens
+    rows = min(batch_size, len(items))
+    here = machine.describe()
+    gamma = gammas.of_requests(gamma, here, target, name, *asked, rows)
+  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
   if type(batch_size) is not int or batch_size < 1:
     raise ValueError(f'batch_size={batch_size!r}: must be whole, at least 1')
   rows = requests.rows_on(target.layout, min(batch_size, len(items)))

@@ -93,6 +93,8 @@ class BatchRow(NamedTuple):
   """A method at one batch size; fields as in Row."""
 
   name: str
+  drafter: str
+  gamma: int
   tok_s: float | None
   improvement: metrics.Interval
   audit: identity.Audit | None
@@ -361,6 +363,8 @@ def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
   rows = [
     BatchRow(
       arm.name,
+      arm.drafter,
+      arm.gamma,
       timing.tok_s(runs[arm.name]),
       timing.improvement(runs[arm.name], runs[arms[0].name]),
       audits.get(arm.name),
@@ -368,14 +372,14 @@ def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
     for arm in arms
   ]
   failed = identity.failures(groups, outputs)
-  return Batch(size, rows, _best_gammas(arms, rows), failed)
+  return Batch(size, rows, _best_gammas(rows), failed)
 
 
-def _best_gammas(arms, rows) -> dict[str, int]:
+def _best_gammas(rows) -> dict[str, int]:
   """By drafter, the gamma with the largest measured win; 0 where none wins."""
   best: dict[str, dict[int, float]] = {}
-  for arm, row in zip(arms[1:], rows[1:], strict=True):
-    won = best.setdefault(arm.drafter, {})
+  for row in rows[1:]:
+    won = best.setdefault(row.drafter, {})
     if row.improvement.outcome == 'win':
-      won[arm.gamma] = row.improvement.value
+      won[row.gamma] = row.improvement.value
   return {drafter: cost.best(won) for drafter, won in best.items()}

@@ -205,7 +205,10 @@ def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
   ]
   assert tables.identity([lossy], tables.distance(alpha)) == 'LOSSY, TV 0.12'
   assert 'LOSSY' in said(*rows)[0] and '0.12 (lm)' in said(*rows)[0]
-  at = [benchmark.BatchRow(x.name, 9.0, x.improvement, lossy) for x in rows]
+  at = [
+    benchmark.BatchRow(x.name, x.drafter, x.gamma, 9.0, x.improvement, lossy)
+    for x in rows
+  ]
   doc = document(rows, crossover=[benchmark.Batch(8, at, {}, [])])
   tables.crossover(doc, runtime.console())
   assert 'TV 0.12' not in capsys.readouterr().out
@@ -230,7 +233,10 @@ def test_differences_and_failures_of_the_crossover_count():
     [],
     crossover=[
       benchmark.Batch(
-        4, [benchmark.BatchRow('x', None, None, a) for a in rows], {}, failed
+        4,
+        [benchmark.BatchRow('x', 'x', 1, None, None, a) for a in rows],
+        {},
+        failed,
       )
     ],
   )

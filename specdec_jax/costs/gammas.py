@@ -1,0 +1,136 @@
+"""A file with the best gamma by drafter, batch size and length of the buffer.
+
+bench.py --export_gammas writes it, api.generate reads it: on the same machine
+and model only.
+"""
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from specdec_jax import requests, runtime
+from specdec_jax.costs import cost
+from specdec_jax.io import files
+
+FORMAT = 'specdec_jax gammas 1'
+_MACHINE = 'cpu', 'cores', 'platform', 'device', 'devices'
+
+
+class Entry(NamedTuple):
+  """drafter at a batch size and with buffers of so many tokens a row.
+
+  gamma: the fastest; 0 is plain decoding. improvement: of each that was tried.
+  """
+
+  drafter: str
+  batch: int
+  buffer: int
+  gamma: int
+  improvement: dict[int, float]
+
+
+def write(
+  path: str | os.PathLike,
+  machine: Mapping[str, Any],
+  model: str,
+  entries: Sequence[Entry],
+  costs: Any,
+) -> None:
+  """Adds entries to a file, in place of those of the same cell.
+
+  Args:
+    path: made if missing; replaced if of another machine or model.
+    machine: from bench.machine.describe.
+    model: digest of the target.
+    entries: what was found.
+    costs: of the parts of a window, as they were measured.
+  """
+  where = {name: machine[name] for name in _MACHINE}
+  kept: list[dict[str, Any]] = []
+  cell = lambda x: (x['drafter'], x['batch'], x['buffer'])
+  new = [x._asdict() for x in entries]
+  if pathlib.Path(path).exists():
+    before = _read(path)
+    if (before['machine'], before['model']) == (where, model):
+      cells = {cell(x) for x in new}
+      kept = [x for x in before['entries'] if cell(x) not in cells]
+  out: dict[str, Any] = dict(format=FORMAT, machine=where, model=model)
+  out |= {'costs': costs, 'entries': kept + new}
+  files.write(pathlib.Path(path), runtime.compact(out))
+
+
+def export(doc: Any, model: str, path: str) -> None:
+  """Writes the fastest gammas by the crossover of a bench Document.
+
+  model: digest of the target.
+  """
+  entries = []
+  for batch in doc.crossover:
+    tried: dict[str, dict[int, float]] = {}
+    for row in batch.rows[1:]:
+      tried.setdefault(row.drafter, {})[row.gamma] = row.improvement.value or 0
+    entries += [
+      Entry(name, batch.batch_size, doc.setting.buffer, cost.best(x), x)
+      for name, x in tried.items()
+    ]
+  write(path, doc.machine, model, entries, doc.calibration)
+
+
+def of_requests(
+  path, machine, target, drafter: str, prompts: Sequence[Any], new: int, rows
+) -> int:
+  """pick for prompts of token ids, `new` tokens each, in batches of rows."""
+  longest = max(map(len, prompts)) + new
+  size = dict(batch=rows, buffer=requests.bucket(longest))
+  return pick(path, machine, target.digest, drafter, **size)
+
+
+def pick(
+  path: str | os.PathLike,
+  machine: Mapping[str, Any],
+  model: str,
+  drafter: str,
+  *,
+  batch: int,
+  buffer: int,
+) -> int:
+  """The best gamma of the entry that is nearest in batch and buffer.
+
+  Raises:
+    ValueError: no such file, one of another machine or model, or one without
+      the drafter.
+  """
+  found, measure = _read(path), 'measure here with bench.py --export_gammas'
+  for name in _MACHINE:
+    if found['machine'].get(name) != machine[name]:
+      raise ValueError(
+        f'gammas {path}: measured on {name} {found["machine"].get(name)}, this '
+        f'machine has {machine[name]}: {measure}'
+      )
+  if found['model'] != model:
+    raise ValueError(f'gammas {path}: measured on another model: {measure}')
+  of = [x for x in found['entries'] if x['drafter'] == drafter]
+  if not of:
+    names = sorted({x['drafter'] for x in found['entries']})
+    raise ValueError(f'gammas {path}: has {names}, not {drafter!r}: {measure}')
+  far = lambda x: (
+    abs(math.log(x['batch'] / batch)) + abs(math.log(x['buffer'] / buffer))
+  )
+  return min(of, key=far)['gamma']
+
+
+def _read(path: str | os.PathLike) -> dict[str, Any]:
+  try:
+    found = json.loads(pathlib.Path(path).read_text('utf-8'))
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f'gammas {path}: cannot be read ({runtime.first_line(error)})'
+    ) from error
+  if not isinstance(found, dict) or found.get('format') != FORMAT:
+    raise ValueError(
+      f'gammas {path}: no file of bench.py --export_gammas ({FORMAT})'
+    )
+  return found
