@@ -19,8 +19,7 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import api, html, requests, runtime, settings  # noqa: E402
 from specdec_jax.analysis import answers  # noqa: E402
-from specdec_jax.bench import machine, prompts  # noqa: E402
-from specdec_jax.costs import gammas  # noqa: E402
+from specdec_jax.bench import prompts  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
@@ -45,7 +44,9 @@ def run() -> bool:
   wanted = api.Settings(max_new, **sampling, record=bool(_HTML.value))
   rows = requests.rows_on(target.layout, min(s.bench.batch_size, len(chosen)))
   if _GAMMAS.value:
-    config.decode.gammas = (_gamma(target, s, chosen, rows),)
+    config.decode.gammas = (
+      answers.best_gamma(_GAMMAS.value, target, s, chosen, rows),
+    )
     config = answers.one_method(config)
     e = settings.Experiment(settings.settings(config), target)
   engine = settings.first(e)
@@ -61,16 +62,6 @@ def run() -> bool:
   if recorded:
     html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))
   return answers.report(done, engine.rule)
-
-
-def _gamma(target, s: settings.Settings, chosen, rows: int) -> int:
-  ids = [
-    x.tokens or requests.encode(target.tokenizer, x.turns[0], chat=s.bench.chat)
-    for x in chosen
-  ]
-  method, new = (*s.decode.methods, '')[0], s.decode.max_new_tokens
-  here = machine.describe()
-  return gammas.of_requests(_GAMMAS.value, here, target, method, ids, new, rows)
 
 
 if __name__ == '__main__':

@@ -119,9 +119,8 @@ def generate(
     draft: None (plain decoding), a loaded model, a name of DRAFTERS, or a
       types.Drafter.
     rule: a name of RULES ('lenient:0.5' is lossy), or a types.Rule.
-    gamma: tokens drafted before each pass of the target; 4, or what a drafter
-      of your own was made for, if None. The path of bench.py --export_gammas:
-      what was fastest there.
+    gamma: tokens drafted before each pass of the target (None: 4, or what your
+      own drafter was made for), or a file of bench.py --export_gammas.
     draft_options: settings of the drafter, by name.
     n: samples of each prompt; sample j of prompt i is entry i * n + j.
     chat: put each text through the model's chat template as a user's turn.
@@ -133,20 +132,15 @@ def generate(
     **options: the fields of Settings.
 
   Raises:
-    ValueError: a setting out of range, an unknown name, an empty or too long
-      prompt, a draft with another tokenizer. Nothing has run then.
+    ValueError: a bad setting, prompt, name or draft. Nothing has run then.
     NonFiniteLogits: the target's logits were not finite.
     debug.Finding: what check_cache found, by row, window and slot.
   """
   wanted = settings(options)
-  items = _items(target, prompts, n, chat)
-  if isinstance(gamma, str | os.PathLike):
-    name = draft if isinstance(draft, str) else getattr(draft, 'name', 'lm')
-    asked = [x.tokens for x in items], wanted.max_new_tokens
-    rows = min(batch_size, len(items))
-    here = machine.describe()
-    gamma = gammas.of_requests(gamma, here, target, name, *asked, rows)
-  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
+  ask = lambda: _items(target, prompts, n, chat)
+  drafting = draft, rule, gamma, draft_options
+  engine = _engine(target, *drafting, wanted, ask, batch_size)
+  items = ask()
   if type(batch_size) is not int or batch_size < 1:
     raise ValueError(f'batch_size={batch_size!r}: must be whole, at least 1')
   rows = requests.rows_on(target.layout, min(batch_size, len(items)))
@@ -196,8 +190,9 @@ def stream(
   for name in ('logprobs', 'record'):
     if getattr(wanted, name):
       raise ValueError(f'{name}=True: a stream has none; use generate')
-  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
-  items = [requests.item(target, prompt, request, chat=chat)]
+  ask = lambda: [requests.item(target, prompt, request, chat=chat)]
+  engine = _engine(target, draft, rule, gamma, draft_options, wanted, ask, 1)
+  items = ask()
   rows = requests.rows_on(target.layout, 1)
   return _pieces(engine, request_of(engine, items, wanted, rows=rows), wanted)
 
@@ -246,7 +241,7 @@ def _items(target, prompts, n: int, chat: bool) -> list[requests.Item]:
   ]
 
 
-def _engine(target, draft, rule, gamma, draft_options, wanted: Settings):
+def _engine(target, draft, rule, gamma, draft_options, wanted, ask, size):
   """build.engine, with its refusals of what is nearly a draft."""
   why = None
   if isinstance(draft, types.Model):
@@ -262,6 +257,9 @@ def _engine(target, draft, rule, gamma, draft_options, wanted: Settings):
     )
   if why:
     raise ValueError(f'draft={_short(draft)} {why}')
+  if isinstance(gamma, str | os.PathLike):
+    asked = [item.tokens for item in ask()], wanted.max_new_tokens, size
+    gamma = gammas.of_requests(gamma, machine.describe(), target, draft, *asked)
   return build.engine(
     target,
     draft,

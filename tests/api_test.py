@@ -7,7 +7,9 @@ import pytest
 
 import specdec_jax
 from specdec_jax import api, build, requests, sharding
+from specdec_jax.bench import machine
 from specdec_jax.certify import table_model
+from specdec_jax.costs import gammas
 from specdec_jax.drafters import lookup
 from specdec_jax.io import tokenizer
 from specdec_jax.models import convert
@@ -246,3 +248,20 @@ def test_a_draft_of_another_tokenizer_is_refused(target, draft):
   other = dataclasses.replace(draft, tokenizer=tokenizer.from_bytes(256, 'x'))
   with pytest.raises(ValueError, match='different tokenizers'):
     specdec_jax.generate(target, PROMPTS, draft=other)
+
+
+def test_gamma_from_a_file_of_measurements(target, tmp_path):
+  path = tmp_path / 'gammas.json'
+  few, many = (
+    gammas.Entry('lookup', rows, 32, gamma, {})
+    for rows, gamma in ((1, 3), (3, 0))
+  )
+  gammas.write(path, machine.describe(), target.digest, [few, many], {})
+  ask = lambda prompts: specdec_jax.generate(
+    target, prompts, draft='lookup', gamma=path, **COMMON
+  )
+  (one,) = ask(PROMPTS[:1])
+  assert len(one.metrics['proposed_per_position']) == 3
+  assert ask(PROMPTS)[0].metrics['proposed_per_position'] == []
+  with pytest.raises(ValueError, match='cannot be read'):
+    specdec_jax.generate(target, PROMPTS, draft='lookup', gamma='no.json')

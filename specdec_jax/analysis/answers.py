@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import requests, runtime, types
+from specdec_jax.bench import machine
 from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.costs import gammas
 from specdec_jax.io import files
 
 # Sections of the config that change no answer, except for bench.chat.
@@ -67,6 +69,25 @@ def one_method(config):
   if not d.methods or d.gammas in ((), (0,)):
     d.methods, d.gammas = (), (0,)
   return config
+
+
+def best_gamma(path: str, target, s, chosen, rows: int) -> int:
+  """The gamma of a file for these prompts.
+
+  Args:
+    path: of bench.py --export_gammas.
+    target: the loaded model.
+    s: settings.Settings.
+    chosen: bench.prompts.Prompt.
+    rows: of a batch.
+  """
+  ids = [
+    x.tokens or requests.encode(target.tokenizer, x.turns[0], chat=s.bench.chat)
+    for x in chosen
+  ]
+  method, new = (*s.decode.methods, '')[0], s.decode.max_new_tokens
+  here = machine.describe()
+  return gammas.of_requests(path, here, target, method, ids, new, rows)
 
 
 def digest(config, models: Sequence[Any]) -> str:

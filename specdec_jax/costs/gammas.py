@@ -80,12 +80,18 @@ def export(doc: Any, model: str, path: str) -> None:
 
 
 def of_requests(
-  path, machine, target, drafter: str, prompts: Sequence[Any], new: int, rows
+  path, machine, target, draft: Any, prompts: Sequence[Any], new: int, size: int
 ) -> int:
-  """pick for prompts of token ids, `new` tokens each, in batches of rows."""
-  longest = max(map(len, prompts)) + new
-  size = dict(batch=rows, buffer=requests.bucket(longest))
-  return pick(path, machine, target.digest, drafter, **size)
+  """pick for prompts of token ids, `new` tokens each, in batches of `size`.
+
+  draft: a drafter's name, a types.Drafter or a loaded model.
+  """
+  name = draft if isinstance(draft, str) else getattr(draft, 'name', 'lm')
+  shape = dict(
+    batch=min(size, len(prompts)),
+    buffer=requests.bucket(max(map(len, prompts)) + new),
+  )
+  return pick(path, machine, target.digest, name, **shape)
 
 
 def pick(

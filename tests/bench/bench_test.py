@@ -85,6 +85,45 @@ def test_end_to_end(capsys):
   assert last['rows'][2]['audit']['compared'] == list(lookup.audit.compared)
 
 
+def test_batches_larger_than_one(capsys):
+  """What rows share is no improvement: predicted and measured alike.
+
+  The draft is the target, so a window of gamma 2 emits three tokens a row but
+  for cuts, and a plain window of four rows four in all.
+  """
+  config = settings(
+    draft={'source': 'random:tiny'},
+    decode={'methods': ('lm',)},
+    bench={'batch_size': 4, 'prompts_per_category': 2},
+  )
+  good, doc, printed = run(config, capsys)
+  assert good and not doc.categories
+  assert 'a batch holds prompts of several' in printed
+  plain, lm = doc.rows
+  # Four categories of two: each half fills a batch.
+  assert plain.counts.target_calls == plain.counts.emitted_tokens == 4 * 8
+  for found in (lm.predicted, lm.explained):
+    assert 2 < found.tokens <= 3
+    assert found.improvement == pytest.approx(found.tokens / found.window_cost)
+
+
+def test_a_crossover_when_sampling(capsys):
+  """Copies of a prompt draw their own noise, and are compared one by one."""
+  config = settings(
+    'smollm2',
+    decode={'rule': 'coupled'},
+    sampling={'temperature': 0.8},
+    lookup={'min_match': 1},
+  )
+  good, doc, printed = run(config, capsys, sizes=(3,), clock=budget.clock(5))
+  (wide,) = doc.crossover
+  assert good and wide.batch_size == 3 and wide.best_gamma.keys() == {'lookup'}
+  audit = wide.rows[1].audit
+  assert audit.promised == 'tokens' and audit.requests == 3
+  assert audit.findings == () and 0 < audit.tokens <= 3 * 8
+  assert 'By batch size' in printed and '0 of 3' in printed
+
+
 @pytest.mark.slow
 def test_sampling(capsys):
   config = settings(
