@@ -122,11 +122,10 @@ def generate(
     gamma: tokens drafted before each pass of the target (None: 4, or what your
       own drafter was made for), or a file of bench.py --export_gammas.
     draft_options: settings of the drafter, by name.
-    n: samples of each prompt; sample j of prompt i is entry i * n + j.
+    n: samples of each prompt, which follow each other.
     chat: put each text through the model's chat template as a user's turn.
     batch_size: requests decoded together; changes no request's tokens.
-    check_cache: decode each batch once before, recomputing the caches after
-      every window (debug.check_cache): slow, changes no token.
+    check_cache: decode once before with debug.check_cache: slow.
     proposals: with check_cache, also compare what the drafter proposes with
       what a fresh one would; False for a drafter that learns as it decodes.
     **options: the fields of Settings.
