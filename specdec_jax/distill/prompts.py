@@ -241,8 +241,9 @@ def answers(
   """
   if s.completions == 'student':
     return None
-  if s.completions == 'text' and not taps:
-    assert prompts.texts is not None
+  if s.completions == 'text':
+    if prompts.texts is None:  # a folder of answers
+      raise ValueError("completions='text': questions come without answers")
     spans = np.tile([[s.prompt_tokens, s.length]], (s.prompts, 1))
     return teacher.Answers(prompts.texts, spans)
   return teacher.answer(
@@ -252,7 +253,6 @@ def answers(
     sampling(s, target),
     batch=s.batch,
     taps=taps,
-    texts=prompts.texts if s.completions == 'text' else None,
   )
 
 

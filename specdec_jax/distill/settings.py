@@ -95,10 +95,10 @@ class Data(fields.Checked):
     asked = self.chat or self.source in (QUESTIONS, MAGPIE)
     if self.completions == 'text' and asked:
       raise ValueError("completions='text': questions come without answers")
-    if self.keep and not self.recorded:
+    if self.keep and self.completions != 'teacher':
       raise ValueError(
-        'keep=True: completions of the student are not kept; give keep=False, '
-        'or completions=text or teacher'
+        "keep=True: hidden states are kept of the teacher's answers only; give "
+        "keep=False or completions='teacher'"
       )
     if self.prompt_tokens >= self.length:
       raise ValueError(
@@ -171,10 +171,10 @@ class Settings:
     data.check_rows(rows, self.mesh.data)
     if self.student.kind != 'eagle':
       return
-    if not self.data.recorded:
+    if self.data.completions != 'teacher':
       raise ValueError(
         f'data.completions={self.data.completions!r}: an eagle learns from '
-        'features of its teacher; give text or teacher'
+        "features of its teacher's answers; give teacher"
       )
     if self.student.dtype != self.teacher.dtype:
       raise ValueError(

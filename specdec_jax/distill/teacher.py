@@ -10,24 +10,20 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, forward, runtime, types
+from specdec_jax import build, runtime
 from specdec_jax.distill import completions
 from specdec_jax.io import files
-from specdec_jax.models import eagle
 from specdec_jax.train import logs
 
 # In a folder of answers: what they depend on, as JSON.
 FACTS = 'facts.json'
-# Tokens that a teacher-forced pass reads at a time.
-_CHUNK = 64
 
 
 class Answers(NamedTuple):
@@ -85,7 +81,6 @@ def answer(
   *,
   batch: int,
   taps: tuple[int, ...] = (),
-  texts: np.ndarray | None = None,
 ) -> Answers:
   """Records the teacher's answers to all prompts, resuming the folder.
 
@@ -100,33 +95,27 @@ def answer(
     how: the decoding.
     batch: rows decoded together; changes no token.
     taps: layers whose features are recorded, the last among them; () is none.
-    texts: [n, L] prompts and what follows them, to be read instead of answered.
 
   Raises:
     ValueError: the folder has other facts or prompts, or is damaged; the disk
       is too small, before the first answer; all rows were left out.
   """
-  facts = _facts(target, how, taps, texts is not None)
-  given = prompts if texts is None else texts.tolist()
-  key = json.dumps(facts | {'prompts': digest(given)})
+  facts = _facts(target, how, taps)
+  key = json.dumps(facts | {'prompts': digest(prompts)})
   name = hashlib.sha256(key.encode()).hexdigest()[:16]
   path = pathlib.Path(folder or files.cache_folder() / 'answers' / name)
-  arrays = _open(path, facts, given, target.config.width * len(taps))
+  arrays = _open(path, facts, prompts, target.config.width * len(taps))
   left = np.flatnonzero(arrays.spans[:, 1] == 0).tolist()
-  if texts is None:
-    recording = completions.Recording(taps, target.config) if taps else None
-    found = completions.generate(
-      target.model,
-      target.params,
-      [prompts[i] for i in left],
-      left,
-      how,
-      rows=batch,
-      layout=target.layout,
-      recording=recording,
-    )
-  else:
-    found = _texts(target, prompts, texts, left, taps, batch)
+  found = completions.generate(
+    target.model,
+    target.params,
+    [prompts[i] for i in left],
+    left,
+    how,
+    rows=batch,
+    layout=target.layout,
+    recording=completions.Recording(taps, target.config) if taps else None,
+  )
   each = (take(x, i) for x in found for i in range(len(x.index)))
   for one in runtime.track(each, 'teacher answers', len(left)):
     # Spans last: they say that a row is done.
@@ -154,13 +143,13 @@ def recorded(folder: str, target: build.LanguageModel) -> Answers:
   return Answers(read('tokens'), read('spans'))
 
 
-def _facts(target, how, taps, given: bool) -> dict[str, Any]:
+def _facts(target, how, taps) -> dict[str, Any]:
   """What all answers depend on, besides the prompts, as JSON."""
   return {
     'teacher': target.digest,
     'dtype': target.dtype,
     'length': how.length,
-    'temperatures': [] if given else list(how.temperatures),
+    'temperatures': list(how.temperatures),
     'seed': how.seed,
     'stop_ids': list(how.stop_ids),
     'taps': list(taps),
@@ -186,67 +175,20 @@ def _check_broken(spans: np.ndarray, label: str) -> None:
   logging.warning(sentence)
 
 
-def _texts(
-  target: build.LanguageModel, prompts, texts: np.ndarray, left, taps, batch
-) -> Iterator[completions.Completions]:
-  """Features and mass of texts, from a teacher-forced pass over them."""
-  for first in range(0, len(left), batch):
-    some = left[first : first + batch]
-    tokens = texts[some]
-    starts = np.array([len(prompts[i]) for i in some])
-    padded = np.pad(tokens, ((0, batch - len(some)), (0, 0)))
-    if (layout := target.layout) is not None:
-      padded = jax.device_put(padded, layout.sharding('batch', None))
-    found = jax.device_get(_reader(target.model, taps)(target.params, padded))
-    features, mass = (x[: len(some)] for x in found)
-    good = np.isfinite(mass).all(1) & np.isfinite(features).all((1, 2))
-    yield completions.Completions(
-      np.arange(first, first + len(some)),
-      tokens,
-      np.stack([starts, np.where(good, tokens.shape[1], starts)], 1),
-      # 0, as the gradient of a masked NaN would still be NaN.
-      np.where(good[:, None, None], features, 0),
-      np.where(good[:, None], mass, 0),
-    )
-
-
-@functools.cache
-def _reader(model: types.Model, taps: tuple[int, ...]):
-  """(params, tokens_BL) -> (features_BLE, mass_BL), teacher-forced."""
-
-  def read(params, tokens_BL):
-    B, L = tokens_BL.shape
-    ends_B, cache = jnp.full((B,), L), model.init_cache(B, L)
-    _, features_BLE = forward.prefill(
-      model, params, tokens_BL, ends_B, cache, chunk=_CHUNK, taps=taps
-    )
-    assert features_BLE is not None
-    last_BLD = jnp.split(features_BLE, len(taps), -1)[-1]
-    # One position at a time: logits [B, L, V] would not fit in memory.
-    mass_LB = jax.lax.map(
-      lambda x_BD: jax.nn.logsumexp(model.head(params, x_BD), -1),
-      jnp.moveaxis(last_BLD, 1, 0),
-    )
-    normed_BLE = eagle.normed(features_BLE, len(taps))
-    return normed_BLE.astype(jnp.float16), mass_LB.T
-
-  return jax.jit(read)
-
-
 def _open(
   folder: pathlib.Path,
   facts: dict[str, Any],
-  given: Sequence[Sequence[int]],
+  prompts: Sequence[Sequence[int]],
   width: int,
 ) -> Answers:
-  """Opens a folder for these prompts or texts; spans are 0 where not done."""
+  """Opens a folder for these prompts; spans are 0 where there is no answer."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
   if (path := folder / FACTS).exists():
     found = files.read_json(path)
     differ = sorted(k for k in facts if found.get(k) != facts[k])
     _check_same(folder, differ)
-  n, L = len(given), facts['length']
+  n, L = len(prompts), facts['length']
   array = functools.partial(_array, folder, path.exists(), n)
   opened = Answers(
     tokens=array('tokens', np.int32, L),
@@ -255,8 +197,9 @@ def _open(
     mass=array('mass', np.float32, L) if width else None,
   )
   done = np.flatnonzero(opened.spans[:, 1]).tolist()
-  same = [opened.tokens[i, : len(given[i])].tolist() == given[i] for i in done]
-  _check_same(folder, [] if all(same) else ['prompts'])
+  asked = lambda i: opened.tokens[i, : len(prompts[i])].tolist()
+  same = all(asked(i) == list(prompts[i]) for i in done)
+  _check_same(folder, [] if same else ['prompts'])
   with logs.writing(folder):
     files.write(path, json.dumps(facts))
   return opened

@@ -130,6 +130,9 @@ def test_a_conversation_goes_on_after_answers_that_ended(tmp_path):
     assert words[len(answer) :].strip('<>') in asked
   with pytest.raises(ValueError, match='has 9 questions shorter'):
     prompts_lib.make(dataclasses.replace(s, prompts=8), target)
+  text = dataclasses.replace(s, completions='text')
+  with pytest.raises(ValueError, match='questions come without answers'):
+    prompts_lib.answers(text, target, prompts_lib.make(s, target), ())
   facts.write_text(json.dumps({'teacher': 'another'}))
   with pytest.raises(ValueError, match='answers of another teacher than'):
     prompts_lib.make(s, target)
