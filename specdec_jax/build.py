@@ -187,5 +187,5 @@ def lossless_rules() -> dict[str, types.Rule]:
 def default_options(**changes) -> decode.Options:
   # On an accelerator a wide verification costs no more than a narrow one, and a
   # second branch in the program only adds compile time.
-  cpu = jax.default_backend() == 'cpu'
-  return dataclasses.replace(decode.Options(narrow=cpu), **changes)
+  widths = (0, 1, 2, 4, 8) if jax.default_backend() == 'cpu' else ()
+  return dataclasses.replace(decode.Options(widths=widths), **changes)

@@ -29,6 +29,8 @@ class Request(NamedTuple):
   request_B, seed_B: uint32, what the row's randomness is keyed by.
   sampling: temperature, top-k and top-p of every row.
   stop_BX: ids that end a row, padded with -1.
+  gamma_B: the most drafts in a window; above the drafter's gamma, no limit. One
+    program serves every smaller gamma.
   source: what encoders read; None for a target without one.
   """
 
@@ -39,6 +41,7 @@ class Request(NamedTuple):
   seed_B: Array
   sampling: types.Sampling
   stop_BX: Array
+  gamma_B: Array
   source: types.Source | None = None
 
 
@@ -81,13 +84,15 @@ class Programs(NamedTuple):
 class Options:
   """Static choices; each value of this compiles its own programs.
 
-  chunk: tokens a prefill pass reads. narrow: verify windows in which no row
-  proposes anything at width 1 (a second body in the program; worth it where
-  width costs time, as on CPU). logprobs: record log-probabilities.
+  chunk: tokens a prefill pass reads.
+  widths: numbers of drafts, beside gamma, that a window can have room for: the
+    least that holds what is proposed is verified. Each one below gamma is a
+    body more in the program; worth it where width costs time, as on CPU.
+  logprobs: record log-probabilities.
   """
 
   chunk: int = 64
-  narrow: bool = True
+  widths: tuple[int, ...] = (0,)
   logprobs: bool = False
 
 
@@ -174,11 +179,16 @@ def start(loop: Loop, weights: types.Weights, request: Request):
       chunk=options.chunk,
       taps=drafter.taps,
     )
-  context = types.Context(*committed, request.sampling, request.source)
+  context = _context(loop, request, *committed)
   with jax.named_scope('draft_init'):
     draft_state = drafter.init(weights, context, features_BLE)
   state = State(*committed, cache, draft_state)
   return state, _empty_info(B, L, drafter.gamma, options.logprobs)
+
+
+def _context(loop: Loop, request: Request, tokens_BL, lengths_B, live_B):
+  gamma_B = jnp.clip(request.gamma_B, 0, loop.drafter.gamma)
+  return types.Context(tokens_BL, lengths_B, live_B, request.sampling, gamma_B)
 
 
 def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
@@ -196,7 +206,7 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
     state, info: from start, or from the step before.
   """
   drafter = loop.drafter
-  context = types.Context(*state[:3], request.sampling, request.source)
+  context = _context(loop, request, *state[:3])
   noise = loop.noise(
     request.seed_B,
     request.request_B,
@@ -211,19 +221,28 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
     )
   # Proposals past the row's end in memory could not be verified.
   room_B = state.tokens_BL.shape[1] - state.lengths_B - 1
-  count_B = jnp.clip(draft.count_B, 0, jnp.maximum(room_B, 0))
+  most_B = jnp.minimum(context.gamma_B, jnp.maximum(room_B, 0))
+  count_B = jnp.clip(draft.count_B, 0, most_B)
   draft = draft._replace(count_B=jnp.where(state.live_B, count_B, 0))
 
   attempt = functools.partial(_attempt, loop, weights, context, noise, draft)
-  wide = jnp.any(draft.count_B > 0)
+  widths, width = _widths(loop, jnp.max(draft.count_B))
   with jax.named_scope('verify'):
-    if loop.options.narrow and drafter.gamma:
-      widths = {drafter.gamma: wide, 0: ~wide}
-      tried = _one_of(attempt, widths, cache)
+    if len(widths) > 1:
+      flags = {each: width == each for each in widths}
+      tried = _one_of(attempt, flags, cache)
     else:
       tried = attempt(drafter.gamma, cache)
+  info = info._replace(widths_N=info.widths_N.at[width].add(1))
   with jax.named_scope('commit'):
-    return _commit(drafter, request, state, info, draft, draft_state, tried)
+    return _commit(loop, request, state, info, draft, draft_state, tried)
+
+
+def _widths(loop: Loop, most: Array) -> tuple[list[int], Array]:
+  """The widths of the program's bodies, and the least that holds `most`."""
+  gamma = loop.drafter.gamma
+  widths = sorted({gamma, *(w for w in loop.options.widths if w < gamma)})
+  return widths, jnp.array(widths)[jnp.searchsorted(jnp.array(widths), most)]
 
 
 class _Tried(NamedTuple):
@@ -239,21 +258,12 @@ class _Tried(NamedTuple):
 
 
 def _one_of(attempt, widths: dict[int, Array], cache) -> _Tried:
-  """attempt(width, cache) for the one width whose flag is true.
-
-  A loop of at most one turn for each, not lax.cond: XLA CPU copies every cache
-  into and out of a conditional (3.6 ms a window for SmolLM2-135M), while loops
-  update them in place.
-  """
-  shapes = jax.eval_shape(functools.partial(attempt, max(widths)), cache)
-  blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  """attempt(width, cache) for the one width whose flag is true."""
+  blank = forward.blank(functools.partial(attempt, max(widths)), cache)
   tried = blank._replace(cache=cache)
   for width, flag in widths.items():
-
-    def once(carry, width=width):
-      return jnp.zeros((), bool), attempt(width, carry[1].cache)
-
-    _, tried = jax.lax.while_loop(lambda carry: carry[0], once, (flag, tried))
+    run = lambda tried, width=width: attempt(width, tried.cache)
+    tried = forward.once(flag, run, tried)
   return tried
 
 
@@ -303,7 +313,7 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   return _Tried(cache, accepted_B, weights_BV, broken_B, *columns)
 
 
-def _commit(drafter, request, state, info, draft, draft_state, tried):
+def _commit(loop, request, state, info, draft, draft_state, tried):
   """Cuts the window at stop ids and the limit, and appends what is left."""
   B, N = tried.window_BN.shape
   L = state.tokens_BL.shape[1]
@@ -330,13 +340,11 @@ def _commit(drafter, request, state, info, draft, draft_state, tried):
   row_B1 = jnp.arange(B)[:, None]
   put = lambda old, new: old.at[row_B1, slots_BN].set(new, mode='drop')
   tokens_BL = put(state.tokens_BL, tried.window_BN)
-  context = types.Context(
-    tokens_BL, lengths_B, live_B, request.sampling, request.source
-  )
+  context = _context(loop, request, tokens_BL, lengths_B, live_B)
   outcome = types.Outcome(
     draft.count_B, tried.accepted_B, emitted_B, tried.weights_BV
   )
-  draft_state = drafter.commit(
+  draft_state = loop.drafter.commit(
     draft_state, context, outcome, tried.features_BNE
   )
   new = State(tokens_BL, lengths_B, live_B, tried.cache, draft_state)
@@ -368,7 +376,7 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
     accepted_BK=add(info.accepted_BK, below(kept_B)),
     whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
     calls_B=info.calls_B + live_B,
-    wide=info.wide + jnp.any(draft.count_B > 0),
+    widths_N=info.widths_N,
     calls=info.calls + 1,
     origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
     window_BL=put(info.window_BL, info.calls),
@@ -386,7 +394,7 @@ def _empty_info(B: int, L: int, K: int, logprobs: bool) -> types.Info:
     accepted_BK=count(B, K),
     whole_BN=count(B, K + 1),
     calls_B=count(B),
-    wide=count(),
+    widths_N=count(K + 1),
     calls=count(),
     origin_BL=jnp.zeros((B, L), jnp.int8),
     window_BL=jnp.full((B, L), -1, jnp.int32),

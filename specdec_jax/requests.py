@@ -218,6 +218,7 @@ def make(
   top_p: Any = 1.0,
   seed: Any = 0,
   stop_ids: Sequence[int] = (),
+  most: Any = 2**31 - 1,
   rows: int | None = None,
   length: int | None = None,
 ) -> decode.Request:
@@ -230,6 +231,8 @@ def make(
     max_new_tokens, temperature, top_k, top_p, seed: one value, or one a prompt.
     gamma: the largest window; the buffer has room for it past the last token.
     stop_ids: ids that end a row.
+    most: drafts of a window, where that is fewer than gamma; one value, or one
+      a prompt.
     rows: fills the batch up to this with rows that never start.
     length: of the token buffer; the bucket that fits if None.
 
@@ -264,6 +267,7 @@ def make(
     fill(_uint32('seed', seed)),
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
     np.array([sorted(set(stop_ids)) or [-1]] * rows, np.int32),
+    fill(np.int32(most)),
     _source([x.source for x in items], rows, context=context, ids=ids),
   )
 

@@ -101,6 +101,9 @@ class Context(NamedTuple):
   lengths_B: how many tokens are committed.
   live_B: false for rows that have finished; their drafts are ignored.
   sampling: the rows' settings.
+  gamma_B: the most drafts of each row's window, at most the drafter's gamma.
+    What a row proposes beyond it is dropped, so a drafter need not look; one
+    that stops drafting where every row has enough saves the time.
   source: a Source, for a target with an encoder; else None.
   """
 
@@ -108,6 +111,7 @@ class Context(NamedTuple):
   lengths_B: Array
   live_B: Array
   sampling: Sampling
+  gamma_B: Array
   source: Any = None
 
 
@@ -254,7 +258,7 @@ class Info(NamedTuple):
   accepted_BK: Array  # ... accepted and emitted
   whole_BN: Array  # windows not cut by EOS or length, by accepted drafts
   calls_B: Array  # target calls while the row was live
-  wide: Array  # windows of the batch that were verified at full width
+  widths_N: Array  # windows of the batch by the drafts they had room for
   calls: Array  # windows of the batch
   origin_BL: Array  # origin of each token, an index of ORIGINS
   window_BL: Array  # the window that emitted each token, -1 for the prompt

@@ -74,7 +74,7 @@ def lower(mesh, target_size: str, draft_size: str, *, scan_layers: bool = True):
     request,
   )
   programs = decode.programs(
-    target, drafter, reject.RULE, decode.Options(narrow=False)
+    target, drafter, reject.RULE, decode.Options(widths=())
   )
   weights = types.Weights(target_params, draft_params)
   return programs.generate.lower(weights, request)

@@ -22,7 +22,7 @@ TABLE = fakes.table_model(V)
 INNER = lm_drafter.make(TABLE, gamma=GAMMA)
 ROW = 1  # where things are planted
 # One body and no second: checks compile faster.
-OPTIONS = decode.Options(narrow=False)
+OPTIONS = decode.Options(widths=())
 
 
 def request(**changes):

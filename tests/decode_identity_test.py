@@ -113,11 +113,11 @@ def test_proposing_nothing_is_plain_decoding_bit_for_bit(x64, rule):
   text = decode.programs(model, decode.PLAIN, rule).generate(weights, request)
   nothing = (np.zeros((6, L), np.int32),) * 2
   # Wide windows, so that it is not the narrow body that does it.
-  options = decode.Options(narrow=False)
+  options = decode.Options(widths=())
   programs = decode.programs(model, scripted.make(gamma=2), rule, options)
   out = programs.generate(weights._replace(draft=nothing), request)
   check_same(out, text)
-  assert int(out.info.wide) == 0
+  assert int(out.info.proposed_BK.sum()) == 0
   np.testing.assert_array_equal(out.info.origin_BL, text.info.origin_BL)
 
 

@@ -187,7 +187,7 @@ def test_counts_survive_two_to_the_24():
       ).items()
     },
     calls_B=np.full(4, big + 1, np.int32),
-    wide=np.int32(1),
+    widths_N=np.array([0, 1]),
     calls=np.int32(1),
     origin_BL=np.ones((4, 3), np.int8),
     window_BL=np.zeros((4, 3), np.int32),

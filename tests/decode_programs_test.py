@@ -43,7 +43,7 @@ def test_a_rows_text_is_its_own(x64):
       model,
       lm_drafter.make(model, gamma=2, chunk=chunk),
       reject.RULE,
-      decode.Options(chunk=chunk, narrow=chunk > 9),
+      decode.Options(chunk=chunk, widths=(0,) * (chunk > 9)),
     ).generate
     for chunk in (64, 3)
   )
@@ -176,26 +176,27 @@ def test_logprobs_are_those_of_a_teacher_forced_pass(table):
 
 
 @pytest.mark.more
-def test_narrow_windows_change_nothing(x64):
+def test_widths_change_nothing(x64):
   config = fakes.tiny()
   model = lm.make(config)
   rng = np.random.default_rng(0)
   script = rng.integers(0, V, (B, L)).astype(np.int32)
-  # Every row proposes in stretches, so that some windows are narrow.
-  count = np.tile((np.arange(L) // 5) % 2 * 3, (B, 1)).astype(np.int32)
+  # Every row proposes in stretches, so that windows differ in width.
+  count = np.tile((np.arange(L) // 5) % 4, (B, 1)).astype(np.int32)
   weights = types.Weights(fakes.wild(config, 0), (script, count))
   request = fakes.request([[1, 2]] * B, NEW, vocab=V, length=L, **SETTINGS)
   drafter = scripted.make(gamma=3)
-  narrow, wide = (
+  some, one = (
     decode.programs(
-      model, drafter, reject.RULE, decode.Options(narrow=n, logprobs=True)
+      model, drafter, reject.RULE, decode.Options(widths=w, logprobs=True)
     ).generate(weights, request)
-    for n in (True, False)
+    for w in ((0, 1), ())
   )
-  assert fakes.texts(narrow) == fakes.texts(wide)
-  for x, y in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
-    np.testing.assert_allclose(x, y, rtol=0, atol=1e-12)
-  assert 0 < int(narrow.info.wide) < int(narrow.info.calls)
+  assert fakes.texts(some) == fakes.texts(one)
+  assert (some.info.widths_N > 0).tolist() == [True, True, False, True]
+  blank = lambda out: out._replace(info=out.info._replace(widths_N=0))
+  same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12)
+  jax.tree.map(same, blank(some), blank(one))
 
 
 def test_an_empty_residual_falls_back_to_the_target(x64):

@@ -83,7 +83,8 @@ def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
     for b, pair in enumerate(patterns):
       one = alone[b, pair]
       for name, single in one.info._asdict().items():
-        if np.ndim(single):  # not the batch's own counters
+        per_row = name not in ('widths_N', 'calls')
+        if per_row and single is not None:
           together = getattr(out.info, name)
           np.testing.assert_array_equal(together[b], single[0], name)
       np.testing.assert_array_equal(out.tokens_BL[b], one.tokens_BL[0])
@@ -183,7 +184,7 @@ def test_finished_rows_change_no_more(table_text):
   ended = {}
 
   def look(state, info):
-    per_row = info._replace(wide=None, calls=None)
+    per_row = info._replace(widths_N=None, calls=None)
     now = jax.tree.map(np.array, (state, per_row))
     for b in np.flatnonzero(~now[0].live_B):
       # The first look after the end still holds the last window's writes.
@@ -261,13 +262,20 @@ def test_finished_rows_widen_no_window(table_text):
   request = fakes.request([[1, 2]] * 2, [1, 9], vocab=40, length=L)
   weights = weights_of(params, [text] * 2, [[GAMMA], [0]])
   info = generate(weights, request).info
-  assert (int(info.wide), int(info.calls)) == (1, 9)
+  assert info.widths_N.tolist() == [8, 0, 0, 1] and int(info.calls) == 9
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('narrow', [True, False])
-def test_which_windows_are_narrow(narrow):
-  """Those that nobody proposes in, if narrow ones are wanted at all."""
+@pytest.mark.parametrize(
+  'widths, wanted',
+  [
+    ((), [3, 3, 3, 3, 3, 3]),
+    ((0,), [3, 0, 3, 0, 3, 0]),
+    ((2, 1, 8), [3, 1, 1, 1, 2, 1]),
+  ],
+)
+def test_a_window_is_as_wide_as_its_proposals_need(widths, wanted):
+  """The least of gamma and the widths below it that holds them."""
 
   def verify(noise, draft, p_BNV):
     width = draft.tokens_BK.shape[1]
@@ -283,8 +291,9 @@ def test_which_windows_are_narrow(narrow):
   request = fakes.request([[1, 2]], 6, vocab=V, length=L, temperature=1.0)
   rule = types.Rule('telling', verify)
   programs = decode.programs(
-    TABLE, SCRIPTED, rule, decode.Options(narrow=narrow)
+    TABLE, SCRIPTED, rule, decode.Options(widths=widths)
   )
-  text = programs.generate(weights, request).tokens_BL[0, 2:8]
-  wanted = [GAMMA, 0, GAMMA, 0, GAMMA, 0] if narrow else [GAMMA] * 6
-  assert text.tolist() == wanted
+  out = programs.generate(weights, request)
+  assert out.tokens_BL[0, 2:8].tolist() == wanted
+  counts = np.bincount(wanted, minlength=GAMMA + 1)
+  assert out.info.widths_N.tolist() == counts.tolist()

@@ -102,7 +102,7 @@ def stale(*blocks):
     gamma=3,
   )
   weights = types.Weights(params)
-  options = decode.Options(chunk=8, narrow=False)
+  options = decode.Options(chunk=8, widths=())
   with pytest.raises(debug.Finding) as error, jax.debug_nans(False):
     debug.check_cache(
       model, lookup.make(gamma=3), reject.RULE, weights, request, options

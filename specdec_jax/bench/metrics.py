@@ -15,7 +15,7 @@ from specdec_jax import decode, types
 from specdec_jax.models import lm
 
 # Counters of the batch, not of its rows.
-_BATCH = 'wide', 'calls'
+_BATCH = 'widths_N', 'calls'
 
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
@@ -32,7 +32,7 @@ def join(outputs: Sequence[decode.Output]) -> types.Info:
   for name in types.Info._fields:
     parts = [getattr(info, name) for info in host]
     if name in _BATCH:
-      out[name] = np.sum(parts)
+      out[name] = np.sum(parts, 0)
     else:
       out[name] = None if parts[0] is None else np.concatenate(parts)
   return types.Info(**out)

@@ -105,7 +105,7 @@ def step_with(target: types.Model, drafter: types.Drafter, rule: types.Rule):
       target,
       drafter._replace(propose=propose),
       rule._replace(verify=verify, certain=False),
-      decode.Options(narrow=False),
+      decode.Options(widths=()),
       noise=lambda *_, **__: noise,
     )
     state, _ = decode.step(loop, weights, request, state, info)

@@ -76,7 +76,7 @@ def window(
   Args:
     propose: cost of proposing, paid in every window.
     wide: share of windows in which anything was proposed; 1 unless
-      decode.Options.narrow verifies the others at width 1.
+      decode.Options.widths has 0: the others are verified at width 1.
     verify: v of the wide ones.
     idle: v of the others: v(1) = 1, and what the second loop body adds.
   """

@@ -126,7 +126,7 @@ class _Pool:
     self._rows = requests.rows_on(layout, rows)
     self.part = requests.rows_on(layout, -(-rows // _SHARE))
     drafter = _recorder(recording.taps) if recording else decode.PLAIN
-    options = decode.Options(_CHUNK, narrow=False, logprobs=bool(recording))
+    options = decode.Options(_CHUNK, widths=(), logprobs=bool(recording))
     self._programs = decode.programs(model, drafter, reject.RULE, options)
     self._read = _reader(recording)
     self._index_B = np.full(self._rows, -1)  # the prompt of each row, -1: none

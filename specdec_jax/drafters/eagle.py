@@ -57,13 +57,18 @@ class State(NamedTuple):
   cache: the draft's keys and values.
   start_B: index of the first token that the draft has not yet read with the
     target's own feature of the token before it.
-  features_BNE: features_BNE[:, j] is the target's feature of token
-    start_B + j - 1.
+  features_BME: the target's feature of the token before each token i from
+    start_B on, at i % M.
   """
 
   cache: Any
   start_B: types.Array
-  features_BNE: types.Array
+  features_BME: types.Array
+
+
+# Tokens that one pass reads, and the windows without a draft whose features are
+# kept. Most windows emit no more, and a wider pass takes longer.
+READ, WINDOWS = 4, 4
 
 
 class _Setup(NamedTuple):
@@ -120,10 +125,17 @@ def make(
   setup = _Setup(config, target, gamma, min_confidence, chunk, constrain)
 
   def commit(state, context, outcome, features_BNE):
-    del context, outcome
     if features_BNE is None:  # where only the time is measured
       return state
-    return state._replace(features_BNE=features_BNE)
+    B, M, _ = state.features_BME.shape
+    # Of what is not emitted the place is free, and will be written again.
+    first_B = context.lengths_B - outcome.emitted_B
+    at_BN = (first_B[:, None] + jnp.arange(gamma + 1)[None]) % M
+    old_BME = state.features_BME
+    new_BME = old_BME.at[jnp.arange(B)[:, None], at_BN].set(
+      features_BNE.astype(old_BME.dtype)
+    )
+    return state._replace(features_BME=new_BME)
 
   return types.Drafter(
     'eagle',
@@ -156,8 +168,11 @@ def _init(setup: _Setup, weights, context, features_BLE):
     chunk=setup.chunk,
   )
   features_B1E = jnp.take_along_axis(shifted_BLE, before_B[:, None, None], 1)
-  features_BNE = jnp.pad(features_B1E, ((0, 0), (0, setup.gamma), (0, 0)))
-  return State(cache, before_B, features_BNE)
+  M = (setup.gamma + 1) * WINDOWS
+  blank_BME = jnp.zeros((B, M, features_B1E.shape[-1]), features_B1E.dtype)
+  at_B1 = before_B[:, None] % M
+  features_BME = blank_BME.at[jnp.arange(B)[:, None], at_B1].set(features_B1E)
+  return State(cache, before_B, features_BME)
 
 
 def _shifted(config, features_BLE, B: int, L: int):
@@ -171,7 +186,7 @@ def _shifted(config, features_BLE, B: int, L: int):
 
 def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   config, target = setup.config, setup.target
-  cache, hidden_BD = _catch_up(setup, weights.draft, state, context)
+  state, hidden_BD = _catch_up(setup, weights.draft, state, context)
 
   def drawn(cache, hidden_BD, offset, going_B):
     logits_B1V = eagle.logits(
@@ -194,32 +209,55 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
     )
     return drawn(cache, hidden_B1D[:, 0], offset, going_B)
 
-  first = drawn(cache, hidden_BD, 0, context.live_B)
+  first = lambda memory, going_B: drawn(*memory, 0, going_B)
   (cache, _), draft = lm_drafter.chain(
-    extend, first, context.lengths_B, setup.gamma
+    first, extend, (state.cache, hidden_BD), context, setup.gamma
   )
-  # The next window reads the tokens that this one commits, from here on.
-  state = state._replace(cache=cache, start_B=context.lengths_B)
-  return draft, state, target_cache
+  return draft, state._replace(cache=cache), target_cache
 
 
 def _catch_up(setup: _Setup, params, state: State, context: types.Context):
-  """Reads the tokens committed last; (cache, hidden_BD of the last one)."""
-  N = state.features_BNE.shape[1]
-  index_BN = state.start_B[:, None] + jnp.arange(N)[None]
-  hidden_BND, _, cache = forward.read(
-    setup.reader(params, state.features_BNE),
-    params,
-    context.tokens_BL.at[jnp.arange(len(index_BN))[:, None], index_BN].get(
-      mode='clip'
-    ),
-    state.start_B,
-    state.cache,
-    slots=context.tokens_BL.shape[1],
-    keep_BT=context.live_B[:, None] & (index_BN < context.lengths_B[:, None]),
+  """Reads the committed tokens; (state, hidden_BD of the last one).
+
+  Only where a row drafts, or its features have no room for another window.
+  """
+  lengths_B, live_B = context.lengths_B, context.live_B
+  M, L = state.features_BME.shape[1], context.tokens_BL.shape[1]
+  # The last one is always read: where only the time is measured, texts shrink.
+  start_B = jnp.minimum(state.start_B, lengths_B - 1)
+  full_B = lengths_B - start_B + setup.gamma + 1 > M
+  reads_B = live_B & (full_B | (context.gamma_B > 0))
+
+  def read(carry):
+    cache, start_B, hidden_BD = carry
+    tokens_BT, index_BT = lm_drafter.span(context, start_B, READ)
+    features_BTE = jnp.take_along_axis(
+      state.features_BME, index_BT[..., None] % M, 1
+    )
+    hidden_BTD, _, cache = forward.read(
+      setup.reader(params, features_BTE),
+      params,
+      tokens_BT,
+      start_B,
+      cache,
+      slots=L,
+      keep_BT=live_B[:, None] & (index_BT < lengths_B[:, None]),
+    )
+    last_B = lengths_B - 1 - start_B
+    at_B11 = jnp.clip(last_B, 0, READ - 1)[:, None, None]
+    found_BD = jnp.take_along_axis(hidden_BTD, at_B11, 1)[:, 0]
+    here_B1 = ((last_B >= 0) & (last_B < READ))[:, None]
+    end_B = jnp.minimum(start_B + READ, lengths_B)
+    return cache, end_B, jnp.where(here_B1, found_BD, hidden_BD)
+
+  block = setup.config.block
+  blank_BD = jnp.zeros((len(start_B), block.width), block.activations)
+  cache, start_B, hidden_BD = jax.lax.while_loop(
+    lambda carry: jnp.any(reads_B & (carry[1] < lengths_B)),
+    read,
+    (state.cache, start_B, blank_BD),
   )
-  last_B = jnp.clip(context.lengths_B - 1 - state.start_B, 0, N - 1)
-  return cache, jnp.take_along_axis(hidden_BND, last_B[:, None, None], 1)[:, 0]
+  return state._replace(cache=cache, start_B=start_B), hidden_BD
 
 
 class Viewed(NamedTuple):

@@ -82,28 +82,37 @@ def _propose(target, gamma, exit, weights, state, context, noise, cache):
     )
     return hidden_B1D, cache
 
-  def body(carry, offset):
-    cache, token_B = carry
+  def extend(cache, token_B, offset):
     hidden_B1D, cache = read(cache, token_B, offset)
     logits_B1V = target.head(weights.target, hidden_B1D)
     q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
     token_B = noise.draft(offset, q_BV)
-    return (cache, token_B), (token_B, q_BV, hidden_B1D[:, 0])
+    return cache, (token_B, q_BV, hidden_B1D[:, 0])
+
+  def body(carry):
+    offset, cache, token_B, made = carry
+    cache, new = extend(cache, token_B, offset)
+    put = lambda old_NBX, new_BX: old_NBX.at[offset].set(new_BX)
+    return offset + 1, cache, new[0], jax.tree.map(put, made, new)
 
   last_B1 = jnp.take_along_axis(
     context.tokens_BL, context.lengths_B[:, None] - 1, 1
   )
-  # A scan: compile time does not grow with gamma.
-  (cache, token_B), (tokens_KB, q_KBV, hidden_KBD) = jax.lax.scan(
-    body, (cache, last_B1[:, 0]), jnp.arange(gamma)
+  token_B = last_B1[:, 0]
+  _, made = forward.blank(extend, cache, token_B, 0)
+  made = jax.tree.map(lambda x: jnp.stack([x] * (gamma + 1)), made)
+  most = jnp.max(jnp.where(context.live_B, context.gamma_B, 0))
+  # A loop: compile time does not grow with gamma.
+  _, cache, token_B, (tokens_NB, q_NBV, hidden_NBD) = jax.lax.while_loop(
+    lambda carry: carry[0] < most, body, (jnp.int32(0), cache, token_B, made)
   )
-  hidden_B1D, cache = read(cache, token_B, gamma)
-  hidden_BND = jnp.concatenate([jnp.moveaxis(hidden_KBD, 0, 1), hidden_B1D], 1)
+  hidden_B1D, cache = read(cache, token_B, most)
+  hidden_NBD = hidden_NBD.at[most].set(hidden_B1D[:, 0])
   draft = types.Draft(
-    tokens_KB.T,
-    jnp.moveaxis(q_KBV, 0, 1),
-    jnp.full_like(context.lengths_B, gamma),
-    hidden_BND,
+    tokens_NB[:gamma].T,
+    jnp.moveaxis(q_NBV[:gamma], 0, 1),
+    context.gamma_B,
+    jnp.moveaxis(hidden_NBD, 0, 1),
   )
   return draft, state, cache
 

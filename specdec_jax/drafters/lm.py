@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,17 @@ def recipe(world, gamma: int):
   return make(world.draft, gamma=gamma), world.weights.draft
 
 
+# Tokens of one pass over those that were committed while nothing was drafted.
+CATCH_UP = 8
+
+
+class State(NamedTuple):
+  """cache: the draft's. read_B: how many of a row's tokens it has read."""
+
+  cache: Any
+  read_B: types.Array
+
+
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(
   model: types.Model,
@@ -102,7 +114,8 @@ def make(
   weights.draft holds the model's parameters. A window starts by reading the
   last two committed tokens: if all drafts were accepted, the model has not yet
   read the last one of them; else the first of the two is written again with the
-  same values.
+  same values. Rows that may draft nothing read nothing; they catch up when they
+  draft again.
 
   Args:
     model: the draft, with the target's number of logits.
@@ -123,48 +136,76 @@ def make(
     cache, _ = forward.prefill(
       model, weights.draft, context.tokens_BL, unread_B, cache, chunk=chunk
     )
-    return cache
+    return State(cache, unread_B)
+
+  def commit(state, context, outcome, features_BNE):
+    del features_BNE
+    # Of a row that drafted, all but two have been read: see above.
+    drafted_B = state.read_B == context.lengths_B - outcome.emitted_B
+    read_B = jnp.maximum(state.read_B, context.lengths_B - 2)
+    return state._replace(read_B=jnp.where(drafted_B, read_B, state.read_B))
 
   return types.Drafter(
     name,
     gamma,
     init,
     functools.partial(_propose, model, gamma, min_confidence),
-    # Slots past the committed length are overwritten when they are read.
-    lambda cache, *_: cache,
+    commit,
     stops=min_confidence > 0,
   )
 
 
 def _propose(
-  model, gamma, min_confidence, weights, cache, context, noise, target_cache
+  model, gamma, min_confidence, weights, state, context, noise, target_cache
 ):
-  live_B1 = context.live_B[:, None]
+  lengths_B = context.lengths_B
+  drafting_B = context.live_B & (context.gamma_B > 0)
 
-  def extend(cache, tokens_BT, start_B, offset, going_B):
-    hidden_BTD, _, cache = forward.read(
+  def read(cache, tokens_BT, start_B, keep_BT):
+    return forward.read(
       model,
       weights.draft,
       tokens_BT,
       start_B,
       cache,
       slots=context.tokens_BL.shape[1],
-      keep_BT=live_B1,
-    )
+      keep_BT=keep_BT,
+    )[::2]
+
+  def catch_up(state):
+    tokens_BT, index_BT = span(context, state.read_B, CATCH_UP)
+    keep_BT = drafting_B[:, None] & (index_BT < lengths_B[:, None])
+    _, cache = read(state.cache, tokens_BT, state.read_B, keep_BT)
+    read_B = jnp.where(drafting_B, state.read_B + CATCH_UP, state.read_B)
+    return State(cache, read_B)
+
+  def extend(cache, tokens_BT, start_B, offset, going_B):
+    hidden_BTD, cache = read(cache, tokens_BT, start_B, drafting_B[:, None])
     logits_B1V = model.head(weights.draft, hidden_BTD[:, -1:])
     return cache, *draw(
       noise, context, min_confidence, logits_B1V, offset, going_B
     )
 
-  start_B = context.lengths_B - 2
-  last_BT = jnp.take_along_axis(
-    context.tokens_BL,
-    jnp.maximum(start_B[:, None] + jnp.arange(2)[None], 0),
-    1,
+  def first(cache, going_B):
+    last_BT, _ = span(context, lengths_B - 2, 2)
+    return extend(cache, last_BT, lengths_B - 2, 0, going_B)
+
+  cache, read_B = jax.lax.while_loop(
+    lambda state: jnp.any(drafting_B & (state.read_B < lengths_B - 2)),
+    catch_up,
+    state,
   )
-  first = extend(cache, last_BT, start_B, 0, context.live_B)
-  cache, draft = chain(extend, first, context.lengths_B, gamma)
-  return draft, cache, target_cache
+  cache, draft = chain(first, extend, cache, context, gamma)
+  read_B = jnp.where(drafting_B, lengths_B, read_B)
+  return draft, State(cache, read_B), target_cache
+
+
+def span(context: types.Context, start_B, size: int):
+  """(tokens_BT, index_BT) of `size` tokens from start_B on, kept inside."""
+  L = context.tokens_BL.shape[1]
+  index_BT = start_B[:, None] + jnp.arange(size)[None]
+  at_BT = jnp.clip(index_BT, 0, L - 1)
+  return jnp.take_along_axis(context.tokens_BL, at_BT, 1), index_BT
 
 
 def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
@@ -186,32 +227,41 @@ def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
   return noise.draft(offset, q_BV), q_BV, going_B
 
 
-def chain(extend, first, lengths_B, gamma: int):
-  """Drafts offsets 1 to gamma - 1, until every row has stopped.
+def chain(first, extend, memory, context, gamma: int):
+  """Drafts until every row has stopped, or has as many as it may.
 
-  A loop in the program: compile time does not grow with gamma.
+  A loop in the program: compile time does not grow with gamma. Where no row may
+  draft, nothing runs.
 
   Args:
-    extend: (memory, tokens_B1, at_B, offset, going_B) -> (memory, token_B,
-      q_BV, going_B): reads the previous token, at index at_B of its row, and
-      draws the next one.
-    first: the result of extend for offset 0.
-    lengths_B: committed tokens of each row.
+    first: (memory, going_B) -> (memory, token_B, q_BV, going_B): draws at
+      offset 0, for the rows in going_B.
+    extend: (memory, tokens_B1, at_B, offset, going_B) -> the same: reads the
+      previous token, at index at_B of its row, and draws the next one.
+    memory: of first.
+    context: as for types.Drafter.propose.
     gamma: draft tokens in a window.
 
   Returns:
     (memory, types.Draft).
   """
-  memory, token_B, q_BV, going_B = first
+  wants = lambda offset: context.live_B & (offset < context.gamma_B)
+  _, *blank, _ = forward.blank(first, memory, wants(0))
+  memory, token_B, q_BV, going_B = forward.once(
+    jnp.any(wants(0)),
+    lambda made: first(made[0], made[-1]),
+    (memory, *blank, wants(0)),
+  )
   tokens_KB = jnp.zeros((gamma, *token_B.shape), token_B.dtype)
   q_KBV = jnp.zeros((gamma, *q_BV.shape), q_BV.dtype)
 
   def body(carry):
     offset, memory, tokens_KB, q_KBV, going_B, count_B = carry
-    at_B = lengths_B + offset - 1
+    at_B = context.lengths_B + offset - 1
     memory, token_B, q_BV, going_B = extend(
       memory, tokens_KB[offset - 1][:, None], at_B, offset, going_B
     )
+    going_B &= wants(offset)
     return (
       offset + 1,
       memory,
@@ -222,7 +272,7 @@ def chain(extend, first, lengths_B, gamma: int):
     )
 
   _, memory, tokens_KB, q_KBV, _, count_B = jax.lax.while_loop(
-    lambda carry: (carry[0] < gamma) & jnp.any(carry[4]),
+    lambda carry: jnp.any(carry[4] & wants(carry[0])),
     body,
     (
       jnp.int32(1),

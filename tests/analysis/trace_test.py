@@ -39,7 +39,7 @@ def engine(gamma, rule='reject', draft=DRAFT):
     tokenizer.from_bytes(512, 'bytes'), eos_ids=(EOS,)
   )
   # One body in the program instead of two.
-  options = dataclasses.replace(build.default_options(chunk=8), narrow=False)
+  options = dataclasses.replace(build.default_options(chunk=8), widths=())
   model = lambda name, table: build.LanguageModel(
     source=name, label=name, tokenizer=bytes_, params=table, own=MODEL
   )

@@ -20,7 +20,7 @@ def trace() -> types.Info:
     accepted_BK=np.array([[2, 0]]),
     whole_BN=np.array([[1, 2, 0]]),
     calls_B=np.array([3]),
-    wide=np.int32(2),
+    widths_N=np.array([1, 0, 2]),
     calls=np.int32(3),
     origin_BL=np.array([[0, 0, 1, 2, 1, 2, 4, 0]]),
     window_BL=np.zeros((1, 8), np.int32),

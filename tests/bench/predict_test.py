@@ -86,7 +86,7 @@ def info_of(hist_N, rows=1, calls=None):
     origin_BL=np.pad(
       np.full((1, emitted), types.BONUS), ((0, 0), (0, 64 - emitted))
     ),
-    wide=np.int32(windows // rows),
+    widths_N=np.array([0, 0, windows // rows]),
     calls=np.int32(windows // rows),
   )
   return jax.device_get(info)

@@ -56,7 +56,7 @@ def test_the_residual_is_what_the_layers_make_in_one_pass(world):
     state, _ = programs.start(world.weights, request)
     draw = lambda offset, q_BV: jnp.argmax(q_BV, -1).astype(jnp.int32)
     context = types.Context(
-      state.tokens_BL, state.lengths_B, state.live_B, request.sampling
+      *state[:3], request.sampling, jnp.full(2, GAMMA, jnp.int32)
     )
     noise = types.Noise(jnp.zeros((2, GAMMA)), draw, draw)
     draft, _, cache = drafter.propose(
@@ -123,15 +123,16 @@ def test_a_window_does_exactly_the_work_it_claims(capsys):
       *[jnp.ones(1, jnp.int32)] * 4,
       sampling.settings(1, 0.0),
       jnp.zeros((1, 1), jnp.int32),
+      jnp.ones(1, jnp.int32),
     )
   )
 
   def flops(drafter):
-    options = decode.Options(narrow=False)
+    options = decode.Options(widths=())
     loop = decode.Loop(target, drafter, reject.RULE, options)
     step = functools.partial(decode.step, loop)
     return fakes.matmul_flops(
-      jax.make_jaxpr(step)(weights, request, *abstract).jaxpr
+      jax.make_jaxpr(step)(weights, request, *abstract).jaxpr, turns=gamma
     )
 
   own = flops(early_exit.make(target, gamma=gamma, exit=EXIT))

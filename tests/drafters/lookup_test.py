@@ -30,6 +30,7 @@ def propose(drafter, texts, length, fill=1):
     lengths_B,
     np.ones(B, bool),
     None,
+    None,
   )
   draft, _, _ = drafter.propose(None, (), context, None, None)
   assert draft.q_BKV is None
@@ -64,7 +65,9 @@ def test_scripts_play_their_text():
   script = np.arange(20, dtype=np.int32).reshape(2, 10)
   count = np.array([[9] * 10, [0, 1, 2] + [-1] * 7], np.int32)
   drafter = scripted.make(gamma=3)
-  context = types.Context(None, np.array([4, 2], np.int32), None, None)
+  context = types.Context(*[None] * 5)._replace(
+    lengths_B=np.array([4, 2], np.int32)
+  )
   draft, _, _ = drafter.propose(
     types.Weights((), (script, count)), (), context, None, None
   )

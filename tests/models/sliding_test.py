@@ -46,7 +46,7 @@ def test_rejection_at_every_phase_equals_a_full_recompute(x64):
     scan_layers=True,
   )
   model, params = lm.make(config), fakes.wild(config, 0)
-  options = decode.Options(narrow=False)
+  options = decode.Options(widths=())
   programs = decode.programs(
     model, scripted.make(gamma=GAMMA), reject.RULE, options
   )
