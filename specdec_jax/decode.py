@@ -179,15 +179,16 @@ def start(loop: Loop, weights: types.Weights, request: Request):
       chunk=options.chunk,
       taps=drafter.taps,
     )
-  context = _context(loop, request, *committed)
+  context = context_of(loop.drafter, request, *committed)
   with jax.named_scope('draft_init'):
     draft_state = drafter.init(weights, context, features_BLE)
   state = State(*committed, cache, draft_state)
   return state, _empty_info(B, L, drafter.gamma, options.logprobs)
 
 
-def _context(loop: Loop, request: Request, tokens_BL, lengths_B, live_B):
-  gamma_B = jnp.clip(request.gamma_B, 0, loop.drafter.gamma)
+def context_of(drafter, request: Request, tokens_BL, lengths_B, live_B):
+  """The types.Context of a request's rows."""
+  gamma_B = jnp.clip(request.gamma_B, 0, drafter.gamma)
   return types.Context(tokens_BL, lengths_B, live_B, request.sampling, gamma_B)
 
 
@@ -206,7 +207,7 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
     state, info: from start, or from the step before.
   """
   drafter = loop.drafter
-  context = _context(loop, request, *state[:3])
+  context = context_of(loop.drafter, request, *state[:3])
   noise = loop.noise(
     request.seed_B,
     request.request_B,
@@ -227,12 +228,10 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
 
   attempt = functools.partial(_attempt, loop, weights, context, noise, draft)
   widths, width = _widths(loop, jnp.max(draft.count_B))
+  flags = {each: width == each for each in widths}
   with jax.named_scope('verify'):
-    if len(widths) > 1:
-      flags = {each: width == each for each in widths}
-      tried = _one_of(attempt, flags, cache)
-    else:
-      tried = attempt(drafter.gamma, cache)
+    one = len(widths) == 1
+    tried = attempt(*widths, cache) if one else _one_of(attempt, flags, cache)
   info = info._replace(widths_N=info.widths_N.at[width].add(1))
   with jax.named_scope('commit'):
     return _commit(loop, request, state, info, draft, draft_state, tried)
@@ -340,7 +339,7 @@ def _commit(loop, request, state, info, draft, draft_state, tried):
   row_B1 = jnp.arange(B)[:, None]
   put = lambda old, new: old.at[row_B1, slots_BN].set(new, mode='drop')
   tokens_BL = put(state.tokens_BL, tried.window_BN)
-  context = _context(loop, request, tokens_BL, lengths_B, live_B)
+  context = context_of(loop.drafter, request, tokens_BL, lengths_B, live_B)
   outcome = types.Outcome(
     draft.count_B, tried.accepted_B, emitted_B, tried.weights_BV
   )

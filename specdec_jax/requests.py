@@ -230,15 +230,13 @@ def make(
     context: tokens that the model can hold.
     max_new_tokens, temperature, top_k, top_p, seed: one value, or one a prompt.
     gamma: the largest window; the buffer has room for it past the last token.
+    most: the largest window of each row, where that is less; one, or one a row.
     stop_ids: ids that end a row.
-    most: drafts of a window, where that is fewer than gamma; one value, or one
-      a prompt.
     rows: fills the batch up to this with rows that never start.
     length: of the token buffer; the bucket that fits if None.
 
   Raises:
-    ValueError: what sampling.settings, check_prompt and check_source refuse;
-      max_new_tokens < 1; more prompts than rows; a length that is too small.
+    ValueError: no prompts, more than rows, or a value that is out of range.
   """
   n, rows = len(items), rows or len(items)
   if n == 0:
@@ -252,8 +250,7 @@ def make(
     raise ValueError(f'max_new_tokens={max_new_tokens}: must be at least 1')
   for item, m in zip(items, new, strict=True):
     check_prompt(item.tokens, max_new_tokens=int(m), context=context, ids=ids)
-  lengths = np.array([len(x.tokens) for x in items], np.int32)
-  lengths = np.pad(lengths, (0, rows - n), constant_values=1)
+  lengths = np.int32([len(x.tokens) for x in items] + [1] * (rows - n))
   limit = lengths + np.pad(new, (0, rows - n))
   need = int(limit.max()) + gamma
   length = length or bucket(need)
@@ -266,7 +263,7 @@ def make(
     fill(_uint32('request number', [x.number for x in items])),
     fill(_uint32('seed', seed)),
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
-    np.array([sorted(set(stop_ids)) or [-1]] * rows, np.int32),
+    np.int32([sorted(set(stop_ids)) or [-1]] * rows),
     fill(np.int32(most)),
     _source([x.source for x in items], rows, context=context, ids=ids),
   )

@@ -92,7 +92,10 @@ def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model):
   # The caches, after the prompts have been read.
   state, _ = programs.start(weights, request)
   draft_heads = 1 if whole else heads
-  for cache, split in ((state.cache, heads), (state.drafter, draft_heads)):
+  for cache, split in (
+    (state.cache, heads),
+    (state.drafter.cache, draft_heads),
+  ):
     for x in jax.tree.leaves(cache):
       assert shard_shape(x) == (B // data, config.kv_heads // split, L, C)
 

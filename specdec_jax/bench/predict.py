@@ -232,8 +232,6 @@ def improvement(
     sums_S3 = times_SG @ mine_G3
     tokens_S, wide_S = sums_S3[..., 0] / sums_S3[..., 1], sums_S3[..., 2]
     wide_S = wide_S / sums_S3[..., 1]
-    if not arm.engine.options.narrow:
-      wide_S = np.ones_like(wide_S)
     if plain_G3 is not None:
       base_S3 = times_SG @ plain_G3
       tokens_S = tokens_S / (base_S3[..., 0] / base_S3[..., 1])
@@ -286,7 +284,7 @@ def slowest(arm: plan_lib.Arm, calibration) -> float:
 
 def _counts(info: types.Info) -> tuple[int, int, int]:
   emitted = metrics.summary(metrics.rows(info)).emitted_tokens
-  return emitted, max(int(info.calls), 1), int(info.wide)
+  return emitted, max(int(info.calls), 1), int(info.widths_N[1:].sum())
 
 
 def window(arm: plan_lib.Arm, calibration: Any, gamma: int, wide):

@@ -112,8 +112,8 @@ def propose_along(
   B, L = request.tokens_BL.shape
   live_B = request.lengths_B < request.limit_B
   span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
-  at = lambda i: types.Context(
-    request.tokens_BL, request.lengths_B + i % span_B, live_B, request.sampling
+  at = lambda i: decode.context_of(
+    drafter, request, request.tokens_BL, request.lengths_B + i % span_B, live_B
   )
   zeros_B = jnp.zeros((B,), jnp.int32)
   zeros_BV = jnp.zeros((B, target.vocab))
