@@ -1,8 +1,7 @@
 """The decode loop: propose, verify in one pass, accept, commit.
 
-Runs any drafter under any rule and knows none of them. The whole batched
-generation, prefill included, is one XLA program. Rows advance by different
-amounts; plain autoregressive decoding is the same loop with gamma 0.
+Runs any drafter under any rule and knows none of them. A whole generation is one
+XLA program. Rows advance by different amounts; plain decoding is gamma 0.
 """
 
 import dataclasses
@@ -29,8 +28,7 @@ class Request(NamedTuple):
   request_B, seed_B: uint32, what the row's randomness is keyed by.
   sampling: temperature, top-k and top-p of every row.
   stop_BX: ids that end a row, padded with -1.
-  gamma_B: the most drafts in a window; above the drafter's gamma, no limit. One
-    program serves every smaller gamma.
+  gamma_B: the most drafts of a window, if fewer than the drafter's gamma.
   source: what encoders read; None for a target without one.
   """
 
@@ -85,9 +83,8 @@ class Options:
   """Static choices; each value of this compiles its own programs.
 
   chunk: tokens a prefill pass reads.
-  widths: numbers of drafts, beside gamma, that a window can have room for: the
-    least that holds what is proposed is verified. Each one below gamma is a
-    body more in the program; worth it where width costs time, as on CPU.
+  widths: drafts that a window may have room for, beside gamma: the least that
+    holds them is run. Each is a body more; worth it where width costs time.
   logprobs: record log-probabilities.
   """
 
@@ -188,8 +185,9 @@ def start(loop: Loop, weights: types.Weights, request: Request):
 
 def context_of(drafter, request: Request, tokens_BL, lengths_B, live_B):
   """The types.Context of a request's rows."""
-  gamma_B = jnp.clip(request.gamma_B, 0, drafter.gamma)
-  return types.Context(tokens_BL, lengths_B, live_B, request.sampling, gamma_B)
+  most_B = jnp.clip(request.gamma_B, 0, drafter.gamma)
+  rest = request.sampling, most_B, request.source
+  return types.Context(tokens_BL, lengths_B, live_B, *rest)
 
 
 def step(loop: Loop, weights, request: Request, state: State, info: types.Info):

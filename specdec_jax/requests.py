@@ -229,8 +229,7 @@ def make(
     ids: the size of the vocabulary without padding.
     context: tokens that the model can hold.
     max_new_tokens, temperature, top_k, top_p, seed: one value, or one a prompt.
-    gamma: the largest window; the buffer has room for it past the last token.
-    most: the largest window of each row, where that is less; one, or one a row.
+    gamma, most: the largest window, which the buffer has room for; a row's own.
     stop_ids: ids that end a row.
     rows: fills the batch up to this with rows that never start.
     length: of the token buffer; the bucket that fits if None.
