@@ -1,6 +1,6 @@
 """The decode loop: propose, verify in one pass, accept, commit.
 
-Runs any drafter under any rule and knows none of them. A whole generation is one
+Runs any drafter under any rule and knows none of them. A generation is one
 XLA program. Rows advance by different amounts; plain decoding is gamma 0.
 """
 
