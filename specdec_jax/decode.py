@@ -223,13 +223,11 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   most_B = jnp.minimum(context.gamma_B, jnp.maximum(room_B, 0))
   count_B = jnp.clip(draft.count_B, 0, most_B)
   draft = draft._replace(count_B=jnp.where(state.live_B, count_B, 0))
-
   attempt = functools.partial(_attempt, loop, weights, context, noise, draft)
   widths, width = _widths(loop, jnp.max(draft.count_B))
   flags = {each: width == each for each in widths}
   with jax.named_scope('verify'):
-    one = len(widths) == 1
-    tried = attempt(*widths, cache) if one else _one_of(attempt, flags, cache)
+    tried = _one_of(attempt, flags, cache)
   info = info._replace(widths_N=info.widths_N.at[width].add(1))
   with jax.named_scope('commit'):
     return _commit(loop, request, state, info, draft, draft_state, tried)
@@ -256,6 +254,8 @@ class _Tried(NamedTuple):
 
 def _one_of(attempt, widths: dict[int, Array], cache) -> _Tried:
   """attempt(width, cache) for the one width whose flag is true."""
+  if len(widths) == 1:
+    return attempt(max(widths), cache)
   blank = forward.blank(functools.partial(attempt, max(widths)), cache)
   tried = blank._replace(cache=cache)
   for width, flag in widths.items():

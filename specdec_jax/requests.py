@@ -226,10 +226,9 @@ def make(
 
   Args:
     items: the prompts and their request numbers.
-    ids: the size of the vocabulary without padding.
-    context: tokens that the model can hold.
+    ids, context: of the vocabulary without padding; tokens the model can hold.
     max_new_tokens, temperature, top_k, top_p, seed: one value, or one a prompt.
-    gamma, most: the largest window, which the buffer has room for; a row's own.
+    gamma, most: the largest window, for which there is room; a row's own.
     stop_ids: ids that end a row.
     rows: fills the batch up to this with rows that never start.
     length: of the token buffer; the bucket that fits if None.
@@ -238,7 +237,7 @@ def make(
     ValueError: no prompts, more than rows, or a value that is out of range.
   """
   n, rows = len(items), rows or len(items)
-  if n == 0:
+  if not items:
     raise ValueError('no prompts: give at least one')
   if n > rows:
     raise ValueError(f'{n} prompts do not fit into {rows} rows')
@@ -249,7 +248,8 @@ def make(
     raise ValueError(f'max_new_tokens={max_new_tokens}: must be at least 1')
   for item, m in zip(items, new, strict=True):
     check_prompt(item.tokens, max_new_tokens=int(m), context=context, ids=ids)
-  lengths = np.int32([len(x.tokens) for x in items] + [1] * (rows - n))
+  own = [len(x.tokens) for x in items]
+  lengths = np.array([*own, *[1] * (rows - n)], np.int32)
   limit = lengths + np.pad(new, (0, rows - n))
   need = int(limit.max()) + gamma
   length = length or bucket(need)
@@ -262,7 +262,7 @@ def make(
     fill(_uint32('request number', [x.number for x in items])),
     fill(_uint32('seed', seed)),
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
-    np.int32([sorted(set(stop_ids)) or [-1]] * rows),
+    np.array([sorted(set(stop_ids)) or [-1]] * rows, np.int32),
     fill(np.int32(most)),
     _source([x.source for x in items], rows, context=context, ids=ids),
   )

@@ -209,7 +209,10 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
     )
     return drawn(cache, hidden_B1D[:, 0], offset, going_B)
 
-  first = lambda memory, going_B: drawn(*memory, 0, going_B)
+  def first(memory, going_B):
+    cache, hidden_BD = memory
+    return drawn(cache, hidden_BD, 0, going_B)
+
   (cache, _), draft = lm_drafter.chain(
     first, extend, (state.cache, hidden_BD), context, setup.gamma
   )

@@ -162,7 +162,7 @@ def _propose(
   drafting_B = context.live_B & (context.gamma_B > 0)
 
   def read(cache, tokens_BT, start_B, keep_BT):
-    return forward.read(
+    hidden_BTD, _, cache = forward.read(
       model,
       weights.draft,
       tokens_BT,
@@ -170,7 +170,8 @@ def _propose(
       cache,
       slots=context.tokens_BL.shape[1],
       keep_BT=keep_BT,
-    )[::2]
+    )
+    return hidden_BTD, cache
 
   def catch_up(state):
     tokens_BT, index_BT = span(context, state.read_B, CATCH_UP)
