@@ -202,9 +202,8 @@ def load(
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
     config, params = convert.fuse(model.config, model.params)
-    if config.encoder is None and dtype != 'float64':
-      if library.ready(kernels, files.cache_folder()):
-        config, params = convert.pack(config, params)
+    if dtype != 'float64' and library.ready(kernels, files.cache_folder()):
+      config, params = convert.pack(config, params)
     model = dataclasses.replace(model, lm_config=config, params=params)
   return dataclasses.replace(model, layout=layout)
 

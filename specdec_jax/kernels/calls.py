@@ -14,7 +14,7 @@ import numpy as np
 Array = jax.Array
 
 WIDE = 32
-_ACTS = {'none': 0, 'silu': 1, 'gelu_tanh': 2, 'gelu': 3}
+_ACTS = {'none': 0, 'silu': 1, 'gelu_tanh': 2, 'gelu': 3, 'relu': 4}
 _NORMS = {'none': 0, 'rms': 1, 'layer': 2}
 
 
@@ -97,7 +97,7 @@ def linear(
     norm: of x before the product.
     bias: padded as by `pad`.
     add: a residual stream, [..., N].
-    act: 'none', 'silu', 'gelu_tanh' or 'gelu'.
+    act: 'none', 'silu', 'gelu_tanh', 'gelu' or 'relu'.
     gated: act(gate) * up.
   """
   lead = x.shape[:-1]
@@ -146,7 +146,7 @@ def attend(
   qkv_BTF: Array,
   cos: Array | None,
   sin: Array | None,
-  slots_BT: Array,
+  slots_BT: Array | None,
   mask_BTS: Array,
   keys: Array,
   values: Array,
@@ -156,13 +156,15 @@ def attend(
   cap: float | None = None,
   mixed: bool = False,
   norms: tuple[Norm, Norm] | None = None,
-) -> tuple[Array, Array, Array]:
+  bias_BHTS: Array | None = None,
+) -> list[Array]:
   """Writes keys and values to the cache and attends, as models.attention.
 
   Args:
     qkv_BTF: queries, keys and values, F = (H + 2 G) * C.
     cos, sin: rotary angles, [B, T, 1, C / 2]; None: not rotated.
-    slots_BT: where keys and values go; a slot >= S is dropped.
+    slots_BT: where keys and values go; a slot >= S is dropped. None: there are
+      only queries, F = H * C, and nothing is written.
     mask_BTS: true where a token attends to a slot.
     keys, values: of one layer (cache_shapes); their memory is reused.
     heads: H.
@@ -170,23 +172,21 @@ def attend(
     cap: soft cap of the scaled scores.
     mixed: rotate channels (2c, 2c + 1), not (c, c + C / 2).
     norms: RMS norms of queries and of keys.
+    bias_BHTS: added to the scores.
 
   Returns:
-    (y_BTF, keys, values).
+    [y_BTF, keys, values], without slots_BT [y_BTF].
   """
-  B, T = slots_BT.shape
+  B, T = qkv_BTF.shape[:2]
   C, S = keys.shape[-2], mask_BTS.shape[-1]
-  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-  call = jax.ffi.ffi_call(
-    'specdec_attend',
-    (
-      jax.ShapeDtypeStruct((B * T, heads * C), jnp.float32),
-      like(keys),
-      like(values),
-    ),
-    input_output_aliases={7: 1, 8: 2},
-  )
-  y, keys, values = call(
+  out = [jax.ShapeDtypeStruct((B * T, heads * C), jnp.float32)]
+  if slots_BT is None:
+    aliases, slots_BT = {}, jnp.zeros((B, T), jnp.int32)
+  else:
+    aliases = {7: 1, 8: 2}
+    out += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (keys, values)]
+  call = jax.ffi.ffi_call('specdec_attend', out, input_output_aliases=aliases)
+  y, *cache = call(
     qkv_BTF.reshape(B * T, -1),
     _angles(cos, B, T),
     _angles(sin, B, T),
@@ -195,12 +195,13 @@ def attend(
     *(_given(norms[i].scale if norms else None) for i in range(2)),
     keys,
     values,
+    _given(None if bias_BHTS is None else bias_BHTS.astype(jnp.float32)),
     scale=np.float32(scale),
     cap=np.float32(cap or 0),
     eps=np.float32(norms[0].eps if norms else 0),
     mixed=np.int32(mixed),
   )
-  return y.reshape(B, T, -1), keys, values
+  return [y.reshape(B, T, -1), *cache]
 
 
 def _angles(x: Array | None, B: int, T: int) -> Array:

@@ -26,7 +26,7 @@ enum { LANES = 4, MOST = 3 };
 // AHEAD: bytes between a prefetch and its use.
 enum { WIDE = 32, VECTORS = WIDE / LANES, DEEP = 128, GROUP = 96, AHEAD = 2048 };
 enum { NO_NORM, RMS, LAYER };
-enum { NO_ACT, SILU, GELU_TANH, GELU };
+enum { NO_ACT, SILU, GELU_TANH, GELU, RELU };
 
 typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -133,6 +133,7 @@ INLINE Vec activation(int act, Vec x) {
   if (act == SILU) return x * logistic(x);
   if (act == GELU_TANH)  // 1 + tanh(u) is twice the logistic function of 2u.
     return x * logistic(1.5957691216f * (x + 0.044715f * x * x * x));
+  if (act == RELU) return choose(x > all(0.0f), x, all(0.0f));
   if (act == GELU)
     for (int i = 0; i < LANES; i++)
       x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
@@ -278,7 +279,7 @@ static void linear_unit(const void* job, int64_t i) {
 // The H / G query heads of a key/value head and their tokens are the rows of
 // its products: q is [B, G, T * H / G, C].
 typedef struct {
-  const float *q, *keys, *values;
+  const float *q, *keys, *values, *bias;
   const bool* mask;
   float* y;
   int64_t B, T, H, G, C, S, seen, blocks, stride;
@@ -307,13 +308,24 @@ INLINE Int visible(const bool* sees, int64_t i, int64_t n) {
   return __builtin_convertvector(*(const Bytes*)(sees + i), Int) != 0;
 }
 
+// Numbers i to i + LANES of a row that ends at n.
+INLINE Vec some(const float* row, int64_t i, int64_t n) {
+  Vec x = {0};
+  if (i + LANES <= n) return *(const Vec*)(row + i);
+  for (int l = 0; i + l < n; l++) x[l] = row[i + l];
+  return x;
+}
+
 // Softmax of one row over the slots that its token sees: scores, its products
 // with the keys, become the weights. Returns their sum.
-static float weigh(const Attend* j, const bool* sees, int64_t end, float* s) {
+// bias: what is added to the scores, or NULL.
+static float weigh(const Attend* j, const bool* sees, const float* bias,
+                   int64_t end, float* s) {
   Vec most = all(-1e30f), part[VECTORS] = {{0}};
   for (int64_t i = 0; i < end; i += LANES) {
     Vec x = *(Vec*)(s + i) * j->scale;
     if (j->cap > 0) x = softcap(x, j->cap);
+    if (bias) x += some(bias, i, j->seen);
     x = choose(visible(sees, i, j->seen), x, all(-1e30f));
     *(Vec*)(s + i) = x;
     most = choose(x > most, x, most);
@@ -354,8 +366,12 @@ static void attend_unit(const void* job, int64_t i) {
     for (int64_t m = 0; m < rows; m++)
       memcpy(score + m * j->stride + s, sums + m * WIDE, sizeof(float) * WIDE);
   }
-  for (int64_t m = 0; m < rows; m++)
-    sum[m] = weigh(j, sees[m], end, score + m * j->stride);
+  for (int64_t m = 0; m < rows; m++) {
+    const int64_t t = (first + m) / share, h = g * share + (first + m) % share;
+    const float* bias =
+        j->bias ? j->bias + ((b * j->H + h) * j->T + t) * j->seen : NULL;
+    sum[m] = weigh(j, sees[m], bias, end, score + m * j->stride);
+  }
   for (int64_t c = 0; c < C; c += WIDE) {
     product(false, score, j->stride, rows, (const char*)(values + c * S), end,
             sums);
@@ -465,17 +481,21 @@ XLA_FFI_Error* SpecdecNorm(XLA_FFI_CallFrame* f) {
 }
 
 // qkv, cos, sin, slots, mask, scales of the queries' and keys' RMS norms, keys,
-// values -> y, keys, values. Rotates queries and keys, writes keys and values to
-// the cache, which is the arguments' memory, and attends.
+// values, bias -> y, keys, values. Rotates queries and keys, writes keys and
+// values to the cache, which is the arguments' memory, and attends. With y as
+// the only result there are only queries, and nothing is written.
 XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
   if (answers_metadata(f)) return NULL;
   XLA_FFI_Buffer *slots = in(f, 3), *k = in(f, 7), *v = in(f, 8);
-  float *keys = out(f, 1)->data, *values = out(f, 2)->data;
+  const bool writes = f->rets.size > 1;
+  float *keys = writes ? out(f, 1)->data : k->data;
+  float *values = writes ? out(f, 2)->data : v->data;
   const float *cos = given(f, 1), *sin = given(f, 2);
   const float *qn = given(f, 5), *kn = given(f, 6);
   const int64_t B = slots->dims[0], T = slots->dims[1], G = k->dims[1];
   const int64_t C = k->dims[3], S = v->dims[3], seen = in(f, 4)->dims[2];
-  const int64_t H = out(f, 0)->dims[1] / C, F = (H + 2 * G) * C;
+  const int64_t H = out(f, 0)->dims[1] / C, written = writes ? G : 0;
+  const int64_t F = (H + 2 * written) * C;
   const int64_t wide = ceiling(C, WIDE) * WIDE;
   if (k->dims[2] * WIDE != S || v->dims[2] * WIDE != wide ||
       in(f, 0)->dims[1] != F || C > 1024)
@@ -488,7 +508,7 @@ XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
   for (int64_t i = 0; i < B * T; i++) {
     const float* row = (const float*)in(f, 0)->data + i * F;
     const int64_t slot = ((const int32_t*)slots->data)[i];
-    for (int64_t h = 0; h < H + G; h++) {
+    for (int64_t h = 0; h < H + written; h++) {
       const float* norm = h < H ? qn : kn;
       if (norm)
         norm_row(RMS, row + h * C, norm, NULL, NUMBER("eps"), C, x);
@@ -509,13 +529,13 @@ XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
         for (int64_t c = 0; c < C; c++) to[c * WIDE] = from[c];
       }
     }
-    for (int64_t g = 0; g < G && slot < seen; g++)
+    for (int64_t g = 0; g < written && slot < seen; g++)
       for (int64_t c = 0; c < C; c++)
         values[(i / T * G + g) * S * wide + (c / WIDE * S + slot) * WIDE +
                c % WIDE] = row[(H + G + g) * C + c];
   }
-  Attend j = {.q = q, .keys = keys, .values = values, .mask = in(f, 4)->data,
-              .y = out(f, 0)->data, .B = B, .T = T, .H = H, .G = G, .C = C,
+  Attend j = {.q = q, .keys = keys, .values = values, .bias = given(f, 9),
+              .mask = in(f, 4)->data, .y = out(f, 0)->data, .B = B, .T = T, .H = H, .G = G, .C = C,
               .S = S, .seen = seen, .blocks = ceiling(T * H / G, MOST),
               // Not a multiple of 4096 bytes: rows would share cache lines.
               .stride = S + 48,

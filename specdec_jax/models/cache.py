@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.kernels import calls
+
 Array = jax.Array
 
 
@@ -35,6 +37,16 @@ class Panels(NamedTuple):
   v: Array
 
 
+def empty(config, rows: int, slots: int) -> KVCache | Panels:
+  """Zeros for the keys and values of one layer; config: an LMConfig."""
+  shape = rows, config.kv_heads, slots, config.head_dim
+  kind, shapes = KVCache, (shape, shape)
+  if config.packed:
+    kind, shapes = Panels, calls.cache_shapes(*shape)
+  # Two arrays: a shared one could not be donated twice.
+  return kind(*(jnp.zeros(x, jnp.dtype(config.activations)) for x in shapes))
+
+
 def by_slot(tree):
   """A pytree with a KVCache for every Panels in it, to look at single slots."""
 
@@ -47,6 +59,20 @@ def by_slot(tree):
     return KVCache(k_BGSC, v_BGSC)
 
   return jax.tree.map(plain, tree, is_leaf=lambda x: isinstance(x, Panels))
+
+
+def panels(cache: KVCache) -> Panels:
+  """The inverse of by_slot, for one layer; slots and channels are padded."""
+  k_BGSC, v_BGSC = cache
+  B, G, S, C = k_BGSC.shape
+  shapes = calls.cache_shapes(B, G, S, C)
+  (_, _, across, _, W), (_, _, down, slots, _) = shapes
+  pad = lambda x, width: jnp.pad(
+    x, ((0, 0), (0, 0), (0, slots - S), (0, width - C))
+  )
+  k = jnp.swapaxes(pad(k_BGSC, C).reshape(B, G, across, W, C), 3, 4)
+  v = jnp.swapaxes(pad(v_BGSC, down * W).reshape(B, G, slots, down, W), 2, 3)
+  return Panels(k, v)
 
 
 class Writer(NamedTuple):

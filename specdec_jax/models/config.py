@@ -278,11 +278,13 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def sized(name: str, **changes) -> LMConfig:
-  """The LMConfig of a size in SIZES, with changes.
+  """The LMConfig of a size in SIZES, with changes, those of an encoder too.
 
   Raises:
     ValueError: an unknown size.
   """
   if name not in SIZES:
     raise ValueError(f'size {name!r} is not one of {sorted(SIZES)}')
-  return LMConfig(**(SIZES[name] | changes))
+  found = LMConfig(**(SIZES[name] | changes))
+  encoder = found.encoder and dataclasses.replace(found.encoder, **changes)
+  return dataclasses.replace(found, encoder=encoder)

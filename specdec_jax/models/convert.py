@@ -69,7 +69,7 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
       params[key] = calls.pack(x, parts)
     elif key == 'bias' and 'kernel' in params:
       params[key] = calls.pad(x, parts)
-    elif key in ('scale', 'bias'):
+    elif key in ('scale', 'bias', 'relative'):
       params[key] = x.astype(jnp.float32)
   return params
 

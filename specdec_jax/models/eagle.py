@@ -190,8 +190,8 @@ def reader(
 
 
 def init_cache(config: EagleConfig, rows: int, slots: int):
-  """Of the one layer; see lm.layer_cache."""
-  return lm.layer_cache(config.block, rows, slots)
+  """Of the one layer; see models.cache.empty."""
+  return kv.empty(config.block, rows, slots)
 
 
 def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:

@@ -73,12 +73,10 @@ def hidden(
     attention.relative_bias(c, ends.relative[...], at_BI, I),
   )
 
-  def attend_here(k_BIGC, v_BIGC):
-    return None, kv.KVCache(*(jnp.swapaxes(y, 1, 2) for y in (k_BIGC, v_BIGC)))
-
   def layer(x_BID, layer_params):
     block = nnx.merge(graphdef, nnx.State(layer_params))
-    return block(x_BID, view, attend_here)[0], None
+    write = kv.Writer(kv.empty(c, B, I), at_BI)
+    return block(x_BID, view, write)[0], None
 
   if c.scan_layers:
     x_BID, _ = jax.lax.scan(layer, x_BID, params['layers'])

@@ -229,6 +229,7 @@ class Attention(nnx.Module):
       cap=c.attn_softcap,
       mixed=c.rope_pairs == 'interleaved',
       norms=norms,
+      bias_BHTS=view.bias_BHTS,
     )
     return y_BTF, kv.Panels(*cache)
 
@@ -241,11 +242,12 @@ class CrossAttention(nnx.Module):
     self.q, self.k, self.v = (Linear(c, c.width, wide) for _ in 'qkv')
     self.o = Linear(c, wide, c.width)
 
-  def store(self, hidden_BID: Array) -> kv.KVCache:
+  def store(self, hidden_BID: Array) -> kv.KVCache | kv.Panels:
     """The keys and values of a source, from the encoder's hidden states."""
     c, (B, I, _) = self.config, hidden_BID.shape
     split = lambda y: jnp.swapaxes(y.reshape(B, I, c.heads, c.head_dim), 1, 2)
-    return kv.KVCache(split(self.k(hidden_BID)), split(self.v(hidden_BID)))
+    cache = kv.KVCache(split(self.k(hidden_BID)), split(self.v(hidden_BID)))
+    return kv.panels(cache) if c.packed else cache
 
   def __call__(self, x_BTD: Array, store: kv.KVCache, mask_B1I: Array):
     c, (B, T, _) = self.config, x_BTD.shape
@@ -253,6 +255,16 @@ class CrossAttention(nnx.Module):
     return self.o(
       attention.attend(q_BTHC, store, mask_B1I, scale=c.query_scale)
     )
+
+  def packed(self, x_BTD: Array, norm, store: kv.Panels, mask_B1I: Array):
+    """x + the attention of norm(x), by the CPU kernels."""
+    c = self.config
+    q_BTF = self.q.packed(x_BTD, norm)
+    scale = c.query_scale or c.head_dim**-0.5
+    (y_BTF,) = calls.attend(
+      q_BTF, None, None, None, mask_B1I, *store, heads=c.heads, scale=scale
+    )
+    return self.o.packed(y_BTF, add=x_BTD)
 
 
 class MLP(nnx.Module):
@@ -314,6 +326,8 @@ class Block(nnx.Module):
     qkv_BTF = self.attn.qkv.packed(x_BTD, self.attn_norm)
     y_BTF, cache = self.attn.packed(qkv_BTF, view, write)
     x_BTD = _add(x_BTD, self.attn.o, y_BTF, self.attn_post_norm)
+    if view.source is not None:
+      x_BTD = self.cross_attn.packed(x_BTD, self.cross_norm, *view.source)
     up = mlp.gate_up if gated else mlp.up
     y_BTF = up.packed(x_BTD, self.mlp_norm, gated, act=mlp.config.act)
     return _add(x_BTD, mlp.down, y_BTF, self.mlp_post_norm), cache

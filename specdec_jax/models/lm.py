@@ -226,20 +226,10 @@ def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
   return attention.softcap(logits_BT, config.logit_softcap)
 
 
-def layer_cache(config, rows: int, slots: int) -> kv.KVCache | kv.Panels:
-  """Zeros for the keys and values of one layer."""
-  shape = rows, config.kv_heads, slots, config.head_dim
-  kind, shapes = kv.KVCache, (shape, shape)
-  if config.packed:
-    kind, shapes = kv.Panels, calls.cache_shapes(*shape)
-  # Two arrays: a shared one could not be donated twice.
-  return kind(*(jnp.zeros(x, jnp.dtype(config.activations)) for x in shapes))
-
-
 def _init_cache(config, constrain, rows: int, slots: int):
   if not config.scan_layers:
     axes = ('batch', 'kv_heads', 'slots', None)
-    cache = tuple(layer_cache(config, rows, slots) for _ in range(config.depth))
+    cache = tuple(kv.empty(config, rows, slots) for _ in range(config.depth))
   else:
     shape = (rows, config.depth, slots, config.kv_heads * config.head_dim)
     dtype = jnp.dtype(config.dtype)

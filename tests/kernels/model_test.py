@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import forward
+from specdec_jax import forward, types
 from specdec_jax.io import files
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
@@ -56,7 +56,9 @@ def logits(config, params, rows: int, width: int):
     )
     return model.head(params, hidden), cache
 
-  cache, out = model.init_cache(rows, SLOTS), []
+  source = types.Source(TOKENS[:, :37] % config.vocab, 37 - 4 * np.arange(8))
+  few = jax.tree.map(lambda x: x[:rows], source)
+  cache, out = forward.open_cache(model, params, rows, SLOTS, few), []
   for start in range(0, LENGTH, width):
     piece = TOKENS[:rows, start : start + width] % config.vocab
     found, cache = step(params, piece, start, cache)
@@ -64,10 +66,15 @@ def logits(config, params, rows: int, width: int):
   return np.concatenate(out, 1)
 
 
-@pytest.mark.parametrize('changes', [{}, fakes.GPT, lm_test.RICH])
+T5 = model_config.sized('t5_tiny', vocab=31)
+RELU = dataclasses.replace(T5, act='relu', gated=False)
+
+
+@pytest.mark.parametrize('changes', [{}, fakes.GPT, lm_test.RICH, T5, RELU])
 def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
   del x64
-  plain, packed = both(fakes.tiny(dtype='float32', **changes))
+  own = changes if isinstance(changes, model_config.LMConfig) else None
+  plain, packed = both(own or fakes.tiny(dtype='float32', **changes))
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lm.flatten(packed[1])
   )
@@ -75,7 +82,7 @@ def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
   config, params = convert.unpack(*packed)
   assert config == plain[0]
   jax.tree.map(np.testing.assert_array_equal, params, plain[1])
-  exact = dataclasses.replace(config, dtype='float64')
+  exact = config.running(dtype='float64')
   wide = jax.tree.map(lambda x: x.astype(jnp.float64), params)
   wanted = logits(exact, wide, rows=3, width=8)
   xla, found = (
@@ -86,7 +93,7 @@ def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize(
-  'size', [x if x == 'tiny' else pytest.param(x, marks=pytest.mark.more)
+  'size', [x if 'tiny' in x else pytest.param(x, marks=pytest.mark.more)
            for x in SIZES]
 )  # fmt: skip
 def test_a_tokens_logits_depend_neither_on_width_nor_on_batch(size, dtype):
