@@ -149,12 +149,16 @@ def load(s: Settings) -> Experiment:
 def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
   """The engine of one method; gamma 0 is plain decoding."""
   s = e.settings
+  options = build.default_options(chunk=s.decode.chunk)
+  if options.widths:  # A cap at another gamma of the config has its own width.
+    widths = {*options.widths, *s.decode.gammas}
+    options = dataclasses.replace(options, widths=tuple(sorted(widths)))
   return build.engine(
     e.target,
     method if gamma else None,
     rule=s.decode.rule,
     gamma=gamma,
-    options=build.default_options(chunk=s.decode.chunk),
+    options=options,
     **dataclasses.asdict(s.drafters[method]) if gamma else {},
   )
 

@@ -37,7 +37,7 @@ def run() -> bool:
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   e = settings_lib.load(settings)
   arms, plan = plan_lib.arms(e), plan_lib.make(e, chosen)
-  cells, sound, doc = [], True, None
+  cells, sound, text = [], True, ''
   for sampling in warmths:
     doc = benchmark.run(
       arms,
@@ -47,15 +47,15 @@ def run() -> bool:
     )
     cells += cells_lib.of(doc)
     sound &= verdict.sound(doc)
-  assert doc is not None
-  s = doc.setting
-  caption = (
-    f'{page.made_on(doc.machine)} {s.target}, {s.dtype}; {s.judged_prompts} '
-    f'prompts judged, predicted from {s.other_prompts} others, '
-    f'{s.max_new_tokens} new tokens at most, {s.repeats} repeats.'
-  )
-  text = cells_lib.markdown(cells, caption)
-  page.save(folder, HERE, {'machine': doc.machine, 'cells': cells}, text)
+    s = doc.setting
+    caption = (
+      f'{page.made_on(doc.machine)} {s.target}, {s.dtype}; '
+      f'{s.judged_prompts} prompts judged, predicted from {s.other_prompts} '
+      f'others, {s.max_new_tokens} new tokens at most, {s.repeats} repeats.'
+    )
+    text = cells_lib.markdown(cells, caption)
+    found = {'machine': doc.machine, 'cells': cells}
+    page.save(folder, HERE, found, text)
   print(text)
   return sound
 

@@ -199,7 +199,7 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   plan = budget.first_fit(plan, speed, clock)
   first = plan_lib.groups(arms, plan, plan.judged)[0]
   programs |= timing.compile_arms(arms[1:], first.full, track)
-  widths = len({arm.gamma for arm in arms})
+  widths = len({*arms[-1].engine.options.widths, *(x.gamma for x in arms)})
   windows, repeats = budget.calibration(speed, widths, clock)
   request = plan_lib.calibration_request(arms, plan, windows)
   parts = calibration_lib.calibrate(arms, request, repeats, track)
@@ -215,7 +215,11 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   alone = plan.bench.batch_size == 1
   seen = {
     arm.name: [
-      jax.device_get(programs[arm.name][0](arm.engine.weights, group.full))
+      jax.device_get(
+        programs[arm.name][0](
+          arm.engine.weights, plan_lib.capped(arm, group.full)
+        )
+      )
       for group in track(others, f'acceptance of {arm.name}')
     ]
     for arm in arms
@@ -300,7 +304,7 @@ def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
       whole=timing.improvement(mine, plain, whole=True),
       counts=metrics.summary(metrics.join(mine.outputs)),
       cost_coefficient=parts.c.get(arm.name),
-      verify=parts.verify[arm.gamma + 1],
+      verify=predict.verify(parts, arm.gamma + 1),
       time_to_first_token=timing.first_token(mine),
       compile_seconds=mine.compile_seconds,
       alpha=alphas.get(arm.drafter),

@@ -60,12 +60,14 @@ class Speed(NamedTuple):
   """What is known of the speed of a batch, in seconds.
 
   step: of plain decoding; prefill: of its prompts; compile: of its program.
+  drafters: how many; those that differ in gamma share what is compiled.
   factors: by method, time of a token over plain decoding's.
   """
 
   step: float
   prefill: float
   compile: float
+  drafters: int
   factors: dict[str, float]
 
   def others(self, tokens: int) -> float:
@@ -80,11 +82,11 @@ class Speed(NamedTuple):
 
   def compiling(self) -> float:
     """Seconds of all that is compiled after plain decoding."""
-    return self.compile * 5 * len(self.factors)
+    return self.compile * 7 * self.drafters
 
   def closing(self) -> float:
     """Seconds of teacher-forced acceptance, the audit and the verdict."""
-    return 3 + 1.5 * self.compile * len(self.factors)
+    return 3 + 1.5 * self.compile * self.drafters
 
 
 def fit(
@@ -152,7 +154,8 @@ def first_step(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, track):
   total, out = parts.timed(program, weights, few)
   step = max(total - prefill, 1e-6) / max(int(out.info.calls), 1)
   factors = {arm.name: 1.5 for arm in arms[1:]}
-  return Speed(step, prefill, seconds, factors), programs
+  drafters = len({arm.drafter for arm in arms[1:]})
+  return Speed(step, prefill, seconds, drafters, factors), programs
 
 
 def first_fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
@@ -181,7 +184,7 @@ def calibration(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
   if not clock.limited:
     return 64, 5
   # A pass of every width, idle ones, and drafting; the warm-up is a repeat.
-  once = speed.step * 1.2 * (2 * widths + len(speed.factors))
+  once = speed.step * 1.2 * (widths + 1 + len(speed.factors))
   windows = _CALIBRATION * clock.seconds / 4 / once
   return min(64, max(4, int(windows))), 3
 

@@ -225,7 +225,11 @@ def run(
   groups = plan_lib.groups(arms, plan, plan.judged + plan.others)
   outputs = {
     arm.name: [
-      jax.device_get(arm.engine.programs.generate(arm.engine.weights, x.full))
+      jax.device_get(
+        arm.engine.programs.generate(
+          arm.engine.weights, plan_lib.capped(arm, x.full)
+        )
+      )
       for x in track(groups, f'decoding with {arm.name}')
     ]
     for arm in arms

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from specdec_jax import build, decode, requests
 from specdec_jax import settings as settings_lib
@@ -21,6 +22,7 @@ class Arm(NamedTuple):
   name: 'lookup g=4'; the first arm of a run is 'autoregressive'.
   drafter: the method's name, without gamma.
   gamma: draft tokens a window, 0 for plain decoding.
+  engine: of the method's largest gamma.
   """
 
   name: str
@@ -72,10 +74,11 @@ def arms(e: settings_lib.Experiment) -> list[Arm]:
   d = e.settings.decode
   plain = settings_lib.engine(e, d.methods[0] if d.methods else 'lookup', 0)
   out = [Arm('autoregressive', 'autoregressive', 0, plain)]
-  for method in d.methods:
-    for gamma in sorted(set(d.gammas) - {0}):
-      engine = settings_lib.engine(e, method, gamma)
-      out.append(Arm(f'{method} g={gamma}', method, gamma, engine))
+  gammas = sorted(set(d.gammas) - {0})
+  for method in d.methods if gammas else ():
+    # One program: the smaller gammas are caps, which are data.
+    engine = settings_lib.engine(e, method, gammas[-1])
+    out += [Arm(f'{method} g={x}', method, x, engine) for x in gammas]
   return out
 
 
@@ -171,6 +174,11 @@ def groups(
     _group(arms, plan, full[i : i + rows], plan.max_new_tokens)
     for i in range(0, len(full), rows)
   ]
+
+
+def capped(arm: Arm, request: decode.Request) -> decode.Request:
+  """The request with windows of the arm's gamma."""
+  return request._replace(gamma_B=jnp.minimum(request.gamma_B, arm.gamma))
 
 
 def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:

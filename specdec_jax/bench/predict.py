@@ -8,7 +8,7 @@ not depend on gamma, the rule or the draws of a run.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -175,7 +175,6 @@ class Prediction(NamedTuple):
   """Improvement over plain decoding by the cost model.
 
   tokens: emitted by a window, over those of a plain window of the batch.
-  wide: share of windows verified at width gamma + 1.
   window_cost: in plain steps.
   improvement: tokens / window_cost.
   low, high: its 90 % interval for other prompts; None if not known.
@@ -184,7 +183,6 @@ class Prediction(NamedTuple):
   """
 
   tokens: float
-  wide: float
   window_cost: float
   improvement: float
   low: float | None
@@ -224,42 +222,42 @@ def improvement(
   """The Prediction of one arm; arguments as in improvements."""
   hist = metrics.summary(metrics.join(outputs)).accepted_histogram
   exact = cost.histogram_tokens(hist)
-  # Emitted tokens, windows and wide windows of each batch.
+  # Of each batch: emitted tokens, windows, and those by room for drafts.
   counts = lambda outputs: np.array([_counts(x.info) for x in outputs], float)
-  mine_G3, plain_G3 = counts(outputs), counts(plain) if plain else None
+  mine, base = counts(outputs), counts(plain) if plain else None
 
-  def tokens_and_wide(times_SG):
-    sums_S3 = times_SG @ mine_G3
-    tokens_S, wide_S = sums_S3[..., 0] / sums_S3[..., 1], sums_S3[..., 2]
-    wide_S = wide_S / sums_S3[..., 1]
-    if plain_G3 is not None:
-      base_S3 = times_SG @ plain_G3
-      tokens_S = tokens_S / (base_S3[..., 0] / base_S3[..., 1])
-    return tokens_S, wide_S
+  def tokens_and_widths(times_SG):
+    sums_SX = times_SG @ mine
+    tokens_S = sums_SX[..., 0] / sums_SX[..., 1]
+    if base is not None:
+      base_SX = times_SG @ base
+      tokens_S = tokens_S / (base_SX[..., 0] / base_SX[..., 1])
+    return tokens_S, sums_SX[..., 2:] / sums_SX[..., 1:2]
 
-  tokens, wide = map(float, tokens_and_wide(np.ones(len(outputs))))
+  tokens, widths_N = tokens_and_widths(np.ones(len(outputs)))
   by_gamma = {}
   for gamma in range(1, arm.gamma + 1):
     share = cost.histogram_tokens(cost.truncated(hist, gamma)) / exact
-    by_gamma[gamma] = tokens * share / window(arm, calibration, gamma, wide)
+    by_gamma[gamma] = float(
+      tokens * share / window(arm, calibration, gamma, widths_N)
+    )
   value = by_gamma[arm.gamma]
   out = metrics.Interval(value)
   if judged and calibration.repeats:
     times_SG = metrics.resamples(len(outputs))
-    tokens_S, wide_S = tokens_and_wide(times_SG)
+    tokens_S, widths_SN = tokens_and_widths(times_SG)
     # A repeat of the calibration for each resample: its error is that of one.
-    each, cost_S = calibration.repeats, np.ones_like(wide_S)
+    each, cost_S = calibration.repeats, np.ones_like(tokens_S)
     for i, x in enumerate(each):
       some = slice(i, None, len(each))
-      cost_S[some] = window(arm, x, arm.gamma, wide_S[some])
+      cost_S[some] = window(arm, x, arm.gamma, widths_SN[some])
     sd = float(np.std(np.log(tokens_S / cost_S)))
     # What is predicted is a sample of prompts too.
     sd *= (1 + len(outputs) / judged) ** 0.5
     out = metrics.around(value, sd, len(outputs), 0.9)
   return Prediction(
-    tokens=tokens,
-    wide=wide,
-    window_cost=window(arm, calibration, arm.gamma, wide),
+    tokens=float(tokens),
+    window_cost=float(window(arm, calibration, arm.gamma, widths_N)),
     improvement=value,
     low=out.low,
     high=out.high,
@@ -279,30 +277,35 @@ def each(arms, calibration, outputs) -> list[dict[str, float]]:
 
 def slowest(arm: plan_lib.Arm, calibration) -> float:
   """Time of a token over plain decoding's, if a window emits 1.2 of them."""
-  return window(arm, calibration, arm.gamma, 1.0) / 1.2
+  full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
+  return float(window(arm, calibration, arm.gamma, full_N)) / 1.2
 
 
-def _counts(info: types.Info) -> tuple[int, int, int]:
+def _counts(info: types.Info) -> list[int]:
   emitted = metrics.summary(metrics.rows(info)).emitted_tokens
-  return emitted, max(int(info.calls), 1), int(info.widths_N[1:].sum())
+  return [emitted, max(int(info.calls), 1), *info.widths_N.tolist()]
 
 
-def window(arm: plan_lib.Arm, calibration: Any, gamma: int, wide):
+def verify(calibration, width):
+  """v(width); linear between the widths that were timed."""
+  passes, costs = zip(*sorted(calibration.verify.items()), strict=True)
+  return np.interp(width, passes, costs)
+
+
+def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
   """Mean cost of a window of at most gamma drafts, in plain steps.
 
-  wide: share of windows in which something is proposed.
+  widths_SN: shares of windows by the drafts that they have room for.
   """
-  widths, verify = zip(*sorted(calibration.verify.items()), strict=True)
   # Early exit has already run part of the verify pass.
   rest = 1 - metrics.layers_share(
     arm.engine.target.params, arm.engine.drafter.exit
   )
+  # Windows with more room than gamma would be of gamma.
+  room_N = np.minimum(np.arange(widths_SN.shape[-1]), gamma)
+  cost_N = rest * verify(calibration, room_N + 1)
+  cost_N[0] = calibration.idle
   # Drafting time is proportional to gamma, but for a lookup.
   propose = calibration.propose[arm.name]
   propose *= gamma / arm.gamma if arm.engine.q else 1
-  return cost.window(
-    propose,
-    wide,
-    rest * float(np.interp(gamma + 1, widths, verify)),
-    calibration.idle[arm.gamma + 1],
-  )
+  return propose + widths_SN @ cost_N

@@ -142,9 +142,8 @@ def calibration(doc, console) -> None:
   """Prints the calibration and the ceiling of a benchmark.Document."""
   c, rows = doc.calibration, doc.setting.batch_size
   widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in c.verify.items())
-  idle = ', '.join(f'{v:.2f}' for v in c.idle.values())
   step = f'plain step {c.step * 1e3:.3g} ms'
-  _line(console, 'Parts', f'{step}; {widths}; proposing nothing {idle}')
+  _line(console, 'Parts', f'{step}; {widths}; proposing nothing {c.idle:.2f}')
   if c.c:
     costs = ', '.join(f'{k}: {v:.4f}' for k, v in c.c.items())
     _line(console, '', f'c (a drafted token) {costs}')
@@ -204,7 +203,7 @@ def rows(doc, console) -> None:
     'if proposed': lambda r: _show(r.alpha and r.alpha.alpha_where_proposed),
     **_COUNTS,
     'at position 1, 2, ...': lambda r: ' '.join(
-      map(_show, r.counts.acceptance_per_position)
+      map(_show, r.counts.acceptance_per_position[: r.gamma])
     ),
     'c': lambda r: _show(r.cost_coefficient, '{:.3f}'),
     'v': lambda r: _show(r.verify),

@@ -50,12 +50,12 @@ class Runs(NamedTuple):
 
 def compile_arms(arms, request: decode.Request, track, description='compiling'):
   """By arm, parts.compiled() of its generate at the request's shapes."""
-  return {
-    arm.name: parts.compiled(
-      arm.engine.programs.generate, arm.engine.weights, request
-    )
-    for arm in track(arms, description)
+  engines = {id(arm.engine): arm.engine for arm in arms}
+  done = {
+    key: parts.compiled(engine.programs.generate, engine.weights, request)
+    for key, engine in track(engines.items(), description)
   }
+  return {arm.name: done[id(arm.engine)] for arm in arms}
 
 
 def measure(
@@ -85,7 +85,8 @@ def measure(
     group, turn = groups[g], (repeat + g) % len(arms)
     for arm in (*arms[turn:], *arms[:turn]):
       call = functools.partial(programs[arm.name][0], arm.engine.weights)
-      total[arm.name][repeat, g], output = parts.timed(call, group.full)
+      full = plan_lib.capped(arm, group.full)
+      total[arm.name][repeat, g], output = parts.timed(call, full)
       # It depends on the number of chunks only, and takes a while.
       found = prefill.setdefault((arm.name, group.chunks), [])
       if len(found) < 3:

@@ -19,8 +19,7 @@ class Calibration(NamedTuple):
 
   step: seconds of a plain step of the target.
   verify: v(n), the cost of a verify pass, by its width n.
-  idle: cost of a window in which nothing is proposed, by the width of its
-    program's other windows.
+  idle: cost of a window in which nothing is proposed.
   propose: cost of drafting a window, by arm.
   c: cost of a drafted token, by arm.
   repeats: the same of every repeat; the above are medians over them.
@@ -28,7 +27,7 @@ class Calibration(NamedTuple):
 
   step: float
   verify: dict[int, float]
-  idle: dict[int, float]
+  idle: float
   propose: dict[str, float]
   c: dict[str, float]
   repeats: tuple['Calibration', ...] = ()
@@ -74,19 +73,20 @@ def calibrate(
 def _parts(arms, request: decode.Request, track) -> dict[Any, Part]:
   """Compiles every part: (verify or idle, width) and (propose, arm)."""
   steps = int(jnp.max(request.limit_B - request.lengths_B))
-  widths = sorted({arm.gamma + 1 for arm in arms})
-  out = {}
-  for kind, key in track(
-    [*(('verify', n) for n in widths), *(('propose', a) for a in arms[1:])],
-    'compiling the parts',
-  ):
-    if kind == 'propose':
-      out[kind, key.name] = _propose(key, request, steps)
-      continue
-    walk = _verify(arms[0].engine, request, key - 1)
-    out[kind, key] = Part(lambda n, f=walk, k=key: f(k - 1, n), steps)
-    if key > 1:
-      out['idle', key] = Part(lambda n, f=walk: f(0, n), steps)
+  plain, drafting = arms[0].engine, {id(x.engine): x.engine for x in arms[1:]}
+  walk = _verify(plain, request, 0)
+  out = {('verify', 1): Part(lambda n: walk(0, n), steps)}
+  for engine in track(drafting.values(), 'compiling the parts'):
+    gamma, widths = engine.drafter.gamma, engine.options.widths
+    if len(out) == 1:  # The same for all.
+      wide = _verify(engine, request, gamma)
+      for j in sorted({gamma, *(x for x in widths if x < gamma)}):
+        part = Part(lambda n, f=wide, j=j: f(j, n), steps)
+        out[('verify', j + 1) if j else ('idle', 0)] = part
+    program = _propose(engine, request)
+    for arm in arms[1:]:
+      if arm.engine is engine:
+        out['propose', arm.name] = _long(arm, program, request, steps)
   return out
 
 
@@ -109,19 +109,26 @@ def _verify(engine, request: decode.Request, gamma: int) -> Callable:
   return lambda *n: program(*args(*n))
 
 
-def _propose(arm: Any, request: decode.Request, steps: int) -> Part:
-  args = lambda n: (arm.engine.weights, request, jnp.int32(n))
+def _propose(engine, request: decode.Request):
   program, _ = parts_lib.compiled(
     parts_lib.propose_along,
-    *args(0),
-    target=arm.engine.target.model,
-    drafter=arm.engine.drafter,
-    coupled=arm.engine.rule.coupled,
+    engine.weights,
+    request,
+    jnp.int32(0),
+    target=engine.target.model,
+    drafter=engine.drafter,
+    coupled=engine.rule.coupled,
   )
-  walk = lambda n: program(*args(n))
+  return program
+
+
+def _long(arm: Any, program, request: decode.Request, steps: int) -> Part:
+  """Drafting of an arm, often enough to last 0.2 s: a lookup takes no time."""
+  most_B = jnp.minimum(request.gamma_B, arm.gamma)
+  mine = request._replace(gamma_B=most_B)
+  walk = lambda n: program(arm.engine.weights, mine, jnp.int32(n))
   walk(1)
   seconds, _ = parts_lib.timed(walk, steps)
-  # A lookup takes microseconds, so enough of them to last 0.2 s are timed.
   return Part(walk, steps * int(min(max(0.2 / seconds, 1), 1000)))
 
 
@@ -135,16 +142,17 @@ def _costs(arms, seconds: dict[Any, float]) -> Calibration:
   return Calibration(
     step=step,
     verify=of('verify'),
-    idle=of('idle'),
+    idle=of('idle').get(0, max(of('verify').values())),
     propose=propose,
     c={a.name: propose[a.name] / a.gamma for a in arms[1:]},
   )
 
 
 def _middle(each: Sequence[Calibration], step: float) -> Calibration:
+  median = lambda get: statistics.median(get(x) for x in each)
   middle = lambda name: {
-    key: statistics.median(getattr(x, name)[key] for x in each)
+    key: median(lambda x, key=key: getattr(x, name)[key])
     for key in getattr(each[0], name)
   }
-  verify, idle, propose, c = map(middle, ('verify', 'idle', 'propose', 'c'))
-  return Calibration(step, verify, idle, propose, c)
+  verify, propose, c = map(middle, ('verify', 'propose', 'c'))
+  return Calibration(step, verify, median(lambda x: x.idle), propose, c)

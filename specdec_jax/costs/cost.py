@@ -66,18 +66,3 @@ def truncated(windows: Sequence[float], gamma: int) -> list[float]:
   larger one. Exact if the windows began at the same places.
   """
   return [*windows[:gamma], sum(windows[gamma:])]
-
-
-def window(
-  propose: float, wide: float, verify: float, idle: float = 1.0
-) -> float:
-  """Mean cost of a window in plain steps: propose + wide v + (1 - wide) idle.
-
-  Args:
-    propose: cost of proposing, paid in every window.
-    wide: share of windows in which anything was proposed; 1 unless
-      decode.Options.widths has 0: the others are verified at width 1.
-    verify: v of the wide ones.
-    idle: v of the others: v(1) = 1, and what the second loop body adds.
-  """
-  return propose + wide * verify + (1 - wide) * idle

@@ -68,8 +68,6 @@ def test_end_to_end(capsys):
       assert math.isclose(p.improvement, p.tokens / p.window_cost)
       assert math.isclose(p.by_gamma[2], p.improvement)
     assert math.isclose(row.explained.tokens, row.counts.block_efficiency)
-  assert lm.predicted.wide == 1
-  assert 0 < lookup.explained.wide <= 1
   weights = doc.setting.weights
   assert weights['lm'] == weights['target'] > 0 == weights['lookup']
   assert doc.calibration.verify[1] == 1

@@ -10,7 +10,7 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import budget
 from specdec_jax.bench import plan as plan_lib
 
-SPEED = budget.Speed(1.0, 4.0, 10.0, {'lm': 1.0, 'lookup': 1.0})
+SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0})
 
 
 def plan(prompts=14, tokens=64, repeats=5, batch_size=1):
@@ -88,9 +88,9 @@ def test_blocks_end_with_the_time(monkeypatch):
 
 def test_the_calibration_takes_a_tenth_of_the_time():
   clock = budget.Clock(600.0)
-  slow = budget.Speed(0.25, 1.0, 10.0, {'lm': 1.0})
+  slow = budget.Speed(0.25, 1.0, 10.0, 1, {'lm': 1.0})
   windows, repeats = budget.calibration(slow, 2, clock)
-  each = 1.2 * 0.25 * (2 * 2 + 1)
+  each = 1.2 * 0.25 * (2 + 1 + 1)
   assert 30 < (repeats + 1) * windows * each <= 60
   assert budget.calibration(slow, 2, budget.UNLIMITED)[0] == 64
 

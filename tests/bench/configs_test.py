@@ -33,7 +33,7 @@ def test_builds_at_tiny(name):
   assert arms[0].engine.drafter is decode.PLAIN
   assert {arm.drafter for arm in arms[1:]} == set(e.settings.decode.methods)
   for arm in arms[1:]:
-    assert arm.engine.drafter.gamma == arm.gamma > 0
+    assert arm.engine.drafter.gamma >= arm.gamma > 0
     if arm.drafter == 'lm':
       # The drafter's own function, or it would be compiled again.
       assert arm.engine.q is arm.engine.draft.draft_model(e.target)

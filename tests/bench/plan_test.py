@@ -80,3 +80,19 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   out = engine.programs.generate(engine.weights, group.full)
   answers = plan_lib.answers([group], [jax.device_get(out)])
   assert len({tuple(x.tokens) for x in answers}) == 4
+
+
+def test_methods_that_differ_in_gamma_share_a_program():
+  e = experiment(decode={'gammas': (0, 1, 3)})
+  arms = plan_lib.arms(e)
+  assert [(x.name, x.gamma) for x in arms] == [
+    ('autoregressive', 0),
+    ('lookup g=1', 1),
+    ('lookup g=3', 3),
+  ]
+  one, three = arms[1:]
+  assert one.engine is three.engine and three.engine.drafter.gamma == 3
+  plan = plan_lib.make(e, prompts.builtin()[:2])
+  (group,) = plan_lib.groups(arms, plan, plan.judged)
+  most = [int(plan_lib.capped(x, group.full).gamma_B[0]) for x in arms]
+  assert most == [0, 1, 3]

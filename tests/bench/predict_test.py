@@ -100,7 +100,7 @@ def parts(verify=1.5, propose=0.5, repeats=()):
   return calibration.Calibration(
     step=2.0,
     verify={1: 1.0, 3: verify},
-    idle={3: 1.0},
+    idle=1.0,
     propose={'x': propose},
     c={},
     repeats=repeats,

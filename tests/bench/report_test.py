@@ -30,7 +30,7 @@ def gain(value, low=None, high=None):
 def model(tokens=1.1, window_cost=1.2, by_gamma=(), best_gamma=0):
   gain = tokens / window_cost
   return predict.Prediction(
-    tokens, 1.0, window_cost, gain, None, None, dict(by_gamma), best_gamma
+    tokens, window_cost, gain, None, None, dict(by_gamma), best_gamma
   )
 
 
@@ -54,7 +54,7 @@ def row(name, improvement, gamma=4, **changes):
       whole=gain(1.25, 1.2, 1.3),
       counts=changes.pop('counts', counts()),
       cost_coefficient=0.0,
-      predicted=predict.Prediction(1, 1, 1, 1.0, 0.8, 1.2, {}, 0),
+      predicted=predict.Prediction(1, 1, 1.0, 0.8, 1.2, {}, 0),
       explained=model(),
       audit=AUDIT,
     )
@@ -176,7 +176,7 @@ def test_without_a_method_nothing_is_said_of_one(capsys):
   assert verdict.sentences(doc) == [
     'Plain decoding only: nothing to compare it with.'
   ]
-  costs = calibration.Calibration(1.0, {1: 1.0}, {}, {}, {})
+  costs = calibration.Calibration(1.0, {1: 1.0}, 1.0, {}, {})
   tables.predicted(doc._replace(calibration=costs), runtime.console())
   assert capsys.readouterr().out == 'Plain decoding only.\n'
   costs = costs._replace(c={'lookup g=4': 0.0})

@@ -1,6 +1,7 @@
 """Speeds from clocks, by hand; and blocks on fake programs."""
 
 import types as python_types
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -69,25 +70,34 @@ def test_repeats_of_one_full_batch_give_its_interval():
   assert one.outcome == 'one prompt'
 
 
+class Asked(NamedTuple):
+  kind: str
+  gamma_B: int = 9
+
+
 def test_blocks_alternate_and_may_end_early():
   """Two arms on two batches, stopped after three blocks."""
   ran = []
   call = lambda name: (
-    lambda weights, request: ran.append((name, request)) or output(3)
+    lambda weights, request: ran.append((name, *request)) or output(3)
   )
   fake = python_types.SimpleNamespace
-  arms = [fake(name=x, engine=fake(weights=())) for x in ('plain', 'x')]
+  arms = [
+    fake(name=name, gamma=gamma, engine=fake(weights=()))
+    for name, gamma in (('plain', 0), ('x', 2))
+  ]
   groups = [
-    fake(full=f'full {g}', none=f'none {g}', chunks=1) for g in range(2)
+    fake(full=Asked('full'), none=Asked('none'), chunks=1) for _ in range(2)
   ]
   programs = {arm.name: (call(arm.name), 9.0) for arm in arms}
   found = timing.measure(arms, groups, programs, [(0, 0), (0, 1), (1, 0)])
-  full = [x for x in ran if x[1].startswith('full')]
-  assert [name for name, _ in full] == ['plain', 'x', 'x', 'plain'] + [
-    *('x', 'plain')
+  full = [(name, int(gamma)) for name, kind, gamma in ran if kind == 'full']
+  # One program serves several gammas: the request says which.
+  assert full == [('plain', 0), ('x', 2), ('x', 2), ('plain', 0)] + [
+    *(('x', 2), ('plain', 0))
   ]
   mine = found['x']
   assert np.isnan(mine.total_RG).tolist() == [[False, False], [False, True]]
   assert len(mine.outputs) == 2 and mine.compile_seconds == 9.0
   # The prefill depends on the number of chunks only: three are enough.
-  assert len([x for x in ran if x[1].startswith('none')]) == 2 + 6
+  assert len([x for x in ran if x[1] == 'none']) == 2 + 6

@@ -61,13 +61,6 @@ def test_truncated_histogram_of_independent_tokens_is_equation_1():
     assert math.isclose(found, cost.expected_tokens(a, g))
 
 
-def test_window_pays_for_width_only_where_something_is_proposed():
-  assert cost.window(0.0, 0.0, 1.5) == 1.0
-  assert cost.window(0.0, 1.0, 1.5) == 1.5
-  assert math.isclose(cost.window(0.1, 0.25, 1.4), 0.1 + 0.25 * 1.4 + 0.75)
-  assert math.isclose(cost.window(0.0, 0.25, 1.4, 1.1), 0.35 + 0.825)
-
-
 @pytest.mark.parametrize('alpha, gamma', [(-0.1, 2), (1.1, 2), (0.5, -1)])
 def test_arguments_out_of_range(alpha, gamma):
   with pytest.raises(ValueError):
