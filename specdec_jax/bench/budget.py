@@ -166,6 +166,8 @@ def first_fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   """
   left = clock.left() - speed.compiling() - speed.closing()
   found = fit(plan, speed, left * (1 - _CALIBRATION))
+  # Compiling is guessed on the safe side.
+  found = found or fit(plan, speed, left + clock.seconds * _CALIBRATION)
   if found is None:
     tokens = min(_SHORTEST, plan.max_new_tokens)
     least = min(2, len(plan.others)) * speed.others(tokens)
