@@ -5,14 +5,23 @@ a row to DRAFTERS (drafters.method describes a row).
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from specdec_jax import decode, fields, types
-from specdec_jax.drafters import eagle, early_exit, lm, lookup, method, ngram
+from specdec_jax.costs import window
+from specdec_jax.drafters import (
+  adaptive,
+  eagle,
+  early_exit,
+  hybrid,
+  lm,
+  lookup,
+  method,
+  ngram,
+)
 from specdec_jax.io import load as load_lib
 from specdec_jax.verify import block, coupled, lenient, reject
 
@@ -31,6 +40,8 @@ DRAFTERS: dict[str, Any] = {
   'ngram': ngram,
   'early_exit': early_exit,
   'eagle': eagle,
+  'hybrid': hybrid,
+  'adaptive': adaptive,
 }
 
 LanguageModel = load_lib.LanguageModel
@@ -47,6 +58,7 @@ class Engine:
   weights: parameters of target and drafter.
   programs: the jitted programs of the loop.
   options: static choices of the loop.
+  parts, costs: as in drafters.method.Method; see with_costs.
   """
 
   target: LanguageModel
@@ -57,6 +69,8 @@ class Engine:
   weights: types.Weights
   programs: decode.Programs
   options: decode.Options
+  parts: tuple[method.Method, ...] = ()
+  costs: Mapping[str, Any] | None = None
 
 
 def engine(
@@ -79,7 +93,8 @@ def engine(
       of a types.Drafter, 4 for any other draft.
     options: static choices of the loop.
     **settings: fields of the drafter's Settings; for a LanguageModel,
-      min_confidence.
+      min_confidence. A drafter around others takes theirs by name, as in
+      drafter='eagle', eagle=dict(path='zoo:NAME').
 
   Raises:
     ValueError: an unknown name or setting, a value that is not allowed, or a
@@ -94,7 +109,7 @@ def engine(
       f'gamma={gamma!r}: must be an integer, 0 (plain decoding) or more'
     )
   made = _method(target, draft, settings, gamma, options.chunk)
-  return Engine(
+  built = Engine(
     target,
     made.draft,
     made.q,
@@ -103,7 +118,26 @@ def engine(
     types.Weights(target.params, made.params),
     decode.programs(target.model, made.drafter, rule, options),
     options,
+    made.parts,
   )
+  if made.costs is None:
+    return built
+  return with_costs(built, made.costs or window.measure(built))
+
+
+def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
+  """An engine with an adaptive drafter, which chooses by these costs.
+
+  Another measurement compiles nothing again. Engine.costs are those in use:
+  with them a rerun chooses the same.
+
+  Args:
+    engine: made with draft='adaptive'.
+    costs: as drafters.adaptive.params takes them.
+  """
+  params = adaptive.params(engine.parts, costs)
+  weights = engine.weights._replace(draft=params)
+  return dataclasses.replace(engine, weights=weights, costs=costs)
 
 
 def _method(
@@ -128,25 +162,61 @@ def _method(
       )
     return method.Method(draft) if gamma else plain
   if isinstance(draft, LanguageModel):
-    kind, name = method.Stopping, f'draft {draft.label}'
-    row = functools.partial(lm.with_draft, draft)
-  elif isinstance(draft, str) and draft in DRAFTERS:
-    kind, name = DRAFTERS[draft].Settings, draft
-    row = DRAFTERS[draft].for_target
-  else:
-    raise ValueError(
-      f'draft={draft!r}: allowed are {", ".join(map(repr, sorted(DRAFTERS)))}, '
-      'a loaded model, a types.Drafter, or None'
-    )
-  checked = fields.make(kind, name, settings)
+    checked = fields.make(method.Stopping, f'draft {draft.label}', settings)
+    if not gamma:
+      return plain
+    return lm.with_draft(draft, target, checked, gamma=gamma, chunk=chunk)
+  if isinstance(draft, str) and draft in DRAFTERS:
+    return _named(target, draft, settings, gamma, chunk) or plain
+  raise ValueError(
+    f'draft={draft!r}: allowed are {", ".join(map(repr, sorted(DRAFTERS)))}, '
+    'a loaded model, a types.Drafter, or None'
+  )
+
+
+def _named(
+  target: LanguageModel,
+  name: str,
+  settings: Mapping[str, Any],
+  gamma: int,
+  chunk: int,
+) -> method.Method | None:
+  """The method of a row of DRAFTERS, None if gamma is 0."""
+  row, others, more = DRAFTERS[name], {}, {}
+  if wraps(name):
+    others = {x: y for x, y in settings.items() if x in DRAFTERS}
+  own = {x: y for x, y in settings.items() if x not in others}
+  checked = fields.make(row.Settings, name, own)
   try:
     fields.check_needed(checked)
   except ValueError as error:
     raise ValueError(f'{name}.{error}') from error
+  if wraps(name):
+    inner = wrapped(name, checked)
+    given = {**others.pop(inner, {}), **others}
+    more['inner'] = _named(target, inner, given, gamma, chunk)
   if not gamma:
-    return plain
-  made = row(target, checked, gamma=gamma, chunk=chunk)
+    return None
+  made = row.for_target(target, checked, gamma=gamma, chunk=chunk, **more)
   return method.Method(made) if isinstance(made, types.Drafter) else made
+
+
+def wraps(name: str) -> bool:
+  """Whether a row of DRAFTERS is around another one."""
+  return getattr(DRAFTERS[name], 'WRAPS', False)
+
+
+def wrapped(name: str, settings: Any) -> str:
+  """The drafter that a row with these settings is around.
+
+  Raises:
+    ValueError: no such drafter.
+  """
+  inner = settings.drafter
+  if inner not in DRAFTERS or inner == name:
+    allowed = ', '.join(x for x in DRAFTERS if x != name)
+    raise ValueError(f'{name}.drafter={inner!r}: allowed are {allowed}')
+  return inner
 
 
 def rule_of(rule: str | types.Rule) -> types.Rule:

@@ -116,14 +116,22 @@ def settings(config) -> Settings:
   del sections['drafters']
   parts = fields.parse_sections(sections | drafter_sections(), config)
   drafters = {name: parts[_section(name)] for name in build.DRAFTERS}
-  for name in parts['decode'].methods:
-    try:
-      fields.check_needed(drafters[name])
-    except ValueError as error:
-      raise ValueError(
-        f'decode.methods has {name!r}, but {_section(name)}.{error}'
-      ) from error
+  for method in parts['decode'].methods:
+    for name in _around(method, drafters):
+      try:
+        fields.check_needed(drafters[name])
+      except ValueError as error:
+        raise ValueError(
+          f'decode.methods has {method!r}, but {_section(name)}.{error}'
+        ) from error
   return Settings(**{n: parts[n] for n in sections}, drafters=drafters)
+
+
+def _around(name: str, drafters: Mapping[str, Any]) -> list[str]:
+  """A drafter and those that it is around, from the outside in."""
+  if not build.wraps(name):
+    return [name]
+  return [name, *_around(build.wrapped(name, drafters[name]), drafters)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,18 +156,22 @@ def load(s: Settings) -> Experiment:
 
 def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
   """The engine of one method; gamma 0 is plain decoding."""
-  s = e.settings
+  s, own = e.settings, {}
   options = build.default_options(chunk=s.decode.chunk)
   if options.widths:  # A cap at another gamma of the config has its own width.
     widths = {*options.widths, *s.decode.gammas}
     options = dataclasses.replace(options, widths=tuple(sorted(widths)))
+  if gamma:
+    _, *inside = _around(method, s.drafters)
+    own = dataclasses.asdict(s.drafters[method])
+    own |= {x: dataclasses.asdict(s.drafters[x]) for x in inside}
   return build.engine(
     e.target,
     method if gamma else None,
     rule=s.decode.rule,
     gamma=gamma,
     options=options,
-    **dataclasses.asdict(s.drafters[method]) if gamma else {},
+    **own,
   )
 
 

@@ -44,7 +44,7 @@ def target():
     ('itself', 2, dict(min_confidence='x'), "='x': must be a number"),
     ('early_exit', 0, dict(exit='1'), "early_exit.exit='1': must be a whole"),
     ('early_exit', 2, dict(exit=2), 'has 2 layers; allowed are 1 to 1'),
-    ('medusa', 0, {}, "draft='medusa': allowed are 'eagle', 'early_exit', 'l"),
+    ('medusa', 0, {}, "draft='medusa': allowed are 'adaptive', 'eagle', 'e"),
     (['lookup'], 2, {}, "draft=['lookup']: allowed are"),
     ('lookup', -1, {}, 'gamma=-1: must be an integer, 0 (plain decoding) or'),
     ('lookup', True, {}, 'gamma=True: must be an integer'),

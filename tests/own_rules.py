@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from specdec_jax import types
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.verify import block, reject
+from specdec_jax.verify import block, chain, reject
 
 
 def hotter(noise, draft, p_BNV):
@@ -131,6 +131,16 @@ def biased(model, *, gamma):
     return draft._replace(tokens_BK=tokens_BK)
 
   return _reporting('biased', model, gamma, change)
+
+
+def sure(model, *, gamma):
+  """Ends a window before a drawn token that was unlikely: biased."""
+
+  def change(draft, noise):
+    q_BK = chain.pick(draft.q_BKV, draft.tokens_BK)
+    return draft._replace(count_B=chain.prefix(q_BK >= 0.3))
+
+  return _reporting('sure', model, gamma, change)
 
 
 def needs_more(model, corpus, *, gamma):

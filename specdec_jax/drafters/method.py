@@ -7,12 +7,15 @@ An entry of build.DRAFTERS is a module (or any object) with
   recipe(world, gamma) -> (drafter, weights.draft), for the certificate: the
     drafter on the tiny models of a certify.base.World; optional
   SECTION: the name of its section in a config, if not its name in DRAFTERS
+  WRAPS: true for a drafter around another one, whose name is its setting
+    `drafter`; for_target then also takes `inner`, the Method of that one
 
 where target is an io.load.LanguageModel and chunk the number of prompt tokens
 that one prefill pass reads.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from specdec_jax import fields, types
@@ -26,12 +29,17 @@ class Method(NamedTuple):
   q: its distribution as a model with these params, to measure alpha; None for
     deterministic proposals, or if no such model can be given.
   draft: the io.load.LanguageModel that drafts, None if there is none.
+  parts: the methods of a drafter around others.
+  costs: of drafters.adaptive: measured costs, {} if they have yet to be
+    measured; params are made from them.
   """
 
   drafter: types.Drafter
   params: Any = ()
   q: types.Model | None = None
   draft: Any = None
+  parts: tuple['Method', ...] = ()
+  costs: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -175,6 +175,8 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
       'biased',
       r'after \[1, 0, 1\] emitted \[0.*\] instead of \[0.*\]; off by',
     ),
+    # A length that depends on the drafts it cuts.
+    ('sure', 'instead of .*; off by'),
   ],
 )
 def test_own_drafters(name, case, compile_in_less_time):

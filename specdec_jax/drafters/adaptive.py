@@ -1,0 +1,219 @@
+"""Drafting as many tokens as pay, by what a row has accepted so far."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import fields, types
+from specdec_jax.drafters import hybrid, lm, lookup, method
+
+WRAPS = True
+
+# The estimate for a row that has not drafted lately, and for how many tested
+# drafts it counts.
+PRIOR, WEIGHT = 0.6, 1.0
+# What is left of a row's counts after each window. Where nothing is accepted,
+# trying again costs at most (1 - DECAY) * WEIGHT * PRIOR of the time, 2.4 %:
+# a draft is tried again when its counts have fallen below WEIGHT * PRIOR over
+# its cost.
+DECAY = 0.96
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(fields.Checked):
+  drafter: str = fields.setting(
+    'hybrid', help='whose windows; its own section configures it'
+  )
+  scope: str = fields.setting(
+    'row',
+    allowed=('row', 'batch'),
+    help='batch: what is best for all rows together; sampled text under reject '
+    'and block then depends on the batch',
+  )
+  costs: str | os.PathLike = fields.setting(
+    '', help='JSON file of measured costs; empty: measured at the start'
+  )
+
+
+class Costs(NamedTuple):
+  """Costs of the parts of a window with 0 to gamma drafts, in plain steps.
+
+  verify_N: of the target's pass. draft_N: of drafting.
+  """
+
+  verify_N: types.Array
+  draft_N: types.Array
+
+
+class Params(NamedTuple):
+  """weights.draft: that of the drafter, and its Costs (traced)."""
+
+  inner: Any
+  costs: Costs
+
+
+def for_target(
+  target, settings: Settings, *, gamma: int, chunk: int, inner: method.Method
+) -> method.Method:
+  """Sizes the windows of `inner`, the method of settings.drafter.
+
+  Of a hybrid each part is sized, by what it alone has accepted: where a match
+  of lookup has not paid, the other one drafts.
+
+  Raises:
+    ValueError: a file of costs that is missing or damaged.
+  """
+  del target, gamma, chunk
+  parts = inner.parts or (inner,)
+  drafters = [make(x.drafter, scope=settings.scope) for x in parts]
+  drafter = hybrid.make(*drafters) if inner.parts else drafters[0]
+  costs = {}
+  if settings.costs:
+    try:
+      costs = json.loads(pathlib.Path(settings.costs).read_text())
+    except (OSError, ValueError) as error:
+      raise ValueError(f'adaptive.costs={settings.costs}: {error}') from error
+  return method.Method(
+    drafter._replace(name='adaptive'),
+    draft=inner.draft,
+    parts=parts,
+    costs=costs,
+  )
+
+
+def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
+  """weights.draft of the drafter of for_target.
+
+  Args:
+    parts: its drafters: method.Method.parts.
+    costs: gamma + 1 numbers, in plain steps, of windows with 0 to gamma drafts:
+      'verify', and under its name for each drafter.
+
+  Raises:
+    ValueError: other names, or not as many numbers.
+  """
+  (gamma,) = {x.drafter.gamma for x in parts}
+  numbers = {}
+  for name in ('verify', *(x.drafter.name for x in parts)):
+    found = np.asarray(costs.get(name, ()), np.float32)
+    want = gamma + 1
+    if found.shape != (want,) or not (np.isfinite(found) & (found >= 0)).all():
+      raise ValueError(
+        f'costs: {name} is {costs.get(name)}; want {want} numbers, the cost of '
+        'a window with 0, 1, 2 ... drafts'
+      )
+    numbers[name] = found
+  made = tuple(
+    Params(x.params, Costs(numbers['verify'], numbers[x.drafter.name]))
+    for x in parts
+  )
+  return made[0] if len(parts) == 1 else made
+
+
+def recipe(world, gamma: int):
+  """A drafter for the certificate, whose windows soon differ in length."""
+  costs = Costs(1 + 0.1 * np.arange(gamma + 1), 0.2 * np.arange(gamma + 1))
+  first = lookup.make(gamma=gamma, min_match=1)
+  second = lm.make(world.draft, gamma=gamma)
+  drafter = hybrid.make(make(first), make(second))
+  return drafter._replace(name='adaptive'), (
+    Params((), costs),
+    Params(world.weights.draft, costs),
+  )
+
+
+class State(NamedTuple):
+  """The state of the drafter.
+
+  inner: that of the drafter whose windows are sized.
+  tried_B, accepted_B: drafts that were tested and accepted, older ones less.
+  asked_B: whether the window at hand was the drafter's.
+  """
+
+  inner: Any
+  tried_B: types.Array
+  accepted_B: types.Array
+  asked_B: types.Array
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
+def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
+  """The drafter, proposing in each window as many tokens as pay.
+
+  That is the j from 0 to gamma with the largest E[tokens] / cost, with the
+  E[tokens] = 1 + a + ... + a^j of Leviathan et al. 2023, equation 1
+  (https://arxiv.org/abs/2211.17192), and the cost of a pass over j drafts and
+  of drafting them. a is the share that the row accepted of its past drafts.
+
+  Whether and how far a window is drafted depends on what was committed before
+  it, never on its own drafts, so every rule stays exact. Costs are fixed when
+  decoding starts: a row's tokens depend on nothing but its request.
+
+  Args:
+    drafter: any; weights.draft is Params of it.
+    scope: 'row', or 'batch' for the j with the largest sum of E over the live
+      rows; what a row proposes then depends on its batch.
+  """
+
+  def init(weights, context, features):
+    inner = drafter.init(
+      weights._replace(draft=weights.draft.inner), context, features
+    )
+    none_B = jnp.zeros(context.lengths_B.shape, jnp.float32)
+    return State(inner, none_B, none_B, jnp.zeros_like(context.live_B))
+
+  def propose(weights, state, context, noise, target_cache):
+    own, costs = weights.draft
+    most_B = _best(state, context, costs, scope)
+    draft, inner, target_cache = drafter.propose(
+      weights._replace(draft=own),
+      state.inner,
+      context._replace(gamma_B=most_B),
+      noise,
+      target_cache,
+    )
+    count_B = jnp.minimum(draft.count_B, most_B)
+    # A lookup that finds nothing learns nothing.
+    asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
+    state = state._replace(inner=inner, asked_B=asked_B)
+    return draft._replace(count_B=count_B), state, target_cache
+
+  def commit(state, context, outcome, features_BNE):
+    tested_B = jnp.minimum(outcome.accepted_B + 1, outcome.verified_B)
+    kept_B = jnp.where(state.asked_B, DECAY, 1.0).astype(jnp.float32)
+    return State(
+      drafter.commit(state.inner, context, outcome, features_BNE),
+      kept_B * state.tried_B + tested_B,
+      kept_B * state.accepted_B + outcome.accepted_B,
+      state.asked_B,
+    )
+
+  return drafter._replace(init=init, propose=propose, commit=commit, stops=True)
+
+
+def _best(state: State, context: types.Context, costs: Costs, scope: str):
+  """The number of drafts that pays most, at most context.gamma_B: [B]."""
+  alpha_B = (state.accepted_B + WEIGHT * PRIOR) / (state.tried_B + WEIGHT)
+
+  def longer(tokens_B, j):
+    more_B = jnp.where(j <= context.gamma_B, 1 + alpha_B * tokens_B, tokens_B)
+    return more_B, more_B
+
+  none_B = jnp.zeros_like(alpha_B)
+  count = jnp.arange(len(costs.verify_N))
+  _, tokens_NB = jax.lax.scan(longer, none_B, count)
+  if scope == 'batch':
+    live_1B = context.live_B[None]
+    total_N1 = jnp.sum(jnp.where(live_1B, tokens_NB, 0), 1, keepdims=True)
+    tokens_NB = jnp.broadcast_to(total_N1, tokens_NB.shape)
+  cost_N1 = (costs.verify_N + costs.draft_N)[:, None]
+  best_B = jnp.argmax(tokens_NB / cost_N1, 0).astype(jnp.int32)
+  return jnp.minimum(best_B, context.gamma_B)

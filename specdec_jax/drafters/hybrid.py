@@ -1,0 +1,151 @@
+"""Two drafters in turn: lookup where the text repeats, else another."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax import fields, forward, types
+from specdec_jax.drafters import lm, lookup, method
+
+WRAPS = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(fields.Checked):
+  drafter: str = fields.setting(
+    'eagle',
+    allowed=('eagle', 'lm', 'ngram'),
+    help='drafts where lookup does not; its own section configures it',
+  )
+  match: int = fields.setting(
+    3, low=1, help='shortest match that lookup continues, in tokens'
+  )
+
+
+def for_target(
+  target, settings: Settings, *, gamma: int, chunk: int, inner: method.Method
+) -> method.Method:
+  """Lookup in turn with `inner`, the method of settings.drafter."""
+  del target, chunk
+  longest = max(settings.match, lookup.Settings.max_match)
+  first = lookup.make(gamma=gamma, min_match=settings.match, max_match=longest)
+  return method.Method(
+    make(first, inner.drafter),
+    ((), inner.params),
+    draft=inner.draft,
+    parts=(method.Method(first), inner),
+  )
+
+
+def recipe(world, gamma: int):
+  first = lookup.make(gamma=gamma, min_match=1)
+  drafter = make(first, lm.make(world.draft, gamma=gamma))
+  return drafter, ((), world.weights.draft)
+
+
+class State(NamedTuple):
+  """first, second: their states. first_B: rows whose window is the first's."""
+
+  first: Any
+  second: Any
+  first_B: types.Array
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
+def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
+  """A window of each row is the first's where it proposes, else the second's.
+
+  The choice is made from what is committed, before anything is drafted, so
+  every rule stays exact. The second drafts nothing in windows of the first's:
+  where all are, a window costs what the first's does.
+
+  Args:
+    first: proposes with certainty (q None) and reads no features.
+    second: any drafter that does not draft in the target's cache.
+
+  weights.draft is (weights.draft of the first, of the second).
+
+  Raises:
+    ValueError: drafters of different gamma, or that do not fit this.
+  """
+  if first.gamma != second.gamma or first.taps or first.exit or second.exit:
+    raise ValueError(
+      f'hybrid of {first.name} (gamma {first.gamma}) and {second.name} (gamma '
+      f'{second.gamma}): both need the same gamma, the first must not read '
+      "features, and none may draft in the target's cache"
+    )
+
+  return types.Drafter(
+    'hybrid',
+    first.gamma,
+    functools.partial(_init, first, second),
+    functools.partial(_propose, first, second),
+    functools.partial(_commit, first, second),
+    taps=second.taps,
+    stops=True,
+  )
+
+
+def _own(weights):
+  return tuple(weights._replace(draft=x) for x in weights.draft)
+
+
+def _init(first, second, weights, context, features):
+  one, two = _own(weights)
+  return State(
+    first.init(one, context, None),
+    second.init(two, context, features),
+    jnp.zeros_like(context.live_B),
+  )
+
+
+def _propose(first, second, weights, state, context, noise, target_cache):
+  one, two = _own(weights)
+  draft, mine, target_cache = first.propose(
+    one, state.first, context, noise, target_cache
+  )
+  count_B = jnp.minimum(draft.count_B, context.gamma_B)
+  first_B = count_B > 0
+  rest = context._replace(gamma_B=jnp.where(first_B, 0, context.gamma_B))
+  other, theirs, target_cache = second.propose(
+    two, state.second, rest, noise, target_cache
+  )
+  tokens_BK = jnp.where(first_B[:, None], draft.tokens_BK, other.tokens_BK)
+  both = types.Draft(
+    tokens_BK,
+    _certain(other.q_BKV, tokens_BK, first_B & context.live_B),
+    jnp.where(first_B, count_B, other.count_B),
+  )
+  return both, State(mine, theirs, first_B), target_cache
+
+
+def _commit(first, second, state, context, outcome, features_BNE):
+  def part(rows_B):
+    keep = lambda x_B: jnp.where(rows_B, x_B, 0)
+    return outcome._replace(
+      verified_B=keep(outcome.verified_B), accepted_B=keep(outcome.accepted_B)
+    )
+
+  own_B = state.first_B
+  return State(
+    first.commit(state.first, context, part(own_B), None),
+    second.commit(state.second, context, part(~own_B), features_BNE),
+    own_B,
+  )
+
+
+def _certain(q_BKV, tokens_BK, rows_B):
+  """q_BKV with all on the tokens in some rows; None, of certain drafts, stays.
+
+  Costs nothing in windows where no row is among them.
+  """
+  if q_BKV is None:
+    return None
+
+  def put(q_BKV):
+    hot_BKV = jnp.arange(q_BKV.shape[-1])[None, None] == tokens_BK[..., None]
+    return jnp.where(rows_B[:, None, None], hot_BKV.astype(q_BKV.dtype), q_BKV)
+
+  return forward.once(jnp.any(rows_B), put, q_BKV)

@@ -1,0 +1,133 @@
+"""What adaptive chooses, and what hybrid takes from whom."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import decode, types
+from specdec_jax.certify import base
+from specdec_jax.drafters import adaptive, hybrid, lm, lookup, scripted
+from specdec_jax.verify import coupled, reject
+from tests import fakes
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+V, L, K, NEW = 40, 128, 4, 100
+COSTS = adaptive.Costs(
+  np.float32([1, 1.1, 1.2, 1.5, 1.6]), np.float32([0, 0.1, 0.2, 0.3, 0.4])
+)
+
+
+def best(alpha: float, most: int) -> int:
+  """The number of drafts with the most tokens for its cost."""
+  cost = COSTS.verify_N + COSTS.draft_N
+  rate = [
+    sum(alpha**i for i in range(j + 1)) / cost[j] for j in range(most + 1)
+  ]
+  return int(np.argmax(rate))
+
+
+def counts(tried, accepted, most, scope='row', live=True):
+  n = len(tried)
+  state = adaptive.State((), jnp.float32(tried), jnp.float32(accepted), None)
+  context = types.Context(*[None] * 5)._replace(
+    gamma_B=jnp.full(n, most), live_B=jnp.broadcast_to(live, (n,))
+  )
+  return adaptive._best(state, context, COSTS, scope).tolist()
+
+
+def test_the_count_has_the_most_tokens_for_its_cost():
+  tried = np.array([0, 1, 5, 5, 20, 20, 20, 3])
+  accepted = np.array([0, 0, 0, 5, 20, 10, 3, 1])
+  weight = adaptive.WEIGHT
+  alpha = (accepted + weight * adaptive.PRIOR) / (tried + weight)
+  for most in range(K + 1):
+    wanted = [best(x, most) for x in alpha]
+    assert counts(tried, accepted, most) == wanted
+  assert len(set(wanted)) > 2
+
+
+def test_a_batch_takes_one_count_and_its_dead_rows_none():
+  rows = [20, 20], [0, 20]
+  assert counts(*rows, K) == [0, K]
+  for live in (True, False):
+    both = counts(*rows, K, 'batch', np.array([True, live]))
+    assert both == [K if live else 0] * 2
+
+
+def decoded(alpha: str):
+  """Info of greedy decoding with right or wrong scripts."""
+  params = fakes.table(0, V)
+  model, text = fakes.table_model(V), None
+  request = fakes.request([[1, 2]], NEW, vocab=V, length=L)
+  plain = decode.programs(model, decode.PLAIN, reject.RULE)
+  text = np.array(plain.generate(types.Weights(params), request).tokens_BL)
+  script = text if alpha == 'right' else (text + 1) % V
+  own = adaptive.Params((script, np.full_like(text, K)), COSTS)
+  programs = decode.programs(
+    model,
+    adaptive.make(scripted.make(gamma=K)),
+    reject.RULE,
+    decode.Options(widths=(0, 1, 2)),
+  )
+  out = programs.generate(types.Weights(params, own), request)
+  np.testing.assert_array_equal(out.tokens_BL[:, : 2 + NEW], text[:, : 2 + NEW])
+  return out.info
+
+
+def test_where_nothing_is_accepted_most_windows_are_plain():
+  widths_N = np.array(decoded('wrong').widths_N)
+  assert widths_N[0] > 0.8 * NEW
+  assert widths_N[1:].any()  # it tries again
+  lost = widths_N @ (COSTS.verify_N + COSTS.draft_N) / NEW - 1
+  assert lost < 0.03 + 3 / NEW  # the first tries count more in so few windows
+
+
+def test_where_all_is_accepted_windows_are_whole():
+  info = decoded('right')
+  assert int(info.widths_N[K]) == int(info.calls) - 1  # the first is a guess
+
+
+def test_hybrid_takes_lookup_where_it_matches_and_else_the_other():
+  """Row by row; a window of lookup has a certain q, one of lm its own."""
+  model = fakes.table_model(V)
+  drafter = hybrid.make(lookup.make(gamma=K), lm.make(model, gamma=K))
+  weights = types.Weights((), ((), jnp.asarray(fakes.table(0, V))))
+  texts = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3]]
+  request = fakes.request(texts, 9, vocab=V, length=32, temperature=1.0)
+  context = decode.context_of(
+    drafter, request, *map(jnp.asarray, request[:2]), jnp.ones(2, bool)
+  )
+  noise = types.Noise(None, lambda _, q_BV: jnp.argmax(q_BV, -1), None)
+  state = drafter.init(weights, context, None)
+  draft, state, _ = drafter.propose(weights, state, context, noise, ())
+  assert state.first_B.tolist() == [True, False]
+  assert draft.count_B.tolist() == [K, K]
+  assert draft.tokens_BK[0].tolist() == [7, 8, 9, 5]
+  top_BK = np.take_along_axis(
+    np.array(draft.q_BKV), np.array(draft.tokens_BK)[..., None], -1
+  )[..., 0]
+  assert (top_BK[0] == 1).all() and (top_BK[1] < 1).all()
+  np.testing.assert_allclose(draft.q_BKV.sum(-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize('bad', ['first', 'gamma'])
+def test_drafters_that_cannot_take_turns_are_refused(bad):
+  model = fakes.table_model(V)
+  other = lm.make(model, gamma=K if bad == 'first' else K + 1)
+  first = lookup.make(gamma=K)._replace(taps=(0,) * (bad == 'first'))
+  with pytest.raises(ValueError, match='hybrid of lookup'):
+    hybrid.make(first, other)
+
+
+@pytest.mark.more
+def test_coupled_text_is_plain_in_a_batch_that_shares_its_count(x64):
+  world = base.transformers(13)
+  drafter = adaptive.make(lm.make(world.draft, gamma=K), scope='batch')
+  params = adaptive.Params(base.blurred(world.weights.target), COSTS)
+  prompts = fakes.prompts(5, vocab=13)
+  request = base.make_request(world, prompts, 20, length=64, temperature=0.9)
+  out = base.run(world, drafter, coupled.RULE, params, request)
+  assert base.texts(out) == base.plain(world, request)
+  proposed_K = out.info.proposed_BK.sum(0)
+  assert proposed_K[0] > 0
