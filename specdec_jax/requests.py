@@ -46,12 +46,13 @@ def item(
 
   Args:
     model: an io.load.LanguageModel.
-    prompt, chat: see encode.
+    prompt, chat: see encode; a source is never a chat.
     number: of the request.
 
   Raises:
     ValueError: see encode.
   """
+  chat = chat and model.start is None
   tokens = encode(model.tokenizer, prompt, chat=chat)
   if model.start is None:
     return Item(tokens, number)
@@ -168,8 +169,15 @@ def encode(tokenizer, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
   return tokenizer.encode(prompt)
 
 
-def check_prompt(tokens, *, max_new_tokens: int, context: int, ids: int):
+def check(item: Item, *, max_new_tokens: int, context: int, ids: int):
   """Raises ValueError for a prompt that cannot be decoded as asked."""
+  tokens, source = item.tokens, item.source
+  _check_ids(source, ids)
+  if len(source) > context:
+    raise ValueError(
+      f'the source has {len(source)} tokens, the context holds {context}: '
+      'shorten it'
+    )
   if not len(tokens):
     raise ValueError('empty prompt: decoding starts from at least one token')
   _check_ids(tokens, ids)
@@ -194,18 +202,6 @@ def _check_ids(tokens, ids: int):
     )
 
 
-def check_source(tokens, *, context: int, ids: int):
-  """Raises ValueError for a source that cannot be encoded."""
-  if len(tokens) == 0:
-    raise ValueError('empty source: an encoder reads at least one token')
-  _check_ids(tokens, ids)
-  if len(tokens) > context:
-    raise ValueError(
-      f'the source has {len(tokens)} tokens, the context holds {context}: '
-      'shorten it'
-    )
-
-
 def make(
   items: Sequence[Item],
   *,
@@ -221,6 +217,7 @@ def make(
   most: Any = 2**31 - 1,
   rows: int | None = None,
   length: int | None = None,
+  sources: int | None = None,
 ) -> decode.Request:
   """A batch of prompts as one request, on the host.
 
@@ -231,7 +228,7 @@ def make(
     gamma, most: the largest window, for which there is room; a row's own.
     stop_ids: ids that end a row.
     rows: fills the batch up to this with rows that never start.
-    length: of the token buffer; the bucket that fits if None.
+    length, sources: of the buffers of tokens and sources; buckets if None.
 
   Raises:
     ValueError: no prompts, more than rows, or a value that is out of range.
@@ -247,9 +244,8 @@ def make(
   if (new < 1).any():
     raise ValueError(f'max_new_tokens={max_new_tokens}: must be at least 1')
   for item, m in zip(items, new, strict=True):
-    check_prompt(item.tokens, max_new_tokens=int(m), context=context, ids=ids)
-  own = [len(x.tokens) for x in items]
-  lengths = np.array([*own, *[1] * (rows - n)], np.int32)
+    check(item, max_new_tokens=int(m), context=context, ids=ids)
+  lengths = _lengths([x.tokens for x in items], rows)
   limit = lengths + np.pad(new, (0, rows - n))
   need = int(limit.max()) + gamma
   length = length or bucket(need)
@@ -264,24 +260,23 @@ def make(
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
     np.array([sorted(set(stop_ids)) or [-1]] * rows, np.int32),
     fill(np.int32(most)),
-    _source([x.source for x in items], rows, context=context, ids=ids),
+    _source([x.source for x in items], rows, sources),
   )
 
 
 def _source(
-  sources: Sequence[Sequence[int]], rows: int, **limits: int
+  texts: Sequence[Sequence[int]], rows: int, length: int | None
 ) -> types.Source | None:
-  if not any(map(len, sources)):
+  if not any(map(len, texts)):
     return None
-  for source in sources:
-    check_source(source, **limits)
-  lengths = [len(source) for source in sources]
-  # A row that never starts reads one token: attention to none has no meaning.
-  lengths_B = np.pad(lengths, (0, rows - len(lengths)), constant_values=1)
-  length = bucket(max(lengths))
-  return types.Source(
-    _buffer(sources, rows, length), lengths_B.astype(np.int32)
-  )
+  lengths_B = _lengths(texts, rows)
+  length = bucket(length or int(lengths_B.max()))
+  return types.Source(_buffer(texts, rows, length), lengths_B)
+
+
+def _lengths(texts: Sequence[Sequence[int]], rows: int) -> np.ndarray:
+  """Of each row; 1 for a row that never starts: none would mask everything."""
+  return np.array([*map(len, texts), *[1] * (rows - len(texts))], np.int32)
 
 
 def _buffer(texts: Sequence[Sequence[int]], rows: int, length: int):

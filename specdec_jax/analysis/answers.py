@@ -153,7 +153,8 @@ def answer(run: Run, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
       elif turn and len(tokens) + run.max_new_tokens > run.target.context:
         before.append(Answer('', (), 'context'))
       else:
-        items.append(requests.Item(tokens, request_number(prompt.id, turn)))
+        number = request_number(prompt.id, turn)
+        items.append(requests.item(run.target, tokens, number, chat=False))
         asked.append(before)
     if items:
       for before, new in zip(asked, run.ask(items), strict=True):
@@ -184,8 +185,8 @@ def check_prompts(run: Run, source: str) -> None:
   """Raises ValueError for the first prompt that cannot be answered."""
   for prompt in run.prompts:
     try:
-      requests.check_prompt(
-        encode(run, prompt, ()),
+      requests.check(
+        requests.item(run.target, encode(run, prompt, ()), 0, chat=False),
         max_new_tokens=run.max_new_tokens,
         context=run.target.context,
         ids=run.target.ids,

@@ -237,5 +237,10 @@ def score(
     )
 
   return forward.score(
-    [(model, params)], request.tokens_BL, request.limit_B, columns, chunk=chunk
+    [(model, params)],
+    request.tokens_BL,
+    request.limit_B,
+    columns,
+    chunk=chunk,
+    source=request.source,
   )

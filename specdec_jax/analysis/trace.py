@@ -192,7 +192,12 @@ def scores(
 
   readers = (target, weights.target), (draft, weights.draft)
   found = forward.score(
-    readers, request.tokens_BL, request.limit_B, columns, chunk=chunk
+    readers,
+    request.tokens_BL,
+    request.limit_B,
+    columns,
+    chunk=chunk,
+    source=request.source,
   )
   return jnp.stack(found)
 

@@ -29,6 +29,7 @@ class Case(NamedTuple):
   plain, other: token ids that plain decoding and the other arm emitted.
   temperature, top_k, top_p: the sampling settings.
   seed, request: the key of its random draws.
+  source: token ids that an encoder read.
   """
 
   prompt: Sequence[int]
@@ -39,6 +40,7 @@ class Case(NamedTuple):
   top_p: float = 1.0
   seed: int = 0
   request: int = 0
+  source: Sequence[int] = ()
 
 
 class Finding(NamedTuple):
@@ -103,11 +105,10 @@ def audit(
   tokens_BL = np.zeros((rows, length), np.int32)
   tokens_BL[:, : len(text)] = text
   start, last = np.int32(len(case.prompt) - 1), np.int32(len(text) - 1)
+  source = np.tile(np.array(case.source, np.int32), (rows, 1))
+  score = functools.partial(_score, params, tokens_BL, source, start, last)
   passes_BV = np.concatenate(
-    [
-      _score(params, tokens_BL, start, last, model=model, width=n, chunk=chunk)
-      for n in (1, gamma + 1)
-    ]
+    [score(model=model, width=n, chunk=chunk) for n in (1, gamma + 1)]
   ).astype(np.float64)
   parted = plain[same], other[same]
   found = Finding('BUG', same, *parted)
@@ -183,15 +184,18 @@ def _arrivals(case: Case, position: int, size: int):
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'width', 'chunk'))
-def _score(params, tokens_BL, start, last, *, model, width, chunk):
+def _score(params, tokens_BL, source_BI, start, last, *, model, width, chunk):
   """logits_BV after token `last`, read `width` at a time from `start` on.
 
-  All rows hold the same tokens.
+  All rows hold the same tokens and the same source.
   """
   B, L = tokens_BL.shape
+  lengths_B = jnp.full((B,), source_BI.shape[1], jnp.int32)
+  source = types.Source(source_BI, lengths_B)
   each = lambda at: jnp.full((B,), at)
+  cache = forward.open_cache(model, params, B, L, source)
   cache, _ = forward.prefill(
-    model, params, tokens_BL, each(start), model.init_cache(B, L), chunk=chunk
+    model, params, tokens_BL, each(start), cache, chunk=chunk
   )
 
   def window(at, cache):

@@ -133,6 +133,7 @@ def _compared(
     s.top_p,
     s.seed,
     plain.item.number,
+    plain.item.source,
   )
   found = audit.audit(
     target.model,

@@ -39,6 +39,7 @@ class Plan(NamedTuple):
   buffer: token slots of a row: the longest prompt and its answer fit.
   sampling, bench: sections of the config.
   batch_sizes: further sizes, run after the main table; may be empty.
+  sources: ids of a source that there is room for; 0 without an encoder.
   """
 
   judged: tuple[requests.Item, ...]
@@ -48,6 +49,7 @@ class Plan(NamedTuple):
   sampling: settings_lib.Sampling
   bench: settings_lib.Bench
   batch_sizes: tuple[int, ...] = ()
+  sources: int = 0
 
 
 class Group(NamedTuple):
@@ -109,6 +111,7 @@ def make(
     sampling=s.sampling,
     bench=s.bench,
     batch_sizes=tuple(sizes),
+    sources=max(len(item.source) for item in judged + others),
   )
 
 
@@ -130,28 +133,23 @@ def _item(
   e: settings_lib.Experiment, prompt: prompts_lib.Prompt
 ) -> requests.Item:
   """The first turn of a prompt as tokens."""
-  s = e.settings
-  tokens = prompt.tokens
+  s, number = e.settings, prompts_lib.request_number(prompt.id)
+  given = prompt.turns[0] if prompt.tokens is None else prompt.tokens
+  most = s.bench.prompt_tokens
   try:
-    if tokens is None:
-      tokens = requests.encode(
-        e.target.tokenizer, prompt.turns[0], chat=s.bench.chat
-      )
-    tokens = tokens[-s.bench.prompt_tokens :]
-    requests.check_prompt(
-      tokens,
+    item = requests.item(e.target, given, number, chat=s.bench.chat)
+    # Of a source the beginning is kept, of a prompt the end.
+    source = item.source[: most or None]
+    item = item._replace(tokens=item.tokens[-most:], source=source)
+    requests.check(
+      item,
       max_new_tokens=s.decode.max_new_tokens,
       context=e.target.context,
       ids=e.target.ids,
     )
   except ValueError as error:
     raise ValueError(f'prompt {prompt.id!r}: {error}') from error
-  return requests.Item(
-    tuple(tokens),
-    prompts_lib.request_number(prompt.id),
-    prompt.id,
-    prompt.category or '',
-  )
+  return item._replace(id=prompt.id, category=prompt.category or '')
 
 
 # --- batches -----------------------------------------------------------------
@@ -209,6 +207,7 @@ def _group(arms, plan: Plan, items, new: int) -> Group:
     seed=s.seed,
     stop_ids=target.tokenizer.eos_ids,
     length=plan.buffer,
+    sources=plan.sources or None,
   )
   place = lambda limit_B: jax.device_put(
     requests.place(host._replace(limit_B=limit_B), target.layout)

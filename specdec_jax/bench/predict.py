@@ -82,7 +82,12 @@ def overlap(
   readers += [] if draft is None else [(draft, weights.draft)]
   return Overlap(
     *forward.score(
-      readers, request.tokens_BL, request.limit_B, columns, chunk=chunk
+      readers,
+      request.tokens_BL,
+      request.limit_B,
+      columns,
+      chunk=chunk,
+      source=request.source,
     )
   )
 

@@ -45,6 +45,7 @@ class World:
       draft_ids=(),
       ids=258,
       context=128,
+      start=None,
       tokenizer=tokenizer.from_bytes(512, 'bytes'),
     )
     self.ask, self.chat, self.rows, self.asked = reply, True, 2, []

@@ -53,7 +53,7 @@ def sampled(temperature=0.8, seed=7):
 
 def recorded(temperature=0.8, samples=1, draft=DRAFT):
   plan = plan_lib.Plan(
-    ITEMS[::2], ITEMS[1::2], NEW, sampled(temperature), BENCH
+    ITEMS[::2], ITEMS[1::2], NEW, 64, sampled(temperature), BENCH
   )
   lm = engine(1, draft=draft)
   return trace.record(engine(0), lm, plan, samples=samples)
@@ -210,7 +210,7 @@ def test_damaged_files_are_refused(tmp_path):
 def test_a_draft_that_stops_early_cannot_be_traced():
   lm = engine(1)
   stops = dataclasses.replace(lm, drafter=lm.drafter._replace(stops=True))
-  plan = plan_lib.Plan(ITEMS, (), NEW, sampled(), BENCH)
+  plan = plan_lib.Plan(ITEMS, (), NEW, 64, sampled(), BENCH)
   with pytest.raises(ValueError, match='min_confidence: .* set it to 0'):
     trace.record(engine(0), stops, plan, samples=1)
 
