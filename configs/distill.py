@@ -45,7 +45,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'length': 256 if tiny else 192,
         'temperatures': (0.0, 0.0, 1.0),
         'keep': False,
-        'batch': 32,
+        'batch': 32 if tiny else 128,
         'refresh': 10,
         'seed': 0,
         'folder': '',

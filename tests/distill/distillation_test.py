@@ -326,7 +326,7 @@ def test_what_the_teacher_cannot_do_is_refused_before_it_answers(
 ):
   with pytest.raises(ValueError, match=why):
     a_run(tmp_path, monkeypatch, student=student, data=data)
-  assert not (tmp_path / 'cache').exists()
+  assert not (tmp_path / 'cache/answers').exists()
 
 
 def test_a_student_that_does_not_fit_is_refused(tmp_path, monkeypatch):
