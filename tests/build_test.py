@@ -1,5 +1,7 @@
 """Mistakes of those who call build.engine are one sentence, before any work."""
 
+import json
+
 import pytest
 
 from specdec_jax import build, decode
@@ -24,6 +26,32 @@ def target():
       2,
       dict(min_mach=1),
       'lookup.min_mach=1: no such setting; allowed are min_match, max_match',
+    ),
+    (
+      'adaptive',
+      2,
+      dict(drafter='lookup', lookup=dict(min_mach=1)),
+      'lookup.min_mach=1: no such setting',
+    ),
+    (
+      'adaptive',
+      2,
+      dict(drafter='lookup', eagle=dict(path='x')),
+      "lookup.eagle={'path': 'x'}: no such setting",
+    ),
+    ('adaptive', 2, {}, 'eagle.path is empty'),
+    ('adaptive', 2, dict(drafter='medusa'), "adaptive.drafter='medusa': a"),
+    (
+      'adaptive',
+      2,
+      dict(drafter='lookup', costs='/absent'),
+      'adaptive.costs=/',
+    ),
+    (
+      'hybrid',
+      2,
+      dict(drafter='lookup'),
+      "hybrid.drafter='lookup': allowed",
     ),
     ('lookup', 0, dict(min_mach=1), 'lookup.min_mach=1: no such setting'),
     ('lookup', 2, dict(chunk=1), 'lookup.chunk=1: no such setting'),
@@ -93,3 +121,22 @@ def test_a_draft_by_its_source_is_loaded_once(target):
   )
   assert one.draft is two.draft and one.draft.source == 'random:tiny:1'
   assert one.weights.draft is two.weights.draft is not target.params
+
+
+def test_costs_are_measured_and_can_be_given(target, tmp_path):
+  settings = dict(drafter='hybrid', hybrid=dict(drafter='lm'), gamma=3)
+  settings['lm'] = dict(source='random:tiny:1')
+  made = build.engine(target, 'adaptive', **settings)
+  assert set(made.costs) == {'verify', 'lookup', 'lm'}
+  for numbers in made.costs.values():
+    assert len(numbers) == 4 and numbers == sorted(numbers)
+  (tmp_path / 'costs.json').write_text(json.dumps(made.costs))
+  again = build.engine(
+    target, 'adaptive', costs=str(tmp_path / 'costs.json'), **settings
+  )
+  assert again.costs == made.costs and again.programs is made.programs
+  other = build.with_costs(made, made.costs | dict(lm=[0, 1, 2, 3]))
+  assert other.programs is made.programs
+  assert other.weights.draft[1].costs.draft_N.tolist() == [0, 1, 2, 3]
+  with pytest.raises(ValueError, match='costs: lm is None; want 4 numbers'):
+    build.with_costs(made, dict(verify=[1, 1, 1, 1], lookup=[0, 0, 0, 0]))
