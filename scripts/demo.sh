@@ -10,8 +10,9 @@ export PYTHONUNBUFFERED=1
 
 cat <<'EOF'
 
-Now a benchmark of both drafts, four minutes: are they faster, and do they say
-the same? Prompts of seven kinds; some predict the speed of the others.
+Now a benchmark of both drafts, and of the two in turn ("adaptive"), four
+minutes: are they faster, and do they say the same? Prompts of seven kinds; some
+predict the speed of the others.
 
 EOF
 if [ -t 1 ]; then export FORCE_COLOR=1; fi  # The pipe below is no terminal.
