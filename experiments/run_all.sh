@@ -3,7 +3,8 @@
 # no model either: under a minute. With it, methods too: half an hour on 2 cores.
 # bash experiments/run_all.sh [--all]
 # Left out, each with a run.sh of its own: specbench (needs a question.jsonl),
-# distillspec_grid (trains a pair first), field_criteria (what others' tests miss).
+# distillspec_grid (trains a pair first), field_criteria (what others' tests miss),
+# prediction (how often predictions hold: an hour).
 set -euo pipefail
 case "${1:-}" in
   '' | --all) ;;

@@ -40,7 +40,7 @@ def check(name, rules=None, drafters=None, amount=None, brought=()):
 # An amount far below the program's quick tier, and words of what was tried.
 HOLDS = {
   'joint-distribution-tables': (2**14, ['block lm', 'reject lookup']),
-  'greedy-identity': (1, ['18 programs', 'identical', 'adversarial']),
+  'greedy-identity': (1, ['24 programs', 'identical', 'adversarial']),
   'windows-enumerated': (2, ['reject eagle', 'block lm', 'block scripted']),
   'invariance': (9, ['coupled lm', 'on 1 and 8 devices']),
   'window-distribution': (400, ['reject, block: 400', 'coupled: it draws']),
