@@ -102,7 +102,7 @@ def marked(size):
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('size', map(marked, SIZES))
+@pytest.mark.parametrize('size', [marked(x) for x in SIZES])
 def test_a_tokens_logits_depend_neither_on_width_nor_on_batch(size, dtype):
   windows = model_config.SIZES[size].get('windows', (0,))
   config = model_config.sized(
