@@ -114,8 +114,7 @@ def generate(
 
   Args:
     target: the model whose distribution the output follows.
-    prompts: texts, or lists of token ids; a target with an encoder reads them
-      there, and its text begins anew.
+    prompts: texts, or lists of token ids; sources, if target has an encoder.
     draft: None (plain decoding), a loaded model, a name of DRAFTERS, or a
       types.Drafter.
     rule: a name of RULES ('lenient:0.5' is lossy), or a types.Rule.
@@ -136,12 +135,12 @@ def generate(
     debug.Finding: what check_cache found, by row, window and slot.
   """
   wanted = settings(options)
-  ask = lambda: _items(target, prompts, n, chat)
-  drafting = draft, rule, gamma, draft_options
-  engine = _engine(target, *drafting, wanted, ask, batch_size)
-  items = ask()
+  _check(target, draft)
+  items = _items(target, prompts, n, chat)
   if type(batch_size) is not int or batch_size < 1:
     raise ValueError(f'batch_size={batch_size!r}: must be whole, at least 1')
+  drafting = draft, rule, gamma, draft_options
+  engine = _engine(target, *drafting, wanted, items, batch_size)
   rows = requests.rows_on(target.layout, min(batch_size, len(items)))
   batches = [
     request_of(engine, items[i : i + rows], wanted, rows=rows)
@@ -189,9 +188,9 @@ def stream(
   for name in ('logprobs', 'record'):
     if getattr(wanted, name):
       raise ValueError(f'{name}=True: a stream has none; use generate')
-  ask = lambda: [requests.item(target, prompt, request, chat=chat)]
-  engine = _engine(target, draft, rule, gamma, draft_options, wanted, ask, 1)
-  items = ask()
+  _check(target, draft)
+  items = [requests.item(target, prompt, request, chat=chat)]
+  engine = _engine(target, draft, rule, gamma, draft_options, wanted, items, 1)
   rows = requests.rows_on(target.layout, 1)
   return _pieces(engine, request_of(engine, items, wanted, rows=rows), wanted)
 
@@ -228,20 +227,18 @@ def _items(target, prompts, n: int, chat: bool) -> list[requests.Item]:
     )
   if isinstance(prompts, str) or not isinstance(prompts, Iterable):
     prompts = [prompts]
-  found = [
-    requests.item(target, x, i, chat=chat) for i, x in enumerate(prompts)
-  ]
+  found = [requests.item(target, x, 0, chat=chat) for x in prompts]
   if not 1 <= len(found) <= _PROMPTS:
     raise ValueError(f'{len(found)} prompts: give 1 to {_PROMPTS}')
   return [
-    item._replace(number=item.number + j * _PROMPTS)
-    for item in found
+    item._replace(number=i + j * _PROMPTS)
+    for i, item in enumerate(found)
     for j in range(n)
   ]
 
 
-def _engine(target, draft, rule, gamma, draft_options, wanted, ask, size):
-  """build.engine, with its refusals of what is nearly a draft."""
+def _check(target, draft) -> None:
+  """Refuses what is nearly a target or a draft."""
   why = None
   if isinstance(draft, types.Model):
     why = 'has no parameters'
@@ -256,9 +253,13 @@ def _engine(target, draft, rule, gamma, draft_options, wanted, ask, size):
     )
   if why:
     raise ValueError(f'draft={_short(draft)} {why}')
+
+
+def _engine(target, draft, rule, gamma, draft_options, wanted, items, rows):
+  """build.engine; gamma may be a file with the best for these items."""
   if isinstance(gamma, str | os.PathLike):
-    asked = [item.tokens for item in ask()], wanted.max_new_tokens, size
-    gamma = gammas.of_requests(gamma, machine.describe(), target, draft, *asked)
+    here, asked = machine.describe(), dict(new=wanted.max_new_tokens, rows=rows)
+    gamma = gammas.of_requests(gamma, here, target, draft, items, **asked)
   return build.engine(
     target,
     draft,

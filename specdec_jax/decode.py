@@ -92,6 +92,10 @@ class Options:
   widths: tuple[int, ...] = (0,)
   logprobs: bool = False
 
+  def bodies(self, gamma: int) -> list[int]:
+    """The widths of the bodies of a program, ascending."""
+    return sorted({gamma, *(w for w in self.widths if w < gamma)})
+
 
 class Loop(NamedTuple):
   """The static parts of one decoding loop.
@@ -224,20 +228,15 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   count_B = jnp.clip(draft.count_B, 0, most_B)
   draft = draft._replace(count_B=jnp.where(state.live_B, count_B, 0))
   attempt = functools.partial(_attempt, loop, weights, context, noise, draft)
-  widths, width = _widths(loop, jnp.max(draft.count_B))
+  widths = loop.options.bodies(drafter.gamma)
+  least = jnp.searchsorted(jnp.array(widths), jnp.max(draft.count_B))
+  width = jnp.array(widths)[least]
   flags = {each: width == each for each in widths}
   with jax.named_scope('verify'):
     tried = _one_of(attempt, flags, cache)
   info = info._replace(widths_N=info.widths_N.at[width].add(1))
   with jax.named_scope('commit'):
     return _commit(loop, request, state, info, draft, draft_state, tried)
-
-
-def _widths(loop: Loop, most: Array) -> tuple[list[int], Array]:
-  """The widths of the program's bodies, and the least that holds `most`."""
-  gamma = loop.drafter.gamma
-  widths = sorted({gamma, *(w for w in loop.options.widths if w < gamma)})
-  return widths, jnp.array(widths)[jnp.searchsorted(jnp.array(widths), most)]
 
 
 class _Tried(NamedTuple):

@@ -144,8 +144,8 @@ def track(
 ) -> Iterable:
   """Iterates over items, with the time that is left on stderr.
 
-  A bar on a terminal; elsewhere a line at most every `every` seconds. `total`
-  is the number of items that have no length.
+  A bar on a terminal; elsewhere a line at most every `every` seconds, but at
+  least one. `total` is the number of items that have no length.
   """
   if total is None:
     items = list(items)
@@ -158,7 +158,8 @@ def track(
   for done, item in enumerate(items, 1):
     yield item
     now = time.monotonic()
-    if done < total and now - said >= every:
+    unsaid = done == total and said == start
+    if unsaid or (done < total and now - said >= every):
       said, left = now, (now - start) / done * (total - done)
       line = f'{description}: {done} of {total}, {time_text(left)} left'
       print(line, file=sys.stderr, flush=True)

@@ -81,13 +81,15 @@ def best_gamma(path: str, target, s, chosen, rows: int) -> int:
     chosen: bench.prompts.Prompt.
     rows: of a batch.
   """
-  ids = [
-    x.tokens or requests.encode(target.tokenizer, x.turns[0], chat=s.bench.chat)
+  items = [
+    requests.item(target, x.tokens or x.turns[0], 0, chat=s.bench.chat)
     for x in chosen
   ]
   method, new = (*s.decode.methods, '')[0], s.decode.max_new_tokens
   here = machine.describe()
-  return gammas.of_requests(path, here, target, method, ids, new, rows)
+  return gammas.of_requests(
+    path, here, target, method, items, new=new, rows=rows
+  )
 
 
 def digest(config, models: Sequence[Any]) -> str:

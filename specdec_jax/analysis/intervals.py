@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from specdec_jax.bench import metrics
+
 
 def resamples(requests: int, count: int, seed: int = 0) -> np.ndarray | None:
   """Draws how often each request is in each resample: [count, requests].
@@ -15,10 +17,7 @@ def resamples(requests: int, count: int, seed: int = 0) -> np.ndarray | None:
   """
   if count < 1000:
     raise ValueError(f'resamples={count}: a bootstrap needs 1000 or more')
-  if requests < 2:
-    return None
-  rng = np.random.default_rng(seed)
-  return rng.multinomial(requests, np.full(requests, 1 / requests), size=count)
+  return metrics.resamples(requests, count, seed) if requests > 1 else None
 
 
 def ratio(top_B, bottom_B, times_RB) -> np.ndarray:

@@ -235,10 +235,12 @@ class Interval(NamedTuple):
     return spent * max((half / away) ** 2 - 1, 0) if away else np.inf
 
 
-def resamples(prompts: int) -> np.ndarray:
-  """How often each prompt is drawn in each resample: [RESAMPLES, prompts]."""
-  rng = np.random.default_rng(0)
-  return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
+def resamples(
+  prompts: int, count: int = RESAMPLES, seed: int = 0
+) -> np.ndarray:
+  """How often each prompt is drawn in each resample: [count, prompts]."""
+  rng = np.random.default_rng(seed)
+  return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=count)
 
 
 def around(

@@ -33,13 +33,6 @@ class Calibration(NamedTuple):
   repeats: tuple['Calibration', ...] = ()
 
 
-class Part(NamedTuple):
-  """A part of a window: walk(steps) runs it that often; steps in a sample."""
-
-  walk: Callable[[int], Any]
-  steps: int
-
-
 def calibrate(
   arms: Sequence[Any], request: decode.Request, repeats: int, track
 ) -> Calibration:
@@ -53,15 +46,7 @@ def calibrate(
     track: shows progress.
   """
   found = _parts(arms, request, track)
-  none = {}
-  for key, part in found.items():
-    part.walk(0)  # the first call is slower
-    none[key] = min(parts_lib.timed(part.walk, 0)[0] for _ in range(2))
-  seconds: dict[Any, list[float]] = {key: [] for key in found}
-  for _ in track(range(repeats), 'calibrating'):
-    for key, (walk, steps) in found.items():
-      took, _ = parts_lib.timed(walk, steps)
-      seconds[key].append(max(took - none[key], 1e-9) / steps)
+  seconds = parts_lib.seconds(found, track(range(repeats), 'calibrating'))
   each = tuple(
     _costs(arms, {key: x[i] for key, x in seconds.items()})
     for i in range(repeats)
@@ -70,18 +55,18 @@ def calibrate(
   return _middle(each, step)._replace(repeats=each)
 
 
-def _parts(arms, request: decode.Request, track) -> dict[Any, Part]:
+def _parts(arms, request: decode.Request, track) -> dict[Any, parts_lib.Part]:
   """Compiles every part: (verify or idle, width) and (propose, arm)."""
   steps = int(jnp.max(request.limit_B - request.lengths_B))
   plain, drafting = arms[0].engine, {id(x.engine): x.engine for x in arms[1:]}
   walk = _verify(plain, request, 0)
-  out = {('verify', 1): Part(lambda n: walk(0, n), steps)}
+  out = {('verify', 1): parts_lib.Part(lambda n: walk(0, n), steps)}
   for engine in track(drafting.values(), 'compiling the parts'):
-    gamma, widths = engine.drafter.gamma, engine.options.widths
+    gamma = engine.drafter.gamma
     if len(out) == 1:  # The same for all.
       wide = _verify(engine, request, gamma)
-      for j in sorted({gamma, *(x for x in widths if x < gamma)}):
-        part = Part(lambda n, f=wide, j=j: f(j, n), steps)
+      for j in engine.options.bodies(gamma):
+        part = parts_lib.Part(lambda n, f=wide, j=j: f(j, n), steps)
         out[('verify', j + 1) if j else ('idle', 0)] = part
     program = _propose(engine, request)
     for arm in arms[1:]:
@@ -122,14 +107,16 @@ def _propose(engine, request: decode.Request):
   return program
 
 
-def _long(arm: Any, program, request: decode.Request, steps: int) -> Part:
+def _long(
+  arm: Any, program, request: decode.Request, steps: int
+) -> parts_lib.Part:
   """Drafting of an arm, often enough to last 0.2 s: a lookup takes no time."""
   most_B = jnp.minimum(request.gamma_B, arm.gamma)
   mine = request._replace(gamma_B=most_B)
   walk = lambda n: program(arm.engine.weights, mine, jnp.int32(n))
   walk(1)
   seconds, _ = parts_lib.timed(walk, steps)
-  return Part(walk, steps * int(min(max(0.2 / seconds, 1), 1000)))
+  return parts_lib.Part(walk, steps * int(min(max(0.2 / seconds, 1), 1000)))
 
 
 def _costs(arms, seconds: dict[Any, float]) -> Calibration:

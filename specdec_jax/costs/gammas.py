@@ -80,16 +80,30 @@ def export(doc: Any, model: str, path: str) -> None:
 
 
 def of_requests(
-  path, machine, target, draft: Any, prompts: Sequence[Any], new: int, size: int
+  path,
+  machine: Mapping[str, Any],
+  target,
+  draft: Any,
+  items: Sequence[requests.Item],
+  *,
+  new: int,
+  rows: int,
 ) -> int:
-  """pick for prompts of token ids, `new` tokens each, in batches of `size`.
+  """pick for some requests.
 
-  draft: a drafter's name, a types.Drafter or a loaded model.
+  Args:
+    path: of the file.
+    machine: from bench.machine.describe.
+    target: the loaded model.
+    draft: a drafter's name, a types.Drafter or a loaded model.
+    items: the prompts.
+    new: tokens that each may emit.
+    rows: decoded together, at most.
   """
   name = draft if isinstance(draft, str) else getattr(draft, 'name', 'lm')
   shape = dict(
-    batch=min(size, len(prompts)),
-    buffer=requests.bucket(max(map(len, prompts)) + new),
+    batch=min(rows, len(items)),
+    buffer=requests.bucket(max(len(x.tokens) for x in items) + new),
   )
   return pick(path, machine, target.digest, name, **shape)
 

@@ -6,13 +6,13 @@ the time of a pass depends on how many slots it sees, not on what they hold.
 
 import functools
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import decode, types
+from specdec_jax import decode, forward, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import scripted
 
@@ -31,6 +31,29 @@ def timed(run: Callable, *args) -> tuple[float, Any]:
   start = time.perf_counter()
   result = jax.block_until_ready(run(*args))
   return time.perf_counter() - start, result
+
+
+class Part(NamedTuple):
+  """A part of a window: walk(steps) runs it that often; steps in a sample."""
+
+  walk: Callable[[int], Any]
+  steps: int
+
+
+def seconds(
+  parts: Mapping[Any, Part], rounds: Iterable
+) -> dict[Any, list[float]]:
+  """Seconds a step of every part in every round; the parts take turns."""
+  none = {}
+  for key, part in parts.items():
+    part.walk(0)  # the first call is slower
+    none[key] = min(timed(part.walk, 0)[0] for _ in range(2))
+  out: dict[Any, list[float]] = {key: [] for key in parts}
+  for _ in rounds:
+    for key, (walk, steps) in parts.items():
+      took, _ = timed(walk, steps)
+      out[key].append(max(took - none[key], 1e-9) / steps)
+  return out
 
 
 @functools.partial(
@@ -62,8 +85,8 @@ def verify_along(
   loop = decode.Loop(target, drafter, rule, options)
   script = request.tokens_BL, jnp.full_like(request.tokens_BL, count)
   weights = weights._replace(draft=script)
-  made = jax.eval_shape(functools.partial(decode.start, loop), weights, request)
-  state, info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
+  begin = functools.partial(decode.start, loop)
+  state, info = forward.blank(begin, weights, request)
   state = state._replace(tokens_BL=request.tokens_BL)
   span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
 

@@ -1,5 +1,6 @@
 """Costs of the windows of one engine, for drafters.adaptive."""
 
+import functools
 import statistics
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 from specdec_jax import requests
 from specdec_jax.costs import parts
 
-# Tokens before the windows that are timed, windows of a sample, and samples.
-START, WINDOWS, REPEATS = 128, 8, 3
+# Tokens before the windows that are timed; windows of a sample, and those of
+# drafting alone; samples.
+START, WINDOWS, DRAFTS, REPEATS = 128, 8, 32, 3
 
 
 def measure(engine) -> dict[str, list[float]]:
@@ -27,36 +29,14 @@ def measure(engine) -> dict[str, list[float]]:
     gamma + 1 numbers under 'verify' and under the name of each drafter, as
     drafters.adaptive.params takes them.
   """
-  gamma, model = engine.drafter.gamma, engine.target.model
+  gamma = engine.drafter.gamma
   request = requests.place(_request(engine), engine.target.layout)
-  shared = dict(target=model, rule=engine.rule, options=engine.options)
-  weights = engine.weights._replace(draft=())
-  widths = sorted({*(w for w in engine.options.widths if w < gamma), gamma})
-
-  def verify(count: int, steps: int):
-    numbers = jnp.int32(count), jnp.int32(steps)
-    return parts.verify_along(weights, request, *numbers, gamma=gamma, **shared)
-
-  walks: dict[Any, Any] = {
-    ('verify', w): (lambda n, w=w: verify(w, n), WINDOWS) for w in widths
-  }
+  widths = engine.options.bodies(gamma)
+  walks = _verifying(engine, request, widths)
   for part in engine.parts:
-    own = engine.weights._replace(draft=part.params)
-
-    def draft(count: int, steps: int, part=part, own=own):
-      asked = request._replace(gamma_B=jnp.full_like(request.gamma_B, count))
-      return parts.propose_along(
-        own,
-        asked,
-        jnp.int32(steps),
-        target=model,
-        drafter=part.drafter,
-        coupled=engine.rule.coupled,
-      )
-
-    for count in {0, 1, gamma}:
-      walks[part.drafter.name, count] = lambda n, c=count, f=draft: f(c, n), 32
-  seconds = _seconds(walks)
+    walks |= _drafting(engine, part, request)
+  samples = parts.seconds(walks, range(REPEATS))
+  seconds = {key: statistics.median(x) for key, x in samples.items()}
   verify_N = [
     seconds['verify', next(w for w in widths if w >= j)]
     for j in range(gamma + 1)
@@ -73,6 +53,45 @@ def measure(engine) -> dict[str, list[float]]:
   return {k: [round(float(y) / unit, 4) for y in x] for k, x in costs.items()}
 
 
+def _verifying(engine, request, widths) -> dict[Any, parts.Part]:
+  """Passes of the target by the drafts that they verify."""
+  weights = engine.weights._replace(draft=())
+
+  def walk(count: int, steps: int):
+    return parts.verify_along(
+      weights,
+      request,
+      jnp.int32(count),
+      jnp.int32(steps),
+      target=engine.target.model,
+      rule=engine.rule,
+      options=engine.options,
+      gamma=engine.drafter.gamma,
+    )
+
+  one = lambda width: parts.Part(functools.partial(walk, width), WINDOWS)
+  return {('verify', width): one(width) for width in widths}
+
+
+def _drafting(engine, part, request) -> dict[Any, parts.Part]:
+  """Windows of one drafter without a target, by how many tokens it drafts."""
+  weights = engine.weights._replace(draft=part.params)
+
+  def walk(count: int, steps: int):
+    asked = request._replace(gamma_B=jnp.full_like(request.gamma_B, count))
+    return parts.propose_along(
+      weights,
+      asked,
+      jnp.int32(steps),
+      target=engine.target.model,
+      drafter=part.drafter,
+      coupled=engine.rule.coupled,
+    )
+
+  one = lambda count: parts.Part(functools.partial(walk, count), DRAFTS)
+  return {(part.drafter.name, x): one(x) for x in (0, 1, engine.drafter.gamma)}
+
+
 def _request(engine):
   target = engine.target
   start = min(START, target.context // 2)
@@ -85,15 +104,3 @@ def _request(engine):
     max_new_tokens=min(WINDOWS, target.context - start),
     gamma=engine.drafter.gamma,
   )
-
-
-def _seconds(walks: dict[Any, Any]) -> dict[Any, float]:
-  """Seconds a step of every walk; the walks take turns."""
-  samples: dict[Any, list[float]] = {key: [] for key in walks}
-  for walk, _ in walks.values():
-    parts.timed(walk, 1)  # compiles
-  for _ in range(REPEATS):
-    for key, (walk, steps) in walks.items():
-      none, some = (parts.timed(walk, n)[0] for n in (0, steps))
-      samples[key].append(max(some - none, 0.0) / steps)
-  return {key: statistics.median(x) for key, x in samples.items()}
