@@ -86,9 +86,12 @@ def test_a_cap_of_0_costs_no_pass_of_the_draft():
 
 
 @pytest.mark.parametrize('name', ['lm', 'eagle'])
-@pytest.mark.parametrize('skipped', [1, 7, 30])
-def test_a_draft_catches_up(x64, name, skipped):
-  """After windows without drafts it proposes what a fresh one would."""
+@pytest.mark.parametrize('skipped, beside', [(1, 3), (7, 3), (30, 3), (30, 0)])
+def test_a_draft_catches_up(x64, name, skipped, beside):
+  """After windows without drafts it proposes what a fresh one would.
+
+  beside: the most drafts of a row in the same batch, in those windows.
+  """
   world = base.transformers(V)
   drafter, params = load.RECIPES[name](world, 3)
   programs = decode.programs(world.target, debug.watched(drafter), coupled.RULE)
@@ -96,7 +99,7 @@ def test_a_draft_catches_up(x64, name, skipped):
   make = lambda: base.make_request(
     world, [[1, 2], [3], [4, 5, 6]], 50, length=64, temperature=0.9
   )
-  off = make()._replace(gamma_B=np.array([0, 0, 3], np.int32))
+  off = make()._replace(gamma_B=np.array([0, 0, beside], np.int32))
 
   def step(state, info, request):
     state, info = programs.step(weights, request, state, info)
