@@ -20,6 +20,7 @@ class View(NamedTuple):
   bias_BHTS: of relative positions, what is added to the scores, or None.
   source: (keys and values of the source in this layer, where its tokens are),
     as layers.CrossAttention takes them; None without an encoder.
+  dropout: a layers.Dropout in training, or None.
   """
 
   cos: Array | None
@@ -27,6 +28,7 @@ class View(NamedTuple):
   mask_BTS: Array
   bias_BHTS: Array | None = None
   source: Any = None
+  dropout: Any = None
 
 
 def views(config: model_config.LMConfig, positions_BT, mask_BTS):

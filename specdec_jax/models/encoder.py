@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from specdec_jax import types
 from specdec_jax.models import attention, layers
@@ -51,7 +52,11 @@ def modules(c: model_config.LMConfig):
 
 
 def hidden(
-  c: model_config.LMConfig, params: types.Params, x_BID: Array, mask_B1I: Array
+  c: model_config.LMConfig,
+  params: types.Params,
+  x_BID: Array,
+  mask_B1I: Array,
+  dropout: layers.Dropout | None = None,
 ) -> Array:
   """The hidden states of a source, [B, I, D].
 
@@ -60,6 +65,7 @@ def hidden(
     params: of the encoder.
     x_BID: embeddings of the source.
     mask_B1I: true where it has a token.
+    dropout: in training.
   """
   (graphdef, _), (ends_def, _) = modules(c)
   leaves = {name: x for name, x in params.items() if name != 'layers'}
@@ -73,14 +79,17 @@ def hidden(
     attention.relative_bias(c, ends.relative[...], at_BI, I),
   )
 
-  def layer(x_BID, layer_params):
+  def layer(x_BID, numbered):
+    i, layer_params = numbered
     block = nnx.merge(graphdef, nnx.State(layer_params))
     write = kv.Writer(kv.empty(c, B, I), at_BI)
-    return block(x_BID, view, write)[0], None
+    own = view._replace(dropout=dropout and dropout.at(i))
+    return checkpoint_name(block(x_BID, own, write)[0], 'residual'), None
 
   if c.scan_layers:
-    x_BID, _ = jax.lax.scan(layer, x_BID, params['layers'])
+    numbered = jnp.arange(c.depth), params['layers']
+    x_BID, _ = jax.lax.scan(layer, x_BID, numbered)
   else:
     for i in range(c.depth):
-      x_BID, _ = layer(x_BID, params['layers'][str(i)])
+      x_BID, _ = layer(x_BID, (i, params['layers'][str(i)]))
   return ends.norm(x_BID)

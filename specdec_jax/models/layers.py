@@ -6,6 +6,7 @@ model lie in panels, and a block of it is five calls of specdec_jax.kernels.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -267,6 +268,26 @@ class CrossAttention(nnx.Module):
     return self.o.packed(y_BTF, add=x_BTD)
 
 
+class Dropout(NamedTuple):
+  """Zeroes a share `rate` of a layer's numbers (Srivastava et al. 2014)."""
+
+  key: Array
+  rate: float
+
+  def at(self, number) -> 'Dropout':
+    """That of the part of a model with this number."""
+    return self._replace(key=jax.random.fold_in(self.key, number))
+
+
+def drop(dropout: Dropout | None, part: int, x: Array) -> Array:
+  """x with dropout, with draws of its own for each part; None is no dropout."""
+  if dropout is None:
+    return x
+  keep = 1.0 - dropout.rate
+  kept = jax.random.bernoulli(dropout.at(part).key, keep, x.shape)
+  return jnp.where(kept, x / keep, 0).astype(x.dtype)
+
+
 class MLP(nnx.Module):
   """down(act(gate(x)) * up(x)) (Shazeer 2020), or down(act(up(x)))."""
 
@@ -313,13 +334,14 @@ class Block(nnx.Module):
     y_BTD, cache = self.attn(self.attn_norm(x_BTD), view, write)
     if self.attn_post_norm is not None:
       y_BTD = self.attn_post_norm(y_BTD)
-    x_BTD = x_BTD + y_BTD
+    x_BTD = x_BTD + drop(view.dropout, 0, y_BTD)
     if view.source is not None:
-      x_BTD += self.cross_attn(self.cross_norm(x_BTD), *view.source)
+      y_BTD = self.cross_attn(self.cross_norm(x_BTD), *view.source)
+      x_BTD += drop(view.dropout, 1, y_BTD)
     y_BTD = self.mlp(self.mlp_norm(x_BTD))
     if self.mlp_post_norm is not None:
       y_BTD = self.mlp_post_norm(y_BTD)
-    return x_BTD + y_BTD, cache
+    return x_BTD + drop(view.dropout, 2, y_BTD), cache
 
   def _packed(self, x_BTD: Array, view: attention.View, write: kv.Writer):
     mlp, gated = self.mlp, self.mlp.config.gated

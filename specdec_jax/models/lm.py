@@ -207,13 +207,20 @@ def make(
 
 def _ends(config, params) -> Ends:
   _, (graphdef, _) = _modules(config)
-  others = 'layers', 'encoder'
+  others = 'layers', 'encoder', 'dropout'
   leaves = {name: x for name, x in params.items() if name not in others}
   return nnx.merge(graphdef, nnx.State(leaves))
 
 
-def _embed(config, params, tokens_BT, positions_BT):
-  return _ends(config, params).lookup(tokens_BT, positions_BT)
+def _embed(config, params, tokens_BT, positions_BT, dropout=None):
+  x_BTD = _ends(config, params).lookup(tokens_BT, positions_BT)
+  return layers.drop(dropout, config.depth, x_BTD)
+
+
+def _dropout(params, stack: int) -> layers.Dropout | None:
+  """The layers.Dropout that training puts beside the parameters, for the
+  decoder (0) or the encoder (1)."""
+  return params['dropout'].at(stack) if 'dropout' in params else None
 
 
 def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
@@ -246,9 +253,10 @@ def _encode(config, constrain, params, source: types.Source, cache):
   tokens_BI, lengths_B = source
   mask_BI = jnp.arange(tokens_BI.shape[1])[None] < lengths_B[:, None]
   with jax.named_scope('encode'):
-    x_BID = _embed(config, params, tokens_BI, None)
+    dropout = _dropout(params, 1)
+    x_BID = _embed(config, params, tokens_BI, None, dropout)
     hidden_BID = encoder.hidden(
-      config.encoder, params['encoder'], x_BID, mask_BI[:, None]
+      config.encoder, params['encoder'], x_BID, mask_BI[:, None], dropout
     )
     keep = lambda layer: nnx.merge(graphdef, nnx.State(layer)).cross_attn.store(
       hidden_BID
@@ -281,10 +289,11 @@ def _apply(
   part = range(config.depth)[slice(*layers)]
   if not set(taps) <= set(part):
     raise ValueError(f'taps={taps}: allowed are layers of {part}')
+  dropout = _dropout(params, 0)
   with jax.named_scope('embed'):
     x_BTD = residual_BTD
     if x_BTD is None:
-      x_BTD = _embed(config, params, tokens_BT, positions_BT)
+      x_BTD = _embed(config, params, tokens_BT, positions_BT, dropout)
   (graphdef, _), _ = _modules(config)
   block = lambda layer: nnx.merge(graphdef, nnx.State(layer))
   views = attention.views(config, positions_BT, mask_BTS)
@@ -293,13 +302,14 @@ def _apply(
       config, params['relative'], positions_BT, mask_BTS.shape[-1]
     )
     views = {w: v._replace(bias_BHTS=bias_BHTS) for w, v in views.items()}
-  own, of_layer = cache, lambda i: None
+  own, source = cache, lambda i: None
   if config.encoder is not None:
     own, store = cache.own, cache.store
     if config.scan_layers:
-      of_layer = lambda i: (_pick(store, i, 1), cache.mask_B1I)
+      source = lambda i: (_pick(store, i, 1), cache.mask_B1I)
     else:
-      of_layer = lambda i: (store[i], cache.mask_B1I)
+      source = lambda i: (store[i], cache.mask_B1I)
+  of_layer = lambda i: dict(source=source(i), dropout=dropout and dropout.at(i))
   args = views, slots_BT, of_layer
   run = _scan if config.scan_layers else _unroll
   with jax.named_scope('blocks'):
@@ -329,12 +339,12 @@ def _head(config, ids: int, V: int, constrain, params, hidden):
 def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
   """Runs the layers one by one, each with a cache buffer of its own: fastest
   on CPU and GPU."""
-  views, slots_BT, source = args
+  views, slots_BT, of_layer = args
   new, tapped = list(cache), {}
   for i in part:
     write = kv.Writer(cache[i], slots_BT)
     view = views[config.windows[i % len(config.windows)]]
-    view = view._replace(source=source(i))
+    view = view._replace(**of_layer(i))
     x_BTD, new[i] = block(layers_params[str(i)])(x_BTD, view, write)
     x_BTD = tapped[i] = checkpoint_name(x_BTD, 'residual')
   return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
@@ -345,7 +355,7 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
 
   The cache is in the carry. As scanned input and output it would be copied.
   """
-  views, slots_BT, source = args
+  views, slots_BT, of_layer = args
   view_of = _by_number(config, views)
 
   def body(carry, _):
@@ -356,7 +366,7 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
       written = kv.write_stacked(cache, i, k, v, slots_BT)
       return written, kv.read_stacked(written, i, config.kv_heads)
 
-    view = view_of(i)._replace(source=source(i))
+    view = view_of(i)._replace(**of_layer(i))
     x_BTD, cache = block(layer_params)(x_BTD, view, write)
     x_BTD = checkpoint_name(x_BTD, 'residual')
     return (i + 1, x_BTD, cache), x_BTD if taps else ()

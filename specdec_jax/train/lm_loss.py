@@ -7,14 +7,19 @@ import jax.numpy as jnp
 
 from specdec_jax import forward, types
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import layers, lm
 from specdec_jax.train import step as step_lib
 
 Array = jax.Array
 
 
 def cross_entropy(
-  config: model_config.LMConfig, *, ids: int, remat: bool, constrain=None
+  config: model_config.LMConfig,
+  *,
+  ids: int,
+  remat: bool,
+  constrain=None,
+  dropout: float = 0.0,
 ) -> step_lib.Loss:
   """The mean of -log q of the next token, in nats.
 
@@ -22,19 +27,22 @@ def cross_entropy(
     config: of the model; its dtype is that of the forward pass.
     ids, constrain: as for lm.make.
     remat: compute the layers again in the backward pass, to save memory.
+    dropout: see with_dropout.
 
   Returns:
     A loss of batches with 'tokens' [B, T] and 'counted' [B, T], true where the
-    loss includes the prediction of that token.
+    loss includes the prediction of that token; and, for an encoder, 'source'
+    [B, I] and 'source_length' [B].
   """
   model = lm.make(config, ids=ids, constrain=constrain)
-  read = remat_layers(lambda p, t: hidden(model, p, t), remat)
+  read = remat_layers(lambda *args: hidden(model, *args), remat)
 
   def loss(params, frozen, batch, key):
-    del key
     params = in_dtype(params | frozen, config.dtype)
+    params = with_dropout(params, dropout, key)
     tokens_BT = batch['tokens']
-    logits = model.head(params, read(params, tokens_BT)[:, :-1])
+    hidden_BTD = read(params, tokens_BT, source_of(batch))
+    logits = model.head(params, hidden_BTD[:, :-1])
     log_q = jax.nn.log_softmax(logits, -1)
     found = jnp.take_along_axis(log_q, tokens_BT[:, 1:, None], -1)[..., 0]
     return -mean(found, batch['counted'][:, 1:]), {}
@@ -42,12 +50,33 @@ def cross_entropy(
   return loss
 
 
-def hidden(model: types.Model, params: types.Params, tokens_BT: Array) -> Array:
-  """Teacher-forced hidden states of the tokens, in one pass: [B, T, D]."""
+def hidden(
+  model: types.Model,
+  params: types.Params,
+  tokens_BT: Array,
+  source: types.Source | None = None,
+) -> Array:
+  """Teacher-forced hidden states of the tokens, in one pass: [B, T, D].
+
+  source: what an encoder reads; gradients reach it too.
+  """
   B, T = tokens_BT.shape
   start_B = jnp.zeros((B,), jnp.int32)
-  cache = model.init_cache(B, T)
+  cache = forward.open_cache(model, params, B, T, source)
   return forward.read(model, params, tokens_BT, start_B, cache, slots=T)[0]
+
+
+def source_of(batch) -> types.Source | None:
+  """What encoders read in a batch; None without a source."""
+  if 'source' not in batch:
+    return None
+  return types.Source(batch['source'], batch['source_length'])
+
+
+def with_dropout(params: types.Params, rate: float, key: Array) -> types.Params:
+  """Parameters with which lm.make(...) drops a share `rate` of the embeddings
+  and of what each part of a layer adds; at 0 the same parameters."""
+  return params | {'dropout': layers.Dropout(key, rate)} if rate else params
 
 
 def in_dtype(params: types.Params, dtype: str) -> types.Params:

@@ -6,11 +6,12 @@ import pathlib
 import platform
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
+from absl import logging
 
 from specdec_jax.io import files
 from specdec_jax.io import tokenizer as tokenizer_lib
@@ -33,10 +34,11 @@ class Corpus(NamedTuple):
 
   label: str  # their source, for messages
   documents: tuple[str, ...]  # none is blank
-  sha256: str  # of the documents, joined by NUL
+  sha256: str  # of the documents, then the sources, joined by NUL
+  sources: tuple[str, ...] = ()  # what an encoder reads, one for each document
 
 
-def read(source: str, *, field: str = 'text') -> Corpus:
+def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
   """The documents of a source, always in the same order.
 
   Args:
@@ -49,42 +51,70 @@ def read(source: str, *, field: str = 'text') -> Corpus:
       package;
       stdlib:prose: Python's own manual; stdlib: the manual and up to 8 million
       characters of its library. Both differ between versions of Python.
+    field: of JSONL and Hugging Face rows, their text.
+    source_field: of such rows, what an encoder reads before the text; empty:
+      there is nothing.
 
   Raises:
-    ValueError: no such source, one that cannot be read, one without text.
+    ValueError: no such source, one that cannot be read, one without text; a
+      row with a source and no text, or the reverse.
   """
   path, label = pathlib.Path(source), source
+  rows = None
+  if source.startswith('hf:'):
+    rows = _dataset(source)
+  elif path.name.lower().endswith('.jsonl'):
+    rows = files.read_jsonl(path)
+  if source_field:
+    if rows is None:
+      raise ValueError(
+        f'corpus {source!r}: source_field={source_field!r} is of rows; give a '
+        '.jsonl file or hf:org/name[:config]/split'
+      )
+    return _pairs(label, rows, field, source_field)
   if source in ('stdlib', 'stdlib:prose'):
     from pydoc_data import topics  # half a megabyte, and not in every Python
 
     label = f'{source} of Python {platform.python_version()}'
     documents = list(topics.topics.values())
     documents += _library() if source == 'stdlib' else []
-  elif source.startswith('hf:'):
-    documents = _dataset(source, field)
+  elif rows is not None:
+    documents = [_text(row, field, where) for where, row in rows]
   elif path.is_dir():
     paths = _below(path, _SUFFIXES)
     documents = [x for one in paths for x in _decoded(one).split(END)]
   else:
-    documents = _file(path, field)
+    documents = _file(path)
   return _corpus(label, documents)
 
 
 def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
   """Splits a corpus into (training part, held-out part).
 
-  About one document in `every`, and at least one, is held out; equal documents
-  go to the same part. A single document is cut: its last 1 / every is held out.
+  About one document in `every`, and at least one, is held out; equal documents,
+  or those of equal sources, go to the same part. A single document without a
+  source is cut: its last 1 / every is held out.
 
   Raises:
-    ValueError: a document too short to cut.
+    ValueError: a document too short to cut, or a single source.
   """
   # By hash, not by index: a corpus is often ordered by subject.
-  ranked = sorted(set(corpus.documents), key=_sha256)
+  keys = corpus.sources or corpus.documents
+  ranked = sorted(set(keys), key=_sha256)
+  sources = (), ()
   if len(ranked) > 1:
     chosen = set(ranked[::every])
-    rest = [d for d in corpus.documents if d not in chosen]
-    held = [d for d in corpus.documents if d in chosen]
+    pick = lambda texts, held: tuple(
+      x for x, k in zip(texts, keys, strict=True) if (k in chosen) == held
+    )
+    rest, held = (pick(corpus.documents, x) for x in (False, True))
+    if corpus.sources:
+      sources = tuple(pick(corpus.sources, x) for x in (False, True))
+  elif corpus.sources:
+    raise ValueError(
+      f'corpus {corpus.label}: all pairs have one source, so none can be held '
+      'out; give more'
+    )
   else:
     text = ranked[0]
     about = len(text) - len(text) // every
@@ -96,8 +126,8 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
         f'is too short to hold out 1 / {every} of it; give more text'
       )
   return (
-    _corpus(f'{corpus.label}, but 1 in {every}', rest),
-    _corpus(f'{corpus.label}, 1 in {every}', held),
+    _corpus(f'{corpus.label}, but 1 in {every}', rest, sources[0]),
+    _corpus(f'{corpus.label}, 1 in {every}', held, sources[1]),
   )
 
 
@@ -126,7 +156,7 @@ def train_tokenizer(
     special_tokens=[END],
     initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
   )
-  inner.train_from_iterator(corpus.documents, trainer)
+  inner.train_from_iterator([*corpus.sources, *corpus.documents], trainer)
   settings = {
     # transformers 4 would otherwise drop spaces before punctuation.
     'clean_up_tokenization_spaces': False,
@@ -149,12 +179,7 @@ def pack(
   Raises:
     ValueError: less than one row; a tokenizer without eos.
   """
-  if not tokenizer.eos_ids:
-    raise ValueError(
-      f'{tokenizer.source}: has no end-of-text token to put between documents; '
-      'use a tokenizer with an eos_token'
-    )
-  end = tokenizer.eos_ids[0]
+  end = _end(tokenizer)
   ids = [np.asarray([*tokenizer.encode(d), end], np.int32) for d in documents]
   tokens = sum(map(len, ids))
   rows = tokens // length
@@ -166,11 +191,94 @@ def pack(
   return np.concatenate(ids)[: rows * length].reshape(rows, length)
 
 
-def _corpus(label: str, documents: Sequence[str]) -> Corpus:
+def pair_rows(
+  corpus: Corpus,
+  tokenizer: tokenizer_lib.Tokenizer,
+  start: int,
+  length: int,
+  source_length: int,
+) -> dict[str, np.ndarray]:
+  """The pairs of a corpus as rows for an encoder-decoder, one pair a row.
+
+  Pairs that are too long keep their beginning; a target that is cut has no eos,
+  every source has. The log tells how many are cut.
+
+  Args:
+    corpus: with sources.
+    tokenizer: of both.
+    start: the id that the decoder begins with.
+    length: T, start and eos included.
+    source_length: I, eos included.
+
+  Returns:
+    tokens [N, T]: start, target, eos, padding. counted [N, T]: true for the
+    target and its eos. source [N, I], source_length [N]: as types.Source.
+
+  Raises:
+    ValueError: a tokenizer without eos.
+  """
+  end, count, cut = _end(tokenizer), len(corpus.documents), 0
+  tokens_NT = np.zeros((count, length), np.int32)
+  source_NI = np.zeros((count, source_length), np.int32)
+  ends_N, source_ends_N = np.zeros((2, count), np.int32)
+  for i, pair in enumerate(zip(corpus.sources, corpus.documents, strict=True)):
+    source, target = map(tokenizer.encode, pair)
+    cut += len(source) >= source_length or len(target) + 2 > length
+    source = [*source[: source_length - 1], end]
+    target = [start, *target, end][:length]
+    source_NI[i, : len(source)], source_ends_N[i] = source, len(source)
+    tokens_NT[i, : len(target)], ends_N[i] = target, len(target)
+  if cut:
+    logging.warning(
+      '%d of %d pairs are cut: they are longer than length=%d or '
+      'source_length=%d tokens',
+      cut,
+      count,
+      length,
+      source_length,
+    )
+  at_1T = np.arange(length)[None]
+  counted_NT = (at_1T > 0) & (at_1T < ends_N[:, None])
+  return dict(
+    tokens=tokens_NT,
+    counted=counted_NT,
+    source=source_NI,
+    source_length=source_ends_N,
+  )
+
+
+def _end(tokenizer: tokenizer_lib.Tokenizer) -> int:
+  if not tokenizer.eos_ids:
+    raise ValueError(
+      f'{tokenizer.source}: has no end-of-text token to put after documents; '
+      'use a tokenizer with an eos_token'
+    )
+  return tokenizer.eos_ids[0]
+
+
+def _corpus(
+  label: str, documents: Iterable[str], sources: tuple[str, ...] = ()
+) -> Corpus:
   documents = tuple(d for d in documents if d.strip())
   if not documents:
     raise ValueError(f'corpus {label}: there is no text in it')
-  return Corpus(label, documents, _sha256('\0'.join(documents)))
+  digest = _sha256('\0'.join((*documents, *sources)))
+  return Corpus(label, documents, digest, sources)
+
+
+def _pairs(label: str, rows, field: str, source_field: str) -> Corpus:
+  pairs = []
+  for where, row in rows:
+    texts = [_text(row, x, where) for x in (field, source_field)]
+    for name, x in zip((field, source_field), texts, strict=True):
+      if not x.strip():
+        raise ValueError(
+          f'{where}: field {name!r} is empty; a pair needs a source '
+          f'({source_field!r}) and a target ({field!r})'
+        )
+    pairs.append(texts)
+  documents, sources = zip(*pairs, strict=True) if pairs else ((), ())
+  return _corpus(label, documents, sources)
 
 
 def _sha256(text: str) -> str:
@@ -209,16 +317,13 @@ def _below(
   return sorted(found, key=lambda path: inside(path).as_posix())
 
 
-def _file(path: pathlib.Path, field: str) -> list[str]:
-  name = path.name.lower()
-  if name.endswith(_SUFFIXES):
+def _file(path: pathlib.Path) -> list[str]:
+  if path.name.lower().endswith(_SUFFIXES):
     return _decoded(path).split(END)
-  if not name.endswith('.jsonl'):
-    raise ValueError(
-      f'corpus {str(path)!r}: allowed are a .txt, .md or .jsonl file, a folder '
-      'of .txt and .md files, hf:org/name[:config]/split, stdlib, stdlib:prose'
-    )
-  return [_text(row, field, where) for where, row in files.read_jsonl(path)]
+  raise ValueError(
+    f'corpus {str(path)!r}: allowed are a .txt, .md or .jsonl file, a folder '
+    'of .txt and .md files, hf:org/name[:config]/split, stdlib, stdlib:prose'
+  )
 
 
 def _decoded(path: pathlib.Path) -> str:
@@ -238,7 +343,7 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
   return '\n\n'.join(texts)
 
 
-def _dataset(source: str, field: str) -> list[str]:
+def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
   try:
     import datasets  # pyright: ignore[reportMissingImports]
   except ImportError as error:
@@ -254,4 +359,4 @@ def _dataset(source: str, field: str) -> list[str]:
     raise ValueError(
       f'corpus {source}: {reason}; the form is hf:org/name[:config]/split'
     ) from error
-  return [_text(row, field, f'{source}:{i}') for i, row in enumerate(rows)]
+  return [(f'{source}:{i}', row) for i, row in enumerate(rows)]
