@@ -11,7 +11,7 @@ def get_config(size: str = 'full'):
   c = smollm2.get_config(size).unlock()
   c.decode.methods = ('lm', 'lookup', 'ngram', 'early_exit')
   if size != 'tiny':
-    c.decode.methods += ('eagle',)
+    c.decode.methods += ('eagle', 'adaptive')
   c.draft.source = c.target.source
   c.decode.gammas = (4,)
   c.early_exit.exit = 1 if size == 'tiny' else 20
