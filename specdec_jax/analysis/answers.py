@@ -5,7 +5,6 @@ Decoding is left to Run.ask.
 
 import copy
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -211,7 +210,7 @@ def begun(path: pathlib.Path, run: Run) -> set[str]:
   advice = f'name another --output, or delete {path.name} to start again'
   digests = {prompt.id: _prompt_digest(run, prompt) for prompt in run.prompts}
   ids = set()
-  for where, row in itertools.islice(files.read_jsonl(path), data.count(b'\n')):
+  for where, row in files.read_jsonl(path, finished=True):
     id = str(row.get('id'))
     if id not in digests or row.get('run') != digests[id]:
       raise ValueError(

@@ -1,11 +1,12 @@
 """Plots loss, alpha and block efficiency over the steps of training runs."""
 
 import importlib.util
-import json
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+
+from specdec_jax.io import files
 
 # Panel title: names in metrics.jsonl that it shows, pale ones last. alpha_at is
 # a list: the share of drafts accepted at each position.
@@ -17,11 +18,10 @@ _PANELS = {
   ),
   'block efficiency: tokens per target call': ('block_efficiency',),
 }
-_NAMES = {name for names in _PANELS.values() for name in names}
 _STYLES = ('-', '--', '-.', ':', (0, (6, 1, 1, 1, 1, 1)))
 
-# Name -> (steps, values); alpha_at gives one curve for each position.
-Curves = dict[str, list[tuple[list[int], list[float]]]]
+# Name -> (steps, [values of each step]); alpha_at has several, others one.
+Curves = dict[str, tuple[list[int], np.ndarray]]
 
 
 def read(workdir: pathlib.Path) -> Curves:
@@ -34,31 +34,15 @@ def read(workdir: pathlib.Path) -> Curves:
     ValueError: no metrics.jsonl, a damaged line, or nothing to draw.
   """
   path = workdir / 'metrics.jsonl'
-  try:
-    *lines, _ = path.read_text('utf-8').split('\n')
-  except OSError as error:
-    raise ValueError(
-      f'{path}: cannot be read ({error.strerror}): name the workdir of a '
-      'training run'
-    ) from error
-  found: dict[str, dict[int, list[float]]] = {}
-  for number, line in enumerate(lines, 1):
-    try:
-      row = json.loads(line)
-      for name in _NAMES & set(row):
-        values = np.atleast_1d(np.array(row[name], float)).tolist()
-        found.setdefault(name, {})[int(row['step'])] = values
-    except (ValueError, KeyError, TypeError) as error:
-      raise ValueError(
-        f'{path}:{number}: not a line of metrics ({error!r})'
-      ) from error
+  found: dict[str, dict[int, np.ndarray]] = {}
+  for _, row in files.read_jsonl(path, finished=True):
+    for name in {x for names in _PANELS.values() for x in names} & set(row):
+      values = np.atleast_1d(np.array(row[name], float))
+      found.setdefault(name, {})[row['step']] = values
   if not found:
     raise ValueError(f'{path}: has no loss, alpha or block efficiency to draw')
   return {
-    name: [
-      (sorted(at), list(values))
-      for values in zip(*(at[step] for step in sorted(at)), strict=False)
-    ]
+    name: (sorted(at), np.stack([at[step] for step in sorted(at)]))
     for name, at in found.items()
   }
 
@@ -81,10 +65,9 @@ def draw(workdirs: Sequence[str], out: str = '') -> pathlib.Path:
   if not 1 <= len(workdirs) <= len(_STYLES):
     raise ValueError(f'{len(workdirs)} workdirs: name 1 to {len(_STYLES)}')
   runs = {name: read(pathlib.Path(name)) for name in dict.fromkeys(workdirs)}
-  page = figure(runs)
   path = pathlib.Path(out or pathlib.Path(workdirs[0]) / 'curves.png')
   try:
-    page.savefig(path)
+    figure(runs).savefig(path)
   except OSError as error:
     raise ValueError(
       f'out {path}: cannot be written ({error.strerror}): name another'
@@ -96,11 +79,8 @@ def figure(runs: dict[str, Curves]):
   """A matplotlib Figure with an axes for each panel that has a curve."""
   from matplotlib import figure as figure_lib
 
-  panels = {
-    title: names
-    for title, names in _PANELS.items()
-    if any(name in curves for curves in runs.values() for name in names)
-  }
+  known = {name for curves in runs.values() for name in curves}
+  panels = {title: x for title, x in _PANELS.items() if known & set(x)}
   page = figure_lib.Figure(
     figsize=(6.4, 0.8 + 2 * len(panels)), dpi=160, layout='constrained'
   )
@@ -108,12 +88,11 @@ def figure(runs: dict[str, Curves]):
   for axes, (title, (main, *pale)) in zip(every, panels.items(), strict=True):
     axes.set_title(title, loc='left', fontsize=9)
     for style, (label, curves) in zip(_STYLES, runs.items(), strict=False):
-      look = dict(linestyle=style, linewidth=0.8, color='0.65')
-      for name in pale:
-        for steps, values in curves.get(name, ()):
-          axes.plot(steps, values, **look)
-      for steps, values in curves.get(main, ()):
-        axes.plot(steps, values, linestyle=style, color='0', label=label)
+      for name in filter(curves.get, pale):
+        look = dict(linestyle=style, linewidth=0.8, color='0.65')
+        axes.plot(*curves[name], **look)
+      if main in curves:
+        axes.plot(*curves[main], linestyle=style, color='0', label=label)
   every[-1].set_xlabel('step')
   if len(runs) > 1:
     page.legend(

@@ -33,9 +33,14 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_jsonl(
-  path: str | os.PathLike,
+  path: str | os.PathLike, *, finished: bool = False
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields ('path:line', object) for each line that is not blank.
+
+  Args:
+    path: the file.
+    finished: leave out a last line without its newline, of a process that was
+      killed or still writes.
 
   Raises:
     ValueError: a file that cannot be read, or a line ('path:line: ...') that is
@@ -46,7 +51,7 @@ def read_jsonl(
     lines = pathlib.Path(path).read_bytes().split(b'\n')
   except OSError as e:
     raise ValueError(f'{path}: cannot be read ({e.strerror})') from e
-  for number, line in enumerate(lines, 1):
+  for number, line in enumerate(lines[:-1] if finished else lines, 1):
     if not line.strip():
       continue
     where = f'{path}:{number}'

@@ -29,6 +29,7 @@ def test_jsonl_is_read_line_by_line(tmp_path):
     (f'{path}:1', {'a': 'x\u2028y'}),
     (f'{path}:4', {'b': [1]}),
   ]
+  assert len(list(files.read_jsonl(path, finished=True))) == 1
 
 
 @pytest.mark.parametrize(
