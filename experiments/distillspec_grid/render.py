@@ -5,25 +5,23 @@ from typing import Any
 import numpy as np
 
 from experiments import page, plots
-from specdec_jax.analysis import intervals
-
-RESAMPLES = 2000
+from specdec_jax.bench import metrics
 
 
-def efficiency(row: dict[str, Any]) -> dict[str, Any]:
+def efficiency(row: dict[str, Any]) -> metrics.Interval:
   """Tokens per target call, with its interval over prompts."""
-  return intervals.interval(_ratios(row))
+  return metrics.percentiles(_ratios(row))
 
 
-def gain(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+def gain(row: dict[str, Any], base: dict[str, Any]) -> metrics.Interval:
   """Block efficiency relative to the baseline's, minus 1; paired by prompt."""
-  return intervals.interval(_ratios(row) / _ratios(base) - 1)
+  return metrics.percentiles(_ratios(row) / _ratios(base) - 1)
 
 
 def _ratios(row: dict[str, Any]) -> np.ndarray:
   emitted, calls = (np.asarray(row[x], float) for x in ('emitted', 'calls'))
-  times = intervals.resamples(len(emitted), RESAMPLES)
-  return intervals.ratio(emitted, calls, times)
+  times_RB = metrics.draws(len(emitted))
+  return (times_RB @ emitted) / (times_RB @ calls)
 
 
 def half(row: dict[str, Any], *, first: bool) -> dict[str, Any]:
@@ -53,7 +51,7 @@ def of(doc, warm: float, seed: int) -> dict[str, list[dict[str, Any]]]:
   return found
 
 
-def gains(doc, warm: float) -> list[tuple[int, dict[str, Any]]]:
+def gains(doc, warm: float) -> list[tuple[int, metrics.Interval]]:
   """(seed, gain) of the best cell on the prompts that did not choose it."""
   s = doc['settings']['grid']
   first = best(of(doc, warm, s['seed'])['cells'])
@@ -78,7 +76,7 @@ def fixed_is_worst(doc) -> tuple[int, int]:
     cells = of(doc, warm, s['seed'])['cells']
     for divergence in s['divergences']:
       row = [x for x in cells if x['divergence'] == divergence]
-      low = min(row, key=lambda x: efficiency(x)['value'])
+      low = min(row, key=lambda x: efficiency(x).value)
       worst, every = worst + (low['source'] == 'text'), every + 1
   return worst, every
 
@@ -129,19 +127,19 @@ def _grid(doc, warm: float) -> list[str]:
 
 def _plain(x) -> str:
   found = efficiency(x)
-  around = f'{found["low"]:.2f} to {found["high"]:.2f}'
-  return f'{found["value"]:.2f} ({x["alpha"]:.2f}), {around}'
+  around = f'{found.low:.2f} to {found.high:.2f}'
+  return f'{found.value:.2f} ({x["alpha"]:.2f}), {around}'
 
 
 def _cell(x, base, top: bool) -> str:
-  value = f'{efficiency(x)["value"]:.2f}'
+  value = f'{efficiency(x).value:.2f}'
   value = f'**{value}**' if top else value
   return f'{value} ({x["alpha"]:.2f}), {_percent(gain(x, base))}'
 
 
-def _percent(x: dict[str, Any]) -> str:
+def _percent(x: metrics.Interval) -> str:
   of = lambda v: f'{100 * v:+.0f}'
-  return f'{of(x["value"])} % ({of(x["low"])} to {of(x["high"])})'
+  return f'{of(x.value)} % ({of(x.low)} to {of(x.high)})'
 
 
 def _sentences(doc, warm: float) -> list[str]:
@@ -176,16 +174,16 @@ def figure(doc: dict[str, Any]) -> bytes:
       ys = range(len(names))
       axes.hlines(
         ys,
-        [x['low'] for x in each],
-        [x['high'] for x in each],
+        [x.low for x in each],
+        [x.high for x in each],
         color=plots.PALE,
         linewidth=5,
         zorder=1,
       )
-      plots.points(axes, [x['value'] for x in each], ys, theirs=False, mark='o')
+      plots.points(axes, [x.value for x in each], ys, theirs=False, mark='o')
       base = efficiency(found['baseline'][0])
-      axes.axvspan(base['low'], base['high'], color='0.93', zorder=0)
-      axes.axvline(base['value'], color='0.5', linewidth=0.8, linestyle='--')
+      axes.axvspan(base.low, base.high, color='0.93', zorder=0)
+      axes.axvline(base.value, color='0.5', linewidth=0.8, linestyle='--')
       last = warm == warms[-1]
       plots.label(
         axes,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.analysis import intervals, trace
-from specdec_jax.bench import tables
+from specdec_jax.analysis import trace
+from specdec_jax.bench import metrics, tables
 from specdec_jax.costs import cost
 
 
@@ -122,7 +122,7 @@ def walk(accepted_BTN, tokens_B) -> np.ndarray:
 
 
 class Row(NamedTuple):
-  """Block efficiency at one gamma; values as from intervals.interval.
+  """Block efficiency at one gamma.
 
   reject, block: under each rule.
   gain: block minus reject, paired.
@@ -131,22 +131,10 @@ class Row(NamedTuple):
   """
 
   gamma: int
-  reject: dict[str, Any]
-  block: dict[str, Any]
-  gain: dict[str, Any]
+  reject: metrics.Interval
+  block: metrics.Interval
+  gain: metrics.Interval
   independent: float
-
-
-class Lenience(NamedTuple):
-  """Acceptance at one lenience; means over positions, as intervals.
-
-  kept: probability that a draft is accepted.
-  distance: total variation from p.
-  """
-
-  lenience: float
-  kept: dict[str, Any]
-  distance: dict[str, Any]
 
 
 class Analysis(NamedTuple):
@@ -158,7 +146,6 @@ class Analysis(NamedTuple):
   alpha: mean of sum min(p, q).
   rows: for gamma 0 to the limit.
   windows: by rule, expected windows by accepted drafts at the largest gamma.
-  leniences: on the target's text.
   """
 
   header: dict[str, Any]
@@ -166,68 +153,58 @@ class Analysis(NamedTuple):
   texts: int
   tokens: int
   rounded: int
-  alpha: dict[str, Any]
+  alpha: metrics.Interval
   rows: list[Row]
   windows: dict[str, list[float]]
-  leniences: list[Lenience]
 
 
-def analyse(
-  found: trace.Trace, *, limit: int, resamples: int = 2000
-) -> Analysis:
-  """Block efficiency at every gamma, and what leniences keep, from a trace.
+def analyse(found: trace.Trace, *, limit: int) -> Analysis:
+  """Block efficiency at every gamma from a trace; see Analysis.
+
+  The bootstrap is over requests: the texts of one prompt stay together.
 
   Args:
     found: the trace.
     limit: the largest gamma.
-    resamples: of the bootstrap over requests; the texts of one prompt stay
-      together.
 
   Raises:
-    ValueError: limit outside 0 to LIMIT, or too few resamples.
+    ValueError: limit outside 0 to LIMIT.
   """
   ids = list(dict.fromkeys(text.id for text in found.texts))
   of_request_BX = np.equal.outer(ids, [text.id for text in found.texts])
-  # Values of texts, added over the texts of each request.
-  sums = lambda values: of_request_BX.astype(float) @ np.asarray(values)
-  times_RB = intervals.resamples(len(ids), resamples)
-  share = lambda top_B, bottom_B: intervals.ratio(top_B, bottom_B, times_RB)
-  tokens_B = sums([len(text.tokens) for text in found.texts])
-  kept, distance = (
-    [
-      intervals.interval(share(top_B, tokens_B))
-      for top_B in sums([np.sum(getattr(t, name), -1) for t in found.texts]).T
-    ]
-    for name in ('kept', 'distance')
-  )
+  times_RB = metrics.draws(len(ids))
+  # Values of texts, added over the texts of each request, in every resample.
+  sums = lambda values: times_RB @ (of_request_BX @ np.asarray(values, float))
+  tokens_R = sums([len(text.tokens) for text in found.texts])
+  overlap_R = sums([np.sum(text.overlap) for text in found.texts])
+  alpha = metrics.percentiles(overlap_R / tokens_R)
   each = [ratios(text) for text in found.texts]
   windows = {name: count(each, rule, limit) for name, rule in RULES.items()}
   rows = []
   for gamma in range(limit + 1):
     values = {
-      name: share(tokens_B, sums(x_BGN[:, gamma].sum(-1)))
+      name: tokens_R / sums(x_BGN[:, gamma].sum(-1))
       for name, x_BGN in windows.items()
     }
     values['gain'] = values['block'] - values['reject']
     # Sums of float32 may end a rounding above 1.
-    expected = cost.expected_tokens(min(kept[0]['value'], 1.0), gamma)
-    shown = {name: intervals.interval(x) for name, x in values.items()}
+    expected = cost.expected_tokens(min(alpha.value, 1.0), gamma)
+    shown = {name: metrics.percentiles(x) for name, x in values.items()}
     rows.append(Row(gamma, **shown, independent=expected))
   return Analysis(
     header=found.header,
     requests=len(ids),
     texts=len(found.texts),
-    tokens=int(tokens_B.sum()),
+    tokens=sum(len(text.tokens) for text in found.texts),
     rounded=int(sum(np.sum(np.equal(t.p, 0)) for t in found.texts)),
-    alpha=kept[0],
+    alpha=alpha,
     rows=rows,
     windows={n: x[:, limit].sum(0).tolist() for n, x in windows.items()},
-    leniences=list(map(Lenience, found.header['leniences'], kept, distance)),
   )
 
 
 def show(found: Analysis, console) -> None:
-  """Prints an Analysis as three tables on a rich console."""
+  """Prints an Analysis as two tables on a rich console."""
   (target, _), (draft, _) = found.header['models']
   sampling = ', '.join(f'{k} {v}' for k, v in found.header['sampling'].items())
   console.print(
@@ -251,20 +228,11 @@ def show(found: Analysis, console) -> None:
   }
   title = 'Windows by accepted drafts'
   console.print(tables.table(title, range(limit + 1), accepted))
-  lenience = {
-    'lenience': lambda x: f'{x.lenience:g}{" LOSSY" * (x.lenience < 1)}',
-    'drafts kept': lambda x: _shown(x.kept),
-    'total variation from the target': lambda x: _shown(x.distance),
-  }
-  title = "Lenience on the target's text: LOSSY below 1"
-  console.print(tables.table(title, found.leniences, lenience))
 
 
-def _shown(x: dict[str, Any]) -> str:
-  """An interval as text; only its value where there was one request."""
-  if x['low'] is None:
-    return f'{x["value"]:.3f}'
-  return f'{x["value"]:.3f} ({x["low"]:.3f} to {x["high"]:.3f})'
+def _shown(x: metrics.Interval) -> str:
+  ends = '' if x.low is None else f' ({x.low:.3f} to {x.high:.3f})'
+  return f'{x.value:.3f}{ends}'
 
 
 def ratios(text: trace.Text) -> np.ndarray:

@@ -15,16 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, forward, requests, runtime, types
+from specdec_jax import decode, forward, runtime, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import machine
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
-from specdec_jax.verify import chain, lenient
+from specdec_jax.verify import chain
 
-FORMAT = 'specdec_jax trace 3'
-# The first is lossless: it accepts drafts with probability alpha.
-LENIENCES = (1.0, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1, 0.05)
+FORMAT = 'specdec_jax trace 4'
 
 
 class Text(NamedTuple):
@@ -34,8 +32,7 @@ class Text(NamedTuple):
   seed: of the draws.
   tokens: without the prompt.
   p, q: of each token under target and draft, with the sampling settings.
-  kept: for each lenience and token, the probability that a draft is accepted.
-  distance: likewise, total variation between p and what is emitted.
+  overlap: at each token, sum_x min(p(x), q(x)).
   """
 
   id: str
@@ -43,14 +40,13 @@ class Text(NamedTuple):
   tokens: Sequence[int]
   p: Sequence[float]
   q: Sequence[float]
-  kept: Sequence[Sequence[float]]
-  distance: Sequence[Sequence[float]]
+  overlap: Sequence[float]
 
 
 class Trace(NamedTuple):
   """The contents of a trace file.
 
-  header: models, sampling settings, format and leniences.
+  header: format, models, sampling settings and machine.
   texts: in the order of the file.
   """
 
@@ -78,73 +74,62 @@ def record(
     ValueError: samples < 1, a draft that stops early, or logits that are not
       finite.
   """
-  wanted = dataclasses.asdict(plan.sampling)
-  seeds = range(wanted['seed'], wanted['seed'] + samples)
-  if samples < 1 or seeds[-1] >= 2**32:
+  first = plan.sampling.seed
+  if samples < 1 or first + samples > 2**32:
     raise ValueError(f'samples={samples}: want 1 or more, seeds below 2**32')
   if lm.drafter.stops:
     raise ValueError(
       'draft.min_confidence: a trace is of windows that propose all of gamma; '
       'set it to 0'
     )
-  items, rows = plan.judged + plan.others, plan.bench.batch_size
-  longest = max(len(item.tokens) for item in items) + plan.max_new_tokens
-  batches = [
-    (seed, items[i : i + rows])
-    for seed in seeds
-    for i in range(0, len(items), rows)
-  ]
   texts = []
-  for seed, batch in runtime.track(batches, 'texts'):
-    request = requests.make(
-      batch,
-      ids=plain.target.ids,
-      context=plain.target.context,
-      max_new_tokens=plan.max_new_tokens,
-      stop_ids=plain.target.tokenizer.eos_ids,
-      rows=requests.rows_on(plain.target.layout, rows),
-      length=requests.bucket(longest),
-      **wanted | {'seed': seed},
-    )
-    texts += _texts(plain, lm, batch, request, seed)
-  wanted |= {'max_new_tokens': plan.max_new_tokens, 'samples': samples}
+  for seed in range(first, first + samples):
+    sampling = dataclasses.replace(plan.sampling, seed=seed)
+    texts += _texts(plain, lm, plan._replace(sampling=sampling))
+  sizes = {'max_new_tokens': plan.max_new_tokens, 'samples': samples}
   header = {
     'format': FORMAT,
-    'leniences': LENIENCES,
     'models': [[x.label, x.digest] for x in (lm.target, lm.draft)],
-    'sampling': wanted,
+    'sampling': dataclasses.asdict(plan.sampling) | sizes,
     'machine': machine.describe(),
   }
   return Trace(header, texts)
 
 
-def _texts(plain, lm, batch, request, seed: int) -> list[Text]:
-  placed = requests.place(request, plain.target.layout)
-  out = jax.device_get(plain.programs.generate(plain.weights, placed))
-  found = scores(
-    lm.weights,
-    placed._replace(tokens_BL=out.tokens_BL, limit_B=out.lengths_B),
-    target=lm.target.model,
-    draft=lm.q,
-    chunk=lm.options.chunk,
-  )
+def _texts(plain, lm, plan: plan_lib.Plan) -> list[Text]:
+  """A text of every prompt."""
+  items = plan.judged + plan.others
+  arm = plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)
   texts = []
-  for row, item in enumerate(batch):
-    new = slice(int(request.lengths_B[row]), int(out.lengths_B[row]))
-    # Nine digits hold a float32.
-    p, q, *rest = (
-      [float(f'{x:.9g}') for x in x_BL[row, new]] for x_BL in np.asarray(found)
+  groups = plan_lib.groups([arm], plan, items)
+  for group in runtime.track(groups, f'texts of seed {plan.sampling.seed}'):
+    out = jax.device_get(plain.programs.generate(plain.weights, group.full))
+    request = group.full._replace(
+      tokens_BL=out.tokens_BL, limit_B=out.lengths_B
     )
-    if out.info.broken_B[row] or not np.isfinite([p, q]).all():
-      raise ValueError(
-        f'prompt {item.id!r}: the logits of {lm.target.label} or of '
-        f'{lm.draft.label} are not finite: try another dtype, or leave the '
-        'prompt out'
+    found = scores(
+      lm.weights,
+      request,
+      target=lm.target.model,
+      draft=lm.q,
+      chunk=lm.options.chunk,
+    )
+    columns = np.stack(found, -1)
+    for row, answer in enumerate(plan_lib.answers([group], [out])):
+      start = group.host.lengths_B[row]
+      scored = columns[row, start : start + len(answer.tokens)]
+      if answer.broken or not np.isfinite(scored).all():
+        raise ValueError(
+          f'prompt {answer.item.id!r}: the logits of {lm.target.label} or of '
+          f'{lm.draft.label} are not finite: try another dtype, or leave the '
+          'prompt out'
+        )
+      # Nine digits hold a float32.
+      each = ([float(f'{x:.9g}') for x in column] for column in scored.T)
+      texts.append(
+        Text(answer.item.id, plan.sampling.seed, answer.tokens, *each)
       )
-    tokens = out.tokens_BL[row, new].tolist()
-    kept, distance = rest[: len(LENIENCES)], rest[len(LENIENCES) :]
-    texts.append(Text(item.id, seed, tokens, p, q, kept, distance))
-  return texts
+  return texts[: len(items)]  # the last batch is filled with copies
 
 
 @functools.partial(jax.jit, static_argnames=('target', 'draft', 'chunk'))
@@ -155,7 +140,7 @@ def scores(
   target: types.Model,
   draft: types.Model,
   chunk: int,
-) -> jax.Array:
+) -> list[jax.Array]:
   """Scores texts with both models, teacher-forced.
 
   Args:
@@ -165,41 +150,28 @@ def scores(
     chunk: tokens that a model reads at a time.
 
   Returns:
-    [2 + 2 X, B, L]: p, q, then `kept` and `distance` of each of X leniences, as
-    in Text. p or q is NaN where the model's logits are not finite.
+    p, q and overlap as in Text, [B, L] each. p or q is NaN where the model's
+    logits are not finite.
   """
 
   def columns(index_T, *logits):
-    p_BTV, q_BTV = (
-      sampling_lib.probabilities(x, request.sampling) for x in logits
-    )
-    scored = types.Scores(logits[0], request.sampling)
-    kept, emitted = [jnp.minimum(p_BTV, q_BTV)], [p_BTV]
-    for lenience in LENIENCES[1:]:
-      kept.append(lenient.kept(lenience, p_BTV, q_BTV, scored))
-      emitted.append(lenient.emitted(lenience, p_BTV, q_BTV, scored))
+    both = [sampling_lib.probabilities(x, request.sampling) for x in logits]
     tokens_BT = forward.at(request.tokens_BL, index_T)
     # Greedy p and q are one-hot even where the logits are NaN.
-    both = [
+    p_and_q = [
       jnp.where(jnp.isfinite(jnp.max(x, -1)), chain.pick(y, tokens_BT), jnp.nan)
-      for x, y in zip(logits, (p_BTV, q_BTV), strict=True)
+      for x, y in zip(logits, both, strict=True)
     ]
-    return [
-      *both,
-      *(jnp.sum(x_BTV, -1) for x_BTV in kept),
-      *(jnp.sum(jnp.abs(x_BTV - p_BTV), -1) / 2 for x_BTV in emitted),
-    ]
+    return [*p_and_q, jnp.sum(jnp.minimum(*both), -1)]
 
-  readers = (target, weights.target), (draft, weights.draft)
-  found = forward.score(
-    readers,
+  return forward.score(
+    [(target, weights.target), (draft, weights.draft)],
     request.tokens_BL,
     request.limit_B,
     columns,
     chunk=chunk,
     source=request.source,
   )
-  return jnp.stack(found)
 
 
 def check_output(path: str) -> pathlib.Path:

@@ -114,11 +114,6 @@ def ratio(numerator: float, denominator: float) -> float | None:
   return numerator / denominator if denominator else None
 
 
-def tokens_per_window(info: types.Info) -> float:
-  """Emitted tokens of all rows over windows of the batch."""
-  return summary(info).emitted_tokens / max(int(info.calls), 1)
-
-
 def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
   """Share of n-grams that occurred before in the same text; high in loops."""
   found = repeated = 0
@@ -235,12 +230,26 @@ class Interval(NamedTuple):
     return spent * max((half / away) ** 2 - 1, 0) if away else np.inf
 
 
-def resamples(
-  prompts: int, count: int = RESAMPLES, seed: int = 0
-) -> np.ndarray:
-  """How often each prompt is drawn in each resample: [count, prompts]."""
-  rng = np.random.default_rng(seed)
-  return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=count)
+def resamples(prompts: int) -> np.ndarray:
+  """How often each prompt is drawn in each resample: [RESAMPLES, prompts]."""
+  rng = np.random.default_rng(0)
+  even = np.full(prompts, 1 / prompts)
+  return rng.multinomial(prompts, even, size=RESAMPLES)
+
+
+def draws(prompts: int) -> np.ndarray:
+  """Each prompt once, then `resamples`, if there are two: [1 + R, prompts]."""
+  once = np.ones((1, prompts), int)
+  return once if prompts < 2 else np.concatenate([once, resamples(prompts)])
+
+
+def percentiles(value_R) -> Interval:
+  """The first value with the 95 % percentile interval of those after it.
+
+  For the rows of `draws`, of what may be negative and so has no logarithm.
+  """
+  ends = np.percentile(value_R[1:], (2.5, 97.5)) if len(value_R) > 1 else ()
+  return Interval(*map(float, (value_R[0], *ends)))
 
 
 def around(

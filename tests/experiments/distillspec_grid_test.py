@@ -132,10 +132,10 @@ def test_the_best_is_judged_by_prompts_that_did_not_choose_it():
   (own, first), (other, second) = render.gains(doc, 0.0)
   assert (own, other) == (0, 1)
   # 4 tokens a call on prompts 0 and 2; 2 as the baseline on 1 and 3.
-  assert first['value'] == pytest.approx(0)
+  assert first.value == pytest.approx(0)
   # The other seed's cells were not chosen by these either.
-  assert second['value'] == pytest.approx(4 / 5 - 1)
-  assert second['low'] <= second['value'] <= second['high']
+  assert second.value == pytest.approx(4 / 5 - 1)
+  assert second.low <= second.value <= second.high
 
 
 def test_the_tables():
@@ -164,9 +164,9 @@ def test_intervals_are_paired_by_prompt():
   mine = row('', '', 0.0, [8] * 4, calls.tolist())
   found = render.gain(mine, base)
   # Twice as good for every prompt: no doubt about that.
-  assert found == pytest.approx(dict(value=1.0, low=1.0, high=1.0))
+  assert found == pytest.approx((1.0, 1.0, 1.0))
   alone = render.efficiency(mine)
-  assert alone['low'] < alone['value'] < alone['high']
+  assert alone.low < alone.value < alone.high
 
 
 # --- a run --------------------------------------------------------------------
