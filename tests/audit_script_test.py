@@ -1,14 +1,11 @@
 """scripts/audit.py as a user runs it, with random weights."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
+from tests import programs
+
 SCRIPT = 'scripts/audit.py'
 SETTINGS = (
   '--config=configs/pair.py:tiny',
@@ -26,6 +23,7 @@ ROWS = (
 # The script under a rule that accepts whatever is proposed.
 PLANTED = f"""
 import runpy, sys
+sys.path.insert(0, '.')
 from specdec_jax import build
 from specdec_jax.verify import chain, reject
 
@@ -48,30 +46,19 @@ def _folder(tmp_path_factory):
   return folder
 
 
-def audit(folder, *arguments, program=(SCRIPT,)):
-  """One process; returns (status, stdout, stderr)."""
-  env = dict(os.environ, JAX_PLATFORMS='cpu')
-  env['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
+def audit(folder, *arguments, program=SCRIPT):
   # The same program again is not compiled again.
-  env['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'cache')
-  env['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+  cache = programs.FAST | {'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache')}
+  cache['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
   prompts = f'--prompts={folder / "in.jsonl"}'
-  done = subprocess.run(
-    [sys.executable, *program, *SETTINGS, prompts, *arguments],
-    cwd=ROOT,
-    env=env,
-    capture_output=True,
-    text=True,
-  )
-  return done.returncode, done.stdout, done.stderr
+  return programs.run(program, *SETTINGS, prompts, *arguments, **cache)
 
 
 def test_texts_are_identical(folder):
   out = folder / 'out'
-  status, printed, err = audit(folder, f'--workdir={out}')
-  assert status == 0, err
-  assert max(map(len, printed.splitlines()[:-1])) <= 120
-  doc = json.loads(printed.splitlines()[-1])
+  done = audit(folder, f'--workdir={out}').check()
+  assert max(map(len, done.out.splitlines()[:-1])) <= 120
+  doc = done.document
   assert doc == json.loads((out / 'audit.json').read_text())
   t = doc['total']
   assert (t['texts'], t['identical'], t['ties'], t['bugs']) == (4, 4, 0, 0)
@@ -82,24 +69,21 @@ def test_texts_are_identical(folder):
   assert t['bugs_at_most'] == pytest.approx(117.3, abs=0.1)
   assert doc['rows'][0]['counts']['accepted_tokens'] > 0
   sentence = '4 texts, 32 tokens compared: 4 identical, 0 ties, 0 BUG'
-  assert sentence in printed
+  assert sentence in done.out
 
 
 @pytest.mark.more
 def test_a_planted_bug_is_found(folder):
-  out = folder / 'bug'
-  status, printed, err = audit(
-    folder, f'--workdir={out}', program=('-c', PLANTED)
-  )
-  assert status == 1, err
-  doc = json.loads(printed.splitlines()[-1])
-  findings = doc['rows'][0]['audit']['findings']
-  assert doc['total']['bugs'] == len(findings) > 0
+  planted = folder / 'planted.py'
+  planted.write_text(PLANTED)
+  done = audit(folder, program=str(planted)).check(1)
+  findings = done.document['rows'][0]['audit']['findings']
+  assert done.document['total']['bugs'] == len(findings) > 0
   found = findings[0]
   assert found['id'] == 'a[b]' and found['verdict'] == 'BUG'
   assert found['plain'] != found['other']
   assert found['gap'] > 4 * found['noise']
-  assert ' a[b] ' in printed and 'more than 4 times' in printed
+  assert ' a[b] ' in done.out and 'more than 4 times' in done.out
 
 
 @pytest.mark.parametrize(
@@ -112,17 +96,12 @@ def test_a_planted_bug_is_found(folder):
       "unknown config key 'sorce'",
       marks=pytest.mark.more,
     ),
+    pytest.param(
+      '--config=nope.py',
+      'audit.py: config nope.py: no such file',
+      marks=pytest.mark.more,
+    ),
   ],
 )
 def test_refusals(folder, argument, expected):
-  status, out, err = audit(folder, argument)
-  assert status == 2 and err.startswith('audit.py: ') and expected in err
-  assert len(err.strip().splitlines()) == 1 and not out
-
-
-@pytest.mark.more
-def test_a_config_that_is_not_there():
-  command = [sys.executable, SCRIPT, '--config=nope.py']
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-  assert done.returncode == 2 and not done.stdout
-  assert done.stderr == 'audit.py: config nope.py: no such file\n'
+  audit(folder, argument).check_refused(expected)

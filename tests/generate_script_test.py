@@ -1,15 +1,12 @@
 """scripts/generate.py as a user runs it, with random weights."""
 
 import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
+from tests import programs
+
 # With 8 new tokens and gamma 2 all share a buffer of 64, later turns too: one
 # program for a batch size.
 ROWS = (
@@ -30,27 +27,14 @@ SETTINGS = (
 
 
 def generate(folder, *arguments, output='out.jsonl'):
-  """One process; returns (status, stdout, stderr)."""
-  done = subprocess.run(
-    [
-      sys.executable,
-      'scripts/generate.py',
-      *SETTINGS,
-      f'--prompts={folder / "in.jsonl"}',
-      f'--output={folder / output}',
-      *arguments,
-    ],
-    cwd=ROOT,
-    env=dict(os.environ, JAX_ENABLE_X64='1', JAX_PLATFORMS='cpu'),
-    capture_output=True,
-    text=True,
+  files = f'--prompts={folder / "in.jsonl"}', f'--output={folder / output}'
+  return programs.run(
+    'scripts/generate.py', *SETTINGS, *files, *arguments, JAX_ENABLE_X64='1'
   )
-  return done.returncode, done.stdout, done.stderr
 
 
 def write(folder, rows):
-  text = '\n'.join(x if isinstance(x, str) else json.dumps(x) for x in rows)
-  (folder / 'in.jsonl').write_text(text + '\n')
+  (folder / 'in.jsonl').write_text('\n'.join(map(json.dumps, rows)))
 
 
 @pytest.fixture(scope='module')
@@ -58,12 +42,11 @@ def folder(tmp_path_factory):
   """A complete run in batches of 3."""
   folder = tmp_path_factory.mktemp('generate')
   write(folder, ROWS)
-  status, out, err = generate(folder, '--config.bench.batch_size=3')
-  assert status == 0, err
-  assert '4 answers' in err  # The progress bar.
-  summary = json.loads(out.splitlines()[-1])
+  done = generate(folder, '--config.bench.batch_size=3').check()
+  assert '4 answers' in done.err  # The progress bar.
+  summary = done.document
   assert (summary['written'], summary['skipped']) == (4, 0)
-  assert summary['lossless'] and 'LOSSY' not in out
+  assert summary['lossless'] and 'LOSSY' not in done.out
   return folder
 
 
@@ -76,8 +59,8 @@ def test_lines_and_another_seed(folder):
   for row in (rows[0], rows[2], rows[3]):
     assert row['metrics']['emitted_tokens'] == len(row['tokens']) == 8
     assert row['finish_reason'] == 'length'
-  status, _, err = generate(folder, '--config.sampling.seed=1')
-  assert status == 2 and 'out.jsonl:1: was answered with another' in err
+  done = generate(folder, '--config.sampling.seed=1').check(2)
+  assert 'out.jsonl:1: was answered with another' in done.err
   assert (folder / 'out.jsonl').read_bytes() == before
 
 
@@ -88,9 +71,8 @@ def test_goes_on_to_the_same_bytes_and_shows_a_page(folder):
   first = before.index(b'\n') + 1
   (folder / 'again.jsonl').write_bytes(before[: first + 30])
   page = folder / 'page.html'
-  status, out, err = generate(folder, f'--html={page}', output='again.jsonl')
-  assert status == 0, err
-  assert json.loads(out.splitlines()[-1])['skipped'] == 1
+  done = generate(folder, f'--html={page}', output='again.jsonl').check()
+  assert done.document['skipped'] == 1
   assert (folder / 'again.jsonl').read_bytes() == before
   text = page.read_text('utf-8')
   titles = re.findall('<h2>(.*?)</h2>', text)
@@ -100,24 +82,21 @@ def test_goes_on_to_the_same_bytes_and_shows_a_page(folder):
 
 def test_a_lossy_rule_is_called_lossy(tmp_path):
   write(tmp_path, ROWS[:1])
-  status, out, err = generate(tmp_path, '--config.decode.rule=lenient:0.5')
-  assert status == 0, err
-  assert 'The rule lenient:0.5 is LOSSY' in out
-  assert not json.loads(out.splitlines()[-1])['lossless']
+  done = generate(tmp_path, '--config.decode.rule=lenient:0.5').check()
+  assert 'The rule lenient:0.5 is LOSSY' in done.out
+  assert not done.document['lossless']
 
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-  'rows, arguments, expected',
+  'argument, expected',
   [
-    ([ROWS[0], {'tokens': [300]}], (), "in.jsonl: prompt '1': token id 300"),
-    (ROWS, ('--config.bench.batch_size=0',), 'bench.batch_size=0'),
-    (ROWS, ('--output=/nowhere/at/all.jsonl',), 'cannot be written'),
+    ('--config.sampling.seed=0', "in.jsonl: prompt '1': token id 300"),
+    ('--config.bench.batch_size=0', 'bench.batch_size=0'),
+    ('--output=/nowhere/at/all.jsonl', 'cannot be written'),
   ],
 )
-def test_mistakes_leave_no_file(tmp_path, rows, arguments, expected):
-  write(tmp_path, rows)
-  status, out, err = generate(tmp_path, *arguments)
-  assert status == 2 and expected in err and not out
-  assert len(err.strip().splitlines()) == 1 and 'Traceback' not in err
+def test_mistakes_leave_no_file(tmp_path, argument, expected):
+  write(tmp_path, [ROWS[0], {'tokens': [300]}])
+  generate(tmp_path, argument).check_refused(expected)
   assert [p.name for p in tmp_path.iterdir()] == ['in.jsonl']

@@ -1,10 +1,7 @@
 """n-grams against counting by hand; the file; the script as a user runs it."""
 
+import functools
 import itertools
-import json
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +10,8 @@ import pytest
 
 from specdec_jax import build, sharding
 from specdec_jax.drafters import draft_file, ngram
+from tests import programs
 
-ROOT = pathlib.Path(__file__).parents[2]
 V = 7
 TEXTS = [
   np.random.default_rng(0).integers(0, V - 1, 200),  # V - 1: nothing follows it
@@ -86,20 +83,20 @@ def test_what_cannot_be_counted(texts, order, message):
     ngram.count(texts, order=order, vocab=V)
 
 
-def script(*arguments):
-  command = [sys.executable, str(ROOT / 'scripts/ngram.py'), *arguments]
-  return subprocess.run(command, capture_output=True, text=True)
+script = functools.partial(programs.run, 'scripts/ngram.py')
 
 
 def test_drafts_from_a_file_that_the_script_wrote(tmp_path):
   """One copy of the counts, on every device of a mesh."""
   (tmp_path / 'a.txt').write_text('to be or not to be')
   path = tmp_path / 'a.ngram'
-  done = script(
-    '--target=random:tiny', f'--output={path}', f'--corpus={tmp_path}/a.txt'
+  shown = (
+    script(
+      '--target=random:tiny', f'--output={path}', f'--corpus={tmp_path}/a.txt'
+    )
+    .check()
+    .document
   )
-  assert done.returncode == 0, done.stderr
-  shown = json.loads(done.stdout.splitlines()[-1])
   assert (shown['order'], shown['tokens']) == (2, 18)
   assert shown['bytes'] == path.stat().st_size
   arrays, about = draft_file.read(ngram.FILE, path)
@@ -142,8 +139,5 @@ def test_bad_input_is_one_sentence(arguments, message, tmp_path):
   (tmp_path / 'long').write_text('abc')
   before = sorted(tmp_path.iterdir())
   done = script(*(x.format(tmp_path) for x in arguments))
-  assert done.returncode == 2
-  (line,) = done.stderr.strip().splitlines()
-  assert line.startswith('ngram.py: ')
-  assert message.format(tmp_path) in line
+  done.check_refused(message.format(tmp_path))
   assert sorted(tmp_path.iterdir()) == before

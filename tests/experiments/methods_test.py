@@ -1,18 +1,14 @@
 """The table of drafters and rules."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from experiments import page
 from experiments.methods import render
 from specdec_jax.bench import audit, identity, predict
+from tests import programs
 from tests.experiments import reports
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def cell(drafter, rule, temperature, improvement, **changes):
@@ -82,17 +78,19 @@ def test_results_of_ones_own_leave_the_readme(tmp_path):
   assert readme.read_text() == 'a\n{}\n\nnew\n\n{}\nb\n'.format(*page.MARKS)
   with pytest.raises(ValueError, match='once'):
     page.filled('no marks', ['new'])
-  assert page.filled((ROOT / 'experiments/methods/README.md').read_text(), [])
+  assert page.filled(
+    (programs.ROOT / 'experiments/methods/README.md').read_text(), []
+  )
 
 
 def run(*arguments, folder):
-  command = [
-    *(sys.executable, str(ROOT / 'experiments/methods/table.py')),
-    f'--config={ROOT}/experiments/methods/config.py:tiny',
+  return programs.run(
+    'experiments/methods/table.py',
+    '--config=experiments/methods/config.py:tiny',
+    "--config.decode.methods=('lookup',)",
     f'--results={folder}',
     *arguments,
-  ]
-  return subprocess.run(command, capture_output=True, text=True)
+  )
 
 
 @pytest.mark.more
@@ -104,30 +102,24 @@ def run(*arguments, folder):
   ],
 )
 def test_bad_input_is_one_sentence(argument, message, tmp_path):
-  done = run("--config.decode.methods=('lookup',)", argument, folder=tmp_path)
-  assert done.returncode == 2 and message in done.stderr
-  assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
+  run(argument, folder=tmp_path).check_refused(message)
   assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_a_lossy_rule_beside_an_exact_one_on_a_tiny_model(tmp_path):
   done = run(
-    "--config.decode.methods=('lookup',)",
     '--config.decode.max_new_tokens=8',
     '--config.bench.prompts_per_category=1',
     '--config.bench.prompt_tokens=20',
     '--rules=reject,lenient:0.5',
     '--temperatures=0,1',
     folder=tmp_path,
-  )
-  assert done.returncode == 0, done.stderr
-  doc = json.loads(done.stdout.splitlines()[-1])
-  found = {(x['rule'], x['temperature']): x for x in doc['cells']}
+  ).check()
+  found = {(x['rule'], x['temperature']): x for x in done.document['cells']}
   assert len(found) == 4
   for (rule, _), x in found.items():
     assert (x['alpha']['total_variation'] == 0) == (rule == 'reject')
   assert found['reject', 0]['audit']['findings'] == []
-  assert '| lookup | lenient:0.5 (LOSSY) |' in (
-    tmp_path / 'methods.md'
-  ).read_text('utf-8')
+  text = (tmp_path / 'methods.md').read_text('utf-8')
+  assert '| lookup | lenient:0.5 (LOSSY) |' in text

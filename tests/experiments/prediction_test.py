@@ -1,16 +1,11 @@
 """Coverage, regret and choices by hand; a whole run on a tiny model."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from experiments.prediction import cells
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests import programs
 
 
 def cell(gamma, predicted, measured, low=None, high=None, drafter='lookup'):
@@ -42,20 +37,15 @@ def test_intervals_regret_and_choices():
 
 
 def test_a_run_on_a_tiny_model_fills_its_folder(tmp_path):
-  done = subprocess.run(
-    [
-      *(sys.executable, str(ROOT / 'experiments/prediction/table.py')),
-      f'--config={ROOT}/experiments/prediction/config.py:tiny',
-      '--config.decode.max_new_tokens=8',
-      '--config.bench.prompt_tokens=20',
-      f'--results={tmp_path}',
-      '--temperatures=0,1',
-    ],
-    capture_output=True,
-    text=True,
-    env=os.environ | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'},
-  )
-  assert done.returncode == 0, done.stderr
+  programs.run(
+    'experiments/prediction/table.py',
+    '--config=experiments/prediction/config.py:tiny',
+    '--config.decode.max_new_tokens=8',
+    '--config.bench.prompt_tokens=20',
+    f'--results={tmp_path}',
+    '--temperatures=0,1',
+    **programs.FAST,
+  ).check()
   found = json.loads((tmp_path / 'prediction.json').read_text())['cells']
   # Two gammas and temperatures; seven categories and all together.
   assert len(found) <= 2 * 2 * 8 and len(found) >= 2 * 2

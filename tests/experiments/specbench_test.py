@@ -1,18 +1,14 @@
 """Questions are read or refused, and the tables hold the document's figures."""
 
 import json
-import os
-import pathlib
-import subprocess
 
 import pytest
 
 from experiments import page
 from experiments.specbench import questions, render
 from specdec_jax.bench import audit, benchmark, identity, predict, prompts
+from tests import programs
 from tests.experiments import reports
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def line(id, category, *turns, **more):
@@ -136,53 +132,41 @@ def test_tables_hold_every_column_and_the_whole():
 
 
 def test_the_readme_can_be_filled():
-  text = (ROOT / 'experiments/specbench/README.md').read_text()
+  text = (programs.ROOT / 'experiments/specbench/README.md').read_text()
   assert '\nNEW\n' in page.filled(text, ['NEW'])
 
 
 def ran(folder, *arguments):
-  done = subprocess.run(
-    [
-      *('bash', str(ROOT / 'experiments/specbench/run.sh')),
-      f'--results={folder / "results"}',
-      *arguments,
-    ],
-    cwd=folder,
-    env=dict(os.environ, JAX_PLATFORMS='cpu'),
-    capture_output=True,
-    text=True,
+  return programs.run(
+    'experiments/specbench/table.py',
+    f'--questions={folder}/question.jsonl',
+    f'--results={folder}/results',
+    *arguments,
   )
-  return done.returncode, done.stdout, done.stderr
 
 
 def test_a_wrong_file_ends_with_2_before_a_model_is_loaded(tmp_path):
   written(tmp_path, line(1, 'qa'), {'question_id': 2, 'turns': ['x']})
-  status, out, err = ran(
-    tmp_path, '--questions=question.jsonl', '--config.target.source=/nowhere'
+  ran(tmp_path, '--config.target.source=/nowhere').check_refused(
+    'question.jsonl:2: has no category: every line needs question_id, '
+    'category, turns'
   )
-  assert status == 2 and not out
-  assert err == (
-    'table.py: question.jsonl:2: has no category: every line needs '
-    'question_id, category, turns\n'
-  )
-  assert os.listdir(tmp_path) == ['question.jsonl']
+  assert [x.name for x in tmp_path.iterdir()] == ['question.jsonl']
 
 
 @pytest.mark.slow
 def test_a_run_with_random_models(tmp_path):
   rows = [line(i, 'ab'[i % 2], f'tell me {i}', 'more') for i in range(6)]
   written(tmp_path, *rows)
-  status, out, err = ran(
+  done = ran(
     tmp_path,
-    '--questions=question.jsonl',
-    f'--config={ROOT / "configs/smollm2.py"}:tiny',
+    '--config=configs/smollm2.py:tiny',
     '--config.decode.max_new_tokens=6',
-  )
-  assert status == 0, err
-  doc = json.loads(out.splitlines()[-1])
+  ).check()
+  doc = done.document
   saved = (tmp_path / 'results/specbench.json').read_text()
   assert json.loads(saved) == doc
-  assert (tmp_path / 'results/specbench.md').read_text() in out
+  assert (tmp_path / 'results/specbench.md').read_text() in done.out
   # The tiny config takes two of a category.
   assert doc['questions']['questions'] == 4
   assert [c['category'] for c in doc['categories']] == ['a', 'b']

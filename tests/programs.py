@@ -1,0 +1,47 @@
+"""Runs programs of the repository as a user does."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Of JAX, for programs whose numbers are not looked at.
+FAST = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
+
+
+class Done(NamedTuple):
+  """How a process ended; err is also the reason if a test fails."""
+
+  status: int
+  out: str
+  err: str
+
+  @property
+  def document(self) -> Any:
+    """The JSON of the last line of stdout."""
+    return json.loads(self.out.splitlines()[-1])
+
+  def check(self, status: int = 0) -> 'Done':
+    assert self.status == status, self.err
+    return self
+
+  def check_refused(self, message: str) -> None:
+    """One sentence on stderr, with the message in it, and status 2."""
+    assert (self.status, self.out) == (2, ''), self.err
+    (line,) = self.err.strip().splitlines()
+    assert message in line
+
+
+def run(program: str, *arguments: str | pathlib.Path, **env: str) -> Done:
+  """One process of a program, named by its path in the repository."""
+  done = subprocess.run(
+    [sys.executable, ROOT / program, *arguments],
+    cwd=ROOT,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'} | env,
+    capture_output=True,
+    text=True,
+  )
+  return Done(done.returncode, done.stdout, done.stderr)
