@@ -63,37 +63,18 @@ def test_the_runner_tells_killed_from_survived_and_unrunnable():
   assert outcomes[0].test.startswith(node)
 
 
-def test_what_hung_is_tried_again_alone(tmp_path, monkeypatch):
-  a, b, c = seeded.MUTANTS[:3]
-  settings = run.Settings(tmp_path, tmp_path, limit=5.0)
-  asked = []
-
-  def outcome(mutant, settings):
-    asked.append((mutant.name, settings.limit))
-    first = {a.name: 'hung', b.name: 'killed', c.name: 'crashed'}
-    verdict = first[mutant.name] if settings.limit == 5 else 'SURVIVED'
-    return run.Outcome(mutant.name, '', verdict, '', 0.0)
-
-  monkeypatch.setattr(run, 'outcome', outcome)
-  found = {x.name: x.verdict for x in run.all_of((a, b, c), settings)}
-  assert found == {a.name: 'SURVIVED', b.name: 'killed', c.name: 'SURVIVED'}
-  assert sorted(asked[3:]) == sorted([(a.name, 10.0), (c.name, 10.0)])
-
-
 @pytest.mark.parametrize(
-  ('log', 'hung', 'verdict'),
+  ('status', 'output', 'verdict', 'test'),
   [
-    ('start x\nfailed t.py::x', False, 'killed'),
-    ('failed t.py', False, 'unrunnable'),
-    ('start t.py::x', True, 'hung'),
-    ('start t.py::x', False, 'crashed'),
-    ('', False, 'unrunnable'),
-    ('start t.py::x\ndone 0', False, 'SURVIVED'),
-    ('start t.py::x\ndone 3', False, 'unrunnable'),
+    (1, '1 failed\nFAILED t.py::x[a b] - assert 0', 'killed', 't.py::x[a b]'),
+    (1, '+++ Timeout +++', 'hung', ''),
+    (-11, 'Segmentation fault', 'crashed', ''),
+    (2, 'ERROR t.py - ImportError', 'unrunnable', 't.py'),
+    (0, '1 passed', 'SURVIVED', ''),
   ],
 )
-def test_what_a_log_says(log, hung, verdict):
-  assert run._judge(log, '', hung).verdict == verdict
+def test_what_pytest_says(status, output, verdict, test):
+  assert run._judge(status, output)[:2] == (verdict, test)
 
 
 def test_a_tree_that_fails_by_itself_is_refused():

@@ -9,6 +9,7 @@ import concurrent.futures
 import difflib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -25,9 +26,12 @@ _PARTS = ('specdec_jax', 'tests', 'configs', 'scripts', 'pyproject.toml')
 
 
 class Outcome(NamedTuple):
-  """verdict: killed, hung (past the time limit), crashed (the process died),
-  SURVIVED, or unrunnable (no test could start: not a fair mutant). test: the
-  one that failed or was running."""
+  """One mutant's end.
+
+  verdict: killed, hung (past the time limit), crashed (the process died),
+    SURVIVED, or unrunnable (no test could start: not a fair mutant).
+  test: the one that failed.
+  """
 
   name: str
   failure: str
@@ -36,19 +40,21 @@ class Outcome(NamedTuple):
   seconds: float
 
 
-DOUBTFUL = ('hung', 'crashed')
-KILLED = ('killed', *DOUBTFUL)
+KILLED = ('killed', 'hung', 'crashed')
 
 
 class Settings(NamedTuple):
-  """jobs: mutants at a time. limit: seconds that a test may take before it
-  counts as hanging. tree, compiled: folders of the unmutated files and of
-  compiled programs."""
+  """How tests are run.
+
+  tree, compiled: folders of the unmutated files and of compiled programs.
+  jobs: mutants at a time.
+  limit: seconds that a test may take before it counts as hanging.
+  """
 
   tree: pathlib.Path
   compiled: pathlib.Path
   jobs: int = 2
-  limit: float = 90.0
+  limit: float = 180.0
 
 
 def chosen(
@@ -93,22 +99,12 @@ def baseline(mutants: Sequence[Mutant], settings: Settings) -> None:
 
 
 def all_of(mutants: Sequence[Mutant], settings: Settings) -> Iterator[Outcome]:
-  """Each mutant's outcome, as they come in.
-
-  What hung or crashed may have done so because the machine was busy: it is
-  tried once more in the end, alone and with twice the time.
-  """
-  again = []
+  """Each mutant's outcome, as they come in."""
   pool = concurrent.futures.ThreadPoolExecutor(settings.jobs)
   try:
-    jobs = {pool.submit(outcome, x, settings): x for x in mutants}
+    jobs = [pool.submit(outcome, x, settings) for x in mutants]
     for job in concurrent.futures.as_completed(jobs):
-      if job.result().verdict in DOUBTFUL:
-        again.append(jobs[job])
-      else:
-        yield job.result()
-    for mutant in again:
-      yield outcome(mutant, settings._replace(limit=2 * settings.limit))
+      yield job.result()
   finally:
     pool.shutdown(cancel_futures=True)
 
@@ -134,11 +130,8 @@ def _run(mutant: Mutant | None, tests, settings: Settings) -> _Seen:
     if mutant is not None:
       path = tree / mutant.path
       path.write_text(mutated(mutant, path.read_text()))
-    log, output = pathlib.Path(folder, 'log'), pathlib.Path(folder, 'output')
-    log.touch()
-    with output.open('w') as f:
-      hung = _pytest(tree, log, tests, settings, f)
-    return _judge(log.read_text(), output.read_text()[-4000:], hung)
+    status, output = _pytest(tree, tests, settings)
+  return _judge(status, output)
 
 
 def copy(tree: pathlib.Path) -> None:
@@ -151,8 +144,8 @@ def copy(tree: pathlib.Path) -> None:
       shutil.copy(source, tree / part)
 
 
-def _pytest(tree, log, tests, settings: Settings, output) -> bool:
-  """Runs the tests in the copy; true if they had to be ended."""
+def _pytest(tree, tests, settings: Settings) -> tuple[int, str]:
+  """(status, output) of the tests in the copy, up to the first failure."""
   environment = dict(os.environ)
   environment |= dict(
     JAX_PLATFORMS='cpu',
@@ -161,42 +154,32 @@ def _pytest(tree, log, tests, settings: Settings, output) -> bool:
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
   )
-  environment.pop('PYTHONPATH', None)
-  command = [sys.executable, '-m', 'tests.mutants.child', str(log), '-x', '-q']
-  command += ['-m', 'not slow', '-p', 'no:cacheprovider', '--tb=short']
-  command += ['--timeout=0', *tests]
-  with subprocess.Popen(
+  environment.pop('PYTHONPATH', None)  # -m puts the copy first
+  command = [sys.executable, '-m', 'pytest', '-x', '-q', '-rfE', '--tb=short']
+  command += ['-m', 'not slow', '-p', 'no:cacheprovider']
+  # By a thread: a signal waits for compiled loops, which may be endless.
+  command += [f'--timeout={settings.limit}', '--timeout-method=thread', *tests]
+  done = subprocess.run(
     command,
     cwd=tree,
     env=environment,
     stdin=subprocess.DEVNULL,
-    stdout=output,
-    stderr=output,
-  ) as process:
-    size, since = 0, time.monotonic()
-    while process.poll() is None:
-      time.sleep(0.1)
-      if log.stat().st_size != size:  # a test has begun, or failed
-        size, since = log.stat().st_size, time.monotonic()
-      if time.monotonic() - since > settings.limit:
-        process.kill()
-        return True
-  return False
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  return done.returncode, done.stdout
 
 
-def _judge(log: str, output: str, hung: bool) -> _Seen:
-  lines = [line.split(' ', 1) for line in log.splitlines()]
-  of = lambda word: [rest for first, rest in lines if first == word]
-  failed, started, done = of('failed'), of('start'), of('done')
-  if failed:
-    loads = '::' in failed[0]
-    return _Seen('killed' if loads else 'unrunnable', failed[0], output)
-  running = started[-1] if started else ''
-  if hung:
-    return _Seen('hung', running, output)
-  if done == ['0']:
-    return _Seen('SURVIVED', '', output)
-  return _Seen('crashed' if running and not done else 'unrunnable', '', output)
+def _judge(status: int, output: str) -> _Seen:
+  """From pytest's status: 0 is passed, 1 failed, 2 and more not run."""
+  failed = re.findall(r'^(?:FAILED|ERROR) (.+?)(?: - .*)?$', output, re.M)
+  verdict = {0: 'SURVIVED', 1: 'killed'}.get(status, 'unrunnable')
+  if status < 0:
+    verdict = 'crashed'
+  elif status == 1 and not failed:
+    verdict = 'hung'  # pytest-timeout ends the process with this status too
+  return _Seen(verdict, failed[0] if failed else '', output[-4000:])
 
 
 def run(
