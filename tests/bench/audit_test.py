@@ -109,25 +109,6 @@ def test_sampled_token_needs_no_change(params):
     assert sum(n == 0 for n in needs) == 1
 
 
-def test_needed_is_what_moves_a_sampled_token(params):
-  """Logits moved by a little more than `needed` do emit the other token."""
-  case = audit.Case(PROMPT, (), (), temperature=0.8, seed=3, request=2)
-  logits_V = np.asarray(params[0, 0])
-  # By hand: the seed, the request, the role of emitted tokens, the position.
-  key = jax.random.key(np.uint32(3))
-  for part in (case.request, 2, 9):
-    key = jax.random.fold_in(key, part)
-  arrival_V = np.asarray(sampling_lib.exponential(key, V, jnp.float32))
-  for token in range(V):
-    need = audit.needed(logits_V, token, case, 9)
-    for extra, wins in ((1e-3, True), (-1e-3, False)):
-      moved_V = logits_V.astype(np.float64)
-      moved_V[token] += need + extra
-      emitted = int(np.argmax(moved_V / 0.8 - np.log(arrival_V)))
-      if need or wins:
-        assert (emitted == token) == wins
-
-
 def test_batch_rows_are_part_of_the_noise(params):
   """Logits that depend on the row: one row alone would show no noise."""
   base = fakes.table_model(V)

@@ -122,22 +122,6 @@ def test_a_crossover_when_sampling(capsys):
   assert 'By batch size' in printed and '0 of 3' in printed
 
 
-@pytest.mark.slow
-def test_sampling(capsys):
-  config = settings(
-    'smollm2',
-    decode={'rule': 'coupled'},
-    sampling={'temperature': 0.8},
-    lookup={'min_match': 1},
-    bench={'batch_size': 2},
-  )
-  good, doc, _ = run(config, capsys)
-  assert good
-  row = doc.rows[1]
-  assert row.audit.promised == 'tokens' and row.audit.bugs == 0
-  assert 0 <= row.alpha.alpha <= row.alpha.alpha_where_proposed <= 1
-
-
 def test_sampling_under_another_rule_promises_the_law_only():
   config = settings('smollm2', sampling={'temperature': 0.8})
   e = settings_lib.load(settings_lib.settings(config))
