@@ -96,12 +96,13 @@ def test_a_planted_bug_is_found(folder):
       "unknown config key 'sorce'",
       marks=pytest.mark.more,
     ),
-    pytest.param(
-      '--config=nope.py',
-      'audit.py: config nope.py: no such file',
-      marks=pytest.mark.more,
-    ),
   ],
 )
 def test_refusals(folder, argument, expected):
   audit(folder, argument).check_refused(expected)
+
+
+@pytest.mark.more
+def test_a_config_that_is_not_there():
+  done = programs.run(SCRIPT, '--config=nope.py')
+  done.check_refused('audit.py: config nope.py: no such file')

@@ -89,7 +89,6 @@ def test_unknown_key_and_argument():
 @pytest.mark.parametrize(
   'section, key, value, said',
   [
-    ('decode', 'gammas', (2, -1), 'gammas=-1'),
     ('decode', 'methods', ('lm', 'medusa'), "methods='medusa'"),
     # What --config.decode.methods=lm,lookup is read as.
     (
@@ -99,23 +98,14 @@ def test_unknown_key_and_argument():
       r"""methods=\('lm,lookup',\): must be a tuple .*"\('one', 'two'\)" """,
     ),
     ('decode', 'rule', 'rejct', "rule='rejct'"),
-    ('sampling', 'top_p', 0.0, 'top_p=0'),
-    ('target', 'dtype', 'int4', "dtype='int4'"),
     ('target', 'source', '', 'target.source'),
     ('draft', 'source', '', 'draft.source is empty'),
-    (
-      'draft',
-      'min_confidence',
-      1.0,
-      'draft.min_confidence=1.0: .* less than 1 ',
-    ),
     (
       'decode',
       'methods',
       ('ngram',),
       "has 'ngram', but ngram.path is empty: .*ngram.py",
     ),
-    ('bench', 'batch_size', 0, 'batch_size=0'),
   ],
 )
 def test_bad_value_is_named(section, key, value, said):

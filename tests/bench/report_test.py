@@ -23,8 +23,7 @@ SETTING = type('Setting', (), {'lossless': True})
 NO_COUNTS = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
 
 
-def gain(value, low=None, high=None):
-  return metrics.Interval(value, low, high)
+gain = metrics.Interval
 
 
 def model(tokens=1.1, window_cost=1.2, by_gamma=(), best_gamma=0):

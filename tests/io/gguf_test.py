@@ -1,6 +1,5 @@
 """GGUF files: the same model as the Hugging Face form, or one clear message."""
 
-import dataclasses
 import struct
 
 import gguf
@@ -129,6 +128,11 @@ GATE = 'blk.0.ffn_gate_inp.weight'
     ),
     (
       'gemma2',
+      lambda w: w.add_block_count(1 << 31),  # allocates nothing
+      'block_count=2147483648.*tensors',
+    ),
+    (
+      'gemma2',
       lambda w: w.add_float32('gemma2.attention.sliding_window', 4.0),
       'sliding_window is float; int is needed',
     ),
@@ -148,16 +152,6 @@ def test_absent_soft_caps_are_those_of_the_family(tmp_path, arch, caps):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch)
   c = load.open_source(str(path)).config
   assert (c.attn_softcap, c.logit_softcap) == caps
-
-
-def test_more_layers_than_tensors_allocate_nothing(tmp_path):
-  c = tiny.config()
-  deep = dataclasses.replace(c, depth=1 << 31)
-  path = tiny.write_gguf(
-    tmp_path / 'm.gguf', deep, 'gemma2', weights=tiny.arrays(c)
-  )
-  with pytest.raises(ValueError, match='block_count=2147483648.*21 tensors'):
-    load.open_source(str(path))
 
 
 def refused(path, data):
@@ -216,8 +210,7 @@ def test_damaged_headers_give_one_message_or_load(tmp_path):
 
 def test_integer_tensors_are_refused_by_name(tmp_path):
   c = tiny.config()
-  weights = tiny.arrays(c)
-  weights['model.norm.weight'] = np.ones(c.width, np.int32)
+  weights = tiny.arrays(c) | {'model.norm.weight': np.ones(c.width, np.int32)}
   path = tiny.write_gguf(tmp_path / 'm.gguf', c, weights=weights)
   with pytest.raises(ValueError, match='output_norm.weight is stored as I32'):
     tiny.read(path)

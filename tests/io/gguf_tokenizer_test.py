@@ -18,15 +18,9 @@ def fake_file(tmp_path, tokens, model='gpt2', **fields):
 
 
 def bytes_file(tmp_path, pre, **fields):
-  tokens = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()) + [
-    '12',
-    '<e>',
-  ]
-  given = dict(
-    token_type=np.array([1] * 257 + [3]),
-    merges=['1 2'],
-    eos_token_id=257,
-  )
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  tokens, kinds = [*alphabet, '12', '<e>'], np.array([1] * 257 + [3])
+  given = dict(token_type=kinds, merges=['1 2'], eos_token_id=257)
   return fake_file(tmp_path, tokens, pre=pre, **(given | fields))
 
 
@@ -83,27 +77,9 @@ def test_gguf_unused_tokens_are_padding(tmp_path):
 
 
 def sentencepiece_file(tmp_path, **fields):
-  pieces = [
-    '▁',
-    'h',
-    'e',
-    'l',
-    'o',
-    '▁he',
-    'll',
-    '▁h',
-    'he',
-    'llo',
-    '▁hello',
-    'el',
-  ]
-  tokens = [
-    '<unk>',
-    '<s>',
-    '</s>',
-    *[f'<0x{b:02X}>' for b in range(256)],
-    *pieces,
-  ]
+  pieces = '▁ h e l o ▁he ll ▁h he llo ▁hello el'.split()
+  bytes_ = [f'<0x{b:02X}>' for b in range(256)]
+  tokens = ['<unk>', '<s>', '</s>', *bytes_, *pieces]
   given = dict(
     token_type=np.array([2, 3, 3] + [6] * 256 + [1] * len(pieces)),
     scores=np.array([0.0] * 259 + [-float(i) for i in range(len(pieces))]),
