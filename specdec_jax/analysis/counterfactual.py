@@ -176,8 +176,7 @@ def analyse(found: trace.Trace, *, limit: int) -> Analysis:
   # Values of texts, added over the texts of each request, in every resample.
   sums = lambda values: times_RB @ (of_request_BX @ np.asarray(values, float))
   tokens_R = sums([len(text.tokens) for text in found.texts])
-  overlap_R = sums([np.sum(text.overlap) for text in found.texts])
-  alpha = metrics.percentiles(overlap_R / tokens_R)
+  alpha_R = sums([np.sum(text.overlap) for text in found.texts]) / tokens_R
   each = [ratios(text) for text in found.texts]
   windows = {name: count(each, rule, limit) for name, rule in RULES.items()}
   rows = []
@@ -188,7 +187,7 @@ def analyse(found: trace.Trace, *, limit: int) -> Analysis:
     }
     values['gain'] = values['block'] - values['reject']
     # Sums of float32 may end a rounding above 1.
-    expected = cost.expected_tokens(min(alpha.value, 1.0), gamma)
+    expected = cost.expected_tokens(min(alpha_R[0], 1.0), gamma)
     shown = {name: metrics.percentiles(x) for name, x in values.items()}
     rows.append(Row(gamma, **shown, independent=expected))
   return Analysis(
@@ -197,7 +196,7 @@ def analyse(found: trace.Trace, *, limit: int) -> Analysis:
     texts=len(found.texts),
     tokens=sum(len(text.tokens) for text in found.texts),
     rounded=int(sum(np.sum(np.equal(t.p, 0)) for t in found.texts)),
-    alpha=alpha,
+    alpha=metrics.percentiles(alpha_R),
     rows=rows,
     windows={n: x[:, limit].sum(0).tolist() for n, x in windows.items()},
   )
