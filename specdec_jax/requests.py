@@ -40,7 +40,7 @@ class Item(NamedTuple):
 
 
 def item(
-  model, prompt: str | Sequence[int], number: int, *, chat: bool
+  model, prompt: str | Sequence[int], number: int, *, chat: bool, most: int = 0
 ) -> Item:
   """A user's prompt as an item; an encoder reads it, and its end, as a source.
 
@@ -48,18 +48,22 @@ def item(
     model: an io.load.LanguageModel.
     prompt, chat: see encode; a source is never a chat.
     number: of the request.
+    most: tokens that are kept, the last ones of a prompt, of a source the first
+      ones and its end; 0: all.
 
   Raises:
-    ValueError: see encode.
+    ValueError: see encode; or a source without tokens.
   """
   chat = chat and model.start is None
   tokens = encode(model.tokenizer, prompt, chat=chat)
   if model.start is None:
-    return Item(tokens, number)
+    return Item(tokens[-most:], number)
+  if not tokens:
+    raise ValueError('empty source: an encoder reads at least one token')
   end = [*model.tokenizer.eos_ids[:1]]
-  if tokens[-1:] != end:
-    tokens = [*tokens, *end]
-  return Item((model.start,), number, source=tokens)
+  tokens = tokens[:-1] if tokens[-1:] == end else tokens
+  first = tokens[: most - len(end)] if most else tokens
+  return Item((model.start,), number, source=[*first, *end])
 
 
 def items(

@@ -120,14 +120,14 @@ def request_number(id: str, turn: int) -> int:
 def encode(run: Run, prompt, answers: Sequence[Any]) -> list[int]:
   """The input tokens of turn len(answers), earlier turns and answers included.
 
-  With `chat`, the conversation in the chat template, as in the API; else the
-  tokens so far, a newline and the text of the turn.
+  With `chat`, the conversation in the chat template, as in the API; else, and
+  for an encoder, the tokens so far, a newline and the text of the turn.
   """
   tokenizer = run.target.tokenizer
   if prompt.tokens is not None:
     return list(prompt.tokens)
   first, *later = prompt.turns[: len(answers) + 1]
-  if run.chat:
+  if run.chat and run.target.start is None:
     messages = [{'role': 'user', 'content': first}]
     for answer, turn in zip(answers, later, strict=True):
       messages.append({'role': 'assistant', 'content': answer.text})

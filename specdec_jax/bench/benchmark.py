@@ -261,12 +261,15 @@ def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
   dtypes = sorted({m.dtype for m in models})
   gb_s = {d: machine.ceiling(d, small=plan.bench.small) for d in dtypes}
   devices = 1 if target.layout is None else target.layout.mesh.size
-  # A step reads the weights and, on average, half the answer in the cache.
+  # A step reads the weights, on average half the answer in the cache, and what
+  # the encoder left.
   prompt = np.mean([len(item.tokens) for item in plan.judged])
+  source = np.mean([len(item.source) for item in plan.judged])
   slots = float(prompt) + plan.max_new_tokens / 2
   rows = plan.bench.batch_size
   step = metrics.step_bytes(target.params)
   step += metrics.slot_bytes(target.model, rows) * slots
+  step += metrics.source_bytes(target.model, target.params, rows) * source
   sustained = gb_s[target.dtype]['sustained'] * 1e9 * devices
   return Ceiling(gb_s, devices, rows * sustained / step)
 

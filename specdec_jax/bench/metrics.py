@@ -4,6 +4,7 @@ Names are the field's; where a name has several meanings there, the formula is
 spelled out. Prefill is never a target call. All counts are exact.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,6 @@ import numpy as np
 from scipy import stats
 
 from specdec_jax import decode, types
-from specdec_jax.models import lm
 
 # Counters of the batch, not of its rows.
 _BATCH = 'widths_N', 'calls'
@@ -135,14 +135,15 @@ def tree_bytes(tree: Any) -> int:
 def step_parameters(params: types.Params) -> int:
   """Parameters that one forward pass reads, the head included.
 
-  Without the position table and an untied embedding: a pass reads few rows.
+  Without the position table and an untied embedding, of which it reads few
+  rows, and without what reads a source, once a request.
   """
-  return sum(x.size for x in _read_whole(params))
+  return sum(x.size for _, x in _read_whole(params))
 
 
 def step_bytes(params: types.Params) -> int:
   """Bytes of step_parameters."""
-  return tree_bytes(_read_whole(params))
+  return tree_bytes(dict(_read_whole(params)))
 
 
 def slot_bytes(model: types.Model, rows: int) -> float:
@@ -152,14 +153,25 @@ def slot_bytes(model: types.Model, rows: int) -> float:
   return tree_bytes(cache) / many
 
 
-_TABLES = 'embed', 'positions'
+def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
+  """Bytes that an encoder leaves of each token of a source; 0 without one."""
+  many, encode = 1024, model.encode
+  if encode is None:
+    return 0.0
+  source = types.Source(np.zeros((rows, many), int), np.zeros(rows, int))
+  left = lambda: encode(params, source, model.init_cache(rows, 0))
+  return tree_bytes(jax.eval_shape(left)) / many
 
 
-def _read_whole(params: types.Params) -> list[jax.Array]:
+_SELDOM = re.compile(r'(embed|positions|encoder)\b|layers/.*cross_attn/[kv]/')
+
+
+def _read_whole(params: types.Params) -> list[tuple[str, jax.Array]]:
+  """The parameters of a pass, by flat name, of a tree of any kind."""
   named, _ = jax.tree_util.tree_flatten_with_path(params)
-  # A user's model may hold its parameters in any tree.
-  table = lambda path: path and getattr(path[0], 'key', '') in _TABLES
-  return [x for path, x in named if not table(path)]
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
+  flat = [(name(path), x) for path, x in named]
+  return [x for x in flat if not _SELDOM.match(x[0])]
 
 
 def own_bytes(params: types.Params, target: types.Params) -> int:
@@ -175,7 +187,7 @@ def layers_share(params: types.Params, count: int) -> float:
   if not count:
     return 0.0
   total = 0.0
-  for name, x in lm.flatten(params).items():
+  for name, x in _read_whole(params):
     group, _, rest = name.partition('/')
     if group == 'layers' and rest[0].isdecimal():
       total += x.nbytes * (int(rest.partition('/')[0]) < count)

@@ -137,10 +137,7 @@ def _item(
   given = prompt.turns[0] if prompt.tokens is None else prompt.tokens
   most = s.bench.prompt_tokens
   try:
-    item = requests.item(e.target, given, number, chat=s.bench.chat)
-    # Of a source the beginning is kept, of a prompt the end.
-    source = item.source[: most or None]
-    item = item._replace(tokens=item.tokens[-most:], source=source)
+    item = requests.item(e.target, given, number, chat=s.bench.chat, most=most)
     requests.check(
       item,
       max_new_tokens=s.decode.max_new_tokens,
@@ -224,7 +221,8 @@ def _group(arms, plan: Plan, items, new: int) -> Group:
 
 def calibration_request(arms: Sequence[Arm], plan: Plan, most: int):
   """A prompt of middle length in every row, and room for `most` windows."""
-  items = sorted(plan.others + plan.judged, key=lambda item: len(item.tokens))
+  length = lambda item: len(item.tokens) + len(item.source)
+  items = sorted(plan.others + plan.judged, key=length)
   item, rows = items[len(items) // 2], plan.bench.batch_size
   gamma = max(arm.gamma for arm in arms)
   end = min(plan.buffer - gamma, arms[0].engine.target.context)

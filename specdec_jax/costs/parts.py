@@ -1,7 +1,8 @@
 """The parts of a window alone, as programs to be timed: verifying, drafting.
 
 Neither reads a prompt: rows begin at their lengths over a cache of zeros, for
-the time of a pass depends on how many slots it sees, not on what they hold.
+the time of a pass depends on how many slots it sees, not on what they hold. A
+source is read, before what is timed.
 """
 
 import functools
@@ -87,7 +88,9 @@ def verify_along(
   weights = weights._replace(draft=script)
   begin = functools.partial(decode.start, loop)
   state, info = forward.blank(begin, weights, request)
-  state = state._replace(tokens_BL=request.tokens_BL)
+  state = state._replace(
+    tokens_BL=request.tokens_BL, cache=_cache(target, weights, request)
+  )
   span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
 
   def body(i, carry):
@@ -164,11 +167,17 @@ def propose_along(
 
   carry = (
     drafter.init(weights, at(0), None),
-    target.init_cache(B, L),
+    _cache(target, weights, request),
     jnp.full((B, L), -1, jnp.int32),
     jnp.int32(0),
   )
   return jax.lax.fori_loop(0, steps, body, carry)[2:]
+
+
+def _cache(target, weights, request):
+  """The target's cache, without a prompt."""
+  rows, slots = request.tokens_BL.shape
+  return forward.open_cache(target, weights.target, rows, slots, request.source)
 
 
 def _sum(draft: types.Draft) -> Array:

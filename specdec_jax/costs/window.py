@@ -96,7 +96,7 @@ def _request(engine):
   target = engine.target
   start = min(START, target.context // 2)
   text = (np.arange(start) % target.ids).tolist()
-  source = text[:1] if target.model.encode else ()
+  source = text if target.model.encode else ()
   return requests.make(
     [requests.Item(text, 0, source=source)],
     ids=target.ids,

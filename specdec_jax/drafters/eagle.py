@@ -27,7 +27,16 @@ class Settings(method.Stopping):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with a trained layer from a file, replicated over the mesh."""
+  """Drafts with a trained layer from a file, replicated over the mesh.
+
+  Raises:
+    ValueError: a target with an encoder, or a file that does not fit it.
+  """
+  if target.start is not None:
+    raise ValueError(
+      f'eagle: {target.label} has an encoder, and eagle drafts for a decoder '
+      'alone; give lm, lookup, ngram or early_exit'
+    )
   whole = None
   if target.layout is not None:
     whole = sharding.lay_out(target.layout.mesh, target.config, replicated=True)

@@ -43,11 +43,13 @@ def make(
 ) -> types.Drafter:
   """Continues the longest earlier match of the row's last tokens.
 
-  Searches the row's committed tokens, prompt and output, for its suffix. Of the
-  matches the longest counts, and the latest among equally long ones. Up to
-  gamma tokens that follow it are proposed deterministically (q is None);
-  nothing is proposed without a match. Saxena 2023, prompt lookup decoding; the
-  idea is in Leviathan et al. 2023, section 3.6.
+  Searches the row's committed tokens, prompt and output, and the source of an
+  encoder, for the row's suffix. Of the matches the longest counts, and the
+  latest among equally long ones, the source being earlier than all of the row;
+  none goes from the source into the row. Up to gamma tokens that follow it are
+  proposed deterministically (q is None); nothing is proposed without a match.
+  Saxena 2023, prompt lookup decoding; the idea, for a source too, is in
+  Leviathan et al. 2023, section 3.6.
 
   For example, with min_match=1 and gamma 2, after [5 6 7 8 9 5 6] the suffix
   [5 6] matches at the start, and [7 8] is proposed.
@@ -61,31 +63,47 @@ def make(
   """
   Settings(min_match, max_match)
 
-  def propose(weights, state, context, noise, target_cache):
-    del weights, noise
-    tokens_BL, lengths_B = context.tokens_BL, context.lengths_B
-    L = tokens_BL.shape[1]
-    end_1L = jnp.arange(L)[None]  # a candidate match ends before this index
-    # run_BL: how many tokens before each index equal the row's last ones.
-    run_BL = jnp.zeros(tokens_BL.shape, jnp.int32)
-    alive_BL = (end_1L >= 1) & (end_1L < lengths_B[:, None])
-    for back in range(1, max_match + 1):
-      last_B1 = jnp.take_along_axis(
-        tokens_BL, jnp.maximum(lengths_B[:, None] - back, 0), 1
-      )
-      alive_BL &= (jnp.roll(tokens_BL, back, 1) == last_B1) & (end_1L >= back)
-      alive_BL &= lengths_B[:, None] >= back
-      run_BL += alive_BL
-    # Longest first, then latest; both in one integer.
-    score_BL = jnp.where(run_BL >= min_match, run_BL * L + end_1L, -1)
-    best_B = jnp.max(score_BL, 1)
-    found_B = best_B >= 0
-    start_B = jnp.where(found_B, best_B % L, 0)
-    at_BK = start_B[:, None] + jnp.arange(gamma)[None]
-    tokens_BK = jnp.take_along_axis(tokens_BL, jnp.minimum(at_BK, L - 1), 1)
-    count_B = jnp.where(found_B, jnp.minimum(gamma, lengths_B - start_B), 0)
-    return types.Draft(tokens_BK, None, count_B), state, target_cache
-
   return types.Drafter(
-    'lookup', gamma, lambda *_: (), propose, lambda state, *_: state
+    'lookup',
+    gamma,
+    lambda *_: (),
+    functools.partial(_propose, gamma, min_match, max_match),
+    lambda state, *_: state,
   )
+
+
+def _propose(
+  gamma, min_match, max_match, weights, state, context, noise, target_cache
+):
+  del weights, noise
+  tokens_BL, lengths_B = context.tokens_BL, context.lengths_B
+  texts = [(tokens_BL, lengths_B)]
+  if context.source is not None:
+    texts = [context.source, *texts]
+  # All texts side by side; a candidate match ends before a place of them.
+  join = functools.partial(jnp.concatenate, axis=1)
+  tokens_BP = join([x_BL for x_BL, _ in texts])
+  at_1P = join([jnp.arange(x_BL.shape[1])[None] for x_BL, _ in texts])
+  # Tokens from each place to the end of its text.
+  left_BP = join(
+    [n_B[:, None] - jnp.arange(x_BL.shape[1])[None] for x_BL, n_B in texts]
+  )
+  # run_BP: how many tokens before each place equal the row's last ones.
+  run_BP, alive_BP = jnp.zeros(tokens_BP.shape, jnp.int32), left_BP > 0
+  for back in range(1, max_match + 1):
+    last_B1 = jnp.take_along_axis(
+      tokens_BL, jnp.maximum(lengths_B[:, None] - back, 0), 1
+    )
+    alive_BP &= (jnp.roll(tokens_BP, back, 1) == last_B1) & (at_1P >= back)
+    alive_BP &= lengths_B[:, None] >= back
+    run_BP += alive_BP
+  # Longest first, then latest; both in one integer.
+  P = tokens_BP.shape[1]
+  place_1P = jnp.arange(P)[None]
+  best_B = jnp.max(jnp.where(run_BP >= min_match, run_BP * P + place_1P, -1), 1)
+  start_B1 = jnp.where(best_B >= 0, best_B % P, 0)[:, None]
+  at_BK = jnp.minimum(start_B1 + jnp.arange(gamma)[None], P - 1)
+  tokens_BK = jnp.take_along_axis(tokens_BP, at_BK, 1)
+  left_B = jnp.take_along_axis(left_BP, start_B1, 1)[:, 0]
+  count_B = jnp.where(best_B >= 0, jnp.minimum(gamma, left_B), 0)
+  return types.Draft(tokens_BK, None, count_B), state, target_cache

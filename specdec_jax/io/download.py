@@ -18,7 +18,7 @@ from rich import console
 from specdec_jax.io import files
 
 # Data only: no code, no pickles. Subfolders hold other formats of the weights.
-WANTED = ['*.json', '*.safetensors', '*.jinja']
+WANTED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
 UNWANTED = ['*/*', 'consolidated*.safetensors']
 
 

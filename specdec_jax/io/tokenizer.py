@@ -3,16 +3,18 @@
 import dataclasses
 import datetime
 import hashlib
+import io
 import json
 import pathlib
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, normalizers, pre_tokenizers
 
 from specdec_jax.io import files
 
@@ -230,19 +232,25 @@ def _byte_ids() -> dict[str, int]:
 def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
   """Reads tokenizer.json and the settings beside it, as transformers does.
 
+  Without it spiece.model, which T5's older folders have.
+
   Raises:
-    ValueError: no tokenizer.json, or one that tokenizers cannot read.
+    ValueError: neither, or one that cannot be read.
   """
-  path = folder / 'tokenizer.json'
-  files.read_json(path)
-  try:
-    inner = tokenizers.Tokenizer.from_file(str(path))
-  except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
-    raise ValueError(f'{path}: not a tokenizer: {e}') from e
-  inner.no_truncation()
-  inner.no_padding()
+  path, pieces = folder / 'tokenizer.json', folder / 'spiece.model'
   settings = _optional_json(folder / 'tokenizer_config.json')
   mapped = _optional_json(folder / 'special_tokens_map.json')
+  if not path.exists() and pieces.exists():
+    inner = _from_pieces(pieces, settings.get('extra_ids', 100))
+    mapped = {'eos_token': '</s>', 'pad_token': '<pad>'} | mapped
+  else:
+    files.read_json(path)
+    try:
+      inner = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
+      raise ValueError(f'{path}: not a tokenizer: {e}') from e
+  inner.no_truncation()
+  inner.no_padding()
   specials = {
     key: text
     for key in ('bos_token', 'eos_token', 'unk_token', 'pad_token')
@@ -258,6 +266,64 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
     chat_template=_chat_template(folder, settings),
     specials=tuple(specials.items()),
   )
+
+
+def _from_pieces(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
+  """The unigrams of a sentencepiece file, then <extra_id_99> to <extra_id_0>.
+
+  As T5Converter of transformers 5.23 has them. The file is a protocol buffer,
+  whose fields have the numbers of sentencepiece_model.proto.
+  """
+  unknown, control = 2, 3  # types of pieces
+  try:
+    fields = list(_fields(path.read_bytes()))
+    pieces = [dict(_fields(x)) for number, x in fields if number == 1]
+    training, norm = (dict(_fields(dict(fields)[i])) for i in (2, 3))
+    if training.get(3, 1) != 1 or 0 in (norm.get(3, 1), norm.get(4, 1)):
+      raise ValueError('no unigrams, or spaces are treated in another way')
+    score = lambda piece: struct.unpack('<f', piece.get(2, bytes(4)))[0]
+    vocab = [(x[1].decode(), score(x)) for x in pieces]
+    kinds = [x.get(3, 1) for x in pieces]
+    marks = [(f'<extra_id_{i}>', 0.0) for i in reversed(range(extra))]
+    unigrams = tokenizers.models.Unigram(vocab + marks, kinds.index(unknown))
+    steps = [normalizers.Precompiled(norm[2])] if norm.get(2) else []
+  except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
+    raise ValueError(f'{path}: not a sentencepiece file of a T5: {e!r}') from e
+  inner = tokenizers.Tokenizer(unigrams)
+  joined = normalizers.Replace(tokenizers.Regex(' {2,}'), '▁')
+  steps += [normalizers.Strip(left=False), joined]
+  inner.normalizer = normalizers.Sequence(steps)
+  inner.pre_tokenizer = pre_tokenizers.Metaspace()
+  inner.decoder = decoders.Metaspace()
+  special = [
+    x[0] for x, k in zip(vocab, kinds, strict=True) if k in (unknown, control)
+  ]
+  inner.add_special_tokens([*special, *(text for text, _ in marks)])
+  return inner
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+  """(number, value) of each field of a message of a protocol buffer."""
+  stream = io.BytesIO(message)
+  while stream.tell() < len(message):
+    number, kind = divmod(_varint(stream), 8)
+    if kind == 0:
+      yield number, _varint(stream)
+      continue
+    size = _varint(stream) if kind == 2 else {1: 8, 5: 4}[kind]
+    value = stream.read(size)
+    if len(value) < size:
+      raise ValueError('it ends too early')
+    yield number, value
+
+
+def _varint(stream: io.BytesIO) -> int:
+  """A number, 7 bits a byte, the lowest first; bit 7: more follow."""
+  value = shift = 0
+  while (byte := stream.read(1)[0]) > 127:
+    value |= (byte & 127) << shift
+    shift += 7
+  return value | byte << shift
 
 
 def _optional_json(path: pathlib.Path) -> dict[str, Any]:

@@ -110,6 +110,14 @@ def test_turns_follow_the_answers_before(world):
   assert asked[number] == f'one{first}\ntwo{second}\nthree'
 
 
+def test_an_encoder_reads_the_prompt_itself(world):
+  world.target.start = 0
+  world.prompts([{'prompt': 'Hello', 'id': 3}])
+  world.run()
+  (item,) = world.asked
+  assert item.tokens == (0,) and item.source == [*b'Hello', 256]
+
+
 def test_request_numbers():
   number = answers.request_number
   assert number('12', 0) == 12 and number('x', 0) == prompts.request_number('x')

@@ -56,6 +56,24 @@ def test_a_pass_reads_a_few_rows_of_its_tables():
   assert metrics.step_bytes(learned) == metrics.step_bytes(rope)
 
 
+@pytest.mark.parametrize('scan', [False, True])
+def test_a_pass_reads_what_the_encoder_left_and_not_the_encoder(scan):
+  """2 layers of 4 heads of 16 channels, width 64, MLP 128, 512 ids."""
+  config = model_config.sized('t5_tiny', scan_layers=scan)
+  params = lm.init(config, 0)
+  layer = 4 * 64 * 64 + 2 * 64 * 64 + 3 * 64 * 128 + 3 * 64
+  whole = 2 * layer + 64 * 512 + 64 + 32 * 4
+  assert metrics.step_parameters(params) == whole
+  share = metrics.layers_share(params, 1)
+  assert math.isclose(share, layer / whole)
+  model = lm.make(config)
+  # Keys and values, and one byte of the mask.
+  found = metrics.source_bytes(model, params, 3)
+  assert found == 3 * (2 * 2 * 4 * 16 * 4 + 1)
+  assert metrics.slot_bytes(model, 3) == 3 * 2 * 2 * 4 * 16 * 4
+  assert metrics.source_bytes(lm.make(config.encoder), {}, 3) == 0
+
+
 @pytest.mark.parametrize('packed', [False, True])
 def test_a_slot_has_a_key_and_a_value_of_every_layer(packed):
   """However many slots a packed model's panels have room for."""

@@ -82,6 +82,30 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   assert len({tuple(x.tokens) for x in answers}) == 4
 
 
+def test_sources_are_cut_and_read_before_the_first_token():
+  """Those of a batch share a buffer; a prefill and a calibration read them."""
+  e = experiment(target={'source': 'random:t5_tiny'})
+  arms = plan_lib.arms(e)
+  plan = plan_lib.make(e, prompts.builtin()[:12])
+  end = e.target.tokenizer.eos_ids[0]
+  items = plan.judged + plan.others
+  assert {len(x.source) for x in items} == {20} and plan.sources == 20
+  assert all(x.source[-1] == end and x.tokens == (0,) for x in items)
+  first = next(p for p in prompts.builtin() if p.id == items[0].id).turns[0]
+  assert bytes(items[0].source[:-1]).decode() == first[:19]
+  (group,) = plan_lib.groups(arms, plan, plan.judged[:1])
+  for request in (
+    group.full,
+    group.none,
+    plan_lib.calibration_request(arms, plan, 4),
+  ):
+    assert request.source.tokens_BI.shape == (1, 32)
+    assert request.source.lengths_B.tolist() == [20]
+  plain = arms[0].engine
+  out = plain.programs.generate(plain.weights, group.none)
+  assert int(out.info.calls) == 0
+
+
 def test_methods_that_differ_in_gamma_share_a_program():
   e = experiment(decode={'gammas': (0, 1, 3)})
   arms = plan_lib.arms(e)

@@ -13,16 +13,17 @@ from tests import fakes
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 
-def found(tokens, *, gamma, min_match, max_match):
-  """What lookup must propose, by trying every place and every length."""
-  for n in range(min(max_match, len(tokens) - 1), min_match - 1, -1):
-    for start in range(len(tokens) - n - 1, -1, -1):
-      if tokens[start : start + n] == tokens[-n:]:
-        return tokens[start + n : start + n + gamma]
+def found(tokens, source=(), *, gamma, min_match, max_match):
+  """What lookup must propose, by trying every length and every place."""
+  for n in range(min(max_match, len(tokens)), min_match - 1, -1):
+    for text in (tokens, source):
+      for start in range(len(text) - n - 1, -1, -1):
+        if text[start : start + n] == tokens[-n:]:
+          return text[start + n : start + n + gamma]
   return []
 
 
-def propose(drafter, texts, length, fill=1):
+def propose(drafter, texts, length, fill=1, source=None):
   B = len(texts)
   lengths_B = np.array([len(t) for t in texts], np.int32)
   context = types.Context(
@@ -31,6 +32,7 @@ def propose(drafter, texts, length, fill=1):
     np.ones(B, bool),
     None,
     None,
+    source,
   )
   draft, _, _ = drafter.propose(None, (), context, None, None)
   assert draft.q_BKV is None
@@ -59,6 +61,25 @@ def test_lookup_equals_a_search(gamma, low, high):
     for text, proposal in zip(texts, got, strict=True):
       wanted = found(text, gamma=gamma, min_match=low, max_match=high)
       assert proposal == wanted, text
+
+
+@pytest.mark.parametrize('gamma, low, high', [(1, 1, 1), (3, 1, 3), (4, 2, 4)])
+def test_a_source_is_searched_too(gamma, low, high):
+  """Ragged texts and sources, with garbage behind both."""
+  rng = np.random.default_rng(1)
+  texts, sources = (
+    [rng.integers(0, 4, 1 + i * step % 9).tolist() for i in range(300)]
+    for step in (2, 5)
+  )
+  drafter = lookup.make(gamma=gamma, min_match=low, max_match=high)
+  lengths_B = np.array([len(x) for x in sources], np.int32)
+  wanted = [
+    found(*both, gamma=gamma, min_match=low, max_match=high)
+    for both in zip(texts, sources, strict=True)
+  ]
+  for size, fill in itertools.product((9, 16), range(4)):
+    source = types.Source(fakes.pad(sources, size, fill), lengths_B)
+    assert propose(drafter, texts, 12, fill, source) == wanted
 
 
 def test_scripts_play_their_text():

@@ -120,6 +120,27 @@ def test_check_same_names_special_ids():
   assert a.fingerprint() != b.fingerprint()
 
 
+def test_a_sentencepiece_file_gives_sentencepieces_ids():
+  t = tokenizer.from_folder(tiny.GOLDEN / 'spiece', 'here')
+  texts, wanted = json.loads((tiny.GOLDEN / 'spiece/ids.json').read_text())
+  assert [t.encode(text) for text in texts] == wanted
+  assert t.decode([*t.encode('the cat  sat'), 1]) == 'the cat sat'
+  # T5's order: the marks of spans come last, the first one at the end.
+  assert t.tokens()[:3] == ['<pad>', '</s>', '<unk>'] and t.eos_ids == (1,)
+  assert t.tokens()[-100:] == [f'<extra_id_{99 - i}>' for i in range(100)]
+  assert t.encode('<extra_id_0>')[-1] == t.size - 1 == len(t.tokens()) - 1
+  with pytest.raises(ValueError, match=f'has {t.size} ids, the model 64; take'):
+    t.cut_to(64, 'here')
+
+
+@pytest.mark.parametrize('end', [0, 3, 1000, -2])
+def test_a_damaged_sentencepiece_file_is_named(tmp_path, end):
+  whole = (tiny.GOLDEN / 'spiece/spiece.model').read_bytes()
+  (tmp_path / 'spiece.model').write_bytes(whole[:end])
+  with pytest.raises(ValueError, match='spiece.model: not a sentencepiece f'):
+    tokenizer.from_folder(tmp_path, 'here')
+
+
 CHAT = [{'role': 'user', 'content': 'hello'}]
 
 

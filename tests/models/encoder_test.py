@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from specdec_jax import api, decode, forward, requests, sharding, types
+from specdec_jax.costs import parts
+from specdec_jax.drafters import (
+  adaptive,
+  early_exit,
+  lookup,
+  ngram,
+  scripted,
+)
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.drafters import scripted
 from specdec_jax.io import hf, load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -134,6 +141,58 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
     assert (mean > 2) == (draft is config)
 
 
+@pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE], ids=['r', 'c'])
+@pytest.mark.parametrize('name', ['early_exit', 'ngram', 'lookup', 'adaptive'])
+def test_drafters_without_a_model_give_plain_decodings_text(x64, name, rule):
+  config = config_of(depth=3)
+  model, params = lm.make(config), wild(config, 0)
+  more = dict(temperature=0.8, seed=3) if rule.coupled else {}
+  request = request_of(gamma=3, **more)
+  want = plain_text(config, params, request)
+  counts = ngram.count(want, order=2, vocab=V)
+  copies, free_N = lookup.make(gamma=3, min_match=1), np.zeros(4, np.float32)
+  drafter, draft = {
+    'early_exit': (early_exit.make(model, gamma=3, exit=2), ()),
+    'ngram': (ngram.make(ngram.model(V, ids=V), gamma=3), counts),
+    'lookup': (copies, ()),
+    'adaptive': (
+      adaptive.make(copies),
+      adaptive.Params((), adaptive.Costs(1 + free_N, free_N)),
+    ),
+  }[name]
+  programs = decode.programs(model, drafter, rule)
+  out = programs.generate(types.Weights(params, draft), request)
+  assert texts(out) == want
+  # Some of each, or this would show little.
+  hist_N = np.asarray(out.info.hist_BN).sum(0)
+  assert hist_N[0] and hist_N[1:].any()
+
+
+def test_drafting_that_is_timed_alone_reads_the_source():
+  """Early exit proposes along a text what its layers predict there."""
+  config = config_of(depth=3).running(dtype='float32')
+  model, params = lm.make(config), wild(config, 0)
+  request = request_of()
+  text_BL = fakes.pad(plain_text(config, params, request), L)
+  proposed_BL, _ = parts.propose_along(
+    types.Weights(params),
+    request._replace(tokens_BL=text_BL),
+    jnp.int32(NEW),
+    target=model,
+    drafter=early_exit.make(model, gamma=2, exit=2),
+    coupled=False,
+  )
+  view = early_exit.view(model, 2)
+  cache = forward.open_cache(view, params, 3, L, request.source)
+  hidden_BLD, _, _ = forward.read(
+    view, params, text_BL, jnp.zeros(3, jnp.int32), cache, slots=L
+  )
+  predicted_BL = jnp.argmax(view.head(params, hidden_BLD), -1)
+  np.testing.assert_array_equal(
+    proposed_BL[:, 1 : NEW + 1], predicted_BL[:, :NEW]
+  )
+
+
 def test_the_store_is_what_encoding_gave_after_any_rejection(x64):
   config = config_of()
   model, params = lm.make(config), wild(config, 0)
@@ -226,6 +285,12 @@ def test_a_prompt_becomes_a_source_with_its_end():
   assert item.tokens == (0,) and item.number == 7
   assert item.source == [97, 98, end]
   assert requests.item(model, item.source, 7, chat=False) == item
+  # Cut, it keeps its beginning and its end.
+  cut = requests.item(model, 'abcdef', 7, chat=False, most=3)
+  assert cut.source == [97, 98, end]
+  assert requests.item(model, 'ab', 7, chat=False, most=3) == item
+  with pytest.raises(ValueError, match='empty source'):
+    requests.item(model, [], 7, chat=False)
 
 
 @pytest.mark.parametrize(
@@ -235,3 +300,13 @@ def test_an_encoder_on_one_side_only_is_refused(target, draft):
   target, draft = (load.load(f'random:{x}') for x in (target, draft))
   with pytest.raises(ValueError, match='both need one, or neither'):
     api.generate(target, 'ab', draft=draft)
+
+
+@pytest.mark.parametrize('draft', ['eagle', 'hybrid'])
+def test_eagle_is_refused_by_name(draft):
+  own = dict(path='zoo:smollm2-135m-instruct')
+  options = own if draft == 'eagle' else dict(eagle=own)
+  with pytest.raises(ValueError, match='eagle: t5_tiny .* has an encoder, and'):
+    api.generate(
+      load.load('random:t5_tiny'), 'ab', draft=draft, draft_options=options
+    )

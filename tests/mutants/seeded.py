@@ -78,7 +78,6 @@ ELSEWHERE = {
     'no bug but arithmetic: every first difference is audited',
   ),
   21: ('a recurrent state cannot be rewound', 'there is none'),
-  31: ('the cross cache of an encoder', 'models are decoder-only'),
   32: ('dropout or dropped experts in verification', 'there are none'),
   34: (
     'int32 products of rows and vocabulary',

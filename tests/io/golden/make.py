@@ -6,8 +6,12 @@ Each folder is what save_pretrained writes for a tiny random model in bfloat16,
 and logits.npz: tokens [2, 24] and the float32 logits of those weights. Those of
 encoder-decoders also have sources [2, 37], their lengths, more tokens than the
 farthest relative position, and the text that greedy decoding gives.
+
+The folder spiece has a sentencepiece file as T5's, and ids.json: odd texts and
+the ids that sentencepiece gives them.
 """
 
+import json
 import pathlib
 import sys
 
@@ -174,8 +178,66 @@ def _encoder_decoder(model):
   )
 
 
+ODD = [
+  'the cat',
+  '',
+  ' ',
+  '  the   cat sat \t on\n\nthe mat.  ',
+  'THE Cat, 1234567890!',
+  'ﬁne coﬀee ＡＢＣ no\u00a0break zero\u200bwidth',
+  'naïve café e\u0301 Übergrößenträger',
+  '日本語 and 🙂🙂 are unknown',
+  'theunbelievablecatsatonthemats',
+  '<extra_id> < / s > __ ~~ \u2019quoted\u201d',
+  'a' * 70,
+  'the cat ' * 20,
+]
+
+
+def spiece():
+  """A small file of unigrams, with a table of characters like T5's."""
+  import sentencepiece
+
+  folder = HERE / 'spiece'
+  folder.mkdir(exist_ok=True)
+  replaced = {'ﬁ': 'fi', 'ﬀ': 'ff', '\u200b': '', 'e\u0301': 'é'}
+  replaced |= dict.fromkeys('\t\n\u00a0', ' ')
+  replaced |= {chr(0xFF21 + i): chr(0x41 + i) for i in range(26)}
+  code = lambda text: ' '.join(f'{ord(x):X}' for x in text)
+  rules = [f'{code(x)}\t{code(y)}\n' for x, y in replaced.items()]
+  (folder / 'rules.tsv').write_text(''.join(rules))
+  words = 'the cat sat on mats and ate fine coffee at no café 1 23 456 7890 .'
+  words += ' naïve Übergröße The CAT able, break!'
+  rng = np.random.default_rng(0)
+  syllable = lambda: ''.join(
+    rng.choice(list(x)) for x in ('bdgklmnrst', 'aeiou')
+  )
+  made = [syllable() * int(i % 3) + syllable() for i in range(300)]
+  words = [*words.split() * 5, *made]
+  lines = [' '.join(rng.choice(words, 9)) for _ in range(800)]
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(lines),
+    model_prefix=str(folder / 'spiece'),
+    vocab_size=200,
+    pad_id=0,
+    eos_id=1,
+    unk_id=2,
+    bos_id=-1,
+    normalization_rule_tsv=str(folder / 'rules.tsv'),
+  )
+  for name in ('rules.tsv', 'spiece.vocab'):
+    (folder / name).unlink()
+  ids = sentencepiece.SentencePieceProcessor(
+    model_file=str(folder / 'spiece.model')
+  ).encode(ODD)
+  (folder / 'ids.json').write_text(json.dumps([ODD, ids], indent=0) + '\n')
+
+
 def main():
-  for name in sys.argv[1:] or models():
+  for name in sys.argv[1:] or [*models(), 'spiece']:
+    if name == 'spiece':
+      spiece()
+      continue
     model, arrays = build(name)
     model.save_pretrained(HERE / name)
     (HERE / name / 'generation_config.json').unlink(missing_ok=True)
