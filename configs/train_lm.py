@@ -20,15 +20,19 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
     {
       'model': {
         'size': 'tiny' if tiny else 'smollm2_135m',
+        'source': '',
         'dtype': 'float32' if tiny else 'bfloat16',
         'remat': not tiny,
+        'dropout': 0.0,
       },
       'text': {
         'source': 'stdlib:prose' if tiny else 'stdlib',
         'field': 'text',
+        'source_field': '',
         'tokenizer': '',
         'vocab': 512 if tiny else 8192,
         'length': 64 if tiny else 512,
+        'source_length': 64 if tiny else 512,
         'held_out': 20,
         'rows': 16 if tiny else 64,
       },
@@ -52,6 +56,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'keep': 2,
         'seed': 0,
       },
+      'judge': {'metric': '', 'pairs': 64},
     }
   )
   return c.lock()

@@ -28,11 +28,11 @@ LAYERS = {
   'settings': 6,
   'bench': 7,
   'analysis': 8,
-  'train': 8,
   'api': 9,
   'certify': 10,
-  'distill': 10,
-  '__init__': 11,
+  'train': 10,
+  'distill': 11,
+  '__init__': 12,
 }
 
 

@@ -1,6 +1,7 @@
 """A trained model as a Hugging Face folder, which transformers reads too.
 
-It writes what training makes: models of the Llama, Qwen2 and Qwen3 families.
+It writes what training makes: models of the Llama, Qwen2, Qwen3 and T5
+families.
 """
 
 import dataclasses
@@ -74,13 +75,15 @@ def save(
   about: dict[str, Any] = dict(format=_FORMAT, made_by=made_by)
   if len(draft_ids):
     about['draft_ids'] = [int(i) for i in draft_ids]
+  raw = settings(config)
   contents = {
-    'config.json': _json(settings(config) | _special_ids(tokenizer)),
+    'config.json': _json(raw | _special_ids(tokenizer, config)),
     'tokenizer.json': _inner(tokenizer).to_str(pretty=True),
     'tokenizer_config.json': _json(_tokenizer_settings(tokenizer, config)),
     MARK: _json(about),
   }
-  _write(folder, contents, _weights(config, params))
+  _, naming = config_hf.from_json(raw, folder)
+  _write(folder, contents, _weights(config, params, naming))
 
 
 def _write(
@@ -134,15 +137,63 @@ def settings(config: model_config.LMConfig) -> dict[str, Any]:
   Training calls it before it begins, so that its result can be saved.
 
   Raises:
-    ValueError: settings that neither Llama, Qwen2 nor Qwen3 have; names them.
+    ValueError: settings that none of these families has; names them.
   """
-  c = config
+  out = _t5(config) if config.encoder else _decoder_only(config)
+  # What cannot be written is found by reading back what was written.
+  read, _ = config_hf.from_json(out, pathlib.Path('config.json'))
+  if read.encoder:  # whether it is tied is for the weights to say
+    read = dataclasses.replace(read, tied=config.tied)
+  want, have = vars(_canonical(config)), vars(_canonical(read))
+  lost = [
+    f'{key}={have[key]!r}, not {want[key]!r}'
+    for key in want
+    if have[key] != want[key]
+  ]
+  if lost:
+    name = out['architectures'][0].partition('For')[0]
+    raise ValueError(
+      'export: only models of the Llama, Qwen2, Qwen3 and T5 families can be '
+      f'saved; the nearest, {name}, has {", ".join(lost)}'
+    )
+  return out
+
+
+def _t5(c: model_config.LMConfig) -> dict[str, Any]:
+  # transformers 4 reads from tie_word_embeddings whether the head is scaled; 5
+  # does so too where scale_decoder_outputs is missing.
+  scaled = c.head_scale != 1
+  assert c.encoder is not None
+  return dict(
+    model_type='t5',
+    architectures=['T5ForConditionalGeneration'],
+    is_encoder_decoder=True,
+    feed_forward_proj='gated-gelu' if c.gated else 'relu',
+    num_layers=c.encoder.depth,
+    num_decoder_layers=c.depth,
+    d_model=c.width,
+    num_heads=c.heads,
+    d_kv=c.head_dim,
+    d_ff=c.mlp,
+    vocab_size=c.vocab,
+    n_positions=c.context,
+    relative_attention_num_buckets=c.buckets[0],
+    relative_attention_max_distance=c.buckets[1],
+    layer_norm_epsilon=c.norm_eps,
+    decoder_start_token_id=c.start,
+    tie_word_embeddings=scaled,
+    scale_decoder_outputs=scaled,
+    torch_dtype=c.dtype,
+  )
+
+
+def _decoder_only(c: model_config.LMConfig) -> dict[str, Any]:
   kind, name, more = 'llama', 'Llama', dict(attention_bias=c.qkv_bias)
   if c.qk_norm:
     kind, name = 'qwen3', 'Qwen3'
   elif c.qkv_bias and not c.o_bias:
     kind, name, more = 'qwen2', 'Qwen2', dict(use_sliding_window=False)
-  out = more | dict(
+  return more | dict(
     model_type=kind,
     architectures=[f'{name}ForCausalLM'],
     hidden_act='silu',
@@ -161,20 +212,6 @@ def settings(config: model_config.LMConfig) -> dict[str, Any]:
     rope_scaling=_rope_scaling(c.rope_scaling),
     torch_dtype=c.dtype,
   )
-  # What cannot be written is found by reading back what was written.
-  read, _ = config_hf.from_json(out, pathlib.Path('config.json'))
-  want, have = vars(_canonical(config)), vars(_canonical(read))
-  lost = [
-    f'{key}={have[key]!r}, not {want[key]!r}'
-    for key in want
-    if have[key] != want[key]
-  ]
-  if lost:
-    raise ValueError(
-      'export: only models of the Llama, Qwen2 and Qwen3 families can be '
-      f'saved; the nearest, {name}, has {", ".join(lost)}'
-    )
-  return out
 
 
 def _rope_scaling(s: model_config.RopeScaling | None) -> dict[str, Any] | None:
@@ -202,10 +239,12 @@ def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
     scan_layers=False,
     fused=False,
     packed=False,
+    # An encoder has no head.
+    encoder=c.encoder and dataclasses.replace(_canonical(c.encoder), tied=True),
   )
 
 
-def _weights(config, params) -> dict[str, np.ndarray]:
+def _weights(config, params, naming: names.Naming) -> dict[str, np.ndarray]:
   """Stored name -> array as it is stored: contiguous, kernels [out, in]."""
   flat = {name: np.asarray(x) for name, x in lm.flatten(params).items()}
   _, flat = convert.plain(config, lm.nest(flat))
@@ -216,32 +255,33 @@ def _weights(config, params) -> dict[str, np.ndarray]:
         f'params: {name} has {int((~np.isfinite(x)).sum())} values that are '
         'not finite; export an earlier checkpoint'
       )
-    stored = names.HF.stored(
-      'embed' if config.tied and name == 'head' else name
-    )
-    out[stored] = np.ascontiguousarray(x.T if names.HF.turned(name) else x)
+    stored = naming.stored('embed' if config.tied and name == 'head' else name)
+    out[stored] = np.ascontiguousarray(x.T if naming.turned(name) else x)
   return out
 
 
 # --- the tokenizer -----------------------------------------------------------
 
 
-def _special_ids(t: tokenizer_lib.Tokenizer) -> dict[str, Any]:
+def _special_ids(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
   """Written even if there is none: transformers would take a family's own."""
   eos = list(t.eos_ids) or [None]
+  pad = t.inner.token_to_id(dict(t.specials).get('pad_token', ''))
   return dict(
     bos_token_id=t.bos_id,
     eos_token_id=eos[0] if len(eos) == 1 else eos,
-    pad_token_id=t.inner.token_to_id(dict(t.specials).get('pad_token', '')),
+    # A T5's decoder begins with padding.
+    pad_token_id=config.start if pad is None else pad,
   )
 
 
 def _tokenizer_settings(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
   named = dict(t.specials)
-  for key, ids in (('bos_token', [t.bos_id]), ('eos_token', t.eos_ids[:1])):
-    for i in ids:
-      if i is not None:
-        named.setdefault(key, str(t.inner.id_to_token(i)))
+  eos = t.eos_ids[0] if t.eos_ids else None
+  ids = dict(bos_token=t.bos_id, eos_token=eos, pad_token=config.start)
+  for key, i in ids.items():
+    if i is not None:
+      named.setdefault(key, str(t.inner.id_to_token(i)))
   if t.chat_template is not None:
     named['chat_template'] = t.chat_template
   return named | dict(

@@ -78,9 +78,9 @@ def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
 
 def _by_muon(params: types.Params):
   """True for matrices of layers, which exclude embedding, head, positions."""
-  tables = ('embed', 'head', 'positions')
+  tables = ('embed', 'head', 'positions', 'relative')
   return jax.tree_util.tree_map_with_path(
-    lambda path, x: x.ndim == 2 and str(path[0].key) not in tables, params
+    lambda path, x: x.ndim == 2 and str(path[-1].key) not in tables, params
   )
 
 

@@ -21,6 +21,7 @@ END = '<|endoftext|>'
 
 _SUFFIXES = ('.txt', '.md')
 _MOST_CHARACTERS = 8_000_000  # of the library's sources
+_DIGITS = 'zero one two three four five six seven eight nine'.split()
 # Left out of `stdlib`: tests, other packages, the manual itself, tables,
 # programs, descriptions of the machine that built this Python.
 _SKIPPED = (
@@ -50,7 +51,9 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
       hf:org/name[:config]/split: rows as those of JSONL, by the `datasets`
       package;
       stdlib:prose: Python's own manual; stdlib: the manual and up to 8 million
-      characters of its library. Both differ between versions of Python.
+      characters of its library. Both differ between versions of Python;
+      numbers: rows to try an encoder-decoder with, 'digits' ("409") and
+      'words', the digits' names from the last on ("nine zero four").
     field: of JSONL and Hugging Face rows, their text.
     source_field: of such rows, what an encoder reads before the text; empty:
       there is nothing.
@@ -65,6 +68,8 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
     rows = _dataset(source)
   elif path.name.lower().endswith('.jsonl'):
     rows = files.read_jsonl(path)
+  elif source == 'numbers':
+    rows = ((f'{source}:{n}', _number(str(n))) for n in range(10_000))
   if source_field:
     if rows is None:
       raise ValueError(
@@ -92,8 +97,8 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
   """Splits a corpus into (training part, held-out part).
 
   About one document in `every`, and at least one, is held out; equal documents,
-  or those of equal sources, go to the same part. A single document without a
-  source is cut: its last 1 / every is held out.
+  or those of equal sources, go to the same part. A single document is cut: its
+  last 1 / every is held out.
 
   Raises:
     ValueError: a document too short to cut, or a single source.
@@ -101,42 +106,36 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
   # By hash, not by index: a corpus is often ordered by subject.
   keys = corpus.sources or corpus.documents
   ranked = sorted(set(keys), key=_sha256)
-  sources = (), ()
   if len(ranked) > 1:
     chosen = set(ranked[::every])
-    pick = lambda texts, held: tuple(
-      x for x, k in zip(texts, keys, strict=True) if (k in chosen) == held
+    columns = [x for x in (corpus.documents, corpus.sources) if x]
+    pick = lambda texts, out: tuple(
+      x for x, key in zip(texts, keys, strict=True) if (key in chosen) == out
     )
-    rest, held = (pick(corpus.documents, x) for x in (False, True))
-    if corpus.sources:
-      sources = tuple(pick(corpus.sources, x) for x in (False, True))
-  elif corpus.sources:
-    raise ValueError(
-      f'corpus {corpus.label}: all pairs have one source, so none can be held '
-      'out; give more'
-    )
+    rest, held = ([pick(x, out) for x in columns] for out in (False, True))
   else:
     text = ranked[0]
     about = len(text) - len(text) // every
     cut = text.rfind('\n', 0, about) + 1 or about
-    rest, held = [text[:cut]], [text[cut:]]
-    if not rest[0].strip() or not held[0].strip():
+    rest, held = [[text[:cut]]], [[text[cut:]]]
+    if corpus.sources or not text[:cut].strip() or not text[cut:].strip():
       raise ValueError(
-        f'corpus {corpus.label}: a single document of {len(text)} characters '
+        f'corpus {corpus.label}: a single text of {len(text)} characters '
         f'is too short to hold out 1 / {every} of it; give more text'
       )
   return (
-    _corpus(f'{corpus.label}, but 1 in {every}', rest, sources[0]),
-    _corpus(f'{corpus.label}, 1 in {every}', held, sources[1]),
+    _corpus(f'{corpus.label}, but 1 in {every}', *rest),
+    _corpus(f'{corpus.label}, 1 in {every}', *held),
   )
 
 
 def train_tokenizer(
   corpus: Corpus, vocab: int, folder: pathlib.Path
 ) -> tokenizer_lib.Tokenizer:
-  """Trains a byte-level BPE with END as its id 0 and writes it to a folder.
+  """Trains a byte-level BPE and writes it to a folder.
 
-  The files are in Hugging Face's format, and the same for the same corpus.
+  Its id 0 is END; for a corpus with sources, ids 0 and 1 are those of T5. The
+  files are in Hugging Face's format, and the same for the same corpus.
 
   Args:
     corpus: to train on.
@@ -144,7 +143,15 @@ def train_tokenizer(
       fewer if no pair of tokens occurs twice any more.
     folder: to write to.
   """
+  specials = {'eos_token': END}
   inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+  if corpus.sources:
+    end = '</s>'
+    specials = {'pad_token': '<pad>', 'eos_token': end}
+    # transformers puts it behind every text.
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+      single=f'$A {end}', pair=f'$A {end} $B {end}', special_tokens=[(end, 1)]
+    )
   inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False
   )
@@ -153,14 +160,14 @@ def train_tokenizer(
     vocab_size=vocab,
     min_frequency=2,
     show_progress=False,
-    special_tokens=[END],
+    special_tokens=list(specials.values()),
     initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
   )
   inner.train_from_iterator([*corpus.sources, *corpus.documents], trainer)
   settings = {
     # transformers 4 would otherwise drop spaces before punctuation.
     'clean_up_tokenization_spaces': False,
-    'eos_token': END,
+    **specials,
     'tokenizer_class': 'PreTrainedTokenizerFast',
   }
   folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +186,7 @@ def pack(
   Raises:
     ValueError: less than one row; a tokenizer without eos.
   """
-  end = _end(tokenizer)
+  end = end_of(tokenizer)
   ids = [np.asarray([*tokenizer.encode(d), end], np.int32) for d in documents]
   tokens = sum(map(len, ids))
   rows = tokens // length
@@ -200,27 +207,22 @@ def pair_rows(
 ) -> dict[str, np.ndarray]:
   """The pairs of a corpus as rows for an encoder-decoder, one pair a row.
 
-  Pairs that are too long keep their beginning; a target that is cut has no eos,
-  every source has. The log tells how many are cut.
+  Longer ones keep their beginning, targets then without eos; the log counts
+  them.
 
   Args:
-    corpus: with sources.
-    tokenizer: of both.
+    corpus, tokenizer: the pairs, and of both sides.
     start: the id that the decoder begins with.
-    length: T, start and eos included.
-    source_length: I, eos included.
+    length, source_length: T and I, with the ids put around a text.
 
   Returns:
     tokens [N, T]: start, target, eos, padding. counted [N, T]: true for the
     target and its eos. source [N, I], source_length [N]: as types.Source.
-
-  Raises:
-    ValueError: a tokenizer without eos.
   """
-  end, count, cut = _end(tokenizer), len(corpus.documents), 0
-  tokens_NT = np.zeros((count, length), np.int32)
-  source_NI = np.zeros((count, source_length), np.int32)
-  ends_N, source_ends_N = np.zeros((2, count), np.int32)
+  end, N, cut = end_of(tokenizer), len(corpus.documents), 0
+  tokens_NT = np.zeros((N, length), np.int32)
+  source_NI = np.zeros((N, source_length), np.int32)
+  ends_N, source_ends_N = np.zeros((2, N), np.int32)
   for i, pair in enumerate(zip(corpus.sources, corpus.documents, strict=True)):
     source, target = map(tokenizer.encode, pair)
     cut += len(source) >= source_length or len(target) + 2 > length
@@ -229,25 +231,16 @@ def pair_rows(
     source_NI[i, : len(source)], source_ends_N[i] = source, len(source)
     tokens_NT[i, : len(target)], ends_N[i] = target, len(target)
   if cut:
-    logging.warning(
-      '%d of %d pairs are cut: they are longer than length=%d or '
-      'source_length=%d tokens',
-      cut,
-      count,
-      length,
-      source_length,
-    )
+    limits = f'length={length} or source_length={source_length}'
+    logging.warning('%d of %d pairs are longer than %s: cut', cut, N, limits)
   at_1T = np.arange(length)[None]
   counted_NT = (at_1T > 0) & (at_1T < ends_N[:, None])
-  return dict(
-    tokens=tokens_NT,
-    counted=counted_NT,
-    source=source_NI,
-    source_length=source_ends_N,
-  )
+  source = dict(source=source_NI, source_length=source_ends_N)
+  return dict(tokens=tokens_NT, counted=counted_NT, **source)
 
 
-def _end(tokenizer: tokenizer_lib.Tokenizer) -> int:
+def end_of(tokenizer: tokenizer_lib.Tokenizer) -> int:
+  """The id behind every text; raises ValueError where there is none."""
   if not tokenizer.eos_ids:
     raise ValueError(
       f'{tokenizer.source}: has no end-of-text token to put after documents; '
@@ -257,12 +250,13 @@ def _end(tokenizer: tokenizer_lib.Tokenizer) -> int:
 
 
 def _corpus(
-  label: str, documents: Iterable[str], sources: tuple[str, ...] = ()
+  label: str, documents: Iterable[str], sources: Iterable[str] = ()
 ) -> Corpus:
   documents = tuple(d for d in documents if d.strip())
   if not documents:
     raise ValueError(f'corpus {label}: there is no text in it')
-  digest = _sha256('\0'.join((*documents, *sources)))
+  sources = tuple(sources)
+  digest = _sha256('\0'.join(documents + sources))
   return Corpus(label, documents, digest, sources)
 
 
@@ -270,19 +264,22 @@ def _pairs(label: str, rows, field: str, source_field: str) -> Corpus:
   pairs = []
   for where, row in rows:
     texts = [_text(row, x, where) for x in (field, source_field)]
-    for name, x in zip((field, source_field), texts, strict=True):
-      if not x.strip():
-        raise ValueError(
-          f'{where}: field {name!r} is empty; a pair needs a source '
-          f'({source_field!r}) and a target ({field!r})'
-        )
+    if not all(x.strip() for x in texts):
+      raise ValueError(
+        f'{where}: an empty text; a pair needs a source ({source_field!r}) and '
+        f'a target ({field!r})'
+      )
     pairs.append(texts)
-  documents, sources = zip(*pairs, strict=True) if pairs else ((), ())
-  return _corpus(label, documents, sources)
+  return _corpus(label, *(zip(*pairs, strict=True) if pairs else [()]))
 
 
 def _sha256(text: str) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _number(digits: str) -> dict[str, str]:
+  words = ' '.join(_DIGITS[int(x)] for x in reversed(digits))
+  return {'digits': digits, 'words': words}
 
 
 def _library() -> list[str]:

@@ -1,6 +1,8 @@
-"""Trains a language model on a text and exports it (scripts/train.py)."""
+"""Trains a language model on a text, or an encoder-decoder on pairs of texts,
+and exports it (scripts/train.py)."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -17,19 +19,25 @@ from specdec_jax.io import load as load_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from specdec_jax.train import data, lm_loss, loop, program, text
+from specdec_jax.train import answers, data, lm_loss, loop, program, text
 from specdec_jax.train import step as step_lib
 
 # A resumed run cannot change its data or the shapes of its parameters.
-_FIXED = ('model.size', 'text', 'run.seed', 'optimiser.muon')
+_FIXED = ('model.size', 'model.source', 'read', 'text', 'run.seed')
+_FIXED += ('optimiser.muon',)
 # The most rows that the held-out loss is computed on.
 _JUDGED = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Model(fields.Checked):
+  """The model: of a size, with random weights, or of a source."""
+
   size: str = fields.setting(
     help='a row of models.config.SIZES, with the vocabulary of the tokenizer'
+  )
+  source: str = fields.setting(
+    help='a model to go on from, with its tokenizer, such as hf:org/name'
   )
   dtype: str = fields.setting(
     allowed=settings_lib.DTYPES,
@@ -38,17 +46,32 @@ class Model(fields.Checked):
   remat: bool = fields.setting(
     help='compute the layers again in the backward pass, to save memory'
   )
+  dropout: float = fields.setting(
+    low=0, below=1, help='share of the activations that training zeroes'
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    if bool(self.size) == bool(self.source):
+      raise ValueError(
+        f'size={self.size!r} and source={self.source!r}: give one of them, '
+        'random weights of a size or a model to go on from'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
 class Text(fields.Checked):
   source: str = fields.setting(help='see train.text.read')
   field: str = fields.setting(help='the field of JSONL and Hugging Face rows')
+  source_field: str = fields.setting(
+    help='the field that an encoder reads; empty for a model without one'
+  )
   tokenizer: str = fields.setting(
     help='a folder with one, or a model; empty: train one of `vocab` tokens'
   )
   vocab: int = fields.setting(low=257)
   length: int = fields.setting(low=2, help='tokens of a row')
+  source_length: int = fields.setting(low=2, help='of what an encoder reads')
   held_out: int = fields.setting(low=2, help='one document in so many')
   rows: int = fields.setting(low=1, help='of a batch')
 
@@ -60,9 +83,20 @@ class Settings:
   mesh: settings_lib.Mesh
   optimiser: step_lib.Optimiser
   run: loop.Run
+  judge: answers.Judge
 
   def __post_init__(self):
     data.check_rows({'text.rows': self.text.rows}, self.mesh.data)
+    if self.judge.metric and not self.text.source_field:
+      raise ValueError(
+        f'judge.metric={self.judge.metric!r}: is of answers to sources; give '
+        "text.source_field, or judge.metric=''"
+      )
+    if self.model.source and self.text.tokenizer:
+      raise ValueError(
+        f'text.tokenizer={self.text.tokenizer!r}: model.source has its own; '
+        'leave it empty'
+      )
 
 
 def settings(config) -> Settings:
@@ -96,28 +130,69 @@ def run(
     result='model',
     changed=changed,
     fixed=_FIXED,
+    read=_digest(s.model.source),
   )
+
+
+def _digest(source: str) -> dict[str, str] | None:
+  """SHA-256 of the model to go on from; a resumed run must match it."""
+  return {'model': load_lib.open_source(source).digest} if source else None
 
 
 def _prepare(
   s: Settings, workdir: pathlib.Path, begun: bool
 ) -> program.Prepared:
-  model = model_config.sized(s.model.size)
-  export.settings(model)  # fail now, not after training, if it has no format
-  corpus = text.read(s.text.source, field=s.text.field)
+  opened = load_lib.open_source(s.model.source) if s.model.source else None
+  config = opened.config if opened else model_config.sized(s.model.size)
+  _check_field(s, config)
+  export.settings(config)  # fail now, not after training, if it has no format
+  corpus = text.read(
+    s.text.source, field=s.text.field, source_field=s.text.source_field
+  )
   kept, held = text.held_out(corpus, s.text.held_out)
-  tokenizer = _tokenizer(s.text, kept, workdir, begun)
-  model = dataclasses.replace(model, vocab=-(-tokenizer.size // 64) * 64)
+  if opened is None:
+    tokenizer = _tokenizer(s.text, kept, workdir, begun)
+    config = _of_size(s.model.size, tokenizer)
+    fill = lambda config, put: lm.init(config, s.run.seed, put)
+    opened = load_lib.LanguageModel(
+      s.model.size, s.model.size, tokenizer, lm_config=config, fill=fill
+    )
   mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
-  layout = None if mesh is None else sharding.lay_out(mesh, model)
+  layout = None if mesh is None else sharding.lay_out(mesh, config)
+  model = load_lib.read(opened, put=layout and layout.put)
+  model = dataclasses.replace(model, layout=layout)
 
   def write(params, about):
     path, about = workdir / 'model', about | {'corpus': corpus.sha256}
-    export.save(path, model, params, tokenizer, made_by=about)
+    export.save(path, model.config, params, model.tokenizer, made_by=about)
     return path
 
-  task = _task(s, model, tokenizer, kept, held, layout)
-  return program.Prepared(task, layout, write)
+  return program.Prepared(_task(s, model, kept, held), layout, write)
+
+
+def _check_field(s: Settings, config: model_config.LMConfig) -> None:
+  """Raises ValueError unless encoders, and no others, have sources to read."""
+  field, has = s.text.source_field, config.encoder is not None
+  if bool(field) != has:
+    raise ValueError(
+      f'text.source_field={field!r}: {s.model.size or s.model.source} has '
+      f'{"an" if has else "no"} encoder; name the field that an encoder reads, '
+      'and none for other models'
+    )
+
+
+def _of_size(
+  size: str, tokenizer: tokenizer_lib.Tokenizer
+) -> model_config.LMConfig:
+  """The settings of a size, with the vocabulary of a tokenizer."""
+  config = model_config.sized(size, vocab=-(-tokenizer.size // 64) * 64)
+  if config.encoder is None:
+    return config
+  # As in T5, a decoder begins with padding; where there is none, with eos.
+  named = dict(tokenizer.specials).get('pad_token', '')
+  pad = tokenizer.inner.token_to_id(named)
+  start = text.end_of(tokenizer) if pad is None else pad
+  return dataclasses.replace(config, start=start)
 
 
 def _tokenizer(
@@ -142,48 +217,61 @@ def _tokenizer(
 
 def _task(
   s: Settings,
-  model: model_config.LMConfig,
-  tokenizer: tokenizer_lib.Tokenizer,
+  model: load_lib.LanguageModel,
   kept: text.Corpus,
   held: text.Corpus,
-  layout: sharding.Layout | None,
 ) -> loop.Task:
-  rows = text.pack(kept.documents, tokenizer, s.text.length)
-  few = text.pack(held.documents, tokenizer, s.text.length)[:_JUDGED]
-  params = lm.init(model, s.run.seed, layout and layout.put)
-  loss = lm_loss.cross_entropy(
-    dataclasses.replace(model, dtype=s.model.dtype),
-    ids=tokenizer.size,
+  rows, few = _rows(s.text, model, kept), _rows(s.text, model, held)
+  running = model.config.running(dtype=s.model.dtype)
+  loss = functools.partial(
+    lm_loss.cross_entropy,
+    running,
+    ids=model.ids,
     remat=s.model.remat,
-    constrain=layout and layout.constrain,
+    constrain=model.layout and model.layout.constrain,
   )
-  tokens = s.text.rows * s.text.length
+  trained = loss(dropout=s.model.dropout)
+  judge = held_out_loss(loss(), {n: x[:_JUDGED] for n, x in few.items()})
+  if s.judge.metric:
+    answering = dataclasses.replace(model, params=None, lm_config=running)
+    lost = judge
+    scores = answers.scores(s.judge, answering, held, few, s.text.rows)
+    judge = lambda params: lost(params) | scores(params)
+  read = s.text.source_length if s.text.source_field else 0
+  parameters = metrics.step_parameters(model.params) * s.text.length
+  encoder = jax.tree.leaves(model.params.get('encoder', {}))
+  parameters += sum(x.size for x in encoder) * read
   return loop.Task(
-    params=params,
-    loss=loss,
+    params=model.params,
+    loss=trained,
     frozen={},
-    batches=data.batches(_batch(rows), batch=s.text.rows, seed=s.run.seed),
-    judge=held_out_loss(loss, few),
+    batches=data.batches(rows, batch=s.text.rows, seed=s.run.seed),
+    judge=judge,
     score=lambda figures: -figures['held_out_loss'],
-    tokens=tokens,
-    flops=6.0 * metrics.step_parameters(params) * tokens,
+    tokens=s.text.rows * (s.text.length + read),
+    flops=6.0 * parameters * s.text.rows,
     dtype=s.model.dtype,
   )
 
 
+def _rows(
+  s: Text, model: load_lib.LanguageModel, corpus: text.Corpus
+) -> dict[str, np.ndarray]:
+  """Batches of all rows; without sources, every token counts in the loss."""
+  if model.start is not None:
+    lengths = s.length, s.source_length
+    return text.pair_rows(corpus, model.tokenizer, model.start, *lengths)
+  tokens_NT = text.pack(corpus.documents, model.tokenizer, s.length)
+  return {'tokens': tokens_NT, 'counted': np.ones(tokens_NT.shape, bool)}
+
+
 def held_out_loss(
-  loss: step_lib.Loss, tokens_NT: np.ndarray
+  loss: step_lib.Loss, rows: dict[str, np.ndarray]
 ) -> Callable[[types.Params], dict[str, float]]:
   """A function from params to {'held_out_loss': mean over these rows}."""
   program = jax.jit(
     lambda params, rows: loss(params, {}, rows, jax.random.key(0))[0]
   )
-  rows = _batch(tokens_NT)
   return lambda params: {
     'held_out_loss': float(program(params, jax.tree.map(jnp.asarray, rows)))
   }
-
-
-def _batch(tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
-  """A batch in which every token counts in the loss."""
-  return {'tokens': tokens_NT, 'counted': np.ones(tokens_NT.shape, bool)}

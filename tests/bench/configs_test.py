@@ -17,7 +17,11 @@ from specdec_jax.train import train_lm
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
 # Of these the programs have settings of their own.
-TRAINING = {'train_lm': train_lm, 'distill': distillation}
+TRAINING = {
+  'train_lm': train_lm,
+  'train_t5': train_lm,
+  'distill': distillation,
+}
 OTHERS = ('default', '__init__', *TRAINING)
 NAMES = sorted(p.stem for p in FOLDER.glob('*.py') if p.stem not in OTHERS)
 

@@ -11,15 +11,23 @@ import pytest
 import safetensors.numpy
 import tokenizers
 
-from specdec_jax import build
+from specdec_jax import build, types
 from specdec_jax.io import export, files, hf, load, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
 from tests.io import tiny
 
-GOLDENS = ('llama', 'qwen2', 'qwen3')
+GOLDENS = ('llama', 'qwen2', 'qwen3', 't5', 't5_gated')
 TEXT = 'hello <|im_start|>héllo\n  wörld 123<|im_end|>'
+
+
+def encoder_decoder(**more):
+  shared = dict(position='relative', query_scale=1.0, buckets=(8, 20), **more)
+  shared |= dict(kv_heads=4)
+  own = tiny.config(**shared, depth=3, tied=True, causal=False)
+  return dict(**shared, start=0, encoder=own)
+
 
 # Name -> (family that must be chosen, settings of tiny.config).
 CASES = {
@@ -37,6 +45,12 @@ CASES = {
   'qwen2': ('qwen2', dict(tied=True, qkv_bias=True, kv_heads=1, norm_eps=1e-5)),
   'qwen2, untied': ('qwen2', dict(qkv_bias=True, head_dim=16)),
   'qwen3': ('qwen3', dict(qk_norm=True, kv_heads=4, head_dim=16)),
+  't5 1.0': (
+    't5',
+    dict(tied=True, head_scale=32**-0.5)
+    | encoder_decoder(act='relu', gated=False),
+  ),
+  't5 1.1': ('t5', encoder_decoder(act='gelu_tanh')),
 }
 
 
@@ -74,7 +88,7 @@ def tokens_of(shape, vocab):
 @pytest.mark.parametrize('case', CASES)
 def test_a_saved_model_comes_back_bit_for_bit(tmp_path, case, dtype):
   family, changes = CASES[case]
-  c = tiny.config(dtype=dtype, **changes)
+  c = tiny.config(**changes).running(dtype=dtype)
   params = random_params(c)
   found = saved(tmp_path / 'x', c, params)
   assert found.config == c
@@ -86,8 +100,8 @@ def test_a_saved_model_comes_back_bit_for_bit(tmp_path, case, dtype):
 def test_weights_are_those_that_transformers_wrote(family, tmp_path):
   """From names to layouts: its own file is the oracle."""
   c, reader, _ = hf.open_folder(tiny.GOLDEN / family, family)
-  c = dataclasses.replace(c, dtype='bfloat16')
-  scanned = dataclasses.replace(c, scan_layers=True)
+  c = c.running(dtype='bfloat16')
+  scanned = c.running(scan_layers=True)
   theirs = safetensors.numpy.load_file(tiny.GOLDEN / family / hf.SINGLE)
   raw = files.read_json(tiny.GOLDEN / family / 'config.json')
   for config, params in (
@@ -219,6 +233,11 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
   'changes, message',
   [
     (dict(act='gelu'), "nearest, Llama, has act='silu', not 'gelu'"),
+    (encoder_decoder(act='relu'), "nearest, T5, has act='gelu_tanh', not 'rel"),
+    (
+      encoder_decoder(act='gelu_tanh') | dict(head_scale=0.5),
+      r'T5, has head_scale=0\.17.*, not 0.5',
+    ),
     (dict(qkv_bias=True, qk_norm=True), 'Qwen3, has .*o_bias=True, not False'),
     (dict(windows=(0, 16)), r'windows=\(0, 0\), not \(0, 16\)'),
     (dict(query_scale=0.5), r'query_scale=0\.35.*, not 0.5'),
@@ -278,16 +297,24 @@ def test_transformers_agrees_with_the_saved_model(transformers, tmp_path, case):
   c = tiny.config(**CASES[case][1])
   params = random_params(c)
   export.save(tmp_path / 'x', c, params, tokenizer())
-  model, info = transformers.AutoModelForCausalLM.from_pretrained(
-    tmp_path / 'x', output_loading_info=True
-  )
+  auto = transformers.AutoModelForCausalLM
+  if c.encoder is not None:
+    auto = transformers.AutoModelForSeq2SeqLM
+  model, info = auto.from_pretrained(tmp_path / 'x', output_loading_info=True)
   assert not any(info.values()), info
   assert model.dtype == torch.float32
   assert model.config.eos_token_id == [259, 0]
-  tokens_BT = tokens_of((2, 80), c.vocab)
+  tokens_BT, source = tokens_of((2, 80), c.vocab), None
+  read = dict(input_ids=torch.as_tensor(tokens_BT))
+  if c.encoder is not None:
+    source = types.Source(tokens_BT[:, ::-1], np.array([80, 80]))
+    read = dict(
+      input_ids=torch.as_tensor(tokens_BT[:, ::-1].copy()),
+      decoder_input_ids=read['input_ids'],
+    )
   with torch.no_grad():
-    theirs = model(torch.as_tensor(tokens_BT)).logits.numpy()
-  ours = np.asarray(tiny.logits(c, params, tokens_BT))
+    theirs = model(**read).logits.numpy()
+  ours = np.asarray(tiny.logits(c, params, tokens_BT, source))
   scale = np.abs(ours).max()
   np.testing.assert_allclose(theirs / scale, ours / scale, atol=1e-5)
 

@@ -246,3 +246,80 @@ def test_rows_are_checked():
   endless = tokenizer_lib.Tokenizer('x', tokenizers.Tokenizer(t.inner.model))
   with pytest.raises(ValueError, match='x: has no end-of-text token'):
     text.pack(['abc'], endless, 2)
+
+
+# --- pairs -------------------------------------------------------------------
+
+
+def pairs(*documents, sources):
+  return text.Corpus('here', documents, '', sources)
+
+
+def test_pairs_of_two_fields(tmp_path, datasets):
+  lines = ['{"en": "a dog", "de": "ein Hund"}', '{"de": "", "en": ""}']
+  source = write(tmp_path, 'a.jsonl', lines[0])
+  found = text.read(source, field='de', source_field='en')
+  assert found[:2] == (source, ('ein Hund',)) and found.sources == ('a dog',)
+  assert found.sha256 != text.read(source, field='de').sha256
+  found = text.read('numbers', field='words', source_field='digits')
+  assert len(found.documents) == 10_000
+  assert (found.sources[409], found.documents[409]) == ('409', 'nine zero four')
+  write(tmp_path, 'a.jsonl', '\n'.join(lines))
+  for path, fields, message in (
+    (source, ('de', 'en'), r"a.jsonl:2: an empty text; .* \('en'\) and a ta"),
+    (source, ('de', 'fr'), "a.jsonl:1: no text in field 'fr'; .* are en, de$"),
+    (source, ('fr', 'en'), "a.jsonl:1: no text in field 'fr'; .* are en, de$"),
+    ('stdlib', ('de', 'en'), "'stdlib': source_field='en' is of rows; give a"),
+    ('hf:a/b/train', ('text', 'text'), 'b/train:1: an empty text; a pair'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      text.read(path, field=fields[0], source_field=fields[1])
+
+
+def test_pairs_stay_together_and_one_source_on_one_side():
+  sources = tuple(f's{i % 20}' for i in range(60))
+  documents = [f'{s} t{i}' for i, s in enumerate(sources)]
+  parts = text.held_out(pairs(*documents, sources=sources), 5)
+  assert [len(x.documents) for x in parts] == [48, 12]
+  assert not set(parts[0].sources) & set(parts[1].sources)
+  for part in parts:
+    joined = zip(part.sources, part.documents, strict=True)
+    assert all(d.split()[0] == s for s, d in joined)
+  with pytest.raises(ValueError, match='of 3 characters is too short to hold'):
+    text.held_out(pairs('a', 'b', sources=('one', 'one')), 2)
+
+
+def test_the_tokenizer_of_pairs_has_the_ids_of_t5(tmp_path):
+  corpus = pairs('ab ab', 'ab', sources=('xy xy', 'xy xy'))
+  t = text.train_tokenizer(corpus, 280, tmp_path)
+  assert t.tokens()[:2] == ['<pad>', '</s>'] and t.eos_ids == (1,)
+  assert {'ab', 'xy', 'Ġxy'} <= set(t.tokens())
+  # Those who add special tokens get the end behind a text.
+  assert t.inner.encode('ab').ids == [*t.encode('ab'), 1]
+
+
+def test_rows_of_pairs_by_hand(caplog):
+  t = tokenizer_lib.from_bytes(258, 'bytes')
+  corpus = pairs('ab', 'cdef', 'g', sources=('x', 'yz', 'uvwxy'))
+  rows = text.pair_rows(corpus, t, 7, 5, 4)
+  assert {x.dtype.name for x in rows.values()} == {'int32', 'bool'}
+  assert rows['tokens'].tolist() == [
+    [7, 97, 98, 256, 0],
+    [7, 99, 100, 101, 102],  # cut: it has no end to learn
+    [7, 103, 256, 0, 0],
+  ]
+  assert rows['counted'].astype(int).tolist() == [
+    [0, 1, 1, 1, 0],
+    [0, 1, 1, 1, 1],
+    [0, 1, 1, 0, 0],
+  ]
+  assert rows['source'].tolist() == [
+    [120, 256, 0, 0],
+    [121, 122, 256, 0],
+    [117, 118, 119, 256],
+  ]
+  assert rows['source_length'].tolist() == [2, 3, 4]
+  said = '2 of 3 pairs are longer than length=5 or source_length=4: cut'
+  assert caplog.messages == [said]
+  text.pair_rows(corpus, t, 7, 6, 6)
+  assert caplog.messages == [said]

@@ -1,0 +1,41 @@
+r"""An encoder-decoder on pairs of texts: Flan-T5-small on yours.
+
+  python scripts/train.py --config=configs/train_t5.py:tiny --workdir=DIR
+  python scripts/train.py --config=configs/train_t5.py --workdir=DIR \
+    --config.text.source=pairs.jsonl --config.text.source_field=en \
+    --config.text.field=de --config.judge.metric=bleu
+
+tiny: names of digits in reverse, from random weights; BLEU 88 after 300 steps,
+half a minute on 2 CPU cores. full: not yet run.
+"""
+
+import ml_collections
+
+from configs import train_lm
+
+
+def get_config(size: str = 'full') -> ml_collections.ConfigDict:
+  """size 'tiny': a small model and few steps, for a quick run."""
+  c, tiny = train_lm.get_config(size).unlock(), size == 'tiny'
+  c.model.update(
+    size='t5_tiny' if tiny else '',
+    source='' if tiny else 'wheel:traceforge-title-model==0.2.0',
+    dropout=0.0 if tiny else 0.1,
+  )
+  c.text.update(
+    source='numbers' if tiny else '',
+    field='words' if tiny else 'target',
+    source_field='digits' if tiny else 'source',
+    vocab=320,
+    length=24 if tiny else 128,
+    source_length=8 if tiny else 256,
+    rows=64 if tiny else 32,
+  )
+  c.optimiser.update(learning_rate=3e-3 if tiny else 3e-4, weight_decay=0.0)
+  c.run.update(
+    steps=300 if tiny else 2000,
+    checkpoint_every=100 if tiny else 500,
+    evaluate_every=100 if tiny else 500,
+  )
+  c.judge.metric = 'bleu' if tiny else ''
+  return c.lock()

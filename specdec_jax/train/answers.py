@@ -1,0 +1,78 @@
+"""BLEU and ROUGE-L of a model's greedy answers to held-out sources."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from specdec_jax import api, build, fields, types
+from specdec_jax.train import lm_loss, text
+
+# Metric -> the package that computes it.
+METRICS = {'bleu': 'sacrebleu', 'rouge': 'rouge-score'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge(fields.Checked):
+  metric: str = fields.setting(
+    allowed=('', *METRICS), help='of greedy answers to held-out sources'
+  )
+  pairs: int = fields.setting(low=1, help='held-out pairs to answer, at most')
+
+
+def scores(
+  s: Judge,
+  model: build.LanguageModel,
+  held: text.Corpus,
+  rows: dict[str, np.ndarray],
+  batch: int,
+) -> Callable[[types.Params], dict[str, float]]:
+  """A function from params to {the metric's name: its value}.
+
+  Args:
+    s: the metric, and how many pairs.
+    model: an encoder-decoder; its params are not read.
+    held: pairs; the answers are compared with their documents.
+    rows: of text.pair_rows, of the same pairs; a source is read as cut there.
+    batch: rows that are decoded together.
+
+  Raises:
+    ValueError: the metric's package is not installed.
+  """
+  metric, tokens_NT = metric_of(s.metric), rows['tokens'][: s.pairs]
+  (count, T), ends = tokens_NT.shape, rows['source_length']
+  sources = [rows['source'][i, : ends[i]].tolist() for i in range(count)]
+
+  def found(params: types.Params) -> dict[str, float]:
+    params = lm_loss.in_dtype(params, model.dtype)
+    now = dataclasses.replace(model, params=params)
+    out = api.generate(now, sources, max_new_tokens=T - 1, batch_size=batch)
+    return {s.metric: metric([x.text for x in out], held.documents[:count])}
+
+  return found
+
+
+def metric_of(name: str) -> Callable[[Sequence[str], Sequence[str]], float]:
+  """A function from (answers, references) to 0 ... 100.
+
+  'bleu': of the whole corpus (sacrebleu: Post 2018,
+  https://arxiv.org/abs/1804.08771). 'rouge': the mean F1 of ROUGE-L, of stems
+  (Lin 2004, https://aclanthology.org/W04-1013).
+
+  Raises:
+    ValueError: its package is not installed.
+  """
+  try:
+    if name == 'bleu':
+      import sacrebleu
+
+      return lambda found, wanted: sacrebleu.corpus_bleu(found, [wanted]).score
+    from rouge_score import rouge_scorer  # pyright: ignore
+  except ImportError as error:
+    package = METRICS[name]
+    raise ValueError(
+      f'judge.metric={name!r} needs {package}: pip install {package}'
+    ) from error
+  score = rouge_scorer.RougeScorer(['rougeL'], use_stemmer=True).score
+  one = lambda answer, wanted: score(wanted, answer)['rougeL'].fmeasure
+  return lambda found, wanted: 100 * float(np.mean([*map(one, found, wanted)]))

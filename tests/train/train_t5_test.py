@@ -1,0 +1,172 @@
+"""From pairs of texts to an encoder-decoder that answers."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from configs import train_t5
+from specdec_jax import api, build
+from specdec_jax.bench import machine
+from specdec_jax.io import export, hf
+from specdec_jax.io import load as load_lib
+from specdec_jax.models import lm
+from specdec_jax.train import answers, lm_loss, text
+from specdec_jax.train import train_lm as train_lib
+from tests.io import tiny
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+FEW = dict(
+  model=dict(dropout=0.1),
+  text=dict(vocab=270, length=10, source_length=6, rows=4),
+  run=dict(steps=4, checkpoint_every=2, evaluate_every=2, log_every=1),
+  judge=dict(pairs=6),
+  # More, and every answer is the same after these steps.
+  optimiser=dict(learning_rate=5e-4),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch):
+  monkeypatch.setattr(machine, 'matmul_flops', lambda dtype: 1e12)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def seen():
+  """What is scored, in place of BLEU: the answers and the references."""
+  found = []
+
+  def noted(*texts):
+    found.append([list(x) for x in texts])
+    return 1.0
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(answers, 'metric_of', lambda name: noted)
+    yield found
+
+
+def run(workdir, changed=False, **sections):
+  c = train_t5.get_config('tiny').unlock()
+  for section, values in [*FEW.items(), *sections.items()]:
+    c[section].update(values)
+  return train_lib.run(train_lib.settings(c), workdir, changed=changed)
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('alone')
+  return folder, run(folder)
+
+
+def test_the_scored_answers_and_the_loss_are_those_of_the_saved_model(
+  alone, seen
+):
+  folder, figures = alone
+  assert figures['finished'] and figures['bleu'] == 1.0
+  assert figures['step'] == 4  # the last evaluation is the best
+  model = build.load(folder / 'model')
+  t = model.tokenizer
+  assert (model.start, t.eos_ids, t.size) == (0, (1,), 270)
+  corpus = text.read('numbers', field='words', source_field='digits')
+  _, held = text.held_out(corpus, 20)
+  found, wanted = seen[1]
+  assert wanted == list(held.documents[:6]) and len(set(found)) > 1
+  ours = api.generate(model, held.sources[:6], max_new_tokens=9)
+  assert [x.text for x in ours] == found
+  drafted = api.generate(
+    model, held.sources[:6], max_new_tokens=9, draft='lookup'
+  )
+  assert [x.tokens for x in drafted] == [x.tokens for x in ours]
+  # Without dropout.
+  read = tiny.read(folder / 'model')
+  rows = text.pair_rows(held, t, 0, 10, 6)
+  rows = {name: x[:64] for name, x in rows.items()}
+  loss = lm_loss.cross_entropy(read.config, ids=t.size, remat=False)
+  want = train_lib.held_out_loss(loss, rows)(read.params)['held_out_loss']
+  np.testing.assert_allclose(figures['held_out_loss'], want, 1e-5)
+
+
+def test_a_stopped_run_goes_on_to_the_same_bytes(alone, tmp_path, monkeypatch):
+  folder, figures = alone
+  judge = train_lib.held_out_loss
+
+  def stops(*args):
+    inner = judge(*args)
+
+    def judged(params):
+      os.kill(os.getpid(), signal.SIGTERM)
+      return inner(params)
+
+    return judged
+
+  with monkeypatch.context() as patch:
+    patch.setattr(train_lib, 'held_out_loss', stops)
+    assert run(tmp_path) == {'step': 2, 'finished': False}
+  made = {'model': str(tmp_path / 'model')}
+  assert run(tmp_path) == figures | made
+  for name in ('metrics.jsonl', f'model/{hf.SINGLE}', 'model/tokenizer.json'):
+    assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize('kind', ['t5', 'decoder'])
+def test_a_model_goes_on_with_its_tokenizer(kind, alone, tmp_path):
+  """At a learning rate of nothing it stays what it was, bit for bit."""
+  source = str(alone[0] / 'model')
+  changes: dict = dict(text={}, judge={})
+  if kind == 'decoder':
+    c = tiny.config()
+    source = str(tmp_path / 'source')
+    tokenizer = load_lib.open_source('random:tiny').tokenizer
+    export.save(source, c, lm.init(c, 0), tokenizer)
+    changes = dict(text=dict(source_field=''), judge=dict(metric=''))
+  changes['model'] = dict(size='', source=source)
+  changes['optimiser'] = dict(learning_rate=1e-30)
+  figures = run(tmp_path / 'run', **changes)
+  before, after = (tiny.read(x) for x in (source, tmp_path / 'run/model'))
+  assert after.config == before.config
+  tiny.check_equal(after.params, before.params)
+  assert after.tokenizer.fingerprint() == before.tokenizer.fingerprint()
+  if kind == 't5':
+    near = alone[1]['held_out_loss']
+    np.testing.assert_allclose(figures['held_out_loss'], near, 1e-5)
+    # The same run cannot go on from another model.
+    with pytest.raises(ValueError, match='other values of .*model.source, re'):
+      changes['model']['source'] = 'random:t5_tiny'
+      run(tmp_path / 'run', True, **changes)
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(model=dict(source='x')), "model.size='t5_tiny' and source='x': give"),
+    (dict(model=dict(size='')), "model.size='' and source='': give one of the"),
+    (dict(model=dict(dropout=1.0)), 'model.dropout=1.0: must be .* less than'),
+    (
+      dict(text=dict(source_field=''), judge=dict(metric='')),
+      "text.source_field='': t5_tiny has an encoder; name",
+    ),
+    (
+      dict(model=dict(size='tiny')),
+      "text.source_field='digits': tiny has no encoder; name",
+    ),
+    (dict(text=dict(source_field='')), "judge.metric='bleu': is of answers to"),
+    (dict(judge=dict(metric='wer')), "judge.metric='wer': allowed are '', bl"),
+    (
+      dict(
+        model=dict(size='', source='random:t5_tiny'), text=dict(tokenizer='x')
+      ),
+      "text.tokenizer='x': model.source has its own",
+    ),
+    (dict(text=dict(field='word')), "numbers:0: no text in field 'word'; the"),
+    (dict(text=dict(source='stdlib')), "source_field='digits' is of rows; giv"),
+  ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+  changes, message, tmp_path
+):
+  with pytest.raises(ValueError, match=message) as error:
+    run(tmp_path / 'run', **changes)
+  assert '\n' not in str(error.value)
+  assert not [*(tmp_path / 'run').glob('*')]
