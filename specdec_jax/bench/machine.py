@@ -106,11 +106,11 @@ def _filled(*shape, dtype):
   return jnp.full(shape, 0.5, dtype)
 
 
-def _seconds(f, *args, seconds: float = 0.4) -> list[float]:
-  """Seconds of each call, over at least 5 calls and `seconds` in all."""
+def _seconds(f, *args) -> list[float]:
+  """Seconds of each call, over at least 5 calls and 0.4 seconds in all."""
   jax.block_until_ready(f(*args))
   took: list[float] = []
-  while len(took) < 5 or sum(took) < seconds:
+  while len(took) < 5 or sum(took) < 0.4:
     start = time.perf_counter()
     jax.block_until_ready(f(*args))
     took.append(time.perf_counter() - start)

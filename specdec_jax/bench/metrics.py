@@ -278,13 +278,12 @@ def around(
   return Interval(value, float(value / factor), float(value * factor))
 
 
-def speedup(tokens_AG, seconds_AG, level: float = 0.95) -> Interval:
+def speedup(tokens_AG, seconds_AG) -> Interval:
   """Tokens over seconds of the first arm A, over the second's.
 
   Args:
     tokens_AG: by arm and prompt G.
     seconds_AG: the same; means over repeats, above 0.
-    level: of the interval.
   """
   sums = lambda times_SG: (
     np.log(times_SG @ np.asarray(tokens_AG, float).T)
@@ -293,4 +292,4 @@ def speedup(tokens_AG, seconds_AG, level: float = 0.95) -> Interval:
   prompts = np.shape(tokens_AG)[1]
   whole_A, every_SA = sums(np.ones(prompts)), sums(resamples(prompts))
   sd = float(np.std(every_SA[:, 0] - every_SA[:, 1]))
-  return around(float(np.exp(whole_A[0] - whole_A[1])), sd, prompts, level)
+  return around(float(np.exp(whole_A[0] - whole_A[1])), sd, prompts)

@@ -108,13 +108,13 @@ def measure(
   return out
 
 
-def tok_s(runs: Runs, whole: bool = False) -> float | None:
-  """Tokens per second of decoding, or of whole requests, over all batches.
+def tok_s(runs: Runs) -> float | None:
+  """Tokens per second of decoding, over all batches.
 
   None where decoding takes no longer than the prefill's time varies: too short
   to measure.
   """
-  seconds = _seconds(runs, list(range(len(runs.outputs))), whole)
+  seconds = _seconds(runs, list(range(len(runs.outputs))), whole=False)
   return None if seconds is None else float(runs.tokens_G.sum() / seconds.sum())
 
 

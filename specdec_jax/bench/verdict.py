@@ -131,11 +131,11 @@ def _about(best: Any, measured: float) -> list[str]:
   return out
 
 
-def _times(x: Any, level: int = 95) -> str:
+def _times(x: Any) -> str:
   """'1.35x (95 %: 1.20 to 1.52)'."""
   if x.value is None:
     return x.outcome
-  ends = '' if x.low is None else f' ({level} %: {x.low:.2f} to {x.high:.2f})'
+  ends = '' if x.low is None else f' (95 %: {x.low:.2f} to {x.high:.2f})'
   return f'{x.value:.2f}x{ends}'
 
 

@@ -6,7 +6,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from specdec_jax.analysis import curves
+from scripts import plot
+from tests import programs
 
 
 def workdir(folder, *rows, end='\n'):
@@ -42,7 +43,7 @@ def test_the_last_line_of_a_step_counts_for_each_figure(tmp_path):
     '{"step": 4, "lo',
     end='',
   )
-  found = curves.read(folder)
+  found = plot.read(folder)
   expected = {
     'loss': ([1, 2, 3], [[4.0], [2.5], [2.0]]),
     'alpha': ([2], [[0.5]]),
@@ -56,9 +57,8 @@ def test_the_last_line_of_a_step_counts_for_each_figure(tmp_path):
 
 
 def test_runs_are_drawn_as_they_were_written_and_told_apart(tmp_path):
-  a, b = (distilled(tmp_path / x, i) for i, x in enumerate('ab'))
-  runs = {'a': curves.read(a), 'b': curves.read(b)}
-  loss, alpha, efficiency = curves.figure(runs).axes
+  runs = {x: plot.read(distilled(tmp_path / x, i)) for i, x in enumerate('ab')}
+  loss, alpha, efficiency = plot.draw(runs).axes
   lines = lambda axes: [
     (list(x.get_xdata()), list(x.get_ydata())) for x in axes.get_lines()
   ]
@@ -71,7 +71,10 @@ def test_runs_are_drawn_as_they_were_written_and_told_apart(tmp_path):
   assert (first.get_label(), second.get_label()) == ('a', 'b')
   assert first.get_linestyle() != second.get_linestyle()
 
-  assert curves.draw([str(a)]) == a / 'curves.png'
+
+def test_a_figure_has_ink_in_every_panel(tmp_path):
+  a = distilled(tmp_path / 'a')
+  assert programs.run('scripts/plot.py', a).check().out == f'{a}/curves.png\n'
   pixels = matplotlib.image.imread(a / 'curves.png')[..., :3].mean(-1)
   for panel in range(3):
     at = panel * len(pixels) // 3
@@ -79,15 +82,10 @@ def test_runs_are_drawn_as_they_were_written_and_told_apart(tmp_path):
 
 
 def test_refusals(tmp_path):
-  for i, (row, message) in enumerate(
-    [
-      ('{"step": 1', 'metrics.jsonl:1: not JSON'),
-      ({'step': 1, 'gradient_norm': 1.0}, 'has no loss, alpha or block effic'),
-    ]
-  ):
-    with pytest.raises(ValueError, match=message):
-      curves.draw([str(workdir(tmp_path / str(i), row))])
+  folder = workdir(tmp_path / 'a', dict(step=1, gradient_norm=1.0))
+  with pytest.raises(ValueError, match='has no loss, alpha or block effic'):
+    plot.read(folder)
   with pytest.raises(ValueError, match='metrics.jsonl: cannot be read .No su'):
-    curves.draw([str(tmp_path / 'none')])
-  with pytest.raises(ValueError, match='6 workdirs: name 1 to 5'):
-    curves.draw(['x'] * 6)
+    plot.read(tmp_path / 'none')
+  done = programs.run('scripts/plot.py', *[folder] * 6)
+  done.check_refused('plot.py: 6 workdirs: name 1 to 5')
