@@ -34,6 +34,12 @@ def refused(folder, path, wrong=''):
   assert wrong in str(error.value) or path.name == checkpoint.MANIFEST
 
 
+def falls_back(folder):
+  older = checkpoint.Checkpoints(folder).restore(saved.like(saved.state(1)))
+  assert (older.step, older.facts) == (1, {'next': 1})
+  assert saved.content(older.arrays) == saved.content(saved.state(1))
+
+
 def test_every_flipped_bit_is_found_and_its_file_named(folder):
   draw = random.Random(0)
   paths = [p for p in saved.all_files(folder / '2') if p.stat().st_size]
@@ -49,6 +55,8 @@ def test_every_flipped_bit_is_found_and_its_file_named(folder):
     new[bit // 8] ^= 1 << bit % 8
     path.write_bytes(new)
     refused(folder, path)
+    if i % 25 == 0:
+      falls_back(folder)
     path.write_bytes(old)
   assert saved.content(restore(folder).arrays) == saved.content(saved.state(2))
 
@@ -58,6 +66,7 @@ def test_missing_truncated_and_added_files_are_named(folder):
     old = path.read_bytes()
     path.unlink()
     refused(folder, path, 'No such file')
+    falls_back(folder)
     for new in {old[:-1], b''} - {old}:
       path.write_bytes(new)
       refused(folder, path, 'truncated')

@@ -1,4 +1,4 @@
-"""Kills training runs at random, damages checkpoints, and compares bytes."""
+"""Kills training runs at random, and compares what they leave, byte by byte."""
 
 import collections
 import dataclasses
@@ -29,7 +29,6 @@ AIMS += ('evaluation', 'step', 'anywhere')
 COLD = 2  # the first kills are of runs without a compilation cache
 CHAIN = 4  # kills that one workdir lives through, at most
 INTERVAL = 4  # steps from one checkpoint to the next, at most
-REFUSED = 'refused, the older step restored'
 
 
 @dataclasses.dataclass
@@ -43,9 +42,6 @@ class Found:
   runs: int = 0
   restored: int = 0
   lost: int = 0
-  damaged: collections.Counter[str] = dataclasses.field(
-    default_factory=collections.Counter
-  )
   wrong: list[str] = dataclasses.field(default_factory=list)
 
   def check(self, good: bool, sentence: str) -> None:
@@ -245,60 +241,6 @@ def finish(found: Found, runs: Runs, workdir: pathlib.Path) -> None:
   shutil.rmtree(workdir)
 
 
-def damage(
-  found: Found,
-  source: pathlib.Path,
-  folder: pathlib.Path,
-  flips: int,
-  seed: int,
-) -> None:
-  """Flips bits of the newest step and removes its files, one at a time.
-
-  Each must be found out, and the step before it restored, byte for byte.
-  """
-  steps = checkpoint.Checkpoints(source).steps()[-2:]
-  for step in steps:
-    shutil.copytree(source / str(step), folder / str(step))
-  tree = like(folder / str(steps[0]))
-  older = checkpoint.Checkpoints(folder).restore(tree, steps[0])
-  assert older is not None, folder
-  want = older.step, content(older.arrays), older.facts
-  newest = folder / str(steps[1])
-  paths = sorted(x for x in newest.rglob('*') if x.is_file())
-  filled = [x for x in paths if x.stat().st_size]
-  draw = random.Random(seed)
-  for i in runtime.track(range(flips + len(paths)), 'flips'):
-    kind = 'flip' if i < flips else 'deletion'
-    path = draw.choice(filled) if kind == 'flip' else paths[i - flips]
-    old = path.read_bytes()
-    if kind == 'flip':
-      new, bit = bytearray(old), draw.randrange(8 * len(old))
-      new[bit // 8] ^= 1 << bit % 8
-      path.write_bytes(new)
-    else:
-      path.unlink()
-    outcome = _outcome(folder, tree, want)
-    found.damaged[f'{kind}: {outcome}'] += 1
-    where = f'{kind} in {path.relative_to(folder)}'
-    found.check(outcome == REFUSED, f'{where}: {outcome}')
-    path.write_bytes(old)
-
-
-def _outcome(folder: pathlib.Path, tree, want) -> str:
-  try:
-    with checkpoint.Checkpoints(folder) as saved:
-      got = saved.restore(tree)
-  except checkpoint.Corrupt:
-    return 'refused, nothing restored'
-  # An error without a type of ours is a finding, whichever it is.
-  except Exception as error:  # noqa: BLE001
-    return f'untyped {type(error).__name__}'
-  if got is None or got.step != want[0]:
-    return 'silently restored'
-  same = (got.step, content(got.arrays), got.facts) == want
-  return REFUSED if same else 'the older step restored wrong'
-
-
 def summary(found: Found, seconds: float) -> dict[str, Any]:
   return {
     'good': not found.wrong,
@@ -309,7 +251,6 @@ def summary(found: Found, seconds: float) -> dict[str, Any]:
     'restored': found.restored,
     'steps_lost': found.lost,
     'interval': INTERVAL,
-    'damaged': dict(found.damaged),
     'wrong': found.wrong,
     'seconds': round(seconds),
   }
@@ -326,7 +267,5 @@ def show(doc: dict[str, Any], console: rich.console.Console) -> None:
     f'{doc["starts"]} starts compared; at most {doc["steps_lost"]} steps made '
     f'again, {doc["interval"]} from one save to the next'
   )
-  for kind, times in sorted(doc['damaged'].items()):
-    console.print(f'{times} x {kind}')
   for sentence in doc['wrong']:
     console.print(f'WRONG: {sentence}', style='bold red', markup=False)

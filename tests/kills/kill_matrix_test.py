@@ -26,36 +26,6 @@ def steps(tmp_path):
   return folder
 
 
-def damaged(steps, tmp_path, flips=12):
-  found = kill_matrix.Found()
-  copy = tmp_path / 'copy'
-  kill_matrix.damage(found, steps, copy, flips, 0)
-  return found
-
-
-# Orbax leaves coroutines and loops behind where it breaks.
-@pytest.mark.filterwarnings('ignore')
-def test_what_is_restored_silently_is_said(steps, tmp_path, monkeypatch):
-  monkeypatch.setattr(checkpoint, 'check_files', lambda *args, **named: None)
-  found = damaged(steps, tmp_path, flips=40)
-  assert found.damaged['flip: silently restored']
-  assert any('silently restored' in x for x in found.wrong), found.wrong
-
-
-def test_an_error_without_a_type_of_ours_is_said(steps, tmp_path, monkeypatch):
-  older, asked = checkpoint.Checkpoints.restore, []
-
-  def restore(self, *args, **named):
-    asked.append(args)
-    if len(asked) > 1:
-      raise KeyError('x')
-    return older(self, *args, **named)
-
-  monkeypatch.setattr(checkpoint.Checkpoints, 'restore', restore)
-  found = damaged(steps, tmp_path, flips=1)
-  assert found.damaged['flip: untyped KeyError'] == 1
-
-
 @pytest.fixture
 def reference(steps):
   """That of the two steps, which are then those of the workdir above."""
