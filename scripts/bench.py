@@ -42,7 +42,7 @@ def run() -> bool:
   plan = plan_lib.make(loaded, chosen, sizes)
   console = runtime.console()
   doc = benchmark.run(
-    plan_lib.arms(loaded),
+    plan_lib.arms(loaded, measure=False),
     plan,
     track=runtime.track,
     console=console,

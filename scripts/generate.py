@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import api, html, requests, runtime, settings  # noqa: E402
+from specdec_jax import api, build, html, requests, runtime, settings  # noqa: E402
 from specdec_jax.analysis import answers  # noqa: E402
 from specdec_jax.bench import prompts  # noqa: E402
 
@@ -50,6 +50,9 @@ def run() -> bool:
     config = answers.one_method(config)
     e = settings.Experiment(settings.settings(config), target)
   engine = settings.first(e)
+  # A rerun goes on as it was begun.
+  if engine.costs and (costs := answers.costs(output)):
+    engine = build.with_costs(engine, costs)
 
   def ask(items):
     batch = api.request_of(engine, items, wanted, rows=rows)

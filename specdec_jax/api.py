@@ -52,7 +52,7 @@ class Completion:
     'non-finite' (run only: the logits after these tokens were not finite).
   origins: who made each token, a name of types.ORIGINS.
   metrics: bench.metrics.summary of the request as it was decoded: what a stop
-    string cuts off is counted.
+    string cuts off is counted; and the costs that `adaptive` chose by.
   logprobs: of each token, with logprobs=True.
   record: every window, with record=True.
   """
@@ -162,7 +162,7 @@ def stream(
   *,
   draft: Any = None,
   rule: str | types.Rule = 'reject',
-  gamma: int | None = None,
+  gamma: int | str | os.PathLike | None = None,
   draft_options: dict[str, Any] | None = None,
   chat: bool = False,
   request: int = 0,
@@ -356,7 +356,7 @@ def _completion(engine, request, wanted: Settings, out, row: int, record):
     tokens=tokens,
     finish_reason=reason,
     origins=[types.ORIGINS[o] for o in out.info.origin_BL[row, kept]],
-    metrics=metrics.summary(counts)._asdict(),
+    metrics=metrics.summary(counts)._asdict() | {'costs': engine.costs},
     logprobs=None if logprobs is None else logprobs[row, kept].tolist(),
     record=record,
   )

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from specdec_jax import decode, fields, types
-from specdec_jax.costs import window
+from specdec_jax.costs import calibration
 from specdec_jax.drafters import (
   adaptive,
   eagle,
@@ -58,7 +58,8 @@ class Engine:
   weights: parameters of target and drafter.
   programs: the jitted programs of the loop.
   options: static choices of the loop.
-  parts, costs: as in drafters.method.Method; see with_costs.
+  parts, costs: as in drafters.method.Method; until there are costs (see
+    with_costs), an adaptive drafter has no weights.
   """
 
   target: LanguageModel
@@ -80,6 +81,7 @@ def engine(
   rule: str | types.Rule = 'reject',
   gamma: int | None = None,
   options: decode.Options | None = None,
+  measure: bool = True,
   **settings,
 ) -> Engine:
   """Combines a target, a draft and a rule.
@@ -92,6 +94,7 @@ def engine(
     gamma: tokens drafted in a window; 0 is plain decoding; None is the gamma
       of a types.Drafter, 4 for any other draft.
     options: static choices of the loop.
+    measure: time the costs of an adaptive drafter for which none are given.
     **settings: fields of the drafter's Settings; for a LanguageModel,
       min_confidence. A drafter around others takes theirs by name, as in
       drafter='eagle', eagle=dict(path='zoo:NAME').
@@ -119,17 +122,19 @@ def engine(
     decode.programs(target.model, made.drafter, rule, options),
     options,
     made.parts,
+    made.costs,
   )
-  if made.costs is None:
-    return built
-  return with_costs(built, made.costs or window.measure(built))
+  costs = made.costs
+  if costs == {} and measure:
+    costs = calibration.measure(built)
+  return with_costs(built, costs) if costs else built
 
 
 def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
   """An engine with an adaptive drafter, which chooses by these costs.
 
-  Another measurement compiles nothing again. Engine.costs are those in use:
-  with them a rerun chooses the same.
+  Other costs compile nothing again. Engine.costs are those in use: with them a
+  rerun chooses the same.
 
   Args:
     engine: made with draft='adaptive'.

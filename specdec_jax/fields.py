@@ -23,6 +23,11 @@ _KINDS: dict[Any, tuple[str, Any, str]] = {
   float: ('a number', int | float, '0.0, 1.0'),
   str: ('a text', str, "'one', 'two'"),
   str | os.PathLike: ('a path', str | os.PathLike, "'one', 'two'"),
+  str | os.PathLike | Mapping: (
+    'a path or a dict',
+    str | os.PathLike | Mapping,
+    '',
+  ),
 }
 
 

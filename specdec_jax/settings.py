@@ -154,8 +154,13 @@ def load(s: Settings) -> Experiment:
   return Experiment(s, target)
 
 
-def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
-  """The engine of one method; gamma 0 is plain decoding."""
+def engine(
+  e: Experiment, method: str, gamma: int, measure: bool = True
+) -> build.Engine:
+  """The engine of one method; gamma 0 is plain decoding.
+
+  measure: as in build.engine.
+  """
   s, own = e.settings, {}
   options = build.default_options(chunk=s.decode.chunk)
   if options.widths:  # A cap at another gamma of the config has its own width.
@@ -171,6 +176,7 @@ def engine(e: Experiment, method: str, gamma: int) -> build.Engine:
     rule=s.decode.rule,
     gamma=gamma,
     options=options,
+    measure=measure,
     **own,
   )
 

@@ -9,7 +9,7 @@ import specdec_jax
 from specdec_jax import api, build, requests, sharding
 from specdec_jax.bench import machine
 from specdec_jax.certify import table_model
-from specdec_jax.costs import gammas
+from specdec_jax.costs import calibration, gammas
 from specdec_jax.drafters import lookup
 from specdec_jax.io import tokenizer
 from specdec_jax.models import convert
@@ -253,8 +253,7 @@ def test_a_draft_of_another_tokenizer_is_refused(target, draft):
 def test_gamma_from_a_file_of_measurements(target, tmp_path):
   path = tmp_path / 'gammas.json'
   few, many = (
-    gammas.Entry('lookup', rows, 32, gamma, {})
-    for rows, gamma in ((1, 3), (3, 0))
+    gammas.Entry('lookup', rows, 32, gamma) for rows, gamma in ((1, 3), (3, 0))
   )
   gammas.write(path, machine.describe(), target.digest, [few, many], {})
   ask = lambda prompts: specdec_jax.generate(
@@ -265,3 +264,38 @@ def test_gamma_from_a_file_of_measurements(target, tmp_path):
   assert ask(PROMPTS)[0].metrics['proposed_per_position'] == []
   with pytest.raises(ValueError, match='cannot be read'):
     specdec_jax.generate(target, PROMPTS, draft='lookup', gamma='no.json')
+  flow = lambda: specdec_jax.stream(
+    target, PROMPTS[0], draft='lookup', gamma=path, **COMMON
+  )
+  assert [x for piece in flow() for x in piece.tokens] == one.tokens
+  gammas.write(path, machine.describe(), 'another', [few], {})
+  with pytest.raises(ValueError, match='measured on another model') as error:
+    flow()
+  assert '\n' not in str(error.value)
+
+
+def test_a_rerun_with_the_costs_of_a_result_repeats_it(
+  target, plain, monkeypatch
+):
+  """Measured again they may be others, and sampled text with them."""
+  drafting = iter([[0, 0, 0, 0], [0, 9, 9, 9]])
+  monkeypatch.setattr(
+    calibration,
+    'measure',
+    lambda engine: dict(verify=[1, 1, 1, 1], lm=next(drafting)),
+  )
+  settings = dict(drafter='lm', lm=dict(source='random:tiny:1'), scope='batch')
+  ask = lambda **more: specdec_jax.generate(
+    target,
+    PROMPTS,
+    draft='adaptive',
+    gamma=3,
+    draft_options=settings | more,
+    **COMMON,
+  )
+  tokens = lambda out: [x.tokens for x in out]
+  first, other = ask(), ask()
+  assert tokens(first) != tokens(other)
+  assert first[0].metrics['costs']['lm'] == [0, 0, 0, 0]
+  assert tokens(ask(costs=first[0].metrics['costs'])) == tokens(first)
+  assert plain[0].metrics['costs'] is None

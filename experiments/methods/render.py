@@ -18,7 +18,7 @@ class Cell(NamedTuple):
   improvement: metrics.Interval
   tok_s: float | None
   counts: metrics.Summary
-  alpha: predict.Alpha
+  alpha: predict.Alpha | None
   audit: identity.Audit
   failed: list[identity.Failure]
 
@@ -48,7 +48,7 @@ def markdown(doc: Document) -> str:
         some[0].drafter,
         some[0].rule + ('' if some[0].lossless else ' (LOSSY)'),
         *(_cell(x, first) for x in found),
-        ' '.join(f'{x.alpha.alpha:.2f}' for x in some),
+        ' '.join(f'{x.alpha.alpha:.2f}' if x.alpha else '-' for x in some),
         _differs(some),
       ]
     )

@@ -127,7 +127,7 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
       improvement=timing.improvement(runs[arm.name], runs[plain.name]),
       tok_s=timing.tok_s(runs[plain.name]),
       counts=metrics.summary(metrics.join(outputs[arm.name])),
-      alpha=found[arm.drafter],
+      alpha=found.get(arm.drafter),
       audit=audits[arm.name],
       failed=identity.failures(groups, {arm.name: outputs[arm.name]}),
     )

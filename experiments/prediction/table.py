@@ -36,7 +36,7 @@ def run() -> bool:
   folder = runtime.open_workdir(_RESULTS.value)
   chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
   e = settings_lib.load(settings)
-  arms, plan = plan_lib.arms(e), plan_lib.make(e, chosen)
+  arms, plan = plan_lib.arms(e, measure=False), plan_lib.make(e, chosen)
   cells, sound, text = [], True, ''
   for sampling in warmths:
     doc = benchmark.run(

@@ -42,7 +42,10 @@ def run() -> bool:
   chosen = questions.among(chosen, judged)
   about = questions.describe(_QUESTIONS.value, chosen)
   doc = benchmark.run(
-    plan_lib.arms(e), plan, track=runtime.track, console=runtime.console()
+    plan_lib.arms(e, measure=False),
+    plan,
+    track=runtime.track,
+    console=runtime.console(),
   )
   out = {'questions': about, **doc._asdict()}
   if doc.categories:

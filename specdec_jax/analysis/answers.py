@@ -103,6 +103,16 @@ def _sha256(content: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def costs(path: pathlib.Path) -> dict[str, Any] | None:
+  """What `adaptive` chose by in the first answer of an output, if it did."""
+  try:
+    with open(path, encoding='utf-8') as file:
+      found = json.loads(file.readline())['metrics']
+    return (found if isinstance(found, dict) else found[0])['costs']
+  except (LookupError, OSError, TypeError, ValueError):
+    return None  # `begun` says what is wrong.
+
+
 # --- one conversation --------------------------------------------------------
 
 

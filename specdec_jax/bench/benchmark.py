@@ -6,14 +6,14 @@ judged prompts. metrics, cost, predict and audit define the numbers.
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import rich.console
 
-from specdec_jax import runtime
+from specdec_jax import build, runtime
 from specdec_jax.bench import (
   budget,
   identity,
@@ -52,9 +52,9 @@ class Row(NamedTuple):
   improvement: the same over plain decoding's, with its 95 % interval.
   whole: the same of whole requests, the prefill of both models included.
   counts: see metrics.
-  cost_coefficient, verify: c (None for plain decoding) and v(gamma + 1).
   time_to_first_token, compile_seconds: seconds, the first a median.
-  alpha: teacher-forced on plain decoding's text.
+  alpha: teacher-forced on plain decoding's text; None for a drafter around
+    others.
   predicted: from other prompts, before these ran.
   explained: the cost model at the acceptance measured here.
   """
@@ -66,8 +66,6 @@ class Row(NamedTuple):
   improvement: metrics.Interval
   whole: metrics.Interval
   counts: metrics.Summary
-  cost_coefficient: float | None
-  verify: float
   time_to_first_token: float
   compile_seconds: float
   alpha: predict.Alpha | None
@@ -112,6 +110,8 @@ class Batch(NamedTuple):
 class Document(NamedTuple):
   """All results of a benchmark; where a request failed, up to that point.
 
+  costs: of windows by number of drafts, those that `adaptive` chose by; given
+    as adaptive.costs they repeat its choices.
   predicted: by method. measured: seconds that the judged prompts took.
   """
 
@@ -119,6 +119,7 @@ class Document(NamedTuple):
   ceiling: Ceiling
   setting: plan_lib.Setting
   calibration: calibration_lib.Calibration | None = None
+  costs: Mapping[str, Any] = {}
   predicted: dict[str, predict.Prediction] = {}
   measured: float = 0.0
   rows: Sequence[Row] = ()
@@ -148,7 +149,7 @@ def run(
   main = clock.share(0.5) if plan.batch_sizes else clock
   before = _before(arms, plan, doc, main, track, console)
   repeats = plan.bench.repeats
-  plan, doc = before.plan, before.doc
+  arms, plan, doc = before.arms, before.plan, before.doc
   if doc.failed:
     return doc
   tables.plan(doc, clock, before.width, console)
@@ -179,11 +180,13 @@ def run(
 class _Before(NamedTuple):
   """All that is known before the judged prompts run.
 
+  arms: those of run, with costs.
   doc: with the calibration and the prediction, or with failed.
   others, seen: batches of the other prompts, and their outputs by arm.
   width: of the intervals to expect, as budget.width.
   """
 
+  arms: Sequence[plan_lib.Arm]
   plan: plan_lib.Plan
   doc: Document
   programs: dict[str, Any]
@@ -197,14 +200,12 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   """Plans, compiles, calibrates and predicts; none of the judged is run."""
   speed, programs = budget.first_step(arms, plan, track)
   plan = budget.first_fit(plan, speed, clock)
+  arms, doc = _calibrate(arms, plan, doc, speed, clock, track)
+  parts = doc.calibration
+  assert parts is not None
+  tables.calibration(doc, console)
   first = plan_lib.groups(arms, plan, plan.judged)[0]
   programs |= timing.compile_arms(arms[1:], first.full, track)
-  widths = len({*arms[-1].engine.options.widths, *(x.gamma for x in arms)})
-  windows, repeats = budget.calibration(speed, widths, clock)
-  request = plan_lib.calibration_request(arms, plan, windows)
-  parts = calibration_lib.calibrate(arms, request, repeats, track)
-  doc = doc._replace(calibration=parts)
-  tables.calibration(doc, console)
   speed = speed._replace(
     step=parts.step,
     factors={x.name: predict.slowest(x, parts) for x in arms[1:]},
@@ -227,7 +228,7 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   }
   if failed := identity.failures(others, seen):
     doc = doc._replace(failed=failed)
-    return _Before(plan, doc, programs, speed, others, seen, None)
+    return _Before(arms, plan, doc, programs, speed, others, seen, None)
   gains = predict.each(arms, parts, seen)
   plan, width = budget.last_fit(plan, speed, gains, clock)
   batches = -(-len(plan.judged) // plan.bench.batch_size)
@@ -235,7 +236,22 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
     setting=plan_lib.setting(arms, plan),
     predicted=predict.improvements(arms, parts, seen, batches),
   )
-  return _Before(plan, doc, programs, speed, others, seen, width)
+  return _Before(arms, plan, doc, programs, speed, others, seen, width)
+
+
+def _calibrate(arms, plan, doc: Document, speed, clock, track):
+  """(arms, doc) with what was measured: adaptive chooses by it, too."""
+  gammas = {arm.gamma for arm in arms}
+  widths = len(gammas | {*arms[-1].engine.options.widths})
+  windows, repeats = budget.calibration(speed, widths, clock)
+  request = plan_lib.calibration_request(arms, plan, windows)
+  parts = calibration_lib.calibrate(arms, request, repeats, track)
+  costs = calibration_lib.costs(parts, max(gammas))
+  engines = [arm.engine for arm in arms]
+  made = {id(x): build.with_costs(x, costs) for x in engines if x.costs == {}}
+  arms = [x._replace(engine=made.get(id(x.engine), x.engine)) for x in arms]
+  used = (x.engine.costs for x in arms if x.engine.costs)
+  return arms, doc._replace(calibration=parts, costs=next(used, costs))
 
 
 def finish(
@@ -293,8 +309,7 @@ def _judge(arms, before: _Before, doc, judged, runs, track) -> Document:
 def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
   outputs = {name: r.outputs for name, r in runs.items()}
   explained = predict.improvements(arms, doc.calibration, outputs)
-  plain, parts = runs[arms[0].name], doc.calibration
-  assert parts is not None
+  plain = runs[arms[0].name]
   out = []
   for arm in arms:
     mine = runs[arm.name]
@@ -306,8 +321,6 @@ def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
       improvement=timing.improvement(mine, plain),
       whole=timing.improvement(mine, plain, whole=True),
       counts=metrics.summary(metrics.join(mine.outputs)),
-      cost_coefficient=parts.c.get(arm.name),
-      verify=predict.verify(parts, arm.gamma + 1),
       time_to_first_token=timing.first_token(mine),
       compile_seconds=mine.compile_seconds,
       alpha=alphas.get(arm.drafter),

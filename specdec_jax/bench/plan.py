@@ -71,15 +71,18 @@ class Group(NamedTuple):
   chunks: int
 
 
-def arms(e: settings_lib.Experiment) -> list[Arm]:
-  """Plain decoding, then every method at every gamma of the config."""
+def arms(e: settings_lib.Experiment, measure: bool = True) -> list[Arm]:
+  """Plain decoding, then every method at every gamma of the config.
+
+  measure: as in build.engine; benchmark.run measures.
+  """
   d = e.settings.decode
   plain = settings_lib.engine(e, d.methods[0] if d.methods else 'lookup', 0)
   out = [Arm('autoregressive', 'autoregressive', 0, plain)]
   gammas = sorted(set(d.gammas) - {0})
   for method in d.methods if gammas else ():
     # One program: the smaller gammas are caps, which are data.
-    engine = settings_lib.engine(e, method, gammas[-1])
+    engine = settings_lib.engine(e, method, gammas[-1], measure=measure)
     out += [Arm(f'{method} g={x}', method, x, engine) for x in gammas]
   return out
 
@@ -312,5 +315,7 @@ def _weights(arms: Sequence[Arm]) -> dict[str, int]:
     engine = arm.engine
     # A head reduced to some ids is held beside the full one.
     whole = engine.draft.params if engine.draft else ()
-    out[arm.drafter] = metrics.own_bytes((engine.weights.draft, whole), params)
+    # Before costs are known, only the parts of adaptive have weights.
+    held = engine.weights.draft, whole, [x.params for x in engine.parts]
+    out[arm.drafter] = metrics.own_bytes(held, params)
   return out

@@ -112,9 +112,13 @@ def alphas(
 ) -> dict[str, Alpha]:
   """The Alpha of every drafter on plain decoding's text.
 
+  A drafter around others has none: which of them proposes at a place, and
+  whether, depends on what was accepted before.
+
   outputs: by arm, one for each group.
   """
-  drafters = {arm.drafter: arm for arm in arms[1:]}  # alpha is equal at all
+  # It is equal at all gammas.
+  drafters = {arm.drafter: arm for arm in arms[1:] if not arm.engine.parts}
   texts = list(zip(groups, outputs[arms[0].name], strict=True))
   out = {}
   for name, arm in drafters.items() if texts else ():
@@ -291,26 +295,19 @@ def _counts(info: types.Info) -> list[int]:
   return [emitted, max(int(info.calls), 1), *info.widths_N.tolist()]
 
 
-def verify(calibration, width):
-  """v(width); linear between the widths that were timed."""
-  passes, costs = zip(*sorted(calibration.verify.items()), strict=True)
-  return np.interp(width, passes, costs)
-
-
 def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
   """Mean cost of a window of at most gamma drafts, in plain steps.
 
   widths_SN: shares of windows by the drafts that they have room for.
   """
+  engine, between = arm.engine, calibration_lib.between
   # Early exit has already run part of the verify pass.
-  rest = 1 - metrics.layers_share(
-    arm.engine.target.params, arm.engine.drafter.exit
-  )
+  rest = 1 - metrics.layers_share(engine.target.params, engine.drafter.exit)
   # Windows with more room than gamma would be of gamma.
   room_N = np.minimum(np.arange(widths_SN.shape[-1]), gamma)
-  cost_N = rest * verify(calibration, room_N + 1)
+  cost_N = rest * between(calibration.verify, room_N + 1)
   cost_N[0] = calibration.idle
-  # Drafting time is proportional to gamma, but for a lookup.
-  propose = calibration.propose[arm.name]
-  propose *= gamma / arm.gamma if arm.engine.q else 1
-  return propose + widths_SN @ cost_N
+  # Which of several drafted is not counted: as if they took turns.
+  drafters = [x.drafter for x in engine.parts] or [engine.drafter]
+  each = [between(calibration.propose[x.name], room_N) for x in drafters]
+  return widths_SN @ (cost_N + np.mean(each, 0))

@@ -144,9 +144,11 @@ def calibration(doc, console) -> None:
   widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in c.verify.items())
   step = f'plain step {c.step * 1e3:.3g} ms'
   _line(console, 'Parts', f'{step}; {widths}; proposing nothing {c.idle:.2f}')
-  if c.c:
-    costs = ', '.join(f'{k}: {v:.4f}' for k, v in c.c.items())
-    _line(console, '', f'c (a drafted token) {costs}')
+  costs = ', '.join(
+    f'{name} {x[max(x)] / max(x):.4f}' for name, x in c.propose.items()
+  )
+  if costs:
+    _line(console, '', f'c (a drafted token): {costs}')
   limit = f'ceiling of plain decoding {doc.ceiling.tok_s:.1f} tok/s'
   _line(console, '', f'{limit}; the step alone gives {rows / c.step:.1f}')
 
@@ -158,7 +160,7 @@ def predicted(doc, console) -> None:
   """Prints predict.Prediction by method; doc: benchmark.Document."""
   if not doc.predicted:
     alone = 'No prediction: it needs two prompts or more.'
-    console.print(alone if doc.calibration.c else 'Plain decoding only.')
+    console.print(alone if doc.calibration.propose else 'Plain decoding only.')
     return
   columns = {
     'method': lambda x: x[0],
@@ -202,11 +204,12 @@ def rows(doc, console) -> None:
     'alpha': lambda r: _show(r.alpha and r.alpha.alpha),
     'if proposed': lambda r: _show(r.alpha and r.alpha.alpha_where_proposed),
     **_COUNTS,
+    'drafts/window': lambda r: _show(
+      over(r.counts.drafted_tokens, r.counts.target_calls)
+    ),
     'at position 1, 2, ...': lambda r: ' '.join(
       map(_show, r.counts.acceptance_per_position[: r.gamma])
     ),
-    'c': lambda r: _show(r.cost_coefficient, '{:.3f}'),
-    'v': lambda r: _show(r.verify),
   }
   console.print(table('Drafting', [r for r in doc.rows if r.gamma], drafting))
   if doc.categories:

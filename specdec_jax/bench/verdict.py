@@ -216,9 +216,10 @@ def _identity_sentence(doc: Any) -> str:
       for r in doc.rows
       if r.alpha
     }
+    away = f', on average {", ".join(off.values())} away in total variation'
     return (
       'This rule is LOSSY: tokens follow another distribution than the '
-      f"target's, on average {', '.join(off.values())} away in total variation."
+      f"target's{away if off else ''}."
     )
   if not compared:
     return (

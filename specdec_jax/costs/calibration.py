@@ -4,14 +4,20 @@ Independent of acceptance: passes are timed with scripted drafts, drafting
 without a target.
 """
 
+import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
-from specdec_jax import decode
+from specdec_jax import decode, requests
 from specdec_jax.costs import parts as parts_lib
+from specdec_jax.drafters import method
+
+# measure: tokens before the windows that are timed, windows, repeats.
+START, WINDOWS, REPEATS = 128, 8, 3
 
 
 class Calibration(NamedTuple):
@@ -20,16 +26,15 @@ class Calibration(NamedTuple):
   step: seconds of a plain step of the target.
   verify: v(n), the cost of a verify pass, by its width n.
   idle: cost of a window in which nothing is proposed.
-  propose: cost of drafting a window, by arm.
-  c: cost of a drafted token, by arm.
+  propose: cost of drafting a window, by the drafter's name and the number of
+    drafts; of a drafter around others, that of each of those.
   repeats: the same of every repeat; the above are medians over them.
   """
 
   step: float
   verify: dict[int, float]
   idle: float
-  propose: dict[str, float]
-  c: dict[str, float]
+  propose: dict[str, dict[int, float]]
   repeats: tuple['Calibration', ...] = ()
 
 
@@ -39,107 +44,156 @@ def calibrate(
   """Times all parts, alternating.
 
   Args:
-    arms: bench.plan.Arm, plain decoding first.
+    arms: bench.plan.Arm, plain decoding first; engines of one gamma.
     request: full rows; its limits minus its lengths are the windows that a
       sample has.
     repeats: of each measurement.
     track: shows progress.
   """
-  found = _parts(arms, request, track)
+  engines = {id(arm.engine): arm.engine for arm in arms[1:]}
+  counts = {0, 1, *(arm.gamma for arm in arms)}
+  compiling = track(engines.values(), 'compiling the parts')
+  found = _parts(compiling, request, counts)
+  found['verify', 1] = _verify(arms[0].engine, request, 0)(0)
   seconds = parts_lib.seconds(found, track(range(repeats), 'calibrating'))
-  each = tuple(
-    _costs(arms, {key: x[i] for key, x in seconds.items()})
-    for i in range(repeats)
+  steps = seconds['verify', 1]
+  costs = {
+    key: [x / step for x, step in zip(each, steps, strict=True)]
+    for key, each in seconds.items()
+  }
+  every = tuple(
+    _of(step, {key: x[i] for key, x in costs.items()})
+    for i, step in enumerate(steps)
   )
-  step = statistics.median(seconds['verify', 1])
-  return _middle(each, step)._replace(repeats=each)
+  middle = _of(statistics.median(steps), _medians(costs))
+  return middle._replace(repeats=every)
 
 
-def _parts(arms, request: decode.Request, track) -> dict[Any, parts_lib.Part]:
-  """Compiles every part: (verify or idle, width) and (propose, arm)."""
-  steps = int(jnp.max(request.limit_B - request.lengths_B))
-  plain, drafting = arms[0].engine, {id(x.engine): x.engine for x in arms[1:]}
-  walk = _verify(plain, request, 0)
-  out = {('verify', 1): parts_lib.Part(lambda n: walk(0, n), steps)}
-  for engine in track(drafting.values(), 'compiling the parts'):
+def measure(engine) -> dict[str, list[float]]:
+  """Costs of the windows of one engine, for drafters.adaptive; see `costs`.
+
+  At batch 1, greedy, with some 128 tokens in the cache; takes a few seconds.
+  """
+  gamma, request = engine.drafter.gamma, _request(engine)
+  found = _parts([engine], request, {0, 1, gamma})
+  seconds = parts_lib.seconds(found, range(REPEATS))
+  return costs(_of(1.0, _medians(seconds)), gamma)
+
+
+def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
+  """Costs of windows with 0 to gamma drafts, over those of one without.
+
+  'verify' is of the target's pass; under each drafter's name, of drafting. As
+  drafters.adaptive.params takes them.
+  """
+  counts, passes = range(gamma + 1), sorted(found.verify.items())
+  holds = lambda j: next(x for n, x in passes if n > j)
+  out: dict[str, Any] = {'verify': [found.idle, *map(holds, counts[1:])]}
+  out |= {name: between(x, counts) for name, x in found.propose.items()}
+  # More tokens do not take less time: where they seem to, it was noise.
+  out = {name: np.maximum.accumulate(x) / found.idle for name, x in out.items()}
+  return {name: np.round(x, 4).tolist() for name, x in out.items()}
+
+
+def between(timed: Mapping[int, float], wanted) -> np.ndarray:
+  """Costs at any numbers of tokens; linear between those timed."""
+  tokens, costs = zip(*sorted(timed.items()), strict=True)
+  return np.interp(wanted, tokens, costs)
+
+
+def _parts(
+  engines: Iterable[Any], request: decode.Request, counts: set[int]
+) -> dict[tuple[str, int], parts_lib.Part]:
+  """Compiles every part but the plain step.
+
+  By ('verify', tokens of the pass), where 0 is of a window without drafts, and
+  by (name of the drafter, number of drafts).
+  """
+  out: dict[tuple[str, int], parts_lib.Part] = {}
+  for engine in engines:
     gamma = engine.drafter.gamma
-    if len(out) == 1:  # The same for all.
-      wide = _verify(engine, request, gamma)
+    if not out:  # The same for all.
+      verify = _verify(engine, request, gamma)
       for j in engine.options.bodies(gamma):
-        part = parts_lib.Part(lambda n, f=wide, j=j: f(j, n), steps)
-        out[('verify', j + 1) if j else ('idle', 0)] = part
-    program = _propose(engine, request)
-    for arm in arms[1:]:
-      if arm.engine is engine:
-        out['propose', arm.name] = _long(arm, program, request, steps)
+        out['verify', j + 1 if j else 0] = verify(j)
+    alone = method.Method(engine.drafter, engine.weights.draft)
+    for part in engine.parts or (alone,):
+      for count in counts:
+        if (key := (part.drafter.name, count)) not in out:
+          out[key] = _propose(engine, part, count, request)
   return out
 
 
-def _verify(engine, request: decode.Request, gamma: int) -> Callable:
-  """(count, steps) -> windows that propose `count` of gamma tokens."""
+def _verify(
+  engine, request: decode.Request, gamma: int
+) -> Callable[[int], parts_lib.Part]:
+  """Windows that propose a number of gamma tokens, as a part; compiled."""
+  weights = engine.weights._replace(draft=())
   statics = dict(
     target=engine.target.model,
     rule=engine.rule,
     options=engine.options,
     gamma=gamma,
   )
-  args = lambda *n: (
-    engine.weights._replace(draft=()),
-    request,
-    *map(jnp.int32, n),
+
+  def walk(count: int, steps: int):
+    some = jnp.int32(count), jnp.int32(steps)
+    return parts_lib.verify_along(weights, request, *some, **statics)
+
+  walk(0, 0)
+  return lambda count: parts_lib.Part(
+    functools.partial(walk, count), _windows(request)
   )
-  program, _ = parts_lib.compiled(
-    parts_lib.verify_along, *args(0, 0), **statics
-  )
-  return lambda *n: program(*args(*n))
 
 
-def _propose(engine, request: decode.Request):
-  program, _ = parts_lib.compiled(
-    parts_lib.propose_along,
-    engine.weights,
-    request,
-    jnp.int32(0),
+def _propose(
+  engine, part: method.Method, count: int, request: decode.Request
+) -> parts_lib.Part:
+  """Drafting, in samples of 0.1 s or more: a lookup takes no time."""
+  weights = engine.weights._replace(draft=part.params)
+  asked = request._replace(gamma_B=jnp.full_like(request.gamma_B, count))
+  walk = lambda steps: parts_lib.propose_along(
+    weights,
+    asked,
+    jnp.int32(steps),
     target=engine.target.model,
-    drafter=engine.drafter,
+    drafter=part.drafter,
     coupled=engine.rule.coupled,
   )
-  return program
-
-
-def _long(
-  arm: Any, program, request: decode.Request, steps: int
-) -> parts_lib.Part:
-  """Drafting of an arm, often enough to last 0.2 s: a lookup takes no time."""
-  most_B = jnp.minimum(request.gamma_B, arm.gamma)
-  mine = request._replace(gamma_B=most_B)
-  walk = lambda n: program(arm.engine.weights, mine, jnp.int32(n))
   walk(1)
+  steps = _windows(request)
   seconds, _ = parts_lib.timed(walk, steps)
-  return parts_lib.Part(walk, steps * int(min(max(0.2 / seconds, 1), 1000)))
+  return parts_lib.Part(walk, steps * int(min(max(0.1 / seconds, 1), 1000)))
 
 
-def _costs(arms, seconds: dict[Any, float]) -> Calibration:
-  """One repeat in plain steps of the same repeat."""
-  step = seconds['verify', 1]
-  of = lambda part: {
-    key: x / step for (kind, key), x in seconds.items() if kind == part
-  }
-  propose = of('propose')
-  return Calibration(
-    step=step,
-    verify=of('verify'),
-    idle=of('idle').get(0, max(of('verify').values())),
-    propose=propose,
-    c={a.name: propose[a.name] / a.gamma for a in arms[1:]},
+def _windows(request: decode.Request) -> int:
+  return int(jnp.max(request.limit_B - request.lengths_B))
+
+
+def _medians(each: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
+  return {key: statistics.median(x) for key, x in each.items()}
+
+
+def _of(step: float, found: Mapping[tuple[str, int], float]) -> Calibration:
+  """The Calibration of one time of every part."""
+  by: dict[str, dict[int, float]] = {}
+  for (name, count), x in found.items():
+    by.setdefault(name, {})[count] = x
+  verify = by.pop('verify')
+  idle = verify.pop(0, max(verify.values()))
+  return Calibration(step, verify, idle, by)
+
+
+def _request(engine) -> decode.Request:
+  target = engine.target
+  start = min(START, target.context // 2)
+  text = (np.arange(start) % target.ids).tolist()
+  source = text if target.model.encode else ()
+  request = requests.make(
+    [requests.Item(text, 0, source=source)],
+    ids=target.ids,
+    context=target.context,
+    max_new_tokens=min(WINDOWS, target.context - start),
+    gamma=engine.drafter.gamma,
   )
-
-
-def _middle(each: Sequence[Calibration], step: float) -> Calibration:
-  median = lambda get: statistics.median(get(x) for x in each)
-  middle = lambda name: {
-    key: median(lambda x, key=key: getattr(x, name)[key])
-    for key in getattr(each[0], name)
-  }
-  verify, propose, c = map(middle, ('verify', 'propose', 'c'))
-  return Calibration(step, verify, median(lambda x: x.idle), propose, c)
+  return requests.place(request, target.layout)

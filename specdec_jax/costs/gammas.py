@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import requests, runtime
-from specdec_jax.costs import cost
 from specdec_jax.io import files
 
 FORMAT = 'specdec_jax gammas 1'
@@ -22,14 +21,13 @@ _MACHINE = 'cpu', 'cores', 'platform', 'device', 'devices'
 class Entry(NamedTuple):
   """drafter at a batch size and with buffers of so many tokens a row.
 
-  gamma: the fastest; 0 is plain decoding. improvement: of each that was tried.
+  gamma: the fastest; 0, plain decoding, where none was surely faster.
   """
 
   drafter: str
   batch: int
   buffer: int
   gamma: int
-  improvement: dict[int, float]
 
 
 def write(
@@ -37,7 +35,7 @@ def write(
   machine: Mapping[str, Any],
   model: str,
   entries: Sequence[Entry],
-  costs: Any,
+  costs: Mapping[str, Any],
 ) -> None:
   """Adds entries to a file, in place of those of the same cell.
 
@@ -46,7 +44,7 @@ def write(
     machine: from bench.machine.describe.
     model: digest of the target.
     entries: what was found.
-    costs: of the parts of a window, as they were measured.
+    costs: of windows, as drafters.adaptive.params takes them.
   """
   where = {name: machine[name] for name in _MACHINE}
   kept: list[dict[str, Any]] = []
@@ -67,16 +65,12 @@ def export(doc: Any, model: str, path: str) -> None:
 
   model: digest of the target.
   """
-  entries = []
-  for batch in doc.crossover:
-    tried: dict[str, dict[int, float]] = {}
-    for row in batch.rows[1:]:
-      tried.setdefault(row.drafter, {})[row.gamma] = row.improvement.value or 0
-    entries += [
-      Entry(name, batch.batch_size, doc.setting.buffer, cost.best(x), x)
-      for name, x in tried.items()
-    ]
-  write(path, doc.machine, model, entries, doc.calibration)
+  entries = [
+    Entry(drafter, batch.batch_size, doc.setting.buffer, gamma)
+    for batch in doc.crossover
+    for drafter, gamma in batch.best_gamma.items()
+  ]
+  write(path, doc.machine, model, entries, doc.costs)
 
 
 def of_requests(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import fields, types
+from specdec_jax import fields, runtime, types
 from specdec_jax.drafters import hybrid, lm, lookup, method
 
 WRAPS = True
@@ -38,8 +38,8 @@ class Settings(fields.Checked):
     help='batch: what is best for all rows together; sampled text under reject '
     'and block then depends on the batch',
   )
-  costs: str | os.PathLike = fields.setting(
-    '', help='JSON file of measured costs; empty: measured at the start'
+  costs: str | os.PathLike | Mapping = fields.setting(
+    '', help='measured costs, or their JSON file; empty: measured at the start'
   )
 
 
@@ -69,24 +69,33 @@ def for_target(
   of lookup has not paid, the other one drafts.
 
   Raises:
-    ValueError: a file of costs that is missing or damaged.
+    ValueError: costs that are missing or damaged.
   """
   del target, gamma, chunk
   parts = inner.parts or (inner,)
   drafters = [make(x.drafter, scope=settings.scope) for x in parts]
   drafter = hybrid.make(*drafters) if inner.parts else drafters[0]
-  costs = {}
-  if settings.costs:
-    try:
-      costs = json.loads(pathlib.Path(settings.costs).read_text())
-    except (OSError, ValueError) as error:
-      raise ValueError(f'adaptive.costs={settings.costs}: {error}') from error
   return method.Method(
     drafter._replace(name='adaptive'),
     draft=inner.draft,
     parts=parts,
-    costs=costs,
+    costs=_read(settings.costs) if settings.costs else {},
   )
+
+
+def _read(costs: str | os.PathLike | Mapping) -> Mapping[str, Any]:
+  if isinstance(costs, Mapping):
+    return costs
+  try:
+    found = json.loads(pathlib.Path(costs).read_text('utf-8'))
+    if isinstance(found, dict):  # or a file of bench.py, which has more
+      found = found.get('costs', found)
+    if not isinstance(found, dict) or 'verify' not in found:
+      raise ValueError('has no costs of windows')
+  except (OSError, ValueError) as error:
+    why = runtime.first_line(error)
+    raise ValueError(f'adaptive.costs={costs}: {why}') from error
+  return found
 
 
 def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
@@ -94,21 +103,21 @@ def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
 
   Args:
     parts: its drafters: method.Method.parts.
-    costs: gamma + 1 numbers, in plain steps, of windows with 0 to gamma drafts:
-      'verify', and under its name for each drafter.
+    costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
+      drafts: 'verify', and under its name for each drafter.
 
   Raises:
-    ValueError: other names, or not as many numbers.
+    ValueError: a name is missing, or has too few numbers.
   """
   (gamma,) = {x.drafter.gamma for x in parts}
   numbers = {}
   for name in ('verify', *(x.drafter.name for x in parts)):
-    found = np.asarray(costs.get(name, ()), np.float32)
-    want = gamma + 1
-    if found.shape != (want,) or not (np.isfinite(found) & (found >= 0)).all():
+    found = np.atleast_1d(np.asarray(costs.get(name, ()), np.float32))
+    found = found[: gamma + 1]
+    if len(found) <= gamma or not (np.isfinite(found) & (found >= 0)).all():
       raise ValueError(
-        f'costs: {name} is {costs.get(name)}; want {want} numbers, the cost of '
-        'a window with 0, 1, 2 ... drafts'
+        f'costs: {name} is {costs.get(name)}; want {gamma + 1} numbers, the '
+        'cost of a window with 0, 1, 2 ... drafts'
       )
     numbers[name] = found
   made = tuple(

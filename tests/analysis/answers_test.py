@@ -241,6 +241,25 @@ def test_refusals_before_any_work(world, tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ['in.jsonl']
 
 
+def test_a_rerun_finds_the_costs_it_was_begun_with(world):
+  assert answers.costs(world.output) is None
+  world.run()
+  assert answers.costs(world.output) is None  # no adaptive drafter
+  world.output.unlink()
+  chosen = METRICS | {'costs': {'verify': [1, 2]}}
+  world.ask = lambda items: [x._replace(metrics=chosen) for x in reply(items)]
+  for rows in ROWS[:1], ROWS[1:2]:  # one turn, and several
+    world.prompts(rows)
+    world.run()
+    assert answers.costs(world.output) == {'verify': [1, 2]}
+    world.output.write_text(world.output.read_text() + '{"id":"mo')
+    assert answers.costs(world.output) == {'verify': [1, 2]}
+    world.output.unlink()
+  for text in ('{"id":"0","text', '[]\n', '{"metrics": []}\n', ''):
+    world.output.write_text(text)
+    assert answers.costs(world.output) is None
+
+
 def test_one_method():
   for methods, gammas, expected in (
     (('lookup', 'lm'), (2, 4), (('lookup',), (2,))),

@@ -57,7 +57,7 @@ def test_end_to_end(capsys):
   assert math.isclose(lm.alpha.alpha, 1, rel_tol=1e-5)
   # But for windows cut by length.
   assert lm.counts.draft_acceptance_rate > 0.6
-  assert lm.cost_coefficient > 0
+  assert doc.calibration.propose['lm'][2] > 0
   for row in doc.rows:
     c = row.counts
     assert c.emitted_tokens == plain.counts.emitted_tokens

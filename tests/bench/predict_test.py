@@ -101,8 +101,7 @@ def parts(verify=1.5, propose=0.5, repeats=()):
     step=2.0,
     verify={1: 1.0, 3: verify},
     idle=1.0,
-    propose={'x': propose},
-    c={},
+    propose=dict.fromkeys(('lookup', 'early_exit'), {2: propose}),
     repeats=repeats,
   )
 
@@ -159,6 +158,19 @@ def test_a_window_costs_only_the_layers_that_are_left():
   assert math.isclose(found.tokens, 9 / 4)
 
 
+def test_drafters_that_take_turns_cost_what_each_costs_by_number_of_drafts():
+  target = build.load('random:tiny')
+  made = dict(drafter='lm', lm=dict(source='random:tiny:1'))
+  e = build.engine(target, 'hybrid', gamma=2, **made)
+  propose = {'lookup': {0: 0.1, 2: 0.1}, 'lm': {0: 0.0, 1: 0.4, 2: 0.5}}
+  costs = parts()._replace(propose=propose)
+  out = output([4, 4, 4])
+  out = out._replace(info=out.info._replace(widths_N=np.array([3, 6, 3])))
+  # No draft: idle; one: v(2) between v(1) and v(3); two: v(3).
+  wanted = 3 * (1 + 0.05) + 6 * (1.25 + 0.25) + 3 * (1.5 + 0.3)
+  assert math.isclose(predicted(e, [out], costs).window_cost, wanted / 12)
+
+
 def test_means_are_over_the_text_and_over_what_is_proposed(monkeypatch):
   columns = (
     np.array([[False, False, True, True]]),
@@ -169,12 +181,16 @@ def test_means_are_over_the_text_and_over_what_is_proposed(monkeypatch):
   monkeypatch.setattr(predict, '_overlap', lambda *_: columns)
   fake = python_types.SimpleNamespace
   found = predict.alphas(
-    [fake(name='plain'), fake(name='x', drafter='x')],
+    [
+      fake(name='plain'),
+      fake(name='x', drafter='x', engine=fake(parts=())),
+      fake(name='y', drafter='around x', engine=fake(parts=('x',))),
+    ],
     [None],
     {'plain': [None]},
     lambda items, text: items,
   )
-  assert found['x'] == pytest.approx((0.3, 0.4, 0.05, 2))
+  assert found == {'x': pytest.approx((0.3, 0.4, 0.05, 2))}
 
 
 def test_walk_proposes_at_every_prefix():

@@ -52,7 +52,6 @@ def row(name, improvement, gamma=4, **changes):
       improvement=improvement,
       whole=gain(1.25, 1.2, 1.3),
       counts=changes.pop('counts', counts()),
-      cost_coefficient=0.0,
       predicted=predict.Prediction(1, 1, 1.0, 0.8, 1.2, {}, 0),
       explained=model(),
       audit=AUDIT,
@@ -175,10 +174,10 @@ def test_without_a_method_nothing_is_said_of_one(capsys):
   assert verdict.sentences(doc) == [
     'Plain decoding only: nothing to compare it with.'
   ]
-  costs = calibration.Calibration(1.0, {1: 1.0}, 1.0, {}, {})
+  costs = calibration.Calibration(1.0, {1: 1.0}, 1.0, {})
   tables.predicted(doc._replace(calibration=costs), runtime.console())
   assert capsys.readouterr().out == 'Plain decoding only.\n'
-  costs = costs._replace(c={'lookup g=4': 0.0})
+  costs = costs._replace(propose={'lookup': {4: 0.0}})
   tables.predicted(doc._replace(calibration=costs), runtime.console())
   assert 'two prompts or more' in capsys.readouterr().out
 

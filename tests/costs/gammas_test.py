@@ -10,7 +10,7 @@ HERE = dict(cpu='A', cores=2, platform='cpu', device='cpu', devices=1)
 
 
 def entry(batch, buffer, gamma, drafter='lookup'):
-  return gammas.Entry(drafter, batch, buffer, gamma, {gamma: 1.5})
+  return gammas.Entry(drafter, batch, buffer, gamma)
 
 
 def pick(path, machine=HERE, model='m', drafter='lookup', batch=1, buffer=64):

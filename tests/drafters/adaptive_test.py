@@ -120,6 +120,36 @@ def test_drafters_that_cannot_take_turns_are_refused(bad):
     hybrid.make(first, other)
 
 
+@pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE])
+@pytest.mark.parametrize('scope', ['row', 'batch'])
+def test_what_may_depend_on_the_batch(scope, rule):
+  """Sampled text, under reject, where rows share their count; nothing else."""
+  table = fakes.table(0, V)
+  own = adaptive.Params(table + fakes.table(1, V, scale=1), COSTS)
+  drafter = adaptive.make(lm.make(fakes.table_model(V), gamma=K), scope=scope)
+  programs = decode.programs(fakes.table_model(V), drafter, rule)
+  weights = types.Weights(table, own)
+  warm = np.array([0, 0.9, 0, 0.9, 0.9, 0.9])
+  both = fakes.request(
+    *(fakes.prompts(6, vocab=V), 40), vocab=V, length=64, temperature=warm
+  )
+  together = programs.generate(weights, both)
+  same_text, same_counts = [], []
+  for row in range(6):
+    limit_B = np.where(np.arange(6) == row, both.limit_B, both.lengths_B)
+    alone = programs.generate(weights, both._replace(limit_B=limit_B))
+    same = lambda get, row=row, alone=alone: bool(
+      (get(alone)[row] == get(together)[row]).all()
+    )
+    same_text.append(same(lambda out: out.tokens_BL))
+    same_counts.append(same(lambda out: out.info.proposed_BK))
+  shared = scope == 'batch'
+  assert all(same_counts) != shared
+  may_differ = (warm > 0) & (shared and not rule.coupled)
+  assert np.array(same_text)[~may_differ].all()
+  assert all(same_text) != may_differ.any()
+
+
 @pytest.mark.more
 def test_coupled_text_is_plain_in_a_batch_that_shares_its_count(x64):
   world = base.transformers(13)

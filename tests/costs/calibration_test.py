@@ -1,0 +1,104 @@
+"""Costs of windows, and adaptive drafting that chooses by them."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+
+from specdec_jax import build, runtime
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import benchmark, budget, prompts
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration, gammas, parts
+from specdec_jax.io import load
+
+pytestmark = pytest.mark.usefixtures('compile_in_less_time')
+
+
+def test_costs_by_number_of_drafts(monkeypatch):
+  """Widths hold what is not timed; what seems to fall with more is noise."""
+  timed = {
+    ('verify', 0): 2.0,
+    ('verify', 2): 1.5,
+    ('verify', 3): 2.5,
+    ('verify', 4): 4.0,
+    ('lm', 0): 0.0,
+    ('lm', 1): 1.0,
+    ('lm', 3): 2.0,
+  }
+
+  def seconds(walks, rounds):
+    assert set(walks) == set(timed)
+    return {key: [x + noise for noise in (0, 0, 9)] for key, x in timed.items()}
+
+  monkeypatch.setattr(parts, 'seconds', seconds)
+  engine = build.engine(
+    load.load('random:tiny'),
+    'adaptive',
+    gamma=3,
+    drafter='lm',
+    lm=dict(source='random:tiny:1'),
+    options=build.default_options(widths=(0, 1, 2)),
+  )
+  assert engine.costs == calibration.measure(engine)
+  np.testing.assert_allclose(engine.costs['verify'], [1, 1, 1.25, 2])
+  np.testing.assert_allclose(engine.costs['lm'], [0, 0.5, 0.75, 1])
+  # No width between 3 and 9 was timed: the wider one is run.
+  found = calibration.Calibration(1.0, {1: 1.0, 3: 1.5, 9: 3.0}, 1.0, {})
+  assert calibration.costs(found, 3) == {'verify': [1.0, 1.5, 1.5, 3.0]}
+
+
+def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
+  monkeypatch, tmp_path
+):
+  """Repeats are in plain steps of their own; a file of costs repeats them."""
+  c = importlib.import_module('configs.smollm2').get_config('tiny')
+  c.decode.methods, c.decode.gammas = ('adaptive', 'lookup'), (1, 2)
+  c.adaptive.drafter, c.decode.max_new_tokens = 'lookup', 8
+  e = settings_lib.load(settings_lib.settings(c))
+  arms = plan_lib.arms(e, measure=False)
+  assert [x.engine.costs for x in arms[1:]] == [{}, {}, None, None]
+  step, calls = [2.0, 1.0], []
+
+  def seconds(walks, rounds):
+    calls.append(set(walks))
+    cost = lambda key: 1 + sum(key[1:]) / 4 if key[0] == 'verify' else key[1]
+    return {
+      key: [x * (1 if key == ('verify', 1) else cost(key)) for x in step]
+      for key in walks
+    }
+
+  monkeypatch.setattr(parts, 'seconds', seconds)
+  plan = plan_lib.make(e, prompts.builtin()[:2])
+  speed = budget.Speed(1.0, 1.0, 1.0, 2, dict.fromkeys('abcd', 1.0))
+  doc = benchmark.Document({}, None, plan_lib.setting(arms, plan))
+  track = lambda items, text: items
+  clock = budget.Clock(runtime.elapsed() + 60)
+  made, doc = benchmark._calibrate(arms, plan, doc, speed, clock, track)
+  (widths,) = calls
+  lookups = {('lookup', n) for n in (0, 1, 2)}
+  assert widths == lookups | {('verify', n) for n in (0, 1, 2, 3)}
+  assert doc.calibration.step == 1.5 and len(doc.calibration.repeats) == 2
+  assert doc.calibration.repeats[0].verify == doc.calibration.verify
+  assert doc.costs == {'verify': [1.0, 1.5, 1.75], 'lookup': [0, 1, 2]}
+  one, two = made[1:3]
+  assert one.engine is two.engine and one.engine.costs == doc.costs
+  assert one.engine.weights.draft.costs.draft_N.tolist() == [0, 1, 2]
+  assert [x.engine for x in made[3:]] == [x.engine for x in arms[3:]]
+  # Both files of bench.py can be given.
+  results, exported = tmp_path / 'bench.json', tmp_path / 'gammas.json'
+  results.write_text(runtime.compact(doc._asdict()))
+  here = dict.fromkeys(gammas._MACHINE, 1)
+  gammas.export(doc._replace(machine=here), 'm', str(exported))
+  make = lambda costs, gamma=2: build.engine(
+    e.target, 'adaptive', gamma=gamma, drafter='lookup', costs=costs
+  )
+  for path in results, exported:
+    assert make(path).costs == doc.costs
+  # A smaller gamma needs fewer of them.
+  assert make(doc.costs, 1).weights.draft.costs.verify_N.tolist() == [1, 1.5]
+  for bad in ({}, [1], {'costs': {'lookup': [0, 1, 2]}}):
+    results.write_text(json.dumps(bad))
+    with pytest.raises(ValueError, match='bench.json: .*has no costs of wind'):
+      make(results)
