@@ -126,18 +126,19 @@ def test_what_may_depend_on_the_batch(scope, rule):
   """Sampled text, under reject, where rows share their count; nothing else."""
   table = fakes.table(0, V)
   own = adaptive.Params(table + fakes.table(1, V, scale=1), COSTS)
-  drafter = adaptive.make(lm.make(fakes.table_model(V), gamma=K), scope=scope)
+  both = lookup.make(gamma=K), lm.make(fakes.table_model(V), gamma=K)
+  drafter = hybrid.make(*(adaptive.make(x, scope=scope) for x in both))
   programs = decode.programs(fakes.table_model(V), drafter, rule)
-  weights = types.Weights(table, own)
+  weights = types.Weights(table, (adaptive.Params((), COSTS), own))
   warm = np.array([0, 0.9, 0, 0.9, 0.9, 0.9])
-  both = fakes.request(
+  request = fakes.request(
     *(fakes.prompts(6, vocab=V), 40), vocab=V, length=64, temperature=warm
   )
-  together = programs.generate(weights, both)
+  together = programs.generate(weights, request)
   same_text, same_counts = [], []
   for row in range(6):
-    limit_B = np.where(np.arange(6) == row, both.limit_B, both.lengths_B)
-    alone = programs.generate(weights, both._replace(limit_B=limit_B))
+    limit_B = np.where(np.arange(6) == row, request.limit_B, request.lengths_B)
+    alone = programs.generate(weights, request._replace(limit_B=limit_B))
     same = lambda get, row=row, alone=alone: bool(
       (get(alone)[row] == get(together)[row]).all()
     )
