@@ -200,9 +200,8 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   """Plans, compiles, calibrates and predicts; none of the judged is run."""
   speed, programs = budget.first_step(arms, plan, track)
   plan = budget.first_fit(plan, speed, clock)
-  arms, doc = _calibrate(arms, plan, doc, speed, clock, track)
-  parts = doc.calibration
-  assert parts is not None
+  arms, parts, costs = _calibrate(arms, plan, speed, clock, track)
+  doc = doc._replace(calibration=parts, costs=costs)
   tables.calibration(doc, console)
   first = plan_lib.groups(arms, plan, plan.judged)[0]
   programs |= timing.compile_arms(arms[1:], first.full, track)
@@ -239,8 +238,8 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   return _Before(arms, plan, doc, programs, speed, others, seen, width)
 
 
-def _calibrate(arms, plan, doc: Document, speed, clock, track):
-  """(arms, doc) with what was measured: adaptive chooses by it, too."""
+def _calibrate(arms, plan: plan_lib.Plan, speed, clock, track):
+  """(arms, Calibration, costs); adaptive chooses by what is measured here."""
   gammas = {arm.gamma for arm in arms}
   widths = len(gammas | {*arms[-1].engine.options.widths})
   windows, repeats = budget.calibration(speed, widths, clock)
@@ -250,8 +249,7 @@ def _calibrate(arms, plan, doc: Document, speed, clock, track):
   engines = [arm.engine for arm in arms]
   made = {id(x): build.with_costs(x, costs) for x in engines if x.costs == {}}
   arms = [x._replace(engine=made.get(id(x.engine), x.engine)) for x in arms]
-  used = (x.engine.costs for x in arms if x.engine.costs)
-  return arms, doc._replace(calibration=parts, costs=next(used, costs))
+  return arms, parts, next((x.costs for x in engines if x.costs), costs)
 
 
 def finish(

@@ -72,10 +72,10 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   monkeypatch.setattr(parts, 'seconds', seconds)
   plan = plan_lib.make(e, prompts.builtin()[:2])
   speed = budget.Speed(1.0, 1.0, 1.0, 2, dict.fromkeys('abcd', 1.0))
-  doc = benchmark.Document({}, None, plan_lib.setting(arms, plan))
   track = lambda items, text: items
   clock = budget.Clock(runtime.elapsed() + 60)
-  made, doc = benchmark._calibrate(arms, plan, doc, speed, clock, track)
+  made, *found = benchmark._calibrate(arms, plan, speed, clock, track)
+  doc = benchmark.Document({}, None, plan_lib.setting(arms, plan), *found)
   (widths,) = calls
   lookups = {('lookup', n) for n in (0, 1, 2)}
   assert widths == lookups | {('verify', n) for n in (0, 1, 2, 3)}
