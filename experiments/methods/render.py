@@ -62,7 +62,7 @@ def _cell(x: Cell | None, first: str) -> str:
   if times != 'too short':
     around = {'win': '**{}**', 'loss': '{}'}.get(times, '~{}')
     times = around.format(f'{x.improvement.value:.2f}x')
-  off = '' if x.lossless else f', TV {tables.distance(x.alpha)}'
+  off = f', TV {tables.distance(x.alpha)}' if x.alpha and not x.lossless else ''
   return f'{times} ({x.counts.block_efficiency:.2f}{off})'
 
 

@@ -53,8 +53,7 @@ class Row(NamedTuple):
   whole: the same of whole requests, the prefill of both models included.
   counts: see metrics.
   time_to_first_token, compile_seconds: seconds, the first a median.
-  alpha: teacher-forced on plain decoding's text; None for a drafter around
-    others.
+  alpha: teacher-forced on plain decoding's text; None as in predict.alphas.
   predicted: from other prompts, before these ran.
   explained: the cost model at the acceptance measured here.
   """
@@ -110,8 +109,7 @@ class Batch(NamedTuple):
 class Document(NamedTuple):
   """All results of a benchmark; where a request failed, up to that point.
 
-  costs: of windows by number of drafts, those that `adaptive` chose by; given
-    as adaptive.costs they repeat its choices.
+  costs: what adaptive chose by; given as adaptive.costs it chooses the same.
   predicted: by method. measured: seconds that the judged prompts took.
   """
 
@@ -395,9 +393,8 @@ def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
 
 def _best_gammas(rows) -> dict[str, int]:
   """By drafter, the gamma with the largest measured win; 0 where none wins."""
-  best: dict[str, dict[int, float]] = {}
+  won: dict[str, dict[int, float]] = {x.drafter: {} for x in rows[1:]}
   for row in rows[1:]:
-    won = best.setdefault(row.drafter, {})
     if row.improvement.outcome == 'win':
-      won[row.gamma] = row.improvement.value
-  return {drafter: cost.best(won) for drafter, won in best.items()}
+      won[row.drafter][row.gamma] = row.improvement.value
+  return {drafter: cost.best(x) for drafter, x in won.items()}
