@@ -16,6 +16,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+import jax  # noqa: E402
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
@@ -40,7 +41,8 @@ _WORKDIR = flags.DEFINE_string(
 
 def run() -> bool:
   """True if every promise holds."""
-  runtime.eight_cpu_devices()
+  # Meshes are checked without accelerators.
+  jax.config.update('jax_num_cpu_devices', 8)
   full = _TIER.value == 'full'
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
   subject = load.subject(_RULE.value, _DRAFTER.value, _MODEL.value, seed=seed)

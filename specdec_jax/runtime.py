@@ -53,16 +53,6 @@ def prepare() -> None:
   logging.getLogger('jax._src.xla_bridge').setLevel(logging.WARNING)
 
 
-def eight_cpu_devices() -> None:
-  """Splits the CPU into eight devices, to check meshes without accelerators.
-
-  It has no effect after the first computation, nor on other backends.
-  """
-  import jax
-
-  jax.config.update('jax_num_cpu_devices', 8)
-
-
 def config_flag(default: str) -> flags.FlagHolder:
   """Defines --config=FILE[:ARGUMENT] and --config.KEY=VALUE for its keys."""
   try:

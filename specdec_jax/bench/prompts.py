@@ -118,20 +118,18 @@ def _parse(row: dict[str, Any], index: str) -> Prompt:
   if len(given) != 1:
     has = ' and '.join(given) or 'no prompt, turns or tokens'
     raise ValueError(f'has {has}: give exactly one of prompt, turns, tokens')
-  prompt = Prompt(_id(row, index))
-  if 'category' in row:
-    category = _text(row['category'], 'category')
-    prompt = dataclasses.replace(prompt, category=category)
-  content = row[given[0]]
-  if given == ['prompt']:
-    return dataclasses.replace(prompt, turns=(_text(content, 'prompt'),))
+  (kind,) = given
+  content = [row[kind]] if kind == 'prompt' else row[kind]
   if not isinstance(content, list) or not content:
     raise ValueError(
-      f'{given[0]} is {_shown(content)}: it must be a list of at least one'
+      f'{kind} is {_shown(content)}: it must be a list of at least one'
     )
-  if given == ['turns']:
-    texts = tuple(_text(x, f'turns[{i}]') for i, x in enumerate(content))
-    return dataclasses.replace(prompt, turns=texts, listed=True)
+  category = _text(row['category'], 'category') if 'category' in row else None
+  prompt = Prompt(_id(row, index), category, listed=kind == 'turns')
+  if kind != 'tokens':
+    names = [f'turns[{i}]' for i in range(len(content))]
+    texts = map(_text, content, names if prompt.listed else ['prompt'])
+    return dataclasses.replace(prompt, turns=tuple(texts))
   for i, token in enumerate(content):
     # Exactly int: JSON's true is one of Python's integers.
     if type(token) is not int or not 0 <= token < 2**31:

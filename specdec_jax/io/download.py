@@ -98,21 +98,15 @@ WHEELS = {
   'wheel:traceforge-title-model==0.2.0': Wheel(
     requirement='traceforge-title-model==0.2.0',
     sha256={
-      f'traceforge_title_model/data/span/{name}': digest
-      for name, digest in (
-        (
-          'decoder.onnx',
-          '76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc',
-        ),
-        (
-          'encoder.onnx',
-          'b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787',
-        ),
-        (
-          'tokenizer.json',
-          '3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6',
-        ),
-      )
+      'traceforge_title_model/data/span/decoder.onnx': (
+        '76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc'
+      ),
+      'traceforge_title_model/data/span/encoder.onnx': (
+        'b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787'
+      ),
+      'traceforge_title_model/data/span/tokenizer.json': (
+        '3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6'
+      ),
     },
     label='Flan-T5-small, writes titles (int8, dequantised)',
   ),
