@@ -264,13 +264,15 @@ def make(
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
     np.array([sorted(set(stop_ids)) or [-1]] * rows, np.int32),
     fill(np.int32(most)),
-    _source([x.source for x in items], rows, sources),
+    source_of(items, rows, sources),
   )
 
 
-def _source(
-  texts: Sequence[Sequence[int]], rows: int, length: int | None
+def source_of(
+  items: Sequence[Item], rows: int, length: int | None = None
 ) -> types.Source | None:
+  """The sources of prompts, as in `make`; None where no prompt has one."""
+  texts = [x.source for x in items]
   if not any(map(len, texts)):
     return None
   lengths_B = _lengths(texts, rows)

@@ -36,12 +36,14 @@ class Sampling(NamedTuple):
   temperatures: rows alternate, by their request numbers.
   seed: keys the draws, together with the request number.
   stop_ids: end a completion.
+  sources: ids of a source that there is room for; 0 without an encoder.
   """
 
   length: int
   temperatures: tuple[float, ...]
   seed: int
   stop_ids: tuple[int, ...]
+  sources: int = 0
 
   def temperature(self, number: int) -> float:
     return self.temperatures[number % len(self.temperatures)]
@@ -81,8 +83,7 @@ class Recording(NamedTuple):
 def generate(
   model: types.Model,
   params: types.Params,
-  prompts: Sequence[Sequence[int]],
-  numbers: Sequence[int] | np.ndarray,
+  prompts: Sequence[requests.Item],
   how: Sampling,
   *,
   rows: int,
@@ -93,8 +94,8 @@ def generate(
 
   Args:
     model, params: what decodes.
-    prompts: token ids, each shorter than how.length.
-    numbers: their request numbers, which key randomness and temperature.
+    prompts: each shorter than how.length, its source at most how.sources long;
+      their numbers key randomness and temperature.
     how: the decoding.
     rows: decoded together; changes no token.
     layout: of the model on its mesh, or None.
@@ -105,15 +106,15 @@ def generate(
     range(len(prompts)),
     key=lambda i: (
       i // _SORTED,
-      how.temperature(numbers[i]),
-      len(prompts[i]),
+      how.temperature(prompts[i].number),
+      len(prompts[i].tokens),
     ),
   )
   waiting = collections.deque(order)
   while waiting or pool.busy:
     while waiting and pool.free >= min(pool.part, len(waiting)):
       some = [waiting.popleft() for _ in range(min(pool.part, len(waiting)))]
-      pool.begin(some, [prompts[i] for i in some], [numbers[i] for i in some])
+      pool.begin(some, [prompts[i] for i in some])
     yield from pool.advance(rest=not waiting)
 
 
@@ -142,19 +143,20 @@ class _Pool:
   def busy(self) -> bool:
     return self.free < self._rows
 
-  def begin(self, index: Sequence[int], prompts, numbers) -> None:
+  def begin(self, index: Sequence[int], prompts) -> None:
     """Gives new prompts, at most `part`, to rows that are free."""
     how, model = self._how, self._model
     request = requests.make(
-      requests.items(prompts, numbers),
+      prompts,
       ids=model.vocab,
       context=model.context,
-      max_new_tokens=np.array([how.length - len(x) for x in prompts]),
-      temperature=np.array([how.temperature(i) for i in numbers]),
+      max_new_tokens=np.array([how.length - len(x.tokens) for x in prompts]),
+      temperature=np.array([how.temperature(x.number) for x in prompts]),
       seed=how.seed,
       stop_ids=how.stop_ids,
       rows=self.part,
       length=how.length,
+      sources=how.sources,
     )
     placed = requests.place(request, self._layout)
     began = self._programs.start(self._weights, placed)

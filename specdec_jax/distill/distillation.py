@@ -96,13 +96,13 @@ def _prepare(
   student = students.make(s, target, start, ids)
   del start  # the student has a copy
   if s.student.kind == 'lm':
-    _check_length(s, 'student', student.model.context)
+    _check_length(s.data, 'student', student.model)
 
   def write(params, about):
     facts = {
       'target': target.label,
       'target_sha256': target.digest,
-      'prompts_sha256': teacher.digest(prompts.tokens),
+      'prompts_sha256': teacher.digest(prompts.kept),
       'tokenizer': target.tokenizer.fingerprint(),
     }
     return student.write(workdir, params, facts | about)
@@ -120,15 +120,35 @@ def _check_teacher(
       f'student.vocabulary={s.student.vocabulary}: the teacher has '
       f'{target.ids} ids; give at most those, or 0 for all'
     )
-  _check_length(s, 'teacher', target.context)
-
-
-def _check_length(s: settings_lib.Settings, who: str, context: int) -> None:
-  if s.data.length > context:
+  _check_length(s.data, 'teacher', target.model)
+  field, has = s.data.source_field, target.start is not None
+  if has and s.student.kind == 'eagle':
     raise ValueError(
-      f'data.length={s.data.length}: the context of the {who} holds {context} '
-      'tokens; give at most those'
+      f"student.kind='eagle': reads no source, but {target.label} has an "
+      'encoder; give lm'
     )
+  if has and s.data.completions == 'text' and not field:
+    raise ValueError(
+      f"data.source_field='': {target.label} has an encoder; name the field "
+      'that it reads, or let the teacher complete its sources'
+    )
+  if field and not has:
+    raise ValueError(
+      f'data.source_field={field!r}: {target.label} has no encoder to read it; '
+      'leave it empty'
+    )
+
+
+def _check_length(s: settings_lib.Data, who: str, model: types.Model) -> None:
+  lengths = {'length': s.length}
+  if model.encode is not None:
+    lengths['source_length'] = s.source_length
+  for name, length in lengths.items():
+    if length > model.context:
+      raise ValueError(
+        f'data.{name}={length}: the context of the {who} holds {model.context} '
+        'tokens; give at most those'
+      )
 
 
 def _task(
@@ -140,13 +160,14 @@ def _task(
   workdir: pathlib.Path,
 ) -> loop.Task:
   """The task of the training loop, evaluated on the held-out prompts."""
-  tokens = s.batch.rows * s.data.length
+  tokens = s.data.length
+  tokens += s.data.source_length if target.start is not None else 0
   figures = evaluate.judge(
     s.judge,
     target,
     student.drafter,
     student.model,
-    requests.items(prompts.held_out),
+    prompts.held_out,
     s.data.seed,
   )
   of = lambda rows, seed: data.batches(rows, batch=s.batch.rows, seed=seed)
@@ -170,8 +191,8 @@ def _task(
     batches=batches,
     judge=lambda params: figures(student.weights(params)),
     score=lambda figures: figures['block_efficiency'],
-    tokens=tokens,
-    flops=student.flops * tokens,
+    tokens=s.batch.rows * tokens,
+    flops=s.batch.rows * student.flops,
     dtype=s.student.dtype,
     refresh=refresh,
   )
@@ -188,16 +209,17 @@ def _sampler(s: settings_lib.Settings, target, student, prompts, answers):
   def sample(step: int, params: types.Params) -> dict[str, np.ndarray]:
     draw = np.random.default_rng([s.run.seed, step])
     chosen = np.sort(draw.permutation(s.data.prompts)[:count])
+    asked = [prompts.kept[i] for i in chosen]
     found = completions.generate(
       student.model,
       student.weights(params),
-      [prompts.tokens[i] for i in chosen],
-      chosen,
+      asked,
       how._replace(seed=(s.run.seed + step) % 2**32),
       rows=s.data.batch,
       layout=target.layout,
     )
-    own = teacher.rows(teacher.collected(found))
+    source = requests.source_of(asked, count, how.sources)
+    own = teacher.rows(teacher.collected(found, source))
     if answers is None:
       return own
     theirs = teacher.rows(teacher.take(answers, chosen))

@@ -1,5 +1,6 @@
 """The distillation loss of a language model."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -41,13 +42,13 @@ def distilled(
   Returns:
     loss(params, frozen, batch, key). frozen: {'teacher': its parameters,
     'shared': those that the student takes from it}. batch: as for
-    train.lm_loss.cross_entropy. Its figure 'train_alpha' is sum min(p, q).
+    train.lm_loss.cross_entropy; each model reads the sources with its own
+    encoder. Its figure 'train_alpha' is sum min(p, q).
   """
   divergence = divergences.divergence_of(settings.divergence)
   temperature = settings.temperature or 1.0
   read = text_loss.remat_layers(
-    lambda params, tokens_BT: text_loss.hidden(student, params, tokens_BT),
-    remat,
+    functools.partial(text_loss.hidden, student), remat
   )
 
   def loss(params, frozen, batch, key):
@@ -56,7 +57,9 @@ def distilled(
       teacher_log_p(teacher, frozen['teacher'], batch, temperature)
     )
     params = text_loss.in_dtype(params | frozen['shared'], dtype)
-    logits_q = student.head(params, read(params, batch['tokens'])[:, :-1])
+    source = text_loss.source_of(batch)
+    hidden_BTD = read(params, batch['tokens'], source)
+    logits_q = student.head(params, hidden_BTD[:, :-1])
     log_q = jax.nn.log_softmax(logits_q / temperature, -1)
     if ids:
       reduced = jnp.asarray(ids, jnp.int32)
@@ -74,7 +77,8 @@ def teacher_log_p(
 ) -> Array:
   """log p of every next token, [B, T - 1, V], from a pass or from a record."""
   if 'features' not in batch:
-    hidden_BTD = text_loss.hidden(teacher, params, batch['tokens'])
+    source = text_loss.source_of(batch)
+    hidden_BTD = text_loss.hidden(teacher, params, batch['tokens'], source)
   else:
     # Features are float16, finer than bfloat16; mass was computed in float32.
     wide = jnp.promote_types(params['head'].dtype, jnp.float32)

@@ -16,7 +16,7 @@ from specdec_jax.train import data, logs
 def mixed(one: dict[str, np.ndarray], other: dict[str, np.ndarray], seed: int):
   """Takes each row from one of both, with probability 1/2."""
   coin = np.random.default_rng(seed).random(len(one['tokens'])) < 0.5
-  pick = lambda a, b: np.where(coin[:, None], a, b)
+  pick = lambda a, b: np.where(coin.reshape(-1, *[1] * (a.ndim - 1)), a, b)
   return {name: pick(one[name], other[name]) for name in one}
 
 

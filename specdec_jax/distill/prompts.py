@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, requests
+from specdec_jax import build, requests, types
 from specdec_jax.distill import completions, settings, teacher
 from specdec_jax.train import text
 
@@ -20,38 +20,41 @@ _ASKED_AT_ONCE = 256  # of them, recorded in one folder
 
 
 class Prompts(NamedTuple):
-  """Prompts as token ids.
+  """Prompts, both kinds numbered from 0.
 
-  tokens: of each prompt to train on; more of them begin with the same.
-  held_out: of each prompt to judge by.
-  texts: [n, L] prompts to train on with their continuations in the source, or
-    None.
+  kept: to train on; more of them begin with the same.
+  held_out: to judge by.
+  texts: those to train on with their continuations in the source, or None.
   """
 
-  tokens: list[list[int]]
-  held_out: list[list[int]]
-  texts: np.ndarray | None = None
+  kept: list[requests.Item]
+  held_out: list[requests.Item]
+  texts: teacher.Answers | None = None
 
 
 def make(s: settings.Data, target: build.LanguageModel) -> Prompts:
   """Makes s.prompts + s.held_out prompts from s.source.
+
+  Those of an encoder-decoder are sources; its decoder's text only begins.
 
   Raises:
     ValueError: the source has fewer.
   """
   count = s.prompts + s.held_out
   if s.source == settings.QUESTIONS:
-    return _chat(s, target, generated(count, s.seed))
+    return _asked(s, target, generated(count, s.seed))
   if s.source == settings.MAGPIE:
-    return _chat(s, target, asked_by(target, s, count))
+    return _asked(s, target, asked_by(target, s, count))
   if (pathlib.Path(s.source) / teacher.FACTS).exists():
-    return _chat(s, target, continued(s, target))
-  corpus = text.read(s.source, field=s.field)
+    return _asked(s, target, continued(s, target))
+  corpus = text.read(s.source, field=s.field, source_field=s.source_field)
+  if target.start is not None:
+    return _sources(s, target, corpus)
   draw = np.random.default_rng(s.seed)
   if s.chat:
     documents = list(dict.fromkeys(corpus.documents))
     order = draw.permutation(len(documents))
-    return _chat(s, target, [documents[i] for i in order])
+    return _asked(s, target, [documents[i] for i in order])
   rows = text.pack(corpus.documents, target.tokenizer, s.length)
   if len(rows) < count:
     raise ValueError(
@@ -60,21 +63,62 @@ def make(s: settings.Data, target: build.LanguageModel) -> Prompts:
     )
   rows = rows[draw.permutation(len(rows))[:count]]
   tokens = rows[:, : s.prompt_tokens].tolist()
-  n = s.held_out
-  return Prompts(tokens[n:], tokens[:n], rows[n:])
+  spans = np.tile([[s.prompt_tokens, s.length]], (s.prompts, 1))
+  held, kept = tokens[: s.held_out], tokens[s.held_out :]
+  texts = teacher.Answers(rows[s.held_out :], spans)
+  return Prompts(requests.items(kept), requests.items(held), texts)
 
 
-def _chat(
+def _sources(
+  s: settings.Data, target: build.LanguageModel, corpus: text.Corpus
+) -> Prompts:
+  """The sources of a corpus; without any its paragraphs, its documents if chat.
+
+  Of pairs with one source, only the last target is a text.
+  """
+  found = corpus.sources or corpus.documents
+  if not (corpus.sources or s.chat):
+    paragraphs = (x.strip() for y in found for x in y.split('\n\n'))
+    found = filter(None, paragraphs)
+  found = list(dict.fromkeys(found))
+  order = np.random.default_rng(s.seed).permutation(len(found))
+  found = [found[i] for i in order]
+  prompts = _asked(s, target, found)
+  if s.completions != 'text':
+    return prompts
+  assert target.start is not None
+  targets = dict(zip(corpus.sources, corpus.documents, strict=True))
+  kept = tuple(found[s.held_out :][: s.prompts])
+  pairs = corpus._replace(
+    sources=kept, documents=tuple(targets[x] for x in kept)
+  )
+  rows = text.pair_rows(
+    pairs, target.tokenizer, target.start, s.length, s.source_length
+  )
+  ends = 1 + rows['counted'].sum(1)
+  texts = teacher.Answers(
+    rows['tokens'],
+    np.stack([np.ones_like(ends), ends], 1),
+    source=types.Source(rows['source'], rows['source_length']),
+  )
+  return prompts._replace(texts=texts)
+
+
+def _asked(
   s: settings.Data, target: build.LanguageModel, questions: Sequence[Any]
 ) -> Prompts:
   """The first prompts, of these questions, that leave room for an answer.
 
-  questions: texts, or token ids of conversations.
+  questions: texts, or token ids of conversations; as a source, one that is too
+    long keeps its beginning.
   """
   count, found = s.prompts + s.held_out, []
+  number = lambda items: [x._replace(number=i) for i, x in enumerate(items)]
   for read, question in enumerate(questions, 1):
-    prompt = requests.encode(target.tokenizer, question, chat=True)
-    if len(prompt) < s.length:
+    if target.start is not None:
+      question = target.tokenizer.encode(question)[: s.source_length - 1]
+    prompt = requests.item(target, question, 0, chat=True)
+    if len(prompt.tokens) < s.length:
       found.append(prompt)
     if len(found) == count:
       if read > count:
@@ -83,7 +127,8 @@ def _chat(
           read - count,
           s.length,
         )
-      return Prompts(found[s.held_out :], found[: s.held_out])
+      held, kept = found[: s.held_out], found[s.held_out :]
+      return Prompts(number(kept), number(held))
   raise ValueError(
     f'data.prompts={s.prompts} and held_out={s.held_out}: {s.source} has '
     f'{len(found)} questions shorter than length={s.length}, of '
@@ -155,7 +200,8 @@ def asked_by(
       f'data.length={s.length}: must be above prompt_tokens={room} and '
       f'{len(opening)} tokens of the chat template'
     )
-  prompts, found = [opening] * _ASKED_AT_ONCE, dict[str, None]()
+  prompts = requests.items([opening] * _ASKED_AT_ONCE)
+  found = dict[str, None]()
   stop_ids = tuple(target.tokenizer.eos_ids)
   for part in itertools.count():
     seed = (9973 * s.seed + 1 + part) % 2**32
@@ -244,12 +290,11 @@ def answers(
   if s.completions == 'text':
     if prompts.texts is None:  # a folder of answers
       raise ValueError("completions='text': questions come without answers")
-    spans = np.tile([[s.prompt_tokens, s.length]], (s.prompts, 1))
-    return teacher.Answers(prompts.texts, spans)
+    return prompts.texts
   return teacher.answer(
     s.folder,
     target,
-    prompts.tokens,
+    prompts.kept,
     sampling(s, target),
     batch=s.batch,
     taps=taps,
@@ -260,5 +305,10 @@ def sampling(
   s: settings.Data, target: build.LanguageModel
 ) -> completions.Sampling:
   """How the completions of teacher and student are decoded."""
-  stop_ids = tuple(target.tokenizer.eos_ids)
-  return completions.Sampling(s.length, s.temperatures, s.seed, stop_ids)
+  return completions.Sampling(
+    s.length,
+    s.temperatures,
+    s.seed,
+    tuple(target.tokenizer.eos_ids),
+    0 if target.start is None else s.source_length,
+  )

@@ -33,7 +33,9 @@ class Student(fields.Checked):
   # Teacher layers that an lm begins with.
   layers: tuple[int, ...] = fields.setting(low=0)
   path: str = fields.setting(help='a draft of the same kind to begin with')
-  share: bool = fields.setting(help="freeze the teacher's embedding and head")
+  share: bool = fields.setting(
+    help="freeze the teacher's embedding and head, and its encoder"
+  )
   # Number of ids that it can propose, the most frequent ones; 0 is all.
   vocabulary: int = fields.setting(low=0)
   dtype: str = fields.setting(allowed=settings_lib.DTYPES)  # forward pass
@@ -69,6 +71,10 @@ class Data(fields.Checked):
   # train.text.read takes it, whose rows begin with the prompt.
   source: str = fields.setting()
   field: str = fields.setting(help='of the records of a text')
+  source_field: str = fields.setting(
+    help='of the records of a text, what an encoder reads before the field'
+  )
+  # Whole documents for an encoder too, which else reads paragraphs.
   chat: bool = fields.setting(help='documents of the text are questions')
   completions: str = fields.setting(
     allowed=('text', 'teacher', 'student', 'mixed'),
@@ -79,6 +85,7 @@ class Data(fields.Checked):
   # Exact for a text, an upper limit for a magpie question.
   prompt_tokens: int = fields.setting(low=1)
   length: int = fields.setting(low=2, help='tokens of a row, prompt included')
+  source_length: int = fields.setting(low=2, help='of what an encoder reads')
   temperatures: tuple[float, ...] = fields.setting(low=0)  # answers alternate
   keep: bool = fields.setting(
     help="save the teacher's last hidden states with its answers, so that the "
@@ -95,6 +102,11 @@ class Data(fields.Checked):
     asked = self.chat or self.source in (QUESTIONS, MAGPIE)
     if self.completions == 'text' and asked:
       raise ValueError("completions='text': questions come without answers")
+    if self.source_field and asked:
+      raise ValueError(
+        f'source_field={self.source_field!r}: a question is a source; give an '
+        'empty one'
+      )
     if self.keep and self.completions != 'teacher':
       raise ValueError(
         "keep=True: hidden states are kept of the teacher's answers only; give "

@@ -22,7 +22,7 @@ from specdec_jax.models import convert, eagle, lm
 from specdec_jax.train import step as step_lib
 
 # Parameters that a student may share with its teacher, frozen.
-SHARED = ('embed', 'head')
+SHARED = ('embed', 'head', 'encoder')
 
 
 class Student(NamedTuple):
@@ -34,7 +34,7 @@ class Student(NamedTuple):
   weights: Callable[[types.Params], types.Params]  # -> weights.draft
   drafter: types.Drafter  # of the judge's gamma
   model: types.Model  # its q, which reads weights.draft
-  flops: float  # of one token of a batch, forward and backward
+  flops: float  # of one row of a batch, forward and backward
   # (folder, params, about) -> the path of the finished draft.
   write: Callable[[pathlib.Path, types.Params, dict[str, Any]], pathlib.Path]
 
@@ -56,6 +56,9 @@ def begin(s: settings.Student, target: build.LanguageModel) -> Start:
   Raises:
     ValueError: it does not match this teacher or these settings.
   """
+  if s.size:
+    size = model_config.sized(s.size)
+    _check_encoder(f'student.size={s.size!r}', size, target)
   if not s.path:
     return Start()
   if s.kind == 'eagle':
@@ -68,6 +71,7 @@ def begin(s: settings.Student, target: build.LanguageModel) -> Start:
       )
     return Start(draft, draft.ids)
   loaded = build.load(s.path, scan_layers=False, kernels='xla')
+  _check_encoder(f'student.path={s.path}', loaded.config, target)
   tokenizer.check_same(target.tokenizer, loaded.tokenizer)
   if not loaded.draft_ids:
     return Start(loaded)
@@ -77,6 +81,18 @@ def begin(s: settings.Student, target: build.LanguageModel) -> Start:
       'student.vocabulary to these'
     )
   return Start(loaded, np.array(loaded.as_draft[0].proposes))
+
+
+def _check_encoder(
+  what: str, config: model_config.LMConfig, target: build.LanguageModel
+) -> None:
+  """Raises ValueError if only one of student and teacher has an encoder."""
+  has = lambda c: 'has no encoder' if c.encoder is None else 'has one'
+  if has(config) != has(target.config):
+    raise ValueError(
+      f'{what} {has(config)}, teacher {target.label} {has(target.config)}; an '
+      'encoder: both need one, or neither'
+    )
 
 
 def taps_of(
@@ -177,7 +193,9 @@ def _eagle(s: settings.Settings, target, start: Start, ids) -> Student:
     ),
     model=eagle_drafter.view(config, model),
     # Every step of the chain; the frozen head has no gradient of its own.
-    flops=s.loss.unroll * (6.0 * size + 4.0 * read['head'].size),
+    flops=s.data.length
+    * s.loss.unroll
+    * (6.0 * size + 4.0 * read['head'].size),
     write=write,
   )
 
@@ -200,11 +218,11 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
   whole, split = (x and x.constrain for x in (layout, target.layout))
   model = make(config, constrain=whole)
   read = {'head': given['head']} if s.data.keep else given
-  read_size, size = map(metrics.step_parameters, (read, trained | shared))
+  work = functools.partial(_products, s.data)
   return Student(
     params=trained,
     loss=lm_loss.distilled(
-      make(dataclasses.replace(config, dtype=s.student.dtype), constrain=whole),
+      make(config.running(dtype=s.student.dtype), constrain=whole),
       s.student.dtype,
       make(own, constrain=split),
       s.loss,
@@ -215,9 +233,16 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
     weights=lambda params: params | shared,
     drafter=lm_drafter.make(model, gamma=s.judge.gamma),
     model=model,
-    flops=6.0 * size + 2.0 * read_size,
+    flops=6.0 * work(trained | shared) + 2.0 * work(read),
     write=_exporter(target, config, shared, full_DV),
   )
+
+
+def _products(s: settings.Data, params: types.Params) -> float:
+  """Parameters times the tokens of a row that pass each of them."""
+  encoder = sum(x.size for x in jax.tree.leaves(params.get('encoder', {})))
+  rest = metrics.step_parameters(params) - encoder
+  return float(rest * s.length + encoder * s.source_length)
 
 
 def _exporter(target, config, shared: types.Params, full_DV: np.ndarray | None):
@@ -288,7 +313,7 @@ def _initial(
     # Fused on a mesh too, unlike the teacher: the same student on any devices.
     # A copy of the containers: fusing modifies them.
     config, params = convert.fuse(config, jax.tree.map(lambda x: x, params))
-  config = dataclasses.replace(config, dtype=_wide(config))
+  config = config.running(dtype=_wide(config))
   wanted = lm.nest(lm.shapes(config))
   # Copies: the first step donates them, and the teacher still needs its own.
   return config, jax.tree.map(
@@ -298,17 +323,22 @@ def _initial(
 
 def _random(s: settings.Student, target: build.LanguageModel, seed: int):
   """(config, params) of random weights, but for those that it shares."""
-  own = dataclasses.replace(
-    model_config.sized(s.size), vocab=target.config.vocab
-  )
+  theirs = target.config
+  own = model_config.sized(s.size, vocab=theirs.vocab)
+  own = dataclasses.replace(own, start=theirs.start)
   if not s.share:
     return own, lm.init(own, seed)
-  if own.width != target.config.width:
+  if own.width != theirs.width:
     raise ValueError(
       f'student.share: size {s.size} has width {own.width}, {target.label} '
-      f'{target.config.width}; give share=False'
+      f'{theirs.width}; give share=False'
     )
-  own = dataclasses.replace(own, tied=target.config.tied)
+  own = dataclasses.replace(
+    own,
+    tied=theirs.tied,
+    head_scale=theirs.head_scale,
+    encoder=theirs.encoder,
+  )
   shared = {n: x for n, x in target.params.items() if n in SHARED}
   return own, lm.init(own, seed) | shared
 

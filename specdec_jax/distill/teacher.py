@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, runtime
+from specdec_jax import build, requests, runtime, types
 from specdec_jax.distill import completions
 from specdec_jax.io import files
 from specdec_jax.train import logs
@@ -35,12 +35,14 @@ class Answers(NamedTuple):
     each tap divided by its root mean square. 0 in a row left out.
   mass: [n, L] float32 or None: log-sum-exp of the logits after each token, from
     the last token of the prompt on.
+  source: what an encoder reads before each of them, or None.
   """
 
   tokens: np.ndarray
   spans: np.ndarray
   features: np.ndarray | None = None
   mass: np.ndarray | None = None
+  source: types.Source | None = None
 
 
 def take(answers, index: Any):
@@ -48,19 +50,23 @@ def take(answers, index: Any):
   return jax.tree.map(lambda x: x[index], answers)
 
 
-def collected(found: Iterable[completions.Completions]) -> Answers:
+def collected(
+  found: Iterable[completions.Completions],
+  source: types.Source | None,
+) -> Answers:
   """Completions in the order of their prompts, without features."""
   parts = list(found)
   order = np.argsort(np.concatenate([x.index for x in parts]))
   join = lambda name: np.concatenate([getattr(x, name) for x in parts])[order]
-  return Answers(join('tokens'), join('spans'))
+  return Answers(join('tokens'), join('spans'), source=source)
 
 
 def rows(answers: Answers) -> dict[str, np.ndarray]:
   """The arrays of training batches.
 
   'tokens', 0 after the end; 'counted', true for the tokens of completions,
-  which count in the loss; 'features' and 'mass' if there are any.
+  which count in the loss; if there are any, 'features' and 'mass', 'source' and
+  'source_length'.
   """
   index_1L = np.arange(answers.tokens.shape[1])[None]
   start, end = answers.spans[:, :1], answers.spans[:, 1:]
@@ -70,13 +76,15 @@ def rows(answers: Answers) -> dict[str, np.ndarray]:
   }
   if answers.features is not None and answers.mass is not None:
     found |= {'features': answers.features, 'mass': answers.mass}
+  if answers.source is not None:
+    found |= zip(('source', 'source_length'), answers.source, strict=True)
   return found
 
 
 def answer(
   folder: str,
   target: build.LanguageModel,
-  prompts: Sequence[Sequence[int]],
+  prompts: Sequence[requests.Item],
   how: completions.Sampling,
   *,
   batch: int,
@@ -91,7 +99,7 @@ def answer(
     folder: created if needed; its facts.json has all that answers depend on.
       Empty: in the cache, under a digest of those and of the prompts.
     target: the teacher.
-    prompts: token ids, each shorter than how.length.
+    prompts: as completions.generate takes them, numbered from 0.
     how: the decoding.
     batch: rows decoded together; changes no token.
     taps: layers whose features are recorded, the last among them; () is none.
@@ -104,13 +112,14 @@ def answer(
   key = json.dumps(facts | {'prompts': digest(prompts)})
   name = hashlib.sha256(key.encode()).hexdigest()[:16]
   path = pathlib.Path(folder or files.cache_folder() / 'answers' / name)
-  arrays = _open(path, facts, prompts, target.config.width * len(taps))
+  source = requests.source_of(prompts, len(prompts), how.sources)
+  width = target.config.width * len(taps)
+  arrays = _open(path, facts, prompts, source, width)
   left = np.flatnonzero(arrays.spans[:, 1] == 0).tolist()
   found = completions.generate(
     target.model,
     target.params,
     [prompts[i] for i in left],
-    left,
     how,
     rows=batch,
     layout=target.layout,
@@ -145,7 +154,7 @@ def recorded(folder: str, target: build.LanguageModel) -> Answers:
 
 def _facts(target, how, taps) -> dict[str, Any]:
   """What all answers depend on, besides the prompts, as JSON."""
-  return {
+  facts = {
     'teacher': target.digest,
     'dtype': target.dtype,
     'length': how.length,
@@ -154,11 +163,14 @@ def _facts(target, how, taps) -> dict[str, Any]:
     'stop_ids': list(how.stop_ids),
     'taps': list(taps),
   }
+  return facts | ({'sources': how.sources} if how.sources else {})
 
 
-def digest(rows: Sequence[Sequence[int]]) -> str:
-  """SHA-256 of token ids, in their order."""
-  return hashlib.sha256('\0'.join(map(str, rows)).encode()).hexdigest()
+def digest(prompts: Sequence[requests.Item]) -> str:
+  """SHA-256 of the token ids of prompts and of their sources, in order."""
+  rows = (x for one in prompts for x in (one.tokens, one.source) if len(x))
+  words = '\0'.join(str(list(x)) for x in rows)
+  return hashlib.sha256(words.encode()).hexdigest()
 
 
 def _check_broken(spans: np.ndarray, label: str) -> None:
@@ -178,7 +190,8 @@ def _check_broken(spans: np.ndarray, label: str) -> None:
 def _open(
   folder: pathlib.Path,
   facts: dict[str, Any],
-  prompts: Sequence[Sequence[int]],
+  prompts: Sequence[requests.Item],
+  source: types.Source | None,
   width: int,
 ) -> Answers:
   """Opens a folder for these prompts; spans are 0 where there is no answer."""
@@ -196,10 +209,18 @@ def _open(
     features=array('features', np.float16, L, width) if width else None,
     mass=array('mass', np.float32, L) if width else None,
   )
-  done = np.flatnonzero(opened.spans[:, 1]).tolist()
-  asked = lambda i: opened.tokens[i, : len(prompts[i])].tolist()
-  same = all(asked(i) == list(prompts[i]) for i in done)
+  done = np.flatnonzero(opened.spans[:, 1])
+  asked = lambda i, x: opened.tokens[i, : len(x)].tolist() == list(x)
+  same = all(asked(i, prompts[i].tokens) for i in done.tolist())
+  if source is not None:
+    wide = source.tokens_BI.shape[1]
+    kept = array('source', np.int32, wide), array('source_length', np.int32)
+    for old, new in zip(kept, source, strict=True):
+      same &= np.array_equal(old[done], new[done])
+    opened = opened._replace(source=types.Source(*kept))
   _check_same(folder, [] if same else ['prompts'])
+  for old, new in zip(opened.source or (), source or (), strict=True):
+    old[:] = new
   with logs.writing(folder):
     files.write(path, json.dumps(facts))
   return opened

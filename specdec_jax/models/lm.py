@@ -228,7 +228,7 @@ def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
   ends = _ends(config, params)
   column_DBT = calls.columns_of(ends.head[...], tokens_BT)
   wide = jnp.promote_types(hidden_BTD.dtype, jnp.float32)
-  x_BTD = ends.norm(hidden_BTD).astype(wide)
+  x_BTD = ends.norm(hidden_BTD).astype(wide) * config.head_scale
   logits_BT = jnp.einsum('BTD,DBT->BT', x_BTD, column_DBT.astype(wide))
   return attention.softcap(logits_BT, config.logit_softcap)
 

@@ -21,6 +21,7 @@ TRAINING = {
   'train_lm': train_lm,
   'train_t5': train_lm,
   'distill': distillation,
+  'distill_t5': distillation,
 }
 OTHERS = ('default', '__init__', *TRAINING)
 NAMES = sorted(p.stem for p in FOLDER.glob('*.py') if p.stem not in OTHERS)

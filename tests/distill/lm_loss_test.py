@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax import types
 from specdec_jax.distill import lm_loss, settings
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
@@ -14,7 +15,10 @@ from specdec_jax.train import lm_loss as text_loss
 
 pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
 
-CONFIG = dataclasses.replace(model_config.sized('tiny'), dtype='float64')
+CONFIG, T5 = (
+  model_config.sized(size).running(dtype='float64')
+  for size in ('tiny', 't5_tiny')
+)
 SOME = (3, 17, 40, 299)
 
 
@@ -25,11 +29,18 @@ def a_batch():
   return {'tokens': jnp.asarray(tokens), 'counted': jnp.asarray(counted)}
 
 
-def student_of(ids):
+def with_sources(batch):
+  """Sources of 1, 5 and 8 ids, with others behind them."""
+  draw = np.random.default_rng(1)
+  source = jnp.asarray(draw.integers(0, 300, (3, 8)), jnp.int32)
+  return batch | {'source': source, 'source_length': jnp.array([1, 5, 8])}
+
+
+def student_of(ids, config=CONFIG):
   """(model, params) that proposes these ids; () is all."""
-  config, params = CONFIG, lm.init(CONFIG, 0)
+  params = lm.init(config, 0)
   if ids:
-    config, params = convert.reduce(CONFIG, params, ids)
+    config, params = convert.reduce(config, params, ids)
   return lm.make(config, ids=300), params
 
 
@@ -47,30 +58,43 @@ def value_of(student, teacher, kind, temperature, ids, frozen, batch):
   return lambda params: loss(params, frozen, batch, jax.random.key(0))
 
 
-def probabilities(model, params, tokens, temperature):
-  logits = model.head(params, text_loss.hidden(model, params, tokens))
-  x = np.exp(np.asarray(logits)[:, :-1, :300] / temperature)
+def probabilities(model, params, batch, temperature):
+  """Of every row alone, with nothing behind its source."""
+  tokens, rows = batch['tokens'], []
+  for i in range(len(tokens)):
+    source = None
+    if 'source' in batch:
+      end = batch['source_length'][i : i + 1]
+      source = types.Source(batch['source'][i : i + 1, : int(end[0])], end)
+    hidden = text_loss.hidden(model, params, tokens[i : i + 1], source)
+    rows.append(np.asarray(model.head(params, hidden))[0, :-1, :300])
+  x = np.exp(np.stack(rows) / temperature)
   return x / x.sum(-1, keepdims=True)
 
 
 @pytest.mark.parametrize(
-  ('kind', 'temperature', 'ids'),
+  ('config', 'kind', 'temperature', 'ids'),
   [
-    ('reverse_kl', 2.0, ()),
-    ('forward_kl', 1.0, SOME),
-    ('reverse_kl', 1.0, SOME),
-    ('log_alpha', 1.0, SOME),
+    (CONFIG, 'reverse_kl', 2.0, ()),
+    (CONFIG, 'forward_kl', 1.0, SOME),
+    (CONFIG, 'reverse_kl', 1.0, SOME),
+    (CONFIG, 'log_alpha', 1.0, SOME),
+    (T5, 'total_variation', 2.0, ()),
+    (T5, 'forward_kl', 1.0, SOME),
+    (T5, 'jensen_shannon:0.3', 1.0, SOME),
   ],
 )
 def test_is_the_mean_divergence_over_the_ids_of_the_student(
-  kind, temperature, ids
+  config, kind, temperature, ids
 ):
-  batch, given = a_batch(), lm.init(CONFIG, 1)
-  teacher, (student, params) = lm.make(CONFIG, ids=300), student_of(ids)
+  batch, given = a_batch(), lm.init(config, 1)
+  if config is T5:
+    batch = with_sources(batch)
+  teacher, (student, params) = lm.make(config, ids=300), student_of(ids, config)
   one = value_of(student, teacher, kind, temperature, ids, given, batch)
   (value, figures), slopes = jax.value_and_grad(one, has_aux=True)(params)
   p, q = (
-    probabilities(m, x, batch['tokens'], temperature)
+    probabilities(m, x, batch, temperature)
     for m, x in ((teacher, given), (student, params))
   )
   kept = list(ids or range(300))
@@ -82,17 +106,27 @@ def test_is_the_mean_divergence_over_the_ids_of_the_student(
     'forward_kl': lambda: (p * np.log(p / q)).sum(-1),
     'reverse_kl': lambda: (q * np.log(q / p)).sum(-1),
     'log_alpha': lambda: -np.log(alpha),
+    'total_variation': lambda: 1 - alpha,
+    'jensen_shannon:0.3': lambda: jensen_shannon(p, q, 0.3),
   }[kind]()
   np.testing.assert_allclose(value, want[counted].mean(), 1e-9)
   np.testing.assert_allclose(
     figures['train_alpha'], alpha[counted].mean(), 1e-9
   )
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
-  if not ids:  # The teacher itself has nothing to learn.
+  if (
+    kind == 'reverse_kl' and not ids
+  ):  # The teacher itself has nothing to learn.
     value, slopes = jax.value_and_grad(lambda x: one(x)[0])(given)
     assert abs(value) < 1e-12
     for x in jax.tree.leaves(slopes):
       np.testing.assert_allclose(x, 0, atol=1e-10)
+
+
+def jensen_shannon(p, q, beta):
+  m = beta * p + (1 - beta) * q
+  to_p, to_q = (p * np.log(p / m)).sum(-1), (q * np.log(q / m)).sum(-1)
+  return beta * to_p + (1 - beta) * to_q
 
 
 @pytest.mark.more

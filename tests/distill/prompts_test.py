@@ -28,8 +28,8 @@ def made(s, target) -> list[list[int]]:
   """All prompts, the held-out ones first."""
   found = prompts_lib.make(s, target)
   assert found.texts is None
-  assert (len(found.tokens), len(found.held_out)) == (s.prompts, s.held_out)
-  return found.held_out + found.tokens
+  assert (len(found.kept), len(found.held_out)) == (s.prompts, s.held_out)
+  return [x.tokens for x in found.held_out + found.kept]
 
 
 def asker(template, **options):
@@ -158,11 +158,11 @@ def test_a_text_and_too_short_a_text(tmp_path):
   path.write_text('a few words\n' * 20)
   s = data(source=str(path), length=20, prompt_tokens=8, completions='text')
   prompts = prompts_lib.make(s, target)
-  rows = np.stack([x[:8] for x in prompts.texts]).tolist()
-  assert rows == prompts.tokens and len(rows) == 8
+  rows = prompts.texts.tokens[:, :8].tolist()
+  assert rows == [x.tokens for x in prompts.kept] and len(rows) == 8
   assert len(prompts.held_out) == 2
   answers = prompts_lib.answers(s, target, prompts, ())
-  np.testing.assert_array_equal(answers.tokens, prompts.texts)
+  assert answers is prompts.texts
   assert answers.spans.tolist() == [[8, 20]] * 8
   s = dataclasses.replace(s, length=32)
   with pytest.raises(ValueError, match='prompts=8 and held_out=2: .* rows'):

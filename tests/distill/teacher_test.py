@@ -18,6 +18,7 @@ from specdec_jax.models import eagle, lm
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 PROMPTS = [[5, 6, 7], [9], list(range(20, 31)), [3, 3], [8, 1, 2]]
+ITEMS = requests.items(PROMPTS)
 TAPS = (0, 1)
 
 
@@ -26,7 +27,7 @@ def target():
   return build.load('random:tiny')
 
 
-def answer(target, folder, prompts=PROMPTS, taps=TAPS, **changes):
+def answer(target, folder, prompts=ITEMS, taps=TAPS, **changes):
   how = completions.Sampling(24, (0.0, 1.0), 7, tuple(target.tokenizer.eos_ids))
   return teacher.answer(
     str(folder),
@@ -155,12 +156,12 @@ def test_resumes_where_it_stopped(target, recorded, tmp_path, monkeypatch):
 def test_a_folder_grows_with_its_prompts(target, recorded, tmp_path):
   whole = recorded[1]
   for count in (2, 5, 3):
-    found = answer(target, tmp_path, PROMPTS[:count])
-    for one, other in zip(found, whole, strict=True):
-      np.testing.assert_array_equal(one, other[:count])
+    found = answer(target, tmp_path, ITEMS[:count])
+    want = teacher.take(whole, slice(count))
+    jax.tree.map(np.testing.assert_array_equal, found, want)
   assert len(np.load(tmp_path / 'tokens.npy')) == 5
   with pytest.raises(ValueError, match='answers with other prompts;'):
-    answer(target, tmp_path, [[5, 6, 8]])
+    answer(target, tmp_path, requests.items([[5, 6, 8]]))
 
 
 def test_a_folder_of_other_answers_is_refused(target, recorded):

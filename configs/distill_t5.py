@@ -1,0 +1,38 @@
+r"""A draft for a T5 that writes titles: two layers of its decoder, 4,096 ids.
+
+The encoder, embedding and head stay the teacher's. Sources are the paragraphs
+of Python's manual; the draft learns from the titles that the teacher gives.
+
+  python scripts/distill.py --config=configs/distill_t5.py --workdir=DIR
+  python scripts/distill.py --config=configs/distill_t5.py:tiny --workdir=DIR
+
+For another task: --config.data.source=YOUR.jsonl --config.data.source_field=
+the field to read, and --config.data.field= the field of what to write.
+"""
+
+import ml_collections
+
+from configs import distill
+
+
+def get_config(size: str = 'full') -> ml_collections.ConfigDict:
+  """size 'tiny': a random teacher and few steps, for a quick run."""
+  c, tiny = distill.get_config(size), size == 'tiny'
+  c.teacher.source = 'wheel:traceforge-title-model==0.2.0'
+  if tiny:
+    c.teacher.source = 'random:t5_tiny'
+  c.student.update(
+    kind='lm',
+    taps=(),
+    layers=(0,) if tiny else (0, 7),
+    vocabulary=128 if tiny else 4096,
+  )
+  c.data.update(
+    source='stdlib:prose',
+    keep=True,
+    length=24 if tiny else 32,
+    source_length=32 if tiny else 128,
+  )
+  c.optimiser.muon = 0.0
+  c.judge.new_tokens = 16 if tiny else 24
+  return c

@@ -1,0 +1,294 @@
+"""Distillation for an encoder-decoder: its prompts are sources."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import distill_t5
+from specdec_jax import api, build, requests
+from specdec_jax.distill import (
+  completions,
+  distillation,
+  evaluate,
+  students,
+  teacher,
+)
+from specdec_jax.distill import prompts as prompts_lib
+from specdec_jax.io import export
+from specdec_jax.models import lm
+from specdec_jax.train import lm_loss
+from specdec_jax.train import loop as loop_lib
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+SIZE = dict(layers=(), size='t5_tiny', vocabulary=0)
+
+
+def config(**changes):
+  c = distill_t5.get_config('tiny').unlock()
+  few = dict(
+    data=dict(prompts=8, held_out=2, batch=10, refresh=2, keep=False),
+    batch=dict(rows=4),
+    run=dict(steps=4, checkpoint_every=2, evaluate_every=4, log_every=1),
+    judge=dict(gamma=2, new_tokens=6),
+  )
+  for section, values in [*few.items(), *changes.items()]:
+    c[section].update(values)
+  return distillation.settings(c)
+
+
+def a_run(tmp_path, monkeypatch, **changes):
+  monkeypatch.setenv('SPECDEC_JAX_CACHE', str(tmp_path / 'cache'))
+  return distillation.run(config(**changes), tmp_path / 'run')
+
+
+@pytest.fixture
+def pairs(tmp_path):
+  """Settings of a text with twelve pairs, two of them of one source."""
+  lines = [dict(long=f'all about {i % 11}', short=f'{i}') for i in range(12)]
+  path = tmp_path / 'pairs.jsonl'
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  return dict(source=str(path), source_field='long', field='short')
+
+
+def teacher_of(**options):
+  return build.load('random:t5_tiny', scan_layers=False, **options)
+
+
+# --- prompts ------------------------------------------------------------------
+
+
+def test_prompts_are_sources_that_keep_their_beginning(pairs):
+  target = build.load('random:t5_tiny')
+  stop = target.tokenizer.eos_ids[0]
+  for source in (dict(source='stdlib:prose'), dict(source='questions'), pairs):
+    found = prompts_lib.make(config(data=source).data, target)
+    for half, size in ((found.kept, 8), (found.held_out, 2)):
+      assert [x.number for x in half] == list(range(size))
+      for x in half:
+        assert tuple(x.tokens) == (target.start,)
+        assert 1 < len(x.source) <= 32 and x.source[-1] == stop
+    texts = {target.tokenizer.decode(x.source[:-1]) for x in found.kept}
+    assert len(texts) == 8 and not any('\n\n' in x for x in texts)
+    assert found.texts is None
+
+
+def test_pairs_are_sources_with_their_texts(pairs):
+  target = build.load('random:t5_tiny')
+  s = config(data=pairs | dict(completions='text', source_length=9)).data
+  found = prompts_lib.make(s, target)
+  answers = prompts_lib.answers(s, target, found, ())
+  rows = teacher.rows(answers)
+  words = lambda ids: target.tokenizer.decode([i for i in ids if i != stop])
+  stop = target.tokenizer.eos_ids[0]
+  seen = set()
+  for i, prompt in enumerate(found.kept):
+    end = rows['source_length'][i]
+    np.testing.assert_array_equal(rows['source'][i, :end], prompt.source)
+    start, *said = rows['tokens'][i][: answers.spans[i, 1]].tolist()
+    assert start == target.start and said[-1] == stop
+    assert rows['counted'][i].sum() == len(said)
+    seen.add(int(words(said)))
+  # Of the two with one source the last: no source is held out and trained on.
+  assert len(seen) == 8 and 0 not in seen
+
+
+# --- answers ------------------------------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def scaled():
+  """A teacher that scales its head's input, as T5 1.0 does."""
+  target = teacher_of(kernels='xla')
+  own = dataclasses.replace(target.config, head_scale=0.7)
+  return dataclasses.replace(target, lm_config=own)
+
+
+SOURCES = [[5, 6, 7, 256], [9, 256], list(range(20, 31)), [3, 3], [8, 1, 2]]
+ITEMS = [requests.Item((0,), i, source=x) for i, x in enumerate(SOURCES)]
+
+
+def answer(target, folder, items=ITEMS, width: int = 16):
+  stop_ids = tuple(target.tokenizer.eos_ids)
+  how = completions.Sampling(20, (0.0, 1.0), 7, stop_ids, width)
+  taps = (target.config.depth - 1,)
+  return teacher.answer(str(folder), target, items, how, batch=2, taps=taps)
+
+
+def test_answers_are_those_of_each_source_alone(scaled, tmp_path):
+  """Two rows at a time, so that most prompts take the row of another."""
+  answers = answer(scaled, tmp_path)
+  engine = build.engine(scaled)
+  for i, item in enumerate(ITEMS):
+    start, end = answers.spans[i]
+    assert start == 1 and answers.tokens[i, 0] == 0
+    wanted = api.Settings(19, (0.0, 1.0)[i % 2], seed=7)
+    request = api.request_of(engine, [item], wanted)
+    (alone,) = api.run(engine, request, wanted)
+    assert answers.tokens[i, 1:end].tolist() == alone.tokens
+  assert len({tuple(x) for x in answers.tokens.tolist()}) == len(ITEMS)
+  rows = teacher.rows(answers)
+  hidden = lm_loss.hidden(
+    scaled.model,
+    scaled.params,
+    jnp.asarray(answers.tokens),
+    lm_loss.source_of(jax.tree.map(jnp.asarray, rows)),
+  )
+  logits = scaled.model.head(scaled.params, hidden)
+  mass = np.asarray(jax.nn.logsumexp(logits, -1))
+  for i, (_, end) in enumerate(answers.spans):
+    np.testing.assert_allclose(
+      answers.mass[i, : end - 1], mass[i, : end - 1], atol=5e-3
+    )
+
+
+def test_answers_are_of_their_sources(scaled, tmp_path, monkeypatch):
+  few = answer(scaled, tmp_path, ITEMS[:3])
+  for x, length in zip(SOURCES, few.source.lengths_B, strict=False):
+    assert length == len(x)
+  monkeypatch.setattr(completions, 'generate', lambda *a, **b: iter(()))
+  again = answer(scaled, tmp_path, ITEMS[:2])
+  np.testing.assert_array_equal(again.tokens, few.tokens[:2])
+  other = [ITEMS[1]._replace(number=0), *ITEMS[1:]]
+  with pytest.raises(ValueError, match='holds answers with other prompts'):
+    answer(scaled, tmp_path, other)
+  with pytest.raises(ValueError, match='holds answers with other sources'):
+    answer(scaled, tmp_path, width=32)
+  assert teacher.digest(ITEMS) != teacher.digest(other)
+
+
+# --- runs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('completions', 'student'),
+  [
+    ('text', SIZE | dict(share=False)),
+    ('teacher', dict(layers=(1,), vocabulary=64)),
+    pytest.param('mixed', dict(layers=(1,), vocabulary=0)),
+    pytest.param(
+      'student', SIZE | dict(share=True, remat=True), marks=pytest.mark.more
+    ),
+  ],
+)
+def test_every_source_of_completions_trains_a_draft(
+  completions, student, pairs, tmp_path, monkeypatch
+):
+  keep = completions == 'teacher'
+  data = pairs | dict(completions=completions, keep=keep)
+  figures = a_run(tmp_path, monkeypatch, student=student, data=data)
+  assert figures['finished'] and 0 < figures['alpha'] <= 1
+  target, draft = build.load('random:t5_tiny'), build.load(figures['draft'])
+  assert len(draft.draft_ids) == student['vocabulary']
+  of = lambda **more: (
+    api.generate(target, ['some words'], max_new_tokens=8, **more)[0].tokens
+  )
+  assert of(draft=draft, gamma=2) == of()
+  assert_shared(draft, target, student.get('share', True))
+
+
+def assert_shared(draft, target, share: bool):
+  """The encoder is the teacher's bit for bit, but not the decoder."""
+  read = lambda x: lm.flatten(build.load(x.source, kernels='xla').params)
+  own, theirs = read(draft), read(target)
+  same = {n for n, x in own.items() if np.array_equal(x, theirs.get(n))}
+  encoder = {n for n in own if n.startswith('encoder/')}
+  assert encoder and encoder <= same if share else not encoder & same
+  assert not any('kernel' in n for n in same - encoder)
+
+
+def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path, monkeypatch):
+  data = pairs | dict(completions='mixed')
+  run = loop_lib.run
+
+  def stops(task, *args, **named):
+    def refresh(step, params):
+      if step == 3:
+        raise KeyboardInterrupt
+      task.refresh(step, params)
+
+    return run(task._replace(refresh=refresh), *args, **named)
+
+  ends = []
+  for name in ('whole', 'cut'):
+    folder = tmp_path / name
+    if name == 'cut':
+      with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop_lib, 'run', stops)
+        a_run(folder, monkeypatch, data=data)
+    draft = pathlib.Path(a_run(folder, monkeypatch, data=data)['draft'])
+    metrics = folder / 'run/metrics.jsonl'
+    ends.append([x.read_bytes() for x in (metrics, *draft.glob('*.safe*'))])
+  assert ends[0] == ends[1] and len(ends[0]) == 2
+
+
+@pytest.mark.parametrize('share', [True, False])
+def test_a_student_of_all_layers_is_its_teacher(share):
+  target = teacher_of(kernels='xla')
+  s = config(student=dict(layers=(0, 1), vocabulary=0, share=share))
+  student = students.make(s, target, students.Start(), np.arange(512))
+  assert ('encoder' in student.params) != share
+  assert ('encoder' in student.frozen['shared']) == share
+  judge = evaluate.judge(
+    s.judge, target, student.drafter, student.model, ITEMS, 0
+  )
+  np.testing.assert_allclose(
+    judge(student.weights(student.params))['alpha'], 1, 1e-5
+  )
+
+
+# --- what is refused ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('changes', 'why'),
+  [
+    (
+      dict(student=dict(kind='eagle', layers=(), vocabulary=64)),
+      "student.kind='eagle': reads no source, but t5_tiny .* give lm",
+    ),
+    (
+      dict(student=SIZE | dict(size='tiny')),
+      "size='tiny' has no encoder, teacher t5_tiny .* has one; .* both need",
+    ),
+    (
+      dict(teacher=dict(source='random:tiny'), student=SIZE),
+      "size='t5_tiny' has one, teacher tiny .* has no encoder; .* both need",
+    ),
+    (dict(student=SIZE | dict(size='', path='PATH')), 'PATH has no encoder'),
+    (
+      dict(data=dict(completions='text')),
+      "data.source_field='': t5_tiny .* has an encoder; name the field",
+    ),
+    (
+      dict(teacher=dict(source='random:tiny'), data=dict(source_field='long')),
+      "data.source_field='long': tiny .* has no encoder to read it",
+    ),
+    (
+      dict(data=dict(source_field='long')),
+      "'stdlib:prose': source_field='long' is of rows",
+    ),
+    (
+      dict(data=dict(source='questions', source_field='long')),
+      "source_field='long': a question is a source",
+    ),
+    (dict(data=dict(source='magpie')), 't5_tiny .* has no chat template'),
+    (
+      dict(data=dict(source_length=999)),
+      'data.source_length=999: the context of the teacher holds 512',
+    ),
+  ],
+)
+def test_refuses(changes, why, tmp_path, monkeypatch):
+  if changes.get('student', {}).get('path'):
+    path = tmp_path / 'PATH'
+    own = build.load('random:tiny', kernels='xla')
+    export.save(path, own.config, own.params, own.tokenizer)
+    changes['student'] |= dict(path=str(path), share=False)
+  with pytest.raises(ValueError, match=why):
+    a_run(tmp_path, monkeypatch, **changes)
+  assert not (tmp_path / 'cache/answers').exists()
