@@ -1,6 +1,7 @@
 """Distillation for an encoder-decoder: its prompts are sources."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -25,6 +26,7 @@ from specdec_jax.train import lm_loss
 from specdec_jax.train import loop as loop_lib
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+more = functools.partial(pytest.param, marks=pytest.mark.more)
 SIZE = dict(layers=(), size='t5_tiny', vocabulary=0)
 
 
@@ -167,12 +169,10 @@ def test_answers_are_of_their_sources(scaled, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ('completions', 'student'),
   [
-    ('text', SIZE | dict(share=False)),
     ('teacher', dict(layers=(1,), vocabulary=64)),
-    pytest.param('mixed', dict(layers=(1,), vocabulary=0)),
-    pytest.param(
-      'student', SIZE | dict(share=True, remat=True), marks=pytest.mark.more
-    ),
+    more('text', SIZE | dict(share=False)),
+    more('mixed', dict(layers=(1,), vocabulary=0)),
+    more('student', SIZE | dict(share=True, remat=True)),
   ],
 )
 def test_every_source_of_completions_trains_a_draft(
@@ -201,6 +201,7 @@ def assert_shared(draft, target, share: bool):
   assert not any('kernel' in n for n in same - encoder)
 
 
+@pytest.mark.more
 def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path, monkeypatch):
   data = pairs | dict(completions='mixed')
   run = loop_lib.run
