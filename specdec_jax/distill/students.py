@@ -241,8 +241,8 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
 def _products(s: settings.Data, params: types.Params) -> float:
   """Parameters times the tokens of a row that pass each of them."""
   encoder = sum(x.size for x in jax.tree.leaves(params.get('encoder', {})))
-  rest = metrics.step_parameters(params) - encoder
-  return float(rest * s.length + encoder * s.source_length)
+  own = metrics.step_parameters(params)
+  return float(own * s.length + encoder * s.source_length)
 
 
 def _exporter(target, config, shared: types.Params, full_DV: np.ndarray | None):
