@@ -141,7 +141,7 @@ def plan(doc, clock, width: float | None, console) -> None:
 def calibration(doc, console) -> None:
   """Prints the calibration and the ceiling of a benchmark.Document."""
   c, rows = doc.calibration, doc.setting.batch_size
-  widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in c.verify.items())
+  widths = ', '.join(f'v({n}) = {v:.2f}' for n, v in sorted(c.verify.items()))
   step = f'plain step {c.step * 1e3:.3g} ms'
   _line(console, 'Parts', f'{step}; {widths}; proposing nothing {c.idle:.2f}')
   costs = ', '.join(

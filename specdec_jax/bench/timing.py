@@ -70,11 +70,10 @@ def measure(
     arms: plain decoding and the methods.
     groups: batches of prompts.
     programs: by arm, from compile_arms.
-    blocks: (repeat, index of the group); the first repeat has all groups, later
-      ones may end early.
+    blocks: (repeat, index of the group), in order; they may end early.
 
   Returns:
-    Runs by arm.
+    Runs by arm, of the groups that were run.
   """
   total: dict[str, dict] = {arm.name: {} for arm in arms}
   prefill: dict[Any, list[float]] = {}
@@ -94,6 +93,7 @@ def measure(
       if repeat == 0:
         outputs[arm.name].append(jax.device_get(output))
   out = {}
+  groups = groups[: len(outputs[arms[0].name])]
   for arm in arms:
     seconds = total[arm.name]
     total_RG = np.full((1 + max(r for r, _ in seconds), len(groups)), np.nan)

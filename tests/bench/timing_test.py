@@ -98,5 +98,11 @@ def test_blocks_alternate_and_may_end_early():
   mine = found['x']
   assert np.isnan(mine.total_RG).tolist() == [[False, False], [False, True]]
   assert len(mine.outputs) == 2 and mine.compile_seconds == 9.0
+  # Of the second group nothing is known, not even its prefill.
+  groups[1] = fake(full=Asked('full'), none=Asked('none'), chunks=2)
+  first = timing.measure(arms, groups, programs, [(0, 0)])['x']
+  assert len(first.outputs) == len(first.prefill_G) == 1
+  assert timing.first_token(first) > 0
+  ran = ran[: 6 + 2 + 6]
   # The prefill depends on the number of chunks only: three are enough.
   assert len([x for x in ran if x[1] == 'none']) == 2 + 6
