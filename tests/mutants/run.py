@@ -159,15 +159,19 @@ def _pytest(tree, tests, settings: Settings) -> tuple[int, str]:
   command += ['-m', 'not slow', '-p', 'no:cacheprovider']
   # By a thread: a signal waits for compiled loops, which may be endless.
   command += [f'--timeout={settings.limit}', '--timeout-method=thread', *tests]
-  done = subprocess.run(
-    command,
-    cwd=tree,
-    env=environment,
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
+  try:
+    done = subprocess.run(
+      command,
+      cwd=tree,
+      env=environment,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      timeout=20 * settings.limit,  # of all tests, and for a hanging import
+    )
+  except subprocess.TimeoutExpired:
+    return 1, ''
   return done.returncode, done.stdout
 
 
