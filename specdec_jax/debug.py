@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec_jax import decode, sampling, types
 from specdec_jax.models import cache as kv
+from specdec_jax.models import encoder
 
 Array = jax.Array
 
@@ -58,7 +59,7 @@ def check_cache(
   Passes of different shapes round differently: a slot may differ by the square
   root of the machine epsilon (float64 1.5e-8, float32 3.5e-4, bfloat16 0.09)
   relative to its norm, and q by as much in total variation. Integers must be
-  equal.
+  equal, and so must what encoders left, in every bit.
 
   Args:
     target, drafter, rule, options: as for decode.programs.
@@ -74,8 +75,8 @@ def check_cache(
   slot_axes = _slot_axes(start, weights, request)
   whole = sampling.settings(len(request.tokens_BL), 1.0)  # no cuts
   smooth = request._replace(sampling=whole)
-  state, info = start(weights, request)
-  tolerance = _tolerance((weights, state.cache, state.drafter))
+  begun, info = start(weights, request)
+  state, tolerance = begun, _tolerance((weights, begun.cache, begun.drafter))
   while np.asarray(state.live_B).any():
     state, info, _ = step(weights, request, state, info)
     again = request._replace(
@@ -93,6 +94,7 @@ def check_cache(
       token = int(state.tokens_BL[row, slot])
       text = f"the target's cache is stale for token {token}: {text}"
       raise CacheMismatch(request, row, window - 1, slot, text)
+    _compare_stores(request, begun, state, window - 1)
     if proposals and np.asarray(state.live_B).any():
       ran = step(weights, smooth, state, info)
       ran_fresh = step(weights, smooth, fresh, info)
@@ -164,6 +166,24 @@ def _slot_axes(start, weights, request) -> decode.State:
     return next((i for i, (a, b) in pairs if a != b), -1)
 
   return jax.tree.map(grown, shapes(L), shapes(L + 1024))
+
+
+def _compare_stores(request, begun, state, window: int) -> None:
+  """Raises CacheMismatch if a bit differs from what encoders left at first."""
+  stores = jax.device_get((_stores(begun), _stores(state)))
+  for old, new in zip(*stores, strict=True):
+    if (old != new).any():
+      row, *_, slot, _ = (int(i) for i in np.argwhere(old != new)[0])
+      text = 'what the encoder left for this token of the source has changed'
+      raise CacheMismatch(request, row, window, slot, text)
+
+
+def _stores(state) -> list[Array]:
+  """What encoders left in the caches of a State, [B, ..., I, C] each."""
+  ours = lambda x: isinstance(x, encoder.Cache)
+  found = [x for x in jax.tree.leaves(state, is_leaf=ours) if ours(x)]
+  kept = [(kv.by_slot(x.store), x.mask_B1I[..., None]) for x in found]
+  return jax.tree.leaves(kept)
 
 
 def _tolerance(tree) -> float:

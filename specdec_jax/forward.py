@@ -21,7 +21,12 @@ def open_cache(model: types.Model, params, rows: int, slots: int, source=None):
     model, params: what will read.
     rows, slots: of the cache.
     source: a types.Source; None for a model without an encoder.
+
+  Raises:
+    ValueError: an encoder, and no source.
   """
+  if model.encode is not None and source is None:
+    raise ValueError('the model has an encoder: every request needs a source')
   cache = model.init_cache(rows, slots)
   return cache if model.encode is None else model.encode(params, source, cache)
 

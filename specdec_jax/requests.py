@@ -275,6 +275,8 @@ def source_of(
   texts = [x.source for x in items]
   if not any(map(len, texts)):
     return None
+  if not all(map(len, texts)):
+    raise ValueError('empty source: an encoder reads at least one token')
   lengths_B = _lengths(texts, rows)
   length = bucket(length or int(lengths_B.max()))
   return types.Source(_buffer(texts, rows, length), lengths_B)

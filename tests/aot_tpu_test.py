@@ -1,6 +1,5 @@
 """The speculative generate, compiled for TPUs that are not there."""
 
-import math
 import os
 import pathlib
 import re
@@ -15,14 +14,14 @@ from specdec_jax import decode, requests, sharding, types
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import config, lm
 from specdec_jax.verify import reject
+from tests import hlo
 
 pytestmark = pytest.mark.aot_tpu
 
 ROWS, LENGTH, GAMMA = 8, 1024, 4
 
 
-@pytest.fixture(scope='module')
-def mesh():
+def mesh_of(topology_name: str, devices: int):
   library = pathlib.Path(sys.prefix) / 'libtpu' / 'libtpu' / 'libtpu.so'
   if not library.exists():
     pytest.skip(f'no {library}: bash scripts/test.sh installs it')
@@ -33,9 +32,9 @@ def mesh():
   from jax.experimental import topologies
 
   topology = topologies.get_topology_desc(
-    platform='tpu', topology_name='v5e:2x4'
+    platform='tpu', topology_name=topology_name
   )
-  return sharding.make_mesh(1, 8, topology.devices)
+  return sharding.make_mesh(1, devices, topology.devices)
 
 
 def lower(mesh, target_size: str, draft_size: str, *, scan_layers: bool = True):
@@ -57,8 +56,11 @@ def lower(mesh, target_size: str, draft_size: str, *, scan_layers: bool = True):
   target, target_params, layout = side(target_size)
   draft, draft_params, _ = side(draft_size, vocab=target.vocab)
   drafter = lm_drafter.make(draft, gamma=GAMMA)
+  item = requests.Item([1, 2, 3], 0)
+  if target.encode is not None:
+    item = requests.Item([0], 0, source=[1] * 512)
   request = requests.make(
-    requests.items([[1, 2, 3]] * ROWS),
+    [item] * ROWS,
     ids=1000,
     context=8192,
     max_new_tokens=100,
@@ -80,39 +82,27 @@ def lower(mesh, target_size: str, draft_size: str, *, scan_layers: bool = True):
   return programs.generate.lower(weights, request)
 
 
-def instructions(text: str):
-  """(opcode, result shape, line) of every HLO instruction."""
-  for line in text.splitlines():
-    found = re.match(
-      r'\s*(?:ROOT )?%?[\w.\-]+ = (\(?[\w\[\],]+)[^ ]* ([\w\-]+)\(', line
-    )
-    if found:
-      yield found[2], found[1], line
-
-
-def size(shape: str) -> int:
-  """Elements of an HLO shape such as bf16[24,8,1024,256]."""
-  dims = re.search(r'\[([\d,]*)\]', shape)
-  return math.prod(int(d) for d in dims[1].split(',') if d) if dims else 0
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-  'target,draft',
+  'topology, devices, target, draft',
   [
-    pytest.param('smollm2_1_7b', 'smollm2_135m', marks=pytest.mark.slow),
-    ('llama3_8b', 'llama3_1b'),
+    pytest.param('v5e:2x4', 8, 'smollm2_1_7b', 'smollm2_135m', marks=SLOW),
+    ('v5e:2x4', 8, 'llama3_8b', 'llama3_1b'),
+    pytest.param('v5p:2x2x1', 4, 't5_xxl', 't5_small', marks=SLOW),
   ],
 )
-def test_generate_compiles_for_v5e(mesh, target, draft, record_property):
-  lowered = lower(mesh, target, draft)
+def test_generate_compiles(topology, devices, target, draft, record_property):
+  lowered = lower(mesh_of(topology, devices), target, draft)
   start = time.perf_counter()
   compiled = lowered.compile()
   seconds = time.perf_counter() - start
   record_property('compile_seconds', seconds)
   memory = compiled.memory_analysis()
   print(
-    f'{target} + {draft}, v5e:2x4, tensor-parallel over 8: compiled in '
+    f'{target} + {draft}, {topology}, tensor-parallel: compiled in '
     f'{seconds:.1f} s; temporaries {memory.temp_size_in_bytes / 1e6:.0f} MB, '
     f'arguments {memory.argument_size_in_bytes / 1e6:.0f} MB a device'
   )
@@ -120,16 +110,26 @@ def test_generate_compiles_for_v5e(mesh, target, draft, record_property):
   caches = []
   for name in (target, draft):
     c = config.sized(name)
-    heads = c.kv_heads if c.heads % 8 or c.kv_heads % 8 else c.kv_heads // 8
+    whole = c.heads % devices or c.kv_heads % devices
+    heads = c.kv_heads if whole else c.kv_heads // devices
     caches.append(c.depth * ROWS * LENGTH * heads * c.head_dim)
   scattered = 0
-  for opcode, shape, line in instructions(text):
-    scattered += opcode == 'scatter' and size(shape) in caches
+  for opcode, shape, line in hlo.instructions(text):
+    scattered += opcode == 'scatter' and hlo.size(shape) in caches
     if opcode in ('copy', 'copy-start', 'transpose'):
-      assert size(shape) not in caches, f'a whole cache is copied: {line}'
+      assert hlo.size(shape) not in caches, f'a whole cache is copied: {line}'
     if opcode.startswith(('all-gather', 'all-to-all')):
-      assert size(shape) < 2**20, f'weights are gathered: {line}'
+      assert hlo.size(shape) < 2**20, f'weights are gathered: {line}'
     assert opcode not in ('infeed', 'outfeed', 'send', 'recv'), line
     assert not re.search('callback|host_compute', line), line
   # The caches are there, and written in place: the check above saw them.
   assert scattered >= 4
+  # Encoders run before the loop of the windows.
+  encoded = lambda x: [
+    line
+    for opcode, _, line in hlo.instructions(x)
+    if opcode == 'convolution' and '/encode/' in line
+  ]
+  assert bool(encoded(text)) == target.startswith('t5')
+  windows = [x for x in hlo.loops(text) if '/verify/' in x]
+  assert windows and not any(map(encoded, windows))

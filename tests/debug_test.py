@@ -7,6 +7,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax import debug, decode, types
+from specdec_jax.certify import base
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import lookup, scripted
 from specdec_jax.io import files
@@ -136,6 +137,42 @@ def reads_one(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, **_):
     lost_BT = (rows_B1 == ROW) & (jnp.arange(2)[None] == 0)
     slots_BT = jnp.where(lost_BT, L, slots_BT)
   return TABLE.apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache)
+
+
+def test_one_bit_of_what_an_encoder_left_is_named():
+  """In the cache of the target or of the draft, when its window is read."""
+  world = base.transformers(V, encoder=True, depth=1)
+  prompts = fakes.prompts(B, vocab=V, seed=5)
+  req = base.make_request(
+    world, prompts, NEW, gamma=GAMMA, length=L, temperature=0.8
+  )
+
+  def writing(model, width):
+    def apply(params, tokens_BT, *args, **more):
+      hidden, taps, cache = model.apply(params, tokens_BT, *args, **more)
+      if tokens_BT.shape[1] == width:
+        k_BHIC = cache.store[-1].k_BGSC
+        bit = jnp.nextafter(k_BHIC[ROW, 1, 0, 2], jnp.inf)
+        last = cache.store[-1]._replace(k_BGSC=k_BHIC.at[ROW, 1, 0, 2].set(bit))
+        cache = cache._replace(store=(*cache.store[:-1], last))
+      return hidden, taps, cache
+
+    return model._replace(apply=apply)
+
+  for target, draft in (
+    (world.target, world.draft),
+    (writing(world.target, GAMMA + 1), world.draft),
+    (world.target, writing(world.draft, 2)),
+  ):
+    drafter = lm_drafter.make(draft, gamma=GAMMA)
+    args = target, drafter, reject.RULE, world.weights, req, OPTIONS
+    if (target, draft) == (world.target, world.draft):
+      debug.check_cache(*args)
+      continue
+    with pytest.raises(debug.CacheMismatch, match='what the encoder') as caught:
+      debug.check_cache(*args)
+    found = caught.value
+    assert (found.row, found.window, found.slot) == (ROW, 0, 0)
 
 
 def test_a_draft_of_the_wrong_shape_is_refused():

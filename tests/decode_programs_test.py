@@ -259,13 +259,18 @@ def test_programs_used_long_ago_are_let_go(monkeypatch):
   assert sizes == [1, 0] and of(0) is first
 
 
+@pytest.mark.parametrize('encoder', [False, True])
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('name', load.RECIPES)
-def test_rows_come_first_in_every_state(name, scan):
+def test_rows_come_first_in_every_state(name, scan, encoder):
   """Axis 0 of every leaf, of the target's cache and of the drafter's state."""
-  world = base.transformers(V, scan_layers=scan)
+  world = base.transformers(V, scan_layers=scan, encoder=encoder)
+  if encoder and name == 'eagle':
+    with pytest.raises(ValueError, match='nor one with an encoder'):
+      load.RECIPES[name](world, 2)
+    return
   drafter, draft = load.RECIPES[name](world, 2)
-  request = fakes.request([[1, 2]] * B, NEW, vocab=V, length=L)
+  request = base.make_request(world, [[1, 2]] * B, NEW, length=L)
   loop = decode.Loop(world.target, drafter, reject.RULE)
   state, _ = jax.eval_shape(
     functools.partial(decode.start, loop),

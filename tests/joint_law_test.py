@@ -20,15 +20,20 @@ PROMPT = table_model.PROMPT[V]
     ('lm', dict(temperature=1.0)),
     ('ragged', dict(temperature=0.7, top_k=2)),
     ('scripted', dict(temperature=1.3)),
+    ('source', dict(temperature=1.0)),
   ],
 )
 def test_three_windows_of_reject_enumerated(draft, settings, x64):
-  world = base.tables(V)
+  world = base.tables(V, encoder=draft == 'source')
   recipe = enumerated.script if draft == 'scripted' else load.RECIPES['lm']
   drafter, other = recipe(world, K)
   if draft == 'ragged':
     drafter = base.ragged(drafter)
   enumerated.windows_error(world, drafter, other, reject.RULE, settings)
+  # Where there is one, another source gives other probabilities.
+  p_RVV, source = world.weights.target, base.source_of(world, PROMPT)
+  other = np.abs(table_model.given(p_RVV, source) - p_RVV).max()
+  assert (other > 0.1) == (draft == 'source')
 
 
 WORLD = base.tables(V)

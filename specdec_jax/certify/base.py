@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from specdec_jax import decode, requests, types
+from specdec_jax import decode, requests, sharding, types
 from specdec_jax.certify import table_model
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -41,6 +42,7 @@ class Subject(NamedTuple):
   model: (vocab, dtype) -> a target and a draft of the user's model, with random
     weights; None for this library's.
   model_path: of the user's model, package.module:name.
+  encoder: the models have encoders, and every prompt has a source.
   """
 
   rules: Sequence[types.Rule]
@@ -49,6 +51,7 @@ class Subject(NamedTuple):
   brought: tuple[str, ...] = ()
   model: Callable[[int, str], World] | None = None
   model_path: str = ''
+  encoder: bool = False
 
   def pairs(self) -> list[tuple[types.Rule, str]]:
     """Each drafter under the first rule, each rule with the first drafter.
@@ -59,12 +62,15 @@ class Subject(NamedTuple):
     (first, *rules), names = self.rules, list(self.drafters)
     return [(first, x) for x in names] + [(x, names[0]) for x in rules]
 
+  def tables(self, vocab: int) -> World:
+    return tables(vocab, encoder=self.encoder)
+
   def transformers(self, vocab: int, *, dtype: str = '', **sizes) -> World:
-    """Two tiny decoders: this library's with `sizes`, or the user's model."""
+    """Two tiny models: this library's with `sizes`, or the user's."""
     dtype = dtype or str(jnp.result_type(float))
     if self.model is not None:
       return self.model(vocab, dtype)
-    return transformers(vocab, dtype=dtype, **sizes)
+    return transformers(vocab, dtype=dtype, encoder=self.encoder, **sizes)
 
 
 class Broken(Exception):
@@ -131,16 +137,31 @@ def show(p_V) -> str:
 # --- models -------------------------------------------------------------------
 
 
-def tables(vocab: int) -> World:
+def tables(vocab: int, *, encoder: bool = False) -> World:
   """Two table models, whose distributions are known exactly."""
-  model = table_model.make(vocab)
+  model = table_model.make(vocab, encoder=encoder)
   target, draft = (table_model.table(i, vocab) for i in (0, 1))
   return World(model, model, types.Weights(target, draft), vocab)
 
 
-def transformers(vocab: int, scale: float = 3, **changes) -> World:
-  """Two tiny random transformers; at a `scale` of 1 their texts would loop."""
-  sizes = dict(
+def transformers(
+  vocab: int,
+  scale: float = 3,
+  *,
+  encoder: bool = False,
+  mesh: Mesh | None = None,
+  **changes,
+) -> World:
+  """Two tiny random transformers.
+
+  Args:
+    vocab: number of ids.
+    scale: factor of the weights; at 1 texts would loop.
+    encoder: two T5s, the draft of another shape than the target.
+    mesh: to split them over.
+    **changes: of the sizes.
+  """
+  sizes: dict[str, Any] = dict(
     depth=2,
     width=16,
     heads=2,
@@ -150,13 +171,21 @@ def transformers(vocab: int, scale: float = 3, **changes) -> World:
     context=512,
     dtype=str(jnp.result_type(float)),
   )
-  config = model_config.sized('tiny', **sizes | changes, vocab=vocab)
-  model = lm.make(config)
-  target, draft = (
-    jax.tree.map(lambda x: (scale * x).astype(x.dtype), lm.init(config, i))
-    for i in (0, 1)
-  )
-  return World(model, model, types.Weights(target, draft), vocab)
+  sizes |= changes | dict(vocab=vocab)
+  name, other = 'tiny', {}
+  if encoder:
+    name, sizes['kv_heads'] = 't5_tiny', sizes['heads']
+    other = dict(depth=1, width=sizes['width'] // 2)
+
+  def side(seed: int, sizes):
+    config = model_config.sized(name, **sizes)
+    layout = mesh and sharding.lay_out(mesh, config)
+    params = lm.init(config, seed, layout and layout.put)
+    params = jax.tree.map(lambda x: (scale * x).astype(x.dtype), params)
+    return lm.make(config, constrain=layout and layout.constrain), params
+
+  (target, params), (draft, others) = side(0, sizes), side(1, sizes | other)
+  return World(target, draft, types.Weights(params, others), vocab)
 
 
 def blurred(params: Any) -> Any:
@@ -212,21 +241,31 @@ def make_request(
   """A batch of prompts.
 
   Args:
-    world: the models whose ids the prompts are.
+    world: the models whose ids the prompts are; each prompt has a source if
+      they have encoders.
     prompts: token ids of each.
     new: tokens to emit, at most.
     length: of the buffer, in tokens.
     request: number of each prompt.
     **settings: further arguments of requests.make.
   """
+  items = requests.items(prompts, request)
   return requests.make(
-    requests.items(prompts, request),
+    [x._replace(source=source_of(world, x.tokens)) for x in items],
     ids=world.vocab,
     context=10**6,
     max_new_tokens=new,
     length=length,
     **settings,
   )
+
+
+def source_of(world: World, prompt: Sequence[int]) -> list[int]:
+  """What an encoder reads beside a prompt, 1 to 11 tokens; [] without one."""
+  if world.target.encode is None:
+    return []
+  rng = np.random.default_rng([0, *prompt])
+  return rng.integers(0, world.vocab, rng.integers(1, 12)).tolist()
 
 
 def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):

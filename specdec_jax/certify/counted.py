@@ -133,14 +133,14 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
   tests, done = {}, {}
   for rule, label, gamma, vocab in _cells(subject, full=amount > QUICK_TABLES):
     recipe = subject.drafters[label]
-    drafter, _ = recipe(base.tables(vocab), gamma)
+    drafter, _ = recipe(subject.tables(vocab), gamma)
     # A drafter may fix its gamma; a long window needs a smaller vocabulary.
     vocab = vocab if drafter.gamma <= 3 else 2
     name = f'{rule.name}, {label}, gamma {drafter.gamma}, V {vocab}'
     if name in done:
       continue
     done[name] = f'{rule.name} {label}'
-    world = base.tables(vocab)
+    world = subject.tables(vocab)
     prompt, new = table_model.PROMPT[vocab], _length(drafter.gamma, vocab)
     # Made once: checking 16,384 prompts takes an eighth of the time of a batch.
     request = base.make_request(
@@ -154,6 +154,7 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
     method = rule, *recipe(world, gamma)
     counts = _counts(world, method, request, new, amount)[len(prompt)]
     p_RVV = table_model.warped(world.weights.target, **_WARM)
+    p_RVV = table_model.given(p_RVV, base.source_of(world, prompt))
     p = table_model.joint_distribution(p_RVV, prompt, new)
     tests |= prefix_tests(name, counts, p)
   return judge(
@@ -185,7 +186,8 @@ PROMPTS = ([2, 0], [2, 0, 0, 1, 2, 1, 0])
 
 def transformer(subject: base.Subject, amount: int) -> base.Figure:
   """First tokens of a transformer: ragged batches, EOS inside windows."""
-  world = subject.transformers(VOCAB, width=8, head_dim=4, mlp=16)
+  # Not scaled up: a T5 would draw one text only.
+  world = subject.transformers(VOCAB, scale=1, width=8, head_dim=4, mlp=16)
   tests: dict[str, Test] = {}
   label, recipe = next(iter(subject.drafters.items()))
   # One compiled program a rule: the first at gamma 3, the others at gamma 2.
@@ -229,7 +231,10 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
   tokens_XL = np.zeros((len(texts_XN), length), np.int32)
   tokens_XL[:, :start] = prompt
   tokens_XL[:, start : start + new] = texts_XN
-  p_XL = _probabilities(world.target, world.weights.target, tokens_XL)
+  source = base.make_request(world, [prompt], 1).source
+  source = jax.tree.map(lambda x: x.repeat(len(tokens_XL), 0), source)
+  reader = world.target, world.weights.target
+  p_XL = _probabilities(*reader, tokens_XL, source)
   p_XN = np.asarray(p_XL[:, start : start + new], np.float64)
   p_XN = np.where(over_XN, 1, p_XN)
   out = np.zeros((VOCAB,) * new)
@@ -238,7 +243,7 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _probabilities(model: types.Model, params, tokens_BL):
+def _probabilities(model: types.Model, params, tokens_BL, source):
   """Probability of each token of the texts at TEMPERATURE: [B, L]."""
 
   def columns(index_T, logits_BTV):
@@ -247,6 +252,8 @@ def _probabilities(model: types.Model, params, tokens_BL):
     return [jnp.take_along_axis(p_BTV, tokens_BT[..., None], -1)[..., 0]]
 
   B, L = tokens_BL.shape
-  reader = (model, params)
-  end_B = jnp.full(B, L)
-  return forward.score([reader], tokens_BL, end_B, columns, chunk=L)[0]
+  reader, end_B = (model, params), jnp.full(B, L)
+  (found_BL,) = forward.score(
+    [reader], tokens_BL, end_B, columns, chunk=L, source=source
+  )
+  return found_BL

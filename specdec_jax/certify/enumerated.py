@@ -160,7 +160,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
       skipped.append(f'{rule.name}: {why[rule]}')
       continue
     with jax.enable_x64(x64):
-      world = base.tables(amount)
+      world = subject.tables(amount)
       drafter, other = drafters[name](world, gamma)
       if drafter.gamma > gamma:
         skipped.append(f'{name}: gamma {drafter.gamma} has too many outcomes')
@@ -208,6 +208,7 @@ def windows_error(
     )
   prompt = table_model.PROMPT[world.vocab]
   p_RVV = table_model.warped(world.weights.target, **settings)
+  p_RVV = table_model.given(p_RVV, base.source_of(world, prompt))
   wanted = table_model.joint_distribution(
     p_RVV, prompt, windows * (drafter.gamma + 1)
   )

@@ -56,10 +56,12 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
   compared, distinct, kinds = 0, 0, []
   own = np.zeros(2, np.int64)  # the target's own drafts: tried, accepted
   with jax.enable_x64(True):
-    worlds = dict(transformer=subject.transformers(13), table=base.tables(13))
+    transformers, tables = subject.transformers(13), subject.tables(13)
+    worlds = dict(transformer=transformers, table=tables)
     made = [
-      (program, *_drafts(subject, worlds[program.world], program))
+      (program, *drafting)
       for program in programs(subject, full=amount > QUICK)
+      for drafting in _drafts(subject, worlds[program.world], program)
     ]
     # Requests of each world whose texts are compared, by any of its programs.
     rows = {
@@ -112,22 +114,24 @@ def _plain(world: base.World, seed: int, turn: int):
 
 def _drafts(
   subject: base.Subject, world: base.World, program: Program
-) -> tuple[types.Drafter, dict[str, Any]]:
-  """A program's drafter, and weights.draft by kind of draft.
+) -> list[tuple[types.Drafter, dict[str, Any]]]:
+  """A program's drafters, each with weights.draft by kind of draft.
 
   Built once: an equal drafter would compile again. Scripts get weights later.
   """
   if program.drafter == SCRIPTED:
-    return scripted.make(gamma=program.gamma), {}
-  drafter, other = subject.drafters[program.drafter](world, program.gamma)
+    return [(scripted.make(gamma=program.gamma), {})]
+  recipe = subject.drafters[program.drafter]
+  drafter, other = recipe(world, program.gamma)
   if other is not world.weights.draft:
-    return drafter, {program.drafter: other}
+    return [(drafter, {program.drafter: other})]
+  # The draft may be of another shape than the target.
+  same, _ = recipe(world._replace(draft=world.target), program.gamma)
   target = world.weights.target
-  return drafter, {
-    'random': other,
-    'identical': target,
-    'good': base.blurred(target),
-  }
+  good = {'identical': target, 'good': base.blurred(target)}
+  if same == drafter:
+    return [(drafter, {'random': other} | good)]
+  return [(drafter, {'random': other}), (same, good)]
 
 
 def _scripts(world, program: Program, text, turn: int) -> dict[str, Any]:
@@ -200,7 +204,8 @@ def _audited(subject: base.Subject, dtype: str, amount: int):
     512, scale=1.5, width=64, heads=4, kv_heads=2, mlp=128, dtype=dtype
   )
   target = world.weights.target
-  world = world._replace(weights=types.Weights(target, base.blurred(target)))
+  near = types.Weights(target, base.blurred(target))
+  world = world._replace(draft=world.target, weights=near)
   name, recipe = next(iter(subject.drafters.items()))
   drafter, other = recipe(world, 4)
   arms = [(x, 0.8) for x in subject.rules if x.coupled]
@@ -222,7 +227,12 @@ def _audited(subject: base.Subject, dtype: str, amount: int):
         world.target,
         target,
         audit.Case(
-          prompt, plain[start:], mine[start:], request=turn, **settings
+          prompt,
+          plain[start:],
+          mine[start:],
+          request=turn,
+          source=base.source_of(world, prompt),
+          **settings,
         ),
         gamma=drafter.gamma,
         chunk=base.OPTIONS.chunk,

@@ -9,13 +9,11 @@ import numpy as np
 from specdec_jax import decode, requests, sharding, types
 from specdec_jax.bench import metrics
 from specdec_jax.certify import base
-from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
 
 NEW, GAMMA, VOCAB = 12, 2, 16
-# Sizes that eight devices divide.
+# Sizes that eight devices divide, and a scale at which texts differ.
 SIZES: dict[str, Any] = dict(
-  width=16, heads=8, kv_heads=8, head_dim=4, mlp=32, depth=1, context=512
+  width=16, heads=8, kv_heads=8, head_dim=4, mlp=32, depth=1, scale=1.5
 )
 
 
@@ -72,7 +70,7 @@ def _texts(
     method: rule, drafter and weights.draft.
     cases: (number, prompt) of each request; the number is its seed too.
     rows: of a batch.
-    pad: length of the token buffer, beyond what is needed.
+    pad: length of the buffers, beyond what is needed.
     new: max_new_tokens.
     place: puts a batch on the devices.
   """
@@ -84,6 +82,7 @@ def _texts(
       prompts,
       new,
       length=requests.bucket(8 + NEW + drafter.gamma) + pad,
+      sources=16 + pad,
       rows=rows,
       gamma=drafter.gamma,
       temperature=[0.9 * _sampled(n) for n in numbers],
@@ -112,18 +111,11 @@ def _arrangements(run, cases, wanted, what: str) -> int:
 
 def _on_a_mesh(subject: base.Subject, cases) -> list[list[int]]:
   """Texts of the first rule and drafter on 4 x 2 devices."""
-  config = model_config.sized('tiny', **SIZES, vocab=VOCAB, dtype='float64')
-  weights = base.transformers(VOCAB, **SIZES).weights
-  layout = sharding.lay_out(sharding.make_mesh(4, 2), config)
-  built = lm.make(config, constrain=layout.constrain)
-  put = lambda params: lm.nest(
-    {k: layout.put(k, v) for k, v in lm.flatten(params).items()}
-  )
-  placed = types.Weights(put(weights.target), put(weights.draft))
-  world = base.World(built, built, placed, VOCAB)
+  mesh = sharding.make_mesh(4, 2)
+  world = base.transformers(VOCAB, mesh=mesh, encoder=subject.encoder, **SIZES)
   recipe = next(iter(subject.drafters.values()))
   method = subject.rules[0], *recipe(world, GAMMA)
-  place = functools.partial(requests.place, layout=layout)
+  place = functools.partial(requests.place, layout=sharding.Layout(mesh))
   return _texts(world, method, cases, place=place)
 
 
@@ -133,7 +125,7 @@ def _on_a_mesh(subject: base.Subject, cases) -> list[list[int]]:
 def accounting(subject: base.Subject, amount: int) -> base.Figure:
   """All counters agree on the number of emitted tokens."""
   rows, vocab, gamma, done = 500, 5, 3, 0
-  world = base.tables(vocab)
+  world = subject.tables(vocab)
   each = -(-amount // len(subject.pairs()) // rows) * rows
   for rule, name in subject.pairs():
     drafter, other = subject.drafters[name](world, gamma)

@@ -28,7 +28,7 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
   # A rule does not see the models: the first one will do.
   names, rule = list(subject.drafters), subject.rules[0]
   for dtype, some in (('float32', names), ('bfloat16', names[:1])):
-    world = _world(dtype)
+    world = _world(dtype, subject.encoder)
     for name in some:
       gamma, batch = next(shapes)
       drafter, weights = subject.drafters[name](world, gamma)
@@ -62,11 +62,11 @@ def _alone(world: base.World, request) -> list[list[int]]:
   return [text for b in rows for text in base.plain(world, one(b))]
 
 
-def _world(dtype: str) -> base.World:
+def _world(dtype: str, encoder: bool) -> base.World:
   """A target and a draft of two packed layers."""
-  config = model_config.sized(
-    'tiny', width=48, heads=4, kv_heads=2, head_dim=8, mlp=80, dtype=dtype
-  )
+  name, kv_heads = ('t5_tiny', 4) if encoder else ('tiny', 2)
+  sizes = dict(width=48, heads=4, kv_heads=kv_heads, head_dim=8, mlp=80)
+  config = model_config.sized(name, **sizes, dtype=dtype)
 
   def packed(params):
     return convert.pack(*convert.fuse(config, params))

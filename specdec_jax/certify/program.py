@@ -23,6 +23,38 @@ from specdec_jax.certify import (
 )
 from specdec_jax.io import files
 
+
+def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
+  """The promises about models, where encoders read sources.
+
+  The models are T5s, a target and a draft of different shapes, and tables that
+  depend on the source too. The lengths of sources and prompts differ.
+
+  amount: how many drafters; the first rule with one, every rule with more.
+  """
+  full = amount > 1
+  # eagle refuses an encoder by name.
+  names = [name for name in subject.drafters if name != 'eagle'][:amount]
+  subject = subject._replace(
+    rules=subject.rules if full else subject.rules[:1],
+    drafters={name: subject.drafters[name] for name in names},
+    encoder=True,
+  )
+  rows = []
+  for promise in PROMISES[1:-1]:  # the first knows no model, the last is this
+    rows.append(check(promise, subject, full=full))
+    if rows[-1]['held'] is False:
+      raise base.Broken(f'{promise.name}: {rows[-1]["case"]}')
+  held = [row for row in rows if row['held']]
+  rules = ', '.join(rule.name for rule in subject.rules)
+  return base.Figure(
+    f'{len(held)} of {len(rows)} promises hold',
+    'theirs',
+    f'rules {rules}; drafters {", ".join(names)}; '
+    + '; '.join(f'{row["name"]} {row["reached"]}' for row in held),
+  )
+
+
 PROMISES = (
   base.Promise(
     'window-distribution',
@@ -103,6 +135,16 @@ PROMISES = (
     full=100_000,
     seconds=3,
     about=('rule', 'drafter'),
+  ),
+  base.Promise(
+    'encoder-decoder',
+    'the promises about models, where encoders read sources',
+    encoder_decoder,
+    quick=1,
+    full=99,
+    seconds=10,
+    # A drafter of the user's need not read sources.
+    about=(),
   ),
 )
 

@@ -18,13 +18,14 @@ PROMPT = {2: [1, 0, 1], 3: [1, 2, 0], 4: [1, 2, 0]}
 
 
 @functools.cache
-def make(vocab: int) -> types.Model:
+def make(vocab: int, *, encoder: bool = False) -> types.Model:
   """A types.Model whose params are logits_RVV: hash of the prefix, last token.
 
   It has two layers, each with a cache of tokens + 1: after the first the hash
   is off by one, which gives other probabilities. Layer i's tap is (hash, last,
   position, i), with the hash after the last layer. An embedding, (token + 1,
   position, 1, 1), is as wide as a tap; the model itself does not look at it.
+  With an encoder the hash of the source is added, which is read from the cache.
   """
 
   def init_cache(rows, slots):
@@ -59,6 +60,8 @@ def make(vocab: int) -> types.Model:
       if i == part[-1]:  # nothing looks at the others
         seen_BTS = jnp.where(mask_BTS, cache[i][:, None] * weight_11S, 0)
         hash_BT = jnp.sum(seen_BTS, -1) + (i < DEPTH - 1)
+        for store_BI in cache[DEPTH:]:
+          hash_BT += jnp.sum(store_BI, 1, keepdims=True)
       hidden_BTD = jnp.stack([hash_BT, token_BT], -1)
     tapped = tuple(
       jnp.stack(
@@ -71,7 +74,16 @@ def make(vocab: int) -> types.Model:
   def head(params, hidden):
     return params[hidden[..., 0] % params.shape[0], hidden[..., 1]]
 
-  return types.Model(apply, head, init_cache, vocab, CONTEXT, _embed)
+  encode = _encode if encoder else None
+  return types.Model(apply, head, init_cache, vocab, CONTEXT, _embed, encode)
+
+
+def _encode(params, source: types.Source, cache):
+  del params
+  tokens_BI, lengths_B = source
+  at_1I = jnp.arange(tokens_BI.shape[1])[None]
+  kept_BI = jnp.where(at_1I < lengths_B[:, None], tokens_BI + 1, 0)
+  return *cache, kept_BI * (2 * at_1I + 1)
 
 
 def _embed(params, tokens_BT, positions_BT):
@@ -83,6 +95,12 @@ def _embed(params, tokens_BT, positions_BT):
 
 def prefix_hash(prefix) -> int:
   return sum((int(x) + 1) * (3 * i + 1) for i, x in enumerate(prefix))
+
+
+def given(p_RVV, source):
+  """The table of texts with a source: its hash goes into every other one."""
+  shift = sum((x + 1) * (2 * i + 1) for i, x in enumerate(source))
+  return np.roll(p_RVV, -shift, 0)
 
 
 def table(seed, vocab, *, hashes=5, scale=1.5):

@@ -64,7 +64,11 @@ def test_a_part_is_called_by_its_own_name(what, path, name):
 def test_promises_about_what_was_brought():
   chosen = lambda *brought: {x.name for x in program.choose([], brought)}
   assert chosen() == {x.name for x in program.PROMISES}
-  assert chosen() - chosen('rule') == {'audited-identity', 'kernel-identity'}
+  assert chosen() - chosen('rule') == {
+    'audited-identity',
+    'kernel-identity',
+    'encoder-decoder',
+  }
   assert chosen('rule') - chosen('drafter') == {'window-distribution'}
   assert chosen('drafter') - chosen('model') == {
     'windows-enumerated',
@@ -90,7 +94,7 @@ def test_the_program_certifies_a_biased_rule(tmp_path):
     f'--workdir={tmp_path}',
   )
   assert done.returncode == 1, done.stderr
-  head = r'Subject +rules hotter; .*\nTakes .* min on two cores: 2 of \d prom'
+  head = r'Subject +rules hotter; .*\nTakes .* min on two cores: 2 of \d+ prom'
   assert re.search(head, done.stdout)
   doc = json.loads(done.stdout.splitlines()[-1])
   assert not doc['held'] and doc['rules'] == ['hotter']

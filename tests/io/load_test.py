@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import api, build, sharding
-from specdec_jax.io import export, files, load, tokenizer
+from specdec_jax.io import export, files, load, names, onnx_file, tokenizer
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from tests.io import tiny
@@ -69,6 +69,35 @@ def test_float64_needs_x64():
 def test_unknown_sources_list_what_is_allowed(source, message):
   with pytest.raises(ValueError, match=message):
     tiny.read(source)
+
+
+@pytest.mark.parametrize(
+  'kernels, message',
+  [
+    (True, r'shared.weight has shape \(1,\); embed .* needs \(32128, 512\)'),
+    (False, 'encoder.onnx: 0 kernels, where Flan-T5-small has 56'),
+  ],
+)
+def test_an_onnx_file_of_another_model_is_refused(tmp_path, kernels, message):
+  onnx = pytest.importorskip('onnx')
+  config = model_config.sized('t5_small')
+  parts = {'encoder': [], 'decoder': []}
+  for name in lm.shapes(config):
+    part = 'encoder' if name.startswith('encoder/') else 'decoder'
+    stored = names.HF_T5_GATED.stored(name)
+    kernel = name == 'head' or name.endswith('kernel')
+    if kernel:
+      stored = f'onnx::MatMul_{len(parts[part])}'
+    if kernels or not kernel:
+      parts[part].append(
+        onnx.numpy_helper.from_array(np.zeros(1, np.float32), stored)
+      )
+  for part, arrays in parts.items():
+    graph = onnx.helper.make_graph([], part, [], [], arrays)
+    onnx.save(onnx.helper.make_model(graph), str(tmp_path / f'{part}.onnx'))
+  with pytest.raises(ValueError, match=message):
+    _, reader, _ = onnx_file.open_pair(tmp_path / 'decoder.onnx', 'a file')
+    names.read(reader, config)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):

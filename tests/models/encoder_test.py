@@ -1,6 +1,7 @@
 """Encoder-decoders: what is read once, and what nothing may change."""
 
-import re
+import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from specdec_jax.io import hf, load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
-from tests import fakes
+from tests import fakes, hlo
 from tests.io import tiny
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -71,13 +72,14 @@ def test_a_window_equals_its_tokens_one_by_one(x64, scan):
   config = config_of().running(scan_layers=scan)
   model, params = lm.make(config), wild(config, 0)
   source = request_of().source
-  cache = forward.open_cache(model, params, 3, L, source)
+  far = 140  # past the last bucket
+  cache = forward.open_cache(model, params, 3, far, source)
   tokens = jnp.arange(15, dtype=jnp.int32).reshape(3, 5)
-  start_B = jnp.array([0, 4, 9])
+  start_B = jnp.array([0, 4, 132])
 
   def read(tokens_BT, start_B, cache):
     hidden, _, cache = forward.read(
-      model, params, tokens_BT, start_B, cache, slots=L
+      model, params, tokens_BT, start_B, cache, slots=far
     )
     return model.head(params, hidden), cache
 
@@ -211,41 +213,74 @@ def test_the_store_is_what_encoding_gave_after_any_rejection(x64):
   fakes.run_steps(programs, weights, request, look=look)
 
 
-def test_the_encoder_is_not_in_the_loop():
-  """Outside of it each kernel of the encoder is multiplied once."""
-  config = config_of().running(dtype='float32')
-  model = lm.make(config)
-  params = jax.eval_shape(lambda: lm.init(config, 0))
-  programs = decode.programs(model, decode.PLAIN, reject.RULE)
-  text = programs.generate.lower(types.Weights(params), request_of()).as_text()
-  before, loop = text.split('stablehlo.while', 1)
-  # Only the encoder's MLP and the store see a source of 16 ids.
-  rows = re.compile(r'dot_general.*tensor<48x')
-  assert len(rows.findall(before)) >= 2 * config.depth
-  assert not rows.findall(loop)
+def test_target_and_draft_encode_once_before_the_loop():
+  config, small = (
+    config_of(width, depth).running(dtype='float32')
+    for width, depth in ((16, 2), (12, 1))
+  )
+  drafter = lm_drafter.make(lm.make(small), gamma=2)
+  programs = decode.programs(lm.make(config), drafter, reject.RULE)
+  weights = jax.eval_shape(
+    lambda: types.Weights(lm.init(config, 0), lm.init(small, 1))
+  )
+  compiled = programs.generate.lower(weights, request_of(gamma=2)).compile()
+
+  def rows(text):
+    """Of each product."""
+    found = [x[1] for x in hlo.instructions(text) if x[0] == 'dot']
+    return [math.prod(hlo.dimensions(shape)[:-1]) for shape in found]
+
+  # Three sources in buffers of 16 ids: each of the seven kernels of an
+  # encoder's layer, and the keys and values of each of the decoder's.
+  assert rows(compiled.as_text()).count(48) == (2 + 1) * (7 + 2)
+  windows = [x for x in hlo.loops(compiled.as_text()) if '/verify/' in x]
+  assert any(3 * (2 + 1) in rows(text) for text in windows)
+  assert not any('/encode/' in x or 48 in rows(x) for x in windows)
 
 
 @pytest.mark.more
-def test_tokens_do_not_depend_on_the_mesh(x64):
-  config = config_of(heads=8)
+@pytest.mark.parametrize(
+  'data, model, scan', [(2, 4, False), (4, 2, True)], ids=['unrolled', 'scan']
+)
+def test_tokens_do_not_depend_on_the_mesh(x64, data, model, scan):
+  """Nor where the heads of a draft, of another shape, are not divided."""
+  config, small = (
+    config_of(*sizes[:2], heads=sizes[2]).running(scan_layers=scan)
+    for sizes in ((16, 2, 8), (8, 1, 2))
+  )
   sources = [*SOURCES, [4, 4], [1], [2, 3], [8, 9, 8], [7]]
   request = request_of(sources, gamma=2, temperature=[0.0, 0.8] * 4, seed=1)
+
+  def side(seed, c, mesh):
+    layout = mesh and sharding.lay_out(mesh, c)
+    params = lm.init(c, seed, layout and layout.put)
+    return lm.make(c, constrain=layout and layout.constrain), params, layout
+
   found = []
-  for layout in (
-    None,
-    sharding.lay_out(sharding.make_mesh(data=2, model=4), config),
-  ):
-    constrain = layout and layout.constrain
-    model = lm.make(config, constrain=constrain)
-    put = layout and layout.put
-    weights = types.Weights(
-      lm.init(config, 0, put=put), lm.init(config, 1, put=put)
-    )
-    drafter = lm_drafter.make(model, gamma=2)
-    programs = decode.programs(model, drafter, reject.RULE)
-    placed = requests.place(request, layout)
-    found.append(texts(jax.device_get(programs.generate(weights, placed))))
+  for mesh in (None, sharding.make_mesh(data, model)):
+    target, params, layout = side(0, config, mesh)
+    draft, others, _ = side(1, small, mesh)
+    drafter = lm_drafter.make(draft, gamma=2)
+    programs = decode.programs(target, drafter, reject.RULE)
+    args = types.Weights(params, others), requests.place(request, layout)
+    found.append(texts(jax.device_get(programs.generate(*args))))
   assert found[0] == found[1]
+
+  shard = lambda x: x.sharding.shard_shape(x.shape)
+  state, _ = programs.start(*args)
+  for c, placed, cache, split in (
+    (config, params, state.cache, model),
+    (small, others, state.drafter.cache, 1 if model == 4 else model),
+  ):
+    B, H, N = 8 // data, c.heads // split, (c.depth,) * scan
+    # Stacked, the decoder's own heads are one axis with their channels.
+    own = (B, *N, L, H * 8) if scan else (B, H, L, 8)
+    for x in jax.tree.leaves(cache.own):
+      assert shard(x) == own
+    for x in jax.tree.leaves(cache.store):
+      assert shard(x) == (B, *N, H, 16, 8)
+    for table in (placed['relative'], placed['encoder']['relative']):
+      assert shard(table) == (32, H)
 
 
 @pytest.mark.parametrize('family', ['t5', 't5_gated'])
@@ -267,15 +302,29 @@ def test_logits_and_greedy_text_are_those_of_transformers(family):
   logits = tiny.logits(config, params, golden['tokens'], request.source)
   np.testing.assert_allclose(logits, golden['logits'], atol=1e-4, rtol=1e-4)
   assert plain_text(config, params, request) == golden['greedy'].tolist()
+  far = types.Source(golden['far'], golden['far_lengths'])
+  logits = tiny.logits(config, params, golden['tokens'][:, :8], far)
+  np.testing.assert_allclose(logits, golden['far_logits'], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
   'source, message',
-  [([40], 'token id 40 is outside'), ([1] * 65, 'source has 65 tokens')],
+  [
+    ([40], 'token id 40 is outside'),
+    ([1] * 65, 'source has 65 tokens'),
+    ([], 'empty source'),
+  ],
 )
 def test_bad_sources_are_refused(source, message):
   with pytest.raises(ValueError, match=message):
-    request_of([source])
+    request_of([[1], source])
+
+
+def test_an_encoder_without_a_source_is_refused():
+  config = config_of().running(dtype='float32')
+  request = request_of()._replace(source=None)
+  with pytest.raises(ValueError, match='every request needs a source'):
+    plain_text(config, lm.init(config, 0), request)
 
 
 def test_a_prompt_becomes_a_source_with_its_end():
@@ -310,3 +359,11 @@ def test_eagle_is_refused_by_name(draft):
     api.generate(
       load.load('random:t5_tiny'), 'ab', draft=draft, draft_options=options
     )
+
+
+def test_two_tokenizers_are_refused():
+  target, draft = (load.load('random:t5_tiny', kernels='xla') for _ in range(2))
+  other = dataclasses.replace(draft.tokenizer, eos_ids=(3,))
+  draft = dataclasses.replace(draft, tokenizer=other)
+  with pytest.raises(ValueError, match='different tokenizers: the end'):
+    api.generate(target, 'ab', draft=draft)

@@ -5,7 +5,8 @@
 Each folder is what save_pretrained writes for a tiny random model in bfloat16,
 and logits.npz: tokens [2, 24] and the float32 logits of those weights. Those of
 encoder-decoders also have sources [2, 37], their lengths, more tokens than the
-farthest relative position, and the text that greedy decoding gives.
+farthest relative position, and the text that greedy decoding gives; and sources
+of 512 tokens and of one, with the logits of eight tokens.
 
 The folder spiece has a sentencepiece file as T5's, and ids.json: odd texts and
 the ids that sentencepiece gives them.
@@ -173,8 +174,23 @@ def _encoder_decoder(model):
     logits = model(**read, decoder_input_ids=greedy, use_cache=False).logits
     greedy = torch.cat([greedy, logits[:, -1:].argmax(-1)], 1)
   logits = model(**read, decoder_input_ids=tokens, use_cache=False).logits
+  far = torch.randint(2, T5['vocab_size'], (2, 512))
+  far_lengths = torch.tensor([512, 1])
+  far_logits = model(
+    input_ids=far,
+    attention_mask=(torch.arange(512)[None] < far_lengths[:, None]).long(),
+    decoder_input_ids=tokens[:, :8],
+    use_cache=False,
+  ).logits
   return dict(
-    source=source, lengths=lengths, tokens=tokens, logits=logits, greedy=greedy
+    source=source,
+    lengths=lengths,
+    tokens=tokens,
+    logits=logits,
+    greedy=greedy,
+    far=far,
+    far_lengths=far_lengths,
+    far_logits=far_logits,
   )
 
 
