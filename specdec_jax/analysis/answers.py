@@ -71,14 +71,9 @@ def one_method(config):
 
 
 def best_gamma(path: str, target, s, chosen, rows: int) -> int:
-  """The gamma of a file for these prompts.
+  """gammas.of_requests for some bench.prompts.Prompt, in batches of `rows`.
 
-  Args:
-    path: of bench.py --export_gammas.
-    target: the loaded model.
-    s: settings.Settings.
-    chosen: bench.prompts.Prompt.
-    rows: of a batch.
+  s: settings.Settings.
   """
   items = [
     requests.item(target, x.tokens or x.turns[0], 0, chat=s.bench.chat)
