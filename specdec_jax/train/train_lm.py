@@ -123,6 +123,7 @@ def run(
   Raises:
     ValueError: as program.run; a text or a tokenizer that cannot be used.
   """
+  source = s.model.source
   return program.run(
     s,
     workdir,
@@ -130,13 +131,8 @@ def run(
     result='model',
     changed=changed,
     fixed=_FIXED,
-    read=_digest(s.model.source),
+    read={'model': load_lib.open_source(source).digest} if source else None,
   )
-
-
-def _digest(source: str) -> dict[str, str] | None:
-  """SHA-256 of the model to go on from; a resumed run must match it."""
-  return {'model': load_lib.open_source(source).digest} if source else None
 
 
 def _prepare(

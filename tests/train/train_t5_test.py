@@ -88,6 +88,7 @@ def test_the_scored_answers_and_the_loss_are_those_of_the_saved_model(
   np.testing.assert_allclose(figures['held_out_loss'], want, 1e-5)
 
 
+@pytest.mark.more
 def test_a_stopped_run_goes_on_to_the_same_bytes(alone, tmp_path, monkeypatch):
   folder, figures = alone
   judge = train_lib.held_out_loss
@@ -110,6 +111,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(alone, tmp_path, monkeypatch):
     assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('kind', ['t5', 'decoder'])
 def test_a_model_goes_on_with_its_tokenizer(kind, alone, tmp_path):
   """At a learning rate of nothing it stays what it was, bit for bit."""
