@@ -6,6 +6,9 @@ of Python's manual; the draft learns from the titles that the teacher gives.
   python scripts/distill.py --config=configs/distill_t5.py --workdir=DIR
   python scripts/distill.py --config=configs/distill_t5.py:tiny --workdir=DIR
 
+Not yet run in full. On 96 answers, 40 steps of 4 rows bring alpha to 0.23 (two
+minutes on 2 cores).
+
 For another task: --config.data.source=YOUR.jsonl --config.data.source_field=
 the field to read, and --config.data.field= the field of what to write.
 """

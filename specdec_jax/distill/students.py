@@ -219,6 +219,8 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
   model = make(config, constrain=whole)
   read = {'head': given['head']} if s.data.keep else given
   work = functools.partial(_products, s.data)
+  # No gradient passes a shared encoder; one passes a shared head.
+  forward = {n: x for n, x in shared.items() if n == 'encoder'}
   return Student(
     params=trained,
     loss=lm_loss.distilled(
@@ -233,7 +235,7 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
     weights=lambda params: params | shared,
     drafter=lm_drafter.make(model, gamma=s.judge.gamma),
     model=model,
-    flops=6.0 * work(trained | shared) + 2.0 * work(read),
+    flops=6.0 * work(trained | shared) - 4.0 * work(forward) + 2.0 * work(read),
     write=_exporter(target, config, shared, full_DV),
   )
 
