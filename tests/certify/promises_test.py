@@ -53,13 +53,23 @@ HOLDS = {
 }
 
 
-# The others take a minute each, and joint_law_test has their smallest cases.
-FEW = ('window-distribution', 'accounting')
+# Others take a minute each, and joint_law_test has their smallest cases; some
+# two, and their claims have test files of their own.
+MARKS = {name: [pytest.mark.more] for name in HOLDS}
+MARKS |= {'window-distribution': [], 'accounting': []}
+MARKS |= {
+  name: [pytest.mark.slow]
+  for name in (
+    'joint-distribution-tables',
+    'greedy-identity',
+    'invariance',
+    'encoder-decoder',
+  )
+}
 
 
 @pytest.mark.parametrize(
-  'name',
-  [pytest.param(x, marks=[pytest.mark.more] * (x not in FEW)) for x in HOLDS],
+  'name', [pytest.param(name, marks=x) for name, x in MARKS.items()]
 )
 def test_promise_holds(name, request, monkeypatch):
   # Most of the time is compiling, but for what is counted.

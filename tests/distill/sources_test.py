@@ -26,7 +26,7 @@ from specdec_jax.train import lm_loss
 from specdec_jax.train import loop as loop_lib
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-more = functools.partial(pytest.param, marks=pytest.mark.more)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SIZE = dict(layers=(), size='t5_tiny', vocabulary=0)
 
 
@@ -170,9 +170,9 @@ def test_answers_are_of_their_sources(scaled, tmp_path, monkeypatch):
   ('completions', 'student'),
   [
     ('teacher', dict(layers=(1,), vocabulary=64)),
-    more('text', SIZE | dict(share=False)),
-    more('mixed', dict(layers=(1,), vocabulary=0)),
-    more('student', SIZE | dict(share=True, remat=True)),
+    slow('text', SIZE | dict(share=False)),
+    slow('mixed', dict(layers=(1,), vocabulary=0)),
+    slow('student', SIZE | dict(share=True, remat=True)),
   ],
 )
 def test_every_source_of_completions_trains_a_draft(

@@ -111,7 +111,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(alone, tmp_path, monkeypatch):
     assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['t5', 'decoder'])
 def test_a_model_goes_on_with_its_tokenizer(kind, alone, tmp_path):
   """At a learning rate of nothing it stays what it was, bit for bit."""
