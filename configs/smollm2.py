@@ -7,9 +7,9 @@ one or the other, for as many tokens as pay.
   python scripts/bench.py --config=configs/smollm2.py
   python scripts/bench.py --config=configs/smollm2.py:tiny
 
-2 threads of an AMD EPYC, --minutes=4 (commit f1a0488): `adaptive` 1.69x plain
-decoding (95 %: 1.55 to 1.85), lookup 1.34x (1.18 to 1.53), EAGLE 1.20x (1.02 to
-1.40).
+2 threads of an AMD EPYC, --minutes=4 (commit f7752b0): `adaptive` 1.54x plain
+decoding (95 %: 1.32 to 1.80), lookup 1.27x (1.13 to 1.43), EAGLE 1.09x (0.89 to
+1.33).
 """
 
 from configs import default
