@@ -53,8 +53,8 @@ HOLDS = {
 }
 
 
-# Others take a minute each, and joint_law_test has their smallest cases; some
-# two, and their claims have test files of their own.
+# Others take a minute each, and joint_law_test has their smallest cases; those
+# below have test files of their own.
 MARKS = {name: [pytest.mark.more] for name in HOLDS}
 MARKS |= {'window-distribution': [], 'accounting': []}
 MARKS |= {
@@ -63,6 +63,8 @@ MARKS |= {
     'joint-distribution-tables',
     'greedy-identity',
     'invariance',
+    'audited-identity',
+    'kernel-identity',
     'encoder-decoder',
   )
 }
