@@ -49,9 +49,9 @@ def run() -> bool:
     )
     config = answers.one_method(config)
     e = settings.Experiment(settings.settings(config), target)
-  engine = settings.first(e)
-  # A rerun goes on as it was begun.
-  if engine.costs and (costs := answers.costs(output)):
+  costs = answers.costs(output)  # A rerun goes on as it was begun.
+  engine = settings.first(e, measure=not costs)
+  if costs and engine.costs is not None:
     engine = build.with_costs(engine, costs)
 
   def ask(items):

@@ -181,7 +181,7 @@ def engine(
   )
 
 
-def first(e: Experiment) -> build.Engine:
-  """The engine of the first method at the first gamma."""
+def first(e: Experiment, measure: bool = True) -> build.Engine:
+  """The engine of the first method at the first gamma; measure: see engine."""
   d = e.settings.decode
-  return engine(e, (*d.methods, 'lookup')[0], d.gammas[0])
+  return engine(e, (*d.methods, 'lookup')[0], d.gammas[0], measure)

@@ -141,6 +141,16 @@ def step_parameters(params: types.Params) -> int:
   return sum(x.size for _, x in _read_whole(params))
 
 
+def row_products(params: types.Params, length: int, source: int) -> float:
+  """Parameters times the tokens of a row of training that pass each of them.
+
+  length: tokens of the row. source: those that its encoder reads, if any does.
+  """
+  encoder = jax.tree.leaves(params.get('encoder', {}))
+  passed = step_parameters(params) * length
+  return float(passed + sum(x.size for x in encoder) * source)
+
+
 def step_bytes(params: types.Params) -> int:
   """Bytes of step_parameters."""
   return tree_bytes(dict(_read_whole(params)))

@@ -114,10 +114,9 @@ def _asked(
   """
   count, found = s.prompts + s.held_out, []
   number = lambda items: [x._replace(number=i) for i, x in enumerate(items)]
+  most = sampling(s, target).sources
   for read, question in enumerate(questions, 1):
-    if target.start is not None:
-      question = target.tokenizer.encode(question)[: s.source_length - 1]
-    prompt = requests.item(target, question, 0, chat=True)
+    prompt = requests.item(target, question, 0, chat=True, most=most)
     if len(prompt.tokens) < s.length:
       found.append(prompt)
     if len(found) == count:

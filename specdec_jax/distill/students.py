@@ -218,7 +218,8 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
   whole, split = (x and x.constrain for x in (layout, target.layout))
   model = make(config, constrain=whole)
   read = {'head': given['head']} if s.data.keep else given
-  work = functools.partial(_products, s.data)
+  lengths = s.data.length, s.data.source_length
+  work = lambda params: metrics.row_products(params, *lengths)
   # No gradient passes a shared encoder; one passes a shared head.
   forward = {n: x for n, x in shared.items() if n == 'encoder'}
   return Student(
@@ -238,13 +239,6 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
     flops=6.0 * work(trained | shared) - 4.0 * work(forward) + 2.0 * work(read),
     write=_exporter(target, config, shared, full_DV),
   )
-
-
-def _products(s: settings.Data, params: types.Params) -> float:
-  """Parameters times the tokens of a row that pass each of them."""
-  encoder = sum(x.size for x in jax.tree.leaves(params.get('encoder', {})))
-  own = metrics.step_parameters(params)
-  return float(own * s.length + encoder * s.source_length)
 
 
 def _exporter(target, config, shared: types.Params, full_DV: np.ndarray | None):

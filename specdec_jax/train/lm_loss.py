@@ -1,5 +1,6 @@
 """The loss of a language model on text."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -35,7 +36,7 @@ def cross_entropy(
     [B, I] and 'source_length' [B].
   """
   model = lm.make(config, ids=ids, constrain=constrain)
-  read = remat_layers(lambda *args: hidden(model, *args), remat)
+  read = remat_layers(functools.partial(hidden, model), remat)
 
   def loss(params, frozen, batch, key):
     params = in_dtype(params | frozen, config.dtype)

@@ -234,9 +234,7 @@ def _task(
     scores = answers.scores(s.judge, answering, held, few, s.text.rows)
     judge = lambda params: lost(params) | scores(params)
   read = s.text.source_length if s.text.source_field else 0
-  parameters = metrics.step_parameters(model.params) * s.text.length
-  encoder = jax.tree.leaves(model.params.get('encoder', {}))
-  parameters += sum(x.size for x in encoder) * read
+  products = metrics.row_products(model.params, s.text.length, read)
   return loop.Task(
     params=model.params,
     loss=trained,
@@ -245,7 +243,7 @@ def _task(
     judge=judge,
     score=lambda figures: -figures['held_out_loss'],
     tokens=s.text.rows * (s.text.length + read),
-    flops=6.0 * parameters * s.text.rows,
+    flops=6.0 * products * s.text.rows,
     dtype=s.model.dtype,
   )
 

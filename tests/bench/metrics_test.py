@@ -64,6 +64,9 @@ def test_a_pass_reads_what_the_encoder_left_and_not_the_encoder(scan):
   layer = 4 * 64 * 64 + 2 * 64 * 64 + 3 * 64 * 128 + 3 * 64
   whole = 2 * layer + 64 * 512 + 64 + 32 * 4
   assert metrics.step_parameters(params) == whole
+  encoder = 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64 + 32 * 4
+  found = metrics.row_products(params, 5, 7)
+  assert found == 5 * whole + 7 * encoder
   share = metrics.layers_share(params, 1)
   assert math.isclose(share, layer / whole)
   model = lm.make(config)
