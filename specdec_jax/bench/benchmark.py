@@ -17,31 +17,17 @@ from specdec_jax import build, runtime
 from specdec_jax.bench import (
   budget,
   identity,
-  machine,
   metrics,
   predict,
   tables,
   timing,
   verdict,
 )
+from specdec_jax.bench import machine as machine_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
 from specdec_jax.io import files
-
-
-class Ceiling(NamedTuple):
-  """Memory bandwidth, and the speed that it allows.
-
-  gb_s: by dtype, machine.ceiling: gigabytes a second of one device.
-  devices: devices that read at once.
-  tok_s: upper bound on plain decoding, from the bytes that it reads at the
-    sustained bandwidth.
-  """
-
-  gb_s: dict[str, dict[str, float]]
-  devices: int
-  tok_s: float
 
 
 class Row(NamedTuple):
@@ -114,7 +100,7 @@ class Document(NamedTuple):
   """
 
   machine: dict[str, Any]
-  ceiling: Ceiling
+  ceiling: machine_lib.Ceiling
   setting: plan_lib.Setting
   calibration: calibration_lib.Calibration | None = None
   costs: Mapping[str, Any] = {}
@@ -140,9 +126,8 @@ def run(
   Raises:
     ValueError: the clock has too little time for one prompt.
   """
-  doc = Document(
-    machine.describe(), _ceiling(arms, plan), plan_lib.setting(arms, plan)
-  )
+  ceiling, read = _ceiling(arms, plan)
+  doc = Document(machine_lib.describe(), ceiling, plan_lib.setting(arms, plan))
   tables.start(doc, console)
   main = clock.share(0.5) if plan.batch_sizes else clock
   before = _before(arms, plan, doc, main, track, console)
@@ -157,9 +142,12 @@ def run(
   end = main._replace(seconds=main.seconds - before.speed.closing())
   # What is left over goes to more repeats than planned.
   blocks = budget.blocks(len(judged), repeats, end, track)
-  start = runtime.elapsed()
-  runs = timing.measure(arms, judged, before.programs, blocks)
-  doc = doc._replace(measured=runtime.elapsed() - start)
+  start, gb_s = runtime.elapsed(), []
+  runs = timing.measure(
+    arms, judged, before.programs, machine_lib.reading(blocks, read, gb_s)
+  )
+  ceiling = ceiling.beside(arms[0].engine.target.dtype, gb_s)
+  doc = doc._replace(measured=runtime.elapsed() - start, ceiling=ceiling)
   judged = judged[: len(runs[arms[0].name].outputs)]
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := identity.failures(judged, outputs):
@@ -267,11 +255,17 @@ def finish(
   return verdict.sound(doc)
 
 
-def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
+def _ceiling(
+  arms, plan: plan_lib.Plan
+) -> tuple[machine_lib.Ceiling, machine_lib.Read]:
+  """(machine.Ceiling of plain decoding, the fastest of its reads)."""
   target = arms[0].engine.target
   models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
-  dtypes = sorted({m.dtype for m in models})
-  gb_s = {d: machine.ceiling(d, small=plan.bench.small) for d in dtypes}
+  reads = {
+    d: machine_lib.reads(d, small=plan.bench.small)
+    for d in sorted({m.dtype for m in models})
+  }
+  gb_s = {d: machine_lib.bandwidth(x) for d, x in reads.items()}
   devices = 1 if target.layout is None else target.layout.mesh.size
   # A step reads the weights, on average half the answer in the cache, and what
   # the encoder left.
@@ -282,8 +276,10 @@ def _ceiling(arms, plan: plan_lib.Plan) -> Ceiling:
   step = metrics.step_bytes(target.params)
   step += metrics.slot_bytes(target.model, rows) * slots
   step += metrics.source_bytes(target.model, target.params, rows) * source
-  sustained = gb_s[target.dtype]['sustained'] * 1e9 * devices
-  return Ceiling(gb_s, devices, rows * sustained / step)
+  mine = gb_s[target.dtype]
+  tok_s = float(rows * mine['sustained'] * 1e9 * devices / step)
+  fastest = max(reads[target.dtype], key=mine.__getitem__)
+  return machine_lib.Ceiling(gb_s, devices, tok_s), reads[target.dtype][fastest]
 
 
 # --- rows --------------------------------------------------------------------

@@ -13,17 +13,44 @@ import re
 import statistics
 import subprocess
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.kernels import pages
 from specdec_jax.models import layers
+
+# A call that reads memory once and returns gigabytes a second.
+Read = functools.partial[float]
 
 # K of x_1K @ w_KN; N fills the bytes. Some shapes stream slower than others.
 _ROWS = (1536, 4096, 8192)
 # Far beyond any last-level cache, some of which hold more than 100 MB.
 _BYTES = {'cpu': 2**28, 'other': 2**30}
+
+
+class Ceiling(NamedTuple):
+  """Memory bandwidth, and the speed that it allows.
+
+  gb_s: by dtype, see bandwidth; before anything else ran.
+  devices: devices that read at once.
+  tok_s: upper bound on plain decoding, from the bytes that it reads at the
+    sustained bandwidth; once the judged prompts have run, at `between`.
+  between: GB/s of the fastest program between the judged prompts, the median.
+  """
+
+  gb_s: dict[str, dict[str, float]]
+  devices: int
+  tok_s: float
+  between: float | None = None
+
+  def beside(self, dtype: str, gb_s: Sequence[float]) -> 'Ceiling':
+    """The ceiling by reads of this dtype made while the prompts were run."""
+    between = statistics.median(gb_s)
+    tok_s = self.tok_s * between / self.gb_s[dtype]['sustained']
+    return self._replace(tok_s=tok_s, between=between)
 
 
 def describe() -> dict[str, Any]:
@@ -61,33 +88,58 @@ def made_by(commit: str, changed: bool) -> str:
   return f'Commit {commit[:12]}{" with changes" if changed else ""}'
 
 
-def ceiling(dtype: str, *, small: bool = False) -> dict[str, Any]:
-  """Memory bandwidth of one device, by program, and the most of them.
+def reads(dtype: str, *, small: bool = False) -> dict[str, Read]:
+  """Programs that read 256 MB on CPU, else 1 GB: x_1K @ w_KN, and a sum.
 
-  Returns {'matvec KxN': GB/s, 'sum': GB/s, 'sustained': GB/s, 'best': GB/s}:
-  medians over calls, the largest of them, and the best single call. small:
-  arrays that fit into a cache, for a smoke test; no longer a bound.
+  small: arrays that fit into a cache, for a smoke test; no bound.
   """
   kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
   size = (2**20 if small else _BYTES[kind]) // jnp.dtype(dtype).itemsize
-  reads = {}
+  filled = lambda *shape: pages.enlarge(_filled(*shape, dtype=dtype))
+  out = {}
   for K in _ROWS[:1] if small else _ROWS:
     N = size // K // 128 * 128
-    x_1K, w_KN = jnp.ones((1, K), dtype), _filled(K, N, dtype=dtype)
-    reads[f'matvec {K}x{N}'] = w_KN.nbytes, _seconds(_matvec, x_1K, w_KN)
-  x = _filled(size, dtype=dtype)
-  reads['sum'] = x.nbytes, _seconds(_sum, x)
-  of = lambda kind: {k: n / kind(s) / 1e9 for k, (n, s) in reads.items()}
-  sustained = of(statistics.median)
-  most = {'sustained': max(sustained.values()), 'best': max(of(min).values())}
-  return sustained | most
+    x_1K, w_KN = jnp.ones((1, K), dtype), filled(K, N)
+    out[f'matvec {K}x{N}'] = functools.partial(_read, _matvec, x_1K, w_KN)
+  out['sum'] = functools.partial(_read, _sum, filled(size))
+  return out
+
+
+def _read(program, *args) -> float:
+  """Gigabytes a second of one call, which reads the last of args."""
+  start = time.perf_counter()
+  jax.block_until_ready(program(*args))
+  return args[-1].nbytes / (time.perf_counter() - start) / 1e9
+
+
+def bandwidth(programs: Mapping[str, Read]) -> dict[str, float]:
+  """Gigabytes a second of one device, by program, and the most of them.
+
+  Returns {'matvec KxN': GB/s, 'sum': GB/s, 'sustained': GB/s, 'best': GB/s}:
+  medians over calls, the largest of them, and the best single call.
+  """
+  found = {name: _repeated(read) for name, read in programs.items()}
+  sustained = {name: statistics.median(x) for name, x in found.items()}
+  best = max(map(max, found.values()))
+  return sustained | {'sustained': max(sustained.values()), 'best': best}
+
+
+def reading(blocks: Iterable, read: Read, gb_s: list[float]) -> Iterator:
+  """The blocks; before each a read, whose GB/s joins the list.
+
+  The memory of a shared machine is not as fast a minute later.
+  """
+  for block in blocks:
+    gb_s.append(statistics.median(read() for _ in range(3)))
+    yield block
 
 
 def matmul_flops(dtype: str) -> float:
   """Floating-point operations a second of one device in a large matmul."""
   size = 1024 if jax.default_backend() == 'cpu' else 8192
   x = _filled(size, size, dtype=dtype)
-  return 2.0 * size**3 / min(_seconds(_matvec, x, x))
+  fastest = max(_repeated(functools.partial(_read, _matvec, x, x)))
+  return 2.0 * size**3 * fastest * 1e9 / x.nbytes
 
 
 @jax.jit
@@ -106,15 +158,14 @@ def _filled(*shape, dtype):
   return jnp.full(shape, 0.5, dtype)
 
 
-def _seconds(f, *args) -> list[float]:
-  """Seconds of each call, over at least 5 calls and 0.4 seconds in all."""
-  jax.block_until_ready(f(*args))
-  took: list[float] = []
-  while len(took) < 5 or sum(took) < 0.4:
-    start = time.perf_counter()
-    jax.block_until_ready(f(*args))
-    took.append(time.perf_counter() - start)
-  return took
+def _repeated(read: Read) -> list[float]:
+  """GB/s of each call, over at least 5 calls and 0.4 seconds in all."""
+  read()
+  found: list[float] = []
+  start = time.monotonic()
+  while len(found) < 5 or time.monotonic() - start < 0.4:
+    found.append(read())
+  return found
 
 
 def _cpu_name() -> str:

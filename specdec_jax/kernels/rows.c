@@ -45,24 +45,31 @@ INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // ---- Work, shared with XLA's threads ----------------------------------------
 
-// Units are claimed one after another. The caller works too, and waits only for
-// units that another thread has begun: one that comes late finds nothing.
+// Units lie in one range for each thread, which reads its own from the front,
+// one stretch of memory, and then helps with the others'. The caller works too,
+// and waits only for units that another thread has begun: one that comes late
+// finds nothing.
 typedef void Unit(const void* job, int64_t i);
+enum { RANGES = 64 };
 typedef struct {
   Unit* unit;
   const void* job;
-  int64_t units, chunk;
-  atomic_llong next, done;
-  atomic_int users;
+  int64_t units, ranges;
+  atomic_llong next[RANGES], done;
+  atomic_int users, came;
 } Work;
 
 static void claim(Work* w) {
-  for (;;) {
-    const int64_t start = atomic_fetch_add(&w->next, w->chunk);
-    if (start >= w->units) return;
-    const int64_t end = least(start + w->chunk, w->units);
-    for (int64_t i = start; i < end; i++) w->unit(w->job, i);
-    atomic_fetch_add(&w->done, end - start);
+  const int64_t own = atomic_fetch_add(&w->came, 1);
+  for (int64_t r = 0; r < w->ranges; r++) {
+    const int64_t i = (own + r) % w->ranges;
+    const int64_t last = w->units * (i + 1) / w->ranges;
+    for (;;) {
+      const int64_t unit = atomic_fetch_add(&w->next[i], 1);
+      if (unit >= last) break;
+      w->unit(w->job, unit);
+      atomic_fetch_add(&w->done, 1);
+    }
   }
 }
 
@@ -82,15 +89,17 @@ static void run(XLA_FFI_CallFrame* f, Unit* unit, const void* job,
       .struct_size = XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE,
       .ctx = f->ctx, .num_threads = &threads};
   XLA_FFI_Error* none = f->api->XLA_FFI_ThreadPool_NumThreads(&n);
-  Work* w = none || threads < 2 || units < 2 ? NULL : malloc(sizeof *w);
+  const int64_t ranges = least(least(threads, units), RANGES);
+  Work* w = none || ranges < 2 ? NULL : malloc(sizeof *w);
   if (!w) {
     for (int64_t i = 0; i < units; i++) unit(job, i);
     return;
   }
-  *w = (Work){.unit = unit, .job = job, .units = units};
-  w->chunk = units / (8 * threads) < 1 ? 1 : least(units / (8 * threads), 8);
+  *w = (Work){.unit = unit, .job = job, .units = units, .ranges = ranges};
+  for (int64_t i = 0; i < ranges; i++)
+    atomic_store(&w->next[i], units * i / ranges);
   atomic_store(&w->users, 1);
-  for (int64_t i = 1; i < least(threads, units); i++) {
+  for (int64_t i = 1; i < ranges; i++) {
     XLA_FFI_ThreadPool_Schedule_Args a = {
         .struct_size = XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE,
         .ctx = f->ctx, .task = help, .data = w};
@@ -219,9 +228,16 @@ static AddRows* const add_of[] = {
     NULL,  add_1, add_2, add_3, add_4,  add_5, add_6,
     add_7, add_8, add_9, add_10, add_11, add_12};
 
-// sums[rows, 32] = x[rows, depth] @ one panel.
+// sums[rows, 32] = x[rows, depth] @ one panel. A row alone is done twice, which
+// is faster: with less to do, its loads would run ahead of the prefetches.
 static void product(bool half, const float* x, int64_t stride, int64_t rows,
                     const char* w, int64_t depth, float* sums) {
+  if (rows == 1) {
+    float twice[2 * WIDE] __attribute__((aligned(64))) = {0};
+    add_2(half, x, 0, w, depth, twice);
+    memcpy(sums, twice, WIDE * sizeof *sums);
+    return;
+  }
   const int64_t parts = ceiling(rows, MOST), step = ceiling(rows, parts);
   const int64_t deep = parts == 1 ? depth : DEEP;
   memset(sums, 0, rows * WIDE * sizeof *sums);

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax import types
-from specdec_jax.kernels import calls
+from specdec_jax.kernels import calls, pages
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
@@ -66,7 +66,7 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
     if isinstance(x, dict):
       params[key] = pack_params(x, key)
     elif key in ('kernel', 'head'):
-      params[key] = calls.pack(x, parts)
+      params[key] = pages.enlarge(calls.pack(x, parts))
     elif key == 'bias' and 'kernel' in params:
       params[key] = calls.pad(x, parts)
     elif key in ('scale', 'bias', 'relative'):

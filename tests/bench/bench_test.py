@@ -9,7 +9,14 @@ import pytest
 
 from specdec_jax import runtime
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import benchmark, budget, identity, prompts, verdict
+from specdec_jax.bench import (
+  benchmark,
+  budget,
+  identity,
+  machine,
+  prompts,
+  verdict,
+)
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.certify import table_model
 from specdec_jax.io import load
@@ -78,9 +85,21 @@ def test_end_to_end(capsys):
   assert set(wide.best_gamma) == {'lm', 'lookup'}
   ceiling = doc.ceiling.gb_s['float32']
   assert ceiling['best'] >= ceiling['sustained'] > 0
+  assert f'{doc.ceiling.between:.1f} GB/s)' in printed
   last = json.loads(printed.splitlines()[-1])
   assert last['verdict'] and last['rows'][1]['name'] == 'lm g=2'
   assert last['rows'][2]['audit']['compared'] == list(lookup.audit.compared)
+
+
+def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
+  ceiling = machine.Ceiling({'float32': {'sustained': 40.0}}, 1, tok_s=80.0)
+  gb_s = []
+  blocks = list(
+    machine.reading('abc', iter([20.0] * 6 + [9.0] * 3).__next__, gb_s)
+  )
+  assert blocks == ['a', 'b', 'c'] and gb_s == [20.0, 20.0, 9.0]
+  found = ceiling.beside('float32', gb_s)
+  assert (found.between, found.tok_s) == (20.0, 40.0)
 
 
 def test_batches_larger_than_one(capsys):

@@ -10,7 +10,8 @@ from specdec_jax.kernels import calls, library
 from specdec_jax.models import attention, layers
 from specdec_jax.models import cache as kv
 
-SHAPES = [(64, 96), (37, 50), (300, 33), (1, 1)]
+# The last has more panels than there are threads.
+SHAPES = [(64, 96), (37, 50), (300, 33), (1, 1), (20, 5000)]
 ROWS = (1, 2, 3, 5, 8, 12, 13, 16, 40, 130)
 
 
@@ -45,14 +46,14 @@ def test_a_products_rows_do_not_depend_on_each_other(shape, dtype):
 @pytest.mark.parametrize('kind', ['rms', 'layer'])
 @pytest.mark.parametrize('gated', [False, True])
 def test_what_surrounds_a_product(kind, act, gated):
-  K, N, parts = 70, 50, 2 if gated else 1
+  K, N, parts = 70, 1009, 2 if gated else 1
   x, add = 3 * normal(0, 2, 3, K), normal(1, 2, 3, N)
   kernel, bias = normal(2, K, parts * N) / 8, normal(3, parts * N)
   norm = layers.NORMS[kind](K, 1e-5, jnp.float32)
   norm.scale[...] = normal(4, K)
   if kind == 'layer':
     norm.bias[...] = normal(5, K)
-  y = calls.linear(
+  linear = lambda x, add: calls.linear(
     x,
     calls.pack(kernel, parts),
     N,
@@ -62,6 +63,8 @@ def test_what_surrounds_a_product(kind, act, gated):
     act=act,
     gated=gated,
   )
+  y = linear(x, add)
+  np.testing.assert_array_equal(linear(x[0, :1], add[0, :1]), y[0, :1])
   wide = norm(x) @ kernel + bias[None, None]
   gate, *up = jnp.split(wide, parts, -1)
   wanted = layers.ACTS[act](gate) * (up[0] if up else 1)
