@@ -51,8 +51,6 @@ def run() -> bool:
     e = settings.Experiment(settings.settings(config), target)
   costs = answers.costs(output)  # A rerun goes on as it was begun.
   engine = settings.first(e, measure=not costs)
-  if costs and engine.costs is not None:
-    engine = build.with_costs(engine, costs)
 
   def ask(items):
     batch = api.request_of(engine, items, wanted, rows=rows)
@@ -61,6 +59,9 @@ def run() -> bool:
   digest = answers.digest(config, [m for m in (target, engine.draft) if m])
   task = answers.Run(chosen, target, ask, chat, max_new, rows, digest)
   answers.check_prompts(task, _PROMPTS.value)
+  answers.begun(output, task)
+  if costs and engine.costs is not None:
+    engine = build.with_costs(engine, costs)
   done, recorded = answers.write(output, task)
   if recorded:
     html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))

@@ -35,20 +35,28 @@ STYLES = ('-', '--', '-.', ':', (0, (6, 1, 1, 1, 1, 1)))
 def read(workdir: str) -> dict[str, tuple[list[int], np.ndarray]]:
   """Steps and values [steps, positions] of each name in a run's metrics.jsonl.
 
-  Of a step logged twice, by a resumed run, the last entry counts.
+  Of a step logged twice, by a resumed run, the last entry counts. Positions
+  that an evaluation did not have are NaN.
   """
   path = pathlib.Path(workdir, 'metrics.jsonl')
   found: dict[str, dict[int, np.ndarray]] = {}
-  for _, row in files.read_jsonl(path, finished=True):
+  for where, row in files.read_jsonl(path, finished=True):
+    if 'step' not in row:
+      raise ValueError(f'{where}: has no step: not a line of a training run')
     for name in {x for names in PANELS.values() for x in names} & row.keys():
       values = np.atleast_1d(np.array(row[name], float))
       found.setdefault(name, {})[row['step']] = values
   if not found:
     raise ValueError(f'{path}: has no loss, alpha or block efficiency to draw')
-  return {
-    name: (sorted(at), np.stack([at[step] for step in sorted(at)]))
-    for name, at in found.items()
-  }
+  return {name: _table(at) for name, at in found.items()}
+
+
+def _table(at: dict[int, np.ndarray]) -> tuple[list[int], np.ndarray]:
+  steps = sorted(at)
+  values = np.full((len(steps), max(map(len, at.values()))), np.nan)
+  for row, step in zip(values, steps, strict=True):
+    row[: len(at[step])] = at[step]
+  return steps, values
 
 
 def draw(runs):

@@ -172,14 +172,15 @@ def _compare_stores(request, begun, state, window: int) -> None:
   """Raises CacheMismatch if a bit differs from what encoders left at first."""
   stores = jax.device_get((_stores(begun), _stores(state)))
   for old, new in zip(*stores, strict=True):
-    if (old != new).any():
-      row, *_, slot, _ = (int(i) for i in np.argwhere(old != new)[0])
+    changed = (old != new) & ~(np.isnan(old) & np.isnan(new))
+    if changed.any():
+      row, *_, slot, _ = (int(i) for i in np.argwhere(changed)[0])
       text = 'what the encoder left for this token of the source has changed'
       raise CacheMismatch(request, row, window, slot, text)
 
 
 def _stores(state) -> list[Array]:
-  """What encoders left in the caches of a State, [B, ..., I, C] each."""
+  """The stores of encoders in the caches of a State, [B, ..., I, C] each."""
   ours = lambda x: isinstance(x, encoder.Cache)
   found = [x for x in jax.tree.leaves(state, is_leaf=ours) if ours(x)]
   kept = [(kv.by_slot(x.store), x.mask_B1I[..., None]) for x in found]

@@ -175,6 +175,14 @@ def test_one_bit_of_what_an_encoder_left_is_named():
     assert (found.row, found.window, found.slot) == (ROW, 0, 0)
 
 
+def test_nan_in_what_an_encoder_left_is_no_change(monkeypatch):
+  monkeypatch.setattr(debug, '_stores', lambda store: [store])
+  one = np.array([[[np.nan, 1.0]]])
+  debug._compare_stores(request(), one, one.copy(), 0)
+  with pytest.raises(debug.CacheMismatch, match='what the encoder left'):
+    debug._compare_stores(request(), one, np.nan * one, 0)
+
+
 def test_a_draft_of_the_wrong_shape_is_refused():
   def propose(*args):
     draft, state, cache = INNER.propose(*args)

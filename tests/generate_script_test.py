@@ -65,6 +65,15 @@ def test_lines_and_another_seed(folder):
 
 
 @pytest.mark.more
+def test_another_gamma_is_refused_before_recorded_costs_are_used(tmp_path):
+  write(tmp_path, ROWS[:1])
+  adaptive = "--config.decode.methods=('adaptive',)"
+  generate(tmp_path, adaptive).check()
+  done = generate(tmp_path, adaptive, '--config.decode.gammas=(4,)').check(2)
+  assert 'out.jsonl:1: was answered with another' in done.err
+
+
+@pytest.mark.more
 def test_goes_on_to_the_same_bytes_and_shows_a_page(folder):
   """Neither where it stopped, nor the batch, nor a page changes a token."""
   before = (folder / 'out.jsonl').read_bytes()

@@ -56,6 +56,15 @@ def test_the_last_line_of_a_step_counts_for_each_figure(tmp_path):
     np.testing.assert_array_equal(found[name][1], values)
 
 
+def test_a_run_that_went_on_with_more_positions(tmp_path):
+  short, long = dict(step=2, alpha_at=[0.5]), dict(step=4, alpha_at=[0.5, 0.25])
+  steps, values = plot.read(workdir(tmp_path / 'a', short, long))['alpha_at']
+  np.testing.assert_array_equal(values, [[0.5, np.nan], [0.5, 0.25]])
+  assert steps == [2, 4]
+  with pytest.raises(ValueError, match='metrics.jsonl:2: has no step'):
+    plot.read(workdir(tmp_path / 'b', short, dict(loss=1.0)))
+
+
 def test_runs_are_drawn_as_they_were_written_and_told_apart(tmp_path):
   runs = {x: plot.read(distilled(tmp_path / x, i)) for i, x in enumerate('ab')}
   loss, alpha, efficiency = plot.draw(runs).axes

@@ -71,9 +71,14 @@ def one_method(config):
 
 
 def best_gamma(path: str, target, s, chosen, rows: int) -> int:
-  """gammas.of_requests for some bench.prompts.Prompt, in batches of `rows`.
+  """The gamma of a file of gammas for some prompts; see gammas.of_requests.
 
-  s: settings.Settings.
+  Args:
+    path: a file of bench.py --export_gammas.
+    target: an io.load.LanguageModel.
+    s: settings.Settings.
+    chosen: bench.prompts.Prompt, the prompts.
+    rows: of a batch.
   """
   items = [
     requests.item(target, x.tokens or x.turns[0], 0, chat=s.bench.chat)
@@ -99,7 +104,7 @@ def _sha256(content: Any) -> str:
 
 
 def costs(path: pathlib.Path) -> dict[str, Any] | None:
-  """What `adaptive` chose by in the first answer of an output, if it did."""
+  """The costs by which `adaptive` chose in the first answer of an output."""
   try:
     with open(path, encoding='utf-8') as file:
       found = json.loads(file.readline())['metrics']

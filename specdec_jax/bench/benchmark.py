@@ -121,7 +121,11 @@ def run(
   console: rich.console.Console,
   clock: budget.Clock = budget.UNLIMITED,
 ) -> Document:
-  """Runs everything and prints it as it comes; arms[0] is plain decoding.
+  """Runs everything and prints it as it comes.
+
+  Args:
+    arms: arms[0] is plain decoding.
+    plan: prompts and amounts, of which as many run as the clock allows.
 
   Raises:
     ValueError: the clock has too little time for one prompt.
@@ -143,12 +147,15 @@ def run(
   # What is left over goes to more repeats than planned.
   blocks = budget.blocks(len(judged), repeats, end, track)
   start, gb_s = runtime.elapsed(), []
-  runs = timing.measure(
-    arms, judged, before.programs, machine_lib.reading(blocks, read, gb_s)
-  )
-  ceiling = ceiling.beside(arms[0].engine.target.dtype, gb_s)
-  doc = doc._replace(measured=runtime.elapsed() - start, ceiling=ceiling)
+  blocks = machine_lib.reading(blocks, read, gb_s)
+  runs = timing.measure(arms, judged, before.programs, blocks)
   judged = judged[: len(runs[arms[0].name].outputs)]
+  ran = plan._replace(judged=plan.judged[: len(judged) * plan.bench.batch_size])
+  doc = doc._replace(
+    ceiling=ceiling.beside(arms[0].engine.target.dtype, gb_s),
+    setting=plan_lib.setting(arms, ran),
+    measured=runtime.elapsed() - start,
+  )
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := identity.failures(judged, outputs):
     return doc._replace(failed=failed)

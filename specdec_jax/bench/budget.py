@@ -57,7 +57,7 @@ def clock(minutes: float) -> Clock:
 
 
 class Speed(NamedTuple):
-  """What is known of the speed of a batch, in seconds.
+  """The speed of a batch as far as it is known, in seconds.
 
   step: of plain decoding; prefill: of its prompts; compile: of its program.
   drafters: how many; those that differ in gamma share what is compiled.

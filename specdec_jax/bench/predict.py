@@ -228,7 +228,15 @@ def improvement(
   plain: Sequence[decode.Output] | None,
   judged: int = 0,
 ) -> Prediction:
-  """The Prediction of one arm; arguments as in improvements."""
+  """The Prediction of one arm.
+
+  Args:
+    arm: of improvements' arms, not plain decoding.
+    calibration: times of the parts.
+    outputs: of this arm, one a batch.
+    plain: of plain decoding on the same batches; None: one token a window.
+    judged: batches that the interval is for; 0 gives none.
+  """
   hist = metrics.summary(metrics.join(outputs)).accepted_histogram
   exact = cost.histogram_tokens(hist)
   # Of each batch: emitted tokens, windows, and those by room for drafts.

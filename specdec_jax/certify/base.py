@@ -261,7 +261,7 @@ def make_request(
 
 
 def source_of(world: World, prompt: Sequence[int]) -> list[int]:
-  """What an encoder reads beside a prompt, 1 to 11 tokens; [] without one."""
+  """The source of a prompt, 1 to 11 tokens; [] without an encoder."""
   if world.target.encode is None:
     return []
   rng = np.random.default_rng([0, *prompt])

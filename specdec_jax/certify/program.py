@@ -33,8 +33,12 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
   amount: how many drafters; the first rule with one, every rule with more.
   """
   full = amount > 1
+  if subject.model is not None:
+    raise base.NotChecked('a model of your own is certified without sources')
   # eagle refuses an encoder by name.
   names = [name for name in subject.drafters if name != 'eagle'][:amount]
+  if not names:
+    raise base.NotChecked('eagle drafts for decoders alone')
   subject = subject._replace(
     rules=subject.rules if full else subject.rules[:1],
     drafters={name: subject.drafters[name] for name in names},

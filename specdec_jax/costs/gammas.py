@@ -113,6 +113,14 @@ def pick(
 ) -> int:
   """The best gamma of the entry that is nearest in batch and buffer.
 
+  Args:
+    path: a file of bench.py --export_gammas.
+    machine: bench.machine.describe(), of this one.
+    model: digest of the target.
+    drafter: its name.
+    batch: rows.
+    buffer: token slots of a row.
+
   Raises:
     ValueError: no such file, one of another machine or model, or one without
       the drafter.

@@ -70,7 +70,7 @@ class Completions(NamedTuple):
 
 
 class Recording(NamedTuple):
-  """What else is kept of a target: features of its layers `taps`, and the mass.
+  """Arrays kept beside the tokens: features of the layers `taps`, and the mass.
 
   taps: ascending, the last layer among them.
   config: of the target.

@@ -116,13 +116,17 @@ def _asked(
   number = lambda items: [x._replace(number=i) for i, x in enumerate(items)]
   most = sampling(s, target).sources
   for read, question in enumerate(questions, 1):
+    if target.start is not None and isinstance(question, str):
+      question = target.tokenizer.encode(question)
+      if not question:  # nothing that an encoder could read
+        continue
     prompt = requests.item(target, question, 0, chat=True, most=most)
     if len(prompt.tokens) < s.length:
       found.append(prompt)
     if len(found) == count:
       if read > count:
         logging.warning(
-          '%d questions are left out: longer than data.length=%d',
+          '%d questions are left out: longer than data.length=%d, or empty',
           read - count,
           s.length,
         )

@@ -59,6 +59,7 @@ def begin(s: settings.Student, target: build.LanguageModel) -> Start:
   if s.size:
     size = model_config.sized(s.size)
     _check_encoder(f'student.size={s.size!r}', size, target)
+    export.settings(_sized(s, target))  # raises now for what cannot be saved
   if not s.path:
     return Start()
   if s.kind == 'eagle':
@@ -301,7 +302,9 @@ def _initial(
 ):
   """(config, params) that an lm student begins with; a copy."""
   if s.size:
-    config, params = _random(s, target, seed)
+    config = _sized(s, target)
+    params = lm.init(config, seed)
+    params |= {n: target.params[n] for n in SHARED if s.share and n in params}
   elif start.draft is not None:
     config, params = start.draft.config, start.draft.params
   else:
@@ -317,26 +320,26 @@ def _initial(
   )
 
 
-def _random(s: settings.Student, target: build.LanguageModel, seed: int):
-  """(config, params) of random weights, but for those that it shares."""
+def _sized(
+  s: settings.Student, target: build.LanguageModel
+) -> model_config.LMConfig:
+  """The settings of a student of s.size."""
   theirs = target.config
   own = model_config.sized(s.size, vocab=theirs.vocab)
   own = dataclasses.replace(own, start=theirs.start)
   if not s.share:
-    return own, lm.init(own, seed)
+    return own
   if own.width != theirs.width:
     raise ValueError(
       f'student.share: size {s.size} has width {own.width}, {target.label} '
       f'{theirs.width}; give share=False'
     )
-  own = dataclasses.replace(
+  return dataclasses.replace(
     own,
     tied=theirs.tied,
     head_scale=theirs.head_scale,
     encoder=theirs.encoder,
   )
-  shared = {n: x for n, x in target.params.items() if n in SHARED}
-  return own, lm.init(own, seed) | shared
 
 
 def _wide(config: model_config.LMConfig) -> str:

@@ -153,7 +153,7 @@ def recorded(folder: str, target: build.LanguageModel) -> Answers:
 
 
 def _facts(target, how, taps) -> dict[str, Any]:
-  """What all answers depend on, besides the prompts, as JSON."""
+  """All that the answers depend on, besides the prompts, as JSON."""
   facts = {
     'teacher': target.digest,
     'dtype': target.dtype,

@@ -78,7 +78,7 @@ def save(
   raw = settings(config)
   contents = {
     'config.json': _json(raw | _special_ids(tokenizer, config)),
-    'tokenizer.json': _inner(tokenizer).to_str(pretty=True),
+    'tokenizer.json': _inner(tokenizer, config).to_str(pretty=True),
     'tokenizer_config.json': _json(_tokenizer_settings(tokenizer, config)),
     MARK: _json(about),
   }
@@ -160,9 +160,8 @@ def settings(config: model_config.LMConfig) -> dict[str, Any]:
 
 
 def _t5(c: model_config.LMConfig) -> dict[str, Any]:
-  # transformers 4 reads from tie_word_embeddings whether the head is scaled; 5
-  # does so too where scale_decoder_outputs is missing.
-  scaled = c.head_scale != 1
+  # transformers 4 reads from tie_word_embeddings whether the head is scaled, so
+  # that it cannot have an untied one that is; 5 reads both.
   assert c.encoder is not None
   return dict(
     model_type='t5',
@@ -181,8 +180,8 @@ def _t5(c: model_config.LMConfig) -> dict[str, Any]:
     relative_attention_max_distance=c.buckets[1],
     layer_norm_epsilon=c.norm_eps,
     decoder_start_token_id=c.start,
-    tie_word_embeddings=scaled,
-    scale_decoder_outputs=scaled,
+    tie_word_embeddings=c.tied,
+    scale_decoder_outputs=c.head_scale != 1,
     torch_dtype=c.dtype,
   )
 
@@ -293,18 +292,28 @@ def _tokenizer_settings(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
   )
 
 
-def _inner(t: tokenizer_lib.Tokenizer) -> tokenizers.Tokenizer:
-  """The tokenizer with a first token if ours puts one, and else without."""
+def _inner(t: tokenizer_lib.Tokenizer, config) -> tokenizers.Tokenizer:
+  """The tokenizer with a first token if ours puts one, and else without.
+
+  For an encoder with eos behind every text: ours adds it to sources itself.
+  """
   inner, bos_id = t.inner, t.bos_id
+  if config.encoder and inner.encode('a').ids[-1:] != list(t.eos_ids[:1]):
+    eos = str(inner.id_to_token(t.eos_ids[0]))
+    return _surrounded(inner, '', f' {eos}', (eos, t.eos_ids[0]))
   adds = bos_id is not None and inner.encode('a').ids[:1] == [bos_id]
   if adds == t.add_bos or bos_id is None:
     return inner
-  inner = tokenizers.Tokenizer.from_str(inner.to_str())
   bos = str(inner.id_to_token(bos_id))
-  first = f'{bos} ' if t.add_bos else ''
+  return _surrounded(inner, f'{bos} ' if t.add_bos else '', '', (bos, bos_id))
+
+
+def _surrounded(inner, first: str, last: str, token: tuple[str, int]):
+  """A copy of a tokenizer that puts a special token around texts."""
+  inner = tokenizers.Tokenizer.from_str(inner.to_str())
   inner.post_processor = tokenizers.processors.TemplateProcessing(
-    single=f'{first}$A',
-    pair=f'{first}$A $B',
-    special_tokens=[(bos, bos_id)],
+    single=f'{first}$A{last}',
+    pair=f'{first}$A{last} $B{last}',
+    special_tokens=[token],
   )
   return inner

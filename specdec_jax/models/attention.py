@@ -54,7 +54,7 @@ def _view(config, window: int, positions_BT, mask_BTS) -> View:
 def relative_bias(
   config: model_config.LMConfig, table_XH: Array, positions_BT, slots: int
 ) -> Array:
-  """What T5 adds to the scores of a query and a slot: [B, H, T, S].
+  """The bias that T5 adds to the score of a query and a slot: [B, H, T, S].
 
   A slot's index is taken for its position.
 

@@ -68,7 +68,7 @@ def hidden(
 
 
 def source_of(batch) -> types.Source | None:
-  """What encoders read in a batch; None without a source."""
+  """The sources of a batch; None where it has none."""
   if 'source' not in batch:
     return None
   return types.Source(batch['source'], batch['source_length'])

@@ -141,6 +141,7 @@ def _prepare(
   opened = load_lib.open_source(s.model.source) if s.model.source else None
   config = opened.config if opened else model_config.sized(s.model.size)
   _check_field(s, config)
+  _check_lengths(s, config)
   export.settings(config)  # fail now, not after training, if it has no format
   corpus = text.read(
     s.text.source, field=s.text.field, source_field=s.text.source_field
@@ -174,6 +175,18 @@ def _check_field(s: Settings, config: model_config.LMConfig) -> None:
       f'text.source_field={field!r}: {s.model.size or s.model.source} has '
       f'{"an" if has else "no"} encoder; name the field that an encoder reads, '
       'and none for other models'
+    )
+
+
+def _check_lengths(s: Settings, config: model_config.LMConfig) -> None:
+  """Raises ValueError unless the judge's answers fit into the context."""
+  lengths = s.text.length, s.text.source_length
+  if s.judge.metric and max(lengths) > config.context:
+    raise ValueError(
+      f'text.length={lengths[0]}, text.source_length={lengths[1]}: '
+      f'judge.metric={s.judge.metric!r} answers within the context of '
+      f'{s.model.size or s.model.source}, {config.context} tokens; take at '
+      "most that, or judge.metric=''"
     )
 
 

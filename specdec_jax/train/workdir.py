@@ -55,17 +55,29 @@ def open_run(
   path = folder / CONFIG
   if not path.exists():
     return False
-  differ = _differ(files.read_json(path), config)
-  stuck = [x for x in differ if x in fixed or x.partition('.')[0] in fixed]
+  before = files.read_json(path)
+  differ = _differ(before, config)
+  # A version without a key cannot say what it would have been.
+  known = [x for x in differ if x in _flat(before)]
+  stuck = [x for x in known if x in fixed or x.partition('.')[0] in fixed]
   if stuck:
     raise ValueError(
       f'workdir {folder}: begun with other values of {", ".join(stuck)}, which '
       'cannot change in a run; take another workdir'
     )
   if differ and not changed:
+    new = [x for x in differ if x not in known]
+    reasons = [
+      f'{why} {", ".join(names)}'
+      for why, names in (
+        ('with other values of', known),
+        ('by a version without', new),
+      )
+      if names
+    ]
     raise ValueError(
-      f'workdir {folder}: begun with other values of {", ".join(differ)}; '
-      'take another workdir, or go on with the new ones by --changed'
+      f'workdir {folder}: begun {" and ".join(reasons)}; take another workdir, '
+      'or go on with the new ones by --changed'
     )
   return True
 

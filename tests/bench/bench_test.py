@@ -83,6 +83,7 @@ def test_end_to_end(capsys):
   assert wide.rows[1].audit.findings == () and wide.rows[1].audit.requests == 2
   assert 'Checked 8 texts' in printed  # 2 prompts, alone and together
   assert set(wide.best_gamma) == {'lm', 'lookup'}
+  assert doc.setting.judged_prompts == 2
   ceiling = doc.ceiling.gb_s['float32']
   assert ceiling['best'] >= ceiling['sustained'] > 0
   assert f'{doc.ceiling.between:.1f} GB/s)' in printed

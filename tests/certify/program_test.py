@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from specdec_jax.certify import load, program
+from specdec_jax.certify import base, load, program
+from specdec_jax.verify import reject
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -76,6 +77,16 @@ def test_promises_about_what_was_brought():
     'kernel-identity',
     'accounting',
   }
+
+
+def test_encoders_are_not_promised_for_what_has_none():
+  subject = base.Subject([reject.RULE], {'eagle': None})
+  for other, why in (
+    (subject, 'eagle drafts for decoders alone'),
+    (subject._replace(model=lambda V, dtype: None), 'certified without sourc'),
+  ):
+    with pytest.raises(base.NotChecked, match=why):
+      program.encoder_decoder(other, 1)
 
 
 def run(*arguments):

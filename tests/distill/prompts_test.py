@@ -13,6 +13,7 @@ from specdec_jax import build, requests
 from specdec_jax.bench import prompts as bench_prompts
 from specdec_jax.distill import prompts as prompts_lib
 from specdec_jax.distill import settings, teacher
+from specdec_jax.io import tokenizer as tokenizer_lib
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
@@ -70,10 +71,27 @@ def test_questions_of_a_user_go_through_the_chat_template(tmp_path, caplog):
   assert sorted(prompts) == sorted(map(encode, asked[:12]))
   with caplog.at_level(logging.WARNING):
     assert made(s, target) == prompts
-  left_out = '1 questions are left out: longer than data.length=64'
+  left_out = '1 questions are left out: longer than data.length=64, or empty'
   assert any(left_out in x.message for x in caplog.records)
   with pytest.raises(ValueError, match='has 12 questions shorter .* of 13'):
     prompts_lib.make(dataclasses.replace(s, prompts=11), target)
+
+
+def test_a_paragraph_without_a_token_is_left_out(tmp_path, monkeypatch):
+  path = tmp_path / 'mine.txt'
+  path.write_text('one two\n\n...\n\nthree four\n\nfive six')
+  target = build.load('random:t5_tiny')
+  encode = tokenizer_lib.Tokenizer.encode
+  monkeypatch.setattr(
+    tokenizer_lib.Tokenizer,
+    'encode',
+    lambda self, text: [] if text == '...' else encode(self, text),
+  )
+  s = data(source=str(path), chat=False, prompts=2, held_out=1)
+  found = prompts_lib.make(s, target)
+  assert len({tuple(x.source) for x in found.kept + found.held_out}) == 3
+  with pytest.raises(ValueError, match='has 3 questions .* of 4'):
+    prompts_lib.make(dataclasses.replace(s, prompts=3), target)
 
 
 @pytest.mark.more

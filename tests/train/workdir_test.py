@@ -57,6 +57,16 @@ def test_other_settings_are_refused_by_their_keys(tmp_path, changes, message):
     workdir.open_run(tmp_path, other, changed=True, fixed=FIXED)
 
 
+def test_a_run_of_a_version_without_a_key_says_so_and_goes_on(tmp_path):
+  workdir.write_config(tmp_path, CONFIG)
+  newer = {**CONFIG, 'model': {**CONFIG['model'], 'dropout': 0.1}}
+  message = 'begun by a version without model.dropout; .* by --changed'
+  with pytest.raises(ValueError, match=message):
+    workdir.open_run(tmp_path, newer, fixed=(*FIXED, 'model'))
+  fixed = (*FIXED, 'model')
+  assert workdir.open_run(tmp_path, newer, changed=True, fixed=fixed)
+
+
 def test_how_much_is_kept_and_logged_may_change(tmp_path):
   workdir.write_config(tmp_path, CONFIG)
   assert workdir.open_run(tmp_path, config(run__keep=2, run__log_every=3))
