@@ -1,8 +1,7 @@
 """The benchmark: every method against plain decoding, in one process.
 
 The steps, in an order that keeps the prediction honest: memory bandwidth,
-calibration of the parts of a window, a prediction from other prompts, then the
-judged prompts. metrics, cost, predict and audit define the numbers.
+calibration of the parts, a prediction from other prompts, the judged prompts.
 """
 
 import pathlib
@@ -245,9 +244,7 @@ def _calibrate(arms, plan: plan_lib.Plan, speed, clock, track):
   return arms, parts, next((x.costs for x in engines if x.costs), costs)
 
 
-def finish(
-  doc: Document, config: Any, folder: pathlib.Path | None, console
-) -> bool:
+def finish(doc: Document, config, folder: pathlib.Path | None, console) -> bool:
   """Prints the verdict and the document; true if sound.
 
   config: a ConfigDict, part of the document.
