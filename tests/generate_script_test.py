@@ -65,11 +65,15 @@ def test_lines_and_another_seed(folder):
 
 
 @pytest.mark.more
-def test_another_gamma_is_refused_before_recorded_costs_are_used(tmp_path):
+def test_another_gamma_is_refused_before_recorded_costs_are_used(
+  tmp_path, monkeypatch
+):
   write(tmp_path, ROWS[:1])
   adaptive = "--config.decode.methods=('adaptive',)"
   generate(tmp_path, adaptive).check()
-  done = generate(tmp_path, adaptive, '--config.decode.gammas=(4,)').check(2)
+  other = [x.replace('(2,)', '(4,)') for x in SETTINGS]
+  monkeypatch.setitem(globals(), 'SETTINGS', other)
+  done = generate(tmp_path, adaptive).check(2)
   assert 'out.jsonl:1: was answered with another' in done.err
 
 

@@ -298,9 +298,10 @@ def _inner(t: tokenizer_lib.Tokenizer, config) -> tokenizers.Tokenizer:
   For an encoder with eos behind every text: ours adds it to sources itself.
   """
   inner, bos_id = t.inner, t.bos_id
-  if config.encoder and inner.encode('a').ids[-1:] != list(t.eos_ids[:1]):
-    eos = str(inner.id_to_token(t.eos_ids[0]))
-    return _surrounded(inner, '', f' {eos}', (eos, t.eos_ids[0]))
+  for i in t.eos_ids[:1] if config.encoder else ():
+    if inner.encode('a').ids[-1:] != [i]:
+      eos = str(inner.id_to_token(i))
+      return _surrounded(inner, '', f' {eos}', (eos, i))
   adds = bos_id is not None and inner.encode('a').ids[:1] == [bos_id]
   if adds == t.add_bos or bos_id is None:
     return inner

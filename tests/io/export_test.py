@@ -181,19 +181,19 @@ def test_the_tokenizer_comes_back(tmp_path, add_bos):
 
 def test_sources_end_with_eos_for_those_who_read_tokenizer_json(tmp_path):
   """As spiece.model gives it, a T5's tokenizer adds none by itself."""
-  c, was = tiny.config('t5', **CASES['t5 1.1'][1]), tokenizer(add_bos=False)
-  assert was.inner.encode(TEXT).ids[-1] != 259
+  c, was = tiny.config(**CASES['t5 1.1'][1]), tokenizer(add_bos=False)
+  assert was.inner.encode('one two').ids[-1] != 259
   export.save(tmp_path / 'x', c, random_params(c), was)
   alone = tokenizers.Tokenizer.from_file(str(tmp_path / 'x/tokenizer.json'))
-  assert alone.encode(TEXT).ids == [*was.encode(TEXT), 259]
+  assert alone.encode('one two').ids == [*was.encode('one two'), 259]
   now = load.open_source(str(tmp_path / 'x'))
-  read = requests.item(now, TEXT, 0, chat=False).source
-  assert list(read) == [*was.encode(TEXT), 259]
+  read = requests.item(now, 'one two', 0, chat=False).source
+  assert list(read) == [*was.encode('one two'), 259]
 
 
 def test_an_untied_head_that_is_scaled_stays_so(tmp_path):
   changes = dict(head_scale=32**-0.5) | encoder_decoder(act='gelu_tanh')
-  c = tiny.config('t5', **changes)
+  c = tiny.config(**changes)
   raw = export.settings(c)
   assert (raw['tie_word_embeddings'], raw['scale_decoder_outputs']) == (0, 1)
   assert saved(tmp_path / 'x', c).config.head_scale == c.head_scale

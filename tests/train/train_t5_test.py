@@ -162,7 +162,7 @@ def test_a_model_goes_on_with_its_tokenizer(kind, alone, tmp_path):
       "text.tokenizer='x': model.source has its own",
     ),
     (dict(text=dict(field='word')), "numbers:0: no text in field 'word'; the"),
-    (dict(text=dict(source_length=600)), 'text.length=24, .*=600: .* 512 tok'),
+    (dict(text=dict(source_length=600)), 'text.length=10, .*=600: .* 512 tok'),
     (dict(text=dict(source='stdlib')), "source_field='digits' is of rows; giv"),
   ],
 )
