@@ -30,11 +30,17 @@ def record() -> None:
   e = settings.load(settings.settings(_CONFIG.value))
   given = _PROMPTS.value
   chosen = prompts.read(given) if given else prompts.builtin()
-  found = trace.record(
-    settings.engine(e, 'lm', 0),
-    settings.engine(e, 'lm', 1),
-    plan.make(e, chosen),
-    samples=_SAMPLES.value,
+  method = (*e.settings.decode.methods, 'lm')[0]
+  engine = settings.engine(e, method, 1)
+  if engine.drafter.taps:
+    raise ValueError(
+      f"decode.methods={method!r}: after a window's first draft its q depends "
+      'on its own drafts, so other gammas cannot be computed; take lm, ngram '
+      'or early_exit'
+    )
+  plain = settings.engine(e, method, 0)
+  (found,) = trace.record(
+    plain, [engine], plan.make(e, chosen), samples=_SAMPLES.value
   )
   trace.write(output, found)
   print(f'{output}: {len(found.texts)} texts')

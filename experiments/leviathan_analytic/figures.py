@@ -1,6 +1,6 @@
 """The six comparisons as figures: printed values beside computed ones."""
 
-from experiments import plots
+from experiments import papers, plots
 from experiments.leviathan_analytic import table
 from specdec_jax.costs import cost
 
@@ -8,12 +8,14 @@ ALPHAS = [i / 1000 for i in range(500, 900)]
 
 
 def table1(axes: plots.Axes) -> None:
-  names = [f'alpha {alpha}, gamma {gamma}' for alpha, gamma, *_ in table.TABLE1]
+  names = [
+    f'alpha {alpha}, gamma {gamma}' for alpha, gamma, *_ in papers.TABLE1
+  ]
   plots.rows(axes, names)
   ys, drawn = range(len(names)), []
   for i, (mark, name) in enumerate((('s', 'operations'), ('o', 'speed'))):
-    theirs = [row[2 + i] for row in table.TABLE1]
-    ours = [table.free(*row[:2])[i] for row in table.TABLE1]
+    theirs = [row[2 + i] for row in papers.TABLE1]
+    ours = [table.free(*row[:2])[i] for row in papers.TABLE1]
     for xs, whose in ((theirs, 'theirs'), (ours, 'ours')):
       dot = plots.points(axes, xs, ys, theirs=whose == 'theirs', mark=mark)
       dot.set_label(f'{name}, {whose}')
@@ -25,7 +27,7 @@ def table1(axes: plots.Axes) -> None:
 
 def fig2(axes: plots.Axes) -> None:
   plots.level(axes, 1)
-  for i, gamma in enumerate(table.FIG2):
+  for i, gamma in enumerate(papers.FIG2):
     ys = [table.tokens(alpha, gamma) for alpha in ALPHAS]
     plots.curve(axes, ALPHAS, ys, f'gamma {table.name(gamma)}', i)
   axes.text(0.505, 0.9, 'plain decoding', va='top', color='0.4')
@@ -34,9 +36,9 @@ def fig2(axes: plots.Axes) -> None:
 
 
 def fig3(axes: plots.Axes) -> None:
-  for i, c in enumerate(table.FIG3):
-    first = cost.optimal_gamma(table.FIRST, c)
-    xs = [table.FIRST, *table.steps(c), table.LAST]
+  for i, c in enumerate(papers.FIG3):
+    first = cost.optimal_gamma(papers.FIRST, c)
+    xs = [papers.FIRST, *table.steps(c), papers.LAST]
     ys = [*range(first, first + len(xs) - 1)]
     look = dict(drawstyle='steps-post', marker='')
     plots.curve(axes, xs, [*ys, ys[-1]], f'c = {c}', i, **look)
@@ -46,7 +48,7 @@ def fig3(axes: plots.Axes) -> None:
 
 def fig4(axes: plots.Axes) -> None:
   plots.level(axes, 1)
-  for i, gamma in enumerate(table.FIG4):
+  for i, gamma in enumerate(papers.FIG4):
     operations, speed = zip(
       *(table.free(a, gamma) for a in ALPHAS), strict=True
     )
@@ -61,7 +63,7 @@ def fig4(axes: plots.Axes) -> None:
 
 
 def table4_exp(axes: plots.Axes) -> None:
-  rows, ys = table.TABLE4, range(len(table.TABLE4))
+  rows, ys = papers.TABLE4, range(len(papers.TABLE4))
   plots.rows(axes, [f'{r.task}, {r.draft}, T={r.temperature}' for r in rows])
   low, high = zip(*map(table.interval, rows), strict=True)
   bar = axes.hlines(ys, low, high, color=plots.PALE, linewidth=7, zorder=1)
@@ -82,22 +84,22 @@ def table4_exp(axes: plots.Axes) -> None:
 def lenience_speed(axes: plots.Axes) -> None:
   lossy = lambda x: f'{x} LOSSY' if x < 1 else f'{x}'
   names = [
-    f'T={t}, lenience {lossy(x)}' for t in (0, 1) for x in table.LENIENCE
+    f'T={t}, lenience {lossy(x)}' for t in (0, 1) for x in papers.LENIENCE
   ]
   plots.rows(axes, names)
-  ys, warm = range(len(names)), [alpha for alpha, _ in table.A5[1]]
-  ours = [cost.improvement(a, table.GAMMA, table.C) for a, _ in table.A5[0]]
+  ys, warm = range(len(names)), [alpha for alpha, _ in papers.A5[1]]
+  ours = [cost.improvement(a, table.GAMMA, table.C) for a, _ in papers.A5[0]]
   ours += [table.best(alpha)[1] for alpha in warm]
   low = [table.best(a - table.HALF, table.C + table.HALF_C)[1] for a in warm]
   bar = axes.hlines(
-    ys[len(table.LENIENCE) :],
+    ys[len(papers.LENIENCE) :],
     low,
     list(map(table.most, warm)),
     color=plots.PALE,
     linewidth=7,
     zorder=1,
   )
-  theirs = [speed for t in (0, 1) for _, speed in table.A5[t]]
+  theirs = [speed for t in (0, 1) for _, speed in papers.A5[t]]
   box = plots.cells(axes, [table.cell(x, 1) for x in theirs], ys)
   dot = plots.points(axes, ours, ys, theirs=False, mark='o')
   axes.legend(

@@ -22,7 +22,7 @@ from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 from specdec_jax.verify import chain
 
-FORMAT = 'specdec_jax trace 4'
+FORMAT = 'specdec_jax trace 5'
 
 
 class Text(NamedTuple):
@@ -33,6 +33,8 @@ class Text(NamedTuple):
   tokens: without the prompt.
   p, q: of each token under target and draft, with the sampling settings.
   overlap: at each token, sum_x min(p(x), q(x)).
+  rules: for each rule of the header, means over the tokens of its acceptance
+    alpha and of the total variation between p and what it emits.
   """
 
   id: str
@@ -41,12 +43,13 @@ class Text(NamedTuple):
   p: Sequence[float]
   q: Sequence[float]
   overlap: Sequence[float]
+  rules: Sequence[Sequence[float]] = ()
 
 
 class Trace(NamedTuple):
   """The contents of a trace file.
 
-  header: format, models, sampling settings and machine.
+  header: format, models, sampling settings, lossy rules and machine.
   texts: in the order of the file.
   """
 
@@ -56,89 +59,135 @@ class Trace(NamedTuple):
 
 def record(
   plain: Any,
-  lm: Any,
+  engines: Sequence[Any],
   plan: plan_lib.Plan,
   *,
   samples: int,
-) -> Trace:
+  rules: Sequence[types.Rule] = (),
+) -> list[Trace]:
   """Decodes every prompt plainly, `samples` times, and scores the texts.
 
   Args:
     plain: a build.Engine that decodes at gamma 0.
-    lm: a build.Engine of the same target with a draft model.
+    engines: of the same target, whose drafters have a distribution q. That of
+      an eagle is of a window's first draft only.
     plan: prompts, sampling settings and sizes; the first sample has the seed
       of its settings, the others those after it.
     samples: texts of each prompt.
+    rules: lossy ones, for Text.rules.
+
+  Returns:
+    A trace of the same texts for each engine.
 
   Raises:
-    ValueError: samples < 1, a draft that stops early, or logits that are not
-      finite.
+    ValueError: samples < 1, a drafter without q or one that stops early, or
+      logits that are not finite.
   """
   first = plan.sampling.seed
   if samples < 1 or first + samples > 2**32:
     raise ValueError(f'samples={samples}: want 1 or more, seeds below 2**32')
-  if lm.drafter.stops:
-    raise ValueError(
-      'draft.min_confidence: a trace is of windows that propose all of gamma; '
-      'set it to 0'
-    )
-  texts = []
+  for engine in engines:
+    if engine.q is None:
+      raise ValueError(
+        f'{engine.drafter.name}: proposes without a distribution of its own; '
+        'a trace needs lm, ngram, early_exit or eagle'
+      )
+    if engine.drafter.stops:
+      raise ValueError(
+        f'{engine.drafter.name}.min_confidence: a trace is of windows that '
+        'propose all of gamma; set it to 0'
+      )
+  found: list[list[Text]] = [[] for _ in engines]
   for seed in range(first, first + samples):
     sampling = dataclasses.replace(plan.sampling, seed=seed)
-    texts += _texts(plain, lm, plan._replace(sampling=sampling))
+    each = _texts(plain, engines, plan._replace(sampling=sampling), rules)
+    for texts, more in zip(found, each, strict=True):
+      texts += more
   sizes = {'max_new_tokens': plan.max_new_tokens, 'samples': samples}
   header = {
     'format': FORMAT,
-    'models': [[x.label, x.digest] for x in (lm.target, lm.draft)],
     'sampling': dataclasses.asdict(plan.sampling) | sizes,
+    'rules': [rule.name for rule in rules],
     'machine': machine.describe(),
   }
-  return Trace(header, texts)
+  return [
+    Trace(header | {'models': _models(engine)}, texts)
+    for engine, texts in zip(engines, found, strict=True)
+  ]
 
 
-def _texts(plain, lm, plan: plan_lib.Plan) -> list[Text]:
-  """A text of every prompt."""
+def _models(engine) -> list[list[str]]:
+  """[label, digest] of target and draft; a drafter's name without a model."""
+  named = [[x.label, x.digest] for x in (engine.target, engine.draft) if x]
+  return named if engine.draft else [*named, [engine.drafter.name, '']]
+
+
+def _texts(
+  plain, engines, plan: plan_lib.Plan, rules: Sequence[types.Rule]
+) -> list[list[Text]]:
+  """A text of every prompt, scored with each engine."""
   items = plan.judged + plan.others
   arm = plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)
-  texts = []
+  found: list[list[Text]] = [[] for _ in engines]
   groups = plan_lib.groups([arm], plan, items)
   for group in runtime.track(groups, f'texts of seed {plan.sampling.seed}'):
     out = jax.device_get(plain.programs.generate(plain.weights, group.full))
     request = group.full._replace(
       tokens_BL=out.tokens_BL, limit_B=out.lengths_B
     )
-    found = scores(
-      lm.weights,
-      request,
-      target=lm.target.model,
-      draft=lm.q,
-      chunk=lm.options.chunk,
-    )
-    columns = np.stack(found, -1)
-    for row, answer in enumerate(plan_lib.answers([group], [out])):
-      start = group.host.lengths_B[row]
-      scored = columns[row, start : start + len(answer.tokens)]
-      if answer.broken or not np.isfinite(scored).all():
-        raise ValueError(
-          f'prompt {answer.item.id!r}: the logits of {lm.target.label} or of '
-          f'{lm.draft.label} are not finite: try another dtype, or leave the '
-          'prompt out'
-        )
-      # Nine digits hold a float32.
-      each = ([float(f'{x:.9g}') for x in column] for column in scored.T)
-      texts.append(
-        Text(answer.item.id, plan.sampling.seed, answer.tokens, *each)
+    answers = plan_lib.answers([group], [out])
+    for texts, engine in zip(found, engines, strict=True):
+      columns = scores(
+        engine.weights,
+        request,
+        target=engine.target.model,
+        draft=engine.q,
+        rules=tuple(rules),
+        chunk=engine.options.chunk,
       )
-  return texts[: len(items)]  # the last batch is filled with copies
+      texts += _scored(engine, group, answers, np.stack(columns, -1), plan)
+  # The last batch is filled with copies.
+  return [texts[: len(items)] for texts in found]
 
 
-@functools.partial(jax.jit, static_argnames=('target', 'draft', 'chunk'))
+def _scored(engine, group, answers, columns_BLX, plan) -> list[Text]:
+  """The texts of a group, from the columns of `scores`."""
+  texts = []
+  for row, answer in enumerate(answers):
+    start = group.host.lengths_B[row]
+    scored = columns_BLX[row, start : start + len(answer.tokens)]
+    if answer.broken or not np.isfinite(scored).all():
+      draft = engine.draft.label if engine.draft else engine.drafter.name
+      raise ValueError(
+        f'prompt {answer.item.id!r}: the logits of {engine.target.label} or of '
+        f'{draft} are not finite: try another dtype, or leave the prompt out'
+      )
+    # Nine digits hold a float32.
+    short = lambda values: [float(f'{x:.9g}') for x in values]
+    p_q_overlap = map(short, scored[:, :3].T)
+    pairs = scored[:, 3:].mean(0, dtype=np.float64).reshape(-1, 2)
+    texts.append(
+      Text(
+        answer.item.id,
+        plan.sampling.seed,
+        answer.tokens,
+        *p_q_overlap,
+        rules=[*map(short, pairs)],
+      )
+    )
+  return texts
+
+
+@functools.partial(
+  jax.jit, static_argnames=('target', 'draft', 'rules', 'chunk')
+)
 def scores(
   weights: types.Weights,
   request: decode.Request,
   *,
   target: types.Model,
   draft: types.Model,
+  rules: tuple[types.Rule, ...] = (),
   chunk: int,
 ) -> list[jax.Array]:
   """Scores texts with both models, teacher-forced.
@@ -147,11 +196,12 @@ def scores(
     weights: of both models.
     request: the texts, prompts included; they end at limit_B.
     target, draft: the models.
+    rules: lossy ones.
     chunk: tokens that a model reads at a time.
 
   Returns:
-    p, q and overlap as in Text, [B, L] each. p or q is NaN where the model's
-    logits are not finite.
+    p, q and overlap as in Text, then of each rule alpha and total variation,
+    [B, L] each. p or q is NaN where the model's logits are not finite.
   """
 
   def columns(index_T, *logits):
@@ -162,7 +212,14 @@ def scores(
       jnp.where(jnp.isfinite(jnp.max(x, -1)), chain.pick(y, tokens_BT), jnp.nan)
       for x, y in zip(logits, both, strict=True)
     ]
-    return [*p_and_q, jnp.sum(jnp.minimum(*both), -1)]
+    out = [*p_and_q, jnp.sum(jnp.minimum(*both), -1)]
+    given = types.Scores(logits[0], request.sampling)
+    for rule in rules:
+      assert rule.kept is not None and rule.emitted is not None, rule.name
+      off_BTV = jnp.abs(rule.emitted(*both, given) - both[0])
+      out.append(jnp.sum(rule.kept(*both, given), -1))
+      out.append(jnp.sum(off_BTV, -1) / 2)
+    return out
 
   return forward.score(
     [(target, weights.target), (draft, weights.draft)],

@@ -246,8 +246,11 @@ _ROWS: dict[str, tuple] = {
 
 # depth, width, heads, mlp of T5 1.1, whose halves have equal sizes; Flan-T5 is
 # trained from it. The context is that of its training; it has no other limit.
+# w128 and w256 are drafts for the small one.
 _T5 = {
   'tiny': (2, 64, 4, 128),
+  'w128': (1, 128, 2, 512),
+  'w256': (4, 256, 4, 1024),
   'small': (8, 512, 6, 1024),
   'base': (12, 768, 12, 2048),
   'large': (24, 1024, 16, 2816),

@@ -11,7 +11,9 @@ import pytest
 from specdec_jax import build, requests, runtime, settings, types
 from specdec_jax.analysis import counterfactual, trace
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
+from specdec_jax.drafters import draft_file, ngram
 from specdec_jax.io import tokenizer
 from tests import programs
 
@@ -52,7 +54,8 @@ def recorded(temperature=0.8, samples=1, draft=DRAFT):
     ITEMS[::2], ITEMS[1::2], NEW, 64, sampled(temperature), BENCH
   )
   lm = engine(1, draft=draft)
-  return trace.record(engine(0), lm, plan, samples=samples)
+  (found,) = trace.record(engine(0), [lm], plan, samples=samples)
+  return found
 
 
 def analysed(found, limit=GAMMA):
@@ -181,7 +184,7 @@ def test_damaged_files_are_refused(tmp_path):
     ([], 'not a trace'),
     (rest, 'not a trace'),
     ([head], 'not a trace with texts'),
-    ([head.replace('trace 4', 'trace 3'), *rest], 'another version'),
+    ([head.replace('trace 5', 'trace 4'), *rest], 'another version'),
     ([head, rest[0], rest[1][:40]], 't.jsonl:3: not JSON'),
   ):
     path.write_text('\n'.join(lines))
@@ -194,7 +197,49 @@ def test_a_draft_that_stops_early_cannot_be_traced():
   stops = dataclasses.replace(lm, drafter=lm.drafter._replace(stops=True))
   plan = plan_lib.Plan(ITEMS, (), NEW, 64, sampled(), BENCH)
   with pytest.raises(ValueError, match='min_confidence: .* set it to 0'):
-    trace.record(engine(0), stops, plan, samples=1)
+    trace.record(engine(0), [stops], plan, samples=1)
+
+
+def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
+  """Of an encoder-decoder on the same texts, under a lossy rule too."""
+  target = build.load('random:t5_tiny')
+  counts = ngram.count([range(50)], order=2, vocab=target.tokenizer.size)
+  about = {'order': 2, 'tokenizer': target.tokenizer.fingerprint()}
+  draft_file.write(ngram.FILE, tmp_path / 'n', counts._asdict(), about)
+  made = functools.partial(build.engine, target, rule='lenient:0.5', gamma=1)
+  engines = {
+    'lm': made(build.load('random:t5_tiny:1')),
+    'ngram': made('ngram', path=str(tmp_path / 'n')),
+    'early_exit': made('early_exit', exit=1),
+  }
+  plain = build.engine(target, gamma=0)
+  items = [
+    requests.item(target, range(3, 6 + i), i, chat=False)._replace(id=f'{i}')
+    for i in range(4)
+  ]
+  bench = types_lib.SimpleNamespace(batch_size=4)
+  plan = plan_lib.Plan(tuple(items), (), 6, 16, sampled(1.0), bench, (), 9)
+  rules = [engines['lm'].rule]
+  traces = trace.record(
+    plain, [*engines.values()], plan, samples=1, rules=rules
+  )
+  arms = [plan_lib.Arm('plain', 'plain', 0, plain)]
+  arms += [plan_lib.Arm(n, n, 1, e) for n, e in engines.items()]
+  groups = plan_lib.groups(arms, plan, plan.judged)
+  out = jax.device_get(plain.programs.generate(plain.weights, groups[0].full))
+  alphas = predict.alphas(arms, groups, {'plain': [out]}, runtime.track)
+  assert len({found.alpha for found in alphas.values()}) == 3
+  for name, found in zip(engines, traces, strict=True):
+    values = np.concatenate([x.overlap for x in found.texts])
+    assert values.mean() == pytest.approx(alphas[name].alpha, rel=1e-5)
+    assert len(values) == alphas[name].positions
+    sizes = [len(x.tokens) for x in found.texts]
+    _, away = np.average([x.rules[0] for x in found.texts], 0, sizes)
+    assert away == pytest.approx(alphas[name].total_variation, rel=1e-5)
+  assert traces[1].header['models'][1] == ['ngram', '']
+  lookup = made('lookup')
+  with pytest.raises(ValueError, match='lookup: proposes without a distr'):
+    trace.record(plain, [lookup], plan, samples=1)
 
 
 @pytest.mark.more

@@ -5,7 +5,7 @@ import pathlib
 import matplotlib.image
 import pytest
 
-from experiments import page
+from experiments import page, papers
 from experiments.leviathan_analytic import figures, run, table
 from specdec_jax.costs import cost
 
@@ -26,24 +26,24 @@ def speed(alpha, gamma, c):
 
 
 def test_table_1_and_ends_of_figures_2_and_4():
-  for alpha, gamma, *printed in table.TABLE1:
+  for alpha, gamma, *printed in papers.TABLE1:
     by_hand = (gamma + 1) / tokens(alpha, gamma), speed(alpha, gamma, 0)
     for found in (by_hand, table.free(alpha, gamma)):
       assert [round(x, 2) for x in found] == printed
-  for gamma, (first, last) in table.FIG2.items():
+  for gamma, (first, last) in papers.FIG2.items():
     of = lambda a, g=gamma: tokens(a, min(g, 10_000))
     assert (round(of(0.5), 3), round(of(0.899), 2)) == (first, last)
     assert table.tokens(0.7, gamma) == pytest.approx(of(0.7))
-  for gamma, ends in table.FIG4.items():
+  for gamma, ends in papers.FIG4.items():
     found = [(gamma + 1) / tokens(a, gamma) for a in (0.5, 0.899)]
     assert tuple(round(x, 3) for x in found) == ends
 
 
-@pytest.mark.parametrize('c', table.FIG3)
+@pytest.mark.parametrize('c', papers.FIG3)
 def test_figure_3(c):
-  (first, last, steps), found = table.FIG3[c], table.steps(c)
+  (first, last, steps), found = papers.FIG3[c], table.steps(c)
   best = lambda a: max(range(1, 40), key=lambda g: speed(a, g, c))
-  assert (best(table.FIRST), best(table.LAST)) == (first, last)
+  assert (best(papers.FIRST), best(papers.LAST)) == (first, last)
   assert len(found) == len(steps) == last - first
   assert found == pytest.approx(steps, abs=6e-4)
   for i, alpha in enumerate(found):
@@ -54,20 +54,20 @@ def test_figure_3(c):
 def test_table_4_is_equal_in_9_rows_and_in_reach_in_12():
   name = lambda row: (row.task, row.draft, row.temperature)
   off = lambda row: round(speed(row.alpha, row.gamma, row.c), 1) != row.exp
-  unequal = [name(row) for row in table.TABLE4 if off(row)]
+  unequal = [name(row) for row in papers.TABLE4 if off(row)]
   wanted = [('EnDe', 'T5-base'), ('EnDe', 'T5-large'), ('CNNDM', 'T5-large')]
   assert unequal == [(*x, 1) for x in wanted]
-  assert unequal == [name(x) for x in table.TABLE4 if not table.equal(x)]
-  assert len(table.TABLE4) == 12 and all(map(table.inside, table.TABLE4))
+  assert unequal == [name(x) for x in papers.TABLE4 if not table.equal(x)]
+  assert len(papers.TABLE4) == 12 and all(map(table.inside, papers.TABLE4))
   # Far enough off, a row is neither.
-  wrong = table.TABLE4[0]._replace(exp=3.4)
+  wrong = papers.TABLE4[0]._replace(exp=3.4)
   assert not table.equal(wrong) and not table.inside(wrong)
 
 
 def test_lenience_is_equal_at_0_and_out_of_reach_at_1():
-  for alpha, faster in table.A5[0]:
+  for alpha, faster in papers.A5[0]:
     assert round(speed(alpha, 8, 0.015), 1) == faster
-  for alpha, faster in table.A5[1]:
+  for alpha, faster in papers.A5[1]:
     reach = max(speed(alpha + 0.005, g, 0.0145) for g in range(1, 64))
     assert reach == pytest.approx(table.most(alpha))
     assert reach < faster - 0.05
@@ -110,9 +110,9 @@ def _has_ink(path, size):
 def test_a_number_that_is_not_the_prints_is_a_gap(monkeypatch):
   assert table.compared(1.53, 1.5306, 2) == ['1.53', '1.531', '0']
   assert table.compared(2.4, 2.347, 1) == ['2.4', '2.347', '-0.1']
-  rows = list(table.TABLE1)
+  rows = list(papers.TABLE1)
   rows[2] = (0.8, 2, 1.23, 2.45)
-  monkeypatch.setattr(table, 'TABLE1', rows)
+  monkeypatch.setattr(papers, 'TABLE1', rows)
   found = table.table1()
   assert not found.good and '5 of 6 rows' in found.lines[-1]
   assert '| 2.45 | 2.440 | -0.01 |' in found.lines[4]
