@@ -1,0 +1,220 @@
+"""What the empirical tables share: flags, stored results, and their page.
+
+A row's results are a file of their own, results/ROW.json, with the commit that
+measured it. A run goes on with the rows that are not stored; a table renders
+from what is stored alone, and only if all of it is from one commit.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from experiments import page
+from experiments import rows as rows_lib
+from specdec_jax import runtime
+from specdec_jax.bench import machine, metrics
+from specdec_jax.io import files
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Files that a run writes are not counted as changes of the code.
+WRITTEN = (':!experiments/*/results/*', ':!experiments/*/README.md')
+GAMMAS = (1, 2, 3, 4, 6, 8)
+
+_NAMES = flags.DEFINE_list('rows', [], 'rows to measure; all, if empty')
+_MODELS = flags.DEFINE_string(
+  'models', str(ROOT / 'results/rows'), 'folder of experiments/train_rows.sh'
+)
+_TARGET = flags.DEFINE_string('target', '', 'of a row `pair` of your own')
+_DRAFT = flags.DEFINE_string('draft', '', 'of the same row')
+_PROMPTS = flags.DEFINE_string('prompts', '', 'of the same row, a JSONL file')
+_TOKENS = flags.DEFINE_integer('tokens', 10_000, 'of each target, for alpha')
+_SEED = flags.DEFINE_integer('seed', 0, 'of the texts')
+_QUICK = flags.DEFINE_bool('quick', False, 'tiny random models, few tokens')
+_RENDER = flags.DEFINE_bool(
+  'render', False, 'only the page, from what is stored'
+)
+_RESULTS = flags.DEFINE_string('results', '', 'folder of the results')
+
+
+class Asked(NamedTuple):
+  """tokens: for alpha. prompts: that table 2 times; repeats: of each."""
+
+  tokens: int
+  seed: int
+  prompts: int
+  repeats: int
+  gammas: tuple[int, ...]
+
+
+class Table(NamedTuple):
+  """An experiment.
+
+  home: its folder.
+  measure: (Loaded, Asked) -> the cells of a row, plain JSON.
+  markdown: (cells by row, rows, caption) -> the page. A row that is not in
+    the first was not run.
+  """
+
+  home: pathlib.Path
+  measure: Callable[[rows_lib.Loaded, Asked], list[dict[str, Any]]]
+  markdown: Callable[[Mapping[str, Any], Mapping[str, rows_lib.Row], str], str]
+
+
+def run(table: Table) -> bool:
+  """Measures the rows that are not stored, and renders the page.
+
+  Raises:
+    ValueError: an unknown row, a model that is not there, or results of
+      another commit; before anything is measured.
+  """
+  every, asked = _rows(), _asked()
+  folder = pathlib.Path(_RESULTS.value or table.home / 'results')
+  if _QUICK.value and not _RESULTS.value:
+    folder = ROOT / 'results/quick' / table.home.name
+  runtime.open_workdir(str(folder))
+  if not _RENDER.value:
+    _measure(table, folder, every, asked)
+  text = rendered(table, folder, every)
+  page_path = folder / f'{table.home.name}.md'
+  files.write(page_path, text)
+  if folder.resolve() == table.home.resolve() / 'results':
+    page.fill(table.home, text)
+  print(text)
+  return True
+
+
+def rendered(
+  table: Table, folder: pathlib.Path, every: Mapping[str, rows_lib.Row]
+) -> str:
+  """The page from stored results alone.
+
+  Raises:
+    ValueError: nothing stored, or results of several commits.
+  """
+  found = stored(folder, every)
+  if not found:
+    raise ValueError(f'{folder}: no results; run without --render first')
+  commits = {name: x['machine']['commit'] for name, x in found.items()}
+  if len(set(commits.values())) > 1:
+    told = ', '.join(f'{n}.json of {c[:12]}' for n, c in commits.items())
+    raise ValueError(
+      f'{folder}: results of several commits, {told}: remove the older ones, '
+      'and run again to measure them'
+    )
+  one = next(iter(found.values()))
+  caption = page.made_on(one['machine'])
+  if any(x['quick'] for x in found.values()):
+    caption = f'QUICK: tiny random models, which say nothing. {caption}'
+  cells = {name: x['cells'] for name, x in found.items()}
+  return table.markdown(cells, every, caption)
+
+
+def stored(folder: pathlib.Path, names) -> dict[str, Any]:
+  """The stored rows, in the order of the names."""
+  paths = {name: folder / f'{name}.json' for name in names}
+  return {n: files.read_json(x) for n, x in paths.items() if x.exists()}
+
+
+def _measure(table: Table, folder: pathlib.Path, every, asked: Asked) -> None:
+  chosen = _NAMES.value or [n for n, x in every.items() if not x.missing()]
+  for name in chosen:
+    if name not in every:
+      allowed = ', '.join(every)
+      raise ValueError(f'--rows={name}: no such row; allowed are {allowed}')
+    if lost := every[name].missing():
+      raise ValueError(
+        f'--models={_MODELS.value}: row {name} needs {lost[0]}, which is not '
+        f'there; {every[name].command}'
+      )
+  head, dirty = machine.commit(*WRITTEN)
+  setting = {'asked': json.loads(runtime.compact(asked)), 'quick': _QUICK.value}
+  for name, x in stored(folder, every).items():
+    same = x['machine']['commit'] == head
+    if not same and name not in chosen:
+      raise ValueError(
+        f'{folder}/{name}.json: measured by commit '
+        f'{x["machine"]["commit"][:12]}, and this is {head[:12]}; name it in '
+        '--rows, or remove it'
+      )
+  for name in chosen:
+    before = stored(folder, [name]).get(name)
+    if before and not dirty and not before['machine']['dirty']:
+      known = {k: before[k] for k in setting}
+      if known == setting and before['machine']['commit'] == head:
+        continue
+    loaded = rows_lib.load(every[name], asked.gammas, _most(asked))
+    about = machine.describe() | {'commit': head, 'dirty': dirty}
+    doc = setting | {'machine': about, 'cells': table.measure(loaded, asked)}
+    files.write(folder / f'{name}.json', runtime.compact(doc))
+
+
+def _rows() -> dict[str, rows_lib.Row]:
+  every = rows_lib.all_rows(pathlib.Path(_MODELS.value))
+  if bool(_TARGET.value) != bool(_DRAFT.value):
+    lost = '--draft' if _TARGET.value else '--target'
+    raise ValueError(f'{lost}: empty; a pair is --target and --draft')
+  for flag, x in (('target', _TARGET.value), ('draft', _DRAFT.value)):
+    if x.startswith(('/', './')) and not pathlib.Path(x).exists():
+      raise ValueError(f'--{flag}={x}: no such file or folder')
+  if _TARGET.value:
+    own = rows_lib.pair(_TARGET.value, _DRAFT.value, _PROMPTS.value)
+    every['pair'] = own
+  elif _PROMPTS.value:
+    raise ValueError('--prompts: of --target and --draft; give them too')
+  if _PROMPTS.value and not pathlib.Path(_PROMPTS.value).is_file():
+    raise ValueError(f'--prompts={_PROMPTS.value}: no such file')
+  if _QUICK.value:
+    every = {name: rows_lib.quick(row) for name, row in every.items()}
+  return every
+
+
+def _asked() -> Asked:
+  if _TOKENS.value < 1:
+    raise ValueError(f'--tokens={_TOKENS.value}: want 1 or more')
+  if _QUICK.value:
+    return Asked(min(_TOKENS.value, 60), _SEED.value, 4, 2, (1, 2))
+  return Asked(_TOKENS.value, _SEED.value, 48, 3, GAMMAS)
+
+
+def _most(asked: Asked) -> int:
+  """Prompts that are enough, of answers that may be short."""
+  return 8 if asked.tokens < 100 else max(64, asked.tokens // 4)
+
+
+def interval(sums: Sequence[Sequence[float]], column: int) -> metrics.Interval:
+  """A mean over tokens, with its interval over requests.
+
+  sums: of each request, its tokens, then sums over them; column: which.
+  """
+  times_RB = metrics.draws(len(sums))
+  at = lambda i: times_RB @ [float(x[i]) for x in sums]
+  return metrics.percentiles(at(column) / at(0))
+
+
+def alpha(x: metrics.Interval) -> str:
+  """0.61 (0.59 to 0.63)."""
+  ends = '' if x.low is None else f' ({x.low:.2f} to {x.high:.2f})'
+  return f'{x.value:.2f}{ends}'
+
+
+def not_run(every: Mapping[str, rows_lib.Row], cells, home: str) -> list[str]:
+  """A sentence for each row without results, and for those out of reach."""
+  out = [
+    f'* {name}: not run; `{row.command}`, then `bash experiments/{home}/run.sh '
+    f'--rows={name}`'
+    if row.command
+    else f'* {name}: not run; `bash experiments/{home}/run.sh --rows={name}`'
+    for name, row in every.items()
+    if name not in cells
+  ]
+  yours = '--target=SOURCE --draft=SOURCE --prompts=FILE'
+  return [
+    *out,
+    '* The papers\' targets (T5-XXL of 11B, LaMDA of 137B, a GPT of 97M): not '
+    'run. Their fine-tuned weights are not published; with a pair of your own, '
+    f'such as `hf:google/t5-v1_1-xxl`, `bash experiments/{home}/run.sh '
+    f'--rows=pair {yours}`.',
+  ]  # fmt: skip

@@ -1,0 +1,132 @@
+"""Predicts and times every draft of a row at the gamma of the cost model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments import empirical
+from experiments import rows as rows_lib
+from specdec_jax import runtime
+from specdec_jax.bench import (
+  budget,
+  identity,
+  metrics,
+  predict,
+  timing,
+)
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration as calibration_lib
+from specdec_jax.costs import cost
+from specdec_jax.train import answers
+
+WARM = (0.0, 1.0)
+REPEATS, WINDOWS = 5, 24  # of the calibration
+
+
+def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
+  """A cell for each draft and temperature.
+
+  gamma: the best by the corrected prediction, from the acceptance on half of
+  the prompts; everything else is of the other half, decoded alone.
+  """
+  cells = []
+  for temperature in WARM:
+    plan = rows_lib.plan(loaded, temperature, asked.seed, 1)
+    items = plan.judged[: asked.prompts]
+    plan = plan._replace(judged=items[::2], others=items[1::2])
+    cells += _cells(loaded, plan, asked)
+  return cells
+
+
+def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
+  plain = plan_lib.Arm('autoregressive', 'autoregressive', 0, loaded.plain)
+  every = [
+    [plan_lib.Arm(f'{name} g={g}', name, g, engine) for g in asked.gammas]
+    for name, engine in loaded.engines.items()
+  ]
+  request = plan_lib.calibration_request([plain, *every[0]], plan, WINDOWS)
+  first = [arms[-1] for arms in every]
+  others = plan_lib.groups([plain, *first], plan, plan.others)
+  programs = timing.compile_arms([plain, *first], others[0].full, runtime.track)
+  run = lambda group: programs[plain.name][0](plain.engine.weights, group.full)
+  known = {plain.name: [run(x) for x in others]}
+  expected = predict.alphas([plain, *first], others, known, runtime.track)
+  chosen, costs = [plain], {}
+  for arms in every:
+    # By the drafter's name two drafts of one kind would be one.
+    found = calibration_lib.calibrate(
+      [plain, *arms], request, REPEATS, runtime.track
+    )
+    x = expected[arms[0].drafter].alpha
+    by_gamma = {arm.gamma: _corrected(arm, found, x or 0.0) for arm in arms}
+    best = max(by_gamma, key=by_gamma.__getitem__)
+    arm = next(arm for arm in arms if arm.gamma == best)
+    costs[arm.drafter] = found
+    programs[arm.name] = programs[arms[-1].name]
+    chosen.append(arm)
+  groups = plan_lib.groups(chosen, plan, plan.judged)
+  blocks = budget.blocks(
+    len(groups), asked.repeats, budget.UNLIMITED, runtime.track
+  )
+  runs = timing.measure(chosen, groups, programs, blocks)
+  outputs = {name: r.outputs for name, r in runs.items()}
+  if failed := identity.failures(groups, outputs):
+    raise ValueError(f'{failed[0].method}: logits that are not finite')
+  alphas = predict.alphas(chosen, groups, outputs, runtime.track)
+  audits = identity.compare(chosen, plan, groups, outputs, runtime.track)
+  quality = {n: _quality(loaded, groups, x) for n, x in outputs.items()}
+  cells = []
+  for arm in chosen[1:]:
+    name, mine = arm.drafter, runs[arm.name]
+    counts = metrics.summary(metrics.join(mine.outputs))
+    cells.append(
+      {
+        'draft': name,
+        'temperature': plan.sampling.temperature,
+        'gamma': arm.gamma,
+        **predicted(arm, costs[name], alphas[name].alpha or 0.0),
+        'block_efficiency': counts.block_efficiency,
+        'measured': timing.improvement(mine, runs[plain.name]),
+        'whole': timing.improvement(mine, runs[plain.name], whole=True),
+        'quality': [quality[plain.name], quality[arm.name]],
+        'texts': len(plan.judged),
+        'differ': len(audits[arm.name].findings),
+        'bugs': audits[arm.name].bugs,
+        'promised': audits[arm.name].promised,
+      }
+    )
+  return cells
+
+
+def predicted(
+  arm: plan_lib.Arm, costs: calibration_lib.Calibration, alpha: float
+) -> Mapping[str, Any]:
+  """alpha, c, v(gamma + 1), theorem 3.8 and the corrected improvement."""
+  propose = costs.propose[arm.engine.drafter.name]
+  c = float(calibration_lib.between(propose, arm.gamma)) / arm.gamma
+  return {
+    'alpha': alpha,
+    'c': c,
+    'v': float(calibration_lib.between(costs.verify, arm.gamma + 1)),
+    'step': costs.step,
+    'theorem': cost.improvement(alpha, arm.gamma, c),
+    'corrected': _corrected(arm, costs, alpha),
+  }
+
+
+def _corrected(arm: plan_lib.Arm, costs, alpha: float) -> float:
+  """Equation 1 over the measured cost of a window with room for gamma."""
+  full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
+  window = float(predict.window(arm, costs, arm.gamma, full_N))
+  return cost.expected_tokens(min(alpha, 1.0), arm.gamma) / window
+
+
+def _quality(loaded: rows_lib.Loaded, groups, outputs) -> float | None:
+  """The row's metric of the answers; None without references."""
+  if not loaded.references:
+    return None
+  found = plan_lib.answers(groups, outputs)
+  said = rows_lib.said(loaded, {x.item.id: x.tokens for x in found})
+  metric = answers.metric_of(loaded.row.metric)
+  return metric([*said.values()], [loaded.references[x] for x in said])

@@ -1,0 +1,81 @@
+"""Measures alpha of a row, and puts ours beside theirs."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import empirical, page, papers
+from experiments import rows as rows_lib
+
+WARM = (0.0, 1.0)
+
+
+def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
+  """A cell for each draft and temperature, with sums of every request."""
+  cells = []
+  for temperature in WARM:
+    found = rows_lib.traces(loaded, temperature, asked.tokens, seed=asked.seed)
+    cells += [
+      {
+        'draft': name,
+        'temperature': temperature,
+        'requests': [[len(x.tokens), math.fsum(x.overlap)] for x in texts],
+      }
+      for name, texts in found.items()
+    ]
+  return cells
+
+
+def markdown(
+  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row], caption: str
+) -> str:
+  """The paper's rows with ours beside those of the same place."""
+  lines, used = [], set()
+  for theirs in papers.TABLE3:
+    row = next((x for x in every.values() if x.theirs == theirs.target), None)
+    drafts = row.drafts if row else ()
+    draft = next((x for x in drafts if x.theirs == theirs.draft), None)
+    mine = ['not run', '-', '-']
+    if row and draft and row.name in cells:
+      used.add((row.name, draft.name))
+      mine = _ours(row, draft, cells[row.name])
+    greedy, sampled = f'{theirs.greedy:.2f}', f'{theirs.sampled:.2f}'
+    lines.append([theirs.target, theirs.draft, greedy, sampled, *mine])
+  for name in cells:
+    row = every[name]
+    for draft in row.drafts:
+      if (name, draft.name) not in used:
+        mine = _ours(row, draft, cells[name])
+        lines.append(['', '', '', '', *mine])
+  head = ['target', 'draft', 'T = 0', 'T = 1', 'ours', 'T = 0', 'T = 1']
+  return '\n'.join(
+    [
+      f'{caption} Ours with 95 % intervals over requests.',
+      '',
+      *page.table(head, lines),
+      '',
+      _counts(cells),
+      '',
+      *empirical.not_run(every, cells, 'leviathan_table3'),
+    ]
+  )
+
+
+def _ours(row: rows_lib.Row, draft: rows_lib.Draft, cells) -> list[str]:
+  """The three cells of ours."""
+  shown = [f'{row.name}, {draft.name}']
+  for warm in WARM:
+    x = next(
+      x for x in cells if x['draft'] == draft.name and x['temperature'] == warm
+    )
+    shown.append(empirical.alpha(empirical.interval(x['requests'], 1)))
+  return shown
+
+
+def _counts(cells: Mapping[str, Any]) -> str:
+  """How many tokens the alphas are means of."""
+  told = []
+  for name, found in cells.items():
+    tokens = {x['temperature']: sum(n for n, _ in x['requests']) for x in found}
+    told.append(f'{name} ' + ' and '.join(f'{n:,}' for n in tokens.values()))
+  return f'Tokens of the target at T = 0 and at T = 1: {"; ".join(told)}.'

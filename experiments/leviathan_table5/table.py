@@ -1,0 +1,19 @@
+"""Leviathan et al., table 5: alpha under lenience, and the distance from p.
+
+bash experiments/leviathan_table5/run.sh [--rows=translation] [--quick]
+"""
+
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from experiments import empirical  # noqa: E402
+from experiments.leviathan_table5 import render  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+
+TABLE = empirical.Table(HERE, render.measure, render.markdown)
+
+if __name__ == '__main__':
+  runtime.launch(lambda: empirical.run(TABLE))

