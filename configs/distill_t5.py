@@ -6,6 +6,9 @@ of Python's manual; the draft learns from the titles that the teacher gives.
   python scripts/distill.py --config=configs/distill_t5.py --workdir=DIR
   python scripts/distill.py --config=configs/distill_t5.py:tiny --workdir=DIR
 
+w128 and w256: T5s of that width instead, of one and of four layers, with an
+encoder of their own, from random weights; experiments/train_rows.sh has all.
+
 Not yet run in full. On 96 answers, 40 steps of 4 rows bring alpha to 0.23 (two
 minutes on 2 cores).
 
@@ -19,8 +22,9 @@ from configs import distill
 
 
 def get_config(size: str = 'full') -> ml_collections.ConfigDict:
-  """size 'tiny': a random teacher and few steps, for a quick run."""
-  c, tiny = distill.get_config(size), size == 'tiny'
+  """size 'tiny': a random teacher and few steps; w128, w256: small T5s."""
+  own = size in ('w128', 'w256')
+  c, tiny = distill.get_config('full' if own else size), size == 'tiny'
   c.teacher.source = 'wheel:traceforge-title-model==0.2.0'
   if tiny:
     c.teacher.source = 'random:t5_tiny'
@@ -30,6 +34,13 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
     layers=(0,) if tiny else (0, 7),
     vocabulary=128 if tiny else 4096,
   )
+  if own:
+    c.student.update(
+      size=f't5_{size}',
+      layers=(),
+      share=False,
+      vocabulary=8192 if size == 'w256' else 4096,
+    )
   c.data.update(
     source='stdlib:prose',
     keep=True,

@@ -76,7 +76,7 @@ def run(table: Table) -> bool:
     folder = ROOT / 'results/quick' / table.home.name
   runtime.open_workdir(str(folder))
   if not _RENDER.value:
-    _measure(table, folder, every, asked)
+    measure(table, folder, every, asked)
   text = rendered(table, folder, every)
   page_path = folder / f'{table.home.name}.md'
   files.write(page_path, text)
@@ -118,7 +118,7 @@ def stored(folder: pathlib.Path, names) -> dict[str, Any]:
   return {n: files.read_json(x) for n, x in paths.items() if x.exists()}
 
 
-def _measure(table: Table, folder: pathlib.Path, every, asked: Asked) -> None:
+def measure(table: Table, folder: pathlib.Path, every, asked: Asked) -> None:
   chosen = _NAMES.value or [n for n, x in every.items() if not x.missing()]
   for name in chosen:
     if name not in every:

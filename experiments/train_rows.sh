@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Trains what the empirical tables need: a T5 that translates and its drafts, and
+# drafts of one that writes titles. A killed run goes on by the same command.
+# bash experiments/train_rows.sh [--multi30k=DIR] [--models=DIR]
+# Without --multi30k (see multi30k.py): the drafts for titles alone.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
+models="$root/results/rows" multi30k=''
+for arg; do
+  case $arg in
+    --models=*) models=${arg#*=} ;;
+    --multi30k=*) multi30k=${arg#*=} ;;
+    *) echo "train_rows.sh: unexpected argument '$arg'" >&2; exit 2 ;;
+  esac
+done
+
+distil() {  # ROW and further settings
+  local row=$1 draft; shift
+  for draft in w128 w256 layers; do
+    python "$root/scripts/distill.py" --workdir="$models/$row-$draft" \
+      --config="$root/configs/distill_t5.py:${draft/layers/full}" "$@"
+  done
+}
+
+if [ -n "$multi30k" ]; then
+  pairs="$models/multi30k/train.jsonl"
+  [ -e "$pairs" ] || python "$root/experiments/multi30k.py" \
+    --multi30k="$multi30k" --output="$models/multi30k"
+  python "$root/scripts/train.py" --workdir="$models/translation" \
+    --config="$root/configs/train_t5.py:translation" \
+    --config.text.source="$pairs"
+  distil translation --config.teacher.source="$models/translation/model" \
+    --config.data.source="$pairs" --config.data.field=en \
+    --config.data.chat=True --config.data.prompts=28000 \
+    --config.data.length=40 --config.data.source_length=28 \
+    --config.batch.rows=64 --config.run.steps=1300
+fi
+distil titles --config.data.prompts=6000 --config.batch.rows=32

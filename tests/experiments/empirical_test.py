@@ -1,0 +1,214 @@
+"""The empirical tables: stored results, refusals, pages, and tiny runs."""
+
+import gzip
+import json
+import pathlib
+
+import pytest
+
+from experiments import empirical, multi30k, page, papers
+from experiments import rows as rows_lib
+from experiments.leviathan_table2 import render as table2
+from experiments.leviathan_table3 import render as table3
+from experiments.leviathan_table5 import render as table5
+from specdec_jax.bench import machine
+from tests import programs
+from tests.experiments import reports
+
+ROWS = rows_lib.all_rows(pathlib.Path('/nowhere'))
+ASKED = empirical.Asked(100, 0, 4, 1, (1, 2))
+TIMED = {
+  'draft': 'unigram',
+  'temperature': 0.0,
+  'gamma': 2,
+  'alpha': 0.31,
+  'c': 0.01,
+  'v': 1.25,
+  'theorem': 1.41,
+  'corrected': 1.2,
+  'measured': {'value': 1.26, 'low': 1.13, 'high': 1.39},
+  'whole': {'value': 1.1, 'low': 1.0, 'high': 1.2},
+  'quality': [27.3, 27.3],
+  'texts': 7,
+  'differ': 0,
+  'bugs': 0,
+  'promised': 'tokens',
+}
+
+
+def traced(**more):
+  requests = [[4, 1.0], [4, 3.0]]
+  return [
+    {'draft': draft.name, 'requests': requests, **more}
+    for draft in ROWS['chat'].drafts
+  ]
+
+
+def lenient(cells):
+  for x in cells:
+    x['requests'] = [[n, a, *[a, n / 8] * 3] for n, a in x['requests']]
+  return cells
+
+
+TABLES = {
+  2: (table2, [TIMED]),
+  3: (table3, traced(temperature=0.0) + traced(temperature=1.0)),
+  5: (table5, lenient(traced())),
+}
+
+
+def stored(folder, cells, name='chat', commit='c'):
+  about = reports.MACHINE | {'commit': commit * 40, 'dirty': False}
+  doc = {'asked': ASKED._asdict(), 'quick': False, 'machine': about}
+  path = folder / f'{name}.json'
+  path.write_text(json.dumps(doc | {'cells': cells}))
+
+
+def rendered(number, folder):
+  home = programs.ROOT / f'experiments/leviathan_table{number}'
+  table = empirical.Table(home, lambda *_: [], TABLES[number][0].markdown)
+  return empirical.rendered(table, folder, ROWS)
+
+
+@pytest.mark.parametrize('number', TABLES)
+def test_a_page_is_of_what_is_stored_by_one_commit(number, tmp_path):
+  with pytest.raises(ValueError, match='no results; run without --render'):
+    rendered(number, tmp_path)
+  cells = TABLES[number][1]
+  stored(tmp_path, cells)
+  text = rendered(number, tmp_path)
+  assert 'Commit cccccccccccc, 2 cores' in text and 'QUICK' not in text
+  assert '* titles: not run; `bash experiments/leviathan_table' in text
+  assert 'train_rows.sh --multi30k=DIR --models=/nowhere`, then' in text
+  changed = json.loads(json.dumps(cells))
+  if number == 2:
+    changed[0]['v'] = 1.75
+  else:
+    changed[0]['requests'][0][1] = 2.0
+  stored(tmp_path, changed)
+  assert rendered(number, tmp_path) != text
+  stored(tmp_path, cells)
+  assert rendered(number, tmp_path) == text
+  stored(tmp_path, cells, 'titles', commit='d')
+  told = 'titles.json of d{12}, chat.json of cccc'
+  with pytest.raises(ValueError, match=told):
+    rendered(number, tmp_path)
+  readme = programs.ROOT / f'experiments/leviathan_table{number}/README.md'
+  assert page.filled(readme.read_text(), ['new'])
+
+
+def test_ours_stand_beside_theirs(tmp_path):
+  for number, (_, cells) in TABLES.items():
+    (tmp_path / str(number)).mkdir()
+    stored(tmp_path / str(number), cells)
+  text = rendered(2, tmp_path / '2')
+  theirs = '| EnDe, T5-XXL | T5-small | 0 | 7 | 0.75 | 0.02 | - | 3.2x | - |'
+  assert f'{theirs} **3.4x** |' in text
+  assert (
+    '| chat | unigram | 0 | 2 | 0.31 | 0.01 | 1.25 | 1.41x | 1.20x | **1.26x** '
+    '| 1.13 to 1.39 | 1.10x | 1.05 | 27.3 | 27.3 | 0 of 7 |'
+  ) in text
+  text = rendered(3, tmp_path / '3')
+  assert '| T5-XXL (EnDe) | T5-large | 0.82 | 0.71 | not run | - | - |' in text
+  half = '0.50 (0.25 to 0.75)'
+  assert f'|  |  |  |  | chat, eagle | {half} | {half} |' in text
+  assert 'at T = 0 and at T = 1: chat 8 and 8.' in text
+  text = rendered(5, tmp_path / '5')
+  assert '| T5-XXL (EnDe) | T5-small | 0.62 | 0.71 | 0.76 | 0.84 |' in text
+  lossy = f'{half}, TV 0.12'
+  assert f'| chat | bigram | {half} | {" | ".join([lossy] * 3)} |' in text
+  assert len(papers.TABLE3) == 16 and len(papers.TABLE4) == 12
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
+  done = []
+
+  def measure(row, asked):
+    if row.name == 'titles' and len(done) == 1:
+      raise KeyboardInterrupt
+    done.append(row.name)
+    return TABLES[5][1]
+
+  table = empirical.Table(tmp_path, measure, table5.markdown)
+  every = {name: ROWS[name] for name in ('chat', 'titles')}
+  monkeypatch.setattr(machine, 'commit', lambda *_: ('a' * 40, False))
+  monkeypatch.setattr(rows_lib, 'load', lambda row, *_: row)
+  go = lambda: empirical.measure(table, tmp_path, every, ASKED)
+  with pytest.raises(KeyboardInterrupt):
+    go()
+  assert done == ['chat']
+  done.append('killed')
+  go()
+  assert done == ['chat', 'killed', 'titles']
+  go()
+  assert len(done) == 3
+  monkeypatch.setattr(machine, 'commit', lambda *_: ('b' * 40, False))
+  del every['titles']
+  stored(tmp_path, [], 'gpt')
+  with pytest.raises(ValueError, match='gpt.json: measured by commit cccc'):
+    empirical.measure(table, tmp_path, every | {'gpt': ROWS['gpt']}, ASKED)
+
+
+def captions(folder, name, en, de):
+  for language, lines in (('en', en), ('de', de)):
+    text = '\n'.join(lines) + '\n'
+    path = folder / f'{name}.{language}.gz'
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+def test_captions_are_pairs_and_no_caption_is_in_both_parts(tmp_path):
+  captions(tmp_path, 'test_2016_flickr', ['a', 'b'], ['A', 'B'])
+  captions(tmp_path, 'train', ['c', 'a', 'd'], ['C', 'X', 'B'])
+  names = multi30k.TEST, multi30k.TRAIN
+  test, train = (multi30k.pairs(str(tmp_path), x) for x in names)
+  assert test[1] == {'en': 'b', 'de': 'B'}
+  assert multi30k.apart(train, test) == [{'en': 'c', 'de': 'C'}]
+  captions(tmp_path, 'train', ['c', 'a', 'd'], ['C', 'X'])
+  with pytest.raises(ValueError, match='train has 3 lines of English and 2 of'):
+    multi30k.pairs(str(tmp_path), 'train')
+  with pytest.raises(ValueError, match='--multi30k=/nowhere: train.en.gz'):
+    multi30k.pairs('/nowhere', 'train')
+
+
+def refused(message, *arguments):
+  run = programs.run('experiments/leviathan_table3/table.py', *arguments)
+  run.check_refused(message)
+
+
+def test_a_model_that_is_not_there_is_named_with_its_flag(tmp_path):
+  refused(
+    '--models=/nowhere: row translation needs /nowhere/translation/model',
+    '--rows=translation',
+    '--models=/nowhere',
+    f'--results={tmp_path}',
+  )
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (['--rows=x'], '--rows=x: no such row; allowed are gpt, translation'),
+    (['--target=/no', '--draft=/no'], '--target=/no: no such file'),
+    (['--target=random:tiny'], '--draft: empty; a pair is'),
+    (['--prompts=x'], '--prompts: of --target and --draft'),
+    (['--tokens=0'], '--tokens=0: want 1 or more'),
+    (['--render'], 'no results; run without --render'),
+  ],
+)
+def test_bad_input_is_one_sentence(arguments, message, tmp_path):
+  refused(message, f'--results={tmp_path}', *arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', TABLES)
+def test_tiny_models(number, tmp_path):
+  """Measured, then rendered again from what was stored."""
+  program = f'experiments/leviathan_table{number}/table.py'
+  where = f'--results={tmp_path}'
+  done = programs.run(program, '--quick', '--rows=translation', where).check()
+  assert done.out.startswith('QUICK: tiny random models')
+  assert '| translation' in done.out or 'translation, w128' in done.out
+  again = programs.run(program, '--quick', '--render', where).check()
+  assert again.out == done.out
