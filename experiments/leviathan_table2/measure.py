@@ -18,7 +18,6 @@ from specdec_jax.bench import (
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
-from specdec_jax.train import answers
 
 WARM = (0.0, 1.0)
 REPEATS, WINDOWS = 5, 24  # of the calibration
@@ -75,7 +74,10 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
     raise ValueError(f'{failed[0].method}: logits that are not finite')
   alphas = predict.alphas(chosen, groups, outputs, runtime.track)
   audits = identity.compare(chosen, plan, groups, outputs, runtime.track)
-  quality = {n: _quality(loaded, groups, x) for n, x in outputs.items()}
+  quality = {
+    name: rows_lib.quality(loaded, rows_lib.answers_of(loaded, groups, x))
+    for name, x in outputs.items()
+  }
   cells = []
   for arm in chosen[1:]:
     name, mine = arm.drafter, runs[arm.name]
@@ -120,13 +122,3 @@ def _corrected(arm: plan_lib.Arm, costs, alpha: float) -> float:
   full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
   window = float(predict.window(arm, costs, arm.gamma, full_N))
   return cost.expected_tokens(min(alpha, 1.0), arm.gamma) / window
-
-
-def _quality(loaded: rows_lib.Loaded, groups, outputs) -> float | None:
-  """The row's metric of the answers; None without references."""
-  if not loaded.references:
-    return None
-  found = plan_lib.answers(groups, outputs)
-  said = rows_lib.said(loaded, {x.item.id: x.tokens for x in found})
-  metric = answers.metric_of(loaded.row.metric)
-  return metric([*said.values()], [loaded.references[x] for x in said])

@@ -32,13 +32,11 @@ def markdown(
   """The paper's rows with ours beside those of the same place."""
   lines, used = [], set()
   for theirs in papers.TABLE3:
-    row = next((x for x in every.values() if x.theirs == theirs.target), None)
-    drafts = row.drafts if row else ()
-    draft = next((x for x in drafts if x.theirs == theirs.draft), None)
     mine = ['not run', '-', '-']
-    if row and draft and row.name in cells:
-      used.add((row.name, draft.name))
-      mine = _ours(row, draft, cells[row.name])
+    for name, draft in _beside(every, theirs):
+      if name in cells:
+        used.add((name, draft.name))
+        mine = _ours(every[name], draft, cells[name])
     greedy, sampled = f'{theirs.greedy:.2f}', f'{theirs.sampled:.2f}'
     lines.append([theirs.target, theirs.draft, greedy, sampled, *mine])
   for name in cells:
@@ -59,6 +57,16 @@ def markdown(
       *empirical.not_run(every, cells, 'leviathan_table3'),
     ]
   )
+
+
+def _beside(every: Mapping[str, rows_lib.Row], theirs: papers.Alpha):
+  """The rows, by name, and their drafts that stand beside one of theirs."""
+  return [
+    (name, draft)
+    for name, row in every.items()
+    for draft in row.drafts
+    if (row.theirs, draft.theirs) == (theirs.target, theirs.draft)
+  ]
 
 
 def _ours(row: rows_lib.Row, draft: rows_lib.Draft, cells) -> list[str]:

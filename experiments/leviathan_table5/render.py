@@ -48,7 +48,7 @@ def markdown(
           empirical.interval(x['requests'], 2 + 2 * i + j) for j in (0, 1)
         )
         values.append(f'{empirical.alpha(alpha)}, TV {away.value:.2g}')
-      lines.append([name, x['draft'], *values, 'ours'])
+      lines.append([every[name].name, x['draft'], *values, 'ours'])
   head = ['target', 'draft', *(f'l = {x:g}' for x in papers.LENIENCE), '']
   return '\n'.join(
     [

@@ -205,19 +205,21 @@ def scores(
   """
 
   def columns(index_T, *logits):
-    both = [sampling_lib.probabilities(x, request.sampling) for x in logits]
+    p_BTV, q_BTV = (
+      sampling_lib.probabilities(x, request.sampling) for x in logits
+    )
     tokens_BT = forward.at(request.tokens_BL, index_T)
     # Greedy p and q are one-hot even where the logits are NaN.
-    p_and_q = [
+    out = [
       jnp.where(jnp.isfinite(jnp.max(x, -1)), chain.pick(y, tokens_BT), jnp.nan)
-      for x, y in zip(logits, both, strict=True)
+      for x, y in zip(logits, (p_BTV, q_BTV), strict=True)
     ]
-    out = [*p_and_q, jnp.sum(jnp.minimum(*both), -1)]
+    out.append(jnp.sum(jnp.minimum(p_BTV, q_BTV), -1))
     given = types.Scores(logits[0], request.sampling)
     for rule in rules:
       assert rule.kept is not None and rule.emitted is not None, rule.name
-      off_BTV = jnp.abs(rule.emitted(*both, given) - both[0])
-      out.append(jnp.sum(rule.kept(*both, given), -1))
+      off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, given) - p_BTV)
+      out.append(jnp.sum(rule.kept(p_BTV, q_BTV, given), -1))
       out.append(jnp.sum(off_BTV, -1) / 2)
     return out
 

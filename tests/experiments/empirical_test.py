@@ -57,9 +57,10 @@ TABLES = {
 }
 
 
-def stored(folder, cells, name='chat', commit='c'):
+def stored(folder, cells, name='chat', commit='c', gate=None):
   about = reports.MACHINE | {'commit': commit * 40, 'dirty': False}
   doc = {'asked': ASKED._asdict(), 'quick': False, 'machine': about}
+  doc['gate'] = gate
   path = folder / f'{name}.json'
   path.write_text(json.dumps(doc | {'cells': cells}))
 
@@ -120,6 +121,19 @@ def test_ours_stand_beside_theirs(tmp_path):
   assert len(papers.TABLE3) == 16 and len(papers.TABLE4) == 12
 
 
+def test_a_target_that_fails_its_gate_is_a_toy(tmp_path):
+  for bleu, distinct, name in (
+    (25.0, 0.95, 'chat'),
+    (24.9, 1.0, 'toy chat'),
+    (40.0, 0.9, 'toy chat'),
+  ):
+    gate = rows_lib.Gate(bleu, distinct, 9)._asdict()
+    stored(tmp_path, TABLES[5][1], gate=gate)
+    text = rendered(5, tmp_path)
+    assert f'| {name} | eagle |' in text
+    assert f'* chat: the target has BLEU {bleu} on 9 captions' in text
+
+
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   done = []
 
@@ -133,6 +147,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   every = {name: ROWS[name] for name in ('chat', 'titles')}
   monkeypatch.setattr(machine, 'commit', lambda *_: ('a' * 40, False))
   monkeypatch.setattr(rows_lib, 'load', lambda row, *_: row)
+  monkeypatch.setattr(rows_lib, 'gate', lambda row: None)
   go = lambda: empirical.measure(table, tmp_path, every, ASKED)
   with pytest.raises(KeyboardInterrupt):
     go()
@@ -209,6 +224,7 @@ def test_tiny_models(number, tmp_path):
   where = f'--results={tmp_path}'
   done = programs.run(program, '--quick', '--rows=translation', where).check()
   assert done.out.startswith('QUICK: tiny random models')
-  assert '| translation' in done.out or 'translation, w128' in done.out
+  assert '| toy translation' in done.out
+  assert '* translation: the target has BLEU' in done.out
   again = programs.run(program, '--quick', '--render', where).check()
   assert again.out == done.out
