@@ -1,9 +1,11 @@
 """The numbers that papers print, the only place for them.
 
-Leviathan et al. 2023, https://arxiv.org/abs/2211.17192. Its figures print no
-numbers: values were read off the curves.
+First Leviathan et al. 2023, https://arxiv.org/abs/2211.17192. Its figures print
+no numbers: values were read off the curves. Then Sun et al. 2024,
+https://arxiv.org/abs/2403.10444.
 """
 
+import fractions
 import math
 from typing import NamedTuple
 
@@ -134,4 +136,42 @@ TABLE5 = {
 A5 = {
   0: ((0.75, 3.3), (0.75, 3.3), (0.8, 3.9), (0.87, 4.9)),
   1: ((0.62, 2.5), (0.71, 3.1), (0.76, 3.6), (0.84, 5.0)),
+}
+
+# --- block verification (Sun et al.), table 1 and the example of lemma 1 ------
+
+
+class Block(NamedTuple):
+  """A row of table 1 (PaLM-2-S with PaLM-2-XXS, gamma 8): tokens a window and
+  speed, of token and of block verification."""
+
+  text: str
+  reject: float
+  block: float
+  reject_speed: float
+  block_speed: float
+
+
+BLOCK = (
+  Block('LM1B', 3.21, 3.49, 2.17, 2.32),
+  Block('GPT Prompt', 3.41, 3.76, 2.30, 2.48),
+  Block('WebQA', 3.44, 3.70, 2.32, 2.45),
+  Block('PIQA', 3.40, 3.68, 2.29, 2.44),
+  Block('ShareGPT', 3.34, 3.62, 2.25, 2.40),
+  Block('XSum', 3.49, 3.76, 2.35, 2.49),
+  Block('GSM8K', 3.81, 4.15, 2.55, 2.73),
+  Block('WMT-DeEn', 3.19, 3.41, 2.15, 2.27),
+  Block('average', 3.41, 3.70, 2.30, 2.45),
+)
+# gamma -> the averages of tokens a window.
+BLOCK_GAMMAS = {4: (2.89, 2.99), 6: (3.23, 3.43), 8: (3.41, 3.70)}
+# Two models of two tokens each, independent of what came before; gamma ->
+# accepted drafts of token verification, of block verification, and the most
+# that is possible where the target's next tokens are known.
+TOY_TARGET = {'a': fractions.Fraction(1, 3), 'b': fractions.Fraction(2, 3)}
+TOY_DRAFT = {'a': fractions.Fraction(2, 3), 'b': fractions.Fraction(1, 3)}
+TOY = {
+  1: ('2/3', '2/3', '2/3'),
+  2: ('10/9', '11/9', '12/9'),
+  3: ('38/27', '5/3', '50/27'),
 }

@@ -13,7 +13,8 @@ case "$*" in
   '') ;;
   --all) names+=' methods' ;;
   --empirical | '--empirical --quick')
-    names='leviathan_table3 leviathan_table5 leviathan_table2' quick=${2:-} ;;
+    names='leviathan_table3 leviathan_table5 block_verification_table1'
+    names+=' leviathan_table2' quick=${2:-} ;;
   *) echo "run_all.sh: unexpected argument '$*'; want --all, --empirical, or" \
        'nothing' >&2
      exit 2 ;;

@@ -8,6 +8,7 @@ import pytest
 
 from experiments import empirical, multi30k, page, papers
 from experiments import rows as rows_lib
+from experiments.block_verification_table1 import render as block_table
 from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
@@ -50,11 +51,22 @@ def lenient(cells):
   return cells
 
 
+def block(value):
+  return {'value': value, 'low': value - 0.02, 'high': value + 0.02}
+
+
+GAIN = {'gamma': 8, 'tokens': 8, 'draft': 'bigram', 'reject': block(2.0)}
+GAIN |= {'block': block(2.2), 'gain': block(0.2)}
 TABLES = {
-  2: (table2, [TIMED]),
-  3: (table3, traced(temperature=0.0) + traced(temperature=1.0)),
-  5: (table5, lenient(traced())),
+  'leviathan_table2': (table2, [TIMED]),
+  'leviathan_table3': (
+    table3,
+    traced(temperature=0.0) + traced(temperature=1.0),
+  ),
+  'leviathan_table5': (table5, lenient(traced())),
+  'block_verification_table1': (block_table, [GAIN]),
 }
+TWO, THREE, FIVE, BLOCK = TABLES
 
 
 def stored(folder, cells, name='chat', commit='c', gate=None):
@@ -65,59 +77,65 @@ def stored(folder, cells, name='chat', commit='c', gate=None):
   path.write_text(json.dumps(doc | {'cells': cells}))
 
 
-def rendered(number, folder):
-  home = programs.ROOT / f'experiments/leviathan_table{number}'
-  table = empirical.Table(home, lambda *_: [], TABLES[number][0].markdown)
+def rendered(name, folder):
+  home = programs.ROOT / f'experiments/{name}'
+  table = empirical.Table(home, lambda *_: [], TABLES[name][0].markdown)
   return empirical.rendered(table, folder, ROWS)
 
 
-@pytest.mark.parametrize('number', TABLES)
-def test_a_page_is_of_what_is_stored_by_one_commit(number, tmp_path):
+@pytest.mark.parametrize('table', TABLES)
+def test_a_page_is_of_what_is_stored_by_one_commit(table, tmp_path):
   with pytest.raises(ValueError, match='no results; run without --render'):
-    rendered(number, tmp_path)
-  cells = TABLES[number][1]
+    rendered(table, tmp_path)
+  cells = TABLES[table][1]
   stored(tmp_path, cells)
-  text = rendered(number, tmp_path)
+  text = rendered(table, tmp_path)
   assert 'Commit cccccccccccc, 2 cores' in text and 'QUICK' not in text
-  assert '* titles: not run; `bash experiments/leviathan_table' in text
+  assert f'* titles: not run; `bash experiments/{table}/' in text
   assert 'train_rows.sh --multi30k=DIR --models=/nowhere`, then' in text
   changed = json.loads(json.dumps(cells))
-  if number == 2:
-    changed[0]['v'] = 1.75
-  else:
+  if 'requests' in changed[0]:
     changed[0]['requests'][0][1] = 2.0
+  else:
+    changed[0] |= {'alpha': 0.5} if table == TWO else {'block': block(3.0)}
   stored(tmp_path, changed)
-  assert rendered(number, tmp_path) != text
+  assert rendered(table, tmp_path) != text
   stored(tmp_path, cells)
-  assert rendered(number, tmp_path) == text
+  assert rendered(table, tmp_path) == text
   stored(tmp_path, cells, 'titles', commit='d')
   told = 'titles.json of d{12}, chat.json of cccc'
   with pytest.raises(ValueError, match=told):
-    rendered(number, tmp_path)
-  readme = programs.ROOT / f'experiments/leviathan_table{number}/README.md'
+    rendered(table, tmp_path)
+  readme = programs.ROOT / f'experiments/{table}/README.md'
   assert page.filled(readme.read_text(), ['new'])
 
 
 def test_ours_stand_beside_theirs(tmp_path):
-  for number, (_, cells) in TABLES.items():
-    (tmp_path / str(number)).mkdir()
-    stored(tmp_path / str(number), cells)
-  text = rendered(2, tmp_path / '2')
+  for name, (_, cells) in TABLES.items():
+    (tmp_path / name).mkdir()
+    stored(tmp_path / name, cells)
+  text = rendered(TWO, tmp_path / TWO)
   theirs = '| EnDe, T5-XXL | T5-small | 0 | 7 | 0.75 | 0.02 | - | 3.2x | - |'
   assert f'{theirs} **3.4x** |' in text
   assert (
     '| chat | unigram | 0 | 2 | 0.31 | 0.01 | 1.25 | 1.41x | 1.20x | **1.26x** '
     '| 1.13 to 1.39 | 1.10x | 1.05 | 27.3 | 27.3 | 0 of 7 |'
   ) in text
-  text = rendered(3, tmp_path / '3')
+  text = rendered(THREE, tmp_path / THREE)
   assert '| T5-XXL (EnDe) | T5-large | 0.82 | 0.71 | not run | - | - |' in text
   half = '0.50 (0.25 to 0.75)'
   assert f'|  |  |  |  | chat, eagle | {half} | {half} |' in text
   assert 'at T = 0 and at T = 1: chat 8 and 8.' in text
-  text = rendered(5, tmp_path / '5')
+  text = rendered(FIVE, tmp_path / FIVE)
   assert '| T5-XXL (EnDe) | T5-small | 0.62 | 0.71 | 0.76 | 0.84 |' in text
   lossy = f'{half}, TV 0.12'
   assert f'| chat | bigram | {half} | {" | ".join([lossy] * 3)} |' in text
+  text = rendered(BLOCK, tmp_path / BLOCK)
+  assert '| PaLM-2-S | LM1B | 8 | 3.21 | 3.49 | +8.7% | the paper |' in text
+  ours = '| chat | bigram | 8 | 2.00 | 2.20 | +10.0% (+9.0% to +11.0%) | ours |'
+  assert ours in text
+  assert '| 2 | 10/9 | 11/9 | 12/9 |' in text
+  assert '9 of 9 are equal to the print' in text
   assert len(papers.TABLE3) == 16 and len(papers.TABLE4) == 12
 
 
@@ -128,8 +146,8 @@ def test_a_target_that_fails_its_gate_is_a_toy(tmp_path):
     (40.0, 0.9, 'toy chat'),
   ):
     gate = rows_lib.Gate(bleu, distinct, 9)._asdict()
-    stored(tmp_path, TABLES[5][1], gate=gate)
-    text = rendered(5, tmp_path)
+    stored(tmp_path, TABLES[FIVE][1], gate=gate)
+    text = rendered(FIVE, tmp_path)
     assert f'| {name} | eagle |' in text
     assert f'* chat: the target has BLEU {bleu} on 9 captions' in text
 
@@ -141,7 +159,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
     if row.name == 'titles' and len(done) == 1:
       raise KeyboardInterrupt
     done.append(row.name)
-    return TABLES[5][1]
+    return TABLES[FIVE][1]
 
   table = empirical.Table(tmp_path, measure, table5.markdown)
   every = {name: ROWS[name] for name in ('chat', 'titles')}
@@ -217,10 +235,10 @@ def test_bad_input_is_one_sentence(arguments, message, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', TABLES)
-def test_tiny_models(number, tmp_path):
+@pytest.mark.parametrize('table', TABLES)
+def test_tiny_models(table, tmp_path):
   """Measured, then rendered again from what was stored."""
-  program = f'experiments/leviathan_table{number}/table.py'
+  program = f'experiments/{table}/table.py'
   where = f'--results={tmp_path}'
   done = programs.run(program, '--quick', '--rows=translation', where).check()
   assert done.out.startswith('QUICK: tiny random models')
