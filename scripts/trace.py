@@ -31,7 +31,7 @@ def record() -> None:
   given = _PROMPTS.value
   chosen = prompts.read(given) if given else prompts.builtin()
   method = (*e.settings.decode.methods, 'lm')[0]
-  engine = settings.engine(e, method, 1)
+  engine = settings.engine(e, method, 1, measure=False)
   if engine.drafter.taps:
     raise ValueError(
       f"decode.methods={method!r}: after a window's first draft its q depends "
