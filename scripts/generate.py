@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import api, build, html, requests, runtime, settings  # noqa: E402
+from specdec_jax import api, build, html, requests, runtime, settings, sharding  # noqa: E402  # noqa: E402
 from specdec_jax.analysis import answers  # noqa: E402
 from specdec_jax.bench import prompts  # noqa: E402
 
@@ -31,11 +31,16 @@ _HTML = flags.DEFINE_string('html', '', 'page of who made each token: slower')
 _CACHE = flags.DEFINE_bool('check_cache', False, 'recompute every cache: slow')
 
 
+def read():
+  """The output's path, the prompts, and costs: a rerun goes on as begun."""
+  output = answers.check_output(_OUTPUT.value, _PROMPTS.value)
+  return output, prompts.read(_PROMPTS.value), answers.costs(output)
+
+
 def run() -> bool:
   """True if every prompt has its answer."""
   s = settings.settings(config := answers.one_method(_CONFIG.value))
-  output = answers.check_output(_OUTPUT.value, _PROMPTS.value)
-  chosen = prompts.read(_PROMPTS.value)
+  output, chosen, costs = sharding.from_first(read)
   if _HTML.value:
     runtime.open_workdir(str(pathlib.Path(_HTML.value).parent))
   e = settings.load(s)
@@ -49,7 +54,6 @@ def run() -> bool:
     )
     config = answers.one_method(config)
     e = settings.Experiment(settings.settings(config), target)
-  costs = answers.costs(output)  # A rerun goes on as it was begun.
   engine = settings.first(e, measure=not costs)
 
   def ask(items):
@@ -63,10 +67,10 @@ def run() -> bool:
   if costs and engine.costs is not None:
     engine = build.with_costs(engine, costs)
   done, recorded = answers.write(output, task)
-  if recorded:
+  if recorded and sharding.is_first():
     html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))
   return answers.report(done, engine.rule)
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  runtime.launch(run, hosts=True)

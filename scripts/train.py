@@ -32,4 +32,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  runtime.launch(run, hosts=True)

@@ -13,10 +13,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from specdec_jax import build, debug, decode, requests, types
+from specdec_jax import build, debug, decode, requests, sharding, types
 from specdec_jax.analysis import record as record_lib
 from specdec_jax.bench import machine, metrics
 from specdec_jax.costs import gammas
@@ -327,7 +326,7 @@ def run(
     setting = record_lib.setting(engine, wanted)
     records = record_lib.describe(engine, placed, out, windows, setting)
   else:
-    out = jax.device_get(engine.programs.generate(engine.weights, placed))
+    out = sharding.fetch(engine.programs.generate(engine.weights, placed))
     records = [None] * len(out.lengths_B)
   started = np.flatnonzero(request.limit_B > request.lengths_B)
   return [

@@ -319,7 +319,7 @@ def place(request: decode.Request, layout: sharding.Layout | None):
       'use a multiple of it as batch size'
     )
   return jax.tree.map(
-    lambda x: jax.device_put(
+    lambda x: sharding.put(
       x, layout.sharding('batch', *[None] * (np.ndim(x) - 1))
     ),
     request,

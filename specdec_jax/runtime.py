@@ -1,7 +1,9 @@
 """Start-up, output and error exits of programs; does not import JAX."""
 
 import contextlib
+import faulthandler
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import json
@@ -12,6 +14,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
@@ -23,6 +26,9 @@ from ml_collections import config_flags
 
 # Of the process, but for a fraction of a second.
 _STARTED = time.monotonic()
+# Seconds, of several processes: until JAX has named one that is gone; that one
+# which failed gives the others, to fail in the same way.
+_NAMED, _LEAVE = 30, 5
 
 
 def elapsed() -> float:
@@ -61,7 +67,9 @@ def config_flag(default: str) -> flags.FlagHolder:
     _refuse_config(error)  # a --config.KEY that the default config lacks
 
 
-def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
+def launch(
+  run: Callable[..., bool], *, positional: bool = False, hosts: bool = False
+) -> None:
   """Parses flags, calls run and exits with status 0 if it is true, else 1.
 
   A ValueError is the user's mistake: one sentence on stderr, and status 2.
@@ -70,7 +78,12 @@ def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
     run: the program; without arguments unless `positional`.
     positional: run takes the list of arguments that are not flags. If False,
       such arguments are refused.
+    hosts: whether run works in several processes. Then all of them call it;
+      sharding.from_first and sharding.fetch keep them together.
   """
+  flags.DEFINE_string(
+    'distributed', 'auto', 'auto, off, or ADDRESS,N,I: docs/many_hosts.md'
+  )
 
   def parse(argv):
     try:
@@ -90,13 +103,88 @@ def launch(run: Callable[..., bool], *, positional: bool = False) -> None:
     if len(argv) > 1 and not positional:
       _refuse(f'unexpected argument {argv[1]!r}')
     prepare()
+    several, status = False, 1
     try:
-      good = run(argv[1:]) if positional else run()
+      several = _join(flags.FLAGS.distributed)
+      if several:
+        _check_alike(hosts)
+      status = 0 if (run(argv[1:]) if positional else run()) else 1
     except ValueError as error:
+      status = 2
       _refuse(str(error))
-    sys.exit(0 if good else 1)
+    except RuntimeError as error:
+      if several:
+        _explain(error)
+      raise
+    finally:
+      if several and status:
+        _leave_soon(status)
+    sys.exit(status)
 
   app.run(main, flags_parser=parse)
+
+
+def _join(given: str) -> bool:
+  """Whether this is one of several processes; others have no stdout."""
+  if given == 'off':
+    return False
+  from specdec_jax import sharding
+
+  several = sharding.join(given)
+  if several:
+    faulthandler.disable()  # JAX's word should be the last one
+    if not sharding.is_first():
+      sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
+  return several
+
+
+def _check_alike(hosts: bool) -> None:
+  """Raises ValueError unless all processes run the same, which can be split."""
+  import jax
+
+  from specdec_jax import sharding
+
+  if not hosts:
+    raise ValueError(
+      f'{jax.process_count()} processes: this program runs in one; start one, '
+      'with --distributed=off'
+    )
+  code = hashlib.sha256(pathlib.Path(sys.argv[0]).read_bytes())
+  for path in sorted(pathlib.Path(__file__).parent.rglob('*.py')):
+    code.update(path.read_bytes())
+  given = flags.FLAGS.flag_values_dict()
+  del given['distributed']
+  facts = {
+    'flags and configs': str(sorted(given.items())),
+    'code': code.hexdigest(),
+    'versions of jax': jax.__version__,
+  }
+  for name, mine in facts.items():
+    if other := sharding.differing(mine):
+      raise ValueError(
+        f'process {other}: its {name} are not those of process 0; start all '
+        'with the same'
+      )
+
+
+def _explain(error: RuntimeError) -> None:
+  """Waits for JAX's word, which ends this process, on one that is gone.
+
+  A collective fails at once if a process dies, but does not say which one.
+  """
+  words = f'{first_line(error)}; if a process is gone, JAX names it'
+  print(f'{words} within {_NAMED} s', file=sys.stderr, flush=True)
+  time.sleep(_NAMED)
+
+
+def _leave_soon(status: int) -> None:
+  """Ends a process that failed, even if the others do not fail with it.
+
+  JAX would wait for those when it ends, and they for this one's arrays.
+  """
+  timer = threading.Timer(_LEAVE, os._exit, (status,))
+  timer.daemon = True
+  timer.start()
 
 
 def open_workdir(path: str) -> pathlib.Path | None:
@@ -126,6 +214,13 @@ def console(width: int = 120) -> rich.console.Console:
   return rich.console.Console(width=columns, highlight=False)
 
 
+def progress_console() -> rich.console.Console:
+  """A rich console on stderr, which says nothing but in process 0."""
+  from specdec_jax import sharding
+
+  return rich.console.Console(stderr=True, quiet=not sharding.is_first())
+
+
 def track(
   items: Iterable,
   description: str,
@@ -140,7 +235,7 @@ def track(
   if total is None:
     items = list(items)
     total = len(items)
-  console = rich.console.Console(stderr=True)
+  console = progress_console()
   if console.is_terminal:
     yield from rich.progress.track(items, description, total, console=console)
     return
@@ -152,7 +247,7 @@ def track(
     if unsaid or (done < total and now - said >= every):
       said, left = now, (now - start) / done * (total - done)
       line = f'{description}: {done} of {total}, {time_text(left)} left'
-      print(line, file=sys.stderr, flush=True)
+      console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def time_text(seconds: float) -> str:

@@ -2,13 +2,25 @@
 
 PARAMETERS maps parameter names to logical axes, RULES logical axes to mesh
 axes. Models and the decode loop name logical axes only.
+
+A mesh may span several processes. All of them then run the same program on the
+same requests; `put` and `fetch` move arrays between their hosts and the mesh,
+and `from_first` gives all what only process 0 can know.
 """
 
 import dataclasses
+import glob
+import importlib.util
+import os
+import pickle
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from absl import logging
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 # Logical axis -> mesh axis.
@@ -46,13 +58,20 @@ def make_mesh(data: int = 1, model: int = 1, devices=None) -> Mesh:
   """A (data, model) mesh of the first data * model devices.
 
   Raises:
-    ValueError: fewer devices than that.
+    ValueError: fewer devices than that; several processes, and not all devices.
   """
   devices = jax.devices() if devices is None else list(devices)
   if data < 1 or model < 1 or data * model > len(devices):
     raise ValueError(
       f'mesh data={data} x model={model} needs {data * model} devices; '
       f'there are {len(devices)}'
+    )
+  processes = len({d.process_index for d in devices})
+  if processes > 1 and data * model < len(devices):
+    raise ValueError(
+      f'mesh data={data} x model={model}: {processes} processes have '
+      f'{len(devices)} devices, and the mesh has to hold them all; set '
+      f'mesh.data={len(devices) // model if len(devices) % model == 0 else 1}'
     )
   return jax.make_mesh(
     (data, model),
@@ -64,7 +83,8 @@ def make_mesh(data: int = 1, model: int = 1, devices=None) -> Mesh:
 
 def mesh_of(data: int, model: int) -> Mesh | None:
   """make_mesh, or None for 1 x 1: one device needs no mesh."""
-  return None if data == model == 1 else make_mesh(data, model)
+  alone = data == model == 1 and jax.process_count() == 1
+  return None if alone else make_mesh(data, model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +121,7 @@ class Layout:
     )
 
   def put(self, name: str, array) -> jax.Array:
-    return jax.device_put(array, self.parameter(name, array.ndim))
+    return put(array, self.parameter(name, array.ndim))
 
   def constrain(self, x, *axes: str | None):
     return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
@@ -132,3 +152,153 @@ def lay_out(mesh: Mesh, config, *, replicated: bool = False) -> Layout:
       ', '.join(f'{a}={sizes[a]}' for a in sorted(whole)),
     )
   return Layout(mesh, frozenset(whole))
+
+
+# --- several processes -------------------------------------------------------
+
+T = TypeVar('T')
+# Seconds: after which a silent process ends the others; that all have to start.
+_SILENCE, _START = 15, 120
+
+
+def join(given: str) -> bool:
+  """Makes this process one of a job, before JAX touches a device.
+
+  If one then dies, or does not answer for some seconds, JAX ends all others and
+  says which it was.
+
+  Args:
+    given: 'off'; 'ADDRESS,N,I': process I of N, of which process 0 listens at
+      ADDRESS (host:port); 'auto': as a TPU pod, srun or mpirun has set it up,
+      found without a network where there is none of those.
+
+  Returns:
+    Whether there are several processes.
+
+  Raises:
+    ValueError: another form; no process answers at the address.
+  """
+  if given == 'off' or (given == 'auto' and not _in_cluster()):
+    return False
+  # It would swallow SIGTERM while a program loads; `interrupts` takes the rest.
+  jax.config.update('jax_enable_preemption_service', False)
+  limits = dict(
+    initialization_timeout=_START,
+    heartbeat_timeout_seconds=_SILENCE,
+    # All wait here for a process 0 that still writes a model.
+    shutdown_timeout_seconds=3600,
+  )
+  try:
+    if given == 'auto':
+      jax.distributed.initialize(**limits)
+    else:
+      address, count, index = _place(given)
+      jax.distributed.initialize(
+        address,
+        count,
+        index,
+        cluster_detection_method='deactivate',
+        **limits,
+      )
+  except ValueError:
+    if given == 'auto':  # no cluster, whatever it looked like
+      return False
+    raise
+  except (OSError, RuntimeError) as error:
+    raise ValueError(
+      f'distributed={given}: not all processes met within {_START} s, where '
+      f'process 0 can be reached ({str(error).splitlines()[0]})'
+    ) from error
+  return jax.process_count() > 1
+
+
+def _place(given: str) -> tuple[str, int, int]:
+  """(address, processes, number of this one) of ADDRESS,N,I."""
+  match given.rsplit(',', 2):
+    case [address, count, index] if count.isdecimal() and index.isdecimal():
+      host, _, port = address.rpartition(':')
+      if host and port.isdecimal() and int(index) < int(count):
+        return address, int(count), int(index)
+  raise ValueError(
+    f'distributed={given}: allowed are auto, off, or ADDRESS,N,I, such as '
+    '10.0.0.2:8476,4,0 in the first of 4 processes'
+  )
+
+
+def _in_cluster() -> bool:
+  """Whether this may be one of several processes; asks no network."""
+  for name in ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE'):
+    if int(os.environ.get(name) or 1) > 1:
+      return True
+  wanted = os.environ.get('JAX_PLATFORMS') or 'tpu'
+  chips = glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*')
+  return (
+    'tpu' in wanted.split(',')
+    and bool(chips)
+    and importlib.util.find_spec('libtpu') is not None
+  )
+
+
+def is_first() -> bool:
+  """Whether this is process 0, which alone prints and writes results."""
+  return jax.process_index() == 0
+
+
+def put(array: Any, where: jax.sharding.Sharding | None) -> jax.Array:
+  """An array on devices of all; one of the host is the same in all of them."""
+  if where is None or where.is_fully_addressable:
+    return jax.device_put(array, where)
+  if isinstance(array, jax.Array) and not array.is_fully_addressable:
+    return jax.jit(lambda x: x, out_shardings=where)(array)
+  array = np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+  return jax.make_array_from_callback(array.shape, where, lambda i: array[i])
+
+
+def fetch(tree: Any) -> Any:
+  """The arrays of a tree on the host of every process; all have to call it."""
+
+  def one(x):
+    spread = isinstance(x, jax.Array) and not (
+      x.is_fully_addressable or x.is_fully_replicated
+    )
+    return multihost_utils.process_allgather(x, tiled=True) if spread else x
+
+  return jax.device_get(jax.tree.map(one, tree))
+
+
+def from_first(make: Callable[[], T]) -> T:
+  """What make() returns, or the ValueError that it raises, in process 0.
+
+  The others do not call it. All have to call this.
+  """
+  if jax.process_count() == 1:
+    return make()
+  content, error = b'', None
+  if is_first():
+    try:
+      content = pickle.dumps((make(), None))
+    except ValueError as e:
+      content, error = pickle.dumps((None, e)), e
+  size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
+  # A power of two: each size is a program.
+  wide = np.zeros(1 << max(8, (size - 1).bit_length()), np.uint8)
+  wide[: len(content)] = np.frombuffer(content, np.uint8)
+  wide = multihost_utils.broadcast_one_to_all(wide)
+  made, wrong = pickle.loads(wide[:size].tobytes())
+  if wrong:
+    raise error or wrong
+  return made
+
+
+def anywhere(flags: Any) -> Any:
+  """Which flags are true in any process; all have to call it."""
+  if jax.process_count() == 1:
+    return flags
+  return multihost_utils.process_allgather(np.asarray(flags)).any(0)
+
+
+def differing(text: str) -> int | None:
+  """The first process whose text is not that of process 0; None if all are."""
+  same = from_first(lambda: text) == text
+  every_P = multihost_utils.process_allgather(np.array(same))
+  return None if every_P.all() else int(np.argmin(every_P))

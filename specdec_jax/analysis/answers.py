@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax import requests, runtime, types
+from specdec_jax import requests, runtime, sharding, types
 from specdec_jax.bench import machine
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.costs import gammas
@@ -254,13 +254,17 @@ def write(
   Raises:
     ValueError: see begun; before anything is written.
   """
-  start, old = time.perf_counter(), begun(path, run)
+  start, old = (
+    time.perf_counter(),
+    sharding.from_first(lambda: begun(path, run)),
+  )
   left = [prompt for prompt in run.prompts if prompt.id not in old]
   batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
   written, done, recorded = 0, [], {}
-  with open(path, 'a', encoding='utf-8') as file, runtime.interrupts() as stop:
+  name = path if sharding.is_first() else os.devnull
+  with open(name, 'a', encoding='utf-8') as file, runtime.interrupts() as stop:
     for batch in runtime.track(batches, f'{len(left)} answers'):
-      if stop:
+      if sharding.anywhere(bool(stop)):
         break
       for prompt, answers in zip(batch, answer(run, batch), strict=True):
         file.write(_line(run, prompt, answers))

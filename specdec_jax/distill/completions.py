@@ -162,7 +162,9 @@ class _Pool:
     began = self._programs.start(self._weights, placed)
     if self._state is None:
       self._request = jax.tree.map(lambda x: self._blank(np, x), request)
-      self._state = jax.tree.map(lambda x: self._blank(jnp, x), began)
+      self._state = jax.tree.map(
+        lambda x: self._blank(jnp, x, device=x.sharding), began
+      )
     where = np.flatnonzero(self._index_B < 0)[: len(index)]
     self._index_B[where], self._live_B[where] = index, True
 
@@ -175,9 +177,9 @@ class _Pool:
     where_B = np.pad(where, (0, beyond), constant_values=self._rows)
     self._state = _put(self._state, began, where_B)
 
-  def _blank(self, kind, x):
+  def _blank(self, kind, x, **where):
     shape = (self._rows, *x.shape[1:]) if x.ndim else ()
-    return kind.zeros(shape, x.dtype)
+    return kind.zeros(shape, x.dtype, **where)
 
   def advance(self, *, rest: bool) -> Iterator[Completions]:
     """Decodes one token of every row; yields what ended, if that is enough.
@@ -187,7 +189,7 @@ class _Pool:
     if self._live_B.any():
       placed = requests.place(self._request, self._layout)
       self._state = self._programs.step(self._weights, placed, *self._state)
-      self._live_B = np.array(self._state[0].live_B)
+      self._live_B = np.array(sharding.fetch(self._state[0].live_B))
     ended = np.flatnonzero((self._index_B >= 0) & ~self._live_B)
     last = rest and not self._live_B.any()
     while len(ended) >= self.part or (last and len(ended)):
@@ -200,7 +202,7 @@ class _Pool:
     # Any row will do where fewer ended.
     where_B = np.pad(where, (0, self.part - count))
     found = self._read(self._weights.target, *self._state, where_B)
-    found = jax.tree.map(lambda x: x[:count], jax.device_get(found))
+    found = jax.tree.map(lambda x: x[:count], sharding.fetch(found))
     tokens, ends, broken, features, mass = found
     starts = self._request.lengths_B[where]
     spans = np.stack([starts, np.where(broken, starts, ends)], 1)

@@ -43,7 +43,7 @@ def run(
     'draft'; only 'step' and 'finished' if a signal ended the run.
 
   Raises:
-    ValueError: an invalid setting or file; several processes.
+    ValueError: an invalid setting or file.
   """
   return program.run(
     s,

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from specdec_jax import build, decode, requests, types
+from specdec_jax import build, decode, requests, sharding, types
 from specdec_jax.bench import metrics, predict
 from specdec_jax.distill import settings
 from specdec_jax.verify import reject
@@ -56,7 +55,7 @@ def judge(
     if not text:
       text.append(plain(target, request))
     weights = types.Weights(target.params, params)
-    out = jax.device_get(engine.programs.generate(weights, request))
+    out = sharding.fetch(engine.programs.generate(weights, request))
     found = metrics.summary(metrics.rows(out.info))
     alpha = alpha_on(target, weights, draft, request, text[0])
     expected = sum(alpha**k for k in range(s.gamma + 1))
@@ -75,7 +74,7 @@ def plain(
 ) -> decode.Output:
   """Text of plain decoding, on the host."""
   engine = build.engine(target)
-  return jax.device_get(engine.programs.generate(engine.weights, request))
+  return sharding.fetch(engine.programs.generate(engine.weights, request))
 
 
 def alpha_on(
@@ -104,6 +103,7 @@ def alpha_on(
     rule=reject.RULE,
     chunk=build.default_options().chunk,
   )
-  emitted_BL = index_BL >= request.lengths_B[:, None]
+  alpha_BL, starts_B = sharding.fetch((overlap.alpha_BL, request.lengths_B))
+  emitted_BL = index_BL >= starts_B[:, None]
   emitted_BL &= index_BL < text.lengths_B[:, None]
-  return float(jax.device_get(overlap.alpha_BL)[emitted_BL].mean())
+  return float(alpha_BL[emitted_BL].mean())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import types
+from specdec_jax import sharding, types
 from specdec_jax.io import files
 from specdec_jax.train import data, logs
 
@@ -45,12 +45,16 @@ class OnPolicy:
   def refresh(self, step: int, params: types.Params) -> None:
     """Samples new rows if they are due at this step."""
     if step % self._every == 0 and step != self._sampled_at:
-      content = io.BytesIO()
-      np.savez(content, allow_pickle=False, **self._sample(step, params))
-      with logs.writing(self._folder):
-        self._folder.mkdir(parents=True, exist_ok=True)
-        files.write(self._folder / f'{step}.npz', content.getvalue())
+      rows = self._sample(step, params)
+      sharding.from_first(lambda: self._save(step, rows))
       self._open(step)
+
+  def _save(self, step: int, rows: dict[str, np.ndarray]) -> None:
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **rows)
+    with logs.writing(self._folder):
+      self._folder.mkdir(parents=True, exist_ok=True)
+      files.write(self._folder / f'{step}.npz', content.getvalue())
 
   def __next__(self) -> dict[str, np.ndarray]:
     assert self._batches is not None, 'refresh comes first'

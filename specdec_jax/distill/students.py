@@ -177,11 +177,12 @@ def _eagle(s: settings.Settings, target, start: Start, ids) -> Student:
   def write(folder, params, about):
     # float16 halves the file; bfloat16 has fewer digits, and no parameter needs
     # its range.
-    layer = {
-      n: np.asarray(x, np.float16) for n, x in lm.flatten(params).items()
-    }
-    path = folder / 'draft.safetensors'
-    eagle_file.write(path, eagle_file.Saved(taps, layer, ids, about))
+    flat = sharding.fetch(lm.flatten(params))
+    layer = {n: np.asarray(x, np.float16) for n, x in flat.items()}
+    path, saved = folder / 'draft.safetensors', (taps, layer, ids, about)
+    sharding.from_first(
+      lambda: eagle_file.write(path, eagle_file.Saved(*saved))
+    )
     return path
 
   return Student(
@@ -207,7 +208,8 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
   export.settings(config)  # raises now for what cannot be saved at the end
   full_DV = None
   if s.student.vocabulary:
-    full_DV = np.array(params['head'])  # a copy: training donates its arrays
+    # A copy: training donates its arrays.
+    full_DV = np.array(sharding.fetch(params['head']))
     config, params = convert.reduce(config, params, ids.tolist())
   layout = _replicated(target, config)
   trained, shared = split_shared(_put(layout, params), s.student.share)
@@ -250,20 +252,16 @@ def _exporter(target, config, shared: types.Params, full_DV: np.ndarray | None):
   """
 
   def write(folder, params, about):
-    path, params, whole = folder / 'draft', params | shared, config
+    path, whole = folder / 'draft', config
+    params = sharding.fetch(params | shared)
     if full_DV is not None:
       head_DV = full_DV.copy()
       head_DV[:, list(config.proposes)] = params['head']
       params |= {'head': head_DV}
       whole = dataclasses.replace(config, proposes=(), tied=False)
-    export.save(
-      path,
-      whole,
-      params,
-      target.tokenizer,
-      made_by=about,
-      draft_ids=config.proposes,
-    )
+    rest = whole, params, target.tokenizer
+    more = dict(made_by=about, draft_ids=config.proposes)
+    sharding.from_first(lambda: export.save(path, *rest, **more))
     return path
 
   return write
@@ -357,4 +355,6 @@ def _replicated(
 
 
 def _put(layout: sharding.Layout | None, tree):
-  return tree if layout is None else jax.device_put(tree, layout.sharding())
+  if layout is None:
+    return tree
+  return jax.tree.map(lambda x: sharding.put(x, layout.sharding()), tree)

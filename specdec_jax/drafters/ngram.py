@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import fields, types
+from specdec_jax import fields, sharding, types
 from specdec_jax.drafters import draft_file, lm, method
 from specdec_jax.io import load
 
@@ -50,7 +50,7 @@ def for_target(
   def fit(arrays, about):
     draft_file.check_tokenizer(FILE, settings.path, about, target)
     whole = target.layout and target.layout.sharding()
-    return jax.device_put(Counts(**arrays), whole)
+    return jax.tree.map(lambda x: sharding.put(x, whole), Counts(**arrays))
 
   counts = draft_file.fitted(FILE, settings.path, target, fit)
   q = model(target.model.vocab, ids=target.ids)

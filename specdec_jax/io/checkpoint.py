@@ -7,7 +7,8 @@
 A folder gets its number by one rename after its manifest is written, and loses
 it by one rename before it is removed: wherever the process is killed, a folder
 with a number is complete. Orbax alone checks no content: a flipped bit would be
-restored silently. One process writes and reads.
+restored silently. Each process writes and reads its parts of the arrays, and
+process 0 does all else; all call save, wait and restore.
 """
 
 import concurrent.futures
@@ -27,6 +28,7 @@ import jax
 from absl import logging
 from orbax.checkpoint import v1 as ocp
 
+from specdec_jax import sharding
 from specdec_jax.io import files
 
 ARRAYS = 'arrays'
@@ -42,8 +44,11 @@ class Corrupt(ValueError):
   """
 
   def __init__(self, path: pathlib.Path, wrong: str):
-    super().__init__(f'{path}: {wrong}')
+    super().__init__(path, wrong)  # all of it, so that it can be pickled
     self.path, self.wrong = path, wrong
+
+  def __str__(self) -> str:
+    return f'{self.path}: {self.wrong}'
 
 
 class Foreign(Corrupt):
@@ -83,8 +88,11 @@ class Checkpoints:
   def __enter__(self) -> 'Checkpoints':
     return self
 
-  def __exit__(self, *_) -> None:
-    self.close()
+  def __exit__(self, kind, *_) -> None:
+    if kind is None or jax.process_count() == 1:
+      self.close()
+    else:
+      self._pool.shutdown(wait=False)  # the others may not be here
 
   def close(self) -> None:
     """Waits, and raises what `wait` does."""
@@ -102,9 +110,7 @@ class Checkpoints:
 
   def best(self) -> int | None:
     """The newest step that was saved as best and that restore can use."""
-    for step in reversed(self.steps()):
-      if step in self._refused:
-        continue
+    for step in reversed([s for s in self.steps() if s not in self._refused]):
       try:
         if read_manifest(self._path(step)).best:
           return step
@@ -129,19 +135,19 @@ class Checkpoints:
     """
     self.wait()
     step = operator.index(step)
-    newer = [s for s in self.steps() if s >= step and s not in self._refused]
+    there = sharding.from_first(self.steps)
+    newer = [s for s in there if s >= step and s not in self._refused]
     if newer:
       raise ValueError(
         f'step={step}: {self.folder} has step {newer[-1]}, which would be '
         'restored instead of it; go on from there or give another folder'
       )
     leaves = _named(arrays)
-    # Through JSON: a copy, which the caller may go on changing.
-    facts = json.loads(json.dumps(facts))
+    facts = json.loads(json.dumps(facts))  # a copy, as restore returns it
     content = Manifest(step, best, facts, _kinds(leaves), files={})
     self._refused.discard(step)
     with _unsaved_if_it_fails(self._part(step)), _orbax():
-      self._make_room(step)
+      sharding.from_first(lambda: self._make_room(step))
       path = str(self._part(step) / ARRAYS)
       response = ocp.save_async(path, list(leaves.values()))
     self._pending = self._pool.submit(self._finish, content, response)
@@ -149,8 +155,9 @@ class Checkpoints:
   def wait(self) -> None:
     """Returns when the last save is complete; Unsaved if it is not."""
     pending, self._pending = self._pending, None
-    if pending is not None:
+    if pending and sharding.anywhere(pending.exception() is not None):
       pending.result()
+      raise Unsaved(f'{self.folder}: another process could not save its part')
 
   def restore(self, like: Any, step: int | None = None) -> Restored | None:
     """The newest valid step, or the one given; None where there are none.
@@ -171,7 +178,7 @@ class Checkpoints:
     if step is not None:
       return self._restore(step, like)
     first = None
-    for step in reversed(self.steps()):
+    for step in reversed(sharding.from_first(self.steps)):
       try:
         restored = self._restore(step, like)
       except Corrupt as error:
@@ -210,7 +217,9 @@ class Checkpoints:
   def _finish(self, content: 'Manifest', response: ocp.AsyncResponse) -> None:
     part = self._part(content.step)
     with _unsaved_if_it_fails(part):
-      response.result()
+      response.result()  # of the first, after those of all
+      if not sharding.is_first():
+        return
       write_manifest(part, content)
       os.rename(part, self._path(content.step))
     try:
@@ -229,9 +238,7 @@ class Checkpoints:
 
   def _restore(self, step: int, like: Any) -> Restored:
     wanted, folder = _named(like), self._path(step)
-    content = read_manifest(folder)
-    _check_leaves(folder, content, wanted)
-    check_files(folder, content)
+    content = sharding.from_first(lambda: _checked(folder, wanted))
     # In the order in which they were saved.
     ordered = [_with_sharding(wanted[name]) for name in content.leaves]
     with _orbax():
@@ -280,9 +287,6 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-# --- the manifest ------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Manifest:
   """A step without its arrays.
@@ -301,7 +305,8 @@ class Manifest:
 
 def write_manifest(folder: pathlib.Path, content: Manifest) -> None:
   """Hashes every file below a folder into its manifest."""
-  hashes = {name: _hash(folder / name) for name in sorted(_names(folder))}
+  paths = {name: folder / name for name in sorted(_names(folder))}
+  hashes = {n: [x.stat().st_size, files.sha256(x)] for n, x in paths.items()}
   content = dataclasses.replace(content, files=hashes)
   files.write(folder / MANIFEST, _encode(dataclasses.asdict(content)))
 
@@ -340,7 +345,7 @@ def check_files(folder: pathlib.Path, content: Manifest) -> None:
   for name, (size, digest) in content.files.items():
     path = folder / name
     try:
-      found, found_digest = _hash(path)
+      found, found_digest = path.stat().st_size, files.sha256(path)
     except OSError as e:
       raise Corrupt(path, f'cannot be read: {e.strerror}') from e
     if found < size:
@@ -351,13 +356,14 @@ def check_files(folder: pathlib.Path, content: Manifest) -> None:
     raise Corrupt(folder / name, 'this file was not saved')
 
 
-def _check_leaves(
-  folder: pathlib.Path, content: Manifest, wanted: dict[str, Any]
-) -> None:
+def _checked(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
+  """The manifest of a step that is valid, and of a tree as wanted."""
+  content = read_manifest(folder)
   saved, asked = content.leaves, _kinds(wanted)
   differ = [k for k in saved | asked if saved.get(k) != asked.get(k)]
   if not differ:
-    return
+    check_files(folder, content)
+    return content
   text = lambda kind: f'{kind[0]}{kind[1]}' if kind else 'nothing'
   name = differ[0]
   more = f' (and {len(differ) - 1} more leaves)' if differ[1:] else ''
@@ -382,10 +388,6 @@ def _kinds(leaves: dict[str, Any]) -> dict[str, list]:
 def _names(folder: pathlib.Path) -> set[str]:
   paths = [p for p in folder.rglob('*') if not p.is_dir()]
   return {p.relative_to(folder).as_posix() for p in paths} - {MANIFEST}
-
-
-def _hash(path: pathlib.Path) -> list:
-  return [path.stat().st_size, files.sha256(path)]
 
 
 def _encode(body: dict[str, Any]) -> str:

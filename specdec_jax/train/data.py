@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 
 from specdec_jax import sharding
@@ -110,7 +109,7 @@ def placer(
   if layout is None:
     return lambda batch: batch
   rows = lambda x: layout.sharding('batch', *[None] * (x.ndim - 1))
-  return lambda batch: {n: jax.device_put(x, rows(x)) for n, x in batch.items()}
+  return lambda batch: {n: sharding.put(x, rows(x)) for n, x in batch.items()}
 
 
 def check_rows(rows: Mapping[str, int], parts: int) -> None:

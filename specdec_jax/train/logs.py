@@ -12,6 +12,7 @@ import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2 as _event_pb2
 
+from specdec_jax import sharding
 from specdec_jax.io import files
 
 # protobuf makes its classes on import: type checkers do not see them.
@@ -23,7 +24,7 @@ class Logs:
 
   metrics.jsonl has no times, so that a run leaves the same file whether or not
   it was killed and resumed. Every method raises ValueError if the disk is full
-  or gone.
+  or gone; of several processes, only the first writes.
 
   Args:
     workdir: the folder of the run.
@@ -32,6 +33,9 @@ class Logs:
 
   def __init__(self, workdir: pathlib.Path, first: int):
     self._workdir, self._files = workdir, {}
+    self._silent = not sharding.is_first()
+    if self._silent:
+      return
     with writing(workdir):
       for name in ('metrics', 'clocks'):
         path = workdir / f'{name}.jsonl'
@@ -56,6 +60,8 @@ class Logs:
       step: steps done.
       figures: as from `plain`.
     """
+    if self._silent:
+      return
     with writing(self._workdir):
       print(json.dumps({'step': step} | figures), file=self._files[name])
       self._files[name].flush()
@@ -67,12 +73,14 @@ class Logs:
             self._event(step, summary=summary.scalar(tag, float(x)))
 
   def flush(self) -> None:
-    with writing(self._workdir):
-      self._board.flush()
+    if not self._silent:
+      with writing(self._workdir):
+        self._board.flush()
 
   def close(self) -> None:
+    boards = () if self._silent else (self._board,)
     # A failed write has raised already.
-    for file in (*self._files.values(), self._board):
+    for file in (*self._files.values(), *boards):
       with contextlib.suppress(OSError):
         file.close()
 

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import rich.console
 import rich.progress
 from absl import logging
 
-from specdec_jax import fields, runtime, types
+from specdec_jax import fields, runtime, sharding, types
 from specdec_jax.bench import machine
 from specdec_jax.io import checkpoint
 from specdec_jax.train import data
@@ -120,7 +119,7 @@ def run(
       task.refresh(step, state.params)
       began = time.perf_counter()
       state, figures = advance(state, task.frozen, place(next(task.batches)))
-      figures = logs_lib.plain(jax.device_get(figures))
+      figures = logs_lib.plain(sharding.fetch(figures))
       clocks = clock(time.perf_counter() - began)
       norms = ('loss', 'gradient_norm', 'parameter_norm')
       _check_finite({name: figures[name] for name in norms}, step)
@@ -169,7 +168,7 @@ class _Recorder:
       _check_finite({'score': score}, step - 1)
       self.logs.write('metrics', step, judged)
       best, self.score = score > self.score, max(score, self.score)
-    stop = bool(stops)
+    stop = sharding.anywhere(bool(stops))
     if best or stop or due(self.settings.checkpoint_every):
       facts = {
         'data': self.task.batches.state(),
@@ -200,7 +199,7 @@ def _begin(
   task.batches.restore(found.facts['data'])
   score = found.facts['score']
   # If the best checkpoint is gone, any later step counts as better.
-  if score is None or saved.best() is None:
+  if score is None or sharding.from_first(saved.best) is None:
     score = -math.inf
   return found.step, found.arrays, score
 
@@ -222,7 +221,7 @@ def _best(
   """The best step; the newest valid one where the best is damaged."""
   saved.wait()
   found = None
-  if (step := saved.best()) is not None:
+  if (step := sharding.from_first(saved.best)) is not None:
     try:
       found = saved.restore(_like(state), step)
     except checkpoint.Corrupt as error:
@@ -260,7 +259,7 @@ def _progress(steps: int, first: int):
     *rich.progress.Progress.get_default_columns(),
     rich.progress.TextColumn('{task.fields[text]}'),
   )
-  console = rich.console.Console(stderr=True)
+  console = runtime.progress_console()
   with rich.progress.Progress(*columns, console=console) as bars:
     bar = bars.add_task('training', total=steps, completed=first, text='')
 

@@ -16,7 +16,7 @@ class Prepared(NamedTuple):
   task: of the training loop.
   layout: of the model that is trained; None is one device.
   write: (params, about) -> the path of the result, in the run's folder. about:
-    how it was made, for its file.
+    how it was made, for its file. Called by every process, for sharding.fetch.
   """
 
   task: loop.Task
@@ -55,7 +55,7 @@ def run(
   if read is not None:
     config['read'] = read
   begun = workdir.open_run(folder, config, changed=changed, fixed=fixed)
-  if before := workdir.finished(folder, config):
+  if before := sharding.from_first(lambda: workdir.finished(folder, config)):
     return before['figures'] | {result: str(folder / before['made'])}
   task, layout, write = prepare(begun)
   ended = loop.run(
@@ -70,7 +70,8 @@ def run(
     return {'step': ended.step, 'finished': False}
   step, params, figures = ended.best
   about = {'config': config, 'step': step, 'figures': figures}
-  path = write(params, about | {'made_by': machine.made_by(*machine.commit())})
+  about['made_by'] = machine.made_by(*machine.commit())
+  path = write(params, about)
   figures |= {'step': step, 'finished': True}
   workdir.finish(folder, config, path.name, figures)
   return figures | {result: str(path)}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from specdec_jax import fields, types
+from specdec_jax import fields, sharding, types
 
 Array = jax.Array
 # loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}), all
@@ -99,7 +99,7 @@ def start(o: Optimiser, steps: int, params: types.Params) -> State:
   def put(x):
     # The optimiser's step counts have no parameter, so no mesh: replicate them.
     laid = isinstance(x.sharding, jax.NamedSharding)
-    return jax.device_put(x, x.sharding if laid else whole)
+    return sharding.put(x, x.sharding if laid else whole)
 
   return jax.tree.map(put, state)
 

@@ -161,7 +161,8 @@ def _prepare(
 
   def write(params, about):
     path, about = workdir / 'model', about | {'corpus': corpus.sha256}
-    export.save(path, model.config, params, model.tokenizer, made_by=about)
+    rest = model.config, sharding.fetch(params), model.tokenizer
+    sharding.from_first(lambda: export.save(path, *rest, made_by=about))
     return path
 
   return program.Prepared(_task(s, model, kept, held), layout, write)
@@ -212,9 +213,13 @@ def _tokenizer(
     folder = workdir / 'tokenizer'
     # Not trained again: if the text has changed, the run is refused later, and
     # must still have the tokenizer of its checkpoints.
-    if begun and folder.is_dir():
-      return tokenizer_lib.from_folder(folder, str(folder))
-    return text.train_tokenizer(corpus, s.vocab, folder)
+
+    def make() -> None:
+      if not (begun and folder.is_dir()):
+        text.train_tokenizer(corpus, s.vocab, folder)
+
+    sharding.from_first(make)
+    return tokenizer_lib.from_folder(folder, str(folder))
   folder = pathlib.Path(s.tokenizer).expanduser()
   if folder.is_dir():  # perhaps without a model
     return tokenizer_lib.from_folder(folder, s.tokenizer)

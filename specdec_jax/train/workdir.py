@@ -9,9 +9,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from specdec_jax import runtime
+from specdec_jax import runtime, sharding
 from specdec_jax.io import files
 from specdec_jax.train import logs
 
@@ -29,7 +27,7 @@ def open_run(
 ) -> bool:
   """Makes the folder of a run, or checks config against its config.json.
 
-  Only one process may use a folder: partial files of killed ones are removed.
+  Only one job may use a folder: partial files of killed ones are removed.
 
   Args:
     folder: of the run.
@@ -43,13 +41,34 @@ def open_run(
 
   Raises:
     ValueError: config differs (the message has the keys); the folder is not
-      writable; there are several JAX processes.
+      writable, or not the same for every process.
   """
-  if jax.process_count() > 1:
+  begun = sharding.from_first(lambda: _open(folder, config, changed, fixed))
+  # Every process writes its part of a checkpoint there.
+  name = sharding.from_first(lambda: _mark(folder))
+  blind = sharding.differing('seen' if (folder / name).exists() else 'missing')
+  if sharding.is_first():
+    (folder / name).unlink()
+  if blind is not None:
     raise ValueError(
-      f'{jax.process_count()} processes: a run is trained by one, on devices '
-      'of its own host; start one'
+      f'workdir {folder}: process {blind} does not see what process 0 wrote '
+      'there; take a folder that all hosts share'
     )
+  return begun
+
+
+def _mark(folder: pathlib.Path) -> str:
+  with logs.writing(folder):
+    (folder / 'job').touch()
+  return 'job'
+
+
+def _open(
+  folder: pathlib.Path,
+  config: dict[str, Any],
+  changed: bool,
+  fixed: Sequence[str],
+) -> bool:
   runtime.open_workdir(str(folder))
   files.sweep(folder)
   path = folder / CONFIG
@@ -84,6 +103,8 @@ def open_run(
 
 def write_config(folder: pathlib.Path, config: dict[str, Any]) -> None:
   path = folder / CONFIG
+  if not sharding.is_first():
+    return
   # Whatever differs, FREE settings too; otherwise the file keeps its date.
   if not path.exists() or _flat(files.read_json(path)) != _flat(config):
     _write(path, config)
@@ -111,7 +132,8 @@ def finish(
   figures: dict[str, Any],
 ) -> None:
   """Marks a run as finished; made: the path of its result in the folder."""
-  _write(folder / ENDED, {'made': made, 'figures': figures, 'config': config})
+  if sharding.is_first():
+    _write(folder / ENDED, {'made': made, 'figures': figures, 'config': config})
 
 
 def _write(path: pathlib.Path, content: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax.io import checkpoint
+from specdec_jax.io import checkpoint, files
 from tests.io import saved
 
 
@@ -123,7 +123,7 @@ LAYERS = [SHAPED((16,), jnp.bfloat16), None]
 def test_a_foreign_tree_is_refused_before_a_file_is_read(
   folder, monkeypatch, changes, message
 ):
-  monkeypatch.setattr(checkpoint, '_hash', lambda path: pytest.fail('read'))
+  monkeypatch.setattr(files, 'sha256', lambda path: pytest.fail('read'))
   with pytest.raises(checkpoint.Foreign) as error:
     restore(folder, **changes)
   assert f'leaf {message}' in str(error.value)

@@ -1,0 +1,117 @@
+"""What several processes do together; run by tests/many_hosts_test.py.
+
+python scripts/launch_local.py --processes=P --devices=D -- tests/on_hosts.py
+"""
+
+import os
+import pathlib
+import signal
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from absl import flags  # noqa: E402
+
+from specdec_jax import build, decode, requests, runtime, sharding, types  # noqa: E402  # noqa: E402
+from specdec_jax.drafters import lm as lm_drafter  # noqa: E402
+from specdec_jax.models import lm  # noqa: E402
+from specdec_jax.train import data  # noqa: E402
+from tests import fakes  # noqa: E402
+from tests.train import runs  # noqa: E402
+
+_WHAT = flags.DEFINE_list('what', ['words'], 'a function, and words for it')
+
+SIZES = dict(
+  depth=1, heads=2, kv_heads=2, head_dim=4, width=16, mlp=32, vocab=16
+)
+
+
+def layout(config):
+  devices = jax.device_count()
+  data = devices // 2 if devices > 2 else devices
+  return sharding.lay_out(sharding.make_mesh(data, devices // data), config)
+
+
+def words() -> bool:
+  """Arrays and values go from one process to the others and back."""
+  index = jax.process_index()
+  said = sharding.from_first(lambda: (os.getpid(), 'x' * 1000))
+  assert (said[0] == os.getpid()) == (index == 0) and said[1] == 'x' * 1000
+  try:
+    sharding.from_first(lambda: int('none'))
+    raise AssertionError
+  except ValueError as error:
+    assert "'none'" in str(error)
+  assert not sharding.anywhere(False) and sharding.anywhere(index == 1)
+  assert sharding.differing('a') is None
+  assert sharding.differing('a' if index != 1 else 'b') == 1
+  over = layout(fakes.tiny(**SIZES))
+  x_BT = np.arange(16 * 3).reshape(16, 3)
+  placed = sharding.put(x_BT, over.sharding('batch', None))
+  assert not placed.is_fully_addressable
+  tree = sharding.fetch({'x': placed, 'sum': placed.sum(), 'host': x_BT})
+  np.testing.assert_array_equal(tree['x'], x_BT)
+  np.testing.assert_array_equal(tree['host'], x_BT)
+  return tree['sum'] == x_BT.sum()
+
+
+def tokens() -> bool:
+  """Greedy and sampled texts, plain and speculative, are one device's."""
+  config = fakes.tiny(**SIZES)
+  asked = fakes.request(
+    fakes.prompts(8, vocab=16, longest=5),
+    8,
+    vocab=16,
+    length=16,
+    temperature=[0.0, 0.8] * 4,
+    seed=1,
+  )
+  for name in _WHAT.value[1:] or build.lossless_rules():
+    case = asked, build.rule_of(name)
+    found = _texts(config, layout(config), *case)
+    # One device of one process, while the others wait.
+    alone = sharding.from_first(lambda case=case: _texts(config, None, *case))
+    assert found == alone, name
+  return True
+
+
+def _texts(config, over, asked, rule):
+  model = lm.make(config, constrain=over and over.constrain)
+  params = [lm.init(config, seed, put=over and over.put) for seed in (0, 1)]
+  drafter = lm_drafter.make(model, gamma=2)
+  options = decode.Options(chunk=8, widths=())
+  programs = decode.programs(model, drafter, rule, options)
+  asked = asked._replace(gamma_B=np.array([0, 0, 1, 1, 2, 2, 2, 2], np.int32))
+  out = programs.generate(types.Weights(*params), requests.place(asked, over))
+  return fakes.texts(sharding.fetch(out))
+
+
+def training() -> bool:
+  """The run in a folder, to its end or until one process is told to stop."""
+  folder, *stop = _WHAT.value[1:]
+  whole = layout(fakes.tiny(**SIZES)).sharding()
+  last = jax.process_index() == jax.process_count() - 1
+
+  def refresh(step, params):
+    if last and stop == [str(step)]:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  task = runs.task()
+  params = jax.tree.map(lambda x: sharding.put(x, whole), task.params)
+  task = task._replace(params=params, refresh=refresh)
+  place = data.placer(layout(fakes.tiny(**SIZES)))
+  ended = runs.run(pathlib.Path(folder), task, place=place)
+  return (ended.best is None) == bool(stop)
+
+
+def run() -> bool:
+  what = {'words': words, 'tokens': tokens, 'training': training}
+  good = bool(what[_WHAT.value[0]]())
+  print(runtime.compact({'processes': jax.process_count(), 'good': good}))
+  return good
+
+
+if __name__ == '__main__':
+  runtime.launch(run, hosts=True)
