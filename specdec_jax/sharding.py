@@ -182,24 +182,16 @@ def join(given: str) -> bool:
     return False
   # It would swallow SIGTERM while a program loads; `interrupts` takes the rest.
   jax.config.update('jax_enable_preemption_service', False)
-  limits = dict(
-    initialization_timeout=_START,
-    heartbeat_timeout_seconds=_SILENCE,
-    # All wait here for a process 0 that still writes a model.
-    shutdown_timeout_seconds=3600,
-  )
+  where = (None, None, None) if given == 'auto' else _place(given)
   try:
-    if given == 'auto':
-      jax.distributed.initialize(**limits)
-    else:
-      address, count, index = _place(given)
-      jax.distributed.initialize(
-        address,
-        count,
-        index,
-        cluster_detection_method='deactivate',
-        **limits,
-      )
+    jax.distributed.initialize(
+      *where,
+      cluster_detection_method=None if given == 'auto' else 'deactivate',
+      initialization_timeout=_START,
+      heartbeat_timeout_seconds=_SILENCE,
+      # All wait there for a process 0 that still writes a model.
+      shutdown_timeout_seconds=3600,
+    )
   except ValueError:
     if given == 'auto':  # no cluster, whatever it looked like
       return False

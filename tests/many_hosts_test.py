@@ -5,6 +5,9 @@ What the processes do is in tests/on_hosts.py.
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -75,3 +78,76 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path, first):
     np.testing.assert_allclose(x, y, atol=1e-6)
   assert found[1]['data'] == wanted[1]['data']
   assert len(runs.lines(folder)) == len(runs.lines(whole))
+
+
+@pytest.mark.parametrize(
+  'name, number, words',
+  [
+    pytest.param('SIGKILL', 1, 'ended by SIGKILL', marks=pytest.mark.more),
+    pytest.param('SIGKILL', 0, 'ended by SIGKILL', marks=pytest.mark.slow),
+    pytest.param('SIGSTOP', 1, 'stopped', marks=pytest.mark.slow),
+    pytest.param('SIGSTOP', 0, 'stopped', marks=pytest.mark.slow),
+  ],
+)
+def test_a_process_that_dies_or_stops_ends_the_job(
+  tmp_path, name, number, words
+):
+  done = together(
+    tmp_path, 'tests/on_hosts.py', f'--what=death,{name},{number}'
+  ).check(128 + signal.SIGKILL)
+  assert f'process {number} was {words}' in done.err
+  if name == 'SIGSTOP':  # nothing but silence: JAX says which process it was
+    other = (tmp_path / 'logs/1.log').read_text() if number == 0 else done.err
+    assert f'task:{number}' in other or number == 0
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  'program, argument, words',
+  [
+    ('scripts/generate.py', '--distributed=4', 'distributed=4: allowed are'),
+    ('scripts/train.py', '--distributed=a:1,2,2', 'distributed=a:1,2,2: all'),
+  ],
+)
+def test_another_form_is_refused(program, argument, words):
+  programs.run(program, argument).check_refused(words)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  'program, config, words',
+  [
+    ('audit', 'pair', '2 processes: this program runs in one'),
+    ('train', 'train_lm', 'model=1: 2 processes have 2 devices'),
+  ],
+)
+def test_what_several_processes_cannot_do_is_refused(
+  tmp_path, program, config, words
+):
+  done = together(
+    tmp_path,
+    f'scripts/{program}.py',
+    f'--config=configs/{config}.py:tiny',
+    f'--workdir={tmp_path / "run"}',
+  ).check(2)
+  assert words in done.err and words in (tmp_path / 'logs/1.log').read_text()
+
+
+@pytest.mark.more
+def test_processes_with_other_settings_are_named(tmp_path):
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{free.getsockname()[1]}'
+  start = lambda index, what: subprocess.Popen(
+    [sys.executable, 'tests/on_hosts.py', f'--what={what}']
+    + [f'--distributed={address},2,{index}'],
+    cwd=programs.ROOT,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'},
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  both = start(0, 'words'), start(1, 'words,more')
+  for child in both:
+    _, err = child.communicate()
+    assert 'process 1: its flags and configs are not those of' in err
+    assert child.returncode == 2

@@ -138,6 +138,7 @@ def run(
 def _prepare(
   s: Settings, workdir: pathlib.Path, begun: bool
 ) -> program.Prepared:
+  mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   opened = load_lib.open_source(s.model.source) if s.model.source else None
   config = opened.config if opened else model_config.sized(s.model.size)
   _check_field(s, config)
@@ -154,7 +155,6 @@ def _prepare(
     opened = load_lib.LanguageModel(
       s.model.size, s.model.size, tokenizer, lm_config=config, fill=fill
     )
-  mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   layout = None if mesh is None else sharding.lay_out(mesh, config)
   model = load_lib.read(opened, put=layout and layout.put)
   model = dataclasses.replace(model, layout=layout)
