@@ -29,6 +29,7 @@ _STARTED = time.monotonic()
 # Seconds, of several processes: until JAX has named one that is gone; that one
 # which failed gives the others, to fail in the same way.
 _NAMED, _LEAVE = 30, 5
+_silent = False  # as all of them but process 0
 
 
 def elapsed() -> float:
@@ -126,15 +127,15 @@ def launch(
 
 def _join(given: str) -> bool:
   """Whether this is one of several processes; others have no stdout."""
-  if given == 'off':
-    return False
+  global _silent
   from specdec_jax import sharding
 
   several = sharding.join(given)
   if several:
     faulthandler.disable()  # JAX's word should be the last one
-    if not sharding.is_first():
-      sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
+    _silent = not sharding.is_first()
+  if _silent:
+    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
   return several
 
 
@@ -216,9 +217,7 @@ def console(width: int = 120) -> rich.console.Console:
 
 def progress_console() -> rich.console.Console:
   """A rich console on stderr, which says nothing but in process 0."""
-  from specdec_jax import sharding
-
-  return rich.console.Console(stderr=True, quiet=not sharding.is_first())
+  return rich.console.Console(stderr=True, quiet=_silent)
 
 
 def track(

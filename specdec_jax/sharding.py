@@ -60,13 +60,14 @@ def make_mesh(data: int = 1, model: int = 1, devices=None) -> Mesh:
   Raises:
     ValueError: fewer devices than that; several processes, and not all devices.
   """
+  # Devices that are given may be of a topology that is not there.
+  processes = jax.process_count() if devices is None else 1
   devices = jax.devices() if devices is None else list(devices)
   if data < 1 or model < 1 or data * model > len(devices):
     raise ValueError(
       f'mesh data={data} x model={model} needs {data * model} devices; '
       f'there are {len(devices)}'
     )
-  processes = len({d.process_index for d in devices})
   if processes > 1 and data * model < len(devices):
     raise ValueError(
       f'mesh data={data} x model={model}: {processes} processes have '
