@@ -58,6 +58,7 @@ def prepare() -> None:
   jax.config.update('jax_numpy_rank_promotion', 'raise')
   # It logs every kind of accelerator that is missing.
   logging.getLogger('jax._src.xla_bridge').setLevel(logging.WARNING)
+  logging.getLogger('jax._src.distributed').setLevel(logging.WARNING)
 
 
 def config_flag(default: str) -> flags.FlagHolder:
