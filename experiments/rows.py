@@ -337,9 +337,9 @@ def traces(
   whole = plan(loaded, temperature, seed, ROWS)
   found: dict[str, list[trace.Text]] = {x: [] for x in loaded.engines}
   have = 0
-  for start in range(0, len(whole.judged), ROWS):
-    part = whole._replace(judged=whole.judged[start : start + ROWS])
-    engines = list(loaded.engines.values())
+  engines, step = list(loaded.engines.values()), 4 * ROWS
+  for start in range(0, len(whole.judged), step):
+    part = whole._replace(judged=whole.judged[start : start + step])
     each = trace.record(loaded.plain, engines, part, samples=1, rules=rules)
     for texts, one in zip(found.values(), each, strict=True):
       texts += one.texts

@@ -200,6 +200,7 @@ def test_a_draft_that_stops_early_cannot_be_traced():
     trace.record(engine(0), [stops], plan, samples=1)
 
 
+@pytest.mark.more
 def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
   """Of an encoder-decoder on the same texts, under a lossy rule too."""
   target = build.load('random:t5_tiny')
