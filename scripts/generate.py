@@ -17,7 +17,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import api, build, html, requests, runtime, settings, sharding  # noqa: E402  # noqa: E402
+from specdec_jax import (  # noqa: E402
+  api,
+  build,
+  html,
+  requests,
+  runtime,
+  settings,
+  sharding,
+)
 from specdec_jax.analysis import answers  # noqa: E402
 from specdec_jax.bench import prompts  # noqa: E402
 
@@ -63,7 +71,7 @@ def run() -> bool:
   digest = answers.digest(config, [m for m in (target, engine.draft) if m])
   task = answers.Run(chosen, target, ask, chat, max_new, rows, digest)
   answers.check_prompts(task, _PROMPTS.value)
-  answers.begun(output, task)
+  sharding.from_first(lambda: answers.begun(output, task))
   if costs and engine.costs is not None:
     engine = build.with_costs(engine, costs)
   done, recorded = answers.write(output, task)

@@ -31,8 +31,7 @@ _PATIENCE = 8
 
 
 def run(command: list[str]) -> bool:
-  """True if all processes end well; exits with the status of the first that
-  does not."""
+  """Ends with the status of the process that failed first; 0 if none did."""
   if not command:
     raise ValueError('no program: name it after --, as in -- scripts/train.py')
   logs = runtime.open_workdir(_LOGS.value) or pathlib.Path(tempfile.mkdtemp())

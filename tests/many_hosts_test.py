@@ -3,6 +3,7 @@
 What the processes do is in tests/on_hosts.py.
 """
 
+import json
 import os
 import signal
 import socket
@@ -56,6 +57,28 @@ def test_tokens_do_not_depend_on_processes(tmp_path, processes, devices, rules):
     JAX_ENABLE_X64='1',
     **programs.FAST,
   ).check()
+
+
+@pytest.mark.more
+def test_all_processes_choose_by_the_costs_that_the_first_measured(tmp_path):
+  lines = '{"prompt": "abcabca"}\n{"prompt": "what now"}'
+  (tmp_path / 'in.jsonl').write_text(lines)
+  together(
+    tmp_path,
+    'scripts/generate.py',
+    '--config=configs/pair.py:tiny',
+    '--config.mesh.data=2',
+    '--config.bench.batch_size=2',
+    "--config.decode.methods=('adaptive',)",
+    '--config.adaptive.drafter=lookup',
+    '--config.decode.gammas=(2,)',
+    '--config.decode.max_new_tokens=8',
+    f'--prompts={tmp_path / "in.jsonl"}',
+    f'--output={tmp_path / "out.jsonl"}',
+  ).check()
+  rows = [*map(json.loads, (tmp_path / 'out.jsonl').read_text().splitlines())]
+  costs = [row['metrics']['costs'] for row in rows]
+  assert len(costs) == 2 and costs[0] == costs[1] and costs[0]['lookup']
 
 
 @pytest.mark.more

@@ -14,7 +14,14 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
-from specdec_jax import build, decode, requests, runtime, sharding, types  # noqa: E402  # noqa: E402
+from specdec_jax import (  # noqa: E402
+  build,
+  decode,
+  requests,
+  runtime,
+  sharding,
+  types,
+)
 from specdec_jax.drafters import lm as lm_drafter  # noqa: E402
 from specdec_jax.models import lm  # noqa: E402
 from specdec_jax.train import data  # noqa: E402

@@ -254,10 +254,8 @@ def write(
   Raises:
     ValueError: see begun; before anything is written.
   """
-  start, old = (
-    time.perf_counter(),
-    sharding.from_first(lambda: begun(path, run)),
-  )
+  start = time.perf_counter()
+  old = sharding.from_first(lambda: begun(path, run))
   left = [prompt for prompt in run.prompts if prompt.id not in old]
   batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
   written, done, recorded = 0, [], {}

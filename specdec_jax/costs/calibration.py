@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, requests
+from specdec_jax import decode, requests, sharding
 from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import method
 
@@ -77,7 +77,8 @@ def measure(engine) -> dict[str, list[float]]:
   gamma, request = engine.drafter.gamma, _request(engine)
   found = _parts([engine], request, {0, 1, gamma})
   seconds = parts_lib.seconds(found, range(REPEATS))
-  return costs(_of(1.0, _medians(seconds)), gamma)
+  # Each process has its own times; all have to choose alike.
+  return sharding.from_first(lambda: costs(_of(1.0, _medians(seconds)), gamma))
 
 
 def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
@@ -163,7 +164,8 @@ def _propose(
   walk(1)
   steps = _windows(request)
   seconds, _ = parts_lib.timed(walk, steps)
-  return parts_lib.Part(walk, steps * int(min(max(0.1 / seconds, 1), 1000)))
+  more = lambda: int(min(max(0.1 / seconds, 1), 1000))
+  return parts_lib.Part(walk, steps * sharding.from_first(more))
 
 
 def _windows(request: decode.Request) -> int:
