@@ -59,7 +59,7 @@ def test_tokens_do_not_depend_on_processes(tmp_path, processes, devices, rules):
   ).check()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_all_processes_choose_by_the_costs_that_the_first_measured(tmp_path):
   lines = '{"prompt": "abcabca"}\n{"prompt": "what now"}'
   (tmp_path / 'in.jsonl').write_text(lines)

@@ -72,7 +72,8 @@ def calibrate(
 def measure(engine) -> dict[str, list[float]]:
   """Costs of the windows of one engine, for drafters.adaptive; see `costs`.
 
-  At batch 1, greedy, with some 128 tokens in the cache; takes a few seconds.
+  At batch 1, on a mesh a row for each of its parts, greedy, with some 128
+  tokens in the cache; takes a few seconds.
   """
   gamma, request = engine.drafter.gamma, _request(engine)
   found = _parts([engine], request, {0, 1, gamma})
@@ -192,7 +193,8 @@ def _request(engine) -> decode.Request:
   text = (np.arange(start) % target.ids).tolist()
   source = text if target.model.encode else ()
   request = requests.make(
-    [requests.Item(text, 0, source=source)],
+    [requests.Item(text, 0, source=source)]
+    * requests.rows_on(target.layout, 1),
     ids=target.ids,
     context=target.context,
     max_new_tokens=min(WINDOWS, target.context - start),
