@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every experiment that needs no training. Without --all only the one that needs
+# Every experiment that needs no training. Without --all only the two that need
 # no model either: under a minute. With it, methods too: half an hour on 2 cores.
 # With --empirical, the papers' measured tables: those rows whose models are there
 # (see train_rows.sh); --quick takes tiny random models, in a few minutes.
@@ -8,7 +8,7 @@
 # distillspec_grid (trains a pair first), field_criteria (what others' tests miss),
 # prediction (how often predictions hold: an hour).
 set -euo pipefail
-names=leviathan_analytic quick=''
+names='leviathan_analytic tpu_roofline' quick=''
 case "$*" in
   '') ;;
   --all) names+=' methods' ;;

@@ -1,6 +1,7 @@
 """Computes the six tables and figures; exit status 1 if a number is wrong."""
 
 import pathlib
+from collections.abc import Callable, Mapping
 
 from absl import flags
 
@@ -13,33 +14,44 @@ from specdec_jax.io import files
 HOME = pathlib.Path(__file__).parent
 # Files that a run writes are not counted as changes of the code.
 WRITTEN = (':!experiments/*/results/*', ':!experiments/*/README.md')
-_WORKDIR = flags.DEFINE_string(
+WORKDIR = flags.DEFINE_string(
   'workdir', '', 'folder for the results; if given, README.md is left alone'
 )
 
 
-def run(workdir: str = '') -> bool:
+def run(
+  workdir: str = '',
+  home: pathlib.Path = HOME,
+  tables: Mapping[str, Callable[[], table.Table]] = table.TABLES,
+  drawn: Mapping[str, tuple] = figures.FIGURES,
+) -> bool:
   """Prints every table, writes NAME.md and NAME.png, fills README.md.
+
+  Args:
+    workdir: for the results; if empty, those of `home`, whose README is filled.
+    home: folder of an experiment.
+    tables, drawn: what to compute and draw, by name.
 
   Raises:
     ValueError: the folder cannot be written.
   """
-  folder = runtime.open_workdir(workdir or str(HOME / 'results'))
+  folder = runtime.open_workdir(workdir or str(home / 'results'))
   assert folder is not None
   made_by = f'{machine.made_by(*machine.commit(*WRITTEN))}.'
   good = True
-  for name, compute in table.TABLES.items():
+  for name, compute in tables.items():
     found = compute()
     lines = [made_by, '', *found.lines]
-    paint, size = figures.FIGURES[name]
     files.write(folder / f'{name}.md', '\n'.join(lines))
-    files.write(folder / f'{name}.png', plots.png(paint, size=size))
+    if name in drawn:
+      paint, size = drawn[name]
+      files.write(folder / f'{name}.png', plots.png(paint, size=size))
     if not workdir:
-      page.fill(HOME, '\n'.join(lines), name)
+      page.fill(home, '\n'.join(lines), name)
     print('\n'.join([f'\n{name}\n', *lines]))
     good &= found.good
   return good
 
 
 if __name__ == '__main__':
-  runtime.launch(lambda: run(_WORKDIR.value))
+  runtime.launch(lambda: run(WORKDIR.value))

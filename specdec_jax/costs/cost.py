@@ -22,12 +22,12 @@ def expected_tokens(alpha: float, gamma: int) -> float:
   return (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def improvement(alpha: float, gamma: int, c: float) -> float:
-  """Expected wall time improvement, theorem 3.8: E / (g c + 1).
+def improvement(alpha: float, gamma: int, c: float, v: float = 1) -> float:
+  """Expected wall time improvement, theorem 3.8: E / (g c + v).
 
-  Assumes that verifying gamma + 1 tokens costs what one costs.
+  v: v(gamma + 1); the theorem assumes that it is 1.
   """
-  return expected_tokens(alpha, gamma) / (gamma * c + 1)
+  return expected_tokens(alpha, gamma) / (gamma * c + v)
 
 
 def operations(alpha: float, gamma: int, c_ops: float) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import api, decode, forward, requests, sharding, types
-from specdec_jax.costs import parts
+from specdec_jax.costs import hlo, parts
 from specdec_jax.drafters import (
   adaptive,
   early_exit,
@@ -22,7 +22,7 @@ from specdec_jax.io import hf, load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
-from tests import fakes, hlo
+from tests import fakes
 from tests.io import tiny
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')

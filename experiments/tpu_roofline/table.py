@@ -1,0 +1,151 @@
+"""Where speculation stops paying on TPUs, by costs.roofline."""
+
+import dataclasses
+import itertools
+from typing import NamedTuple
+
+from experiments import page
+from experiments.leviathan_analytic import table as leviathan
+from specdec_jax.costs import cost, roofline
+from specdec_jax.models import config
+
+SPLITS = 1, 4, 8
+BATCHES = 1, 4, 16, 64
+SHORT, LONG = (128, 512), (1024, 8192, 32768)
+CONTEXTS = SHORT + LONG
+ALPHA = 0.8
+# The largest batch that is asked for where speculation stops paying.
+LAST = 2**14
+
+
+def _sized(name: str, **changes) -> config.LMConfig:
+  c = config.sized(name, dtype='bfloat16', scan_layers=True)
+  return dataclasses.replace(c, **changes)
+
+
+# Name: (target, draft).
+PAIRS = {
+  'llama3_8b + llama3_1b': (_sized('llama3_8b'), _sized('llama3_1b')),
+  'llama3_8b + one layer of it': (
+    _sized('llama3_8b'),
+    _sized('llama3_8b', depth=1),
+  ),
+  'qwen2_5_7b + qwen2_5_0_5b': (_sized('qwen2_5_7b'), _sized('qwen2_5_0_5b')),
+}
+
+
+class Cell(NamedTuple):
+  """A pair on chips at one context.
+
+  fits: the largest batch. stops: the smallest power of two, as batch, at which
+  no gamma pays; None if there is none up to LAST.
+  """
+
+  pair: str
+  chip: str
+  split: int
+  context: int
+  fits: int
+  stops: int | None
+
+
+def gain(
+  pair: str, chip: str, split: int, context: int, batch: int
+) -> tuple[int, float]:
+  """(best gamma, improvement) at ALPHA; gamma 0 where none pays."""
+  device, shares = _shares(pair, chip, split)
+  sizes = dict(rows=batch, slots=context)
+  return roofline.predict(device, *shares, (ALPHA,), **sizes).best[ALPHA]
+
+
+def _shares(pair: str, chip: str, split: int):
+  # A chip of two devices is taken as one.
+  device = roofline.CHIPS[chip]
+  return device, tuple(roofline.share(c, split) for c in PAIRS[pair])
+
+
+def cell(*where) -> Cell:
+  """where: pair, chip, split, context."""
+  device, shares = _shares(*where[:3])
+  room = roofline.room(device, shares, rows=1, slots=where[3])
+  batch = 1
+  while batch <= LAST and gain(*where, batch)[0]:
+    batch *= 2
+  return Cell(*where, room.rows, batch if batch <= LAST else None)
+
+
+def undivided(*place) -> bool:
+  """Whether every chip has all of the draft's heads, but not the target's."""
+  _, (target, draft) = _shares(*place)
+  return 'heads' in draft.whole and 'heads' not in target.whole
+
+
+def places() -> list[tuple[str, str, int]]:
+  return list(itertools.product(PAIRS, roofline.CHIPS, SPLITS))
+
+
+def stops() -> leviathan.Table:
+  """Where speculation stops paying, and what fits."""
+  every = {x: [cell(*x, context) for context in CONTEXTS] for x in places()}
+  shown = lambda c: f'{c.stops or "never"} / {c.fits or "none"}'
+  lines = [[*x, *map(shown, found)] for x, found in every.items()]
+  short = sum(found[0].stops is not None for found in every.values())
+  long = [x for x, found in every.items() if found[-1].stops is not None]
+  explained = [x for x in long if undivided(*x)]
+  summary = (
+    'Speculation stops paying at some batch up to '
+    f'{LAST} in {short} of {len(every)} rows at context {CONTEXTS[0]}, in '
+    f'{len(long)} at context {CONTEXTS[-1]}; in {len(explained)} of these the '
+    "chips divide the target's heads and not the draft's."
+  )
+  head = ['pair', 'chip', 'chips', *(f'context {x}' for x in CONTEXTS)]
+  good = short == len(every) and explained == long
+  return leviathan.Table([*page.table(head, lines), '', summary], good)
+
+
+def gains() -> leviathan.Table:
+  """The improvement in every cell; what does not fit is in brackets."""
+
+  def shown(found: Cell, batch: int) -> str:
+    gamma, x = gain(*found[:4], batch)
+    text = f'{x:.2f} ({gamma})'
+    return text if batch <= found.fits else f'[{text}]'
+
+  lines = []
+  for place in places():
+    for context in LONG:
+      found = cell(*place, context)
+      lines.append([*found[:4], *(shown(found, batch) for batch in BATCHES)])
+  head = ['pair', 'chip', 'chips', 'context', *(f'batch {b}' for b in BATCHES)]
+  return leviathan.Table(page.table(head, lines), True)
+
+
+# --- T5 ----------------------------------------------------------------------
+
+# The paper gives no lengths: a sentence of WMT, and an article of CNN/DM.
+LENGTHS = {'EnDe': (64, 64), 'CNNDM': (128, 512)}  # buffer, source
+T5_CHIP = 'v6e'
+
+
+def t5() -> leviathan.Table:
+  """c and improvement of T5-XXL and its drafts beside Leviathan et al. 2023."""
+  device = roofline.CHIPS[T5_CHIP]
+  target = roofline.share(_sized('t5_xxl'))
+  lines, below = [], True
+  for row in leviathan.TABLE4:
+    draft = roofline.share(_sized(row.draft.lower().replace('-', '_')))
+    slots, source = LENGTHS[row.task]
+    sizes = dict(rows=1, slots=slots, source=source)
+    assert roofline.room(device, (target, draft), **sizes).fits
+    found = roofline.predict(device, target, draft, **sizes)
+    v = found.v[row.gamma + 1]
+    gain = cost.improvement(row.alpha, row.gamma, found.c, v)
+    below &= found.c < row.c  # a bound: a real step cannot be faster
+    line = [row.task, row.draft, row.temperature, row.gamma, row.alpha, row.c]
+    lines.append([*line, f'{found.c:.4f}', f'{v:.3f}', row.emp, f'{gain:.2f}'])
+  head = ['task', 'draft', 'T', 'gamma', 'alpha', 'c, theirs', 'c, roofline']
+  head += ['v(gamma + 1)', 'speed, theirs (measured)', 'speed, roofline']
+  return leviathan.Table(page.table(head, lines), below)
+
+
+TABLES = {'stops': stops, 'gains': gains, 't5': t5}

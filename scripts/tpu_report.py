@@ -1,0 +1,62 @@
+"""Compiles a config's pair for TPUs that are not there: what to expect.
+
+python scripts/tpu_report.py --config=configs/llama3.py --topology=v5e:2x4 \
+  --config.target.source=random:llama3_8b --config.draft.source=random:llama3_1b
+
+Without weights and without a TPU: whether it fits, what it reads and sends, and
+a roofline estimate of the improvement. A mesh of 1 x 1 is all devices of the
+topology. The last line of stdout is JSON; exit status 1 if it does not fit.
+"""
+
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+# No device is needed; a process that asks for a TPU would hold it.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+from absl import flags  # noqa: E402
+
+from specdec_jax import fields, runtime  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.costs import report  # noqa: E402
+from specdec_jax.io import load  # noqa: E402
+
+_CONFIG = runtime.config_flag('configs/llama3.py')
+_TOPOLOGY = flags.DEFINE_string(
+  'topology', 'v5e:2x4', 'of TPUs, as in v5p:2x2x1'
+)
+_CONTEXT = flags.DEFINE_integer('context', 2048, 'tokens of a buffer')
+
+
+def run() -> bool:
+  """True if it fits."""
+  s = settings_lib.settings(_CONFIG.value)
+  draft = s.drafters['lm']
+  fields.check_needed(draft)
+  opened = lambda side: load.open_source(side.source).config.running(
+    dtype=side.dtype, scan_layers=True
+  )
+  setting = report.Setting(
+    _TOPOLOGY.value,
+    s.mesh.data,
+    s.mesh.model,
+    opened(s.target),
+    opened(draft),
+    s.bench.batch_size,
+    _CONTEXT.value,
+    max(s.decode.gammas),
+    draft.replicated,
+    (s.target.source, draft.source),
+  )
+  doc = report.make(setting, runtime.track)
+  for line in report.lines(doc):
+    print(line)
+  print(runtime.compact(doc))
+  refused = any(x.refused for x in doc['programs'].values())
+  return doc['room'].fits and not refused
+
+
+if __name__ == '__main__':
+  runtime.launch(run)

@@ -1,0 +1,173 @@
+"""Programs compiled for TPUs that are not there, from shapes alone."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax import decode, requests, sharding, types
+from specdec_jax.costs import hlo
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from specdec_jax.verify import reject
+
+# Tokens of the source that an encoder reads.
+SOURCE = 512
+
+
+def library() -> str:
+  """The path of the TPU compiler.
+
+  Raises:
+    ValueError: it is not installed.
+  """
+  given = os.environ.get('TPU_LIBRARY_PATH', '')
+  places = [pathlib.Path(given)] if given else []
+  # scripts/test.sh keeps it off the path, where jax would look for a TPU.
+  places.append(pathlib.Path(sys.prefix) / 'libtpu/libtpu/libtpu.so')
+  spec = importlib.util.find_spec('libtpu')
+  if spec and spec.origin:
+    places.append(pathlib.Path(spec.origin).with_name('libtpu.so'))
+  for place in places:
+    if place.exists():
+      return str(place)
+  raise ValueError(
+    "the TPU compiler libtpu is missing: pip install 'jax[tpu]', or "
+    'bash scripts/test.sh --all, which keeps it in .venv/libtpu'
+  )
+
+
+def devices(topology: str) -> list[Any]:
+  """The devices of a topology, to compile for; see library."""
+  os.environ['TPU_LIBRARY_PATH'] = library()
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+  # Another process compiling at the same time is no reason to fail.
+  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
+  more: dict[str, Any] = {}
+  if topology.endswith(':1x1'):  # a host has more chips by default
+    more = dict(chips_per_host_bounds=(1, 1, 1))
+  from jax.experimental import topologies
+
+  return topologies.get_topology_desc(
+    platform='tpu', topology_name=topology, **more
+  ).devices
+
+
+def lower(
+  mesh: jax.sharding.Mesh,
+  target: model_config.LMConfig,
+  draft: model_config.LMConfig | None,
+  *,
+  rows: int,
+  slots: int,
+  gamma: int = 4,
+  replicated: bool = False,
+):
+  """Lowers generate, greedy or sampled, under the rule `reject`.
+
+  Args:
+    mesh: of the devices to compile for.
+    target, draft: the models; without a draft, plain decoding.
+    rows, slots: of the batch and its buffers.
+    gamma: drafts of a window.
+    replicated: every device holds all of the draft.
+  """
+  p, target_params, layout = _side(mesh, target)
+  drafter, draft_params = decode.PLAIN, ()
+  if draft is not None:
+    q, draft_params, _ = _side(mesh, draft, replicated, vocab=p.vocab)
+    drafter = lm_drafter.make(q, gamma=gamma)
+  item = requests.Item([1, 2, 3], 0)
+  if p.encode is not None:
+    item = requests.Item([0], 0, source=[1] * SOURCE)
+  request = requests.make(
+    [item] * rows,
+    ids=p.vocab,
+    context=slots,
+    max_new_tokens=1,
+    length=slots,
+    gamma=drafter.gamma,
+  )
+  request = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      np.shape(x),
+      np.asarray(x).dtype,
+      sharding=layout.sharding('batch', *[None] * (np.ndim(x) - 1)),
+    ),
+    request,
+  )
+  # As on a TPU: see build.default_options.
+  options = decode.Options(widths=())
+  programs = decode.programs(p, drafter, reject.RULE, options)
+  weights = types.Weights(target_params, draft_params)
+  return programs.generate.lower(weights, request)
+
+
+def _side(mesh, c: model_config.LMConfig, replicated: bool = False, **more):
+  """(model, shapes of its parameters, layout)."""
+  layout = sharding.lay_out(mesh, c, replicated=replicated)
+  params = {
+    name: jax.ShapeDtypeStruct(
+      s.shape, s.dtype, sharding=layout.parameter(name, len(s.shape))
+    )
+    for name, s in lm.shapes(c).items()
+  }
+  return lm.make(c, constrain=layout.constrain, **more), lm.nest(params), layout
+
+
+class Compiled(NamedTuple):
+  """What the compiler says of a program; bytes of one device.
+
+  seconds: to compile. arguments, temporaries: bytes; caches are temporaries.
+  warnings, collectives: see hlo. operations, bytes: the compiler's own counts,
+  which take every loop's body once; None where it gives none.
+  refused: why it could not be compiled, else ''.
+  """
+
+  seconds: float
+  arguments: float = 0
+  temporaries: float = 0
+  warnings: tuple[str, ...] = ()
+  collectives: dict[str, hlo.Collective] = {}
+  operations: float | None = None
+  bytes: float | None = None
+  refused: str = ''
+
+
+def compiled(
+  lowered, devices: int, caches: Collection[int], slots: int
+) -> Compiled:
+  """Compiles.
+
+  Args:
+    lowered: from lower.
+    devices: along the mesh's model axis.
+    caches, slots: as of hlo.warnings.
+  """
+  start = time.perf_counter()
+  try:
+    done = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    why = str(error).splitlines()[0]
+    return Compiled(time.perf_counter() - start, refused=why)
+  seconds = time.perf_counter() - start
+  memory, counts = done.memory_analysis(), done.cost_analysis() or {}
+  text = done.as_text()
+  return Compiled(
+    seconds,
+    memory.argument_size_in_bytes,
+    memory.temp_size_in_bytes,
+    tuple(hlo.warnings(text, caches, slots)),
+    hlo.collectives(text, devices),
+    counts.get('flops'),
+    counts.get('bytes accessed'),
+  )

@@ -1,0 +1,157 @@
+"""What compiled programs consist of, from their text."""
+
+import collections
+import math
+import re
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+_NAMES = r'\{?(%[\w.\-]+(?:, %[\w.\-]+)*)'
+_CALLED = re.compile(
+  r'(?:body|condition|calls|to_apply|computations)=' + _NAMES
+)
+_END = re.compile(r's32\[\]\S* constant\((\d+)\)')
+# Elements of an array that a program may gather: more are weights or logits.
+_GATHERED = 2**20
+
+
+def instructions(text: str) -> Iterator[tuple[str, str, str]]:
+  """(opcode, result shape, line) of every HLO instruction."""
+  for line in text.splitlines():
+    found = re.match(r'\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\(', line)
+    if found:
+      yield found[2], found[1], line
+
+
+def dimensions(shape: str) -> list[int]:
+  """Of an HLO shape such as bf16[24,8,1024,256], of a tuple's first; [0] of
+  none."""
+  dims = re.search(r'\[([\d,]*)\]', shape)
+  return [int(d) for d in dims[1].split(',') if d] if dims else [0]
+
+
+def size(shape: str) -> int:
+  """Elements of an HLO shape."""
+  return math.prod(dimensions(shape))
+
+
+def loops(text: str) -> list[str]:
+  """For every loop of a program, the text of all that its body runs."""
+  parts, _ = _computations(text)
+
+  def called(name: str, seen: dict[str, None]) -> dict[str, None]:
+    if name not in seen:
+      seen[name] = None
+      for names in _CALLED.findall('\n'.join(parts[name])):
+        for other in names.split(', '):
+          called(other, seen)
+    return seen
+
+  bodies = re.findall(r'body=(%[\w.\-]+)', text)
+  return ['\n'.join(sum((parts[x] for x in called(b, {})), [])) for b in bodies]
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+  """The lines of every computation by its name, and the name of the entry."""
+  parts: dict[str, list[str]] = {}
+  entry = ''
+  for line in text.splitlines():
+    if begins := re.match(r'(ENTRY )?(%[\w.\-]+) .*\{$', line):
+      lines = parts[begins[2]] = []
+      entry = begins[2] if begins[1] else entry
+    elif parts:
+      lines.append(line)
+  return parts, entry
+
+
+class Collective(NamedTuple):
+  """What devices send each other in a part of a program.
+
+  kinds: how many instructions run, by opcode. sent: bytes that a device sends.
+  """
+
+  kinds: dict[str, int]
+  sent: float
+
+
+_COLLECTIVE = re.compile(
+  r'(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)'
+  r'(?:-start)?'
+)
+
+
+def collectives(text: str, devices: int) -> dict[str, Collective]:
+  """By the scope of decode.py: 'prefill', 'draft_init', 'propose', 'verify'.
+
+  What is in a loop counts as often as the loop runs, where its condition has
+  the number (layers); once where it has not (windows, drafts of a window).
+  Branches, which run for sampled rows, are apart: 'verify, in branches'.
+  """
+  parts, entry = _computations(text)
+  out: dict[str, Collective] = {}
+
+  def visit(name: str, times: int):
+    for opcode, shape, line in instructions('\n'.join(parts[name])):
+      inside = times * (_turns(line, parts) if opcode == 'while' else 1)
+      for names in _CALLED.findall(line):
+        for other in names.split(', '):
+          visit(other, inside)
+      if found := _COLLECTIVE.fullmatch(opcode):
+        scope = re.search(r'/(prefill|draft_init|propose|verify)/', line)
+        where = scope[1] if scope else 'other'
+        where += ', in branches' * ('/branch_' in line)
+        kinds, sent = out.get(where, (collections.Counter(), 0))
+        kinds[found[1]] += times
+        sent += times * _sent(found[1], _bytes(shape), devices)
+        out[where] = Collective(kinds, sent)
+
+  visit(entry, 1)
+  return out
+
+
+def _turns(loop: str, parts: dict[str, list[str]]) -> int:
+  """How often a loop runs that counts from 0 to a number (scans); else 1."""
+  condition = re.search(r'condition=(%[\w.\-]+)', loop)
+  lines = '\n'.join(parts[condition[1]]) if condition else ''
+  ends = _END.findall(lines)
+  counts = len(ends) == 1 and re.search(r'ROOT .*compare\(.*LT', lines)
+  return int(ends[0]) if counts else 1
+
+
+def _sent(opcode: str, size: int, devices: int) -> float:
+  """Bytes that a device sends, on a ring; size: of the result."""
+  share = (devices - 1) / devices
+  factors = {'all-reduce': 2 * share, 'reduce-scatter': devices - 1}
+  return size * (1 if 'permute' in opcode else factors.get(opcode, share))
+
+
+def _bytes(shape: str) -> int:
+  """Of the largest array of a shape: one that starts names its operand too."""
+  each = [
+    size(x) * max(int(bits or 8) // 8, 1)
+    for x, bits in re.findall(r'((?:pred|bf|f|s|u)(\d*)\w*\[[\d,]*\])', shape)
+  ]
+  return max(each, default=0)
+
+
+def warnings(text: str, caches: Collection[int], slots: int) -> list[str]:
+  """A line for each copy of a whole cache, gathered weight or host transfer.
+
+  caches: elements of the caches on a device. slots: one of their axes.
+  """
+  out = []
+  for opcode, shape, line in instructions(text):
+    why = ''
+    if opcode in ('copy', 'copy-start', 'transpose'):
+      whole = size(shape) in caches and slots in dimensions(shape)
+      why = 'a whole cache is copied' * whole
+    if opcode.startswith(('all-gather', 'all-to-all')):
+      why = 'weights or logits are gathered' * (size(shape) >= _GATHERED)
+    if opcode in ('infeed', 'outfeed', 'send', 'recv') or re.search(
+      'callback|host_compute', line
+    ):
+      why = 'the host takes part'
+    if why:
+      name = re.search(r'op_name="([^"]*)"', line)
+      out.append(f'{why}: {opcode} {shape} of {name[1] if name else "?"}')
+  return out

@@ -1,0 +1,199 @@
+"""What a pair of models would do on a TPU: memory, traffic, improvement.
+
+The estimates are costs.roofline's; memory, collectives and warnings are of the
+programs as compiled by costs.aot. Nothing runs, and there are no weights.
+"""
+
+from typing import Any, NamedTuple
+
+from specdec_jax import sharding
+from specdec_jax.costs import aot, roofline
+from specdec_jax.models import config as model_config
+
+
+class Setting(NamedTuple):
+  """What to compile.
+
+  topology: as in 'v5e:2x4'. data, model: of the mesh; 1 x 1 is one 'model' axis
+  of all devices. target, draft: in bfloat16. rows, slots: of the batch and its
+  buffers. gamma: drafts of a window. replicated: a whole draft on each device.
+  names: of the models, to print.
+  """
+
+  topology: str
+  data: int
+  model: int
+  target: model_config.LMConfig
+  draft: model_config.LMConfig
+  rows: int
+  slots: int
+  gamma: int
+  replicated: bool = False
+  names: tuple[str, str] = ('target', 'draft')
+
+
+def check(s: Setting) -> tuple[Setting, roofline.Chip]:
+  """(the setting with its mesh filled in, one device of the topology).
+
+  Raises:
+    ValueError: what cannot be compiled, in one sentence.
+  """
+  device, count = roofline.topology(s.topology)
+  if s.data == s.model == 1:
+    s = s._replace(model=count)
+  if s.data * s.model > count:
+    raise ValueError(
+      f'mesh data={s.data} x model={s.model} needs {s.data * s.model} devices; '
+      f'{s.topology} has {count}'
+    )
+  if s.rows % s.data:
+    raise ValueError(
+      f'batch_size={s.rows} does not divide over mesh data={s.data}: '
+      'use a multiple of it'
+    )
+  for name, c in (('target', s.target), ('draft', s.draft)):
+    if c.dtype != 'bfloat16':
+      raise ValueError(
+        f'{name}.dtype={c.dtype!r}: peaks of TPUs are of bfloat16: set '
+        f'--config.{name}.dtype=bfloat16'
+      )
+  if (s.target.encoder is None) != (s.draft.encoder is None):
+    raise ValueError('an encoder: target and draft both need one, or neither')
+  least, most = s.gamma + 4, min(s.target.context, s.draft.context)
+  if not least <= s.slots <= most:
+    raise ValueError(
+      f'context={s.slots}: must be in {least} to {most}, what both models read'
+    )
+  return s, device
+
+
+def make(s: Setting, track) -> dict[str, Any]:
+  """Compiles, and returns all figures as a dict; s: from check.
+
+  track: shows progress over a list.
+  """
+  s, device = check(s)
+  mesh = sharding.make_mesh(s.data, s.model, aot.devices(s.topology))
+  shares = (
+    roofline.share(s.target, s.model),
+    roofline.share(s.draft, s.model, s.replicated),
+  )
+  source = aot.SOURCE if s.target.encoder else 0
+  rows = s.rows // s.data
+  sizes: dict[str, Any] = dict(rows=rows, slots=s.slots, source=source)
+  caches = [rows * (s.slots * x.slot + source * x.source_slot) for x in shares]
+  # Of keys or values, 2 bytes each.
+  elements = tuple(int(rows * s.slots * x.slot) // 4 for x in shares)
+  programs = {}
+  pairs = {'plain': None, 'speculative': s.draft}
+  for name, draft in track(list(pairs.items()), 'compiling'):
+    lowered = aot.lower(
+      mesh,
+      s.target,
+      draft,
+      rows=s.rows,
+      slots=s.slots,
+      gamma=s.gamma,
+      replicated=s.replicated,
+    )
+    programs[name] = aot.compiled(lowered, s.model, elements, s.slots)
+  temporaries = max(0.0, programs['speculative'].temporaries - sum(caches))
+  passes = {
+    'plain step': roofline.forward(device, shares[0], tokens=1, **sizes),
+    'verify': roofline.forward(device, shares[0], tokens=s.gamma + 1, **sizes),
+    'draft step': roofline.forward(device, shares[1], tokens=1, **sizes),
+  }
+  return dict(
+    setting=s._replace(target=None, draft=None),
+    device=device,
+    shares=dict(zip(('target', 'draft'), shares, strict=True)),
+    caches=dict(zip(('target', 'draft'), caches, strict=True)),
+    temporaries=temporaries,
+    room=roofline.room(device, shares, temporaries=temporaries, **sizes),
+    passes=passes,
+    roofline=roofline.predict(device, *shares, **sizes),
+    programs=programs,
+  )
+
+
+def lines(doc: dict[str, Any]) -> list[str]:
+  """The report of `make` for a terminal."""
+  s, device, room = doc['setting'], doc['device'], doc['room']
+  held = {f'{n} weights': x.weights for n, x in doc['shares'].items()}
+  held |= {f'{n} cache': x for n, x in doc['caches'].items()}
+  held |= {'temporaries': doc['temporaries']}
+  refused = [
+    f'{n}: {x.refused}' for n, x in doc['programs'].items() if x.refused
+  ]
+  fits = 'fits' if room.fits and not refused else 'DOES NOT FIT'
+  out = [
+    f'{" + ".join(s.names)} on {s.topology}: compiled for, not run on',
+    f'mesh data={s.data} x model={s.model}, batch {s.rows}, '
+    f'context {s.slots}, gamma {s.gamma}',
+    '',
+    f'memory of a device: {fits} ({_gb(sum(held.values()))} of '
+    f'{_gb(device.memory)})',
+    *(f'  {name:15} {_gb(x)}' for name, x in held.items()),
+    f'  longest context at batch {s.rows}: {room.slots}; largest batch at '
+    f'context {s.slots}: {room.rows * s.data}',
+    *(f'  the compiler refuses {x}' for x in refused),
+  ]
+  for name, share in doc['shares'].items():
+    if share.whole:
+      out.append(
+        f'  {name}: model={s.model} does not divide {", ".join(share.whole)}: '
+        'every device has all of it'
+      )
+  out += ['', 'roofline estimate, a pass on a device:']
+  for name, x in doc['passes'].items():
+    out.append(
+      f'  {name:10} reads {_gb(x.bytes)}, {_ms(x.bytes / device.bandwidth)}; '
+      f'{x.operations / 1e9:.1f} G operations, '
+      f'{_ms(x.operations / device.peak)}; sends {x.sent / 1e6:.2f} MB, '
+      f'{_ms(x.sent / device.links)}; in all {_ms(x.seconds)}'
+    )
+  out += ['', *_predicted(doc['roofline'], s.gamma), '']
+  for name, program in doc['programs'].items():
+    out += _program(name, program, device)
+  return out
+
+
+def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
+  best = [
+    f'{alpha}: {gain:.2f} (gamma {g})' if g else f'{alpha}: do not speculate'
+    for alpha, (g, gain) in found.best.items()
+  ]
+  return [
+    f'roofline estimate: c {found.c:.3f}, v({gamma + 1}) '
+    f'{found.v[gamma + 1]:.3f}; improvement at the best gamma, by alpha:',
+    '  ' + ', '.join(best),
+  ]
+
+
+def _program(name: str, x: aot.Compiled, device: roofline.Chip) -> list[str]:
+  if x.refused:
+    return []
+  out = [
+    f'{name} generate, compiled in {x.seconds:.0f} s: arguments '
+    f'{_gb(x.arguments)}, temporaries with caches {_gb(x.temporaries)}'
+  ]
+  for scope, found in sorted(x.collectives.items()):
+    kinds = ', '.join(f'{n} {kind}' for kind, n in sorted(found.kinds.items()))
+    out.append(
+      f'  {scope}: {kinds}; sends {found.sent / 1e6:.2f} MB, '
+      f'{_ms(found.sent / device.links)}'
+    )
+  if x.operations is not None and x.bytes is not None:
+    out.append(
+      f"  the compiler's own count, every loop's body once: "
+      f'{x.operations / 1e9:.2f} G operations, {_gb(x.bytes)} accessed'
+    )
+  return out + [f'  WARNING {line}' for line in x.warnings]
+
+
+def _gb(x: float) -> str:
+  return f'{x / 1e9:.3f} GB'
+
+
+def _ms(seconds: float) -> str:
+  return f'{seconds * 1e3:.3f} ms'

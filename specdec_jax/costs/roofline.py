@@ -1,0 +1,261 @@
+"""Least time of a model's passes on TPUs, from arithmetic alone.
+
+A pass reads its weights and its caches once and does its products; the slower
+of the two bounds it from below, and what the chips send each other comes on
+top. Activations, logits, sampling and the latency of collectives are left out.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import sharding
+from specdec_jax.costs import cost
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+# The drafts of a window that predictions try.
+GAMMAS = range(1, 17)
+
+
+class Chip(NamedTuple):
+  """A TPU chip, by its maker's page.
+
+  memory: bytes of HBM. bandwidth: bytes a second that it reads of them.
+  peak: bfloat16 operations a second. links: bytes a second that it sends, on
+  all links together; half of what pages call bidirectional bandwidth.
+  devices: what a program sees of a chip, each with an equal part.
+  shapes: topologies of up to 64 chips. source: the page.
+  """
+
+  memory: float
+  bandwidth: float
+  peak: float
+  links: float
+  devices: int
+  shapes: tuple[str, ...]
+  source: str
+
+  @property
+  def device(self) -> 'Chip':
+    """The part of it that is one device."""
+    parts = [x / self.devices for x in self[:4]]
+    return self._replace(
+      memory=parts[0],
+      bandwidth=parts[1],
+      peak=parts[2],
+      links=parts[3],
+      devices=1,
+    )
+
+
+_PAGES = 'https://docs.cloud.google.com/tpu/docs/'
+_FLAT = '1x1', '2x2', '2x4', '4x4', '4x8', '8x8'
+_CUBES = '2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4'
+# Read on 2026-11-23.
+CHIPS = {
+  'v5e': Chip(16e9, 819e9, 197e12, 200e9, 1, _FLAT, _PAGES + 'v5e'),
+  'v5p': Chip(95 * 2**30, 2765e9, 459e12, 600e9, 1, _CUBES, _PAGES + 'v5p'),
+  'v6e': Chip(32e9, 1638e9, 918e12, 400e9, 1, _FLAT, _PAGES + 'v6e'),
+  'tpu7x': Chip(
+    192 * 2**30, 7380e9, 2307e12, 600e9, 2, _CUBES, _PAGES + 'tpu7x'
+  ),
+}
+
+
+def topology(name: str) -> tuple[Chip, int]:
+  """(one device, number of devices) of a topology such as 'v5e:2x4'.
+
+  Raises:
+    ValueError: an unknown topology.
+  """
+  kind, _, shape = name.partition(':')
+  if kind not in CHIPS or shape not in CHIPS[kind].shapes:
+    known = '; '.join(f'{k}:{", ".join(c.shapes)}' for k, c in CHIPS.items())
+    raise ValueError(f'topology={name!r}: allowed are {known}')
+  chip = CHIPS[kind]
+  return chip.device, chip.devices * math.prod(map(int, shape.split('x')))
+
+
+class Share(NamedTuple):
+  """What one device holds of a model, and does in a pass; bytes, operations.
+
+  weights: held. read: of them, those that every pass reads.
+  products: operations a token in products with weights.
+  scores: operations a token and slot of attention.
+  slot: of keys and values, a row and slot.
+  source_scores, source_slot: the same for tokens of an encoder's source.
+  summed: a token, of the sums over devices (all-reduces).
+  split: devices that the model is split over.
+  whole: axes that every device has all of, because `split` does not divide
+  them.
+  """
+
+  weights: float
+  read: float
+  products: float
+  scores: float
+  slot: float
+  source_scores: float
+  source_slot: float
+  summed: float
+  split: int
+  whole: tuple[str, ...]
+
+
+@functools.cache
+def share(
+  c: model_config.LMConfig, split: int = 1, replicated: bool = False
+) -> Share:
+  """The Share of a model on one of `split` devices, by sharding's tables.
+
+  replicated: every device holds all of it.
+  """
+  axes = 'data', 'model'
+  mesh: Any = jax.sharding.AbstractMesh((1, split), axes)
+  layout = sharding.lay_out(mesh, c, replicated=replicated)
+  size = jnp.dtype(c.activations).itemsize
+  weights = read = products = 0
+  for name, s in lm.shapes(c).items():
+    spec = layout.parameter(name, len(s.shape))
+    count = math.prod(spec.shard_shape(s.shape))
+    weights += count * s.dtype.itemsize
+    if not _every_pass(name):
+      continue
+    read += count * s.dtype.itemsize
+    if name.endswith(('kernel', 'head')):
+      products += 2 * count
+  part = lambda axis: 1 if axis in layout.whole else split
+  heads, kv_heads = c.heads // part('heads'), c.kv_heads // part('heads')
+  # After attention, after each MLP, and of the embedding's rows.
+  cross = c.encoder is not None
+  sums = c.depth * (1 + cross) * (part('heads') > 1)
+  sums += c.depth * (part('mlp') > 1) + (part('vocab') > 1)
+  scores = 4 * c.depth * heads * c.head_dim
+  return Share(
+    weights,
+    read,
+    products,
+    scores,
+    2 * c.depth * kv_heads * c.head_dim * size,
+    scores * cross,
+    2 * c.depth * heads * c.head_dim * size * cross,
+    sums * c.width * size,
+    split,
+    () if replicated else tuple(sorted(layout.whole)),
+  )
+
+
+def _every_pass(name: str) -> bool:
+  """Whether each pass of the decoder reads all of a parameter."""
+  once = 'cross_attn/k/' in name or 'cross_attn/v/' in name
+  rows = name in ('embed', 'positions')
+  return not (name.startswith('encoder/') or once or rows)
+
+
+class Pass(NamedTuple):
+  """One pass on one device: bytes read, operations, bytes sent; seconds."""
+
+  bytes: float
+  operations: float
+  sent: float
+  seconds: float
+
+
+def forward(
+  device: Chip, s: Share, *, rows: int, tokens: int, slots: int, source: int = 0
+) -> Pass:
+  """The pass of `rows` rows over `tokens` tokens each.
+
+  slots: of the cache; all are read, whatever is in them. source: its tokens.
+  """
+  cache = rows * (slots * s.slot + source * s.source_slot)
+  scores = slots * s.scores + source * s.source_scores
+  work = rows * tokens * (s.products + scores)
+  # A ring sends each byte that is summed twice, but for a device's own part.
+  sent = rows * tokens * s.summed * 2 * (s.split - 1) / s.split
+  read = s.read + cache
+  least = max(read / device.bandwidth, work / device.peak)
+  return Pass(read, work, sent, least + sent / device.links)
+
+
+class Prediction(NamedTuple):
+  """A roofline estimate; times in plain steps.
+
+  step: seconds of a plain step. c: of a draft step. v: of a target pass, by its
+  width. best: by alpha, (gamma, improvement); gamma 0 where none is above 1.
+  """
+
+  step: float
+  c: float
+  v: dict[int, float]
+  best: dict[float, tuple[int, float]]
+
+
+def predict(
+  device: Chip,
+  target: Share,
+  draft: Share,
+  alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9),
+  **sizes,
+) -> Prediction:
+  """What speculation brings by roofline.
+
+  sizes: rows, slots and source of `forward`.
+  """
+  passes = {
+    n: forward(device, target, tokens=n, **sizes).seconds
+    for n in (1, *(g + 1 for g in GAMMAS))
+  }
+  step = passes[1]
+  c = forward(device, draft, tokens=1, **sizes).seconds / step
+  v = {n: x / step for n, x in passes.items()}
+  best = {}
+  for alpha in alphas:
+    gains = {g: cost.improvement(alpha, g, c, v[g + 1]) for g in GAMMAS}
+    gamma = cost.best(gains)
+    best[alpha] = gamma, max(gains.values())
+  return Prediction(step, c, v, best)
+
+
+class Room(NamedTuple):
+  """What fits into a device beside the weights.
+
+  fits: the batch and buffer asked for. slots: of the longest buffer at this
+  batch. rows: of the largest batch at this buffer.
+  """
+
+  fits: bool
+  slots: int
+  rows: int
+
+
+def room(
+  device: Chip,
+  shares: tuple[Share, ...],
+  *,
+  rows: int,
+  slots: int,
+  source: int = 0,
+  temporaries: float = 0,
+) -> Room:
+  """Room for caches.
+
+  Args:
+    device: one device.
+    shares: of target and draft.
+    rows, slots, source: of the device's caches.
+    temporaries: bytes beside weights and caches; taken to grow with rows, and
+      to stay the same where buffers grow.
+  """
+  free = device.memory - sum(s.weights for s in shares)
+  slot = sum(s.slot for s in shares)
+  fixed = source * sum(s.source_slot for s in shares)
+  row = slots * slot + fixed + temporaries / rows
+  longest = ((free - temporaries) / rows - fixed) / slot
+  return Room(
+    rows * row <= free, max(0, int(longest)), max(0, int(free // row))
+  )

@@ -1,0 +1,117 @@
+"""The TPU report: refusals, and a tiny pair compiled from end to end."""
+
+import pytest
+
+from specdec_jax.costs import aot, hlo, report
+from specdec_jax.models import config
+from tests import programs
+
+TINY = config.sized('tiny', dtype='bfloat16', scan_layers=True)
+GOOD = report.Setting('v5e:2x2', 1, 2, TINY, TINY, 4, 128, 3)
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    (dict(topology='v5e:3x3'), "topology='v5e:3x3': allowed are v5e:1x1, "),
+    (dict(topology='h100'), "topology='h100': allowed are .*tpu7x:2x2x1"),
+    (dict(model=8), 'model=8 needs 8 devices; v5e:2x2 has 4'),
+    (dict(data=3, model=1), 'batch_size=4 does not divide over mesh data=3'),
+    (dict(draft=TINY.running(dtype='float32')), 'draft.dtype=bfloat16'),
+    (dict(target=config.sized('t5_tiny', dtype='bfloat16')), 'an encoder: '),
+    (dict(slots=6), 'context=6: must be in 7 to 512'),
+    (dict(slots=1024), 'context=1024: must be in 7 to 512'),
+  ],
+)
+def test_refused_before_compiling(changes, words, monkeypatch):
+  monkeypatch.setattr(aot, 'devices', lambda *_: pytest.fail('too late'))
+  with pytest.raises(ValueError, match=words):
+    report.make(GOOD._replace(**changes), lambda *_: pytest.fail('too late'))
+
+
+def test_without_the_compiler(monkeypatch, tmp_path):
+  monkeypatch.setattr('sys.prefix', str(tmp_path))
+  monkeypatch.delenv('TPU_LIBRARY_PATH', raising=False)
+  monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+  with pytest.raises(ValueError, match=r"libtpu is missing: pip install 'jax"):
+    report.make(GOOD, list)
+
+
+HLO = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[] add(f32[] %a, f32[] %b)
+}
+
+%layer (p: (bf16[4,64])) -> (bf16[4,64]) {
+  %r = bf16[4,64]{1,0:T(8,128)(2,1)} all-reduce(%x), to_apply=%add, OP/verify/o"
+  %c = (bf16[2,8,128]{2,1,0:T(8)}, u32[]) copy-start(%k), OP/verify/cache"
+  %s = f32[4]{0} all-reduce(%x), to_apply=%add, OP/verify/cond/branch_1_fun/s"
+  %t = bf16[2,32,32]{2,1,0} transpose(%x), OP/verify/x"
+}
+
+%layers (p: (bf16[4,64])) -> pred[] {
+  %n = s32[]{:T(128)} constant(16)
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+
+%window (p: (bf16[4,64])) -> (bf16[4,64]) {
+  %w = (bf16[4,64]{1,0}) while(%p), condition=%layers, body=%layer
+  %g = (f32[4,8]{1,0}, f32[4,32]{1,0}) all-gather-start(%q), OP/propose/q"
+}
+
+ENTRY %main (p: bf16[4,64]) -> bf16[4,64] {
+  %v = (bf16[4,64]{1,0}) while(%p), condition=%add, body=%window
+  %big = f32[2048,1024]{1,0} all-gather(%h), OP/prefill/h"
+  %out = token[] outfeed(%z)
+}
+"""
+HLO = HLO.replace('OP', 'metadata={op_name="jit(generate)/while/body')
+
+
+def test_collectives_count_as_often_as_layers_run():
+  found = hlo.collectives(HLO, 4)
+  assert found['verify'].kinds == {'all-reduce': 16}
+  assert found['verify'].sent == 16 * 4 * 64 * 2 * 2 * 3 / 4
+  assert found['verify, in branches'].kinds == {'all-reduce': 16}
+  assert found['propose'] == ({'all-gather': 1}, 4 * 32 * 4 * 3 / 4)
+  assert found['prefill'].sent == 2048 * 1024 * 4 * 3 / 4
+
+
+def test_warnings_name_what_is_copied_gathered_and_moved():
+  found = hlo.warnings(HLO, [2 * 8 * 128], 128)
+  assert [x.partition(':')[0] for x in found] == [
+    'a whole cache is copied',
+    'weights or logits are gathered',
+    'the host takes part',
+  ]
+  assert found[0].endswith('/verify/cache')
+  assert len(hlo.warnings(HLO, [], 128)) == 2
+
+
+@pytest.mark.aot_tpu
+@pytest.mark.more
+def test_the_program_reports_a_tiny_pair():
+  try:
+    aot.library()
+  except ValueError as error:
+    pytest.skip(str(error))
+  done = programs.run(
+    'scripts/tpu_report.py',
+    '--config=configs/llama3.py:tiny',
+    '--topology=v5e:2x2',
+    '--context=128',
+    '--config.mesh.model=2',
+    '--config.target.dtype=bfloat16',
+    '--config.draft.dtype=bfloat16',
+  )
+  found = done.check().document
+  assert found['room']['fits'] and found['setting']['model'] == 2
+  # The compiler holds what arithmetic says; it pads what is small.
+  weights = {name: x['weights'] for name, x in found['shares'].items()}
+  plain, both = (found['programs'][x] for x in ('plain', 'speculative'))
+  assert plain['arguments'] >= weights['target']
+  assert both['arguments'] >= sum(weights.values())
+  for program in (plain, both):
+    assert not program['warnings']
+    # Two in each of two layers and one of the embedding, as arithmetic has it.
+    assert program['collectives']['verify']['kinds']['all-reduce'] >= 5
