@@ -4,7 +4,7 @@ from experiments import plots
 from experiments.tpu_roofline import table
 
 PAIR, CHIP, SPLIT = 'llama3_8b + llama3_1b', 'v5e', 8
-BATCHES = [2**i for i in range(13)]
+BATCHES = [2**i for i in range(12)]
 
 
 def stops(axes: plots.Axes) -> None:
