@@ -103,13 +103,15 @@ def make(s: Setting, track) -> dict[str, Any]:
     'verify': roofline.forward(device, shares[0], tokens=s.gamma + 1, **sizes),
     'draft step': roofline.forward(device, shares[1], tokens=1, **sizes),
   }
+  room = roofline.room(device, shares, temporaries=temporaries, **sizes)
+  read = min(s.target.context, s.draft.context)
   return dict(
     setting=s._replace(target=None, draft=None),
     device=device,
     shares=dict(zip(('target', 'draft'), shares, strict=True)),
     caches=dict(zip(('target', 'draft'), caches, strict=True)),
     temporaries=temporaries,
-    room=roofline.room(device, shares, temporaries=temporaries, **sizes),
+    room=room._replace(slots=min(room.slots, read)),
     passes=passes,
     roofline=roofline.predict(device, *shares, **sizes),
     programs=programs,
