@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from experiments import page
+from experiments import page, papers
 from experiments.leviathan_analytic import table as leviathan
 from specdec_jax.costs import cost, roofline
 from specdec_jax.models import config
@@ -132,7 +132,7 @@ def t5() -> leviathan.Table:
   device = roofline.CHIPS[T5_CHIP]
   target = roofline.share(_sized('t5_xxl'))
   lines, below = [], True
-  for row in leviathan.TABLE4:
+  for row in papers.TABLE4:
     draft = roofline.share(_sized(row.draft.lower().replace('-', '_')))
     slots, source = LENGTHS[row.task]
     sizes = dict(rows=1, slots=slots, source=source)
