@@ -129,7 +129,7 @@ def run(
   Raises:
     ValueError: the clock has too little time for one prompt.
   """
-  ceiling, read = _ceiling(arms, plan)
+  ceiling, reads = _ceiling(arms, plan)
   doc = Document(machine_lib.describe(), ceiling, plan_lib.setting(arms, plan))
   tables.start(doc, console)
   main = clock.share(0.5) if plan.batch_sizes else clock
@@ -146,7 +146,7 @@ def run(
   # What is left over goes to more repeats than planned.
   blocks = budget.blocks(len(judged), repeats, end, track)
   start, gb_s = runtime.elapsed(), []
-  blocks = machine_lib.reading(blocks, read, gb_s)
+  blocks = machine_lib.reading(blocks, reads, gb_s)
   runs = timing.measure(arms, judged, before.programs, blocks)
   judged = judged[: len(runs[arms[0].name].outputs)]
   ran = plan._replace(judged=plan.judged[: len(judged) * plan.bench.batch_size])
@@ -259,10 +259,8 @@ def finish(doc: Document, config, folder: pathlib.Path | None, console) -> bool:
   return verdict.sound(doc)
 
 
-def _ceiling(
-  arms, plan: plan_lib.Plan
-) -> tuple[machine_lib.Ceiling, machine_lib.Read]:
-  """(machine.Ceiling of plain decoding, the fastest of its reads)."""
+def _ceiling(arms, plan: plan_lib.Plan):
+  """(machine.Ceiling of plain decoding, the reads to repeat)."""
   target = arms[0].engine.target
   models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
   reads = {
@@ -282,8 +280,8 @@ def _ceiling(
   step += metrics.source_bytes(target.model, target.params, rows) * source
   mine = gb_s[target.dtype]
   tok_s = float(rows * mine['sustained'] * 1e9 * devices / step)
-  fastest = max(reads[target.dtype], key=mine.__getitem__)
-  return machine_lib.Ceiling(gb_s, devices, tok_s), reads[target.dtype][fastest]
+  kept = machine_lib.kept(reads[target.dtype], mine)
+  return machine_lib.Ceiling(gb_s, devices, tok_s), kept
 
 
 # --- rows --------------------------------------------------------------------

@@ -13,7 +13,7 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +38,7 @@ class Ceiling(NamedTuple):
   devices: devices that read at once.
   tok_s: upper bound on plain decoding, from the bytes that it reads at the
     sustained bandwidth; once the judged prompts have run, at `between`.
-  between: GB/s of the fastest program between the judged prompts, the median.
+  between: GB/s of the fastest read between two judged prompts, the median.
   """
 
   gb_s: dict[str, dict[str, float]]
@@ -124,13 +124,23 @@ def bandwidth(programs: Mapping[str, Read]) -> dict[str, float]:
   return sustained | {'sustained': max(sustained.values()), 'best': best}
 
 
-def reading(blocks: Iterable, read: Read, gb_s: list[float]) -> Iterator:
-  """The blocks; before each a read, whose GB/s joins the list.
+def kept(programs: Mapping[str, Read], found: Mapping[str, float]):
+  """The reads to repeat later: all on CPU, else the fastest, for their memory.
+
+  found: of bandwidth.
+  """
+  fastest = max(programs, key=found.__getitem__)
+  cpu = jax.default_backend() == 'cpu'
+  return [x for name, x in programs.items() if cpu or name == fastest]
+
+
+def reading(blocks: Iterable, reads: Sequence[Read], gb_s: list[float]):
+  """The blocks; before each the GB/s of the fastest read joins the list.
 
   The memory of a shared machine is not as fast a minute later.
   """
   for block in blocks:
-    gb_s.append(statistics.median(read() for _ in range(3)))
+    gb_s.append(max(read() for read in reads))
     yield block
 
 

@@ -95,10 +95,9 @@ def test_end_to_end(capsys):
 def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
   ceiling = machine.Ceiling({'float32': {'sustained': 40.0}}, 1, tok_s=80.0)
   gb_s = []
-  blocks = list(
-    machine.reading('abc', iter([20.0] * 6 + [9.0] * 3).__next__, gb_s)
-  )
-  assert blocks == ['a', 'b', 'c'] and gb_s == [20.0, 20.0, 9.0]
+  reads = iter([20.0, 9.0, 20.0]).__next__, iter([5.0, 10.0, 7.0]).__next__
+  assert [*machine.reading('abc', reads, gb_s)] == ['a', 'b', 'c']
+  assert gb_s == [20.0, 10.0, 20.0]
   found = ceiling.beside('float32', gb_s)
   assert (found.between, found.tok_s) == (20.0, 40.0)
 
