@@ -15,6 +15,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+import jax  # noqa: E402
 from absl import flags  # noqa: E402
 
 from specdec_jax import (  # noqa: E402
@@ -41,6 +42,8 @@ _CACHE = flags.DEFINE_bool('check_cache', False, 'recompute every cache: slow')
 
 def read():
   """The output's path, the prompts, and costs: a rerun goes on as begun."""
+  if jax.process_count() > 1 and (_HTML.value or _CACHE.value):
+    raise ValueError('html, check_cache: are for one process; start one')
   output = answers.check_output(_OUTPUT.value, _PROMPTS.value)
   return output, prompts.read(_PROMPTS.value), answers.costs(output)
 

@@ -138,20 +138,21 @@ def test_another_form_is_refused(program, argument, words):
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-  'program, config, words',
+  'program, config, argument, words',
   [
-    ('audit', 'pair', '2 processes: this program runs in one'),
-    ('train', 'train_lm', 'model=1: 2 processes have 2 devices'),
+    ('audit', 'pair', 'workdir', '2 processes: this program runs in one'),
+    ('train', 'train_lm', 'workdir', 'model=1: 2 processes have 2 devices'),
+    ('generate', 'pair', 'html', 'html, check_cache: are for one process'),
   ],
 )
 def test_what_several_processes_cannot_do_is_refused(
-  tmp_path, program, config, words
+  tmp_path, program, config, argument, words
 ):
   done = together(
     tmp_path,
     f'scripts/{program}.py',
     f'--config=configs/{config}.py:tiny',
-    f'--workdir={tmp_path / "run"}',
+    f'--{argument}={tmp_path / "run"}',
   ).check(2)
   assert words in done.err and words in (tmp_path / 'logs/1.log').read_text()
 
