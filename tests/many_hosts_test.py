@@ -136,7 +136,7 @@ def test_another_form_is_refused(program, argument, words):
   programs.run(program, argument).check_refused(words)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'program, config, argument, words',
   [
