@@ -131,9 +131,11 @@ def _join(given: str) -> bool:
   global _silent
   from specdec_jax import sharding
 
+  if given != 'auto':
+    faulthandler.disable()  # JAX's word on one that is gone should be the last
   several = sharding.join(given)
   if several:
-    faulthandler.disable()  # JAX's word should be the last one
+    faulthandler.disable()
     _silent = not sharding.is_first()
   if _silent:
     sys.stdout = open(os.devnull, 'w')  # noqa: SIM115

@@ -14,6 +14,8 @@ import importlib.util
 import os
 import pickle
 import re
+import socket
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -183,7 +185,9 @@ def join(given: str) -> bool:
     return False
   # It would swallow SIGTERM while a program loads; `interrupts` takes the rest.
   jax.config.update('jax_enable_preemption_service', False)
-  where = (None, None, None) if given == 'auto' else _place(given)
+  where: Any = (None,) * 3 if given == 'auto' else _place(given)
+  if where[2]:
+    _wait_for(given, where[0])
   try:
     jax.distributed.initialize(
       *where,
@@ -216,6 +220,22 @@ def _place(given: str) -> tuple[str, int, int]:
     f'distributed={given}: allowed are auto, off, or ADDRESS,N,I, such as '
     '10.0.0.2:8476,4,0 in the first of 4 processes'
   )
+
+
+def _wait_for(given: str, address: str) -> None:
+  """Returns when something listens at the address; JAX would only abort."""
+  host, _, port = address.rpartition(':')
+  end = time.monotonic() + _START
+  while True:
+    try:
+      return socket.create_connection((host.strip('[]'), int(port)), 5).close()
+    except OSError as error:
+      if time.monotonic() > end:
+        raise ValueError(
+          f'distributed={given}: nothing answered at {address} for {_START} s '
+          f'({error}); start process 0 too, where this one can reach it'
+        ) from error
+    time.sleep(0.5)
 
 
 def _in_cluster() -> bool:
