@@ -134,6 +134,15 @@ def _bytes(shape: str) -> int:
   return max(each, default=0)
 
 
+def _moves(shape: str) -> bool:
+  """Whether a copy's two ends, a tuple, lie in different memories.
+
+  The compiler keeps a small cache on the chip; that copies none.
+  """
+  ends = re.findall(r'\w+\[[^\]]*\]\{[^}]*\}', shape)[:2]
+  return len({'S(' in x for x in ends}) == 2
+
+
 def warnings(text: str, caches: Collection[int], slots: int) -> list[str]:
   """A line for each copy of a whole cache, gathered weight or host transfer.
 
@@ -144,6 +153,7 @@ def warnings(text: str, caches: Collection[int], slots: int) -> list[str]:
     why = ''
     if opcode in ('copy', 'copy-start', 'transpose'):
       whole = size(shape) in caches and slots in dimensions(shape)
+      whole &= not _moves(shape)
       why = 'a whole cache is copied' * whole
     if opcode.startswith(('all-gather', 'all-to-all')):
       why = 'weights or logits are gathered' * (size(shape) >= _GATHERED)

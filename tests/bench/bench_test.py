@@ -132,7 +132,7 @@ def test_a_crossover_when_sampling(capsys):
     sampling={'temperature': 0.8},
     lookup={'min_match': 1},
   )
-  good, doc, printed = run(config, capsys, sizes=(3,), clock=budget.clock(5))
+  good, doc, printed = run(config, capsys, sizes=(3,), clock=budget.clock(60))
   (wide,) = doc.crossover
   assert good and wide.batch_size == 3 and wide.best_gamma.keys() == {'lookup'}
   audit = wide.rows[1].audit

@@ -115,3 +115,10 @@ def test_the_program_reports_a_tiny_pair():
     assert not program['warnings']
     # Two in each of two layers and one of the embedding, as arithmetic has it.
     assert program['collectives']['verify']['kinds']['all-reduce'] >= 5
+
+
+def test_a_cache_that_moves_onto_the_chip_is_not_copied():
+  end = 'bf16[2,8,128]{2,1,0:T(8,128)(2,1)'
+  line = f'%c = ({end}}}, {end}S(1)}}, u32[]{{:S(2)}}) copy-start(%k)'
+  assert not hlo.warnings(line, [2048], 8)
+  assert hlo.warnings(line.replace('S(1)', ''), [2048], 8)
