@@ -1,6 +1,7 @@
 """The loss of a text against NumPy, and of pairs against decoding."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +58,8 @@ def pairs():
   return batch, lm.init(PAIRS, 0)
 
 
-def value(params, batch, config=PAIRS, key=0, **settings):
-  loss = lm_loss.cross_entropy(config, ids=40, remat=False, **settings)
+def value(params, batch, config=PAIRS, key=0, remat=False, **settings):
+  loss = lm_loss.cross_entropy(config, ids=40, remat=remat, **settings)
   batch = jax.tree.map(jnp.asarray, batch)
   return loss(params, {}, batch, jax.random.key(key))[0]
 
@@ -130,6 +131,22 @@ def test_layers_that_are_scanned_have_the_same_dropout():
     value(params, batch, dropout=0.3),
     1e-10,
   )
+
+
+@pytest.mark.more
+def test_layers_that_are_computed_again_drop_the_same_in_bfloat16():
+  batch, params = pairs()
+
+  @functools.partial(jax.jit, static_argnames='remat')
+  def gradient(key, remat):
+    low = dict(config=PAIRS.running(dtype='bfloat16'), dropout=0.3)
+    make = functools.partial(value, key=key, remat=remat, **low)
+    found = jax.tree.leaves(jax.grad(make)(params, batch))
+    return jnp.concatenate([x.ravel() for x in found])
+
+  want, again, other = gradient(1, False), gradient(1, True), gradient(2, False)
+  off = lambda x: jnp.linalg.norm(x - want) / jnp.linalg.norm(want)
+  assert off(again) < 0.02 < 0.2 < off(other)
 
 
 def test_what_is_kept_of_a_layer_keeps_its_mean():
