@@ -191,6 +191,18 @@ def test_every_source_of_completions_trains_a_draft(
   assert_shared(draft, target, student.get('share', True))
 
 
+@pytest.mark.slow
+def test_a_mesh_changes_nothing(pairs, tmp_path, monkeypatch):
+  found = []
+  for mesh in (dict(data=1, model=1), dict(data=2, model=4)):
+    folder = tmp_path / f'{mesh["model"]}'
+    assert a_run(folder, monkeypatch, data=pairs, mesh=mesh)['finished']
+    rows = map(json.loads, (folder / 'run/metrics.jsonl').open())
+    found.append([x['loss'] for x in rows if 'loss' in x])
+  assert len(found[0]) == 4
+  np.testing.assert_allclose(*found, rtol=1e-3)
+
+
 def assert_shared(draft, target, share: bool):
   """The encoder is the teacher's bit for bit, but not the decoder."""
   read = lambda x: lm.flatten(build.load(x.source, kernels='xla').params)
