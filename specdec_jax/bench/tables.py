@@ -195,8 +195,9 @@ def rows(doc, console) -> None:
   console.print(table(title, doc.rows, speed))
   share = over(doc.rows[0].tok_s, doc.ceiling.tok_s)
   console.print(
-    f'Plain decoding reaches {_show(share)} of its ceiling (reads between the '
-    f'prompts: {_show(doc.ceiling.between, "{:.1f}")} GB/s). Improvement is of '
+    f'Plain decoding reaches {_show(share)} of its ceiling (XLA reads '
+    f'{_show(doc.ceiling.between, "{:.1f}")} GB/s between the prompts, CPU '
+    'kernels sometimes more). Improvement is of '
     'decoding alone; whole requests have the prefill of target and draft. '
     "Explained: the prediction with the judged prompts' own acceptance."
   )

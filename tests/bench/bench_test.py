@@ -86,7 +86,7 @@ def test_end_to_end(capsys):
   assert doc.setting.judged_prompts == 2
   ceiling = doc.ceiling.gb_s['float32']
   assert ceiling['best'] >= ceiling['sustained'] > 0
-  assert f'{doc.ceiling.between:.1f} GB/s)' in printed
+  assert f'XLA reads {doc.ceiling.between:.1f} GB/s' in printed
   last = json.loads(printed.splitlines()[-1])
   assert last['verdict'] and last['rows'][1]['name'] == 'lm g=2'
   assert last['rows'][2]['audit']['compared'] == list(lookup.audit.compared)
