@@ -280,7 +280,7 @@ def fetch(tree: Any) -> Any:
 
 
 def from_first(make: Callable[[], T]) -> T:
-  """What make() returns, or the ValueError that it raises, in process 0.
+  """The result of make(), or the ValueError that it raises, in process 0.
 
   The others do not call it. All have to call this.
   """

@@ -123,7 +123,7 @@ def _side(mesh, c: model_config.LMConfig, replicated: bool = False, **more):
 
 
 class Compiled(NamedTuple):
-  """What the compiler says of a program; bytes of one device.
+  """A program as the compiler describes it; bytes of one device.
 
   seconds: to compile. arguments, temporaries: bytes; caches are temporaries.
   warnings, collectives: see hlo. operations, bytes: the compiler's own counts,

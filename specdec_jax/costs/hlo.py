@@ -1,4 +1,4 @@
-"""What compiled programs consist of, from their text."""
+"""The parts of compiled programs, read from their text."""
 
 import collections
 import math
@@ -65,7 +65,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 class Collective(NamedTuple):
-  """What devices send each other in a part of a program.
+  """The communication of devices in a part of a program.
 
   kinds: how many instructions run, by opcode. sent: bytes that a device sends.
   """

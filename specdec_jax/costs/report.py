@@ -1,4 +1,4 @@
-"""What a pair of models would do on a TPU: memory, traffic, improvement.
+"""The memory, traffic and improvement of a pair of models on a TPU.
 
 The estimates are costs.roofline's; memory, collectives and warnings are of the
 programs as compiled by costs.aot. Nothing runs, and there are no weights.
@@ -12,7 +12,7 @@ from specdec_jax.models import config as model_config
 
 
 class Setting(NamedTuple):
-  """What to compile.
+  """A pair of models to compile, and for which devices.
 
   topology: as in 'v5e:2x4'. data, model: of the mesh; 1 x 1 is one 'model' axis
   of all devices. target, draft: in bfloat16. rows, slots: of the batch and its

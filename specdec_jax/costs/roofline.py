@@ -81,7 +81,7 @@ def topology(name: str) -> tuple[Chip, int]:
 
 
 class Share(NamedTuple):
-  """What one device holds of a model, and does in a pass; bytes, operations.
+  """The share of a model on one device, in bytes, and its work in a pass.
 
   weights: held. read: of them, those that every pass reads.
   products: operations a token in products with weights.
@@ -170,7 +170,12 @@ def forward(
 ) -> Pass:
   """The pass of `rows` rows over `tokens` tokens each.
 
-  slots: of the cache; all are read, whatever is in them. source: its tokens.
+  Args:
+    device: one device.
+    s: its share of the model.
+    rows, tokens: of the pass.
+    slots: of the cache; all are read, whatever is in them.
+    source: tokens of a source.
   """
   cache = rows * (slots * s.slot + source * s.source_slot)
   scores = slots * s.scores + source * s.source_scores
@@ -202,7 +207,7 @@ def predict(
   alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9),
   **sizes,
 ) -> Prediction:
-  """What speculation brings by roofline.
+  """The improvement that speculation brings, by roofline.
 
   sizes: rows, slots and source of `forward`.
   """
@@ -222,7 +227,7 @@ def predict(
 
 
 class Room(NamedTuple):
-  """What fits into a device beside the weights.
+  """The caches that fit into a device beside the weights.
 
   fits: the batch and buffer asked for. slots: of the longest buffer at this
   batch. rows: of the largest batch at this buffer.
