@@ -19,8 +19,6 @@ from specdec_jax.bench import machine, metrics
 from specdec_jax.io import files
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Files that a run writes are not counted as changes of the code.
-WRITTEN = (':!experiments/*/results/*', ':!experiments/*/README.md')
 GAMMAS = (1, 2, 3, 4, 6, 8)
 
 _NAMES = flags.DEFINE_list('rows', [], 'rows to measure; all, if empty')
@@ -148,7 +146,7 @@ def measure(table: Table, folder: pathlib.Path, every, asked: Asked) -> None:
         f'--models={_MODELS.value}: row {name} needs {lost[0]}, which is not '
         f'there; {every[name].command}'
       )
-  head, dirty = machine.commit(*WRITTEN)
+  head, dirty = machine.commit(*page.WRITTEN)
   setting = {'asked': json.loads(runtime.compact(asked)), 'quick': _QUICK.value}
   for name, x in stored(folder, every).items():
     same = x['machine']['commit'] == head

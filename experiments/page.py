@@ -10,6 +10,8 @@ from specdec_jax import runtime
 from specdec_jax.bench import machine
 from specdec_jax.io import files
 
+# Files that a run writes are not counted as changes of the code.
+WRITTEN = (':!experiments/*/results/*', ':!experiments/*/README.md')
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
 
 

@@ -5,4 +5,4 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
-exec python "$root/experiments/block_verification_table1/table.py" "$@"
+exec python "$root/experiments/table.py" block_verification_table1 "$@"

@@ -12,8 +12,6 @@ from specdec_jax.bench import machine
 from specdec_jax.io import files
 
 HOME = pathlib.Path(__file__).parent
-# Files that a run writes are not counted as changes of the code.
-WRITTEN = (':!experiments/*/results/*', ':!experiments/*/README.md')
 WORKDIR = flags.DEFINE_string(
   'workdir', '', 'folder for the results; if given, README.md is left alone'
 )
@@ -37,7 +35,7 @@ def run(
   """
   folder = runtime.open_workdir(workdir or str(home / 'results'))
   assert folder is not None
-  made_by = f'{machine.made_by(*machine.commit(*WRITTEN))}.'
+  made_by = f'{machine.made_by(*machine.commit(*page.WRITTEN))}.'
   good = True
   for name, compute in tables.items():
     found = compute()

@@ -5,4 +5,4 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
-exec python "$root/experiments/leviathan_table3/table.py" "$@"
+exec python "$root/experiments/table.py" leviathan_table3 "$@"

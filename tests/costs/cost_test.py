@@ -4,21 +4,11 @@ import math
 
 import pytest
 
+from experiments import papers
 from specdec_jax.costs import cost
 
 
-# Leviathan et al. 2023, table 1: alpha, gamma, operations, speed at c = 0.
-@pytest.mark.parametrize(
-  'alpha, gamma, operations, speed',
-  [
-    (0.6, 2, 1.53, 1.96),
-    (0.7, 3, 1.58, 2.53),
-    (0.8, 2, 1.23, 2.44),
-    (0.8, 5, 1.63, 3.69),
-    (0.9, 2, 1.11, 2.71),
-    (0.9, 10, 1.60, 6.86),
-  ],
-)
+@pytest.mark.parametrize('alpha, gamma, operations, speed', papers.TABLE1)
 def test_leviathan_table_1(alpha, gamma, operations, speed):
   assert round(cost.improvement(alpha, gamma, 0.0), 2) == speed
   assert round(cost.operations(alpha, gamma, 0.0), 2) == operations

@@ -204,7 +204,7 @@ def test_captions_are_pairs_and_no_caption_is_in_both_parts(tmp_path):
 
 
 def refused(message, *arguments):
-  run = programs.run('experiments/leviathan_table3/table.py', *arguments)
+  run = programs.run('experiments/table.py', THREE, *arguments)
   run.check_refused(message)
 
 
@@ -238,11 +238,11 @@ def test_bad_input_is_one_sentence(arguments, message, tmp_path):
 @pytest.mark.parametrize('table', TABLES)
 def test_tiny_models(table, tmp_path):
   """Measured, then rendered again from what was stored."""
-  program = f'experiments/{table}/table.py'
+  program = 'experiments/table.py', table
   where = f'--results={tmp_path}'
-  done = programs.run(program, '--quick', '--rows=translation', where).check()
+  done = programs.run(*program, '--quick', '--rows=translation', where).check()
   assert done.out.startswith('QUICK: tiny random models')
   assert '| toy translation' in done.out
   assert '* translation: the target has BLEU' in done.out
-  again = programs.run(program, '--quick', '--render', where).check()
+  again = programs.run(*program, '--quick', '--render', where).check()
   assert again.out == done.out
