@@ -74,10 +74,10 @@ def run() -> bool:
   digest = answers.digest(config, [m for m in (target, engine.draft) if m])
   task = answers.Run(chosen, target, ask, chat, max_new, rows, digest)
   answers.check_prompts(task, _PROMPTS.value)
-  sharding.from_first(lambda: answers.begun(output, task))
+  old = sharding.from_first(lambda: answers.begun(output, task))
   if costs and engine.costs is not None:
     engine = build.with_costs(engine, costs)
-  done, recorded = answers.write(output, task)
+  done, recorded = answers.write(output, task, old)
   if recorded and sharding.is_first():
     html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))
   return answers.report(done, engine.rule)

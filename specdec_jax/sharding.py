@@ -257,14 +257,18 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
-def put(array: Any, where: jax.sharding.Sharding | None) -> jax.Array:
-  """An array on devices of all; one of the host is the same in all of them."""
+def put(tree: Any, where: jax.sharding.Sharding | None) -> Any:
+  """Arrays on devices of all; those of the host are the same in all of them."""
   if where is None or where.is_fully_addressable:
-    return jax.device_put(array, where)
-  if isinstance(array, jax.Array) and not array.is_fully_addressable:
-    return jax.jit(lambda x: x, out_shardings=where)(array)
-  array = np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
-  return jax.make_array_from_callback(array.shape, where, lambda i: array[i])
+    return jax.device_put(tree, where)
+
+  def one(x):
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+      return jax.jit(lambda x: x, out_shardings=where)(x)
+    x = np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
+    return jax.make_array_from_callback(x.shape, where, lambda i: x[i])
+
+  return jax.tree.map(one, tree)
 
 
 def fetch(tree: Any) -> Any:

@@ -106,7 +106,7 @@ def training() -> bool:
       os.kill(os.getpid(), signal.SIGTERM)
 
   task = runs.task()
-  params = jax.tree.map(lambda x: sharding.put(x, whole), task.params)
+  params = sharding.put(task.params, whole)
   task = task._replace(params=params, refresh=refresh)
   place = data.placer(layout(fakes.tiny(**SIZES)))
   ended = runs.run(pathlib.Path(folder), task, place=place)

@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import requests, runtime, sharding, types
@@ -236,7 +236,7 @@ def begun(path: pathlib.Path, run: Run) -> set[str]:
 
 
 def write(
-  path: pathlib.Path, run: Run
+  path: pathlib.Path, run: Run, old: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
   """Answers the prompts that have no line yet, batch by batch.
 
@@ -245,17 +245,14 @@ def write(
   Args:
     path: the output; lines are appended.
     run: prompts and settings; call check_prompts first.
+    old: the ids answered so far, of begun.
 
   Returns:
     A summary: prompts, lines (in the file), written, skipped, non_finite,
     tokens, target_calls, block_efficiency, seconds; and the new answers that
     have a record, by title.
-
-  Raises:
-    ValueError: see begun; before anything is written.
   """
   start = time.perf_counter()
-  old = sharding.from_first(lambda: begun(path, run))
   left = [prompt for prompt in run.prompts if prompt.id not in old]
   batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
   written, done, recorded = 0, [], {}

@@ -4,7 +4,6 @@ Names are the field's; where a name has several meanings there, the formula is
 spelled out. Prefill is never a target call. All counts are exact.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from specdec_jax import decode, types
+from specdec_jax.models import lm
 
 # Counters of the batch, not of its rows.
 _BATCH = 'widths_N', 'calls'
@@ -173,15 +173,12 @@ def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
   return tree_bytes(jax.eval_shape(left)) / many
 
 
-_SELDOM = re.compile(r'(embed|positions|encoder)\b|layers/.*cross_attn/[kv]/')
-
-
 def _read_whole(params: types.Params) -> list[tuple[str, jax.Array]]:
   """The parameters of a pass, by flat name, of a tree of any kind."""
   named, _ = jax.tree_util.tree_flatten_with_path(params)
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
   flat = [(name(path), x) for path, x in named]
-  return [x for x in flat if not _SELDOM.match(x[0])]
+  return [x for x in flat if lm.every_pass(x[0])]
 
 
 def own_bytes(params: types.Params, target: types.Params) -> int:

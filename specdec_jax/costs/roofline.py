@@ -123,7 +123,7 @@ def share(
     spec = layout.parameter(name, len(s.shape))
     count = math.prod(spec.shard_shape(s.shape))
     weights += count * s.dtype.itemsize
-    if not _every_pass(name):
+    if not lm.every_pass(name):
       continue
     read += count * s.dtype.itemsize
     if name.endswith(('kernel', 'head')):
@@ -147,13 +147,6 @@ def share(
     split,
     () if replicated else tuple(sorted(layout.whole)),
   )
-
-
-def _every_pass(name: str) -> bool:
-  """Whether each pass of the decoder reads all of a parameter."""
-  once = 'cross_attn/k/' in name or 'cross_attn/v/' in name
-  rows = name in ('embed', 'positions')
-  return not (name.startswith('encoder/') or once or rows)
 
 
 class Pass(NamedTuple):

@@ -355,6 +355,4 @@ def _replicated(
 
 
 def _put(layout: sharding.Layout | None, tree):
-  if layout is None:
-    return tree
-  return jax.tree.map(lambda x: sharding.put(x, layout.sharding()), tree)
+  return tree if layout is None else sharding.put(tree, layout.sharding())

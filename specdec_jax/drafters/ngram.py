@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,7 +49,7 @@ def for_target(
   def fit(arrays, about):
     draft_file.check_tokenizer(FILE, settings.path, about, target)
     whole = target.layout and target.layout.sharding()
-    return jax.tree.map(lambda x: sharding.put(x, whole), Counts(**arrays))
+    return sharding.put(Counts(**arrays), whole)
 
   counts = draft_file.fitted(FILE, settings.path, target, fit)
   q = model(target.model.vocab, ids=target.ids)

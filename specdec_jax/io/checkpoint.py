@@ -305,8 +305,7 @@ class Manifest:
 
 def write_manifest(folder: pathlib.Path, content: Manifest) -> None:
   """Hashes every file below a folder into its manifest."""
-  paths = {name: folder / name for name in sorted(_names(folder))}
-  hashes = {n: [x.stat().st_size, files.sha256(x)] for n, x in paths.items()}
+  hashes = {name: _hash(folder / name) for name in sorted(_names(folder))}
   content = dataclasses.replace(content, files=hashes)
   files.write(folder / MANIFEST, _encode(dataclasses.asdict(content)))
 
@@ -345,7 +344,7 @@ def check_files(folder: pathlib.Path, content: Manifest) -> None:
   for name, (size, digest) in content.files.items():
     path = folder / name
     try:
-      found, found_digest = path.stat().st_size, files.sha256(path)
+      found, found_digest = _hash(path)
     except OSError as e:
       raise Corrupt(path, f'cannot be read: {e.strerror}') from e
     if found < size:
@@ -388,6 +387,10 @@ def _kinds(leaves: dict[str, Any]) -> dict[str, list]:
 def _names(folder: pathlib.Path) -> set[str]:
   paths = [p for p in folder.rglob('*') if not p.is_dir()]
   return {p.relative_to(folder).as_posix() for p in paths} - {MANIFEST}
+
+
+def _hash(path: pathlib.Path) -> list:
+  return [path.stat().st_size, files.sha256(path)]
 
 
 def _encode(body: dict[str, Any]) -> str:

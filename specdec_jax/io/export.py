@@ -298,10 +298,10 @@ def _inner(t: tokenizer_lib.Tokenizer, config) -> tokenizers.Tokenizer:
   For an encoder with eos behind every text: ours adds it to sources itself.
   """
   inner, bos_id = t.inner, t.bos_id
-  for i in t.eos_ids[:1] if config.encoder else ():
-    if inner.encode('a').ids[-1:] != [i]:
-      eos = str(inner.id_to_token(i))
-      return _surrounded(inner, '', f' {eos}', (eos, i))
+  end = list(t.eos_ids[:1])
+  if config.encoder and end and inner.encode('a').ids[-1:] != end:
+    eos = str(inner.id_to_token(end[0]))
+    return _surrounded(inner, '', f' {eos}', (eos, end[0]))
   adds = bos_id is not None and inner.encode('a').ids[:1] == [bos_id]
   if adds == t.add_bos or bos_id is None:
     return inner

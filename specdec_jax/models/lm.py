@@ -6,6 +6,7 @@ names ('layers/0/attn/q/kernel').
 """
 
 import functools
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,12 @@ def flatten(params: types.Params) -> dict[str, Any]:
   """The inverse of nest."""
   paths, _ = jax.tree_util.tree_flatten_with_path(params)
   return {'/'.join(str(k.key) for k in path): leaf for path, leaf in paths}
+
+
+def every_pass(name: str) -> bool:
+  """Whether each pass of a decoder reads all of a parameter, by flat name."""
+  seldom = r'(embed|positions|encoder)\b|layers/.*cross_attn/[kv]/'
+  return not re.match(seldom, name)
 
 
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:

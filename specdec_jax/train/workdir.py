@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from specdec_jax import runtime, sharding
 from specdec_jax.io import files
 from specdec_jax.train import logs
@@ -44,7 +46,16 @@ def open_run(
       writable, or not the same for every process.
   """
   begun = sharding.from_first(lambda: _open(folder, config, changed, fixed))
-  # Every process writes its part of a checkpoint there.
+  if jax.process_count() > 1:
+    _check_shared(folder)
+  return begun
+
+
+def _check_shared(folder: pathlib.Path) -> None:
+  """Raises ValueError unless all processes see what the first one writes.
+
+  Every process writes its part of a checkpoint there.
+  """
   name = sharding.from_first(lambda: _mark(folder))
   blind = sharding.differing('seen' if (folder / name).exists() else 'missing')
   if sharding.is_first():
@@ -54,7 +65,6 @@ def open_run(
       f'workdir {folder}: process {blind} does not see what process 0 wrote '
       'there; take a folder that all hosts share'
     )
-  return begun
 
 
 def _mark(folder: pathlib.Path) -> str:

@@ -60,7 +60,8 @@ class World:
       found, self.target, self._ask, self.chat, 8, self.rows, digest
     )
     answers.check_prompts(task, str(self.input))
-    return answers.write(self.output, task)[0]
+    old = answers.begun(self.output, task)
+    return answers.write(self.output, task, old)[0]
 
   def _ask(self, items):
     assert 1 <= len(items) <= self.rows
