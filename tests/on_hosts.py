@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
@@ -24,7 +25,7 @@ from specdec_jax import (  # noqa: E402
 )
 from specdec_jax.drafters import lm as lm_drafter  # noqa: E402
 from specdec_jax.models import lm  # noqa: E402
-from specdec_jax.train import data  # noqa: E402
+from specdec_jax.train import data, workdir  # noqa: E402
 from tests import fakes  # noqa: E402
 from tests.train import runs  # noqa: E402
 
@@ -54,6 +55,12 @@ def words() -> bool:
   assert not sharding.anywhere(False) and sharding.anywhere(index == 1)
   assert sharding.differing('a') is None
   assert sharding.differing('a' if index != 1 else 'b') == 1
+  with tempfile.TemporaryDirectory() as own:  # another one in each process
+    try:
+      workdir.open_run(pathlib.Path(own), {})
+      raise AssertionError
+    except ValueError as error:
+      assert 'process 1 does not see' in str(error)
   over = layout(fakes.tiny(**SIZES))
   x_BT = np.arange(16 * 3).reshape(16, 3)
   placed = sharding.put(x_BT, over.sharding('batch', None))
