@@ -37,16 +37,20 @@ class Batches(Iterator[dict[str, np.ndarray]]):
       ValueError: a state of another data set, batch or seed.
     """
     for name, mine in self._about.items():
-      if state[name] != mine:
+      if state.get(name) != mine:
         raise ValueError(
-          f'state of {name} {state[name]}, but these batches have {name} '
+          f'state of {name} {state.get(name)}, but these batches have {name} '
           f'{mine}: resume with the same data, batch and seed, or start anew'
         )
     grain.experimental.set_next_index(self._iterator, state['taken'])
 
 
 def batches(
-  arrays: Mapping[str, np.ndarray], *, batch: int, seed: int
+  arrays: Mapping[str, np.ndarray],
+  *,
+  batch: int,
+  seed: int,
+  ends: Mapping[str, np.ndarray] | None = None,
 ) -> Batches:
   """Endless batches of rows of arrays with the same leading axis.
 
@@ -58,10 +62,41 @@ def batches(
     arrays: by name; row i of each belongs to the same text.
     batch: rows in a batch, 1 or more.
     seed: of the order, 0 or more.
+    ends: by name, the columns before the padding of each row [N]. Rows of like
+      length are then batched together, and a batch has as many quarters of
+      these arrays' columns as its longest row needs: padding costs as much as
+      text, and four widths are few programs to compile.
 
   Raises:
     ValueError: arrays of different lengths; fewer rows than a batch.
   """
+  rows, ends = _rows(arrays, batch), ends or {}
+  about: dict[str, Any] = dict(
+    seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays)
+  )
+  if ends:
+    about['grouped'] = sorted(ends)
+  quarters_N, steps = quarters(arrays, ends), rows // batch
+  order = functools.lru_cache(1)(
+    lambda epoch: _order((steps, batch), quarters_N, seed, epoch)
+  )
+
+  def take(number: int) -> dict[str, np.ndarray]:
+    epoch, step = divmod(number, steps)
+    chosen = order(epoch)[step]
+    found = {name: a[chosen] for name, a in arrays.items()}
+    for name in ends:
+      width = quarters_N[chosen].max() * found[name].shape[1]
+      found[name] = found[name][:, : -(-width // 4)]
+    return found
+
+  # state() counts batches that were returned, not those read ahead.
+  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+  endless = grain.MapDataset.range(_ENDLESS).map(take)
+  return Batches(iter(endless.to_iter_dataset(options)), about)
+
+
+def _rows(arrays: Mapping[str, np.ndarray], batch: int) -> int:
   lengths = {name: len(a) for name, a in arrays.items()}
   if len(set(lengths.values())) != 1:
     raise ValueError(
@@ -74,20 +109,30 @@ def batches(
       f'{rows} rows are fewer than batch={batch}: use a smaller batch or more '
       'data'
     )
-  about = dict(seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays))
-  order = functools.lru_cache(1)(
-    lambda epoch: order_of_epoch(rows, seed=seed, epoch=epoch)
-  )
+  return rows
 
-  def take(number: int) -> dict[str, np.ndarray]:
-    epoch, step = divmod(number, rows // batch)
-    chosen = order(epoch)[step * batch :][:batch]
-    return {name: a[chosen] for name, a in arrays.items()}
 
-  # state() counts batches that were returned, not those read ahead.
-  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-  steps = grain.MapDataset.range(_ENDLESS).map(take)
-  return Batches(iter(steps.to_iter_dataset(options)), about)
+def quarters(
+  arrays: Mapping[str, np.ndarray], ends: Mapping[str, np.ndarray]
+) -> np.ndarray:
+  """Quarters of the columns, 1 to 4, that each row needs in all arrays: [N]."""
+  needed = [-(-4 * n // arrays[name].shape[1]) for name, n in ends.items()]
+  if not needed:
+    return np.full(len(next(iter(arrays.values()))), 4)
+  return np.clip(np.max(needed, axis=0), 1, 4)
+
+
+def _order(
+  shape: tuple[int, int], quarters_N: np.ndarray, seed: int, epoch: int
+) -> np.ndarray:
+  """The rows of each batch of an epoch, of like length: [batches, rows]."""
+  rows = order_of_epoch(len(quarters_N), seed=seed, epoch=epoch)
+  rows = rows[: shape[0] * shape[1]]
+  # Stable: among equal lengths the order stays random, and that of batches too.
+  rows = rows[np.argsort(quarters_N[rows], kind='stable')].reshape(shape)
+  if quarters_N.min() == quarters_N.max():
+    return rows
+  return rows[order_of_epoch(len(rows), seed=seed, epoch=epoch)]
 
 
 def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:

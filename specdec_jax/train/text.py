@@ -239,6 +239,13 @@ def pair_rows(
   return dict(tokens=tokens_NT, counted=counted_NT, **source)
 
 
+def ends(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """By name of an array of pair_rows, the columns before padding: [N]."""
+  # The start is not counted.
+  target_N = 1 + rows['counted'].sum(1)
+  return dict(tokens=target_N, counted=target_N, source=rows['source_length'])
+
+
 def end_of(tokenizer: tokenizer_lib.Tokenizer) -> int:
   """The id behind every text; raises ValueError where there is none."""
   if not tokenizer.eos_ids:

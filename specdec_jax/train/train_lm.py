@@ -253,15 +253,17 @@ def _task(
     judge = lambda params: lost(params) | scores(params)
   read = s.text.source_length if s.text.source_field else 0
   products = metrics.row_products(model.params, s.text.length, read)
+  ends = text.ends(rows) if read else {}
+  share = float(np.mean(data.quarters(rows, ends))) / 4
   return loop.Task(
     params=model.params,
     loss=trained,
     frozen={},
-    batches=data.batches(rows, batch=s.text.rows, seed=s.run.seed),
+    batches=data.batches(rows, batch=s.text.rows, seed=s.run.seed, ends=ends),
     judge=judge,
     score=lambda figures: -figures['held_out_loss'],
-    tokens=s.text.rows * (s.text.length + read),
-    flops=6.0 * products * s.text.rows,
+    tokens=round(share * s.text.rows * (s.text.length + read)),
+    flops=6.0 * share * products * s.text.rows,
     dtype=s.model.dtype,
   )
 

@@ -126,3 +126,52 @@ def test_a_state_of_other_batches_is_refused(other, message):
 
 ORDER_0_0 = [1, 4, 5, 6, 2, 0, 3, 7]
 ORDER_1_0 = [0, 5, 7, 4, 2, 6, 3, 1]
+
+
+def grouped(batch=4):
+  """Rows of 8 and of 4 columns; row i of 'a' ends after i % 8 + 1 columns."""
+  row = np.arange(50)
+  a = {'a': row[:, None] + np.zeros(8, int), 'b': row[:, None] + np.zeros(4)}
+  ends = {'a': row % 8 + 1, 'b': np.where(row == 7, 4, 1)}
+  return data.batches(a | {'i': row}, batch=batch, seed=5, ends=ends), ends
+
+
+def test_batches_of_like_length_have_no_more_columns_than_they_need():
+  batches, ends = grouped()
+  epochs, widths = [], set()
+  for _ in range(3):
+    epoch = []
+    for batch in itertools.islice(batches, 12):
+      i = batch['i']
+      epoch += i.tolist()
+      needed = max((ends['a'][i].max() + 1) // 2, ends['b'][i].max())
+      assert batch['a'].shape == (4, 2 * needed)
+      assert batch['b'].shape == (4, needed)
+      assert (batch['a'] == i[:, None]).all()
+      widths.add(needed)
+    assert len(set(epoch)) == 48
+    epochs.append(tuple(epoch))
+  assert widths == {1, 2, 3, 4} and len(set(epochs)) == 3
+  # Few batches mix lengths: at most one at each of the three borders.
+  lengths = [(ends['a'][list(x)] + 1) // 2 for x in _fours(epochs[0])]
+  assert sum(len(set(x)) > 1 for x in lengths) <= 4  # row 7's too
+  longest = [x.max() for x in lengths]
+  assert longest != sorted(longest)
+
+
+def _fours(rows):
+  return [rows[i : i + 4] for i in range(0, len(rows), 4)]
+
+
+def test_grouped_batches_resume_and_know_others():
+  batches, _ = grouped()
+  for _ in range(5):
+    next(batches)
+  state = json.loads(json.dumps(batches.state()))
+  expected = take(batches, 15)
+  again, _ = grouped()
+  again.restore(state)
+  assert take(again, 15) == expected
+  del state['grouped']  # as of a run whose batches were not grouped
+  with pytest.raises(ValueError, match='state of grouped None'):
+    again.restore(state)
