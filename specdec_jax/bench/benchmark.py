@@ -263,8 +263,9 @@ def _ceiling(arms, plan: plan_lib.Plan):
   """(machine.Ceiling of plain decoding, the reads to repeat)."""
   target = arms[0].engine.target
   models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
+  packed = any(m.lm_config and m.lm_config.packed for m in models)
   reads = {
-    d: machine_lib.reads(d, small=plan.bench.small)
+    d: machine_lib.reads(d, packed=packed, small=plan.bench.small)
     for d in sorted({m.dtype for m in models})
   }
   gb_s = {d: machine_lib.bandwidth(x) for d, x in reads.items()}

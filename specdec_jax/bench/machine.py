@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.kernels import pages
+from specdec_jax.kernels import calls, pages
 from specdec_jax.models import layers
 
 # A call that reads memory once and returns gigabytes a second.
@@ -88,19 +88,26 @@ def made_by(commit: str, changed: bool) -> str:
   return f'Commit {commit[:12]}{" with changes" if changed else ""}'
 
 
-def reads(dtype: str, *, small: bool = False) -> dict[str, Read]:
+def reads(
+  dtype: str, *, packed: bool = False, small: bool = False
+) -> dict[str, Read]:
   """Programs that read 256 MB on CPU, else 1 GB: x_1K @ w_KN, and a sum.
 
+  packed: also by the CPU kernels, which read faster than XLA.
   small: arrays that fit into a cache, for a smoke test; no bound.
   """
   kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
   size = (2**20 if small else _BYTES[kind]) // jnp.dtype(dtype).itemsize
-  filled = lambda *shape: pages.enlarge(_filled(*shape, dtype=dtype))
+  filled = lambda *shape: pages.enlarge(_filled(shape, dtype))
   out = {}
   for K in _ROWS[:1] if small else _ROWS:
     N = size // K // 128 * 128
     x_1K, w_KN = jnp.ones((1, K), dtype), filled(K, N)
     out[f'matvec {K}x{N}'] = functools.partial(_read, _matvec, x_1K, w_KN)
+  if packed:
+    x_1K = jnp.ones((1, _ROWS[0]))
+    panels = filled(size // x_1K.size // calls.WIDE, x_1K.size, calls.WIDE)
+    out['kernel'] = functools.partial(_read, _kernel, x_1K, panels)
   out['sum'] = functools.partial(_read, _sum, filled(size))
   return out
 
@@ -115,8 +122,8 @@ def _read(program, *args) -> float:
 def bandwidth(programs: Mapping[str, Read]) -> dict[str, float]:
   """Gigabytes a second of one device, by program, and the most of them.
 
-  Returns {'matvec KxN': GB/s, 'sum': GB/s, 'sustained': GB/s, 'best': GB/s}:
-  medians over calls, the largest of them, and the best single call.
+  Returns GB/s of each: medians over calls; with their largest as 'sustained'
+  and the best single call as 'best'.
   """
   found = {name: _repeated(read) for name, read in programs.items()}
   sustained = {name: statistics.median(x) for name, x in found.items()}
@@ -147,7 +154,7 @@ def reading(blocks: Iterable, reads: Sequence[Read], gb_s: list[float]):
 def matmul_flops(dtype: str) -> float:
   """Floating-point operations a second of one device in a large matmul."""
   size = 1024 if jax.default_backend() == 'cpu' else 8192
-  x = _filled(size, size, dtype=dtype)
+  x = _filled((size, size), dtype)
   fastest = max(_repeated(functools.partial(_read, _matvec, x, x)))
   return 2.0 * size**3 * fastest * 1e9 / x.nbytes
 
@@ -159,12 +166,17 @@ def _matvec(x_1K, w_KN):
 
 
 @jax.jit
+def _kernel(x_1K, panels):
+  return calls.linear(x_1K, panels, len(panels) * calls.WIDE)
+
+
+@jax.jit
 def _sum(x):
   return jnp.sum(x, dtype=jnp.promote_types(x.dtype, jnp.float32))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=('dtype',))
-def _filled(*shape, dtype):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _filled(shape, dtype):
   return jnp.full(shape, 0.5, dtype)
 
 

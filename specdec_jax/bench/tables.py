@@ -195,10 +195,10 @@ def rows(doc, console) -> None:
   console.print(table(title, doc.rows, speed))
   share = over(doc.rows[0].tok_s, doc.ceiling.tok_s)
   console.print(
-    f'Plain decoding reaches {_show(share)} of its ceiling (XLA reads '
-    f'{_show(doc.ceiling.between, "{:.1f}")} GB/s between the prompts, CPU '
-    'kernels sometimes more). Improvement is of '
-    'decoding alone; whole requests have the prefill of target and draft. '
+    f'Plain decoding reaches {_show(share)} of its ceiling (reads of '
+    f'{_show(doc.ceiling.between, "{:.1f}")} GB/s between the prompts). '
+    'Improvement is of decoding '
+    'alone; whole requests have the prefill of target and draft. '
     "Explained: the prediction with the judged prompts' own acceptance."
   )
   drafting = {
