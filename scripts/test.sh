@@ -42,16 +42,17 @@ EOF
   fi
 }
 
-if [[ $marks != *more* ]]; then tpu_compiler; fi
+if [[ $marks != *more* ]]; then tpu_compiler & fi
 
+failed=false
 if $checks; then
-  failed=false
   .venv/bin/ruff check --quiet --output-format=concise || failed=true
   .venv/bin/ruff format --check --quiet || failed=true
   .venv/bin/pyright || failed=true
-  if $failed; then
-    echo 'test: mend what ruff and pyright list above (--quick skips them)' >&2
-    exit 1
-  fi
+fi
+wait # for tpu_compiler
+if $failed; then
+  echo 'test: mend what ruff and pyright list above (--quick skips them)' >&2
+  exit 1
 fi
 exec .venv/bin/python -m pytest -n 2 --dist worksteal -q -m "$marks" "$@"

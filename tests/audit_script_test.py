@@ -47,11 +47,8 @@ def _folder(tmp_path_factory):
 
 
 def audit(folder, *arguments, program=SCRIPT):
-  # The same program again is not compiled again.
-  cache = programs.FAST | {'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache')}
-  cache['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
   prompts = f'--prompts={folder / "in.jsonl"}'
-  return programs.run(program, *SETTINGS, prompts, *arguments, **cache)
+  return programs.run(program, *SETTINGS, prompts, *arguments)
 
 
 def test_texts_are_identical(folder):

@@ -55,7 +55,6 @@ def test_tokens_do_not_depend_on_processes(tmp_path, processes, devices, rules):
     processes=processes,
     devices=devices,
     JAX_ENABLE_X64='1',
-    **programs.FAST,
   ).check()
 
 
@@ -82,7 +81,7 @@ def test_all_processes_choose_by_the_costs_that_the_first_measured(tmp_path):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('first', [1, 2])
+@pytest.mark.parametrize('first', [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_goes_on_in_another_number_of_processes(tmp_path, first):
   """After a stop that only one process was told of; then equals one process."""
   whole, folder = tmp_path / 'whole', tmp_path / 'run'

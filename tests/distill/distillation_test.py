@@ -123,7 +123,7 @@ def on_a_mesh(tmp_path, monkeypatch, **changes):
   return a_run(tmp_path, monkeypatch, mesh=mesh, **changes)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_mesh_changes_nothing(eagle_run, tmp_path, monkeypatch):
   _, figures, lines = eagle_run
   place, placed = requests.place, []
@@ -200,7 +200,7 @@ def test_a_language_model_learns_from_both_and_is_exported(
   assert_decodes_as_plain(draft)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_an_lm_learns_the_same_from_recorded_features(tmp_path, monkeypatch):
   """Of some ids; then the teacher reads its answers only as it writes them."""
   path = tmp_path / 'words.txt'
@@ -222,7 +222,7 @@ def test_an_lm_learns_the_same_from_recorded_features(tmp_path, monkeypatch):
   np.testing.assert_array_equal(draft.params['head'], target.params['head'])
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_language_model_may_propose_the_most_frequent_ids_only(
   tmp_path, monkeypatch
 ):

@@ -213,7 +213,7 @@ def assert_shared(draft, target, share: bool):
   assert not any('kernel' in n for n in same - encoder)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path, monkeypatch):
   data = pairs | dict(completions='mixed')
   run = loop_lib.run
@@ -239,7 +239,7 @@ def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path, monkeypatch):
   assert ends[0] == ends[1] and len(ends[0]) == 2
 
 
-@pytest.mark.parametrize('share', [True, False])
+@pytest.mark.parametrize('share', [slow(True), False])
 def test_a_student_of_all_layers_is_its_teacher(share):
   target = teacher_of(kernels='xla')
   s = config(student=dict(layers=(0, 1), vocabulary=0, share=share))

@@ -44,7 +44,6 @@ def test_a_run_on_a_tiny_model_fills_its_folder(tmp_path):
     '--config.bench.prompt_tokens=20',
     f'--results={tmp_path}',
     '--temperatures=0,1',
-    **programs.FAST,
   ).check()
   found = json.loads((tmp_path / 'prediction.json').read_text())['cells']
   # Two gammas and temperatures; seven categories and all together.

@@ -143,8 +143,15 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
     assert (mean > 2) == (draft is config)
 
 
-@pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE], ids=['r', 'c'])
-@pytest.mark.parametrize('name', ['early_exit', 'ngram', 'lookup', 'adaptive'])
+@pytest.mark.parametrize(
+  ('name', 'rule'),
+  [
+    ('early_exit', coupled.RULE),
+    ('ngram', reject.RULE),
+    ('lookup', coupled.RULE),
+    ('adaptive', reject.RULE),
+  ],
+)
 def test_drafters_without_a_model_give_plain_decodings_text(x64, name, rule):
   config = config_of(depth=3)
   model, params = lm.make(config), wild(config, 0)
@@ -240,7 +247,9 @@ def test_target_and_draft_encode_once_before_the_loop():
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-  'data, model, scan', [(2, 4, False), (4, 2, True)], ids=['unrolled', 'scan']
+  'data, model, scan',
+  [pytest.param(2, 4, False, marks=pytest.mark.slow), (4, 2, True)],
+  ids=['unrolled', 'scan'],
 )
 def test_tokens_do_not_depend_on_the_mesh(x64, data, model, scan):
   """Nor where the heads of a draft, of another shape, are not divided."""

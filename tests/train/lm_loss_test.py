@@ -67,6 +67,9 @@ def value(params, batch, config=PAIRS, key=0, remat=False, **settings):
 def test_the_loss_of_pairs_is_that_of_decoding_them_one_token_at_a_time():
   batch, params = pairs()
   model, costs = lm.make(PAIRS, ids=40), []
+  read = jax.jit(
+    lambda one, at, cache: forward.read(model, params, one, at, cache, slots=7)
+  )
   for row in range(3):
     tokens, n = batch['tokens'][row], batch['source_length'][row]
     # Alone, and without what lies behind its source.
@@ -75,11 +78,13 @@ def test_the_loss_of_pairs_is_that_of_decoding_them_one_token_at_a_time():
     for t in range(batch['counted'][row].sum()):
       one = jnp.asarray(tokens[None, t : t + 1])
       at = jnp.array([t])
-      hidden, _, cache = forward.read(model, params, one, at, cache, slots=7)
+      hidden, _, cache = read(one, at, cache)
       logits = np.asarray(model.head(params, hidden))[0, 0]
       costs.append(np.log(np.exp(logits).sum()) - logits[tokens[t + 1]])
   assert len(costs) == 12
-  np.testing.assert_allclose(value(params, batch), np.mean(costs), 1e-10)
+  np.testing.assert_allclose(
+    jax.jit(value)(params, batch), np.mean(costs), 1e-10
+  )
 
 
 def test_what_lies_behind_pairs_changes_nothing_and_all_parameters_learn():
