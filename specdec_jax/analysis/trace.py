@@ -69,8 +69,8 @@ def record(
 
   Args:
     plain: a build.Engine that decodes at gamma 0.
-    engines: of the same target, whose drafters have a distribution q. That of
-      an eagle is of a window's first draft only.
+    engines: one or more, of the same target, whose drafters have a
+      distribution q. That of an eagle is of a window's first draft only.
     plan: prompts, sampling settings and sizes; the first sample has the seed
       of its settings, the others those after it.
     samples: texts of each prompt.
@@ -136,16 +136,20 @@ def _texts(
       tokens_BL=out.tokens_BL, limit_B=out.lengths_B
     )
     answers = plan_lib.answers([group], [out])
-    for texts, engine in zip(found, engines, strict=True):
-      columns = scores(
-        engine.weights,
-        request,
-        target=engine.target.model,
-        draft=engine.q,
-        rules=tuple(rules),
-        chunk=engine.options.chunk,
-      )
-      texts += _scored(engine, group, answers, np.stack(columns, -1), plan)
+    p_BL, *columns = scores(
+      engines[0].weights.target,
+      [engine.weights.draft for engine in engines],
+      request,
+      target=engines[0].target.model,
+      drafts=tuple(engine.q for engine in engines),
+      rules=tuple(rules),
+      chunk=engines[0].options.chunk,
+    )
+    size = len(columns) // len(engines)
+    for i, (texts, engine) in enumerate(zip(found, engines, strict=True)):
+      own = columns[i * size : (i + 1) * size]
+      columns_BLX = np.stack([p_BL, *own], -1)
+      texts += _scored(engine, group, answers, columns_BLX, plan)
   # The last batch is filled with copies.
   return [texts[: len(items)] for texts in found]
 
@@ -179,52 +183,56 @@ def _scored(engine, group, answers, columns_BLX, plan) -> list[Text]:
 
 
 @functools.partial(
-  jax.jit, static_argnames=('target', 'draft', 'rules', 'chunk')
+  jax.jit, static_argnames=('target', 'drafts', 'rules', 'chunk')
 )
 def scores(
-  weights: types.Weights,
+  params: types.Params,
+  draft_params: Sequence[types.Params],
   request: decode.Request,
   *,
   target: types.Model,
-  draft: types.Model,
+  drafts: tuple[types.Model, ...],
   rules: tuple[types.Rule, ...] = (),
   chunk: int,
 ) -> list[jax.Array]:
-  """Scores texts with both models, teacher-forced.
+  """Scores texts with the target, once, and with every draft, teacher-forced.
 
   Args:
-    weights: of both models.
+    params, draft_params: of the target, and of each draft.
     request: the texts, prompts included; they end at limit_B.
-    target, draft: the models.
+    target, drafts: the models.
     rules: lossy ones.
     chunk: tokens that a model reads at a time.
 
   Returns:
-    p, q and overlap as in Text, then of each rule alpha and total variation,
-    [B, L] each. p or q is NaN where the model's logits are not finite.
+    p as in Text; then of each draft q and overlap, and of each rule alpha and
+    total variation, [B, L] each. p or q is NaN where the model's logits are
+    not finite.
   """
 
   def columns(index_T, *logits):
-    p_BTV, q_BTV = (
+    given = types.Scores(logits[0], request.sampling)
+    tokens_BT = forward.at(request.tokens_BL, index_T)
+    p_BTV, *q = (
       sampling_lib.probabilities(x, request.sampling) for x in logits
     )
-    tokens_BT = forward.at(request.tokens_BL, index_T)
     # Greedy p and q are one-hot even where the logits are NaN.
-    out = [
+    picked = [
       jnp.where(jnp.isfinite(jnp.max(x, -1)), chain.pick(y, tokens_BT), jnp.nan)
-      for x, y in zip(logits, (p_BTV, q_BTV), strict=True)
+      for x, y in zip(logits, (p_BTV, *q), strict=True)
     ]
-    out.append(jnp.sum(jnp.minimum(p_BTV, q_BTV), -1))
-    given = types.Scores(logits[0], request.sampling)
-    for rule in rules:
-      assert rule.kept is not None and rule.emitted is not None, rule.name
-      off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, given) - p_BTV)
-      out.append(jnp.sum(rule.kept(p_BTV, q_BTV, given), -1))
-      out.append(jnp.sum(off_BTV, -1) / 2)
+    out = picked[:1]
+    for q_BT, q_BTV in zip(picked[1:], q, strict=True):
+      out += [q_BT, jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)]
+      for rule in rules:
+        assert rule.kept is not None and rule.emitted is not None, rule.name
+        off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, given) - p_BTV)
+        out.append(jnp.sum(rule.kept(p_BTV, q_BTV, given), -1))
+        out.append(jnp.sum(off_BTV, -1) / 2)
     return out
 
   return forward.score(
-    [(target, weights.target), (draft, weights.draft)],
+    [(target, params), *zip(drafts, draft_params, strict=True)],
     request.tokens_BL,
     request.limit_B,
     columns,

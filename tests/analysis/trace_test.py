@@ -100,6 +100,31 @@ def test_p_and_q_are_those_of_the_tables(tmp_path):
       assert text.overlap[t] == pytest.approx(overlap, rel=1e-5)
 
 
+def test_the_target_reads_a_text_once_for_all_drafts():
+  """And every draft's numbers have the bits of a trace of its own."""
+  read = []
+
+  def apply(*args, **settings):
+    jax.debug.callback(read.append, 1)
+    return MODEL.apply(*args, **settings)
+
+  lms = [engine(1, draft=TARGET + x * DRAFT) for x in (0.1, 0.5, 2.0)]
+  counted = MODEL._replace(apply=apply)
+  target = dataclasses.replace(lms[0].target, own=counted)
+  lms = [dataclasses.replace(x, target=target) for x in lms]
+  plan = plan_lib.Plan(ITEMS[:8], (), NEW, 64, sampled(), BENCH)
+  plan = plan._replace(bench=types_lib.SimpleNamespace(batch_size=8))
+  record = functools.partial(trace.record, engine(0), plan=plan, samples=1)
+  apart = [record([x])[0].texts for x in lms]
+  jax.effects_barrier()
+  passes = len(read) // len(lms)
+  assert passes > 0
+  read.clear()
+  assert [x.texts for x in record(lms)] == apart
+  jax.effects_barrier()
+  assert len(read) == passes
+
+
 @pytest.mark.more
 @pytest.mark.parametrize('rule', ['reject', 'block'])
 def test_real_decoding_agrees_and_a_wrong_trace_does_not(rule):
