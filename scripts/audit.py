@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import build, runtime  # noqa: E402
+from specdec_jax import build, runtime, sharding  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import identity, prompts  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
@@ -24,12 +24,18 @@ _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 
+def read():
+  """The folder for results, and the prompts."""
+  folder = runtime.open_workdir(_WORKDIR.value)
+  path = _PROMPTS.value
+  return folder, prompts.read(path) if path else prompts.builtin()
+
+
 def run() -> bool:
   """True if every difference is a tie and every request ended well."""
   settings = settings_lib.settings(_CONFIG.value)
   identity.check_promise(build.rule_of(settings.decode.rule), settings.sampling)
-  folder = runtime.open_workdir(_WORKDIR.value)
-  chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
+  folder, chosen = sharding.from_first(read)
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen)
   report = identity.run(plan_lib.arms(loaded), plan, runtime.track)
@@ -37,4 +43,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  runtime.launch(run, hosts=True)

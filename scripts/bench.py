@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import runtime, sharding  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
@@ -29,11 +29,17 @@ _MINUTES = flags.DEFINE_float(
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 
+def read():
+  """The folder for results, and the prompts."""
+  folder = runtime.open_workdir(_WORKDIR.value)
+  path = _PROMPTS.value
+  return folder, prompts.read(path) if path else prompts.builtin()
+
+
 def run() -> bool:
   """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
-  folder = runtime.open_workdir(_WORKDIR.value)
-  chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
+  folder, chosen = sharding.from_first(read)
   sizes = plan_lib.batch_sizes(_SIZES.value)
   clock = budget.clock(_MINUTES.value)
   if _EXPORT.value and not sizes:
@@ -49,9 +55,11 @@ def run() -> bool:
     clock=clock,
   )
   if _EXPORT.value and verdict.sound(doc):
-    gammas.export(doc, loaded.target.digest, _EXPORT.value)
+    sharding.from_first(
+      lambda: gammas.export(doc, loaded.target.digest, _EXPORT.value)
+    )
   return benchmark.finish(doc, _CONFIG.value, folder, console)
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  runtime.launch(run, hosts=True)

@@ -32,4 +32,5 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
+  runtime.set_xla_flags(trains=True)
   runtime.launch(run, hosts=True)

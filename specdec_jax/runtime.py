@@ -37,18 +37,26 @@ def elapsed() -> float:
   return time.monotonic() - _STARTED
 
 
-def set_xla_flags() -> None:
-  """Sets the XLA flag that this version of jaxlib needs.
+_YNN = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
+
+
+def set_xla_flags(*, trains: bool = False) -> None:
+  """Sets the XLA flags that this version of jaxlib needs.
 
   The package calls it on import; it has no effect after the first computation.
+
+  trains: for large products, which XLA's own CPU kernels compute on one core
+    each, and its others on all.
   """
   flags = os.environ.get('XLA_FLAGS', '')
-  needs = importlib.metadata.version('jaxlib') == '0.10.2'
-  if needs and 'xla_cpu_experimental_ynn_fusion_type' not in flags:
+  if importlib.metadata.version('jaxlib') != '0.10.2':
+    return
+  if _YNN.partition('=')[0] not in flags:
     # jaxlib 0.10.2 miscompiles a narrow matvec + reduce on CPU (jax#39103).
     # The minus disables one pattern only; without it the fast kernels go too.
-    flag = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
-    os.environ['XLA_FLAGS'] = f'{flags} {flag}'.strip()
+    os.environ['XLA_FLAGS'] = flags = f'{flags} {_YNN}'.strip()
+  if trains and flags.endswith(_YNN):  # as set here, not by the user
+    os.environ['XLA_FLAGS'] = f'{flags},-dot,-individual_dot'
 
 
 def prepare() -> None:

@@ -59,6 +59,38 @@ def test_tokens_do_not_depend_on_processes(tmp_path, processes, devices, rules):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  'program', [('scripts/bench.py', '--minutes=1'), ('scripts/audit.py',)]
+)
+def test_texts_are_compared_in_several_processes(tmp_path, program):
+  rows = [{'prompt': 'ab' * n, 'category': 'ab'} for n in range(2, 6)]
+  (tmp_path / 'in.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  done = together(
+    tmp_path,
+    *program,
+    '--config=configs/pair.py:tiny',
+    '--config.mesh.data=2',
+    '--config.bench.batch_size=2',
+    f'--prompts={tmp_path / "in.jsonl"}',
+    f'--workdir={tmp_path / "out"}',
+  ).check()
+  plain, *others = done.document['rows']
+  if program[0] == 'scripts/bench.py':
+    assert plain['name'] == 'autoregressive'
+    assert [*tmp_path.glob('out/results/bench.json')]
+  else:
+    others = [plain, *others]
+    assert [*tmp_path.glob('out/audit.json')]
+  assert len(others) == 2  # lm, lookup
+  for row in others:
+    assert row['audit']['requests'] >= 2 and not row['audit']['findings']
+    assert row['counts']['emitted_tokens'] > 0
+  # Tables are those of process 0 alone.
+  assert 'Machine' in done.out
+  assert 'Machine' not in (tmp_path / 'logs/1.log').read_text()
+
+
+@pytest.mark.slow
 def test_all_processes_choose_by_the_costs_that_the_first_measured(tmp_path):
   lines = '{"prompt": "abcabca"}\n{"prompt": "what now"}'
   (tmp_path / 'in.jsonl').write_text(lines)

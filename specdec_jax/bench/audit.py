@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import forward, types
+from specdec_jax import forward, sharding, types
 from specdec_jax import sampling as sampling_lib
 
 # A choice may differ by both tokens' noise, in both arms.
@@ -107,9 +107,8 @@ def audit(
   start, last = np.int32(len(case.prompt) - 1), np.int32(len(text) - 1)
   source = np.tile(np.array(case.source, np.int32), (rows, 1))
   score = functools.partial(_score, params, tokens_BL, source, start, last)
-  passes_BV = np.concatenate(
-    [score(model=model, width=n, chunk=chunk) for n in (1, gamma + 1)]
-  ).astype(np.float64)
+  passes = [score(model=model, width=n, chunk=chunk) for n in (1, gamma + 1)]
+  passes_BV = np.concatenate(sharding.fetch(passes)).astype(np.float64)
   parted = plain[same], other[same]
   found = Finding('BUG', same, *parted)
   # What one rounding changes, relatively. The arms' programs are compiled apart

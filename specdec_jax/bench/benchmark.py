@@ -8,11 +8,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import rich.console
 
-from specdec_jax import build, runtime
+from specdec_jax import build, runtime, sharding
 from specdec_jax.bench import (
   budget,
   identity,
@@ -207,7 +206,7 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   alone = plan.bench.batch_size == 1
   seen = {
     arm.name: [
-      jax.device_get(
+      sharding.fetch(
         programs[arm.name][0](
           arm.engine.weights, plan_lib.capped(arm, group.full)
         )
@@ -253,7 +252,7 @@ def finish(doc: Document, config, folder: pathlib.Path | None, console) -> bool:
   sentences = verdict.sentences(doc)
   out = {'config': config.to_dict(), **doc._asdict(), 'verdict': sentences}
   tables.close(sentences, out, console)
-  if folder:
+  if folder and sharding.is_first():
     (folder / 'results').mkdir(exist_ok=True)
     files.write(folder / 'results/bench.json', runtime.compact(out))
   return verdict.sound(doc)
@@ -268,7 +267,9 @@ def _ceiling(arms, plan: plan_lib.Plan):
     d: machine_lib.reads(d, packed=packed, small=plan.bench.small)
     for d in sorted({m.dtype for m in models})
   }
-  gb_s = {d: machine_lib.bandwidth(x) for d, x in reads.items()}
+  gb_s = sharding.from_first(
+    lambda: {d: machine_lib.bandwidth(x) for d, x in reads.items()}
+  )
   devices = 1 if target.layout is None else target.layout.mesh.size
   # A step reads the weights, on average half the answer in the cache, and what
   # the encoder left.

@@ -7,14 +7,13 @@ is. The settings of the config are upper bounds.
 
 import dataclasses
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from specdec_jax import runtime
+from specdec_jax import runtime, sharding
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import timing
 from specdec_jax.costs import parts
@@ -33,7 +32,7 @@ class Clock(NamedTuple):
   seconds: float = math.inf
 
   def left(self) -> float:
-    return self.seconds - runtime.elapsed()
+    return self.seconds - sharding.from_first(runtime.elapsed)
 
   def share(self, part: float) -> 'Clock':
     """The clock that ends when this share of the time left is spent."""
@@ -226,8 +225,9 @@ def blocks(
 ) -> Iterator[tuple[int, int]]:
   """(repeat, group) of every block that can be finished in time, and one."""
   jobs = [(r, g) for r in range(repeats) for g in range(groups)]
-  start = time.monotonic()
+  start = runtime.elapsed()
   for done, job in enumerate(track(jobs, 'timing')):
-    if done and clock.left() < (time.monotonic() - start) / done:
+    spent = sharding.from_first(lambda: runtime.elapsed() - start)
+    if done and clock.left() < spent / done:
       return
     yield job

@@ -8,10 +8,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 from scipy import special
 
-from specdec_jax import decode, runtime, types
+from specdec_jax import decode, runtime, sharding, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit, machine, metrics, tables, verdict
 from specdec_jax.bench import plan as plan_lib
@@ -226,7 +225,7 @@ def run(
   groups = plan_lib.groups(arms, plan, plan.judged + plan.others)
   outputs = {
     arm.name: [
-      jax.device_get(
+      sharding.fetch(
         arm.engine.programs.generate(
           arm.engine.weights, plan_lib.capped(arm, x.full)
         )
@@ -265,7 +264,7 @@ def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
   console.print()
   tables.audit(report, console)
   tables.close(sentences, out, console)
-  if folder:
+  if folder and sharding.is_first():
     files.write(folder / 'audit.json', runtime.compact(out))
   return not report.failed and not report.total.bugs
 

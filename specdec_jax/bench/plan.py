@@ -209,9 +209,11 @@ def _group(arms, plan: Plan, items, new: int) -> Group:
     length=plan.buffer,
     sources=plan.sources or None,
   )
-  place = lambda limit_B: jax.device_put(
-    requests.place(host._replace(limit_B=limit_B), target.layout)
-  )
+
+  def place(limit_B):
+    placed = requests.place(host._replace(limit_B=limit_B), target.layout)
+    return placed if target.layout else jax.device_put(placed)
+
   read = int(host.lengths_B.max()) - 1
   return Group(
     items=tuple(items),

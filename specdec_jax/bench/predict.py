@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, forward, types
+from specdec_jax import decode, forward, sharding, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import metrics
 from specdec_jax.bench import plan as plan_lib
@@ -172,9 +172,10 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
     index_1L < plain.lengths_B[:, None]
   )
-  every_BL = np.ones((B, L), bool)
+  every_BL, proposals_BL = np.ones((B, L), bool), sharding.fetch(proposals_BL)
   proposed_BL = every_BL if proposals_BL is None else proposals_BL >= 0
-  return text_BL, proposed_BL, *(np.asarray(x, np.float64) for x in found)
+  found = sharding.fetch(found)
+  return text_BL, proposed_BL, *(x.astype(np.float64) for x in found)
 
 
 # --- what acceptance is worth ------------------------------------------------

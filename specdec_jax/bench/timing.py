@@ -8,10 +8,9 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from specdec_jax import decode
+from specdec_jax import decode, sharding
 from specdec_jax.bench import metrics
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
@@ -91,7 +90,7 @@ def measure(
       if len(found) < 3:
         found.append(parts.timed(call, group.none)[0])
       if repeat == 0:
-        outputs[arm.name].append(jax.device_get(output))
+        outputs[arm.name].append(sharding.fetch(output))
   out = {}
   groups = groups[: len(outputs[arms[0].name])]
   for arm in arms:

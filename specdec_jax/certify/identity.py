@@ -182,7 +182,7 @@ def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
   """Greedy and coupled text, float32 and bfloat16: all differences are ties."""
   compared, rates = 0, []
   for dtype in ('float32', 'bfloat16'):
-    for arm, tokens, ties in _audited(subject, dtype, amount):
+    for arm, tokens, ties in audited(subject, dtype, amount):
       compared += tokens
       rates.append(f'{arm} {1000 * ties / tokens:.2g}')
   unexplained = base.none_of(
@@ -195,7 +195,7 @@ def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
   )
 
 
-def _audited(subject: base.Subject, dtype: str, amount: int):
+def audited(subject: base.Subject, dtype: str, amount: int):
   """Audits greedy text of the first rule, and coupled text, request by request.
 
   Yields (name of the arm, tokens compared, ties).

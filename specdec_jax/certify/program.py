@@ -218,7 +218,7 @@ def run(
   _print_head(doc, chosen, len(subject.pairs()), console)
   for promise in runtime.track(chosen, 'promises'):
     doc['promises'].append(check(promise, subject, full=full))
-    _print_row(doc['promises'][-1], console)
+    show(doc['promises'][-1], console)
     held = [row['held'] for row in doc['promises']]
     seconds = sum(row['seconds'] for row in doc['promises'])
     skipped = f', {held.count(None)} not checked' if None in held else ''
@@ -251,7 +251,8 @@ def _print_head(doc, chosen, pairs: int, console) -> None:
   )
 
 
-def _print_row(row: dict[str, Any], console: rich.console.Console) -> None:
+def show(row: dict[str, Any], console: rich.console.Console) -> None:
+  """Prints a row of check."""
   mark = {
     True: '[green]holds[/green]',
     None: 'not checked',

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import decode, forward, types
+from specdec_jax import decode, forward, sharding, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import scripted
 
@@ -21,17 +21,22 @@ Array = jax.Array
 
 
 def compiled(jitted, *args, **statics):
-  """Returns (executable, seconds to trace, lower and compile it)."""
+  """Returns (executable, seconds to trace, lower and compile it).
+
+  Seconds are those of process 0 in all, here and below: what follows from them
+  has to be the same everywhere.
+  """
   start = time.perf_counter()
   done = jitted.lower(*args, **statics).compile()
-  return done, time.perf_counter() - start
+  return done, sharding.from_first(lambda: time.perf_counter() - start)
 
 
 def timed(run: Callable, *args) -> tuple[float, Any]:
   """Returns (seconds, result) of run(*args)."""
   start = time.perf_counter()
   result = jax.block_until_ready(run(*args))
-  return time.perf_counter() - start, result
+  took = time.perf_counter() - start
+  return sharding.from_first(lambda: took), result
 
 
 class Part(NamedTuple):

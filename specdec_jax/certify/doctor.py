@@ -1,0 +1,267 @@
+"""The first hour's checks: does the loop decode right on this very machine?
+
+Each is a promise of the certificate in little, or a mistake that others made on
+TPUs and that shows in no error message.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import runtime
+from specdec_jax import sampling as sampling_lib
+from specdec_jax.bench import machine, tables
+from specdec_jax.certify import base, enumerated, identity, load, program
+from specdec_jax.costs import roofline
+from specdec_jax.models import layers
+from specdec_jax.verify import reject
+
+# Of a row of 512 float32 products; in bfloat16 it is about 2e-3.
+_PRECISE = 1e-5
+_NEW = 32
+_LENGTH = 48  # of every buffer: each program compiles once
+
+
+def subject() -> base.Subject:
+  """What the promises are checked with: one rule and one draft model."""
+  return base.Subject((reject.RULE,), {'lm': load.drafter('lm')[1]})
+
+
+def float32_products(subject: base.Subject, amount: int) -> base.Figure:
+  """Matrix products of float32 are computed in float32."""
+  rng = np.random.default_rng(0)
+  x, kernel = rng.normal(size=(amount, 512)), rng.normal(size=(512, 256))
+  x, kernel = x.astype(np.float32), kernel.astype(np.float32)
+  got = np.asarray(layers.matmul(jnp.asarray(x), jnp.asarray(kernel)))
+  exact = x.astype(np.float64) @ kernel.astype(np.float64)
+  size = np.abs(x).astype(np.float64) @ np.abs(kernel)
+  off = float((np.abs(got - exact) / size).max())
+  if off > _PRECISE:
+    raise base.Broken(
+      f'off by {off:.1e} of the summed sizes; float32 rounds to some 1e-7, '
+      'bfloat16 to 1e-3: see jax_default_matmul_precision and XLA_FLAGS'
+    )
+  return base.Figure(
+    f'off by {off:.1e}', f'{_PRECISE:.0e}', f'{amount} x 512 x 256'
+  )
+
+
+def whole_vocabulary(subject: base.Subject, amount: int) -> base.Figure:
+  """Unless told otherwise, every id keeps its probability: no hidden top-k."""
+  logits_V = np.random.default_rng(0).normal(size=amount).astype(np.float32)
+  settings = sampling_lib.settings(1, temperature=1.0)
+  p_V = jax.jit(sampling_lib.probabilities)(logits_V[None, None], settings)
+  exact_V = np.exp(logits_V.astype(np.float64))
+  off_V = np.asarray(p_V, np.float64)[0, 0] / (exact_V / exact_V.sum()) - 1
+  lost = int((np.asarray(p_V) == 0).sum())
+  if lost:
+    raise base.Broken(f'{lost:,} of {amount:,} ids can never be drawn')
+  off = float(np.abs(off_V).max())
+  if off > 1e-3:
+    raise base.Broken(f'a probability is off by {off:.1e} of its size')
+  return base.Figure(f'off by {off:.1e}', '1e-03', f'{amount:,} ids')
+
+
+def fresh_draws(subject: base.Subject, amount: int) -> base.Figure:
+  """Every position and every request draws anew.
+
+  From a model to which all ids are alike: with one key for every step it would
+  repeat one token.
+  """
+  world = base.tables(13)
+  flat = jax.tree.map(np.zeros_like, world.weights)
+  world = world._replace(weights=flat)
+  request = base.make_request(
+    world,
+    [[1]] * amount,
+    _NEW,
+    length=_LENGTH,
+    temperature=1.0,
+    seed=3,
+  )
+  for what, texts in _texts(subject, world, request).items():
+    text_BT = np.array(texts)[:, 1:]
+    equal = float((text_BT[:, 1:] == text_BT[:, :-1]).mean())
+    # 1 / 13 is expected; the bound is some ten standard deviations away.
+    if equal > 0.3:
+      raise base.Broken(
+        f'{what}: {equal:.0%} of the tokens repeat the one before them, where '
+        f'{1 / 13:.0%} should; {text_BT[0, :8].tolist()}...'
+      )
+    if len({tuple(x) for x in texts}) < amount:
+      raise base.Broken(f'{what}: two requests drew the same text')
+  return base.Figure(
+    'no token is tied to the one before', '30 %', f'{amount * _NEW} draws'
+  )
+
+
+def own_temperature(subject: base.Subject, amount: int) -> base.Figure:
+  """A row is drawn at its own temperature, whatever else is in the batch."""
+  world = base.tables(13)
+  prompts = base.ragged_prompts(amount, world.vocab, 0)
+  warm = [(0.0, 0.7, 1.0)[i % 3] for i in range(amount)]
+  request = base.make_request(
+    world, prompts, _NEW, length=_LENGTH, temperature=warm, seed=5
+  )
+  together = _texts(subject, world, request)
+  cold = np.zeros_like(request.sampling.temperature_B)
+  cold = request.sampling._replace(temperature_B=cold)
+  greedy = base.plain(world, request._replace(sampling=cold))
+  for what, texts in together.items():
+    base.same_texts(texts[::3], greedy[::3], f'{what}, temperature 0')
+    for b, temperature in enumerate(warm):
+      if temperature and texts[b] == greedy[b]:
+        raise base.Broken(
+          f'{what}: request {b} at temperature {temperature} is greedy'
+        )
+  for b in range(3):
+    copies = jax.tree.map(
+      lambda x, b=b: np.repeat(x[b : b + 1], amount, 0), request
+    )
+    for what, texts in _texts(subject, world, copies).items():
+      wanted = [together[what][b]] * amount
+      base.same_texts(texts, wanted, f'{what}, among copies of itself')
+  return base.Figure('as among copies of itself', 'equal', f'{amount} requests')
+
+
+def windows(subject: base.Subject, amount: int) -> base.Figure:
+  """Distributions of the loop's own windows, without sampling error."""
+  (rule,), ((name, recipe),) = subject.rules, subject.drafters.items()
+  one = enumerated.window_error(rule, 0, amount, 2, 4, 1.0)
+  world = base.tables(3)
+  drafter, other = recipe(world, 2)
+  settings = dict(temperature=0.7, top_k=2)
+  three = enumerated.windows_error(
+    world, base.ragged(drafter), other, rule, settings
+  )
+  bound = base.BOUNDS[base.wide()]
+  return base.Figure(
+    f'off by {one:.1e} and {three:.1e}',
+    f'{bound:.0e}',
+    f'{rule.name}: {amount} pairs (p, q) of one window; three with {name}',
+  )
+
+
+def greedy_text(subject: base.Subject, amount: int) -> base.Figure:
+  """A transformer's text, audited against plain decoding's."""
+  ((arm, tokens, ties),) = identity.audited(subject, 'float32', amount)
+  return base.Figure(
+    f'{tokens} tokens equal, {ties} texts part at a tie', 'no bug', arm
+  )
+
+
+def _texts(subject: base.Subject, world, request) -> Mapping[str, list]:
+  """Texts of plain decoding and of the subject's rule and drafter."""
+  (rule,), (recipe,) = subject.rules, subject.drafters.values()
+  drafter, weights = recipe(world, 3)
+  return {
+    'plain decoding': base.plain(world, request),
+    'speculative decoding': base.texts(
+      base.run(world, drafter, rule, weights, request)
+    ),
+  }
+
+
+def bandwidth(subject: base.Subject, amount: int) -> base.Figure:
+  """One device reads its memory about as fast as its maker says."""
+  found = machine.bandwidth(machine.reads('bfloat16'))['sustained']
+  kind = jax.devices()[0].device_kind
+  if kind not in _CHIPS:
+    raise base.NotChecked(
+      f'{found:.0f} GB/s; what {kind!r} should reach is not known here'
+    )
+  stated = roofline.CHIPS[_CHIPS[kind]].device.bandwidth / 1e9
+  reached = f'{found:.0f} GB/s of the {stated:.0f} of {_CHIPS[kind]}'
+  if found < amount / 100 * stated:
+    raise base.Broken(f'{reached}; is another program on this chip?')
+  return base.Figure(reached, f'{amount} %', 'reads of 1 GB')
+
+
+# By what jax calls a device.
+_CHIPS = {
+  'TPU v5 lite': 'v5e',
+  'TPU v5e': 'v5e',
+  'TPU v5': 'v5p',
+  'TPU v5p': 'v5p',
+  'TPU v6 lite': 'v6e',
+  'TPU v6e': 'v6e',
+  'TPU7x': 'tpu7x',
+}
+
+# name, words, check, amount
+CHECKS = tuple(
+  base.Promise(name, text, check, amount, amount, seconds=3)
+  for name, text, check, amount in (
+    (
+      'float32-products',
+      'float32 products are not computed in bfloat16',
+      float32_products,
+      64,
+    ),
+    (
+      'whole-vocabulary',
+      'no top-k that nobody asked for',
+      whole_vocabulary,
+      50_000,
+    ),
+    (
+      'fresh-draws',
+      'a key of its own for every step and request',
+      fresh_draws,
+      8,
+    ),
+    (
+      'own-temperature',
+      "no row is drawn at padding's or another row's temperature",
+      own_temperature,
+      8,
+    ),
+    (
+      'windows',
+      "the target's exact distribution, by every outcome of every draw",
+      windows,
+      200,
+    ),
+    (
+      'greedy-text',
+      'a text of a transformer is that of plain decoding, but for ties',
+      greedy_text,
+      40,
+    ),
+    (
+      'bandwidth',
+      'memory is read at half its stated speed or more',
+      bandwidth,
+      50,
+    ),
+  )
+)
+
+
+def run() -> bool:
+  """Makes all checks and prints each; the last line is JSON.
+
+  Returns whether none failed.
+  """
+  console, rows = runtime.console(), []
+  about = machine.describe()
+  tables.machine(about, console)
+  memory = jax.devices()[0].memory_stats() or {}
+  if memory.get('bytes_limit'):
+    console.print(
+      f'[bold]Memory[/bold]   {memory["bytes_limit"] / 1e9:.1f} GB a device, '
+      f'{memory.get("bytes_in_use", 0) / 1e9:.1f} in use'
+    )
+  console.print()
+  mine = subject()
+  for check in runtime.track(CHECKS, 'checks'):
+    rows.append(program.check(check, mine, full=False))
+    program.show(rows[-1], console)
+  wrong = [row['name'] for row in rows if row['held'] is False]
+  verdict = 'OK: this machine decodes as it should.'
+  if wrong:
+    verdict = f'Wrong here: {", ".join(wrong)}. Trust no text of this machine.'
+  tables.close([verdict], dict(machine=about, checks=rows), console)
+  return not wrong
