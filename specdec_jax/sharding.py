@@ -11,6 +11,7 @@ and `from_first` gives all what only process 0 can know.
 import dataclasses
 import glob
 import importlib.util
+import math
 import os
 import pickle
 import re
@@ -52,6 +53,10 @@ PARAMETERS = (
   (r'.*mlp/down/kernel', ('mlp', 'embed')),
   (r'.*mlp/(gate|up)/bias', ('mlp',)),
   (r'.*(attn/o|mlp/down)/bias', ('embed',)),
+  # Fused projections, and those of an EAGLE draft: never split over 'model'.
+  (r'.*(attn/qkv|mlp/gate_up)/kernel', ('embed', None)),
+  (r'.*(attn/qkv|mlp/gate_up)/bias', (None,)),
+  (r'(join|fuse)/kernel', (None, 'embed')),
   (r'.*norm/(scale|bias)', (None,)),
 )
 
@@ -96,10 +101,13 @@ class Layout:
 
   mesh: axes 'data' and 'model'.
   whole: logical axes that are replicated, whatever RULES has for them.
+  stored: mesh axes over which parameters in training are split where they are
+    stored, along 'embed' (FSDP); see gather.
   """
 
   mesh: Mesh
   whole: frozenset[str] = frozenset()
+  stored: tuple[str, ...] = ()
 
   def spec(self, *axes: str | None) -> PartitionSpec:
     named = [None if a is None or a in self.whole else RULES[a] for a in axes]
@@ -111,14 +119,18 @@ class Layout:
     return NamedSharding(self.mesh, self.spec(*axes))
 
   def parameter(self, name: str, ndim: int) -> NamedSharding:
-    """The sharding of a parameter by its flat name.
+    """The sharding of a parameter where it is stored, by its flat name.
 
     Raises:
       ValueError: a name that no row of PARAMETERS matches.
     """
     for pattern, axes in PARAMETERS:
       if re.fullmatch(pattern, name):
-        return self.sharding(*[None] * (ndim - len(axes)), *axes)
+        axes = (*[None] * (ndim - len(axes)), *axes)
+        named: list[Any] = list(self.spec(*axes))
+        if self.stored and 'embed' in axes:
+          named[axes.index('embed')] = self.stored
+        return NamedSharding(self.mesh, PartitionSpec(*named))
     raise ValueError(
       f'no sharding for parameter {name!r}: add it to PARAMETERS'
     )
@@ -129,8 +141,27 @@ class Layout:
   def constrain(self, x, *axes: str | None):
     return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
 
+  def gather(self, params: Any) -> Any:
+    """Nested parameters as a device computes with them, from where they are
+    stored; the gradient of each is summed back to there."""
+    if not self.stored:
+      return params
+    computed = dataclasses.replace(self, stored=())
 
-def lay_out(mesh: Mesh, config, *, replicated: bool = False) -> Layout:
+    def one(path, x):
+      name = '/'.join(str(k.key) for k in path)
+      # From here on, not before: else XLA gathers once for both passes.
+      for layout in (self, computed):
+        where = layout.parameter(name, x.ndim)
+        x = jax.lax.with_sharding_constraint(x, where)
+      return x
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def lay_out(
+  mesh: Mesh, config, *, replicated: bool = False, fsdp: bool = False
+) -> Layout:
   """The layout of a model on a mesh.
 
   An axis whose size the mesh does not divide is replicated, with a line in the
@@ -138,13 +169,25 @@ def lay_out(mesh: Mesh, config, *, replicated: bool = False) -> Layout:
 
   Args:
     mesh: as of make_mesh.
-    config: an object with heads, kv_heads, mlp and vocab, such as LMConfig.
+    config: an object with width, heads, kv_heads, mlp and vocab, such as
+      LMConfig.
     replicated: replicate every axis, for a copy of the model on each device.
+    fsdp: store parameters split over the axes that would hold copies.
+
+  Raises:
+    ValueError: fsdp, and these axes do not divide the width.
   """
   split = mesh.shape['model']
+  stored = (('data', 'model') if replicated else ('data',)) if fsdp else ()
+  parts = math.prod(mesh.shape[a] for a in stored)
+  if config.width % parts:
+    raise ValueError(
+      f'mesh.fsdp=True: {parts} devices ({" x ".join(stored)}) do not divide '
+      f'the width {config.width}; take a mesh that does, or fsdp=False'
+    )
   sizes = {a: getattr(config, a) for a in ('heads', 'kv_heads', 'mlp', 'vocab')}
   if replicated:
-    return Layout(mesh, frozenset(sizes))
+    return Layout(mesh, frozenset(sizes), stored)
   whole = {a for a, size in sizes.items() if size % split}
   if whole & {'heads', 'kv_heads'}:
     whole |= {'heads', 'kv_heads'}
@@ -154,7 +197,7 @@ def lay_out(mesh: Mesh, config, *, replicated: bool = False) -> Layout:
       split,
       ', '.join(f'{a}={sizes[a]}' for a in sorted(whole)),
     )
-  return Layout(mesh, frozenset(whole))
+  return Layout(mesh, frozenset(whole), stored)
 
 
 # --- several processes -------------------------------------------------------

@@ -6,10 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import decode, requests, sharding, types
+from specdec_jax import build, decode, requests, sharding, types
+from specdec_jax.costs import hlo
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import lm
-from specdec_jax.verify import reject
+from specdec_jax.train import data as data_lib
+from specdec_jax.train import lm_loss
+from specdec_jax.train import step as step_lib
 from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -30,7 +33,7 @@ def place(config, layout):
   return model, lambda seed: lm.init(config, seed, put=put)
 
 
-def run(config, target_layout, draft_layout):
+def run(config, target_layout, draft_layout, rule='reject'):
   model, params = place(config, target_layout)
   draft_model, draft_params = place(config, draft_layout)
   weights = types.Weights(params(0), draft_params(1))
@@ -40,12 +43,16 @@ def run(config, target_layout, draft_layout):
     vocab=config.vocab,
     length=L,
     temperature=[0.0, 0.8] * 4,
+    top_k=[0, 0, 0, 9] * 2,
+    top_p=[1.0, 1.0, 1.0, 0.9] * 2,
     seed=1,
   )
   drafter = lm_drafter.make(draft_model, gamma=2)
-  programs = decode.programs(model, drafter, reject.RULE)
+  programs = decode.programs(model, drafter, build.rule_of(rule))
   request = requests.place(request, target_layout)
-  return programs.generate(weights, request), weights, (programs, request)
+  generate = programs.generate.lower(weights, request).compile()
+  out = generate(weights, request)
+  return out, weights, (programs, request), generate.as_text()
 
 
 def shard_shape(x):
@@ -63,7 +70,7 @@ def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model):
   # The draft lies like the target, and whole on every device in one case.
   whole = not even
   draft_layout = sharding.lay_out(mesh, config, replicated=whole)
-  out, weights, (programs, request) = run(config, layout, draft_layout)
+  out, weights, (programs, request), _ = run(config, layout, draft_layout)
   assert fakes.texts(out) == fakes.texts(run(config, None, None)[0])
 
   C, heads = config.head_dim, model if even else 1
@@ -100,13 +107,32 @@ def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model):
       assert shard_shape(x) == (B // data, config.kv_heads // split, L, C)
 
 
+RULES = 'reject', 'block', 'coupled', 'lenient:0.5'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', RULES)
+def test_no_device_gathers_the_vocabulary(x64, rule):
+  """Logits, p and q stay split, and so do the draws and cuts made of them."""
+  vocab, model = 1016, 4  # 1016 and 254 are no other dimension
+  config = fakes.tiny(**EVEN | dict(vocab=vocab))
+  layout = sharding.lay_out(sharding.make_mesh(2, model), config)
+  out, _, _, text = run(config, layout, layout, rule)
+  assert fakes.texts(out) == fakes.texts(run(config, None, None, rule)[0])
+  found = list(hlo.instructions(text))
+  of_vocab = lambda shape: {vocab, vocab // model} & set(hlo.dimensions(shape))
+  assert any(of_vocab(shape) for _, shape, _ in found)
+  for opcode, shape, line in found:
+    assert not (hlo.COLLECTIVE.fullmatch(opcode) and of_vocab(shape)), line
+
+
 @pytest.mark.more
 def test_scanned_layers_on_a_mesh(x64):
   """The stacked cache splits heads with their channels, in whole heads."""
   config = fakes.tiny(**(EVEN | fakes.GEMMA | dict(scan_layers=True, depth=2)))
   base = fakes.texts(run(config, None, None)[0])
   layout = sharding.lay_out(sharding.make_mesh(2, 4), config)
-  out, weights, (programs, request) = run(config, layout, layout)
+  out, weights, (programs, request), _ = run(config, layout, layout)
   assert fakes.texts(out) == base
   flat = lm.flatten(weights.target)
   assert shard_shape(flat['layers/attn/q/kernel']) == (2, 16, 8)
@@ -169,3 +195,57 @@ def test_every_parameter_has_a_place(x64):
       config = fakes.tiny(**(EVEN | changes), scan_layers=scan)
       for name, s in lm.shapes(config).items():
         layout.parameter(name, len(s.shape)).shard_shape(s.shape)
+
+
+ADAM = dict(learning_rate=1e-2, warmup=0, final=0.1, weight_decay=0.1, clip=1.0)
+ADAM |= dict(b1=0.9, b2=0.95, muon=0.0, accumulate=1)
+
+
+def train(config, layout, remat=False):
+  """(losses of four steps, the state after them)."""
+  params = lm.init(config, 0, put=layout and layout.put)
+  optimiser = step_lib.Optimiser(**ADAM)
+  state = step_lib.start(optimiser, 4, params)
+  loss = lm_loss.cross_entropy(
+    config, ids=config.vocab, remat=remat, layout=layout
+  )
+  advance = step_lib.make(optimiser, 4, loss, 0, state)
+  shape, losses = (16, 12), []
+  tokens_BT = np.random.default_rng(0).integers(0, config.vocab, shape)
+  batch = dict(tokens=tokens_BT.astype(np.int32), counted=np.ones(shape, bool))
+  for _ in range(4):
+    placed = data_lib.placer(layout)(batch)
+    state, figures = advance(state, {}, placed)
+    losses.append(float(figures['loss']))
+  return losses, state
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  'data, model, fsdp',
+  [
+    (4, 2, True),
+    pytest.param(8, 1, True, marks=pytest.mark.slow),
+    pytest.param(2, 4, False, marks=pytest.mark.slow),
+  ],
+)
+def test_training_on_a_mesh_learns_the_same(x64, data, model, fsdp):
+  config = fakes.tiny(**EVEN)
+  mesh = sharding.make_mesh(data, model)
+  layout = sharding.lay_out(mesh, config, fsdp=fsdp)
+  losses, state = train(config, layout, remat=fsdp)
+  np.testing.assert_allclose(losses, train(config, None)[0], rtol=1e-6)
+  # Bytes of a device: of parameters and of both moments, all matrices.
+  held = [x for x in jax.tree.leaves(state) if x.ndim > 1]
+  assert len(held) == 3 * sum(x.ndim > 1 for x in jax.tree.leaves(state.params))
+  parts = data * model if fsdp else model
+  for x in held:
+    assert x.addressable_shards[0].data.nbytes * parts == x.nbytes
+
+
+def test_a_width_that_does_not_divide_is_refused():
+  mesh, config = sharding.make_mesh(4, 2), fakes.tiny(**EVEN | dict(width=12))
+  sharding.lay_out(mesh, config, fsdp=True)
+  words = r'8 devices \(data x model\) do not divide the width 12'
+  with pytest.raises(ValueError, match=words):
+    sharding.lay_out(mesh, config, replicated=True, fsdp=True)

@@ -74,14 +74,15 @@ class Collective(NamedTuple):
   sent: float
 
 
-_COLLECTIVE = re.compile(
+COLLECTIVE = re.compile(
   r'(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)'
   r'(?:-start)?'
 )
 
 
 def collectives(text: str, devices: int) -> dict[str, Collective]:
-  """By the scope of decode.py: 'prefill', 'draft_init', 'propose', 'verify'.
+  """By the scope of decode.py: 'prefill', 'draft_init', 'propose', 'verify'; a
+  train step has 'other'. devices: between which they are, if it is not said.
 
   What is in a loop counts as often as the loop runs, where its condition has
   the number (layers); once where it has not (windows, drafts of a window).
@@ -89,6 +90,7 @@ def collectives(text: str, devices: int) -> dict[str, Collective]:
   """
   parts, entry = _computations(text)
   out: dict[str, Collective] = {}
+  fused: set[str] = set()
 
   def visit(name: str, times: int):
     for opcode, shape, line in instructions('\n'.join(parts[name])):
@@ -96,13 +98,22 @@ def collectives(text: str, devices: int) -> dict[str, Collective]:
       for names in _CALLED.findall(line):
         for other in names.split(', '):
           visit(other, inside)
-      if found := _COLLECTIVE.fullmatch(opcode):
+      if found := COLLECTIVE.fullmatch(opcode):
+        kind, channel = found[1], re.search(r'channel_id=\d+', line)
+        if 'fus' in name and channel:
+          # One that runs beside products is in the fusion of each of them.
+          if channel[0] in fused:
+            continue
+          fused.add(channel[0])
+        size, group = _bytes(opcode, shape), _group(line, devices)
+        if name.startswith('%all-reduce-scatter'):  # the name of the fusion
+          kind, size = 'reduce-scatter', size / group
         scope = re.search(r'/(prefill|draft_init|propose|verify)/', line)
         where = scope[1] if scope else 'other'
         where += ', in branches' * ('/branch_' in line)
         kinds, sent = out.get(where, (collections.Counter(), 0))
-        kinds[found[1]] += times
-        sent += times * _sent(found[1], _bytes(shape), devices)
+        kinds[kind] += times
+        sent += times * _sent(kind, size, group)
         out[where] = Collective(kinds, sent)
 
   visit(entry, 1)
@@ -118,20 +129,37 @@ def _turns(loop: str, parts: dict[str, list[str]]) -> int:
   return int(ends[0]) if counts else 1
 
 
-def _sent(opcode: str, size: int, devices: int) -> float:
+def _group(line: str, devices: int) -> int:
+  """How many devices a collective is between; `devices` where it is not said.
+
+  Three forms: {{0,2},{1,3}}, [2,2]<=[4] and mesh['a'=2,'b'=2] {'a'}.
+  """
+  if found := re.search(r'replica_groups=mesh\[(.*?)\].*?\{(.*?)\}', line):
+    sizes = dict(re.findall(r"('\w+')=(\d+)", found[1]))
+    axes = found[2].split(',')
+    known = all(a in sizes for a in axes)
+    return math.prod(int(sizes[a]) for a in axes) if known else devices
+  if found := re.search(r'replica_groups=\[\d+,(\d+)\]', line):
+    return int(found[1])
+  found = re.search(r'replica_groups=\{\{([\d,]+)\}', line)
+  return found[1].count(',') + 1 if found else devices
+
+
+def _sent(opcode: str, size: float, devices: int) -> float:
   """Bytes that a device sends, on a ring; size: of the result."""
   share = (devices - 1) / devices
   factors = {'all-reduce': 2 * share, 'reduce-scatter': devices - 1}
   return size * (1 if 'permute' in opcode else factors.get(opcode, share))
 
 
-def _bytes(shape: str) -> int:
-  """Of the largest array of a shape: one that starts names its operand too."""
+def _bytes(opcode: str, shape: str) -> int:
+  """Of all arrays of a result; one that starts names its operands too, so that
+  the largest counts."""
   each = [
     size(x) * max(int(bits or 8) // 8, 1)
     for x, bits in re.findall(r'((?:pred|bf|f|s|u)(\d*)\w*\[[\d,]*\])', shape)
   ]
-  return max(each, default=0)
+  return max(each, default=0) if opcode.endswith('-start') else sum(each)
 
 
 def _moves(shape: str) -> bool:
@@ -143,10 +171,19 @@ def _moves(shape: str) -> bool:
   return len({'S(' in x for x in ends}) == 2
 
 
-def warnings(text: str, caches: Collection[int], slots: int) -> list[str]:
+def warnings(
+  text: str,
+  caches: Collection[int],
+  slots: int,
+  gathers: Collection[int] = (),
+) -> list[str]:
   """A line for each copy of a whole cache, gathered weight or host transfer.
 
-  caches: elements of the caches on a device. slots: one of their axes.
+  Args:
+    text: of the program.
+    caches: elements of the caches on a device.
+    slots: one of their axes.
+    gathers: elements of the weights that are to be gathered.
   """
   out = []
   for opcode, shape, line in instructions(text):
@@ -156,7 +193,8 @@ def warnings(text: str, caches: Collection[int], slots: int) -> list[str]:
       whole &= not _moves(shape)
       why = 'a whole cache is copied' * whole
     if opcode.startswith(('all-gather', 'all-to-all')):
-      why = 'weights or logits are gathered' * (size(shape) >= _GATHERED)
+      large = size(shape) >= _GATHERED and size(shape) not in gathers
+      why = 'weights or logits are gathered' * large
     if opcode in ('infeed', 'outfeed', 'send', 'recv') or re.search(
       'callback|host_compute', line
     ):

@@ -88,6 +88,7 @@ def _prepare(
   elif s.data.keep:
     recorded = (target.config.depth - 1,)
   start = students.begin(s.student, target)
+  students.layout_of(s, target, start)  # raises now, not after the answers
   asked = load()  # on the kernels where there are any, which are faster
   prompts = prompts_lib.make(s.data, asked)
   answers = prompts_lib.answers(s.data, asked, prompts, recorded)

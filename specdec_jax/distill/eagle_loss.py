@@ -7,6 +7,9 @@ and attends to the keys that its chain of steps would have written (EAGLE-3's
 training-time test, https://arxiv.org/abs/2503.01840, section 3.2).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -21,7 +24,10 @@ Array = jax.Array
 
 
 def loss(
-  config: eagle.EagleConfig, target: types.Model, s: settings.Loss
+  config: eagle.EagleConfig,
+  target: types.Model,
+  s: settings.Loss,
+  gather: Callable[[Any], Any] = lambda params: params,
 ) -> step_lib.Loss:
   """The mean divergence from the teacher over the steps of a chain.
 
@@ -29,6 +35,7 @@ def loss(
     config: of the draft.
     target: the teacher; only its embedding is run.
     s: the divergence and the weights of the steps.
+    gather: of the draft's parameters; see train.lm_loss.gatherer.
 
   Returns:
     loss(params, frozen, batch, key). frozen: {'target': the teacher's
@@ -44,7 +51,7 @@ def loss(
   temperature = s.temperature or 1.0
 
   def value(params, frozen, batch, key):
-    params = eagle.cast(config, params)
+    params = gather(eagle.cast(config, params))
     tokens_BT = batch['tokens']
     features_BTE = batch['features'].astype(jnp.float32)
     positions_BT = jnp.broadcast_to(

@@ -1,7 +1,7 @@
 """The distillation loss of a language model."""
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ def distilled(
   *,
   remat: bool,
   ids: Sequence[int] = (),
+  gather: Callable[[Any], Any] = lambda params: params,
 ) -> step_lib.Loss:
   """The mean divergence from the teacher's distributions along a text.
 
@@ -38,6 +39,7 @@ def distilled(
     settings: the divergence and its temperature.
     remat: keep only the residual stream between layers for the backward pass.
     ids: ids that the student can propose, () for all; p is not renormalised.
+    gather: of the student's parameters; see train.lm_loss.gatherer.
 
   Returns:
     loss(params, frozen, batch, key). frozen: {'teacher': its parameters,
@@ -48,7 +50,8 @@ def distilled(
   divergence = divergences.divergence_of(settings.divergence)
   temperature = settings.temperature or 1.0
   read = text_loss.remat_layers(
-    functools.partial(text_loss.hidden, student), remat
+    lambda params, *inputs: text_loss.hidden(student, gather(params), *inputs),
+    remat,
   )
 
   def loss(params, frozen, batch, key):
@@ -59,7 +62,7 @@ def distilled(
     params = text_loss.in_dtype(params | frozen['shared'], dtype)
     source = text_loss.source_of(batch)
     hidden_BTD = read(params, batch['tokens'], source)
-    logits_q = student.head(params, hidden_BTD[:, :-1])
+    logits_q = student.head(gather(params), hidden_BTD[:, :-1])
     log_q = jax.nn.log_softmax(logits_q / temperature, -1)
     if ids:
       reduced = jnp.asarray(ids, jnp.int32)

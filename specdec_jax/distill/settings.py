@@ -169,7 +169,7 @@ class Settings:
   data: Data
   loss: Loss
   batch: Batch
-  mesh: settings_lib.Mesh
+  mesh: step_lib.Mesh
   optimiser: step_lib.Optimiser
   run: loop.Run
   judge: Judge

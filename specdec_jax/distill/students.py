@@ -19,6 +19,7 @@ from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import export, tokenizer
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
+from specdec_jax.train import lm_loss as text_loss
 from specdec_jax.train import step as step_lib
 
 # Parameters that a student may share with its teacher, frozen.
@@ -166,9 +167,12 @@ def _eagle(s: settings.Settings, target, start: Start, ids) -> Student:
   taps, model = taps_of(s.student, target), target.model
   config = eagle.settings(target.config, taps)
   masters = eagle.settings(target.config, taps, dtype=_wide(target.config))
-  layout = _replicated(target, target.config)
+  layout = layout_of(s, target, start)
+  gather = text_loss.gatherer(layout)
   read = eagle.weights({}, ids, target.params)
-  read |= {n: _put(layout, read[n]) for n in ('head', 'ids')}
+  if layout is not None:
+    whole = layout.sharding()
+    read |= {n: sharding.put(read[n], whole) for n in ('head', 'ids')}
   wanted = eagle.shapes(masters)
   layer = start.draft.layer if start.draft else eagle.init(masters, s.run.seed)
   layer = {n: jnp.array(x, wanted[n].dtype) for n, x in layer.items()}
@@ -187,9 +191,9 @@ def _eagle(s: settings.Settings, target, start: Start, ids) -> Student:
 
   return Student(
     params=_put(layout, lm.nest(layer)),
-    loss=eagle_loss.loss(config, model, s.loss),
+    loss=eagle_loss.loss(config, model, s.loss, gather),
     frozen={n: read[n] for n in ('target', 'head')},
-    weights=lambda params: read | {'layer': eagle.cast(config, params)},
+    weights=lambda params: read | {'layer': eagle.cast(config, gather(params))},
     drafter=eagle_drafter.make(
       config, model, gamma=s.judge.gamma, constrain=layout and layout.constrain
     ),
@@ -211,7 +215,8 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
     # A copy: training donates its arrays.
     full_DV = np.array(sharding.fetch(params['head']))
     config, params = convert.reduce(config, params, ids.tolist())
-  layout = _replicated(target, config)
+  layout = layout_of(s, target, start)
+  gather = text_loss.gatherer(layout)
   trained, shared = split_shared(_put(layout, params), s.student.share)
   own, given = target.config, target.params
   # Without the mass, p is normalised over all ids, so all columns are needed.
@@ -234,9 +239,10 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
       s.loss,
       remat=s.student.remat,
       ids=config.proposes,
+      gather=gather,
     ),
     frozen={'teacher': given, 'shared': shared},
-    weights=lambda params: params | shared,
+    weights=lambda params: gather(params | shared),
     drafter=lm_drafter.make(model, gamma=s.judge.gamma),
     model=model,
     flops=6.0 * work(trained | shared) - 4.0 * work(forward) + 2.0 * work(read),
@@ -345,14 +351,29 @@ def _wide(config: model_config.LMConfig) -> str:
   return 'float64' if config.dtype == 'float64' else 'float32'
 
 
-def _replicated(
-  target: build.LanguageModel, config: model_config.LMConfig
+def layout_of(
+  s: settings.Settings, target: build.LanguageModel, start: Start
 ) -> sharding.Layout | None:
-  """The layout of a student: replicated on the teacher's mesh."""
+  """The layout of a student on the teacher's mesh: every device computes with
+  all of it.
+
+  Raises:
+    ValueError: mesh.fsdp, and the devices do not divide its width.
+  """
   if target.layout is None:
     return None
-  return sharding.lay_out(target.layout.mesh, config, replicated=True)
+  config = target.config
+  if s.student.size:
+    config = model_config.sized(s.student.size)
+  elif s.student.kind == 'lm' and start.draft is not None:
+    config = start.draft.config
+  return sharding.lay_out(
+    target.layout.mesh, config, replicated=True, fsdp=s.mesh.fsdp
+  )
 
 
-def _put(layout: sharding.Layout | None, tree):
-  return tree if layout is None else sharding.put(tree, layout.sharding())
+def _put(layout: sharding.Layout | None, params: types.Params) -> types.Params:
+  if layout is None:
+    return params
+  flat = lm.flatten(params)
+  return lm.nest({name: layout.put(name, x) for name, x in flat.items()})

@@ -1,12 +1,12 @@
 """The loss of a language model on text."""
 
-import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import forward, types
+from specdec_jax import forward, sharding, types
 from specdec_jax.models import config as model_config
 from specdec_jax.models import layers, lm
 from specdec_jax.train import step as step_lib
@@ -19,14 +19,15 @@ def cross_entropy(
   *,
   ids: int,
   remat: bool,
-  constrain=None,
+  layout: sharding.Layout | None = None,
   dropout: float = 0.0,
 ) -> step_lib.Loss:
   """The mean of -log q of the next token, in nats.
 
   Args:
     config: of the model; its dtype is that of the forward pass.
-    ids, constrain: as for lm.make.
+    ids: as for lm.make.
+    layout: of the parameters on a mesh.
     remat: compute the layers again in the backward pass, to save memory.
     dropout: see with_dropout.
 
@@ -35,20 +36,33 @@ def cross_entropy(
     loss includes the prediction of that token; and, for an encoder, 'source'
     [B, I] and 'source_length' [B].
   """
-  model = lm.make(config, ids=ids, constrain=constrain)
-  read = remat_layers(functools.partial(hidden, model), remat)
+  model = lm.make(config, ids=ids, constrain=layout and layout.constrain)
+  gather = gatherer(layout)
+
+  def states(params, key, *inputs):
+    params = with_dropout(gather(params), dropout, key)
+    return hidden(model, params, *inputs)
+
+  read = remat_layers(states, remat)
 
   def loss(params, frozen, batch, key):
     params = in_dtype(params | frozen, config.dtype)
-    params = with_dropout(params, dropout, key)
     tokens_BT = batch['tokens']
-    hidden_BTD = read(params, tokens_BT, source_of(batch))
-    logits = model.head(params, hidden_BTD[:, :-1])
+    hidden_BTD = read(params, key, tokens_BT, source_of(batch))
+    logits = model.head(gather(params), hidden_BTD[:, :-1])
     log_q = jax.nn.log_softmax(logits, -1)
     found = jnp.take_along_axis(log_q, tokens_BT[:, 1:, None], -1)[..., 0]
     return -mean(found, batch['counted'][:, 1:]), {}
 
   return loss
+
+
+def gatherer(layout: sharding.Layout | None) -> Callable[[Any], Any]:
+  """Layout.gather, to be called where parameters are used.
+
+  Within remat_layers, the backward pass gathers them again, layer by layer.
+  """
+  return (lambda params: params) if layout is None else layout.gather
 
 
 def hidden(

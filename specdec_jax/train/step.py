@@ -10,11 +10,28 @@ import optax
 import optax.contrib
 
 from specdec_jax import fields, sharding, types
+from specdec_jax import settings as settings_lib
 
 Array = jax.Array
 # loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}), all
 # means over the tokens where batch['counted'], a boolean [B, T], is true.
 Loss = Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh(settings_lib.Mesh):
+  """Devices along each axis, and where what is trained is stored."""
+
+  fsdp: bool = fields.setting(
+    help='no device has all of what is trained, nor of its moments'
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.fsdp and self.data * self.model == 1:
+      raise ValueError(
+        'fsdp=True: there is one device; give a larger data, or fsdp=False'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Text(fields.Checked):
 class Settings:
   model: Model
   text: Text
-  mesh: settings_lib.Mesh
+  mesh: step_lib.Mesh
   optimiser: step_lib.Optimiser
   run: loop.Run
   judge: answers.Judge
@@ -155,7 +155,7 @@ def _prepare(
     opened = load_lib.LanguageModel(
       s.model.size, s.model.size, tokenizer, lm_config=config, fill=fill
     )
-  layout = None if mesh is None else sharding.lay_out(mesh, config)
+  layout = mesh and sharding.lay_out(mesh, config, fsdp=s.mesh.fsdp)
   model = load_lib.read(opened, put=layout and layout.put)
   model = dataclasses.replace(model, layout=layout)
 
@@ -242,7 +242,7 @@ def _task(
     running,
     ids=model.ids,
     remat=s.model.remat,
-    constrain=model.layout and model.layout.constrain,
+    layout=model.layout,
   )
   trained = loss(dropout=s.model.dropout)
   judge = held_out_loss(loss(), {n: x[:_JUDGED] for n, x in few.items()})
@@ -250,7 +250,8 @@ def _task(
     answering = dataclasses.replace(model, params=None, lm_config=running)
     lost = judge
     scores = answers.scores(s.judge, answering, held, few, s.text.rows)
-    judge = lambda params: lost(params) | scores(params)
+    gather = lm_loss.gatherer(model.layout)
+    judge = lambda params: lost(params) | scores(gather(params))
   read = s.text.source_length if s.text.source_field else 0
   products = metrics.row_products(model.params, s.text.length, read)
   ends = text.ends(rows) if read else {}

@@ -105,7 +105,8 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
 
 
 def on_a_mesh(tmp_path, monkeypatch, **changes):
-  """a_run on four devices, where all that is trained and read must lie."""
+  """a_run on four devices, where all that is trained and read must lie; each
+  has a fourth of what is trained."""
   make = distillation._task
 
   def on_four(*args):
@@ -114,12 +115,14 @@ def on_a_mesh(tmp_path, monkeypatch, **changes):
     def judge(params):
       for x in jax.tree.leaves((params, task.frozen)):
         assert len(x.sharding.device_set) == 4
+      for x in jax.tree.leaves(params):
+        assert x.addressable_shards[0].data.size * 4 == x.size or x.ndim == 1
       return task.judge(params)
 
     return task._replace(judge=judge)
 
   monkeypatch.setattr(distillation, '_task', on_four)
-  mesh = dict(data=2, model=2)
+  mesh = dict(data=2, model=2, fsdp=True)
   return a_run(tmp_path, monkeypatch, mesh=mesh, **changes)
 
 

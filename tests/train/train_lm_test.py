@@ -92,7 +92,8 @@ def test_a_mesh_changes_nothing_and_another_goes_on(
     inner = judge(*args)
 
     def judged(params):
-      assert len(params['head'].sharding.device_set) == 4
+      head = params['head']
+      assert head.addressable_shards[0].data.size * 4 == head.size
       os.kill(os.getpid(), signal.SIGTERM)
       return inner(params)
 
@@ -100,9 +101,12 @@ def test_a_mesh_changes_nothing_and_another_goes_on(
 
   with monkeypatch.context() as patch:
     patch.setattr(train_lm_lib, 'held_out_loss', stops)
-    begun = run(tmp_path, source, mesh=dict(data=2, model=2))
+    mesh = dict(data=2, model=2, fsdp=True)
+    begun = run(tmp_path, source, mesh=mesh)
   assert begun == {'step': 2, 'finished': False}
-  with pytest.raises(ValueError, match='mesh.data, mesh.model; .*by --changed'):
+  with pytest.raises(
+    ValueError, match='mesh.data, mesh.fsdp, mesh.model; .*by --changed'
+  ):
     run(tmp_path, source, mesh=dict(data=4, model=1))
   ended = run(tmp_path, source, changed=True, mesh=dict(data=4, model=1))
   assert ended['step'] == figures['step']
@@ -156,6 +160,7 @@ def test_a_text_that_changed_leaves_the_tokenizer(alone, source, tmp_path):
   ('changes', 'wrong'),
   [
     (dict(mesh=dict(data=3)), 'text.rows=4: mesh.data=3 has to'),
+    (dict(mesh=dict(fsdp=True)), 'mesh.fsdp=True: there is one device'),
     (dict(mesh=dict(data=0)), 'mesh.data=0: must be a whole number, at least'),
     (dict(model=dict(size='gpt_6m')), 'export: only models of the Llama'),
   ],
