@@ -22,10 +22,14 @@ from specdec_jax import fields, runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.costs import report  # noqa: E402
 from specdec_jax.io import load  # noqa: E402
+from specdec_jax.train import compiled  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/llama3.py')
 _TOPOLOGY = flags.DEFINE_string(
   'topology', 'v5e:2x4', 'of TPUs, as in v5p:2x2x1'
+)
+_TRAIN = flags.DEFINE_integer(
+  'train', 0, 'also the train step of the draft, of rows of so many tokens'
 )
 _CONTEXT = flags.DEFINE_integer('context', 2048, 'tokens of a buffer')
 
@@ -50,12 +54,19 @@ def run() -> bool:
     draft.replicated,
     (s.target.source, draft.source),
   )
+  length, step = _TRAIN.value, None
+  if length:
+    compiled.check(setting, length)
   doc = report.make(setting, runtime.track)
   for line in report.lines(doc):
     print(line)
+  if length:
+    step = doc['train'] = compiled.make(setting, length)
+    for line in compiled.lines(setting, step):
+      print(line)
   print(runtime.compact(doc))
   refused = any(x.refused for x in doc['programs'].values())
-  return doc['room'].fits and not refused
+  return doc['room'].fits and not refused and (step is None or step.fits)
 
 
 if __name__ == '__main__':

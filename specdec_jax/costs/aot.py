@@ -142,14 +142,18 @@ class Compiled(NamedTuple):
 
 
 def compiled(
-  lowered, devices: int, caches: Collection[int], slots: int
+  lowered,
+  devices: int,
+  caches: Collection[int],
+  slots: int,
+  gathers: Collection[int] = (),
 ) -> Compiled:
   """Compiles.
 
   Args:
     lowered: from lower.
-    devices: along the mesh's model axis.
-    caches, slots: as of hlo.warnings.
+    devices: as of hlo.collectives.
+    caches, slots, gathers: as of hlo.warnings.
   """
   start = time.perf_counter()
   try:
@@ -166,7 +170,7 @@ def compiled(
     seconds,
     memory.argument_size_in_bytes,
     memory.temp_size_in_bytes,
-    tuple(hlo.warnings(text, caches, slots)),
+    tuple(hlo.warnings(text, caches, slots, gathers)),
     hlo.collectives(text, devices),
     counts.get('flops'),
     counts.get('bytes accessed'),

@@ -133,9 +133,9 @@ def lines(doc: dict[str, Any]) -> list[str]:
     f'mesh data={s.data} x model={s.model}, batch {s.rows}, '
     f'context {s.slots}, gamma {s.gamma}',
     '',
-    f'memory of a device: {fits} ({_gb(sum(held.values()))} of '
-    f'{_gb(device.memory)})',
-    *(f'  {name:15} {_gb(x)}' for name, x in held.items()),
+    f'memory of a device: {fits} ({gb(sum(held.values()))} of '
+    f'{gb(device.memory)})',
+    *(f'  {name:15} {gb(x)}' for name, x in held.items()),
     f'  longest context at batch {s.rows}: {room.slots}; largest batch at '
     f'context {s.slots}: {room.rows * s.data}',
     *(f'  the compiler refuses {x}' for x in refused),
@@ -149,14 +149,14 @@ def lines(doc: dict[str, Any]) -> list[str]:
   out += ['', 'roofline estimate, a pass on a device:']
   for name, x in doc['passes'].items():
     out.append(
-      f'  {name:10} reads {_gb(x.bytes)}, {_ms(x.bytes / device.bandwidth)}; '
+      f'  {name:10} reads {gb(x.bytes)}, {_ms(x.bytes / device.bandwidth)}; '
       f'{x.operations / 1e9:.1f} G operations, '
       f'{_ms(x.operations / device.peak)}; sends {x.sent / 1e6:.2f} MB, '
       f'{_ms(x.sent / device.links)}; in all {_ms(x.seconds)}'
     )
   out += ['', *_predicted(doc['roofline'], s.gamma), '']
   for name, program in doc['programs'].items():
-    out += _program(name, program, device)
+    out += program_lines(f'{name} generate', program, device)
   return out
 
 
@@ -172,12 +172,15 @@ def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
   ]
 
 
-def _program(name: str, x: aot.Compiled, device: roofline.Chip) -> list[str]:
+def program_lines(
+  title: str, x: aot.Compiled, device: roofline.Chip
+) -> list[str]:
+  """What the compiler says of a program; caches are temporaries."""
   if x.refused:
     return []
   out = [
-    f'{name} generate, compiled in {x.seconds:.0f} s: arguments '
-    f'{_gb(x.arguments)}, temporaries with caches {_gb(x.temporaries)}'
+    f'{title}, compiled in {x.seconds:.0f} s: arguments '
+    f'{gb(x.arguments)}, temporaries {gb(x.temporaries)}'
   ]
   for scope, found in sorted(x.collectives.items()):
     kinds = ', '.join(f'{n} {kind}' for kind, n in sorted(found.kinds.items()))
@@ -188,12 +191,12 @@ def _program(name: str, x: aot.Compiled, device: roofline.Chip) -> list[str]:
   if x.operations is not None and x.bytes is not None:
     out.append(
       f"  the compiler's own count, every loop's body once: "
-      f'{x.operations / 1e9:.2f} G operations, {_gb(x.bytes)} accessed'
+      f'{x.operations / 1e9:.2f} G operations, {gb(x.bytes)} accessed'
     )
   return out + [f'  WARNING {line}' for line in x.warnings]
 
 
-def _gb(x: float) -> str:
+def gb(x: float) -> str:
   return f'{x / 1e9:.3f} GB'
 
 

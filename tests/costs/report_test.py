@@ -1,9 +1,12 @@
 """The TPU report: refusals, and a tiny pair compiled from end to end."""
 
+import math
+
 import pytest
 
 from specdec_jax.costs import aot, hlo, report
-from specdec_jax.models import config
+from specdec_jax.models import config, lm
+from specdec_jax.train import compiled
 from tests import programs
 
 TINY = config.sized('tiny', dtype='bfloat16', scan_layers=True)
@@ -77,6 +80,38 @@ def test_collectives_count_as_often_as_layers_run():
   assert found['prefill'].sent == 2048 * 1024 * 4 * 3 / 4
 
 
+FUSED = """
+%all-reduce-scatter.1 (x: f32[64,8]) -> f32[16,8] {
+  %r = f32[64,8]{1,0} all-reduce(%x), channel_id=1, {{0,2,4,6},{1,3,5,7}}
+}
+
+%async_collective_fusion (x: bf16[16,8]) -> bf16[64,8] {
+  %g = bf16[64,8]{1,0} all-gather(%x), channel_id=2, [2,4]<=[4,2]T(1,0)
+}
+
+%fused_computation.2 (x: bf16[16,8]) -> bf16[64,8] {
+  %h = bf16[64,8]{1,0} all-gather(%x), channel_id=2, [2,4]<=[4,2]T(1,0)
+}
+
+ENTRY %main (p: f32[64,8]) -> f32[16,8] {
+  %a = f32[16,8]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+  %b = bf16[64,8]{1,0} fusion(%w), calls=%async_collective_fusion
+  %c = bf16[64,8]{1,0} fusion(%b), calls=%fused_computation.2
+  %d = (f32[8]{0}, f32[8]{0}) all-reduce(%e), mesh['a'=4,'b'=2] {'b'}, x={1}
+}
+"""
+for form in ('{{', '[2,4]', 'mesh['):
+  FUSED = FUSED.replace(f', {form}', f', replica_groups={form}')
+
+
+def test_collectives_of_fusions_count_once_and_between_their_group():
+  ((scope, found),) = hlo.collectives(FUSED, 8).items()
+  kinds = {'reduce-scatter': 1, 'all-gather': 1, 'all-reduce': 1}
+  assert scope == 'other' and found.kinds == kinds
+  scattered, gathered, reduced = 16 * 8 * 4 * 3, 64 * 8 * 2 * 3 / 4, 2 * 8 * 4
+  assert found.sent == scattered + gathered + reduced
+
+
 def test_warnings_name_what_is_copied_gathered_and_moved():
   found = hlo.warnings(HLO, [2 * 8 * 128], 128)
   assert [x.partition(':')[0] for x in found] == [
@@ -86,6 +121,13 @@ def test_warnings_name_what_is_copied_gathered_and_moved():
   ]
   assert found[0].endswith('/verify/cache')
   assert len(hlo.warnings(HLO, [], 128)) == 2
+  assert len(hlo.warnings(HLO, [], 128, {2048 * 1024})) == 1
+
+
+@pytest.mark.parametrize('length', [1, 1024])
+def test_a_row_that_the_draft_cannot_read(length):
+  with pytest.raises(ValueError, match=f'train={length}: must be in 2 to 512'):
+    compiled.make(GOOD, length)
 
 
 @pytest.mark.aot_tpu
@@ -100,7 +142,10 @@ def test_the_program_reports_a_tiny_pair():
     '--config=configs/llama3.py:tiny',
     '--topology=v5e:2x2',
     '--context=128',
+    '--train=64',
+    '--config.mesh.data=2',
     '--config.mesh.model=2',
+    '--config.bench.batch_size=2',
     '--config.target.dtype=bfloat16',
     '--config.draft.dtype=bfloat16',
   )
@@ -115,6 +160,17 @@ def test_the_program_reports_a_tiny_pair():
     assert not program['warnings']
     # Two in each of two layers and one of the embedding, as arithmetic has it.
     assert program['collectives']['verify']['kinds']['all-reduce'] >= 5
+  # Both moments like their parameters, split over all four devices.
+  step, count = (
+    found['train'],
+    sum(math.prod(x.shape) for x in lm.shapes(TINY).values()),
+  )
+  assert step['fits'] and step['parts'] == 4
+  assert count < step['parameters'] < 1.05 * count  # 4 bytes, a fourth of them
+  assert step['moments'] == pytest.approx(2 * step['parameters'], rel=1e-3)
+  kinds = step['program']['collectives']['other']['kinds']
+  # Each matrix is gathered for the forward and for the backward pass.
+  assert kinds['all-gather'] >= 2 * 14 and kinds['reduce-scatter'] > 0
 
 
 def test_a_cache_that_moves_onto_the_chip_is_not_copied():

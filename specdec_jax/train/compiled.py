@@ -1,0 +1,166 @@
+"""The train step of scripts/train.py, compiled for TPUs that are not there."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from specdec_jax import sharding
+from specdec_jax.costs import aot, report
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from specdec_jax.train import lm_loss
+from specdec_jax.train import step as step_lib
+
+# Only whether there are moments, and how many, changes the program.
+_ADAM = step_lib.Optimiser(
+  learning_rate=1e-3,
+  warmup=0,
+  final=0.1,
+  weight_decay=0.1,
+  clip=1.0,
+  b1=0.9,
+  b2=0.95,
+  muon=0.0,
+  accumulate=1,
+)
+
+
+class Step(NamedTuple):
+  """Memory and communication of a train step; bytes of one device.
+
+  length: tokens of a row. parts: devices that a matrix is stored on, split.
+  parameters, moments: float32. activations: all else that the program holds,
+  gathered weights and gradients too.
+  """
+
+  length: int
+  parts: int
+  parameters: float
+  moments: float
+  activations: float
+  fits: bool
+  program: aot.Compiled
+
+
+def check(s: report.Setting, length: int) -> tuple[report.Setting, Any]:
+  """As report.check.
+
+  Raises:
+    ValueError: also for a length that the draft cannot read, or its encoder.
+  """
+  if s.draft.encoder is not None:
+    raise ValueError(f'train={length}: of models without an encoder only')
+  if not 2 <= length <= s.draft.context:
+    raise ValueError(
+      f'train={length}: must be in 2 to {s.draft.context}, what the draft reads'
+    )
+  return report.check(s)
+
+
+def make(s: report.Setting, length: int) -> Step:
+  """Compiles the train step of the draft of a setting, with remat.
+
+  Parameters and moments are stored split over the data axis too, where it
+  divides the width.
+
+  Args:
+    s: of the report; its rows are those of a batch.
+    length: tokens of a row.
+
+  Raises:
+    ValueError: as check.
+  """
+  s, device = check(s, length)
+  mesh = sharding.make_mesh(s.data, s.model, aot.devices(s.topology))
+  config = s.draft.running(scan_layers=False)
+  fsdp = config.width % s.data == 0
+  layout = sharding.lay_out(mesh, config, fsdp=fsdp)
+  state = _state(config, layout)
+  whole = sharding.lay_out(mesh, config)
+  gathers = {
+    math.prod(whole.parameter(n, len(x.shape)).shard_shape(x.shape))
+    for n, x in lm.shapes(config).items()
+  }
+  lowered = _lower(config, layout, state, s.rows, length)
+  program = aot.compiled(lowered, mesh.size, (), 0, gathers if fsdp else ())
+  parameters, moments = _bytes(state.params), _bytes(state.moments)
+  held = parameters + moments + program.temporaries
+  return Step(
+    length,
+    parts=s.model * (s.data if fsdp else 1),
+    parameters=parameters,
+    moments=moments,
+    activations=program.temporaries,
+    fits=held <= device.memory and not program.refused,
+    program=program,
+  )
+
+
+def _state(
+  config: model_config.LMConfig, layout: sharding.Layout
+) -> step_lib.State:
+  """The shapes of a training state, each with its sharding."""
+  whole = layout.sharding()
+
+  def placed(x: Any, where: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+  shapes = lm.shapes(config.running(dtype='float32'))
+  params = lm.nest(
+    {n: placed(x, layout.parameter(n, x.ndim)) for n, x in shapes.items()}
+  )
+  adam = step_lib.transform(_ADAM, 2)
+  moments = optax.tree_map_params(
+    adam,
+    lambda x, parameter: placed(x, parameter.sharding),
+    jax.eval_shape(adam.init, params),
+    params,
+    transform_non_params=lambda x: placed(x, whole),
+  )
+  return step_lib.State(placed(jnp.int32(0), whole), params, moments)
+
+
+def _lower(config, layout, state: step_lib.State, rows: int, length: int):
+  loss = lm_loss.cross_entropy(
+    config, ids=config.vocab, remat=True, layout=layout
+  )
+  step = step_lib.make(_ADAM, 2, loss, 0, state)
+  batch = {
+    name: jax.ShapeDtypeStruct(
+      (rows, length), dtype, sharding=layout.sharding('batch', None)
+    )
+    for name, dtype in (('tokens', np.int32), ('counted', np.bool_))
+  }
+  return step.lower(state, {}, batch)
+
+
+def _bytes(tree: Any) -> float:
+  size = lambda x: np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+  return float(sum(map(size, jax.tree.leaves(tree))))
+
+
+def lines(s: report.Setting, step: Step) -> list[str]:
+  """The figures of `make` for a terminal; s: the setting that was compiled."""
+  s, device = report.check(s)
+  held = dict(
+    parameters=step.parameters,
+    moments=step.moments,
+    activations=step.activations,
+  )
+  size = report.gb
+  out = [
+    '',
+    f'train step of {s.names[1]}, {s.rows} rows of {step.length} tokens: '
+    f'{"fits" if step.fits else "DOES NOT FIT"} ({size(sum(held.values()))} of '
+    f'{size(device.memory)} of a device)',
+    *(f'  {name:15} {size(x)}' for name, x in held.items()),
+    f'  parameters and moments are split over {step.parts} of '
+    f'{s.data * s.model} devices',
+  ]
+  if refused := step.program.refused:
+    out.append(f'  the compiler refuses it: {refused}')
+  return out + report.program_lines('train step', step.program, device)
