@@ -10,8 +10,10 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from absl import flags
 
+from experiments import claims as claims_lib
 from experiments import page
 from experiments import rows as rows_lib
 from specdec_jax import runtime
@@ -54,11 +56,35 @@ class Table(NamedTuple):
   measure: (Loaded, Asked) -> the cells of a row, plain JSON.
   markdown: (cells by row, rows, caption) -> the page. A row that is not in
     the first was not run.
+  claims: (cells by row, rows) -> the paper's cells that have one of ours.
+  figure: cells by row -> a PNG for the report, beside that of the claims.
+  rows: (--models, --target, --draft) -> its rows, if they are not those of
+    rows.py.
   """
 
   home: pathlib.Path
   measure: Callable[[rows_lib.Loaded, Asked], list[dict[str, Any]]]
   markdown: Callable[[Mapping[str, Any], Mapping[str, rows_lib.Row], str], str]
+  claims: Callable[
+    [Mapping[str, Any], Mapping[str, rows_lib.Row]], list[claims_lib.Claim]
+  ]
+  figure: Callable[[Mapping[str, Any]], bytes] | None = None
+  rows: Callable[[pathlib.Path, str, str], dict[str, rows_lib.Row]] | None = (
+    None
+  )
+
+
+class Page(NamedTuple):
+  """A table from stored results; commit: that measured them all.
+
+  caption: that commit and the machine, after a warning if they are quick.
+  """
+
+  text: str
+  caption: str
+  commit: str
+  claims: list[claims_lib.Claim]
+  cells: Mapping[str, Any]
 
 
 def run(table: Table) -> bool:
@@ -68,14 +94,12 @@ def run(table: Table) -> bool:
     ValueError: an unknown row, a model that is not there, or results of
       another commit; before anything is measured.
   """
-  every, asked = _rows(), _asked()
-  folder = pathlib.Path(_RESULTS.value or table.home / 'results')
-  if _QUICK.value and not _RESULTS.value:
-    folder = ROOT / 'results/quick' / table.home.name
+  every, asked = rows(table), _asked()
+  folder = pathlib.Path(_RESULTS.value or folder_of(table))
   runtime.open_workdir(str(folder))
   if not _RENDER.value:
     measure(table, folder, every, asked)
-  text = rendered(table, folder, every)
+  text = rendered(table, folder, every).text
   page_path = folder / f'{table.home.name}.md'
   files.write(page_path, text)
   if folder.resolve() == table.home.resolve() / 'results':
@@ -86,7 +110,7 @@ def run(table: Table) -> bool:
 
 def rendered(
   table: Table, folder: pathlib.Path, every: Mapping[str, rows_lib.Row]
-) -> str:
+) -> Page:
   """The page from stored results alone.
 
   Raises:
@@ -109,7 +133,18 @@ def rendered(
   cells = {name: x['cells'] for name, x in found.items()}
   titled = {name: _titled(x, found.get(name)) for name, x in every.items()}
   text = table.markdown(cells, titled, caption)
-  return '\n'.join([text, *_gates(found)])
+  claims = table.claims(cells, titled)
+  lines = [text, *_gates(found), '', *claims_lib.lines(claims)]
+  commit = one['machine']['commit']
+  made = '\n'.join(lines).rstrip('\n')
+  return Page(made, caption, commit, claims, cells)
+
+
+def folder_of(table: Table) -> pathlib.Path:
+  """Where the results of a table are: in its own folder, unless quick."""
+  if _QUICK.value:
+    return ROOT / 'results/quick' / table.home.name
+  return table.home / 'results'
 
 
 def _titled(row: rows_lib.Row, doc) -> rows_lib.Row:
@@ -170,19 +205,42 @@ def measure(table: Table, folder: pathlib.Path, every, asked: Asked) -> None:
     files.write(folder / f'{name}.json', runtime.compact(doc))
 
 
-def _rows() -> dict[str, rows_lib.Row]:
-  every = rows_lib.all_rows(pathlib.Path(_MODELS.value))
+def report_folders(
+  tables: Sequence[Table],
+) -> tuple[pathlib.Path, list[pathlib.Path]]:
+  """(where the report goes, where the results of each table are).
+
+  With --results=DIR: DIR, and a folder in it for each table.
+  """
+  output = pathlib.Path(_RESULTS.value or ROOT / 'results')
+  folders = [output / x.home.name for x in tables]
+  if not _RESULTS.value:
+    output = output / 'quick' if _QUICK.value else output
+    folders = [folder_of(x) for x in tables]
+  runtime.open_workdir(str(output))
+  return output, folders
+
+
+def rows(table: Table) -> dict[str, rows_lib.Row]:
+  """The rows of a table by name, as the flags have them."""
   if bool(_TARGET.value) != bool(_DRAFT.value):
     lost = '--draft' if _TARGET.value else '--target'
     raise ValueError(f'{lost}: empty; a pair is --target and --draft')
   for flag, x in (('target', _TARGET.value), ('draft', _DRAFT.value)):
     if x.startswith(('/', './')) and not pathlib.Path(x).exists():
       raise ValueError(f'--{flag}={x}: no such file or folder')
-  if _TARGET.value:
+  if _PROMPTS.value and (table.rows or not _TARGET.value):
+    raise ValueError(
+      '--prompts: of --target and --draft, and not of chen_table1 and '
+      'distillspec_t5; give them too'
+    )
+  models = pathlib.Path(_MODELS.value)
+  every = rows_lib.all_rows(models)
+  if table.rows:
+    every = table.rows(models, _TARGET.value, _DRAFT.value)
+  elif _TARGET.value:
     own = rows_lib.pair(_TARGET.value, _DRAFT.value, _PROMPTS.value)
     every['pair'] = own
-  elif _PROMPTS.value:
-    raise ValueError('--prompts: of --target and --draft; give them too')
   if _PROMPTS.value and not pathlib.Path(_PROMPTS.value).is_file():
     raise ValueError(f'--prompts={_PROMPTS.value}: no such file')
   if _QUICK.value:
@@ -208,9 +266,24 @@ def interval(sums: Sequence[Sequence[float]], column: int) -> metrics.Interval:
 
   sums: of each request, its tokens, then sums over them; column: which.
   """
+  return metrics.percentiles(means(sums, column))
+
+
+def means(sums: Sequence[Sequence[float]], column: int) -> np.ndarray:
+  """The mean, then those of resampled requests; paired for the same ones."""
   times_RB = metrics.draws(len(sums))
   at = lambda i: times_RB @ [float(x[i]) for x in sums]
-  return metrics.percentiles(at(column) / at(0))
+  return at(column) / at(0)
+
+
+def beside(every: Mapping[str, rows_lib.Row], cells, target: str, draft: str):
+  """(row, draft) of what is measured beside a draft of a paper's target."""
+  return [
+    (name, x)
+    for name in cells
+    for x in every[name].drafts
+    if x.theirs == draft and target in (every[name].theirs, every[name].task)
+  ]
 
 
 def alpha(x: metrics.Interval) -> str:

@@ -80,12 +80,16 @@ class Row(NamedTuple):
     sources = [self.target, self.prompts, self.counted]
     sources += [x.source for x in self.drafts]
     paths = [pathlib.Path(x) for x in sources if x.startswith(('/', './'))]
-    return [str(x) for x in dict.fromkeys(paths) if not x.exists()]
+    lost = [] if self.prompts else ['a file of prompts']
+    return lost + [str(x) for x in dict.fromkeys(paths) if not x.exists()]
 
 
 NGRAMS = tuple(
   Draft(name.lower(), name, 'ngram', settings={'order': order})
   for order, name in ((1, 'Unigram'), (2, 'Bigram'))
+)
+EAGLE = Draft(
+  'eagle', '', 'eagle', settings={'path': 'zoo:smollm2-135m-instruct'}
 )
 
 
@@ -150,17 +154,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       'LaMDA (137B)',
       '',
       SMOLLM2,
-      (
-        *NGRAMS,
-        Draft(
-          'eagle',
-          '',
-          'eagle',
-          settings={'path': 'zoo:smollm2-135m-instruct'},
-        ),
-        _exit(10),
-        _exit(20),
-      ),
+      (*NGRAMS, EAGLE, _exit(10), _exit(20)),
       'questions',
       new=64,
       top_k=40,
@@ -177,7 +171,7 @@ def pair(target: str, draft: str, prompts: str) -> Row:
 
 def quick(row: Row) -> Row:
   """The same row with tiny random models, and built-in prompts."""
-  size = 'tiny' if row.name in ('gpt', 'chat', 'pair') else 't5_tiny'
+  size = 't5_tiny' if row.theirs.startswith('T5') else 'tiny'
   small = lambda x: x._replace(
     source=f'random:{size}:1' if x.source else '',
     settings={'exit': 1} if x.method == 'early_exit' else x.settings,
@@ -188,7 +182,7 @@ def quick(row: Row) -> Row:
   return row._replace(
     target=f'random:{size}',
     drafts=drafts,
-    prompts='numbers' if row.metric else 'built in',
+    prompts='numbers' if row.metric else row.prompts and 'built in',
     counted='numbers',
     counted_field='words',
     new=8,
@@ -254,7 +248,7 @@ def _counted(target, row: Row, order: int, folder: str) -> str:
   corpus = text.read(
     row.counted,
     field=row.counted_field,
-    source_field=_beside(row.counted_field),
+    source_field=source_field(row.counted_field),
   )
   inner, vocab = target.tokenizer.inner, target.tokenizer.size
   encoded = inner.encode_batch(corpus.documents, add_special_tokens=False)
@@ -265,7 +259,7 @@ def _counted(target, row: Row, order: int, folder: str) -> str:
   return path
 
 
-def _beside(field: str) -> str:
+def source_field(field: str) -> str:
   """The field of the sources of pairs; '' of other texts."""
   return {'de': 'en', 'words': 'digits'}.get(field, '')
 
@@ -283,7 +277,9 @@ def _prompts(target, row: Row, most: int):
   )
   if row.metric:
     field = row.counted_field
-    pairs = text.read(row.prompts, field=field, source_field=_beside(field))
+    pairs = text.read(
+      row.prompts, field=field, source_field=source_field(field)
+    )
     found = make(pairs.sources[:most])
     return found, {x.id: pairs.documents[int(x.id)] for x in found}
   if row.prompts == 'questions':
@@ -297,14 +293,18 @@ def _prompts(target, row: Row, most: int):
       for i in order.tolist()
     ), {}
   if row.prompts == 'paragraphs':
-    documents = text.read(row.counted).documents
-    found = [x.strip() for y in documents for x in y.split('\n\n')]
-    found = list(dict.fromkeys(x for x in found if len(x) > 80))
-    order = np.random.default_rng(0).permutation(len(found))[:most]
-    return make(found[i][:1000] for i in order), {}
+    return make(paragraphs(text.read(row.counted))[:most]), {}
   if row.prompts == 'built in':
     return tuple(prompts_lib.builtin()[:most]), {}
   return tuple(prompts_lib.read(row.prompts)[:most]), {}
+
+
+def paragraphs(corpus: text.Corpus) -> list[str]:
+  """Those of its documents that are not short, shuffled."""
+  found = [x.strip() for y in corpus.documents for x in y.split('\n\n')]
+  found = list(dict.fromkeys(x for x in found if len(x) > 80))
+  order = np.random.default_rng(0).permutation(len(found)).tolist()
+  return [found[i][:1000] for i in order]
 
 
 def plan(loaded: Loaded, temperature: float, seed: int, rows: int):

@@ -2,25 +2,34 @@
 # Every experiment that needs no training. Without --all only the two that need
 # no model either: under a minute. With it, methods too: half an hour on 2 cores.
 # With --empirical, the papers' measured tables: those rows whose models are there
-# (see train_rows.sh); --quick takes tiny random models, in a few minutes.
-# bash experiments/run_all.sh [--all | --empirical [--quick]]
+# (see train_rows.sh), then results/report.md and results/report.html of all.
+# --quick takes tiny random models, in a few minutes, and reports in results/quick.
+# bash experiments/run_all.sh [--all | --empirical [--quick] [--models=DIR]]
 # Left out, each with a run.sh of its own: specbench (needs a question.jsonl),
 # distillspec_grid (trains a pair first), field_criteria (what others' tests miss),
 # prediction (how often predictions hold: an hour).
 set -euo pipefail
-names='leviathan_analytic tpu_roofline' quick=''
-case "$*" in
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
+names='leviathan_analytic tpu_roofline' kind=${1:-} given=("${@:2}")
+for flag in "${given[@]}"; do
+  [[ $kind == --empirical && $flag =~ ^--(quick$|models=) ]] || kind=$flag
+done
+case $kind in
   '') ;;
   --all) names+=' methods' ;;
-  --empirical | '--empirical --quick')
+  --empirical)
     names='leviathan_table3 leviathan_table5 block_verification_table1'
-    names+=' leviathan_table2' quick=${2:-} ;;
-  *) echo "run_all.sh: unexpected argument '$*'; want --all, --empirical, or" \
-       'nothing' >&2
+    names+=' leviathan_table2 chen_table1 distillspec_t5' ;;
+  *) echo "run_all.sh: unexpected argument '$kind'; want --all, --empirical" \
+       '[--quick] [--models=DIR], or nothing' >&2
      exit 2 ;;
 esac
-cd "$(dirname "${BASH_SOURCE[0]}")"
 for name in $names; do
   printf '\n%s\n' "$name"
-  bash "$name/run.sh" ${quick:+"$quick"}
+  bash "$root/experiments/$name/run.sh" "${given[@]}"
 done
+if [ "$kind" = --empirical ]; then
+  printf '\nreport\n'
+  python "$root/experiments/table.py" report "${given[@]}"
+fi

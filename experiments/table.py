@@ -1,6 +1,7 @@
-"""Measures and renders an empirical table of a paper.
+"""Measures and renders an empirical table of a paper, or reports on all.
 
 python experiments/table.py leviathan_table2 [--rows=titles,chat] [--quick]
+python experiments/table.py report [--quick]    # from what is stored alone
 """
 
 import pathlib
@@ -9,26 +10,51 @@ import sys
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from experiments import empirical  # noqa: E402
+from experiments import empirical, report  # noqa: E402
 from experiments.block_verification_table1 import render as block  # noqa: E402
+from experiments.chen_table1 import measure as chen  # noqa: E402
+from experiments.chen_table1 import render as chen_page  # noqa: E402
+from experiments.chen_table1 import texts as chen_texts  # noqa: E402
+from experiments.distillspec_t5 import render as distilled  # noqa: E402
+from experiments.distillspec_t5 import train  # noqa: E402
 from experiments.leviathan_table2 import measure, render  # noqa: E402
 from experiments.leviathan_table3 import render as table3  # noqa: E402
 from experiments.leviathan_table5 import render as table5  # noqa: E402
 from specdec_jax import runtime  # noqa: E402
 
 TABLES = {
-  'leviathan_table2': (measure.measure, render.markdown),
-  'leviathan_table3': (table3.measure, table3.markdown),
-  'leviathan_table5': (table5.measure, table5.markdown),
-  'block_verification_table1': (block.measure, block.markdown),
+  'leviathan_table2': (measure.measure, render.markdown, render.claims),
+  'leviathan_table3': (table3.measure, table3.markdown, table3.claims),
+  'leviathan_table5': (table5.measure, table5.markdown, table5.claims),
+  'block_verification_table1': (block.measure, block.markdown, block.claims),
+  'chen_table1': (
+    chen.measure,
+    chen_page.markdown,
+    chen_page.claims,
+    chen_page.figure,
+    chen_texts.rows,
+  ),
+  'distillspec_t5': (
+    distilled.measure,
+    distilled.markdown,
+    distilled.claims,
+    None,
+    train.rows,
+  ),
+}
+TABLES = {
+  name: empirical.Table(HERE / name, *parts) for name, parts in TABLES.items()
 }
 
 
 def run(names: list[str]) -> bool:
   match names:
     case [name] if name in TABLES:
-      return empirical.run(empirical.Table(HERE / name, *TABLES[name]))
-  raise ValueError(f'{" ".join(names)}: name one of {", ".join(TABLES)}')
+      return empirical.run(TABLES[name])
+    case ['report']:
+      return report.run([*TABLES.values()])
+  allowed = ', '.join([*TABLES, 'report'])
+  raise ValueError(f'{" ".join(names)}: name one of {allowed}')
 
 
 if __name__ == '__main__':

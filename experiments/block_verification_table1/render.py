@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from experiments import claims as claims_lib
 from experiments import empirical, page, papers
 from experiments import rows as rows_lib
 from specdec_jax.analysis import counterfactual, trace
@@ -66,6 +67,37 @@ def markdown(
       *empirical.not_run(every, cells, 'block_verification_table1'),
     ]
   )  # fmt: skip
+
+
+def claims(
+  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+) -> list[claims_lib.Claim]:
+  """Block's gain at every gamma, beside the paper's over all of its texts."""
+  out = []
+  for name, found in cells.items():
+    for x in found:
+      reject, block = papers.BLOCK_GAMMAS[x['gamma']]
+      ends = claims_lib.printed(reject, 2), claims_lib.printed(block, 2)
+      base = x['reject']['value']
+      gain = metrics.Interval(
+        *(None if y is None else y / base for y in x['gain'].values())
+      )
+      out.append(
+        claims_lib.Claim(
+          f'average, gamma = {x["gamma"]}',
+          f'{block / reject - 1:+.1%}',
+          f'{every[name].name}, {x["draft"]}',
+          ends[1][0] / ends[0][1] - 1,
+          ends[1][1] / ends[0][0] - 1,
+          gain,
+          form='{:+.1%}',
+          against='reject',
+          sign=1,
+          apart=gain,
+          why=f'{base:.2f} tokens a window under reject for {reject:.2f}',
+        )
+      )
+  return out
 
 
 def _cells(x: Mapping[str, Any]) -> list[str]:

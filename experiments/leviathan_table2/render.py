@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from experiments import claims as claims_lib
 from experiments import empirical, page, papers
 from experiments import rows as rows_lib
 from specdec_jax.bench import metrics
+from specdec_jax.costs import cost
 
 HEAD = [
   *('task', 'draft', 'T', 'gamma', 'alpha', 'c', 'v', 'theorem 3.8'),
@@ -39,6 +41,53 @@ def markdown(
       *empirical.not_run(every, cells, 'leviathan_table2'),
     ]
   )  # fmt: skip
+
+
+def claims(
+  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+) -> list[claims_lib.Claim]:
+  """SPEED of the rows that are of the paper's task."""
+  out = []
+  for theirs in papers.TABLE4:
+    found = empirical.beside(every, cells, theirs.task, theirs.draft)
+    for name, draft in found:
+      for x in cells[name]:
+        if (x['draft'], x['temperature']) != (draft.name, theirs.temperature):
+          continue
+        ours = metrics.Interval(*x['measured'].values())
+        out.append(
+          claims_lib.Claim(
+            f'{theirs.task}, {theirs.draft}, T = {theirs.temperature}',
+            f'{theirs.emp:.1f}x',
+            f'{every[name].name}, {draft.name}',
+            *claims_lib.printed(theirs.emp, 1),
+            ours=ours,
+            form='{:.2f}x',
+            against='1x',
+            sign=1,
+            apart=claims_lib.minus(ours, 1.0),
+            why=_inputs(theirs, x),
+          )
+        )
+  return out
+
+
+def _inputs(theirs: papers.Row, x: Mapping[str, Any]) -> str:
+  """By what factor each input of ours, alone, changes the paper's prediction.
+
+  At the paper's gamma; v(gamma + 1) is 1 in the paper.
+  """
+  base = {'alpha': theirs.alpha, 'c': theirs.c, 'v': 1.0}
+  mine = {'alpha': min(x['alpha'], 1.0), 'c': x['c'], 'v': x['v']}
+  expect = lambda given: cost.improvement(gamma=theirs.gamma, **given)
+  factors = {
+    name: expect(base | {name: mine[name]}) / expect(base) for name in base
+  }
+  told = [
+    f'{name} {x[name]:.2f} for {base[name]:g}: x{factors[name]:.2f}'
+    for name in sorted(factors, key=factors.__getitem__)
+  ]
+  return 'alone at their gamma, ' + ', '.join(told)
 
 
 def _ours(row: rows_lib.Row, x: Mapping[str, Any]) -> list[str]:

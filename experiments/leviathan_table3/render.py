@@ -4,8 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from experiments import claims as claims_lib
 from experiments import empirical, page, papers
 from experiments import rows as rows_lib
+from specdec_jax.bench import metrics
 
 WARM = (0.0, 1.0)
 
@@ -33,10 +37,9 @@ def markdown(
   lines, used = [], set()
   for theirs in papers.TABLE3:
     mine = ['not run', '-', '-']
-    for name, draft in _beside(every, theirs):
-      if name in cells:
-        used.add((name, draft.name))
-        mine = _ours(every[name], draft, cells[name])
+    for name, draft in _beside(every, cells, theirs):
+      used.add((name, draft.name))
+      mine = _ours(every[name], draft, cells[name])
     greedy, sampled = f'{theirs.greedy:.2f}', f'{theirs.sampled:.2f}'
     lines.append([theirs.target, theirs.draft, greedy, sampled, *mine])
   for name in cells:
@@ -59,24 +62,57 @@ def markdown(
   )
 
 
-def _beside(every: Mapping[str, rows_lib.Row], theirs: papers.Alpha):
-  """The rows, by name, and their drafts that stand beside one of theirs."""
-  return [
-    (name, draft)
-    for name, row in every.items()
-    for draft in row.drafts
-    if (row.theirs, draft.theirs) == (theirs.target, theirs.draft)
-  ]
+def claims(
+  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+) -> list[claims_lib.Claim]:
+  """Every alpha; its direction is against the draft above it in the paper."""
+  out = []
+  for theirs, above in zip(papers.TABLE3, (None, *papers.TABLE3), strict=False):
+    if above and above.target != theirs.target:
+      above = None
+    for name, draft in _beside(every, cells, theirs):
+      lower = _beside(every, cells, above) if above else []
+      for warm in WARM:
+        print_of = lambda x, warm=warm: x.sampled if warm else x.greedy
+        means = empirical.means(_sums(cells[name], draft, warm), 1)
+        extra = {}
+        if above and lower:
+          base = empirical.means(_sums(cells[name], lower[0][1], warm), 1)
+          extra = {
+            'against': above.draft,
+            'sign': int(np.sign(print_of(theirs) - print_of(above))),
+            'apart': metrics.percentiles(means - base),
+          }
+        out.append(
+          claims_lib.Claim(
+            f'{theirs.target}, {theirs.draft}, T = {warm:g}',
+            f'{print_of(theirs):.2f}',
+            f'{every[name].name}, {draft.name}',
+            *claims_lib.printed(print_of(theirs), 2),
+            ours=metrics.percentiles(means),
+            **extra,
+          )
+        )
+  return out
+
+
+def _sums(cells, draft: rows_lib.Draft, warm: float):
+  """Of every request: its tokens, and alpha over them."""
+  wanted = draft.name, warm
+  (x,) = (x for x in cells if (x['draft'], x['temperature']) == wanted)
+  return x['requests']
+
+
+def _beside(every, cells, theirs: papers.Alpha):
+  return empirical.beside(every, cells, theirs.target, theirs.draft)
 
 
 def _ours(row: rows_lib.Row, draft: rows_lib.Draft, cells) -> list[str]:
   """The three cells of ours."""
   shown = [f'{row.name}, {draft.name}']
   for warm in WARM:
-    x = next(
-      x for x in cells if x['draft'] == draft.name and x['temperature'] == warm
-    )
-    shown.append(empirical.alpha(empirical.interval(x['requests'], 1)))
+    sums = _sums(cells, draft, warm)
+    shown.append(empirical.alpha(empirical.interval(sums, 1)))
   return shown
 
 

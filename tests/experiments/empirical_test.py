@@ -6,13 +6,21 @@ import pathlib
 
 import pytest
 
-from experiments import empirical, multi30k, page, papers
+from experiments import (
+  claims,
+  empirical,
+  multi30k,
+  page,
+  papers,
+  report,
+)
 from experiments import rows as rows_lib
+from experiments import table as table_lib
 from experiments.block_verification_table1 import render as block_table
 from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
-from specdec_jax.bench import machine
+from specdec_jax.bench import machine, metrics
 from tests import programs
 from tests.experiments import reports
 
@@ -78,9 +86,7 @@ def stored(folder, cells, name='chat', commit='c', gate=None):
 
 
 def rendered(name, folder):
-  home = programs.ROOT / f'experiments/{name}'
-  table = empirical.Table(home, lambda *_: [], TABLES[name][0].markdown)
-  return empirical.rendered(table, folder, ROWS)
+  return empirical.rendered(table_lib.TABLES[name], folder, ROWS).text
 
 
 @pytest.mark.parametrize('table', TABLES)
@@ -139,6 +145,70 @@ def test_ours_stand_beside_theirs(tmp_path):
   assert len(papers.TABLE3) == 16 and len(papers.TABLE4) == 12
 
 
+def claim(low, high, ours, **more):
+  interval = metrics.Interval(*ours)
+  return claims.Claim('cell', '2', 'row', low, high, interval, **more)
+
+
+def apart(sign, low, high):
+  return {'sign': sign, 'apart': metrics.Interval(1, low, high)}
+
+
+@pytest.mark.parametrize(
+  'wanted, x',
+  [
+    ('reproduced', claim(0.745, 0.755, (0.7, 0.65, 0.75))),
+    ('not', claim(0.745, 0.755, (0.7, 0.65, 0.74))),
+    ('reproduced', claim(0.1, 0.45, (0.5, 0.44, 0.6))),
+    ('no interval', claim(0.745, 0.755, (0.75,))),
+    ('same direction', claim(2, 3, (1.5, 1.4, 1.6), **apart(1, 0.1, 2))),
+    ('not', claim(2, 3, (1.5, 1.4, 1.6), **apart(1, -1, 2))),
+    ('same direction', claim(2, 3, (4, 3.5, 5), **apart(-1, -2, -0.1))),
+    ('not', claim(2, 3, (4, 3.5, 5), **apart(-1, 0.1, 2))),
+  ],
+)
+def test_an_outcome_is_a_rule_over_the_cells(wanted, x):
+  assert claims.outcome(x) == wanted
+
+
+def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
+  tables = [table_lib.TABLES[name] for name in (THREE, FIVE, BLOCK)]
+  folders = [tmp_path / x.home.name for x in tables]
+  for folder in folders:
+    folder.mkdir()
+  make = lambda: report.sections(tables, folders, [ROWS] * 3)
+  with pytest.raises(ValueError, match='no results of any table; run one'):
+    make()
+  alphas = zip((0.3, 2, 3, 3.2, 3.3), ROWS['translation'].drafts, strict=True)
+  translated = [
+    {'draft': x.name, 'temperature': t, 'requests': [[4, a], [4, a + 0.1]]}
+    for a, x in alphas
+    for t in (0.0, 1.0)
+  ]
+  stored(folders[0], translated, 'translation')
+  stored(folders[2], TABLES[BLOCK][1])
+  found = make()
+  text, page_text = report.markdown(found), report.html(found)
+  assert text.split('\n')[2].startswith('Commit cccccccccccc, 2 cores')
+  assert 'Not run: `bash experiments/leviathan_table5/run.sh`' in text
+  assert 'T5-XXL (EnDe), T5-small, T = 0 | 0.75 | translation, w128 |' in text
+  small = [x for x in text.split('\n') if 'T5-small, T = 0' in x]
+  assert '0.76 (0.75 to 0.78) | reproduced |' in small[0]
+  assert '0.51 (0.50 to 0.53) | same direction | above by 0.2' in text
+  assert 'is above Unigram' in text
+  assert '| +8.5% | chat, bigram | +10.0% (+9.0% to +11.0%) | same dir' in text
+  assert page_text.count('<h2>') == 3 and 'src="data:image/png' in page_text
+  assert 'src="http' not in page_text and '<link' not in page_text
+  translated[4]['requests'][0][1] = 1.0
+  stored(folders[0], translated, 'translation')
+  assert report.html(make()) != page_text != text
+  stored(folders[2], TABLES[BLOCK][1], commit='d')
+  with pytest.raises(
+    ValueError, match='several commits, leviathan_table3 of c'
+  ):
+    make()
+
+
 def test_a_target_that_fails_its_gate_is_a_toy(tmp_path):
   for bleu, distinct, name in (
     (25.0, 0.95, 'chat'),
@@ -161,7 +231,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
     done.append(row.name)
     return TABLES[FIVE][1]
 
-  table = empirical.Table(tmp_path, measure, table5.markdown)
+  table = empirical.Table(tmp_path, measure, table5.markdown, table5.claims)
   every = {name: ROWS[name] for name in ('chat', 'titles')}
   monkeypatch.setattr(machine, 'commit', lambda *_: ('a' * 40, False))
   monkeypatch.setattr(rows_lib, 'load', lambda row, *_: row)

@@ -1,0 +1,108 @@
+"""The rows of table 1 and their prompts: documents and code."""
+
+import pathlib
+
+import numpy as np
+from absl import flags
+
+from experiments import rows as rows_lib
+from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.io import files
+from specdec_jax.train import text
+
+_XSUM = flags.DEFINE_string(
+  'xsum', '', "of chen_table1: JSONL with XSum's document and summary"
+)
+_HUMANEVAL = flags.DEFINE_string(
+  'humaneval', '', 'of chen_table1: HumanEval.jsonl'
+)
+XSUM, HUMANEVAL = 'XSum (ROUGE-2)', 'HumanEval (100 shot)'
+SUMMARISE = 'Summarise this in one sentence.\n\n'
+COMPLETE = 'Complete this Python function.\n\n'
+CHARACTERS = 2000  # of a document, from its beginning
+DRAFTS = (
+  rows_lib.EAGLE,
+  rows_lib.Draft('lookup', '', 'lookup'),
+)
+
+
+def rows(
+  models: pathlib.Path, target: str, draft: str
+) -> dict[str, rows_lib.Row]:
+  """The rows of table 1; of two sources, where they are given.
+
+  Raises:
+    ValueError: a file of --xsum or --humaneval that cannot be read.
+  """
+  del models
+  drafts = DRAFTS
+  if draft:
+    drafts = (rows_lib.Draft('draft', '', 'lm', draft), *DRAFTS[1:])
+  made = (
+    ('xsum', XSUM, bool(_XSUM.value)),
+    ('humaneval', HUMANEVAL, bool(_HUMANEVAL.value)),
+    ('paragraphs', XSUM, True),
+    ('code', HUMANEVAL, True),
+  )
+  out = {}
+  for name, theirs, there in made:
+    new = 64 if theirs == XSUM else 128
+    out[name] = rows_lib.Row(
+      name,
+      theirs,
+      '',
+      target or rows_lib.SMOLLM2,
+      drafts,
+      'built in' if there else '',  # `read` makes them
+      new=new,
+    )
+  for name in ('xsum', 'humaneval'):
+    if out[name].prompts:
+      read(name, 1)
+  return out
+
+
+def read(
+  name: str, most: int
+) -> tuple[list[prompts_lib.Prompt], dict[str, str]]:
+  """(prompts, the summary of each; {} where there are none) of a row.
+
+  Raises:
+    ValueError: a file that cannot be read, or a column that is not there.
+  """
+  summaries: list[str] = []
+  if name == 'xsum':
+    documents, summaries = _columns('xsum', _XSUM.value, 'document', 'summary')
+    found = [SUMMARISE + x[:CHARACTERS] for x in documents]
+  elif name == 'humaneval':
+    (heads,) = _columns('humaneval', _HUMANEVAL.value, 'prompt')
+    found = [COMPLETE + x for x in heads]
+  elif name == 'paragraphs':
+    manual = text.read('stdlib:prose')
+    found = [SUMMARISE + x for x in rows_lib.paragraphs(manual)]
+  else:
+    every = prompts_lib.builtin()
+    found = [x.turns[0] for x in every if x.category == 'code']
+  order = range(len(found))
+  if name in ('xsum', 'humaneval'):
+    order = np.random.default_rng(0).permutation(len(found)).tolist()
+  chosen = [*order][:most]
+  prompts = [prompts_lib.Prompt(str(i), turns=(found[i],)) for i in chosen]
+  return prompts, {str(i): summaries[i] for i in chosen if summaries}
+
+
+def _columns(flag: str, path: str, *names: str) -> list[list[str]]:
+  """The texts of every column of a JSONL file."""
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f'--{flag}={path}: no such file')
+  rows = [*files.read_jsonl(path)]
+  for where, row in rows:
+    for name in names:
+      if not isinstance(row.get(name), str) or not row[name].strip():
+        has = ', '.join(row)
+        raise ValueError(
+          f'--{flag}={path}: {where}: no text in {name!r}; it has {has}'
+        )
+  if not rows:
+    raise ValueError(f'--{flag}={path}: empty')
+  return [[row[name] for _, row in rows] for name in names]

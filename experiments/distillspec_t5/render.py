@@ -1,0 +1,141 @@
+"""Tokens a window of every trained draft, and what distillation gains."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments import claims as claims_lib
+from experiments import empirical, page, papers
+from experiments import rows as rows_lib
+from experiments.distillspec_grid import render as grid
+from experiments.distillspec_t5 import train
+from specdec_jax import build
+from specdec_jax.analysis import counterfactual
+from specdec_jax.bench import metrics
+
+WARM = (0.0, 1.0)
+GAMMA = 4
+AT_ONCE = 5  # drafts whose probabilities fit in memory together
+
+
+def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
+  """A cell for each training and temperature: tokens and windows by prompt."""
+  found = list(train.trained(loaded.row).items())
+  cells = []
+  for i in range(0, len(found), AT_ONCE):
+    engines = {
+      '/'.join(names): build.engine(
+        loaded.experiment.target,
+        build.load(str(path)),
+        gamma=GAMMA,
+        options=loaded.plain.options,
+      )
+      for names, path in found[i : i + AT_ONCE]
+    }
+    part = loaded._replace(engines=engines)
+    for warm in WARM:
+      traces = rows_lib.traces(part, warm, asked.tokens, seed=asked.seed)
+      cells += [
+        dict(zip(('source', 'divergence'), name.split('/'), strict=True))
+        | {'temperature': warm}
+        | _counts(texts)
+        for name, texts in traces.items()
+      ]
+  return cells
+
+
+def _counts(texts) -> dict[str, Any]:
+  """Of every text its tokens, expected windows, and alpha over its tokens."""
+  ratios = [counterfactual.ratios(x) for x in texts]
+  windows_BGN = counterfactual.count(ratios, counterfactual.reject, GAMMA)
+  return {
+    'emitted': [len(x.tokens) for x in texts],
+    'calls': windows_BGN[:, GAMMA].sum(-1).tolist(),
+    'alpha': float(np.concatenate([x.overlap for x in texts]).mean()),
+  }
+
+
+def _parts(cells: Sequence[Mapping[str, Any]], warm: float):
+  """(cells of cross-entropy, of distillation) at a temperature."""
+  here = [dict(x) for x in cells if x['temperature'] == warm]
+  (base,) = (x for x in here if not x['source'])
+  return base, [x for x in here if x['source']]
+
+
+def _gain(cells, warm: float) -> tuple[dict[str, Any], metrics.Interval]:
+  """(the best cell on half of the prompts, its gain on the other half)."""
+  base, rest = _parts(cells, warm)
+  best = grid.best(rest)
+  other = (grid.half(x, first=False) for x in (best, base))
+  return best, grid.gain(*other)
+
+
+def markdown(
+  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row], caption: str
+) -> str:
+  lines = [
+    ['T5-small for T5-XL', 'both', 'best of each task', '', '', '']
+    + ['+10 % to +45 %', 'the paper']
+  ]
+  for name, found in cells.items():
+    for warm in WARM:
+      base, rest = _parts(found, warm)
+      for x in (base, *rest):
+        gain = '' if x is base else _percent(grid.gain(x, base))
+        kind = x['divergence'] or train.BASELINE
+        lines.append(
+          [every[name].name, f'{warm:g}', x['source'] or 'captions', kind]
+          + [f'{x["alpha"]:.3f}', f'{grid.efficiency(x).value:.2f}', gain, '']
+        )
+  head = ['draft', 'T', 'text of', 'trained by', 'alpha', 'tokens a window']
+  return '\n'.join(
+    [
+      f'{caption} gamma {GAMMA}; every training from one draft after '
+      'cross-entropy, as many steps. gain: of tokens a window over more '
+      'cross-entropy, with 95 % intervals over captions.',
+      '',
+      *page.table([*head, 'gain', ''], lines),
+      '',
+      *(
+        f'* {name}: not run; `{row.command}`, then '
+        f'`bash experiments/distillspec_t5/run.sh --rows={name}`'
+        for name, row in every.items()
+        if name not in cells
+      ),
+    ]
+  )
+
+
+def _percent(x: metrics.Interval) -> str:
+  if x.low is None or x.high is None:
+    return f'{x.value:+.1%}'
+  return f'{x.value:+.1%} ({x.low:+.1%} to {x.high:+.1%})'
+
+
+def claims(
+  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+) -> list[claims_lib.Claim]:
+  """The gain of the best cell, on captions that did not choose it."""
+  out = []
+  low, high = papers.DISTILLSPEC
+  for name, found in cells.items():
+    for warm in WARM:
+      best, gain = _gain(found, warm)
+      base, _ = _parts(found, warm)
+      out.append(
+        claims_lib.Claim(
+          f'speed over cross-entropy, T = {warm:g}',
+          f'{low:+.0%} to {high:+.0%}',
+          f'{every[name].name}, {best["divergence"]} on {best["source"]}',
+          low,
+          high,
+          gain,
+          form='{:+.1%}',
+          against=train.BASELINE,
+          sign=1,
+          apart=gain,
+          why=f'alpha {best["alpha"]:.2f} for {base["alpha"]:.2f}',
+        )
+      )
+  return out
