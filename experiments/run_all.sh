@@ -25,11 +25,13 @@ case $kind in
        '[--quick] [--models=DIR], or nothing' >&2
      exit 2 ;;
 esac
+failed=''
 for name in $names; do
   printf '\n%s\n' "$name"
-  bash "$root/experiments/$name/run.sh" "${given[@]}"
+  bash "$root/experiments/$name/run.sh" "${given[@]}" || failed+=" $name"
 done
 if [ "$kind" = --empirical ]; then
   printf '\nreport\n'
   python "$root/experiments/table.py" report "${given[@]}"
 fi
+[ -z "$failed" ] || { echo "run_all.sh: no result of$failed, see above" >&2; exit 1; }
