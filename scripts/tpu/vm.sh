@@ -227,7 +227,9 @@ running() { # its status is its last word
 start() {
   if running; then die 'a command is running here; status tells how far'; fi
   rm -f job.status
-  nohup bash "$here" job "$@" >>job.log 2>&1 </dev/null &
+  # shellcheck disable=SC2016 # expanded by that bash
+  nohup bash -c 'bash "$0" job "$@"; echo $? >job.status' "$here" "$@" \
+    >>job.log 2>&1 </dev/null &
   echo $! >job.pid
   say "started on $(hostname)"
 }
@@ -240,9 +242,6 @@ keep() { # KEPT: nothing is ever deleted there
 job() { # HOW KEPT COMMAND...
   local how=$1 kept=${2#none} ended=0 keeper=
   shift 2
-  trap 'echo $? >job.status' EXIT
-  # A VM that is taken away gets SIGTERM: the command saves a step and ends.
-  trap : TERM
   printf 'vm: %s: %s\n' "$(date)" "$*"
   if [[ $kept && ! -d runs ]]; then
     if [[ $how == resume ]]; then
@@ -258,6 +257,9 @@ job() { # HOW KEPT COMMAND...
     while sleep "${KEEP_EVERY:-300}"; do keep "$kept"; done &
     keeper=$!
   fi
+  # A VM that is taken away gets SIGTERM: the command saves a step and ends. Only
+  # now, as `kill` below must end the keeper.
+  trap : TERM
   PATH=$PWD/.venv/bin:$PATH "$@" || ended=$?
   if [[ $keeper ]]; then
     kill "$keeper"
