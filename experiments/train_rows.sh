@@ -36,4 +36,4 @@ if [ -n "$multi30k" ]; then
     --config.data.length=40 --config.data.source_length=28 \
     --config.batch.rows=64 --config.run.steps=1300
 fi
-distil titles --config.data.prompts=6000 --config.batch.rows=32
+distil titles --config.data.prompts=2000 --config.batch.rows=32
