@@ -165,6 +165,7 @@ def test_create_gives_up_with_nothing_left(cloud):
   assert cloud.did('--spot') == 0
 
 
+@pytest.mark.more
 def test_a_command_runs_on_its_own_and_is_kept(cloud):
   cloud.set(HF_TOKEN_FILE=str(cloud.env))
   (cloud.folder / 'home').mkdir()
@@ -185,6 +186,7 @@ def test_a_command_runs_on_its_own_and_is_kept(cloud):
   assert not (cloud.folder / 'request').exists()
 
 
+@pytest.mark.more
 def test_a_run_goes_on_after_preemption(cloud):
   cloud.ready()
   count = 'echo x >> runs/steps; echo "a  b" $(wc -l < runs/steps)'
@@ -202,6 +204,7 @@ def test_a_run_goes_on_after_preemption(cloud):
   assert cloud.wait() == 0 and cloud.did('create') == 2
 
 
+@pytest.mark.more
 def test_a_new_run_does_not_mix_with_an_old_one(cloud):
   old = cloud.folder / 'bucket/kept/draft/runs'
   old.mkdir(parents=True)
@@ -211,6 +214,7 @@ def test_a_new_run_does_not_mix_with_an_old_one(cloud):
   assert 'has results of another VM' in (cloud.job / 'job.log').read_text()
 
 
+@pytest.mark.more
 def test_a_vm_is_not_replaced_where_gcloud_cannot_tell(cloud):
   cloud.ready()
   (cloud.folder / 'vm').write_text('REPAIRING')
@@ -279,6 +283,7 @@ def test_no_gcloud_and_no_settings_are_refused(cloud):
   assert 'no settings in' in cloud.vm('create', status=2).stderr
 
 
+@pytest.mark.more
 def test_the_commands_of_the_page_are_real(cloud):
   """Cloud commands run; of programs, the file, config and keys are checked."""
   text = (ROOT / 'docs/tpu.md').read_text()
