@@ -31,7 +31,8 @@ def distilled(
   DistillSpec (Zhou et al. 2023, https://arxiv.org/abs/2310.08461), algorithm 1.
 
   Args:
-    student: a model of the teacher's vocabulary.
+    student: a model of the teacher's vocabulary, or of `ids` alone; so too the
+      teacher where only these columns of its head are needed.
     dtype: of the student's forward pass.
     teacher: reads every batch. Where the batch has its 'features' [B, T, D] and
       'mass' [B, T] (see teacher.Answers), only its last norm and head are run,
@@ -64,15 +65,20 @@ def distilled(
     hidden_BTD = read(params, batch['tokens'], source)
     logits_q = student.head(gather(params), hidden_BTD[:, :-1])
     log_q = jax.nn.log_softmax(logits_q / temperature, -1)
-    if ids:
-      reduced = jnp.asarray(ids, jnp.int32)
-      log_p, log_q = (jnp.take(x, reduced, axis=-1) for x in (log_p, log_q))
+    log_p, log_q = (_of(ids, x) for x in (log_p, log_q))
     counted_BT = batch['counted'][:, 1:]
     value = text_loss.mean(divergence(log_p, log_q), counted_BT)
     alpha = text_loss.mean(divergences.alpha(log_p, log_q), counted_BT)
     return value, {'train_alpha': alpha}
 
   return loss
+
+
+def _of(ids: Sequence[int], x: Array) -> Array:
+  """The columns of these ids, () for all; x itself if it has no others."""
+  if len(ids) in (0, x.shape[-1]):
+    return x
+  return jnp.take(x, jnp.asarray(ids, jnp.int32), axis=-1)
 
 
 def teacher_log_p(

@@ -1,7 +1,6 @@
 """The drafts that a distillation trains: initial parameters and loss."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -222,9 +221,15 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
   # Without the mass, p is normalised over all ids, so all columns are needed.
   if s.data.keep and config.proposes and (s.loss.temperature or 1) == 1:
     own, given = convert.reduce(own, given, config.proposes)
-  make = functools.partial(lm.make, ids=target.ids, vocab=target.model.vocab)
   whole, split = (x and x.constrain for x in (layout, target.layout))
-  model = make(config, constrain=whole)
+  every, vocab = target.ids, target.model.vocab
+  model = lm.make(config, ids=every, vocab=vocab, constrain=whole)
+
+  def in_loss(config, **more):
+    # Logits of other ids, all -inf, would cost more than the student does.
+    few = len(config.proposes)
+    return lm.make(config, ids=few or every, vocab=few or vocab, **more)
+
   read = {'head': given['head']} if s.data.keep else given
   lengths = s.data.length, s.data.source_length
   work = lambda params: metrics.row_products(params, *lengths)
@@ -233,9 +238,9 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
   return Student(
     params=trained,
     loss=lm_loss.distilled(
-      make(config.running(dtype=s.student.dtype), constrain=whole),
+      in_loss(config.running(dtype=s.student.dtype), constrain=whole),
       s.student.dtype,
-      make(own, constrain=split),
+      in_loss(own, constrain=split),
       s.loss,
       remat=s.student.remat,
       ids=config.proposes,

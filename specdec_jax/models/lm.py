@@ -194,6 +194,7 @@ def make(
       None: all.
     vocab: size of the logits' last axis; None: config.vocab. It must be the
       same for draft and target, whose embeddings may be padded differently.
+      With config.proposes, as many: logits of these ids alone, for losses.
     constrain: constrain(array, *logical axes) -> array; fixes the sharding of
       caches and logits (sharding.Layout.constrain).
   """
@@ -330,7 +331,7 @@ def _apply(
 def _head(config, ids: int, V: int, constrain, params, hidden):
   with jax.named_scope('head'):
     logits = _ends(config, params).logits(hidden)
-    if config.proposes:
+    if config.proposes and V > logits.shape[-1]:
       none = jnp.full((*logits.shape[:-1], V), -jnp.inf, logits.dtype)
       at = none.at[..., jnp.asarray(config.proposes, jnp.int32)]
       logits = at.set(logits, mode='drop', unique_indices=True)

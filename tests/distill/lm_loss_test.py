@@ -36,12 +36,13 @@ def with_sources(batch):
   return batch | {'source': source, 'source_length': jnp.array([1, 5, 8])}
 
 
-def student_of(ids, config=CONFIG):
-  """(model, params) that proposes these ids; () is all."""
+def student_of(ids, config=CONFIG, *, alone=False):
+  """(model, params) that proposes these ids, () for all; alone: no others."""
   params = lm.init(config, 0)
   if ids:
     config, params = convert.reduce(config, params, ids)
-  return lm.make(config, ids=300), params
+  few = alone and len(ids)
+  return lm.make(config, ids=few or 300, vocab=few or None), params
 
 
 def value_of(student, teacher, kind, temperature, ids, frozen, batch):
@@ -95,7 +96,8 @@ def test_is_the_mean_divergence_over_the_ids_of_the_student(
   if config is T5:
     batch = with_sources(batch)
   teacher, (student, params) = lm.make(config, ids=300), student_of(ids, config)
-  one = value_of(student, teacher, kind, temperature, ids, given, batch)
+  in_loss, _ = student_of(ids, config, alone=True)
+  one = value_of(in_loss, teacher, kind, temperature, ids, given, batch)
   both = jax.jit(jax.value_and_grad(one, has_aux=True))
   (value, figures), slopes = both(params)
   p, q = (
@@ -156,6 +158,7 @@ def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
   if ids and not temperature:
     few, ends = convert.reduce(CONFIG, given, ids)
     of.append((lm.make(few, ids=300), ends))
+    of.append((lm.make(few, ids=len(ids), vocab=len(ids)), ends))
   for model, ends in of:
     for a, b in zip(slopes(model, ends, record), want, strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
