@@ -31,7 +31,7 @@ def target():
 )
 def test_lookup_says_what_plain_decoding_says(target, temperature, batch_size):
   # Short ones share a buffer: one program a batch size.
-  texts = sorted((p.turns[0] for p in prompts.builtin()), key=len)[:4]
+  texts = sorted((p.turns[0] for p in prompts.builtin()), key=len)[:8]
   kwargs = dict(
     chat=True,
     rule='coupled',

@@ -74,7 +74,6 @@ def test_shares_of_a_clock(monkeypatch):
 def test_blocks_end_with_the_time(monkeypatch):
   now = [0.0]
   monkeypatch.setattr(runtime, 'elapsed', lambda: now[0])
-  monkeypatch.setattr(budget.time, 'monotonic', lambda: now[0])
   track = lambda items, text: items
   done = []
   for block in budget.blocks(3, 2, budget.Clock(45.0), track):

@@ -121,7 +121,7 @@ def test_slow_memory_is_named(monkeypatch, share, held):
   assert 'of the 819 of v5e' in found['case' if not held else 'reached']
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_program_ends_in_ok():
   done = programs.run('scripts/doctor.py').check()
   names = [row['name'] for row in done.document['checks']]

@@ -170,7 +170,7 @@ def _own(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.usefixtures('compile_in_less_time')
 def test_a_function_of_the_users_gives_a_model_that_decodes(own):
   mine = load.load('own_model:make')
