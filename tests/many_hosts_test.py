@@ -60,7 +60,7 @@ def test_tokens_do_not_depend_on_processes(tmp_path, processes, devices, rules):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'program', [('scripts/bench.py', '--minutes=1'), ('scripts/audit.py',)]
+  'program', [('scripts/bench.py', '--minutes=0'), ('scripts/audit.py',)]
 )
 def test_texts_are_compared_in_several_processes(tmp_path, program):
   rows = [{'prompt': 'ab' * n, 'category': 'ab'} for n in range(2, 6)]
@@ -170,7 +170,7 @@ def test_another_form_is_refused(program, argument, words):
 @pytest.mark.parametrize(
   'program, config, argument, words',
   [
-    ('audit', 'pair', 'workdir', '2 processes: this program runs in one'),
+    ('trace', 'pair', 'output', '2 processes: this program runs in one'),
     ('train', 'train_lm', 'workdir', 'model=1: 2 processes have 2 devices'),
     ('generate', 'pair', 'html', 'html, check_cache: are for one process'),
   ],
