@@ -51,7 +51,7 @@ def run() -> bool:
     s.bench.batch_size,
     _CONTEXT.value,
     max(s.decode.gammas),
-    draft.replicated,
+    draft.tensor_parallel,
     (s.target.source, draft.source),
   )
   length, step = _TRAIN.value, None

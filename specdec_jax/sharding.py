@@ -99,7 +99,8 @@ def mesh_of(data: int, model: int) -> Mesh | None:
 class Layout:
   """The sharding of one model's arrays.
 
-  mesh: axes 'data' and 'model'.
+  mesh: axes 'data' and 'model'; also 'copies' for a draft that is split over
+    fewer devices than the target (lay_out).
   whole: logical axes that are replicated, whatever RULES has for them.
   stored: mesh axes over which parameters in training are split where they are
     stored, along 'embed' (FSDP); see gather.
@@ -160,7 +161,7 @@ class Layout:
 
 
 def lay_out(
-  mesh: Mesh, config, *, replicated: bool = False, fsdp: bool = False
+  mesh: Mesh, config, *, tensor_parallel: int = 0, fsdp: bool = False
 ) -> Layout:
   """The layout of a model on a mesh.
 
@@ -171,14 +172,28 @@ def lay_out(
     mesh: as of make_mesh.
     config: an object with width, heads, kv_heads, mlp and vocab, such as
       LMConfig.
-    replicated: replicate every axis, for a copy of the model on each device.
+    tensor_parallel: for a draft, how many devices of the axis 'model' share
+      one copy of it; 1: each holds all of it; 0: as many as there are.
     fsdp: store parameters split over the axes that would hold copies.
 
   Raises:
-    ValueError: fsdp, and these axes do not divide the width.
+    ValueError: tensor_parallel does not divide the axis; fsdp, and the axes of
+      copies do not divide the width.
   """
-  split = mesh.shape['model']
-  stored = (('data', 'model') if replicated else ('data',)) if fsdp else ()
+  devices = mesh.shape['model']
+  split = tensor_parallel or devices
+  if devices % split:
+    raise ValueError(
+      f'tensor_parallel={split}: mesh.model={devices} is no multiple of it; '
+      'give a divisor, or 0 for all of them'
+    )
+  if split < devices:
+    # The same devices in the same order, for one program; neighbours hold the
+    # same part, which contains a device's own part of the target's logits.
+    shape = (mesh.shape['data'], split, devices // split)
+    axes = 'data', 'model', 'copies'
+    mesh = Mesh(mesh.devices.reshape(shape), axes, (AxisType.Auto,) * 3)
+  stored = tuple(a for a in mesh.axis_names if a != 'model') if fsdp else ()
   parts = math.prod(mesh.shape[a] for a in stored)
   if config.width % parts:
     raise ValueError(
@@ -186,8 +201,6 @@ def lay_out(
       f'the width {config.width}; take a mesh that does, or fsdp=False'
     )
   sizes = {a: getattr(config, a) for a in ('heads', 'kv_heads', 'mlp', 'vocab')}
-  if replicated:
-    return Layout(mesh, frozenset(sizes), stored)
   whole = {a for a, size in sizes.items() if size % split}
   if whole & {'heads', 'kv_heads'}:
     whole |= {'heads', 'kv_heads'}

@@ -122,7 +122,7 @@ def test_a_stop_id_ends_the_row(target, plain):
 def test_a_mesh_changes_no_token(target, draft):
   mesh = sharding.make_mesh(data=2, model=2)
   sharded = specdec_jax.load('random:tiny', mesh=mesh)
-  small = specdec_jax.load('random:tiny:1', mesh=mesh, replicated=True)
+  small = specdec_jax.load('random:tiny:1', mesh=mesh, tensor_parallel=1)
   kwargs = dict(gamma=3, max_new_tokens=12, rule='coupled')
   one = specdec_jax.generate(target, PROMPTS + [[4]], draft=draft, **kwargs)
   all_ = specdec_jax.generate(sharded, PROMPTS + [[4]], draft=small, **kwargs)

@@ -61,15 +61,15 @@ def shard_shape(x):
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-  'sizes, data, model', [(EVEN, 2, 4), (ODD | GPT, 4, 2)], ids=['even', 'odd']
+  'sizes, data, model, draft_split',
+  [(EVEN, 2, 4, 4), (EVEN, 2, 4, 2), (ODD | GPT, 4, 2, 1)],
+  ids=['even', 'draft on fewer', 'odd'],
 )
-def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model):
+def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model, draft_split):
   config, even = fakes.tiny(**sizes), sizes is EVEN
   mesh = sharding.make_mesh(data, model)
   layout = sharding.lay_out(mesh, config)
-  # The draft lies like the target, and whole on every device in one case.
-  whole = not even
-  draft_layout = sharding.lay_out(mesh, config, replicated=whole)
+  draft_layout = sharding.lay_out(mesh, config, tensor_parallel=draft_split)
   out, weights, (programs, request), _ = run(config, layout, draft_layout)
   assert fakes.texts(out) == fakes.texts(run(config, None, None)[0])
 
@@ -94,11 +94,15 @@ def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model):
       'norm/bias': (16,),
     }
   assert {name: shard_shape(flat[name]) for name in wanted} == wanted
-  for x in lm.flatten(weights.draft).values():
-    assert x.sharding.is_fully_replicated or not whole
+  draft = lm.flatten(weights.draft)
+  for name in 'head', 'layers/0/mlp/up/kernel':
+    assert shard_shape(draft[name])[1] * draft_split == draft[name].shape[1]
+  assert draft_split > 1 or all(
+    x.sharding.is_fully_replicated for x in draft.values()
+  )
   # The caches, after the prompts have been read.
   state, _ = programs.start(weights, request)
-  draft_heads = 1 if whole else heads
+  draft_heads = draft_split if even else 1
   for cache, split in (
     (state.cache, heads),
     (state.drafter.cache, draft_heads),
@@ -111,16 +115,20 @@ RULES = 'reject', 'block', 'coupled', 'lenient:0.5'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule', RULES)
-def test_no_device_gathers_the_vocabulary(x64, rule):
+@pytest.mark.parametrize(
+  'rule, draft_split', [(rule, 4) for rule in RULES] + [('reject', 2)]
+)
+def test_no_device_gathers_the_vocabulary(x64, rule, draft_split):
   """Logits, p and q stay split, and so do the draws and cuts made of them."""
-  vocab, model = 1016, 4  # 1016 and 254 are no other dimension
+  vocab, model = 1016, 4  # 1016, 508 and 254 are no other dimension
   config = fakes.tiny(**EVEN | dict(vocab=vocab))
   layout = sharding.lay_out(sharding.make_mesh(2, model), config)
-  out, _, _, text = run(config, layout, layout, rule)
+  draft = sharding.lay_out(layout.mesh, config, tensor_parallel=draft_split)
+  out, _, _, text = run(config, layout, draft, rule)
   assert fakes.texts(out) == fakes.texts(run(config, None, None, rule)[0])
   found = list(hlo.instructions(text))
-  of_vocab = lambda shape: {vocab, vocab // model} & set(hlo.dimensions(shape))
+  sizes = {vocab, vocab // model, vocab // draft_split}
+  of_vocab = lambda shape: sizes & set(hlo.dimensions(shape))
   assert any(of_vocab(shape) for _, shape, _ in found)
   for opcode, shape, line in found:
     assert not (hlo.COLLECTIVE.fullmatch(opcode) and of_vocab(shape)), line
@@ -243,9 +251,17 @@ def test_training_on_a_mesh_learns_the_same(x64, data, model, fsdp):
     assert x.addressable_shards[0].data.nbytes * parts == x.nbytes
 
 
+def test_a_draft_lies_on_a_divisor_of_the_axis():
+  words = 'tensor_parallel=3: mesh.model=4 is no multiple of it; give a divisor'
+  with pytest.raises(ValueError, match=words):
+    sharding.lay_out(
+      sharding.make_mesh(2, 4), fakes.tiny(**EVEN), tensor_parallel=3
+    )
+
+
 def test_a_width_that_does_not_divide_is_refused():
   mesh, config = sharding.make_mesh(4, 2), fakes.tiny(**EVEN | dict(width=12))
   sharding.lay_out(mesh, config, fsdp=True)
-  words = r'8 devices \(data x model\) do not divide the width 12'
+  words = r'8 devices \(data x copies\) do not divide the width 12'
   with pytest.raises(ValueError, match=words):
-    sharding.lay_out(mesh, config, replicated=True, fsdp=True)
+    sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=True)

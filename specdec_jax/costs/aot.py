@@ -68,7 +68,7 @@ def lower(
   rows: int,
   slots: int,
   gamma: int = 4,
-  replicated: bool = False,
+  tensor_parallel: int = 0,
 ):
   """Lowers generate, greedy or sampled, under the rule `reject`.
 
@@ -77,12 +77,12 @@ def lower(
     target, draft: the models; without a draft, plain decoding.
     rows, slots: of the batch and its buffers.
     gamma: drafts of a window.
-    replicated: every device holds all of the draft.
+    tensor_parallel: devices that share a draft (sharding.lay_out).
   """
   p, target_params, layout = _side(mesh, target)
   drafter, draft_params = decode.PLAIN, ()
   if draft is not None:
-    q, draft_params, _ = _side(mesh, draft, replicated, vocab=p.vocab)
+    q, draft_params, _ = _side(mesh, draft, tensor_parallel, vocab=p.vocab)
     drafter = lm_drafter.make(q, gamma=gamma)
   item = requests.Item([1, 2, 3], 0)
   if p.encode is not None:
@@ -110,9 +110,9 @@ def lower(
   return programs.generate.lower(weights, request)
 
 
-def _side(mesh, c: model_config.LMConfig, replicated: bool = False, **more):
+def _side(mesh, c: model_config.LMConfig, tensor_parallel: int = 0, **more):
   """(model, shapes of its parameters, layout)."""
-  layout = sharding.lay_out(mesh, c, replicated=replicated)
+  layout = sharding.lay_out(mesh, c, tensor_parallel=tensor_parallel)
   params = {
     name: jax.ShapeDtypeStruct(
       s.shape, s.dtype, sharding=layout.parameter(name, len(s.shape))

@@ -16,8 +16,8 @@ class Setting(NamedTuple):
 
   topology: as in 'v5e:2x4'. data, model: of the mesh; 1 x 1 is one 'model' axis
   of all devices. target, draft: in bfloat16. rows, slots: of the batch and its
-  buffers. gamma: drafts of a window. replicated: a whole draft on each device.
-  names: of the models, to print.
+  buffers. gamma: drafts of a window. tensor_parallel: devices that share
+  a draft (sharding.lay_out). names: of the models, to print.
   """
 
   topology: str
@@ -28,7 +28,7 @@ class Setting(NamedTuple):
   rows: int
   slots: int
   gamma: int
-  replicated: bool = False
+  tensor_parallel: int = 0
   names: tuple[str, str] = ('target', 'draft')
 
 
@@ -76,7 +76,7 @@ def make(s: Setting, track) -> dict[str, Any]:
   mesh = sharding.make_mesh(s.data, s.model, aot.devices(s.topology))
   shares = (
     roofline.share(s.target, s.model),
-    roofline.share(s.draft, s.model, s.replicated),
+    roofline.share(s.draft, s.tensor_parallel or s.model),
   )
   source = aot.SOURCE if s.target.encoder else 0
   rows = s.rows // s.data
@@ -94,7 +94,7 @@ def make(s: Setting, track) -> dict[str, Any]:
       rows=s.rows,
       slots=s.slots,
       gamma=s.gamma,
-      replicated=s.replicated,
+      tensor_parallel=s.tensor_parallel,
     )
     programs[name] = aot.compiled(lowered, s.model, elements, s.slots)
   temporaries = max(0.0, programs['speculative'].temporaries - sum(caches))
@@ -140,10 +140,10 @@ def lines(doc: dict[str, Any]) -> list[str]:
     f'context {s.slots}: {room.rows * s.data}',
     *(f'  the compiler refuses {x}' for x in refused),
   ]
-  for name, share in doc['shares'].items():
-    if share.whole:
+  for name, x in doc['shares'].items():
+    if x.whole:
       out.append(
-        f'  {name}: model={s.model} does not divide {", ".join(share.whole)}: '
+        f'  {name}: model={x.split} does not divide {", ".join(x.whole)}: '
         'every device has all of it'
       )
   out += ['', 'roofline estimate, a pass on a device:']

@@ -107,16 +107,11 @@ class Share(NamedTuple):
 
 
 @functools.cache
-def share(
-  c: model_config.LMConfig, split: int = 1, replicated: bool = False
-) -> Share:
-  """The Share of a model on one of `split` devices, by sharding's tables.
-
-  replicated: every device holds all of it.
-  """
+def share(c: model_config.LMConfig, split: int = 1) -> Share:
+  """The Share of a model on one of `split` devices, by sharding's tables."""
   axes = 'data', 'model'
   mesh: Any = jax.sharding.AbstractMesh((1, split), axes)
-  layout = sharding.lay_out(mesh, c, replicated=replicated)
+  layout = sharding.lay_out(mesh, c)
   size = jnp.dtype(c.activations).itemsize
   weights = read = products = 0
   for name, s in lm.shapes(c).items():
@@ -145,7 +140,7 @@ def share(
     2 * c.depth * heads * c.head_dim * size * cross,
     sums * c.width * size,
     split,
-    () if replicated else tuple(sorted(layout.whole)),
+    tuple(sorted(layout.whole)),
   )
 
 

@@ -373,7 +373,7 @@ def layout_of(
   elif s.student.kind == 'lm' and start.draft is not None:
     config = start.draft.config
   return sharding.lay_out(
-    target.layout.mesh, config, replicated=True, fsdp=s.mesh.fsdp
+    target.layout.mesh, config, tensor_parallel=1, fsdp=s.mesh.fsdp
   )
 
 

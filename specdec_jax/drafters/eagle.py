@@ -39,7 +39,9 @@ def for_target(
     )
   whole = None
   if target.layout is not None:
-    whole = sharding.lay_out(target.layout.mesh, target.config, replicated=True)
+    whole = sharding.lay_out(
+      target.layout.mesh, target.config, tensor_parallel=1
+    )
 
   def fit(arrays, about):
     saved = eagle_file.unpacked(settings.path, arrays, about)

@@ -26,8 +26,8 @@ class Settings(method.Stopping):
   dtype: str = fields.setting(
     'float32', allowed=('float32', 'bfloat16', 'float64')
   )
-  replicated: bool = fields.setting(
-    False, help='on a mesh, a whole copy on every device'
+  tensor_parallel: int = fields.setting(
+    0, low=0, help='devices of mesh.model that share one copy; 0: all'
   )
 
 
@@ -38,14 +38,14 @@ def for_target(
 
   It is loaded once for a target, on the target's mesh.
   """
-  key = settings.source, settings.dtype, settings.replicated
+  key = settings.source, settings.dtype, settings.tensor_parallel
   if key not in target.drafts:
     own = target.lm_config
     target.drafts[key] = load.load(
       settings.source,
       dtype=settings.dtype,
       mesh=target.layout and target.layout.mesh,
-      replicated=settings.replicated,
+      tensor_parallel=settings.tensor_parallel,
       scan_layers=own and own.scan_layers,
       kernels='auto' if own is None or own.packed else 'xla',
     )

@@ -169,7 +169,7 @@ def load(
   *,
   dtype: str = 'float32',
   mesh: jax.sharding.Mesh | None = None,
-  replicated: bool = False,
+  tensor_parallel: int = 0,
   scan_layers: bool | None = None,
   kernels: str = 'auto',
 ) -> LanguageModel:
@@ -181,7 +181,7 @@ def load(
       function of your own (docs/your_own_model.md).
     dtype: 'float32', 'bfloat16' or 'float64' (under x64).
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
-    replicated: on a mesh, keep a whole copy on every device (for drafts).
+    tensor_parallel: for drafts, as in sharding.lay_out.
     scan_layers: scan over the layers, to compile faster; on TPU if None.
     kernels: 'auto': specdec_jax.kernels on one CPU; 'xla': not, for training.
 
@@ -197,7 +197,9 @@ def load(
   opened = open_source(source)
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
-  layout = mesh and sharding.lay_out(mesh, opened.config, replicated=replicated)
+  layout = mesh and sharding.lay_out(
+    mesh, opened.config, tensor_parallel=tensor_parallel
+  )
   put = layout and layout.put
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
