@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from tests import programs
 from tests.train import runs
@@ -132,6 +133,29 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path, first):
     np.testing.assert_allclose(x, y, atol=1e-6)
   assert found[1]['data'] == wanted[1]['data']
   assert len(runs.lines(folder)) == len(runs.lines(whole))
+
+
+@pytest.mark.slow
+def test_sharded_training_in_two_processes_is_that_of_one(tmp_path):
+  """Parameters and moments split over devices of both (FSDP), 50 steps."""
+  task = (
+    'scripts/train.py',
+    '--config=configs/train_lm.py:tiny',
+    '--config.mesh.data=2',
+    '--config.mesh.model=2',
+    '--config.mesh.fsdp=True',
+    '--config.run.steps=50',
+  )
+  one, two = (f'--workdir={tmp_path / name}' for name in ('one', 'two'))
+  programs.run(*task, one, JAX_NUM_CPU_DEVICES='4').check()
+  together(tmp_path, *task, two, devices=2).check()
+  model = 'model/model.safetensors'
+  found = [
+    safetensors.numpy.load_file(tmp_path / name / model)
+    for name in ('one', 'two')
+  ]
+  for name, wanted in found[0].items():
+    np.testing.assert_allclose(found[1][name], wanted, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(
