@@ -103,6 +103,9 @@ def make(s: Setting, track) -> dict[str, Any]:
     'verify': roofline.forward(device, shares[0], tokens=s.gamma + 1, **sizes),
     'draft step': roofline.forward(device, shares[1], tokens=1, **sizes),
   }
+  step = lambda split: roofline.forward(
+    device, roofline.share(s.draft, split), tokens=1, **sizes
+  )
   room = roofline.room(device, shares, temporaries=temporaries, **sizes)
   read = min(s.target.context, s.draft.context)
   return dict(
@@ -113,6 +116,9 @@ def make(s: Setting, track) -> dict[str, Any]:
     temporaries=temporaries,
     room=room._replace(slots=min(room.slots, read)),
     passes=passes,
+    draft_steps={
+      n: step(n).seconds for n in range(1, s.model + 1) if s.model % n == 0
+    },
     roofline=roofline.predict(device, *shares, **sizes),
     programs=programs,
   )
@@ -154,6 +160,8 @@ def lines(doc: dict[str, Any]) -> list[str]:
       f'{_ms(x.operations / device.peak)}; sends {x.sent / 1e6:.2f} MB, '
       f'{_ms(x.sent / device.links)}; in all {_ms(x.seconds)}'
     )
+  steps = [f'{n}: {_ms(x)}' for n, x in doc['draft_steps'].items()]
+  out.append(f'  draft step by draft.tensor_parallel: {", ".join(steps)}')
   out += ['', *_predicted(doc['roofline'], s.gamma), '']
   for name, program in doc['programs'].items():
     out += program_lines(f'{name} generate', program, device)

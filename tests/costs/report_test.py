@@ -151,6 +151,8 @@ def test_the_program_reports_a_tiny_pair():
   )
   found = done.check().document
   assert found['room']['fits'] and found['setting']['model'] == 2
+  steps = found['draft_steps']
+  assert steps['2'] == found['passes']['draft step']['seconds'] != steps['1']
   # The compiler holds what arithmetic says; it pads what is small.
   weights = {name: x['weights'] for name, x in found['shares'].items()}
   plain, both = (found['programs'][x] for x in ('plain', 'speculative'))
