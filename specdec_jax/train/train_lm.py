@@ -143,7 +143,10 @@ def _prepare(
   config = opened.config if opened else model_config.sized(s.model.size)
   _check_field(s, config)
   _check_lengths(s, config)
-  export.settings(config)  # fail now, not after training, if it has no format
+  # Fail now, not after training: no format, or a mesh that does not divide it.
+  export.settings(config)
+  if mesh is not None:
+    sharding.lay_out(mesh, config, fsdp=s.mesh.fsdp)
   corpus = text.read(
     s.text.source, field=s.text.field, source_field=s.text.source_field
   )
