@@ -52,7 +52,8 @@ def run(command: list[str]) -> bool:
   with runtime.interrupts() as caught:
     failed = _watch(children, caught)
   statuses = {child.returncode for child in children}
-  if failed is None or len(statuses) == 1:
+  # Alike if they have refused; also if one was killed, and the others then.
+  if failed is None or (len(statuses) == 1 and min(statuses) > 0):
     sys.exit(statuses.pop())
   index, why = failed
   print(f'process {index} {why}; logs: {logs}', file=sys.stderr)

@@ -84,21 +84,26 @@ def content(tree: Any) -> list[bytes]:
   return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
+def training(folder: pathlib.Path, steps: int) -> list[str]:
+  """A program and arguments: a run of a few seconds, without its workdir."""
+  source = folder / 'corpus.txt'
+  source.write_text('\n\n'.join(topics.topics.values())[:60_000])
+  every = dict(checkpoint_every=INTERVAL, evaluate_every=5, log_every=1)
+  return [
+    str(ROOT / 'scripts/train.py'),
+    f'--config={ROOT / "configs/train_lm.py"}:tiny',
+    f'--config.text.source={source}',
+    '--config.text.rows=4',
+    f'--config.run.steps={steps}',
+    *(f'--config.run.{name}={x}' for name, x in every.items()),
+  ]
+
+
 class Runs:
   """A run of a few seconds that saves, judges and exports, and its end."""
 
   def __init__(self, folder: pathlib.Path, steps: int):
-    source = folder / 'corpus.txt'
-    source.write_text('\n\n'.join(topics.topics.values())[:60_000])
-    every = dict(checkpoint_every=INTERVAL, evaluate_every=5, log_every=1)
-    self._arguments = [
-      str(ROOT / 'scripts/train.py'),
-      f'--config={ROOT / "configs/train_lm.py"}:tiny',
-      f'--config.text.source={source}',
-      '--config.text.rows=4',
-      f'--config.run.steps={steps}',
-      *(f'--config.run.{name}={x}' for name, x in every.items()),
-    ]
+    self._arguments = training(folder, steps)
     self.cache, self.notes = folder / 'cache', folder / 'notes'
     self.checkpoints = folder / 'reference/checkpoints'
     whole = self.checkpoints.parent
@@ -267,5 +272,9 @@ def show(doc: dict[str, Any], console: rich.console.Console) -> None:
     f'{doc["starts"]} starts compared; at most {doc["steps_lost"]} steps made '
     f'again, {doc["interval"]} from one save to the next'
   )
+  show_wrong(doc, console)
+
+
+def show_wrong(doc: dict[str, Any], console: rich.console.Console) -> None:
   for sentence in doc['wrong']:
     console.print(f'WRONG: {sentence}', style='bold red', markup=False)
