@@ -283,24 +283,77 @@ def test_no_gcloud_and_no_settings_are_refused(cloud):
   assert 'no settings in' in cloud.vm('create', status=2).stderr
 
 
-@pytest.mark.more
-def test_the_commands_of_the_page_are_real(cloud):
-  """Cloud commands run; of programs, the file, config and keys are checked."""
-  text = (ROOT / 'docs/tpu.md').read_text()
+# What the page's programs take where there are no TPU and no large models.
+TINY = {
+  'configs/distill.py': 'configs/distill.py:tiny',
+  'configs/llama3.py': 'configs/llama3.py:tiny',
+  'hf:meta-llama/Llama-3.1-8B-Instruct': 'random:tiny',
+  '(15,31)': '(0,1)',
+  'mesh.model=8': 'mesh.model=2',
+  'minutes=30': 'minutes=0',
+}
+# Waits for a job of a script, which fails with it, and keeps what it printed.
+ENDED = """ended() {
+  local job=$FAKE_CLOUD/host/specdec_jax/job
+  while [ ! -f $job.status ]; do sleep 0.1; done
+  n=$((${n:-0} + 1))
+  cp $job.log "$FAKE_CLOUD/$n.log"
+  [ "$(cat $job.status)" = 0 ]
+}
+"""
+
+
+def run_page(cloud, change, **env):
+  """What each job of the page printed; change: of the page's text."""
+  text = change((ROOT / 'docs/tpu.md').read_text())
   blocks = re.findall(r'(?:^ {4}\S.*\n(?: {4}.*\n)*)', text, re.M)
   script = ''.join(b for b in blocks if 'vm.sh' in b or 'gcloud' in b)
   script = script.replace('vm.sh', f'vm.sh --env={cloud.env}')
   script = re.sub(r'.*vm.env.example.*\n', '', script)
+  script = re.sub(r'(vm.sh .*run (?:.*\\\n)*.*)', r'\1\nended', script)
   cloud.set(NAME='draft-llama3', BUCKET='gs://my-project-draft')
-  # Every program here is `true`, and what it was given is in the log.
-  wait = 'while [ ! -f "$FAKE_CLOUD/host/specdec_jax/job.status" ]; do :; done'
-  script = re.sub(r'(vm.sh \S+) run (?!--)', r'\1 run true ', script)
-  script = re.sub(r'(vm.sh .*run (?:.*\\\n)*.*)', rf'\1\n{wait}', script)
-  (cloud.folder / 'page.sh').write_text('set -e\n' + script)
-  done = cloud.bash(str(cloud.folder / 'page.sh'))
-  assert done.returncode == 0, done.stderr
+  (cloud.folder / 'page.sh').write_text(f'set -e\n{ENDED}{script}')
+  done = cloud.bash(str(cloud.folder / 'page.sh'), **env)
+  logs = [x.read_text() for x in sorted(cloud.folder.glob('*.log'))]
+  assert done.returncode == 0, (done.stderr, logs[-1:])
   assert cloud.did('create') >= 2 and not (cloud.folder / 'request').exists()
   shutil.rmtree(ROOT / 'results/tpu/draft-llama3')
+  return [log.rpartition('vm: ')[2] for log in logs]
+
+
+@pytest.mark.slow
+def test_the_page_runs_on_random_models(cloud):
+  def tiny(text):
+    for large, small in TINY.items():
+      assert large in text, large
+      text = text.replace(large, small)
+    lost = '    rm -r $FAKE_CLOUD/host; echo PREEMPTED >$FAKE_CLOUD/vm\n'
+    resume = '    bash scripts/tpu/vm.sh run --resume'
+    assert resume in text
+    return text.replace(resume, lost + resume)
+
+  doctor, distill, *benches = run_page(
+    cloud,
+    tiny,
+    JAX_NUM_CPU_DEVICES='2',
+    JAX_DISABLE_MOST_OPTIMIZATIONS='1',
+    JAX_COMPILATION_CACHE_DIR=str(cloud.folder / 'compiled'),
+  )
+  assert 'OK: this machine decodes as it should' in doctor
+  assert json.loads(distill.splitlines()[-1])['finished']
+  assert len(benches) == 2  # the second on a new VM, which got the draft
+  for bench in benches:
+    assert 'eagle: ' in bench and '0 unexplained' in bench
+  kept = cloud.folder / 'bucket/my-project-draft/draft-llama3/runs'
+  assert (kept / 'draft/draft.safetensors').exists()
+
+
+@pytest.mark.more
+def test_the_commands_of_the_page_are_real(cloud):
+  """Cloud commands run; of programs, the file, config and keys are checked."""
+  text = (ROOT / 'docs/tpu.md').read_text()
+  # Every program here is `true`, and what it was given is in the log.
+  run_page(cloud, lambda x: re.sub(r'vm.sh run (?!--)', 'vm.sh run true ', x))
   programs = re.findall(r'run python (scripts/(?:.*\\\n)*.*)', text)
   assert programs
   for command in programs:
