@@ -24,18 +24,12 @@ _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 
-def read():
-  """The folder for results, and the prompts."""
-  folder = runtime.open_workdir(_WORKDIR.value)
-  path = _PROMPTS.value
-  return folder, prompts.read(path) if path else prompts.builtin()
-
-
 def run() -> bool:
   """True if every difference is a tie and every request ended well."""
   settings = settings_lib.settings(_CONFIG.value)
   identity.check_promise(build.rule_of(settings.decode.rule), settings.sampling)
-  folder, chosen = sharding.from_first(read)
+  folder = sharding.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
+  chosen = sharding.from_first(lambda: prompts.chosen(_PROMPTS.value))
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen)
   report = identity.run(plan_lib.arms(loaded), plan, runtime.track)

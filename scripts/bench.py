@@ -29,17 +29,11 @@ _MINUTES = flags.DEFINE_float(
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 
-def read():
-  """The folder for results, and the prompts."""
-  folder = runtime.open_workdir(_WORKDIR.value)
-  path = _PROMPTS.value
-  return folder, prompts.read(path) if path else prompts.builtin()
-
-
 def run() -> bool:
   """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
-  folder, chosen = sharding.from_first(read)
+  folder = sharding.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
+  chosen = sharding.from_first(lambda: prompts.chosen(_PROMPTS.value))
   sizes = plan_lib.batch_sizes(_SIZES.value)
   clock = budget.clock(_MINUTES.value)
   if _EXPORT.value and not sizes:

@@ -28,8 +28,7 @@ _LIMIT = flags.DEFINE_integer('limit', 16, 'the largest gamma of analyse')
 def record() -> None:
   output = trace.check_output(_OUTPUT.value)
   e = settings.load(settings.settings(_CONFIG.value))
-  given = _PROMPTS.value
-  chosen = prompts.read(given) if given else prompts.builtin()
+  chosen = prompts.chosen(_PROMPTS.value)
   method = (*e.settings.decode.methods, 'lm')[0]
   engine = settings.engine(e, method, 1, measure=False)
   if engine.drafter.taps:

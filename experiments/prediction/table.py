@@ -34,7 +34,7 @@ def run() -> bool:
     for x in _WARM.value
   ]
   folder = runtime.open_workdir(_RESULTS.value)
-  chosen = prompts.read(_PROMPTS.value) if _PROMPTS.value else prompts.builtin()
+  chosen = prompts.chosen(_PROMPTS.value)
   e = settings_lib.load(settings)
   arms, plan = plan_lib.arms(e, measure=False), plan_lib.make(e, chosen)
   cells, sound, text = [], True, ''

@@ -71,6 +71,11 @@ def builtin() -> list[Prompt]:
   return read(_BUILTIN)
 
 
+def chosen(path: str) -> list[Prompt]:
+  """The prompts of a file, or the built-in ones if path is empty."""
+  return read(path) if path else builtin()
+
+
 def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
   """The first `count` prompts of each category, in their order."""
   first = {p.id for group in _by_category(prompts) for p in group[:count]}
