@@ -41,6 +41,8 @@ _WORKDIR = flags.DEFINE_string(
 
 def run() -> bool:
   """True if every promise holds."""
+  # Meshes are checked without accelerators.
+  jax.config.update('jax_num_cpu_devices', 8)
   full = _TIER.value == 'full'
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
   subject = load.subject(_RULE.value, _DRAFTER.value, _MODEL.value, seed=seed)
@@ -50,6 +52,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  # Meshes are checked without accelerators.
-  jax.config.update('jax_num_cpu_devices', 8)
   runtime.launch(run)

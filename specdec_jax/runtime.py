@@ -140,8 +140,10 @@ def keep_programs(workdir: str) -> None:
   """On a TPU, keeps what it compiles in a workdir, if nothing else is set."""
   import jax
 
+  from specdec_jax import sharding
+
   known = jax.config.jax_compilation_cache_dir  # pyright: ignore
-  if workdir and not known and jax.default_backend() == 'tpu':
+  if workdir and not known and sharding.has_tpu():
     path = pathlib.Path(workdir) / 'compiled'
     jax.config.update('jax_compilation_cache_dir', str(path))
 

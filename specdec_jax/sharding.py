@@ -299,6 +299,11 @@ def _in_cluster() -> bool:
   for name in ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE'):
     if int(os.environ.get(name) or 1) > 1:
       return True
+  return has_tpu()
+
+
+def has_tpu() -> bool:
+  """Whether JAX will find a TPU here; touches no device and no network."""
   wanted = os.environ.get('JAX_PLATFORMS') or 'tpu'
   chips = glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*')
   return (

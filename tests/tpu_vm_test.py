@@ -3,6 +3,7 @@
 No test reaches a cloud: tests/fake_gcloud.py is first on the path.
 """
 
+import glob
 import importlib.util
 import json
 import operator
@@ -18,7 +19,7 @@ import time
 import jax
 import pytest
 
-from specdec_jax import runtime
+from specdec_jax import runtime, sharding
 
 ROOT = pathlib.Path(__file__).parents[1]
 SETTINGS = {
@@ -362,11 +363,8 @@ def test_the_commands_of_the_page_are_real(cloud):
     if not words:
       continue
     given = dict(w[2:].split('=', 1) for w in words)
-    path = ROOT / given.pop('config')
-    spec = importlib.util.spec_from_file_location('config', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    c = module.get_config('tiny')
+    name = given.pop('config').removesuffix('.py').replace('/', '.')
+    c = importlib.import_module(name).get_config('tiny')
     for key in given:
       if key.startswith('config.'):
         operator.attrgetter(key.removeprefix('config.'))(c)
@@ -374,9 +372,25 @@ def test_the_commands_of_the_page_are_real(cloud):
         assert f"'{key}'" in (ROOT / program).read_text(), key
 
 
+@pytest.mark.parametrize(
+  'platforms, chips, known',
+  [('', 1, True), ('tpu,cpu', 1, True), ('cpu', 1, False), ('', 0, False)],
+)
+def test_a_tpu_is_known_without_touching_it(
+  monkeypatch, platforms, chips, known
+):
+  touched = lambda *_: pytest.fail('a device is touched')
+  for name in ('default_backend', 'devices', 'process_count'):
+    monkeypatch.setattr(jax, name, touched)
+  monkeypatch.setenv('JAX_PLATFORMS', platforms)
+  monkeypatch.setattr(glob, 'glob', lambda path: [path] * chips)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+  assert sharding.has_tpu() is known
+
+
 def test_a_tpu_keeps_its_programs_in_the_workdir(monkeypatch):
   before = jax.config.jax_compilation_cache_dir
-  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+  monkeypatch.setattr(sharding, 'has_tpu', lambda: True)
   try:
     jax.config.update('jax_compilation_cache_dir', None)
     runtime.keep_programs('')

@@ -1,17 +1,13 @@
 """scripts/certify.py: what it prints and refuses, and a user's own parts."""
 
 import json
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from specdec_jax.certify import base, load, program
 from specdec_jax.verify import reject
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests import programs
 
 
 @pytest.mark.parametrize(
@@ -90,11 +86,9 @@ def test_encoders_are_not_promised_for_what_has_none():
 
 
 def run(*arguments):
-  return subprocess.run(
-    [sys.executable, 'scripts/certify.py', *arguments],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
+  # A folder that is set hides what keep_programs touches at the start.
+  return programs.run(
+    'scripts/certify.py', *arguments, JAX_COMPILATION_CACHE_DIR=''
   )
 
 
@@ -104,16 +98,16 @@ def test_the_program_certifies_a_biased_rule(tmp_path):
     '--rule=tests.own_rules:hotter',
     f'--workdir={tmp_path}',
   )
-  assert done.returncode == 1, done.stderr
+  done.check(1)
   head = r'Subject +rules hotter; .*\nTakes .* min on two cores: 2 of \d+ prom'
-  assert re.search(head, done.stdout)
-  doc = json.loads(done.stdout.splitlines()[-1])
+  assert re.search(head, done.out)
+  doc = done.document
   assert not doc['held'] and doc['rules'] == ['hotter']
   assert json.loads((tmp_path / 'certificate.json').read_text()) == doc
   fails, holds = doc['promises']
   assert not fails['held'] and 'gamma 1, V 2' in fails['case']
   assert holds['held'] and 'requests miscounted' in holds['reached']
-  for text in (done.stdout, (tmp_path / 'certificate.md').read_text()):
+  for text in (done.out, (tmp_path / 'certificate.md').read_text()):
     assert 'FAILS  window-distribution' in text and 'holds  acc' in text
     assert '1 of 2 promises hold (' in text
 
@@ -127,6 +121,4 @@ def test_the_program_certifies_a_biased_rule(tmp_path):
   ],
 )
 def test_bad_input_is_one_sentence(argument, message):
-  done = run(argument)
-  assert done.returncode == 2 and message in done.stderr
-  assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
+  run(argument).check_refused(message)
