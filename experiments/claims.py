@@ -86,13 +86,7 @@ def lines(every: Sequence[Claim]) -> list[str]:
 
 
 def _ours(x: Claim) -> str:
-  show = x.form.format
-  if x.ours.value is None:
-    return 'too short'
-  if x.ours.low is None or x.ours.high is None:
-    return show(x.ours.value)
-  ends = f'{show(x.ours.low)} to {show(x.ours.high)}'
-  return f'{show(x.ours.value)} ({ends})'
+  return 'too short' if x.ours.value is None else page.interval(x.ours, x.form)
 
 
 def _why(x: Claim) -> str:

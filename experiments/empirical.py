@@ -17,7 +17,8 @@ from experiments import claims as claims_lib
 from experiments import page
 from experiments import rows as rows_lib
 from specdec_jax import runtime
-from specdec_jax.bench import machine, metrics
+from specdec_jax.bench import budget, identity, machine, metrics, timing
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -276,6 +277,20 @@ def means(sums: Sequence[Sequence[float]], column: int) -> np.ndarray:
   return at(column) / at(0)
 
 
+def timed(arms: Sequence[plan_lib.Arm], groups, programs, repeats: int):
+  """(runs, outputs) of all groups, by arm, in the time they take.
+
+  Raises:
+    ValueError: logits that are not finite.
+  """
+  blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED, runtime.track)
+  runs = timing.measure(arms, groups, programs, blocks)
+  outputs = {name: r.outputs for name, r in runs.items()}
+  if failed := identity.failures(groups, outputs):
+    raise ValueError(f'{failed[0].method}: logits that are not finite')
+  return runs, outputs
+
+
 def beside(every: Mapping[str, rows_lib.Row], cells, target: str, draft: str):
   """(row, draft) of what is measured beside a draft of a paper's target."""
   return [
@@ -284,12 +299,6 @@ def beside(every: Mapping[str, rows_lib.Row], cells, target: str, draft: str):
     for x in every[name].drafts
     if x.theirs == draft and target in (every[name].theirs, every[name].task)
   ]
-
-
-def alpha(x: metrics.Interval) -> str:
-  """0.61 (0.59 to 0.63)."""
-  ends = '' if x.low is None else f' ({x.low:.2f} to {x.high:.2f})'
-  return f'{x.value:.2f}{ends}'
 
 
 def not_run(every: Mapping[str, rows_lib.Row], cells, home: str) -> list[str]:

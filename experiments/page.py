@@ -7,7 +7,7 @@ from typing import Any
 import rich.text
 
 from specdec_jax import runtime
-from specdec_jax.bench import machine
+from specdec_jax.bench import machine, metrics
 from specdec_jax.io import files
 
 # Files that a run writes are not counted as changes of the code.
@@ -19,6 +19,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
   """The lines of a table."""
   every = [head, ['---'] * len(head), *rows]
   return ['| ' + ' | '.join(map(str, row)) + ' |' for row in every]
+
+
+def interval(x: metrics.Interval, form: str = '{:.2f}') -> str:
+  """0.61 (0.59 to 0.63), or 0.61 if its ends are not known."""
+  show = form.format
+  ends = '' if x.low is None else f' ({show(x.low)} to {show(x.high)})'
+  return show(x.value) + ends
 
 
 def plain(text: str) -> str:

@@ -62,7 +62,7 @@ def run() -> bool:
     print(line)
   if length:
     step = doc['train'] = compiled.make(setting, length)
-    for line in compiled.lines(setting, step):
+    for line in compiled.lines(doc, step):
       print(line)
   print(runtime.compact(doc))
   refused = any(x.refused for x in doc['programs'].values())

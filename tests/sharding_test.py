@@ -10,8 +10,8 @@ from specdec_jax import build, decode, requests, sharding, types
 from specdec_jax.costs import hlo
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import lm
+from specdec_jax.train import compiled, lm_loss
 from specdec_jax.train import data as data_lib
-from specdec_jax.train import lm_loss
 from specdec_jax.train import step as step_lib
 from tests import fakes
 
@@ -205,19 +205,14 @@ def test_every_parameter_has_a_place(x64):
         layout.parameter(name, len(s.shape)).shard_shape(s.shape)
 
 
-ADAM = dict(learning_rate=1e-2, warmup=0, final=0.1, weight_decay=0.1, clip=1.0)
-ADAM |= dict(b1=0.9, b2=0.95, muon=0.0, accumulate=1)
-
-
 def train(config, layout, remat=False):
   """(losses of four steps, the state after them)."""
   params = lm.init(config, 0, put=layout and layout.put)
-  optimiser = step_lib.Optimiser(**ADAM)
-  state = step_lib.start(optimiser, 4, params)
+  state = step_lib.start(compiled.ADAM, 4, params)
   loss = lm_loss.cross_entropy(
     config, ids=config.vocab, remat=remat, layout=layout
   )
-  advance = step_lib.make(optimiser, 4, loss, 0, state)
+  advance = step_lib.make(compiled.ADAM, 4, loss, 0, state)
   shape, losses = (16, 12), []
   tokens_BT = np.random.default_rng(0).integers(0, config.vocab, shape)
   batch = dict(tokens=tokens_BT.astype(np.int32), counted=np.ones(shape, bool))

@@ -79,9 +79,7 @@ def claims(
       reject, block = papers.BLOCK_GAMMAS[x['gamma']]
       ends = claims_lib.printed(reject, 2), claims_lib.printed(block, 2)
       base = x['reject']['value']
-      gain = metrics.Interval(
-        *(None if y is None else y / base for y in x['gain'].values())
-      )
+      gain = _gain(x)
       out.append(
         claims_lib.Claim(
           f'average, gamma = {x["gamma"]}',
@@ -101,13 +99,14 @@ def claims(
 
 
 def _cells(x: Mapping[str, Any]) -> list[str]:
-  gain, base = metrics.Interval(**x['gain']), x['reject']['value']
-  percent = lambda y: f'{y / base:+.1%}'
-  ends = ''
-  if gain.low is not None and gain.high is not None:
-    ends = f' ({percent(gain.low)} to {percent(gain.high)})'
   shown = [f'{x[rule]["value"]:.2f}' for rule in ('reject', 'block')]
-  return [*shown, f'{percent(gain.value)}{ends}']
+  return [*shown, page.interval(_gain(x), '{:+.1%}')]
+
+
+def _gain(x: Mapping[str, Any]) -> metrics.Interval:
+  """Of block, as a share of what reject emits."""
+  base, gain = x['reject']['value'], x['gain'].values()
+  return metrics.Interval(*(None if y is None else y / base for y in gain))
 
 
 def toy() -> list[str]:

@@ -14,7 +14,7 @@ from experiments.chen_table1 import texts
 from specdec_jax import build, decode, runtime
 from specdec_jax import settings as settings_lib
 from specdec_jax.analysis import counterfactual, trace
-from specdec_jax.bench import budget, identity, metrics, timing
+from specdec_jax.bench import metrics, timing
 from specdec_jax.bench import plan as plan_lib
 
 # Of a text of the paper: its samplings, as (name, temperature, top_p).
@@ -50,13 +50,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
   ]
   groups = plan_lib.groups(arms, plan, plan.judged)
   programs = timing.compile_arms(arms, groups[0].full, runtime.track)
-  blocks = budget.blocks(
-    len(groups), asked.repeats, budget.UNLIMITED, runtime.track
-  )
-  runs = timing.measure(arms, groups, programs, blocks)
-  outputs = {name: r.outputs for name, r in runs.items()}
-  if failed := identity.failures(groups, outputs):
-    raise ValueError(f'{failed[0].method}: logits that are not finite')
+  runs, outputs = empirical.timed(arms, groups, programs, asked.repeats)
   scores = {
     name: _rouge(loaded, rows_lib.answers_of(loaded, groups, x))
     for name, x in outputs.items()

@@ -16,6 +16,7 @@ from specdec_jax.bench import metrics
 
 WARM = (0.0, 1.0)
 GAMMA = 4
+PERCENT = '{:+.1%}'
 AT_ONCE = 5  # drafts whose probabilities fit in memory together
 
 
@@ -82,7 +83,7 @@ def markdown(
     for warm in WARM:
       base, rest = _parts(found, warm)
       for x in (base, *rest):
-        gain = '' if x is base else _percent(grid.gain(x, base))
+        gain = '' if x is base else page.interval(grid.gain(x, base), PERCENT)
         kind = x['divergence'] or train.BASELINE
         lines.append(
           [every[name].name, f'{warm:g}', x['source'] or 'captions', kind]
@@ -107,12 +108,6 @@ def markdown(
   )
 
 
-def _percent(x: metrics.Interval) -> str:
-  if x.low is None or x.high is None:
-    return f'{x.value:+.1%}'
-  return f'{x.value:+.1%} ({x.low:+.1%} to {x.high:+.1%})'
-
-
 def claims(
   cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
 ) -> list[claims_lib.Claim]:
@@ -131,7 +126,7 @@ def claims(
           low,
           high,
           gain,
-          form='{:+.1%}',
+          form=PERCENT,
           against=train.BASELINE,
           sign=1,
           apart=gain,

@@ -8,13 +8,7 @@ import numpy as np
 from experiments import empirical
 from experiments import rows as rows_lib
 from specdec_jax import runtime
-from specdec_jax.bench import (
-  budget,
-  identity,
-  metrics,
-  predict,
-  timing,
-)
+from specdec_jax.bench import identity, metrics, predict, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
@@ -65,13 +59,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
     programs[arm.name] = programs[arms[-1].name]
     chosen.append(arm)
   groups = plan_lib.groups(chosen, plan, plan.judged)
-  blocks = budget.blocks(
-    len(groups), asked.repeats, budget.UNLIMITED, runtime.track
-  )
-  runs = timing.measure(chosen, groups, programs, blocks)
-  outputs = {name: r.outputs for name, r in runs.items()}
-  if failed := identity.failures(groups, outputs):
-    raise ValueError(f'{failed[0].method}: logits that are not finite')
+  runs, outputs = empirical.timed(chosen, groups, programs, asked.repeats)
   alphas = predict.alphas(chosen, groups, outputs, runtime.track)
   audits = identity.compare(chosen, plan, groups, outputs, runtime.track)
   quality = {

@@ -112,7 +112,7 @@ def _ours(row: rows_lib.Row, draft: rows_lib.Draft, cells) -> list[str]:
   shown = [f'{row.name}, {draft.name}']
   for warm in WARM:
     sums = _sums(cells, draft, warm)
-    shown.append(empirical.alpha(empirical.interval(sums, 1)))
+    shown.append(page.interval(empirical.interval(sums, 1)))
   return shown
 
 

@@ -45,12 +45,12 @@ def markdown(
   ]
   for name, found in cells.items():
     for x in found:
-      values = [empirical.alpha(empirical.interval(x['requests'], 1))]
+      values = [page.interval(empirical.interval(x['requests'], 1))]
       for i in range(len(LOSSY)):
         alpha, away = (
           empirical.interval(x['requests'], 2 + 2 * i + j) for j in (0, 1)
         )
-        values.append(f'{empirical.alpha(alpha)}, TV {away.value:.2g}')
+        values.append(f'{page.interval(alpha)}, TV {away.value:.2g}')
       lines.append([every[name].name, x['draft'], *values, 'ours'])
   head = ['target', 'draft', *(f'l = {x:g}' for x in papers.LENIENCE), '']
   return '\n'.join(

@@ -225,9 +225,9 @@ def blocks(
 ) -> Iterator[tuple[int, int]]:
   """(repeat, group) of every block that can be finished in time, and one."""
   jobs = [(r, g) for r in range(repeats) for g in range(groups)]
-  start = runtime.elapsed()
+  start = clock.left()
   for done, job in enumerate(track(jobs, 'timing')):
-    spent = sharding.from_first(lambda: runtime.elapsed() - start)
-    if done and clock.left() < spent / done:
+    # Less is left than a block took on average.
+    if done and clock.left() * (done + 1) < start:
       return
     yield job

@@ -25,7 +25,7 @@ _LENGTH = 48  # of every buffer: each program compiles once
 
 
 def subject() -> base.Subject:
-  """What the promises are checked with: one rule and one draft model."""
+  """One rule and one draft model, with which the promises are checked."""
   return base.Subject((reject.RULE,), {'lm': load.drafter('lm')[1]})
 
 
@@ -190,52 +190,31 @@ _CHIPS = {
   'TPU7x': 'tpu7x',
 }
 
-# name, words, check, amount
+# check, amount, words
 CHECKS = tuple(
-  base.Promise(name, text, check, amount, amount, seconds=3)
-  for name, text, check, amount in (
+  base.Promise(
+    check.__name__.replace('_', '-'), text, check, amount, amount, seconds=3
+  )
+  for check, amount, text in (
+    (float32_products, 64, 'float32 products are not computed in bfloat16'),
+    (whole_vocabulary, 50_000, 'no top-k that nobody asked for'),
+    (fresh_draws, 8, 'a key of its own for every step and request'),
     (
-      'float32-products',
-      'float32 products are not computed in bfloat16',
-      float32_products,
-      64,
-    ),
-    (
-      'whole-vocabulary',
-      'no top-k that nobody asked for',
-      whole_vocabulary,
-      50_000,
-    ),
-    (
-      'fresh-draws',
-      'a key of its own for every step and request',
-      fresh_draws,
-      8,
-    ),
-    (
-      'own-temperature',
-      "no row is drawn at padding's or another row's temperature",
       own_temperature,
       8,
+      "no row is drawn at padding's or another row's temperature",
     ),
     (
-      'windows',
-      "the target's exact distribution, by every outcome of every draw",
       windows,
       200,
+      "the target's exact distribution, by every outcome of every draw",
     ),
     (
-      'greedy-text',
-      'a text of a transformer is that of plain decoding, but for ties',
       greedy_text,
       40,
+      'a text of a transformer is that of plain decoding, but for ties',
     ),
-    (
-      'bandwidth',
-      'memory is read at half its stated speed or more',
-      bandwidth,
-      50,
-    ),
+    (bandwidth, 50, 'memory is read at half its stated speed or more'),
   )
 )
 

@@ -16,8 +16,8 @@ from specdec_jax.train import lm_loss
 from specdec_jax.train import step as step_lib
 
 # Only whether there are moments, and how many, changes the program.
-_ADAM = step_lib.Optimiser(
-  learning_rate=1e-3,
+ADAM = step_lib.Optimiser(
+  learning_rate=1e-2,
   warmup=0,
   final=0.1,
   weight_decay=0.1,
@@ -113,7 +113,7 @@ def _state(
   params = lm.nest(
     {n: placed(x, layout.parameter(n, x.ndim)) for n, x in shapes.items()}
   )
-  adam = step_lib.transform(_ADAM, 2)
+  adam = step_lib.transform(ADAM, 2)
   moments = optax.tree_map_params(
     adam,
     lambda x, parameter: placed(x, parameter.sharding),
@@ -128,7 +128,7 @@ def _lower(config, layout, state: step_lib.State, rows: int, length: int):
   loss = lm_loss.cross_entropy(
     config, ids=config.vocab, remat=True, layout=layout
   )
-  step = step_lib.make(_ADAM, 2, loss, 0, state)
+  step = step_lib.make(ADAM, 2, loss, 0, state)
   batch = {
     name: jax.ShapeDtypeStruct(
       (rows, length), dtype, sharding=layout.sharding('batch', None)
@@ -143,9 +143,9 @@ def _bytes(tree: Any) -> float:
   return float(sum(map(size, jax.tree.leaves(tree))))
 
 
-def lines(s: report.Setting, step: Step) -> list[str]:
-  """The figures of `make` for a terminal; s: the setting that was compiled."""
-  s, device = report.check(s)
+def lines(doc: dict[str, Any], step: Step) -> list[str]:
+  """The figures of `make` for a terminal; doc: of report.make."""
+  s, device = doc['setting'], doc['device']
   held = dict(
     parameters=step.parameters,
     moments=step.moments,

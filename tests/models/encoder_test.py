@@ -146,10 +146,9 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
 @pytest.mark.parametrize(
   ('name', 'rule'),
   [
-    ('early_exit', coupled.RULE),
-    ('ngram', reject.RULE),
-    ('lookup', coupled.RULE),
-    ('adaptive', reject.RULE),
+    pytest.param(name, rule, marks=[pytest.mark.slow] * ((i + j) % 2))
+    for i, name in enumerate(('early_exit', 'ngram', 'lookup', 'adaptive'))
+    for j, rule in enumerate((coupled.RULE, reject.RULE))
   ],
 )
 def test_drafters_without_a_model_give_plain_decodings_text(x64, name, rule):

@@ -1,5 +1,6 @@
 """A run that takes milliseconds: a linear map, trained on 40 rows."""
 
+import dataclasses
 import json
 
 import jax
@@ -7,21 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.io import checkpoint
-from specdec_jax.train import data, loop
+from specdec_jax.train import compiled, data, loop
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import workdir as workdir_lib
 
-OPTIMISER = step_lib.Optimiser(
-  learning_rate=0.1,
-  warmup=2,
-  final=0.1,
-  weight_decay=0.1,
-  clip=1.0,
-  b1=0.9,
-  b2=0.95,
-  muon=0.0,
-  accumulate=1,
-)
+OPTIMISER = dataclasses.replace(compiled.ADAM, learning_rate=0.1, warmup=2)
 SETTINGS = dict(
   steps=14, checkpoint_every=4, evaluate_every=5, log_every=1, keep=2, seed=3
 )
