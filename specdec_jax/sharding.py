@@ -16,6 +16,8 @@ import os
 import pickle
 import re
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -244,11 +246,15 @@ def join(given: str) -> bool:
   where: Any = (None,) * 3 if given == 'auto' else _place(given)
   if where[2]:
     _wait_for(given, where[0])
+  # JAX would abort, with a stack, and not say who is missing.
+  late = threading.Timer(_START, _end_late, (given,))
+  late.daemon = True
+  late.start()
   try:
     jax.distributed.initialize(
       *where,
       cluster_detection_method=None if given == 'auto' else 'deactivate',
-      initialization_timeout=_START,
+      initialization_timeout=2 * _START,
       heartbeat_timeout_seconds=_SILENCE,
       # All wait there for a process 0 that still writes a model.
       shutdown_timeout_seconds=3600,
@@ -259,10 +265,22 @@ def join(given: str) -> bool:
     raise
   except (OSError, RuntimeError) as error:
     raise ValueError(
-      f'distributed={given}: not all processes met within {_START} s, where '
-      f'process 0 can be reached ({str(error).splitlines()[0]})'
+      f'distributed={given}: the processes did not meet where process 0 can be '
+      f'reached ({str(error).splitlines()[0]})'
     ) from error
+  finally:
+    late.cancel()
   return jax.process_count() > 1
+
+
+def _end_late(given: str) -> None:
+  print(
+    f'{os.path.basename(sys.argv[0])}: distributed={given}: not all processes '
+    f'met within {_START} s; start every one, where it can reach process 0',
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(2)
 
 
 def _place(given: str) -> tuple[str, int, int]:

@@ -205,6 +205,27 @@ def test_another_form_is_refused(program, argument, words):
   programs.run(program, argument).check_refused(words)
 
 
+HURRIED = """
+from specdec_jax import runtime, sharding
+sharding._START = 3
+runtime.launch(lambda: True, hosts=True)
+"""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('index, words', [(0, 'not all'), (1, 'nothing')])
+def test_a_process_that_nobody_joins_says_so(tmp_path, index, words):
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{free.getsockname()[1]}'
+  (tmp_path / 'hurried.py').write_text(HURRIED)
+  programs.run(
+    tmp_path / 'hurried.py',
+    f'--distributed={address},2,{index}',
+    PYTHONPATH=str(programs.ROOT),
+  ).check_refused(f'distributed={address},2,{index}: {words}')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'program, config, argument, words',
