@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs import default
+from experiments import texts as texts_lib
 from specdec_jax import build, runtime, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.analysis import trace
@@ -293,18 +294,10 @@ def _prompts(target, row: Row, most: int):
       for i in order.tolist()
     ), {}
   if row.prompts == 'paragraphs':
-    return make(paragraphs(text.read(row.counted))[:most]), {}
+    return make(texts_lib.paragraphs(text.read(row.counted))[:most]), {}
   if row.prompts == 'built in':
     return tuple(prompts_lib.builtin()[:most]), {}
   return tuple(prompts_lib.read(row.prompts)[:most]), {}
-
-
-def paragraphs(corpus: text.Corpus) -> list[str]:
-  """Those of its documents that are not short, shuffled."""
-  found = [x.strip() for y in corpus.documents for x in y.split('\n\n')]
-  found = list(dict.fromkeys(x for x in found if len(x) > 80))
-  order = np.random.default_rng(0).permutation(len(found)).tolist()
-  return [found[i][:1000] for i in order]
 
 
 def plan(loaded: Loaded, temperature: float, seed: int, rows: int):

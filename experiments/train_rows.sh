@@ -2,7 +2,7 @@
 # Trains what the empirical tables need: a T5 that translates and its drafts, and
 # drafts of one that writes titles. A killed run goes on by the same command.
 # bash experiments/train_rows.sh [--multi30k=DIR] [--models=DIR]
-# Without --multi30k (see multi30k.py): the drafts for titles alone.
+# Without --multi30k (see texts.py): the drafts for titles alone.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
@@ -25,7 +25,7 @@ distil() {  # ROW and further settings
 
 if [ -n "$multi30k" ]; then
   pairs="$models/multi30k/train.jsonl"
-  [ -e "$pairs" ] || python "$root/experiments/multi30k.py" \
+  [ -e "$pairs" ] || python "$root/experiments/texts.py" \
     --multi30k="$multi30k" --output="$models/multi30k"
   python "$root/scripts/train.py" --workdir="$models/translation" \
     --config="$root/configs/train_t5.py:translation" \
@@ -36,4 +36,9 @@ if [ -n "$multi30k" ]; then
     --config.data.length=40 --config.data.source_length=28 \
     --config.batch.rows=64 --config.run.steps=1300
 fi
-distil titles --config.data.prompts=2000 --config.batch.rows=32
+texts="$models/docstrings/train.jsonl"
+[ -e "$texts" ] || python "$root/experiments/texts.py" --docstrings \
+  --output="$models/docstrings"
+distil titles --config.data.source="$texts" --config.data.chat=True \
+  --config.data.prompts=9000 --config.data.source_length=96 \
+  --config.batch.rows=16 --config.run.steps=800

@@ -6,6 +6,7 @@ import numpy as np
 from absl import flags
 
 from experiments import rows as rows_lib
+from experiments import texts as texts_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
 from specdec_jax.train import text
@@ -79,7 +80,7 @@ def read(
     found = [COMPLETE + x for x in heads]
   elif name == 'paragraphs':
     manual = text.read('stdlib:prose')
-    found = [SUMMARISE + x for x in rows_lib.paragraphs(manual)]
+    found = [SUMMARISE + x for x in texts_lib.paragraphs(manual)]
   else:
     every = prompts_lib.builtin()
     found = [x.turns[0] for x in every if x.category == 'code']

@@ -9,10 +9,10 @@ import pytest
 from experiments import (
   claims,
   empirical,
-  multi30k,
   page,
   papers,
   report,
+  texts,
 )
 from experiments import rows as rows_lib
 from experiments import table as table_lib
@@ -21,6 +21,7 @@ from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
 from specdec_jax.bench import machine, metrics
+from specdec_jax.train import text
 from tests import programs
 from tests.experiments import reports
 
@@ -262,15 +263,33 @@ def captions(folder, name, en, de):
 def test_captions_are_pairs_and_no_caption_is_in_both_parts(tmp_path):
   captions(tmp_path, 'test_2016_flickr', ['a', 'b'], ['A', 'B'])
   captions(tmp_path, 'train', ['c', 'a', 'd'], ['C', 'X', 'B'])
-  names = multi30k.TEST, multi30k.TRAIN
-  test, train = (multi30k.pairs(str(tmp_path), x) for x in names)
+  names = texts.TEST, texts.TRAIN
+  test, train = (texts.pairs(str(tmp_path), x) for x in names)
   assert test[1] == {'en': 'b', 'de': 'B'}
-  assert multi30k.apart(train, test) == [{'en': 'c', 'de': 'C'}]
+  assert texts.apart(train, test) == [{'en': 'c', 'de': 'C'}]
   captions(tmp_path, 'train', ['c', 'a', 'd'], ['C', 'X'])
   with pytest.raises(ValueError, match='train has 3 lines of English and 2 of'):
-    multi30k.pairs(str(tmp_path), 'train')
+    texts.pairs(str(tmp_path), 'train')
   with pytest.raises(ValueError, match='--multi30k=/nowhere: train.en.gz'):
-    multi30k.pairs('/nowhere', 'train')
+    texts.pairs('/nowhere', 'train')
+
+
+def test_sentences_of_docstrings_are_texts(tmp_path):
+  long = 'Returns what it was given, ' * 4 + '\n  and nothing else.'
+  source = f'def f():\n  """Short.\n\n  {long}\n\n  {long[:-1]}\n  """\n'
+  for name in ('one.py', 'tests/two.py', 'three.txt'):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+  (tmp_path / 'four.py').write_text('def (')
+  found = [*texts.docstrings(tmp_path)]
+  assert found == [' '.join(long.split())]
+  manual = texts.paragraphs(text.read('stdlib:prose'))
+  assert 1000 < len(manual) == len(set(manual))
+  kept = texts.apart(
+    [{'text': manual[0]}, {'text': 'a'}], [{'text': manual[0]}]
+  )
+  assert kept == [{'text': 'a'}]
 
 
 def refused(message, *arguments):
