@@ -147,7 +147,9 @@ def load(s: Settings) -> Experiment:
   target = build.load(
     s.target.source,
     dtype=s.target.dtype,
-    mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
+    mesh=sharding.mesh_of(
+      s.mesh.data, s.mesh.model, s.drafters['lm'].tensor_parallel
+    ),
     scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
     kernels=s.target.kernels,
   )

@@ -63,11 +63,22 @@ PARAMETERS = (
 )
 
 
-def make_mesh(data: int = 1, model: int = 1, devices=None) -> Mesh:
+def make_mesh(
+  data: int = 1, model: int = 1, devices=None, *, tensor_parallel: int = 0
+) -> Mesh:
   """A (data, model) mesh of the first data * model devices.
 
+  Args:
+    data, model: devices along the axes.
+    devices: to take, which may be of a topology; all that are here if None.
+    tensor_parallel: devices that will share a copy of a draft (lay_out); 0 or
+      1 need no preparation. Else the axis 'model' has this size, and a third,
+      'copies', the rest: neighbours hold the same part of the draft, which
+      contains a device's own part of the target's logits.
+
   Raises:
-    ValueError: fewer devices than that; several processes, and not all devices.
+    ValueError: fewer devices than that; several processes, and not all devices;
+      tensor_parallel does not divide `model`.
   """
   # Devices that are given may be of a topology that is not there.
   processes = jax.process_count() if devices is None else 1
@@ -83,27 +94,36 @@ def make_mesh(data: int = 1, model: int = 1, devices=None) -> Mesh:
       f'{len(devices)} devices, and the mesh has to hold them all; set '
       f'mesh.data={len(devices) // model if len(devices) % model == 0 else 1}'
     )
+  if tensor_parallel and model % tensor_parallel:
+    raise ValueError(
+      f'tensor_parallel={tensor_parallel}: mesh.model={model} is no multiple '
+      'of it; give a divisor, or 0 for all of them'
+    )
+  shape = {'data': data, 'model': model}
+  if 1 < tensor_parallel < model:
+    shape |= {'model': tensor_parallel, 'copies': model // tensor_parallel}
   return jax.make_mesh(
-    (data, model),
-    ('data', 'model'),
-    (AxisType.Auto,) * 2,
+    tuple(shape.values()),
+    tuple(shape),
+    (AxisType.Auto,) * len(shape),
     devices=devices[: data * model],
   )
 
 
-def mesh_of(data: int, model: int) -> Mesh | None:
+def mesh_of(data: int, model: int, tensor_parallel: int = 0) -> Mesh | None:
   """make_mesh, or None for 1 x 1: one device needs no mesh."""
-  alone = data == model == 1 and jax.process_count() == 1
-  return None if alone else make_mesh(data, model)
+  if data == model == 1 and jax.process_count() == 1:
+    return None
+  return make_mesh(data, model, tensor_parallel=tensor_parallel)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """The sharding of one model's arrays.
 
-  mesh: axes 'data' and 'model'; also 'copies' for a draft that is split over
-    fewer devices than the target (lay_out).
+  mesh: of make_mesh.
   whole: logical axes that are replicated, whatever RULES has for them.
+  copied: what is split over 'model' is not split over 'copies' too.
   stored: mesh axes over which parameters in training are split where they are
     stored, along 'embed' (FSDP); see gather.
   """
@@ -111,9 +131,15 @@ class Layout:
   mesh: Mesh
   whole: frozenset[str] = frozenset()
   stored: tuple[str, ...] = ()
+  copied: bool = False
 
   def spec(self, *axes: str | None) -> PartitionSpec:
-    named = [None if a is None or a in self.whole else RULES[a] for a in axes]
+    over: dict[Any, Any] = {None: None, 'data': 'data', 'model': 'model'}
+    if 'copies' in self.mesh.axis_names and not self.copied:
+      over['model'] = 'model', 'copies'
+    named = [
+      None if a is None or a in self.whole else over[RULES[a]] for a in axes
+    ]
     used = [m for m in named if m]
     assert len(used) == len(set(used)), f'{axes} share a mesh axis: {named}'
     return PartitionSpec(*named)
@@ -174,28 +200,26 @@ def lay_out(
     mesh: as of make_mesh.
     config: an object with width, heads, kv_heads, mlp and vocab, such as
       LMConfig.
-    tensor_parallel: for a draft, how many devices of the axis 'model' share
-      one copy of it; 1: each holds all of it; 0: as many as there are.
+    tensor_parallel: for a draft, how many devices share one copy of it; 1:
+      each holds all of it; 0: as many as share a target. Other numbers have
+      to be those that the mesh was made with.
     fsdp: store parameters split over the axes that would hold copies.
 
   Raises:
-    ValueError: tensor_parallel does not divide the axis; fsdp, and the axes of
+    ValueError: another tensor_parallel; fsdp, and the axes that would hold
       copies do not divide the width.
   """
-  devices = mesh.shape['model']
+  _, *axes = mesh.axis_names
+  devices = math.prod(mesh.shape[a] for a in axes)
   split = tensor_parallel or devices
-  if devices % split:
+  # The axes that hold copies of the model, by the devices that share one.
+  copies = {1: (*axes,), mesh.shape['model']: ('copies',), devices: ()}
+  if split not in copies:
     raise ValueError(
-      f'tensor_parallel={split}: mesh.model={devices} is no multiple of it; '
-      'give a divisor, or 0 for all of them'
+      f'tensor_parallel={split}: this mesh has {mesh.shape["model"]}; give '
+      f'make_mesh(..., tensor_parallel={split}) too'
     )
-  if split < devices:
-    # The same devices in the same order, for one program; neighbours hold the
-    # same part, which contains a device's own part of the target's logits.
-    shape = (mesh.shape['data'], split, devices // split)
-    axes = 'data', 'model', 'copies'
-    mesh = Mesh(mesh.devices.reshape(shape), axes, (AxisType.Auto,) * 3)
-  stored = tuple(a for a in mesh.axis_names if a != 'model') if fsdp else ()
+  stored = ('data', *copies[split]) if fsdp else ()
   parts = math.prod(mesh.shape[a] for a in stored)
   if config.width % parts:
     raise ValueError(
@@ -203,6 +227,8 @@ def lay_out(
       f'the width {config.width}; take a mesh that does, or fsdp=False'
     )
   sizes = {a: getattr(config, a) for a in ('heads', 'kv_heads', 'mlp', 'vocab')}
+  if split == 1 < devices:
+    return Layout(mesh, frozenset(sizes), stored)
   whole = {a for a, size in sizes.items() if size % split}
   if whole & {'heads', 'kv_heads'}:
     whole |= {'heads', 'kv_heads'}
@@ -212,7 +238,7 @@ def lay_out(
       split,
       ', '.join(f'{a}={sizes[a]}' for a in sorted(whole)),
     )
-  return Layout(mesh, frozenset(whole), stored)
+  return Layout(mesh, frozenset(whole), stored, copied=split < devices)
 
 
 # --- several processes -------------------------------------------------------

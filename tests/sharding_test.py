@@ -67,7 +67,7 @@ def shard_shape(x):
 )
 def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model, draft_split):
   config, even = fakes.tiny(**sizes), sizes is EVEN
-  mesh = sharding.make_mesh(data, model)
+  mesh = sharding.make_mesh(data, model, tensor_parallel=draft_split)
   layout = sharding.lay_out(mesh, config)
   draft_layout = sharding.lay_out(mesh, config, tensor_parallel=draft_split)
   out, weights, (programs, request), _ = run(config, layout, draft_layout)
@@ -122,8 +122,9 @@ def test_no_device_gathers_the_vocabulary(x64, rule, draft_split):
   """Logits, p and q stay split, and so do the draws and cuts made of them."""
   vocab, model = 1016, 4  # 1016, 508 and 254 are no other dimension
   config = fakes.tiny(**EVEN | dict(vocab=vocab))
-  layout = sharding.lay_out(sharding.make_mesh(2, model), config)
-  draft = sharding.lay_out(layout.mesh, config, tensor_parallel=draft_split)
+  mesh = sharding.make_mesh(2, model, tensor_parallel=draft_split)
+  layout = sharding.lay_out(mesh, config)
+  draft = sharding.lay_out(mesh, config, tensor_parallel=draft_split)
   out, _, _, text = run(config, layout, draft, rule)
   assert fakes.texts(out) == fakes.texts(run(config, None, None, rule)[0])
   found = list(hlo.instructions(text))
@@ -249,14 +250,17 @@ def test_training_on_a_mesh_learns_the_same(x64, data, model, fsdp):
 def test_a_draft_lies_on_a_divisor_of_the_axis():
   words = 'tensor_parallel=3: mesh.model=4 is no multiple of it; give a divisor'
   with pytest.raises(ValueError, match=words):
+    sharding.make_mesh(2, 4, tensor_parallel=3)
+  words = r'tensor_parallel=2: this mesh has 4; give make_mesh\(..., tensor'
+  with pytest.raises(ValueError, match=words):
     sharding.lay_out(
-      sharding.make_mesh(2, 4), fakes.tiny(**EVEN), tensor_parallel=3
+      sharding.make_mesh(2, 4), fakes.tiny(**EVEN), tensor_parallel=2
     )
 
 
 def test_a_width_that_does_not_divide_is_refused():
   mesh, config = sharding.make_mesh(4, 2), fakes.tiny(**EVEN | dict(width=12))
   sharding.lay_out(mesh, config, fsdp=True)
-  words = r'8 devices \(data x copies\) do not divide the width 12'
+  words = r'8 devices \(data x model\) do not divide the width 12'
   with pytest.raises(ValueError, match=words):
     sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=True)

@@ -73,7 +73,12 @@ def make(s: Setting, track) -> dict[str, Any]:
   track: shows progress over a list.
   """
   s, device = check(s)
-  mesh = sharding.make_mesh(s.data, s.model, aot.devices(s.topology))
+  mesh = sharding.make_mesh(
+    s.data,
+    s.model,
+    aot.devices(s.topology),
+    tensor_parallel=s.tensor_parallel,
+  )
   shares = (
     roofline.share(s.target, s.model),
     roofline.share(s.draft, s.tensor_parallel or s.model),
