@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, debug, decode, requests, sharding, types
+from specdec_jax import build, decode, requests, sharding, types
+from specdec_jax.analysis import debug
 from specdec_jax.analysis import record as record_lib
 from specdec_jax.bench import machine, metrics
 from specdec_jax.costs import gammas

@@ -140,10 +140,10 @@ def keep_programs(workdir: str) -> None:
   """On a TPU, keeps what it compiles in a workdir, if nothing else is set."""
   import jax
 
-  from specdec_jax import sharding
+  from specdec_jax import distributed
 
   known = jax.config.jax_compilation_cache_dir  # pyright: ignore
-  if workdir and not known and sharding.has_tpu():
+  if workdir and not known and distributed.has_tpu():
     path = pathlib.Path(workdir) / 'compiled'
     jax.config.update('jax_compilation_cache_dir', str(path))
 
@@ -151,11 +151,11 @@ def keep_programs(workdir: str) -> None:
 def _join(given: str) -> bool:
   """Whether this is one of several processes; others have no stdout."""
   global _silent
-  from specdec_jax import sharding
+  from specdec_jax import distributed, sharding
 
   if given != 'auto':
     faulthandler.disable()  # JAX's word on one that is gone should be the last
-  several = sharding.join(given)
+  several = distributed.join(given)
   if several:
     faulthandler.disable()
     _silent = not sharding.is_first()

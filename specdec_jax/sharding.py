@@ -9,16 +9,9 @@ and `from_first` gives all what only process 0 can know.
 """
 
 import dataclasses
-import glob
-import importlib.util
 import math
-import os
 import pickle
 import re
-import socket
-import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -64,21 +57,19 @@ PARAMETERS = (
 
 
 def make_mesh(
-  data: int = 1, model: int = 1, devices=None, *, tensor_parallel: int = 0
+  data: int = 1, model: int = 1, devices=None, tensor_parallel: int = 0
 ) -> Mesh:
   """A (data, model) mesh of the first data * model devices.
 
   Args:
     data, model: devices along the axes.
     devices: to take, which may be of a topology; all that are here if None.
-    tensor_parallel: devices that will share a copy of a draft (lay_out); 0 or
-      1 need no preparation. Else the axis 'model' has this size, and a third,
-      'copies', the rest: neighbours hold the same part of the draft, which
-      contains a device's own part of the target's logits.
+    tensor_parallel: devices that share a draft (lay_out). If neither 1 nor all,
+      'model' has this size, and an axis 'copies' the rest: neighbours hold one
+      part of the draft, and in it their own of the target's logits.
 
   Raises:
-    ValueError: fewer devices than that; several processes, and not all devices;
-      tensor_parallel does not divide `model`.
+    ValueError: not enough devices; not all of several processes; not divisible.
   """
   # Devices that are given may be of a topology that is not there.
   processes = jax.process_count() if devices is None else 1
@@ -99,22 +90,18 @@ def make_mesh(
       f'tensor_parallel={tensor_parallel}: mesh.model={model} is no multiple '
       'of it; give a divisor, or 0 for all of them'
     )
-  shape = {'data': data, 'model': model}
+  shape, axes = (data, model), ('data', 'model')
   if 1 < tensor_parallel < model:
-    shape |= {'model': tensor_parallel, 'copies': model // tensor_parallel}
-  return jax.make_mesh(
-    tuple(shape.values()),
-    tuple(shape),
-    (AxisType.Auto,) * len(shape),
-    devices=devices[: data * model],
-  )
+    shape = data, tensor_parallel, model // tensor_parallel
+    axes = 'data', 'model', 'copies'
+  kinds = (AxisType.Auto,) * len(axes)
+  return jax.make_mesh(shape, axes, kinds, devices=devices[: data * model])
 
 
 def mesh_of(data: int, model: int, tensor_parallel: int = 0) -> Mesh | None:
   """make_mesh, or None for 1 x 1: one device needs no mesh."""
-  if data == model == 1 and jax.process_count() == 1:
-    return None
-  return make_mesh(data, model, tensor_parallel=tensor_parallel)
+  alone = data == model == 1 and jax.process_count() == 1
+  return None if alone else make_mesh(data, model, None, tensor_parallel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +121,10 @@ class Layout:
   copied: bool = False
 
   def spec(self, *axes: str | None) -> PartitionSpec:
-    over: dict[Any, Any] = {None: None, 'data': 'data', 'model': 'model'}
+    named: list[Any] = [a and a not in self.whole and RULES[a] for a in axes]
     if 'copies' in self.mesh.axis_names and not self.copied:
-      over['model'] = 'model', 'copies'
-    named = [
-      None if a is None or a in self.whole else over[RULES[a]] for a in axes
-    ]
+      named = [('model', 'copies') if m == 'model' else m for m in named]
+    named = [m or None for m in named]
     used = [m for m in named if m]
     assert len(used) == len(set(used)), f'{axes} share a mesh axis: {named}'
     return PartitionSpec(*named)
@@ -200,14 +185,12 @@ def lay_out(
     mesh: as of make_mesh.
     config: an object with width, heads, kv_heads, mlp and vocab, such as
       LMConfig.
-    tensor_parallel: for a draft, how many devices share one copy of it; 1:
-      each holds all of it; 0: as many as share a target. Other numbers have
-      to be those that the mesh was made with.
+    tensor_parallel: devices that share one copy, for a draft; 0: all of a
+      target; other numbers than 1 have to be those of make_mesh.
     fsdp: store parameters split over the axes that would hold copies.
 
   Raises:
-    ValueError: another tensor_parallel; fsdp, and the axes that would hold
-      copies do not divide the width.
+    ValueError: another tensor_parallel; fsdp does not divide the width.
   """
   _, *axes = mesh.axis_names
   devices = math.prod(mesh.shape[a] for a in axes)
@@ -216,8 +199,7 @@ def lay_out(
   copies = {1: (*axes,), mesh.shape['model']: ('copies',), devices: ()}
   if split not in copies:
     raise ValueError(
-      f'tensor_parallel={split}: this mesh has {mesh.shape["model"]}; give '
-      f'make_mesh(..., tensor_parallel={split}) too'
+      f'tensor_parallel={split}: give it to make_mesh too, which had another'
     )
   stored = ('data', *copies[split]) if fsdp else ()
   parts = math.prod(mesh.shape[a] for a in stored)
@@ -244,117 +226,6 @@ def lay_out(
 # --- several processes -------------------------------------------------------
 
 T = TypeVar('T')
-# Seconds: after which a silent process ends the others; that all have to start.
-_SILENCE, _START = 15, 120
-
-
-def join(given: str) -> bool:
-  """Makes this process one of a job, before JAX touches a device.
-
-  If one then dies, or does not answer for some seconds, JAX ends all others and
-  says which it was.
-
-  Args:
-    given: 'off'; 'ADDRESS,N,I': process I of N, of which process 0 listens at
-      ADDRESS (host:port); 'auto': as a TPU pod, srun or mpirun has set it up,
-      found without a network where there is none of those.
-
-  Returns:
-    Whether there are several processes.
-
-  Raises:
-    ValueError: another form; no process answers at the address.
-  """
-  if given == 'off' or (given == 'auto' and not _in_cluster()):
-    return False
-  # It would swallow SIGTERM while a program loads; `interrupts` takes the rest.
-  jax.config.update('jax_enable_preemption_service', False)
-  where: Any = (None,) * 3 if given == 'auto' else _place(given)
-  if where[2]:
-    _wait_for(given, where[0])
-  # JAX would abort, with a stack, and not say who is missing.
-  late = threading.Timer(_START, _end_late, (given,))
-  late.daemon = True
-  late.start()
-  try:
-    jax.distributed.initialize(
-      *where,
-      cluster_detection_method=None if given == 'auto' else 'deactivate',
-      initialization_timeout=2 * _START,
-      heartbeat_timeout_seconds=_SILENCE,
-      # All wait there for a process 0 that still writes a model.
-      shutdown_timeout_seconds=3600,
-    )
-  except ValueError:
-    if given == 'auto':  # no cluster, whatever it looked like
-      return False
-    raise
-  except (OSError, RuntimeError) as error:
-    raise ValueError(
-      f'distributed={given}: the processes did not meet where process 0 can be '
-      f'reached ({str(error).splitlines()[0]})'
-    ) from error
-  finally:
-    late.cancel()
-  return jax.process_count() > 1
-
-
-def _end_late(given: str) -> None:
-  print(
-    f'{os.path.basename(sys.argv[0])}: distributed={given}: not all processes '
-    f'met within {_START} s; start every one, where it can reach process 0',
-    file=sys.stderr,
-    flush=True,
-  )
-  os._exit(2)
-
-
-def _place(given: str) -> tuple[str, int, int]:
-  """(address, processes, number of this one) of ADDRESS,N,I."""
-  match given.rsplit(',', 2):
-    case [address, count, index] if count.isdecimal() and index.isdecimal():
-      host, _, port = address.rpartition(':')
-      if host and port.isdecimal() and int(index) < int(count):
-        return address, int(count), int(index)
-  raise ValueError(
-    f'distributed={given}: allowed are auto, off, or ADDRESS,N,I, such as '
-    '10.0.0.2:8476,4,0 in the first of 4 processes'
-  )
-
-
-def _wait_for(given: str, address: str) -> None:
-  """Returns when something listens at the address; JAX would only abort."""
-  host, _, port = address.rpartition(':')
-  end = time.monotonic() + _START
-  while True:
-    try:
-      return socket.create_connection((host.strip('[]'), int(port)), 5).close()
-    except OSError as error:
-      if time.monotonic() > end:
-        raise ValueError(
-          f'distributed={given}: nothing answered at {address} for {_START} s '
-          f'({error}); start process 0 too, where this one can reach it'
-        ) from error
-    time.sleep(0.5)
-
-
-def _in_cluster() -> bool:
-  """Whether this may be one of several processes; asks no network."""
-  for name in ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE'):
-    if int(os.environ.get(name) or 1) > 1:
-      return True
-  return has_tpu()
-
-
-def has_tpu() -> bool:
-  """Whether JAX will find a TPU here; touches no device and no network."""
-  wanted = os.environ.get('JAX_PLATFORMS') or 'tpu'
-  chips = glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*')
-  return (
-    'tpu' in wanted.split(',')
-    and bool(chips)
-    and importlib.util.find_spec('libtpu') is not None
-  )
 
 
 def is_first() -> bool:

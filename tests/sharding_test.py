@@ -251,7 +251,7 @@ def test_a_draft_lies_on_a_divisor_of_the_axis():
   words = 'tensor_parallel=3: mesh.model=4 is no multiple of it; give a divisor'
   with pytest.raises(ValueError, match=words):
     sharding.make_mesh(2, 4, tensor_parallel=3)
-  words = r'tensor_parallel=2: this mesh has 4; give make_mesh\(..., tensor'
+  words = 'tensor_parallel=2: give it to make_mesh too, which had another'
   with pytest.raises(ValueError, match=words):
     sharding.lay_out(
       sharding.make_mesh(2, 4), fakes.tiny(**EVEN), tensor_parallel=2

@@ -1,0 +1,127 @@
+"""Joins this process to the others of a job, before JAX touches a device.
+
+What they then share is in sharding.py.
+"""
+
+import glob
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+
+# Seconds: after which a silent process ends the others; that all have to start.
+_SILENCE, _START = 15, 120
+
+
+def join(given: str) -> bool:
+  """Makes this process one of a job, before JAX touches a device.
+
+  If one then dies, or does not answer for some seconds, JAX ends all others and
+  says which it was.
+
+  Args:
+    given: 'off'; 'ADDRESS,N,I': process I of N, of which process 0 listens at
+      ADDRESS (host:port); 'auto': as a TPU pod, srun or mpirun has set it up,
+      found without a network where there is none of those.
+
+  Returns:
+    Whether there are several processes.
+
+  Raises:
+    ValueError: another form; no process answers at the address.
+  """
+  if given == 'off' or (given == 'auto' and not _in_cluster()):
+    return False
+  # It would swallow SIGTERM while a program loads; `interrupts` takes the rest.
+  jax.config.update('jax_enable_preemption_service', False)
+  where: Any = (None,) * 3 if given == 'auto' else _place(given)
+  if where[2]:
+    _wait_for(given, where[0])
+  # JAX would abort, with a stack, and not say who is missing.
+  late = threading.Timer(_START, _end_late, (given,))
+  late.daemon = True
+  late.start()
+  try:
+    jax.distributed.initialize(
+      *where,
+      cluster_detection_method=None if given == 'auto' else 'deactivate',
+      initialization_timeout=2 * _START,
+      heartbeat_timeout_seconds=_SILENCE,
+      # All wait there for a process 0 that still writes a model.
+      shutdown_timeout_seconds=3600,
+    )
+  except ValueError:
+    if given == 'auto':  # no cluster, whatever it looked like
+      return False
+    raise
+  except (OSError, RuntimeError) as error:
+    raise ValueError(
+      f'distributed={given}: the processes did not meet where process 0 can be '
+      f'reached ({str(error).splitlines()[0]})'
+    ) from error
+  finally:
+    late.cancel()
+  return jax.process_count() > 1
+
+
+def _end_late(given: str) -> None:
+  print(
+    f'{os.path.basename(sys.argv[0])}: distributed={given}: not all processes '
+    f'met within {_START} s; start every one, where it can reach process 0',
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(2)
+
+
+def _place(given: str) -> tuple[str, int, int]:
+  """(address, processes, number of this one) of ADDRESS,N,I."""
+  match given.rsplit(',', 2):
+    case [address, count, index] if count.isdecimal() and index.isdecimal():
+      host, _, port = address.rpartition(':')
+      if host and port.isdecimal() and int(index) < int(count):
+        return address, int(count), int(index)
+  raise ValueError(
+    f'distributed={given}: allowed are auto, off, or ADDRESS,N,I, such as '
+    '10.0.0.2:8476,4,0 in the first of 4 processes'
+  )
+
+
+def _wait_for(given: str, address: str) -> None:
+  """Returns when something listens at the address; JAX would only abort."""
+  host, _, port = address.rpartition(':')
+  end = time.monotonic() + _START
+  while True:
+    try:
+      return socket.create_connection((host.strip('[]'), int(port)), 5).close()
+    except OSError as error:
+      if time.monotonic() > end:
+        raise ValueError(
+          f'distributed={given}: nothing answered at {address} for {_START} s '
+          f'({error}); start process 0 too, where this one can reach it'
+        ) from error
+    time.sleep(0.5)
+
+
+def _in_cluster() -> bool:
+  """Whether this may be one of several processes; asks no network."""
+  for name in ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE'):
+    if int(os.environ.get(name) or 1) > 1:
+      return True
+  return has_tpu()
+
+
+def has_tpu() -> bool:
+  """Whether JAX will find a TPU here; touches no device and no network."""
+  wanted = os.environ.get('JAX_PLATFORMS') or 'tpu'
+  chips = glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*')
+  return (
+    'tpu' in wanted.split(',')
+    and bool(chips)
+    and importlib.util.find_spec('libtpu') is not None
+  )
