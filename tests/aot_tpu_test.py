@@ -28,7 +28,7 @@ SLOW = pytest.mark.slow
   'topology, devices, target, draft',
   [
     pytest.param('v5e:2x4', 8, 'smollm2_1_7b', 'smollm2_135m', marks=SLOW),
-    ('v5e:2x4', 8, 'llama3_8b', 'llama3_1b'),
+    pytest.param('v5e:2x4', 8, 'llama3_8b', 'llama3_1b', marks=SLOW),
     pytest.param('v5p:2x2x1', 4, 't5_xxl', 't5_small', marks=SLOW),
   ],
 )

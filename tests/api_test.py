@@ -118,7 +118,7 @@ def test_a_stop_id_ends_the_row(target, plain):
   assert plain[0].finish_reason == 'length'
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_mesh_changes_no_token(target, draft):
   mesh = sharding.make_mesh(data=2, model=2)
   sharded = specdec_jax.load('random:tiny', mesh=mesh)

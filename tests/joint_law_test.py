@@ -64,7 +64,9 @@ def check_joint(rule, drafter):
 
 
 @pytest.mark.parametrize(
-  'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
+  'rule',
+  [reject.RULE, pytest.param(coupled.RULE, marks=pytest.mark.slow)],
+  ids=lambda r: r[0],
 )
 def test_joint_law_of_generate(rule):
   check_joint(rule, DRAFT)

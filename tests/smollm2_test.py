@@ -25,7 +25,9 @@ def target():
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('temperature', [0.0, 0.8])
+@pytest.mark.parametrize(
+  'temperature', [0.0, pytest.param(0.8, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
   'batch_size', [1, pytest.param(8, marks=pytest.mark.slow)]
 )

@@ -61,6 +61,7 @@ MARKS |= {
   name: [pytest.mark.slow]
   for name in (
     'joint-distribution-tables',
+    'joint-distribution-transformer',
     'greedy-identity',
     'invariance',
     'audited-identity',

@@ -239,7 +239,8 @@ def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path, monkeypatch):
   assert ends[0] == ends[1] and len(ends[0]) == 2
 
 
-@pytest.mark.parametrize('share', [slow(True), False])
+@pytest.mark.slow
+@pytest.mark.parametrize('share', [True, False])
 def test_a_student_of_all_layers_is_its_teacher(share):
   target = teacher_of(kernels='xla')
   s = config(student=dict(layers=(0, 1), vocabulary=0, share=share))

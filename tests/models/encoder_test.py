@@ -244,10 +244,10 @@ def test_target_and_draft_encode_once_before_the_loop():
   assert not any('/encode/' in x or 48 in rows(x) for x in windows)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'data, model, scan',
-  [pytest.param(2, 4, False, marks=pytest.mark.slow), (4, 2, True)],
+  [(2, 4, False), (4, 2, True)],
   ids=['unrolled', 'scan'],
 )
 def test_tokens_do_not_depend_on_the_mesh(x64, data, model, scan):

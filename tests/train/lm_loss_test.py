@@ -138,7 +138,7 @@ def test_layers_that_are_scanned_have_the_same_dropout():
   )
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_layers_that_are_computed_again_drop_the_same_in_bfloat16():
   batch, params = pairs()
 

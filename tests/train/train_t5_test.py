@@ -88,7 +88,7 @@ def test_the_scored_answers_and_the_loss_are_those_of_the_saved_model(
   np.testing.assert_allclose(figures['held_out_loss'], want, 1e-5)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_bytes(alone, tmp_path, monkeypatch):
   folder, figures = alone
   judge = train_lib.held_out_loss
