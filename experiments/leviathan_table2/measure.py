@@ -98,7 +98,7 @@ def predicted(
   return {
     'alpha': alpha,
     'c': c,
-    'v': float(calibration_lib.between(costs.verify, arm.gamma + 1)),
+    'v': float(calibration_lib.holding(costs.verify, arm.gamma + 1)),
     'step': costs.step,
     'theorem': cost.improvement(alpha, arm.gamma, c),
     'corrected': _corrected(arm, costs, alpha),

@@ -88,9 +88,9 @@ def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
   'verify' is of the target's pass; under each drafter's name, of drafting. As
   drafters.adaptive.params takes them.
   """
-  counts, passes = range(gamma + 1), sorted(found.verify.items())
-  holds = lambda j: next(x for n, x in passes if n > j)
-  out: dict[str, Any] = {'verify': [found.idle, *map(holds, counts[1:])]}
+  counts = np.arange(gamma + 1)
+  passes = holding(found.verify, counts[1:] + 1)
+  out: dict[str, Any] = {'verify': [found.idle, *passes]}
   out |= {name: between(x, counts) for name, x in found.propose.items()}
   # More tokens do not take less time: where they seem to, it was noise.
   out = {name: np.maximum.accumulate(x) / found.idle for name, x in out.items()}
@@ -101,6 +101,13 @@ def between(timed: Mapping[int, float], wanted) -> np.ndarray:
   """Costs at any numbers of tokens; linear between those timed."""
   tokens, costs = zip(*sorted(timed.items()), strict=True)
   return np.interp(wanted, tokens, costs)
+
+
+def holding(timed: Mapping[int, float], wanted) -> np.ndarray:
+  """Costs of passes over numbers of tokens: each is as wide as the least that
+  was timed and holds them, as in the loop."""
+  tokens, costs = zip(*sorted(timed.items()), strict=True)
+  return np.asarray(costs)[np.searchsorted(tokens, wanted)]
 
 
 def _parts(
