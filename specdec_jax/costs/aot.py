@@ -69,18 +69,22 @@ def lower(
   slots: int,
   gamma: int = 4,
   tensor_parallel: int = 0,
+  rule: types.Rule = reject.RULE,
+  drafter: types.Drafter = decode.PLAIN,
 ):
-  """Lowers generate, greedy or sampled, under the rule `reject`.
+  """Lowers generate, greedy or sampled.
 
   Args:
     mesh: of the devices to compile for.
-    target, draft: the models; without a draft, plain decoding.
+    target, draft: the models; without a draft, `drafter` drafts.
     rows, slots: of the batch and its buffers.
     gamma: drafts of a window.
     tensor_parallel: devices that share a draft (sharding.lay_out).
+    rule: of acceptance.
+    drafter: one without parameters; plain decoding if not given.
   """
   p, target_params, layout = _side(mesh, target)
-  drafter, draft_params = decode.PLAIN, ()
+  draft_params: Any = ()
   if draft is not None:
     q, draft_params, _ = _side(mesh, draft, tensor_parallel, vocab=p.vocab)
     drafter = lm_drafter.make(q, gamma=gamma)
@@ -105,7 +109,7 @@ def lower(
   )
   # As on a TPU: see build.default_options.
   options = decode.Options(widths=())
-  programs = decode.programs(p, drafter, reject.RULE, options)
+  programs = decode.programs(p, drafter, rule, options)
   weights = types.Weights(target_params, draft_params)
   return programs.generate.lower(weights, request)
 
