@@ -69,7 +69,8 @@ def make_mesh(
       part of the draft, and in it their own of the target's logits.
 
   Raises:
-    ValueError: not enough devices; not all of several processes; not divisible.
+    ValueError: fewer devices than that; several processes, and not all devices;
+      tensor_parallel does not divide `model`.
   """
   # Devices that are given may be of a topology that is not there.
   processes = jax.process_count() if devices is None else 1
@@ -101,7 +102,9 @@ def make_mesh(
 def mesh_of(data: int, model: int, tensor_parallel: int = 0) -> Mesh | None:
   """make_mesh, or None for 1 x 1: one device needs no mesh."""
   alone = data == model == 1 and jax.process_count() == 1
-  return None if alone else make_mesh(data, model, None, tensor_parallel)
+  if alone:
+    return None
+  return make_mesh(data, model, tensor_parallel=tensor_parallel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +124,11 @@ class Layout:
   copied: bool = False
 
   def spec(self, *axes: str | None) -> PartitionSpec:
-    named: list[Any] = [a and a not in self.whole and RULES[a] for a in axes]
+    over: dict[Any, Any] = {None: None, 'data': 'data', 'model': 'model'}
     if 'copies' in self.mesh.axis_names and not self.copied:
-      named = [('model', 'copies') if m == 'model' else m for m in named]
-    named = [m or None for m in named]
+      over['model'] = 'model', 'copies'
+    split = [None if a is None or a in self.whole else RULES[a] for a in axes]
+    named = [over[m] for m in split]
     used = [m for m in named if m]
     assert len(used) == len(set(used)), f'{axes} share a mesh axis: {named}'
     return PartitionSpec(*named)
@@ -185,12 +189,14 @@ def lay_out(
     mesh: as of make_mesh.
     config: an object with width, heads, kv_heads, mlp and vocab, such as
       LMConfig.
-    tensor_parallel: devices that share one copy, for a draft; 0: all of a
-      target; other numbers than 1 have to be those of make_mesh.
+    tensor_parallel: for a draft, how many devices share one copy of it; 0: as
+      many as share a target, 1: each has all of it. Any other number has to be
+      that of make_mesh.
     fsdp: store parameters split over the axes that would hold copies.
 
   Raises:
-    ValueError: another tensor_parallel; fsdp does not divide the width.
+    ValueError: another tensor_parallel than that of make_mesh; fsdp, and the
+      axes of copies do not divide the width.
   """
   _, *axes = mesh.axis_names
   devices = math.prod(mesh.shape[a] for a in axes)

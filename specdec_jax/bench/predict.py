@@ -309,7 +309,7 @@ def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
 
   widths_SN: shares of windows by the drafts that they have room for.
   """
-  engine = arm.engine
+  engine, between = arm.engine, calibration_lib.between
   # Early exit has already run part of the verify pass.
   rest = 1 - metrics.layers_share(engine.target.params, engine.drafter.exit)
   # Windows with more room than gamma would be of gamma.
@@ -318,6 +318,5 @@ def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
   cost_N[0] = calibration.idle
   # Which of several drafted is not counted: as if the dearest always did.
   drafters = [x.drafter for x in engine.parts] or [engine.drafter]
-  times = [calibration.propose[x.name] for x in drafters]
-  each = [calibration_lib.between(x, room_N) for x in times]
+  each = [between(calibration.propose[x.name], room_N) for x in drafters]
   return widths_SN @ (cost_N + np.max(each, 0))

@@ -73,12 +73,8 @@ def make(s: Setting, track) -> dict[str, Any]:
   track: shows progress over a list.
   """
   s, device = check(s)
-  mesh = sharding.make_mesh(
-    s.data,
-    s.model,
-    aot.devices(s.topology),
-    tensor_parallel=s.tensor_parallel,
-  )
+  devices = aot.devices(s.topology)
+  mesh = sharding.make_mesh(s.data, s.model, devices, s.tensor_parallel)
   shares = (
     roofline.share(s.target, s.model),
     roofline.share(s.draft, s.tensor_parallel or s.model),
@@ -103,14 +99,14 @@ def make(s: Setting, track) -> dict[str, Any]:
     )
     programs[name] = aot.compiled(lowered, s.model, elements, s.slots)
   temporaries = max(0.0, programs['speculative'].temporaries - sum(caches))
+  draft_step = lambda split: roofline.forward(
+    device, roofline.share(s.draft, split), tokens=1, **sizes
+  )
   passes = {
     'plain step': roofline.forward(device, shares[0], tokens=1, **sizes),
     'verify': roofline.forward(device, shares[0], tokens=s.gamma + 1, **sizes),
-    'draft step': roofline.forward(device, shares[1], tokens=1, **sizes),
+    'draft step': draft_step(s.tensor_parallel or s.model),
   }
-  step = lambda split: roofline.forward(
-    device, roofline.share(s.draft, split), tokens=1, **sizes
-  )
   room = roofline.room(device, shares, temporaries=temporaries, **sizes)
   read = min(s.target.context, s.draft.context)
   return dict(
@@ -122,7 +118,9 @@ def make(s: Setting, track) -> dict[str, Any]:
     room=room._replace(slots=min(room.slots, read)),
     passes=passes,
     draft_steps={
-      n: step(n).seconds for n in range(1, s.model + 1) if s.model % n == 0
+      n: draft_step(n).seconds
+      for n in range(1, s.model + 1)
+      if s.model % n == 0
     },
     roofline=roofline.predict(device, *shares, **sizes),
     programs=programs,
@@ -188,7 +186,7 @@ def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
 def program_lines(
   title: str, x: aot.Compiled, device: roofline.Chip
 ) -> list[str]:
-  """What the compiler says of a program; caches are temporaries."""
+  """The figures of a compiled program; caches are temporaries."""
   if x.refused:
     return []
   out = [

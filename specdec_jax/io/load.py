@@ -176,7 +176,8 @@ def load(
   """Loads a checkpoint.
 
   Args:
-    source: one of FORMS; of 'package.module:make' see docs/your_own_model.md.
+    source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (see FORMS), or
+      'package.module:make', a function of yours (docs/your_own_model.md).
     dtype: 'float32', 'bfloat16' or 'float64' (under x64).
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
@@ -195,15 +196,16 @@ def load(
   opened = open_source(source)
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
-  lay_out = functools.partial(sharding.lay_out, tensor_parallel=tensor_parallel)
-  layout = mesh and lay_out(mesh, opened.config)
+  layout = mesh and sharding.lay_out(
+    mesh, opened.config, tensor_parallel=tensor_parallel
+  )
   put = layout and layout.put
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
-    fused = convert.fuse(model.config, model.params)
+    config, params = convert.fuse(model.config, model.params)
     if dtype != 'float64' and library.ready(kernels, files.cache_folder()):
-      fused = convert.pack(*fused)
-    model = dataclasses.replace(model, lm_config=fused[0], params=fused[1])
+      config, params = convert.pack(config, params)
+    model = dataclasses.replace(model, lm_config=config, params=params)
   return dataclasses.replace(model, layout=layout)
 
 
