@@ -246,15 +246,12 @@ def progress_console() -> rich.console.Console:
 
 
 def track(
-  items: Iterable,
-  description: str,
-  total: int | None = None,
-  every: float = 15,
+  items: Iterable, description: str, total: int | None = None
 ) -> Iterable:
   """Iterates over items, with the time that is left on stderr.
 
-  A bar on a terminal; elsewhere a line at most every `every` seconds, but at
-  least one. `total` is the number of items that have no length.
+  A bar on a terminal; elsewhere a line at most every 15 seconds, but at least
+  one. `total` is the number of items that have no length.
   """
   if total is None:
     items = list(items)
@@ -268,7 +265,7 @@ def track(
     yield item
     now = time.monotonic()
     unsaid = done == total and said == start
-    if unsaid or (done < total and now - said >= every):
+    if unsaid or (done < total and now - said >= 15):
       said, left = now, (now - start) / done * (total - done)
       line = f'{description}: {done} of {total}, {time_text(left)} left'
       console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -31,9 +31,6 @@ def test_bits_are_jaxs_own():
       np.testing.assert_array_equal(
         sampling.bits(key, size), jax.random.bits(key, (size,), jnp.uint32)
       )
-    np.testing.assert_array_equal(
-      sampling.bits(key, 70, 30), jax.random.bits(key, (100,), jnp.uint32)[30:]
-    )
 
 
 def test_exponentials_follow_their_law_and_resolve_small_values():

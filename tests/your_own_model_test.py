@@ -168,51 +168,35 @@ def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
   ]
 
 
-@pytest.mark.parametrize(
-  'decoder, adapter, message',
-  [
-    (wrongly_written(CLAMPS), ADAPTER, 'slot 16 of 16 was written'),
-    (
-      DECODER,
-      edited(ADAPTER, ('.at[..., ids:].set(-jnp.inf)', '')),
-      'head gives ids from vocab=5 on a chance',
-    ),
-    (
-      DECODER,
-      edited(ADAPTER, ('decoder.words, decoder.longest', '4, 256')),
-      'vocab=5 made a model of 4 ids',
-    ),
-    (
-      edited(DECODER, ('longest: int = 256', 'longest: int = 64')),
-      ADAPTER,
-      'its context is 64; want 128 or more',
-    ),
-    (
-      DECODER,
-      edited(ADAPTER, ('return model, params', 'return model')),
-      'want (types.Model, params)',
-    ),
-    (
-      DECODER,
-      edited(ADAPTER, ('return hidden_BTD, ', 'return hidden_BTD[:, -1], ')),
-      'head made float32 of (2, 8); want (2, 3, 8) in float32 or wider',
-    ),
-    (
-      DECODER,
-      edited(ADAPTER, ("method='score'", "method='scores'")),
-      'called, it raised',
-    ),
-    (
-      DECODER,
-      edited(ADAPTER, ('dtype: str, seed: int', 'seed: int')),
-      'want make(vocab=..., dtype=..., seed=...) -> (types.Model, params)',
-    ),
-  ],
-)
+MISFITS = {
+  'slot 16 of 16 was written': (
+    OVERWRITE.format(0, 'key'), CLAMPS.format(i=0, name='key')
+  ),
+  'head gives ids from vocab=5 on a chance': (
+    '.at[..., ids:].set(-jnp.inf)', ''
+  ),
+  'vocab=5 made a model of 4 ids': (
+    'decoder.words, decoder.longest', '4, 256'
+  ),
+  'its context is 64; want 128 or more': (
+    'longest: int = 256', 'longest: int = 64'
+  ),
+  'want (types.Model, params)': ('return model, params', 'return model'),
+  'head made float32 of (2, 8); want (2, 3, 8) in float32 or wider': (
+    'return hidden_BTD, ', 'return hidden_BTD[:, -1], '
+  ),
+  'called, it raised': ("method='score'", "method='scores'"),
+  'want make(vocab=..., dtype=..., seed=...) -> (types.Model, params)': (
+    'dtype: str, seed: int', 'seed: int'
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('message', MISFITS)
 def test_a_model_that_does_not_fit_is_one_sentence(
-  decoder, adapter, message, mine, compile_in_less_time
+  message, mine, compile_in_less_time
 ):
-  mine(decoder, adapter)
+  mine(edited(DECODER + ADAPTER, MISFITS[message]))
   with pytest.raises(ValueError) as error:
     load.model('mine:make')
   text = str(error.value)

@@ -161,16 +161,8 @@ def transformers(
     mesh: to split them over.
     **changes: of the sizes.
   """
-  sizes: dict[str, Any] = dict(
-    depth=2,
-    width=16,
-    heads=2,
-    kv_heads=1,
-    head_dim=8,
-    mlp=24,
-    context=512,
-    dtype=str(jnp.result_type(float)),
-  )
+  sizes: dict[str, Any] = dict(width=16, heads=2, kv_heads=1, head_dim=8)
+  sizes |= dict(mlp=24, dtype=str(jnp.result_type(float)))
   sizes |= changes | dict(vocab=vocab)
   name, other = 'tiny', {}
   if encoder:
@@ -219,11 +211,7 @@ def run(
 ) -> decode.Output:
   """Decodes a batch with the production programs; the output on the host.
 
-  Args:
-    world: the models; only the target's weights are used.
-    drafter, rule: of the programs.
-    draft_weights: weights.draft.
-    request: the batch.
+  Of world.weights only the target's are used; draft_weights is weights.draft.
   """
   programs = decode.programs(world.target, drafter, rule, OPTIONS)
   weights = types.Weights(world.weights.target, draft_weights)

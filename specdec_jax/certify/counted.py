@@ -233,8 +233,7 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
   tokens_XL[:, start : start + new] = texts_XN
   source = base.make_request(world, [prompt], 1).source
   source = jax.tree.map(lambda x: x.repeat(len(tokens_XL), 0), source)
-  reader = world.target, world.weights.target
-  p_XL = _probabilities(*reader, tokens_XL, source)
+  p_XL = _probabilities(world.target, world.weights.target, tokens_XL, source)
   p_XN = np.asarray(p_XL[:, start : start + new], np.float64)
   p_XN = np.where(over_XN, 1, p_XN)
   out = np.zeros((VOCAB,) * new)

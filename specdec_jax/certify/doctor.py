@@ -74,12 +74,7 @@ def fresh_draws(subject: base.Subject, amount: int) -> base.Figure:
   flat = jax.tree.map(np.zeros_like, world.weights)
   world = world._replace(weights=flat)
   request = base.make_request(
-    world,
-    [[1]] * amount,
-    _NEW,
-    length=_LENGTH,
-    temperature=1.0,
-    seed=3,
+    world, [[1]] * amount, _NEW, length=_LENGTH, temperature=1.0, seed=3
   )
   for what, texts in _texts(subject, world, request).items():
     text_BT = np.array(texts)[:, 1:]

@@ -38,12 +38,8 @@ def choices(vocab: int, gamma: int) -> Choice:
     itertools.product((True, False), repeat=gamma),
     range(vocab),
   )
-  draft, passes, following = zip(*every, strict=True)
-  return Choice(
-    np.array(draft, np.int32),
-    np.array(passes),
-    np.array(following, np.int32),
-  )
+  draft, passes, after = map(np.array, zip(*every, strict=True))
+  return Choice(draft.astype(np.int32), passes, after.astype(np.int32))
 
 
 class _DrafterNoise:

@@ -229,20 +229,11 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   return jnp.where(t_K2B[:, 0] < 1, t_K2B[:, 0], t_K2B[:, 1]).T
 
 
-class Outcome(NamedTuple):
-  """The verdicts on a batch for one pattern of passing and failing tests.
-
-  chance_B: probability of the pattern, float64.
-  accepted_B, weights_BV: as the rule returns them.
-  """
-
-  chance_B: np.ndarray
-  accepted_B: np.ndarray
-  weights_BV: np.ndarray
-
-
-def outcomes_of(rule: types.Rule, batch: Windows) -> list[Outcome]:
+def outcomes_of(rule: types.Rule, batch: Windows) -> list[tuple]:
   """Runs the rule once for every pattern of passing and failing tests.
+
+  Returns (chance_B, accepted_B, weights_BV) of each: the probability of the
+  pattern, float64, and what the rule returns.
 
   Raises:
     NotEnumerable: random uniforms give another verdict than their pattern does.
@@ -256,7 +247,7 @@ def outcomes_of(rule: types.Rule, batch: Windows) -> list[Outcome]:
   for passes_K in itertools.product((True, False), repeat=K):
     chance_BK = np.where(passes_K, t_BK, 1 - t_BK.astype(np.float64))
     verdict = run(np.where(passes_K, t_BK / 2, (1 + t_BK) / 2))
-    out.append(Outcome(chance_BK.prod(1), *verdict))
+    out.append((chance_BK.prod(1), *verdict))
   rng, every_B = np.random.default_rng(0), np.arange(len(t_BK))
   can_B = batch.chance_XR.reshape(-1) > 0  # the other paths are never drafted
   _, accepted_PB, weights_PBV = map(np.stack, zip(*out, strict=True))

@@ -48,11 +48,6 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
   )
 
 
-def _sampled(number: int) -> bool:
-  """One request in three is greedy, to mix both kinds in a batch."""
-  return number % 3 > 0
-
-
 def _texts(
   world: base.World,
   method,
@@ -85,7 +80,8 @@ def _texts(
       sources=16 + pad,
       rows=rows,
       gamma=drafter.gamma,
-      temperature=[0.9 * _sampled(n) for n in numbers],
+      # One request in three is greedy, to mix both kinds in a batch.
+      temperature=[0.9 * (n % 3 > 0) for n in numbers],
       top_p=[0.9 if n % 2 else 1.0 for n in numbers],
       seed=numbers,
       request=numbers,

@@ -68,11 +68,6 @@ def for_target(
   Of a hybrid each part is sized, by what it alone has accepted: where a match
   of lookup has not paid, the other one drafts.
 
-  Args:
-    target, gamma, chunk: not read; `inner` was made for them.
-    settings: costs and scope.
-    inner: the method.
-
   Raises:
     ValueError: costs that are missing or damaged.
   """

@@ -61,13 +61,7 @@ def with_draft(
   gamma: int,
   chunk: int,
 ) -> method.Method:
-  """Drafts with a loaded model.
-
-  Args:
-    draft, target: the models.
-    settings: when a window ends early.
-    gamma: draft tokens in a window.
-    chunk: prompt tokens that one prefill pass reads.
+  """Drafts with a loaded model; the arguments are those of for_target.
 
   Raises:
     ValueError: the two have different tokenizers, or only one an encoder.

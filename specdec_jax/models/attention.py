@@ -33,8 +33,8 @@ class View(NamedTuple):
 
 def views(config: model_config.LMConfig, positions_BT, mask_BTS):
   """{window: View} for every window size among the layers."""
-  make = lambda window: _view(config, window, positions_BT, mask_BTS)
-  return {window: make(window) for window in dict.fromkeys(config.windows)}
+  windows = dict.fromkeys(config.windows)
+  return {w: _view(config, w, positions_BT, mask_BTS) for w in windows}
 
 
 def _view(config, window: int, positions_BT, mask_BTS) -> View:

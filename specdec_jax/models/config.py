@@ -51,15 +51,13 @@ class LMConfig:
   wider.
 
   Head. head_scale: factor of its input. logit_softcap: soft cap of the logits.
-  proposes: the ids that the head
-  has a column for, ascending; all others have logit -inf; () is all ids. Only
-  for drafts, which must not be tied then.
+  proposes: the ids that the head has a column for, ascending; all others have
+  logit -inf; () is all ids. Only for drafts, which must not be tied then.
 
   Encoder. encoder: the settings of the encoder, which reads a source with the
   decoder's embedding; every layer of the decoder then attends to what it left.
   None: no encoder. start: the id that the decoder's text begins with then.
-  causal: false in the encoder, where a token also attends to
-  later ones.
+  causal: false in the encoder, where a token also attends to later ones.
 
   Execution; only dtype changes the result. dtype: of weights, activations and
   cache; logits are float32 or wider. scan_layers: trace one layer and scan over

@@ -15,8 +15,8 @@ from specdec_jax.kernels import calls, pages
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
-_FUSED = {'attn/qkv': ('attn/q', 'attn/k', 'attn/v')}
-_FUSED |= {'mlp/gate_up': ('mlp/gate', 'mlp/up')}
+# Fused projection -> the module that it is in, and what it is made of.
+_FUSED = {'qkv': ('attn', ('q', 'k', 'v')), 'gate_up': ('mlp', ('gate', 'up'))}
 
 
 def fuse(config: model_config.LMConfig, params: types.Params):
@@ -35,11 +35,10 @@ def fuse(config: model_config.LMConfig, params: types.Params):
   layers = list(params['layers'].values())
   layers += params.get('encoder', {}).get('layers', {}).values()
   for layer in layers:
-    for name, parts in _FUSED.items():
-      group, whole = name.split('/')
-      if parts[0].split('/')[1] not in layer[group]:
+    for whole, (group, parts) in _FUSED.items():
+      if parts[0] not in layer[group]:
         continue  # an MLP without a gate
-      found = [layer[group].pop(part.split('/')[1]) for part in parts]
+      found = [layer[group].pop(part) for part in parts]
       layer[group][whole] = {
         leaf: jnp.concatenate([x[leaf] for x in found], -1) for leaf in found[0]
       }
@@ -107,15 +106,14 @@ def plain(config: model_config.LMConfig, params: types.Params):
       flat |= {f'{group}layers/{i}/{rest}': x for i, x in enumerate(stack)}
   sizes = lm.shapes(config)
   for name in list(flat):
-    stem, _, leaf = name.rpartition('/')
-    for whole, parts in _FUSED.items():
-      if stem.endswith(whole):
-        x, start = flat.pop(name), 0
-        for part in parts:
-          own = f'{stem.removesuffix(whole)}{part}/{leaf}'
-          end = start + sizes[own].shape[-1]
-          flat[own] = x[..., start:end]
-          start = end
+    *stem, module, leaf = ['', *name.split('/')]
+    if module in _FUSED:
+      x, start = flat.pop(name), 0
+      for part in _FUSED[module][1]:
+        own = '/'.join([*stem[1:], part, leaf])
+        end = start + sizes[own].shape[-1]
+        flat[own] = x[..., start:end]
+        start = end
   return config, {name: flat[name] for name in sizes}
 
 

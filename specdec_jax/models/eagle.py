@@ -26,20 +26,12 @@ Array = jax.Array
 class EagleConfig:
   """An EAGLE draft.
 
-  block: the settings of its one layer, of the target's width.
+  block: the settings of its one layer, fused, of the target's width.
   taps: the target's layers whose residual streams are its features, ascending.
   """
 
   block: model_config.LMConfig
   taps: tuple[int, ...]
-
-  def __post_init__(self):
-    if self.block.depth != 1 or not self.block.fused:
-      raise ValueError('an EAGLE draft has one layer with fused projections')
-    if not self.taps or sorted(set(self.taps)) != list(self.taps):
-      raise ValueError(
-        f'taps={self.taps}: needs layers of the target, in increasing order'
-      )
 
 
 def settings(
@@ -53,10 +45,10 @@ def settings(
     **changes: fields of LMConfig that differ in the draft's layer.
 
   Raises:
-    ValueError: taps that are no layers of the target, or without the last one.
+    ValueError: taps that are not as above.
   """
-  depth = target.depth
-  if not taps or taps[-1] != depth - 1 or not set(taps) <= set(range(depth)):
+  depth, rising = target.depth, sorted(set(taps)) == list(taps)
+  if not taps or not rising or taps[0] < 0 or taps[-1] != depth - 1:
     raise ValueError(
       f'taps={taps}: needs layers of the target in increasing order, at last '
       f'layer {depth - 1}'

@@ -55,16 +55,9 @@ def request_of(sources=SOURCES, new=NEW, gamma=0, **more):
   )
 
 
-def texts(out):
-  return [
-    row[:end].tolist()
-    for row, end in zip(out.tokens_BL, out.lengths_B, strict=True)
-  ]
-
-
 def plain_text(config, params, request):
   plain = decode.programs(lm.make(config), decode.PLAIN, reject.RULE)
-  return texts(plain.generate(types.Weights(params), request))
+  return fakes.texts(plain.generate(types.Weights(params), request))
 
 
 @pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
@@ -138,7 +131,7 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
     out = programs.generate(
       types.Weights(params, weights), request_of(gamma=3, **more)
     )
-    assert texts(out) == want
+    assert fakes.texts(out) == want
     mean = np.mean(out.info.hist_BN @ np.arange(4) / out.info.calls_B)
     assert (mean > 2) == (draft is config)
 
@@ -170,7 +163,7 @@ def test_drafters_without_a_model_give_plain_decodings_text(x64, name, rule):
   }[name]
   programs = decode.programs(model, drafter, rule)
   out = programs.generate(types.Weights(params, draft), request)
-  assert texts(out) == want
+  assert fakes.texts(out) == want
   # Some of each, or this would show little.
   hist_N = np.asarray(out.info.hist_BN).sum(0)
   assert hist_N[0] and hist_N[1:].any()
@@ -271,7 +264,7 @@ def test_tokens_do_not_depend_on_the_mesh(x64, data, model, scan):
     drafter = lm_drafter.make(draft, gamma=2)
     programs = decode.programs(target, drafter, reject.RULE)
     args = types.Weights(params, others), requests.place(request, layout)
-    found.append(texts(jax.device_get(programs.generate(*args))))
+    found.append(fakes.texts(programs.generate(*args)))
   assert found[0] == found[1]
 
   shard = lambda x: x.sharding.shard_shape(x.shape)

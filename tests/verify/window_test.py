@@ -162,7 +162,7 @@ def test_one_draft_and_temperature_zero_are_reject(K, greedy):
 def mean_accepted(rule, batch):
   """Expected drafts kept in each problem of a batch: [X]."""
   every = enumerate_window.outcomes_of(rule, batch)
-  mean_B = sum(x.chance_B * x.accepted_B for x in every)
+  mean_B = sum(chance_B * accepted_B for chance_B, accepted_B, _ in every)
   shape = batch.chance_XR.shape
   return (batch.chance_XR * np.reshape(mean_B, shape)).sum(1)
 
