@@ -22,10 +22,7 @@ _DRAFT, _ACCEPT, _NEXT = range(3)
 
 
 def settings(
-  rows: int,
-  temperature: Any = 0.0,
-  top_k: Any = 0,
-  top_p: Any = 1.0,
+  rows: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1.0
 ) -> types.Sampling:
   """types.Sampling for `rows` rows, from scalars or a value for each row.
 

@@ -135,17 +135,6 @@ def test_one_compilation_for_all_requests_of_a_bucket(table):
   assert generate._cache_size() == before + 1
 
 
-def test_equal_arguments_share_programs():
-  model = fakes.table_model(V)
-  drafter = scripted.make(gamma=2)
-  one, two = (
-    decode.programs(model, drafter, reject.RULE, decode.Options(chunk=8))
-    for _ in range(2)
-  )
-  assert one is two
-  assert one is not decode.programs(model, drafter, coupled.RULE)
-
-
 def test_no_step_of_the_loop_speaks_to_the_host(table):
   """One call of one program, and nothing moves while it runs."""
   programs, *arguments, request = table

@@ -90,21 +90,9 @@ GEMMA = dict(
 
 def tiny(**changes):
   """Settings of a transformer that compiles in seconds, float64."""
-  return model_config.sized(
-    'tiny',
-    **dict(
-      depth=2,
-      width=16,
-      heads=2,
-      kv_heads=1,
-      head_dim=8,
-      mlp=24,
-      vocab=13,
-      context=256,
-      dtype='float64',
-    )
-    | changes,
-  )
+  sizes = dict(width=16, heads=2, kv_heads=1, head_dim=8, mlp=24, vocab=13)
+  sizes |= dict(context=256, dtype='float64')
+  return model_config.sized('tiny', **sizes | changes)
 
 
 def wild(config, seed):

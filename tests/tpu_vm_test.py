@@ -255,11 +255,7 @@ def test_a_dry_run_prints_the_commands_and_runs_none(cloud):
     (['create'], {'ZONE': ''}, 'ZONE: set it in'),
     (['create'], {'SPOT': 'yes'}, 'SPOT=yes: true or false'),
     (['create'], {'BUCKET': 'kept'}, 'BUCKET=kept: gs://NAME, or nothing'),
-    (
-      ['create'],
-      {'ACCELERATOR': 'v5litepod-16'},
-      'has several: leave it',
-    ),
+    (['create'], {'ACCELERATOR': 'v5litepod-16'}, 'has several: leave it'),
     (['setup'], {'HF_TOKEN_FILE': '/no'}, 'HF_TOKEN_FILE=/no: no such file'),
     (['run'], {}, 'run: which command?'),
     (['run', '--again'], {}, 'run: unknown flag --again'),

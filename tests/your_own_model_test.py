@@ -227,8 +227,7 @@ def test_what_ran_on_one_device_says_so(mine, compile_in_less_time):
   mine(DECODER, ADAPTER)
   subject = load.subject('', '', 'mine:make', seed=0)
   subject = subject._replace(
-    rules=[reject.RULE],
-    drafters={'lookup': subject.drafters['lookup']},
+    rules=[reject.RULE], drafters={'lookup': subject.drafters['lookup']}
   )
   (promise,) = program.choose(['invariance'], subject.brought)
   with jax.debug_nans(False):

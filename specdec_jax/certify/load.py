@@ -196,8 +196,7 @@ def model(path: str) -> Callable[[int, str], base.World]:
       make(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
     )
     target = target._replace(
-      apply=runtime.promoting(target.apply),
-      head=runtime.promoting(target.head),
+      apply=runtime.promoting(target.apply), head=runtime.promoting(target.head)
     )
     return base.World(target, target, types.Weights(params, other), vocab)
 

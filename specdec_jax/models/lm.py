@@ -275,8 +275,7 @@ def _encode(config, constrain, params, source: types.Source, cache):
       store = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), store)
       axes = ('batch', None, 'kv_heads', None, None)
     else:
-      numbers = map(str, range(config.depth))
-      store = tuple(keep(params['layers'][i]) for i in numbers)
+      store = tuple(keep(params['layers'][str(i)]) for i in range(config.depth))
     store = jax.tree.map(lambda x: constrain(x, *axes), store)
   return cache._replace(store=store, mask_B1I=mask_BI[:, None])
 
@@ -310,22 +309,24 @@ def _apply(
       config, params['relative'], positions_BT, mask_BTS.shape[-1]
     )
     views = {w: v._replace(bias_BHTS=bias_BHTS) for w, v in views.items()}
-  own, source = cache, lambda i: None
-  if config.encoder is not None:
-    own, store = cache.own, cache.store
-    if config.scan_layers:
-      source = lambda i: (_pick(store, i, 1), cache.mask_B1I)
-    else:
-      source = lambda i: (store[i], cache.mask_B1I)
-  of_layer = lambda i: dict(source=source(i), dropout=dropout and dropout.at(i))
+
+  def of_layer(view, i):
+    """The view of layer i, with its own source and dropout."""
+    if config.encoder is not None:
+      store = _pick(cache.store, i, 1) if config.scan_layers else cache.store[i]
+      view = view._replace(source=(store, cache.mask_B1I))
+    return view._replace(dropout=dropout and dropout.at(i))
+
+  own = cache if config.encoder is None else cache.own
   args = views, slots_BT, of_layer
   run = _scan if config.scan_layers else _unroll
   with jax.named_scope('blocks'):
     x_BTD, tapped, own = run(
       config, block, params['layers'], x_BTD, args, own, taps, part
     )
-  whole = config.encoder is None
-  return x_BTD, tapped, own if whole else cache._replace(own=own)
+  if config.encoder is not None:
+    own = cache._replace(own=own)
+  return x_BTD, tapped, own
 
 
 def _head(config, ids: int, V: int, constrain, params, hidden):
@@ -351,8 +352,7 @@ def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
   new, tapped = list(cache), {}
   for i in part:
     write = kv.Writer(cache[i], slots_BT)
-    view = views[config.windows[i % len(config.windows)]]
-    view = view._replace(**of_layer(i))
+    view = of_layer(views[config.windows[i % len(config.windows)]], i)
     x_BTD, new[i] = block(layers_params[str(i)])(x_BTD, view, write)
     x_BTD = tapped[i] = checkpoint_name(x_BTD, 'residual')
   return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
@@ -374,7 +374,7 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
       written = kv.write_stacked(cache, i, k, v, slots_BT)
       return written, kv.read_stacked(written, i, config.kv_heads)
 
-    view = view_of(i)._replace(**of_layer(i))
+    view = of_layer(view_of(i), i)
     x_BTD, cache = block(layer_params)(x_BTD, view, write)
     x_BTD = checkpoint_name(x_BTD, 'residual')
     return (i + 1, x_BTD, cache), x_BTD if taps else ()

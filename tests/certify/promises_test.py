@@ -38,48 +38,32 @@ def check(name, rules=None, drafters=None, amount=None, brought=()):
     return program.check(promise, subject, full=False)
 
 
-# An amount far below the program's quick tier, and words of what was tried.
+MORE, SLOW = [pytest.mark.more], [pytest.mark.slow]
+# An amount far below the program's quick tier, words of what was tried, and how
+# long it takes: joint_law_test has the smallest cases of the slow ones.
 HOLDS = {
-  'joint-distribution-tables': (2**14, ['block lm', 'reject lookup']),
-  'greedy-identity': (1, ['24 programs', 'identical', 'adversarial']),
-  'windows-enumerated': (2, ['reject eagle', 'block lm', 'block scripted']),
-  'invariance': (9, ['coupled lm', 'on 1 and 8 devices']),
-  'window-distribution': (400, ['reject, block: 400', 'coupled: it draws']),
-  'joint-distribution-transformer': (2**14, ['reject lm, block lm']),
-  'audited-identity': (400, ['gamma 4']),
-  'kernel-identity': (1, ['float32 and bfloat16']),
-  'accounting': (2_000, ['EOS']),
-  'encoder-decoder': (1, ['drafters lm; windows-enum', 'accounting 0 of']),
-}
-
-
-# Others take a minute each, and joint_law_test has their smallest cases; those
-# below have test files of their own.
-MARKS = {name: [pytest.mark.more] for name in HOLDS}
-MARKS |= {'window-distribution': [], 'accounting': []}
-MARKS |= {
-  name: [pytest.mark.slow]
-  for name in (
-    'joint-distribution-tables',
-    'joint-distribution-transformer',
-    'greedy-identity',
-    'invariance',
-    'audited-identity',
-    'kernel-identity',
-    'encoder-decoder',
-  )
+  'joint-distribution-tables': (2**14, ['block lm', 'reject lookup'], SLOW),
+  'greedy-identity': (1, ['24 programs', 'identical', 'adversarial'], SLOW),
+  'windows-enumerated': (2, ['reject eagle', 'block lm', 'block script'], MORE),
+  'invariance': (9, ['coupled lm', 'on 1 and 8 devices'], SLOW),
+  'window-distribution': (400, ['reject, block: 400', 'coupled: it draws'], []),
+  'joint-distribution-transformer': (2**14, ['reject lm, block lm'], SLOW),
+  'audited-identity': (400, ['gamma 4'], SLOW),
+  'kernel-identity': (1, ['float32 and bfloat16'], SLOW),
+  'accounting': (2_000, ['EOS'], []),
+  'encoder-decoder': (1, ['lm; windows-enum', 'accounting 0 of'], SLOW),
 }
 
 
 @pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=x) for name, x in MARKS.items()]
+  'name', [pytest.param(name, marks=x[2]) for name, x in HOLDS.items()]
 )
 def test_promise_holds(name, request, monkeypatch):
   # Most of the time is compiling, but for what is counted.
   if not name.startswith('joint'):
     request.getfixturevalue('compile_in_less_time')
   assert HOLDS.keys() == PROMISES.keys()
-  amount, words = HOLDS[name]
+  amount, words, _ = HOLDS[name]
   # Of the one that checks the others.
   few = [x._replace(quick=HOLDS[x.name][0]) for x in program.PROMISES]
   monkeypatch.setattr(program, 'PROMISES', few)
@@ -200,10 +184,7 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
     ),
     ('uniform_q', r'uniform drew draft 0 .* reports q \[0.5, 0.5]'),
     ('peeking', 'the drafter looks at the noise of the accept tests'),
-    (
-      'biased',
-      r'after \[1, 0, 1\] emitted \[0.*\] instead of \[0.*\]; off by',
-    ),
+    ('biased', r'after \[1, 0, 1\] emitted \[0.*\] instead of \[0.*\]; off by'),
     # A length that depends on the drafts it cuts.
     ('sure', 'instead of .*; off by'),
   ],

@@ -63,10 +63,7 @@ def test_a_draft_is_read_in_the_targets_type():
 @pytest.mark.parametrize(
   'made, message',
   [
-    (
-      saved(tokenizer='x'),
-      'made with another tokenizer than that of bytes',
-    ),
+    (saved(tokenizer='x'), 'made with another tokenizer than that of bytes'),
     (saved()._replace(taps=(0, 2)), r'taps=\(0, 2\): needs .* at last layer 1'),
     (saved()._replace(taps=(1,)), r'fuse/kernel is \(32, 16\), .* needs None'),
     (

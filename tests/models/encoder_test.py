@@ -10,13 +10,7 @@ import pytest
 
 from specdec_jax import api, decode, forward, requests, sharding, types
 from specdec_jax.costs import hlo, parts
-from specdec_jax.drafters import (
-  adaptive,
-  early_exit,
-  lookup,
-  ngram,
-  scripted,
-)
+from specdec_jax.drafters import adaptive, early_exit, lookup, ngram, scripted
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import hf, load, names
 from specdec_jax.models import config as model_config
@@ -239,9 +233,7 @@ def test_target_and_draft_encode_once_before_the_loop():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'data, model, scan',
-  [(2, 4, False), (4, 2, True)],
-  ids=['unrolled', 'scan'],
+  'data, model, scan', [(2, 4, False), (4, 2, True)], ids=['unrolled', 'scan']
 )
 def test_tokens_do_not_depend_on_the_mesh(x64, data, model, scan):
   """Nor where the heads of a draft, of another shape, are not divided."""
