@@ -218,7 +218,6 @@ def make(
   top_p: Any = 1.0,
   seed: Any = 0,
   stop_ids: Sequence[int] = (),
-  most: Any = 2**31 - 1,
   rows: int | None = None,
   length: int | None = None,
   sources: int | None = None,
@@ -229,7 +228,7 @@ def make(
     items: the prompts and their request numbers.
     ids, context: of the vocabulary without padding; tokens the model can hold.
     max_new_tokens, temperature, top_k, top_p, seed: one value, or one a prompt.
-    gamma, most: the largest window, for which there is room; a row's own.
+    gamma: of the largest window, for which there is room.
     stop_ids: ids that end a row.
     rows: fills the batch up to this with rows that never start.
     length, sources: of the buffers of tokens and sources; buckets if None.
@@ -263,7 +262,7 @@ def make(
     fill(_uint32('seed', seed)),
     sampling.settings(rows, fill(temperature), fill(top_k), fill(top_p)),
     np.array([sorted(set(stop_ids)) or [-1]] * rows, np.int32),
-    fill(np.int32(most)),
+    np.full(rows, np.iinfo(np.int32).max, np.int32),
     source_of(items, rows, sources),
   )
 

@@ -23,16 +23,13 @@ def mesh_of(topology: str):
     pytest.skip(str(error))
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'topology, devices, target, draft',
   [
-    pytest.param('v5e:2x4', 8, 'smollm2_1_7b', 'smollm2_135m', marks=SLOW),
-    pytest.param('v5e:2x4', 8, 'llama3_8b', 'llama3_1b', marks=SLOW),
-    pytest.param('v5p:2x2x1', 4, 't5_xxl', 't5_small', marks=SLOW),
+    ('v5e:2x4', 8, 'smollm2_1_7b', 'smollm2_135m'),
+    ('v5e:2x4', 8, 'llama3_8b', 'llama3_1b'),
+    ('v5p:2x2x1', 4, 't5_xxl', 't5_small'),
   ],
 )
 def test_generate_compiles(topology, devices, target, draft, record_property):

@@ -183,7 +183,6 @@ def test_scanned_random_models_are_the_same_models(target):
 
 MODEL = table_model.make(8)
 SLIPS = [
-  (dict(gamma=-1), 'gamma=-1'),
   (dict(gamma=2.0), 'gamma=2.0'),
   (dict(temperature=-0.1), 'temperature=-0.1'),
   (dict(temperature=float('nan')), 'temperature=nan'),
@@ -209,8 +208,6 @@ SLIPS = [
   (dict(stop_ids=[258]), 'stop_ids: 258 .* allowed are 0 to 257'),
   (dict(stop_ids=[1, 1.5]), 'stop_ids: 1.5 is no whole number'),
   (dict(rule='rejekt'), 'rejekt'),
-  (dict(draft='lockup'), 'lockup'),
-  (dict(draft=[1]), 'draft'),
   (dict(draft='hf:org/name'), r"is not loaded: .*load\('hf:org/name'\)"),
   (dict(draft=lookup.make), 'is a function: call it'),
   (dict(draft=MODEL), 'draft=<Model> has no parameters'),
@@ -223,9 +220,6 @@ SLIPS = [
   (dict(prompts=[[1, 1.9]]), 'token 1.9 of a prompt: must be a whole number'),
   (dict(prompts=[]), '0 prompts'),
   (dict(prompts=['']), 'empty prompt'),
-  (dict(prompts=[[]]), 'empty prompt'),
-  (dict(prompts=[[512]]), 'token id 512 is outside'),
-  (dict(prompts=[[-1]]), 'token id -1 is outside'),
   (dict(prompts=[[1] * 512]), 'shorten the prompt'),
 ]
 

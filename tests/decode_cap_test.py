@@ -19,9 +19,9 @@ MOST = np.array([2, 2, 0, 2, 5, 1], np.int32)
 ASKED = dict(temperature=[0.0, 0.9, 0.8, 1.2, 0.7, 0.9], top_p=0.95, seed=3)
 
 
-def requests(world, **changes):
+def requests(world):
   prompts = fakes.prompts(len(MOST), vocab=V, seed=1)
-  return base.make_request(world, prompts, NEW, length=L, **ASKED, **changes)
+  return base.make_request(world, prompts, NEW, length=L, **ASKED)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_smaller_gamma_by_its_cap(x64, name, rule):
   capped, own = (
     base.run(world, drafter, build.RULES[rule], params, request)
     for (drafter, params), request in (
-      (load.RECIPES[name](world, 5), requests(world, most=MOST)),
+      (load.RECIPES[name](world, 5), requests(world)._replace(gamma_B=MOST)),
       (load.RECIPES[name](world, 2), requests(world)),
     )
   )
@@ -77,7 +77,8 @@ def test_a_cap_of_0_costs_no_pass_of_the_draft():
   programs = decode.programs(model, drafter, reject.RULE)
   counts = []
   for most in ([0, 0], [0, 2], [3, 3]):
-    request = fakes.request([[1, 2]] * 2, 6, vocab=V, length=L, most=most)
+    request = fakes.request([[1, 2]] * 2, 6, vocab=V, length=L)
+    request = request._replace(gamma_B=np.int32(most))
     jax.block_until_ready(programs.generate(params, request))
     jax.effects_barrier()
     counts.append(len(calls))

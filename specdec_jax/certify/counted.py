@@ -96,12 +96,9 @@ def _counts(
 ) -> dict[int, np.ndarray]:
   """How often each text of `new` tokens comes: [V] * new, by prompt length.
 
-  Args:
-    world: the models.
-    method: rule, drafter and weights.draft.
-    request: a batch, repeated with other request numbers.
-    new: tokens of a text; those after a stop id count as that id.
-    amount: texts of all prompts together.
+  Repeats the request with other numbers, for `amount` texts of all its prompts
+  together. Tokens after a stop id count as that id. method: rule, drafter and
+  weights.draft.
   """
   rule, drafter, other = method
   lengths, rows = np.unique(request.lengths_B), len(request.lengths_B)

@@ -144,7 +144,7 @@ def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
 
 
 def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
-  """Three windows of production steps, enumerating every draw.
+  """Three windows of production steps, enumerating every draw; amount is V.
 
   Each pair of rule and drafter runs in float64 as it is, and in float32 with
   counts of proposed tokens that vary from 0 to gamma.

@@ -60,14 +60,9 @@ def _texts(
 ) -> list[list[int]]:
   """Texts of requests, decoded in batches.
 
-  Args:
-    world: the models.
-    method: rule, drafter and weights.draft.
-    cases: (number, prompt) of each request; the number is its seed too.
-    rows: of a batch.
-    pad: length of the buffers, beyond what is needed.
-    new: max_new_tokens.
-    place: puts a batch on the devices.
+  method: rule, drafter and weights.draft. cases: (number, prompt) of each
+  request; the number is its seed too. pad: room in the buffers beyond what is
+  needed. place: puts a batch on the devices.
   """
   (rule, drafter, other), out = method, []
   for start in range(0, len(cases), rows):

@@ -148,7 +148,7 @@ def reader(
 ) -> types.Model:
   """The draft as a types.Model, for one call of apply with these features.
 
-  Its parameters are those of `weights`.
+  Its parameters are those of `weights`; all but apply is the target's.
 
   Args:
     config: of the draft.
@@ -173,12 +173,7 @@ def reader(
       )
     return hidden_BTD, (), cache
 
-  def head(params, hidden):
-    return logits(config, params, hidden, target.vocab)
-
-  return types.Model(
-    apply, head, functools.partial(init_cache, config), target.vocab, 0
-  )
+  return target._replace(apply=apply)
 
 
 def init_cache(config: EagleConfig, rows: int, slots: int):

@@ -258,13 +258,7 @@ class CrossAttention(nnx.Module):
     )
 
   def packed(self, x_BTD: Array, norm, store: kv.Panels, mask_B1I: Array):
-    """x + the attention of norm(x), by the CPU kernels.
-
-    Args:
-      x_BTD: the residual stream.
-      norm: of the layer.
-      store, mask_B1I: the source's keys and values, and where it has tokens.
-    """
+    """x + the attention of norm(x), by the CPU kernels."""
     c = self.config
     q_BTF = self.q.packed(x_BTD, norm)
     scale = c.query_scale or c.head_dim**-0.5
