@@ -152,14 +152,10 @@ def transformers(
   mesh: Mesh | None = None,
   **changes,
 ) -> World:
-  """Two tiny random transformers.
+  """Two tiny random transformers; changes are of their sizes.
 
-  Args:
-    vocab: number of ids.
-    scale: factor of the weights; at 1 texts would loop.
-    encoder: two T5s, the draft of another shape than the target.
-    mesh: to split them over.
-    **changes: of the sizes.
+  scale: factor of the weights; at 1 texts would loop. encoder: two T5s, the
+  draft of another shape than the target. mesh: to split them over.
   """
   sizes: dict[str, Any] = dict(width=16, heads=2, kv_heads=1, head_dim=8)
   sizes |= dict(mlp=24, dtype=str(jnp.result_type(float)))
@@ -226,16 +222,10 @@ def plain(world: World, request: decode.Request) -> list[list[int]]:
 def make_request(
   world: World, prompts, new, *, length=None, request=None, **settings
 ) -> decode.Request:
-  """A batch of prompts.
+  """A batch of prompts, each with a source if the models have encoders.
 
-  Args:
-    world: the models whose ids the prompts are; each prompt has a source if
-      they have encoders.
-    prompts: token ids of each.
-    new: tokens to emit, at most.
-    length: of the buffer, in tokens.
-    request: number of each prompt.
-    **settings: further arguments of requests.make.
+  new: tokens to emit, at most. length: of the buffer, in tokens. request: the
+  number of each prompt. settings: further arguments of requests.make.
   """
   items = requests.items(prompts, request)
   return requests.make(

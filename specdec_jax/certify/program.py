@@ -64,52 +64,37 @@ PROMISES = (
     'window-distribution',
     'one window: exact distribution of each rule, by injected noise',
     enumerated.window_distribution,
-    quick=2000,
-    full=10_000,
-    seconds=4,
-    about=('rule',),
+    quick=2000, full=10_000, seconds=4, about=('rule',)
   ),
   base.Promise(
     'windows-enumerated',
     'three windows: joint distribution by every outcome of every draw',
     enumerated.windows_enumerated,
-    quick=3,
-    full=3,
-    seconds=6,
-    about=('rule', 'drafter'),
+    quick=3, full=3, seconds=6, about=('rule', 'drafter')
   ),
   base.Promise(
     'joint-distribution-tables',
     'three windows: joint distribution with the production keys, table models',
     counted.tables,
-    quick=counted.QUICK_TABLES,
-    full=2**23,
-    seconds=5,
-    about=('rule', 'drafter'),
+    quick=counted.QUICK_TABLES, full=2**23, seconds=5, about=('rule', 'drafter')
   ),
   base.Promise(
     'joint-distribution-transformer',
     'three windows: joint distribution of a transformer, ragged batches, EOS',
     counted.transformer,
-    quick=2**15,
-    full=2**22,
-    seconds=6,
+    quick=2**15, full=2**22, seconds=6
   ),
   base.Promise(
     'greedy-identity',
     'greedy text in float64 and on tables, whatever drafts it',
     identity.greedy_identity,
-    quick=identity.QUICK,
-    full=1_000_000,
-    seconds=9,
+    quick=identity.QUICK, full=1_000_000, seconds=9
   ),
   base.Promise(
     'audited-identity',
     'greedy and coupled text in float32 and bfloat16, audited',
     identity.audited_identity,
-    quick=2_000,
-    full=100_000,
-    seconds=10,
+    quick=2_000, full=100_000, seconds=10,
     # p and q are float32 whatever the model's dtype: for a rule or drafter of
     # the user's, the promises above say as much.
     about=('model',),
@@ -118,39 +103,29 @@ PROMISES = (
     'kernel-identity',
     'greedy text on the CPU kernels: the same bits at every width and batch',
     kernels.kernel_identity,
-    quick=2_000,
-    full=100_000,
-    about=('drafter',),
-    seconds=5,
+    quick=2_000, full=100_000, seconds=5, about=('drafter',)
   ),
   base.Promise(
     'invariance',
     'tokens do not depend on batch, row, padding or devices',
     invariance.invariance,
-    quick=48,
-    full=1_000,
-    seconds=11,
+    quick=48, full=1_000, seconds=11
   ),
   base.Promise(
     'accounting',
     'emitted is counted: histograms, origins, ends',
     invariance.accounting,
-    quick=10_000,
-    full=100_000,
-    seconds=3,
-    about=('rule', 'drafter'),
+    quick=10_000, full=100_000, seconds=3, about=('rule', 'drafter')
   ),
   base.Promise(
     'encoder-decoder',
     'the promises about models, where encoders read sources',
     encoder_decoder,
-    quick=1,
-    full=99,
-    seconds=10,
+    quick=1, full=99, seconds=10,
     # A drafter of the user's need not read sources.
     about=(),
   ),
-)
+)  # fmt: skip
 
 
 def choose(only: Sequence[str], brought: Sequence[str]) -> list[base.Promise]:

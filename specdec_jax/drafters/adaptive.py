@@ -99,12 +99,10 @@ def _read(costs: str | os.PathLike | Mapping) -> Mapping[str, Any]:
 
 
 def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
-  """weights.draft of the drafter of for_target.
+  """weights.draft of the drafter of for_target, whose drafters are `parts`.
 
-  Args:
-    parts: its drafters: method.Method.parts.
-    costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
-      drafts: 'verify', and under its name for each drafter.
+  costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
+  drafts: 'verify', and under its name for each drafter.
 
   Raises:
     ValueError: a name is missing, or has too few numbers.

@@ -38,12 +38,8 @@ def write(
 ) -> None:
   """Writes a draft's file atomically.
 
-  Args:
-    kind: of the draft.
-    path: of the file.
-    arrays: by name.
-    about: facts; those that are not strings are written as JSON. They must
-      include 'tokenizer', the fingerprint of the target's tokenizer.
+  about: facts; those that are not strings are written as JSON. They must
+  include 'tokenizer', the fingerprint of the target's tokenizer.
 
   Raises:
     ValueError: a path that cannot be written.

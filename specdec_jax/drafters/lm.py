@@ -204,17 +204,9 @@ def span(context: types.Context, start_B, size: int):
 
 
 def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
-  """Draws one draft token for every row.
+  """Draws the draft token at an offset of the window: (token_B, q_BV, going_B).
 
-  Args:
-    noise, context: as for types.Drafter.propose.
-    min_confidence: see make.
-    logits_B1V: the draft's logits.
-    offset: index of the draft token in its window.
-    going_B: false for rows that have stopped.
-
-  Returns:
-    (token_B, q_BV, going_B).
+  going_B: false for rows that have stopped; see min_confidence of make.
   """
   q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
   if min_confidence:

@@ -58,14 +58,9 @@ def hidden(
   mask_B1I: Array,
   dropout: layers.Dropout | None = None,
 ) -> Array:
-  """The hidden states of a source, [B, I, D].
+  """The hidden states of a source, [B, I, D], from its embeddings.
 
-  Args:
-    c: settings of the encoder.
-    params: of the encoder.
-    x_BID: embeddings of the source.
-    mask_B1I: true where it has a token.
-    dropout: in training.
+  c and params are the encoder's; mask_B1I is true where the source has a token.
   """
   (graphdef, _), (ends_def, _) = modules(c)
   leaves = {name: x for name, x in params.items() if name != 'layers'}

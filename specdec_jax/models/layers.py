@@ -156,13 +156,9 @@ def packed_norm(norm: RMSNorm | LayerNorm) -> calls.Norm:
 def head(
   norm: RMSNorm | LayerNorm, hidden: Array, kernel: Array, columns: int
 ) -> Array:
-  """norm(hidden) @ kernel, float32 or wider.
+  """norm(hidden) @ kernel, float32 or wider: [..., columns].
 
-  Args:
-    norm: the last one.
-    hidden: [..., D].
-    kernel: the output head, packed or [D, columns].
-    columns: of the result.
+  kernel: the output head, packed or [D, columns].
   """
   if kernel.ndim == 3:
     return calls.linear(hidden, kernel, columns, norm=packed_norm(norm))
