@@ -231,7 +231,7 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
   source = base.make_request(world, [prompt], 1).source
   source = jax.tree.map(lambda x: x.repeat(len(tokens_XL), 0), source)
   p_XL = _probabilities(world.target, world.weights.target, tokens_XL, source)
-  p_XN = np.asarray(p_XL[:, start : start + new], np.float64)
+  p_XN = np.asarray(p_XL[:, start - 1 :][:, :new], np.float64)
   p_XN = np.where(over_XN, 1, p_XN)
   out = np.zeros((VOCAB,) * new)
   out[tuple(texts_XN.T)] = p_XN.prod(1)
@@ -240,16 +240,12 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _probabilities(model: types.Model, params, tokens_BL, source):
-  """Probability of each token of the texts at TEMPERATURE: [B, L]."""
-
-  def columns(index_T, logits_BTV):
-    tokens_BT = forward.at(tokens_BL, index_T)
-    p_BTV = jax.nn.softmax(logits_BTV / TEMPERATURE, -1)
-    return [jnp.take_along_axis(p_BTV, tokens_BT[..., None], -1)[..., 0]]
-
+  """Probability of each token but the first at TEMPERATURE: [B, L - 1]."""
   B, L = tokens_BL.shape
-  reader, end_B = (model, params), jnp.full(B, L)
-  (found_BL,) = forward.score(
-    [reader], tokens_BL, end_B, columns, chunk=L, source=source
+  cache = forward.open_cache(model, params, B, L, source)
+  start_B = jnp.zeros(B, jnp.int32)
+  hidden_BLD, *_ = forward.read(
+    model, params, tokens_BL, start_B, cache, slots=L
   )
-  return found_BL
+  p_BLV = jax.nn.softmax(model.head(params, hidden_BLD) / TEMPERATURE, -1)
+  return jnp.take_along_axis(p_BLV[:, :-1], tokens_BL[:, 1:, None], -1)[..., 0]

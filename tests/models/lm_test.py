@@ -43,21 +43,13 @@ def params_of(config, seed=0):
   )
 
 
+@functools.partial(jax.jit, static_argnames=('model', 'T', 'taps'))
 def read(
   model, params, start_B, T, cache, *, tokens=TOKENS, keep=None, taps=()
 ):
   """Reads T tokens a row from start_B on; (logits, taps, cache)."""
-  return _read(
-    model, params, jnp.asarray(start_B), T, cache, tokens, keep, taps
-  )
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3, 7))
-def _read(model, params, start_B, T, cache, tokens_BS, keep_BT, taps):
-  at_BT = start_B[:, None] + jnp.arange(T)[None]
-  tokens_BT = jnp.take_along_axis(
-    tokens_BS, jnp.clip(at_BT, 0, S - 1), 1, mode='clip'
-  )
+  at_BT = jnp.clip(start_B[:, None] + jnp.arange(T)[None], 0, S - 1)
+  tokens_BT = jnp.take_along_axis(jnp.asarray(tokens), at_BT, 1, mode='clip')
   hidden, tapped, cache = forward.read(
     model,
     params,
@@ -65,7 +57,7 @@ def _read(model, params, start_B, T, cache, tokens_BS, keep_BT, taps):
     start_B,
     cache,
     slots=S,
-    keep_BT=keep_BT,
+    keep_BT=keep,
     taps=taps,
   )
   return model.head(params, hidden), tapped, cache
