@@ -78,6 +78,22 @@ def read(
   )
 
 
+def hidden(
+  model: types.Model,
+  params: types.Params,
+  tokens_BT: Array,
+  source: types.Source | None = None,
+) -> Array:
+  """Teacher-forced hidden states of the tokens, in one pass: [B, T, D].
+
+  source: what an encoder reads; gradients reach it too.
+  """
+  B, T = tokens_BT.shape
+  cache = open_cache(model, params, B, T, source)
+  start_B = jnp.zeros((B,), jnp.int32)
+  return read(model, params, tokens_BT, start_B, cache, slots=T)[0]
+
+
 def prefill(
   model: types.Model | Callable[[Array], types.Model],
   params,

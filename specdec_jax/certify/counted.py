@@ -241,11 +241,6 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=0)
 def _probabilities(model: types.Model, params, tokens_BL, source):
   """Probability of each token but the first at TEMPERATURE: [B, L - 1]."""
-  B, L = tokens_BL.shape
-  cache = forward.open_cache(model, params, B, L, source)
-  start_B = jnp.zeros(B, jnp.int32)
-  hidden_BLD, *_ = forward.read(
-    model, params, tokens_BL, start_B, cache, slots=L
-  )
+  hidden_BLD = forward.hidden(model, params, tokens_BL, source)
   p_BLV = jax.nn.softmax(model.head(params, hidden_BLD) / TEMPERATURE, -1)
   return jnp.take_along_axis(p_BLV[:, :-1], tokens_BL[:, 1:, None], -1)[..., 0]

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import types
+from specdec_jax import forward, types
 from specdec_jax.distill import divergences
 from specdec_jax.distill import settings as settings_lib
 from specdec_jax.train import lm_loss as text_loss
@@ -51,7 +51,7 @@ def distilled(
   divergence = divergences.divergence_of(settings.divergence)
   temperature = settings.temperature or 1.0
   read = text_loss.remat_layers(
-    lambda params, *inputs: text_loss.hidden(student, gather(params), *inputs),
+    lambda params, *inputs: forward.hidden(student, gather(params), *inputs),
     remat,
   )
 
@@ -87,7 +87,7 @@ def teacher_log_p(
   """log p of every next token, [B, T - 1, V], from a pass or from a record."""
   if 'features' not in batch:
     source = text_loss.source_of(batch)
-    hidden_BTD = text_loss.hidden(teacher, params, batch['tokens'], source)
+    hidden_BTD = forward.hidden(teacher, params, batch['tokens'], source)
   else:
     # Features are float16, finer than bfloat16; mass was computed in float32.
     wide = jnp.promote_types(params['head'].dtype, jnp.float32)

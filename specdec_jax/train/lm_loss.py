@@ -41,7 +41,7 @@ def cross_entropy(
 
   def states(params, key, *inputs):
     params = with_dropout(gather(params), dropout, key)
-    return hidden(model, params, *inputs)
+    return forward.hidden(model, params, *inputs)
 
   read = remat_layers(states, remat)
 
@@ -63,22 +63,6 @@ def gatherer(layout: sharding.Layout | None) -> Callable[[Any], Any]:
   Within remat_layers, the backward pass gathers them again, layer by layer.
   """
   return (lambda params: params) if layout is None else layout.gather
-
-
-def hidden(
-  model: types.Model,
-  params: types.Params,
-  tokens_BT: Array,
-  source: types.Source | None = None,
-) -> Array:
-  """Teacher-forced hidden states of the tokens, in one pass: [B, T, D].
-
-  source: what an encoder reads; gradients reach it too.
-  """
-  B, T = tokens_BT.shape
-  start_B = jnp.zeros((B,), jnp.int32)
-  cache = forward.open_cache(model, params, B, T, source)
-  return forward.read(model, params, tokens_BT, start_B, cache, slots=T)[0]
 
 
 def source_of(batch) -> types.Source | None:

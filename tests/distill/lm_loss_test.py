@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import types
+from specdec_jax import forward, types
 from specdec_jax.distill import lm_loss, settings
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
-from specdec_jax.train import lm_loss as text_loss
 
 pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
 
@@ -70,7 +69,7 @@ def probabilities(model, params, batch, temperature):
 
   @jax.jit
   def logits(params, tokens_BT):
-    hidden = text_loss.hidden(model, params, tokens_BT, source)
+    hidden = forward.hidden(model, params, tokens_BT, source)
     return model.head(params, hidden)[::-1, :-1, :300]
 
   x = np.exp(np.asarray(logits(params, batch['tokens'][::-1])) / temperature)
@@ -150,7 +149,7 @@ def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
     return jax.tree.leaves(jax.value_and_grad(lambda x: one(x)[0])(params))
 
   want = slopes(model, given, batch)
-  features = text_loss.hidden(model, given, batch['tokens'])
+  features = forward.hidden(model, given, batch['tokens'])
   mass = jax.nn.logsumexp(model.head(given, features), -1)
   # As they are kept: of no certain size, which the last norm does not see.
   record = batch | {'features': eagle.normed(features, 1), 'mass': mass}

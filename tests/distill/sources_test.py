@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from configs import distill_t5
-from specdec_jax import api, build, requests
+from specdec_jax import api, build, forward, requests
 from specdec_jax.distill import (
   completions,
   distillation,
@@ -134,7 +134,7 @@ def test_answers_are_those_of_each_source_alone(scaled, tmp_path):
     assert answers.tokens[i, 1:end].tolist() == alone.tokens
   assert len({tuple(x) for x in answers.tokens.tolist()}) == len(ITEMS)
   rows = teacher.rows(answers)
-  hidden = lm_loss.hidden(
+  hidden = forward.hidden(
     scaled.model,
     scaled.params,
     jnp.asarray(answers.tokens),

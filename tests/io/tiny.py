@@ -6,7 +6,6 @@ import pathlib
 
 import gguf
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 import tokenizers
@@ -208,11 +207,7 @@ def read(source, **settings) -> load.LanguageModel:
 def logits(config, params, tokens_BT, source=None):
   """Logits of one causal pass."""
   model = lm.make(config)
-  B, T = tokens_BT.shape
-  cache = forward.open_cache(model, params, B, T, source)
-  start_B = jnp.zeros((B,), jnp.int32)
-  hidden, _, _ = forward.read(model, params, tokens_BT, start_B, cache, slots=T)
-  return model.head(params, hidden)
+  return model.head(params, forward.hidden(model, params, tokens_BT, source))
 
 
 def check_equal(a, b):

@@ -86,14 +86,9 @@ def test_other_rows_padding_and_what_lies_behind_a_source_change_nothing(x64):
   tokens_BI, lengths_B = request.source
 
   def logits(tokens_BI, lengths_B):
-    B = len(lengths_B)
-    cache = forward.open_cache(
-      model, params, B, L, types.Source(tokens_BI, lengths_B)
-    )
-    read = jnp.broadcast_to(jnp.arange(4)[None], (B, 4))
-    hidden, _, _ = forward.read(
-      model, params, read, jnp.zeros(B, jnp.int32), cache, slots=L
-    )
+    read = np.tile(np.arange(4), (len(lengths_B), 1))
+    source = types.Source(tokens_BI, lengths_B)
+    hidden = forward.hidden(model, params, read, source)
     return np.asarray(model.head(params, hidden))
 
   want = logits(tokens_BI, lengths_B)
@@ -178,10 +173,7 @@ def test_drafting_that_is_timed_alone_reads_the_source():
     coupled=False,
   )
   view = early_exit.view(model, 2)
-  cache = forward.open_cache(view, params, 3, L, request.source)
-  hidden_BLD, _, _ = forward.read(
-    view, params, text_BL, jnp.zeros(3, jnp.int32), cache, slots=L
-  )
+  hidden_BLD = forward.hidden(view, params, text_BL, request.source)
   predicted_BL = jnp.argmax(view.head(params, hidden_BLD), -1)
   np.testing.assert_array_equal(
     proposed_BL[:, 1 : NEW + 1], predicted_BL[:, :NEW]

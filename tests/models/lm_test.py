@@ -256,9 +256,7 @@ def test_a_model_of_some_ids_says_the_same_of_them(x64, tied):
 
   def logits(config, params):
     model = lm.make(config, ids=6, vocab=9)
-    start_B = jnp.zeros(1, jnp.int32)
-    cache = model.init_cache(1, 4)
-    hidden, *_ = forward.read(model, params, tokens_BT, start_B, cache, slots=4)
+    hidden = forward.hidden(model, params, tokens_BT)
     return np.asarray(model.head(params, hidden))
 
   whole, some = logits(config, params), logits(few, own)

@@ -27,7 +27,7 @@ def test_cross_entropy_is_that_of_the_next_token():
   loss = lm_loss.cross_entropy(CONFIG, ids=300, remat=False)
   got, _ = loss(params, {}, batch, jax.random.key(0))
   model = lm.make(CONFIG, ids=300)
-  hidden = lm_loss.hidden(model, params, batch['tokens'])
+  hidden = forward.hidden(model, params, batch['tokens'])
   logits = np.asarray(model.head(params, hidden))
   logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   want = [
