@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, sampling, types
+from specdec_jax import decode, forward, sampling, types
 from specdec_jax.certify import base
 from specdec_jax.drafters import early_exit
 from specdec_jax.models import config as model_config
@@ -66,30 +66,15 @@ def test_the_residual_is_what_the_layers_make_in_one_pass(world):
     tokens_BL = np.array(state.tokens_BL)
     for b, n in enumerate(state.lengths_B):
       tokens_BL[b, n : n + GAMMA] = draft.tokens_BK[b]
-    B, L = tokens_BL.shape
-    slots_BL = jnp.broadcast_to(jnp.arange(L), (B, L))
-    mask_BLL = slots_BL[:, None] <= slots_BL[..., None]
-    hidden_BLD, *_ = view.apply(
-      world.weights.target,
-      tokens_BL,
-      slots_BL,
-      slots_BL,
-      mask_BLL,
-      view.init_cache(B, L),
-    )
+    hidden_BLD = forward.hidden(view, world.weights.target, tokens_BL)
+    logits_BLV = world.target.head(world.weights.target, hidden_BLD)
     for b, n in enumerate(state.lengths_B):
+      window = slice(n - 1, n + GAMMA)
       np.testing.assert_allclose(
-        draft.residual_BND[b], hidden_BLD[b, n - 1 : n + GAMMA], atol=1e-12
+        draft.residual_BND[b], hidden_BLD[b, window], atol=1e-12
       )
-      q_KV = jax.nn.one_hot(
-        jnp.argmax(
-          world.target.head(
-            world.weights.target, hidden_BLD[b, n - 1 : n - 1 + GAMMA]
-          ),
-          -1,
-        ),
-        13,
-      )
+      best_N = jnp.argmax(logits_BLV[b, window], -1)
+      q_KV = jax.nn.one_hot(best_N[:GAMMA], 13)
       np.testing.assert_array_equal(draft.q_BKV[b], q_KV)
     # Its keys are in the target's cache, and nothing else was written there.
     for old_D, new_D in zip(
