@@ -26,17 +26,15 @@ ODD = EVEN | dict(heads=9, kv_heads=3)
 GPT = fakes.GPT | dict(gated=True)
 
 
-def place(config, layout):
-  constrain = None if layout is None else layout.constrain
-  put = None if layout is None else layout.put
-  model = lm.make(config, constrain=constrain)
-  return model, lambda seed: lm.init(config, seed, put=put)
+def place(config, layout, seed):
+  model = lm.make(config, constrain=layout and layout.constrain)
+  return model, lm.init(config, seed, put=layout and layout.put)
 
 
 def run(config, target_layout, draft_layout, rule='reject'):
-  model, params = place(config, target_layout)
-  draft_model, draft_params = place(config, draft_layout)
-  weights = types.Weights(params(0), draft_params(1))
+  model, params = place(config, target_layout, 0)
+  draft_model, draft_params = place(config, draft_layout, 1)
+  weights = types.Weights(params, draft_params)
   request = fakes.request(
     fakes.prompts(B, vocab=config.vocab, longest=9),
     NEW,
