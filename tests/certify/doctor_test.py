@@ -76,6 +76,9 @@ def temperature_of(change):
   return plant
 
 
+WARM = 'own-temperature'
+
+
 @pytest.mark.more
 @pytest.mark.parametrize(
   ('name', 'plant', 'case'),
@@ -84,18 +87,10 @@ def temperature_of(change):
     ('whole-vocabulary', hidden_top_k, '49,936 of 50,000 ids can never be'),
     ('fresh-draws', keys_of(lambda s, r, at: (s, r, 0 * at)), '100% of the'),
     ('fresh-draws', keys_of(lambda s, r, at: (s, 0 * r, at)), 'the same text'),
+    (WARM, temperature_of(lambda t: jnp.full_like(t, t[0])), 'is greedy'),
+    (WARM, temperature_of(lambda t: jnp.maximum(t, 1.0)), 'temperature 0: req'),
     (
-      'own-temperature',
-      temperature_of(lambda t: jnp.full_like(t, t[0])),
-      'is greedy',
-    ),
-    (
-      'own-temperature',
-      temperature_of(lambda t: jnp.maximum(t, 1.0)),
-      'temperature 0: request 0 begins',
-    ),
-    (
-      'own-temperature',
+      WARM,
       temperature_of(lambda t: jnp.where(t > 0, jnp.max(t), 0)),
       'among copies of itself',
     ),
