@@ -104,15 +104,15 @@ class Stacked(NamedTuple):
 
 def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:
   """The cache with new keys and values, [B, T, G, C], in the given slots."""
-  B, G = k_BTGC.shape[0], k_BTGC.shape[2]
-  row_B11 = jnp.arange(B)[:, None, None]
-  head_1G1 = jnp.arange(G)[None, :, None]
-  index = (row_B11, head_1G1, slots_BT[:, None])
 
-  def put(old, new_BTGC):
-    return old.at[index].set(jnp.swapaxes(new_BTGC, 1, 2), mode='drop')
+  def put(old_SC, new_TC, slots_T):
+    return old_SC.at[slots_T].set(new_TC, mode='drop')
 
-  return KVCache(put(cache.k_BGSC, k_BTGC), put(cache.v_BGSC, v_BTGC))
+  # Mapped over rows and heads, so that a scatter split by them gathers none.
+  puts = jax.vmap(jax.vmap(put, (0, 1, None)))
+  k_BGSC = puts(cache.k_BGSC, k_BTGC, slots_BT)
+  v_BGSC = puts(cache.v_BGSC, v_BTGC, slots_BT)
+  return KVCache(k_BGSC, v_BGSC)
 
 
 def write_stacked(cache: Stacked, layer, k_BTGC, v_BTGC, slots_BT) -> Stacked:
