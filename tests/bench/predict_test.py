@@ -171,6 +171,15 @@ def test_of_several_drafters_each_window_costs_what_the_dearest_costs():
   assert math.isclose(predicted(e, [out], costs).window_cost, wanted / 12)
 
 
+def test_no_window_costs_less_than_a_plain_step():
+  """A plain step that was timed on a slow moment promises nothing."""
+  e = build.engine(build.load('random:tiny'), 'lookup', gamma=2)
+  out = output([2, 2, 2])
+  out = out._replace(info=out.info._replace(widths_N=np.array([3, 0, 3])))
+  noise = parts(verify=0.9, propose=0.0)._replace(idle=0.94)
+  assert predicted(e, [out], noise).window_cost == 1.0
+
+
 def test_means_are_over_the_text_and_over_what_is_proposed(monkeypatch):
   columns = (
     np.array([[False, False, True, True]]),
