@@ -3,17 +3,17 @@
 import dataclasses
 import datetime
 import hashlib
-import io
 import json
 import pathlib
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
 import tokenizers
+from google.protobuf import empty_pb2, unknown_fields
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from specdec_jax.io import files
@@ -276,13 +276,13 @@ def _from_pieces(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
   """
   unknown, control = 2, 3  # types of pieces
   try:
-    fields = list(_fields(path.read_bytes()))
+    fields = _fields(path.read_bytes())
     pieces = [dict(_fields(x)) for number, x in fields if number == 1]
     training, norm = (dict(_fields(dict(fields)[i])) for i in (2, 3))
     if training.get(3, 1) != 1 or 0 in (norm.get(3, 1), norm.get(4, 1)):
       raise ValueError('no unigrams, or spaces are treated in another way')
-    score = lambda piece: struct.unpack('<f', piece.get(2, bytes(4)))[0]
-    vocab = [(x[1].decode(), score(x)) for x in pieces]
+    score = lambda piece: struct.pack('<I', piece.get(2, 0))
+    vocab = [(x[1].decode(), *struct.unpack('<f', score(x))) for x in pieces]
     kinds = [x.get(3, 1) for x in pieces]
     marks = [(f'<extra_id_{i}>', 0.0) for i in reversed(range(extra))]
     unigrams = tokenizers.models.Unigram(vocab + marks, kinds.index(unknown))
@@ -302,28 +302,10 @@ def _from_pieces(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
   return inner
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+def _fields(message: bytes) -> list[tuple[int, Any]]:
   """(number, value) of each field of a message of a protocol buffer."""
-  stream = io.BytesIO(message)
-  while stream.tell() < len(message):
-    number, kind = divmod(_varint(stream), 8)
-    if kind == 0:
-      yield number, _varint(stream)
-      continue
-    size = _varint(stream) if kind == 2 else {1: 8, 5: 4}[kind]
-    value = stream.read(size)
-    if len(value) < size:
-      raise ValueError('it ends too early')
-    yield number, value
-
-
-def _varint(stream: io.BytesIO) -> int:
-  """A number, 7 bits a byte, the lowest first; bit 7: more follow."""
-  value = shift = 0
-  while (byte := stream.read(1)[0]) > 127:
-    value |= (byte & 127) << shift
-    shift += 7
-  return value | byte << shift
+  found = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message))
+  return [(x.field_number, x.data) for x in found]
 
 
 def _optional_json(path: pathlib.Path) -> dict[str, Any]:

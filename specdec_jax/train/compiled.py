@@ -146,11 +146,8 @@ def _bytes(tree: Any) -> float:
 def lines(doc: dict[str, Any], step: Step) -> list[str]:
   """The figures of `make` for a terminal; doc: of report.make."""
   s, device = doc['setting'], doc['device']
-  held = dict(
-    parameters=step.parameters,
-    moments=step.moments,
-    activations=step.activations,
-  )
+  names = ('parameters', 'moments', 'activations')
+  held = {name: getattr(step, name) for name in names}
   size = report.gb
   out = [
     '',

@@ -141,8 +141,7 @@ def _prepare(
   mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
   opened = load_lib.open_source(s.model.source) if s.model.source else None
   config = opened.config if opened else model_config.sized(s.model.size)
-  _check_field(s, config)
-  _check_lengths(s, config)
+  _check(s, config)
   # Fail now, not after training: no format, or a mesh that does not divide it.
   export.settings(config)
   if mesh is not None:
@@ -171,26 +170,22 @@ def _prepare(
   return program.Prepared(_task(s, model, kept, held), layout, write)
 
 
-def _check_field(s: Settings, config: model_config.LMConfig) -> None:
-  """Raises ValueError unless encoders, and no others, have sources to read."""
+def _check(s: Settings, config: model_config.LMConfig) -> None:
+  """Raises ValueError unless encoders, and no others, have sources to read, and
+  the judge's answers fit into the context."""
+  name = s.model.size or s.model.source
   field, has = s.text.source_field, config.encoder is not None
   if bool(field) != has:
     raise ValueError(
-      f'text.source_field={field!r}: {s.model.size or s.model.source} has '
-      f'{"an" if has else "no"} encoder; name the field that an encoder reads, '
-      'and none for other models'
+      f'text.source_field={field!r}: {name} has {"an" if has else "no"} '
+      'encoder; name the field that an encoder reads, and none for other models'
     )
-
-
-def _check_lengths(s: Settings, config: model_config.LMConfig) -> None:
-  """Raises ValueError unless the judge's answers fit into the context."""
   lengths = s.text.length, s.text.source_length
   if s.judge.metric and max(lengths) > config.context:
     raise ValueError(
       f'text.length={lengths[0]}, text.source_length={lengths[1]}: '
-      f'judge.metric={s.judge.metric!r} answers within the context of '
-      f'{s.model.size or s.model.source}, {config.context} tokens; take at '
-      "most that, or judge.metric=''"
+      f'judge.metric={s.judge.metric!r} answers within the context of {name}, '
+      f"{config.context} tokens; take at most that, or judge.metric=''"
     )
 
 

@@ -56,21 +56,16 @@ def _check_shared(folder: pathlib.Path) -> None:
 
   Every process writes its part of a checkpoint there.
   """
-  name = sharding.from_first(lambda: _mark(folder))
-  blind = sharding.differing('seen' if (folder / name).exists() else 'missing')
+  path = folder / 'job'
+  sharding.from_first(lambda: _write(path, {}))
+  blind = sharding.differing('seen' if path.exists() else 'missing')
   if sharding.is_first():
-    (folder / name).unlink()
+    path.unlink()
   if blind is not None:
     raise ValueError(
       f'workdir {folder}: process {blind} does not see what process 0 wrote '
       'there; take a folder that all hosts share'
     )
-
-
-def _mark(folder: pathlib.Path) -> str:
-  with logs.writing(folder):
-    (folder / 'job').touch()
-  return 'job'
 
 
 def _open(
@@ -95,15 +90,9 @@ def _open(
       'cannot change in a run; take another workdir'
     )
   if differ and not changed:
-    new = [x for x in differ if x not in known]
-    reasons = [
-      f'{why} {", ".join(names)}'
-      for why, names in (
-        ('with other values of', known),
-        ('by a version without', new),
-      )
-      if names
-    ]
+    reasons = [f'with other values of {", ".join(known)}'] if known else []
+    if new := [x for x in differ if x not in known]:
+      reasons.append(f'by a version without {", ".join(new)}')
     raise ValueError(
       f'workdir {folder}: begun {" and ".join(reasons)}; take another workdir, '
       'or go on with the new ones by --changed'

@@ -22,11 +22,19 @@ def found(name: str, p, q) -> float:
   return float(divergences.divergence_of(name)(*logs))
 
 
+def jensen_shannon(p, q, beta):
+  m = beta * p + (1 - beta) * q
+  kl = FORMULAS['forward_kl']
+  return beta * kl(p, m) + (1 - beta) * kl(q, m)
+
+
 FORMULAS = {
   'forward_kl': lambda p, q: np.sum(p * np.log(p / q)),
   'reverse_kl': lambda p, q: np.sum(q * np.log(q / p)),
   'total_variation': lambda p, q: np.sum(np.abs(p - q)) / 2,
   'log_alpha': lambda p, q: -np.log(np.sum(np.minimum(p, q))),
+  'jensen_shannon:0.1': lambda p, q: jensen_shannon(p, q, 0.1),
+  'jensen_shannon:0.5': lambda p, q: jensen_shannon(p, q, 0.5),
 }
 
 
@@ -38,15 +46,6 @@ def test_is_its_formula(name, seed):
   assert abs(found(name, p, p)) < 1e-12
 
 
-@pytest.mark.parametrize('beta', (0.1, 0.5, 0.9))
-def test_jensen_shannon_is_its_formula(beta):
-  p, q = laws(0)
-  m = beta * p + (1 - beta) * q
-  kl = lambda a, b: np.sum(a * np.log(a / b))
-  want = beta * kl(p, m) + (1 - beta) * kl(q, m)
-  np.testing.assert_allclose(found(f'jensen_shannon:{beta}', p, q), want, 1e-12)
-
-
 def test_a_draft_of_fewer_ids_sees_what_p_leaves_to_them():
   """On a part of the vocabulary, the total variation is still that of all."""
   p, q = laws(2)
@@ -56,7 +55,7 @@ def test_a_draft_of_fewer_ids_sees_what_p_leaves_to_them():
   np.testing.assert_allclose(few, np.sum(np.abs(p - q)) / 2, 1e-12)
 
 
-@pytest.mark.parametrize('name', [*FORMULAS, 'jensen_shannon:0.5'])
+@pytest.mark.parametrize('name', FORMULAS)
 def test_slopes_are_finite_and_right_where_a_law_is_0(name):
   p = jnp.array([0.5, 0.5, 0.0, 0.0])
   logits = jnp.array([0.3, -0.2, 0.1, -jnp.inf])

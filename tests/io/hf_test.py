@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import ml_dtypes
 import numpy as np
@@ -76,16 +77,8 @@ GEMMA3_270M = GEMMA3 | dict(
 LLAMA = tiny.settings(tiny.config())
 
 
-@pytest.fixture(name='settings')
-def _settings(tmp_path):
-  """Reads a config.json."""
-
-  def read(raw):
-    path = tmp_path / 'config.json'
-    path.write_text(json.dumps(raw))
-    return config_hf.read(path)[0]
-
-  return read
+def settings(raw):
+  return config_hf.from_json(raw, pathlib.Path('config.json'))[0]
 
 
 # --- config.json -------------------------------------------------------------
@@ -100,7 +93,7 @@ def _settings(tmp_path):
     ('gemma3_1b', GEMMA3_1B),
   ],
 )
-def test_sizes_are_those_of_the_published_files(settings, size, raw):
+def test_sizes_are_those_of_the_published_files(size, raw):
   table = config.sized(size)
   pattern = table.windows
   windows = tuple(pattern[i % len(pattern)] for i in range(table.depth))
@@ -108,7 +101,7 @@ def test_sizes_are_those_of_the_published_files(settings, size, raw):
   assert settings(raw) == dataclasses.replace(table, windows=read_windows)
 
 
-def test_transformers_4_and_5_forms(settings):
+def test_transformers_4_and_5_forms():
   scaling = dict(
     rope_type='llama3',
     factor=32.0,
@@ -126,7 +119,7 @@ def test_transformers_4_and_5_forms(settings):
   assert new.rope_scaling == config.RopeScaling(32.0, 1.0, 4.0, 64)
 
 
-def test_both_forms_of_two_rope_bases(settings):
+def test_both_forms_of_two_rope_bases():
   linear = dict(rope_type='linear', factor=8.0)
   old = settings(GEMMA3_1B | dict(rope_scaling=linear))
   rope = dict(
@@ -180,7 +173,7 @@ SCALED = dict(sliding_attention=dict(rope_type='linear', factor=8.0))
     (GEMMA3_1B, dict(model_type='gemma3'), "'gemma3' is not .*'gemma3_text'"),
   ],
 )
-def test_unsupported_settings_are_named(settings, raw, changes, message):
+def test_unsupported_settings_are_named(raw, changes, message):
   with pytest.raises(ValueError, match=message):
     settings(raw | changes)
 

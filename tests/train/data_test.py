@@ -153,14 +153,10 @@ def test_batches_of_like_length_have_no_more_columns_than_they_need():
     epochs.append(tuple(epoch))
   assert widths == {1, 2, 3, 4} and len(set(epochs)) == 3
   # Few batches mix lengths: at most one at each of the three borders.
-  lengths = [(ends['a'][list(x)] + 1) // 2 for x in _fours(epochs[0])]
+  lengths = (ends['a'][np.reshape(epochs[0], (12, 4))] + 1) // 2
   assert sum(len(set(x)) > 1 for x in lengths) <= 4  # row 7's too
   longest = [x.max() for x in lengths]
   assert longest != sorted(longest)
-
-
-def _fours(rows):
-  return [rows[i : i + 4] for i in range(0, len(rows), 4)]
 
 
 def test_grouped_batches_resume_and_know_others():
