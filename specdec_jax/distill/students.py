@@ -109,10 +109,7 @@ def taps_of(
 
 
 def vocabulary(
-  s: settings.Student,
-  ids: int,
-  start: Start,
-  answers: teacher.Answers | None,
+  s: settings.Student, ids: int, start: Start, answers: teacher.Answers | None
 ) -> np.ndarray:
   """The ids that the student can propose, ascending.
 
@@ -344,10 +341,7 @@ def _sized(
       f'{theirs.width}; give share=False'
     )
   return dataclasses.replace(
-    own,
-    tied=theirs.tied,
-    head_scale=theirs.head_scale,
-    encoder=theirs.encoder,
+    own, tied=theirs.tied, head_scale=theirs.head_scale, encoder=theirs.encoder
   )
 
 

@@ -51,8 +51,7 @@ def take(answers, index: Any):
 
 
 def collected(
-  found: Iterable[completions.Completions],
-  source: types.Source | None,
+  found: Iterable[completions.Completions], source: types.Source | None
 ) -> Answers:
   """Completions in the order of their prompts, without features."""
   parts = list(found)

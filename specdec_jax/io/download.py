@@ -41,10 +41,7 @@ def from_hub(source: str) -> pathlib.Path:
   repo, revision = match.groups()
   try:
     folder = huggingface_hub.snapshot_download(
-      repo,
-      revision=revision,
-      allow_patterns=WANTED,
-      ignore_patterns=UNWANTED,
+      repo, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED
     )
   except errors.GatedRepoError as e:
     raise ValueError(

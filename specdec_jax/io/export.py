@@ -87,9 +87,7 @@ def save(
 
 
 def _write(
-  folder: pathlib.Path,
-  contents: dict[str, str],
-  weights: dict[str, np.ndarray],
+  folder: pathlib.Path, contents: dict[str, str], weights: dict[str, np.ndarray]
 ) -> None:
   """Writes the folder beside its place and then moves it there."""
   part = folder.with_name(f'{folder.name}.{os.getpid()}.part')

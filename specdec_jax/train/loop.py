@@ -237,8 +237,7 @@ def _best(
 def _like(state: step_lib.State) -> step_lib.State:
   """Shapes, dtypes and shardings of a state, to restore a checkpoint."""
   return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-    state,
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
   )
 
 

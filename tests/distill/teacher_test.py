@@ -30,12 +30,7 @@ def target():
 def answer(target, folder, prompts=ITEMS, taps=TAPS, **changes):
   how = completions.Sampling(24, (0.0, 1.0), 7, tuple(target.tokenizer.eos_ids))
   return teacher.answer(
-    str(folder),
-    target,
-    prompts,
-    how._replace(**changes),
-    batch=2,
-    taps=taps,
+    str(folder), target, prompts, how._replace(**changes), batch=2, taps=taps
   )
 
 

@@ -96,13 +96,7 @@ def test_what_a_run_leaves(whole):
 @pytest.mark.more
 @pytest.mark.parametrize(
   'where, time',
-  [
-    ('step', 2),
-    ('place', 1),
-    ('judge', 3),
-    ('save', 2),
-    ('write_manifest', 3),
-  ],
+  [('step', 2), ('place', 1), ('judge', 3), ('save', 2), ('write_manifest', 3)],
 )
 def test_a_killed_run_goes_on_to_the_same_bytes(
   tmp_path, monkeypatch, whole, where, time

@@ -86,12 +86,7 @@ def run(workdir, task, *, changed=False, place=lambda batch: batch, **settings):
   config = {'run': run, 'data': {'keep': 1}}
   workdir_lib.open_run(workdir, config, changed=changed, fixed=('run.seed',))
   return loop.run(
-    task,
-    loop.Run(**run),
-    OPTIMISER,
-    workdir,
-    config=config,
-    place=place,
+    task, loop.Run(**run), OPTIMISER, workdir, config=config, place=place
   )
 
 
