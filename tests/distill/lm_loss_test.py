@@ -120,9 +120,8 @@ def test_is_the_mean_divergence_over_the_ids_of_the_student(
     figures['train_alpha'], alpha[counted].mean(), 1e-9
   )
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
-  if (
-    kind == 'reverse_kl' and not ids
-  ):  # The teacher itself has nothing to learn.
+  # The teacher itself has nothing to learn.
+  if kind == 'reverse_kl' and not ids:
     (value, _), slopes = both(given)
     assert abs(value) < 1e-12
     for x in jax.tree.leaves(slopes):

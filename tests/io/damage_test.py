@@ -46,9 +46,8 @@ def test_every_flipped_bit_is_found_and_its_file_named(folder):
   assert len(paths) > 8
   for i in range(500):
     # A third of them into the manifest, which must guard itself.
-    path = (
-      folder / '2' / checkpoint.MANIFEST if i % 3 == 0 else draw.choice(paths)
-    )
+    manifest = folder / '2' / checkpoint.MANIFEST
+    path = draw.choice(paths) if i % 3 else manifest
     old = path.read_bytes()
     bit = draw.randrange(8 * len(old))
     new = bytearray(old)
@@ -79,9 +78,8 @@ def test_no_valid_step_is_an_error_that_names_the_newest(folder):
   paths = [folder / step / checkpoint.MANIFEST for step in '12']
   for path in paths:
     path.write_text('{}')
-  with pytest.raises(
-    checkpoint.Corrupt, match='no valid step is left'
-  ) as error:
+  wrong = 'no valid step is left'
+  with pytest.raises(checkpoint.Corrupt, match=wrong) as error:
     checkpoint.Checkpoints(folder).restore(saved.like(saved.state(0)))
   assert error.value.path == paths[1]
 

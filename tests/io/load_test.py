@@ -117,8 +117,9 @@ def test_a_special_token_that_the_model_lacks_is_left_out(tmp_path):
   assert len(model.tokenizer.tokens()) == 260
   with pytest.raises(ValueError, match='token id 260 is outside'):
     list(api.generate(model, ['<image>'], max_new_tokens=1, chat=False))
-  export.save(tmp_path / 'draft', *lm_of(model), model.tokenizer)
-  draft = load.load(tmp_path / 'draft')
+  folder = tmp_path / 'draft'
+  export.save(folder, model.config, model.params, model.tokenizer)
+  draft = load.load(folder)
   tokenizer.check_same(model.tokenizer, draft.tokenizer)
 
 
@@ -126,12 +127,8 @@ def test_an_export_is_labelled_by_the_folder_it_is_in(tmp_path):
   source = load.load(tiny.write_folder(tmp_path / 'SmolLM', tiny.config()))
   assert source.label == 'SmolLM'
   folder = tmp_path / 'run_7' / 'model'
-  export.save(folder, *lm_of(source), source.tokenizer)
+  export.save(folder, source.config, source.params, source.tokenizer)
   assert load.load(folder).label == 'run_7/model'
-
-
-def lm_of(model):
-  return model.config, model.params
 
 
 def test_digest_is_of_the_weights(tmp_path):
@@ -176,9 +173,8 @@ def test_a_function_of_the_users_gives_a_model_that_decodes(own):
   mine = load.load('own_model:make')
   ours = load.load('random:tiny')
   assert mine.label == 'own_model:make'
-  assert (mine.context, mine.vocab, mine.ids, mine.dtype) == (
-    (ours.context, ours.vocab, ours.ids, 'float32')
-  )
+  for name in ('context', 'vocab', 'ids', 'dtype'):
+    assert getattr(mine, name) == getattr(ours, name), name
   assert load.load('own_model:make', dtype='bfloat16').dtype == 'bfloat16'
   assert mine.digest == load.load('own_model:make').digest
   asked = dict(max_new_tokens=5, temperature=1.0, chat=False)

@@ -49,16 +49,9 @@ def test_tensorboard_gets_numbers_and_each_of_a_list(tmp_path):
     (x.step, v.tag, v.simple_value) for x in said for v in x.summary.value
   ]
   # What was not measured is no number.
-  want = [
-    (step, *x)
-    for step in (5, 6)
-    for x in (
-      ('loss', step / 10),
-      ('alpha_at/0', 0.5),
-      ('alpha_at/2', 0.25),
-      ('tokens_per_second', 7.0),
-    )
-  ]
+  same = {'alpha_at/0': 0.5, 'alpha_at/2': 0.25, 'tokens_per_second': 7.0}
+  each = {step: {'loss': step / 10} | same for step in (5, 6)}
+  want = [(step, *x) for step in each for x in each[step].items()]
   assert [x[:2] for x in tags] == [x[:2] for x in want]
   assert [x[2] for x in tags] == pytest.approx([x[2] for x in want])
 
@@ -73,20 +66,10 @@ def events(path: pathlib.Path):
 
 
 def test_plain_figures_are_numbers_or_nothing():
-  found = logs_lib.plain(
-    {
-      'loss': np.float32('nan'),
-      'alpha_at': np.array([0.25, np.inf]),
-      'count': np.int32(3),
-      'none': None,
-    }
-  )
-  assert found == {
-    'loss': None,
-    'alpha_at': [0.25, None],
-    'count': 3,
-    'none': None,
-  }
+  alphas = np.array([0.25, np.inf])
+  given = dict(loss=np.float32('nan'), alpha_at=alphas, count=np.int32(3))
+  found = logs_lib.plain(given | {'none': None})
+  assert found == dict(loss=None, alpha_at=[0.25, None], count=3, none=None)
   json.dumps(found, allow_nan=False)
 
 

@@ -153,10 +153,8 @@ def test_held_out_is_a_partition_that_no_order_changes():
   assert set(held.documents) != set(documents[:41:10])
   assert (rest.label, held.label) == ('here, but 1 in 10', 'here, 1 in 10')
   assert rest.sha256 != held.sha256
-  assert [len(x.documents) for x in text.held_out(corpus('a', 'b'), 9)] == [
-    1,
-    1,
-  ]
+  halves = text.held_out(corpus('a', 'b'), 9)
+  assert [len(half.documents) for half in halves] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -233,10 +231,8 @@ def test_rows_by_hand():
   assert rows.dtype == np.int32
   assert rows.tolist() == [[97, 98, 99], [256, 100, 101], [256, 256, 102]]
   begun = dataclasses.replace(t, add_bos=True)
-  assert text.pack(['a', 'b'], begun, 3).tolist() == [
-    [257, 97, 256],
-    [257, 98, 256],
-  ]
+  rows = text.pack(['a', 'b'], begun, 3).tolist()
+  assert rows == [[257, 97, 256], [257, 98, 256]]
 
 
 def test_rows_are_checked():

@@ -31,15 +31,13 @@ def source(tmp_path_factory):
 
 
 def run(workdir, source, changed=False, **sections):
-  c = train_lm.get_config('tiny')
+  c = train_lm.get_config('tiny').unlock()
   few = dict(
     text=dict(source=str(source), vocab=300, length=32, rows=4),
     run=dict(steps=4, checkpoint_every=2, evaluate_every=2, log_every=1),
   )
   for section, values in [*few.items(), *sections.items()]:
-    for name, value in values.items():
-      with c.unlocked():
-        c[section][name] = value
+    c[section].update(values)
   settings = train_lm_lib.settings(c)
   return train_lm_lib.run(settings, workdir, changed=changed)
 
@@ -104,9 +102,8 @@ def test_a_mesh_changes_nothing_and_another_goes_on(
     mesh = dict(data=2, model=2, fsdp=True)
     begun = run(tmp_path, source, mesh=mesh)
   assert begun == {'step': 2, 'finished': False}
-  with pytest.raises(
-    ValueError, match='mesh.data, mesh.fsdp, mesh.model; .*by --changed'
-  ):
+  wrong = 'mesh.data, mesh.fsdp, mesh.model; .*by --changed'
+  with pytest.raises(ValueError, match=wrong):
     run(tmp_path, source, mesh=dict(data=4, model=1))
   ended = run(tmp_path, source, changed=True, mesh=dict(data=4, model=1))
   assert ended['step'] == figures['step']
@@ -181,8 +178,7 @@ def test_what_cannot_be_trained_or_saved_is_refused_at_once(
 def test_a_tokenizer_is_taken(which, alone, tmp_path):
   at = 'random:tiny' if which == 'a model' else str(alone[0] / 'tokenizer')
   c = train_lm.get_config('tiny')
-  with c.unlocked():
-    c.text.tokenizer = at
+  c.text.tokenizer = at
   found = train_lm_lib._tokenizer(
     train_lm_lib.settings(c).text, text.Corpus('', (), ''), tmp_path, False
   )
