@@ -49,24 +49,24 @@ class Sampling(NamedTuple):
     return self.temperatures[number % len(self.temperatures)]
 
 
-class Completions(NamedTuple):
-  """n of them, of L tokens with their prompts.
+class Answers(NamedTuple):
+  """n rows of L tokens: prompts with their completions.
 
-  index: [n] which of the prompts.
   tokens: [n, L] int32.
-  spans: [n, 2] prompt length and total length; equal where the logits were not
-    finite.
-  features: [n, L, E] float16 or None: at every token but the last, each tap
-    divided by its root mean square.
-  mass: [n, L] float32 or None: log-sum-exp of the logits from which each token
-    of the completion was drawn, at the token before it.
+  spans: [n, 2] prompt length and total length; equal in a row left out, whose
+    logits were not finite.
+  features: [n, L, E] float16 or None: hidden states at each token but the last,
+    each tap divided by its root mean square. 0 in a row left out.
+  mass: [n, L] float32 or None: log-sum-exp of the logits after each token, from
+    the last token of the prompt on.
+  source: what an encoder reads before each of them, or None.
   """
 
-  index: np.ndarray
   tokens: np.ndarray
   spans: np.ndarray
   features: np.ndarray | None = None
   mass: np.ndarray | None = None
+  source: types.Source | None = None
 
 
 class Recording(NamedTuple):
@@ -89,8 +89,10 @@ def generate(
   rows: int,
   layout: sharding.Layout | None,
   recording: Recording | None = None,
-) -> Iterator[Completions]:
+) -> Iterator[tuple[np.ndarray, Answers]]:
   """Completes every prompt, in the order in which rows end.
+
+  Yields which prompts [n], and their answers, without sources.
 
   Args:
     model, params: what decodes.
@@ -181,7 +183,7 @@ class _Pool:
     shape = (self._rows, *x.shape[1:]) if x.ndim else ()
     return kind.zeros(shape, x.dtype, **where)
 
-  def advance(self, *, rest: bool) -> Iterator[Completions]:
+  def advance(self, *, rest: bool) -> Iterator[tuple[np.ndarray, Answers]]:
     """Decodes one token of every row; yields what ended, if that is enough.
 
     rest: no prompts are left, so it is enough once all rows have ended.
@@ -196,8 +198,8 @@ class _Pool:
       yield self._taken(ended[: self.part])
       ended = ended[self.part :]
 
-  def _taken(self, where: np.ndarray) -> Completions:
-    """The completions of rows that ended, which are free from now on."""
+  def _taken(self, where: np.ndarray) -> tuple[np.ndarray, Answers]:
+    """The prompts and answers of rows that ended, which are free now."""
     count = len(where)
     # Any row will do where fewer ended.
     where_B = np.pad(where, (0, self.part - count))
@@ -208,7 +210,7 @@ class _Pool:
     spans = np.stack([starts, np.where(broken, starts, ends)], 1)
     index = self._index_B[where]
     self._index_B[where] = -1
-    return Completions(index, tokens, spans, features, mass)
+    return index, Answers(tokens, spans, features, mass)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -243,10 +245,7 @@ def _recorder(taps: tuple[int, ...]) -> types.Drafter:
 
 @functools.cache
 def _reader(recording: Recording | None):
-  """(params, state, info, where_B) -> the rows of `Completions`, unpacked.
-
-  tokens, ends, broken, features, mass.
-  """
+  """(params, state, info, where_B) -> tokens, ends, broken, features, mass."""
 
   def read(params, state: decode.State, info: types.Info, where_B: Array):
     kept = state.tokens_BL, state.lengths_B, info.broken_B

@@ -23,8 +23,7 @@ def judge(
 
   Args:
     s: settings; their gamma is that of the drafter.
-    target: the target.
-    drafter: evaluated.
+    target, drafter: evaluated together.
     draft: the drafter's q as a model, which reads weights.draft.
     held_out: the prompts.
     seed: of all randomness.
@@ -86,12 +85,7 @@ def alpha_on(
 ) -> float:
   """alpha of a draft, teacher-forced on the target's text.
 
-  Args:
-    target: the target.
-    weights: of the target and the draft.
-    draft: the drafter's q as a model.
-    request: the prompts.
-    text: of plain decoding.
+  draft: the drafter's q as a model. text: of plain decoding of the request.
   """
   index_BL = np.indices(text.tokens_BL.shape)[1]
   overlap = predict.overlap(

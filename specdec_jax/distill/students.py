@@ -117,9 +117,8 @@ def vocabulary(
   completions; of equally frequent ones the smaller.
 
   Args:
-    s: settings.
-    ids: of the teacher.
-    start: the draft to begin with.
+    s, start: settings, and the draft to begin with.
+    ids: how many the teacher has.
     answers: the completions, None if there are none before training.
 
   Raises:
@@ -147,13 +146,9 @@ def make(
   start: Start,
   ids: np.ndarray,
 ) -> Student:
-  """The student of the settings.
+  """The student of the settings; run.seed is that of random weights.
 
-  Args:
-    s: settings; run.seed is that of random weights.
-    target: the teacher.
-    start: the draft that it begins with, copied.
-    ids: its vocabulary.
+  start: the draft that it begins with, copied. ids: its vocabulary.
   """
   return {'eagle': _eagle, 'lm': _lm}[s.student.kind](s, target, start, ids)
 

@@ -11,7 +11,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,42 +22,24 @@ from specdec_jax.distill import completions
 from specdec_jax.io import files
 from specdec_jax.train import logs
 
+Answers = completions.Answers
 # In a folder of answers: what they depend on, as JSON.
 FACTS = 'facts.json'
 
 
-class Answers(NamedTuple):
-  """n rows of L tokens; memory-mapped where they were recorded.
-
-  tokens: [n, L] int32.
-  spans: [n, 2] prompt length and total length; equal in a row left out.
-  features: [n, L, E] float16 or None: hidden states at each token but the last,
-    each tap divided by its root mean square. 0 in a row left out.
-  mass: [n, L] float32 or None: log-sum-exp of the logits after each token, from
-    the last token of the prompt on.
-  source: what an encoder reads before each of them, or None.
-  """
-
-  tokens: np.ndarray
-  spans: np.ndarray
-  features: np.ndarray | None = None
-  mass: np.ndarray | None = None
-  source: types.Source | None = None
-
-
-def take(answers, index: Any):
-  """Some of the rows of a tuple of arrays; index as NumPy takes it."""
+def take(answers: Answers, index: Any) -> Answers:
+  """Some of the rows; index as NumPy takes it."""
   return jax.tree.map(lambda x: x[index], answers)
 
 
 def collected(
-  found: Iterable[completions.Completions], source: types.Source | None
+  found: Iterable[tuple[np.ndarray, Answers]], source: types.Source | None
 ) -> Answers:
-  """Completions in the order of their prompts, without features."""
-  parts = list(found)
-  order = np.argsort(np.concatenate([x.index for x in parts]))
-  join = lambda name: np.concatenate([getattr(x, name) for x in parts])[order]
-  return Answers(join('tokens'), join('spans'), source=source)
+  """All that completions.generate yields, in the order of the prompts."""
+  index, parts = zip(*found, strict=True)
+  order = np.argsort(np.concatenate(index))
+  whole = jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
+  return whole._replace(source=source)
 
 
 def rows(answers: Answers) -> dict[str, np.ndarray]:
@@ -89,7 +71,8 @@ def answer(
   batch: int,
   taps: tuple[int, ...] = (),
 ) -> Answers:
-  """Records the teacher's answers to all prompts, resuming the folder.
+  """Records the teacher's answers to all prompts, resuming the folder; they are
+  memory-mapped.
 
   A folder of fewer of the same prompts is extended, and one of more is read. A
   row with logits that are not finite is left out; a warning counts them.
@@ -126,12 +109,12 @@ def answer(
     layout=target.layout,
     recording=completions.Recording(taps, target.config) if taps else None,
   )
-  each = (take(x, i) for x in found for i in range(len(x.index)))
-  for one in runtime.track(each, 'teacher answers', len(left)):
+  each = ((left[n], take(x, i)) for at, x in found for i, n in enumerate(at))
+  for row, one in runtime.track(each, 'teacher answers', len(left)):
     # Spans last: they say that a row is done.
     for name in ('features', 'mass', 'tokens', 'spans'):
       if (array := getattr(arrays, name)) is not None:
-        array[left[one.index]] = getattr(one, name)
+        array[row] = getattr(one, name)
         array.flush()
   _check_broken(arrays.spans, target.label)
   return arrays
