@@ -1,19 +1,15 @@
 """Distillation for an encoder-decoder: its prompts are sources."""
 
-import dataclasses
 import functools
 import json
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import distill_t5
-from specdec_jax import api, build, forward, requests
+from specdec_jax import api, build, requests
 from specdec_jax.distill import (
-  completions,
   distillation,
   evaluate,
   students,
@@ -22,7 +18,6 @@ from specdec_jax.distill import (
 from specdec_jax.distill import prompts as prompts_lib
 from specdec_jax.io import export
 from specdec_jax.models import lm
-from specdec_jax.train import lm_loss
 from specdec_jax.train import loop as loop_lib
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -97,70 +92,6 @@ def test_pairs_are_sources_with_their_texts(pairs):
     seen.add(int(words(said)))
   # Of the two with one source the last: no source is held out and trained on.
   assert len(seen) == 8 and 0 not in seen
-
-
-# --- answers ------------------------------------------------------------------
-
-
-@pytest.fixture(scope='module')
-def scaled():
-  """A teacher that scales its head's input, as T5 1.0 does."""
-  target = teacher_of(kernels='xla')
-  own = dataclasses.replace(target.config, head_scale=0.7)
-  return dataclasses.replace(target, lm_config=own)
-
-
-SOURCES = [[5, 6, 7, 256], [9, 256], list(range(20, 31)), [3, 3], [8, 1, 2]]
-ITEMS = [requests.Item((0,), i, source=x) for i, x in enumerate(SOURCES)]
-
-
-def answer(target, folder, items=ITEMS, width: int = 16):
-  stop_ids = tuple(target.tokenizer.eos_ids)
-  how = completions.Sampling(20, (0.0, 1.0), 7, stop_ids, width)
-  taps = (target.config.depth - 1,)
-  return teacher.answer(str(folder), target, items, how, batch=2, taps=taps)
-
-
-def test_answers_are_those_of_each_source_alone(scaled, tmp_path):
-  """Two rows at a time, so that most prompts take the row of another."""
-  answers = answer(scaled, tmp_path)
-  engine = build.engine(scaled)
-  for i, item in enumerate(ITEMS):
-    start, end = answers.spans[i]
-    assert start == 1 and answers.tokens[i, 0] == 0
-    wanted = api.Settings(19, (0.0, 1.0)[i % 2], seed=7)
-    request = api.request_of(engine, [item], wanted)
-    (alone,) = api.run(engine, request, wanted)
-    assert answers.tokens[i, 1:end].tolist() == alone.tokens
-  assert len({tuple(x) for x in answers.tokens.tolist()}) == len(ITEMS)
-  rows = teacher.rows(answers)
-  hidden = forward.hidden(
-    scaled.model,
-    scaled.params,
-    jnp.asarray(answers.tokens),
-    lm_loss.source_of(jax.tree.map(jnp.asarray, rows)),
-  )
-  logits = scaled.model.head(scaled.params, hidden)
-  mass = np.asarray(jax.nn.logsumexp(logits, -1))
-  for i, (_, end) in enumerate(answers.spans):
-    np.testing.assert_allclose(
-      answers.mass[i, : end - 1], mass[i, : end - 1], atol=5e-3
-    )
-
-
-def test_answers_are_of_their_sources(scaled, tmp_path, monkeypatch):
-  few = answer(scaled, tmp_path, ITEMS[:3])
-  for x, length in zip(SOURCES, few.source.lengths_B, strict=False):
-    assert length == len(x)
-  monkeypatch.setattr(completions, 'generate', lambda *a, **b: iter(()))
-  again = answer(scaled, tmp_path, ITEMS[:2])
-  np.testing.assert_array_equal(again.tokens, few.tokens[:2])
-  other = [ITEMS[1]._replace(number=0), *ITEMS[1:]]
-  with pytest.raises(ValueError, match='holds answers with other prompts'):
-    answer(scaled, tmp_path, other)
-  with pytest.raises(ValueError, match='holds answers with other sources'):
-    answer(scaled, tmp_path, width=32)
-  assert teacher.digest(ITEMS) != teacher.digest(other)
 
 
 # --- runs ---------------------------------------------------------------------
@@ -247,8 +178,10 @@ def test_a_student_of_all_layers_is_its_teacher(share):
   student = students.make(s, target, students.Start(), np.arange(512))
   assert ('encoder' in student.params) != share
   assert ('encoder' in student.frozen['shared']) == share
+  sources = [[5, 6, 7, 256], [9, 256], list(range(20, 31))]
+  asked = [requests.Item((0,), i, source=x) for i, x in enumerate(sources)]
   judge = evaluate.judge(
-    s.judge, target, student.drafter, student.model, ITEMS, 0
+    s.judge, target, student.drafter, student.model, asked, 0
   )
   np.testing.assert_allclose(
     judge(student.weights(student.params))['alpha'], 1, 1e-5

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 PROMPTS = [[5, 6, 7], [9], list(range(20, 31)), [3, 3], [8, 1, 2]]
 ITEMS = requests.items(PROMPTS)
 TAPS = (0, 1)
+# Of an encoder-decoder, whose prompts are the sources.
+SOURCED = [requests.Item((0,), i, source=x) for i, x in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope='module')
@@ -52,30 +54,52 @@ def recorded(target, tmp_path_factory):
   return folder, answer(target, folder)
 
 
-@pytest.mark.more
-def test_answers_are_those_of_plain_decoding(target, recorded):
-  _, answers = recorded
+@pytest.fixture(scope='module')
+def sourced(tmp_path_factory):
+  """(a teacher that scales its head's input as T5 1.0 does, its answers)."""
+  target = build.load('random:t5_tiny', scan_layers=False, kernels='xla')
+  own = dataclasses.replace(target.config, head_scale=0.7)
+  target = dataclasses.replace(target, lm_config=own)
+  folder = tmp_path_factory.mktemp('sourced')
+  return target, answer(target, folder, SOURCED, sources=16)
+
+
+@pytest.fixture(
+  params=[pytest.param('decoder', marks=pytest.mark.more), 'encoder']
+)
+def answered(request):
+  """(teacher, prompts, answers); two rows at a time, so that most prompts take
+  the row of another."""
+  get = request.getfixturevalue
+  if request.param == 'decoder':
+    return get('target'), ITEMS, get('recorded')[1]
+  target, answers = get('sourced')
+  return target, SOURCED, answers
+
+
+def test_answers_are_those_of_plain_decoding_each_alone(answered):
+  target, items, answers = answered
   engine = build.engine(target)
-  for i, prompt in enumerate(PROMPTS):
+  for i, item in enumerate(items):
     start, end = answers.spans[i]
-    assert answers.tokens[i, :start].tolist() == prompt
-    wanted = api.Settings(24 - len(prompt), (0.0, 1.0)[i % 2], seed=7)
-    request = api.request_of(engine, [requests.Item(prompt, i)], wanted)
+    assert answers.tokens[i, :start].tolist() == list(item.tokens)
+    wanted = api.Settings(24 - len(item.tokens), (0.0, 1.0)[i % 2], seed=7)
+    request = api.request_of(engine, [item], wanted)
     (plain,) = api.run(engine, request, wanted)
     assert answers.tokens[i, start:end].tolist() == plain.tokens
+  assert len({tuple(x) for x in answers.tokens.tolist()}) == len(items)
 
 
-@pytest.mark.more
-def test_features_and_mass_are_those_of_a_forward_pass(target, recorded):
-  _, answers = recorded
-  model = target.model
-  rows, L = answers.tokens.shape
+def test_features_and_mass_are_those_of_a_forward_pass(answered):
+  target, _, answers = answered
+  model, (rows, L) = target.model, answers.tokens.shape
+  source = jax.tree.map(jnp.asarray, answers.source)
   hidden, taps, _ = forward.read(
     model,
     target.params,
     jnp.asarray(answers.tokens),
     jnp.zeros((rows,), jnp.int32),
-    model.init_cache(rows, L),
+    forward.open_cache(model, target.params, rows, L, source),
     slots=L,
     taps=TAPS,
   )
@@ -157,6 +181,23 @@ def test_a_folder_grows_with_its_prompts(target, recorded, tmp_path):
   assert len(np.load(tmp_path / 'tokens.npy')) == 5
   with pytest.raises(ValueError, match='answers with other prompts;'):
     answer(target, tmp_path, requests.items([[5, 6, 8]]))
+
+
+def test_answers_are_of_their_sources(sourced, tmp_path, monkeypatch):
+  target, _ = sourced
+  of = lambda items, sources=16: answer(
+    target, tmp_path, items, sources=sources
+  )
+  few = of(SOURCED[:3])
+  assert few.source.lengths_B.tolist() == [len(x) for x in PROMPTS[:3]]
+  monkeypatch.setattr(completions, 'generate', lambda *a, **b: iter(()))
+  np.testing.assert_array_equal(of(SOURCED[:2]).tokens, few.tokens[:2])
+  other = [SOURCED[1]._replace(number=0), *SOURCED[1:]]
+  with pytest.raises(ValueError, match='holds answers with other prompts'):
+    of(other)
+  with pytest.raises(ValueError, match='holds answers with other sources'):
+    of(SOURCED, sources=32)
+  assert teacher.digest(SOURCED) != teacher.digest(other)
 
 
 def test_a_folder_of_other_answers_is_refused(target, recorded):
