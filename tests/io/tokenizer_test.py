@@ -120,6 +120,8 @@ def test_a_sentencepiece_file_gives_sentencepieces_ids():
   texts, wanted = json.loads((tiny.GOLDEN / 'spiece/ids.json').read_text())
   assert [t.encode(text) for text in texts] == wanted
   assert t.decode([*t.encode('the cat  sat'), 1]) == 'the cat sat'
+  score = json.loads(t.inner.to_str())['model']['vocab'][3]
+  assert score == ['▁', pytest.approx(-2.4412267)]
   # T5's order: the marks of spans come last, the first one at the end.
   assert t.tokens()[:3] == ['<pad>', '</s>', '<unk>'] and t.eos_ids == (1,)
   assert t.tokens()[-100:] == [f'<extra_id_{99 - i}>' for i in range(100)]
