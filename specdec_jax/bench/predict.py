@@ -314,10 +314,10 @@ def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
   rest = 1 - metrics.layers_share(engine.target.params, engine.drafter.exit)
   # Windows with more room than gamma would be of gamma.
   room_N = np.minimum(np.arange(widths_SN.shape[-1]), gamma)
-  cost_N = calibration_lib.holding(calibration.verify, room_N + 1)
-  cost_N[0] = calibration.idle
   # No pass takes less time than a plain step: where one seems to, it was noise.
-  cost_N = np.maximum(cost_N, 1) * np.where(room_N > 0, rest, 1)
+  passes_N = calibration_lib.holding(calibration.verify, room_N + 1)
+  cost_N = rest * np.maximum(passes_N, 1)
+  cost_N[0] = max(calibration.idle, 1)
   # Which of several drafted is not counted: as if the dearest always did.
   drafters = [x.drafter for x in engine.parts] or [engine.drafter]
   each = [between(calibration.propose[x.name], room_N) for x in drafters]
