@@ -134,7 +134,11 @@ def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
   """An engine with an adaptive drafter, which chooses by these costs.
 
   Other costs compile nothing again. Engine.costs are those in use: with them a
-  rerun chooses the same. costs: as drafters.adaptive.params takes them.
+  rerun chooses the same.
+
+  Args:
+    engine: made with draft='adaptive'.
+    costs: as drafters.adaptive.params takes them.
   """
   params = adaptive.params(engine.parts, costs)
   weights = engine.weights._replace(draft=params)

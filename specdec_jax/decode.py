@@ -201,6 +201,12 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   last committed token and three drafts); with 2 accepted, tokens 5 and 6 are
   drafts, token 7 is recovered, and the length becomes 8. Slot 7 holds the
   rejected draft's keys until the next window overwrites it.
+
+  Args:
+    loop: target, drafter, rule and options.
+    weights: parameters of target and drafter.
+    request: the batch.
+    state, info: from start, or from the step before.
   """
   drafter = loop.drafter
   context = context_of(loop.drafter, request, *state[:3])

@@ -15,7 +15,12 @@ Array = jax.Array
 
 
 def open_cache(model: types.Model, params, rows: int, slots: int, source=None):
-  """A cache of no tokens; an encoder has read the types.Source into it.
+  """A cache of no tokens; an encoder has read the source into it.
+
+  Args:
+    model, params: what will read.
+    rows, slots: of the cache.
+    source: a types.Source; None for a model without an encoder.
 
   Raises:
     ValueError: an encoder, and no source.

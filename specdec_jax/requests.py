@@ -121,7 +121,11 @@ class Settings:
     object.__setattr__(self, 'stop_ids', ids)
 
   def all_stop_ids(self, tokenizer, ids: int) -> list[int]:
-    """Every id that ends a row, of a vocabulary of `ids`.
+    """Every id that ends a row.
+
+    Args:
+      tokenizer: an io.tokenizer.Tokenizer.
+      ids: the size of the vocabulary.
 
     Raises:
       ValueError: an id of stop_ids that is none of the vocabulary.

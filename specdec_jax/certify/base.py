@@ -152,10 +152,14 @@ def transformers(
   mesh: Mesh | None = None,
   **changes,
 ) -> World:
-  """Two tiny random transformers; changes are of their sizes.
+  """Two tiny random transformers.
 
-  scale: factor of the weights; at 1 texts would loop. encoder: two T5s, the
-  draft of another shape than the target. mesh: to split them over.
+  Args:
+    vocab: number of ids.
+    scale: factor of the weights; at 1 texts would loop.
+    encoder: two T5s, the draft of another shape than the target.
+    mesh: to split them over.
+    **changes: of the sizes.
   """
   sizes: dict[str, Any] = dict(width=16, heads=2, kv_heads=1, head_dim=8)
   sizes |= dict(mlp=24, dtype=str(jnp.result_type(float)))
@@ -207,7 +211,11 @@ def run(
 ) -> decode.Output:
   """Decodes a batch with the production programs; the output on the host.
 
-  Of world.weights only the target's are used; draft_weights is weights.draft.
+  Args:
+    world: the models; only the target's weights are used.
+    drafter, rule: of the programs.
+    draft_weights: weights.draft.
+    request: the batch.
   """
   programs = decode.programs(world.target, drafter, rule, OPTIONS)
   weights = types.Weights(world.weights.target, draft_weights)
@@ -222,10 +230,16 @@ def plain(world: World, request: decode.Request) -> list[list[int]]:
 def make_request(
   world: World, prompts, new, *, length=None, request=None, **settings
 ) -> decode.Request:
-  """A batch of prompts, each with a source if the models have encoders.
+  """A batch of prompts.
 
-  new: tokens to emit, at most. length: of the buffer, in tokens. request: the
-  number of each prompt. settings: further arguments of requests.make.
+  Args:
+    world: the models whose ids the prompts are; each prompt has a source if
+      they have encoders.
+    prompts: token ids of each.
+    new: tokens to emit, at most.
+    length: of the buffer, in tokens.
+    request: number of each prompt.
+    **settings: further arguments of requests.make.
   """
   items = requests.items(prompts, request)
   return requests.make(

@@ -173,9 +173,13 @@ def walk(
   settings: dict[str, Any],
   windows: int,
 ):
-  """All texts of some consecutive windows of table models, after PROMPT.
+  """All texts of some consecutive windows after PROMPT.
 
-  settings: of sampling, as requests.make takes them.
+  Args:
+    world: table models.
+    drafter, draft_weights, rule: of the steps.
+    settings: sampling settings, as requests.make takes them.
+    windows: number of windows.
 
   Returns:
     (tokens_RL, lengths_R, chance_R) of R texts; chance_R are probabilities.

@@ -88,9 +88,14 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 def problems(
   family: str, seed: int | list[int], *, count: int, gamma: int, vocab: int
 ):
-  """Random (p_XNVV, q_XKVV) of a family: of token k, given each token k - 1.
+  """Random (p_XNVV, q_XKVV): of token k, given each token k - 1.
 
-  X is count, K gamma, and N gamma + 1.
+  Args:
+    family: of FAMILIES.
+    seed: of NumPy's generator.
+    count: number of problems X.
+    gamma: K; N is gamma + 1.
+    vocab: V.
   """
   dtype = np.dtype(jnp.result_type(float))
   p, q = FAMILIES[family](

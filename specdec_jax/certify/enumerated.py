@@ -52,7 +52,13 @@ def _figure(worst: dict[bool, float], size: str, skipped) -> base.Figure:
 def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
   """The largest error over all families, for three kinds of drafts.
 
-  gamma, vocab, share: one of SHAPES, and the share of `amount` that it gets.
+  Args:
+    rule: to check.
+    seed: of the problems.
+    amount: problems of all shapes together.
+    gamma: K of these problems.
+    vocab: V of these problems.
+    share: of `amount`, for this shape.
 
   Raises:
     base.Broken: an error above the bound; reports the simplest family.
@@ -185,6 +191,8 @@ def windows_error(
   world, drafter, draft_weights, rule, settings, windows: int = 3
 ) -> float:
   """The largest error of the joint distribution of some windows.
+
+  Args: see enumerate_steps.walk.
 
   Raises:
     base.Broken: an error above the bound; reports the shortest wrong text.

@@ -116,8 +116,14 @@ def probabilities(
 ):
   """Temperature, top-k and top-p by sorting, in float64; ties at a cut stay.
 
-  The oracle of sampling.probabilities, with which it shares no code. slack is
-  added to top_p, for rows where rounding decides.
+  The oracle of sampling.probabilities, with which it shares no code.
+
+  Args:
+    logits_V: of one token.
+    temperature: 0 is greedy.
+    top_k: 0 for no limit.
+    top_p: 1 for no limit.
+    slack: added to top_p, for rows where rounding decides.
   """
   x = np.asarray(logits_V, np.float64)
   if temperature < 1e-5:

@@ -87,7 +87,12 @@ def teacher_log_p(
   """log p of the draft's vocabulary after every token, [B, T, R].
 
   The recorded mass belongs to temperature 1. At another one p is normalised
-  over the draft's vocabulary instead. frozen, batch: as for `loss`.
+  over the draft's vocabulary instead.
+
+  Args:
+    config: of the draft.
+    frozen, batch: of the loss.
+    temperature: of the softmax.
   """
   head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
   features_BTE = batch['features'].astype(jnp.float32)

@@ -85,7 +85,12 @@ def alpha_on(
 ) -> float:
   """alpha of a draft, teacher-forced on the target's text.
 
-  draft: the drafter's q as a model. text: of plain decoding of the request.
+  Args:
+    target: the target.
+    weights: of the target and the draft.
+    draft: the drafter's q as a model.
+    request: the prompts.
+    text: of plain decoding.
   """
   index_BL = np.indices(text.tokens_BL.shape)[1]
   overlap = predict.overlap(

@@ -146,9 +146,13 @@ def make(
   start: Start,
   ids: np.ndarray,
 ) -> Student:
-  """The student of the settings; run.seed is that of random weights.
+  """The student of the settings.
 
-  start: the draft that it begins with, copied. ids: its vocabulary.
+  Args:
+    s: settings; run.seed is that of random weights.
+    target: the teacher.
+    start: the draft that it begins with, copied.
+    ids: its vocabulary.
   """
   return {'eagle': _eagle, 'lm': _lm}[s.student.kind](s, target, start, ids)
 

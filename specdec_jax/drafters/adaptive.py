@@ -68,6 +68,11 @@ def for_target(
   Of a hybrid each part is sized, by what it alone has accepted: where a match
   of lookup has not paid, the other one drafts.
 
+  Args:
+    target, gamma, chunk: not read; `inner` was made for them.
+    settings: costs and scope.
+    inner: the method.
+
   Raises:
     ValueError: costs that are missing or damaged.
   """
@@ -99,10 +104,12 @@ def _read(costs: str | os.PathLike | Mapping) -> Mapping[str, Any]:
 
 
 def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
-  """weights.draft of the drafter of for_target, whose drafters are `parts`.
+  """weights.draft of the drafter of for_target.
 
-  costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
-  drafts: 'verify', and under its name for each drafter.
+  Args:
+    parts: its drafters: method.Method.parts.
+    costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
+      drafts: 'verify', and under its name for each drafter.
 
   Raises:
     ValueError: a name is missing, or has too few numbers.

@@ -38,8 +38,12 @@ def write(
 ) -> None:
   """Writes a draft's file atomically.
 
-  about: facts; those that are not strings are written as JSON. They must
-  include 'tokenizer', the fingerprint of the target's tokenizer.
+  Args:
+    kind: of the draft.
+    path: of the file.
+    arrays: by name.
+    about: facts; those that are not strings are written as JSON. They must
+      include 'tokenizer', the fingerprint of the target's tokenizer.
 
   Raises:
     ValueError: a path that cannot be written.

@@ -65,8 +65,11 @@ def fit(
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """(config, weights.draft) of a draft for this target, on its devices.
 
-  path: of the draft's file, for error messages. put: the sharding of the
-  draft's parameters; None: the default device.
+  Args:
+    saved: the draft.
+    path: of its file, for error messages.
+    target: the model to draft for; its embedding and head are used.
+    put: the sharding of the draft's parameters; None: the default device.
 
   Raises:
     ValueError: the draft was made for another tokenizer or other sizes, or its

@@ -27,7 +27,14 @@ class Settings(fields.Checked):
 def for_target(
   target, settings: Settings, *, gamma: int, chunk: int, inner: method.Method
 ) -> method.Method:
-  """Lookup in turn with `inner`, the method of settings.drafter."""
+  """Lookup in turn with the method of settings.drafter.
+
+  Args:
+    target, chunk: not read; `inner` was made for them.
+    settings: the shortest match that lookup continues.
+    gamma: draft tokens in a window.
+    inner: the method that drafts where lookup does not.
+  """
   del target, chunk
   longest = max(settings.match, lookup.Settings.max_match)
   first = lookup.make(gamma=gamma, min_match=settings.match, max_match=longest)

@@ -61,7 +61,13 @@ def with_draft(
   gamma: int,
   chunk: int,
 ) -> method.Method:
-  """Drafts with a loaded model; the arguments are those of for_target.
+  """Drafts with a loaded model.
+
+  Args:
+    draft, target: the models.
+    settings: when a window ends early.
+    gamma: draft tokens in a window.
+    chunk: prompt tokens that one prefill pass reads.
 
   Raises:
     ValueError: the two have different tokenizers, or only one an encoder.
@@ -204,9 +210,17 @@ def span(context: types.Context, start_B, size: int):
 
 
 def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
-  """Draws the draft token at an offset of the window: (token_B, q_BV, going_B).
+  """Draws one draft token for every row.
 
-  going_B: false for rows that have stopped; see min_confidence of make.
+  Args:
+    noise, context: as for types.Drafter.propose.
+    min_confidence: see make.
+    logits_B1V: the draft's logits.
+    offset: index of the draft token in its window.
+    going_B: false for rows that have stopped.
+
+  Returns:
+    (token_B, q_BV, going_B).
   """
   q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
   if min_confidence:

@@ -56,8 +56,13 @@ def relative_bias(
 ) -> Array:
   """The bias that T5 adds to the score of a query and a slot: [B, H, T, S].
 
-  A slot's index is taken for its position. table_XH has a number for each
-  bucket and head; positions_BT are those of the queries.
+  A slot's index is taken for its position.
+
+  Args:
+    config: with the number of buckets X.
+    table_XH: a number for each bucket and head.
+    positions_BT: of the queries.
+    slots: S.
   """
   distance_BTS = jnp.arange(slots)[None, None] - positions_BT[..., None]
   bucket_BTS = buckets(distance_BTS, config)

@@ -56,7 +56,9 @@ def pack(config: model_config.LMConfig, params: types.Params):
 def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
   """Packs kernels and casts vectors to float32, in place; returns params.
 
-  params are nested; name is that of the innermost module they belong to.
+  Args:
+    params: nested parameters.
+    name: of the innermost module that they belong to.
   """
   parts = 2 if name == 'gate_up' else 1
   for key, x in params.items():

@@ -150,9 +150,12 @@ def reader(
 
   Its parameters are those of `weights`; all but apply is the target's.
 
-  features_BTD[:, t] belongs to the token before the t-th token of the call: the
-  target's (features_of) or, where that token was drafted, the hidden state that
-  apply returned for it.
+  Args:
+    config: of the draft.
+    target: the target, whose embedding is read.
+    features_BTD: features_BTD[:, t] belongs to the token before the t-th token
+      of the call: the target's (features_of) or, where that token was drafted,
+      the hidden state that apply returned for it.
   """
   embed = target.embed
   assert embed is not None, 'drafters.eagle.make refuses such a target'
@@ -179,10 +182,12 @@ def init_cache(config: EagleConfig, rows: int, slots: int):
 
 
 def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
-  """The parameters of `reader`: 'layer' (nested), 'head', 'ids' and 'target'.
+  """The parameters of `reader`: 'layer', 'head', 'ids' and 'target'.
 
-  ids: the draft's vocabulary, [R]; their columns of the target's head are
-  copied.
+  Args:
+    layer: parameters of the draft's layer, nested.
+    ids: the draft's vocabulary, [R], as ids of the target.
+    target_params: the target's; the head is copied from columns of its head.
   """
   ids = jnp.asarray(ids)
   head = calls.take(target_params['head'], ids)

@@ -58,9 +58,14 @@ def hidden(
   mask_B1I: Array,
   dropout: layers.Dropout | None = None,
 ) -> Array:
-  """The hidden states of a source, [B, I, D], from its embeddings.
+  """The hidden states of a source, [B, I, D].
 
-  c and params are the encoder's; mask_B1I is true where the source has a token.
+  Args:
+    c: settings of the encoder.
+    params: of the encoder.
+    x_BID: embeddings of the source.
+    mask_B1I: true where it has a token.
+    dropout: in training.
   """
   (graphdef, _), (ends_def, _) = modules(c)
   leaves = {name: x for name, x in params.items() if name != 'layers'}

@@ -156,9 +156,13 @@ def packed_norm(norm: RMSNorm | LayerNorm) -> calls.Norm:
 def head(
   norm: RMSNorm | LayerNorm, hidden: Array, kernel: Array, columns: int
 ) -> Array:
-  """norm(hidden) @ kernel, float32 or wider: [..., columns].
+  """norm(hidden) @ kernel, float32 or wider.
 
-  kernel: the output head, packed or [D, columns].
+  Args:
+    norm: the last one.
+    hidden: [..., D].
+    kernel: the output head, packed or [D, columns].
+    columns: of the result.
   """
   if kernel.ndim == 3:
     return calls.linear(hidden, kernel, columns, norm=packed_norm(norm))
@@ -254,7 +258,13 @@ class CrossAttention(nnx.Module):
     )
 
   def packed(self, x_BTD: Array, norm, store: kv.Panels, mask_B1I: Array):
-    """x + the attention of norm(x), by the CPU kernels."""
+    """x + the attention of norm(x), by the CPU kernels.
+
+    Args:
+      x_BTD: the residual stream.
+      norm: of the layer.
+      store, mask_B1I: the source's keys and values, and where it has tokens.
+    """
     c = self.config
     q_BTF = self.q.packed(x_BTD, norm)
     scale = c.query_scale or c.head_dim**-0.5

@@ -150,7 +150,12 @@ class _Recorder:
   ) -> bool:
     """Logs, evaluates and saves a step, each if due; whether the run must stop.
 
-    stops: signals received; after any, the step is saved.
+    Args:
+      step: steps done.
+      state: after this step.
+      figures: of this step, for metrics.jsonl.
+      clocks: its speed, for clocks.jsonl.
+      stops: signals received; after any, the step is saved.
     """
     due = lambda every: step % every == 0 or step == self.settings.steps
     if due(self.settings.log_every):

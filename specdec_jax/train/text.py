@@ -137,8 +137,11 @@ def train_tokenizer(
   Its id 0 is END; for a corpus with sources, ids 0 and 1 are those of T5. The
   files are in Hugging Face's format, and the same for the same corpus.
 
-  vocab: number of tokens, 257 (all bytes and END) or more; the tokenizer has
-    fewer if no pair of tokens occurs twice any more.
+  Args:
+    corpus: to train on.
+    vocab: number of tokens, 257 (all bytes and END) or more; the tokenizer has
+      fewer if no pair of tokens occurs twice any more.
+    folder: to write to.
   """
   specials = {'eos_token': END}
   inner = tokenizers.Tokenizer(tokenizers.models.BPE())
