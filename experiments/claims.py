@@ -41,12 +41,6 @@ class Claim(NamedTuple):
   why: str = ''
 
 
-def printed(value: float, decimals: int) -> tuple[float, float]:
-  """The ends of what rounds to a printed number."""
-  half = 0.5 * 10**-decimals
-  return value - half, value + half
-
-
 def minus(x: metrics.Interval, value: float) -> metrics.Interval:
   """An interval, shifted."""
   return metrics.Interval(*(None if y is None else y - value for y in x))

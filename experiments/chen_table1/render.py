@@ -16,9 +16,7 @@ HEAD = [
 ]
 
 
-def markdown(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row], caption: str
-) -> str:
+def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
   lines = []
   for x in papers.CHEN:
     lines.append(
@@ -57,7 +55,7 @@ def _ours(name: str, x: Mapping[str, Any]) -> list[object]:
 
 
 def claims(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+  cells: rows_lib.Cells, every: rows_lib.Rows
 ) -> list[claims_lib.Claim]:
   """Speed at the paper's K, and what speculation changes in ROUGE-2."""
   out = []
@@ -78,7 +76,7 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
     f'{cell}: speed',
     f'{theirs.speed:.2f}x',
     place,
-    *claims_lib.printed(theirs.speed, 2),
+    *papers.printed(theirs.speed, 2),
     ours=speed,
     form='{:.2f}x',
     against='1x',
@@ -101,7 +99,7 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
     )
 
 
-def figure(cells: Mapping[str, Any]) -> bytes:
+def figure(cells: rows_lib.Cells) -> bytes:
   """Figure 1 against K, of the first row: curves replayed, points measured."""
   name, found = next(iter(cells.items()))
   lines: dict[str, list[Any]] = {}

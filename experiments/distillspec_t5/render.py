@@ -72,9 +72,7 @@ def _gain(cells, warm: float) -> tuple[dict[str, Any], metrics.Interval]:
   return best, grid.gain(*other)
 
 
-def markdown(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row], caption: str
-) -> str:
+def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
   lines = [
     ['T5-small for T5-XL', 'both', 'best of each task', '', '', '']
     + ['+10 % to +45 %', 'the paper']
@@ -98,18 +96,13 @@ def markdown(
       '',
       *page.table([*head, 'gain', ''], lines),
       '',
-      *(
-        f'* {name}: not run; `{row.command}`, then '
-        f'`bash experiments/distillspec_t5/run.sh --rows={name}`'
-        for name, row in every.items()
-        if name not in cells
-      ),
+      *empirical.lost(every, cells, 'distillspec_t5'),
     ]
   )
 
 
 def claims(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+  cells: rows_lib.Cells, every: rows_lib.Rows
 ) -> list[claims_lib.Claim]:
   """The gain of the best cell, on captions that did not choose it."""
   out = []

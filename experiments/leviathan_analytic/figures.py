@@ -67,7 +67,7 @@ def table4_exp(axes: plots.Axes) -> None:
   plots.rows(axes, [f'{r.task}, {r.draft}, T={r.temperature}' for r in rows])
   low, high = zip(*map(table.interval, rows), strict=True)
   bar = axes.hlines(ys, low, high, color=plots.PALE, linewidth=7, zorder=1)
-  exp = plots.cells(axes, [table.cell(r.exp, 1) for r in rows], ys)
+  exp = plots.cells(axes, [papers.printed(r.exp, 1) for r in rows], ys)
   ours = list(map(table.improvement, rows))
   dot = plots.points(axes, ours, ys, theirs=False, mark='o')
   (emp,) = axes.plot([r.emp for r in rows], ys, 'x', color='0.45')
@@ -100,7 +100,7 @@ def lenience_speed(axes: plots.Axes) -> None:
     zorder=1,
   )
   theirs = [speed for t in (0, 1) for _, speed in papers.A5[t]]
-  box = plots.cells(axes, [table.cell(x, 1) for x in theirs], ys)
+  box = plots.cells(axes, [papers.printed(x, 1) for x in theirs], ys)
   dot = plots.points(axes, ours, ys, theirs=False, mark='o')
   axes.legend(
     [box, dot, bar],

@@ -30,12 +30,6 @@ def compared(theirs: float, ours: float, digits: int) -> list[str]:
   return [f'{theirs:.{digits}f}', f'{ours:.{max(digits, 2) + 1}f}', gap]
 
 
-def cell(theirs: float, digits: int) -> tuple[float, float]:
-  """The interval of values that round to what is printed."""
-  half = 0.5 * 10**-digits
-  return theirs - half, theirs + half
-
-
 def without_gap(head: list[str], lines: list[list], what: str) -> Table:
   """A table and how many of its lines have no gap: good if that is all."""
   gaps = [i for i, column in enumerate(head) if column == 'gap']
@@ -177,7 +171,7 @@ def equal(row: papers.Row) -> bool:
 
 def inside(row: papers.Row) -> bool:
   """Whether some inputs that round to the printed ones give the printed EXP."""
-  (a, b), (low, high) = cell(row.exp, 1), interval(row)
+  (a, b), (low, high) = papers.printed(row.exp, 1), interval(row)
   return max(a, low) <= min(b, high)
 
 
@@ -234,7 +228,7 @@ def lenience_speed() -> Table:
     papers.LENIENCE, papers.A5[1], strict=True
   ):
     gamma, ours = best(alpha)
-    low, _ = cell(theirs, 1)
+    low, _ = papers.printed(theirs, 1)
     out_of_reach += most(alpha) < low
     line = [lenience, alpha, theirs, f'{ours:.2f} (gamma {gamma})']
     line += [f'{ours / theirs - 1:+.0%}', f'{low:.2f}', f'{most(alpha):.2f}']

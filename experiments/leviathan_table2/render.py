@@ -16,9 +16,7 @@ HEAD = [
 ]  # fmt: skip
 
 
-def markdown(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row], caption: str
-) -> str:
+def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
   lines = []
   for x in papers.TABLE4:
     emp = f'**{x.emp:.1f}x**'
@@ -44,7 +42,7 @@ def markdown(
 
 
 def claims(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+  cells: rows_lib.Cells, every: rows_lib.Rows
 ) -> list[claims_lib.Claim]:
   """SPEED of the rows that are of the paper's task."""
   out = []
@@ -60,7 +58,7 @@ def claims(
             f'{theirs.task}, {theirs.draft}, T = {theirs.temperature}',
             f'{theirs.emp:.1f}x',
             f'{every[name].name}, {draft.name}',
-            *claims_lib.printed(theirs.emp, 1),
+            *papers.printed(theirs.emp, 1),
             ours=ours,
             form='{:.2f}x',
             against='1x',

@@ -1,8 +1,6 @@
 """Measures alpha of a row, and puts ours beside theirs."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -30,9 +28,7 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
   return cells
 
 
-def markdown(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row], caption: str
-) -> str:
+def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
   """The paper's rows with ours beside those of the same place."""
   lines, used = [], set()
   for theirs in papers.TABLE3:
@@ -63,7 +59,7 @@ def markdown(
 
 
 def claims(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+  cells: rows_lib.Cells, every: rows_lib.Rows
 ) -> list[claims_lib.Claim]:
   """Every alpha; its direction is against the draft above it in the paper."""
   out = []
@@ -88,7 +84,7 @@ def claims(
             f'{theirs.target}, {theirs.draft}, T = {warm:g}',
             f'{print_of(theirs):.2f}',
             f'{every[name].name}, {draft.name}',
-            *claims_lib.printed(print_of(theirs), 2),
+            *papers.printed(print_of(theirs), 2),
             ours=metrics.percentiles(means),
             **extra,
           )
@@ -116,7 +112,7 @@ def _ours(row: rows_lib.Row, draft: rows_lib.Draft, cells) -> list[str]:
   return shown
 
 
-def _counts(cells: Mapping[str, Any]) -> str:
+def _counts(cells: rows_lib.Cells) -> str:
   """How many tokens the alphas are means of."""
   told = []
   for name, found in cells.items():

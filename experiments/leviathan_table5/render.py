@@ -1,8 +1,5 @@
 """Alpha under every lenience from one trace, with the distance from p."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from experiments import claims as claims_lib
 from experiments import empirical, page, papers
 from experiments import rows as rows_lib
@@ -35,9 +32,7 @@ def _sums(text) -> list[float]:
   return [tokens, sum(text.overlap), *lossy]
 
 
-def markdown(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row], caption: str
-) -> str:
+def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
   """Theirs, then ours, a line for each draft."""
   lines = [
     [TARGET, draft, *map(str, alphas), 'the paper']
@@ -67,7 +62,7 @@ def markdown(
 
 
 def claims(
-  cells: Mapping[str, Any], every: Mapping[str, rows_lib.Row]
+  cells: rows_lib.Cells, every: rows_lib.Rows
 ) -> list[claims_lib.Claim]:
   """Every alpha of the paper's task; its direction is against lenience 1."""
   out = []
@@ -87,7 +82,7 @@ def claims(
             f'{theirs:.2f}',
             f'{every[name].name}, {mine.name}',
             # 0.8 stands for 0.80, as its neighbours have two decimals.
-            *claims_lib.printed(theirs, 2),
+            *papers.printed(theirs, 2),
             ours=metrics.percentiles(means),
             against='l = 1',
             sign=int(i > 0),
