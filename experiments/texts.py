@@ -2,6 +2,7 @@
 
 python experiments/texts.py --multi30k=DIR --output=DIR
 python experiments/texts.py --docstrings --output=DIR
+python experiments/texts.py --functions --output=DIR
 
 The first writes pairs of English and German captions. DIR has train.en.gz,
 train.de.gz and test_2016_flickr's, as in https://github.com/multi30k/dataset
@@ -10,14 +11,20 @@ train.de.gz and test_2016_flickr's, as in https://github.com/multi30k/dataset
 The second writes paragraphs of the docstrings of this Python's library and of
 what is installed, for drafts of a model that writes titles. None is in Python's
 manual, whose titles judge them.
+
+The third writes pairs of their functions and the first line of its docstring.
+Every package is in one part; no function and no line is in both.
 """
 
 import ast
 import gzip
+import hashlib
 import json
 import pathlib
+import re
 import sys
 import sysconfig
+import textwrap
 import warnings
 from collections.abc import Iterator
 
@@ -27,15 +34,59 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
+from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
+from specdec_jax.distill import prompts as questions  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 from specdec_jax.train import text  # noqa: E402
 
 _FOLDER = flags.DEFINE_string('multi30k', '', 'folder of the captions')
 _DOCSTRINGS = flags.DEFINE_bool('docstrings', False, 'paragraphs of docstrings')
+_FUNCTIONS = flags.DEFINE_bool('functions', False, 'functions and what they do')
 _OUTPUT = flags.DEFINE_string('output', '', 'folder of train.jsonl and others')
-TRAIN, TEST = 'train', 'test_2016_flickr'
+TRAIN, TEST, HELD = 'train', 'test_2016_flickr', 'held_out'
 _SHORT, _LONG = 80, 1000  # characters of a paragraph
+_LINE, _CODE = (15, 100), 500  # of a docstring's first line, and of a function
+PIECE = 32  # tokens of a prompt cut from a document
+# By the field of the references of pairs, that of the sources.
+SOURCES = {'de': 'en', 'summary': 'code', 'words': 'digits'}
 _SKIPPED = {'site-packages', 'test', 'tests', 'idlelib', 'lib2to3'}
+
+
+def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
+  """(prompts, references by prompt) of a row, in the order of their use.
+
+  Args:
+    source: questions: generated; paragraphs: of Python's manual; held out:
+      pieces of documents that a model of scripts/train.py has not read; built
+      in: those of the benchmark; numbers, or a .jsonl file of pairs; another
+      .jsonl file: prompts, as the benchmark reads them.
+    most: prompts.
+    counted: source of the text that n-grams are counted on.
+    field: of the references of pairs; empty: there are none.
+    tokenizer: cuts pieces.
+  """
+  make = lambda found: tuple(
+    prompts_lib.Prompt(str(i), turns=(x,)) for i, x in enumerate(found)
+  )
+  if field:
+    read = text.read(source, field=field, source_field=SOURCES[field])
+    found = make(read.sources[:most])
+    return found, {x.id: read.documents[int(x.id)] for x in found}
+  if source == 'questions':
+    return make(questions.generated(most, 0)), {}
+  if source == 'held out':
+    _, held = text.held_out(text.read(counted), 20)
+    pieces = text.pack(held.documents, tokenizer, PIECE)
+    order = np.random.default_rng(0).permutation(len(pieces))[:most]
+    return tuple(
+      prompts_lib.Prompt(str(i), tokens=tuple(pieces[i].tolist()))
+      for i in order.tolist()
+    ), {}
+  if source == 'paragraphs':
+    return make(paragraphs(text.read(counted))[:most]), {}
+  if source == 'built in':
+    return tuple(prompts_lib.builtin()[:most]), {}
+  return tuple(prompts_lib.read(source)[:most]), {}
 
 
 def pairs(folder: str, name: str) -> list[dict[str, str]]:
@@ -76,16 +127,24 @@ def paragraphs(corpus: text.Corpus) -> list[str]:
   return [found[i][:_LONG] for i in order]
 
 
-def docstrings(folder: pathlib.Path) -> Iterator[str]:
-  """Paragraphs of the docstrings below a folder that read as sentences."""
+def parsed(folder: pathlib.Path) -> Iterator[tuple[str, list[str], ast.Module]]:
+  """(package, lines, tree) of the modules below a folder, without tests."""
   for path in sorted(folder.rglob('*.py')):
-    if _SKIPPED & set(path.relative_to(folder).parts):
+    parts = path.relative_to(folder).parts
+    if _SKIPPED & set(parts):
       continue
     try:
+      source = path.read_text('utf-8')
       with warnings.catch_warnings(action='ignore'):
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError):
       continue  # of another Python, or meant to be wrong
+    yield parts[0].removesuffix('.py'), source.split('\n'), tree
+
+
+def docstrings(folder: pathlib.Path) -> Iterator[str]:
+  """Paragraphs of the docstrings below a folder that read as sentences."""
+  for _, _, tree in parsed(folder):
     for node in ast.walk(tree):
       if isinstance(
         node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -96,11 +155,56 @@ def docstrings(folder: pathlib.Path) -> Iterator[str]:
             yield found
 
 
+def functions(folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
+  """(package, {'code', 'summary'}) of the functions below a folder.
+
+  code: the beginning of a function, without its docstring and decorators.
+  summary: the docstring's first line, if it is a sentence of its own.
+  """
+  for package, lines, tree in parsed(folder):
+    for node in ast.walk(tree):
+      if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        continue
+      summary = (ast.get_docstring(node) or '').split('\n')[0].strip()
+      shortest, longest = _LINE
+      if not (shortest <= len(summary) <= longest and summary.endswith('.')):
+        continue
+      doc = node.body[0]
+      head = lines[node.lineno - 1 : doc.lineno - 1]
+      body = lines[doc.end_lineno : node.end_lineno]
+      if head and any(x.strip() for x in body):
+        code = textwrap.dedent('\n'.join(head + body)).strip()
+        yield package, {'code': code[:_CODE], 'summary': summary}
+
+
+def name_of(code: str) -> str:
+  """The name of a function in words."""
+  found = re.match(r'(?:async )?def (\w+)', code)
+  return ' '.join((found[1] if found else '').split('_')).strip()
+
+
+def split(found) -> dict[str, list[dict[str, str]]]:
+  """The parts of (package, row): one package in 20 is held out, by its name."""
+  held = lambda name: hashlib.sha256(name.encode()).digest()[0] % 20 == 0
+  rows = {row['code']: (name, row) for name, row in found}
+  every = [rows[x] for x in sorted(rows)]
+  order = np.random.default_rng(0).permutation(len(every)).tolist()
+  test, train = (
+    [every[i][1] for i in order if held(every[i][0]) == part]
+    for part in (True, False)
+  )
+  return {HELD: test, TRAIN: apart(train, test)}
+
+
+def _installed() -> list[pathlib.Path]:
+  places = map(sysconfig.get_path, ('stdlib', 'purelib'))
+  return [pathlib.Path(x) for x in dict.fromkeys(places)]
+
+
 def _documented() -> list[dict[str, str]]:
   manual = paragraphs(text.read('stdlib:prose'))
   judged = [{'text': ' '.join(x.split())} for x in manual]
-  places = dict.fromkeys(map(sysconfig.get_path, ('stdlib', 'purelib')))
-  found = [x for y in places for x in docstrings(pathlib.Path(y))]
+  found = [x for y in _installed() for x in docstrings(y)]
   return apart([{'text': x} for x in dict.fromkeys(found)], judged)
 
 
@@ -108,10 +212,13 @@ def run() -> bool:
   output = runtime.open_workdir(_OUTPUT.value)
   if output is None:
     raise ValueError("--output='': name a folder")
-  if bool(_FOLDER.value) == _DOCSTRINGS.value:
-    raise ValueError('give either --multi30k=DIR or --docstrings')
+  asked = bool(_FOLDER.value), _DOCSTRINGS.value, _FUNCTIONS.value
+  if sum(asked) != 1:
+    raise ValueError('give one of --multi30k=DIR, --docstrings, --functions')
   if _DOCSTRINGS.value:
     parts = {TRAIN: _documented()}
+  elif _FUNCTIONS.value:
+    parts = split(x for y in _installed() for x in functions(y))
   else:
     test = pairs(_FOLDER.value, TEST)
     parts = {TEST: test, TRAIN: apart(pairs(_FOLDER.value, TRAIN), test)}

@@ -8,6 +8,7 @@ from absl import flags, logging
 
 from configs import distill_t5, train_t5
 from experiments import rows as rows_lib
+from experiments import texts as texts_lib
 from specdec_jax import runtime
 from specdec_jax.distill import distillation
 from specdec_jax.train import train_lm
@@ -89,7 +90,7 @@ def _language(
   c.text.update(
     source=row.counted,
     field=field,
-    source_field=rows_lib.source_field(field),
+    source_field=texts_lib.SOURCES[field],
     tokenizer=row.target,
     length=s.length,
     source_length=s.source_length,
@@ -109,7 +110,7 @@ def _distilled(row, s: Sizes, source: str, divergence: str, start, folder):
   c.student.update(path=str(start), layers=(), share=False, vocabulary=0)
   c.data.update(
     source=row.counted,
-    field=rows_lib.source_field(row.counted_field),
+    field=texts_lib.SOURCES[row.counted_field],
     chat=True,
     completions=source,
     prompts=s.rows * s.steps,

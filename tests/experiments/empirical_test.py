@@ -216,11 +216,11 @@ def test_a_target_that_fails_its_gate_is_a_toy(tmp_path):
     (24.9, 1.0, 'toy chat'),
     (40.0, 0.9, 'toy chat'),
   ):
-    gate = rows_lib.Gate(bleu, distinct, 9)._asdict()
+    gate = rows_lib.Gate('bleu', bleu, 25.0, distinct, 9)._asdict()
     stored(tmp_path, TABLES[FIVE][1], gate=gate)
     text = rendered(FIVE, tmp_path)
     assert f'| {name} | eagle |' in text
-    assert f'* chat: the target has BLEU {bleu} on 9 captions' in text
+    assert f'* chat: the target has bleu {bleu} on 9 texts' in text
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
@@ -290,6 +290,45 @@ def test_sentences_of_docstrings_are_texts(tmp_path):
     [{'text': manual[0]}, {'text': 'a'}], [{'text': manual[0]}]
   )
   assert kept == [{'text': 'a'}]
+
+
+FUNCTION = """
+def spread_out(x):
+  \'\'\'Says how far apart the values are.
+
+  More of it.
+  \'\'\'
+  return max(x) - min(x)
+"""
+
+
+def test_functions_are_summed_up_by_the_first_line_of_their_docstring(tmp_path):
+  more = 'def a():\n  """Too short."""\n  return 1\n'
+  more += 'def b():\n  """Returns nothing whatever it is given."""\n'
+  (tmp_path / 'one.py').write_text(FUNCTION + more)
+  (tmp_path / 'two').mkdir()
+  (tmp_path / 'two/x.py').write_text(FUNCTION.replace('max', 'abs'))
+  code = 'def spread_out(x):\n  return max(x) - min(x)'
+  summary = 'Says how far apart the values are.'
+  first, second = texts.functions(tmp_path)
+  assert first == ('one', {'code': code, 'summary': summary})
+  assert second[0] == 'two'
+  assert texts.name_of(code) == 'spread out'
+
+
+def test_no_package_function_or_line_is_in_both_parts():
+  rows = [
+    (f'package{i}', {'code': f'{i} {j}', 'summary': f'{i if j else ""}'})
+    for i in range(60)
+    for j in range(2)
+  ]
+  parts = texts.split(rows)
+  test, train = parts[texts.HELD], parts[texts.TRAIN]
+  seen = lambda part, key: {x[key] for x in part}
+  packages = lambda part: {x.split()[0] for x in seen(part, 'code')}
+  assert 0 < len(packages(test)) < 10 < len(packages(train))
+  assert not packages(test) & packages(train)
+  assert not seen(test, 'summary') & seen(train, 'summary')
 
 
 def refused(message, *arguments):
