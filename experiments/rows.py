@@ -200,6 +200,7 @@ def quick(row: Row) -> Row:
     counted_field='words',
     new=8,
     read=64,
+    metric=row.metric and 'bleu',  # whose package is installed
     command='',
   )
 
@@ -229,8 +230,11 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
     most: prompts.
 
   Raises:
-    ValueError: a source that cannot be read, or too few texts.
+    ValueError: a source that cannot be read, too few texts, or a metric whose
+      package is not installed.
   """
+  if row.metric:
+    answers.metric_of(row.metric)
   c = default.get_config().unlock()
   c.target.source = row.target
   gamma = max(gammas)
