@@ -335,26 +335,25 @@ def _categories(arms, before: _Before, groups, runs) -> list[Category]:
   parts = before.doc.calibration
   assert parts is not None
   names = dict.fromkeys(group.items[0].category for group in groups)
-  of = lambda groups, name: [
-    g for g, group in enumerate(groups) if group.items[0].category == name
-  ]
-  plain = runs[arms[0].name]
+  of = lambda groups: {
+    name: [i for i, x in enumerate(groups) if x.items[0].category == name]
+    for name in filter(None, names)
+  }
+  plain, every = runs[arms[0].name], of(groups)
+  known = of(before.others)
+  told = predict.by_category(arms, parts, before.seen, known, every)
   out = []
-  for category in filter(None, names):
-    chosen, known = of(groups, category), of(before.others, category)
+  for category, chosen in every.items():
     for arm in arms[1:]:
       mine = runs[arm.name]
       picked = [mine.outputs[g] for g in chosen]
-      seen = [before.seen[arm.name][g] for g in known]
       row = Category(
         category=category,
         name=arm.name,
         drafter=arm.drafter,
         prompts=len(chosen),
         improvement=timing.improvement(mine, plain, chosen),
-        predicted=predict.improvement(arm, parts, seen, None, len(chosen))
-        if seen
-        else None,
+        predicted=told.get((category, arm.name)),
         explained=predict.improvement(arm, parts, picked, None),
         counts=metrics.summary(metrics.join(picked)),
       )

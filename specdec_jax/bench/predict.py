@@ -190,6 +190,8 @@ class Prediction(NamedTuple):
   low, high: its 90 % interval for other prompts; None if not known.
   by_gamma: improvement at this and, estimated, at smaller gammas.
   best_gamma: the best of by_gamma, 0 where none is above 1.
+  error: standard deviation of log improvement, from how much the prompts that
+    it is predicted from differ; 0 if not known.
   """
 
   tokens: float
@@ -199,6 +201,7 @@ class Prediction(NamedTuple):
   high: float | None
   by_gamma: dict[int, float]
   best_gamma: int
+  error: float = 0.0
 
 
 def improvements(
@@ -252,33 +255,95 @@ def improvement(
       tokens_S = tokens_S / (base_SX[..., 0] / base_SX[..., 1])
     return tokens_S, sums_SX[..., 2:] / sums_SX[..., 1:2]
 
-  tokens, widths_N = tokens_and_widths(np.ones(len(outputs)))
+  count = len(outputs)
+  tokens, widths_N = tokens_and_widths(np.ones(count))
   by_gamma = {}
   for gamma in range(1, arm.gamma + 1):
     share = cost.histogram_tokens(cost.truncated(hist, gamma)) / exact
-    by_gamma[gamma] = float(
-      tokens * share / window(arm, calibration, gamma, widths_N)
-    )
-  value = by_gamma[arm.gamma]
-  out = metrics.Interval(value)
+    needed = window(arm, calibration, gamma, widths_N)
+    by_gamma[gamma] = float(tokens * share / needed)
+  out, error = metrics.Interval(value := by_gamma[arm.gamma]), 0.0
   if judged and calibration.repeats:
-    times_SG = metrics.resamples(len(outputs))
-    tokens_S, widths_SN = tokens_and_widths(times_SG)
+    tokens_S, widths_SN = tokens_and_widths(metrics.resamples(count))
     # A repeat of the calibration for each resample: its error is that of one.
     each, cost_S = calibration.repeats, np.ones_like(tokens_S)
+    apart = lambda cost_S: float(np.std(np.log(tokens_S / cost_S)))
+    error = apart(window(arm, calibration, arm.gamma, widths_SN))
     for i, x in enumerate(each):
       some = slice(i, None, len(each))
       cost_S[some] = window(arm, x, arm.gamma, widths_SN[some])
-    sd = float(np.std(np.log(tokens_S / cost_S)))
     # What is predicted is a sample of prompts too.
-    sd *= (1 + len(outputs) / judged) ** 0.5
-    out = metrics.around(value, sd, len(outputs), 0.9)
+    sd = apart(cost_S) * (1 + count / judged) ** 0.5
+    out = metrics.around(value, sd, count, 0.9)
   return Prediction(
     tokens=float(tokens),
-    window_cost=float(window(arm, calibration, arm.gamma, widths_N)),
+    window_cost=float(tokens / value),
     improvement=value,
     low=out.low,
     high=out.high,
+    by_gamma=by_gamma,
+    best_gamma=cost.best(by_gamma),
+    error=error * (count / max(count - 1, 1)) ** 0.5,
+  )
+
+
+def by_category(
+  arms, calibration, outputs, known, judged
+) -> dict[tuple[str, str], Prediction]:
+  """By category and arm, the Prediction from the category's other prompts.
+
+  It is drawn towards that of all other prompts; see `drawn`.
+
+  Args:
+    arms: plain decoding first; batch size 1.
+    calibration: a calibration.Calibration.
+    outputs: by arm, one for each other prompt.
+    known: by category, the indices of its other prompts.
+    judged: by category, the prompts to predict for.
+  """
+  out = {}
+  for arm in arms[1:]:
+    seen = outputs[arm.name]
+    of = lambda some, judged, arm=arm: improvement(
+      arm, calibration, some, None, judged
+    )
+    own = {
+      name: of([seen[g] for g in some], len(judged[name]))
+      for name, some in known.items()
+      if some and name in judged
+    }
+    if own:
+      found = drawn([*own.values()], of(seen, 0))
+      out |= {(x, arm.name): y for x, y in zip(own, found, strict=True)}
+  return out
+
+
+def drawn(found: Sequence[Prediction], whole: Prediction) -> list[Prediction]:
+  """Predictions of categories, each drawn towards that of all prompts.
+
+  A category is predicted from few prompts. By how much categories differ beyond
+  their own errors is estimated by moments (random effects: DerSimonian and
+  Laird 1986, https://doi.org/10.1016/0197-2456(86)90046-2), and a category
+  keeps that share of its distance from all prompts, in logarithms.
+  """
+  known = [x.error**2 for x in found if x.error]
+  if not known:
+    return list(found)
+  noise = sum(known) / len(known)
+  apart = np.log([x.improvement / whole.improvement for x in found])
+  real = max(float(np.mean(apart**2)) - noise, 0.0)
+  scales = np.exp(-apart * noise / (real + noise))
+  return [_scaled(x, float(y)) for x, y in zip(found, scales, strict=True)]
+
+
+def _scaled(x: Prediction, by: float) -> Prediction:
+  """The Prediction of that many times the emitted tokens."""
+  by_gamma = {gamma: by * value for gamma, value in x.by_gamma.items()}
+  ends = (None if end is None else by * end for end in (x.low, x.high))
+  return x._replace(
+    tokens=by * x.tokens,
+    improvement=by * x.improvement,
+    **dict(zip(('low', 'high'), ends, strict=True)),
     by_gamma=by_gamma,
     best_gamma=cost.best(by_gamma),
   )

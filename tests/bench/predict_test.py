@@ -131,6 +131,43 @@ def test_the_interval_is_of_other_prompts_and_of_the_costs():
   assert predicted(e, few[:1], steady, 4).low is None
 
 
+def test_a_category_is_drawn_to_all_prompts_by_its_own_error():
+  """Where categories do not differ beyond their errors, all are alike."""
+  e = build.engine(build.load('random:tiny'), 'lookup', gamma=2)
+  arms = [None, plan_lib.Arm('x', 'lookup', 2, e)]
+  costs = parts(repeats=(parts(),))
+
+  def found(*texts):
+    half = len(texts) // 2
+    known = {
+      'a': [*range(half)],
+      'b': [*range(half, len(texts))],
+      'c': [],
+      'd': [0],
+    }
+    seen = {'x': [output(x) for x in texts]}
+    return predict.by_category(
+      arms, costs, seen, known, {'a': 'pq', 'b': 'rs', 'c': 't'}
+    )
+
+  low, high = [4, 1, 1], [1, 1, 4]
+  same = found(low, high, high, low)
+  assert [*same] == [('a', 'x'), ('b', 'x')]
+  noisy = found(low, low, high, low, high, high)
+  whole = predicted(e, [output(x) for x in (low, high) * 3], costs)
+  for x in (*same.values(), *noisy.values()):
+    assert x.improvement == pytest.approx(whole.improvement)
+    assert x.improvement == pytest.approx(x.tokens / x.window_cost)
+    assert x.low < x.improvement < x.high
+  sure = found([9, 1, 1], [9, 1, 2], [1, 1, 9], [1, 2, 9])
+  own = predicted(e, [output(x) for x in ([9, 1, 1], [9, 1, 2])], costs, 2)
+  other = predicted(e, [output(x) for x in ([1, 1, 9], [1, 2, 9])], costs, 2)
+  value = sure['a', 'x'].improvement
+  assert own.improvement < value < other.improvement
+  assert value / own.improvement < 1.02
+  assert [*found(low, high)] == [('a', 'x'), ('b', 'x')]  # one prompt: kept
+
+
 def test_rows_that_share_a_batch_are_no_improvement():
   """Plain decoding of three rows emits three tokens a window too."""
   target = build.load('random:tiny')
