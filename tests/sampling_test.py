@@ -56,7 +56,9 @@ def test_probabilities_equal_the_sorting_oracle(wide, V):
 
 
 def test_a_mass_of_exactly_top_p_is_enough():
-  x = jnp.asarray(np.random.default_rng(0).normal(size=(50, 1, 3)), jnp.float32)
+  x = jnp.asarray(
+    np.random.default_rng(0).normal(size=(50, 1, 16)), jnp.float32
+  )
   settings = sampling.settings(50, 1.0)
   p = sampling.probabilities(x, settings)
   top = np.asarray(p.max(-1))[:, 0]

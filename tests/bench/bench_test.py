@@ -105,6 +105,7 @@ def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
   assert (found.between, found.tok_s) == (20.0, 40.0)
 
 
+@pytest.mark.more
 def test_batches_larger_than_one(capsys):
   """What rows share is no improvement: predicted and measured alike.
 
@@ -127,6 +128,7 @@ def test_batches_larger_than_one(capsys):
     assert found.improvement == pytest.approx(found.tokens / found.window_cost)
 
 
+@pytest.mark.more
 def test_a_crossover_when_sampling(capsys):
   """Copies of a prompt draw their own noise, and are compared one by one."""
   config = settings(

@@ -28,6 +28,7 @@ def test_the_target_itself_is_a_perfect_draft():
   assert abs(found['gap']) < 1e-4
 
 
+@pytest.mark.more
 def test_the_gap_is_between_alpha_alone_and_decoding():
   found = figures('random:tiny:1', 1.0)
   alpha = found['alpha']

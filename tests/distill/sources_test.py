@@ -97,6 +97,7 @@ def test_pairs_are_sources_with_their_texts(pairs):
 # --- runs ---------------------------------------------------------------------
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   ('completions', 'student'),
   [

@@ -70,6 +70,7 @@ T5 = model_config.sized('t5_tiny', vocab=31)
 RELU = dataclasses.replace(T5, act='relu', gated=False)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('changes', [{}, fakes.GPT, lm_test.RICH, T5, RELU])
 def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
   del x64
@@ -124,6 +125,7 @@ def test_a_tokens_logits_depend_neither_on_width_nor_on_batch(size, dtype):
     np.testing.assert_array_equal(five, alone)
 
 
+@pytest.mark.more
 def test_a_reduced_head_keeps_the_columns():
   for dtype in ('float32', 'bfloat16'):
     config = fakes.tiny(dtype=dtype)
