@@ -16,11 +16,20 @@ import ml_collections
 
 from configs import train_lm
 
+# An epoch is some 450 steps; 3 % of Multi30k's pairs are longer.
+TASKS = {
+  'translation': dict(
+    source_field='en', field='de', length=40, source_length=28
+  ),
+  'code': dict(
+    source_field='code', field='summary', length=32, source_length=128
+  ),
+}
+
 
 def get_config(size: str = 'full') -> ml_collections.ConfigDict:
   """size 'tiny': a small model and few steps; 'translation', 'code': a task."""
-  task = size in ('translation', 'code')
-  c = train_lm.get_config('full' if task else size).unlock()
+  c = train_lm.get_config('full' if size in TASKS else size).unlock()
   tiny = size == 'tiny'
   c.model.update(
     size='t5_tiny' if tiny else '',
@@ -43,21 +52,13 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
     evaluate_every=100 if tiny else 500,
   )
   c.judge.metric = 'bleu' if tiny else ''
-  if task:
-    # An epoch of Multi30k is 448 steps; 3 % of its pairs are longer.
-    english = size == 'translation'
-    c.text.update(
-      source_field='en' if english else 'code',
-      field='de' if english else 'summary',
-      length=40 if english else 32,
-      source_length=28 if english else 128,
-      held_out=100,
-      rows=64,
-    )
+  if size in TASKS:
+    c.text.update(TASKS[size], held_out=100, rows=64)
     c.model.update(dtype='float32', remat=False)
     c.optimiser.update(learning_rate=5e-4, warmup=50)
     c.run.update(
       steps=448, checkpoint_every=64, evaluate_every=64, log_every=4, keep=1
     )
-    c.judge.update(metric='bleu' if english else 'rouge', pairs=192)
+    metric = 'bleu' if size == 'translation' else 'rouge'
+    c.judge.update(metric=metric, pairs=192)
   return c.lock()

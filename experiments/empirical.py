@@ -149,9 +149,9 @@ def _titled(row: Row, doc) -> Row:
 def _gates(found: Mapping[str, Any]) -> list[str]:
   gates = {n: rows_lib.Gate(**x['gate']) for n, x in found.items() if x['gate']}
   return [
-    f'* {name}: the target has {x.metric} {x.value:.1f} on {x.texts} texts, '
-    f'{x.distinct:.0%} of its answers are distinct (a toy below {x.least:.1f} '
-    f'and {rows_lib.DISTINCT:.0%}).'
+    f'* {name}: the target has {x.metric.upper()} {x.value:.1f} on {x.texts} '
+    f'texts, {x.distinct:.0%} of its answers are distinct (a toy below '
+    f'{x.least:.1f} and {rows_lib.DISTINCT:.0%}).'
     for name, x in gates.items()
   ]
 

@@ -344,10 +344,7 @@ class Gate(NamedTuple):
 
 
 def gate(loaded: Loaded) -> Gate | None:
-  """The Gate of a target; None without references.
-
-  A summary of a function has to say more than the function's name in words.
-  """
+  """The Gate of a target; None without references."""
   if not loaded.references:
     return None
   whole = plan(loaded, 0.0, 0, ROWS)
@@ -356,18 +353,28 @@ def gate(loaded: Loaded) -> Gate | None:
   run = lambda x: loaded.plain.programs.generate(loaded.plain.weights, x.full)
   outputs = [run(x) for x in runtime.track(groups, 'answers of the target')]
   found = answers_of(loaded, groups, outputs)
-  least, metric = BLEU, loaded.row.metric
-  if metric == 'rouge':
-    names = {x.id: texts_lib.name_of(x.turns[0]) for x in loaded.prompts}
-    least = quality(loaded, names)
   distinct = len(set(found.values())) / len(found)
-  return Gate(metric, quality(loaded, found), least, distinct, len(found))
+  value, least = _score(loaded, found), least_of(loaded)
+  return Gate(loaded.row.metric, value, least, distinct, len(found))
 
 
-def quality(loaded: Loaded, found: Mapping[str, str]) -> Any:
+def least_of(loaded: Loaded) -> float:
+  """What the answers have to reach in the row's metric.
+
+  A summary of a function has to say more than the function's name in words.
+  """
+  if loaded.row.metric == 'bleu':
+    return BLEU
+  names = {x.id: texts_lib.name_of(x.turns[0]) for x in loaded.prompts}
+  return _score(loaded, names)
+
+
+def quality(loaded: Loaded, found: Mapping[str, str]) -> float | None:
   """The row's metric of answers by prompt; None without references."""
-  if not loaded.references:
-    return None
+  return _score(loaded, found) if loaded.references else None
+
+
+def _score(loaded: Loaded, found: Mapping[str, str]) -> float:
   metric = answers.metric_of(loaded.row.metric)
   return metric([*found.values()], [loaded.references[x] for x in found])
 

@@ -25,6 +25,7 @@ import re
 import sys
 import sysconfig
 import textwrap
+import tokenize
 import warnings
 from collections.abc import Iterator
 
@@ -134,7 +135,8 @@ def parsed(folder: pathlib.Path) -> Iterator[tuple[str, list[str], ast.Module]]:
     if _SKIPPED & set(parts):
       continue
     try:
-      source = path.read_text('utf-8')
+      with tokenize.open(path) as file:
+        source = file.read()
       with warnings.catch_warnings(action='ignore'):
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -25,36 +25,32 @@ distil() {  # ROW and further settings
   done
 }
 
-target() {  # ROW and its pairs
-  python "$root/scripts/train.py" --workdir="$models/$1" \
-    --config="$root/configs/train_t5.py:$1" --config.text.source="$2"
+texts() {  # FOLDER and the flag of texts.py that fills it
+  [ -e "$models/$1/train.jsonl" ] ||
+    python "$root/experiments/texts.py" "$2" --output="$models/$1"
+}
+
+task() {  # ROW FOLDER and further settings of its drafts: a target and drafts
+  local row=$1 pairs="$models/$2/train.jsonl"; shift 2
+  python "$root/scripts/train.py" --workdir="$models/$row" \
+    --config="$root/configs/train_t5.py:$row" --config.text.source="$pairs"
+  distil "$row" --config.teacher.source="$models/$row/model" \
+    --config.data.source="$pairs" --config.data.chat=True \
+    --config.batch.rows=64 --config.run.steps=1300 "$@"
 }
 
 if [ -n "$multi30k" ]; then
-  pairs="$models/multi30k/train.jsonl"
-  [ -e "$pairs" ] || python "$root/experiments/texts.py" \
-    --multi30k="$multi30k" --output="$models/multi30k"
-  target translation "$pairs"
-  distil translation --config.teacher.source="$models/translation/model" \
-    --config.data.source="$pairs" --config.data.field=en \
-    --config.data.chat=True --config.data.prompts=28000 \
-    --config.data.length=40 --config.data.source_length=28 \
-    --config.batch.rows=64 --config.run.steps=1300
+  texts multi30k --multi30k="$multi30k"
+  task translation multi30k --config.data.field=en --config.data.prompts=28000 \
+    --config.data.length=40 --config.data.source_length=28
 fi
 if [ -n "$code" ]; then
-  pairs="$models/functions/train.jsonl"
-  [ -e "$pairs" ] || python "$root/experiments/texts.py" --functions \
-    --output="$models/functions"
-  target code "$pairs"
-  distil code --config.teacher.source="$models/code/model" \
-    --config.data.source="$pairs" --config.data.field=code \
-    --config.data.chat=True --config.data.prompts=20000 \
-    --config.data.length=32 --config.data.source_length=128 \
-    --config.batch.rows=64 --config.run.steps=1300
+  texts functions --functions
+  task code functions --config.data.field=code --config.data.prompts=20000 \
+    --config.data.length=32 --config.data.source_length=128
 fi
-texts="$models/docstrings/train.jsonl"
-[ -e "$texts" ] || python "$root/experiments/texts.py" --docstrings \
-  --output="$models/docstrings"
-distil titles --config.data.source="$texts" --config.data.chat=True \
-  --config.data.prompts=9000 --config.data.source_length=96 \
+texts docstrings --docstrings
+distil titles --config.data.source="$models/docstrings/train.jsonl" \
+  --config.data.chat=True --config.data.prompts=9000 \
+  --config.data.source_length=96 \
   --config.batch.rows=16 --config.run.steps=800

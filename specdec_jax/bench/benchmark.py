@@ -332,7 +332,7 @@ def _categories(arms, before: _Before, groups, runs) -> list[Category]:
   """At batch size 1 only: the time of a larger batch is of no one category."""
   if any(len(group.items) > 1 for group in groups):
     return []
-  parts = before.doc.calibration
+  parts, whole = before.doc.calibration, before.doc.predicted
   assert parts is not None
   names = dict.fromkeys(group.items[0].category for group in groups)
   of = lambda groups: {
@@ -341,7 +341,7 @@ def _categories(arms, before: _Before, groups, runs) -> list[Category]:
   }
   plain, every = runs[arms[0].name], of(groups)
   known = of(before.others)
-  told = predict.by_category(arms, parts, before.seen, known, every)
+  told = predict.by_category(arms, parts, before.seen, whole, known, every)
   out = []
   for category, chosen in every.items():
     for arm in arms[1:]:

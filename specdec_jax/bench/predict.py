@@ -262,18 +262,15 @@ def improvement(
     share = cost.histogram_tokens(cost.truncated(hist, gamma)) / exact
     needed = window(arm, calibration, gamma, widths_N)
     by_gamma[gamma] = float(tokens * share / needed)
-  out, error = metrics.Interval(value := by_gamma[arm.gamma]), 0.0
+  value = by_gamma[arm.gamma]
+  out, error = metrics.Interval(value), 0.0
   if judged and calibration.repeats:
     tokens_S, widths_SN = tokens_and_widths(metrics.resamples(count))
-    # A repeat of the calibration for each resample: its error is that of one.
-    each, cost_S = calibration.repeats, np.ones_like(tokens_S)
     apart = lambda cost_S: float(np.std(np.log(tokens_S / cost_S)))
     error = apart(window(arm, calibration, arm.gamma, widths_SN))
-    for i, x in enumerate(each):
-      some = slice(i, None, len(each))
-      cost_S[some] = window(arm, x, arm.gamma, widths_SN[some])
     # What is predicted is a sample of prompts too.
-    sd = apart(cost_S) * (1 + count / judged) ** 0.5
+    sd = apart(_repeated(arm, calibration, widths_SN))
+    sd *= (1 + count / judged) ** 0.5
     out = metrics.around(value, sd, count, 0.9)
   return Prediction(
     tokens=float(tokens),
@@ -287,8 +284,18 @@ def improvement(
   )
 
 
+def _repeated(arm, calibration, widths_SN):
+  """Costs of windows, [S], each by one repeat of the calibration in turn: their
+  error is that of one repeat."""
+  each, cost_S = calibration.repeats, np.ones(len(widths_SN))
+  for i, x in enumerate(each):
+    some = slice(i, None, len(each))
+    cost_S[some] = window(arm, x, arm.gamma, widths_SN[some])
+  return cost_S
+
+
 def by_category(
-  arms, calibration, outputs, known, judged
+  arms, calibration, outputs, whole, known, judged
 ) -> dict[tuple[str, str], Prediction]:
   """By category and arm, the Prediction from the category's other prompts.
 
@@ -298,22 +305,20 @@ def by_category(
     arms: plain decoding first; batch size 1.
     calibration: a calibration.Calibration.
     outputs: by arm, one for each other prompt.
+    whole: by arm, the Prediction from all of them; see `improvements`.
     known: by category, the indices of its other prompts.
     judged: by category, the prompts to predict for.
   """
   out = {}
   for arm in arms[1:]:
-    seen = outputs[arm.name]
-    of = lambda some, judged, arm=arm: improvement(
-      arm, calibration, some, None, judged
-    )
-    own = {
-      name: of([seen[g] for g in some], len(judged[name]))
-      for name, some in known.items()
-      if some and name in judged
-    }
+    own = {}
+    for name, some in known.items():
+      if some and name in judged:
+        seen = [outputs[arm.name][g] for g in some]
+        count = len(judged[name])
+        own[name] = improvement(arm, calibration, seen, None, count)
     if own:
-      found = drawn([*own.values()], of(seen, 0))
+      found = drawn([*own.values()], whole[arm.name])
       out |= {(x, arm.name): y for x, y in zip(own, found, strict=True)}
   return out
 
@@ -339,11 +344,11 @@ def drawn(found: Sequence[Prediction], whole: Prediction) -> list[Prediction]:
 def _scaled(x: Prediction, by: float) -> Prediction:
   """The Prediction of that many times the emitted tokens."""
   by_gamma = {gamma: by * value for gamma, value in x.by_gamma.items()}
-  ends = (None if end is None else by * end for end in (x.low, x.high))
   return x._replace(
     tokens=by * x.tokens,
     improvement=by * x.improvement,
-    **dict(zip(('low', 'high'), ends, strict=True)),
+    low=None if x.low is None else by * x.low,
+    high=None if x.high is None else by * x.high,
     by_gamma=by_gamma,
     best_gamma=cost.best(by_gamma),
   )

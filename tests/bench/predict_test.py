@@ -146,8 +146,9 @@ def test_a_category_is_drawn_to_all_prompts_by_its_own_error():
       'd': [0],
     }
     seen = {'x': [output(x) for x in texts]}
+    whole = {'x': predicted(e, seen['x'], costs)}
     return predict.by_category(
-      arms, costs, seen, known, {'a': 'pq', 'b': 'rs', 'c': 't'}
+      arms, costs, seen, whole, known, {'a': 'pq', 'b': 'rs', 'c': 't'}
     )
 
   low, high = [4, 1, 1], [1, 1, 4]
@@ -159,6 +160,7 @@ def test_a_category_is_drawn_to_all_prompts_by_its_own_error():
     assert x.improvement == pytest.approx(whole.improvement)
     assert x.improvement == pytest.approx(x.tokens / x.window_cost)
     assert x.low < x.improvement < x.high
+    assert x.low * x.high == pytest.approx(x.improvement**2)
   sure = found([9, 1, 1], [9, 1, 2], [1, 1, 9], [1, 2, 9])
   own = predicted(e, [output(x) for x in ([9, 1, 1], [9, 1, 2])], costs, 2)
   other = predicted(e, [output(x) for x in ([1, 1, 9], [1, 2, 9])], costs, 2)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import pathlib
+import sys
 
 import pytest
 
@@ -21,7 +22,8 @@ from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
 from specdec_jax.bench import machine, metrics
-from specdec_jax.train import text
+from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.train import answers, text
 from tests import programs
 from tests.experiments import reports
 
@@ -220,7 +222,28 @@ def test_a_target_that_fails_its_gate_is_a_toy(tmp_path):
     stored(tmp_path, TABLES[FIVE][1], gate=gate)
     text = rendered(FIVE, tmp_path)
     assert f'| {name} | eagle |' in text
-    assert f'* chat: the target has bleu {bleu} on 9 texts' in text
+    assert f'* chat: the target has BLEU {bleu} on 9 texts' in text
+
+
+def test_a_summary_has_to_say_more_than_the_functions_name(monkeypatch):
+  """And its metric is asked for before anything is loaded."""
+  row = ROWS['code']
+  codes = 'def spread_out(x):', 'def total(x):'
+  asked = tuple(
+    prompts_lib.Prompt(str(i), turns=(x,)) for i, x in enumerate(codes)
+  )
+  wanted = {'0': 'spread out', '1': 'Adds.'}
+  loaded = rows_lib.Loaded(row, None, None, {}, asked, wanted)  # pyright: ignore
+  equal = lambda found, wanted: 50.0 * sum(map(str.__eq__, found, wanted))
+  monkeypatch.setattr(answers, 'metric_of', lambda name: equal)
+  assert rows_lib.least_of(loaded) == 50.0
+  translated = loaded._replace(row=ROWS['translation'])
+  assert rows_lib.least_of(translated) == rows_lib.BLEU
+  monkeypatch.undo()
+  monkeypatch.setitem(sys.modules, 'rouge_score', None)
+  with pytest.raises(ValueError, match='needs rouge-score'):
+    rows_lib.load(row, (1,), 1)
+  assert rows_lib.quick(row).metric == 'bleu'
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
