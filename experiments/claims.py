@@ -79,8 +79,13 @@ def lines(every: Sequence[Claim]) -> list[str]:
   return [f'{RULE} Here: {counted(every)}.', '', *page.table(head, rows)]
 
 
+def value(x: Claim) -> str:
+  """Ours, without its interval."""
+  return 'too short' if x.ours.value is None else x.form.format(x.ours.value)
+
+
 def _ours(x: Claim) -> str:
-  return 'too short' if x.ours.value is None else page.interval(x.ours, x.form)
+  return value(x) if x.ours.value is None else page.interval(x.ours, x.form)
 
 
 def _why(x: Claim) -> str:

@@ -1,8 +1,9 @@
 """What the empirical tables share: flags, stored results, and their page.
 
-A row's results are a file of their own, results/ROW.json, with the commit that
-measured it. A run goes on with the rows that are not stored; a table renders
-from what is stored alone, and only if all of it is from one commit.
+A row's results are a file of their own, results/ROW.json, with the commit of
+the code that measured it. A run goes on with the rows that are not stored; a
+table renders from what is stored alone, and only if all of it is from one
+commit. Tables that are measured together read one set of texts.
 """
 
 import json
@@ -84,21 +85,26 @@ class Page(NamedTuple):
   cells: Cells
 
 
-def run(table: Table) -> bool:
-  """Measures the rows that are not stored, and renders the page.
+def run(tables: Sequence[Table]) -> bool:
+  """Measures the rows that are not stored, and renders the pages.
 
   Raises:
     ValueError: an unknown row, a model that is not there, or results of
       another commit; before anything is measured.
   """
-  every, asked = rows(table), _asked()
-  folder = pathlib.Path(_RESULTS.value or folder_of(table))
-  runtime.open_workdir(str(folder))
+  every, asked = [rows(x) for x in tables], _asked()
+  folders = [pathlib.Path(_RESULTS.value or folder_of(x)) for x in tables]
+  if _RESULTS.value and len(tables) > 1:
+    folders = [x / y.home.name for x, y in zip(folders, tables, strict=True)]
+  for folder in folders:
+    runtime.open_workdir(str(folder))
+  given = list(zip(tables, folders, every, strict=True))
   if not _RENDER.value:
-    measure(table, folder, every, asked)
-  text = rendered(table, folder, every).text
-  page.write(folder, table.home, text)
-  print(text)
+    measure(given, asked)
+  for table, folder, known in given:
+    text = rendered(table, folder, known).text
+    page.write(folder, table.home, text)
+    print(text)
   return True
 
 
@@ -163,14 +169,47 @@ def stored(folder: pathlib.Path, names) -> dict[str, Any]:
 
 
 def measure(
-  table: Table, folder: pathlib.Path, every: Rows, asked: Asked
+  given: Sequence[tuple[Table, pathlib.Path, Rows]], asked: Asked
 ) -> None:
   """Measures and stores the rows of --rows, or those whose models are there.
+
+  A row is loaded once for all tables that have it.
+
+  Args:
+    given: of each table the folder of its results, and its rows.
+    asked: how much to measure.
 
   Raises:
     ValueError: an unknown row, a model that is not there, or another row's
       results of another commit.
   """
+  head, dirty = machine.commit(*page.WRITTEN)
+  wanted = [
+    (name, table, folder, every[name])
+    for table, folder, every in given
+    for name in _chosen(folder, every, head)
+  ]
+  names = [name for name, *_ in wanted]
+  wanted.sort(key=lambda x: names.index(x[0]))
+  setting = {'asked': json.loads(runtime.compact(asked)), 'quick': _QUICK.value}
+  loaded, gate = None, None
+  for name, table, folder, row in wanted:
+    before = stored(folder, [name]).get(name)
+    if before and not dirty and not before['machine']['dirty']:
+      known = {k: before[k] for k in setting}
+      if known == setting and before['machine']['commit'] == head:
+        continue
+    if loaded is None or loaded.row != row:
+      loaded = rows_lib.load(row, asked.gammas, _most(asked))
+      gate = rows_lib.gate(loaded)
+    about = machine.describe() | {'commit': head, 'dirty': dirty}
+    doc = setting | {'machine': about, 'gate': gate and gate._asdict()}
+    doc |= {'cells': table.measure(loaded, asked)}
+    files.write(folder / f'{name}.json', runtime.compact(doc))
+
+
+def _chosen(folder: pathlib.Path, every: Rows, head: str) -> list[str]:
+  """The rows to measure; raises ValueError as measure does."""
   chosen = _NAMES.value or [n for n, x in every.items() if not x.missing()]
   for name in chosen:
     if name not in every:
@@ -181,8 +220,6 @@ def measure(
         f'--models={_MODELS.value}: row {name} needs {lost[0]}, which is not '
         f'there; {every[name].command}'
       )
-  head, dirty = machine.commit(*page.WRITTEN)
-  setting = {'asked': json.loads(runtime.compact(asked)), 'quick': _QUICK.value}
   for name, x in stored(folder, every).items():
     same = x['machine']['commit'] == head
     if not same and name not in chosen:
@@ -191,18 +228,7 @@ def measure(
         f'{x["machine"]["commit"][:12]}, and this is {head[:12]}; name it in '
         '--rows, or remove it'
       )
-  for name in chosen:
-    before = stored(folder, [name]).get(name)
-    if before and not dirty and not before['machine']['dirty']:
-      known = {k: before[k] for k in setting}
-      if known == setting and before['machine']['commit'] == head:
-        continue
-    loaded = rows_lib.load(every[name], asked.gammas, _most(asked))
-    about = machine.describe() | {'commit': head, 'dirty': dirty}
-    gate = rows_lib.gate(loaded)
-    doc = setting | {'machine': about, 'gate': gate and gate._asdict()}
-    doc |= {'cells': table.measure(loaded, asked)}
-    files.write(folder / f'{name}.json', runtime.compact(doc))
+  return chosen
 
 
 def report_folders(

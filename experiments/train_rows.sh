@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Trains what the empirical tables need: a T5 that translates, one that says what
-# a function does, and drafts of both and of one that writes titles. A killed run
-# goes on by the same command.
+# a function does, and drafts of both and of one that writes titles; the pair of
+# the GPT-like row. A killed run goes on by the same command.
 # bash experiments/train_rows.sh [--multi30k=DIR] [--code] [--models=DIR]
-# Without --multi30k (see texts.py) and --code: the drafts for titles alone.
+# Without --multi30k (see texts.py) and --code: titles and the pair alone.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
@@ -54,3 +54,4 @@ distil titles --config.data.source="$models/docstrings/train.jsonl" \
   --config.data.chat=True --config.data.prompts=9000 \
   --config.data.source_length=96 \
   --config.batch.rows=16 --config.run.steps=800
+bash "$root/experiments/distillspec_grid/run.sh" --pair --workdir="$models/gpt"

@@ -24,12 +24,7 @@ def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: the workdir has models of other settings.
   """
-  config = dataclasses.asdict(s)
-  workdir_lib.open_run(workdir, config)
-  workdir_lib.write_config(workdir, config)
-  corpus = text.read(s.pair.text)
-  kept, held = text.held_out(corpus, 20)
-  trained = Trained(s, workdir, kept)
+  trained, held = _begun(s, workdir)
   cells = settings.cells(s.grid)
   for cell in runtime.track(cells, f'{len(cells)} distillations'):
     trained.cell(cell)
@@ -46,6 +41,23 @@ def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
     'corpus': held.sha256,
     'rows': rows,
   }
+
+
+def pair(s: settings.Settings, workdir: pathlib.Path) -> list[pathlib.Path]:
+  """Trains a target and, for as many steps, its draft by cross-entropy and a
+  distilled one; raises ValueError as run does."""
+  trained, _ = _begun(s, workdir)
+  baseline = trained.baseline(settings.PAIR.seed)
+  return [trained.target(), baseline, trained.cell(settings.PAIR)]
+
+
+def _begun(s: settings.Settings, workdir: pathlib.Path):
+  """(the models, the held-out text) of a folder."""
+  config = dataclasses.asdict(s)
+  workdir_lib.open_run(workdir, config)
+  workdir_lib.write_config(workdir, config)
+  kept, held = text.held_out(text.read(s.pair.text), 20)
+  return Trained(s, workdir, kept), held
 
 
 class Trained:

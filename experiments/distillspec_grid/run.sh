@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains a small pair, distils its draft in every cell, and measures all of them.
-# bash experiments/distillspec_grid/run.sh [--workdir=DIR] [--config...]
+# bash experiments/distillspec_grid/run.sh [--workdir=DIR] [--pair] [--config...]
+# --pair: trains a target and two drafts, a row of the papers' tables, no more.
 # Without --workdir: results/distillspec_grid. A run that was ended goes on.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

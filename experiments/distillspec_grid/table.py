@@ -1,6 +1,6 @@
 """Divergences by data sources, on a small pair that this run trains first.
 
-bash experiments/distillspec_grid/run.sh [--workdir=DIR]
+bash experiments/distillspec_grid/run.sh [--workdir=DIR] [--pair]
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(HERE / 'config.py'))
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the models')
+_PAIR = flags.DEFINE_bool('pair', False, 'train target and drafts of rows.py')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
@@ -32,6 +33,9 @@ def run() -> bool:
   workdir = runtime.open_workdir(_WORKDIR.value)
   if workdir is None:
     raise ValueError("workdir='': name a folder for the models, --workdir=DIR")
+  if _PAIR.value:
+    print(*grid.pair(s, workdir))
+    return True
   # Read before writing files, which would make the commit dirty.
   doc = {'machine': machine.describe(), 'settings': dataclasses.asdict(s)}
   doc |= grid.run(s, workdir)

@@ -34,7 +34,7 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
       )
       for names, path in found[i : i + AT_ONCE]
     }
-    part = loaded._replace(engines=engines)
+    part = loaded._replace(engines=engines, traced={})
     for warm in WARM:
       traces = rows_lib.traces(part, warm, asked.tokens, seed=asked.seed)
       cells += [

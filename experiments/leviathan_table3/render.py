@@ -1,6 +1,8 @@
 """Measures alpha of a row, and puts ours beside theirs."""
 
 import math
+import statistics
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,18 +15,23 @@ WARM = (0.0, 1.0)
 
 
 def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
-  """A cell for each draft and temperature, with sums of every request."""
+  """A cell for each draft and temperature, with sums of every request.
+
+  Where it is sampled, those of the next seed too: 'again'.
+  """
   cells = []
   for temperature in WARM:
-    found = rows_lib.traces(loaded, temperature, asked.tokens, seed=asked.seed)
-    cells += [
-      {
-        'draft': name,
-        'temperature': temperature,
-        'requests': [[len(x.tokens), math.fsum(x.overlap)] for x in texts],
-      }
-      for name, texts in found.items()
+    seeds = (asked.seed, asked.seed + 1) if temperature else (asked.seed,)
+    each = [
+      rows_lib.traces(loaded, temperature, asked.tokens, seed=x) for x in seeds
     ]
+    for name in loaded.engines:
+      sums = [
+        [[len(x.tokens), math.fsum(x.overlap)] for x in found[name]]
+        for found in each
+      ]
+      cell = {'draft': name, 'temperature': temperature, 'requests': sums[0]}
+      cells.append(cell | ({'again': sums[1]} if temperature else {}))
   return cells
 
 
@@ -52,6 +59,8 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
       *page.table(head, lines),
       '',
       _counts(cells),
+      '',
+      seeds(cells),
       '',
       *empirical.not_run(every, cells, 'leviathan_table3'),
     ]
@@ -119,3 +128,29 @@ def _counts(cells: rows_lib.Cells) -> str:
     tokens = {x['temperature']: sum(n for n, _ in x['requests']) for x in found}
     told.append(f'{name} ' + ' and '.join(f'{n:,}' for n in tokens.values()))
   return f'Tokens of the target at T = 0 and at T = 1: {"; ".join(told)}.'
+
+
+def _differences(cells: rows_lib.Cells) -> Iterator[float]:
+  """Of each alpha, how far two seeds are apart, in its standard errors."""
+  for found in cells.values():
+    for x in found:
+      both = [x['requests'], x.get('again', [])]
+      if min(map(len, both)) > 1:
+        one, two = (empirical.means(sums, 1) for sums in both)
+        error = math.hypot(np.std(one[1:]), np.std(two[1:]))
+        yield abs(one[0] - two[0]) / error if error else 0.0
+
+
+def seeds(cells: rows_lib.Cells) -> str:
+  """Whether two seeds agree, by Bonferroni's limit for the whole table."""
+  found = list(_differences(cells))
+  if not found:
+    return 'No alpha has two seeds of several requests.'
+  limit = statistics.NormalDist().inv_cdf(1 - 0.01 / 2 / len(found))
+  outside = sum(x > limit for x in found)
+  return (
+    f'Two seeds at T = 1: {outside} of {len(found)} alphas differ by more than '
+    'the 99 % interval of their difference (Bonferroni: '
+    f'{limit:.1f} standard errors); the largest difference is '
+    f'{max(found):.1f}.'
+  )

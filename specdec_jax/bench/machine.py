@@ -78,10 +78,12 @@ def describe() -> dict[str, Any]:
 def commit(*paths: str) -> tuple[str, bool]:
   """The commit of this code, and whether files have changed since.
 
-  paths: git pathspecs, from the root, of the files to look at; () for all.
+  paths: git pathspecs, from the root, of the files to look at: the commit is
+    the last that changed one of them; () for all.
   """
   changed = _git('status', '--porcelain', '--', *paths)
-  return _git('rev-parse', 'HEAD') or 'unknown', bool(changed)
+  head = _git('log', '-1', '--format=%H', '--', *paths)
+  return head or 'unknown', bool(changed)
 
 
 def made_by(commit: str, changed: bool) -> str:

@@ -3,7 +3,9 @@
 import gzip
 import json
 import pathlib
+import subprocess
 import sys
+import types
 
 import pytest
 
@@ -66,8 +68,8 @@ def block(value):
   return {'value': value, 'low': value - 0.02, 'high': value + 0.02}
 
 
-GAIN = {'gamma': 8, 'tokens': 8, 'draft': 'bigram', 'reject': block(2.0)}
-GAIN |= {'block': block(2.2), 'gain': block(0.2)}
+GAIN = {'gamma': 8, 'temperature': 1.0, 'tokens': 8, 'draft': 'bigram'}
+GAIN |= {'reject': block(2.0), 'block': block(2.2), 'gain': block(0.2)}
 TABLES = {
   'leviathan_table2': (table2, [TIMED]),
   'leviathan_table3': (
@@ -119,6 +121,29 @@ def test_a_page_is_of_what_is_stored_by_one_commit(table, tmp_path):
   assert page.filled(readme.read_text(), ['new'])
 
 
+def test_the_commit_is_the_last_that_changed_code(tmp_path, monkeypatch):
+  monkeypatch.setattr(machine, '__file__', str(tmp_path / 'a/b/machine.py'))
+
+  def git(*args):
+    name = ['-c', 'user.name=a', '-c', 'user.email=a']
+    subprocess.run(['git', '-C', tmp_path, *name, *args], check=True)
+
+  git('init', '-q')
+  heads = []
+  for path in 'code.py', 'README.md', 'tests/x_test.py', 'more.py':
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(path)
+    git('add', '.')
+    git('commit', '-qm', path)
+    heads.append((machine.commit(), machine.commit(*page.WRITTEN)))
+  (code, _), (readme, _), (test, _), (more, _) = [x for x, _ in heads]
+  assert len({code, readme, test, more}) == 4
+  assert [x for _, (x, _) in heads] == [code, code, code, more]
+  (tmp_path / 'README.md').write_text('changed')
+  assert machine.commit(*page.WRITTEN) == (more, False)
+  assert machine.commit() == (more, True)
+
+
 def test_ours_stand_beside_theirs(tmp_path):
   for name, (_, cells) in TABLES.items():
     (tmp_path / name).mkdir()
@@ -143,9 +168,29 @@ def test_ours_stand_beside_theirs(tmp_path):
   assert '| PaLM-2-S | LM1B | 8 | 3.21 | 3.49 | +8.7% | the paper |' in text
   ours = '| chat | bigram | 8 | 2.00 | 2.20 | +10.0% (+9.0% to +11.0%) | ours |'
   assert ours in text
-  assert '| 2 | 10/9 | 11/9 | 12/9 |' in text
+  assert '| 2 | 10/9 | 11/9 | 12/9 |' in text and '| T = 0.2 |' not in text
+  cooler = [GAIN | {'temperature': t} for t in (0.2, 0.6)]
+  cooler[0] |= {'gain': block(0.4)}
+  stored(tmp_path / BLOCK, [GAIN, *cooler])
+  text = rendered(BLOCK, tmp_path / BLOCK)
+  assert '| gain by temperature | draft | T = 0.2 | T = 0.6 | T = 1 |' in text
+  assert '| chat | bigram | +20.0% (+19.0% to +21.0%) | +10.0%' in text
+  assert text.count(ours) == 1
   assert '9 of 9 are equal to the print' in text
   assert len(papers.TABLE3) == 16 and len(papers.TABLE4) == 12
+
+
+def test_two_seeds_of_an_alpha_are_compared_by_the_limit_of_the_table(tmp_path):
+  near, far = [[4, 2.0], [4, 2.2]] * 50, [[4, 2.0], [4, 2.6]] * 50
+  cells = traced(temperature=1.0, again=near) + traced(temperature=0.0)
+  for x in cells:
+    x['requests'] = near
+  told = table3.seeds({'chat': cells})
+  assert told.startswith('Two seeds at T = 1: 0 of 5 alphas differ')
+  assert '(Bonferroni: 3.1 standard errors); the largest' in told
+  cells[0]['again'] = far
+  assert '1: 1 of 5 alphas differ' in table3.seeds({'chat': cells})
+  assert 'No alpha has two seeds' in table3.seeds({'chat': cells[5:]})
 
 
 def claim(low, high, ours, **more):
@@ -199,6 +244,9 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
   assert '0.76 (0.75 to 0.78) | reproduced |' in small[0]
   assert '0.51 (0.50 to 0.53) | same direction | above by 0.2' in text
   assert 'is above Unigram' in text
+  brief = report.brief(found)
+  assert 'T5-XXL (EnDe), T5-small | translation, w128 | 0.75 / 0.76 |' in brief
+  assert '| the paper | ours | gamma = 8 |' in brief
   assert '| +8.5% | chat, bigram | +10.0% (+9.0% to +11.0%) | same dir' in text
   assert page_text.count('<h2>') == 3 and 'src="data:image/png' in page_text
   assert 'src="http' not in page_text and '<link' not in page_text
@@ -233,7 +281,7 @@ def test_a_summary_has_to_say_more_than_the_functions_name(monkeypatch):
     prompts_lib.Prompt(str(i), turns=(x,)) for i, x in enumerate(codes)
   )
   wanted = {'0': 'spread out', '1': 'Adds.'}
-  loaded = rows_lib.Loaded(row, None, None, {}, asked, wanted)  # pyright: ignore
+  loaded = rows_lib.Loaded(row, None, None, {}, asked, wanted, {})  # pyright: ignore
   equal = lambda found, wanted: 50.0 * sum(map(str.__eq__, found, wanted))
   monkeypatch.setattr(answers, 'metric_of', lambda name: equal)
   assert rows_lib.least_of(loaded) == 50.0
@@ -249,18 +297,26 @@ def test_a_summary_has_to_say_more_than_the_functions_name(monkeypatch):
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   done = []
 
-  def measure(row, asked):
-    if row.name == 'titles' and len(done) == 1:
+  def measure(loaded, asked):
+    if loaded.row.name == 'titles' and len(done) == 1:
       raise KeyboardInterrupt
-    done.append(row.name)
+    done.append(loaded.row.name)
     return TABLES[FIVE][1]
 
+  def load(row, *_):
+    opened.append(row.name)
+    return types.SimpleNamespace(row=row)
+
+  opened = []
   table = empirical.Table(tmp_path, measure, table5.markdown, table5.claims)
   every = {name: ROWS[name] for name in ('chat', 'titles')}
   monkeypatch.setattr(machine, 'commit', lambda *_: ('a' * 40, False))
-  monkeypatch.setattr(rows_lib, 'load', lambda row, *_: row)
+  monkeypatch.setattr(rows_lib, 'load', load)
   monkeypatch.setattr(rows_lib, 'gate', lambda row: None)
-  go = lambda: empirical.measure(table, tmp_path, every, ASKED)
+  (tmp_path / 'other').mkdir()
+  go = lambda *more: empirical.measure(
+    [(table, tmp_path, every), *((table, x, every) for x in more)], ASKED
+  )
   with pytest.raises(KeyboardInterrupt):
     go()
   assert done == ['chat']
@@ -268,12 +324,15 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   go()
   assert done == ['chat', 'killed', 'titles']
   go()
-  assert len(done) == 3
+  assert len(done) == 3 and opened == ['chat', 'titles', 'titles']
+  go(tmp_path / 'other')  # each row is opened once for both tables
+  assert done[3:] == opened[3:] == ['chat', 'titles']
   monkeypatch.setattr(machine, 'commit', lambda *_: ('b' * 40, False))
   del every['titles']
   stored(tmp_path, [], 'gpt')
   with pytest.raises(ValueError, match='gpt.json: measured by commit cccc'):
-    empirical.measure(table, tmp_path, every | {'gpt': ROWS['gpt']}, ASKED)
+    every['gpt'] = ROWS['gpt']
+    go()
 
 
 def captions(folder, name, en, de):
