@@ -92,7 +92,8 @@ NGRAMS = (
   Draft('bigram', 'Bigram', 'ngram', settings={'order': 2}),
 )
 EAGLE = Draft(
-  'eagle', '', 'eagle', settings={'path': 'zoo:smollm2-135m-instruct'}
+  *('eagle', 'LaMDA (100M)', 'eagle'),
+  settings={'path': 'zoo:smollm2-135m-instruct'},
 )
 
 
@@ -181,6 +182,9 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       top_k=40,
     ),
   )
+  chat = made[-1]._replace(theirs='')
+  for name, kind in (('coding', 'code'), ('maths', 'maths')):
+    made += (chat._replace(name=name, prompts=f'questions:{kind}'),)
   return {row.name: row for row in made}
 
 

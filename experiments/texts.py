@@ -57,10 +57,11 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
   """(prompts, references by prompt) of a row, in the order of their use.
 
   Args:
-    source: questions: generated; paragraphs: of Python's manual; held out:
-      pieces of documents that a model of scripts/train.py has not read; built
-      in: those of the benchmark; numbers, or a .jsonl file of pairs; another
-      .jsonl file: prompts, as the benchmark reads them.
+    source: questions, questions:code, questions:maths: generated; paragraphs:
+      of Python's manual; held out: pieces of documents that a model of
+      scripts/train.py has not read; built in: those of the benchmark; numbers,
+      or a .jsonl file of pairs; another .jsonl file: prompts, as the benchmark
+      reads them.
     most: prompts.
     counted: source of the text that n-grams are counted on.
     field: of the references of pairs; empty: there are none.
@@ -73,8 +74,9 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
     read = text.read(source, field=field, source_field=SOURCES[field])
     found = make(read.sources[:most])
     return found, {x.id: read.documents[int(x.id)] for x in found}
-  if source == 'questions':
-    return make(questions.generated(most, 0)), {}
+  if source in ('questions', 'questions:code', 'questions:maths'):
+    kind = source.partition(':')[2]
+    return make(questions.generated(most, 0, kind)), {}
   if source == 'held out':
     _, held = text.held_out(text.read(counted), 20)
     pieces = text.pack(held.documents, tokenizer, PIECE)

@@ -139,12 +139,15 @@ def _asked(
   )
 
 
-def generated(count: int, seed: int) -> list[str]:
+def generated(count: int, seed: int, kind: str = '') -> list[str]:
   """`count` different questions, from questions.toml; fewer if it has no more.
 
   A smaller count gives a prefix of the same list.
+
+  kind: code or maths; empty: all kinds.
   """
-  kinds, draw = _forms()['kinds'], random.Random(seed)
+  every, draw = _forms()['kinds'], random.Random(seed)
+  kinds = [x for x in every if kind in ('', x.get('name'))]
   forms = [kind['forms'].strip().split('\n') for kind in kinds]
   shares = [kind['share'] for kind in kinds]
   found: dict[str, None] = {}

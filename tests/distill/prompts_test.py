@@ -49,6 +49,10 @@ def test_generated_questions():
     assert question[0] == question[0].upper() and '  ' not in question
   for start in ('Explain', 'Write a short story', 'Write a Python function'):
     assert any(q.startswith(start) for q in asked), start
+  code, maths = (prompts_lib.generated(99, 0, x) for x in ('code', 'maths'))
+  assert len(code) == len(maths) == 99 and not set(code) & set(maths)
+  assert all(re.search('function|program|class|comments', x) for x in code)
+  assert all(re.search('[0-9]', x) for x in maths)
   # None that the benchmark measures with.
   assert not {p.turns[0] for p in bench_prompts.builtin()} & set(asked)
 
