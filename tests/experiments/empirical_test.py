@@ -47,6 +47,7 @@ TIMED = {
   'differ': 0,
   'bugs': 0,
   'promised': 'tokens',
+  'block_efficiency': 1.4764,
 }
 
 
@@ -153,7 +154,7 @@ def test_ours_stand_beside_theirs(tmp_path):
   assert f'{theirs} **3.4x** |' in text
   assert (
     '| chat | unigram | 0 | 2 | 0.31 | 0.01 | 1.25 | 1.41x | 1.20x | **1.26x** '
-    '| 1.13 to 1.39 | 1.10x | 1.05 | 27.3 | 27.3 | 0 of 7 |'
+    '| 1.13 to 1.39 | 1.10x | 1.05 = 1.05 x 1.00 | 27.3 | 27.3 | 0 of 7 |'
   ) in text
   text = rendered(THREE, tmp_path / THREE)
   assert '| T5-XXL (EnDe) | T5-large | 0.82 | 0.71 | not run | - | - |' in text
