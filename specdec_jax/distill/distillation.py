@@ -171,12 +171,16 @@ def _task(
     prompts.held_out,
     s.data.seed,
   )
-  of = lambda rows, seed: data.batches(rows, batch=s.batch.rows, seed=seed)
-  refresh = lambda step, params: None
+  of = lambda rows, seed: data.batches(
+    rows, batch=s.batch.rows, seed=seed, ends=teacher.ends(rows)
+  )
+  refresh, share = lambda step, params: None, 1.0
   batches: Any  # both kinds have next, state and restore
   if s.data.recorded:
     assert answers is not None
-    batches = of(teacher.rows(answers), s.run.seed)
+    rows = teacher.rows(answers)
+    batches = of(rows, s.run.seed)
+    share = float(np.mean(data.quarters(rows, teacher.ends(rows)))) / 4
   else:
     batches = on_policy.OnPolicy(
       workdir / 'completions',
@@ -192,8 +196,8 @@ def _task(
     batches=batches,
     judge=lambda params: figures(student.weights(params)),
     score=lambda figures: figures['block_efficiency'],
-    tokens=s.batch.rows * tokens,
-    flops=s.batch.rows * student.flops,
+    tokens=round(share * s.batch.rows * tokens),
+    flops=share * s.batch.rows * student.flops,
     dtype=s.student.dtype,
     refresh=refresh,
   )

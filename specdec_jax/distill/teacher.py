@@ -20,7 +20,7 @@ from absl import logging
 from specdec_jax import build, requests, runtime, sharding, types
 from specdec_jax.distill import completions
 from specdec_jax.io import files
-from specdec_jax.train import logs
+from specdec_jax.train import logs, text
 
 Answers = completions.Answers
 # In a folder of answers: what they depend on, as JSON.
@@ -60,6 +60,17 @@ def rows(answers: Answers) -> dict[str, np.ndarray]:
   if answers.source is not None:
     found |= zip(('source', 'source_length'), answers.source, strict=True)
   return found
+
+
+def ends(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """By name of an array of rows, the columns before padding: [N].
+
+  {} without sources: rows of a language model then keep their one length.
+  """
+  if 'source' not in rows:
+    return {}
+  found = text.ends(rows)
+  return found | {n: found['tokens'] for n in ('features', 'mass') if n in rows}
 
 
 def answer(
