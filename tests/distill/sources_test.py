@@ -94,6 +94,23 @@ def test_pairs_are_sources_with_their_texts(pairs):
   assert len(seen) == 8 and 0 not in seen
 
 
+def test_rows_are_cut_behind_what_counts(pairs):
+  target = build.load('random:t5_tiny')
+  s = config(data=pairs | dict(completions='text', source_length=9)).data
+  found = prompts_lib.make(s, target)
+  rows = teacher.rows(prompts_lib.answers(s, target, found, ()))
+  rows |= {'features': rows['tokens'][..., None], 'mass': rows['tokens']}
+  ends = teacher.ends(rows)
+  assert set(ends) == set(rows) - {'source_length'}
+  for name in set(rows) - {'source_length'}:
+    longest = max(ends[name])
+    assert 1 < longest < rows[name].shape[1] or name == 'source'
+    cut = [x[:n] for x, n in zip(rows[name], ends[name], strict=True)]
+    assert all(x[-1].any() for x in cut)  # the last column counts, none after
+    assert sum(x.sum() for x in cut) == rows[name].sum()
+  assert teacher.ends({'tokens': rows['tokens']}) == {}
+
+
 # --- runs ---------------------------------------------------------------------
 
 
