@@ -159,7 +159,9 @@ def test_ours_stand_beside_theirs(tmp_path):
   text = rendered(THREE, tmp_path / THREE)
   assert '| T5-XXL (EnDe) | T5-large | 0.82 | 0.71 | not run | - | - |' in text
   half = '0.50 (0.25 to 0.75)'
-  assert f'|  |  |  |  | chat, eagle | {half} | {half} |' in text
+  lamda = '| LaMDA (137B) | LaMDA (100M) | 0.61 | 0.57 | chat, eagle |'
+  assert f'{lamda} {half} | {half} |' in text
+  assert f'|  |  |  |  | chat, bigram | {half} | {half} |' in text
   assert 'at T = 0 and at T = 1: chat 8 and 8.' in text
   text = rendered(FIVE, tmp_path / FIVE)
   assert '| T5-XXL (EnDe) | T5-small | 0.62 | 0.71 | 0.76 | 0.84 |' in text
