@@ -316,7 +316,9 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   monkeypatch.setattr(machine, 'commit', lambda *_: ('a' * 40, False))
   monkeypatch.setattr(rows_lib, 'load', load)
   monkeypatch.setattr(rows_lib, 'gate', lambda row: None)
-  (tmp_path / 'other').mkdir()
+  others = tmp_path / 'one', tmp_path / 'two'
+  for folder in others:
+    folder.mkdir()
   go = lambda *more: empirical.measure(
     [(table, tmp_path, every), *((table, x, every) for x in more)], ASKED
   )
@@ -328,8 +330,9 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   assert done == ['chat', 'killed', 'titles']
   go()
   assert len(done) == 3 and opened == ['chat', 'titles', 'titles']
-  go(tmp_path / 'other')  # each row is opened once for both tables
-  assert done[3:] == opened[3:] == ['chat', 'titles']
+  go(*others)  # each row is opened once for both tables
+  assert opened[3:] == ['chat', 'titles']
+  assert done[3:] == ['chat', 'chat', 'titles', 'titles']
   monkeypatch.setattr(machine, 'commit', lambda *_: ('b' * 40, False))
   del every['titles']
   stored(tmp_path, [], 'gpt')
