@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import types
+from typing import NamedTuple
 
 import pytest
 
@@ -23,6 +24,7 @@ from experiments.block_verification_table1 import render as block_table
 from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
+from specdec_jax.analysis import trace
 from specdec_jax.bench import machine, metrics
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.train import answers, text
@@ -339,6 +341,29 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='gpt.json: measured by commit cccc'):
     every['gpt'] = ROWS['gpt']
     go()
+
+
+def test_texts_are_recorded_once_for_all_tables(monkeypatch):
+  recorded = []
+
+  def record(plain, engines, part, *, samples, rules):
+    recorded.append((part.judged, [x.name for x in rules]))
+    text = trace.Text('0', 0, tokens=(1, 2), p=(), q=(), overlap=())
+    return [trace.Trace({}, [text]) for _ in engines]
+
+  class Plan(NamedTuple):
+    judged: tuple[int, ...] = tuple(range(200))
+
+  monkeypatch.setattr(trace, 'record', record)
+  monkeypatch.setattr(rows_lib, 'plan', lambda *_: Plan())
+  loaded = rows_lib.Loaded(ROWS['chat'], None, None, {'a': None}, (), {}, {})  # pyright: ignore
+  of = lambda warm, tokens: rows_lib.traces(loaded, warm, tokens, seed=0)
+  assert of(1.0, 3) is of(1.0, 3)
+  first, second = recorded
+  assert first[0] + second[0] == tuple(range(128)) and len(of(1.0, 3)['a']) == 2
+  assert first[1] == ['lenient:0.5', 'lenient:0.3', 'lenient:0.1']
+  of(0.0, 1)
+  assert recorded[2:] == [(first[0], [])]
 
 
 def captions(folder, name, en, de):
