@@ -204,15 +204,18 @@ def _gemma3(width: int) -> dict[str, Any]:
 _GEMMA2 = gemma(2304, windows=(4096, 0), attn_softcap=50.0, logit_softcap=30.0)
 
 
-def t5(depth: int, **sizes: Any) -> dict[str, Any]:
+def t5(depth: int, encoder_depth: int = 0, **sizes: Any) -> dict[str, Any]:
   """The settings that all T5s share, with an encoder of the same sizes.
+
+  encoder_depth: layers of the encoder, if not as many as the decoder has.
 
   T5 1.0 (Raffel et al. 2020) has act='relu', gated=False, is tied and scales
   the head's input by width**-0.5; T5 1.1 and Flan have a gated GELU.
   """
   every = dict(position='relative', query_scale=1.0, norm_eps=1e-6)
   shared = {'depth': depth, 'kv_heads': sizes['heads'], **every, **sizes}
-  return shared | dict(start=0, encoder=LMConfig(**shared, causal=False))
+  encoder = shared | {'depth': encoder_depth or depth}
+  return shared | dict(start=0, encoder=LMConfig(**encoder, causal=False))
 
 
 _COLUMNS = (
@@ -244,11 +247,12 @@ _ROWS: dict[str, tuple] = {
 
 # depth, width, heads, mlp of T5 1.1, whose halves have equal sizes; Flan-T5 is
 # trained from it. The context is that of its training; it has no other limit.
-# w128 and w256 are drafts for the small one.
+# w128 and w256 are drafts for the small one. Their encoder, of four layers, runs
+# once a request, their one decoder layer for every draft token.
 _T5 = {
   'tiny': (2, 64, 4, 128),
-  'w128': (1, 128, 2, 512),
-  'w256': (4, 256, 4, 1024),
+  'w128': (1, 128, 2, 512, 4),
+  'w256': (1, 256, 4, 1024, 4),
   'small': (8, 512, 6, 1024),
   'base': (12, 768, 12, 2048),
   'large': (24, 1024, 16, 2816),
@@ -257,10 +261,13 @@ _T5 = {
 }
 
 
-def _t5_1_1(name: str, depth: int, width: int, heads: int, mlp: int):
+def _t5_1_1(
+  name: str, depth: int, width: int, heads: int, mlp: int, encoder_depth=0
+):
   tiny = name == 'tiny'
   return t5(
     depth,
+    encoder_depth,
     width=width,
     heads=heads,
     head_dim=16 if tiny else 64,
