@@ -93,9 +93,7 @@ def run(tables: Sequence[Table]) -> bool:
       another commit; before anything is measured.
   """
   every, asked = [rows(x) for x in tables], _asked()
-  folders = [pathlib.Path(_RESULTS.value or folder_of(x)) for x in tables]
-  if _RESULTS.value and len(tables) > 1:
-    folders = [x / y.home.name for x, y in zip(folders, tables, strict=True)]
+  _, folders = folders_of(tables)
   for folder in folders:
     runtime.open_workdir(str(folder))
   given = list(zip(tables, folders, every, strict=True))
@@ -136,13 +134,6 @@ def rendered(table: Table, folder: pathlib.Path, every: Rows) -> Page:
   commit = one['machine']['commit']
   made = '\n'.join(lines).rstrip('\n')
   return Page(made, caption, commit, claims, cells)
-
-
-def folder_of(table: Table) -> pathlib.Path:
-  """Where the results of a table are: in its own folder, unless quick."""
-  if _QUICK.value:
-    return ROOT / 'results/quick' / table.home.name
-  return table.home / 'results'
 
 
 def _titled(row: Row, doc) -> Row:
@@ -231,20 +222,17 @@ def _chosen(folder: pathlib.Path, every: Rows, head: str) -> list[str]:
   return chosen
 
 
-def report_folders(
+def folders_of(
   tables: Sequence[Table],
 ) -> tuple[pathlib.Path, list[pathlib.Path]]:
   """(where the report goes, where the results of each table are).
 
-  With --results=DIR: DIR, and a folder in it for each table.
+  With --results=DIR, or quick: a folder, and one in it for each table.
   """
-  output = pathlib.Path(_RESULTS.value or ROOT / 'results')
-  folders = [output / x.home.name for x in tables]
-  if not _RESULTS.value:
-    output = output / 'quick' if _QUICK.value else output
-    folders = [folder_of(x) for x in tables]
-  runtime.open_workdir(str(output))
-  return output, folders
+  if not _RESULTS.value and not _QUICK.value:
+    return ROOT / 'results', [x.home / 'results' for x in tables]
+  output = pathlib.Path(_RESULTS.value or ROOT / 'results/quick')
+  return output, [output / x.home.name for x in tables]
 
 
 def rows(table: Table) -> dict[str, Row]:

@@ -11,13 +11,16 @@ import markdown_it
 from experiments import claims as claims_lib
 from experiments import empirical, page
 from experiments import rows as rows_lib
+from specdec_jax import runtime
 from specdec_jax.io import files
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _TEMPLATE = pathlib.Path(__file__).with_name('report.html')
 # Those of the README.
 _BRIEF = {
-  *('leviathan_table2', 'leviathan_table3', 'leviathan_table5'),
+  'leviathan_table2',
+  'leviathan_table3',
+  'leviathan_table5',
   'block_verification_table1',
 }
 
@@ -44,7 +47,8 @@ def run(tables: Sequence[empirical.Table]) -> bool:
   Raises:
     ValueError: results of several commits, or none.
   """
-  output, folders = empirical.report_folders(tables)
+  output, folders = empirical.folders_of(tables)
+  runtime.open_workdir(str(output))
   found = sections(tables, folders, [empirical.rows(x) for x in tables])
   files.write(output / 'report.md', markdown(found))
   files.write(output / 'report.html', html(found))

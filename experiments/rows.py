@@ -7,8 +7,10 @@ have a command that trains them; `--quick` takes tiny random models instead.
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from configs import default
 from experiments import papers
@@ -17,6 +19,7 @@ from experiments.distillspec_grid import settings as grid
 from specdec_jax import build, runtime
 from specdec_jax import settings as settings_lib
 from specdec_jax.analysis import trace
+from specdec_jax.bench import metrics
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.drafters import draft_file, ngram
@@ -395,6 +398,32 @@ def least_of(loaded: Loaded) -> float:
 def quality(loaded: Loaded, found: Mapping[str, str]) -> float | None:
   """The row's metric of answers by prompt; None without references."""
   return _score(loaded, found) if loaded.references else None
+
+
+def qualities(
+  loaded: Loaded, arms: Sequence[plan_lib.Arm], temperature: float, seed: int
+) -> dict[str, np.ndarray]:
+  """The row's metric by arm, of answers to all prompts with references.
+
+  Returns:
+    By the arm's name the metric, then those of resampled prompts, the same ones
+    for every arm.
+  """
+  whole = plan(loaded, temperature, seed, ROWS)
+  groups = plan_lib.groups(arms, whole, whole.judged)
+  metric, out = answers.metric_of(loaded.row.metric), {}
+  for arm in arms:
+    engine = arm.engine
+    outputs = [
+      engine.programs.generate(engine.weights, plan_lib.capped(arm, x.full))
+      for x in runtime.track(groups, f'answers of {arm.name}')
+    ]
+    found = answers_of(loaded, groups, outputs)
+    wanted = [loaded.references[x] for x in found]
+    parts_NK = metric.parts([*found.values()], wanted)
+    sums_RK = metrics.draws(len(found)) @ parts_NK
+    out[arm.name] = np.array([metric.total(x) for x in sums_RK])
+  return out
 
 
 def _score(loaded: Loaded, found: Mapping[str, str]) -> float:

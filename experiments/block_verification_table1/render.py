@@ -114,16 +114,19 @@ def claims(
 
 def _cooler(cells: rows_lib.Cells, every: rows_lib.Rows) -> list[str]:
   """Block's gain of draft models at every temperature, at the last gamma."""
-  lines: dict[tuple[str, str], list[str]] = {}
+  last, lines = max(papers.BLOCK_GAMMAS), []
   for name, found in cells.items():
-    for warm in WARM:
-      for x in found:
-        if x['temperature'] == warm and x['gamma'] == max(papers.BLOCK_GAMMAS):
-          shown = page.interval(_gain(x), '{:+.1%}')
-          lines.setdefault((every[name].name, x['draft']), []).append(shown)
+    shown = {
+      (x['draft'], x['temperature']): page.interval(_gain(x), '{:+.1%}')
+      for x in found
+      if x['gamma'] == last
+    }
+    for draft in dict.fromkeys(x['draft'] for x in found):
+      if (draft, WARM[0]) in shown:
+        gains = [shown[draft, warm] for warm in WARM]
+        lines.append([every[name].name, draft, *gains])
   head = ['gain by temperature', 'draft', *(f'T = {x:g}' for x in WARM)]
-  shown = [[*k, *x] for k, x in lines.items() if len(x) == len(WARM)]
-  return [*page.table(head, shown), ''] if shown else []
+  return [*page.table(head, lines), ''] if lines else []
 
 
 def _shown(x: Mapping[str, Any]) -> list[str]:

@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
   new: int  # tokens of an answer that a training is judged by
 
 
-FULL = Sizes(1300, 400, 64, 40, 28, 24)
+FULL = Sizes(800, 200, 32, 40, 28, 24)
 QUICK = Sizes(8, 4, 8, 24, 8, 4)
 
 

@@ -62,10 +62,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
   runs, outputs = empirical.timed(chosen, groups, programs, asked.repeats)
   alphas = predict.alphas(chosen, groups, outputs, runtime.track)
   audits = identity.compare(chosen, plan, groups, outputs, runtime.track)
-  quality = {
-    name: rows_lib.quality(loaded, rows_lib.answers_of(loaded, groups, x))
-    for name, x in outputs.items()
-  }
+  quality = _quality(loaded, chosen, plan, groups, outputs)
   cells = []
   for arm in chosen[1:]:
     name, mine = arm.drafter, runs[arm.name]
@@ -79,7 +76,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
         'block_efficiency': counts.block_efficiency,
         'measured': timing.improvement(mine, runs[plain.name]),
         'whole': timing.improvement(mine, runs[plain.name], whole=True),
-        'quality': [quality[plain.name], quality[arm.name]],
+        **compared(quality, plain.name, arm.name),
         'texts': len(plan.judged),
         'differ': len(audits[arm.name].findings),
         'bugs': audits[arm.name].bugs,
@@ -87,6 +84,34 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
       }
     )
   return cells
+
+
+def _quality(
+  loaded: rows_lib.Loaded, arms, plan: plan_lib.Plan, groups, outputs
+):
+  """By arm the metric, {} without references.
+
+  Where sampled, that of all prompts, then of resampled ones.
+  """
+  if not loaded.references:
+    return {}
+  warm, seed = plan.sampling.temperature, plan.sampling.seed
+  if warm:  # The few texts that are timed would say nothing.
+    return rows_lib.qualities(loaded, arms, warm, seed)
+  return {
+    name: [rows_lib.quality(loaded, rows_lib.answers_of(loaded, groups, x))]
+    for name, x in outputs.items()
+  }
+
+
+def compared(quality, plain: str, name: str) -> dict[str, Any]:
+  """quality: of both arms. change: an Interval, where sampled."""
+  if not quality:
+    return {'quality': [None, None], 'change': None}
+  before, after = (np.array(quality[x]) for x in (plain, name))
+  change = metrics.percentiles(after - before) if len(after) > 1 else None
+  both = [float(before[0]), float(after[0])]
+  return {'quality': both, 'change': change and change._asdict()}
 
 
 def predicted(

@@ -12,7 +12,7 @@ from specdec_jax.costs import cost
 HEAD = [
   *('task', 'draft', 'T', 'gamma', 'alpha', 'c', 'v', 'theorem 3.8'),
   *('corrected', 'measured', '95 %', 'with encoding', 'over corrected'),
-  *('quality, plain', 'speculated', 'differ'),
+  *('quality, plain', 'speculated', 'change, 95 %', 'differ'),
 ]  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
     emp = f'**{x.emp:.1f}x**'
     lines.append(
       [f'{x.task}, T5-XXL', x.draft, x.temperature, x.gamma, f'{x.alpha:.2f}']
-      + [f'{x.c:.2f}', '-', f'{x.exp:.1f}x', '-', emp, *['-'] * 6]
+      + [f'{x.c:.2f}', '-', f'{x.exp:.1f}x', '-', emp, *['-'] * 7]
     )
   for name, found in cells.items():
     lines += [_ours(every[name], x) for x in found]
@@ -32,7 +32,9 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
       'table 4), then ours: gamma is the best by the corrected prediction on '
       'other prompts; corrected is equation 1 over gamma c + v; measured is '
       'decoding at batch 1 over plain decoding, with encoding whole requests; '
-      'over corrected is split into tokens a window and time. '
+      'over corrected is split into tokens a window and time. quality: of the '
+      'texts that are timed, at T = 1 of all that have references, with the '
+      'interval of the change. '
       'differ: texts that are not those of plain decoding.',
       '',
       *page.table(HEAD, lines),
@@ -104,6 +106,9 @@ def _ours(row: rows_lib.Row, x: Mapping[str, Any]) -> list[str]:
   ends = '-' if speed.low is None else f'{speed.low:.2f} to {speed.high:.2f}'
   over = '-' if speed.value is None else _over(x, speed.value)
   quality = ['-' if y is None else f'{y:.1f}' for y in x['quality']]
+  change = '-'
+  if x['change']:
+    change = '{low:+.1f} to {high:+.1f}'.format(**x['change'])
   differ = 'same distribution'
   if x['promised'] == 'tokens':
     bugs = f', {x["bugs"]} BUG' if x['bugs'] else ''
@@ -112,5 +117,5 @@ def _ours(row: rows_lib.Row, x: Mapping[str, Any]) -> list[str]:
     *(row.name, x['draft'], f'{x["temperature"]:g}', str(x['gamma'])),
     *(f'{x["alpha"]:.2f}', f'{x["c"]:.2f}', f'{x["v"]:.2f}'),
     *(times(x['theorem']), times(x['corrected']), f'**{times(speed.value)}**'),
-    *(ends, times(whole.value), over, *quality, differ),
+    *(ends, times(whole.value), over, *quality, change, differ),
   ]  # fmt: skip

@@ -180,7 +180,7 @@ def _task(
     assert answers is not None
     rows = teacher.rows(answers)
     batches = of(rows, s.run.seed)
-    share = float(np.mean(data.quarters(rows, teacher.ends(rows)))) / 4
+    share = data.needed(rows, teacher.ends(rows))
   else:
     batches = on_policy.OnPolicy(
       workdir / 'completions',

@@ -214,7 +214,7 @@ def t5(depth: int, encoder_depth: int = 0, **sizes: Any) -> dict[str, Any]:
   """
   every = dict(position='relative', query_scale=1.0, norm_eps=1e-6)
   shared = {'depth': depth, 'kv_heads': sizes['heads'], **every, **sizes}
-  encoder = shared | {'depth': encoder_depth or depth}
+  encoder: dict[str, Any] = shared | {'depth': encoder_depth or depth}
   return shared | dict(start=0, encoder=LMConfig(**encoder, causal=False))
 
 
@@ -247,7 +247,7 @@ _ROWS: dict[str, tuple] = {
 
 # depth, width, heads, mlp of T5 1.1, whose halves have equal sizes; Flan-T5 is
 # trained from it. The context is that of its training; it has no other limit.
-# w128 and w256 are drafts for the small one. Their encoder, of four layers, runs
+# w128 and w256 are drafts for the small one: their encoder of four layers runs
 # once a request, their one decoder layer for every draft token.
 _T5 = {
   'tiny': (2, 64, 4, 128),

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,8 +53,22 @@ def scores(
   return found
 
 
-def metric_of(name: str) -> Callable[[Sequence[str], Sequence[str]], float]:
+class Metric(NamedTuple):
   """A function from (answers, references) to 0 ... 100.
+
+  parts: (answers, references) -> [N, K], of each answer what adds up.
+  total: the sums [K] -> the metric of these answers.
+  """
+
+  parts: Callable[[Sequence[str], Sequence[str]], np.ndarray]
+  total: Callable[[np.ndarray], float]
+
+  def __call__(self, found: Sequence[str], wanted: Sequence[str]) -> float:
+    return self.total(self.parts(found, wanted).sum(0))
+
+
+def metric_of(name: str) -> Metric:
+  """The Metric of this name.
 
   'bleu': of the whole corpus (sacrebleu: Post 2018,
   https://arxiv.org/abs/1804.08771). 'rouge': the mean F1 of ROUGE-L, of stems
@@ -64,9 +79,9 @@ def metric_of(name: str) -> Callable[[Sequence[str], Sequence[str]], float]:
   """
   try:
     if name == 'bleu':
-      import sacrebleu
+      import sacrebleu  # noqa: F401
 
-      return lambda found, wanted: sacrebleu.corpus_bleu(found, [wanted]).score
+      return Metric(_counted, _bleu)
     from rouge_score import rouge_scorer  # pyright: ignore
   except ImportError as error:
     package = METRICS[name]
@@ -74,5 +89,26 @@ def metric_of(name: str) -> Callable[[Sequence[str], Sequence[str]], float]:
       f'judge.metric={name!r} needs {package}: pip install {package}'
     ) from error
   score = rouge_scorer.RougeScorer(['rougeL'], use_stemmer=True).score
-  one = lambda answer, wanted: score(wanted, answer)['rougeL'].fmeasure
-  return lambda found, wanted: 100 * float(np.mean([*map(one, found, wanted)]))
+  one = lambda answer, wanted: [1, score(wanted, answer)['rougeL'].fmeasure]
+  return Metric(
+    lambda found, wanted: np.array([*map(one, found, wanted)], float),
+    lambda sums_K: 100 * float(sums_K[1] / sums_K[0]),
+  )
+
+
+def _counted(found: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
+  """Of each answer its length, the reference's, and n-grams found and made."""
+  import sacrebleu
+
+  score = sacrebleu.BLEU(effective_order=True).sentence_score
+  each = [score(x, [y]) for x, y in zip(found, wanted, strict=True)]
+  return np.array([[x.sys_len, x.ref_len, *x.counts, *x.totals] for x in each])
+
+
+def _bleu(sums_K: np.ndarray) -> float:
+  import sacrebleu
+
+  length, reference, *ngrams = map(int, sums_K)
+  return sacrebleu.BLEU.compute_bleu(
+    ngrams[:4], ngrams[4:], length, reference, smooth_method='exp'
+  ).score

@@ -116,10 +116,17 @@ def quarters(
   arrays: Mapping[str, np.ndarray], ends: Mapping[str, np.ndarray]
 ) -> np.ndarray:
   """Quarters of the columns, 1 to 4, that each row needs in all arrays: [N]."""
-  needed = [-(-4 * n // arrays[name].shape[1]) for name, n in ends.items()]
-  if not needed:
+  each = [-(-4 * n // arrays[name].shape[1]) for name, n in ends.items()]
+  if not each:
     return np.full(len(next(iter(arrays.values()))), 4)
-  return np.clip(np.max(needed, axis=0), 1, 4)
+  return np.clip(np.max(each, axis=0), 1, 4)
+
+
+def needed(
+  arrays: Mapping[str, np.ndarray], ends: Mapping[str, np.ndarray]
+) -> float:
+  """The share of columns that the mean row needs, as `batches` cuts them."""
+  return float(np.mean(quarters(arrays, ends))) / 4
 
 
 def _order(

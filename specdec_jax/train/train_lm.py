@@ -253,7 +253,7 @@ def _task(
   read = s.text.source_length if s.text.source_field else 0
   products = metrics.row_products(model.params, s.text.length, read)
   ends = text.ends(rows) if read else {}
-  share = float(np.mean(data.quarters(rows, ends))) / 4
+  share = data.needed(rows, ends)
   return loop.Task(
     params=model.params,
     loss=trained,

@@ -8,6 +8,7 @@ import sys
 import types
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from experiments import (
@@ -21,6 +22,7 @@ from experiments import (
 from experiments import rows as rows_lib
 from experiments import table as table_lib
 from experiments.block_verification_table1 import render as block_table
+from experiments.leviathan_table2 import measure as table2_measure
 from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
@@ -45,6 +47,7 @@ TIMED = {
   'measured': {'value': 1.26, 'low': 1.13, 'high': 1.39},
   'whole': {'value': 1.1, 'low': 1.0, 'high': 1.2},
   'quality': [27.3, 27.3],
+  'change': None,
   'texts': 7,
   'differ': 0,
   'bugs': 0,
@@ -124,6 +127,21 @@ def test_a_page_is_of_what_is_stored_by_one_commit(table, tmp_path):
   assert page.filled(readme.read_text(), ['new'])
 
 
+def test_quality_where_sampled_has_the_interval_of_its_change(tmp_path):
+  """Of resampled prompts; equal texts at T = 0 need none."""
+  spread = np.linspace(-1.0, 1.0, 1001)
+  values = {'plain': [20.0, *20 + spread], 'mine': [21.0, *21.52 + 2 * spread]}
+  found = table2_measure.compared(values, 'plain', 'mine')
+  assert found['quality'] == [20.0, 21.0]
+  ends = [found['change'][x] for x in ('low', 'high')]
+  np.testing.assert_allclose(ends, [1.52 - 0.95, 1.52 + 0.95])
+  equal = table2_measure.compared({'a': [9.0], 'b': [9.0]}, 'a', 'b')
+  assert equal == {'quality': [9.0, 9.0], 'change': None}
+  assert table2_measure.compared({}, 'a', 'b')['quality'] == [None, None]
+  stored(tmp_path, [TIMED | found])
+  assert '| 20.0 | 21.0 | +0.6 to +2.5 | 0 of 7 |' in rendered(TWO, tmp_path)
+
+
 def test_the_commit_is_the_last_that_changed_code(tmp_path, monkeypatch):
   monkeypatch.setattr(machine, '__file__', str(tmp_path / 'a/b/machine.py'))
 
@@ -156,7 +174,7 @@ def test_ours_stand_beside_theirs(tmp_path):
   assert f'{theirs} **3.4x** |' in text
   assert (
     '| chat | unigram | 0 | 2 | 0.31 | 0.01 | 1.25 | 1.41x | 1.20x | **1.26x** '
-    '| 1.13 to 1.39 | 1.10x | 1.05 = 1.05 x 1.00 | 27.3 | 27.3 | 0 of 7 |'
+    '| 1.13 to 1.39 | 1.10x | 1.05 = 1.05 x 1.00 | 27.3 | 27.3 | - | 0 of 7 |'
   ) in text
   text = rendered(THREE, tmp_path / THREE)
   assert '| T5-XXL (EnDe) | T5-large | 0.82 | 0.71 | not run | - | - |' in text
@@ -456,7 +474,7 @@ def test_a_model_that_is_not_there_is_named_with_its_flag(tmp_path):
     '--models=/nowhere',
     f'--results={tmp_path}',
   )
-  assert not list(tmp_path.iterdir())
+  assert not list(tmp_path.rglob('*.json'))
 
 
 @pytest.mark.more

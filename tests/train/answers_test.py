@@ -20,6 +20,19 @@ def test_bleu_by_hand():
   np.testing.assert_allclose(bleu(list(WANTED), WANTED), 100)
 
 
+def test_bleu_is_sacrebleus_and_adds_up_over_answers():
+  sacrebleu = pytest.importorskip('sacrebleu')
+  found = [*FOUND, 'Ein Hund, der im Schnee rennt.', 'x', '']
+  wanted = [*WANTED, 'Ein Hund rennt im Schnee.', 'ein ganz anderer Satz', 'y']
+  bleu = answers.metric_of('bleu')
+  theirs = sacrebleu.corpus_bleu(found, [wanted]).score
+  np.testing.assert_allclose(bleu(found, wanted), theirs, 1e-9)
+  parts = bleu.parts(found, wanted)
+  twice = bleu.total(parts[0] * 2 + parts[2])
+  again = [found[0], found[0], found[2]], [wanted[0], wanted[0], wanted[2]]
+  np.testing.assert_allclose(twice, bleu(*again), 1e-9)
+
+
 def test_rouge_by_hand():
   """The longest common subsequences have 5 of 6 words, and 2 of 2."""
   pytest.importorskip('rouge_score')
