@@ -269,6 +269,7 @@ def test_gamma_from_a_file_of_measurements(target, tmp_path):
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_rerun_with_the_costs_of_a_result_repeats_it(
   target, plain, monkeypatch
 ):

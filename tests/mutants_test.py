@@ -45,7 +45,7 @@ def test_a_mutant_that_no_longer_fits_is_refused():
     seeded.mutated(ACCEPT, 'nothing here')
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_runner_tells_killed_from_survived_and_unrunnable():
   """End to end, on the cheapest test there is."""
   node = 'tests/requests_test.py::test_buckets'

@@ -60,7 +60,11 @@ def shard_shape(x):
 @pytest.mark.more
 @pytest.mark.parametrize(
   'sizes, data, model, draft_split',
-  [(EVEN, 2, 4, 4), (EVEN, 2, 4, 2), (ODD | GPT, 4, 2, 1)],
+  [
+    pytest.param(EVEN, 2, 4, 4, marks=pytest.mark.slow),
+    (EVEN, 2, 4, 2),
+    (ODD | GPT, 4, 2, 1),
+  ],
   ids=['even', 'draft on fewer', 'odd'],
 )
 def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model, draft_split):

@@ -128,7 +128,7 @@ def test_batches_larger_than_one(capsys):
     assert found.improvement == pytest.approx(found.tokens / found.window_cost)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_crossover_when_sampling(capsys):
   """Copies of a prompt draw their own noise, and are compared one by one."""
   config = settings(

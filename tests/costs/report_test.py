@@ -131,7 +131,7 @@ def test_a_row_that_the_draft_cannot_read(length):
 
 
 @pytest.mark.aot_tpu
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_program_reports_a_tiny_pair():
   try:
     aot.library()

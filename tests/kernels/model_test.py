@@ -95,11 +95,7 @@ def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
 
 
 # The layers of the other sizes are like those of these, but wider.
-FEW = {
-  ('smollm2_135m', 'float32'),
-  ('smollm2_135m', 'bfloat16'),
-  ('gemma3_1b', 'float32'),
-}
+FEW = {('smollm2_135m', 'float32'), ('smollm2_135m', 'bfloat16')}
 
 
 def marked(size, dtype):
