@@ -142,6 +142,42 @@ def test_quality_where_sampled_has_the_interval_of_its_change(tmp_path):
   assert '| 20.0 | 21.0 | +0.6 to +2.5 | 0 of 7 |' in rendered(TWO, tmp_path)
 
 
+def test_quality_of_every_arm_is_of_the_same_resampled_prompts(monkeypatch):
+  """The metric here is the mean length; the arms' texts differ in one word."""
+  said = {'plain': ['a', 'abc', 'ab'], 'mine': ['ab', 'abcd', 'abc']}
+
+  class Programs(NamedTuple):
+    generate: staticmethod = staticmethod(lambda weights, request: weights)
+
+  class Arm(NamedTuple):
+    name: str
+
+    @property
+    def engine(self):
+      return types.SimpleNamespace(programs=Programs(), weights=self.name)
+
+  group = types.SimpleNamespace(full=None)
+  whole = types.SimpleNamespace(judged=())
+  monkeypatch.setattr(rows_lib, 'plan', lambda *_: whole)
+  monkeypatch.setattr(rows_lib.plan_lib, 'groups', lambda *_: [group])
+  monkeypatch.setattr(rows_lib.plan_lib, 'capped', lambda arm, request: None)
+  texts_of = lambda loaded, groups, outputs: dict(
+    zip('xyz', said[outputs[0]], strict=True)
+  )
+  monkeypatch.setattr(rows_lib, 'answers_of', texts_of)
+  lengths = answers.Metric(
+    lambda found, wanted: np.array([[1, len(x)] for x in found]),
+    lambda sums_K: sums_K[1] / sums_K[0],
+  )
+  monkeypatch.setattr(answers, 'metric_of', lambda name: lengths)
+  wanted = dict.fromkeys('xyz', '')
+  loaded = rows_lib.Loaded(ROWS['translation'], None, None, {}, (), wanted, {})  # pyright: ignore
+  arms = Arm('plain'), Arm('mine')
+  found = rows_lib.qualities(loaded, arms, 1.0, 0)  # pyright: ignore
+  assert found['plain'][0] == 2.0 and np.std(found['plain']) > 0.1
+  np.testing.assert_allclose(found['mine'] - found['plain'], 1.0)
+
+
 def test_the_commit_is_the_last_that_changed_code(tmp_path, monkeypatch):
   monkeypatch.setattr(machine, '__file__', str(tmp_path / 'a/b/machine.py'))
 
@@ -474,7 +510,7 @@ def test_a_model_that_is_not_there_is_named_with_its_flag(tmp_path):
     '--models=/nowhere',
     f'--results={tmp_path}',
   )
-  assert not list(tmp_path.rglob('*.json'))
+  assert not [x for x in tmp_path.rglob('*') if not x.is_dir()]
 
 
 @pytest.mark.more

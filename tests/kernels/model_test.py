@@ -89,9 +89,9 @@ def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
   xla, found = (
     np.abs(logits(*x, rows=3, width=8) - wanted) for x in (plain, packed)
   )
-  # Not the largest: that of one token, where a softmax of T5 is nearly a step.
-  high = lambda x: np.quantile(x, 0.9)
-  assert high(found) < 4 * high(xla) and found.mean() < 4 * xla.mean()
+  # All tokens but one: where a softmax of T5 is nearly a step, luck decides.
+  second = np.sort(found.max(-1), None)[-2]
+  assert second < 4 * xla.max() and found.mean() < 4 * xla.mean()
 
 
 # The layers of the other sizes are like those of these, but wider.

@@ -171,3 +171,11 @@ def test_grouped_batches_resume_and_know_others():
   del state['grouped']  # as of a run whose batches were not grouped
   with pytest.raises(ValueError, match='state of grouped None'):
     again.restore(state)
+
+
+def test_the_mean_row_needs_a_share_of_the_columns():
+  """1, 2 and 4 quarters here; every column where no padding is known."""
+  rows = {'tokens': np.zeros((3, 8)), 'source': np.zeros((3, 4))}
+  ends = {'tokens': np.array([2, 3, 8]), 'source': np.array([1, 2, 1])}
+  assert data.needed(rows, ends) == pytest.approx(7 / 12)
+  assert data.needed(rows, {}) == 1.0
