@@ -35,12 +35,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
     vocabulary=128 if tiny else 4096,
   )
   if own:
-    c.student.update(
-      size=f't5_{size}',
-      layers=(),
-      share=False,
-      vocabulary=4096,
-    )
+    c.student.update(size=f't5_{size}', layers=(), share=False)
   c.data.update(
     source='stdlib:prose',
     keep=True,

@@ -39,7 +39,9 @@ _QUICK = flags.DEFINE_bool('quick', False, 'tiny random models, few tokens')
 _RENDER = flags.DEFINE_bool(
   'render', False, 'only the page, from what is stored'
 )
-_RESULTS = flags.DEFINE_string('results', '', 'folder of the results')
+_RESULTS = flags.DEFINE_string(
+  'results', '', 'folder of the results, with one in it for each table'
+)
 
 
 class Asked(NamedTuple):
@@ -94,8 +96,6 @@ def run(tables: Sequence[Table]) -> bool:
   """
   every, asked = [rows(x) for x in tables], _asked()
   _, folders = folders_of(tables)
-  for folder in folders:
-    runtime.open_workdir(str(folder))
   given = list(zip(tables, folders, every, strict=True))
   if not _RENDER.value:
     measure(given, asked)
@@ -122,8 +122,9 @@ def rendered(table: Table, folder: pathlib.Path, every: Rows) -> Page:
       f'{folder}: results of several commits, {told}: remove the older ones, '
       'and run again to measure them'
     )
-  one = next(iter(found.values()))
-  caption = page.made_on(one['machine'])
+  # More than one, if rows were measured on several machines.
+  made_on = dict.fromkeys(page.made_on(x['machine']) for x in found.values())
+  caption = ' '.join(made_on)
   if any(x['quick'] for x in found.values()):
     caption = f'QUICK: tiny random models, which say nothing. {caption}'
   cells = {name: x['cells'] for name, x in found.items()}
@@ -131,7 +132,7 @@ def rendered(table: Table, folder: pathlib.Path, every: Rows) -> Page:
   text = table.markdown(cells, titled, caption)
   claims = table.claims(cells, titled)
   lines = [text, *_gates(found), '', *claims_lib.lines(claims)]
-  commit = one['machine']['commit']
+  (commit,) = set(commits.values())
   made = '\n'.join(lines).rstrip('\n')
   return Page(made, caption, commit, claims, cells)
 
@@ -180,6 +181,8 @@ def measure(
     for table, folder, every in given
     for name in _chosen(folder, every, head)
   ]
+  for _, folder, _ in given:
+    runtime.open_workdir(str(folder))
   names = [name for name, *_ in wanted]
   wanted.sort(key=lambda x: names.index(x[0]))
   setting = {'asked': json.loads(runtime.compact(asked)), 'quick': _QUICK.value}

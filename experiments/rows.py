@@ -7,7 +7,7 @@ have a command that trains them; `--quick` takes tiny random models instead.
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -373,12 +373,8 @@ def gate(loaded: Loaded) -> Gate | None:
   """The Gate of a target; None without references."""
   if not loaded.references:
     return None
-  whole = plan(loaded, 0.0, 0, ROWS)
-  arm = plan_lib.Arm('plain', 'plain', 0, loaded.plain)
-  groups = plan_lib.groups([arm], whole, whole.judged)
-  run = lambda x: loaded.plain.programs.generate(loaded.plain.weights, x.full)
-  outputs = [run(x) for x in runtime.track(groups, 'answers of the target')]
-  found = answers_of(loaded, groups, outputs)
+  arm = plan_lib.Arm('the target', '', 0, loaded.plain)
+  ((_, found),) = _answered(loaded, [arm], 0.0, 0)
   distinct = len(set(found.values())) / len(found)
   value, least = _score(loaded, found), least_of(loaded)
   return Gate(loaded.row.metric, value, least, distinct, len(found))
@@ -409,21 +405,28 @@ def qualities(
     By the arm's name the metric, then those of resampled prompts, the same ones
     for every arm.
   """
+  metric, out = answers.metric_of(loaded.row.metric), {}
+  for name, found in _answered(loaded, arms, temperature, seed):
+    wanted = [loaded.references[x] for x in found]
+    parts_NK = metric.parts([*found.values()], wanted)
+    sums_RK = metrics.draws(len(found)) @ parts_NK
+    out[name] = np.array([metric.total(x) for x in sums_RK])
+  return out
+
+
+def _answered(
+  loaded: Loaded, arms: Sequence[plan_lib.Arm], temperature: float, seed: int
+) -> Iterator[tuple[str, dict[str, str]]]:
+  """Of each arm its name, and its answers to all prompts by prompt."""
   whole = plan(loaded, temperature, seed, ROWS)
   groups = plan_lib.groups(arms, whole, whole.judged)
-  metric, out = answers.metric_of(loaded.row.metric), {}
   for arm in arms:
     engine = arm.engine
     outputs = [
       engine.programs.generate(engine.weights, plan_lib.capped(arm, x.full))
       for x in runtime.track(groups, f'answers of {arm.name}')
     ]
-    found = answers_of(loaded, groups, outputs)
-    wanted = [loaded.references[x] for x in found]
-    parts_NK = metric.parts([*found.values()], wanted)
-    sums_RK = metrics.draws(len(found)) @ parts_NK
-    out[arm.name] = np.array([metric.total(x) for x in sums_RK])
-  return out
+    yield arm.name, answers_of(loaded, groups, outputs)
 
 
 def _score(loaded: Loaded, found: Mapping[str, str]) -> float:

@@ -164,49 +164,45 @@ def prefill(
 def score(
   readers: Sequence[tuple[types.Model, types.Params]],
   tokens_BL: Array,
+  begin_B: Array,
   end_B: Array,
   columns: Callable[..., Sequence[Array]],
   *,
   chunk: int,
   source: types.Source | None = None,
 ) -> list[Array]:
-  """Reads a text teacher-forced and computes numbers about each of its tokens.
+  """Reads a text teacher-forced and computes numbers about its tokens.
 
   Called inside a jit, `chunk` tokens at a time: logits [B, L, V] are not held.
 
   Args:
     readers: (model, params) of each model that reads the text.
     tokens_BL: the texts, prompts included.
+    begin_B: the first token of each text that numbers are wanted of; of a chunk
+      before all of them no logits are computed.
     end_B: where each text ends.
     columns: (index_T, *logits_BTV) -> arrays [B, T] about the tokens at
       index_T, from the logits with which each reader predicts them.
     source: what encoders read.
 
   Returns:
-    The arrays of columns as float32 [B, L]. Index 0 and indices at or past
-    end_B hold garbage.
+    The arrays of columns as float32 [B, L]. Indices before begin_B and at or
+    past end_B hold garbage.
   """
   B, L = tokens_BL.shape
 
-  def logits(model, params, cache, index_T):
-    hidden_BTD, _, cache = read(
-      model,
-      params,
-      at(tokens_BL, index_T),
-      jnp.full((B,), index_T[0]),
-      cache,
-      slots=L,
-      keep_BT=jnp.broadcast_to(index_T < L, (B, chunk)),
-    )
-    return model.head(params, hidden_BTD), cache
-
   def step(start, caches):
     index_T = start + jnp.arange(chunk)
-    found = [
-      logits(*reader, cache, index_T)
-      for reader, cache in zip(readers, caches, strict=True)
-    ]
-    new = columns(index_T + 1, *(x_BTV for x_BTV, _ in found))
+    pairs = zip(readers, caches, strict=True)
+    found = [_hidden(*reader, tokens_BL, index_T, x) for reader, x in pairs]
+
+    def made():
+      pairs = zip(readers, found, strict=True)
+      each = (model.head(params, x) for (model, params), (x, _) in pairs)
+      return [*columns(index_T + 1, *each)]
+
+    wanted = start + chunk >= jnp.min(begin_B)
+    new = once(wanted, lambda _: made(), blank(made))
     return new, [cache for _, cache in found]
 
   def body(start, carry):
@@ -221,6 +217,21 @@ def score(
   out = [jnp.zeros((B, L + chunk + 1)) for _ in range(count)]
   _, out = _by_chunks(body, (caches, out), chunk, jnp.max(end_B) - 1)
   return [x_BP[:, :L] for x_BP in out]
+
+
+def _hidden(model, params, tokens_BL, index_T, cache):
+  """(hidden states, cache) of the tokens at index_T, those before it read."""
+  B, L = tokens_BL.shape
+  hidden_BTD, _, cache = read(
+    model,
+    params,
+    at(tokens_BL, index_T),
+    jnp.full((B,), index_T[0]),
+    cache,
+    slots=L,
+    keep_BT=jnp.broadcast_to(index_T < L, (B, len(index_T))),
+  )
+  return hidden_BTD, cache
 
 
 def once(flag: Array, function, carry):

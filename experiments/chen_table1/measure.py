@@ -27,8 +27,8 @@ LIMIT = 12  # the largest K of the curves
 
 
 def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
-  """A cell for each sampling, draft and K; a third of table 2's prompts."""
-  most = max(1, asked.prompts // 3)
+  """A cell for each sampling, draft and K; a quarter of table 2's prompts."""
+  most = max(1, asked.prompts // 4)
   asked = asked._replace(repeats=min(2, asked.repeats))
   chosen, wanted = texts.read(loaded.row.name, most)
   loaded = loaded._replace(prompts=tuple(chosen), references=wanted)

@@ -218,8 +218,8 @@ def score(
     chunk: tokens that it reads at a time.
 
   Returns:
-    p of the token, p of the other token, entropy in bits; [B, L] each. Index 0
-    and indices past the end hold garbage.
+    p of the token, p of the other token, entropy in bits; [B, L] each. Indices
+    of the prompt and past the end hold garbage.
   """
   greedy_B = sampling_lib.is_greedy(request.sampling)
   whole = sampling_lib.settings(len(greedy_B), 1.0)
@@ -240,6 +240,7 @@ def score(
   return forward.score(
     [(model, params)],
     request.tokens_BL,
+    request.lengths_B,
     request.limit_B,
     columns,
     chunk=chunk,

@@ -234,6 +234,7 @@ def scores(
   return forward.score(
     [(target, params), *zip(drafts, draft_params, strict=True)],
     request.tokens_BL,
+    request.lengths_B,
     request.limit_B,
     columns,
     chunk=chunk,

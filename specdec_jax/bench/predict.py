@@ -84,6 +84,7 @@ def overlap(
     *forward.score(
       readers,
       request.tokens_BL,
+      request.lengths_B,
       request.limit_B,
       columns,
       chunk=chunk,

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import method
 from specdec_jax.io import load
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.models import lm
 
 SECTION = 'draft'
 
@@ -81,8 +83,27 @@ def with_draft(
   tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
   q = draft.draft_model(target)
   least = settings.min_confidence
-  drafter = make(q, gamma=gamma, min_confidence=least, chunk=chunk)
+  shared = _shared(draft, target)
+  drafter = make(
+    q, gamma=gamma, min_confidence=least, chunk=chunk, shared=shared
+  )
   return method.Method(drafter, draft.as_draft[1], q, draft=draft)
+
+
+def _shared(
+  draft: load.LanguageModel, target: load.LanguageModel
+) -> tuple[str, ...]:
+  """The parameters that encode a source, if they equal the target's."""
+  if draft.start is None or draft.layout or target.layout:
+    return ()
+  own, theirs = draft.as_draft[1], target.params
+  names = 'encoder', 'embed' if 'embed' in own else 'head'
+  flat = lambda params: lm.flatten({n: params.get(n) for n in names})
+  own, theirs = flat(own), flat(theirs)
+  same = own.keys() == theirs.keys() and all(
+    np.array_equal(own[n], theirs[n]) for n in own
+  )
+  return names if same else ()
 
 
 def recipe(world, gamma: int):
@@ -108,6 +129,7 @@ def make(
   min_confidence: float = 0.0,
   chunk: int = 64,
   name: str = 'lm',
+  shared: tuple[str, ...] = (),
 ) -> types.Drafter:
   """Drafts gamma tokens a window, sampled with the target's settings.
 
@@ -126,12 +148,17 @@ def make(
       likely ones more often than q allows. Drafting ends when all rows stop.
     chunk: prompt tokens that one prefill pass reads.
     name: of the drafter.
+    shared: names of parameters that equal the target's. A source is encoded
+      with those of the target, so that XLA does it once for both models.
   """
 
   def init(weights, context, features):
     del features
     B, L = context.tokens_BL.shape
-    cache = forward.open_cache(model, weights.draft, B, L, context.source)
+    params = weights.draft
+    if shared:
+      params = params | {name: weights.target[name] for name in shared}
+    cache = forward.open_cache(model, params, B, L, context.source)
     unread_B = jnp.maximum(context.lengths_B - 2, 0)
     cache, _ = forward.prefill(
       model, weights.draft, context.tokens_BL, unread_B, cache, chunk=chunk

@@ -15,17 +15,18 @@
 #include "xla/ffi/api/c_api.h"
 
 #if defined(__AVX512F__)
-enum { LANES = 16, MOST = 12 };
+enum { LANES = 16, MOST = 12, DEEP = 128 };
 #elif defined(__AVX__)
-enum { LANES = 8, MOST = 3 };
+enum { LANES = 8, MOST = 3, DEEP = 32 };
 #else
-enum { LANES = 4, MOST = 3 };
+enum { LANES = 4, MOST = 3, DEEP = 32 };
 #endif
-// MOST: rows whose sums fit in the registers. DEEP: how much of a panel stays in
-// the L1 cache while further rows read it. GROUP: rows of one unit of work.
-// AHEAD, AHEAD_HALF: bytes between a prefetch and its use, of float32 and of
-// bfloat16; float32 at the other's distance takes five rows a quarter longer.
-enum { WIDE = 32, VECTORS = WIDE / LANES, DEEP = 128, GROUP = 96 };
+// MOST: rows whose sums fit in the registers. DEEP, DEEPER: how much of a panel
+// stays in the L1 cache while further rows read it; of MANY rows or more.
+// GROUP: rows of one unit of work. AHEAD, AHEAD_HALF: bytes between a prefetch
+// and its use, of float32 and of bfloat16; float32 at the other's distance takes
+// five rows a quarter longer.
+enum { WIDE = 32, VECTORS = WIDE / LANES, DEEPER = 128, MANY = 12, GROUP = 96 };
 enum { AHEAD = 256, AHEAD_HALF = 2048 };
 enum { NO_NORM, RMS, LAYER };
 enum { NO_ACT, SILU, GELU_TANH, GELU, RELU };
@@ -186,16 +187,26 @@ static void norm_row(int kind, const float* x, const float* scale,
 
 // ---- Products ---------------------------------------------------------------
 
-// sums[m, 0:32] += x[m, k] * w[k, 0:32] over k in order; `rows` is a constant.
-// A pair of bfloat16 columns i and i + 16 is one word of w.
-INLINE void add_rows(int rows, bool half, const float* x, int64_t stride,
-                     const char* w, int64_t depth, float* sums) {
-  Vec a[MOST][VECTORS], b[VECTORS];
+// Rows of x, and the part of a panel of w that they are multiplied by. `ahead`:
+// the bytes between a prefetch and its use.
+typedef struct {
+  const float* x;
+  int64_t stride;
+  const char* w;
+  int64_t depth, ahead;
+} Part;
+
+// sums[m] += x[m, k] * w[k] over k in order, of the panel's first `vectors`;
+// these and `rows` are constants. A pair of bfloat16 columns i and i + 16 is one
+// word of w.
+INLINE void add_rows(int rows, int vectors, bool half, Part p, float* sums) {
+  Vec a[2 * MOST][VECTORS], b[VECTORS];
   UNROLL for (int m = 0; m < rows; m++)
-    UNROLL for (int v = 0; v < VECTORS; v++)
+    UNROLL for (int v = 0; v < vectors; v++)
       a[m][v] = ((const Vec*)(sums + m * WIDE))[v];
   const int64_t step = WIDE * (half ? 2 : 4);
-  for (int64_t k = 0; k < depth; k++, w += step) {
+  const char* w = p.w;
+  for (int64_t k = 0; k < p.depth; k++, w += step) {
     if (half) {
       UNROLL for (int v = 0; v < VECTORS / 2; v++) {
         const Bits u = ((const Bits*)w)[v];
@@ -203,27 +214,35 @@ INLINE void add_rows(int rows, bool half, const float* x, int64_t stride,
         b[v + VECTORS / 2] = (Vec)(u & 0xffff0000u);
       }
     } else {
-      UNROLL for (int v = 0; v < VECTORS; v++) b[v] = ((const Vec*)w)[v];
+      UNROLL for (int v = 0; v < vectors; v++) b[v] = ((const Vec*)w)[v];
     }
-    __builtin_prefetch(w + (half ? AHEAD_HALF : AHEAD));
-    if (!half) __builtin_prefetch(w + AHEAD + 64);
+    __builtin_prefetch(w + p.ahead);
+    if (!half && vectors == VECTORS) __builtin_prefetch(w + p.ahead + 64);
     UNROLL for (int m = 0; m < rows; m++) {
-      const float s = x[m * stride + k];
-      UNROLL for (int v = 0; v < VECTORS; v++) a[m][v] += s * b[v];
+      const float s = p.x[m * p.stride + k];
+      UNROLL for (int v = 0; v < vectors; v++) a[m][v] += s * b[v];
     }
   }
   UNROLL for (int m = 0; m < rows; m++)
-    UNROLL for (int v = 0; v < VECTORS; v++)
+    UNROLL for (int v = 0; v < vectors; v++)
       ((Vec*)(sums + m * WIDE))[v] = a[m][v];
 }
 
-typedef void AddRows(bool half, const float* x, int64_t stride, const char* w,
-                     int64_t depth, float* sums);
-#define OF(n)                                                              \
-  static void add_##n(bool half, const float* x, int64_t stride,           \
-                      const char* w, int64_t depth, float* sums) {         \
-    if (half) add_rows(least(n, MOST), true, x, stride, w, depth, sums);   \
-    else add_rows(least(n, MOST), false, x, stride, w, depth, sums);       \
+// One half of a panel after the other: twice the rows fit in the registers, and
+// more is computed for each number that is loaded. Not for bfloat16, whose
+// columns of both halves are in one word.
+INLINE void add_halves(int rows, Part p, float* sums) {
+  add_rows(rows, VECTORS / 2, false, p, sums);
+  p.w += WIDE * 2;
+  add_rows(rows, VECTORS / 2, false, p, sums + WIDE / 2);
+}
+
+typedef void AddRows(bool half, Part p, float* sums);
+#define OF(n)                                                         \
+  static void add_##n(bool half, Part p, float* sums) {               \
+    if (n > MOST) add_halves(least(n, 2 * MOST), p, sums);            \
+    else if (half) add_rows(least(n, MOST), VECTORS, true, p, sums);  \
+    else add_rows(least(n, MOST), VECTORS, false, p, sums);           \
   }
 OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
 static AddRows* const add_of[] = {
@@ -234,20 +253,29 @@ static AddRows* const add_of[] = {
 // is faster: with less to do, its loads would run ahead of the prefetches.
 static void product(bool half, const float* x, int64_t stride, int64_t rows,
                     const char* w, int64_t depth, float* sums) {
+  const int64_t near = half ? AHEAD_HALF : AHEAD, size = WIDE * (half ? 2 : 4);
   if (rows == 1) {
     float twice[2 * WIDE] __attribute__((aligned(64))) = {0};
-    add_2(half, x, 0, w, depth, twice);
+    add_2(half, (Part){x, 0, w, depth, near}, twice);
     memcpy(sums, twice, WIDE * sizeof *sums);
     return;
   }
-  const int64_t parts = ceiling(rows, MOST), step = ceiling(rows, parts);
-  const int64_t deep = parts == 1 ? depth : DEEP;
+  const bool many = LANES < 16 && !half && rows >= MANY;
+  const int64_t most = many ? 2 * MOST : MOST;
+  const int64_t parts = ceiling(rows, most), step = ceiling(rows, parts);
+  const int64_t deep = parts == 1 ? depth : many ? DEEPER : DEEP;
+  // The second rows find their part of the panel in the cache: what they fetch
+  // is the next part, so that memory does not wait for them.
+  const int64_t next = LANES < 16 ? deep * size : near;
   memset(sums, 0, rows * WIDE * sizeof *sums);
   for (int64_t k = 0; k < depth; k += deep)
-    for (int64_t m = 0; m < rows; m += step)
-      add_of[least(step, rows - m)](
-          half, x + m * stride + k, stride, w + k * WIDE * (half ? 2 : 4),
-          least(deep, depth - k), sums + m * WIDE);
+    for (int64_t m = 0; m < rows; m += step) {
+      const Part part = {
+          .x = x + m * stride + k, .stride = stride, .w = w + k * size,
+          .depth = least(deep, depth - k),
+          .ahead = many || m == step ? next : near};
+      add_of[least(step, rows - m)](half, part, sums + m * WIDE);
+    }
 }
 
 // y = add + act(x @ w + bias), or add + act(x @ w + bias) * (x @ up + bias) if

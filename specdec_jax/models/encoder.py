@@ -58,24 +58,24 @@ def hidden(
   mask_B1I: Array,
   dropout: layers.Dropout | None = None,
 ) -> Array:
-  """The hidden states of a source, [B, I, D].
+  """The hidden states of a source, as wide as its mask; 0 past its embeddings.
 
   Args:
     c: settings of the encoder.
     params: of the encoder.
-    x_BID: embeddings of the source.
+    x_BID: embeddings of the source, or of the beginning that has all of it.
     mask_B1I: true where it has a token.
     dropout: in training.
   """
   (graphdef, _), (ends_def, _) = modules(c)
   leaves = {name: x for name, x in params.items() if name != 'layers'}
   ends = nnx.merge(ends_def, nnx.State(leaves))
-  B, I, _ = x_BID.shape
+  (B, I, _), slots = x_BID.shape, mask_B1I.shape[-1]
   at_BI = jnp.broadcast_to(jnp.arange(I)[None], (B, I))
   view = attention.View(
     None,
     None,
-    jnp.broadcast_to(mask_B1I, (B, I, I)),
+    jnp.broadcast_to(mask_B1I[..., :I], (B, I, I)),
     attention.relative_bias(c, ends.relative[...], at_BI, I),
   )
 
@@ -92,4 +92,20 @@ def hidden(
   else:
     for i in range(c.depth):
       x_BID, _ = layer(x_BID, (i, params['layers'][str(i)]))
-  return ends.norm(x_BID)
+  return jnp.pad(ends.norm(x_BID), ((0, 0), (0, slots - I), (0, 0)))
+
+
+def narrowest(c: model_config.LMConfig, lengths_B: Array, slots: int):
+  """A function that calls run(width) with a width that holds every source.
+
+  A pass of the CPU kernels costs by the row, and most sources are shorter than
+  the buffer, which holds the longest: a quarter or a half of it may do.
+  """
+  widths = [slots]
+  if c.packed:
+    widths = sorted({slots // 4 or 1, slots // 2 or 1, slots})
+  longest = jnp.max(lengths_B)
+  enough = sum(jnp.int32(longest > width) for width in widths[:-1])
+  return lambda run: jax.lax.switch(
+    enough, [functools.partial(run, width) for width in widths]
+  )

@@ -243,10 +243,17 @@ class CrossAttention(nnx.Module):
     self.q, self.k, self.v = (Linear(c, c.width, wide) for _ in 'qkv')
     self.o = Linear(c, wide, c.width)
 
-  def store(self, hidden_BID: Array) -> kv.KVCache | kv.Panels:
-    """The keys and values of a source, from the encoder's hidden states."""
+  def store(self, hidden_BID: Array, slots: int) -> kv.KVCache | kv.Panels:
+    """The keys and values of a source, from the encoder's hidden states.
+
+    Zero from the I-th of the slots on.
+    """
     c, (B, I, _) = self.config, hidden_BID.shape
-    split = lambda y: jnp.swapaxes(y.reshape(B, I, c.heads, c.head_dim), 1, 2)
+
+    def split(y_BIF):
+      y_BHIC = jnp.swapaxes(y_BIF.reshape(B, I, c.heads, c.head_dim), 1, 2)
+      return jnp.pad(y_BHIC, ((0, 0), (0, 0), (0, slots - I), (0, 0)))
+
     cache = kv.KVCache(split(self.k(hidden_BID)), split(self.v(hidden_BID)))
     return kv.panels(cache) if c.packed else cache
 

@@ -138,11 +138,10 @@ def every_pass(name: str) -> bool:
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   """Random parameters: kernels N(0, 1/fan_in), norm scales 1, biases 0.
 
-  Rows of the token and position tables are N(0, 1/width), numbers of relative
-  positions N(0, 1). Where scores are not scaled (query_scale 1), kernels of q
-  have a variance smaller by head_dim. Values depend on the seed and the
-  parameter's unscanned name only, so that a seed gives the same model whether
-  it is sharded, scanned or neither.
+  Rows of the token and position tables are N(0, 1/width), relative positions
+  N(0, 1). Where scores are not scaled (query_scale 1), kernels of q have a
+  variance smaller by head_dim. Values depend on the seed and the parameter's
+  unscanned name: a seed gives the same model, sharded, scanned or neither.
 
   Args:
     config: the settings.
@@ -226,8 +225,7 @@ def _embed(config, params, tokens_BT, positions_BT, dropout=None):
 
 
 def _dropout(params, stack: int) -> layers.Dropout | None:
-  """The layers.Dropout that training puts beside the parameters, for the
-  decoder (0) or the encoder (1)."""
+  """That which training puts beside the parameters; of the decoder, 0, or 1."""
   return params['dropout'].at(stack) if 'dropout' in params else None
 
 
@@ -259,25 +257,29 @@ def _encode(config, constrain, params, source: types.Source, cache):
   """types.Model.encode."""
   (graphdef, _), _ = _modules(config)
   tokens_BI, lengths_B = source
-  mask_BI = jnp.arange(tokens_BI.shape[1])[None] < lengths_B[:, None]
-  with jax.named_scope('encode'):
-    dropout = _dropout(params, 1)
-    x_BID = _embed(config, params, tokens_BI, None, dropout)
-    hidden_BID = encoder.hidden(
-      config.encoder, params['encoder'], x_BID, mask_BI[:, None], dropout
-    )
+  slots, dropout = tokens_BI.shape[1], _dropout(params, 1)
+  mask_B1I = (jnp.arange(slots)[None] < lengths_B[:, None])[:, None]
+  encode = functools.partial(encoder.hidden, config.encoder, params['encoder'])
+
+  def hidden(width: int):
+    x_BID = _embed(config, params, tokens_BI[:, :width], None, dropout)
+    return encode(x_BID, mask_B1I, dropout)
+
+  def store(width: int):
     keep = lambda layer: nnx.merge(graphdef, nnx.State(layer)).cross_attn.store(
-      hidden_BID
+      hidden_BID[:, :width], slots
     )
-    axes = ('batch', 'kv_heads', None, None)
     if config.scan_layers:
-      store = jax.lax.map(keep, params['layers'])
-      store = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), store)
-      axes = ('batch', None, 'kv_heads', None, None)
-    else:
-      store = tuple(keep(params['layers'][str(i)]) for i in range(config.depth))
-    store = jax.tree.map(lambda x: constrain(x, *axes), store)
-  return cache._replace(store=store, mask_B1I=mask_BI[:, None])
+      found = jax.lax.map(keep, params['layers'])
+      return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
+    return tuple(keep(params['layers'][str(i)]) for i in range(config.depth))
+
+  at_width = encoder.narrowest(config, lengths_B, slots)
+  axes = ('batch', *[None] * config.scan_layers, 'kv_heads', None, None)
+  with jax.named_scope('encode'):
+    hidden_BID = at_width(hidden)
+    found = jax.tree.map(lambda x: constrain(x, *axes), at_width(store))
+  return cache._replace(store=found, mask_B1I=mask_B1I)
 
 
 def _apply(
@@ -311,7 +313,6 @@ def _apply(
     views = {w: v._replace(bias_BHTS=bias_BHTS) for w, v in views.items()}
 
   def of_layer(view, i):
-    """The view of layer i, with its own source and dropout."""
     if config.encoder is not None:
       store = _pick(cache.store, i, 1) if config.scan_layers else cache.store[i]
       view = view._replace(source=(store, cache.mask_B1I))
@@ -360,9 +361,7 @@ def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
 
 def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
   """Scans over the layers: tracing one, it compiles `depth` times faster.
-
-  The cache is in the carry. As scanned input and output it would be copied.
-  """
+  The cache is in the carry: as scanned input and output it would be copied."""
   views, slots_BT, of_layer = args
   view_of = _by_number(config, views)
 

@@ -78,37 +78,40 @@ def metric_of(name: str) -> Metric:
     ValueError: its package is not installed.
   """
   try:
-    if name == 'bleu':
-      import sacrebleu  # noqa: F401
-
-      return Metric(_counted, _bleu)
-    from rouge_score import rouge_scorer  # pyright: ignore
+    return {'bleu': _bleu, 'rouge': _rouge}[name]()
   except ImportError as error:
     package = METRICS[name]
     raise ValueError(
       f'judge.metric={name!r} needs {package}: pip install {package}'
     ) from error
+
+
+def _bleu() -> Metric:
+  import sacrebleu
+
+  score = sacrebleu.BLEU(effective_order=True).sentence_score
+
+  def parts(found: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
+    """Lengths of answer and reference, and n-grams found and made."""
+    each = [score(x, [y]) for x, y in zip(found, wanted, strict=True)]
+    sums = [[x.sys_len, x.ref_len, *x.counts, *x.totals] for x in each]
+    return np.array(sums)
+
+  def total(sums_K: np.ndarray) -> float:
+    length, reference, *ngrams = map(int, sums_K)
+    return sacrebleu.BLEU.compute_bleu(
+      ngrams[:4], ngrams[4:], length, reference, smooth_method='exp'
+    ).score
+
+  return Metric(parts, total)
+
+
+def _rouge() -> Metric:
+  from rouge_score import rouge_scorer  # pyright: ignore
+
   score = rouge_scorer.RougeScorer(['rougeL'], use_stemmer=True).score
   one = lambda answer, wanted: [1, score(wanted, answer)['rougeL'].fmeasure]
   return Metric(
     lambda found, wanted: np.array([*map(one, found, wanted)], float),
     lambda sums_K: 100 * float(sums_K[1] / sums_K[0]),
   )
-
-
-def _counted(found: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
-  """Of each answer its length, the reference's, and n-grams found and made."""
-  import sacrebleu
-
-  score = sacrebleu.BLEU(effective_order=True).sentence_score
-  each = [score(x, [y]) for x, y in zip(found, wanted, strict=True)]
-  return np.array([[x.sys_len, x.ref_len, *x.counts, *x.totals] for x in each])
-
-
-def _bleu(sums_K: np.ndarray) -> float:
-  import sacrebleu
-
-  length, reference, *ngrams = map(int, sums_K)
-  return sacrebleu.BLEU.compute_bleu(
-    ngrams[:4], ngrams[4:], length, reference, smooth_method='exp'
-  ).score

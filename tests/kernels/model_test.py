@@ -1,6 +1,7 @@
 """A packed model: XLA's logits, the same bits whatever is read with them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from specdec_jax import forward, types
 from specdec_jax.io import files
 from specdec_jax.kernels import library
+from specdec_jax.models import cache as cache_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
 from tests import fakes
@@ -135,3 +137,23 @@ def test_a_reduced_head_keeps_the_columns():
     assert np.isneginf(np.delete(few, ids, -1)).all()
     embed_VD = convert.reduce(*packed, ids)[1]['embed']
     assert embed_VD.shape == (config.vocab, config.width)
+
+
+def test_a_short_source_is_encoded_without_most_of_its_padding():
+  """To the same keys and values; there are none past the part that it needs."""
+  _, (config, params) = both(T5)
+  model = lm.make(config)
+
+  @functools.partial(jax.jit, static_argnames='room')
+  def read(length, room):
+    source = types.Source(TOKENS[:1, :room] % config.vocab, length[None])
+    cache = model.encode(params, source, model.init_cache(1, SLOTS))
+    return cache_lib.by_slot(cache.store)
+
+  for length, needed in ((1, 12), (12, 12), (13, 24), (24, 24), (25, 48)):
+    wide, narrow = (read(np.int32(length), room) for room in (48, needed))
+    for x, y in zip(
+      jax.tree.leaves(wide), jax.tree.leaves(narrow), strict=True
+    ):
+      np.testing.assert_array_equal(x[:, :, :length], y[:, :, :length])
+      assert np.any(x[:, :, needed - 1]) and not np.any(x[:, :, needed:])

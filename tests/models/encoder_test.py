@@ -198,12 +198,17 @@ def test_the_store_is_what_encoding_gave_after_any_rejection(x64):
   fakes.run_steps(programs, weights, request, look=look)
 
 
-def test_target_and_draft_encode_once_before_the_loop():
+@pytest.mark.parametrize('shared', [(), ('encoder', 'embed')])
+def test_target_and_draft_encode_once_before_the_loop(shared):
+  """A draft with the target's encoder, and its embedding, encodes nothing."""
   config, small = (
     config_of(width, depth).running(dtype='float32')
-    for width, depth in ((16, 2), (12, 1))
+    for width, depth in ((16, 2), (16 if shared else 12, 1))
   )
-  drafter = lm_drafter.make(lm.make(small), gamma=2)
+  small = dataclasses.replace(
+    small, encoder=config.encoder if shared else small.encoder
+  )
+  drafter = lm_drafter.make(lm.make(small), gamma=2, shared=shared)
   programs = decode.programs(lm.make(config), drafter, reject.RULE)
   weights = jax.eval_shape(
     lambda: types.Weights(lm.init(config, 0), lm.init(small, 1))
@@ -217,7 +222,8 @@ def test_target_and_draft_encode_once_before_the_loop():
 
   # Three sources in buffers of 16 ids: each of the seven kernels of an
   # encoder's layer, and the keys and values of each of the decoder's.
-  assert rows(compiled.as_text()).count(48) == (2 + 1) * (7 + 2)
+  encoded = 2 if shared else 2 + 1
+  assert rows(compiled.as_text()).count(48) == encoded * 7 + (2 + 1) * 2
   windows = [x for x in hlo.loops(compiled.as_text()) if '/verify/' in x]
   assert any(3 * (2 + 1) in rows(text) for text in windows)
   assert not any('/encode/' in x or 48 in rows(x) for x in windows)
