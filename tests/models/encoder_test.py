@@ -333,6 +333,22 @@ def test_a_prompt_becomes_a_source_with_its_end():
     requests.item(model, [], 7, chat=False)
 
 
+def test_a_draft_that_has_the_targets_encoder_shares_its_pass():
+  """Known by its numbers; the text is plain decoding's either way."""
+  target, other = (load.load(f'random:t5_tiny:{seed}') for seed in (0, 1))
+  same, changed = (
+    dataclasses.replace(other, params=other.params | few)
+    for few in (
+      {n: target.params[n] for n in ('encoder', 'embed')},
+      {'encoder': target.params['encoder']},
+    )
+  )
+  assert lm_drafter._shared(same, target) == ('encoder', 'embed')
+  assert lm_drafter._shared(changed, target) == ()
+  text = lambda draft: api.generate(target, 'abc', draft=draft)[0].tokens
+  assert text(same) == text(changed) == text(None)
+
+
 @pytest.mark.parametrize(
   'target, draft', [('t5_tiny', 'tiny'), ('tiny', 't5_tiny')]
 )
