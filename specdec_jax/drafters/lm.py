@@ -96,10 +96,10 @@ def _shared(
   """The parameters that encode a source, if they equal the target's."""
   if draft.start is None or draft.layout or target.layout:
     return ()
-  own, theirs = draft.as_draft[1], target.params
-  names = 'encoder', 'embed' if 'embed' in own else 'head'
+  params = draft.as_draft[1]
+  names = 'encoder', 'embed' if 'embed' in params else 'head'
   flat = lambda params: lm.flatten({n: params.get(n) for n in names})
-  own, theirs = flat(own), flat(theirs)
+  own, theirs = flat(params), flat(target.params)
   same = own.keys() == theirs.keys() and all(
     np.array_equal(own[n], theirs[n]) for n in own
   )

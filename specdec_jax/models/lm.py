@@ -225,7 +225,8 @@ def _embed(config, params, tokens_BT, positions_BT, dropout=None):
 
 
 def _dropout(params, stack: int) -> layers.Dropout | None:
-  """That which training puts beside the parameters; of the decoder, 0, or 1."""
+  """The layers.Dropout that training puts beside the parameters, for the
+  decoder (0) or the encoder (1)."""
   return params['dropout'].at(stack) if 'dropout' in params else None
 
 
@@ -266,9 +267,8 @@ def _encode(config, constrain, params, source: types.Source, cache):
     return encode(x_BID, mask_B1I, dropout)
 
   def store(width: int):
-    keep = lambda layer: nnx.merge(graphdef, nnx.State(layer)).cross_attn.store(
-      hidden_BID[:, :width], slots
-    )
+    cross = lambda layer: nnx.merge(graphdef, nnx.State(layer)).cross_attn
+    keep = lambda layer: cross(layer).store(hidden_BID[:, :width], slots)
     if config.scan_layers:
       found = jax.lax.map(keep, params['layers'])
       return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
@@ -313,6 +313,7 @@ def _apply(
     views = {w: v._replace(bias_BHTS=bias_BHTS) for w, v in views.items()}
 
   def of_layer(view, i):
+    """The view of layer i, with its own source and dropout."""
     if config.encoder is not None:
       store = _pick(cache.store, i, 1) if config.scan_layers else cache.store[i]
       view = view._replace(source=(store, cache.mask_B1I))

@@ -8,14 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import build, requests, runtime, settings, types
+from specdec_jax import build, forward, requests, runtime, settings, types
 from specdec_jax.analysis import counterfactual, trace
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
 from specdec_jax.drafters import draft_file, ngram
 from specdec_jax.io import tokenizer
-from tests import programs
+from specdec_jax.models import lm
+from tests import fakes, programs
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -123,6 +124,27 @@ def test_the_target_reads_a_text_once_for_all_drafts():
   assert [x.texts for x in record(lms)] == apart
   jax.effects_barrier()
   assert len(read) == passes
+
+
+def test_logits_of_the_prompt_are_left_out_and_change_nothing():
+  """Chunks of 4: before index 9, none of those that predict 1 to 8."""
+  config = fakes.tiny(dtype='float32')
+  model, params = lm.make(config), lm.init(config, 0)
+  tokens_BL = jax.random.randint(jax.random.key(0), (2, 12), 0, config.vocab)
+
+  @jax.jit
+  def first_logit(begin_B):
+    columns = lambda index_T, logits_BTV: [logits_BTV[..., 0]]
+    args = tokens_BL, begin_B, np.array([12, 12]), columns
+    return forward.score([(model, params)], *args, chunk=4)[0]
+
+  whole = first_logit(np.array([1, 1]))
+  assert np.all(whole[:, 1:])
+  for begin in range(2, 12):
+    found = first_logit(np.array([begin, 11]))
+    left_out = 1 + (begin - 1) // 4 * 4
+    np.testing.assert_array_equal(found[:, left_out:], whole[:, left_out:])
+    assert not np.any(found[:, :left_out])
 
 
 @pytest.mark.more

@@ -293,7 +293,8 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
     for t in (0.0, 1.0)
   ]
   stored(folders[0], translated, 'translation')
-  stored(folders[2], TABLES[BLOCK][1])
+  worse = GAIN | {'draft': 'unigram', 'reject': block(1.5)}
+  stored(folders[2], [worse, GAIN])
   found = make()
   text, page_text = report.markdown(found), report.html(found)
   assert text.split('\n')[2].startswith('Commit cccccccccccc, 2 cores')
@@ -306,6 +307,8 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
   brief = report.brief(found)
   assert 'T5-XXL (EnDe), T5-small | translation, w128 | 0.75 / 0.76 |' in brief
   assert '| the paper | ours | gamma = 8 |' in brief
+  # Of each target the draft with the most tokens a window.
+  assert 'chat, bigram' in brief and 'chat, unigram' not in brief
   assert '| +8.5% | chat, bigram | +10.0% (+9.0% to +11.0%) | same dir' in text
   assert page_text.count('<h2>') == 3 and 'src="data:image/png' in page_text
   assert 'src="http' not in page_text and '<link' not in page_text
