@@ -1,8 +1,8 @@
 """The CPU kernels of rows.c as JAX functions, and the layout that they read.
 
-A kernel [K, N] is packed into panels [N / 32, K, 32], N padded with zeros, so
-that a product reads it in one stream. A panel of bfloat16 pairs the columns i
-and i + 16. All other arrays are float32.
+A kernel [K, N] is packed into panels [N / WIDE, K, WIDE], N padded with zeros,
+so that a product reads it in one stream. A panel of bfloat16 pairs the columns
+i and i + WIDE / 2. All other arrays are float32.
 """
 
 from typing import NamedTuple
@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.kernels import library
+
 Array = jax.Array
 
-WIDE = 32
+WIDE = library.WIDE
 _ACTS = {'none': 0, 'silu': 1, 'gelu_tanh': 2, 'gelu': 3, 'relu': 4}
 _NORMS = {'none': 0, 'rms': 1, 'layer': 2}
 

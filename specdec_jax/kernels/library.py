@@ -27,6 +27,22 @@ _HANDLERS = {
 _FLAGS = ['-O3', '-ffp-contract=fast', '-fno-math-errno', '-shared', '-fPIC']
 
 
+@functools.cache
+def _cpu() -> str:
+  """Model and instruction sets of this CPU."""
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+  except OSError:
+    return f'{platform.machine()} {platform.processor()}'
+  wanted = ('model name', 'flags', 'Features', 'CPU part')
+  return '\n'.join(dict.fromkeys(x for x in lines if x.startswith(wanted)))
+
+
+# Columns of a panel. Six rows of 16 fill AVX's registers, so that one pass over
+# a weight serves a window of five drafts; AVX-512 has room for twelve of 32.
+WIDE = 32 if 'avx512f' in _cpu() else 16
+
+
 def check(kernels: str) -> None:
   """ValueError if this is none of CHOICES."""
   if kernels not in CHOICES:
@@ -94,7 +110,7 @@ def _compiler() -> list[str]:
 def _built(compiler: list[str], folder: pathlib.Path) -> pathlib.Path:
   """The library for this machine, compiled if the cache has none."""
   native = '-mcpu=native' if platform.machine() == 'arm64' else '-march=native'
-  command = [*compiler, *_FLAGS, native]
+  command = [*compiler, *_FLAGS, f'-DWIDE={WIDE}', native]
   key = hashlib.sha256(
     '\n'.join([*command, _cpu(), importlib.metadata.version('jaxlib')]).encode()
     + SOURCE.read_bytes()
@@ -114,13 +130,3 @@ def _built(compiler: list[str], folder: pathlib.Path) -> pathlib.Path:
       )
       made.replace(path)
   return path
-
-
-def _cpu() -> str:
-  """Model and instruction sets of this CPU."""
-  try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-  except OSError:
-    return f'{platform.machine()} {platform.processor()}'
-  wanted = ('model name', 'flags', 'Features', 'CPU part')
-  return '\n'.join(dict.fromkeys(x for x in lines if x.startswith(wanted)))

@@ -1,10 +1,12 @@
 // A transformer layer for few rows on CPU, as three XLA FFI handlers: products
 // with their norm and activation, attention over the cache, and a norm.
 //
-// Weights, keys and values lie in panels [panel, K, 32]: 32 columns, read in
-// one stream for all rows of a call. Every output is one chain of multiply-adds
-// over k in order, so its bits depend neither on how many rows a call has nor
-// on how many threads there are.
+// Weights, keys and values lie in panels [panel, K, WIDE]: columns that are read
+// in one stream for all rows of a call. Every output is one chain of
+// multiply-adds over k in order, so its bits depend neither on how many rows a
+// call has nor on how many threads there are.
+//
+// WIDE is 32 with AVX-512 and else 16 (library.py).
 #include <math.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -14,20 +16,19 @@
 
 #include "xla/ffi/api/c_api.h"
 
-#if defined(__AVX512F__)
-enum { LANES = 16, MOST = 12, DEEP = 128 };
+#if defined(__AVX512F__) && WIDE == 32
+enum { LANES = 16, MOST = 12, DEEP = 128, AHEAD = 256 };
 #elif defined(__AVX__)
-enum { LANES = 8, MOST = 3, DEEP = 32 };
+enum { LANES = 8, MOST = 6, DEEP = 96, AHEAD = 1024 };
 #else
-enum { LANES = 4, MOST = 3, DEEP = 32 };
+enum { LANES = 4, MOST = 3, DEEP = 96, AHEAD = 1024 };
 #endif
-// MOST: rows whose sums fit in the registers. DEEP, DEEPER: how much of a panel
-// stays in the L1 cache while further rows read it; of MANY rows or more.
-// GROUP: rows of one unit of work. AHEAD, AHEAD_HALF: bytes between a prefetch
-// and its use, of float32 and of bfloat16; float32 at the other's distance takes
-// five rows a quarter longer.
-enum { WIDE = 32, VECTORS = WIDE / LANES, DEEPER = 128, MANY = 12, GROUP = 96 };
-enum { AHEAD = 256, AHEAD_HALF = 2048 };
+// MOST: rows whose sums fit in the registers. DEEP: how much of a panel stays in
+// the L1 cache while further rows read it. GROUP: rows of one unit of work.
+// AHEAD, AHEAD_HALF: bytes between a prefetch and its use, of float32 and of
+// bfloat16; panels of 32 float32 columns at the other's distance take five rows
+// a quarter longer.
+enum { VECTORS = WIDE / LANES, GROUP = 96, AHEAD_HALF = 2048 };
 enum { NO_NORM, RMS, LAYER };
 enum { NO_ACT, SILU, GELU_TANH, GELU, RELU };
 
@@ -157,7 +158,7 @@ INLINE Vec softcap(Vec x, float cap) {
   return cap * (2.0f * logistic(x * (2.0f / cap)) - 1.0f);
 }
 
-// The sum of 32 partial sums, as a tree.
+// The sum of the partial sums, as a tree.
 INLINE float total(float* part) {
   for (int n = WIDE / 2; n; n /= 2)
     for (int i = 0; i < n; i++) part[i] += part[i + n];
@@ -196,13 +197,12 @@ typedef struct {
   int64_t depth, ahead;
 } Part;
 
-// sums[m] += x[m, k] * w[k] over k in order, of the panel's first `vectors`;
-// these and `rows` are constants. A pair of bfloat16 columns i and i + 16 is one
-// word of w.
-INLINE void add_rows(int rows, int vectors, bool half, Part p, float* sums) {
-  Vec a[2 * MOST][VECTORS], b[VECTORS];
+// sums[m] += x[m, k] * w[k] over k in order; `rows` is a constant. A pair of
+// bfloat16 columns i and i + WIDE / 2 is one word of w.
+INLINE void add_rows(int rows, bool half, Part p, float* sums) {
+  Vec a[MOST][VECTORS], b[VECTORS];
   UNROLL for (int m = 0; m < rows; m++)
-    UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL for (int v = 0; v < VECTORS; v++)
       a[m][v] = ((const Vec*)(sums + m * WIDE))[v];
   const int64_t step = WIDE * (half ? 2 : 4);
   const char* w = p.w;
@@ -214,42 +214,32 @@ INLINE void add_rows(int rows, int vectors, bool half, Part p, float* sums) {
         b[v + VECTORS / 2] = (Vec)(u & 0xffff0000u);
       }
     } else {
-      UNROLL for (int v = 0; v < vectors; v++) b[v] = ((const Vec*)w)[v];
+      UNROLL for (int v = 0; v < VECTORS; v++) b[v] = ((const Vec*)w)[v];
     }
     __builtin_prefetch(w + p.ahead);
-    if (!half && vectors == VECTORS) __builtin_prefetch(w + p.ahead + 64);
+    if (step > 64) __builtin_prefetch(w + p.ahead + 64);
     UNROLL for (int m = 0; m < rows; m++) {
       const float s = p.x[m * p.stride + k];
-      UNROLL for (int v = 0; v < vectors; v++) a[m][v] += s * b[v];
+      UNROLL for (int v = 0; v < VECTORS; v++) a[m][v] += s * b[v];
     }
   }
   UNROLL for (int m = 0; m < rows; m++)
-    UNROLL for (int v = 0; v < vectors; v++)
+    UNROLL for (int v = 0; v < VECTORS; v++)
       ((Vec*)(sums + m * WIDE))[v] = a[m][v];
 }
 
-// One half of a panel after the other: twice the rows fit in the registers, and
-// more is computed for each number that is loaded. Not for bfloat16, whose
-// columns of both halves are in one word.
-INLINE void add_halves(int rows, Part p, float* sums) {
-  add_rows(rows, VECTORS / 2, false, p, sums);
-  p.w += WIDE * 2;
-  add_rows(rows, VECTORS / 2, false, p, sums + WIDE / 2);
-}
-
 typedef void AddRows(bool half, Part p, float* sums);
-#define OF(n)                                                         \
-  static void add_##n(bool half, Part p, float* sums) {               \
-    if (n > MOST) add_halves(least(n, 2 * MOST), p, sums);            \
-    else if (half) add_rows(least(n, MOST), VECTORS, true, p, sums);  \
-    else add_rows(least(n, MOST), VECTORS, false, p, sums);           \
+#define OF(n)                                           \
+  static void add_##n(bool half, Part p, float* sums) { \
+    if (half) add_rows(least(n, MOST), true, p, sums);  \
+    else add_rows(least(n, MOST), false, p, sums);      \
   }
 OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
 static AddRows* const add_of[] = {
     NULL,  add_1, add_2, add_3, add_4,  add_5, add_6,
     add_7, add_8, add_9, add_10, add_11, add_12};
 
-// sums[rows, 32] = x[rows, depth] @ one panel. A row alone is done twice, which
+// sums[rows, WIDE] = x[rows, depth] @ one panel. A row alone is done twice, which
 // is faster: with less to do, its loads would run ahead of the prefetches.
 static void product(bool half, const float* x, int64_t stride, int64_t rows,
                     const char* w, int64_t depth, float* sums) {
@@ -260,10 +250,8 @@ static void product(bool half, const float* x, int64_t stride, int64_t rows,
     memcpy(sums, twice, WIDE * sizeof *sums);
     return;
   }
-  const bool many = LANES < 16 && !half && rows >= MANY;
-  const int64_t most = many ? 2 * MOST : MOST;
-  const int64_t parts = ceiling(rows, most), step = ceiling(rows, parts);
-  const int64_t deep = parts == 1 ? depth : many ? DEEPER : DEEP;
+  const int64_t parts = ceiling(rows, MOST), step = ceiling(rows, parts);
+  const int64_t deep = parts == 1 ? depth : DEEP;
   // The second rows find their part of the panel in the cache: what they fetch
   // is the next part, so that memory does not wait for them.
   const int64_t next = LANES < 16 ? deep * size : near;
@@ -273,7 +261,7 @@ static void product(bool half, const float* x, int64_t stride, int64_t rows,
       const Part part = {
           .x = x + m * stride + k, .stride = stride, .w = w + k * size,
           .depth = least(deep, depth - k),
-          .ahead = many || m == step ? next : near};
+          .ahead = m == step ? next : near};
       add_of[least(step, rows - m)](half, part, sums + m * WIDE);
     }
 }
@@ -320,8 +308,9 @@ static void linear_unit(const void* job, int64_t i) {
 
 // ---- Attention --------------------------------------------------------------
 
-// Keys are panels over slots, [B, G, S / 32, C, 32]; values panels over
-// channels, [B, G, C / 32, S, 32]. S is a multiple of 32 here; `seen` is not.
+// Keys are panels over slots, [B, G, S / WIDE, C, WIDE]; values panels over
+// channels, [B, G, C / WIDE, S, WIDE]. S is a multiple of WIDE here; `seen` is
+// not.
 // The H / G query heads of a key/value head and their tokens are the rows of
 // its products: q is [B, G, T * H / G, C].
 typedef struct {
