@@ -42,6 +42,7 @@ class Draft(NamedTuple):
   theirs: the paper's draft that it is shown beside; '' for none.
   method: a name of build.DRAFTERS.
   source: the model of an lm.
+  dtype: of its weights.
   settings: of the drafter; of an ngram its order.
   """
 
@@ -49,6 +50,7 @@ class Draft(NamedTuple):
   theirs: str
   method: str
   source: str = ''
+  dtype: str = 'float32'
   settings: dict[str, Any] = {}
 
 
@@ -108,8 +110,10 @@ def _exit(layers: int) -> Draft:
 def _distilled(models: pathlib.Path, row: str) -> tuple[Draft, ...]:
   """The three drafts of an encoder-decoder, which train_rows.sh distils."""
   sizes = {'w128': 'T5-small', 'w256': 'T5-base', 'layers': 'T5-large'}
+  source = lambda name: str(models / f'{row}-{name}' / 'draft')
   return tuple(
-    Draft(name, theirs, 'lm', str(models / f'{row}-{name}' / 'draft'))
+    # Half the bytes of float32 to read for each draft token.
+    Draft(name, theirs, 'lm', source(name), dtype='bfloat16')
     for name, theirs in sizes.items()
   )
 
@@ -275,7 +279,7 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
       if draft.method == 'ngram':
         given = {'path': _counted(e.target, row, given['order'], folder)}
       elif draft.method == 'lm':
-        model = build.load(draft.source)
+        model = build.load(draft.source, dtype=draft.dtype)
       engines[draft.name] = build.engine(
         e.target, model, gamma=gamma, options=options, **given
       )

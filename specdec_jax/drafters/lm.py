@@ -13,6 +13,7 @@ from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import method
 from specdec_jax.io import load
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.kernels import calls
 from specdec_jax.models import lm
 
 SECTION = 'draft'
@@ -87,21 +88,40 @@ def with_draft(
   drafter = make(
     q, gamma=gamma, min_confidence=least, chunk=chunk, shared=shared
   )
-  return method.Method(drafter, draft.as_draft[1], q, draft=draft)
+  # A trace reads the draft's parameters too: one model in both.
+  params = draft.as_draft[1] | {name: target.params[name] for name in shared}
+  return method.Method(drafter, params, q, draft=draft)
 
 
 def _shared(
   draft: load.LanguageModel, target: load.LanguageModel
 ) -> tuple[str, ...]:
-  """The parameters that encode a source, if they equal the target's."""
+  """The names of the parameters that encode a source, if they are the target's,
+  rounded to the draft's dtype or not.
+
+  The two may differ in it on the CPU kernels alone, which compute in float32,
+  and where the embedding is no head, which would grow.
+  """
   if draft.start is None or draft.layout or target.layout:
     return ()
-  params = draft.as_draft[1]
-  names = 'encoder', 'embed' if 'embed' in params else 'head'
-  flat = lambda params: lm.flatten({n: params.get(n) for n in names})
-  own, theirs = flat(params), flat(target.params)
+  own, theirs = draft.as_draft[1], target.params
+  names = 'encoder', 'embed' if 'embed' in own else 'head'
+  dtype, packed = draft.config.dtype, draft.config.packed
+  if packed != target.config.packed or (
+    dtype != target.config.dtype and not (packed and 'embed' in own)
+  ):
+    return ()
+
+  def rounded(x):
+    if x.ndim == 3 and packed:
+      x = calls.unpack(x, len(x) * calls.WIDE)
+    return x.astype(dtype)
+
+  own, theirs = (
+    lm.flatten({n: x.get(n) for n in names}) for x in (own, theirs)
+  )
   same = own.keys() == theirs.keys() and all(
-    np.array_equal(own[n], theirs[n]) for n in own
+    np.array_equal(rounded(own[n]), rounded(theirs[n])) for n in own
   )
   return names if same else ()
 

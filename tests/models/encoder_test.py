@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import api, decode, forward, requests, sharding, types
+from specdec_jax import api, build, decode, forward, requests, sharding, types
 from specdec_jax.costs import hlo, parts
 from specdec_jax.drafters import adaptive, early_exit, lookup, ngram, scripted
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import hf, load, names
+from specdec_jax.io import export, hf, load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
@@ -374,3 +374,30 @@ def test_two_tokenizers_are_refused():
   draft = dataclasses.replace(draft, tokenizer=other)
   with pytest.raises(ValueError, match='different tokenizers: the end'):
     api.generate(target, 'ab', draft=draft)
+
+
+@pytest.mark.more
+def test_a_draft_rounded_from_the_target_shares_its_encoder(tmp_path):
+  """On the kernels, which read weights of half the bits in float32."""
+  whole = load.load('random:t5_tiny:0')
+  path = tmp_path / 'model'
+  export.save(path, whole.config, whole.params, whole.tokenizer)
+  low = lambda source, **more: load.load(source, dtype='bfloat16', **more)
+  half, other = low(path), low('random:t5_tiny:1')
+  xla = low(path, kernels='xla')
+  assert lm_drafter._shared(half, whole) == ('encoder', 'embed')
+  assert (
+    lm_drafter._shared(xla, whole) == lm_drafter._shared(other, whole) == ()
+  )
+
+  def products(draft):
+    engine = build.engine(whole, draft, gamma=2)
+    program = engine.programs.generate.lower(
+      engine.weights, request_of(gamma=2)
+    )
+    return program.compile().as_text().count('"specdec_linear')
+
+  # Four of each layer of the encoder, at three widths of the source.
+  assert products(other) - products(half) == whole.config.encoder.depth * 4 * 3
+  text = lambda draft: api.generate(whole, 'abc', draft=draft)[0].tokens
+  assert text(half) == text(None)
