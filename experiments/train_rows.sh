@@ -36,22 +36,21 @@ task() {  # ROW FOLDER and further settings of its drafts: a target and drafts
     --config="$root/configs/train_t5.py:$row" --config.text.source="$pairs"
   distil "$row" --config.teacher.source="$models/$row/model" \
     --config.data.source="$pairs" --config.data.chat=True \
-    --config.batch.rows=64 --config.run.steps=1300 "$@"
+    --config.data.prompts=20000 --config.batch.rows=64 "$@"
 }
 
 if [ -n "$multi30k" ]; then
   texts multi30k --multi30k="$multi30k"
-  task translation multi30k --config.data.field=en --config.data.prompts=28000 \
-    --config.data.length=40 --config.data.source_length=28
+  task translation multi30k --config.data.field=en --config.data.length=40 \
+    --config.data.source_length=28
 fi
 if [ -n "$code" ]; then
   texts functions --functions
-  task code functions --config.data.field=code --config.data.prompts=20000 \
-    --config.data.length=32 --config.data.source_length=128
+  task code functions --config.data.field=code --config.data.length=32 \
+    --config.data.source_length=128
 fi
 texts docstrings --docstrings
 distil titles --config.data.source="$models/docstrings/train.jsonl" \
   --config.data.chat=True --config.data.prompts=9000 \
-  --config.data.source_length=96 \
-  --config.batch.rows=16 --config.run.steps=800
+  --config.data.source_length=96 --config.batch.rows=16
 bash "$root/experiments/distillspec_grid/run.sh" --pair --workdir="$models/gpt"
