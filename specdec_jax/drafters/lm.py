@@ -88,8 +88,9 @@ def with_draft(
   drafter = make(
     q, gamma=gamma, min_confidence=least, chunk=chunk, shared=shared
   )
-  # A trace reads the draft's parameters too: one model in both.
-  params = draft.as_draft[1] | {name: target.params[name] for name in shared}
+  params = draft.as_draft[1]
+  if shared:  # A trace reads the draft's parameters too: one model in both.
+    params = params | {name: target.params[name] for name in shared}
   return method.Method(drafter, params, q, draft=draft)
 
 
