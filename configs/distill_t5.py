@@ -17,11 +17,14 @@ import ml_collections
 
 from configs import distill
 
+# T5s of their own: learning rate and steps.
+OWN = {'w128': (2e-3, 2200), 'w256': (1.5e-3, 1300)}
+
 
 def get_config(size: str = 'full') -> ml_collections.ConfigDict:
   """size 'tiny': a random teacher and few steps; w128, w256: small T5s."""
-  own = size in ('w128', 'w256')
-  c, tiny = distill.get_config('full' if own else size), size == 'tiny'
+  c = distill.get_config('full' if size in OWN else size)
+  tiny = size == 'tiny'
   c.teacher.source = 'wheel:traceforge-title-model==0.2.0'
   if tiny:
     c.teacher.source = 'random:t5_tiny'
@@ -31,10 +34,9 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
     layers=(0,) if tiny else (0, 7),
     vocabulary=128 if tiny else 4096,
   )
-  if own:
+  if size in OWN:
     c.student.update(size=f't5_{size}', layers=(), share=False)
-    c.optimiser.learning_rate = 2e-3 if size == 'w128' else 1.5e-3
-    c.run.steps = 2200 if size == 'w128' else 1300
+    c.optimiser.learning_rate, c.run.steps = OWN[size]
   c.data.update(
     source='stdlib:prose',
     keep=True,

@@ -108,13 +108,12 @@ def _shared(
   own, theirs = draft.as_draft[1], target.params
   names = 'encoder', 'embed' if 'embed' in own else 'head'
   dtype, packed = draft.config.dtype, draft.config.packed
-  if packed != target.config.packed or (
-    dtype != target.config.dtype and not (packed and 'embed' in own)
-  ):
+  narrower = dtype != target.config.dtype
+  if narrower and not (packed and target.config.packed and 'embed' in own):
     return ()
 
   def rounded(x):
-    if x.ndim == 3 and packed:
+    if narrower and x.ndim == 3:  # panels of bfloat16 have another order
       x = calls.unpack(x, len(x) * calls.WIDE)
     return x.astype(dtype)
 

@@ -1,6 +1,7 @@
 """Coverage, regret and choices by hand; a whole run on a tiny model."""
 
 import json
+import types
 
 import pytest
 
@@ -34,6 +35,29 @@ def test_intervals_regret_and_choices():
   assert found.right == 1.0
   wrong = cells.summary([cell(2, 1.1, 0.5), cell(2, 0.9, 2.0)])
   assert wrong.right == 0.0 and wrong.covered is None
+
+
+def test_every_cell_is_read_from_a_document_but_what_was_too_short():
+  n = types.SimpleNamespace
+  predicted, fast = n(improvement=1.5, low=1.0, high=2.0), n(value=1.4)
+  row = lambda gamma, improvement: n(
+    name=f'lookup g={gamma}',
+    drafter='lookup',
+    gamma=gamma,
+    predicted=predicted,
+    improvement=improvement,
+  )
+  part = n(**vars(row(1, fast)), category='qa')
+  doc = n(
+    setting=n(target='m', draft=None, sampling={'temperature': 1.0}),
+    rows=[row(1, fast), row(2, fast), row(4, n(value=None))],
+    categories=[part],
+  )
+  wanted = [('', 1), ('', 2), ('qa', 1)]
+  assert cells.of(doc) == [
+    cells.Cell('m', 1.0, x, 'lookup', gamma, 1.5, 1.0, 2.0, 1.4)
+    for x, gamma in wanted
+  ]
 
 
 def test_a_run_on_a_tiny_model_fills_its_folder(tmp_path):

@@ -389,6 +389,9 @@ def test_a_draft_rounded_from_the_target_shares_its_encoder(tmp_path):
   assert (
     lm_drafter._shared(xla, whole) == lm_drafter._shared(other, whole) == ()
   )
+  config = model_config.sized('t5_tiny', tied=True)
+  export.save(path, config, lm.init(config, 0), whole.tokenizer)
+  assert lm_drafter._shared(low(path), load.load(path)) == ()
 
   def products(draft):
     engine = build.engine(whole, draft, gamma=2)
