@@ -124,8 +124,15 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
   if models.is_relative_to(ROOT):
     shown = models.relative_to(ROOT)
   gpt, distilled = models / 'gpt', grid.PAIR.name
-  titles = _distilled(models, 'titles')
-  titles = tuple(x for x in titles if pathlib.Path(x.source).exists())
+  # Rows that need no training leave out drafts that are not trained.
+  there = lambda *found: tuple(
+    x for x in found if pathlib.Path(x.source).exists()
+  )
+  titles = there(*_distilled(models, 'titles'))
+  student = Draft(
+    *('student', 'LaMDA (2B)', 'lm', str(models / 'chat-student/draft')),
+    dtype='bfloat16',
+  )
   made = (
     Row(
       'gpt',
@@ -183,7 +190,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       'LaMDA (137B)',
       '',
       SMOLLM2,
-      (*NGRAMS, EAGLE, _exit(10), _exit(20)),
+      (*NGRAMS, EAGLE, *there(student), _exit(10), _exit(20)),
       'questions',
       new=64,
       top_k=40,
@@ -214,6 +221,7 @@ def quick(row: Row) -> Row:
     'layers',
     'mini distilled',
     'eagle',
+    'student',
     'early exit 4',
     'early exit 20',
   )

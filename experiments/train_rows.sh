@@ -7,12 +7,13 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
-models="$root/results/rows" multi30k='' code=''
+models="$root/results/rows" multi30k='' code='' chat=''
 for arg; do
   case $arg in
     --models=*) models=${arg#*=} ;;
     --multi30k=*) multi30k=${arg#*=} ;;
     --code) code=true ;;
+    --chat) chat=true ;;
     *) echo "train_rows.sh: unexpected argument '$arg'" >&2; exit 2 ;;
   esac
 done
@@ -48,6 +49,11 @@ if [ -n "$code" ]; then
   texts functions --functions
   task code functions --config.data.field=code --config.data.length=32 \
     --config.data.source_length=128
+fi
+if [ -n "$chat" ]; then
+  python "$root/scripts/distill.py" --workdir="$models/chat-student" \
+    --config="$root/configs/distill.py" --config.student.kind=lm \
+    --config.student.taps='()' --config.student.layers='(0,1,2,29)'
 fi
 texts docstrings --docstrings
 distil titles --config.data.source="$models/docstrings/train.jsonl" \

@@ -356,6 +356,16 @@ def test_a_summary_has_to_say_more_than_the_functions_name(monkeypatch):
   assert rows_lib.quick(row).metric == 'bleu'
 
 
+def test_rows_without_training_take_the_drafts_that_are_trained(tmp_path):
+  names = lambda row: [x.name for x in rows_lib.all_rows(tmp_path)[row].drafts]
+  assert 'student' not in names('chat') and 'w128' not in names('titles')
+  assert 'w128' in names('translation')  # whose training makes all of them
+  for name in ('chat-student', 'titles-w128'):
+    (tmp_path / name / 'draft').mkdir(parents=True)
+  assert names('maths') == names('chat') and 'student' in names('chat')
+  assert 'w128' in names('titles') and 'w256' not in names('titles')
+
+
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   done = []
 
