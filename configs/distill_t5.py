@@ -17,13 +17,14 @@ import ml_collections
 
 from configs import distill
 
-# T5s of their own: learning rate and steps.
-OWN = {'w128': (2e-3, 2200), 'w256': (1.5e-3, 1300)}
+# Learning rate and steps; w128 and w256 are T5s of their own.
+TRAINED = {'full': (1e-3, 2000), 'w128': (2e-3, 2200), 'w256': (1.5e-3, 1300)}
 
 
 def get_config(size: str = 'full') -> ml_collections.ConfigDict:
   """size 'tiny': a random teacher and few steps; w128, w256: small T5s."""
-  c = distill.get_config('full' if size in OWN else size)
+  own = size in ('w128', 'w256')
+  c = distill.get_config('full' if own else size)
   tiny = size == 'tiny'
   c.teacher.source = 'wheel:traceforge-title-model==0.2.0'
   if tiny:
@@ -34,9 +35,10 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
     layers=(0,) if tiny else (0, 7),
     vocabulary=128 if tiny else 4096,
   )
-  if size in OWN:
+  if own:
     c.student.update(size=f't5_{size}', layers=(), share=False)
-    c.optimiser.learning_rate, c.run.steps = OWN[size]
+  if size in TRAINED:
+    c.optimiser.learning_rate, c.run.steps = TRAINED[size]
   c.data.update(
     source='stdlib:prose',
     keep=True,
