@@ -138,7 +138,14 @@ def rendered(table: Table, folder: pathlib.Path, every: Rows) -> Page:
 
 
 def _titled(row: Row, doc) -> Row:
-  """The row as tables call it: a toy where the target fails its gate."""
+  """The row with the drafts that were measured, as tables call it.
+
+  That is a toy where the target fails its gate.
+  """
+  if doc:
+    known = {x.get('draft') for x in doc['cells']}
+    kept = [x for x in row.drafts if x.name in known or not x.optional]
+    row = row._replace(drafts=tuple(kept))
   gate = doc and doc['gate']
   failed = gate and not rows_lib.Gate(**gate).passed
   return row._replace(name=f'toy {row.name}') if failed else row

@@ -44,6 +44,7 @@ class Draft(NamedTuple):
   source: the model of an lm.
   dtype: of its weights.
   settings: of the drafter; of an ngram its order.
+  optional: whether its row is measured without it until it is trained.
   """
 
   name: str
@@ -52,6 +53,7 @@ class Draft(NamedTuple):
   source: str = ''
   dtype: str = 'float32'
   settings: dict[str, Any] = {}
+  optional: bool = False
 
 
 class Row(NamedTuple):
@@ -82,7 +84,7 @@ class Row(NamedTuple):
   def missing(self) -> list[str]:
     """Folders and files of models and texts that are not there."""
     sources = [self.target, self.prompts, self.counted]
-    sources += [x.source for x in self.drafts]
+    sources += [x.source for x in self.drafts if not x.optional]
     paths = [pathlib.Path(x) for x in sources if x.startswith(('/', './'))]
     lost = [] if self.prompts else ['a file of prompts']
     return lost + [str(x) for x in dict.fromkeys(paths) if not x.exists()]
@@ -125,14 +127,11 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
   if models.is_relative_to(ROOT):
     shown = models.relative_to(ROOT)
   gpt, distilled = models / 'gpt', grid.PAIR.name
-  # Rows that need no training leave out drafts that are not trained.
-  there = lambda *found: tuple(
-    x for x in found if pathlib.Path(x.source).exists()
-  )
-  titles = there(*_distilled(models, 'titles'))
+  titles = [x._replace(optional=True) for x in _distilled(models, 'titles')]
   student = Draft(
     *('student', 'LaMDA (2B)', 'lm', str(models / 'chat-student/draft')),
     dtype='bfloat16',
+    optional=True,
   )
   made = (
     Row(
@@ -191,7 +190,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
       'LaMDA (137B)',
       '',
       SMOLLM2,
-      (*NGRAMS, EAGLE, *there(student), _exit(10), _exit(20)),
+      (*NGRAMS, EAGLE, student, _exit(10), _exit(20)),
       'questions',
       new=64,
       top_k=40,
@@ -222,11 +221,11 @@ def quick(row: Row) -> Row:
     'layers',
     'mini distilled',
     'eagle',
-    'student',
     'early exit 4',
     'early exit 20',
   )
-  drafts = tuple(small(x) for x in row.drafts if x.name not in large)
+  kept = [x for x in row.drafts if x.name not in large and not x.optional]
+  drafts = tuple(small(x) for x in kept)
   return row._replace(
     target=f'random:{size}',
     drafts=drafts,
@@ -283,6 +282,8 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
   e = settings_lib.load(settings_lib.settings(c))
   engines = {}
   for draft in row.drafts:
+    if draft.optional and not pathlib.Path(draft.source).exists():
+      continue
     given, model = dict(draft.settings), draft.method
     with tempfile.TemporaryDirectory() as folder:
       if draft.method == 'ngram':

@@ -61,6 +61,7 @@ def traced(**more):
   return [
     {'draft': draft.name, 'requests': requests, **more}
     for draft in ROWS['chat'].drafts
+    if not draft.optional
   ]
 
 
@@ -357,13 +358,33 @@ def test_a_summary_has_to_say_more_than_the_functions_name(monkeypatch):
 
 
 def test_rows_without_training_take_the_drafts_that_are_trained(tmp_path):
-  names = lambda row: [x.name for x in rows_lib.all_rows(tmp_path)[row].drafts]
-  assert 'student' not in names('chat') and 'w128' not in names('titles')
-  assert 'w128' in names('translation')  # whose training makes all of them
-  for name in ('chat-student', 'titles-w128'):
-    (tmp_path / name / 'draft').mkdir(parents=True)
-  assert names('maths') == names('chat') and 'student' in names('chat')
-  assert 'w128' in names('titles') and 'w256' not in names('titles')
+  rows = rows_lib.all_rows(tmp_path)
+  assert not rows['chat'].missing() and not rows['titles'].missing()
+  assert rows['translation'].missing()  # whose training makes all of them
+  row = rows['chat']._replace(target='random:tiny', prompts='built in')
+  (student,) = (x for x in row.drafts if x.name == 'student')
+  loaded = lambda x: rows_lib.load(row._replace(drafts=(x,)), (1,), 1).engines
+  assert not loaded(student)
+  with pytest.raises(ValueError, match='no such file'):
+    loaded(student._replace(optional=False))
+
+
+def test_a_page_shows_the_drafts_that_were_measured_without_their_models(
+  tmp_path,
+):
+  small = '| T5-XXL (CNNDM) | T5-small | 0.65 | 0.53 | '
+  requests = [[4, 2.0], [4, 3.0]]
+  cells = [
+    {'draft': x.name, 'temperature': warm, 'requests': requests}
+    | ({'again': requests} if warm else {})
+    for x in ROWS['titles'].drafts
+    for warm in (0.0, 1.0)
+  ]
+  stored(tmp_path, cells, 'titles')
+  assert f'{small}titles, w128 | 0.6' in rendered(THREE, tmp_path)
+  kept = [x for x in cells if x['draft'] != 'w128']
+  stored(tmp_path, kept, 'titles')
+  assert f'{small}not run |' in rendered(THREE, tmp_path)
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
