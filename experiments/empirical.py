@@ -128,26 +128,25 @@ def rendered(table: Table, folder: pathlib.Path, every: Rows) -> Page:
   if any(x['quick'] for x in found.values()):
     caption = f'QUICK: tiny random models, which say nothing. {caption}'
   cells = {name: x['cells'] for name, x in found.items()}
-  titled = {name: _titled(x, found.get(name)) for name, x in every.items()}
-  text = table.markdown(cells, titled, caption)
-  claims = table.claims(cells, titled)
+  shown = {name: _shown(x, found.get(name)) for name, x in every.items()}
+  text = table.markdown(cells, shown, caption)
+  claims = table.claims(cells, shown)
   lines = [text, *_gates(found), '', *claims_lib.lines(claims)]
   (commit,) = set(commits.values())
   made = '\n'.join(lines).rstrip('\n')
   return Page(made, caption, commit, claims, cells)
 
 
-def _titled(row: Row, doc) -> Row:
-  """The row with the drafts that were measured, as tables call it.
+def _shown(row: Row, doc) -> Row:
+  """The row of stored results, a toy where the target fails its gate.
 
-  That is a toy where the target fails its gate.
+  Its drafts are those that were measured, wherever their models are now.
   """
-  if doc:
-    known = {x.get('draft') for x in doc['cells']}
-    kept = [x for x in row.drafts if x.name in known or not x.optional]
-    row = row._replace(drafts=tuple(kept))
-  gate = doc and doc['gate']
-  failed = gate and not rows_lib.Gate(**gate).passed
+  if not doc:
+    return row
+  names = {x.get('draft') for x in doc['cells']}
+  row = row._replace(drafts=tuple(x for x in row.drafts if x.name in names))
+  failed = doc['gate'] and not rows_lib.Gate(**doc['gate']).passed
   return row._replace(name=f'toy {row.name}') if failed else row
 
 

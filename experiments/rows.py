@@ -44,7 +44,7 @@ class Draft(NamedTuple):
   source: the model of an lm.
   dtype: of its weights.
   settings: of the drafter; of an ngram its order.
-  optional: whether its row is measured without it until it is trained.
+  optional: its row is measured without it while it is not trained.
   """
 
   name: str
