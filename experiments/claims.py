@@ -26,7 +26,6 @@ class Claim(NamedTuple):
   against, sign, apart: what a direction is judged against, in words; the
     paper's side of it, -1 or 1; ours minus it. A sign of 0: no direction.
   why: what our cells say of a difference.
-  brief: shown in the README too.
   """
 
   cell: str
@@ -40,7 +39,6 @@ class Claim(NamedTuple):
   sign: int = 0
   apart: metrics.Interval = metrics.Interval()
   why: str = ''
-  brief: bool = True
 
 
 def minus(x: metrics.Interval, value: float) -> metrics.Interval:

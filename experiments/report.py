@@ -115,10 +115,9 @@ def brief(found: Sequence[Section]) -> str:
   """Small tables for the README: what the paper prints, and ours."""
   (caption, *_), parts = [x.page.caption for x in found if x.page], []
   for x in found:
-    claims = [y for y in x.page.claims if y.brief] if x.page else []
-    if x.name in _BRIEF and claims:
+    if x.name in _BRIEF and x.page and x.page.claims:
       link = f'[{x.title}](experiments/{x.name}/README.md), theirs / ours'
-      parts.append('\n'.join([f'{link}:', '', *_pivot(claims)]))
+      parts.append('\n'.join([f'{link}:', '', *_pivot(x.page.claims)]))
   return '\n\n'.join([*parts, caption])
 
 

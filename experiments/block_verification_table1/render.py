@@ -84,16 +84,15 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
 def claims(
   cells: rows_lib.Cells, every: rows_lib.Rows
 ) -> list[claims_lib.Claim]:
-  """Block's gain at every gamma, beside the paper's over all of its texts.
-
-  In the README, of each target the draft with the most tokens a window.
+  """Block's gain at every gamma, beside the paper's over all of its texts: of
+  each target that of the draft with the most tokens a window under reject.
   """
   out = []
   for name, found in cells.items():
     warm = [x for x in found if x['temperature'] == 1]
     best = max(warm, key=lambda x: x['reject']['value'])['draft']
     for x in found:
-      if x['temperature'] < 1:
+      if x['temperature'] < 1 or x['draft'] != best:
         continue
       reject, block = papers.BLOCK_GAMMAS[x['gamma']]
       ends = papers.printed(reject, 2), papers.printed(block, 2)
@@ -112,7 +111,6 @@ def claims(
           sign=1,
           apart=gain,
           why=f'{base:.2f} tokens a window under reject for {reject:.2f}',
-          brief=x['draft'] == best,
         )
       )
   return out
