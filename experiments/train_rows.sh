@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Trains what the empirical tables need: a T5 that translates, one that says what
-# a function does, and drafts of both and of one that writes titles; the pair of
-# the GPT-like row. A killed run goes on by the same command.
-# bash experiments/train_rows.sh [--multi30k=DIR] [--code] [--models=DIR]
-# Without --multi30k (see texts.py) and --code: titles and the pair alone.
+# a function does, and drafts of both, of one that writes titles and of a chat
+# model; the pair of the GPT-like row. A killed run goes on by the same command.
+# bash experiments/train_rows.sh [--multi30k=DIR] [--code] [--chat] [--models=DIR]
+# Without --multi30k (see texts.py), --code and --chat: titles and the pair alone.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
