@@ -91,8 +91,8 @@ def claims(
   for name, found in cells.items():
     warm = [x for x in found if x['temperature'] == 1]
     best = max(warm, key=lambda x: x['reject']['value'])['draft']
-    for x in found:
-      if x['temperature'] < 1 or x['draft'] != best:
+    for x in warm:
+      if x['draft'] != best:
         continue
       reject, block = papers.BLOCK_GAMMAS[x['gamma']]
       ends = papers.printed(reject, 2), papers.printed(block, 2)
