@@ -35,7 +35,7 @@ def plain(target):
   return specdec_jax.generate(target, PROMPTS, **COMMON)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_coupled_output_is_plain_output(target, draft, plain):
   for d in (draft, 'lookup'):
     out = specdec_jax.generate(
@@ -129,7 +129,7 @@ def test_a_mesh_changes_no_token(target, draft):
   assert [x.tokens for x in all_] == [x.tokens for x in one]
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_any_number_of_prompts_fits_a_mesh(target):
   sharded = specdec_jax.load(
     'random:tiny', mesh=sharding.make_mesh(data=2, model=1)

@@ -29,12 +29,12 @@ def requests(world):
   [
     ('lookup', 'reject'),
     *(
-      pytest.param(*case, marks=mark)
-      for case, mark in (
-        (('lm', 'reject'), pytest.mark.more),
-        (('ngram', 'coupled'), pytest.mark.slow),
-        (('eagle', 'block'), pytest.mark.more),
-        (('early_exit', 'block'), pytest.mark.slow),
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
+        ('lm', 'reject'),
+        ('ngram', 'coupled'),
+        ('eagle', 'block'),
+        ('early_exit', 'block'),
       )
     ),
   ],

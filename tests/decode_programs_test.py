@@ -209,7 +209,7 @@ def test_an_empty_residual_falls_back_to_the_target(x64):
       assert text[i] == jnp.argmax(fakes.row_of(weights.target, text[:i]))
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_sampled_row_alone_says_what_it_says_among_others():
   """Residuals with zeros, one row or four: nothing is summed over rows."""
   world = base.tables(6)

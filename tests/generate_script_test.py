@@ -64,7 +64,7 @@ def test_lines_and_another_seed(folder):
   assert (folder / 'out.jsonl').read_bytes() == before
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_another_gamma_is_refused_before_recorded_costs_are_used(
   tmp_path, monkeypatch
 ):

@@ -113,8 +113,8 @@ def test_all_processes_choose_by_the_costs_that_the_first_measured(tmp_path):
   assert len(costs) == 2 and costs[0] == costs[1] and costs[0]['lookup']
 
 
-@pytest.mark.more
-@pytest.mark.parametrize('first', [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize('first', [1, 2])
 def test_a_run_goes_on_in_another_number_of_processes(tmp_path, first):
   """After a stop that only one process was told of; then equals one process."""
   whole, folder = tmp_path / 'whole', tmp_path / 'run'

@@ -221,7 +221,7 @@ def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
   assert row['held'] is held, row
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_what_ran_on_one_device_says_so(mine, compile_in_less_time):
   """A model of one's own is not split over a mesh."""
   mine(DECODER, ADAPTER)

@@ -209,7 +209,7 @@ def test_generate_checks_and_gives_the_same_tokens():
   assert out.tokens == plain.tokens
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_generate_checks_no_proposals_of_a_drafter_that_adapts():
   """Its count grows with every window: a fresh one begins again at 1."""
   target = specdec_jax.load('random:tiny')

@@ -105,7 +105,7 @@ def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
   assert (found.between, found.tok_s) == (20.0, 40.0)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_batches_larger_than_one(capsys):
   """What rows share is no improvement: predicted and measured alike.
 

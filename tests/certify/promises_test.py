@@ -38,13 +38,13 @@ def check(name, rules=None, drafters=None, amount=None, brought=()):
     return program.check(promise, subject, full=False)
 
 
-MORE, SLOW = [pytest.mark.more], [pytest.mark.slow]
+SLOW = [pytest.mark.slow]
 # An amount far below the program's quick tier, words of what was tried, and how
 # long it takes: joint_law_test has the smallest cases of the slow ones.
 HOLDS = {
   'joint-distribution-tables': (2**14, ['block lm', 'reject lookup'], SLOW),
   'greedy-identity': (1, ['24 programs', 'identical', 'adversarial'], SLOW),
-  'windows-enumerated': (2, ['reject eagle', 'block lm', 'block script'], MORE),
+  'windows-enumerated': (2, ['reject eagle', 'block lm', 'block script'], SLOW),
   'invariance': (9, ['coupled lm', 'on 1 and 8 devices'], SLOW),
   'window-distribution': (400, ['reject, block: 400', 'coupled: it draws'], []),
   'joint-distribution-transformer': (2**14, ['reject lm, block lm'], SLOW),
@@ -73,7 +73,7 @@ def test_promise_holds(name, request, monkeypatch):
     assert word in row['size'], row['size']
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_bounds_count_positions_once(compile_in_less_time):
   """Many programs read the same texts: 3 / n does not follow from them."""
   row = check('greedy-identity', REJECT, {'lookup': load.RECIPES['lookup']})
@@ -144,7 +144,7 @@ def test_a_rule_that_accepts_too_much_is_refused(verify, case):
   assert row['held'] is False and case in row['case'], row['case']
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_position_keyed_block_rule_is_refused():
   rules = named('block_by_position')
   row = check('joint-distribution-tables', rules, LM, 2**15)

@@ -98,7 +98,7 @@ def test_a_paragraph_without_a_token_is_left_out(tmp_path, monkeypatch):
     prompts_lib.make(dataclasses.replace(s, prompts=3), target)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_teacher_asks_its_own_questions(tmp_path):
   s = data(source='magpie', folder=str(tmp_path / 'one'))
   target = asker(TEMPLATE)

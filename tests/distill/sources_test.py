@@ -1,6 +1,5 @@
 """Distillation for an encoder-decoder: its prompts are sources."""
 
-import functools
 import json
 import pathlib
 
@@ -21,7 +20,6 @@ from specdec_jax.models import lm
 from specdec_jax.train import loop as loop_lib
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SIZE = dict(layers=(), size='t5_tiny', vocabulary=0)
 
 
@@ -114,14 +112,14 @@ def test_rows_are_cut_behind_what_counts(pairs):
 # --- runs ---------------------------------------------------------------------
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('completions', 'student'),
   [
     ('teacher', dict(layers=(1,), vocabulary=64)),
-    slow('text', SIZE | dict(share=False)),
-    slow('mixed', dict(layers=(1,), vocabulary=0)),
-    slow('student', SIZE | dict(share=True, remat=True)),
+    ('text', SIZE | dict(share=False)),
+    ('mixed', dict(layers=(1,), vocabulary=0)),
+    ('student', SIZE | dict(share=True, remat=True)),
   ],
 )
 def test_every_source_of_completions_trains_a_draft(

@@ -258,7 +258,7 @@ def path(tmp_path):
   return tmp_path / 'draft'
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_on_a_mesh_the_texts_are_the_same(x64, path):
   """The draft is whole on every device, its cache split by rows."""
   make = functools.partial(build.load, 'random:tiny', dtype='float64')

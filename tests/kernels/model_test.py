@@ -73,7 +73,10 @@ RELU = dataclasses.replace(T5, act='relu', gated=False)
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('changes', [{}, fakes.GPT, lm_test.RICH, T5, RELU])
+@pytest.mark.parametrize(
+  'changes',
+  [{}, fakes.GPT, lm_test.RICH, pytest.param(T5, marks=pytest.mark.slow), RELU],
+)
 def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
   del x64
   own = changes if isinstance(changes, model_config.LMConfig) else None

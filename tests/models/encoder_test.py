@@ -376,7 +376,7 @@ def test_two_tokenizers_are_refused():
     api.generate(target, 'ab', draft=draft)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_draft_rounded_from_the_target_shares_its_encoder(tmp_path):
   """On the kernels, which read weights of half the bits in float32."""
   whole = load.load('random:t5_tiny:0')
