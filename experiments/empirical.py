@@ -122,9 +122,14 @@ def rendered(table: Table, folder: pathlib.Path, every: Rows) -> Page:
       f'{folder}: results of several commits, {told}: remove the older ones, '
       'and run again to measure them'
     )
-  # More than one, if rows were measured on several machines.
-  made_on = dict.fromkeys(page.made_on(x['machine']) for x in found.values())
-  caption = ' '.join(made_on)
+  made_on: dict[str, list[str]] = {}  # rows by the machine that measured them
+  for name, x in found.items():
+    made_on.setdefault(page.made_on(x['machine']), []).append(name)
+  several = len(made_on) > 1
+  caption = ' '.join(
+    f'{", ".join(names)}: {made}' if several else made
+    for made, names in made_on.items()
+  )
   if any(x['quick'] for x in found.values()):
     caption = f'QUICK: tiny random models, which say nothing. {caption}'
   cells = {name: x['cells'] for name, x in found.items()}

@@ -89,8 +89,8 @@ TABLES = {
 TWO, THREE, FIVE, BLOCK = TABLES
 
 
-def stored(folder, cells, name='chat', commit='c', gate=None):
-  about = reports.MACHINE | {'commit': commit * 40, 'dirty': False}
+def stored(folder, cells, name='chat', commit='c', gate=None, **machine):
+  about = reports.MACHINE | {'commit': commit * 40, 'dirty': False} | machine
   doc = {'asked': ASKED._asdict(), 'quick': False, 'machine': about}
   doc['gate'] = gate
   path = folder / f'{name}.json'
@@ -126,6 +126,14 @@ def test_a_page_is_of_what_is_stored_by_one_commit(table, tmp_path):
     rendered(table, tmp_path)
   readme = programs.ROOT / f'experiments/{table}/README.md'
   assert page.filled(readme.read_text(), ['new'])
+
+
+def test_a_page_says_which_machine_measured_which_rows(tmp_path):
+  for name, cpu in (('titles', 'A'), ('chat', 'B'), ('maths', 'A')):
+    stored(tmp_path, TABLES[THREE][1], name, cpu=cpu)
+  text = rendered(THREE, tmp_path)
+  made = 'Commit cccccccccccc, 2 cores'
+  assert f'titles, maths: {made}, A' in text and f' chat: {made}, B' in text
 
 
 def test_quality_where_sampled_has_the_interval_of_its_change(tmp_path):
