@@ -8,8 +8,9 @@ r"""An encoder-decoder on pairs of texts: Flan-T5-small on yours.
 tiny: names of digits in reverse, from random weights; BLEU 88 after 300 steps,
 half a minute on 2 CPU cores. translation: of English captions into German
 (experiments/train_rows.sh); 1.4 epochs, some 65 minutes on 2 quiet cores. code:
-what a function does, in a line, by the same script; an epoch, not yet run to
-its end, and nor is the full one.
+what a function does, in a line, by the same script; an epoch, ROUGE-L 32.9 on
+192 held-out functions, 75 minutes beside other work. The full one has not been
+run to its end.
 """
 
 import ml_collections

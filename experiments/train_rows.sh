@@ -19,10 +19,16 @@ for arg; do
 done
 
 distil() {  # ROW and further settings
-  local row=$1 draft; shift
+  local row=$1 draft steps; shift
   for draft in w128 w256 layers; do
+    case $row-$draft in  # a step of code takes twice as long as others
+      code-w256) steps=200 ;;
+      code-*) steps=500 ;;
+      *) steps='' ;;
+    esac
     python "$root/scripts/distill.py" --workdir="$models/$row-$draft" \
-      --config="$root/configs/distill_t5.py:${draft/layers/full}" "$@"
+      --config="$root/configs/distill_t5.py:${draft/layers/full}" \
+      ${steps:+--config.run.steps="$steps"} "$@"
   done
 }
 
