@@ -21,7 +21,7 @@ done
 distil() {  # ROW and further settings
   local row=$1 draft steps; shift
   for draft in w128 w256 layers; do
-    case $row-$draft in  # a step of code takes twice as long as others
+    case $row-$draft in  # functions are long sources: fewer steps
       code-w256) steps=200 ;;
       code-*) steps=500 ;;
       *) steps='' ;;

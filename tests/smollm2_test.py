@@ -29,11 +29,11 @@ def target():
   'temperature', [0.0, pytest.param(0.8, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
-  'batch_size', [1, pytest.param(4, marks=pytest.mark.slow)]
+  'batch_size', [1, pytest.param(8, marks=pytest.mark.slow)]
 )
 def test_lookup_says_what_plain_decoding_says(target, temperature, batch_size):
   # Short ones share a buffer: one program a batch size.
-  texts = sorted((p.turns[0] for p in prompts.builtin()), key=len)[:4]
+  texts = sorted((p.turns[0] for p in prompts.builtin()), key=len)[:8]
   kwargs = dict(
     chat=True,
     rule='coupled',
