@@ -38,7 +38,7 @@ def made_on(m: dict[str, Any]) -> str:
   """The commit and the machine of machine.describe."""
   return (
     f'{machine.made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, '
-    f'{m["cpu"]}, {m["platform"]}, jax {m["jax"]}.'
+    f'{m["cpu"]}, {m["device"]}, jax {m["jax"]}.'
   )
 
 

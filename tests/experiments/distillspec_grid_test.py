@@ -89,7 +89,7 @@ def document(rows, warm=(0.0,)):
   )
   section = lambda x: dict(vars(x))
   machine = dict(
-    commit='c' * 40, dirty=False, cores=2, cpu='A', platform='cpu', jax='9'
+    commit='c' * 40, dirty=False, cores=2, cpu='A', device='cpu', jax='9'
   )
   return dict(
     machine=machine,

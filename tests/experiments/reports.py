@@ -5,7 +5,7 @@ import types
 from specdec_jax.bench import metrics
 
 MACHINE = dict(
-  commit='c' * 40, dirty=True, cores=2, cpu='A CPU', platform='cpu', jax='9'
+  commit='c' * 40, dirty=True, cores=2, cpu='A CPU', device='cpu', jax='9'
 )
 
 
