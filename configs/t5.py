@@ -1,8 +1,8 @@
-r"""Flan-T5-small that writes titles (int8, dequantised), without a draft model.
+r"""Flan-T5-small that writes titles (int8, dequantised); a draft of one layer.
 
-An encoder reads the prompt, and `lookup` searches it too; `early_exit` leaves
-the decoder after some layers. A draft of the same tokenizer, if there is one:
---config.decode.methods="('lm',)" --config.draft.source=SOURCE.
+An encoder reads the prompt, for both, and `lookup` searches it too. The draft
+comes with the library (specdec_jax/zoo/flan-t5-small-titles); another of the
+same tokenizer: --config.draft.source=SOURCE.
 
   python scripts/bench.py --config=configs/t5.py --minutes=4
   python scripts/bench.py --config=configs/t5.py:tiny
@@ -18,7 +18,6 @@ from configs import default
 def get_config(size: str = 'full'):
   c = default.get_config(size)
   tiny = size == 'tiny'
-  c.decode.methods = ('lookup', 'early_exit')
   c.target.source = 'wheel:traceforge-title-model==0.2.0'
   if tiny:
     c.decode.methods = ('lm', 'lookup', 'early_exit')
@@ -26,6 +25,6 @@ def get_config(size: str = 'full'):
   else:
     c.decode.max_new_tokens = 64
     c.decode.gammas = (4,)
-    c.early_exit.exit = 2
+    c.draft.source = 'zoo:flan-t5-small-titles'
     c.bench.repeats = 3
   return c

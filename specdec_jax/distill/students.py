@@ -13,16 +13,13 @@ from specdec_jax import build, sharding, types
 from specdec_jax.bench import metrics
 from specdec_jax.distill import eagle_loss, lm_loss, settings, teacher
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.drafters import eagle_file
+from specdec_jax.drafters import eagle_file, layers_file
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import export, tokenizer
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 from specdec_jax.train import lm_loss as text_loss
 from specdec_jax.train import step as step_lib
-
-# Parameters that a student may share with its teacher, frozen.
-SHARED = ('embed', 'head', 'encoder')
 
 
 class Student(NamedTuple):
@@ -247,12 +244,19 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
     drafter=lm_drafter.make(model, gamma=s.judge.gamma),
     model=model,
     flops=6.0 * work(trained | shared) - 4.0 * work(forward) + 2.0 * work(read),
-    write=_exporter(target, config, shared, full_DV),
+    write=_exporter(s.student, target, config, shared, full_DV),
   )
 
 
-def _exporter(target, config, shared: types.Params, full_DV: np.ndarray | None):
-  """Student.write of a language model.
+def _exporter(
+  s: settings.Student,
+  target,
+  config,
+  shared: types.Params,
+  full_DV: np.ndarray | None,
+):
+  """Student.write of a language model: a folder, and if all but its layers is
+  the teacher's, a file of those.
 
   transformers needs a head for all ids: those that the student does not propose
   keep their columns of full_DV, None if it proposes all.
@@ -261,6 +265,9 @@ def _exporter(target, config, shared: types.Params, full_DV: np.ndarray | None):
   def write(folder, params, about):
     path, whole = folder / 'draft', config
     params = sharding.fetch(params | shared)
+    if s.layers and s.share:
+      file, saved = folder / 'draft.safetensors', (config, params, about)
+      sharding.from_first(lambda: layers_file.write(file, *saved))
     if full_DV is not None:
       head_DV = full_DV.copy()
       head_DV[:, list(config.proposes)] = params['head']
@@ -298,7 +305,9 @@ def pruned(
 
 def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:
   """Splits a student's parameters into (trained, frozen)."""
-  frozen = {n: x for n, x in params.items() if share and n in SHARED}
+  frozen = {
+    n: x for n, x in params.items() if share and n in layers_file.SHARED
+  }
   return {n: x for n, x in params.items() if n not in frozen}, frozen
 
 
@@ -309,7 +318,9 @@ def _initial(
   if s.size:
     config = _sized(s, target)
     params = lm.init(config, seed)
-    params |= {n: target.params[n] for n in SHARED if s.share and n in params}
+    params |= {
+      n: target.params[n] for n in layers_file.SHARED if s.share and n in params
+    }
   elif start.draft is not None:
     config, params = start.draft.config, start.draft.params
   else:

@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import method
+from specdec_jax.drafters import layers_file, method
 from specdec_jax.io import load
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.kernels import calls
@@ -39,8 +39,19 @@ def for_target(
 ) -> method.Method:
   """Drafts with the model of settings.source.
 
-  It is loaded once for a target, on the target's mesh.
+  It is loaded once for a target, on the target's mesh. That of a layers_file
+  shares the target's arrays, and has its dtype.
   """
+  if layers_file.is_file(settings.source):
+    draft = layers_file.read(settings.source, target)
+  else:
+    draft = _loaded(target, settings)
+  return with_draft(draft, target, settings, gamma=gamma, chunk=chunk)
+
+
+def _loaded(
+  target: load.LanguageModel, settings: Settings
+) -> load.LanguageModel:
   key = settings.source, settings.dtype, settings.tensor_parallel
   if key not in target.drafts:
     own = target.lm_config
@@ -52,8 +63,7 @@ def for_target(
       scan_layers=own and own.scan_layers,
       kernels='auto' if own is None or own.packed else 'xla',
     )
-  draft = target.drafts[key]
-  return with_draft(draft, target, settings, gamma=gamma, chunk=chunk)
+  return target.drafts[key]
 
 
 def with_draft(

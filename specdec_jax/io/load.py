@@ -39,7 +39,7 @@ FORMS = (
   f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
   'which returns (types.Model, params, tokenizer)'
 )
-_FUNCTION = re.compile(r'(?!(random|hf|wheel):)[A-Za-z_][\w.]*:[A-Za-z_]\w*')
+_FUNCTION = re.compile(r'(?!(random|hf|wheel|zoo):)[A-Za-z_][\w.]*:[^\W\d]\w*')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from specdec_jax.distill import (
   teacher,
 )
 from specdec_jax.distill import prompts as prompts_lib
+from specdec_jax.drafters import layers_file
 from specdec_jax.io import export
 from specdec_jax.models import lm
 from specdec_jax.train import loop as loop_lib
@@ -136,6 +137,15 @@ def test_every_source_of_completions_trains_a_draft(
   )
   assert of(draft=draft, gamma=2) == of()
   assert_shared(draft, target, student.get('share', True))
+  file = tmp_path / 'run/draft.safetensors'
+  assert file.exists() == ('layers' in student)
+  if file.exists():  # the same draft but for rounding
+    small = layers_file.read(str(file), target)
+    assert small.draft_ids == draft.draft_ids
+    own, whole = (lm.flatten(x.params)['norm/scale'] for x in (small, draft))
+    np.testing.assert_array_equal(own, whole)
+    options = dict(source=str(file))
+    assert of(draft='lm', gamma=2, draft_options=options) == of()
 
 
 @pytest.mark.slow
