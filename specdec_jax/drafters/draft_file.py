@@ -51,7 +51,9 @@ def write(
   about = {**about, 'format': _format(kind)}
   facts = {k: x if type(x) is str else json.dumps(x) for k, x in about.items()}
   try:
-    content = safetensors.numpy.save(dict(arrays), metadata=facts)
+    # safetensors writes a transposed array in the order of its memory.
+    plain = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+    content = safetensors.numpy.save(plain, metadata=facts)
     files.write(pathlib.Path(path), content)
   except OSError as error:
     raise ValueError(

@@ -11,7 +11,10 @@ from specdec_jax.io import tokenizer
 
 KIND = draft_file.Kind('medusa', 'a file of scripts/medusa.py')
 OWN = tokenizer.from_bytes(300, 'bytes 300')
-ARRAYS = {'a': np.arange(3, dtype=np.int32), 'b': np.ones((2, 2), np.float32)}
+ARRAYS = {
+  'a': np.arange(3, dtype=np.int32),
+  'b': np.arange(6, dtype=np.float32).reshape(2, 3).T,
+}
 ABOUT = {'tokenizer': OWN.fingerprint(), 'steps': 3, 'taps': (1, 2)}
 
 
