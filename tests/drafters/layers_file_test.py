@@ -84,6 +84,24 @@ def test_the_text_is_plain_decodings(size, tmp_path):
   assert np.flatnonzero(np.isfinite(logits_V)).tolist() == list(IDS)
 
 
+def test_the_targets_own_layers_are_accepted(tmp_path):
+  """All but what rounding to int8 changes; kernels come in any memory order."""
+  target = load.load('random:t5_tiny:0', kernels='xla')
+  turned = jax.tree.map(lambda x: np.asarray(x, order='F'), target.params)
+  about = {'tokenizer': target.tokenizer.fingerprint()}
+  path = tmp_path / 'all.safetensors'
+  layers_file.write(path, target.config, turned, about)
+  (found,) = api.generate(
+    target,
+    'some words',
+    draft='lm',
+    gamma=2,
+    draft_options=dict(source=str(path)),
+    max_new_tokens=24,
+  )
+  assert found.metrics['draft_acceptance_rate'] > 0.7
+
+
 def test_the_steps_are_as_small_as_int8_allows(tmp_path):
   path, _, flat = saved(tmp_path)
   arrays, about = draft_file.read(layers_file.KIND, path)
