@@ -11,7 +11,8 @@ same tokenizer: --config.draft.source=SOURCE.
 on paragraphs like those it learned from (--prompts=YOUR.jsonl) the draft is
 1.14x plain decoding at gamma 2 (95 %: 1.05 to 1.25), lookup 1.10x (0.99 to
 1.22); on the built-in prompts, chats and translations that nobody gives a title
-writer, the draft is 0.75x at gamma 4 (0.62 to 0.92), lookup 1.18x (0.91 to 1.52).
+writer, the draft is 0.75x at gamma 4 (0.62 to 0.92), lookup 1.18x (0.91 to
+1.52).
 """
 
 from configs import default
