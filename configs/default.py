@@ -32,6 +32,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
       },
       'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'seed': 0},
       'bench': {
+        'prompts': '',
         'repeats': 2 if tiny else 5,
         'prompts_per_category': 2 if tiny else 0,
         'prompt_tokens': 64 if tiny else 0,

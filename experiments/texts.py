@@ -45,7 +45,6 @@ _DOCSTRINGS = flags.DEFINE_bool('docstrings', False, 'paragraphs of docstrings')
 _FUNCTIONS = flags.DEFINE_bool('functions', False, 'functions and what they do')
 _OUTPUT = flags.DEFINE_string('output', '', 'folder of train.jsonl and others')
 TRAIN, TEST, HELD = 'train', 'test_2016_flickr', 'held_out'
-_SHORT, _LONG = 80, 1000  # characters of a paragraph
 _LINE, _CODE = (15, 100), 500  # of a docstring's first line, and of a function
 PIECE = 32  # tokens of a prompt cut from a document
 # By the field of the references of pairs, that of the sources.
@@ -86,7 +85,7 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
       for i in order.tolist()
     ), {}
   if source == 'paragraphs':
-    return make(paragraphs(text.read(counted))[:most]), {}
+    return tuple(prompts_lib.manual()[:most]), {}
   if source == 'built in':
     return tuple(prompts_lib.builtin()[:most]), {}
   return tuple(prompts_lib.read(source)[:most]), {}
@@ -122,14 +121,6 @@ def apart(train, test) -> list[dict[str, str]]:
   return [row for row in train if not seen & set(row.values())]
 
 
-def paragraphs(corpus: text.Corpus) -> list[str]:
-  """Those of its documents that are not short, shuffled."""
-  found = [x.strip() for y in corpus.documents for x in y.split('\n\n')]
-  found = list(dict.fromkeys(x for x in found if len(x) > _SHORT))
-  order = np.random.default_rng(0).permutation(len(found)).tolist()
-  return [found[i][:_LONG] for i in order]
-
-
 def parsed(folder: pathlib.Path) -> Iterator[tuple[str, list[str], ast.Module]]:
   """(package, lines, tree) of the modules below a folder, without tests."""
   for path in sorted(folder.rglob('*.py')):
@@ -155,7 +146,8 @@ def docstrings(folder: pathlib.Path) -> Iterator[str]:
       ):
         for found in (ast.get_docstring(node) or '').split('\n\n'):
           found = ' '.join(found.split())
-          if _SHORT < len(found) < _LONG and found.endswith('.'):
+          fits = prompts_lib.SHORT < len(found) < prompts_lib.LONG
+          if fits and found.endswith('.'):
             yield found
 
 
@@ -206,7 +198,7 @@ def _installed() -> list[pathlib.Path]:
 
 
 def _documented() -> list[dict[str, str]]:
-  manual = paragraphs(text.read('stdlib:prose'))
+  manual = [x.turns[0] for x in prompts_lib.manual()]
   judged = [{'text': ' '.join(x.split())} for x in manual]
   found = [x for y in _installed() for x in docstrings(y)]
   return apart([{'text': x} for x in dict.fromkeys(found)], judged)

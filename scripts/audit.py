@@ -20,7 +20,7 @@ from specdec_jax.bench import identity, prompts  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
-_PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
+_PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 
@@ -29,7 +29,8 @@ def run() -> bool:
   settings = settings_lib.settings(_CONFIG.value)
   identity.check_promise(build.rule_of(settings.decode.rule), settings.sampling)
   folder = sharding.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
-  chosen = sharding.from_first(lambda: prompts.chosen(_PROMPTS.value))
+  asked = _PROMPTS.value or settings.bench.prompts
+  chosen = sharding.from_first(lambda: prompts.chosen(asked))
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen)
   report = identity.run(plan_lib.arms(loaded), plan, runtime.track)

@@ -18,7 +18,7 @@ from specdec_jax.bench import plan as plan_lib  # noqa: E402
 from specdec_jax.costs import gammas  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
-_PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
+_PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
 _EXPORT = flags.DEFINE_string(
   'export_gammas', '', 'JSON file of the best gammas, for generate'
@@ -33,7 +33,8 @@ def run() -> bool:
   """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   folder = sharding.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
-  chosen = sharding.from_first(lambda: prompts.chosen(_PROMPTS.value))
+  asked = _PROMPTS.value or settings.bench.prompts
+  chosen = sharding.from_first(lambda: prompts.chosen(asked))
   sizes = plan_lib.batch_sizes(_SIZES.value)
   clock = budget.clock(_MINUTES.value)
   if _EXPORT.value and not sizes:

@@ -19,7 +19,7 @@ from specdec_jax.analysis import counterfactual, trace  # noqa: E402
 from specdec_jax.bench import plan, prompts  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
-_PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
+_PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'the trace that record writes')
 _SAMPLES = flags.DEFINE_integer('samples', 1, 'texts of each prompt')
 _LIMIT = flags.DEFINE_integer('limit', 16, 'the largest gamma of analyse')
@@ -28,7 +28,7 @@ _LIMIT = flags.DEFINE_integer('limit', 16, 'the largest gamma of analyse')
 def record() -> None:
   output = trace.check_output(_OUTPUT.value)
   e = settings.load(settings.settings(_CONFIG.value))
-  chosen = prompts.chosen(_PROMPTS.value)
+  chosen = prompts.chosen(_PROMPTS.value or e.settings.bench.prompts)
   method = (*e.settings.decode.methods, 'lm')[0]
   engine = settings.engine(e, method, 1, measure=False)
   if engine.drafter.taps:

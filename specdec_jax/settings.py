@@ -69,6 +69,9 @@ class Sampling(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Bench(fields.Checked):
+  prompts: str = fields.setting(
+    help="JSONL file; stdlib:prose: Python's manual; empty: built in"
+  )
   repeats: int = fields.setting(low=1, help='timed runs of a method, at most')
   prompts_per_category: int = fields.setting(
     low=0, help='at most; 0: as many as there are'

@@ -47,7 +47,7 @@ def _folder(tmp_path_factory):
 
 
 def audit(folder, *arguments, program=SCRIPT):
-  prompts = f'--prompts={folder / "in.jsonl"}'
+  prompts = f'--config.bench.prompts={folder / "in.jsonl"}'
   return programs.run(program, *SETTINGS, prompts, *arguments)
 
 

@@ -6,10 +6,8 @@ import numpy as np
 from absl import flags
 
 from experiments import rows as rows_lib
-from experiments import texts as texts_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
-from specdec_jax.train import text
 
 _XSUM = flags.DEFINE_string(
   'xsum', '', "of chen_table1: JSONL with XSum's document and summary"
@@ -79,8 +77,7 @@ def read(
     (heads,) = _columns('humaneval', _HUMANEVAL.value, 'prompt')
     found = [COMPLETE + x for x in heads]
   elif name == 'paragraphs':
-    manual = text.read('stdlib:prose')
-    found = [SUMMARISE + x for x in texts_lib.paragraphs(manual)]
+    found = [SUMMARISE + x.turns[0] for x in prompts_lib.manual()]
   else:
     every = prompts_lib.builtin()
     found = [x.turns[0] for x in every if x.category == 'code']

@@ -21,7 +21,7 @@ from specdec_jax.bench import benchmark, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(HERE / 'config.py'))
-_PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file; built in if empty')
+_PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _WARM = flags.DEFINE_list('temperatures', ['0', '1'], '')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
@@ -34,7 +34,7 @@ def run() -> bool:
     for x in _WARM.value
   ]
   folder = runtime.open_workdir(_RESULTS.value)
-  chosen = prompts.chosen(_PROMPTS.value)
+  chosen = prompts.chosen(_PROMPTS.value or settings.bench.prompts)
   e = settings_lib.load(settings)
   arms, plan = plan_lib.arms(e, measure=False), plan_lib.make(e, chosen)
   cells, sound, text = [], True, ''

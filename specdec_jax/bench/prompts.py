@@ -1,4 +1,4 @@
-"""Prompts to measure with: a JSONL reader and a small built-in set.
+"""Prompts to measure with: a JSONL reader, a built-in set, Python's manual.
 
 A prompt is text turns or token ids; tokenizer and chat template come later.
 """
@@ -12,9 +12,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from specdec_jax.io import files
 
 _BUILTIN = pathlib.Path(__file__).with_name('builtin_prompts.jsonl')
+MANUAL = 'stdlib:prose'  # as in train/text.py
+SHORT, LONG = 80, 1000  # characters of a paragraph
+_PARAGRAPHS = 40
 _CONTENT = ('prompt', 'turns', 'tokens')
 # The names of Spec-Bench and MT-Bench among them; `reference` is not read.
 _KEYS = ('id', 'question_id', 'category', *_CONTENT, 'reference')
@@ -71,8 +76,31 @@ def builtin() -> list[Prompt]:
   return read(_BUILTIN)
 
 
+def manual() -> list[Prompt]:
+  """Paragraphs of Python's own manual, which differs between its versions.
+
+  Those of 80 characters or more, cut at 1,000, shuffled.
+
+  Raises:
+    ValueError: a Python without it.
+  """
+  try:
+    from pydoc_data import topics  # half a megabyte, and not in every Python
+  except ImportError as error:
+    raise ValueError(
+      f'prompts {MANUAL}: this Python has no manual (pydoc_data): install it, '
+      'or give a JSONL file'
+    ) from error
+  found = [x.strip() for y in topics.topics.values() for x in y.split('\n\n')]
+  found = list(dict.fromkeys(x for x in found if len(x) > SHORT))
+  order = np.random.default_rng(0).permutation(len(found)).tolist()
+  return [Prompt(str(i), turns=(found[x][:LONG],)) for i, x in enumerate(order)]
+
+
 def chosen(path: str) -> list[Prompt]:
-  """The prompts of a file, or the built-in ones if path is empty."""
+  """The prompts of a file; stdlib:prose: of `manual`; empty: the built-in."""
+  if path == MANUAL:
+    return manual()[:_PARAGRAPHS]
   return read(path) if path else builtin()
 
 

@@ -3,6 +3,7 @@
 import collections
 import json
 import pathlib
+import sys
 
 import pytest
 
@@ -100,6 +101,20 @@ def test_builtin_has_equal_categories():
   assert len({prompt.id for prompt in found}) == len(found)
   numbers = {prompts.request_number(prompt.id) for prompt in found}
   assert len(numbers) == len(found)
+
+
+def test_the_manual_is_one_set_of_paragraphs():
+  found = prompts.manual()
+  texts = [prompt.turns[0] for prompt in found]
+  assert len(set(texts)) == len(texts) > 1000
+  assert all(80 < len(x) <= 1000 and '\n\n' not in x for x in texts)
+  assert prompts.chosen('stdlib:prose') == found[:40] != prompts.manual()[1:41]
+
+
+def test_a_python_without_its_manual(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'pydoc_data', None)
+  with pytest.raises(ValueError, match='no manual .*give a JSONL file'):
+    prompts.chosen('stdlib:prose')
 
 
 @pytest.mark.parametrize('count', [1, 3, 9])

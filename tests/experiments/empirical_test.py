@@ -29,7 +29,7 @@ from experiments.leviathan_table5 import render as table5
 from specdec_jax.analysis import trace
 from specdec_jax.bench import machine, metrics
 from specdec_jax.bench import prompts as prompts_lib
-from specdec_jax.train import answers, text
+from specdec_jax.train import answers
 from tests import programs
 from tests.experiments import reports
 
@@ -493,7 +493,7 @@ def test_sentences_of_docstrings_are_texts(tmp_path):
   (tmp_path / 'four.py').write_text('def (')
   found = [*texts.docstrings(tmp_path)]
   assert found == [' '.join(long.split())]
-  manual = texts.paragraphs(text.read('stdlib:prose'))
+  manual = [x.turns[0] for x in prompts_lib.manual()]
   assert 1000 < len(manual) == len(set(manual))
   kept = texts.apart(
     [{'text': manual[0]}, {'text': 'a'}], [{'text': manual[0]}]
