@@ -59,7 +59,8 @@ fi
 if [ -n "$chat" ]; then
   python "$root/scripts/distill.py" --workdir="$models/chat-student" \
     --config="$root/configs/distill.py" --config.student.kind=lm \
-    --config.student.taps='()' --config.student.layers='(0,1,2,29)'
+    --config.student.taps='()' --config.student.layers='(0,1,2,29)' \
+    --config.run.steps=500 --config.run.evaluate_every=100
 fi
 texts docstrings --docstrings
 distil titles --config.data.source="$models/docstrings/train.jsonl" \
