@@ -221,7 +221,9 @@ def run() -> bool:
   for name, found in parts.items():
     lines = '\n'.join(json.dumps(x, ensure_ascii=False) for x in found)
     files.write(output / f'{name}.jsonl', lines)
-    print(f'{output / name}.jsonl: {len(found)} rows')
+    last = {[*x.values()][-1] for x in found}
+    told = f'{len(found)} rows, {len(last)} distinct in their last field'
+    print(f'{output / name}.jsonl: {told}')
   return True
 
 
