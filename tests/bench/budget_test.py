@@ -19,7 +19,7 @@ def plan(prompts=14, tokens=64, repeats=5, batch_size=1):
     for i in range(prompts)
   )
   sampling = settings_lib.Sampling(0.0, 0, 1.0, 0)
-  bench = settings_lib.Bench(repeats, 0, 0, batch_size, True, True)
+  bench = settings_lib.Bench('', repeats, 0, 0, batch_size, True, True)
   return plan_lib.Plan(items, items, tokens, 128, sampling, bench)
 
 
