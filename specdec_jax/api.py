@@ -244,8 +244,6 @@ def _check(target, draft) -> None:
     why = 'has no parameters'
   elif callable(draft):
     why = 'is a function: call it, and give what it makes'
-  elif isinstance(draft, str) and set(draft) & set(':/.'):
-    why = f'is not loaded: give specdec_jax.load({draft!r})'
   if not isinstance(target, build.LanguageModel):
     raise ValueError(
       f'target={_short(target)}: must be a loaded model, as in '

@@ -17,6 +17,7 @@ from specdec_jax.drafters import (
   eagle,
   early_exit,
   hybrid,
+  layers_file,
   lm,
   lookup,
   method,
@@ -173,6 +174,15 @@ def _method(
     return lm.with_draft(draft, target, checked, gamma=gamma, chunk=chunk)
   if isinstance(draft, str) and draft in DRAFTERS:
     return _named(target, draft, settings, gamma, chunk) or plain
+  if isinstance(draft, str) and layers_file.is_file(draft):
+    raise ValueError(
+      f"draft={draft!r} is a draft's file: give draft='lm' with the option "
+      f"source={draft!r}, or draft='eagle' with path={draft!r}"
+    )
+  if isinstance(draft, str) and set(draft) & set(':/.'):
+    raise ValueError(
+      f'draft={draft!r} is not loaded: give specdec_jax.load({draft!r})'
+    )
   raise ValueError(
     f'draft={draft!r}: allowed are {", ".join(map(repr, sorted(DRAFTERS)))}, '
     'a loaded model, a types.Drafter, or None'

@@ -210,6 +210,8 @@ SLIPS = [
   (dict(stop_ids=[1, 1.5]), 'stop_ids: 1.5 is no whole number'),
   (dict(rule='rejekt'), 'rejekt'),
   (dict(draft='hf:org/name'), r"is not loaded: .*load\('hf:org/name'\)"),
+  (dict(draft='zoo:name'), "give draft='lm' with .*source='zoo:name'"),
+  (dict(draft='a/b.safetensors'), r"is a draft's file: .*path='a/b.safe"),
   (dict(draft=lookup.make), 'is a function: call it'),
   (dict(draft=MODEL), 'draft=<Model> has no parameters'),
   (dict(draft='lookup', min_match=0), 'min_match'),
