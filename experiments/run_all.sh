@@ -3,7 +3,7 @@
 # no model either: under a minute. With it, methods too: half an hour on 2 cores.
 # With --empirical, the papers' measured tables: those rows whose models are there
 # (see train_rows.sh), then results/report.md and results/report.html of all.
-# --quick takes tiny random models, in a few minutes, and reports in results/quick.
+# --quick takes tiny random models, in 20 minutes, and reports in results/quick.
 # bash experiments/run_all.sh [--all | --empirical [--quick] [--models=DIR]]
 # Left out, each with a run.sh of its own: specbench (needs a question.jsonl),
 # distillspec_grid (trains a pair first), field_criteria (what others' tests miss),
