@@ -1,0 +1,196 @@
+"""The README's headline figures, each from the stored document of a command.
+
+bash experiments/headline/run.sh             # every command, then the README
+bash experiments/headline/run.sh demo kills  # these
+bash experiments/headline/run.sh --show      # the README from what is stored
+"""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+
+from experiments import page  # noqa: E402
+from specdec_jax import runtime  # noqa: E402
+from specdec_jax.bench import machine  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+
+_SHOW = flags.DEFINE_bool('show', False, 'measure nothing')
+_QUESTIONS = flags.DEFINE_string('questions', '', "MT-Bench's question.jsonl")
+
+
+class Headline(NamedTuple):
+  """A figure of the README.
+
+  what: was measured, as the README says it.
+  command: whose last line is a JSON document; what follows `python`.
+  figure: the document's figure in words.
+  shown: the command that the README names, if it is another.
+  """
+
+  what: str
+  command: str
+  figure: Callable[[dict[str, Any]], str]
+  shown: str = ''
+
+
+def speeds(doc: dict[str, Any]) -> str:
+  """Every drafter's verdict in a benchmark's document, up to its interval."""
+  heads = [re.match(r'(\w+: .*?x \([^)]*\))', x) for x in doc['verdict']]
+  return '; '.join(x[1] for x in heads if x)
+
+
+def categories(doc: dict[str, Any]) -> str:
+  """Every method's improvement, of Spec-Bench's document."""
+  show = lambda x: f'{x["value"]:.2f}x ({x["low"]:.2f} to {x["high"]:.2f})'
+  rows = [x for x in doc['rows'] if x['gamma']]
+  return '; '.join(f'{x["name"]} {show(x["improvement"])}' for x in rows)
+
+
+def kills(doc: dict[str, Any]) -> str:
+  return f'{doc["kills"] - len(doc["wrong"])} of {doc["kills"]}'
+
+
+def tpu(doc: dict[str, Any]) -> str:
+  s, room, told = doc['setting'], doc['shares'], doc['roofline']
+  held = sum(x['weights'] for x in room.values()) + doc['temporaries']
+  held += sum(doc['caches'].values())
+  _, gain = told['best']['0.7']
+  width = s['gamma'] + 1
+  return (
+    f'{held / 1e9:.1f} of {doc["device"]["memory"] / 1e9:.0f} GB a chip; by '
+    f'roofline c {told["c"]:.2f}, v({width}) {told["v"][str(width)]:.2f}, '
+    f'{gain:.2f}x at alpha 0.7'
+  )
+
+
+def promise(doc: dict[str, Any]) -> str:
+  (row,) = doc['promises']
+  return row['reached']
+
+
+HEADLINES = {
+  'demo': Headline(
+    'SmolLM2-135M, greedy, 2 CPU cores (95 % interval)',
+    'scripts/bench.py --config=configs/smollm2.py --minutes=4',
+    speeds,
+    'bash scripts/demo.sh',
+  ),
+  'specbench': Headline(
+    'the same, 16 questions of MT-Bench, 128 tokens',
+    'experiments/specbench/table.py --questions={questions} --limit=2 '
+    '--config.decode.max_new_tokens=128',
+    categories,
+    'bash experiments/specbench/run.sh --questions=PATH --limit=2 '
+    '--config.decode.max_new_tokens=128',
+  ),
+  'titles': Headline(
+    'Flan-T5-small that writes titles, a draft of one layer',
+    'scripts/bench.py --config=configs/t5.py --minutes=4',
+    speeds,
+  ),
+  'kernels': Headline(
+    "greedy tokens on the CPU kernels that are not plain decoding's",
+    'scripts/certify.py --only=kernel-identity --tier=full',
+    promise,
+  ),
+  'kills': Headline(
+    'kills survived by a training run, restored byte for byte',
+    'scripts/kill_matrix.py --full',
+    kills,
+  ),
+  'jobs': Headline(
+    'the same of jobs of two processes',
+    'scripts/kill_matrix.py --processes=2 --kills=30',
+    kills,
+  ),
+  'tpu': Headline(
+    'Llama 3 8B with 1B on v5e:2x4, batch 8, **compiled for, not run on**',
+    'scripts/tpu_report.py --config=configs/llama3.py --topology=v5e:2x4 '
+    '--config.target.source=random:llama3_8b '
+    '--config.draft.source=random:llama3_1b --config.bench.batch_size=8 '
+    "--config.decode.gammas='(4,)'",
+    tpu,
+  ),
+}
+
+
+def stored(name: str) -> dict[str, Any]:
+  return json.loads((HERE / 'results' / f'{name}.json').read_text('utf-8'))
+
+
+def measure(name: str) -> None:
+  """Runs a headline's command and stores its document.
+
+  Raises:
+    ValueError: the command fails or its last line is no document.
+  """
+  command = HEADLINES[name].command.format(questions=_QUESTIONS.value)
+  ran = subprocess.run(
+    [sys.executable, *shlex.split(command)],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  lines = ran.stdout.splitlines()
+  print('\n'.join(lines[:-1]))
+  if ran.returncode or not lines:
+    raise ValueError(f'{command}: status {ran.returncode}; nothing is stored')
+  doc = json.loads(lines[-1])
+  doc = {'command': command, 'machine': machine.describe(), **doc}
+  files.write(HERE / 'results' / f'{name}.json', runtime.compact(doc))
+
+
+def rows() -> list[str]:
+  """The README's table of results, from what is stored."""
+  out = []
+  for name, x in HEADLINES.items():
+    doc = stored(name)
+    made = doc['machine']
+    where = f'{made["commit"][:7]}, {made["cpu"]}'
+    shown = x.shown or f'python {x.command}'
+    out.append([x.what, x.figure(doc), f'`{shown}` ({where})'])
+  return page.table(['what', 'figure', 'command'], out)
+
+
+def verdict() -> list[str]:
+  """The demo's verdict as the README quotes it."""
+  return [
+    line
+    for sentence in stored('demo')['verdict']
+    for line in textwrap.wrap(
+      sentence.strip(),
+      92,
+      initial_indent='    ' + ' ' * (len(sentence) - len(sentence.lstrip())),
+      subsequent_indent='      ',
+      break_long_words=False,
+    )
+  ]
+
+
+BLOCKS = {'headline': rows, 'verdict': verdict}
+
+
+def run(names: list[str]) -> bool:
+  if set(names) - set(HEADLINES):
+    raise ValueError(f'{" ".join(names)}: name some of {", ".join(HEADLINES)}')
+  for name in () if _SHOW.value else names or HEADLINES:
+    measure(name)
+  for name, lines in BLOCKS.items():
+    page.fill(ROOT, '\n'.join(lines()), name)
+  return True
+
+
+if __name__ == '__main__':
+  runtime.launch(run, positional=True)
