@@ -8,6 +8,7 @@ import pathlib
 
 import numpy as np
 import safetensors
+from absl import logging
 
 from specdec_jax.io import config_hf, files, names
 from specdec_jax.models import config as model_config
@@ -47,12 +48,17 @@ def open_folder(
     with _open(where[name]) as f:  # memory-mapped
       return f.get_tensor(name)
 
-  if config.encoder is not None:
-    # Of a T5 only the weights tell whether the head is the embedding.
-    head, table = (naming.stored(name) for name in ('head', 'embed'))
-    apart = head in shapes and not np.array_equal(get(head), get(table))
-    config = dataclasses.replace(config, tied=not apart)
-  return config, names.Reader(source, naming, shapes, get), paths
+  reader = names.Reader(source, naming, shapes, get)
+  if config.tied and reader.unties():
+    # As transformers 5 does; of a T5 only the weights tell.
+    config = dataclasses.replace(config, tied=False)
+    if config.encoder is None:
+      logging.warning(
+        '%s: the head is stored and is not the embedding: they are NOT tied, '
+        'whatever tie_word_embeddings says',
+        source,
+      )
+  return config, reader, paths
 
 
 def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:

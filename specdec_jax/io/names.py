@@ -27,7 +27,8 @@ class Naming(NamedTuple):
   convert(our name, stored array, config) -> array: what is stored otherwise.
   transposed: kernels are stored [out, in]; the head always is.
   thirds: modules that are thirds of one stored array, along its last axis.
-  prefix: what names may begin with, or not.
+  prefix: what names may begin with, or not: files of a model without its head
+    leave it out, or have it where others do not.
   encoder: of the parameters of an encoder.
   """
 
@@ -78,6 +79,19 @@ class Reader(NamedTuple):
   shapes: Mapping[str, tuple[int, ...]]
   get: Callable[[str], np.ndarray]
 
+  def stored(self, name: str) -> str:
+    """A parameter's name in this file, which may have the prefix or not."""
+    found, prefix = self.naming.stored(name), self.naming.prefix
+    others = prefix + found, found.removeprefix(prefix)
+    return next((x for x in others if x in self.shapes), found)
+
+  def unties(self) -> bool:
+    """Whether a head is stored that is not the embedding."""
+    head, table = self.stored('head'), self.stored('embed')
+    if not {head, table} <= self.shapes.keys():
+      return False
+    return not np.array_equal(self.get(head), self.get(table))
+
 
 def unpermute(x: np.ndarray, config: model_config.LMConfig) -> np.ndarray:
   """Restores the row order of Q and K, which GGUF changes for arch llama.
@@ -117,6 +131,7 @@ HF = Naming(
     **{f'attn/{x}_norm': f'self_attn.{x}_norm' for x in 'qk'},
     **{f'mlp/{x}': f'mlp.{x}_proj' for x in ('gate', 'up', 'down')},
   },
+  prefix='model.',
 )
 HF_GEMMA = HF._replace(
   modules={
@@ -195,8 +210,8 @@ GGUF_LLAMA = GGUF._replace(convert=_unpermute_qk)
 
 # Derived from the settings, or already read into them (io.gguf).
 HARMLESS = re.compile(
-  r'model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'
-  r'|model\.rotary_emb\.inv_freq|rope_freqs\.weight'
+  r'(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq'
+  r'|rope_freqs\.weight'
   r'|(transformer\.)?h\.\d+\.attn\.(masked_)?bias'  # GPT-2's causal mask
   # Copies of T5's shared embedding; an unused table of old checkpoints.
   r'|(en|de)coder\.embed_tokens\.weight'
@@ -238,17 +253,12 @@ def read(
 def _plan(reader: Reader, config) -> dict[str, str]:
   """{parameter name: stored name}, checked to be complete."""
   naming, shapes = reader.naming, reader.shapes
-
-  def stored(name: str) -> str:
-    found = naming.stored(name)
-    return found if found in shapes else naming.prefix + found
-
   wanted = lm.shapes(config.running(scan_layers=False))
-  plan = {name: stored(name) for name in wanted}
-  head = stored('head')
+  plan = {name: reader.stored(name) for name in wanted}
+  head, table = reader.stored('head'), reader.stored('embed')
   if config.tied:
     # Tied models look tokens up in the head's columns.
-    plan['head'] = stored('embed')
+    plan['head'] = table if table in shapes or head not in shapes else head
   known = {*plan.values(), head}
   unknown = [x for x in shapes if x not in known and not HARMLESS.fullmatch(x)]
   missing = [name for name, x in plan.items() if x not in shapes]
@@ -267,17 +277,7 @@ def _plan(reader: Reader, config) -> dict[str, str]:
         f'{reader.source}: {x} has shape {tuple(shapes[x])}; '
         f'{name} of these settings needs {need}'
       )
-  if config.tied and head in shapes:
-    _check_tied(reader, head, plan['head'])
   return plan
-
-
-def _check_tied(reader: Reader, head: str, table: str) -> None:
-  if not np.array_equal(reader.get(head), reader.get(table)):
-    raise ValueError(
-      f'{reader.source}: {head} and {table} differ, but the settings tie them; '
-      'set tie_word_embeddings to false in config.json'
-    )
 
 
 def _read_into(
