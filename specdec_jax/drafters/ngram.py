@@ -87,7 +87,9 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
     raise ValueError(f'order={order}: allowed are 1 and 2')
   if max(map(len, texts), default=0) < order:
     raise ValueError(f'want a text of {order} tokens or more')
-  tokens_I = np.concatenate([np.asarray(x, np.int64) for x in texts])
+  # 64 bits: a pair's number is up to vocab ** 2, whatever type the ids have.
+  texts = [np.asarray(x, np.int64) for x in texts]
+  tokens_I = np.concatenate(texts)
   outside = tokens_I[(tokens_I < 0) | (tokens_I >= vocab)]
   if outside.size:
     raise ValueError(
@@ -96,7 +98,7 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
   unigram_V = np.bincount(tokens_I, minlength=vocab) + 1.0
   pairs = [np.zeros(0, np.int64)]
   if order == 2:
-    pairs += [np.asarray(x[:-1]) * vocab + np.asarray(x[1:]) for x in texts]
+    pairs += [x[:-1] * vocab + x[1:] for x in texts]
   keys, seen = np.unique(np.concatenate(pairs), return_counts=True)
   first, then = keys // vocab, keys % vocab
   total_V = np.bincount(first, seen, vocab) + np.bincount(first, None, vocab)

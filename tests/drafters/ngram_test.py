@@ -60,6 +60,23 @@ def test_the_commonest_continuations_are_kept():
   np.testing.assert_allclose(q_VV.sum(-1), 1, atol=1e-5)
 
 
+@pytest.mark.parametrize('dtype', [np.int32, np.uint16, np.uint32])
+def test_a_large_vocabulary_is_counted_alike_in_every_type_of_id(dtype):
+  """From 46,341 tokens on, the number of a pair needs more than 32 bits."""
+  vocab, text = 2**16, [60000, 60001] * 5 + [7, 8, 9]
+  counts = ngram.count([np.array(text, dtype)], order=2, vocab=vocab)
+  rows = [60000, 60001, 7, 8, 9]
+  # c / (c + t): 60000 is followed 5 times by one token, 60001 by two.
+  np.testing.assert_array_equal(
+    counts.next_VM[rows], [[60001, 0], [60000, 7], [8, 0], [9, 0], [0, 0]]
+  )
+  np.testing.assert_allclose(
+    counts.weight_VM[rows],
+    [[5 / 6, 0], [4 / 7, 1 / 7], [1 / 2, 0], [1 / 2, 0], [0, 0]],
+    rtol=1e-6,
+  )
+
+
 def test_ids_that_are_padding_have_no_chance():
   counts = ngram.count(TEXTS, order=2, vocab=V)
   q_VV = distributions(counts, V + 3, V)
