@@ -61,6 +61,7 @@ def ready(kernels: str, folder: pathlib.Path) -> bool:
 
 # XLA takes one library in a process; it stays loaded.
 _loaded: list[ctypes.CDLL] = []
+_kept: list[tempfile.TemporaryDirectory] = []
 
 
 @functools.cache
@@ -82,8 +83,7 @@ def load(folder: pathlib.Path) -> str:
       'faster decoding on this CPU'
     )
   try:
-    path = _built(compiler, folder)
-    library = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(_built(compiler, folder)))
   except (OSError, subprocess.SubprocessError) as error:
     said = (getattr(error, 'stderr', '') or str(error)).strip().splitlines()
     # gcc first says where: "rows.c: In function 'norm':".
@@ -108,25 +108,57 @@ def _compiler() -> list[str]:
 
 
 def _built(compiler: list[str], folder: pathlib.Path) -> pathlib.Path:
-  """The library for this machine, compiled if the cache has none."""
+  """The library for this machine, compiled if the cache has no intact one.
+
+  Its name ends with its SHA-256: a file that was cut or changed would end the
+  process with SIGBUS, at every start. Where the folder cannot be written, the
+  library is compiled for this process alone, and one line of the log says so.
+  """
   native = '-mcpu=native' if platform.machine() == 'arm64' else '-march=native'
   command = [*compiler, *_FLAGS, f'-DWIDE={WIDE}', native]
   key = hashlib.sha256(
     '\n'.join([*command, _cpu(), importlib.metadata.version('jaxlib')]).encode()
     + SOURCE.read_bytes()
   ).hexdigest()
-  path = folder / f'rows-{key[:16]}.so'
-  if not path.exists():
+  stem = f'rows-{key[:16]}'
+  command += ['-I', jax.ffi.include_dir(), str(SOURCE), '-lm']
+  try:
+    for path in folder.glob(f'{stem}-*.so'):
+      if path.name == _name(stem, path):
+        return path
+      path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-      made = pathlib.Path(temporary) / 'rows.so'
-      include = ['-I', jax.ffi.include_dir()]
-      subprocess.run(
-        [*command, *include, str(SOURCE), '-o', str(made), '-lm'],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-      )
-      made.replace(path)
-  return path
+    temporary = tempfile.TemporaryDirectory(dir=folder)
+  except OSError as error:
+    logging.warning(
+      'the compiled CPU kernels cannot be kept in %s (%s) and are compiled at '
+      'every start; set SPECDEC_JAX_CACHE to a folder that can be written',
+      *(folder, error.strerror or error),
+    )
+    # Loaded from there, it must stay until the process ends.
+    temporary = tempfile.TemporaryDirectory()
+    _kept.append(temporary)
+    return _compiled(command, temporary)
+  with temporary:
+    made = _compiled(command, temporary)
+    return made.replace(folder / _name(stem, made))
+
+
+def _name(stem: str, path: pathlib.Path) -> str:
+  """The name of a library with the content of the file at `path`."""
+  digest = hashlib.sha256(path.read_bytes()).hexdigest()
+  return f'{stem}-{digest[:16]}.so'
+
+
+def _compiled(
+  command: list[str], folder: tempfile.TemporaryDirectory
+) -> pathlib.Path:
+  made = pathlib.Path(folder.name) / 'rows.so'
+  subprocess.run(
+    [*command, '-o', str(made)],
+    check=True,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  return made
