@@ -295,12 +295,8 @@ def pruned(
       f'student.layers={tuple(layers)}: allowed are those of the teacher, 0 to '
       f'{config.depth - 1}'
     )
-  windows = tuple(config.windows[i % len(config.windows)] for i in layers)
-  if len(set(windows)) == 1:
-    windows = windows[:1]
   kept = {str(n): params['layers'][str(i)] for n, i in enumerate(layers)}
-  own = dataclasses.replace(config, depth=len(layers), windows=windows)
-  return own, params | {'layers': kept}
+  return config.of_layers(layers), params | {'layers': kept}
 
 
 def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:

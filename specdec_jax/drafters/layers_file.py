@@ -57,7 +57,12 @@ def write(
       arrays[name + _STEP] = step
       x = np.rint(x / step).astype(np.int8)
     arrays[name] = x
-  draft_file.write(KIND, path, arrays, {**about, 'windows': config.windows})
+  draft_file.write(
+    KIND,
+    path,
+    arrays,
+    {**about, 'windows': config.windows, 'rotated': config.rotated},
+  )
 
 
 def read(
@@ -88,6 +93,7 @@ def _fit(source, target, arrays, about) -> load.LanguageModel:
     target.config,
     depth=len(numbers),
     windows=tuple(json.loads(about.get('windows', '[0]'))),
+    rotated=tuple(json.loads(about.get('rotated', '[true]'))),
   )
   wanted = {
     name: x.shape

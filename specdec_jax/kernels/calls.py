@@ -122,8 +122,13 @@ def linear(
   return y_MN.reshape(*lead, columns)
 
 
-def add_norm(x: Array, norm: Norm, add: Array) -> Array:
-  """add + norm(x), both [..., K] float32."""
+def normed(x: Array, norm: Norm) -> Array:
+  """norm(x), [..., K] float32."""
+  return add_norm(x, norm, None)
+
+
+def add_norm(x: Array, norm: Norm, add: Array | None) -> Array:
+  """add + norm(x), both [..., K] float32; add may be None."""
   x_MK = x.reshape(-1, x.shape[-1])
   call = jax.ffi.ffi_call(
     'specdec_norm', jax.ShapeDtypeStruct(x_MK.shape, jnp.float32)
@@ -131,7 +136,7 @@ def add_norm(x: Array, norm: Norm, add: Array) -> Array:
   y_MK = call(
     x_MK,
     *_arrays(norm),
-    add.reshape(x_MK.shape),
+    _given(None if add is None else add.reshape(x_MK.shape)),
     norm=np.int32(_NORMS[norm.kind]),
     eps=np.float32(norm.eps),
   )

@@ -13,7 +13,7 @@ Array = jax.Array
 
 
 class View(NamedTuple):
-  """The positions of a forward pass, for the layers with one window size.
+  """The positions of a forward pass, for the layers of one kind.
 
   cos, sin: rotary angles, [B, T, 1, C/2]; None for other kinds of positions.
   mask_BTS: true where a token attends to a slot.
@@ -32,12 +32,12 @@ class View(NamedTuple):
 
 
 def views(config: model_config.LMConfig, positions_BT, mask_BTS):
-  """{window: View} for every window size among the layers."""
-  windows = dict.fromkeys(config.windows)
-  return {w: _view(config, w, positions_BT, mask_BTS) for w in windows}
+  """{kind: View} for every kind of layers (config.kinds)."""
+  kinds = dict.fromkeys(config.kinds)
+  return {kind: _view(config, *kind, positions_BT, mask_BTS) for kind in kinds}
 
 
-def _view(config, window: int, positions_BT, mask_BTS) -> View:
+def _view(config, window: int, rotated: bool, positions_BT, mask_BTS) -> View:
   if window:
     # In a chain a slot's index is its position: none has to be stored.
     slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
@@ -48,6 +48,10 @@ def _view(config, window: int, positions_BT, mask_BTS) -> View:
       )
   if config.position != 'rope':
     return View(None, None, mask_BTS)
+  if not rotated:
+    # By no angle, so that views of all kinds can be stacked for a scan.
+    positions_BT = jnp.zeros_like(positions_BT)
+    config = dataclasses.replace(config, rope_scaling=None)
   return View(*rotation(positions_BT, config), mask_BTS)
 
 
@@ -104,25 +108,16 @@ def precision(dtype):
 
 
 def inverse_frequencies(config: model_config.LMConfig) -> Array:
-  """Angular frequency of each channel pair, [C/2], float32 or wider.
-
-  With rope_scaling as in Llama 3: low frequencies are divided by `factor`, high
-  ones are not changed, those between are interpolated.
-  """
+  """Angular frequency of each channel pair, [C/2], float32 or wider."""
   exponent = jnp.arange(0, config.head_dim, 2, dtype=float) / config.head_dim
   freq = 1.0 / config.rope_theta**exponent
   scaling = config.rope_scaling
-  if scaling is None:
-    return freq
-  wavelength = 2 * jnp.pi / freq
-  turns = scaling.original_context / wavelength
-  low, high = scaling.low_freq_factor, scaling.high_freq_factor
-  smooth = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-  return (1 - smooth) * freq / scaling.factor + smooth * freq
+  return freq if scaling is None else scaling.scale(freq, config.rope_theta)
 
 
 def rotation(positions_BT: Array, config: model_config.LMConfig):
-  """(cos, sin) of the rotary angles, each [B, T, 1, C/2].
+  """(cos, sin) of the rotary angles, each [B, T, 1, C/2], times the scaling's
+  magnitude.
 
   In float32 or wider: bfloat16 would round position 257 to 256.
   """
@@ -130,7 +125,8 @@ def rotation(positions_BT: Array, config: model_config.LMConfig):
   angle = (
     positions_BT[:, :, None, None].astype(freq.dtype) * freq[None, None, None]
   )
-  return jnp.cos(angle), jnp.sin(angle)
+  size = config.rope_scaling.magnitude if config.rope_scaling else 1.0
+  return jnp.cos(angle) * size, jnp.sin(angle) * size
 
 
 def rotate(x_BTHC: Array, cos, sin, pairs: str) -> Array:

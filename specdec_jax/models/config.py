@@ -5,21 +5,11 @@ on its name.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-  """Llama 3's frequency scaling (`rope_type: llama3`).
-
-  original_context=0 gives linear scaling (`rope_type: linear`): all frequencies
-  are divided by factor.
-  """
-
-  factor: float = 8.0
-  low_freq_factor: float = 1.0
-  high_freq_factor: float = 4.0
-  original_context: int = 8192
+from specdec_jax.models.rope import RopeScaling, Scaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +29,19 @@ class LMConfig:
   are one.
 
   Attention. windows: how many tokens a token attends to, itself included, 0 for
-  all; layer i has windows[i % len(windows)]. local_rope_theta: the unscaled
-  RoPE base of layers with a window; None: that of the others. query_scale:
-  factor of the scores (None: head_dim**-0.5); attn_softcap caps them after it.
+  all; layer i has windows[i % len(windows)]. rotated: likewise whether a layer
+  has RoPE. local_rope_theta: the unscaled RoPE base of layers with a window;
+  None: that of the others. query_scale: factor of the scores (None:
+  head_dim**-0.5); attn_softcap caps them after it. qk_norm: norms of queries
+  and keys, of each head's or, if joint_qk_norm, of all heads' channels at once.
 
   MLP. act: 'silu', 'gelu_tanh' (its tanh approximation), 'gelu' (exact) or
   'relu'. gated: down(act(gate(x)) * up(x)), else down(act(up(x))).
 
-  Norms. norm: 'rms', or 'layer' with a bias. post_norm: norms after attention
-  and after the MLP too. wide_norm: scales are stored and applied in float32 or
-  wider.
+  Norms. norm: 'rms', or 'layer' with a bias. pre_norm: norms before attention
+  and before the MLP; post_norm: after them. wide_norm: scales are stored and
+  applied in float32 or wider. residual_scale: factor of what attention and MLP
+  add to the residual stream.
 
   Head. head_scale: factor of its input. logit_softcap: soft cap of the logits.
   proposes: the ids that the head has a column for, ascending; all others have
@@ -80,13 +73,15 @@ class LMConfig:
   position: str = 'rope'
   rope_theta: float = 10000.0
   rope_pairs: str = 'half'
-  rope_scaling: RopeScaling | None = None
+  rope_scaling: Scaling | None = None
   buckets: tuple[int, int] = (32, 128)
   windows: tuple[int, ...] = (0,)
+  rotated: tuple[bool, ...] = (True,)
   local_rope_theta: float | None = None
   query_scale: float | None = None
   attn_softcap: float | None = None
   qk_norm: bool = False
+  joint_qk_norm: bool = False
   qkv_bias: bool = False
   o_bias: bool = False
   act: str = 'silu'
@@ -94,8 +89,10 @@ class LMConfig:
   mlp_bias: bool = False
   norm: str = 'rms'
   norm_eps: float = 1e-5
+  pre_norm: bool = True
   post_norm: bool = False
   wide_norm: bool = False
+  residual_scale: float = 1.0
   head_scale: float = 1.0
   logit_softcap: float | None = None
   proposes: tuple[int, ...] = ()
@@ -125,6 +122,8 @@ class LMConfig:
         f'windows={self.windows!r}: needs a number of tokens for at least one '
         'layer, 0 for all tokens'
       )
+    if not self.rotated:
+      raise ValueError('rotated=(): needs true or false for at least one layer')
     ids = self.proposes
     if ids and (
       self.tied
@@ -135,6 +134,22 @@ class LMConfig:
         f'proposes={ids[:4]}...: must be ascending ids below vocab='
         f'{self.vocab}, of a model that is not tied'
       )
+
+  @property
+  def kinds(self) -> tuple[tuple[int, bool], ...]:
+    """(window, rotated) of the first layers; layer i has i % the length."""
+    w, r = self.windows, self.rotated
+    count = math.lcm(len(w), len(r))
+    return tuple((w[i % len(w)], r[i % len(r)]) for i in range(count))
+
+  def of_layers(self, layers: Sequence[int]) -> 'LMConfig':
+    """The settings of a model of these layers only."""
+    kinds = [self.kinds[i % len(self.kinds)] for i in layers]
+    kinds = kinds[:1] if len(set(kinds)) == 1 else kinds
+    windows, rotated = zip(*kinds, strict=True)
+    return dataclasses.replace(
+      self, depth=len(layers), windows=windows, rotated=rotated
+    )
 
   def running(self, **changes) -> 'LMConfig':
     """The same model with another dtype, scan_layers, fused or packed; its

@@ -53,7 +53,7 @@ def settings(
       f'taps={taps}: needs layers of the target in increasing order, at last '
       f'layer {depth - 1}'
     )
-  same = dict(depth=1, windows=(0,), fused=True, packed=False)
+  same = dict(depth=1, windows=(0,), rotated=(True,), fused=True, packed=False)
   block = dataclasses.replace(target, scan_layers=False, **same | changes)
   return EagleConfig(block, tuple(taps))
 

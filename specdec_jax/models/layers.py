@@ -184,7 +184,8 @@ class Attention(nnx.Module):
       )
     self.o = Linear(c, c.heads * c.head_dim, c.width, c.o_bias)
     self.q_norm, self.k_norm = (
-      norm(c, c.head_dim) if c.qk_norm else None for _ in 'qk'
+      norm(c, width if c.joint_qk_norm else c.head_dim) if c.qk_norm else None
+      for width in widths[:2]
     )
 
   def __call__(self, x_BTD: Array, view: attention.View, write):
@@ -194,10 +195,13 @@ class Attention(nnx.Module):
       qkv = jnp.split(self.qkv(x_BTD), (H * C, (H + G) * C), -1)
     else:
       qkv = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
+    q_norm, k_norm = self.q_norm, self.k_norm
+    if q_norm is not None and k_norm is not None and c.joint_qk_norm:
+      qkv = q_norm(qkv[0]), k_norm(qkv[1]), qkv[2]
     q_BTHC = qkv[0].reshape(B, T, H, C)
     k_BTGC, v_BTGC = (y.reshape(B, T, G, C) for y in qkv[1:])
-    if self.q_norm is not None and self.k_norm is not None:
-      q_BTHC, k_BTGC = self.q_norm(q_BTHC), self.k_norm(k_BTGC)
+    if q_norm is not None and k_norm is not None and not c.joint_qk_norm:
+      q_BTHC, k_BTGC = q_norm(q_BTHC), k_norm(k_BTGC)
     if view.cos is not None:
       q_BTHC = attention.rotate(q_BTHC, view.cos, view.sin, c.rope_pairs)
       k_BTGC = attention.rotate(k_BTGC, view.cos, view.sin, c.rope_pairs)
@@ -218,6 +222,11 @@ class Attention(nnx.Module):
     norms = None
     if self.q_norm is not None and self.k_norm is not None:
       norms = packed_norm(self.q_norm), packed_norm(self.k_norm)
+    if norms and c.joint_qk_norm:
+      ends = c.heads * c.head_dim, (c.heads + c.kv_heads) * c.head_dim
+      *qk, v_BTF = jnp.split(qkv_BTF, ends, -1)
+      qk = [calls.normed(x, n) for x, n in zip(qk, norms, strict=True)]
+      qkv_BTF, norms = jnp.concatenate([*qk, v_BTF], -1), None
     y_BTF, *cache = calls.attend(
       qkv_BTF,
       view.cos,
@@ -326,50 +335,63 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-  """A pre-norm transformer layer; with post_norm, norms after each part too.
+  """A transformer layer with norms before its parts, after them, or both.
 
   write(k_BTGC, v_BTGC) -> (cache, layer): puts this call's keys and values in
   the cache; `layer` is the KVCache to attend over.
   """
 
   def __init__(self, c: model_config.LMConfig):
-    self.attn_norm, self.mlp_norm = norm(c, c.width), norm(c, c.width)
+    some = lambda wanted: norm(c, c.width) if wanted else None
+    self.attn_norm, self.mlp_norm = (some(c.pre_norm) for _ in range(2))
     self.attn, self.mlp = Attention(c), MLP(c)
     if c.encoder is not None:
       self.cross_norm, self.cross_attn = norm(c, c.width), CrossAttention(c)
     self.attn_post_norm, self.mlp_post_norm = (
-      norm(c, c.width) if c.post_norm else None for _ in range(2)
+      some(c.post_norm) for _ in range(2)
     )
 
   def __call__(self, x_BTD: Array, view: attention.View, write):
+    scale = self.attn.config.residual_scale
     if self.attn.config.packed:
       return self._packed(x_BTD, view, write)
-    y_BTD, cache = self.attn(self.attn_norm(x_BTD), view, write)
-    if self.attn_post_norm is not None:
-      y_BTD = self.attn_post_norm(y_BTD)
+    y_BTD, cache = self.attn(_normed(self.attn_norm, x_BTD), view, write)
+    y_BTD = _scaled(_normed(self.attn_post_norm, y_BTD), scale)
     x_BTD = x_BTD + drop(view.dropout, 0, y_BTD)
     if view.source is not None:
       y_BTD = self.cross_attn(self.cross_norm(x_BTD), *view.source)
       x_BTD += drop(view.dropout, 1, y_BTD)
-    y_BTD = self.mlp(self.mlp_norm(x_BTD))
-    if self.mlp_post_norm is not None:
-      y_BTD = self.mlp_post_norm(y_BTD)
+    y_BTD = self.mlp(_normed(self.mlp_norm, x_BTD))
+    y_BTD = _scaled(_normed(self.mlp_post_norm, y_BTD), scale)
     return x_BTD + drop(view.dropout, 2, y_BTD), cache
 
   def _packed(self, x_BTD: Array, view: attention.View, write: kv.Writer):
-    mlp, gated = self.mlp, self.mlp.config.gated
+    mlp, c = self.mlp, self.mlp.config
+    add = functools.partial(_add, scale=c.residual_scale)
     qkv_BTF = self.attn.qkv.packed(x_BTD, self.attn_norm)
     y_BTF, cache = self.attn.packed(qkv_BTF, view, write)
-    x_BTD = _add(x_BTD, self.attn.o, y_BTF, self.attn_post_norm)
+    x_BTD = add(x_BTD, self.attn.o, y_BTF, self.attn_post_norm)
     if view.source is not None:
       x_BTD = self.cross_attn.packed(x_BTD, self.cross_norm, *view.source)
-    up = mlp.gate_up if gated else mlp.up
-    y_BTF = up.packed(x_BTD, self.mlp_norm, gated, act=mlp.config.act)
-    return _add(x_BTD, mlp.down, y_BTF, self.mlp_post_norm), cache
+    up = mlp.gate_up if c.gated else mlp.up
+    y_BTF = up.packed(x_BTD, self.mlp_norm, c.gated, act=c.act)
+    return add(x_BTD, mlp.down, y_BTF, self.mlp_post_norm), cache
 
 
-def _add(x_BTD: Array, linear: Linear, y_BTF: Array, post_norm) -> Array:
-  """x + linear(y), or x + post_norm(linear(y)), by the CPU kernels."""
-  if post_norm is None:
+def _normed(norm, x: Array) -> Array:
+  return x if norm is None else norm(x)
+
+
+def _scaled(x: Array, scale: float) -> Array:
+  return x if scale == 1 else x * scale
+
+
+def _add(x_BTD: Array, linear: Linear, y_BTF: Array, norm, scale) -> Array:
+  """x + scale * norm(linear(y)), the norm left out if None, by the kernels."""
+  if norm is None and scale == 1:
     return linear.packed(y_BTF, add=x_BTD)
-  return calls.add_norm(linear.packed(y_BTF), packed_norm(post_norm), x_BTD)
+  y_BTD = linear.packed(y_BTF)
+  if norm is None:
+    return x_BTD + y_BTD * scale
+  one = packed_norm(norm)
+  return calls.add_norm(y_BTD, one._replace(scale=one.scale * scale), x_BTD)

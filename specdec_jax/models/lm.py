@@ -310,7 +310,7 @@ def _apply(
     bias_BHTS = attention.relative_bias(
       config, params['relative'], positions_BT, mask_BTS.shape[-1]
     )
-    views = {w: v._replace(bias_BHTS=bias_BHTS) for w, v in views.items()}
+    views = {k: v._replace(bias_BHTS=bias_BHTS) for k, v in views.items()}
 
   def of_layer(view, i):
     """The view of layer i, with its own source and dropout."""
@@ -354,7 +354,7 @@ def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
   new, tapped = list(cache), {}
   for i in part:
     write = kv.Writer(cache[i], slots_BT)
-    view = of_layer(views[config.windows[i % len(config.windows)]], i)
+    view = of_layer(views[config.kinds[i % len(config.kinds)]], i)
     x_BTD, new[i] = block(layers_params[str(i)])(x_BTD, view, write)
     x_BTD = tapped[i] = checkpoint_name(x_BTD, 'residual')
   return x_BTD, tuple(tapped[i] for i in taps), tuple(new)
@@ -390,9 +390,9 @@ def _by_number(config, views):
   if len(views) == 1:
     (only,) = views.values()
     return lambda i: only
-  kinds = jnp.array([list(views).index(w) for w in config.windows], jnp.int32)
+  kinds = jnp.array([list(views).index(k) for k in config.kinds], jnp.int32)
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *views.values())
-  return lambda i: _pick(stacked, _pick(kinds, i % len(config.windows)))
+  return lambda i: _pick(stacked, _pick(kinds, i % len(config.kinds)))
 
 
 def _pick(tree, i, axis: int = 0):

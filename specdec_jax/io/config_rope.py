@@ -1,0 +1,164 @@
+"""Reads the rope settings of a config.json, in the forms of transformers 4
+(rope_scaling beside rope_theta) and 5 (rope_parameters, of which rope_scaling
+takes the place)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from specdec_jax.io import config_defaults
+from specdec_jax.io.config_settings import Settings
+from specdec_jax.models import rope as rope_lib
+
+LOCAL, GLOBAL = 'sliding_attention', 'full_attention'
+
+
+def read(s: Settings) -> dict[str, Any]:
+  """Settings of LMConfig: rope_theta, rope_scaling and, if it is not
+  max_position_embeddings, context.
+
+  Raises:
+    ValueError: settings that models.lm does not have.
+  """
+  new, old = objects(s)
+  nested = [x for x in new.values() if isinstance(x, dict)]
+  if old:
+    unread = new.get('rope_theta', old.get('rope_theta'))
+    if 'rope_theta' not in old and unread not in (None, s.value('rope_theta')):
+      s.refuse(
+        f'rope_scaling without rope_theta beside rope_theta={unread!r} of '
+        'rope_parameters, which transformers would not read,',
+        'rope_theta in rope_scaling',
+      )
+    return one(s, old)
+  if nested and (len(nested) < len(new) or any(x != nested[0] for x in nested)):
+    what = f'rope settings per layer type ({", ".join(new)})'
+    s.refuse(what, 'one set for all layers')
+  return one(s, nested[0] if nested else new)
+
+
+def read_both(s: Settings) -> dict[str, Any]:
+  """The same for a family whose layers with a window have a base of their
+  own, local_rope_theta."""
+  new, old = objects(s)
+  if any(not isinstance(new[key] or {}, dict) for key in new):
+    s.refuse(f'rope_parameters={new!r}', f'an object for {GLOBAL} and {LOCAL}')
+  found = one(s, (new.get(GLOBAL) or {}) | old)
+  base = {'rope_theta': s.value('rope_local_base_freq')}
+  local = one(s, base | (new.get(LOCAL) or {}))
+  if local['rope_scaling'] is not None:
+    s.refuse(f'scaled rope settings for {LOCAL}', "rope_type 'default'")
+  return found | dict(local_rope_theta=local['rope_theta'])
+
+
+def objects(s: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+  """(rope_parameters, rope_scaling), {} if absent."""
+  found = []
+  for key in ('rope_parameters', 'rope_scaling'):
+    rope = s.value(key) or {}
+    if not isinstance(rope, dict):
+      s.refuse(f'{key}={rope!r}', 'an object')
+    found.append(rope)
+  return found[0], found[1]
+
+
+def one(s: Settings, rope: Mapping[str, Any]) -> dict[str, Any]:
+  """What `read` returns, of one set of rope settings."""
+  context = s.integer('max_position_embeddings')
+  # A key beside the object wins over one in it.
+  first = 'original_max_position_embeddings'
+  first = s.integer(first, rope.get(first) or context)
+  defaults = dict(beta_fast=32, beta_slow=1, truncate=True)
+  at = Settings(s.path, rope, defaults)
+  kind = at.value('rope_type') or at.value('type') or 'default'
+  if kind not in _KINDS:
+    s.refuse(f'rope_type {kind!r}', ', '.join(map(repr, _KINDS)))
+  found = dict(rope_theta=at.number('rope_theta', s.number('rope_theta')))
+  found |= _KINDS[kind](at, context, first)
+  s.check(partial_rotary_factor=(1,))
+  at.check_rest(config_defaults.NEUTRAL_ROPE)
+  return found
+
+
+def _default(at: Settings, context: int, first: int) -> dict[str, Any]:
+  del at, context, first
+  return dict(rope_scaling=None)
+
+
+def _linear(at: Settings, context: int, first: int) -> dict[str, Any]:
+  del context, first
+  scaling = rope_lib.RopeScaling(at.number('factor'), original_context=0)
+  return dict(rope_scaling=scaling)
+
+
+def _llama3(at: Settings, context: int, first: int) -> dict[str, Any]:
+  del context
+  scaling = rope_lib.RopeScaling(
+    factor=at.number('factor'),
+    low_freq_factor=at.number('low_freq_factor'),
+    high_freq_factor=at.number('high_freq_factor'),
+    original_context=first,
+  )
+  return dict(rope_scaling=scaling)
+
+
+def _dynamic(at: Settings, context: int, first: int) -> dict[str, Any]:
+  """None, for texts of the context: beyond it frequencies would depend on the
+  text's length, and every cached key would have to be rotated anew."""
+  del context, first
+  at.number('factor')
+  return dict(rope_scaling=None)
+
+
+def _yarn(at: Settings, context: int, first: int) -> dict[str, Any]:
+  """Texts may then be `factor` times as long as those of training."""
+  factor = at.number('factor', context / first)
+
+  def size(share: float) -> float:
+    return 0.1 * share * math.log(factor) + 1 if factor > 1 else 1.0
+
+  shares = [at.value(key) for key in ('mscale', 'mscale_all_dim')]
+  if all(shares):
+    shares = [at.number(key) for key in ('mscale', 'mscale_all_dim')]
+    magnitude = size(shares[0]) / size(shares[1])
+  else:
+    magnitude = size(1)
+  scaling = rope_lib.Yarn(
+    factor=factor,
+    original_context=first,
+    beta_fast=at.number('beta_fast'),
+    beta_slow=at.number('beta_slow'),
+    magnitude=at.number('attention_factor', magnitude),
+    truncate=at.flag('truncate'),
+  )
+  return dict(rope_scaling=scaling, context=max(context, int(factor * first)))
+
+
+def _longrope(at: Settings, context: int, first: int) -> dict[str, Any]:
+  """With the divisors of short texts, and a context of that length: in longer
+  ones other divisors would hold for all tokens, those before included."""
+  factor = at.number('factor', context / first)
+  size = 1.0
+  if factor > 1:
+    size = math.sqrt(1 + math.log(factor) / math.log(first))
+  at.seen.add('long_factor')
+  divisors = at.value('short_factor')
+  if not isinstance(divisors, list) or not all(
+    isinstance(x, (int, float)) and x > 0 for x in divisors
+  ):
+    at.refuse(f'short_factor={divisors!r}', 'a list of positive numbers')
+  magnitude = at.number('attention_factor', size)
+  scaling = rope_lib.Divided(tuple(map(float, divisors)), magnitude)
+  return dict(rope_scaling=scaling, context=min(context, first))
+
+
+_KINDS = {
+  'default': _default,
+  'none': _default,
+  'linear': _linear,
+  'dynamic': _dynamic,
+  'llama3': _llama3,
+  'yarn': _yarn,
+  'longrope': _longrope,
+  'su': _longrope,
+}

@@ -1,0 +1,87 @@
+"""Checked access to a config.json, which remembers what has been read."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+_MOST = 1 << 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """Keys of a JSON object; null counts as an absent key but for `nullable`.
+
+  path: of the file, for error messages.
+  raw: its content.
+  defaults: values of absent keys; None for a key that is not there either.
+  seen: the keys that were asked for.
+  """
+
+  path: pathlib.Path
+  raw: Mapping[str, Any]
+  defaults: Mapping[str, Any]
+  seen: set[str] = dataclasses.field(default_factory=set)
+
+  def value(self, key: str) -> Any:
+    found = self.nullable(key)
+    return self.defaults.get(key) if found is None else found
+
+  def nullable(self, key: str) -> Any:
+    """The default if the key is absent, None if it is null."""
+    self.seen.add(key)
+    return self.raw[key] if key in self.raw else self.defaults.get(key)
+
+  def flag(self, key: str) -> bool:
+    value = self.value(key)
+    if value is not None and value not in (False, True):
+      self.refuse(f'{key}={value!r}', 'true, false')
+    return bool(value)
+
+  def integer(self, key: str, derived: int | None = None) -> int:
+    """A positive integer; derived: what neither file nor defaults have."""
+    value = self.value(key)
+    value = derived if value is None else value
+    # JSON's true is an int in Python, and no size is near 2^40.
+    if type(value) is not int or not 0 < value < _MOST:
+      raise ValueError(
+        f'{self.path}: {key}={value!r}; a positive integer is needed'
+      )
+    return value
+
+  def number(self, key: str, derived: float | None = None) -> float:
+    """A positive number, as `integer`."""
+    value = self.value(key)
+    value = derived if value is None else value
+    if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+      raise ValueError(
+        f'{self.path}: {key}={value!r}; a positive number is needed'
+      )
+    return float(value)
+
+  def cap(self, key: str) -> float | None:
+    """A positive number, or None if the key is null."""
+    return None if self.nullable(key) is None else self.number(key)
+
+  def check(self, **allowed: tuple) -> None:
+    """Refuses other values than these; an absent key or null is allowed."""
+    for key, values in allowed.items():
+      self.seen.add(key)
+      found = self.raw.get(key)
+      if found is not None and not any(found == v for v in values):
+        words = ['absent', *map(repr, values)]
+        self.refuse(f'{key}={found!r}', ', '.join(words))
+
+  def check_rest(self, neutral: Mapping[str, tuple]) -> None:
+    """Refuses keys that change a model and were not asked for.
+
+    neutral: such keys, each with the values under which it changes nothing.
+    """
+    rest = [key for key in self.raw if key in neutral and key not in self.seen]
+    self.check(**{key: neutral[key] for key in rest})
+
+  def refuse(self, what: str, allowed: str) -> NoReturn:
+    raise ValueError(
+      f'{self.path}: {what} is not supported; allowed: {allowed}'
+    )
