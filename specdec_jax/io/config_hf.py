@@ -10,11 +10,12 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from specdec_jax.io import config_defaults, config_rope, files, names
-from specdec_jax.io.config_settings import Settings
+from specdec_jax.io import files, names
+from specdec_jax.io.config_json import defaults, rope
+from specdec_jax.io.config_json.settings import Settings
 from specdec_jax.models import config as model_config
 
-_LOCAL, _GLOBAL = config_rope.LOCAL, config_rope.GLOBAL
+_LOCAL, _GLOBAL = rope.LOCAL, rope.GLOBAL
 _ACTS = {
   'silu': 'silu',
   'swish': 'silu',
@@ -43,10 +44,10 @@ def from_json(
     Settings(path, raw, {}).refuse(
       f'model_type {kind!r}', ', '.join(map(repr, sorted(FAMILIES)))
     )
-  s = Settings(path, raw, config_defaults.DEFAULTS[kind])
+  s = Settings(path, raw, defaults.DEFAULTS[kind])
   settings, naming = FAMILIES[kind]
   config = model_config.LMConfig(**settings(s))
-  s.check_rest(config_defaults.NEUTRAL)
+  s.check_rest(defaults.NEUTRAL)
   if naming is names.HF_T5 and config.gated:
     naming = names.HF_T5_GATED
   return config, naming
@@ -108,7 +109,9 @@ def _smollm3(s: Settings) -> dict[str, Any]:
     or len(rotated) < depth
     or any(x not in (0, 1) for x in rotated)
   ):
-    s.refuse(f'no_rope_layers={rotated!r}', f'0 or 1 for each of {depth} layers')
+    s.refuse(
+      f'no_rope_layers={rotated!r}', f'0 or 1 for each of {depth} layers'
+    )
   rotated = tuple(bool(x) for x in rotated[:depth])
   s.flag('use_sliding_window')
   window = _window(s)
@@ -132,7 +135,7 @@ def _granite(s: Settings) -> dict[str, Any]:
 
 def _gemma(s: Settings) -> dict[str, Any]:
   s.check(hidden_activation=('gelu_pytorch_tanh',))
-  found = _llama(s)
+  found: dict[str, Any] = _llama(s)
   # Files that say gelu mean its approximation, as transformers takes them.
   act = 'gelu_tanh' if found['act'] == 'gelu' else found['act']
   own = model_config.gemma(found['width'])
@@ -140,12 +143,12 @@ def _gemma(s: Settings) -> dict[str, Any]:
 
 
 def _gemma2(s: Settings) -> dict[str, Any]:
-  return _gemmas(s, 2) | config_rope.read(s)
+  return _gemmas(s, 2) | rope.read(s)
 
 
 def _gemma3(s: Settings) -> dict[str, Any]:
   period = s.integer('sliding_window_pattern')
-  return _gemmas(s, period) | config_rope.read_both(s) | dict(qk_norm=True)
+  return _gemmas(s, period) | rope.read_both(s) | dict(qk_norm=True)
 
 
 def _gemmas(s: Settings, period: int) -> dict[str, Any]:
@@ -154,14 +157,19 @@ def _gemmas(s: Settings, period: int) -> dict[str, Any]:
   Without layer_types, every period-th layer is a global one.
   """
   s.seen.add('hidden_act')  # hidden_activation takes its place
-  found = _sizes(s) | dict(act=_act(s, 'hidden_activation'))
+  found: dict[str, Any] = _sizes(s)
+  found |= dict(act=_act(s, 'hidden_activation'))
   numbers = range(1, found['depth'] + 1)
   kinds = [_LOCAL if i % period else _GLOBAL for i in numbers]
   own = model_config.gemma(found['width']) | found
-  return own | _windows(s, kinds, _window(s)) | dict(
-    query_scale=s.number('query_pre_attn_scalar') ** -0.5,
-    attn_softcap=s.cap('attn_logit_softcapping'),
-    logit_softcap=s.cap('final_logit_softcapping'),
+  return (
+    own
+    | _windows(s, kinds, _window(s))
+    | dict(
+      query_scale=s.number('query_pre_attn_scalar') ** -0.5,
+      attn_softcap=s.cap('attn_logit_softcapping'),
+      logit_softcap=s.cap('final_logit_softcapping'),
+    )
   )
 
 
@@ -193,9 +201,7 @@ def _t5(s: Settings) -> dict[str, Any]:
   Whether the head is tied is for the weights to tell: transformers 5 writes
   tie_word_embeddings=true for every T5.
   """
-  s.check(
-    feed_forward_proj=('relu', 'gated-gelu'), is_encoder_decoder=(True,)
-  )
+  s.check(feed_forward_proj=('relu', 'gated-gelu'), is_encoder_decoder=(True,))
   width, depth = s.integer('d_model'), s.integer('num_layers')
   gated = s.value('feed_forward_proj') == 'gated-gelu'
   count = s.integer('relative_attention_num_buckets')
@@ -226,7 +232,7 @@ def _t5(s: Settings) -> dict[str, Any]:
 
 def _decoder(s: Settings) -> dict[str, Any]:
   """Sizes, activation and one set of rope settings."""
-  return _sizes(s) | dict(act=_act(s, 'hidden_act')) | config_rope.read(s)
+  return _sizes(s) | dict(act=_act(s, 'hidden_act')) | rope.read(s)
 
 
 def _sizes(s: Settings) -> dict[str, Any]:

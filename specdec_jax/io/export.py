@@ -21,7 +21,7 @@ from specdec_jax import types
 from specdec_jax.io import config_hf, files, hf, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
-from specdec_jax.models import convert, lm
+from specdec_jax.models import convert, lm, rope
 
 # Says that a folder is ours to replace, and what made it.
 MARK = 'specdec_jax.json'
@@ -211,8 +211,18 @@ def _decoder_only(c: model_config.LMConfig) -> dict[str, Any]:
   )
 
 
-def _rope_scaling(s: model_config.RopeScaling | None) -> dict[str, Any] | None:
-  if s is None:
+def _rope_scaling(s: rope.Scaling | None) -> dict[str, Any] | None:
+  if isinstance(s, rope.Yarn):
+    return dict(
+      rope_type='yarn',
+      factor=s.factor,
+      original_max_position_embeddings=s.original_context,
+      beta_fast=s.beta_fast,
+      beta_slow=s.beta_slow,
+      attention_factor=s.magnitude,
+      truncate=s.truncate,
+    )
+  if not isinstance(s, rope.RopeScaling):
     return None
   if not s.original_context:
     return dict(rope_type='linear', factor=s.factor)
@@ -230,6 +240,7 @@ def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
   return dataclasses.replace(
     c,
     windows=tuple(c.windows[i % len(c.windows)] for i in range(c.depth)),
+    rotated=tuple(c.rotated[i % len(c.rotated)] for i in range(c.depth)),
     query_scale=c.query_scale or c.head_dim**-0.5,
     proposes=(),
     dtype='float32',

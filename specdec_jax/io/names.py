@@ -26,7 +26,7 @@ class Naming(NamedTuple):
   modules: our name of a module -> theirs.
   convert(our name, stored array, config) -> array: what is stored otherwise.
   transposed: kernels are stored [out, in]; the head always is.
-  thirds: modules that are thirds of one stored array, along its last axis.
+  joined: modules that are one stored array, side by side in its outputs.
   prefix: what names may begin with, or not: files of a model without its head
     leave it out, or have it where others do not.
   encoder: of the parameters of an encoder.
@@ -38,7 +38,7 @@ class Naming(NamedTuple):
     lambda name, x, config: x
   )
   transposed: bool = True
-  thirds: tuple[str, ...] = ()
+  joined: tuple[tuple[str, ...], ...] = ()
   prefix: str = ''
   encoder: 'Naming | None' = None
 
@@ -118,6 +118,7 @@ def _add_1_to_scales(name: str, x: np.ndarray, config) -> np.ndarray:
 
 
 _QKV = ('attn/q', 'attn/k', 'attn/v')
+_GATE_UP = ('mlp/gate', 'mlp/up')
 
 HF = Naming(
   layer='model.layers.{}.',
@@ -142,6 +143,23 @@ HF_GEMMA = HF._replace(
   },
   convert=_add_1_to_scales,
 )
+# Gemma 1 has the norms of a Llama, OLMo 2 only those after its parts.
+HF_GEMMA1 = HF._replace(convert=_add_1_to_scales)
+HF_OLMO2 = HF._replace(
+  modules={
+    **HF.modules,
+    'attn_post_norm': 'post_attention_layernorm',
+    'mlp_post_norm': 'post_feedforward_layernorm',
+  },
+)
+HF_PHI3 = HF._replace(
+  modules={
+    **HF.modules,
+    **dict.fromkeys(_QKV, 'self_attn.qkv_proj'),
+    **dict.fromkeys(_GATE_UP, 'mlp.gate_up_proj'),
+  },
+  joined=(_QKV, _GATE_UP),
+)
 HF_GPT2 = Naming(
   layer='h.{}.',
   modules={
@@ -157,7 +175,7 @@ HF_GPT2 = Naming(
     'mlp/down': 'mlp.c_proj',
   },
   transposed=False,
-  thirds=_QKV,
+  joined=(_QKV,),
   prefix='transformer.',
 )
 
@@ -250,8 +268,9 @@ def read(
   return lm.nest(out)
 
 
-def _plan(reader: Reader, config) -> dict[str, str]:
-  """{parameter name: stored name}, checked to be complete."""
+def _plan(reader: Reader, config) -> dict[str, tuple[str, int]]:
+  """{parameter name: (stored name, its first output there)}, checked to be
+  complete."""
   naming, shapes = reader.naming, reader.shapes
   wanted = lm.shapes(config.running(scan_layers=False))
   plan = {name: reader.stored(name) for name in wanted}
@@ -267,29 +286,35 @@ def _plan(reader: Reader, config) -> dict[str, str]:
       f'{reader.source}: no place for {_some(unknown)}; '
       f'nothing for {_some(missing)}'
     )
+  places = {}
   for name, x in plan.items():
-    need = wanted[name].shape
+    need, start = wanted[name].shape, 0
+    module = _parts(name)[1]
+    for group in naming.joined:
+      if module in group:
+        every = [name.replace(module, other) for other in group]
+        sizes = [wanted[other].shape[-1] for other in every]
+        need = (*need[:-1], sum(sizes))
+        start = sum(sizes[: group.index(module)])
+    places[name] = x, start
     need = need[::-1] if naming.turned(name) else need
-    if _parts(name)[1] in naming.thirds:
-      need = (*need[:-1], 3 * need[-1])
     if tuple(shapes[x]) != need:
       raise ValueError(
         f'{reader.source}: {x} has shape {tuple(shapes[x])}; '
         f'{name} of these settings needs {need}'
       )
-  return plan
+  return places
 
 
 def _read_into(
-  out: np.ndarray, reader: Reader, config, name: str, stored: str
+  out: np.ndarray, reader: Reader, config, name: str, place: tuple[str, int]
 ) -> None:
   """Reads one parameter, or one layer of it, in its final dtype."""
-  naming, module = reader.naming, _parts(name)[1]
+  (stored, start), naming = place, reader.naming
   x = naming.convert(name, reader.get(stored), config)
-  if module in naming.thirds:
-    x = np.split(x, 3, -1)[naming.thirds.index(module)]
+  x = x.T if naming.turned(name) else x
   # Casts and transposes in one pass, without a temporary array.
-  np.copyto(out, x.T if naming.turned(name) else x, casting='unsafe')
+  np.copyto(out, x[..., start : start + out.shape[-1]], casting='unsafe')
   bad = int(np.count_nonzero(~np.isfinite(out)))
   if bad:
     raise ValueError(

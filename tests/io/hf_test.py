@@ -133,25 +133,28 @@ def test_both_forms_of_two_rope_bases():
   assert old.rope_scaling == config.RopeScaling(8.0, original_context=0)
 
 
+TWO_ROPES = dict(
+  full_attention={'rope_theta': 1e4}, sliding_attention={'rope_theta': 1e5}
+)
 SCALED = dict(sliding_attention=dict(rope_type='linear', factor=8.0))
 
 
 @pytest.mark.parametrize(
   'raw, changes, message',
   [
-    (LLAMA, dict(model_type='gemma'), "'gemma' is not .*'llama', 'qwen2', 'qw"),
+    (LLAMA, dict(model_type='opt'), "'opt' is not .*'llama', 'mistral', "),
     (LLAMA, dict(model_type=['llama']), 'model_type'),
-    (LLAMA, dict(rope_parameters={'rope_type': 'yarn'}), "'yarn'.*'llama3'"),
+    (LLAMA, dict(rope_parameters={'rope_type': 'axial'}), "'axial'.*'llama3'"),
     (
       LLAMA,
       dict(rope_scaling={'type': 'dynamic'}, rope_parameters=None),
-      "'dynamic'",
+      'factor=None',
     ),
     (LLAMA, dict(rope_parameters={'rope_type': 'linear'}), 'factor=None'),
-    (LLAMA, dict(rope_parameters={'full_attention': {}}), 'per layer type'),
+    (LLAMA, dict(rope_parameters=TWO_ROPES), 'per layer type'),
     (LLAMA, dict(rope_parameters=[3]), 'an object'),
     (LLAMA, dict(mlp_bias=[1]), 'mlp_bias'),
-    (LLAMA, dict(hidden_act='gelu'), "hidden_act='gelu'"),
+    (LLAMA, dict(hidden_act='mish'), "hidden_act='mish'"),
     (LLAMA, dict(use_sliding_window=True), 'use_sliding_window'),
     (LLAMA, dict(layer_types=['sliding_attention'] * 2), 'sliding_attention'),
     (LLAMA, dict(quantization_config={'bits': 4}), 'quantization_config'),
@@ -161,10 +164,10 @@ SCALED = dict(sliding_attention=dict(rope_type='linear', factor=8.0))
     (LLAMA, dict(rms_norm_eps=float('nan')), 'rms_norm_eps=nan'),
     (LLAMA, dict(num_key_value_heads=3), 'multiple of kv_heads=3'),
     (GPT2, dict(n_head=7), 'n_embd=768 must be a multiple of n_head=7'),
-    (GPT2, dict(activation_function='relu'), "='relu'.*'gelu_new'"),
+    (GPT2, dict(activation_function='tanh'), "='tanh'.*'gelu_new'"),
     (GPT2, dict(scale_attn_by_inverse_layer_idx=True), 'inverse_layer_idx'),
     (GPT2, dict(add_cross_attention=True), 'add_cross_attention'),
-    (GEMMA2, dict(hidden_activation='gelu'), "hidden_activation='gelu'"),
+    (GEMMA2, dict(hidden_activation='mish'), "hidden_activation='mish'"),
     (GEMMA2, dict(attn_logit_softcapping=-1), 'attn_logit_softcapping=-1'),
     (GEMMA3_1B, dict(use_bidirectional_attention=True), 'bidirectional'),
     (GEMMA3_1B, dict(layer_types=['full_attention']), 'each of 26 layers'),

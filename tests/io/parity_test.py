@@ -4,6 +4,7 @@ matrix, a wrong rotation or a misplaced bias cannot pass."""
 import dataclasses
 import functools
 import importlib.util
+import json
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ import safetensors.numpy
 from gguf import RopeScalingType
 
 from specdec_jax import types
-from specdec_jax.io import gguf, hf, names
+from specdec_jax.io import config_hf, gguf, hf, names
 from specdec_jax.models import config
 from tests.io import tiny
 
 FAMILIES = ('llama', 'qwen2', 'qwen3', 'gpt2', 'gemma2', 'gemma3')
-FAMILIES += ('t5', 't5_gated')
+FAMILIES += ('phi3', 'olmo2', 't5', 't5_gated')
+VARIANT_LOGITS = 'variants/logits.npz'
+VARIANTS = json.loads((tiny.GOLDEN / 'variants/settings.json').read_text())
 
 
 def our_logits(folder, golden, scan_layers=False):
@@ -36,6 +39,22 @@ def test_logits_equal_the_golden_ones(family, scan_layers):
   golden = np.load(tiny.GOLDEN / family / 'logits.npz')
   ours = our_logits(tiny.GOLDEN / family, golden, scan_layers)
   np.testing.assert_allclose(ours, golden['logits'], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_other_settings_give_the_golden_logits(name, x64):
+  """Of the same weights, as transformers reads the changed config.json."""
+  del x64
+  base, changes = VARIANTS[name]
+  folder, golden = tiny.GOLDEN / base, np.load(tiny.GOLDEN / VARIANT_LOGITS)
+  _, reader, _ = hf.open_folder(folder, base)
+  raw = json.loads((folder / 'config.json').read_text()) | changes
+  c, naming = config_hf.from_json(raw, folder)
+  c, reader = c.running(dtype='float64'), reader._replace(naming=naming)
+  # Operation by operation: most are compiled once for all variants.
+  logits = tiny.logits.__wrapped__
+  ours = logits(c, names.read(reader, c), golden['tokens'])[0]
+  np.testing.assert_allclose(ours, golden[name], rtol=0, atol=5e-6)
 
 
 def gemma2_fields(c, w):

@@ -66,7 +66,8 @@ def test_a_window_sees_the_last_tokens_and_turns_by_its_own_base(x64):
   slots = np.arange(8)
   causal = slots <= positions[..., None]
   views = attention.views(config, jnp.asarray(positions), jnp.asarray(causal))
-  assert list(views) == [3, 0]
+  assert list(views) == [(3, True), (0, True)]
+  views = {window: view for (window, _), view in views.items()}
   near = slots > positions[..., None] - 3
   np.testing.assert_array_equal(views[0].mask_BTS, causal)
   np.testing.assert_array_equal(views[3].mask_BTS, causal & near)

@@ -8,13 +8,20 @@ encoder-decoders also have sources [2, 37], their lengths, more tokens than the
 farthest relative position, and the text that greedy decoding gives; and sources
 of 512 tokens and of one, with the logits of eight tokens.
 
+The folder variants has settings that differ from those of other folders, and
+the logits that transformers gives them with the same weights, all in float64;
+defaults.json has the defaults of the config classes and what follows from them.
+
 The folder spiece has a sentencepiece file as T5's, and ids.json: odd texts and
 the ids that sentencepiece gives them.
 """
 
+import dataclasses
 import json
 import pathlib
+import shutil
 import sys
+import tempfile
 
 import numpy as np
 import torch
@@ -38,6 +45,7 @@ LLAMA3 = dict(
   original_max_position_embeddings=64,
 )
 LOCAL = 'sliding_attention'
+NO_IDS = dict(pad_token_id=None, eos_token_id=None, bos_token_id=None)
 # A window that is shorter than the tokens, and caps that bend.
 GEMMA = dict(
   num_key_value_heads=2,
@@ -57,6 +65,105 @@ T5 = dict(
   num_decoder_layers=3,
   num_heads=4,
 )
+
+
+DERIVED = ('dense_act_fn', 'is_gated_act', 'scale_decoder_outputs')
+YARN = dict(factor=4.0, original_max_position_embeddings=8)
+# Name -> (folder with the weights, what its config.json says otherwise).
+# Windows are shorter than the 24 tokens, and first contexts too.
+VARIANTS = {
+  'linear beside rope_parameters': (
+    'llama', dict(rope_scaling=dict(rope_type='linear', factor=4.0))
+  ),
+  'dynamic': (
+    'llama',
+    dict(
+      rope_parameters=dict(rope_type='dynamic', factor=4.0),
+      max_position_embeddings=24,
+    ),
+  ),
+  'yarn': (
+    'llama',
+    dict(
+      rope_theta=500.0, rope_parameters=None,
+      rope_scaling=dict(type='yarn', **YARN),
+    ),
+  ),
+  'yarn in parts': (
+    'qwen3',
+    dict(
+      original_max_position_embeddings=9,
+      rope_parameters=dict(
+        rope_type='yarn', **YARN, rope_theta=300.0, beta_fast=3, beta_slow=0.5,
+        mscale=0.8, mscale_all_dim=0.3, truncate=False,
+      ),
+    ),
+  ),
+  'yarn of another size': (
+    'qwen3',
+    dict(
+      rope_parameters=dict(
+        rope_type='yarn', factor=8.0, attention_factor=1.3, rope_theta=1e4
+      ),
+      max_position_embeddings=16,
+    ),
+  ),
+  'longrope': (
+    'phi3',
+    dict(
+      original_max_position_embeddings=32,
+      rope_parameters=dict(
+        rope_type='longrope', rope_theta=10000.0, long_factor=[9.0] * 4,
+        short_factor=[1.0, 1.5, 2.0, 2.5],
+      ),
+    ),
+  ),
+  'mistral': ('llama', dict(model_type='mistral', sliding_window=5)),
+  'mistral without a window': (
+    'llama',
+    dict(
+      model_type='mistral', sliding_window=None, rope_parameters=None,
+      rope_theta=1e6,
+    ),
+  ),
+  'qwen2 with windows': (
+    'qwen2',
+    dict(
+      use_sliding_window=True, sliding_window=6, max_window_layers=1,
+      layer_types=None,
+    ),
+  ),
+  'qwen3 with listed windows': (
+    'qwen3',
+    dict(
+      use_sliding_window=True, sliding_window=6, max_window_layers=2,
+      layer_types=[LOCAL, 'full_attention'],
+    ),
+  ),
+  'gemma': (
+    'llama',
+    dict(
+      model_type='gemma', hidden_act='gelu', head_dim=8, rope_parameters=None
+    ),
+  ),
+  'smollm3': (
+    'llama',
+    dict(
+      model_type='smollm3', no_rope_layers=[1, 0], use_sliding_window=True,
+      sliding_window=9,
+    ),
+  ),
+  'smollm3 by interval': (
+    'llama', dict(model_type='smollm3', no_rope_layer_interval=2)
+  ),
+  'granite': (
+    'llama',
+    dict(
+      model_type='granite', embedding_multiplier=1.7, logits_scaling=3.0,
+      residual_multiplier=0.6, attention_multiplier=0.2,
+    ),
+  ),
+}  # fmt: skip
 
 
 def models():
@@ -97,6 +204,14 @@ def models():
         bos_token_id=None,
         eos_token_id=None,
       ),
+    ),
+    'phi3': (
+      t.Phi3ForCausalLM,
+      t.Phi3Config(**COMMON, num_key_value_heads=2, sliding_window=7, **NO_IDS),
+    ),
+    'olmo2': (
+      t.Olmo2ForCausalLM,
+      t.Olmo2Config(**COMMON, num_key_value_heads=2, **NO_IDS),
     ),
     'gemma2': (
       t.Gemma2ForCausalLM,
@@ -249,10 +364,59 @@ def spiece():
   (folder / 'ids.json').write_text(json.dumps([ODD, ids], indent=0) + '\n')
 
 
+def variants():
+  """Logits of VARIANTS, as transformers reads the changed files."""
+  folder = HERE / 'variants'
+  folder.mkdir(exist_ok=True)
+  # Norms, softmax and frequencies in float64 too, where they ask for float32.
+  torch.float = torch.float32 = torch.float64
+  torch.Tensor.float = torch.Tensor.double
+  tokens = torch.arange(24)[None] * 7 % COMMON['vocab_size']
+  out = dict(tokens=tokens.numpy())
+  for name, (base, changes) in VARIANTS.items():
+    with tempfile.TemporaryDirectory() as there:
+      raw = json.loads((HERE / base / 'config.json').read_text()) | changes
+      (pathlib.Path(there) / 'config.json').write_text(json.dumps(raw))
+      shutil.copy(HERE / base / 'model.safetensors', there)
+      model = transformers.AutoModelForCausalLM.from_pretrained(
+        there, dtype=torch.float64, attn_implementation='eager'
+      )
+    with torch.no_grad():
+      out[name] = model.eval()(tokens).logits[0].numpy().astype(np.float32)
+  np.savez_compressed(folder / 'logits.npz', **out)
+  text = json.dumps(VARIANTS, indent=1)
+  (folder / 'settings.json').write_text(text + '\n')
+
+
+def defaults():
+  """The config classes' own fields, and what follows from them, a line each."""
+  t = transformers
+  classes = [
+    t.LlamaConfig, t.MistralConfig, t.Qwen2Config, t.Qwen3Config, t.GemmaConfig,
+    t.Gemma2Config, t.Gemma3TextConfig, t.Phi3Config, t.Olmo2Config,
+    t.SmolLM3Config, t.GraniteConfig, t.GPT2Config, t.T5Config,
+  ]  # fmt: skip
+  common = {x.name for x in dataclasses.fields(t.PreTrainedConfig)}
+  common -= {'tie_word_embeddings', 'pad_token_id'}
+  lines = [f'"transformers": "{t.__version__}"']
+  for each in classes:
+    fields = [x for x in dataclasses.fields(each) if x.name not in common]
+    made = each()
+    about = dict(
+      defaults={x.name: x.default for x in fields},
+      derived={x.name: getattr(made, x.name) for x in fields},
+    )
+    about['derived'] |= {k: getattr(made, k, None) for k in DERIVED}
+    lines.append(f'"{each.model_type}": {json.dumps(about)}')
+  text = '{' + ',\n'.join(lines) + '}\n'
+  (HERE / 'defaults.json').write_text(text)
+
+
 def main():
-  for name in sys.argv[1:] or [*models(), 'spiece']:
-    if name == 'spiece':
-      spiece()
+  others = dict(spiece=spiece, variants=variants, defaults=defaults)
+  for name in sys.argv[1:] or [*models(), *others]:
+    if name in others:
+      others[name]()
       continue
     model, arrays = build(name)
     model.save_pretrained(HERE / name)

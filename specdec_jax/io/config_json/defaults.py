@@ -22,7 +22,7 @@ _QWEN: dict[str, Any] = dict(
   use_sliding_window=False, sliding_window=4096, max_window_layers=28
 )
 _GEMMA: dict[str, Any] = dict(
-  tie_word_embeddings=True, use_bidirectional_attention=None
+  tie_word_embeddings=True, use_bidirectional_attention=False
 )
 _GEMMA2: dict[str, Any] = _GEMMA | dict(
   hidden_activation='gelu_pytorch_tanh',
@@ -32,6 +32,7 @@ _GEMMA2: dict[str, Any] = _GEMMA | dict(
 
 
 def _row(*sizes: int | None, **more: Any) -> dict[str, Any]:
+  """A family's defaults: its _SIZES, and what is not as in _COMMON."""
   return dict(zip(_SIZES, sizes, strict=True)) | _COMMON | more
 
 
@@ -54,14 +55,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
   ),
   'gemma3_text': _row(
     262208, 2304, 9216, 26, 8, 4, 256, 131072, **_GEMMA2,
-    use_bidirectional_attention=False, rope_theta=1000000.0,
-    rope_local_base_freq=10000.0, sliding_window_pattern=6,
+    rope_theta=1000000.0, rope_local_base_freq=10000.0,
+    sliding_window_pattern=6,
   ),
   'phi3': _row(
     32064, 3072, 8192, 32, 32, None, None, 4096,
     original_max_position_embeddings=4096, rms_norm_eps=1e-5,
   ),
-  'olmo2': _row(50304, 4096, 11008, 32, 32, None, None, 2048, rms_norm_eps=1e-5),
+  'olmo2': _row(
+    50304, 4096, 11008, 32, 32, None, None, 2048, rms_norm_eps=1e-5
+  ),
   'smollm3': _row(
     128256, 2048, 11008, 36, 16, 4, None, 32768, mlp_bias=False,
     tie_word_embeddings=True, rope_theta=2000000.0, no_rope_layer_interval=4,
@@ -140,8 +143,9 @@ NEUTRAL: dict[str, tuple] = {
   'pruned_heads': ({},),
   'scale_attn_weights': (True,),
 }  # fmt: skip
-# The same for keys of an object of rope settings.
-NEUTRAL_ROPE: dict[str, tuple] = {
+# Both for an object of rope settings.
+ROPE: dict[str, Any] = dict(beta_fast=32, beta_slow=1, truncate=True)
+ROPE_NEUTRAL: dict[str, tuple] = {
   'factor': (1,),
   'mscale': (),
   'mscale_all_dim': (),

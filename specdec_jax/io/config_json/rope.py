@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_jax.io import config_defaults
-from specdec_jax.io.config_settings import Settings
+from specdec_jax.io.config_json import defaults
+from specdec_jax.io.config_json.settings import Settings
 from specdec_jax.models import rope as rope_lib
 
 LOCAL, GLOBAL = 'sliding_attention', 'full_attention'
@@ -68,15 +68,14 @@ def one(s: Settings, rope: Mapping[str, Any]) -> dict[str, Any]:
   # A key beside the object wins over one in it.
   first = 'original_max_position_embeddings'
   first = s.integer(first, rope.get(first) or context)
-  defaults = dict(beta_fast=32, beta_slow=1, truncate=True)
-  at = Settings(s.path, rope, defaults)
+  at = Settings(s.path, rope, defaults.ROPE)
   kind = at.value('rope_type') or at.value('type') or 'default'
   if kind not in _KINDS:
     s.refuse(f'rope_type {kind!r}', ', '.join(map(repr, _KINDS)))
   found = dict(rope_theta=at.number('rope_theta', s.number('rope_theta')))
   found |= _KINDS[kind](at, context, first)
   s.check(partial_rotary_factor=(1,))
-  at.check_rest(config_defaults.NEUTRAL_ROPE)
+  at.check_rest(defaults.ROPE_NEUTRAL)
   return found
 
 
