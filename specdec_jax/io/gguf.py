@@ -1,7 +1,6 @@
-"""Reads a .gguf file of one of ARCHS: the container, settings and weights.
+"""Reads the container of a .gguf file; quantised tensors are dequantised.
 
-Quantised tensors are dequantised. Q and K of arch llama are put back in Hugging
-Face's row order, so that every model here rotates halves. Layout of the file:
+Layout of the file:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. This parser opens a
 file in a 24th of the time of the gguf package's own.
 """
@@ -11,16 +10,11 @@ import math
 import mmap
 import pathlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gguf
-import jax
 import numpy as np
-
-from specdec_jax.io import names
-from specdec_jax.models import attention
-from specdec_jax.models import config as model_config
 
 MAGIC = b'GGUF'
 VERSIONS = (2, 3)
@@ -41,12 +35,14 @@ class Tensor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """An open file: its fields, and its tensors on disk."""
+  """An open file: its fields, its tensors on disk, and `seen`, the names of the
+  fields that were asked for."""
 
   path: pathlib.Path
   fields: Mapping[str, Any]
   tensors: Mapping[str, Tensor]
   data: mmap.mmap
+  seen: set[str] = dataclasses.field(default_factory=set)
 
   def read(self, name: str) -> np.ndarray:
     """One tensor, dequantised: float32, or float64 where stored so.
@@ -74,6 +70,7 @@ class File:
     Raises:
       ValueError: missing without a default, or of another type.
     """
+    self.seen.add(name)
     value = self.fields.get(name, default)
     if value is None:
       raise ValueError(f'{self.path}: field {name} is missing')
@@ -230,159 +227,3 @@ def _tensors(cursor: _Cursor, count: int, fields) -> dict[str, Tensor]:
     cursor.need(nbytes, f'tensor {name}')
     tensors[name] = Tensor(shape, kind, start + offset, nbytes)
   return tensors
-
-
-# --- settings and weights ----------------------------------------------------
-
-
-def open_file(
-  path: pathlib.Path, source: str
-) -> tuple[model_config.LMConfig, names.Reader, File]:
-  """Settings and weights of a file; the weights are read when asked for.
-
-  Raises:
-    ValueError: damaged, or a model that models.lm does not have.
-  """
-  file = parse(path)
-  config = read_config(file)
-  llama = file.fields['general.architecture'] == 'llama'
-  naming = names.GGUF_LLAMA if llama else names.GGUF
-  shapes = {name: t.shape for name, t in file.tensors.items()}
-  return config, names.Reader(source, naming, shapes, file.read), file
-
-
-def read_config(file: File) -> model_config.LMConfig:
-  """The fields' settings as an LMConfig.
-
-  Raises:
-    ValueError: a field that is missing, of the wrong type or unsupported.
-  """
-  arch = file.field('general.architecture', str)
-  if arch not in ARCHS:
-    raise ValueError(
-      f'{file.path}: architecture {arch!r} is not supported; allowed are '
-      f'{sorted(ARCHS)}'
-    )
-  count = lambda key, default=None: file.number(f'{arch}.{key}', int, default)
-  number = lambda key, d=None: file.number(f'{arch}.{key}', float, d)
-  for name in ('token_embd.weight', 'blk.0.attn_q.weight'):
-    if name not in file.tensors or len(file.tensors[name].shape) != 2:
-      raise ValueError(f'{file.path}: {name} is missing or not a matrix')
-  heads, width = count('attention.head_count'), count('embedding_length')
-  head_dim = count('attention.key_length', max(1, width // heads))
-  rotated = count('rope.dimension_count', head_dim)
-  if rotated != head_dim:
-    raise ValueError(
-      f'{file.path}: rope.dimension_count={rotated} of {head_dim} channels; '
-      'only rotation of all channels is supported'
-    )
-  depth = count('block_count')
-  if depth > len(file.tensors):
-    raise ValueError(
-      f'{file.path}: {arch}.block_count={depth}, but the file has only '
-      f'{len(file.tensors)} tensors'
-    )
-  common: dict[str, Any] = dict(
-    depth=depth,
-    width=width,
-    heads=heads,
-    kv_heads=count('attention.head_count_kv', heads),
-    head_dim=head_dim,
-    mlp=count('feed_forward_length'),
-    vocab=file.tensors['token_embd.weight'].shape[0],
-    context=count('context_length'),
-    rope_theta=number('rope.freq_base', 10000.0),
-    rope_scaling=_linear(file, arch),
-    norm_eps=number('attention.layer_norm_rms_epsilon'),
-    tied='output.weight' not in file.tensors,
-    qkv_bias='blk.0.attn_q.bias' in file.tensors,
-  )
-  more = ARCHS[arch](file, common)
-  config = model_config.LMConfig(**(common | more))
-  if 'rope_freqs.weight' not in file.tensors:
-    return config
-  return _llama3_scaled(file, config)
-
-
-def _linear(file: File, arch: str) -> model_config.RopeScaling | None:
-  kind = file.field(f'{arch}.rope.scaling.type', str, 'none')
-  if kind == 'none':
-    return None
-  if kind != 'linear':
-    raise ValueError(
-      f'{file.path}: rope.scaling.type {kind!r} is not supported; allowed: '
-      "absent, 'none', 'linear'"
-    )
-  factor = file.number(f'{arch}.rope.scaling.factor', float)
-  return model_config.RopeScaling(factor, original_context=0)
-
-
-def _llama3_scaled(file: File, config: model_config.LMConfig):
-  """Recovers Llama 3's scaling from the divisors of its frequencies.
-
-  The file holds the divisors only. They are accepted when they are those of
-  Llama 3.1 and later (low 1, high 4, context 8192) for one factor.
-  """
-  divisors = np.asarray(file.read('rope_freqs.weight'), np.float64).reshape(-1)
-  scaling = model_config.RopeScaling(factor=float(divisors.max()))
-  scaled = dataclasses.replace(config, rope_scaling=scaling)
-  with jax.transfer_guard('allow'):
-    plain, slow = (
-      np.asarray(attention.inverse_frequencies(c), np.float64)
-      for c in (config, scaled)
-    )
-  same = divisors.shape == plain.shape
-  if not same or not np.allclose(divisors, plain / slow, rtol=1e-4):
-    raise ValueError(
-      f'{file.path}: rope_freqs.weight is not a Llama 3 scaling (low 1, '
-      'high 4, context 8192); use the Hugging Face checkpoint'
-    )
-  return scaled
-
-
-def _gemma2(file: File, common: dict[str, Any]) -> dict[str, Any]:
-  return _gemma(file, common, 'gemma2', window=4096, period=2, big=46) | dict(
-    attn_softcap=_optional(file, 'gemma2.attn_logit_softcapping', 50.0),
-    logit_softcap=_optional(file, 'gemma2.final_logit_softcapping', 30.0),
-  )
-
-
-def _gemma3(file: File, common: dict[str, Any]) -> dict[str, Any]:
-  return _gemma(file, common, 'gemma3', window=0, period=6, big=62) | dict(
-    attn_softcap=_optional(file, 'gemma3.attn_logit_softcapping', None),
-    logit_softcap=_optional(file, 'gemma3.final_logit_softcapping', None),
-    local_rope_theta=_optional(file, 'gemma3.rope.freq_base_swa', 10000.0),
-    qk_norm=True,
-  )
-
-
-def _optional(file: File, name: str, absent: float | None) -> float | None:
-  return file.number(name, float) if name in file.fields else absent
-
-
-def _gemma(file: File, common, arch: str, *, window, period, big: int):
-  """Settings that Gemma 2 and 3 share; absent fields are as in llama.cpp.
-
-  window: of local layers, if no field has it. period: every period-th layer is
-  global. big: the depth of the 27B model, whose queries are scaled by
-  width / heads.
-  """
-  depth, width = common['depth'], common['width']
-  scalar = width / common['heads'] if depth == big else common['head_dim']
-  key = f'{arch}.attention.sliding_window'
-  window = file.number(key, int) if key in file.fields else window
-  period = file.number(f'{key}_pattern', int, period)
-  return model_config.gemma(width) | dict(
-    norm_eps=common['norm_eps'],
-    query_scale=scalar**-0.5,
-    windows=tuple(window if (i + 1) % period else 0 for i in range(depth)),
-  )
-
-
-# Architecture -> function(file, common settings) -> settings that it adds.
-ARCHS: dict[str, Callable[[File, dict[str, Any]], dict[str, Any]]] = {
-  'llama': lambda *_: {},
-  'qwen2': lambda *_: {},
-  'gemma2': _gemma2,
-  'gemma3': _gemma3,
-}

@@ -23,7 +23,7 @@ from specdec_jax.io import (
   download,
   export,
   files,
-  gguf,
+  gguf_config,
   gguf_tokenizer,
   hf,
   names,
@@ -334,7 +334,7 @@ def _open_folder(
 
 
 def _open_gguf(path, source: str, label: str = '') -> LanguageModel:
-  config, reader, file = gguf.open_file(path, source)
+  config, reader, file = gguf_config.open_file(path, source)
   tokenizer = gguf_tokenizer.read(file, source)
   return _open_files(label or file.label(), tokenizer, config, reader, [path])
 

@@ -9,13 +9,18 @@ import pytest
 from specdec_jax.io import gguf as gguf_lib
 from specdec_jax.io import load, names
 from specdec_jax.models import config as model_config
+from specdec_jax.models import rope
 from tests.io import tiny
 
 
 @pytest.mark.parametrize('tied', [False, True])
-@pytest.mark.parametrize('arch', ['llama', 'qwen2'])
-def test_equals_the_hugging_face_form(tmp_path, arch, tied):
-  c = tiny.config(arch, tied=tied)
+@pytest.mark.parametrize(
+  'arch, changes',
+  # The second is Mistral-Nemo's form: heads that are wider than width / heads.
+  [('llama', {}), ('llama', dict(head_dim=12)), ('qwen2', {}), ('qwen3', {})],
+)
+def test_equals_the_hugging_face_form(tmp_path, arch, changes, tied):
+  c = tiny.config(arch, tied=tied, **changes)
   weights = tiny.arrays(c)
   hf = tiny.read(tiny.write_folder(tmp_path / 'hf', c, arch, weights))
   gg = tiny.read(tiny.write_gguf(tmp_path / 'm.gguf', c, arch, weights))
@@ -82,7 +87,63 @@ def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path):
   assert tiny.read(path).config.rope_scaling == c.rope_scaling
 
 
-ODD = np.linspace(1, 9, 4).astype(np.float32)
+def scaled(path, *add, arch='llama', **changes):
+  """rope_scaling of a file with these fields or tensors more."""
+  path = tiny.write_gguf(
+    path / 'm.gguf', tiny.config(**changes), arch, extra=add
+  )
+  return load.open_source(str(path)).config
+
+
+def test_other_divisors_are_obeyed(tmp_path):
+  odd = np.linspace(1, 9, 4).astype(np.float32)
+  c = scaled(tmp_path, lambda w: w.add_tensor('rope_freqs.weight', odd))
+  assert c.rope_scaling == rope.Divided(tuple(odd.tolist()))
+
+
+FACTOR = 'llama.rope.scaling.factor'
+YARN = [
+  lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+  lambda w: w.add_rope_scaling_factor(4.0),
+]
+
+
+@pytest.mark.parametrize(
+  'add, scaling',
+  [
+    ([lambda w: w.add_float32(FACTOR, 4.0)], rope.RopeScaling(4.0, 1, 4, 0)),
+    (
+      [lambda w: w.add_float32('llama.rope.scale_linear', 2.0)],
+      rope.RopeScaling(2.0, 1, 4, 0),
+    ),
+    ([lambda w: w.add_float32(FACTOR, 0.0)], None),
+    (
+      [
+        lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.NONE),
+        lambda w: w.add_float32(FACTOR, 4.0),
+      ],
+      None,
+    ),
+    (YARN, rope.Yarn(4.0, 128, magnitude=1 + 0.1 * np.log(4))),
+    (
+      [
+        *YARN,
+        lambda w: w.add_rope_scaling_orig_ctx_len(16),
+        lambda w: w.add_float32('llama.rope.scaling.yarn_beta_fast', 8.0),
+      ],
+      rope.Yarn(4.0, 16, beta_fast=8.0, magnitude=1 + 0.1 * np.log(4)),
+    ),
+  ],
+)
+def test_scalings_are_those_of_llama_cpp(tmp_path, add, scaling):
+  """A factor without a type is linear; YaRN begins with the context."""
+  c = scaled(tmp_path, *add)
+  assert c.rope_scaling == scaling
+  longer = isinstance(scaling, rope.Yarn) and scaling.original_context == 128
+  assert c.context == (512 if longer else 128)
+
+
+ODD = np.linspace(1, 9, 3).astype(np.float32)
 GATE = 'blk.0.ffn_gate_inp.weight'
 
 
@@ -92,12 +153,12 @@ GATE = 'blk.0.ffn_gate_inp.weight'
     (
       'gemma',
       lambda w: None,
-      r"'gemma'.*\['gemma2', 'gemma3', 'llama', 'qwen2'\]",
+      r"'gemma'.*\['gemma2', 'gemma3', 'llama', 'qwen2', 'qwen3'\]",
     ),
     (
       'llama',
-      lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN),
-      "rope.scaling.type 'yarn'",
+      lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+      "rope.scaling.type 'longrope'",
     ),
     (
       'llama',
@@ -108,8 +169,23 @@ GATE = 'blk.0.ffn_gate_inp.weight'
     (
       'llama',
       lambda w: w.add_tensor('rope_freqs.weight', ODD),
-      'rope_freqs.weight is not a Llama 3',
+      'rope_freqs.weight has 3 divisors; allowed are 4',
     ),
+    ('llama', lambda w: w.add_sliding_window(8), 'sliding_window=8 .*absent'),
+    ('llama', lambda w: w.add_expert_count(8), 'expert_count=8'),
+    ('llama', lambda w: w.add_value_length(4), 'value_length=4 of 8'),
+    ('qwen2', lambda w: w.add_causal_attention(False), 'causal=False'),
+    (
+      'qwen2',
+      lambda w: w.add_logit_scale(0.5),
+      'logit_scale=0.5 .*absent, 0, 1',
+    ),
+    (
+      'llama',
+      lambda w: w.add_rope_scaling_attn_factors(1.5),
+      'attn_factor=1.5',
+    ),
+    ('gemma2', lambda w: w.add_uint32('gemma2.of_later', 3), 'of_later=3'),
     (
       'llama',
       lambda w: w.add_tensor(GATE, ODD[None]),
@@ -141,6 +217,20 @@ def test_absent_soft_caps_are_those_of_the_family(tmp_path, arch, caps):
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch)
   c = load.open_source(str(path)).config
   assert (c.attn_softcap, c.logit_softcap) == caps
+
+
+def test_fields_that_change_nothing_are_passed_over(tmp_path):
+  plain = scaled(tmp_path)
+  assert plain == scaled(
+    tmp_path,
+    lambda w: w.add_vocab_size(320),
+    lambda w: w.add_causal_attention(True),
+    lambda w: w.add_expert_count(0),
+    lambda w: w.add_value_length(8),
+    lambda w: w.add_sliding_window(0),
+    lambda w: w.add_logit_scale(1.0),
+    lambda w: w.add_uint32('other.sliding_window', 3),
+  )
 
 
 def refused(path, data):

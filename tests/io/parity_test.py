@@ -12,7 +12,7 @@ import safetensors.numpy
 from gguf import RopeScalingType
 
 from specdec_jax import types
-from specdec_jax.io import config_hf, gguf, hf, names
+from specdec_jax.io import config_hf, gguf_config, hf, names
 from specdec_jax.models import config
 from tests.io import tiny
 
@@ -52,8 +52,8 @@ def test_other_settings_give_the_golden_logits(name, x64):
   c, naming = config_hf.from_json(raw, folder)
   c, reader = c.running(dtype='float64'), reader._replace(naming=naming)
   # Operation by operation: most are compiled once for all variants.
-  logits = tiny.logits.__wrapped__
-  ours = logits(c, names.read(reader, c), golden['tokens'])[0]
+  params = names.read(reader, c)
+  ours = tiny.eager_logits(c, params, golden['tokens'])[0]
   np.testing.assert_allclose(ours, golden[name], rtol=0, atol=5e-6)
 
 
@@ -81,10 +81,10 @@ def test_a_gguf_file_gives_the_golden_logits(family, fields, tmp_path):
   weights = {name: x.astype(np.float32) for name, x in stored.items()}
   extra = [functools.partial(fields, c)]
   path = tiny.write_gguf(tmp_path / 'a', c, family, weights, extra=extra)
-  have, reader, _ = gguf.open_file(path, family)
+  have, reader, _ = gguf_config.open_file(path, family)
   golden = np.load(folder / 'logits.npz')
   if family == 'gemma2':
-    # Tells 12 from head_dim; files say neither: see io.gguf.
+    # Tells 12 from head_dim; files say neither: see io.gguf_config.
     assert have.query_scale == 8**-0.5
     have = dataclasses.replace(have, query_scale=12**-0.5)
   same = {**vars(have), 'norm_eps': c.norm_eps}

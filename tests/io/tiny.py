@@ -1,6 +1,5 @@
 """Tiny checkpoints, written as the world does it, without our tables."""
 
-import functools
 import json
 import pathlib
 
@@ -203,11 +202,13 @@ def read(source, **settings) -> load.LanguageModel:
   return load.read(load.open_source(str(source)), **settings)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def logits(config, params, tokens_BT, source=None):
-  """Logits of one causal pass."""
+def eager_logits(config, params, tokens_BT, source=None):
+  """Logits of one causal pass, operation by operation."""
   model = lm.make(config)
   return model.head(params, forward.hidden(model, params, tokens_BT, source))
+
+
+logits = jax.jit(eager_logits, static_argnums=0)
 
 
 def check_equal(a, b):
