@@ -9,13 +9,14 @@ print(out[0].text, out[0].metrics['block_efficiency'])
 
 import bisect
 import dataclasses
+import inspect
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, decode, requests, sharding, types
+from specdec_jax import build, decode, fields, requests, sharding, types
 from specdec_jax.analysis import debug
 from specdec_jax.analysis import record as record_lib
 from specdec_jax.bench import machine, metrics
@@ -23,20 +24,22 @@ from specdec_jax.costs import gammas
 
 Settings = requests.Settings
 
-# Settings of other systems that would change p; ignoring one would be silent.
-REFUSED = (
-  'frequency_penalty',
-  'presence_penalty',
-  'repetition_penalty',
-  'no_repeat_ngram_size',
-  'min_p',
-  'typical_p',
-  'logit_bias',
-  'bad_words',
-)
-
 # Sample j of prompt i is request number i + j * _PROMPTS, below 2**32.
 _PROMPTS, _SAMPLES = 1 << 20, 1 << 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Call(fields.Checked):
+  """What generate and stream take beside models, prompts and Settings."""
+
+  n: int = fields.setting(
+    1, low=1, high=_SAMPLES, help='for more samples, use other seeds'
+  )
+  batch_size: int = fields.setting(8, low=1)
+  chat: bool = fields.setting(False)
+  check_cache: bool = fields.setting(False)
+  proposals: bool = fields.setting(True)
+  request: int = fields.setting(0, low=0, below=2**32)
 
 
 class NonFiniteLogits(ValueError):
@@ -75,24 +78,6 @@ class Piece:
   text: str
   tokens: list[int]
   origins: list[str]
-
-
-def settings(options: dict[str, Any]) -> Settings:
-  """Settings from keyword arguments.
-
-  Raises:
-    ValueError: a name of REFUSED, one that is no setting, or a bad value.
-  """
-  allowed = sorted(field.name for field in dataclasses.fields(Settings))
-  for name in options:
-    if name in REFUSED:
-      raise ValueError(
-        f"{name} is not supported: it changes the target's distribution, and "
-        f'ignoring it would be silent. Remove it; supported are {allowed}'
-      )
-    if name not in allowed:
-      raise ValueError(f'unknown setting {name!r}: allowed are {allowed}')
-  return Settings(**options)
 
 
 def generate(
@@ -134,14 +119,13 @@ def generate(
     NonFiniteLogits: the target's logits were not finite.
     debug.Finding: what check_cache found, by row, window and slot.
   """
-  wanted = settings(options)
-  _check(target, draft)
-  items = _items(target, prompts, n, chat)
-  if type(batch_size) is not int or batch_size < 1:
-    raise ValueError(f'batch_size={batch_size!r}: must be whole, at least 1')
+  wanted = _settings(options, generate)
+  call = Call(n, batch_size, chat, check_cache, proposals)
+  _check(target, draft, call)
+  items = _items(target, prompts, call)
   drafting = draft, rule, gamma, draft_options
-  engine = _engine(target, *drafting, wanted, items, batch_size)
-  rows = requests.rows_on(target.layout, min(batch_size, len(items)))
+  engine = _engine(target, *drafting, wanted, items, call.batch_size)
+  rows = requests.rows_on(target.layout, min(call.batch_size, len(items)))
   batches = [
     request_of(engine, items[i : i + rows], wanted, rows=rows)
     for i in range(0, len(items), rows)
@@ -184,12 +168,13 @@ def stream(
   Raises:
     ValueError, NonFiniteLogits: as generate.
   """
-  wanted = settings(options)
+  wanted = _settings(options, stream)
   for name in ('logprobs', 'record'):
     if getattr(wanted, name):
       raise ValueError(f'{name}=True: a stream has none; use generate')
-  _check(target, draft)
-  items = [requests.item(target, prompt, request, chat=chat)]
+  call = Call(chat=chat, request=request)
+  _check(target, draft, call)
+  items = [requests.item(target, prompt, call.request, chat=chat)]
   engine = _engine(target, draft, rule, gamma, draft_options, wanted, items, 1)
   rows = requests.rows_on(target.layout, 1)
   return _pieces(engine, request_of(engine, items, wanted, rows=rows), wanted)
@@ -219,42 +204,57 @@ def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
     raise _non_finite(engine, request.request_B[0], sent)
 
 
-def _items(target, prompts, n: int, chat: bool) -> list[requests.Item]:
+def _settings(options: dict[str, Any], function) -> Settings:
+  """requests.settings of the options of generate or stream."""
+  _, _, *named, _ = inspect.signature(function).parameters
+  loads = inspect.signature(build.load).parameters
+  for name in {*options} - {*named}:
+    if name in loads:
+      raise ValueError(f'{name}: give it to specdec_jax.load')
+    rows = build.DRAFTERS.items()
+    owners = [x for x, row in rows if hasattr(row.Settings, name)]
+    if owners:
+      raise ValueError(
+        f'{name} is a setting of the drafter {" or ".join(owners)}: give '
+        f'draft_options=dict({name}=...)'
+      )
+  return requests.settings(options, named)
+
+
+def _items(target, prompts, call: Call) -> list[requests.Item]:
   """Every sample of every prompt, in generate's order."""
-  if type(n) is not int or not 1 <= n <= _SAMPLES:
-    raise ValueError(
-      f'n={n!r}: must be whole, 1 to {_SAMPLES}; for more, use other seeds'
-    )
-  if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+  lone = str | bytes | bytearray | Mapping | Set
+  if isinstance(prompts, lone) or not isinstance(prompts, Iterable):
     prompts = [prompts]
-  found = [requests.item(target, x, 0, chat=chat) for x in prompts]
+  found = [requests.item(target, x, 0, chat=call.chat) for x in prompts]
   if not 1 <= len(found) <= _PROMPTS:
     raise ValueError(f'{len(found)} prompts: give 1 to {_PROMPTS}')
   return [
     item._replace(number=i + j * _PROMPTS)
     for i, item in enumerate(found)
-    for j in range(n)
+    for j in range(call.n)
   ]
 
 
-def _check(target, draft) -> None:
-  """Refuses what is nearly a target or a draft."""
-  why = None
-  if isinstance(draft, types.Model):
-    why = 'has no parameters'
-  elif callable(draft):
-    why = 'is a function: call it, and give what it makes'
-  if not isinstance(target, build.LanguageModel):
+def _check(target, draft, call: Call) -> None:
+  """build.check; and without a template a chat would be in words of ours."""
+  build.check(target, draft)
+  if call.chat and target.tokenizer.chat_template is None:
     raise ValueError(
-      f'target={_short(target)}: must be a loaded model, as in '
-      "specdec_jax.load('hf:org/name')"
+      f'chat=True: {target.label} has no chat template; leave chat out, and '
+      'give the text as the model was trained to read it'
     )
-  if why:
-    raise ValueError(f'draft={_short(draft)} {why}')
 
 
 def _engine(target, draft, rule, gamma, draft_options, wanted, items, rows):
   """build.engine; gamma may be a file with the best for these items."""
+  options = draft_options or {}
+  own = set(inspect.signature(build.engine).parameters) - {'settings'}
+  if not isinstance(options, Mapping) or own.intersection(options):
+    raise ValueError(
+      f'draft_options={fields.short(options)}: must be a dict of the '
+      f"drafter's settings by name, without {', '.join(sorted(own))}"
+    )
   if isinstance(gamma, str | os.PathLike):
     here, asked = machine.describe(), dict(new=wanted.max_new_tokens, rows=rows)
     gamma = gammas.of_requests(gamma, here, target, draft, items, **asked)
@@ -264,14 +264,8 @@ def _engine(target, draft, rule, gamma, draft_options, wanted, items, rows):
     rule=rule,
     gamma=gamma,
     options=build.default_options(logprobs=wanted.logprobs),
-    **(draft_options or {}),
+    **options,
   )
-
-
-def _short(x: Any) -> str:
-  """A repr that fits into a sentence: arrays and models have long ones."""
-  text = repr(x)
-  return text if len(text) <= 60 else f'<{type(x).__name__}>'
 
 
 def request_of(

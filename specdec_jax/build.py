@@ -5,6 +5,7 @@ a row to DRAFTERS (drafters.method describes a row).
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,6 +75,29 @@ class Engine:
   parts: tuple[method.Method, ...] = ()
   costs: Mapping[str, Any] | None = None
 
+  def __repr__(self) -> str:
+    parts = self.target, self.drafter.name, self.drafter.gamma, self.rule.name
+    return f'Engine{parts}'
+
+
+def check(target: Any, draft: Any) -> None:
+  """Raises ValueError for what is nearly a target or a draft."""
+  if not isinstance(target, LanguageModel):
+    raise ValueError(
+      f'target={fields.short(target)}: must be a loaded model, as in '
+      "specdec_jax.load('hf:org/name')"
+    )
+  for name, model in (('target', target), ('draft', draft)):
+    why = None
+    if isinstance(model, types.Model):
+      why = 'has no parameters: give what specdec_jax.wrap makes of it'
+    elif isinstance(model, LanguageModel) and model.params is None:
+      why = 'has no weights: give what specdec_jax.load returns'
+    elif callable(model):
+      why = 'is a function: call it, and give what it makes'
+    if why:
+      raise ValueError(f'{name}={fields.short(model)} {why}')
+
 
 def engine(
   target: LanguageModel,
@@ -108,9 +132,11 @@ def engine(
   rule = rule_of(rule)
   if gamma is None:
     gamma = draft.gamma if isinstance(draft, types.Drafter) else 4
-  if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0:
+  gamma = fields.plain(gamma)
+  if type(gamma) is not int or not 0 <= gamma < target.context:
     raise ValueError(
-      f'gamma={gamma!r}: must be an integer, 0 (plain decoding) or more'
+      f'gamma={fields.short(gamma)}: must be a whole number, 0 (plain '
+      f'decoding) or more, and less than the context of {target.context}'
     )
   made = _method(target, draft, settings, gamma, options.chunk)
   built = Engine(
@@ -179,13 +205,15 @@ def _method(
       f"draft={draft!r} is a draft's file: give draft='lm' with the option "
       f"source={draft!r}, or draft='eagle' with path={draft!r}"
     )
-  if isinstance(draft, str) and set(draft) & set(':/.'):
+  path = isinstance(draft, str) and set(draft) & set(':/.')
+  if path or isinstance(draft, os.PathLike):
     raise ValueError(
       f'draft={draft!r} is not loaded: give specdec_jax.load({draft!r})'
     )
   raise ValueError(
-    f'draft={draft!r}: allowed are {", ".join(map(repr, sorted(DRAFTERS)))}, '
-    'a loaded model, a types.Drafter, or None'
+    f'draft={fields.short(draft)}: allowed are '
+    f'{", ".join(map(repr, sorted(DRAFTERS)))}, a loaded model, a '
+    'types.Drafter, or None'
   )
 
 
@@ -205,10 +233,17 @@ def _named(
   try:
     fields.check_needed(checked)
   except ValueError as error:
-    raise ValueError(f'{name}.{error}') from error
+    raise ValueError(
+      f'{name}.{error}; from Python in draft_options, by name'
+    ) from error
   if wraps(name):
     inner = wrapped(name, checked)
-    given = {**others.pop(inner, {}), **others}
+    theirs = others.pop(inner, {})
+    if not isinstance(theirs, Mapping):
+      raise ValueError(
+        f'{name}.{inner}={fields.short(theirs)}: must be a dict of its settings'
+      )
+    given = {**theirs, **others}
     more['inner'] = _named(target, inner, given, gamma, chunk)
   if not gamma:
     return None
@@ -248,8 +283,9 @@ def rule_of(rule: str | types.Rule) -> types.Rule:
       x if isinstance(r, types.Rule) else f'{x}:NUMBER'
       for x, r in sorted(RULES.items())
     )
+    given = f'rule={fields.short(rule)}'
     raise ValueError(
-      f'rule={rule!r}: allowed are {", ".join(names)}, or a types.Rule'
+      f'{given}: allowed are {", ".join(names)}, or a types.Rule'
     )
   found = RULES[name]
   if isinstance(found, types.Rule):

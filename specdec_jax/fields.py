@@ -10,6 +10,7 @@ A config has a section for each such class; `parse` turns it into dataclasses.
 """
 
 import dataclasses
+import math
 import operator
 import os
 import typing
@@ -68,12 +69,14 @@ class Checked:
 def check(settings: Any) -> None:
   """Raises ValueError, 'name=value: must be ...', for a field out of range.
 
-  A tuple field may be given as a list; its elements are checked one by one.
+  A tuple field may be given as a list; its elements are checked one by one. A
+  number of NumPy or JAX becomes Python's.
   """
   for field in dataclasses.fields(settings):
     if not field.metadata:  # not made by setting()
       continue
-    value = getattr(settings, field.name)
+    value = plain(getattr(settings, field.name))
+    object.__setattr__(settings, field.name, value)
     if typing.get_origin(field.type) is not tuple:
       _check_value(field, field.type, value)
       continue
@@ -87,6 +90,17 @@ def check(settings: Any) -> None:
       )
     for one in value:
       _check_value(field, kind, one)
+
+
+def plain(value: Any) -> Any:
+  """The value; an array without axes, such as a NumPy number, as Python's."""
+  return value.item() if getattr(value, 'ndim', None) == 0 else value
+
+
+def short(value: Any) -> str:
+  """A repr that fits into a sentence; arrays and texts may have longer ones."""
+  text = repr(value)
+  return text if len(text) <= 60 else f'<{type(value).__name__}>'
 
 
 def check_needed(settings: Any) -> None:
@@ -107,7 +121,7 @@ def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
   for name, value in values.items():
     if name not in known:
       raise ValueError(
-        f'{section}.{name}={value!r}: no such setting; allowed are '
+        f'{section}.{name}={short(value)}: no such setting; allowed are '
         f'{", ".join(known) or "none"}'
       )
   for name, field in known.items():
@@ -151,11 +165,12 @@ def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
   what, types, _ = _KINDS[kind]
   about = field.metadata
   good = isinstance(value, types) and isinstance(value, bool) == (kind is bool)
+  good = good and (kind is not float or math.isfinite(value))
   if allowed := about['allowed']:
     if not good or value not in allowed:
       listed = ', '.join(str(x) or "''" for x in allowed)
       raise ValueError(
-        f'{field.name}={value!r}: allowed are {listed}{_help(field)}'
+        f'{field.name}={short(value)}: allowed are {listed}{_help(field)}'
       )
     return
   bounds = []
@@ -171,7 +186,8 @@ def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
   if bounds:
     what += ', ' + ' and '.join(bounds)
   if not good:
-    raise ValueError(f'{field.name}={value!r}: must be {what}{_help(field)}')
+    given = f'{field.name}={short(value)}'
+    raise ValueError(f'{given}: must be {what}{_help(field)}')
 
 
 def _help(field: dataclasses.Field) -> str:

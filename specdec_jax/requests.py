@@ -3,13 +3,38 @@
 import bisect
 import dataclasses
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from specdec_jax import decode, fields, sampling, sharding, types
+
+# Settings of other systems that would change p; ignoring one would be silent.
+REFUSED = (
+  'frequency_penalty',
+  'presence_penalty',
+  'repetition_penalty',
+  'no_repeat_ngram_size',
+  'min_p',
+  'typical_p',
+  'logit_bias',
+  'bad_words',
+)
+# What other systems call it -> what it is here.
+ELSEWHERE = {
+  'num_return_sequences': 'n',
+  **dict.fromkeys(('max_tokens', 'max_length'), 'max_new_tokens'),
+  'do_sample': 'temperature, where 0 is greedy',
+  **dict.fromkeys(('stop_strings', 'stop_sequences'), 'stop'),
+  **dict.fromkeys(('eos_token_id', 'stop_token_ids'), 'stop_ids'),
+  **dict.fromkeys(('assistant_model', 'draft_model'), 'draft'),
+  **dict.fromkeys(
+    ('num_assistant_tokens', 'num_speculative_tokens', 'num_draft_tokens'),
+    'gamma',
+  ),
+}
 
 # Token buffers come in these lengths, so that few programs are compiled.
 _STEPS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
@@ -100,24 +125,29 @@ class Settings:
   )
   stop: Any = ()
   stop_ids: Any = None
-  logprobs: bool = False
-  record: bool = False
+  logprobs: bool = fields.setting(
+    False, help="of the reply's own tokens; others have none"
+  )
+  record: bool = fields.setting(False, help='every window; slower')
 
   def __post_init__(self):
     fields.check(self)
-    stop, ids = self.stop, self.stop_ids
-    stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(isinstance(x, str) and x for x in stop):
+    stop, ids = self.stop, fields.plain(self.stop_ids)
+    if stop is None or isinstance(stop, str):
+      stop = () if stop is None else (stop,)
+    texts = _listed(stop)
+    if texts is None or not all(isinstance(x, str) and x for x in texts):
       raise ValueError(
-        f'stop={self.stop!r}: must be texts, none of them empty; token ids go '
-        'to stop_ids'
+        f'stop={fields.short(self.stop)}: must be texts, none of them empty; '
+        'token ids go to stop_ids'
       )
     if ids is not None:
-      ids = tuple(ids) if isinstance(ids, Iterable) else (ids,)
-      bad = [x for x in ids if not hasattr(x, '__index__')]
-      if bad:
-        raise ValueError(f'stop_ids: {bad[0]!r} is no whole number')
-    object.__setattr__(self, 'stop', stop)
+      given = _listed(ids)
+      given = (ids,) if given is None else given
+      if bad := [x for x in given if not _is_id(x)]:
+        raise ValueError(f'stop_ids: {fields.short(bad[0])} is no whole number')
+      ids = tuple(map(operator.index, given))
+    object.__setattr__(self, 'stop', tuple(texts))
     object.__setattr__(self, 'stop_ids', ids)
 
   def all_stop_ids(self, tokenizer, ids: int) -> list[int]:
@@ -145,6 +175,45 @@ class Settings:
     return [*map(int, own), *named]
 
 
+def settings(
+  options: Mapping[str, Any], also: Collection[str] = ()
+) -> Settings:
+  """Settings from keyword arguments.
+
+  Args:
+    options: the fields of Settings.
+    also: further keywords of the function that was called, which has them.
+
+  Raises:
+    ValueError: a name of REFUSED, one that is no setting, or a bad value.
+  """
+  allowed = [field.name for field in dataclasses.fields(Settings)]
+  for name in options:
+    if name in REFUSED:
+      raise ValueError(
+        f"{name} is not supported: it changes the target's distribution, and "
+        f'ignoring it would be silent. Remove it; supported are {allowed}'
+      )
+    if name not in allowed:
+      here = f'; it is {ELSEWHERE[name]} here' if name in ELSEWHERE else ''
+      raise ValueError(
+        f'unknown setting {name!r}{here}: allowed are '
+        f'{", ".join(sorted({*allowed, *also}))}'
+      )
+  return Settings(**options)
+
+
+def _listed(x: Any) -> list[Any] | None:
+  """The elements of a list or an array; None of what only iterates as one."""
+  other = str | bytes | bytearray | Mapping
+  iterates = isinstance(x, Iterable) and getattr(x, 'ndim', 1)
+  return list(x) if iterates and not isinstance(x, other) else None
+
+
+def _is_id(x: Any) -> bool:
+  return hasattr(x, '__index__') and not isinstance(x, bool | np.bool_)
+
+
 def encode(tokenizer, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
   """Token ids of a prompt; ids are passed through.
 
@@ -157,15 +226,18 @@ def encode(tokenizer, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
     ValueError: an empty text, or something that is neither text nor ids.
   """
   if not isinstance(prompt, str):
-    if not isinstance(prompt, Iterable):
+    ids = None if isinstance(prompt, Set) else _listed(prompt)
+    if ids is None:
       raise ValueError(
-        f'prompt {prompt!r}: must be a text or a list of token ids; several '
-        'prompts are a list of those, as in [[1, 2, 3]]'
+        f'prompt {fields.short(prompt)}: must be a text or a list of token '
+        'ids; several prompts are a list of those, as in [[1, 2, 3]], and a '
+        'conversation is the text of tokenizer.chat(messages)'
       )
-    bad = [t for t in prompt if not hasattr(t, '__index__')]
-    if bad:
-      raise ValueError(f'token {bad[0]!r} of a prompt: must be a whole number')
-    return [operator.index(t) for t in prompt]
+    if bad := [t for t in ids if not _is_id(t)]:
+      raise ValueError(
+        f'token {fields.short(bad[0])} of a prompt: must be a whole number'
+      )
+    return [operator.index(t) for t in ids]
   if not prompt:
     raise ValueError('empty prompt: decoding starts from at least one token')
   if chat:

@@ -125,7 +125,8 @@ def settings(config) -> Settings:
         fields.check_needed(drafters[name])
       except ValueError as error:
         raise ValueError(
-          f'decode.methods has {method!r}, but {_section(name)}.{error}'
+          f'decode.methods has {method!r}, but {_section(name)}.{error}, or '
+          'other methods, such as --config.decode.methods="(\'lookup\',)"'
         ) from error
   return Settings(**{n: parts[n] for n in sections}, drafters=drafters)
 

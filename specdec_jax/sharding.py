@@ -99,6 +99,20 @@ def make_mesh(
   return jax.make_mesh(shape, axes, kinds, devices=devices[: data * model])
 
 
+def check(mesh: Any, tensor_parallel: Any = 0) -> None:
+  """Raises ValueError for what is no mesh of make_mesh, nor None."""
+  axes = mesh.axis_names[:2] if isinstance(mesh, Mesh) else ()
+  if mesh is not None and axes != ('data', 'model'):
+    raise ValueError(
+      f'mesh={mesh!r}: give sharding.make_mesh(data=..., model=...), or None'
+    )
+  if type(tensor_parallel) is not int or tensor_parallel < 0:
+    raise ValueError(
+      f'tensor_parallel={tensor_parallel!r}: must be a whole number, 0 (all of '
+      'mesh.model) or more'
+    )
+
+
 def mesh_of(data: int, model: int, tensor_parallel: int = 0) -> Mesh | None:
   """make_mesh, or None for 1 x 1: one device needs no mesh."""
   alone = data == model == 1 and jax.process_count() == 1

@@ -1,8 +1,11 @@
 """The Python API on a random model: what users call, and what it refuses."""
 
 import dataclasses
+import pathlib
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import specdec_jax
@@ -11,7 +14,7 @@ from specdec_jax.bench import machine
 from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration, gammas
 from specdec_jax.drafters import lookup
-from specdec_jax.io import tokenizer
+from specdec_jax.io import load, tokenizer
 from specdec_jax.models import convert
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -163,7 +166,10 @@ def test_logits_that_are_not_finite_are_an_error_not_a_token(broken, draft):
 
 
 def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
-  wanted, items = api.settings(COMMON), requests.items([[1], [5, 200], [9]])
+  wanted, items = (
+    requests.settings(COMMON),
+    requests.items([[1], [5, 200], [9]]),
+  )
   of = lambda model, items: api.run(
     engine := build.engine(model), api.request_of(engine, items, wanted), wanted
   )
@@ -183,46 +189,108 @@ def test_scanned_random_models_are_the_same_models(target):
 
 
 MODEL = table_model.make(8)
+NAN, CONVERSATION = float('nan'), [{'role': 'user', 'content': 'Hi'}]
 SLIPS = [
-  (dict(gamma=2.0), 'gamma=2.0'),
+  (dict(gamma=2.0), 'gamma=2.0: must be a whole number'),
+  (dict(gamma=True), 'gamma=True: must be a whole number'),
+  (dict(gamma=-1), 'gamma=-1: must be a whole number, 0 .* or more'),
+  (dict(gamma=512), 'gamma=512: .* less than the context of 512'),
+  (dict(gamma=[4]), r'gamma=\[4\]: must be a whole number'),
+  (dict(gamma='4'), "gamma='4': must be a whole number, as in gamma=4, or a"),
+  (dict(gamma='auto'), "gamma='auto': .*sizes? themselves give draft='adapt"),
   (dict(temperature=-0.1), 'temperature=-0.1'),
-  (dict(temperature=float('nan')), 'temperature=nan'),
+  (dict(temperature=NAN), 'temperature=nan: must be a number'),
+  (dict(temperature=np.float32('nan')), 'temperature=nan: must be a number'),
+  (dict(temperature=float('inf')), 'temperature=inf: must be a number'),
   (dict(temperature=1e300), r'temperature=.*1.?e\+300'),
+  (dict(temperature=True), 'temperature=True: must be a number'),
+  (dict(temperature='0.7'), "temperature='0.7': must be a number"),
+  (dict(temperature=None), 'temperature=None: must be a number'),
+  (dict(temperature=[0.0, 1.0]), r'temperature=\[0.0, 1.0\]: must be a num'),
   (dict(top_p=0.0), 'top_p=0.0'),
   (dict(top_p=1e-50), r'top_p=.*1.?e-50'),
   (dict(top_p=1.1), 'top_p=1.1'),
+  (dict(top_p=True), 'top_p=True: must be a number'),
   (dict(top_k=-1), 'top_k=-1'),
+  (dict(top_k=5.0), 'top_k=5.0: must be a whole number'),
+  (dict(top_k=True), 'top_k=True: must be a whole number'),
   (dict(max_new_tokens=0), 'max_new_tokens=0'),
   (dict(max_new_tokens=2.5), 'max_new_tokens=2.5'),
+  (dict(max_new_tokens=True), 'max_new_tokens=True: must be a whole'),
+  (dict(max_new_tokens=None), 'max_new_tokens=None: must be a whole'),
   (dict(max_new_tokens=600), 'no room'),
-  (dict(temperatur=1.0), "unknown setting 'temperatur': allowed"),
-  (dict(min_p=0.5), 'min_p is not supported'),
-  (dict(logit_bias={}), 'logit_bias is not supported'),
   (dict(seed=-1), 'seed=-1'),
+  (dict(seed=None), 'seed=None: must be a whole number'),
   (dict(seed=12345678901234567890), 'seed=12345678901234567890: must be'),
-  (dict(n=0), 'n=0'),
-  (dict(n=4097), 'n=4097: .* 1 to 4096'),
-  (dict(batch_size=1.5), 'batch_size=1.5'),
+  (dict(logprobs=5), r"logprobs=5: must be True or False \(of the reply's own"),
+  (dict(record='yes'), "record='yes': must be True or False"),
   (dict(stop=''), "stop='': must be texts"),
   (dict(stop=[13]), r'stop=\[13\]: .* token ids go to stop_ids'),
+  (dict(stop=13), 'stop=13: must be texts'),
+  (dict(stop=b'.'), "stop=b'.': must be texts"),
+  (dict(stop={'.': 1}), 'stop={.*: must be texts'),
   (dict(stop_ids=2**31), 'stop_ids: 2147483648 is outside the vocabulary'),
   (dict(stop_ids=[258]), 'stop_ids: 258 .* allowed are 0 to 257'),
   (dict(stop_ids=[1, 1.5]), 'stop_ids: 1.5 is no whole number'),
+  (dict(stop_ids=b'ab'), "stop_ids: b'ab' is no whole number"),
+  (dict(stop_ids='ab'), "stop_ids: 'ab' is no whole number"),
+  (dict(stop_ids=[True]), 'stop_ids: True is no whole number'),
+  (dict(n=0), 'n=0'),
+  (dict(n=4097), 'n=4097: .*at most 4096 .*other seeds'),
+  (dict(n=True), 'n=True: must be a whole number'),
+  (dict(batch_size=1.5), 'batch_size=1.5'),
+  (dict(batch_size='8'), "batch_size='8': must be a whole number"),
+  (dict(chat='no'), "chat='no': must be True or False"),
+  (dict(chat=True), 'chat=True: .* has no chat template'),
+  (dict(check_cache=1), 'check_cache=1: must be True or False'),
+  (dict(proposals=None), 'proposals=None: must be True or False'),
+  (dict(temperatur=1.0), "unknown setting 'temperatur': allowed are .*, n,"),
+  (dict(min_p=0.5), 'min_p is not supported'),
+  (dict(logit_bias={}), 'logit_bias is not supported'),
+  (dict(num_return_sequences=2), "'num_return_sequences'; it is n here"),
+  (dict(max_tokens=2), "unknown setting 'max_tokens'; it is max_new_tokens"),
+  (dict(eos_token_id=2), "unknown setting 'eos_token_id'; it is stop_ids"),
+  (dict(dtype='bfloat16'), 'dtype: give it to specdec_jax.load'),
+  (dict(draft='lookup', min_match=0), 'give draft_options=dict.min_match='),
   (dict(rule='rejekt'), 'rejekt'),
+  (dict(rule=None), 'rule=None: allowed are block, coupled, lenient:NUMBER'),
+  (dict(rule='lenient:nan'), 'lenience=nan: must be a number'),
   (dict(draft='hf:org/name'), r"is not loaded: .*load\('hf:org/name'\)"),
+  (dict(draft=pathlib.Path('x')), 'is not loaded: give specdec_jax.load'),
   (dict(draft='zoo:name'), "give draft='lm' with .*source='zoo:name'"),
   (dict(draft='a/b.safetensors'), r"is a draft's file: .*path='a/b.safe"),
+  (dict(draft='lm'), 'lm.source is empty: give a model, .*in draft_options'),
+  (dict(draft=5), "draft=5: allowed are 'adaptive', .* a loaded model"),
   (dict(draft=lookup.make), 'is a function: call it'),
   (dict(draft=MODEL), 'draft=<Model> has no parameters'),
-  (dict(draft='lookup', min_match=0), 'min_match'),
+  (
+    dict(draft=load.open_source('random:tiny')),
+    r"draft=LanguageModel\('random:tiny', float32\) has no weights: give what",
+  ),
   (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
+  (dict(draft='lookup', draft_options='x'), "draft_options='x': must be a di"),
+  (dict(draft='lookup', draft_options=dict(gamma=3)), 'without .*gamma'),
+  (
+    dict(draft='hybrid', draft_options=dict(drafter='lm', lm='x')),
+    "hybrid.lm='x': must be a dict of its settings",
+  ),
   (dict(target='random:tiny'), "target='random:tiny': must be a loaded model"),
   (dict(target=MODEL), 'target=<Model>: must be a loaded model'),
   (dict(prompts=[1, 2, 3]), r'prompt 1: must be a text or a list .*\[\[1, 2'),
   (dict(prompts=None), 'prompt None: must be a text'),
+  (dict(prompts=b'Hello'), "prompt b'Hello': must be a text or a list"),
+  (dict(prompts=[b'Hello']), "prompt b'Hello': must be a text or a list"),
+  (dict(prompts={'a': 'b'}), "prompt {'a': 'b'}: must be a text"),
+  (dict(prompts={'a', 'b'}), 'prompt {.*}: must be a text'),
+  (dict(prompts=CONVERSATION), r'conversation is the text of tokenizer.chat\('),
+  (dict(prompts=[CONVERSATION]), "token {'role': .* must be a whole number"),
   (dict(prompts=[[1, 1.9]]), 'token 1.9 of a prompt: must be a whole number'),
+  (dict(prompts=[[True]]), 'token True of a prompt: must be a whole number'),
+  (dict(prompts=[['Hi']]), "token 'Hi' of a prompt: must be a whole number"),
+  (dict(prompts=[[-1]]), 'token id -1 is outside the vocabulary'),
   (dict(prompts=[]), '0 prompts'),
   (dict(prompts=['']), 'empty prompt'),
+  (dict(prompts=[[]]), 'empty prompt'),
   (dict(prompts=[[1] * 512]), 'shorten the prompt'),
 ]
 
@@ -233,7 +301,71 @@ def test_a_slip_is_one_clear_error(target, changes, message):
   arguments = dict(target=target, prompts=PROMPTS) | changes
   with pytest.raises(ValueError, match=message) as error:
     specdec_jax.generate(**arguments)
-  assert len(str(error.value)) < 400
+  assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(request=-1), 'request=-1: must be a whole number, at least 0'),
+    (dict(request=1.5), 'request=1.5: must be a whole number'),
+    (dict(request=True), 'request=True: must be a whole number'),
+    (dict(n=2), "unknown setting 'n': allowed are chat, .*, request,"),
+    (dict(logprobs=True), 'logprobs=True: a stream has none; use generate'),
+    (dict(chat=1), 'chat=1: must be True or False'),
+    (dict(prompt=[[1, 2]]), r'token \[1, 2\] of a prompt: must be a whole'),
+    (dict(prompt=b'a'), "prompt b'a': must be a text or a list"),
+  ],
+)
+def test_a_slip_in_stream(target, changes, message):
+  """When it is called, not when the first piece is asked for."""
+  with pytest.raises(ValueError, match=message):
+    specdec_jax.stream(target, **dict(prompt=[1]) | changes)
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(source=None), 'source=None: must be a text or a path, as in hf:org'),
+    (dict(source=b'random:tiny'), "source=b'random:tiny': must be a text"),
+    (dict(source=MODEL), 'source=<Model>: must be a text'),
+    (dict(dtype='float16'), "dtype='float16': allowed are float32, bfloat16"),
+    (dict(dtype=None), 'dtype=None: allowed are float32'),
+    (dict(dtype=int), "dtype=<class 'int'>: allowed are float32"),
+    (dict(mesh=2), 'mesh=2: give sharding.make_mesh'),
+    (dict(mesh=(2, 1)), r'mesh=\(2, 1\): give sharding.make_mesh'),
+    (dict(tensor_parallel=True), 'tensor_parallel=True: must be a whole'),
+    (dict(tensor_parallel=-1), 'tensor_parallel=-1: must be a whole number'),
+    (dict(scan_layers='auto'), "scan_layers='auto': give True, False or None"),
+    (dict(kernels=None), 'kernels=None: allowed are auto, xla'),
+  ],
+)
+def test_a_slip_in_load(changes, message):
+  with pytest.raises(ValueError, match=message):
+    specdec_jax.load(**dict(source='random:tiny') | changes)
+
+
+def test_numbers_of_numpy_and_jax_are_numbers(target, plain):
+  """As are JAX's names of dtypes."""
+  common = {k: np.asarray(x)[()] for k, x in COMMON.items()}
+  out = specdec_jax.generate(
+    target,
+    [np.array(x) for x in PROMPTS],
+    n=np.int64(1),
+    gamma=jnp.int32(0),
+    batch_size=np.uint8(8),
+    stop_ids=np.array([256]),
+    logprobs=np.False_,
+    **common,
+  )
+  assert [x.tokens for x in out] == [x.tokens for x in plain]
+  assert specdec_jax.load('random:tiny', dtype=jnp.bfloat16).dtype == 'bfloat16'
+
+
+def test_models_in_a_notebook_are_one_line(target):
+  assert repr(target) == "LanguageModel('random:tiny', float32)"
+  assert len(repr(target.tokenizer)) < 300
+  assert len(repr(build.engine(target, 'lookup'))) < 99
 
 
 def test_no_stop_string_may_be_written_as_none(target, plain):
@@ -259,8 +391,6 @@ def test_gamma_from_a_file_of_measurements(target, tmp_path):
   (one,) = ask(PROMPTS[:1])
   assert len(one.metrics['proposed_per_position']) == 3
   assert ask(PROMPTS)[0].metrics['proposed_per_position'] == []
-  with pytest.raises(ValueError, match='cannot be read'):
-    specdec_jax.generate(target, PROMPTS, draft='lookup', gamma='no.json')
   flow = lambda: specdec_jax.stream(
     target, PROMPTS[0], draft='lookup', gamma=path, **COMMON
   )

@@ -59,8 +59,13 @@ def target():
     ('early_exit', 2, dict(exit=2), 'has 2 layers; allowed are 1 to 1'),
     ('medusa', 0, {}, "draft='medusa': allowed are 'adaptive', 'eagle', 'e"),
     (['lookup'], 2, {}, "draft=['lookup']: allowed are"),
-    ('lookup', -1, {}, 'gamma=-1: must be an integer, 0 (plain decoding) or'),
-    ('lookup', True, {}, 'gamma=True: must be an integer'),
+    (
+      'lookup',
+      -1,
+      {},
+      'gamma=-1: must be a whole number, 0 (plain decoding) or',
+    ),
+    ('lookup', True, {}, 'gamma=True: must be a whole number'),
     (
       lookup.make(gamma=2),
       8,

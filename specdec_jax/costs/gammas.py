@@ -93,7 +93,16 @@ def of_requests(
     items: the prompts.
     new: tokens that each may emit.
     rows: decoded together, at most.
+
+  Raises:
+    ValueError: no such file; see pick.
   """
+  if not pathlib.Path(path).is_file():
+    raise ValueError(
+      f'gamma={path!r}: must be a whole number, as in gamma=4, or a file of '
+      'bench.py --export_gammas, and there is none of this name; for windows '
+      "that size themselves give draft='adaptive'"
+    )
   name = draft if isinstance(draft, str) else getattr(draft, 'name', 'lm')
   shape = dict(
     batch=min(rows, len(items)),

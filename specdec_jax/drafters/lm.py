@@ -21,11 +21,7 @@ SECTION = 'draft'
 
 @dataclasses.dataclass(frozen=True)
 class Settings(method.Stopping):
-  source: str = fields.setting(
-    '',
-    needed='a model, such as hf:org/name, or methods without lm, such as '
-    '--config.decode.methods="(\'lookup\',)"',
-  )
+  source: str = fields.setting('', needed='a model, such as hf:org/name')
   dtype: str = fields.setting(
     'float32', allowed=('float32', 'bfloat16', 'float64')
   )

@@ -1,20 +1,140 @@
-"""Opens the weights of a local Hugging Face folder.
+"""Finds local models, and opens the weights of a Hugging Face folder.
 
 Runs no code from the folder, and reads nothing outside it.
 """
 
 import dataclasses
+import os
 import pathlib
+import re
+from typing import Any
 
 import numpy as np
 import safetensors
 from absl import logging
 
+from specdec_jax import fields
 from specdec_jax.io import config_hf, files, names
 from specdec_jax.models import config as model_config
 
 INDEX = 'model.safetensors.index.json'
 SINGLE = 'model.safetensors'
+_ADAPTER = 'adapter_config.json'
+_NUMBERED = re.compile(r'(.+)-(\d+)-of-(\d+)\.safetensors')
+
+
+def text_of(source: Any) -> str:
+  """A source as text.
+
+  Raises:
+    ValueError: neither a text nor a path.
+  """
+  if not isinstance(source, str | os.PathLike):
+    given = f'source={fields.short(source)}'
+    raise ValueError(f'{given}: must be a text or a path, as in hf:org/name')
+  return str(source)
+
+
+def find(source: str) -> pathlib.Path | None:
+  """The folder or .gguf file that a source names, None if nothing is there.
+
+  A file that is read with its folder stands for the folder.
+
+  Raises:
+    ValueError: another file.
+  """
+  path = pathlib.Path(os.path.expanduser(source))
+  if not source or not os.path.exists(path):
+    return None
+  if path.is_dir() or path.suffix == '.gguf':
+    return path
+  folder = path.parent
+  if (folder / 'config.json').exists():
+    read = [folder / 'config.json', folder / INDEX]
+    if path in read or path in _weight_files(folder):
+      return folder
+  ways = {
+    '.safetensors': 'give the folder that has its config.json; a draft of '
+    "scripts/distill.py is an option: draft='lm' with its source, or 'eagle' "
+    'with its path',
+    **dict.fromkeys(('.bin', '.pt', '.pth'), _pickles(folder)),
+    '.model': _tokenizer(folder),
+  }
+  way = ways.get(path.suffix, 'give a folder with config.json, or a .gguf file')
+  raise ValueError(f'source {source!r}: is no model alone; {way}')
+
+
+def advice(source: str) -> str:
+  """Why a source that is no path is of no known form, with the way out."""
+  hub = r'https?://huggingface\.co/([\w.-]+/[\w.-]+)(/tree/main)?/?'
+  if match := re.fullmatch(hub, source):
+    return f'no address is read; give hf:{match[1]}'
+  if source.startswith('zoo:'):
+    return (
+      "a draft, which is an option: draft='lm' with its source, or 'eagle' "
+      'with its path'
+    )
+  if re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', source):
+    return f'no such file; if it is a model of the Hub, give hf:{source}'
+  if re.fullmatch(r'[\w.-]+', source):
+    return (
+      'no such file; a model of the Hub has two names, as in '
+      'hf:openai-community/gpt2'
+    )
+  return 'no such file'
+
+
+def check_tokenizer(folder: pathlib.Path) -> None:
+  """Raises ValueError for a folder with no tokenizer that can be read."""
+  if not any((folder / x).exists() for x in ('tokenizer.json', 'spiece.model')):
+    raise ValueError(f'{folder}: no tokenizer.json; {_tokenizer(folder)}')
+
+
+def _tokenizer(folder: pathlib.Path) -> str:
+  return (
+    'of tokenizer.model, or of vocab.json with merges.txt, transformers makes '
+    f"it: AutoTokenizer.from_pretrained('{folder}').save_pretrained(folder)"
+  )
+
+
+def _pickles(folder: pathlib.Path) -> str:
+  return (
+    "PyTorch's pickles can run code, and are not read; transformers writes "
+    f"safetensors: AutoModelForCausalLM.from_pretrained('{folder}')"
+    '.save_pretrained(folder)'
+  )
+
+
+def _check_folder(folder: pathlib.Path) -> None:
+  """Refuses a folder that is none, or holds more than would be read."""
+  whole = (folder / 'config.json').exists()
+  for path in (folder / _ADAPTER, *sorted(folder.glob('adapter_model.*'))):
+    if path.exists():
+      base = '?'
+      if path.name == _ADAPTER:
+        base = files.read_json(path).get('base_model_name_or_path')
+      raise ValueError(
+        f'{path}: an adapter (of {base}), which is not read: merge it (peft: '
+        'merge_and_unload, then save_pretrained), and give what that saves'
+        + ', or move the adapter elsewhere to run the model without it'
+        * whole
+      )
+  if whole:
+    return
+  inside = [*folder.glob('*.gguf'), *(x.parent for x in _configs(folder))]
+  if inside:
+    raise ValueError(
+      f'{folder}: no config.json here; give {min(map(str, inside))}'
+      + f', or one of the {len(inside) - 1} others there' * (len(inside) > 1)
+    )
+
+
+def _configs(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Those of its folders, and of one of the Hub's cache."""
+  return [
+    *folder.glob('*/config.json'),
+    *folder.glob('snapshots/*/config.json'),
+  ]
 
 
 def open_folder(
@@ -25,6 +145,7 @@ def open_folder(
   Raises:
     ValueError: a file is missing, unsupported or damaged.
   """
+  _check_folder(folder)
   config, naming = config_hf.read(folder / 'config.json')
   paths = _weight_files(folder)
   shapes: dict[str, tuple[int, ...]] = {}
@@ -62,9 +183,64 @@ def open_folder(
 
 
 def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  index = folder / INDEX
-  if not index.exists():
-    return [folder / SINGLE]
+  """The files of a model's weights.
+
+  Raises:
+    ValueError: none, or two different ones.
+  """
+  single, index = folder / SINGLE, folder / INDEX
+  listed = _listed(index) if index.exists() else []
+  if single.exists():
+    # A stale index is often left beside weights that were saved again.
+    if any(path.exists() and path != single for path in listed):
+      _check_same(single, listed, index)
+    return [single]
+  if listed:
+    return listed
+  found = sorted(folder.glob('*.safetensors'))
+  numbered = [m for x in found if (m := _NUMBERED.fullmatch(x.name))]
+  if numbered and len(numbered) == len(found):
+    starts, counts = {m[1] for m in numbered}, {int(m[3]) for m in numbered}
+    if len(starts) == 1 and counts == {len(found)}:
+      return found
+  names = [x.name for x in found]
+  pickles = [*folder.glob('*.bin'), *folder.glob('*.pth')]
+  have = f'here are {names[:4]}' if names else 'here are none'
+  raise ValueError(
+    f'{single}: no such file; weights are read from it, or from the files that '
+    f'{INDEX} lists; {have}' + f'; {_pickles(folder)}' * bool(pickles)
+  )
+
+
+def _check_same(
+  single: pathlib.Path, shards: list[pathlib.Path], index: pathlib.Path
+) -> None:
+  """Raises ValueError unless the one file holds what the shards hold."""
+
+  def tensors():
+    for path in shards:
+      with _open(path) as f:
+        for name in f.keys():
+          yield name, f.get_tensor(name)
+
+  if all(path.exists() for path in shards):
+    with _open(single) as f:
+      names = set(f.keys())
+      same = {
+        name: name in names and np.array_equal(f.get_tensor(name), x)
+        for name, x in tensors()
+      }
+    if same.keys() == names and all(same.values()):
+      return
+  raise ValueError(
+    f'{index}: the weights that it lists are not those of {SINGLE} beside it; '
+    'remove the old ones (transformers reads the single file)'
+  )
+
+
+def _listed(index: pathlib.Path) -> list[pathlib.Path]:
+  """The files of an index."""
+  folder = index.parent
   shards = files.read_json(index).get('weight_map')
   if not isinstance(shards, dict) or not shards:
     raise ValueError(f'{index}: weight_map is missing or empty')

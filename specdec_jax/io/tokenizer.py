@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import pathlib
@@ -13,6 +14,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 import tokenizers
+from absl import logging
 from google.protobuf import empty_pb2, unknown_fields
 from tokenizers import decoders, normalizers, pre_tokenizers
 
@@ -35,11 +37,11 @@ class Tokenizer:
   """
 
   source: str
-  inner: tokenizers.Tokenizer
+  inner: tokenizers.Tokenizer = dataclasses.field(repr=False)
   eos_ids: tuple[int, ...] = ()
   bos_id: int | None = None
   add_bos: bool = False
-  chat_template: str | None = None
+  chat_template: str | None = dataclasses.field(default=None, repr=False)
   specials: tuple[tuple[str, str], ...] = ()
   limit: int | None = None
   size: int = dataclasses.field(init=False)
@@ -117,6 +119,7 @@ class Tokenizer:
       ):
         raise ValueError(f"message {m!r}: needs strings 'role' and 'content'")
     if self.chat_template is None:
+      _say_no_template(self.source)
       turns = [f'{m["role"].capitalize()}: {m["content"]}\n' for m in messages]
       return ''.join(turns) + ('Assistant:' if add_generation_prompt else '')
     given = dict(
@@ -143,6 +146,15 @@ class Tokenizer:
     """SHA-256 over all that check_same compares."""
     content = json.dumps([self.tokens(), _own_specials(self)])
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+@functools.cache  # once for a tokenizer
+def _say_no_template(source: str) -> None:
+  if source.startswith('random:'):  # to which no words mean anything
+    return
+  logging.warning(
+    '%s has no chat template: a turn is written as "User: ..."', source
+  )
 
 
 class Stream:

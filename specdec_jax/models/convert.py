@@ -5,10 +5,13 @@ columns.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import types
 from specdec_jax.kernels import calls, pages
@@ -135,3 +138,26 @@ def reduce(
     head_DV = calls.unpack(head, config.vocab) if config.packed else head
     params = params | {'embed': head_DV.T}
   return own, params | {'head': calls.take(head, few_R)}
+
+
+def digest(params: types.Params) -> str:
+  """SHA-256 of parameters: their names, dtypes, shapes and values."""
+  h = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    x = np.asarray(leaf)
+    h.update(f'{jax.tree_util.keystr(path)} {x.dtype}{x.shape}'.encode())
+    h.update(x.tobytes())
+  return h.hexdigest()
+
+
+def dtype_of(x: Any) -> str:
+  """A model's dtype by its name, or given as jax.numpy.bfloat16.
+
+  Raises:
+    ValueError: none that a model may have.
+  """
+  name = jnp.dtype(x).name if isinstance(x, type | np.dtype) else x
+  allowed = model_config.ALLOWED['dtype']
+  if name not in allowed:
+    raise ValueError(f'dtype={x!r}: allowed are {", ".join(allowed)}')
+  return name

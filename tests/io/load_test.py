@@ -58,7 +58,13 @@ def test_float64_needs_x64():
 @pytest.mark.parametrize(
   'source, message',
   [
-    ('nowhere', r"'nowhere': no such file; allowed are hf:.*random:SIZE"),
+    ('gpt2', r'no such file; .*as in hf:openai-.*; allowed are .*random:SIZE'),
+    ('org/name', 'if it is a model of the Hub, give hf:org/name; allowed'),
+    ('https://huggingface.co/org/name/tree/main', 'address.*; give hf:org/na'),
+    ('zoo:x', "a draft, which is an option: draft='lm' with its source"),
+    ('a/b/c', "'a/b/c': no such file; allowed are hf:org/name"),
+    ('~nobody/x', "'~nobody/x': no such file"),
+    ('x' * 999, 'no such file'),
     ('s3:bucket/x', 'allowed are hf:org/name'),
     ('random:huge', "size 'huge' is not one of"),
     ('random:tiny:x', "the seed 'x' is no whole number"),
@@ -67,6 +73,7 @@ def test_float64_needs_x64():
   ],
 )
 def test_unknown_sources_list_what_is_allowed(source, message):
+  """And name the way to what was probably meant."""
   with pytest.raises(ValueError, match=message):
     tiny.read(source)
 

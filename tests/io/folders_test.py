@@ -1,0 +1,119 @@
+"""Folders and paths that are not quite a model: loaded, or named with the way
+out."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from specdec_jax.io import hf, load, names
+from tests.io import tiny
+
+
+def weights_of(folder):
+  settings, reader, _ = hf.open_folder(folder, str(folder))
+  return names.read(reader, settings)
+
+
+def whole(folder, seed=0, shards=1):
+  c = tiny.config()
+  return tiny.write_folder(
+    folder, c, weights=tiny.arrays(c, seed), shards=shards
+  )
+
+
+def test_a_stale_index_beside_one_file(tmp_path):
+  """transformers reads the single file, others the shards: both or neither."""
+  new = whole(tmp_path / 'new', 1)
+  folder = whole(whole(tmp_path / 'm', 0, shards=2), 1)
+  with pytest.raises(ValueError, match='index.json: the weights .* not those'):
+    tiny.read(folder)
+  first, second = sorted(folder.glob('model-*'))
+  content = second.read_bytes()
+  second.unlink()
+  with pytest.raises(ValueError, match='are not those of model.safetensors'):
+    tiny.read(folder)
+  first.unlink()  # nothing else could be meant
+  tiny.check_equal(weights_of(folder), weights_of(new))
+  second.write_bytes(content)
+  whole(folder, 1, shards=2)
+  tiny.check_equal(weights_of(folder), weights_of(new))
+  more = safetensors.numpy.load_file(folder / hf.SINGLE) | {'x': np.ones(2)}
+  safetensors.numpy.save_file(more, folder / hf.SINGLE)
+  with pytest.raises(ValueError, match='are not those of model.safetensors'):
+    tiny.read(folder)
+
+
+def test_shards_need_no_index(tmp_path):
+  folder = whole(tmp_path / 'm', shards=3)
+  (folder / hf.INDEX).unlink()
+  tiny.check_equal(weights_of(folder), weights_of(whole(tmp_path / 'one')))
+  sorted(folder.glob('*.safetensors'))[1].unlink()
+  with pytest.raises(ValueError, match="here are .'model-00001-of-00003.safet"):
+    tiny.read(folder)
+
+
+@pytest.mark.parametrize('name', ['config.json', hf.SINGLE])
+def test_a_file_of_a_folder_stands_for_it(tmp_path, name):
+  opened = load.open_source(str(whole(tmp_path) / name))
+  assert opened.label == tmp_path.name
+
+
+def rename(folder, old, new):
+  (folder / old).rename(folder / new)
+
+
+ADAPTER = json.dumps({'base_model_name_or_path': 'org/base'})
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    (
+      lambda x: (x / 'adapter_config.json').write_text(ADAPTER),
+      r'an adapter \(of org/base\), .*merge_and_unload.*move the adapter else',
+    ),
+    (lambda x: rename(x, hf.SINGLE, 'adapter_model.safetensors'), 'an adapter'),
+    (lambda x: rename(x, hf.SINGLE, 'x.safetensors'), "here are .'x.safetenso"),
+    (
+      lambda x: rename(x, hf.SINGLE, 'pytorch_model.bin'),
+      'here are none; .*pickles .*AutoModelForCausalLM.*save_pretrained',
+    ),
+    (
+      lambda x: rename(x, 'tokenizer.json', 'tokenizer.model'),
+      'no tokenizer.json; .*tokenizer.model.*AutoTokenizer.*save_pretrained',
+    ),
+    (
+      lambda x: rename(x, 'config.json', 'm.gguf'),
+      'no config.json here; give .*m.gguf$',
+    ),
+    (
+      lambda x: rename(x, 'config.json', 'c'),
+      'config.json: no such file; a mo',
+    ),
+  ],
+)
+def test_a_folder_that_is_no_whole_model_names_the_way(
+  tmp_path, change, message
+):
+  change(whole(tmp_path))
+  with pytest.raises(ValueError, match=message):
+    load.open_source(str(tmp_path))
+
+
+def test_a_path_beside_a_model_names_the_way(tmp_path):
+  (tmp_path / 'snapshots').mkdir()
+  inner = whole(tmp_path / 'snapshots' / 'abc')
+  (inner / 'x.safetensors').write_text('')
+  for path, message in (
+    (tmp_path, 'no config.json here; give .*/snapshots/abc$'),
+    (inner / 'x.safetensors', 'is no model alone; give the folder that has'),
+    (inner / 'a.bin', 'pickles can run code'),
+    (inner / 'tokenizer.model', 'AutoTokenizer'),
+    (inner / 'readme.md', 'give a folder with config.json, or a .gguf file'),
+  ):
+    if not path.exists():
+      path.write_text('')
+    with pytest.raises(ValueError, match=message):
+      load.open_source(str(path))
