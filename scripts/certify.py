@@ -5,6 +5,7 @@ python scripts/certify.py --tier=full           # hours, seeded by the date
 python scripts/certify.py --rule=package.module:function   # your own rule
 python scripts/certify.py --drafter=package.module:make    # your own drafter
 python scripts/certify.py --model=package.module:make      # your own model
+python scripts/certify.py --inject-fault=help     # known faults: it must fail
 
 The last line of stdout is JSON; exit status 1 if a promise fails, or none could
 be checked.
@@ -20,10 +21,7 @@ import jax  # noqa: E402
 from absl import flags  # noqa: E402
 
 from specdec_jax import runtime  # noqa: E402
-from specdec_jax.certify import (
-  load,  # noqa: E402
-  program,  # noqa: E402
-)
+from specdec_jax.certify import faults, program  # noqa: E402
 
 _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
 _ONLY = flags.DEFINE_list('only', [], 'names of promises; all if empty')
@@ -33,6 +31,9 @@ _DRAFTER = flags.DEFINE_string(
 )
 _MODEL = flags.DEFINE_string(
   'model', '', 'package.module:function that makes a model'
+)
+_FAULT = flags.DEFINE_string(
+  'inject-fault', '', 'a known fault to plant: reject with lm must fail'
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'folder for certificate.md, .json'
@@ -45,10 +46,12 @@ def run() -> bool:
   jax.config.update('jax_num_cpu_devices', 8)
   full = _TIER.value == 'full'
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
-  subject = load.subject(_RULE.value, _DRAFTER.value, _MODEL.value, seed=seed)
-  chosen = program.choose(_ONLY.value, subject.brought)
-  folder = runtime.open_workdir(_WORKDIR.value)
-  return program.run(subject, chosen, full=full, folder=folder)
+  parts = _RULE.value, _DRAFTER.value, _MODEL.value
+  with faults.subject(_FAULT.value, *parts, seed=seed) as subject:
+    about = ('rule', 'drafter') if _FAULT.value else subject.brought
+    chosen = program.choose(_ONLY.value, about)
+    folder = runtime.open_workdir(_WORKDIR.value)
+    return program.run(subject, chosen, full=full, folder=folder)
 
 
 if __name__ == '__main__':

@@ -260,6 +260,10 @@ def source_of(world: World, prompt: Sequence[int]) -> list[int]:
   return rng.integers(0, world.vocab, rng.integers(1, 12)).tolist()
 
 
+# Tokens of a prompt that prefill reads in three chunks of OPTIONS.
+LONGEST = 20
+
+
 def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):
   """Random prompts of 1 to `longest` tokens."""
   rng = np.random.default_rng([seed, rows, longest])

@@ -1,6 +1,7 @@
 """Promises about the distribution of texts, by counting production samples."""
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -121,64 +122,79 @@ def _counts(
 
 # --- table models -------------------------------------------------------------
 
-QUICK_TABLES = 2**17
+QUICK_TABLES = 2**16
+# Windows of these gammas are counted at V 2, after prompts that go over one and
+# over two edges of prefill's chunks, each in half of the texts.
+LONG_GAMMAS = (4, 8, 5, 6, 7)
+LONG_PROMPTS = [
+  np.random.default_rng(n).integers(0, 2, n).tolist() for n in (10, 21)
+]
 _WARM: dict[str, Any] = dict(temperature=0.9, top_p=0.95)
 
 
 def tables(subject: base.Subject, amount: int) -> base.Figure:
-  """Counts texts of three windows or more of table models."""
+  """Counts texts of more than two windows of table models."""
   tests, done = {}, {}
-  for rule, label, gamma, vocab in _cells(subject, full=amount > QUICK_TABLES):
+  for cell in _cells(subject, full=amount > QUICK_TABLES):
+    rule, label, gamma, vocab, prompts = cell
     recipe = subject.drafters[label]
     drafter, _ = recipe(subject.tables(vocab), gamma)
     # A drafter may fix its gamma; a long window needs a smaller vocabulary.
     vocab = vocab if drafter.gamma <= 3 else 2
+    prompts = prompts or [table_model.PROMPT[vocab]]
     name = f'{rule.name}, {label}, gamma {drafter.gamma}, V {vocab}'
     if name in done:
       continue
-    done[name] = f'{rule.name} {label}'
-    world = subject.tables(vocab)
-    prompt, new = table_model.PROMPT[vocab], _length(drafter.gamma, vocab)
+    done[name] = f'{rule.name} {label} {drafter.gamma}'
+    world, new = subject.tables(vocab), _length(drafter.gamma, vocab)
     # Made once: checking 16,384 prompts takes an eighth of the time of a batch.
     request = base.make_request(
       world,
-      [prompt] * min(amount, 2**14),
+      prompts * (min(amount, 2**14) // len(prompts)),
       new,
       gamma=drafter.gamma,
       seed=subject.seed,
       **_WARM,
     )
     method = rule, *recipe(world, gamma)
-    counts = _counts(world, method, request, new, amount)[len(prompt)]
-    p_RVV = table_model.warped(world.weights.target, **_WARM)
-    p_RVV = table_model.given(p_RVV, base.source_of(world, prompt))
-    p = table_model.joint_distribution(p_RVV, prompt, new)
-    tests |= prefix_tests(name, counts, p)
+    counts = _counts(world, method, request, new, amount)
+    for prompt in prompts:
+      p_RVV = table_model.warped(world.weights.target, **_WARM)
+      p_RVV = table_model.given(p_RVV, base.source_of(world, prompt))
+      p = table_model.joint_distribution(p_RVV, prompt, new)
+      of = f'{name}, prompt of {len(prompt)}'
+      tests |= prefix_tests(of, counts[len(prompt)], p)
   return judge(
     tests,
-    f'{amount:,} texts in each of {len(done)} cells: '
+    f'{amount:,} texts in each of {len(done)} cells; rule, drafter, gamma: '
     + ', '.join(sorted(set(done.values()))),
   )
 
 
 def _cells(subject: base.Subject, *, full: bool):
-  """(rule, drafter, gamma, V): every pair at one shape, or, if full, at all."""
+  """(rule, drafter, gamma, V, prompts) to count; no prompts: the usual one.
+
+  Every pair at one short and one long shape, or, if full, at all.
+  """
   grid = [(3, 3), (2, 4), (3, 4), (2, 3)]
   for i, (rule, name) in enumerate(subject.pairs()):
     for gamma, vocab in grid if full else [grid[i % len(grid)]]:
-      yield rule, name, gamma, vocab
+      yield rule, name, gamma, vocab, None
+    gammas = LONG_GAMMAS if full else [LONG_GAMMAS[i % len(LONG_GAMMAS)]]
+    for gamma in gammas:
+      yield rule, name, gamma, 2, LONG_PROMPTS
 
 
 def _length(gamma: int, vocab: int) -> int:
   """Tokens of a text: more than two windows, if V ** length stays small."""
-  return min(2 * gamma + 3, {2: 19, 3: 9, 4: 9}[vocab])
+  return min(max(2 * gamma + 3, 7), {2: 19, 3: 9, 4: 9}[vocab])
 
 
 # --- a transformer ------------------------------------------------------------
 
 EOS, VOCAB, TEMPERATURE, ROWS = 3, 4, 0.8, 256
 # Each in half of the rows of a batch.
-PROMPTS = ([2, 0], [2, 0, 0, 1, 2, 1, 0])
+PROMPTS = ([2, 0], [2, 0, 0, 1, 2, 1, 0, 2, 1, 1, 0])
 
 
 def transformer(subject: base.Subject, amount: int) -> base.Figure:
@@ -187,8 +203,8 @@ def transformer(subject: base.Subject, amount: int) -> base.Figure:
   world = subject.transformers(VOCAB, scale=1, width=8, head_dim=4, mlp=16)
   tests: dict[str, Test] = {}
   label, recipe = next(iter(subject.drafters.items()))
-  # One compiled program a rule: the first at gamma 3, the others at gamma 2.
-  cells = [(rule, 3 - (i > 0)) for i, rule in enumerate(subject.rules)]
+  # One compiled program a rule.
+  cells = list(zip(subject.rules, itertools.cycle((4, 2, 3)), strict=False))
   each = amount // len(cells) // ROWS * ROWS
   for rule, gamma in cells:
     drafter, other = recipe(world, gamma)

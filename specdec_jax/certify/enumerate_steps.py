@@ -4,6 +4,7 @@ Production steps run with chosen outcomes in place of noise. Each outcome is
 weighted by its probability under the distribution that the step drew from.
 """
 
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from specdec_jax import decode, types
+from specdec_jax import sampling as sampling_lib
 from specdec_jax.certify import base, enumerate_window, table_model
 
 ROWS = 8192  # of the batches that are run here
@@ -21,14 +23,25 @@ ROWS = 8192  # of the batches that are run here
 class Choice(NamedTuple):
   """One outcome of every draw of a window, for every row.
 
-  draft_BK: token that noise.draft returns at each offset.
+  draft_BK: token that noise.draft returns at each offset; -1 draws it, with
+    production's own noise.
   passes_BK: whether each accept test passes.
   next_B: token that noise.next returns.
+
+  With passes_BK and next_B None, the accept tests and the next token are
+  production's own.
   """
 
   draft_BK: Any
-  passes_BK: Any
-  next_B: Any
+  passes_BK: Any = None
+  next_B: Any = None
+
+
+class Drawn(NamedTuple):
+  """A draw of a window's drafts: what it was made from, and its result."""
+
+  q_BV: np.ndarray
+  tokens_B: np.ndarray
 
 
 def choices(vocab: int, gamma: int) -> Choice:
@@ -59,91 +72,128 @@ class _DrafterNoise:
     )
 
 
-def step_with(target: types.Model, drafter: types.Drafter, rule: types.Rule):
-  """The production decode.step with chosen outcomes instead of noise.
+def _draft_token(found: list, choice: Choice, right: types.Noise, offset, q_BV):
+  """noise.draft of a choice; appends (offset, q_BV, tokens_B) to `found`."""
+  chosen_B = jnp.take(choice.draft_BK, offset, axis=1)
+  tokens_B = jnp.where(chosen_B < 0, right.draft(offset, q_BV), chosen_B)
+  # Called from inside the drafter's loops, so this cannot be returned. As bits:
+  # a callback's thread would turn float64 into float32.
+  bits = jax.lax.bitcast_convert_type(q_BV, jnp.uint32)
+  unpack = lambda bits: np.asarray(bits).view(q_BV.dtype).reshape(q_BV.shape)
+  record = lambda offset, bits, tokens_B: found.append(
+    (int(offset), unpack(bits), np.asarray(tokens_B))
+  )
+  io_callback(record, None, offset, bits, tokens_B)
+  return tokens_B
 
-  Returns (weights, request, state, info, choice) -> (state, chance_B), with the
-  probability of the choice given the state.
+
+def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
+  """The production decode.step with outcomes that may be chosen.
+
+  Returns (weights, request, state, info, choice) -> (state, info, seen, draws).
+  seen has the rule's view of the window (draft, p_BNV) and the weights_BV of
+  the next token; t_BK, where each accept test flips, for chosen passes_BK.
+  draws has the Drawn of every offset.
+
+  Raises:
+    base.Broken: an offset is drawn twice.
   """
-  no_draw = enumerate_window.no_draw
-  draws = []  # (offset, q_BV) of every noise.draft of the step that runs
+  found = []  # (offset, q_BV, tokens_B) of every noise.draft of the step
 
   @jax.jit
   def run(weights, request, state, info, choice: Choice):
     seen = {}
 
-    def draft_token(offset, q_BV):
-      # Called from inside the drafter's loops, so this cannot be returned. As
-      # bits: a callback's thread would turn float64 into float32.
-      bits = jax.lax.bitcast_convert_type(q_BV, jnp.uint32)
-      record = lambda offset, bits: draws.append(
-        (int(offset), np.asarray(bits).view(q_BV.dtype).reshape(q_BV.shape))
-      )
-      io_callback(record, None, offset, bits)
-      return jnp.take(choice.draft_BK, offset, axis=1)
+    def noise(*args, **kwargs):
+      right = sampling_lib.noise(*args, **kwargs)
+
+      def next_token(offset_B, weights_BV):
+        seen.update(weights_BV=weights_BV)
+        if choice.next_B is None:
+          return right.next(offset_B, weights_BV)
+        return choice.next_B
+
+      draft = functools.partial(_draft_token, found, choice, right)
+      return types.Noise(right.accept_BK, draft, next_token)
 
     def propose(weights, state, context, noise, target_cache):
-      own = _DrafterNoise(draft_token)
+      own = _DrafterNoise(noise.draft)
       return drafter.propose(weights, state, context, own, target_cache)
 
     def verify(noise, draft, p_BNV):
+      seen.update(draft=draft, p_BNV=p_BNV)
+      if choice.passes_BK is None:
+        return rule.verify(noise, draft, p_BNV)
+      no_draw = enumerate_window.no_draw
       t_BK = enumerate_window.thresholds(rule, draft, p_BNV)
-      seen.update(draft=draft, t_BK=t_BK)
+      seen.update(t_BK=t_BK)
       u_BK = jnp.where(choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
       return rule.verify(types.Noise(u_BK, no_draw, no_draw), draft, p_BNV)
 
-    def next_token(offset_B, weights_BV):
-      seen.update(weights_BV=weights_BV)
-      return choice.next_B
-
-    noise = types.Noise(jnp.zeros(choice.draft_BK.shape), no_draw, next_token)
     loop = decode.Loop(
       target,
       drafter._replace(propose=propose),
       rule._replace(verify=verify, certain=False),
       decode.Options(widths=()),
-      noise=lambda *_, **__: noise,
+      noise=noise,
     )
-    state, _ = decode.step(loop, weights, request, state, info)
-    return state, seen
+    return *decode.step(loop, weights, request, state, info), seen
 
   def step(weights, request, state, info, choice: Choice):
-    draws.clear()
-    new, seen = jax.device_get(run(weights, request, state, info, choice))
+    found.clear()
+    out = jax.device_get(run(weights, request, state, info, choice))
     jax.effects_barrier()
-    chance_B = _chance_of_drafts(drafter.name, state, seen, draws, choice)
-    sides_BK = np.where(choice.passes_BK, seen['t_BK'], 1 - seen['t_BK'])
-    next_BV = enumerate_window.normal(seen['weights_BV'].astype(np.float64))
-    chance_B = chance_B * sides_BK.astype(np.float64).prod(1)
-    return new, chance_B * _at(next_BV, choice.next_B)
+    return *out, _by_offset(drafter.name, found)
 
   return step
 
 
-def _chance_of_drafts(name: str, state, seen, draws, choice) -> np.ndarray:
-  """Probability of the chosen drafts under what each was drawn from: [B].
-
-  Raises:
-    base.Broken: an offset drawn twice, or another q reported than drawn from.
-  """
-  draft, (B, K) = seen['draft'], choice.draft_BK.shape
-  drawn = dict(draws)
-  if len(drawn) < len(draws):
+def _by_offset(name: str, found: list) -> dict[int, Drawn]:
+  draws = {k: Drawn(*drawn) for k, *drawn in found}
+  if len(draws) < len(found):
     raise base.Broken(f'{name} draws twice with the noise of one offset')
+  return draws
+
+
+def chance_of_drafts(seen, draws, choice: Choice) -> np.ndarray:
+  """Probability of the chosen drafts under what each was drawn from: [B]."""
+  B, K = choice.draft_BK.shape
   chance_BK = np.zeros((B, K))
   for k in range(K):
     # Nothing was drawn: only the first outcome counts.
     chance_BK[:, k] = choice.draft_BK[:, k] == 0
-    if k in drawn:
-      q_BV = enumerate_window.normal(drawn[k].astype(np.float64))
+    if k in draws:
+      q_BV = enumerate_window.normal(draws[k].q_BV.astype(np.float64))
       chance_BK[:, k] = _at(q_BV, choice.draft_BK[:, k])
-      # A drafter may draw something else and derive its tokens from that.
-      same_B = draft.tokens_BK[:, k] == choice.draft_BK[:, k]
-      proposed_B = k < draft.count_B
-      if draft.q_BKV is not None and same_B[proposed_B].all():
-        can_B = proposed_B & (chance_BK[:, : k + 1] > 0).all(1)
-        _check_reported(name, state, draft, k, q_BV, can_B)
   return chance_BK.prod(1)
+
+
+def check_reported(name: str, state, draft, draws, can_B) -> int:
+  """Every row that proposes a drawn token must report what it was drawn from.
+
+  Args:
+    name: of the drafter.
+    state: before the window.
+    draft: the window's, as the rule got it.
+    draws: from watched.
+    can_B: rows whose drafts can be drawn.
+
+  Returns how many reported distributions were compared.
+
+  Raises:
+    base.Broken: the first draft with another q.
+  """
+  compared = 0
+  for k, drawn in sorted(draws.items()):
+    q_BV = enumerate_window.normal(drawn.q_BV.astype(np.float64))
+    can_B = can_B & (_at(q_BV, drawn.tokens_B) > 0)
+    proposed_B = k < draft.count_B
+    # A drafter may draw something else and derive its tokens from that.
+    same_B = draft.tokens_BK[:, k] == drawn.tokens_B
+    if draft.q_BKV is not None and same_B[proposed_B].all():
+      _check_reported(name, state, draft, k, q_BV, proposed_B & can_B)
+      compared += int((proposed_B & can_B).sum())
+  return compared
 
 
 def _check_reported(name: str, state, draft, k: int, q_BV, rows_B) -> None:
@@ -163,6 +213,15 @@ def _check_reported(name: str, state, draft, k: int, q_BV, rows_B) -> None:
 def _at(p_BV, tokens_B):
   """The probability of each row's token."""
   return np.take_along_axis(p_BV, tokens_B[:, None], 1)[:, 0]
+
+
+def _chance(seen, draws, choice: Choice) -> np.ndarray:
+  """Probability of a whole choice: [B]."""
+  sides_BK = np.where(choice.passes_BK, seen['t_BK'], 1 - seen['t_BK'])
+  next_BV = enumerate_window.normal(seen['weights_BV'].astype(np.float64))
+  chance_B = chance_of_drafts(seen, draws, choice)
+  chance_B = chance_B * sides_BK.astype(np.float64).prod(1)
+  return chance_B * _at(next_BV, choice.next_B)
 
 
 def walk(
@@ -189,7 +248,7 @@ def walk(
   request = base.make_request(world, [prompt] * ROWS, 40, length=48, **settings)
   programs = decode.programs(world.target, drafter, rule)
   state, info = programs.start(weights, request)
-  step = step_with(world.target, drafter, rule)
+  step = watched(world.target, drafter, rule)
   each = choices(world.vocab, drafter.gamma)
   count = len(each.next_B)
   take = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
@@ -201,13 +260,61 @@ def walk(
       live = index < len(chance_R) * count
       index = np.where(live, index, 0)
       before, choice = take(rows, index // count), take(each, index % count)
-      new, chance_B = step(weights, request, before, info, choice)
+      new, _, seen, draws = step(weights, request, before, info, choice)
+      chance_B = _chance(seen, draws, choice)
+      able_B = np.ones(ROWS, bool)
+      check_reported(drafter.name, before, seen['draft'], draws, able_B)
       chance_B = chance_B * chance_R[index // count] * live
       parts.append(take(new, np.flatnonzero(chance_B != 0)))
       chances.append(chance_B[chance_B != 0])
     rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     chance_R = np.concatenate(chances)
   return rows.tokens_BL, rows.lengths_B, chance_R
+
+
+def drafted(world: base.World, drafter, draft_weights, rule, settings, prompts):
+  """Every draft path of one window, after rows of several lengths.
+
+  The rows come to it from their prompts by three windows of production.
+
+  Args:
+    world, drafter, draft_weights, rule, settings: as for walk.
+    prompts: of the X rows.
+
+  Returns:
+    (texts, batch): the tokens of each row before the window, and its
+    enumerate_window.Windows.
+
+  Raises:
+    base.Broken: a reported q that was not drawn from.
+  """
+  K, X = drafter.gamma, len(prompts)
+  paths = list(itertools.product(range(world.vocab), repeat=K))
+  paths_RK = np.array(paths, np.int32).reshape(-1, K)
+  R, new = len(paths_RK), 4 * (K + 1)
+  length = max(map(len, prompts)) + new + K + 2
+  request = base.make_request(
+    world, prompts, new, length=length, gamma=K, **settings
+  )
+  # Rows that are alike, number included, draw alike: R copies of each.
+  request = jax.tree.map(lambda x: np.repeat(x, R, 0), request)
+  weights = types.Weights(world.weights.target, draft_weights)
+  programs = decode.programs(world.target, drafter, rule, base.OPTIONS)
+  state, info = jax.device_get(programs.start(weights, request))
+  step = watched(world.target, drafter, rule)
+  drawn = Choice(np.full((X * R, K), -1, np.int32))
+  every = Choice(np.tile(paths_RK, (X, 1)))
+  for choice in (drawn, drawn, drawn, every):
+    before = state
+    state, info, seen, draws = step(weights, request, before, info, choice)
+    check_reported(drafter.name, before, seen['draft'], draws, before.live_B)
+  chance_XR = chance_of_drafts(seen, draws, every).reshape(X, R)
+  ends = before.lengths_B[::R]
+  rows = zip(before.tokens_BL[::R], ends, strict=True)
+  texts = [tokens_L[:end].tolist() for tokens_L, end in rows]
+  return texts, enumerate_window.Windows(
+    seen['draft'], seen['p_BNV'], chance_XR
+  )
 
 
 def completed(tokens_RL, lengths_R, chance_R, target, start: int) -> np.ndarray:
@@ -226,8 +333,5 @@ def completed(tokens_RL, lengths_R, chance_R, target, start: int) -> np.ndarray:
       continue
     flat = np.ravel_multi_index(tokens_RL[rows, start : start + m].T, (V,) * m)
     mass = np.bincount(flat, chance_R[rows], V**m).reshape((V,) * m)
-    head = target.sum(tuple(range(m, n)), keepdims=True)
-    with np.errstate(invalid='ignore'):
-      rest = np.where(head > 0, target / head, 0)
-    out += mass.reshape(mass.shape + (1,) * (n - m)) * rest
+    out += enumerate_window.continued(mass[None], target[None])[0]
   return out

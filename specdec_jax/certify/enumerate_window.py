@@ -276,14 +276,18 @@ def not_enumerable(rule: types.Rule) -> str:
 # --- distributions ------------------------------------------------------------
 
 
-def window_distribution(rule: types.Rule, batch: Windows, p_XNVV) -> np.ndarray:
+def window_distribution(rule, batch: Windows, target) -> np.ndarray:
   """Exact distribution of N tokens: one window of the rule, then the target.
 
-  Returns [X, V, ..., V] in float64. Raises as outcomes_of does.
+  Args:
+    rule: a types.Rule.
+    batch: every draft path of every problem.
+    target: the target's joint distribution of N tokens, [X, V, ..., V].
+
+  Returns the same shape, float64. Raises as outcomes_of does.
   """
   X, R = batch.chance_XR.shape
   N, V = batch.p_BNV.shape[1:]
-  p_XNVV = normal(p_XNVV.astype(np.float64))
   mass = np.zeros((N, X, R, V))  # by accepted drafts, path and next token
   for chance_B, accepted_B, weights_BV in outcomes_of(rule, batch):
     chance_XR = chance_B.reshape(X, R) * batch.chance_XR
@@ -294,8 +298,20 @@ def window_distribution(rule: types.Rule, batch: Windows, p_XNVV) -> np.ndarray:
   out = np.zeros((X,) + (V,) * N)
   for a in range(N):
     part = mass[a].reshape((X,) + (V,) * N).sum(tuple(range(1 + a, N)))
-    out += _extended(part, p_XNVV, a + 1)
+    out += continued(part, target)
   return out
+
+
+def continued(part, target) -> np.ndarray:
+  """A distribution of m tokens, [X] + [V] * m, that `target` continues.
+
+  target: of n >= m tokens, [X] + [V] * n; so is what is returned.
+  """
+  m, n = part.ndim - 1, target.ndim - 1
+  head = target.sum(tuple(range(1 + m, 1 + n)), keepdims=True)
+  with np.errstate(invalid='ignore'):
+    rest = np.where(head > 0, target / head, 0)
+  return part.reshape(part.shape + (1,) * (n - m)) * rest
 
 
 def next_distribution(p_BNV, accepted_B, weights_BV) -> np.ndarray:
@@ -309,13 +325,9 @@ def next_distribution(p_BNV, accepted_B, weights_BV) -> np.ndarray:
 def target_distribution(p_XNVV) -> np.ndarray:
   """The target's joint distribution, which window_distribution must equal."""
   p_XNVV = normal(p_XNVV.astype(np.float64))
-  return _extended(p_XNVV[:, 0, 0], p_XNVV, 1)
-
-
-def _extended(prefix, p_XNVV, start: int):
-  """Extends a distribution of `start` tokens to N tokens, by the target's."""
+  out = p_XNVV[:, 0, 0]
   X, N, V, _ = p_XNVV.shape
-  for k in range(start, N):
-    one = (1,) * (prefix.ndim - 2)
-    prefix = prefix[..., None] * p_XNVV[:, k].reshape((X, *one, V, V))
-  return prefix
+  for k in range(1, N):
+    one = (1,) * (out.ndim - 2)
+    out = out[..., None] * p_XNVV[:, k].reshape((X, *one, V, V))
+  return out

@@ -1,7 +1,8 @@
 """Promises about distributions, checked by enumeration: no sampling error."""
 
 import itertools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +19,11 @@ from specdec_jax.drafters import scripted
 BOUNDS = base.BOUNDS
 # (gamma, vocab, share of the problems). Each compiles once. Smallest first, so
 # that the failing case that is reported is small.
-SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2))
+SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2), (6, 2, 0.004))
+# One long window of each pair of rule and drafter, in turns, at V 2.
+LONG_GAMMAS = (8, 4, 5, 6, 7)
+# Tokens of the prompts before it: short, and over edges of prefill's chunks.
+LONG_ROWS = (3, 9, 14, 17, 25, 34)
 
 
 def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
@@ -85,7 +90,7 @@ def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
   for kind, (q_XKVV, count_X, script_XK) in kinds.items():
     batch = enumerate_window.windows(p, q_XKVV, count_X, script_XK)
     _check_support(rule, batch, kind)
-    got = enumerate_window.window_distribution(rule, batch, p)
+    got = enumerate_window.window_distribution(rule, batch, wanted)
     off_X = np.abs(got - wanted).reshape(len(p), -1).max(1)
     off_X = np.where(np.isnan(off_X), np.inf, off_X)
     if off_X.max() > bound:
@@ -140,43 +145,72 @@ def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
     )
 
 
-# --- three windows ------------------------------------------------------------
+# --- windows of production steps ----------------------------------------------
+
+
+class Cell(NamedTuple):
+  """A rule, a drafter and a shape, to be enumerated.
+
+  x64: in float64, the drafter as it is; else in float32, with counts of
+    proposed tokens that vary from 0 to gamma.
+  long: one window after long rows; else three after a short prompt.
+  """
+
+  rule: types.Rule
+  drafter: str
+  x64: bool
+  gamma: int
+  vocab: int
+  long: bool
+
+
+def _cells(pairs, vocab: int) -> Iterator[Cell]:
+  """Three windows of gamma 2 in both dtypes, and one long window, of each."""
+  gammas = itertools.cycle(LONG_GAMMAS)
+  for i, (rule, name) in enumerate(pairs):
+    yield Cell(rule, name, True, 2, vocab, False)
+    yield Cell(rule, name, False, 2, vocab, False)
+    yield Cell(rule, name, i % 2 == 0, next(gammas), 2, True)
 
 
 def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
-  """Three windows of production steps, enumerating every draw; amount is V.
+  """Windows of production steps, enumerating every draw; amount is V.
 
-  Each pair of rule and drafter runs in float64 as it is, and in float32 with
-  counts of proposed tokens that vary from 0 to gamma.
+  Each pair of rule and drafter has three windows of gamma 2 in float64 and
+  float32, and one of gamma 4 to 8 after rows of several lengths.
   """
-  gamma, worst, done, skipped = 2, {False: 0.0, True: 0.0}, [], []
+  worst, done, skipped = {False: 0.0, True: 0.0}, [], []
   drafters = {**subject.drafters, 'scripted': script}
   pairs = subject.pairs()
   if not subject.brought:
     pairs += [(rule, 'scripted') for rule in subject.rules]
   why = {rule: enumerate_window.not_enumerable(rule) for rule in subject.rules}
-  for (rule, name), x64 in itertools.product(pairs, (True, False)):
+  for cell in _cells(pairs, amount):
+    rule, name = cell.rule, cell.drafter
     if why[rule]:
       skipped.append(f'{rule.name}: {why[rule]}')
       continue
-    with jax.enable_x64(x64):
-      world = subject.tables(amount)
-      drafter, other = drafters[name](world, gamma)
-      if drafter.gamma > gamma:
+    with jax.enable_x64(cell.x64):
+      world = subject.tables(cell.vocab)
+      drafter, other = drafters[name](world, cell.gamma)
+      if drafter.gamma > (max(LONG_GAMMAS) if cell.long else cell.gamma):
         skipped.append(f'{name}: gamma {drafter.gamma} has too many outcomes')
         continue
       settings: dict[str, Any] = dict(temperature=1.0)
-      if not x64:
+      if not cell.x64:
         drafter = base.ragged(drafter)
         settings = dict(temperature=0.7, top_k=2)
+      error = long_window_error if cell.long else windows_error
       try:
-        off = windows_error(world, drafter, other, rule, settings)
-      except base.Broken as error:
+        off = error(world, drafter, other, rule, settings)
+      except base.Broken as broken:
         what = f'{rule.name} with {drafter.name}, gamma {drafter.gamma}'
-        raise base.Broken(f'{what}, V {amount}, {settings}: {error}') from None
-    worst[x64] = max(worst[x64], off)
-    done.append(f'{rule.name} {name}')
-  size = f'{len(done)} walks, V {amount}: {", ".join(dict.fromkeys(done))}'
+        what += f', V {cell.vocab}, {settings}'
+        raise base.Broken(f'{what}: {broken}') from None
+    worst[cell.x64] = max(worst[cell.x64], off)
+    done.append(f'{rule.name} {name} {drafter.gamma}')
+  size = f'{len(done)} walks; rule, drafter, gamma: '
+  size += ', '.join(dict.fromkeys(done))
   return _figure(worst, size if done else '', skipped)
 
 
@@ -222,3 +256,39 @@ def windows_error(
       f'{bound:.0e}'
     )
   return off
+
+
+def long_window_error(world, drafter, draft_weights, rule, settings) -> float:
+  """The largest error of one window's joint distribution, after LONG_ROWS.
+
+  Args: see enumerate_steps.drafted.
+
+  Raises:
+    base.Broken: an error above the bound, after the shortest such row.
+  """
+  rng = np.random.default_rng(world.vocab)
+  prompts = [rng.integers(0, world.vocab, n).tolist() for n in LONG_ROWS]
+  texts, batch = enumerate_steps.drafted(
+    world, drafter, draft_weights, rule, settings, prompts
+  )
+  p_RVV = table_model.warped(world.weights.target, **settings)
+  wanted = np.stack(
+    [
+      table_model.joint_distribution(
+        table_model.given(p_RVV, base.source_of(world, prompt)),
+        text,
+        drafter.gamma + 1,
+      )
+      for prompt, text in zip(prompts, texts, strict=True)
+    ]
+  )
+  got = enumerate_window.window_distribution(rule, batch, wanted)
+  off_X = np.abs(got - wanted).reshape(len(texts), -1).max(1)
+  bound = BOUNDS[base.wide()]
+  for text, one, two, off in zip(texts, got, wanted, off_X, strict=True):
+    if not off <= bound:
+      raise base.Broken(
+        f'after {text} {_shortest(one, two)}; off by {off:.1e}, allowed '
+        f'{bound:.0e}'
+      )
+  return float(off_X.max())

@@ -15,7 +15,7 @@ GAMMAS = (1, 2, 3, 4, 8)
 BATCHES = (8, 3, 32, 1)
 NEW = 40
 # Buffer: longest prompt, new tokens, and a window of the largest gamma.
-LENGTH = 6 + NEW + max(GAMMAS) + 2
+LENGTH = base.LONGEST + NEW + max(GAMMAS) + 2
 SCRIPTED = 'scripted'
 QUICK = 10_000
 
@@ -107,7 +107,9 @@ def _named(program: Program, drafter: types.Drafter) -> str:
 
 
 def _plain(world: base.World, seed: int, turn: int):
-  prompts = base.ragged_prompts(max(BATCHES), world.vocab, 1000 * seed + turn)
+  prompts = base.ragged_prompts(
+    max(BATCHES), world.vocab, 1000 * seed + turn, base.LONGEST
+  )
   request = base.make_request(world, prompts, NEW, length=LENGTH)
   return request, base.plain(world, request)
 

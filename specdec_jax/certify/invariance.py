@@ -1,6 +1,7 @@
 """Promises about requests: independence of the batch, and exact counts."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from specdec_jax import decode, requests, sharding, types
 from specdec_jax.bench import metrics
 from specdec_jax.certify import base
 
-NEW, GAMMA, VOCAB = 12, 2, 16
+NEW, GAMMA, VOCAB = 16, 5, 16
 # Sizes that eight devices divide, and a scale at which texts differ.
 SIZES: dict[str, Any] = dict(
   width=16, heads=8, kv_heads=8, head_dim=4, mlp=32, depth=1, scale=1.5
@@ -23,7 +24,7 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
   Every rule with the first drafter; coupled text is plain decoding's, too.
   """
   tried, devices = 0, '1 device'
-  prompts = base.ragged_prompts(amount, VOCAB, subject.seed, longest=8)
+  prompts = base.ragged_prompts(amount, VOCAB, subject.seed, base.LONGEST)
   cases = list(enumerate(prompts, subject.seed))
   with jax.enable_x64(True):
     world = subject.transformers(VOCAB, **SIZES)
@@ -71,7 +72,7 @@ def _texts(
       world,
       prompts,
       new,
-      length=requests.bucket(8 + NEW + drafter.gamma) + pad,
+      length=requests.bucket(base.LONGEST + NEW + drafter.gamma) + pad,
       sources=16 + pad,
       rows=rows,
       gamma=drafter.gamma,
@@ -112,21 +113,25 @@ def _on_a_mesh(subject: base.Subject, cases) -> list[list[int]]:
 
 # --- accounting ---------------------------------------------------------------
 
+GAMMAS = (3, 8, 4)  # in turns
+
 
 def accounting(subject: base.Subject, amount: int) -> base.Figure:
   """All counters agree on the number of emitted tokens."""
-  rows, vocab, gamma, done = 500, 5, 3, 0
+  rows, vocab, done = 500, 5, 0
   world = subject.tables(vocab)
   each = -(-amount // len(subject.pairs()) // rows) * rows
-  for rule, name in subject.pairs():
+  for (rule, name), gamma in zip(
+    subject.pairs(), itertools.cycle(GAMMAS), strict=False
+  ):
     drafter, other = subject.drafters[name](world, gamma)
     for start in range(0, each, rows):
       numbers = np.arange(rows) + start
       request = base.make_request(
         world,
-        base.ragged_prompts(rows, vocab, subject.seed + start),
+        base.ragged_prompts(rows, vocab, subject.seed + start, base.LONGEST),
         1 + numbers % 17,
-        length=32 + drafter.gamma,
+        length=base.LONGEST + 18 + drafter.gamma,
         gamma=drafter.gamma,
         temperature=0.9,
         seed=subject.seed,
@@ -139,7 +144,7 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
   return base.Figure(
     base.none_of(done, 'requests miscounted', each, 'requests'),
     '0',
-    f'gamma {gamma}, EOS and limits inside windows',
+    f'gamma {min(GAMMAS)} to {max(GAMMAS)}, EOS and limits inside windows',
   )
 
 

@@ -12,7 +12,7 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
 
 GAMMAS, BATCHES, NEW = (4, 1, 8, 2), (1, 3, 8), 40
-LENGTH = 6 + NEW + max(GAMMAS) + 2
+LENGTH = base.LONGEST + NEW + max(GAMMAS) + 2
 
 
 def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
@@ -35,7 +35,8 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
       what = f'{dtype} {drafter.name}, gamma {gamma}, batch {batch}'
       made.append((world, dtype, drafter, weights, batch, what))
   for turn in itertools.count():
-    prompts = base.ragged_prompts(max(BATCHES), 512, 1000 * subject.seed + turn)
+    seed = 1000 * subject.seed + turn
+    prompts = base.ragged_prompts(max(BATCHES), 512, seed, base.LONGEST)
     plain: dict[str, list[list[int]]] = {}
     for world, dtype, drafter, weights, batch, what in made:
       request = base.make_request(world, prompts, NEW, length=LENGTH)

@@ -11,7 +11,7 @@ import rich.console
 import rich.padding
 import rich.text
 
-from specdec_jax import runtime
+from specdec_jax import decode, runtime
 from specdec_jax.bench import machine, tables
 from specdec_jax.certify import (
   base,
@@ -20,6 +20,7 @@ from specdec_jax.certify import (
   identity,
   invariance,
   kernels,
+  paths,
 )
 from specdec_jax.io import files
 
@@ -45,7 +46,8 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
     encoder=True,
   )
   rows = []
-  for promise in PROMISES[1:-1]:  # the first knows no model, the last is this
+  # Not the null check; the next knows no model; the last is this.
+  for promise in PROMISES[2:-1]:
     rows.append(check(promise, subject, full=full))
     if rows[-1]['held'] is False:
       raise base.Broken(f'{promise.name}: {rows[-1]["case"]}')
@@ -59,7 +61,49 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
   )
 
 
+# What counts texts, or compares them with plain decoding's.
+COMPARING = (
+  'joint-distribution-tables',
+  'joint-distribution-transformer',
+  'invariance',
+)
+
+
+def null_check(subject: base.Subject, amount: int) -> base.Figure:
+  """Plain decoding in the place of speculative decoding: nothing may differ.
+
+  What fails here is no fault of a rule or drafter.
+
+  amount: 1 takes whole amounts of the full tier; more, that part of the quick
+    tier's.
+  """
+  full = amount == 1
+  subject = subject._replace(
+    rules=(base.PLAIN_RULE,),
+    drafters={decode.PLAIN.name: lambda world, gamma: (decode.PLAIN, ())},
+    brought=(),
+  )
+  rows = []
+  for promise in PROMISES:
+    if promise.name in COMPARING:
+      part = promise._replace(quick=max(1, promise.quick // amount))
+      rows.append(check(part, subject, full=full))
+      if rows[-1]['held'] is not True:
+        raise base.Broken(f'{promise.name}: {rows[-1]["case"]}')
+  return base.Figure(
+    f'{len(rows)} of {len(rows)} hold of plain decoding against itself',
+    'theirs',
+    '; '.join(f'{row["name"]} {row["reached"]}' for row in rows),
+  )
+
+
 PROMISES = (
+  base.Promise(
+    'null-check',
+    'plain decoding against plain decoding: the tests find nothing in it',
+    null_check,
+    quick=4, full=1, seconds=5,
+  ),
   base.Promise(
     'window-distribution',
     'one window: exact distribution of each rule, by injected noise',
@@ -68,19 +112,25 @@ PROMISES = (
   ),
   base.Promise(
     'windows-enumerated',
-    'three windows: joint distribution by every outcome of every draw',
+    'some windows: joint distribution by every outcome of every draw',
     enumerated.windows_enumerated,
     quick=3, full=3, seconds=6, about=('rule', 'drafter')
   ),
   base.Promise(
+    'long-rows',
+    'every q is what was drawn from, every p the target\'s, to gamma 8',
+    paths.long_rows,
+    quick=12, full=600, seconds=6, about=('rule', 'drafter')
+  ),
+  base.Promise(
     'joint-distribution-tables',
-    'three windows: joint distribution with the production keys, table models',
+    'some windows: joint distribution with the production keys, table models',
     counted.tables,
     quick=counted.QUICK_TABLES, full=2**23, seconds=5, about=('rule', 'drafter')
   ),
   base.Promise(
     'joint-distribution-transformer',
-    'three windows: joint distribution of a transformer, ragged batches, EOS',
+    'some windows: joint distribution of a transformer, ragged batches, EOS',
     counted.transformer,
     quick=2**15, full=2**22, seconds=6
   ),

@@ -5,7 +5,6 @@ read through the cache: a missing, stale or misplaced slot changes the hash.
 """
 
 import functools
-import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -155,10 +154,15 @@ def row_of(params, prefix):
 
 def joint_distribution(p_RVV, prompt, n: int):
   """Exact distribution of n tokens after the prompt: [V] * n, float64."""
+  p_RVV = np.asarray(p_RVV, np.float64)
+  p_RVV = p_RVV / p_RVV.sum(-1, keepdims=True)
   V = p_RVV.shape[-1]
-  out = np.ones((V,) * n)
-  for i in range(n):
-    for head in itertools.product(range(V), repeat=i):
-      p_V = row_of(np.asarray(p_RVV, np.float64), list(prompt) + list(head))
-      out[head] *= (p_V / p_V.sum()).reshape((V,) + (1,) * (n - i - 1))
-  return out
+  # X: every text so far, as its hash, last token and probability.
+  hash_X, last_X = np.array([prefix_hash(prompt)]), np.array(prompt[-1:])
+  out_X = np.ones(1)
+  for i in range(len(prompt), len(prompt) + n):
+    p_XV = p_RVV[hash_X % len(p_RVV), last_X]
+    out_X = (out_X[:, None] * p_XV).ravel()
+    hash_X = np.add.outer(hash_X, (np.arange(V) + 1) * (3 * i + 1)).ravel()
+    last_X = np.tile(np.arange(V), len(last_X))
+  return out_X.reshape((V,) * n)

@@ -69,6 +69,7 @@ def test_promises_about_what_was_brought():
   assert chosen('rule') - chosen('drafter') == {'window-distribution'}
   assert chosen('drafter') - chosen('model') == {
     'windows-enumerated',
+    'long-rows',
     'joint-distribution-tables',
     'kernel-identity',
     'accounting',

@@ -37,7 +37,8 @@ def test_a_window_of_two_drafts_emits_the_stated_law(lenience, x64):
     ),
     scored=False,
   )
-  emitted = enumerate_window.window_distribution(bound, batch, p_XNVV)
+  target = enumerate_window.target_distribution(p_XNVV)
+  emitted = enumerate_window.window_distribution(bound, batch, target)
   p_XNVV, q_XKVV = (
     enumerate_window.normal(x.astype(float)) for x in (p_XNVV, q_XKVV)
   )

@@ -1,0 +1,75 @@
+"""Every fault of --inject-fault is caught by the promise that it names."""
+
+import jax
+import pytest
+
+from specdec_jax import decode, sampling
+from specdec_jax.certify import base, faults, program
+
+# Amounts that show a fault, by promise; each is a case of promises_test.
+AMOUNTS = {
+  'window-distribution': 60,
+  'windows-enumerated': 2,
+  'long-rows': 12,
+  'joint-distribution-tables': 2**12,
+  'greedy-identity': 1,
+  'invariance': 9,
+  'accounting': 1,
+}
+# What paths_test does not plant, and does not compile a transformer.
+QUICK = ('one-more', 'past-stops')
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(x, marks=[] if x in QUICK else [pytest.mark.more])
+    for x in faults.FAULTS
+  ],
+)
+def test_a_planted_fault_is_caught(name, compile_in_less_time):
+  seen_by = faults.FAULTS[name].promise
+  (promise,) = program.choose([seen_by], ())
+  promise = promise._replace(quick=AMOUNTS[seen_by])
+  with faults.planted(name) as subject, jax.debug_nans(False):
+    row = program.check(promise, subject, full=False)
+  assert row['held'] is False, row
+  assert 'raised' not in row['case'], row['case']
+  rule_or_drafter = not faults.FAULTS[name].loop
+  assert (name in row['case']) == rule_or_drafter, row['case']
+
+
+def test_the_loop_is_right_again_afterwards():
+  right = sampling.next_keys, decode._commit
+  for name in ('one-key', 'past-stops'):
+    with faults.planted(name):
+      assert (sampling.next_keys, decode._commit) != right
+    assert (sampling.next_keys, decode._commit) == right
+
+
+@pytest.mark.parametrize('name', ['help', 'flatq'])
+def test_an_unknown_fault_lists_them(name):
+  with pytest.raises(ValueError) as error, faults.planted(name):
+    pass
+  assert str(error.value).startswith(f"inject-fault='{name}': the faults are")
+  for known, fault in faults.FAULTS.items():
+    assert f'{known} ({fault.text})' in str(error.value)
+  assert '\n' not in str(error.value)
+
+
+def test_a_planted_fault_names_itself():
+  """A fault that needs no program: rules and drafters carry its name."""
+  with faults.planted('one-more') as subject:
+    assert [rule.name for rule in subject.rules] == ['reject (one-more)']
+  with faults.planted('flat-q') as subject:
+    drafter, _ = subject.drafters['lm'](base.tables(3), 4)
+    again, _ = subject.drafters['lm'](base.tables(3), 4)
+  assert drafter.name == 'lm (flat-q)' and drafter == again
+
+
+def test_a_fault_has_its_own_rule_and_drafter():
+  with pytest.raises(ValueError, match='planted in reject with lm; give no'):
+    with faults.subject('flat-q', 'block', '', '', seed=0):
+      pass
+  with faults.subject('', 'block', '', '', seed=0) as right:
+    assert right.brought == ('rule',)

@@ -1,0 +1,262 @@
+"""Long rows and long windows: what is wrong beyond the third draft is named."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import sampling, types
+from specdec_jax.certify import (
+  base,
+  counted,
+  enumerate_steps,
+  enumerated,
+  faults,
+  load,
+  paths,
+  table_model,
+)
+from specdec_jax.drafters import lm
+from specdec_jax.verify import reject
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+
+# --- drafters that are wrong now and then -------------------------------------
+
+
+def unnormalised(draft, context, noise):
+  return draft._replace(q_BKV=draft.q_BKV * 1.001)
+
+
+def last_of_eight(draft, context, noise):
+  """A buffer of seven rows."""
+  return draft._replace(q_BKV=draft.q_BKV.at[:, 7].set(draft.q_BKV[:, 6]))
+
+
+def cold(draft, context, noise):
+  """Settings of some rows are not those of the draft."""
+  colder_BKV = draft.q_BKV**2 / jnp.sum(draft.q_BKV**2, -1, keepdims=True)
+  some_B11 = (context.sampling.top_k_B > 3)[:, None, None]
+  return draft._replace(q_BKV=jnp.where(some_B11, colder_BKV, draft.q_BKV))
+
+
+def among_greedy(draft, context, noise):
+  """Rows that are sampled beside a greedy one."""
+  greedy_B = sampling.is_greedy(context.sampling)
+  wrong_B11 = (jnp.any(greedy_B) & ~greedy_B)[:, None, None]
+  flat = 1 / draft.q_BKV.shape[-1]
+  return draft._replace(q_BKV=jnp.where(wrong_B11, flat, draft.q_BKV))
+
+
+def beyond_sixty(draft, context, noise):
+  wrong_B11 = (context.lengths_B > 60)[:, None, None]
+  flat = 1 / draft.q_BKV.shape[-1]
+  return draft._replace(q_BKV=jnp.where(wrong_B11, flat, draft.q_BKV))
+
+
+CHANGES = {
+  'right': lambda draft, context, noise: draft,
+  **{name: x.draft for name, x in faults.FAULTS.items() if x.draft},
+  **{
+    change.__name__: change
+    for change in (
+      unnormalised,
+      last_of_eight,
+      cold,
+      among_greedy,
+      beyond_sixty,
+    )
+  },
+}
+
+
+def window_before(draft, memory_BKV):
+  return draft._replace(q_BKV=memory_BKV.astype(draft.q_BKV.dtype))
+
+
+NAMES = [*CHANGES, 'window_before']
+
+
+@functools.cache
+def switching(model, *, gamma):
+  """`lm` with one of NAMES, whose index is weights.draft[1]: one program."""
+  right = lm.make(model, gamma=gamma)
+  inner = lambda weights: weights._replace(draft=weights.draft[0])
+
+  def init(weights, context, features):
+    B, dtype = len(context.lengths_B), jnp.result_type(float)
+    memory_BKV = jnp.ones((B, gamma, model.vocab), dtype) / model.vocab
+    return right.init(inner(weights), context, features), memory_BKV
+
+  def propose(weights, state, context, noise, target_cache):
+    draft, own, cache = right.propose(
+      inner(weights), state[0], context, noise, target_cache
+    )
+    wrong = [
+      functools.partial(f, draft, context, noise) for f in CHANGES.values()
+    ]
+    wrong.append(functools.partial(window_before, draft, state[1]))
+    draft = jax.lax.switch(weights.draft[1], [lambda f=f: f() for f in wrong])
+    return draft, (own, draft.q_BKV.astype(state[1].dtype)), cache
+
+  def commit(state, context, outcome, features_BNE):
+    return right.commit(state[0], context, outcome, features_BNE), state[1]
+
+  return right._replace(name='mine', init=init, propose=propose, commit=commit)
+
+
+def recipe(name):
+  def make(world, gamma):
+    drafter = switching(world.draft, gamma=gamma)
+    return drafter, (world.weights.draft, np.int32(NAMES.index(name)))
+
+  return make
+
+
+@pytest.fixture(autouse=True)
+def compile_once(monkeypatch):
+  monkeypatch.setattr(enumerate_steps, 'watched', watched)
+
+
+watched = functools.cache(enumerate_steps.watched)
+
+
+# --- every q and every p of long rows -----------------------------------------
+
+
+def follow(name):
+  subject = base.Subject([reject.RULE], {'x': recipe(name)})
+  return paths.long_rows(subject, len(paths.LENGTHS))
+
+
+def test_a_right_drafter_reports_what_it_drew_from():
+  figure = follow('right')
+  found = re.fullmatch('0 of (.*) q and of (.*) p differ', figure.reached)
+  q, p = (int(x.replace(',', '')) for x in found.groups())
+  # All eight of each window, and the token after them.
+  assert q % 8 == 0 and p == q // 8 * 9
+  assert q // 8 > len(paths.LENGTHS) * paths.NEW / 9
+  assert 'rows to 157 tokens' in figure.size
+
+
+@pytest.mark.parametrize(
+  'name, where',
+  [
+    ('stale-q', 'draft 0'),
+    ('flat-q', 'draft 3'),
+    ('late-q', 'draft 0'),
+    ('unnormalised', 'draft 0'),
+    ('last_of_eight', 'draft 7'),
+    ('cold', 'draft 0'),
+    ('among_greedy', 'draft 0'),
+    ('beyond_sixty', 'draft 0'),
+    ('window_before', 'draft 0'),
+  ],
+)
+def test_a_q_that_was_not_drawn_from_is_named(name, where):
+  wrong = rf'reject with mine, gamma 8: after \[.*\] mine drew {where} from'
+  with pytest.raises(base.Broken, match=wrong):
+    follow(name)
+
+
+def test_p_is_compared_at_every_proposed_offset_of_a_live_row():
+  world = base.tables(paths.VOCAB)
+  table = table_model.warped(world.weights.target, temperature=1.0)
+  text, drafts_K = [1, 2, 0, 3], [4, 1, 2]
+  row_V = lambda k: table_model.row_of(table, text + drafts_K[:k])
+  p_BNV = np.stack([np.stack([row_V(k) for k in range(4)])] * 2)
+
+  def compared(p_BNV):
+    state = enumerate_steps.decode.State(
+      np.array([text + [0] * 4] * 2),
+      np.array([4, 4]),
+      np.array([True, False]),
+      (),
+      (),
+    )
+    draft = types.Draft(np.array([drafts_K] * 2), None, np.array([2, 3]))
+    return paths._check_target([table] * 2, state, draft, p_BNV)
+
+  assert compared(p_BNV) == 3  # two drafts and the token after them
+  for b, k, seen in ((0, 0, True), (0, 2, True), (0, 3, False), (1, 0, False)):
+    other_BNV = p_BNV.copy()
+    other_BNV[b, k, 0] += 1e-9
+    if not seen:
+      assert compared(other_BNV) == 3
+      continue
+    prefix = [*text, *drafts_K[:k]]
+    with pytest.raises(base.Broken, match=f'of which {k} are drafts') as error:
+      compared(other_BNV)
+    assert str(error.value).startswith(f'after {prefix},')
+
+
+def test_rows_combine_their_settings():
+  rows = paths.settings(len(paths.LENGTHS))
+  warm = {(x['top_k'], x['top_p']) for x in rows if x['temperature']}
+  assert warm == {(k, p) for k in paths.TOP_K for p in paths.TOP_P}
+  assert {x['temperature'] for x in rows} == set(paths.TEMPERATURES)
+  # Prompts end before, at and after an edge of prefill, which leaves out one.
+  edge = base.OPTIONS.chunk + 1
+  assert {edge - 1, edge, edge + 1} <= set(paths.LENGTHS)
+
+
+# --- one window of gamma 4 to 8 -----------------------------------------------
+
+
+def long_window(name, gamma=4):
+  world = base.tables(2)
+  drafter, other = recipe(name)(world, gamma)
+  return enumerated.long_window_error(
+    world, drafter, other, reject.RULE, dict(temperature=1.0)
+  )
+
+
+def test_a_long_window_is_enumerated_after_long_rows():
+  assert long_window('right') < 1e-6
+  # A length that looks at the draft it cuts: q is what was drawn from.
+  with pytest.raises(
+    base.Broken, match=r'after \[.*\] (emitted|tokens) .* inst'
+  ):
+    long_window('cut')
+  with pytest.raises(base.Broken, match='mine drew draft 3 from'):
+    long_window('flat-q')
+
+
+def test_every_pair_has_one_long_window():
+  pairs = [(reject.RULE, name) for name in 'abcde']
+  cells = [x for x in enumerated._cells(pairs, 3) if x.long]
+  assert [x.drafter for x in cells] == list('abcde')
+  assert {x.gamma for x in cells} == set(range(4, 9))
+  assert cells[0].gamma == paths.GAMMA and cells[0].x64
+  assert max(enumerated.LONG_ROWS) > 16
+
+
+def test_every_pair_is_counted_at_a_long_window_too():
+  drafters = dict.fromkeys('abcde', load.RECIPES['lm'])
+  subject = base.Subject([reject.RULE], drafters)
+  for full in (False, True):
+    cells = [x for x in counted._cells(subject, full=full) if x[4]]
+    met = {x[2] for x in cells}
+    assert met == set(range(4, 9)) and len(cells) == 5 * (5 if full else 1)
+  assert cells[0][2] == 4  # the default
+  chunk = base.OPTIONS.chunk
+  edges = [(len(x) - 1) // chunk for x in counted.LONG_PROMPTS]
+  assert edges == [1, 2]
+  # More than two windows, or nearly so.
+  assert [counted._length(g, 2) for g in (4, 8)] == [11, 19]
+
+
+def test_the_joint_distribution_is_a_product_of_rows():
+  p_RVV = table_model.warped(table_model.table(0, 3), temperature=0.9)
+  prompt = [1, 2, 0, 0, 1]
+  joint = table_model.joint_distribution(p_RVV, prompt, 4)
+  assert joint.shape == (3,) * 4
+  for text in ([0, 0, 0, 0], [2, 1, 0, 2], [1, 2, 2, 0]):
+    one = 1.0
+    for i, token in enumerate(text):
+      one *= table_model.row_of(p_RVV, prompt + text[:i])[token]
+    assert joint[tuple(text)] == pytest.approx(one, rel=1e-12)
