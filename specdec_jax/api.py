@@ -7,7 +7,6 @@ out = specdec_jax.generate(target, ['Hello!'], draft=draft, gamma=4)
 print(out[0].text, out[0].metrics['block_efficiency'])
 """
 
-import bisect
 import dataclasses
 import inspect
 import os
@@ -181,26 +180,24 @@ def stream(
 
 
 def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
-  tokenizer, weights = engine.target.tokenizer, engine.weights
-  start = int(request.lengths_B[0])
+  weights, reader = engine.weights, engine.target.tokenizer.stream(wanted.stop)
+  at = int(request.lengths_B[0])
   request = requests.place(request, engine.target.layout)
   state, info = engine.programs.start(weights, request)
-  live, sent, shown = True, 0, 0
+  live, sent = True, 0
   while live:
     state, info = engine.programs.step(weights, request, state, info)
     live, end = bool(state.live_B[0]), int(state.lengths_B[0])
-    tokens = np.asarray(state.tokens_BL)[0, start:end].tolist()
-    text, tokens, stopped = _until_stop(tokenizer, tokens, wanted.stop)
-    live &= not stopped
-    made_by = np.asarray(info.origin_BL)[0, start + sent : start + len(tokens)]
-    # Text never shrinks: what a later token could change waits.
-    ready = len(text) - (_held_back(text, wanted.stop) if live else 0)
-    ready = max(ready, shown)
-    yield Piece(
-      text[shown:ready], tokens[sent:], [types.ORIGINS[o] for o in made_by]
-    )
-    sent, shown = len(tokens), ready
-  if info.broken_B[0] and not stopped:
+    shown = reader.ready
+    tokens = np.asarray(state.tokens_BL)[0, at:end].tolist()
+    tokens = _until_stop(reader, tokens)
+    live &= not reader.stopped
+    made_by = np.asarray(info.origin_BL)[0, at : at + len(tokens)]
+    # What a later token could change waits.
+    text = reader.text[shown : reader.ready if live else None]
+    yield Piece(text, tokens, [types.ORIGINS[o] for o in made_by])
+    at, sent = at + len(tokens), sent + len(tokens)
+  if info.broken_B[0] and not reader.stopped:
     raise _non_finite(engine, request.request_B[0], sent)
 
 
@@ -337,9 +334,11 @@ def _completion(engine, request, wanted: Settings, out, row: int, record):
     reason = 'stop'
   if out.info.broken_B[row]:
     reason = 'non-finite'
-  text, tokens, stopped = _until_stop(tokenizer, tokens, wanted.stop)
-  if stopped:
-    reason = 'stop'
+  text = tokenizer.decode(tokens)
+  if wanted.stop:
+    reader = tokenizer.stream(wanted.stop)
+    tokens, text = _until_stop(reader, tokens), reader.text
+    reason = 'stop' if reader.stopped else reason
   kept = slice(start, start + len(tokens))
   counts = metrics.rows(out.info, slice(row, row + 1))
   logprobs = out.info.logprob_BL
@@ -361,32 +360,10 @@ def _non_finite(engine, number, count: int) -> NonFiniteLogits:
   )
 
 
-def _find_stop(text: str, stop: tuple[str, ...]) -> int | None:
-  """Where to cut: the start of the stop string that is completed first.
-
-  Not the one that begins first: a stream would have cut before it ends.
-  """
-  ends = [(at + len(s), at) for s in stop if (at := text.find(s)) >= 0]
-  return min(ends)[1] if ends else None
-
-
-def _until_stop(tokenizer, tokens: list[int], stop: tuple[str, ...]):
-  """(text, tokens, True), cut where a stop string is completed first.
-
-  The text ends before the string, the tokens with the one that completes it.
-  (text, tokens, False) of all tokens without a stop string in their text.
-  """
-  text = tokenizer.decode(tokens)
-  cut = _find_stop(text, stop)
-  if cut is None:
-    return text, tokens, False
-  found = lambda n: _find_stop(tokenizer.decode(tokens[:n]), stop) is not None
-  count = 1 + bisect.bisect_left(range(1, len(tokens)), True, key=found)
-  return text[:cut], tokens[:count], True
-
-
-def _held_back(text: str, stop: tuple[str, ...]) -> int:
-  """Characters at the end that more tokens could still change or cut."""
-  held = len(text) - len(text.rstrip('\ufffd'))
-  begun = (n for s in stop for n in range(1, len(s)) if text.endswith(s[:n]))
-  return max((held, *begun))
+def _until_stop(reader, tokens: list[int]) -> list[int]:
+  """Reads tokens up to the one that completes a stop string; those it read."""
+  for n, token in enumerate(tokens, 1):
+    reader.push(token)
+    if reader.stopped:
+      return tokens[:n]
+  return tokens

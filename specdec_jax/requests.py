@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from specdec_jax import decode, fields, sampling, sharding, types
+from specdec_jax.io import files
 
 # Settings of other systems that would change p; ignoring one would be silent.
 REFUSED = (
@@ -141,6 +142,7 @@ class Settings:
         f'stop={fields.short(self.stop)}: must be texts, none of them empty; '
         'token ids go to stop_ids'
       )
+    files.check_unicode(stop, 'stop')
     if ids is not None:
       given = _listed(ids)
       given = (ids,) if given is None else given
@@ -240,8 +242,9 @@ def encode(tokenizer, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
     return [operator.index(t) for t in ids]
   if not prompt:
     raise ValueError('empty prompt: decoding starts from at least one token')
+  files.check_unicode(prompt, 'prompt')
   if chat:
-    prompt = tokenizer.chat([{'role': 'user', 'content': prompt}])
+    return tokenizer.encode_chat([{'role': 'user', 'content': prompt}])
   return tokenizer.encode(prompt)
 
 

@@ -142,11 +142,12 @@ def encode(run: Run, prompt, answers: Sequence[Any]) -> list[int]:
     for answer, turn in zip(answers, later, strict=True):
       messages.append({'role': 'assistant', 'content': answer.text})
       messages.append({'role': 'user', 'content': turn})
-    return tokenizer.encode(tokenizer.chat(messages))
+    return tokenizer.encode_chat(messages)
   tokens = tokenizer.encode(first)
   for answer, turn in zip(answers, later, strict=True):
     tokens += [t for t in answer.tokens if t not in tokenizer.eos_ids]
-    tokens += tokenizer.encode(f'\n{turn}')[int(tokenizer.add_bos) :]
+    # As it goes on behind other text: without bos, or a space that begins it.
+    tokens += tokenizer.split_chat(f'a\n{turn}', 1)[1]
   return tokens
 
 

@@ -14,7 +14,7 @@ import jinja2
 
 from specdec_jax.analysis import show
 from specdec_jax.bench import machine
-from specdec_jax.io import files
+from specdec_jax.io import files, stream
 
 _TEMPLATE = pathlib.Path(__file__).with_name('page.html')
 # Kinds of draft tokens that are not in the text.
@@ -142,8 +142,12 @@ def pieces(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:
   Joined they equal the text of all ids, even where a later byte invalidates
   earlier ones, which a stream cannot take back.
   """
-  # A few earlier tokens decide on a leading space or half a character.
-  before = [*before[-16:]]
+  # A few earlier tokens decide on a leading space or half a character, and a
+  # run of bytes is decoded as a whole.
+  begin, in_run = max(0, len(before) - 16), stream.run_bytes(tokenizer)
+  while begin and before[begin] in in_run:
+    begin -= 1
+  before = [*before[begin:]]
   text = lambda n: tokenizer.decode([*before, *ids[:n]], special=True)
   end = text(len(ids))
   shared = lambda n: len(os.path.commonprefix([end, text(n)]))

@@ -63,6 +63,9 @@ def reply(
         runs.append((kind, decoder.push(token)))
       origins += piece.origins
       live.update(mark(runs, styled=out.is_terminal), refresh=out.is_terminal)
+    if runs:  # what waited for more, such as half a character
+      runs.append((runs[-1][0], decoder.text[decoder.ready :]))
+      live.update(mark(runs, styled=out.is_terminal), refresh=out.is_terminal)
   if not out.is_terminal:  # rich.live ends the line on terminals only
     out.print()
   counts = ', '.join(f'{origins.count(k)} {k}' for k in KINDS)

@@ -266,19 +266,23 @@ def _template(
 
   question: of the user, after the answer.
   """
-  marks, words = ('the words of a user', 'an answer'), ''
-  if target.tokenizer.chat_template is not None:
+  marks, t = ('the words of a user', 'an answer'), target.tokenizer
+  words = ''
+  if t.chat_template is not None:
     roles = ('user', 'assistant', 'user')
     said = zip(roles, (*marks, question), strict=True)
-    words = target.tokenizer.chat([dict(role=x, content=y) for x, y in said])
+    words = t.chat([dict(role=x, content=y) for x, y in said])
   before, found, _ = words.partition(marks[0])
-  _, answered, after = words.partition(marks[1])
+  answer, answered, _ = words.partition(marks[1])
   if not (found and answered):
     raise ValueError(
       f'data.source={s.source!r}: {target.label} has no chat template with a '
       "place for a user's words; take another source"
     )
-  return target.tokenizer.encode(before), target.tokenizer.encode(after)
+  # A space before the user's words is theirs: it begins their first token.
+  before, _ = t.split_chat(words, len(before.rstrip(' ')))
+  _, after = t.split_chat(words, len(answer + answered))
+  return before, after
 
 
 def answers(

@@ -291,7 +291,7 @@ def _tokenizer_settings(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
     if i is not None:
       named.setdefault(key, str(t.inner.id_to_token(i)))
   if t.chat_template is not None:
-    named['chat_template'] = t.chat_template
+    named['chat_template'] = _template(t)
   return named | dict(
     # The class that takes tokenizer.json as it is; a family's own rebuilds it.
     tokenizer_class='PreTrainedTokenizerFast',
@@ -299,6 +299,17 @@ def _tokenizer_settings(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
     clean_up_tokenization_spaces=False,
     add_bos_token=t.add_bos,
   )
+
+
+def _template(t: tokenizer_lib.Tokenizer) -> str:
+  """The chat template; with bos, where a folder's chat would have none."""
+  asked = [dict(role='user', content='Hello')]
+  bos = t.inner.id_to_token(t.bos_id) if t.bos_id is not None else None
+  alone = dataclasses.replace(t, chat_bos=False)
+  template = str(t.chat_template)
+  if t.encode_chat(asked) == alone.encode_chat(asked):
+    return template
+  return f'{{{{ {json.dumps(bos)} }}}}{template}'
 
 
 def _inner(t: tokenizer_lib.Tokenizer, config) -> tokenizers.Tokenizer:

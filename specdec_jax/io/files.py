@@ -17,7 +17,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     ValueError: no such file, not JSON, or not an object.
   """
   try:
-    value = json.loads(path.read_text('utf-8'))
+    text = path.read_text('utf-8')
+    value = json.loads(text)
   except FileNotFoundError as e:
     raise ValueError(
       f'{path}: no such file; a model folder needs config.json, '
@@ -29,6 +30,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     raise ValueError(
       f'{path}: a JSON object is needed, not {type(value).__name__}'
     )
+  if re.search(r'\\u[dD][89a-fA-F]', text):
+    check_unicode(value, str(path))
   return value
 
 
@@ -71,7 +74,28 @@ def read_jsonl(
       raise ValueError(
         f'{where}: a JSON object is needed, not {type(row).__name__}'
       )
+    if b'\\u' in line:
+      check_unicode(row, where)
     yield where, row
+
+
+def check_unicode(value: Any, what: str) -> None:
+  """Checks that no string of a JSON value has half of a surrogate pair.
+
+  JSON may spell one ("\\ud83d"), as a program that cuts UTF-16 writes it. It is
+  no character: no tokenizer, file or terminal takes it.
+
+  Raises:
+    ValueError: 'what: ...' for the first one.
+  """
+  try:
+    json.dumps(value, ensure_ascii=False).encode()
+  except UnicodeEncodeError as e:
+    half = ord(e.object[e.start])
+    raise ValueError(
+      f'{what}: \\u{half:04x} is half of a UTF-16 surrogate pair, which is no '
+      'character: write the text anew from where it was cut, or remove it'
+    ) from e
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:

@@ -1,24 +1,18 @@
 """Text <-> ids, streaming, chat templates, and the comparison of tokenizers."""
 
 import dataclasses
-import datetime
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
-import struct
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
 import tokenizers
 from absl import logging
-from google.protobuf import empty_pb2, unknown_fields
-from tokenizers import decoders, normalizers, pre_tokenizers
+from tokenizers import decoders
 
-from specdec_jax.io import files
+from specdec_jax.io import chat_template, files, specials, spiece, stream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,6 +24,7 @@ class Tokenizer:
   eos_ids: ids that end a reply; the tokenizer's own first.
   bos_id: the id that starts a text, if there is one.
   add_bos: whether encode puts bos_id first.
+  chat_bos: whether encode_chat does, too, before what the template wrote.
   chat_template: in jinja, as transformers has it.
   specials: (name, text) of the variables of templates, such as bos_token.
   limit: ids from here on are not in the model's vocabulary; None: all are.
@@ -41,6 +36,7 @@ class Tokenizer:
   eos_ids: tuple[int, ...] = ()
   bos_id: int | None = None
   add_bos: bool = False
+  chat_bos: bool = False
   chat_template: str | None = dataclasses.field(default=None, repr=False)
   specials: tuple[tuple[str, str], ...] = ()
   limit: int | None = None
@@ -60,12 +56,60 @@ class Tokenizer:
         )
 
   def encode(self, text: str) -> list[int]:
-    """Ids of a text; special tokens spelled out in it become their ids."""
-    ids = self.inner.encode(text, add_special_tokens=False).ids
-    # Chat templates may write bos already: never two of them.
-    if self.add_bos and ids[:1] != [self.bos_id]:
-      ids = [self.bos_id, *ids]
-    return ids
+    """Ids of a text; special tokens spelled out in it become their ids.
+
+    bos_id is never there twice: a text may spell it. No eos is added, even if
+    the files ask for one: what is encoded goes on.
+
+    Raises:
+      ValueError: half of a surrogate pair in the text.
+    """
+    return self._begun(self._encoding(text).ids, self.add_bos)
+
+  def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Ids of a conversation, up to the start of the assistant's reply."""
+    return self.split_chat(self.chat(messages))[0]
+
+  def split_chat(
+    self, text: str, at: int | None = None
+  ) -> tuple[list[int], list[int]]:
+    """Ids of a rendered conversation, in two parts.
+
+    They are those of the whole text: pieces that are encoded apart would each
+    begin as a text does, with bos or a space.
+
+    Args:
+      text: from `chat`.
+      at: the character where the second part begins; None: there is none.
+
+    Raises:
+      ValueError: no token begins at that character.
+    """
+    found = self._encoding(text)
+    cut = len(found.ids)
+    if at is not None:
+      spans = found.offsets
+      cut = sum(end <= at for _, end in spans)
+      if any(end > at for _, end in spans[:cut]) or any(
+        begin < at for begin, _ in spans[cut:]
+      ):
+        raise ValueError(
+          f'{self.source}: no token begins at character {at} of {text!r}'
+        )
+    # Here alone it is decided who adds bos to a chat. transformers encodes what
+    # a template wrote as it is; llama.cpp adds bos all the same. Without a
+    # template it is a text like others.
+    adds = self.add_bos and (self.chat_bos or self.chat_template is None)
+    return self._begun(found.ids[:cut], adds), found.ids[cut:]
+
+  def _encoding(self, text: str) -> tokenizers.Encoding:
+    files.check_unicode(text, 'text')
+    return self.inner.encode(text, add_special_tokens=False)
+
+  def _begun(self, ids: list[int], adds_bos: bool) -> list[int]:
+    if not adds_bos or self.bos_id is None or ids[:1] == [self.bos_id]:
+      return ids
+    return [self.bos_id, *ids]
 
   def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
     """Text of ids; special tokens left out unless `special`."""
@@ -84,17 +128,19 @@ class Tokenizer:
     """
     if self.size <= vocab:
       return self
-    added, used = self.inner.get_added_tokens_decoder(), self.eos_ids
+    added = self.inner.get_added_tokens_decoder()
     special = {i for i, token in added.items() if token.special}
-    if special - {*used, self.bos_id} >= set(range(vocab, self.size)):
-      return dataclasses.replace(self, limit=vocab)
+    used = {*self.eos_ids[:1], self.bos_id}
+    if special - used >= set(range(vocab, self.size)):
+      ends = tuple(i for i in self.eos_ids if i < vocab)
+      return dataclasses.replace(self, limit=vocab, eos_ids=ends)
     raise ValueError(
       f'{source}: the tokenizer has {self.size} ids, the model {vocab}; take '
       'the tokenizer that the model was trained with'
     )
 
-  def stream(self) -> 'Stream':
-    return Stream(self)
+  def stream(self, stop: Sequence[str] = ()) -> stream.Stream:
+    return stream.Stream(self, stop)
 
   def chat(
     self,
@@ -113,26 +159,27 @@ class Tokenizer:
     Raises:
       ValueError: malformed messages, or a template that fails or refuses them.
     """
+    if not messages:
+      raise ValueError('no messages: give at least one')
     for m in messages:
       if not isinstance(m.get('role'), str) or not isinstance(
         m.get('content'), str
       ):
         raise ValueError(f"message {m!r}: needs strings 'role' and 'content'")
+      files.check_unicode(m, f'message {m!r}')
     if self.chat_template is None:
       _say_no_template(self.source)
       turns = [f'{m["role"].capitalize()}: {m["content"]}\n' for m in messages]
       return ''.join(turns) + ('Assistant:' if add_generation_prompt else '')
-    given = dict(
-      messages=[dict(m) for m in messages],
-      add_generation_prompt=add_generation_prompt,
-      tools=None,
-      documents=None,
-      **dict(self.specials),
-    )
     try:
-      return _environment().from_string(self.chat_template).render(**given)
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as e:
-      raise ValueError(f'{self.source}: chat template: {e}') from e
+      return chat_template.render(
+        self.chat_template,
+        messages,
+        dict(self.specials),
+        add_generation_prompt=add_generation_prompt,
+      )
+    except ValueError as e:
+      raise ValueError(f'{self.source}: {e}') from e
 
   def tokens(self) -> list[str | None]:
     """The token string of every id, None for unused ids."""
@@ -155,28 +202,6 @@ def _say_no_template(source: str) -> None:
   logging.warning(
     '%s has no chat template: a turn is written as "User: ..."', source
   )
-
-
-class Stream:
-  """Decodes ids incrementally, one complete character at a time."""
-
-  def __init__(self, tokenizer: Tokenizer):
-    self._decode = tokenizer.decode
-    # The ids of the last piece of text, _read of them, and those whose text is
-    # incomplete. A token's text may depend on the token before it.
-    self._ids: list[int] = []
-    self._read = 0
-
-  def push(self, i: int) -> str:
-    """The new text after an id; '' while a character is incomplete."""
-    self._ids.append(i)
-    before = self._decode(self._ids[: self._read])
-    text = self._decode(self._ids)
-    if len(text) == len(before) or text.endswith('\ufffd'):
-      return ''
-    del self._ids[: self._read]
-    self._read = len(self._ids)
-    return text[len(before) :]
 
 
 def check_same(target: Tokenizer, draft: Tokenizer) -> None:
@@ -242,19 +267,20 @@ def _byte_ids() -> dict[str, int]:
 
 
 def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
-  """Reads tokenizer.json and the settings beside it, as transformers does.
+  """Reads tokenizer.json and the files beside it, as transformers does.
 
-  Without it spiece.model, which T5's older folders have.
+  Without it spiece.model, which T5's older folders have. add_bos_token and
+  add_eos_token of tokenizer_config.json say nothing where tokenizer.json is
+  there, whose post-processor adds them or not.
 
   Raises:
     ValueError: neither, or one that cannot be read.
   """
   path, pieces = folder / 'tokenizer.json', folder / 'spiece.model'
-  settings = _optional_json(folder / 'tokenizer_config.json')
-  mapped = _optional_json(folder / 'special_tokens_map.json')
+  settings = specials.read(folder)
   if not path.exists() and pieces.exists():
-    inner = _from_pieces(pieces, settings.get('extra_ids', 100))
-    mapped = {'eos_token': '</s>', 'pad_token': '<pad>'} | mapped
+    inner = spiece.read(pieces, settings.get('extra_ids', 100))
+    settings = {'eos_token': '</s>', 'pad_token': '<pad>'} | settings
   else:
     files.read_json(path)
     try:
@@ -263,119 +289,60 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
       raise ValueError(f'{path}: not a tokenizer: {e}') from e
   inner.no_truncation()
   inner.no_padding()
-  specials = {
-    key: text
-    for key in ('bos_token', 'eos_token', 'unk_token', 'pad_token')
-    if (text := _token_text(settings.get(key, mapped.get(key)))) is not None
-  }
-  bos_id = inner.token_to_id(specials.get('bos_token', ''))
+  specials.add(inner, folder, settings)
+  named = specials.named(settings)
+  id_of = lambda name: inner.token_to_id(named.get(name, ''))
+  first = _first_ids(inner)
+  if len(first) > 1:
+    raise ValueError(f'{path}: {len(first)} tokens before a text; allowed is 1')
   return Tokenizer(
     source,
     inner,
-    eos_ids=_eos_ids(folder, inner.token_to_id(specials.get('eos_token', ''))),
-    bos_id=bos_id,
-    add_bos=_adds_bos(inner, bos_id, settings.get('add_bos_token')),
+    eos_ids=_eos_ids(folder, inner, id_of('eos_token')),
+    bos_id=first[0] if first else id_of('bos_token'),
+    add_bos=bool(first),
     chat_template=_chat_template(folder, settings),
-    specials=tuple(specials.items()),
+    specials=tuple(named.items()),
   )
 
 
-def _from_pieces(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
-  """The unigrams of a sentencepiece file, then <extra_id_99> to <extra_id_0>.
-
-  As T5Converter of transformers 5.23 has them. The file is a protocol buffer,
-  whose fields have the numbers of sentencepiece_model.proto.
-  """
-  unknown, control = 2, 3  # types of pieces
-  try:
-    fields = _fields(path.read_bytes())
-    pieces = [dict(_fields(x)) for number, x in fields if number == 1]
-    training, norm = (dict(_fields(dict(fields)[i])) for i in (2, 3))
-    if training.get(3, 1) != 1 or 0 in (norm.get(3, 1), norm.get(4, 1)):
-      raise ValueError('no unigrams, or spaces are treated in another way')
-    score = lambda piece: struct.pack('<I', piece.get(2, 0))
-    vocab = [(x[1].decode(), *struct.unpack('<f', score(x))) for x in pieces]
-    kinds = [x.get(3, 1) for x in pieces]
-    marks = [(f'<extra_id_{i}>', 0.0) for i in reversed(range(extra))]
-    unigrams = tokenizers.models.Unigram(vocab + marks, kinds.index(unknown))
-    steps = [normalizers.Precompiled(norm[2])] if norm.get(2) else []
-  except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
-    raise ValueError(f'{path}: not a sentencepiece file of a T5: {e!r}') from e
-  inner = tokenizers.Tokenizer(unigrams)
-  joined = normalizers.Replace(tokenizers.Regex(' {2,}'), '▁')
-  steps += [normalizers.Strip(left=False), joined]
-  inner.normalizer = normalizers.Sequence(steps)
-  inner.pre_tokenizer = pre_tokenizers.Metaspace()
-  inner.decoder = decoders.Metaspace()
-  special = [
-    x[0] for x, k in zip(vocab, kinds, strict=True) if k in (unknown, control)
-  ]
-  inner.add_special_tokens([*special, *(text for text, _ in marks)])
-  return inner
+def _first_ids(inner: tokenizers.Tokenizer) -> list[int]:
+  """What the post-processor puts before a text."""
+  found = inner.encode('a')
+  marked = zip(found.ids, found.special_tokens_mask, strict=True)
+  return [i for i, _ in itertools.takewhile(lambda x: x[1], marked)]
 
 
-def _fields(message: bytes) -> list[tuple[int, Any]]:
-  """(number, value) of each field of a message of a protocol buffer."""
-  found = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message))
-  return [(x.field_number, x.data) for x in found]
-
-
-def _optional_json(path: pathlib.Path) -> dict[str, Any]:
-  return files.read_json(path) if path.exists() else {}
-
-
-def _token_text(value) -> str | None:
-  value = value.get('content') if isinstance(value, dict) else value
-  return value if isinstance(value, str) else None
-
-
-def _adds_bos(inner, bos_id: int | None, setting) -> bool:
-  if bos_id is None:
-    return False
-  if isinstance(setting, bool):
-    return setting
-  return inner.encode('a').ids[:1] == [bos_id]
-
-
-def _eos_ids(folder: pathlib.Path, own: int | None) -> tuple[int, ...]:
+def _eos_ids(folder: pathlib.Path, inner, own: int | None) -> tuple[int, ...]:
   """The tokenizer's eos, then those of generation_config.json, else of
-  config.json."""
-  listed = _optional_json(folder / 'generation_config.json').get('eos_token_id')
+  config.json; then the tokens that end a turn by their text."""
+  read = lambda name: (
+    files.read_json(folder / name) if (folder / name).exists() else {}
+  )
+  listed = read('generation_config.json').get('eos_token_id')
   if listed is None:
-    listed = _optional_json(folder / 'config.json').get('eos_token_id')
+    config = read('config.json')
+    inside = config.get('text_config')
+    listed = (config | (inside if isinstance(inside, dict) else {})).get(
+      'eos_token_id', config.get('eos_token_id')
+    )
   listed = listed if isinstance(listed, list) else [listed]
   ids = [i for i in (own, *listed) if type(i) is int]
-  return tuple(dict.fromkeys(ids))
+  return tuple(dict.fromkeys([*ids, *specials.turn_ends(inner)]))
 
 
 def _chat_template(folder: pathlib.Path, settings) -> str | None:
+  """The default one; files come before tokenizer_config.json."""
   path = folder / 'chat_template.jinja'
   if path.exists():
-    return path.read_text('utf-8')
+    try:
+      return path.read_text('utf-8')
+    except (OSError, UnicodeDecodeError) as e:
+      raise ValueError(f'{path}: cannot be read as UTF-8: {e}') from e
   found = settings.get('chat_template')
   if isinstance(found, list):
-    named = [t for t in found if isinstance(t, dict)]
-    chosen = [t.get('template') for t in named if t.get('name') == 'default']
-    found = chosen[0] if chosen else None
+    several = [t for t in found if isinstance(t, dict)]
+    found = {t.get('name'): t.get('template') for t in several}
+  if isinstance(found, dict):
+    found = found.get('default')
   return found if isinstance(found, str) else None
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-  """A jinja environment like the one transformers uses for chat templates."""
-  env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-  )
-
-  def raise_exception(message):
-    raise jinja2.TemplateError(message)
-
-  # jinja2's own filter would escape HTML.
-  def to_json(x, ensure_ascii=False, indent=None, sort_keys=False):
-    return json.dumps(
-      x, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys
-    )
-
-  env.filters['tojson'] = to_json
-  env.globals['raise_exception'] = raise_exception
-  env.globals['strftime_now'] = lambda f: datetime.datetime.now().strftime(f)
-  return env

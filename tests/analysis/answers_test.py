@@ -1,17 +1,20 @@
 """Files of prompts to files of answers, with an engine that is a function."""
 
+import dataclasses
 import json
 import os
 import signal
 import types
 
 import pytest
+import tokenizers
 
 from configs import pair
 from specdec_jax import settings
 from specdec_jax.analysis import answers
 from specdec_jax.bench import prompts
 from specdec_jax.io import tokenizer
+from tests.io import stream_test
 
 ROWS = (
   {'prompt': 'Hello'},
@@ -109,6 +112,22 @@ def test_turns_follow_the_answers_before(world):
   first, second = world.lines()[1]['text'][:2]
   # By hand: no eos id between, a newline before each turn.
   assert asked[number] == f'one{first}\ntwo{second}\nthree'
+
+
+def test_a_later_turn_goes_on_and_does_not_begin(world):
+  """Without bos, or the space before the first word that Llama 2 has."""
+  t = stream_test.fallback()
+  inner = tokenizers.Tokenizer.from_str(t.inner.to_str())
+  n = tokenizers.normalizers
+  inner.normalizer = n.Sequence([n.Prepend('▁'), n.Replace(' ', '▁')])
+  world.target.tokenizer = dataclasses.replace(t, inner=inner, add_bos=True)
+  run = types.SimpleNamespace(target=world.target, chat=False)
+  answer = answers.Answer('b', [261, 2], 'stop', METRICS)
+  prompt = prompts.Prompt('x', turns=('a', 'b'))
+  name = lambda ids: [inner.id_to_token(i) for i in ids]
+  assert name(answers.encode(run, prompt, [])) == ['<s>', '▁', 'a']
+  found = answers.encode(run, prompt, [answer])
+  assert name(found) == ['<s>', '▁', 'a', 'b', '<0x0A>', 'b']
 
 
 def test_an_encoder_reads_the_prompt_itself(world):

@@ -64,6 +64,9 @@ def test_reads_each_form_in_order(tmp_path):
     ({'prompt': 'a', 'id': 1.5}, 'id is 1.5: it must be a text or an integer'),
     ({'prompt': 'a', 'id': 1, 'question_id': 1}, 'has id and question_id'),
     ({'prompt': 'a', 'category': 5}, 'category is 5: it must be a text'),
+    ({'prompt': 'a', 'category': '\ud83d'}, '\\ud83d is half of a UTF-16'),
+    ({'prompt': 'a', 'id': '\ude00'}, '\\ude00 is half of a UTF-16'),
+    ({'turns': ['a', 'b\ud83d']}, '\\ud83d is half of a UTF-16'),
   ],
 )
 def test_names_the_malformed_line(tmp_path, line, expected):

@@ -4,9 +4,11 @@ import dataclasses
 import json
 import logging
 import re
+import types
 
 import numpy as np
 import pytest
+import tokenizers
 
 from configs import distill
 from specdec_jax import build, requests
@@ -158,6 +160,64 @@ def test_a_conversation_goes_on_after_answers_that_ended(tmp_path):
   facts.write_text(json.dumps({'teacher': 'another'}))
   with pytest.raises(ValueError, match='answers of another teacher than'):
     prompts_lib.make(s, target)
+
+
+def chatting(pieces: bool, template: str, **changes):
+  """A tokenizer that puts <s> before texts; pieces: as of Llama 2."""
+  d, norm = tokenizers.decoders, tokenizers.normalizers
+  letters = [chr(i) for i in range(32, 127)] + ['▁', '\n']
+  vocab = {x: i for i, x in enumerate([*letters, '▁a', '▁n'])}
+  merges = [('▁', 'a'), ('▁', 'n')]
+  inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+  inner.decoder = d.Fuse()
+  if pieces:
+    inner.normalizer = norm.Sequence(
+      [norm.Prepend('▁'), norm.Replace(' ', '▁')]
+    )
+    inner.decoder = d.Sequence([d.Replace('▁', ' '), d.Fuse()])
+  inner.add_special_tokens(['<s>', '<e>', '<h>'])
+  bos = inner.token_to_id('<s>')
+  known = dict(bos_id=bos, add_bos=True, specials=(('bos_token', '<s>'),))
+  return tokenizer_lib.Tokenizer(
+    'here', inner, chat_template=template, **known | changes
+  )
+
+
+# With and without bos; with a special token, a space, a line around words.
+TEMPLATES = (
+  '{{ bos_token }}{% for m in messages %}<h>{{ m.role }}<h>{{ m.content }}<e>'
+  '{% endfor %}{% if add_generation_prompt %}<h>assistant<h>{% endif %}',
+  '{% for m in messages %}<h>{{ m.content }} <e>\n{% endfor %}',
+  '{% for m in messages %}\n{{ m.role }}: {{ m.content }}{% endfor %}\na:',
+)
+
+
+@pytest.mark.parametrize('gguf', [False, True])
+@pytest.mark.parametrize('pieces', [False, True])
+@pytest.mark.parametrize('template', TEMPLATES)
+def test_a_turn_that_goes_on_is_encoded_with_what_is_before(
+  template, pieces, gguf
+):
+  """Joined, the parts are the ids of the whole conversation."""
+  t = chatting(pieces, template, chat_bos=gguf)
+  target = types.SimpleNamespace(tokenizer=t, label='here')
+  turns = [
+    dict(role='user', content='the words of a user'),
+    dict(role='assistant', content='an answer'),
+    dict(role='user', content='next?'),
+  ]
+  text, whole = t.chat(turns), t.encode_chat(turns)
+  before, after = prompts_lib._template(
+    types.SimpleNamespace(source='x'), target, 'next?'
+  )
+  answered = t.split_chat(text, text.index('an answer') + len('an answer'))[0]
+  assert [*answered, *after] == whole
+  assert whole[: len(before)] == before
+  assert whole.count(t.bos_id) <= 1
+  assert t.bos_id not in after
+  # The opening ends before the user's words, or the space that begins them.
+  opened = t.decode(whole[len(before) :], special=True)
+  assert opened.lstrip().startswith('the words of a user')
 
 
 @pytest.mark.parametrize(

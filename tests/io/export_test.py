@@ -179,6 +179,23 @@ def test_the_tokenizer_comes_back(tmp_path, add_bos):
   assert (first == 258) != add_bos  # the caller's is as it was
 
 
+@pytest.mark.parametrize('template', ['[{{ messages[0].content }}]', None])
+@pytest.mark.parametrize('first', ['', '{{ bos_token }}'])
+def test_a_gguf_files_chat_keeps_its_bos(tmp_path, template, first):
+  """llama.cpp puts it before a chat; a folder's template has to write it."""
+  template = template and first + template
+  specials = (('bos_token', '<|im_start|>'),)
+  was = tokenizer(
+    add_bos=True, chat_bos=True, chat_template=template, specials=specials
+  )
+  c = tiny.config()
+  export.save(tmp_path / 'x', c, random_params(c), was)
+  now = load.open_source(str(tmp_path / 'x')).tokenizer
+  asked = [dict(role='user', content='hello')]
+  assert now.encode_chat(asked) == was.encode_chat(asked)
+  assert now.encode_chat(asked)[0] == 258
+
+
 def test_sources_end_with_eos_for_those_who_read_tokenizer_json(tmp_path):
   """As spiece.model gives it, a T5's tokenizer adds none by itself."""
   c, was = tiny.config(**CASES['t5 1.1'][1]), tokenizer(add_bos=False)

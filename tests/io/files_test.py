@@ -39,6 +39,10 @@ def test_jsonl_is_read_line_by_line(tmp_path):
     (b'[1]', ':2: a JSON object is needed, not list'),
     (b'{"a": "\xff"}', ':2: not UTF-8'),
     (b'[' * 100_000, ':2: not JSON'),
+    # Half of a UTF-16 pair: valid JSON, no valid Unicode.
+    (rb'{"a": "cut \ud83d"}', r':2: \\ud83d is half of a UTF-16 surrogate'),
+    (rb'{"a": ["x", {"\uDE00": 1}]}', r':2: \\ude00 is half of'),
+    (rb'{"a": "\ude00\ud83d"}', r':2: \\ude00 is half of'),
   ],
 )
 def test_a_line_that_is_no_object_is_named(tmp_path, line, message):
@@ -46,6 +50,17 @@ def test_a_line_that_is_no_object_is_named(tmp_path, line, message):
   path.write_bytes(b'{}\n' + line)
   with pytest.raises(ValueError, match=message):
     list(files.read_jsonl(path))
+
+
+def test_whole_pairs_and_their_spelling_are_text(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_bytes(rb'{"a": "\ud83d\ude00 \\ud83d"}')
+  assert [row for _, row in files.read_jsonl(path)] == [{'a': '😀 \\ud83d'}]
+  path.write_bytes(rb'{"a": "\ud83d\ude00"}')
+  assert files.read_json(path) == {'a': '😀'}
+  path.write_bytes(rb'{"a": "\uD83d"}')
+  with pytest.raises(ValueError, match=r'a.jsonl: \\ud83d is half of'):
+    files.read_json(path)
 
 
 def test_a_jsonl_file_that_is_not_there(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from specdec_jax import requests
 from specdec_jax.io import tokenizer
 from tests.io import tiny
 
@@ -49,20 +50,6 @@ def test_stream_equals_decode_for_random_ids():
     # Bytes of no character are out once a character follows.
     ids = [*rng.integers(0, 258, 40).tolist(), 0x41]
     assert ''.join(pieces(t, ids)) == t.decode(ids)
-
-
-def test_a_byte_that_is_no_character_does_not_end_a_stream():
-  """As of Llama 2: bytes stand for what the vocabulary has no token for."""
-  words = {f'<0x{byte:02X}>': byte for byte in range(256)} | {'▁the': 256}
-  bpe = tokenizers.models.BPE(words, [], byte_fallback=True)
-  inner = tokenizers.Tokenizer(bpe)
-  d = tokenizers.decoders
-  inner.decoder = d.Sequence(
-    [d.Replace('▁', ' '), d.ByteFallback(), d.Fuse(), d.Strip(' ', 1, 0)]
-  )
-  inner.add_special_tokens(['<s>'])
-  found = pieces(wrap(inner), [256, 0x41, 0xFF, 257, 256, 257, 256])
-  assert found == ['the', 'A', '', '', '\ufffd the', '', ' the']
 
 
 def test_padding_ids_decode_to_nothing():
@@ -159,6 +146,125 @@ def test_chat_template_is_rendered_as_transformers_does():
   assert found == '<s>["hello"]\n<a>True'
 
 
+MARKED = """{% for m in messages %}
+  {% generation %}
+    {{ m.content }}
+  {% endgeneration %}
+{% endfor %}
+end"""
+LOOP = """{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}
+{%- if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+  'template, wanted',
+  [
+    (MARKED, '    hi\n    yo\nend'),
+    (
+      '{%- for m in messages -%}\n {%- generation -%}\n {{ m.content }}\n'
+      ' {%- endgeneration -%}\n{%- endfor -%}\n.',
+      'hiyo.',
+    ),
+    # What is set in it ends with it.
+    (
+      '{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}'
+      '{{ x is defined }}',
+      '1False',
+    ),
+    ("{{ {'b': 'é<', 'a': [1]} | tojson }}", '{"b": "é<", "a": [1]}'),
+    ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", '{"a": 2, "b": 1}'),
+    ('{{ [1, 2] | tojson(indent=1) }}', '[\n 1,\n 2\n]'),
+    ("{{ 'é' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
+    ("{{ {'a': [1, 2]} | tojson(separators=(',', ':')) }}", '{"a":[1,2]}'),
+    (LOOP, '02'),
+    ('{{ tools is none }}{{ documents is none }}', 'TrueTrue'),
+    (
+      '{{ add_generation_prompt }}{{ enable_thinking is defined }}',
+      'TrueFalse',
+    ),
+    ('{% set n = namespace(i=1) %}{% set n.i = n.i + 1 %}{{ n.i }}', '2'),
+    # Reasoning comes under the names that templates read; None is not there.
+    (
+      '{{ messages[1].thinking }} {{ messages[1].reasoning_content }}',
+      'why why',
+    ),
+    (
+      "{{ messages[0].thinking is defined }}{{ 'tool' in messages[1] }}",
+      2 * 'False',
+    ),
+    ("{{ strftime_now('%Y') | length }}", '4'),
+    ("{{ 'a,b'.split(',')[-1] }}{{ messages[0]['content'] | upper }}", 'bHI'),
+  ],
+)
+def test_templates_render_as_in_transformers(template, wanted):
+  """Golden: apply_chat_template of transformers 5.24."""
+  messages = [
+    dict(role='user', content='hi'),
+    dict(role='assistant', content='yo', reasoning='why', tool=None),
+  ]
+  t = dataclasses.replace(
+    tokenizer.from_bytes(512, 'x'), chat_template=template
+  )
+  assert t.chat(messages) == wanted
+
+
+def chatting(template, **changes):
+  """A tokenizer that puts bos (256) before texts."""
+  inner = tiny.byte_tokenizer(('<s>', '<e>'))
+  known = dict(bos_id=258, add_bos=True, specials=(('bos_token', '<s>'),))
+  return wrap(inner, chat_template=template, **known | changes)
+
+
+@pytest.mark.parametrize(
+  'template, folder, gguf',
+  [
+    # transformers adds nothing to a rendered chat, llama.cpp the file's bos.
+    ('{{ messages[0].content }}', '', '<s>'),
+    ('{{ bos_token }}{{ messages[0].content }}', '<s>', '<s>'),
+    # Without a template a conversation is a text like others.
+    (None, '<s>', '<s>'),
+  ],
+)
+def test_who_puts_bos_before_a_chat(template, folder, gguf):
+  for chat_bos, first in ((False, folder), (True, gguf)):
+    t = chatting(template, chat_bos=chat_bos)
+    text = t.decode(t.encode_chat(CHAT), special=True)
+    assert text == first + t.chat(CHAT).removeprefix('<s>')
+    assert requests.encode(t, 'hello', chat=True) == t.encode_chat(CHAT)
+    # A text begins with bos, whatever the template.
+    assert requests.encode(t, 'hello', chat=False)[0] == 258
+
+
+def test_a_chat_is_cut_where_a_token_begins():
+  t = chatting('[{{ messages[0].content }}]', chat_bos=True)
+  text = t.chat(CHAT)
+  whole = t.encode_chat(CHAT)
+  for at in (0, 1, 4, 6):  # hel is one token
+    before, after = t.split_chat(text, at)
+    assert [*before[1:], *after] == whole[1:] and before[0] == 258
+    assert t.decode(after) == text[at:]
+  with pytest.raises(ValueError, match='no token begins at character 2 of'):
+    t.split_chat(text, 2)
+
+
+def test_half_of_a_surrogate_pair_is_one_sentence():
+  t = chatting('{{ messages[0].content }}')
+  half = 'cut \ud83d here'
+  why = r'\\ud83d is half of a UTF-16 surrogate pair, which is no character'
+  for door in (
+    lambda: t.encode(half),
+    lambda: t.chat([dict(role='user', content=half)]),
+    lambda: t.encode_chat([dict(role='user', content='x', name=half)]),
+    lambda: requests.encode(t, half, chat=False),
+    lambda: requests.encode(t, half, chat=True),
+    lambda: requests.Settings(stop=['fine', half]),
+    lambda: requests.Settings(stop=half),
+  ):
+    with pytest.raises(ValueError, match=why) as error:
+      door()
+    assert str(error.value).isprintable()
+
+
 def test_chat_without_a_template():
   t = tokenizer.from_bytes(512, 'x')
   assert t.chat(CHAT) == 'User: hello\nAssistant:'
@@ -188,6 +294,8 @@ def test_messages_are_checked():
   t = tokenizer.from_bytes(512, 'x')
   with pytest.raises(ValueError, match="needs strings 'role' and 'content'"):
     t.chat([{'role': 'user', 'text': 'hello'}])
+  with pytest.raises(ValueError, match='no messages: give at least one'):
+    t.chat([])
 
 
 def folder(tmp_path, settings=None, **more):
@@ -211,20 +319,31 @@ def test_folder_specials_and_ends(tmp_path):
   (tmp_path / 'generation_config.json').unlink()
   odd = {'chat_template': [3, {'name': 'default', 'template': 4}]}
   t = folder(tmp_path, odd | {'eos_token': []}, config={'eos_token_id': 3})
-  assert (t.chat_template, t.eos_ids) == (None, (3,))
+  assert (t.chat_template, t.eos_ids) == (None, (3, 259))
 
 
-def test_folder_add_bos_by_setting_or_by_behaviour(tmp_path):
+def test_folder_adds_bos_where_the_post_processor_does(tmp_path):
+  """transformers 5.24 drops add_bos_token where there is a tokenizer.json."""
   named = {'bos_token': '<|im_start|>'}
   assert not folder(tmp_path, named).add_bos
-  assert folder(tmp_path, named | {'add_bos_token': True}).add_bos
+  assert not folder(tmp_path, named | {'add_bos_token': True}).add_bos
   inner = tiny.byte_tokenizer()
   inner.post_processor = tokenizers.processors.TemplateProcessing(
     single='<|im_start|> $A', special_tokens=[('<|im_start|>', 258)]
   )
   inner.save(str(tmp_path / 'tokenizer.json'))
-  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(named))
-  assert tokenizer.from_folder(tmp_path, 'here').add_bos
+  for settings in (named, named | {'add_bos_token': False}, {}):
+    text = json.dumps(settings)
+    (tmp_path / 'tokenizer_config.json').write_text(text)
+    t = tokenizer.from_folder(tmp_path, 'here')
+    assert t.add_bos and t.bos_id == 258 and t.encode('h')[0] == 258
+  inner.post_processor = tokenizers.processors.TemplateProcessing(
+    single='<|im_end|> <|im_start|> $A',
+    special_tokens=[('<|im_start|>', 258), ('<|im_end|>', 259)],
+  )
+  inner.save(str(tmp_path / 'tokenizer.json'))
+  with pytest.raises(ValueError, match='json: 2 tokens before a text; allowed'):
+    tokenizer.from_folder(tmp_path, 'here')
 
 
 def test_folder_templates(tmp_path):

@@ -127,6 +127,7 @@ def test_datasets_are_asked_for(datasets, source, asked):
     ('a.jsonl', '{"x": 1, "y": 2}', "no text in field 'text'; .* are x, y$"),
     ('a.jsonl', '{"text": [1]}', "a.jsonl:1: no text in field 'text'"),
     ('a.jsonl', '{"text": ""}\n', 'a.jsonl: there is no text in it'),
+    ('a.jsonl', '\n{"text": "\\ud83d"}', r'a.jsonl:2: \\ud83d is half of'),
     ('a.pdf', 'one', "a.pdf': allowed are a .txt, .md or .jsonl file"),
     ('', None, 'there is no text in it'),
     ('no.txt', None, 'no.txt: cannot be read: .* No such file'),

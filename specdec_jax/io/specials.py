@@ -1,0 +1,163 @@
+"""Special tokens: what the files beside tokenizer.json add, and ends of turns.
+
+tokenizer_config.json, special_tokens_map.json and added_tokens.json are read as
+`PreTrainedTokenizerBase._from_pretrained` and `TokenizersBackend` of
+transformers 5.24 read them.
+"""
+
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tokenizers
+from absl import logging
+
+from specdec_jax.io import files
+
+# In the order in which transformers adds those that tokenizer.json lacks.
+NAMED = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')
+
+# Tokens that end a turn by their text, from the list by which llama.cpp's
+# src/llama-vocab.cpp finds them. Chat files often name the end of text alone.
+TURN_ENDS = (
+  '<|eot_id|>',  # Llama 3
+  '<|eom_id|>',
+  '<|im_end|>',  # ChatML
+  '<|end|>',  # Phi 3
+  '<end_of_turn>',  # Gemma
+  '<turn|>',
+  '<|return|>',
+  '<|call|>',
+  '<|calls|>',
+  '<|flush|>',
+  '<EOT>',
+  '_<EOT>',
+  '[EOT]',
+  '<end_of_utterance>',
+)
+# Where calls are tokens of their own, <|end|> only ends a part of a turn.
+_CALLS = ({'<|return|>', '<|call|>'}, {'<|calls|>', '<|flush|>'})
+
+_FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
+
+
+def read(folder: pathlib.Path) -> dict[str, Any]:
+  """The settings of a folder's tokenizer_config.json.
+
+  Without added_tokens_decoder, those of special_tokens_map.json come first.
+  """
+  path = folder / 'tokenizer_config.json'
+  settings = files.read_json(path) if path.exists() else {}
+  path = folder / 'special_tokens_map.json'
+  if 'added_tokens_decoder' not in settings and path.exists():
+    settings = settings | files.read_json(path)
+  return settings
+
+
+def named(settings: Mapping[str, Any]) -> dict[str, str]:
+  """Texts by name, such as bos_token: what chat templates call them.
+
+  The standard ones first, then a model's own: other keys that end with _token,
+  and extra_special_tokens where it is a dict.
+  """
+  standard = [f'{name}_token' for name in NAMED]
+  own = [x for x in settings if x.endswith('_token') and x not in standard]
+  extra = settings.get('extra_special_tokens')
+  given = {key: settings.get(key) for key in (*standard, *own)}
+  given |= extra if isinstance(extra, dict) else {}
+  found = {key: _text(value) for key, value in given.items()}
+  return {key: text for key, text in found.items() if text is not None}
+
+
+def add(
+  inner: tokenizers.Tokenizer,
+  folder: pathlib.Path,
+  settings: Mapping[str, Any],
+) -> None:
+  """Adds the tokens of settings or added_tokens.json that tokenizer.json lacks.
+
+  They get the next ids, in the order of the ids that the files give them; then
+  come tokens that are only named. A token that is there gets their flags.
+
+  Raises:
+    ValueError: an entry that is no token.
+  """
+  extra = settings.get('extra_special_tokens') or settings.get(
+    'additional_special_tokens'
+  )
+  extra = extra if isinstance(extra, list) else []
+  names = named(settings)
+  entries = _entries(folder, settings, {*names.values(), *map(_text, extra)})
+  wanted = {entry['content']: entry for _, entry in entries}
+  keys = [settings.get(key, text) for key, text in names.items()]
+  have = {x.content: x for x in inner.get_added_tokens_decoder().values()}
+  for value in (*keys, *extra):
+    if (text := _text(value)) is not None and text not in have:
+      flags = value if isinstance(value, dict) else {}
+      wanted.setdefault(text, flags | {'content': text, 'special': True})
+  for entry in wanted.values():
+    if entry['content'] in names.values():
+      entry['special'] = True
+  tokens = map(_token, wanted.values())
+  inner.add_tokens([t for t in tokens if repr(t) != repr(have.get(t.content))])
+  for index, entry in entries:
+    i = inner.token_to_id(entry['content'])
+    if i != index:
+      logging.warning(
+        '%s: %r is to be id %d, but follows tokenizer.json as id %s, as '
+        'transformers has it',
+        *(folder, entry['content'], index, i),
+      )
+
+
+def turn_ends(
+  inner: tokenizers.Tokenizer, more: Iterable[str] = ()
+) -> list[int]:
+  """The ids of the tokens of TURN_ENDS, and of more texts, in their order."""
+  found = ids_of(inner, (*TURN_ENDS, *more))
+  if any(calls <= set(found) for calls in _CALLS):
+    found.pop('<|end|>', None)
+  return [*found.values()]
+
+
+def ids_of(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> dict[str, int]:
+  """The ids of those texts that are tokens."""
+  pairs = ((x, inner.token_to_id(x)) for x in texts)
+  return {text: i for text, i in pairs if i is not None}
+
+
+def _entries(
+  folder: pathlib.Path, settings: Mapping[str, Any], special: set[str | None]
+) -> list[tuple[int, dict[str, Any]]]:
+  """(id, token) of added_tokens_decoder, else of added_tokens.json, by id."""
+  given, source = settings.get('added_tokens_decoder'), 'tokenizer_config.json'
+  path = folder / 'added_tokens.json'
+  if given is None and path.exists():
+    source = path.name
+    given = {
+      i: {'content': text, 'special': text in special}
+      for text, i in files.read_json(path).items()
+    }
+  given = {} if given is None else given
+  try:
+    pairs = [(int(i), dict(entry)) for i, entry in given.items()]
+    if not all(isinstance(entry['content'], str) for _, entry in pairs):
+      raise ValueError('a token without text')
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise ValueError(
+      f'{folder / source}: added tokens must be ids with objects that have '
+      f'a text, "content": {e!r}'
+    ) from e
+  return sorted(pairs, key=lambda x: x[0])
+
+
+def _token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:
+  flags = {key: entry[key] for key in _FLAGS if key in entry}
+  if not all(isinstance(x, bool) for x in flags.values()):
+    raise ValueError(f'added token {dict(entry)}: flags must be true or false')
+  return tokenizers.AddedToken(entry['content'], **flags)
+
+
+def _text(value: Any) -> str | None:
+  value = value.get('content') if isinstance(value, dict) else value
+  return value if isinstance(value, str) else None

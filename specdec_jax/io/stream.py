@@ -1,0 +1,92 @@
+"""Text from ids that come one by one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Stream:
+  """The text of ids as they come, cut where a stop string is completed.
+
+  text: of all ids so far, as Tokenizer.decode gives it; before the stop string.
+  ready: how many of its first characters no later id changes or cuts off.
+  stopped: whether a stop string was completed; no id may follow.
+
+  Text may change after an id is read: half a character waits for the other
+  half, and `tokenizers` decodes a run of bytes (<0xE4>, as of Llama 2) as a
+  whole, each of them as U+FFFD unless all of it is UTF-8.
+  """
+
+  def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
+    """tokenizer: an io.tokenizer.Tokenizer. stop: texts, none empty."""
+    self.text, self.ready, self.stopped = '', 0, False
+    self._tokenizer, self._stop = tokenizer, stop
+    # The ids of the last settled piece of text, _read of them, and those after
+    # it. A token's text may depend on the token before it.
+    self._ids: list[int] = []
+    self._read = self._settled = 0
+    self._bytes = run_bytes(tokenizer)
+    self._in_run = False
+
+  def push(self, i: int) -> str:
+    """Reads an id; the text that became ready, '' while it waits."""
+    assert not self.stopped
+    shown, new = self.ready, self._settled
+    self._decode(i)
+    # A stop string was not in the text before, so it ends in what is new. Not
+    # in U+FFFD at the end, which may be half a character.
+    reach = max(map(len, self._stop), default=0)
+    sure = self.text.rstrip('\ufffd')
+    cut = _find_stop(sure, self._stop, max(0, new - reach))
+    if cut is not None:
+      self.text, self.ready, self.stopped = self.text[:cut], cut, True
+    else:
+      settled = self.text[: self._settled]
+      begun = (
+        n
+        for x in self._stop
+        for n in range(1, len(x))
+        if settled.endswith(x[:n])
+      )
+      self.ready = len(settled) - max(begun, default=0)
+    return self.text[shown : self.ready]
+
+  def _decode(self, i: int) -> None:
+    decode = self._tokenizer.decode
+    self._ids.append(i)
+    before = decode(self._ids[: self._read])
+    new = decode(self._ids)[len(before) :]
+    self.text = self.text[: self._settled] + new
+    # Ids without text, such as special ones, do not end a run.
+    if self._bytes and not _is_hidden(self._tokenizer, i):
+      self._in_run = i in self._bytes
+    if new and not self._in_run and not new.endswith('\ufffd'):
+      del self._ids[: self._read]
+      self._read, self._settled = len(self._ids), len(self.text)
+
+
+def _find_stop(text: str, stop: Sequence[str], start: int) -> int | None:
+  """Where to cut: the start of the stop string that is completed first.
+
+  Not the one that begins first: a stream would have cut before it ends.
+  """
+  found = ((text.find(x, start), x) for x in stop)
+  ends = [(at + len(x), at) for at, x in found if at >= 0]
+  return min(ends)[1] if ends else None
+
+
+def run_bytes(tokenizer: Any) -> set[int]:
+  """The ids of bytes that are decoded in runs; none without byte fallback."""
+  inner = tokenizer.inner
+  if inner.decoder is None or inner.decoder.decode(['<0x41>']) != 'A':
+    return set()
+  spelled = (f'<0x{byte:{x}}>' for byte in range(256) for x in ('02X', '02x'))
+  found = map(inner.token_to_id, spelled)
+  return {i for i in found if i is not None}
+
+
+def _is_hidden(tokenizer: Any, i: int) -> bool:
+  """Whether decode leaves an id out: a special token, or none at all."""
+  return not tokenizer.decode([i]) and (
+    tokenizer.inner.id_to_token(i) is None
+    or bool(tokenizer.decode([i], special=True))
+  )

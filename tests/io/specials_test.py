@@ -1,0 +1,289 @@
+"""What the files beside tokenizer.json add: golden values of transformers 5.24.
+
+Each case was given to its AutoTokenizer as a folder whose tokenizer.json has
+256 bytes and the tokens named here, from id 256 on.
+"""
+
+import json
+
+import pytest
+import tokenizers
+
+from specdec_jax.io import load, tokenizer
+from tests.io import tiny
+
+S, E = '<|s|>', '<|e|>'
+
+
+def write(folder, have, settings, **more):
+  """A folder whose tokenizer.json has bytes and these tokens."""
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  vocab = {char: i for i, char in enumerate(alphabet)}
+  inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+  inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  inner.decoder = tokenizers.decoders.ByteLevel()
+  inner.add_special_tokens(have)
+  folder.mkdir(exist_ok=True)
+  inner.save(str(folder / 'tokenizer.json'))
+  for name, value in {'tokenizer_config': settings, **more}.items():
+    (folder / f'{name}.json').write_text(json.dumps(value))
+  return folder
+
+
+def read(folder, have, settings, **more):
+  return tokenizer.from_folder(write(folder, have, settings, **more), 'here')
+
+
+def entry(text, **flags):
+  usual = dict(lstrip=False, rstrip=False, normalized=False, single_word=False)
+  return {'content': text, **usual, 'special': True, **flags}
+
+
+NAMED = dict(bos_token=S, eos_token=E)
+# Of tokenizer.json, other files: 'a<|e|>b' as ids, eos, ids in all, tokens
+# from id 256 on with those that are special marked.
+CASES = {
+  'all there': ([S, E], NAMED, {}, [64, 257, 65], 257, [S, E]),
+  'decoder': (
+    [S],
+    NAMED | dict(added_tokens_decoder={'257': entry(E)}),
+    {},
+    [64, 257, 65],
+    257,
+    [S, E],
+  ),
+  'named alone': ([S], NAMED, {}, [64, 257, 65], 257, [S, E]),
+  # Ids follow tokenizer.json, in the order that the file gives them.
+  'order': (
+    [S],
+    NAMED | dict(added_tokens_decoder={'258': entry(E), '257': entry('<x>')}),
+    {},
+    [64, 258, 65],
+    258,
+    [S, '<x>', E],
+  ),
+  'gap': (
+    [S],
+    NAMED | dict(added_tokens_decoder={'270': entry(E)}),
+    {},
+    [64, 257, 65],
+    257,
+    [S, E],
+  ),
+  'taken id': (
+    [S, E, '<x>'],
+    dict(bos_token=S, added_tokens_decoder={'258': entry('<y>')}),
+    {},
+    [64, 257, 65],
+    None,
+    [S, E, '<x>', '<y>'],
+  ),
+  'a word': (
+    [S],
+    dict(bos_token=S, eos_token='a'),
+    {},
+    [64, 27, 91, 68, 91, 29, 65],
+    64,
+    [S],
+  ),
+  'extra list': (
+    [S, E],
+    NAMED | dict(extra_special_tokens=['<x>', '<y>']),
+    {},
+    [64, 257, 65],
+    257,
+    [S, E, '<x>', '<y>'],
+  ),
+  'additional list': (
+    [S, E],
+    NAMED | dict(additional_special_tokens=['<x>']),
+    {},
+    [64, 257, 65],
+    257,
+    [S, E, '<x>'],
+  ),
+  'extra dict': (
+    [S, E],
+    NAMED | dict(extra_special_tokens={'image_token': '<x>'}),
+    {},
+    [64, 257, 65],
+    257,
+    [S, E, '<x>'],
+  ),
+  # unk, sep, pad, cls, mask: not in the order of the file.
+  'more names': (
+    [S, E],
+    NAMED | dict(mask_token='<m>', pad_token='<p>', unk_token='<u>'),
+    {},
+    [64, 257, 65],
+    257,
+    [S, E, '<u>', '<p>', '<m>'],
+  ),
+  'a map alone': (
+    [S],
+    {},
+    {'special_tokens_map': NAMED},
+    [64, 257, 65],
+    257,
+    [S, E],
+  ),
+  'a map before settings': (
+    [S, E, '<f>'],
+    dict(eos_token=S),
+    {'special_tokens_map': {'eos_token': '<f>'}},
+    [64, 257, 65],
+    258,
+    [S, E, '<f>'],
+  ),
+  'a map after a decoder': (
+    [S, E, '<f>'],
+    dict(eos_token=S, added_tokens_decoder={'256': entry(S)}),
+    {'special_tokens_map': {'eos_token': '<f>'}},
+    [64, 257, 65],
+    256,
+    [S, E, '<f>'],
+  ),
+  'added_tokens.json': (
+    [S],
+    NAMED,
+    {'added_tokens': {'<z>': 258, E: 257}},
+    [64, 257, 65],
+    257,
+    [S, E, '<z>'],
+  ),
+  'added_tokens.json and a decoder': (
+    [S],
+    dict(bos_token=S, added_tokens_decoder={'256': entry(S)}),
+    {'added_tokens': {'<z>': 257}},
+    [64, 27, 91, 68, 91, 29, 65],
+    None,
+    [S],
+  ),
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_added_tokens_are_those_of_transformers(tmp_path, case):
+  have, settings, more, ids, eos, tokens = CASES[case]
+  t = read(tmp_path, have, settings, **more)
+  assert t.encode('a<|e|>b') == ids
+  assert t.eos_ids == (() if eos is None else (eos,))
+  assert t.tokens()[256:] == tokens and t.size == 256 + len(tokens)
+  if eos is not None:
+    assert t.decode([65, eos]) == 'b'  # special: it has no text
+
+
+def test_flags_and_kinds_of_added_tokens(tmp_path):
+  flags = lambda t: {
+    i: (x.special, x.lstrip, x.rstrip, x.normalized)
+    for i, x in t.inner.get_added_tokens_decoder().items()
+    if i > 256
+  }
+  settings = dict(added_tokens_decoder={'257': entry(E, lstrip=True)})
+  t = read(tmp_path / 'flags', [S, E], NAMED | settings)
+  assert flags(t) == {257: (True, True, False, False)}
+  settings = dict(added_tokens_decoder={'257': entry(E, special=False)})
+  t = read(tmp_path / 'kind', [S, E], dict(bos_token=S) | settings)
+  assert flags(t) == {257: (False, False, False, False)}
+  added = {'added_tokens': {'<z>': 257, '<p>': 258}}
+  t = read(tmp_path / 'json', [S], dict(bos_token=S, pad_token='<p>'), **added)
+  plain, special = (False, False, False, True), (True, False, False, False)
+  assert flags(t) == {257: plain, 258: special}
+  assert t.decode([257, 258]) == '<z>'
+
+
+def test_an_id_that_cannot_be_given_is_said(tmp_path, caplog):
+  have, settings, *_ = CASES['gap']
+  read(tmp_path, have, settings)
+  assert "'<|e|>' is to be id 270, but follows tokenizer.json as id 257" in (
+    caplog.text
+  )
+
+
+@pytest.mark.parametrize(
+  'settings, more',
+  [
+    ({'added_tokens_decoder': 3}, {}),
+    ({'added_tokens_decoder': {'x': entry(E)}}, {}),
+    ({'added_tokens_decoder': {'257': 'x'}}, {}),
+    ({'added_tokens_decoder': {'257': {'content': None}}}, {}),
+    ({}, {'added_tokens': {'<z>': 'last'}}),
+  ],
+)
+def test_damaged_tokens_are_named(tmp_path, settings, more):
+  with pytest.raises(ValueError, match='added tokens must be ids with objects'):
+    read(tmp_path, [S], settings, **more)
+  settings = {'added_tokens_decoder': {'257': entry(E, lstrip='no')}}
+  with pytest.raises(ValueError, match='flags must be true or false'):
+    read(tmp_path, [S], settings)
+
+
+def test_names_are_variables_of_templates(tmp_path):
+  """Special ones under their names; a model's own, too."""
+  names = '{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ image_token }}'
+  given = dict(pad_token='<p>', image_token='<i>', chat_template=names)
+  t = read(tmp_path, [S, E], NAMED | given)
+  assert t.chat([dict(role='user', content='x')]) == '<|s|><|e|><p><i>'
+
+
+def test_a_model_can_end_with_a_token_that_only_the_settings_have(tmp_path):
+  c = tiny.config()
+  folder = tiny.write_folder(tmp_path / 'm', c)
+  settings = {'257': entry('<end>'), '300': entry('<new>')}
+  (folder / 'tokenizer_config.json').write_text(
+    json.dumps(dict(eos_token='<new>', added_tokens_decoder=settings))
+  )
+  (folder / 'config.json').write_text(
+    json.dumps(tiny.settings(c) | {'eos_token_id': None})
+  )
+  opened = load.open_source(str(folder))
+  assert opened.tokenizer.eos_ids[0] == 261 < opened.ids == 262
+
+
+@pytest.mark.parametrize(
+  'specials, files, ends',
+  [
+    # The tokenizer's, those that are listed, then those known by their text.
+    (['<eos>', '<x>', '<end_of_turn>'], {}, ['<eos>', '<end_of_turn>']),
+    (
+      ['<eos>', '<x>', '<|eot_id|>'],
+      {'generation_config': {'eos_token_id': [258, 257]}},
+      ['<eos>', '<|eot_id|>', '<x>'],
+    ),
+    (
+      ['<eos>', '<x>', '<y>'],
+      {'config': {'eos_token_id': [256, 258]}},
+      ['<eos>', '<y>'],
+    ),
+    (
+      ['<eos>', '<x>', '<y>'],
+      {'config': {'text_config': {'eos_token_id': 257}}},
+      ['<eos>', '<x>'],
+    ),
+    # transformers reads only the first that is there.
+    (
+      ['<eos>', '<x>', '<y>'],
+      {
+        'generation_config': {'eos_token_id': 257},
+        'config': {'eos_token_id': 258},
+      },
+      ['<eos>', '<x>'],
+    ),
+    (['<eos>', '<|end|>', '<|return|>', '<|call|>'], {}, None),
+  ],
+)
+def test_ends_come_from_every_place(tmp_path, specials, files, ends):
+  t = read(tmp_path, specials, {'eos_token': '<eos>'}, **files)
+  ends = ends or ['<eos>', '<|return|>', '<|call|>']
+  assert [t.inner.id_to_token(i) for i in t.eos_ids] == ends
+
+
+def test_an_end_beyond_the_models_ids_is_left_out(tmp_path):
+  t = read(tmp_path, ['<eos>', '<|im_end|>'], {'eos_token': '<eos>'})
+  assert t.eos_ids == (256, 257)
+  cut = t.cut_to(257, 'here')
+  assert (cut.eos_ids, cut.size) == ((256,), 257)
+  with pytest.raises(ValueError, match='has 258 ids, the model 256'):
+    t.cut_to(256, 'here')  # its own eos
