@@ -9,6 +9,7 @@ import dataclasses
 import math
 import mmap
 import pathlib
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -35,14 +36,18 @@ class Tensor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """An open file: its fields, its tensors on disk, and `seen`, the names of the
-  fields that were asked for."""
+  """An open file: its fields, and its tensors on disk.
+
+  seen: the names of the fields that were asked for.
+  parts: of a model in several files, each of them; tensors has all of theirs.
+  """
 
   path: pathlib.Path
   fields: Mapping[str, Any]
   tensors: Mapping[str, Tensor]
   data: mmap.mmap
   seen: set[str] = dataclasses.field(default_factory=set)
+  parts: tuple['File', ...] = ()
 
   def read(self, name: str) -> np.ndarray:
     """One tensor, dequantised: float32, or float64 where stored so.
@@ -50,6 +55,9 @@ class File:
     Raises:
       ValueError: a storage type that the gguf package cannot dequantise.
     """
+    for part in self.parts:
+      if name in part.tensors:
+        return part.read(name)
     t = self.tensors[name]
     block, size = gguf.GGML_QUANT_SIZES[t.kind]
     raw = np.frombuffer(self.data, np.uint8, t.nbytes, t.offset)
@@ -103,7 +111,8 @@ class File:
     for t in self.tensors.values():
       sizes[t.kind.name] = sizes.get(t.kind.name, 0) + t.nbytes
     kind = max(sizes, key=lambda k: sizes[k])
-    stem = self.path.stem.removesuffix(f'.{kind}').removesuffix(f'-{kind}')
+    stem = re.sub(r'-\d{5}-of-\d{5}$', '', self.path.stem)
+    stem = stem.removesuffix(f'.{kind}').removesuffix(f'-{kind}')
     exact = kind in ('F32', 'F16', 'BF16')
     return f'{stem} ({kind}{"" if exact else ", dequantised"})'
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax.io import gguf, names
+from specdec_jax.io import gguf, gguf_parts, names
 from specdec_jax.models import attention, rope
 from specdec_jax.models import config as model_config
 
@@ -50,7 +50,7 @@ def open_file(
   Raises:
     ValueError: damaged, or a model that models.lm does not have.
   """
-  file = gguf.parse(path)
+  file = gguf_parts.parse(path)
   config = read(file)
   llama = file.fields['general.architecture'] == 'llama'
   naming = names.GGUF_LLAMA if llama else names.GGUF

@@ -1,36 +1,107 @@
-"""The tokenizer inside a GGUF file, as a tokenizers.Tokenizer."""
+"""The tokenizer inside a GGUF file, as a tokenizers.Tokenizer.
+
+Pre-tokenizers, bos and ends are those of llama.cpp's src/llama-vocab.cpp.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-from specdec_jax.io import gguf
+from specdec_jax.io import gguf, specials
 from specdec_jax.io import tokenizer as text
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
+_CUT = r'\s*[\r\n]+|\s+(?!\S)|\s+'
 _WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-  r'\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+  rf'\p{{N}}{{1,%d}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_CUT}'
 )
-
+# Of Mistral Nemo: a word is cut before a capital letter.
+_UPPER, _LOWER = (
+  r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]',
+  r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]',
+)
+_CASED = '|'.join(
+  rf'[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{a}{_LOWER}{b}' for a, b in ('*+', '+*')
+)
+_TEKKEN = rf'{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_CUT}'
 
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _GPT2 = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
 
 
-def _split(digits: int) -> list[pre_tokenizers.PreTokenizer]:
-  words = tokenizers.Regex(_WORDS % digits)
-  return [pre_tokenizers.Split(words, 'isolated'), _BYTES]
+def _split(*words: str) -> list[pre_tokenizers.PreTokenizer]:
+  cut = lambda x: pre_tokenizers.Split(tokenizers.Regex(x), 'isolated')
+  return [*map(cut, words), _BYTES]
 
 
-# tokenizer.ggml.pre -> the pre-tokenizers.
+class Pre(NamedTuple):
+  """What tokenizer.ggml.pre stands for.
+
+  steps: the pre-tokenizers.
+  whole: a word that is a token is taken without merges.
+  bos: bos comes first, unless the file says otherwise.
+  normal: text is composed first (NFC), as Qwen's own tokenizer does.
+  """
+
+  steps: Sequence[pre_tokenizers.PreTokenizer]
+  whole: bool = False
+  bos: bool = False
+  normal: bool = False
+
+
+_LLAMA3 = Pre(_split(_WORDS % 3), whole=True, bos=True)
+_DIGITS = Pre([pre_tokenizers.Digits(individual_digits=True), *_GPT2])
+
 PRE = {
-  'default': _GPT2,
-  'gpt-2': _GPT2,
-  'smollm': [pre_tokenizers.Digits(individual_digits=True), *_GPT2],
-  'qwen2': _split(1),
-  'llama-bpe': _split(3),
+  'default': Pre(
+    _split(
+      r'[\p{P}\$\+<=>\^~\|]+',
+      r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+      r'\p{N}+',
+      '[0-9]{3}',
+    )
+  ),
+  'gpt-2': Pre(_GPT2),
+  'smollm': _DIGITS,
+  'refact': _DIGITS,  # Granite
+  'qwen2': Pre(_split(_WORDS % 1), normal=True),
+  'deepseek-r1-qwen': Pre(_split(_WORDS % 1)),
+  'llama-bpe': _LLAMA3,
+  'llama3': _LLAMA3,
+  'llama-v3': _LLAMA3,
+  'falcon3': _LLAMA3,
+  'pixtral': _LLAMA3,
+  'smaug-bpe': Pre(_split(_WORDS % 3)),  # SmolLM3
+  'dbrx': Pre(_split(_WORDS % 3)),  # OLMo 2, Phi 4
+  'tekken': Pre(_split(_TEKKEN), whole=True, bos=True),
+}
+
+# Beside the ends of turns, texts that llama.cpp's loader takes for the end of
+# a reply: of a text, and of a file in code.
+ENDS = (
+  '<|endoftext|>',
+  '<|end_of_text|>',
+  '</s>',
+  '<eos>',
+  '[EOS]',
+  '<|tool_response>',
+)
+# Of each the first that there is, unless a field names one.
+CODE_ENDS = {
+  'fim_pad': ('<|fim_pad|>', '<fim-pad>', '<fim_pad>', '<PAD>', '[PAD]'),
+  'fim_rep': (
+    '<|fim_repo|>',
+    '<|repo_name|>',
+    '<fim-repo>',
+    '<REPO>',
+    '<reponame>',
+  ),
+  'fim_sep': ('<|file_sep|>',),
 }
 
 
@@ -67,7 +138,8 @@ def read(file: gguf.File, source: str) -> text.Tokenizer:
 
 def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
   ids = {}
-  for name in ('bos', 'eos', 'eot', 'eom', 'unknown', 'padding'):
+  fields = ('bos', 'eos', 'eot', 'eom', 'unknown', 'padding', *CODE_ENDS)
+  for name in fields:
     i = file.fields.get(f'tokenizer.ggml.{name}_token_id')
     if i is None:
       continue
@@ -78,6 +150,7 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
     ids[name] = i
   named = dict(bos='bos', eos='eos', unk='unknown', pad='padding')
   ends = [ids[name] for name in ('eos', 'eot', 'eom') if name in ids]
+  ends += _ends_by_text(inner, ids)
   adds_bos = file.field('tokenizer.ggml.add_bos_token', bool, adds_bos)
   template = file.fields.get('tokenizer.chat_template')
   return text.Tokenizer(
@@ -86,6 +159,7 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
     eos_ids=tuple(dict.fromkeys(ends)),
     bos_id=ids.get('bos'),
     add_bos='bos' in ids and adds_bos,
+    chat_bos=True,
     chat_template=template if isinstance(template, str) else None,
     specials=tuple(
       (f'{short}_token', tokens[ids[name]])
@@ -93,6 +167,18 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
       if name in ids
     ),
   )
+
+
+def _ends_by_text(inner: tokenizers.Tokenizer, fields) -> list[int]:
+  """The other tokens that llama.cpp's loader lets end a reply."""
+  texts = specials.ids_of(inner, ENDS)
+  if '<|tool_response>' in texts:  # Gemma 4, where </s> is a tag of HTML
+    texts.pop('</s>', None)
+  ends = specials.turn_ends(inner, texts)
+  for name, several in CODE_ENDS.items():
+    found = [*specials.ids_of(inner, several).values()]
+    ends += [fields[name]] if name in fields else found[:1]
+  return ends
 
 
 def _column(file, name: str, count: int) -> list[float]:
@@ -114,15 +200,15 @@ def _byte_level(file, ids, tokens, kinds):
   lines = file.field('tokenizer.ggml.merges', list)
   merges = [tuple(line.split(' ')) for line in lines]
   try:
-    bpe = tokenizers.models.BPE(ids, merges, ignore_merges=pre == 'llama-bpe')
+    bpe = tokenizers.models.BPE(ids, merges, ignore_merges=PRE[pre].whole)
   except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
     raise ValueError(f'{file.path}: tokenizer.ggml.merges: {e}') from e
   inner = tokenizers.Tokenizer(bpe)
-  if pre == 'qwen2':
+  if PRE[pre].normal:
     inner.normalizer = normalizers.NFC()
-  inner.pre_tokenizer = pre_tokenizers.Sequence(PRE[pre])
+  inner.pre_tokenizer = pre_tokenizers.Sequence([*PRE[pre].steps])
   inner.decoder = decoders.ByteLevel()
-  return inner, pre == 'llama-bpe'
+  return inner, PRE[pre].bos
 
 
 def _sentencepiece(file, ids, tokens, kinds):

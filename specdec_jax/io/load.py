@@ -330,8 +330,9 @@ def _open_folder(
 
 def _open_gguf(path, source: str, label: str = '') -> LanguageModel:
   config, reader, file = gguf_config.open_file(path, source)
+  label, paths = label or file.label(), [x.path for x in file.parts or [file]]
   tokenizer = gguf_tokenizer.read(file, source)
-  return _open_files(label or file.label(), tokenizer, config, reader, [path])
+  return _open_files(label, tokenizer, config, reader, paths)
 
 
 def _open_onnx(path, source: str, label: str) -> LanguageModel:

@@ -26,7 +26,18 @@ def bytes_file(tmp_path, pre, **fields):
 
 @pytest.mark.parametrize(
   'pre, merged',
-  [('gpt-2', 1), ('default', 1), ('smollm', 0), ('qwen2', 0), ('llama-bpe', 1)],
+  [
+    ('gpt-2', 1),
+    ('default', 1),
+    ('smollm', 0),
+    ('refact', 0),
+    ('qwen2', 0),
+    ('deepseek-r1-qwen', 0),
+    ('llama-bpe', 1),
+    ('falcon3', 1),
+    ('smaug-bpe', 1),
+    ('tekken', 0),
+  ],
 )
 def test_gguf_pre_tokenizers(tmp_path, pre, merged):
   t = gguf_tokenizer.read(bytes_file(tmp_path, pre), 'here')
@@ -37,21 +48,120 @@ def test_gguf_pre_tokenizers(tmp_path, pre, merged):
 
 def test_gguf_words_are_cut_as_the_families_do(tmp_path):
   cuts = {}
-  for pre in ('smollm', 'qwen2', 'llama-bpe'):
+  text = "x.Isn't 1234 \n\n y"
+  for pre in ('default', 'smollm', 'qwen2', 'llama-bpe', 'tekken'):
     t = gguf_tokenizer.read(bytes_file(tmp_path, pre), 'here')
-    found = t.inner.pre_tokenizer.pre_tokenize_str("x.Isn't 1234 \n\n y")
+    found = t.inner.pre_tokenizer.pre_tokenize_str(text)
     cuts[pre] = [word.replace('Ġ', ' ').replace('Ċ', '\n') for word, _ in found]
+  same = {
+    'deepseek-r1-qwen': 'qwen2',
+    'falcon3': 'llama-bpe',
+    'dbrx': 'falcon3',
+  }
+  for pre, as_ in same.items():
+    t = gguf_tokenizer.read(bytes_file(tmp_path, pre), 'here')
+    u = gguf_tokenizer.read(bytes_file(tmp_path, as_), 'here')
+    cut = lambda t: t.inner.pre_tokenizer.pre_tokenize_str(text)
+    assert cut(t) == cut(u)
   assert cuts == {
+    'default': ['x', '.', 'Isn', "'", 't', ' ', '123', '4', ' \n\n', ' y'],
     'smollm': ['x', '.', 'Isn', "'t", ' ', '1', '2', '3', '4', ' \n\n', ' y'],
     'qwen2': ['x', '.Isn', "'t", ' ', '1', '2', '3', '4', ' \n\n', ' y'],
     'llama-bpe': ['x', '.Isn', "'t", ' ', '123', '4', ' \n\n', ' y'],
+    'tekken': ['x', '.Isn', "'t", ' ', '1', '2', '3', '4', ' \n\n', ' y'],
   }
+
+
+@pytest.mark.parametrize(
+  'text, words',
+  [
+    ('helloWorld', ['hello', 'World']),
+    ('HTTPServer ok', ['HTTPServer', ' ok']),
+    ('path//\n\nNext', ['path', '//\n\n', 'Next']),
+    ('日本 e\u0301a', ['日本', ' e\u0301a']),
+  ],
+)
+def test_tekken_cuts_before_a_capital_letter(tmp_path, text, words):
+  """By hand, from the pattern of Mistral Nemo's tokenizer.json."""
+  t = gguf_tokenizer.read(bytes_file(tmp_path, 'tekken'), 'here')
+  spans = t.inner.pre_tokenizer.pre_tokenize_str(text)
+  assert [text[a:b] for _, (a, b) in spans] == words
+
+
+@pytest.mark.parametrize(
+  'pre, bos, whole',
+  [
+    ('llama-bpe', True, True),
+    ('falcon3', True, True),
+    ('tekken', True, True),
+    ('smaug-bpe', False, False),
+    ('qwen2', False, False),
+  ],
+)
+def test_gguf_bos_and_merges_by_pre_tokenizer(tmp_path, pre, bos, whole):
+  """What llama.cpp's loader sets for each name, if no field does."""
+  file = bytes_file(tmp_path, pre, bos_token_id=257, merges=[])
+  file.fields['tokenizer.ggml.tokens'][256] = 'ab'  # no merge leads to it
+  t = gguf_tokenizer.read(file, 'here')
+  assert t.add_bos == bos
+  assert (256 in t.encode('ab')) == whole
+  said = bytes_file(tmp_path, pre, bos_token_id=257, add_bos_token=not bos)
+  assert gguf_tokenizer.read(said, 'here').add_bos != bos
+
+
+def ends(tmp_path, *texts, kinds=None, **fields):
+  """The ends of a reply of a file that has these tokens after <eos>."""
+  tokens = ['a', '<end of text>', *texts]
+  file = fake_file(
+    tmp_path,
+    tokens,
+    pre='gpt-2',
+    merges=[],
+    token_type=np.array([1, 3, *(kinds or [3] * len(texts))]),
+    eos_token_id=1,
+    **fields,
+  )
+  t = gguf_tokenizer.read(file, 'here')
+  return [tokens[i] for i in t.eos_ids]
+
+
+@pytest.mark.parametrize(
+  'texts, found',
+  [
+    # Names that llama.cpp's loader knows; the file's own eos comes first.
+    (['<start_of_turn>', '<end_of_turn>'], ['<end_of_turn>']),
+    (['<|eom_id|>', '<|eot_id|>'], ['<|eot_id|>', '<|eom_id|>']),
+    (['<|im_end|>', '<|endoftext|>'], ['<|im_end|>', '<|endoftext|>']),
+    (['<|end|>', '</s>', '<|user|>'], ['<|end|>', '</s>']),
+    (['[EOT]', '[INST]'], ['[EOT]']),
+    # Of a file of code; of several names the first of its kind.
+    (['<|file_sep|>', '<|repo_name|>'], ['<|repo_name|>', '<|file_sep|>']),
+    # Where calls are tokens, <|end|> ends a part; where tools answer, </s> is
+    # a tag.
+    (['<|end|>', '<|return|>', '<|call|>'], ['<|return|>', '<|call|>']),
+    (['<|end|>', '<|return|>'], ['<|end|>', '<|return|>']),
+    (['</s>', '<|tool_response>'], ['<|tool_response>']),
+    (['<|assistant|>', 'eot_id'], []),
+  ],
+)
+def test_gguf_ends_of_a_turn_by_text(tmp_path, texts, found):
+  assert ends(tmp_path, *texts) == ['<end of text>', *found]
+  # The same where the file calls them normal tokens.
+  kinds = [1] * len(texts)
+  assert ends(tmp_path, *texts, kinds=kinds) == ['<end of text>', *found]
+
+
+def test_gguf_fields_name_ends(tmp_path):
+  texts = ['<|im_end|>', 'x', 'y', '<|file_sep|>']
+  named = dict(eot_token_id=3, fim_sep_token_id=4)
+  found = ends(tmp_path, *texts, **named)
+  assert found == ['<end of text>', 'x', '<|im_end|>', 'y']
 
 
 @pytest.mark.parametrize(
   'changes, message',
   [
-    (dict(pre='tekken'), r"pre 'tekken' is not known.*'smollm'"),
+    (dict(pre='viking'), r"pre 'viking' is not known.*'smollm'"),
     (dict(model='t5'), "model 't5'.*gpt2.*llama"),
     (dict(merges=['1 2', '1 no']), 'merges: .*`no` out of vocabulary'),
     (dict(merges=['12']), 'merges: '),

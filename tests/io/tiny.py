@@ -107,7 +107,9 @@ def write_folder(folder, c, family='llama', weights=None, shards=1):
   (folder / 'config.json').write_text(json.dumps(settings(c, family)))
   byte_tokenizer().save(str(folder / 'tokenizer.json'))
   (folder / 'tokenizer_config.json').write_text(
-    json.dumps({'eos_token': '<|im_end|>', 'bos_token': {'content': 'hel'}})
+    json.dumps(
+      {'eos_token': '<|im_end|>', 'bos_token': {'content': '<|im_start|>'}}
+    )
   )
   if shards == 1:
     safetensors.numpy.save_file(weights, folder / 'model.safetensors')
@@ -152,11 +154,18 @@ def permuted(x, heads):
 
 
 def write_gguf(
-  path, c, arch='llama', weights=None, quantise=None, extra=None, tokens=None
+  path,
+  c,
+  arch='llama',
+  weights=None,
+  quantise=None,
+  extra=None,
+  tokens=None,
+  **writer,
 ):
   """A .gguf file by the gguf package's own writer; returns its path."""
   weights = arrays(c) if weights is None else weights
-  w = gguf.GGUFWriter(str(path), arch)
+  w = gguf.GGUFWriter(str(path), arch, **writer)
   w.add_block_count(c.depth)
   w.add_context_length(c.context)
   w.add_embedding_length(c.width)

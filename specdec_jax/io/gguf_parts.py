@@ -1,0 +1,64 @@
+"""A model that gguf-split has cut into files, NAME-00001-of-00003.gguf.
+
+llama.cpp (src/llama-model-loader.cpp) is given the first, which has the
+settings, and finds the others by their names.
+"""
+
+import dataclasses
+import pathlib
+import re
+
+from specdec_jax.io import gguf
+
+
+def parse(path: pathlib.Path) -> gguf.File:
+  """Opens a file, or the first of several, with the tensors of all of them.
+
+  Raises:
+    ValueError: what gguf.parse refuses; not the first part; a part that is
+      missing or of another model.
+  """
+  file = gguf.parse(path)
+  count = file.field('split.count', int, 1)
+  if count == 1:
+    return file
+  number = file.field('split.no', int)
+  name = re.fullmatch(r'(.+)-(\d{5})-of-(\d{5})\.gguf', file.path.name)
+  if name is None or (int(name[2]), int(name[3])) != (number + 1, count):
+    raise ValueError(
+      f'{file.path}: is part {number + 1} of {count}, and must be called '
+      f'NAME-{number + 1:05d}-of-{count:05d}.gguf, as the others are: rename it'
+    )
+  paths = [
+    file.path.with_name(f'{name[1]}-{i + 1:05d}-of-{count:05d}.gguf')
+    for i in range(count)
+  ]
+  if number:
+    raise ValueError(
+      f'{file.path}: is part {number + 1} of {count}; name the first, '
+      f'{paths[0].name}'
+    )
+  if missing := [path.name for path in paths if not path.exists()]:
+    raise ValueError(
+      f'{file.path}: of its {count} parts are missing {", ".join(missing)}: '
+      'put them beside it'
+    )
+  parts = [file, *map(gguf.parse, paths[1:])]
+  tensors: dict[str, gguf.Tensor] = {}
+  for i, part in enumerate(parts):
+    found = part.fields.get('split.no'), part.fields.get('split.count')
+    twice = sorted(tensors.keys() & part.tensors.keys())
+    if found != (i, count) or twice:
+      why = f'has {twice[0]} again' if twice else f'says it is {found}'
+      raise ValueError(
+        f'{part.path}: is not part {i + 1} of {count} of {paths[0].name}: it '
+        f'{why}'
+      )
+    tensors |= part.tensors
+  total = file.field('split.tensors.count', int, len(tensors))
+  if total != len(tensors):
+    raise ValueError(
+      f'{file.path}: its {count} parts have {len(tensors)} tensors, not '
+      f'{total}: one of them is of another file'
+    )
+  return dataclasses.replace(file, tensors=tensors, parts=tuple(parts))
