@@ -199,9 +199,10 @@ def check_reported(name: str, state, draft, draws, can_B) -> int:
 def _check_reported(name: str, state, draft, k: int, q_BV, rows_B) -> None:
   """Rows that propose a token drawn from q_BV must report q_BV."""
   reported_BV = draft.q_BKV[:, k].astype(np.float64)
-  off_B = np.abs(reported_BV - q_BV).max(1) * rows_B
-  if not off_B.max() <= base.BOUNDS[draft.q_BKV.dtype == np.float64]:
-    b = int(np.nan_to_num(off_B, nan=np.inf).argmax())
+  off_B = np.where(rows_B, np.abs(reported_BV - q_BV).max(1), 0)
+  wrong_B = ~(off_B <= base.BOUNDS[draft.q_BKV.dtype == np.float64])
+  if wrong_B.any():
+    b = int(np.where(wrong_B, state.lengths_B, np.inf).argmin())
     text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
     text += draft.tokens_BK[b, :k].tolist()
     raise base.Broken(

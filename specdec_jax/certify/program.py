@@ -120,7 +120,7 @@ PROMISES = (
     'long-rows',
     'every q is what was drawn from, every p the target\'s, to gamma 8',
     paths.long_rows,
-    quick=12, full=600, seconds=6, about=('rule', 'drafter')
+    quick=paths.QUICK, full=600, seconds=6, about=('rule', 'drafter')
   ),
   base.Promise(
     'joint-distribution-tables',

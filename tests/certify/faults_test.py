@@ -17,7 +17,7 @@ AMOUNTS = {
   'accounting': 1,
 }
 # What paths_test does not plant, and does not compile a transformer.
-QUICK = ('one-more', 'past-stops')
+QUICK = ('one-more', 'past-stops', 'reused-noise')
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from specdec_jax.certify import (
   table_model,
 )
 from specdec_jax.drafters import lm
-from specdec_jax.verify import reject
+from specdec_jax.verify import block, coupled, reject
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -192,6 +192,22 @@ def test_p_is_compared_at_every_proposed_offset_of_a_live_row():
     with pytest.raises(base.Broken, match=f'of which {k} are drafts') as error:
       compared(other_BNV)
     assert str(error.value).startswith(f'after {prefix},')
+
+
+def test_every_drafter_is_followed_at_gamma_8():
+  drafters = dict.fromkeys('abc', load.RECIPES['lm'])
+  rules = [reject.RULE, block.RULE, coupled.RULE]
+  subject = base.Subject(rules, drafters)
+  cells = [(x[0].name, *x[1:]) for x in paths._cells(subject, paths.QUICK)]
+  assert cells == [
+    ('reject', 'a', 8, 12),
+    ('reject', 'b', 8, 12),
+    ('reject', 'c', 8, 12),
+    ('block', 'a', 5, 12),
+    ('coupled', 'a', 6, 12),
+  ]
+  full = list(paths._cells(subject, 600))
+  assert len(full) == 5 * 8 and {x[2] for x in full} == set(range(1, 9))
 
 
 def test_rows_combine_their_settings():
