@@ -295,7 +295,7 @@ def interval(sums: Sequence[Sequence[float]], column: int) -> metrics.Interval:
 
   sums: of each request, its tokens, then sums over them; column: which.
   """
-  return metrics.percentiles(means(sums, column))
+  return metrics.interval(means(sums, column), len(sums))
 
 
 def means(sums: Sequence[Sequence[float]], column: int) -> np.ndarray:

@@ -85,19 +85,21 @@ def claims(
   cells: rows_lib.Cells, every: rows_lib.Rows
 ) -> list[claims_lib.Claim]:
   """Block's gain at every gamma, beside the paper's over all of its texts: of
-  each target that of the draft with the most tokens a window under reject.
+  each target that of the draft with the most tokens a window under reject, its
+  interval wide enough for that choice.
   """
   out = []
   for name, found in cells.items():
     warm = [x for x in found if x['temperature'] == 1]
     best = max(warm, key=lambda x: x['reject']['value'])['draft']
+    drafts = len({x['draft'] for x in warm})
     for x in warm:
       if x['draft'] != best:
         continue
       reject, block = papers.BLOCK_GAMMAS[x['gamma']]
       ends = papers.printed(reject, 2), papers.printed(block, 2)
       base = x['reject']['value']
-      gain = _gain(x)
+      gain = metrics.one_of(_gain(x), drafts)
       out.append(
         claims_lib.Claim(
           f'average, gamma = {x["gamma"]}',

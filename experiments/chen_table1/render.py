@@ -94,7 +94,7 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
       place,
       change - 1e-3,  # of two numbers that round
       change + 1e-3,
-      metrics.percentiles(ours_R),
+      metrics.interval(ours_R, len(plain)),
       form='{:+.3f}',
     )
 

@@ -10,12 +10,12 @@ from specdec_jax.bench import metrics
 
 def efficiency(row: dict[str, Any]) -> metrics.Interval:
   """Tokens per target call, with its interval over prompts."""
-  return metrics.percentiles(_ratios(row))
+  return metrics.interval(_ratios(row), len(row['emitted']))
 
 
 def gain(row: dict[str, Any], base: dict[str, Any]) -> metrics.Interval:
   """Block efficiency relative to the baseline's, minus 1; paired by prompt."""
-  return metrics.percentiles(_ratios(row) / _ratios(base) - 1)
+  return metrics.interval(_ratios(row) / _ratios(base) - 1, len(row['emitted']))
 
 
 def _ratios(row: dict[str, Any]) -> np.ndarray:
@@ -106,7 +106,8 @@ def _caption(doc) -> str:
     f'each. Seed {grid["seed"]}. Gamma {judge["gamma"]}, {judge["prompts"]} '
     f'held-out prompts, {judge["new_tokens"]} new tokens. Tokens a target call '
     '(alpha), and the gain over cross-entropy with its 95 % interval over '
-    'prompts; bold: the cell that every other prompt chose.'
+    'prompts, wide enough to look at all cells of a temperature at once; bold: '
+    'the cell that every other prompt chose.'
   )
 
 
@@ -118,7 +119,8 @@ def _grid(doc, warm: float) -> list[str]:
   lines = []
   for divergence in s['divergences']:
     row = [x for x in found['cells'] if x['divergence'] == divergence]
-    lines.append([divergence, *(_cell(x, base, x is top) for x in row)])
+    many = len(found['cells'])
+    lines.append([divergence, *(_cell(x, base, many, x is top) for x in row)])
   none = [''] * (len(s['sources']) - 1)
   lines.append(['cross-entropy alone', _plain(base), *none])
   lines.append(['where they begin', _plain(start), *none])
@@ -127,19 +129,21 @@ def _grid(doc, warm: float) -> list[str]:
 
 def _plain(x) -> str:
   found = efficiency(x)
-  around = f'{found.low:.2f} to {found.high:.2f}'
-  return f'{found.value:.2f} ({x["alpha"]:.2f}), {around}'
+  around = '' if found.low is None else f', {found.low:.2f} to {found.high:.2f}'
+  return f'{found.value:.2f} ({x["alpha"]:.2f}){around}'
 
 
-def _cell(x, base, top: bool) -> str:
+def _cell(x, base, many: int, top: bool) -> str:
   value = f'{efficiency(x).value:.2f}'
   value = f'**{value}**' if top else value
-  return f'{value} ({x["alpha"]:.2f}), {_percent(gain(x, base))}'
+  shown = _percent(metrics.one_of(gain(x, base), many))
+  return f'{value} ({x["alpha"]:.2f}), {shown}'
 
 
 def _percent(x: metrics.Interval) -> str:
   of = lambda v: f'{100 * v:+.0f}'
-  return f'{of(x.value)} % ({of(x.low)} to {of(x.high)})'
+  ends = '' if x.low is None else f' ({of(x.low)} to {of(x.high)})'
+  return f'{of(x.value)} %{ends}'
 
 
 def _sentences(doc, warm: float) -> list[str]:
@@ -174,15 +178,16 @@ def figure(doc: dict[str, Any]) -> bytes:
       ys = range(len(names))
       axes.hlines(
         ys,
-        [x.low for x in each],
-        [x.high for x in each],
+        [x.value if x.low is None else x.low for x in each],
+        [x.value if x.high is None else x.high for x in each],
         color=plots.PALE,
         linewidth=5,
         zorder=1,
       )
       plots.points(axes, [x.value for x in each], ys, theirs=False, mark='o')
       base = efficiency(found['baseline'][0])
-      axes.axvspan(base.low, base.high, color='0.93', zorder=0)
+      if base.low is not None and base.high is not None:
+        axes.axvspan(base.low, base.high, color='0.93', zorder=0)
       axes.axvline(base.value, color='0.5', linewidth=0.8, linestyle='--')
       last = warm == warms[-1]
       plots.label(

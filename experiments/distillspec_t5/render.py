@@ -81,7 +81,8 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
     for warm in WARM:
       base, rest = _parts(found, warm)
       for x in (base, *rest):
-        gain = '' if x is base else page.interval(grid.gain(x, base), PERCENT)
+        mine = metrics.one_of(grid.gain(x, base), len(rest))
+        gain = '' if x is base else page.interval(mine, PERCENT)
         kind = x['divergence'] or train.BASELINE
         lines.append(
           [every[name].name, f'{warm:g}', x['source'] or 'captions', kind]
@@ -92,7 +93,8 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
     [
       f'{caption} gamma {GAMMA}; every training from one draft after '
       'cross-entropy, as many steps. gain: of tokens a window over more '
-      'cross-entropy, with 95 % intervals over captions.',
+      'cross-entropy, with 95 % intervals over captions, wide enough to '
+      'look at all of a temperature at once.',
       '',
       *page.table([*head, 'gain', ''], lines),
       '',

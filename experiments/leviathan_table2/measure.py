@@ -76,7 +76,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
         'block_efficiency': counts.block_efficiency,
         'measured': timing.improvement(mine, runs[plain.name]),
         'whole': timing.improvement(mine, runs[plain.name], whole=True),
-        **compared(quality, plain.name, arm.name),
+        **compared(quality, plain.name, arm.name, len(loaded.references)),
         'texts': len(plan.judged),
         'differ': len(audits[arm.name].findings),
         'bugs': audits[arm.name].bugs,
@@ -104,12 +104,12 @@ def _quality(
   }
 
 
-def compared(quality, plain: str, name: str) -> dict[str, Any]:
-  """quality: of both arms. change: an Interval, where sampled."""
+def compared(quality, plain: str, name: str, texts: int) -> dict[str, Any]:
+  """quality: of both arms. change: an Interval over texts, where sampled."""
   if not quality:
     return {'quality': [None, None], 'change': None}
   before, after = (np.array(quality[x]) for x in (plain, name))
-  change = metrics.percentiles(after - before) if len(after) > 1 else None
+  change = metrics.interval(after - before, texts) if len(after) > 1 else None
   both = [float(before[0]), float(after[0])]
   return {'quality': both, 'change': change and change._asdict()}
 

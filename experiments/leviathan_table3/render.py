@@ -79,14 +79,15 @@ def claims(
       lower = _beside(every, cells, above) if above else []
       for warm in WARM:
         print_of = lambda x, warm=warm: x.sampled if warm else x.greedy
-        means = empirical.means(_sums(cells[name], draft, warm), 1)
+        sums = _sums(cells[name], draft, warm)
+        means = empirical.means(sums, 1)
         extra = {}
         if above and lower:
           base = empirical.means(_sums(cells[name], lower[0][1], warm), 1)
           extra = {
             'against': above.draft,
             'sign': int(np.sign(print_of(theirs) - print_of(above))),
-            'apart': metrics.percentiles(means - base),
+            'apart': metrics.interval(means - base, len(sums)),
           }
         out.append(
           claims_lib.Claim(
@@ -94,7 +95,7 @@ def claims(
             f'{print_of(theirs):.2f}',
             f'{every[name].name}, {draft.name}',
             *papers.printed(print_of(theirs), 2),
-            ours=metrics.percentiles(means),
+            ours=metrics.interval(means, len(sums)),
             **extra,
           )
         )

@@ -65,7 +65,7 @@ def claims(
     found = empirical.beside(every, cells, TARGET, draft)
     for name, mine in found:
       (x,) = (x for x in cells[name] if x['draft'] == mine.name)
-      exact = empirical.means(x['requests'], 1)
+      exact, count = empirical.means(x['requests'], 1), len(x['requests'])
       for i, (lenience, theirs) in enumerate(
         zip(papers.LENIENCE, alphas, strict=True)
       ):
@@ -78,10 +78,10 @@ def claims(
             f'{every[name].name}, {mine.name}',
             # 0.8 stands for 0.80, as its neighbours have two decimals.
             *papers.printed(theirs, 2),
-            ours=metrics.percentiles(means),
+            ours=metrics.interval(means, count),
             against='l = 1',
             sign=int(i > 0),
-            apart=metrics.percentiles(means - exact),
+            apart=metrics.interval(means - exact, count),
           )
         )
   return out

@@ -78,7 +78,8 @@ def _caption(doc: Document) -> str:
     f'{page.made_on(doc.machine)} {s.target}, {s.dtype}; gamma {doc.gamma}, '
     f'{s.judged_prompts} built-in prompts, {s.max_new_tokens} new tokens at '
     f'most, {s.repeats} repeats. Improvement over plain decoding (tokens a '
-    'window); bold: a win at 95 % over prompts, ~: too close to call. '
+    'window); bold: a win, ~: too close to call, at 95 % over prompts for all '
+    'cells at once. '
     f'early_exit drafts with {doc.exit} layers. TV: total variation between '
     'what is '
     "emitted and the target's distribution."

@@ -57,7 +57,7 @@ def run() -> bool:
   )
   # Greedy, all lossless rules are equal; only the first one runs.
   first = next((rule.name for rule in rules if rule.lossless), None)
-  text = ''
+  text, level = '', 1 - 0.05 / len(warmths)
   for sampling in warmths:
     used = [
       arm
@@ -67,7 +67,7 @@ def run() -> bool:
       or arm.engine.rule.name == first
     ]
     warm = plan._replace(sampling=sampling)
-    doc.cells.extend(_cells(plain, used, programs, warm))
+    doc.cells.extend(_cells(plain, used, programs, warm, level))
     page.save(folder, HERE, doc, text := render.markdown(doc))
   print(text)
   print(runtime.compact(doc))
@@ -104,8 +104,13 @@ def _arms(e: settings_lib.Experiment, rules):
   return plain, out
 
 
-def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
-  """A cell for each arm at one temperature."""
+def _cells(
+  plain, arms, programs, plan: plan_lib.Plan, level: float
+) -> list[render.Cell]:
+  """A cell for each arm at one temperature.
+
+  level: how often all intervals of this temperature hold.
+  """
   every = [plain, *arms]
   groups = plan_lib.groups(every, plan, plan.judged)
   blocks = budget.blocks(
@@ -114,6 +119,7 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
   runs = timing.measure(every, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(every, plan, groups, outputs, runtime.track)
+  improvement = timing.improvements(runs, level=level)
   out = []
   for arm in arms:
     rule = arm.engine.rule
@@ -124,7 +130,7 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan) -> list[render.Cell]:
       rule=rule.name,
       lossless=rule.lossless,
       temperature=plan.sampling.temperature,
-      improvement=timing.improvement(runs[arm.name], runs[plain.name]),
+      improvement=improvement[arm.name],
       tok_s=timing.tok_s(runs[plain.name]),
       counts=metrics.summary(metrics.join(outputs[arm.name])),
       alpha=found.get(arm.drafter),

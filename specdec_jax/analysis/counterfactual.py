@@ -188,7 +188,7 @@ def analyse(found: trace.Trace, *, limit: int) -> Analysis:
     values['gain'] = values['block'] - values['reject']
     # Sums of float32 may end a rounding above 1.
     expected = cost.expected_tokens(min(alpha_R[0], 1.0), gamma)
-    shown = {name: metrics.percentiles(x) for name, x in values.items()}
+    shown = {name: metrics.interval(x, len(ids)) for name, x in values.items()}
     rows.append(Row(gamma, **shown, independent=expected))
   return Analysis(
     header=found.header,
@@ -196,7 +196,7 @@ def analyse(found: trace.Trace, *, limit: int) -> Analysis:
     texts=len(found.texts),
     tokens=sum(len(text.tokens) for text in found.texts),
     rounded=int(sum(np.sum(np.equal(t.p, 0)) for t in found.texts)),
-    alpha=metrics.percentiles(alpha_R),
+    alpha=metrics.interval(alpha_R, len(ids)),
     rows=rows,
     windows={n: x[:, limit].sum(0).tolist() for n, x in windows.items()},
   )

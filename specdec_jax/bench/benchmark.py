@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
   name, drafter, gamma: as in plan.Arm.
   tok_s: tokens per second of decoding; None: too short to measure.
-  improvement: the same over plain decoding's, with its 95 % interval.
+  improvement: the same over plain decoding's; see timing.improvements.
   whole: the same of whole requests, the prefill of both models included.
   counts: see metrics.
   time_to_first_token, compile_seconds: seconds, the first a median.
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 class Category(NamedTuple):
-  """A method on the judged prompts of one category; fields as in Row."""
+  """As Row, on a category's prompts; all their intervals hold at once."""
 
   category: str
   name: str
@@ -82,12 +82,13 @@ class BatchRow(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """All methods at one batch size; best_gamma: see _best_gammas."""
+  """All methods at a batch size; all intervals of all sizes hold at once."""
 
   batch_size: int
   rows: list[BatchRow]
-  best_gamma: dict[str, int]
+  best_gamma: dict[str, int]  # see _best_gammas
   failed: list[identity.Failure]
+  prompts: int
 
 
 class Document(NamedTuple):
@@ -305,7 +306,8 @@ def _judge(arms, before: _Before, doc, judged, runs, track) -> Document:
 def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
   outputs = {name: r.outputs for name, r in runs.items()}
   explained = predict.improvements(arms, doc.calibration, outputs)
-  plain = runs[arms[0].name]
+  improvement = timing.improvements(runs)
+  whole = timing.improvements(runs, whole=True)
   out = []
   for arm in arms:
     mine = runs[arm.name]
@@ -314,8 +316,8 @@ def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
       drafter=arm.drafter,
       gamma=arm.gamma,
       tok_s=timing.tok_s(mine),
-      improvement=timing.improvement(mine, plain),
-      whole=timing.improvement(mine, plain, whole=True),
+      improvement=improvement[arm.name],
+      whole=whole[arm.name],
       counts=metrics.summary(metrics.join(mine.outputs)),
       time_to_first_token=timing.first_token(mine),
       compile_seconds=mine.compile_seconds,
@@ -334,25 +336,26 @@ def _categories(arms, before: _Before, groups, runs) -> list[Category]:
     return []
   parts, whole = before.doc.calibration, before.doc.predicted
   assert parts is not None
-  names = dict.fromkeys(group.items[0].category for group in groups)
+  name = lambda group: group.items[0].category
+  names = dict.fromkeys(filter(None, map(name, groups)))
   of = lambda groups: {
-    name: [i for i, x in enumerate(groups) if x.items[0].category == name]
-    for name in filter(None, names)
+    x: [i for i, group in enumerate(groups) if name(group) == x] for x in names
   }
-  plain, every = runs[arms[0].name], of(groups)
-  known = of(before.others)
+  every, known = of(groups), of(before.others)
   told = predict.by_category(arms, parts, before.seen, whole, known, every)
-  out = []
+  # Those with an interval share the chance of an error.
+  tested = sum(len(x) >= metrics.FEWEST for x in every.values())
+  out, level = [], 1 - 0.05 / max(tested, 1)
   for category, chosen in every.items():
+    improvement = timing.improvements(runs, chosen, level=level)
     for arm in arms[1:]:
-      mine = runs[arm.name]
-      picked = [mine.outputs[g] for g in chosen]
+      picked = [runs[arm.name].outputs[g] for g in chosen]
       row = Category(
         category=category,
         name=arm.name,
         drafter=arm.drafter,
         prompts=len(chosen),
-        improvement=timing.improvement(mine, plain, chosen),
+        improvement=improvement[arm.name],
         predicted=told.get((category, arm.name)),
         explained=predict.improvement(arm, parts, picked, None),
         counts=metrics.summary(metrics.join(picked)),
@@ -365,29 +368,27 @@ def _categories(arms, before: _Before, groups, runs) -> list[Category]:
 
 
 def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
-  """Every arm at one batch size, prompts repeated to fill it; audited too."""
+  """Every arm at one of the plan's batch sizes, audited too."""
   groups = plan_lib.groups(arms, plan, plan.judged, size)
-  programs = timing.compile_arms(
-    arms, groups[0].full, track, f'compiling batch {size}'
-  )
+  what = f'compiling batch {size}'
+  programs = timing.compile_arms(arms, groups[0].full, track, what)
   blocks = budget.blocks(len(groups), plan.bench.repeats, clock, track)
   runs = timing.measure(arms, groups, programs, blocks)
   groups = groups[: len(runs[arms[0].name].outputs)]
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(arms, plan, groups, outputs, track)
+  level = 1 - 0.05 / len(plan.batch_sizes)
+  improvement = timing.improvements(runs, level=level)
   rows = [
     BatchRow(
-      arm.name,
-      arm.drafter,
-      arm.gamma,
-      timing.tok_s(runs[arm.name]),
-      timing.improvement(runs[arm.name], runs[arms[0].name]),
-      audits.get(arm.name),
+      *(arm.name, arm.drafter, arm.gamma, timing.tok_s(runs[arm.name])),
+      *(improvement[arm.name], audits.get(arm.name)),
     )
     for arm in arms
   ]
   failed = identity.failures(groups, outputs)
-  return Batch(size, rows, _best_gammas(rows), failed)
+  prompts = min(len(groups) * size, len(plan.judged))
+  return Batch(size, rows, _best_gammas(rows), failed, prompts)
 
 
 def _best_gammas(rows) -> dict[str, int]:

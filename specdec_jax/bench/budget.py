@@ -14,8 +14,8 @@ import numpy as np
 from scipy import stats
 
 from specdec_jax import runtime, sharding
+from specdec_jax.bench import metrics, timing
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.bench import timing
 from specdec_jax.costs import parts
 
 # Shares of the time for calibration and for the prompts to predict from.
@@ -23,7 +23,7 @@ _CALIBRATION, _OTHERS = 0.1, 0.25
 # Tokens of an answer below which fewer prompts are better than shorter ones,
 # and below which nothing is measured.
 _SHORT, _SHORTEST = 32, 8
-_ENOUGH = 6  # batches of judged prompts
+_ENOUGH = metrics.FEWEST  # batches of judged prompts
 
 
 class Clock(NamedTuple):
@@ -76,8 +76,9 @@ class Speed(NamedTuple):
     )
 
   def judged(self, tokens: int) -> float:
-    """Seconds of a judged batch in all arms, alone and with its prefill."""
-    return self.others(tokens) * 1.1 + 1.5 * self.prefill + tokens * self.step
+    """Seconds of a judged batch in all arms, and of its prefill alone."""
+    decoding = tokens * self.step * (1 + sum(self.factors.values()))
+    return 1.15 * decoding + self.prefill * (2 + 3 * len(self.factors))
 
   def compiling(self) -> float:
     """Seconds of all that is compiled after plain decoding."""
@@ -103,7 +104,10 @@ def fit(
   halves = [plan.max_new_tokens]
   while halves[-1] >= 2 * _SHORTEST:
     halves.append(halves[-1] // 2)
-  for enough, least in ((_ENOUGH, _SHORT), (2, _SHORT // 2), (1, 1)):
+  for enough, least in (
+    *((_ENOUGH, _SHORT), (_ENOUGH, _SHORT // 2)),
+    *((2, _SHORT // 2), (1, 1)),
+  ):
     for tokens in halves:
       n = min(others, max(2, int(_OTHERS * seconds / speed.others(tokens))))
       rest = seconds - n * speed.others(tokens)
@@ -190,15 +194,18 @@ def calibration(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
   return min(64, max(4, int(windows))), 3
 
 
-def width(log_gains: Any, prompts: int) -> float | None:
+def width(log_gains: Any, prompts: int, arms: int) -> float | None:
   """Half of the 95 % interval to expect, as a share of the improvement.
 
-  log_gains: logarithm of the improvement on each of some other prompts.
+  Args:
+    log_gains: logarithm of the improvement on each of some other prompts.
+    prompts: that are judged.
+    arms: whose intervals are to hold at once; taken as independent.
   """
-  if len(log_gains) < 2 or prompts < 2:
+  if len(log_gains) < 2 or prompts < metrics.FEWEST:
     return None
-  t = stats.t.ppf(0.975, prompts - 1)
-  return float(np.expm1(t * np.std(log_gains, ddof=1) / prompts**0.5))
+  t = stats.t.ppf(1 - 0.025 / arms, prompts - 1)
+  return float(t * np.std(log_gains, ddof=1) / prompts**0.5)
 
 
 def last_fit(
@@ -215,7 +222,8 @@ def last_fit(
   left = clock.left() - speed.closing()
   speed = speed._replace(factors=factors)
   fitted = fit(plan._replace(others=()), speed, left) or plan
-  widths = [width(np.log(x), len(fitted.judged)) for x in by.values()]
+  count = len(fitted.judged)
+  widths = [width(np.log(x), count, len(by)) for x in by.values()]
   known = [x for x in widths if x is not None]
   return fitted._replace(others=plan.others), max(known, default=None)
 

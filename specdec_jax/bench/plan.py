@@ -163,8 +163,9 @@ def groups(
 ) -> list[Group]:
   """The prompts in batches of `rows`, plan.bench.batch_size by default.
 
-  Every row is live: the last batch is filled with copies of the first prompts.
-  All batches share one buffer length, so they share one executable.
+  Every row is live: the last batch is filled with copies of its own prompts, so
+  that no two batches share one: they are the sample of an interval. All share
+  one buffer length, so they share one executable.
   """
   rows = rows or plan.bench.batch_size
   full = filled(items, rows)
@@ -180,15 +181,18 @@ def capped(arm: Arm, request: decode.Request) -> decode.Request:
 
 
 def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
-  """The prompts, repeated in order until batches of `rows` are full.
+  """The prompts, and copies of the last batch's until it is full.
 
   Each copy has its own request number, so that it draws different noise.
   """
-  count = -(-len(items) // rows) * rows
-  turns = [divmod(i, len(items)) for i in range(count)]
+  if not items:
+    return []
+  full = (len(items) - 1) // rows * rows
+  last = items[full:]
+  turns = [divmod(i, len(last)) for i in range(rows)]
   # Any odd step will do; a copy may share its number with another prompt.
-  return [
-    items[i]._replace(number=(items[i].number + turn * 1_000_003) % 2**31)
+  return list(items[:full]) + [
+    last[i]._replace(number=(last[i].number + turn * 1_000_003) % 2**31)
     for turn, i in turns
   ]
 

@@ -193,6 +193,7 @@ def rows(doc, console) -> None:
   }
   title = 'Speed (improvement with its 95 % interval over prompts)'
   console.print(table(title, doc.rows, speed))
+  console.print(_widths([r.improvement for r in doc.rows if r.gamma]))
   share = over(doc.rows[0].tok_s, doc.ceiling.tok_s)
   console.print(
     f'Plain decoding reaches {_show(share)} of its ceiling (reads of '
@@ -223,6 +224,22 @@ def rows(doc, console) -> None:
     )
   console.print(
     f'Repeated 8-grams in the text: {_show(doc.repeated_8grams, "{:.0%}")}'
+  )
+
+
+def _widths(found: Sequence[metrics.Interval]) -> str:
+  """What the intervals of a table are, and how wide."""
+  widths = [f'{x.width:.0%}' for x in found if x.width is not None]
+  if not widths:
+    return (
+      f'No intervals: they need {metrics.FEWEST} prompts, in two batches or '
+      'more.'
+    )
+  low, high = (f(widths, key=lambda x: float(x[:-1])) for f in (min, max))
+  ends = low if low == high else f'{low} to +-{high}'
+  return (
+    f'The {len(widths)} intervals hold all at once (95 %), so the best method '
+    f'has paid for being chosen: +-{ends}.'
   )
 
 
@@ -259,8 +276,8 @@ def crossover(doc, console) -> None:
   for i, row in enumerate(doc.crossover[0].rows[1:], 1):
     tv = f'\nTV {lossy[row.name]}' if lossy else ''
     columns[row.name + tv] = gain(i)
-  columns['best gamma'] = lambda x: ', '.join(
-    f'{drafter} {gamma}' for drafter, gamma in x.best_gamma.items()
+  columns['fastest'] = lambda x: ', '.join(
+    f'{drafter} {gamma or "-"}' for drafter, gamma in x.best_gamma.items()
   )
   columns['differing'] = lambda x: identity(
     [row.audit for row in x.rows], failed=len(x.failed)

@@ -5,8 +5,8 @@ repeat: all arms run in turn, so that drift of the machine cancels.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,15 +15,20 @@ from specdec_jax.bench import metrics
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
 
+# The prefill alone is timed so often for each batch, unless that takes more
+# than this share of what it is taken off; then once in each repeat.
+_FILLS, _SHARE = 3, 1 / 8
+
 
 class Runs(NamedTuple):
   """Runs of an arm on batches G of prompts.
 
   outputs: one for each batch; runs of a batch emit the same.
   total_RG: seconds of a generation, prefill included; NaN where not run.
-  prefill_G: seconds of the prefill at its fastest.
+  prefill_G: seconds of the batch's own prefill at its fastest.
   noise_G: by which the prefill usually takes longer.
   compile_seconds: of the executable.
+  prompts: different ones in all batches; None: every row has its own.
   """
 
   outputs: list[decode.Output]
@@ -31,6 +36,7 @@ class Runs(NamedTuple):
   prefill_G: np.ndarray
   noise_G: np.ndarray
   compile_seconds: float
+  prompts: int | None = None
 
   @property
   def seconds_G(self) -> np.ndarray:
@@ -75,7 +81,7 @@ def measure(
     Runs by arm, of the groups that were run.
   """
   total: dict[str, dict] = {arm.name: {} for arm in arms}
-  prefill: dict[Any, list[float]] = {}
+  prefill: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
   outputs: dict[str, list] = {arm.name: [] for arm in arms}
   for arm in arms:  # The first call of an executable is slower.
     parts.timed(programs[arm.name][0], arm.engine.weights, groups[0].none)
@@ -84,25 +90,33 @@ def measure(
     for arm in (*arms[turn:], *arms[:turn]):
       call = functools.partial(programs[arm.name][0], arm.engine.weights)
       full = plan_lib.capped(arm, group.full)
-      total[arm.name][repeat, g], output = parts.timed(call, full)
-      # It depends on the number of chunks only, and takes a while.
-      found = prefill.setdefault((arm.name, group.chunks), [])
-      if len(found) < 3:
-        found.append(parts.timed(call, group.none)[0])
+      took, output = parts.timed(call, full)
+      total[arm.name][repeat, g] = took
       if repeat == 0:
         outputs[arm.name].append(sharding.fetch(output))
+        prefill[arm.name].append([])
+      # Its own, for prompts and sources differ, and now, for machines do too.
+      found, least = prefill[arm.name][g], repeat + 1 if g else _FILLS
+      while len(found) < _FILLS and (
+        len(found) < least or sum(found) < _SHARE * took
+      ):
+        found.append(parts.timed(call, group.none)[0])
   out = {}
   groups = groups[: len(outputs[arms[0].name])]
+  prompts = len({item.id for group in groups for item in group.items})
   for arm in arms:
     seconds = total[arm.name]
     total_RG = np.full((1 + max(r for r, _ in seconds), len(groups)), np.nan)
     for at, x in seconds.items():
       total_RG[at] = x
-    fills = [prefill[arm.name, group.chunks] for group in groups]
+    fills = prefill[arm.name]
     fastest_G = np.array([min(x) for x in fills])
-    noise_G = np.array([np.median(x) for x in fills]) - fastest_G
+    # Of batches whose prefill was timed more than once.
+    usual = [np.median(x) / min(x) for x in fills if len(x) > 1]
+    noise_G = (np.mean(usual) - 1) * fastest_G
+    compiling = programs[arm.name][1]
     out[arm.name] = Runs(
-      outputs[arm.name], total_RG, fastest_G, noise_G, programs[arm.name][1]
+      outputs[arm.name], total_RG, fastest_G, noise_G, compiling, prompts
     )
   return out
 
@@ -117,6 +131,41 @@ def tok_s(runs: Runs) -> float | None:
   return None if seconds is None else float(runs.tokens_G.sum() / seconds.sum())
 
 
+def improvements(
+  runs: Mapping[str, Runs],
+  pick: Sequence[int] | None = None,
+  *,
+  whole: bool = False,
+  level: float = 0.95,
+) -> dict[str, metrics.Interval]:
+  """By arm, speed over the first arm's; the intervals hold all at once.
+
+  Fewer than metrics.FEWEST prompts, or one batch, give no intervals: prompts
+  are the sample, and repeats of one batch do not tell how others would do.
+
+  Args:
+    runs: by arm, of the same batches; plain decoding first.
+    pick: batches; None: all.
+    whole: of whole requests, the prefill of target and draft included; else of
+      decoding alone.
+    level: how often all intervals hold.
+  """
+  plain, *_ = runs
+  count = len(runs[plain].outputs)
+  chosen = list(range(count)) if pick is None else list(pick)
+  seconds = {name: _seconds(x, chosen, whole) for name, x in runs.items()}
+  known = {name: x for name, x in seconds.items() if x is not None}
+  out = dict.fromkeys(runs, metrics.Interval())
+  if plain not in known:
+    return out
+  tokens = [runs[name].tokens_G[chosen] for name in known]
+  found = metrics.speedups(tokens, list(known.values()), level)
+  if _prompts(runs[plain], chosen) < metrics.FEWEST or len(chosen) < 2:
+    found = [metrics.Interval(x.value) for x in found]
+  out[plain] = metrics.Interval(1.0, 1.0, 1.0)
+  return out | dict(zip(list(known)[1:], found, strict=True))
+
+
 def improvement(
   mine: Runs,
   plain: Runs,
@@ -124,34 +173,14 @@ def improvement(
   *,
   whole: bool = False,
 ) -> metrics.Interval:
-  """Speed over plain decoding's, over the batches in `pick` (None: all).
-
-  whole: of whole requests, the prefill of target and draft included; else of
-    decoding alone.
-  """
-  chosen = list(range(len(plain.outputs))) if pick is None else list(pick)
-  if len(chosen) == 1 and plain.outputs[chosen[0]].lengths_B.size > 1:
-    # One batch of several prompts: its repeats are drawn instead.
-    mine, plain = (_by_repeat(x, chosen[0]) for x in (mine, plain))
-    chosen = list(range(min(len(mine.outputs), len(plain.outputs))))
-  seconds_AG = [_seconds(x, chosen, whole) for x in (mine, plain)]
-  if any(x is None for x in seconds_AG):
-    return metrics.Interval()
-  tokens_AG = [x.tokens_G[chosen] for x in (mine, plain)]
-  return metrics.speedup(tokens_AG, seconds_AG)
+  """improvements of one arm that was chosen before it was measured."""
+  return improvements({'plain': plain, 'mine': mine}, pick, whole=whole)['mine']
 
 
-def _by_repeat(runs: Runs, g: int) -> Runs:
-  """The repeats of one batch as if they were batches."""
-  total_R = runs.total_RG[:, g]
-  total_R = total_R[~np.isnan(total_R)]
-  each = lambda x: np.repeat(x[g], len(total_R))
-  return runs._replace(
-    outputs=[runs.outputs[g]] * len(total_R),
-    total_RG=total_R[None],
-    prefill_G=each(runs.prefill_G),
-    noise_G=each(runs.noise_G),
-  )
+def _prompts(runs: Runs, chosen: list[int]) -> int:
+  """How many different prompts are in these batches, at most."""
+  rows = sum(runs.outputs[g].lengths_B.size for g in chosen)
+  return rows if runs.prompts is None else min(rows, runs.prompts)
 
 
 def _seconds(runs: Runs, chosen: list[int], whole: bool) -> np.ndarray | None:

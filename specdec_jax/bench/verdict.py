@@ -6,22 +6,23 @@ from typing import Any
 
 import rich.markup
 
+from specdec_jax.bench import metrics
+
+# By outcome; of a drafter is said what is said of the first of its gammas.
+_ORDER = 'win', 'unclear', 'too few', 'loss', 'too short'
+
 
 def sentences(doc: Any) -> list[str]:
   """Plain sentences about a benchmark.Document; the last say what to change."""
   out = failures(failed(doc))
   if doc.failed:
     return [*out, 'No figures, for texts are cut short.']
-  changes = []
-  tried: dict[str, list[Any]] = {}
-  for row in sorted(doc.rows, key=_rank, reverse=True):
-    if row.gamma:
-      tried.setdefault(row.drafter, []).append(row)
-  for drafter, rows in tried.items():  # the best method leads
+  changes, tried = [], by_drafter(doc.rows)
+  for drafter, rows in tried.items():
     best = rows[0]
     of_best = [c for c in doc.categories if c.name == best.name]
     of_best.sort(key=_rank, reverse=True)
-    out += _about(best, doc.measured) + _by_category(best, of_best)
+    out += _about(best, doc) + _by_category(best, of_best)
     change = _change(best, of_best, {r.gamma for r in rows})
     changes.append(f'  {drafter}: {change}')
   if not tried:
@@ -33,16 +34,22 @@ def sentences(doc: Any) -> list[str]:
       'looping text flatters every draft, read the numbers with care.'
     )
   for drafter in doc.crossover[0].best_gamma if doc.crossover else ():
-    sizes = [x.batch_size for x in doc.crossover if x.best_gamma[drafter]]
-    out.append(
-      f'{drafter}: of the batch sizes tried, {max(sizes)} is the largest at '
-      'which speculation helps.'
-      if sizes
-      else f'{drafter}: speculation helps at none of the batch sizes tried.'
-    )
+    out.append(_by_batch(drafter, doc))
   if not sound(doc):
     changes = ['  Nothing before the bug or the failure is found.']
   return out + (['What to change:', *changes] if changes else [])
+
+
+def by_drafter(rows: Sequence[Any]) -> dict[str, list[Any]]:
+  """The gammas of each drafter, the best first; the best drafter leads.
+
+  The best by these very numbers: its interval has paid for being chosen.
+  """
+  out: dict[str, list[Any]] = {}
+  for row in sorted(rows, key=_rank, reverse=True):
+    if row.gamma:
+      out.setdefault(row.drafter, []).append(row)
+  return out
 
 
 def failed(doc: Any) -> list[Any]:
@@ -95,20 +102,17 @@ def audit_sentences(report: Any) -> list[str]:
   return [*failures(report.failed), counts, *little]
 
 
-def _rank(row: Any) -> tuple[bool, float]:
+def _rank(row: Any) -> tuple[int, float]:
   """Orders rows from lost to won; those too short to measure come first."""
   x = row.improvement
-  return x.outcome == 'win', x.value or 0.0
+  return -_ORDER.index(x.outcome), x.value or 0.0
 
 
 # --- what was found ----------------------------------------------------------
 
 
-def _about(best: Any, measured: float) -> list[str]:
-  """The best gamma of a drafter, why it does not win, what was predicted.
-
-  measured: seconds in which the figures were taken.
-  """
+def _about(best: Any, doc: Any) -> list[str]:
+  """The best gamma of a drafter, why it does not win, what was predicted."""
   x, outcome = best.improvement, best.improvement.outcome
   if outcome == 'too short':
     return [f'{best.drafter}: too short to measure at every gamma tried.']
@@ -116,14 +120,17 @@ def _about(best: Any, measured: float) -> list[str]:
     'win': 'faster',
     'loss': 'slower at every gamma tried',
     'unclear': 'cannot tell',
-    'one prompt': 'cannot tell from one prompt',
+    'too few': 'cannot tell',
   }[outcome]
   out = [
     f'{best.drafter}: {words}; best at gamma {best.gamma}, '
     f'{_times(x)} plain decoding, whole requests {_times(best.whole)}.'
   ]
   if outcome == 'unclear':
-    out.append(f'  {_more(x, measured)}')
+    out.append(f'  {_more(x, doc)}')
+  if outcome == 'too few':
+    few = _few(doc.setting.judged_prompts, doc.setting.batch_size)
+    out.append(f'  There is no interval: {few}.')
   if outcome != 'win':
     out.append(f'  {_why([best])}')
   if best.predicted:
@@ -132,19 +139,52 @@ def _about(best: Any, measured: float) -> list[str]:
 
 
 def _times(x: Any) -> str:
-  """'1.35x (95 %: 1.20 to 1.52)'."""
+  """'1.35x (95 %: 1.20 to 1.50, +-11 %)'."""
   if x.value is None:
     return x.outcome
-  ends = '' if x.low is None else f' (95 %: {x.low:.2f} to {x.high:.2f})'
-  return f'{x.value:.2f}x{ends}'
+  if x.low is None:
+    return f'{x.value:.2f}x'
+  ends = f'{x.low:.2f} to {x.high:.2f}, +-{x.width:.0%}'
+  return f'{x.value:.2f}x (95 %: {ends})'
 
 
-def _more(x: Any, measured: float) -> str:
-  """How much longer to measure before the interval would exclude 1."""
-  minutes = x.more(measured) / 60
-  if minutes > 600:
-    return 'Whichever is faster, ten more hours would not tell.'
-  return f'{math.ceil(minutes)} more minutes would, if the value stays.'
+def _more(x: Any, doc: Any) -> str:
+  """How many prompts to judge before the interval would exclude 1."""
+  judged = doc.setting.judged_prompts
+  enough = x.enough(judged)
+  if enough > 100 * judged:
+    return f'Whichever is faster, {100 * judged} prompts would not tell.'
+  return (
+    f'Some {math.ceil(enough)} prompts would, if the value stays ({judged} '
+    f'took {doc.measured / 60:.0f} minutes).'
+  )
+
+
+def _few(prompts: int, batch: int) -> str:
+  """Why this many prompts in batches of this size give no interval."""
+  if prompts < metrics.FEWEST:
+    judged = '1 prompt is' if prompts == 1 else f'{prompts} prompts are'
+    return f'{judged} judged, and at least {metrics.FEWEST} are needed'
+  assert prompts <= batch, (prompts, batch)
+  return (
+    f'one batch of {batch} holds all {prompts} prompts, and at least two '
+    'batches are needed'
+  )
+
+
+def _by_batch(drafter: str, doc: Any) -> str:
+  """Of a drafter, the batch sizes at which it is faster, slower or neither."""
+  told, few = {}, []
+  for batch in doc.crossover:
+    outcome = by_drafter(batch.rows)[drafter][0].improvement.outcome
+    words = {'win': 'faster at', 'loss': 'slower at'}
+    word = words.get(outcome, 'cannot tell at')
+    told.setdefault(word, []).append(str(batch.batch_size))
+    if outcome == 'too few':
+      few = [_few(batch.prompts, batch.batch_size)]
+  found = '; '.join(f'{word} {", ".join(x)}' for word, x in told.items())
+  why = f' ({few[0]})' if few else ''
+  return f'{drafter}, by batch size: {found}{why}.'
 
 
 def _by_category(best: Any, rows: Sequence[Any]) -> list[str]:
@@ -154,7 +194,7 @@ def _by_category(best: Any, rows: Sequence[Any]) -> list[str]:
     ('loss', 'loses on'),
     ('plain', "is plain decoding here (the program's choice) on"),
     ('unclear', 'is not told from plain decoding on'),
-    ('one prompt', 'has one prompt, too few to tell, of'),
+    ('too few', f'has fewer than {metrics.FEWEST} prompts, no interval, of'),
     ('too short', 'is too short to measure on'),
   ):
     found = [row for row in rows if _of_category(row) == outcome]
@@ -251,8 +291,13 @@ def _change(best: Any, categories: Sequence[Any], tried: set[int]) -> str:
     losses = [c.category for c in categories if _of_category(c) == 'loss']
     but = f', but not for {", ".join(losses)}' if losses else ''
     text = f'use gamma {best.gamma}{rich.markup.escape(but)}.'
+  elif outcome == 'too few':
+    text = (
+      'measure again: more prompts (and --minutes), or a smaller '
+      'bench.batch_size.'
+    )
   else:
-    more = '' if outcome == 'loss' else ', or measure for longer'
+    more = '' if outcome == 'loss' else ', or measure more prompts'
     text = f'do not speculate here{more}.'
   if model.best_gamma and model.best_gamma not in tried:
     text += (

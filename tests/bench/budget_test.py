@@ -95,10 +95,12 @@ def test_the_calibration_takes_a_tenth_of_the_time():
 
 
 def test_the_width_to_expect():
-  assert budget.width([0.1], 4) is None and budget.width([0.1, 0.2], 1) is None
-  # Student's t with 3 degrees of freedom is 3.18.
-  wide = budget.width([0.0, 0.2, 0.1, 0.1], 4)
-  assert wide == pytest.approx(math.expm1(3.182 * 0.0816 / 2), rel=1e-3)
+  assert budget.width([0.1], 9, 1) is None
+  assert budget.width([0.1, 0.2], 5, 1) is None
+  # Student's t with 8 degrees of freedom is 2.306, and 3.206 at 0.05 / 4.
+  for arms, t in ((1, 2.306), (4, 3.206)):
+    wide = budget.width([0.0, 0.2, 0.1, 0.1], 9, arms)
+    assert wide == pytest.approx(t * 0.0816 / 3, rel=1e-3)
 
 
 def test_progress_in_a_log(capsys, monkeypatch):

@@ -37,8 +37,10 @@ def test_batches_are_full_of_live_rows_and_share_one_shape():
   assert [[i.id for i in g.items] for g in groups] == [
     ['0', '1'],
     ['2', '3'],
-    ['4', '0'],
+    ['4', '4'],
   ]
+  # No two batches share a prompt; a copy draws its own noise.
+  assert len({item.number for g in groups for item in g.items}) == 6
   assert len({g.host.tokens_BL.shape for g in groups}) == 1
   for group in groups:
     np.testing.assert_array_equal(group.full.limit_B, group.host.lengths_B + 8)

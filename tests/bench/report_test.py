@@ -19,7 +19,8 @@ from specdec_jax.costs import calibration
 TOO_SHORT = metrics.Interval()
 AUDIT = identity.Audit('tokens', 9, (), (audit.Finding('tie'),))
 BUG = identity.Audit('tokens', 9, (), (audit.Finding('BUG'),))
-SETTING = type('Setting', (), {'lossless': True})
+WHAT = {'lossless': True, 'judged_prompts': 14, 'batch_size': 1}
+SETTING = type('Setting', (), WHAT)
 NO_COUNTS = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
 
 
@@ -100,7 +101,7 @@ def test_a_loss_says_do_not_speculate_and_why():
     row('lookup', gain(0.8, 0.78, 0.83)),
   )
   assert 'slower at every gamma tried; best at gamma 4, 0.80x (95 %: ' in text
-  assert 'whole requests 1.25x (95 %: 1.20 to 1.30).' in text
+  assert 'whole requests 1.25x (95 %: 1.20 to 1.30, +-4%).' in text
   assert 'Predicted before the run: 1.00x (90 %: 0.80 to 1.20).' in text
   assert 'a window emits 1.10 tokens in the time of 1.20 plain steps' in text
   assert 'something is proposed in 10% of windows' in text
@@ -138,19 +139,74 @@ def test_losing_categories_are_one_line_beside_an_overall_win():
   assert 'emits 1.40 to 1.50 tokens in the time of 1.70 plain' in text
   assert 'proposed in' not in text
   assert 'not told from plain decoding on: maths 1.00x.' in text
-  assert 'one prompt, too few to tell, of: one 3.00x.' in text
+  assert 'fewer than 6 prompts, no interval, of: one 3.00x.' in text
   assert 'too short to measure on: short.' in text
   assert change == '  lookup: use gamma 4, but not for creative, chat.'
 
 
-def test_what_is_not_told_says_how_much_longer_would_tell():
-  text, change = said(row('lookup', gain(1.1, 1.1 / 1.21, 1.1 * 1.21)))
+def test_what_is_not_told_says_how_many_prompts_would_tell():
+  text, change = said(row('lookup', gain(1.1, 0.9, 1.3)))
   assert 'lookup: cannot tell; best at gamma 4, 1.10x' in text
-  assert '  6 more minutes would, if the value stays.' in text
-  assert 'or measure for longer' in change
+  assert '  Some 56 prompts would, if the value stays (14 took 2 min' in text
+  assert 'or measure more prompts' in change
   text, _ = said(row('lookup', gain(1.0, 0.9, 1.1)))
-  assert 'ten more hours would not tell' in text
-  assert 'cannot tell from one prompt' in said(row('lookup', gain(9.0)))[0]
+  assert '1400 prompts would not tell' in text
+
+
+@pytest.mark.parametrize(
+  'prompts, batch, why',
+  [
+    (1, 1, '1 prompt is judged, and at least 6 are needed'),
+    (5, 4, '5 prompts are judged, and at least 6 are needed'),
+    (8, 8, 'one batch of 8 holds all 8 prompts, and at least two batches'),
+  ],
+)
+def test_too_few_prompts_or_one_batch_tell_nothing(prompts, batch, why, capsys):
+  few = type('', (), WHAT | {'judged_prompts': prompts, 'batch_size': batch})
+  doc = document([row('lookup', gain(9.0))], setting=few)
+  text = '\n'.join(verdict.sentences(doc))
+  assert 'lookup: cannot tell; best at gamma 4, 9.00x plain' in text
+  assert f'  There is no interval: {why}' in text
+  assert '  lookup: measure again: more prompts' in text
+  assert 'speculate' not in text
+  assert tables._widths([gain(9.0)]).startswith('No intervals: they need 6')
+
+
+def test_slower_is_said_only_if_every_gamma_is():
+  """A smaller gamma whose interval holds 1 may be faster."""
+  slow, wide = gain(0.9, 0.85, 0.95), gain(0.8, 0.5, 1.1)
+  text, _ = said(row('lm', slow), row('lm', wide, gamma=2))
+  assert 'lm: cannot tell; best at gamma 2, 0.80x' in text
+  text, _ = said(row('lm', slow), row('lm', gain(0.8, 0.7, 0.9), gamma=2))
+  assert 'lm: slower at every gamma tried; best at gamma 4, 0.90x' in text
+  # One that surely wins leads before one that seems to win more.
+  text, _ = said(row('lm', gain(1.2, 1.1, 1.3)), row('lm', gain(2, 0.9, 3), 2))
+  assert 'lm: faster; best at gamma 4, 1.20x' in text
+
+
+def test_what_is_said_of_batch_sizes():
+  """Each by its own intervals; one batch of all prompts tells nothing."""
+  at = lambda size, *gains: benchmark.Batch(
+    size,
+    [
+      benchmark.BatchRow('x', 'lm', gamma, 9.0, x, None)
+      for gamma, x in enumerate([gain(1, 1, 1), *gains])
+    ],
+    {'lm': 0},
+    [],
+    14,
+  )
+  won, lost, open_ = gain(2, 1.9, 2.1), gain(0.5, 0.4, 0.6), gain(1, 0.9, 1.1)
+  doc = document(
+    [row('lm', won)],
+    crossover=[
+      *(at(1, lost, won), at(2, won, open_), at(4, lost, lost)),
+      *(at(8, lost, open_), at(16, gain(3.0), gain(2.0))),
+    ],
+  )
+  text = '\n'.join(verdict.sentences(doc))
+  assert 'lm, by batch size: faster at 1, 2; slower at 4; cannot tell' in text
+  assert 'at 8, 16 (one batch of 16 holds all 14 prompts, and at least' in text
 
 
 def test_the_best_method_leads_and_one_that_switched_itself_off_is_no_loss():
@@ -207,7 +263,7 @@ def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
     benchmark.BatchRow(x.name, x.drafter, x.gamma, 9.0, x.improvement, lossy)
     for x in rows
   ]
-  doc = document(rows, crossover=[benchmark.Batch(8, at, {}, [])])
+  doc = document(rows, crossover=[benchmark.Batch(8, at, {}, [], 9)])
   tables.crossover(doc, runtime.console())
   assert 'TV 0.12' not in capsys.readouterr().out
   lossless = type('Setting', (), {'lossless': False})
@@ -235,6 +291,7 @@ def test_differences_and_failures_of_the_crossover_count():
         [benchmark.BatchRow('x', 'x', 1, None, None, a) for a in rows],
         {},
         failed,
+        9,
       )
     ],
   )

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from specdec_jax import decode, types
+from specdec_jax import decode, requests, types
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import timing
 
 NAN = float('nan')
@@ -60,18 +61,79 @@ def test_a_prompt_with_one_more_repeat_weighs_no_more():
   assert timing.tok_s(runs([[3.0, 6.0], [3.0, NAN]])) == once
 
 
-def test_repeats_of_one_full_batch_give_its_interval():
-  plain = runs([[4.0], [5.0], [4.5]], (1.0,), (0.1,), rows=3)
-  mine = runs([[2.5], [3.0], [2.75]], (1.0,), (0.1,), rows=3)
-  found = timing.improvement(mine, plain)
-  assert found.value == pytest.approx(3.5 / 1.75) and found.outcome == 'win'
-  one = timing.improvement(runs([[2.5]], (1.0,), (0.1,), rows=3), plain)
-  assert one.outcome == 'one prompt'
+@pytest.mark.parametrize(
+  'batches, rows, prompts, outcome',
+  [
+    (1, 8, None, 'too few'),  # one batch, however many prompts
+    (2, 2, None, 'too few'),  # four prompts
+    (5, 1, None, 'too few'),
+    (2, 4, 5, 'too few'),  # five prompts and three copies
+    (2, 4, 6, 'win'),
+    (2, 3, None, 'win'),
+    (6, 1, 6, 'win'),
+  ],
+)
+def test_repeats_are_no_sample_of_prompts(batches, rows, prompts, outcome):
+  """However much alike they are, and whatever they say."""
+  each = lambda seconds: runs(
+    [[seconds] * batches] * 3, (1.0,) * batches, (0.1,) * batches, rows=rows
+  )._replace(prompts=prompts)
+  found = timing.improvement(each(2.5), each(4.0))
+  assert found.value == pytest.approx(2.0) and found.outcome == outcome
+  if batches > 1:  # Of the others none has six prompts in two batches.
+    part = timing.improvement(each(2.5), each(4.0), range(batches - 1))
+    assert part.outcome == 'too few'
+
+
+def test_all_arms_at_once_and_those_too_short_beside_them():
+  seconds = np.linspace(3, 6, 8)
+  each = lambda gain, wave: runs(
+    [1 + seconds / gain + wave * np.sin(seconds * 9)], (1.0,) * 8, (0.1,) * 8
+  )
+  plain, some = each(1, 0), {f'x{i}': each(1.3, 0.3 + i / 9) for i in range(3)}
+  found = timing.improvements({'plain': plain, 'short': each(99, 0)} | some)
+  assert list(found) == ['plain', 'short', 'x0', 'x1', 'x2']
+  assert found['plain'] == (1.0, 1.0, 1.0)
+  assert found['short'].outcome == 'too short'
+  for name in some:
+    alone = timing.improvement(some[name], plain)
+    assert found[name].value == pytest.approx(alone.value)
+    assert alone.width < found[name].width < 2 * alone.width
+  sure = timing.improvements({'plain': plain} | some, level=0.99)
+  assert sure['x1'].low < found['x1'].low
 
 
 class Asked(NamedTuple):
   kind: str
+  group: int
   gamma_B: int = 9
+
+
+def fake(name='x', gamma=0):
+  engine = python_types.SimpleNamespace(weights=())
+  return plan_lib.Arm(name, name, gamma, engine)
+
+
+def batches(count):
+  return [
+    plan_lib.Group(
+      (requests.Item((1,), g, id=str(g)),),
+      *(None, Asked('full', g), Asked('none', g), 1),
+    )
+    for g in range(count)
+  ]
+
+
+def clocked(monkeypatch, seconds):
+  """A program whose clock is seconds(request); and what was asked of it."""
+  ran = []
+
+  def timed(call, request):
+    ran.append(request)
+    return seconds(request), call(request)
+
+  monkeypatch.setattr(timing.parts, 'timed', lambda f, *x: timed(f, x[-1]))
+  return (lambda *_: output(3), 9.0), ran
 
 
 def test_blocks_alternate_and_may_end_early():
@@ -80,17 +142,11 @@ def test_blocks_alternate_and_may_end_early():
   call = lambda name: (
     lambda weights, request: ran.append((name, *request)) or output(3)
   )
-  fake = python_types.SimpleNamespace
-  arms = [
-    fake(name=name, gamma=gamma, engine=fake(weights=()))
-    for name, gamma in (('plain', 0), ('x', 2))
-  ]
-  groups = [
-    fake(full=Asked('full'), none=Asked('none'), chunks=1) for _ in range(2)
-  ]
+  arms = [fake('plain'), fake('x', 2)]
   programs = {arm.name: (call(arm.name), 9.0) for arm in arms}
-  found = timing.measure(arms, groups, programs, [(0, 0), (0, 1), (1, 0)])
-  full = [(name, int(gamma)) for name, kind, gamma in ran if kind == 'full']
+  groups, blocks = batches(2), [(0, 0), (0, 1), (1, 0)]
+  found = timing.measure(arms, groups, programs, blocks)
+  full = [(name, int(gamma)) for name, kind, _, gamma in ran if kind == 'full']
   # One program serves several gammas: the request says which.
   assert full == [('plain', 0), ('x', 2), ('x', 2), ('plain', 0)] + [
     *(('x', 2), ('plain', 0))
@@ -98,11 +154,43 @@ def test_blocks_alternate_and_may_end_early():
   mine = found['x']
   assert np.isnan(mine.total_RG).tolist() == [[False, False], [False, True]]
   assert len(mine.outputs) == 2 and mine.compile_seconds == 9.0
-  # Of the second group nothing is known, not even its prefill.
-  groups[1] = fake(full=Asked('full'), none=Asked('none'), chunks=2)
+  assert mine.prompts == 2
+  # Of the second batch nothing is known, not even its prefill.
   first = timing.measure(arms, groups, programs, [(0, 0)])['x']
-  assert len(first.outputs) == len(first.prefill_G) == 1
+  assert len(first.outputs) == len(first.prefill_G) == first.prompts == 1
   assert timing.first_token(first) > 0
-  ran = ran[: 6 + 2 + 6]
-  # The prefill depends on the number of chunks only: three are enough.
-  assert len([x for x in ran if x[1] == 'none']) == 2 + 6
+
+
+def test_each_prompt_pays_for_its_own_prefill(monkeypatch):
+  """An encoder reads a quarter or all of a source: 1 or 4 s, and 2 of text."""
+  reading = {0: 4.0, 1: 4.0, 2: 4.0, 3: 1.0, 4: 1.0, 5: 1.0}
+  program, ran = clocked(
+    monkeypatch, lambda x: reading[x.group] + 2.0 * (x.kind == 'full')
+  )
+  blocks = [(0, g) for g in reading]
+  found = timing.measure([fake()], batches(6), {'x': program}, blocks)['x']
+  assert found.prefill_G.tolist() == list(reading.values())
+  assert timing.tok_s(found) == pytest.approx(3 / 2)
+  # It takes more than an eighth of the time: once, but for the first prompt.
+  none = [x.group for x in ran[1:] if x.kind == 'none']
+  assert none == [0, 0, 0, 1, 2, 3, 4, 5]
+
+
+def test_short_prefills_are_timed_often_and_the_fastest_counts(monkeypatch):
+  """A slow one would make decoding look fast; how slow is the noise."""
+  fills = iter([1.0] + [1.5, 1.0, 1.2] * 2)
+  clock = lambda x: 33.0 if x.kind == 'full' else next(fills)
+  program, ran = clocked(monkeypatch, clock)
+  blocks = [(r, g) for r in range(2) for g in range(2)]
+  found = timing.measure([fake()], batches(2), {'x': program}, blocks)['x']
+  assert found.prefill_G.tolist() == [1.0, 1.0]
+  assert found.noise_G.tolist() == pytest.approx([0.2, 0.2])
+  assert timing.tok_s(found) == pytest.approx(6 / 64)
+  assert len([x for x in ran if x.kind == 'none']) == 1 + 2 * 3
+
+
+def test_a_long_prefill_is_timed_once_in_each_repeat(monkeypatch):
+  program, ran = clocked(monkeypatch, lambda x: 3.0 + (x.kind == 'full'))
+  blocks = [(r, g) for r in range(4) for g in range(2)]
+  timing.measure([fake()], batches(2), {'x': program}, blocks)
+  assert [x.group for x in ran if x.kind == 'none'] == [0] * 4 + [1] * 3

@@ -57,7 +57,7 @@ TIMED = {
 
 
 def traced(**more):
-  requests = [[4, 1.0], [4, 3.0]]
+  requests = [[4, 1.0], [4, 3.0]] * 3
   return [
     {'draft': draft.name, 'requests': requests, **more}
     for draft in ROWS['chat'].drafts
@@ -223,11 +223,11 @@ def test_ours_stand_beside_theirs(tmp_path):
   ) in text
   text = rendered(THREE, tmp_path / THREE)
   assert '| T5-XXL (EnDe) | T5-large | 0.82 | 0.71 | not run | - | - |' in text
-  half = '0.50 (0.25 to 0.75)'
+  half = '0.50 (0.21 to 0.79)'
   lamda = '| LaMDA (137B) | LaMDA (100M) | 0.61 | 0.57 | chat, eagle |'
   assert f'{lamda} {half} | {half} |' in text
   assert f'|  |  |  |  | chat, bigram | {half} | {half} |' in text
-  assert 'at T = 0 and at T = 1: chat 8 and 8.' in text
+  assert 'at T = 0 and at T = 1: chat 24 and 24.' in text
   text = rendered(FIVE, tmp_path / FIVE)
   assert '| T5-XXL (EnDe) | T5-small | 0.62 | 0.71 | 0.76 | 0.84 |' in text
   lossy = f'{half}, TV 0.12'
@@ -246,6 +246,27 @@ def test_ours_stand_beside_theirs(tmp_path):
   assert text.count(ours) == 1
   assert '9 of 9 are equal to the print' in text
   assert len(papers.TABLE3) == 16 and len(papers.TABLE4) == 12
+
+
+def test_alpha_and_total_variation_of_each_lenience_keep_their_places(tmp_path):
+  """0.1, 0.3, 0.5 and 0.7 of the tokens; 0.02, 0.04 and 0.06 away from p."""
+  alphas, away = (0.1, 0.3, 0.5, 0.7), (0.02, 0.04, 0.06)
+  lossy = [x for pair in zip(alphas[1:], away, strict=True) for x in pair]
+  request = [50, *(50 * x for x in (alphas[0], *lossy))]
+  draft = next(x for x in ROWS['translation'].drafts if x.theirs == 'Bigram')
+  cells = [{'draft': draft.name, 'requests': [request] * 6}]
+  claimed = table5.claims({'translation': cells}, ROWS)
+  assert [x.ours.value for x in claimed] == pytest.approx(alphas)
+  assert [x.apart.value for x in claimed] == pytest.approx([0, 0.2, 0.4, 0.6])
+  assert [x.sign for x in claimed] == [0, 1, 1, 1]
+  assert [x.prints for x in claimed] == ['0.19', '0.23', '0.25', '0.32']
+  stored(tmp_path, cells, 'translation')
+  shown = [
+    f'{a:.2f} ({a:.2f} to {a:.2f}), TV {tv:.2g}'
+    for a, tv in zip(alphas[1:], away, strict=True)
+  ]
+  row = f'| {draft.name} | 0.10 (0.10 to 0.10) | {" | ".join(shown)} | ours |'
+  assert row in rendered(FIVE, tmp_path)
 
 
 def test_two_seeds_of_an_alpha_are_compared_by_the_limit_of_the_table(tmp_path):

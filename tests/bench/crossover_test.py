@@ -1,0 +1,85 @@
+"""What is chosen among batch sizes and categories pays for the choice."""
+
+import types
+
+import numpy as np
+import pytest
+
+from specdec_jax.bench import benchmark, budget, metrics, timing
+from specdec_jax.bench import plan as plan_lib
+from tests.bench import simulation
+
+TRACK = lambda items, text: items
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+  """(arms, Runs of two drafters at three gammas on 14 prompts)."""
+  monkeypatch.setattr(metrics, 'RESAMPLES', 200)
+  case = simulation.Case(14, 3, 2, 0.8, improvement=1.2)
+  runs = simulation.measured(case, np.random.default_rng(0))
+  arms = [
+    plan_lib.Arm(x, x.split()[0], int(x[-1]) if x != 'plain' else 0, None)  # pyright: ignore
+    for x in runs
+  ]
+  monkeypatch.setattr(timing, 'measure', lambda *_: runs)
+  monkeypatch.setattr(timing, 'compile_arms', lambda *_: {})
+  for name in 'compare', 'failures':
+    monkeypatch.setattr(benchmark.identity, name, lambda *_: {})
+  return arms, runs
+
+
+def batch(arms, monkeypatch, sizes):
+  """benchmark._batch of the first size, of one prompt a group."""
+  groups = [types.SimpleNamespace(full=None)] * 14
+  monkeypatch.setattr(plan_lib, 'groups', lambda *_: groups)
+  plan = types.SimpleNamespace(
+    judged=range(14),
+    batch_sizes=sizes,
+    bench=types.SimpleNamespace(repeats=2),
+  )
+  return benchmark._batch(arms, plan, sizes[0], budget.UNLIMITED, TRACK)  # pyright: ignore
+
+
+def test_batch_sizes_share_the_chance_of_an_error(clocks, monkeypatch):
+  arms, runs = clocks
+  for sizes, level in (((1,), 0.95), ((1, 4, 16, 64, 256), 0.99)):
+    found = batch(arms, monkeypatch, sizes)
+    want = timing.improvements(runs, level=level)
+    assert {x.name: x.improvement for x in found.rows} == want
+    assert found.prompts == 14
+
+
+def test_only_a_gamma_that_surely_wins_is_exported(clocks, monkeypatch):
+  arms, _ = clocks
+  rows = batch(arms, monkeypatch, (1,)).rows
+  assert {x.drafter for x in rows} == {'plain', '0', '1'}
+  gains = [(1.0, 1.0, 1.0), (1.3, 0.9, 1.7), (1.1, 1.05, 1.2), (1.2, 1.1, 1.3)]
+  gains += [(1.5, 0.9, 2.0), (9.0, None, None), (0.5, 0.4, 0.6)]
+  rows = [
+    x._replace(improvement=metrics.Interval(*y))
+    for x, y in zip(rows, gains, strict=True)
+  ]
+  assert benchmark._best_gammas(rows) == {'0': 3, '1': 0}
+
+
+def test_categories_share_the_chance_of_an_error(clocks, monkeypatch):
+  """Two of six prompts and one of two, which has no interval."""
+  arms, runs = clocks
+  names = ['code'] * 6 + ['chat'] * 6 + ['few'] * 2
+  item = lambda name: types.SimpleNamespace(category=name)
+  groups = [types.SimpleNamespace(items=[item(x)]) for x in names]
+  doc = types.SimpleNamespace(calibration=(), predicted={})
+  before = types.SimpleNamespace(doc=doc, others=[], seen={})
+  monkeypatch.setattr(benchmark.predict, 'by_category', lambda *_: {})
+  monkeypatch.setattr(benchmark.predict, 'improvement', lambda *_: None)
+  monkeypatch.setattr(metrics, 'join', lambda outputs: None)
+  monkeypatch.setattr(metrics, 'summary', lambda info: None)
+  found = benchmark._categories(arms, before, groups, runs)  # pyright: ignore
+  code = {x.name: x.improvement for x in found if x.category == 'code'}
+  want = timing.improvements(runs, range(6), level=0.975)
+  assert code == {x: y for x, y in want.items() if x != 'plain'}
+  assert {x.improvement.outcome for x in found if x.category == 'few'} == {
+    'too few'
+  }
+  assert [x.prompts for x in found[::6]] == [6, 6, 2]
