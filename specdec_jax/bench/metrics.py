@@ -4,6 +4,7 @@ Names are the field's; where a name has several meanings there, the formula is
 spelled out. Prefill is never a target call. All counts are exact.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -359,9 +360,13 @@ def _each(errors_AG: np.ndarray, chance: float) -> float:
   # Few units overstate how alike arms are: one of them counts as unshared.
   own = np.sqrt(1 / units)
   unit_AG = np.sqrt(1 - own**2) * errors_AG / np.where(size_A1, size_A1, 1)
-  rng = np.random.default_rng(0)
-  shared_RA = rng.normal(size=(RESAMPLES, units)) @ unit_AG.T
-  alone_RA = own * rng.normal(size=(RESAMPLES, arms))
-  largest_R = np.abs(shared_RA + alone_RA).max(1)
+  normal_RX = _normals(RESAMPLES, units + arms)
+  alone_RA = own * normal_RX[:, units:]
+  largest_R = np.abs(normal_RX[:, :units] @ unit_AG.T + alone_RA).max(1)
   found = 2 * stats.norm.sf(np.quantile(largest_R, 1 - chance))
   return float(np.clip(found, chance / arms, chance))
+
+
+@functools.cache
+def _normals(*shape: int) -> np.ndarray:
+  return np.random.default_rng(0).normal(size=shape)

@@ -140,20 +140,21 @@ def test_quality_where_sampled_has_the_interval_of_its_change(tmp_path):
   """Of resampled prompts; equal texts at T = 0 need none."""
   spread = np.linspace(-1.0, 1.0, 1001)
   values = {'plain': [20.0, *20 + spread], 'mine': [21.0, *21.52 + 2 * spread]}
-  found = table2_measure.compared(values, 'plain', 'mine')
+  found = table2_measure.compared(values, 'plain', 'mine', 100)
   assert found['quality'] == [20.0, 21.0]
   ends = [found['change'][x] for x in ('low', 'high')]
-  np.testing.assert_allclose(ends, [1.52 - 0.95, 1.52 + 0.95])
-  equal = table2_measure.compared({'a': [9.0], 'b': [9.0]}, 'a', 'b')
+  half = 1.98422 * np.std(spread) * (100 / 99) ** 0.5  # Student's t of 99
+  np.testing.assert_allclose(ends, [1.0 - half, 1.0 + half], rtol=1e-4)
+  equal = table2_measure.compared({'a': [9.0], 'b': [9.0]}, 'a', 'b', 100)
   assert equal == {'quality': [9.0, 9.0], 'change': None}
-  assert table2_measure.compared({}, 'a', 'b')['quality'] == [None, None]
+  assert table2_measure.compared({}, 'a', 'b', 9)['quality'] == [None, None]
   stored(tmp_path, [TIMED | found])
-  assert '| 20.0 | 21.0 | +0.6 to +2.5 | 0 of 7 |' in rendered(TWO, tmp_path)
+  assert '| 20.0 | 21.0 | -0.2 to +2.2 | 0 of 7 |' in rendered(TWO, tmp_path)
 
 
 def test_quality_of_every_arm_is_of_the_same_resampled_prompts(monkeypatch):
   """The metric here is the mean length; the arms' texts differ in one word."""
-  said = {'plain': ['a', 'abc', 'ab'], 'mine': ['ab', 'abcd', 'abc']}
+  said = {'plain': ['a', 'abc', 'ab'] * 2, 'mine': ['ab', 'abcd', 'abc'] * 2}
 
   class Programs(NamedTuple):
     generate: staticmethod = staticmethod(lambda weights, request: weights)
@@ -171,7 +172,7 @@ def test_quality_of_every_arm_is_of_the_same_resampled_prompts(monkeypatch):
   monkeypatch.setattr(rows_lib.plan_lib, 'groups', lambda *_: [group])
   monkeypatch.setattr(rows_lib.plan_lib, 'capped', lambda arm, request: None)
   texts_of = lambda loaded, groups, outputs: dict(
-    zip('xyz', said[outputs[0]], strict=True)
+    zip('xyzuvw', said[outputs[0]], strict=True)
   )
   monkeypatch.setattr(rows_lib, 'answers_of', texts_of)
   lengths = answers.Metric(
@@ -179,7 +180,7 @@ def test_quality_of_every_arm_is_of_the_same_resampled_prompts(monkeypatch):
     lambda sums_K: sums_K[1] / sums_K[0],
   )
   monkeypatch.setattr(answers, 'metric_of', lambda name: lengths)
-  wanted = dict.fromkeys('xyz', '')
+  wanted = dict.fromkeys('xyzuvw', '')
   loaded = rows_lib.Loaded(ROWS['translation'], None, None, {}, (), wanted, {})  # pyright: ignore
   arms = Arm('plain'), Arm('mine')
   found = rows_lib.qualities(loaded, arms, 1.0, 0)  # pyright: ignore
@@ -253,9 +254,13 @@ def test_alpha_and_total_variation_of_each_lenience_keep_their_places(tmp_path):
   alphas, away = (0.1, 0.3, 0.5, 0.7), (0.02, 0.04, 0.06)
   lossy = [x for pair in zip(alphas[1:], away, strict=True) for x in pair]
   request = [50, *(50 * x for x in (alphas[0], *lossy))]
-  draft = next(x for x in ROWS['translation'].drafts if x.theirs == 'Bigram')
-  cells = [{'draft': draft.name, 'requests': [request] * 6}]
-  claimed = table5.claims({'translation': cells}, ROWS)
+  drafts = {x.theirs: x.name for x in ROWS['translation'].drafts}
+  cells = [{'draft': x, 'requests': [request] * 6} for x in drafts.values()]
+  claimed = [
+    x
+    for x in table5.claims({'translation': cells}, ROWS)
+    if x.cell.startswith('Bigram')
+  ]
   assert [x.ours.value for x in claimed] == pytest.approx(alphas)
   assert [x.apart.value for x in claimed] == pytest.approx([0, 0.2, 0.4, 0.6])
   assert [x.sign for x in claimed] == [0, 1, 1, 1]
@@ -265,7 +270,9 @@ def test_alpha_and_total_variation_of_each_lenience_keep_their_places(tmp_path):
     f'{a:.2f} ({a:.2f} to {a:.2f}), TV {tv:.2g}'
     for a, tv in zip(alphas[1:], away, strict=True)
   ]
-  row = f'| {draft.name} | 0.10 (0.10 to 0.10) | {" | ".join(shown)} | ours |'
+  row = (
+    f'| {drafts["Bigram"]} | 0.10 (0.10 to 0.10) | {" | ".join(shown)} | ours |'
+  )
   assert row in rendered(FIVE, tmp_path)
 
 
@@ -318,7 +325,7 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
     make()
   alphas = zip((0.3, 2, 3, 3.2, 3.3), ROWS['translation'].drafts, strict=True)
   translated = [
-    {'draft': x.name, 'temperature': t, 'requests': [[4, a], [4, a + 0.1]]}
+    {'draft': x.name, 'temperature': t, 'requests': [[4, a], [4, a + 0.1]] * 3}
     for a, x in alphas
     for t in (0.0, 1.0)
   ]
@@ -337,9 +344,10 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
   brief = report.brief(found)
   assert 'T5-XXL (EnDe), T5-small | translation, w128 | 0.75 / 0.76 |' in brief
   assert '| the paper | ours | gamma = 8 |' in brief
-  # Of each target the draft with the most tokens a window.
+  # Of each target the draft with the most tokens a window; its interval pays
+  # for the choice of one of two.
   assert 'chat, bigram' in brief and 'chat, unigram' not in brief
-  assert '| +8.5% | chat, bigram | +10.0% (+9.0% to +11.0%) | same dir' in text
+  assert '| +8.5% | chat, bigram | +10.0% (+8.9% to +11.1%) | same dir' in text
   assert page_text.count('<h2>') == 3 and 'src="data:image/png' in page_text
   assert 'src="http' not in page_text and '<link' not in page_text
   translated[4]['requests'][0][1] = 1.0
