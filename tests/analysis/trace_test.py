@@ -212,15 +212,24 @@ def test_analysis_by_hand(capsys):
   assert found.alpha.value == pytest.approx((0.75 + 1 + 0.5) / 6)
   zero, one = found.rows
   assert zero.block.value == 1 == zero.independent
-  # Calls: 1.5, 1, 1.5. Resamples that are one request twice: 2 / 1.5, 4 / 2.5.
-  assert one.reject == pytest.approx((1.5, 2 / 1.5, 1.6))
+  # Calls: 1.5, 1, 1.5. Two requests are too few for an interval.
+  assert one.reject == (pytest.approx(1.5), None, None)
   assert one.independent == pytest.approx(1 + 2.25 / 6)
   assert sum(found.windows['reject']) == pytest.approx(4)
   counterfactual.show(found, runtime.console())
-  assert '1.500 (1.333 to 1.600)' in capsys.readouterr().out
-  one = analysed(by_hand()._replace(texts=by_hand().texts[1:]))
-  assert one.alpha.low is None and one.rows[1].gain.high is None
-  counterfactual.show(one, runtime.console())
+  assert ' 1.500 ' in capsys.readouterr().out
+  # Six are enough.
+  texts = [
+    x._replace(id=f'{x.id}{i}') for i in range(3) for x in by_hand().texts
+  ]
+  six = analysed(by_hand()._replace(texts=texts), 1)
+  assert six.requests == 6 and six.rows[1].reject.value == pytest.approx(1.5)
+  low, high = six.rows[1].reject[1:]
+  # Tokens less 1.5 calls are 2 - 2.25 and 4 - 3.75, over 2 calls a request.
+  want = 2.571 * 0.125 / 5**0.5
+  assert high - 1.5 == pytest.approx(1.5 - low) == pytest.approx(want, rel=0.1)
+  counterfactual.show(six, runtime.console())
+  assert f'1.500 ({low:.3f} to {high:.3f})' in capsys.readouterr().out
 
 
 def test_damaged_files_are_refused(tmp_path):

@@ -72,7 +72,7 @@ def test_the_jackknife_by_hand():
   assert x.width == pytest.approx(t * error / 1.5)
 
 
-def test_what_choosing_costs(few_resamples):
+def test_what_choosing_costs():
   """Nothing for one arm or for equal arms, and Bonferroni's at most."""
   rng = np.random.default_rng(0)
   one_GA, four_GA = rng.normal(size=(28, 1)), rng.normal(size=(28, 4))

@@ -90,7 +90,7 @@ def cell(draft, k, speed, **more):
     'texts': 2,
     'ms': [20.0, 20.0 / speed],
     'speed': dict(value=speed, low=speed - 0.1, high=speed + 0.1),
-    'rouge': [[0.1, 0.2], [0.1, 0.3]],
+    'rouge': [[0.1, 0.2] * 3, [0.1, 0.3] * 3],
     'efficiency': 1 + 0.3 * k,
     'curve': [1.3, 1.6, 1.9, 2.2] if draft == 'lookup' else [],
   }

@@ -70,8 +70,8 @@ def row(source, divergence, warm, emitted, calls, *, seed=0, differ=0):
     divergence=divergence,
     temperature=warm,
     seed=seed,
-    emitted=emitted,
-    calls=calls,
+    emitted=list(emitted) * 4,
+    calls=list(calls) * 4,
     alpha=0.5,
     differ=differ,
   )

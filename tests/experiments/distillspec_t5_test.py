@@ -49,8 +49,8 @@ def cell(source, divergence, warm, calls):
     'source': source,
     'divergence': divergence,
     'temperature': warm,
-    'emitted': [10, 12, 10, 12],
-    'calls': calls,
+    'emitted': [10, 12, 10, 12] * 4,
+    'calls': calls * 4,
     'alpha': 0.5,
   }
 
