@@ -7,15 +7,22 @@
     Run(steps=0)  # ValueError: steps=0: must be a whole number, at least 1
 
 A config has a section for each such class; `parse` turns it into dataclasses.
+Last, which errors are those of the files that settings name.
 """
 
 import dataclasses
+import errno
 import math
 import operator
 import os
+import pathlib
+import sys
+import traceback
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from absl import flags
 
 # Annotation -> (what to call it, what isinstance takes, an example in a tuple).
 _KINDS: dict[Any, tuple[str, Any, str]] = {
@@ -193,3 +200,66 @@ def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
 def _help(field: dataclasses.Field) -> str:
   text = field.metadata.get('help', '')
   return f' ({text})' if text else ''
+
+
+# --- errors that are not the program's --------------------------------------
+
+# What the code of a config raises besides errors of flags.
+OF_CODE = (
+  *(ArithmeticError, AssertionError, ImportError, LookupError, NameError),
+  *(RuntimeError, SyntaxError, TypeError),
+)
+
+
+def place(error: BaseException) -> str:
+  """', in FILE:LINE': the last one of what was run that is a file of ours or of
+  the user; a SyntaxError says it itself."""
+  installed = sys.base_prefix, sys.prefix, os.path.dirname(os.__file__)
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    outside = not frame.filename.startswith(('<', *installed))
+    if outside and not isinstance(error, SyntaxError):
+      return f', in {frame.filename}:{frame.lineno}'
+  return ''
+
+
+def surroundings(error: ValueError | OSError) -> str:
+  """What the user did wrong, or what is wrong around them; '' if nothing is.
+
+  Any other OSError is a mistake of this program: its traceback is wanted.
+  """
+  if isinstance(error, ValueError):
+    return str(error)
+  why = error.strerror or str(error)
+  if isinstance(error, BrokenPipeError):
+    # What is still to be written would be another error at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 'the reader of its output has ended'
+  file = error.filename
+  if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+    return f'{file}: {why}' if file else why
+  if not isinstance(file, str | bytes | os.PathLike):
+    return ''
+  path = pathlib.Path(os.path.abspath(os.fsdecode(file)))
+  if not any(path.is_relative_to(os.path.abspath(x)) for x in _named()):
+    return ''
+  return f'{os.fsdecode(file)}: {why}'
+
+
+def _named() -> Iterator[str]:
+  """The texts that flags, settings and the environment's folders have."""
+
+  def texts(x):
+    if isinstance(x, str | os.PathLike):
+      yield os.fspath(x)
+    elif isinstance(x, list | tuple | set):
+      for part in x:
+        yield from texts(part)
+    elif hasattr(x, 'values'):
+      yield from texts(list(x.values()))
+
+  caches = ('SPECDEC_JAX_CACHE', 'XDG_CACHE_HOME', 'HF_HOME', 'TMPDIR')
+  given = [*(os.environ.get(x, '') for x in caches), *sys.argv[1:]]
+  found = [*texts(flags.FLAGS.flag_values_dict()), *given]
+  for text in found:
+    if text:  # '' would be the working folder
+      yield text

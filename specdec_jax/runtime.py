@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import io
 import json
 import logging
 import math
@@ -23,6 +24,8 @@ import rich.console
 import rich.progress
 from absl import app, flags
 from ml_collections import config_flags
+
+from specdec_jax import fields
 
 # Of the process, but for a fraction of a second.
 _STARTED = time.monotonic()
@@ -83,7 +86,8 @@ def launch(
 ) -> None:
   """Parses flags, calls run and exits with status 0 if it is true, else 1.
 
-  A ValueError is the user's mistake: one sentence on stderr, and status 2.
+  A ValueError is the user's mistake: one sentence on stderr, and status 2. So
+  is what a config raises, and an OSError about a file that a setting names.
 
   Args:
     run: the program; without arguments unless `positional`.
@@ -96,23 +100,11 @@ def launch(
     'distributed', 'auto', 'auto, off, or ADDRESS,N,I: docs/many_hosts.md'
   )
 
-  def parse(argv):
-    try:
-      left = flags.FLAGS(argv)
-    except OSError as error:  # the last line names the config file
-      _refuse('config: ' + str(error).strip().rpartition('] ')[2])
-    except (AttributeError, KeyError, flags.Error, ValueError) as error:
-      _refuse_config(error)
-    if 'config' in flags.FLAGS:
-      path = config_flags.get_config_filename(flags.FLAGS['config'])
-      path = path.partition(':')[0]  # its argument is after the colon
-      if not pathlib.Path(path).is_file():
-        _refuse(f'config {path}: no such file')
-    return left
-
   def main(argv):
     if len(argv) > 1 and not positional:
       _refuse(f'unexpected argument {argv[1]!r}')
+    if isinstance(sys.stdout, io.TextIOWrapper):
+      sys.stdout.reconfigure(errors='backslashreplace')  # no lost results
     prepare()
     several, status = False, 1
     try:
@@ -121,9 +113,11 @@ def launch(
         _check_alike(hosts)
       keep_programs(flags.FLAGS.flag_values_dict().get('workdir', ''))
       status = 0 if (run(argv[1:]) if positional else run()) else 1
-    except ValueError as error:
+    except (ValueError, OSError) as error:
+      if not (sentence := fields.surroundings(error)):
+        raise
       status = 2
-      _refuse(str(error))
+      _refuse(sentence)
     except RuntimeError as error:
       if several:
         _explain(error)
@@ -133,7 +127,27 @@ def launch(
         _leave_soon(status)
     sys.exit(status)
 
-  app.run(main, flags_parser=parse)
+  app.run(main, flags_parser=_parse)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Reads flags and the config; the arguments that are left."""
+  try:
+    left = flags.FLAGS(argv)
+  except OSError as error:  # the last line names the config file
+    _refuse('config: ' + str(error).strip().rpartition('] ')[2])
+  except (AttributeError, KeyError, flags.Error, ValueError) as error:
+    _refuse_config(error)
+  except fields.OF_CODE as error:  # a config is code
+    _refuse(f'config: {first_line(error)}{fields.place(error)}')
+  if 'config' in flags.FLAGS:
+    path = config_flags.get_config_filename(flags.FLAGS['config'])
+    path = path.partition(':')[0]  # its argument is after the colon
+    if not pathlib.Path(path).is_file():
+      _refuse(f'config {path}: no such file')
+    if flags.FLAGS['config'].value is None:
+      _refuse(f'config {path}: its get_config returns None')
+  return left
 
 
 def keep_programs(workdir: str) -> None:

@@ -142,7 +142,6 @@ def _compared(
     chunk=arm.engine.options.chunk,
     length=length,
     rows=rows,
-    relative_limit=audit.NOISE_LIMIT if target.dtype == 'float32' else None,
   )
   text = lambda token: (
     None if token is None else target.tokenizer.decode([token])

@@ -350,14 +350,17 @@ def audit(report, console) -> None:
     'other': lambda x: _token(x[1].other, x[1].other_text),
     'gap': lambda x: _show(x[1].gap, '{:.2g}'),
     'noise': lambda x: _show(x[1].noise, '{:.2g}'),
+    'rounding': lambda x: _show(x[1].rounding, '{:.2g}'),
     'verdict': lambda x: x[1].verdict,
     'reason': lambda x: x[1].reason,
   }
   console.print(table('First divergences', found, columns))
   console.print(
-    f'A tie: the gap is at most {audit_lib.FACTOR} times the noise. Gap: what '
-    'logits must move by for either token to win. Noise: what they move by '
-    'between passes of one token and of a window, or one rounding.'
+    f'A tie: the gap is at most {audit_lib.FACTOR} times the noise, and that '
+    f'at most {audit_lib.FACTOR} times the rounding. Gap: what logits must '
+    'move by for either token to win. Noise: what they move by between '
+    'passes of one token and of a window. Rounding: what they move by in '
+    'passes of one token, where each weight moves by up to one rounding.'
   )
 
 

@@ -239,7 +239,6 @@ def audited(subject: base.Subject, dtype: str, amount: int):
         gamma=drafter.gamma,
         chunk=base.OPTIONS.chunk,
         length=LENGTH,
-        relative_limit=audit.NOISE_LIMIT if dtype == 'float32' else None,
       )
       if found.verdict == 'BUG':
         raise base.Broken(f'{arm}, prompt {prompt}: {found}')

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from specdec_jax import decode, types
-from specdec_jax.drafters import adaptive, hybrid, lm, lookup, scripted
+from specdec_jax.drafters import (
+  adaptive,
+  hybrid,
+  lm,
+  lookup,
+  method,
+  scripted,
+)
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
@@ -52,6 +59,68 @@ def test_a_batch_takes_one_count_and_its_dead_rows_none():
   for live in (True, False):
     both = counts(*rows, K, 'batch', np.array([True, live]))
     assert both == [K if live else 0] * 2
+
+
+def test_what_a_window_teaches():
+  """Drafts up to the first that is refused were tested; older windows count
+  less; a lookup that found nothing learns nothing, and forgets nothing."""
+  drafter = adaptive.make(scripted.make(gamma=K))
+  assert drafter.stops  # a window may be shorter than gamma
+  asked_B = np.array([True, True, True, False])
+  verified_B, accepted_B = np.array([4, 4, 0, 0]), np.array([1, 4, 0, 0])
+  old = jnp.float32([10, 10, 10, 10])
+  state = adaptive.State((), old, old / 2, asked_B)
+  outcome = types.Outcome(*[None] * len(types.Outcome._fields))._replace(
+    accepted_B=accepted_B, verified_B=verified_B
+  )
+  new = drafter.commit(state, None, outcome, None)
+  d = adaptive.DECAY
+  np.testing.assert_allclose(
+    new.tried_B, [10 * d + 2, 10 * d + 4, 10 * d, 10], rtol=1e-6
+  )
+  np.testing.assert_allclose(
+    new.accepted_B, [5 * d + 1, 5 * d + 4, 5 * d, 5], rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+  'asked, found, counts',
+  [(K, K, True), (K, 0, False), (0, 0, False)],
+  ids=['drafted', 'found nothing', 'not asked'],
+)
+def test_which_windows_count(asked, found, counts):
+  script = np.zeros((1, L), np.int32), np.full((1, L), found)
+  own = adaptive.Params(script, COSTS)
+  request = fakes.request([[1, 2]], 9, vocab=V, length=L)
+  drafter = adaptive.make(scripted.make(gamma=K))
+  live_B, given = np.ones(1, bool), map(jnp.asarray, request[:2])
+  context = decode.context_of(drafter, request, *given, live_B)
+  context = context._replace(gamma_B=jnp.array([asked]))
+  full = jnp.float32([20.0])
+  state = adaptive.State((), full, full, live_B)
+  weights = types.Weights((), own)
+  draft, state, _ = drafter.propose(weights, state, context, None, ())
+  assert draft.count_B.tolist() == [found]
+  assert state.asked_B.tolist() == [counts]
+
+
+def test_each_part_of_a_hybrid_has_its_own_costs():
+  parts = [
+    method.Method(x, name)
+    for x, name in (
+      (lookup.make(gamma=K), 'of lookup'),
+      (lm.make(fakes.table_model(V), gamma=K), 'of lm'),
+    )
+  ]
+  costs = {'verify': [1, 2, 3, 4, 5, 6], 'lookup': [0] * 5, 'lm': [*range(5)]}
+  found = adaptive.params(parts, costs)
+  assert [x.inner for x in found] == ['of lookup', 'of lm']
+  for own, name in zip(found, ('lookup', 'lm'), strict=True):
+    assert own.costs.verify_N.tolist() == costs['verify'][: K + 1]
+    assert own.costs.draft_N.tolist() == costs[name]
+  for wrong in ([0] * 4, [0, 1, 2, 3, -1], [0, 1, 2, 3, np.inf]):
+    with pytest.raises(ValueError, match='costs: lm is .* want 5 numbers'):
+      adaptive.params(parts, costs | {'lm': wrong})
 
 
 def decoded(alpha: str):

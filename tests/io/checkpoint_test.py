@@ -113,6 +113,38 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
   assert sorted(os.listdir(tmp_path)) == ['40', '50', '60']
 
 
+@pytest.mark.parametrize('keep, damaged', [(1, 1), (1, 2), (2, 2)])
+def test_steps_that_were_refused_take_no_valid_ones_place(
+  tmp_path, keep, damaged
+):
+  """Ahead of the run that goes on; they stay until their turn comes again."""
+  last = keep + damaged
+  with checkpoint.Checkpoints(tmp_path, keep=9) as c:
+    for step in range(1, last + 1):
+      c.save(step, SMALL, {}, best=step == last)
+  refused = list(range(keep + 1, last + 1))
+  for step in refused:
+    manifest = tmp_path / f'{step}/manifest.json'
+    # The newest has an intact one, which says that it is the best.
+    path = [x for x in saved.all_files(tmp_path / str(step)) if x != manifest][
+      0
+    ]
+    path.write_bytes(path.read_bytes()[:-1])
+  with checkpoint.Checkpoints(tmp_path, keep=keep) as c:
+    assert c.restore(SMALL).step == keep
+    assert c.best() is None
+    c.save(keep + 1, SMALL, {'new': True})
+    c.wait()
+    assert c.steps() == [*range(2, keep + 2), *refused[1:]]
+    got = c.restore(SMALL, keep + 1)
+    assert got.facts == {'new': True}
+    c.save(last + 1, SMALL, {})
+    c.wait()
+    valid = [*range(2, keep + 2), last + 1][-keep:]
+    assert [s for s in c.steps() if s not in refused[1:]] == valid
+    assert c.restore(SMALL).step == last + 1
+
+
 class Killed(BaseException):
   """As SIGKILL would: nothing of ours catches it, so nothing cleans up."""
 

@@ -49,7 +49,7 @@ def test_what_surrounds_a_product(kind, act, gated):
   K, N, parts = 70, 1009, 2 if gated else 1
   x, add = 3 * normal(0, 2, 3, K), normal(1, 2, 3, N)
   kernel, bias = normal(2, K, parts * N) / 8, normal(3, parts * N)
-  norm = layers.NORMS[kind](K, 1e-5, jnp.float32)
+  norm = layers.NORMS[kind](K, 3.0, jnp.float32)  # an eps that matters
   norm.scale[...] = normal(4, K)
   if kind == 'layer':
     norm.bias[...] = normal(5, K)
@@ -84,7 +84,9 @@ ATTENTION = [
 
 @pytest.mark.parametrize('case', ATTENTION)
 def test_attention_and_the_cache_that_it_writes(case):
+  """Every second case has a bias, of its own in each row and head."""
   B, T, H, G, C, S, cap, pairs, normed = case
+  bias = normal(7, B, H, T, S) if B > 1 else None
   qkv = normal(0, B, T, (H + 2 * G) * C)
   angle = normal(1, B, T, 1, C // 2)
   cos, sin = (jnp.cos(angle), jnp.sin(angle)) if pairs else (None, None)
@@ -96,7 +98,7 @@ def test_attention_and_the_cache_that_it_writes(case):
   q, k, v = (x.reshape(B, T, -1, C) for x in (q, k, v))
   norms = None
   if normed:
-    modules = [layers.RMSNorm(C, 1e-5, jnp.float32) for _ in 'qk']
+    modules = [layers.RMSNorm(C, 0.5, jnp.float32) for _ in 'qk']
     for i, module in enumerate(modules):
       module.scale[...] = normal(4 + i, C)
     norms = tuple(layers.packed_norm(x) for x in modules)
@@ -104,21 +106,47 @@ def test_attention_and_the_cache_that_it_writes(case):
   if pairs:
     q, k = (attention.rotate(x, cos, sin, pairs) for x in (q, k))
   written = kv.write(old, k, v, at_BT)
-  wanted = attention.attend(q, written, mask, scale=0.3, cap=cap)
+  ways = dict(scale=0.3, cap=cap)
+  wanted = attention.attend(q, written, mask, bias_BHTS=bias, **ways)
   call = jax.jit(
-    lambda part, cache: calls.attend(
-      *part, *cache, heads=H, scale=0.3, cap=cap, norms=norms,
-      mixed=pairs == 'interleaved',
+    lambda part, cache, bias: calls.attend(
+      *part, *cache, heads=H, norms=norms, mixed=pairs == 'interleaved',
+      bias_BHTS=bias, **ways,
     )
   )  # fmt: skip
   parts = qkv, cos, sin, at_BT, mask
-  y, *new = call(parts, panels(old))
+  y, *new = call(parts, panels(old), bias)
   np.testing.assert_allclose(y, wanted, atol=5e-6)
   for got, want in zip(new, panels(written), strict=True):
     np.testing.assert_allclose(got, want, atol=1e-5)
   for t in range(T):
     one = jax.tree.map(lambda x, t=t: x[:, t : t + 1], parts)
-    np.testing.assert_array_equal(call(one, new)[0], y[:, t : t + 1])
+    part = None if bias is None else bias[:, :, t : t + 1]
+    np.testing.assert_array_equal(call(one, new, part)[0], y[:, t : t + 1])
+
+
+def test_queries_alone_and_a_row_that_sees_nothing():
+  """As of an encoder's states, which nothing writes; a source may be empty."""
+  B, T, H, C, S = 2, 3, 2, 8, 20
+  q, old = normal(0, B, T, H * C), normal(1, 2, B, H, S, C)
+  mask_BTS = jnp.arange(S)[None, None] < jnp.array([7, 0])[:, None, None]
+  store, blank = kv.KVCache(*old), (None, None, None)
+  y, *cache = calls.attend(
+    q, *blank, mask_BTS, *panels(store), heads=H, scale=0.3
+  )
+  q_BTHC = q.reshape(B, T, H, C)
+  wanted = attention.attend(q_BTHC, store, mask_BTS, scale=0.3)
+  np.testing.assert_allclose(y[:1], wanted[:1], atol=5e-6)
+  assert not cache and not np.any(y[1])
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_columns_taken_from_a_kernel_are_packed_as_it_was(dtype):
+  kernel, ids = normal(0, 5, 90).astype(dtype), jnp.array([89, 3, 17, 16, 3])
+  some = calls.take(calls.pack(kernel), ids)
+  np.testing.assert_array_equal(calls.unpack(some, 5), kernel[:, ids])
+  assert some.shape == (calls.panels(5), 5, calls.WIDE)
+  np.testing.assert_array_equal(calls.take(kernel, ids), kernel[:, ids])
 
 
 def panels(cache: kv.KVCache):

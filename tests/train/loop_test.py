@@ -204,6 +204,21 @@ def test_a_resumed_run_remembers_its_best_score_while_that_step_is_there(
   assert resumed(tmp_path / 'gone').best[0] == 10
 
 
+@pytest.mark.parametrize(
+  'scores, best', [((0.5, 0.3, 0.4), 5), ((0.3, 0.5, 0.5), 10)]
+)
+def test_the_best_is_better_than_all_before_it(tmp_path, scores, best):
+  """Than the last alone is not enough; of equal ones it is the first."""
+  given = iter(scores)
+  task = runs.task()._replace(score=lambda figures: next(given))
+  ended = runs.run(tmp_path, task, keep=1)
+  assert ended.best.step == best
+  # Of those that were saved, the last one and the best stay.
+  steps = runs.saved(tmp_path)
+  assert sorted(steps) == [best, 14]
+  assert [facts['score'] for _, facts in steps.values()] == [max(scores)] * 2
+
+
 @pytest.mark.usefixtures('nans')
 @pytest.mark.parametrize('what', ['loss', 'gradient_norm', 'score'])
 def test_what_is_not_finite_is_never_saved(tmp_path, what):
