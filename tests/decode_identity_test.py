@@ -22,7 +22,7 @@ V, GAMMA, NEW, L, B = 13, 3, 20, 48, 8
 @pytest.fixture
 def world(x64):
   """A transformer, its weights, another's, and a greedy request."""
-  config = fakes.tiny()
+  config = fakes.tiny(windows=(5,), rotated=(True, False), residual_scale=0.8)
   # The last rows look for matches in what they have said themselves.
   prompts = fakes.prompts(B, vocab=V, seed=2)
   request = fakes.request(prompts, NEW, vocab=V, length=L)

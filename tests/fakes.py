@@ -81,11 +81,14 @@ def run_steps(programs, weights, req, *, look=None):
   return decode.Output(state.tokens_BL, state.lengths_B, info), state
 
 
-# Switches of the architecture, as GPT-2 has them and as Gemma does.
+# Switches of the architecture, as GPT-2 has them, as Gemma does (but for layers
+# without RoPE), and as OLMo 2 does.
 GPT = model_config.GPT
 GEMMA = dict(
-  windows=(3, 0), local_rope_theta=100.0, post_norm=True, qk_norm=True
-)
+  windows=(3, 0), local_rope_theta=100.0, post_norm=True, qk_norm=True,
+  rotated=(True, False, True),
+)  # fmt: skip
+OLMO2 = dict(pre_norm=False, post_norm=True, qk_norm=True, joint_qk_norm=True)
 
 
 def tiny(**changes):

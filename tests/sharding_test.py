@@ -200,7 +200,7 @@ def test_too_few_devices_and_unknown_parameters_are_refused():
 
 def test_every_parameter_has_a_place(x64):
   layout = sharding.lay_out(sharding.make_mesh(2, 4), fakes.tiny(**EVEN))
-  rich = dict(qkv_bias=True, qk_norm=True, tied=False)
+  rich = dict(qkv_bias=True, tied=False) | fakes.OLMO2
   for changes in ({}, rich, fakes.GPT, fakes.GEMMA):
     for scan in (False, True):
       config = fakes.tiny(**(EVEN | changes), scan_layers=scan)

@@ -25,6 +25,9 @@ _ACTS = {
   'gelu_pytorch_tanh': 'gelu_tanh',
 }
 
+# model_type of a model with images -> that of its text_config.
+_WITH_IMAGES = {'gemma3': 'gemma3_text', 'mistral3': 'mistral'}
+
 
 def read(path: pathlib.Path) -> tuple[model_config.LMConfig, names.Naming]:
   """(settings, naming of the weights) of a config.json.
@@ -39,6 +42,7 @@ def from_json(
   raw: dict[str, Any], path: pathlib.Path
 ) -> tuple[model_config.LMConfig, names.Naming]:
   """The same for the content of a config.json; path: for error messages."""
+  raw = _text(raw)
   kind = raw.get('model_type')
   if not isinstance(kind, str) or kind not in FAMILIES:
     Settings(path, raw, {}).refuse(
@@ -51,6 +55,23 @@ def from_json(
   if naming is names.HF_T5 and config.gated:
     naming = names.HF_T5_GATED
   return config, naming
+
+
+def _text(raw: dict[str, Any]) -> dict[str, Any]:
+  """The settings of the language model in those of one that sees images too.
+
+  Texts alone pass through nothing else of it.
+  """
+  kind, own = raw.get('model_type'), raw.get('text_config')
+  if not isinstance(kind, str) or not isinstance(own, dict):
+    return raw
+  if kind not in _WITH_IMAGES:
+    return raw
+  # Both classes tie their heads where the file does not say.
+  outer = dict(quantization_config=None, tie_word_embeddings=True) | raw
+  same = ('quantization_config', 'tie_word_embeddings')
+  text = {'model_type': _WITH_IMAGES[kind]} | own
+  return text | {key: outer[key] for key in same}
 
 
 def _llama(s: Settings) -> dict[str, Any]:

@@ -149,11 +149,11 @@ def open_folder(
   config, naming = config_hf.read(folder / 'config.json')
   paths = _weight_files(folder)
   shapes: dict[str, tuple[int, ...]] = {}
-  where: dict[str, pathlib.Path] = {}
+  where: dict[str, tuple[pathlib.Path, str]] = {}
   for path in paths:
     with _open(path) as f:
-      for name in f.keys():
-        part = f.get_slice(name)
+      for stored in f.keys():
+        part, name = f.get_slice(stored), names.INNER.sub('', stored)
         if names.HARMLESS.fullmatch(name):
           continue
         if part.get_dtype() not in ('F32', 'F16', 'BF16', 'F64'):
@@ -162,12 +162,13 @@ def open_folder(
             'BF16, F64 (dequantise the checkpoint first)'
           )
         if name in where:
-          raise ValueError(f'{path}: {name} is also in {where[name].name}')
-        shapes[name], where[name] = tuple(part.get_shape()), path
+          raise ValueError(f'{path}: {name} is also in {where[name][0].name}')
+        shapes[name], where[name] = tuple(part.get_shape()), (path, stored)
 
   def get(name: str) -> np.ndarray:
-    with _open(where[name]) as f:  # memory-mapped
-      return f.get_tensor(name)
+    path, stored = where[name]
+    with _open(path) as f:  # memory-mapped
+      return f.get_tensor(stored)
 
   reader = names.Reader(source, naming, shapes, get)
   if config.tied and reader.unties():

@@ -235,7 +235,11 @@ HARMLESS = re.compile(
   r'|(en|de)coder\.embed_tokens\.weight'
   r'|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias'
   r'\.weight'
+  # Of a model that sees images too; a text does not pass through them.
+  r'|(model\.)?(vision_tower|multi_modal_projector)\..*'
 )
+# What names of the language model in such a model begin with.
+INNER = re.compile(r'^(model\.)?language_model\.')
 
 
 def read(

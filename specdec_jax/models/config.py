@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax.models.rope import RopeScaling, Scaling
+from specdec_jax.models.rope import Divided, RopeScaling, Scaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +124,12 @@ class LMConfig:
       )
     if not self.rotated:
       raise ValueError('rotated=(): needs true or false for at least one layer')
+    table, pairs = self.rope_scaling, self.head_dim // 2
+    if isinstance(table, Divided) and len(table.divisors) != pairs:
+      raise ValueError(
+        f'{len(table.divisors)} divisors of rotary frequencies; head_dim='
+        f'{self.head_dim} needs {pairs}'
+      )
     ids = self.proposes
     if ids and (
       self.tied
@@ -144,9 +150,10 @@ class LMConfig:
 
   def of_layers(self, layers: Sequence[int]) -> 'LMConfig':
     """The settings of a model of these layers only."""
-    kinds = [self.kinds[i % len(self.kinds)] for i in layers]
-    kinds = kinds[:1] if len(set(kinds)) == 1 else kinds
-    windows, rotated = zip(*kinds, strict=True)
+    each = [self.kinds[i % len(self.kinds)] for i in layers]
+    windows, rotated = (
+      x[:1] if len(set(x)) == 1 else x for x in zip(*each, strict=True)
+    )
     return dataclasses.replace(
       self, depth=len(layers), windows=windows, rotated=rotated
     )

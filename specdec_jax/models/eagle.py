@@ -211,4 +211,6 @@ def reduced(config: EagleConfig, params, hidden: Array) -> Array:
   head = params['head']
   columns = len(params['ids']) if config.block.packed else head.shape[1]
   few = layers.head(norm, hidden, head, columns)
+  if config.block.head_scale != 1:
+    few *= config.block.head_scale
   return attention.softcap(few, config.block.logit_softcap)

@@ -92,13 +92,17 @@ def test_a_student_shares_as_its_teacher_does():
 
 def test_pruning_keeps_the_layers_that_are_named():
   config = dataclasses.replace(
-    model_config.sized('tiny'), depth=4, windows=(0, 4)
+    model_config.sized('tiny'),
+    depth=4,
+    windows=(0, 4),
+    rotated=(True, True, True, False),
   )
   params = lm.init(config, 0)
   own, same = students.pruned(config, params, range(4))
-  assert own.windows == (0, 4, 0, 4) and same == params
+  assert own.kinds == config.kinds and same == params
   few, some = students.pruned(config, params, (1, 3))
   assert few.depth == 2 and few.windows == (4,)
+  assert few.rotated == (True, False)
   assert some['layers']['1'] is params['layers']['3']
   with pytest.raises(ValueError, match=r'layers=\(4,\): allowed .* 0 to 3'):
     students.pruned(config, params, (4,))

@@ -31,7 +31,13 @@ def by_layer(cache) -> list[np.ndarray]:
 def world(request):
   """Four layers, one after the other or scanned, float64."""
   with jax.enable_x64(True):
-    yield base.transformers(13, depth=DEPTH, scan_layers=request.param)
+    yield base.transformers(
+      13,
+      depth=DEPTH,
+      scan_layers=request.param,
+      windows=(6, 0),
+      rotated=(True, True, False),
+    )
 
 
 def test_greedy_text_is_plain_decodings(world):

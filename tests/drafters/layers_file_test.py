@@ -27,6 +27,7 @@ def saved(folder, size='t5_tiny', name='draft.safetensors', **about):
   target, other = of(0), of(1)
   config, params = students.pruned(other.config, other.params, (1,))
   config, params = convert.reduce(config, params, IDS)
+  config = dataclasses.replace(config, rotated=(False,))
   facts = {'tokenizer': target.tokenizer.fingerprint(), 'made_by': 'a test'}
   layers_file.write(folder / name, config, params, facts | about)
   return str(folder / name), *convert.plain(config, params)
@@ -58,6 +59,7 @@ def test_it_is_laid_out_as_its_target_is(size, plan, tmp_path):
   target = load.load(f'random:{size}:0', **plan)
   draft = layers_file.read(path, target)
   assert draft is layers_file.read(path, target) and draft.draft_ids == IDS
+  assert draft.config.rotated == (False,)
   for name in target.params:
     shared = draft.params[name] is target.params[name]
     assert shared == (name in layers_file.SHARED), name
@@ -106,6 +108,7 @@ def test_the_steps_are_as_small_as_int8_allows(tmp_path):
   path, _, flat = saved(tmp_path)
   arrays, about = draft_file.read(layers_file.KIND, path)
   assert about['made_by'] == 'a test' and json.loads(about['windows']) == [0]
+  assert json.loads(about['rotated']) == [False]
   name = 'layers/0/mlp/down/kernel'
   assert arrays[name].dtype == np.int8
   assert (np.abs(arrays[name]).max(0) == 127).all()

@@ -82,6 +82,7 @@ def test_what_follows_for_a_t5_and_a_gpt2():
   assert (c.mlp, c.head_dim, c.norm_eps) == (4 * 768, 64, 1e-5)
 
 
+LONG = dict(type='longrope', long_factor=[2] * 48, short_factor=[1] * 48)
 DOUBLE = dict(rope_type='linear', factor=2.0)
 
 
@@ -104,6 +105,7 @@ DOUBLE = dict(rope_type='linear', factor=2.0)
     ('olmo2', dict(clip_qkv=8.0), 'clip_qkv=8.0'),
     ('phi3', dict(rope_scaling=dict(type='yarn')), "'yarn' of a Phi-3"),
     ('phi3', dict(rope_scaling=dict(type='su')), 'short_factor=None'),
+    ('phi3', dict(rope_scaling=LONG | dict(short_factor=[1])), '1 divisors'),
     ('smollm3', dict(no_rope_layers=[1] * 3), 'each of 36 layers'),
     ('granite', dict(attention_multiplier=0), 'attention_multiplier=0'),
     ('granite', dict(tie_word_embeddings='no'), "'no' .*true, false"),
@@ -124,6 +126,28 @@ def test_a_key_that_changes_the_model_is_obeyed_or_refused(
 ):
   with pytest.raises(ValueError, match=message):
     read({'model_type': kind} | changes)
+
+
+@pytest.mark.parametrize(
+  'kind, rope, context',
+  [
+    ('phi3', LONG, 4096),
+    ('llama', dict(type='dynamic', factor=2.0), 32768),
+    ('llama', dict(type='linear', factor=2.0), 32768),
+    (
+      'llama',
+      dict(type='yarn', factor=2.0, original_max_position_embeddings=32768),
+      65536,
+    ),
+  ],
+)
+def test_contexts_end_where_the_rotation_would_change(kind, rope, context):
+  """YaRN is for texts that are `factor` times as long."""
+  sizes = dict(model_type=kind, max_position_embeddings=32768)
+  c = read(sizes | dict(rope_scaling=rope))
+  assert c.context == context
+  dynamic = rope['type'] == 'dynamic'
+  assert (c.rope_scaling is None) == dynamic
 
 
 @pytest.mark.parametrize(

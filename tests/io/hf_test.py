@@ -1,4 +1,4 @@
-"""Hugging Face folders of six families, in the forms that exist."""
+"""Hugging Face folders of all families, in the forms that exist."""
 
 import dataclasses
 import json
@@ -173,7 +173,7 @@ SCALED = dict(sliding_attention=dict(rope_type='linear', factor=8.0))
     (GEMMA3_1B, dict(layer_types=['full_attention']), 'each of 26 layers'),
     (GEMMA3_1B, dict(layer_types=['x'] * 26), 'layer_types=.*sliding_attent'),
     (GEMMA3_1B, dict(rope_parameters=SCALED), 'scaled .* sliding_attention'),
-    (GEMMA3_1B, dict(model_type='gemma3'), "'gemma3' is not .*'gemma3_text'"),
+    (GEMMA3_1B, dict(model_type='gemma3'), "'gemma3' .*'gemma3_text'"),
   ],
 )
 def test_unsupported_settings_are_named(raw, changes, message):
@@ -263,6 +263,48 @@ def test_a_stored_head_counts_where_the_settings_tie_it(tmp_path, change, tied):
   assert model.config.tied == tied == ('embed' not in flat)
   if not tied:
     np.testing.assert_array_equal(flat['embed'], weights[TABLE])
+
+
+@pytest.mark.parametrize(
+  'inner, head',
+  [('language_model.model.', 'language_model.'), ('model.language_model.', '')],
+)
+def test_the_language_model_of_one_that_sees_images(tmp_path, inner, head):
+  """As transformers 4 and 5 name its weights; its settings are nested."""
+  folder = tiny.GOLDEN / 'gemma3'
+  own = json.loads((folder / 'config.json').read_text())
+  whole = dict(model_type='gemma3', text_config=own, vision_config={})
+  (tmp_path / 'config.json').write_text(json.dumps(whole))
+  stored = safetensors.numpy.load_file(folder / hf.SINGLE)
+  named = {k.replace('model.', inner, 1): x for k, x in stored.items()}
+  table = stored['model.embed_tokens.weight']
+  named |= {f'{head}lm_head.weight': table, 'vision_tower.some.weight': ONES}
+  named['model.multi_modal_projector.norm.weight'] = ONES
+  safetensors.numpy.save_file(named, tmp_path / hf.SINGLE)
+  assert hf.open_folder(tmp_path, 'x')[0] == hf.open_folder(folder, 'x')[0]
+  tiny.check_equal(weights_of(tmp_path), weights_of(folder))
+
+
+def test_nested_settings_of_a_published_file():
+  """google/gemma-3-4b-it says no more; the rest are defaults."""
+  own = dict(
+    hidden_size=2560,
+    intermediate_size=10240,
+    model_type='gemma3_text',
+    num_hidden_layers=34,
+    rope_scaling=dict(factor=8.0, rope_type='linear'),
+    sliding_window=1024,
+  )
+  c = settings(dict(model_type='gemma3', text_config=own, vocab_size=3))
+  assert (c.heads, c.kv_heads, c.head_dim, c.vocab) == (8, 4, 256, 262208)
+  assert c.windows[:6] == (1024,) * 5 + (0,) and c.tied and c.context == 131072
+  assert c.rope_scaling == config.RopeScaling(8.0, original_context=0)
+  nested = dict(model_type='mistral3', text_config={}, quantization_config={})
+  assert settings(nested | dict(quantization_config=None)).kv_heads == 8
+  with pytest.raises(ValueError, match='quantization_config'):
+    settings(nested)
+  with pytest.raises(ValueError, match='text_config'):
+    settings(LLAMA | dict(text_config=own))
 
 
 def weights_of(folder):

@@ -75,7 +75,13 @@ RELU = dataclasses.replace(T5, act='relu', gated=False)
 @pytest.mark.more
 @pytest.mark.parametrize(
   'changes',
-  [{}, fakes.GPT, lm_test.RICH, pytest.param(T5, marks=pytest.mark.slow), RELU],
+  [
+    fakes.OLMO2,
+    fakes.GPT,
+    lm_test.RICH,
+    pytest.param(T5, marks=pytest.mark.slow),
+    RELU,
+  ],
 )
 def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
   del x64
@@ -103,6 +109,10 @@ def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
 FEW = {('smollm2_135m', 'float32'), ('smollm2_135m', 'bfloat16')}
 
 
+# What no published size has.
+OTHER = fakes.OLMO2 | dict(residual_scale=0.6, rotated=(True, False))
+
+
 def marked(size, dtype):
   if size.endswith('tiny') and dtype == 'float32':
     return size, dtype
@@ -116,7 +126,12 @@ def marked(size, dtype):
 def test_a_tokens_logits_depend_neither_on_width_nor_on_batch(size, dtype):
   windows = model_config.SIZES[size].get('windows', (0,))
   config = model_config.sized(
-    size, depth=min(2, len(windows) + 1), vocab=VOCAB, context=64, dtype=dtype
+    size,
+    depth=min(2, len(windows) + 1),
+    vocab=VOCAB,
+    context=64,
+    dtype=dtype,
+    **(OTHER if size == 'tiny' else {}),
   )
   _, packed = both(config)
   alone = logits(*packed, rows=1, width=1)

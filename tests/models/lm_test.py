@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import forward
-from specdec_jax.models import convert, lm
+from specdec_jax.models import convert, lm, rope
 from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -29,6 +29,9 @@ RICH = fakes.GEMMA | dict(
   act='gelu_tanh',
   wide_norm=True,
   logit_softcap=3.0,
+  residual_scale=0.6,
+  head_scale=0.7,
+  rope_scaling=rope.Yarn(4.0, 5, magnitude=1.2),
 )
 
 
@@ -144,7 +147,7 @@ def test_scanned_layers_equal_unrolled_ones(x64):
 
 @pytest.mark.parametrize(
   'settings',
-  [{}, dict(qkv_bias=True, qk_norm=True), fakes.GPT],
+  [{}, dict(qkv_bias=True) | fakes.OLMO2, fakes.GPT],
   ids=['plain', 'biases', 'no gate'],
 )
 def test_fused_projections_change_no_result(x64, settings):

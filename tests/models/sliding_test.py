@@ -40,7 +40,11 @@ def recomputed(model, params, tokens_BL):
 
 def test_rejection_at_every_phase_equals_a_full_recompute(x64):
   config = fakes.tiny(
-    depth=3, windows=(4, WIDEST, 0), local_rope_theta=100.0, scan_layers=True
+    depth=3,
+    windows=(4, WIDEST, 0),
+    rotated=(True, True, False),
+    local_rope_theta=100.0,
+    scan_layers=True,
   )
   model, params = lm.make(config), fakes.wild(config, 0)
   options = decode.Options(widths=())
