@@ -55,9 +55,9 @@ def speeds(doc: dict[str, Any]) -> str:
 
 def categories(doc: dict[str, Any]) -> str:
   """Every method's improvement, of Spec-Bench's document."""
-  show = lambda x: f'{x["value"]:.2f}x ({x["low"]:.2f} to {x["high"]:.2f})'
-  rows = [x for x in doc['rows'] if x['gamma']]
-  return '; '.join(f'{x["name"]} {show(x["improvement"])}' for x in rows)
+  rows = [(x['name'], x['improvement']) for x in doc['rows'] if x['gamma']]
+  ends = lambda x: f'(95 %: {x["low"]:.2f} to {x["high"]:.2f})'
+  return '; '.join(f'{name} {x["value"]:.2f}x {ends(x)}' for name, x in rows)
 
 
 def kills(doc: dict[str, Any]) -> str:
