@@ -233,7 +233,7 @@ def encode(tokenizer, prompt: str | Sequence[int], *, chat: bool) -> list[int]:
       raise ValueError(
         f'prompt {fields.short(prompt)}: must be a text or a list of token '
         'ids; several prompts are a list of those, as in [[1, 2, 3]], and a '
-        'conversation is the text of tokenizer.chat(messages)'
+        'conversation is tokenizer.encode_chat(messages)'
       )
     if bad := [t for t in ids if not _is_id(t)]:
       raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import tokenizers
 from absl import logging
+from tokenizers import decoders, pre_tokenizers
 
 from specdec_jax.io import files
 
@@ -37,6 +38,9 @@ TURN_ENDS = (
 )
 # Where calls are tokens of their own, <|end|> only ends a part of a turn.
 _CALLS = ({'<|return|>', '<|call|>'}, {'<|calls|>', '<|flush|>'})
+
+# Families whose LlamaTokenizer transformers builds anew from the vocabulary.
+_REBUILT = ('llama', 'smollm3')
 
 _FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
 
@@ -108,6 +112,38 @@ def add(
         'transformers has it',
         *(folder, entry['content'], index, i),
       )
+
+
+def rebuild(
+  inner: tokenizers.Tokenizer,
+  folder: pathlib.Path,
+  settings: Mapping[str, Any],
+) -> None:
+  """Gives a Llama's tokenizer the steps of transformers' LlamaTokenizer.
+
+  That class takes the vocabulary of tokenizer.json alone; `legacy` and
+  `add_prefix_space` say where a word begins with a space: at the start of a
+  text, behind special tokens, too, or nowhere.
+  """
+  path = folder / 'config.json'
+  family = files.read_json(path).get('model_type') if path.exists() else ''
+  kind = str(settings.get('tokenizer_class')).removesuffix('Fast')
+  steps = [inner.pre_tokenizer, inner.decoder]
+  by_bytes = [x for x in steps if x and b'ByteLevel' in x.__getstate__()]
+  bpe = isinstance(inner.model, tokenizers.models.BPE)
+  if kind != 'LlamaTokenizer' or family not in _REBUILT or by_bytes or not bpe:
+    return
+  inner.model.fuse_unk = inner.model.byte_fallback = True
+  spaced = settings.get('add_prefix_space') is not False
+  always = 'always' if settings.get('legacy') else 'first'
+  inner.normalizer = None
+  inner.pre_tokenizer = pre_tokenizers.Metaspace(
+    prepend_scheme=always if spaced else 'never', split=False
+  )
+  inner.decoder = decoders.Sequence(
+    [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
+    + [decoders.Strip(' ', 1, 0)] * spaced
+  )
 
 
 def turn_ends(

@@ -287,6 +287,7 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
       inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
       raise ValueError(f'{path}: not a tokenizer: {e}') from e
+    specials.rebuild(inner, folder, settings)
   inner.no_truncation()
   inner.no_padding()
   specials.add(inner, folder, settings)

@@ -109,6 +109,17 @@ def test_gguf_bos_and_merges_by_pre_tokenizer(tmp_path, pre, bos, whole):
   assert gguf_tokenizer.read(said, 'here').add_bos != bos
 
 
+@pytest.mark.parametrize('template', ['', '{{ bos_token }}'])
+def test_gguf_chats_begin_with_the_bos_that_the_file_adds(tmp_path, template):
+  """llama.cpp puts it before what the template wrote, never twice."""
+  file = bytes_file(tmp_path, 'llama-bpe', bos_token_id=257)
+  file.fields['tokenizer.chat_template'] = (
+    template + '{{ messages[0].content }}'
+  )
+  t = gguf_tokenizer.read(file, 'here')
+  assert t.encode_chat([dict(role='user', content='!')]) == [257, 0]
+
+
 def ends(tmp_path, *texts, kinds=None, **fields):
   """The ends of a reply of a file that has these tokens after <eos>."""
   tokens = ['a', '<end of text>', *texts]

@@ -220,6 +220,71 @@ def test_damaged_tokens_are_named(tmp_path, settings, more):
     read(tmp_path, [S], settings)
 
 
+def llama2() -> tokenizers.Tokenizer:
+  """As Llama 2's tokenizer.json: a space before every run of text."""
+  spelled = [f'<0x{byte:02X}>' for byte in range(256)]
+  words = ['▁', 'a', 'b', '▁a', '▁b', 'ab', '▁ab', '\n', 'e']
+  vocab = ['<unk>', '<s>', '</s>', *spelled, *words]
+  merges = [('▁', 'a'), ('▁', 'b'), ('a', 'b'), ('▁', 'ab'), ('▁a', 'b')]
+  inner = tokenizers.Tokenizer(
+    tokenizers.models.BPE(
+      {x: i for i, x in enumerate(vocab)},
+      merges,
+      unk_token='<unk>',
+      byte_fallback=True,
+      fuse_unk=True,
+    )
+  )
+  n, d = tokenizers.normalizers, tokenizers.decoders
+  inner.normalizer = n.Sequence([n.Prepend('▁'), n.Replace(' ', '▁')])
+  inner.decoder = d.Sequence(
+    [d.Replace('▁', ' '), d.ByteFallback(), d.Fuse(), d.Strip(' ', 1, 0)]
+  )
+  inner.add_special_tokens(['<unk>', '<s>', '</s>'])
+  return inner
+
+
+FILE = [[262, 2, 263], [259, 259, 262], [262, 2, 259, 263]]
+NEW = [[262, 2, 261], [259, 262], [262, 2, 263]]
+OLD = [[262, 2, 263], [259, 262], [262, 2, 263]]
+
+
+@pytest.mark.parametrize(
+  'family, settings, ids, text',
+  [
+    ('llama', {}, NEW, ' a'),
+    ('llama', {'legacy': False}, NEW, ' a'),
+    ('llama', {'legacy': True}, OLD, ' a'),
+    ('llama', {'legacy': True, 'add_prefix_space': True}, OLD, ' a'),
+    (
+      'llama',
+      {'add_prefix_space': False},
+      [[260, 2, 261], [259, 262], [260, 2, 263]],
+      '  a',
+    ),
+    ('smollm3', {}, NEW, ' a'),
+    # Of other families, or as another class, the file's own steps.
+    ('mistral', {}, FILE, '  a'),
+    ('granite', {'legacy': True}, FILE, '  a'),
+    ('llama', {'tokenizer_class': 'PreTrainedTokenizerFast'}, FILE, '  a'),
+    ('llama', {'tokenizer_class': None}, FILE, '  a'),
+  ],
+)
+def test_where_a_llamas_words_begin(tmp_path, family, settings, ids, text):
+  """Golden: AutoTokenizer of transformers 5.24, without added tokens."""
+  llama2().save(str(tmp_path / 'tokenizer.json'))
+  usual = dict(tokenizer_class='LlamaTokenizerFast', eos_token='</s>')
+  for name, value in (
+    ('config', {'model_type': family}),
+    ('tokenizer_config', usual | settings),
+  ):
+    (tmp_path / f'{name}.json').write_text(json.dumps(value))
+  t = tokenizer.from_folder(tmp_path, 'here')
+  assert [t.encode(x) for x in ('a</s>b', '  a', 'a</s> b')] == ids
+  assert t.encode('é\nb')[-4:] == [198, 172, 266, 261]
+  assert t.decode(t.encode('  a')) == text
+
+
 def test_names_are_variables_of_templates(tmp_path):
   """Special ones under their names; a model's own, too."""
   names = '{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ image_token }}'
