@@ -1,5 +1,7 @@
 """What adaptive chooses, and what hybrid takes from whom."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -102,6 +104,17 @@ def test_which_windows_count(asked, found, counts):
   draft, state, _ = drafter.propose(weights, state, context, None, ())
   assert draft.count_B.tolist() == [found]
   assert state.asked_B.tolist() == [counts]
+
+
+def test_costs_come_from_a_file_of_their_own_or_of_a_benchmark(tmp_path):
+  costs, path = {'verify': [1, 2], 'lm': [0, 1]}, tmp_path / 'costs.json'
+  for content in (costs, {'costs': costs, 'entries': []}):
+    path.write_text(json.dumps(content))
+    assert adaptive._read(path) == costs == adaptive._read(costs)
+  for wrong in ('[]', '{}', '{"costs": {}}', '{'):
+    path.write_text(wrong)
+    with pytest.raises(ValueError, match=f'adaptive.costs={path}: '):
+      adaptive._read(path)
 
 
 def test_each_part_of_a_hybrid_has_its_own_costs():
