@@ -202,7 +202,7 @@ def attend(
     *(_given(norms[i].scale if norms else None) for i in range(2)),
     keys,
     values,
-    _given(None if bias_BHTS is None else bias_BHTS.astype(jnp.float32)),
+    _whole(bias_BHTS, (B, heads, T, S)),
     scale=np.float32(scale),
     cap=np.float32(cap or 0),
     eps=np.float32(norms[0].eps if norms else 0),
@@ -217,6 +217,13 @@ def _angles(x: Array | None, B: int, T: int) -> Array:
     return _given(x)
   spread = jnp.broadcast_to(x, (B, T, 1, x.shape[-1])).astype(jnp.float32)
   return spread.reshape(B * T, -1)
+
+
+def _whole(x: Array | None, shape: tuple[int, ...]) -> Array:
+  """An argument of this shape, of which the kernel reads every number."""
+  if x is None:
+    return _given(x)
+  return jnp.broadcast_to(x, shape).astype(jnp.float32)
 
 
 def _given(x: Array | None) -> Array:

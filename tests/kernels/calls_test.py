@@ -138,6 +138,13 @@ def test_queries_alone_and_a_row_that_sees_nothing():
   wanted = attention.attend(q_BTHC, store, mask_BTS, scale=0.3)
   np.testing.assert_allclose(y[:1], wanted[:1], atol=5e-6)
   assert not cache and not np.any(y[1])
+  # One bias for all rows and tokens, as of sources of one length.
+  bias = normal(2, 1, H, 1, S)
+  call = lambda bias: calls.attend(
+    *(q, *blank, mask_BTS, *panels(store)), heads=H, scale=0.3, bias_BHTS=bias
+  )
+  spread = jnp.broadcast_to(bias, (B, H, T, S))
+  np.testing.assert_array_equal(call(bias)[0], call(spread)[0])
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
