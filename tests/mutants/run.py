@@ -22,7 +22,10 @@ from tests.mutants.seeded import Mutant, mutated
 
 ROOT = pathlib.Path(__file__).parents[2]
 # What the tests named by mutants read.
-_PARTS = ('specdec_jax', 'tests', 'configs', 'scripts', 'pyproject.toml')
+_PARTS = (
+  *('specdec_jax', 'tests', 'configs', 'scripts', 'experiments'),
+  'pyproject.toml',
+)
 
 
 class Outcome(NamedTuple):
