@@ -34,7 +34,8 @@ def markdown(doc: benchmark.Document, questions: Mapping[str, Any]) -> str:
     [
       _caption(doc, questions),
       '',
-      'Improvement (~: its 95 % interval holds 1, or is of one prompt); '
+      'Improvement (~: its 95 % interval holds 1, or it has none: of fewer '
+      'than 6 prompts); '
       'differing: texts that are not those of plain decoding:',
       '',
       *page.table([*head, '#MAT', 'overall', '95 %', 'differing'], speed),
