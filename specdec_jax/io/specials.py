@@ -81,7 +81,8 @@ def add(
   """Adds the tokens of settings or added_tokens.json that tokenizer.json lacks.
 
   They get the next ids, in the order of the ids that the files give them; then
-  come tokens that are only named. A token that is there gets their flags.
+  come tokens that are only named. A token that is there gets their flags; one
+  with a name is special, unless added_tokens_decoder passes over it.
 
   Raises:
     ValueError: an entry that is no token.
@@ -99,9 +100,12 @@ def add(
     if (text := _text(value)) is not None and text not in have:
       flags = value if isinstance(value, dict) else {}
       wanted.setdefault(text, flags | {'content': text, 'special': True})
-  for entry in wanted.values():
-    if entry['content'] in names.values():
-      entry['special'] = True
+  for text in names.values():
+    if text in have and 'added_tokens_decoder' not in settings:
+      flags = {key: getattr(have[text], key) for key in _FLAGS}
+      wanted.setdefault(text, flags | {'content': text})
+    if text in wanted:
+      wanted[text]['special'] = True
   tokens = map(_token, wanted.values())
   inner.add_tokens([t for t in tokens if repr(t) != repr(have.get(t.content))])
   for index, entry in entries:

@@ -194,6 +194,30 @@ def test_flags_and_kinds_of_added_tokens(tmp_path):
   assert t.decode([257, 258]) == '<z>'
 
 
+@pytest.mark.parametrize(
+  'decoder, text',
+  [
+    (None, 'x'),
+    ({}, 'x<|e|>'),
+    ({'257': entry(E, special=False)}, 'x'),
+    ({'256': entry(S)}, 'x<|e|>'),
+  ],
+)
+def test_a_named_token_that_tokenizer_json_calls_a_word(
+  tmp_path, decoder, text
+):
+  """It is special, unless there is an added_tokens_decoder without it."""
+  settings = NAMED | (
+    {'added_tokens_decoder': decoder} if decoder is not None else {}
+  )
+  path = write(tmp_path, [S, E], settings) / 'tokenizer.json'
+  content = json.loads(path.read_text())
+  content['added_tokens'][1]['special'] = False
+  path.write_text(json.dumps(content))
+  t = tokenizer.from_folder(tmp_path, 'here')
+  assert t.eos_ids == (257,) and t.decode([87, 257]) == text
+
+
 def test_an_id_that_cannot_be_given_is_said(tmp_path, caplog):
   have, settings, *_ = CASES['gap']
   read(tmp_path, have, settings)
