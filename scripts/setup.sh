@@ -32,7 +32,9 @@ fi
 say 'installing requirements.txt into .venv (1 GB on disk; 1 to 5 minutes, once)'
 pip --only-binary=:all: -r requirements.txt ||
   die "pip failed ($(last)); is there a network? The whole log: .venv/pip.log"
-pip --no-deps --no-build-isolation -e . ||
+# compat: a path, which wins over the folder of the clone itself where a script
+# lies beside it; the default finder comes after such a namespace package.
+pip --no-deps --no-build-isolation --config-settings editable_mode=compat -e . ||
   die "this package could not be installed ($(last)); log: .venv/pip.log"
 cp requirements.txt .venv/installed.txt
 say 'done'

@@ -201,11 +201,13 @@ class Rule(NamedTuple):
     tokens, up to the first that is not; then decode does so itself.
   kept(p_BTV, q_BTV, scores) -> [B, T, V]: the probability with which each
     token is drafted from q and accepted, in a window of one draft; its sum is
-    the acceptance alpha. None stands for min(p, q), the most that a lossless
-    rule can accept; a coupled rule reaches it only where p and q agree.
+    the acceptance alpha. None stands, for a lossless rule, for min(p, q), the
+    most that one can accept; a coupled rule reaches it only where p and q
+    agree. Of a lossy rule alpha is not known then.
   emitted(p_BTV, q_BTV, scores) -> [B, T, V]: for a lossy rule, the distribution
     of the emitted token where one token is drafted from q. Its total variation
-    from p is printed beside every number. None stands for p.
+    from p is printed beside every number; None: it is not known, and printed
+    as that.
   """
 
   name: str

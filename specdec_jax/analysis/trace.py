@@ -80,8 +80,8 @@ def record(
     A trace of the same texts for each engine.
 
   Raises:
-    ValueError: samples < 1, a drafter without q or one that stops early, or
-      logits that are not finite.
+    ValueError: samples < 1, a drafter without q or one that stops early, a
+      rule that does not say what it emits, or logits that are not finite.
   """
   first = plan.sampling.seed
   if samples < 1 or first + samples > 2**32:
@@ -96,6 +96,12 @@ def record(
       raise ValueError(
         f'{engine.drafter.name}.min_confidence: a trace is of windows that '
         'propose all of gamma; set it to 0'
+      )
+  for rule in rules:
+    if rule.kept is None or rule.emitted is None:
+      raise ValueError(
+        f'rule {rule.name}: a trace needs what it keeps and emits; give its '
+        'types.Rule kept and emitted'
       )
   found: list[list[Text]] = [[] for _ in engines]
   for seed in range(first, first + samples):
@@ -128,6 +134,12 @@ def _texts(
   """A text of every prompt, scored with each engine."""
   items = plan.judged + plan.others
   arm = plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)
+  for rule in rules:
+    if rule.kept is None or rule.emitted is None:
+      raise ValueError(
+        f'rule {rule.name}: a trace needs what it keeps and emits; give its '
+        'types.Rule kept and emitted'
+      )
   found: list[list[Text]] = [[] for _ in engines]
   groups = plan_lib.groups([arm], plan, items)
   for group in runtime.track(groups, f'texts of seed {plan.sampling.seed}'):

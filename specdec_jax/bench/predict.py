@@ -8,7 +8,7 @@ not depend on gamma, the rule or the draws of a run.
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,8 @@ Array = jax.Array
 class Overlap(NamedTuple):
   """Acceptance of the token at each index of a text; garbage outside the text.
 
-  alpha_BL: sum_x min(p(x), q(x)).
-  distance_BL: total variation between p and what a lossy rule emits there; 0
-    for a lossless one.
+  alpha_BL: sum_x min(p(x), q(x)), or of types.Rule.kept.
+  distance_BL: total variation between p and types.Rule.emitted; 0 without.
   """
 
   alpha_BL: Array
@@ -70,10 +69,13 @@ def overlap(
     else:
       token_BT = forward.at(proposals_BL, index_T)
       q_BTV = jax.nn.one_hot(token_BT, target.vocab)
-    alpha_BT = jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)
+    kept_BTV = jnp.minimum(p_BTV, q_BTV)
+    scores = types.Scores(logits[0], request.sampling)
+    if rule.kept is not None:
+      kept_BTV = rule.kept(p_BTV, q_BTV, scores)
+    alpha_BT = jnp.sum(kept_BTV, -1)
     distance_BT = jnp.zeros(alpha_BT.shape)
     if rule.emitted is not None:
-      scores = types.Scores(logits[0], request.sampling)
       off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, scores) - p_BTV)
       distance_BT = jnp.sum(off_BTV, -1) / 2
     return alpha_BT, distance_BT
@@ -96,7 +98,12 @@ def overlap(
 class Alpha(NamedTuple):
   """Acceptance of a drafter, teacher-forced; means over positions of a text.
 
-  alpha: sum_x min(p(x), q(x)), 0 where nothing is proposed.
+  None is not known: what a lossy rule keeps or emits that does not say it, and
+  the q of a drafter without Method.q, unless its proposals are certain and
+  need no features.
+
+  alpha: sum_x of types.Rule.kept, of a lossless rule of min(p(x), q(x)); 0
+    where nothing is proposed.
   alpha_where_proposed: alpha over positions with a proposal.
   total_variation: between p and the distribution that the rule emits.
   positions: number of positions.
@@ -123,6 +130,11 @@ def alphas(
   texts = list(zip(groups, outputs[arms[0].name], strict=True))
   out = {}
   for name, arm in drafters.items() if texts else ():
+    rule = arm.engine.rule
+    if not _has_q(arm, texts[0][0]):
+      away = 0.0 if rule.lossless else None
+      out[name] = Alpha(None, None, away, 0)
+      continue
     columns = [
       _overlap(arm, group, plain)
       for group, plain in track(texts, f'alpha of {name}')
@@ -131,13 +143,26 @@ def alphas(
       np.concatenate(x) for x in zip(*columns, strict=True)
     )
     mean = lambda x, where: metrics.ratio(x[where].sum(), where.sum())
+    keeps = rule.lossless or rule.kept is not None
+    emits = rule.lossless or rule.emitted is not None
     out[name] = Alpha(
-      mean(alpha, text),
-      mean(alpha, text & proposed),
-      mean(distance, text),
+      mean(alpha, text) if keeps else None,
+      mean(alpha, text & proposed) if keeps else None,
+      mean(distance, text) if emits else None,
       int(text.sum()),
     )
   return out
+
+
+def _has_q(arm: plan_lib.Arm, group: plan_lib.Group) -> bool:
+  """Whether a drafter's q at each index of a text can be found."""
+  engine = arm.engine
+  if engine.q is not None:
+    return True
+  of: Any = dict(target=engine.target.model, drafter=engine.drafter)
+  return not engine.drafter.taps and parts.certain(
+    engine.weights, group.full, **of
+  )
 
 
 def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
@@ -173,9 +198,13 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
     index_1L < plain.lengths_B[:, None]
   )
-  every_BL, proposals_BL = np.ones((B, L), bool), sharding.fetch(proposals_BL)
-  proposed_BL = every_BL if proposals_BL is None else proposals_BL >= 0
-  found = sharding.fetch(found)
+  proposals_BL = sharding.fetch(proposals_BL)
+  if engine.q is not None:  # Past its context a model drafts nothing.
+    reads_1L = index_1L <= engine.q.context
+    proposed_BL = np.broadcast_to(reads_1L, (B, L))
+  else:
+    proposed_BL = proposals_BL >= 0
+  found = [x * proposed_BL for x in sharding.fetch(found)]
   return text_BL, proposed_BL, *(x.astype(np.float64) for x in found)
 
 

@@ -309,8 +309,11 @@ def identity(audits, distance: str = '', failed: int = 0) -> str:
 
 
 def distance(alpha) -> str:
-  """Total variation between p and the emitted distribution; '' if not known."""
-  return f'{alpha.total_variation:.2g}' if alpha else ''
+  """Total variation between p and what is emitted; '' without alpha."""
+  if not alpha:
+    return ''
+  away = alpha.total_variation
+  return 'unknown' if away is None else f'{away:.2g}'
 
 
 def _lossy(doc) -> dict[str, str]:

@@ -254,12 +254,15 @@ def _identity_sentence(doc: Any) -> str:
     off = {
       r.drafter: f'{r.alpha.total_variation:.2g} ({r.drafter})'
       for r in doc.rows
-      if r.alpha
+      if r.alpha and r.alpha.total_variation is not None
     }
     away = f', on average {", ".join(off.values())} away in total variation'
+    away = away if off else ''
+    if any(r.alpha and r.alpha.total_variation is None for r in doc.rows):
+      away = ' by an unknown distance: the rule does not say what it emits'
     return (
       'This rule is LOSSY: tokens follow another distribution than the '
-      f"target's{away if off else ''}."
+      f"target's{away}."
     )
   if not compared:
     return (

@@ -125,12 +125,17 @@ def _parts(
       verify = _verify(engine, request, gamma)
       for j in engine.options.bodies(gamma):
         out['verify', j + 1 if j else 0] = verify(j)
-    alone = method.Method(engine.drafter, engine.weights.draft)
-    for part in engine.parts or (alone,):
+    for part in _methods(engine):
       for count in counts:
         if (key := (part.drafter.name, count)) not in out:
           out[key] = _propose(engine, part, count, request)
   return out
+
+
+def _methods(engine) -> Sequence[method.Method]:
+  """What is timed of an engine: its drafter, or those that it is around."""
+  alone = method.Method(engine.drafter, engine.weights.draft, engine.q)
+  return engine.parts or (alone,)
 
 
 def _verify(
@@ -195,8 +200,10 @@ def _of(step: float, found: Mapping[tuple[str, int], float]) -> Calibration:
 
 
 def _request(engine) -> decode.Request:
-  target = engine.target
-  start = min(START, target.context // 2)
+  target, gamma = engine.target, engine.drafter.gamma
+  # A draft of a shorter context would draft nothing past it, at no cost.
+  most = min([target.context, *(x.q.context for x in _methods(engine) if x.q)])
+  start = max(1, min(START, most // 2, most - WINDOWS - gamma))
   text = (np.arange(start) % target.ids).tolist()
   source = text if target.model.encode else ()
   request = requests.make(
@@ -205,6 +212,6 @@ def _request(engine) -> decode.Request:
     ids=target.ids,
     context=target.context,
     max_new_tokens=min(WINDOWS, target.context - start),
-    gamma=engine.drafter.gamma,
+    gamma=gamma,
   )
   return requests.place(request, target.layout)

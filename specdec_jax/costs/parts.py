@@ -128,8 +128,9 @@ def propose_along(
 ):
   """Runs only the drafter, at `steps` consecutive prefixes of a fixed text.
 
-  It starts again where the text ends. The target is not run; a drafter in its
-  cache finds there what it wrote.
+  Where the texts end it starts again, with the state that it had. The target is
+  not run: features are zeros, and a drafter in its cache finds there what it
+  wrote.
 
   Args:
     weights: of the target and of the draft.
@@ -141,14 +142,14 @@ def propose_along(
     none was, and a number that uses all the work.
   """
   B, L = request.tokens_BL.shape
-  live_B = request.lengths_B < request.limit_B
-  span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
-  at = lambda i: decode.context_of(
-    drafter, request, request.tokens_BL, request.lengths_B + i % span_B, live_B
-  )
-  zeros_B = jnp.zeros((B,), jnp.int32)
-  zeros_BV = jnp.zeros((B, target.vocab))
-  nothing = types.Outcome(zeros_B, zeros_B, zeros_B, zeros_BV)
+  span_B = jnp.maximum(request.limit_B - request.lengths_B, 0)
+  cache = _cache(target, weights, request)
+  before_BLE, after_BNE = _features(target, drafter, weights, request, cache)
+
+  def at(i):
+    going = jnp.minimum(i, span_B), i < span_B
+    text = request.tokens_BL, request.lengths_B + going[0], going[1]
+    return decode.context_of(drafter, request, *text)
 
   def body(i, carry):
     state, cache, proposals_BL, check = carry
@@ -162,21 +163,76 @@ def propose_along(
       coupled=coupled,
     )
     draft, state, cache = drafter.propose(weights, state, context, noise, cache)
-    state = drafter.commit(state, at(i + 1), nothing, None)
-    index_B = jnp.where(live_B, context.lengths_B, L)
+    # Nothing is tested, and the text goes on by a token.
+    none_B = jnp.zeros((B,), jnp.int32)
+    one_B = context.live_B.astype(jnp.int32)
+    weights_BV = jnp.zeros((B, target.vocab))
+    outcome = types.Outcome(none_B, none_B, one_B, weights_BV)
+    state = drafter.commit(state, at(i + 1), outcome, after_BNE)
+    index_B = jnp.where(context.live_B, context.lengths_B, L)
     token_B = jnp.where(draft.count_B > 0, draft.tokens_BK[:, 0], -1)
     proposals_BL = proposals_BL.at[jnp.arange(B), index_B].set(
       token_B, mode='drop'
     )
     return state, cache, proposals_BL, check + _sum(draft)
 
-  carry = (
-    drafter.init(weights, at(0), None),
-    _cache(target, weights, request),
-    jnp.full((B, L), -1, jnp.int32),
-    jnp.int32(0),
+  state = drafter.init(weights, at(0), before_BLE)
+  turn = jnp.maximum(jnp.max(span_B), 1)
+
+  def along(carry):
+    left, *rest = carry
+    rest = jax.lax.fori_loop(0, jnp.minimum(turn, left), body, (state, *rest))
+    return left - turn, *rest[1:]
+
+  proposals_BL = jnp.full((B, L), -1, jnp.int32)
+  return jax.lax.while_loop(
+    lambda carry: carry[0] > 0,
+    along,
+    (steps, cache, proposals_BL, jnp.int32(0)),
+  )[2:]
+
+
+def certain(
+  weights: types.Weights,
+  request: decode.Request,
+  *,
+  target: types.Model,
+  drafter: types.Drafter,
+) -> bool:
+  """Whether a drafter proposes with certainty (q None); computes nothing."""
+
+  def propose():
+    committed = request.tokens_BL, request.lengths_B, request.lengths_B > 0
+    context = decode.context_of(drafter, request, *committed)
+    cache = _cache(target, weights, request)
+    before_BLE, _ = _features(target, drafter, weights, request, cache)
+    state = drafter.init(weights, context, before_BLE)
+    keys = request.seed_B, request.request_B, request.lengths_B
+    given: dict[str, Any] = dict(gamma=drafter.gamma, coupled=False)
+    noise = sampling_lib.noise(*keys, request.sampling, **given)
+    return drafter.propose(weights, state, context, noise, cache)[0]
+
+  return jax.eval_shape(propose).q_BKV is None
+
+
+def _features(target, drafter, weights, request, cache):
+  """Zeros like the features of init and commit, None for one without taps."""
+  if not drafter.taps:
+    return None, None
+  tokens_BL, taps = request.tokens_BL, drafter.taps
+  prompt = tokens_BL, request.lengths_B, cache
+  window_BN = jnp.zeros((len(tokens_BL), drafter.gamma + 1), jnp.int32)
+  window = window_BN, request.lengths_B, cache
+  model = target, weights.target
+  read = lambda: forward.read(
+    *model, *window, slots=tokens_BL.shape[1], taps=taps
   )
-  return jax.lax.fori_loop(0, steps, body, carry)[2:]
+  return (
+    forward.blank(
+      lambda: forward.prefill(*model, *prompt, chunk=1, taps=taps)[1]
+    ),
+    forward.blank(lambda: forward.concat(read()[1])),
+  )
 
 
 def _cache(target, weights, request):

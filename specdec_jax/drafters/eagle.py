@@ -136,8 +136,6 @@ def make(
   setup = _Setup(config, target, gamma, min_confidence, chunk, constrain)
 
   def commit(state, context, outcome, features_BNE):
-    if features_BNE is None:  # where only the time is measured
-      return state
     B, M, _ = state.features_BME.shape
     # Of what is not emitted the place is free, and will be written again.
     first_B = context.lengths_B - outcome.emitted_B
@@ -163,7 +161,7 @@ def _init(setup: _Setup, weights, context, features_BLE):
   config = setup.config
   B, L = context.tokens_BL.shape
   before_B = context.lengths_B - 1
-  shifted_BLE = _shifted(config, features_BLE, B, L)
+  shifted_BLE = _shifted(config, features_BLE)
   cache = eagle.init_cache(config, B, L)
   if setup.constrain is not None:
     axes = ('batch', 'kv_heads', 'slots', None)
@@ -186,13 +184,11 @@ def _init(setup: _Setup, weights, context, features_BLE):
   return State(cache, before_B, features_BME)
 
 
-def _shifted(config, features_BLE, B: int, L: int):
+def _shifted(config, features_BLE):
   """[:, t]: the feature of token t - 1, which the draft reads with token t."""
-  if features_BLE is None:  # where only the time is measured
-    features_BLE = jnp.zeros((B, L, len(config.taps) * config.block.width))
   # A prefill returns them in a wider dtype than verification does.
   features_BLE = features_BLE.astype(config.block.activations)
-  return jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :L]
+  return jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
 
 def _propose(setup: _Setup, weights, state, context, noise, target_cache):
@@ -237,8 +233,7 @@ def _catch_up(setup: _Setup, params, state: State, context: types.Context):
   """
   lengths_B, live_B = context.lengths_B, context.live_B
   M, L = state.features_BME.shape[1], context.tokens_BL.shape[1]
-  # The last one is always read: where only the time is measured, texts shrink.
-  start_B = jnp.minimum(state.start_B, lengths_B - 1)
+  start_B = state.start_B
   full_B = lengths_B - start_B + setup.gamma + 1 > M
   reads_B = live_B & (full_B | (context.gamma_B > 0))
 

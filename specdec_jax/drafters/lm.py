@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
@@ -81,6 +82,8 @@ def with_draft(
   Raises:
     ValueError: the two have different tokenizers, or only one an encoder.
   """
+  if draft.context < target.context:
+    _say_shorter(draft.label, draft.context, target.label, target.context)
   has = lambda model: 'has no encoder' if model.start is None else 'has one'
   if has(target) != has(draft):
     raise ValueError(
@@ -98,6 +101,19 @@ def with_draft(
   if shared:  # A trace reads the draft's parameters too: one model in both.
     params = params | {name: target.params[name] for name in shared}
   return method.Method(drafter, params, q, draft=draft)
+
+
+@functools.cache  # once, not for each gamma
+def _say_shorter(draft: str, most: int, target: str, more: int) -> None:
+  logging.warning(
+    'draft %s reads texts of up to %d tokens, target %s of %d: past %d tokens '
+    'nothing is drafted',
+    draft,
+    most,
+    target,
+    more,
+    most,
+  )
 
 
 def _shared(
@@ -163,7 +179,7 @@ def make(
   last two committed tokens: if all drafts were accepted, the model has not yet
   read the last one of them; else the first of the two is written again with the
   same values. Rows that may draft nothing read nothing; they catch up when they
-  draft again.
+  draft again. Nothing is drafted from a text longer than the model's context.
 
   Args:
     model: the draft, with the target's number of logits.
@@ -186,6 +202,7 @@ def make(
       params = params | {name: weights.target[name] for name in shared}
     cache = forward.open_cache(model, params, B, L, context.source)
     unread_B = jnp.maximum(context.lengths_B - 2, 0)
+    unread_B = jnp.where(context.lengths_B <= model.context, unread_B, 0)
     cache, _ = forward.prefill(
       model, weights.draft, context.tokens_BL, unread_B, cache, chunk=chunk
     )
@@ -212,6 +229,9 @@ def _propose(
   model, gamma, min_confidence, weights, state, context, noise, target_cache
 ):
   lengths_B = context.lengths_B
+  # Draft k is drawn after reading the k tokens before it, too.
+  room_B = jnp.maximum(model.context + 1 - lengths_B, 0)
+  context = context._replace(gamma_B=jnp.minimum(context.gamma_B, room_B))
   drafting_B = context.live_B & (context.gamma_B > 0)
 
   def read(cache, tokens_BT, start_B, keep_BT):

@@ -15,7 +15,7 @@ from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration
 from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import lookup
-from specdec_jax.verify import lenient
+from specdec_jax.verify import lenient, reject
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
@@ -63,7 +63,7 @@ def test_alpha_is_the_mean_overlap():
     )
   )[0]
   p_LV, q_LV = distribution(target.params), distribution(draft.params)
-  want = np.minimum(p_LV, q_LV).sum(-1)
+  want = np.minimum(2 * p_LV, q_LV).sum(-1)  # of what it keeps
   np.testing.assert_allclose(found.alpha_BL[0, 10:40], want[9:39], atol=1e-5)
   # A lossy rule's distance: drafts kept by min(1, p / (l q)), else p - q.
   kept_LV, rest_LV = np.minimum(2 * p_LV, q_LV), np.maximum(p_LV - q_LV, 0)
@@ -219,26 +219,77 @@ def test_no_window_costs_less_than_a_plain_step():
   assert predicted(e, [out], noise).window_cost == 1.0
 
 
-def test_means_are_over_the_text_and_over_what_is_proposed(monkeypatch):
-  columns = (
-    np.array([[False, False, True, True]]),
-    np.array([[True, True, False, True]]),
-    np.array([[9.0, 9.0, 0.2, 0.4]]),
-    np.array([[9.0, 9.0, 0.0, 0.1]]),
-  )
-  monkeypatch.setattr(predict, '_overlap', lambda *_: columns)
-  fake = python_types.SimpleNamespace
-  found = predict.alphas(
+COLUMNS = (
+  np.array([[False, False, True, True]]),
+  np.array([[True, True, False, True]]),
+  np.array([[9.0, 9.0, 0.2, 0.4]]),
+  np.array([[9.0, 9.0, 0.0, 0.1]]),
+)
+fake = python_types.SimpleNamespace
+
+
+def alphas(monkeypatch, group=None, **engine):
+  monkeypatch.setattr(predict, '_overlap', lambda *_: COLUMNS)
+  return predict.alphas(
     [
       fake(name='plain'),
-      fake(name='x', drafter='x', engine=fake(parts=())),
+      fake(name='x', drafter='x', engine=fake(parts=(), **engine)),
       fake(name='y', drafter='around x', engine=fake(parts=('x',))),
     ],
-    [None],
+    [group],
     {'plain': [None]},
     lambda items, text: items,
   )
-  assert found == {'x': pytest.approx((0.3, 0.4, 0.05, 2))}
+
+
+OWN = types.Rule('mine', reject.RULE.verify, lossless=False)
+KEPT = lenient.make(0.5)._replace(emitted=None)
+
+
+@pytest.mark.parametrize(
+  'rule, want',
+  [
+    (reject.RULE, (0.3, 0.4, 0.05)),
+    (lenient.make(0.5), (0.3, 0.4, 0.05)),
+    (KEPT, (0.3, 0.4, None)),
+    (OWN, (None, None, None)),
+  ],
+)
+def test_means_are_over_the_text_and_over_what_is_proposed(
+  monkeypatch, rule, want
+):
+  """None of what a lossy rule does not say of itself."""
+  found = alphas(monkeypatch, q=0, rule=rule)
+  assert found == {'x': pytest.approx((*want, 2))}
+
+
+def test_alpha_of_a_drafter_without_q_is_known_where_it_is_certain(monkeypatch):
+  model = table_model.make(16)
+  request = requests.make(
+    requests.items([[1, 2]]), ids=16, context=64, max_new_tokens=2, gamma=2
+  )
+  given = dict(
+    group=fake(full=request),
+    q=None,
+    rule=reject.RULE,
+    target=fake(model=model),
+    weights=types.Weights((), ()),
+  )
+  known = {'x': pytest.approx((0.3, 0.4, 0.05, 2))}
+  unknown = {'x': (None, None, 0.0, 0)}
+  certain = lookup.make(gamma=2)
+
+  def sampled(*args):
+    draft, state, cache = certain.propose(*args)
+    q_BKV = jnp.zeros((*draft.tokens_BK.shape, 16))
+    return draft._replace(q_BKV=q_BKV), state, cache
+
+  for drafter, want in (
+    (certain, known),
+    (certain._replace(propose=sampled), unknown),
+    (certain._replace(taps=(0,)), unknown),
+  ):
+    assert alphas(monkeypatch, drafter=drafter, **given) == want
 
 
 def test_walk_proposes_at_every_prefix():

@@ -270,6 +270,11 @@ def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
   tables.crossover(doc._replace(setting=lossless), runtime.console())
   out = capsys.readouterr().out
   assert 'LOSSY' in out and 'TV 0.12' in out
+  # What the rule does not say is not 0.
+  none = predict.Alpha(None, None, None, 9)
+  rows = [x._replace(alpha=none) for x in rows]
+  assert tables.identity([lossy], tables.distance(none)) == 'LOSSY, TV unknown'
+  assert 'by an unknown distance' in said(*rows)[0]
 
 
 def test_a_bug_is_shouted_and_fails(capsys):

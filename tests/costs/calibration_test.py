@@ -3,15 +3,18 @@
 import importlib
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, runtime
+from specdec_jax import build, runtime, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration, gammas, parts
 from specdec_jax.io import load
+from specdec_jax.models import lm
+from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
@@ -102,3 +105,39 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
     results.write_text(json.dumps(bad))
     with pytest.raises(ValueError, match='bench.json: .*has no costs of wind'):
       make(results)
+
+
+def test_drafting_that_is_timed_alone_keeps_the_contract():
+  """Of features, and of lengths that grow by what is emitted; with rows that
+  end at different places, and more steps than there is text."""
+  gamma, taps = 2, (0, 1)
+  config = fakes.tiny(dtype='float32')
+
+  def init(weights, context, features_BLE):
+    assert features_BLE.shape == (*context.tokens_BL.shape, 2 * config.width)
+    return context.lengths_B, jnp.ones_like(context.lengths_B)
+
+  def propose(weights, state, context, noise, target_cache):
+    token_B = state[1] * (state[0] == context.lengths_B)
+    tokens_BK = jnp.stack([token_B] * gamma, 1)
+    count_B = jnp.full_like(token_B, gamma)
+    return types.Draft(tokens_BK, None, count_B), state, target_cache
+
+  def commit(state, context, outcome, features_BNE):
+    assert features_BNE.shape == (2, gamma + 1, 2 * config.width)
+    length_B = state[0] + outcome.emitted_B
+    live_B = outcome.emitted_B > 0
+    return length_B, state[1] * (live_B <= (length_B == context.lengths_B))
+
+  request = fakes.request([[1, 2], [3]], np.array([3, 5]), vocab=13)
+  proposed_BL, _ = parts.propose_along(
+    types.Weights(lm.init(config, 0)),
+    request,
+    jnp.int32(12),
+    target=lm.make(config),
+    drafter=types.Drafter('mine', gamma, init, propose, commit, taps),
+    coupled=False,
+  )
+  want_BL = np.full(proposed_BL.shape, -1)
+  want_BL[0, 2:5] = want_BL[1, 1:6] = 1
+  np.testing.assert_array_equal(proposed_BL, want_BL)

@@ -1,12 +1,15 @@
 """The drafter that is a model: what it samples, and what it has read."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import sampling, types
+from specdec_jax import build, sampling, types
 from specdec_jax.drafters import lm
+from specdec_jax.io import load
 from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -14,9 +17,9 @@ pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 V, L, GAMMA = 7, 16, 3
 
 
-def start(texts, top_p=1.0):
+def start(texts, top_p=1.0, model=None):
   """(drafter, weights, context, state) after these texts."""
-  drafter = lm.make(fakes.table_model(V), gamma=GAMMA)
+  drafter = lm.make(model or fakes.table_model(V), gamma=GAMMA)
   weights = types.Weights((), jnp.asarray(fakes.table(0, V)))
   context = types.Context(
     jnp.asarray(fakes.pad(texts, L)),
@@ -44,6 +47,32 @@ def test_what_is_sampled_is_what_is_told():
   np.testing.assert_array_equal(given_BKV, draft.q_BKV)
   np.testing.assert_array_equal(given_BKV.argmin(-1), draft.tokens_BK)
   assert draft.count_B.tolist() == [GAMMA] * 2
+
+
+def test_nothing_is_drafted_past_the_context_of_the_draft():
+  """Of 5 tokens it may read all, to draw the sixth."""
+  model = fakes.table_model(V)._replace(context=5)
+  texts = [[1] * n for n in (3, 4, 5, 6, 9)]
+  drafter, weights, context, state = start(texts, model=model)
+  draw = lambda offset, q_BV: jnp.argmax(q_BV, -1).astype(jnp.int32)
+  noise = types.Noise(jnp.zeros((len(texts), GAMMA)), draw, draw)
+  draft, _, _ = drafter.propose(weights, state, context, noise, ())
+  assert draft.count_B.tolist() == [3, 2, 1, 0, 0]
+
+
+def test_a_draft_with_a_shorter_context_is_said_once(monkeypatch):
+  said = []
+  monkeypatch.setattr(
+    lm.logging, 'warning', lambda form, *x: said.append(form % x)
+  )
+  target = load.open_source('random:tiny')
+  target = dataclasses.replace(target, params={}, label='a target')
+  config = dataclasses.replace(target.config, context=64)
+  short = dataclasses.replace(target, lm_config=config, label='a draft')
+  for draft in (target, short, short):
+    build.engine(target, draft, gamma=1 + len(said))
+  (line,) = said
+  assert line.startswith('draft a draft reads texts of up to 64 tokens, target')
 
 
 def test_q_is_the_law_after_everything_said_so_far():
