@@ -22,7 +22,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'scan_layers': 'auto',
         'kernels': 'auto',
       },
-      'mesh': {'data': 1, 'model': 1},
+      'mesh': {'data': -1, 'model': 1},
       'decode': {
         'methods': ('lm', 'lookup'),
         'gammas': (3,) if tiny else (2, 4),

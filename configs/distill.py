@@ -60,7 +60,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'noise': 0.0,
       },
       'batch': {'rows': 8},
-      'mesh': {'data': 1, 'model': 1, 'fsdp': False},
+      'mesh': {'data': -1, 'model': 1, 'fsdp': False},
       'optimiser': {
         'learning_rate': 1e-3,
         'warmup': 5 if tiny else 50,

@@ -36,7 +36,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'held_out': 20,
         'rows': 16 if tiny else 64,
       },
-      'mesh': {'data': 1, 'model': 1, 'fsdp': False},
+      'mesh': {'data': -1, 'model': 1, 'fsdp': False},
       'optimiser': {
         'learning_rate': 3e-3 if tiny else 6e-4,
         'warmup': 10 if tiny else 200,

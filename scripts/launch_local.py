@@ -1,7 +1,7 @@
 """Runs a program of ours in several processes on this machine's CPU.
 
 python scripts/launch_local.py --processes=4 --devices=2 -- \
-  scripts/generate.py --config=... --config.mesh.data=8
+  scripts/generate.py --config=...
 
 They are what hosts are on a TPU pod (docs/many_hosts.md). Prints what process 0
 prints; the others write PROCESS.log into --logs. When one fails, all end, and

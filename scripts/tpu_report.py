@@ -44,7 +44,7 @@ def run() -> bool:
   )
   setting = report.Setting(
     _TOPOLOGY.value,
-    s.mesh.data,
+    max(s.mesh.data, 1),
     s.mesh.model,
     opened(s.target),
     opened(draft),

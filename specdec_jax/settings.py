@@ -6,6 +6,7 @@ from typing import Any
 
 from specdec_jax import build, fields, sharding
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.io import load as load_lib
 from specdec_jax.kernels import library
 
 DTYPES = ('float32', 'bfloat16', 'float64')
@@ -31,8 +32,16 @@ class Target(fields.Checked):
 class Mesh(fields.Checked):
   """Devices along each axis of the mesh; 1 x 1 is one device without a mesh."""
 
-  data: int = fields.setting(low=1)
+  data: int = fields.setting(help='-1: all that are left; sharding.data_axis')
   model: int = fields.setting(low=1)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.data < 1 and self.data != -1:
+      raise ValueError(
+        f'data={self.data}: must be a whole number, at least 1, or -1 for all '
+        'devices that are left'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,11 +157,16 @@ class Experiment:
 
 def load(s: Settings) -> Experiment:
   """Loads the target; a draft is loaded when its engine is made."""
+  # A model of one's own runs on one device.
+  own = load_lib.FUNCTION.fullmatch(s.target.source)
+  rows = 1 if own else s.bench.batch_size
   target = build.load(
     s.target.source,
     dtype=s.target.dtype,
     mesh=sharding.mesh_of(
-      s.mesh.data, s.mesh.model, s.drafters['lm'].tensor_parallel
+      sharding.data_axis(s.mesh.data, s.mesh.model, rows),
+      s.mesh.model,
+      s.drafters['lm'].tensor_parallel,
     ),
     scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
     kernels=s.target.kernels,

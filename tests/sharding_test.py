@@ -266,3 +266,17 @@ def test_a_width_that_does_not_divide_is_refused():
   words = r'8 devices \(data x model\) do not divide the width 12'
   with pytest.raises(ValueError, match=words):
     sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=True)
+
+
+@pytest.mark.parametrize(
+  'processes, backend, rows, want',
+  [(1, 'cpu', 8, 1), (1, 'tpu', 8, 4), (1, 'tpu', 3, 3), (2, 'cpu', 1, 4)],
+)
+def test_the_devices_that_are_left_split_the_rows(
+  monkeypatch, processes, backend, rows, want
+):
+  """Of 8, 2 along model; no more than rows, unless processes need all."""
+  monkeypatch.setattr(jax, 'process_count', lambda: processes)
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  assert sharding.data_axis(-1, 2, rows) == want
+  assert sharding.data_axis(3, 2, rows) == 3

@@ -81,7 +81,7 @@ def record(
 
   Raises:
     ValueError: samples < 1, a drafter without q or one that stops early, a
-      rule that does not say what it emits, or logits that are not finite.
+      rule without kept or emitted, or logits that are not finite.
   """
   first = plan.sampling.seed
   if samples < 1 or first + samples > 2**32:
@@ -98,11 +98,8 @@ def record(
         'propose all of gamma; set it to 0'
       )
   for rule in rules:
-    if rule.kept is None or rule.emitted is None:
-      raise ValueError(
-        f'rule {rule.name}: a trace needs what it keeps and emits; give its '
-        'types.Rule kept and emitted'
-      )
+    if None in (rule.kept, rule.emitted):
+      raise ValueError(f'rule {rule.name}: a trace needs its kept and emitted')
   found: list[list[Text]] = [[] for _ in engines]
   for seed in range(first, first + samples):
     sampling = dataclasses.replace(plan.sampling, seed=seed)
@@ -135,11 +132,8 @@ def _texts(
   items = plan.judged + plan.others
   arm = plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)
   for rule in rules:
-    if rule.kept is None or rule.emitted is None:
-      raise ValueError(
-        f'rule {rule.name}: a trace needs what it keeps and emits; give its '
-        'types.Rule kept and emitted'
-      )
+    if None in (rule.kept, rule.emitted):
+      raise ValueError(f'rule {rule.name}: a trace needs its kept and emitted')
   found: list[list[Text]] = [[] for _ in engines]
   groups = plan_lib.groups([arm], plan, items)
   for group in runtime.track(groups, f'texts of seed {plan.sampling.seed}'):

@@ -8,7 +8,7 @@ not depend on gamma, the rule or the draws of a run.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,8 @@ Array = jax.Array
 class Overlap(NamedTuple):
   """Acceptance of the token at each index of a text; garbage outside the text.
 
-  alpha_BL: sum_x min(p(x), q(x)), or of types.Rule.kept.
-  distance_BL: total variation between p and types.Rule.emitted; 0 without.
+  alpha_BL: sum_x of types.Rule.kept, min(p(x), q(x)) if that is None.
+  distance_BL: total variation between p and types.Rule.emitted; 0 if None.
   """
 
   alpha_BL: Array
@@ -69,11 +69,9 @@ def overlap(
     else:
       token_BT = forward.at(proposals_BL, index_T)
       q_BTV = jax.nn.one_hot(token_BT, target.vocab)
-    kept_BTV = jnp.minimum(p_BTV, q_BTV)
     scores = types.Scores(logits[0], request.sampling)
-    if rule.kept is not None:
-      kept_BTV = rule.kept(p_BTV, q_BTV, scores)
-    alpha_BT = jnp.sum(kept_BTV, -1)
+    kept = rule.kept or (lambda p, q, _: jnp.minimum(p, q))
+    alpha_BT = jnp.sum(kept(p_BTV, q_BTV, scores), -1)
     distance_BT = jnp.zeros(alpha_BT.shape)
     if rule.emitted is not None:
       off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, scores) - p_BTV)
@@ -98,12 +96,9 @@ def overlap(
 class Alpha(NamedTuple):
   """Acceptance of a drafter, teacher-forced; means over positions of a text.
 
-  None is not known: what a lossy rule keeps or emits that does not say it, and
-  the q of a drafter without Method.q, unless its proposals are certain and
-  need no features.
+  None is not known: of a lossy rule that does not say what it keeps or emits.
 
-  alpha: sum_x of types.Rule.kept, of a lossless rule of min(p(x), q(x)); 0
-    where nothing is proposed.
+  alpha: sum_x of types.Rule.kept; 0 where nothing is proposed.
   alpha_where_proposed: alpha over positions with a proposal.
   total_variation: between p and the distribution that the rule emits.
   positions: number of positions.
@@ -118,23 +113,17 @@ class Alpha(NamedTuple):
 def alphas(
   arms: Sequence[plan_lib.Arm], groups, outputs, track: plan_lib.Track
 ) -> dict[str, Alpha]:
-  """The Alpha of every drafter on plain decoding's text.
+  """The Alpha of every drafter, at all gammas, on plain decoding's text.
 
-  A drafter around others has none: which of them proposes at a place, and
-  whether, depends on what was accepted before.
+  One whose q is not known (parts.has_q) has none.
 
   outputs: by arm, one for each group.
   """
-  # It is equal at all gammas.
-  drafters = {arm.drafter: arm for arm in arms[1:] if not arm.engine.parts}
   texts = list(zip(groups, outputs[arms[0].name], strict=True))
+  known = (x for x in arms[1:] if texts and parts.has_q(x.engine, groups[0]))
   out = {}
-  for name, arm in drafters.items() if texts else ():
+  for name, arm in {arm.drafter: arm for arm in known}.items():
     rule = arm.engine.rule
-    if not _has_q(arm, texts[0][0]):
-      away = 0.0 if rule.lossless else None
-      out[name] = Alpha(None, None, away, 0)
-      continue
     columns = [
       _overlap(arm, group, plain)
       for group, plain in track(texts, f'alpha of {name}')
@@ -142,6 +131,7 @@ def alphas(
     text, proposed, alpha, distance = (
       np.concatenate(x) for x in zip(*columns, strict=True)
     )
+
     mean = lambda x, where: metrics.ratio(x[where].sum(), where.sum())
     keeps = rule.lossless or rule.kept is not None
     emits = rule.lossless or rule.emitted is not None
@@ -154,17 +144,6 @@ def alphas(
   return out
 
 
-def _has_q(arm: plan_lib.Arm, group: plan_lib.Group) -> bool:
-  """Whether a drafter's q at each index of a text can be found."""
-  engine = arm.engine
-  if engine.q is not None:
-    return True
-  of: Any = dict(target=engine.target.model, drafter=engine.drafter)
-  return not engine.drafter.taps and parts.certain(
-    engine.weights, group.full, **of
-  )
-
-
 def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   """(text_BL, proposed_BL, alpha_BL, distance_BL) of a group.
 
@@ -172,9 +151,8 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   whether the drafter proposes something there.
   """
   engine, (B, L) = arm.engine, plain.tokens_BL.shape
-  request = group.full._replace(
-    tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B
-  )
+  text = dict(tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B)
+  request = group.full._replace(**text)
   proposals_BL = None
   if engine.q is None:
     proposals_BL, _ = parts.propose_along(
@@ -195,15 +173,13 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
     chunk=engine.options.chunk,
   )
   index_1L = np.arange(L)[None]
-  text_BL = (index_1L >= group.host.lengths_B[:, None]) & (
-    index_1L < plain.lengths_B[:, None]
-  )
-  proposals_BL = sharding.fetch(proposals_BL)
-  if engine.q is not None:  # Past its context a model drafts nothing.
-    reads_1L = index_1L <= engine.q.context
-    proposed_BL = np.broadcast_to(reads_1L, (B, L))
-  else:
-    proposed_BL = proposals_BL >= 0
+  begin_B1, end_B1 = group.host.lengths_B[:, None], plain.lengths_B[:, None]
+  text_BL = (index_1L >= begin_B1) & (index_1L < end_B1)
+  # Past its context a model drafts nothing.
+  most = L if engine.q is None else engine.q.context
+  proposed_BL = np.broadcast_to(index_1L <= most, (B, L))
+  if proposals_BL is not None:
+    proposed_BL = sharding.fetch(proposals_BL) >= 0
   found = [x * proposed_BL for x in sharding.fetch(found)]
   return text_BL, proposed_BL, *(x.astype(np.float64) for x in found)
 

@@ -133,8 +133,8 @@ def propose_along(
   wrote.
 
   Args:
-    weights: of the target and of the draft.
-    request: the prompts with the text after them; limit_B is where it ends.
+    weights, request: of target and draft; prompts with the text after them,
+      which ends at limit_B.
     coupled: whether the rule couples the drafter's noise.
 
   Returns:
@@ -154,20 +154,9 @@ def propose_along(
   def body(i, carry):
     state, cache, proposals_BL, check = carry
     context = at(i)
-    noise = sampling_lib.noise(
-      request.seed_B,
-      request.request_B,
-      context.lengths_B,
-      request.sampling,
-      gamma=drafter.gamma,
-      coupled=coupled,
-    )
+    noise = _noise(request, drafter, context.lengths_B, coupled)
     draft, state, cache = drafter.propose(weights, state, context, noise, cache)
-    # Nothing is tested, and the text goes on by a token.
-    none_B = jnp.zeros((B,), jnp.int32)
-    one_B = context.live_B.astype(jnp.int32)
-    weights_BV = jnp.zeros((B, target.vocab))
-    outcome = types.Outcome(none_B, none_B, one_B, weights_BV)
+    outcome = _token(context.live_B, target.vocab)
     state = drafter.commit(state, at(i + 1), outcome, after_BNE)
     index_B = jnp.where(context.live_B, context.lengths_B, L)
     token_B = jnp.where(draft.count_B > 0, draft.tokens_BK[:, 0], -1)
@@ -184,32 +173,47 @@ def propose_along(
     rest = jax.lax.fori_loop(0, jnp.minimum(turn, left), body, (state, *rest))
     return left - turn, *rest[1:]
 
-  proposals_BL = jnp.full((B, L), -1, jnp.int32)
-  return jax.lax.while_loop(
-    lambda carry: carry[0] > 0,
-    along,
-    (steps, cache, proposals_BL, jnp.int32(0)),
-  )[2:]
+  none_BL, going = jnp.full((B, L), -1, jnp.int32), lambda carry: carry[0] > 0
+  first = steps, cache, none_BL, jnp.int32(0)
+  return jax.lax.while_loop(going, along, first)[2:]
 
 
-def certain(
-  weights: types.Weights,
-  request: decode.Request,
-  *,
-  target: types.Model,
-  drafter: types.Drafter,
-) -> bool:
-  """Whether a drafter proposes with certainty (q None); computes nothing."""
+def _noise(request, drafter, lengths_B, coupled: bool) -> types.Noise:
+  keys = request.seed_B, request.request_B, lengths_B
+  return sampling_lib.noise(
+    *keys, request.sampling, gamma=drafter.gamma, coupled=coupled
+  )
+
+
+def _token(live_B, vocab: int) -> types.Outcome:
+  """Of a window in which nothing is tested: live rows go on by a token."""
+  one_B = live_B.astype(jnp.int32)
+  none_B, none_BV = jnp.zeros_like(one_B), jnp.zeros((len(one_B), vocab))
+  return types.Outcome(none_B, none_B, one_B, none_BV)
+
+
+def has_q(engine, group) -> bool:
+  """Whether the q of an engine's drafter is known at each index of a text.
+
+  It has a model of q, or its proposals are certain (q None) and it reads no
+  features. Of a drafter around others it is not: which of them proposes at a
+  place, and whether, depends on what was accepted before. Computes nothing.
+
+  group: a bench.plan.Group, for its shapes.
+  """
+  if engine.parts or engine.q is not None:
+    return not engine.parts
+  target, drafter = engine.target.model, engine.drafter
+  weights, request = engine.weights, group.full
+  if drafter.taps:
+    return False
 
   def propose():
     committed = request.tokens_BL, request.lengths_B, request.lengths_B > 0
     context = decode.context_of(drafter, request, *committed)
+    state = drafter.init(weights, context, None)
+    noise = _noise(request, drafter, request.lengths_B, False)
     cache = _cache(target, weights, request)
-    before_BLE, _ = _features(target, drafter, weights, request, cache)
-    state = drafter.init(weights, context, before_BLE)
-    keys = request.seed_B, request.request_B, request.lengths_B
-    given: dict[str, Any] = dict(gamma=drafter.gamma, coupled=False)
-    noise = sampling_lib.noise(*keys, request.sampling, **given)
     return drafter.propose(weights, state, context, noise, cache)[0]
 
   return jax.eval_shape(propose).q_BKV is None

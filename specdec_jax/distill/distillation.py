@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, fields, requests, sharding, types
+from specdec_jax import build, fields, requests, types
 from specdec_jax.distill import (
   completions,
   evaluate,
@@ -75,7 +75,7 @@ def _prepare(
     build.load,
     s.teacher.source,
     dtype=s.teacher.dtype,
-    mesh=sharding.mesh_of(s.mesh.data, s.mesh.model),
+    mesh=s.mesh.over(s.rows),
   )
   target = load(
     scan_layers=False if s.student.layers else None,  # to pick single layers

@@ -174,13 +174,17 @@ class Settings:
   run: loop.Run
   judge: Judge
 
-  def __post_init__(self):
-    rows = {
+  @property
+  def rows(self) -> dict[str, int]:
+    """Of every batch that a mesh splits, by the name of the setting."""
+    return {
       'batch.rows': self.batch.rows,
       'data.batch': self.data.batch,
       'data.held_out': self.data.held_out,
     }
-    data.check_rows(rows, self.mesh.data)
+
+  def __post_init__(self):
+    data.check_rows(self.rows, self.mesh.data)
     if self.student.kind != 'eagle':
       return
     if self.data.completions != 'teacher':

@@ -38,7 +38,7 @@ FORMS = (
   f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
   'which returns (types.Model, params, tokenizer)'
 )
-_FUNCTION = re.compile(r'(?!(random|hf|wheel|zoo):)[A-Za-z_][\w.]*:[^\W\d]\w*')
+FUNCTION = re.compile(r'(?!(random|hf|wheel|zoo):)[A-Za-z_][\w.]*:[^\W\d]\w*')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -194,15 +194,16 @@ def load(
   sharding.check(mesh, tensor_parallel)
   if scan_layers not in (None, True, False):
     raise ValueError(f'scan_layers={scan_layers!r}: give True, False or None')
-  if _FUNCTION.fullmatch(source):
+  if FUNCTION.fullmatch(source):
     if mesh is not None:
       raise ValueError(f'{source}: a model of your own runs on one device')
     return _open_function(source, dtype)
   opened = open_source(source)
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
-  of = mesh, opened.config
-  layout = mesh and sharding.lay_out(*of, tensor_parallel=tensor_parallel)
+  layout = mesh and sharding.lay_out(
+    mesh, opened.config, tensor_parallel=tensor_parallel
+  )
   put = layout and layout.put
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
   if layout is None and not scan_layers:
@@ -232,7 +233,7 @@ def open_source(source: str) -> LanguageModel:
     one = _open_onnx if path.suffix == '.onnx' else _open_gguf
     return one(path, source, label)
   path = hf.find(source)
-  if path is None and _FUNCTION.fullmatch(source):
+  if path is None and FUNCTION.fullmatch(source):
     return _open_function(source, 'float32')
   if path is None:
     why = hf.advice(source)

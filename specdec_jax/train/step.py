@@ -1,7 +1,7 @@
 """One optimiser step as a jitted program; its state is sharded and donated."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import optax.contrib
 
 from specdec_jax import fields, sharding, types
 from specdec_jax import settings as settings_lib
+from specdec_jax.train import data
 
 Array = jax.Array
 # loss(params, frozen, batch, key) -> (scalar, {name: scalar or vector}), all
@@ -26,12 +27,23 @@ class Mesh(settings_lib.Mesh):
     help='no device has all of what is trained, nor of its moments'
   )
 
-  def __post_init__(self):
-    super().__post_init__()
-    if self.fsdp and self.data * self.model == 1:
+  def over(self, rows: Mapping[str, int]) -> jax.sharding.Mesh | None:
+    """The mesh that batches are split over.
+
+    rows: of every kind of batch, by the name of the setting.
+
+    Raises:
+      ValueError: rows that do not divide over it; fsdp, and one device.
+    """
+    size = sharding.data_axis(self.data, self.model, min(rows.values()))
+    data.check_rows(rows, size)
+    mesh = sharding.mesh_of(size, self.model)
+    if self.fsdp and mesh is None:
       raise ValueError(
-        'fsdp=True: there is one device; give a larger data, or fsdp=False'
+        'mesh.fsdp=True: there is one device; give a larger mesh.data, or '
+        'fsdp=False'
       )
+    return mesh
 
 
 @dataclasses.dataclass(frozen=True)

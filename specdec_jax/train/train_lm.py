@@ -138,7 +138,7 @@ def run(
 def _prepare(
   s: Settings, workdir: pathlib.Path, begun: bool
 ) -> program.Prepared:
-  mesh = sharding.mesh_of(s.mesh.data, s.mesh.model)
+  mesh = s.mesh.over({'text.rows': s.text.rows})
   opened = load_lib.open_source(s.model.source) if s.model.source else None
   config = opened.config if opened else model_config.sized(s.model.size)
   _check(s, config)

@@ -276,7 +276,7 @@ def test_alpha_of_a_drafter_without_q_is_known_where_it_is_certain(monkeypatch):
     weights=types.Weights((), ()),
   )
   known = {'x': pytest.approx((0.3, 0.4, 0.05, 2))}
-  unknown = {'x': (None, None, 0.0, 0)}
+  unknown = {}
   certain = lookup.make(gamma=2)
 
   def sampled(*args):
