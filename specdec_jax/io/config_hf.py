@@ -118,10 +118,8 @@ def _olmo2(s: Settings) -> dict[str, Any]:
 
 
 def _smollm3(s: Settings) -> dict[str, Any]:
-  depth, every = (
-    s.integer('num_hidden_layers'),
-    s.integer('no_rope_layer_interval'),
-  )
+  depth = s.integer('num_hidden_layers')
+  every = s.integer('no_rope_layer_interval')
   rotated = s.value('no_rope_layers')  # 1 where a layer has rope
   if rotated is None:
     rotated = [i % every > 0 for i in range(1, depth + 1)]
@@ -133,16 +131,12 @@ def _smollm3(s: Settings) -> dict[str, Any]:
     s.refuse(
       f'no_rope_layers={rotated!r}', f'0 or 1 for each of {depth} layers'
     )
-  rotated = tuple(bool(x) for x in rotated[:depth])
-  s.flag('use_sliding_window')
+  rotated = [bool(x) for x in rotated[:depth]]
   window = _window(s)
-  near = window is not None and s.flag('use_sliding_window')
+  near = s.flag('use_sliding_window') and window is not None
   kinds = [_LOCAL if near and not x else _GLOBAL for x in rotated]
-  return (
-    _decoder(s)
-    | _windows(s, kinds, window)
-    | dict(rotated=rotated[:1] if len(set(rotated)) == 1 else rotated)
-  )
+  windows = _windows(s, kinds, window)
+  return _decoder(s) | windows | dict(rotated=_short(rotated))
 
 
 def _granite(s: Settings) -> dict[str, Any]:
@@ -303,8 +297,13 @@ def _windows(s: Settings, kinds: list, window: int | None) -> dict[str, Any]:
   it."""
   allowed = (_GLOBAL,) if window is None else (_GLOBAL, _LOCAL)
   kinds = _layer_types(s, kinds, allowed)
-  windows = tuple((window or 0) if x == _LOCAL else 0 for x in kinds)
-  return dict(windows=windows[:1] if len(set(windows)) == 1 else windows)
+  windows = [(window or 0) if x == _LOCAL else 0 for x in kinds]
+  return dict(windows=_short(windows))
+
+
+def _short(each: list) -> tuple:
+  """A setting of every layer, once if it is the same of all."""
+  return tuple(each[:1] if len(set(each)) == 1 else each)
 
 
 def _layer_types(s: Settings, default: list[str], allowed: tuple) -> list[str]:

@@ -15,7 +15,7 @@ from specdec_jax import build, requests, types
 from specdec_jax.io import export, files, hf, load, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
-from specdec_jax.models import convert, lm
+from specdec_jax.models import convert, lm, rope
 from tests.io import tiny
 
 GOLDENS = ('llama', 'qwen2', 'qwen3', 't5', 't5_gated')
@@ -41,6 +41,10 @@ CASES = {
   'stretched': (
     'llama',
     dict(rope_scaling=model_config.RopeScaling(2.0, original_context=0)),
+  ),
+  'yarn': (
+    'llama',
+    dict(rope_scaling=rope.Yarn(2.0, 64, 20.0, 2.0, 1.5, truncate=False)),
   ),
   'qwen2': ('qwen2', dict(tied=True, qkv_bias=True, kv_heads=1, norm_eps=1e-5)),
   'qwen2, untied': ('qwen2', dict(qkv_bias=True, head_dim=16)),
