@@ -159,7 +159,7 @@ PROMISES = (
     'invariance',
     'tokens do not depend on batch, row, padding or devices',
     invariance.invariance,
-    quick=48, full=1_000, seconds=11
+    quick=36, full=1_000, seconds=11
   ),
   base.Promise(
     'accounting',

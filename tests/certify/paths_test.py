@@ -243,7 +243,7 @@ def test_a_long_window_is_enumerated_after_long_rows():
 
 
 def test_every_pair_has_one_long_window():
-  pairs = [(reject.RULE, name) for name in 'abcde']
+  pairs = [(reject.RULE, name) for name in [*'abcde', enumerated.SCRIPTED]]
   cells = [x for x in enumerated._cells(pairs, 3) if x.long]
   assert [x.drafter for x in cells] == list('abcde')
   assert {x.gamma for x in cells} == set(range(4, 9))

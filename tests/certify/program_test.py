@@ -114,10 +114,20 @@ def test_the_program_certifies_a_biased_rule(tmp_path):
 
 
 @pytest.mark.more
+def test_the_program_fails_with_a_planted_fault():
+  done = run('--inject-fault=one-more', '--only=window-distribution')
+  done.check(1)
+  (row,) = done.document['promises']
+  assert row['case'].startswith('reject (one-more), sampled drafts: at u')
+  assert 'FAILS  window-distribution' in done.out
+
+
+@pytest.mark.more
 @pytest.mark.parametrize(
   'argument, message',
   [
-    ('--only=window-law', "only='window-law': allowed are window-distr"),
+    ('--only=window-law', "only='window-law': allowed are null-check"),
+    ('--inject-fault=help', "inject-fault='help': the faults are wrong-resi"),
     ('--model=tests.own_rules:absent', 'tests.own_rules has no absent'),
   ],
 )
