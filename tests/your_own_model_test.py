@@ -161,6 +161,7 @@ def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
   assert {x.dtype for x in leaves} == {jnp.dtype('float64')}
   chosen = [p.name for p in program.choose([], subject.brought)]
   assert chosen == [
+    'null-check',
     'joint-distribution-transformer',
     'greedy-identity',
     'audited-identity',

@@ -187,12 +187,15 @@ def check_reported(name: str, state, draft, draws, can_B) -> int:
   for k, drawn in sorted(draws.items()):
     q_BV = enumerate_window.normal(drawn.q_BV.astype(np.float64))
     can_B = can_B & (_at(q_BV, drawn.tokens_B) > 0)
-    proposed_B = k < draft.count_B
+    if draft.q_BKV is None:
+      continue
+    tokens_B = draft.tokens_BK[:, k]
+    # What is reported as certain is lawful, whatever made it.
+    judged_B = (k < draft.count_B) & (_at(draft.q_BKV[:, k], tokens_B) != 1)
     # A drafter may draw something else and derive its tokens from that.
-    same_B = draft.tokens_BK[:, k] == drawn.tokens_B
-    if draft.q_BKV is not None and same_B[proposed_B].all():
-      _check_reported(name, state, draft, k, q_BV, proposed_B & can_B)
-      compared += int((proposed_B & can_B).sum())
+    if (tokens_B == drawn.tokens_B)[judged_B].all():
+      _check_reported(name, state, draft, k, q_BV, judged_B & can_B)
+      compared += int((judged_B & can_B).sum())
   return compared
 
 

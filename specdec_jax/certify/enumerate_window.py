@@ -288,13 +288,15 @@ def window_distribution(rule, batch: Windows, target) -> np.ndarray:
   """
   X, R = batch.chance_XR.shape
   N, V = batch.p_BNV.shape[1:]
-  mass = np.zeros((N, X, R, V))  # by accepted drafts, path and next token
+  mass = np.zeros((N, X, V ** (N - 1), V))  # accepted drafts, path, next token
+  # A drafter need not propose the tokens that were drawn, or propose all.
+  tokens_KB = np.clip(np.asarray(batch.draft.tokens_BK), 0, V - 1).T
+  path_B = np.ravel_multi_index(tuple(tokens_KB), (V,) * (N - 1))
+  problem_B = np.repeat(np.arange(X), R)
   for chance_B, accepted_B, weights_BV in outcomes_of(rule, batch):
-    chance_XR = chance_B.reshape(X, R) * batch.chance_XR
+    chance_B1 = (chance_B * batch.chance_XR.reshape(-1))[:, None]
     next_BV = next_distribution(batch.p_BNV, accepted_B, weights_BV)
-    for a in range(N):
-      here_XR = chance_XR * (accepted_B == a).reshape(X, R)
-      mass[a] += here_XR[..., None] * next_BV.reshape(X, R, V)
+    np.add.at(mass, (accepted_B, problem_B, path_B), chance_B1 * next_BV)
   out = np.zeros((X,) + (V,) * N)
   for a in range(N):
     part = mass[a].reshape((X,) + (V,) * N).sum(tuple(range(1 + a, N)))

@@ -16,6 +16,8 @@ AMOUNTS = {
   'invariance': 9,
   'accounting': 1,
 }
+# Of the case, where another would be found too.
+WORDS = {'reused-noise': 'draws with the noise of the next token'}
 # What paths_test does not plant, and does not compile a transformer.
 QUICK = ('one-more', 'past-stops', 'reused-noise')
 
@@ -35,6 +37,7 @@ def test_a_planted_fault_is_caught(name, compile_in_less_time):
     row = program.check(promise, subject, full=False)
   assert row['held'] is False, row
   assert 'raised' not in row['case'], row['case']
+  assert WORDS.get(name, '') in row['case'], row['case']
   rule_or_drafter = not faults.FAULTS[name].loop
   assert (name in row['case']) == rule_or_drafter, row['case']
 

@@ -13,6 +13,7 @@ from specdec_jax.certify import (
   base,
   counted,
   enumerate_steps,
+  enumerate_window,
   enumerated,
   faults,
   load,
@@ -58,6 +59,13 @@ def beyond_sixty(draft, context, noise):
   return draft._replace(q_BKV=jnp.where(wrong_B11, flat, draft.q_BKV))
 
 
+def some_certain(draft, context, noise):
+  """Lawful: rows of odd length report what they drew as certain."""
+  odd_B11 = (context.lengths_B % 2 == 1)[:, None, None]
+  certain_BKV = jax.nn.one_hot(draft.tokens_BK, draft.q_BKV.shape[-1])
+  return draft._replace(q_BKV=jnp.where(odd_B11, certain_BKV, draft.q_BKV))
+
+
 CHANGES = {
   'right': lambda draft, context, noise: draft,
   **{name: x.draft for name, x in faults.FAULTS.items() if x.draft},
@@ -69,6 +77,7 @@ CHANGES = {
       cold,
       among_greedy,
       beyond_sixty,
+      some_certain,
     )
   },
 }
@@ -137,10 +146,15 @@ def test_a_right_drafter_reports_what_it_drew_from():
   figure = follow('right')
   found = re.fullmatch('0 of (.*) q and of (.*) p differ', figure.reached)
   q, p = (int(x.replace(',', '')) for x in found.groups())
-  # All eight of each window, and the token after them.
-  assert q % 8 == 0 and p == q // 8 * 9
-  assert q // 8 > len(paths.LENGTHS) * paths.NEW / 9
+  # All eight of each window, and the token after them; greedy rows are certain.
+  assert p % 9 == 0 and p // 9 > len(paths.LENGTHS) * paths.NEW / 9
+  assert 0.5 < q / (p // 9 * 8) < 0.8
   assert 'rows to 157 tokens' in figure.size
+
+
+def test_what_is_reported_as_certain_is_lawful():
+  q = lambda name: int(follow(name).reached.split()[2].replace(',', ''))
+  assert 0.3 < q('some_certain') / q('right') < 0.7
 
 
 @pytest.mark.parametrize(
@@ -240,6 +254,34 @@ def test_a_long_window_is_enumerated_after_long_rows():
     long_window('cut')
   with pytest.raises(base.Broken, match='mine drew draft 3 from'):
     long_window('flat-q')
+
+
+def test_a_path_is_what_was_proposed():
+  """Whatever outcome of the draws it came from."""
+  p, q = (
+    np.concatenate(x)
+    for x in zip(
+      *(
+        enumerate_window.problems(f, 0, count=2, gamma=2, vocab=3)
+        for f in ('sigma 1', 'truncated')
+      ),
+      strict=True,
+    )
+  )
+  target = enumerate_window.target_distribution(p)
+  batch = enumerate_window.windows(p, q, np.array([2, 1, 2, 0], np.int32))
+  order_XR = np.random.default_rng(0).permuted(
+    np.arange(batch.chance_XR.size).reshape(batch.chance_XR.shape), axis=1
+  )
+  take = lambda x: x[order_XR.ravel()]
+  other = enumerate_window.Windows(
+    jax.tree.map(take, batch.draft),
+    take(batch.p_BNV),
+    take(batch.chance_XR.ravel()).reshape(order_XR.shape),
+  )
+  for each in (batch, other):
+    got = enumerate_window.window_distribution(reject.RULE, each, target)
+    np.testing.assert_allclose(got, target, atol=1e-6)
 
 
 def test_every_pair_has_one_long_window():
