@@ -160,7 +160,7 @@ def improvements(
     return out
   tokens = [runs[name].tokens_G[chosen] for name in known]
   found = metrics.speedups(tokens, list(known.values()), level)
-  if _prompts(runs[plain], chosen) < metrics.FEWEST or len(chosen) < 2:
+  if _prompts(runs[plain], chosen) < metrics.FEWEST:
     found = [metrics.Interval(x.value) for x in found]
   out[plain] = metrics.Interval(1.0, 1.0, 1.0)
   return out | dict(zip(list(known)[1:], found, strict=True))
