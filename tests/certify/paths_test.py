@@ -220,7 +220,7 @@ def test_every_drafter_is_followed_at_gamma_8():
     ('block', 'a', 5, 12),
     ('coupled', 'a', 6, 12),
   ]
-  full = list(paths._cells(subject, 600))
+  full = list(paths._cells(subject, 288))
   assert len(full) == 5 * 8 and {x[2] for x in full} == set(range(1, 9))
 
 
