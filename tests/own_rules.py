@@ -90,16 +90,6 @@ def _reporting(name, model, gamma, change):
   return right._replace(name=name, propose=propose)
 
 
-def forgetful(model, *, gamma):
-  """A drafter whose q is not what its tokens were drawn from."""
-
-  def change(draft, noise):
-    q_BKV = draft.q_BKV**0.9
-    return draft._replace(q_BKV=q_BKV / q_BKV.sum(-1, keepdims=True))
-
-  return _reporting('forgetful', model, gamma, change)
-
-
 def uniform_q(model, *, gamma):
   """Samples from q and reports a uniform distribution."""
   flat = lambda q_BKV: jnp.full_like(q_BKV, 1 / q_BKV.shape[-1])

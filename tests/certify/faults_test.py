@@ -22,12 +22,14 @@ WORDS = {'reused-noise': 'draws with the noise of the next token'}
 QUICK = ('one-more', 'past-stops', 'reused-noise')
 
 
+def marks(name):
+  if faults.FAULTS[name].draft and name != 'neighbour':
+    return [pytest.mark.slow]  # paths_test plants it in a program that it has
+  return [] if name in QUICK else [pytest.mark.more]
+
+
 @pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(x, marks=[] if x in QUICK else [pytest.mark.more])
-    for x in faults.FAULTS
-  ],
+  'name', [pytest.param(x, marks=marks(x)) for x in faults.FAULTS]
 )
 def test_a_planted_fault_is_caught(name, compile_in_less_time):
   seen_by = faults.FAULTS[name].promise

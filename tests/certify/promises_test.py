@@ -185,11 +185,7 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
   [
     # Tokens reported as certain are lawful, whatever made them.
     ('certain', None),
-    (
-      'forgetful',
-      r'after \[1, 0, 1\] forgetful drew draft 0 from .* reports q',
-    ),
-    ('uniform_q', r'uniform drew draft 0 .* reports q \[0.5, 0.5]'),
+    # A q that was not drawn from: paths_test.
     ('peeking', 'the drafter looks at the noise of the accept tests'),
     ('biased', r'after \[1, 0, 1\] emitted \[0.*\] instead of \[0.*\]; off by'),
     # A length that depends on the drafts it cuts.
