@@ -359,11 +359,11 @@ def audit(report, console) -> None:
   }
   console.print(table('First divergences', found, columns))
   console.print(
-    f'A tie: the gap is at most {audit_lib.FACTOR} times the noise, and that '
-    f'at most {audit_lib.FACTOR} times the rounding. Gap: what logits must '
-    'move by for either token to win. Noise: what they move by between '
-    'passes of one token and of a window. Rounding: what they move by in '
-    'passes of one token, where each weight moves by up to one rounding.'
+    f'A tie: the gap is at most {audit_lib.FACTOR} times the noise, and the '
+    'noise what rounding explains. Gap: what logits must move by for either '
+    'token to win. Noise: what they move by between passes of one token and '
+    'of a window. Rounding: what they move by in passes of one token, where '
+    'each weight moves by up to one rounding.'
   )
 
 
