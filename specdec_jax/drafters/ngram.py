@@ -88,8 +88,8 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
   if max(map(len, texts), default=0) < order:
     raise ValueError(f'want a text of {order} tokens or more')
   # 64 bits: a pair's number is up to vocab ** 2, whatever type the ids have.
-  texts = [np.asarray(x, np.int64) for x in texts]
-  tokens_I = np.concatenate(texts)
+  text_ids = [np.asarray(x, np.int64) for x in texts]
+  tokens_I = np.concatenate(text_ids)
   outside = tokens_I[(tokens_I < 0) | (tokens_I >= vocab)]
   if outside.size:
     raise ValueError(
@@ -98,7 +98,7 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
   unigram_V = np.bincount(tokens_I, minlength=vocab) + 1.0
   pairs = [np.zeros(0, np.int64)]
   if order == 2:
-    pairs += [x[:-1] * vocab + x[1:] for x in texts]
+    pairs += [x[:-1] * vocab + x[1:] for x in text_ids]
   keys, seen = np.unique(np.concatenate(pairs), return_counts=True)
   first, then = keys // vocab, keys % vocab
   total_V = np.bincount(first, seen, vocab) + np.bincount(first, None, vocab)
