@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures the README's headline figures, or those named, and fills the README.
-# bash experiments/headline/run.sh [demo titles specbench kills jobs tpu kernels]
+# bash experiments/headline/run.sh [demo titles specbench kills tpu kernels]
 # --show fills the README from what is stored. Quiet, 2 cores: demo and titles 5
-# minutes each, specbench 10, kills and jobs 15 and 35, tpu 6, kernels 2.
+# minutes each, specbench 10, kills 5, tpu 6, kernels 2.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"

@@ -110,12 +110,7 @@ HEADLINES = {
   ),
   'kills': Headline(
     'kills survived by a training run, restored byte for byte',
-    'scripts/kill_matrix.py --full',
-    kills,
-  ),
-  'jobs': Headline(
-    'the same of jobs of two processes',
-    'scripts/kill_matrix.py --processes=2 --kills=30',
+    'scripts/kill_matrix.py',
     kills,
   ),
   'tpu': Headline(
