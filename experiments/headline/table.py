@@ -167,18 +167,13 @@ def rows() -> list[str]:
 
 
 def verdict() -> list[str]:
-  """The demo's verdict as the README quotes it."""
-  return [
-    line
-    for sentence in stored('demo')['verdict']
-    for line in textwrap.wrap(
-      sentence.strip(),
-      92,
-      initial_indent='    ' + ' ' * (len(sentence) - len(sentence.lstrip())),
-      subsequent_indent='      ',
-      break_long_words=False,
-    )
-  ]
+  """The demo's verdict as the README quotes it: without reasons."""
+  every = stored('demo')['verdict']
+  change = every.index('What to change:')
+  heads = [x for x in every[:change] if re.match(r'\w+: |Checked', x)]
+  changes = [x.partition('. ')[0] for x in every[change:]]
+  wrap = textwrap.TextWrapper(92, subsequent_indent='      ')
+  return [y for x in [*heads, *changes] for y in wrap.wrap(f'    {x}')]
 
 
 BLOCKS = {'headline': rows, 'verdict': verdict}

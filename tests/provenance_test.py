@@ -1,0 +1,102 @@
+"""What the pages show was made by commits that this repository holds."""
+
+import functools
+import json
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+from experiments import page
+from experiments.headline import table
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [
+  ROOT / 'README.md',
+  ROOT / 'LOG.md',
+  *ROOT.glob('docs/*.md'),
+  *ROOT.glob('configs/*.py'),
+  *ROOT.glob('experiments/**/*.md'),
+]
+# Made by a commit that was rewritten before it landed; to be run again.
+LOST = {'distillspec_grid', 'methods'}
+# Seven digits or more, some of them letters and some not: no number, no word.
+COMMIT = re.compile(r'\b(?=\w*\d)(?=\w*[a-f])([0-9a-f]{7,40})\b')
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+  command = ['git', '-C', str(ROOT), *arguments]
+  return subprocess.run(command, capture_output=True, text=True)
+
+
+@functools.cache
+def lost(commit: str) -> bool:
+  """Whether HEAD does not descend from this commit."""
+  return git('merge-base', '--is-ancestor', commit, 'HEAD').returncode != 0
+
+
+@pytest.fixture(scope='module', autouse=True)
+def history():
+  try:
+    shallow = git('rev-parse', '--is-shallow-repository').stdout.strip()
+  except FileNotFoundError:
+    pytest.skip('needs git')
+  if shallow != 'false':
+    pytest.skip('needs the whole history: git fetch --unshallow')
+
+
+def named(text: str) -> set[str]:
+  """The commits that a page names; digests of data are no commits."""
+  return set(COMMIT.findall(re.sub(r'sha256 \w+', '', text)))
+
+
+def of(paths) -> list:
+  """Parameters of these files; those of LOST fail until they are run again."""
+  lost_one = pytest.mark.xfail(strict=True, reason='to be run again')
+  name = lambda p: str(p.relative_to(ROOT))
+  marks = lambda p: lost_one if LOST & set(p.parts) else ()
+  return [pytest.param(p, id=name(p), marks=marks(p)) for p in paths]
+
+
+@pytest.mark.parametrize('page', of(PAGES))
+def test_a_pages_commits_are_ancestors(page):
+  assert not {x for x in named(page.read_text('utf-8')) if lost(x)}
+
+
+def commits(doc) -> set[str]:
+  """Every value of a key `commit` in a document."""
+  if isinstance(doc, list):
+    return set().union(*map(commits, doc))
+  if not isinstance(doc, dict):
+    return set()
+  mine = {doc['commit']} if isinstance(doc.get('commit'), str) else set()
+  return mine.union(*map(commits, doc.values()))
+
+
+@pytest.mark.parametrize(
+  'path', of(sorted(ROOT.glob('experiments/*/results/*.json')))
+)
+def test_a_results_commits_are_ancestors(path):
+  made_by = commits(json.loads(path.read_text('utf-8')))
+  assert made_by and not {x for x in made_by if lost(x)}
+
+
+def test_a_lost_commit_is_seen():
+  assert lost('22b5effa4e40') and not lost('HEAD')
+  text = 'Commit 22b5effa4e40, of 1234567 tokens (sha256 119565adbab8).'
+  assert named(text) == {'22b5effa4e40'}
+
+
+@pytest.mark.parametrize('name', table.BLOCKS)
+def test_the_readmes_headline_figures_are_stored_results(name):
+  readme = (ROOT / 'README.md').read_text('utf-8')
+  assert readme == page.filled(readme, table.BLOCKS[name](), name)
+
+
+@pytest.mark.parametrize('name', table.HEADLINES)
+def test_a_headline_names_machine_commit_and_settings(name):
+  doc = table.stored(name)
+  assert {'cpu', 'cores', 'jax'} <= set(doc['machine'])
+  assert not doc['machine']['dirty']
+  assert 'command' in doc or 'setting' in doc
