@@ -22,7 +22,8 @@ RECIPES: dict[str, base.Recipe] = {
 # With a user's rule or model: one drafter that samples and one that does not. A
 # rule reads only tokens, their distributions and their count.
 DRAFTERS = ('lm', 'lookup')
-# With a user's model: the usual rule, and one that emits plain decoding's text.
+# With a user's drafter or model: the usual rule, and one that emits plain
+# decoding's text and couples the drafter's noise. Others read the same q.
 RULES = ('reject', 'coupled')
 _ROOM = 128  # positions that the promises need
 _SMALL: dict[str, Any] = dict(vocab=5, dtype='float32', seed=0)
@@ -40,7 +41,7 @@ def subject(
   if rule_path:
     found = rule(rule_path)
     rules = {found.name: found}
-  elif model_path:
+  elif model_path or drafter_path:
     rules = {name: rules[name] for name in RULES}
   if rule_path or model_path:
     drafters = {name: drafters[name] for name in DRAFTERS}

@@ -53,7 +53,7 @@ def test_a_part_is_called_by_its_own_name(what, path, name):
   paths = {'rule': '', 'drafter': '', 'model': ''} | {what: path}
   subject = load.subject(*paths.values(), seed=0)
   rules, drafters = [x.name for x in subject.rules], list(subject.drafters)
-  ours = dict(rule=['reject', 'block', 'coupled'], drafter=['lm', 'lookup'])
+  ours = dict(rule=['reject', 'coupled'], drafter=['lm', 'lookup'])
   assert (rules, drafters) == tuple((ours | {what: [name]}).values())
   assert subject.brought == (what,)
 
