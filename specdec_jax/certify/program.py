@@ -159,7 +159,7 @@ PROMISES = (
     'invariance',
     'tokens do not depend on batch, row, padding or devices',
     invariance.invariance,
-    quick=36, full=1_000, seconds=12
+    quick=invariance.QUICK, full=1_000, seconds=12
   ),
   base.Promise(
     'accounting',
