@@ -131,9 +131,6 @@ def _texts(
   """A text of every prompt, scored with each engine."""
   items = plan.judged + plan.others
   arm = plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)
-  for rule in rules:
-    if None in (rule.kept, rule.emitted):
-      raise ValueError(f'rule {rule.name}: a trace needs its kept and emitted')
   found: list[list[Text]] = [[] for _ in engines]
   groups = plan_lib.groups([arm], plan, items)
   for group in runtime.track(groups, f'texts of seed {plan.sampling.seed}'):

@@ -296,6 +296,9 @@ def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
   lookup = made('lookup')
   with pytest.raises(ValueError, match='lookup: proposes without a distr'):
     trace.record(plain, [lookup], plan, samples=1)
+  silent = [rules[0]._replace(kept=None)]
+  with pytest.raises(ValueError, match='lenient:0.5: a trace needs its kept'):
+    trace.record(plain, [engines['lm']], plan, samples=1, rules=silent)
 
 
 @pytest.mark.more
