@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments import page, plots
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 RULE = (
   'reproduced: our 95 % interval meets the numbers that round to what the '
@@ -33,17 +33,17 @@ class Claim(NamedTuple):
   place: str
   low: float
   high: float
-  ours: metrics.Interval
+  ours: intervals.Interval
   form: str = '{:.2f}'
   against: str = ''
   sign: int = 0
-  apart: metrics.Interval = metrics.Interval()
+  apart: intervals.Interval = intervals.Interval()
   why: str = ''
 
 
-def minus(x: metrics.Interval, value: float) -> metrics.Interval:
+def minus(x: intervals.Interval, value: float) -> intervals.Interval:
   """An interval, shifted."""
-  return metrics.Interval(*(None if y is None else y - value for y in x))
+  return intervals.Interval(*(None if y is None else y - value for y in x))
 
 
 def outcome(x: Claim) -> str:

@@ -17,8 +17,8 @@ from absl import flags
 from experiments import claims as claims_lib
 from experiments import page
 from experiments import rows as rows_lib
-from specdec_jax import runtime
-from specdec_jax.bench import budget, identity, machine, metrics, timing
+from specdec_jax import machine, runtime
+from specdec_jax.bench import budget, identity, intervals, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
@@ -290,17 +290,19 @@ def _most(asked: Asked) -> int:
   return 8 if asked.tokens < 100 else max(64, asked.tokens // 4)
 
 
-def interval(sums: Sequence[Sequence[float]], column: int) -> metrics.Interval:
+def interval(
+  sums: Sequence[Sequence[float]], column: int
+) -> intervals.Interval:
   """A mean over tokens, with its interval over requests.
 
   sums: of each request, its tokens, then sums over them; column: which.
   """
-  return metrics.interval(means(sums, column), len(sums))
+  return intervals.interval(means(sums, column), len(sums))
 
 
 def means(sums: Sequence[Sequence[float]], column: int) -> np.ndarray:
   """The mean, then those of resampled requests; paired for the same ones."""
-  times_RB = metrics.draws(len(sums))
+  times_RB = intervals.draws(len(sums))
   at = lambda i: times_RB @ [float(x[i]) for x in sums]
   return at(column) / at(0)
 

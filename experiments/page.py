@@ -6,8 +6,8 @@ from typing import Any
 
 import rich.text
 
-from specdec_jax import runtime
-from specdec_jax.bench import machine, metrics
+from specdec_jax import machine, runtime
+from specdec_jax.bench import intervals
 from specdec_jax.io import files
 
 # Pages, what a run writes, and tests: no number depends on them, so that they
@@ -22,7 +22,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
   return ['| ' + ' | '.join(map(str, row)) + ' |' for row in every]
 
 
-def interval(x: metrics.Interval, form: str = '{:.2f}') -> str:
+def interval(x: intervals.Interval, form: str = '{:.2f}') -> str:
   """0.61 (0.59 to 0.63), or 0.61 if its ends are not known."""
   show = form.format
   ends = '' if x.low is None else f' ({show(x.low)} to {show(x.high)})'

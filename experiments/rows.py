@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs import default
-from experiments import papers
+from experiments import papers, trace
 from experiments import texts as texts_lib
 from experiments.distillspec_grid import settings as grid
 from specdec_jax import build, runtime
 from specdec_jax import settings as settings_lib
-from specdec_jax.analysis import trace
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.drafters import draft_file, ngram
@@ -425,7 +424,7 @@ def qualities(
   for name, found in _answered(loaded, arms, temperature, seed):
     wanted = [loaded.references[x] for x in found]
     parts_NK = metric.parts([*found.values()], wanted)
-    sums_RK = metrics.draws(len(found)) @ parts_NK
+    sums_RK = intervals.draws(len(found)) @ parts_NK
     out[name] = np.array([metric.total(x) for x in sums_RK])
   return out
 

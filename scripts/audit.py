@@ -14,7 +14,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import build, runtime, sharding  # noqa: E402
+from specdec_jax import (  # noqa: E402
+  build,
+  hosts,  # noqa: E402
+  runtime,  # noqa: E402
+)
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import identity, prompts  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
@@ -28,9 +32,9 @@ def run() -> bool:
   """True if every difference is a tie and every request ended well."""
   settings = settings_lib.settings(_CONFIG.value)
   identity.check_promise(build.rule_of(settings.decode.rule), settings.sampling)
-  folder = sharding.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
+  folder = hosts.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
   asked = _PROMPTS.value or settings.bench.prompts
-  chosen = sharding.from_first(lambda: prompts.chosen(asked))
+  chosen = hosts.from_first(lambda: prompts.chosen(asked))
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen)
   report = identity.run(plan_lib.arms(loaded), plan, runtime.track)

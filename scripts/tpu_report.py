@@ -20,9 +20,11 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import fields, runtime  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.costs import report  # noqa: E402
+from specdec_jax.chips import (
+  report,  # noqa: E402
+  train_step,  # noqa: E402
+)
 from specdec_jax.io import load  # noqa: E402
-from specdec_jax.train import compiled  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/llama3.py')
 _TOPOLOGY = flags.DEFINE_string(
@@ -56,13 +58,13 @@ def run() -> bool:
   )
   length, step = _TRAIN.value, None
   if length:
-    compiled.check(setting, length)
+    train_step.check(setting, length)
   doc = report.make(setting, runtime.track)
   for line in report.lines(doc):
     print(line)
   if length:
-    step = doc['train'] = compiled.make(setting, length)
-    for line in compiled.lines(doc, step):
+    step = doc['train'] = train_step.make(setting, length)
+    for line in train_step.lines(doc, step):
       print(line)
   print(runtime.compact(doc))
   refused = any(x.refused for x in doc['programs'].values())

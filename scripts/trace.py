@@ -14,8 +14,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
+from experiments import (
+  counterfactual,  # noqa: E402
+  trace,  # noqa: E402
+)
 from specdec_jax import runtime, settings  # noqa: E402
-from specdec_jax.analysis import counterfactual, trace  # noqa: E402
 from specdec_jax.bench import plan, prompts  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')

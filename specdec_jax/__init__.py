@@ -7,7 +7,6 @@ from specdec_jax import runtime
 # reads its flags once.
 runtime.set_xla_flags()
 
-from specdec_jax.analysis.page import html  # noqa: E402
 from specdec_jax.api import (  # noqa: E402
   Completion,
   NonFiniteLogits,
@@ -18,6 +17,7 @@ from specdec_jax.api import (  # noqa: E402
 )
 from specdec_jax.build import DRAFTERS, RULES, LanguageModel, load  # noqa: E402
 from specdec_jax.io.load import wrap  # noqa: E402
+from specdec_jax.page import html  # noqa: E402
 
 __all__ = [
   'DRAFTERS',

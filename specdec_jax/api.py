@@ -15,10 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, decode, fields, requests, sharding, types
-from specdec_jax.analysis import debug
-from specdec_jax.analysis import record as record_lib
-from specdec_jax.bench import machine, metrics
+from specdec_jax import (
+  build,
+  debug,
+  decode,
+  fields,
+  hosts,
+  machine,
+  metrics,
+  requests,
+  types,
+)
+from specdec_jax import record as record_lib
 from specdec_jax.costs import gammas
 
 Settings = requests.Settings
@@ -53,7 +61,7 @@ class Completion:
   finish_reason: 'stop' (end of sequence, stop id or stop string), 'length', or
     'non-finite' (run only: the logits after these tokens were not finite).
   origins: who made each token, a name of types.ORIGINS.
-  metrics: bench.metrics.summary of the request as it was decoded: what a stop
+  metrics: metrics.summary of the request as it was decoded: what a stop
     string cuts off is counted; and the costs that `adaptive` chose by.
   logprobs: of each token, with logprobs=True.
   record: every window, with record=True.
@@ -316,7 +324,7 @@ def run(
     setting = record_lib.setting(engine, wanted)
     records = record_lib.describe(engine, placed, out, windows, setting)
   else:
-    out = sharding.fetch(engine.programs.generate(engine.weights, placed))
+    out = hosts.fetch(engine.programs.generate(engine.weights, placed))
     records = [None] * len(out.lengths_B)
   started = np.flatnonzero(request.limit_B > request.lengths_B)
   return [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import decode, fields, sampling, sharding, types
+from specdec_jax import decode, fields, hosts, sampling, sharding, types
 from specdec_jax.io import files
 
 # Settings of other systems that would change p; ignoring one would be silent.
@@ -393,7 +393,7 @@ def place(request: decode.Request, layout: sharding.Layout | None):
       'use a multiple of it as batch size'
     )
   return jax.tree.map(
-    lambda x: sharding.put(
+    lambda x: hosts.put(
       x, layout.sharding('batch', *[None] * (np.ndim(x) - 1))
     ),
     request,

@@ -94,7 +94,7 @@ def launch(
     positional: run takes the list of arguments that are not flags. If False,
       such arguments are refused.
     hosts: whether run works in several processes. Then all of them call it;
-      sharding.from_first and sharding.fetch keep them together.
+      hosts_lib.from_first and hosts_lib.fetch keep them together.
   """
   flags.DEFINE_string(
     'distributed', 'auto', 'auto, off, or ADDRESS,N,I: docs/many_hosts.md'
@@ -154,10 +154,10 @@ def keep_programs(workdir: str) -> None:
   """On a TPU, keeps what it compiles in a workdir, if nothing else is set."""
   import jax
 
-  from specdec_jax import distributed
+  from specdec_jax import hosts as hosts_lib
 
   known = jax.config.jax_compilation_cache_dir  # pyright: ignore
-  if workdir and not known and distributed.has_tpu():
+  if workdir and not known and hosts_lib.has_tpu():
     path = pathlib.Path(workdir) / 'compiled'
     jax.config.update('jax_compilation_cache_dir', str(path))
 
@@ -165,14 +165,14 @@ def keep_programs(workdir: str) -> None:
 def _join(given: str) -> bool:
   """Whether this is one of several processes; others have no stdout."""
   global _silent
-  from specdec_jax import distributed, sharding
+  from specdec_jax import hosts as hosts_lib
 
   if given != 'auto':
     faulthandler.disable()  # JAX's word on one that is gone should be the last
-  several = distributed.join(given)
+  several = hosts_lib.join(given)
   if several:
     faulthandler.disable()
-    _silent = not sharding.is_first()
+    _silent = not hosts_lib.is_first()
   if _silent:
     sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
   return several
@@ -182,7 +182,7 @@ def _check_alike(hosts: bool) -> None:
   """Raises ValueError unless all processes run the same, which can be split."""
   import jax
 
-  from specdec_jax import sharding
+  from specdec_jax import hosts as hosts_lib
 
   if not hosts:
     raise ValueError(
@@ -200,7 +200,7 @@ def _check_alike(hosts: bool) -> None:
     'versions of jax': jax.__version__,
   }
   for name, mine in facts.items():
-    if other := sharding.differing(mine):
+    if other := hosts_lib.differing(mine):
       raise ValueError(
         f'process {other}: its {name} are not those of process 0; start all '
         'with the same'

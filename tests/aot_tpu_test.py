@@ -6,10 +6,9 @@ import time
 import pytest
 
 from specdec_jax import build, decode, sharding
-from specdec_jax.costs import aot, hlo, report
+from specdec_jax.chips import aot, hlo, report, train_step
 from specdec_jax.drafters import lookup
 from specdec_jax.models import config
-from specdec_jax.train import compiled as train_step
 
 pytestmark = pytest.mark.aot_tpu
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import api, build, requests, sharding
-from specdec_jax.bench import machine
+from specdec_jax import api, build, machine, requests, sharding
 from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration, gammas
 from specdec_jax.drafters import lookup

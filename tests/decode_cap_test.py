@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, types
-from specdec_jax.analysis import debug
+from specdec_jax import build, debug, decode, types
 from specdec_jax.certify import base, load
 from specdec_jax.drafters import lm
 from specdec_jax.verify import coupled, reject

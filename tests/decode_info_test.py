@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import decode, types
-from specdec_jax.bench import metrics
+from specdec_jax import decode, metrics, types
 from specdec_jax.drafters import scripted
 from specdec_jax.verify import reject
 from tests import fakes

@@ -206,8 +206,8 @@ def test_another_form_is_refused(program, argument, words):
 
 
 HURRIED = """
-from specdec_jax import distributed, runtime
-distributed._START = 3
+from specdec_jax import hosts, runtime
+hosts._START = 3
 runtime.launch(lambda: True, hosts=True)
 """
 

@@ -18,9 +18,10 @@ from absl import flags  # noqa: E402
 from specdec_jax import (  # noqa: E402
   build,
   decode,
+  hosts,  # noqa: E402
   requests,
   runtime,
-  sharding,
+  sharding,  # noqa: E402
   types,
 )
 from specdec_jax.drafters import lm as lm_drafter  # noqa: E402
@@ -45,16 +46,16 @@ def layout(config):
 def words() -> bool:
   """Arrays and values go from one process to the others and back."""
   index = jax.process_index()
-  said = sharding.from_first(lambda: (os.getpid(), 'x' * 1000))
+  said = hosts.from_first(lambda: (os.getpid(), 'x' * 1000))
   assert (said[0] == os.getpid()) == (index == 0) and said[1] == 'x' * 1000
   try:
-    sharding.from_first(lambda: int('none'))
+    hosts.from_first(lambda: int('none'))
     raise AssertionError
   except ValueError as error:
     assert "'none'" in str(error)
-  assert not sharding.anywhere(False) and sharding.anywhere(index == 1)
-  assert sharding.differing('a') is None
-  assert sharding.differing('a' if index != 1 else 'b') == 1
+  assert not hosts.anywhere(False) and hosts.anywhere(index == 1)
+  assert hosts.differing('a') is None
+  assert hosts.differing('a' if index != 1 else 'b') == 1
   with tempfile.TemporaryDirectory() as own:  # another one in each process
     try:
       workdir.open_run(pathlib.Path(own), {})
@@ -63,9 +64,9 @@ def words() -> bool:
       assert 'process 1 does not see' in str(error)
   over = layout(fakes.tiny(**SIZES))
   x_BT = np.arange(16 * 3).reshape(16, 3)
-  placed = sharding.put(x_BT, over.sharding('batch', None))
+  placed = hosts.put(x_BT, over.sharding('batch', None))
   assert not placed.is_fully_addressable
-  tree = sharding.fetch({'x': placed, 'sum': placed.sum(), 'host': x_BT})
+  tree = hosts.fetch({'x': placed, 'sum': placed.sum(), 'host': x_BT})
   np.testing.assert_array_equal(tree['x'], x_BT)
   np.testing.assert_array_equal(tree['host'], x_BT)
   return tree['sum'] == x_BT.sum()
@@ -86,7 +87,7 @@ def tokens() -> bool:
     case = asked, build.rule_of(name)
     found = _texts(config, layout(config), *case)
     # One device of one process, while the others wait.
-    alone = sharding.from_first(lambda case=case: _texts(config, None, *case))
+    alone = hosts.from_first(lambda case=case: _texts(config, None, *case))
     assert found == alone, name
   return True
 
@@ -99,7 +100,7 @@ def _texts(config, over, asked, rule):
   programs = decode.programs(model, drafter, rule, options)
   asked = asked._replace(gamma_B=np.array([0, 0, 1, 1, 2, 2, 2, 2], np.int32))
   out = programs.generate(types.Weights(*params), requests.place(asked, over))
-  return fakes.texts(sharding.fetch(out))
+  return fakes.texts(hosts.fetch(out))
 
 
 def training() -> bool:
@@ -113,7 +114,7 @@ def training() -> bool:
       os.kill(os.getpid(), signal.SIGTERM)
 
   task = runs.task()
-  params = sharding.put(task.params, whole)
+  params = hosts.put(task.params, whole)
   task = task._replace(params=params, refresh=refresh)
   place = data.placer(layout(fakes.tiny(**SIZES)))
   ended = runs.run(pathlib.Path(folder), task, place=place)
@@ -126,7 +127,7 @@ def death() -> bool:
   for step in range(10**6):
     if step == 3 and jax.process_index() == int(number):
       os.kill(os.getpid(), signal.Signals[name])
-    sharding.anywhere(False)
+    hosts.anywhere(False)
   return False
 
 

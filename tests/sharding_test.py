@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, requests, sharding, types
-from specdec_jax.costs import hlo
+from specdec_jax.chips import hlo, train_step
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import lm
-from specdec_jax.train import compiled, lm_loss
 from specdec_jax.train import data as data_lib
+from specdec_jax.train import lm_loss
 from specdec_jax.train import step as step_lib
 from tests import fakes
 
@@ -211,11 +211,11 @@ def test_every_parameter_has_a_place(x64):
 def train(config, layout, remat=False):
   """(losses of four steps, the state after them)."""
   params = lm.init(config, 0, put=layout and layout.put)
-  state = step_lib.start(compiled.ADAM, 4, params)
+  state = step_lib.start(train_step.ADAM, 4, params)
   loss = lm_loss.cross_entropy(
     config, ids=config.vocab, remat=remat, layout=layout
   )
-  advance = step_lib.make(compiled.ADAM, 4, loss, 0, state)
+  advance = step_lib.make(train_step.ADAM, 4, loss, 0, state)
   shape, losses = (16, 12), []
   tokens_BT = np.random.default_rng(0).integers(0, config.vocab, shape)
   batch = dict(tokens=tokens_BT.astype(np.int32), counted=np.ones(shape, bool))

@@ -19,7 +19,7 @@ import time
 import jax
 import pytest
 
-from specdec_jax import distributed, runtime
+from specdec_jax import hosts, runtime
 
 ROOT = pathlib.Path(__file__).parents[1]
 SETTINGS = {
@@ -381,12 +381,12 @@ def test_a_tpu_is_known_without_touching_it(
   monkeypatch.setenv('JAX_PLATFORMS', platforms)
   monkeypatch.setattr(glob, 'glob', lambda path: [path] * chips)
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
-  assert distributed.has_tpu() is known
+  assert hosts.has_tpu() is known
 
 
 def test_a_tpu_keeps_its_programs_in_the_workdir(monkeypatch):
   before = jax.config.jax_compilation_cache_dir
-  monkeypatch.setattr(distributed, 'has_tpu', lambda: True)
+  monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
   try:
     jax.config.update('jax_compilation_cache_dir', None)
     runtime.keep_programs('')

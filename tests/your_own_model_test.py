@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax import decode, requests, types
-from specdec_jax.analysis import debug
+from specdec_jax import debug, decode, requests, types
 from specdec_jax.certify import base, load, program
 from specdec_jax.drafters import lookup
 from specdec_jax.verify import reject

@@ -7,10 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from experiments import claims as claims_lib
-from experiments import empirical, page, papers
+from experiments import counterfactual, empirical, page, papers, trace
 from experiments import rows as rows_lib
-from specdec_jax.analysis import counterfactual, trace
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 # Below 1: draft models alone, on a quarter of the tokens, at the last gamma.
 WARM = (0.2, 0.6, 1.0)
@@ -99,7 +98,7 @@ def claims(
       reject, block = papers.BLOCK_GAMMAS[x['gamma']]
       ends = papers.printed(reject, 2), papers.printed(block, 2)
       base = x['reject']['value']
-      gain = metrics.one_of(_gain(x), drafts)
+      gain = intervals.one_of(_gain(x), drafts)
       out.append(
         claims_lib.Claim(
           f'average, gamma = {x["gamma"]}',
@@ -140,10 +139,10 @@ def _shown(x: Mapping[str, Any]) -> list[str]:
   return [*shown, page.interval(_gain(x), '{:+.1%}')]
 
 
-def _gain(x: Mapping[str, Any]) -> metrics.Interval:
+def _gain(x: Mapping[str, Any]) -> intervals.Interval:
   """Of block, as a share of what reject emits."""
   base, gain = x['reject']['value'], x['gain'].values()
-  return metrics.Interval(*(None if y is None else y / base for y in gain))
+  return intervals.Interval(*(None if y is None else y / base for y in gain))
 
 
 def toy() -> list[str]:
@@ -169,7 +168,7 @@ def accepted(gamma: int) -> tuple[Fraction, Fraction, Fraction]:
   """Expected accepted drafts of the example, exactly, as papers.TOY.
 
   P(k drafts equal the text and are kept | text) is that of
-  analysis.counterfactual; the most possible is the sum of min(p, q) over all
+  experiments.counterfactual; the most possible is the sum of min(p, q) over all
   texts of k tokens.
   """
   p, q = papers.TOY_TARGET, papers.TOY_DRAFT

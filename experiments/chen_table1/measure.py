@@ -8,14 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import empirical, papers
+from experiments import counterfactual, empirical, papers, trace
 from experiments import rows as rows_lib
 from experiments.chen_table1 import texts
-from specdec_jax import build, decode, runtime
+from specdec_jax import build, decode, metrics, runtime
 from specdec_jax import settings as settings_lib
-from specdec_jax.analysis import counterfactual, trace
-from specdec_jax.bench import metrics, timing
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import timing
 
 # Of a text of the paper: its samplings, as (name, temperature, top_p).
 SAMPLINGS = {

@@ -8,7 +8,7 @@ import numpy as np
 from experiments import claims as claims_lib
 from experiments import page, papers, plots
 from experiments import rows as rows_lib
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 HEAD = [
   *('text', 'draft', 'sampling', 'K', 'ROUGE-2, plain', 'speculated'),
@@ -42,7 +42,7 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
 
 
 def _ours(name: str, x: Mapping[str, Any]) -> list[object]:
-  speed = metrics.Interval(*x['speed'].values())
+  speed = intervals.Interval(*x['speed'].values())
   ends = '-' if speed.low is None else f'{speed.low:.2f} to {speed.high:.2f}'
   show = lambda y, form: '-' if y is None else form.format(y)
   return [
@@ -70,7 +70,7 @@ def claims(
 
 
 def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
-  speed = metrics.Interval(*x['speed'].values())
+  speed = intervals.Interval(*x['speed'].values())
   cell, place = f'{theirs.text}, {theirs.sampling}', f'{name}, {x["draft"]}'
   yield claims_lib.Claim(
     f'{cell}: speed',
@@ -87,14 +87,14 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
   plain, mine = (np.asarray(y) for y in x['rouge'])
   if len(plain):
     change = theirs.speculated - theirs.plain
-    ours_R = metrics.draws(len(plain)) @ (mine - plain) / len(plain)
+    ours_R = intervals.draws(len(plain)) @ (mine - plain) / len(plain)
     yield claims_lib.Claim(
       f'{cell}: change of ROUGE-2',
       f'{change:+.3f}',
       place,
       change - 1e-3,  # of two numbers that round
       change + 1e-3,
-      metrics.interval(ours_R, len(plain)),
+      intervals.interval(ours_R, len(plain)),
       form='{:+.3f}',
     )
 

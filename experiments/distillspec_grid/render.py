@@ -5,22 +5,24 @@ from typing import Any
 import numpy as np
 
 from experiments import page, plots
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 
-def efficiency(row: dict[str, Any]) -> metrics.Interval:
+def efficiency(row: dict[str, Any]) -> intervals.Interval:
   """Tokens per target call, with its interval over prompts."""
-  return metrics.interval(_ratios(row), len(row['emitted']))
+  return intervals.interval(_ratios(row), len(row['emitted']))
 
 
-def gain(row: dict[str, Any], base: dict[str, Any]) -> metrics.Interval:
+def gain(row: dict[str, Any], base: dict[str, Any]) -> intervals.Interval:
   """Block efficiency relative to the baseline's, minus 1; paired by prompt."""
-  return metrics.interval(_ratios(row) / _ratios(base) - 1, len(row['emitted']))
+  return intervals.interval(
+    _ratios(row) / _ratios(base) - 1, len(row['emitted'])
+  )
 
 
 def _ratios(row: dict[str, Any]) -> np.ndarray:
   emitted, calls = (np.asarray(row[x], float) for x in ('emitted', 'calls'))
-  times_RB = metrics.draws(len(emitted))
+  times_RB = intervals.draws(len(emitted))
   return (times_RB @ emitted) / (times_RB @ calls)
 
 
@@ -51,7 +53,7 @@ def of(doc, warm: float, seed: int) -> dict[str, list[dict[str, Any]]]:
   return found
 
 
-def gains(doc, warm: float) -> list[tuple[int, metrics.Interval]]:
+def gains(doc, warm: float) -> list[tuple[int, intervals.Interval]]:
   """(seed, gain) of the best cell on the prompts that did not choose it."""
   s = doc['settings']['grid']
   first = best(of(doc, warm, s['seed'])['cells'])
@@ -136,11 +138,11 @@ def _plain(x) -> str:
 def _cell(x, base, many: int, top: bool) -> str:
   value = f'{efficiency(x).value:.2f}'
   value = f'**{value}**' if top else value
-  shown = _percent(metrics.one_of(gain(x, base), many))
+  shown = _percent(intervals.one_of(gain(x, base), many))
   return f'{value} ({x["alpha"]:.2f}), {shown}'
 
 
-def _percent(x: metrics.Interval) -> str:
+def _percent(x: intervals.Interval) -> str:
   of = lambda v: f'{100 * v:+.0f}'
   ends = '' if x.low is None else f' ({of(x.low)} to {of(x.high)})'
   return f'{of(x.value)} %{ends}'

@@ -15,8 +15,11 @@ from absl import flags, logging  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.distillspec_grid import grid, render, settings  # noqa: E402
-from specdec_jax import fields, runtime  # noqa: E402
-from specdec_jax.bench import machine  # noqa: E402
+from specdec_jax import (  # noqa: E402
+  fields,
+  machine,  # noqa: E402
+  runtime,
+)
 from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(HERE / 'config.py'))

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from experiments import claims as claims_lib
-from experiments import empirical, page, papers
+from experiments import counterfactual, empirical, page, papers
 from experiments import rows as rows_lib
 from experiments.distillspec_grid import render as grid
 from experiments.distillspec_t5 import train
 from specdec_jax import build
-from specdec_jax.analysis import counterfactual
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 WARM = (0.0, 1.0)
 GAMMA = 4
@@ -64,7 +63,7 @@ def _parts(cells: Sequence[Mapping[str, Any]], warm: float):
   return base, [x for x in here if x['source']]
 
 
-def _gain(cells, warm: float) -> tuple[dict[str, Any], metrics.Interval]:
+def _gain(cells, warm: float) -> tuple[dict[str, Any], intervals.Interval]:
   """(the best cell on half of the prompts, its gain on the other half)."""
   base, rest = _parts(cells, warm)
   best = grid.best(rest)
@@ -81,7 +80,7 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
     for warm in WARM:
       base, rest = _parts(found, warm)
       for x in (base, *rest):
-        mine = metrics.one_of(grid.gain(x, base), len(rest))
+        mine = intervals.one_of(grid.gain(x, base), len(rest))
         gain = '' if x is base else page.interval(mine, PERCENT)
         kind = x['divergence'] or train.BASELINE
         lines.append(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from experiments import page
 from experiments.field_criteria import measure
-from specdec_jax.bench import machine
+from specdec_jax import machine
 from specdec_jax.io import files
 from tests.mutants import run as runner
 from tests.mutants import seeded

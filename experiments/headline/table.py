@@ -22,8 +22,7 @@ sys.path.insert(0, str(ROOT))
 from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
-from specdec_jax import runtime  # noqa: E402
-from specdec_jax.bench import machine  # noqa: E402
+from specdec_jax import machine, runtime  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _SHOW = flags.DEFINE_bool('show', False, 'measure nothing')

@@ -7,8 +7,7 @@ from absl import flags
 
 from experiments import page, plots
 from experiments.leviathan_analytic import figures, table
-from specdec_jax import runtime
-from specdec_jax.bench import machine
+from specdec_jax import machine, runtime
 from specdec_jax.io import files
 
 HOME = pathlib.Path(__file__).parent

@@ -7,8 +7,8 @@ import numpy as np
 
 from experiments import empirical
 from experiments import rows as rows_lib
-from specdec_jax import runtime
-from specdec_jax.bench import identity, metrics, predict, timing
+from specdec_jax import metrics, runtime
+from specdec_jax.bench import identity, intervals, predict, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
@@ -109,7 +109,7 @@ def compared(quality, plain: str, name: str, texts: int) -> dict[str, Any]:
   if not quality:
     return {'quality': [None, None], 'change': None}
   before, after = (np.array(quality[x]) for x in (plain, name))
-  change = metrics.interval(after - before, texts) if len(after) > 1 else None
+  change = intervals.interval(after - before, texts) if len(after) > 1 else None
   both = [float(before[0]), float(after[0])]
   return {'quality': both, 'change': change and change._asdict()}
 

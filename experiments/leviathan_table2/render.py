@@ -6,7 +6,7 @@ from typing import Any
 from experiments import claims as claims_lib
 from experiments import empirical, page, papers
 from experiments import rows as rows_lib
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 from specdec_jax.costs import cost
 
 HEAD = [
@@ -55,7 +55,7 @@ def claims(
       for x in cells[name]:
         if (x['draft'], x['temperature']) != (draft.name, theirs.temperature):
           continue
-        ours = metrics.Interval(*x['measured'].values())
+        ours = intervals.Interval(*x['measured'].values())
         out.append(
           claims_lib.Claim(
             f'{theirs.task}, {theirs.draft}, T = {theirs.temperature}',
@@ -100,7 +100,7 @@ def _over(x: Mapping[str, Any], speed: float) -> str:
 
 def _ours(row: rows_lib.Row, x: Mapping[str, Any]) -> list[str]:
   speed, whole = (
-    metrics.Interval(*x[k].values()) for k in ('measured', 'whole')
+    intervals.Interval(*x[k].values()) for k in ('measured', 'whole')
   )
   times = lambda y: 'too short' if y is None else f'{y:.2f}x'
   ends = '-' if speed.low is None else f'{speed.low:.2f} to {speed.high:.2f}'

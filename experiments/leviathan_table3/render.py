@@ -9,7 +9,7 @@ import numpy as np
 from experiments import claims as claims_lib
 from experiments import empirical, page, papers
 from experiments import rows as rows_lib
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 WARM = (0.0, 1.0)
 
@@ -87,7 +87,7 @@ def claims(
           extra = {
             'against': above.draft,
             'sign': int(np.sign(print_of(theirs) - print_of(above))),
-            'apart': metrics.interval(means - base, len(sums)),
+            'apart': intervals.interval(means - base, len(sums)),
           }
         out.append(
           claims_lib.Claim(
@@ -95,7 +95,7 @@ def claims(
             f'{print_of(theirs):.2f}',
             f'{every[name].name}, {draft.name}',
             *papers.printed(print_of(theirs), 2),
-            ours=metrics.interval(means, len(sums)),
+            ours=intervals.interval(means, len(sums)),
             **extra,
           )
         )

@@ -3,7 +3,7 @@
 from experiments import claims as claims_lib
 from experiments import empirical, page, papers
 from experiments import rows as rows_lib
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 TARGET = 'T5-XXL (EnDe)'
 
@@ -78,10 +78,10 @@ def claims(
             f'{every[name].name}, {mine.name}',
             # 0.8 stands for 0.80, as its neighbours have two decimals.
             *papers.printed(theirs, 2),
-            ours=metrics.interval(means, count),
+            ours=intervals.interval(means, count),
             against='l = 1',
             sign=int(i > 0),
-            apart=metrics.interval(means - exact, count),
+            apart=intervals.interval(means - exact, count),
           )
         )
   return out

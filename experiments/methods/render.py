@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple
 
 from experiments import page
-from specdec_jax.bench import identity, metrics, predict, tables
+from specdec_jax import metrics
+from specdec_jax.bench import identity, intervals, predict, tables
 from specdec_jax.bench import plan as plan_lib
 
 
@@ -15,7 +16,7 @@ class Cell(NamedTuple):
   rule: str
   lossless: bool
   temperature: float
-  improvement: metrics.Interval
+  improvement: intervals.Interval
   tok_s: float | None
   counts: metrics.Summary
   alpha: predict.Alpha | None

@@ -15,17 +15,14 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.methods import render  # noqa: E402
-from specdec_jax import build, runtime  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import (  # noqa: E402
-  budget,
-  identity,
-  machine,
-  metrics,
-  predict,
-  prompts,
-  timing,
+from specdec_jax import (  # noqa: E402
+  build,
+  machine,  # noqa: E402
+  metrics,  # noqa: E402
+  runtime,
 )
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import budget, identity, predict, prompts, timing  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = runtime.config_flag(str(HERE / 'config.py'))

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import page
-from specdec_jax.bench import benchmark, metrics, tables
+from specdec_jax import metrics
+from specdec_jax.bench import benchmark, intervals, tables
 
 
 def markdown(doc: benchmark.Document, questions: Mapping[str, Any]) -> str:
@@ -62,7 +63,7 @@ def _caption(doc: benchmark.Document, q: Mapping[str, Any]) -> str:
   )
 
 
-def _times(x: metrics.Interval) -> str:
+def _times(x: intervals.Interval) -> str:
   if x.value is None:
     return x.outcome
   return f'{"~" * (x.outcome not in ("win", "loss"))}{x.value:.2f}x'

@@ -1,4 +1,4 @@
-"""Where speculation stops paying on TPUs, by costs.roofline."""
+"""Where speculation stops paying on TPUs, by chips.roofline."""
 
 import dataclasses
 import itertools
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from experiments import page, papers
 from experiments.leviathan_analytic import table as leviathan
-from specdec_jax.costs import cost, roofline
+from specdec_jax.chips import roofline
+from specdec_jax.costs import cost
 from specdec_jax.models import config
 
 SPLITS = 1, 4, 8

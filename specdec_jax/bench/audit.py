@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import forward, sharding, types
+from specdec_jax import forward, hosts, types
 from specdec_jax import sampling as sampling_lib
 
 # A choice may differ by both tokens' noise, in both arms.
@@ -182,7 +182,7 @@ def _passes(
   # A window may start before its text: nothing is written there.
   starts = [start - (offset - last + start) % wide for offset in range(wide)]
   passes = [score(1), score(1, shake=True), *(score(wide, x) for x in starts)]
-  return [np.asarray(x, np.float64) for x in sharding.fetch(passes)]
+  return [np.asarray(x, np.float64) for x in hosts.fetch(passes)]
 
 
 def _coarsest(params: types.Params) -> str:

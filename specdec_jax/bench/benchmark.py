@@ -11,21 +11,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import rich.console
 
-from specdec_jax import build, runtime, sharding
+from specdec_jax import build, hosts, metrics, runtime
+from specdec_jax import machine as machine_lib
 from specdec_jax.bench import (
   budget,
   identity,
-  metrics,
+  intervals,
   predict,
   tables,
   timing,
   verdict,
 )
-from specdec_jax.bench import machine as machine_lib
+from specdec_jax.bench import ceiling as ceiling_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
 from specdec_jax.io import files
+from specdec_jax.models import work
 
 
 class Row(NamedTuple):
@@ -46,8 +48,8 @@ class Row(NamedTuple):
   drafter: str
   gamma: int
   tok_s: float | None
-  improvement: metrics.Interval
-  whole: metrics.Interval
+  improvement: intervals.Interval
+  whole: intervals.Interval
   counts: metrics.Summary
   time_to_first_token: float
   compile_seconds: float
@@ -64,7 +66,7 @@ class Category(NamedTuple):
   name: str
   drafter: str
   prompts: int
-  improvement: metrics.Interval
+  improvement: intervals.Interval
   predicted: predict.Prediction | None
   explained: predict.Prediction
   counts: metrics.Summary
@@ -77,7 +79,7 @@ class BatchRow(NamedTuple):
   drafter: str
   gamma: int
   tok_s: float | None
-  improvement: metrics.Interval
+  improvement: intervals.Interval
   audit: identity.Audit | None
 
 
@@ -99,7 +101,7 @@ class Document(NamedTuple):
   """
 
   machine: dict[str, Any]
-  ceiling: machine_lib.Ceiling
+  ceiling: ceiling_lib.Ceiling
   setting: plan_lib.Setting
   calibration: calibration_lib.Calibration | None = None
   costs: Mapping[str, Any] = {}
@@ -146,7 +148,7 @@ def run(
   # What is left over goes to more repeats than planned.
   blocks = budget.blocks(len(judged), repeats, end, track)
   start, gb_s = runtime.elapsed(), []
-  blocks = machine_lib.reading(blocks, reads, gb_s)
+  blocks = ceiling_lib.reading(blocks, reads, gb_s)
   runs = timing.measure(arms, judged, before.programs, blocks)
   judged = judged[: len(runs[arms[0].name].outputs)]
   ran = plan._replace(judged=plan.judged[: len(judged) * plan.bench.batch_size])
@@ -207,7 +209,7 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   alone = plan.bench.batch_size == 1
   seen = {
     arm.name: [
-      sharding.fetch(
+      hosts.fetch(
         programs[arm.name][0](
           arm.engine.weights, plan_lib.capped(arm, group.full)
         )
@@ -253,7 +255,7 @@ def finish(doc: Document, config, folder: pathlib.Path | None, console) -> bool:
   sentences = verdict.sentences(doc)
   out = {'config': config.to_dict(), **doc._asdict(), 'verdict': sentences}
   tables.close(sentences, out, console)
-  if folder and sharding.is_first():
+  if folder and hosts.is_first():
     (folder / 'results').mkdir(exist_ok=True)
     files.write(folder / 'results/bench.json', runtime.compact(out))
   return verdict.sound(doc)
@@ -265,11 +267,11 @@ def _ceiling(arms, plan: plan_lib.Plan):
   models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
   packed = any(m.lm_config and m.lm_config.packed for m in models)
   reads = {
-    d: machine_lib.reads(d, packed=packed, small=plan.bench.small)
+    d: ceiling_lib.reads(d, packed=packed, small=plan.bench.small)
     for d in sorted({m.dtype for m in models})
   }
-  gb_s = sharding.from_first(
-    lambda: {d: machine_lib.bandwidth(x) for d, x in reads.items()}
+  gb_s = hosts.from_first(
+    lambda: {d: ceiling_lib.bandwidth(x) for d, x in reads.items()}
   )
   devices = 1 if target.layout is None else target.layout.mesh.size
   # A step reads the weights, on average half the answer in the cache, and what
@@ -278,13 +280,13 @@ def _ceiling(arms, plan: plan_lib.Plan):
   source = np.mean([len(item.source) for item in plan.judged])
   slots = float(prompt) + plan.max_new_tokens / 2
   rows = plan.bench.batch_size
-  step = metrics.step_bytes(target.params)
-  step += metrics.slot_bytes(target.model, rows) * slots
-  step += metrics.source_bytes(target.model, target.params, rows) * source
+  step = work.step_bytes(target.params)
+  step += work.slot_bytes(target.model, rows) * slots
+  step += work.source_bytes(target.model, target.params, rows) * source
   mine = gb_s[target.dtype]
   tok_s = float(rows * mine['sustained'] * 1e9 * devices / step)
-  kept = machine_lib.kept(reads[target.dtype], mine)
-  return machine_lib.Ceiling(gb_s, devices, tok_s), kept
+  kept = ceiling_lib.kept(reads[target.dtype], mine)
+  return ceiling_lib.Ceiling(gb_s, devices, tok_s), kept
 
 
 # --- rows --------------------------------------------------------------------
@@ -344,7 +346,7 @@ def _categories(arms, before: _Before, groups, runs) -> list[Category]:
   every, known = of(groups), of(before.others)
   told = predict.by_category(arms, parts, before.seen, whole, known, every)
   # Those with an interval share the chance of an error.
-  tested = sum(len(x) >= metrics.FEWEST for x in every.values())
+  tested = sum(len(x) >= intervals.FEWEST for x in every.values())
   out, level = [], 1 - 0.05 / max(tested, 1)
   for category, chosen in every.items():
     improvement = timing.improvements(runs, chosen, level=level)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from specdec_jax import runtime, sharding
-from specdec_jax.bench import metrics, timing
+from specdec_jax import hosts, runtime
+from specdec_jax.bench import intervals, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
 
@@ -23,7 +23,7 @@ _CALIBRATION, _OTHERS = 0.1, 0.25
 # Tokens of an answer below which fewer prompts are better than shorter ones,
 # and below which nothing is measured.
 _SHORT, _SHORTEST = 32, 8
-_ENOUGH = metrics.FEWEST  # batches of judged prompts
+_ENOUGH = intervals.FEWEST  # batches of judged prompts
 
 
 class Clock(NamedTuple):
@@ -32,7 +32,7 @@ class Clock(NamedTuple):
   seconds: float = math.inf
 
   def left(self) -> float:
-    return self.seconds - sharding.from_first(runtime.elapsed)
+    return self.seconds - hosts.from_first(runtime.elapsed)
 
   def share(self, part: float) -> 'Clock':
     """The clock that ends when this share of the time left is spent."""
@@ -202,7 +202,7 @@ def width(log_gains: Any, prompts: int, arms: int) -> float | None:
     prompts: that are judged.
     arms: whose intervals are to hold at once; taken as independent.
   """
-  if len(log_gains) < 2 or prompts < metrics.FEWEST:
+  if len(log_gains) < 2 or prompts < intervals.FEWEST:
     return None
   t = stats.t.ppf(1 - 0.025 / arms, prompts - 1)
   return float(t * np.std(log_gains, ddof=1) / prompts**0.5)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from scipy import special
 
-from specdec_jax import decode, runtime, sharding, types
+from specdec_jax import decode, hosts, machine, metrics, runtime, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import audit, machine, metrics, tables, verdict
+from specdec_jax.bench import audit, tables, verdict
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
@@ -224,7 +224,7 @@ def run(
   groups = plan_lib.groups(arms, plan, plan.judged + plan.others)
   outputs = {
     arm.name: [
-      sharding.fetch(
+      hosts.fetch(
         arm.engine.programs.generate(
           arm.engine.weights, plan_lib.capped(arm, x.full)
         )
@@ -263,7 +263,7 @@ def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
   console.print()
   tables.audit(report, console)
   tables.close(sentences, out, console)
-  if folder and sharding.is_first():
+  if folder and hosts.is_first():
     files.write(folder / 'audit.json', runtime.compact(out))
   return not report.failed and not report.total.bugs
 

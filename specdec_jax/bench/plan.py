@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from specdec_jax import build, decode, requests
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import metrics
 from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.models import work
 
 # track(items, description) yields the items and shows a progress bar.
 Track = Callable[[Iterable, str], Iterable]
@@ -316,12 +316,12 @@ def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
 
 def _weights(arms: Sequence[Arm]) -> dict[str, int]:
   params = arms[0].engine.target.params
-  out = {'target': metrics.tree_bytes(params)}
+  out = {'target': work.tree_bytes(params)}
   for arm in arms[1:]:
     engine = arm.engine
     # A head reduced to some ids is held beside the full one.
     whole = engine.draft.params if engine.draft else ()
     # Before costs are known, only the parts of adaptive have weights.
     held = engine.weights.draft, whole, [x.params for x in engine.parts]
-    out[arm.drafter] = metrics.own_bytes(held, params)
+    out[arm.drafter] = work.own_bytes(held, params)
   return out

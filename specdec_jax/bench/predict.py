@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, forward, sharding, types
+from specdec_jax import decode, forward, hosts, metrics, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost, parts
+from specdec_jax.models import work
 
 Array = jax.Array
 
@@ -179,8 +180,8 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   most = L if engine.q is None else engine.q.context
   proposed_BL = np.broadcast_to(index_1L <= most, (B, L))
   if proposals_BL is not None:
-    proposed_BL = sharding.fetch(proposals_BL) >= 0
-  found = [x * proposed_BL for x in sharding.fetch(found)]
+    proposed_BL = hosts.fetch(proposals_BL) >= 0
+  found = [x * proposed_BL for x in hosts.fetch(found)]
   return text_BL, proposed_BL, *(x.astype(np.float64) for x in found)
 
 
@@ -269,15 +270,15 @@ def improvement(
     needed = window(arm, calibration, gamma, widths_N)
     by_gamma[gamma] = float(tokens * share / needed)
   value = by_gamma[arm.gamma]
-  out, error = metrics.Interval(value), 0.0
+  out, error = intervals.Interval(value), 0.0
   if judged and calibration.repeats:
-    tokens_S, widths_SN = tokens_and_widths(metrics.resamples(count))
+    tokens_S, widths_SN = tokens_and_widths(intervals.resamples(count))
     apart = lambda cost_S: float(np.std(np.log(tokens_S / cost_S)))
     error = apart(window(arm, calibration, arm.gamma, widths_SN))
     # What is predicted is a sample of prompts too.
     sd = apart(_repeated(arm, calibration, widths_SN))
     sd *= (1 + count / judged) ** 0.5
-    out = metrics.around(value, sd, count, 0.9)
+    out = intervals.around(value, sd, count, 0.9)
   return Prediction(
     tokens=float(tokens),
     window_cost=float(tokens / value),
@@ -387,7 +388,7 @@ def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
   """
   engine, between = arm.engine, calibration_lib.between
   # Early exit has already run part of the verify pass.
-  rest = 1 - metrics.layers_share(engine.target.params, engine.drafter.exit)
+  rest = 1 - work.layers_share(engine.target.params, engine.drafter.exit)
   # Windows with more room than gamma would be of gamma.
   room_N = np.minimum(np.arange(widths_SN.shape[-1]), gamma)
   # No pass takes less time than a plain step: where one seems to, it was noise.

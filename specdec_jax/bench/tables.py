@@ -16,7 +16,7 @@ import rich.table
 
 from specdec_jax import runtime
 from specdec_jax.bench import audit as audit_lib
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 
 def table(
@@ -227,12 +227,12 @@ def rows(doc, console) -> None:
   )
 
 
-def _widths(found: Sequence[metrics.Interval]) -> str:
+def _widths(found: Sequence[intervals.Interval]) -> str:
   """What the intervals of a table are, and how wide."""
   widths = [f'{x.width:.0%}' for x in found if x.width is not None]
   if not widths:
     return (
-      f'No intervals: they need {metrics.FEWEST} prompts, in two batches or '
+      f'No intervals: they need {intervals.FEWEST} prompts, in two batches or '
       'more.'
     )
   low, high = (f(widths, key=lambda x: float(x[:-1])) for f in (min, max))
@@ -380,7 +380,7 @@ def _cut(text: str, size: int) -> str:
   return text if len(text) <= size else f'{text[: size - 2]}..'
 
 
-def gain_cell(x: metrics.Interval) -> str:
+def gain_cell(x: intervals.Interval) -> str:
   colour = {'win': 'green', 'loss': 'red'}.get(x.outcome, 'default')
   if x.value is None:
     return x.outcome

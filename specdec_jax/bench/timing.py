@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_jax import decode, sharding
-from specdec_jax.bench import metrics
+from specdec_jax import decode, hosts, metrics
+from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
 
@@ -93,7 +93,7 @@ def measure(
       took, output = parts.timed(call, full)
       total[arm.name][repeat, g] = took
       if repeat == 0:
-        outputs[arm.name].append(sharding.fetch(output))
+        outputs[arm.name].append(hosts.fetch(output))
         prefill[arm.name].append([])
       # Its own, for prompts and sources differ, and now, for machines do too.
       found, least = prefill[arm.name][g], repeat + 1 if g else _FILLS
@@ -137,10 +137,10 @@ def improvements(
   *,
   whole: bool = False,
   level: float = 0.95,
-) -> dict[str, metrics.Interval]:
+) -> dict[str, intervals.Interval]:
   """By arm, speed over the first arm's; the intervals hold all at once.
 
-  Fewer than metrics.FEWEST prompts, or one batch, give no intervals: prompts
+  Fewer than intervals.FEWEST prompts, or one batch, give no intervals: prompts
   are the sample, and repeats of one batch do not tell how others would do.
 
   Args:
@@ -155,14 +155,14 @@ def improvements(
   chosen = list(range(count)) if pick is None else list(pick)
   seconds = {name: _seconds(x, chosen, whole) for name, x in runs.items()}
   known = {name: x for name, x in seconds.items() if x is not None}
-  out = dict.fromkeys(runs, metrics.Interval())
+  out = dict.fromkeys(runs, intervals.Interval())
   if plain not in known:
     return out
   tokens = [runs[name].tokens_G[chosen] for name in known]
-  found = metrics.speedups(tokens, list(known.values()), level)
-  if _prompts(runs[plain], chosen) < metrics.FEWEST:
-    found = [metrics.Interval(x.value) for x in found]
-  out[plain] = metrics.Interval(1.0, 1.0, 1.0)
+  found = intervals.speedups(tokens, list(known.values()), level)
+  if _prompts(runs[plain], chosen) < intervals.FEWEST:
+    found = [intervals.Interval(x.value) for x in found]
+  out[plain] = intervals.Interval(1.0, 1.0, 1.0)
   return out | dict(zip(list(known)[1:], found, strict=True))
 
 
@@ -172,7 +172,7 @@ def improvement(
   pick: Sequence[int] | None = None,
   *,
   whole: bool = False,
-) -> metrics.Interval:
+) -> intervals.Interval:
   """improvements of one arm that was chosen before it was measured."""
   return improvements({'plain': plain, 'mine': mine}, pick, whole=whole)['mine']
 

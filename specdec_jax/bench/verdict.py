@@ -6,7 +6,7 @@ from typing import Any
 
 import rich.markup
 
-from specdec_jax.bench import metrics
+from specdec_jax.bench import intervals
 
 # By outcome; of a drafter is said what is said of the first of its gammas.
 _ORDER = 'win', 'unclear', 'too few', 'loss', 'too short'
@@ -162,9 +162,9 @@ def _more(x: Any, doc: Any) -> str:
 
 def _few(prompts: int, batch: int) -> str:
   """Why this many prompts in batches of this size give no interval."""
-  if prompts < metrics.FEWEST:
+  if prompts < intervals.FEWEST:
     judged = '1 prompt is' if prompts == 1 else f'{prompts} prompts are'
-    return f'{judged} judged, and at least {metrics.FEWEST} are needed'
+    return f'{judged} judged, and at least {intervals.FEWEST} are needed'
   assert prompts <= batch, (prompts, batch)
   return (
     f'one batch of {batch} holds all {prompts} prompts, and at least two '
@@ -194,7 +194,7 @@ def _by_category(best: Any, rows: Sequence[Any]) -> list[str]:
     ('loss', 'loses on'),
     ('plain', "is plain decoding here (the program's choice) on"),
     ('unclear', 'is not told from plain decoding on'),
-    ('too few', f'has fewer than {metrics.FEWEST} prompts, no interval, of'),
+    ('too few', f'has fewer than {intervals.FEWEST} prompts, no interval, of'),
     ('too short', 'is too short to measure on'),
   ):
     found = [row for row in rows if _of_category(row) == outcome]

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import runtime
+from specdec_jax import machine, runtime
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import machine, tables
+from specdec_jax.bench import ceiling, tables
 from specdec_jax.certify import base, enumerated, identity, load, program
-from specdec_jax.costs import roofline
+from specdec_jax.chips import roofline
 from specdec_jax.models import layers
 from specdec_jax.verify import reject
 
@@ -161,7 +161,7 @@ def _texts(subject: base.Subject, world, request) -> Mapping[str, list]:
 
 def bandwidth(subject: base.Subject, amount: int) -> base.Figure:
   """One device reads its memory about as fast as its maker says."""
-  found = machine.bandwidth(machine.reads('bfloat16'))['sustained']
+  found = ceiling.bandwidth(ceiling.reads('bfloat16'))['sustained']
   kind = jax.devices()[0].device_kind
   if kind not in _CHIPS:
     raise base.NotChecked(

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax import decode, requests, sharding, types
-from specdec_jax.bench import metrics
+from specdec_jax import decode, metrics, requests, sharding, types
 from specdec_jax.certify import base
 
 NEW, GAMMA, VOCAB = 16, 5, 16

@@ -11,8 +11,8 @@ import rich.console
 import rich.padding
 import rich.text
 
-from specdec_jax import decode, runtime
-from specdec_jax.bench import machine, tables
+from specdec_jax import decode, machine, runtime
+from specdec_jax.bench import tables
 from specdec_jax.certify import (
   base,
   counted,

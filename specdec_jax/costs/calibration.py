@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, requests, sharding
+from specdec_jax import decode, hosts, requests
 from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import method
 
@@ -79,7 +79,7 @@ def measure(engine) -> dict[str, list[float]]:
   found = _parts([engine], request, {0, 1, gamma})
   seconds = parts_lib.seconds(found, range(REPEATS))
   # Each process has its own times; all have to choose alike.
-  return sharding.from_first(lambda: costs(_of(1.0, _medians(seconds)), gamma))
+  return hosts.from_first(lambda: costs(_of(1.0, _medians(seconds)), gamma))
 
 
 def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
@@ -178,7 +178,7 @@ def _propose(
   steps = _windows(request)
   seconds, _ = parts_lib.timed(walk, steps)
   more = lambda: int(min(max(0.1 / seconds, 1), 1000))
-  return parts_lib.Part(walk, steps * sharding.from_first(more))
+  return parts_lib.Part(walk, steps * hosts.from_first(more))
 
 
 def _windows(request: decode.Request) -> int:

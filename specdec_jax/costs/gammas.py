@@ -41,7 +41,7 @@ def write(
 
   Args:
     path: made if missing; replaced if of another machine or model.
-    machine: from bench.machine.describe.
+    machine: from machine.describe.
     model: digest of the target.
     entries: what was found.
     costs: of windows, as drafters.adaptive.params takes them.
@@ -87,7 +87,7 @@ def of_requests(
 
   Args:
     path: of the file.
-    machine: from bench.machine.describe.
+    machine: from machine.describe.
     target: the loaded model.
     draft: a drafter's name, a types.Drafter or a loaded model.
     items: the prompts.
@@ -124,7 +124,7 @@ def pick(
 
   Args:
     path: a file of bench.py --export_gammas.
-    machine: bench.machine.describe(), of this one.
+    machine: machine.describe(), of this one.
     model: digest of the target.
     drafter: its name.
     batch: rows.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import decode, forward, sharding, types
+from specdec_jax import decode, forward, hosts, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import scripted
 
@@ -28,7 +28,7 @@ def compiled(jitted, *args, **statics):
   """
   start = time.perf_counter()
   done = jitted.lower(*args, **statics).compile()
-  return done, sharding.from_first(lambda: time.perf_counter() - start)
+  return done, hosts.from_first(lambda: time.perf_counter() - start)
 
 
 def timed(run: Callable, *args) -> tuple[float, Any]:
@@ -36,7 +36,7 @@ def timed(run: Callable, *args) -> tuple[float, Any]:
   start = time.perf_counter()
   result = jax.block_until_ready(run(*args))
   took = time.perf_counter() - start
-  return sharding.from_first(lambda: took), result
+  return hosts.from_first(lambda: took), result
 
 
 class Part(NamedTuple):

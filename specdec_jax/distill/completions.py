@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, requests, sharding, types
+from specdec_jax import decode, hosts, requests, sharding, types
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from specdec_jax.verify import reject
@@ -191,7 +191,7 @@ class _Pool:
     if self._live_B.any():
       placed = requests.place(self._request, self._layout)
       self._state = self._programs.step(self._weights, placed, *self._state)
-      self._live_B = np.array(sharding.fetch(self._state[0].live_B))
+      self._live_B = np.array(hosts.fetch(self._state[0].live_B))
     ended = np.flatnonzero((self._index_B >= 0) & ~self._live_B)
     last = rest and not self._live_B.any()
     while len(ended) >= self.part or (last and len(ended)):
@@ -204,7 +204,7 @@ class _Pool:
     # Any row will do where fewer ended.
     where_B = np.pad(where, (0, self.part - count))
     found = self._read(self._weights.target, *self._state, where_B)
-    found = jax.tree.map(lambda x: x[:count], sharding.fetch(found))
+    found = jax.tree.map(lambda x: x[:count], hosts.fetch(found))
     tokens, ends, broken, features, mass = found
     starts = self._request.lengths_B[where]
     spans = np.stack([starts, np.where(broken, starts, ends)], 1)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, decode, requests, sharding, types
-from specdec_jax.bench import metrics, predict
+from specdec_jax import build, decode, hosts, metrics, requests, types
+from specdec_jax.bench import predict
 from specdec_jax.distill import settings
 from specdec_jax.verify import reject
 
@@ -54,7 +54,7 @@ def judge(
     if not text:
       text.append(plain(target, request))
     weights = types.Weights(target.params, params)
-    out = sharding.fetch(engine.programs.generate(weights, request))
+    out = hosts.fetch(engine.programs.generate(weights, request))
     found = metrics.summary(metrics.rows(out.info))
     alpha = alpha_on(target, weights, draft, request, text[0])
     expected = sum(alpha**k for k in range(s.gamma + 1))
@@ -73,7 +73,7 @@ def plain(
 ) -> decode.Output:
   """Text of plain decoding, on the host."""
   engine = build.engine(target)
-  return sharding.fetch(engine.programs.generate(engine.weights, request))
+  return hosts.fetch(engine.programs.generate(engine.weights, request))
 
 
 def alpha_on(
@@ -102,7 +102,7 @@ def alpha_on(
     rule=reject.RULE,
     chunk=build.default_options().chunk,
   )
-  alpha_BL, starts_B = sharding.fetch((overlap.alpha_BL, request.lengths_B))
+  alpha_BL, starts_B = hosts.fetch((overlap.alpha_BL, request.lengths_B))
   emitted_BL = index_BL >= starts_B[:, None]
   emitted_BL &= index_BL < text.lengths_B[:, None]
   return float(alpha_BL[emitted_BL].mean())

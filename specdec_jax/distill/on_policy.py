@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import sharding, types
+from specdec_jax import hosts, types
 from specdec_jax.io import files
 from specdec_jax.train import data, logs
 
@@ -46,7 +46,7 @@ class OnPolicy:
     """Samples new rows if they are due at this step."""
     if step % self._every == 0 and step != self._sampled_at:
       rows = self._sample(step, params)
-      sharding.from_first(lambda: self._save(step, rows))
+      hosts.from_first(lambda: self._save(step, rows))
       self._open(step)
 
   def _save(self, step: int, rows: dict[str, np.ndarray]) -> None:

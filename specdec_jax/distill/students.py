@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, sharding, types
-from specdec_jax.bench import metrics
+from specdec_jax import build, hosts, sharding, types
 from specdec_jax.distill import eagle_loss, lm_loss, settings, teacher
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import eagle_file, layers_file
@@ -18,6 +17,7 @@ from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import export, tokenizer
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
+from specdec_jax.models import work as work_lib
 from specdec_jax.train import lm_loss as text_loss
 from specdec_jax.train import step as step_lib
 
@@ -164,7 +164,7 @@ def _eagle(s: settings.Settings, target, start: Start, ids) -> Student:
   read = eagle.weights({}, ids, target.params)
   if layout is not None:
     whole = layout.sharding()
-    read |= {n: sharding.put(read[n], whole) for n in ('head', 'ids')}
+    read |= {n: hosts.put(read[n], whole) for n in ('head', 'ids')}
   wanted = eagle.shapes(masters)
   layer = start.draft.layer if start.draft else eagle.init(masters, s.run.seed)
   layer = {n: jnp.array(x, wanted[n].dtype) for n, x in layer.items()}
@@ -173,12 +173,10 @@ def _eagle(s: settings.Settings, target, start: Start, ids) -> Student:
   def write(folder, params, about):
     # float16 halves the file; bfloat16 has fewer digits, and no parameter needs
     # its range.
-    flat = sharding.fetch(lm.flatten(params))
+    flat = hosts.fetch(lm.flatten(params))
     layer = {n: np.asarray(x, np.float16) for n, x in flat.items()}
     path, saved = folder / 'draft.safetensors', (taps, layer, ids, about)
-    sharding.from_first(
-      lambda: eagle_file.write(path, eagle_file.Saved(*saved))
-    )
+    hosts.from_first(lambda: eagle_file.write(path, eagle_file.Saved(*saved)))
     return path
 
   return Student(
@@ -205,7 +203,7 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
   full_DV = None
   if s.student.vocabulary:
     # A copy: training donates its arrays.
-    full_DV = np.array(sharding.fetch(params['head']))
+    full_DV = np.array(hosts.fetch(params['head']))
     config, params = convert.reduce(config, params, ids.tolist())
   layout = layout_of(s, target, start)
   gather = text_loss.gatherer(layout)
@@ -225,7 +223,7 @@ def _lm(s: settings.Settings, target, start: Start, ids) -> Student:
 
   read = {'head': given['head']} if s.data.keep else given
   lengths = s.data.length, s.data.source_length
-  work = lambda params: metrics.row_products(params, *lengths)
+  work = lambda params: work_lib.row_products(params, *lengths)
   # No gradient passes a shared encoder; one passes a shared head.
   forward = {n: x for n, x in shared.items() if n == 'encoder'}
   return Student(
@@ -264,10 +262,10 @@ def _exporter(
 
   def write(folder, params, about):
     path, whole = folder / 'draft', config
-    params = sharding.fetch(params | shared)
+    params = hosts.fetch(params | shared)
     if s.layers and s.share:
       file, saved = folder / 'draft.safetensors', (config, params, about)
-      sharding.from_first(lambda: layers_file.write(file, *saved))
+      hosts.from_first(lambda: layers_file.write(file, *saved))
     if full_DV is not None:
       head_DV = full_DV.copy()
       head_DV[:, list(config.proposes)] = params['head']
@@ -275,7 +273,7 @@ def _exporter(
       whole = dataclasses.replace(config, proposes=(), tied=False)
     rest = whole, params, target.tokenizer
     more = dict(made_by=about, draft_ids=config.proposes)
-    sharding.from_first(lambda: export.save(path, *rest, **more))
+    hosts.from_first(lambda: export.save(path, *rest, **more))
     return path
 
   return write

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, requests, runtime, sharding, types
+from specdec_jax import build, hosts, requests, runtime, types
 from specdec_jax.distill import completions
 from specdec_jax.io import files
 from specdec_jax.train import logs, text
@@ -105,12 +105,12 @@ def answer(
   key = json.dumps(facts | {'prompts': digest(prompts)})
   name = hashlib.sha256(key.encode()).hexdigest()[:16]
   path = pathlib.Path(folder or files.cache_folder() / 'answers' / name)
-  if not sharding.is_first():  # a copy of its own: hosts may share the folder
+  if not hosts.is_first():  # a copy of its own: hosts may share the folder
     path = path.with_name(f'{path.name}.process{jax.process_index()}')
   source = requests.source_of(prompts, len(prompts), how.sources)
   width = target.config.width * len(taps)
   arrays = _open(path, facts, prompts, source, width)
-  left = np.flatnonzero(sharding.anywhere(arrays.spans[:, 1] == 0)).tolist()
+  left = np.flatnonzero(hosts.anywhere(arrays.spans[:, 1] == 0)).tolist()
   found = completions.generate(
     target.model,
     target.params,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import sharding, types
+from specdec_jax import hosts, types
 from specdec_jax.drafters import draft_file
 from specdec_jax.io import load
 from specdec_jax.models import convert, eagle, lm
@@ -100,7 +100,7 @@ def fit(
       f'eagle {path}: damaged: its vocabulary is not a list of different ids '
       f'below {target.ids}'
     )
-  place = lambda x: sharding.put(x, put)
+  place = lambda x: hosts.put(x, put)
   layer = {
     name: place(jnp.asarray(x, want[name].dtype))
     for name, x in saved.layer.items()

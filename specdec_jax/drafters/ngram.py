@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import fields, sharding, types
+from specdec_jax import fields, hosts, types
 from specdec_jax.drafters import draft_file, lm, method
 from specdec_jax.io import load
 
@@ -49,7 +49,7 @@ def for_target(
   def fit(arrays, about):
     draft_file.check_tokenizer(FILE, settings.path, about, target)
     whole = target.layout and target.layout.sharding()
-    return sharding.put(Counts(**arrays), whole)
+    return hosts.put(Counts(**arrays), whole)
 
   counts = draft_file.fitted(FILE, settings.path, target, fit)
   q = model(target.model.vocab, ids=target.ids)

@@ -28,7 +28,7 @@ import jax
 from absl import logging
 from orbax.checkpoint import v1 as ocp
 
-from specdec_jax import sharding
+from specdec_jax import hosts
 from specdec_jax.io import files
 
 ARRAYS = 'arrays'
@@ -135,7 +135,7 @@ class Checkpoints:
     """
     self.wait()
     step = operator.index(step)
-    there = sharding.from_first(self.steps)
+    there = hosts.from_first(self.steps)
     newer = [s for s in there if s >= step and s not in self._refused]
     if newer:
       raise ValueError(
@@ -147,7 +147,7 @@ class Checkpoints:
     content = Manifest(step, best, facts, _kinds(leaves), files={})
     self._refused.discard(step)
     with _unsaved_if_it_fails(self._part(step)), _orbax():
-      sharding.from_first(lambda: self._make_room(step))
+      hosts.from_first(lambda: self._make_room(step))
       path = str(self._part(step) / ARRAYS)
       response = ocp.save_async(path, list(leaves.values()))
     self._pending = self._pool.submit(self._finish, content, response)
@@ -155,7 +155,7 @@ class Checkpoints:
   def wait(self) -> None:
     """Returns when the last save is complete; Unsaved if it is not."""
     pending, self._pending = self._pending, None
-    if pending and sharding.anywhere(pending.exception() is not None):
+    if pending and hosts.anywhere(pending.exception() is not None):
       pending.result()
       raise Unsaved(f'{self.folder}: another process could not save its part')
 
@@ -178,7 +178,7 @@ class Checkpoints:
     if step is not None:
       return self._restore(step, like)
     first = None
-    for step in reversed(sharding.from_first(self.steps)):
+    for step in reversed(hosts.from_first(self.steps)):
       try:
         restored = self._restore(step, like)
       except Corrupt as error:
@@ -218,7 +218,7 @@ class Checkpoints:
     part = self._part(content.step)
     with _unsaved_if_it_fails(part):
       response.result()  # of the first, after those of all
-      if not sharding.is_first():
+      if not hosts.is_first():
         return
       write_manifest(part, content)
       os.rename(part, self._path(content.step))
@@ -238,7 +238,7 @@ class Checkpoints:
 
   def _restore(self, step: int, like: Any) -> Restored:
     wanted, folder = _named(like), self._path(step)
-    content = sharding.from_first(lambda: _checked(folder, wanted))
+    content = hosts.from_first(lambda: _checked(folder, wanted))
     # In the order in which they were saved.
     ordered = [_with_sharding(wanted[name]) for name in content.leaves]
     with _orbax():

@@ -9,7 +9,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from specdec_jax import sharding
+from specdec_jax import hosts, sharding
 
 _ENDLESS = 1 << 62
 
@@ -161,7 +161,7 @@ def placer(
   if layout is None:
     return lambda batch: batch
   rows = lambda x: layout.sharding('batch', *[None] * (x.ndim - 1))
-  return lambda batch: {n: sharding.put(x, rows(x)) for n, x in batch.items()}
+  return lambda batch: {n: hosts.put(x, rows(x)) for n, x in batch.items()}
 
 
 def check_rows(rows: Mapping[str, int], parts: int) -> None:

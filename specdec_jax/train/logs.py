@@ -12,7 +12,7 @@ import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2 as _event_pb2
 
-from specdec_jax import sharding
+from specdec_jax import hosts
 from specdec_jax.io import files
 
 # protobuf makes its classes on import: type checkers do not see them.
@@ -33,7 +33,7 @@ class Logs:
 
   def __init__(self, workdir: pathlib.Path, first: int):
     self._workdir, self._files = workdir, {}
-    self._silent = not sharding.is_first()
+    self._silent = not hosts.is_first()
     if self._silent:
       return
     with writing(workdir):

@@ -13,8 +13,7 @@ import numpy as np
 import rich.progress
 from absl import logging
 
-from specdec_jax import fields, runtime, sharding, types
-from specdec_jax.bench import machine
+from specdec_jax import fields, hosts, machine, runtime, types
 from specdec_jax.io import checkpoint
 from specdec_jax.train import data
 from specdec_jax.train import logs as logs_lib
@@ -119,7 +118,7 @@ def run(
       task.refresh(step, state.params)
       began = time.perf_counter()
       state, figures = advance(state, task.frozen, place(next(task.batches)))
-      figures = logs_lib.plain(sharding.fetch(figures))
+      figures = logs_lib.plain(hosts.fetch(figures))
       clocks = clock(time.perf_counter() - began)
       norms = ('loss', 'gradient_norm', 'parameter_norm')
       _check_finite({name: figures[name] for name in norms}, step)
@@ -168,7 +167,7 @@ class _Recorder:
       _check_finite({'score': score}, step - 1)
       self.logs.write('metrics', step, judged)
       best, self.score = score > self.score, max(score, self.score)
-    stop = sharding.anywhere(bool(stops))
+    stop = hosts.anywhere(bool(stops))
     if best or stop or due(self.settings.checkpoint_every):
       facts = {
         'data': self.task.batches.state(),
@@ -199,7 +198,7 @@ def _begin(
   task.batches.restore(found.facts['data'])
   score = found.facts['score']
   # If the best checkpoint is gone, any later step counts as better.
-  if score is None or sharding.from_first(saved.best) is None:
+  if score is None or hosts.from_first(saved.best) is None:
     score = -math.inf
   return found.step, found.arrays, score
 
@@ -221,7 +220,7 @@ def _best(
   """The best step; the newest valid one where the best is damaged."""
   saved.wait()
   found = None
-  if (step := sharding.from_first(saved.best)) is not None:
+  if (step := hosts.from_first(saved.best)) is not None:
     try:
       found = saved.restore(_like(state), step)
     except checkpoint.Corrupt as error:

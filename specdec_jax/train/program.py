@@ -5,8 +5,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax import sharding, types
-from specdec_jax.bench import machine
+from specdec_jax import hosts, machine, sharding, types
 from specdec_jax.train import data, loop, workdir
 
 
@@ -16,7 +15,7 @@ class Prepared(NamedTuple):
   task: of the training loop.
   layout: of the model that is trained; None is one device.
   write: (params, about) -> the path of the result, in the run's folder. about:
-    how it was made, for its file. Called by every process, for sharding.fetch.
+    how it was made, for its file. Called by every process, for hosts.fetch.
   """
 
   task: loop.Task
@@ -55,7 +54,7 @@ def run(
   if read is not None:
     config['read'] = read
   begun = workdir.open_run(folder, config, changed=changed, fixed=fixed)
-  if before := sharding.from_first(lambda: workdir.finished(folder, config)):
+  if before := hosts.from_first(lambda: workdir.finished(folder, config)):
     return before['figures'] | {result: str(folder / before['made'])}
   task, layout, write = prepare(begun)
   ended = loop.run(

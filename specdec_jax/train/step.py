@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from specdec_jax import fields, sharding, types
+from specdec_jax import fields, hosts, sharding, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.train import data
 
@@ -128,7 +128,7 @@ def start(o: Optimiser, steps: int, params: types.Params) -> State:
   def put(x):
     # The optimiser's step counts have no parameter, so no mesh: replicate them.
     laid = isinstance(x.sharding, jax.NamedSharding)
-    return sharding.put(x, x.sharding if laid else whole)
+    return hosts.put(x, x.sharding if laid else whole)
 
   return jax.tree.map(put, state)
 

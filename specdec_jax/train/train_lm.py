@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import fields, sharding, types
+from specdec_jax import fields, hosts, sharding, types
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import metrics
 from specdec_jax.io import export
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import lm, work
 from specdec_jax.train import answers, data, lm_loss, loop, program, text
 from specdec_jax.train import step as step_lib
 
@@ -163,8 +162,8 @@ def _prepare(
 
   def write(params, about):
     path, about = workdir / 'model', about | {'corpus': corpus.sha256}
-    rest = model.config, sharding.fetch(params), model.tokenizer
-    sharding.from_first(lambda: export.save(path, *rest, made_by=about))
+    rest = model.config, hosts.fetch(params), model.tokenizer
+    hosts.from_first(lambda: export.save(path, *rest, made_by=about))
     return path
 
   return program.Prepared(_task(s, model, kept, held), layout, write)
@@ -216,7 +215,7 @@ def _tokenizer(
       if not (begun and folder.is_dir()):
         text.train_tokenizer(corpus, s.vocab, folder)
 
-    sharding.from_first(make)
+    hosts.from_first(make)
     return tokenizer_lib.from_folder(folder, str(folder))
   folder = pathlib.Path(s.tokenizer).expanduser()
   if folder.is_dir():  # perhaps without a model
@@ -251,7 +250,7 @@ def _task(
     gather = lm_loss.gatherer(model.layout)
     judge = lambda params: lost(params) | scores(gather(params))
   read = s.text.source_length if s.text.source_field else 0
-  products = metrics.row_products(model.params, s.text.length, read)
+  products = work.row_products(model.params, s.text.length, read)
   ends = text.ends(rows) if read else {}
   share = data.needed(rows, ends)
   return loop.Task(

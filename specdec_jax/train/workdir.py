@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from specdec_jax import runtime, sharding
+from specdec_jax import hosts, runtime
 from specdec_jax.io import files
 from specdec_jax.train import logs
 
@@ -45,7 +45,7 @@ def open_run(
     ValueError: config differs (the message has the keys); the folder is not
       writable, or not the same for every process.
   """
-  begun = sharding.from_first(lambda: _open(folder, config, changed, fixed))
+  begun = hosts.from_first(lambda: _open(folder, config, changed, fixed))
   if jax.process_count() > 1:
     _check_shared(folder)
   return begun
@@ -57,9 +57,9 @@ def _check_shared(folder: pathlib.Path) -> None:
   Every process writes its part of a checkpoint there.
   """
   path = folder / 'job'
-  sharding.from_first(lambda: _write(path, {}))
-  blind = sharding.differing('seen' if path.exists() else 'missing')
-  if sharding.is_first():
+  hosts.from_first(lambda: _write(path, {}))
+  blind = hosts.differing('seen' if path.exists() else 'missing')
+  if hosts.is_first():
     path.unlink()
   if blind is not None:
     raise ValueError(
@@ -102,7 +102,7 @@ def _open(
 
 def write_config(folder: pathlib.Path, config: dict[str, Any]) -> None:
   path = folder / CONFIG
-  if not sharding.is_first():
+  if not hosts.is_first():
     return
   # Whatever differs, FREE settings too; otherwise the file keeps its date.
   if not path.exists() or _flat(files.read_json(path)) != _flat(config):
@@ -131,7 +131,7 @@ def finish(
   figures: dict[str, Any],
 ) -> None:
   """Marks a run as finished; made: the path of its result in the folder."""
-  if sharding.is_first():
+  if hosts.is_first():
     _write(folder / ENDED, {'made': made, 'figures': figures, 'config': config})
 
 

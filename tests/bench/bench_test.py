@@ -9,14 +9,8 @@ import pytest
 
 from specdec_jax import runtime
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import (
-  benchmark,
-  budget,
-  identity,
-  machine,
-  prompts,
-  verdict,
-)
+from specdec_jax.bench import benchmark, budget, identity, prompts, verdict
+from specdec_jax.bench import ceiling as ceiling_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.certify import table_model
 from specdec_jax.io import files, load
@@ -96,10 +90,10 @@ def test_end_to_end(capsys):
 
 
 def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
-  ceiling = machine.Ceiling({'float32': {'sustained': 40.0}}, 1, tok_s=80.0)
+  ceiling = ceiling_lib.Ceiling({'float32': {'sustained': 40.0}}, 1, tok_s=80.0)
   gb_s = []
   reads = iter([20.0, 9.0, 20.0]).__next__, iter([5.0, 10.0, 7.0]).__next__
-  assert [*machine.reading('abc', reads, gb_s)] == ['a', 'b', 'c']
+  assert [*ceiling_lib.reading('abc', reads, gb_s)] == ['a', 'b', 'c']
   assert gb_s == [20.0, 10.0, 20.0]
   found = ceiling.beside('float32', gb_s)
   assert (found.between, found.tok_s) == (20.0, 40.0)

@@ -5,7 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from specdec_jax.bench import benchmark, budget, metrics, timing
+from specdec_jax import metrics
+from specdec_jax.bench import benchmark, budget, intervals, timing
 from specdec_jax.bench import plan as plan_lib
 from tests.bench import simulation
 
@@ -57,7 +58,7 @@ def test_only_a_gamma_that_surely_wins_is_exported(clocks, monkeypatch):
   gains = [(1.0, 1.0, 1.0), (1.3, 0.9, 1.7), (1.1, 1.05, 1.2), (1.2, 1.1, 1.3)]
   gains += [(1.5, 0.9, 2.0), (9.0, None, None), (0.5, 0.4, 0.6)]
   rows = [
-    x._replace(improvement=metrics.Interval(*y))
+    x._replace(improvement=intervals.Interval(*y))
     for x, y in zip(rows, gains, strict=True)
   ]
   assert benchmark._best_gammas(rows) == {'0': 3, '1': 0}

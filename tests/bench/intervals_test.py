@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from specdec_jax.bench import metrics
+from specdec_jax import metrics
+from specdec_jax.bench import intervals
 from tests.bench import simulation
 
 Case = simulation.Case
@@ -52,7 +53,7 @@ def test_one_that_is_faster_is_mostly_called_so(few_resamples):
 def test_a_prompt_is_in_both_arms_at_once():
   """Prompts of very different length and equal gain leave no doubt."""
   seconds = np.array([1.0, 10.0, 100.0])
-  (x,) = metrics.speedups([seconds] * 2, [seconds, seconds / 1.5])
+  (x,) = intervals.speedups([seconds] * 2, [seconds, seconds / 1.5])
   assert x == pytest.approx((1.5, 1.5, 1.5))
 
 
@@ -67,7 +68,7 @@ def test_the_jackknife_by_hand():
   error = math.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum())
   freedom = 1 / (shares**2).sum() - 1
   t = metrics.stats.t.ppf(0.975, freedom)
-  (x,) = metrics.speedups([[4, 4, 4]] * 2, [[1, 2, 3], [1, 1, 2]])
+  (x,) = intervals.speedups([[4, 4, 4]] * 2, [[1, 2, 3], [1, 1, 2]])
   assert x == pytest.approx((1.5, max(1.5 - t * error, 0), 1.5 + t * error))
   assert x.width == pytest.approx(t * error / 1.5)
 
@@ -76,7 +77,7 @@ def test_what_choosing_costs():
   """Nothing for one arm or for equal arms, and Bonferroni's at most."""
   rng = np.random.default_rng(0)
   one_GA, four_GA = rng.normal(size=(28, 1)), rng.normal(size=(28, 4))
-  each = lambda errors_GA: metrics._each(np.transpose(errors_GA), 0.05)
+  each = lambda errors_GA: intervals._each(np.transpose(errors_GA), 0.05)
   assert each(one_GA) == 0.05
   assert 0.025 < each(np.repeat(one_GA, 4, 1) + 1e-6 * four_GA) < 0.05
   assert each(four_GA) == pytest.approx(0.05 / 4, rel=0.2)
@@ -88,25 +89,25 @@ def test_what_choosing_costs():
 
 def test_one_of_many_is_wider():
   """Twenty: 3.02 normal deviations for 1.96, on either side."""
-  x = metrics.one_of(metrics.Interval(1.0, 0.9, 1.2), 20)
+  x = intervals.one_of(intervals.Interval(1.0, 0.9, 1.2), 20)
   assert x == pytest.approx(
     (1.0, 1 - 0.1 * 3.023 / 1.96, 1 + 0.2 * 3.023 / 1.96), rel=1e-3
   )
-  assert metrics.one_of(metrics.Interval(1.0), 20) == (1.0, None, None)
+  assert intervals.one_of(intervals.Interval(1.0), 20) == (1.0, None, None)
 
 
 def test_a_bootstrap_of_few_prompts_is_widened(few_resamples):
   """The means of six normal values hold theirs 95 times in 100; none of 5."""
-  rng, times_RB = np.random.default_rng(0), metrics.draws(6)
+  rng, times_RB = np.random.default_rng(0), intervals.draws(6)
   held = [
     x.low <= 0 <= x.high
     for x in (
-      metrics.interval(times_RB @ rng.normal(size=6), 6) for _ in range(1000)
+      intervals.interval(times_RB @ rng.normal(size=6), 6) for _ in range(1000)
     )
   ]
   assert 0.93 <= np.mean(held) <= 0.97
-  assert len(metrics.draws(5)) == 1
-  assert metrics.interval(np.array([0.5]), 5) == (0.5, None, None)
+  assert len(intervals.draws(5)) == 1
+  assert intervals.interval(np.array([0.5]), 5) == (0.5, None, None)
 
 
 @pytest.mark.parametrize(
@@ -120,29 +121,29 @@ def test_a_bootstrap_of_few_prompts_is_widened(few_resamples):
   ],
 )
 def test_outcomes(ends, outcome):
-  assert metrics.Interval(*ends).outcome == outcome
+  assert intervals.Interval(*ends).outcome == outcome
 
 
 @pytest.mark.parametrize('prompts', [2, 4, 8])
 def test_a_prediction_of_few_prompts_holds_as_often(prompts, few_resamples):
   """Of the logarithm of their mean; 90 times in 100."""
-  rng, times_RB = np.random.default_rng(0), metrics.resamples(prompts)
+  rng, times_RB = np.random.default_rng(0), intervals.resamples(prompts)
   hits = 0
   for _ in range(400):
     value_B = np.exp(rng.normal(0, 0.2, prompts))
     sd = float(np.std(np.log(times_RB @ value_B)))
-    x = metrics.around(float(value_B.mean()), sd, prompts, 0.9)
+    x = intervals.around(float(value_B.mean()), sd, prompts, 0.9)
     hits += x.low <= math.exp(0.02) <= x.high
   assert 0.86 <= hits / 400 <= 0.94
 
 
 def test_one_unit_has_no_interval():
-  (x,) = metrics.speedups([[9.0]] * 2, [[2.0], [1.0]])
+  (x,) = intervals.speedups([[9.0]] * 2, [[2.0], [1.0]])
   assert x == (2.0, None, None) and x.outcome == 'too few'
 
 
 def test_how_many_prompts_would_tell():
   """Twice the distance to 1 takes four times as many."""
-  x = metrics.Interval(1.1, 0.9, 1.3)
+  x = intervals.Interval(1.1, 0.9, 1.3)
   assert x.enough(10) == pytest.approx(40) and x.width == pytest.approx(2 / 11)
-  assert metrics.Interval(1.0, 0.9, 1.1).enough(10) == math.inf
+  assert intervals.Interval(1.0, 0.9, 1.1).enough(10) == math.inf

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, requests, types
-from specdec_jax.bench import metrics, predict
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration
 from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import lookup
+from specdec_jax.models import work
 from specdec_jax.verify import lenient, reject
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
@@ -192,7 +193,7 @@ def test_a_window_costs_only_the_layers_that_are_left():
   target = build.load('random:tiny')
   e = build.engine(target, 'early_exit', gamma=2, exit=1)
   found = predicted(e, [output([1, 1, 2])], parts())
-  rest = 1 - metrics.layers_share(target.params, 1)
+  rest = 1 - work.layers_share(target.params, 1)
   assert math.isclose(found.window_cost, 0.5 + rest * 1.5)
   assert math.isclose(found.tokens, 9 / 4)
 

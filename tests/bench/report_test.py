@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-from specdec_jax import runtime
+from specdec_jax import metrics, runtime
 from specdec_jax.bench import (
   audit,
   benchmark,
   identity,
-  metrics,
+  intervals,
   predict,
   tables,
   verdict,
 )
 from specdec_jax.costs import calibration
 
-TOO_SHORT = metrics.Interval()
+TOO_SHORT = intervals.Interval()
 AUDIT = identity.Audit('tokens', 9, (), (audit.Finding('tie'),))
 BUG = identity.Audit('tokens', 9, (), (audit.Finding('BUG'),))
 WHAT = {'lossless': True, 'judged_prompts': 14, 'batch_size': 1}
@@ -24,7 +24,7 @@ SETTING = type('Setting', (), WHAT)
 NO_COUNTS = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
 
 
-gain = metrics.Interval
+gain = intervals.Interval
 
 
 def model(tokens=1.1, window_cost=1.2, by_gamma=(), best_gamma=0):

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax import decode
+from specdec_jax import decode, machine
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import machine
 from specdec_jax.certify import doctor, program
 from specdec_jax.models import layers
 from specdec_jax.verify import reject

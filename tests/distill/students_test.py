@@ -9,11 +9,10 @@ import pytest
 
 from configs import distill
 from specdec_jax import build
-from specdec_jax.bench import metrics
 from specdec_jax.distill import distillation, students, teacher
 from specdec_jax.io import export
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import lm, work
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -124,9 +123,9 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path):
   assert again.draft_ids == ids
   np.testing.assert_array_equal(again.params['head'], few.params['head'])
   # Held beside the same weights with all ids.
-  both = metrics.own_bytes((few.as_draft[1], few.params), {})
-  size = metrics.tree_bytes(few.params)
-  assert size < both < size + metrics.tree_bytes(few.params['head']) * 1.1
+  both = work.own_bytes((few.as_draft[1], few.params), {})
+  size = work.tree_bytes(few.params)
+  assert size < both < size + work.tree_bytes(few.params['head']) * 1.1
   mark = folder / export.MARK
   mark.write_text(mark.read_text().replace('2', '9999'))
   with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):

@@ -8,8 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, forward, requests, sharding, types
-from specdec_jax.analysis import debug, record
+from specdec_jax import (
+  build,
+  debug,
+  decode,
+  forward,
+  record,
+  requests,
+  sharding,
+  types,
+)
 from specdec_jax.certify import base, load
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter

@@ -18,6 +18,7 @@ from experiments import (
   papers,
   report,
   texts,
+  trace,
 )
 from experiments import rows as rows_lib
 from experiments import table as table_lib
@@ -26,8 +27,8 @@ from experiments.leviathan_table2 import measure as table2_measure
 from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
-from specdec_jax.analysis import trace
-from specdec_jax.bench import machine, metrics
+from specdec_jax import machine
+from specdec_jax.bench import intervals
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.train import answers
 from tests import programs
@@ -290,12 +291,12 @@ def test_two_seeds_of_an_alpha_are_compared_by_the_limit_of_the_table(tmp_path):
 
 
 def claim(low, high, ours, **more):
-  interval = metrics.Interval(*ours)
+  interval = intervals.Interval(*ours)
   return claims.Claim('cell', '2', 'row', low, high, interval, **more)
 
 
 def apart(sign, low, high):
-  return {'sign': sign, 'apart': metrics.Interval(1, low, high)}
+  return {'sign': sign, 'apart': intervals.Interval(1, low, high)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import types
 
-from specdec_jax.bench import metrics
+from specdec_jax import metrics
+from specdec_jax.bench import intervals
 
 MACHINE = dict(
   commit='c' * 40, dirty=True, cores=2, cpu='A CPU', device='cpu', jax='9'
@@ -34,5 +35,5 @@ def counts(efficiency):
 def gain(value):
   """Improvements within a tenth of the value; None is too short to measure."""
   if value is None:
-    return metrics.Interval()
-  return metrics.Interval(value, 0.9 * value, 1.1 * value)
+    return intervals.Interval()
+  return intervals.Interval(value, 0.9 * value, 1.1 * value)

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import page
 from experiments.tpu_roofline import run, table
-from specdec_jax.costs import roofline
+from specdec_jax.chips import roofline
 
 
 def test_the_page_shows_what_the_code_gives(tmp_path, capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax.analysis import page
+from specdec_jax import page
 from specdec_jax.io import tokenizer
 from tests.io import tiny
 

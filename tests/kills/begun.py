@@ -14,9 +14,9 @@ import sys
 def main(folder: str, program: str, *args: str) -> None:
   import jax
 
-  from specdec_jax import distributed
+  from specdec_jax import hosts
 
-  join = distributed.join
+  join = hosts.join
 
   def joined(given):
     several = join(given)
@@ -24,7 +24,7 @@ def main(folder: str, program: str, *args: str) -> None:
     path.write_text(str(os.getpid()))
     return several
 
-  distributed.join = joined
+  hosts.join = joined
   sys.argv = [program, *args]
   runpy.run_path(program, run_name='__main__')
 

@@ -121,7 +121,7 @@ def watched(phases: Phases, call: Callable, phase: str) -> Callable:
 
 def install(phases: Phases) -> None:
   """Replaces the functions that phases begin and end with, for good."""
-  from specdec_jax.bench import machine
+  from specdec_jax import machine
   from specdec_jax.io import checkpoint
   from specdec_jax.train import loop
   from specdec_jax.train import step as step_lib

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import api, build, decode, forward, requests, sharding, types
-from specdec_jax.costs import hlo, parts
+from specdec_jax.chips import hlo
+from specdec_jax.costs import parts
 from specdec_jax.drafters import adaptive, early_exit, lookup, ngram, scripted
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import export, hf, load, names

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax.bench import machine
+from specdec_jax import machine
 from specdec_jax.io import checkpoint, files
 from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib

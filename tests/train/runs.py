@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.chips import train_step
 from specdec_jax.io import checkpoint
-from specdec_jax.train import compiled, data, loop
+from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import workdir as workdir_lib
 
-OPTIMISER = dataclasses.replace(compiled.ADAM, learning_rate=0.1, warmup=2)
+OPTIMISER = dataclasses.replace(train_step.ADAM, learning_rate=0.1, warmup=2)
 SETTINGS = dict(
   steps=14, checkpoint_every=4, evaluate_every=5, log_every=1, keep=2, seed=3
 )

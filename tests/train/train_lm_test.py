@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from configs import train_lm
-from specdec_jax import api, build
-from specdec_jax.bench import machine
+from specdec_jax import api, build, machine
 from specdec_jax.train import text
 from specdec_jax.train import train_lm as train_lm_lib
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from configs import train_t5
-from specdec_jax import api, build
-from specdec_jax.bench import machine
+from specdec_jax import api, build, machine
 from specdec_jax.io import export, hf
 from specdec_jax.io import load as load_lib
 from specdec_jax.models import lm

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from specdec_jax.costs import aot, hlo, report
+from specdec_jax.chips import aot, hlo, report, train_step
 from specdec_jax.models import config, lm
-from specdec_jax.train import compiled
 from tests import programs
 
 TINY = config.sized('tiny', dtype='bfloat16', scan_layers=True)
@@ -127,7 +126,7 @@ def test_warnings_name_what_is_copied_gathered_and_moved():
 @pytest.mark.parametrize('length', [1, 1024])
 def test_a_row_that_the_draft_cannot_read(length):
   with pytest.raises(ValueError, match=f'train={length}: must be in 2 to 512'):
-    compiled.make(GOOD, length)
+    train_step.make(GOOD, length)
 
 
 @pytest.mark.aot_tpu

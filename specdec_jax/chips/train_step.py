@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from specdec_jax import sharding
-from specdec_jax.costs import aot, report
+from specdec_jax.chips import aot, report
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.train import lm_loss

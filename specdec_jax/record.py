@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, decode, forward, types
+from specdec_jax import build, debug, decode, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.analysis import debug
 from specdec_jax.verify import chain
 
 Array = types.Array

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from specdec_jax import decode, requests, sharding, types
-from specdec_jax.costs import hlo
+from specdec_jax.chips import hlo
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm

@@ -7,7 +7,7 @@ import rich.console
 import rich.live
 import rich.text
 
-from specdec_jax.bench import metrics
+from specdec_jax import metrics
 from specdec_jax.io import tokenizer as tokenizer_lib
 
 # Origin: (style, marks for output without styles, meaning). No style is colour

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax import requests, runtime, sharding, types
-from specdec_jax.bench import machine
+from specdec_jax import hosts, machine, requests, runtime, types
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.costs import gammas
 from specdec_jax.io import files
@@ -257,10 +256,10 @@ def write(
   left = [prompt for prompt in run.prompts if prompt.id not in old]
   batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
   written, done, recorded = 0, [], {}
-  name = path if sharding.is_first() else os.devnull
+  name = path if hosts.is_first() else os.devnull
   with open(name, 'a', encoding='utf-8') as file, runtime.interrupts() as stop:
     for batch in runtime.track(batches, f'{len(left)} answers'):
-      if sharding.anywhere(bool(stop)):
+      if hosts.anywhere(bool(stop)):
         break
       for prompt, answers in zip(batch, answer(run, batch), strict=True):
         file.write(_line(run, prompt, answers))

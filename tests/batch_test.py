@@ -10,8 +10,7 @@ import pytest
 import tokenizers
 
 from configs import pair
-from specdec_jax import settings
-from specdec_jax.analysis import answers
+from specdec_jax import batch, settings
 from specdec_jax.bench import prompts
 from specdec_jax.io import tokenizer
 from tests.io import stream_test
@@ -32,7 +31,7 @@ def reply(items):
   for tokens, number, *_ in items:
     new = [97 + (sum(tokens) + number + i) % 26 for i in range(3)]
     text = bytes(new).decode()
-    out.append(answers.Answer(text, [*new, 256], 'stop', METRICS))
+    out.append(batch.Answer(text, [*new, 256], 'stop', METRICS))
   return out
 
 
@@ -57,14 +56,14 @@ class World:
     self.input.write_text('\n'.join(map(json.dumps, rows)))
 
   def run(self):
-    digest = answers.digest(self.config, [self.target])
+    digest = batch.digest(self.config, [self.target])
     found = prompts.read(self.input)
-    task = answers.Run(
+    task = batch.Run(
       found, self.target, self._ask, self.chat, 8, self.rows, digest
     )
-    answers.check_prompts(task, str(self.input))
-    old = answers.begun(self.output, task)
-    return answers.write(self.output, task, old)[0]
+    batch.check_prompts(task, str(self.input))
+    old = batch.begun(self.output, task)
+    return batch.write(self.output, task, old)[0]
 
   def _ask(self, items):
     assert 1 <= len(items) <= self.rows
@@ -102,7 +101,7 @@ def test_turns_follow_the_answers_before(world):
   assert asked[0] == 'User: Hello\nAssistant:'
   first, second = world.lines()[1]['text'][:2]
   third = f'User: one\nAssistant: {first}\nUser: two\nAssistant: {second}\n'
-  number = answers.request_number('a/b', 2)
+  number = batch.request_number('a/b', 2)
   assert asked[number] == f'{third}User: three\nAssistant:'
   assert asked[12] == '\x05\x06\x07'  # Ids are passed through.
   world.output.unlink()
@@ -122,11 +121,11 @@ def test_a_later_turn_goes_on_and_does_not_begin(world):
   inner.normalizer = n.Sequence([n.Prepend('▁'), n.Replace(' ', '▁')])
   world.target.tokenizer = dataclasses.replace(t, inner=inner, add_bos=True)
   run = types.SimpleNamespace(target=world.target, chat=False)
-  answer = answers.Answer('b', [261, 2], 'stop', METRICS)
+  answer = batch.Answer('b', [261, 2], 'stop', METRICS)
   prompt = prompts.Prompt('x', turns=('a', 'b'))
   name = lambda ids: [inner.id_to_token(i) for i in ids]
-  assert name(answers.encode(run, prompt, [])) == ['<s>', '▁', 'a']
-  found = answers.encode(run, prompt, [answer])
+  assert name(batch.encode(run, prompt, [])) == ['<s>', '▁', 'a']
+  found = batch.encode(run, prompt, [answer])
   assert name(found) == ['<s>', '▁', 'a', 'b', '<0x0A>', 'b']
 
 
@@ -139,7 +138,7 @@ def test_an_encoder_reads_the_prompt_itself(world):
 
 
 def test_request_numbers():
-  number = answers.request_number
+  number = batch.request_number
   assert number('12', 0) == 12 and number('x', 0) == prompts.request_number('x')
   numbers = [number(i, t) for i in ('0', '12', 'x') for t in range(4)]
   assert len(set(numbers)) == 12
@@ -217,8 +216,8 @@ def test_logits_that_are_not_finite_end_one_row_only(world):
   """Once the batch was lost, and a rerun stopped there again."""
 
   def broken(items):
-    bad = answers.Answer('', (), 'non-finite', METRICS)
-    asked = answers.request_number('a/b', 0)
+    bad = batch.Answer('', (), 'non-finite', METRICS)
+    asked = batch.request_number('a/b', 0)
     return [
       bad if item.number == asked else x
       for item, x in zip(items, reply(items), strict=True)
@@ -257,27 +256,27 @@ def test_refusals_before_any_work(world, tmp_path):
     ('', 'want --prompts=IN.jsonl and --output=OUT'),
   ):
     with pytest.raises(ValueError, match=expected):
-      answers.check_output(str(path), str(world.input))
+      batch.check_output(str(path), str(world.input))
   assert [p.name for p in tmp_path.iterdir()] == ['in.jsonl']
 
 
 def test_a_rerun_finds_the_costs_it_was_begun_with(world):
-  assert answers.costs(world.output) is None
+  assert batch.costs(world.output) is None
   world.run()
-  assert answers.costs(world.output) is None  # no adaptive drafter
+  assert batch.costs(world.output) is None  # no adaptive drafter
   world.output.unlink()
   chosen = METRICS | {'costs': {'verify': [1, 2]}}
   world.ask = lambda items: [x._replace(metrics=chosen) for x in reply(items)]
   for rows in ROWS[:1], ROWS[1:2]:  # one turn, and several
     world.prompts(rows)
     world.run()
-    assert answers.costs(world.output) == {'verify': [1, 2]}
+    assert batch.costs(world.output) == {'verify': [1, 2]}
     world.output.write_text(world.output.read_text() + '{"id":"mo')
-    assert answers.costs(world.output) == {'verify': [1, 2]}
+    assert batch.costs(world.output) == {'verify': [1, 2]}
     world.output.unlink()
   for text in ('{"id":"0","text', '[]\n', '{"metrics": []}\n', ''):
     world.output.write_text(text)
-    assert answers.costs(world.output) is None
+    assert batch.costs(world.output) is None
 
 
 def test_one_method():
@@ -289,5 +288,5 @@ def test_one_method():
   ):
     c = pair.get_config('tiny')
     c.decode.methods, c.decode.gammas = methods, gammas
-    d = settings.settings(answers.one_method(c)).decode
+    d = settings.settings(batch.one_method(c)).decode
     assert (d.methods, d.gammas) == expected

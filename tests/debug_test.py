@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import decode, types
-from specdec_jax.analysis import debug
+from specdec_jax import debug, decode, types
 from specdec_jax.certify import base
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import lookup, scripted

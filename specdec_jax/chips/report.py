@@ -1,13 +1,13 @@
 """The memory, traffic and improvement of a pair of models on a TPU.
 
-The estimates are costs.roofline's; memory, collectives and warnings are of the
-programs as compiled by costs.aot. Nothing runs, and there are no weights.
+The estimates are chips.roofline's; memory, collectives and warnings are of the
+programs as compiled by chips.aot. Nothing runs, and there are no weights.
 """
 
 from typing import Any, NamedTuple
 
 from specdec_jax import sharding
-from specdec_jax.costs import aot, roofline
+from specdec_jax.chips import aot, roofline
 from specdec_jax.models import config as model_config
 
 

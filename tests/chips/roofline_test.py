@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec_jax.costs import roofline
+from specdec_jax.chips import roofline
 from specdec_jax.models import config
 
 # 2 layers of width 64, 4 query and 2 key/value heads of 16, MLP 128, 512 ids.

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import counterfactual, trace
 from specdec_jax import build, forward, requests, runtime, settings, types
-from specdec_jax.analysis import counterfactual, trace
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, forward, runtime, types
+from specdec_jax import decode, forward, machine, runtime, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import machine
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 from specdec_jax.verify import chain

@@ -7,8 +7,7 @@ import re
 import pytest
 import tokenizers
 
-from specdec_jax import api
-from specdec_jax.analysis import page, record
+from specdec_jax import api, page, record
 from specdec_jax.io import tokenizer as tokenizer_lib
 
 BYTES = tokenizer_lib.from_bytes(512, 'bytes')

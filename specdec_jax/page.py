@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from specdec_jax.analysis import show
-from specdec_jax.bench import machine
+from specdec_jax import machine, show
 from specdec_jax.io import files, stream
 
 _TEMPLATE = pathlib.Path(__file__).with_name('page.html')

@@ -1,21 +1,29 @@
-"""Joins this process to the others of a job, before JAX touches a device.
+"""Several processes of one job: how they meet, and what they tell each other.
 
-What they then share is in sharding.py.
+All run the same program on the same requests. `put` and `fetch` move arrays
+between their hosts and a mesh that spans them; `from_first` gives all what only
+process 0 can know.
 """
 
 import glob
 import importlib.util
 import os
+import pickle
 import socket
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 # Seconds: after which a silent process ends the others; that all have to start.
 _SILENCE, _START = 15, 120
+
+T = TypeVar('T')
 
 
 def join(given: str) -> bool:
@@ -125,3 +133,75 @@ def has_tpu() -> bool:
     and bool(chips)
     and importlib.util.find_spec('libtpu') is not None
   )
+
+
+# --- between processes --------------------------------------------------
+
+
+def is_first() -> bool:
+  """Whether this is process 0, which alone prints and writes results."""
+  return jax.process_index() == 0
+
+
+def put(tree: Any, where: jax.sharding.Sharding | None) -> Any:
+  """Arrays on devices of all; those of the host are the same in all of them."""
+  if where is None or where.is_fully_addressable:
+    return jax.device_put(tree, where)
+
+  def one(x):
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+      return jax.jit(lambda x: x, out_shardings=where)(x)
+    x = np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
+    return jax.make_array_from_callback(x.shape, where, lambda i: x[i])
+
+  return jax.tree.map(one, tree)
+
+
+def fetch(tree: Any) -> Any:
+  """The arrays of a tree on the host of every process; all have to call it."""
+
+  def one(x):
+    spread = isinstance(x, jax.Array) and not (
+      x.is_fully_addressable or x.is_fully_replicated
+    )
+    return multihost_utils.process_allgather(x, tiled=True) if spread else x
+
+  return jax.device_get(jax.tree.map(one, tree))
+
+
+def from_first(make: Callable[[], T]) -> T:
+  """The result of make(), or the ValueError that it raises, in process 0.
+
+  The others do not call it. All have to call this.
+  """
+  if jax.process_count() == 1:
+    return make()
+  content, error = b'', None
+  if is_first():
+    try:
+      content = pickle.dumps((make(), None))
+    except ValueError as e:
+      content, error = pickle.dumps((None, e)), e
+  size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
+  # A power of two: each size is a program.
+  wide = np.zeros(1 << max(8, (size - 1).bit_length()), np.uint8)
+  wide[: len(content)] = np.frombuffer(content, np.uint8)
+  wide = multihost_utils.broadcast_one_to_all(wide)
+  made, wrong = pickle.loads(wide[:size].tobytes())
+  if wrong:
+    raise error or wrong
+  return made
+
+
+def anywhere(flags: Any) -> Any:
+  """Which flags are true in any process; all have to call it."""
+  if jax.process_count() == 1:
+    return flags
+  return multihost_utils.process_allgather(np.asarray(flags)).any(0)
+
+
+def differing(text: str) -> int | None:
+  """The first process whose text is not that of process 0; None if all are."""
+  same = from_first(lambda: text) == text
+  every_P = multihost_utils.process_allgather(np.array(same))
+  return None if every_P.all() else int(np.argmin(every_P))

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, types
-from specdec_jax.analysis import record
+from specdec_jax import build, decode, record, types
 from specdec_jax.certify import table_model as tables
 from specdec_jax.drafters import lm as lm_drafter
 from tests import fakes

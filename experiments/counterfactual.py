@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.analysis import trace
-from specdec_jax.bench import metrics, tables
+from experiments import trace
+from specdec_jax.bench import intervals, tables
 from specdec_jax.costs import cost
 
 
@@ -131,9 +131,9 @@ class Row(NamedTuple):
   """
 
   gamma: int
-  reject: metrics.Interval
-  block: metrics.Interval
-  gain: metrics.Interval
+  reject: intervals.Interval
+  block: intervals.Interval
+  gain: intervals.Interval
   independent: float
 
 
@@ -153,7 +153,7 @@ class Analysis(NamedTuple):
   texts: int
   tokens: int
   rounded: int
-  alpha: metrics.Interval
+  alpha: intervals.Interval
   rows: list[Row]
   windows: dict[str, list[float]]
 
@@ -172,7 +172,7 @@ def analyse(found: trace.Trace, *, limit: int) -> Analysis:
   """
   ids = list(dict.fromkeys(text.id for text in found.texts))
   of_request_BX = np.equal.outer(ids, [text.id for text in found.texts])
-  times_RB = metrics.draws(len(ids))
+  times_RB = intervals.draws(len(ids))
   # Values of texts, added over the texts of each request, in every resample.
   sums = lambda values: times_RB @ (of_request_BX @ np.asarray(values, float))
   tokens_R = sums([len(text.tokens) for text in found.texts])
@@ -188,7 +188,9 @@ def analyse(found: trace.Trace, *, limit: int) -> Analysis:
     values['gain'] = values['block'] - values['reject']
     # Sums of float32 may end a rounding above 1.
     expected = cost.expected_tokens(min(alpha_R[0], 1.0), gamma)
-    shown = {name: metrics.interval(x, len(ids)) for name, x in values.items()}
+    shown = {
+      name: intervals.interval(x, len(ids)) for name, x in values.items()
+    }
     rows.append(Row(gamma, **shown, independent=expected))
   return Analysis(
     header=found.header,
@@ -196,7 +198,7 @@ def analyse(found: trace.Trace, *, limit: int) -> Analysis:
     texts=len(found.texts),
     tokens=sum(len(text.tokens) for text in found.texts),
     rounded=int(sum(np.sum(np.equal(t.p, 0)) for t in found.texts)),
-    alpha=metrics.interval(alpha_R, len(ids)),
+    alpha=intervals.interval(alpha_R, len(ids)),
     rows=rows,
     windows={n: x[:, limit].sum(0).tolist() for n, x in windows.items()},
   )
@@ -229,7 +231,7 @@ def show(found: Analysis, console) -> None:
   console.print(tables.table(title, range(limit + 1), accepted))
 
 
-def _shown(x: metrics.Interval) -> str:
+def _shown(x: intervals.Interval) -> str:
   ends = '' if x.low is None else f' ({x.low:.3f} to {x.high:.3f})'
   return f'{x.value:.3f}{ends}'
 

@@ -3,8 +3,7 @@ import io
 import pytest
 import rich.console
 
-from specdec_jax import api
-from specdec_jax.analysis import show
+from specdec_jax import api, show
 from specdec_jax.io import tokenizer
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from specdec_jax.analysis import counterfactual
+from experiments import counterfactual
 from specdec_jax.certify import enumerate_window
 from specdec_jax.verify import block, reject
 

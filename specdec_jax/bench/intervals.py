@@ -1,0 +1,173 @@
+"""Intervals of an improvement: over prompts, and over the choice of an arm.
+
+Prompts are the sample, never their repeats: what makes a prompt long or the
+machine slow is in both arms, and cancels. An improvement is a ratio of sums;
+its standard error is the jackknife's, leaving out one prompt at a time. (Of
+its logarithm, arms that are not faster would win twice as often as lose.) Few
+long prompts hold most of the time, so Student's t has one degree of freedom
+less than the prompts count for, (sum s)^2 / sum s^2 of their seconds (Kish
+1965): with n - 1 of them, intervals of six prompts whose lengths vary much
+would hold the truth 90 times in 100. tests/bench/simulation.py counts.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+RESAMPLES = 2000
+FEWEST = 6  # prompts of an interval
+
+
+class Interval(NamedTuple):
+  """A value and the ends of its interval; None where they are not known.
+
+  A value of None was too short to measure; ends of None come from fewer than
+  FEWEST prompts, or from one batch.
+  """
+
+  value: float | None = None
+  low: float | None = None
+  high: float | None = None
+
+  @property
+  def outcome(self) -> str:
+    """Of an improvement: win, loss, unclear, too few or too short."""
+    if self.value is None:
+      return 'too short'
+    if self.low is None or self.high is None:
+      return 'too few'
+    if self.low > 1:
+      return 'win'
+    return 'loss' if self.high < 1 else 'unclear'
+
+  @property
+  def width(self) -> float | None:
+    """Half of it, from the value to its upper end, as a share of the value."""
+    if not self.value or self.high is None:
+      return None
+    return self.high / self.value - 1
+
+  def enough(self, prompts: int) -> float:
+    """How many prompts would exclude 1, if the value stays.
+
+    prompts: of this interval; its width falls with their square root. inf at a
+    value of 1.
+    """
+    assert self.value and self.high
+    away = abs(self.value - 1)
+    return prompts * ((self.high - self.value) / away) ** 2 if away else np.inf
+
+
+def resamples(prompts: int) -> np.ndarray:
+  """How often each prompt is drawn in each resample: [RESAMPLES, prompts]."""
+  rng = np.random.default_rng(0)
+  even = np.full(prompts, 1 / prompts)
+  return rng.multinomial(prompts, even, size=RESAMPLES)
+
+
+def draws(prompts: int) -> np.ndarray:
+  """Each prompt once, then `resamples`, if FEWEST or more: [1 + R, prompts]."""
+  once = np.ones((1, prompts), int)
+  few = prompts < FEWEST
+  return once if few else np.concatenate([once, resamples(prompts)])
+
+
+def interval(value_R, prompts: int) -> Interval:
+  """The first value with its 95 % interval, by how far those after it spread.
+
+  For the rows of `draws(prompts)`. Their percentiles would be too narrow for
+  few prompts: 88 % of seven instead of 95 %.
+  """
+  value = float(value_R[0])
+  if len(value_R) == 1:
+    return Interval(value)
+  t = stats.t.ppf(0.975, prompts - 1)
+  half = t * np.std(value_R[1:]) * np.sqrt(prompts / (prompts - 1))
+  return Interval(value, float(value - half), float(value + half))
+
+
+def one_of(x: Interval, many: int) -> Interval:
+  """The interval of one of `many`, whichever of them is looked at: wider.
+
+  x: a 95 % interval of a sample that is large enough to be normal.
+  """
+  if x.value is None or x.low is None or x.high is None:
+    return x
+  times = stats.norm.ppf(1 - 0.025 / many) / stats.norm.ppf(0.975)
+  end = lambda y: float(x.value + (y - x.value) * times)
+  return Interval(x.value, end(x.low), end(x.high))
+
+
+def around(
+  value: float, log_sd: float, prompts: int, level: float = 0.95
+) -> Interval:
+  """The Interval of a value from a bootstrap's standard deviation of its log.
+
+  prompts: how many were resampled; one gives no ends.
+  """
+  if prompts < 2:
+    return Interval(value)
+  t = stats.t.ppf((1 + level) / 2, prompts - 1)
+  factor = np.exp(t * log_sd * np.sqrt(prompts / (prompts - 1)))
+  return Interval(value, float(value / factor), float(value * factor))
+
+
+def speedups(tokens_AG, seconds_AG, level: float = 0.95) -> list[Interval]:
+  """Tokens over seconds of every arm A but the first, over the first's.
+
+  The intervals hold all at once: whichever arm is chosen afterwards, by these
+  numbers too, its interval has paid for the choice.
+
+  Args:
+    tokens_AG: by arm and unit G, a prompt or a batch of them.
+    seconds_AG: the same; means over repeats, above 0.
+    level: how often all of them hold. One unit gives no ends.
+  """
+  tokens_AG, seconds_AG = (
+    np.asarray(x, float) for x in (tokens_AG, seconds_AG)
+  )
+  sums = lambda x_AG: x_AG.sum(1, keepdims=True)
+  over = lambda tokens, seconds: (tokens / seconds)[1:] / (tokens / seconds)[:1]
+  value_A = over(sums(tokens_AG), sums(seconds_AG))[:, 0]
+  units = tokens_AG.shape[1]
+  if units < 2:
+    return [Interval(float(x)) for x in value_A]
+  left_AG = over(sums(tokens_AG) - tokens_AG, sums(seconds_AG) - seconds_AG)
+  left_AG -= left_AG.mean(1, keepdims=True)
+  error_A = np.sqrt((units - 1) / units * (left_AG**2).sum(1))
+  weight_G = (seconds_AG / sums(seconds_AG)).mean(0)
+  freedom = max(1 / (weight_G**2).sum() - 1, 1.0)
+  t = stats.t.ppf(1 - _each(left_AG, 1 - level) / 2, freedom)
+  return [
+    Interval(float(x), float(max(x - y, 0)), float(x + y))
+    for x, y in zip(value_A, t * error_A, strict=True)
+  ]
+
+
+def _each(errors_AG: np.ndarray, chance: float) -> float:
+  """The chance of error of one interval, for `chance` of any error in all.
+
+  Bonferroni's chance / A at least, and more where arms err together: of normal
+  errors correlated as these are, the largest passes the normal quantile of what
+  is returned with that chance (the max-t test: Hothorn, Bretz and Westfall
+  2008, https://doi.org/10.1002/bimj.200810425).
+  """
+  arms, units = errors_AG.shape
+  size_A1 = np.sqrt((errors_AG**2).sum(1, keepdims=True))
+  if arms == 1 or not size_A1.any():
+    return chance
+  # Few units overstate how alike arms are: one of them counts as unshared.
+  own = np.sqrt(1 / units)
+  unit_AG = np.sqrt(1 - own**2) * errors_AG / np.where(size_A1, size_A1, 1)
+  normal_RX = _normals(RESAMPLES, units + arms)
+  alone_RA = own * normal_RX[:, units:]
+  largest_R = np.abs(normal_RX[:, :units] @ unit_AG.T + alone_RA).max(1)
+  found = 2 * stats.norm.sf(np.quantile(largest_R, 1 - chance))
+  return float(np.clip(found, chance / arms, chance))
+
+
+@functools.cache
+def _normals(*shape: int) -> np.ndarray:
+  return np.random.default_rng(0).normal(size=shape)

@@ -1,0 +1,118 @@
+"""The machine's name, the commit of this code, and how fast a matmul runs."""
+
+import functools
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.models import layers
+
+# A call that reads memory once and returns gigabytes a second.
+Read = functools.partial[float]
+
+
+def describe() -> dict[str, Any]:
+  """Names of the hardware and versions of the software."""
+  device = jax.devices()[0]
+  head, dirty = commit()
+  version = importlib.metadata.version
+  return {
+    'platform': device.platform,
+    'device': device.device_kind,
+    'devices': jax.device_count(),
+    'cpu': _cpu_name(),
+    'cores': _cores(),
+    'python': platform.python_version(),
+    'jax': jax.__version__,
+    'jaxlib': version('jaxlib'),
+    'flax': version('flax'),
+    'XLA_FLAGS': os.environ.get('XLA_FLAGS', ''),
+    'commit': head,
+    'dirty': dirty,
+  }
+
+
+def commit(*paths: str) -> tuple[str, bool]:
+  """The commit of this code, and whether files have changed since.
+
+  paths: git pathspecs, from the root, of the files to look at: the commit is
+    the last that changed one of them; () for all.
+  """
+  changed = _git('status', '--porcelain', '--', *paths)
+  head = _git('log', '-1', '--format=%H', '--', *paths)
+  return head or 'unknown', bool(changed)
+
+
+def made_by(commit: str, changed: bool) -> str:
+  """The two values of `commit` as pages print them."""
+  return f'Commit {commit[:12]}{" with changes" if changed else ""}'
+
+
+def matmul_flops(dtype: str) -> float:
+  """Floating-point operations a second of one device in a large matmul."""
+  size = 1024 if jax.default_backend() == 'cpu' else 8192
+  x = filled((size, size), dtype)
+  fastest = max(repeated(functools.partial(read, matvec, x, x)))
+  return 2.0 * size**3 * fastest * 1e9 / x.nbytes
+
+
+def read(program, *args) -> float:
+  """Gigabytes a second of one call, which reads the last of args."""
+  start = time.perf_counter()
+  jax.block_untilready(program(*args))
+  return args[-1].nbytes / (time.perf_counter() - start) / 1e9
+
+
+def repeated(read: Read) -> list[float]:
+  """GB/s of each call, over at least 5 calls and 0.4 seconds in all."""
+  read()
+  found: list[float] = []
+  start = time.monotonic()
+  while len(found) < 5 or time.monotonic() - start < 0.4:
+    found.append(read())
+  return found
+
+
+@jax.jit
+def matvec(x_1K, w_KN):
+  # The model's own matmul, with its bf16 row padding: the same work.
+  return layers.matmul(x_1K, w_KN)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def filled(shape, dtype):
+  return jnp.full(shape, 0.5, dtype)
+
+
+def _cpu_name() -> str:
+  try:
+    text = pathlib.Path('/proc/cpuinfo').read_text()
+  except OSError:
+    return platform.processor() or platform.machine()
+  names = re.findall(r'model name\s*: (.+)', text)
+  return names[0] if names else platform.machine()
+
+
+def _cores() -> int:
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def _git(*args: str) -> str:
+  root = str(pathlib.Path(__file__).parents[1])
+  try:
+    done = subprocess.run(
+      ['git', '-C', root, *args], capture_output=True, text=True, timeout=10
+    )
+  except (OSError, subprocess.TimeoutExpired):
+    return ''
+  return done.stdout.strip() if done.returncode == 0 else ''

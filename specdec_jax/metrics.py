@@ -1,0 +1,121 @@
+"""All metrics: definitions and computation, here only.
+
+Names are the field's; where a name has several meanings there, the formula is
+spelled out. Prefill is never a target call. All counts are exact.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec_jax import decode, types
+
+# Counters of the batch, not of its rows.
+_BATCH = 'widths_N', 'calls'
+
+
+def rows(info: types.Info, pick=slice(None)) -> types.Info:
+  """Info of some rows, on the host; counters of the batch are unchanged."""
+  some = lambda name, x: np.asarray(x)[() if name in _BATCH else pick]
+  return types.Info(
+    **{n: None if x is None else some(n, x) for n, x in info._asdict().items()}
+  )
+
+
+def join(outputs: Sequence[decode.Output]) -> types.Info:
+  """Several runs as one: rows side by side, counters of the batches added."""
+  host, out = [rows(output.info) for output in outputs], {}
+  for name in types.Info._fields:
+    parts = [getattr(info, name) for info in host]
+    if name in _BATCH:
+      out[name] = np.sum(parts, 0)
+    else:
+      out[name] = None if parts[0] is None else np.concatenate(parts)
+  return types.Info(**out)
+
+
+# --- counts ----------------------------------------------------------------
+
+
+class Summary(NamedTuple):
+  """Counts and ratios over requests. A ratio without a denominator is None.
+
+  emitted_tokens: tokens after the prompts.
+  target_calls: windows verified, added over rows.
+  drafted_tokens, accepted_tokens: draft tokens proposed, and those emitted.
+  block_efficiency: emitted_tokens / target_calls; includes the recovered or
+    bonus token, and windows cut by EOS or length (= mean acceptance length of
+    vLLM, tau of EAGLE, accept length of SGLang).
+  block_efficiency_uncut: the same over windows that nothing cut.
+  draft_acceptance_rate: accepted / drafted, drafts after a rejection included,
+    so it falls with gamma (vLLM's definition).
+  acceptance_per_position: share of windows proposing offset k that accepted it
+    (unconditional on the offsets before).
+  conditional_acceptance_per_position: the same among windows that accepted
+    every offset before k.
+  proposal_rate: share of windows that proposed anything.
+  accepted_histogram, uncut_histogram: windows by drafts accepted: all; uncut.
+  proposed_per_position: windows that proposed offset k.
+  tried_per_position: those of them that accepted every offset before k.
+  accepted_per_position: those of them that accepted offset k too.
+  """
+
+  emitted_tokens: int
+  target_calls: int
+  drafted_tokens: int
+  accepted_tokens: int
+  block_efficiency: float | None
+  block_efficiency_uncut: float | None
+  draft_acceptance_rate: float | None
+  acceptance_per_position: list[float | None]
+  conditional_acceptance_per_position: list[float | None]
+  proposal_rate: float | None
+  accepted_histogram: list[int]
+  uncut_histogram: list[int]
+  proposed_per_position: list[int]
+  tried_per_position: list[int]
+  accepted_per_position: list[int]
+
+
+def summary(info: types.Info) -> Summary:
+  """The Summary of all rows of an Info."""
+  counts = lambda x_BK: [int(n) for n in np.asarray(x_BK, np.int64).sum(0)]
+  emitted = int((np.asarray(info.origin_BL) != types.PROMPT).sum())
+  calls = int(np.asarray(info.calls_B, np.int64).sum())
+  uncut_N = counts(info.whole_BN)
+  proposed_K, tried_K = counts(info.proposed_BK), counts(info.tried_BK)
+  accepted_K = counts(info.accepted_BK)
+  drafted, accepted = sum(proposed_K), sum(accepted_K)
+  uncut = sum((k + 1) * n for k, n in enumerate(uncut_N))
+  return Summary(
+    emitted_tokens=emitted,
+    target_calls=calls,
+    drafted_tokens=drafted,
+    accepted_tokens=accepted,
+    block_efficiency=ratio(emitted, calls),
+    block_efficiency_uncut=ratio(uncut, sum(uncut_N)),
+    draft_acceptance_rate=ratio(accepted, drafted),
+    acceptance_per_position=list(map(ratio, accepted_K, proposed_K)),
+    conditional_acceptance_per_position=list(map(ratio, accepted_K, tried_K)),
+    proposal_rate=ratio(proposed_K[0] if proposed_K else 0, calls),
+    accepted_histogram=counts(info.hist_BN),
+    uncut_histogram=uncut_N,
+    proposed_per_position=proposed_K,
+    tried_per_position=tried_K,
+    accepted_per_position=accepted_K,
+  )
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+  return numerator / denominator if denominator else None
+
+
+def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
+  """Share of n-grams that occurred before in the same text; high in loops."""
+  found = repeated = 0
+  for text in texts:
+    grams = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
+    found += len(grams)
+    repeated += len(grams) - len(set(grams))
+  return ratio(repeated, found)

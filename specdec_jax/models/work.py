@@ -1,0 +1,85 @@
+"""What a pass reads and computes: bytes, and products of parameters."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax import types
+from specdec_jax.models import lm
+
+
+def tree_bytes(tree: Any) -> int:
+  """Bytes of all arrays, over all devices, each shard counted once."""
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def step_parameters(params: types.Params) -> int:
+  """Parameters that one forward pass reads, the head included.
+
+  Without the position table and an untied embedding, of which it reads few
+  rows, and without what reads a source, once a request.
+  """
+  return sum(x.size for _, x in _read_whole(params))
+
+
+def row_products(params: types.Params, length: int, source: int) -> float:
+  """Parameters times the tokens of a row of training that pass each of them.
+
+  length: tokens of the row. source: those that its encoder reads, if any does.
+  """
+  encoder = jax.tree.leaves(params.get('encoder', {}))
+  passed = step_parameters(params) * length
+  return float(passed + sum(x.size for x in encoder) * source)
+
+
+def step_bytes(params: types.Params) -> int:
+  """Bytes of step_parameters."""
+  return tree_bytes(dict(_read_whole(params)))
+
+
+def slot_bytes(model: types.Model, rows: int) -> float:
+  """Bytes of a cache for each of its slots, in all rows together."""
+  many = 1024  # a cache may round slots up to whole panels
+  cache = jax.eval_shape(lambda: model.init_cache(rows, many))
+  return tree_bytes(cache) / many
+
+
+def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
+  """Bytes that an encoder leaves of each token of a source; 0 without one."""
+  many, encode = 1024, model.encode
+  if encode is None:
+    return 0.0
+  source = types.Source(np.zeros((rows, many), int), np.zeros(rows, int))
+  left = lambda: encode(params, source, model.init_cache(rows, 0))
+  return tree_bytes(jax.eval_shape(left)) / many
+
+
+def _read_whole(params: types.Params) -> list[tuple[str, jax.Array]]:
+  """The parameters of a pass, by flat name, of a tree of any kind."""
+  named, _ = jax.tree_util.tree_flatten_with_path(params)
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
+  flat = [(name(path), x) for path, x in named]
+  return [x for x in flat if lm.every_pass(x[0])]
+
+
+def own_bytes(params: types.Params, target: types.Params) -> int:
+  """Bytes of the arrays that are not shared with the target."""
+  own = {id(x): x for x in jax.tree.leaves(params)}
+  for x in jax.tree.leaves(target):
+    own.pop(id(x), None)
+  return tree_bytes(list(own.values()))
+
+
+def layers_share(params: types.Params, count: int) -> float:
+  """Bytes of the first `count` layers over step_bytes, an estimate of time."""
+  if not count:
+    return 0.0
+  total = 0.0
+  for name, x in _read_whole(params):
+    group, _, rest = name.partition('/')
+    if group == 'layers' and rest[0].isdecimal():
+      total += x.nbytes * (int(rest.partition('/')[0]) < count)
+    elif group == 'layers':  # scanned: depth is the first axis
+      total += x.nbytes * count / x.shape[0]
+  return total / step_bytes(params)
