@@ -143,7 +143,7 @@ def test_a_folder_can_be_read_in_one_sitting():
   """
   for folder in (ROOT, *(p for p in ROOT.iterdir() if p.is_dir())):
     modules = [p for p in folder.glob('*.py') if p.name != '__init__.py']
-    most = {'specdec_jax': 24, 'io': 24, 'certify': 14}.get(folder.name, 12)
+    most = {'specdec_jax': 20, 'io': 24, 'certify': 14}.get(folder.name, 12)
     assert len(modules) <= most, folder
     for path in modules:
       assert path.read_text().count('\n') <= 400, path
