@@ -67,7 +67,7 @@ def matmul_flops(dtype: str) -> float:
 def read(program, *args) -> float:
   """Gigabytes a second of one call, which reads the last of args."""
   start = time.perf_counter()
-  jax.block_untilready(program(*args))
+  jax.block_until_ready(program(*args))
   return args[-1].nbytes / (time.perf_counter() - start) / 1e9
 
 
