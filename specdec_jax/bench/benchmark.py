@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import rich.console
 
-from specdec_jax import build, hosts, metrics, runtime
-from specdec_jax import machine as machine_lib
+from specdec_jax import build, hosts, machine, metrics, runtime
 from specdec_jax.bench import (
   budget,
   identity,
@@ -132,7 +131,7 @@ def run(
     ValueError: the clock has too little time for one prompt.
   """
   ceiling, reads = _ceiling(arms, plan)
-  doc = Document(machine_lib.describe(), ceiling, plan_lib.setting(arms, plan))
+  doc = Document(machine.describe(), ceiling, plan_lib.setting(arms, plan))
   tables.start(doc, console)
   main = clock.share(0.5) if plan.batch_sizes else clock
   before = _before(arms, plan, doc, main, track, console)
@@ -145,7 +144,6 @@ def run(
 
   judged = plan_lib.groups(arms, plan, plan.judged)
   end = main._replace(seconds=main.seconds - before.speed.closing())
-  # What is left over goes to more repeats than planned.
   blocks = budget.blocks(len(judged), repeats, end, track)
   start, gb_s = runtime.elapsed(), []
   blocks = ceiling_lib.reading(blocks, reads, gb_s)

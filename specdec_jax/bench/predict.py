@@ -148,8 +148,7 @@ def alphas(
 def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   """(text_BL, proposed_BL, alpha_BL, distance_BL) of a group.
 
-  text_BL: whether plain decoding emitted the token at an index. proposed_BL:
-  whether the drafter proposes something there.
+  Whether plain decoding emitted the token at an index, and one is proposed.
   """
   engine, (B, L) = arm.engine, plain.tokens_BL.shape
   text = dict(tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B)
