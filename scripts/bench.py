@@ -16,16 +16,12 @@ from specdec_jax import (
   runtime,  # noqa: E402
 )
 from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
+from specdec_jax.bench import benchmark, budget, prompts  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.costs import gammas  # noqa: E402
 
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
-_EXPORT = flags.DEFINE_string(
-  'export_gammas', '', 'JSON file of the best gammas, for generate'
-)
 _MINUTES = flags.DEFINE_float(
   'minutes', 10, 'in all, with loading and compiling; 0: all of the config'
 )
@@ -40,8 +36,6 @@ def run() -> bool:
   chosen = hosts.from_first(lambda: prompts.chosen(asked))
   sizes = plan_lib.batch_sizes(_SIZES.value)
   clock = budget.clock(_MINUTES.value)
-  if _EXPORT.value and not sizes:
-    raise ValueError('export_gammas: needs --batch_sizes, as in 1,4,16')
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen, sizes)
   console = runtime.console()
@@ -52,10 +46,6 @@ def run() -> bool:
     console=console,
     clock=clock,
   )
-  if _EXPORT.value and verdict.sound(doc):
-    hosts.from_first(
-      lambda: gammas.export(doc, loaded.target.digest, _EXPORT.value)
-    )
   return benchmark.finish(doc, _CONFIG.value, folder, console)
 
 

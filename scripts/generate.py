@@ -33,9 +33,6 @@ from specdec_jax.bench import prompts  # noqa: E402
 _CONFIG = runtime.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'JSONL file of answers')
-_GAMMAS = flags.DEFINE_string(
-  'gammas', '', 'file of bench.py --export_gammas, in place of decode.gammas'
-)
 _HTML = flags.DEFINE_string('html', '', 'page of who made each token: slower')
 _CACHE = flags.DEFINE_bool('check_cache', False, 'recompute every cache: slow')
 
@@ -59,12 +56,6 @@ def run() -> bool:
   sampling = dataclasses.asdict(s.sampling)
   wanted = api.Settings(max_new, **sampling, record=bool(_HTML.value))
   rows = requests.rows_on(target.layout, min(s.bench.batch_size, len(chosen)))
-  if _GAMMAS.value:
-    config.decode.gammas = (
-      batch_lib.best_gamma(_GAMMAS.value, target, s, chosen, rows),
-    )
-    config = batch_lib.one_method(config)
-    e = settings.Experiment(settings.settings(config), target)
   engine = settings.first(e, measure=not costs)
 
   def ask(items):

@@ -9,7 +9,6 @@ print(out[0].text, out[0].metrics['block_efficiency'])
 
 import dataclasses
 import inspect
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -21,13 +20,11 @@ from specdec_jax import (
   decode,
   fields,
   hosts,
-  machine,
   metrics,
   requests,
   types,
 )
 from specdec_jax import record as record_lib
-from specdec_jax.costs import gammas
 
 Settings = requests.Settings
 
@@ -93,7 +90,7 @@ def generate(
   *,
   draft: Any = None,
   rule: str | types.Rule = 'reject',
-  gamma: int | str | os.PathLike | None = None,
+  gamma: int | None = None,
   draft_options: dict[str, Any] | None = None,
   n: int = 1,
   chat: bool = False,
@@ -111,7 +108,7 @@ def generate(
       types.Drafter.
     rule: a name of RULES ('lenient:0.5' is lossy), or a types.Rule.
     gamma: tokens drafted before each pass of the target (None: 4, or what your
-      own drafter was made for), or a file of bench.py --export_gammas.
+      own drafter was made for).
     draft_options: settings of the drafter, by name.
     n: samples of each prompt, which follow each other.
     chat: put each text through the model's chat template as a user's turn.
@@ -130,8 +127,7 @@ def generate(
   call = Call(n, batch_size, chat, check_cache, proposals)
   _check(target, draft, call)
   items = _items(target, prompts, call)
-  drafting = draft, rule, gamma, draft_options
-  engine = _engine(target, *drafting, wanted, items, call.batch_size)
+  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
   rows = requests.rows_on(target.layout, min(call.batch_size, len(items)))
   batches = [
     request_of(engine, items[i : i + rows], wanted, rows=rows)
@@ -153,7 +149,7 @@ def stream(
   *,
   draft: Any = None,
   rule: str | types.Rule = 'reject',
-  gamma: int | str | os.PathLike | None = None,
+  gamma: int | None = None,
   draft_options: dict[str, Any] | None = None,
   chat: bool = False,
   request: int = 0,
@@ -182,7 +178,7 @@ def stream(
   call = Call(chat=chat, request=request)
   _check(target, draft, call)
   items = [requests.item(target, prompt, call.request, chat=chat)]
-  engine = _engine(target, draft, rule, gamma, draft_options, wanted, items, 1)
+  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
   rows = requests.rows_on(target.layout, 1)
   return _pieces(engine, request_of(engine, items, wanted, rows=rows), wanted)
 
@@ -251,8 +247,8 @@ def _check(target, draft, call: Call) -> None:
     )
 
 
-def _engine(target, draft, rule, gamma, draft_options, wanted, items, rows):
-  """build.engine; gamma may be a file with the best for these items."""
+def _engine(target, draft, rule, gamma, draft_options, wanted):
+  """build.engine with what generate and stream were given."""
   options = draft_options or {}
   own = set(inspect.signature(build.engine).parameters) - {'settings'}
   if not isinstance(options, Mapping) or own.intersection(options):
@@ -260,9 +256,6 @@ def _engine(target, draft, rule, gamma, draft_options, wanted, items, rows):
       f'draft_options={fields.short(options)}: must be a dict of the '
       f"drafter's settings by name, without {', '.join(sorted(own))}"
     )
-  if isinstance(gamma, str | os.PathLike):
-    here, asked = machine.describe(), dict(new=wanted.max_new_tokens, rows=rows)
-    gamma = gammas.of_requests(gamma, here, target, draft, items, **asked)
   return build.engine(
     target,
     draft,

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax import hosts, machine, requests, runtime, types
+from specdec_jax import hosts, requests, runtime, types
 from specdec_jax.bench import prompts as prompts_lib
-from specdec_jax.costs import gammas
 from specdec_jax.io import files
 
 # Sections of the config that change no answer, except for bench.chat.
@@ -67,27 +66,6 @@ def one_method(config):
   if not d.methods or d.gammas in ((), (0,)):
     d.methods, d.gammas = (), (0,)
   return config
-
-
-def best_gamma(path: str, target, s, chosen, rows: int) -> int:
-  """The gamma of a file of gammas for some prompts; see gammas.of_requests.
-
-  Args:
-    path: a file of bench.py --export_gammas.
-    target: an io.load.LanguageModel.
-    s: settings.Settings.
-    chosen: bench.prompts.Prompt, the prompts.
-    rows: of a batch.
-  """
-  items = [
-    requests.item(target, x.tokens or x.turns[0], 0, chat=s.bench.chat)
-    for x in chosen
-  ]
-  method, new = (*s.decode.methods, '')[0], s.decode.max_new_tokens
-  here = machine.describe()
-  return gammas.of_requests(
-    path, here, target, method, items, new=new, rows=rows
-  )
 
 
 def digest(config, models: Sequence[Any]) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import api, build, machine, requests, sharding
+from specdec_jax import api, build, requests, sharding
 from specdec_jax.certify import table_model
-from specdec_jax.costs import calibration, gammas
+from specdec_jax.costs import calibration
 from specdec_jax.drafters import lookup
 from specdec_jax.io import load, tokenizer
 from specdec_jax.models import convert
@@ -376,28 +376,6 @@ def test_a_draft_of_another_tokenizer_is_refused(target, draft):
   other = dataclasses.replace(draft, tokenizer=tokenizer.from_bytes(256, 'x'))
   with pytest.raises(ValueError, match='different tokenizers'):
     specdec_jax.generate(target, PROMPTS, draft=other)
-
-
-def test_gamma_from_a_file_of_measurements(target, tmp_path):
-  path = tmp_path / 'gammas.json'
-  few, many = (
-    gammas.Entry('lookup', rows, 32, gamma) for rows, gamma in ((1, 3), (3, 0))
-  )
-  gammas.write(path, machine.describe(), target.digest, [few, many], {})
-  ask = lambda prompts: specdec_jax.generate(
-    target, prompts, draft='lookup', gamma=path, **COMMON
-  )
-  (one,) = ask(PROMPTS[:1])
-  assert len(one.metrics['proposed_per_position']) == 3
-  assert ask(PROMPTS)[0].metrics['proposed_per_position'] == []
-  flow = lambda: specdec_jax.stream(
-    target, PROMPTS[0], draft='lookup', gamma=path, **COMMON
-  )
-  assert [x for piece in flow() for x in piece.tokens] == one.tokens
-  gammas.write(path, machine.describe(), 'another', [few], {})
-  with pytest.raises(ValueError, match='measured on another model') as error:
-    flow()
-  assert '\n' not in str(error.value)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from specdec_jax import build, runtime, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.costs import calibration, gammas, parts
+from specdec_jax.costs import calibration, parts
 from specdec_jax.io import load
 from specdec_jax.models import lm
 from tests import fakes
@@ -89,16 +89,13 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   assert one.engine is two.engine and one.engine.costs == doc.costs
   assert one.engine.weights.draft.costs.draft_N.tolist() == [0, 1, 2]
   assert [x.engine for x in made[3:]] == [x.engine for x in arms[3:]]
-  # Both files of bench.py can be given.
-  results, exported = tmp_path / 'bench.json', tmp_path / 'gammas.json'
+  # The file of bench.py can be given.
+  results = tmp_path / 'bench.json'
   results.write_text(runtime.compact(doc._asdict()))
-  here = dict.fromkeys(gammas._MACHINE, 1)
-  gammas.export(doc._replace(machine=here), 'm', str(exported))
   make = lambda costs, gamma=2: build.engine(
     e.target, 'adaptive', gamma=gamma, drafter='lookup', costs=costs
   )
-  for path in results, exported:
-    assert make(path).costs == doc.costs
+  assert make(results).costs == doc.costs
   # A smaller gamma needs fewer of them.
   assert make(doc.costs, 1).weights.draft.costs.verify_N.tolist() == [1, 1.5]
   for bad in ({}, [1], {'costs': {'lookup': [0, 1, 2]}}):
