@@ -6,8 +6,8 @@
 # --quick takes tiny random models, in 20 minutes, and reports in results/quick.
 # bash experiments/run_all.sh [--all | --empirical [--quick] [--models=DIR]]
 # Left out, each with a run.sh of its own: specbench (needs a question.jsonl),
-# distillspec_grid (trains a pair first), field_criteria (what others' tests miss),
-# prediction (how often predictions hold: an hour), headline (the README's figures).
+# distillspec_grid (trains a pair first), prediction (how often predictions hold: an
+# hour), headline (the README's figures).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
