@@ -16,7 +16,7 @@ TRACK = lambda items, text: items
 @pytest.fixture
 def clocks(monkeypatch):
   """(arms, Runs of two drafters at three gammas on 14 prompts)."""
-  monkeypatch.setattr(metrics, 'RESAMPLES', 200)
+  monkeypatch.setattr(intervals, 'RESAMPLES', 200)
   case = simulation.Case(14, 3, 2, 0.8, improvement=1.2)
   runs = simulation.measured(case, np.random.default_rng(0))
   arms = [

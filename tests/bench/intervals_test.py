@@ -14,7 +14,7 @@ Case = simulation.Case
 
 @pytest.fixture
 def few_resamples(monkeypatch):
-  monkeypatch.setattr(metrics, 'RESAMPLES', 400)
+  monkeypatch.setattr(intervals, 'RESAMPLES', 400)
 
 
 # All of them, more often: python tests/bench/simulation.py. Of 600 runs up to

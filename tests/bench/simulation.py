@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 import numpy as np
 
-from specdec_jax.bench import timing, verdict
+from specdec_jax.bench import intervals, timing, verdict
 
 
 class Case(NamedTuple):
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
   drafter: str
   gamma: int
-  improvement: timing.metrics.Interval
+  improvement: intervals.Interval
 
 
 class Output(NamedTuple):
