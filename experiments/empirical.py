@@ -17,7 +17,7 @@ from absl import flags
 from experiments import claims as claims_lib
 from experiments import page
 from experiments import rows as rows_lib
-from specdec_jax import machine, runtime
+from specdec_jax import machine, printing, program
 from specdec_jax.bench import budget, identity, intervals, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
@@ -194,10 +194,13 @@ def measure(
     for name in _chosen(folder, every, head)
   ]
   for _, folder, _ in given:
-    runtime.open_workdir(str(folder))
+    program.open_workdir(str(folder))
   names = [name for name, *_ in wanted]
   wanted.sort(key=lambda x: names.index(x[0]))
-  setting = {'asked': json.loads(runtime.compact(asked)), 'quick': _QUICK.value}
+  setting = {
+    'asked': json.loads(printing.compact(asked)),
+    'quick': _QUICK.value,
+  }
   loaded, gate = None, None
   for name, table, folder, row in wanted:
     before = stored(folder, [name]).get(name)
@@ -211,7 +214,7 @@ def measure(
     about = machine.describe() | {'commit': head, 'dirty': dirty}
     doc = setting | {'machine': about, 'gate': gate and gate._asdict()}
     doc |= {'cells': table.measure(loaded, asked)}
-    files.write(folder / f'{name}.json', runtime.compact(doc))
+    files.write(folder / f'{name}.json', printing.compact(doc))
 
 
 def _chosen(folder: pathlib.Path, every: Rows, head: str) -> list[str]:
@@ -313,7 +316,7 @@ def timed(arms: Sequence[plan_lib.Arm], groups, programs, repeats: int):
   Raises:
     ValueError: logits that are not finite.
   """
-  blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED, runtime.track)
+  blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED, printing.track)
   runs = timing.measure(arms, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := identity.failures(groups, outputs):

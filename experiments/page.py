@@ -6,7 +6,7 @@ from typing import Any
 
 import rich.text
 
-from specdec_jax import machine, runtime
+from specdec_jax import machine, printing
 from specdec_jax.bench import intervals
 from specdec_jax.io import files
 
@@ -72,7 +72,7 @@ def fill(home: pathlib.Path, text: str, name: str = '') -> None:
 def save(folder: pathlib.Path | None, home: pathlib.Path, doc, text: str):
   """NAME.json beside what `write` writes; nothing without a folder."""
   if folder is not None:
-    files.write(folder / f'{home.name}.json', runtime.compact(doc))
+    files.write(folder / f'{home.name}.json', printing.compact(doc))
     write(folder, home, text)
 
 

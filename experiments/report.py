@@ -11,7 +11,7 @@ import markdown_it
 from experiments import claims as claims_lib
 from experiments import empirical, page
 from experiments import rows as rows_lib
-from specdec_jax import runtime
+from specdec_jax import program
 from specdec_jax.io import files
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -48,7 +48,7 @@ def run(tables: Sequence[empirical.Table]) -> bool:
     ValueError: results of several commits, or none.
   """
   output, folders = empirical.folders_of(tables)
-  runtime.open_workdir(str(output))
+  program.open_workdir(str(output))
   found = sections(tables, folders, [empirical.rows(x) for x in tables])
   files.write(output / 'report.md', markdown(found))
   files.write(output / 'report.html', html(found))

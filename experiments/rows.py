@@ -16,7 +16,7 @@ from configs import default
 from experiments import papers, trace
 from experiments import texts as texts_lib
 from experiments.distillspec_grid import settings as grid
-from specdec_jax import build, runtime
+from specdec_jax import build, printing
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
@@ -439,7 +439,7 @@ def _answered(
     engine = arm.engine
     outputs = [
       engine.programs.generate(engine.weights, plan_lib.capped(arm, x.full))
-      for x in runtime.track(groups, f'answers of {arm.name}')
+      for x in printing.track(groups, f'answers of {arm.name}')
     ]
     yield arm.name, answers_of(loaded, groups, outputs)
 

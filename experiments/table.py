@@ -21,7 +21,7 @@ from experiments.distillspec_t5 import train  # noqa: E402
 from experiments.leviathan_table2 import measure, render  # noqa: E402
 from experiments.leviathan_table3 import render as table3  # noqa: E402
 from experiments.leviathan_table5 import render as table5  # noqa: E402
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import program  # noqa: E402
 
 TABLES = {
   'leviathan_table2': (measure.measure, render.markdown, render.claims),
@@ -58,4 +58,4 @@ def run(names: list[str]) -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run, positional=True)
+  program.launch(run, positional=True)

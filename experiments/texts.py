@@ -34,7 +34,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import program  # noqa: E402
 from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
 from specdec_jax.distill import prompts as questions  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
@@ -205,7 +205,7 @@ def _documented() -> list[dict[str, str]]:
 
 
 def run() -> bool:
-  output = runtime.open_workdir(_OUTPUT.value)
+  output = program.open_workdir(_OUTPUT.value)
   if output is None:
     raise ValueError("--output='': name a folder")
   asked = bool(_FOLDER.value), _DOCSTRINGS.value, _FUNCTIONS.value
@@ -228,4 +228,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

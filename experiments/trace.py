@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, forward, machine, runtime, types
+from specdec_jax import decode, forward, machine, printing, program, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
@@ -132,7 +132,7 @@ def _texts(
   arm = plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)
   found: list[list[Text]] = [[] for _ in engines]
   groups = plan_lib.groups([arm], plan, items)
-  for group in runtime.track(groups, f'texts of seed {plan.sampling.seed}'):
+  for group in printing.track(groups, f'texts of seed {plan.sampling.seed}'):
     out = jax.device_get(plain.programs.generate(plain.weights, group.full))
     request = group.full._replace(
       tokens_BL=out.tokens_BL, limit_B=out.lengths_B
@@ -249,7 +249,7 @@ def check_output(path: str) -> pathlib.Path:
   out = pathlib.Path(path)
   if not path or out.exists():
     raise ValueError(f'--output={path!r}: name a file that is not there yet')
-  runtime.open_workdir(str(out.parent))
+  program.open_workdir(str(out.parent))
   return out
 
 

@@ -17,13 +17,14 @@ from absl import flags  # noqa: E402
 from specdec_jax import (  # noqa: E402
   build,
   hosts,  # noqa: E402
-  runtime,  # noqa: E402
+  printing,  # noqa: E402
+  program,  # noqa: E402
 )
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import identity, prompts  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
-_CONFIG = runtime.config_flag('configs/pair.py')
+_CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
@@ -32,14 +33,14 @@ def run() -> bool:
   """True if every difference is a tie and every request ended well."""
   settings = settings_lib.settings(_CONFIG.value)
   identity.check_promise(build.rule_of(settings.decode.rule), settings.sampling)
-  folder = hosts.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
+  folder = hosts.from_first(lambda: program.open_workdir(_WORKDIR.value))
   asked = _PROMPTS.value or settings.bench.prompts
   chosen = hosts.from_first(lambda: prompts.chosen(asked))
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen)
-  report = identity.run(plan_lib.arms(loaded), plan, runtime.track)
+  report = identity.run(plan_lib.arms(loaded), plan, printing.track)
   return identity.finish(report, _CONFIG.value.to_dict(), folder)
 
 
 if __name__ == '__main__':
-  runtime.launch(run, hosts=True)
+  program.launch(run, hosts=True)

@@ -13,13 +13,14 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import (
   hosts,  # noqa: E402
-  runtime,  # noqa: E402
+  printing,  # noqa: E402
+  program,  # noqa: E402
 )
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, budget, prompts  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
-_CONFIG = runtime.config_flag('configs/pair.py')
+_CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
 _MINUTES = flags.DEFINE_float(
@@ -31,18 +32,18 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 def run() -> bool:
   """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
-  folder = hosts.from_first(lambda: runtime.open_workdir(_WORKDIR.value))
+  folder = hosts.from_first(lambda: program.open_workdir(_WORKDIR.value))
   asked = _PROMPTS.value or settings.bench.prompts
   chosen = hosts.from_first(lambda: prompts.chosen(asked))
   sizes = plan_lib.batch_sizes(_SIZES.value)
   clock = budget.clock(_MINUTES.value)
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen, sizes)
-  console = runtime.console()
+  console = printing.console()
   doc = benchmark.run(
     plan_lib.arms(loaded, measure=False),
     plan,
-    track=runtime.track,
+    track=printing.track,
     console=console,
     clock=clock,
   )
@@ -50,4 +51,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run, hosts=True)
+  program.launch(run, hosts=True)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import jax  # noqa: E402
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import program as program_lib  # noqa: E402
 from specdec_jax.certify import faults, program  # noqa: E402
 
 _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
@@ -50,9 +50,9 @@ def run() -> bool:
   with faults.subject(_FAULT.value, *parts, seed=seed) as subject:
     about = ('rule', 'drafter') if _FAULT.value else subject.brought
     chosen = program.choose(_ONLY.value, about)
-    folder = runtime.open_workdir(_WORKDIR.value)
+    folder = program_lib.open_workdir(_WORKDIR.value)
     return program.run(subject, chosen, full=full, folder=folder)
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program_lib.launch(run)

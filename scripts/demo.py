@@ -9,7 +9,8 @@ from absl import flags  # noqa: E402
 
 import specdec_jax  # noqa: E402
 from specdec_jax import (
-  runtime,  # noqa: E402
+  printing,  # noqa: E402
+  program,  # noqa: E402
   show,  # noqa: E402
 )
 from specdec_jax.bench import prompts  # noqa: E402
@@ -43,7 +44,7 @@ each token:
 def run() -> bool:
   texts = {p.id: p.turns[0] for p in prompts.builtin()}
   target = specdec_jax.load(_SOURCE.value)
-  out = runtime.console(80)
+  out = printing.console(80)
   out.print(INTRODUCTION.format(target.label))
   show.legend(out)
   for name, title, draft, options in REPLIES:
@@ -66,4 +67,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

@@ -23,14 +23,14 @@ from specdec_jax import (  # noqa: E402
   build,
   hosts,  # noqa: E402
   html,
+  program,
   requests,
-  runtime,
   settings,  # noqa: E402
 )
 from specdec_jax import batch as batch_lib  # noqa: E402
 from specdec_jax.bench import prompts  # noqa: E402
 
-_CONFIG = runtime.config_flag('configs/pair.py')
+_CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'JSONL file of answers')
 _HTML = flags.DEFINE_string('html', '', 'page of who made each token: slower')
@@ -50,7 +50,7 @@ def run() -> bool:
   s = settings.settings(config := batch_lib.one_method(_CONFIG.value))
   output, chosen, costs = hosts.from_first(read)
   if _HTML.value:
-    runtime.open_workdir(str(pathlib.Path(_HTML.value).parent))
+    program.open_workdir(str(pathlib.Path(_HTML.value).parent))
   e = settings.load(s)
   target, max_new, chat = e.target, s.decode.max_new_tokens, s.bench.chat
   sampling = dataclasses.asdict(s.sampling)
@@ -75,4 +75,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run, hosts=True)
+  program.launch(run, hosts=True)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import rich.console  # noqa: E402
 from absl import flags, logging  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import printing, program  # noqa: E402
 from tests.kills import hosts, kill_matrix  # noqa: E402
 
 _KILLS = flags.DEFINE_integer('kills', 20, 'how many', lower_bound=0)
@@ -47,9 +47,9 @@ def run() -> bool:
       doc = kill_matrix.summary(found, time.monotonic() - began)
   matrix = hosts if processes > 1 else kill_matrix
   matrix.show(doc, rich.console.Console())
-  print(runtime.compact(doc))
+  print(printing.compact(doc))
   return doc['good']
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

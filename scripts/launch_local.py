@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import program  # noqa: E402
 
 _PROCESSES = flags.DEFINE_integer('processes', 2, 'how many', lower_bound=1)
 _DEVICES = flags.DEFINE_integer('devices', 1, 'of each', lower_bound=1)
@@ -34,7 +34,7 @@ def run(command: list[str]) -> bool:
   """Ends with the status of the process that failed first; 0 if none did."""
   if not command:
     raise ValueError('no program: name it after --, as in -- scripts/train.py')
-  logs = runtime.open_workdir(_LOGS.value) or pathlib.Path(tempfile.mkdtemp())
+  logs = program.open_workdir(_LOGS.value) or pathlib.Path(tempfile.mkdtemp())
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{free.getsockname()[1]}'
@@ -49,7 +49,7 @@ def run(command: list[str]) -> bool:
     log = None if index == 0 else open(logs / f'{index}.log', 'wb')  # noqa: SIM115
     full = [sys.executable, *command, where]
     children.append(subprocess.Popen(full, env=env, stdout=log, stderr=log))
-  with runtime.interrupts() as caught:
+  with program.interrupts() as caught:
     failed = _watch(children, caught)
   statuses = {child.returncode for child in children}
   # Alike if they have refused; also if one was killed, and the others then.
@@ -105,4 +105,4 @@ def _stopped(child: subprocess.Popen) -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run, positional=True)
+  program.launch(run, positional=True)

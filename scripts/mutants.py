@@ -18,7 +18,7 @@ import rich.table  # noqa: E402
 import rich.text  # noqa: E402
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import program  # noqa: E402
 from tests.mutants import run as runner  # noqa: E402
 from tests.mutants import seeded  # noqa: E402
 
@@ -59,4 +59,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

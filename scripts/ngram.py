@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import printing, program  # noqa: E402
 from specdec_jax.drafters import (
   draft_file,  # noqa: E402
   ngram,  # noqa: E402
@@ -49,9 +49,9 @@ def run() -> bool:
   }
   draft_file.write(ngram.FILE, _OUTPUT.value, counts._asdict(), about)
   size = os.path.getsize(_OUTPUT.value)
-  print(runtime.compact(about | {'bytes': size}))
+  print(printing.compact(about | {'bytes': size}))
   return True
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

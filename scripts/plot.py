@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import program  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _OUT = flags.DEFINE_string('out', '', 'file to write')
@@ -99,4 +99,4 @@ def run(workdirs: list[str]) -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run, positional=True)
+  program.launch(run, positional=True)

@@ -18,7 +18,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 from absl import flags  # noqa: E402
 
-from specdec_jax import fields, runtime  # noqa: E402
+from specdec_jax import fields, printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.chips import (
   report,  # noqa: E402
@@ -26,7 +26,7 @@ from specdec_jax.chips import (
 )
 from specdec_jax.io import load  # noqa: E402
 
-_CONFIG = runtime.config_flag('configs/llama3.py')
+_CONFIG = program.config_flag('configs/llama3.py')
 _TOPOLOGY = flags.DEFINE_string(
   'topology', 'v5e:2x4', 'of TPUs, as in v5p:2x2x1'
 )
@@ -59,17 +59,17 @@ def run() -> bool:
   length, step = _TRAIN.value, None
   if length:
     train_step.check(setting, length)
-  doc = report.make(setting, runtime.track)
+  doc = report.make(setting, printing.track)
   for line in report.lines(doc):
     print(line)
   if length:
     step = doc['train'] = train_step.make(setting, length)
     for line in train_step.lines(doc, step):
       print(line)
-  print(runtime.compact(doc))
+  print(printing.compact(doc))
   refused = any(x.refused for x in doc['programs'].values())
   return doc['room'].fits and not refused and (step is None or step.fits)
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

@@ -18,10 +18,10 @@ from experiments import (
   counterfactual,  # noqa: E402
   trace,  # noqa: E402
 )
-from specdec_jax import runtime, settings  # noqa: E402
+from specdec_jax import printing, program, settings  # noqa: E402
 from specdec_jax.bench import plan, prompts  # noqa: E402
 
-_CONFIG = runtime.config_flag('configs/pair.py')
+_CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'the trace that record writes')
 _SAMPLES = flags.DEFINE_integer('samples', 1, 'texts of each prompt')
@@ -52,8 +52,8 @@ def analyse(files: list[str]) -> None:
   read = [trace.read(path) for path in files]
   found = [counterfactual.analyse(x, limit=_LIMIT.value) for x in read]
   for analysis in found:
-    counterfactual.show(analysis, runtime.console())
-  print(runtime.compact(found))
+    counterfactual.show(analysis, printing.console())
+  print(printing.compact(found))
 
 
 def run(words: list[str]) -> bool:
@@ -69,4 +69,4 @@ def run(words: list[str]) -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run, positional=True)
+  program.launch(run, positional=True)

@@ -10,10 +10,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags, logging  # noqa: E402
 
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import printing, program  # noqa: E402
 from specdec_jax.train import train_lm  # noqa: E402
 
-_CONFIG = runtime.config_flag('configs/train_lm.py')
+_CONFIG = program.config_flag('configs/train_lm.py', keys='configs/train_lm.py')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the run')
 _CHANGED = flags.DEFINE_bool('changed', False, 'go on with other settings')
 
@@ -27,10 +27,10 @@ def run() -> bool:
   figures = train_lm.run(
     settings, pathlib.Path(_WORKDIR.value), changed=_CHANGED.value
   )
-  print(runtime.compact(figures))
+  print(printing.compact(figures))
   return True
 
 
 if __name__ == '__main__':
-  runtime.set_xla_flags(trains=True)
-  runtime.launch(run, hosts=True)
+  program.set_xla_flags(trains=True)
+  program.launch(run, hosts=True)

@@ -1,11 +1,11 @@
 """Speculative decoding in JAX, where every claim is checked."""
 
-from specdec_jax import runtime
+from specdec_jax import program
 
 # Before JAX computes anything: jaxlib 0.10.2 miscompiles a narrow matrix-vector
 # product with a reduction on CPU (jax#39103), which gave wrong tokens, and XLA
 # reads its flags once.
-runtime.set_xla_flags()
+program.set_xla_flags()
 
 from specdec_jax.api import (  # noqa: E402
   Completion,

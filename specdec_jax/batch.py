@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax import hosts, requests, runtime, types
+from specdec_jax import hosts, printing, program, requests, types
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
 
@@ -235,8 +235,8 @@ def write(
   batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
   written, done, recorded = 0, [], {}
   name = path if hosts.is_first() else os.devnull
-  with open(name, 'a', encoding='utf-8') as file, runtime.interrupts() as stop:
-    for batch in runtime.track(batches, f'{len(left)} answers'):
+  with open(name, 'a', encoding='utf-8') as file, program.interrupts() as stop:
+    for batch in printing.track(batches, f'{len(left)} answers'):
       if hosts.anywhere(bool(stop)):
         break
       for prompt, answers in zip(batch, answer(run, batch), strict=True):
@@ -273,7 +273,7 @@ def report(summary: dict[str, Any], rule: types.Rule) -> bool:
       f'The rule {rule.name} is LOSSY: these answers do not follow the '
       "target's distribution; scripts/bench.py measures by how much."
     )
-  print(runtime.compact(summary | {'lossless': rule.lossless}))
+  print(printing.compact(summary | {'lossless': rule.lossless}))
   return lines == prompts
 
 

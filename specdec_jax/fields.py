@@ -211,6 +211,12 @@ OF_CODE = (
 )
 
 
+def first_line(error: BaseException) -> str:
+  """The kind of an error and the first line of its message, if it has one."""
+  name, lines = type(error).__name__, str(error).splitlines()
+  return f'{name}: {lines[0]}' if lines else name
+
+
 def place(error: BaseException) -> str:
   """', in FILE:LINE': the last one of what was run that is a file of ours or of
   the user; a SyntaxError says it itself."""

@@ -5,25 +5,93 @@ between their hosts and a mesh that spans them; `from_first` gives all what only
 process 0 can know.
 """
 
+import contextlib
+import faulthandler
 import glob
+import hashlib
 import importlib.util
 import os
+import pathlib
 import pickle
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from absl import flags as absl_flags
 from jax.experimental import multihost_utils
 
-# Seconds: after which a silent process ends the others; that all have to start.
-_SILENCE, _START = 15, 120
+from specdec_jax import fields
+
+# Seconds: after which a silent process ends the others; that all have to start;
+# until JAX has named one that is gone; that one which failed gives the others,
+# to fail in the same way.
+_SILENCE, _START, _NAMED, _LEAVE = 15, 120, 30, 5
 
 T = TypeVar('T')
+
+
+@contextlib.contextmanager
+def job(given: str, works: bool) -> Iterator[None]:
+  """Joins the processes of a job, if there are several, while a program runs.
+
+  Only process 0 has a stdout. One that fails ends, whatever the others do.
+
+  Args:
+    given: as for join.
+    works: whether the program works in several processes.
+
+  Raises:
+    ValueError: as join; several, of a program that does not work in them; one
+      that was started in another way than process 0.
+  """
+  if given != 'auto':
+    faulthandler.disable()  # JAX's word on one that is gone should be the last
+  if not join(given):
+    yield
+    return
+  faulthandler.disable()
+  if not is_first():
+    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
+  try:
+    _check_alike(works)
+    yield
+  except BaseException as error:
+    if isinstance(error, RuntimeError):
+      # A collective fails at once if a process dies, but does not say which.
+      words = f'{fields.first_line(error)}; if a process is gone, JAX names it'
+      print(f'{words} within {_NAMED} s', file=sys.stderr, flush=True)
+      time.sleep(_NAMED)
+    # JAX would wait for the others when it ends, and they for its arrays.
+    status = 2 if isinstance(error, ValueError | OSError) else 1
+    timer = threading.Timer(_LEAVE, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
+    raise
+
+
+def _check_alike(works: bool) -> None:
+  """Raises ValueError unless all processes run the same, which can be split."""
+  if not works:
+    raise ValueError(
+      f'{jax.process_count()} processes: this program runs in one; start one, '
+      'with --distributed=off'
+    )
+  given = absl_flags.FLAGS.flag_values_dict()
+  del given['distributed']
+  run = hashlib.sha256(f'{jax.__version__} {sorted(given.items())}'.encode())
+  package = pathlib.Path(__file__).parent
+  for path in (pathlib.Path(sys.argv[0]), *sorted(package.rglob('*.py'))):
+    run.update(path.read_bytes())
+  if other := differing(run.hexdigest()):
+    raise ValueError(
+      f'process {other}: its flags, config, code or version of jax are not '
+      'those of process 0; start all with the same'
+    )
 
 
 def join(given: str) -> bool:

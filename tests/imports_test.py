@@ -12,7 +12,8 @@ LAYERS = {
   'fields': 0,
   'types': 0,
   'hosts': 0,
-  'runtime': 0,
+  'printing': 0,
+  'program': 0,
   'kernels': 0,
   'sampling': 0,
   'sharding': 0,
@@ -143,7 +144,7 @@ def test_a_folder_can_be_read_in_one_sitting():
   """
   for folder in (ROOT, *(p for p in ROOT.iterdir() if p.is_dir())):
     modules = [p for p in folder.glob('*.py') if p.name != '__init__.py']
-    most = {'specdec_jax': 20, 'io': 24, 'certify': 14}.get(folder.name, 12)
+    most = {'specdec_jax': 20, 'io': 25, 'certify': 14}.get(folder.name, 12)
     assert len(modules) <= most, folder
     for path in modules:
       assert path.read_text().count('\n') <= 400, path

@@ -206,9 +206,9 @@ def test_another_form_is_refused(program, argument, words):
 
 
 HURRIED = """
-from specdec_jax import hosts, runtime
+from specdec_jax import hosts, program
 hosts._START = 3
-runtime.launch(lambda: True, hosts=True)
+program.launch(lambda: True, hosts=True)
 """
 
 
@@ -263,5 +263,5 @@ def test_processes_with_other_settings_are_named(tmp_path):
   both = start(0, 'words'), start(1, 'words,more')
   for child in both:
     _, err = child.communicate()
-    assert 'process 1: its flags and configs are not those of' in err
+    assert 'process 1: its flags, config, code or version of jax' in err
     assert child.returncode == 2

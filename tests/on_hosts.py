@@ -19,8 +19,9 @@ from specdec_jax import (  # noqa: E402
   build,
   decode,
   hosts,  # noqa: E402
+  printing,
+  program,
   requests,
-  runtime,
   sharding,  # noqa: E402
   types,
 )
@@ -135,9 +136,9 @@ def run() -> bool:
   parts = words, tokens, training, death
   what = {part.__name__: part for part in parts}
   good = bool(what[_WHAT.value[0]]())
-  print(runtime.compact({'processes': jax.process_count(), 'good': good}))
+  print(printing.compact({'processes': jax.process_count(), 'good': good}))
   return good
 
 
 if __name__ == '__main__':
-  runtime.launch(run, hosts=True)
+  program.launch(run, hosts=True)

@@ -19,7 +19,7 @@ import time
 import jax
 import pytest
 
-from specdec_jax import hosts, runtime
+from specdec_jax import hosts, program
 
 ROOT = pathlib.Path(__file__).parents[1]
 SETTINGS = {
@@ -389,10 +389,10 @@ def test_a_tpu_keeps_its_programs_in_the_workdir(monkeypatch):
   monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
   try:
     jax.config.update('jax_compilation_cache_dir', None)
-    runtime.keep_programs('')
+    program.keep_programs('')
     assert not jax.config.jax_compilation_cache_dir
-    runtime.keep_programs('here')
-    runtime.keep_programs('there')  # what is set stays
+    program.keep_programs('here')
+    program.keep_programs('there')  # what is set stays
     assert jax.config.jax_compilation_cache_dir == 'here/compiled'
   finally:
     jax.config.update('jax_compilation_cache_dir', before)

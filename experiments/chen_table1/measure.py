@@ -11,7 +11,7 @@ import numpy as np
 from experiments import counterfactual, empirical, papers, trace
 from experiments import rows as rows_lib
 from experiments.chen_table1 import texts
-from specdec_jax import build, decode, metrics, runtime
+from specdec_jax import build, decode, metrics, printing
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import timing
@@ -49,7 +49,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
     for k in gammas
   ]
   groups = plan_lib.groups(arms, plan, plan.judged)
-  programs = timing.compile_arms(arms, groups[0].full, runtime.track)
+  programs = timing.compile_arms(arms, groups[0].full, printing.track)
   runs, outputs = empirical.timed(arms, groups, programs, asked.repeats)
   scores = {
     name: _rouge(loaded, rows_lib.answers_of(loaded, groups, x))

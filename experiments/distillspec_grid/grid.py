@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from experiments.distillspec_grid import render, settings
-from specdec_jax import build, decode, requests, runtime, types
+from specdec_jax import build, decode, printing, requests, types
 from specdec_jax.distill import distillation, evaluate
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import files
@@ -26,7 +26,7 @@ def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
   """
   trained, held = _begun(s, workdir)
   cells = settings.cells(s.grid)
-  for cell in runtime.track(cells, f'{len(cells)} distillations'):
+  for cell in printing.track(cells, f'{len(cells)} distillations'):
     trained.cell(cell)
     jax.clear_caches()  # no other temperature uses these programs
   target = build.load(str(trained.target()), scan_layers=False)

@@ -18,11 +18,13 @@ from experiments.distillspec_grid import grid, render, settings  # noqa: E402
 from specdec_jax import (  # noqa: E402
   fields,
   machine,  # noqa: E402
-  runtime,
+  program,
 )
 from specdec_jax.io import files  # noqa: E402
 
-_CONFIG = runtime.config_flag(str(HERE / 'config.py'))
+_CONFIG = program.config_flag(
+  str(HERE / 'config.py'), keys='experiments/distillspec_grid/settings.py'
+)
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the models')
 _PAIR = flags.DEFINE_bool('pair', False, 'train target and drafts of rows.py')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
@@ -32,8 +34,8 @@ def run() -> bool:
   """True if every greedy text equals plain decoding's."""
   logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   s = fields.parse(settings.Settings, _CONFIG.value)
-  folder = runtime.open_workdir(_RESULTS.value)
-  workdir = runtime.open_workdir(_WORKDIR.value)
+  folder = program.open_workdir(_RESULTS.value)
+  workdir = program.open_workdir(_WORKDIR.value)
   if workdir is None:
     raise ValueError("workdir='': name a folder for the models, --workdir=DIR")
   if _PAIR.value:
@@ -51,4 +53,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

@@ -9,7 +9,7 @@ from absl import flags, logging
 from configs import distill_t5, train_t5
 from experiments import rows as rows_lib
 from experiments import texts as texts_lib
-from specdec_jax import runtime
+from specdec_jax import printing
 from specdec_jax.distill import distillation
 from specdec_jax.train import train_lm
 
@@ -69,7 +69,7 @@ def trained(row: rows_lib.Row) -> dict[tuple[str, str], pathlib.Path]:
   out = {('', ''): _language(row, size, s, s.start + s.steps, folder / 'more')}
   divergences = DIVERGENCES[: 2 if quick else None]
   cells = [(x, y) for x in SOURCES for y in divergences]
-  for source, divergence in runtime.track(
+  for source, divergence in printing.track(
     cells, f'distillations of {row.name}'
   ):
     config = _distilled(row, s, source, divergence, start, folder)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
-from specdec_jax import machine, runtime  # noqa: E402
+from specdec_jax import machine, printing, program  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _SHOW = flags.DEFINE_bool('show', False, 'measure nothing')
@@ -150,7 +150,7 @@ def measure(name: str) -> None:
   doc = json.loads(lines[-1])
   doc = {'command': command, 'machine': machine.describe(), **doc}
   (HERE / 'results').mkdir(exist_ok=True)
-  files.write(HERE / 'results' / f'{name}.json', runtime.compact(doc))
+  files.write(HERE / 'results' / f'{name}.json', printing.compact(doc))
 
 
 def rows() -> list[str]:
@@ -189,4 +189,4 @@ def run(names: list[str]) -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run, positional=True)
+  program.launch(run, positional=True)

@@ -7,7 +7,7 @@ from absl import flags
 
 from experiments import page, plots
 from experiments.leviathan_analytic import figures, table
-from specdec_jax import machine, runtime
+from specdec_jax import machine, program
 from specdec_jax.io import files
 
 HOME = pathlib.Path(__file__).parent
@@ -32,7 +32,7 @@ def run(
   Raises:
     ValueError: the folder cannot be written.
   """
-  folder = runtime.open_workdir(workdir or str(home / 'results'))
+  folder = program.open_workdir(workdir or str(home / 'results'))
   assert folder is not None
   made_by = f'{machine.made_by(*machine.commit(*page.WRITTEN))}.'
   good = True
@@ -51,4 +51,4 @@ def run(
 
 
 if __name__ == '__main__':
-  runtime.launch(lambda: run(WORKDIR.value))
+  program.launch(lambda: run(WORKDIR.value))

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments import empirical
 from experiments import rows as rows_lib
-from specdec_jax import metrics, runtime
+from specdec_jax import metrics, printing
 from specdec_jax.bench import identity, intervals, predict, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
@@ -41,15 +41,17 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
   request = plan_lib.calibration_request([plain, *every[0]], plan, WINDOWS)
   first = [arms[-1] for arms in every]
   others = plan_lib.groups([plain, *first], plan, plan.others)
-  programs = timing.compile_arms([plain, *first], others[0].full, runtime.track)
+  programs = timing.compile_arms(
+    [plain, *first], others[0].full, printing.track
+  )
   run = lambda group: programs[plain.name][0](plain.engine.weights, group.full)
   known = {plain.name: [run(x) for x in others]}
-  expected = predict.alphas([plain, *first], others, known, runtime.track)
+  expected = predict.alphas([plain, *first], others, known, printing.track)
   chosen, costs = [plain], {}
   for arms in every:
     # By the drafter's name two drafts of one kind would be one.
     found = calibration_lib.calibrate(
-      [plain, *arms], request, REPEATS, runtime.track
+      [plain, *arms], request, REPEATS, printing.track
     )
     x = expected[arms[0].drafter].alpha
     by_gamma = {arm.gamma: _corrected(arm, found, x or 0.0) for arm in arms}
@@ -60,8 +62,8 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
     chosen.append(arm)
   groups = plan_lib.groups(chosen, plan, plan.judged)
   runs, outputs = empirical.timed(chosen, groups, programs, asked.repeats)
-  alphas = predict.alphas(chosen, groups, outputs, runtime.track)
-  audits = identity.compare(chosen, plan, groups, outputs, runtime.track)
+  alphas = predict.alphas(chosen, groups, outputs, printing.track)
+  audits = identity.compare(chosen, plan, groups, outputs, printing.track)
   quality = _quality(loaded, chosen, plan, groups, outputs)
   cells = []
   for arm in chosen[1:]:

@@ -19,13 +19,14 @@ from specdec_jax import (  # noqa: E402
   build,
   machine,  # noqa: E402
   metrics,  # noqa: E402
-  runtime,
+  printing,
+  program,
 )
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import budget, identity, predict, prompts, timing  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
-_CONFIG = runtime.config_flag(str(HERE / 'config.py'))
+_CONFIG = program.config_flag(str(HERE / 'config.py'))
 _RULES = flags.DEFINE_list(
   'rules', ['reject', 'block', 'coupled', 'lenient:0.5'], 'names of rules'
 )
@@ -37,14 +38,14 @@ def run() -> bool:
   """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   rules, warmths = asked(settings)
-  folder = runtime.open_workdir(_RESULTS.value)
+  folder = program.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, prompts.builtin())
   # All prompts are judged: nothing is predicted here.
   plan = plan._replace(judged=plan.judged + plan.others, others=())
   plain, arms = _arms(e, rules)
   groups = plan_lib.groups([plain, *arms], plan, plan.judged)
-  programs = timing.compile_arms([plain, *arms], groups[0].full, runtime.track)
+  programs = timing.compile_arms([plain, *arms], groups[0].full, printing.track)
   doc = render.Document(
     machine.describe(),
     plan_lib.setting([plain], plan),
@@ -67,7 +68,7 @@ def run() -> bool:
     doc.cells.extend(_cells(plain, used, programs, warm, level))
     page.save(folder, HERE, doc, text := render.markdown(doc))
   print(text)
-  print(runtime.compact(doc))
+  print(printing.compact(doc))
   return not any(x.failed or x.audit.bugs for x in doc.cells)
 
 
@@ -111,16 +112,16 @@ def _cells(
   every = [plain, *arms]
   groups = plan_lib.groups(every, plan, plan.judged)
   blocks = budget.blocks(
-    len(groups), plan.bench.repeats, budget.UNLIMITED, runtime.track
+    len(groups), plan.bench.repeats, budget.UNLIMITED, printing.track
   )
   runs = timing.measure(every, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
-  audits = identity.compare(every, plan, groups, outputs, runtime.track)
+  audits = identity.compare(every, plan, groups, outputs, printing.track)
   improvement = timing.improvements(runs, level=level)
   out = []
   for arm in arms:
     rule = arm.engine.rule
-    found = predict.alphas([plain, arm], groups, outputs, runtime.track)
+    found = predict.alphas([plain, arm], groups, outputs, printing.track)
     cell = render.Cell(
       name=arm.name,
       drafter=arm.drafter,
@@ -139,4 +140,4 @@ def _cells(
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

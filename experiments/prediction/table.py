@@ -15,12 +15,12 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.prediction import cells as cells_lib  # noqa: E402
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
-_CONFIG = runtime.config_flag(str(HERE / 'config.py'))
+_CONFIG = program.config_flag(str(HERE / 'config.py'))
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _WARM = flags.DEFINE_list('temperatures', ['0', '1'], '')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
@@ -33,7 +33,7 @@ def run() -> bool:
     dataclasses.replace(settings.sampling, temperature=float(x))
     for x in _WARM.value
   ]
-  folder = runtime.open_workdir(_RESULTS.value)
+  folder = program.open_workdir(_RESULTS.value)
   chosen = prompts.chosen(_PROMPTS.value or settings.bench.prompts)
   e = settings_lib.load(settings)
   arms, plan = plan_lib.arms(e, measure=False), plan_lib.make(e, chosen)
@@ -42,8 +42,8 @@ def run() -> bool:
     doc = benchmark.run(
       arms,
       plan._replace(sampling=sampling),
-      track=runtime.track,
-      console=runtime.console(),
+      track=printing.track,
+      console=printing.console(),
     )
     cells += cells_lib.of(doc)
     sound &= verdict.sound(doc)
@@ -61,4 +61,4 @@ def run() -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

@@ -15,12 +15,12 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.specbench import questions, render  # noqa: E402
-from specdec_jax import runtime  # noqa: E402
+from specdec_jax import printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
-_CONFIG = runtime.config_flag(str(ROOT / 'configs/smollm2.py'))
+_CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _QUESTIONS = flags.DEFINE_string('questions', '', 'a question.jsonl')
 _LIMIT = flags.DEFINE_integer('limit', 0, 'of each category, the first; 0: all')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
@@ -34,7 +34,7 @@ def run() -> bool:
     what = f'decode.methods={d.methods}, decode.gammas={d.gammas}'
     raise ValueError(f'{what}: want a method, and a gamma of 1 or more')
   chosen = questions.grouped(questions.read(_QUESTIONS.value, _LIMIT.value))
-  folder = runtime.open_workdir(_RESULTS.value)
+  folder = program.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, chosen)
   judged = plan.judged + plan.others  # none is needed for a prediction
@@ -44,17 +44,17 @@ def run() -> bool:
   doc = benchmark.run(
     plan_lib.arms(e, measure=False),
     plan,
-    track=runtime.track,
-    console=runtime.console(),
+    track=printing.track,
+    console=printing.console(),
   )
   out = {'questions': about, **doc._asdict()}
   if doc.categories:
     text = render.markdown(doc, about)
     page.save(folder, HERE, out, text)
     print(text)
-  print(runtime.compact(out))
+  print(printing.compact(out))
   return verdict.sound(doc)
 
 
 if __name__ == '__main__':
-  runtime.launch(run)
+  program.launch(run)

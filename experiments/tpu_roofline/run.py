@@ -4,7 +4,7 @@ import pathlib
 
 from experiments.leviathan_analytic import run as analytic
 from experiments.tpu_roofline import figures, table
-from specdec_jax import runtime
+from specdec_jax import program
 
 HOME = pathlib.Path(__file__).parent
 
@@ -14,4 +14,4 @@ def run(workdir: str = '') -> bool:
 
 
 if __name__ == '__main__':
-  runtime.launch(lambda: run(analytic.WORKDIR.value))
+  program.launch(lambda: run(analytic.WORKDIR.value))

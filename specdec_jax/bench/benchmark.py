@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import rich.console
 
-from specdec_jax import build, hosts, machine, metrics, runtime
+from specdec_jax import build, hosts, machine, metrics, printing, program
 from specdec_jax.bench import (
   budget,
   identity,
@@ -145,7 +145,7 @@ def run(
   judged = plan_lib.groups(arms, plan, plan.judged)
   end = main._replace(seconds=main.seconds - before.speed.closing())
   blocks = budget.blocks(len(judged), repeats, end, track)
-  start, gb_s = runtime.elapsed(), []
+  start, gb_s = program.elapsed(), []
   blocks = ceiling_lib.reading(blocks, reads, gb_s)
   runs = timing.measure(arms, judged, before.programs, blocks)
   judged = judged[: len(runs[arms[0].name].outputs)]
@@ -153,7 +153,7 @@ def run(
   doc = doc._replace(
     ceiling=ceiling.beside(arms[0].engine.target.dtype, gb_s),
     setting=plan_lib.setting(arms, ran),
-    measured=runtime.elapsed() - start,
+    measured=program.elapsed() - start,
   )
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := identity.failures(judged, outputs):
@@ -255,7 +255,7 @@ def finish(doc: Document, config, folder: pathlib.Path | None, console) -> bool:
   tables.close(sentences, out, console)
   if folder and hosts.is_first():
     (folder / 'results').mkdir(exist_ok=True)
-    files.write(folder / 'results/bench.json', runtime.compact(out))
+    files.write(folder / 'results/bench.json', printing.compact(out))
   return verdict.sound(doc)
 
 

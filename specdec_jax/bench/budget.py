@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from specdec_jax import hosts, runtime
+from specdec_jax import hosts, program
 from specdec_jax.bench import intervals, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
@@ -32,7 +32,7 @@ class Clock(NamedTuple):
   seconds: float = math.inf
 
   def left(self) -> float:
-    return self.seconds - hosts.from_first(runtime.elapsed)
+    return self.seconds - hosts.from_first(program.elapsed)
 
   def share(self, part: float) -> 'Clock':
     """The clock that ends when this share of the time left is spent."""

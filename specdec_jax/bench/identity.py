@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from scipy import special
 
-from specdec_jax import decode, hosts, machine, metrics, runtime, types
+from specdec_jax import decode, hosts, machine, metrics, printing, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit, tables, verdict
 from specdec_jax.bench import plan as plan_lib
@@ -257,14 +257,14 @@ def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
   """
   sentences = verdict.audit_sentences(report)
   out = {'config': config, **report._asdict(), 'verdict': sentences}
-  console = runtime.console()
+  console = printing.console()
   tables.machine(report.machine, console)
   tables.setting(report.setting, console)
   console.print()
   tables.audit(report, console)
   tables.close(sentences, out, console)
   if folder and hosts.is_first():
-    files.write(folder / 'audit.json', runtime.compact(out))
+    files.write(folder / 'audit.json', printing.compact(out))
   return not report.failed and not report.total.bugs
 
 

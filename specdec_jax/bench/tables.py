@@ -14,7 +14,7 @@ import rich.console
 import rich.markup
 import rich.table
 
-from specdec_jax import runtime
+from specdec_jax import printing, program
 from specdec_jax.bench import audit as audit_lib
 from specdec_jax.bench import intervals
 
@@ -56,7 +56,7 @@ def close(
     console.print(text)
   console.print()
   sys.stdout.flush()
-  print(runtime.compact(document))
+  print(printing.compact(document))
 
 
 # --- what runs ---------------------------------------------------------------
@@ -121,7 +121,7 @@ def plan(doc, clock, width: float | None, console) -> None:
   """
   s, time = doc.setting, ''
   if clock.limited:
-    gone, all = map(runtime.time_text, (runtime.elapsed(), clock.seconds))
+    gone, all = map(printing.time_text, (program.elapsed(), clock.seconds))
     time = f' ({gone} of {all} gone)'
   counts = f'{s.judged_prompts} prompts judged, {s.other_prompts} others'
   _line(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import machine, runtime
+from specdec_jax import machine, printing
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import ceiling, tables
 from specdec_jax.certify import base, enumerated, identity, load, program
@@ -219,7 +219,7 @@ def run() -> bool:
 
   Returns whether none failed.
   """
-  console, rows = runtime.console(), []
+  console, rows = printing.console(), []
   about = machine.describe()
   tables.machine(about, console)
   memory = jax.devices()[0].memory_stats() or {}
@@ -230,7 +230,7 @@ def run() -> bool:
     )
   console.print()
   mine = subject()
-  for check in runtime.track(CHECKS, 'checks'):
+  for check in printing.track(CHECKS, 'checks'):
     rows.append(program.check(check, mine, full=False))
     program.show(rows[-1], console)
   wrong = [row['name'] for row in rows if row['held'] is False]

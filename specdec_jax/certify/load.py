@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, runtime, types
+from specdec_jax import build, fields, types
 from specdec_jax.certify import base
+from specdec_jax.io import own
 
 # Drafter name -> its base.Recipe, where it has one.
 RECIPES: dict[str, base.Recipe] = {
@@ -89,7 +90,7 @@ def _rule_from(path: str, found, name: str, number: str) -> types.Rule:
     numbers = [float(number)] if number else []
     made = found(*numbers) if _binds(found, *numbers) else None
   except Exception as error:  # a user's function may raise anything
-    why = runtime.first_line(error)
+    why = fields.first_line(error)
     raise ValueError(f'rule={path}: it raised {why}') from error
   if not isinstance(made, types.Rule):
     raise ValueError(
@@ -117,7 +118,7 @@ def _check_verdict(path: str, rule: types.Rule) -> None:
       kind = 'sampled drafts' if sampled else 'certain drafts (q None)'
       raise ValueError(
         f'rule={path}: called with {K} {kind} it raised '
-        f'{runtime.first_line(error)}'
+        f'{fields.first_line(error)}'
       ) from error
     shapes = [getattr(x, 'shape', None) for x in jax.tree.leaves(got)]
     if not isinstance(got, types.Verdict) or shapes != [(B,), (B, V)]:
@@ -159,7 +160,7 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
     made, _ = recipe(base.tables(3), 2)
   except Exception as error:  # a user's make may raise anything
     raise ValueError(
-      f'drafter={path}: with gamma=2 it raised {runtime.first_line(error)}'
+      f'drafter={path}: with gamma=2 it raised {fields.first_line(error)}'
     ) from error
   if not isinstance(made, types.Drafter):
     raise ValueError(f'drafter={path}: it made {made!r}; want a types.Drafter')
@@ -183,11 +184,11 @@ def model(path: str) -> Callable[[int, str], base.World]:
       f'model={path}: {_signature(found)}; want '
       'make(vocab=..., dtype=..., seed=...) -> (types.Model, params)'
     )
-  make = runtime.promoting(found)
+  make = own.promoting(found)
   try:
     wrong = _misfit(make(**_SMALL), vocab=_SMALL['vocab'])
   except Exception as error:  # a user's model may raise anything
-    wrong = f'called, it raised {runtime.first_line(error)}'
+    wrong = f'called, it raised {fields.first_line(error)}'
   if wrong:
     raise ValueError(f'model={path}: {wrong}')
 
@@ -197,7 +198,7 @@ def model(path: str) -> Callable[[int, str], base.World]:
       make(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
     )
     target = target._replace(
-      apply=runtime.promoting(target.apply), head=runtime.promoting(target.head)
+      apply=own.promoting(target.apply), head=own.promoting(target.head)
     )
     return base.World(target, target, types.Weights(params, other), vocab)
 
@@ -219,7 +220,7 @@ def _misfit(made, *, vocab: int) -> str:
   seen = np.broadcast_to(np.arange(S) <= at[..., None], (B, T, S))
 
   @jax.jit
-  @runtime.promoting
+  @own.promoting
   def call(slots_BT, cache):
     hidden, _, new = model.apply(params, at % vocab, slots_BT, at, seen, cache)
     return model.head(params, hidden), new
@@ -243,7 +244,7 @@ def _misfit(made, *, vocab: int) -> str:
 
 def _import(what: str, path: str) -> Any:
   try:
-    return runtime.import_name(path)
+    return own.import_name(path)
   except ImportError as error:
     raise ValueError(f'{what}={path}: {error}') from error
 

@@ -11,7 +11,7 @@ import rich.console
 import rich.padding
 import rich.text
 
-from specdec_jax import decode, machine, runtime
+from specdec_jax import decode, machine, printing
 from specdec_jax.bench import tables
 from specdec_jax.certify import (
   base,
@@ -228,7 +228,7 @@ def run(
   Writes certificate.md (what is printed) and certificate.json into `folder`,
   None for nowhere. Returns whether no promise failed and some were checked.
   """
-  console = runtime.console()
+  console = printing.console()
   console.record = True
   doc: dict[str, Any] = dict(
     tier='full' if full else 'quick',
@@ -241,7 +241,7 @@ def run(
   )
   tables.machine(doc['machine'], console)
   _print_head(doc, chosen, len(subject.pairs()), console)
-  for promise in runtime.track(chosen, 'promises'):
+  for promise in printing.track(chosen, 'promises'):
     doc['promises'].append(check(promise, subject, full=full))
     show(doc['promises'][-1], console)
     held = [row['held'] for row in doc['promises']]
@@ -253,7 +253,7 @@ def run(
       f'({seconds:.0f} s).'
     ]
     if folder:  # after every promise: the full tier may be interrupted
-      files.write(folder / 'certificate.json', runtime.compact(doc))
+      files.write(folder / 'certificate.json', printing.compact(doc))
       page = '\n'.join([console.export_text(clear=False), *doc['verdict']])
       page = f'# Certificate of exactness\n\n```\n{page}\n```\n'
       files.write(folder / 'certificate.md', page)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, hosts, requests, runtime, types
+from specdec_jax import build, hosts, printing, requests, types
 from specdec_jax.distill import completions
 from specdec_jax.io import files
 from specdec_jax.train import logs, text
@@ -121,7 +121,7 @@ def answer(
     recording=completions.Recording(taps, target.config) if taps else None,
   )
   each = ((left[n], take(x, i)) for at, x in found for i, n in enumerate(at))
-  for row, one in runtime.track(each, 'teacher answers', len(left)):
+  for row, one in printing.track(each, 'teacher answers', len(left)):
     # Spans last: they say that a row is done.
     for name in ('features', 'mass', 'tokens', 'spans'):
       if (array := getattr(arrays, name)) is not None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import fields, runtime, types
+from specdec_jax import fields, types
 from specdec_jax.drafters import hybrid, lm, lookup, method
 
 WRAPS = True
@@ -98,7 +98,7 @@ def _read(costs: str | os.PathLike | Mapping) -> Mapping[str, Any]:
     if not isinstance(found, dict) or 'verify' not in found:
       raise ValueError('has no costs of windows')
   except (OSError, ValueError) as error:
-    why = runtime.first_line(error)
+    why = fields.first_line(error)
     raise ValueError(f'adaptive.costs={costs}: {why}') from error
   return found
 

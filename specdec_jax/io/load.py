@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import runtime, sharding, types
+from specdec_jax import fields, sharding, types
 from specdec_jax.io import (
   download,
   export,
@@ -27,6 +27,7 @@ from specdec_jax.io import (
   hf,
   names,
   onnx_file,
+  own,
 )
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.kernels import library
@@ -301,9 +302,9 @@ def wrap(
       'tokenizer.json, or an io.tokenizer.Tokenizer'
     )
   wrapped = model._replace(
-    apply=runtime.promoting(model.apply),
-    head=runtime.promoting(model.head),
-    embed=model.embed and runtime.promoting(model.embed),
+    apply=own.promoting(model.apply),
+    head=own.promoting(model.head),
+    embed=model.embed and own.promoting(model.embed),
   )
   return LanguageModel(
     source=source,
@@ -381,13 +382,13 @@ def _open_function(source: str, dtype: str) -> LanguageModel:
   tokenizer, as scripts/certify.py wants it, it gets one of bytes.
   """
   try:
-    make = runtime.import_name(source)
+    make = own.import_name(source)
     known = inspect.signature(make).parameters
     offered = dict(vocab=512, seed=0, dtype=dtype)
     made = make(**{k: x for k, x in offered.items() if k in known})
   except Exception as error:  # whatever the user's module does
     raise ValueError(
-      f'source {source!r}: {runtime.first_line(error)}; allowed are {FORMS}'
+      f'source {source!r}: {fields.first_line(error)}; allowed are {FORMS}'
     ) from error
   if not isinstance(made, tuple) or len(made) not in (2, 3):
     raise ValueError(

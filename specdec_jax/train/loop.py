@@ -13,7 +13,7 @@ import numpy as np
 import rich.progress
 from absl import logging
 
-from specdec_jax import fields, hosts, machine, runtime, types
+from specdec_jax import fields, hosts, machine, printing, program, types
 from specdec_jax.io import checkpoint
 from specdec_jax.train import data
 from specdec_jax.train import logs as logs_lib
@@ -110,7 +110,7 @@ def run(
       return Ended(first, _best(saved, task, state))
     logs = logs_lib.Logs(workdir, first)
     stack.enter_context(contextlib.closing(logs))
-    stops = stack.enter_context(runtime.interrupts())
+    stops = stack.enter_context(program.interrupts())
     bar = stack.enter_context(_progress(settings.steps, first))
     recorder = _Recorder(task, settings, saved, logs, score)
     clock = _clock(task, state)
@@ -257,7 +257,7 @@ def _progress(steps: int, first: int):
     *rich.progress.Progress.get_default_columns(),
     rich.progress.TextColumn('{task.fields[text]}'),
   )
-  console = runtime.progress_console()
+  console = printing.progress_console()
   with rich.progress.Progress(*columns, console=console) as bars:
     bar = bars.add_task('training', total=steps, completed=first, text='')
 

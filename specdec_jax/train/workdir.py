@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from specdec_jax import hosts, runtime
+from specdec_jax import hosts, program
 from specdec_jax.io import files
 from specdec_jax.train import logs
 
@@ -74,7 +74,7 @@ def _open(
   changed: bool,
   fixed: Sequence[str],
 ) -> bool:
-  runtime.open_workdir(str(folder))
+  program.open_workdir(str(folder))
   files.sweep(folder)
   path = folder / CONFIG
   if not path.exists():

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from specdec_jax import runtime
+from specdec_jax import printing
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, identity, prompts, verdict
 from specdec_jax.bench import ceiling as ceiling_lib
@@ -36,10 +36,10 @@ def run(config, capsys, sizes=(), clock=budget.UNLIMITED):
     plan_lib.arms(e),
     plan_lib.make(e, chosen, sizes),
     track=lambda items, text: items,
-    console=runtime.console(),
+    console=printing.console(),
     clock=clock,
   )
-  good = benchmark.finish(doc, config, None, runtime.console())
+  good = benchmark.finish(doc, config, None, printing.console())
   printed = capsys.readouterr().out
   return good, doc, printed
 
@@ -162,7 +162,7 @@ def test_a_model_of_ones_own_is_benchmarked(capsys):
     plan_lib.arms(e),
     plan_lib.make(e, prompts.builtin()[:2]),
     track=lambda items, text: items,
-    console=runtime.console(),
+    console=printing.console(),
   )
   assert verdict.sound(doc) and doc.rows[1].audit.findings == ()
   assert doc.setting.weights['target'] == own.params.nbytes

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from specdec_jax import requests, runtime
+from specdec_jax import printing, program, requests
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import budget
 from specdec_jax.bench import plan as plan_lib
@@ -54,7 +54,7 @@ def test_little_time_has_short_answers_before_it_has_few_prompts():
 def test_nothing_fits_and_no_limit():
   assert budget.fit(plan(), SPEED, 40) is None
   assert budget.fit(plan(), SPEED, math.inf) == plan()
-  little = budget.Clock(runtime.elapsed() + 60)
+  little = budget.Clock(program.elapsed() + 60)
   with pytest.raises(ValueError, match='one short answer') as e:
     budget.first_fit(plan(), SPEED, little)
   needs = float(re.findall('some ([0-9.]+)', str(e.value))[0])
@@ -63,7 +63,7 @@ def test_nothing_fits_and_no_limit():
 
 
 def test_shares_of_a_clock(monkeypatch):
-  monkeypatch.setattr(runtime, 'elapsed', lambda: 100.0)
+  monkeypatch.setattr(program, 'elapsed', lambda: 100.0)
   clock = budget.clock(5)
   assert clock.left() == 200 and clock.share(0.25).left() == 50
   assert not budget.clock(0).limited and budget.clock(0).share(0.5).left() > 1e9
@@ -73,7 +73,7 @@ def test_shares_of_a_clock(monkeypatch):
 
 def test_blocks_end_with_the_time(monkeypatch):
   now = [0.0]
-  monkeypatch.setattr(runtime, 'elapsed', lambda: now[0])
+  monkeypatch.setattr(program, 'elapsed', lambda: now[0])
   track = lambda items, text: items
   done = []
   for block in budget.blocks(3, 2, budget.Clock(45.0), track):
@@ -105,9 +105,9 @@ def test_the_width_to_expect():
 
 def test_progress_in_a_log(capsys, monkeypatch):
   now = iter([0.0, 10.0, 20.0, 30.0])
-  monkeypatch.setattr(runtime.time, 'monotonic', lambda: next(now))
-  assert list(runtime.track('abc', 'letters')) == ['a', 'b', 'c']
+  monkeypatch.setattr(printing.time, 'monotonic', lambda: next(now))
+  assert list(printing.track('abc', 'letters')) == ['a', 'b', 'c']
   assert capsys.readouterr().err == 'letters: 2 of 3, 10 s left\n'
-  assert [runtime.time_text(x) for x in (59, 125, 7300)] == [
+  assert [printing.time_text(x) for x in (59, 125, 7300)] == [
     *('59 s', '2 min 05 s', '2 h 01 min')
   ]

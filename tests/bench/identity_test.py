@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import requests, runtime, settings
+from specdec_jax import printing, requests, settings
 from specdec_jax.bench import audit, benchmark, identity
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.models import convert
@@ -132,7 +132,7 @@ def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
 
 def test_the_benchmark_stops_at_a_failed_request(failing, capsys, tmp_path):
   config = importlib.import_module('configs.smollm2').get_config('tiny')
-  console = runtime.console()
+  console = printing.console()
   with jax.debug_nans(False):
     doc = benchmark.run(*failing, track=TRACK, console=console)
   assert not benchmark.finish(doc, config, tmp_path, console)

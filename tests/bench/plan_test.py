@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import requests, runtime
+from specdec_jax import printing, requests
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts, tables
 from specdec_jax.bench import plan as plan_lib
@@ -62,7 +62,7 @@ def test_a_category_of_which_nothing_is_judged_is_named(capsys):
   setting = plan_lib.setting(plan_lib.arms(e), c)
   assert setting.not_judged == ('b',)
   doc = benchmark.Document({}, None, setting)
-  tables.plan(doc, budget.UNLIMITED, 0.25, runtime.console())
+  tables.plan(doc, budget.UNLIMITED, 0.25, printing.console())
   out = capsys.readouterr().out
   assert '2 prompts judged, 1 others' in out and 'not judged: b\n' in out
   assert 'about +-25%' in out

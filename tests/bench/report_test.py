@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specdec_jax import metrics, runtime
+from specdec_jax import metrics, printing, program
 from specdec_jax.bench import (
   audit,
   benchmark,
@@ -83,7 +83,7 @@ def document(rows, categories=(), **changes):
 def printed(doc, capsys):
   """(whether it is sound, stdout, the JSON of its last line)."""
   sentences = verdict.sentences(doc)
-  tables.close(sentences, doc._replace(setting=None), runtime.console())
+  tables.close(sentences, doc._replace(setting=None), printing.console())
   out = capsys.readouterr().out
   return verdict.sound(doc), out, json.loads(out.splitlines()[-1])
 
@@ -231,10 +231,10 @@ def test_without_a_method_nothing_is_said_of_one(capsys):
     'Plain decoding only: nothing to compare it with.'
   ]
   costs = calibration.Calibration(1.0, {1: 1.0}, 1.0, {})
-  tables.predicted(doc._replace(calibration=costs), runtime.console())
+  tables.predicted(doc._replace(calibration=costs), printing.console())
   assert capsys.readouterr().out == 'Plain decoding only.\n'
   costs = costs._replace(propose={'lookup': {4: 0.0}})
-  tables.predicted(doc._replace(calibration=costs), runtime.console())
+  tables.predicted(doc._replace(calibration=costs), printing.console())
   assert 'two prompts or more' in capsys.readouterr().out
 
 
@@ -264,10 +264,10 @@ def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):
     for x in rows
   ]
   doc = document(rows, crossover=[benchmark.Batch(8, at, {}, [], 9)])
-  tables.crossover(doc, runtime.console())
+  tables.crossover(doc, printing.console())
   assert 'TV 0.12' not in capsys.readouterr().out
   lossless = type('Setting', (), {'lossless': False})
-  tables.crossover(doc._replace(setting=lossless), runtime.console())
+  tables.crossover(doc._replace(setting=lossless), printing.console())
   out = capsys.readouterr().out
   assert 'LOSSY' in out and 'TV 0.12' in out
   # What the rule does not say is not 0.
@@ -315,15 +315,15 @@ def test_differences_and_failures_of_the_crossover_count():
 
 def test_compact_is_json_without_what_json_cannot_hold():
   doc = {'nan': float('nan'), 'inf': float('inf'), 1: (1.23456789, TOO_SHORT)}
-  found = json.loads(runtime.compact(doc))
+  found = json.loads(printing.compact(doc))
   assert found['nan'] is found['inf'] is None
   assert found['1'] == [1.23457, dict(TOO_SHORT._asdict())]
 
 
 def test_workdir(tmp_path):
-  assert runtime.open_workdir('') is None
-  folder = runtime.open_workdir(str(tmp_path / 'a' / 'b'))
+  assert program.open_workdir('') is None
+  folder = program.open_workdir(str(tmp_path / 'a' / 'b'))
   assert folder.is_dir() and not list(folder.iterdir())
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='cannot be written'):
-    runtime.open_workdir(str(tmp_path / 'file' / 'below'))
+    program.open_workdir(str(tmp_path / 'file' / 'below'))

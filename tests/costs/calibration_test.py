@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, runtime, types
+from specdec_jax import build, printing, program, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts
 from specdec_jax.bench import plan as plan_lib
@@ -76,7 +76,7 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   plan = plan_lib.make(e, prompts.builtin()[:2])
   speed = budget.Speed(1.0, 1.0, 1.0, 2, dict.fromkeys('abcd', 1.0))
   track = lambda items, text: items
-  clock = budget.Clock(runtime.elapsed() + 60)
+  clock = budget.Clock(program.elapsed() + 60)
   made, *found = benchmark._calibrate(arms, plan, speed, clock, track)
   doc = benchmark.Document({}, None, plan_lib.setting(arms, plan), *found)
   (widths,) = calls
@@ -91,7 +91,7 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   assert [x.engine for x in made[3:]] == [x.engine for x in arms[3:]]
   # The file of bench.py can be given.
   results = tmp_path / 'bench.json'
-  results.write_text(runtime.compact(doc._asdict()))
+  results.write_text(printing.compact(doc._asdict()))
   make = lambda costs, gamma=2: build.engine(
     e.target, 'adaptive', gamma=gamma, drafter='lookup', costs=costs
   )

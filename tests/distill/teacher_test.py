@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import api, build, forward, requests, runtime
+from specdec_jax import api, build, forward, printing, requests
 from specdec_jax.distill import completions, teacher
 from specdec_jax.models import eagle, lm
 
@@ -149,7 +149,7 @@ def test_resumes_where_it_stopped(target, recorded, tmp_path, monkeypatch):
       yield item
 
   with monkeypatch.context() as patch:
-    patch.setattr(runtime, 'track', stops)
+    patch.setattr(printing, 'track', stops)
     with pytest.raises(KeyboardInterrupt):
       answer(target, tmp_path)
   done = np.load(tmp_path / 'spans.npy')[:, 1] > 0
@@ -160,7 +160,7 @@ def test_resumes_where_it_stopped(target, recorded, tmp_path, monkeypatch):
     left.append(total)
     return items
 
-  monkeypatch.setattr(runtime, 'track', track)
+  monkeypatch.setattr(printing, 'track', track)
   answer(target, tmp_path)
   assert left == [3]
   for name in ('tokens', 'spans', 'features', 'mass'):

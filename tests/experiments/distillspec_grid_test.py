@@ -7,7 +7,7 @@ import pytest
 
 from experiments.distillspec_grid import config as grid_config
 from experiments.distillspec_grid import grid, render, settings
-from specdec_jax import fields, runtime
+from specdec_jax import fields, printing
 
 FOLDER = pathlib.Path('somewhere')
 
@@ -188,7 +188,7 @@ def test_a_run_and_another_that_finds_it_done(
     ),
     judge=dict(prompts=4, new_tokens=8),
   )
-  monkeypatch.setattr(runtime, 'track', lambda items, *_: items)
+  monkeypatch.setattr(printing, 'track', lambda items, *_: items)
   first = grid.run(s, tmp_path)
   assert len(first['rows']) == 2 * (2 + 2 + 2)
   assert not any(x['differ'] for x in first['rows'] if not x['temperature'])

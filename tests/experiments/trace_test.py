@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import counterfactual, trace
-from specdec_jax import build, forward, requests, runtime, settings, types
+from specdec_jax import build, forward, printing, requests, settings, types
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
@@ -216,7 +216,7 @@ def test_analysis_by_hand(capsys):
   assert one.reject == (pytest.approx(1.5), None, None)
   assert one.independent == pytest.approx(1 + 2.25 / 6)
   assert sum(found.windows['reject']) == pytest.approx(4)
-  counterfactual.show(found, runtime.console())
+  counterfactual.show(found, printing.console())
   assert ' 1.500 ' in capsys.readouterr().out
   # Six are enough.
   texts = [
@@ -228,7 +228,7 @@ def test_analysis_by_hand(capsys):
   # Tokens less 1.5 calls are 2 - 2.25 and 4 - 3.75, over 2 calls a request.
   want = 2.571 * 0.125 / 5**0.5
   assert high - 1.5 == pytest.approx(1.5 - low) == pytest.approx(want, rel=0.1)
-  counterfactual.show(six, runtime.console())
+  counterfactual.show(six, printing.console())
   assert f'1.500 ({low:.3f} to {high:.3f})' in capsys.readouterr().out
 
 
@@ -284,7 +284,7 @@ def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
   arms += [plan_lib.Arm(n, n, 1, e) for n, e in engines.items()]
   groups = plan_lib.groups(arms, plan, plan.judged)
   out = jax.device_get(plain.programs.generate(plain.weights, groups[0].full))
-  alphas = predict.alphas(arms, groups, {'plain': [out]}, runtime.track)
+  alphas = predict.alphas(arms, groups, {'plain': [out]}, printing.track)
   assert len({found.alpha for found in alphas.values()}) == 3
   for name, found in zip(engines, traces, strict=True):
     sizes = [len(x.tokens) for x in found.texts]

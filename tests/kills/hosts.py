@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import rich.console
 import rich.table
 
-from specdec_jax import runtime
+from specdec_jax import printing
 from specdec_jax.io import checkpoint
 from tests.kills import kill_matrix
 
@@ -201,7 +201,7 @@ def kill(
   finish = lambda name, ended=None: _finish(
     found, name, jobs[name], wanted[name], ended
   )
-  for number in runtime.track(range(count), 'kills'):
+  for number in printing.track(range(count), 'kills'):
     name, *how = case = CASES[number % len(CASES)]
     start = lambda job=jobs[name], how=how: job.start(
       *how, draw.uniform(0, job.spent)

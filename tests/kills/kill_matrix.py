@@ -18,7 +18,7 @@ import numpy as np
 import rich.console
 import rich.table
 
-from specdec_jax import runtime
+from specdec_jax import printing
 from specdec_jax.io import checkpoint
 from tests.kills import killed
 
@@ -173,7 +173,7 @@ def final_files(workdir: pathlib.Path) -> dict[str, bytes]:
 def kill(runs: Runs, workdir: pathlib.Path, count: int, seed: int) -> Found:
   """`count` SIGKILLs, a few in each workdir, and what they left."""
   found, draw, left = Found(), random.Random(seed), 0
-  for number in runtime.track(range(count), 'kills'):
+  for number in printing.track(range(count), 'kills'):
     code = 0
     while code != -signal.SIGKILL:
       if not left:

@@ -75,7 +75,7 @@ def test_what_a_config_file_raises_is_one_sentence(tmp_path, text, message):
 PRINTS = """
 import os, sys
 sys.path.insert(0, '.')
-from specdec_jax import runtime
+from specdec_jax import program
 
 def run():
   print('\u2026', flush=True)
@@ -84,7 +84,7 @@ def run():
   os.dup2(write, 1)
   print('nobody reads this', flush=True)
 
-runtime.launch(run)
+program.launch(run)
 """
 
 

@@ -1,0 +1,85 @@
+"""What a program prints: tables, progress and JSON."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import rich.console
+import rich.progress
+
+from specdec_jax import hosts
+
+
+def console(width: int = 120) -> rich.console.Console:
+  """A rich console on stdout; `width` columns in a pipe, which has no width."""
+  # 120 hold every table.
+  columns = None if sys.stdout.isatty() else width
+  return rich.console.Console(width=columns, highlight=False)
+
+
+def progress_console() -> rich.console.Console:
+  """A rich console on stderr, which says nothing but in process 0."""
+  # Of one process, is_first would start JAX's devices.
+  quiet = jax.distributed.is_initialized() and not hosts.is_first()
+  return rich.console.Console(stderr=True, quiet=quiet)
+
+
+def track(
+  items: Iterable, description: str, total: int | None = None
+) -> Iterable:
+  """Iterates over items, with the time that is left on stderr.
+
+  A bar on a terminal; elsewhere a line at most every 15 seconds, but at least
+  one. `total` is the number of items that have no length.
+  """
+  if total is None:
+    items = list(items)
+    total = len(items)
+  console = progress_console()
+  if console.is_terminal:
+    yield from rich.progress.track(items, description, total, console=console)
+    return
+  start = said = time.monotonic()
+  for done, item in enumerate(items, 1):
+    yield item
+    now = time.monotonic()
+    unsaid = done == total and said == start
+    if unsaid or (done < total and now - said >= 15):
+      said, left = now, (now - start) / done * (total - done)
+      line = f'{description}: {done} of {total}, {time_text(left)} left'
+      console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def time_text(seconds: float) -> str:
+  """'40 s', '2 min 05 s' or '3 h 20 min'."""
+  seconds = round(seconds)
+  if seconds < 60:
+    return f'{seconds} s'
+  if seconds < 3600:
+    return f'{seconds // 60} min {seconds % 60:02} s'
+  return f'{seconds // 3600} h {seconds // 60 % 60:02} min'
+
+
+def compact(document: Any) -> str:
+  """A document as one line of JSON.
+
+  Floats are rounded to six significant digits; NaN and infinity become null. A
+  NamedTuple becomes an object with its fields as keys.
+  """
+
+  def clean(x):
+    if hasattr(x, '_asdict'):
+      x = x._asdict()
+    if isinstance(x, dict):
+      return {str(k): clean(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+      return [clean(v) for v in x]
+    if isinstance(x, float):
+      return float(f'{x:.6g}') if math.isfinite(x) else None
+    return x
+
+  return json.dumps(clean(document), separators=(',', ':'), allow_nan=False)

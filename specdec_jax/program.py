@@ -1,0 +1,243 @@
+"""A program: its flags and config, how it starts, is stopped, and ends."""
+
+import contextlib
+import importlib.metadata
+import io
+import logging
+import os
+import pathlib
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import jax
+from absl import app, flags
+from ml_collections import config_flags
+
+from specdec_jax import fields
+from specdec_jax import hosts as hosts_lib
+
+flags.disclaim_key_flags()  # those defined here are the program's: --help
+# Of the process, but for a fraction of a second.
+_STARTED = time.monotonic()
+_YNN = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
+# The folders that open_workdir made, innermost first.
+_made: list[pathlib.Path] = []
+
+
+def elapsed() -> float:
+  """Seconds since the process began."""
+  return time.monotonic() - _STARTED
+
+
+def set_xla_flags(*, trains: bool = False) -> None:
+  """Sets the XLA flags that this version of jaxlib needs.
+
+  The package calls it on import; it has no effect after the first computation.
+  Flags for other regressions belong here too; none is known for TPUs.
+
+  trains: for large products, which XLA's own CPU kernels compute on one core
+    each, and its others on all.
+  """
+  flags = os.environ.get('XLA_FLAGS', '')
+  if importlib.metadata.version('jaxlib') != '0.10.2':
+    return
+  if _YNN.partition('=')[0] not in flags:
+    # jaxlib 0.10.2 miscompiles a narrow matvec + reduce on CPU (jax#39103).
+    # The minus disables one pattern only; without it the fast kernels go too.
+    os.environ['XLA_FLAGS'] = flags = f'{flags} {_YNN}'.strip()
+  if trains and flags.endswith(_YNN):  # as set here, not by the user
+    os.environ['XLA_FLAGS'] = f'{flags},-dot,-individual_dot'
+
+
+def config_flag(
+  default: str, *, keys: str = 'configs/default.py'
+) -> flags.FlagHolder:
+  """Defines --config=FILE[:ARGUMENT] and --config.SECTION.KEY=VALUE.
+
+  keys: the file that explains the keys, for --help.
+  """
+  about = (
+    f'FILE or FILE:ARGUMENT; its keys, explained in {keys}, are changed by '
+    '--config.SECTION.KEY=VALUE'
+  )
+  try:
+    return config_flags.DEFINE_config_file('config', default, about)
+  except (AttributeError, KeyError, ValueError) as error:
+    _refuse_config(error, default)  # a --config.KEY that the default lacks
+
+
+def launch(
+  run: Callable[..., bool], *, positional: bool = False, hosts: bool = False
+) -> None:
+  """Parses flags, calls run and exits with status 0 if it is true, else 1.
+
+  A ValueError is the user's mistake: one sentence on stderr, and status 2. So
+  is what a config raises, and an OSError about a file that a setting names.
+
+  Args:
+    run: the program; without arguments unless `positional`.
+    positional: run takes the list of arguments that are not flags. If False,
+      such arguments are refused.
+    hosts: whether run works in several processes. Then all of them call it;
+      hosts.from_first and hosts.fetch keep them together.
+  """
+  flags.DEFINE_string(
+    'distributed', 'auto', 'auto, off, or ADDRESS,N,I: docs/many_hosts.md'
+  )
+
+  def main(argv):
+    if len(argv) > 1 and not positional:
+      _refuse(f'unexpected argument {argv[1]!r}')
+    if isinstance(sys.stdout, io.TextIOWrapper):
+      sys.stdout.reconfigure(errors='backslashreplace')  # no lost results
+    _prepare()
+    try:
+      with hosts_lib.job(flags.FLAGS.distributed, hosts):
+        keep_programs(flags.FLAGS.flag_values_dict().get('workdir', ''))
+        if not (run(argv[1:]) if positional else run()):
+          sys.exit(1)
+    except (ValueError, OSError) as error:
+      if not (sentence := fields.surroundings(error)):
+        raise
+      _refuse(sentence)
+
+  app.run(main, flags_parser=_parse)
+
+
+def _prepare() -> None:
+  """Makes JAX refuse rank promotion, and hides its start-up warnings."""
+  jax.config.update('jax_numpy_rank_promotion', 'raise')
+  # It logs every kind of accelerator that is missing.
+  for name in ('xla_bridge', 'distributed'):
+    logging.getLogger(f'jax._src.{name}').setLevel(logging.WARNING)
+
+
+def keep_programs(workdir: str) -> None:
+  """On a TPU, keeps what it compiles in a workdir, if nothing else is set."""
+  known = jax.config.jax_compilation_cache_dir  # pyright: ignore
+  if workdir and not known and hosts_lib.has_tpu():
+    path = pathlib.Path(workdir) / 'compiled'
+    jax.config.update('jax_compilation_cache_dir', str(path))
+
+
+def open_workdir(path: str) -> pathlib.Path | None:
+  """The folder for results, created if missing; None for an empty path.
+
+  What it creates is removed if the program then refuses and left it empty.
+
+  Raises:
+    ValueError: the folder is not writable.
+  """
+  if not path:
+    return None
+  folder = pathlib.Path(path)
+  missing = [x for x in (folder, *folder.parents) if not x.exists()]
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    _made.extend(missing)
+    with tempfile.TemporaryFile(dir=folder):
+      pass
+  except OSError as error:
+    raise ValueError(
+      f'workdir {path}: cannot be written ({error.strerror}): name another'
+    ) from error
+  return folder
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[list[int]]:
+  """A list that gets the first SIGINT (Ctrl-C) or SIGTERM.
+
+  That one does not end the process: a loop must check the list. The second one
+  acts as usual.
+  """
+  caught: list[int] = []
+
+  def note(number, _):
+    caught.append(number)
+    # Not print(): the signal may have interrupted one, which is not reentrant.
+    os.write(2, b'\nstopping soon; once more stops at once\n')
+    restore()
+
+  before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+
+  def restore():
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+  try:
+    yield caught
+  finally:
+    restore()
+
+
+# --- flags and refusals ------------------------------------------------------
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Reads flags and the config; the arguments that are left."""
+  try:
+    left = flags.FLAGS(argv)
+  except OSError as error:  # the last line names the config file
+    _refuse('config: ' + str(error).strip().rpartition('] ')[2])
+  except (AttributeError, KeyError, flags.Error, ValueError) as error:
+    _refuse_config(error)
+  except fields.OF_CODE as error:  # a config is code
+    _refuse(f'config: {fields.first_line(error)}{fields.place(error)}')
+  if 'config' in flags.FLAGS:
+    path = config_flags.get_config_filename(flags.FLAGS['config'])
+    path = path.partition(':')[0]  # its argument is after the colon
+    if not pathlib.Path(path).is_file():
+      _refuse(f'config {path}: no such file')
+    if flags.FLAGS['config'].value is None:
+      _refuse(f'config {path}: its get_config returns None')
+  return left
+
+
+def _refuse_config(error: BaseException, path: str = '') -> NoReturn:
+  """Exits with the message of the first error in a chain about flags.
+
+  path: of the config, unless --config names another.
+  """
+  unknown = isinstance(error, AttributeError | KeyError)
+  while error.args and isinstance(error.args[0], Exception):
+    error = error.args[0]
+  text = str(error.args[0] if error.args else error)
+  if 'Traceback' in text:  # of a config file; the message is its last line
+    text = text.strip().rpartition('\n')[2].partition(': ')[2]
+  elif unknown:
+    text = _unknown_key(path) or text
+  _refuse(' '.join(text.split()))
+
+
+def _unknown_key(path: str) -> str:
+  """A sentence about the first --config.KEY that its config lacks, or ''."""
+  options = sys.argv[1:]
+  for option, following in zip(options, [*options[1:], ''], strict=True):
+    if given := re.fullmatch('--?config(=.*)?', option):
+      path = given[1][1:] if given[1] else following
+  own = flags.FlagValues()  # without the keys of the command line
+  config_flags.DEFINE_config_file('it', path, flag_values=own, sys_argv=[''])
+  for option in options:
+    where, known = 'config', own['it'].value
+    if not re.match(r'--?(no)?config[.]', option):
+      continue
+    for key in option.partition('=')[0].split('.')[1:]:
+      names = [*known] if hasattr(known, 'keys') else ['no keys']
+      if key not in names:
+        return f'{where}.{key}: no such key; {where} has {", ".join(names)}'
+      where, known = f'{where}.{key}', known[key]
+  return ''
+
+
+def _refuse(sentence: str) -> NoReturn:
+  for folder in _made:
+    with contextlib.suppress(OSError):  # it has something
+      folder.rmdir()
+  print(f'{os.path.basename(sys.argv[0])}: {sentence}', file=sys.stderr)
+  sys.exit(2)
