@@ -326,10 +326,10 @@ def plan(loaded: Loaded, temperature: float, seed: int, rows: int):
   found = plan_lib.make(e, loaded.prompts)
   # In the order of the file, not in that of a benchmark.
   at = {x.id: i for i, x in enumerate(loaded.prompts)}
-  items = sorted(found.judged + found.others, key=lambda x: at[x.id])
+  items = sorted(found.test + found.calibration, key=lambda x: at[x.id])
   return found._replace(
-    judged=tuple(items),
-    others=(),
+    test=tuple(items),
+    calibration=(),
     sampling=settings_lib.Sampling(temperature, top_k, 1.0, seed),
     bench=dataclasses.replace(found.bench, batch_size=rows),
   )
@@ -352,8 +352,8 @@ def traces(
   found: dict[str, list[trace.Text]] = {x: [] for x in loaded.engines}
   have = 0
   engines, step = list(loaded.engines.values()), 4 * ROWS
-  for start in range(0, len(whole.judged), step):
-    part = whole._replace(judged=whole.judged[start : start + step])
+  for start in range(0, len(whole.test), step):
+    part = whole._replace(test=whole.test[start : start + step])
     each = trace.record(loaded.plain, engines, part, samples=1, rules=rules)
     for texts, one in zip(found.values(), each, strict=True):
       texts += one.texts
@@ -434,7 +434,7 @@ def _answered(
 ) -> Iterator[tuple[str, dict[str, str]]]:
   """Of each arm its name, and its answers to all prompts by prompt."""
   whole = plan(loaded, temperature, seed, ROWS)
-  groups = plan_lib.groups(arms, whole, whole.judged)
+  groups = plan_lib.groups(arms, whole, whole.test)
   for arm in arms:
     engine = arm.engine
     outputs = [

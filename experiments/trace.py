@@ -128,7 +128,7 @@ def _texts(
   plain, engines, plan: plan_lib.Plan, rules: Sequence[types.Rule]
 ) -> list[list[Text]]:
   """A text of every prompt, scored with each engine."""
-  items = plan.judged + plan.others
+  items = plan.test + plan.calibration
   arm = plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)
   found: list[list[Text]] = [[] for _ in engines]
   groups = plan_lib.groups([arm], plan, items)

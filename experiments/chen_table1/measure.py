@@ -48,7 +48,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
     for name, engine in loaded.engines.items()
     for k in gammas
   ]
-  groups = plan_lib.groups(arms, plan, plan.judged)
+  groups = plan_lib.groups(arms, plan, plan.test)
   programs = timing.compile_arms(arms, groups[0].full, printing.track)
   runs, outputs = empirical.timed(arms, groups, programs, asked.repeats)
   scores = {
@@ -65,7 +65,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
     {
       'draft': arm.drafter,
       'k': arm.gamma,
-      'texts': len(plan.judged),
+      'texts': len(plan.test),
       'ms': [ms[plain.name], ms[arm.name]],
       'speed': timing.improvement(runs[arm.name], runs[plain.name]),
       'rouge': [scores[plain.name], scores[arm.name]],

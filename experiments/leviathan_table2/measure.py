@@ -26,8 +26,8 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
   cells = []
   for temperature in WARM:
     plan = rows_lib.plan(loaded, temperature, asked.seed, 1)
-    items = plan.judged[: asked.prompts]
-    plan = plan._replace(judged=items[::2], others=items[1::2])
+    items = plan.test[: asked.prompts]
+    plan = plan._replace(test=items[::2], calibration=items[1::2])
     cells += _cells(loaded, plan, asked)
   return cells
 
@@ -40,7 +40,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
   ]
   request = plan_lib.calibration_request([plain, *every[0]], plan, WINDOWS)
   first = [arms[-1] for arms in every]
-  others = plan_lib.groups([plain, *first], plan, plan.others)
+  others = plan_lib.groups([plain, *first], plan, plan.calibration)
   programs = timing.compile_arms(
     [plain, *first], others[0].full, printing.track
   )
@@ -60,7 +60,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
     costs[arm.drafter] = found
     programs[arm.name] = programs[arms[-1].name]
     chosen.append(arm)
-  groups = plan_lib.groups(chosen, plan, plan.judged)
+  groups = plan_lib.groups(chosen, plan, plan.test)
   runs, outputs = empirical.timed(chosen, groups, programs, asked.repeats)
   alphas = predict.alphas(chosen, groups, outputs, printing.track)
   audits = identity.compare(chosen, plan, groups, outputs, printing.track)
@@ -79,7 +79,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
         'measured': timing.improvement(mine, runs[plain.name]),
         'whole': timing.improvement(mine, runs[plain.name], whole=True),
         **compared(quality, plain.name, arm.name, len(loaded.references)),
-        'texts': len(plan.judged),
+        'texts': len(plan.test),
         'differ': len(audits[arm.name].findings),
         'bugs': audits[arm.name].bugs,
         'promised': audits[arm.name].promised,

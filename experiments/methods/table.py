@@ -42,9 +42,9 @@ def run() -> bool:
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, prompts.builtin())
   # All prompts are judged: nothing is predicted here.
-  plan = plan._replace(judged=plan.judged + plan.others, others=())
+  plan = plan._replace(test=plan.test + plan.calibration, calibration=())
   plain, arms = _arms(e, rules)
-  groups = plan_lib.groups([plain, *arms], plan, plan.judged)
+  groups = plan_lib.groups([plain, *arms], plan, plan.test)
   programs = timing.compile_arms([plain, *arms], groups[0].full, printing.track)
   doc = render.Document(
     machine.describe(),
@@ -110,7 +110,7 @@ def _cells(
   level: how often all intervals of this temperature hold.
   """
   every = [plain, *arms]
-  groups = plan_lib.groups(every, plan, plan.judged)
+  groups = plan_lib.groups(every, plan, plan.test)
   blocks = budget.blocks(
     len(groups), plan.bench.repeats, budget.UNLIMITED, printing.track
   )

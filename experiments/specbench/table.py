@@ -37,9 +37,9 @@ def run() -> bool:
   folder = program.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, chosen)
-  judged = plan.judged + plan.others  # none is needed for a prediction
-  plan = plan._replace(judged=judged, others=())
-  chosen = questions.among(chosen, judged)
+  test = plan.test + plan.calibration  # none is needed for a prediction
+  plan = plan._replace(test=test, calibration=())
+  chosen = questions.among(chosen, test)
   about = questions.describe(_QUESTIONS.value, chosen)
   doc = benchmark.run(
     plan_lib.arms(e, measure=False),

@@ -142,14 +142,14 @@ def run(
   tables.plan(doc, clock, before.width, console)
   tables.predicted(doc, console)
 
-  judged = plan_lib.groups(arms, plan, plan.judged)
+  judged = plan_lib.groups(arms, plan, plan.test)
   end = main._replace(seconds=main.seconds - before.speed.closing())
   blocks = budget.blocks(len(judged), repeats, end, track)
   start, gb_s = program.elapsed(), []
   blocks = ceiling_lib.reading(blocks, reads, gb_s)
   runs = timing.measure(arms, judged, before.programs, blocks)
   judged = judged[: len(runs[arms[0].name].outputs)]
-  ran = plan._replace(judged=plan.judged[: len(judged) * plan.bench.batch_size])
+  ran = plan._replace(test=plan.test[: len(judged) * plan.bench.batch_size])
   doc = doc._replace(
     ceiling=ceiling.beside(arms[0].engine.target.dtype, gb_s),
     setting=plan_lib.setting(arms, ran),
@@ -195,14 +195,14 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
   arms, parts, costs = _calibrate(arms, plan, speed, clock, track)
   doc = doc._replace(calibration=parts, costs=costs)
   tables.calibration(doc, console)
-  first = plan_lib.groups(arms, plan, plan.judged)[0]
+  first = plan_lib.groups(arms, plan, plan.test)[0]
   programs |= timing.compile_arms(arms[1:], first.full, track)
   speed = speed._replace(
     step=parts.step,
     factors={x.name: predict.slowest(x, parts) for x in arms[1:]},
   )
   plan = budget.fit(plan, speed, clock.left() - speed.closing()) or plan
-  others = plan_lib.groups(arms, plan, plan.others)
+  others = plan_lib.groups(arms, plan, plan.calibration)
   # Plain decoding emits one token a window but where rows share batches.
   alone = plan.bench.batch_size == 1
   seen = {
@@ -222,7 +222,7 @@ def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
     return _Before(arms, plan, doc, programs, speed, others, seen, None)
   gains = predict.each(arms, parts, seen)
   plan, width = budget.last_fit(plan, speed, gains, clock)
-  batches = -(-len(plan.judged) // plan.bench.batch_size)
+  batches = -(-len(plan.test) // plan.bench.batch_size)
   doc = doc._replace(
     setting=plan_lib.setting(arms, plan),
     predicted=predict.improvements(arms, parts, seen, batches),
@@ -274,8 +274,8 @@ def _ceiling(arms, plan: plan_lib.Plan):
   devices = 1 if target.layout is None else target.layout.mesh.size
   # A step reads the weights, on average half the answer in the cache, and what
   # the encoder left.
-  prompt = np.mean([len(item.tokens) for item in plan.judged])
-  source = np.mean([len(item.source) for item in plan.judged])
+  prompt = np.mean([len(item.tokens) for item in plan.test])
+  source = np.mean([len(item.source) for item in plan.test])
   slots = float(prompt) + plan.max_new_tokens / 2
   rows = plan.bench.batch_size
   step = work.step_bytes(target.params)
@@ -369,7 +369,7 @@ def _categories(arms, before: _Before, groups, runs) -> list[Category]:
 
 def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
   """Every arm at one of the plan's batch sizes, audited too."""
-  groups = plan_lib.groups(arms, plan, plan.judged, size)
+  groups = plan_lib.groups(arms, plan, plan.test, size)
   what = f'compiling batch {size}'
   programs = timing.compile_arms(arms, groups[0].full, track, what)
   blocks = budget.blocks(len(groups), plan.bench.repeats, clock, track)
@@ -387,7 +387,7 @@ def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
     for arm in arms
   ]
   failed = identity.failures(groups, outputs)
-  prompts = min(len(groups) * size, len(plan.judged))
+  prompts = min(len(groups) * size, len(plan.test))
   return Batch(size, rows, _best_gammas(rows), failed, prompts)
 
 

@@ -100,7 +100,7 @@ def fit(
     return plan
   rows = plan.bench.batch_size
   batches = lambda items: -(-len(items) // rows)
-  others, judged = batches(plan.others), batches(plan.judged)
+  others, judged = batches(plan.calibration), batches(plan.test)
   halves = [plan.max_new_tokens]
   while halves[-1] >= 2 * _SHORTEST:
     halves.append(halves[-1] // 2)
@@ -123,8 +123,8 @@ def _cut(plan, others: int, judged: int, tokens: int, repeats: int):
     plan.bench, repeats=min(plan.bench.repeats, max(repeats, 1))
   )
   return plan._replace(
-    others=spread(plan.others)[:others],
-    judged=spread(plan.judged)[:judged],
+    calibration=spread(plan.calibration)[:others],
+    test=spread(plan.test)[:judged],
     max_new_tokens=tokens,
     bench=bench,
   )
@@ -146,14 +146,14 @@ def spread(items: Sequence) -> tuple:
 
 def first_step(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, track):
   """Compiles plain decoding and times it; (Speed, programs by arm)."""
-  (first, *_) = plan_lib.groups(arms, plan, plan.judged[:1])
+  (first, *_) = plan_lib.groups(arms, plan, plan.test[:1])
   programs = timing.compile_arms(arms[:1], first.full, track)
   program, seconds = programs[arms[0].name]
   weights, host = arms[0].engine.weights, first.host
   few_B = np.minimum(host.lengths_B + 4, host.limit_B)
   few = first.full._replace(limit_B=few_B)
-  parts.timed(program, weights, first.none)
-  prefill, _ = parts.timed(program, weights, first.none)
+  parts.timed(program, weights, first.prefill)
+  prefill, _ = parts.timed(program, weights, first.prefill)
   total, out = parts.timed(program, weights, few)
   step = max(total - prefill, 1e-6) / max(int(out.info.calls), 1)
   factors = {arm.name: 1.5 for arm in arms[1:]}
@@ -173,7 +173,7 @@ def first_fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   found = found or fit(plan, speed, left + clock.seconds * _CALIBRATION)
   if found is None:
     tokens = min(_SHORTEST, plan.max_new_tokens)
-    least = min(2, len(plan.others)) * speed.others(tokens)
+    least = min(2, len(plan.calibration)) * speed.others(tokens)
     least = (least + speed.judged(tokens)) / (1 - _CALIBRATION)
     seconds = clock.seconds - left + least
     raise ValueError(
@@ -221,11 +221,11 @@ def last_fit(
   factors = {name: 1 / float(np.mean(x)) for name, x in by.items()}
   left = clock.left() - speed.closing()
   speed = speed._replace(factors=factors)
-  fitted = fit(plan._replace(others=()), speed, left) or plan
-  count = len(fitted.judged)
+  fitted = fit(plan._replace(calibration=()), speed, left) or plan
+  count = len(fitted.test)
   widths = [width(np.log(x), count, len(by)) for x in by.values()]
   known = [x for x in widths if x is not None]
-  return fitted._replace(others=plan.others), max(known, default=None)
+  return fitted._replace(calibration=plan.calibration), max(known, default=None)
 
 
 def blocks(

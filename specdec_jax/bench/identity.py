@@ -221,7 +221,7 @@ def run(
       'decode.methods and decode.gammas name nothing to compare with plain '
       'decoding: want a method and a gamma of 1 or more'
     )
-  groups = plan_lib.groups(arms, plan, plan.judged + plan.others)
+  groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
   outputs = {
     arm.name: [
       hosts.fetch(

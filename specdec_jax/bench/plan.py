@@ -34,7 +34,7 @@ class Arm(NamedTuple):
 class Plan(NamedTuple):
   """The prompts and sizes of a run.
 
-  judged, others: disjoint prompts; the others predict the figures of judged.
+  test, calibration: disjoint prompts; the latter predict the figures of test.
   max_new_tokens: limit of each answer.
   buffer: token slots of a row: the longest prompt and its answer fit.
   sampling, bench: sections of the config.
@@ -42,8 +42,8 @@ class Plan(NamedTuple):
   sources: ids of a source that there is room for; 0 without an encoder.
   """
 
-  judged: tuple[requests.Item, ...]
-  others: tuple[requests.Item, ...]
+  test: tuple[requests.Item, ...]
+  calibration: tuple[requests.Item, ...]
   max_new_tokens: int
   buffer: int
   sampling: settings_lib.Sampling
@@ -60,14 +60,14 @@ class Group(NamedTuple):
   items: the prompts.
   host: the request on the host.
   full: the same on the device.
-  none: with room for no token, which is a prefill.
+  prefill: the same with room for no token.
   chunks: passes of that prefill.
   """
 
   items: tuple[requests.Item, ...]
   host: decode.Request
   full: decode.Request
-  none: decode.Request
+  prefill: decode.Request
   chunks: int
 
 
@@ -100,21 +100,21 @@ def make(
   s = e.settings
   if s.bench.prompts_per_category:
     chosen = prompts_lib.first_of_each(chosen, s.bench.prompts_per_category)
-  judged, others = (
+  test, calibration = (
     tuple(_item(e, prompt) for prompt in half)
     for half in prompts_lib.halves(chosen)
   )
-  longest = max(len(item.tokens) for item in judged + others)
+  longest = max(len(item.tokens) for item in test + calibration)
   longest += s.decode.max_new_tokens + max((0, *s.decode.gammas))
   return Plan(
-    judged=judged,
-    others=others,
+    test=test,
+    calibration=calibration,
     max_new_tokens=s.decode.max_new_tokens,
     buffer=requests.bucket(longest),
     sampling=s.sampling,
     bench=s.bench,
     batch_sizes=tuple(sizes),
-    sources=max(len(item.source) for item in judged + others),
+    sources=max(len(item.source) for item in test + calibration),
   )
 
 
@@ -223,7 +223,7 @@ def _group(arms, plan: Plan, items, new: int) -> Group:
     items=tuple(items),
     host=host,
     full=place(host.limit_B),
-    none=place(host.lengths_B),
+    prefill=place(host.lengths_B),
     chunks=-(-read // arms[0].engine.options.chunk),
   )
 
@@ -231,7 +231,7 @@ def _group(arms, plan: Plan, items, new: int) -> Group:
 def calibration_request(arms: Sequence[Arm], plan: Plan, most: int):
   """A prompt of middle length in every row, and room for `most` windows."""
   length = lambda item: len(item.tokens) + len(item.source)
-  items = sorted(plan.others + plan.judged, key=length)
+  items = sorted(plan.calibration + plan.test, key=length)
   item, rows = items[len(items) // 2], plan.bench.batch_size
   gamma = max(arm.gamma for arm in arms)
   end = min(plan.buffer - gamma, arms[0].engine.target.context)
@@ -294,8 +294,8 @@ class Setting(NamedTuple):
 def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
   engine = arms[0].engine
   drafts = (a.engine.draft.label for a in arms if a.engine.draft)
-  judged = {item.category for item in plan.judged}
-  others = dict.fromkeys(item.category for item in plan.others)
+  judged = {item.category for item in plan.test}
+  others = dict.fromkeys(item.category for item in plan.calibration)
   return Setting(
     target=engine.target.label,
     draft=next(drafts, None),
@@ -308,8 +308,8 @@ def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
     max_new_tokens=plan.max_new_tokens,
     buffer=plan.buffer,
     repeats=plan.bench.repeats,
-    judged_prompts=len(plan.judged),
-    other_prompts=len(plan.others),
+    judged_prompts=len(plan.test),
+    other_prompts=len(plan.calibration),
     not_judged=tuple(x for x in others if x not in judged),
   )
 

@@ -84,7 +84,7 @@ def measure(
   prefill: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
   outputs: dict[str, list] = {arm.name: [] for arm in arms}
   for arm in arms:  # The first call of an executable is slower.
-    parts.timed(programs[arm.name][0], arm.engine.weights, groups[0].none)
+    parts.timed(programs[arm.name][0], arm.engine.weights, groups[0].prefill)
   for repeat, g in blocks:
     group, turn = groups[g], (repeat + g) % len(arms)
     for arm in (*arms[turn:], *arms[:turn]):
@@ -100,7 +100,7 @@ def measure(
       while len(found) < _FILLS and (
         len(found) < least or sum(found) < _SHARE * took
       ):
-        found.append(parts.timed(call, group.none)[0])
+        found.append(parts.timed(call, group.prefill)[0])
   out = {}
   groups = groups[: len(outputs[arms[0].name])]
   prompts = len({item.id for group in groups for item in group.items})

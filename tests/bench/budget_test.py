@@ -24,7 +24,7 @@ def plan(prompts=14, tokens=64, repeats=5, batch_size=1):
 
 
 def seconds(p, speed=SPEED):
-  n, m = (-(-len(x) // p.bench.batch_size) for x in (p.others, p.judged))
+  n, m = (-(-len(x) // p.bench.batch_size) for x in (p.calibration, p.test))
   one = speed.judged(p.max_new_tokens)
   return n * speed.others(p.max_new_tokens) + m * p.bench.repeats * one
 
@@ -35,20 +35,20 @@ def test_what_fits_takes_most_of_the_time_and_no_more(given, batch_size):
   whole = plan(batch_size=batch_size)
   p = budget.fit(whole, SPEED, given)
   assert seconds(p) <= given
-  assert len(p.judged) <= 14 and p.max_new_tokens <= 64 and p.judged
+  assert len(p.test) <= 14 and p.max_new_tokens <= 64 and p.test
   assert p.bench.repeats <= 5
   if given < seconds(whole) and given > 200:
     assert seconds(p) > given / 3
   if given == 10**6:
-    assert (len(p.judged), len(p.others), p.bench.repeats) == (14, 14, 5)
+    assert (len(p.test), len(p.calibration), p.bench.repeats) == (14, 14, 5)
 
 
 def test_little_time_has_short_answers_before_it_has_few_prompts():
   long, short = (budget.fit(plan(), SPEED, x) for x in (4000, 1200))
   assert (long.max_new_tokens, short.max_new_tokens) == (64, 32)
-  assert len(short.judged) >= 6 and short.bench.repeats == 1
+  assert len(short.test) >= 6 and short.bench.repeats == 1
   # Those few are of many categories.
-  assert len({x.category for x in short.judged}) == min(7, len(short.judged))
+  assert len({x.category for x in short.test}) == min(7, len(short.test))
 
 
 def test_nothing_fits_and_no_limit():
@@ -59,7 +59,7 @@ def test_nothing_fits_and_no_limit():
     budget.first_fit(plan(), SPEED, little)
   needs = float(re.findall('some ([0-9.]+)', str(e.value))[0])
   enough = budget.Clock(60 * (needs + 0.1))
-  assert budget.first_fit(plan(), SPEED, enough).judged
+  assert budget.first_fit(plan(), SPEED, enough).test
 
 
 def test_shares_of_a_clock(monkeypatch):

@@ -43,7 +43,7 @@ def test_builds_at_tiny(name):
       # The drafter's own function, or it would be compiled again.
       assert arm.engine.q is arm.engine.draft.draft_model(e.target)
   plan = plan_lib.make(e, prompts.builtin())
-  assert {i.id for i in plan.judged}.isdisjoint(i.id for i in plan.others)
+  assert {i.id for i in plan.test}.isdisjoint(i.id for i in plan.calibration)
 
 
 def test_a_draft_with_another_padding_has_the_targets_width():

@@ -35,7 +35,7 @@ def batch(arms, monkeypatch, sizes):
   groups = [types.SimpleNamespace(full=None)] * 14
   monkeypatch.setattr(plan_lib, 'groups', lambda *_: groups)
   plan = types.SimpleNamespace(
-    judged=range(14),
+    test=range(14),
     batch_sizes=sizes,
     bench=types.SimpleNamespace(repeats=2),
   )

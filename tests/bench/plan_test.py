@@ -44,7 +44,7 @@ def test_batches_are_full_of_live_rows_and_share_one_shape():
   assert len({g.host.tokens_BL.shape for g in groups}) == 1
   for group in groups:
     np.testing.assert_array_equal(group.full.limit_B, group.host.lengths_B + 8)
-    np.testing.assert_array_equal(group.none.limit_B, group.host.lengths_B)
+    np.testing.assert_array_equal(group.prefill.limit_B, group.host.lengths_B)
   # Prompts of up to 7 tokens: what is read before the last one.
   assert [g.chunks for g in groups] == [1, 1, 1]
   (eight,) = plan_lib.groups(arms, plan, items, 8)
@@ -58,7 +58,7 @@ def test_a_category_of_which_nothing_is_judged_is_named(capsys):
     for i, category in enumerate(['a', 'a', 'b', 'c'])
   ]
   c = plan_lib.make(e, chosen[1:])  # one of each
-  assert [x.category for x in c.judged] == ['a', 'c']
+  assert [x.category for x in c.test] == ['a', 'c']
   setting = plan_lib.setting(plan_lib.arms(e), c)
   assert setting.not_judged == ('b',)
   doc = benchmark.Document({}, None, setting)
@@ -75,8 +75,8 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   e = experiment(sampling={'temperature': 1.0})
   plain = plan_lib.arms(e)[:1]
   plan = plan_lib.make(e, prompts.builtin()[:2])
-  filled = plan_lib.filled(plan.judged, 4)
-  assert [x.tokens for x in filled] == [plan.judged[0].tokens] * 4
+  filled = plan_lib.filled(plan.test, 4)
+  assert [x.tokens for x in filled] == [plan.test[0].tokens] * 4
   (group,) = plan_lib.groups(plain, plan, filled, 4)
   engine = plain[0].engine
   out = engine.programs.generate(engine.weights, group.full)
@@ -90,21 +90,21 @@ def test_sources_are_cut_and_read_before_the_first_token():
   arms = plan_lib.arms(e)
   plan = plan_lib.make(e, prompts.builtin()[:12])
   end = e.target.tokenizer.eos_ids[0]
-  items = plan.judged + plan.others
+  items = plan.test + plan.calibration
   assert {len(x.source) for x in items} == {20} and plan.sources == 20
   assert all(x.source[-1] == end and x.tokens == (0,) for x in items)
   first = next(p for p in prompts.builtin() if p.id == items[0].id).turns[0]
   assert bytes(items[0].source[:-1]).decode() == first[:19]
-  (group,) = plan_lib.groups(arms, plan, plan.judged[:1])
+  (group,) = plan_lib.groups(arms, plan, plan.test[:1])
   for request in (
     group.full,
-    group.none,
+    group.prefill,
     plan_lib.calibration_request(arms, plan, 4),
   ):
     assert request.source.tokens_BI.shape == (1, 32)
     assert request.source.lengths_B.tolist() == [20]
   plain = arms[0].engine
-  out = plain.programs.generate(plain.weights, group.none)
+  out = plain.programs.generate(plain.weights, group.prefill)
   assert int(out.info.calls) == 0
 
 
@@ -119,6 +119,6 @@ def test_methods_that_differ_in_gamma_share_a_program():
   one, three = arms[1:]
   assert one.engine is three.engine and three.engine.drafter.gamma == 3
   plan = plan_lib.make(e, prompts.builtin()[:2])
-  (group,) = plan_lib.groups(arms, plan, plan.judged)
+  (group,) = plan_lib.groups(arms, plan, plan.test)
   most = [int(plan_lib.capped(x, group.full).gamma_B[0]) for x in arms]
   assert most == [0, 1, 3]

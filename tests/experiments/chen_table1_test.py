@@ -48,7 +48,7 @@ def test_replayed_lookup_is_what_decoding_does():
   plan = plan_lib.Plan(tuple(ITEMS), (), NEW, 64, sampling, bench)
   arms = [plan_lib.Arm('plain', 'plain', 0, engine(None, 0))]
   arms += [plan_lib.Arm(f'K={k}', 'lookup', k, found) for k in (1, 2, K)]
-  groups = plan_lib.groups(arms, plan, plan.judged)
+  groups = plan_lib.groups(arms, plan, plan.test)
   run = lambda arm: [
     jax.device_get(
       arm.engine.programs.generate(

@@ -168,7 +168,7 @@ def test_quality_of_every_arm_is_of_the_same_resampled_prompts(monkeypatch):
       return types.SimpleNamespace(programs=Programs(), weights=self.name)
 
   group = types.SimpleNamespace(full=None)
-  whole = types.SimpleNamespace(judged=())
+  whole = types.SimpleNamespace(test=())
   monkeypatch.setattr(rows_lib, 'plan', lambda *_: whole)
   monkeypatch.setattr(rows_lib.plan_lib, 'groups', lambda *_: [group])
   monkeypatch.setattr(rows_lib.plan_lib, 'capped', lambda arm, request: None)
@@ -477,12 +477,12 @@ def test_texts_are_recorded_once_for_all_tables(monkeypatch):
   recorded = []
 
   def record(plain, engines, part, *, samples, rules):
-    recorded.append((part.judged, [x.name for x in rules]))
+    recorded.append((part.test, [x.name for x in rules]))
     text = trace.Text('0', 0, tokens=(1, 2), p=(), q=(), overlap=())
     return [trace.Trace({}, [text]) for _ in engines]
 
   class Plan(NamedTuple):
-    judged: tuple[int, ...] = tuple(range(200))
+    test: tuple[int, ...] = tuple(range(200))
 
   monkeypatch.setattr(trace, 'record', record)
   monkeypatch.setattr(rows_lib, 'plan', lambda *_: Plan())
