@@ -248,7 +248,7 @@ class Loaded(NamedTuple):
   """
 
   row: Row
-  experiment: settings_lib.Experiment
+  experiment: settings_lib.Setup
   plain: build.Engine
   engines: dict[str, build.Engine]
   prompts: tuple[prompts_lib.Prompt, ...]

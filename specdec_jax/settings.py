@@ -148,14 +148,14 @@ def _around(name: str, drafters: Mapping[str, Any]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Experiment:
+class Setup:
   """Settings and the loaded target."""
 
   settings: Settings
   target: build.LanguageModel
 
 
-def load(s: Settings) -> Experiment:
+def load(s: Settings) -> Setup:
   """Loads the target; a draft is loaded when its engine is made."""
   # A model of one's own runs on one device.
   own = load_lib.FUNCTION.fullmatch(s.target.source)
@@ -171,11 +171,11 @@ def load(s: Settings) -> Experiment:
     scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
     kernels=s.target.kernels,
   )
-  return Experiment(s, target)
+  return Setup(s, target)
 
 
 def engine(
-  e: Experiment, method: str, gamma: int, measure: bool = True
+  e: Setup, method: str, gamma: int, measure: bool = True
 ) -> build.Engine:
   """The engine of one method; gamma 0 is plain decoding.
 
@@ -201,7 +201,7 @@ def engine(
   )
 
 
-def first(e: Experiment, measure: bool = True) -> build.Engine:
+def first(e: Setup, measure: bool = True) -> build.Engine:
   """The engine of the first method at the first gamma; measure: see engine."""
   d = e.settings.decode
   return engine(e, (*d.methods, 'lookup')[0], d.gammas[0], measure)

@@ -90,7 +90,7 @@ def asked(settings: settings_lib.Settings):
   ]
 
 
-def _arms(e: settings_lib.Experiment, rules):
+def _arms(e: settings_lib.Setup, rules):
   """Plain decoding, and each method under each rule, named 'method rule'."""
   out, plain = [], None
   for rule in rules:

@@ -71,7 +71,7 @@ class Group(NamedTuple):
   chunks: int
 
 
-def arms(e: settings_lib.Experiment, measure: bool = True) -> list[Arm]:
+def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
   """Plain decoding, then every method at every gamma of the config.
 
   measure: as in build.engine; benchmark.run measures.
@@ -88,7 +88,7 @@ def arms(e: settings_lib.Experiment, measure: bool = True) -> list[Arm]:
 
 
 def make(
-  e: settings_lib.Experiment,
+  e: settings_lib.Setup,
   chosen: Sequence[prompts_lib.Prompt],
   sizes: Sequence[int] = (),
 ) -> Plan:
@@ -132,9 +132,7 @@ def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
   return tuple(sorted({int(text) for text in texts}))
 
 
-def _item(
-  e: settings_lib.Experiment, prompt: prompts_lib.Prompt
-) -> requests.Item:
+def _item(e: settings_lib.Setup, prompt: prompts_lib.Prompt) -> requests.Item:
   """The first turn of a prompt as tokens."""
   s, number = e.settings, prompts_lib.request_number(prompt.id)
   given = prompt.turns[0] if prompt.tokens is None else prompt.tokens

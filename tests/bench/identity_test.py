@@ -103,7 +103,7 @@ def _failing():
     yield plan_lib.arms(untied(e, embed=embed)), plan
 
 
-def untied(e: settings.Experiment, embed=None):
+def untied(e: settings.Setup, embed=None):
   """The same model with its token table apart from its head."""
   params = e.target.params
   _, flat = convert.plain(e.target.config, params)
