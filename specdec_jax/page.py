@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jinja2
 
 from specdec_jax import machine, show
-from specdec_jax.io import files, stream
+from specdec_jax.io import files
+from specdec_jax.io.tokens import stream
 
 _TEMPLATE = pathlib.Path(__file__).with_name('page.html')
 # Kinds of draft tokens that are not in the text.

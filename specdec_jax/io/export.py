@@ -18,8 +18,9 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import types
-from specdec_jax.io import config_hf, files, hf, names
+from specdec_jax.io import files, hf, names
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.io.config_json import families
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm, rope
 
@@ -82,7 +83,7 @@ def save(
     'tokenizer_config.json': _json(_tokenizer_settings(tokenizer, config)),
     MARK: _json(about),
   }
-  _, naming = config_hf.from_json(raw, folder)
+  _, naming = families.from_json(raw, folder)
   _write(folder, contents, _weights(config, params, naming))
 
 
@@ -139,7 +140,7 @@ def settings(config: model_config.LMConfig) -> dict[str, Any]:
   """
   out = _t5(config) if config.encoder else _decoder_only(config)
   # What cannot be written is found by reading back what was written.
-  read, _ = config_hf.from_json(out, pathlib.Path('config.json'))
+  read, _ = families.from_json(out, pathlib.Path('config.json'))
   if read.encoder:  # whether it is tied is for the weights to say
     read = dataclasses.replace(read, tied=config.tied)
   want, have = vars(_canonical(config)), vars(_canonical(read))

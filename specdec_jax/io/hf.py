@@ -14,7 +14,8 @@ import safetensors
 from absl import logging
 
 from specdec_jax import fields
-from specdec_jax.io import config_hf, files, names
+from specdec_jax.io import files, names
+from specdec_jax.io.config_json import families
 from specdec_jax.models import config as model_config
 
 INDEX = 'model.safetensors.index.json'
@@ -146,7 +147,7 @@ def open_folder(
     ValueError: a file is missing, unsupported or damaged.
   """
   _check_folder(folder)
-  config, naming = config_hf.read(folder / 'config.json')
+  config, naming = families.read(folder / 'config.json')
   paths = _weight_files(folder)
   shapes: dict[str, tuple[int, ...]] = {}
   where: dict[str, tuple[pathlib.Path, str]] = {}

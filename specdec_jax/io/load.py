@@ -18,18 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import fields, sharding, types
-from specdec_jax.io import (
-  download,
-  export,
-  files,
-  gguf_config,
-  gguf_tokenizer,
-  hf,
-  names,
-  onnx_file,
-  own,
-)
+from specdec_jax.io import download, export, files, hf, names, onnx_file, own
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.io.gguf import architectures, vocabulary
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
@@ -331,9 +322,9 @@ def _open_folder(
 
 
 def _open_gguf(path, source: str, label: str = '') -> LanguageModel:
-  config, reader, file = gguf_config.open_file(path, source)
+  config, reader, file = architectures.open_file(path, source)
   label, paths = label or file.label(), [x.path for x in file.parts or [file]]
-  tokenizer = gguf_tokenizer.read(file, source)
+  tokenizer = vocabulary.read(file, source)
   return _open_files(label, tokenizer, config, reader, paths)
 
 

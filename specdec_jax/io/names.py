@@ -226,7 +226,7 @@ GGUF = Naming(
 )
 GGUF_LLAMA = GGUF._replace(convert=_unpermute_qk)
 
-# Derived from the settings, or already read into them (io.gguf_config).
+# Derived from the settings, or already read into them (gguf.architectures).
 HARMLESS = re.compile(
   r'(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq'
   r'|rope_freqs\.weight'

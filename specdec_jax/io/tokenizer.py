@@ -12,7 +12,8 @@ import tokenizers
 from absl import logging
 from tokenizers import decoders
 
-from specdec_jax.io import chat_template, files, specials, spiece, stream
+from specdec_jax.io import files
+from specdec_jax.io.tokens import chat_template, specials, spiece, stream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

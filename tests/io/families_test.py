@@ -6,12 +6,11 @@ import pathlib
 
 import pytest
 
-from specdec_jax.io import config_hf
-from specdec_jax.io.config_json import defaults, settings
+from specdec_jax.io.config_json import defaults, families, json_object
 from tests.io import tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / 'defaults.json').read_text())
-FAMILIES = sorted(config_hf.FAMILIES)
+FAMILIES = sorted(families.FAMILIES)
 # Fields of transformers' classes that do not change a pass without dropout.
 HARMLESS = frozenset(
   'attention_dropout attn_pdrop bos_token_id classifier_dropout dropout_rate '
@@ -23,15 +22,15 @@ HARMLESS = frozenset(
 
 
 def read(raw):
-  return config_hf.from_json(raw, pathlib.Path('config.json'))[0]
+  return families.from_json(raw, pathlib.Path('config.json'))[0]
 
 
 @pytest.mark.parametrize('kind', FAMILIES)
 def test_defaults_are_those_of_the_config_class(kind):
   """Of all keys that are read; the others that change a model are neutral."""
   ours, theirs = defaults.DEFAULTS[kind], GOLDEN[kind]['defaults']
-  s = settings.Settings(pathlib.Path('config.json'), {}, ours)
-  config_hf.FAMILIES[kind][0](s)
+  s = json_object.Json(pathlib.Path('config.json'), {}, ours)
+  families.FAMILIES[kind][0](s)
   for key, value in theirs.items():
     if key in s.seen:
       assert (ours.get(key) or None) == (value or None), key
@@ -67,7 +66,7 @@ def test_what_follows_from_the_defaults(kind):
   act = theirs[
     {'gemma2', 'gemma3_text'} & {kind} and 'hidden_activation' or 'hidden_act'
   ]
-  assert c.act == config_hf._ACTS[act]
+  assert c.act == families._ACTS[act]
 
 
 def test_what_follows_for_a_t5_and_a_gpt2():

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from specdec_jax.io import files, gguf_parts, load
+from specdec_jax.io import files, load
+from specdec_jax.io.gguf import parts
 from tests.io import tiny
 
 
@@ -52,7 +53,7 @@ def test_parts_that_are_missing_renamed_or_of_another_model(cut, tmp_path):
 
   def refused(why):
     with pytest.raises(ValueError, match=why):
-      gguf_parts.parse(first)
+      parts.parse(first)
 
   shutil.copy(folder / names[0], first)
   refused(f'of its 3 parts are missing {names[1]}, {names[2]}: put them')

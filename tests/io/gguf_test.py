@@ -6,8 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
-from specdec_jax.io import gguf as gguf_lib
 from specdec_jax.io import load, names
+from specdec_jax.io.gguf import container
 from specdec_jax.models import config as model_config
 from specdec_jax.models import rope
 from tests.io import tiny
@@ -275,7 +275,7 @@ def test_damaged_headers_give_one_message_or_load(tmp_path):
   c = tiny.config(depth=1, vocab=260, width=8, heads=1, kv_heads=1, mlp=8)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c)
   whole = path.read_bytes()
-  start = min(t.offset for t in gguf_lib.parse(path).tensors.values())
+  start = min(t.offset for t in container.parse(path).tensors.values())
   messages = 0
   for at in range(0, start, 3):
     path.write_bytes(whole[:at] + b'\xff' + whole[at + 1 :])

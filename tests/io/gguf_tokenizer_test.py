@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax.io import gguf, gguf_tokenizer, load, tokenizer
+from specdec_jax.io import load, tokenizer
+from specdec_jax.io.gguf import container, vocabulary
 from tests.io import tiny
 
 TEXT = 'hello, wörld 123\n\n  he 日本 🙂 end'
@@ -14,7 +15,7 @@ def fake_file(tmp_path, tokens, model='gpt2', **fields):
   prefix = 'tokenizer.ggml.'
   given = {'model': model, 'tokens': tokens, **fields}
   named = {prefix + k: v for k, v in given.items()}
-  return gguf.File(tmp_path / 'm.gguf', named, {}, None)
+  return container.File(tmp_path / 'm.gguf', named, {}, None)
 
 
 def bytes_file(tmp_path, pre, **fields):
@@ -40,7 +41,7 @@ def bytes_file(tmp_path, pre, **fields):
   ],
 )
 def test_gguf_pre_tokenizers(tmp_path, pre, merged):
-  t = gguf_tokenizer.read(bytes_file(tmp_path, pre), 'here')
+  t = vocabulary.read(bytes_file(tmp_path, pre), 'here')
   ids = t.encode('a 12<e>')
   assert ids.count(256) == merged and ids[-1] == 257
   assert t.decode(t.encode(TEXT)) == TEXT
@@ -50,7 +51,7 @@ def test_gguf_words_are_cut_as_the_families_do(tmp_path):
   cuts = {}
   text = "x.Isn't 1234 \n\n y"
   for pre in ('default', 'smollm', 'qwen2', 'llama-bpe', 'tekken'):
-    t = gguf_tokenizer.read(bytes_file(tmp_path, pre), 'here')
+    t = vocabulary.read(bytes_file(tmp_path, pre), 'here')
     found = t.inner.pre_tokenizer.pre_tokenize_str(text)
     cuts[pre] = [word.replace('Ġ', ' ').replace('Ċ', '\n') for word, _ in found]
   same = {
@@ -59,8 +60,8 @@ def test_gguf_words_are_cut_as_the_families_do(tmp_path):
     'dbrx': 'falcon3',
   }
   for pre, as_ in same.items():
-    t = gguf_tokenizer.read(bytes_file(tmp_path, pre), 'here')
-    u = gguf_tokenizer.read(bytes_file(tmp_path, as_), 'here')
+    t = vocabulary.read(bytes_file(tmp_path, pre), 'here')
+    u = vocabulary.read(bytes_file(tmp_path, as_), 'here')
     cut = lambda t: t.inner.pre_tokenizer.pre_tokenize_str(text)
     assert cut(t) == cut(u)
   assert cuts == {
@@ -83,7 +84,7 @@ def test_gguf_words_are_cut_as_the_families_do(tmp_path):
 )
 def test_tekken_cuts_before_a_capital_letter(tmp_path, text, words):
   """By hand, from the pattern of Mistral Nemo's tokenizer.json."""
-  t = gguf_tokenizer.read(bytes_file(tmp_path, 'tekken'), 'here')
+  t = vocabulary.read(bytes_file(tmp_path, 'tekken'), 'here')
   spans = t.inner.pre_tokenizer.pre_tokenize_str(text)
   assert [text[a:b] for _, (a, b) in spans] == words
 
@@ -102,11 +103,11 @@ def test_gguf_bos_and_merges_by_pre_tokenizer(tmp_path, pre, bos, whole):
   """What llama.cpp's loader sets for each name, if no field does."""
   file = bytes_file(tmp_path, pre, bos_token_id=257, merges=[])
   file.fields['tokenizer.ggml.tokens'][256] = 'ab'  # no merge leads to it
-  t = gguf_tokenizer.read(file, 'here')
+  t = vocabulary.read(file, 'here')
   assert t.add_bos == bos
   assert (256 in t.encode('ab')) == whole
   said = bytes_file(tmp_path, pre, bos_token_id=257, add_bos_token=not bos)
-  assert gguf_tokenizer.read(said, 'here').add_bos != bos
+  assert vocabulary.read(said, 'here').add_bos != bos
 
 
 @pytest.mark.parametrize('template', ['', '{{ bos_token }}'])
@@ -116,7 +117,7 @@ def test_gguf_chats_begin_with_the_bos_that_the_file_adds(tmp_path, template):
   file.fields['tokenizer.chat_template'] = (
     template + '{{ messages[0].content }}'
   )
-  t = gguf_tokenizer.read(file, 'here')
+  t = vocabulary.read(file, 'here')
   assert t.encode_chat([dict(role='user', content='!')]) == [257, 0]
 
 
@@ -132,7 +133,7 @@ def ends(tmp_path, *texts, kinds=None, **fields):
     eos_token_id=1,
     **fields,
   )
-  t = gguf_tokenizer.read(file, 'here')
+  t = vocabulary.read(file, 'here')
   return [tokens[i] for i in t.eos_ids]
 
 
@@ -187,14 +188,14 @@ def test_gguf_fields_name_ends(tmp_path):
 def test_gguf_tokenizers_that_are_refused(tmp_path, changes, message):
   file = bytes_file(tmp_path, **({'pre': 'gpt-2'} | changes))
   with pytest.raises(ValueError, match=message):
-    gguf_tokenizer.read(file, 'here')
+    vocabulary.read(file, 'here')
 
 
 def test_gguf_unused_tokens_are_padding(tmp_path):
   kinds = np.array([1] * 257 + [3, 5, 5])
   file = bytes_file(tmp_path, 'gpt-2', token_type=kinds)
   file.fields['tokenizer.ggml.tokens'].extend(['[PAD258]', '[PAD259]'])
-  assert gguf_tokenizer.read(file, 'here').size == 258
+  assert vocabulary.read(file, 'here').size == 258
 
 
 def sentencepiece_file(tmp_path, **fields):
@@ -212,7 +213,7 @@ def sentencepiece_file(tmp_path, **fields):
 
 
 def test_gguf_sentencepiece(tmp_path):
-  t = gguf_tokenizer.read(sentencepiece_file(tmp_path), 'here')
+  t = vocabulary.read(sentencepiece_file(tmp_path), 'here')
   name = lambda ids: [t.inner.id_to_token(i) for i in ids]
   # By score: ll (-6), ▁h (-7), then ▁he (-5) once its parts are there, llo, and
   # at last ▁hello.
@@ -229,7 +230,7 @@ def test_gguf_sentencepiece_without_prefix_or_bos(tmp_path):
   file = sentencepiece_file(
     tmp_path, add_space_prefix=False, add_bos_token=False
   )
-  t = gguf_tokenizer.read(file, 'here')
+  t = vocabulary.read(file, 'here')
   assert [t.inner.id_to_token(i) for i in t.encode('he')] == ['he']
   assert t.decode(t.encode(' he')) == ' he'
 
@@ -242,7 +243,7 @@ def test_gguf_sentencepiece_runs_of_spaces_and_lines_are_tokens(tmp_path):
   for name, values in more.items():
     full = np.append(file.fields[f'tokenizer.ggml.{name}'], values)
     file.fields[f'tokenizer.ggml.{name}'] = full
-  t = gguf_tokenizer.read(file, 'here')
+  t = vocabulary.read(file, 'here')
   ids = t.encode('he  l\n\no e')
   pieces = [t.inner.id_to_token(i) for i in ids]
   assert pieces == ['<s>', 'he', '  ', 'l', '\n\n', 'o', '▁', 'e']

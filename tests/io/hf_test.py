@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax.io import config_hf, hf, names
+from specdec_jax.io import hf, names
+from specdec_jax.io.config_json import families
 from specdec_jax.models import config, lm
 from tests.io import tiny
 
@@ -78,7 +79,7 @@ LLAMA = tiny.settings(tiny.config())
 
 
 def settings(raw):
-  return config_hf.from_json(raw, pathlib.Path('config.json'))[0]
+  return families.from_json(raw, pathlib.Path('config.json'))[0]
 
 
 # --- config.json -------------------------------------------------------------

@@ -12,7 +12,9 @@ import safetensors.numpy
 from gguf import RopeScalingType
 
 from specdec_jax import types
-from specdec_jax.io import config_hf, gguf_config, hf, names
+from specdec_jax.io import hf, names
+from specdec_jax.io.config_json import families
+from specdec_jax.io.gguf import architectures
 from specdec_jax.models import config
 from tests.io import tiny
 
@@ -49,7 +51,7 @@ def test_other_settings_give_the_golden_logits(name, x64):
   folder, golden = tiny.GOLDEN / base, np.load(tiny.GOLDEN / VARIANT_LOGITS)
   _, reader, _ = hf.open_folder(folder, base)
   raw = json.loads((folder / 'config.json').read_text()) | changes
-  c, naming = config_hf.from_json(raw, folder)
+  c, naming = families.from_json(raw, folder)
   c, reader = c.running(dtype='float64'), reader._replace(naming=naming)
   # Operation by operation: most are compiled once for all variants.
   params = names.read(reader, c)
@@ -81,7 +83,7 @@ def test_a_gguf_file_gives_the_golden_logits(family, fields, tmp_path):
   weights = {name: x.astype(np.float32) for name, x in stored.items()}
   extra = [functools.partial(fields, c)]
   path = tiny.write_gguf(tmp_path / 'a', c, family, weights, extra=extra)
-  have, reader, _ = gguf_config.open_file(path, family)
+  have, reader, _ = architectures.open_file(path, family)
   golden = np.load(folder / 'logits.npz')
   if family == 'gemma2':
     # Tells 12 from head_dim; files say neither: see io.gguf_config.

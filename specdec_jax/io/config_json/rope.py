@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec_jax.io.config_json import defaults
-from specdec_jax.io.config_json.settings import Settings
+from specdec_jax.io.config_json.json_object import Json
 from specdec_jax.models import rope as rope_lib
 
 LOCAL, GLOBAL = 'sliding_attention', 'full_attention'
 
 
-def read(s: Settings) -> dict[str, Any]:
+def read(s: Json) -> dict[str, Any]:
   """Settings of LMConfig: rope_theta, rope_scaling and, if it is not
   max_position_embeddings, context.
 
@@ -37,7 +37,7 @@ def read(s: Settings) -> dict[str, Any]:
   return one(s, nested[0] if nested else new)
 
 
-def read_both(s: Settings) -> dict[str, Any]:
+def read_both(s: Json) -> dict[str, Any]:
   """The same for a family whose layers with a window have a base of their
   own, local_rope_theta."""
   new, old = objects(s)
@@ -51,7 +51,7 @@ def read_both(s: Settings) -> dict[str, Any]:
   return found | dict(local_rope_theta=local['rope_theta'])
 
 
-def objects(s: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+def objects(s: Json) -> tuple[dict[str, Any], dict[str, Any]]:
   """(rope_parameters, rope_scaling), {} if absent."""
   found = []
   for key in ('rope_parameters', 'rope_scaling'):
@@ -62,13 +62,13 @@ def objects(s: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
   return found[0], found[1]
 
 
-def one(s: Settings, rope: Mapping[str, Any]) -> dict[str, Any]:
+def one(s: Json, rope: Mapping[str, Any]) -> dict[str, Any]:
   """What `read` returns, of one set of rope settings."""
   context = s.integer('max_position_embeddings')
   # A key beside the object wins over one in it.
   first = 'original_max_position_embeddings'
   first = s.integer(first, rope.get(first) or context)
-  at = Settings(s.path, rope, defaults.ROPE)
+  at = Json(s.path, rope, defaults.ROPE)
   kind = at.value('rope_type') or at.value('type') or 'default'
   if kind not in _KINDS:
     s.refuse(f'rope_type {kind!r}', ', '.join(map(repr, _KINDS)))
@@ -79,18 +79,18 @@ def one(s: Settings, rope: Mapping[str, Any]) -> dict[str, Any]:
   return found
 
 
-def _default(at: Settings, context: int, first: int) -> dict[str, Any]:
+def _default(at: Json, context: int, first: int) -> dict[str, Any]:
   del at, context, first
   return dict(rope_scaling=None)
 
 
-def _linear(at: Settings, context: int, first: int) -> dict[str, Any]:
+def _linear(at: Json, context: int, first: int) -> dict[str, Any]:
   del context, first
   scaling = rope_lib.RopeScaling(at.number('factor'), original_context=0)
   return dict(rope_scaling=scaling)
 
 
-def _llama3(at: Settings, context: int, first: int) -> dict[str, Any]:
+def _llama3(at: Json, context: int, first: int) -> dict[str, Any]:
   del context
   scaling = rope_lib.RopeScaling(
     factor=at.number('factor'),
@@ -101,7 +101,7 @@ def _llama3(at: Settings, context: int, first: int) -> dict[str, Any]:
   return dict(rope_scaling=scaling)
 
 
-def _dynamic(at: Settings, context: int, first: int) -> dict[str, Any]:
+def _dynamic(at: Json, context: int, first: int) -> dict[str, Any]:
   """None, for texts of the context: beyond it frequencies would depend on the
   text's length, and every cached key would have to be rotated anew."""
   del context, first
@@ -109,7 +109,7 @@ def _dynamic(at: Settings, context: int, first: int) -> dict[str, Any]:
   return dict(rope_scaling=None)
 
 
-def _yarn(at: Settings, context: int, first: int) -> dict[str, Any]:
+def _yarn(at: Json, context: int, first: int) -> dict[str, Any]:
   """Texts may then be `factor` times as long as those of training."""
   factor = at.number('factor', context / first)
 
@@ -133,7 +133,7 @@ def _yarn(at: Settings, context: int, first: int) -> dict[str, Any]:
   return dict(rope_scaling=scaling, context=max(context, int(factor * first)))
 
 
-def _longrope(at: Settings, context: int, first: int) -> dict[str, Any]:
+def _longrope(at: Json, context: int, first: int) -> dict[str, Any]:
   """With the divisors of short texts, and a context of that length: in longer
   ones other divisors would hold for all tokens, those before included."""
   factor = at.number('factor', context / first)

@@ -8,17 +8,17 @@ import dataclasses
 import pathlib
 import re
 
-from specdec_jax.io import gguf
+from specdec_jax.io.gguf import container
 
 
-def parse(path: pathlib.Path) -> gguf.File:
+def parse(path: pathlib.Path) -> container.File:
   """Opens a file, or the first of several, with the tensors of all of them.
 
   Raises:
-    ValueError: what gguf.parse refuses; not the first part; a part that is
+    ValueError: what container.parse refuses; not the first part; a part that is
       missing or of another model.
   """
-  file = gguf.parse(path)
+  file = container.parse(path)
   count = file.field('split.count', int, 1)
   if count == 1:
     return file
@@ -43,8 +43,8 @@ def parse(path: pathlib.Path) -> gguf.File:
       f'{file.path}: of its {count} parts are missing {", ".join(missing)}: '
       'put them beside it'
     )
-  parts = [file, *map(gguf.parse, paths[1:])]
-  tensors: dict[str, gguf.Tensor] = {}
+  parts = [file, *map(container.parse, paths[1:])]
+  tensors: dict[str, container.Tensor] = {}
   for i, part in enumerate(parts):
     found = part.fields.get('split.no'), part.fields.get('split.count')
     twice = sorted(tensors.keys() & part.tensors.keys())

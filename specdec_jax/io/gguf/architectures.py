@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax.io import gguf, gguf_parts, names
+from specdec_jax.io import names
+from specdec_jax.io.gguf import parts
+from specdec_jax.io.gguf.container import File
 from specdec_jax.models import attention, rope
 from specdec_jax.models import config as model_config
 
@@ -44,13 +46,13 @@ _WIDTHS = (
 
 def open_file(
   path: pathlib.Path, source: str
-) -> tuple[model_config.LMConfig, names.Reader, gguf.File]:
+) -> tuple[model_config.LMConfig, names.Reader, File]:
   """Settings and weights of a file; the weights are read when asked for.
 
   Raises:
     ValueError: damaged, or a model that models.lm does not have.
   """
-  file = gguf_parts.parse(path)
+  file = parts.parse(path)
   config = read(file)
   llama = file.fields['general.architecture'] == 'llama'
   naming = names.GGUF_LLAMA if llama else names.GGUF
@@ -58,7 +60,7 @@ def open_file(
   return config, names.Reader(source, naming, shapes, file.read), file
 
 
-def read(file: gguf.File) -> model_config.LMConfig:
+def read(file: File) -> model_config.LMConfig:
   """The fields' settings as an LMConfig.
 
   Raises:
@@ -79,7 +81,7 @@ def read(file: gguf.File) -> model_config.LMConfig:
   return _divided(file, config)
 
 
-def _common(file: gguf.File, arch: str) -> dict[str, Any]:
+def _common(file: File, arch: str) -> dict[str, Any]:
   """Settings that all architectures share."""
   count = lambda key, default=None: file.number(f'{arch}.{key}', int, default)
   number = lambda key, d=None: file.number(f'{arch}.{key}', float, d)
@@ -116,7 +118,7 @@ def _common(file: gguf.File, arch: str) -> dict[str, Any]:
   )
 
 
-def _scaling(file: gguf.File, arch: str, context: int) -> rope.Scaling | None:
+def _scaling(file: File, arch: str, context: int) -> rope.Scaling | None:
   """The scaling of frequencies; a factor without a type is linear."""
   start = f'{arch}.rope.scaling.'
   kind = file.field(start + 'type', str, 'linear')
@@ -146,7 +148,7 @@ def _scaling(file: gguf.File, arch: str, context: int) -> rope.Scaling | None:
   )
 
 
-def _check_widths(file: gguf.File, arch: str, head_dim: int) -> None:
+def _check_widths(file: File, arch: str, head_dim: int) -> None:
   """Keys, values and rotated channels must be as many."""
   for key in _WIDTHS:
     found = file.number(f'{arch}.{key}', int, head_dim)
@@ -157,7 +159,7 @@ def _check_widths(file: gguf.File, arch: str, head_dim: int) -> None:
       )
 
 
-def _check_rest(file: gguf.File, arch: str) -> None:
+def _check_rest(file: File, arch: str) -> None:
   """Refuses fields that would change the model and were not asked for."""
   for name, value in file.fields.items():
     key = name.removeprefix(f'{arch}.')
@@ -171,7 +173,7 @@ def _check_rest(file: gguf.File, arch: str) -> None:
       )
 
 
-def _divided(file: gguf.File, config: model_config.LMConfig):
+def _divided(file: File, config: model_config.LMConfig):
   """The settings with the divisors of the frequencies that the file holds.
 
   Those of Llama 3.1 and later (low 1, high 4, context 8192) for one factor
@@ -197,7 +199,7 @@ def _divided(file: gguf.File, config: model_config.LMConfig):
   return dataclasses.replace(config, rope_scaling=every)
 
 
-def _gemma2(file: gguf.File, common: dict[str, Any]) -> dict[str, Any]:
+def _gemma2(file: File, common: dict[str, Any]) -> dict[str, Any]:
   return _gemma(file, common, 'gemma2', window=4096, period=2, big=46) | dict(
     local_rope_theta=_optional(file, 'gemma2.rope.freq_base_swa', None),
     attn_softcap=_optional(file, 'gemma2.attn_logit_softcapping', 50.0),
@@ -205,7 +207,7 @@ def _gemma2(file: gguf.File, common: dict[str, Any]) -> dict[str, Any]:
   )
 
 
-def _gemma3(file: gguf.File, common: dict[str, Any]) -> dict[str, Any]:
+def _gemma3(file: File, common: dict[str, Any]) -> dict[str, Any]:
   return _gemma(file, common, 'gemma3', window=0, period=6, big=62) | dict(
     attn_softcap=_optional(file, 'gemma3.attn_logit_softcapping', None),
     logit_softcap=_optional(file, 'gemma3.final_logit_softcapping', None),
@@ -214,11 +216,11 @@ def _gemma3(file: gguf.File, common: dict[str, Any]) -> dict[str, Any]:
   )
 
 
-def _optional(file: gguf.File, name: str, absent: float | None) -> float | None:
+def _optional(file: File, name: str, absent: float | None) -> float | None:
   return file.number(name, float) if name in file.fields else absent
 
 
-def _gemma(file: gguf.File, common, arch: str, *, window, period, big: int):
+def _gemma(file: File, common, arch: str, *, window, period, big: int):
   """Settings that Gemma 2 and 3 share; absent fields are as in llama.cpp.
 
   window: of local layers, if no field has it. period: every period-th layer is
@@ -238,7 +240,7 @@ def _gemma(file: gguf.File, common, arch: str, *, window, period, big: int):
 
 
 # Architecture -> function(file, common settings) -> settings that it adds.
-ARCHS: dict[str, Callable[[gguf.File, dict[str, Any]], dict[str, Any]]] = {
+ARCHS: dict[str, Callable[[File, dict[str, Any]], dict[str, Any]]] = {
   'llama': lambda *_: {},
   'qwen2': lambda *_: {},
   'qwen3': lambda *_: dict(qk_norm=True),

@@ -10,8 +10,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-from specdec_jax.io import gguf, specials
 from specdec_jax.io import tokenizer as text
+from specdec_jax.io.gguf.container import File
+from specdec_jax.io.tokens import specials
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -105,7 +106,7 @@ CODE_ENDS = {
 }
 
 
-def read(file: gguf.File, source: str) -> text.Tokenizer:
+def read(file: File, source: str) -> text.Tokenizer:
   """The file's tokenizer.
 
   Raises:

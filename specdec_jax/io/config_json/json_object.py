@@ -10,7 +10,7 @@ _MOST = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Json:
   """Keys of a JSON object; null counts as an absent key but for `nullable`.
 
   path: of the file, for error messages.

@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_jax.io import files, names
 from specdec_jax.io.config_json import defaults, rope
-from specdec_jax.io.config_json.settings import Settings
+from specdec_jax.io.config_json.json_object import Json
 from specdec_jax.models import config as model_config
 
 _LOCAL, _GLOBAL = rope.LOCAL, rope.GLOBAL
@@ -45,10 +45,10 @@ def from_json(
   raw = _text(raw)
   kind = raw.get('model_type')
   if not isinstance(kind, str) or kind not in FAMILIES:
-    Settings(path, raw, {}).refuse(
+    Json(path, raw, {}).refuse(
       f'model_type {kind!r}', ', '.join(map(repr, sorted(FAMILIES)))
     )
-  s = Settings(path, raw, defaults.DEFAULTS[kind])
+  s = Json(path, raw, defaults.DEFAULTS[kind])
   settings, naming = FAMILIES[kind]
   config = model_config.LMConfig(**settings(s))
   s.check_rest(defaults.NEUTRAL)
@@ -74,29 +74,29 @@ def _text(raw: dict[str, Any]) -> dict[str, Any]:
   return text | {key: outer[key] for key in same}
 
 
-def _llama(s: Settings) -> dict[str, Any]:
+def _llama(s: Json) -> dict[str, Any]:
   if s.raw.get('use_sliding_window') is False:
     s.seen.add('sliding_window')  # of a Qwen stored as a Llama; not used
   return _decoder(s) | _alike(s, None)
 
 
-def _mistral(s: Settings) -> dict[str, Any]:
+def _mistral(s: Json) -> dict[str, Any]:
   return _decoder(s) | _alike(s, _window(s))
 
 
-def _phi3(s: Settings) -> dict[str, Any]:
+def _phi3(s: Json) -> dict[str, Any]:
   kind = (s.value('rope_scaling') or {}).get('type')
   if kind == 'yarn':
     s.refuse("rope_scaling type 'yarn' of a Phi-3", "'longrope'")
   return _mistral(s)
 
 
-def _qwen2(s: Settings) -> dict[str, Any]:
+def _qwen2(s: Json) -> dict[str, Any]:
   # Qwen2 has biases for q, k and v, without a key in its config.
   return _qwen3(s) | dict(qk_norm=False, o_bias=False)
 
 
-def _qwen3(s: Settings) -> dict[str, Any]:
+def _qwen3(s: Json) -> dict[str, Any]:
   window = _window(s) if s.flag('use_sliding_window') else None
   first, depth = s.value('max_window_layers'), s.integer('num_hidden_layers')
   if type(first) is not int or first < 0:
@@ -107,7 +107,7 @@ def _qwen3(s: Settings) -> dict[str, Any]:
   return _decoder(s) | _windows(s, kinds, window) | dict(qk_norm=True)
 
 
-def _olmo2(s: Settings) -> dict[str, Any]:
+def _olmo2(s: Json) -> dict[str, Any]:
   return _llama(s) | dict(
     pre_norm=False,
     post_norm=True,
@@ -117,7 +117,7 @@ def _olmo2(s: Settings) -> dict[str, Any]:
   )
 
 
-def _smollm3(s: Settings) -> dict[str, Any]:
+def _smollm3(s: Json) -> dict[str, Any]:
   depth = s.integer('num_hidden_layers')
   every = s.integer('no_rope_layer_interval')
   rotated = s.value('no_rope_layers')  # 1 where a layer has rope
@@ -139,7 +139,7 @@ def _smollm3(s: Settings) -> dict[str, Any]:
   return _decoder(s) | windows | dict(rotated=_short(rotated))
 
 
-def _granite(s: Settings) -> dict[str, Any]:
+def _granite(s: Json) -> dict[str, Any]:
   return _llama(s) | dict(
     embed_scale=s.number('embedding_multiplier'),
     query_scale=s.number('attention_multiplier'),
@@ -148,7 +148,7 @@ def _granite(s: Settings) -> dict[str, Any]:
   )
 
 
-def _gemma(s: Settings) -> dict[str, Any]:
+def _gemma(s: Json) -> dict[str, Any]:
   s.check(hidden_activation=('gelu_pytorch_tanh',))
   found: dict[str, Any] = _llama(s)
   # Files that say gelu mean its approximation, as transformers takes them.
@@ -157,16 +157,16 @@ def _gemma(s: Settings) -> dict[str, Any]:
   return own | found | dict(act=act, post_norm=False, query_scale=None)
 
 
-def _gemma2(s: Settings) -> dict[str, Any]:
+def _gemma2(s: Json) -> dict[str, Any]:
   return _gemmas(s, 2) | rope.read(s)
 
 
-def _gemma3(s: Settings) -> dict[str, Any]:
+def _gemma3(s: Json) -> dict[str, Any]:
   period = s.integer('sliding_window_pattern')
   return _gemmas(s, period) | rope.read_both(s) | dict(qk_norm=True)
 
 
-def _gemmas(s: Settings, period: int) -> dict[str, Any]:
+def _gemmas(s: Json, period: int) -> dict[str, Any]:
   """Settings common to Gemma 2 and 3.
 
   Without layer_types, every period-th layer is a global one.
@@ -188,7 +188,7 @@ def _gemmas(s: Settings, period: int) -> dict[str, Any]:
   )
 
 
-def _gpt2(s: Settings) -> dict[str, Any]:
+def _gpt2(s: Json) -> dict[str, Any]:
   s.check(scale_attn_weights=(True,))
   width, heads = s.integer('n_embd'), s.integer('n_head')
   if width % heads:
@@ -210,7 +210,7 @@ def _gpt2(s: Settings) -> dict[str, Any]:
   )
 
 
-def _t5(s: Settings) -> dict[str, Any]:
+def _t5(s: Json) -> dict[str, Any]:
   """T5 1.0 and 1.1, which differ in their MLP and in their head.
 
   Whether the head is tied is for the weights to tell: transformers 5 writes
@@ -245,12 +245,12 @@ def _t5(s: Settings) -> dict[str, Any]:
 # --- what families share ------------------------------------------------------
 
 
-def _decoder(s: Settings) -> dict[str, Any]:
+def _decoder(s: Json) -> dict[str, Any]:
   """Sizes, activation and one set of rope settings."""
   return _sizes(s) | dict(act=_act(s, 'hidden_act')) | rope.read(s)
 
 
-def _sizes(s: Settings) -> dict[str, Any]:
+def _sizes(s: Json) -> dict[str, Any]:
   """Sizes, biases and whether the head is tied."""
   width, heads = s.integer('hidden_size'), s.integer('num_attention_heads')
   bias, kv_heads = s.flag('attention_bias'), s.nullable('num_key_value_heads')
@@ -271,20 +271,20 @@ def _sizes(s: Settings) -> dict[str, Any]:
   )
 
 
-def _act(s: Settings, key: str) -> str:
+def _act(s: Json, key: str) -> str:
   act = s.value(key)
   if not isinstance(act, str) or act not in _ACTS:
     s.refuse(f'{key}={act!r}', ', '.join(map(repr, _ACTS)))
   return _ACTS[act]
 
 
-def _window(s: Settings) -> int | None:
+def _window(s: Json) -> int | None:
   """sliding_window, None if it is null."""
   empty = s.nullable('sliding_window') is None
   return None if empty else s.integer('sliding_window')
 
 
-def _alike(s: Settings, window: int | None) -> dict[str, Any]:
+def _alike(s: Json, window: int | None) -> dict[str, Any]:
   """The window of all layers, None for none."""
   kind = _GLOBAL if window is None else _LOCAL
   depth = s.integer('num_hidden_layers')
@@ -292,7 +292,7 @@ def _alike(s: Settings, window: int | None) -> dict[str, Any]:
   return dict(windows=(window or 0,))
 
 
-def _windows(s: Settings, kinds: list, window: int | None) -> dict[str, Any]:
+def _windows(s: Json, kinds: list, window: int | None) -> dict[str, Any]:
   """The window of every layer; kinds: if the file does not say which have
   it."""
   allowed = (_GLOBAL,) if window is None else (_GLOBAL, _LOCAL)
@@ -306,7 +306,7 @@ def _short(each: list) -> tuple:
   return tuple(each[:1] if len(set(each)) == 1 else each)
 
 
-def _layer_types(s: Settings, default: list[str], allowed: tuple) -> list[str]:
+def _layer_types(s: Json, default: list[str], allowed: tuple) -> list[str]:
   """The kind of attention of every layer."""
   kinds, depth = s.value('layer_types'), len(default)
   kinds = default if kinds is None else kinds
@@ -318,9 +318,7 @@ def _layer_types(s: Settings, default: list[str], allowed: tuple) -> list[str]:
 
 
 # model_type -> (function from its settings, naming of its weights).
-FAMILIES: dict[
-  str, tuple[Callable[[Settings], dict[str, Any]], names.Naming]
-] = {
+FAMILIES: dict[str, tuple[Callable[[Json], dict[str, Any]], names.Naming]] = {
   'llama': (_llama, names.HF),
   'mistral': (_mistral, names.HF),
   'qwen2': (_qwen2, names.HF),
