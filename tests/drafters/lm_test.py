@@ -9,7 +9,7 @@ import pytest
 
 from specdec_jax import build, sampling, types
 from specdec_jax.drafters import lm
-from specdec_jax.io import load
+from specdec_jax.io import sources
 from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -65,8 +65,9 @@ def test_a_draft_with_a_shorter_context_is_said_once(monkeypatch):
   monkeypatch.setattr(
     lm.logging, 'warning', lambda form, *x: said.append(form % x)
   )
-  target = load.open_source('random:tiny')
-  target = dataclasses.replace(target, params={}, label='a target')
+  opened = sources.open_source('random:tiny')
+  sizes = dict(lm_config=opened.config, params={})
+  target = build.LanguageModel('x', 'a target', opened.tokenizer, **sizes)
   config = dataclasses.replace(target.config, context=64)
   short = dataclasses.replace(target, lm_config=config, label='a draft')
   for draft in (target, short, short):

@@ -12,7 +12,7 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import build, requests, types
-from specdec_jax.io import export, files, hf, load, names
+from specdec_jax.io import export, files, hf, names, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm, rope
@@ -168,7 +168,7 @@ def test_the_tokenizer_comes_back(tmp_path, add_bos):
       single='<|im_start|> $A', special_tokens=[('<|im_start|>', 258)]
     )
   export.save(tmp_path / 'x', c, random_params(c), was)
-  now = load.open_source(str(tmp_path / 'x')).tokenizer
+  now = sources.open_source(str(tmp_path / 'x')).tokenizer
   assert now.encode(TEXT) == was.encode(TEXT)
   assert now.fingerprint() == was.fingerprint()
   for name in ('eos_ids', 'bos_id', 'add_bos', 'chat_template', 'size'):
@@ -194,7 +194,7 @@ def test_a_gguf_files_chat_keeps_its_bos(tmp_path, template, first):
   )
   c = tiny.config()
   export.save(tmp_path / 'x', c, random_params(c), was)
-  now = load.open_source(str(tmp_path / 'x')).tokenizer
+  now = sources.open_source(str(tmp_path / 'x')).tokenizer
   asked = [dict(role='user', content='hello')]
   assert now.encode_chat(asked) == was.encode_chat(asked)
   assert now.encode_chat(asked)[0] == 258
@@ -207,7 +207,7 @@ def test_sources_end_with_eos_for_those_who_read_tokenizer_json(tmp_path):
   export.save(tmp_path / 'x', c, random_params(c), was)
   alone = tokenizers.Tokenizer.from_file(str(tmp_path / 'x/tokenizer.json'))
   assert alone.encode('one two').ids == [*was.encode('one two'), 259]
-  now = load.open_source(str(tmp_path / 'x'))
+  now = sources.open_source(str(tmp_path / 'x'))
   read = requests.item(now, 'one two', 0, chat=False).source
   assert list(read) == [*was.encode('one two'), 259]
 
@@ -223,7 +223,7 @@ def test_an_untied_head_that_is_scaled_stays_so(tmp_path):
 def test_a_tokenizer_without_special_ids_gets_none(tmp_path):
   c, bare = tiny.config(), tokenizer_lib.from_bytes(256, 'bytes')
   export.save(tmp_path / 'x', c, random_params(c), bare)
-  now = load.open_source(str(tmp_path / 'x')).tokenizer
+  now = sources.open_source(str(tmp_path / 'x')).tokenizer
   assert (now.eos_ids, now.bos_id, now.specials) == ((), None, ())
   raw = files.read_json(tmp_path / 'x/config.json')
   assert [raw[f'{x}_token_id'] for x in ('bos', 'eos', 'pad')] == [None] * 3

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax.io import hf, load, names
+from specdec_jax.io import hf, names, sources
 from tests.io import tiny
 
 
@@ -56,7 +56,7 @@ def test_shards_need_no_index(tmp_path):
 
 @pytest.mark.parametrize('name', ['config.json', hf.SINGLE])
 def test_a_file_of_a_folder_stands_for_it(tmp_path, name):
-  opened = load.open_source(str(whole(tmp_path) / name))
+  opened = sources.open_source(str(whole(tmp_path) / name))
   assert opened.label == tmp_path.name
 
 
@@ -99,7 +99,7 @@ def test_a_folder_that_is_no_whole_model_names_the_way(
 ):
   change(whole(tmp_path))
   with pytest.raises(ValueError, match=message):
-    load.open_source(str(tmp_path))
+    sources.open_source(str(tmp_path))
 
 
 def test_a_path_beside_a_model_names_the_way(tmp_path):
@@ -116,4 +116,4 @@ def test_a_path_beside_a_model_names_the_way(tmp_path):
     if not path.exists():
       path.write_text('')
     with pytest.raises(ValueError, match=message):
-      load.open_source(str(path))
+      sources.open_source(str(path))

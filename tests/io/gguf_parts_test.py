@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from specdec_jax.io import files, load
+from specdec_jax.io import files, sources
 from specdec_jax.io.gguf import parts
 from tests.io import tiny
 
@@ -43,7 +43,7 @@ def test_a_later_part_names_the_first(cut):
     first = re.sub('-0000.-', '-00001-', part)
     why = f'{part}: is part {part[6]} of {part[-6]}; name the first, {first}'
     with pytest.raises(ValueError, match=why):
-      load.open_source(str(folder / part))
+      sources.open_source(str(folder / part))
 
 
 def test_parts_that_are_missing_renamed_or_of_another_model(cut, tmp_path):

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from specdec_jax.io import load, names
+from specdec_jax.io import names, sources
 from specdec_jax.io.gguf import container
 from specdec_jax.models import config as model_config
 from specdec_jax.models import rope
@@ -92,7 +92,7 @@ def scaled(path, *add, arch='llama', **changes):
   path = tiny.write_gguf(
     path / 'm.gguf', tiny.config(**changes), arch, extra=add
   )
-  return load.open_source(str(path)).config
+  return sources.open_source(str(path)).config
 
 
 def test_other_divisors_are_obeyed(tmp_path):
@@ -215,7 +215,7 @@ def test_unsupported_files_are_named(tmp_path, arch, add, message):
 def test_absent_soft_caps_are_those_of_the_family(tmp_path, arch, caps):
   """llama.cpp reads both as optional; Gemma 2 never goes without."""
   path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch)
-  c = load.open_source(str(path)).config
+  c = sources.open_source(str(path)).config
   assert (c.attn_softcap, c.logit_softcap) == caps
 
 
@@ -280,7 +280,7 @@ def test_damaged_headers_give_one_message_or_load(tmp_path):
   for at in range(0, start, 3):
     path.write_bytes(whole[:at] + b'\xff' + whole[at + 1 :])
     try:
-      opened = load.open_source(str(path))
+      opened = sources.open_source(str(path))
     except ValueError as e:
       messages += str(path.name) in str(e)
   assert messages > start // 100

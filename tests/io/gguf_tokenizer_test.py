@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax.io import load, tokenizer
+from specdec_jax.io import sources, tokenizer
 from specdec_jax.io.gguf import container, vocabulary
 from tests.io import tiny
 
@@ -252,8 +252,10 @@ def test_gguf_sentencepiece_runs_of_spaces_and_lines_are_tokens(tmp_path):
 
 def test_gguf_and_folder_tokenizers_agree(tmp_path):
   c = tiny.config()
-  a = load.open_source(str(tiny.write_folder(tmp_path / 'hf', c))).tokenizer
-  b = load.open_source(str(tiny.write_gguf(tmp_path / 'm.gguf', c))).tokenizer
+  a = sources.open_source(str(tiny.write_folder(tmp_path / 'hf', c))).tokenizer
+  b = sources.open_source(
+    str(tiny.write_gguf(tmp_path / 'm.gguf', c))
+  ).tokenizer
   tokenizer.check_same(a, b)
   for text in (TEXT, '<|im_start|>hello<|im_end|>'):
     ids = a.encode(text)

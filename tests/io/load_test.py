@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from specdec_jax import api, build, sharding
-from specdec_jax.io import export, files, load, names, onnx_file, tokenizer
+from specdec_jax.io import (
+  export,
+  files,
+  load,
+  names,
+  onnx_file,
+  sources,
+  tokenizer,
+)
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from tests.io import tiny
@@ -17,7 +25,7 @@ def test_two_steps_place_every_parameter(tmp_path, form):
     'gguf': lambda: tiny.write_gguf(tmp_path / 'm.gguf', tiny.config()),
     'random': lambda: 'random:tiny:3',
   }[form]()
-  opened = load.open_source(str(source))
+  opened = sources.open_source(str(source))
   layout = sharding.lay_out(sharding.make_mesh(1, 2), opened.config)
   split = load.read(opened, put=layout.put)
   whole = tiny.read(source)

@@ -9,7 +9,7 @@ import json
 import pytest
 import tokenizers
 
-from specdec_jax.io import load, tokenizer
+from specdec_jax.io import sources, tokenizer
 from tests.io import tiny
 
 S, E = '<|s|>', '<|e|>'
@@ -327,7 +327,7 @@ def test_a_model_can_end_with_a_token_that_only_the_settings_have(tmp_path):
   (folder / 'config.json').write_text(
     json.dumps(tiny.settings(c) | {'eos_token_id': None})
   )
-  opened = load.open_source(str(folder))
+  opened = sources.open_source(str(folder))
   assert opened.tokenizer.eos_ids[0] == 261 < opened.ids == 262
 
 

@@ -10,7 +10,7 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import forward
-from specdec_jax.io import load
+from specdec_jax.io import load, sources
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
@@ -208,7 +208,7 @@ def write_gguf(
 
 def read(source, **settings) -> load.LanguageModel:
   """A model as its files have it: not fused, not placed."""
-  return load.read(load.open_source(str(source)), **settings)
+  return load.read(sources.open_source(str(source)), **settings)
 
 
 def eager_logits(config, params, tokens_BT, source=None):

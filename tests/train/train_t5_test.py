@@ -8,8 +8,7 @@ import pytest
 
 from configs import train_t5
 from specdec_jax import api, build, machine
-from specdec_jax.io import export, hf
-from specdec_jax.io import load as load_lib
+from specdec_jax.io import export, hf, sources
 from specdec_jax.models import lm
 from specdec_jax.train import answers, lm_loss, text
 from specdec_jax.train import train_lm as train_lib
@@ -119,7 +118,7 @@ def test_a_model_goes_on_with_its_tokenizer(kind, alone, tmp_path):
   if kind == 'decoder':
     c = tiny.config()
     source = str(tmp_path / 'source')
-    tokenizer = load_lib.open_source('random:tiny').tokenizer
+    tokenizer = sources.open_source('random:tiny').tokenizer
     export.save(source, c, lm.init(c, 0), tokenizer)
     changes = dict(text=dict(source_field=''), judge=dict(metric=''))
   changes['model'] = dict(size='', source=source)

