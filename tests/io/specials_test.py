@@ -328,7 +328,7 @@ def test_a_model_can_end_with_a_token_that_only_the_settings_have(tmp_path):
     json.dumps(tiny.settings(c) | {'eos_token_id': None})
   )
   opened = sources.open_source(str(folder))
-  assert opened.tokenizer.eos_ids[0] == 261 < opened.ids == 262
+  assert opened.tokenizer.eos_ids[0] == 261 < opened.tokenizer.size == 262
 
 
 @pytest.mark.parametrize(
