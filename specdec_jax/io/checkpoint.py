@@ -17,7 +17,6 @@ import dataclasses
 import hashlib
 import json
 import logging as python_logging
-import operator
 import os
 import pathlib
 import re
@@ -38,7 +37,8 @@ _NUMBER = re.compile('0|[1-9][0-9]*')
 
 
 class Corrupt(ValueError):
-  """A step that cannot be used: a file is missing, changed or unknown.
+  """A step that cannot be used: a file is missing, changed or unknown, or the
+  tree has other leaves, shapes or types than wanted.
 
   path: the file. wrong: what is wrong with it.
   """
@@ -49,10 +49,6 @@ class Corrupt(ValueError):
 
   def __str__(self) -> str:
     return f'{self.path}: {self.wrong}'
-
-
-class Foreign(Corrupt):
-  """A valid step, of a tree with other leaves, shapes or types than wanted."""
 
 
 class Unsaved(ValueError):
@@ -110,7 +106,7 @@ class Checkpoints:
 
   def best(self) -> int | None:
     """The newest step that was saved as best and that restore can use."""
-    for step in reversed([s for s in self.steps() if s not in self._refused]):
+    for step in reversed(self._usable()):
       try:
         if read_manifest(self._path(step)).best:
           return step
@@ -134,12 +130,10 @@ class Checkpoints:
       Unsaved: this save or the one before it could not be written.
     """
     self.wait()
-    step = operator.index(step)
-    there = hosts.from_first(self.steps)
-    newer = [s for s in there if s >= step and s not in self._refused]
-    if newer:
+    newest = max(hosts.from_first(self._usable), default=-1)
+    if step <= newest:
       raise ValueError(
-        f'step={step}: {self.folder} has step {newer[-1]}, which would be '
+        f'step={step}: {self.folder} has step {newest}, which would be '
         'restored instead of it; go on from there or give another folder'
       )
     leaves = _named(arrays)
@@ -192,13 +186,17 @@ class Checkpoints:
     if first is None:
       return None
     wrong = f'{first.wrong}; no valid step is left in {self.folder}'
-    raise type(first)(first.path, wrong) from first
+    raise Corrupt(first.path, wrong) from first
 
   def _path(self, step: int) -> pathlib.Path:
     return self.folder / str(step)
 
   def _part(self, step: int) -> pathlib.Path:
     return self.folder / f'{step}.part'
+
+  def _usable(self) -> list[int]:
+    """The steps that restore has not refused."""
+    return [s for s in self.steps() if s not in self._refused]
 
   def _make_room(self, step: int) -> None:
     """Removes what was interrupted, and the invalid step that this replaces."""
@@ -223,18 +221,13 @@ class Checkpoints:
       write_manifest(part, content)
       os.rename(part, self._path(content.step))
     try:
-      self._remove_old()
+      newest, best = self._usable()[-self._keep :], self.best()
+      for step in self.steps():
+        # An invalid step ahead of this one stays until its turn comes again.
+        if step < newest[-1] and step not in newest and step != best:
+          self._remove(step)
     except OSError as error:
       logging.warning('%s: old steps cannot be removed: %s', self.folder, error)
-
-  def _remove_old(self) -> None:
-    steps = self.steps()
-    newest = [s for s in steps if s not in self._refused][-self._keep :]
-    best = self.best()
-    for step in steps:
-      # An invalid step ahead of this one stays until its turn comes again.
-      if step < newest[-1] and step not in newest and step != best:
-        self._remove(step)
 
   def _restore(self, step: int, like: Any) -> Restored:
     wanted, folder = _named(like), self._path(step)
@@ -287,6 +280,9 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
+# --- the manifest --------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class Manifest:
   """A step without its arrays.
@@ -335,43 +331,33 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
     raise Corrupt(path, f'not the manifest that was written: {e}') from e
 
 
-def check_files(folder: pathlib.Path, content: Manifest) -> None:
-  """Reads every file below the folder once.
-
-  Raises:
-    Corrupt: names the first that is missing, changed or was not saved.
-  """
-  for name, (size, digest) in content.files.items():
-    path = folder / name
-    try:
-      found, found_digest = _hash(path)
-    except OSError as e:
-      raise Corrupt(path, f'cannot be read: {e.strerror}') from e
-    if found < size:
-      raise Corrupt(path, f'truncated: {found} bytes of {size}')
-    if (found, found_digest) != (size, digest):
-      raise Corrupt(path, 'its SHA-256 is not that of the file that was saved')
-  for name in sorted(_names(folder) - content.files.keys()):
-    raise Corrupt(folder / name, 'this file was not saved')
-
-
 def _checked(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
   """The manifest of a step that is valid, and of a tree as wanted."""
   content = read_manifest(folder)
   saved, asked = content.leaves, _kinds(wanted)
   differ = [k for k in saved | asked if saved.get(k) != asked.get(k)]
-  if not differ:
-    check_files(folder, content)
-    return content
-  text = lambda kind: f'{kind[0]}{kind[1]}' if kind else 'nothing'
-  name = differ[0]
-  more = f' (and {len(differ) - 1} more leaves)' if differ[1:] else ''
-  raise Foreign(
-    folder / MANIFEST,
-    f'leaf {name} is saved as {text(saved.get(name))}, asked for as '
-    f'{text(asked.get(name))}{more}: give the configuration it was saved '
-    'with, or another folder',
-  )
+  if differ:
+    text = lambda kind: f'{kind[0]}{kind[1]}' if kind else 'nothing'
+    have, want = (text(x.get(differ[0])) for x in (saved, asked))
+    more = f' (and {len(differ) - 1} more leaves)' if differ[1:] else ''
+    raise Corrupt(
+      folder / MANIFEST,
+      f'leaf {differ[0]} is saved as {have}, asked for as {want}{more}: give '
+      'the configuration it was saved with, or another folder',
+    )
+  for name, (size, digest) in content.files.items():
+    path = folder / name
+    try:
+      found = _hash(path)
+    except OSError as e:
+      raise Corrupt(path, f'cannot be read: {e.strerror}') from e
+    if found[0] < size:
+      raise Corrupt(path, f'truncated: {found[0]} bytes of {size}')
+    if found != [size, digest]:
+      raise Corrupt(path, 'its SHA-256 is not that of the file that was saved')
+  for name in sorted(_names(folder) - content.files.keys()):
+    raise Corrupt(folder / name, 'this file was not saved')
+  return content
 
 
 def _named(tree: Any) -> dict[str, Any]:

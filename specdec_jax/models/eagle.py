@@ -110,13 +110,7 @@ def init(config: EagleConfig, seed: int) -> dict[str, Array]:
   out, key = {}, jax.random.key(seed)
   for name, s in shapes(config).items():
     key, own = jax.random.split(key)
-    if name.endswith('scale'):
-      out[name] = jnp.ones(s.shape, s.dtype)
-    elif name.endswith('bias'):
-      out[name] = jnp.zeros(s.shape, s.dtype)
-    else:
-      x = jax.random.normal(own, s.shape, s.dtype)
-      out[name] = (x * s.shape[-2] ** -0.5).astype(s.dtype)
+    out[name] = lm.drawn(config.block, own, name, s.shape, s.dtype)
   return out
 
 

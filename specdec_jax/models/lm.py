@@ -151,30 +151,31 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   """
   put = put or (lambda name, x: x)
   root = jax.random.key(seed)
-
-  def one(name, shape, dtype):
-    key = jax.random.fold_in(root, zlib.crc32(name.encode()))
-    if name.endswith('scale'):
-      return jnp.ones(shape, dtype)
-    if name.endswith('bias'):
-      return jnp.zeros(shape, dtype)
-    fan_in = shape[-1 if name in ('embed', 'positions') else -2]
-    if name.endswith('relative'):
-      fan_in = 1
-    if name.endswith('attn/q/kernel') and config.query_scale == 1:
-      fan_in *= config.head_dim
-    return (jax.random.normal(key, shape, dtype) * fan_in**-0.5).astype(dtype)
-
+  key = lambda name: jax.random.fold_in(root, zlib.crc32(name.encode()))
   out = {}
   for name, s in shapes(config).items():
     before, layers_, rest = name.rpartition('layers/')
     if config.scan_layers and layers_:
       names = [f'{before}layers/{i}/{rest}' for i in range(s.shape[0])]
-      x = jnp.stack([one(n, s.shape[1:], s.dtype) for n in names])
+      each = [drawn(config, key(n), n, s.shape[1:], s.dtype) for n in names]
+      x = jnp.stack(each)
     else:
-      x = one(name, s.shape, s.dtype)
+      x = drawn(config, key(name), name, s.shape, s.dtype)
     out[name] = put(name, x)
   return nest(out)
+
+
+def drawn(config: model_config.LMConfig, key, name: str, shape, dtype) -> Array:
+  """The random parameter of a name, as `init` has it."""
+  if name.endswith('scale'):
+    return jnp.ones(shape, dtype)
+  if name.endswith('bias'):
+    return jnp.zeros(shape, dtype)
+  fan_in = shape[-1 if name in ('embed', 'positions') else -2]
+  fan_in = 1 if name.endswith('relative') else fan_in
+  if name.endswith('attn/q/kernel') and config.query_scale == 1:
+    fan_in *= config.head_dim
+  return (jax.random.normal(key, shape, dtype) * fan_in**-0.5).astype(dtype)
 
 
 @functools.cache
@@ -225,8 +226,7 @@ def _embed(config, params, tokens_BT, positions_BT, dropout=None):
 
 
 def _dropout(params, stack: int) -> layers.Dropout | None:
-  """The layers.Dropout that training puts beside the parameters, for the
-  decoder (0) or the encoder (1)."""
+  """Training's layers.Dropout, for the decoder (0) or the encoder (1)."""
   return params['dropout'].at(stack) if 'dropout' in params else None
 
 

@@ -122,7 +122,7 @@ def test_a_foreign_tree_is_refused_before_a_file_is_read(
   folder, monkeypatch, changes, message
 ):
   monkeypatch.setattr(files, 'sha256', lambda path: pytest.fail('read'))
-  with pytest.raises(checkpoint.Foreign) as error:
+  with pytest.raises(checkpoint.Corrupt) as error:
     restore(folder, **changes)
   assert f'leaf {message}' in str(error.value)
   assert error.value.path == folder / '2' / checkpoint.MANIFEST
