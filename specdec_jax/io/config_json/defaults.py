@@ -12,12 +12,9 @@ _SIZES = (
   'max_position_embeddings',
 )  # fmt: skip
 _COMMON: dict[str, Any] = dict(
-  hidden_act='silu',
-  rms_norm_eps=1e-6,
-  rope_theta=10000.0,
-  tie_word_embeddings=False,
-  attention_bias=False,
-)
+  hidden_act='silu', rms_norm_eps=1e-6, rope_theta=10000.0,
+  tie_word_embeddings=False, attention_bias=False,
+)  # fmt: skip
 _QWEN: dict[str, Any] = dict(
   use_sliding_window=False, sliding_window=4096, max_window_layers=28
 )
@@ -76,29 +73,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     attention_multiplier=1.0,
   ),
   'gpt2': dict(
-    vocab_size=50257,
-    n_positions=1024,
-    n_embd=768,
-    n_layer=12,
-    n_head=12,
-    activation_function='gelu_new',
-    layer_norm_epsilon=1e-5,
-    scale_attn_weights=True,
-    tie_word_embeddings=True,
+    vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12,
+    activation_function='gelu_new', layer_norm_epsilon=1e-5,
+    scale_attn_weights=True, tie_word_embeddings=True,
   ),
   't5': dict(
-    vocab_size=32128,
-    d_model=512,
-    d_kv=64,
-    d_ff=2048,
-    num_layers=6,
-    num_heads=8,
-    relative_attention_num_buckets=32,
-    relative_attention_max_distance=128,
-    layer_norm_epsilon=1e-6,
-    feed_forward_proj='relu',
-    is_encoder_decoder=True,
-    pad_token_id=0,
+    vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6,
+    num_heads=8, relative_attention_num_buckets=32,
+    relative_attention_max_distance=128, layer_norm_epsilon=1e-6,
+    feed_forward_proj='relu', is_encoder_decoder=True, pad_token_id=0,
     n_positions=512,  # no field of transformers': the length of training
   ),
 }  # fmt: skip
@@ -125,9 +108,7 @@ NEUTRAL: dict[str, tuple] = {
     ),
     (1,),
   ),
-  **dict.fromkeys(
-    ('n_routed_experts', 'num_experts', 'num_local_experts'), (0,)
-  ),
+  'n_routed_experts': (0,), 'num_experts': (0,), 'num_local_experts': (0,),
   **dict.fromkeys(
     (
       'attention_chunk_size', 'attention_multiplier', 'attn_logit_softcapping',
@@ -139,24 +120,18 @@ NEUTRAL: dict[str, tuple] = {
     ),
     (),
   ),
-  'is_causal': (True,),
-  'pruned_heads': ({},),
-  'scale_attn_weights': (True,),
+  'is_causal': (True,), 'pruned_heads': ({},), 'scale_attn_weights': (True,),
 }  # fmt: skip
 # Both for an object of rope settings.
 ROPE: dict[str, Any] = dict(beta_fast=32, beta_slow=1, truncate=True)
 ROPE_NEUTRAL: dict[str, tuple] = {
-  'factor': (1,),
-  'mscale': (),
-  'mscale_all_dim': (),
-  'mrope_section': (),
-  'attention_factor': (1,),
-  'partial_rotary_factor': (1,),
   **dict.fromkeys(
     (
       'beta_fast', 'beta_slow', 'high_freq_factor', 'long_factor',
-      'low_freq_factor', 'short_factor',
+      'low_freq_factor', 'mrope_section', 'mscale', 'mscale_all_dim',
+      'short_factor',
     ),
     (),
   ),
+  'factor': (1,), 'attention_factor': (1,), 'partial_rotary_factor': (1,),
 }  # fmt: skip

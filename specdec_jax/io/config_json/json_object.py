@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-_MOST = 1 << 40
+_NEEDED = 'a positive %s is needed'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +41,22 @@ class Json:
 
   def integer(self, key: str, derived: int | None = None) -> int:
     """A positive integer; derived: what neither file nor defaults have."""
-    value = self.value(key)
-    value = derived if value is None else value
+    value = self._or(key, derived)
     # JSON's true is an int in Python, and no size is near 2^40.
-    if type(value) is not int or not 0 < value < _MOST:
-      raise ValueError(
-        f'{self.path}: {key}={value!r}; a positive integer is needed'
-      )
+    if type(value) is not int or not 0 < value < 1 << 40:
+      raise ValueError(f'{self.path}: {key}={value!r}; {_NEEDED % "integer"}')
     return value
 
   def number(self, key: str, derived: float | None = None) -> float:
     """A positive number, as `integer`."""
-    value = self.value(key)
-    value = derived if value is None else value
+    value = self._or(key, derived)
     if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-      raise ValueError(
-        f'{self.path}: {key}={value!r}; a positive number is needed'
-      )
+      raise ValueError(f'{self.path}: {key}={value!r}; {_NEEDED % "number"}')
     return float(value)
+
+  def _or(self, key: str, derived: Any) -> Any:
+    value = self.value(key)
+    return derived if value is None else value
 
   def cap(self, key: str) -> float | None:
     """A positive number, or None if the key is null."""

@@ -3,7 +3,7 @@
 takes the place)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdec_jax.io.config_json import defaults
@@ -79,32 +79,9 @@ def one(s: Json, rope: Mapping[str, Any]) -> dict[str, Any]:
   return found
 
 
-def _default(at: Json, context: int, first: int) -> dict[str, Any]:
-  del at, context, first
-  return dict(rope_scaling=None)
-
-
-def _linear(at: Json, context: int, first: int) -> dict[str, Any]:
-  del context, first
-  scaling = rope_lib.RopeScaling(at.number('factor'), original_context=0)
-  return dict(rope_scaling=scaling)
-
-
-def _llama3(at: Json, context: int, first: int) -> dict[str, Any]:
-  del context
-  scaling = rope_lib.RopeScaling(
-    factor=at.number('factor'),
-    low_freq_factor=at.number('low_freq_factor'),
-    high_freq_factor=at.number('high_freq_factor'),
-    original_context=first,
-  )
-  return dict(rope_scaling=scaling)
-
-
-def _dynamic(at: Json, context: int, first: int) -> dict[str, Any]:
+def _dynamic(at: Json, *_) -> dict[str, Any]:
   """None, for texts of the context: beyond it frequencies would depend on the
   text's length, and every cached key would have to be rotated anew."""
-  del context, first
   at.number('factor')
   return dict(rope_scaling=None)
 
@@ -151,12 +128,22 @@ def _longrope(at: Json, context: int, first: int) -> dict[str, Any]:
   return dict(rope_scaling=scaling, context=min(context, first))
 
 
-_KINDS = {
-  'default': _default,
-  'none': _default,
-  'linear': _linear,
+# Each from the rope settings, the context and the context of training.
+_KINDS: dict[str, Callable[[Json, int, int], dict[str, Any]]] = {
+  'default': lambda *_: dict(rope_scaling=None),
+  'none': lambda *_: dict(rope_scaling=None),
+  'linear': lambda at, *_: dict(
+    rope_scaling=rope_lib.RopeScaling(at.number('factor'), original_context=0)
+  ),
   'dynamic': _dynamic,
-  'llama3': _llama3,
+  'llama3': lambda at, _, first: dict(
+    rope_scaling=rope_lib.RopeScaling(
+      factor=at.number('factor'),
+      low_freq_factor=at.number('low_freq_factor'),
+      high_freq_factor=at.number('high_freq_factor'),
+      original_context=first,
+    )
+  ),
   'yarn': _yarn,
   'longrope': _longrope,
   'su': _longrope,
