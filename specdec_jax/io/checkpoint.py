@@ -280,7 +280,7 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-# --- the manifest --------------------------------------------------------------
+# --- the manifest ------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

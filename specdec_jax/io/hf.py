@@ -25,11 +25,7 @@ _NUMBERED = re.compile(r'(.+)-(\d+)-of-(\d+)\.safetensors')
 
 
 def text_of(source: Any) -> str:
-  """A source as text.
-
-  Raises:
-    ValueError: neither a text nor a path.
-  """
+  """A source as text."""
   if not isinstance(source, str | os.PathLike):
     given = f'source={fields.short(source)}'
     raise ValueError(f'{given}: must be a text or a path, as in hf:org/name')
@@ -40,9 +36,6 @@ def find(source: str) -> pathlib.Path | None:
   """The folder or .gguf file that a source names, None if nothing is there.
 
   A file that is read with its folder stands for the folder.
-
-  Raises:
-    ValueError: another file.
   """
   path = pathlib.Path(os.path.expanduser(source))
   if not source or not os.path.exists(path):
@@ -141,11 +134,7 @@ def _configs(folder: pathlib.Path) -> list[pathlib.Path]:
 def open_folder(
   folder: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
-  """(settings, weights, paths of the weights) of a model folder.
-
-  Raises:
-    ValueError: a file is missing, unsupported or damaged.
-  """
+  """(settings, weights, paths of the weights) of a model folder."""
   _check_folder(folder)
   config, naming = families.read(folder / 'config.json')
   paths = _weight_files(folder)
@@ -185,11 +174,7 @@ def open_folder(
 
 
 def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The files of a model's weights.
-
-  Raises:
-    ValueError: none, or two different ones.
-  """
+  """The files of a model's weights."""
   single, index = folder / SINGLE, folder / INDEX
   listed = _listed(index) if index.exists() else []
   if single.exists():

@@ -252,10 +252,6 @@ def read(
     config: of the model; with its dtype, stacked if scan_layers.
     put: put(flat name, array) -> jax.Array places each parameter as it is read;
       None: on the default device.
-
-  Raises:
-    ValueError: unknown or missing names, wrong shapes, or values that are not
-      finite.
   """
   put = put or (lambda name, x: jnp.asarray(x))
   plan = _plan(reader, config)

@@ -26,12 +26,7 @@ _PREFIX = re.compile(r'^(enc|m)\.')
 def open_pair(
   decoder: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
-  """(settings, weights, paths) of decoder.onnx and encoder.onnx beside it.
-
-  Raises:
-    ValueError: onnx is not installed, a file that it cannot read, or one with
-      other weights than those of Flan-T5-small.
-  """
+  """(settings, weights, paths) of decoder.onnx and encoder.onnx beside it."""
   config = model_config.sized('t5_small')
   stored: dict[str, np.ndarray] = {}
   paths = {part: decoder.with_name(f'{part}.onnx') for part in _LAYER}

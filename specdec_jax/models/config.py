@@ -115,15 +115,9 @@ class LMConfig:
           f'{name}={getattr(self, name)!r}: allowed are '
           f'{", ".join(map(repr, allowed))}'
         )
-    if self.packed and (not self.fused or self.dtype == 'float64'):
-      raise ValueError('packed: needs fused projections, and not float64')
-    if not self.windows or min(self.windows) < 0:
-      raise ValueError(
-        f'windows={self.windows!r}: needs a number of tokens for at least one '
-        'layer, 0 for all tokens'
-      )
-    if not self.rotated:
-      raise ValueError('rotated=(): needs true or false for at least one layer')
+    assert not self.packed or (self.fused and self.dtype != 'float64')
+    assert self.windows and min(self.windows) >= 0, self.windows
+    assert self.rotated
     table, pairs = self.rope_scaling, self.head_dim // 2
     if isinstance(table, Divided) and len(table.divisors) != pairs:
       raise ValueError(

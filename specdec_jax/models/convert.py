@@ -27,12 +27,8 @@ def fuse(config: model_config.LMConfig, params: types.Params):
 
   Changes params in place: each layer's parts are freed as they are joined, so
   memory never holds the model twice.
-
-  Raises:
-    ValueError: a model with scan_layers.
   """
-  if config.scan_layers:
-    raise ValueError('scan_layers and fused: choose one')
+  assert not config.scan_layers, 'scanned and fused: choose one'
   if config.fused:
     return config, params
   layers = list(params['layers'].values())

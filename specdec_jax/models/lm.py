@@ -296,8 +296,7 @@ def _apply(
   residual_BTD=None,
 ):
   part = range(config.depth)[slice(*layers)]
-  if not set(taps) <= set(part):
-    raise ValueError(f'taps={taps}: allowed are layers of {part}')
+  assert set(taps) <= set(part), (taps, part)
   dropout = _dropout(params, 0)
   with jax.named_scope('embed'):
     x_BTD = residual_BTD

@@ -304,9 +304,9 @@ def test_models_that_cannot_be_saved_are_refused(tmp_path):
   c, small = tiny.config(), tiny.config(vocab=259)
   params = random_params(c)
   params['norm']['scale'] = params['norm']['scale'].at[3].set(jnp.inf)
-  with pytest.raises(ValueError, match='norm/scale has 1 values'):
+  with pytest.raises(AssertionError, match='norm/scale is not finite'):
     saved(tmp_path / 'x', c, params)
-  with pytest.raises(ValueError, match='has 260 ids, the model 259'):
+  with pytest.raises(AssertionError, match='ids without a row'):
     saved(tmp_path / 'x', small)
   assert not os.listdir(tmp_path)
 

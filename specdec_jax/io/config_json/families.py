@@ -30,11 +30,7 @@ _WITH_IMAGES = {'gemma3': 'gemma3_text', 'mistral3': 'mistral'}
 
 
 def read(path: pathlib.Path) -> tuple[model_config.LMConfig, names.Naming]:
-  """(settings, naming of the weights) of a config.json.
-
-  Raises:
-    ValueError: a model or setting that models.lm does not support.
-  """
+  """(settings, naming of the weights) of a config.json."""
   return from_json(files.read_json(path), path)
 
 

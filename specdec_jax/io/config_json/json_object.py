@@ -6,8 +6,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-_NEEDED = 'a positive %s is needed'
-
 
 @dataclasses.dataclass(frozen=True)
 class Json:
@@ -44,14 +42,18 @@ class Json:
     value = self._or(key, derived)
     # JSON's true is an int in Python, and no size is near 2^40.
     if type(value) is not int or not 0 < value < 1 << 40:
-      raise ValueError(f'{self.path}: {key}={value!r}; {_NEEDED % "integer"}')
+      raise ValueError(
+        f'{self.path}: {key}={value!r}; a positive integer is needed'
+      )
     return value
 
   def number(self, key: str, derived: float | None = None) -> float:
     """A positive number, as `integer`."""
     value = self._or(key, derived)
     if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-      raise ValueError(f'{self.path}: {key}={value!r}; {_NEEDED % "number"}')
+      raise ValueError(
+        f'{self.path}: {key}={value!r}; a positive number is needed'
+      )
     return float(value)
 
   def _or(self, key: str, derived: Any) -> Any:

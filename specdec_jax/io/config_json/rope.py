@@ -16,9 +16,6 @@ LOCAL, GLOBAL = 'sliding_attention', 'full_attention'
 def read(s: Json) -> dict[str, Any]:
   """Settings of LMConfig: rope_theta, rope_scaling and, if it is not
   max_position_embeddings, context.
-
-  Raises:
-    ValueError: settings that models.lm does not have.
   """
   new, old = objects(s)
   nested = [x for x in new.values() if isinstance(x, dict)]

@@ -47,11 +47,7 @@ _WIDTHS = (
 def open_file(
   path: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, File]:
-  """Settings and weights of a file; the weights are read when asked for.
-
-  Raises:
-    ValueError: damaged, or a model that models.lm does not have.
-  """
+  """Settings and weights of a file; the weights are read when asked for."""
   file = parts.parse(path)
   config = read(file)
   llama = file.fields['general.architecture'] == 'llama'
@@ -61,11 +57,7 @@ def open_file(
 
 
 def read(file: File) -> model_config.LMConfig:
-  """The fields' settings as an LMConfig.
-
-  Raises:
-    ValueError: a field that is missing, of the wrong type or unsupported.
-  """
+  """The fields' settings as an LMConfig."""
   arch = file.field('general.architecture', str)
   if arch not in ARCHS:
     raise ValueError(

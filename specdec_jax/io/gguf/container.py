@@ -50,11 +50,7 @@ class File:
   parts: tuple['File', ...] = ()
 
   def read(self, name: str) -> np.ndarray:
-    """One tensor, dequantised: float32, or float64 where stored so.
-
-    Raises:
-      ValueError: a storage type that the gguf package cannot dequantise.
-    """
+    """One tensor, dequantised: float32, or float64 where stored so."""
     for part in self.parts:
       if name in part.tensors:
         return part.read(name)
@@ -73,11 +69,7 @@ class File:
       ) from e
 
   def field(self, name: str, kind: type, default: Any = None) -> Any:
-    """A field of the given Python type; a float may be stored as an integer.
-
-    Raises:
-      ValueError: missing without a default, or of another type.
-    """
+    """A field of the given Python type; a float may be stored as an integer."""
     self.seen.add(name)
     value = self.fields.get(name, default)
     if value is None:
@@ -92,11 +84,7 @@ class File:
     return value
 
   def number(self, name: str, kind: type, default: Any = None) -> Any:
-    """A field that is a positive int or float.
-
-    Raises:
-      ValueError: what `field` refuses, or a number that is not positive.
-    """
+    """A field that is a positive int or float."""
     value = self.field(name, kind, default)
     # No size is near 2^40: a damaged one must not be allocated.
     if not 0 < value < (1 << 40 if kind is int else math.inf):
@@ -125,9 +113,6 @@ def parse(path: pathlib.Path) -> File:
 
   Every count and size is checked against the bytes that are there before
   anything is allocated, so a cut or damaged file is one ValueError.
-
-  Raises:
-    ValueError: not a GGUF file of version 2 or 3, cut, or damaged.
   """
   try:
     with open(path, 'rb') as f:

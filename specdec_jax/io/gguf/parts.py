@@ -12,12 +12,7 @@ from specdec_jax.io.gguf import container
 
 
 def parse(path: pathlib.Path) -> container.File:
-  """Opens a file, or the first of several, with the tensors of all of them.
-
-  Raises:
-    ValueError: what container.parse refuses; not the first part; a part that is
-      missing or of another model.
-  """
+  """Opens a file, or the first of several, with the tensors of all of them."""
   file = container.parse(path)
   count = file.field('split.count', int, 1)
   if count == 1:

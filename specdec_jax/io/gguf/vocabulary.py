@@ -107,11 +107,7 @@ CODE_ENDS = {
 
 
 def read(file: File, source: str) -> text.Tokenizer:
-  """The file's tokenizer.
-
-  Raises:
-    ValueError: an unknown kind of tokenizer or pre-tokenizer, or bad fields.
-  """
+  """The file's tokenizer."""
   tokens = file.field('tokenizer.ggml.tokens', list)
   kinds = [NORMAL] * len(tokens)
   if 'tokenizer.ggml.token_type' in file.fields:

@@ -32,9 +32,6 @@ def render(
     messages: dicts with 'role', 'content' and whatever else the template reads.
     specials: variables such as bos_token.
     add_generation_prompt: end with the start of the assistant's reply.
-
-  Raises:
-    ValueError: a template that fails or that refuses the messages.
   """
   given = dict(
     messages=[_message(m) for m in messages],

@@ -83,9 +83,6 @@ def add(
   They get the next ids, in the order of the ids that the files give them; then
   come tokens that are only named. A token that is there gets their flags; one
   with a name is special, unless added_tokens_decoder passes over it.
-
-  Raises:
-    ValueError: an entry that is no token.
   """
   extra = settings.get('extra_special_tokens') or settings.get(
     'additional_special_tokens'
