@@ -1,4 +1,4 @@
-"""What is said of files and settings that the user named, and what is not."""
+"""What programs say of flags, settings and files, and what they leave."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import os
 import pytest
 from absl import flags
 
-from specdec_jax import fields
+from specdec_jax import fields, program
 from tests import programs
 
 
@@ -94,3 +94,70 @@ def test_a_result_is_printed_whatever_stdout_can_show(tmp_path):
   done = programs.run(tmp_path / 'prints.py', PYTHONIOENCODING='ascii')
   assert done.check(2).out == '\\u2026\n'
   assert done.err == 'prints.py: the reader of its output has ended\n'
+
+
+@pytest.mark.more
+def test_help_names_the_config_and_where_its_keys_are():
+  out = ' '.join(programs.run('scripts/distill.py', '--help').out.split())
+  assert '--config: FILE or FILE:ARGUMENT' in out
+  assert 'explained in configs/distill.py' in out
+  assert '--config.SECTION.KEY=VALUE' in out and '--distributed:' in out
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    (
+      ['--config.decode.gama=2'],
+      'config.decode.gama: no such key; config.deco',
+    ),
+    (
+      ['--noconfig.bench.chatt'],
+      'config.bench.chatt: no such key; config.benc',
+    ),
+    (
+      ['--config.benc.chat=1'],
+      'config.benc: no such key; config has adaptive,',
+    ),
+    (
+      ['--config=configs/pair.py:tiny', '--config.decode.gammas.x=1'],
+      'config.decode.gammas.x: no such key; config.decode.gammas has no keys',
+    ),
+  ],
+)
+def test_an_unknown_key_is_answered_with_those_of_its_section(
+  monkeypatch, capsys, options, message
+):
+  monkeypatch.setattr('sys.argv', ['x.py', *options])
+  with pytest.raises(SystemExit):
+    program._refuse_config(KeyError('x'), 'configs/pair.py')
+  assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  'name, options',
+  [
+    ('bench', ['--config=configs/pair.py:tiny', '--config.target.source=no']),
+    pytest.param(
+      'audit',
+      ['--config=configs/pair.py:tiny', '--config.draft.source=no'],
+      marks=pytest.mark.more,
+    ),
+    pytest.param(
+      'train',
+      ['--config=configs/train_lm.py:tiny', '--config.text.source=no'],
+      marks=pytest.mark.more,
+    ),
+    pytest.param(
+      'distill',
+      ['--config=configs/distill.py:tiny', '--config.student.path=no'],
+      marks=pytest.mark.more,
+    ),
+    pytest.param('certify', ['--only=nothing'], marks=pytest.mark.more),
+  ],
+)
+def test_a_refused_run_leaves_no_folder(tmp_path, name, options):
+  workdir = tmp_path / 'new/folder'
+  done = programs.run(f'scripts/{name}.py', *options, f'--workdir={workdir}')
+  assert done.check(2).err.startswith(f'{name}.py: ')
+  assert not list(tmp_path.iterdir())

@@ -17,13 +17,9 @@ from specdec_jax.models import config as model_config
 
 _LOCAL, _GLOBAL = rope.LOCAL, rope.GLOBAL
 _ACTS = {
-  'silu': 'silu',
-  'swish': 'silu',
-  'relu': 'relu',
-  'gelu': 'gelu',
-  'gelu_new': 'gelu_tanh',
-  'gelu_pytorch_tanh': 'gelu_tanh',
-}
+  'silu': 'silu', 'swish': 'silu', 'relu': 'relu', 'gelu': 'gelu',
+  'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh',
+}  # fmt: skip
 
 # model_type of a model with images -> that of its text_config.
 _WITH_IMAGES = {'gemma3': 'gemma3_text', 'mistral3': 'mistral'}

@@ -85,25 +85,17 @@ PRE = {
 # Beside the ends of turns, texts that llama.cpp's loader takes for the end of
 # a reply: of a text, and of a file in code.
 ENDS = (
-  '<|endoftext|>',
-  '<|end_of_text|>',
-  '</s>',
-  '<eos>',
-  '[EOS]',
+  '<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '[EOS]',
   '<|tool_response>',
-)
+)  # fmt: skip
 # Of each the first that there is, unless a field names one.
 CODE_ENDS = {
   'fim_pad': ('<|fim_pad|>', '<fim-pad>', '<fim_pad>', '<PAD>', '[PAD]'),
   'fim_rep': (
-    '<|fim_repo|>',
-    '<|repo_name|>',
-    '<fim-repo>',
-    '<REPO>',
-    '<reponame>',
+    '<|fim_repo|>', '<|repo_name|>', '<fim-repo>', '<REPO>', '<reponame>',
   ),
   'fim_sep': ('<|file_sep|>',),
-}
+}  # fmt: skip
 
 
 def read(file: File, source: str) -> text.Tokenizer:

@@ -21,21 +21,13 @@ NAMED = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')
 # Tokens that end a turn by their text, from the list by which llama.cpp's
 # src/llama-vocab.cpp finds them. Chat files often name the end of text alone.
 TURN_ENDS = (
-  '<|eot_id|>',  # Llama 3
-  '<|eom_id|>',
+  '<|eot_id|>', '<|eom_id|>',  # Llama 3
   '<|im_end|>',  # ChatML
   '<|end|>',  # Phi 3
-  '<end_of_turn>',  # Gemma
-  '<turn|>',
-  '<|return|>',
-  '<|call|>',
-  '<|calls|>',
-  '<|flush|>',
-  '<EOT>',
-  '_<EOT>',
-  '[EOT]',
-  '<end_of_utterance>',
-)
+  '<end_of_turn>', '<turn|>',  # Gemma
+  '<|return|>', '<|call|>', '<|calls|>', '<|flush|>', '<EOT>', '_<EOT>',
+  '[EOT]', '<end_of_utterance>',
+)  # fmt: skip
 # Where calls are tokens of their own, <|end|> only ends a part of a turn.
 _CALLS = ({'<|return|>', '<|call|>'}, {'<|calls|>', '<|flush|>'})
 
