@@ -150,59 +150,30 @@ GATE = 'blk.0.ffn_gate_inp.weight'
 @pytest.mark.parametrize(
   'arch, add, message',
   [
-    (
-      'gemma',
-      lambda w: None,
-      r"'gemma'.*\['gemma2', 'gemma3', 'llama', 'qwen2', 'qwen3'\]",
-    ),
-    (
-      'llama',
-      lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
-      "rope.scaling.type 'longrope'",
-    ),
-    (
-      'llama',
-      lambda w: w.add_rope_dimension_count(4),
-      'dimension_count=4 of 8',
-    ),
+    ('gemma', lambda w: None,
+     r"'gemma'.*\['gemma2', 'gemma3', 'llama', 'qwen2', 'qwen3'\]"),
+    ('llama', lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+     "rope.scaling.type 'longrope'"),
+    ('llama', lambda w: w.add_rope_dimension_count(4), 'count=4 of 8'),
     ('llama', lambda w: w.add_uint32('general.alignment', 48), 'alignment=48'),
-    (
-      'llama',
-      lambda w: w.add_tensor('rope_freqs.weight', ODD),
-      'rope_freqs.weight has 3 divisors; allowed are 4',
-    ),
+    ('llama', lambda w: w.add_tensor('rope_freqs.weight', ODD),
+     'rope_freqs.weight has 3 divisors; allowed are 4'),
     ('llama', lambda w: w.add_sliding_window(8), 'sliding_window=8 .*absent'),
     ('llama', lambda w: w.add_expert_count(8), 'expert_count=8'),
     ('llama', lambda w: w.add_value_length(4), 'value_length=4 of 8'),
     ('qwen2', lambda w: w.add_causal_attention(False), 'causal=False'),
-    (
-      'qwen2',
-      lambda w: w.add_logit_scale(0.5),
-      'logit_scale=0.5 .*absent, 0, 1',
-    ),
-    (
-      'llama',
-      lambda w: w.add_rope_scaling_attn_factors(1.5),
-      'attn_factor=1.5',
-    ),
+    ('qwen2', lambda w: w.add_logit_scale(0.5), 'scale=0.5 .*absent, 0, 1'),
+    ('llama', lambda w: w.add_rope_scaling_attn_factors(1.5), 'factor=1.5'),
     ('gemma2', lambda w: w.add_uint32('gemma2.of_later', 3), 'of_later=3'),
-    (
-      'llama',
-      lambda w: w.add_tensor(GATE, ODD[None]),
-      r'no place for \[blk.0.ffn_gate_inp.weight\]',
-    ),
-    (
-      'gemma2',
-      lambda w: w.add_block_count(1 << 31),  # allocates nothing
-      'block_count=2147483648.*tensors',
-    ),
-    (
-      'gemma2',
-      lambda w: w.add_float32('gemma2.attention.sliding_window', 4.0),
-      'sliding_window is float; int is needed',
-    ),
+    ('llama', lambda w: w.add_tensor(GATE, ODD[None]),
+     r'no place for \[blk.0.ffn_gate_inp.weight\]'),
+    # Allocates nothing.
+    ('gemma2', lambda w: w.add_block_count(1 << 31),
+     'block_count=2147483648.*tensors'),
+    ('gemma2', lambda w: w.add_float32('gemma2.attention.sliding_window', 4.0),
+     'sliding_window is float; int is needed'),
   ],
-)
+)  # fmt: skip
 def test_unsupported_files_are_named(tmp_path, arch, add, message):
   path = tiny.write_gguf(tmp_path / 'a.gguf', tiny.config(), arch, extra=[add])
   with pytest.raises(ValueError, match=message):

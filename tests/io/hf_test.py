@@ -17,64 +17,36 @@ from tests.io import tiny
 # What openai-community/gpt2, google/gemma-2-2b, google/gemma-3-270m and
 # google/gemma-3-1b-it say, less what has no bearing on the numbers.
 GPT2 = dict(
-  model_type='gpt2',
-  activation_function='gelu_new',
-  layer_norm_epsilon=1e-5,
-  n_ctx=1024,
-  n_embd=768,
-  n_head=12,
-  n_layer=12,
-  n_positions=1024,
+  model_type='gpt2', activation_function='gelu_new', layer_norm_epsilon=1e-5,
+  n_ctx=1024, n_embd=768, n_head=12, n_layer=12, n_positions=1024,
   vocab_size=50257,
-)
+)  # fmt: skip
 GEMMA = dict(
-  attention_bias=False,
-  head_dim=256,
-  hidden_activation='gelu_pytorch_tanh',
-  query_pre_attn_scalar=256,
-  rms_norm_eps=1e-6,
-)
+  attention_bias=False, head_dim=256, rms_norm_eps=1e-6,
+  hidden_activation='gelu_pytorch_tanh', query_pre_attn_scalar=256,
+)  # fmt: skip
 GEMMA2 = GEMMA | dict(
-  model_type='gemma2',
-  attn_logit_softcapping=50.0,
-  final_logit_softcapping=30.0,
-  hidden_act='gelu_pytorch_tanh',
-  hidden_size=2304,
-  intermediate_size=9216,
-  max_position_embeddings=8192,
-  num_attention_heads=8,
-  num_hidden_layers=26,
-  num_key_value_heads=4,
-  rope_theta=10000.0,
-  sliding_window=4096,
-  vocab_size=256000,
-)
+  model_type='gemma2', attn_logit_softcapping=50.0,
+  final_logit_softcapping=30.0, hidden_act='gelu_pytorch_tanh',
+  hidden_size=2304, intermediate_size=9216, max_position_embeddings=8192,
+  num_attention_heads=8, num_hidden_layers=26, num_key_value_heads=4,
+  rope_theta=10000.0, sliding_window=4096, vocab_size=256000,
+)  # fmt: skip
 GEMMA3 = GEMMA | dict(
-  model_type='gemma3_text',
-  attn_logit_softcapping=None,
-  final_logit_softcapping=None,
-  max_position_embeddings=32768,
-  num_attention_heads=4,
-  num_key_value_heads=1,
-  rope_local_base_freq=10000,
-  rope_scaling=None,
-  rope_theta=1000000,
-  sliding_window=512,
-  vocab_size=262144,
-)
+  model_type='gemma3_text', attn_logit_softcapping=None,
+  final_logit_softcapping=None, max_position_embeddings=32768,
+  num_attention_heads=4, num_key_value_heads=1, rope_local_base_freq=10000,
+  rope_scaling=None, rope_theta=1000000, sliding_window=512, vocab_size=262144,
+)  # fmt: skip
 GEMMA3_1B = GEMMA3 | dict(
-  hidden_size=1152,
-  intermediate_size=6912,
-  num_hidden_layers=26,
+  hidden_size=1152, intermediate_size=6912, num_hidden_layers=26,
   sliding_window_pattern=6,
-)
+)  # fmt: skip
 GEMMA3_270M = GEMMA3 | dict(
-  hidden_size=640,
-  intermediate_size=2048,
-  num_hidden_layers=18,
+  hidden_size=640, intermediate_size=2048, num_hidden_layers=18,
   layer_types=(['sliding_attention'] * 5 + ['full_attention']) * 3,
   use_bidirectional_attention=False,
-)
+)  # fmt: skip
 LLAMA = tiny.settings(tiny.config())
 
 

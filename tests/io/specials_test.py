@@ -42,126 +42,62 @@ def entry(text, **flags):
 
 
 NAMED = dict(bos_token=S, eos_token=E)
+USUAL, APART = [64, 257, 65], [64, 27, 91, 68, 91, 29, 65]
+decoder = lambda tokens: dict(
+  added_tokens_decoder={str(i): entry(text) for i, text in tokens.items()}
+)
 # Of tokenizer.json, other files: 'a<|e|>b' as ids, eos, ids in all, tokens
 # from id 256 on with those that are special marked.
 CASES = {
-  'all there': ([S, E], NAMED, {}, [64, 257, 65], 257, [S, E]),
-  'decoder': (
-    [S],
-    NAMED | dict(added_tokens_decoder={'257': entry(E)}),
-    {},
-    [64, 257, 65],
-    257,
-    [S, E],
-  ),
-  'named alone': ([S], NAMED, {}, [64, 257, 65], 257, [S, E]),
+  'all there': ([S, E], NAMED, {}, USUAL, 257, [S, E]),
+  'decoder': ([S], NAMED | decoder({257: E}), {}, USUAL, 257, [S, E]),
+  'named alone': ([S], NAMED, {}, USUAL, 257, [S, E]),
   # Ids follow tokenizer.json, in the order that the file gives them.
   'order': (
-    [S],
-    NAMED | dict(added_tokens_decoder={'258': entry(E), '257': entry('<x>')}),
-    {},
-    [64, 258, 65],
-    258,
-    [S, '<x>', E],
+    [S], NAMED | decoder({258: E, 257: '<x>'}), {},
+    [64, 258, 65], 258, [S, '<x>', E],
   ),
-  'gap': (
-    [S],
-    NAMED | dict(added_tokens_decoder={'270': entry(E)}),
-    {},
-    [64, 257, 65],
-    257,
-    [S, E],
-  ),
+  'gap': ([S], NAMED | decoder({270: E}), {}, USUAL, 257, [S, E]),
   'taken id': (
-    [S, E, '<x>'],
-    dict(bos_token=S, added_tokens_decoder={'258': entry('<y>')}),
-    {},
-    [64, 257, 65],
-    None,
-    [S, E, '<x>', '<y>'],
+    [S, E, '<x>'], dict(bos_token=S) | decoder({258: '<y>'}), {},
+    USUAL, None, [S, E, '<x>', '<y>'],
   ),
-  'a word': (
-    [S],
-    dict(bos_token=S, eos_token='a'),
-    {},
-    [64, 27, 91, 68, 91, 29, 65],
-    64,
-    [S],
-  ),
+  'a word': ([S], dict(bos_token=S, eos_token='a'), {}, APART, 64, [S]),
   'extra list': (
-    [S, E],
-    NAMED | dict(extra_special_tokens=['<x>', '<y>']),
-    {},
-    [64, 257, 65],
-    257,
-    [S, E, '<x>', '<y>'],
+    [S, E], NAMED | dict(extra_special_tokens=['<x>', '<y>']), {},
+    USUAL, 257, [S, E, '<x>', '<y>'],
   ),
   'additional list': (
-    [S, E],
-    NAMED | dict(additional_special_tokens=['<x>']),
-    {},
-    [64, 257, 65],
-    257,
-    [S, E, '<x>'],
+    [S, E], NAMED | dict(additional_special_tokens=['<x>']), {},
+    USUAL, 257, [S, E, '<x>'],
   ),
   'extra dict': (
-    [S, E],
-    NAMED | dict(extra_special_tokens={'image_token': '<x>'}),
-    {},
-    [64, 257, 65],
-    257,
-    [S, E, '<x>'],
+    [S, E], NAMED | dict(extra_special_tokens={'image_token': '<x>'}), {},
+    USUAL, 257, [S, E, '<x>'],
   ),
   # unk, sep, pad, cls, mask: not in the order of the file.
   'more names': (
-    [S, E],
-    NAMED | dict(mask_token='<m>', pad_token='<p>', unk_token='<u>'),
-    {},
-    [64, 257, 65],
-    257,
-    [S, E, '<u>', '<p>', '<m>'],
+    [S, E], NAMED | dict(mask_token='<m>', pad_token='<p>', unk_token='<u>'),
+    {}, USUAL, 257, [S, E, '<u>', '<p>', '<m>'],
   ),
-  'a map alone': (
-    [S],
-    {},
-    {'special_tokens_map': NAMED},
-    [64, 257, 65],
-    257,
-    [S, E],
-  ),
+  'a map alone': ([S], {}, {'special_tokens_map': NAMED}, USUAL, 257, [S, E]),
   'a map before settings': (
-    [S, E, '<f>'],
-    dict(eos_token=S),
-    {'special_tokens_map': {'eos_token': '<f>'}},
-    [64, 257, 65],
-    258,
-    [S, E, '<f>'],
+    [S, E, '<f>'], dict(eos_token=S),
+    {'special_tokens_map': {'eos_token': '<f>'}}, USUAL, 258, [S, E, '<f>'],
   ),
   'a map after a decoder': (
-    [S, E, '<f>'],
-    dict(eos_token=S, added_tokens_decoder={'256': entry(S)}),
-    {'special_tokens_map': {'eos_token': '<f>'}},
-    [64, 257, 65],
-    256,
-    [S, E, '<f>'],
+    [S, E, '<f>'], dict(eos_token=S) | decoder({256: S}),
+    {'special_tokens_map': {'eos_token': '<f>'}}, USUAL, 256, [S, E, '<f>'],
   ),
   'added_tokens.json': (
-    [S],
-    NAMED,
-    {'added_tokens': {'<z>': 258, E: 257}},
-    [64, 257, 65],
-    257,
-    [S, E, '<z>'],
+    [S], NAMED, {'added_tokens': {'<z>': 258, E: 257}},
+    USUAL, 257, [S, E, '<z>'],
   ),
   'added_tokens.json and a decoder': (
-    [S],
-    dict(bos_token=S, added_tokens_decoder={'256': entry(S)}),
-    {'added_tokens': {'<z>': 257}},
-    [64, 27, 91, 68, 91, 29, 65],
-    None,
-    [S],
+    [S], dict(bos_token=S) | decoder({256: S}), {'added_tokens': {'<z>': 257}},
+    APART, None, [S],
   ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize('case', CASES)
