@@ -1,13 +1,15 @@
 """Plots loss, alpha and block efficiency over the steps of training runs.
 
-python scripts/plot.py WORKDIR [WORKDIR...] [--out=curves.png]
+python scripts/plot.py WORKDIR [WORKDIR...] [--out=curves.png] [--tensorboard]
 
-Each run has its own line style. Without --out: curves.png in the first workdir.
-Prints the path. Needs matplotlib, the extra `plots`.
+Each run has a colour. Without --out: curves.png in the first workdir. With
+--tensorboard it writes the figures of each run for TensorBoard instead, in its
+folder tb. Prints the paths. Needs matplotlib and tensorboardX, the extra
+`plots`.
 """
 
-import importlib.util
 import pathlib
+import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -19,39 +21,42 @@ from specdec_jax import program  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _OUT = flags.DEFINE_string('out', '', 'file to write')
-# Panel title: names in metrics.jsonl that it shows, pale ones last. alpha_at is
-# a list: the share of drafts accepted at each position.
+_TENSORBOARD = flags.DEFINE_bool('tensorboard', False, 'no plot: tb/ of a run')
+LOSSES = {'held_out_loss': 'of held-out text', 'loss': 'of each batch'}
+# Panel title: the names in metrics.jsonl that it shows.
 PANELS = {
-  'loss; pale: training': ('held_out_loss', 'loss'),
-  'alpha, teacher-forced; pale: drafts kept at each position': (
-    'alpha',
-    'alpha_at',
-  ),
+  'loss': tuple(LOSSES),
+  'alpha, teacher-forced on held-out prompts': ('alpha',),
+  'share of drafts accepted, by their position in a window': ('alpha_at',),
   'block efficiency: tokens per target call': ('block_efficiency',),
 }
-STYLES = ('-', '--', '-.', ':', (0, (6, 1, 1, 1, 1, 1)))
+# Okabe and Ito's, which the colour-blind can tell apart too.
+COLOURS = '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9'
+
+# Steps and values [steps, positions].
+Curve = tuple[list[int], np.ndarray]
 
 
-def read(workdir: str) -> dict[str, tuple[list[int], np.ndarray]]:
-  """Steps and values [steps, positions] of each name in a run's metrics.jsonl.
+def read(workdir: str) -> dict[str, Curve]:
+  """Returns the curve of each name in a run's metrics.jsonl.
 
-  Of a step logged twice, by a resumed run, the last entry counts. Positions
-  that an evaluation did not have are NaN.
+  Of a step logged twice, by a resumed run, the last entry counts. What an
+  evaluation did not have is NaN.
   """
   path = pathlib.Path(workdir, 'metrics.jsonl')
   found: dict[str, dict[int, np.ndarray]] = {}
   for where, row in files.read_jsonl(path, finished=True):
     if 'step' not in row:
       raise ValueError(f'{where}: has no step: not a line of a training run')
-    for name in {x for names in PANELS.values() for x in names} & row.keys():
-      values = np.atleast_1d(np.array(row[name], float))
-      found.setdefault(name, {})[row['step']] = values
-  if not found:
+    step = row.pop('step')
+    for name, value in row.items():
+      found.setdefault(name, {})[step] = np.atleast_1d(np.array(value, float))
+  if not {x for names in PANELS.values() for x in names} & found.keys():
     raise ValueError(f'{path}: has no loss, alpha or block efficiency to draw')
-  return {name: _table(at) for name, at in found.items()}
+  return {name: _curve(at) for name, at in found.items()}
 
 
-def _table(at: dict[int, np.ndarray]) -> tuple[list[int], np.ndarray]:
+def _curve(at: dict[int, np.ndarray]) -> Curve:
   steps = sorted(at)
   values = np.full((len(steps), max(map(len, at.values()))), np.nan)
   for row, step in zip(values, steps, strict=True):
@@ -59,39 +64,82 @@ def _table(at: dict[int, np.ndarray]) -> tuple[list[int], np.ndarray]:
   return steps, values
 
 
-def draw(runs):
-  """A matplotlib Figure with a panel for all that any run has."""
-  from matplotlib import figure
+def draw(runs: dict[str, dict[str, Curve]]):
+  """Returns a matplotlib Figure with a panel for all that any run has."""
+  from matplotlib import figure, lines
 
   known = {name for curves in runs.values() for name in curves}
   panels = {title: x for title, x in PANELS.items() if known & set(x)}
-  size = 6.4, 0.8 + 2 * len(panels)
+  size = 6.4, 1 + 2 * len(panels)
   page = figure.Figure(figsize=size, dpi=160, layout='constrained')
   every = page.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-  for axes, (title, (main, *pale)) in zip(every, panels.items(), strict=True):
+  for axes, (title, names) in zip(every, panels.items(), strict=True):
     axes.set_title(title, loc='left', fontsize=9)
-    for style, (label, curves) in zip(STYLES, runs.items(), strict=False):
-      for name in filter(curves.get, pale):
-        look = dict(linestyle=style, linewidth=0.8, color='0.65')
-        axes.plot(*curves[name], **look)
-      if main in curves:
-        axes.plot(*curves[main], linestyle=style, color='0', label=label)
+    axes.grid(alpha=0.3)
+    for colour, curves in zip(COLOURS, runs.values(), strict=False):
+      for name in filter(curves.get, names):
+        _add(axes, name, *curves[name], colour)
+  kinds = [
+    lines.Line2D([], [], color='0.4', label=label, **_look(name))
+    for name, label in LOSSES.items()
+    if name in known
+  ]
+  if kinds:
+    every[0].legend(handles=kinds, fontsize=8, loc='upper right')
   every[-1].set_xlabel('step')
-  if len(runs) > 1:
-    lines = every[-1].get_legend_handles_labels()
-    page.legend(*lines, loc='outside lower center')
+  named = zip(COLOURS, runs, strict=False)
+  keys = [lines.Line2D([], [], color=x, label=name) for x, name in named]
+  page.legend(handles=keys, loc='outside upper left', fontsize=9)
   return page
 
 
+def _look(name: str) -> dict:
+  """How a curve is drawn: evaluations have points, batches a thin line."""
+  if name == 'loss':
+    return dict(linewidth=0.8, alpha=0.6)
+  return dict(linewidth=1.4, marker='o', markersize=3)
+
+
+def _add(axes, name: str, steps, values, colour: str) -> None:
+  """Draws a curve, each position of a window with its number at the end."""
+  axes.plot(steps, values, color=colour, **_look(name))
+  for position, column in enumerate(values.T, 1):
+    last = np.flatnonzero(np.isfinite(column))
+    if name == 'alpha_at' and len(last):
+      where = steps[last[-1]], column[last[-1]]
+      look = dict(textcoords='offset points', fontsize=8, va='center')
+      axes.annotate(str(position), where, (5, 0), color=colour, **look)
+
+
+def tensorboard(workdir: str, curves: dict[str, Curve]) -> pathlib.Path:
+  """Writes the curves for TensorBoard, in place of what was there before."""
+  import tensorboardX
+
+  folder = pathlib.Path(workdir, 'tb')
+  shutil.rmtree(folder, ignore_errors=True)
+  with tensorboardX.SummaryWriter(str(folder)) as board:
+    for name, (steps, values) in curves.items():
+      for i, column in enumerate(values.T):
+        tag = name if values.shape[1] == 1 else f'{name}/{i}'
+        for step, value in zip(steps, column, strict=True):
+          if np.isfinite(value):
+            board.add_scalar(tag, value, step)
+  return folder
+
+
 def run(workdirs: list[str]) -> bool:
-  if importlib.util.find_spec('matplotlib') is None:
-    raise ValueError('curves need matplotlib: install the extra `plots`')
-  if not 1 <= len(workdirs) <= len(STYLES):
-    raise ValueError(f'{len(workdirs)} workdirs: name 1 to {len(STYLES)}')
+  if not 1 <= len(workdirs) <= len(COLOURS):
+    raise ValueError(f'{len(workdirs)} workdirs: name 1 to {len(COLOURS)}')
+  runs = {name: read(name) for name in dict.fromkeys(workdirs)}
   path = _OUT.value or pathlib.Path(workdirs[0], 'curves.png')
-  page = draw({name: read(name) for name in dict.fromkeys(workdirs)})
   try:
-    page.savefig(path)
+    if _TENSORBOARD.value:
+      for name, curves in runs.items():
+        print(tensorboard(name, curves))
+      return True
+    draw(runs).savefig(path)
+  except ImportError as error:
+    raise ValueError(f'{error.name}: install the extra `plots`') from error
   except OSError as error:
     raise ValueError(f'out {path}: cannot be written: {error}') from error
   print(path)

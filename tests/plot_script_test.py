@@ -5,13 +5,14 @@ import json
 import matplotlib.image
 import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2
 
 from scripts import plot
 from tests import programs
 
 
 def workdir(folder, *rows, end='\n'):
-  folder.mkdir()
+  folder.mkdir(exist_ok=True)
   text = '\n'.join(x if isinstance(x, str) else json.dumps(x) for x in rows)
   (folder / 'metrics.jsonl').write_text(text + end)
   return folder
@@ -65,29 +66,66 @@ def test_a_run_that_went_on_with_more_positions(tmp_path):
     plot.read(workdir(tmp_path / 'b', short, dict(loss=1.0)))
 
 
+def lines(axes):
+  return [
+    (list(x.get_xdata()), np.ravel(x.get_ydata()).tolist())
+    for x in axes.get_lines()
+  ]
+
+
 def test_runs_are_drawn_as_they_were_written_and_told_apart(tmp_path):
   runs = {x: plot.read(distilled(tmp_path / x, i)) for i, x in enumerate('ab')}
-  loss, alpha, efficiency = plot.draw(runs).axes
-  lines = lambda axes: [
-    (list(x.get_xdata()), list(x.get_ydata())) for x in axes.get_lines()
-  ]
+  page = plot.draw(runs)
+  loss, alpha, kept, efficiency = page.axes
   steps = list(range(1, 9))
   assert lines(loss) == [
     (steps, [5 - s / 2 + shift for s in steps]) for shift in (0, 1)
   ]
-  assert ([2, 4, 6, 8], [0.2, 0.4, 0.6, 0.8]) in lines(alpha)
-  first, second = efficiency.get_lines()
-  assert (first.get_label(), second.get_label()) == ('a', 'b')
-  assert first.get_linestyle() != second.get_linestyle()
+  assert lines(alpha) == [([2, 4, 6, 8], [0.2, 0.4, 0.6, 0.8])] * 2
+  assert [x.get_text() for x in kept.texts] == ['1', '1']  # none at position 2
+  # Each run has one colour everywhere, which the legend names.
+  (legend,) = page.legends
+  names = [x.get_text() for x in legend.get_texts()]
+  keys = [x.get_color() for x in legend.get_lines()]
+  assert names == ['a', 'b'] and len({*keys}) == 2
+  for axes in (loss, alpha, efficiency):
+    assert [x.get_color() for x in axes.get_lines()] == keys
+  one = plot.draw({'a': runs['a']}).legends[0]  # a single run too
+  assert [x.get_text() for x in one.get_texts()] == ['a']
 
 
 def test_a_figure_has_ink_in_every_panel(tmp_path):
   a = distilled(tmp_path / 'a')
   assert programs.run('scripts/plot.py', a).check().out == f'{a}/curves.png\n'
   pixels = matplotlib.image.imread(a / 'curves.png')[..., :3].mean(-1)
-  for panel in range(3):
-    at = panel * len(pixels) // 3
-    assert (pixels[at : at + len(pixels) // 3] < 0.5).sum() > 500
+  for panel in range(4):
+    at = panel * len(pixels) // 4
+    assert (pixels[at : at + len(pixels) // 4] < 0.5).sum() > 500
+
+
+def test_tensorboard_gets_each_number_once(tmp_path):
+  for shift in (0.0, 1.0):  # the second time in place of the first
+    folder = distilled(tmp_path / 'a', shift)
+    found = plot.tensorboard(folder, plot.read(folder))
+  (path,) = found.iterdir()
+  said = {
+    (x.step, v.tag): v.simple_value
+    for x in events(path)
+    for v in x.summary.value
+  }
+  tags = 'learning_rate', 'alpha', 'alpha_at/0', 'block_efficiency', 'loss'
+  assert {tag for _, tag in said} == {*tags}  # none of what was not tried
+  assert said[3, 'loss'] == 4.5 and len(said) == 8 * 2 + 4 * 3
+  assert said[6, 'alpha_at/0'] == pytest.approx(0.6)
+
+
+def events(path):
+  """TFRecord: length, its checksum, the event, its checksum."""
+  data, at = path.read_bytes(), 0
+  while at < len(data):
+    size = int.from_bytes(data[at : at + 8], 'little')
+    yield event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
+    at += 16 + size
 
 
 def test_refusals(tmp_path):
@@ -96,5 +134,5 @@ def test_refusals(tmp_path):
     plot.read(folder)
   with pytest.raises(ValueError, match='metrics.jsonl: cannot be read .No su'):
     plot.read(tmp_path / 'none')
-  done = programs.run('scripts/plot.py', *[folder] * 6)
-  done.check_refused('plot.py: 6 workdirs: name 1 to 5')
+  done = programs.run('scripts/plot.py', *[folder] * 7)
+  done.check_refused('plot.py: 7 workdirs: name 1 to 6')

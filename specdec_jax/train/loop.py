@@ -86,7 +86,7 @@ def run(
     task: parameters, loss, data and evaluation.
     settings, optimiser: of the run.
     workdir: a folder after workdir.open_run. The run writes config.json,
-      checkpoints/, metrics.jsonl, clocks.jsonl and tb/ there.
+      checkpoints/, metrics.jsonl and clocks.jsonl there.
     config: every setting of the run, for config.json.
     place: puts a batch on the devices.
 
@@ -174,7 +174,6 @@ class _Recorder:
         'score': self.score if math.isfinite(self.score) else None,
         'figures': judged,
       }
-      self.logs.flush()  # before the checkpoint that they belong to
       self.saved.save(step, state, facts, best=best)
     return stop
 

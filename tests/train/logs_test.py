@@ -1,7 +1,6 @@
 """Logs of a run that goes on, and what they hold."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -39,30 +38,14 @@ def test_a_run_that_goes_on_has_the_log_of_one_that_was_not_killed(tmp_path):
     assert (killed / f'{name}.jsonl').read_bytes() == same
 
 
-def test_tensorboard_gets_numbers_and_each_of_a_list(tmp_path):
-  written(tmp_path, 4, [5, 6])
-  (path,) = (tmp_path / 'tb').iterdir()
-  version, start, *said = events(path)
-  assert version.file_version and start.session_log.status == 1
-  assert start.step == 5  # what an earlier start said of it is void
-  tags = [
-    (x.step, v.tag, v.simple_value) for x in said for v in x.summary.value
-  ]
-  # What was not measured is no number.
-  same = {'alpha_at/0': 0.5, 'alpha_at/2': 0.25, 'tokens_per_second': 7.0}
-  each = {step: {'loss': step / 10} | same for step in (5, 6)}
-  want = [(step, *x) for step in each for x in each[step].items()]
-  assert [x[:2] for x in tags] == [x[:2] for x in want]
-  assert [x[2] for x in tags] == pytest.approx([x[2] for x in want])
-
-
-def events(path: pathlib.Path):
-  """TFRecord: length, its checksum, the event, its checksum."""
-  data, at = path.read_bytes(), 0
-  while at < len(data):
-    size = int.from_bytes(data[at : at + 8], 'little')
-    yield logs_lib.event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
-    at += 16 + size
+def test_a_line_is_there_as_soon_as_it_was_written(tmp_path):
+  """A kill after a checkpoint must not lose a line of a step before it."""
+  logs = logs_lib.Logs(tmp_path, 0)
+  logs.write('metrics', 1, {'loss': 2.0})
+  assert (
+    tmp_path / 'metrics.jsonl'
+  ).read_text() == '{"step": 1, "loss": 2.0}\n'
+  logs.close()
 
 
 def test_plain_figures_are_numbers_or_nothing():
