@@ -5,7 +5,7 @@ r"""An EAGLE draft for SmolLM2-135M-Instruct, trained on the target's answers.
 
 For another teacher set --config.student.taps too: () is its last layer alone.
 
-Keys are explained in specdec_jax/distill/settings.py, and in specdec_jax/train:
+Keys are explained in specdec_jax/distill/sections.py, and in specdec_jax/train:
 optimiser in step.py, run in loop.py.
 """
 

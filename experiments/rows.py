@@ -22,7 +22,7 @@ from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.drafters import draft_file, ngram
-from specdec_jax.train import answers, text
+from specdec_jax.train import text, text_metrics
 
 ROOT = pathlib.Path(__file__).parents[1]
 TITLER = 'wheel:traceforge-title-model==0.2.0'
@@ -269,7 +269,7 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
       package is not installed.
   """
   if row.metric:
-    answers.metric_of(row.metric)
+    text_metrics.metric_of(row.metric)
   c = default.get_config().unlock()
   c.target.source = row.target
   gamma = max(gammas)
@@ -420,7 +420,7 @@ def qualities(
     By the arm's name the metric, then those of resampled prompts, the same ones
     for every arm.
   """
-  metric, out = answers.metric_of(loaded.row.metric), {}
+  metric, out = text_metrics.metric_of(loaded.row.metric), {}
   for name, found in _answered(loaded, arms, temperature, seed):
     wanted = [loaded.references[x] for x in found]
     parts_NK = metric.parts([*found.values()], wanted)
@@ -445,7 +445,7 @@ def _answered(
 
 
 def _score(loaded: Loaded, found: Mapping[str, str]) -> float:
-  metric = answers.metric_of(loaded.row.metric)
+  metric = text_metrics.metric_of(loaded.row.metric)
   return metric([*found.values()], [loaded.references[x] for x in found])
 
 

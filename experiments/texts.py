@@ -36,7 +36,7 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import program  # noqa: E402
 from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
-from specdec_jax.distill import prompts as questions  # noqa: E402
+from specdec_jax.distill import training_prompts  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 from specdec_jax.train import text  # noqa: E402
 
@@ -75,7 +75,7 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
     return found, {x.id: read.documents[int(x.id)] for x in found}
   if source in ('questions', 'questions:code', 'questions:maths'):
     kind = source.partition(':')[2]
-    return make(questions.generated(most, 0, kind)), {}
+    return make(training_prompts.generated(most, 0, kind)), {}
   if source == 'held out':
     _, held = text.held_out(text.read(counted), 20)
     pieces = text.pack(held.documents, tokenizer, PIECE)

@@ -11,8 +11,8 @@ from specdec_jax.chips import hlo, train_step
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import lm
 from specdec_jax.train import data as data_lib
-from specdec_jax.train import lm_loss
 from specdec_jax.train import step as step_lib
+from specdec_jax.train import text_loss
 from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -212,7 +212,7 @@ def train(config, layout, remat=False):
   """(losses of four steps, the state after them)."""
   params = lm.init(config, 0, put=layout and layout.put)
   state = step_lib.start(train_step.ADAM, 4, params)
-  loss = lm_loss.cross_entropy(
+  loss = text_loss.cross_entropy(
     config, ids=config.vocab, remat=remat, layout=layout
   )
   advance = step_lib.make(train_step.ADAM, 4, loss, 0, state)

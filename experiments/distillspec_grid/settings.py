@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 from configs import distill, train_lm
 from specdec_jax import fields
-from specdec_jax.distill import distillation
-from specdec_jax.distill import divergences as divergences_lib
-from specdec_jax.distill import settings as settings_lib
+from specdec_jax.distill import distillation, divergences, sections
 from specdec_jax.train import train_lm as train_lm_lib
 
 SOURCES = ('text', 'teacher', 'student', 'mixed')
@@ -45,7 +43,7 @@ class Grid(fields.Checked):
   def __post_init__(self):
     super().__post_init__()
     for name in self.divergences:
-      divergences_lib.divergence_of(name)
+      divergences.divergence_of(name)
     for name in ('divergences', 'sources', 'temperatures'):
       if not getattr(self, name):
         raise ValueError(f'{name}=(): name at least one')
@@ -145,7 +143,7 @@ def distilled(
   target: pathlib.Path,
   draft: pathlib.Path,
   answers: pathlib.Path,
-) -> settings_lib.Settings:
+) -> sections.Settings:
   """The distillation of one cell, from a draft trained by cross-entropy.
 
   Args:

@@ -12,8 +12,8 @@ from specdec_jax import sharding
 from specdec_jax.chips import aot, report
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
-from specdec_jax.train import lm_loss
 from specdec_jax.train import step as step_lib
+from specdec_jax.train import text_loss
 
 # Only whether there are moments, and how many, changes the program.
 ADAM = step_lib.Optimiser(
@@ -125,7 +125,7 @@ def _state(
 
 
 def _lower(config, layout, state: step_lib.State, rows: int, length: int):
-  loss = lm_loss.cross_entropy(
+  loss = text_loss.cross_entropy(
     config, ids=config.vocab, remat=True, layout=layout
   )
   step = step_lib.make(ADAM, 2, loss, 0, state)

@@ -9,67 +9,60 @@ import numpy as np
 from specdec_jax import build, fields, requests, types
 from specdec_jax.distill import (
   completions,
+  eagle_student,
   evaluate,
+  lm_student,
   on_policy,
+  sections,
   students,
   teacher,
+  training_prompts,
 )
-from specdec_jax.distill import prompts as prompts_lib
-from specdec_jax.distill import settings as settings_lib
-from specdec_jax.drafters import draft_file, eagle_file
-from specdec_jax.io import files, sources
-from specdec_jax.train import data, loop, program
+from specdec_jax.io import sources
+from specdec_jax.train import data, loop, runner
 
 # A resumed run cannot change these: its data and its parameters' shapes.
 _FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read')
 _FIXED += ('optimiser.muon',)
+_KINDS: dict[str, Any] = {'eagle': eagle_student, 'lm': lm_student}
 
 
-def settings(config) -> settings_lib.Settings:
+def settings(config) -> sections.Settings:
   """A ConfigDict as checked dataclasses; nothing is loaded."""
-  return fields.parse(settings_lib.Settings, config)
+  return fields.parse(sections.Settings, config)
 
 
 def run(
-  s: settings_lib.Settings, workdir: pathlib.Path, *, changed: bool = False
+  settings: sections.Settings, workdir: pathlib.Path, *, changed: bool = False
 ) -> dict[str, Any]:
-  """Trains a draft and writes it into workdir; resumes an earlier run there.
+  """Trains a draft and writes it into workdir.
+
+  Resumes an earlier run there; see runner.run for what it returns.
 
   changed: resume even if settings differ, of those that may.
-
-  Returns:
-    The metrics of the best step, 'step', 'finished' and the path of the
-    'draft'; only 'step' and 'finished' if a signal ended the run.
-
-  Raises:
-    ValueError: an invalid setting or file.
   """
-  return program.run(
-    s,
+  return runner.run(
+    settings,
     workdir,
-    lambda begun: _prepare(s, workdir),
+    lambda begun: _prepare(settings, workdir),
     result='draft',
     changed=changed,
     fixed=_FIXED,
-    read=digests(s),
+    read=digests(settings.teacher, settings.student),
   )
 
 
-def digests(s: settings_lib.Settings) -> dict[str, str]:
+def digests(
+  teacher: sections.Teacher, student: sections.Student
+) -> dict[str, str]:
   """SHA-256 of the models that a run reads; a resumed run must match them."""
-  found = {'teacher': sources.open_source(s.teacher.source).digest}
-  if s.student.path and s.student.kind == 'eagle':
-    found['student'] = files.sha256(
-      draft_file.find(eagle_file.KIND, s.student.path)
-    )
-  elif s.student.path:
-    found['student'] = sources.open_source(s.student.path).digest
+  found = {'teacher': sources.open_source(teacher.source).digest}
+  if student.path:
+    found['student'] = _KINDS[student.kind].digest(student.path)
   return found
 
 
-def _prepare(
-  s: settings_lib.Settings, workdir: pathlib.Path
-) -> program.Prepared:
+def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
   load = functools.partial(
     build.load,
     s.teacher.source,
@@ -80,20 +73,18 @@ def _prepare(
     scan_layers=False if s.student.layers else None,  # to pick single layers
     kernels='xla',  # training reads the parameters
   )
-  _check_teacher(s, target)
-  recorded = ()  # layers of the teacher
-  if s.student.kind == 'eagle':
-    recorded = students.taps_of(s.student, target)
-  elif s.data.keep:
-    recorded = (target.config.depth - 1,)
-  start = students.begin(s.student, target)
-  students.layout_of(s, target, start)  # raises now, not after the answers
+  _check_teacher(s.data, s.student.vocabulary, target)
+  kind = _KINDS[s.student.kind]
+  start = kind.begin(s.student, target, seed=s.run.seed, fsdp=s.mesh.fsdp)
+  kept = (target.config.depth - 1,) if s.data.keep else ()
   asked = load()  # on the kernels where there are any, which are faster
-  prompts = prompts_lib.make(s.data, asked)
-  answers = prompts_lib.answers(s.data, asked, prompts, recorded)
+  prompts = training_prompts.make(s.data, asked)
+  answers = _answers(s.data, asked, prompts, start.taps or kept)
   del asked
-  ids = students.vocabulary(s.student, target.ids, start, answers)
-  student = students.make(s, target, start, ids)
+  ids = start.ids
+  if ids is None:
+    ids = students.vocabulary(s.student.vocabulary, target.ids, answers)
+  student = kind.make(s.student, start, target, ids, s.loss, s.data)
   del start  # the student has a copy
   if s.student.kind == 'lm':
     _check_length(s.data, 'student', student.model)
@@ -108,26 +99,21 @@ def _prepare(
     return student.write(workdir, params, facts | about)
 
   task = _task(s, target, student, prompts, answers, workdir)
-  return program.Prepared(task, target.layout, write)
+  return runner.Prepared(task, target.layout, write)
 
 
 def _check_teacher(
-  s: settings_lib.Settings, target: build.LanguageModel
+  data: sections.Data, vocabulary: int, target: build.LanguageModel
 ) -> None:
-  """Raises ValueError for settings that are too large for the teacher."""
-  if s.student.vocabulary > target.ids:
+  """Raises ValueError for settings that this teacher cannot serve."""
+  if vocabulary > target.ids:
     raise ValueError(
-      f'student.vocabulary={s.student.vocabulary}: the teacher has '
-      f'{target.ids} ids; give at most those, or 0 for all'
+      f'student.vocabulary={vocabulary}: the teacher has {target.ids} ids; '
+      'give at most those, or 0 for all'
     )
-  _check_length(s.data, 'teacher', target.model)
-  field, has = s.data.source_field, target.start is not None
-  if has and s.student.kind == 'eagle':
-    raise ValueError(
-      f"student.kind='eagle': reads no source, but {target.label} has an "
-      'encoder; give lm'
-    )
-  if has and s.data.completions == 'text' and not field:
+  _check_length(data, 'teacher', target.model)
+  field, has = data.source_field, target.start is not None
+  if has and data.completions == 'text' and not field:
     raise ValueError(
       f"data.source_field='': {target.label} has an encoder; name the field "
       'that it reads, or let the teacher complete its sources'
@@ -139,10 +125,10 @@ def _check_teacher(
     )
 
 
-def _check_length(s: settings_lib.Data, who: str, model: types.Model) -> None:
-  lengths = {'length': s.length}
+def _check_length(data: sections.Data, who: str, model: types.Model) -> None:
+  lengths = {'length': data.length}
   if model.encode is not None:
-    lengths['source_length'] = s.source_length
+    lengths['source_length'] = data.source_length
   for name, length in lengths.items():
     if length > model.context:
       raise ValueError(
@@ -151,18 +137,42 @@ def _check_length(s: settings_lib.Data, who: str, model: types.Model) -> None:
       )
 
 
+def _answers(
+  data: sections.Data,
+  target: build.LanguageModel,
+  prompts: training_prompts.Prompts,
+  taps: tuple[int, ...],
+) -> completions.Answers | None:
+  """The prompts with their completions; None if the student samples all.
+
+  taps: layers of the teacher whose features are recorded with its own.
+  """
+  if data.completions == 'student':
+    return None
+  if data.completions == 'text':
+    return prompts.texts
+  return teacher.answer(
+    data.folder,
+    target,
+    prompts.kept,
+    training_prompts.sampling(data, target),
+    batch=data.batch,
+    taps=taps,
+  )
+
+
 def _task(
-  s: settings_lib.Settings,
+  s: sections.Settings,
   target: build.LanguageModel,
   student: students.Student,
-  prompts: prompts_lib.Prompts,
-  answers: teacher.Answers | None,
+  prompts: training_prompts.Prompts,
+  answers: completions.Answers | None,
   workdir: pathlib.Path,
 ) -> loop.Task:
   """The task of the training loop, evaluated on the held-out prompts."""
   tokens = s.data.length
   tokens += s.data.source_length if target.start is not None else 0
-  figures = evaluate.judge(
+  figures = evaluate.make(
     s.judge,
     target,
     student.drafter,
@@ -181,9 +191,13 @@ def _task(
     batches = of(rows, s.run.seed)
     share = data.needed(rows, teacher.ends(rows))
   else:
+    count = min(s.batch.rows * s.data.refresh, s.data.prompts)
+    sample = _sampler(
+      s.data, count, s.run.seed, target, student, prompts.kept, answers
+    )
     batches = on_policy.OnPolicy(
       workdir / 'completions',
-      _sampler(s, target, student, prompts, answers),
+      sample,
       s.data.refresh,
       lambda rows, step: of(rows, s.run.seed + step),
     )
@@ -193,7 +207,7 @@ def _task(
     loss=student.loss,
     frozen=student.frozen,
     batches=batches,
-    judge=lambda params: figures(student.weights(params)),
+    evaluate=lambda params: figures(student.weights(params)),
     score=lambda figures: figures['block_efficiency'],
     tokens=round(share * s.batch.rows * tokens),
     flops=share * s.batch.rows * student.flops,
@@ -202,31 +216,38 @@ def _task(
   )
 
 
-def _sampler(s: settings_lib.Settings, target, student, prompts, answers):
-  """(step, params) -> completions for the steps until the next refresh.
+def _sampler(
+  data: sections.Data,
+  count: int,
+  seed: int,
+  target: build.LanguageModel,
+  student: students.Student,
+  prompts: list[requests.Item],
+  answers: completions.Answers | None,
+):
+  """(step, params) -> `count` completions, until the next refresh.
 
   If there are answers of the teacher, these replace about half of them.
   """
-  count = min(s.batch.rows * s.data.refresh, s.data.prompts)
-  how = prompts_lib.sampling(s.data, target)
+  how = training_prompts.sampling(data, target)
 
   def sample(step: int, params: types.Params) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng([s.run.seed, step])
-    chosen = np.sort(draw.permutation(s.data.prompts)[:count])
-    asked = [prompts.kept[i] for i in chosen]
+    draw = np.random.default_rng([seed, step])
+    chosen = np.sort(draw.permutation(len(prompts))[:count])
+    asked = [prompts[i] for i in chosen]
     found = completions.generate(
       student.model,
       student.weights(params),
       asked,
-      how._replace(seed=(s.run.seed + step) % 2**32),
-      rows=s.data.batch,
+      how._replace(seed=(seed + step) % 2**32),
+      rows=data.batch,
       layout=target.layout,
     )
     source = requests.source_of(asked, count, how.sources)
-    own = teacher.rows(teacher.collected(found, source))
+    own = teacher.rows(teacher.in_order(found, source))
     if answers is None:
       return own
-    theirs = teacher.rows(teacher.take(answers, chosen))
-    return on_policy.mixed(own, theirs, s.run.seed + step)
+    theirs = teacher.rows(teacher.select(answers, chosen))
+    return on_policy.mixed(own, theirs, seed + step)
 
   return sample

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import types
-from specdec_jax.distill import divergences, settings
+from specdec_jax.distill import divergences, sections
 from specdec_jax.models import attention, eagle
 from specdec_jax.models import cache as kv
-from specdec_jax.train import lm_loss
 from specdec_jax.train import step as step_lib
+from specdec_jax.train import text_loss
 
 Array = jax.Array
 
@@ -26,7 +26,7 @@ Array = jax.Array
 def loss(
   config: eagle.EagleConfig,
   target: types.Model,
-  s: settings.Loss,
+  settings: sections.Loss,
   gather: Callable[[Any], Any] = lambda params: params,
 ) -> step_lib.Loss:
   """The mean divergence from the teacher over the steps of a chain.
@@ -34,8 +34,8 @@ def loss(
   Args:
     config: of the draft.
     target: the teacher; only its embedding is run.
-    s: the divergence and the weights of the steps.
-    gather: of the draft's parameters; see train.lm_loss.gatherer.
+    settings: the divergence and the weights of the steps.
+    gather: of the draft's parameters; see train.text_loss.gatherer.
 
   Returns:
     loss(params, frozen, batch, key). frozen: {'target': the teacher's
@@ -45,10 +45,9 @@ def loss(
     chain.
   """
   embed = target.embed
-  if embed is None:
-    raise ValueError('eagle: needs a target that has embed')
-  divergence = divergences.divergence_of(s.divergence)
-  temperature = s.temperature or 1.0
+  assert embed is not None
+  divergence = divergences.divergence_of(settings.divergence)
+  temperature = settings.temperature or 1.0
 
   def value(params, frozen, batch, key):
     params = gather(eagle.cast(config, params))
@@ -59,20 +58,20 @@ def loss(
     )
     tokens_BTD = embed(frozen['target'], tokens_BT, positions_BT)
     log_p_BTR = teacher_log_p(config, frozen, batch, temperature)
-    if s.noise:
+    if settings.noise:
       noise = jax.random.uniform(key, features_BTE.shape, minval=-1, maxval=1)
-      features_BTE += s.noise * noise
+      features_BTE += settings.noise * noise
     weights = {'layer': params, 'head': frozen['head']}
     # Index t predicts the token at t + 1.
-    mean = lambda x_BT: lm_loss.mean(x_BT[:, :-1], batch['counted'][:, 1:])
+    mean = lambda x_BT: text_loss.mean(x_BT[:, :-1], batch['counted'][:, 1:])
     total, norm, alphas, tops = jnp.zeros(()), 0.0, [], []
     for step, hidden_BTD in enumerate(
-      steps(config, params, tokens_BTD, features_BTE, s.unroll)
+      steps(config, params, tokens_BTD, features_BTE, settings.unroll)
     ):
       logits_BTR = eagle.reduced(config, weights, hidden_BTD)
       log_q_BTR = jax.nn.log_softmax(logits_BTR / temperature, -1)
-      total += s.decay**step * mean(divergence(log_p_BTR, log_q_BTR))
-      norm += s.decay**step
+      total += settings.decay**step * mean(divergence(log_p_BTR, log_q_BTR))
+      norm += settings.decay**step
       alphas.append(mean(divergences.alpha(log_p_BTR, log_q_BTR)))
       tops.append(mean(jnp.argmax(log_q_BTR, -1) == jnp.argmax(log_p_BTR, -1)))
     figures = {'train_alpha': jnp.stack(alphas), 'train_top': jnp.stack(tops)}

@@ -7,23 +7,24 @@ import numpy as np
 
 from specdec_jax import build, decode, hosts, metrics, requests, types
 from specdec_jax.bench import predict
-from specdec_jax.distill import settings
+from specdec_jax.distill import sections
 from specdec_jax.verify import reject
 
 
-def judge(
-  s: settings.Judge,
+def make(
+  judge: sections.Judge,
   target: build.LanguageModel,
-  drafter: types.Drafter,
+  drafter: Callable[[int], types.Drafter],
   draft: types.Model,
   held_out: Sequence[requests.Item],
   seed: int,
 ) -> Callable[[types.Params], dict[str, Any]]:
-  """Makes a function from weights.draft to metrics on some prompts.
+  """Makes a function from weights.draft to figures on some prompts.
 
   Args:
-    s: settings; their gamma is that of the drafter.
-    target, drafter: evaluated together.
+    judge: length of a window and of the texts, and their temperature.
+    target: decodes with the drafter.
+    drafter: made for judge.gamma.
     draft: the drafter's q as a model, which reads weights.draft.
     held_out: the prompts.
     seed: of all randomness.
@@ -39,14 +40,14 @@ def judge(
     held_out,
     ids=target.ids,
     context=target.context,
-    max_new_tokens=s.new_tokens,
-    gamma=s.gamma,
-    temperature=s.temperature,
+    max_new_tokens=judge.new_tokens,
+    gamma=judge.gamma,
+    temperature=judge.temperature,
     seed=seed,
     stop_ids=target.tokenizer.eos_ids,
   )
   request: decode.Request = requests.place(request, target.layout)
-  engine = build.engine(target, drafter)
+  engine = build.engine(target, drafter(judge.gamma))
   # Decoded on first use: a run that is resumed at its end need not wait.
   text: list[decode.Output] = []
 
@@ -57,7 +58,7 @@ def judge(
     out = hosts.fetch(engine.programs.generate(weights, request))
     found = metrics.summary(metrics.rows(out.info))
     alpha = alpha_on(target, weights, draft, request, text[0])
-    expected = sum(alpha**k for k in range(s.gamma + 1))
+    expected = sum(alpha**k for k in range(judge.gamma + 1))
     return {
       'alpha': alpha,
       'alpha_at': found.conditional_acceptance_per_position,
@@ -71,7 +72,7 @@ def judge(
 def plain(
   target: build.LanguageModel, request: decode.Request
 ) -> decode.Output:
-  """Text of plain decoding, on the host."""
+  """Decodes the request plainly; the output is on the host."""
   engine = build.engine(target)
   return hosts.fetch(engine.programs.generate(engine.weights, request))
 
@@ -83,14 +84,9 @@ def alpha_on(
   request: decode.Request,
   text: decode.Output,
 ) -> float:
-  """alpha of a draft, teacher-forced on the target's text.
+  """Computes alpha of a draft, teacher-forced on the text of plain decoding.
 
-  Args:
-    target: the target.
-    weights: of the target and the draft.
-    draft: the drafter's q as a model.
-    request: the prompts.
-    text: of plain decoding.
+  draft: its q as a model.
   """
   index_BL = np.indices(text.tokens_BL.shape)[1]
   overlap = predict.overlap(

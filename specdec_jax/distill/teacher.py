@@ -24,18 +24,18 @@ from specdec_jax.train import logs, text
 
 Answers = completions.Answers
 # In a folder of answers: what they depend on, as JSON.
-FACTS = 'facts.json'
+_FACTS = 'facts.json'
 
 
-def take(answers: Answers, index: Any) -> Answers:
-  """Some of the rows; index as NumPy takes it."""
+def select(answers: Answers, index: Any) -> Answers:
+  """Selects rows; index as NumPy takes it."""
   return jax.tree.map(lambda x: x[index], answers)
 
 
-def collected(
+def in_order(
   found: Iterable[tuple[np.ndarray, Answers]], source: types.Source | None
 ) -> Answers:
-  """All that completions.generate yields, in the order of the prompts."""
+  """Joins what completions.generate yields, in the order of the prompts."""
   index, parts = zip(*found, strict=True)
   order = np.argsort(np.concatenate(index))
   whole = jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
@@ -120,7 +120,7 @@ def answer(
     layout=target.layout,
     recording=completions.Recording(taps, target.config) if taps else None,
   )
-  each = ((left[n], take(x, i)) for at, x in found for i, n in enumerate(at))
+  each = ((left[n], select(x, i)) for at, x in found for i, n in enumerate(at))
   for row, one in printing.track(each, 'teacher answers', len(left)):
     # Spans last: they say that a row is done.
     for name in ('features', 'mass', 'tokens', 'spans'):
@@ -129,22 +129,6 @@ def answer(
         array.flush()
   _check_broken(arrays.spans, target.label)
   return arrays
-
-
-def recorded(folder: str, target: build.LanguageModel) -> Answers:
-  """Tokens and spans of a folder of answers; spans are 0 where there are none.
-
-  Raises:
-    ValueError: they are of another teacher.
-  """
-  path = pathlib.Path(folder)
-  if files.read_json(path / FACTS)['teacher'] != target.digest:
-    raise ValueError(
-      f'{folder}: holds answers of another teacher than {target.label}; name '
-      'one of its folders'
-    )
-  read = lambda name: np.load(path / f'{name}.npy', mmap_mode='r')
-  return Answers(read('tokens'), read('spans'))
 
 
 def _facts(target, how, taps) -> dict[str, Any]:
@@ -192,7 +176,7 @@ def _open(
   """Opens a folder for these prompts; spans are 0 where there is no answer."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
-  if (path := folder / FACTS).exists():
+  if (path := folder / _FACTS).exists():
     found = files.read_json(path)
     differ = sorted(k for k in facts if found.get(k) != facts[k])
     _check_same(folder, differ)

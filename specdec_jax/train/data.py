@@ -31,11 +31,7 @@ class Batches(Iterator[dict[str, np.ndarray]]):
     return {**self._about, 'taken': taken}
 
   def restore(self, state: Mapping[str, Any]) -> None:
-    """Continues where state() was taken.
-
-    Raises:
-      ValueError: a state of another data set, batch or seed.
-    """
+    """Continues where state() was taken; refuses that of other batches."""
     for name, mine in self._about.items():
       if state.get(name) != mine:
         raise ValueError(
@@ -60,17 +56,19 @@ def batches(
 
   Args:
     arrays: by name; row i of each belongs to the same text.
-    batch: rows in a batch, 1 or more.
+    batch: rows in a batch; refused if there are fewer in all.
     seed: of the order, 0 or more.
     ends: by name, the columns before the padding of each row [N]. Rows of like
       length are then batched together, and a batch has as many quarters of
       these arrays' columns as its longest row needs: padding costs as much as
       text, and four widths are few programs to compile.
-
-  Raises:
-    ValueError: arrays of different lengths; fewer rows than a batch.
   """
-  rows, ends = _rows(arrays, batch), ends or {}
+  (rows,), ends = {len(a) for a in arrays.values()}, ends or {}
+  if rows < batch:
+    raise ValueError(
+      f'{rows} rows are fewer than batch={batch}: use a smaller batch or more '
+      'data'
+    )
   about: dict[str, Any] = dict(
     seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays)
   )
@@ -94,22 +92,6 @@ def batches(
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
   endless = grain.MapDataset.range(_ENDLESS).map(take)
   return Batches(iter(endless.to_iter_dataset(options)), about)
-
-
-def _rows(arrays: Mapping[str, np.ndarray], batch: int) -> int:
-  lengths = {name: len(a) for name, a in arrays.items()}
-  if len(set(lengths.values())) != 1:
-    raise ValueError(
-      f'arrays have different numbers of rows, {lengths}: row i of each must '
-      'belong to the same text'
-    )
-  rows = next(iter(lengths.values()))
-  if rows < batch:
-    raise ValueError(
-      f'{rows} rows are fewer than batch={batch}: use a smaller batch or more '
-      'data'
-    )
-  return rows
 
 
 def quarters(

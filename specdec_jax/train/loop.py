@@ -41,8 +41,8 @@ class Task(NamedTuple):
   loss: step_lib.Loss
   frozen: Any  # parameters that the loss reads and no step changes
   batches: data.Batches
-  judge: Callable[[types.Params], dict[str, Any]]  # figures on held-out data
-  score: Callable[[dict[str, Any]], float]  # of judge's figures; larger: better
+  evaluate: Callable[[types.Params], dict[str, Any]]  # held-out figures
+  score: Callable[[dict[str, Any]], float]  # of those; larger: better
   tokens: int  # in a batch
   flops: float  # for a batch, forward and backward
   dtype: str = 'float32'  # of the matmuls in the forward pass
@@ -51,7 +51,7 @@ class Task(NamedTuple):
 
 
 class Best(NamedTuple):
-  """The step with the best score, its parameters and figures of judge."""
+  """The step with the best score, its parameters and their evaluation."""
 
   step: int
   params: types.Params
@@ -149,30 +149,26 @@ class _Recorder:
   ) -> bool:
     """Logs, evaluates and saves a step, each if due; whether the run must stop.
 
-    Args:
-      step: steps done.
-      state: after this step.
-      figures: of this step, for metrics.jsonl.
-      clocks: its speed, for clocks.jsonl.
-      stops: signals received; after any, the step is saved.
+    step: steps done. figures, clocks: of this step, for their logs. stops:
+    signals received; after any, the step is saved.
     """
     due = lambda every: step % every == 0 or step == self.settings.steps
     if due(self.settings.log_every):
       self.logs.write('metrics', step, figures)
       self.logs.write('clocks', step, clocks)
-    judged, best = None, False
+    found, best = None, False
     if due(self.settings.evaluate_every):
-      judged = logs_lib.plain(self.task.judge(state.params))
-      score = self.task.score(judged)
+      found = logs_lib.plain(self.task.evaluate(state.params))
+      score = self.task.score(found)
       _check_finite({'score': score}, step - 1)
-      self.logs.write('metrics', step, judged)
+      self.logs.write('metrics', step, found)
       best, self.score = score > self.score, max(score, self.score)
     stop = hosts.anywhere(bool(stops))
     if best or stop or due(self.settings.checkpoint_every):
       facts = {
         'data': self.task.batches.state(),
         'score': self.score if math.isfinite(self.score) else None,
-        'figures': judged,
+        'figures': found,
       }
       self.saved.save(step, state, facts, best=best)
     return stop
@@ -229,7 +225,9 @@ def _best(
     assert found is not None, saved.folder
     logging.warning('step %d takes the place of the best one', found.step)
   params, figures = found.arrays.params, found.facts['figures']
-  return Best(found.step, params, figures or logs_lib.plain(task.judge(params)))
+  return Best(
+    found.step, params, figures or logs_lib.plain(task.evaluate(params))
+  )
 
 
 def _like(state: step_lib.State) -> step_lib.State:

@@ -28,12 +28,9 @@ class Mesh(settings_lib.Mesh):
   )
 
   def over(self, rows: Mapping[str, int]) -> jax.sharding.Mesh | None:
-    """The mesh that batches are split over.
+    """Makes the mesh that batches are split over, which has to divide them.
 
     rows: of every kind of batch, by the name of the setting.
-
-    Raises:
-      ValueError: rows that do not divide over it; fsdp, and one device.
     """
     size = sharding.data_axis(self.data, self.model, min(rows.values()))
     data.check_rows(rows, size)
@@ -78,7 +75,7 @@ class State(NamedTuple):
 
 
 def schedule(o: Optimiser, steps: int, peak: float) -> optax.Schedule:
-  """The learning rate by step: linear warm-up to peak, then a cosine."""
+  """Makes the learning rate by step: linear warm-up to peak, then a cosine."""
   rise, begin = min(o.warmup, steps - 1), 0.0 if o.warmup else peak
   end = o.final * peak
   return optax.warmup_cosine_decay_schedule(begin, peak, rise, steps, end)
@@ -114,7 +111,7 @@ def _by_muon(params: types.Params):
 
 
 def start(o: Optimiser, steps: int, params: types.Params) -> State:
-  """The state before the first step; moments are sharded as their parameters.
+  """Makes the first state; moments are sharded as their parameters.
 
   All arrays are committed to their devices, as those of a restored state are,
   so that a resumed run compiles the same program.
@@ -134,9 +131,10 @@ def start(o: Optimiser, steps: int, params: types.Params) -> State:
 
 
 def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
-  """The jitted step: (state, frozen, batch) -> (state, figures).
+  """Jits the step: (state, frozen, batch) -> (state, figures).
 
-  The state is donated.
+  The state is donated. Figures are 'loss', 'gradient_norm' before clipping,
+  'parameter_norm' after the step, 'learning_rate' and those of the loss.
 
   Args:
     o: the optimiser's settings.
@@ -144,10 +142,6 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
     loss: to minimise.
     seed: the key of each step comes from the seed and the step's number.
     start: a state with the sharding of the one that a step returns.
-
-  Returns:
-    The step. Its figures are 'loss', 'gradient_norm' before clipping,
-    'parameter_norm' after the step, 'learning_rate' and those of the loss.
   """
   update = transform(o, steps)
   rate = schedule(o, steps, o.learning_rate)

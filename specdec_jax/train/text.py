@@ -40,7 +40,7 @@ class Corpus(NamedTuple):
 
 
 def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
-  """The documents of a source, always in the same order.
+  """Reads the documents of a source, always in the same order.
 
   Args:
     source: one of
@@ -62,35 +62,32 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
     ValueError: no such source, one that cannot be read, one without text; a
       row with a source and no text, or the reverse.
   """
-  path, label = pathlib.Path(source), source
-  rows = None
-  if source.startswith('hf:'):
-    rows = _dataset(source)
-  elif path.name.lower().endswith('.jsonl'):
-    rows = files.read_jsonl(path)
-  elif source == 'numbers':
-    rows = ((f'{source}:{n}', _number(str(n))) for n in range(10_000))
+  rows = _rows(source)
   if source_field:
     if rows is None:
       raise ValueError(
         f'corpus {source!r}: source_field={source_field!r} is of rows; give a '
         '.jsonl file or hf:org/name[:config]/split'
       )
-    return _pairs(label, rows, field, source_field)
+    pairs = [_pair(row, field, source_field, where) for where, row in rows]
+    return _corpus(source, *zip(*pairs, strict=True) if pairs else ((),))
+  if rows is not None:
+    return _corpus(source, [_text(row, field, where) for where, row in rows])
   if source in ('stdlib', 'stdlib:prose'):
     from pydoc_data import topics  # half a megabyte, and not in every Python
 
-    label = f'{source} of Python {platform.python_version()}'
-    documents = list(topics.topics.values())
+    documents = [*topics.topics.values()]
     documents += _library() if source == 'stdlib' else []
-  elif rows is not None:
-    documents = [_text(row, field, where) for where, row in rows]
-  elif path.is_dir():
-    paths = _below(path, _SUFFIXES)
-    documents = [x for one in paths for x in _decoded(one).split(END)]
-  else:
-    documents = _file(path)
-  return _corpus(label, documents)
+    label = f'{source} of Python {platform.python_version()}'
+    return _corpus(label, documents)
+  path = pathlib.Path(source)
+  paths = _below(path, _SUFFIXES) if path.is_dir() else [path]
+  if not path.is_dir() and not path.name.lower().endswith(_SUFFIXES):
+    raise ValueError(
+      f'corpus {source!r}: allowed are a .txt, .md or .jsonl file, a folder of '
+      '.txt and .md files, hf:org/name[:config]/split, stdlib, stdlib:prose'
+    )
+  return _corpus(source, [x for one in paths for x in _decoded(one).split(END)])
 
 
 def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
@@ -99,9 +96,6 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
   About one document in `every`, and at least one, is held out; equal documents,
   or those of equal sources, go to the same part. A single document is cut: its
   last 1 / every is held out.
-
-  Raises:
-    ValueError: a document too short to cut, or a single source.
   """
   # By hash, not by index: a corpus is often ordered by subject.
   keys = corpus.sources or corpus.documents
@@ -137,11 +131,8 @@ def train_tokenizer(
   Its id 0 is END; for a corpus with sources, ids 0 and 1 are those of T5. The
   files are in Hugging Face's format, and the same for the same corpus.
 
-  Args:
-    corpus: to train on.
-    vocab: number of tokens, 257 (all bytes and END) or more; the tokenizer has
-      fewer if no pair of tokens occurs twice any more.
-    folder: to write to.
+  vocab: number of tokens, 257 (all bytes and END) or more; there are fewer if
+  no pair of tokens occurs twice any more.
   """
   specials = {'eos_token': END}
   inner = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -179,12 +170,9 @@ def train_tokenizer(
 def pack(
   documents: Iterable[str], tokenizer: tokenizer_lib.Tokenizer, length: int
 ) -> np.ndarray:
-  """The tokens of all documents, eos after each: int32 [rows, length].
+  """Packs the tokens of all documents, eos after each: int32 [rows, length].
 
   A document continues in the next row; an incomplete last row is dropped.
-
-  Raises:
-    ValueError: less than one row; a tokenizer without eos.
   """
   end = end_of(tokenizer)
   ids = [np.asarray([*tokenizer.encode(d), end], np.int32) for d in documents]
@@ -205,13 +193,14 @@ def pair_rows(
   length: int,
   source_length: int,
 ) -> dict[str, np.ndarray]:
-  """The pairs of a corpus as rows for an encoder-decoder, one pair a row.
+  """Makes rows for an encoder-decoder of the pairs of a corpus, one a pair.
 
   Longer ones keep their beginning, targets then without eos; the log counts
   them.
 
   Args:
-    corpus, tokenizer: the pairs, and of both sides.
+    corpus: of pairs.
+    tokenizer: of both sides.
     start: the id that the decoder begins with.
     length, source_length: T and I, with the ids put around a text.
 
@@ -267,26 +256,66 @@ def _corpus(
   return Corpus(label, documents, digest, sources)
 
 
-def _pairs(label: str, rows, field: str, source_field: str) -> Corpus:
-  pairs = []
-  for where, row in rows:
-    texts = [_text(row, x, where) for x in (field, source_field)]
-    if not all(x.strip() for x in texts):
-      raise ValueError(
-        f'{where}: an empty text; a pair needs a source ({source_field!r}) and '
-        f'a target ({field!r})'
-      )
-    pairs.append(texts)
-  return _corpus(label, *(zip(*pairs, strict=True) if pairs else [()]))
-
-
 def _sha256(text: str) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rows(source: str) -> Iterable[tuple[str, dict[str, Any]]] | None:
+  """(place, row) of a source of rows; None of any other source."""
+  if source.startswith('hf:'):
+    return _dataset(source)
+  if source.lower().endswith('.jsonl'):
+    return files.read_jsonl(source)
+  if source == 'numbers':
+    return ((f'{source}:{n}', _number(str(n))) for n in range(10_000))
+  return None
 
 
 def _number(digits: str) -> dict[str, str]:
   words = ' '.join(_DIGITS[int(x)] for x in reversed(digits))
   return {'digits': digits, 'words': words}
+
+
+def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
+  try:
+    import datasets  # pyright: ignore[reportMissingImports]
+  except ImportError as error:
+    raise ValueError(
+      f'corpus {source} needs datasets: pip install datasets'
+    ) from error
+  repo, _, split = source.removeprefix('hf:').rpartition('/')
+  name, _, config = repo.partition(':')
+  try:
+    rows = datasets.load_dataset(name, config or None, split=split)
+  except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    reason = str(error).partition('\n')[0]
+    raise ValueError(
+      f'corpus {source}: {reason}; the form is hf:org/name[:config]/split'
+    ) from error
+  return [(f'{source}:{i}', row) for i, row in enumerate(rows)]
+
+
+def _pair(
+  row: dict[str, Any], field: str, source_field: str, where: str
+) -> list[str]:
+  """[target, source] of a row."""
+  texts = [_text(row, x, where) for x in (field, source_field)]
+  if not all(x.strip() for x in texts):
+    raise ValueError(
+      f'{where}: an empty text; a pair needs a source ({source_field!r}) and '
+      f'a target ({field!r})'
+    )
+  return texts
+
+
+def _text(row: dict[str, Any], field: str, where: str) -> str:
+  value = row.get(field)
+  texts: list[Any] = value if isinstance(value, list) else [value]
+  if not all(isinstance(x, str) for x in texts):
+    raise ValueError(
+      f'{where}: no text in field {field!r}; the fields are {", ".join(row)}'
+    )
+  return '\n\n'.join(texts)
 
 
 def _library() -> list[str]:
@@ -307,27 +336,16 @@ def _below(
 ) -> list[pathlib.Path]:
   """The files in a folder and its subfolders, sorted by path.
 
-  skipped: a pattern of names; whatever is in a folder of such a name is left
-    out too. By default there is none.
+  skipped: a pattern of names that are left out, with all that is below them;
+    by default there is none.
   """
-  inside = lambda path: path.relative_to(folder)
-  found = [
-    path
-    for path in folder.rglob('*')
-    if path.name.lower().endswith(suffixes)
-    and path.is_file()
-    and not any(re.fullmatch(skipped, name) for name in inside(path).parts)
-  ]
-  return sorted(found, key=lambda path: inside(path).as_posix())
-
-
-def _file(path: pathlib.Path) -> list[str]:
-  if path.name.lower().endswith(_SUFFIXES):
-    return _decoded(path).split(END)
-  raise ValueError(
-    f'corpus {str(path)!r}: allowed are a .txt, .md or .jsonl file, a folder '
-    'of .txt and .md files, hf:org/name[:config]/split, stdlib, stdlib:prose'
-  )
+  found = []
+  for path in folder.rglob('*'):
+    inside = path.relative_to(folder)
+    named = path.name.lower().endswith(suffixes) and path.is_file()
+    if named and not any(re.fullmatch(skipped, x) for x in inside.parts):
+      found.append((inside.as_posix(), path))
+  return [path for _, path in sorted(found)]
 
 
 def _decoded(path: pathlib.Path) -> str:
@@ -335,32 +353,3 @@ def _decoded(path: pathlib.Path) -> str:
     return path.read_bytes().decode('utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f'corpus {path}: cannot be read: {error}') from error
-
-
-def _text(row: dict[str, Any], field: str, where: str) -> str:
-  value = row.get(field)
-  texts: list[Any] = value if isinstance(value, list) else [value]
-  if not all(isinstance(x, str) for x in texts):
-    raise ValueError(
-      f'{where}: no text in field {field!r}; the fields are {", ".join(row)}'
-    )
-  return '\n\n'.join(texts)
-
-
-def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
-  try:
-    import datasets  # pyright: ignore[reportMissingImports]
-  except ImportError as error:
-    raise ValueError(
-      f'corpus {source} needs datasets: pip install datasets'
-    ) from error
-  repo, _, split = source.removeprefix('hf:').rpartition('/')
-  name, _, config = repo.partition(':')
-  try:
-    rows = datasets.load_dataset(name, config or None, split=split)
-  except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-    reason = str(error).partition('\n')[0]
-    raise ValueError(
-      f'corpus {source}: {reason}; the form is hf:org/name[:config]/split'
-    ) from error
-  return [(f'{source}:{i}', row) for i, row in enumerate(rows)]

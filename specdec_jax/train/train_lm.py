@@ -18,14 +18,14 @@ from specdec_jax.io import load as load_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, work
-from specdec_jax.train import answers, data, lm_loss, loop, program, text
+from specdec_jax.train import data, loop, runner, text, text_loss, text_metrics
 from specdec_jax.train import step as step_lib
 
 # A resumed run cannot change its data or the shapes of its parameters.
 _FIXED = ('model.size', 'model.source', 'read', 'text', 'run.seed')
 _FIXED += ('optimiser.muon',)
 # The most rows that the held-out loss is computed on.
-_JUDGED = 64
+_HELD_OUT = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Settings:
   mesh: step_lib.Mesh
   optimiser: step_lib.Optimiser
   run: loop.Run
-  judge: answers.Judge
+  judge: text_metrics.Judge
 
   def __post_init__(self):
     data.check_rows({'text.rows': self.text.rows}, self.mesh.data)
@@ -108,22 +108,12 @@ def run(
 ) -> dict[str, Any]:
   """Trains a model and writes it to workdir/model, in Hugging Face's format.
 
-  Resumes a run that was interrupted; returns at once if it was finished.
+  Resumes an earlier run there; see runner.run for what it returns.
 
-  Args:
-    s: the settings.
-    workdir: the folder of the run.
-    changed: resume even if the settings differ from those it began with.
-
-  Returns:
-    The figures of the best step, with 'step', 'finished' and the path of the
-    'model'; only 'step' and 'finished' if a signal ended the run.
-
-  Raises:
-    ValueError: as program.run; a text or a tokenizer that cannot be used.
+  changed: resume even if settings differ, of those that may.
   """
   source = s.model.source
-  return program.run(
+  return runner.run(
     s,
     workdir,
     lambda begun: _prepare(s, workdir, begun),
@@ -136,7 +126,7 @@ def run(
 
 def _prepare(
   s: Settings, workdir: pathlib.Path, begun: bool
-) -> program.Prepared:
+) -> runner.Prepared:
   mesh = s.mesh.over({'text.rows': s.text.rows})
   opened = sources.open_source(s.model.source) if s.model.source else None
   config = opened.config if opened else model_config.sized(s.model.size)
@@ -164,7 +154,7 @@ def _prepare(
     hosts.from_first(lambda: export.save(path, *rest, made_by=about))
     return path
 
-  return program.Prepared(_task(s, model, kept, held), layout, write)
+  return runner.Prepared(_task(s, model, kept, held), layout, write)
 
 
 def _check(s: Settings, config: model_config.LMConfig) -> None:
@@ -233,20 +223,20 @@ def _task(
   rows, few = _rows(s.text, model, kept), _rows(s.text, model, held)
   running = model.config.running(dtype=s.model.dtype)
   loss = functools.partial(
-    lm_loss.cross_entropy,
+    text_loss.cross_entropy,
     running,
     ids=model.ids,
     remat=s.model.remat,
     layout=model.layout,
   )
   trained = loss(dropout=s.model.dropout)
-  judge = held_out_loss(loss(), {n: x[:_JUDGED] for n, x in few.items()})
+  losses = held_out_loss(loss(), {n: x[:_HELD_OUT] for n, x in few.items()})
+  evaluate = losses
   if s.judge.metric:
     answering = dataclasses.replace(model, params=None, lm_config=running)
-    lost = judge
-    scores = answers.scores(s.judge, answering, held, few, s.text.rows)
-    gather = lm_loss.gatherer(model.layout)
-    judge = lambda params: lost(params) | scores(gather(params))
+    scores = text_metrics.scores(s.judge, answering, held, few, s.text.rows)
+    gather = text_loss.gatherer(model.layout)
+    evaluate = lambda params: losses(params) | scores(gather(params))
   read = s.text.source_length if s.text.source_field else 0
   products = work.row_products(model.params, s.text.length, read)
   ends = text.ends(rows) if read else {}
@@ -256,7 +246,7 @@ def _task(
     loss=trained,
     frozen={},
     batches=data.batches(rows, batch=s.text.rows, seed=s.run.seed, ends=ends),
-    judge=judge,
+    evaluate=evaluate,
     score=lambda figures: -figures['held_out_loss'],
     tokens=round(share * s.text.rows * (s.text.length + read)),
     flops=6.0 * share * products * s.text.rows,

@@ -79,7 +79,8 @@ def test_slopes_are_finite_and_right_where_a_law_is_0(name):
   ('name', 'why'),
   [
     ('kl', "divergence='kl': allowed are forward_kl"),
-    ('jensen_shannon:1', r'beta=1.0: must be between 0 and 1'),
+    ('jensen_shannon:1', 'BETA between 0 and 1'),
+    ('jensen_shannon:x', 'BETA between 0 and 1'),
     ('forward_kl:0.5', 'allowed are'),
   ],
 )

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, forward
-from specdec_jax.distill import eagle_loss
-from specdec_jax.distill import settings as settings_lib
+from specdec_jax.distill import eagle_loss, sections
 from specdec_jax.models import eagle, lm
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -29,7 +28,7 @@ def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature):
   counted = draw.random((2, 7)) < 0.7
   params = lm.nest(eagle.init(config, 0))
   weights = eagle.weights(params, ids, target.params)
-  settings = settings_lib.Loss('forward_kl', temperature, 1, 0.8, 0.0)
+  settings = sections.Loss('forward_kl', temperature, 1, 0.8, 0.0)
   value, figures = eagle_loss.loss(config, model, settings)(
     params,
     {'target': target.params, 'head': weights['head']},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, requests
-from specdec_jax.distill import evaluate, settings
+from specdec_jax.distill import evaluate, sections
 from specdec_jax.drafters import lm as lm_drafter
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 def figures(draft_source: str, temperature: float, gamma: int = 2):
   target, draft = build.load('random:tiny'), build.load(draft_source)
   q = draft.draft_model(target)
-  judge = settings.Judge(gamma, 12, temperature)
+  judge = sections.Judge(gamma, 12, temperature)
   items = requests.items([[1, 2, 3], [7] * 9])
-  drafter = lm_drafter.make(q, gamma=gamma)
-  return evaluate.judge(judge, target, drafter, q, items, 0)(draft.params)
+  drafter = lambda gamma: lm_drafter.make(q, gamma=gamma)
+  return evaluate.make(judge, target, drafter, q, items, 0)(draft.params)
 
 
 @pytest.mark.more

@@ -7,30 +7,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import distill
 from specdec_jax import build
-from specdec_jax.distill import distillation, students, teacher
+from specdec_jax.distill import completions, eagle_student, lm_student, students
 from specdec_jax.io import export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, work
+from tests.distill import runs
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 
-def settings(**student):
-  c = distill.get_config('tiny').unlock()
-  c.teacher.dtype = student.get('dtype', 'float32')
-  c.student.update(student)
-  return distillation.settings(c)
+def made(target, ids=None, **student):
+  """(start, student) of configs/distill.py with these settings."""
+  teacher = dict(dtype=student.get('dtype', 'float32'))
+  s = runs.settings(teacher=teacher, student=student)
+  kind = {'eagle': eagle_student, 'lm': lm_student}[s.student.kind]
+  start = kind.begin(s.student, target, seed=0, fsdp=False)
+  ids = start.ids if ids is None else ids
+  return start, kind.make(s.student, start, target, ids, s.loss, s.data)
 
 
 @pytest.mark.parametrize(
-  'own', [dict(kind='eagle'), dict(kind='lm', layers=(1,), share=False)]
+  'own', [dict(), dict(kind='lm', layers=(1,), share=False)]
 )
 def test_what_is_trained_is_float32_where_the_teacher_is_not(own):
   target = build.load('random:tiny', dtype='bfloat16', kernels='xla')
-  s = settings(dtype='bfloat16', **own)
-  student = students.make(s, target, students.Start(), np.arange(256))
+  _, student = made(target, np.arange(256), dtype='bfloat16', **own)
   kinds = {str(x.dtype) for x in jax.tree.leaves(student.params)}
   assert kinds == {'float32'}
   batch = {
@@ -63,29 +65,26 @@ def factors(jaxpr, sizes):
 def test_the_most_frequent_ids():
   # Of completions: four 7s, three 4s, one 1; 9 is in prompts only.
   tokens = np.array([[9, 9, 4, 4, 7, 0], [9, 1, 4, 7, 7, 7]])
-  answers = teacher.Answers(tokens, np.array([[2, 5], [1, 6]]))
-
-  def of(size):
-    s = settings(vocabulary=size).student
-    return students.vocabulary(s, 10, students.Start(), answers).tolist()
-
+  answers = completions.Answers(tokens, np.array([[2, 5], [1, 6]]))
+  of = lambda size: students.vocabulary(size, 10, answers).tolist()
   assert (of(1), of(2), of(5)) == ([7], [4, 7], [0, 1, 2, 4, 7])
   assert of(10) == of(0) == list(range(10))
 
 
 def test_a_student_shares_as_its_teacher_does():
   target = build.load('random:tiny')
-  s = settings(kind='lm', size='tiny', share=True, vocabulary=0)
+  s = runs.settings(student=runs.LM | dict(share=True))
   for tied in (True, False):
     own = dataclasses.replace(target.config, tied=tied)
     given = dataclasses.replace(target, lm_config=own, params=lm.init(own, 3))
-    config, params = students._initial(s.student, given, 0, students.Start())
-    assert config.tied == tied
+    start = lm_student.begin(s.student, given, seed=0, fsdp=False)
+    params = start.params
+    assert start.config.tied == tied
     for name in {'embed', 'head'} & params.keys():
       np.testing.assert_array_equal(params[name], given.params[name])
-    trained, frozen = students.split_shared(params, True)
+    trained, frozen = lm_student.split_shared(params, True)
     assert not {'embed', 'head'} & trained.keys() and 'layers' in trained
-    assert students.split_shared(params, False) == (params, {})
+    assert lm_student.split_shared(params, False) == (params, {})
     assert frozen.keys() | trained.keys() == params.keys()
 
 
@@ -97,27 +96,25 @@ def test_pruning_keeps_the_layers_that_are_named():
     rotated=(True, True, True, False),
   )
   params = lm.init(config, 0)
-  own, same = students.pruned(config, params, range(4))
+  own, same = lm_student.pruned(config, params, range(4))
   assert own.kinds == config.kinds and same == params
-  few, some = students.pruned(config, params, (1, 3))
+  few, some = lm_student.pruned(config, params, (1, 3))
   assert few.depth == 2 and few.windows == (4,)
   assert few.rotated == (True, False)
   assert some['layers']['1'] is params['layers']['3']
   with pytest.raises(ValueError, match=r'layers=\(4,\): allowed .* 0 to 3'):
-    students.pruned(config, params, (4,))
+    lm_student.pruned(config, params, (4,))
 
 
 def test_a_draft_of_some_ids_keeps_them(tmp_path):
   target, size = build.load('random:tiny'), model_config.sized('tiny')
   folder, ids = tmp_path / 'few', (1, 2)
   export.save(folder, size, lm.init(size, 0), target.tokenizer, draft_ids=ids)
-  own = dict(kind='lm', share=False, path=str(folder))
+  own = runs.LM | dict(size='', path=str(folder))
   with pytest.raises(ValueError, match='proposes 2 ids; set student.vocab'):
-    students.begin(settings(vocabulary=3, **own).student, target)
-  s = settings(vocabulary=2, **own)
-  start = students.begin(s.student, target)
+    made(target, **own | dict(vocabulary=3))
+  start, student = made(target, **own | dict(vocabulary=2))
   assert start.ids.tolist() == list(ids)
-  student = students.make(s, target, start, start.ids)
   again = build.load(str(student.write(tmp_path, student.params, {})))
   few = build.load(folder)
   assert again.draft_ids == ids
@@ -129,7 +126,7 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path):
   mark = folder / export.MARK
   mark.write_text(mark.read_text().replace('2', '9999'))
   with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
-    students.begin(s.student, target)
+    made(target, **own | dict(vocabulary=2))
 
 
 def test_a_damaged_list_of_ids_is_refused(tmp_path):

@@ -39,7 +39,7 @@ def answer(target, folder, prompts=ITEMS, taps=TAPS, **changes):
 def test_tokens_of_completions_count():
   tokens = np.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 0, 0, 0]])
   spans = np.array([[2, 4], [1, 5], [2, 2]])  # the last is left out
-  rows = teacher.rows(teacher.Answers(tokens, spans))
+  rows = teacher.rows(completions.Answers(tokens, spans))
   assert rows['tokens'].tolist()[:2] == [[1, 2, 3, 4, 0], [6, 7, 8, 9, 10]]
   assert rows['counted'].astype(int).tolist() == [
     [0, 0, 1, 1, 0],
@@ -176,7 +176,7 @@ def test_a_folder_grows_with_its_prompts(target, recorded, tmp_path):
   whole = recorded[1]
   for count in (2, 5, 3):
     found = answer(target, tmp_path, ITEMS[:count])
-    want = teacher.take(whole, slice(count))
+    want = teacher.select(whole, slice(count))
     jax.tree.map(np.testing.assert_array_equal, found, want)
   assert len(np.load(tmp_path / 'tokens.npy')) == 5
   with pytest.raises(ValueError, match='answers with other prompts;'):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import api, build, sharding
-from specdec_jax.distill import students
+from specdec_jax.distill import lm_student
 from specdec_jax.drafters import draft_file, layers_file
 from specdec_jax.io import load
 from specdec_jax.models import config as model_config
@@ -25,7 +25,7 @@ def saved(folder, size='t5_tiny', name='draft.safetensors', **about):
     f'random:{size}:{seed}', scan_layers=False, kernels='xla'
   )
   target, other = of(0), of(1)
-  config, params = students.pruned(other.config, other.params, (1,))
+  config, params = lm_student.pruned(other.config, other.params, (1,))
   config, params = convert.reduce(config, params, IDS)
   config = dataclasses.replace(config, rotated=(False,))
   facts = {'tokenizer': target.tokenizer.fingerprint(), 'made_by': 'a test'}

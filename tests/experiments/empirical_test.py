@@ -30,7 +30,7 @@ from experiments.leviathan_table5 import render as table5
 from specdec_jax import machine
 from specdec_jax.bench import intervals
 from specdec_jax.bench import prompts as prompts_lib
-from specdec_jax.train import answers
+from specdec_jax.train import text_metrics
 from tests import programs
 from tests.experiments import reports
 
@@ -176,11 +176,11 @@ def test_quality_of_every_arm_is_of_the_same_resampled_prompts(monkeypatch):
     zip('xyzuvw', said[outputs[0]], strict=True)
   )
   monkeypatch.setattr(rows_lib, 'answers_of', texts_of)
-  lengths = answers.Metric(
+  lengths = text_metrics.Metric(
     lambda found, wanted: np.array([[1, len(x)] for x in found]),
     lambda sums_K: sums_K[1] / sums_K[0],
   )
-  monkeypatch.setattr(answers, 'metric_of', lambda name: lengths)
+  monkeypatch.setattr(text_metrics, 'metric_of', lambda name: lengths)
   wanted = dict.fromkeys('xyzuvw', '')
   loaded = rows_lib.Loaded(ROWS['translation'], None, None, {}, (), wanted, {})  # pyright: ignore
   arms = Arm('plain'), Arm('mine')
@@ -388,7 +388,7 @@ def test_a_summary_has_to_say_more_than_the_functions_name(monkeypatch):
   wanted = {'0': 'spread out', '1': 'Adds.'}
   loaded = rows_lib.Loaded(row, None, None, {}, asked, wanted, {})  # pyright: ignore
   equal = lambda found, wanted: 50.0 * sum(map(str.__eq__, found, wanted))
-  monkeypatch.setattr(answers, 'metric_of', lambda name: equal)
+  monkeypatch.setattr(text_metrics, 'metric_of', lambda name: equal)
   assert rows_lib.least_of(loaded) == 50.0
   translated = loaded._replace(row=ROWS['translation'])
   assert rows_lib.least_of(translated) == rows_lib.BLEU

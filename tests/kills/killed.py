@@ -161,8 +161,8 @@ def install(phases: Phases) -> None:
       task.refresh(step, params)
 
     phases.into('compile')
-    judge = watched(phases, task.judge, 'evaluation')
-    out = run(task._replace(judge=judge, refresh=refresh), *args, **named)
+    evaluate = watched(phases, task.evaluate, 'evaluation')
+    out = run(task._replace(evaluate=evaluate, refresh=refresh), *args, **named)
     phases.into('export')
     return out
 

@@ -96,7 +96,13 @@ def test_what_a_run_leaves(whole):
 @pytest.mark.more
 @pytest.mark.parametrize(
   'where, time',
-  [('step', 2), ('place', 1), ('judge', 3), ('save', 2), ('write_manifest', 3)],
+  [
+    ('step', 2),
+    ('place', 1),
+    ('evaluate', 3),
+    ('save', 2),
+    ('write_manifest', 3),
+  ],
 )
 def test_a_killed_run_goes_on_to_the_same_bytes(
   tmp_path, monkeypatch, whole, where, time
@@ -107,8 +113,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     task = task._replace(refresh=at(4 * time + 1, die))
   if where == 'place':
     place = at(4 * time + 1, die, place)
-  if where == 'judge':
-    task = task._replace(judge=at(time, die, runs.judge))
+  if where == 'evaluate':
+    task = task._replace(evaluate=at(time, die, runs.evaluate))
   with monkeypatch.context() as patch:
     owner = {'save': checkpoint.Checkpoints, 'write_manifest': checkpoint}.get(
       where
@@ -126,7 +132,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
   'where, number',
   [
     ('step', signal.SIGTERM),
-    ('judge', signal.SIGTERM),
+    ('evaluate', signal.SIGTERM),
     ('the last step', signal.SIGTERM),
     ('step', signal.SIGINT),
   ],
@@ -134,14 +140,16 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
 def test_a_signal_saves_the_step_and_ends(tmp_path, whole, where, number):
   task, before = runs.task(), signal.getsignal(number)
   send = lambda: stop(number)
-  if where == 'judge':
-    ended = runs.run(tmp_path, task._replace(judge=at(1, send, runs.judge)))
+  if where == 'evaluate':
+    ended = runs.run(
+      tmp_path, task._replace(evaluate=at(1, send, runs.evaluate))
+    )
   else:
     time = 7 if where == 'step' else 14
     ended = runs.run(tmp_path, task._replace(refresh=at(time, send)))
   assert signal.getsignal(number) == before
   if where != 'the last step':
-    step = 5 if where == 'judge' else 7
+    step = 5 if where == 'evaluate' else 7
     assert ended == loop.Ended(step, None)
     assert max(runs.saved(tmp_path)) == step
     ended = runs.run(tmp_path, runs.task())
@@ -152,7 +160,7 @@ def test_a_run_that_ended_is_not_made_again(tmp_path, whole):
   shutil.copytree(whole[0], tmp_path / 'run')
   before = {x: x.stat().st_mtime_ns for x in (tmp_path / 'run').rglob('*')}
   never = lambda *args: pytest.fail('it trains')
-  task = runs.task()._replace(refresh=never, judge=never)
+  task = runs.task()._replace(refresh=never, evaluate=never)
   ended = runs.run(tmp_path / 'run', task, keep=100)
   same_end(tmp_path / 'run', ended, whole)
   files_ = {x: x.stat().st_mtime_ns for x in (tmp_path / 'run').rglob('*')}
@@ -181,7 +189,7 @@ def test_the_newest_takes_the_place_of_a_damaged_best(tmp_path, name):
   path.write_bytes(path.read_bytes()[:-1])
   ended = runs.run(tmp_path, task)
   assert ended.best[0] == 14
-  want = runs.judge(ended.best[1])['alpha']
+  want = runs.evaluate(ended.best[1])['alpha']
   assert ended.best[2]['alpha'] == want != best.best[2]['alpha']
 
 

@@ -63,7 +63,7 @@ def rows():
   }
 
 
-def judge(params):
+def evaluate(params):
   w = np.asarray(params['w'])
   return {'alpha': float(np.abs(w).sum()), 'alpha_at': [1.0, float('nan')]}
 
@@ -74,7 +74,7 @@ def task():
     loss=loss,
     frozen={'noise': jnp.float32(0.1)},
     batches=data.batches(rows(), batch=4, seed=3),
-    judge=judge,
+    evaluate=evaluate,
     score=lambda figures: -figures['alpha'],
     tokens=4,
     flops=1.0,

@@ -152,27 +152,6 @@ def test_a_text_that_changed_leaves_the_tokenizer(alone, source, tmp_path):
   assert run(workdir, source) == alone[1] | made
 
 
-@pytest.mark.parametrize(
-  ('changes', 'wrong'),
-  [
-    (dict(mesh=dict(data=3)), 'text.rows=4: mesh.data=3 has to'),
-    (dict(mesh=dict(fsdp=True)), 'mesh.fsdp=True: there is one device'),
-    (dict(mesh=dict(data=0)), 'mesh.data=0: must be a whole number, at least'),
-    (
-      dict(mesh=dict(data=3, fsdp=True), text=dict(rows=6)),
-      'mesh.fsdp=True: 3 devices .data. do not divide the width 64',
-    ),
-    (dict(model=dict(size='gpt_6m')), 'export: only models of the Llama'),
-  ],
-)
-def test_what_cannot_be_trained_or_saved_is_refused_at_once(
-  changes, wrong, source, tmp_path
-):
-  with pytest.raises(ValueError, match=wrong):
-    run(tmp_path, source, **changes)
-  assert not {'metrics.jsonl', 'tokenizer'} & {*os.listdir(tmp_path)}
-
-
 @pytest.mark.parametrize('which', ['a model', 'a folder'])
 def test_a_tokenizer_is_taken(which, alone, tmp_path):
   at = 'random:tiny' if which == 'a model' else str(alone[0] / 'tokenizer')

@@ -10,7 +10,7 @@ from configs import train_t5
 from specdec_jax import api, build, machine
 from specdec_jax.io import export, hf, sources
 from specdec_jax.models import lm
-from specdec_jax.train import answers, lm_loss, text
+from specdec_jax.train import text, text_loss, text_metrics
 from specdec_jax.train import train_lm as train_lib
 from tests.io import tiny
 
@@ -41,7 +41,7 @@ def seen():
     return 1.0
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(answers, 'metric_of', lambda name: noted)
+    patch.setattr(text_metrics, 'metric_of', lambda name: noted)
     yield found
 
 
@@ -81,7 +81,7 @@ def test_the_scored_answers_and_the_loss_are_those_of_the_saved_model(
   read = tiny.read(folder / 'model')
   rows = text.pair_rows(held, t, 0, 10, 6)
   rows = {name: x[:64] for name, x in rows.items()}
-  loss = lm_loss.cross_entropy(read.config, ids=t.size, remat=False)
+  loss = text_loss.cross_entropy(read.config, ids=t.size, remat=False)
   want = train_lib.held_out_loss(loss, rows)(read.params)['held_out_loss']
   np.testing.assert_allclose(figures['held_out_loss'], want, 1e-5)
 
@@ -135,39 +135,3 @@ def test_a_model_goes_on_with_its_tokenizer(kind, alone, tmp_path):
     with pytest.raises(ValueError, match='other values of .*model.source, re'):
       changes['model']['source'] = 'random:t5_tiny'
       run(tmp_path / 'run', True, **changes)
-
-
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    (dict(model=dict(source='x')), "model.size='t5_tiny' and source='x': give"),
-    (dict(model=dict(size='')), "model.size='' and source='': give one of the"),
-    (dict(model=dict(dropout=1.0)), 'model.dropout=1.0: must be .* less than'),
-    (
-      dict(text=dict(source_field=''), judge=dict(metric='')),
-      "text.source_field='': t5_tiny has an encoder; name",
-    ),
-    (
-      dict(model=dict(size='tiny')),
-      "text.source_field='digits': tiny has no encoder; name",
-    ),
-    (dict(text=dict(source_field='')), "judge.metric='bleu': is of answers to"),
-    (dict(judge=dict(metric='wer')), "judge.metric='wer': allowed are '', bl"),
-    (
-      dict(
-        model=dict(size='', source='random:t5_tiny'), text=dict(tokenizer='x')
-      ),
-      "text.tokenizer='x': model.source has its own",
-    ),
-    (dict(text=dict(field='word')), "numbers:0: no text in field 'word'; the"),
-    (dict(text=dict(source_length=600)), 'text.length=10, .*=600: .* 512 tok'),
-    (dict(text=dict(source='stdlib')), "source_field='digits' is of rows; giv"),
-  ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_written(
-  changes, message, tmp_path
-):
-  with pytest.raises(ValueError, match=message) as error:
-    run(tmp_path / 'run', **changes)
-  assert '\n' not in str(error.value)
-  assert not [*(tmp_path / 'run').glob('*')]

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from specdec_jax.train import answers
+from specdec_jax.train import text_metrics
 
 WANTED = ('the cat sat on the mat', 'a dog')
 FOUND = ['the cat sat on a mat', 'a dog']
@@ -14,7 +14,7 @@ FOUND = ['the cat sat on a mat', 'a dog']
 def test_bleu_by_hand():
   """Of 1 to 4 tokens in a row: 7 of 8, 4 of 6, 2 of 4, 1 of 3 are right."""
   pytest.importorskip('sacrebleu')
-  bleu = answers.metric_of('bleu')
+  bleu = text_metrics.metric_of('bleu')
   want = 100 * (7 / 8 * 4 / 6 * 2 / 4 * 1 / 3) ** 0.25
   np.testing.assert_allclose(bleu(FOUND, WANTED), want, 1e-6)
   np.testing.assert_allclose(bleu(list(WANTED), WANTED), 100)
@@ -24,7 +24,7 @@ def test_bleu_is_sacrebleus_and_adds_up_over_answers():
   sacrebleu = pytest.importorskip('sacrebleu')
   found = [*FOUND, 'Ein Hund, der im Schnee rennt.', 'x', '']
   wanted = [*WANTED, 'Ein Hund rennt im Schnee.', 'ein ganz anderer Satz', 'y']
-  bleu = answers.metric_of('bleu')
+  bleu = text_metrics.metric_of('bleu')
   theirs = sacrebleu.corpus_bleu(found, [wanted]).score
   np.testing.assert_allclose(bleu(found, wanted), theirs, 1e-9)
   parts = bleu.parts(found, wanted)
@@ -36,13 +36,13 @@ def test_bleu_is_sacrebleus_and_adds_up_over_answers():
 def test_rouge_by_hand():
   """The longest common subsequences have 5 of 6 words, and 2 of 2."""
   pytest.importorskip('rouge_score')
-  rouge = answers.metric_of('rouge')
+  rouge = text_metrics.metric_of('rouge')
   np.testing.assert_allclose(rouge(FOUND, WANTED), 100 * (5 / 6 + 1) / 2)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'sacrebleu', None)
   monkeypatch.setitem(sys.modules, 'rouge_score', None)
-  for name, package in answers.METRICS.items():
+  for name, package in text_metrics.METRICS.items():
     with pytest.raises(ValueError, match=f"'{name}' needs {package}: pip inst"):
-      answers.metric_of(name)
+      text_metrics.metric_of(name)

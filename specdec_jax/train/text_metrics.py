@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec_jax import api, build, fields, types
-from specdec_jax.train import lm_loss, text
+from specdec_jax.train import text, text_loss
 
 # Metric -> the package that computes it.
 METRICS = {'bleu': 'sacrebleu', 'rouge': 'rouge-score'}
@@ -22,33 +22,30 @@ class Judge(fields.Checked):
 
 
 def scores(
-  s: Judge,
+  judge: Judge,
   model: build.LanguageModel,
   held: text.Corpus,
   rows: dict[str, np.ndarray],
   batch: int,
 ) -> Callable[[types.Params], dict[str, float]]:
-  """A function from params to {the metric's name: its value}.
+  """Makes a function from params to {the metric's name: its value}.
 
   Args:
-    s: the metric, and how many pairs.
+    judge: the metric, and how many pairs.
     model: an encoder-decoder; its params are not read.
     held: pairs; the answers are compared with their documents.
     rows: of text.pair_rows, of the same pairs; a source is read as cut there.
     batch: rows that are decoded together.
-
-  Raises:
-    ValueError: the metric's package is not installed.
   """
-  metric, tokens_NT = metric_of(s.metric), rows['tokens'][: s.pairs]
+  metric, tokens_NT = metric_of(judge.metric), rows['tokens'][: judge.pairs]
   (count, T), ends = tokens_NT.shape, rows['source_length']
   sources = [rows['source'][i, : ends[i]].tolist() for i in range(count)]
 
   def found(params: types.Params) -> dict[str, float]:
-    params = lm_loss.in_dtype(params, model.dtype)
+    params = text_loss.in_dtype(params, model.dtype)
     now = dataclasses.replace(model, params=params)
     out = api.generate(now, sources, max_new_tokens=T - 1, batch_size=batch)
-    return {s.metric: metric([x.text for x in out], held.documents[:count])}
+    return {judge.metric: metric([x.text for x in out], held.documents[:count])}
 
   return found
 
@@ -68,14 +65,11 @@ class Metric(NamedTuple):
 
 
 def metric_of(name: str) -> Metric:
-  """The Metric of this name.
+  """Returns a metric; refuses one whose package is not installed.
 
   'bleu': of the whole corpus (sacrebleu: Post 2018,
   https://arxiv.org/abs/1804.08771). 'rouge': the mean F1 of ROUGE-L, of stems
   (Lin 2004, https://aclanthology.org/W04-1013).
-
-  Raises:
-    ValueError: its package is not installed.
   """
   try:
     return {'bleu': _bleu, 'rouge': _rouge}[name]()

@@ -11,7 +11,7 @@ import pytest
 from specdec_jax import forward, types
 from specdec_jax.models import config as model_config
 from specdec_jax.models import layers, lm
-from specdec_jax.train import lm_loss
+from specdec_jax.train import text_loss
 
 pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
 
@@ -24,7 +24,7 @@ def test_cross_entropy_is_that_of_the_next_token():
   tokens = draw.integers(0, 300, (3, 9)).astype(np.int32)
   counted = draw.random((3, 9)) < 0.6
   batch = jax.tree.map(jnp.asarray, {'tokens': tokens, 'counted': counted})
-  loss = lm_loss.cross_entropy(CONFIG, ids=300, remat=False)
+  loss = text_loss.cross_entropy(CONFIG, ids=300, remat=False)
   got, _ = loss(params, {}, batch, jax.random.key(0))
   model = lm.make(CONFIG, ids=300)
   hidden = forward.hidden(model, params, batch['tokens'])
@@ -59,7 +59,7 @@ def pairs():
 
 
 def value(params, batch, config=PAIRS, key=0, remat=False, **settings):
-  loss = lm_loss.cross_entropy(config, ids=40, remat=remat, **settings)
+  loss = text_loss.cross_entropy(config, ids=40, remat=remat, **settings)
   batch = jax.tree.map(jnp.asarray, batch)
   return loss(params, {}, batch, jax.random.key(key))[0]
 
@@ -105,7 +105,7 @@ def test_what_lies_behind_pairs_changes_nothing_and_all_parameters_learn():
 
 def test_dropout_is_off_at_0_and_has_draws_of_its_own_everywhere(monkeypatch):
   batch, params = pairs()
-  assert lm_loss.with_dropout(params, 0.0, jax.random.key(0)) is params
+  assert text_loss.with_dropout(params, 0.0, jax.random.key(0)) is params
   dropped = lambda key, **more: float(
     value(params, batch, key=key, dropout=0.3, **more)
   )

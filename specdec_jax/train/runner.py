@@ -1,4 +1,4 @@
-"""One training run in a folder, as train_lm and distillation make it."""
+"""One training in a folder: begun, resumed or found to be done."""
 
 import dataclasses
 import pathlib
@@ -46,9 +46,6 @@ def run(
   Returns:
     The figures of the best step, with 'step', 'finished' and the path of the
     result under its name; only 'step' and 'finished' if a signal ended the run.
-
-  Raises:
-    ValueError: as workdir.open_run and loop.run.
   """
   config = dataclasses.asdict(settings)
   if read is not None:

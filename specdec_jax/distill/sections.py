@@ -1,4 +1,4 @@
-"""The settings of a distillation: one class for each section of its config."""
+"""The config of a distillation: one class for each section."""
 
 import dataclasses
 
@@ -8,8 +8,7 @@ from specdec_jax.distill import divergences
 from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib
 
-# Sources of questions besides texts: generated here, sampled from the teacher.
-QUESTIONS, MAGPIE = 'questions', 'magpie'
+QUESTIONS = 'questions'  # a source of prompts besides texts: generated here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +66,10 @@ class Student(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Data(fields.Checked):
-  # questions (generated), magpie (sampled from the teacher), or a text as
-  # train.text.read takes it, whose rows begin with the prompt.
-  source: str = fields.setting()
+  source: str = fields.setting(
+    help='questions (generated), or a text as train.text.read takes it, whose '
+    'rows begin with the prompt'
+  )
   field: str = fields.setting(help='of the records of a text')
   source_field: str = fields.setting(
     help='of the records of a text, what an encoder reads before the field'
@@ -82,8 +82,7 @@ class Data(fields.Checked):
   )
   prompts: int = fields.setting(low=1, help='to train on')
   held_out: int = fields.setting(low=1, help='further prompts, to judge by')
-  # Exact for a text, an upper limit for a magpie question.
-  prompt_tokens: int = fields.setting(low=1)
+  prompt_tokens: int = fields.setting(low=1, help='of a row of a text')
   length: int = fields.setting(low=2, help='tokens of a row, prompt included')
   source_length: int = fields.setting(low=2, help='of what an encoder reads')
   temperatures: tuple[float, ...] = fields.setting(low=0)  # answers alternate
@@ -99,7 +98,7 @@ class Data(fields.Checked):
 
   def __post_init__(self):
     super().__post_init__()
-    asked = self.chat or self.source in (QUESTIONS, MAGPIE)
+    asked = self.chat or self.source == QUESTIONS
     if self.completions == 'text' and asked:
       raise ValueError("completions='text': questions come without answers")
     if self.source_field and asked:

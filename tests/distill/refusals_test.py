@@ -1,0 +1,116 @@
+"""What a distillation refuses, before the teacher answers anything."""
+
+import dataclasses
+
+import pytest
+
+from specdec_jax import build
+from specdec_jax.io import export
+from specdec_jax.models import config as model_config
+from specdec_jax.models import lm
+from specdec_jax.train import text
+from tests.distill import runs
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+LM = 'student.kind=lm student.taps=() '  # and where from
+SIZE = LM + 'student.size=tiny student.share=False student.vocabulary=0 '
+T5 = LM + 'student.layers=() student.size=t5_tiny '
+TEXT = 'data.completions=text '
+# Of configs/distill.py.
+SETTINGS = [
+  ('teacher.source=', 'teacher.source is empty: give a model'),
+  ('student.kind=medusa', "student.kind='medusa': .* eagle, lm"),
+  ('student.kind=lm student.taps=()', 'nothing given for an lm'),
+  (SIZE + 'student.layers=(0,)', 'size and layers given for an lm'),
+  (SIZE + 'student.taps=(1,)', r'taps=\(1,\): an lm reads none'),
+  (LM + 'student.path=x', 'of a path has its own embedding .* share=False'),
+  ('student.dtype=bfloat16', "dtype of its teacher, 'float32'"),
+  ('student.remat=True', 'remat=True: an eagle is one layer'),
+  ('student.layers=(0,)', r'layers=\(0,\): an eagle is one layer'),
+  ('data.completions=me', "completions='me': allowed are text, teacher"),
+  (TEXT, 'questions come without answers'),
+  (TEXT + 'data.source=x data.chat=True', 'come without answers'),
+  ('data.source_field=long', "source_field='long': a question is a source"),
+  ('data.completions=student', 'an eagle learns from features'),
+  (TEXT + 'data.source=x', 'an eagle learns from features'),
+  ('data.completions=mixed data.keep=True', 'keep=True: hidden states'),
+  ('data.prompts=0', 'data.prompts=0'),
+  ('data.prompt_tokens=192', 'data.prompt_tokens=192'),
+  ('data.temperatures=()', 'data.temperatures='),
+  ('loss.divergence=kl', "loss.divergence='kl': allowed are forward_kl"),
+  ('loss.gama=1', 'loss.gama=1'),
+  ('mesh.data=2 batch.rows=9', 'batch.rows=9: mesh.data=2 has'),
+  ('mesh.data=2 data.batch=9', 'data.batch=9: mesh.data=2 has'),
+  ('mesh.data=2 data.held_out=9', 'data.held_out=9: mesh.data=2 has'),
+]
+
+
+@pytest.mark.parametrize('changes, why', SETTINGS)
+def test_settings(changes, why):
+  with pytest.raises(ValueError, match=why):
+    runs.settings(words=changes)
+
+
+# What a run finds only once it has opened its models.
+OPENED = [
+  ('student.vocabulary=9999', 'student.vocabulary=9999: the teacher'),
+  (
+    SIZE + 'student.vocabulary=64 data.completions=student',
+    'student.vocabulary=64: the completions .*mixed',
+  ),
+  ('data.length=9999', 'data.length=9999: the context of the teacher'),
+  ('student.taps=(9,29)', r'taps=\(9, 29\): needs .* last layer 1'),
+  ('student.taps=(1,0)', r'taps=\(1, 0\): needs .* increasing'),
+  ('student.path=nowhere', 'no such file'),
+  (LM + 'student.layers=(2,)', r'student.layers=\(2,\): allowed .* 0 to 1'),
+  (SIZE + 'student.size=gpt_6m', 'export: only models of the Llama'),
+  (T5, "size='t5_tiny' has one, teacher tiny .* has no encoder; .* both need"),
+  (
+    SIZE + 'data.source=stdlib:prose data.source_field=long',
+    "data.source_field='long': tiny .* has no encoder to read it",
+  ),
+]
+# Of configs/distill_t5.py.
+T5_OPENED = [
+  (
+    'student.kind=eagle student.layers=()',
+    "student.kind='eagle': reads no source, but t5_tiny .* give lm",
+  ),
+  (
+    T5 + 'student.size=tiny',
+    "size='tiny' has no encoder, teacher t5_tiny .* has one; .* both need",
+  ),
+  (TEXT, "data.source_field='': t5_tiny .* has an encoder; name the field"),
+  ('data.source_field=long', "'stdlib:prose': source_field='long' is of rows"),
+  (
+    'data.source_length=999',
+    'data.source_length=999: the context of the teacher holds 512',
+  ),
+]
+EVERY = [('eagle', *x) for x in OPENED] + [('t5', *x) for x in T5_OPENED]
+
+
+@pytest.mark.parametrize('config, changes, why', EVERY)
+def test_what_does_not_fit_together(config, changes, why, tmp_path):
+  with pytest.raises(ValueError, match=why):
+    runs.run(tmp_path, config, words=changes)
+  assert not (tmp_path / 'cache/answers').exists()
+  assert not (tmp_path / 'run/metrics.jsonl').exists()
+
+
+def test_a_student_of_a_path_that_does_not_fit(tmp_path):
+  corpus = text.Corpus('x', ('some words, then some more words',), '')
+  other = text.train_tokenizer(corpus, 260, tmp_path / 'tokenizer')
+  own, size = build.load('random:tiny').tokenizer, model_config.sized('tiny')
+  short = dataclasses.replace(size, context=16)
+  for config, words, student, why in (
+    ('eagle', other, size, 'have different tokenizers: id '),
+    ('eagle', own, short, 'data.length=32: the context of the student holds 1'),
+    ('t5', own, size, 'has no encoder, teacher t5_tiny .* both need'),
+  ):
+    path = tmp_path / f'student{student.context}'
+    export.save(path, student, lm.init(student, 0), words)
+    own_path = runs.LM | dict(size='', layers=(), path=str(path))
+    data = runs.PROSE | dict(completions='text') if config == 'eagle' else {}
+    with pytest.raises(ValueError, match=why):
+      runs.run(tmp_path, config, student=own_path, data=data)
