@@ -98,11 +98,7 @@ def split(config: EagleConfig):
 
 def shapes(config: EagleConfig) -> dict[str, jax.ShapeDtypeStruct]:
   """Shape and dtype of every parameter, by flat name."""
-  _, state = split(config)
-  return {
-    '/'.join(map(str, path)): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    for path, leaf in nnx.to_flat_state(state)
-  }
+  return lm.named(split(config))
 
 
 def init(config: EagleConfig, seed: int) -> dict[str, Array]:

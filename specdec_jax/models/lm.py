@@ -75,9 +75,7 @@ class Ends(nnx.Module):
 def _modules(config: model_config.LMConfig):
   """(graphdef, abstract params) of a block and of Ends; allocates no memory."""
   if config.dtype == 'float64' and not jax.config.read('jax_enable_x64'):
-    raise ValueError(
-      "dtype='float64' needs jax_enable_x64: set JAX_ENABLE_X64=1"
-    )
+    raise ValueError("dtype='float64' needs 64 bits: set JAX_ENABLE_X64=1")
   return _split(config)
 
 
@@ -93,22 +91,27 @@ def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
   if config.encoder is not None:
     own = _named(config.encoder, *encoder.modules(config.encoder))
     out |= {f'encoder/{name}': x for name, x in own.items()}
-  return {name: jax.ShapeDtypeStruct(*x) for name, x in out.items()}
+  return out
 
 
-def _named(config, block, ends) -> dict[str, tuple]:
-  """(shape, dtype) by flat name, of the parameters of a stack of layers."""
-  named = lambda module: {
-    '/'.join(map(str, path)): (leaf.shape, leaf.dtype)
+def _named(config, block, ends) -> dict[str, jax.ShapeDtypeStruct]:
+  """The parameters of a stack of layers."""
+  out = named(ends)
+  for name, x in named(block).items():
+    if config.scan_layers:
+      shape = config.depth, *x.shape
+      out[f'layers/{name}'] = jax.ShapeDtypeStruct(shape, x.dtype)
+    else:
+      out |= {f'layers/{i}/{name}': x for i in range(config.depth)}
+  return out
+
+
+def named(module) -> dict[str, jax.ShapeDtypeStruct]:
+  """The parameters of a module that nnx.split has, by flat name."""
+  return {
+    '/'.join(map(str, path)): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     for path, leaf in nnx.to_flat_state(module[1])
   }
-  out = named(ends)
-  for name, (shape, dtype) in named(block).items():
-    if config.scan_layers:
-      out[f'layers/{name}'] = (config.depth, *shape), dtype
-    else:
-      out |= {f'layers/{i}/{name}': (shape, dtype) for i in range(config.depth)}
-  return out
 
 
 def nest(flat: dict[str, Any]) -> dict[str, Any]:
@@ -125,8 +128,9 @@ def nest(flat: dict[str, Any]) -> dict[str, Any]:
 
 def flatten(params: types.Params) -> dict[str, Any]:
   """The inverse of nest."""
-  paths, _ = jax.tree_util.tree_flatten_with_path(params)
-  return {'/'.join(str(k.key) for k in path): leaf for path, leaf in paths}
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  return {name(path): leaf for path, leaf in leaves}
 
 
 def every_pass(name: str) -> bool:
@@ -144,8 +148,7 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   unscanned name: a seed gives the same model, sharded, scanned or neither.
 
   Args:
-    config: the settings.
-    seed: of the random numbers.
+    config, seed: the settings, and of the random numbers.
     put: put(name, array) -> array places each parameter as it is made; None
       leaves it on the default device.
   """
@@ -189,7 +192,6 @@ def make(
   """The model as pure functions; equal arguments give the same object.
 
   Args:
-    config: the settings.
     ids: number of ids that are tokens; the others, padding, have logit -inf.
       None: all.
     vocab: size of the logits' last axis; None: config.vocab. It must be the
@@ -347,8 +349,7 @@ def _head(config, ids: int, V: int, constrain, params, hidden):
 
 
 def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
-  """Runs the layers one by one, each with a cache buffer of its own: fastest
-  on CPU and GPU."""
+  """Runs layers one by one, each with its own cache: fastest on CPU, GPU."""
   views, slots_BT, of_layer = args
   new, tapped = list(cache), {}
   for i in part:

@@ -56,11 +56,8 @@ def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
 
 
 def _read_whole(params: types.Params) -> list[tuple[str, jax.Array]]:
-  """The parameters of a pass, by flat name, of a tree of any kind."""
-  named, _ = jax.tree_util.tree_flatten_with_path(params)
-  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
-  flat = [(name(path), x) for path, x in named]
-  return [x for x in flat if lm.every_pass(x[0])]
+  """The parameters of a pass, by flat name."""
+  return [x for x in lm.flatten(params).items() if lm.every_pass(x[0])]
 
 
 def own_bytes(params: types.Params, target: types.Params) -> int:
