@@ -104,6 +104,8 @@ def test_help_names_the_config_and_where_its_keys_are():
   assert '--config.SECTION.KEY=VALUE' in out and '--distributed:' in out
 
 
+# As ml_collections loads a config.
+@pytest.mark.filterwarnings('ignore:the load_module')
 @pytest.mark.parametrize(
   'options, message',
   [

@@ -207,7 +207,7 @@ def test_sources_end_with_eos_for_those_who_read_tokenizer_json(tmp_path):
   export.save(tmp_path / 'x', c, random_params(c), was)
   alone = tokenizers.Tokenizer.from_file(str(tmp_path / 'x/tokenizer.json'))
   assert alone.encode('one two').ids == [*was.encode('one two'), 259]
-  now = sources.open_source(str(tmp_path / 'x'))
+  now = tiny.read(tmp_path / 'x')
   read = requests.item(now, 'one two', 0, chat=False).source
   assert list(read) == [*was.encode('one two'), 259]
 
