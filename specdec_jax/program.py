@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags
@@ -224,7 +224,8 @@ def _unknown_key(path: str) -> str:
   own = flags.FlagValues()  # without the keys of the command line
   config_flags.DEFINE_config_file('it', path, flag_values=own, sys_argv=[''])
   for option in options:
-    where, known = 'config', own['it'].value
+    where = 'config'
+    known: Any = own['it'].value
     if not re.match(r'--?(no)?config[.]', option):
       continue
     for key in option.partition('=')[0].split('.')[1:]:
