@@ -48,7 +48,7 @@ def run() -> bool:
   seed = int(datetime.date.today().strftime('%Y%m%d')) if full else 0
   parts = _RULE.value, _DRAFTER.value, _MODEL.value
   with faults.subject(_FAULT.value, *parts, seed=seed) as subject:
-    about = ('rule', 'drafter') if _FAULT.value else subject.brought
+    about = ('rule', 'drafter') if _FAULT.value else subject.supplied
     chosen = program.choose(_ONLY.value, about)
     folder = program_lib.open_workdir(_WORKDIR.value)
     return program.run(subject, chosen, full=full, folder=folder)

@@ -42,8 +42,8 @@ def test_a_smaller_gamma_by_its_cap(x64, name, rule):
   """The tokens are those of a program made for that gamma."""
   world = base.transformers(V)
   capped, own = (
-    base.run(world, drafter, build.RULES[rule], params, request)
-    for (drafter, params), request in (
+    base.run(world, base.Pair(build.RULES[rule], *drafting), request)
+    for drafting, request in (
       (load.RECIPES[name](world, 5), requests(world)._replace(gamma_B=MOST)),
       (load.RECIPES[name](world, 2), requests(world)),
     )

@@ -213,7 +213,7 @@ def test_an_empty_residual_falls_back_to_the_target(x64):
 def test_a_sampled_row_alone_says_what_it_says_among_others():
   """Residuals with zeros, one row or four: nothing is summed over rows."""
   world = base.tables(6)
-  drafter, other = load.RECIPES['lm'](world, 2)
+  pair = base.Pair(reject.RULE, *load.RECIPES['lm'](world, 2))
   prompts = base.ragged_prompts(4, 6, 3)
 
   def texts(rows):
@@ -226,7 +226,7 @@ def test_a_sampled_row_alone_says_what_it_says_among_others():
       temperature=1.0,
       request=rows,
     )
-    return base.texts(base.run(world, drafter, reject.RULE, other, request))
+    return base.texts(base.run(world, pair, request))
 
   assert texts([0, 1, 2, 3]) == [texts([b])[0] for b in range(4)]
 

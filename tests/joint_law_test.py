@@ -26,10 +26,10 @@ PROMPT = table_model.PROMPT[V]
 def test_three_windows_of_reject_enumerated(draft, settings, x64):
   world = base.tables(V, encoder=draft == 'source')
   recipe = enumerated.script if draft == 'scripted' else load.RECIPES['lm']
-  drafter, other = recipe(world, K)
+  pair = base.Pair(reject.RULE, *recipe(world, K))
   if draft == 'ragged':
-    drafter = base.ragged(drafter)
-  enumerated.windows_error(world, drafter, other, reject.RULE, settings)
+    pair = pair._replace(drafter=base.ragged(pair.drafter))
+  enumerated.windows_error(world, pair, settings)
   # Where there is one, another source gives other probabilities.
   p_RVV, source = world.weights.target, base.source_of(world, PROMPT)
   other = np.abs(table_model.given(p_RVV, source) - p_RVV).max()
@@ -46,7 +46,8 @@ def drawn(rule, drafter, n=7):
   request = base.make_request(
     WORLD, [PROMPT] * 2**16, n, gamma=drafter.gamma, **SETTINGS
   )
-  out = base.run(WORLD, drafter, rule, WORLD.weights.draft, request)
+  pair = base.Pair(rule, drafter, WORLD.weights.draft)
+  out = base.run(WORLD, pair, request)
   assert (out.lengths_B == len(PROMPT) + n).all()
   return out.tokens_BL[:, len(PROMPT) : len(PROMPT) + n]
 

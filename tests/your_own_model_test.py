@@ -148,7 +148,7 @@ def test_ngram_fits_a_padded_vocabulary(mine):
 def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
   mine(DECODER, ADAPTER)
   subject = load.subject('', '', 'mine:make', seed=0)
-  assert subject.brought == ('model',)
+  assert subject.supplied == ('model',)
   assert {'lm', 'lookup'} <= set(subject.drafters)
   world = subject.transformers(5, width=8)
   assert world.vocab == 5 and world.target.vocab == 8
@@ -158,7 +158,7 @@ def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
   with jax.enable_x64(True):
     leaves = jax.tree.leaves(subject.transformers(5).weights)
   assert {x.dtype for x in leaves} == {jnp.dtype('float64')}
-  chosen = [p.name for p in program.choose([], subject.brought)]
+  chosen = [p.name for p in program.choose([], subject.supplied)]
   assert chosen == [
     'null-check',
     'joint-distribution-transformer',
@@ -214,11 +214,11 @@ def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
   subject = load.subject('', '', 'mine:make', seed=0)
   subject = subject._replace(rules=[reject.RULE])
   (promise,) = program.choose(
-    ['joint-distribution-transformer'], subject.brought
+    ['joint-distribution-transformer'], subject.supplied
   )
   with jax.debug_nans(False):
     row = program.check(promise._replace(quick=2**13), subject, full=False)
-  assert row['held'] is held, row
+  assert row.passed is held, row
 
 
 @pytest.mark.slow
@@ -229,8 +229,8 @@ def test_what_ran_on_one_device_says_so(mine, compile_in_less_time):
   subject = subject._replace(
     rules=[reject.RULE], drafters={'lookup': subject.drafters['lookup']}
   )
-  (promise,) = program.choose(['invariance'], subject.brought)
+  (promise,) = program.choose(['invariance'], subject.supplied)
   with jax.debug_nans(False):
     row = program.check(promise._replace(quick=2), subject, full=False)
-  assert row['held'], row
-  assert row['size'].endswith('on 1 device'), row['size']
+  assert row.passed, row
+  assert row.size.endswith('on 1 device'), row.size

@@ -1,7 +1,8 @@
 """Records of a certificate (subject, promise, figure) and small models."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,21 @@ class World(NamedTuple):
   weights: types.Weights
   vocab: int
 
+  def with_draft(self, pair: 'Pair') -> types.Weights:
+    return types.Weights(self.weights.target, pair.weights)
+
+
+class Pair(NamedTuple):
+  """A rule and a drafter, with the weights.draft that the drafter reads."""
+
+  rule: types.Rule
+  drafter: types.Drafter
+  weights: Any = ()
+
+  def __str__(self) -> str:
+    rule, drafter, _ = self
+    return f'{rule.name} with {drafter.name}, gamma {drafter.gamma}'
+
 
 # (world, gamma) -> the drafter and the weights.draft it reads.
 Recipe = Callable[[World, int], tuple[types.Drafter, Any]]
@@ -37,7 +53,7 @@ class Subject(NamedTuple):
   rules: lossless ones.
   drafters: by name.
   seed: of all randomness; the date in the full tier.
-  brought: parts given by the user, of 'rule', 'drafter' and 'model'; promises
+  supplied: parts given by the user, of 'rule', 'drafter' and 'model'; promises
     about other parts are skipped.
   model: (vocab, dtype) -> a target and a draft of the user's model, with random
     weights; None for this library's.
@@ -48,7 +64,7 @@ class Subject(NamedTuple):
   rules: Sequence[types.Rule]
   drafters: Mapping[str, Recipe]
   seed: int = 0
-  brought: tuple[str, ...] = ()
+  supplied: tuple[str, ...] = ()
   model: Callable[[int, str], World] | None = None
   model_path: str = ''
   encoder: bool = False
@@ -61,6 +77,13 @@ class Subject(NamedTuple):
     """
     (first, *rules), names = self.rules, list(self.drafters)
     return [(first, x) for x in names] + [(x, names[0]) for x in rules]
+
+  def pair(
+    self, world: World, gamma: int, rule: types.Rule | None = None, name=''
+  ) -> Pair:
+    """A rule with a drafter for the models; the first of each if not given."""
+    recipe = self.drafters[name or next(iter(self.drafters))]
+    return Pair(rule or self.rules[0], *recipe(world, gamma))
 
   def tables(self, vocab: int) -> World:
     return tables(vocab, encoder=self.encoder)
@@ -75,6 +98,15 @@ class Subject(NamedTuple):
 
 class Broken(Exception):
   """A promise failed; the message is a small failing case."""
+
+
+@contextlib.contextmanager
+def naming(what: Any) -> Iterator[None]:
+  """Prefixes the message of a Broken with `what`."""
+  try:
+    yield
+  except Broken as error:
+    raise Broken(f'{what}: {error}') from None
 
 
 class NotChecked(Exception):
@@ -198,33 +230,20 @@ PLAIN_RULE = types.Rule(
     jnp.zeros_like(draft.count_B), p_BNV[:, 0]
   ),
 )
+PLAIN = Pair(PLAIN_RULE, decode.PLAIN)
 # Prompts are short; a longer chunk would be padding.
 OPTIONS = decode.Options(chunk=8)
 
 
-def run(
-  world: World,
-  drafter: types.Drafter,
-  rule: types.Rule,
-  draft_weights: Any,
-  request: decode.Request,
-) -> decode.Output:
-  """Decodes a batch with the production programs; the output on the host.
-
-  Args:
-    world: the models; only the target's weights are used.
-    drafter, rule: of the programs.
-    draft_weights: weights.draft.
-    request: the batch.
-  """
-  programs = decode.programs(world.target, drafter, rule, OPTIONS)
-  weights = types.Weights(world.weights.target, draft_weights)
-  return jax.device_get(programs.generate(weights, request))
+def run(world: World, pair: Pair, request: decode.Request) -> decode.Output:
+  """Decodes a batch with the production programs; the output on the host."""
+  programs = decode.programs(world.target, pair.drafter, pair.rule, OPTIONS)
+  return jax.device_get(programs.generate(world.with_draft(pair), request))
 
 
 def plain(world: World, request: decode.Request) -> list[list[int]]:
   """Texts of plain decoding."""
-  return texts(run(world, decode.PLAIN, PLAIN_RULE, (), request))
+  return texts(run(world, PLAIN, request))
 
 
 def make_request(
@@ -258,6 +277,12 @@ def source_of(world: World, prompt: Sequence[int]) -> list[int]:
     return []
   rng = np.random.default_rng([0, *prompt])
   return rng.integers(0, world.vocab, rng.integers(1, 12)).tolist()
+
+
+def target_table(world: World, prompt: Sequence[int], **settings) -> np.ndarray:
+  """A table model's probabilities after a prompt and its source, float64."""
+  p_RVV = table_model.warped(world.weights.target, **settings)
+  return table_model.given(p_RVV, source_of(world, prompt))
 
 
 # Tokens of a prompt that prefill reads in three chunks of OPTIONS.

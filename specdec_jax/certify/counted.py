@@ -93,22 +93,19 @@ def detectable(n: int, cells: int, tests: int, power: float = 0.999) -> float:
 
 
 def _counts(
-  world: base.World, method, request: decode.Request, new: int, amount: int
+  world: base.World, pair: base.Pair, request: decode.Request, new, amount
 ) -> dict[int, np.ndarray]:
   """How often each text of `new` tokens comes: [V] * new, by prompt length.
 
   Repeats the request with other numbers, for `amount` texts of all its prompts
-  together. Tokens after a stop id count as that id. method: rule, drafter and
-  weights.draft.
+  together. Tokens after a stop id count as that id.
   """
-  rule, drafter, other = method
   lengths, rows = np.unique(request.lengths_B), len(request.lengths_B)
   counts = {n: np.zeros((world.vocab,) * new, np.int64) for n in lengths}
   stop = request.stop_BX[0, 0]  # -1 without stop ids
   for start in range(0, amount, rows):
     numbers = np.arange(rows, dtype=request.request_B.dtype) + start
-    request = request._replace(request_B=numbers)
-    out = base.run(world, drafter, rule, other, request)
+    out = base.run(world, pair, request._replace(request_B=numbers))
     for n in lengths:
       mine_B = request.lengths_B == n
       tokens = out.tokens_BL[mine_B, n : n + new]
@@ -136,34 +133,32 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
   """Counts texts of more than two windows of table models."""
   tests, done = {}, {}
   full = amount > QUICK_TABLES
-  for cell in _cells(subject, full=full):
-    rule, label, gamma, vocab, prompts = cell
+  for rule, label, asked, vocab, prompts in _cells(subject, full=full):
     # Of the full tier's nine cells five are long, and dear.
     count = amount // 8 if full and prompts else amount
-    recipe = subject.drafters[label]
-    drafter, _ = recipe(subject.tables(vocab), gamma)
+    pair = subject.pair(subject.tables(vocab), asked, rule, label)
+    gamma = pair.drafter.gamma
     # A drafter may fix its gamma; a long window needs a smaller vocabulary.
-    vocab = vocab if drafter.gamma <= 3 else 2
+    vocab = vocab if gamma <= 3 else 2
     prompts = prompts or [table_model.PROMPT[vocab]]
-    name = f'{rule.name}, {label}, gamma {drafter.gamma}, V {vocab}'
+    name = f'{rule.name}, {label}, gamma {gamma}, V {vocab}'
     if name in done:
       continue
-    done[name] = f'{rule.name} {label} {drafter.gamma}: {count:,}'
-    world, new = subject.tables(vocab), _length(drafter.gamma, vocab)
+    done[name] = f'{rule.name} {label} {gamma}: {count:,}'
+    world, new = subject.tables(vocab), _length(gamma, vocab)
     # Made once: checking 16,384 prompts takes an eighth of the time of a batch.
     request = base.make_request(
       world,
       prompts * (min(count, 2**14) // len(prompts)),
       new,
-      gamma=drafter.gamma,
+      gamma=gamma,
       seed=subject.seed,
       **_WARM,
     )
-    method = rule, *recipe(world, gamma)
-    counts = _counts(world, method, request, new, count)
+    pair = subject.pair(world, asked, rule, label)
+    counts = _counts(world, pair, request, new, count)
     for prompt in prompts:
-      p_RVV = table_model.warped(world.weights.target, **_WARM)
-      p_RVV = table_model.given(p_RVV, base.source_of(world, prompt))
+      p_RVV = base.target_table(world, prompt, **_WARM)
       p = table_model.joint_distribution(p_RVV, prompt, new)
       of = f'{name}, prompt of {len(prompt)}'
       tests |= prefix_tests(of, counts[len(prompt)], p)
@@ -205,26 +200,26 @@ def transformer(subject: base.Subject, amount: int) -> base.Figure:
   # Not scaled up: a T5 would draw one text only.
   world = subject.transformers(VOCAB, scale=1, width=8, head_dim=4, mlp=16)
   tests: dict[str, Test] = {}
-  label, recipe = next(iter(subject.drafters.items()))
+  label = next(iter(subject.drafters))
   # One compiled program a rule.
   cells = list(zip(subject.rules, itertools.cycle((4, 2, 3)), strict=False))
   each = amount // len(cells) // ROWS * ROWS
   for rule, gamma in cells:
-    drafter, other = recipe(world, gamma)
-    new = _length(drafter.gamma, VOCAB)
+    pair = subject.pair(world, gamma, rule)
+    gamma = pair.drafter.gamma
+    new = _length(gamma, VOCAB)
     request = base.make_request(
       world,
       PROMPTS * (ROWS // 2),
       new,
-      gamma=drafter.gamma,
+      gamma=gamma,
       temperature=TEMPERATURE,
       seed=subject.seed,
       stop_ids=[EOS],
     )
-    counts = _counts(world, (rule, drafter, other), request, new, each)
+    counts = _counts(world, pair, request, new, each)
     for prompt in PROMPTS:
-      name = f'{rule.name}, {label}, gamma {drafter.gamma}'
-      name += f', prompt of {len(prompt)}'
+      name = f'{rule.name}, {label}, gamma {gamma}, prompt of {len(prompt)}'
       p = _autoregressive(world, prompt, new)
       tests |= prefix_tests(name, counts[len(prompt)], p)
   least = detectable(each // 2, VOCAB, len(tests))

@@ -123,14 +123,12 @@ def own_temperature(subject: base.Subject, amount: int) -> base.Figure:
 
 def windows(subject: base.Subject, amount: int) -> base.Figure:
   """Distributions of the loop's own windows, without sampling error."""
-  (rule,), ((name, recipe),) = subject.rules, subject.drafters.items()
+  (rule,), (name,) = subject.rules, subject.drafters
   one = enumerated.window_error(rule, 0, amount, 2, 4, 1.0)
   world = base.tables(3)
-  drafter, other = recipe(world, 2)
-  settings = dict(temperature=0.7, top_k=2)
-  three = enumerated.windows_error(
-    world, base.ragged(drafter), other, rule, settings
-  )
+  pair = subject.pair(world, 2)
+  pair = pair._replace(drafter=base.ragged(pair.drafter))
+  three = enumerated.windows_error(world, pair, dict(temperature=0.7, top_k=2))
   bound = base.BOUNDS[base.wide()]
   return base.Figure(
     f'off by {one:.1e} and {three:.1e}',
@@ -149,13 +147,10 @@ def greedy_text(subject: base.Subject, amount: int) -> base.Figure:
 
 def _texts(subject: base.Subject, world, request) -> Mapping[str, list]:
   """Texts of plain decoding and of the subject's rule and drafter."""
-  (rule,), (recipe,) = subject.rules, subject.drafters.values()
-  drafter, weights = recipe(world, 3)
+  pair = subject.pair(world, 3)
   return {
     'plain decoding': base.plain(world, request),
-    'speculative decoding': base.texts(
-      base.run(world, drafter, rule, weights, request)
-    ),
+    'speculative decoding': base.texts(base.run(world, pair, request)),
   }
 
 
@@ -233,7 +228,7 @@ def run() -> bool:
   for check in printing.track(CHECKS, 'checks'):
     rows.append(program.check(check, mine, full=False))
     program.show(rows[-1], console)
-  wrong = [row['name'] for row in rows if row['held'] is False]
+  wrong = [row.name for row in rows if row.passed is False]
   verdict = 'OK: this machine decodes as it should.'
   if wrong:
     verdict = f'Wrong here: {", ".join(wrong)}. Trust no text of this machine.'

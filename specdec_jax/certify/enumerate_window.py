@@ -124,13 +124,17 @@ class Windows(NamedTuple):
   chance_XR: np.ndarray
 
 
+def paths(vocab: int, gamma: int) -> np.ndarray:
+  """Every draft path of a window: [R, K]."""
+  every = list(itertools.product(range(vocab), repeat=gamma))
+  return np.array(every, np.int32).reshape(-1, gamma)
+
+
 def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
   """The batch of problems; with script_XK, drafts are certain (q None)."""
   X, N, V, _ = p_XNVV.shape
   K = N - 1
-  paths_RK = np.array(
-    list(itertools.product(range(V), repeat=K)), np.int32
-  ).reshape(-1, K)
+  paths_RK = paths(V, K)
   R = len(paths_RK)
   before_RN = np.pad(paths_RK, ((0, 0), (1, 0)))
   p_XRNV = p_XNVV[:, np.arange(N)[None], before_RN]
@@ -154,6 +158,11 @@ def no_draw(*_):
   raise NotEnumerable('it draws inside verify')
 
 
+def uniforms(accept_BK) -> types.Noise:
+  """The noise of a rule that may use nothing but these uniforms."""
+  return types.Noise(accept_BK, no_draw, no_draw)
+
+
 def run_rule(rule: types.Rule, batch: Windows, accept_BK):
   """(accepted_B, weights_BV) of rule.verify with injected uniforms.
 
@@ -175,7 +184,7 @@ def run_rule(rule: types.Rule, batch: Windows, accept_BK):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _verify(verify, accept_BK, draft, p_BNV):
-  return verify(types.Noise(accept_BK, no_draw, no_draw), draft, p_BNV)
+  return verify(uniforms(accept_BK), draft, p_BNV)
 
 
 # --- outcomes -----------------------------------------------------------------
@@ -204,7 +213,7 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
 
   def outcome(u_X):
     u_XK = jnp.where(own_XK, u_X[:, None], others_X1)
-    return rule.verify(types.Noise(u_XK, no_draw, no_draw), draft, p_XNV)
+    return rule.verify(uniforms(u_XK), draft, p_XNV)
 
   def same(x, y):
     # One program may round the same sum differently in two rows.

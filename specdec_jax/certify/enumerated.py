@@ -7,13 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import types
-from specdec_jax.certify import (
-  base,
-  enumerate_steps,
-  enumerate_window,
-  table_model,
-)
+from specdec_jax import decode, types
+from specdec_jax.certify import base, enumerate_window, steps, table_model
 from specdec_jax.drafters import scripted
 
 BOUNDS = base.BOUNDS
@@ -21,6 +16,7 @@ BOUNDS = base.BOUNDS
 # that the failing case that is reported is small.
 SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2), (6, 2, 0.004))
 SCRIPTED = 'scripted'
+ROWS = 8192  # of the batches of production steps
 # One long window of each pair of rule and drafter, in turns, at V 2.
 LONG_GAMMAS = (8, 4, 5, 6, 7)
 # Tokens of the prompts before it: short, and over edges of prefill's chunks.
@@ -182,10 +178,10 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   float32, and one of gamma 4 to 8 after rows of several lengths.
   """
   worst, done, skipped = {False: 0.0, True: 0.0}, [], []
-  drafters = {**subject.drafters, SCRIPTED: script}
   pairs = subject.pairs()
-  if not subject.brought:
+  if not subject.supplied:
     pairs += [(rule, SCRIPTED) for rule in subject.rules]
+  subject = subject._replace(drafters={**subject.drafters, SCRIPTED: script})
   why = {rule: enumerate_window.not_enumerable(rule) for rule in subject.rules}
   for cell in _cells(pairs, amount):
     rule, name = cell.rule, cell.drafter
@@ -194,23 +190,20 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
       continue
     with jax.enable_x64(cell.x64):
       world = subject.tables(cell.vocab)
-      drafter, other = drafters[name](world, cell.gamma)
-      if drafter.gamma > (max(LONG_GAMMAS) if cell.long else cell.gamma):
-        skipped.append(f'{name}: gamma {drafter.gamma} has too many outcomes')
+      pair = subject.pair(world, cell.gamma, rule, name)
+      gamma = pair.drafter.gamma
+      if gamma > (max(LONG_GAMMAS) if cell.long else cell.gamma):
+        skipped.append(f'{name}: gamma {gamma} has too many outcomes')
         continue
       settings: dict[str, Any] = dict(temperature=1.0)
       if not cell.x64:
-        drafter = base.ragged(drafter)
+        pair = pair._replace(drafter=base.ragged(pair.drafter))
         settings = dict(temperature=0.7, top_k=2)
       error = long_window_error if cell.long else windows_error
-      try:
-        off = error(world, drafter, other, rule, settings)
-      except base.Broken as broken:
-        what = f'{rule.name} with {drafter.name}, gamma {drafter.gamma}'
-        what += f', V {cell.vocab}, {settings}'
-        raise base.Broken(f'{what}: {broken}') from None
+      with base.naming(f'{pair}, V {cell.vocab}, {settings}'):
+        off = error(world, pair, settings)
     worst[cell.x64] = max(worst[cell.x64], off)
-    done.append(f'{rule.name} {name} {drafter.gamma}')
+    done.append(f'{rule.name} {name} {gamma}')
   size = f'{len(done)} walks; rule, drafter, gamma: '
   size += ', '.join(dict.fromkeys(done))
   return _figure(worst, size if done else '', skipped)
@@ -219,78 +212,164 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
 def script(world: base.World, gamma: int):
   """A base.Recipe of 0 to gamma fixed tokens, drafted with certainty."""
   tokens_1L = np.random.default_rng(1).integers(0, world.vocab, (1, 48))
-  tokens_BL = np.repeat(tokens_1L.astype(np.int32), enumerate_steps.ROWS, 0)
+  tokens_BL = np.repeat(tokens_1L.astype(np.int32), ROWS, 0)
   return scripted.make(gamma=gamma), (tokens_BL, tokens_BL % (gamma + 1))
 
 
-def windows_error(
-  world, drafter, draft_weights, rule, settings, windows: int = 3
-) -> float:
+def windows_error(world, pair: base.Pair, settings, windows: int = 3) -> float:
   """The largest error of the joint distribution of some windows.
 
-  Args: see enumerate_steps.walk.
+  Args: see walk.
 
   Raises:
     base.Broken: an error above the bound; reports the shortest wrong text.
   """
-  tokens_RL, lengths_R, chance_R = enumerate_steps.walk(
-    world, drafter, draft_weights, rule, settings, windows
-  )
-  bound, total = BOUNDS[base.wide()], float(chance_R.sum())
-  if not abs(total - 1) <= bound:
+  tokens_RL, lengths_R, chance_R = walk(world, pair, settings, windows)
+  total = float(chance_R.sum())
+  if not abs(total - 1) <= BOUNDS[base.wide()]:
     raise base.Broken(
       f'all outcomes together have probability {total:.6g}: a distribution '
       'that is drawn from does not sum to 1, or is not finite'
     )
   prompt = table_model.PROMPT[world.vocab]
-  p_RVV = table_model.warped(world.weights.target, **settings)
-  p_RVV = table_model.given(p_RVV, base.source_of(world, prompt))
-  wanted = table_model.joint_distribution(
-    p_RVV, prompt, windows * (drafter.gamma + 1)
-  )
-  got = enumerate_steps.completed(
-    tokens_RL, lengths_R, chance_R, wanted, len(prompt)
-  )
-  off = float(np.abs(got - wanted).max())
-  if not off <= bound:
-    raise base.Broken(
-      f'after {prompt} {_shortest(got, wanted)}; off by {off:.1e}, allowed '
-      f'{bound:.0e}'
-    )
-  return off
+  p_RVV = base.target_table(world, prompt, **settings)
+  n, start, V = windows * (pair.drafter.gamma + 1), len(prompt), world.vocab
+  wanted = table_model.joint_distribution(p_RVV, prompt, n)
+  got = np.zeros_like(wanted)
+  for m in range(1, n + 1):  # the target continues the texts of m tokens
+    rows = lengths_R == start + m
+    texts = tokens_RL[rows, start : start + m]
+    flat = np.ravel_multi_index(tuple(texts.T), (V,) * m)
+    mass = np.bincount(flat, chance_R[rows], V**m).reshape((1,) + (V,) * m)
+    got += enumerate_window.continued(mass, wanted[None])[0]
+  return _largest_error([prompt], got[None], wanted[None])
 
 
-def long_window_error(world, drafter, draft_weights, rule, settings) -> float:
+def long_window_error(world, pair: base.Pair, settings) -> float:
   """The largest error of one window's joint distribution, after LONG_ROWS.
 
-  Args: see enumerate_steps.drafted.
+  Args: see drafted.
 
   Raises:
     base.Broken: an error above the bound, after the shortest such row.
   """
   rng = np.random.default_rng(world.vocab)
   prompts = [rng.integers(0, world.vocab, n).tolist() for n in LONG_ROWS]
-  texts, batch = enumerate_steps.drafted(
-    world, drafter, draft_weights, rule, settings, prompts
-  )
-  p_RVV = table_model.warped(world.weights.target, **settings)
-  wanted = np.stack(
-    [
-      table_model.joint_distribution(
-        table_model.given(p_RVV, base.source_of(world, prompt)),
-        text,
-        drafter.gamma + 1,
-      )
-      for prompt, text in zip(prompts, texts, strict=True)
-    ]
-  )
-  got = enumerate_window.window_distribution(rule, batch, wanted)
-  off_X = np.abs(got - wanted).reshape(len(texts), -1).max(1)
-  bound = BOUNDS[base.wide()]
-  for text, one, two, off in zip(texts, got, wanted, off_X, strict=True):
+  texts, batch = drafted(world, pair, settings, prompts)
+  wanted = [
+    table_model.joint_distribution(
+      base.target_table(world, prompt, **settings), text, pair.drafter.gamma + 1
+    )
+    for prompt, text in zip(prompts, texts, strict=True)
+  ]
+  got = enumerate_window.window_distribution(pair.rule, batch, np.stack(wanted))
+  return _largest_error(texts, got, wanted)
+
+
+def _largest_error(texts, got, wanted) -> float:
+  """The largest error of the distributions after some texts."""
+  bound, worst = BOUNDS[base.wide()], 0.0
+  for text, one, two in zip(texts, got, wanted, strict=True):
+    off = float(np.abs(one - two).max())
     if not off <= bound:
       raise base.Broken(
         f'after {text} {_shortest(one, two)}; off by {off:.1e}, allowed '
         f'{bound:.0e}'
       )
-  return float(off_X.max())
+    worst = max(worst, off)
+  return worst
+
+
+def walk(world: base.World, pair: base.Pair, settings, windows: int):
+  """All texts of some consecutive windows after PROMPT.
+
+  Each outcome of the draws is weighted by its probability under the
+  distribution that the step drew from.
+
+  Args:
+    world: table models.
+    pair: of the steps.
+    settings: sampling settings, as requests.make takes them.
+    windows: number of windows.
+
+  Returns:
+    (tokens_RL, lengths_R, chance_R) of R texts; chance_R are probabilities.
+  """
+  prompt, drafter = table_model.PROMPT[world.vocab], pair.drafter
+  request = base.make_request(world, [prompt] * ROWS, 40, length=48, **settings)
+  programs = decode.programs(world.target, drafter, pair.rule)
+  weights = world.with_draft(pair)
+  state, info = programs.start(weights, request)
+  step = steps.watched(world.target, drafter, pair.rule)
+  each = choices(world.vocab, drafter.gamma)
+  count = len(each.next_B)
+  take = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
+  rows, chance_R = take(jax.device_get(state), [0]), np.ones(1)
+  for _ in range(windows):
+    parts, chances = [], []
+    for start in range(0, len(chance_R) * count, ROWS):
+      index = np.arange(start, start + ROWS)
+      live = index < len(chance_R) * count
+      index = np.where(live, index, 0)
+      before, choice = take(rows, index // count), take(each, index % count)
+      new, _, window = step(weights, request, before, info, choice)
+      steps.check_reported(drafter.name, before, window, np.ones(ROWS, bool))
+      chance_B = steps.chance(window, choice) * chance_R[index // count] * live
+      parts.append(take(new, np.flatnonzero(chance_B != 0)))
+      chances.append(chance_B[chance_B != 0])
+    rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    chance_R = np.concatenate(chances)
+  return rows.tokens_BL, rows.lengths_B, chance_R
+
+
+def choices(vocab: int, gamma: int) -> steps.Choice:
+  """Every Choice of one window, as a batch."""
+  every = itertools.product(
+    itertools.product(range(vocab), repeat=gamma),
+    itertools.product((True, False), repeat=gamma),
+    range(vocab),
+  )
+  draft, passes, after = map(np.array, zip(*every, strict=True))
+  return steps.Choice(draft.astype(np.int32), passes, after.astype(np.int32))
+
+
+def drafted(world: base.World, pair: base.Pair, settings, prompts):
+  """Every draft path of one window, after rows of several lengths.
+
+  The rows come to it from their prompts by three windows of production.
+
+  Args:
+    world, pair, settings: as for walk.
+    prompts: of the X rows.
+
+  Returns:
+    (texts, batch): the tokens of each row before the window, and its
+    enumerate_window.Windows.
+
+  Raises:
+    base.Broken: a reported q that was not drawn from.
+  """
+  drafter, weights = pair.drafter, world.with_draft(pair)
+  K, X = drafter.gamma, len(prompts)
+  paths_RK = enumerate_window.paths(world.vocab, K)
+  R, new = len(paths_RK), 4 * (K + 1)
+  length = max(map(len, prompts)) + new + K + 2
+  request = base.make_request(
+    world, prompts, new, length=length, gamma=K, **settings
+  )
+  # Rows that are alike, number included, draw alike: R copies of each.
+  request = jax.tree.map(lambda x: np.repeat(x, R, 0), request)
+  programs = decode.programs(world.target, drafter, pair.rule, base.OPTIONS)
+  state, info = jax.device_get(programs.start(weights, request))
+  step = steps.watched(world.target, drafter, pair.rule)
+  drawn = steps.Choice(np.full((X * R, K), -1, np.int32))
+  every = steps.Choice(np.tile(paths_RK, (X, 1)))
+  for choice in (drawn, drawn, drawn, every):
+    before = state
+    state, info, window = step(weights, request, before, info, choice)
+    steps.check_reported(drafter.name, before, window, before.live_B)
+  chance_XR = steps.chance_of_drafts(window, every).reshape(X, R)
+  rows = zip(before.tokens_BL[::R], before.lengths_B[::R], strict=True)
+  return [tokens_L[:end].tolist() for tokens_L, end in rows], (
+    enumerate_window.Windows(window.draft, window.p_BNV, chance_XR)
+  )

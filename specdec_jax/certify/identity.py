@@ -10,6 +10,10 @@ from specdec_jax import types
 from specdec_jax.bench import audit
 from specdec_jax.certify import base
 from specdec_jax.drafters import scripted
+from specdec_jax.io import files
+from specdec_jax.kernels import library
+from specdec_jax.models import config as model_config
+from specdec_jax.models import convert, lm
 
 GAMMAS = (1, 2, 3, 4, 8)
 BATCHES = (8, 3, 32, 1)
@@ -81,11 +85,12 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
         text = text[: program.batch]
         drafts = drafts or _scripts(world, program, text, turn)
         for kind, other in drafts.items():
-          out = base.run(world, drafter, program.rule, other, request)
+          pair = base.Pair(program.rule, drafter, other)
+          out = base.run(world, pair, request)
           base.same_texts(base.texts(out), text, f'{what}, {kind} draft')
           compared += NEW * program.batch
           if kind == 'identical':
-            own += _accepted(subject, world, drafter, program, other, request)
+            own += _accepted(subject, world, pair, request, what)
         kinds += [kind for kind in drafts if kind not in kinds]
       if compared >= amount:
         break
@@ -151,7 +156,7 @@ def _scripts(world, program: Program, text, turn: int) -> dict[str, Any]:
   }
 
 
-def _accepted(subject, world, drafter, program: Program, target, request):
+def _accepted(subject, world, pair: base.Pair, request, what: str):
   """[tried, accepted] counts where target and draft model are the same.
 
   Raises:
@@ -163,16 +168,14 @@ def _accepted(subject, world, drafter, program: Program, target, request):
     warm = np.full_like(request.sampling.temperature_B, temperature)
     top_p = np.full_like(request.sampling.top_p_B, 0.9)
     sampling = request.sampling._replace(temperature_B=warm, top_p_B=top_p)
-    info = base.run(
-      world, drafter, program.rule, target, request._replace(sampling=sampling)
-    ).info
+    info = base.run(world, pair, request._replace(sampling=sampling)).info
     tried_K, accepted_K = info.tried_BK.sum(0), info.accepted_BK.sum(0)
     out += [tried_K.sum(), accepted_K.sum()]
-    judged = not {'rule', 'drafter'} & set(subject.brought)
+    judged = not {'rule', 'drafter'} & set(subject.supplied)
     if judged and (tried_K != accepted_K).any():
       raise base.Broken(
-        f"{_named(program, drafter)}, T={temperature}: the target's own drafts "
-        f'are refused, at each offset {(tried_K - accepted_K).tolist()}'
+        f"{what}, T={temperature}: the target's own drafts are refused, at "
+        f'each offset {(tried_K - accepted_K).tolist()}'
       )
   return out
 
@@ -208,10 +211,10 @@ def audited(subject: base.Subject, dtype: str, amount: int):
   target = world.weights.target
   near = types.Weights(target, base.blurred(target))
   world = world._replace(draft=world.target, weights=near)
-  name, recipe = next(iter(subject.drafters.items()))
-  drafter, other = recipe(world, 4)
+  name = next(iter(subject.drafters))
   arms = [(x, 0.8) for x in subject.rules if x.coupled]
   for rule, temperature in [(subject.rules[0], 0.0), *arms]:
+    pair = subject.pair(world, 4, rule)
     arm = f'{dtype} {rule.name} {name} T={temperature:g}'
     settings: dict[str, Any] = dict(temperature=temperature, seed=subject.seed)
     tokens, ties = 0, 0
@@ -223,7 +226,7 @@ def audited(subject: base.Subject, dtype: str, amount: int):
         world, [prompt], NEW, length=LENGTH, request=[turn], **settings
       )
       (plain,) = base.plain(world, request)
-      (mine,) = base.texts(base.run(world, drafter, rule, other, request))
+      (mine,) = base.texts(base.run(world, pair, request))
       start = len(prompt)
       found = audit.audit(
         world.target,
@@ -236,7 +239,7 @@ def audited(subject: base.Subject, dtype: str, amount: int):
           source=base.source_of(world, prompt),
           **settings,
         ),
-        gamma=drafter.gamma,
+        gamma=pair.drafter.gamma,
         chunk=base.OPTIONS.chunk,
         length=LENGTH,
       )
@@ -248,3 +251,77 @@ def audited(subject: base.Subject, dtype: str, amount: int):
       if tokens >= amount:
         break
     yield arm, tokens, ties
+
+
+# --- on the CPU kernels -------------------------------------------------------
+
+
+KERNEL_GAMMAS, KERNEL_BATCHES = (4, 1, 8, 2), (1, 3, 8)
+
+
+def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
+  """Greedy text on the CPU kernels equals plain decoding's; no tie differs."""
+  if subject.model is not None:
+    raise base.NotChecked('a model of your own does not run on them')
+  if jax.default_backend() != 'cpu':
+    raise base.NotChecked(f'they are for CPU, not {jax.default_backend()}')
+  if why := library.load(files.cache_folder()):
+    raise base.NotChecked(why)
+  compared, distinct, made = 0, 0, []
+  shapes = itertools.cycle(
+    zip(KERNEL_GAMMAS * 3, KERNEL_BATCHES * 4, strict=True)
+  )
+  names = list(subject.drafters)
+  for dtype, some in (('float32', names), ('bfloat16', names[:1])):
+    world = _packed_world(dtype, subject.encoder)
+    for name in some:
+      gamma, batch = next(shapes)
+      # A rule does not see the models: the first one will do.
+      pair = subject.pair(world, gamma, name=name)
+      made.append((dtype, world, pair, batch))
+  for turn in itertools.count():
+    seed = 1000 * subject.seed + turn
+    rows = max(KERNEL_BATCHES)
+    prompts = base.ragged_prompts(rows, 512, seed, base.LONGEST)
+    plain: dict[str, list[list[int]]] = {}
+    for dtype, world, pair, batch in made:
+      request = base.make_request(world, prompts, NEW, length=LENGTH)
+      if dtype not in plain:
+        plain[dtype] = _alone(world, request)
+        distinct += NEW * len(prompts)
+      request = jax.tree.map(lambda x, n=batch: x[:n], request)
+      _, drafter, _ = pair
+      what = f'{dtype} {drafter.name}, gamma {drafter.gamma}, batch {batch}'
+      text = base.texts(base.run(world, pair, request))
+      base.same_texts(text, plain[dtype][:batch], what)
+      compared += NEW * batch
+    if compared >= amount:
+      break
+  return base.Figure(
+    base.none_of(compared, 'tokens differ', distinct, 'positions'),
+    '0',
+    f'{len(made)} programs, float32 and bfloat16 weights, batch 1, 3 and 8',
+  )
+
+
+def _alone(world: base.World, request) -> list[list[int]]:
+  """Texts of plain decoding, request by request."""
+  rows = range(len(request.lengths_B))
+  one = lambda b: jax.tree.map(lambda x: x[b : b + 1], request)
+  return [text for b in rows for text in base.plain(world, one(b))]
+
+
+def _packed_world(dtype: str, encoder: bool) -> base.World:
+  """A target and a draft of two packed layers."""
+  name, kv_heads = ('t5_tiny', 4) if encoder else ('tiny', 2)
+  sizes = dict(width=48, heads=4, kv_heads=kv_heads, head_dim=8, mlp=80)
+  config = model_config.sized(name, **sizes, dtype=dtype)
+
+  def packed(params):
+    return convert.pack(*convert.fuse(config, params))
+
+  scaled = jax.tree.map(lambda x: (1.5 * x).astype(x.dtype), lm.init(config, 0))
+  near = base.blurred(scaled)
+  (config_packed, target), (_, draft) = packed(scaled), packed(near)
+  model = lm.make(config_packed)
+  return base.World(model, model, types.Weights(target, draft), config.vocab)

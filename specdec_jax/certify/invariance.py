@@ -28,22 +28,21 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
   cases = list(enumerate(prompts, subject.seed))
   with jax.enable_x64(True):
     world = subject.transformers(VOCAB, **SIZES)
-    drafter, other = next(iter(subject.drafters.values()))(world, GAMMA)
     for i, rule in enumerate(subject.rules):
-      what = f'{rule.name} with {drafter.name}, gamma {drafter.gamma}'
-      run = functools.partial(_texts, world, (rule, drafter, other))
+      pair = subject.pair(world, GAMMA, rule)
+      what, run = str(pair), functools.partial(_texts, world, pair)
       wanted = run(cases)
       # Buffers are the loop's and the drafter's: one rule shows them.
       alone = i == 0 or amount > QUICK
       tried += _arrangements(run, cases, wanted, what, alone)
       if rule.coupled:
-        plain = _texts(world, (base.PLAIN_RULE, decode.PLAIN, ()), cases)
+        plain = _texts(world, base.PLAIN, cases)
         tried += base.same_texts(wanted, plain, f'{what}: not plain decoding')
       # A user's model is not split: its axes are unknown.
       if i == 0 and subject.model is None and len(jax.devices()) >= 8:
         got, devices = _on_a_mesh(subject, cases), '1 and 8 devices'
         tried += base.same_texts(got, wanted, f'{what}, on 4 x 2 devices')
-  names = ', '.join(f'{rule.name} {drafter.name}' for rule in subject.rules)
+  names = ', '.join(f'{x.name} {pair.drafter.name}' for x in subject.rules)
   return base.Figure(
     base.none_of(tried, 'texts differ', amount, 'requests'),
     '0',
@@ -53,7 +52,7 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
 
 def _texts(
   world: base.World,
-  method,
+  pair: base.Pair,
   cases,
   *,
   rows: int = 8,
@@ -63,28 +62,27 @@ def _texts(
 ) -> list[list[int]]:
   """Texts of requests, decoded in batches.
 
-  method: rule, drafter and weights.draft. cases: (number, prompt) of each
-  request; the number is its seed too. pad: room in the buffers beyond what is
-  needed. place: puts a batch on the devices.
+  cases: (number, prompt) of each request; the number is its seed too. pad: room
+  in the buffers beyond what is needed. place: puts a batch on the devices.
   """
-  (rule, drafter, other), out = method, []
+  out, gamma = [], pair.drafter.gamma
   for start in range(0, len(cases), rows):
     numbers, prompts = zip(*cases[start : start + rows], strict=True)
     request = base.make_request(
       world,
       prompts,
       new,
-      length=requests.bucket(base.LONGEST + NEW + drafter.gamma) + pad,
+      length=requests.bucket(base.LONGEST + NEW + gamma) + pad,
       sources=16 + pad,
       rows=rows,
-      gamma=drafter.gamma,
+      gamma=gamma,
       # One request in three is greedy, to mix both kinds in a batch.
       temperature=[0.9 * (n % 3 > 0) for n in numbers],
       top_p=[0.9 if n % 2 else 1.0 for n in numbers],
       seed=numbers,
       request=numbers,
     )
-    output = base.run(world, drafter, rule, other, place(request))
+    output = base.run(world, pair, place(request))
     out += base.texts(output)[: len(prompts)]
   return out
 
@@ -110,10 +108,8 @@ def _on_a_mesh(subject: base.Subject, cases) -> list[list[int]]:
   """Texts of the first rule and drafter on 4 x 2 devices."""
   mesh = sharding.make_mesh(4, 2)
   world = base.transformers(VOCAB, mesh=mesh, encoder=subject.encoder, **SIZES)
-  recipe = next(iter(subject.drafters.values()))
-  method = subject.rules[0], *recipe(world, GAMMA)
   place = functools.partial(requests.place, layout=sharding.Layout(mesh))
-  return _texts(world, method, cases, place=place)
+  return _texts(world, subject.pair(world, GAMMA), cases, place=place)
 
 
 # --- accounting ---------------------------------------------------------------
@@ -129,22 +125,23 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
   for (rule, name), gamma in zip(
     subject.pairs(), itertools.cycle(GAMMAS), strict=False
   ):
-    drafter, other = subject.drafters[name](world, gamma)
+    pair = subject.pair(world, gamma, rule, name)
+    gamma = pair.drafter.gamma
     for start in range(0, each, rows):
       numbers = np.arange(rows) + start
       request = base.make_request(
         world,
         base.ragged_prompts(rows, vocab, subject.seed + start, base.LONGEST),
         1 + numbers % 17,
-        length=base.LONGEST + 18 + drafter.gamma,
-        gamma=drafter.gamma,
+        length=base.LONGEST + 18 + gamma,
+        gamma=gamma,
         temperature=0.9,
         seed=subject.seed,
         request=numbers,
         stop_ids=[vocab - 1],
       )
-      out = base.run(world, drafter, rule, other, request)
-      _check_counts(out, request, f'{rule.name} with {drafter.name}')
+      with base.naming(f'{rule.name} with {pair.drafter.name}'):
+        _check_counts(base.run(world, pair, request), request)
       done += rows
   return base.Figure(
     base.none_of(done, 'requests miscounted', each, 'requests'),
@@ -153,7 +150,7 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
   )
 
 
-def _check_counts(out: decode.Output, request: decode.Request, what: str):
+def _check_counts(out: decode.Output, request: decode.Request) -> None:
   """Compares the counts of every request of a batch.
 
   Raises:
@@ -178,13 +175,13 @@ def _check_counts(out: decode.Output, request: decode.Request, what: str):
     if wrong_B.any():
       b = int(wrong_B.argmax())
       raise base.Broken(
-        f'{what}: the {name} of request {b} do not add up: prompt of '
+        f'the {name} of request {b} do not add up: prompt of '
         f'{request.lengths_B[b]}, limit {request.limit_B[b]}, tokens '
         f'{out.tokens_BL[b, : out.lengths_B[b]].tolist()}'
       )
   total = metrics.summary(info).emitted_tokens
   if total != emitted_B.sum():
-    raise base.Broken(f'{what}: metrics count {total} of {emitted_B.sum()}')
+    raise base.Broken(f'metrics count {total} of {emitted_B.sum()}')
 
 
 def _ends_well(out: decode.Output, request: decode.Request) -> np.ndarray:

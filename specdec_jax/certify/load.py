@@ -50,9 +50,9 @@ def subject(
   if drafter_path:
     drafters = dict([drafter(drafter_path)])
   paths = dict(rule=rule_path, drafter=drafter_path, model=model_path)
-  brought = tuple(kind for kind, path in paths.items() if path)
+  supplied = tuple(kind for kind, path in paths.items() if path)
   return base.Subject(
-    tuple(rules.values()), drafters, seed, brought, own_model, model_path
+    tuple(rules.values()), drafters, seed, supplied, own_model, model_path
   )
 
 

@@ -4,7 +4,7 @@ import math
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import rich.console
@@ -19,10 +19,27 @@ from specdec_jax.certify import (
   enumerated,
   identity,
   invariance,
-  kernels,
-  paths,
+  steps,
 )
 from specdec_jax.io import files
+
+
+class Row(NamedTuple):
+  """A checked promise, as certificate.json has it.
+
+  passed: None where it does not apply.
+  reached, bound, size: of its base.Figure, if it passed.
+  case: the failing case, or why it does not apply.
+  """
+
+  name: str
+  text: str
+  passed: bool | None
+  seconds: float
+  reached: str = ''
+  bound: str = ''
+  size: str = ''
+  case: str = ''
 
 
 def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
@@ -45,19 +62,14 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
     drafters={name: subject.drafters[name] for name in names},
     encoder=True,
   )
-  rows = []
   # Not the null check; the next knows no model; the last is this.
-  for promise in PROMISES[2:-1]:
-    rows.append(check(promise, subject, full=full))
-    if rows[-1]['held'] is False:
-      raise base.Broken(f'{promise.name}: {rows[-1]["case"]}')
-  held = [row for row in rows if row['held']]
+  rows, reached = _check_all(PROMISES[2:-1], subject, full=full)
+  passed = sum(row.passed is True for row in rows)
   rules = ', '.join(rule.name for rule in subject.rules)
   return base.Figure(
-    f'{len(held)} of {len(rows)} promises hold',
+    f'{passed} of {len(rows)} promises hold',
     'theirs',
-    f'rules {rules}; drafters {", ".join(names)}; '
-    + '; '.join(f'{row["name"]} {row["reached"]}' for row in held),
+    f'rules {rules}; drafters {", ".join(names)}; {reached}',
   )
 
 
@@ -77,24 +89,37 @@ def null_check(subject: base.Subject, amount: int) -> base.Figure:
   amount: 1 takes whole amounts of the full tier; more, that part of the quick
     tier's.
   """
-  full = amount == 1
   subject = subject._replace(
     rules=(base.PLAIN_RULE,),
     drafters={decode.PLAIN.name: lambda world, gamma: (decode.PLAIN, ())},
-    brought=(),
+    supplied=(),
   )
-  rows = []
-  for promise in PROMISES:
-    if promise.name in COMPARING:
-      part = promise._replace(quick=max(1, promise.quick // amount))
-      rows.append(check(part, subject, full=full))
-      if rows[-1]['held'] is not True:
-        raise base.Broken(f'{promise.name}: {rows[-1]["case"]}')
+  parts = [
+    promise._replace(quick=max(1, promise.quick // amount))
+    for promise in PROMISES
+    if promise.name in COMPARING
+  ]
+  rows, reached = _check_all(parts, subject, full=amount == 1)
   return base.Figure(
     f'{len(rows)} of {len(rows)} hold of plain decoding against itself',
     'theirs',
-    '; '.join(f'{row["name"]} {row["reached"]}' for row in rows),
+    reached,
   )
+
+
+def _check_all(promises, subject: base.Subject, *, full: bool):
+  """Checks several promises; returns their rows, and their figures in words.
+
+  Raises:
+    base.Broken: the first that fails.
+  """
+  rows = []
+  for promise in promises:
+    rows.append(check(promise, subject, full=full))
+    if rows[-1].passed is False:
+      raise base.Broken(f'{promise.name}: {rows[-1].case}')
+  figures = [f'{row.name} {row.reached}' for row in rows if row.passed]
+  return rows, '; '.join(figures)
 
 
 PROMISES = (
@@ -119,8 +144,8 @@ PROMISES = (
   base.Promise(
     'long-rows',
     'every q is what was drawn from, every p the target\'s, to gamma 8',
-    paths.long_rows,
-    quick=paths.QUICK, full=288, seconds=3, about=('rule', 'drafter')
+    steps.long_rows,
+    quick=steps.QUICK, full=288, seconds=3, about=('rule', 'drafter')
   ),
   base.Promise(
     'joint-distribution-tables',
@@ -152,7 +177,7 @@ PROMISES = (
   base.Promise(
     'kernel-identity',
     'greedy text on the CPU kernels: the same bits at every width and batch',
-    kernels.kernel_identity,
+    identity.kernel_identity,
     quick=2_000, full=100_000, seconds=5, about=('drafter',)
   ),
   base.Promise(
@@ -178,7 +203,7 @@ PROMISES = (
 )  # fmt: skip
 
 
-def choose(only: Sequence[str], brought: Sequence[str]) -> list[base.Promise]:
+def choose(only: Sequence[str], supplied: Sequence[str]) -> list[base.Promise]:
   """The promises named in `only`, or all about the parts given by the user.
 
   Raises:
@@ -190,30 +215,26 @@ def choose(only: Sequence[str], brought: Sequence[str]) -> list[base.Promise]:
       raise ValueError(f'only={name!r}: allowed are {", ".join(names)}')
   if only:
     return [promise for promise in PROMISES if promise.name in only]
-  return [x for x in PROMISES if not brought or set(brought) & set(x.about)]
+  return [x for x in PROMISES if not supplied or set(supplied) & set(x.about)]
 
 
-def check(
-  promise: base.Promise, subject: base.Subject, *, full: bool
-) -> dict[str, Any]:
-  """Checks one promise; returns a row with its figure or its failing case.
-
-  held: None where the promise does not apply; `case` is the reason.
-  """
+def check(promise: base.Promise, subject: base.Subject, *, full: bool) -> Row:
+  """Checks one promise; its figure or its failing case."""
   start = time.perf_counter()
-  row: dict[str, Any] = dict(name=promise.name, text=promise.text, held=False)
+  passed, figure, case = False, base.Figure('', '', ''), ''
   try:
     figure = promise.check(subject, promise.full if full else promise.quick)
-    row |= dict(held=True) | figure._asdict()
+    passed = True
   except base.NotChecked as why:
-    row |= dict(held=None, case=str(why))
+    passed, case = None, str(why)
   except base.Broken as error:
-    row['case'] = str(error)
+    case = str(error)
   except Exception as error:  # a user's rule may raise anything
-    row['case'] = f'raised {type(error).__name__}: {error}'
+    case = f'raised {type(error).__name__}: {error}'
   # XLA aborts after some thousand compiled programs in one process.
   jax.clear_caches()
-  return row | dict(seconds=time.perf_counter() - start)
+  seconds = time.perf_counter() - start
+  return Row(promise.name, promise.text, passed, seconds, *figure, case)
 
 
 def run(
@@ -228,69 +249,67 @@ def run(
   Writes certificate.md (what is printed) and certificate.json into `folder`,
   None for nowhere. Returns whether no promise failed and some were checked.
   """
-  console = printing.console()
+  console, rows, doc = printing.console(), [], {}
   console.record = True
-  doc: dict[str, Any] = dict(
+  about = dict(
     tier='full' if full else 'quick',
     seed=subject.seed,
     rules=[rule.name for rule in subject.rules],
     drafters=list(subject.drafters),
     model=subject.model_path or None,
     machine=machine.describe(),
-    promises=[],
   )
-  tables.machine(doc['machine'], console)
-  _print_head(doc, chosen, len(subject.pairs()), console)
+  tables.machine(about['machine'], console)
+  _print_head(about, chosen, len(subject.pairs()), console)
   for promise in printing.track(chosen, 'promises'):
-    doc['promises'].append(check(promise, subject, full=full))
-    show(doc['promises'][-1], console)
-    held = [row['held'] for row in doc['promises']]
-    seconds = sum(row['seconds'] for row in doc['promises'])
-    skipped = f', {held.count(None)} not checked' if None in held else ''
-    doc['held'] = True in held and False not in held
-    doc['verdict'] = [
-      f'{held.count(True)} of {len(held)} promises hold{skipped} '
-      f'({seconds:.0f} s).'
-    ]
+    rows.append(check(promise, subject, full=full))
+    show(rows[-1], console)
+    passed, verdict = judged(rows)
+    doc = about | dict(promises=rows, passed=passed, verdict=[verdict])
     if folder:  # after every promise: the full tier may be interrupted
       files.write(folder / 'certificate.json', printing.compact(doc))
-      page = '\n'.join([console.export_text(clear=False), *doc['verdict']])
+      page = f'{console.export_text(clear=False)}\n{verdict}'
       page = f'# Certificate of exactness\n\n```\n{page}\n```\n'
       files.write(folder / 'certificate.md', page)
   tables.close(doc['verdict'], doc, console)
-  return doc['held']
+  return doc['passed']
 
 
-def _print_head(doc, chosen, pairs: int, console) -> None:
+def judged(rows: Sequence[Row]) -> tuple[bool, str]:
+  """Whether no row failed and some passed, and the verdict in words."""
+  passed = [row.passed for row in rows]
+  skipped = f', {passed.count(None)} not checked' if None in passed else ''
+  return True in passed and False not in passed, (
+    f'{passed.count(True)} of {len(rows)} promises hold{skipped} '
+    f'({sum(row.seconds for row in rows):.0f} s).'
+  )
+
+
+def _print_head(about: dict[str, Any], chosen, pairs: int, console) -> None:
   """The subject, and how long its certificate takes."""
-  model = f'model {doc["model"]}; ' if doc['model'] else ''
+  model = f'model {about["model"]}; ' if about['model'] else ''
   minutes = math.ceil(sum(x.seconds for x in chosen) * pairs / 60)
-  full = doc['tier'] == 'full'
+  full = about['tier'] == 'full'
   wait = 'hours' if full else f'about {minutes} min on two cores'
   console.print(
-    f'[bold]Subject[/bold]  {model}rules {", ".join(doc["rules"])}; drafters '
-    f'{", ".join(doc["drafters"])}; {doc["tier"]} tier, seed {doc["seed"]}\n'
+    f'[bold]Subject[/bold]  {model}rules {", ".join(about["rules"])}; drafters '
+    f'{", ".join(about["drafters"])}; {about["tier"]} tier, seed '
+    f'{about["seed"]}\n'
     f'[bold]Takes[/bold]    {wait}: {len(chosen)} of {len(PROMISES)} promises, '
     f'{pairs} pairs of rule and drafter\n',
     highlight=False,
   )
 
 
-def show(row: dict[str, Any], console: rich.console.Console) -> None:
+def show(row: Row, console: rich.console.Console) -> None:
   """Prints a row of check."""
-  mark = {
-    True: '[green]holds[/green]',
-    None: 'not checked',
-    False: '[red]FAILS[/red]',
-  }[row['held']]
+  marks = {True: '[green]holds[/green]', False: '[red]FAILS[/red]'}
   console.print(
-    f'{mark}  [bold]{row["name"]}[/bold]: {row["text"]} '
-    f'({row["seconds"]:.1f} s)',
+    f'{marks.get(row.passed, "not checked")}  [bold]{row.name}[/bold]: '
+    f'{row.text} ({row.seconds:.1f} s)',
     highlight=False,
   )
-  lines = [row.get('case', '')]
-  if row['held']:
-    lines = [f'{row["reached"]}  (bound {row["bound"]})', row['size']]
-  for line in lines:
+  reached = [f'{row.reached}  (bound {row.bound})', row.size]
+  for line in reached if row.passed else [row.case]:
     text = rich.text.Text(line)
     console.print(rich.padding.Padding(text, (0, 0, 0, 7), expand=False))

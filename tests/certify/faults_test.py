@@ -37,11 +37,11 @@ def test_a_planted_fault_is_caught(name, compile_in_less_time):
   promise = promise._replace(quick=AMOUNTS[seen_by])
   with faults.planted(name) as subject, jax.debug_nans(False):
     row = program.check(promise, subject, full=False)
-  assert row['held'] is False, row
-  assert 'raised' not in row['case'], row['case']
-  assert WORDS.get(name, '') in row['case'], row['case']
+  assert row.passed is False, row
+  assert 'raised' not in row.case, row.case
+  assert WORDS.get(name, '') in row.case, row.case
   rule_or_drafter = not faults.FAULTS[name].loop
-  assert (name in row['case']) == rule_or_drafter, row['case']
+  assert (name in row.case) == rule_or_drafter, row.case
 
 
 def test_the_loop_is_right_again_afterwards():
@@ -77,4 +77,4 @@ def test_a_fault_has_its_own_rule_and_drafter():
     with faults.subject('flat-q', 'block', '', '', seed=0):
       pass
   with faults.subject('', 'block', '', '', seed=0) as right:
-    assert right.brought == ('rule',)
+    assert right.supplied == ('rule',)

@@ -12,12 +12,11 @@ from specdec_jax import sampling, types
 from specdec_jax.certify import (
   base,
   counted,
-  enumerate_steps,
   enumerate_window,
   enumerated,
   faults,
   load,
-  paths,
+  steps,
   table_model,
 )
 from specdec_jax.drafters import lm
@@ -128,10 +127,10 @@ def recipe(name):
 
 @pytest.fixture(autouse=True)
 def compile_once(monkeypatch):
-  monkeypatch.setattr(enumerate_steps, 'watched', watched)
+  monkeypatch.setattr(steps, 'watched', watched)
 
 
-watched = functools.cache(enumerate_steps.watched)
+watched = functools.cache(steps.watched)
 
 
 # --- every q and every p of long rows -----------------------------------------
@@ -139,7 +138,7 @@ watched = functools.cache(enumerate_steps.watched)
 
 def follow(name):
   subject = base.Subject([reject.RULE], {'x': recipe(name)})
-  return paths.long_rows(subject, len(paths.LENGTHS))
+  return steps.long_rows(subject, len(steps.LENGTHS))
 
 
 def test_a_right_drafter_reports_what_it_drew_from():
@@ -147,7 +146,7 @@ def test_a_right_drafter_reports_what_it_drew_from():
   found = re.fullmatch('0 of (.*) q and of (.*) p differ', figure.reached)
   q, p = (int(x.replace(',', '')) for x in found.groups())
   # All eight of each window, and the token after them; greedy rows are certain.
-  assert p % 9 == 0 and p // 9 > len(paths.LENGTHS) * paths.NEW / 9
+  assert p % 9 == 0 and p // 9 > len(steps.LENGTHS) * steps.NEW / 9
   assert 0.5 < q / (p // 9 * 8) < 0.8
   assert 'rows to 157 tokens' in figure.size
 
@@ -178,14 +177,14 @@ def test_a_q_that_was_not_drawn_from_is_named(name, where):
 
 
 def test_p_is_compared_at_every_proposed_offset_of_a_live_row():
-  world = base.tables(paths.VOCAB)
+  world = base.tables(steps.VOCAB)
   table = table_model.warped(world.weights.target, temperature=1.0)
   text, drafts_K = [1, 2, 0, 3], [4, 1, 2]
   row_V = lambda k: table_model.row_of(table, text + drafts_K[:k])
   p_BNV = np.stack([np.stack([row_V(k) for k in range(4)])] * 2)
 
   def compared(p_BNV):
-    state = enumerate_steps.decode.State(
+    state = steps.decode.State(
       np.array([text + [0] * 4] * 2),
       np.array([4, 4]),
       np.array([True, False]),
@@ -193,7 +192,7 @@ def test_p_is_compared_at_every_proposed_offset_of_a_live_row():
       (),
     )
     draft = types.Draft(np.array([drafts_K] * 2), None, np.array([2, 3]))
-    return paths._check_target([table] * 2, state, draft, p_BNV)
+    return steps.check_target([table] * 2, state, steps.Window(draft, p_BNV))
 
   assert compared(p_BNV) == 3  # two drafts and the token after them
   for b, k, seen in ((0, 0, True), (0, 2, True), (0, 3, False), (1, 0, False)):
@@ -212,7 +211,7 @@ def test_every_drafter_is_followed_at_gamma_8():
   drafters = dict.fromkeys('abc', load.RECIPES['lm'])
   rules = [reject.RULE, block.RULE, coupled.RULE]
   subject = base.Subject(rules, drafters)
-  cells = [(x[0].name, *x[1:]) for x in paths._cells(subject, paths.QUICK)]
+  cells = [(x[0].name, *x[1:]) for x in steps._cells(subject, steps.QUICK)]
   assert cells == [
     ('reject', 'a', 8, 12),
     ('reject', 'b', 8, 12),
@@ -220,18 +219,18 @@ def test_every_drafter_is_followed_at_gamma_8():
     ('block', 'a', 5, 12),
     ('coupled', 'a', 6, 12),
   ]
-  full = list(paths._cells(subject, 288))
+  full = list(steps._cells(subject, 288))
   assert len(full) == 5 * 8 and {x[2] for x in full} == set(range(1, 9))
 
 
 def test_rows_combine_their_settings():
-  rows = paths.settings(len(paths.LENGTHS))
+  rows = steps.SETTINGS
   warm = {(x['top_k'], x['top_p']) for x in rows if x['temperature']}
-  assert warm == {(k, p) for k in paths.TOP_K for p in paths.TOP_P}
-  assert {x['temperature'] for x in rows} == set(paths.TEMPERATURES)
+  assert warm == {(k, p) for k in steps.TOP_K for p in steps.TOP_P}
+  assert {x['temperature'] for x in rows} == set(steps.TEMPERATURES)
   # Prompts end before, at and after an edge of prefill, which leaves out one.
   edge = base.OPTIONS.chunk + 1
-  assert {edge - 1, edge, edge + 1} <= set(paths.LENGTHS)
+  assert {edge - 1, edge, edge + 1} <= set(steps.LENGTHS)
 
 
 # --- one window of gamma 4 to 8 -----------------------------------------------
@@ -239,10 +238,8 @@ def test_rows_combine_their_settings():
 
 def long_window(name, gamma=4):
   world = base.tables(2)
-  drafter, other = recipe(name)(world, gamma)
-  return enumerated.long_window_error(
-    world, drafter, other, reject.RULE, dict(temperature=1.0)
-  )
+  pair = base.Pair(reject.RULE, *recipe(name)(world, gamma))
+  return enumerated.long_window_error(world, pair, dict(temperature=1.0))
 
 
 def test_a_long_window_is_enumerated_after_long_rows():
@@ -289,7 +286,7 @@ def test_every_pair_has_one_long_window():
   cells = [x for x in enumerated._cells(pairs, 3) if x.long]
   assert [x.drafter for x in cells] == list('abcde')
   assert {x.gamma for x in cells} == set(range(4, 9))
-  assert cells[0].gamma == paths.GAMMA and cells[0].x64
+  assert cells[0].gamma == steps.GAMMA and cells[0].x64
   assert max(enumerated.LONG_ROWS) > 16
 
 

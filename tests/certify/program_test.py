@@ -55,11 +55,11 @@ def test_a_part_is_called_by_its_own_name(what, path, name):
   rules, drafters = [x.name for x in subject.rules], list(subject.drafters)
   ours = dict(rule=['reject', 'coupled'], drafter=['lm', 'lookup'])
   assert (rules, drafters) == tuple((ours | {what: [name]}).values())
-  assert subject.brought == (what,)
+  assert subject.supplied == (what,)
 
 
 def test_promises_about_what_was_brought():
-  chosen = lambda *brought: {x.name for x in program.choose([], brought)}
+  chosen = lambda *supplied: {x.name for x in program.choose([], supplied)}
   assert chosen() == {x.name for x in program.PROMISES}
   assert chosen() - chosen('rule') == {
     'audited-identity',
@@ -103,11 +103,11 @@ def test_the_program_certifies_a_biased_rule(tmp_path):
   head = r'Subject +rules hotter; .*\nTakes .* min on two cores: 2 of \d+ prom'
   assert re.search(head, done.out)
   doc = done.document
-  assert not doc['held'] and doc['rules'] == ['hotter']
+  assert not doc['passed'] and doc['rules'] == ['hotter']
   assert json.loads((tmp_path / 'certificate.json').read_text()) == doc
   fails, holds = doc['promises']
-  assert not fails['held'] and 'gamma 1, V 2' in fails['case']
-  assert holds['held'] and 'requests miscounted' in holds['reached']
+  assert not fails['passed'] and 'gamma 1, V 2' in fails['case']
+  assert holds['passed'] and 'requests miscounted' in holds['reached']
   for text in (done.out, (tmp_path / 'certificate.md').read_text()):
     assert 'FAILS  window-distribution' in text and 'holds  acc' in text
     assert '1 of 2 promises hold (' in text

@@ -27,11 +27,11 @@ LM = {'lm': load.RECIPES['lm']}
 REJECT = [reject.RULE]
 
 
-def check(name, rules=None, drafters=None, amount=None, brought=()):
+def check(name, rules=None, drafters=None, amount=None, supplied=()):
   """One promise as the program checks it, at its quick amount or another."""
   promise = PROMISES[name]._replace(quick=amount or PROMISES[name].quick)
   subject = base.Subject(
-    rules or RULES, drafters or load.RECIPES, brought=brought
+    rules or RULES, drafters or load.RECIPES, supplied=supplied
   )
   # NaN checks recompile every program without its fusions; the debug tests and
   # the rule tests run under them.
@@ -75,9 +75,9 @@ def test_promise_holds(name, request, monkeypatch):
   few = [x._replace(quick=HOLDS[x.name][0]) for x in program.PROMISES]
   monkeypatch.setattr(program, 'PROMISES', few)
   row = check(name, amount=amount)
-  assert row['held'], row['case']
+  assert row.passed, row.case
   for word in words:
-    assert word in row['size'], row['size']
+    assert word in row.size, row.size
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_bounds_count_positions_once(compile_in_less_time):
   found = re.fullmatch(
     r'0 of (.*) tokens differ, at (.*) distinct positions '
     r'\(95 %: under (.*) of them\)',
-    row['reached'],
+    row.reached,
   )
   compared, distinct = (int(found[i].replace(',', '')) for i in (1, 2))
   # Batches of 8 and 3 requests, each on texts of its own; a script is both
@@ -106,7 +106,7 @@ def test_a_source_that_is_not_read_breaks_a_promise(
   monkeypatch.setattr(table_model, 'given', lambda p_RVV, source: p_RVV)
   row = check('encoder-decoder', amount=1)
   wrong = r'windows-enumerated: reject with lm, .* instead of .*; off by'
-  assert re.match(wrong, row['case']), row
+  assert re.match(wrong, row.case), row
 
 
 # --- rules --------------------------------------------------------------------
@@ -118,13 +118,13 @@ def named(name):
 
 def test_a_biased_rule_is_refused_with_its_plainest_case():
   row = check('window-distribution', named('hotter'))
-  assert not row['held']
+  assert not row.passed
   assert re.match(
     r'hotter, sampled drafts: wrong in \d+ of 12 families of \(p, q\); the '
     r"plainest, 'sigma 1': gamma 1, V 2; p of the first token .* emitted .* "
     r'instead of .*; off by .*, allowed 1e-06',
-    row['case'],
-  ), row['case']
+    row.case,
+  ), row.case
 
 
 def accepts_what_was_not_proposed(noise, draft, p_BNV):
@@ -148,14 +148,14 @@ def accepts_at_zero(noise, draft, p_BNV):
 def test_a_rule_that_accepts_too_much_is_refused(verify, case):
   rules = [types.Rule('much', verify)]
   row = check('window-distribution', rules, amount=60)
-  assert row['held'] is False and case in row['case'], row['case']
+  assert row.passed is False and case in row.case, row.case
 
 
 @pytest.mark.slow
 def test_a_position_keyed_block_rule_is_refused():
   rules = named('block_by_position')
   row = check('joint-distribution-tables', rules, LM, 2**15)
-  assert not row['held'] and 'block_by_position, lm' in row['case']
+  assert not row.passed and 'block_by_position, lm' in row.case
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_a_position_keyed_block_rule_is_refused():
 )
 def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
   row = check(promise, named(name), LM, amount=3)
-  assert row['held'] is None and why in row['case']
+  assert row.passed is None and why in row.case
   # Beside others that are judged, it is named.
-  figure = enumerated._figure({False: 0.0, True: 0.0}, 'much', [row['case']])
+  figure = enumerated._figure({False: 0.0, True: 0.0}, 'much', [row.case])
   assert figure.size == f'much; not checked: {row["case"]}'
 
 
@@ -194,10 +194,10 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
 )
 def test_own_drafters(name, case, compile_in_less_time):
   mine = dict([load.drafter(f'tests.own_rules:{name}')])
-  row = check('windows-enumerated', REJECT, mine, 2, brought=('drafter',))
-  assert row['held'] is (case is None), row
+  row = check('windows-enumerated', REJECT, mine, 2, supplied=('drafter',))
+  assert row.passed is (case is None), row
   if case:
-    assert re.search(f'reject with .*, gamma 2, V 2, .*: .*{case}', row['case'])
+    assert re.search(f'reject with .*, gamma 2, V 2, .*: .*{case}', row.case)
 
 
 def test_an_impossible_total_is_a_finding(monkeypatch, compile_in_less_time):
@@ -207,7 +207,7 @@ def test_an_impossible_total_is_a_finding(monkeypatch, compile_in_less_time):
     enumerate_window, 'normal', lambda weights: 0.9 * normal(weights)
   )
   row = check('windows-enumerated', REJECT, {'x': enumerated.script})
-  assert 'all outcomes together have probability 0.7' in row['case']
+  assert 'all outcomes together have probability 0.7' in row.case
 
 
 # --- what is tried ------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_the_null_check_is_of_plain_decoding(monkeypatch):
     ]
     monkeypatch.setattr(program, 'PROMISES', few)
     return program.null_check(
-      base.Subject(RULES, LM, brought=('rule',)), amount
+      base.Subject(RULES, LM, supplied=('rule',)), amount
     )
 
   figure = check_with('', 4)

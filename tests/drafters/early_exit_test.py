@@ -45,8 +45,8 @@ def test_greedy_text_is_plain_decodings(world):
     drafter = early_exit.make(world.target, gamma=GAMMA, exit=EXIT)
     prompts = base.ragged_prompts(4, 13, 0)
     request = base.make_request(world, prompts, 20, length=40)
-    out = base.run(world, drafter, reject.RULE, (), request)
-    plain = base.run(world, decode.PLAIN, reject.RULE, (), request)
+    out = base.run(world, base.Pair(reject.RULE, drafter), request)
+    plain = base.run(world, base.Pair(reject.RULE, decode.PLAIN), request)
     assert base.texts(out) == base.texts(plain)
     # Some of each, or this would show little.
     hist_N = out.info.hist_BN.sum(0)

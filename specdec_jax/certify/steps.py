@@ -1,0 +1,368 @@
+"""Production steps, watched: every q that drafts report, every p of long rows.
+
+Outcomes can be chosen in place of noise, which certify.enumerated does.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from specdec_jax import decode, types
+from specdec_jax import sampling as sampling_lib
+from specdec_jax.certify import base, enumerate_window, table_model
+
+
+class Choice(NamedTuple):
+  """One outcome of every draw of a window, for every row.
+
+  draft_BK: token that noise.draft returns at each offset; -1 draws it, with
+    production's own noise.
+  passes_BK: whether each accept test passes.
+  next_B: token that noise.next returns.
+
+  With passes_BK and next_B None, the accept tests and the next token are
+  production's own.
+  """
+
+  draft_BK: Any
+  passes_BK: Any = None
+  next_B: Any = None
+
+
+class Drawn(NamedTuple):
+  """A draw of a window's drafts: what it was made from, and its result."""
+
+  q_BV: np.ndarray
+  tokens_B: np.ndarray
+
+
+class Window(NamedTuple):
+  """What was seen of one window.
+
+  draft, p_BNV: as the rule got them.
+  t_BK: where each accept test flips; None where passes_BK is not chosen.
+  weights_BV: the next token is drawn from them.
+  draws: the Drawn of every offset.
+  """
+
+  draft: types.Draft
+  p_BNV: Any
+  t_BK: Any = None
+  weights_BV: Any = None
+  draws: dict[int, Drawn] = {}
+
+
+class Chosen:
+  """Noise and rule of a step, with the outcomes of a choice.
+
+  draft, next and verify stand for noise.draft, noise.next and rule.verify while
+  the step is traced; they keep the arrays they see in `window`, but for those
+  of draft: (offset, q_BV, tokens_B) join `drawn` when the step runs.
+  """
+
+  def __init__(self, rule: types.Rule, choice: Choice, drawn: list):
+    self.rule, self.choice, self.drawn = rule, choice, drawn
+
+  def noise(self, *args, **kwargs) -> types.Noise:
+    self.right = sampling_lib.noise(*args, **kwargs)
+    return types.Noise(self.right.accept_BK, self.draft, self.next)
+
+  def draft(self, offset, q_BV):
+    chosen_B = jnp.take(self.choice.draft_BK, offset, axis=1)
+    tokens_B = jnp.where(chosen_B < 0, self.right.draft(offset, q_BV), chosen_B)
+
+    def record(offset, bits, tokens_B):
+      own_BV = np.asarray(bits).view(q_BV.dtype).reshape(q_BV.shape)
+      self.drawn.append((int(offset), own_BV, np.asarray(tokens_B)))
+
+    # Called from inside the drafter's loops, so q_BV cannot be returned. As
+    # bits: a callback's thread would turn float64 into float32.
+    bits = jax.lax.bitcast_convert_type(q_BV, jnp.uint32)
+    io_callback(record, None, offset, bits, tokens_B)
+    return tokens_B
+
+  def verify(self, noise, draft, p_BNV) -> types.Verdict:
+    self.window = Window(draft, p_BNV)
+    if self.choice.passes_BK is None:
+      return self.rule.verify(noise, draft, p_BNV)
+    t_BK = enumerate_window.thresholds(self.rule, draft, p_BNV)
+    self.window = self.window._replace(t_BK=t_BK)
+    u_BK = jnp.where(self.choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
+    return self.rule.verify(enumerate_window.uniforms(u_BK), draft, p_BNV)
+
+  def next(self, offset_B, weights_BV):
+    self.window = self.window._replace(weights_BV=weights_BV)
+    if self.choice.next_B is None:
+      return self.right.next(offset_B, weights_BV)
+    return self.choice.next_B
+
+
+class _DrafterNoise:
+  """A types.Noise with the draft draw only: a drafter may use no other."""
+
+  def __init__(self, draft):
+    self.draft = draft
+
+  @property
+  def accept_BK(self):
+    raise base.Broken('the drafter looks at the noise of the accept tests')
+
+  def next(self, *_):
+    raise base.Broken(
+      'the drafter draws with the noise of the next token, which only a '
+      'coupled rule allows'
+    )
+
+
+def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
+  """The production decode.step with outcomes that may be chosen.
+
+  Returns (weights, request, state, info, choice) -> (state, info, Window), on
+  the host.
+
+  Raises:
+    base.Broken: an offset is drawn twice.
+  """
+  drawn: list[tuple] = []
+
+  def propose(weights, state, context, noise, target_cache):
+    own = _DrafterNoise(noise.draft)
+    return drafter.propose(weights, state, context, own, target_cache)
+
+  @jax.jit
+  def run(weights, request, state, info, choice: Choice):
+    chosen = Chosen(rule, choice, drawn)
+    loop = decode.Loop(
+      target,
+      drafter._replace(propose=propose),
+      rule._replace(verify=chosen.verify, certain=False),
+      decode.Options(widths=()),
+      noise=chosen.noise,
+    )
+    return *decode.step(loop, weights, request, state, info), chosen.window
+
+  def step(weights, request, state, info, choice: Choice):
+    drawn.clear()
+    out = jax.device_get(run(weights, request, state, info, choice))
+    jax.effects_barrier()
+    draws = {offset: Drawn(*found) for offset, *found in drawn}
+    if len(draws) < len(drawn):
+      raise base.Broken(
+        f'{drafter.name} draws twice with the noise of one offset'
+      )
+    return *out[:2], out[2]._replace(draws=draws)
+
+  return step
+
+
+# --- what was drawn and what is reported --------------------------------------
+
+
+def chance_of_drafts(window: Window, choice: Choice) -> np.ndarray:
+  """Probability of the chosen drafts under what each was drawn from: [B]."""
+  B, K = choice.draft_BK.shape
+  chance_BK = np.zeros((B, K))
+  for k in range(K):
+    # Nothing was drawn: only the first outcome counts.
+    chance_BK[:, k] = choice.draft_BK[:, k] == 0
+    if k in window.draws:
+      q_BV = _normal(window.draws[k].q_BV)
+      chance_BK[:, k] = _at(q_BV, choice.draft_BK[:, k])
+  return chance_BK.prod(1)
+
+
+def chance(window: Window, choice: Choice) -> np.ndarray:
+  """Probability of a whole choice: [B]."""
+  sides_BK = np.where(choice.passes_BK, window.t_BK, 1 - window.t_BK)
+  chance_B = chance_of_drafts(window, choice)
+  chance_B = chance_B * sides_BK.astype(np.float64).prod(1)
+  return chance_B * _at(_normal(window.weights_BV), choice.next_B)
+
+
+def check_reported(name: str, state, window: Window, can_B) -> int:
+  """Every row that proposes a drawn token must report what it was drawn from.
+
+  Args:
+    name: of the drafter.
+    state: before the window.
+    window: from watched.
+    can_B: rows whose drafts can be drawn.
+
+  Returns how many reported distributions were compared.
+
+  Raises:
+    base.Broken: the first draft with another q.
+  """
+  compared, draft = 0, window.draft
+  for k, drawn in sorted(window.draws.items()):
+    q_BV = _normal(drawn.q_BV)
+    can_B = can_B & (_at(q_BV, drawn.tokens_B) > 0)
+    if draft.q_BKV is None:
+      continue
+    tokens_B = draft.tokens_BK[:, k]
+    # What is reported as certain is lawful, whatever made it.
+    judged_B = (k < draft.count_B) & (_at(draft.q_BKV[:, k], tokens_B) != 1)
+    # A drafter may draw something else and derive its tokens from that.
+    if (tokens_B == drawn.tokens_B)[judged_B].all():
+      _check_reported(name, state, draft, k, q_BV, judged_B & can_B)
+      compared += int((judged_B & can_B).sum())
+  return compared
+
+
+def _check_reported(name: str, state, draft, k: int, q_BV, rows_B) -> None:
+  """Rows that propose a token drawn from q_BV must report q_BV."""
+  reported_BV = draft.q_BKV[:, k].astype(np.float64)
+  off_B = np.where(rows_B, np.abs(reported_BV - q_BV).max(1), 0)
+  wrong_B = ~(off_B <= base.BOUNDS[draft.q_BKV.dtype == np.float64])
+  if wrong_B.any():
+    b = int(np.where(wrong_B, state.lengths_B, np.inf).argmin())
+    text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
+    text += draft.tokens_BK[b, :k].tolist()
+    raise base.Broken(
+      f'after {text} {name} drew draft {k} from {base.show(q_BV[b])} and '
+      f'reports q {base.show(reported_BV[b])}'
+    )
+
+
+def _normal(weights_BV) -> np.ndarray:
+  return enumerate_window.normal(weights_BV.astype(np.float64))
+
+
+def _at(p_BV, tokens_B):
+  """The probability of each row's token."""
+  return np.take_along_axis(p_BV, tokens_B[:, None], 1)[:, 0]
+
+
+# --- long rows ----------------------------------------------------------------
+
+GAMMA, VOCAB, NEW = 8, 6, 96
+QUICK = 12  # rows
+# Tokens of the prompts: around the edges of prefill's chunks, and long ones. A
+# batch holds one of each.
+LENGTHS = (1, 2, 8, 9, 10, 16, 17, 18, 26, 33, 40, 61)
+# Of the rows, in turns: a batch mixes greedy and sampled ones.
+TEMPERATURES, TOP_K, TOP_P = (1.0, 0.7, 1.3, 0.0), (0, 4, 2), (1.0, 0.9)
+SETTINGS = [
+  dict(
+    temperature=TEMPERATURES[b % 4], top_k=TOP_K[b % 3], top_p=TOP_P[b // 2 % 2]
+  )
+  for b in range(len(LENGTHS))
+]
+
+
+def long_rows(subject: base.Subject, amount: int) -> base.Figure:
+  """Drafts' reported q, and the target's p, at every offset of long rows.
+
+  Production steps with production's noise, in float64. What each draft was
+  drawn from is compared with the q that the rule got for it; and p, of every
+  position that the rule got, with the table's.
+
+  amount: rows of each pair of rule and drafter.
+  """
+  done: dict[str, int] = {}
+  many_p = longest = 0
+  with jax.enable_x64(True):
+    world = subject.tables(VOCAB)
+    for rule, name, gamma, rows in _cells(subject, amount):
+      pair = subject.pair(world, gamma, rule, name)
+      cell = f'{rule.name} {name} {pair.drafter.gamma}'
+      if cell in done:  # a drafter may fix its gamma
+        continue
+      seeds = [subject.seed + seed for seed in range(0, rows, len(LENGTHS))]
+      with base.naming(pair):
+        done[cell], p, length = _follow(world, pair, seeds)
+      many_p, longest = many_p + p, max(longest, length)
+  return base.Figure(
+    f'0 of {sum(done.values()):,} q and of {many_p:,} p differ',
+    f'{base.BOUNDS[True]:.0e} in float64',
+    f'rows to {longest} tokens, prompts of 1 to {max(LENGTHS)}; rule, drafter, '
+    f'gamma: {", ".join(f"{cell} {n:,} q" for cell, n in done.items())}',
+  )
+
+
+def _cells(subject: base.Subject, amount: int):
+  """(rule, drafter, gamma, rows): each pair at one gamma or, if full, at all.
+
+  The first rule, which meets every drafter, has the largest.
+  """
+  every = range(1, GAMMA + 1)
+  gammas = {rule.name: [5 + i % 3] for i, rule in enumerate(subject.rules[1:])}
+  gammas[subject.rules[0].name] = [GAMMA]
+  for rule, name in subject.pairs():
+    for gamma in every if amount > QUICK else gammas[rule.name]:
+      yield rule, name, gamma, amount // (len(every) if amount > QUICK else 1)
+
+
+def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
+  """Decodes a batch of each seed, looking at every window.
+
+  Returns how many q and p were compared, and the length of the longest row.
+
+  Raises:
+    base.Broken: the first q that was not drawn from, or p that is not the
+      target's.
+  """
+  many_q = many_p = longest = 0
+  rule, drafter, _ = pair
+  weights, rows = world.with_draft(pair), len(LENGTHS)
+  step = watched(world.target, drafter, rule)
+  programs = decode.programs(world.target, drafter, rule, base.OPTIONS)
+  choice = Choice(np.full((rows, drafter.gamma), -1, np.int32))
+  for seed in seeds:
+    rng = np.random.default_rng([seed, drafter.gamma])
+    prompts = [rng.integers(0, world.vocab, n).tolist() for n in LENGTHS]
+    request = base.make_request(
+      world,
+      prompts,
+      NEW,
+      length=max(LENGTHS) + NEW + drafter.gamma + 2,
+      sources=16,
+      gamma=drafter.gamma,
+      seed=seed,
+      request=list(range(rows)),
+      **{name: [row[name] for row in SETTINGS] for name in SETTINGS[0]},
+    )
+    tables = [
+      base.target_table(world, prompt, **row)
+      for prompt, row in zip(prompts, SETTINGS, strict=True)
+    ]
+    state, info = jax.device_get(programs.start(weights, request))
+    while state.live_B.any():
+      new, info, window = step(weights, request, state, info, choice)
+      many_q += check_reported(drafter.name, state, window, state.live_B)
+      many_p += check_target(tables, state, window)
+      state = new
+    longest = max(longest, int(state.lengths_B.max()))
+  return many_q, many_p, longest
+
+
+def check_target(tables, state, window: Window) -> int:
+  """Compares p of every proposed draft, and of the token after them.
+
+  Args:
+    tables: the target's probabilities of each row.
+    state: before the window.
+    window: from watched.
+
+  Returns how many p were compared.
+
+  Raises:
+    base.Broken: the first that differs.
+  """
+  compared, draft = 0, window.draft
+  for b in np.flatnonzero(state.live_B):
+    text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
+    for k in range(draft.count_B[b] + 1):
+      prefix = text + draft.tokens_BK[b, :k].tolist()
+      wanted_V = table_model.row_of(tables[b], prefix)
+      off = np.abs(window.p_BNV[b, k] - wanted_V).max()
+      compared += 1
+      if not off <= base.BOUNDS[True]:
+        raise base.Broken(
+          f'after {prefix}, of which {k} are drafts, p is '
+          f'{base.show(window.p_BNV[b, k])} instead of {base.show(wanted_V)}'
+        )
+  return compared
