@@ -61,7 +61,7 @@ def gain(
 
 def _shares(pair: str, chip: str, split: int):
   # A chip of two devices is taken as one.
-  device = roofline.CHIPS[chip]
+  device = roofline.TPUS[chip]
   return device, tuple(roofline.share(c, split) for c in PAIRS[pair])
 
 
@@ -82,7 +82,7 @@ def undivided(*place) -> bool:
 
 
 def places() -> list[tuple[str, str, int]]:
-  return list(itertools.product(PAIRS, roofline.CHIPS, SPLITS))
+  return list(itertools.product(PAIRS, roofline.TPUS, SPLITS))
 
 
 def stops() -> leviathan.Table:
@@ -130,7 +130,7 @@ T5_CHIP = 'v6e'
 
 def t5() -> leviathan.Table:
   """c and improvement of T5-XXL and its drafts beside Leviathan et al. 2023."""
-  device = roofline.CHIPS[T5_CHIP]
+  device = roofline.TPUS[T5_CHIP]
   target = roofline.share(_sized('t5_xxl'))
   lines, below = [], True
   for row in papers.TABLE4:

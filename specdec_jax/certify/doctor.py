@@ -1,10 +1,8 @@
 """The first hour's checks: does the loop decode right on this very machine?
 
 Each is a promise of the certificate in little, or a mistake that others made on
-TPUs and that shows in no error message.
+TPUs and that shows in no error message. Its docstring is what is printed.
 """
-
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +24,11 @@ _LENGTH = 48  # of every buffer: each program compiles once
 
 def subject() -> base.Subject:
   """One rule and one draft model, with which the promises are checked."""
-  return base.Subject((reject.RULE,), {'lm': load.drafter('lm')[1]})
+  return base.Subject((reject.RULE,), {'lm': load.RECIPES['lm']})
 
 
 def float32_products(subject: base.Subject, amount: int) -> base.Figure:
-  """Matrix products of float32 are computed in float32."""
+  """float32 products are not computed in bfloat16"""
   rng = np.random.default_rng(0)
   x, kernel = rng.normal(size=(amount, 512)), rng.normal(size=(512, 256))
   x, kernel = x.astype(np.float32), kernel.astype(np.float32)
@@ -49,7 +47,7 @@ def float32_products(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def whole_vocabulary(subject: base.Subject, amount: int) -> base.Figure:
-  """Unless told otherwise, every id keeps its probability: no hidden top-k."""
+  """no top-k that nobody asked for"""
   logits_V = np.random.default_rng(0).normal(size=amount).astype(np.float32)
   settings = sampling_lib.settings(1, temperature=1.0)
   p_V = jax.jit(sampling_lib.probabilities)(logits_V[None, None], settings)
@@ -65,14 +63,11 @@ def whole_vocabulary(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def fresh_draws(subject: base.Subject, amount: int) -> base.Figure:
-  """Every position and every request draws anew.
-
-  From a model to which all ids are alike: with one key for every step it would
-  repeat one token.
-  """
+  """a key of its own for every step and request"""
+  # To this model all ids are alike: with one key for every step it would
+  # repeat one token.
   world = base.tables(13)
-  flat = jax.tree.map(np.zeros_like, world.weights)
-  world = world._replace(weights=flat)
+  world = world._replace(weights=jax.tree.map(np.zeros_like, world.weights))
   request = base.make_request(
     world, [[1]] * amount, _NEW, length=_LENGTH, temperature=1.0, seed=3
   )
@@ -93,7 +88,7 @@ def fresh_draws(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def own_temperature(subject: base.Subject, amount: int) -> base.Figure:
-  """A row is drawn at its own temperature, whatever else is in the batch."""
+  """no row is drawn at padding's or another row's temperature"""
   world = base.tables(13)
   prompts = base.ragged_prompts(amount, world.vocab, 0)
   warm = [(0.0, 0.7, 1.0)[i % 3] for i in range(amount)]
@@ -121,32 +116,7 @@ def own_temperature(subject: base.Subject, amount: int) -> base.Figure:
   return base.Figure('as among copies of itself', 'equal', f'{amount} requests')
 
 
-def windows(subject: base.Subject, amount: int) -> base.Figure:
-  """Distributions of the loop's own windows, without sampling error."""
-  (rule,), (name,) = subject.rules, subject.drafters
-  one = enumerated.window_error(rule, 0, amount, 2, 4, 1.0)
-  world = base.tables(3)
-  pair = subject.pair(world, 2)
-  pair = pair._replace(drafter=base.ragged(pair.drafter))
-  three = enumerated.windows_error(world, pair, dict(temperature=0.7, top_k=2))
-  bound = base.BOUNDS[base.wide()]
-  return base.Figure(
-    f'off by {one:.1e} and {three:.1e}',
-    f'{bound:.0e}',
-    f'{rule.name}: {amount} pairs (p, q) of one window; three with {name}',
-  )
-
-
-def greedy_text(subject: base.Subject, amount: int) -> base.Figure:
-  """A transformer's text, audited against plain decoding's."""
-  ((arm, tokens, ties),) = identity.audited(subject, 'float32', amount)
-  return base.Figure(
-    f'{tokens} tokens equal, {ties} texts part at a tie', 'no bug', arm
-  )
-
-
-def _texts(subject: base.Subject, world, request) -> Mapping[str, list]:
-  """Texts of plain decoding and of the subject's rule and drafter."""
+def _texts(subject: base.Subject, world, request) -> dict[str, list]:
   pair = subject.pair(world, 3)
   return {
     'plain decoding': base.plain(world, request),
@@ -154,59 +124,65 @@ def _texts(subject: base.Subject, world, request) -> Mapping[str, list]:
   }
 
 
+def windows(subject: base.Subject, amount: int) -> base.Figure:
+  """the target's exact distribution, by every outcome of every draw"""
+  (rule,), (name,) = subject.rules, subject.drafters
+  one = enumerated.window_error(rule, 0, amount, 2, 4, 1.0)
+  world = base.tables(3)
+  pair = subject.pair(world, 2)
+  pair = pair._replace(drafter=base.ragged(pair.drafter))
+  three = enumerated.windows_error(world, pair, dict(temperature=0.7, top_k=2))
+  return base.Figure(
+    f'off by {one:.1e} and {three:.1e}',
+    f'{base.BOUNDS[base.wide()]:.0e}',
+    f'{rule.name}: {amount} pairs (p, q) of one window; three with {name}',
+  )
+
+
+def greedy_text(subject: base.Subject, amount: int) -> base.Figure:
+  """a text of a transformer is that of plain decoding, but for ties"""
+  ((arm, tokens, ties),) = identity.audited(subject, 'float32', amount)
+  return base.Figure(
+    f'{tokens} tokens equal, {ties} texts part at a tie', 'no bug', arm
+  )
+
+
 def bandwidth(subject: base.Subject, amount: int) -> base.Figure:
-  """One device reads its memory about as fast as its maker says."""
+  """memory is read at half its stated speed or more"""
   found = ceiling.bandwidth(ceiling.reads('bfloat16'))['sustained']
   kind = jax.devices()[0].device_kind
-  if kind not in _CHIPS:
+  chip = roofline.called(kind)
+  if not chip:
     raise base.NotChecked(
       f'{found:.0f} GB/s; what {kind!r} should reach is not known here'
     )
-  stated = roofline.CHIPS[_CHIPS[kind]].device.bandwidth / 1e9
-  reached = f'{found:.0f} GB/s of the {stated:.0f} of {_CHIPS[kind]}'
+  stated = roofline.CHIPS[chip].device.bandwidth / 1e9
+  reached = f'{found:.0f} GB/s of the {stated:.0f} of {chip}'
   if found < amount / 100 * stated:
     raise base.Broken(f'{reached}; is another program on this chip?')
   return base.Figure(reached, f'{amount} %', 'reads of 1 GB')
 
 
-# By what jax calls a device.
-_CHIPS = {
-  'TPU v5 lite': 'v5e',
-  'TPU v5e': 'v5e',
-  'TPU v5': 'v5p',
-  'TPU v5p': 'v5p',
-  'TPU v6 lite': 'v6e',
-  'TPU v6e': 'v6e',
-  'TPU7x': 'tpu7x',
+AMOUNTS = {
+  float32_products: 64,  # rows
+  whole_vocabulary: 50_000,  # ids
+  fresh_draws: 8,  # requests
+  own_temperature: 8,  # requests
+  windows: 200,  # pairs (p, q)
+  greedy_text: 40,  # tokens
+  bandwidth: 50,  # per cent
 }
-
-# check, amount, words
-CHECKS = tuple(
+CHECKS = [
   base.Promise(
-    check.__name__.replace('_', '-'), text, check, amount, amount, seconds=3
+    check.__name__.replace('_', '-'),
+    str(check.__doc__),
+    check,
+    quick=amount,
+    full=amount,
+    seconds=3,
   )
-  for check, amount, text in (
-    (float32_products, 64, 'float32 products are not computed in bfloat16'),
-    (whole_vocabulary, 50_000, 'no top-k that nobody asked for'),
-    (fresh_draws, 8, 'a key of its own for every step and request'),
-    (
-      own_temperature,
-      8,
-      "no row is drawn at padding's or another row's temperature",
-    ),
-    (
-      windows,
-      200,
-      "the target's exact distribution, by every outcome of every draw",
-    ),
-    (
-      greedy_text,
-      40,
-      'a text of a transformer is that of plain decoding, but for ties',
-    ),
-    (bandwidth, 50, 'memory is read at half its stated speed or more'),
-  )
-)
+  for check, amount in AMOUNTS.items()
+]
 
 
 def run() -> bool:
@@ -214,8 +190,7 @@ def run() -> bool:
 
   Returns whether none failed.
   """
-  console, rows = printing.console(), []
-  about = machine.describe()
+  console, about = printing.console(), machine.describe()
   tables.machine(about, console)
   memory = jax.devices()[0].memory_stats() or {}
   if memory.get('bytes_limit'):
@@ -224,10 +199,7 @@ def run() -> bool:
       f'{memory.get("bytes_in_use", 0) / 1e9:.1f} in use'
     )
   console.print()
-  mine = subject()
-  for check in printing.track(CHECKS, 'checks'):
-    rows.append(program.check(check, mine, full=False))
-    program.show(rows[-1], console)
+  rows = list(program.rows(CHECKS, subject(), False, console))
   wrong = [row.name for row in rows if row.passed is False]
   verdict = 'OK: this machine decodes as it should.'
   if wrong:

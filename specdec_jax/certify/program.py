@@ -237,6 +237,14 @@ def check(promise: base.Promise, subject: base.Subject, *, full: bool) -> Row:
   return Row(promise.name, promise.text, passed, seconds, *figure, case)
 
 
+def rows(promises, subject: base.Subject, full: bool, console):
+  """Checks promises, one at a time; prints and yields the row of each."""
+  for promise in printing.track(promises, 'promises'):
+    row = check(promise, subject, full=full)
+    show(row, console)
+    yield row
+
+
 def run(
   subject: base.Subject,
   chosen: Sequence[base.Promise],
@@ -249,7 +257,7 @@ def run(
   Writes certificate.md (what is printed) and certificate.json into `folder`,
   None for nowhere. Returns whether no promise failed and some were checked.
   """
-  console, rows, doc = printing.console(), [], {}
+  console, doc = printing.console(), {}
   console.record = True
   about = dict(
     tier='full' if full else 'quick',
@@ -261,11 +269,11 @@ def run(
   )
   tables.machine(about['machine'], console)
   _print_head(about, chosen, len(subject.pairs()), console)
-  for promise in printing.track(chosen, 'promises'):
-    rows.append(check(promise, subject, full=full))
-    show(rows[-1], console)
-    passed, verdict = judged(rows)
-    doc = about | dict(promises=rows, passed=passed, verdict=[verdict])
+  done: list[Row] = []
+  for row in rows(chosen, subject, full, console):
+    done.append(row)
+    passed, verdict = judged(done)
+    doc = about | dict(promises=done, passed=passed, verdict=[verdict])
     if folder:  # after every promise: the full tier may be interrupted
       files.write(folder / 'certificate.json', printing.compact(doc))
       page = f'{console.export_text(clear=False)}\n{verdict}'

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from specdec_jax import decode, requests, sharding, types
-from specdec_jax.chips import hlo
+from specdec_jax.chips import hlo, roofline
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -42,6 +42,11 @@ def library() -> str:
     "the TPU compiler libtpu is missing: pip install 'jax[tpu]', or "
     'bash scripts/test.sh --all, which keeps it in .venv/libtpu'
   )
+
+
+def knows(topology: str) -> bool:
+  """Whether the compiler knows the chips: TPUs."""
+  return topology.partition(':')[0] in roofline.TPUS
 
 
 def devices(topology: str) -> list[Any]:

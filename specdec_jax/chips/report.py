@@ -1,7 +1,8 @@
-"""The memory, traffic and improvement of a pair of models on a TPU.
+"""What a chip would do with a pair of models, on paper.
 
-The estimates are chips.roofline's; memory, collectives and warnings are of the
-programs as compiled by chips.aot. Nothing runs, and there are no weights.
+The estimates are chips.roofline's; temporaries, collectives and warnings are of
+the programs that chips.aot compiles, for TPUs alone. Nothing runs, and there
+are no weights.
 """
 
 from typing import Any, NamedTuple
@@ -12,12 +13,12 @@ from specdec_jax.models import config as model_config
 
 
 class Setting(NamedTuple):
-  """A pair of models to compile, and for which devices.
+  """A pair of models, and the devices to look at.
 
-  topology: as in 'v5e:2x4'. data, model: of the mesh; 1 x 1 is one 'model' axis
-  of all devices. target, draft: in bfloat16. rows, slots: of the batch and its
-  buffers. gamma: drafts of a window. tensor_parallel: devices that share
-  a draft (sharding.lay_out). names: of the models, to print.
+  topology: as in 'v5e:2x4' or 'h100:8'. data, model: of the mesh; 1 x 1 is one
+  'model' axis of all devices. target, draft: in bfloat16. rows, slots: of the
+  batch and its buffers. gamma: drafts of a window. tensor_parallel: devices
+  that share a draft (sharding.lay_out). names: of the models, to print.
   """
 
   topology: str
@@ -54,7 +55,7 @@ def check(s: Setting) -> tuple[Setting, roofline.Chip]:
   for name, c in (('target', s.target), ('draft', s.draft)):
     if c.dtype != 'bfloat16':
       raise ValueError(
-        f'{name}.dtype={c.dtype!r}: peaks of TPUs are of bfloat16: set '
+        f'{name}.dtype={c.dtype!r}: peaks of chips are of bfloat16: set '
         f'--config.{name}.dtype=bfloat16'
       )
   if (s.target.encoder is None) != (s.draft.encoder is None):
@@ -68,23 +69,60 @@ def check(s: Setting) -> tuple[Setting, roofline.Chip]:
 
 
 def make(s: Setting, track) -> dict[str, Any]:
-  """Compiles, and returns all figures as a dict; s: from check.
+  """Compiles for TPUs, and returns all figures as a dict.
 
   track: shows progress over a list.
+
+  Raises:
+    ValueError: see check.
   """
   s, device = check(s)
+  split = s.tensor_parallel or s.model
+  target = roofline.share(s.target, s.model)
+  shares = dict(target=target, draft=roofline.share(s.draft, split))
+  source, rows = aot.SOURCE if s.target.encoder else 0, s.rows // s.data
+  sizes: dict[str, Any] = dict(rows=rows, slots=s.slots, source=source)
+  caches = {
+    name: rows * (s.slots * x.slot + source * x.source_slot)
+    for name, x in shares.items()
+  }
+  programs = _compiled(s, rows, shares, track) if aot.knows(s.topology) else {}
+  temporaries = 0.0
+  if programs:
+    held = programs['speculative'].temporaries - sum(caches.values())
+    temporaries = max(0.0, held)
+  draft_step = lambda split: roofline.forward(
+    device, roofline.share(s.draft, split), tokens=1, **sizes
+  )
+  passes = {
+    'plain step': roofline.forward(device, target, tokens=1, **sizes),
+    'verify': roofline.forward(device, target, tokens=s.gamma + 1, **sizes),
+    'draft step': draft_step(split),
+  }
+  both = tuple(shares.values())
+  room = roofline.room(device, both, temporaries=temporaries, **sizes)
+  read = min(s.target.context, s.draft.context)
+  splits = [n for n in range(1, s.model + 1) if s.model % n == 0]
+  return dict(
+    setting=s._replace(target=None, draft=None),
+    device=device,
+    shares=shares,
+    caches=caches,
+    temporaries=temporaries,
+    room=room._replace(slots=min(room.slots, read)),
+    passes=passes,
+    draft_steps={n: draft_step(n).seconds for n in splits},
+    roofline=roofline.predict(device, *both, **sizes),
+    programs=programs,
+  )
+
+
+def _compiled(s: Setting, rows: int, shares, track) -> dict[str, aot.Compiled]:
+  """Plain and speculative generate; rows: of a device."""
   devices = aot.devices(s.topology)
   mesh = sharding.make_mesh(s.data, s.model, devices, s.tensor_parallel)
-  shares = (
-    roofline.share(s.target, s.model),
-    roofline.share(s.draft, s.tensor_parallel or s.model),
-  )
-  source = aot.SOURCE if s.target.encoder else 0
-  rows = s.rows // s.data
-  sizes: dict[str, Any] = dict(rows=rows, slots=s.slots, source=source)
-  caches = [rows * (s.slots * x.slot + source * x.source_slot) for x in shares]
   # Of keys or values, 2 bytes each.
-  elements = tuple(int(rows * s.slots * x.slot) // 4 for x in shares)
+  elements = [int(rows * s.slots * x.slot) // 4 for x in shares.values()]
   programs = {}
   pairs = {'plain': None, 'speculative': s.draft}
   for name, draft in track(list(pairs.items()), 'compiling'):
@@ -98,33 +136,7 @@ def make(s: Setting, track) -> dict[str, Any]:
       tensor_parallel=s.tensor_parallel,
     )
     programs[name] = aot.compiled(lowered, s.model, elements, s.slots)
-  temporaries = max(0.0, programs['speculative'].temporaries - sum(caches))
-  draft_step = lambda split: roofline.forward(
-    device, roofline.share(s.draft, split), tokens=1, **sizes
-  )
-  passes = {
-    'plain step': roofline.forward(device, shares[0], tokens=1, **sizes),
-    'verify': roofline.forward(device, shares[0], tokens=s.gamma + 1, **sizes),
-    'draft step': draft_step(s.tensor_parallel or s.model),
-  }
-  room = roofline.room(device, shares, temporaries=temporaries, **sizes)
-  read = min(s.target.context, s.draft.context)
-  return dict(
-    setting=s._replace(target=None, draft=None),
-    device=device,
-    shares=dict(zip(('target', 'draft'), shares, strict=True)),
-    caches=dict(zip(('target', 'draft'), caches, strict=True)),
-    temporaries=temporaries,
-    room=room._replace(slots=min(room.slots, read)),
-    passes=passes,
-    draft_steps={
-      n: draft_step(n).seconds
-      for n in range(1, s.model + 1)
-      if s.model % n == 0
-    },
-    roofline=roofline.predict(device, *shares, **sizes),
-    programs=programs,
-  )
+  return programs
 
 
 def lines(doc: dict[str, Any]) -> list[str]:
@@ -138,7 +150,9 @@ def lines(doc: dict[str, Any]) -> list[str]:
   ]
   fits = 'fits' if room.fits and not refused else 'DOES NOT FIT'
   out = [
-    f'{" + ".join(s.names)} on {s.topology}: compiled for, not run on',
+    f'{" + ".join(s.names)} on {s.topology}: '
+    f'{"compiled for, " if doc["programs"] else "by its data sheet, "}'
+    'not run on',
     f'mesh data={s.data} x model={s.model}, batch {s.rows}, '
     f'context {s.slots}, gamma {s.gamma}',
     '',

@@ -1,4 +1,4 @@
-"""Least time of a model's passes on TPUs, from arithmetic alone.
+"""Least time of a model's passes on a chip, from arithmetic alone.
 
 A pass reads its weights and its caches once and does its products; the slower
 of the two bounds it from below, and what the chips send each other comes on
@@ -22,48 +22,67 @@ GAMMAS = range(1, 17)
 
 
 class Chip(NamedTuple):
-  """A TPU chip, by its maker's page.
+  """A chip, by its maker's page.
 
-  memory: bytes of HBM. bandwidth: bytes a second that it reads of them.
-  peak: bfloat16 operations a second. links: bytes a second that it sends, on
-  all links together; half of what pages call bidirectional bandwidth.
+  memory: bytes. bandwidth: bytes a second that it reads of them.
+  peak: dense bfloat16 operations a second. links: bytes a second that it sends,
+  on all links together; half of what pages call bidirectional bandwidth.
   devices: what a program sees of a chip, each with an equal part.
-  shapes: topologies of up to 64 chips. source: the page.
+  shapes: topologies of up to 64 chips. kinds: as jax calls a device.
+  source: the page.
   """
 
   memory: float
   bandwidth: float
   peak: float
   links: float
-  devices: int
-  shapes: tuple[str, ...]
-  source: str
+  devices: int = 1
+  shapes: tuple[str, ...] = ()
+  kinds: tuple[str, ...] = ()
+  source: str = ''
 
   @property
   def device(self) -> 'Chip':
     """The part of it that is one device."""
-    parts = [x / self.devices for x in self[:4]]
-    return self._replace(
-      memory=parts[0],
-      bandwidth=parts[1],
-      peak=parts[2],
-      links=parts[3],
-      devices=1,
-    )
+    return Chip(*(x / self.devices for x in self[:4]), 1, *self[5:])
 
 
 _PAGES = 'https://docs.cloud.google.com/tpu/docs/'
 _FLAT = '1x1', '2x2', '2x4', '4x4', '4x8', '8x8'
 _CUBES = '2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4'
 # Read on 2026-11-23.
-CHIPS = {
-  'v5e': Chip(16e9, 819e9, 197e12, 200e9, 1, _FLAT, _PAGES + 'v5e'),
-  'v5p': Chip(95 * 2**30, 2765e9, 459e12, 600e9, 1, _CUBES, _PAGES + 'v5p'),
-  'v6e': Chip(32e9, 1638e9, 918e12, 400e9, 1, _FLAT, _PAGES + 'v6e'),
-  'tpu7x': Chip(
-    192 * 2**30, 7380e9, 2307e12, 600e9, 2, _CUBES, _PAGES + 'tpu7x'
-  ),
-}
+TPUS = {
+  'v5e': Chip(16e9, 819e9, 197e12, 200e9, 1, _FLAT,
+              ('TPU v5 lite', 'TPU v5e'), _PAGES + 'v5e'),
+  'v5p': Chip(95 * 2**30, 2765e9, 459e12, 600e9, 1, _CUBES,
+              ('TPU v5', 'TPU v5p'), _PAGES + 'v5p'),
+  'v6e': Chip(32e9, 1638e9, 918e12, 400e9, 1, _FLAT,
+              ('TPU v6 lite', 'TPU v6e'), _PAGES + 'v6e'),
+  'tpu7x': Chip(192 * 2**30, 7380e9, 2307e12, 600e9, 2, _CUBES,
+                ('TPU7x',), _PAGES + 'tpu7x'),
+}  # fmt: skip
+_SHEETS = 'https://www.nvidia.com/en-us/data-center/'
+_ADA = 'https://images.nvidia.com/aem-dam/Solutions/geforce/ada/'
+_HOST = '1', '2', '4', '8'
+# Of SXM modules and NVLink; the RTX 4090's links are PCIe 4.0 x16. Sheets
+# give peaks with sparsity too, twice these.
+GPUS = {
+  'h100': Chip(80e9, 3350e9, 989e12, 450e9, 1, _HOST,
+               ('NVIDIA H100 80GB HBM3',), _SHEETS + 'h100/'),
+  'h200': Chip(141e9, 4800e9, 989e12, 450e9, 1, _HOST,
+               ('NVIDIA H200',), _SHEETS + 'h200/'),
+  'a100': Chip(80e9, 2039e9, 312e12, 300e9, 1, _HOST,
+               ('NVIDIA A100-SXM4-80GB',), _SHEETS + 'a100/'),
+  'rtx4090': Chip(24e9, 1008e9, 165.2e12, 32e9, 1, _HOST,
+                  ('NVIDIA GeForce RTX 4090',),
+                  _ADA + 'nvidia-ada-gpu-architecture.pdf'),
+}  # fmt: skip
+CHIPS = TPUS | GPUS
+
+
+def called(kind: str) -> str:
+  """The name in CHIPS of what jax calls a device; '' if it is not there."""
+  return next((name for name, x in CHIPS.items() if kind in x.kinds), '')
 
 
 def topology(name: str) -> tuple[Chip, int]:

@@ -52,6 +52,8 @@ def check(s: report.Setting, length: int) -> tuple[report.Setting, Any]:
   Raises:
     ValueError: also for a length that the draft cannot read, or its encoder.
   """
+  if not aot.knows(s.topology):
+    raise ValueError(f'train={length}: is compiled for TPUs, not {s.topology}')
   if s.draft.encoder is not None:
     raise ValueError(f'train={length}: of models without an encoder only')
   if not 2 <= length <= s.draft.context:

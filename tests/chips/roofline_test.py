@@ -11,7 +11,7 @@ TINY = config.sized('tiny', dtype='bfloat16', scan_layers=True)
 LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
 HEAD = 64 * 512
 NORMS = 2 * 2 * 64 + 64
-DEVICE = roofline.Chip(1e6, 1e6, 1e9, 1e5, 1, (), '')
+DEVICE = roofline.Chip(1e6, 1e6, 1e9, 1e5)
 
 
 def test_one_device_by_hand():

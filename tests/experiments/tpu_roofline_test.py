@@ -21,13 +21,13 @@ def test_the_page_shows_what_the_code_gives(tmp_path, capsys):
     assert page.filled(readme, kept.rstrip('\n').split('\n'), name) == readme
 
 
-@pytest.mark.parametrize('chip', roofline.CHIPS)
+@pytest.mark.parametrize('chip', roofline.TPUS)
 def test_high_batches_lose_at_short_contexts_only(chip):
   """From the limit of a large batch: caches over bandwidth, products over
   peak."""
   where = 'llama3_8b + llama3_1b', chip, 1
   target, draft = (roofline.share(c) for c in table.PAIRS[where[0]])
-  device = roofline.CHIPS[chip]
+  device = roofline.TPUS[chip]
   slower = lambda s, n, context: max(
     context * s.slot / device.bandwidth,
     n * (s.products + context * s.scores) / device.peak,
