@@ -88,15 +88,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 def problems(
   family: str, seed: int | list[int], *, count: int, gamma: int, vocab: int
 ):
-  """Random (p_XNVV, q_XKVV): of token k, given each token k - 1.
-
-  Args:
-    family: of FAMILIES.
-    seed: of NumPy's generator.
-    count: number of problems X.
-    gamma: K; N is gamma + 1.
-    vocab: V.
-  """
+  """`count` random (p_XNVV, q_XKVV): of token k, given each token k - 1."""
   dtype = np.dtype(jnp.result_type(float))
   p, q = FAMILIES[family](
     np.random.default_rng(seed), (count, gamma + 1, vocab, vocab), dtype
@@ -288,12 +280,8 @@ def not_enumerable(rule: types.Rule) -> str:
 def window_distribution(rule, batch: Windows, target) -> np.ndarray:
   """Exact distribution of N tokens: one window of the rule, then the target.
 
-  Args:
-    rule: a types.Rule.
-    batch: every draft path of every problem.
-    target: the target's joint distribution of N tokens, [X, V, ..., V].
-
-  Returns the same shape, float64. Raises as outcomes_of does.
+  target: the target's joint distribution of N tokens, [X, V, ..., V]; the shape
+  of what is returned, too. Raises as outcomes_of does.
   """
   X, R = batch.chance_XR.shape
   N, V = batch.p_BNV.shape[1:]

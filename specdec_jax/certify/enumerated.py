@@ -54,13 +54,7 @@ def _figure(worst: dict[bool, float], size: str, skipped) -> base.Figure:
 def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
   """The largest error over all families, for three kinds of drafts.
 
-  Args:
-    rule: to check.
-    seed: of the problems.
-    amount: problems of all shapes together.
-    gamma: K of these problems.
-    vocab: V of these problems.
-    share: of `amount`, for this shape.
+  share: of the amount of problems of all shapes, for this one.
 
   Raises:
     base.Broken: an error above the bound; reports the simplest family.
@@ -146,16 +140,11 @@ def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
 
 
 class Cell(NamedTuple):
-  """A rule, a drafter and a shape, to be enumerated.
-
-  x64: in float64, the drafter as it is; else in float32, with counts of
-    proposed tokens that vary from 0 to gamma.
-  long: one window after long rows; else three after a short prompt.
-  """
+  """What is enumerated: three windows after a short prompt, or a long one."""
 
   rule: types.Rule
   drafter: str
-  x64: bool
+  x64: bool  # as it is; in float32 its proposed tokens vary from 0 to gamma
   gamma: int
   vocab: int
   long: bool
@@ -217,9 +206,7 @@ def script(world: base.World, gamma: int):
 
 
 def windows_error(world, pair: base.Pair, settings, windows: int = 3) -> float:
-  """The largest error of the joint distribution of some windows.
-
-  Args: see walk.
+  """The largest error of the joint distribution of some windows; see walk.
 
   Raises:
     base.Broken: an error above the bound; reports the shortest wrong text.
@@ -247,8 +234,6 @@ def windows_error(world, pair: base.Pair, settings, windows: int = 3) -> float:
 
 def long_window_error(world, pair: base.Pair, settings) -> float:
   """The largest error of one window's joint distribution, after LONG_ROWS.
-
-  Args: see drafted.
 
   Raises:
     base.Broken: an error above the bound, after the shortest such row.
@@ -283,17 +268,10 @@ def _largest_error(texts, got, wanted) -> float:
 def walk(world: base.World, pair: base.Pair, settings, windows: int):
   """All texts of some consecutive windows after PROMPT.
 
-  Each outcome of the draws is weighted by its probability under the
-  distribution that the step drew from.
+  settings: of sampling, as requests.make takes them.
 
-  Args:
-    world: table models.
-    pair: of the steps.
-    settings: sampling settings, as requests.make takes them.
-    windows: number of windows.
-
-  Returns:
-    (tokens_RL, lengths_R, chance_R) of R texts; chance_R are probabilities.
+  Returns (tokens_RL, lengths_R, chance_R) of R texts; the chance of each is
+  that of its draws under the distributions that the steps drew from.
   """
   prompt, drafter = table_model.PROMPT[world.vocab], pair.drafter
   request = base.make_request(world, [prompt] * ROWS, 40, length=48, **settings)
@@ -336,15 +314,10 @@ def choices(vocab: int, gamma: int) -> steps.Choice:
 def drafted(world: base.World, pair: base.Pair, settings, prompts):
   """Every draft path of one window, after rows of several lengths.
 
-  The rows come to it from their prompts by three windows of production.
+  The X rows come to it from their prompts by three windows of production.
 
-  Args:
-    world, pair, settings: as for walk.
-    prompts: of the X rows.
-
-  Returns:
-    (texts, batch): the tokens of each row before the window, and its
-    enumerate_window.Windows.
+  Returns the tokens of each row before the window, and the window's
+  enumerate_window.Windows.
 
   Raises:
     base.Broken: a reported q that was not drawn from.

@@ -14,15 +14,15 @@ from specdec_jax.verify import chain, reject
 
 
 class Fault(NamedTuple):
-  """A fault, and where it is planted; only one of the last four is given.
+  """A fault, and where it is planted: in one of the last five.
 
   text: what is wrong.
   promise: the name of one that sees it.
-  verify: (right, noise, draft, p_BNV) -> Verdict, where `right` is the rule's.
+  verify: in the rule; gets the right one, and its arguments.
   draft: (draft, context, noise) -> Draft, of what the drafter proposed.
   drafts: noise -> the noise that the drafter gets.
-  model: the draft model's apply; the first argument is the right one.
-  loop: (module, name of a function, (right, *its arguments) -> its result).
+  model: in the draft model's apply, as verify.
+  loop: (module, name of a function, the wrong one, as verify).
   """
 
   text: str
@@ -115,52 +115,40 @@ def _past_stops(right, loop, request, *rest):
 FAULTS: dict[str, Fault] = {
   'wrong-residual': Fault(
     'after a rejection the next token is drawn from p, not from max(p - q, 0)',
-    'window-distribution', verify=_wrong_residual,
-  ),
+    'window-distribution', verify=_wrong_residual),
   'one-more': Fault(
     'the rule accepts one draft more than pass its tests',
-    'window-distribution', verify=_one_more,
-  ),
+    'window-distribution', verify=_one_more),
   'bonus-row': Fault(
     'after full acceptance the next token is drawn from the row before',
-    'window-distribution', verify=_bonus_row,
-  ),
+    'window-distribution', verify=_bonus_row),
   'stale-q': Fault(
     'the drafter reports the q of the step before',
-    'windows-enumerated', draft=_stale_q,
-  ),
+    'windows-enumerated', draft=_stale_q),
   'flat-q': Fault(
     'the drafter reports a flat q from the fourth draft on',
-    'long-rows', draft=_flat_q,
-  ),
+    'long-rows', draft=_flat_q),
   'late-q': Fault(
     'the drafter reports a flat q once a row has 16 tokens',
-    'long-rows', draft=_late_q,
-  ),
+    'long-rows', draft=_late_q),
   'cut': Fault(
     'a window ends before the first draft that was unlikely',
-    'windows-enumerated', draft=_cut,
-  ),
+    'windows-enumerated', draft=_cut),
   'neighbour': Fault(
     'how many drafts are proposed depends on another row of the batch',
-    'invariance', draft=_neighbour,
-  ),
+    'invariance', draft=_neighbour),
   'reused-noise': Fault(
     'drafts are drawn with the noise of the token that is emitted',
-    'windows-enumerated', drafts=_reused_noise,
-  ),
+    'windows-enumerated', drafts=_reused_noise),
   'cache-hole': Fault(
     'the draft does not read the token before the last',
-    'greedy-identity', model=_hole,
-  ),
+    'greedy-identity', model=_hole),
   'one-key': Fault(
     'every emitted token of a request is drawn with the same noise',
-    'joint-distribution-tables', loop=(sampling, 'next_keys', _one_key),
-  ),
+    'joint-distribution-tables', loop=(sampling, 'next_keys', _one_key)),
   'past-stops': Fault(
     'a text goes on after its stop id',
-    'accounting', loop=(decode, '_commit', _past_stops),
-  ),
+    'accounting', loop=(decode, '_commit', _past_stops)),
 }  # fmt: skip
 
 

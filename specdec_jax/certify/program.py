@@ -122,84 +122,59 @@ def _check_all(promises, subject: base.Subject, *, full: bool):
   return rows, '; '.join(figures)
 
 
+# name, text, check; amounts of the quick and the full tier; seconds.
 PROMISES = (
   base.Promise(
     'null-check',
     'plain decoding against plain decoding: the tests find nothing in it',
-    null_check,
-    quick=4, full=1, seconds=3,
-  ),
+    null_check, 4, 1, 3),
   base.Promise(
     'window-distribution',
     'one window: exact distribution of each rule, by injected noise',
-    enumerated.window_distribution,
-    quick=2000, full=10_000, seconds=4, about=('rule',)
-  ),
+    enumerated.window_distribution, 2000, 10_000, 4, about=('rule',)),
   base.Promise(
     'windows-enumerated',
     'some windows: joint distribution by every outcome of every draw',
-    enumerated.windows_enumerated,
-    quick=3, full=3, seconds=8, about=('rule', 'drafter')
-  ),
+    enumerated.windows_enumerated, 3, 3, 8, about=('rule', 'drafter')),
   base.Promise(
     'long-rows',
-    'every q is what was drawn from, every p the target\'s, to gamma 8',
-    steps.long_rows,
-    quick=steps.QUICK, full=288, seconds=3, about=('rule', 'drafter')
-  ),
+    "every q is what was drawn from, every p the target's, to gamma 8",
+    steps.long_rows, steps.QUICK, 288, 3, about=('rule', 'drafter')),
   base.Promise(
     'joint-distribution-tables',
     'some windows: joint distribution with the production keys, table models',
-    counted.tables,
-    quick=counted.QUICK_TABLES, full=2**23, seconds=6, about=('rule', 'drafter')
-  ),
+    counted.tables, counted.QUICK_TABLES, 2**23, 6, about=('rule', 'drafter')),
   base.Promise(
     'joint-distribution-transformer',
     'some windows: joint distribution of a transformer, ragged batches, EOS',
-    counted.transformer,
-    quick=2**15, full=2**22, seconds=6
-  ),
+    counted.transformer, 2**15, 2**22, 6),
   base.Promise(
     'greedy-identity',
     'greedy text in float64 and on tables, whatever drafts it',
-    identity.greedy_identity,
-    quick=identity.QUICK, full=1_000_000, seconds=9
-  ),
+    identity.greedy_identity, identity.QUICK, 1_000_000, 9),
   base.Promise(
     'audited-identity',
     'greedy and coupled text in float32 and bfloat16, audited',
-    identity.audited_identity,
-    quick=2_000, full=100_000, seconds=10,
     # p and q are float32 whatever the model's dtype: for a rule or drafter of
     # the user's, the promises above say as much.
-    about=('model',),
-  ),
+    identity.audited_identity, 2_000, 100_000, 10, about=('model',)),
   base.Promise(
     'kernel-identity',
     'greedy text on the CPU kernels: the same bits at every width and batch',
-    identity.kernel_identity,
-    quick=2_000, full=100_000, seconds=5, about=('drafter',)
-  ),
+    identity.kernel_identity, 2_000, 100_000, 5, about=('drafter',)),
   base.Promise(
     'invariance',
     'tokens do not depend on batch, row, padding or devices',
-    invariance.invariance,
-    quick=invariance.QUICK, full=1_000, seconds=12
-  ),
+    invariance.invariance, invariance.QUICK, 1_000, 12),
   base.Promise(
     'accounting',
     'emitted is counted: histograms, origins, ends',
-    invariance.accounting,
-    quick=10_000, full=100_000, seconds=3, about=('rule', 'drafter')
-  ),
+    invariance.accounting, 10_000, 100_000, 3, about=('rule', 'drafter')),
   base.Promise(
     'encoder-decoder',
     'the promises about models, where encoders read sources',
-    encoder_decoder,
-    quick=1, full=99, seconds=10,
     # A drafter of the user's need not read sources.
-    about=(),
-  ),
+    encoder_decoder, 1, 99, 10, about=()),
 )  # fmt: skip
 
 

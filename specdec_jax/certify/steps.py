@@ -185,13 +185,8 @@ def chance(window: Window, choice: Choice) -> np.ndarray:
 def check_reported(name: str, state, window: Window, can_B) -> int:
   """Every row that proposes a drawn token must report what it was drawn from.
 
-  Args:
-    name: of the drafter.
-    state: before the window.
-    window: from watched.
-    can_B: rows whose drafts can be drawn.
-
-  Returns how many reported distributions were compared.
+  name: of the drafter. state: before the window. can_B: rows whose drafts can
+  be drawn. Returns how many reported distributions were compared.
 
   Raises:
     base.Broken: the first draft with another q.
@@ -342,11 +337,7 @@ def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
 def check_target(tables, state, window: Window) -> int:
   """Compares p of every proposed draft, and of the token after them.
 
-  Args:
-    tables: the target's probabilities of each row.
-    state: before the window.
-    window: from watched.
-
+  tables: the target's probabilities of each row. state: before the window.
   Returns how many p were compared.
 
   Raises:
