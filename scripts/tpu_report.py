@@ -1,11 +1,12 @@
-"""Compiles a config's pair for TPUs that are not there: what to expect.
+"""What a pair would do on chips that are not there: compiles it for TPUs.
 
 python scripts/tpu_report.py --config=configs/llama3.py --topology=v5e:2x4 \
   --config.target.source=random:llama3_8b --config.draft.source=random:llama3_1b
 
 Without weights and without a TPU: whether it fits, what it reads and sends, and
-a roofline estimate of the improvement. A mesh of 1 x 1 is all devices of the
-topology. The last line of stdout is JSON; exit status 1 if it does not fit.
+a roofline estimate of the improvement; for GPUs (--topology=h100:8) by the data
+sheet alone. A mesh of 1 x 1 is all devices of the topology. The last line of
+stdout is JSON; exit status 1 if it does not fit.
 """
 
 import os
@@ -28,7 +29,7 @@ from specdec_jax.io import sources  # noqa: E402
 
 _CONFIG = program.config_flag('configs/llama3.py')
 _TOPOLOGY = flags.DEFINE_string(
-  'topology', 'v5e:2x4', 'of TPUs, as in v5p:2x2x1'
+  'topology', 'v5e:2x4', 'of TPUs or GPUs, as in v5p:2x2x1 or h100:8'
 )
 _TRAIN = flags.DEFINE_integer(
   'train', 0, 'also the train step of the draft, of rows of so many tokens'

@@ -1,10 +1,10 @@
-"""The TPU report: refusals, and a tiny pair compiled from end to end."""
+"""The report: refusals, a GPU's, and a tiny pair compiled from end to end."""
 
 import math
 
 import pytest
 
-from specdec_jax.chips import aot, hlo, report, train_step
+from specdec_jax.chips import aot, hlo, report, roofline, train_step
 from specdec_jax.models import config, lm
 from tests import programs
 
@@ -37,6 +37,23 @@ def test_without_the_compiler(monkeypatch, tmp_path):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
   with pytest.raises(ValueError, match=r"libtpu is missing: pip install 'jax"):
     report.make(GOOD, list)
+
+
+def test_a_gpu_by_its_data_sheet(monkeypatch):
+  monkeypatch.setattr(aot, 'devices', lambda *_: pytest.fail('compiled'))
+  setting = GOOD._replace(topology='h100:2')
+  doc = report.make(setting, list)
+  target, draft = doc['shares'].values()
+  assert doc['room'].fits and target.split == 2 and not doc['temporaries']
+  sizes = dict(rows=4, slots=128)
+  predicted = roofline.predict(roofline.CHIPS['h100'], target, draft, **sizes)
+  assert doc['roofline'] == predicted
+  head, *rest = report.lines(doc)
+  assert head == 'target + draft on h100:2: by its data sheet, not run on'
+  assert any('of 80.000 GB' in line for line in rest)
+  assert not any('compile' in line for line in rest)
+  with pytest.raises(ValueError, match='train=64: is compiled for TPUs, not h'):
+    train_step.check(setting, 64)
 
 
 HLO = """

@@ -100,4 +100,14 @@ def test_topologies():
   assert roofline.topology('v5e:2x4') == (roofline.CHIPS['v5e'], 8)
   half, devices = roofline.topology('tpu7x:2x2x1')
   assert devices == 8 and half.bandwidth == 3690e9
-  assert all(x.source.startswith('https://') for x in roofline.CHIPS.values())
+  assert roofline.topology('h100:8') == (roofline.CHIPS['h100'], 8)
+
+
+def test_the_table_of_chips():
+  every = roofline.CHIPS.values()
+  assert all(x.source.startswith('https://') for x in every)
+  kinds = [kind for x in every for kind in x.kinds]
+  assert len(kinds) == len(set(kinds)) and all(x.kinds for x in every)
+  assert roofline.called('TPU v5 lite') == 'v5e'
+  assert roofline.called('NVIDIA H200') == 'h200'
+  assert roofline.called('NVIDIA H20') == roofline.called('cpu') == ''
