@@ -63,16 +63,18 @@ def _stale_q(draft, context, noise):
   return draft._replace(q_BKV=jnp.roll(draft.q_BKV, 1, 1))
 
 
+def flat(draft, wrong_BKV):
+  """The draft with a flat q where it is to be wrong."""
+  q_BKV = jnp.where(wrong_BKV, 1 / draft.q_BKV.shape[-1], draft.q_BKV)
+  return draft._replace(q_BKV=q_BKV)
+
+
 def _flat_q(draft, context, noise):
-  K, V = draft.q_BKV.shape[1:]
-  right_1K1 = (jnp.arange(K) < 3)[None, :, None]
-  return draft._replace(q_BKV=jnp.where(right_1K1, draft.q_BKV, 1 / V))
+  return flat(draft, (jnp.arange(draft.q_BKV.shape[1]) >= 3)[None, :, None])
 
 
 def _late_q(draft, context, noise):
-  right_B11 = (context.lengths_B < 16)[:, None, None]
-  flat = 1 / draft.q_BKV.shape[-1]
-  return draft._replace(q_BKV=jnp.where(right_B11, draft.q_BKV, flat))
+  return flat(draft, (context.lengths_B >= 16)[:, None, None])
 
 
 def _cut(draft, context, noise):

@@ -127,7 +127,6 @@ def test_the_program_fails_with_a_planted_fault():
   'argument, message',
   [
     ('--only=window-law', "only='window-law': allowed are null-check"),
-    ('--inject-fault=help', "inject-fault='help': the faults are wrong-resi"),
     ('--model=tests.own_rules:absent', 'tests.own_rules has no absent'),
   ],
 )

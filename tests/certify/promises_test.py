@@ -185,7 +185,7 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
   [
     # Tokens reported as certain are lawful, whatever made them.
     ('certain', None),
-    # A q that was not drawn from: paths_test.
+    # A q that was not drawn from: steps_test.
     ('peeking', 'the drafter looks at the noise of the accept tests'),
     ('biased', r'after \[1, 0, 1\] emitted \[0.*\] instead of \[0.*\]; off by'),
     # A length that depends on the drafts it cuts.

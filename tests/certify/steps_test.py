@@ -47,15 +47,11 @@ def cold(draft, context, noise):
 def among_greedy(draft, context, noise):
   """Rows that are sampled beside a greedy one."""
   greedy_B = sampling.is_greedy(context.sampling)
-  wrong_B11 = (jnp.any(greedy_B) & ~greedy_B)[:, None, None]
-  flat = 1 / draft.q_BKV.shape[-1]
-  return draft._replace(q_BKV=jnp.where(wrong_B11, flat, draft.q_BKV))
+  return faults.flat(draft, (jnp.any(greedy_B) & ~greedy_B)[:, None, None])
 
 
 def beyond_sixty(draft, context, noise):
-  wrong_B11 = (context.lengths_B > 60)[:, None, None]
-  flat = 1 / draft.q_BKV.shape[-1]
-  return draft._replace(q_BKV=jnp.where(wrong_B11, flat, draft.q_BKV))
+  return faults.flat(draft, (context.lengths_B > 60)[:, None, None])
 
 
 def some_certain(draft, context, noise):
