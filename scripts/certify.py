@@ -20,8 +20,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import jax  # noqa: E402
 from absl import flags  # noqa: E402
 
-from specdec_jax import program as program_lib  # noqa: E402
-from specdec_jax.certify import faults, program  # noqa: E402
+from specdec_jax import program  # noqa: E402
+from specdec_jax.certify import certificate, faults  # noqa: E402
 
 _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
 _ONLY = flags.DEFINE_list('only', [], 'names of promises; all if empty')
@@ -49,10 +49,10 @@ def run() -> bool:
   parts = _RULE.value, _DRAFTER.value, _MODEL.value
   with faults.subject(_FAULT.value, *parts, seed=seed) as subject:
     about = ('rule', 'drafter') if _FAULT.value else subject.supplied
-    chosen = program.choose(_ONLY.value, about)
-    folder = program_lib.open_workdir(_WORKDIR.value)
-    return program.run(subject, chosen, full=full, folder=folder)
+    chosen = certificate.choose(_ONLY.value, about)
+    folder = program.open_workdir(_WORKDIR.value)
+    return certificate.run(subject, chosen, full=full, folder=folder)
 
 
 if __name__ == '__main__':
-  program_lib.launch(run)
+  program.launch(run)

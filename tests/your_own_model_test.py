@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax import debug, decode, requests, types
-from specdec_jax.certify import base, load, program
+from specdec_jax.certify import base, certificate, load
 from specdec_jax.drafters import lookup
 from specdec_jax.verify import reject
 
@@ -158,7 +158,7 @@ def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
   with jax.enable_x64(True):
     leaves = jax.tree.leaves(subject.transformers(5).weights)
   assert {x.dtype for x in leaves} == {jnp.dtype('float64')}
-  chosen = [p.name for p in program.choose([], subject.supplied)]
+  chosen = [p.name for p in certificate.choose([], subject.supplied)]
   assert chosen == [
     'null-check',
     'joint-distribution-transformer',
@@ -213,11 +213,11 @@ def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
   mine(decoder, ADAPTER)
   subject = load.subject('', '', 'mine:make', seed=0)
   subject = subject._replace(rules=[reject.RULE])
-  (promise,) = program.choose(
+  (promise,) = certificate.choose(
     ['joint-distribution-transformer'], subject.supplied
   )
   with jax.debug_nans(False):
-    row = program.check(promise._replace(quick=2**13), subject, full=False)
+    row = certificate.check(promise._replace(quick=2**13), subject, full=False)
   assert row.passed is held, row
 
 
@@ -229,8 +229,8 @@ def test_what_ran_on_one_device_says_so(mine, compile_in_less_time):
   subject = subject._replace(
     rules=[reject.RULE], drafters={'lookup': subject.drafters['lookup']}
   )
-  (promise,) = program.choose(['invariance'], subject.supplied)
+  (promise,) = certificate.choose(['invariance'], subject.supplied)
   with jax.debug_nans(False):
-    row = program.check(promise._replace(quick=2), subject, full=False)
+    row = certificate.check(promise._replace(quick=2), subject, full=False)
   assert row.passed, row
   assert row.size.endswith('on 1 device'), row.size

@@ -11,7 +11,7 @@ import numpy as np
 from specdec_jax import machine, printing
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import ceiling, tables
-from specdec_jax.certify import base, enumerated, identity, load, program
+from specdec_jax.certify import base, certificate, enumerated, identity, load
 from specdec_jax.chips import roofline
 from specdec_jax.models import layers
 from specdec_jax.verify import reject
@@ -199,7 +199,7 @@ def run() -> bool:
       f'{memory.get("bytes_in_use", 0) / 1e9:.1f} in use'
     )
   console.print()
-  rows = list(program.rows(CHECKS, subject(), False, console))
+  rows = list(certificate.rows(CHECKS, subject(), False, console))
   wrong = [row.name for row in rows if row.passed is False]
   verdict = 'OK: this machine decodes as it should.'
   if wrong:

@@ -9,7 +9,7 @@ import pytest
 from specdec_jax import decode
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import ceiling
-from specdec_jax.certify import doctor, program
+from specdec_jax.certify import certificate, doctor
 from specdec_jax.models import layers
 from specdec_jax.verify import reject
 from tests import programs
@@ -27,7 +27,7 @@ def anew():
 
 def check(name):
   (found,) = [x for x in doctor.CHECKS if x.name == name]
-  return program.check(found, doctor.subject(), full=False)
+  return certificate.check(found, doctor.subject(), full=False)
 
 
 def in_bfloat16(patch):

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from specdec_jax import decode, sampling
-from specdec_jax.certify import base, faults, program
+from specdec_jax.certify import base, certificate, faults
 
 # Amounts that show a fault, by promise; each is a case of promises_test.
 AMOUNTS = {
@@ -33,10 +33,10 @@ def marks(name):
 )
 def test_a_planted_fault_is_caught(name, compile_in_less_time):
   seen_by = faults.FAULTS[name].promise
-  (promise,) = program.choose([seen_by], ())
+  (promise,) = certificate.choose([seen_by], ())
   promise = promise._replace(quick=AMOUNTS[seen_by])
   with faults.planted(name) as subject, jax.debug_nans(False):
-    row = program.check(promise, subject, full=False)
+    row = certificate.check(promise, subject, full=False)
   assert row.passed is False, row
   assert 'raised' not in row.case, row.case
   assert WORDS.get(name, '') in row.case, row.case

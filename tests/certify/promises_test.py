@@ -11,18 +11,18 @@ import pytest
 from specdec_jax import build, decode, types
 from specdec_jax.certify import (
   base,
+  certificate,
   counted,
   enumerate_window,
   enumerated,
   identity,
   load,
-  program,
   table_model,
 )
 from specdec_jax.verify import reject
 
 RULES = list(build.lossless_rules().values())
-PROMISES = {promise.name: promise for promise in program.PROMISES}
+PROMISES = {promise.name: promise for promise in certificate.PROMISES}
 LM = {'lm': load.RECIPES['lm']}
 REJECT = [reject.RULE]
 
@@ -36,7 +36,7 @@ def check(name, rules=None, drafters=None, amount=None, supplied=()):
   # NaN checks recompile every program without its fusions; the debug tests and
   # the rule tests run under them.
   with jax.debug_nans(False):
-    return program.check(promise, subject, full=False)
+    return certificate.check(promise, subject, full=False)
 
 
 SLOW = [pytest.mark.slow]
@@ -72,8 +72,8 @@ def test_promise_holds(name, request, monkeypatch):
   assert HOLDS.keys() == PROMISES.keys()
   amount, words, _ = HOLDS[name]
   # Of the one that checks the others.
-  few = [x._replace(quick=HOLDS[x.name][0]) for x in program.PROMISES]
-  monkeypatch.setattr(program, 'PROMISES', few)
+  few = [x._replace(quick=HOLDS[x.name][0]) for x in certificate.PROMISES]
+  monkeypatch.setattr(certificate, 'PROMISES', few)
   row = check(name, amount=amount)
   assert row.passed, row.case
   for word in words:
@@ -250,15 +250,15 @@ def test_the_null_check_is_of_plain_decoding(monkeypatch):
   def check_with(wrong, amount):
     few = [
       x._replace(check=functools.partial(fake, wrong == x.name))
-      for x in program.PROMISES
+      for x in certificate.PROMISES
     ]
-    monkeypatch.setattr(program, 'PROMISES', few)
-    return program.null_check(
+    monkeypatch.setattr(certificate, 'PROMISES', few)
+    return certificate.null_check(
       base.Subject(RULES, LM, supplied=('rule',)), amount
     )
 
   figure = check_with('', 4)
-  names = program.COMPARING
+  names = certificate.COMPARING
   assert met == [PROMISES[name].quick // 4 for name in names]
   assert figure.size == '; '.join(f'{name} even' for name in names)
   met.clear()

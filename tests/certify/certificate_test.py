@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from specdec_jax.certify import base, load, program
+from specdec_jax.certify import base, certificate, load
 from specdec_jax.verify import reject
 from tests import programs
 
@@ -59,8 +59,8 @@ def test_a_part_is_called_by_its_own_name(what, path, name):
 
 
 def test_promises_about_what_was_brought():
-  chosen = lambda *supplied: {x.name for x in program.choose([], supplied)}
-  assert chosen() == {x.name for x in program.PROMISES}
+  chosen = lambda *supplied: {x.name for x in certificate.choose([], supplied)}
+  assert chosen() == {x.name for x in certificate.PROMISES}
   assert chosen() - chosen('rule') == {
     'audited-identity',
     'kernel-identity',
@@ -83,7 +83,7 @@ def test_encoders_are_not_promised_for_what_has_none():
     (subject._replace(model=lambda V, dtype: None), 'certified without sourc'),
   ):
     with pytest.raises(base.NotChecked, match=why):
-      program.encoder_decoder(other, 1)
+      certificate.encoder_decoder(other, 1)
 
 
 def run(*arguments):
