@@ -196,7 +196,8 @@ def choose(only: Sequence[str], supplied: Sequence[str]) -> list[base.Promise]:
 def check(promise: base.Promise, subject: base.Subject, *, full: bool) -> Row:
   """Checks one promise; its figure or its failing case."""
   start = time.perf_counter()
-  passed, figure, case = False, base.Figure('', '', ''), ''
+  passed: bool | None = False
+  figure, case = base.Figure('', '', ''), ''
   try:
     figure = promise.check(subject, promise.full if full else promise.quick)
     passed = True
@@ -232,9 +233,9 @@ def run(
   Writes certificate.md (what is printed) and certificate.json into `folder`,
   None for nowhere. Returns whether no promise failed and some were checked.
   """
-  console, doc = printing.console(), {}
+  console = printing.console()
   console.record = True
-  about = dict(
+  about: dict[str, Any] = dict(
     tier='full' if full else 'quick',
     seed=subject.seed,
     rules=[rule.name for rule in subject.rules],
@@ -245,6 +246,7 @@ def run(
   tables.machine(about['machine'], console)
   _print_head(about, chosen, len(subject.pairs()), console)
   done: list[Row] = []
+  doc = about
   for row in rows(chosen, subject, full, console):
     done.append(row)
     passed, verdict = judged(done)
@@ -286,10 +288,14 @@ def _print_head(about: dict[str, Any], chosen, pairs: int, console) -> None:
 
 def show(row: Row, console: rich.console.Console) -> None:
   """Prints a row of check."""
-  marks = {True: '[green]holds[/green]', False: '[red]FAILS[/red]'}
+  marks = {
+    True: '[green]holds[/green]',
+    None: 'not checked',
+    False: '[red]FAILS[/red]',
+  }
   console.print(
-    f'{marks.get(row.passed, "not checked")}  [bold]{row.name}[/bold]: '
-    f'{row.text} ({row.seconds:.1f} s)',
+    f'{marks[row.passed]}  [bold]{row.name}[/bold]: {row.text} '
+    f'({row.seconds:.1f} s)',
     highlight=False,
   )
   reached = [f'{row.reached}  (bound {row.bound})', row.size]

@@ -78,8 +78,11 @@ def make(s: Setting, track) -> dict[str, Any]:
   """
   s, device = check(s)
   split = s.tensor_parallel or s.model
-  target = roofline.share(s.target, s.model)
-  shares = dict(target=target, draft=roofline.share(s.draft, split))
+  target, draft = both = (
+    roofline.share(s.target, s.model),
+    roofline.share(s.draft, split),
+  )
+  shares = dict(target=target, draft=draft)
   source, rows = aot.SOURCE if s.target.encoder else 0, s.rows // s.data
   sizes: dict[str, Any] = dict(rows=rows, slots=s.slots, source=source)
   caches = {
@@ -99,7 +102,6 @@ def make(s: Setting, track) -> dict[str, Any]:
     'verify': roofline.forward(device, target, tokens=s.gamma + 1, **sizes),
     'draft step': draft_step(split),
   }
-  both = tuple(shares.values())
   room = roofline.room(device, both, temporaries=temporaries, **sizes)
   read = min(s.target.context, s.draft.context)
   splits = [n for n in range(1, s.model + 1) if s.model % n == 0]
@@ -112,7 +114,7 @@ def make(s: Setting, track) -> dict[str, Any]:
     room=room._replace(slots=min(room.slots, read)),
     passes=passes,
     draft_steps={n: draft_step(n).seconds for n in splits},
-    roofline=roofline.predict(device, *both, **sizes),
+    roofline=roofline.predict(device, target, draft, **sizes),
     programs=programs,
   )
 

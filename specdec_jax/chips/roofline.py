@@ -44,7 +44,8 @@ class Chip(NamedTuple):
   @property
   def device(self) -> 'Chip':
     """The part of it that is one device."""
-    return Chip(*(x / self.devices for x in self[:4]), 1, *self[5:])
+    memory, bandwidth, peak, links = (x / self.devices for x in self[:4])
+    return Chip(memory, bandwidth, peak, links, 1, *self[5:])
 
 
 _PAGES = 'https://docs.cloud.google.com/tpu/docs/'
