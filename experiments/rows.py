@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs import default
-from experiments import papers, trace
+from experiments import papers, replay
 from experiments import texts as texts_lib
 from experiments.distillspec_grid import settings as grid
 from specdec_jax import build, printing
@@ -253,7 +253,7 @@ class Loaded(NamedTuple):
   engines: dict[str, build.Engine]
   prompts: tuple[prompts_lib.Prompt, ...]
   references: dict[str, str]
-  traced: dict[tuple[float, int, int], dict[str, list[trace.Text]]]
+  traced: dict[tuple[float, int, int], dict[str, list[replay.Text]]]
 
 
 def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
@@ -337,7 +337,7 @@ def plan(loaded: Loaded, temperature: float, seed: int, rows: int):
 
 def traces(
   loaded: Loaded, temperature: float, tokens: int, *, seed: int
-) -> dict[str, list[trace.Text]]:
+) -> dict[str, list[replay.Text]]:
   """By draft, its probabilities along one set of texts of the target.
 
   Where it is sampled, with every rule of LOSSY. Recorded once for all tables.
@@ -349,15 +349,15 @@ def traces(
   names = [f'lenient:{x:g}' for x in LOSSY] if temperature else []
   rules = [build.rule_of(x) for x in names]
   whole = plan(loaded, temperature, seed, ROWS)
-  found: dict[str, list[trace.Text]] = {x: [] for x in loaded.engines}
+  found: dict[str, list[replay.Text]] = {x: [] for x in loaded.engines}
   have = 0
   engines, step = list(loaded.engines.values()), 4 * ROWS
   for start in range(0, len(whole.test), step):
     part = whole._replace(test=whole.test[start : start + step])
-    each = trace.record(loaded.plain, engines, part, samples=1, rules=rules)
-    for texts, one in zip(found.values(), each, strict=True):
-      texts += one.texts
-    have += sum(len(x.tokens) for x in each[0].texts)
+    each = replay.record(loaded.plain, engines, part, rules=rules)
+    for texts, more in zip(found.values(), each, strict=True):
+      texts += more
+    have += sum(len(x.tokens) for x in each[0])
     if have >= tokens:
       break
   loaded.traced[key] = found

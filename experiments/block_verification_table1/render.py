@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from experiments import claims as claims_lib
-from experiments import counterfactual, empirical, page, papers, trace
+from experiments import empirical, page, papers, replay
 from experiments import rows as rows_lib
 from specdec_jax.bench import intervals
 
@@ -37,16 +37,16 @@ def _cells(loaded: rows_lib.Loaded, name: str, texts, warm: float):
   if loaded.engines[name].drafter.taps:
     return []
   limit = max(papers.BLOCK_GAMMAS)
-  analysed = counterfactual.analyse(trace.Trace({}, texts), limit=limit)
+  tokens = sum(len(x.tokens) for x in texts)
   return [
     {
       'draft': name,
       'temperature': warm,
       'gamma': x.gamma,
-      'tokens': analysed.tokens,
+      'tokens': tokens,
       **{k: getattr(x, k)._asdict() for k in ('reject', 'block', 'gain')},
     }
-    for x in analysed.rows
+    for x in replay.efficiencies(texts, limit)
     if x.gamma == limit or (warm == 1 and x.gamma in papers.BLOCK_GAMMAS)
   ]
 
@@ -67,7 +67,7 @@ def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
   return '\n'.join(
     [
       f'{caption} Temperature 1; tokens a window, expected over both rules\' '
-      'draws along one text of the target (docs/counterfactuals.md), with the '
+      'draws along one text of the target (experiments/replay.py), with the '
       '95 % interval of the gain over requests.',
       '',
       *page.table(head, theirs + ours),
@@ -168,7 +168,7 @@ def accepted(gamma: int) -> tuple[Fraction, Fraction, Fraction]:
   """Expected accepted drafts of the example, exactly, as papers.TOY.
 
   P(k drafts equal the text and are kept | text) is that of
-  experiments.counterfactual; the most possible is the sum of min(p, q) over all
+  experiments/replay.py; the most possible is the sum of min(p, q) over all
   texts of k tokens.
   """
   p, q = papers.TOY_TARGET, papers.TOY_DRAFT

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import counterfactual, empirical, papers, trace
+from experiments import empirical, papers, replay
 from experiments import rows as rows_lib
 from experiments.chen_table1 import texts
 from specdec_jax import build, decode, metrics, printing
@@ -111,15 +111,13 @@ def curve(
   """
   if engine.q is not None and not engine.drafter.taps:
     rows = plan._replace(bench=rows_lib.plan(loaded, 0.0, 0, 16).bench)
-    (found,) = trace.record(loaded.plain, [engine], rows, samples=1)
-    analysed = counterfactual.analyse(found, limit=LIMIT)
-    return [x.reject.value or 0.0 for x in analysed.rows[1:]]
+    (texts,) = replay.record(loaded.plain, [engine], rows)
+    found = replay.efficiencies(texts, LIMIT)
+    return [x.reject.value or 0.0 for x in found[1:]]
   if engine.drafter.name != 'lookup':
     return []
   kept_BTN, tokens_B = certain(engine, groups, outputs)
-  windows = lambda k: counterfactual.walk(
-    counterfactual.accepted(kept_BTN, k), tokens_B
-  )
+  windows = lambda k: replay.walk(replay.accepted(kept_BTN, k), tokens_B)
   most = kept_BTN.shape[-1]
   return [tokens_B.sum() / windows(k).sum() for k in range(1, most)]
 
@@ -137,7 +135,7 @@ def certain(
 
   Returns:
     (kept_BTN, tokens_B): whether a window that starts at t accepts at least n
-    drafts, as counterfactual.at_least, and the length of every text.
+    drafts, as replay.at_least, and the length of every text.
   """
   drafter, kept, sizes = engine.drafter, [], []
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments import claims as claims_lib
-from experiments import counterfactual, empirical, page, papers
+from experiments import empirical, page, papers, replay
 from experiments import rows as rows_lib
 from experiments.distillspec_grid import render as grid
 from experiments.distillspec_t5 import train
@@ -47,8 +47,8 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
 
 def _counts(texts) -> dict[str, Any]:
   """Of every text its tokens, expected windows, and alpha over its tokens."""
-  ratios = [counterfactual.ratios(x) for x in texts]
-  windows_BGN = counterfactual.count(ratios, counterfactual.reject, GAMMA)
+  ratios = [replay.ratios(x) for x in texts]
+  windows_BGN = replay.count(ratios, replay.reject, GAMMA)
   return {
     'emitted': [len(x.tokens) for x in texts],
     'calls': windows_BGN[:, GAMMA].sum(-1).tolist(),

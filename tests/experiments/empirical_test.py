@@ -16,9 +16,9 @@ from experiments import (
   empirical,
   page,
   papers,
+  replay,
   report,
   texts,
-  trace,
 )
 from experiments import rows as rows_lib
 from experiments import table as table_lib
@@ -476,15 +476,15 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
 def test_texts_are_recorded_once_for_all_tables(monkeypatch):
   recorded = []
 
-  def record(plain, engines, part, *, samples, rules):
+  def record(plain, engines, part, *, rules):
     recorded.append((part.test, [x.name for x in rules]))
-    text = trace.Text('0', 0, tokens=(1, 2), p=(), q=(), overlap=())
-    return [trace.Trace({}, [text]) for _ in engines]
+    text = replay.Text('0', tokens=(1, 2), p=(), q=(), overlap=())
+    return [[text] for _ in engines]
 
   class Plan(NamedTuple):
     test: tuple[int, ...] = tuple(range(200))
 
-  monkeypatch.setattr(trace, 'record', record)
+  monkeypatch.setattr(replay, 'record', record)
   monkeypatch.setattr(rows_lib, 'plan', lambda *_: Plan())
   loaded = rows_lib.Loaded(ROWS['chat'], None, None, {'a': None}, (), {}, {})  # pyright: ignore
   of = lambda warm, tokens: rows_lib.traces(loaded, warm, tokens, seed=0)

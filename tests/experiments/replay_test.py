@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments import counterfactual
+from experiments import replay
 from specdec_jax.certify import enumerate_window
 from specdec_jax.verify import block, reject
 
@@ -56,8 +56,8 @@ def test_equals_the_rule_enumerated(name, x64):
   tokens_BN, chance_B, ratio_BK = every_text(p_NVV, q_KVV)
   # The first window of texts that go on for long enough.
   ratio_BT = np.pad(ratio_BK, ((0, 0), (0, 1)), constant_values=0.5)
-  kept_BTN = counterfactual.at_least(ratio_BT, counterfactual.RULES[name], K)
-  law_BN = counterfactual.accepted(kept_BTN, K)[:, 0]
+  kept_BTN = replay.at_least(ratio_BT, replay.RULES[name], K)
+  law_BN = replay.accepted(kept_BTN, K)[:, 0]
   for m in range(K + 1):
     expected = np.zeros((V,) * (K + 1))
     expected[tuple(tokens_BN.T)] = chance_B * law_BN[:, m]
@@ -111,7 +111,7 @@ def test_walk_equals_every_way_to_cut_a_text(name):
   rng = np.random.default_rng(2)
   ratios = [rng.lognormal(0, 1, n) for n in (7, 1, 4)]
   ratios[0][3] = 0
-  found_BGN = counterfactual.count(ratios, counterfactual.RULES[name], 3)
+  found_BGN = replay.count(ratios, replay.RULES[name], 3)
   for b, ratio in enumerate(ratios):
     for gamma in range(4):
       windows_N = cuts(ratio, gamma, name)
@@ -122,19 +122,13 @@ def test_walk_equals_every_way_to_cut_a_text(name):
 
 @pytest.mark.parametrize('name', RULES)
 def test_by_hand(name):
-  rule = counterfactual.RULES[name]
+  rule = replay.RULES[name]
   same, never = np.ones(10), np.zeros(10)
-  found_BGN = counterfactual.count([same, never], rule, 4)
+  found_BGN = replay.count([same, never], rule, 4)
   # Windows of gamma + 1 tokens; the end cuts the last one to two drafts.
   assert found_BGN[0].sum(-1).tolist() == [10, 5, 4, 3, 2]
   assert found_BGN[0, 3].tolist() == [0, 0, 1, 2, 0]
   assert (found_BGN[1].sum(-1) == 10).all()
   # The worked example of walk.
-  half = counterfactual.count([np.array([0.5, 0.3])], rule, 1)
+  half = replay.count([np.array([0.5, 0.3])], rule, 1)
   assert half.sum(-1).tolist() == [[2, 1.5]]
-
-
-@pytest.mark.parametrize('limit', [-1, 257])
-def test_a_limit_out_of_range_is_refused(limit):
-  with pytest.raises(ValueError, match=f'limit={limit}: .* in 0 to 256'):
-    counterfactual.count([np.ones(1)], counterfactual.reject, limit)
