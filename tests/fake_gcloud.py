@@ -1,9 +1,8 @@
 """Stands in for gcloud: records its arguments, and plays a cloud in a folder.
 
-$FAKE_CLOUD has calls.jsonl (an argument list a line), host/ (the one host of a
-TPU VM: its home), bucket/ (what gs:// is), and states (what a request goes
-through, a line each; its last stays). While the file `request` is there, so is
-a request; `vm` has the state of the VM that it got.
+$FAKE_CLOUD has calls.jsonl (an argument list a line), host/ (the home of the
+one host), bucket/ (what gs:// is), states (what a request goes through, a line
+each; its last stays) and, while they are there, request and vm.
 """
 
 import json
@@ -22,22 +21,21 @@ def main(*words):
   with (CLOUD / 'calls.jsonl').open('a') as calls:
     calls.write(json.dumps(words) + '\n')
   flags = dict(w[2:].partition('=')[::2] for w in words if w.startswith('--'))
-  plain = [w for w in words if not w.startswith('--')]
-  match plain:
-    case ['compute', 'tpus', 'queued-resources', 'create', _]:
+  match [w for w in words if not w.startswith('--')]:
+    case [_, _, 'queued-resources', 'create', _]:
       REQUEST.touch()
-    case ['compute', 'tpus', 'queued-resources', 'describe', _]:
-      return say(next_state() if REQUEST.exists() else '')
-    case ['compute', 'tpus', 'queued-resources', 'delete', _]:
+    case [_, _, 'queued-resources', 'describe', _]:
+      say(next_state() if REQUEST.exists() else '')
+    case [_, _, 'queued-resources', 'delete', _]:
       REQUEST.unlink()
       VM.unlink(missing_ok=True)
       shutil.rmtree(HOST, ignore_errors=True)
-    case ['compute', 'tpus', 'tpu-vm', 'describe', _]:
-      return say(VM.read_text() if VM.exists() else '')
-    case ['compute', 'tpus', 'tpu-vm', 'scp', source, target]:
+    case [_, _, 'tpu-vm', 'describe', _]:
+      say(VM.read_text() if VM.exists() else '')
+    case [_, _, 'tpu-vm', 'scp', source, target]:
       shutil.copy(source, HOST / target.partition(':')[2])
-    case ['compute', 'tpus', 'tpu-vm', 'ssh', _]:
-      return on_host(flags['command'], flags.get('output-directory'))
+    case [_, _, 'tpu-vm', 'ssh', _]:
+      return on_host(flags['command'])
     case ['storage', 'rsync', source, target]:
       shutil.copytree(there(source), there(target), dirs_exist_ok=True)
     case ['storage', 'ls', path]:
@@ -51,11 +49,9 @@ def there(path):
 
 
 def say(state):
-  if state:
-    print(state)
-    return 0
-  print('ERROR: (gcloud) NOT_FOUND: Resource was not found.', file=sys.stderr)
-  return 1
+  if not state:
+    sys.exit('ERROR: (gcloud) NOT_FOUND: Resource was not found.')
+  print(state)
 
 
 def next_state():
@@ -69,21 +65,19 @@ def next_state():
   return state
 
 
-def on_host(command, folder):
-  if command.endswith('vm.sh install'):  # this checkout, and no downloads
+def on_host(command):
+  _, install, kept = command.partition('vm.sh install')
+  if install:  # this checkout, and no downloads
     code = HOST / 'specdec_jax'
-    (code / '.venv/bin').mkdir(parents=True)
+    (code / '.venv/bin').mkdir(parents=True, exist_ok=True)
     python = code / '.venv/bin/python'
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     for name in ('specdec_jax', 'scripts', 'configs'):
       (code / name).symlink_to(ROOT / name)
-    return 0
-  out = open(pathlib.Path(folder) / '0.log', 'w') if folder else None
+    command = 'bash specdec_jax/scripts/tpu/vm.sh fetch' + kept
   env = os.environ | {'HOME': str(HOST)}
-  return subprocess.run(
-    ['bash', '-c', command], cwd=HOST, env=env, stdout=out
-  ).returncode
+  return subprocess.run(['bash', '-c', command], cwd=HOST, env=env).returncode
 
 
 sys.exit(main(*sys.argv[1:]))

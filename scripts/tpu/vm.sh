@@ -1,214 +1,100 @@
 #!/usr/bin/env bash
 # A TPU VM, from asking for one to paying for none: docs/tpu.md.
-#   bash scripts/tpu/vm.sh [--env=FILE] [--dry-run] COMMAND
+#   bash scripts/tpu/vm.sh COMMAND
 #
-#   create           ask for the TPU, and wait until it is there
-#   setup            copy this checkout's last commit to all its hosts; install
-#   run COMMAND      start a command on all hosts; it runs on without you
-#   run --resume     the last command again, on a new VM if this one is gone
-#   status, logs     what there is, and how far it is; what it printed
-#   delete           give all of it back, and check that it is gone
+#   create        ask for the TPU, and wait until it is there
+#   setup         install this checkout's last commit and runs/ of the bucket on it
+#   run COMMAND   start a command on all its hosts; it runs on without you
+#   status        what there is, how far it is, and what it printed last
+#   delete        give all of it back, and check that it is gone
 #
-# FILE (vm.env beside this file) has the settings: vm.env.example.
-# --dry-run prints each gcloud command and runs none.
+# Settings are in vm.env beside this file, or in $VM_ENV: see vm.env.example.
 set -euo pipefail
-from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+env=${VM_ENV:-scripts/tpu/vm.env} here=scripts/tpu/vm.sh
 
-env=scripts/tpu/vm.env dry=false pretend=NONE here=scripts/tpu/vm.sh
+say() { printf 'vm: %s\n' "$*" >&2; }
+die() { say "$@"; exit 2; }
 
-say() { $dry || printf 'vm: %s\n' "$*" >&2; }
-die() { dry=false say "$@"; exit 2; }
-
-# Reads and checks the settings, and makes `where` and a folder for scraps.
 prepare() {
-  [[ -f $env ]] ||
-    die "no settings in $env: copy scripts/tpu/vm.env.example there, edit it"
+  [[ -f $env ]] || die "no settings in $env: copy vm.env.example there, edit it"
   # shellcheck source=/dev/null
   source "$env"
-  : "${PROJECT:?set it in $env}" "${ZONE:?set it in $env}"
-  : "${NAME:?set it in $env}" "${ACCELERATOR:?set it in $env}"
-  : "${RUNTIME:?set it in $env}" "${SPOT:?true or false, in $env}"
-  case $SPOT in true | false) ;; *) die "SPOT=$SPOT: true or false" ;; esac
+  for name in PROJECT ZONE NAME ACCELERATOR RUNTIME SPOT; do
+    [[ ${!name-} ]] || die "$name: set it in $env"
+  done
   # The hosts of a larger slice share one folder; a copy each would differ.
-  case ${BUCKET:=},$ACCELERATOR in
-    ,* | gs://*,*-[148]) ;;
-    gs://*) die "BUCKET: for one host, and $ACCELERATOR has several: leave it" \
-      'empty and use a folder that all hosts mount (docs/many_hosts.md)' ;;
-    *) die "BUCKET=$BUCKET: gs://NAME, or nothing" ;;
-  esac
+  [[ ! ${BUCKET:=} || $BUCKET,$ACCELERATOR == gs://*,*-[148] ]] ||
+    die "BUCKET=$BUCKET: gs://NAME, and for one host only (docs/many_hosts.md)"
   token=${HF_TOKEN_FILE:-} kept=${BUCKET:+${BUCKET%/}/$NAME/runs}
-  [[ -z $token || -f $token ]] || die "HF_TOKEN_FILE=$token: no such file"
-  $dry || command -v gcloud >/dev/null ||
-    die 'gcloud is not installed: https://cloud.google.com/sdk/docs/install'
-  where=(--project="$PROJECT" --zone="$ZONE")
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
-  exec 3>&1 # what --dry-run prints goes there from $(...) too
 }
 
-cloud() {
-  if $dry; then
-    printf '%s' gcloud >&3
-    printf ' %q' "$@" >&3
-    echo >&3
-  else
-    gcloud "$@"
-  fi
-}
+tpus() { gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"; }
+on_hosts() { tpus tpu-vm ssh "$NAME" --worker=all --command="$1"; }
+copy() { tpus tpu-vm scp "$1" "$NAME:$2" --worker=all; }
 
-on_hosts() { # COMMAND [FLAG...]: on all of them
-  local command=$1
-  shift
-  cloud compute tpus tpu-vm ssh "$NAME" "${where[@]}" --worker=all \
-    --command="$command" "$@"
-}
-
-copy() { # FILE PATH: to all hosts
-  cloud compute tpus tpu-vm scp "$1" "$NAME:$2" "${where[@]}" --worker=all
-}
-
-# FIELD of queued-resources (the request) or tpu-vm (what it got), or NONE.
-look() {
-  if cloud compute tpus "$1" describe "$NAME" "${where[@]}" \
-    --format="value($2)" 2>"$scratch/error"; then
-    if $dry; then echo "$pretend"; fi
-  elif grep -qi 'not.found' "$scratch/error"; then
+state_of() { # GROUP FIELD: of queued-resources or tpu-vm, or NONE
+  if ! tpus "$1" describe "$NAME" --format="value($2)" 2>"$scratch/err"; then
+    grep -qi 'not.found' "$scratch/err" || die "$(tail -n 1 "$scratch/err")"
     echo NONE
-  else
-    die "$(tail -n 1 "$scratch/error")"
   fi
 }
-request() { look queued-resources state.state; }
-machine() { look tpu-vm state; }
 
-ask() {
-  local flags=(--accelerator-type="$ACCELERATOR" --runtime-version="$RUNTIME")
-  if $SPOT; then flags+=(--spot); fi
-  cloud compute tpus queued-resources create "$NAME" --node-id="$NAME" \
-    "${where[@]}" "${flags[@]}"
-  pretend=ACTIVE
-}
-
-give_back() {
-  cloud compute tpus queued-resources delete "$NAME" "${where[@]}" \
-    --force --quiet
-  pretend=NONE
+look() {
+  queue=$(state_of queued-resources state.state) # what was asked for
+  got=$(state_of tpu-vm state)
+  say "$(date +%T) request: $queue; VM: $got"
 }
 
 create() {
-  local attempts=${ATTEMPTS:-5} attempt state before=
-  say "asking for $ACCELERATOR in $ZONE; Ctrl-C leaves the request in the" \
-    'queue, where create waits on and delete withdraws it'
-  for ((attempt = 1; attempt <= attempts; attempt++)); do
-    state=$(request)
-    if [[ $state == NONE ]]; then ask; fi
-    while :; do
-      state=$(request)
-      if [[ $state != "$before" ]]; then say "$(date +%T) $state"; fi
-      before=$state
-      case $state in
-        ACTIVE)
-          say "$NAME is there, and is paid for from now on"
-          return
-          ;;
-        FAILED | SUSPENDED) break ;;
-        NONE) die "the request is gone; was it deleted elsewhere?" ;;
-      esac
-      sleep "${POLL:-30}"
-    done
-    give_back
+  local flags=(--node-id="$NAME" --accelerator-type="$ACCELERATOR")
+  if [[ $SPOT == true ]]; then flags+=(--spot); fi
+  look
+  [[ $queue != NONE ]] || tpus queued-resources create "$NAME" "${flags[@]}" \
+    --runtime-version="$RUNTIME"
+  while :; do
+    look
+    case $queue in
+      ACTIVE) break ;;
+      FAILED | SUSPEND* | NONE) die 'no TPU: delete, then create again' ;;
+    esac
+    sleep "${POLL:-30}"
   done
-  die "$attempts requests failed; try another ZONE, or SPOT=false"
+  say "$NAME is there, and is paid for from now on"
 }
 
 setup() {
-  local ready='mkdir -p specdec_jax .cache/huggingface'
-  git diff --quiet HEAD -- || say 'changes that are not committed stay here'
   git archive --format=tar.gz -o "$scratch/code.tar.gz" HEAD
-  on_hosts "$ready"
+  on_hosts 'mkdir -p specdec_jax .cache/huggingface'
   copy "$scratch/code.tar.gz" code.tar.gz
   if [[ $token ]]; then copy "$token" .cache/huggingface/token; fi
-  on_hosts "tar xzf code.tar.gz -C specdec_jax && bash specdec_jax/$here install"
-  say 'installed on all hosts'
+  on_hosts "tar xzf code.tar.gz -C specdec_jax &&
+    bash specdec_jax/$here install ${kept:-none}"
 }
 
 run() {
-  local how=new last=$env.command command=
-  case ${1-} in
-    --resume)
-      how=resume
-      shift
-      ;;
-    --) shift ;;
-    -*) die "run: unknown flag $1; there is --resume" ;;
-  esac
-  if (($#)); then
-    command=$(printf '%q ' "$@")
-  elif [[ $how == new ]]; then
-    die 'run: which command? such as: run python scripts/train.py ...'
-  elif [[ -f $last ]]; then
-    command=$(<"$last")
-  else
-    die "run --resume: nothing was run with $env; give the command too"
-  fi
-  if [[ $how == resume ]]; then replace; fi
-  $dry || printf '%s\n' "$command" >"$last"
-  on_hosts "bash specdec_jax/$here start $how ${kept:-none} $command"
-}
-
-# Another VM, ready for a command, if this one was taken away.
-replace() {
-  local got queue
-  pretend=SUSPENDED
-  got=$(machine)
-  case $got in
-    READY) return ;;
-    NONE | PREEMPTED | TERMINATED | STOPPED | SUSPENDED) ;;
-    *) die "the VM is $got: try again in a minute" ;;
-  esac
-  say "the VM is gone ($got): asking for another"
-  queue=$(request)
-  case $queue in ACTIVE | FAILED | SUSPEND*) give_back ;; esac
-  create
-  setup
+  (($#)) || die 'run: which command? such as: run python scripts/train.py ...'
+  on_hosts "bash specdec_jax/$here start ${kept:-none} $(printf '%q ' "$@")"
 }
 
 status() {
-  local queue got
-  # Two lines: an error of one must end this.
-  queue=$(request)
-  got=$(machine)
-  say "request: $queue; VM: $got"
-  if [[ $got == READY ]] || $dry; then
-    on_hosts "bash specdec_jax/$here progress"
-  elif [[ $queue == SUSPEND* || $got == PREEMPTED ]]; then
-    say 'it was taken away (preempted); run --resume goes on with another'
-  fi
-}
-
-logs() {
-  local folder=results/tpu/$NAME
-  mkdir -p "$folder"
-  on_hosts 'cat specdec_jax/job.log' --output-directory="$folder"
-  if ! $dry; then tail -n "${LINES_SHOWN:-20}" "$folder"/*.log; fi
-  say "all of it: $folder/HOST.log"
+  look
+  [[ $got != READY ]] || on_hosts 'cd specdec_jax && tail job.log job.status'
 }
 
 delete() {
-  local queue got
-  queue=$(request)
-  if [[ $queue != NONE ]] || $dry; then give_back; fi
-  queue=$(request)
-  got=$(machine)
-  [[ $queue$got == NONENONE ]] ||
-    die "still there (request: $queue, VM: $got), and may cost: delete again"
-  say "nothing is left of $NAME in $ZONE${kept:+; $kept is, and costs storage}"
+  look
+  [[ $queue == NONE ]] || tpus queued-resources delete "$NAME" --force --quiet
+  look
+  [[ $queue$got == NONENONE ]] || die 'still there, and may cost: delete again'
+  say "nothing is left in $ZONE${kept:+; $kept is, and costs storage}"
 }
 
 # The rest runs on the TPU VM, in the copy of this checkout.
 
-install() {
+install() { # KEPT
   # Google's images of Ubuntu 22.04 have Python 3.10, which JAX has left.
   if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     python3 -m pip install --quiet --user uv
@@ -218,85 +104,46 @@ install() {
   fi
   bash scripts/setup.sh
   .venv/bin/python -m pip install --quiet -e '.[tpu]'
+  fetch "$1"
 }
 
-running() { # its status is its last word
-  [[ -f job.pid && ! -f job.status ]] && kill -0 "$(<job.pid)" 2>/dev/null
-}
-
-start() {
-  if running; then die 'a command is running here; status tells how far'; fi
-  rm -f job.status
-  # shellcheck disable=SC2016 # expanded by that bash
-  nohup bash -c 'bash "$0" job "$@"; echo $? >job.status' "$here" "$@" \
-    >>job.log 2>&1 </dev/null &
-  echo $! >job.pid
-  say "started on $(hostname)"
+fetch() { # KEPT: runs/ of a VM before this one
+  if [[ -d runs ]]; then return; fi
+  mkdir -p runs.part
+  if [[ $1 != none ]] && gcloud storage ls "$1" >/dev/null 2>&1; then
+    gcloud storage rsync "$1" runs.part --recursive
+  fi
+  mv runs.part runs
 }
 
 keep() { # KEPT: nothing is ever deleted there
-  gcloud storage rsync runs "$1" --recursive >/dev/null 2>&1 ||
+  [[ $1 == none ]] || gcloud storage rsync runs "$1" --recursive ||
     say "runs/ could not be copied to $1"
 }
 
-job() { # HOW KEPT COMMAND...
-  local how=$1 kept=${2#none} ended=0 keeper=
-  shift 2
-  printf 'vm: %s: %s\n' "$(date)" "$*"
-  if [[ $kept && ! -d runs ]]; then
-    if [[ $how == resume ]]; then
-      mkdir -p runs.part
-      gcloud storage rsync "$kept" runs.part --recursive
-      mv runs.part runs
-    elif gcloud storage ls "$kept" >/dev/null 2>&1; then
-      die "$kept has results of another VM: run --resume, or another NAME"
-    fi
+start() { # KEPT COMMAND...
+  if grep -qs running job.status && kill -0 "$(<job.pid)" 2>/dev/null; then
+    die 'a command is running here; status tells how far'
   fi
-  mkdir -p runs
-  if [[ $kept ]]; then
-    while sleep "${KEEP_EVERY:-300}"; do keep "$kept"; done &
-    keeper=$!
-  fi
-  # A VM that is taken away gets SIGTERM: the command saves a step and ends. Only
-  # now, as `kill` below must end the keeper.
-  trap : TERM
-  PATH=$PWD/.venv/bin:$PATH "$@" || ended=$?
-  if [[ $keeper ]]; then
-    kill "$keeper"
-    keep "$kept"
-  fi
-  return "$ended"
+  echo running >job.status
+  nohup bash "$here" job "$@" >job.log 2>&1 </dev/null &
+  echo $! >job.pid
 }
 
-progress() {
-  if running; then
-    say 'running'
-  elif [[ -f job.status ]]; then
-    say "ended with status $(<job.status)"
-  else
-    say 'nothing was run'
-  fi
-  if [[ -f job.log ]]; then tail -n 3 job.log; fi
+job() { # KEPT COMMAND...
+  trap 'echo ended with status $? >job.status' EXIT
+  while sleep 300; do keep "$1"; done &
+  local keeper=$! ended=0
+  trap : TERM # comes before a VM is taken away: the command saves a step
+  PATH=$PWD/.venv/bin:$PATH "${@:2}" || ended=$?
+  kill "$keeper"
+  keep "$1"
+  exit "$ended"
 }
 
-while (($#)); do
-  case $1 in
-    --env=/*) env=${1#--env=} ;;
-    --env=*) env=$from/${1#--env=} ;;
-    --dry-run) dry=true ;;
-    *) break ;;
-  esac
-  shift
-done
 case ${1-} in
-  install | start | job | progress) ;;
-  create | setup | run | status | logs | delete) prepare ;;
-  *)
-    die "${1:+unknown }command${1:+ $1}: one of create, setup, run, status," \
-      'logs, delete'
-    ;;
+  install | fetch | start | job) ;;
+  create | setup | run | status | delete) prepare ;;
+  *) die "${1-no command}: one of create, setup, run, status, delete" ;;
 esac
-if [[ $1 != run && $1 != start && $1 != job && $# -gt 1 ]]; then
-  die "$1: unexpected argument $2"
-fi
 "$@"
