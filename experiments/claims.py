@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments import page, plots
+from experiments import page
 from specdec_jax.bench import intervals
 
 RULE = (
@@ -16,29 +16,22 @@ OUTCOMES = 'reproduced', 'same direction', 'not', 'no interval'
 
 
 class Claim(NamedTuple):
-  """A number that a paper prints, and ours.
+  """A number that a paper prints, and ours."""
 
-  cell, prints: of the paper, and what it prints. place: our row and draft.
-  low, high: the numbers that round to what is printed; two that are far apart
-    where a paper gives a range.
-  ours: with its 95 % interval.
-  form: of a number, for str.format.
-  against, sign, apart: what a direction is judged against, in words; the
-    paper's side of it, -1 or 1; ours minus it. A sign of 0: no direction.
-  why: what our cells say of a difference.
-  """
-
-  cell: str
-  prints: str
-  place: str
+  cell: str  # of the paper
+  prints: str  # what stands in it
+  place: str  # our row and draft
+  # What rounds to what is printed; far apart where a paper gives a range.
   low: float
   high: float
   ours: intervals.Interval
   form: str = '{:.2f}'
+  # What a direction is judged against, in words; the paper's side of it, -1 or
+  # 1, or 0 for no direction; ours minus it.
   against: str = ''
   sign: int = 0
   apart: intervals.Interval = intervals.Interval()
-  why: str = ''
+  why: str = ''  # what our cells say of a difference
 
 
 def minus(x: intervals.Interval, value: float) -> intervals.Interval:
@@ -59,33 +52,28 @@ def outcome(x: Claim) -> str:
   return 'not'
 
 
-def counted(every: Sequence[Claim]) -> str:
-  """2 reproduced, 1 same direction, 0 not."""
+def counts(every: Sequence[Claim]) -> dict[str, int]:
+  """How many have each outcome; 'no interval' only if one has."""
   found = [outcome(x) for x in every]
-  counts = {name: found.count(name) for name in OUTCOMES}
-  if not counts['no interval']:
-    del counts['no interval']
-  return ', '.join(f'{n} {name}' for name, n in counts.items())
+  return {
+    name: found.count(name)
+    for name in OUTCOMES
+    if name != 'no interval' or name in found
+  }
 
 
 def lines(every: Sequence[Claim]) -> list[str]:
-  """The table of claims, below its rule; none of no claims."""
+  """What became of the paper's cells, the rule, and a line for each."""
   if not every:
-    return []
-  head = ['the paper', 'prints', 'ours', '', 'outcome', 'why']
+    return ["None of the paper's cells has one of ours.", '']
+  told = ', '.join(f'{n} {name}' for name, n in counts(every).items())
+  head = ['outcome', 'the paper', 'prints', 'ours', '', 'why']
   rows = [
-    [x.cell, x.prints, x.place, _ours(x), outcome(x), _why(x)] for x in every
+    [outcome(x), x.cell, x.prints, x.place, page.interval(x.ours, x.form)]
+    + [_why(x)]
+    for x in every
   ]
-  return [f'{RULE} Here: {counted(every)}.', '', *page.table(head, rows)]
-
-
-def value(x: Claim) -> str:
-  """Ours, without its interval."""
-  return 'too short' if x.ours.value is None else x.form.format(x.ours.value)
-
-
-def _ours(x: Claim) -> str:
-  return value(x) if x.ours.value is None else page.interval(x.ours, x.form)
+  return [f'**{told}.** {RULE}', '', *page.table(head, rows), '']
 
 
 def _why(x: Claim) -> str:
@@ -103,22 +91,3 @@ def _why(x: Claim) -> str:
     is_ = 'is' if found == 'same direction' else 'not shown to be'
     told.append(f'{is_} {side} {x.against}')
   return '; '.join(told + [x.why] * bool(x.why))
-
-
-def figure(every: Sequence[Claim]) -> bytes:
-  """A PNG: rings are the paper's numbers, dots ours with their intervals."""
-
-  def paint(axes: plots.Axes) -> None:
-    ys = range(len(every))
-    plots.rows(axes, [f'{x.cell}: {x.place}' for x in every])
-    for y, x in zip(ys, every, strict=True):
-      axes.plot([x.low, x.high], [y, y], color=plots.PALE, linewidth=4)
-      if x.ours.low is not None and x.ours.high is not None:
-        axes.plot([x.ours.low, x.ours.high], [y, y], color='0.0', linewidth=1)
-    middle = [(x.low + x.high) / 2 for x in every]
-    mine = [float('nan') if (v := x.ours.value) is None else v for x in every]
-    plots.points(axes, middle, ys, theirs=True, mark='o')
-    plots.points(axes, mine, ys, theirs=False, mark='o')
-    plots.label(axes, 'rings: the paper; dots: ours with 95 % intervals', '')
-
-  return plots.png(paint, size=(7.5, 0.6 + 0.26 * len(every)))

@@ -1,20 +1,20 @@
-"""What the empirical tables share: flags, stored results, and their page.
+"""What the empirical tables share: flags, measuring, and stored results.
 
 A row's results are a file of their own, results/ROW.json, with the commit of
-the code that measured it. A run goes on with the rows that are not stored; a
-table renders from what is stored alone, and only if all of it is from one
-commit. Tables that are measured together read one set of texts.
+the code that measured it. A run goes on with the rows that are not stored.
+Tables that are measured together read one set of texts.
 """
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
 
 from experiments import claims as claims_lib
+from experiments import loaded as loaded_lib
 from experiments import page
 from experiments import rows as rows_lib
 from specdec_jax import machine, printing, program
@@ -23,7 +23,7 @@ from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
 Cells, Row, Rows = rows_lib.Cells, rows_lib.Row, rows_lib.Rows
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT, HOMES = rows_lib.ROOT, pathlib.Path(__file__).parent
 GAMMAS = (1, 2, 3, 4, 6, 8)
 
 _NAMES = flags.DEFINE_list('rows', [], 'rows to measure; all, if empty')
@@ -36,7 +36,7 @@ _PROMPTS = flags.DEFINE_string('prompts', '', 'of the same row, a JSONL file')
 _TOKENS = flags.DEFINE_integer('tokens', 10_000, 'of each target, for alpha')
 _SEED = flags.DEFINE_integer('seed', 0, 'of the texts')
 _QUICK = flags.DEFINE_bool('quick', False, 'tiny random models, few tokens')
-_RENDER = flags.DEFINE_bool(
+RENDER = flags.DEFINE_bool(
   'render', False, 'only the page, from what is stored'
 )
 _RESULTS = flags.DEFINE_string(
@@ -45,125 +45,40 @@ _RESULTS = flags.DEFINE_string(
 
 
 class Asked(NamedTuple):
-  """tokens: for alpha. prompts: that table 2 times; repeats: of each."""
+  """How much to measure."""
 
-  tokens: int
-  seed: int
-  prompts: int
-  repeats: int
-  gammas: tuple[int, ...]
+  tokens: int  # for alpha
+  seed: int  # of the texts
+  prompts: int  # that table 2 times
+  repeats: int  # of each
+  gammas: tuple[int, ...]  # that it chooses from
+
+
+THEIRS = (
+  "The papers' targets (T5-XXL of 11B, LaMDA of 137B, a GPT of 97M): not run. "
+  'Their fine-tuned weights are not published; with a pair of your own, such '
+  'as `hf:google/t5-v1_1-xxl`, `{run} --rows=pair --target=SOURCE '
+  '--draft=SOURCE --prompts=FILE`.'
+)
 
 
 class Table(NamedTuple):
-  """An experiment.
+  """An experiment whose rows are measured, stored and shown one by one."""
 
-  home: its folder.
-  measure: the cells of a row.
-  markdown: (cells, rows, caption) -> the page. A row without cells was not run.
-  claims: the paper's cells that have one of ours.
-  figure: a PNG for the report, beside that of the claims.
-  rows: (--models, --target, --draft) -> its rows, if they are not those of
-    rows.py.
-  """
-
-  home: pathlib.Path
-  measure: Callable[[rows_lib.Loaded, Asked], list[dict[str, Any]]]
-  markdown: Callable[[Cells, Rows, str], str]
+  name: str  # of its folder
+  # The cells of a row, which are plain JSON.
+  measure: Callable[[loaded_lib.Loaded, Asked], list[dict[str, Any]]]
+  # Of all cells, the tables of its page, and the paper's cells beside ours.
+  parts: Callable[[Cells, Rows], list[page.Part]]
   claims: Callable[[Cells, Rows], list[claims_lib.Claim]]
-  figure: Callable[[Cells], bytes] | None = None
+  why: str  # ours differ, for the summary
+  theirs: str = THEIRS  # on the paper's models, which were not run
+  # (--models, --target, --draft) -> its rows, if they are not those of rows.py.
   rows: Callable[[pathlib.Path, str, str], dict[str, Row]] | None = None
 
-
-class Page(NamedTuple):
-  """A table from stored results; commit: that measured them all.
-
-  caption: that commit and the machine, after a warning if they are quick.
-  """
-
-  text: str
-  caption: str
-  commit: str
-  claims: list[claims_lib.Claim]
-  cells: Cells
-
-
-def run(tables: Sequence[Table]) -> bool:
-  """Measures the rows that are not stored, and renders the pages.
-
-  Raises:
-    ValueError: an unknown row, a model that is not there, or results of
-      another commit; before anything is measured.
-  """
-  every, asked = [rows(x) for x in tables], _asked()
-  _, folders = folders_of(tables)
-  given = list(zip(tables, folders, every, strict=True))
-  if not _RENDER.value:
-    measure(given, asked)
-  for table, folder, known in given:
-    text = rendered(table, folder, known).text
-    page.write(folder, table.home, text)
-    print(text)
-  return True
-
-
-def rendered(table: Table, folder: pathlib.Path, every: Rows) -> Page:
-  """The page from stored results alone.
-
-  Raises:
-    ValueError: nothing stored, or results of several commits.
-  """
-  found = stored(folder, every)
-  if not found:
-    raise ValueError(f'{folder}: no results; run without --render first')
-  commits = {name: x['machine']['commit'] for name, x in found.items()}
-  if len(set(commits.values())) > 1:
-    told = ', '.join(f'{n}.json of {c[:12]}' for n, c in commits.items())
-    raise ValueError(
-      f'{folder}: results of several commits, {told}: remove the older ones, '
-      'and run again to measure them'
-    )
-  made_on: dict[str, list[str]] = {}  # rows by the machine that measured them
-  for name, x in found.items():
-    made_on.setdefault(page.made_on(x['machine']), []).append(name)
-  several = len(made_on) > 1
-  caption = ' '.join(
-    f'{", ".join(names)}: {made}' if several else made
-    for made, names in made_on.items()
-  )
-  if any(x['quick'] for x in found.values()):
-    caption = f'QUICK: tiny random models, which say nothing. {caption}'
-  cells = {name: x['cells'] for name, x in found.items()}
-  shown = {name: _shown(x, found.get(name)) for name, x in every.items()}
-  text = table.markdown(cells, shown, caption)
-  claims = table.claims(cells, shown)
-  lines = [text, *_gates(found), '', *claims_lib.lines(claims)]
-  (commit,) = set(commits.values())
-  made = '\n'.join(lines).rstrip('\n')
-  return Page(made, caption, commit, claims, cells)
-
-
-def _shown(row: Row, doc) -> Row:
-  """The row of stored results, a toy where the target fails its gate.
-
-  Its drafts are those that were measured, wherever their models are now.
-  """
-  if not doc:
-    return row
-  names = {x.get('draft') for x in doc['cells']}
-  row = row._replace(drafts=tuple(x for x in row.drafts if x.name in names))
-  failed = doc['gate'] and not rows_lib.Gate(**doc['gate']).passed
-  return row._replace(name=f'toy {row.name}') if failed else row
-
-
-def _gates(found: Mapping[str, Any]) -> list[str]:
-  gates = {n: rows_lib.Gate(**x['gate']) for n, x in found.items() if x['gate']}
-  and_distinct = f' and {rows_lib.DISTINCT:.0%}'
-  return [
-    f'* {name}: the target has {x.metric.upper()} {x.value:.1f} on {x.texts} '
-    f'texts, {x.distinct:.0%} of its answers are distinct (a toy below '
-    f'{x.least:.1f}{and_distinct if x.metric == "bleu" else ""}).'
-    for name, x in gates.items()
-  ]
+  @property
+  def home(self) -> pathlib.Path:
+    return HOMES / self.name
 
 
 def stored(folder: pathlib.Path, names) -> dict[str, Any]:
@@ -209,8 +124,8 @@ def measure(
       if known == setting and before['machine']['commit'] == head:
         continue
     if loaded is None or loaded.row != row:
-      loaded = rows_lib.load(row, asked.gammas, _most(asked))
-      gate = rows_lib.gate(loaded)
+      loaded = loaded_lib.load(row, asked.gammas, _most(asked))
+      gate = loaded_lib.gate(loaded)
     about = machine.describe() | {'commit': head, 'dirty': dirty}
     doc = setting | {'machine': about, 'gate': gate and gate._asdict()}
     doc |= {'cells': table.measure(loaded, asked)}
@@ -280,7 +195,7 @@ def rows(table: Table) -> dict[str, Row]:
   return every
 
 
-def _asked() -> Asked:
+def asked() -> Asked:
   if _TOKENS.value < 1:
     raise ValueError(f'--tokens={_TOKENS.value}: want 1 or more')
   if _QUICK.value:
@@ -334,23 +249,10 @@ def beside(every: Rows, cells: Cells, target: str, draft: str):
   ]
 
 
-def lost(every: Rows, cells: Cells, home: str) -> list[str]:
-  """A sentence for each row without results: how to run it."""
-  trained = lambda row: f'`{row.command}`, then ' if row.command else ''
+def lines(cells: Cells, every: Rows) -> list[dict[str, Any]]:
+  """All cells, each with the name of its target."""
   return [
-    f'* {name}: not run; {trained(row)}'
-    f'`bash experiments/{home}/run.sh --rows={name}`'
-    for name, row in every.items()
-    if name not in cells
-  ]
-
-
-def not_run(every: Rows, cells: Cells, home: str) -> list[str]:
-  """The sentences of `lost`, and one for the papers' targets."""
-  return [
-    *lost(every, cells, home),
-    "* The papers' targets (T5-XXL of 11B, LaMDA of 137B, a GPT of 97M): not "
-    'run. Their fine-tuned weights are not published; with a pair of your own, '
-    f'such as `hf:google/t5-v1_1-xxl`, `bash experiments/{home}/run.sh '
-    '--rows=pair --target=SOURCE --draft=SOURCE --prompts=FILE`.',
+    {'target': every[name].name} | x
+    for name, found in cells.items()
+    for x in found
   ]

@@ -1,8 +1,8 @@
 """Pages of the experiments: tables, what made them, results beside a README."""
 
 import pathlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import rich.text
 
@@ -22,8 +22,60 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
   return ['| ' + ' | '.join(map(str, row)) + ' |' for row in every]
 
 
+class Part(NamedTuple):
+  """A table of a page, below what it says of itself.
+
+  columns: such as 'draft, T=temperature:g, plain=quality.0, speed:.2fx': the
+    path of a value in a row, after its head if that is another word, and before
+    the format of the number (of all three numbers of an interval).
+  """
+
+  about: str
+  columns: str
+  rows: Sequence[Any]
+
+
+def lines(part: Part) -> list[str]:
+  """The lines of a part, and an empty one."""
+  columns = []
+  for column in part.columns.split(', '):
+    named, _, form = column.partition(':')
+    head, _, path = named.rpartition('=')
+    times = form.endswith('x')
+    form = f'{{:{form.removesuffix("x")}}}' + 'x' * times
+    columns.append((head or path, path, form))
+  rows = [
+    [_shown(_at(row, path), form) for _, path, form in columns]
+    for row in part.rows
+  ]
+  return [part.about, '', *table([x for x, *_ in columns], rows), '']
+
+
+def _at(found: Any, path: str) -> Any:
+  """What stands at a path such as quality.0; None beyond the end of a list."""
+  for name in path.split('.'):
+    if isinstance(found, Mapping):
+      found = found[name]
+    elif name.isdigit():
+      found = found[int(name)] if int(name) < len(found) else None
+    else:
+      found = getattr(found, name)
+  return found
+
+
+def _shown(found: Any, form: str) -> str:
+  """A cell; '-' where there is nothing."""
+  if isinstance(found, Mapping):
+    found = intervals.Interval(**found)
+  if isinstance(found, intervals.Interval):
+    return interval(found, form)
+  return '-' if found is None else form.format(found)
+
+
 def interval(x: intervals.Interval, form: str = '{:.2f}') -> str:
   """0.61 (0.59 to 0.63), or 0.61 if its ends are not known."""
+  if x.value is None:
+    return 'too short'
   show = form.format
   ends = '' if x.low is None else f' ({show(x.low)} to {show(x.high)})'
   return show(x.value) + ends

@@ -1,81 +1,145 @@
-"""One page of all empirical tables, from what is stored alone."""
+"""Pages of the empirical tables and of all together, from what is stored."""
 
-import base64
+import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
-import jinja2
-import markdown_it
+from typing import Any, NamedTuple
 
 from experiments import claims as claims_lib
 from experiments import empirical, page
-from experiments import rows as rows_lib
+from experiments import loaded as loaded_lib
+from experiments.rows import ROOT, Row, Rows
 from specdec_jax import program
 from specdec_jax.io import files
 
-_ROOT = pathlib.Path(__file__).parents[1]
-_TEMPLATE = pathlib.Path(__file__).with_name('report.html')
-# Those of the README.
-_BRIEF = {
-  'leviathan_table2',
-  'leviathan_table3',
-  'leviathan_table5',
-  'block_verification_table1',
-}
+
+class Page(NamedTuple):
+  """An experiment's page."""
+
+  table: empirical.Table
+  text: str  # if nothing is stored, how to run it
+  caption: str = ''  # commit and machines, after a warning if they are quick
+  commits: tuple[str, ...] = ()  # that measured the rows: one, or none
+  claims: Sequence[claims_lib.Claim] = ()
 
 
-class Section(NamedTuple):
-  """An experiment: its README's title and claim, and its page.
+def rendered(table: empirical.Table, folder: pathlib.Path, every: Rows) -> Page:
+  """The page of what is stored: what became of the paper's cells, then tables.
 
-  page: None if nothing is stored; text then says how to run it.
-  figures: PNGs.
+  Raises:
+    ValueError: results of several commits.
   """
+  found = empirical.stored(folder, every)
+  run = f'bash experiments/{table.name}/run.sh'
+  if not found:
+    return Page(table, f'Not run: `{run}`.')
+  commits = {name: x['machine']['commit'] for name, x in found.items()}
+  if len(set(commits.values())) > 1:
+    told = ', '.join(f'{n}.json of {c[:12]}' for n, c in commits.items())
+    raise ValueError(
+      f'{folder}: results of several commits, {told}: remove the older ones, '
+      'and run again to measure them'
+    )
+  cells = {name: x['cells'] for name, x in found.items()}
+  shown = {name: _shown(x, found.get(name)) for name, x in every.items()}
+  claims, caption = table.claims(cells, shown), _caption(found)
+  lines = [caption, '', *claims_lib.lines(claims)]
+  for part in table.parts(cells, shown):
+    lines += page.lines(part)
+  lines += [f'* {x}' for x in _notes(table, run, found, every)]
+  text = '\n'.join(lines).rstrip('\n')
+  return Page(table, text, caption, tuple(set(commits.values())), claims)
 
-  name: str
-  title: str
-  claim: str
-  text: str
-  page: empirical.Page | None
-  figures: list[bytes]
+
+def _caption(found: Mapping[str, Any]) -> str:
+  """Which machine measured which rows."""
+  made_on: dict[str, list[str]] = {}
+  for name, x in found.items():
+    made_on.setdefault(page.made_on(x['machine']), []).append(name)
+  several = len(made_on) > 1
+  caption = ' '.join(
+    f'{", ".join(names)}: {made}' if several else made
+    for made, names in made_on.items()
+  )
+  quick = any(x['quick'] for x in found.values())
+  warning = 'QUICK: tiny random models, which say nothing. '
+  return warning * quick + caption
+
+
+def _shown(row: Row, doc) -> Row:
+  """The row of stored results, a toy where the target fails its gate.
+
+  Its drafts are those that were measured, wherever their models are now.
+  """
+  if not doc:
+    return row
+  names = {x.get('draft') for x in doc['cells']}
+  drafts = tuple(x for x in row.drafts if x.name in names)
+  failed = doc['gate'] and not loaded_lib.Gate(**doc['gate']).passed
+  return dataclasses.replace(
+    row, name=f'toy {row.name}' if failed else row.name, drafts=drafts
+  )
+
+
+def _notes(
+  table: empirical.Table, run: str, found: Mapping[str, Any], every: Rows
+) -> list[str]:
+  """What was not run, and whether the targets do their tasks."""
+  out = []
+  for name, row in every.items():
+    if name not in found:
+      trained = f'`{row.command}`, then ' if row.command else ''
+      out.append(f'{name}: not run; {trained}`{run} --rows={name}`')
+  if table.theirs:
+    out.append(table.theirs.format(run=run))
+  for name, doc in found.items():
+    if doc['gate']:
+      x = loaded_lib.Gate(**doc['gate'])
+      least = f'{x.least:.1f}'
+      if x.metric == 'bleu':
+        least += f' and {loaded_lib.DISTINCT:.0%}'
+      out.append(
+        f'{name}: the target has {x.metric.upper()} {x.value:.1f} on {x.texts} '
+        f'texts, {x.distinct:.0%} of its answers are distinct (a toy below '
+        f'{least}).'
+      )
+  return out
+
+
+# --- all of them --------------------------------------------------------------
 
 
 def run(tables: Sequence[empirical.Table]) -> bool:
-  """Writes report.md and report.html; of the experiments' own results, the
-  README's tables too.
+  """Writes report.md; of the experiments' own results, README's summary too.
 
   Raises:
     ValueError: results of several commits, or none.
   """
   output, folders = empirical.folders_of(tables)
   program.open_workdir(str(output))
-  found = sections(tables, folders, [empirical.rows(x) for x in tables])
-  files.write(output / 'report.md', markdown(found))
-  files.write(output / 'report.html', html(found))
-  if output == _ROOT / 'results':
-    page.fill(_ROOT, brief(found), 'tables')
-  print(summary(found), f'{output}/report.md and report.html', sep='\n\n')
+  found = pages(tables, folders, [empirical.rows(x) for x in tables])
+  files.write(output / 'report.md', markdown(found, output))
+  if output == ROOT / 'results':
+    page.fill(ROOT, summary(found, ROOT), 'tables')
+  print(summary(found, ROOT), f'{output}/report.md', sep='\n\n')
   return True
 
 
-def sections(
+def pages(
   tables: Sequence[empirical.Table],
   folders: Sequence[pathlib.Path],
-  every: Sequence[Mapping[str, rows_lib.Row]],
-) -> list[Section]:
-  """A Section of each table; every: the rows of each.
+  every: Sequence[Rows],
+) -> list[Page]:
+  """The pages of several tables.
 
   Raises:
     ValueError: results of several commits, or none at all.
   """
-  given = zip(tables, folders, every, strict=True)
-  found = [_section(*x) for x in given]
-  commits = {x.name: x.page.commit for x in found if x.page}
+  found = [rendered(*x) for x in zip(tables, folders, every, strict=True)]
+  commits = {x.table.name: x.commits[0] for x in found if x.commits}
   if not commits:
-    raise ValueError(
-      f'{folders[0].parent}: no results of any table; run one first, or '
-      'bash experiments/run_all.sh --empirical'
-    )
+    raise ValueError('no results of any table; run one without --render first')
   if len(set(commits.values())) > 1:
     told = ', '.join(f'{name} of {c[:12]}' for name, c in commits.items())
     raise ValueError(
@@ -84,79 +148,33 @@ def sections(
   return found
 
 
-def _section(table: empirical.Table, folder: pathlib.Path, every) -> Section:
-  name, head = table.home.name, (table.home / 'README.md').read_text('utf-8')
-  title, claim = head.split('\n\n')[:2]
-  about = name, title.removeprefix('# '), claim.removeprefix('**Claim.** ')
-  if not empirical.stored(folder, every):
-    text = f'Not run: `bash experiments/{name}/run.sh`.'
-    return Section(*about, text, None, [])
-  made = empirical.rendered(table, folder, every)
-  figures = [claims_lib.figure(made.claims)] if made.claims else []
-  figures += [table.figure(made.cells)] if table.figure else []
-  return Section(*about, made.text, made, figures)
+def _heads(table: empirical.Table) -> tuple[str, str]:
+  """The title and the claim of an experiment's README."""
+  title, claim = (table.home / 'README.md').read_text('utf-8').split('\n\n')[:2]
+  return title.removeprefix('# '), claim.removeprefix('**Claim.** ')
 
 
-def summary(found: Sequence[Section]) -> str:
-  """What made them, and for each table what became of the paper's cells."""
-  (caption, *_), lines = [x.page.caption for x in found if x.page], []
+def summary(found: Sequence[Page], where: pathlib.Path) -> str:
+  """A line for each table: what became of the paper's cells, and why.
+
+  where: the folder of the page that links to theirs.
+  """
+  outcomes = claims_lib.OUTCOMES[:3]
+  lines = []
   for x in found:
-    told = 'not run'
-    if x.page:
-      told = "none of the paper's rows was run"
-      if x.page.claims:
-        told = claims_lib.counted(x.page.claims)
-    lines.append([x.name, x.title, told])
-  head = ['experiment', '', "the paper's cells"]
-  return '\n'.join([caption, '', *page.table(head, lines)])
+    link = os.path.relpath(x.table.home / 'README.md', where)
+    counts = claims_lib.counts(x.claims)
+    told = [counts[name] if x.claims else '-' for name in outcomes]
+    why = x.table.why if x.commits else 'not run'
+    lines.append([f'[{_heads(x.table)[0]}]({link})', *told, why])
+  head = ["the papers' tables, with models that run here", *outcomes, 'why']
+  caption = next(x.caption for x in found if x.commits)
+  return '\n'.join([*page.table(head, lines), '', caption])
 
 
-def brief(found: Sequence[Section]) -> str:
-  """Small tables for the README: what the paper prints, and ours."""
-  (caption, *_), parts = [x.page.caption for x in found if x.page], []
+def markdown(found: Sequence[Page], where: pathlib.Path) -> str:
+  parts = ["# The papers' empirical tables", summary(found, where)]
   for x in found:
-    if x.name in _BRIEF and x.page and x.page.claims:
-      link = f'[{x.title}](experiments/{x.name}/README.md), theirs / ours'
-      parts.append('\n'.join([f'{link}:', '', *_pivot(x.page.claims)]))
-  return '\n\n'.join([*parts, caption])
-
-
-def _pivot(every: Sequence[claims_lib.Claim]) -> list[str]:
-  """A line for each draft; what a cell's name ends with is its column."""
-  cells: dict[tuple[str, str], dict[str, str]] = {}
-  for x in every:
-    line, _, column = x.cell.rpartition(', ')
-    told = f'{x.prints} / {claims_lib.value(x)}'
-    cells.setdefault((line, x.place), {})[column] = told
-  columns = list(dict.fromkeys(x for line in cells.values() for x in line))
-  return page.table(
-    ['the paper', 'ours', *columns],
-    [
-      [*names, *(line.get(x, '') for x in columns)]
-      for names, line in cells.items()
-    ],
-  )
-
-
-def markdown(found: Sequence[Section]) -> str:
-  parts = ["# The papers' empirical tables", summary(found)]
-  for x in found:
-    parts += [f'## {x.title}', x.claim, x.text]
+    title, claim = _heads(x.table)
+    parts += [f'## {title}', claim, x.text]
   return '\n\n'.join(parts)
-
-
-def html(found: Sequence[Section]) -> str:
-  """A page that loads nothing: figures are inside it."""
-  parser = markdown_it.MarkdownIt('commonmark', {'html': False})
-  show = parser.enable('table').render
-  made = [
-    x._asdict()
-    | {'claim': show(x.claim), 'text': show(x.text)}
-    | {'figures': [base64.b64encode(y).decode() for y in x.figures]}
-    for x in found
-  ]
-  environment = jinja2.Environment(
-    autoescape=True, undefined=jinja2.StrictUndefined
-  )
-  template = environment.from_string(_TEMPLATE.read_text('utf-8'))
-  return template.render(sections=made, summary=show(summary(found)))

@@ -2,7 +2,7 @@
 # Every experiment that needs no training. Without --all only the two that need
 # no model either: under a minute. With it, methods too: half an hour on 2 cores.
 # With --empirical, the papers' measured tables: those rows whose models are there
-# (see train_rows.sh), then results/report.md and results/report.html of all.
+# (see train_rows.sh), then results/report.md of all.
 # --quick takes tiny random models, in 20 minutes, and reports in results/quick.
 # bash experiments/run_all.sh [--all | --empirical [--quick] [--models=DIR]]
 # Left out, each with a run.sh of its own: specbench (needs a question.jsonl),

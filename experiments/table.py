@@ -8,53 +8,46 @@ python experiments/table.py report [--quick]    # from what is stored alone
 import pathlib
 import sys
 
-HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from experiments import empirical, report  # noqa: E402
+from experiments import empirical, page, report  # noqa: E402
 from experiments.block_verification_table1 import render as block  # noqa: E402
-from experiments.chen_table1 import measure as chen  # noqa: E402
-from experiments.chen_table1 import render as chen_page  # noqa: E402
-from experiments.chen_table1 import texts as chen_texts  # noqa: E402
-from experiments.distillspec_t5 import render as distilled  # noqa: E402
-from experiments.distillspec_t5 import train  # noqa: E402
-from experiments.leviathan_table2 import measure, render  # noqa: E402
+from experiments.chen_table1 import render as chen  # noqa: E402
+from experiments.distillspec_t5 import render as distillspec  # noqa: E402
+from experiments.leviathan_table2 import render as table2  # noqa: E402
 from experiments.leviathan_table3 import render as table3  # noqa: E402
 from experiments.leviathan_table5 import render as table5  # noqa: E402
 from specdec_jax import program  # noqa: E402
 
-TABLES = {
-  'leviathan_table2': (measure.measure, render.markdown, render.claims),
-  'leviathan_table3': (table3.measure, table3.markdown, table3.claims),
-  'leviathan_table5': (table5.measure, table5.markdown, table5.claims),
-  'block_verification_table1': (block.measure, block.markdown, block.claims),
-  'chen_table1': (
-    chen.measure,
-    chen_page.markdown,
-    chen_page.claims,
-    chen_page.figure,
-    chen_texts.rows,
-  ),
-  'distillspec_t5': (
-    distilled.measure,
-    distilled.markdown,
-    distilled.claims,
-    None,
-    train.rows,
-  ),
-}
-TABLES = {
-  name: empirical.Table(HERE / name, *parts) for name, parts in TABLES.items()
-}
+MODULES = table2, table3, table5, block, chen, distillspec
+TABLES = {x.TABLE.name: x.TABLE for x in MODULES}
 
 
 def run(names: list[str]) -> bool:
+  """Measures the rows that are not stored, and renders the pages.
+
+  Raises:
+    ValueError: an unknown table or row, a model that is not there, or results
+      of another commit; before anything is measured.
+  """
   if names == ['report']:
     return report.run([*TABLES.values()])
-  if names and set(names) <= set(TABLES):
-    return empirical.run([TABLES[x] for x in names])
-  allowed = ', '.join([*TABLES, 'report'])
-  raise ValueError(f'{" ".join(names)}: name one of {allowed}')
+  if not names or not set(names) <= set(TABLES):
+    allowed = ', '.join([*TABLES, 'report'])
+    raise ValueError(f'{" ".join(names)}: name one of {allowed}')
+  tables = [TABLES[x] for x in names]
+  _, folders = empirical.folders_of(tables)
+  every, asked = [empirical.rows(x) for x in tables], empirical.asked()
+  given = list(zip(tables, folders, every, strict=True))
+  if not empirical.RENDER.value:
+    empirical.measure(given, asked)
+  for table, folder, known in given:
+    found = report.rendered(table, folder, known)
+    if not found.commits:
+      raise ValueError(f'{folder}: no results; run without --render first')
+    page.write(folder, table.home, found.text)
+    print(found.text)
+  return True
 
 
 if __name__ == '__main__':

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from experiments import empirical, papers, replay
-from experiments import rows as rows_lib
+from experiments import loaded as loaded_lib
 from experiments.chen_table1 import texts
 from specdec_jax import build, decode, metrics, printing
 from specdec_jax import settings as settings_lib
@@ -25,7 +25,7 @@ SWEPT = 1, 2, papers.CHEN_K, 8
 LIMIT = 12  # the largest K of the curves
 
 
-def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
+def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
   """A cell for each sampling, draft and K; a quarter of table 2's prompts."""
   most = max(1, asked.prompts // 4)
   asked = asked._replace(repeats=min(2, asked.repeats))
@@ -33,14 +33,14 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
   loaded = loaded._replace(prompts=tuple(chosen), references=wanted)
   cells = []
   for name, temperature, top_p in SAMPLINGS[loaded.row.theirs]:
-    plan = rows_lib.plan(loaded, temperature, asked.seed, 1)
+    plan = loaded_lib.plan(loaded, temperature, asked.seed, 1)
     sampling = settings_lib.Sampling(temperature, 0, top_p, asked.seed)
     found = _cells(loaded, plan._replace(sampling=sampling), asked)
     cells += [{'sampling': name} | x for x in found]
   return cells
 
 
-def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
+def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   plain = plan_lib.Arm('autoregressive', 'autoregressive', 0, loaded.plain)
   gammas = [x for x in asked.gammas if x in SWEPT]
   arms = [plain] + [
@@ -52,7 +52,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
   programs = timing.compile_arms(arms, groups[0].full, printing.track)
   runs, outputs = empirical.timed(arms, groups, programs, asked.repeats)
   scores = {
-    name: _rouge(loaded, rows_lib.answers_of(loaded, groups, x))
+    name: _rouge(loaded, loaded_lib.answers_of(loaded, groups, x))
     for name, x in outputs.items()
   }
   curves = {
@@ -78,7 +78,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
   ]
 
 
-def _rouge(loaded: rows_lib.Loaded, found: Mapping[str, str]) -> list[float]:
+def _rouge(loaded: loaded_lib.Loaded, found: Mapping[str, str]) -> list[float]:
   """Of each answer, in the order of the prompts; [] without references."""
   wanted = loaded.references
   return [rouge2(found[x], wanted[x]) for x in sorted(wanted, key=int)]
@@ -98,7 +98,7 @@ def rouge2(found: str, wanted: str) -> float:
 
 
 def curve(
-  loaded: rows_lib.Loaded,
+  loaded: loaded_lib.Loaded,
   engine: build.Engine,
   plan: plan_lib.Plan,
   groups: Sequence[plan_lib.Group],
@@ -110,7 +110,7 @@ def curve(
   replayed on it.
   """
   if engine.q is not None and not engine.drafter.taps:
-    rows = plan._replace(bench=rows_lib.plan(loaded, 0.0, 0, 16).bench)
+    rows = plan._replace(bench=loaded_lib.plan(loaded, 0.0, 0, 16).bench)
     (texts,) = replay.record(loaded.plain, [engine], rows)
     found = replay.efficiencies(texts, LIMIT)
     return [x.reject.value or 0.0 for x in found[1:]]

@@ -1,4 +1,4 @@
-"""Table 1 with ours beside it, and figure 1."""
+"""Table 1 with ours beside it, and the curve of figure 1."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,71 +6,65 @@ from typing import Any
 import numpy as np
 
 from experiments import claims as claims_lib
-from experiments import page, papers, plots
-from experiments import rows as rows_lib
+from experiments import empirical, papers
+from experiments.chen_table1 import measure, texts
+from experiments.page import Part
+from experiments.rows import Cells, Rows
 from specdec_jax.bench import intervals
 
-HEAD = [
-  *('text', 'draft', 'sampling', 'K', 'ROUGE-2, plain', 'speculated'),
-  *('ms a token, plain', 'speculated', 'speed', '95 %', 'tokens a window'),
-]
+ARM = 'text=target, draft, sampling'
+OURS = (
+  f'{ARM}, K=k, plain ms a token=ms.0:.2f, speculated=ms.1:.2f, speed:.2fx, '
+  'tokens a window=efficiency:.2f, plain ROUGE-2=mean.0:.3f, '
+  'speculated=mean.1:.3f'
+)
+CURVE = [f'K = {k}=curve.{k - 1}:.2f' for k in range(1, measure.LIMIT + 1)]
+THEIRS = (
+  'text, sampling, plain ms a token=plain_ms:.1f, speculated=ms:.2f, '
+  'speed:.2fx, plain result=plain:.3f, speculated:.3f'
+)
 
 
-def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
-  lines = []
-  for x in papers.CHEN:
-    lines.append(
-      [x.text, '4B for 70B', x.sampling, papers.CHEN_K, x.plain, x.speculated]
-      + [f'{x.plain_ms:.1f}', f'{x.ms:.2f}', f'**{x.speed:.2f}x**', '-', '-']
-    )
-  for name, found in cells.items():
-    lines += [_ours(every[name].name, x) for x in found]
-  home = 'bash experiments/chen_table1/run.sh'
-  lost = [x for x in ('xsum', 'humaneval') if x not in cells]
-  return '\n'.join(
-    [
-      f"{caption} First the paper's rows (HumanEval: share of functions that "
-      'pass, which is not measured here), then ours; decoding at batch 1.',
-      '',
-      *page.table(HEAD, lines),
-      '',
-      *(f'* {x}: not run; `{home} --rows={x} --{x}=FILE`' for x in lost),
-      "* The paper's target, Chinchilla of 70B: not run, its weights are "
-      f'not published; your own: `{home} --target=SOURCE --draft=SOURCE`.',
-    ]
-  )
-
-
-def _ours(name: str, x: Mapping[str, Any]) -> list[object]:
-  speed = intervals.Interval(*x['speed'].values())
-  ends = '-' if speed.low is None else f'{speed.low:.2f} to {speed.high:.2f}'
-  show = lambda y, form: '-' if y is None else form.format(y)
+def parts(cells: Cells, every: Rows) -> list[Part]:
+  ours = [
+    x | {'mean': [float(np.mean(y)) if y else None for y in x['rouge']]}
+    for x in empirical.lines(cells, every)
+  ]
+  # Every cell of a draft has the same curve, whatever its K.
+  curves = {(x['target'], x['draft'], x['sampling']): x for x in ours}
   return [
-    *(name, x['draft'], x['sampling'], x['k']),
-    *(f'{np.mean(y):.3f}' if y else '-' for y in x['rouge']),
-    *(show(y, '{:.2f}') for y in x['ms']),
-    *(f'**{show(speed.value, "{:.2f}x")}**', ends),
-    show(x['efficiency'], '{:.2f}'),
+    Part('Ours, decoding at batch 1, with 95 % intervals.', OURS, ours),
+    Part(
+      'Tokens a window of ours at every K, computed from the texts of plain '
+      'decoding (figure 1).',
+      ', '.join([ARM, *CURVE]),
+      [x for x in curves.values() if x['curve']],
+    ),
+    Part(
+      f'Theirs, a draft of 4B for 70B, K = {papers.CHEN_K}. The result of '
+      'HumanEval is the share of functions that pass, which is not measured '
+      'here.',
+      THEIRS,
+      papers.CHEN,
+    ),
   ]
 
 
-def claims(
-  cells: rows_lib.Cells, every: rows_lib.Rows
-) -> list[claims_lib.Claim]:
+def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
   """Speed at the paper's K, and what speculation changes in ROUGE-2."""
-  out = []
-  for theirs in papers.CHEN:
-    for name, found in cells.items():
-      if every[name].theirs != theirs.text:
-        continue
-      for x in found:
-        if (x['sampling'], x['k']) == (theirs.sampling, papers.CHEN_K):
-          out += _claims(theirs, every[name].name, x)
-  return out
+  return [
+    claim
+    for theirs in papers.CHEN
+    for name, found in cells.items()
+    if every[name].theirs == theirs.text
+    for x in found
+    if (x['sampling'], x['k']) == (theirs.sampling, papers.CHEN_K)
+    for claim in _claims(theirs, every[name].name, x)
+  ]
 
 
 def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
-  speed = intervals.Interval(*x['speed'].values())
+  speed = intervals.Interval(**x['speed'])
   cell, place = f'{theirs.text}, {theirs.sampling}', f'{name}, {x["draft"]}'
   yield claims_lib.Claim(
     f'{cell}: speed',
@@ -99,56 +93,14 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
     )
 
 
-def figure(cells: rows_lib.Cells) -> bytes:
-  """Figure 1 against K, of the first row: curves replayed, points measured."""
-  name, found = next(iter(cells.items()))
-  lines: dict[str, list[Any]] = {}
-  for x in found:
-    lines.setdefault(f'{x["draft"]}, {x["sampling"]}', []).append(x)
-
-  def panel(measured, replayed, title):
-    def paint(axes: plots.Axes) -> None:
-      for i, (label, row) in enumerate(lines.items()):
-        ks = [x['k'] for x in row]
-        axes.plot(ks, [measured(x) for x in row], plots.MARKS[i % 5], color='0')
-        if replayed and (curve := replayed(row)):
-          plots.curve(axes, *curve, label, i, marker='')
-        else:
-          plots.curve(axes, ks, [measured(x) for x in row], label, i)
-      plots.label(axes, '', '', title)
-
-    return paint
-
-  panels = (
-    panel(_ms, _ms_curve, 'ms for 128 tokens'),
-    panel(lambda x: x['efficiency'] / (x['k'] + 1), _share, 'tokens / (K + 1)'),
-    panel(_loop, None, 'ms a window'),
-  )
-  caption = f'K, on {name}: points measured, lines without marks replayed'
-  return plots.stacked(panels, size=(6.4, 8.0), caption=caption)
-
-
-def _ms(x: Mapping[str, Any]) -> float:
-  return float('nan') if x['ms'][1] is None else 128 * x['ms'][1]
-
-
-def _loop(x: Mapping[str, Any]) -> float:
-  return _ms(x) / 128 * x['efficiency']
-
-
-def _share(row) -> tuple[list[int], list[float]] | None:
-  """(K, replayed tokens a window over K + 1); None without a curve."""
-  curve = row[0]['curve']
-  ks = list(range(1, len(curve) + 1))
-  shares = [y / (k + 1) for k, y in zip(ks, curve, strict=True)]
-  return (ks, shares) if ks else None
-
-
-def _ms_curve(row) -> tuple[list[int], list[float]] | None:
-  """(K, ms for 128 tokens): replayed windows, between measured window times."""
-  measured = [x['k'] for x in row]
-  curve = row[0]['curve'][: measured[-1]]
-  ks = list(range(1, len(curve) + 1))
-  loop = np.interp(ks, measured, [_loop(x) for x in row])
-  times = [128 / y * t for y, t in zip(curve, loop.tolist(), strict=True)]
-  return (ks, times) if ks else None
+TABLE = empirical.Table(
+  'chen_table1',
+  measure.measure,
+  parts,
+  claims,
+  why='an EAGLE and lookup for a target of 135M, in place of a draft of 4B; at '
+  'K = 4 few drafts are kept',
+  theirs="The paper's target, Chinchilla of 70B: not run, its weights are not "
+  'published; your own: `{run} --target=SOURCE --draft=SOURCE`.',
+  rows=texts.rows,
+)

@@ -19,10 +19,6 @@ XSUM, HUMANEVAL = 'XSum (ROUGE-2)', 'HumanEval (100 shot)'
 SUMMARISE = 'Summarise this in one sentence.\n\n'
 COMPLETE = 'Complete this Python function.\n\n'
 CHARACTERS = 2000  # of a document, from its beginning
-DRAFTS = (
-  rows_lib.EAGLE,
-  rows_lib.Draft('lookup', '', 'lookup'),
-)
 
 
 def rows(
@@ -33,10 +29,11 @@ def rows(
   Raises:
     ValueError: a file of --xsum or --humaneval that cannot be read.
   """
-  del models
-  drafts = DRAFTS
+  chat = rows_lib.all_rows(models)['chat']
+  drafts = [x for x in chat.drafts if x.name == 'eagle']
   if draft:
-    drafts = (rows_lib.Draft('draft', '', 'lm', draft), *DRAFTS[1:])
+    drafts = [rows_lib.Draft('draft', source=draft)]
+  drafts.append(rows_lib.Draft('lookup', method='lookup'))
   made = (
     ('xsum', XSUM, bool(_XSUM.value)),
     ('humaneval', HUMANEVAL, bool(_HUMANEVAL.value)),
@@ -48,11 +45,10 @@ def rows(
     new = 64 if theirs == XSUM else 128
     out[name] = rows_lib.Row(
       name,
-      theirs,
-      '',
-      target or rows_lib.SMOLLM2,
-      drafts,
+      target or chat.target,
+      tuple(drafts),
       'built in' if there else '',  # `read` makes them
+      theirs=theirs,
       new=new,
     )
   for name in ('xsum', 'humaneval'):

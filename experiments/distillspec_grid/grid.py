@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
-from experiments.distillspec_grid import render, settings
+from experiments import distilled
+from experiments.distillspec_grid import settings
 from specdec_jax import build, decode, printing, requests, types
 from specdec_jax.distill import distillation, evaluate
 from specdec_jax.drafters import lm as lm_drafter
@@ -18,7 +20,7 @@ from specdec_jax.train import workdir as workdir_lib
 from specdec_jax.verify import reject
 
 
-def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
+def run(s: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
   """{'sizes', 'corpus', 'rows': every draft at every temperature}.
 
   Raises:
@@ -43,7 +45,7 @@ def run(s: settings.Settings, workdir: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def pair(s: settings.Settings, workdir: pathlib.Path) -> list[pathlib.Path]:
+def pair(s: ConfigDict, workdir: pathlib.Path) -> list[pathlib.Path]:
   """Trains a target and, for as many steps, its draft by cross-entropy and a
   distilled one; raises ValueError as run does."""
   trained, _ = _begun(s, workdir)
@@ -51,9 +53,9 @@ def pair(s: settings.Settings, workdir: pathlib.Path) -> list[pathlib.Path]:
   return [trained.target(), baseline, trained.cell(settings.PAIR)]
 
 
-def _begun(s: settings.Settings, workdir: pathlib.Path):
+def _begun(s: ConfigDict, workdir: pathlib.Path):
   """(the models, the held-out text) of a folder."""
-  config = dataclasses.asdict(s)
+  config = s.to_dict()
   workdir_lib.open_run(workdir, config)
   workdir_lib.write_config(workdir, config)
   kept, held = text.held_out(text.read(s.pair.text), 20)
@@ -63,9 +65,7 @@ def _begun(s: settings.Settings, workdir: pathlib.Path):
 class Trained:
   """The models of every seed, each trained on first use."""
 
-  def __init__(
-    self, s: settings.Settings, folder: pathlib.Path, kept: text.Corpus
-  ):
+  def __init__(self, s: ConfigDict, folder: pathlib.Path, kept: text.Corpus):
     self._s, self._folder = s, folder
     self._text = folder / 'text' / 'kept.jsonl'
     self._text.parent.mkdir(parents=True, exist_ok=True)
@@ -98,21 +98,21 @@ class Trained:
       answers=self._folder / f'answers-{warm:g}-seed{cell.seed}',
     )
     found = distillation.run(s, self._folder / cell.name)
-    return pathlib.Path(_finished(found, cell.name)['draft'])
+    return pathlib.Path(distilled.finished(found, cell.name)['draft'])
 
   def _language(self, name: str, size: str, steps: int, seed: int):
     s = settings.language(self._s, self._text, size, steps, seed)
     if name != 'target':
       own = dataclasses.replace(s.text, tokenizer=str(self.target()))
       s = dataclasses.replace(s, text=own)
-    _finished(train_lm.run(s, self._folder / name), name)
+    distilled.finished(train_lm.run(s, self._folder / name), name)
     return self._folder / name / 'model'
 
 
 class Bench:
   """A target, held-out prompts at one temperature, and their plain text."""
 
-  def __init__(self, s: settings.Settings, target, first, prompts, warm):
+  def __init__(self, s: ConfigDict, target, first, prompts, warm):
     self.warm, self._target = warm, target
     # One drafter for all drafts of a size, so that nothing compiles twice.
     self._q = first.draft_model(target)
@@ -151,7 +151,7 @@ class Bench:
     }
 
 
-def _measured(s: settings.Settings, trained: Trained, bench: Bench):
+def _measured(s: ConfigDict, trained: Trained, bench: Bench):
   """Rows of one temperature.
 
   The start, cross-entropy and all cells; for further seeds cross-entropy and
@@ -181,14 +181,14 @@ def _measured(s: settings.Settings, trained: Trained, bench: Bench):
     for source in grid.sources
     for divergence in grid.divergences
   ]
-  best = render.best(cells)
+  best = distilled.best(cells)
   for other in grid.more_seeds:
     rows.append(row(trained.baseline(other), other, 'baseline'))
     cells.append(cell(best['source'], best['divergence'], other))
   return rows + cells
 
 
-def _prompts(s: settings.Settings, target, held: text.Corpus):
+def _prompts(s: ConfigDict, target, held: text.Corpus):
   """Pieces of the held-out documents, the same in every run."""
   rows = text.pack(held.documents, target.tokenizer, s.judge.prompt_tokens)
   if len(rows) < s.judge.prompts:
@@ -198,10 +198,3 @@ def _prompts(s: settings.Settings, target, held: text.Corpus):
     )
   order = np.random.default_rng(s.grid.seed).permutation(len(rows))
   return rows[order[: s.judge.prompts]].tolist()
-
-
-def _finished(found: dict[str, Any], name: str) -> dict[str, Any]:
-  """Raises SystemExit if a signal ended the run."""
-  if not found['finished']:
-    raise SystemExit(f'{name}: ended at step {found["step"]} by a signal')
-  return found

@@ -1,67 +1,13 @@
-"""The settings of the grid, its cells, and the config of each training."""
+"""The cells of the grid, and the settings of each training."""
 
-import dataclasses
 import pathlib
 from typing import NamedTuple
 
+from ml_collections import ConfigDict
+
 from configs import distill, train_lm
-from specdec_jax import fields
-from specdec_jax.distill import distillation, divergences, sections
+from specdec_jax.distill import distillation, sections
 from specdec_jax.train import train_lm as train_lm_lib
-
-SOURCES = ('text', 'teacher', 'student', 'mixed')
-
-
-@dataclasses.dataclass(frozen=True)
-class Pair(fields.Checked):
-  text: str = fields.setting(help='as train.text.read takes it')
-  target: str = fields.setting(help='a row of models.config.SIZES')
-  draft: str = fields.setting(help='a row of models.config.SIZES')
-  vocab: int = fields.setting(low=257)
-  length: int = fields.setting(low=2, help='tokens of a row')
-  rows: int = fields.setting(low=1, help='of a batch')
-  target_steps: int = fields.setting(low=1)
-  draft_steps: int = fields.setting(low=1, help='before a distillation')
-  learning_rate: float = fields.setting(above=0, help='of cross-entropy')
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid(fields.Checked):
-  divergences: tuple[str, ...] = fields.setting(help='see divergence_of')
-  sources: tuple[str, ...] = fields.setting(
-    allowed=SOURCES, help='of completions'
-  )
-  temperatures: tuple[float, ...] = fields.setting(low=0)
-  steps: int = fields.setting(low=1, help='of a distillation')
-  learning_rate: float = fields.setting(above=0)
-  refresh: int = fields.setting(low=1)
-  seed: int = fields.setting(low=0)
-  more_seeds: tuple[int, ...] = fields.setting(
-    low=0, help='for which best cell and baseline are trained again'
-  )
-
-  def __post_init__(self):
-    super().__post_init__()
-    for name in self.divergences:
-      divergences.divergence_of(name)
-    for name in ('divergences', 'sources', 'temperatures'):
-      if not getattr(self, name):
-        raise ValueError(f'{name}=(): name at least one')
-
-
-@dataclasses.dataclass(frozen=True)
-class Judge(fields.Checked):
-  prompts: int = fields.setting(low=4, help='two halves choose and judge')
-  prompt_tokens: int = fields.setting(low=1)
-  new_tokens: int = fields.setting(low=1)
-  gamma: int = fields.setting(low=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  pair: Pair
-  grid: Grid
-  judge: Judge
 
 
 class Cell(NamedTuple):
@@ -91,7 +37,7 @@ def cell(source: str, divergence: str, warm: float, seed: int) -> Cell:
   return Cell(source, divergence, None if same else warm, seed)
 
 
-def cells(grid: Grid) -> list[Cell]:
+def cells(grid: ConfigDict) -> list[Cell]:
   """All cells of the grid's seed, each once."""
   every = [
     cell(source, divergence, warm, grid.seed)
@@ -103,17 +49,13 @@ def cells(grid: Grid) -> list[Cell]:
 
 
 def language(
-  s: Settings, text: pathlib.Path, size: str, steps: int, seed: int
+  s: ConfigDict,
+  text: pathlib.Path,
+  size: str,
+  steps: int,
+  seed: int,
 ) -> train_lm_lib.Settings:
-  """Training by cross-entropy on a text, with a tokenizer trained on it.
-
-  Args:
-    s: settings.
-    text: the file.
-    size: row of models.config.SIZES.
-    steps: training steps.
-    seed: of weights and batches.
-  """
+  """Training by cross-entropy on a text, with a tokenizer trained on it."""
   c, pair = train_lm.get_config().unlock(), s.pair
   c.model.update(size=size, dtype='float32', remat=False)
   c.text.update(
@@ -136,7 +78,7 @@ def language(
 
 
 def distilled(
-  s: Settings,
+  s: ConfigDict,
   cell: Cell,
   *,
   text: pathlib.Path,
@@ -146,12 +88,8 @@ def distilled(
 ) -> sections.Settings:
   """The distillation of one cell, from a draft trained by cross-entropy.
 
-  Args:
-    s: settings.
-    cell: source, divergence, temperature and seed.
-    text: the file of training documents.
-    target, draft: folders of the two models.
-    answers: folder of the target's answers.
+  text is the file of training documents; target, draft and answers are folders:
+  of the two models, and of the target's answers.
   """
   c, grid, warm = distill.get_config().unlock(), s.grid, cell.temperature
   c.teacher.source = str(target)

@@ -3,7 +3,6 @@
 bash experiments/distillspec_grid/run.sh [--workdir=DIR] [--pair]
 """
 
-import dataclasses
 import pathlib
 import sys
 
@@ -14,16 +13,12 @@ sys.path.insert(0, str(ROOT))
 from absl import flags, logging  # noqa: E402
 
 from experiments import page  # noqa: E402
-from experiments.distillspec_grid import grid, render, settings  # noqa: E402
-from specdec_jax import (  # noqa: E402
-  fields,
-  machine,  # noqa: E402
-  program,
-)
+from experiments.distillspec_grid import grid, render  # noqa: E402
+from specdec_jax import machine, program  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = program.config_flag(
-  str(HERE / 'config.py'), keys='experiments/distillspec_grid/settings.py'
+  str(HERE / 'config.py'), keys='experiments/distillspec_grid/config.py'
 )
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the models')
 _PAIR = flags.DEFINE_bool('pair', False, 'train target and drafts of rows.py')
@@ -33,7 +28,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 def run() -> bool:
   """True if every greedy text equals plain decoding's."""
   logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
-  s = fields.parse(settings.Settings, _CONFIG.value)
+  s = _CONFIG.value
   folder = program.open_workdir(_RESULTS.value)
   workdir = program.open_workdir(_WORKDIR.value)
   if workdir is None:
@@ -42,7 +37,7 @@ def run() -> bool:
     print(*grid.pair(s, workdir))
     return True
   # Read before writing files, which would make the commit dirty.
-  doc = {'machine': machine.describe(), 'settings': dataclasses.asdict(s)}
+  doc = {'machine': machine.describe(), 'settings': s.to_dict()}
   doc |= grid.run(s, workdir)
   text, picture = render.markdown(doc), render.figure(doc)
   page.save(folder, HERE, doc, text)

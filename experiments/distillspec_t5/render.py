@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from experiments import claims as claims_lib
-from experiments import empirical, page, papers, replay
-from experiments import rows as rows_lib
-from experiments.distillspec_grid import render as grid
+from experiments import distilled, empirical, papers, replay
+from experiments import loaded as loaded_lib
 from experiments.distillspec_t5 import train
+from experiments.page import Part
+from experiments.rows import Cells, Rows
 from specdec_jax import build
 from specdec_jax.bench import intervals
 
@@ -19,7 +20,7 @@ PERCENT = '{:+.1%}'
 AT_ONCE = 5  # drafts whose probabilities fit in memory together
 
 
-def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
+def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
   """A cell for each training and temperature: tokens and windows by prompt."""
   found = list(train.trained(loaded.row).items())
   cells = []
@@ -35,7 +36,7 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
     }
     part = loaded._replace(engines=engines, traced={})
     for warm in WARM:
-      traces = rows_lib.traces(part, warm, asked.tokens, seed=asked.seed)
+      traces = loaded_lib.traces(part, warm, asked.tokens, seed=asked.seed)
       cells += [
         dict(zip(('source', 'divergence'), name.split('/'), strict=True))
         | {'temperature': warm}
@@ -66,46 +67,44 @@ def _parts(cells: Sequence[Mapping[str, Any]], warm: float):
 def _gain(cells, warm: float) -> tuple[dict[str, Any], intervals.Interval]:
   """(the best cell on half of the prompts, its gain on the other half)."""
   base, rest = _parts(cells, warm)
-  best = grid.best(rest)
-  other = (grid.half(x, first=False) for x in (best, base))
-  return best, grid.gain(*other)
+  best = distilled.best(rest)
+  other = (distilled.half(x, first=False) for x in (best, base))
+  return best, distilled.gain(*other)
 
 
-def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
-  lines = [
-    ['T5-small for T5-XL', 'both', 'best of each task', '', '', '']
-    + ['+10 % to +45 %', 'the paper']
-  ]
+def parts(cells: Cells, every: Rows) -> list[Part]:
+  ours = []
   for name, found in cells.items():
     for warm in WARM:
       base, rest = _parts(found, warm)
       for x in (base, *rest):
-        mine = intervals.one_of(grid.gain(x, base), len(rest))
-        gain = '' if x is base else page.interval(mine, PERCENT)
-        kind = x['divergence'] or train.BASELINE
-        lines.append(
-          [every[name].name, f'{warm:g}', x['source'] or 'captions', kind]
-          + [f'{x["alpha"]:.3f}', f'{grid.efficiency(x).value:.2f}', gain, '']
-        )
-  head = ['draft', 'T', 'text of', 'trained by', 'alpha', 'tokens a window']
-  return '\n'.join(
-    [
-      f'{caption} gamma {GAMMA}; every training from one draft after '
+        gain = intervals.one_of(distilled.gain(x, base), len(rest))
+        more = {
+          'draft': every[name].name,
+          'text': x['source'] or 'captions',
+          'trained': x['divergence'] or train.BASELINE,
+          'window': distilled.efficiency(x).value,
+          'gain': None if x is base else gain,
+        }
+        ours.append(x | more)
+  return [
+    Part(
+      f'Ours, gamma {GAMMA}; every training from one draft after '
       'cross-entropy, as many steps. gain: of tokens a window over more '
-      'cross-entropy, with 95 % intervals over captions, wide enough to '
-      'look at all of a temperature at once.',
-      '',
-      *page.table([*head, 'gain', ''], lines),
-      '',
-      *empirical.lost(every, cells, 'distillspec_t5'),
-    ]
-  )
+      'cross-entropy, with 95 % intervals over captions, wide enough to look '
+      'at all of a temperature at once.',
+      'draft, T=temperature:g, text of=text, trained by=trained, alpha:.3f, '
+      'tokens a window=window:.2f, gain:+.1%',
+      ours,
+    )
+  ]
 
 
-def claims(
-  cells: rows_lib.Cells, every: rows_lib.Rows
-) -> list[claims_lib.Claim]:
-  """The gain of the best cell, on captions that did not choose it."""
+def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
+  """The gain of the best cell, on captions that did not choose it.
+
+  The paper's is of T5-small for T5-XL, the best of each task.
+  """
   out = []
   low, high = papers.DISTILLSPEC
   for name, found in cells.items():
@@ -128,3 +127,14 @@ def claims(
         )
       )
   return out
+
+
+TABLE = empirical.Table(
+  'distillspec_t5',
+  measure,
+  parts,
+  claims,
+  why='a target of 77M on captions, 200 steps a training',
+  theirs='',
+  rows=train.rows,
+)

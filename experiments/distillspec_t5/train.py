@@ -1,12 +1,14 @@
 """Trains every draft of a row once; a killed training goes on."""
 
+import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from absl import flags, logging
 
 from configs import distill_t5, train_t5
+from experiments import distilled
 from experiments import rows as rows_lib
 from experiments import texts as texts_lib
 from specdec_jax import printing
@@ -50,7 +52,9 @@ def rows(models: pathlib.Path, target: str, draft: str):
   if target or draft:
     raise ValueError('--target, --draft: not of distillspec_t5; leave them out')
   row = rows_lib.all_rows(models)['translation']
-  return {x: row._replace(name=x, drafts=()) for x in ('w128', 'w256')}
+  return {
+    x: dataclasses.replace(row, name=x, drafts=()) for x in ('w128', 'w256')
+  }
 
 
 def trained(row: rows_lib.Row) -> dict[tuple[str, str], pathlib.Path]:
@@ -75,7 +79,9 @@ def trained(row: rows_lib.Row) -> dict[tuple[str, str], pathlib.Path]:
     config = _distilled(row, s, source, divergence, start, folder)
     name = f'{source}-{divergence.replace(":", "_")}'
     found = distillation.run(distillation.settings(config), folder / name)
-    out[source, divergence] = pathlib.Path(_ended(found, name)['draft'])
+    out[source, divergence] = pathlib.Path(
+      distilled.finished(found, name)['draft']
+    )
     jax.clear_caches()  # no other cell uses these programs
   return out
 
@@ -100,7 +106,7 @@ def _language(
   c.optimiser.update(learning_rate=2e-3, warmup=max(1, steps // 20))
   c.run.update(steps=steps, evaluate_every=steps, checkpoint_every=200, keep=1)
   c.judge.metric = ''
-  _ended(train_lm.run(train_lm.settings(c), folder), folder.name)
+  distilled.finished(train_lm.run(train_lm.settings(c), folder), folder.name)
   return folder / 'model'
 
 
@@ -130,10 +136,3 @@ def _distilled(row, s: Sizes, source: str, divergence: str, start, folder):
   )
   c.judge.update(gamma=4, new_tokens=s.new, temperature=1.0)
   return c
-
-
-def _ended(found: dict[str, Any], name: str) -> dict[str, Any]:
-  """Raises SystemExit if a signal ended the training."""
-  if not found['finished']:
-    raise SystemExit(f'{name}: ended at step {found["step"]} by a signal')
-  return found

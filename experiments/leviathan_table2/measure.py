@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments import empirical
-from experiments import rows as rows_lib
+from experiments import loaded as loaded_lib
 from specdec_jax import metrics, printing
 from specdec_jax.bench import identity, intervals, predict, timing
 from specdec_jax.bench import plan as plan_lib
@@ -17,7 +17,7 @@ WARM = (0.0, 1.0)
 REPEATS, WINDOWS = 5, 24  # of the calibration
 
 
-def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
+def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
   """A cell for each draft and temperature.
 
   gamma: the best by the corrected prediction, from the acceptance on half of
@@ -25,14 +25,14 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
   """
   cells = []
   for temperature in WARM:
-    plan = rows_lib.plan(loaded, temperature, asked.seed, 1)
+    plan = loaded_lib.plan(loaded, temperature, asked.seed, 1)
     items = plan.test[: asked.prompts]
     plan = plan._replace(test=items[::2], calibration=items[1::2])
     cells += _cells(loaded, plan, asked)
   return cells
 
 
-def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
+def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   plain = plan_lib.Arm('autoregressive', 'autoregressive', 0, loaded.plain)
   every = [
     [plan_lib.Arm(f'{name} g={g}', name, g, engine) for g in asked.gammas]
@@ -89,7 +89,7 @@ def _cells(loaded: rows_lib.Loaded, plan: plan_lib.Plan, asked):
 
 
 def _quality(
-  loaded: rows_lib.Loaded, arms, plan: plan_lib.Plan, groups, outputs
+  loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, groups, outputs
 ):
   """By arm the metric, {} without references.
 
@@ -99,9 +99,9 @@ def _quality(
     return {}
   warm, seed = plan.sampling.temperature, plan.sampling.seed
   if warm:  # The few texts that are timed would say nothing.
-    return rows_lib.qualities(loaded, arms, warm, seed)
+    return loaded_lib.qualities(loaded, arms, warm, seed)
   return {
-    name: [rows_lib.quality(loaded, rows_lib.answers_of(loaded, groups, x))]
+    name: [loaded_lib.quality(loaded, loaded_lib.answers_of(loaded, groups, x))]
     for name, x in outputs.items()
   }
 

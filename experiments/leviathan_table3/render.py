@@ -7,14 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from experiments import claims as claims_lib
-from experiments import empirical, page, papers
-from experiments import rows as rows_lib
+from experiments import empirical, papers
+from experiments import loaded as loaded_lib
+from experiments.page import Part
+from experiments.rows import Cells, Rows
 from specdec_jax.bench import intervals
 
 WARM = (0.0, 1.0)
 
 
-def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
+def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
   """A cell for each draft and temperature, with sums of every request.
 
   Where it is sampled, those of the next seed too: 'again'.
@@ -23,7 +25,8 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
   for temperature in WARM:
     seeds = (asked.seed, asked.seed + 1) if temperature else (asked.seed,)
     each = [
-      rows_lib.traces(loaded, temperature, asked.tokens, seed=x) for x in seeds
+      loaded_lib.traces(loaded, temperature, asked.tokens, seed=x)
+      for x in seeds
     ]
     for name in loaded.engines:
       sums = [
@@ -35,41 +38,36 @@ def measure(loaded: rows_lib.Loaded, asked: empirical.Asked):
   return cells
 
 
-def markdown(cells: rows_lib.Cells, every: rows_lib.Rows, caption: str) -> str:
-  """The paper's rows with ours beside those of the same place."""
-  lines, used = [], set()
-  for theirs in papers.TABLE3:
-    mine = ['not run', '-', '-']
-    for name, draft in _beside(every, cells, theirs):
-      used.add((name, draft.name))
-      mine = _ours(every[name], draft, cells[name])
-    greedy, sampled = f'{theirs.greedy:.2f}', f'{theirs.sampled:.2f}'
-    lines.append([theirs.target, theirs.draft, greedy, sampled, *mine])
-  for name in cells:
-    row = every[name]
-    for draft in row.drafts:
-      if (name, draft.name) not in used:
-        mine = _ours(row, draft, cells[name])
-        lines.append(['', '', '', '', *mine])
-  head = ['target', 'draft', 'T = 0', 'T = 1', 'ours', 'T = 0', 'T = 1']
-  return '\n'.join(
-    [
-      f'{caption} Ours with 95 % intervals over requests.',
-      '',
-      *page.table(head, lines),
-      '',
-      _counts(cells),
-      '',
-      seeds(cells),
-      '',
-      *empirical.not_run(every, cells, 'leviathan_table3'),
-    ]
-  )
+def parts(cells: Cells, every: Rows) -> list[Part]:
+  ours = [
+    {'target': every[name].name, 'draft': draft.name}
+    | {
+      at: empirical.interval(_sums(cells[name], draft.name, warm), 1)
+      for at, warm in zip(('cold', 'warm'), WARM, strict=True)
+    }
+    for name in cells
+    for draft in every[name].drafts
+  ]
+  tokens = [
+    f'{name} ' + ' and '.join(f'{_tokens(found, warm):,}' for warm in WARM)
+    for name, found in cells.items()
+  ]
+  return [
+    Part(
+      'Alpha of ours with its 95 % interval over requests. Tokens of the '
+      f'target at T = 0 and at T = 1: {"; ".join(tokens)}. {seeds(cells)}',
+      'target, draft, T = 0=cold:.2f, T = 1=warm:.2f',
+      ours,
+    ),
+    Part(
+      'Theirs.',
+      'target, draft, T = 0=greedy:.2f, T = 1=sampled:.2f',
+      papers.TABLE3,
+    ),
+  ]
 
 
-def claims(
-  cells: rows_lib.Cells, every: rows_lib.Rows
-) -> list[claims_lib.Claim]:
+def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
   """Every alpha; its direction is against the draft above it in the paper."""
   out = []
   for theirs, above in zip(papers.TABLE3, (None, *papers.TABLE3), strict=False):
@@ -79,15 +77,16 @@ def claims(
       lower = _beside(every, cells, above) if above else []
       for warm in WARM:
         print_of = lambda x, warm=warm: x.sampled if warm else x.greedy
-        sums = _sums(cells[name], draft, warm)
+        sums = _sums(cells[name], draft.name, warm)
         means = empirical.means(sums, 1)
         extra = {}
         if above and lower:
-          base = empirical.means(_sums(cells[name], lower[0][1], warm), 1)
+          base = _sums(cells[name], lower[0][1].name, warm)
+          apart = means - empirical.means(base, 1)
           extra = {
             'against': above.draft,
             'sign': int(np.sign(print_of(theirs) - print_of(above))),
-            'apart': intervals.interval(means - base, len(sums)),
+            'apart': intervals.interval(apart, len(sums)),
           }
         out.append(
           claims_lib.Claim(
@@ -102,36 +101,24 @@ def claims(
   return out
 
 
-def _sums(cells, draft: rows_lib.Draft, warm: float):
+def _sums(cells, draft: str, warm: float):
   """Of every request: its tokens, and alpha over them."""
-  wanted = draft.name, warm
+  wanted = draft, warm
   (x,) = (x for x in cells if (x['draft'], x['temperature']) == wanted)
   return x['requests']
+
+
+def _tokens(cells, warm: float) -> int:
+  """How many tokens the alphas of a temperature are means of."""
+  first = next(x for x in cells if x['temperature'] == warm)
+  return sum(n for n, _ in first['requests'])
 
 
 def _beside(every, cells, theirs: papers.Alpha):
   return empirical.beside(every, cells, theirs.target, theirs.draft)
 
 
-def _ours(row: rows_lib.Row, draft: rows_lib.Draft, cells) -> list[str]:
-  """The three cells of ours."""
-  shown = [f'{row.name}, {draft.name}']
-  for warm in WARM:
-    sums = _sums(cells, draft, warm)
-    shown.append(page.interval(empirical.interval(sums, 1)))
-  return shown
-
-
-def _counts(cells: rows_lib.Cells) -> str:
-  """How many tokens the alphas are means of."""
-  told = []
-  for name, found in cells.items():
-    tokens = {x['temperature']: sum(n for n, _ in x['requests']) for x in found}
-    told.append(f'{name} ' + ' and '.join(f'{n:,}' for n in tokens.values()))
-  return f'Tokens of the target at T = 0 and at T = 1: {"; ".join(told)}.'
-
-
-def _differences(cells: rows_lib.Cells) -> Iterator[float]:
+def _differences(cells: Cells) -> Iterator[float]:
   """Of each alpha, how far two seeds are apart, in its standard errors."""
   for found in cells.values():
     for x in found:
@@ -142,7 +129,7 @@ def _differences(cells: rows_lib.Cells) -> Iterator[float]:
         yield abs(one[0] - two[0]) / error if error else 0.0
 
 
-def seeds(cells: rows_lib.Cells) -> str:
+def seeds(cells: Cells) -> str:
   """Whether two seeds agree, by Bonferroni's limit for the whole table."""
   found = list(_differences(cells))
   if not found:
@@ -155,3 +142,13 @@ def seeds(cells: rows_lib.Cells) -> str:
     f'{limit:.1f} standard errors); the largest difference is '
     f'{max(found):.1f}.'
   )
+
+
+TABLE = empirical.Table(
+  'leviathan_table3',
+  measure,
+  parts,
+  claims,
+  why='other models on other texts; the wider of two drafts, trained as long, '
+  'is not accepted more',
+)

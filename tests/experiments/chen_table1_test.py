@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import claims
+from experiments import claims, page
 from experiments import rows as rows_lib
 from experiments.chen_table1 import measure, render, texts
 from specdec_jax import build, requests, settings
@@ -97,22 +97,19 @@ def cell(draft, k, speed, **more):
   return found | more
 
 
-def test_the_page_and_the_figure():
+def test_the_page_and_the_claims():
   drafts = ('lookup', 'eagle')
   cells = {'xsum': [cell(x, k, 1.5) for x in drafts for k in (2, 4)]}
-  row = rows_lib.Row('xsum', texts.XSUM, '', '', (), 'built in')
-  text = render.markdown(cells, {'xsum': row}, 'Caption.')
-  assert '| XSum (ROUGE-2) | 4B for 70B | greedy | 4 | 0.157 | 0.156 |' in text
+  every = {'xsum': rows_lib.Row('xsum', '', (), '', theirs=texts.XSUM)}
+  ours, curves, theirs = map(page.lines, render.parts(cells, every))
+  assert '| XSum (ROUGE-2) | greedy | 14.1 | 7.00 | 2.01x |' in theirs[5]
   assert (
-    '| xsum | lookup | nucleus | 4 | 0.150 | 0.200 | 20.00 | 13.33 |' in text
-  )
-  assert '* humaneval: not run;' in text and '* xsum: not run' not in text
-  found = render.claims(cells, {'xsum': row})
-  assert [claims.outcome(x) for x in found] == [
-    'same direction',
-    'reproduced',
-  ] * 2
+    '| xsum | lookup | nucleus | 4 | 20.00 | 13.33 | 1.50x (1.40x to 1.60x) '
+    '| 2.20 | 0.150 | 0.200 |'
+  ) in ours
+  (curve,) = curves[4:-1]
+  assert curve.startswith('| xsum | lookup | nucleus | 1.30 | 1.60 | 1.90 |')
+  found = render.claims(cells, every)
+  wanted = ['same direction', 'reproduced'] * 2
+  assert [claims.outcome(x) for x in found] == wanted
   assert found[1].ours.value == pytest.approx(0.05)
-  before = render.figure(cells)
-  cells['xsum'][1] = cell('lookup', 4, 1.6)
-  assert render.figure(cells) != before

@@ -1,0 +1,359 @@
+"""Pages of the empirical tables: what is stored, beside what papers print."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from experiments import claims, loaded, page, papers, report
+from experiments import rows as rows_lib
+from experiments import table as table_lib
+from experiments.distillspec_grid import settings as grid
+from experiments.leviathan_table3 import render as table3
+from experiments.leviathan_table5 import render as table5
+from specdec_jax.bench import intervals
+from tests import programs
+from tests.experiments import reports
+
+ROWS = rows_lib.all_rows(pathlib.Path('/nowhere'))
+TIMED = {
+  'draft': 'unigram',
+  'temperature': 0.0,
+  'gamma': 2,
+  'alpha': 0.31,
+  'c': 0.01,
+  'v': 1.25,
+  'theorem': 1.41,
+  'corrected': 1.2,
+  'measured': {'value': 1.26, 'low': 1.13, 'high': 1.39},
+  'whole': {'value': 1.1, 'low': 1.0, 'high': 1.2},
+  'quality': [27.3, 27.4],
+  'change': {'value': 0.1, 'low': -0.2, 'high': 0.4},
+  'texts': 7,
+  'differ': 0,
+  'bugs': 0,
+  'promised': 'tokens',
+  'block_efficiency': 1.4764,
+}
+
+
+def traced(requests=((4, 1.0), (4, 3.0)), row='chat', **more):
+  return [
+    {'draft': draft.name, 'requests': list(requests) * 3, **more}
+    for draft in ROWS[row].drafts
+    if not draft.optional
+  ]
+
+
+def alphas(row='chat', **more):
+  return [x for t in (0.0, 1.0) for x in traced(row=row, temperature=t, **more)]
+
+
+def block(value):
+  return {'value': value, 'low': value - 0.02, 'high': value + 0.02}
+
+
+GAIN = {'gamma': 8, 'temperature': 1.0, 'tokens': 8, 'draft': 'bigram'}
+GAIN |= {'reject': block(2.0), 'block': block(2.2), 'gain': block(0.2)}
+CELLS = {
+  'leviathan_table2': [TIMED],
+  'leviathan_table3': alphas(),
+  'leviathan_table5': traced([(4, x, *[x, 0.5] * 3) for x in (1.0, 3.0)]),
+  'block_verification_table1': [GAIN],
+}
+TWO, THREE, FIVE, BLOCK = CELLS
+
+
+def stored(folder, cells, name='chat', commit='c', gate=None, **machine):
+  about = reports.MACHINE | {'commit': commit * 40, 'dirty': False} | machine
+  doc = {'quick': False, 'machine': about, 'gate': gate, 'cells': cells}
+  folder.mkdir(exist_ok=True)
+  (folder / f'{name}.json').write_text(json.dumps(doc))
+
+
+def rendered(name, folder):
+  return report.rendered(table_lib.TABLES[name], folder, ROWS).text
+
+
+@pytest.mark.parametrize('table', CELLS)
+def test_a_page_is_of_what_is_stored_by_one_commit(table, tmp_path):
+  run = f'bash experiments/{table}/run.sh'
+  assert rendered(table, tmp_path) == f'Not run: `{run}`.'
+  cells = CELLS[table]
+  stored(tmp_path, cells)
+  text = rendered(table, tmp_path)
+  assert text.startswith('Commit cccccccccccc, 2 cores')
+  assert f'* titles: not run; `{run} --rows=titles`' in text
+  assert 'train_rows.sh --multi30k=DIR --models=/nowhere`, then' in text
+  stored(tmp_path, cells, 'titles', commit='d')
+  with pytest.raises(ValueError, match='titles.json of d{12}, chat.json of cc'):
+    rendered(table, tmp_path)
+
+
+def test_a_page_says_which_machine_measured_which_rows(tmp_path):
+  for name, cpu in (('titles', 'A'), ('chat', 'B'), ('maths', 'A')):
+    stored(tmp_path, CELLS[THREE], name, cpu=cpu)
+  text = rendered(THREE, tmp_path)
+  made = 'Commit cccccccccccc, 2 cores'
+  assert f'titles, maths: {made}, A' in text and f' chat: {made}, B' in text
+
+
+@pytest.mark.parametrize(
+  'table, lines',
+  [
+    (
+      TWO,
+      [
+        '| chat | unigram | 0 | 2 | 0.31 | 0.01 | 1.25 | 1.41x | 1.20x '
+        '| 1.26x (1.13x to 1.39x) | 1.10x | 1.05 = 1.05 x 1.00 |',
+        '| chat | unigram | 0 | 27.3 | 27.4 | +0.1 (-0.2 to +0.4) | 0 of 7 |',
+        '| EnDe | T5-small | 0 | 7 | 0.75 | 0.02 | 3.2x | 3.4x |',
+      ],
+    ),
+    (
+      THREE,
+      [
+        '| chat | bigram | 0.50 (0.21 to 0.79) | 0.50 (0.21 to 0.79) |',
+        '| LaMDA (137B), LaMDA (100M), T = 0 | 0.61 | chat, eagle |',
+        '| LaMDA (137B) | LaMDA (8B) | 0.75 | 0.74 |',
+        'at T = 0 and at T = 1: chat 24 and 24.',
+      ],
+    ),
+    (
+      FIVE,
+      [
+        f'| chat | bigram | {"0.50 (0.21 to 0.79)"} |'
+        + ' 0.50 (0.21 to 0.79), TV 0.12 |' * 3,
+        '| T5-small | 0.62 | 0.71 | 0.76 | 0.84 |',
+      ],
+    ),
+    (
+      BLOCK,
+      [
+        '| chat | bigram | 1 | 8 | 2.00 | 2.20 | +10.0% (+9.0% to +11.0%) |',
+        '| LM1B | 3.21 | 3.49 | +8.7% |',
+        '| 2 | 10/9 | 11/9 | 12/9 |',
+        '9 of 9 of ours are equal to the print',
+      ],
+    ),
+  ],
+)
+def test_ours_and_theirs_stand_on_the_page(table, lines, tmp_path):
+  stored(tmp_path, CELLS[table])
+  text = rendered(table, tmp_path)
+  for line in lines:
+    assert line in text
+
+
+def test_a_column_is_a_head_a_path_and_a_format():
+  rows = [{'a': [1, None], 'b': {'value': 2.0, 'low': 1.0, 'high': 3.0}}]
+  found = page.lines(
+    page.Part('About.', 'a.0, none=a.1, far=a.2, T=b:.1fx', rows)
+  )
+  assert found[0] == 'About.' and found[2] == '| a.0 | none | far | T |'
+  assert found[4] == '| 1 | - | - | 2.0x (1.0x to 3.0x) |'
+  assert page.interval(intervals.Interval()) == 'too short'
+
+
+def test_alpha_and_total_variation_of_each_lenience_keep_their_places(tmp_path):
+  """0.1, 0.3, 0.5 and 0.7 of the tokens; 0.02, 0.04 and 0.06 away from p."""
+  values = [0.1, 0.3, 0.5, 0.7]
+  request = [50, *(50 * x for x in (0.1, 0.3, 0.02, 0.5, 0.04, 0.7, 0.06))]
+  cells = traced([request, request], 'translation')
+  found = [
+    x
+    for x in table5.claims({'translation': cells}, ROWS)
+    if x.cell.startswith('Bigram')
+  ]
+  assert [x.ours.value for x in found] == pytest.approx(values)
+  assert [x.apart.value for x in found] == pytest.approx([0, 0.2, 0.4, 0.6])
+  assert [x.sign for x in found] == [0, 1, 1, 1]
+  assert [x.prints for x in found] == ['0.19', '0.23', '0.25', '0.32']
+  stored(tmp_path, cells, 'translation')
+  text = rendered(FIVE, tmp_path)
+  assert '0.10 (0.10 to 0.10) | 0.30 (0.30 to 0.30), TV 0.02 | 0.50' in text
+
+
+def test_two_seeds_of_an_alpha_are_compared_by_the_limit_of_the_table():
+  near, far = [[4, 2.0], [4, 2.2]] * 50, [[4, 2.0], [4, 2.6]] * 50
+  cells = traced(near, temperature=1.0, again=near) + traced(near)
+  for x in cells:
+    x['requests'] = near
+  told = table3.seeds({'chat': cells})
+  assert told.startswith('Two seeds at T = 1: 0 of 5 alphas differ')
+  assert '(Bonferroni: 3.1 standard errors); the largest' in told
+  cells[0]['again'] = far
+  assert '1: 1 of 5 alphas differ' in table3.seeds({'chat': cells})
+  assert 'No alpha has two seeds' in table3.seeds({'chat': cells[5:]})
+
+
+def claim(low, high, ours, sign=0, apart=(None, None)):
+  return claims.Claim(
+    *('cell', '2', 'row', low, high, intervals.Interval(*ours)),
+    sign=sign,
+    apart=intervals.Interval(1, *apart),
+  )
+
+
+@pytest.mark.parametrize(
+  'wanted, x',
+  [
+    ('reproduced', claim(0.745, 0.755, (0.7, 0.65, 0.75))),
+    ('not', claim(0.745, 0.755, (0.7, 0.65, 0.74))),
+    ('reproduced', claim(0.1, 0.45, (0.5, 0.44, 0.6))),
+    ('no interval', claim(0.745, 0.755, (0.75,))),
+    ('same direction', claim(2, 3, (1.5, 1.4, 1.6), 1, (0.1, 2))),
+    ('not', claim(2, 3, (1.5, 1.4, 1.6), 1, (-1, 2))),
+    ('same direction', claim(2, 3, (4, 3.5, 5), -1, (-2, -0.1))),
+    ('not', claim(2, 3, (4, 3.5, 5), -1, (0.1, 2))),
+  ],
+)
+def test_an_outcome_is_a_rule_over_the_cells(wanted, x):
+  assert claims.outcome(x) == wanted
+
+
+def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
+  names = THREE, FIVE, BLOCK
+  tables = [table_lib.TABLES[name] for name in names]
+  folders = [tmp_path / name for name in names]
+  make = lambda: report.pages(tables, folders, [ROWS] * 3)
+  with pytest.raises(ValueError, match='no results of any table; run one'):
+    make()
+  sizes = zip((0.3, 2, 3, 3.2, 3.3), ROWS['translation'].drafts, strict=True)
+  translated = [
+    {'draft': x.name, 'temperature': t, 'requests': [[4, a], [4, a + 0.1]] * 3}
+    for a, x in sizes
+    for t in (0.0, 1.0)
+  ]
+  stored(folders[0], translated, 'translation')
+  worse = GAIN | {'draft': 'unigram', 'reject': block(1.5)}
+  stored(folders[2], [worse, GAIN])
+  found = make()
+  text = report.markdown(found, tmp_path)
+  assert 'Not run: `bash experiments/leviathan_table5/run.sh`' in text
+  cell = 'T5-XXL (EnDe), T5-small, T = 0 | 0.75 | translation, w128'
+  assert f'| reproduced | {cell} | 0.76 (0.75 to 0.78) |' in text
+  assert '0.51 (0.50 to 0.53) | above by 0.2' in text
+  assert 'or more; is above Unigram |' in text
+  # Of each target the draft with the most tokens a window; its interval pays
+  # for the choice of one of two.
+  best = 'average, gamma = 8 | +8.5% | chat, bigram | +10.0% (+8.9% to +11.1%)'
+  assert f'| same direction | {best} |' in text
+  assert 'gamma = 8 | +8.5% | chat, unigram' not in text
+  summary = report.summary(found, rows_lib.ROOT).split('\n')
+  assert len(summary) == 2 + len(names) + 2
+  assert summary[2].startswith(
+    '| [How often drafts are accepted](experiments/leviathan_table3/README.md) '
+  )
+  assert summary[3].endswith(' | - | - | - | not run |')
+  assert ' | 0 | 1 | 0 | ' in summary[4]
+  stored(folders[2], CELLS[BLOCK], commit='d')
+  with pytest.raises(
+    ValueError, match='several commits, leviathan_table3 of c'
+  ):
+    make()
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('name', table_lib.TABLES)
+def test_a_readme_shows_what_is_stored(name):
+  table = table_lib.TABLES[name]
+  every = table.rows or (lambda *_: rows_lib.all_rows(*_[:1]))
+  rows = every(rows_lib.ROOT / 'results/rows', '', '')
+  text = report.rendered(table, table.home / 'results', rows).text
+  readme = (table.home / 'README.md').read_text()
+  assert readme == page.filled(readme, text.split('\n'))
+
+
+@pytest.mark.parametrize(
+  'metric, value, distinct, toy',
+  [
+    ('bleu', 25.0, 0.95, False),
+    ('bleu', 24.9, 1.0, True),
+    ('bleu', 40.0, 0.9, True),
+    ('rouge', 25.0, 0.9, False),  # functions share summaries
+    ('rouge', 24.9, 1.0, True),
+  ],
+)
+def test_a_target_that_fails_its_gate_is_a_toy(
+  metric, value, distinct, toy, tmp_path
+):
+  gate = loaded.Gate(metric, value, 25.0, distinct, 9)._asdict()
+  stored(tmp_path, CELLS[FIVE], gate=gate)
+  text = rendered(FIVE, tmp_path)
+  assert f'| {"toy " * toy}chat | eagle |' in text
+  assert f'* chat: the target has {metric.upper()} {value} on 9 texts' in text
+
+
+def test_a_page_shows_the_drafts_that_were_measured_without_their_models(
+  tmp_path,
+):
+  cells = [
+    {'draft': x.name, 'temperature': t, 'requests': [[4, 2.0], [4, 3.0]]}
+    for x in ROWS['titles'].drafts
+    for t in (0.0, 1.0)
+  ]
+  stored(tmp_path, cells, 'titles')
+  assert '| 0.65 | titles, w128 | 0.6' in rendered(THREE, tmp_path)
+  stored(tmp_path, [x for x in cells if x['draft'] != 'w128'], 'titles')
+  assert 'titles, w128' not in rendered(THREE, tmp_path)
+
+
+def test_the_rows_are_read_with_the_models_of_a_folder():
+  """And the papers' tables have as many rows as in print."""
+  assert len(papers.TABLE3) == 16 and len(papers.TABLE4) == 12
+  gpt, maths = ROWS['gpt'], ROWS['maths']
+  assert gpt.target == '/nowhere/gpt/target/model'
+  assert gpt.missing()[0] == '/nowhere/gpt/target/model'
+  name = grid.PAIR.name
+  assert gpt.drafts[-1].source == f'/nowhere/gpt/{name}/draft'
+  chat = dataclasses.replace(ROWS['chat'], name='maths', theirs='')
+  assert maths == dataclasses.replace(chat, prompts='questions:maths')
+  inside = rows_lib.all_rows(rows_lib.ROOT / 'results/rows')
+  assert inside['gpt'].command.endswith('--workdir=results/rows/gpt')
+
+
+def refused(message, *arguments):
+  run = programs.run('experiments/table.py', THREE, *arguments)
+  run.check_refused(message)
+
+
+def test_a_model_that_is_not_there_is_named_with_its_flag(tmp_path):
+  refused(
+    '--models=/nowhere: row translation needs /nowhere/translation/model',
+    '--rows=translation',
+    '--models=/nowhere',
+    f'--results={tmp_path}',
+  )
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (['--rows=x'], '--rows=x: no such row; allowed are gpt, translation'),
+    (['--target=/no', '--draft=/no'], '--target=/no: no such file'),
+    (['--target=random:tiny'], '--draft: empty; a pair is'),
+    (['--prompts=x'], '--prompts: of --target and --draft'),
+    (['--tokens=0'], '--tokens=0: want 1 or more'),
+    (['--render'], 'no results; run without --render'),
+  ],
+)
+def test_bad_input_is_one_sentence(arguments, message, tmp_path):
+  refused(message, f'--results={tmp_path}', *arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('table', CELLS)
+def test_tiny_models(table, tmp_path):
+  """Measured, then rendered again from what was stored."""
+  program = 'experiments/table.py', table
+  where = f'--results={tmp_path}'
+  done = programs.run(*program, '--quick', '--rows=translation', where).check()
+  assert done.out.startswith('QUICK: tiny random models')
+  assert '| toy translation' in done.out
+  assert '* translation: the target has BLEU' in done.out
+  again = programs.run(*program, '--quick', '--render', where).check()
+  assert again.out == done.out
