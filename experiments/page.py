@@ -52,12 +52,12 @@ def lines(part: Part) -> list[str]:
 
 
 def _at(found: Any, path: str) -> Any:
-  """What stands at a path such as quality.0; None beyond the end of a list."""
+  """What stands at a path such as quality.0."""
   for name in path.split('.'):
     if isinstance(found, Mapping):
       found = found[name]
     elif name.isdigit():
-      found = found[int(name)] if int(name) < len(found) else None
+      found = found[int(name)]
     else:
       found = getattr(found, name)
   return found

@@ -1,17 +1,13 @@
-"""Times plain and speculative sampling, and computes figure 1 against K."""
+"""Times plain and speculative sampling at several K."""
 
 import collections
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-import jax
-import numpy as np
-
-from experiments import empirical, papers, replay
+from experiments import empirical, papers
 from experiments import loaded as loaded_lib
 from experiments.chen_table1 import texts
-from specdec_jax import build, decode, metrics, printing
+from specdec_jax import metrics, printing
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import timing
@@ -22,7 +18,6 @@ SAMPLINGS = {
   texts.HUMANEVAL: (('nucleus', 0.8, 0.95),),
 }
 SWEPT = 1, 2, papers.CHEN_K, 8
-LIMIT = 12  # the largest K of the curves
 
 
 def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
@@ -55,10 +50,6 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
     name: _rouge(loaded, loaded_lib.answers_of(loaded, groups, x))
     for name, x in outputs.items()
   }
-  curves = {
-    name: curve(loaded, engine, plan, groups, outputs[plain.name])
-    for name, engine in loaded.engines.items()
-  }
   speeds = {name: timing.tok_s(r) for name, r in runs.items()}
   ms = {name: x and 1000 / x for name, x in speeds.items()}
   return [
@@ -72,7 +63,6 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
       'efficiency': metrics.summary(
         metrics.join(outputs[arm.name])
       ).block_efficiency,
-      'curve': curves[arm.drafter],
     }
     for arm in arms[1:]
   ]
@@ -95,77 +85,3 @@ def rouge2(found: str, wanted: str) -> float:
     pairs.append(collections.Counter(zip(words, words[1:], strict=False)))
   total = sum(x.total() for x in pairs)
   return 2 * (pairs[0] & pairs[1]).total() / total if total else 0.0
-
-
-def curve(
-  loaded: loaded_lib.Loaded,
-  engine: build.Engine,
-  plan: plan_lib.Plan,
-  groups: Sequence[plan_lib.Group],
-  outputs: Sequence[decode.Output],
-) -> list[float]:
-  """Expected tokens a window at K = 1, 2, ... under token verification.
-
-  From the target's text alone; [] for a drafter whose windows cannot be
-  replayed on it.
-  """
-  if engine.q is not None and not engine.drafter.taps:
-    rows = plan._replace(bench=loaded_lib.plan(loaded, 0.0, 0, 16).bench)
-    (texts,) = replay.record(loaded.plain, [engine], rows)
-    found = replay.efficiencies(texts, LIMIT)
-    return [x.reject.value or 0.0 for x in found[1:]]
-  if engine.drafter.name != 'lookup':
-    return []
-  kept_BTN, tokens_B = certain(engine, groups, outputs)
-  windows = lambda k: replay.walk(replay.accepted(kept_BTN, k), tokens_B)
-  most = kept_BTN.shape[-1]
-  return [tokens_B.sum() / windows(k).sum() for k in range(1, most)]
-
-
-def certain(
-  engine: build.Engine,
-  groups: Sequence[plan_lib.Group],
-  outputs: Sequence[decode.Output],
-) -> tuple[np.ndarray, np.ndarray]:
-  """Which drafts of a drafter that only looks at the text are accepted.
-
-  A draft x without a distribution is accepted with probability p(x), and what
-  is emitted after a rejection is not x: given the text, it is accepted exactly
-  where it is the text's next token.
-
-  Returns:
-    (kept_BTN, tokens_B): whether a window that starts at t accepts at least n
-    drafts, as replay.at_least, and the length of every text.
-  """
-  drafter, kept, sizes = engine.drafter, [], []
-
-  @jax.jit
-  def proposed(request, tokens_BL, lengths_B):
-    live_B = lengths_B > 0
-    context = decode.context_of(drafter, request, tokens_BL, lengths_B, live_B)
-    return drafter.propose(engine.weights, (), context, None, None)[0]
-
-  each = zip(outputs, groups, strict=True)
-  longest = max(int((x.lengths_B - y.host.lengths_B).max()) for x, y in each)
-  for group, out in zip(groups, outputs, strict=True):
-    for row, start in enumerate(np.asarray(group.host.lengths_B)):
-      size = int(out.lengths_B[row] - start)
-      text_L = np.asarray(out.tokens_BL[row])
-      at_T = start + np.minimum(np.arange(longest), size - 1)
-      one = jax.tree.map(lambda x, row=row: x[row : row + 1], group.full)
-      same_TL = np.broadcast_to(text_L, (longest, len(text_L)))
-      draft = jax.device_get(proposed(_repeated(one, longest), same_TL, at_T))
-      steps_K = np.arange(draft.tokens_BK.shape[1])
-      index_TK = at_T[:, None] + steps_K
-      inside_TK = (index_TK < start + size) & (steps_K < draft.count_B[:, None])
-      next_TK = text_L[np.minimum(index_TK, len(text_L) - 1)]
-      good_TK = inside_TK & (draft.tokens_BK == next_TK)
-      kept_TN = np.cumprod(good_TK, 1)
-      kept.append(np.pad(kept_TN, ((0, 0), (1, 0)), constant_values=1))
-      sizes.append(size)
-  return np.stack(kept).astype(float), np.array(sizes)
-
-
-def _repeated(request: decode.Request, rows: int) -> Any:
-  """A request of one row, `rows` times."""
-  return jax.tree.map(lambda x: np.repeat(np.asarray(x), rows, 0), request)

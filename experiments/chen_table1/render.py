@@ -1,4 +1,4 @@
-"""Table 1 with ours beside it, and the curve of figure 1."""
+"""Table 1, and ours at every K that was timed (figure 1)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +12,11 @@ from experiments.page import Part
 from experiments.rows import Cells, Rows
 from specdec_jax.bench import intervals
 
-ARM = 'text=target, draft, sampling'
 OURS = (
-  f'{ARM}, K=k, plain ms a token=ms.0:.2f, speculated=ms.1:.2f, speed:.2fx, '
-  'tokens a window=efficiency:.2f, plain ROUGE-2=mean.0:.3f, '
-  'speculated=mean.1:.3f'
+  'text=target, draft, sampling, K=k, plain ms a token=ms.0:.2f, '
+  'speculated=ms.1:.2f, speed:.2fx, tokens a window=efficiency:.2f, '
+  'plain ROUGE-2=mean.0:.3f, speculated=mean.1:.3f'
 )
-CURVE = [f'K = {k}=curve.{k - 1}:.2f' for k in range(1, measure.LIMIT + 1)]
 THEIRS = (
   'text, sampling, plain ms a token=plain_ms:.1f, speculated=ms:.2f, '
   'speed:.2fx, plain result=plain:.3f, speculated:.3f'
@@ -30,16 +28,8 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
     x | {'mean': [float(np.mean(y)) if y else None for y in x['rouge']]}
     for x in empirical.lines(cells, every)
   ]
-  # Every cell of a draft has the same curve, whatever its K.
-  curves = {(x['target'], x['draft'], x['sampling']): x for x in ours}
   return [
     Part('Ours, decoding at batch 1, with 95 % intervals.', OURS, ours),
-    Part(
-      'Tokens a window of ours at every K, computed from the texts of plain '
-      'decoding (figure 1).',
-      ', '.join([ARM, *CURVE]),
-      [x for x in curves.values() if x['curve']],
-    ),
     Part(
       f'Theirs, a draft of 4B for 70B, K = {papers.CHEN_K}. The result of '
       'HumanEval is the share of functions that pass, which is not measured '

@@ -22,15 +22,13 @@ def read(path: str, limit: int = 0) -> list[prompts.Prompt]:
   """The first `limit` questions of each category of a file, 0: all.
 
   Raises:
-    ValueError: no file, a line not in Spec-Bench's format, or a negative limit.
+    ValueError: no file, or a line not in Spec-Bench's format.
   """
   if not path:
     raise ValueError(
       '--questions is missing: name a question.jsonl in the format of '
       'Spec-Bench or MT-Bench'
     )
-  if limit < 0:
-    raise ValueError(f'limit={limit}: must be 0 (all) or more')
   found = prompts.read(path)
   for where, row in files.read_jsonl(path):
     if missing := [name for name in FIELDS if name not in row]:

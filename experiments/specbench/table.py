@@ -22,7 +22,9 @@ from specdec_jax.bench import plan as plan_lib  # noqa: E402
 
 _CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _QUESTIONS = flags.DEFINE_string('questions', '', 'a question.jsonl')
-_LIMIT = flags.DEFINE_integer('limit', 0, 'of each category, the first; 0: all')
+_LIMIT = flags.DEFINE_integer(
+  'limit', 0, 'of each category, the first; 0: all', lower_bound=0
+)
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 

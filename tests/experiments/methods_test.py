@@ -78,9 +78,6 @@ def test_results_of_ones_own_leave_the_readme(tmp_path):
   assert readme.read_text() == 'a\n{}\n\nnew\n\n{}\nb\n'.format(*page.MARKS)
   with pytest.raises(ValueError, match='once'):
     page.filled('no marks', ['new'])
-  assert page.filled(
-    (programs.ROOT / 'experiments/methods/README.md').read_text(), []
-  )
 
 
 def run(*arguments, folder):

@@ -148,11 +148,9 @@ def test_ours_and_theirs_stand_on_the_page(table, lines, tmp_path):
 
 def test_a_column_is_a_head_a_path_and_a_format():
   rows = [{'a': [1, None], 'b': {'value': 2.0, 'low': 1.0, 'high': 3.0}}]
-  found = page.lines(
-    page.Part('About.', 'a.0, none=a.1, far=a.2, T=b:.1fx', rows)
-  )
-  assert found[0] == 'About.' and found[2] == '| a.0 | none | far | T |'
-  assert found[4] == '| 1 | - | - | 2.0x (1.0x to 3.0x) |'
+  found = page.lines(page.Part('About.', 'a.0, none=a.1, T=b:.1fx', rows))
+  assert found[0] == 'About.' and found[2] == '| a.0 | none | T |'
+  assert found[4] == '| 1 | - | 2.0x (1.0x to 3.0x) |'
   assert page.interval(intervals.Interval()) == 'too short'
 
 
