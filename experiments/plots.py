@@ -1,4 +1,4 @@
-"""Figures in one plain style: readable in grey, curves named where they end.
+"""Figures in one plain style: colours that also differ in grey, named curves.
 
 Needs matplotlib (the extra `plots`). Nothing is shown on a screen and nothing
 global is changed.
@@ -29,7 +29,8 @@ STYLE: dict[Any, Any] = {
 }
 DASHES = ('-', '--', '-.', (0, (1, 1.2)), (0, (6, 1, 1, 1, 1, 1)))
 MARKS = ('o', 's', '^', 'D', 'v')
-GREYS = ('0.0', '0.3', '0.15', '0.45', '0.25')
+# Okabe and Ito's: told apart by colour-blind readers too.
+COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00')
 PALE = '0.8'  # intervals and reference lines
 
 
@@ -44,6 +45,7 @@ def stacked(
   paints: Sequence[Callable[[Axes], None]],
   *,
   size: tuple[float, float],
+  title: str = '',
   caption: str = '',
 ) -> bytes:
   """The same for several axes, one above the other over one x axis."""
@@ -52,6 +54,8 @@ def stacked(
     every = page.subplots(len(paints), sharex=True, squeeze=False)
     for paint, axes in zip(paints, every[:, 0], strict=True):
       paint(axes)
+    if title:
+      page.suptitle(title, x=0.01, ha='left', fontsize=9)
     if caption:
       page.supxlabel(caption, fontsize=7, color='0.45')
     out = io.BytesIO()
@@ -76,19 +80,19 @@ def curve(
   left: bool = False,
   **changes: Any,
 ) -> None:
-  """The i-th curve in its own dash, grey and mark, named at one end.
+  """The i-th curve in its own colour, dash and mark, named at one end.
 
   left: the name stands before the curve's first point, not after its last.
   changes: of matplotlib's Axes.plot.
   """
   look: dict[str, Any] = dict(
     linestyle=DASHES[i % len(DASHES)],
-    color=GREYS[i % len(GREYS)],
+    color=COLOURS[i % len(COLOURS)],
     marker=MARKS[i % len(MARKS)],
     markevery=max(1, len(xs) // 8),
     markersize=4,
   )
-  axes.plot(xs, ys, **look | changes)
+  (drawn,) = axes.plot(xs, ys, **look | changes)
   at = 0 if left else -1
   axes.annotate(
     name,
@@ -97,6 +101,7 @@ def curve(
     textcoords='offset points',
     ha='right' if left else 'left',
     va='center',
+    color=drawn.get_color(),
     annotation_clip=False,
   )
 

@@ -143,7 +143,7 @@ def figure(doc: dict[str, Any]) -> bytes:
       plots.rows(axes, names)
       each = [efficiency(at[name]) for name in names]
       ys = range(len(names))
-      axes.hlines(
+      bar = axes.hlines(
         ys,
         [x.value if x.low is None else x.low for x in each],
         [x.value if x.high is None else x.high for x in each],
@@ -151,21 +151,34 @@ def figure(doc: dict[str, Any]) -> bytes:
         linewidth=5,
         zorder=1,
       )
-      plots.points(axes, [x.value for x in each], ys, theirs=False, mark='o')
+      values = [x.value for x in each]
+      dot = plots.points(axes, values, ys, theirs=False, mark='o')
       base = efficiency(found['baseline'][0])
       if base.low is not None and base.high is not None:
         axes.axvspan(base.low, base.high, color='0.93', zorder=0)
-      axes.axvline(base.value, color='0.5', linewidth=0.8, linestyle='--')
-      last = warm == warms[-1]
+      look = dict(color='0.5', linewidth=0.8, linestyle='--')
+      line = axes.axvline(base.value, **look)
+      if warm == warms[0]:
+        axes.legend(
+          [dot, bar, line],
+          ['distilled', '95 % interval', 'cross-entropy alone'],
+          loc='lower right',
+          bbox_to_anchor=(1, 1),
+          ncols=3,
+          fontsize=7,
+          frameon=False,
+        )
       plots.label(
         axes,
-        'tokens a target call; dashed: cross-entropy alone' if last else '',
-        '',
-        f'T = {warm:g}',
+        'tokens a target pass' if warm == warms[-1] else '',
+        'loss, text it is trained on',
+        f'temperature {warm:g}',
       )
 
     return paint
 
   size = 6.4, (0.9 + 0.2 * len(names)) * len(warms)
   caption = page.made_on(doc['machine']) + f' Seed {s["seed"]}.'
-  return plots.stacked([bound(w) for w in warms], size=size, caption=caption)
+  title = 'Tokens a target pass of drafts distilled by each loss on each text'
+  paints = [bound(w) for w in warms]
+  return plots.stacked(paints, size=size, title=title, caption=caption)

@@ -1,8 +1,9 @@
 """Divergences by data sources, on a small pair that this run trains first.
 
-bash experiments/distillspec_grid/run.sh [--workdir=DIR] [--pair]
+bash experiments/distillspec_grid/run.sh [--workdir=DIR] [--pair] [--show]
 """
 
+import json
 import pathlib
 import sys
 
@@ -22,6 +23,7 @@ _CONFIG = program.config_flag(
 )
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the models')
 _PAIR = flags.DEFINE_bool('pair', False, 'train target and drafts of rows.py')
+_SHOW = flags.DEFINE_bool('show', False, 'train nothing: draw what is stored')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
@@ -30,6 +32,11 @@ def run() -> bool:
   logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   s = _CONFIG.value
   folder = program.open_workdir(_RESULTS.value)
+  if _SHOW.value:
+    assert folder is not None, 'name --results'
+    doc = json.loads((folder / f'{HERE.name}.json').read_text('utf-8'))
+    files.write(folder / f'{HERE.name}.png', render.figure(doc))
+    return True
   workdir = program.open_workdir(_WORKDIR.value)
   if workdir is None:
     raise ValueError("workdir='': name a folder for the models, --workdir=DIR")

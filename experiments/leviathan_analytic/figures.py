@@ -5,6 +5,7 @@ from experiments.leviathan_analytic import table
 from specdec_jax.costs import cost
 
 ALPHAS = [i / 1000 for i in range(500, 900)]
+ALPHA = 'alpha (acceptance rate of one drafted token)'
 
 
 def table1(axes: plots.Axes) -> None:
@@ -22,7 +23,12 @@ def table1(axes: plots.Axes) -> None:
       drawn.append(dot)
   axes.legend(handles=drawn, frameon=False, loc='upper right')
   axes.axvline(1, color=plots.PALE, linewidth=0.8, zorder=0)
-  plots.label(axes, 'times plain decoding, c = 0', '')
+  plots.label(
+    axes,
+    'times plain decoding, drafts free (c = 0)',
+    'acceptance rate, draft length',
+    'Drafts that cost nothing: the printed numbers (theirs) and the formulas',
+  )
 
 
 def fig2(axes: plots.Axes) -> None:
@@ -32,7 +38,12 @@ def fig2(axes: plots.Axes) -> None:
     plots.curve(axes, ALPHAS, ys, f'gamma {table.name(gamma)}', i)
   axes.text(0.505, 0.9, 'plain decoding', va='top', color='0.4')
   axes.set(xlim=(0.5, 0.9), ylim=(0, 10))
-  plots.label(axes, 'alpha', 'tokens a window')
+  plots.label(
+    axes,
+    ALPHA,
+    'tokens a target pass',
+    'Tokens a pass grow with the acceptance rate, by gamma (tokens drafted)',
+  )
 
 
 def fig3(axes: plots.Axes) -> None:
@@ -43,7 +54,12 @@ def fig3(axes: plots.Axes) -> None:
     look = dict(drawstyle='steps-post', marker='')
     plots.curve(axes, xs, [*ys, ys[-1]], f'c = {c}', i, **look)
   axes.set(xlim=(0.5, 0.9), ylim=(0, 25))
-  plots.label(axes, 'alpha', 'best gamma')
+  plots.label(
+    axes,
+    ALPHA,
+    'best gamma (tokens drafted a window)',
+    'The best draft length, by c (time of a draft step over a target step)',
+  )
 
 
 def fig4(axes: plots.Axes) -> None:
@@ -59,7 +75,12 @@ def fig4(axes: plots.Axes) -> None:
   axes.text(0.82, 5.9, 'solid: speed', ha='right')
   axes.set(xlim=(0.42, 0.9), ylim=(0, 7))  # names stand on the left
   axes.set_xticks([0.5, 0.6, 0.7, 0.8, 0.9])
-  plots.label(axes, 'alpha', 'times plain decoding, c = 0')
+  plots.label(
+    axes,
+    ALPHA,
+    'times plain decoding, drafts free (c = 0)',
+    'Speed and operations by gamma (tokens drafted)',
+  )
 
 
 def table4_exp(axes: plots.Axes) -> None:
@@ -73,12 +94,17 @@ def table4_exp(axes: plots.Axes) -> None:
   (emp,) = axes.plot([r.emp for r in rows], ys, 'x', color='0.45')
   axes.legend(
     [exp, dot, bar, emp],
-    ['rounds to EXP, theirs', 'theorem 3.8', 'inputs before rounding']
-    + ['EMP, theirs'],
+    ['rounds to EXP, theirs', 'formula (theorem 3.8)']
+    + ['formula, inputs +- rounding', 'EMP, theirs'],
     frameon=False,
     loc='lower right',
   )
-  plots.label(axes, 'improvement over plain decoding', '')
+  plots.label(
+    axes,
+    'times the speed of plain decoding',
+    'task, draft model, temperature',
+    'Table 4: the expected (EXP) and measured (EMP) speed',
+  )
 
 
 def lenience_speed(axes: plots.Axes) -> None:
@@ -104,11 +130,20 @@ def lenience_speed(axes: plots.Axes) -> None:
   dot = plots.points(axes, ours, ys, theirs=False, mark='o')
   axes.legend(
     [box, dot, bar],
-    ['rounds to theirs', 'theorem 3.8', 'inputs before rounding'],
+    [
+      'rounds to theirs',
+      'formula (theorem 3.8)',
+      'formula, inputs +- rounding',
+    ],
     frameon=False,
     loc='upper right',
   )
-  plots.label(axes, 'speed over plain decoding, c = 0.015', '')
+  plots.label(
+    axes,
+    'times the speed of plain decoding (c = 0.015)',
+    'temperature, lenience',
+    'What lenience buys: the printed speeds (theirs) and the formula',
+  )
 
 
 # Name: (draws on axes, size in inches).

@@ -1,9 +1,11 @@
 """Predicted and measured improvements of every category at some temperatures.
 
 bash experiments/prediction/run.sh [--temperatures=0,1] [--config...]
+bash experiments/prediction/run.sh --show  # the figure of what is stored
 """
 
 import dataclasses
+import json
 import pathlib
 import sys
 
@@ -15,19 +17,25 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.prediction import cells as cells_lib  # noqa: E402
+from experiments.prediction import figures  # noqa: E402
 from specdec_jax import printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = program.config_flag(str(HERE / 'config.py'))
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
+_SHOW = flags.DEFINE_bool('show', False, 'measure nothing: draw what is stored')
 _WARM = flags.DEFINE_list('temperatures', ['0', '1'], '')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
   """True if every difference from plain decoding is explained."""
+  if _SHOW.value:
+    draw(pathlib.Path(_RESULTS.value))
+    return True
   settings = settings_lib.settings(_CONFIG.value)
   warmths = [
     dataclasses.replace(settings.sampling, temperature=float(x))
@@ -56,8 +64,17 @@ def run() -> bool:
     text = cells_lib.markdown(cells, caption)
     found = {'machine': doc.machine, 'cells': cells}
     page.save(folder, HERE, found, text)
+  if folder is not None:
+    draw(folder)
   print(text)
   return sound
+
+
+def draw(folder: pathlib.Path) -> None:
+  """Writes prediction.png of the prediction.json in a folder."""
+  doc = json.loads((folder / 'prediction.json').read_text('utf-8'))
+  cells = [cells_lib.Cell(**x) for x in doc['cells']]
+  files.write(folder / 'prediction.png', figures.figure(cells))
 
 
 if __name__ == '__main__':

@@ -11,18 +11,23 @@ def stops(axes: plots.Axes) -> None:
   for i, context in enumerate(table.CONTEXTS):
     where = PAIR, CHIP, SPLIT, context
     gain = lambda batch, where=where: table.gain(*where, batch)[1]
-    name = f'{context // 1024}k' if context >= 1024 else str(context)
-    plots.curve(axes, BATCHES, list(map(gain, BATCHES)), name, i)
+    plots.curve(
+      axes, BATCHES, list(map(gain, BATCHES)), f'{context:,} tokens', i
+    )
     most = table.cell(*where).fits
     if most <= BATCHES[-1]:
-      axes.plot([most], [gain(most)], 'x', color='0.0', markersize=8)
+      (cross,) = axes.plot([most], [gain(most)], 'kx', markersize=8)
+      cross.set_label('largest batch that fits')
   axes.set_xscale('log', base=2)
+  axes.set_xticks(BATCHES[::2], [f'{x:,}' for x in BATCHES[::2]])
+  crosses, _ = axes.get_legend_handles_labels()
+  axes.legend(handles=crosses[:1], frameon=False, loc='lower left')
   plots.level(axes, 1)
   plots.label(
     axes,
-    'batch; a cross is the largest that fits',
-    f'improvement at alpha {table.ALPHA}, by context',
-    f'{PAIR} on {SPLIT} {CHIP}: high batches lose at short contexts only',
+    'batch (rows)',
+    f'times plain decoding at alpha {table.ALPHA}, by roofline',
+    f'{PAIR} on {SPLIT} {CHIP}: large batches lose at short contexts',
   )
 
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from experiments.prediction import cells
+from experiments.prediction import cells, figures
 from tests import programs
 
 
@@ -60,6 +60,15 @@ def test_every_cell_is_read_from_a_document_but_what_was_too_short():
   ]
 
 
+def test_the_figure_has_methods_and_their_categories():
+  whole = cell(2, 1.5, 1.5, 1.4, 1.6)._replace(category='')
+  alone, beside = (
+    figures.figure([whole]),
+    figures.figure([whole, cell(4, 1, 1)]),
+  )
+  assert alone.startswith(b'\x89PNG') and alone != beside
+
+
 def test_a_run_on_a_tiny_model_fills_its_folder(tmp_path):
   programs.run(
     'experiments/prediction/table.py',
@@ -75,6 +84,7 @@ def test_a_run_on_a_tiny_model_fills_its_folder(tmp_path):
   keys = {(x['temperature'], x['gamma'], x['category']) for x in found}
   assert 0 < len(keys) == len(found) <= 2 * 2 * 8
   assert {x[0] for x in keys} <= {0.0, 1.0} and {x[1] for x in keys} <= {1, 2}
+  assert (tmp_path / 'prediction.png').exists()
   text = (tmp_path / 'prediction.md').read_text()
   for warmth, gamma, category in keys:
     assert f'| lookup, T = {warmth:g} |' in text
