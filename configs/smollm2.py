@@ -1,15 +1,14 @@
-r"""SmolLM2-135M-Instruct (Q4_1, dequantised to float32), two ways.
+r"""SmolLM2-135M-Instruct (Q4_1, dequantised to float32) with three drafters.
 
 The smallest real model here: one wheel of about 100 MB from PyPI. Drafters: an
-EAGLE layer that was trained here, prompt lookup, and `adaptive`, which takes
-one or the other, for as many tokens as pay.
+EAGLE layer that was trained here, lookup, and `adaptive`, which takes one or
+the other, for as many tokens as pay.
 
   python scripts/bench.py --config=configs/smollm2.py
   python scripts/bench.py --config=configs/smollm2.py:tiny
 
-2 threads of an AMD EPYC, --minutes=4 (commit f7752b0): `adaptive` 1.54x plain
-decoding (95 %: 1.32 to 1.80), lookup 1.27x (1.13 to 1.43), EAGLE 1.09x (0.89 to
-1.33).
+2 threads of an AMD EPYC, --minutes=4 (6af7e36): `adaptive` 1.52x plain decoding
+(95 %: 1.28 to 1.76), lookup 1.32x (1.12 to 1.52), EAGLE 1.14x (0.88 to 1.40).
 """
 
 from configs import default

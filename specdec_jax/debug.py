@@ -40,9 +40,12 @@ class DraftMismatch(Finding):
 
 
 def check_cache(
-  loop: decode.Loop,
+  target: types.Model,
+  drafter: types.Drafter,
+  rule: types.Rule,
   weights: types.Weights,
   request: decode.Request,
+  options: decode.Options | None = None,
   *,
   proposals: bool = True,
 ) -> None:
@@ -59,8 +62,8 @@ def check_cache(
   equal, and so must what encoders left, in every bit.
 
   Args:
-    loop: target, drafter, rule and options.
-    weights, request: as for its programs.
+    target, drafter, rule, options: as for decode.programs.
+    weights, request: as for the programs that it returns.
     proposals: compare proposals; False for a drafter that learns from
       acceptance, which may rightly differ from a fresh one.
 
@@ -68,7 +71,7 @@ def check_cache(
     CacheMismatch, DraftMismatch: the first difference.
     ValueError: a Draft of the wrong shape.
   """
-  start, step = _programs(loop)
+  start, step = _programs(target, drafter, rule, options or decode.Options())
   slot_axes = _slot_axes(start, weights, request)
   whole = sampling.settings(len(request.tokens_BL), 1.0)  # no cuts
   smooth = request._replace(sampling=whole)
@@ -120,15 +123,13 @@ def watched(drafter: types.Drafter) -> types.Drafter:
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(loop: decode.Loop) -> tuple[Callable, Callable]:
+def _programs(target, drafter, rule, options) -> tuple[Callable, Callable]:
   """Jitted start -> (State, Info) and step -> (State, Info, Draft)."""
-  drafter = loop.drafter
 
   def propose(weights, state, context, *args):
     found = drafter.propose(weights, state, context, *args)
     B, K = context.lengths_B.shape[0], drafter.gamma
-    vocab = loop.target.vocab
-    wanted = dict(tokens_BK=(B, K), q_BKV=(B, K, vocab), count_B=(B,))
+    wanted = dict(tokens_BK=(B, K), q_BKV=(B, K, target.vocab), count_B=(B,))
     for name, shape in wanted.items():
       x = getattr(found[0], name)
       if x is not None and x.shape != shape:
@@ -137,7 +138,8 @@ def _programs(loop: decode.Loop) -> tuple[Callable, Callable]:
         )
     return found
 
-  loop = loop._replace(drafter=watched(drafter._replace(propose=propose)))
+  checked = watched(drafter._replace(propose=propose))
+  loop = decode.Loop(target, checked, rule, options)
 
   def step(weights, request, state, info):
     state, info = decode.step(loop, weights, request, state, info)

@@ -28,7 +28,6 @@ from absl import flags
 _KINDS: dict[Any, tuple[str, Any, str]] = {
   bool: ('True or False', bool, 'True, False'),
   int: ('a whole number', int, '2, 4'),
-  int | None: ('a whole number or None', int | None, ''),
   float: ('a number', int | float, '0.0, 1.0'),
   str: ('a text', str, "'one', 'two'"),
   str | os.PathLike: ('a path', str | os.PathLike, "'one', 'two'"),
@@ -171,8 +170,6 @@ def defaults(kind: Any) -> dict[str, Any]:
 
 def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
   what, types, _ = _KINDS[kind]
-  if value is None and isinstance(None, types):
-    return
   about = field.metadata
   good = isinstance(value, types) and isinstance(value, bool) == (kind is bool)
   good = good and (kind is not float or math.isfinite(value))

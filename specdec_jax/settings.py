@@ -49,9 +49,7 @@ class Decode(fields.Checked):
   methods: tuple[str, ...] = fields.setting(help='names of build.DRAFTERS')
   gammas: tuple[int, ...] = fields.setting(low=0)
   rule: str = fields.setting(help='see build.rule_of')
-  max_new_tokens: int = fields.setting(
-    low=0, help='0: as many as the context holds; only in generate.py'
-  )
+  max_new_tokens: int = fields.setting(low=1)
   chunk: int = fields.setting(
     low=1, help='prompt tokens that one prefill pass reads'
   )

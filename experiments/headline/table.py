@@ -162,11 +162,11 @@ def rows() -> list[str]:
     where = f'{made["commit"][:7]}, {made["cpu"]}'
     shown = x.shown or f'python {x.command}'
     out.append([x.what, x.figure(doc), f'`{shown}` ({where})'])
-  return page.table(['what', 'figure', 'command'], out)
+  return page.table(['what', 'result', 'command'], out)
 
 
 def verdict() -> list[str]:
-  """The demo's verdict as the README quotes it: without reasons."""
+  """The demo's verdict as docs/benchmark.md quotes it: without reasons."""
   every = stored('demo')['verdict']
   change = every.index('What to change:')
   heads = [x for x in every[:change] if re.match(r'\w+: |Checked', x)]
@@ -175,7 +175,11 @@ def verdict() -> list[str]:
   return [y for x in [*heads, *changes] for y in wrap.wrap(f'    {x}')]
 
 
-BLOCKS = {'headline': rows, 'verdict': verdict}
+# Name: (page, its lines).
+BLOCKS = {
+  'headline': ('README.md', rows),
+  'verdict': ('docs/benchmark.md', verdict),
+}
 
 
 def run(names: list[str]) -> bool:
@@ -183,8 +187,9 @@ def run(names: list[str]) -> bool:
     raise ValueError(f'{" ".join(names)}: name some of {", ".join(HEADLINES)}')
   for name in () if _SHOW.value else names or HEADLINES:
     measure(name)
-  for name, lines in BLOCKS.items():
-    page.fill(ROOT, '\n'.join(lines()), name)
+  for name, (path, lines) in BLOCKS.items():
+    text = page.filled((ROOT / path).read_text('utf-8'), lines(), name)
+    files.write(ROOT / path, text.removesuffix('\n'))
   return True
 
 
