@@ -27,7 +27,7 @@ LOSSES = {'held_out_loss': 'of held-out text', 'loss': 'of each batch'}
 PANELS = {
   'loss': tuple(LOSSES),
   'alpha, teacher-forced on held-out prompts': ('alpha',),
-  'share of drafts accepted, by their position in a window': ('alpha_at',),
+  'share of drafts accepted, by position in a window': ('alpha_at',),
   'block efficiency: tokens per target call': ('block_efficiency',),
 }
 # Okabe and Ito's, which the colour-blind can tell apart too.
@@ -101,14 +101,16 @@ def _look(name: str) -> dict:
 
 
 def _add(axes, name: str, steps, values, colour: str) -> None:
-  """Draws a curve, each position of a window with its number at the end."""
-  axes.plot(steps, values, color=colour, **_look(name))
+  """Draws a curve; positions of a window are paler and numbered at the end."""
   for position, column in enumerate(values.T, 1):
+    look = dict(color=colour) | _look(name)
     last = np.flatnonzero(np.isfinite(column))
     if name == 'alpha_at' and len(last):
+      look |= dict(linewidth=1.0, markersize=2, alpha=0.7 ** (position - 1))
       where = steps[last[-1]], column[last[-1]]
-      look = dict(textcoords='offset points', fontsize=8, va='center')
-      axes.annotate(str(position), where, (5, 0), color=colour, **look)
+      label = dict(textcoords='offset points', fontsize=8, va='center')
+      axes.annotate(str(position), where, (5, 0), color=colour, **label)
+    axes.plot(steps, column, **look)
 
 
 def tensorboard(workdir: str, curves: dict[str, Curve]) -> pathlib.Path:

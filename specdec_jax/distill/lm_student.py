@@ -228,9 +228,16 @@ def _write(
     head_DV[:, list(config.proposes)] = params['head']
     params |= {'head': head_DV}
     whole = dataclasses.replace(config, proposes=(), tied=False)
-  rest = whole, params, target.tokenizer
-  more = dict(made_by=about, draft_ids=config.proposes)
-  hosts.from_first(lambda: export.save(path, *rest, **more))
+  hosts.from_first(
+    lambda: export.save(
+      path,
+      whole,
+      params,
+      target.tokenizer,
+      made_by=about,
+      draft_ids=config.proposes,
+    )
+  )
   return path
 
 
