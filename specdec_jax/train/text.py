@@ -19,11 +19,10 @@ from specdec_jax.io import tokenizer as tokenizer_lib
 # Separates the documents of a text file; our tokenizers end a text with it.
 END = '<|endoftext|>'
 
-_SUFFIXES = ('.txt', '.md')
 _MOST_CHARACTERS = 8_000_000  # of the library's sources
 _DIGITS = 'zero one two three four five six seven eight nine'.split()
-# Left out of `stdlib`: tests, other packages, the manual itself, tables,
-# programs, descriptions of the machine that built this Python.
+# Names that `stdlib` leaves out: tests, other packages, the manual itself,
+# tables, programs, descriptions of the machine that built this Python.
 _SKIPPED = (
   'tests?|idle_test|site-packages|dist-packages|pydoc_data|encodings|idlelib|'
   'lib2to3|distutils|turtledemo|config-.*|_sysconfigdata.*'
@@ -45,7 +44,6 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
   Args:
     source: one of
       a .txt or .md file: one document, or several with END between them;
-      a folder: all .txt and .md files in it and in its folders;
       a .jsonl file of objects whose `field` is a text, or a list of texts,
       which are joined by blank lines;
       hf:org/name[:config]/split: rows as those of JSONL, by the `datasets`
@@ -80,14 +78,12 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
     documents += _library() if source == 'stdlib' else []
     label = f'{source} of Python {platform.python_version()}'
     return _corpus(label, documents)
-  path = pathlib.Path(source)
-  paths = _below(path, _SUFFIXES) if path.is_dir() else [path]
-  if not path.is_dir() and not path.name.lower().endswith(_SUFFIXES):
+  if not source.lower().endswith(('.txt', '.md')):
     raise ValueError(
-      f'corpus {source!r}: allowed are a .txt, .md or .jsonl file, a folder of '
-      '.txt and .md files, hf:org/name[:config]/split, stdlib, stdlib:prose'
+      f'corpus {source!r}: allowed are a .txt, .md or .jsonl file, '
+      'hf:org/name[:config]/split, stdlib, stdlib:prose'
     )
-  return _corpus(source, [x for one in paths for x in _decoded(one).split(END)])
+  return _corpus(source, _decoded(pathlib.Path(source)).split(END))
 
 
 def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
@@ -322,30 +318,16 @@ def _library() -> list[str]:
   """Files of the standard library, by path, up to _MOST_CHARACTERS."""
   out, room = [], _MOST_CHARACTERS
   folder = pathlib.Path(sysconfig.get_path('stdlib'))
-  for path in _below(folder, ('.py',), _SKIPPED):
+  inside = lambda path: path.relative_to(folder)
+  for path in sorted(folder.rglob('*.py'), key=lambda x: inside(x).as_posix()):
+    if any(re.fullmatch(_SKIPPED, x) for x in inside(path).parts):
+      continue
     text = _decoded(path)
     room -= len(text)
     if room < 0:
       break
     out.append(text)
   return out
-
-
-def _below(
-  folder: pathlib.Path, suffixes: tuple[str, ...], skipped: str = '(?!)'
-) -> list[pathlib.Path]:
-  """The files in a folder and its subfolders, sorted by path.
-
-  skipped: a pattern of names that are left out, with all that is below them;
-    by default there is none.
-  """
-  found = []
-  for path in folder.rglob('*'):
-    inside = path.relative_to(folder)
-    named = path.name.lower().endswith(suffixes) and path.is_file()
-    if named and not any(re.fullmatch(skipped, x) for x in inside.parts):
-      found.append((inside.as_posix(), path))
-  return [path for _, path in sorted(found)]
 
 
 def _decoded(path: pathlib.Path) -> str:

@@ -64,15 +64,6 @@ def test_a_file_is_one_document_or_several(tmp_path, name):
   assert text.read(source).documents == ('one', ' two\n', 'three')
 
 
-def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
-  write(tmp_path, 'b.txt', 'third')
-  write(tmp_path, 'a/z.md', 'second')
-  write(tmp_path, 'a.md', 'first')
-  write(tmp_path, 'c.json', 'not this')
-  (tmp_path / 'd.txt').mkdir()
-  assert text.read(str(tmp_path)).documents == ('first', 'second', 'third')
-
-
 def test_a_field_of_objects(tmp_path):
   lines = ['{"t": "one\u2028", "id": 1}', '', '{"t": ["two", "three"]}', '']
   source = write(tmp_path, 'a.jsonl', '\n'.join(lines))
@@ -129,7 +120,7 @@ def test_datasets_are_asked_for(datasets, source, asked):
     ('a.jsonl', '{"text": ""}\n', 'a.jsonl: there is no text in it'),
     ('a.jsonl', '\n{"text": "\\ud83d"}', r'a.jsonl:2: \\ud83d is half of'),
     ('a.pdf', 'one', "a.pdf': allowed are a .txt, .md or .jsonl file"),
-    ('', None, 'there is no text in it'),
+    ('', None, 'allowed are a .txt, .md or .jsonl file'),  # a folder
     ('no.txt', None, 'no.txt: cannot be read: .* No such file'),
   ],
 )
