@@ -264,8 +264,8 @@ def distilled(
       teacher where only these columns of its head are needed.
     dtype: of the student's forward pass.
     teacher: reads every batch. Where the batch has its 'features' [B, T, D] and
-      'mass' [B, T] (see teacher.Answers), only its last norm and head are run,
-      and at temperature 1 its head needs only the columns of `ids`.
+      'mass' [B, T] (of completions.Answers), only its last norm and head are
+      run, and at temperature 1 its head needs only the columns of `ids`.
     settings: the divergence and its temperature.
     remat: keep only the residual stream between layers for the backward pass.
     ids: ids that the student can propose, () for all; p is not renormalised.

@@ -22,19 +22,19 @@ from specdec_jax.distill import completions
 from specdec_jax.io import files
 from specdec_jax.train import logs, text
 
-Answers = completions.Answers
 # In a folder of answers: what they depend on, as JSON.
 _FACTS = 'facts.json'
 
 
-def select(answers: Answers, index: Any) -> Answers:
+def select(answers: completions.Answers, index: Any) -> completions.Answers:
   """Selects rows; index as NumPy takes it."""
   return jax.tree.map(lambda x: x[index], answers)
 
 
 def in_order(
-  found: Iterable[tuple[np.ndarray, Answers]], source: types.Source | None
-) -> Answers:
+  found: Iterable[tuple[np.ndarray, completions.Answers]],
+  source: types.Source | None,
+) -> completions.Answers:
   """Joins what completions.generate yields, in the order of the prompts."""
   index, parts = zip(*found, strict=True)
   order = np.argsort(np.concatenate(index))
@@ -42,7 +42,7 @@ def in_order(
   return whole._replace(source=source)
 
 
-def rows(answers: Answers) -> dict[str, np.ndarray]:
+def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
   """The arrays of training batches.
 
   'tokens', 0 after the end; 'counted', true for the tokens of completions,
@@ -81,7 +81,7 @@ def answer(
   *,
   batch: int,
   taps: tuple[int, ...] = (),
-) -> Answers:
+) -> completions.Answers:
   """Records the teacher's answers to all prompts, resuming the folder; they are
   memory-mapped.
 
@@ -172,7 +172,7 @@ def _open(
   prompts: Sequence[requests.Item],
   source: types.Source | None,
   width: int,
-) -> Answers:
+) -> completions.Answers:
   """Opens a folder for these prompts; spans are 0 where there is no answer."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def _open(
     _check_same(folder, differ)
   n, L = len(prompts), facts['length']
   array = functools.partial(_array, folder, path.exists(), n)
-  opened = Answers(
+  opened = completions.Answers(
     tokens=array('tokens', np.int32, L),
     spans=array('spans', np.int32, 2),
     features=array('features', np.float16, L, width) if width else None,
