@@ -184,6 +184,8 @@ class Settings:
 
   def __post_init__(self):
     data.check_rows(self.rows, self.mesh.data)
+    rows, parts = {'batch.rows': self.batch.rows}, self.optimiser.accumulate
+    data.check_rows(rows, parts, 'optimiser.accumulate')
     if self.student.kind != 'eagle':
       return
     if self.data.completions != 'teacher':

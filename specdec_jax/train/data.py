@@ -146,14 +146,16 @@ def placer(
   return lambda batch: {n: hosts.put(x, rows(x)) for n, x in batch.items()}
 
 
-def check_rows(rows: Mapping[str, int], parts: int) -> None:
+def check_rows(
+  rows: Mapping[str, int], parts: int, by: str = 'mesh.data'
+) -> None:
   """Raises ValueError unless `parts` divides every number of rows.
 
-  rows: by the name of the setting, for the message.
+  rows: by the name of the setting, for the message; by: that of parts.
   """
   for name, count in rows.items():
     if count % parts:
-      raise ValueError(f'{name}={count}: mesh.data={parts} has to divide it')
+      raise ValueError(f'{name}={count}: {by}={parts} has to divide it')
 
 
 def _fingerprint(arrays: Mapping[str, np.ndarray]) -> str:

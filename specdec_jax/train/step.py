@@ -175,10 +175,7 @@ def _in_parts(grad, parts: int, params, frozen, batch, key):
   same mean.
   """
   rows = batch['counted'].shape[0]
-  if rows % parts:
-    raise ValueError(
-      f'accumulate={parts}: must divide the {rows} rows of a batch'
-    )
+  assert rows % parts == 0, (rows, parts)
   # Every parts-th row, so that each part has rows of every device.
   split = jax.tree.map(
     lambda x: jnp.swapaxes(x.reshape(rows // parts, parts, *x.shape[1:]), 0, 1),

@@ -85,7 +85,9 @@ class Settings:
   judge: text_metrics.Judge
 
   def __post_init__(self):
-    data.check_rows({'text.rows': self.text.rows}, self.mesh.data)
+    rows = {'text.rows': self.text.rows}
+    data.check_rows(rows, self.mesh.data)
+    data.check_rows(rows, self.optimiser.accumulate, 'optimiser.accumulate')
     if self.judge.metric and not self.text.source_field:
       raise ValueError(
         f'judge.metric={self.judge.metric!r}: is of answers to sources; give '

@@ -40,6 +40,7 @@ SETTINGS = [
   ('loss.divergence=kl', "loss.divergence='kl': allowed are forward_kl"),
   ('loss.gama=1', 'loss.gama=1'),
   ('mesh.data=2 batch.rows=9', 'batch.rows=9: mesh.data=2 has'),
+  ('optimiser.accumulate=3', 'batch.rows=4: optimiser.accumulate=3 has'),
   ('mesh.data=2 data.batch=9', 'data.batch=9: mesh.data=2 has'),
   ('mesh.data=2 data.held_out=9', 'data.held_out=9: mesh.data=2 has'),
 ]

@@ -11,6 +11,7 @@ LM = 'text.source=stdlib:prose text.vocab=300 text.length=32 text.rows=4 '
 T5 = 'text.vocab=270 text.length=10 text.source_length=6 text.rows=4 '
 REFUSED = [
   (LM + 'mesh.data=3', 'text.rows=4: mesh.data=3 has to'),
+  (LM + 'optimiser.accumulate=3', '=4: optimiser.accumulate=3 has to'),
   (LM + 'mesh.fsdp=True', 'mesh.fsdp=True: there is one device'),
   (LM + 'mesh.data=0', 'mesh.data=0: must be a whole number, at least'),
   (

@@ -58,11 +58,6 @@ def test_the_parts_have_noise_of_their_own():
   assert abs(two['loss'] - four['loss']) > 1e-3
 
 
-def test_parts_that_do_not_divide_the_rows_are_refused():
-  with pytest.raises(ValueError, match='accumulate=3: must divide the 8 rows'):
-    advance(settings(accumulate=3))
-
-
 def test_the_rate_rises_then_falls_along_a_cosine():
   o = settings(warmup=4, final=0.1)
   _, said = advance(o, steps=STEPS)
