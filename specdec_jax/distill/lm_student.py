@@ -157,8 +157,8 @@ def make(
   lengths = data.length, data.source_length
   products = lambda params: work.row_products(params, *lengths)
   # No gradient passes a shared encoder; one passes a shared head.
-  forward = {n: x for n, x in shared.items() if n == 'encoder'}
-  flops = 6.0 * products(trained | shared) - 4.0 * products(forward)
+  encoder = {n: x for n, x in shared.items() if n == 'encoder'}
+  flops = 6.0 * products(trained | shared) - 4.0 * products(encoder)
   gather = text_loss.gatherer(start.layout)
   return students.Student(
     params=trained,
