@@ -187,16 +187,21 @@ def _loss(
   # Without the mass, p is normalised over all ids, so all columns are needed.
   if keep and config.proposes and (loss.temperature or 1) == 1:
     teacher, params = convert.reduce(teacher, params, config.proposes)
-  # Logits of other ids, all -inf, would cost more than the student does.
-  few = len(config.proposes)
-  ids, vocab = (few, few) if few else (target.ids, target.model.vocab)
-  of = lambda config, layout: lm.make(
-    config, ids=ids, vocab=vocab, constrain=layout and layout.constrain
-  )
+
+  def model(config: model_config.LMConfig, layout) -> types.Model:
+    # Logits of other ids, all -inf, would cost more than the student does.
+    few = len(config.proposes)
+    return lm.make(
+      config,
+      ids=few or target.ids,
+      vocab=few or target.model.vocab,
+      constrain=layout and layout.constrain,
+    )
+
   value = distilled(
-    of(config.running(dtype=student.dtype), start.layout),
+    model(config.running(dtype=student.dtype), start.layout),
     student.dtype,
-    of(teacher, target.layout),
+    model(teacher, target.layout),
     loss,
     remat=student.remat,
     ids=config.proposes,
