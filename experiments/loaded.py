@@ -17,7 +17,7 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts as prompts_lib
-from specdec_jax.drafters import draft_file, ngram
+from specdec_jax.drafters import draft_file, ngram, table
 from specdec_jax.train import text, text_metrics
 
 ROWS = 16  # texts that are decoded together
@@ -70,11 +70,12 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
     given, model = dict(draft.settings), draft.method
     with tempfile.TemporaryDirectory() as folder:
       if draft.method == 'ngram':
-        given = {'path': _counted(e.target, row, given['order'], folder)}
+        given = {'source': _counted(e.target, row, given['order'], folder)}
       elif draft.method == 'lm':
         model = build.load(draft.source, dtype=draft.dtype)
+      model = table.with_options(model, given)
       engines[draft.name] = build.engine(
-        e.target, model, gamma=gamma, options=options, **given
+        e.target, model, gamma=gamma, options=options
       )
   plain = build.engine(e.target, gamma=0, options=options)
   prompts, references = texts_lib.prompts(
@@ -99,7 +100,7 @@ def _counted(target, row: Row, order: int, folder: str) -> str:
   counts = ngram.count([x.ids for x in encoded], order=order, vocab=vocab)
   about = {'order': order, 'tokenizer': target.tokenizer.fingerprint()}
   path = f'{folder}/counts'
-  draft_file.write(ngram.FILE, path, counts._asdict(), about)
+  draft_file.write(draft_file.NGRAM, path, counts._asdict(), about)
   return path
 
 

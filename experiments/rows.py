@@ -19,7 +19,7 @@ class Draft:
 
   name: str  # in the tables
   theirs: str = ''  # the paper's draft that it is shown beside
-  method: str = 'lm'  # of build.DRAFTERS
+  method: str = 'lm'  # of drafters.table.DRAFTERS
   source: str = ''  # the model of an lm
   dtype: str = 'float32'  # of its weights
   # Of the drafter; of an ngram its order.

@@ -2,9 +2,9 @@
 
 python scripts/certify.py                       # minutes, fixed seeds
 python scripts/certify.py --tier=full           # hours, seeded by the date
-python scripts/certify.py --rule=package.module:function   # your own rule
-python scripts/certify.py --drafter=package.module:make    # your own drafter
-python scripts/certify.py --model=package.module:make      # your own model
+python scripts/certify.py --rule=file.py:verify      # your own rule
+python scripts/certify.py --drafter=file.py:make     # your own drafter
+python scripts/certify.py --model=file.py:make       # your own model
 python scripts/certify.py --inject-fault=help     # known faults: it must fail
 
 The last line of stdout is JSON; exit status 1 if a promise fails, or none could
@@ -25,12 +25,10 @@ from specdec_jax.certify import certificate, faults  # noqa: E402
 
 _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
 _ONLY = flags.DEFINE_list('only', [], 'names of promises; all if empty')
-_RULE = flags.DEFINE_string('rule', '', 'package.module:function of a rule')
-_DRAFTER = flags.DEFINE_string(
-  'drafter', '', 'package.module:function that makes a drafter'
-)
+_RULE = flags.DEFINE_string('rule', '', "a rule's name or path")
+_DRAFTER = flags.DEFINE_string('drafter', '', "a drafter's name or path")
 _MODEL = flags.DEFINE_string(
-  'model', '', 'package.module:function that makes a model'
+  'model', '', 'a path: package.module:make, or file.py:make'
 )
 _FAULT = flags.DEFINE_string(
   'inject-fault', '', 'a known fault to plant: reject with lm must fail'

@@ -24,7 +24,7 @@ REPLIES = (
     'chat_0',
     "A question. One small layer drafts, trained on the model's own answers",
     'eagle',
-    {'path': 'zoo:smollm2-135m-instruct'},
+    {'source': 'zoo:smollm2-135m-instruct'},
   ),
   (
     'creative_1',

@@ -47,7 +47,7 @@ def run() -> bool:
     'corpus': hashlib.sha256('\0'.join(texts).encode()).hexdigest(),
     'tokens': sum(map(len, ids)),
   }
-  draft_file.write(ngram.FILE, _OUTPUT.value, counts._asdict(), about)
+  draft_file.write(draft_file.NGRAM, _OUTPUT.value, counts._asdict(), about)
   size = os.path.getsize(_OUTPUT.value)
   print(printing.compact(about | {'bytes': size}))
   return True

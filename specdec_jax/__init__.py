@@ -15,7 +15,8 @@ from specdec_jax.api import (  # noqa: E402
   generate,
   stream,
 )
-from specdec_jax.build import DRAFTERS, RULES, LanguageModel, load  # noqa: E402
+from specdec_jax.build import RULES, LanguageModel, load  # noqa: E402
+from specdec_jax.drafters.table import DRAFTERS  # noqa: E402
 from specdec_jax.io.load import wrap  # noqa: E402
 from specdec_jax.page import html  # noqa: E402
 

@@ -25,6 +25,7 @@ from specdec_jax import (
   types,
 )
 from specdec_jax import record as record_lib
+from specdec_jax.drafters import table
 
 Settings = requests.Settings
 
@@ -104,12 +105,13 @@ def generate(
   Args:
     target: the model whose distribution the output follows.
     prompts: texts, or lists of token ids; sources, if target has an encoder.
-    draft: None (plain decoding), a loaded model, a name of DRAFTERS, or a
-      types.Drafter.
-    rule: a name of RULES ('lenient:0.5' is lossy), or a types.Rule.
+    draft: None (plain decoding), a loaded model, a drafter's name or Settings,
+      a types.Drafter or Method, or the path of your own, 'file.py:make'
+      (docs/your_own_drafter.md).
+    rule: a name of RULES ('lenient:0.5' is lossy), a types.Rule, or its path.
     gamma: tokens drafted before each pass of the target (None: 4, or what your
       own drafter was made for).
-    draft_options: settings of the drafter, by name.
+    draft_options: settings of a drafter that draft names, by name.
     n: samples of each prompt, which follow each other.
     chat: put each text through the model's chat template as a user's turn.
     batch_size: requests decoded together; changes no request's tokens.
@@ -212,7 +214,7 @@ def _settings(options: dict[str, Any], function) -> Settings:
   for name in {*options} - {*named}:
     if name in loads:
       raise ValueError(f'{name}: give it to specdec_jax.load')
-    rows = build.DRAFTERS.items()
+    rows = table.DRAFTERS.items()
     owners = [x for x, row in rows if hasattr(row.Settings, name)]
     if owners:
       raise ValueError(
@@ -249,20 +251,12 @@ def _check(target, draft, call: Call) -> None:
 
 def _engine(target, draft, rule, gamma, draft_options, wanted):
   """build.engine with what generate and stream were given."""
-  options = draft_options or {}
-  own = set(inspect.signature(build.engine).parameters) - {'settings'}
-  if not isinstance(options, Mapping) or own.intersection(options):
-    raise ValueError(
-      f'draft_options={fields.short(options)}: must be a dict of the '
-      f"drafter's settings by name, without {', '.join(sorted(own))}"
-    )
   return build.engine(
     target,
-    draft,
+    table.with_options(draft, draft_options),
     rule=rule,
     gamma=gamma,
     options=build.default_options(logprobs=wanted.logprobs),
-    **options,
   )
 
 

@@ -1,11 +1,10 @@
-"""Engines from names and settings: the tables of rules and drafters.
+"""Engines from a target, a draft and a rule; the table of rules.
 
-To add a rule, write a file and add a row to RULES; to add a drafter, a file and
-a row to DRAFTERS (drafters.method describes a row).
+To add a rule, write a file and add a row to RULES; a user's own needs no row.
 """
 
 import dataclasses
-import os
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,19 +12,9 @@ import jax
 
 from specdec_jax import decode, fields, types
 from specdec_jax.costs import calibration
-from specdec_jax.drafters import (
-  adaptive,
-  eagle,
-  early_exit,
-  hybrid,
-  layers_file,
-  lm,
-  lookup,
-  method,
-  ngram,
-)
+from specdec_jax.drafters import adaptive, method, table
 from specdec_jax.io import load as load_lib
-from specdec_jax.io import sources
+from specdec_jax.io import own, sources
 from specdec_jax.verify import block, coupled, lenient, reject
 
 # Rules by name; a function makes a rule from a number, as in 'lenient:0.5'.
@@ -34,17 +23,6 @@ RULES: dict[str, types.Rule | Callable[[float], types.Rule]] = {
   'block': block.RULE,
   'coupled': coupled.RULE,
   'lenient': lenient.make,
-}
-
-# Drafters by name; a row is described in drafters.method.
-DRAFTERS: dict[str, Any] = {
-  'lm': lm,
-  'lookup': lookup,
-  'ngram': ngram,
-  'early_exit': early_exit,
-  'eagle': eagle,
-  'hybrid': hybrid,
-  'adaptive': adaptive,
 }
 
 LanguageModel = load_lib.LanguageModel
@@ -94,8 +72,6 @@ def check(target: Any, draft: Any) -> None:
       why = 'has no parameters: give what specdec_jax.wrap makes of it'
     elif isinstance(model, sources.Source):
       why = 'has no weights: give what specdec_jax.load returns'
-    elif callable(model):
-      why = 'is a function: call it, and give what it makes'
     if why:
       raise ValueError(f'{name}={fields.short(model)} {why}')
 
@@ -108,38 +84,35 @@ def engine(
   gamma: int | None = None,
   options: decode.Options | None = None,
   measure: bool = True,
-  **settings,
 ) -> Engine:
   """Combines a target, a draft and a rule.
 
   Args:
     target: the model whose output distribution is kept.
-    draft: None (plain decoding), a LanguageModel, a name of DRAFTERS, or a
-      types.Drafter of your own.
-    rule: a name (see rule_of) or a types.Rule of your own.
+    draft: of drafters.table.DRAFTS; None is plain decoding.
+    rule: see rule_of.
     gamma: tokens drafted in a window; 0 is plain decoding; None is the gamma
-      of a types.Drafter, 4 for any other draft.
+      of a Method or types.Drafter, 4 for any other draft.
     options: static choices of the loop.
     measure: time the costs of an adaptive drafter for which none are given.
-    **settings: fields of the drafter's Settings; for a LanguageModel,
-      min_confidence. A drafter around others takes theirs by name, as in
-      drafter='eagle', eagle=dict(path='zoo:NAME').
 
   Raises:
-    ValueError: an unknown name or setting, a value that is not allowed, or a
-      draft with another tokenizer.
+    ValueError: an unknown name or path, a setting that is empty, or a draft
+      with another tokenizer.
   """
   options = options or default_options()
-  rule = rule_of(rule)
+  rule, draft = rule_of(rule), table.draft_of(draft)
   if gamma is None:
-    gamma = draft.gamma if isinstance(draft, types.Drafter) else 4
+    gamma = draft.drafter.gamma if isinstance(draft, method.Method) else 4
   gamma = fields.plain(gamma)
   if type(gamma) is not int or not 0 <= gamma < target.context:
     raise ValueError(
       f'gamma={fields.short(gamma)}: must be a whole number, 0 (plain '
       f'decoding) or more, and less than the context of {target.context}'
     )
-  made = _method(target, draft, settings, gamma, options.chunk)
+  made = method.Method(decode.PLAIN)
+  if gamma and draft is not None:
+    made = table.method_of(target, draft, gamma=gamma, chunk=options.chunk)
   built = Engine(
     target,
     made.draft,
@@ -173,131 +146,58 @@ def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
   return dataclasses.replace(engine, weights=weights, costs=costs)
 
 
-def _method(
-  target: LanguageModel,
-  draft: Any,
-  settings: Mapping[str, Any],
-  gamma: int,
-  chunk: int,
-) -> method.Method:
-  """The drafter for `engine`; settings are checked even if gamma is 0."""
-  plain = method.Method(decode.PLAIN)
-  if settings and (draft is None or isinstance(draft, types.Drafter)):
-    name = f'drafter {draft.name}' if draft else 'draft=None'
-    raise ValueError(f'{name} has no settings; given are {", ".join(settings)}')
-  if draft is None:
-    return plain
-  if isinstance(draft, types.Drafter):
-    if gamma and draft.gamma != gamma:
-      raise ValueError(
-        f'gamma={gamma}: drafter {draft.name} was made for {draft.gamma}; '
-        f'give gamma={draft.gamma}, or make another drafter'
-      )
-    return method.Method(draft) if gamma else plain
-  if isinstance(draft, LanguageModel):
-    checked = fields.make(method.Stopping, f'draft {draft.label}', settings)
-    if not gamma:
-      return plain
-    return lm.with_draft(draft, target, checked, gamma=gamma, chunk=chunk)
-  if isinstance(draft, str) and draft in DRAFTERS:
-    return _named(target, draft, settings, gamma, chunk) or plain
-  if isinstance(draft, str) and layers_file.is_file(draft):
-    raise ValueError(
-      f"draft={draft!r} is a draft's file: give draft='lm' with the option "
-      f"source={draft!r}, or draft='eagle' with path={draft!r}"
-    )
-  path = isinstance(draft, str) and set(draft) & set(':/.')
-  if path or isinstance(draft, os.PathLike):
-    raise ValueError(
-      f'draft={draft!r} is not loaded: give specdec_jax.load({draft!r})'
-    )
-  raise ValueError(
-    f'draft={fields.short(draft)}: allowed are '
-    f'{", ".join(map(repr, sorted(DRAFTERS)))}, a loaded model, a '
-    'types.Drafter, or None'
-  )
-
-
-def _named(
-  target: LanguageModel,
-  name: str,
-  settings: Mapping[str, Any],
-  gamma: int,
-  chunk: int,
-) -> method.Method | None:
-  """The method of a row of DRAFTERS, None if gamma is 0."""
-  row, others, more = DRAFTERS[name], {}, {}
-  if wraps(name):
-    others = {x: y for x, y in settings.items() if x in DRAFTERS}
-  own = {x: y for x, y in settings.items() if x not in others}
-  checked = fields.make(row.Settings, name, own)
-  try:
-    fields.check_needed(checked)
-  except ValueError as error:
-    raise ValueError(
-      f'{name}.{error}; from Python in draft_options, by name'
-    ) from error
-  if wraps(name):
-    inner = wrapped(name, checked)
-    theirs = others.pop(inner, {})
-    if not isinstance(theirs, Mapping):
-      raise ValueError(
-        f'{name}.{inner}={fields.short(theirs)}: must be a dict of its settings'
-      )
-    given = {**theirs, **others}
-    more['inner'] = _named(target, inner, given, gamma, chunk)
-  if not gamma:
-    return None
-  made = row.for_target(target, checked, gamma=gamma, chunk=chunk, **more)
-  return method.Method(made) if isinstance(made, types.Drafter) else made
-
-
-def wraps(name: str) -> bool:
-  """Whether a row of DRAFTERS is around another one."""
-  return getattr(DRAFTERS[name], 'WRAPS', False)
-
-
-def wrapped(name: str, settings: Any) -> str:
-  """The drafter that a row with these settings is around.
-
-  Raises:
-    ValueError: no such drafter.
-  """
-  inner = settings.drafter
-  if inner not in DRAFTERS or inner == name:
-    allowed = ', '.join(x for x in DRAFTERS if x != name)
-    raise ValueError(f'{name}.drafter={inner!r}: allowed are {allowed}')
-  return inner
-
-
 def rule_of(rule: str | types.Rule) -> types.Rule:
-  """A rule by its name in RULES; 'lenient:0.5' is lenient with lenience 0.5.
+  """A rule by its name or path, where NUMBER is for what makes a rule.
+
+  Args:
+    rule: a types.Rule; a name in RULES, or 'lenient:NUMBER'; or the path
+      'package.module:name[:NUMBER]', also 'file.py:name[:NUMBER]', of a
+      types.Rule, of verify(noise, draft, p_BNV), or of a function that makes a
+      rule.
 
   Raises:
-    ValueError: an unknown name, or a number that is missing or not allowed.
+    ValueError: none of these, or a number that is missing or not allowed.
   """
-  if isinstance(rule, types.Rule):
-    return rule
-  name, _, number = str(rule).partition(':')
-  if name not in RULES:
-    names = (
+  return rule if isinstance(rule, types.Rule) else _rule(str(rule))
+
+
+@functools.cache  # what a function makes is compiled once
+def _rule(text: str) -> types.Rule:
+  name, _, number = text.partition(':')
+  if name in RULES:
+    found: Any = RULES[name]
+  elif path := table.PATH.fullmatch(text):
+    found, number = own.named('rule', path[1]), path[2]
+    name = path[1].rpartition(':')[2]
+  else:
+    names = ', '.join(
       x if isinstance(r, types.Rule) else f'{x}:NUMBER'
       for x, r in sorted(RULES.items())
     )
-    given = f'rule={fields.short(rule)}'
     raise ValueError(
-      f'{given}: allowed are {", ".join(names)}, or a types.Rule'
+      f"rule={text}: allowed are {names}, 'file.py:name', or a types.Rule"
     )
-  found = RULES[name]
   if isinstance(found, types.Rule):
     if number:
-      raise ValueError(f'rule={rule!r}: {name} takes no number')
+      raise ValueError(f'rule={text}: {name} takes no number')
     return found
+  if not number and own.binds(found, 'noise', 'draft', 'p_BNV'):
+    return types.Rule(name, found)
+  if not number and name in RULES:
+    raise ValueError(f'rule={text}: needs a number, as in lenient:0.5')
   try:
-    return found(float(number))
-  except ValueError as error:
-    why = error if number else 'needs a number, as in lenient:0.5'
-    raise ValueError(f'rule={rule!r}: {why}') from error
+    numbers = [float(number)] if number else []
+    made = found(*numbers) if own.binds(found, *numbers) else None
+  except Exception as error:  # a user's function may raise anything
+    raised = f'it raised {fields.first_line(error)}'
+    why = str(error) if name in RULES else raised
+    raise ValueError(f'rule={text}: {why}') from error
+  if not isinstance(made, types.Rule):
+    raise ValueError(
+      f'rule={text}: {own.signature(found)}; want verify(noise, draft, p_BNV) '
+      '-> Verdict, a types.Rule or a function that makes one'
+    )
+  return made
 
 
 def lossless_rules() -> dict[str, types.Rule]:

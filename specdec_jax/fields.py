@@ -7,35 +7,25 @@
     Run(steps=0)  # ValueError: steps=0: must be a whole number, at least 1
 
 A config has a section for each such class; `parse` turns it into dataclasses.
-Last, which errors are those of the files that settings name.
 """
 
 import dataclasses
-import errno
 import math
 import operator
 import os
-import pathlib
-import sys
-import traceback
+import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import flags
-
-# Annotation -> (what to call it, what isinstance takes, an example in a tuple).
-_KINDS: dict[Any, tuple[str, Any, str]] = {
-  bool: ('True or False', bool, 'True, False'),
-  int: ('a whole number', int, '2, 4'),
-  float: ('a number', int | float, '0.0, 1.0'),
-  str: ('a text', str, "'one', 'two'"),
-  str | os.PathLike: ('a path', str | os.PathLike, "'one', 'two'"),
-  str | os.PathLike | Mapping: (
-    'a path or a dict',
-    str | os.PathLike | Mapping,
-    '',
-  ),
+# Annotation -> what to call a value, and two of them in a tuple.
+_WORDS: dict[Any, tuple[str, str]] = {
+  bool: ('True or False', 'True, False'),
+  int: ('a whole number', '2, 4'),
+  float: ('a number', '0.0, 1.0'),
+  str: ('a text', "'one', 'two'"),
+  os.PathLike: ('a path', ''),
+  Mapping: ('a dict', ''),
 }
 
 
@@ -93,7 +83,7 @@ def check(settings: Any) -> None:
     if not listed or any(isinstance(x, str) and ',' in x for x in value):
       raise ValueError(
         f'{field.name}={value!r}: must be a tuple of single values, as in '
-        f'"({_KINDS[kind][2]})"{_help(field)}'
+        f'"({_WORDS[kind][1]})"{_help(field)}'
       )
     for one in value:
       _check_value(field, kind, one)
@@ -169,9 +159,12 @@ def defaults(kind: Any) -> dict[str, Any]:
 
 
 def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
-  what, types, _ = _KINDS[kind]
+  union = isinstance(kind, types.UnionType)
+  kinds = typing.get_args(kind) if union else (kind,)
+  what = ' or '.join(_WORDS.get(x, (f'a {x.__name__}',))[0] for x in kinds)
   about = field.metadata
-  good = isinstance(value, types) and isinstance(value, bool) == (kind is bool)
+  good = isinstance(value, int | float if kind is float else kind)
+  good = good and isinstance(value, bool) == (kind is bool)
   good = good and (kind is not float or math.isfinite(value))
   if allowed := about['allowed']:
     if not good or value not in allowed:
@@ -202,70 +195,7 @@ def _help(field: dataclasses.Field) -> str:
   return f' ({text})' if text else ''
 
 
-# --- errors that are not the program's --------------------------------------
-
-# What the code of a config raises besides errors of flags.
-OF_CODE = (
-  *(ArithmeticError, AssertionError, ImportError, LookupError, NameError),
-  *(RuntimeError, SyntaxError, TypeError),
-)
-
-
 def first_line(error: BaseException) -> str:
   """The kind of an error and the first line of its message, if it has one."""
   name, lines = type(error).__name__, str(error).splitlines()
   return f'{name}: {lines[0]}' if lines else name
-
-
-def place(error: BaseException) -> str:
-  """', in FILE:LINE': the last one of what was run that is a file of ours or of
-  the user; a SyntaxError says it itself."""
-  installed = sys.base_prefix, sys.prefix, os.path.dirname(os.__file__)
-  for frame in reversed(traceback.extract_tb(error.__traceback__)):
-    outside = not frame.filename.startswith(('<', *installed))
-    if outside and not isinstance(error, SyntaxError):
-      return f', in {frame.filename}:{frame.lineno}'
-  return ''
-
-
-def surroundings(error: ValueError | OSError) -> str:
-  """What the user did wrong, or what is wrong around them; '' if nothing is.
-
-  Any other OSError is a mistake of this program: its traceback is wanted.
-  """
-  if isinstance(error, ValueError):
-    return str(error)
-  why = error.strerror or str(error)
-  if isinstance(error, BrokenPipeError):
-    # What is still to be written would be another error at the end.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 'the reader of its output has ended'
-  file = error.filename
-  if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-    return f'{file}: {why}' if file else why
-  if not isinstance(file, str | bytes | os.PathLike):
-    return ''
-  path = pathlib.Path(os.path.abspath(os.fsdecode(file)))
-  if not any(path.is_relative_to(os.path.abspath(x)) for x in _named()):
-    return ''
-  return f'{os.fsdecode(file)}: {why}'
-
-
-def _named() -> Iterator[str]:
-  """The texts that flags, settings and the environment's folders have."""
-
-  def texts(x):
-    if isinstance(x, str | os.PathLike):
-      yield os.fspath(x)
-    elif isinstance(x, list | tuple | set):
-      for part in x:
-        yield from texts(part)
-    elif hasattr(x, 'values'):
-      yield from texts(list(x.values()))
-
-  caches = ('SPECDEC_JAX_CACHE', 'XDG_CACHE_HOME', 'HF_HOME', 'TMPDIR')
-  given = [*(os.environ.get(x, '') for x in caches), *sys.argv[1:]]
-  found = [*texts(flags.FLAGS.flag_values_dict()), *given]
-  for text in found:
-    if text:  # '' would be the working folder
-      yield text

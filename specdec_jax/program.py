@@ -1,6 +1,7 @@
 """A program: its flags and config, how it starts, is stopped, and ends."""
 
 import contextlib
+import errno
 import importlib.metadata
 import io
 import logging
@@ -11,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -102,7 +104,7 @@ def launch(
         if not (run(argv[1:]) if positional else run()):
           sys.exit(1)
     except (ValueError, OSError) as error:
-      if not (sentence := fields.surroundings(error)):
+      if not (sentence := surroundings(error)):
         raise
       _refuse(sentence)
 
@@ -187,8 +189,8 @@ def _parse(argv: list[str]) -> list[str]:
     _refuse('config: ' + str(error).strip().rpartition('] ')[2])
   except (AttributeError, KeyError, flags.Error, ValueError) as error:
     _refuse_config(error)
-  except fields.OF_CODE as error:  # a config is code
-    _refuse(f'config: {fields.first_line(error)}{fields.place(error)}')
+  except _OF_CODE as error:  # a config is code
+    _refuse(f'config: {fields.first_line(error)}{_place(error)}')
   if 'config' in flags.FLAGS:
     path = config_flags.get_config_filename(flags.FLAGS['config'])
     path = path.partition(':')[0]  # its argument is after the colon
@@ -242,3 +244,66 @@ def _refuse(sentence: str) -> NoReturn:
       folder.rmdir()
   print(f'{os.path.basename(sys.argv[0])}: {sentence}', file=sys.stderr)
   sys.exit(2)
+
+
+# --- errors that are not the program's --------------------------------------
+
+# What the code of a config raises besides errors of flags.
+_OF_CODE = (
+  *(ArithmeticError, AssertionError, ImportError, LookupError, NameError),
+  *(RuntimeError, SyntaxError, TypeError),
+)
+
+
+def _place(error: BaseException) -> str:
+  """', in FILE:LINE': the last one of what was run that is a file of ours or of
+  the user; a SyntaxError says it itself."""
+  installed = sys.base_prefix, sys.prefix, os.path.dirname(os.__file__)
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    outside = not frame.filename.startswith(('<', *installed))
+    if outside and not isinstance(error, SyntaxError):
+      return f', in {frame.filename}:{frame.lineno}'
+  return ''
+
+
+def surroundings(error: ValueError | OSError) -> str:
+  """What the user did wrong, or what is wrong around them; '' if nothing is.
+
+  Any other OSError is a mistake of this program: its traceback is wanted.
+  """
+  if isinstance(error, ValueError):
+    return str(error)
+  why = error.strerror or str(error)
+  if isinstance(error, BrokenPipeError):
+    # What is still to be written would be another error at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 'the reader of its output has ended'
+  file = error.filename
+  if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+    return f'{file}: {why}' if file else why
+  if not isinstance(file, str | bytes | os.PathLike):
+    return ''
+  path = pathlib.Path(os.path.abspath(os.fsdecode(file)))
+  if not any(path.is_relative_to(os.path.abspath(x)) for x in _named()):
+    return ''
+  return f'{os.fsdecode(file)}: {why}'
+
+
+def _named() -> Iterator[str]:
+  """The texts that flags, settings and the environment's folders have."""
+
+  def texts(x):
+    if isinstance(x, str | os.PathLike):
+      yield os.fspath(x)
+    elif isinstance(x, list | tuple | set):
+      for part in x:
+        yield from texts(part)
+    elif hasattr(x, 'values'):
+      yield from texts(list(x.values()))
+
+  caches = ('SPECDEC_JAX_CACHE', 'XDG_CACHE_HOME', 'HF_HOME', 'TMPDIR')
+  given = [*(os.environ.get(x, '') for x in caches), *sys.argv[1:]]
+  found = [*texts(flags.FLAGS.flag_values_dict()), *given]
+  for text in found:
+    if text:  # '' would be the working folder
+      yield text

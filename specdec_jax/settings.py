@@ -6,6 +6,7 @@ from typing import Any
 
 from specdec_jax import build, fields, sharding
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.drafters import table
 from specdec_jax.io import sources
 from specdec_jax.kernels import library
 
@@ -46,7 +47,9 @@ class Mesh(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Decode(fields.Checked):
-  methods: tuple[str, ...] = fields.setting(help='names of build.DRAFTERS')
+  methods: tuple[str, ...] = fields.setting(
+    help="names of drafters, or paths of one's own: file.py:make"
+  )
   gammas: tuple[int, ...] = fields.setting(low=0)
   rule: str = fields.setting(help='see build.rule_of')
   max_new_tokens: int = fields.setting(low=1)
@@ -56,11 +59,6 @@ class Decode(fields.Checked):
 
   def __post_init__(self):
     super().__post_init__()
-    for name in self.methods:
-      if name not in build.DRAFTERS:
-        raise ValueError(
-          f'methods={name!r}: allowed are {", ".join(build.DRAFTERS)}'
-        )
     build.rule_of(self.rule)
 
 
@@ -98,7 +96,7 @@ class Settings:
   """A config as dataclasses.
 
   target, mesh, decode, sampling, bench: the sections of these names.
-  drafters: the Settings of every drafter, by its name in build.DRAFTERS.
+  drafters: the Settings of every drafter, by its name in drafters.table.
   """
 
   target: Target
@@ -111,11 +109,8 @@ class Settings:
 
 def drafter_sections() -> dict[str, type]:
   """The dataclass of each drafter's section, by the section's name."""
-  return {_section(name): row.Settings for name, row in build.DRAFTERS.items()}
-
-
-def _section(drafter: str) -> str:
-  return getattr(build.DRAFTERS[drafter], 'SECTION', drafter)
+  rows = table.DRAFTERS.items()
+  return {table.section(name): row.Settings for name, row in rows}
 
 
 def settings(config) -> Settings:
@@ -127,24 +122,26 @@ def settings(config) -> Settings:
   sections = {field.name: field.type for field in dataclasses.fields(Settings)}
   del sections['drafters']
   parts = fields.parse_sections(sections | drafter_sections(), config)
-  drafters = {name: parts[_section(name)] for name in build.DRAFTERS}
+  drafters = {x: parts[table.section(x)] for x in table.DRAFTERS}
+  drafters = {name: _linked(name, drafters) for name in drafters}
   for method in parts['decode'].methods:
-    for name in _around(method, drafters):
-      try:
-        fields.check_needed(drafters[name])
-      except ValueError as error:
-        raise ValueError(
-          f'decode.methods has {method!r}, but {_section(name)}.{error}, or '
-          'other methods, such as --config.decode.methods="(\'lookup\',)"'
-        ) from error
+    try:
+      table.draft_of(drafters.get(method, method), 'decode.methods')
+    except ValueError as error:
+      raise ValueError(
+        f'decode.methods has {method!r}, but {error}; or give other methods, '
+        'such as --config.decode.methods="(\'lookup\',)"'
+      ) from error
   return Settings(**{n: parts[n] for n in sections}, drafters=drafters)
 
 
-def _around(name: str, drafters: Mapping[str, Any]) -> list[str]:
-  """A drafter and those that it is around, from the outside in."""
-  if not build.wraps(name):
-    return [name]
-  return [name, *_around(build.wrapped(name, drafters[name]), drafters)]
+def _linked(name: str, drafters: Mapping[str, Any]) -> Any:
+  """The Settings of a drafter, and inside them those that it is around."""
+  made = drafters[name]
+  inner = getattr(made, 'drafter', None)
+  if inner not in table.inside(name):
+    return made
+  return dataclasses.replace(made, drafter=_linked(inner, drafters))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,23 +178,18 @@ def engine(
 
   measure: as in build.engine.
   """
-  s, own = e.settings, {}
+  s = e.settings
   options = build.default_options(chunk=s.decode.chunk)
   if options.widths:  # A cap at another gamma of the config has its own width.
     widths = {*options.widths, *s.decode.gammas}
     options = dataclasses.replace(options, widths=tuple(sorted(widths)))
-  if gamma:
-    _, *inside = _around(method, s.drafters)
-    own = dataclasses.asdict(s.drafters[method])
-    own |= {x: dataclasses.asdict(s.drafters[x]) for x in inside}
   return build.engine(
     e.target,
-    method if gamma else None,
+    s.drafters.get(method, method) if gamma else None,
     rule=s.decode.rule,
     gamma=gamma,
     options=options,
     measure=measure,
-    **own,
   )
 
 

@@ -226,8 +226,9 @@ class Drafter(NamedTuple):
   name: shown in tables.
   gamma: K, the most draft tokens in a window.
   init(weights, context, features) -> state: called after the target has read
-    all of the prompt but its last token. features: the taps [B, L, E], or None
-    without taps. Axis 0 of every leaf of the state is the row.
+    all of the prompt but its last token. features: the taps [B, L, E], of these
+    tokens; None without taps, and never with them. Axis 0 of every leaf of the
+    state is the row.
   propose(weights, state, context, noise, target_cache)
     -> (Draft, state, target_cache)
   commit(state, context, outcome, features_BNE) -> state: context is the one

@@ -12,7 +12,7 @@ import specdec_jax
 from specdec_jax import api, build, requests, sharding
 from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration
-from specdec_jax.drafters import lookup
+from specdec_jax.drafters import lm, lookup
 from specdec_jax.io import sources, tokenizer
 from specdec_jax.models import convert
 
@@ -195,8 +195,7 @@ SLIPS = [
   (dict(gamma=-1), 'gamma=-1: must be a whole number, 0 .* or more'),
   (dict(gamma=512), 'gamma=512: .* less than the context of 512'),
   (dict(gamma=[4]), r'gamma=\[4\]: must be a whole number'),
-  (dict(gamma='4'), "gamma='4': must be a whole number, as in gamma=4, or a"),
-  (dict(gamma='auto'), "gamma='auto': .*sizes? themselves give draft='adapt"),
+  (dict(gamma='4'), "gamma='4': must be a whole number"),
   (dict(temperature=-0.1), 'temperature=-0.1'),
   (dict(temperature=NAN), 'temperature=nan: must be a number'),
   (dict(temperature=np.float32('nan')), 'temperature=nan: must be a number'),
@@ -254,13 +253,12 @@ SLIPS = [
   (dict(rule='rejekt'), 'rejekt'),
   (dict(rule=None), 'rule=None: allowed are block, coupled, lenient:NUMBER'),
   (dict(rule='lenient:nan'), 'lenience=nan: must be a number'),
-  (dict(draft='hf:org/name'), r"is not loaded: .*load\('hf:org/name'\)"),
-  (dict(draft=pathlib.Path('x')), 'is not loaded: give specdec_jax.load'),
-  (dict(draft='zoo:name'), "give draft='lm' with .*source='zoo:name'"),
-  (dict(draft='a/b.safetensors'), r"is a draft's file: .*path='a/b.safe"),
-  (dict(draft='lm'), 'lm.source is empty: give a model, .*in draft_options'),
-  (dict(draft=5), "draft=5: allowed are 'adaptive', .* a loaded model"),
-  (dict(draft=lookup.make), 'is a function: call it'),
+  (dict(draft='hf:org/name'), 'a source is given to .*specdec_jax.load'),
+  (dict(draft=pathlib.Path('x')), "draft=.*Path.'x'.: allowed are 'lm'"),
+  (dict(draft='zoo:name'), r"a source is given to Sett.*Settings\('zoo:name"),
+  (dict(draft='lm'), 'draft.source is empty: give a model, .*to lm.Settings'),
+  (dict(draft=5), "draft=5: allowed are 'lm', .* a loaded model"),
+  (dict(draft=lookup.make), r'allowed are .*; it takes \(\*, gamma: int'),
   (dict(draft=MODEL), 'draft=<Model> has no parameters'),
   (
     dict(draft=sources.open_source('random:tiny')),
@@ -268,11 +266,8 @@ SLIPS = [
   ),
   (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
   (dict(draft='lookup', draft_options='x'), "draft_options='x': must be a di"),
-  (dict(draft='lookup', draft_options=dict(gamma=3)), 'without .*gamma'),
-  (
-    dict(draft='hybrid', draft_options=dict(drafter='lm', lm='x')),
-    "hybrid.lm='x': must be a dict of its settings",
-  ),
+  (dict(draft='lookup', draft_options=dict(gamma=3)), 'gamma=3: no such setti'),
+  (dict(draft=lookup.make(gamma=2), draft_options=dict(a=1)), 'has none'),
   (dict(target='random:tiny'), "target='random:tiny': must be a loaded model"),
   (dict(target=MODEL), 'target=<Model>: must be a loaded model'),
   (dict(prompts=[1, 2, 3]), r'prompt 1: must be a text or a list .*\[\[1, 2'),
@@ -389,7 +384,8 @@ def test_a_rerun_with_the_costs_of_a_result_repeats_it(
     'measure',
     lambda engine: dict(verify=[1, 1, 1, 1], lm=next(drafting)),
   )
-  settings = dict(drafter='lm', lm=dict(source='random:tiny:1'), scope='batch')
+  inner = lm.Settings('random:tiny:1')
+  settings = dict(drafter=inner, scope='batch')
   ask = lambda **more: specdec_jax.generate(
     target,
     PROMPTS,

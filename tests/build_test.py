@@ -1,11 +1,22 @@
 """Mistakes of those who call build.engine are one sentence, before any work."""
 
 import json
+import pathlib
 
 import pytest
 
 from specdec_jax import build, decode
-from specdec_jax.drafters import lookup
+from specdec_jax.drafters import (
+  adaptive,
+  eagle,
+  early_exit,
+  hybrid,
+  lm,
+  lookup,
+  method,
+  table,
+)
+from tests import own_rules
 
 
 @pytest.fixture(scope='module')
@@ -14,90 +25,105 @@ def target():
 
 
 @pytest.mark.parametrize(
-  'draft, gamma, settings, message',
+  'draft, gamma, message',
   [
-    ('ngram', 2, {}, 'ngram.path is empty: give a file of scripts/ngram.py'),
-    ('ngram', 0, dict(min_confidence=0.1), 'ngram.path is empty: give a file'),
-    ('eagle', 2, {}, 'eagle.path is empty: give a file of scripts/distill.py'),
-    ('eagle', 2, dict(path='/absent'), 'eagle /absent: no such file; give'),
-    ('lm', 2, {}, 'lm.source is empty: give a model, such as hf:org/name'),
-    (
-      'lookup',
-      2,
-      dict(min_mach=1),
-      'lookup.min_mach=1: no such setting; allowed are min_match, max_match',
-    ),
-    (
-      'adaptive',
-      2,
-      dict(drafter='lookup', lookup=dict(min_mach=1)),
-      'lookup.min_mach=1: no such setting',
-    ),
-    (
-      'adaptive',
-      2,
-      dict(drafter='lookup', eagle=dict(path='x')),
-      "lookup.eagle={'path': 'x'}: no such setting",
-    ),
-    ('adaptive', 2, {}, 'eagle.path is empty'),
-    ('adaptive', 2, dict(drafter='medusa'), "adaptive.drafter='medusa': a"),
-    (
-      'adaptive',
-      2,
-      dict(drafter='lookup', costs='/absent'),
-      'adaptive.costs=/',
-    ),
-    ('hybrid', 2, dict(drafter='lookup'), "hybrid.drafter='lookup': allowed"),
-    ('lookup', 0, dict(min_mach=1), 'lookup.min_mach=1: no such setting'),
-    ('lookup', 2, dict(chunk=1), 'lookup.chunk=1: no such setting'),
-    ('lookup', 2, dict(min_match=3, max_match=2), 'min_match=3: must be at mo'),
-    (None, 2, dict(exit=1), 'draft=None has no settings; given are exit'),
-    (lookup.make(gamma=2), 2, dict(exit=1), 'drafter lookup has no settings'),
-    ('itself', 2, dict(exit=1), 'exit=1: no such setting; allowed are min_c'),
-    ('itself', 2, dict(min_confidence='x'), "='x': must be a number"),
-    ('early_exit', 0, dict(exit='1'), "early_exit.exit='1': must be a whole"),
-    ('early_exit', 2, dict(exit=2), 'has 2 layers; allowed are 1 to 1'),
-    ('medusa', 0, {}, "draft='medusa': allowed are 'adaptive', 'eagle', 'e"),
-    (['lookup'], 2, {}, "draft=['lookup']: allowed are"),
-    (
-      'lookup',
-      -1,
-      {},
-      'gamma=-1: must be a whole number, 0 (plain decoding) or',
-    ),
-    ('lookup', True, {}, 'gamma=True: must be a whole number'),
-    (
-      lookup.make(gamma=2),
-      8,
-      {},
-      'gamma=8: drafter lookup was made for 2; give gamma=2, or make another',
-    ),
+    ('ngram', 2, 'ngram.source is empty: give a file of scripts/ngram.py'),
+    ('eagle', 0, 'eagle.source is empty: give a file of scripts/distill.py'),
+    (eagle.Settings('/absent'), 2, 'eagle /absent: no such file; give'),
+    ('lm', 2, 'draft.source is empty: give a model, such as hf:org/name'),
+    ('adaptive', 2, 'eagle.source is empty'),
+    (adaptive.Settings('medusa'), 2, "adaptive.drafter='medusa': allowed are"),
+    (adaptive.Settings(None), 2, 'adaptive.drafter=None: allowed are lm, look'),
+    (adaptive.Settings('adaptive'), 2, "drafter='adaptive': allowed are lm"),
+    (hybrid.Settings('hybrid'), 2, "hybrid.drafter='hybrid': allowed are lm"),
+    (hybrid.Settings('early_exit'), 2, "none may draft in the target's cache"),
+    (adaptive.Settings('lookup', costs='/no'), 2, 'adaptive.costs=/no'),
+    (early_exit.Settings(2), 2, 'has 2 layers; allowed are 1 to 1'),
+    ('medusa', 0, "draft='medusa': allowed are 'lm', 'lookup', 'ngram', 'ear"),
+    (['lookup'], 2, "draft=['lookup']: allowed are"),
+    ('no.such:make', 2, 'draft=no.such:make: importing no.such failed'),
+    ('tests.own_rules:needs_more', 2, 'it takes (target, corpus, *, gamma'),
+    (lambda target, *, gamma, chunk: 7, 2, 'it made 7; want a types.Drafter'),
+    ('lookup', -1, 'gamma=-1: must be a whole number, 0 (plain decoding) or'),
+    ('lookup', True, 'gamma=True: must be a whole number'),
+    (lookup.make(gamma=2), 8, 'gamma=8: drafter lookup was made for 2; give'),
   ],
 )
-def test_bad_settings_are_named(target, draft, gamma, settings, message):
-  draft = target if draft == 'itself' else draft
+def test_a_bad_draft_is_named(target, draft, gamma, message):
   with pytest.raises(ValueError) as error:
-    build.engine(target, draft, gamma=gamma, **settings)
-  assert message in str(error.value)
+    build.engine(target, draft, gamma=gamma)
+  assert message in str(error.value) and '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(
-  'draft, settings',
+  'draft, options, message',
   [
-    ('lookup', dict(min_match=1)),
-    ('itself', dict(min_confidence=0)),
-    (lookup.make(gamma=2), {}),
+    ('lookup', dict(min_mach=1), 'lookup.min_mach=1: no such setting; allowed'),
+    ('lookup', dict(min_match=3, max_match=2), 'min_match=3: must be at most'),
+    ('early_exit', dict(exit='1'), "early_exit.exit='1': must be a whole"),
+    ('ngram', dict(path='x'), "ngram.path='x': no such setting; allowed are "),
+    ('eagle', dict(path='x'), 'allowed are min_confidence, source'),
+    ('adaptive', dict(eagle={}), 'adaptive.eagle={}: no such setting; allowed'),
+    ('itself', dict(exit=1), 'exit=1: no such setting; allowed are min_c'),
+    ('itself', dict(min_confidence='x'), "='x': must be a number"),
+    (None, dict(exit=1), 'draft=None has none'),
+    (lookup.make(gamma=2), dict(exit=1), 'draft=<Drafter> has none'),
+    ('lookup', 'x', "draft_options='x': must be a dict"),
   ],
 )
-def test_good_settings_of_plain_decoding_do_nothing(target, draft, settings):
+def test_bad_options_are_named(target, draft, options, message):
   draft = target if draft == 'itself' else draft
-  made = build.engine(target, draft, gamma=0, **settings)
+  with pytest.raises(ValueError) as error:
+    table.with_options(draft, options)
+  assert message in str(error.value)
+
+
+def test_a_loaded_draft_has_a_dtype(target):
+  with pytest.raises(ValueError, match='tiny.* is loaded; give them to spec'):
+    lm.Settings(target, dtype='bfloat16')
+
+
+@pytest.mark.parametrize('rule', [None, 'rejct', 'rejct:0.5'])
+def test_a_bad_rule_is_named(target, rule):
+  with pytest.raises(ValueError, match=f'rule={rule}: allowed are block, coup'):
+    build.engine(target, rule=rule)
+
+
+def test_a_rule_of_ones_own_is_found_by_its_path():
+  path = f'{pathlib.Path(__file__).parent}/own_rules.py:hotter'
+  assert build.rule_of(path) is build.rule_of(path)
+  assert build.rule_of(f'{path}_by:1.02').name == 'hotter by 1.02'
+
+
+@pytest.mark.parametrize('draft', ['lookup', 'itself', lookup.make(gamma=2)])
+def test_good_settings_of_plain_decoding_do_nothing(target, draft):
+  draft = target if draft == 'itself' else draft
+  made = build.engine(target, draft, gamma=0)
   assert made.drafter is decode.PLAIN and made.draft is made.q is None
 
 
+@pytest.mark.parametrize('by', ['function', 'path', 'inside'])
+def test_a_drafter_of_ones_own_has_weights(target, by):
+  """Given by what makes it: called once, with what comes after the path."""
+  path = f'{pathlib.Path(__file__).parent}/own_rules.py:says'
+  draft = own_rules.says if by == 'function' else f'{path}:9'
+  draft = hybrid.Settings(draft) if by == 'inside' else draft
+  make = lambda: build.engine(target, draft, gamma=2)
+  weights = make().weights.draft
+  weights = weights[1] if by == 'inside' else weights
+  assert weights.tolist() == [7 if by == 'function' else 9]
+  assert make().programs is make().programs
+
+
+def test_a_method_is_taken_as_it_is(target):
+  made = method.Method(lookup.make(gamma=3), 'weights')
+  engine = build.engine(target, made)
+  assert engine.drafter is made.drafter and engine.weights.draft == 'weights'
+
+
 def test_a_default_is_the_same_program(target):
-  make = lambda **settings: build.engine(target, 'lookup', gamma=2, **settings)
-  assert make().programs is make(max_match=4, min_match=2).programs
+  make = lambda draft: build.engine(target, draft, gamma=2).programs
+  assert make('lookup') is make(lookup.Settings(max_match=4, min_match=2))
 
 
 def test_a_drafter_of_ones_own_has_a_gamma(target):
@@ -106,24 +132,23 @@ def test_a_drafter_of_ones_own_has_a_gamma(target):
 
 
 def test_a_draft_by_its_source_is_loaded_once(target):
-  one, two = (
-    build.engine(target, 'lm', gamma=g, source='random:tiny:1') for g in (1, 2)
-  )
+  draft = lm.Settings('random:tiny:1')
+  one, two = (build.engine(target, draft, gamma=g) for g in (1, 2))
   assert one.draft is two.draft and one.draft.source == 'random:tiny:1'
   assert one.weights.draft is two.weights.draft is not target.params
 
 
 def test_costs_are_measured_and_can_be_given(target, tmp_path):
-  settings = dict(drafter='hybrid', hybrid=dict(drafter='lm'), gamma=3)
-  settings['lm'] = dict(source='random:tiny:1')
-  made = build.engine(target, 'adaptive', **settings)
+  inner = hybrid.Settings(lm.Settings('random:tiny:1'))
+  make = lambda **costs: build.engine(
+    target, adaptive.Settings(inner, **costs), gamma=3
+  )
+  made = make()
   assert set(made.costs) == {'verify', 'lookup', 'lm'}
   for numbers in made.costs.values():
     assert len(numbers) == 4 and numbers == sorted(numbers)
   (tmp_path / 'costs.json').write_text(json.dumps(made.costs))
-  again = build.engine(
-    target, 'adaptive', costs=str(tmp_path / 'costs.json'), **settings
-  )
+  again = make(costs=str(tmp_path / 'costs.json'))
   assert again.costs == made.costs and again.programs is made.programs
   other = build.with_costs(made, made.costs | dict(lm=[0, 1, 2, 3]))
   assert other.programs is made.programs

@@ -39,7 +39,7 @@ class Settings:
     (dict(layers=3), 'run.layers=3: must be a tuple of single values, as in'),
     (dict(layers=('1,2',)), 'as in "(2, 4)"'),
     (dict(resume=1), 'run.resume=1: must be True or False'),
-    (dict(path=3), 'run.path=3: must be a path'),
+    (dict(path=3), 'run.path=3: must be a text or a path'),
     (dict(step=1), 'run.step=1: no such setting; allowed are steps, decay,'),
   ],
 )

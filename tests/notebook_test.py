@@ -117,4 +117,4 @@ def test_all_that_it_names_exists(size):
       functools.reduce(lambda part, name: part[name], key.split('.'), config)
       keys.add(key)
   assert {'scripts/bench.py', 'scripts/audit.py'} < run
-  assert {'target.source', 'teacher.source', 'eagle.path'} < keys
+  assert {'target.source', 'teacher.source', 'eagle.source'} < keys

@@ -1,9 +1,11 @@
 """Rules and drafters as a user would bring them: some right, some wrong."""
 
+import jax
 import jax.numpy as jnp
 
 from specdec_jax import types
 from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.drafters import method
 from specdec_jax.verify import block, chain, reject
 
 
@@ -66,20 +68,37 @@ def spends_twice(noise, draft, p_BNV):
   return verdict
 
 
-def says_much(*, gamma):
-  raise ValueError('no\nroom')
-
-
 LOSSY = types.Rule('lossy', reject.verify, lossless=False)
 
 
-def makes_nothing(*, gamma):
+def says(target, *, gamma, chunk, source='7'):
+  """Says the same token for ever: its one weight."""
+
+  def propose(weights, state, context, noise, target_cache):
+    size = len(context.lengths_B), gamma
+    tokens_BK = jnp.broadcast_to(weights.draft[None], size)
+    count_B = jnp.full_like(context.lengths_B, gamma)
+    return types.Draft(tokens_BK, None, count_B), state, target_cache
+
+  nothing = lambda *_: ()
+  drafter = types.Drafter('says', gamma, nothing, propose, nothing)
+  return method.Method(drafter, jnp.array([int(source)]))
+
+
+def says_much(target, *, gamma, chunk):
+  raise ValueError('no\nroom')
+
+
+def makes_nothing(target, *, gamma, chunk):
   return None
 
 
-def _reporting(name, model, gamma, change):
-  """The library's own drafter, but for the Draft that it reports."""
-  right = lm_drafter.make(model, gamma=gamma)
+def _reporting(name, target, gamma, change):
+  """The library's own drafter, but for the Draft that it reports.
+
+  The draft model is the target, less sure.
+  """
+  right = lm_drafter.make(target.model, gamma=gamma)
 
   def propose(weights, state, context, noise, target_cache):
     draft, state, cache = right.propose(
@@ -87,51 +106,52 @@ def _reporting(name, model, gamma, change):
     )
     return change(draft, noise), state, cache
 
-  return right._replace(name=name, propose=propose)
+  unsure = jax.tree.map(lambda x: (0.5 * x).astype(x.dtype), target.params)
+  return method.Method(right._replace(name=name, propose=propose), unsure)
 
 
-def uniform_q(model, *, gamma):
+def uniform_q(target, *, gamma, chunk):
   """Samples from q and reports a uniform distribution."""
   flat = lambda q_BKV: jnp.full_like(q_BKV, 1 / q_BKV.shape[-1])
   change = lambda draft, noise: draft._replace(q_BKV=flat(draft.q_BKV))
-  return _reporting('uniform', model, gamma, change)
+  return _reporting('uniform', target, gamma, change)
 
 
-def peeking(model, *, gamma):
+def peeking(target, *, gamma, chunk):
   """Proposes only where its drafts' accept noise is small."""
 
   def change(draft, noise):
     good_B = (noise.accept_BK < 0.5).all(1)
     return draft._replace(count_B=jnp.where(good_B, draft.count_B, 0))
 
-  return _reporting('peeking', model, gamma, change)
+  return _reporting('peeking', target, gamma, change)
 
 
-def certain(model, *, gamma):
+def certain(target, *, gamma, chunk):
   """Samples, and reports certainties: lawful, whatever made them."""
   change = lambda draft, noise: draft._replace(q_BKV=None)
-  return _reporting('certain', model, gamma, change)
+  return _reporting('certain', target, gamma, change)
 
 
-def biased(model, *, gamma):
+def biased(target, *, gamma, chunk):
   """Changes drawn tokens afterwards and keeps their q."""
 
   def change(draft, noise):
     tokens_BK = jnp.where(draft.tokens_BK == 1, 0, draft.tokens_BK)
     return draft._replace(tokens_BK=tokens_BK)
 
-  return _reporting('biased', model, gamma, change)
+  return _reporting('biased', target, gamma, change)
 
 
-def sure(model, *, gamma):
+def sure(target, *, gamma, chunk):
   """Ends a window before a drawn token that was unlikely: biased."""
 
   def change(draft, noise):
     q_BK = chain.pick(draft.q_BKV, draft.tokens_BK)
     return draft._replace(count_B=chain.prefix(q_BK >= 0.3))
 
-  return _reporting('sure', model, gamma, change)
+  return _reporting('sure', target, gamma, change)
 
 
-def needs_more(model, corpus, *, gamma):
-  return lm_drafter.make(model, gamma=gamma)
+def needs_more(target, corpus, *, gamma, chunk):
+  return None

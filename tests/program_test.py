@@ -6,7 +6,7 @@ import os
 import pytest
 from absl import flags
 
-from specdec_jax import fields, program
+from specdec_jax import program
 from tests import programs
 
 
@@ -31,29 +31,29 @@ def error_of(act) -> OSError:
 
 @pytest.mark.parametrize('file', ['in', 'in/below'])
 def test_a_file_that_the_user_named_is_one_sentence(named, file):
-  said = fields.surroundings(error_of(lambda: open(named / file)))
+  said = program.surroundings(error_of(lambda: open(named / file)))
   assert said == f'{named / file}: No such file or directory'
 
 
 def test_a_file_of_the_environment_is_one_sentence(named, monkeypatch):
   lost = error_of(lambda: (named / 'cache/x').read_bytes())
-  assert not fields.surroundings(lost)
+  assert not program.surroundings(lost)
   monkeypatch.setenv('SPECDEC_JAX_CACHE', str(named / 'cache'))
-  assert fields.surroundings(lost) == f'{named}/cache/x: {lost.strerror}'
+  assert program.surroundings(lost) == f'{named}/cache/x: {lost.strerror}'
 
 
 def test_a_mistake_of_the_program_keeps_its_traceback(named):
   for file in ('', named / 'index', named / 'inside', named.parent):
-    assert not fields.surroundings(error_of(lambda file=file: open(file)))
-  assert not fields.surroundings(OSError('no number'))
-  assert not fields.surroundings(ConnectionError(errno.ECONNRESET, 'reset'))
+    assert not program.surroundings(error_of(lambda file=file: open(file)))
+  assert not program.surroundings(OSError('no number'))
+  assert not program.surroundings(ConnectionError(errno.ECONNRESET, 'reset'))
 
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_full_disk_is_never_the_programs_mistake(named, number):
   why = os.strerror(number)
-  assert fields.surroundings(OSError(number, why)) == why
-  assert fields.surroundings(OSError(number, why, '/any')) == f'/any: {why}'
+  assert program.surroundings(OSError(number, why)) == why
+  assert program.surroundings(OSError(number, why, '/any')) == f'/any: {why}'
 
 
 @pytest.mark.parametrize(

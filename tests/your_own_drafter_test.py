@@ -1,6 +1,7 @@
-"""docs/your_own_drafter.md: one file and one row, used from bench.py."""
+"""docs/your_own_drafter.md: its code runs as printed, and is certified."""
 
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -8,54 +9,81 @@ import sys
 
 import pytest
 
+import specdec_jax
+from specdec_jax.certify import load, program
+
+pytestmark = pytest.mark.more
+
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / 'docs' / 'your_own_drafter.md').read_text()
-RUN = """
-import runpy, sys
-sys.path[:0] = [{folder!r}, {root!r}]
-import periodic
-from specdec_jax import build
-build.DRAFTERS['periodic'] = periodic
-from specdec_jax.certify import load
-assert load.RECIPES['periodic'] is periodic.recipe
-sys.argv[0] = {script!r}
-runpy.run_path({script!r}, run_name='__main__')
-"""
+HEADS, USE, RULE = re.findall(r'```python\n(.*?)```', PAGE, re.S)
 
 
 @pytest.fixture(scope='module')
-def bench(tmp_path_factory):
-  """scripts/bench.py with the page's file and its row."""
+def folder(tmp_path_factory):
+  """The page's files, and the heads that they have trained and saved."""
   folder = tmp_path_factory.mktemp('own')
-  code = re.findall(r'```python\n(.*?)```', PAGE, re.S)[0]
-  (folder / 'periodic.py').write_text(code)
-  script = str(ROOT / 'scripts' / 'bench.py')
-  text = RUN.format(folder=str(folder), root=str(ROOT), script=script)
-  (folder / 'run.py').write_text(text)
-
-  def run(*flags):
-    config = f'--config={ROOT}/configs/pair.py:tiny'
-    methods = "--config.decode.methods=('periodic',)"
-    command = [sys.executable, str(folder / 'run.py'), config, methods, *flags]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
-
-  return run
+  (folder / 'heads.py').write_text(HEADS)
+  (folder / 'agree.py').write_text(RULE)
+  (folder / 'use.py').write_text(USE)
+  run(folder, 'heads.py').check_returncode()
+  return folder
 
 
-@pytest.mark.more
-def test_one_file_and_one_row_make_a_method(bench):
-  done = bench('--config.periodic.period=2', '--config.bench.repeats=1')
+def run(folder, *command):
+  return subprocess.run(
+    [sys.executable, *command],
+    capture_output=True,
+    text=True,
+    cwd=folder,
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
+  )
+
+
+def test_trained_heads_are_loaded_and_accepted(folder):
+  done = run(folder, 'use.py')
+  assert float(done.stdout) > 1.5, done.stderr
+
+
+def test_heads_of_another_target_are_refused(folder, monkeypatch):
+  monkeypatch.chdir(folder)
+  target = specdec_jax.load('random:tiny')
+  draft = 'heads.py:make:heads.safetensors'
+  with pytest.raises(ValueError, match='heads.safetensors: not 5 heads of'):
+    specdec_jax.generate(target, 'a', draft=draft, gamma=5)
+
+
+def test_the_benchmark_takes_both_by_their_paths(folder):
+  script, config = ROOT / 'scripts/bench.py', ROOT / 'configs/pair.py'
+  draft = 'heads.py:make:heads.safetensors'
+  done = run(
+    folder,
+    str(script),
+    f'--config={config}:tiny',
+    f"--config.decode.methods=('{draft}',)",
+    '--config.decode.rule=agree.py:agree',
+    '--config.bench.repeats=1',
+  )
   assert done.returncode == 0, done.stderr
   doc = json.loads(done.stdout.splitlines()[-1])
-  assert doc['config']['periodic'] == {'period': 2, 'most': 8}
-  assert 'periodic' in {row['drafter'] for row in doc['rows']}
+  plain, heads = doc['rows']
+  assert heads['drafter'] == draft
+  assert heads['counts']['block_efficiency'] > 1
 
 
-def test_its_settings_are_checked_before_any_work(bench):
-  done = bench('--config.periodic.most=0')
-  assert done.returncode == 2
-  (line,) = done.stderr.strip().splitlines()
-  assert line == (
-    'bench.py: periodic.most=0: must be a whole number, at least 1 (drafts of '
-    'a window, at most)'
-  )
+@pytest.mark.parametrize(
+  'drafter, rule, promise, amount',
+  [
+    ('heads.py:make', '', 'windows-enumerated', 2),
+    ('heads.py:make', 'agree.py:agree', 'greedy-identity', 200),
+  ],
+)
+def test_both_are_certified_by_their_paths(
+  folder, monkeypatch, drafter, rule, promise, amount
+):
+  monkeypatch.chdir(folder)
+  subject = load.subject(rule, drafter, '', seed=0)
+  assert drafter == '' or list(subject.drafters) == ['heads']
+  (one,) = (x for x in program.PROMISES if x.name == promise)
+  row = program.check(one._replace(quick=amount), subject, full=False)
+  assert row['held'] is True, row

@@ -121,11 +121,11 @@ def predicted(
 ) -> Mapping[str, Any]:
   """alpha, c, v(gamma + 1), theorem 3.8 and the corrected improvement."""
   propose = costs.propose[arm.engine.drafter.name]
-  c = float(calibration_lib.between(propose, arm.gamma)) / arm.gamma
+  c = float(calibration_lib.interpolated(propose, arm.gamma)) / arm.gamma
   return {
     'alpha': alpha,
     'c': c,
-    'v': float(calibration_lib.holding(costs.verify, arm.gamma + 1)),
+    'v': float(calibration_lib.at_width(costs.verify, arm.gamma + 1)),
     'step': costs.step,
     'theorem': cost.improvement(alpha, arm.gamma, c),
     'corrected': _corrected(arm, costs, alpha),

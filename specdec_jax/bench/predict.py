@@ -385,16 +385,16 @@ def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
 
   widths_SN: shares of windows by the drafts that they have room for.
   """
-  engine, between = arm.engine, calibration_lib.between
+  engine, at_count = arm.engine, calibration_lib.interpolated
   # Early exit has already run part of the verify pass.
   rest = 1 - work.layers_share(engine.target.params, engine.drafter.exit)
   # Windows with more room than gamma would be of gamma.
   room_N = np.minimum(np.arange(widths_SN.shape[-1]), gamma)
   # No pass takes less time than a plain step: where one seems to, it was noise.
-  passes_N = calibration_lib.holding(calibration.verify, room_N + 1)
+  passes_N = calibration_lib.at_width(calibration.verify, room_N + 1)
   cost_N = rest * np.maximum(passes_N, 1)
   cost_N[0] = max(calibration.idle, 1)
   # Which of several drafted is not counted: as if the dearest always did.
   drafters = [x.drafter for x in engine.parts] or [engine.drafter]
-  each = [between(calibration.propose[x.name], room_N) for x in drafters]
+  each = [at_count(calibration.propose[x.name], room_N) for x in drafters]
   return widths_SN @ (cost_N + np.max(each, 0))

@@ -20,12 +20,16 @@ BOUNDS = {False: 1e-6, True: 1e-12}
 
 
 class World(NamedTuple):
-  """A target and a draft model of `vocab` ids, with the weights of both."""
+  """A target and a draft model of `vocab` ids, with the weights of both.
+
+  config: sizes of the target; None for a user's model.
+  """
 
   target: types.Model
   draft: types.Model
   weights: types.Weights
   vocab: int
+  config: model_config.LMConfig | None = None
 
   def with_draft(self, pair: 'Pair') -> types.Weights:
     return types.Weights(self.weights.target, pair.weights)
@@ -173,7 +177,16 @@ def tables(vocab: int, *, encoder: bool = False) -> World:
   """Two table models, whose distributions are known exactly."""
   model = table_model.make(vocab, encoder=encoder)
   target, draft = (table_model.table(i, vocab) for i in (0, 1))
-  return World(model, model, types.Weights(target, draft), vocab)
+  sizes = dict(width=4, heads=1, kv_heads=1, head_dim=4, mlp=4)
+  config = model_config.sized(
+    'tiny',
+    vocab=vocab,
+    depth=table_model.DEPTH,
+    context=table_model.CONTEXT,
+    dtype=str(jnp.result_type(float)),
+    **sizes,
+  )
+  return World(model, model, types.Weights(target, draft), vocab, config)
 
 
 def transformers(
@@ -206,10 +219,12 @@ def transformers(
     layout = mesh and sharding.lay_out(mesh, config)
     params = lm.init(config, seed, layout and layout.put)
     params = jax.tree.map(lambda x: (scale * x).astype(x.dtype), params)
-    return lm.make(config, constrain=layout and layout.constrain), params
+    model = lm.make(config, constrain=layout and layout.constrain)
+    return model, params, config
 
-  (target, params), (draft, others) = side(0, sizes), side(1, sizes | other)
-  return World(target, draft, types.Weights(params, others), vocab)
+  target, params, config = side(0, sizes)
+  draft, others, _ = side(1, sizes | other)
+  return World(target, draft, types.Weights(params, others), vocab, config)
 
 
 def blurred(params: Any) -> Any:

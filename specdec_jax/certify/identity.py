@@ -324,4 +324,5 @@ def _packed_world(dtype: str, encoder: bool) -> base.World:
   near = base.blurred(scaled)
   (config_packed, target), (_, draft) = packed(scaled), packed(near)
   model = lm.make(config_packed)
-  return base.World(model, model, types.Weights(target, draft), config.vocab)
+  weights = types.Weights(target, draft)
+  return base.World(model, model, weights, config.vocab, config_packed)

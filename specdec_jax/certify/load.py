@@ -1,7 +1,6 @@
 """The parts to certify: this library's, or a user's own by their path."""
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 
 from specdec_jax import build, fields, types
 from specdec_jax.certify import base
-from specdec_jax.io import own
+from specdec_jax.drafters import method, table
+from specdec_jax.io import load as load_lib
+from specdec_jax.io import own, tokenizer
 
 # Drafter name -> its base.Recipe, where it has one.
 RECIPES: dict[str, base.Recipe] = {
   name: row.recipe
-  for name, row in build.DRAFTERS.items()
+  for name, row in table.DRAFTERS.items()
   if hasattr(row, 'recipe')
 }
 # With a user's rule or model: one drafter that samples and one that does not. A
@@ -57,47 +59,18 @@ def subject(
 
 
 def rule(path: str) -> types.Rule:
-  """A rule of this library ('block'), or one from package.module:name.
-
-  The name is verify(noise, draft, p_BNV), a types.Rule, or a function that
-  makes one; 'package.module:make:1.5' calls it with that number.
+  """A rule by its name or path, as build.rule_of has it.
 
   Raises:
-    ValueError: a path that does not import, something else at it, a rule that
-      cannot be traced, or one that is lossy.
+    ValueError: no such rule, one that cannot be traced, or one that is lossy.
   """
-  module, _, name = path.partition(':')
-  if module in build.RULES:
-    found = build.rule_of(path)
-  else:
-    name, _, number = name.partition(':')
-    found = _import('rule', f'{module}:{name}')
-    if not isinstance(found, types.Rule):
-      found = _rule_from(path, found, name, number)
+  found = build.rule_of(path)
   if not found.lossless:
     raise ValueError(
       f'rule={path}: lossless=False, so there is nothing to certify'
     )
   _check_verdict(path, found)
   return found
-
-
-def _rule_from(path: str, found, name: str, number: str) -> types.Rule:
-  """The rule of a verify function or of a factory."""
-  if not number and _binds(found, 'noise', 'draft', 'p_BNV'):
-    return types.Rule(name, found)
-  try:
-    numbers = [float(number)] if number else []
-    made = found(*numbers) if _binds(found, *numbers) else None
-  except Exception as error:  # a user's function may raise anything
-    why = fields.first_line(error)
-    raise ValueError(f'rule={path}: it raised {why}') from error
-  if not isinstance(made, types.Rule):
-    raise ValueError(
-      f'rule={path}: {_signature(found)}; want verify(noise, draft, p_BNV) -> '
-      'Verdict, a types.Rule or a function that makes one'
-    )
-  return made
 
 
 def _check_verdict(path: str, rule: types.Rule) -> None:
@@ -129,32 +102,27 @@ def _check_verdict(path: str, rule: types.Rule) -> None:
 
 
 def drafter(path: str) -> tuple[str, base.Recipe]:
-  """(name, recipe) of a drafter of this library or from package.module:name.
+  """(name, recipe) of a drafter by its name or path (drafters.table.DRAFTS).
 
-  The name is a types.Drafter, make(gamma=...), or make(model, gamma=...), which
-  gets the draft model and reads weights.draft.
+  make(target, *, gamma, chunk) gets the tiny targets of the certificate.
 
   Raises:
-    ValueError: a path that does not import, or something else at it.
+    ValueError: no such drafter, or one that cannot be made for them.
   """
   if path in RECIPES:
     return path, RECIPES[path]
-  found = _import('drafter', path)
-  if isinstance(found, types.Drafter):
-    return found.name, lambda world, gamma: (found, ())
-  alone = _binds(found, gamma=1)
-  if not alone and not _binds(found, 'model', gamma=1):
-    raise ValueError(
-      f'drafter={path}: {_signature(found)}; want make(model, gamma=...), '
-      'make(gamma=...) or a types.Drafter'
-    )
-  # An equal drafter would compile again.
-  once = functools.lru_cache(maxsize=64)(found)
+  draft = table.draft_of(path, 'drafter')
+  if isinstance(draft, method.Method):
+    whole = draft.drafter, draft.params
+    return draft.drafter.name, lambda world, gamma: whole
+  kept: dict[Any, types.Drafter] = {}
 
   def recipe(world: base.World, gamma: int):
-    if alone:
-      return once(gamma=gamma), ()
-    return once(world.draft, gamma=gamma), world.weights.draft
+    chunk = base.OPTIONS.chunk
+    made = table.method_of(_target(world), draft, gamma=gamma, chunk=chunk)
+    # An equal drafter would compile again.
+    key = world.target, gamma
+    return kept.setdefault(key, made.drafter), made.params
 
   try:
     made, _ = recipe(base.tables(3), 2)
@@ -162,9 +130,22 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
     raise ValueError(
       f'drafter={path}: with gamma=2 it raised {fields.first_line(error)}'
     ) from error
-  if not isinstance(made, types.Drafter):
-    raise ValueError(f'drafter={path}: it made {made!r}; want a types.Drafter')
   return made.name, recipe
+
+
+def _target(world: base.World) -> load_lib.LanguageModel:
+  """The target of a world, as a drafter's make gets a loaded one."""
+  words = {str(i): i for i in range(world.vocab)}
+  inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, '0'))
+  name = 'a model of the certificate'
+  return load_lib.LanguageModel(
+    name,
+    name,
+    tokenizer.Tokenizer(name, inner),
+    world.weights.target,
+    lm_config=world.config,
+    own=world.target,
+  )
 
 
 def model(path: str) -> Callable[[int, str], base.World]:
@@ -178,10 +159,10 @@ def model(path: str) -> Callable[[int, str], base.World]:
     ValueError: a path that does not import, something else at it, or a model
       that does not fit types.Model.
   """
-  found = _import('model', path)
-  if not _binds(found, **_SMALL):
+  found = own.named('model', path)
+  if not own.binds(found, **_SMALL):
     raise ValueError(
-      f'model={path}: {_signature(found)}; want '
+      f'model={path}: {own.signature(found)}; want '
       'make(vocab=..., dtype=..., seed=...) -> (types.Model, params)'
     )
   make = own.promoting(found)
@@ -237,28 +218,3 @@ def _misfit(made, *, vocab: int) -> str:
   if not all(jax.tree.leaves(same)):
     return f"slot {S} of {S} was written; want mode='drop', which drops it"
   return ''
-
-
-# --- what a path leads to -----------------------------------------------------
-
-
-def _import(what: str, path: str) -> Any:
-  try:
-    return own.import_name(path)
-  except ImportError as error:
-    raise ValueError(f'{what}={path}: {error}') from error
-
-
-def _binds(function, *args, **named) -> bool:
-  """Whether it is callable with these arguments."""
-  try:
-    inspect.signature(function).bind(*args, **named)
-  except (TypeError, ValueError):
-    return False
-  return True
-
-
-def _signature(found) -> str:
-  if callable(found):
-    return f'it takes {inspect.signature(found)}'
-  return f'{found!r} is not callable'

@@ -89,21 +89,21 @@ def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
   drafters.adaptive.params takes them.
   """
   counts = np.arange(gamma + 1)
-  passes = holding(found.verify, counts[1:] + 1)
+  passes = at_width(found.verify, counts[1:] + 1)
   out: dict[str, Any] = {'verify': [found.idle, *passes]}
-  out |= {name: between(x, counts) for name, x in found.propose.items()}
+  out |= {name: interpolated(x, counts) for name, x in found.propose.items()}
   # More tokens do not take less time: where they seem to, it was noise.
   out = {name: np.maximum.accumulate(x) / found.idle for name, x in out.items()}
   return {name: np.round(x, 4).tolist() for name, x in out.items()}
 
 
-def between(timed: Mapping[int, float], wanted) -> np.ndarray:
+def interpolated(timed: Mapping[int, float], wanted) -> np.ndarray:
   """Costs at any numbers of tokens; linear between those timed."""
   tokens, costs = zip(*sorted(timed.items()), strict=True)
   return np.interp(wanted, tokens, costs)
 
 
-def holding(timed: Mapping[int, float], wanted) -> np.ndarray:
+def at_width(timed: Mapping[int, float], wanted) -> np.ndarray:
   """Costs of passes over numbers of tokens: each is as wide as the least that
   was timed and holds them, as in the loop."""
   tokens, costs = zip(*sorted(timed.items()), strict=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from specdec_jax import build, hosts, types
 from specdec_jax.distill import eagle_loss, sections, students
-from specdec_jax.drafters import draft_file, eagle_file
+from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import files
 from specdec_jax.models import eagle, lm
@@ -16,7 +16,7 @@ from specdec_jax.train import text_loss
 
 def digest(path: str) -> str:
   """SHA-256 of the draft at student.path."""
-  return files.sha256(draft_file.find(eagle_file.KIND, path))
+  return files.sha256(draft_file.find(draft_file.EAGLE, path))
 
 
 def begin(
@@ -41,8 +41,8 @@ def begin(
   if not student.path:
     params = eagle.init(_masters(target, taps), seed)
   else:
-    draft = eagle_file.read(student.path)
-    eagle_file.fit(draft, student.path, target)
+    draft = draft_file.read_eagle(student.path)
+    draft_file.fit_eagle(draft, student.path, target)
     if (taps, student.vocabulary) != (draft.taps, len(draft.ids)):
       raise ValueError(
         f'student.path={student.path}: reads layers {draft.taps} and proposes '
@@ -78,8 +78,8 @@ def make(
     flat = hosts.fetch(lm.flatten(params))
     layer = {n: np.asarray(x, np.float16) for n, x in flat.items()}
     path = folder / 'draft.safetensors'
-    saved = eagle_file.Saved(taps, layer, ids, about)
-    hosts.from_first(lambda: eagle_file.write(path, saved))
+    saved = draft_file.Eagle(taps, layer, ids, about)
+    hosts.from_first(lambda: draft_file.write_eagle(path, saved))
     return path
 
   return students.Student(

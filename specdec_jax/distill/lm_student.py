@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax import build, forward, hosts, types
 from specdec_jax.distill import divergences, sections, students
-from specdec_jax.drafters import layers_file
+from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import export, sources, tokenizer
 from specdec_jax.models import config as model_config
@@ -122,9 +122,7 @@ def pruned(
 
 def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:
   """Splits a student's parameters into (trained, frozen)."""
-  frozen = {
-    n: x for n, x in params.items() if share and n in layers_file.SHARED
-  }
+  frozen = {n: x for n, x in params.items() if share and n in draft_file.SHARED}
   return {n: x for n, x in params.items() if n not in frozen}, frozen
 
 
@@ -227,7 +225,7 @@ def _write(
   path, whole, params = folder / 'draft', config, hosts.fetch(params)
   if student.layers and student.share:
     file, saved = folder / 'draft.safetensors', (config, params, about)
-    hosts.from_first(lambda: layers_file.write(file, *saved))
+    hosts.from_first(lambda: draft_file.write_layers(file, *saved))
   if full_DV is not None:
     head_DV = full_DV.copy()
     head_DV[:, list(config.proposes)] = params['head']

@@ -15,7 +15,7 @@ import numpy as np
 from specdec_jax import fields, types
 from specdec_jax.drafters import hybrid, lm, lookup, method
 
-WRAPS = True
+WRAPS = 2
 
 # The estimate for a row that has not drafted lately, and for how many tested
 # drafts it counts.
@@ -29,7 +29,7 @@ DECAY = 0.96
 
 @dataclasses.dataclass(frozen=True)
 class Settings(fields.Checked):
-  drafter: str = fields.setting(
+  drafter: object = fields.setting(
     'hybrid', help='whose windows; its own section configures it'
   )
   scope: str = fields.setting(

@@ -1,20 +1,27 @@
 """Files of drafts: arrays, and facts such as the tokenizer's fingerprint.
 
-A path is a file, or zoo:NAME for a draft that comes with the library. Each
-drafter defines its arrays (drafters.eagle_file, drafters.ngram).
+A source is a file, or zoo:NAME for a draft that comes with the library. First
+what all kinds share; then the layer of drafters.eagle, and drafts of
+drafters.lm that are some layers on the target's own embedding and head.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from specdec_jax import hosts, sharding, types
 from specdec_jax.io import files, load
+from specdec_jax.models import config as model_config
+from specdec_jax.models import convert, eagle, lm
 
 ZOO = pathlib.Path(__file__).parents[1] / 'zoo'
 
@@ -28,6 +35,19 @@ class Kind(NamedTuple):
 
   name: str
   form: str
+
+
+EAGLE, LAYERS = (
+  Kind(name, 'a file of scripts/distill.py, or zoo:NAME')
+  for name in ('eagle', 'lm')
+)
+NGRAM = Kind('ngram', 'a file of scripts/ngram.py')
+
+
+def is_file(source: str | os.PathLike) -> bool:
+  """Whether a source has the form of such a file."""
+  text = os.fspath(source)
+  return text.startswith('zoo:') or text.endswith('.safetensors')
 
 
 def write(
@@ -61,75 +81,292 @@ def write(
     ) from error
 
 
-def find(kind: Kind, path: str | os.PathLike) -> pathlib.Path:
-  """The file at a path, or of zoo:NAME.
+def find(kind: Kind, source: str | os.PathLike) -> pathlib.Path:
+  """The file of a source.
 
   Raises:
     ValueError: no such file.
   """
-  scheme, _, name = os.fspath(path).partition(':')
-  file = pathlib.Path(os.path.abspath(path))
+  scheme, _, name = os.fspath(source).partition(':')
+  file = pathlib.Path(os.path.abspath(source))
   if scheme == 'zoo':
     known = sorted(x.parent.name for x in ZOO.glob('*/draft.safetensors'))
     if name not in known:
-      raise ValueError(
-        f'{kind.name} {path}: the zoo has {", ".join(known) or "no draft yet"}'
-      )
+      have = ', '.join(known) or 'no draft yet'
+      raise ValueError(f'{kind.name} {source}: the zoo has {have}')
     file = ZOO / name / 'draft.safetensors'
   if not file.is_file():
-    raise ValueError(f'{kind.name} {path}: no such file; give {kind.form}')
+    raise ValueError(f'{kind.name} {source}: no such file; give {kind.form}')
   return file
 
 
 def read(
-  kind: Kind, path: str | os.PathLike
+  kind: Kind, source: str | os.PathLike
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
   """(arrays, facts) of a file; all facts are strings.
 
   Raises:
     ValueError: no such file, a file of another kind, or a damaged one.
   """
-  file = find(kind, path)
+  file = find(kind, source)
   try:
     with safetensors.safe_open(file, 'numpy') as opened:
       about = opened.metadata() or {}
       arrays = {name: opened.get_tensor(name) for name in opened.keys()}
   except (OSError, safetensors.SafetensorError) as error:
-    raise ValueError(
-      f'{kind.name} {path}: damaged, or not {kind.form}: {error}'
-    ) from error
+    raise _damaged(kind, source, error) from error
   if about.pop('format', '') != _format(kind):
-    raise ValueError(f'{kind.name} {path}: not {kind.form}')
+    raise ValueError(f'{kind.name} {source}: not {kind.form}')
   return arrays, about
 
 
 def fitted(
   kind: Kind,
-  path: str | os.PathLike,
+  source: str | os.PathLike,
   target: load.LanguageModel,
   fit: Callable[[dict[str, np.ndarray], dict[str, str]], Any],
 ) -> Any:
   """fit(arrays, facts) of a file; kept in the target, which it is for."""
-  file = find(kind, path)
+  file = find(kind, source)
   key = kind.name, file, file.stat().st_mtime_ns
   if key not in target.drafts:
-    target.drafts[key] = fit(*read(kind, path))
+    target.drafts[key] = fit(*read(kind, source))
   return target.drafts[key]
 
 
 def check_tokenizer(
-  kind: Kind,
-  path: str | os.PathLike,
-  about: Mapping[str, Any],
-  target: load.LanguageModel,
+  kind: Kind, source, about: Mapping[str, Any], target: load.LanguageModel
 ) -> None:
   """Raises ValueError if a draft was made with another tokenizer."""
   if about.get('tokenizer') != target.tokenizer.fingerprint():
     raise ValueError(
-      f'{kind.name} {path}: made with another tokenizer than that of '
+      f'{kind.name} {source}: made with another tokenizer than that of '
       f'{target.tokenizer.source}; give {kind.form} for this target'
     )
 
 
+_TRAIN = 'train one for this target with scripts/distill.py'
+
+
+def _check_shapes(kind: Kind, source, found, wanted) -> None:
+  """Raises ValueError for the first array that a target's draft lacks."""
+  shape = lambda arrays, name: arrays[name].shape if name in arrays else None
+  for name in sorted({*wanted, *found}):
+    have, want = shape(found, name), shape(wanted, name)
+    if have != want:
+      raise ValueError(
+        f'{kind.name} {source}: {name} is {have}, this target needs {want}; '
+        f'{_TRAIN}'
+      )
+
+
+def _damaged(kind: Kind, source, why) -> ValueError:
+  return ValueError(f'{kind.name} {source}: damaged, or not {kind.form}: {why}')
+
+
 def _format(kind: Kind) -> str:
   return f'specdec_jax {kind.name} 1'
+
+
+# --- the layer of an EAGLE draft ---------------------------------------------
+
+
+class Eagle(NamedTuple):
+  """The content of an EAGLE draft's file.
+
+  taps: the target's layers whose residual streams are its features.
+  layer: parameters of the draft's layer, by flat name.
+  ids: the draft's vocabulary, as ids of the target.
+  about: how and for which target it was made; 'tokenizer' is a fingerprint.
+  """
+
+  taps: tuple[int, ...]
+  layer: dict[str, np.ndarray]
+  ids: np.ndarray
+  about: dict[str, Any]
+
+
+def write_eagle(path: str | os.PathLike, draft: Eagle) -> None:
+  """Writes a file atomically; ValueError if it cannot be written."""
+  arrays = draft.layer | {'ids': np.asarray(draft.ids, np.int32)}
+  write(EAGLE, path, arrays, draft.about | {'taps': draft.taps})
+
+
+def read_eagle(source: str | os.PathLike) -> Eagle:
+  """Reads a draft; ValueError if the file is missing or damaged."""
+  return _eagle(source, *read(EAGLE, source))
+
+
+def _eagle(source, arrays, about) -> Eagle:
+  try:
+    taps = tuple(json.loads(about.pop('taps')))
+    return Eagle(taps, arrays, arrays.pop('ids'), about)
+  except (KeyError, TypeError, json.JSONDecodeError) as error:
+    raise _damaged(EAGLE, source, error) from error
+
+
+def eagle_for(
+  source: str | os.PathLike, target: load.LanguageModel, put=None
+) -> tuple[eagle.EagleConfig, types.Params]:
+  """fit_eagle of a file, once for each target."""
+  fit = lambda *content: fit_eagle(
+    _eagle(source, *content), source, target, put
+  )
+  return fitted(EAGLE, source, target, fit)
+
+
+def fit_eagle(
+  draft: Eagle,
+  source: str | os.PathLike,
+  target: load.LanguageModel,
+  put: jax.sharding.Sharding | None = None,
+) -> tuple[eagle.EagleConfig, types.Params]:
+  """(config, weights.draft) of a draft for this target, on its devices.
+
+  Args:
+    draft: the content of a file.
+    source: of the file, for error messages.
+    target: the model to draft for; its embedding and head are used.
+    put: the sharding of the draft's parameters; None: the default device.
+
+  Raises:
+    ValueError: the draft was made for another tokenizer or other sizes, or its
+      vocabulary does not fit the target's.
+  """
+  check_tokenizer(EAGLE, source, draft.about, target)
+  try:
+    config = eagle.settings(target.config, draft.taps)
+  except ValueError as error:
+    raise ValueError(f'eagle {source}: {error}; {_TRAIN}') from error
+  want = eagle.shapes(config)
+  _check_shapes(EAGLE, source, draft.layer, want)
+  ids = draft.ids
+  listed = ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer)
+  if (
+    not listed
+    or len(np.unique(ids)) < len(ids)
+    or not 0 <= ids.min() <= ids.max() < target.ids
+  ):
+    raise ValueError(
+      f'eagle {source}: damaged: its vocabulary is not a list of different ids '
+      f'below {target.ids}'
+    )
+  place = lambda x: hosts.put(x, put)
+  ids = place(ids.astype(np.int32))
+  layer = lm.nest(
+    {
+      name: place(jnp.asarray(x, want[name].dtype))
+      for name, x in draft.layer.items()
+    }
+  )
+  if target.config.packed:
+    config = eagle.settings(target.config, draft.taps, packed=True)
+    layer = convert.pack_params(layer)
+  made = eagle.weights(layer, ids, target.params)
+  return config, made | {'head': place(made['head'])}
+
+
+# --- layers on the target's embedding, head and encoder ----------------------
+
+# Parameters that a file leaves to the target; a student may share them, frozen.
+SHARED = ('embed', 'head', 'encoder')
+_STEP = '/step'
+
+
+def write_layers(
+  path: str | os.PathLike,
+  config: model_config.LMConfig,
+  params: types.Params,
+  about: Mapping[str, Any],
+) -> None:
+  """Writes a file atomically: kernels as int8, with a step for each output.
+
+  Args:
+    path: of the file.
+    config, params: of the draft; params of SHARED may be those of any model.
+    about: how and for which target it was made; 'tokenizer' is a fingerprint.
+
+  Raises:
+    ValueError: it cannot be written.
+  """
+  config, flat = convert.plain(config, params)
+  arrays: dict[str, np.ndarray] = {'ids': np.array(config.proposes, np.int32)}
+  for name, x in flat.items():
+    if name.split('/')[0] in SHARED:
+      continue
+    x = np.asarray(x, np.float32)
+    if name.endswith('/kernel'):
+      step = np.maximum(np.abs(x).max(0), np.finfo(np.float32).tiny) / 127
+      arrays[name + _STEP] = step
+      x = np.rint(x / step).astype(np.int8)
+    arrays[name] = x
+  facts = {'windows': config.windows, 'rotated': config.rotated}
+  write(LAYERS, path, arrays, {**about, **facts})
+
+
+def layers_for(
+  source: str | os.PathLike, target: load.LanguageModel
+) -> load.LanguageModel:
+  """The draft of a file, made once for a target, whose arrays it shares.
+
+  Args:
+    source: a path, or zoo:NAME.
+    target: with its dtype, layout on devices and kernels.
+
+  Raises:
+    ValueError: no such file, a damaged one, or of another target.
+  """
+  fit = lambda *content: _layers(source, target, *content)
+  return fitted(LAYERS, source, target, fit)
+
+
+def _layers(source, target, arrays, about) -> load.LanguageModel:
+  check_tokenizer(LAYERS, source, about, target)
+  steps = {n: arrays.pop(n) for n in list(arrays) if n.endswith(_STEP)}
+  ids = arrays.pop('ids', np.empty(0))
+  flat = {n: x * steps.get(n + _STEP, 1) for n, x in arrays.items()}
+  numbers = {n.split('/')[1] for n in flat if n.startswith('layers/')}
+  config = dataclasses.replace(
+    target.config,
+    depth=len(numbers),
+    windows=tuple(json.loads(about.get('windows', '[0]'))),
+    rotated=tuple(json.loads(about.get('rotated', '[true]'))),
+  )
+  wanted = lm.shapes(_plain(config))
+  own = {n: x for n, x in wanted.items() if n.split('/')[0] not in SHARED}
+  _check_shapes(LAYERS, source, flat, own)
+  if len(ids) and not 0 <= ids.min() <= ids.max() < target.ids:
+    raise ValueError(
+      f'lm {source}: damaged: it proposes ids that are not below {target.ids}'
+    )
+  layout = target.layout and sharding.lay_out(target.layout.mesh, config)
+  file = find(LAYERS, source)
+  return load.LanguageModel(
+    os.fspath(source),
+    os.fspath(source),
+    target.tokenizer,
+    target.params | _laid_out(config, flat, layout),
+    lm_config=config,
+    layout=layout,
+    draft_ids=tuple(int(i) for i in ids),
+    hashed=lambda: files.sha256(file),
+  )
+
+
+def _plain(config: model_config.LMConfig) -> model_config.LMConfig:
+  return config.running(scan_layers=False, fused=False, packed=False)
+
+
+def _laid_out(config, flat, layout) -> types.Params:
+  """The parameters of a file nested, as the target has its own."""
+  if config.scan_layers:
+    parts = {n.split('/', 2)[2] for n in flat if n.startswith('layers/')}
+    stack = lambda x: np.stack(
+      [flat.pop(f'layers/{i}/{x}') for i in range(config.depth)]
+    )
+    flat |= {f'layers/{x}': stack(x) for x in sorted(parts)}
+  put = layout.put if layout else lambda name, x: jnp.asarray(x)
+  own = lm.nest({n: put(n, x.astype(config.dtype)) for n, x in flat.items()})
+  if config.fused:
+    _, own = convert.fuse(_plain(config), own)
+  return convert.pack_params(own) if config.packed else own

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, forward, sharding, types
-from specdec_jax.drafters import draft_file, eagle_file, method
+from specdec_jax.drafters import draft_file, method
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
 from specdec_jax.models import cache as kv
@@ -21,7 +21,7 @@ from specdec_jax.models import eagle, lm
 
 @dataclasses.dataclass(frozen=True)
 class Settings(method.Stopping):
-  path: str | os.PathLike = fields.setting('', needed=eagle_file.KIND.form)
+  source: str | os.PathLike = fields.setting('', needed=draft_file.EAGLE.form)
 
 
 def for_target(
@@ -37,19 +37,11 @@ def for_target(
       f'eagle: {target.label} has an encoder, and eagle drafts for a decoder '
       'alone; give lm, lookup, ngram or early_exit'
     )
-  whole = None
-  if target.layout is not None:
-    whole = sharding.lay_out(
-      target.layout.mesh, target.config, tensor_parallel=1
-    )
-
-  def fit(arrays, about):
-    saved = eagle_file.unpacked(settings.path, arrays, about)
-    put = whole and whole.sharding()
-    return eagle_file.fit(saved, settings.path, target, put)
-
-  config, params = draft_file.fitted(
-    eagle_file.KIND, settings.path, target, fit
+  whole = target.layout and sharding.lay_out(
+    target.layout.mesh, target.config, tensor_parallel=1
+  )
+  config, params = draft_file.eagle_for(
+    settings.source, target, whole and whole.sharding()
   )
   drafter = make(
     config,

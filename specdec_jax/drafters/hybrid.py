@@ -9,15 +9,13 @@ import jax.numpy as jnp
 from specdec_jax import fields, forward, types
 from specdec_jax.drafters import lm, lookup, method
 
-WRAPS = True
+WRAPS = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(fields.Checked):
-  drafter: str = fields.setting(
-    'eagle',
-    allowed=('eagle', 'lm', 'ngram'),
-    help='drafts where lookup does not; its own section configures it',
+  drafter: object = fields.setting(
+    'eagle', help='drafts where lookup does not; its own section configures it'
   )
   match: int = fields.setting(
     3, low=1, help='shortest match that lookup continues, in tokens'

@@ -2,27 +2,27 @@
 
 import dataclasses
 import functools
+import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import logging
 
 from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import layers_file, method
+from specdec_jax.drafters import draft_file, method
 from specdec_jax.io import load
 from specdec_jax.io import tokenizer as tokenizer_lib
-from specdec_jax.kernels import calls
-from specdec_jax.models import lm
 
 SECTION = 'draft'
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(method.Stopping):
-  source: str = fields.setting('', needed='a model, such as hf:org/name')
+  source: str | os.PathLike | load.LanguageModel = fields.setting(
+    '', needed='a model, such as hf:org/name'
+  )
   dtype: str = fields.setting(
     'float32', allowed=('float32', 'bfloat16', 'float64')
   )
@@ -30,58 +30,28 @@ class Settings(method.Stopping):
     0, low=0, help='devices of mesh.model that share one copy; 0: all'
   )
 
+  def __post_init__(self):
+    super().__post_init__()
+    loaded = isinstance(self.source, load.LanguageModel)
+    if loaded and (self.dtype, self.tensor_parallel) != ('float32', 0):
+      raise ValueError(
+        f'dtype, tensor_parallel: {self.source} is loaded; give them to '
+        'specdec_jax.load'
+      )
+
 
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
   """Drafts with the model of settings.source.
 
-  It is loaded once for a target, on the target's mesh. That of a layers_file
+  It is loaded once for a target, on the target's mesh. That of a draft_file
   shares the target's arrays, and has its dtype.
-  """
-  if layers_file.is_file(settings.source):
-    draft = layers_file.read(settings.source, target)
-  else:
-    draft = _loaded(target, settings)
-  return with_draft(draft, target, settings, gamma=gamma, chunk=chunk)
-
-
-def _loaded(
-  target: load.LanguageModel, settings: Settings
-) -> load.LanguageModel:
-  key = settings.source, settings.dtype, settings.tensor_parallel
-  if key not in target.drafts:
-    own = target.lm_config
-    target.drafts[key] = load.load(
-      settings.source,
-      dtype=settings.dtype,
-      mesh=target.layout and target.layout.mesh,
-      tensor_parallel=settings.tensor_parallel,
-      scan_layers=own and own.scan_layers,
-      kernels='auto' if own is None or own.packed else 'xla',
-    )
-  return target.drafts[key]
-
-
-def with_draft(
-  draft: load.LanguageModel,
-  target: load.LanguageModel,
-  settings: method.Stopping,
-  *,
-  gamma: int,
-  chunk: int,
-) -> method.Method:
-  """Drafts with a loaded model.
-
-  Args:
-    draft, target: the models.
-    settings: when a window ends early.
-    gamma: draft tokens in a window.
-    chunk: prompt tokens that one prefill pass reads.
 
   Raises:
     ValueError: the two have different tokenizers, or only one an encoder.
   """
+  draft = _draft(target, settings)
   if draft.context < target.context:
     _say_shorter(draft.label, draft.context, target.label, target.context)
   has = lambda model: 'has no encoder' if model.start is None else 'has one'
@@ -91,16 +61,37 @@ def with_draft(
       f'{has(draft)}; an encoder: both need one, or neither'
     )
   tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
-  q = draft.draft_model(target)
-  least = settings.min_confidence
-  shared = _shared(draft, target)
+  q, params = draft.draft_model(target), draft.as_draft[1]
   drafter = make(
-    q, gamma=gamma, min_confidence=least, chunk=chunk, shared=shared
+    q,
+    gamma=gamma,
+    min_confidence=settings.min_confidence,
+    chunk=chunk,
+    shared=_shared(params, target),
   )
-  params = draft.as_draft[1]
-  if shared:  # A trace reads the draft's parameters too: one model in both.
-    params = params | {name: target.params[name] for name in shared}
   return method.Method(drafter, params, q, draft=draft)
+
+
+def _draft(
+  target: load.LanguageModel, settings: Settings
+) -> load.LanguageModel:
+  source = settings.source
+  if isinstance(source, load.LanguageModel):
+    return source
+  if draft_file.is_file(source):
+    return draft_file.layers_for(source, target)
+  key = source, settings.dtype, settings.tensor_parallel
+  if key not in target.drafts:
+    own = target.lm_config
+    target.drafts[key] = load.load(
+      source,
+      dtype=settings.dtype,
+      mesh=target.layout and target.layout.mesh,
+      tensor_parallel=settings.tensor_parallel,
+      scan_layers=own and own.scan_layers,
+      kernels='auto' if own is None or own.packed else 'xla',
+    )
+  return target.drafts[key]
 
 
 @functools.cache  # once, not for each gamma
@@ -116,35 +107,15 @@ def _say_shorter(draft: str, most: int, target: str, more: int) -> None:
   )
 
 
-def _shared(
-  draft: load.LanguageModel, target: load.LanguageModel
-) -> tuple[str, ...]:
-  """The names of the parameters that encode a source, if they are the target's,
-  rounded to the draft's dtype or not.
+def _shared(params: Any, target: load.LanguageModel) -> tuple[str, ...]:
+  """The names of what encodes a source, if a draft has the target's own arrays.
 
-  The two may differ in it on the CPU kernels alone, which compute in float32,
-  and where the embedding is no head, which would grow.
+  A draft_file of layers has them, on one device.
   """
-  if draft.start is None or draft.layout or target.layout:
+  if target.start is None or target.layout:
     return ()
-  own, theirs = draft.as_draft[1], target.params
-  names = 'encoder', 'embed' if 'embed' in own else 'head'
-  dtype, packed = draft.config.dtype, draft.config.packed
-  narrower = dtype != target.config.dtype
-  if narrower and not (packed and target.config.packed and 'embed' in own):
-    return ()
-
-  def rounded(x):
-    if narrower and x.ndim == 3:  # panels of bfloat16 have another order
-      x = calls.unpack(x, len(x) * calls.WIDE)
-    return x.astype(dtype)
-
-  own, theirs = (
-    lm.flatten({n: x.get(n) for n in names}) for x in (own, theirs)
-  )
-  same = own.keys() == theirs.keys() and all(
-    np.array_equal(rounded(own[n]), rounded(theirs[n])) for n in own
-  )
+  names = 'encoder', 'embed' if 'embed' in params else 'head'
+  same = all(params[n] is target.params.get(n) for n in names)
   return names if same else ()
 
 

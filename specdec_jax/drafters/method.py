@@ -1,14 +1,14 @@
 """The interface of a drafter's module, and settings that drafters share.
 
-An entry of build.DRAFTERS is a module (or any object) with
+An entry of drafters.table.DRAFTERS is a module (or any object) with
 
   Settings: a frozen dataclass of fields.setting, each with a default
   for_target(target, settings, *, gamma, chunk) -> Method or types.Drafter
   recipe(world, gamma) -> (drafter, weights.draft), for the certificate: the
     drafter on the tiny models of a certify.base.World; optional
   SECTION: the name of its section in a config, if not its name in DRAFTERS
-  WRAPS: true for a drafter around another one, whose name is its setting
-    `drafter`; for_target then also takes `inner`, the Method of that one
+  WRAPS: a number for a drafter around another one, its setting `drafter`, whose
+    number is less; for_target then also takes `inner`, the Method of that one
 
 where target is an io.load.LanguageModel and chunk the number of prompt tokens
 that one prefill pass reads.
@@ -42,7 +42,7 @@ class Method(NamedTuple):
   costs: Mapping[str, Any] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopping(fields.Checked):
   """Settings of a drafter that may end a window before gamma."""
 

@@ -18,13 +18,12 @@ from specdec_jax.io import load
 
 make = functools.partial(lm.make, name='ngram')
 
-FILE = draft_file.Kind('ngram', 'a file of scripts/ngram.py')
 MOST = 32  # continuations stored of each token, the commonest ones
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(method.Stopping):
-  path: str | os.PathLike = fields.setting('', needed=FILE.form)
+  source: str | os.PathLike = fields.setting('', needed=draft_file.NGRAM.form)
 
 
 class Counts(NamedTuple):
@@ -46,12 +45,14 @@ def for_target(
 ) -> method.Method:
   """Drafts with counts from a file, made with the target's tokenizer."""
 
+  file = draft_file.NGRAM, settings.source
+
   def fit(arrays, about):
-    draft_file.check_tokenizer(FILE, settings.path, about, target)
+    draft_file.check_tokenizer(*file, about, target)
     whole = target.layout and target.layout.sharding()
     return hosts.put(Counts(**arrays), whole)
 
-  counts = draft_file.fitted(FILE, settings.path, target, fit)
+  counts = draft_file.fitted(*file, target, fit)
   q = model(target.model.vocab, ids=target.ids)
   drafter = make(
     q, gamma=gamma, min_confidence=settings.min_confidence, chunk=chunk

@@ -2,8 +2,11 @@
 
 import functools
 import importlib
+import importlib.util
+import inspect
 import os
 import sys
+import types
 from typing import Any
 
 import jax
@@ -12,24 +15,66 @@ from specdec_jax import fields
 
 
 def import_name(path: str) -> Any:
-  """The object at 'package.module:name'; modules of the working folder count.
+  """The object at 'package.module:name' or 'folder/file.py:name'.
+
+  Modules of the working folder count, and those beside the file.
 
   Raises:
     ImportError: another form, a module that fails, or a name that it lacks.
   """
   module, _, name = path.partition(':')
   if not (module and name):
-    raise ImportError('want package.module:name')
+    raise ImportError('want package.module:name, or file.py:name')
   if os.getcwd() not in sys.path:
     sys.path.insert(0, os.getcwd())
   try:
-    loaded = importlib.import_module(module)
+    if module.endswith('.py'):
+      loaded = _of_file(os.path.abspath(module))
+    else:
+      loaded = importlib.import_module(module)
   except Exception as error:  # a user's module may raise anything
     why = fields.first_line(error)
     raise ImportError(f'importing {module} failed: {why}') from error
   if not hasattr(loaded, name):
     raise ImportError(f'{module} has no {name}')
   return getattr(loaded, name)
+
+
+@functools.cache
+def _of_file(path: str) -> types.ModuleType:
+  """A file as a module of that name, which no other module has."""
+  spec = importlib.util.spec_from_file_location(path, path)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  if os.path.dirname(path) not in sys.path:
+    sys.path.append(os.path.dirname(path))
+  sys.modules[path] = module  # a dataclass looks there for its own
+  spec.loader.exec_module(module)
+  return module
+
+
+def named(what: str, path: str) -> Any:
+  """import_name; a ValueError that says what was given at which path."""
+  try:
+    return import_name(path)
+  except ImportError as error:
+    raise ValueError(f'{what}={path}: {error}') from error
+
+
+def binds(function, *args, **named) -> bool:
+  """Whether it is callable with these arguments."""
+  try:
+    inspect.signature(function).bind(*args, **named)
+  except (TypeError, ValueError):
+    return False
+  return True
+
+
+def signature(found) -> str:
+  """What something takes, for an error message."""
+  if callable(found):
+    return f'it takes {inspect.signature(found)}'
+  return f'{found!r} is not callable'
 
 
 def promoting(function):

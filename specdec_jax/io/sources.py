@@ -19,7 +19,9 @@ FORMS = (
   f'{", ".join(download.WHEELS)}, random:SIZE[:seed], or package.module:make, '
   'which returns (types.Model, params, tokenizer)'
 )
-FUNCTION = re.compile(r'(?!(random|hf|wheel|zoo):)[A-Za-z_][\w.]*:[^\W\d]\w*')
+FUNCTION = re.compile(
+  r'(?!(?:random|hf|wheel|zoo):)(?:[A-Za-z_][\w.]*|[^:]+\.py):[^\W\d]\w*'
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

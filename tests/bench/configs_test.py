@@ -94,7 +94,8 @@ def test_unknown_key_and_argument():
 @pytest.mark.parametrize(
   'section, key, value, said',
   [
-    ('decode', 'methods', ('lm', 'medusa'), "methods='medusa'"),
+    ('decode', 'methods', ('lm', 'medusa'), "methods='medusa': allowed are"),
+    ('decode', 'methods', ('no.py:make',), 'importing no.py failed: FileNot'),
     # What --config.decode.methods=lm,lookup is read as.
     (
       'decode',
@@ -102,14 +103,14 @@ def test_unknown_key_and_argument():
       ('lm,lookup',),
       r"""methods=\('lm,lookup',\): must be a tuple .*"\('one', 'two'\)" """,
     ),
-    ('decode', 'rule', 'rejct', "rule='rejct'"),
+    ('decode', 'rule', 'rejct', 'rule=rejct: allowed are'),
     ('target', 'source', '', 'target.source'),
     ('draft', 'source', '', 'draft.source is empty'),
     (
       'decode',
       'methods',
       ('ngram',),
-      "has 'ngram', but ngram.path is empty: .*ngram.py",
+      "has 'ngram', but ngram.source is empty: .*ngram.py",
     ),
   ],
 )

@@ -14,7 +14,7 @@ from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration
 from specdec_jax.costs import parts as parts_lib
-from specdec_jax.drafters import lookup
+from specdec_jax.drafters import early_exit, hybrid, lm, lookup
 from specdec_jax.models import work
 from specdec_jax.verify import lenient, reject
 
@@ -191,7 +191,7 @@ def test_rows_that_share_a_batch_are_no_improvement():
 def test_a_window_costs_only_the_layers_that_are_left():
   """Verification after an early exit is predicted without the first layers."""
   target = build.load('random:tiny')
-  e = build.engine(target, 'early_exit', gamma=2, exit=1)
+  e = build.engine(target, early_exit.Settings(exit=1), gamma=2)
   found = predicted(e, [output([1, 1, 2])], parts())
   rest = 1 - work.layers_share(target.params, 1)
   assert math.isclose(found.window_cost, 0.5 + rest * 1.5)
@@ -200,8 +200,8 @@ def test_a_window_costs_only_the_layers_that_are_left():
 
 def test_of_several_drafters_each_window_costs_what_the_dearest_costs():
   target = build.load('random:tiny')
-  made = dict(drafter='lm', lm=dict(source='random:tiny:1'))
-  e = build.engine(target, 'hybrid', gamma=2, **made)
+  draft = hybrid.Settings(lm.Settings('random:tiny:1'))
+  e = build.engine(target, draft, gamma=2)
   propose = {'lookup': {0: 0.1, 2: 0.1}, 'lm': {0: 0.0, 1: 0.4, 2: 0.5}}
   costs = parts()._replace(propose=propose)
   out = output([4, 4, 4])

@@ -13,7 +13,7 @@ from tests import programs
 @pytest.mark.parametrize(
   'what, path, message',
   [
-    ('rule', 'tests.own_rules', 'want package.module:name'),
+    ('rule', 'tests.own_rules', 'allowed are block, coupled, lenient:NUMBER'),
     ('rule', 'no.such.module:f', 'importing no.such.module failed: ModuleNot'),
     ('rule', 'tests.own_rules:absent', 'tests.own_rules has no absent'),
     ('rule', 'tests.own_rules:wrong_arguments', 'takes (noise, draft); want'),
@@ -26,9 +26,9 @@ from tests import programs
     ('rule', 'tests.own_rules:hotter_by', 'takes (heat); want'),
     ('rule', 'tests.own_rules:hotter_by:0', 'it raised ZeroDivisionError'),
     ('drafter', 'tests.own_rules:says_much', 'it raised ValueError: no'),
-    ('drafter', 'tests.own_rules:makes_nothing', 'it made None; want'),
-    ('drafter', 'tests.own_rules:needs_more', 'takes (model, corpus'),
-    ('drafter', 'specdec_jax.types:PROMPT', 'is not callable; want make('),
+    ('drafter', 'tests.own_rules:makes_nothing', 'it made None; want a types'),
+    ('drafter', 'tests.own_rules:needs_more', 'takes (target, corpus'),
+    ('drafter', 'specdec_jax.types:PROMPT', 'drafter=0: allowed are'),
   ],
 )
 def test_what_does_not_fit_is_one_sentence(what, path, message):

@@ -12,6 +12,8 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration, parts
+from specdec_jax.drafters import adaptive
+from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
 from specdec_jax.models import lm
 from tests import fakes
@@ -38,10 +40,8 @@ def test_costs_by_number_of_drafts(monkeypatch):
   monkeypatch.setattr(parts, 'seconds', seconds)
   engine = build.engine(
     load.load('random:tiny'),
-    'adaptive',
+    adaptive.Settings(lm_drafter.Settings('random:tiny:1')),
     gamma=3,
-    drafter='lm',
-    lm=dict(source='random:tiny:1'),
     options=build.default_options(widths=(0, 1, 2)),
   )
   assert engine.costs == calibration.measure(engine)
@@ -93,7 +93,7 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   results = tmp_path / 'bench.json'
   results.write_text(printing.compact(doc._asdict()))
   make = lambda costs, gamma=2: build.engine(
-    e.target, 'adaptive', gamma=gamma, drafter='lookup', costs=costs
+    e.target, adaptive.Settings('lookup', costs=costs), gamma=gamma
   )
   assert make(results).costs == doc.costs
   # A smaller gamma needs fewer of them.

@@ -10,7 +10,7 @@ import pytest
 
 from specdec_jax import build, requests
 from specdec_jax.distill import distillation
-from specdec_jax.drafters import eagle_file
+from specdec_jax.drafters import draft_file
 from specdec_jax.io import export, files
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -34,15 +34,15 @@ def test_an_eagle_is_trained_judged_written_and_decodes(eagle_run):
   best = max(judged, key=lambda step: judged[step]['block_efficiency'])
   assert figures['step'] == best
   assert figures['block_efficiency'] == judged[best]['block_efficiency']
-  draft = eagle_file.read(figures['draft'])
+  draft = draft_file.read_eagle(figures['draft'])
   assert len(draft.ids) == 256 and json.loads(draft.about['step']) == best
-  options = {'path': figures['draft']}
+  options = {'source': figures['draft']}
   runs.assert_decodes_as_plain('eagle', draft_options=options)
 
 
 def test_other_models_begin_another_run(eagle_run, tmp_path):
   _, figures, _ = eagle_run
-  config = json.loads(eagle_file.read(figures['draft']).about['config'])
+  config = json.loads(draft_file.read_eagle(figures['draft']).about['config'])
   digest = build.load('random:tiny').digest
   assert config['read'] == {'teacher': digest}
   size, words = model_config.sized('tiny'), build.load('random:tiny').tokenizer
@@ -133,7 +133,7 @@ def test_an_eagle_begins_with_another(eagle_run, tmp_path):
     tmp_path / 'two', student=dict(path=path), data=dict(seed=5)
   )
   assert runs.losses(more)[0] < runs.losses(lines)[0] - 0.03
-  one, two = eagle_file.read(path), eagle_file.read(second['draft'])
+  one, two = draft_file.read_eagle(path), draft_file.read_eagle(second['draft'])
   np.testing.assert_array_equal(one.ids, two.ids)
   for why, student in (
     (r'reads layers \(1,\) and proposes 256 ids', dict(vocabulary=64)),

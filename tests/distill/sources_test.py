@@ -8,7 +8,7 @@ import pytest
 
 from specdec_jax import build, requests
 from specdec_jax.distill import evaluate, lm_student, teacher, training_prompts
-from specdec_jax.drafters import layers_file
+from specdec_jax.drafters import draft_file
 from specdec_jax.models import lm
 from specdec_jax.train import loop as loop_lib
 from tests.distill import runs
@@ -110,7 +110,7 @@ def test_every_source_of_completions_trains_a_draft(
   file = tmp_path / 'run/draft.safetensors'
   assert file.exists() == bool(student['layers'])
   if file.exists():  # the same draft but for rounding
-    small = layers_file.read(str(file), target)
+    small = draft_file.layers_for(str(file), target)
     assert small.draft_ids == draft.draft_ids
     own, whole = (lm.flatten(x.params)['norm/scale'] for x in (small, draft))
     np.testing.assert_array_equal(own, whole)

@@ -1,13 +1,23 @@
-"""Files of drafts: what is written is read, or the error says why not."""
+"""Files of drafts: what is read fits its target, or an error says why not."""
 
+import dataclasses
+import json
 import types as python_types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from specdec_jax import api, build, sharding
+from specdec_jax.distill import lm_student
 from specdec_jax.drafters import draft_file
-from specdec_jax.io import tokenizer
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.io import load, tokenizer
+from specdec_jax.models import config as model_config
+from specdec_jax.models import convert, eagle, lm
+from tests import fakes
 
 KIND = draft_file.Kind('medusa', 'a file of scripts/medusa.py')
 OWN = tokenizer.from_bytes(300, 'bytes 300')
@@ -77,3 +87,240 @@ def test_a_file_is_fitted_once_to_a_target(path):
   target.tokenizer = tokenizer.from_bytes(257, 'bytes 257')
   with pytest.raises(ValueError, match='another tokenizer than that of bytes'):
     draft_file.check_tokenizer(KIND, path, first[1], target)
+
+
+# --- the layer of an EAGLE draft ---------------------------------------------
+
+LISTED = 'damaged: its vocabulary is not a list of different ids below 258'
+
+
+def saved(taps=(0, 1), ids=(4, 1, 257), **about) -> draft_file.Eagle:
+  c = eagle.settings(fakes.tiny(vocab=264, dtype='float32'), taps)
+  layer = {name: np.asarray(x) for name, x in eagle.init(c, 0).items()}
+  facts = {'tokenizer': OWN.fingerprint(), 'who': 'a test'}
+  return draft_file.Eagle(taps, layer, np.array(ids), facts | about)
+
+
+def fit(made: draft_file.Eagle, **changes):
+  """(settings, weights.draft, the target)."""
+  config = fakes.tiny(**dict(vocab=264, dtype='float32') | changes)
+  target = python_types.SimpleNamespace(
+    config=config, params=lm.init(config, 0), tokenizer=OWN, ids=258
+  )
+  return *draft_file.fit_eagle(made, 'F', target), target
+
+
+def test_an_eagle_that_is_written_is_read(tmp_path):
+  made = saved()
+  draft_file.write_eagle(tmp_path / 'draft', made)
+  again = draft_file.read_eagle(tmp_path / 'draft')
+  assert (again.taps, again.about) == (made.taps, made.about)
+  assert again.ids.dtype == np.int32 and again.ids.tolist() == [4, 1, 257]
+  assert set(again.layer) == set(made.layer)
+  for name, x in made.layer.items():
+    np.testing.assert_array_equal(again.layer[name], x)
+
+
+def test_a_draft_gets_its_columns_of_the_targets_head():
+  config, made, target = fit(saved())
+  assert config == eagle.settings(target.config, (0, 1))
+  assert made['target'] is target.params
+  np.testing.assert_array_equal(made['ids'], [4, 1, 257])
+  wanted = target.params['head'][:, [4, 1, 257]]
+  np.testing.assert_array_equal(made['head'], wanted)
+  shapes = {name: x.shape for name, x in lm.flatten(made['layer']).items()}
+  assert shapes == {name: x.shape for name, x in eagle.shapes(config).items()}
+
+
+def test_a_draft_is_read_in_the_targets_type():
+  _, made, _ = fit(saved(), dtype='bfloat16')
+  own = {name: x for name, x in made.items() if name not in ('ids', 'target')}
+  assert {x.dtype for x in jax.tree.leaves(own)} == {jnp.dtype('bfloat16')}
+
+
+@pytest.mark.parametrize(
+  'made, message',
+  [
+    (
+      saved(tokenizer='x'),
+      'made with another tokenizer than that of bytes',
+    ),
+    (
+      saved()._replace(taps=(0, 2)),
+      r'taps=\(0, 2\): needs .* at last layer 1',
+    ),
+    (
+      saved()._replace(taps=(1,)),
+      r'fuse/kernel is \(32, 16\), .* needs None',
+    ),
+    (
+      saved()._replace(layer=saved((1,)).layer),
+      r'fuse/kernel is None, this target needs \(32, 16\); train one',
+    ),
+    (saved(ids=(1, 1)), LISTED),
+    (saved(ids=(1, 258)), LISTED),
+    (saved(ids=(-1, 3)), LISTED),
+    (saved(ids=()), LISTED),
+    (saved(ids=((1, 2),)), LISTED),
+    (saved(ids=(1.5,)), LISTED),
+  ],
+)
+def test_a_draft_of_something_else(made, message):
+  with pytest.raises(ValueError, match=f'^eagle F: {message}'):
+    fit(made)
+
+
+def test_another_width_is_named():
+  with pytest.raises(ValueError, match=r'^eagle F: block/attn/o/kernel is \(1'):
+    fit(saved(), width=24)
+
+
+@pytest.mark.parametrize('taps', [None, '[1', 1])
+def test_a_file_without_its_taps_is_damaged(tmp_path, taps):
+  arrays, about = {'ids': np.array([1], np.int32)}, {'tokenizer': 'x'}
+  about |= {} if taps is None else {'taps': taps}
+  draft_file.write(draft_file.EAGLE, tmp_path / 'draft', arrays, about)
+  with pytest.raises(ValueError, match='^eagle .*: damaged, or not a file of '):
+    draft_file.read_eagle(tmp_path / 'draft')
+
+
+# --- layers on the target's embedding, head and encoder ----------------------
+
+IDS = tuple(range(0, 256, 2))
+
+
+def layers(folder, size='t5_tiny', name='draft.safetensors', **about):
+  """(path, config, flat parameters) of a draft: a layer of another model."""
+  of = lambda seed: load.load(
+    f'random:{size}:{seed}', scan_layers=False, kernels='xla'
+  )
+  target, other = of(0), of(1)
+  config, params = lm_student.pruned(other.config, other.params, (1,))
+  config, params = convert.reduce(config, params, IDS)
+  config = dataclasses.replace(config, rotated=(False,))
+  facts = {'tokenizer': target.tokenizer.fingerprint(), 'made_by': 'a test'}
+  draft_file.write_layers(folder / name, config, params, facts | about)
+  return str(folder / name), *convert.plain(config, params)
+
+
+def two_devices():
+  return sharding.make_mesh(data=1, model=2)
+
+
+@pytest.mark.parametrize(
+  ('size', 'plan'),
+  [
+    ('t5_tiny', dict(kernels='auto')),
+    ('t5_tiny', dict(kernels='xla')),
+    ('t5_tiny', dict(kernels='xla', scan_layers=True)),
+    ('t5_tiny', dict(kernels='xla', mesh=two_devices)),
+    ('tiny', dict(kernels='auto')),
+  ],
+)
+def test_it_is_laid_out_as_its_target_is(size, plan, tmp_path):
+  path, _, flat = layers(tmp_path, size)
+  if 'mesh' in plan:
+    plan = plan | {'mesh': plan['mesh']()}
+  target = load.load(f'random:{size}:0', **plan)
+  draft = draft_file.layers_for(path, target)
+  assert draft is draft_file.layers_for(path, target) and draft.draft_ids == IDS
+  assert draft.config.rotated == (False,)
+  for name in target.params:
+    shared = draft.params[name] is target.params[name]
+    assert shared == (name in draft_file.SHARED), name
+  _, found = convert.plain(draft.config, draft.params)
+  for name, x in flat.items():
+    if name.split('/')[0] in draft_file.SHARED:
+      continue
+    most = np.abs(x).max(0) if name.endswith('/kernel') else 0
+    assert np.all(np.abs(found[name] - x) <= most / 254 * 1.001), name
+
+
+@pytest.mark.parametrize('size', ['t5_tiny', 'tiny'])
+def test_the_text_is_plain_decodings(size, tmp_path):
+  path, _, _ = layers(tmp_path, size)
+  target = load.load(f'random:{size}:0')
+  text = lambda **draft: (
+    api.generate(target, 'some words', max_new_tokens=12, **draft)[0].tokens
+  )
+  assert text(draft=lm_drafter.Settings(path)) == text()
+  engine = build.engine(target, lm_drafter.Settings(path), gamma=2)
+  assert engine.q is not None and engine.draft is not None
+  width = engine.draft.config.width
+  logits_V = engine.q.head(engine.weights.draft, jnp.ones((1, 1, width)))[0, 0]
+  assert np.flatnonzero(np.isfinite(logits_V)).tolist() == list(IDS)
+
+
+def test_the_targets_own_layers_are_accepted(tmp_path):
+  """All but what rounding to int8 changes; kernels come in any memory order."""
+  target = load.load('random:t5_tiny:0', kernels='xla')
+  turned = jax.tree.map(lambda x: np.asarray(x, order='F'), target.params)
+  about = {'tokenizer': target.tokenizer.fingerprint()}
+  path = tmp_path / 'all.safetensors'
+  draft_file.write_layers(path, target.config, turned, about)
+  (found,) = api.generate(
+    target,
+    'some words',
+    draft=lm_drafter.Settings(path),
+    gamma=2,
+    max_new_tokens=24,
+  )
+  assert found.metrics['draft_acceptance_rate'] > 0.7
+
+
+def test_the_steps_are_as_small_as_int8_allows(tmp_path):
+  path, _, flat = layers(tmp_path)
+  arrays, about = draft_file.read(draft_file.LAYERS, path)
+  assert about['made_by'] == 'a test' and json.loads(about['windows']) == [0]
+  assert json.loads(about['rotated']) == [False]
+  name = 'layers/0/mlp/down/kernel'
+  assert arrays[name].dtype == np.int8
+  assert (np.abs(arrays[name]).max(0) == 127).all()
+  own = arrays[name] * arrays[f'{name}/step']
+  np.testing.assert_allclose(np.abs(own).max(0), np.abs(flat[name]).max(0))
+
+
+def test_layers_that_do_not_fit_are_refused(tmp_path):
+  path, *_ = layers(tmp_path)
+  read = lambda source, path=path: draft_file.layers_for(
+    path, load.load(source)
+  )
+  with pytest.raises(ValueError, match=r'^lm .*: layers/0/.* is \(64, 64\), t'):
+    read('random:tiny')
+  other = layers(tmp_path, name='other', tokenizer='another')[0]
+  with pytest.raises(ValueError, match='^lm .*: made with another tokenizer'):
+    read('random:t5_tiny', other)
+  arrays, about = draft_file.read(draft_file.LAYERS, path)
+  arrays['ids'][-1] = 999
+  draft_file.write(draft_file.LAYERS, other, arrays, about)
+  with pytest.raises(ValueError, match='damaged: it proposes ids that are not'):
+    read('random:t5_tiny', other)
+  for source, why in (
+    ('zoo:nothing', 'the zoo has flan-t5-small-titles, smollm2'),
+    ('zoo:smollm2-135m-instruct', 'not a file of scripts/distill.py'),
+    ('no.safetensors', 'no such file; give a file of scripts/distill.py'),
+  ):
+    with pytest.raises(ValueError, match=f'^lm {source}: {why}'):
+      build.engine(load.load('random:t5_tiny'), lm_drafter.Settings(source))
+
+
+def test_the_shipped_draft_fits_flan_t5_small():
+  """Without the weights of its target, which are not here."""
+  source = 'zoo:flan-t5-small-titles'
+  assert draft_file.find(draft_file.LAYERS, source).stat().st_size < 5e6
+  _, about = draft_file.read(draft_file.LAYERS, source)
+  tokenizer = python_types.SimpleNamespace(
+    fingerprint=lambda: about['tokenizer'], size=32100
+  )
+  target = load.LanguageModel(
+    'random', 'random', tokenizer, {}, model_config.sized('t5_small')
+  )
+  draft = draft_file.layers_for(source, target)
+  wanted = lm.shapes(dataclasses.replace(target.config, depth=1))
+  found = lm.flatten(draft.params)
+  assert jax.tree.map(np.shape, found) == {
+    n: x.shape
+    for n, x in wanted.items()
+    if n.split('/')[0] not in draft_file.SHARED
+  }
+  assert len(draft.draft_ids) == 4096

@@ -20,8 +20,8 @@ from specdec_jax import (
 )
 from specdec_jax.certify import base, load
 from specdec_jax.distill import eagle_loss
+from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.drafters import eagle_file
 from specdec_jax.models import eagle, lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
@@ -260,9 +260,8 @@ def path(tmp_path):
   layer = {name: np.asarray(x) for name, x in eagle.init(c, 0).items()}
   about = {'tokenizer': target.tokenizer.fingerprint()}
   ids = np.arange(0, target.ids, 2)
-  eagle_file.write(
-    tmp_path / 'draft', eagle_file.Saved(c.taps, layer, ids, about)
-  )
+  draft = draft_file.Eagle(c.taps, layer, ids, about)
+  draft_file.write_eagle(tmp_path / 'draft', draft)
   return tmp_path / 'draft'
 
 
@@ -276,7 +275,9 @@ def test_on_a_mesh_the_texts_are_the_same(x64, path):
   plain = build.engine(make(), rule='coupled')
   mesh = sharding.make_mesh(2, 2)
   target = make(mesh=mesh)
-  e = build.engine(target, 'eagle', rule='coupled', gamma=2, path=path)
+  e = build.engine(
+    target, eagle_drafter.Settings(path), rule='coupled', gamma=2
+  )
   placed = requests.place(request, target.layout)
   one, two = (
     fakes.texts(x.programs.generate(x.weights, y))
@@ -295,11 +296,13 @@ def test_on_a_mesh_the_texts_are_the_same(x64, path):
 
 def test_engines_of_every_gamma_share_one_draft(path):
   target = build.load('random:tiny')
-  one, two = (build.engine(target, 'eagle', gamma=g, path=path) for g in (1, 2))
+  make = lambda path, gamma: build.engine(
+    target, eagle_drafter.Settings(path), gamma=gamma
+  )
+  one, two = (make(path, gamma) for gamma in (1, 2))
   same = jax.tree.map(operator.is_, one.weights.draft, two.weights.draft)
   assert jax.tree.all(same)
-  again = build.engine(target, 'eagle', gamma=2, path=str(path))
-  assert again.programs is two.programs
+  assert make(str(path), 2).programs is two.programs
 
 
 def test_a_record_has_the_q_that_drafts_were_drawn_with(path, monkeypatch):
@@ -311,7 +314,7 @@ def test_a_record_has_the_q_that_drafts_were_drawn_with(path, monkeypatch):
   target = build.load('random:tiny')
   out = decode.Output(request.tokens_BL, request.lengths_B, None)
   model = build.engine(target, target)
-  for engine in (build.engine(target, 'eagle', path=path), model):
+  for engine in (build.engine(target, eagle_drafter.Settings(path)), model):
     assert engine.q is not None
     record.describe(engine, request, out, [], {})
   assert read == [target.model, target.model, model.q]

@@ -116,7 +116,7 @@ def test_drafts_from_a_file_that_the_script_wrote(tmp_path):
   )
   assert (shown['order'], shown['tokens']) == (2, 18)
   assert shown['bytes'] == path.stat().st_size
-  arrays, about = draft_file.read(ngram.FILE, path)
+  arrays, about = draft_file.read(draft_file.NGRAM, path)
   wanted = ngram.count([list(b'to be or not to be')], order=2, vocab=258)
   for name, x in wanted._asdict().items():
     np.testing.assert_array_equal(arrays[name], x)
@@ -124,7 +124,7 @@ def test_drafts_from_a_file_that_the_script_wrote(tmp_path):
   target = build.load('random:tiny', mesh=mesh)
   assert about['tokenizer'] == target.tokenizer.fingerprint()
   one, two, other = (
-    build.engine(target, 'ngram', gamma=g, path=path, min_confidence=c)
+    build.engine(target, ngram.Settings(path, min_confidence=c), gamma=g)
     for g, c in ((1, 0.2), (2, 0.2), (2, 0.0))
   )
   assert one.drafter.name == 'ngram' and one.q is two.q is not None

@@ -13,7 +13,7 @@ from specdec_jax import build, forward, printing, requests, settings, types
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
-from specdec_jax.drafters import draft_file, ngram
+from specdec_jax.drafters import draft_file, early_exit, ngram
 from specdec_jax.io import tokenizer
 from specdec_jax.models import lm
 from tests import fakes
@@ -206,12 +206,12 @@ def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
   target = build.load('random:t5_tiny')
   counts = ngram.count([range(50)], order=2, vocab=target.tokenizer.size)
   about = {'order': 2, 'tokenizer': target.tokenizer.fingerprint()}
-  draft_file.write(ngram.FILE, tmp_path / 'n', counts._asdict(), about)
+  draft_file.write(draft_file.NGRAM, tmp_path / 'n', counts._asdict(), about)
   made = functools.partial(build.engine, target, rule='lenient:0.5', gamma=1)
   engines = {
     'lm': made(build.load('random:t5_tiny:1')),
-    'ngram': made('ngram', path=str(tmp_path / 'n')),
-    'early_exit': made('early_exit', exit=1),
+    'ngram': made(ngram.Settings(tmp_path / 'n')),
+    'early_exit': made(early_exit.Settings(exit=1)),
   }
   plain = build.engine(target, gamma=0)
   items = [

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import api, build, sharding
+from specdec_jax.drafters import early_exit
 from specdec_jax.io import (
   export,
   files,
@@ -199,7 +200,7 @@ def test_a_function_of_the_users_gives_a_model_that_decodes(own):
   assert text(mine, 'lookup') == text(ours, 'lookup')
   assert text(mine, mine) == text(ours, ours)
   with pytest.raises(ValueError, match='no LMConfig; .* early_exit and eagle'):
-    build.engine(mine, 'early_exit', exit=1)
+    build.engine(mine, early_exit.Settings(exit=1))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import api, build, decode, forward, requests, sharding, types
+from specdec_jax import api, decode, forward, requests, sharding, types
 from specdec_jax.chips import hlo
 from specdec_jax.costs import parts
-from specdec_jax.drafters import adaptive, early_exit, lookup, ngram, scripted
+from specdec_jax.drafters import (
+  adaptive,
+  eagle,
+  early_exit,
+  hybrid,
+  lookup,
+  ngram,
+  scripted,
+)
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import export, hf, load, names
+from specdec_jax.io import hf, load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
@@ -335,7 +343,7 @@ def test_a_prompt_becomes_a_source_with_its_end():
 
 
 def test_a_draft_that_has_the_targets_encoder_shares_its_pass():
-  """Known by its numbers; the text is plain decoding's either way."""
+  """Known by its arrays; the text is plain decoding's either way."""
   target, other = (load.load(f'random:t5_tiny:{seed}') for seed in (0, 1))
   same, changed = (
     dataclasses.replace(other, params=other.params | few)
@@ -344,8 +352,8 @@ def test_a_draft_that_has_the_targets_encoder_shares_its_pass():
       {'encoder': target.params['encoder']},
     )
   )
-  assert lm_drafter._shared(same, target) == ('encoder', 'embed')
-  assert lm_drafter._shared(changed, target) == ()
+  assert lm_drafter._shared(same.params, target) == ('encoder', 'embed')
+  assert lm_drafter._shared(changed.params, target) == ()
   text = lambda draft: api.generate(target, 'abc', draft=draft)[0].tokens
   assert text(same) == text(changed) == text(None)
 
@@ -361,12 +369,10 @@ def test_an_encoder_on_one_side_only_is_refused(target, draft):
 
 @pytest.mark.parametrize('draft', ['eagle', 'hybrid'])
 def test_eagle_is_refused_by_name(draft):
-  own = dict(path='zoo:smollm2-135m-instruct')
-  options = own if draft == 'eagle' else dict(eagle=own)
+  own = eagle.Settings('zoo:smollm2-135m-instruct')
+  draft = own if draft == 'eagle' else hybrid.Settings(own)
   with pytest.raises(ValueError, match='eagle: t5_tiny .* has an encoder, and'):
-    api.generate(
-      load.load('random:t5_tiny'), 'ab', draft=draft, draft_options=options
-    )
+    api.generate(load.load('random:t5_tiny'), 'ab', draft=draft)
 
 
 def test_two_tokenizers_are_refused():
@@ -375,33 +381,3 @@ def test_two_tokenizers_are_refused():
   draft = dataclasses.replace(draft, tokenizer=other)
   with pytest.raises(ValueError, match='different tokenizers: the end'):
     api.generate(target, 'ab', draft=draft)
-
-
-@pytest.mark.slow
-def test_a_draft_rounded_from_the_target_shares_its_encoder(tmp_path):
-  """On the kernels, which read weights of half the bits in float32."""
-  whole = load.load('random:t5_tiny:0')
-  path = tmp_path / 'model'
-  export.save(path, whole.config, whole.params, whole.tokenizer)
-  low = lambda source, **more: load.load(source, dtype='bfloat16', **more)
-  half, other = low(path), low('random:t5_tiny:1')
-  xla = low(path, kernels='xla')
-  assert lm_drafter._shared(half, whole) == ('encoder', 'embed')
-  assert (
-    lm_drafter._shared(xla, whole) == lm_drafter._shared(other, whole) == ()
-  )
-  config = model_config.sized('t5_tiny', tied=True)
-  export.save(path, config, lm.init(config, 0), whole.tokenizer)
-  assert lm_drafter._shared(low(path), load.load(path)) == ()
-
-  def products(draft):
-    engine = build.engine(whole, draft, gamma=2)
-    program = engine.programs.generate.lower(
-      engine.weights, request_of(gamma=2)
-    )
-    return program.compile().as_text().count('"specdec_linear')
-
-  # Four of each layer of the encoder, at three widths of the source.
-  assert products(other) - products(half) == whole.config.encoder.depth * 4 * 3
-  text = lambda draft: api.generate(whole, 'abc', draft=draft)[0].tokens
-  assert text(half) == text(None)

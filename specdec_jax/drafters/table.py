@@ -1,0 +1,189 @@
+"""The drafters by name, and a drafter for a target from what a user gives.
+
+To add a drafter, write a file and add a row (drafters.method describes one). A
+user's own needs no row: see DRAFTS.
+"""
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from specdec_jax import fields, types
+from specdec_jax.drafters import (
+  adaptive,
+  eagle,
+  early_exit,
+  hybrid,
+  lm,
+  lookup,
+  method,
+  ngram,
+)
+from specdec_jax.io import load, own, sources
+
+DRAFTERS: dict[str, Any] = {
+  'lm': lm,
+  'lookup': lookup,
+  'ngram': ngram,
+  'early_exit': early_exit,
+  'eagle': eagle,
+  'hybrid': hybrid,
+  'adaptive': adaptive,
+}
+DRAFTS = (
+  f'{", ".join(map(repr, DRAFTERS))}, Settings of one, a loaded model, a '
+  'types.Drafter, a Method of drafters.method, a function make(target, *, '
+  "gamma, chunk) of one of these two, the path of any, as 'file.py:make', or "
+  'None'
+)
+# The path of something of the user's, and what follows a further colon.
+PATH = re.compile(f'({sources.FUNCTION.pattern})(?::(.+))?')
+
+
+def draft_of(draft: Any, what: str = 'draft') -> Any:
+  """A draft as method_of takes it: None, Settings, a Method, or a function.
+
+  The draft that Settings are around, their `drafter`, becomes one of these too.
+
+  Args:
+    draft: of DRAFTS. A path is 'package.module:name' or 'file.py:name'; with
+      'file.py:make:SOURCE' make is called with source='SOURCE' too.
+    what: what error messages call it.
+
+  Raises:
+    ValueError: none of these, or a setting that is empty.
+  """
+  if isinstance(draft, str) and (path := PATH.fullmatch(draft)):
+    draft = _imported(what, *path.groups())
+  if isinstance(draft, load.LanguageModel):
+    return lm.Settings(source=draft)
+  if isinstance(draft, types.Drafter):
+    return method.Method(draft)
+  if draft is None or isinstance(draft, method.Method):
+    return draft
+  if name := name_of(draft):
+    settings = DRAFTERS[name].Settings() if isinstance(draft, str) else draft
+    return _checked(name, settings)
+  if own.binds(draft, 'target', gamma=1, chunk=1):
+    return draft
+  given = f'{what}={fields.short(draft)}'
+  text = os.fspath(draft) if isinstance(draft, str | os.PathLike) else ''
+  if set(text) & set(':/.'):
+    raise ValueError(
+      f'{given}: a source is given to Settings of drafters, as in lm.Settings('
+      f'{text!r}) or eagle.Settings({text!r}), or to specdec_jax.load'
+    )
+  takes = f'; {own.signature(draft)}' if callable(draft) else ''
+  raise ValueError(f'{given}: allowed are {DRAFTS}{takes}')
+
+
+@functools.cache  # one function, so that what it makes is compiled once
+def _imported(what: str, path: str, source: str | None) -> Any:
+  found = own.named(what, path)
+  return functools.partial(found, source=source) if source else found
+
+
+def name_of(draft: Any) -> str:
+  """The row of DRAFTERS that a name or Settings are of; '' for any other."""
+  if isinstance(draft, str):
+    return draft if draft in DRAFTERS else ''
+  rows = DRAFTERS.items()
+  return next((name for name, x in rows if type(draft) is x.Settings), '')
+
+
+def section(name: str) -> str:
+  """The config section of a row of DRAFTERS."""
+  return getattr(DRAFTERS[name], 'SECTION', name)
+
+
+def inside(name: str) -> list[str]:
+  """The rows of DRAFTERS that this one may be around; [] if around none."""
+  rank = lambda name: getattr(DRAFTERS[name], 'WRAPS', 0)
+  return [x for x in DRAFTERS if rank(x) < rank(name)]
+
+
+def _checked(name: str, settings: Any) -> Any:
+  """Settings of a row, with nothing empty and the draft they are around."""
+  try:
+    fields.check_needed(settings)
+  except ValueError as error:
+    raise ValueError(
+      f'{section(name)}.{error}; in Python, to {name}.Settings'
+    ) from error
+  if not (allowed := inside(name)):
+    return settings
+  what, inner = f'{name}.drafter', settings.drafter
+  if inner is None or name_of(inner) and name_of(inner) not in allowed:
+    raise ValueError(
+      f'{what}={fields.short(inner)}: allowed are {", ".join(allowed)}, or a '
+      'draft of your own'
+    )
+  return dataclasses.replace(settings, drafter=draft_of(inner, what))
+
+
+def with_options(draft: Any, options: Mapping[str, Any] | None) -> Any:
+  """The Settings of a drafter by its name, or of a loaded model, from a dict.
+
+  Raises:
+    ValueError: a setting that is unknown or not allowed, or another draft.
+  """
+  if not options:
+    return draft
+  given = f'draft_options={fields.short(options)}'
+  if not isinstance(options, Mapping):
+    raise ValueError(
+      f"{given}: must be a dict of the drafter's settings by name"
+    )
+  if isinstance(draft, load.LanguageModel):
+    made = fields.make(method.Stopping, f'draft {draft.label}', options)
+    return lm.Settings(source=draft, min_confidence=made.min_confidence)
+  if isinstance(draft, str) and draft in DRAFTERS:
+    return fields.make(DRAFTERS[draft].Settings, draft, options)
+  raise ValueError(
+    f'{given}: they are for a drafter by its name, or a loaded model; '
+    f'draft={fields.short(draft)} has none'
+  )
+
+
+def method_of(
+  target: load.LanguageModel, draft: Any, *, gamma: int, chunk: int
+) -> method.Method:
+  """The drafter for a target, with its parameters.
+
+  Args:
+    target: what it drafts for.
+    draft: from draft_of, not None.
+    gamma: tokens drafted in a window, at least 1.
+    chunk: prompt tokens that one prefill pass reads.
+
+  Raises:
+    ValueError: a draft that does not fit the target or gamma.
+  """
+  sizes, made = dict(gamma=gamma, chunk=chunk), draft
+  if name := name_of(draft):
+    inner = {}
+    if inside(name):
+      inner['inner'] = method_of(target, draft.drafter, **sizes)
+    made = DRAFTERS[name].for_target(target, draft, **sizes, **inner)
+  elif not isinstance(draft, method.Method):
+    key = draft, gamma, chunk
+    if key not in target.drafts:  # an equal drafter would compile again
+      target.drafts[key] = draft(target, **sizes)
+    made = target.drafts[key]
+  if isinstance(made, types.Drafter):
+    made = method.Method(made)
+  if not isinstance(made, method.Method):
+    raise ValueError(
+      f'draft={fields.short(draft)}: it made {fields.short(made)}; want a '
+      'types.Drafter or a Method of drafters.method'
+    )
+  if made.drafter.gamma != gamma:
+    raise ValueError(
+      f'gamma={gamma}: drafter {made.drafter.name} was made for '
+      f'{made.drafter.gamma}; give gamma={made.drafter.gamma}, or make another '
+      'drafter'
+    )
+  return made
