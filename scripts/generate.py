@@ -20,12 +20,12 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import (  # noqa: E402
   api,
-  build,
-  hosts,  # noqa: E402
+  completion,
+  hosts,
   html,
   program,
   requests,
-  settings,  # noqa: E402
+  settings,
 )
 from specdec_jax import batch as batch_lib  # noqa: E402
 from specdec_jax.bench import prompts  # noqa: E402
@@ -34,44 +34,51 @@ _CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'JSONL file of answers')
 _HTML = flags.DEFINE_string('html', '', 'page of who made each token: slower')
-_CACHE = flags.DEFINE_bool('check_cache', False, 'recompute every cache: slow')
 
 
 def read():
-  """The output's path, the prompts, and costs: a rerun goes on as begun."""
-  if jax.process_count() > 1 and (_HTML.value or _CACHE.value):
-    raise ValueError('html, check_cache: are for one process; start one')
+  """The output's path, and the prompts."""
+  if jax.process_count() > 1 and _HTML.value:
+    raise ValueError('html: is for one process; start one')
   output = batch_lib.check_output(_OUTPUT.value, _PROMPTS.value)
-  return output, prompts.read(_PROMPTS.value), batch_lib.costs(output)
+  return output, prompts.read(_PROMPTS.value)
 
 
 def run() -> bool:
-  """True if every prompt has its answer."""
   s = settings.settings(config := batch_lib.one_method(_CONFIG.value))
-  output, chosen, costs = hosts.from_first(read)
+  output, chosen = hosts.from_first(read)
   if _HTML.value:
     program.open_workdir(str(pathlib.Path(_HTML.value).parent))
   e = settings.load(s)
-  target, max_new, chat = e.target, s.decode.max_new_tokens, s.bench.chat
-  sampling = dataclasses.asdict(s.sampling)
-  wanted = api.Settings(max_new, **sampling, record=bool(_HTML.value))
-  rows = requests.rows_on(target.layout, min(s.bench.batch_size, len(chosen)))
-  engine = settings.first(e, measure=not costs)
+  wanted = completion.Settings(
+    s.decode.max_new_tokens or None,
+    **dataclasses.asdict(s.sampling),
+    record=bool(_HTML.value),
+  )
+  engine = settings.first(e)
+  rows = requests.rows_on(e.target.layout, min(s.bench.batch_size, len(chosen)))
 
   def ask(items):
     batch = api.request_of(engine, items, wanted, rows=rows)
-    return api.run(engine, batch, wanted, check_cache=_CACHE.value)
+    return api.run(engine, batch, wanted)
 
-  digest = batch_lib.digest(config, [m for m in (target, engine.draft) if m])
-  task = batch_lib.Run(chosen, target, ask, chat, max_new, rows, digest)
-  batch_lib.check_prompts(task, _PROMPTS.value)
+  models = [x for x in (e.target, engine.draft) if x]
+  task = batch_lib.Run(
+    prompts=chosen,
+    target=e.target,
+    ask=ask,
+    chat=s.bench.chat,
+    new=wanted.max_new_tokens,
+    rows=rows,
+    config=batch_lib.digest(config, models),
+  )
+  batch_lib.check(task, _PROMPTS.value)
   old = hosts.from_first(lambda: batch_lib.begun(output, task))
-  if costs and engine.costs is not None:
-    engine = build.with_costs(engine, costs)
-  done, recorded = batch_lib.write(output, task, old)
-  if recorded and hosts.is_first():
-    html(recorded, _HTML.value, command=shlex.join(['python', *sys.argv]))
-  return batch_lib.report(done, engine.rule)
+  done = batch_lib.write(output, task, old)
+  if shown := {title: x for title, x in done.items() if x.record}:
+    html(shown, _HTML.value, command=shlex.join(['python', *sys.argv]))
+  batch_lib.report(task, engine.rule, done)
+  return True
 
 
 if __name__ == '__main__':

@@ -7,18 +7,17 @@ from specdec_jax import program
 # reads its flags once.
 program.set_xla_flags()
 
-from specdec_jax.api import (  # noqa: E402
+from specdec_jax.api import check_cache, generate, stream  # noqa: E402
+from specdec_jax.build import RULES, LanguageModel, load  # noqa: E402
+from specdec_jax.completion import (  # noqa: E402
   Completion,
   NonFiniteLogits,
   Piece,
   Settings,
-  generate,
-  stream,
 )
-from specdec_jax.build import RULES, LanguageModel, load  # noqa: E402
 from specdec_jax.drafters.table import DRAFTERS  # noqa: E402
 from specdec_jax.io.load import wrap  # noqa: E402
-from specdec_jax.page import html  # noqa: E402
+from specdec_jax.show import html  # noqa: E402
 
 __all__ = [
   'DRAFTERS',
@@ -28,6 +27,7 @@ __all__ = [
   'NonFiniteLogits',
   'Piece',
   'Settings',
+  'check_cache',
   'generate',
   'html',
   'load',

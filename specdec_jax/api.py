@@ -7,15 +7,14 @@ out = specdec_jax.generate(target, ['Hello!'], draft=draft, gamma=4)
 print(out[0].text, out[0].metrics['block_efficiency'])
 """
 
-import dataclasses
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec_jax import (
   build,
+  completion,
   debug,
   decode,
   fields,
@@ -27,84 +26,28 @@ from specdec_jax import (
 from specdec_jax import record as record_lib
 from specdec_jax.drafters import table
 
-Settings = requests.Settings
-
 # Sample j of prompt i is request number i + j * _PROMPTS, below 2**32.
-_PROMPTS, _SAMPLES = 1 << 20, 1 << 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Call(fields.Checked):
-  """What generate and stream take beside models, prompts and Settings."""
-
-  n: int = fields.setting(
-    1, low=1, high=_SAMPLES, help='for more samples, use other seeds'
-  )
-  batch_size: int = fields.setting(8, low=1)
-  chat: bool = fields.setting(False)
-  check_cache: bool = fields.setting(False)
-  proposals: bool = fields.setting(True)
-  request: int = fields.setting(0, low=0, below=2**32)
-
-
-class NonFiniteLogits(ValueError):
-  """The target's logits were NaN or infinite: no token can follow."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
-  """One answer.
-
-  text, tokens: without the prompt. A stop string is not in the text.
-  finish_reason: 'stop' (end of sequence, stop id or stop string), 'length', or
-    'non-finite' (run only: the logits after these tokens were not finite).
-  origins: who made each token, a name of types.ORIGINS.
-  metrics: metrics.summary of the request as it was decoded: what a stop
-    string cuts off is counted; and the costs that `adaptive` chose by.
-  logprobs: of each token, with logprobs=True.
-  record: every window, with record=True.
-  """
-
-  text: str
-  tokens: list[int]
-  finish_reason: str
-  origins: list[str]
-  metrics: dict[str, Any]
-  logprobs: list[float] | None = None
-  record: record_lib.Record | None = dataclasses.field(
-    default=None, repr=False, compare=False
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-  """The tokens that one window emitted; text may lag behind them."""
-
-  text: str
-  tokens: list[int]
-  origins: list[str]
+_PROMPTS = (1 << 32) // completion.SAMPLES
 
 
 def generate(
   target: build.LanguageModel,
-  prompts: str | Sequence[str] | Sequence[Sequence[int]],
+  prompts: Any,
   *,
   draft: Any = None,
   rule: str | types.Rule = 'reject',
   gamma: int | None = None,
   draft_options: dict[str, Any] | None = None,
-  n: int = 1,
-  chat: bool = False,
-  batch_size: int = 8,
-  check_cache: bool = False,
-  proposals: bool = True,
   **options,
-) -> list[Completion]:
+) -> list[completion.Completion]:
   """Completes every prompt, n times; exactly as the target alone would.
 
   Args:
     target: the model whose distribution the output follows.
-    prompts: texts, or lists of token ids; sources, if target has an encoder.
+    prompts: texts, lists of token ids, or conversations: lists of messages,
+      each a dict with 'role' ('system', 'user', 'assistant') and 'content'.
+      They are sources, if target has an encoder. A text or a conversation may
+      stand alone.
     draft: None (plain decoding), a loaded model, a drafter's name or Settings,
       a types.Drafter or Method, or the path of your own, 'file.py:make'
       (docs/your_own_drafter.md).
@@ -112,57 +55,41 @@ def generate(
     gamma: tokens drafted before each pass of the target (None: 4, or what your
       own drafter was made for).
     draft_options: settings of a drafter that draft names, by name.
-    n: samples of each prompt, which follow each other.
-    chat: put each text through the model's chat template as a user's turn.
-    batch_size: requests decoded together; changes no request's tokens.
-    check_cache: decode once before with debug.check_cache: slow.
-    proposals: with check_cache, also compare what the drafter proposes with
-      what a fresh one would; False for a drafter that learns as it decodes.
     **options: the fields of Settings.
 
   Raises:
     ValueError: a bad setting, prompt, name or draft. Nothing has run then.
     NonFiniteLogits: the target's logits were not finite.
-    debug.Finding: what check_cache found, by row, window and slot.
   """
-  wanted = _settings(options, generate)
-  call = Call(n, batch_size, chat, check_cache, proposals)
-  _check(target, draft, call)
-  items = _items(target, prompts, call)
-  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
-  rows = requests.rows_on(target.layout, min(call.batch_size, len(items)))
-  batches = [
-    request_of(engine, items[i : i + rows], wanted, rows=rows)
-    for i in range(0, len(items), rows)
-  ]
-  out, checks = [], dict(check_cache=check_cache, proposals=proposals)
-  for batch in batches:
-    done = run(engine, batch, wanted, **checks)
+  how = dict(draft=draft, rule=rule, gamma=gamma, draft_options=draft_options)
+  job = _job(target, _listed(prompts), 0, **how, **options)
+  out = []
+  for batch in job.batches:
+    done = run(job.engine, batch, job.wanted)
     for number, x in zip(batch.request_B, done, strict=False):
       if x.finish_reason == 'non-finite':
-        raise _non_finite(engine, number, len(x.tokens))
+        raise _non_finite(job.engine, number, len(x.tokens))
     out += done
   return out
 
 
 def stream(
   target: build.LanguageModel,
-  prompt: str | Sequence[int],
+  prompt: Any,
   *,
   draft: Any = None,
   rule: str | types.Rule = 'reject',
   gamma: int | None = None,
   draft_options: dict[str, Any] | None = None,
-  chat: bool = False,
   request: int = 0,
   **options,
-) -> Iterator[Piece]:
+) -> Iterator[completion.Piece]:
   """The same tokens as generate for one prompt, a window at a time.
 
   Args:
-    target, draft, rule, gamma, draft_options, chat, options: as in generate;
+    target, draft, rule, gamma, draft_options, options: as in generate; n,
       logprobs and record are refused.
-    prompt: a text, or token ids.
+    prompt: a text, token ids, or a conversation.
     request: the number that keys the randomness; generate numbers its prompts
       from 0.
 
@@ -173,19 +100,195 @@ def stream(
   Raises:
     ValueError, NonFiniteLogits: as generate.
   """
-  wanted = _settings(options, stream)
-  for name in ('logprobs', 'record'):
-    if getattr(wanted, name):
-      raise ValueError(f'{name}=True: a stream has none; use generate')
-  call = Call(chat=chat, request=request)
-  _check(target, draft, call)
-  items = [requests.item(target, prompt, call.request, chat=chat)]
-  engine = _engine(target, draft, rule, gamma, draft_options, wanted)
-  rows = requests.rows_on(target.layout, 1)
-  return _pieces(engine, request_of(engine, items, wanted, rows=rows), wanted)
+  for name, default in dict(n=1, logprobs=0, record=False).items():
+    if options.get(name, default) != default:
+      raise ValueError(
+        f'{name}={options[name]}: a stream has none; use generate'
+      )
+  if not requests.is_id(request) or not 0 <= request < 2**32:
+    raise ValueError(
+      f'request={fields.short(request)}: must be a whole number, at least 0 '
+      'and less than 2**32'
+    )
+  how = dict(draft=draft, rule=rule, gamma=gamma, draft_options=draft_options)
+  job = _job(target, [prompt], int(request), **how, **options)
+  return _pieces(job.engine, job.batches[0], job.wanted)
 
 
-def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
+def check_cache(
+  target: build.LanguageModel, prompts: Any, *, proposals: bool = True, **asked
+) -> None:
+  """Decodes as generate would, slowly, and checks every cache on the way.
+
+  Args:
+    target, prompts: as in generate.
+    proposals: also compare what the drafter proposes with what a fresh one
+      would; False for a drafter that learns as it decodes.
+    **asked: draft, rule, gamma, draft_options and options, as in generate.
+
+  Raises:
+    debug.Finding: what is wrong first, by row, window and slot.
+    ValueError: as generate.
+  """
+  engine, _, batches = _job(target, _listed(prompts), 0, **asked)
+  parts = engine.drafter, engine.rule, engine.options
+  loop = decode.Loop(target.model, *parts)
+  for batch in batches:
+    placed = requests.place(batch, target.layout)
+    debug.check_cache(loop, engine.weights, placed, proposals=proposals)
+
+
+class _Job(NamedTuple):
+  engine: build.Engine
+  wanted: completion.Settings
+  batches: list[decode.Request]
+
+
+def _job(
+  target,
+  prompts,
+  first,
+  /,
+  *,
+  draft=None,
+  rule='reject',
+  gamma=None,
+  draft_options=None,
+  **options,
+) -> _Job:
+  """What a call of generate decodes; its first prompt has number `first`."""
+  wanted = completion.settings(options)
+  build.check(target, draft)
+  if wanted.logprobs > target.ids:
+    raise ValueError(
+      f'logprobs={wanted.logprobs}: the vocabulary has {target.ids} tokens'
+    )
+  items = _items(target, prompts, wanted, first)
+  engine = build.engine(
+    target,
+    table.with_options(draft, draft_options),
+    rule=rule,
+    gamma=gamma,
+    options=build.default_options(logprobs=max(wanted.logprobs, wanted.record)),
+  )
+  rows = requests.rows_on(target.layout, min(wanted.batch_size, len(items)))
+  batches = [
+    request_of(engine, items[i : i + rows], wanted, rows=rows)
+    for i in range(0, len(items), rows)
+  ]
+  return _Job(engine, wanted, batches)
+
+
+def _listed(prompts: Any) -> list[Any]:
+  """Several prompts, or one of them alone."""
+  lone = str | bytes | bytearray | Mapping | Set
+  if isinstance(prompts, lone) or not isinstance(prompts, Iterable):
+    return [prompts]
+  found = list(prompts)
+  return [found] if requests.is_chat(found) else found
+
+
+def _items(target, prompts, wanted, first: int) -> list[requests.Item]:
+  """Every sample of every prompt, in generate's order."""
+  if not 1 <= len(prompts) <= _PROMPTS:
+    raise ValueError(f'{len(prompts)} prompts: give 1 to {_PROMPTS}')
+  # Without a template a chat would be in words of ours.
+  chat = wanted.chat or any(map(requests.is_chat, prompts))
+  if chat and target.tokenizer.chat_template is None:
+    raise ValueError(
+      f'{target.label} has no chat template: leave chat=True out, or messages, '
+      'and give the text as the model was trained to read it'
+    )
+  found = [requests.item(target, x, 0, chat=wanted.chat) for x in prompts]
+  return [
+    item._replace(number=first + i + j * _PROMPTS)
+    for i, item in enumerate(found)
+    for j in range(wanted.n)
+  ]
+
+
+def request_of(
+  engine: build.Engine,
+  items: Sequence[requests.Item],
+  wanted: completion.Settings,
+  **shape,
+) -> decode.Request:
+  """The items as one batch; shape: rows, length."""
+  target = engine.target
+  new = [requests.check(x, target, wanted.max_new_tokens) for x in items]
+  sampled = wanted.temperature, wanted.top_k, wanted.top_p, wanted.seed
+  asked = requests.Wanted(new, *sampled, wanted.all_stop_ids(target))
+  return requests.make(items, asked, gamma=engine.drafter.gamma, **shape)
+
+
+def run(
+  engine: build.Engine, request: decode.Request, wanted: completion.Settings
+) -> list[completion.Completion]:
+  """Decodes a batch; a Completion for every row that started.
+
+  A row whose logits were not finite ends there, as 'non-finite'.
+
+  Args:
+    engine: a target with a drafter and a rule.
+    request: the batch, from request_of.
+    wanted: the settings that request was made with; stop strings, logprobs
+      and record are applied here.
+  """
+  placed = requests.place(request, engine.target.layout)
+  if wanted.record:
+    out, windows = record_lib.run(engine, placed)
+  else:
+    out = hosts.fetch(engine.programs.generate(engine.weights, placed))
+    windows = None
+  started = np.flatnonzero(request.limit_B > request.lengths_B)
+  return [
+    _completion(engine, request, wanted, out, row, windows)
+    for row in map(int, started)
+  ]
+
+
+def _completion(engine, request, wanted, out, row: int, windows):
+  tokenizer, info = engine.target.tokenizer, out.info
+  start, end = int(request.lengths_B[row]), int(out.lengths_B[row])
+  tokens = out.tokens_BL[row, start:end].tolist()
+  reason = 'length'
+  if end < request.limit_B[row] or tokens[-1] in request.stop_BX[row]:
+    reason = 'stop'
+  if info.broken_B[row]:
+    reason = 'non-finite'
+  text = tokenizer.decode(tokens)
+  if wanted.stop:
+    reader = tokenizer.stream(wanted.stop)
+    tokens, text = _until_stop(reader, tokens), reader.text
+    reason = 'stop' if reader.stopped else reason
+  kept = slice(start, start + len(tokens))
+  of_row = lambda x_BL: x_BL[row, kept].tolist()
+  logprobs = top = None
+  if info.logprob_BL is not None:
+    logprobs = of_row(info.logprob_BL)
+  if info.top_BLX is not None:
+    pairs = zip(*map(of_row, info.top_BLX), strict=True)
+    top = [list(zip(*x, strict=True)) for x in pairs]
+  record = windows and record_lib.Record(
+    out.tokens_BL[row, :start].tolist(),
+    windows[row],
+    tokenizer,
+    record_lib.setting(engine, wanted),
+  )
+  counts = metrics.rows(info, slice(row, row + 1))
+  return completion.Completion(
+    text=text,
+    tokens=tokens,
+    finish_reason=reason,
+    origins=[types.ORIGINS[o] for o in of_row(info.origin_BL)],
+    metrics=metrics.summary(counts)._asdict() | {'costs': engine.costs},
+    logprobs=logprobs,
+    top_logprobs=top,
+    record=record,
+  )
+
+
+def _pieces(engine, request, wanted) -> Iterator[completion.Piece]:
   weights, reader = engine.weights, engine.target.tokenizer.stream(wanted.stop)
   at = int(request.lengths_B[0])
   request = requests.place(request, engine.target.layout)
@@ -201,155 +304,14 @@ def _pieces(engine, request, wanted: Settings) -> Iterator[Piece]:
     made_by = np.asarray(info.origin_BL)[0, at : at + len(tokens)]
     # What a later token could change waits.
     text = reader.text[shown : reader.ready if live else None]
-    yield Piece(text, tokens, [types.ORIGINS[o] for o in made_by])
+    yield completion.Piece(text, tokens, [types.ORIGINS[o] for o in made_by])
     at, sent = at + len(tokens), sent + len(tokens)
   if info.broken_B[0] and not reader.stopped:
     raise _non_finite(engine, request.request_B[0], sent)
 
 
-def _settings(options: dict[str, Any], function) -> Settings:
-  """requests.settings of the options of generate or stream."""
-  _, _, *named, _ = inspect.signature(function).parameters
-  loads = inspect.signature(build.load).parameters
-  for name in {*options} - {*named}:
-    if name in loads:
-      raise ValueError(f'{name}: give it to specdec_jax.load')
-    rows = table.DRAFTERS.items()
-    owners = [x for x, row in rows if hasattr(row.Settings, name)]
-    if owners:
-      raise ValueError(
-        f'{name} is a setting of the drafter {" or ".join(owners)}: give '
-        f'draft_options=dict({name}=...)'
-      )
-  return requests.settings(options, named)
-
-
-def _items(target, prompts, call: Call) -> list[requests.Item]:
-  """Every sample of every prompt, in generate's order."""
-  lone = str | bytes | bytearray | Mapping | Set
-  if isinstance(prompts, lone) or not isinstance(prompts, Iterable):
-    prompts = [prompts]
-  found = [requests.item(target, x, 0, chat=call.chat) for x in prompts]
-  if not 1 <= len(found) <= _PROMPTS:
-    raise ValueError(f'{len(found)} prompts: give 1 to {_PROMPTS}')
-  return [
-    item._replace(number=i + j * _PROMPTS)
-    for i, item in enumerate(found)
-    for j in range(call.n)
-  ]
-
-
-def _check(target, draft, call: Call) -> None:
-  """build.check; and without a template a chat would be in words of ours."""
-  build.check(target, draft)
-  if call.chat and target.tokenizer.chat_template is None:
-    raise ValueError(
-      f'chat=True: {target.label} has no chat template; leave chat out, and '
-      'give the text as the model was trained to read it'
-    )
-
-
-def _engine(target, draft, rule, gamma, draft_options, wanted):
-  """build.engine with what generate and stream were given."""
-  return build.engine(
-    target,
-    table.with_options(draft, draft_options),
-    rule=rule,
-    gamma=gamma,
-    options=build.default_options(logprobs=wanted.logprobs),
-  )
-
-
-def request_of(
-  engine: build.Engine,
-  items: Sequence[requests.Item],
-  wanted: Settings,
-  **shape,
-):
-  """The items as one batch; shape: rows, length."""
-  target = engine.target
-  return requests.make(
-    items,
-    ids=target.ids,
-    context=target.context,
-    max_new_tokens=wanted.max_new_tokens,
-    gamma=engine.drafter.gamma,
-    temperature=wanted.temperature,
-    top_k=wanted.top_k,
-    top_p=wanted.top_p,
-    seed=wanted.seed,
-    stop_ids=wanted.all_stop_ids(target.tokenizer, target.ids),
-    **shape,
-  )
-
-
-def run(
-  engine: build.Engine,
-  request: decode.Request,
-  wanted: Settings,
-  *,
-  check_cache: bool = False,
-  proposals: bool = True,
-) -> list[Completion]:
-  """Decodes a batch; a Completion for every row that started.
-
-  A row whose logits were not finite ends there, as 'non-finite'.
-
-  Args:
-    engine: a target with a drafter and a rule.
-    request: the batch, from request_of.
-    wanted: the settings that request was made with; stop strings, logprobs
-      and record are applied here.
-    check_cache, proposals: as in generate.
-  """
-  placed = requests.place(request, engine.target.layout)
-  if check_cache:
-    parts = engine.drafter, engine.rule, engine.weights, placed, engine.options
-    debug.check_cache(engine.target.model, *parts, proposals=proposals)
-  if wanted.record:
-    out, windows = record_lib.run(engine, placed)
-    setting = record_lib.setting(engine, wanted)
-    records = record_lib.describe(engine, placed, out, windows, setting)
-  else:
-    out = hosts.fetch(engine.programs.generate(engine.weights, placed))
-    records = [None] * len(out.lengths_B)
-  started = np.flatnonzero(request.limit_B > request.lengths_B)
-  return [
-    _completion(engine, request, wanted, out, int(row), records[row])
-    for row in started
-  ]
-
-
-def _completion(engine, request, wanted: Settings, out, row: int, record):
-  tokenizer = engine.target.tokenizer
-  start, end = int(request.lengths_B[row]), int(out.lengths_B[row])
-  tokens = out.tokens_BL[row, start:end].tolist()
-  reason = 'length'
-  if end < request.limit_B[row] or tokens[-1] in request.stop_BX[row]:
-    reason = 'stop'
-  if out.info.broken_B[row]:
-    reason = 'non-finite'
-  text = tokenizer.decode(tokens)
-  if wanted.stop:
-    reader = tokenizer.stream(wanted.stop)
-    tokens, text = _until_stop(reader, tokens), reader.text
-    reason = 'stop' if reader.stopped else reason
-  kept = slice(start, start + len(tokens))
-  counts = metrics.rows(out.info, slice(row, row + 1))
-  logprobs = out.info.logprob_BL
-  return Completion(
-    text=text,
-    tokens=tokens,
-    finish_reason=reason,
-    origins=[types.ORIGINS[o] for o in out.info.origin_BL[row, kept]],
-    metrics=metrics.summary(counts)._asdict() | {'costs': engine.costs},
-    logprobs=None if logprobs is None else logprobs[row, kept].tolist(),
-    record=record,
-  )
-
-
-def _non_finite(engine, number, count: int) -> NonFiniteLogits:
-  return NonFiniteLogits(
+def _non_finite(engine, number, count: int) -> completion.NonFiniteLogits:
+  return completion.NonFiniteLogits(
     f'request {number}: the logits of {engine.target.label} are not finite '
     f'after {count} new tokens; try dtype float32'
   )

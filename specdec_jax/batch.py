@@ -1,6 +1,8 @@
-"""Answers a file of prompts, one JSON line each; a rerun resumes.
+"""Answers a file of prompts, one JSON line each; a rerun skips what it has.
 
-Decoding is left to Run.ask.
+A line of the answers has `id`, `text`, `tokens`, `finish_reason` and `metrics`
+of a completion.Completion, in lists of one a turn where the prompt has "turns";
+and `run`, a digest of the prompt, the config and the weights.
 """
 
 import copy
@@ -8,11 +10,10 @@ import hashlib
 import json
 import os
 import pathlib
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax import hosts, printing, program, requests, types
+from specdec_jax import completion, hosts, printing, requests, types
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
 
@@ -20,37 +21,23 @@ from specdec_jax.io import files
 _NO_EFFECT = ('mesh', 'bench')
 
 
-class Answer(NamedTuple):
-  """A turn that is not decoded, with fields as in api.Completion.
-
-  finish_reason: 'context' (earlier turns left no room for this one) or
-    'non-finite' (the logits of an earlier one were NaN or infinite).
-  """
-
-  text: str
-  tokens: Sequence[int]
-  finish_reason: str
-  metrics: dict[str, Any] | None = None
-  record: Any = None
-
-
 class Run(NamedTuple):
   """Prompts and how to answer them.
 
   prompts: in the order of their file.
   target: the LanguageModel that answers.
-  ask: decodes at most `rows` items together and returns their answers.
-  chat: apply the chat template to text prompts.
-  max_new_tokens: limit of each answer.
+  ask: decodes at most `rows` items together; a Completion for each.
+  chat: put texts through the chat template.
+  new: tokens of each answer, at most; None: as many as the context holds.
   rows: prompts decoded together.
   config: digest of config and weights; see digest().
   """
 
   prompts: Sequence[prompts_lib.Prompt]
   target: Any
-  ask: Callable[[list[requests.Item]], Sequence[Any]]
+  ask: Callable[[list[requests.Item]], Sequence[completion.Completion]]
   chat: bool
-  max_new_tokens: int
+  new: int | None
   rows: int
   config: str
 
@@ -75,83 +62,15 @@ def digest(config, models: Sequence[Any]) -> str:
   return _sha256([parts, config.bench.chat, weights])
 
 
-def _sha256(content: Any) -> str:
-  text = json.dumps(content, sort_keys=True, default=list)
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def costs(path: pathlib.Path) -> dict[str, Any] | None:
-  """The costs by which `adaptive` chose in the first answer of an output."""
-  try:
-    with open(path, encoding='utf-8') as file:
-      found = json.loads(file.readline())['metrics']
-    return (found if isinstance(found, dict) else found[0])['costs']
-  except (LookupError, OSError, TypeError, ValueError):
-    return None  # `begun` says what is wrong.
-
-
-# --- one conversation --------------------------------------------------------
-
-
-def request_number(id: str, turn: int) -> int:
-  """The request number that keys the randomness of a turn, in [0, 2**32).
-
-  First turn: prompts.request_number(id), below 2**31. Later turns: 2**31 plus
-  the number of the text 'id<newline>turn', so they collide with no first turn.
-  """
-  if turn == 0:
-    return prompts_lib.request_number(id)
-  return 2**31 + prompts_lib.request_number(f'{id}\n{turn}')
-
-
-def encode(run: Run, prompt, answers: Sequence[Any]) -> list[int]:
-  """The input tokens of turn len(answers), earlier turns and answers included.
-
-  With `chat`, the conversation in the chat template, as in the API; else, and
-  for an encoder, the tokens so far, a newline and the text of the turn.
-  """
-  tokenizer = run.target.tokenizer
-  if prompt.tokens is not None:
-    return list(prompt.tokens)
-  first, *later = prompt.turns[: len(answers) + 1]
-  if run.chat and run.target.start is None:
-    messages = [{'role': 'user', 'content': first}]
-    for answer, turn in zip(answers, later, strict=True):
-      messages.append({'role': 'assistant', 'content': answer.text})
-      messages.append({'role': 'user', 'content': turn})
-    return tokenizer.encode_chat(messages)
-  tokens = tokenizer.encode(first)
-  for answer, turn in zip(answers, later, strict=True):
-    tokens += [t for t in answer.tokens if t not in tokenizer.eos_ids]
-    # As it goes on behind other text: without bos, or a space that begins it.
-    tokens += tokenizer.split_chat(f'a\n{turn}', 1)[1]
-  return tokens
-
-
-def answer(run: Run, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
-  """The answers to every turn of at most `rows` prompts."""
-  answers = [[] for _ in batch]
-  for turn in range(max(len(prompt.turns) or 1 for prompt in batch)):
-    items, asked = [], []
-    for prompt, before in zip(batch, answers, strict=True):
-      if turn >= (len(prompt.turns) or 1):
-        continue
-      tokens = encode(run, prompt, before)
-      if before and before[-1].finish_reason == 'non-finite':
-        before.append(Answer('', (), 'non-finite'))
-      elif turn and len(tokens) + run.max_new_tokens > run.target.context:
-        before.append(Answer('', (), 'context'))
-      else:
-        number = request_number(prompt.id, turn)
-        items.append(requests.item(run.target, tokens, number, chat=False))
-        asked.append(before)
-    if items:
-      for before, new in zip(asked, run.ask(items), strict=True):
-        before.append(new)
-  return answers
-
-
-# --- the file ----------------------------------------------------------------
+def check(run: Run, source: str) -> None:
+  """Raises ValueError for the first prompt of `source` that has no answer."""
+  for prompt in run.prompts:
+    try:
+      if prompt.turns[1:] and (not run.chat or run.target.start is not None):
+        raise ValueError('later turns need bench.chat=True and no encoder')
+      requests.check(_item(run, prompt, ()), run.target, run.new)
+    except ValueError as error:
+      raise ValueError(f'{source}: prompt {prompt.id!r}: {error}') from error
 
 
 def check_output(path: str, source: str) -> pathlib.Path:
@@ -170,22 +89,8 @@ def check_output(path: str, source: str) -> pathlib.Path:
   return out
 
 
-def check_prompts(run: Run, source: str) -> None:
-  """Raises ValueError for the first prompt that cannot be answered."""
-  for prompt in run.prompts:
-    try:
-      requests.check(
-        requests.item(run.target, encode(run, prompt, ()), 0, chat=False),
-        max_new_tokens=run.max_new_tokens,
-        context=run.target.context,
-        ids=run.target.ids,
-      )
-    except ValueError as error:
-      raise ValueError(f'{source}: prompt {prompt.id!r}: {error}') from error
-
-
 def begun(path: pathlib.Path, run: Run) -> set[str]:
-  """The ids answered so far; then cuts off an unfinished last line.
+  """The ids answered so far; then cuts off a last line that is torn.
 
   Raises:
     ValueError: a line of another prompt, another config or other weights. The
@@ -193,9 +98,10 @@ def begun(path: pathlib.Path, run: Run) -> set[str]:
   """
   if not path.exists():
     return set()
-  data = path.read_bytes()
-  end = data.rfind(b'\n') + 1
+  whole, newline, torn = path.read_bytes().rpartition(b'\n')
   advice = f'name another --output, or delete {path.name} to start again'
+  if not torn.startswith(b'{"id":"'[: len(torn)]):
+    raise ValueError(f'{path}: its last line is no answer: {advice}')
   digests = {prompt.id: _prompt_digest(run, prompt) for prompt in run.prompts}
   ids = set()
   for where, row in files.read_jsonl(path, finished=True):
@@ -206,79 +112,113 @@ def begun(path: pathlib.Path, run: Run) -> set[str]:
         f'those it was begun with, {advice}'
       )
     ids.add(id)
-  unfinished = data[end:]
-  if not unfinished.startswith(b'{"id":"'[: len(unfinished)]):
-    raise ValueError(f'{path}: its last line is no answer: {advice}')
-  os.truncate(path, end)
+  os.truncate(path, len(whole + newline))
   return ids
 
 
 def write(
   path: pathlib.Path, run: Run, old: Collection[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Answers the prompts that have no line yet, batch by batch.
+) -> dict[str, completion.Completion]:
+  """Appends the answers to the prompts whose ids are not in `old`.
 
-  After Ctrl-C or SIGTERM it ends with the current batch.
-
-  Args:
-    path: the output; lines are appended.
-    run: prompts and settings; call check_prompts first.
-    old: the ids answered so far, of begun.
+  A batch is in the file as soon as it is answered.
 
   Returns:
-    A summary: prompts, lines (in the file), written, skipped, non_finite,
-    tokens, target_calls, block_efficiency, seconds; and the new answers that
-    have a record, by title.
+    The new answers, by title.
   """
-  start = time.perf_counter()
   left = [prompt for prompt in run.prompts if prompt.id not in old]
   batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
-  written, done, recorded = 0, [], {}
+  done = {}
   name = path if hosts.is_first() else os.devnull
-  with open(name, 'a', encoding='utf-8') as file, program.interrupts() as stop:
+  with open(name, 'a', encoding='utf-8') as file:
     for batch in printing.track(batches, f'{len(left)} answers'):
-      if hosts.anywhere(bool(stop)):
-        break
-      for prompt, answers in zip(batch, answer(run, batch), strict=True):
+      for prompt, answers in zip(batch, _answers(run, batch), strict=True):
         file.write(_line(run, prompt, answers))
-        written, done = written + 1, done + answers
         for turn, x in enumerate(answers, 1):
-          if x.record is not None:
-            title = f'{prompt.id}, turn {turn}' if answers[1:] else prompt.id
-            recorded[title] = x
+          done[f'{prompt.id}, turn {turn}' if turn > 1 else prompt.id] = x
       file.flush()
-  add = lambda name: sum(x.metrics[name] for x in done if x.metrics)
-  tokens, calls = add('emitted_tokens'), add('target_calls')
-  summary = {
-    'output': str(path),
-    'prompts': len(run.prompts),
-    'lines': len(old) + written,
-    'written': written,
-    'skipped': len(old),
-    'non_finite': sum(x.finish_reason == 'non-finite' for x in done),
-    'tokens': tokens,
-    'target_calls': calls,
-    'block_efficiency': tokens / calls if calls else None,
-    'seconds': round(time.perf_counter() - start, 3),
-  }
-  return summary, recorded
+  return done
 
 
-def report(summary: dict[str, Any], rule: types.Rule) -> bool:
-  """Prints a summary; returns whether every prompt has its answer."""
-  lines, prompts = summary['lines'], summary['prompts']
-  print(f'{lines} of {prompts} prompts are answered: {summary["output"]}')
+def report(
+  run: Run, rule: types.Rule, done: Mapping[str, completion.Completion]
+) -> None:
+  """Prints what was answered, and a line of JSON."""
+  print(f'{len(run.prompts)} prompts are answered, {len(done)} now')
   if not rule.lossless:
     print(
       f'The rule {rule.name} is LOSSY: these answers do not follow the '
       "target's distribution; scripts/bench.py measures by how much."
     )
-  print(printing.compact(summary | {'lossless': rule.lossless}))
-  return lines == prompts
+  add = lambda name: sum(x.metrics[name] for x in done.values() if x.metrics)
+  tokens, calls = add('emitted_tokens'), add('target_calls')
+  bad = sum(x.finish_reason == 'non-finite' for x in done.values())
+  summary = {
+    'prompts': len(run.prompts),
+    'answers': len(done),
+    'non_finite': bad,
+    'tokens': tokens,
+    'target_calls': calls,
+    'block_efficiency': tokens / calls if calls else None,
+    'lossless': rule.lossless,
+  }
+  print(printing.compact(summary))
+
+
+# --- one conversation --------------------------------------------------------
+
+
+def request_number(id: str, turn: int) -> int:
+  """The request number that keys the randomness of a turn, in [0, 2**32).
+
+  First turn: prompts.request_number(id), below 2**31. Later turns: 2**31 plus
+  the number of the text 'id<newline>turn', so they collide with no first turn.
+  """
+  if turn == 0:
+    return prompts_lib.request_number(id)
+  return 2**31 + prompts_lib.request_number(f'{id}\n{turn}')
+
+
+def _item(run: Run, prompt, answers: Sequence[Any]) -> requests.Item:
+  """Turn len(answers) of a prompt, after the turns and answers before it."""
+  given = prompt.given
+  if answers:
+    given = [{'role': 'user', 'content': prompt.turns[0]}]
+    for x, turn in zip(answers, prompt.turns[1:], strict=False):
+      given.append({'role': 'assistant', 'content': x.text})
+      given.append({'role': 'user', 'content': turn})
+  number = request_number(prompt.id, len(answers))
+  return requests.item(run.target, given, number, chat=run.chat)
+
+
+def _answers(run: Run, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
+  """The answers to every turn of at most `rows` prompts.
+
+  A turn after one whose logits were not finite is 'non-finite', and one that
+  the turns before left no room for 'context'; they are empty, without metrics.
+  """
+  answers = [[] for _ in batch]
+  for turn in range(max(len(prompt.turns) or 1 for prompt in batch)):
+    items, asked = [], []
+    for prompt, before in zip(batch, answers, strict=True):
+      if turn >= (len(prompt.turns) or 1):
+        continue
+      item = _item(run, prompt, before)
+      broken = turn and before[-1].finish_reason == 'non-finite'
+      full = len(item.tokens) + (run.new or 1) > run.target.context
+      if broken or full:
+        why = 'non-finite' if broken else 'context'
+        before.append(completion.Completion('', [], why, [], {}))
+      else:
+        items.append(item)
+        asked.append(before)
+    if items:
+      for before, new in zip(asked, run.ask(items), strict=True):
+        before.append(new)
+  return answers
 
 
 def _line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
-  """A line of output; for {"turns"}, values other than id and run are lists."""
   names = 'text', 'tokens', 'finish_reason', 'metrics'
   columns = {name: [getattr(x, name) for x in answers] for name in names}
   if not prompt.listed:
@@ -288,4 +228,9 @@ def _line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
 
 
 def _prompt_digest(run: Run, prompt: prompts_lib.Prompt) -> str:
-  return _sha256([run.config, prompt.turns, prompt.tokens, prompt.listed])
+  return _sha256([run.config, prompt.given, prompt.turns, prompt.listed])
+
+
+def _sha256(content: Any) -> str:
+  text = json.dumps(content, sort_keys=True, default=list)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]

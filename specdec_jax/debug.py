@@ -40,12 +40,9 @@ class DraftMismatch(Finding):
 
 
 def check_cache(
-  target: types.Model,
-  drafter: types.Drafter,
-  rule: types.Rule,
+  loop: decode.Loop,
   weights: types.Weights,
   request: decode.Request,
-  options: decode.Options | None = None,
   *,
   proposals: bool = True,
 ) -> None:
@@ -62,8 +59,8 @@ def check_cache(
   equal, and so must what encoders left, in every bit.
 
   Args:
-    target, drafter, rule, options: as for decode.programs.
-    weights, request: as for the programs that it returns.
+    loop: target, drafter, rule and options.
+    weights, request: as for its programs.
     proposals: compare proposals; False for a drafter that learns from
       acceptance, which may rightly differ from a fresh one.
 
@@ -71,7 +68,7 @@ def check_cache(
     CacheMismatch, DraftMismatch: the first difference.
     ValueError: a Draft of the wrong shape.
   """
-  start, step = _programs(target, drafter, rule, options or decode.Options())
+  start, step = _programs(loop)
   slot_axes = _slot_axes(start, weights, request)
   whole = sampling.settings(len(request.tokens_BL), 1.0)  # no cuts
   smooth = request._replace(sampling=whole)
@@ -123,13 +120,15 @@ def watched(drafter: types.Drafter) -> types.Drafter:
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(target, drafter, rule, options) -> tuple[Callable, Callable]:
+def _programs(loop: decode.Loop) -> tuple[Callable, Callable]:
   """Jitted start -> (State, Info) and step -> (State, Info, Draft)."""
+  drafter = loop.drafter
 
   def propose(weights, state, context, *args):
     found = drafter.propose(weights, state, context, *args)
     B, K = context.lengths_B.shape[0], drafter.gamma
-    wanted = dict(tokens_BK=(B, K), q_BKV=(B, K, target.vocab), count_B=(B,))
+    vocab = loop.target.vocab
+    wanted = dict(tokens_BK=(B, K), q_BKV=(B, K, vocab), count_B=(B,))
     for name, shape in wanted.items():
       x = getattr(found[0], name)
       if x is not None and x.shape != shape:
@@ -138,8 +137,7 @@ def _programs(target, drafter, rule, options) -> tuple[Callable, Callable]:
         )
     return found
 
-  checked = watched(drafter._replace(propose=propose))
-  loop = decode.Loop(target, checked, rule, options)
+  loop = loop._replace(drafter=watched(drafter._replace(propose=propose)))
 
   def step(weights, request, state, info):
     state, info = decode.step(loop, weights, request, state, info)

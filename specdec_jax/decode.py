@@ -85,12 +85,12 @@ class Options:
   chunk: tokens a prefill pass reads.
   widths: drafts that a window may have room for, beside gamma: the least that
     holds them is run. Each is a body more; worth it where width costs time.
-  logprobs: record log-probabilities.
+  logprobs: K: record log-probabilities; and the K likeliest tokens, if K > 1.
   """
 
   chunk: int = 64
   widths: tuple[int, ...] = (0,)
-  logprobs: bool = False
+  logprobs: int = 0
 
   def bodies(self, gamma: int) -> list[int]:
     """The widths of the bodies of a program, ascending."""
@@ -248,6 +248,7 @@ class _Tried(NamedTuple):
   broken_B: Array
   window_BN: Array
   logprob_BN: Array | None
+  top_BNX: tuple[Array, Array] | None
   features_BNE: Array | None
 
 
@@ -298,14 +299,11 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   # A NaN must end the row, not become a token. Rows after it do not count.
   seen_BN = index_1N <= accepted_B[:, None]
   broken_B = jnp.any(lost_BN & seen_BN, 1)
-  logprob_BN = None
-  if options.logprobs:
-    logit_BN1 = jnp.take_along_axis(logits_BNV, window_BN[..., None], -1)
-    logprob_BN = logit_BN1[..., 0] - jax.nn.logsumexp(logits_BNV, -1)
+  found = sampling_lib.logprobs(logits_BNV, window_BN, options.logprobs)
   features_BNE = forward.concat(tapped) if drafter.taps else None
   spare = drafter.gamma - width
   widen = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
-  columns = jax.tree.map(widen, (window_BN, logprob_BN, features_BNE))
+  columns = jax.tree.map(widen, (window_BN, *found, features_BNE))
   return _Tried(cache, accepted_B, weights_BV, broken_B, *columns)
 
 
@@ -378,11 +376,13 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
     window_BL=put(info.window_BL, info.calls),
     broken_B=info.broken_B | (state.live_B & tried.broken_B),
     logprob_BL=jax.tree.map(put, info.logprob_BL, tried.logprob_BN),
+    top_BLX=jax.tree.map(put, info.top_BLX, tried.top_BNX),
   )
 
 
-def _empty_info(B: int, L: int, K: int, logprobs: bool) -> types.Info:
+def _empty_info(B: int, L: int, K: int, logprobs: int) -> types.Info:
   count = lambda *shape: jnp.zeros(shape, jnp.int32)
+  top = count(B, L, logprobs), jnp.zeros((B, L, logprobs))
   return types.Info(
     hist_BN=count(B, K + 1),
     proposed_BK=count(B, K),
@@ -396,4 +396,5 @@ def _empty_info(B: int, L: int, K: int, logprobs: bool) -> types.Info:
     window_BL=jnp.full((B, L), -1, jnp.int32),
     broken_B=jnp.zeros((B,), bool),
     logprob_BL=jnp.zeros((B, L)) if logprobs else None,
+    top_BLX=top if logprobs > 1 else None,
   )

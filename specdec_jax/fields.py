@@ -26,6 +26,7 @@ _WORDS: dict[Any, tuple[str, str]] = {
   str: ('a text', "'one', 'two'"),
   os.PathLike: ('a path', ''),
   Mapping: ('a dict', ''),
+  types.NoneType: ('None', ''),
 }
 
 
@@ -75,7 +76,8 @@ def check(settings: Any) -> None:
     value = plain(getattr(settings, field.name))
     object.__setattr__(settings, field.name, value)
     if typing.get_origin(field.type) is not tuple:
-      _check_value(field, field.type, value)
+      if value is not None or not isinstance(None, field.type):
+        _check_value(field, field.type, value)
       continue
     kind = typing.get_args(field.type)[0]
     # --config.decode.methods=lm,lookup arrives as the one text 'lm,lookup'.

@@ -7,6 +7,7 @@ spelled out. Prefill is never a target call. All counts are exact.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from specdec_jax import decode, types
@@ -17,9 +18,12 @@ _BATCH = 'widths_N', 'calls'
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
   """Info of some rows, on the host; counters of the batch are unchanged."""
-  some = lambda name, x: np.asarray(x)[() if name in _BATCH else pick]
+  some = lambda x: np.asarray(x)[pick]
   return types.Info(
-    **{n: None if x is None else some(n, x) for n, x in info._asdict().items()}
+    **{
+      name: jax.tree.map(np.asarray if name in _BATCH else some, x)
+      for name, x in info._asdict().items()
+    }
   )
 
 
@@ -31,7 +35,7 @@ def join(outputs: Sequence[decode.Output]) -> types.Info:
     if name in _BATCH:
       out[name] = np.sum(parts, 0)
     else:
-      out[name] = None if parts[0] is None else np.concatenate(parts)
+      out[name] = jax.tree.map(lambda *x: np.concatenate(x), *parts)
   return types.Info(**out)
 
 

@@ -101,6 +101,31 @@ def probabilities(
   return jax.lax.cond(jnp.all(greedy_B11), one_hot, warp)
 
 
+def logprobs(
+  logits_BNV: Array, tokens_BN: Array, count: int
+) -> tuple[Array | None, tuple[Array, Array] | None]:
+  """Log-probabilities at temperature 1.
+
+  Args:
+    logits_BNV: before temperature.
+    tokens_BN: whose log-probabilities are wanted.
+    count: X of the likeliest tokens; below 2 none; 0 computes nothing.
+
+  Returns:
+    [B, N] of the tokens; ids and log-probabilities of the likeliest, [B, N, X]
+    each, in descending order. None of what is not computed.
+  """
+  if not count:
+    return None, None
+  logit_BN1 = jnp.take_along_axis(logits_BNV, tokens_BN[..., None], -1)
+  total_BN = jax.nn.logsumexp(logits_BNV, -1)
+  logprob_BN = logit_BN1[..., 0] - total_BN
+  if count == 1:
+    return logprob_BN, None
+  best_BNX, ids_BNX = jax.lax.top_k(logits_BNV, count)
+  return logprob_BN, (ids_BNX, best_BNX - total_BN[..., None])
+
+
 def _normalised(weights: Array) -> Array:
   return weights / jnp.sum(weights, -1, keepdims=True)
 

@@ -52,7 +52,9 @@ class Decode(fields.Checked):
   )
   gammas: tuple[int, ...] = fields.setting(low=0)
   rule: str = fields.setting(help='see build.rule_of')
-  max_new_tokens: int = fields.setting(low=1)
+  max_new_tokens: int = fields.setting(
+    low=0, help='0: as many as the context holds; only in generate.py'
+  )
   chunk: int = fields.setting(
     low=1, help='prompt tokens that one prefill pass reads'
   )

@@ -1,14 +1,24 @@
-"""Prints a reply as it is generated, with the origin of each token marked."""
+"""Replies with the origin of each token: in a terminal, an SVG, and a page.
 
-from collections.abc import Iterable
-from typing import Any
+page.html is the template of the page, which is self-contained.
+"""
 
+import html as html_lib
+import itertools
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
 import rich.console
 import rich.live
 import rich.text
 
-from specdec_jax import metrics
+from specdec_jax import machine, metrics
+from specdec_jax.io import files
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.io.tokens import stream
 
 # Origin: (style, marks for output without styles, meaning). No style is colour
 # alone: NO_COLOR removes colours, and not every reader sees them.
@@ -18,6 +28,28 @@ KINDS = {
   'bonus': ('italic cyan', '{}', 'bonus: one more, all drafts were right'),
   'plain': ('', '', 'plain: nothing was drafted, one pass for one token'),
 }
+_TEMPLATE = pathlib.Path(__file__).with_name('page.html')
+_COLUMNS, _LINE = 84, 20  # of the SVG: characters of a line, pixels from it on
+_STYLE = """text { font: 14px ui-monospace, Menlo, Consolas, monospace;
+ fill: #1c1e21; white-space: pre }
+.dim { fill: #5b6068 }
+.drafted { fill: #00724a; font-weight: bold }
+.recovered { fill: #c22f00; text-decoration: underline }
+.bonus { fill: #0b56a8; font-style: italic }"""
+
+
+class Reply(NamedTuple):
+  """A reply as it is shown.
+
+  runs: (origin, text) of every token.
+  counts: a sentence.
+  """
+
+  runs: list[tuple[str, str]]
+  counts: str
+
+
+# --- a terminal --------------------------------------------------------------
 
 
 def legend(out: rich.console.Console) -> None:
@@ -48,8 +80,8 @@ def reply(
   out: rich.console.Console,
   tokenizer: tokenizer_lib.Tokenizer,
   pieces: Iterable[Any],
-) -> str:
-  """Prints the pieces of api.stream as they come, then a sentence of counts.
+) -> Reply:
+  """Prints the pieces of api.stream as they come.
 
   A piece is one pass of the target. Its tokens are decoded one by one, as its
   text does not show where each token ends.
@@ -69,7 +101,177 @@ def reply(
   if not out.is_terminal:  # rich.live ends the line on terminals only
     out.print()
   counts = ', '.join(f'{origins.count(k)} {k}' for k in KINDS)
-  return (
+  return Reply(
+    runs,
     f'{len(origins)} tokens in {calls} passes: block efficiency '
-    f'{metrics.ratio(len(origins), calls):.2f} ({counts})'
+    f'{metrics.ratio(len(origins), calls):.2f} ({counts})',
   )
+
+
+# --- a picture ---------------------------------------------------------------
+
+
+def svg(replies: Mapping[str, Reply]) -> str:
+  """Replies as an SVG, by title, with a legend; the same for the same replies.
+
+  Between two tokens is a gap of two pixels.
+  """
+  dim = lambda text: [[('dim', text)]] if text else [[]]
+  kinds = [[(kind, f'■ {meaning}')] for kind, (*_, meaning) in KINDS.items()]
+  lines = [*kinds]
+  for title, x in replies.items():
+    lines += [*dim(''), *dim(title), *_wrapped(x.runs), *dim(x.counts)]
+  width, height = 9 * _COLUMNS, _LINE * (len(lines) + 1)
+  out = [
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+    f'<style>{_STYLE}</style>',
+    f'<rect width="{width}" height="{height}" fill="#fff"/>',
+  ]
+  for number, line in enumerate(lines, 1):
+    spans = ''.join(
+      f'<tspan class="{kind}" dx="2">{html_lib.escape(text)}</tspan>'
+      for kind, text in line
+    )
+    out.append(f'<text x="14" y="{_LINE * number}">{spans}</text>')
+  return '\n'.join([*out, '</svg>'])
+
+
+def _wrapped(runs: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+  """Runs in lines of _COLUMNS characters, or the one token that has more."""
+  lines, column = [[]], 0
+  for kind, whole in runs:
+    for number, text in enumerate(whole.split('\n')):
+      if number or (column and column + len(text) > _COLUMNS):
+        lines, column = [*lines, []], 0
+        text = text if number else text.lstrip(' ')
+      if text:
+        lines[-1].append((kind, text))
+        column += len(text)
+  return lines
+
+
+# --- a page ------------------------------------------------------------------
+
+
+class Token(NamedTuple):
+  """A token as the page shows it.
+
+  text: '' inside a character of several tokens.
+  kind: of KINDS, 'refused' (with all drafts after it), or 'cut' (past the end).
+  note: its id and probabilities.
+  """
+
+  text: str
+  kind: str
+  note: str
+
+
+def html(
+  completions: Mapping[str, Any] | Sequence[Any],
+  path: str | os.PathLike,
+  *,
+  command: str = '',
+) -> None:
+  """Writes a page of completions from specdec_jax.generate(record=True).
+
+  Args:
+    completions: the answers, by title or as a list.
+    path: the file, written atomically.
+    command: the command that made them, shown on the page.
+
+  Raises:
+    ValueError: a path that cannot be written, no answer, or one without record.
+  """
+  if not isinstance(completions, Mapping):
+    completions = {f'Answer {i}': x for i, x in enumerate(completions)}
+  if not completions or any(x.record is None for x in completions.values()):
+    raise ValueError(
+      'nothing to show: want one completion or more of '
+      'generate(..., record=True)'
+    )
+  try:
+    files.write(pathlib.Path(path), page(completions, command))
+  except OSError as error:
+    raise ValueError(
+      f'html {path}: cannot be written ({error.strerror}): name another'
+    ) from error
+
+
+def page(completions: Mapping[str, Any], command: str = '') -> str:
+  """The page of html."""
+  # Autoescape: prompts and answers are untrusted text.
+  environment = jinja2.Environment(
+    autoescape=True, trim_blocks=True, lstrip_blocks=True
+  )
+  total = lambda name: sum(x.metrics[name] for x in completions.values())
+  first = next(iter(completions.values())).record.setting
+  made_by = machine.made_by(*machine.commit())
+  return environment.from_string(_TEMPLATE.read_text('utf-8')).render(
+    answers=[_answer(title, x) for title, x in completions.items()],
+    kinds={kind: meaning for kind, (_, _, meaning) in KINDS.items()},
+    tokens=total('emitted_tokens'),
+    calls=total('target_calls'),
+    drafted=total('drafted_tokens'),
+    accepted=total('accepted_tokens'),
+    setting=first | {'command': command, 'commit': made_by},
+  )
+
+
+def _answer(title: str, x: Any) -> dict[str, Any]:
+  """What the template shows of a completion.Completion."""
+  tokenizer, prompt = x.record.tokenizer, x.record.prompt
+  emitted = [token for w in x.record.windows for token in w.tokens]
+  texts = texts_of(tokenizer, prompt, emitted)
+  past = len(emitted) - len(x.tokens)  # a stop string, and what came after it
+  kinds = x.origins + ['cut'] * past
+  logprobs = (x.logprobs or [None] * len(x.tokens)) + [None] * past
+  tokens, calls = [], []
+  for w in x.record.windows:
+    at, taken = len(tokens), min(w.accepted, len(w.tokens))
+    q = w.q or [None] * len(w.draft)
+    for token, q_k in itertools.zip_longest(w.tokens, q[:taken]):
+      i = len(tokens)
+      note = _note(token, logprob=logprobs[i], q=q_k)
+      tokens.append(Token(texts[i], kinds[i], note))
+    dead = w.draft[taken:]
+    found = texts_of(tokenizer, prompt + emitted[: at + taken], dead)
+    fate = ['cut'] * (w.accepted - taken)
+    fate += ['refused'] * (len(w.draft) - w.accepted)
+    notes = [_note(*pair) for pair in zip(dead, q[taken:], strict=True)]
+    shown = tokens[at:]
+    shown[taken:taken] = map(Token, found, fate, notes)
+    label = f'{w.accepted} of {len(w.draft)}' if w.draft else 'no draft'
+    calls.append((label, shown))
+  return {
+    'title': title,
+    'prompt': tokenizer.decode(prompt, special=True),
+    'tokens': tokens[: len(x.tokens)],
+    'calls': calls,
+    'reason': x.finish_reason,
+  }
+
+
+def _note(token: int, q: float | None, logprob: float | None = None) -> str:
+  chances = {'log p': logprob, 'q': q}
+  known = [f'{name} {x:.3g}' for name, x in chances.items() if x is not None]
+  return ', '.join([f'id {token}', *known])
+
+
+def texts_of(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:
+  """The text that each id adds to the text before; '' inside a character.
+
+  Joined they equal the text of all ids, even where a later byte invalidates
+  earlier ones, which a stream cannot take back.
+  """
+  # A few earlier tokens decide on a leading space or half a character, and a
+  # run of bytes is decoded as a whole.
+  begin, in_run = max(0, len(before) - 16), stream.run_bytes(tokenizer)
+  while begin and before[begin] in in_run:
+    begin -= 1
+  before = [*before[begin:]]
+  text = lambda n: tokenizer.decode([*before, *ids[:n]], special=True)
+  end = text(len(ids))
+  shared = lambda n: len(os.path.commonprefix([end, text(n)]))
+  ends = list(itertools.accumulate(map(shared, range(len(ids) + 1)), max))
+  ends[-1] = len(end)
+  return [end[a:b] for a, b in itertools.pairwise(ends)]

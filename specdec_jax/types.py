@@ -56,6 +56,9 @@ class Model(NamedTuple):
   embed: Callable[..., Array] | None = None
   encode: Callable[..., Any] | None = None
 
+  def __repr__(self) -> str:
+    return f'Model(vocab={self.vocab}, context={self.context})'
+
 
 class Source(NamedTuple):
   """The texts that encoders read.
@@ -219,6 +222,9 @@ class Rule(NamedTuple):
   kept: Callable[[Array, Array, Scores], Array] | None = None
   emitted: Callable[[Array, Array, Scores], Array] | None = None
 
+  def __repr__(self) -> str:
+    return f'Rule({self.name!r})'
+
 
 class Drafter(NamedTuple):
   """A source of proposals, as pure functions over an explicit state.
@@ -251,6 +257,9 @@ class Drafter(NamedTuple):
   exit: int = 0
   stops: bool = False
 
+  def __repr__(self) -> str:
+    return f'Drafter({self.name!r}, gamma={self.gamma})'
+
 
 class Info(NamedTuple):
   """Counts of a run, of fixed size; read once, on the host."""
@@ -267,6 +276,8 @@ class Info(NamedTuple):
   window_BL: Array  # the window that emitted each token, -1 for the prompt
   broken_B: Array  # the row ended because the target's logits were not finite
   logprob_BL: Array | None  # log-probability at temperature 1, if recorded
+  # The likeliest ids in each token's place, and their log-probabilities.
+  top_BLX: tuple[Array, Array] | None = None
 
 
 ORIGINS = ('prompt', 'drafted', 'recovered', 'bonus', 'plain')

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import api, build, requests, sharding
+from specdec_jax import api, build, completion, requests, sharding
 from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import lm, lookup
@@ -160,15 +160,15 @@ def broken(target):
 def test_logits_that_are_not_finite_are_an_error_not_a_token(broken, draft):
   with pytest.raises(ValueError, match='request 1: .* after 0 new tokens'):
     specdec_jax.generate(broken, [[1], [5, 200]], draft=draft)
-  with pytest.raises(api.NonFiniteLogits, match='request 0: .* after 0 new'):
+  with pytest.raises(
+    completion.NonFiniteLogits, match='request 0: .* after 0 new'
+  ):
     list(specdec_jax.stream(broken, [5, 200], draft=draft))
 
 
 def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
-  wanted, items = (
-    requests.settings(COMMON),
-    requests.items([[1], [5, 200], [9]]),
-  )
+  wanted = completion.Settings(**COMMON)
+  items = requests.items([[1], [5, 200], [9]])
   of = lambda model, items: api.run(
     engine := build.engine(model), api.request_of(engine, items, wanted), wanted
   )
@@ -188,69 +188,52 @@ def test_scanned_random_models_are_the_same_models(target):
 
 
 MODEL = table_model.make(8)
-NAN, CONVERSATION = float('nan'), [{'role': 'user', 'content': 'Hi'}]
-SLIPS = [
+NAN, CHAT = float('nan'), [{'role': 'user', 'content': 'Hi'}]
+GENERATE = [
   (dict(gamma=2.0), 'gamma=2.0: must be a whole number'),
   (dict(gamma=True), 'gamma=True: must be a whole number'),
   (dict(gamma=-1), 'gamma=-1: must be a whole number, 0 .* or more'),
   (dict(gamma=512), 'gamma=512: .* less than the context of 512'),
-  (dict(gamma=[4]), r'gamma=\[4\]: must be a whole number'),
   (dict(gamma='4'), "gamma='4': must be a whole number"),
   (dict(temperature=-0.1), 'temperature=-0.1'),
-  (dict(temperature=NAN), 'temperature=nan: must be a number'),
   (dict(temperature=np.float32('nan')), 'temperature=nan: must be a number'),
   (dict(temperature=float('inf')), 'temperature=inf: must be a number'),
   (dict(temperature=1e300), r'temperature=.*1.?e\+300'),
-  (dict(temperature=True), 'temperature=True: must be a number'),
   (dict(temperature='0.7'), "temperature='0.7': must be a number"),
-  (dict(temperature=None), 'temperature=None: must be a number'),
   (dict(temperature=[0.0, 1.0]), r'temperature=\[0.0, 1.0\]: must be a num'),
   (dict(top_p=0.0), 'top_p=0.0'),
   (dict(top_p=1e-50), r'top_p=.*1.?e-50'),
-  (dict(top_p=1.1), 'top_p=1.1'),
   (dict(top_p=True), 'top_p=True: must be a number'),
-  (dict(top_k=-1), 'top_k=-1'),
   (dict(top_k=5.0), 'top_k=5.0: must be a whole number'),
-  (dict(top_k=True), 'top_k=True: must be a whole number'),
-  (dict(max_new_tokens=0), 'max_new_tokens=0'),
-  (dict(max_new_tokens=2.5), 'max_new_tokens=2.5'),
+  (dict(max_new_tokens=0), 'max_new_tokens=0: must be a whole number or None'),
   (dict(max_new_tokens=True), 'max_new_tokens=True: must be a whole'),
-  (dict(max_new_tokens=None), 'max_new_tokens=None: must be a whole'),
   (dict(max_new_tokens=600), 'no room'),
-  (dict(seed=-1), 'seed=-1'),
   (dict(seed=None), 'seed=None: must be a whole number'),
   (dict(seed=12345678901234567890), 'seed=12345678901234567890: must be'),
-  (dict(logprobs=5), r"logprobs=5: must be True or False \(of the reply's own"),
+  (dict(logprobs=-1), 'logprobs=-1: must be a whole number, at least 0'),
+  (dict(logprobs='5'), "logprobs='5': must be a whole number"),
+  (dict(logprobs=300), 'logprobs=300: the vocabulary has 258 tokens'),
   (dict(record='yes'), "record='yes': must be True or False"),
   (dict(stop=''), "stop='': must be texts"),
   (dict(stop=[13]), r'stop=\[13\]: .* token ids go to stop_ids'),
-  (dict(stop=13), 'stop=13: must be texts'),
   (dict(stop=b'.'), "stop=b'.': must be texts"),
   (dict(stop={'.': 1}), 'stop={.*: must be texts'),
   (dict(stop_ids=2**31), 'stop_ids: 2147483648 is outside the vocabulary'),
   (dict(stop_ids=[258]), 'stop_ids: 258 .* allowed are 0 to 257'),
   (dict(stop_ids=[1, 1.5]), 'stop_ids: 1.5 is no whole number'),
-  (dict(stop_ids=b'ab'), "stop_ids: b'ab' is no whole number"),
   (dict(stop_ids='ab'), "stop_ids: 'ab' is no whole number"),
   (dict(stop_ids=[True]), 'stop_ids: True is no whole number'),
-  (dict(n=0), 'n=0'),
   (dict(n=4097), 'n=4097: .*at most 4096 .*other seeds'),
-  (dict(n=True), 'n=True: must be a whole number'),
-  (dict(batch_size=1.5), 'batch_size=1.5'),
   (dict(batch_size='8'), "batch_size='8': must be a whole number"),
   (dict(chat='no'), "chat='no': must be True or False"),
-  (dict(chat=True), 'chat=True: .* has no chat template'),
-  (dict(check_cache=1), 'check_cache=1: must be True or False'),
-  (dict(proposals=None), 'proposals=None: must be True or False'),
+  (dict(chat=True), 'has no chat template: leave chat=True out'),
+  (dict(request=1), "unknown setting 'request'"),
   (dict(temperatur=1.0), "unknown setting 'temperatur': allowed are .*, n,"),
   (dict(min_p=0.5), 'min_p is not supported'),
-  (dict(logit_bias={}), 'logit_bias is not supported'),
   (dict(num_return_sequences=2), "'num_return_sequences'; it is n here"),
-  (dict(max_tokens=2), "unknown setting 'max_tokens'; it is max_new_tokens"),
-  (dict(eos_token_id=2), "unknown setting 'eos_token_id'; it is stop_ids"),
+  (dict(messages=CHAT), "'messages'; it is a prompt of prompts here"),
   (dict(dtype='bfloat16'), 'dtype: give it to specdec_jax.load'),
   (dict(draft='lookup', min_match=0), 'give draft_options=dict.min_match='),
-  (dict(rule='rejekt'), 'rejekt'),
   (dict(rule=None), 'rule=None: allowed are block, coupled, lenient:NUMBER'),
   (dict(rule='lenient:nan'), 'lenience=nan: must be a number'),
   (dict(draft='hf:org/name'), 'a source is given to .*specdec_jax.load'),
@@ -259,7 +242,7 @@ SLIPS = [
   (dict(draft='lm'), 'draft.source is empty: give a model, .*to lm.Settings'),
   (dict(draft=5), "draft=5: allowed are 'lm', .* a loaded model"),
   (dict(draft=lookup.make), r'allowed are .*; it takes \(\*, gamma: int'),
-  (dict(draft=MODEL), 'draft=<Model> has no parameters'),
+  (dict(draft=MODEL), r'draft=Model\(vocab=8, context=512\) has no parameters'),
   (
     dict(draft=sources.open_source('random:tiny')),
     r"draft=Source\('random:tiny'\) has no weights: give what",
@@ -269,15 +252,13 @@ SLIPS = [
   (dict(draft='lookup', draft_options=dict(gamma=3)), 'gamma=3: no such setti'),
   (dict(draft=lookup.make(gamma=2), draft_options=dict(a=1)), 'has none'),
   (dict(target='random:tiny'), "target='random:tiny': must be a loaded model"),
-  (dict(target=MODEL), 'target=<Model>: must be a loaded model'),
-  (dict(prompts=[1, 2, 3]), r'prompt 1: must be a text or a list .*\[\[1, 2'),
+  (dict(target=MODEL), r'target=Model\(.*\): must be a loaded model'),
+  (dict(prompts=[1, 2, 3]), r'prompt 1: must be a text, a list .*\[\[1, 2'),
   (dict(prompts=None), 'prompt None: must be a text'),
-  (dict(prompts=b'Hello'), "prompt b'Hello': must be a text or a list"),
-  (dict(prompts=[b'Hello']), "prompt b'Hello': must be a text or a list"),
+  (dict(prompts=[b'Hello']), "prompt b'Hello': must be a text, a list"),
   (dict(prompts={'a': 'b'}), "prompt {'a': 'b'}: must be a text"),
   (dict(prompts={'a', 'b'}), 'prompt {.*}: must be a text'),
-  (dict(prompts=CONVERSATION), r'conversation is tokenizer.encode_chat\(m'),
-  (dict(prompts=[CONVERSATION]), "token {'role': .* must be a whole number"),
+  (dict(prompts=CHAT), 'has no chat template: .* or messages'),
   (dict(prompts=[[1, 1.9]]), 'token 1.9 of a prompt: must be a whole number'),
   (dict(prompts=[[True]]), 'token True of a prompt: must be a whole number'),
   (dict(prompts=[['Hi']]), "token 'Hi' of a prompt: must be a whole number"),
@@ -287,56 +268,48 @@ SLIPS = [
   (dict(prompts=[[]]), 'empty prompt'),
   (dict(prompts=[[1] * 512]), 'shorten the prompt'),
 ]
+STREAM = [
+  (dict(request=-1), 'request=-1: must be a whole number, at least 0'),
+  (dict(request=1.5), 'request=1.5: must be a whole number'),
+  (dict(request=True), 'request=True: must be a whole number'),
+  (dict(n=2), 'n=2: a stream has none; use generate'),
+  (dict(logprobs=True), 'logprobs=True: a stream has none; use generate'),
+  (dict(chat=1), 'chat=1: must be True or False'),
+  (dict(prompt=[[1, 2]]), r'token \[1, 2\] of a prompt: must be a whole'),
+  (dict(prompt=b'a'), "prompt b'a': must be a text"),
+]
+LOAD = [
+  (dict(source=None), 'source=None: must be a text or a path, as in hf:org'),
+  (dict(source=b'random:tiny'), "source=b'random:tiny': must be a text"),
+  (dict(source=MODEL), r'source=Model\(.*\): must be a text'),
+  (dict(dtype='float16'), "dtype='float16': allowed are float32, bfloat16"),
+  (dict(dtype=int), "dtype=<class 'int'>: allowed are float32"),
+  (dict(mesh=(2, 1)), r'mesh=\(2, 1\): give sharding.make_mesh'),
+  (dict(tensor_parallel=True), 'tensor_parallel=True: must be a whole'),
+  (dict(scan_layers='auto'), "scan_layers='auto': give True, False or None"),
+  (dict(kernels=None), 'kernels=None: allowed are auto, xla'),
+]
+TABLE = [
+  (name, *row)
+  for name, rows in (('generate', GENERATE), ('stream', STREAM), ('load', LOAD))
+  for row in rows
+]
 
 
 # By number: an object's repr holds its address, which no two workers share.
-@pytest.mark.parametrize('changes, message', SLIPS, ids=range(len(SLIPS)))
-def test_a_slip_is_one_clear_error(target, changes, message):
-  arguments = dict(target=target, prompts=PROMPTS) | changes
+@pytest.mark.parametrize(
+  'function, changes, message', TABLE, ids=range(len(TABLE))
+)
+def test_a_slip_is_one_clear_error(target, function, changes, message):
+  """When it is called: a stream's not when its first piece is asked for."""
+  arguments = dict(
+    generate=dict(target=target, prompts=PROMPTS),
+    stream=dict(target=target, prompt=[1]),
+    load=dict(source='random:tiny'),
+  )[function]
   with pytest.raises(ValueError, match=message) as error:
-    specdec_jax.generate(**arguments)
+    getattr(specdec_jax, function)(**arguments | changes)
   assert len(str(error.value)) < 500
-
-
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    (dict(request=-1), 'request=-1: must be a whole number, at least 0'),
-    (dict(request=1.5), 'request=1.5: must be a whole number'),
-    (dict(request=True), 'request=True: must be a whole number'),
-    (dict(n=2), "unknown setting 'n': allowed are chat, .*, request,"),
-    (dict(logprobs=True), 'logprobs=True: a stream has none; use generate'),
-    (dict(chat=1), 'chat=1: must be True or False'),
-    (dict(prompt=[[1, 2]]), r'token \[1, 2\] of a prompt: must be a whole'),
-    (dict(prompt=b'a'), "prompt b'a': must be a text or a list"),
-  ],
-)
-def test_a_slip_in_stream(target, changes, message):
-  """When it is called, not when the first piece is asked for."""
-  with pytest.raises(ValueError, match=message):
-    specdec_jax.stream(target, **dict(prompt=[1]) | changes)
-
-
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    (dict(source=None), 'source=None: must be a text or a path, as in hf:org'),
-    (dict(source=b'random:tiny'), "source=b'random:tiny': must be a text"),
-    (dict(source=MODEL), 'source=<Model>: must be a text'),
-    (dict(dtype='float16'), "dtype='float16': allowed are float32, bfloat16"),
-    (dict(dtype=None), 'dtype=None: allowed are float32'),
-    (dict(dtype=int), "dtype=<class 'int'>: allowed are float32"),
-    (dict(mesh=2), 'mesh=2: give sharding.make_mesh'),
-    (dict(mesh=(2, 1)), r'mesh=\(2, 1\): give sharding.make_mesh'),
-    (dict(tensor_parallel=True), 'tensor_parallel=True: must be a whole'),
-    (dict(tensor_parallel=-1), 'tensor_parallel=-1: must be a whole number'),
-    (dict(scan_layers='auto'), "scan_layers='auto': give True, False or None"),
-    (dict(kernels=None), 'kernels=None: allowed are auto, xla'),
-  ],
-)
-def test_a_slip_in_load(changes, message):
-  with pytest.raises(ValueError, match=message):
-    specdec_jax.load(**dict(source='random:tiny') | changes)
 
 
 def test_numbers_of_numpy_and_jax_are_numbers(target, plain):
@@ -350,16 +323,78 @@ def test_numbers_of_numpy_and_jax_are_numbers(target, plain):
     batch_size=np.uint8(8),
     stop_ids=np.array([256]),
     logprobs=np.False_,
+    record=np.False_,
     **common,
   )
   assert [x.tokens for x in out] == [x.tokens for x in plain]
   assert specdec_jax.load('random:tiny', dtype=jnp.bfloat16).dtype == 'bfloat16'
 
 
-def test_models_in_a_notebook_are_one_line(target):
+def test_what_a_notebook_shows_is_a_line(target, plain):
   assert repr(target) == "LanguageModel('random:tiny', float32)"
+  lookups = build.engine(target, 'lookup')
+  pieces = specdec_jax.stream(target, [5], max_new_tokens=2)
+  many = [plain[0], next(pieces), lookups, lookups.rule, lookups.drafter]
+  for x in (
+    *many,
+    target.model,
+    completion.Completion('a\n' * 90, [1], '', [], {}),
+  ):
+    assert len(repr(x)) < 100 and '\n' not in repr(x), x
   assert len(repr(target.tokenizer)) < 300
-  assert len(repr(build.engine(target, 'lookup'))) < 99
+
+
+@pytest.fixture(scope='module')
+def chatty(target):
+  """With a template that writes each turn as <role>content."""
+  template = (
+    '{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>'
+  )
+  own = dataclasses.replace(target.tokenizer, chat_template=template)
+  return dataclasses.replace(target, tokenizer=own)
+
+
+def test_a_conversation_is_a_prompt(chatty):
+  system, user = {'role': 'system', 'content': 'S'}, CHAT[0]
+  ask = lambda prompts, **more: [
+    x.tokens
+    for x in specdec_jax.generate(chatty, prompts, max_new_tokens=4, **more)
+  ]
+  texts = ['<system>S<user>Hi<a>', '<user>Hi<a>']
+  want = ask(texts)
+  assert ask([[system, user], 'Hi'], chat=True) == want
+  assert ask([(system, user), texts[1]]) == want
+  assert ask([system, user]) == want[:1]  # one alone
+  pieces = specdec_jax.stream(chatty, [system, user], max_new_tokens=4)
+  assert [t for x in pieces for t in x.tokens] == want[0]
+  for wrong, message in (
+    ([system, 'Hi'], "message 'Hi': must be a dict"),
+    ([{'role': 'user'}], "needs strings 'role' and 'content'"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      specdec_jax.generate(chatty, wrong)
+
+
+def test_as_many_tokens_as_fit(target):
+  items = requests.items(PROMPTS)
+  wanted = completion.Settings(max_new_tokens=None)
+  request = api.request_of(build.engine(target, 'lookup'), items, wanted)
+  assert request.limit_B.tolist() == [target.context] * len(items)
+
+
+def test_the_likeliest_tokens_and_their_log_probabilities(target, plain):
+  (out,) = specdec_jax.generate(target, PROMPTS[:1], logprobs=3, **COMMON)
+  (own,) = specdec_jax.generate(target, PROMPTS[:1], logprobs=True, **COMMON)
+  assert out.tokens == own.tokens == plain[0].tokens
+  assert out.logprobs == own.logprobs
+  assert own.top_logprobs is plain[0].top_logprobs is plain[0].logprobs is None
+  for token, logprob, top in zip(
+    out.tokens, out.logprobs, out.top_logprobs, strict=True
+  ):
+    ids, chances = zip(*top, strict=True)
+    assert len(set(ids)) == 3 and sorted(chances, reverse=True) == [*chances]
+    assert logprob <= chances[0]
+    assert dict(top).get(token, logprob) == logprob
 
 
 def test_no_stop_string_may_be_written_as_none(target, plain):

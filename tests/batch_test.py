@@ -1,19 +1,14 @@
 """Files of prompts to files of answers, with an engine that is a function."""
 
-import dataclasses
 import json
-import os
-import signal
 import types
 
 import pytest
-import tokenizers
 
 from configs import pair
-from specdec_jax import batch, settings
+from specdec_jax import batch, completion, settings
 from specdec_jax.bench import prompts
 from specdec_jax.io import tokenizer
-from tests.io import stream_test
 
 ROWS = (
   {'prompt': 'Hello'},
@@ -21,6 +16,7 @@ ROWS = (
   {'tokens': [5, 6, 7], 'id': 12},
   {'prompt': 'more'},
   {'turns': ['first', 'second']},
+  {'messages': [{'role': 'system', 'content': 'S'}], 'id': 'talk'},
 )
 METRICS = {'emitted_tokens': 4, 'target_calls': 2}
 
@@ -31,7 +27,7 @@ def reply(items):
   for tokens, number, *_ in items:
     new = [97 + (sum(tokens) + number + i) % 26 for i in range(3)]
     text = bytes(new).decode()
-    out.append(batch.Answer(text, [*new, 256], 'stop', METRICS))
+    out.append(completion.Completion(text, [*new, 256], 'stop', [], METRICS))
   return out
 
 
@@ -47,6 +43,7 @@ class World:
       draft_ids=(),
       ids=258,
       context=128,
+      label='fake',
       start=None,
       tokenizer=tokenizer.from_bytes(512, 'bytes'),
     )
@@ -61,9 +58,8 @@ class World:
     task = batch.Run(
       found, self.target, self._ask, self.chat, 8, self.rows, digest
     )
-    batch.check_prompts(task, str(self.input))
-    old = batch.begun(self.output, task)
-    return batch.write(self.output, task, old)[0]
+    batch.check(task, str(self.input))
+    return batch.write(self.output, task, batch.begun(self.output, task))
 
   def _ask(self, items):
     assert 1 <= len(items) <= self.rows
@@ -82,16 +78,15 @@ def world(tmp_path):
 def test_every_form_in_order(world):
   done = world.run()
   rows = world.lines()
-  assert [row['id'] for row in rows] == ['0', 'a/b', '12', '3', '4']
-  assert [type(row['text']) for row in rows] == [str, list, str, str, list]
+  assert [row['id'] for row in rows] == ['0', 'a/b', '12', '3', '4', 'talk']
+  assert [type(row['text']) is list for row in rows] == [0, 1, 0, 0, 1, 0]
   names = ('text', 'tokens', 'finish_reason', 'metrics')
   assert [len(rows[1][name]) for name in names] == [3] * 4
   (plain,) = reply([([5, 6, 7], 12)])
   assert rows[2]['text'] == plain.text and rows[2]['metrics'] == METRICS
   assert rows[2]['tokens'] == list(plain.tokens)
-  assert (done['lines'], done['written'], done['skipped']) == (5, 5, 0)
-  # Eight answers.
-  assert (done['tokens'], done['block_efficiency']) == (32, 2)
+  titles = '0', 'a/b', 'a/b, turn 2', 'a/b, turn 3', '12', '3', '4', '4, turn 2'
+  assert {*done} == {*titles, 'talk'}
 
 
 def test_turns_follow_the_answers_before(world):
@@ -104,29 +99,8 @@ def test_turns_follow_the_answers_before(world):
   number = batch.request_number('a/b', 2)
   assert asked[number] == f'{third}User: three\nAssistant:'
   assert asked[12] == '\x05\x06\x07'  # Ids are passed through.
-  world.output.unlink()
-  world.chat = False
-  world.run()
-  asked = {item.number: bytes(item.tokens).decode() for item in world.asked}
-  first, second = world.lines()[1]['text'][:2]
-  # By hand: no eos id between, a newline before each turn.
-  assert asked[number] == f'one{first}\ntwo{second}\nthree'
-
-
-def test_a_later_turn_goes_on_and_does_not_begin(world):
-  """Without bos, or the space before the first word that Llama 2 has."""
-  t = stream_test.fallback()
-  inner = tokenizers.Tokenizer.from_str(t.inner.to_str())
-  n = tokenizers.normalizers
-  inner.normalizer = n.Sequence([n.Prepend('▁'), n.Replace(' ', '▁')])
-  world.target.tokenizer = dataclasses.replace(t, inner=inner, add_bos=True)
-  run = types.SimpleNamespace(target=world.target, chat=False)
-  answer = batch.Answer('b', [261, 2], 'stop', METRICS)
-  prompt = prompts.Prompt('x', turns=('a', 'b'))
-  name = lambda ids: [inner.id_to_token(i) for i in ids]
-  assert name(batch.encode(run, prompt, [])) == ['<s>', '▁', 'a']
-  found = batch.encode(run, prompt, [answer])
-  assert name(found) == ['<s>', '▁', 'a', 'b', '<0x0A>', 'b']
+  talk = batch.request_number('talk', 0)
+  assert asked[talk] == 'System: S\nAssistant:'
 
 
 def test_an_encoder_reads_the_prompt_itself(world):
@@ -148,7 +122,7 @@ def test_request_numbers():
 
 # Inside line 1, at its end, inside line 2 of the batch, and in the last line.
 @pytest.mark.parametrize(
-  'lines, extra', [(0, 9), (1, 0), (1, 1), (3, 5), (4, 9), (5, 0)]
+  'lines, extra', [(0, 9), (1, 0), (1, 1), (3, 5), (5, 9), (6, 0)]
 )
 @pytest.mark.parametrize('rows', [2, 3])
 def test_goes_on_where_it_stopped(world, lines, extra, rows):
@@ -158,11 +132,10 @@ def test_goes_on_where_it_stopped(world, lines, extra, rows):
   start = b''.join(x + b'\n' for x in kept[:lines]) + kept[lines][:extra]
   world.output.write_bytes(start)
   world.rows, world.asked = rows, []
-  done = world.run()
+  world.run()
   assert world.output.read_bytes() == before
-  assert (done['skipped'], done['written']) == (lines, 5 - lines)
   # Nothing that is there is asked again.
-  assert sum(item.number < 2**31 for item in world.asked) == 5 - lines
+  assert sum(item.number < 2**31 for item in world.asked) == 6 - lines
 
 
 def test_prompts_may_be_added_and_what_changes_no_answer_may_change(world):
@@ -170,7 +143,7 @@ def test_prompts_may_be_added_and_what_changes_no_answer_may_change(world):
   world.run()
   world.prompts(ROWS)
   world.config.bench.batch_size, world.config.mesh.data = 7, 2
-  assert world.run()['written'] == 2
+  assert {*world.run()} == {'3', '4', '4, turn 2', 'talk'}
 
 
 @pytest.mark.parametrize(
@@ -194,29 +167,11 @@ def test_what_changes_answers_is_refused(world, change):
   assert world.output.read_bytes() == before
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_after_the_batch(world, number):
-  handlers = lambda: [signal.getsignal(n) for n in (signal.SIGINT, 15)]
-  before = handlers()
-
-  def stop(items):
-    world.ask = reply
-    os.kill(os.getpid(), number)
-    assert handlers() == before  # The second one acts as usual.
-    return reply(items)
-
-  world.ask = stop
-  done = world.run()
-  assert (done['lines'], done['prompts']) == (2, 5)
-  assert handlers() == before
-  assert world.run()['skipped'] == 2
-
-
 def test_logits_that_are_not_finite_end_one_row_only(world):
   """Once the batch was lost, and a rerun stopped there again."""
 
   def broken(items):
-    bad = batch.Answer('', (), 'non-finite', METRICS)
+    bad = completion.Completion('', [], 'non-finite', [], METRICS)
     asked = batch.request_number('a/b', 0)
     return [
       bad if item.number == asked else x
@@ -228,8 +183,8 @@ def test_logits_that_are_not_finite_end_one_row_only(world):
   rows = world.lines()
   assert rows[1]['finish_reason'] == ['non-finite'] * 3
   assert [row['finish_reason'] for row in (rows[0], rows[3])] == ['stop'] * 2
-  assert done['lines'] == 5 and done['non_finite'] == 3
-  assert world.run()['written'] == 0
+  assert [x.finish_reason for x in done.values()].count('non-finite') == 3
+  assert not world.run()
 
 
 def test_no_room_for_a_later_turn(tmp_path):
@@ -237,7 +192,7 @@ def test_no_room_for_a_later_turn(tmp_path):
   world.run()
   rows = world.lines()
   assert rows[0]['finish_reason'] == ['stop', 'context']
-  assert rows[0]['tokens'][1] == [] and rows[0]['metrics'][1] is None
+  assert rows[0]['tokens'][1] == [] and rows[0]['metrics'][1] == {}
   assert rows[1]['finish_reason'] == 'stop'
 
 
@@ -245,7 +200,9 @@ def test_refusals_before_any_work(world, tmp_path):
   for row, expected in (
     ({'tokens': [1, 258]}, "in.jsonl: prompt 'x': token id 258 is outside"),
     ({'prompt': 'a' * 128}, "in.jsonl: prompt 'x': the prompt has 1"),
+    ({'turns': ['a', 'b']}, "'x': later turns need bench.chat=True"),
   ):
+    world.chat = 'turns' not in row
     world.prompts([{'prompt': 'a'}, {'id': 'x'} | row])
     with pytest.raises(ValueError, match=expected):
       world.run()
@@ -258,25 +215,6 @@ def test_refusals_before_any_work(world, tmp_path):
     with pytest.raises(ValueError, match=expected):
       batch.check_output(str(path), str(world.input))
   assert [p.name for p in tmp_path.iterdir()] == ['in.jsonl']
-
-
-def test_a_rerun_finds_the_costs_it_was_begun_with(world):
-  assert batch.costs(world.output) is None
-  world.run()
-  assert batch.costs(world.output) is None  # no adaptive drafter
-  world.output.unlink()
-  chosen = METRICS | {'costs': {'verify': [1, 2]}}
-  world.ask = lambda items: [x._replace(metrics=chosen) for x in reply(items)]
-  for rows in ROWS[:1], ROWS[1:2]:  # one turn, and several
-    world.prompts(rows)
-    world.run()
-    assert batch.costs(world.output) == {'verify': [1, 2]}
-    world.output.write_text(world.output.read_text() + '{"id":"mo')
-    assert batch.costs(world.output) == {'verify': [1, 2]}
-    world.output.unlink()
-  for text in ('{"id":"0","text', '[]\n', '{"metrics": []}\n', ''):
-    world.output.write_text(text)
-    assert batch.costs(world.output) is None
 
 
 def test_one_method():

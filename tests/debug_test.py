@@ -1,5 +1,7 @@
 """check_cache: silent on what is right, exact about what is planted."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,12 +93,13 @@ def test_a_lost_slot_is_named_and_nothing_else(kind):
       model = lm.make(config)
     make, rule = CASES[kind]
     drafter = make(model)
-    args, req, slot = (forgetful(model), drafter, rule), request(), 9
-    debug.check_cache(*args, weights_of(*params), req, OPTIONS)
+    loop = decode.Loop(forgetful(model), drafter, rule, OPTIONS)
+    req, slot = request(), 9
+    debug.check_cache(loop, weights_of(*params), req)
     weights = weights_of(*params, slot)
     with pytest.raises(debug.CacheMismatch) as caught:
-      debug.check_cache(*args, weights, req, OPTIONS)
-    programs = decode.programs(*args, OPTIONS)
+      debug.check_cache(loop, weights, req)
+    programs = decode.programs(*loop[:4])
     out, state = fakes.run_steps(programs, weights, req)
   # A slot counts once the token after it is there.
   window = int(out.info.window_BL[ROW, slot + 1])
@@ -118,16 +121,16 @@ def test_a_drafter_that_reads_too_little_is_named():
 
   params = fakes.table(0, V)  # the same twice: everything is accepted
   weights = types.Weights(params, params)
-  args = TABLE, drafter._replace(init=init), reject.RULE
+  loop = decode.Loop(TABLE, drafter._replace(init=init), reject.RULE, OPTIONS)
   req = request(temperature=0.8)
   with pytest.raises(debug.DraftMismatch) as caught:
-    debug.check_cache(*args, weights, req, OPTIONS)
+    debug.check_cache(loop, weights, req)
   found = caught.value
   n = int(req.lengths_B[ROW]) + GAMMA + 1
   assert (found.row, found.window, found.slot) == (ROW, 1, n)
   assert f'first differs in slot {n - 2}' in str(found)
   assert 'proposals=False' in str(found)
-  debug.check_cache(*args, weights, req, OPTIONS, proposals=False)
+  debug.check_cache(loop, weights, req, proposals=False)
 
 
 def reads_one(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, **_):
@@ -165,7 +168,11 @@ def test_one_bit_of_what_an_encoder_left_is_named():
     (world.target, writing(world.draft, 2)),
   ):
     drafter = lm_drafter.make(draft, gamma=GAMMA)
-    args = target, drafter, reject.RULE, world.weights, req, OPTIONS
+    args = (
+      decode.Loop(target, drafter, reject.RULE, OPTIONS),
+      world.weights,
+      req,
+    )
     if (target, draft) == (world.target, world.draft):
       debug.check_cache(*args)
       continue
@@ -193,23 +200,20 @@ def test_a_draft_of_the_wrong_shape_is_refused():
   with pytest.raises(
     ValueError, match=r"'narrow': q_BKV has shape \(3, 3, 1\)"
   ):
-    debug.check_cache(TABLE, drafter, reject.RULE, weights, request(), OPTIONS)
+    loop = decode.Loop(TABLE, drafter, reject.RULE, OPTIONS)
+    debug.check_cache(loop, weights, request())
 
 
 @pytest.mark.more
-def test_generate_checks_and_gives_the_same_tokens():
+def test_the_api_checks_what_it_would_generate():
   """With the target's own first layers, which share its cache."""
   target = specdec_jax.load('random:tiny')
   options = dict(draft='early_exit', draft_options={'exit': 1}, gamma=2)
-  (plain,) = specdec_jax.generate(target, [[5, 6, 5, 6]], max_new_tokens=5)
-  (out,) = specdec_jax.generate(
-    target, [[5, 6, 5, 6]], max_new_tokens=5, check_cache=True, **options
-  )
-  assert out.tokens == plain.tokens
+  specdec_jax.check_cache(target, [[5, 6, 5, 6]], max_new_tokens=5, **options)
 
 
 @pytest.mark.slow
-def test_generate_checks_no_proposals_of_a_drafter_that_adapts():
+def test_the_api_checks_no_proposals_of_a_drafter_that_adapts():
   """Its count grows with every window: a fresh one begins again at 1."""
   target = specdec_jax.load('random:tiny')
   drafter = scripted.make(gamma=GAMMA)
@@ -226,7 +230,9 @@ def test_generate_checks_no_proposals_of_a_drafter_that_adapts():
       state + outcome.emitted_B, GAMMA
     ),
   )
-  kwargs = dict(draft=adapts, max_new_tokens=5, check_cache=True)
+  check = functools.partial(
+    specdec_jax.check_cache, target, [[5, 6, 5, 6]], draft=adapts
+  )
   with pytest.raises(debug.DraftMismatch, match='proposals=False'):
-    specdec_jax.generate(target, [[5, 6, 5, 6]], **kwargs)
-  assert specdec_jax.generate(target, [[5, 6, 5, 6]], proposals=False, **kwargs)
+    check(max_new_tokens=5)
+  check(max_new_tokens=5, proposals=False)

@@ -92,7 +92,7 @@ def table():
   """(programs, weights, request(...)) of a sampled table, with log-probs."""
   model = fakes.table_model(V)
   drafter = fakes.ragged(lm_drafter.make(model, gamma=2))
-  options = decode.Options(logprobs=True)
+  options = decode.Options(logprobs=3)
   programs = decode.programs(model, drafter, reject.RULE, options)
   weights = types.Weights(fakes.table(0, V), fakes.table(1, V))
   prompts = fakes.prompts(B, vocab=V)
@@ -149,17 +149,23 @@ def test_no_step_of_the_loop_speaks_to_the_host(table):
 
 
 def test_logprobs_are_those_of_a_teacher_forced_pass(table):
-  """At temperature 1 and unfiltered, whatever the row's settings."""
+  """At temperature 1 and unfiltered, whatever the row's settings; and so are
+  the likeliest in each place, whichever was drawn."""
   programs, weights, request = table
   req = request()
   out = programs.generate(weights, req)
-  logprobs = np.asarray(out.info.logprob_BL)
+  logprobs, ids, top = map(np.asarray, (out.info.logprob_BL, *out.info.top_BLX))
   for b, text in enumerate(fakes.texts(out)):
     start = req.lengths_B[b]
     for i in range(start, len(text)):
       row_V = fakes.row_of(weights.target, text[:i]).astype(np.float64)
       wanted = row_V[text[i]] - np.log(np.exp(row_V).sum())
       assert logprobs[b, i] == pytest.approx(wanted, abs=1e-5)
+      best = np.argsort(-row_V)[:3]
+      assert ids[b, i].tolist() == best.tolist()
+      np.testing.assert_allclose(
+        top[b, i], row_V[best] - np.log(np.exp(row_V).sum()), atol=1e-5
+      )
     assert (logprobs[b, :start] == 0).all()
     assert (logprobs[b, len(text) :] == 0).all()
 
@@ -177,7 +183,7 @@ def test_widths_change_nothing(x64):
   drafter = scripted.make(gamma=3)
   some, one = (
     decode.programs(
-      model, drafter, reject.RULE, decode.Options(widths=w, logprobs=True)
+      model, drafter, reject.RULE, decode.Options(widths=w, logprobs=2)
     ).generate(weights, request)
     for w in ((0, 1), ())
   )

@@ -40,19 +40,12 @@ def adversary(text, vocab: int):
   return (np.asarray(text) + 1) % vocab
 
 
-def request(
-  prompts, new, *, vocab, gamma=0, length=None, request=None, **settings
-):
-  """requests.make with room for everything a test may want."""
-  return requests.make(
-    requests.items(prompts, request),
-    ids=vocab,
-    context=10**6,
-    max_new_tokens=new,
-    gamma=gamma,
-    length=length,
-    **settings,
-  )
+def request(prompts, new, *, vocab, request=None, **settings):
+  """requests.make of prompts of these ids; settings: as base.make_request."""
+  assert all(0 <= x < vocab for prompt in prompts for x in prompt)
+  names = {*settings}.intersection(requests.Wanted._fields)
+  wanted = requests.Wanted(new, **{x: settings.pop(x) for x in names})
+  return requests.make(requests.items(prompts, request), wanted, **settings)
 
 
 def prompts(rows, *, vocab, seed=0, longest=6):

@@ -232,7 +232,7 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, index, words):
   [
     ('trace', 'pair', 'output', '2 processes: this program runs in one'),
     ('train', 'train_lm', 'workdir', 'model=1: 2 processes have 2 devices'),
-    ('generate', 'pair', 'html', 'html, check_cache: are for one process'),
+    ('generate', 'pair', 'html', 'html: is for one process'),
   ],
 )
 def test_what_several_processes_cannot_do_is_refused(

@@ -1,16 +1,20 @@
 """Prompts to fixed shapes: the bucket table and every refusal."""
 
+import types
+
 import numpy as np
 import pytest
 
 from specdec_jax import requests
 
-GOOD = dict(ids=10, context=64, max_new_tokens=4)
+MODEL = types.SimpleNamespace(ids=10, context=64)
 
 
-def make(prompts, numbers=None, **changes):
+def make(prompts, new=4, numbers=None, **changes):
   items = requests.items(prompts, numbers)
-  return requests.make(items, **(GOOD | changes))
+  names = {*changes}.intersection(requests.Wanted._fields)
+  wanted = requests.Wanted(new, **{x: changes.pop(x) for x in names})
+  return requests.make(items, wanted, **changes)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,7 @@ def test_buckets(length, wanted):
 def test_a_batch_is_what_was_asked():
   r = make(
     [[1, 2, 3], [9]],
-    max_new_tokens=[5, 2],
+    new=[5, 2],
     gamma=3,
     temperature=[0.0, 0.7],
     top_k=4,
@@ -64,40 +68,50 @@ def test_defaults():
 
 def test_the_buffer_has_room_for_the_last_window():
   longest = [[1] * 9]
-  assert make(longest, max_new_tokens=7).tokens_BL.shape[1] == 16
-  assert make(longest, max_new_tokens=7, gamma=1).tokens_BL.shape[1] == 32
-  assert make(longest, max_new_tokens=7, length=16).tokens_BL.shape[1] == 16
-  with pytest.raises(ValueError, match='length=16'):
-    make(longest, max_new_tokens=7, gamma=1, length=16)
+  assert make(longest, new=7).tokens_BL.shape[1] == 16
+  assert make(longest, new=7, gamma=1).tokens_BL.shape[1] == 32
+  assert make(longest, new=7, length=16).tokens_BL.shape[1] == 16
+
+
+def check(tokens, new=4, source=()):
+  return requests.check(requests.Item(tokens, 0, source=source), MODEL, new)
 
 
 def test_a_prompt_may_fill_the_context_but_for_its_new_tokens():
-  assert make([[1] * 60]).limit_B.tolist() == [64]
-  assert make([[1] * 63], max_new_tokens=1).limit_B.tolist() == [64]
+  assert check([1] * 60) == 4 and check([1] * 63, 1) == 1
+  assert check([1] * 60, None) == 4  # as many as fit
 
 
 @pytest.mark.parametrize(
-  'prompts, changes, message',
+  'tokens, changes, message',
   [
-    ([], {}, 'no prompts'),
-    ([[]], {}, 'empty prompt'),
-    ([[1], []], {}, 'empty prompt'),
-    ([[1, 10]], {}, 'token id 10 is outside .* 0 to 9'),
-    ([[-1]], {}, 'token id -1 is outside'),
-    ([[1] * 64], {}, '64 tokens, the context holds 64'),
-    ([[1] * 61], {}, 'lower it to 3'),
-    ([[1], [1] * 60], dict(max_new_tokens=[2, 5]), 'lower it to 4'),
-    ([[1]], dict(max_new_tokens=0), 'max_new_tokens=0'),
-    ([[1], [2]], dict(max_new_tokens=[3, -1]), 'max_new_tokens'),
-    ([[1], [2], [3]], dict(rows=2), '3 prompts do not fit into 2 rows'),
-    ([[1]], dict(length=4), 'length=4: .* need 5'),
-    ([[1], [2]], dict(temperature=[0.1, float('nan')]), 'temperature'),
-    ([[1], [2]], dict(seed=[1, 2, 3]), 'broadcast'),
-    ([[1]], dict(seed=12345678901234567890), 'seed=1234.*: must be whole'),
-    ([[1]], dict(seed=1.5), 'seed=1.5: must be whole'),
-    ([[1]], dict(numbers=[2**32]), 'request number=.*: must be whole'),
+    ([], {}, 'empty prompt'),
+    ([1, 10], {}, 'token id 10 is outside .* 0 to 9'),
+    ([-1], {}, 'token id -1 is outside'),
+    ([1] * 64, {}, '64 tokens, the context holds 64'),
+    ([1] * 64, dict(new=None), '64 tokens, the context holds 64'),
+    ([1] * 61, {}, 'lower it to 3'),
+    ([1], dict(source=[1] * 65), 'source has 65 tokens'),
+    ([1], dict(source=[10]), 'token id 10 is outside'),
   ],
 )
-def test_what_cannot_be_decoded_is_refused(prompts, changes, message):
+def test_what_cannot_be_decoded_is_refused(tokens, changes, message):
   with pytest.raises(ValueError, match=message):
+    check(tokens, **changes)
+
+
+@pytest.mark.parametrize(
+  'prompts, changes',
+  [
+    ([], {}),
+    ([[1]], dict(new=0)),
+    ([[1], [2], [3]], dict(rows=2)),
+    ([[1]], dict(length=4)),
+    ([[1]], dict(seed=2**32)),
+    ([[1]], dict(seed=1.5)),
+    ([[1]], dict(numbers=[2**32])),
+  ],
+)
+def test_a_batch_that_its_door_should_have_refused(prompts, changes):
+  with pytest.raises(AssertionError):
     make(prompts, **changes)

@@ -1,10 +1,20 @@
+"""Replies in a terminal, an SVG and a page: faithful, and no markup of text."""
+
+import html.parser
 import io
+import os
+import re
+from xml.etree import ElementTree
 
 import pytest
 import rich.console
+import tokenizers
 
-from specdec_jax import api, show
+from specdec_jax import completion, record, show
 from specdec_jax.io import tokenizer
+
+BYTES = tokenizer.from_bytes(512, 'bytes')
+EVIL = '<script>alert(1)</script>&amp;{{ 7 * 7 }}"\'\n\tcaf\u00e9 end'
 
 
 def console(**options) -> rich.console.Console:
@@ -16,7 +26,7 @@ def pieces(windows):
   for window in windows:
     tokens = [b for text, _ in window for b in text.encode()]
     origins = [kind for text, kind in window for _ in text.encode()]
-    yield api.Piece('', tokens, origins)
+    yield completion.Piece('', tokens, origins)
 
 
 WINDOWS = [
@@ -29,9 +39,9 @@ WINDOWS = [
 
 def test_marks_who_made_each_token_and_counts_without_a_terminal():
   out = console()
-  line = show.reply(out, tokenizer.from_bytes(256, 'test'), pieces(WINDOWS))
+  found = show.reply(out, tokenizer.from_bytes(256, 'test'), pieces(WINDOWS))
   assert out.file.getvalue() == 'a[bcd]{e}[f]<gh>\n'
-  assert line == (
+  assert found.counts == (
     '8 tokens in 4 passes: block efficiency 2.00 '
     '(4 drafted, 2 recovered, 1 bonus, 1 plain)'
   )
@@ -40,7 +50,7 @@ def test_marks_who_made_each_token_and_counts_without_a_terminal():
 def test_a_character_made_by_two_windows_is_shown_once_and_whole():
   out, text = console(), '\u00e9'.encode()
   windows = [([text[0]], ['drafted']), ([text[1]], ['bonus'])]
-  stream = (api.Piece('', *window) for window in windows)
+  stream = (completion.Piece('', *window) for window in windows)
   show.reply(out, tokenizer.from_bytes(256, 'test'), stream)
   assert out.file.getvalue() == '{\u00e9}\n'
 
@@ -59,3 +69,200 @@ def test_styles_tell_kinds_apart_even_without_colours(no_color):
 
 def test_brackets_of_the_text_are_text():
   assert show.mark([('plain', '[bold]x')], styled=True).plain == '[bold]x'
+
+
+def test_a_picture_is_the_reply_in_lines():
+  """Read as XML: every token is text, in its colour, and no line too long."""
+  out, windows = (
+    console(),
+    [*WINDOWS, [(EVIL, 'drafted')], [('x' * 300, 'bonus')]],
+  )
+  found = show.reply(out, BYTES, pieces(windows))
+  text = show.svg({'A <title>': found})
+  assert text == show.svg({'A <title>': found})
+  spans = [
+    [(x.get('class'), x.text) for x in line]
+    for line in ElementTree.fromstring(text).iter(
+      '{http://www.w3.org/2000/svg}text'
+    )
+  ]
+  legend, (title, *lines, counts) = spans[:4], spans[5:]
+  assert [kind for ((kind, _),) in legend] == [*show.KINDS]
+  assert (title, counts) == ([('dim', 'A <title>')], [('dim', found.counts)])
+  origins = [kind for line in lines for kind, _ in line]
+  assert ''.join(x for line in lines for _, x in line) == ''.join(
+    x for _, x in found.runs
+  ).replace('\n', '')
+  assert len(lines) == 5 and {*origins} == {*show.KINDS}
+  assert max(sum(len(x) for _, x in line) for line in lines) == 84
+
+
+# --- the page ----------------------------------------------------------------
+
+
+def answered(prompt, windows, **changes):
+  """windows: (accepted text, refused text, the target's own text)."""
+  tokens, kinds, found = [], [], []
+  for taken, dead, last in windows:
+    a, d, z = (list(x.encode()) for x in (taken, dead, last))
+    found.append(record.Window([*a, *d], [0.5] * len(a + d), len(a), [*a, *z]))
+    own = 'recovered' if d else 'bonus' if a else 'plain'
+    tokens += a + z
+    kinds += ['drafted'] * len(a) + [own] * len(z)
+  setting = {'target': '<b>model</b>', 'temperature': 0.0, 'draft': None}
+  counts = dict(
+    emitted_tokens=len(tokens),
+    target_calls=len(found),
+    drafted_tokens=sum(len(w.draft) for w in found),
+    accepted_tokens=sum(w.accepted for w in found),
+  )
+  fields = dict(
+    text='',
+    tokens=tokens,
+    finish_reason='length',
+    origins=kinds,
+    metrics=counts,
+    logprobs=[-0.125 - i for i in range(len(tokens))],
+    record=record.Record([*prompt.encode()], found, BYTES, setting),
+  )
+  return completion.Completion(**fields | changes)
+
+
+class Reader(html.parser.HTMLParser):
+  """The text inside the elements of each class, and all tags."""
+
+  def __init__(self, page):
+    super().__init__()
+    self.stack, self.tags, self.text = [], [], {}
+    self.feed(page)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+    if tag not in ('meta', 'td'):
+      self.stack.append((tag, dict(attrs).get('class', '')))
+
+  def handle_endtag(self, tag):
+    assert self.stack.pop()[0] == tag
+
+  def handle_data(self, data):
+    for tag, kind in self.stack:
+      self.text[kind or tag] = self.text.get(kind or tag, '') + data
+
+
+def page(found):
+  return show.page({'<i>title': found}, 'a --b="<c>"')
+
+
+def test_hostile_text_is_shown_and_is_no_markup():
+  seen = Reader(page(answered(EVIL, [('', '', EVIL)])))
+  assert seen.text['text prompt'] == EVIL
+  # A character of several tokens is in the last; the others are marked.
+  shown = EVIL.replace('\n', '\u23ce\n').replace('\u00e9', '\u25af\u00e9')
+  assert seen.text['text answer'] == shown
+  assert 'target: <b>model</b>' in seen.text['setting']
+  assert 'a --b="<c>"' in seen.text['setting'] and seen.text['h2'] == '<i>title'
+  for tag, attributes in seen.tags:
+    assert tag not in ('script', 'i')
+    assert not {'src', 'href', 'onclick', 'onload'} & set(attributes)
+
+
+def calls(text):
+  """(call, accepted, [(kind, text)]) of every target call."""
+  return [
+    (
+      *re.findall(r'<td>(.*?)(?=<td)', row),
+      re.findall(r'class="t (\w+)"[^>]*>(.*?)</span>', row),
+    )
+    for row in re.findall('<tr class="call">(.*?)</tr>', text)
+  ]
+
+
+def tokens_of(text):
+  """(kind, note, text) of every token of the answer."""
+  part = text[text.index('class="text answer"') : text.index('; ended by')]
+  return re.findall(r'class="t (\w+)" title="(.*?)">(.)<', part)
+
+
+def test_tokens_and_calls_have_their_origins_and_numbers():
+  windows = ('ab', 'xy', 'c'), ('', '', 'd'), ('e', '', 'f')
+  text = page(answered('ask', windows))
+  kinds = 'drafted drafted recovered plain drafted bonus'.split()
+  found = tokens_of(text)
+  assert [(kind, x) for kind, _, x in found] == [
+    *zip(kinds, 'abcdef', strict=True)
+  ]
+  assert found[1][1] == 'id 98, log p -1.12, q 0.5'
+  assert found[2][1] == 'id 99, log p -2.12'
+  assert '<b>6</b> tokens' in text and 'efficiency <b>2.00</b>' in text
+  assert '<b>3 of 5</b> drafts' in text
+  kinds = ['drafted'] * 2 + ['refused'] * 2 + ['recovered']
+  assert calls(text) == [
+    ('1', '2 of 4', [*zip(kinds, 'abxyc', strict=True)]),
+    ('2', 'no draft', [('plain', 'd')]),
+    ('3', '1 of 1', [('drafted', 'e'), ('bonus', 'f')]),
+  ]
+
+
+def test_what_comes_after_the_end_is_marked_as_cut():
+  whole = answered('ask', [('abc', '', 'd')])
+  window = whole.record.windows[0]._replace(tokens=[*b'ab'])  # EOS, say, at b
+  cut = dict(tokens=[*b'ab'], origins=['drafted'] * 2, logprobs=None)
+  short = whole.record._replace(windows=[window])
+  (found,) = calls(
+    page(answered('', [], **vars(whole) | cut | {'record': short}))
+  )
+  assert found == (
+    '1',
+    '3 of 3',
+    [('drafted', 'a'), ('drafted', 'b'), ('cut', 'c')],
+  )
+  # A stop string: the window was emitted, and the text ends inside it.
+  text = page(answered('', [], **vars(whole) | cut))
+  kinds = [kind for kind, _ in calls(text)[0][2]]
+  assert kinds == ['drafted', 'drafted', 'cut', 'cut']
+  assert [x for *_, x in tokens_of(text)] == ['a', 'b']
+
+
+def test_the_page_is_written_or_refused(tmp_path):
+  answers = [answered('ask', [('', '', 'x' * n)]) for n in (1, 2)]
+  for wrong, path, match in (
+    (answers, tmp_path / 'no' / 'page.html', 'cannot be written .No such'),
+    (answers, tmp_path, 'cannot be written'),
+    ([], tmp_path / 'page.html', 'nothing to show'),
+    ([answered('', [], record=None)], tmp_path / 'page.html', 'record=True'),
+  ):
+    with pytest.raises(ValueError, match=match):
+      show.html(wrong, path)
+  assert not os.listdir(tmp_path)
+  show.html(answers, tmp_path / 'page.html')
+  text = (tmp_path / 'page.html').read_text('utf-8')
+  assert re.findall('<h2>(.*?)</h2>', text) == ['Answer 0', 'Answer 1']
+
+
+def byte_fallback() -> tokenizer.Tokenizer:
+  """As Llama 2's: 0 to 255 are bytes, 256 is ' the'."""
+  vocab = {f'<0x{b:02X}>': b for b in range(256)} | {'\u2581the': 256}
+  inner = tokenizers.Tokenizer(
+    tokenizers.models.BPE(vocab, [], byte_fallback=True)
+  )
+  d = tokenizers.decoders
+  inner.decoder = d.Sequence(
+    [d.Replace('\u2581', ' '), d.ByteFallback(), d.Fuse(), d.Strip(' ', 1, 0)]
+  )
+  return tokenizer.Tokenizer('fallback', inner)
+
+
+@pytest.mark.parametrize(
+  'ids, expected',
+  [
+    ([65, 256, 256], ['A', ' the', ' the']),
+    ([0xC3, 0xA9, 256], ['', '\u00e9', ' the']),
+    # The last byte takes the character back: a stream has shown it by then.
+    ([0xC3, 0xA9, 0xFF, 256], ['\ufffd', '', '\ufffd\ufffd', ' the']),
+    ([0xE2, 0x82], ['\ufffd', '\ufffd']),
+  ],
+)
+def test_byte_tokens_are_together_the_text_of_all(ids, expected):
+  t = byte_fallback()
+  assert show.texts_of(t, [256], ids) == expected
+  assert 'the' + ''.join(expected) == t.decode([256, *ids])

@@ -117,16 +117,14 @@ class Bench:
     # One drafter for all drafts of a size, so that nothing compiles twice.
     self._q = first.draft_model(target)
     drafter = lm_drafter.make(self._q, gamma=s.judge.gamma)
-    self._request = requests.make(
-      requests.items(prompts),
-      ids=target.ids,
-      context=target.context,
-      max_new_tokens=s.judge.new_tokens,
-      gamma=s.judge.gamma,
-      temperature=warm,
+    items = requests.items(prompts)
+    wanted = requests.Wanted(
+      [requests.check(x, target, s.judge.new_tokens) for x in items],
+      warm,
       seed=s.grid.seed,
       stop_ids=target.tokenizer.eos_ids,
     )
+    self._request = requests.make(items, wanted, gamma=s.judge.gamma)
     self._programs = decode.programs(
       target.model, drafter, reject.RULE, build.default_options()
     )

@@ -98,6 +98,8 @@ def make(
     ValueError: a prompt that is empty, too long or has unknown ids, by its id.
   """
   s = e.settings
+  if not s.decode.max_new_tokens:
+    raise ValueError('decode.max_new_tokens=0: here it must be at least 1')
   if s.bench.prompts_per_category:
     chosen = prompts_lib.first_of_each(chosen, s.bench.prompts_per_category)
   test, calibration = (
@@ -135,16 +137,10 @@ def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
 def _item(e: settings_lib.Setup, prompt: prompts_lib.Prompt) -> requests.Item:
   """The first turn of a prompt as tokens."""
   s, number = e.settings, prompts_lib.request_number(prompt.id)
-  given = prompt.turns[0] if prompt.tokens is None else prompt.tokens
-  most = s.bench.prompt_tokens
+  how = dict(chat=s.bench.chat, most=s.bench.prompt_tokens)
   try:
-    item = requests.item(e.target, given, number, chat=s.bench.chat, most=most)
-    requests.check(
-      item,
-      max_new_tokens=s.decode.max_new_tokens,
-      context=e.target.context,
-      ids=e.target.ids,
-    )
+    item = requests.item(e.target, prompt.given, number, **how)
+    requests.check(item, e.target, s.decode.max_new_tokens)
   except ValueError as error:
     raise ValueError(f'prompt {prompt.id!r}: {error}') from error
   return item._replace(id=prompt.id, category=prompt.category or '')
@@ -197,17 +193,11 @@ def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
 
 def _group(arms, plan: Plan, items, new: int) -> Group:
   target, s = arms[0].engine.target, plan.sampling
+  sampled = s.temperature, s.top_k, s.top_p, s.seed
   host = requests.make(
     items,
-    ids=target.ids,
-    context=target.context,
-    max_new_tokens=new,
+    requests.Wanted(new, *sampled, target.tokenizer.eos_ids),
     gamma=max(arm.gamma for arm in arms),
-    temperature=s.temperature,
-    top_k=s.top_k,
-    top_p=s.top_p,
-    seed=s.seed,
-    stop_ids=target.tokenizer.eos_ids,
     length=plan.buffer,
     sources=plan.sources or None,
   )

@@ -1,6 +1,7 @@
 """Prompts to measure with: a JSONL reader, a built-in set, Python's manual.
 
-A prompt is text turns or token ids; tokenizer and chat template come later.
+A prompt is text turns, messages or token ids; tokenizer and chat template come
+later.
 """
 
 import dataclasses
@@ -20,19 +21,20 @@ _BUILTIN = pathlib.Path(__file__).with_name('builtin_prompts.jsonl')
 MANUAL = 'stdlib:prose'  # as in train/text.py
 SHORT, LONG = 80, 1000  # characters of a paragraph
 _PARAGRAPHS = 40
-_CONTENT = ('prompt', 'turns', 'tokens')
+_CONTENT = ('prompt', 'turns', 'messages', 'tokens')
 # The names of Spec-Bench and MT-Bench among them; `reference` is not read.
 _KEYS = ('id', 'question_id', 'category', *_CONTENT, 'reference')
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """A user's question: turns of text, or token ids.
+  """A user's question; it has one of turns, tokens and messages.
 
   id: unique in its file.
   category: None if there is none.
-  turns: the user's texts, () if tokens are given.
-  tokens: token ids, None if turns are given.
+  turns: the user's texts, each after the answer to the one before.
+  tokens: token ids.
+  messages: a conversation, of dicts with 'role' and 'content'.
   listed: given as {"turns"}, even if of one turn; the answer is then a list.
   """
 
@@ -40,15 +42,24 @@ class Prompt:
   category: str | None = None
   turns: tuple[str, ...] = ()
   tokens: tuple[int, ...] | None = None
+  messages: tuple[dict[str, str], ...] = ()
   listed: bool = dataclasses.field(default=False, compare=False)
+
+  @property
+  def given(self) -> Any:
+    """What comes before the first answer, as requests.item takes it."""
+    if self.tokens is not None:
+      return self.tokens
+    return self.messages or self.turns[0]
 
 
 def read(path: str | os.PathLike) -> list[Prompt]:
   """The prompts of a JSONL file, in its order; all are checked first.
 
-  A line is {"prompt": text}, {"turns": [text, ...]} or {"tokens": [id, ...]},
-  with an optional "id" (or "question_id": a text or an integer) and "category".
-  Without an id, the prompt's index from 0 is the id.
+  A line is {"prompt": text}, {"turns": [text, ...]}, {"tokens": [id, ...]} or
+  {"messages": [{"role": text, "content": text}, ...]}, with an optional "id"
+  (or "question_id": a text or an integer) and "category". Without an id, the
+  prompt's index from 0 is the id.
 
   Raises:
     ValueError: a malformed line, 'path:line: ...', or a file without prompts.
@@ -149,8 +160,8 @@ def _parse(row: dict[str, Any], index: str) -> Prompt:
     )
   given = [key for key in _CONTENT if key in row]
   if len(given) != 1:
-    has = ' and '.join(given) or 'no prompt, turns or tokens'
-    raise ValueError(f'has {has}: give exactly one of prompt, turns, tokens')
+    has = ' and '.join(given) or 'no prompt'
+    raise ValueError(f'has {has}: give exactly one of {", ".join(_CONTENT)}')
   (kind,) = given
   content = [row[kind]] if kind == 'prompt' else row[kind]
   if not isinstance(content, list) or not content:
@@ -159,6 +170,13 @@ def _parse(row: dict[str, Any], index: str) -> Prompt:
     )
   category = _text(row['category'], 'category') if 'category' in row else None
   prompt = Prompt(_id(row, index), category, listed=kind == 'turns')
+  if kind == 'messages':
+    for i, x in enumerate(content):
+      if not isinstance(x, dict):
+        raise ValueError(f'messages[{i}] is {_shown(x)}: it must be an object')
+      for key in ('role', 'content'):
+        _text(x.get(key), f'messages[{i}].{key}')
+    return dataclasses.replace(prompt, messages=tuple(content))
   if kind != 'tokens':
     names = [f'turns[{i}]' for i in range(len(content))]
     texts = map(_text, content, names if prompt.listed else ['prompt'])

@@ -262,7 +262,7 @@ def plain(world: World, request: decode.Request) -> list[list[int]]:
 
 
 def make_request(
-  world: World, prompts, new, *, length=None, request=None, **settings
+  world: World, prompts, new, *, request=None, **settings
 ) -> decode.Request:
   """A batch of prompts.
 
@@ -271,19 +271,15 @@ def make_request(
       they have encoders.
     prompts: token ids of each.
     new: tokens to emit, at most.
-    length: of the buffer, in tokens.
     request: number of each prompt.
-    **settings: further arguments of requests.make.
+    **settings: the fields of requests.Wanted and the shape that
+      requests.make takes.
   """
   items = requests.items(prompts, request)
-  return requests.make(
-    [x._replace(source=source_of(world, x.tokens)) for x in items],
-    ids=world.vocab,
-    context=10**6,
-    max_new_tokens=new,
-    length=length,
-    **settings,
-  )
+  items = [x._replace(source=source_of(world, x.tokens)) for x in items]
+  names = {*settings}.intersection(requests.Wanted._fields)
+  wanted = requests.Wanted(new, **{x: settings.pop(x) for x in names})
+  return requests.make(items, wanted, **settings)
 
 
 def source_of(world: World, prompt: Sequence[int]) -> list[int]:

@@ -97,12 +97,7 @@ def lower(
   if p.encode is not None:
     item = requests.Item([0], 0, source=[1] * SOURCE)
   request = requests.make(
-    [item] * rows,
-    ids=p.vocab,
-    context=slots,
-    max_new_tokens=1,
-    length=slots,
-    gamma=drafter.gamma,
+    [item] * rows, requests.Wanted(1), gamma=drafter.gamma, length=slots
   )
   request = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(

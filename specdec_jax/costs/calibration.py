@@ -206,12 +206,10 @@ def _request(engine) -> decode.Request:
   start = max(1, min(START, most // 2, most - WINDOWS - gamma))
   text = (np.arange(start) % target.ids).tolist()
   source = text if target.model.encode else ()
+  rows = requests.rows_on(target.layout, 1)
   request = requests.make(
-    [requests.Item(text, 0, source=source)]
-    * requests.rows_on(target.layout, 1),
-    ids=target.ids,
-    context=target.context,
-    max_new_tokens=min(WINDOWS, target.context - start),
+    [requests.Item(text, 0, source=source)] * rows,
+    requests.Wanted(min(WINDOWS, target.context - start)),
     gamma=gamma,
   )
   return requests.place(request, target.layout)

@@ -147,15 +147,16 @@ class _Pool:
 
   def begin(self, index: Sequence[int], prompts) -> None:
     """Gives new prompts, at most `part`, to rows that are free."""
-    how, model = self._how, self._model
-    request = requests.make(
-      prompts,
-      ids=model.vocab,
-      context=model.context,
-      max_new_tokens=np.array([how.length - len(x.tokens) for x in prompts]),
-      temperature=np.array([how.temperature(x.number) for x in prompts]),
+    how = self._how
+    wanted = requests.Wanted(
+      [how.length - len(x.tokens) for x in prompts],
+      [how.temperature(x.number) for x in prompts],
       seed=how.seed,
       stop_ids=how.stop_ids,
+    )
+    request = requests.make(
+      prompts,
+      wanted,
       rows=self.part,
       length=how.length,
       sources=how.sources,

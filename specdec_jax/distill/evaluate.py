@@ -36,16 +36,13 @@ def make(
     target call. 'gap': the block efficiency that alpha alone would give, were
     acceptances independent, minus that of decoding.
   """
-  request = requests.make(
-    held_out,
-    ids=target.ids,
-    context=target.context,
-    max_new_tokens=judge.new_tokens,
-    gamma=judge.gamma,
-    temperature=judge.temperature,
+  wanted = requests.Wanted(
+    [requests.check(x, target, judge.new_tokens) for x in held_out],
+    judge.temperature,
     seed=seed,
     stop_ids=target.tokenizer.eos_ids,
   )
+  request = requests.make(held_out, wanted, gamma=judge.gamma)
   request: decode.Request = requests.place(request, target.layout)
   engine = build.engine(target, drafter(judge.gamma))
   # Decoded on first use: a run that is resumed at its end need not wait.

@@ -36,11 +36,8 @@ def run(model, params, *, request=0, **sampling):
   """Plain decoding of PROMPT, 8 tokens."""
   request = requests.make(
     [requests.Item(PROMPT, request)],
-    ids=V,
-    context=64,
-    max_new_tokens=8,
+    requests.Wanted(8, **sampling),
     length=LENGTH,
-    **sampling,
   )
   programs = decode.programs(model, decode.PLAIN, coupled.RULE)
   out = programs.generate(types.Weights(params), request)

@@ -30,10 +30,7 @@ def test_alpha_is_the_mean_overlap():
   tokens = np.random.default_rng(0).integers(0, 256, 40)
   request = requests.make(
     requests.items([tokens[:10]]),
-    ids=256,
-    context=512,
-    max_new_tokens=30,
-    temperature=1.0,
+    requests.Wanted(30, temperature=1.0),
     length=48,
   )
   request.tokens_BL[0, :40] = tokens
@@ -266,9 +263,7 @@ def test_means_are_over_the_text_and_over_what_is_proposed(
 
 def test_alpha_of_a_drafter_without_q_is_known_where_it_is_certain(monkeypatch):
   model = table_model.make(16)
-  request = requests.make(
-    requests.items([[1, 2]]), ids=16, context=64, max_new_tokens=2, gamma=2
-  )
+  request = requests.make(requests.items([[1, 2]]), requests.Wanted(2), gamma=2)
   given = dict(
     group=fake(full=request),
     q=None,
@@ -296,11 +291,7 @@ def test_alpha_of_a_drafter_without_q_is_known_where_it_is_certain(monkeypatch):
 def test_walk_proposes_at_every_prefix():
   tokens = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]
   request = requests.make(
-    requests.items([tokens[:5]]),
-    ids=16,
-    context=64,
-    max_new_tokens=6,
-    length=16,
+    requests.items([tokens[:5]]), requests.Wanted(6), length=16
   )
   request.tokens_BL[0, : len(tokens)] = tokens
   drafter = lookup.make(gamma=2, min_match=2, max_match=3)

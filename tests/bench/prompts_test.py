@@ -25,12 +25,19 @@ def message(path) -> str:
   return str(error.value)
 
 
+CHAT = [
+  {'role': 'system', 'content': 'Be brief.'},
+  {'role': 'user', 'content': 'Hi'},
+]
+
+
 def test_reads_each_form_in_order(tmp_path):
   path = write(
     tmp_path,
     {'prompt': 'Bonjour à tous'},
     {'turns': ['one', 'two'], 'category': 'chat', 'id': 'a/b'},
     {'tokens': [0, 7, 2**31 - 1], 'id': 12},
+    {'messages': CHAT},
     {
       'question_id': 101,
       'category': 'maths',
@@ -43,16 +50,28 @@ def test_reads_each_form_in_order(tmp_path):
     Prompt('0', None, ('Bonjour à tous',)),
     Prompt('a/b', 'chat', ('one', 'two')),
     Prompt('12', None, (), (0, 7, 2**31 - 1)),
+    Prompt('3', messages=tuple(CHAT)),
     Prompt('101', 'maths', ('Add.',)),
   ]
-  assert [prompt.listed for prompt in found] == [False, True, False, True]
+  assert [prompt.listed for prompt in found] == [
+    False,
+    True,
+    False,
+    False,
+    True,
+  ]
+  given = ['Bonjour à tous', 'one', found[2].tokens, tuple(CHAT), 'Add.']
+  assert [prompt.given for prompt in found] == given
 
 
 @pytest.mark.parametrize(
   'line, expected',
   [
     ('{"prompt": "a"', 'not JSON'),
-    ({}, 'has no prompt, turns or tokens: give exactly one'),
+    ({}, 'has no prompt: give exactly one of prompt, turns, messages, tokens'),
+    ({'messages': CHAT[0]}, 'it must be a list of at least one'),
+    ({'messages': ['Hi']}, 'messages[0] is "Hi": it must be an object'),
+    ({'messages': [*CHAT, {'role': 'user'}]}, 'messages[2].content is null'),
     ({'prompt': 'a', 'turns': ['b']}, 'has prompt and turns: give exactly one'),
     ({'prompt': 'a', 'temperature': 1}, 'unknown key "temperature": allowed'),
     ({'prompt': ''}, 'prompt is empty'),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import api, build, forward, printing, requests
+from specdec_jax import api, build, completion, forward, printing, requests
 from specdec_jax.distill import completions, teacher
 from specdec_jax.models import eagle, lm
 
@@ -83,7 +83,9 @@ def test_answers_are_those_of_plain_decoding_each_alone(answered):
   for i, item in enumerate(items):
     start, end = answers.spans[i]
     assert answers.tokens[i, :start].tolist() == list(item.tokens)
-    wanted = api.Settings(24 - len(item.tokens), (0.0, 1.0)[i % 2], seed=7)
+    wanted = completion.Settings(
+      24 - len(item.tokens), (0.0, 1.0)[i % 2], seed=7
+    )
     request = api.request_of(engine, [item], wanted)
     (plain,) = api.run(engine, request, wanted)
     assert answers.tokens[i, start:end].tolist() == plain.tokens

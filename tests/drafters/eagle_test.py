@@ -13,7 +13,6 @@ from specdec_jax import (
   debug,
   decode,
   forward,
-  record,
   requests,
   sharding,
   types,
@@ -241,7 +240,8 @@ def certified(dtype: str):
 @pytest.mark.more
 def test_in_bfloat16_it_remembers_what_the_text_says():
   """In every window, recomputed from scratch."""
-  debug.check_cache(*certified('bfloat16'))
+  *parts, weights, request = certified('bfloat16')
+  debug.check_cache(decode.Loop(*parts), weights, request)
 
 
 def test_a_prefill_may_say_features_in_a_wider_type(x64):
@@ -303,21 +303,6 @@ def test_engines_of_every_gamma_share_one_draft(path):
   same = jax.tree.map(operator.is_, one.weights.draft, two.weights.draft)
   assert jax.tree.all(same)
   assert make(str(path), 2).programs is two.programs
-
-
-def test_a_record_has_the_q_that_drafts_were_drawn_with(path, monkeypatch):
-  """The drafter's own: its view knows only that of a window's first token."""
-  read, request = [], fakes.request([[1]], 2, vocab=300)
-  monkeypatch.setattr(
-    record, 'score', lambda *_, model, chunk: read.append(model) or (0,) * 3
-  )
-  target = build.load('random:tiny')
-  out = decode.Output(request.tokens_BL, request.lengths_B, None)
-  model = build.engine(target, target)
-  for engine in (build.engine(target, eagle_drafter.Settings(path)), model):
-    assert engine.q is not None
-    record.describe(engine, request, out, [], {})
-  assert read == [target.model, target.model, model.q]
 
 
 def test_a_target_without_an_embedding_is_refused():

@@ -61,15 +61,9 @@ def recorded(temperature=0.8, seed=7, draft=DRAFT):
 def decoded(rule, temperature, seed):
   """Info of real windows of GAMMA drafts."""
   e = engine(GAMMA, rule)
-  request = requests.make(
-    ITEMS,
-    ids=V,
-    context=64,
-    max_new_tokens=NEW,
-    gamma=GAMMA,
-    stop_ids=(EOS,),
-    **dataclasses.asdict(sampled(temperature, seed)),
-  )
+  settings = dataclasses.asdict(sampled(temperature, seed))
+  wanted = requests.Wanted(NEW, **settings, stop_ids=(EOS,))
+  request = requests.make(ITEMS, wanted, gamma=GAMMA)
   return jax.device_get(e.programs.generate(e.weights, request)).info
 
 

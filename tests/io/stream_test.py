@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax import page
+from specdec_jax import show
 from specdec_jax.io import tokenizer
 from tests.io import tiny
 
@@ -155,4 +155,4 @@ def test_half_a_character_is_no_stop_string():
 def test_pieces_of_a_page_know_the_run_of_bytes_before_them():
   t = fallback()
   run = [3 + b for b in ('你' * 6 + '好').encode()]
-  assert page.pieces(t, run[:18], run[18:]) == ['', '', '好']
+  assert show.texts_of(t, run[:18], run[18:]) == ['', '', '好']

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax import requests
+from specdec_jax import completion, requests
 from specdec_jax.io import tokenizer
 from tests.io import tiny
 
@@ -255,8 +255,8 @@ def test_half_of_a_surrogate_pair_is_one_sentence():
     lambda: t.encode_chat([dict(role='user', content='x', name=half)]),
     lambda: requests.encode(t, half, chat=False),
     lambda: requests.encode(t, half, chat=True),
-    lambda: requests.Settings(stop=['fine', half]),
-    lambda: requests.Settings(stop=half),
+    lambda: completion.Settings(stop=['fine', half]),
+    lambda: completion.Settings(stop=half),
   ):
     with pytest.raises(ValueError, match=why) as error:
       door()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types as types_lib
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from tests.io import tiny
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 V, L, NEW = 31, 24, 16
+LIMITS = types_lib.SimpleNamespace(ids=V, context=64)
 SOURCES = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15, 9, 9]]
 
 
@@ -49,12 +51,9 @@ def wild(config, seed: int):
 def request_of(sources=SOURCES, new=NEW, gamma=0, **more):
   return requests.make(
     [requests.Item([0], i, source=x) for i, x in enumerate(sources)],
-    ids=V,
-    context=64,
-    max_new_tokens=new,
+    requests.Wanted(new, **more),
     gamma=gamma,
     length=L,
-    **more,
   )
 
 
@@ -294,9 +293,7 @@ def test_logits_and_greedy_text_are_those_of_transformers(family):
   ]
   request = requests.make(
     [requests.Item([0], i, source=x) for i, x in enumerate(sources)],
-    ids=config.vocab,
-    context=config.context,
-    max_new_tokens=24,
+    requests.Wanted(24),
   )
   params = names.read(reader, config)
   logits = tiny.logits(config, params, golden['tokens'], request.source)
@@ -312,12 +309,13 @@ def test_logits_and_greedy_text_are_those_of_transformers(family):
   [
     ([40], 'token id 40 is outside'),
     ([1] * 65, 'source has 65 tokens'),
-    ([], 'empty source'),
   ],
 )
 def test_bad_sources_are_refused(source, message):
   with pytest.raises(ValueError, match=message):
-    request_of([[1], source])
+    requests.check(requests.Item([0], 0, source=source), LIMITS, 1)
+  with pytest.raises(AssertionError):
+    request_of([[1], []])
 
 
 def test_an_encoder_without_a_source_is_refused():

@@ -1,0 +1,201 @@
+"""What one asks for and what one gets: Settings, Completion, Piece."""
+
+import dataclasses
+import inspect
+import operator
+from typing import Any
+
+from specdec_jax import build, fields, requests
+from specdec_jax import record as record_lib
+from specdec_jax.drafters import table
+from specdec_jax.io import files
+
+# Settings of other systems that would change p; ignoring one would be silent.
+REFUSED = (
+  'frequency_penalty',
+  'presence_penalty',
+  'repetition_penalty',
+  'no_repeat_ngram_size',
+  'min_p',
+  'typical_p',
+  'logit_bias',
+  'bad_words',
+)
+# What other systems call it -> what it is here.
+ELSEWHERE = {
+  'num_return_sequences': 'n',
+  **dict.fromkeys(('max_tokens', 'max_length'), 'max_new_tokens'),
+  'do_sample': 'temperature, where 0 is greedy',
+  **dict.fromkeys(('stop_strings', 'stop_sequences'), 'stop'),
+  **dict.fromkeys(('eos_token_id', 'stop_token_ids'), 'stop_ids'),
+  **dict.fromkeys(('assistant_model', 'draft_model'), 'draft'),
+  **dict.fromkeys(
+    ('num_assistant_tokens', 'num_speculative_tokens', 'num_draft_tokens'),
+    'gamma',
+  ),
+  'messages': 'a prompt of prompts',
+  'top_logprobs': 'logprobs',
+}
+
+# Samples of a prompt, at most.
+SAMPLES = 1 << 12
+
+
+class NonFiniteLogits(ValueError):
+  """The target's logits were NaN or infinite: no token can follow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How to answer, and when to stop; checked when it is made.
+
+  stop: strings that end the text and are left out of it; a special token's
+    text, such as '<|im_end|>', also ends it. One text, several, or None.
+  stop_ids: token ids that end it; the model's own end-of-sequence ids if None.
+  logprobs: K: the log-probability of each token under the target at
+    temperature 1, and if K > 1 the K likeliest tokens in its place.
+  record: decode from Python, which is slower, and return every window.
+  n: samples of each prompt, which follow each other.
+  chat: put a text through the model's chat template, as a user's turn.
+  batch_size: requests decoded together; changes no request's tokens.
+
+  Raises:
+    ValueError: a value of the wrong kind or out of range.
+  """
+
+  max_new_tokens: int | None = fields.setting(
+    128, low=1, help='after the prompt; None: as many as the context holds'
+  )
+  temperature: float = fields.setting(0.0, low=0, help='0 is greedy')
+  top_k: int = fields.setting(0, low=0, help='0 is off')
+  top_p: float = fields.setting(1.0, above=0, high=1, help='1 is off')
+  seed: int = fields.setting(
+    0, low=0, high=2**32 - 1, help='one seed gives one text, in any batch'
+  )
+  stop: Any = ()
+  stop_ids: Any = None
+  logprobs: int = fields.setting(0, low=0, help='0 is off')
+  record: bool = fields.setting(False, help='every window; slower')
+  n: int = fields.setting(
+    1, low=1, high=SAMPLES, help='for more samples, use other seeds'
+  )
+  chat: bool = fields.setting(False)
+  batch_size: int = fields.setting(8, low=1)
+
+  def __post_init__(self):
+    put = lambda name, value: object.__setattr__(self, name, value)
+    if isinstance(fields.plain(self.logprobs), bool):
+      put('logprobs', int(self.logprobs))
+    fields.check(self)
+    stop, ids = self.stop, fields.plain(self.stop_ids)
+    stop = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    texts = requests.listed(stop)
+    if texts is None or not all(isinstance(x, str) and x for x in texts):
+      raise ValueError(
+        f'stop={fields.short(self.stop)}: must be texts, none of them empty; '
+        'token ids go to stop_ids'
+      )
+    files.check_unicode(stop, 'stop')
+    put('stop', tuple(texts))
+    if ids is not None:
+      given = requests.listed(ids)
+      given = (ids,) if given is None else given
+      if bad := [x for x in given if not requests.is_id(x)]:
+        raise ValueError(f'stop_ids: {fields.short(bad[0])} is no whole number')
+      put('stop_ids', tuple(map(operator.index, given)))
+
+  def all_stop_ids(self, target: build.LanguageModel) -> list[int]:
+    """Every id that ends a row.
+
+    Raises:
+      ValueError: an id of stop_ids that is none of the vocabulary.
+    """
+    for x in self.stop_ids or ():
+      if not 0 <= x < target.ids:
+        raise ValueError(
+          f'stop_ids: {x} is outside the vocabulary: allowed are 0 to '
+          f'{target.ids - 1}'
+        )
+    # Special tokens have no text, so a string search would never find them.
+    special = target.tokenizer.inner.get_added_tokens_decoder().items()
+    named = [i for i, x in special if x.special and x.content in self.stop]
+    own = target.tokenizer.eos_ids if self.stop_ids is None else self.stop_ids
+    return [*map(int, own), *named]
+
+
+def settings(options: dict[str, Any]) -> Settings:
+  """Settings from keyword arguments.
+
+  Raises:
+    ValueError: a name that is no setting, with what to do, or a bad value.
+  """
+  allowed = [field.name for field in dataclasses.fields(Settings)]
+  for name in options:
+    if name in REFUSED:
+      raise ValueError(
+        f"{name} is not supported: it changes the target's distribution, and "
+        f'ignoring it would be silent. Remove it; supported are {allowed}'
+      )
+    if name in inspect.signature(build.load).parameters:
+      raise ValueError(f'{name}: give it to specdec_jax.load')
+    rows = table.DRAFTERS.items()
+    if owners := [x for x, row in rows if hasattr(row.Settings, name)]:
+      raise ValueError(
+        f'{name} is a setting of the drafter {" or ".join(owners)}: give '
+        f'draft_options=dict({name}=...)'
+      )
+    if name not in allowed:
+      here = f'; it is {ELSEWHERE[name]} here' if name in ELSEWHERE else ''
+      raise ValueError(
+        f'unknown setting {name!r}{here}: allowed are '
+        f'{", ".join(sorted(allowed))}'
+      )
+  return Settings(**options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """One answer.
+
+  text, tokens: without the prompt. A stop string is not in the text.
+  finish_reason: 'stop' (end of sequence, stop id or stop string), 'length', or
+    'non-finite' (run only: the logits after these tokens were not finite).
+  origins: who made each token, a name of types.ORIGINS.
+  metrics: metrics.summary of the request as it was decoded: what a stop
+    string cuts off is counted; and the costs that `adaptive` chose by.
+  logprobs: of each token, with logprobs=True, or record=True.
+  top_logprobs: the K likeliest (token id, log-probability) in each token's
+    place, the likeliest first, with logprobs=K.
+  record: every window, with record=True.
+  """
+
+  text: str
+  tokens: list[int]
+  finish_reason: str
+  origins: list[str]
+  metrics: dict[str, Any]
+  logprobs: list[float] | None = None
+  top_logprobs: list[list[tuple[int, float]]] | None = None
+  record: record_lib.Record | None = dataclasses.field(
+    default=None, compare=False
+  )
+
+  def __repr__(self) -> str:
+    return f'Completion({_said(self)}, {self.finish_reason!r})'
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """The tokens that one window emitted; text may lag behind them."""
+
+  text: str
+  tokens: list[int]
+  origins: list[str]
+
+  def __repr__(self) -> str:
+    return f'Piece({_said(self)})'
+
+
+def _said(x: Completion | Piece) -> str:
+  text = x.text if len(x.text) <= 40 else f'{x.text[:37]}...'
+  return f'{text!r}, {len(x.tokens)} tokens'
