@@ -95,7 +95,7 @@ class Settings:
         f'stop={fields.short(self.stop)}: must be texts, none of them empty; '
         'token ids go to stop_ids'
       )
-    files.check_unicode(stop, 'stop')
+    files.check_unicode(texts, 'stop')
     put('stop', tuple(texts))
     if ids is not None:
       given = requests.listed(ids)
@@ -129,8 +129,10 @@ def settings(options: dict[str, Any]) -> Settings:
   Raises:
     ValueError: a name that is no setting, with what to do, or a bad value.
   """
-  allowed = [field.name for field in dataclasses.fields(Settings)]
+  allowed = sorted(field.name for field in dataclasses.fields(Settings))
   for name in options:
+    if name in allowed:
+      continue
     if name in REFUSED:
       raise ValueError(
         f"{name} is not supported: it changes the target's distribution, and "
@@ -144,12 +146,10 @@ def settings(options: dict[str, Any]) -> Settings:
         f'{name} is a setting of the drafter {" or ".join(owners)}: give '
         f'draft_options=dict({name}=...)'
       )
-    if name not in allowed:
-      here = f'; it is {ELSEWHERE[name]} here' if name in ELSEWHERE else ''
-      raise ValueError(
-        f'unknown setting {name!r}{here}: allowed are '
-        f'{", ".join(sorted(allowed))}'
-      )
+    here = f'; it is {ELSEWHERE[name]} here' if name in ELSEWHERE else ''
+    raise ValueError(
+      f'unknown setting {name!r}{here}: allowed are {", ".join(allowed)}'
+    )
   return Settings(**options)
 
 
