@@ -268,7 +268,7 @@ def _largest_error(texts, got, wanted) -> float:
 def walk(world: base.World, pair: base.Pair, settings, windows: int):
   """All texts of some consecutive windows after PROMPT.
 
-  settings: of sampling, as requests.make takes them.
+  settings: of sampling, fields of requests.Wanted.
 
   Returns (tokens_RL, lengths_R, chance_R) of R texts; the chance of each is
   that of its draws under the distributions that the steps drew from.
