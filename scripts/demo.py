@@ -66,8 +66,10 @@ def run() -> bool:
     out.rule(title, align='left')
     out.print(texts[name], style='dim', markup=False)
     out.print()
-    shown[title] = show.reply(out, target.tokenizer, pieces)
-    out.print(shown[title].counts, style='bold')
+    found = show.reply(out, target.tokenizer, pieces)
+    out.print(found.counts, style='bold')
+    asked, *_ = texts[name].split('\n')
+    shown[f'{title}: {asked}'] = found
   if _SVG.value:
     pathlib.Path(_SVG.value).write_text(show.svg(shown), 'utf-8')
   return True

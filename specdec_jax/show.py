@@ -7,6 +7,7 @@ import html as html_lib
 import itertools
 import os
 import pathlib
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ KINDS = {
   'plain': ('', '', 'plain: nothing was drafted, one pass for one token'),
 }
 _TEMPLATE = pathlib.Path(__file__).with_name('page.html')
-_COLUMNS, _LINE = 84, 20  # of the SVG: characters of a line, pixels from it on
+_COLUMNS, _LINE = 80, 20  # of the SVG: characters of a line, pixels to the next
 _STYLE = """text { font: 14px ui-monospace, Menlo, Consolas, monospace;
  fill: #1c1e21; white-space: pre }
 .dim { fill: #5b6068 }
@@ -116,12 +117,11 @@ def svg(replies: Mapping[str, Reply]) -> str:
 
   Between two tokens is a gap of two pixels.
   """
-  dim = lambda text: [[('dim', text)]] if text else [[]]
-  kinds = [[(kind, f'■ {meaning}')] for kind, (*_, meaning) in KINDS.items()]
-  lines = [*kinds]
+  dim = lambda text: [[('dim', x)] for x in textwrap.wrap(text, _COLUMNS)]
+  lines = [[(kind, f'■ {meaning}')] for kind, (*_, meaning) in KINDS.items()]
   for title, x in replies.items():
-    lines += [*dim(''), *dim(title), *_wrapped(x.runs), *dim(x.counts)]
-  width, height = 9 * _COLUMNS, _LINE * (len(lines) + 1)
+    lines += [[], *dim(title), *_wrapped(x.runs), *dim(x.counts)]
+  width, height = 10 * _COLUMNS, _LINE * (len(lines) + 1)
   out = [
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
     f'<style>{_STYLE}</style>',

@@ -13,6 +13,7 @@ import tokenizers
 from specdec_jax import completion, record, show
 from specdec_jax.io import tokenizer
 
+SVG = 'http://www.w3.org/2000/svg'
 BYTES = tokenizer.from_bytes(512, 'bytes')
 EVIL = '<script>alert(1)</script>&amp;{{ 7 * 7 }}"\'\n\tcaf\u00e9 end'
 
@@ -73,28 +74,20 @@ def test_brackets_of_the_text_are_text():
 
 def test_a_picture_is_the_reply_in_lines():
   """Read as XML: every token is text, in its colour, and no line too long."""
-  out, windows = (
-    console(),
-    [*WINDOWS, [(EVIL, 'drafted')], [('x' * 300, 'bonus')]],
-  )
-  found = show.reply(out, BYTES, pieces(windows))
+  windows = [*WINDOWS, [(EVIL, 'drafted')], [('x' * 300, 'bonus')]]
+  found = show.reply(console(), BYTES, pieces(windows))
   text = show.svg({'A <title>': found})
   assert text == show.svg({'A <title>': found})
-  spans = [
-    [(x.get('class'), x.text) for x in line]
-    for line in ElementTree.fromstring(text).iter(
-      '{http://www.w3.org/2000/svg}text'
-    )
-  ]
-  legend, (title, *lines, counts) = spans[:4], spans[5:]
-  assert [kind for ((kind, _),) in legend] == [*show.KINDS]
-  assert (title, counts) == ([('dim', 'A <title>')], [('dim', found.counts)])
-  origins = [kind for line in lines for kind, _ in line]
-  assert ''.join(x for line in lines for _, x in line) == ''.join(
-    x for _, x in found.runs
-  ).replace('\n', '')
-  assert len(lines) == 5 and {*origins} == {*show.KINDS}
-  assert max(sum(len(x) for _, x in line) for line in lines) == 84
+  drawn = ElementTree.fromstring(text).iter(f'{{{SVG}}}text')
+  lines = [[(x.get('class'), x.text or '') for x in line] for line in drawn]
+  of = lambda lines: [x for line in lines for x in line]
+  assert [kind for kind, _ in of(lines[:4])] == [*show.KINDS]
+  told = [x for kind, x in of(lines) if kind == 'dim']
+  assert told[0] == 'A <title>' and ' '.join(told[1:]) == found.counts
+  spans = [x for x in of(lines[4:]) if x[0] != 'dim']
+  plain = [(kind, x.replace('\n', '')) for kind, x in found.runs]
+  assert spans == [x for x in plain if x[1]]
+  assert max(sum(len(x) for _, x in line) for line in lines) == 80
 
 
 # --- the page ----------------------------------------------------------------

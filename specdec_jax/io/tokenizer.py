@@ -65,47 +65,19 @@ class Tokenizer:
     Raises:
       ValueError: half of a surrogate pair in the text.
     """
-    return self._begun(self._encoding(text).ids, self.add_bos)
+    return self._begun(self._ids(text), self.add_bos)
 
   def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
     """Ids of a conversation, up to the start of the assistant's reply."""
-    return self.split_chat(self.chat(messages))[0]
-
-  def split_chat(
-    self, text: str, at: int | None = None
-  ) -> tuple[list[int], list[int]]:
-    """Ids of a rendered conversation, in two parts.
-
-    They are those of the whole text: pieces that are encoded apart would each
-    begin as a text does, with bos or a space.
-
-    Args:
-      text: from `chat`.
-      at: the character where the second part begins; None: there is none.
-
-    Raises:
-      ValueError: no token begins at that character.
-    """
-    found = self._encoding(text)
-    cut = len(found.ids)
-    if at is not None:
-      spans = found.offsets
-      cut = sum(end <= at for _, end in spans)
-      if any(end > at for _, end in spans[:cut]) or any(
-        begin < at for begin, _ in spans[cut:]
-      ):
-        raise ValueError(
-          f'{self.source}: no token begins at character {at} of {text!r}'
-        )
     # Here alone it is decided who adds bos to a chat. transformers encodes what
     # a template wrote as it is; llama.cpp adds bos all the same. Without a
     # template it is a text like others.
     adds = self.add_bos and (self.chat_bos or self.chat_template is None)
-    return self._begun(found.ids[:cut], adds), found.ids[cut:]
+    return self._begun(self._ids(self.chat(messages)), adds)
 
-  def _encoding(self, text: str) -> tokenizers.Encoding:
+  def _ids(self, text: str) -> list[int]:
     files.check_unicode(text, 'text')
-    return self.inner.encode(text, add_special_tokens=False)
+    return self.inner.encode(text, add_special_tokens=False).ids
 
   def _begun(self, ids: list[int], adds_bos: bool) -> list[int]:
     if not adds_bos or self.bos_id is None or ids[:1] == [self.bos_id]:

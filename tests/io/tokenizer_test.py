@@ -233,18 +233,6 @@ def test_who_puts_bos_before_a_chat(template, folder, gguf):
     assert requests.encode(t, 'hello', chat=False)[0] == 258
 
 
-def test_a_chat_is_cut_where_a_token_begins():
-  t = chatting('[{{ messages[0].content }}]', chat_bos=True)
-  text = t.chat(CHAT)
-  whole = t.encode_chat(CHAT)
-  for at in (0, 1, 4, 6):  # hel is one token
-    before, after = t.split_chat(text, at)
-    assert [*before[1:], *after] == whole[1:] and before[0] == 258
-    assert t.decode(after) == text[at:]
-  with pytest.raises(ValueError, match='no token begins at character 2 of'):
-    t.split_chat(text, 2)
-
-
 def test_half_of_a_surrogate_pair_is_one_sentence():
   t = chatting('{{ messages[0].content }}')
   half = 'cut \ud83d here'
