@@ -48,15 +48,14 @@ def check_cache(
 ) -> None:
   """Compares cache and drafter state with recomputed ones after every window.
 
-  In a row of length n the target has read tokens 0 to n - 2: the same slots of
-  its cache are compared with those of a prefill. A drafter initialised afresh
-  on the row must propose the same as the running one; both propose at
-  temperature 1, where q depends on all logits.
+  In a row of length n the target has read tokens 0 to n - 2: these slots of its
+  cache are compared with a prefill's. A drafter initialised afresh on the row
+  must propose the same, at temperature 1, where q depends on all logits.
 
   Passes of different shapes round differently: a slot may differ by the square
   root of the machine epsilon (float64 1.5e-8, float32 3.5e-4, bfloat16 0.09)
-  relative to its norm, and q by as much in total variation. Integers must be
-  equal, and so must what encoders left, in every bit.
+  of its norm, and q by as much in total variation. Integers must be equal, and
+  what encoders left in every bit.
 
   Args:
     loop: target, drafter, rule and options.
@@ -83,10 +82,8 @@ def check_cache(
     )
     fresh, _ = start(weights, again)
     window, lengths_B = int(info.calls), np.asarray(state.lengths_B)
-    gap = _first_gap(
-      state.cache, fresh.cache, slot_axes.cache, lengths_B - 1, tolerance
-    )
-    if gap is not None:
+    caches = state.cache, fresh.cache, slot_axes.cache
+    if gap := _first_gap(*caches, lengths_B - 1, tolerance):
       row, slot, text = gap
       token = int(state.tokens_BL[row, slot])
       text = f"the target's cache is stale for token {token}: {text}"
@@ -195,27 +192,22 @@ def _tolerance(tree) -> float:
 
 def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
   """Raises DraftMismatch if two steps from the same tokens differ."""
-  (after, info, draft), (after_fresh, _, draft_fresh) = ran, fresh
-  one, two = jax.device_get((draft, draft_fresh))
-  split = _first_split(one, two, np.asarray(state.live_B), tolerance)
+  (after, info, draft), (again, _, other) = ran, fresh
+  drafts, live_B = jax.device_get((draft, other)), np.asarray(state.live_B)
+  split = _first_split(*drafts, live_B, tolerance)
   if split is None:
     return
   row, k, text = split
-  lengths_B = np.asarray(state.lengths_B)
-  one_B = np.where(np.arange(len(lengths_B)) == row, lengths_B, 0)
-  gap = _first_gap(
-    after.drafter, after_fresh.drafter, slot_axes.drafter, one_B, tolerance
-  )
-  if gap is not None:
+  length = int(state.lengths_B[row])
+  count_B = np.where(np.arange(len(live_B)) == row, length, 0)
+  states = after.drafter, again.drafter, slot_axes.drafter
+  if gap := _first_gap(*states, count_B, tolerance):
     text += f'; its state first differs in slot {gap[1]}: {gap[2]}'
-  raise DraftMismatch(
-    request,
-    row,
-    int(info.calls) - 1,
-    int(lengths_B[row]) + k,
+  text = (
     f'draft {k} is not what a fresh init on the same tokens gives: {text}. '
-    'Give proposals=False for a drafter that learns as it decodes',
+    'Give proposals=False for a drafter that learns as it decodes'
   )
+  raise DraftMismatch(request, row, int(info.calls) - 1, length + k, text)
 
 
 def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
@@ -225,22 +217,22 @@ def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
   later drafts of that row are not comparable.
   """
   for row in np.flatnonzero(live_B):
-    counts = int(one.count_B[row]), int(two.count_B[row])
-    for k in range(min(*counts, one.tokens_BK.shape[1])):
-      tokens = one.tokens_BK[row, k], two.tokens_BK[row, k]
-      if one.q_BKV is not None and two.q_BKV is not None:
-        off = np.abs(one.q_BKV[row, k] - two.q_BKV[row, k]).sum() / 2
-        if not off <= tolerance:
-          text = f'q is off by {off:.2g} (allowed {tolerance:.2g})'
-          return int(row), k, text
-        if tokens[0] != tokens[1]:
-          break
-      elif tokens[0] != tokens[1]:
-        return int(row), k, f'token {tokens[0]}, not {tokens[1]}'
+    count, again = int(one.count_B[row]), int(two.count_B[row])
+    for k in range(min(count, again, one.tokens_BK.shape[1])):
+      a, b = one.tokens_BK[row, k], two.tokens_BK[row, k]
+      if one.q_BKV is None or two.q_BKV is None:
+        if a != b:
+          return int(row), k, f'token {a}, not {b}'
+        continue
+      off = np.abs(one.q_BKV[row, k] - two.q_BKV[row, k]).sum() / 2
+      if not off <= tolerance:
+        return int(row), k, f'q is off by {off:.2g} (allowed {tolerance:.2g})'
+      if a != b:
+        break
     else:
-      if counts[0] != counts[1]:
-        text = f'{counts[0]} tokens are proposed, not {counts[1]}'
-        return int(row), min(counts), text
+      if count != again:
+        text = f'{count} tokens are proposed, not {again}'
+        return int(row), min(count, again), text
   return None
 
 
