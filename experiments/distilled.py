@@ -3,12 +3,16 @@
 A row has 'emitted' and 'calls', a list each: tokens and target calls by prompt.
 """
 
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from specdec_jax.bench import intervals
+from specdec_jax.distill import distillation
+from specdec_jax.train import train_lm
 
 
 def efficiency(row: dict[str, Any]) -> intervals.Interval:
@@ -45,7 +49,19 @@ def best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
   return max(rows, key=score)
 
 
-def finished(found: dict[str, Any], name: str) -> dict[str, Any]:
+def language(c: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
+  """The model of a training by cross-entropy; a killed one goes on."""
+  _finished(train_lm.run(train_lm.settings(c), folder), folder.name)
+  return folder / 'model'
+
+
+def draft(c: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
+  """The draft of a distillation; a killed one goes on."""
+  found = distillation.run(distillation.settings(c), folder)
+  return pathlib.Path(_finished(found, folder.name)['draft'])
+
+
+def _finished(found: dict[str, Any], name: str) -> dict[str, Any]:
   """What a training returned; raises SystemExit if a signal ended it."""
   if not found['finished']:
     raise SystemExit(f'{name}: ended at step {found["step"]} by a signal')

@@ -1,10 +1,9 @@
 """Pages of the experiments: tables, what made them, results beside a README."""
 
+import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import rich.text
 
 from specdec_jax import machine, printing
 from specdec_jax.bench import intervals
@@ -81,9 +80,28 @@ def interval(x: intervals.Interval, form: str = '{:.2f}') -> str:
   return show(x.value) + ends
 
 
-def plain(text: str) -> str:
-  """Without the styles of a table for terminals."""
-  return rich.text.Text.from_markup(text).plain
+def plain(doc: Any) -> Any:
+  """A document as its JSON is read."""
+  return json.loads(printing.compact(doc))
+
+
+def differing(audit: Mapping[str, Any], failed: int = 0) -> str:
+  """What differs from plain decoding: '3 of 28: 2 tie 1 BUG', or what may."""
+  told = {'distribution': 'same distribution', 'nothing': 'LOSSY'}
+  parts = [told.get(audit['promised'], '')]
+  if audit['promised'] == 'tokens':
+    verdicts = [x['verdict'] for x in audit['findings']]
+    parts = [f'{len(verdicts)} of {audit["requests"]}' + ':' * bool(verdicts)]
+    parts += [f'{verdicts.count(x)} {x}' for x in dict.fromkeys(verdicts)]
+  return ' '.join(parts + [f'{failed} FAILED'] * bool(failed))
+
+
+def distance(alpha: Mapping[str, Any] | None) -> str:
+  """Total variation between p and what is emitted; '' without alpha."""
+  if not alpha:
+    return ''
+  away = alpha['total_variation']
+  return 'unknown' if away is None else f'{away:.2g}'
 
 
 def made_on(m: dict[str, Any]) -> str:

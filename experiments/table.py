@@ -3,6 +3,7 @@
 python experiments/table.py leviathan_table2 [--rows=titles,chat] [--quick]
 python experiments/table.py leviathan_table3 leviathan_table5    # read once
 python experiments/table.py report [--quick]    # from what is stored alone
+python experiments/table.py methods --render    # or a name of PAGES
 """
 
 import pathlib
@@ -13,14 +14,24 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from experiments import empirical, page, report  # noqa: E402
 from experiments.block_verification_table1 import render as block  # noqa: E402
 from experiments.chen_table1 import render as chen  # noqa: E402
+from experiments.distillspec_grid import render as grid  # noqa: E402
 from experiments.distillspec_t5 import render as distillspec  # noqa: E402
 from experiments.leviathan_table2 import render as table2  # noqa: E402
 from experiments.leviathan_table3 import render as table3  # noqa: E402
 from experiments.leviathan_table5 import render as table5  # noqa: E402
+from experiments.methods import render as methods  # noqa: E402
+from experiments.specbench import render as specbench  # noqa: E402
 from specdec_jax import program  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
 
 MODULES = table2, table3, table5, block, chen, distillspec
 TABLES = {x.TABLE.name: x.TABLE for x in MODULES}
+# Measured by programs of their own.
+PAGES = {
+  'methods': methods.markdown,
+  'specbench': specbench.markdown,
+  'distillspec_grid': grid.markdown,
+}
 
 
 def run(names: list[str]) -> bool:
@@ -32,6 +43,12 @@ def run(names: list[str]) -> bool:
   """
   if names == ['report']:
     return report.run([*TABLES.values()])
+  if empirical.RENDER.value and names and set(names) <= set(PAGES):
+    for name in names:
+      home = empirical.HOMES / name
+      doc = files.read_json(home / f'results/{name}.json')
+      page.write(home / 'results', home, PAGES[name](doc))
+    return True
   if not names or not set(names) <= set(TABLES):
     allowed = ', '.join([*TABLES, 'report'])
     raise ValueError(f'{" ".join(names)}: name one of {allowed}')

@@ -1,6 +1,5 @@
 """Trains every model of the grid once and measures them by decoding."""
 
-import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -12,10 +11,10 @@ from ml_collections import ConfigDict
 from experiments import distilled
 from experiments.distillspec_grid import settings
 from specdec_jax import build, decode, printing, requests, types
-from specdec_jax.distill import distillation, evaluate
+from specdec_jax.distill import evaluate
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import files
-from specdec_jax.train import text, train_lm
+from specdec_jax.train import text
 from specdec_jax.train import workdir as workdir_lib
 from specdec_jax.verify import reject
 
@@ -89,7 +88,7 @@ class Trained:
 
   def cell(self, cell: settings.Cell) -> pathlib.Path:
     warm = cell.temperature or 0  # of answers; a fixed text has none
-    s = settings.distilled(
+    c = settings.distilled(
       self._s,
       cell,
       text=self._text,
@@ -97,16 +96,13 @@ class Trained:
       draft=self.start(cell.seed),
       answers=self._folder / f'answers-{warm:g}-seed{cell.seed}',
     )
-    found = distillation.run(s, self._folder / cell.name)
-    return pathlib.Path(distilled.finished(found, cell.name)['draft'])
+    return distilled.draft(c, self._folder / cell.name)
 
   def _language(self, name: str, size: str, steps: int, seed: int):
-    s = settings.language(self._s, self._text, size, steps, seed)
+    c = settings.language(self._s, self._text, size, steps, seed)
     if name != 'target':
-      own = dataclasses.replace(s.text, tokenizer=str(self.target()))
-      s = dataclasses.replace(s, text=own)
-    distilled.finished(train_lm.run(s, self._folder / name), name)
-    return self._folder / name / 'model'
+      c.text.tokenizer = str(self.target())
+    return distilled.language(c, self._folder / name)
 
 
 class Bench:

@@ -6,8 +6,6 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from configs import distill, train_lm
-from specdec_jax.distill import distillation, sections
-from specdec_jax.train import train_lm as train_lm_lib
 
 
 class Cell(NamedTuple):
@@ -54,7 +52,7 @@ def language(
   size: str,
   steps: int,
   seed: int,
-) -> train_lm_lib.Settings:
+) -> ConfigDict:
   """Training by cross-entropy on a text, with a tokenizer trained on it."""
   c, pair = train_lm.get_config().unlock(), s.pair
   c.model.update(size=size, dtype='float32', remat=False)
@@ -74,7 +72,7 @@ def language(
     checkpoint_every=max(1, steps // 5),
     seed=seed,
   )
-  return train_lm_lib.settings(c)
+  return c
 
 
 def distilled(
@@ -85,7 +83,7 @@ def distilled(
   target: pathlib.Path,
   draft: pathlib.Path,
   answers: pathlib.Path,
-) -> sections.Settings:
+) -> ConfigDict:
   """The distillation of one cell, from a draft trained by cross-entropy.
 
   text is the file of training documents; target, draft and answers are folders:
@@ -122,4 +120,4 @@ def distilled(
     seed=cell.seed,
   )
   c.judge.update(gamma=s.judge.gamma, new_tokens=8, temperature=warm or 0.0)
-  return distillation.settings(c)
+  return c

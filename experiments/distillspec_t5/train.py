@@ -12,8 +12,6 @@ from experiments import distilled
 from experiments import rows as rows_lib
 from experiments import texts as texts_lib
 from specdec_jax import printing
-from specdec_jax.distill import distillation
-from specdec_jax.train import train_lm
 
 ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = flags.DEFINE_string(
@@ -76,12 +74,9 @@ def trained(row: rows_lib.Row) -> dict[tuple[str, str], pathlib.Path]:
   for source, divergence in printing.track(
     cells, f'distillations of {row.name}'
   ):
-    config = _distilled(row, s, source, divergence, start, folder)
     name = f'{source}-{divergence.replace(":", "_")}'
-    found = distillation.run(distillation.settings(config), folder / name)
-    out[source, divergence] = pathlib.Path(
-      distilled.finished(found, name)['draft']
-    )
+    config = _distilled(row, s, source, divergence, start, folder)
+    out[source, divergence] = distilled.draft(config, folder / name)
     jax.clear_caches()  # no other cell uses these programs
   return out
 
@@ -106,8 +101,7 @@ def _language(
   c.optimiser.update(learning_rate=2e-3, warmup=max(1, steps // 20))
   c.run.update(steps=steps, evaluate_every=steps, checkpoint_every=200, keep=1)
   c.judge.metric = ''
-  distilled.finished(train_lm.run(train_lm.settings(c), folder), folder.name)
-  return folder / 'model'
+  return distilled.language(c, folder)
 
 
 def _distilled(row, s: Sizes, source: str, divergence: str, start, folder):

@@ -46,13 +46,13 @@ def run() -> bool:
   plain, arms = _arms(e, rules)
   groups = plan_lib.groups([plain, *arms], plan, plan.test)
   programs = timing.compile_arms([plain, *arms], groups[0].full, printing.track)
-  doc = render.Document(
-    machine.describe(),
-    plan_lib.setting([plain], plan),
-    settings.decode.gammas[0],
-    settings.drafters['early_exit'].exit,
-    [],
-  )
+  doc = {
+    'machine': machine.describe(),
+    'setting': plan_lib.setting([plain], plan),
+    'gamma': settings.decode.gammas[0],
+    'exit': settings.drafters['early_exit'].exit,
+    'cells': [],
+  }
   # Greedy, all lossless rules are equal; only the first one runs.
   first = next((rule.name for rule in rules if rule.lossless), None)
   text, level = '', 1 - 0.05 / len(warmths)
@@ -65,11 +65,12 @@ def run() -> bool:
       or arm.engine.rule.name == first
     ]
     warm = plan._replace(sampling=sampling)
-    doc.cells.extend(_cells(plain, used, programs, warm, level))
-    page.save(folder, HERE, doc, text := render.markdown(doc))
+    doc['cells'] += _cells(plain, used, programs, warm, level)
+    text = render.markdown(page.plain(doc))
+    page.save(folder, HERE, doc, text)
   print(text)
   print(printing.compact(doc))
-  return not any(x.failed or x.audit.bugs for x in doc.cells)
+  return not any(x['failed'] or x['audit'].bugs for x in doc['cells'])
 
 
 def asked(settings: settings_lib.Settings):
@@ -102,9 +103,7 @@ def _arms(e: settings_lib.Setup, rules):
   return plain, out
 
 
-def _cells(
-  plain, arms, programs, plan: plan_lib.Plan, level: float
-) -> list[render.Cell]:
+def _cells(plain, arms, programs, plan: plan_lib.Plan, level: float):
   """A cell for each arm at one temperature.
 
   level: how often all intervals of this temperature hold.
@@ -118,25 +117,21 @@ def _cells(
   outputs = {name: r.outputs for name, r in runs.items()}
   audits = identity.compare(every, plan, groups, outputs, printing.track)
   improvement = timing.improvements(runs, level=level)
-  out = []
   for arm in arms:
-    rule = arm.engine.rule
     found = predict.alphas([plain, arm], groups, outputs, printing.track)
-    cell = render.Cell(
-      name=arm.name,
-      drafter=arm.drafter,
-      rule=rule.name,
-      lossless=rule.lossless,
-      temperature=plan.sampling.temperature,
-      improvement=improvement[arm.name],
-      tok_s=timing.tok_s(runs[plain.name]),
-      counts=metrics.summary(metrics.join(outputs[arm.name])),
-      alpha=found.get(arm.drafter),
-      audit=audits[arm.name],
-      failed=identity.failures(groups, {arm.name: outputs[arm.name]}),
-    )
-    out.append(cell)
-  return out
+    yield {
+      'name': arm.name,
+      'drafter': arm.drafter,
+      'rule': arm.engine.rule.name,
+      'lossless': arm.engine.rule.lossless,
+      'temperature': plan.sampling.temperature,
+      'improvement': improvement[arm.name],
+      'tok_s': timing.tok_s(runs[plain.name]),
+      'counts': metrics.summary(metrics.join(outputs[arm.name])),
+      'alpha': found.get(arm.drafter),
+      'audit': audits[arm.name],
+      'failed': identity.failures(groups, {arm.name: outputs[arm.name]}),
+    }
 
 
 if __name__ == '__main__':

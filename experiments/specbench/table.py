@@ -51,7 +51,7 @@ def run() -> bool:
   )
   out = {'questions': about, **doc._asdict()}
   if doc.categories:
-    text = render.markdown(doc, about)
+    text = render.markdown(page.plain(out))
     page.save(folder, HERE, out, text)
     print(text)
   print(printing.compact(out))

@@ -14,25 +14,27 @@ from tests.experiments import reports
 def cell(drafter, rule, temperature, improvement, **changes):
   lossless = not rule.startswith('lenient')
   exact = 'distribution' if temperature else 'tokens'
-  return render.Cell(
-    name=f'{drafter} {rule}',
-    drafter=drafter,
-    rule=rule,
-    lossless=lossless,
-    temperature=temperature,
-    improvement=reports.gain(improvement),
-    tok_s=9.0,
-    counts=reports.counts(1.5),
-    alpha=predict.Alpha(0.25, 0.25, 0.0 if lossless else 0.125, 9),
-    audit=identity.Audit(exact if lossless else 'nothing', 7),
-    failed=[],
-  )._replace(**changes)
+  return (
+    dict(
+      name=f'{drafter} {rule}',
+      drafter=drafter,
+      rule=rule,
+      lossless=lossless,
+      temperature=temperature,
+      improvement=reports.gain(improvement),
+      tok_s=9.0,
+      counts=reports.counts(1.5),
+      alpha=predict.Alpha(0.25, 0.25, 0.0 if lossless else 0.125, 9),
+      audit=identity.Audit(exact if lossless else 'nothing', 7),
+      failed=[],
+    )
+    | changes
+  )
 
 
 def markdown(*cells):
-  return render.markdown(
-    render.Document(reports.MACHINE, reports.setting(), 4, 20, list(cells))
-  )
+  doc = dict(machine=reports.MACHINE, setting=reports.setting(), gamma=4)
+  return render.markdown(page.plain(doc | dict(exit=20, cells=cells)))
 
 
 def test_wins_losses_and_what_is_lossy_are_told_apart():

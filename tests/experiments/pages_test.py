@@ -254,13 +254,18 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('name', table_lib.TABLES)
+@pytest.mark.parametrize('name', [*table_lib.TABLES, *table_lib.PAGES])
 def test_a_readme_shows_what_is_stored(name):
-  table = table_lib.TABLES[name]
-  every = table.rows or (lambda *_: rows_lib.all_rows(*_[:1]))
-  rows = every(rows_lib.ROOT / 'results/rows', '', '')
-  text = report.rendered(table, table.home / 'results', rows).text
-  readme = (table.home / 'README.md').read_text()
+  home = programs.ROOT / 'experiments' / name
+  if name in table_lib.PAGES:
+    doc = json.loads((home / f'results/{name}.json').read_text())
+    text = table_lib.PAGES[name](doc)
+  else:
+    table = table_lib.TABLES[name]
+    rows = table.rows or (lambda models, *_: rows_lib.all_rows(models))
+    every = rows(rows_lib.ROOT / 'results/rows', '', '')
+    text = report.rendered(table, home / 'results', every).text
+  readme = (home / 'README.md').read_text()
   assert readme == page.filled(readme, text.split('\n'))
 
 

@@ -1,7 +1,5 @@
 """Made-up parts of a benchmark's document."""
 
-import types
-
 from specdec_jax import metrics
 from specdec_jax.bench import intervals
 
@@ -11,7 +9,7 @@ MACHINE = dict(
 
 
 def setting(**changes):
-  """A plan.Setting of 7 prompts under reject."""
+  """A plan.Setting of 7 prompts under reject, as JSON."""
   fields = dict(
     target='a model',
     draft=None,
@@ -24,7 +22,7 @@ def setting(**changes):
     repeats=2,
     judged_prompts=7,
   )
-  return types.SimpleNamespace(**fields | changes)
+  return fields | changes
 
 
 def counts(efficiency):
