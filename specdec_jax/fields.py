@@ -76,7 +76,7 @@ def check(settings: Any) -> None:
     value = plain(getattr(settings, field.name))
     object.__setattr__(settings, field.name, value)
     if typing.get_origin(field.type) is not tuple:
-      if value is not None or not isinstance(None, field.type):
+      if value is not None or types.NoneType not in typing.get_args(field.type):
         _check_value(field, field.type, value)
       continue
     kind = typing.get_args(field.type)[0]
