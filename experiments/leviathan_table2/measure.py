@@ -38,7 +38,7 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
     [plan_lib.Arm(f'{name} g={g}', name, g, engine) for g in asked.gammas]
     for name, engine in loaded.engines.items()
   ]
-  request = plan_lib.calibration_request([plain, *every[0]], plan, WINDOWS)
+  request = plan_lib.middle([plain, *every[0]], plan, WINDOWS).full
   first = [arms[-1] for arms in every]
   others = plan_lib.groups([plain, *first], plan, plan.calibration)
   programs = timing.compile_arms(
@@ -135,5 +135,5 @@ def predicted(
 def _corrected(arm: plan_lib.Arm, costs, alpha: float) -> float:
   """Equation 1 over the measured cost of a window with room for gamma."""
   full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
-  window = float(predict.window(arm, costs, arm.gamma, full_N))
+  window = float(predict.window_cost(arm, costs, arm.gamma, full_N))
   return cost.expected_tokens(min(alpha, 1.0), arm.gamma) / window

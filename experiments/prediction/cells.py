@@ -11,9 +11,9 @@ NEAR = 0.03  # of 1: whether to speculate makes no difference there
 
 
 class Cell(NamedTuple):
-  """One method at one gamma on the judged prompts of one category.
+  """One method at one gamma on the test prompts.
 
-  pair: models; temperature: of sampling. category: '' is all prompts.
+  pair: models; temperature: of sampling. category: ''; older results have some.
   predicted, low, high: from other prompts, with the 90 % interval.
   measured: on the judged ones.
   """
@@ -49,21 +49,20 @@ class Summary(NamedTuple):
 
 
 def of(doc: Any) -> list[Cell]:
-  """The cells of a benchmark.Document."""
-  s, gammas = doc.setting, {row.name: row.gamma for row in doc.rows}
+  """The cells of a records.Document."""
+  s = doc.setting
   pair = f'{s.target} {s.draft or ""}'.strip()
-  rows = [('', x) for x in doc.rows] + [(x.category, x) for x in doc.categories]
   return [
     Cell(
       pair,
       s.sampling['temperature'],
-      category,
+      '',
       x.drafter,
-      gammas[x.name],
+      x.gamma,
       *(x.predicted.improvement, x.predicted.low, x.predicted.high),
       x.improvement.value,
     )
-    for category, x in rows
+    for x in doc.rows
     if x.predicted and x.improvement.value
   ]
 

@@ -1,4 +1,4 @@
-"""Predicted and measured improvements of every category at some temperatures.
+"""Predicted and measured improvements of every method at some temperatures.
 
 bash experiments/prediction/run.sh [--temperatures=0,1] [--config...]
 bash experiments/prediction/run.sh --show  # the figure of what is stored

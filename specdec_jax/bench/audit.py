@@ -9,7 +9,7 @@ pass of one token change where every weight moves by up to one rounding.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,17 +18,17 @@ import numpy as np
 
 from specdec_jax import forward, hosts, types
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.bench import records
 
-# A choice may differ by both tokens' noise, in both arms.
+# A choice may differ by both tokens' noise, in both methods.
 FACTOR = 4
 # Noise above this share of the largest logit is itself a bug. In bfloat16
 # random models of 2 and 12 layers are off their float32 logits by 0.01 of the
 # largest (0.04 at most), and 2 layers of weights 1.5 times as large by 0.02
 # (0.1). Of larger weights rounding decides the text: no verdict means anything.
-NOISE_LIMIT = 1e-3
 NOISE_LIMITS = {
   'float64': 1e-12,
-  'float32': NOISE_LIMIT,
+  'float32': 1e-3,
   'float16': 0.15 / 8,  # a rounding is an eighth of bfloat16's
   'bfloat16': 0.15,
 }
@@ -39,13 +39,14 @@ TIMES = {'float64': 20, 'float32': 20, 'float16': 4, 'bfloat16': 4}
 
 
 class Case(NamedTuple):
-  """One request that two arms ran.
+  """One request that two methods ran.
 
   prompt: token ids.
-  plain, other: token ids that plain decoding and the other arm emitted.
+  plain, other: token ids that plain decoding and the other method emitted.
   temperature, top_k, top_p: the sampling settings.
   seed, request: the key of its random draws.
   source: token ids that an encoder read.
+  id: for the record.
   """
 
   prompt: Sequence[int]
@@ -57,97 +58,91 @@ class Case(NamedTuple):
   seed: int = 0
   request: int = 0
   source: Sequence[int] = ()
+  id: str = ''
 
 
-class Finding(NamedTuple):
-  """How two outputs of one request compare.
+class Passes(NamedTuple):
+  """How both methods ran: what the order of sums depends on.
 
-  verdict: 'identical', 'tie' or 'BUG'.
-  position: index of the first differing token among the emitted ones.
-  plain, other: those tokens, None where a text has ended.
-  gap: least change of the logits that lets either token win.
-  noise: largest difference of a logit between passes of width 1 and gamma + 1,
-    at any offset of a window, and between equal rows of a batch; at least one
-    rounding of the largest logit.
-  rounding: largest change of a logit, in a pass of width 1, where each weight
-    moves by up to one rounding; at least one rounding of the largest logit.
-  reason: why it is a bug.
-  id: the prompt's.
-  plain_text, other_text: the two tokens as text.
+  gamma: the other method's; its verify passes had gamma + 1 tokens, or 1.
+  chunk: of the prefill.
+  length: of the token buffer.
+  rows: batch size; a kernel may be chosen by it.
   """
 
-  verdict: str
-  position: int | None = None
-  plain: int | None = None
-  other: int | None = None
-  gap: float | None = None
-  noise: float | None = None
-  rounding: float | None = None
-  reason: str = ''
-  id: str = ''
-  plain_text: str | None = None
-  other_text: str | None = None
+  gamma: int
+  chunk: int
+  length: int
+  rows: int = 1
+
+
+def compare(
+  model: types.Model,
+  params: types.Params,
+  cases: Iterable[Case],
+  passes: Passes,
+) -> records.Audit:
+  """The Audit of two methods that promise the same tokens.
+
+  model, params: the target.
+  """
+  compared, findings = [], []
+  for case in cases:
+    found = audit(model, params, case, passes)
+    if found.position is None:
+      compared.append(min(len(case.plain), len(case.other)))
+    else:  # Nothing is compared after a first divergence.
+      compared.append(found.position + 1)
+      findings.append(found)
+  return records.Audit(
+    'tokens', len(compared), tuple(compared), tuple(findings)
+  )
 
 
 def audit(
-  model: types.Model,
-  params: types.Params,
-  case: Case,
-  *,
-  gamma: int,
-  chunk: int,
-  length: int,
-  rows: int = 1,
-  relative_limit: float | None = None,
-) -> Finding:
-  """Compares two arms that promise the same tokens (greedy, or coupled).
-
-  Args:
-    model: the target.
-    params: its parameters.
-    case: the two outputs.
-    gamma: the other arm's; its verify passes had gamma + 1 tokens, or 1.
-    chunk: of the prefill, as both arms ran it.
-    length: token buffer length, as both arms ran it.
-    rows: batch size, as both arms ran it; a kernel may be chosen by it.
-    relative_limit: noise over the largest logit above which the noise is the
-      bug; None: that of NOISE_LIMITS for the coarsest dtype of the parameters.
-  """
+  model: types.Model, params: types.Params, case: Case, passes: Passes
+) -> records.Finding:
+  """Compares the two texts of one request (greedy, or coupled)."""
   plain, other = list(case.plain), list(case.other)
   if plain == other:
-    return Finding('identical')
+    return records.Finding('identical', id=case.id)
   shorter = min(len(plain), len(other))
   same = next((i for i in range(shorter) if plain[i] != other[i]), shorter)
+  bug = records.Finding('BUG', same, id=case.id)
   if same == shorter:
-    return Finding('BUG', same, reason='one text ends where the other goes on')
-  text = [*case.prompt, *plain[:same]]
-  tokens_BL = np.zeros((rows, length), np.int32)
-  tokens_BL[:, : len(text)] = text
-  one_BV, shaken_BV, *wide = _passes(
-    model, params, case, tokens_BL, len(text), gamma=gamma, chunk=chunk
-  )
+    return bug._replace(reason='one text ends where the other goes on')
   parted = plain[same], other[same]
+  bug = bug._replace(plain=parted[0], other=parted[1])
+  text = [*case.prompt, *plain[:same]]
+  tokens_BL = np.zeros((passes.rows, passes.length), np.int32)
+  tokens_BL[:, : len(text)] = text
+  one_BV, shaken_BV, *wide = _logits(
+    model, params, case, tokens_BL, len(text), passes
+  )
   one_V = one_BV[0]
   finite = np.isfinite(one_V)  # -inf is for padded ids, in every pass.
   passes_BV = np.concatenate([one_BV, *wide])[:, finite]
   if not finite.any() or not np.isfinite(passes_BV).all():
-    return Finding('BUG', same, *parted, reason='logits are not finite')
+    return bug._replace(reason='logits are not finite')
   largest, dtype = float(np.abs(one_V[finite]).max()), _coarsest(params)
-  # What one rounding changes. The arms' programs are compiled apart and round
-  # apart even where these passes agree to the bit: bfloat16 SmolLM2 on CPU, by
-  # 2e-3 where the widths differ by 0.
+  # What one rounding changes. The methods' programs are compiled apart and
+  # round apart even where these passes agree to the bit: bfloat16 SmolLM2 on
+  # CPU, by 2e-3 where the widths differ by 0.
   least = float(jnp.finfo(dtype).eps) / 2 * largest
   moved_V = np.abs(shaken_BV[0] - one_V)[finite]
   gap = max(needed(one_V, x, case, len(text)) for x in parted)
   noise = max(float(np.ptp(passes_BV, 0).max()), least)
   rounding = max(float(moved_V.max()), least)
-  limit = relative_limit
-  if limit is None:
-    limit = NOISE_LIMITS.get(dtype, max(NOISE_LIMITS.values()))
+  limit = largest * NOISE_LIMITS.get(dtype, max(NOISE_LIMITS.values()))
   times = TIMES.get(dtype, min(TIMES.values()))
-  why = _unexplained(gap, noise, limit * largest, rounding, times)
-  verdict = 'BUG' if why else 'tie'
-  return Finding(verdict, same, *parted, gap, noise, rounding, why)
+  why = _unexplained(gap, noise, limit, rounding, times)
+  return bug._replace(
+    verdict='BUG' if why else 'tie',
+    gap=gap,
+    noise=noise,
+    rounding=rounding,
+    reason=why,
+  )
 
 
 def _unexplained(
@@ -163,26 +158,26 @@ def _unexplained(
   return ''
 
 
-def _passes(
-  model, params, case: Case, tokens_BL, end: int, *, gamma: int, chunk: int
+def _logits(
+  model, params, case: Case, tokens_BL, end: int, passes: Passes
 ) -> list[np.ndarray]:
   """logits_BV of the token after `end` others, read in several ways.
 
   One by one; one by one with the parameters of _shaken; and gamma + 1 at a
   time, so that the last one is at each offset of a window in turn.
   """
-  start, last, wide = len(case.prompt) - 1, end - 1, gamma + 1
+  start, last, wide = len(case.prompt) - 1, end - 1, passes.gamma + 1
   source = np.tile(np.array(case.source, np.int32), (len(tokens_BL), 1))
 
   def score(width: int, start: int = start, shake: bool = False):
     ends = np.int32(start), np.int32(last)
-    ways = dict(width=width, chunk=chunk, shake=shake)
+    ways = dict(width=width, chunk=passes.chunk, shake=shake)
     return _score(params, tokens_BL, source, *ends, model=model, **ways)
 
   # A window may start before its text: nothing is written there.
   starts = [start - (offset - last + start) % wide for offset in range(wide)]
-  passes = [score(1), score(1, shake=True), *(score(wide, x) for x in starts)]
-  return [np.asarray(x, np.float64) for x in hosts.fetch(passes)]
+  found = [score(1), score(1, shake=True), *(score(wide, x) for x in starts)]
+  return [np.asarray(x, np.float64) for x in hosts.fetch(found)]
 
 
 def _coarsest(params: types.Params) -> str:

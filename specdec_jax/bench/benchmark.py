@@ -1,126 +1,49 @@
 """The benchmark: every method against plain decoding, in one process.
 
-The steps, in an order that keeps the prediction honest: memory bandwidth,
-calibration of the parts, a prediction from other prompts, the judged prompts.
+Four steps, in an order that keeps the prediction honest: what the parts cost, a
+prediction from the calibration prompts, runs of the test prompts, a judgement.
 """
 
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import rich.console
-
-from specdec_jax import build, hosts, machine, metrics, printing, program
+from specdec_jax import (
+  build,
+  decode,
+  hosts,
+  machine,
+  metrics,
+  printing,
+  program,
+)
 from specdec_jax.bench import (
   budget,
   identity,
   intervals,
   predict,
+  records,
   tables,
   timing,
   verdict,
 )
-from specdec_jax.bench import ceiling as ceiling_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
 from specdec_jax.io import files
-from specdec_jax.models import work
 
-
-class Row(NamedTuple):
-  """A method on the judged prompts.
-
-  name, drafter, gamma: as in plan.Arm.
-  tok_s: tokens per second of decoding; None: too short to measure.
-  improvement: the same over plain decoding's; see timing.improvements.
-  whole: the same of whole requests, the prefill of both models included.
-  counts: see metrics.
-  time_to_first_token, compile_seconds: seconds, the first a median.
-  alpha: teacher-forced on plain decoding's text; None as in predict.alphas.
-  predicted: from other prompts, before these ran.
-  explained: the cost model at the acceptance measured here.
-  """
-
-  name: str
-  drafter: str
-  gamma: int
-  tok_s: float | None
-  improvement: intervals.Interval
-  whole: intervals.Interval
-  counts: metrics.Summary
-  time_to_first_token: float
-  compile_seconds: float
-  alpha: predict.Alpha | None
-  predicted: predict.Prediction | None
-  explained: predict.Prediction | None
-  audit: identity.Audit | None
-
-
-class Category(NamedTuple):
-  """As Row, on a category's prompts; all their intervals hold at once."""
-
-  category: str
-  name: str
-  drafter: str
-  prompts: int
-  improvement: intervals.Interval
-  predicted: predict.Prediction | None
-  explained: predict.Prediction
-  counts: metrics.Summary
-
-
-class BatchRow(NamedTuple):
-  """A method at one batch size; fields as in Row."""
-
-  name: str
-  drafter: str
-  gamma: int
-  tok_s: float | None
-  improvement: intervals.Interval
-  audit: identity.Audit | None
-
-
-class Batch(NamedTuple):
-  """All methods at a batch size; all intervals of all sizes hold at once."""
-
-  batch_size: int
-  rows: list[BatchRow]
-  best_gamma: dict[str, int]  # see _best_gammas
-  failed: list[identity.Failure]
-  prompts: int
-
-
-class Document(NamedTuple):
-  """All results of a benchmark; where a request failed, up to that point.
-
-  costs: what adaptive chose by; given as adaptive.costs it chooses the same.
-  predicted: by method. measured: seconds that the judged prompts took.
-  """
-
-  machine: dict[str, Any]
-  ceiling: ceiling_lib.Ceiling
-  setting: plan_lib.Setting
-  calibration: calibration_lib.Calibration | None = None
-  costs: Mapping[str, Any] = {}
-  predicted: dict[str, predict.Prediction] = {}
-  measured: float = 0.0
-  rows: Sequence[Row] = ()
-  categories: Sequence[Category] = ()
-  repeated_8grams: float | None = None
-  crossover: Sequence[Batch] = ()
-  failed: Sequence[identity.Failure] = ()
+Arms = Sequence[plan_lib.Arm]
+Outputs = dict[str, list[decode.Output]]  # by arm, one for each batch
 
 
 def run(
-  arms: Sequence[plan_lib.Arm],
+  arms: Arms,
   plan: plan_lib.Plan,
   *,
   track: plan_lib.Track,
-  console: rich.console.Console,
+  console: tables.Console,
   clock: budget.Clock = budget.UNLIMITED,
-) -> Document:
+) -> records.Document:
   """Runs everything and prints it as it comes.
 
   Args:
@@ -130,35 +53,40 @@ def run(
   Raises:
     ValueError: the clock has too little time for one prompt.
   """
-  ceiling, reads = _ceiling(arms, plan)
-  doc = Document(machine.describe(), ceiling, plan_lib.setting(arms, plan))
-  tables.start(doc, console)
+  about, (ceiling, reads) = machine.describe(), timing.ceiling(arms, plan)
+  asked = plan_lib.setting(arms, plan)
+  tables.start(about, ceiling, asked, console)
   main = clock.share(0.5) if plan.batch_sizes else clock
-  before = _before(arms, plan, doc, main, track, console)
-  repeats = plan.bench.repeats
-  arms, plan, doc = before.arms, before.plan, before.doc
+
+  costs = _costs(arms, plan, main, track)
+  tables.calibration(costs.parts, asked.batch_size, ceiling.tok_s, console)
+  arms, plan = costs.arms, budget.fit(plan, costs.speed, main)
+
+  seen = _seen(costs, plan, main, track)
+  setting = plan_lib.setting(arms, seen.planned)
+  if seen.failed:
+    return records.Document(
+      about, ceiling, setting, costs.parts, costs.given, failed=seen.failed
+    )
+  tables.plan(setting, clock, seen.width, console)
+  tables.predicted(seen.predicted, len(arms) - 1, console)
+
+  end = main._replace(seconds=main.seconds - costs.speed.closing())
+  tested = _tested(costs, plan, reads, end, track)
+  setting = plan_lib.setting(arms, tested.plan)
+  doc = records.Document(
+    machine=about,
+    ceiling=ceiling.beside(setting.dtype, tested.gb_s),
+    setting=setting,
+    calibration=costs.parts,
+    costs=costs.given,
+    predicted=seen.predicted,
+    measured=tested.seconds,
+    cut=_cut(asked, setting),
+    **_judged(costs, seen, tested, track),
+  )
   if doc.failed:
     return doc
-  tables.plan(doc, clock, before.width, console)
-  tables.predicted(doc, console)
-
-  judged = plan_lib.groups(arms, plan, plan.test)
-  end = main._replace(seconds=main.seconds - before.speed.closing())
-  blocks = budget.blocks(len(judged), repeats, end, track)
-  start, gb_s = program.elapsed(), []
-  blocks = ceiling_lib.reading(blocks, reads, gb_s)
-  runs = timing.measure(arms, judged, before.programs, blocks)
-  judged = judged[: len(runs[arms[0].name].outputs)]
-  ran = plan._replace(test=plan.test[: len(judged) * plan.bench.batch_size])
-  doc = doc._replace(
-    ceiling=ceiling.beside(arms[0].engine.target.dtype, gb_s),
-    setting=plan_lib.setting(arms, ran),
-    measured=program.elapsed() - start,
-  )
-  outputs = {name: r.outputs for name, r in runs.items()}
-  if failed := identity.failures(judged, outputs):
-    return doc._replace(failed=failed)
-  doc = _judge(arms, before, doc, judged, runs, track)
   tables.rows(doc, console)
   for i, size in enumerate(plan.batch_sizes):
     part = clock.share(1 / (len(plan.batch_sizes) - i))
@@ -169,82 +97,9 @@ def run(
   return doc
 
 
-class _Before(NamedTuple):
-  """All that is known before the judged prompts run.
-
-  arms: those of run, with costs.
-  doc: with the calibration and the prediction, or with failed.
-  others, seen: batches of the other prompts, and their outputs by arm.
-  width: of the intervals to expect, as budget.width.
-  """
-
-  arms: Sequence[plan_lib.Arm]
-  plan: plan_lib.Plan
-  doc: Document
-  programs: dict[str, Any]
-  speed: budget.Speed
-  others: list[plan_lib.Group]
-  seen: dict[str, list]
-  width: float | None
-
-
-def _before(arms, plan, doc: Document, clock, track, console) -> _Before:
-  """Plans, compiles, calibrates and predicts; none of the judged is run."""
-  speed, programs = budget.first_step(arms, plan, track)
-  plan = budget.first_fit(plan, speed, clock)
-  arms, parts, costs = _calibrate(arms, plan, speed, clock, track)
-  doc = doc._replace(calibration=parts, costs=costs)
-  tables.calibration(doc, console)
-  first = plan_lib.groups(arms, plan, plan.test)[0]
-  programs |= timing.compile_arms(arms[1:], first.full, track)
-  speed = speed._replace(
-    step=parts.step,
-    factors={x.name: predict.slowest(x, parts) for x in arms[1:]},
-  )
-  plan = budget.fit(plan, speed, clock.left() - speed.closing()) or plan
-  others = plan_lib.groups(arms, plan, plan.calibration)
-  # Plain decoding emits one token a window but where rows share batches.
-  alone = plan.bench.batch_size == 1
-  seen = {
-    arm.name: [
-      hosts.fetch(
-        programs[arm.name][0](
-          arm.engine.weights, plan_lib.capped(arm, group.full)
-        )
-      )
-      for group in track(others, f'acceptance of {arm.name}')
-    ]
-    for arm in arms
-    if arm.gamma or not alone
-  }
-  if failed := identity.failures(others, seen):
-    doc = doc._replace(failed=failed)
-    return _Before(arms, plan, doc, programs, speed, others, seen, None)
-  gains = predict.each(arms, parts, seen)
-  plan, width = budget.last_fit(plan, speed, gains, clock)
-  batches = -(-len(plan.test) // plan.bench.batch_size)
-  doc = doc._replace(
-    setting=plan_lib.setting(arms, plan),
-    predicted=predict.improvements(arms, parts, seen, batches),
-  )
-  return _Before(arms, plan, doc, programs, speed, others, seen, width)
-
-
-def _calibrate(arms, plan: plan_lib.Plan, speed, clock, track):
-  """(arms, Calibration, costs); adaptive chooses by what is measured here."""
-  gammas = {arm.gamma for arm in arms}
-  widths = len(gammas | {*arms[-1].engine.options.widths})
-  windows, repeats = budget.calibration(speed, widths, clock)
-  request = plan_lib.calibration_request(arms, plan, windows)
-  parts = calibration_lib.calibrate(arms, request, repeats, track)
-  costs = calibration_lib.costs(parts, max(gammas))
-  engines = [arm.engine for arm in arms]
-  made = {id(x): build.with_costs(x, costs) for x in engines if x.costs == {}}
-  arms = [x._replace(engine=made.get(id(x.engine), x.engine)) for x in arms]
-  return arms, parts, next((x.costs for x in engines if x.costs), costs)
-
-
-def finish(doc: Document, config, folder: pathlib.Path | None, console) -> bool:
+def finish(
+  doc: records.Document, config, folder: pathlib.Path | None, console
+) -> bool:
   """Prints the verdict and the document; true if sound.
 
   config: a ConfigDict, part of the document.
@@ -259,59 +114,140 @@ def finish(doc: Document, config, folder: pathlib.Path | None, console) -> bool:
   return verdict.sound(doc)
 
 
-def _ceiling(arms, plan: plan_lib.Plan):
-  """(machine.Ceiling of plain decoding, the reads to repeat)."""
-  target = arms[0].engine.target
-  models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
-  packed = any(m.lm_config and m.lm_config.packed for m in models)
-  reads = {
-    d: ceiling_lib.reads(d, packed=packed, small=plan.bench.small)
-    for d in sorted({m.dtype for m in models})
+# --- costs -------------------------------------------------------------------
+
+
+class _Costs(NamedTuple):
+  """What the parts of a window cost.
+
+  arms: those of run; adaptive has its costs.
+  parts: as timed. given: what adaptive chooses by.
+  programs: compiled, by arm.
+  """
+
+  arms: Arms
+  parts: calibration_lib.Calibration
+  given: Mapping[str, Any]
+  programs: dict[str, Any]
+  speed: budget.Speed
+
+
+def _costs(arms: Arms, plan, clock: budget.Clock, track) -> _Costs:
+  """Compiles everything and times the parts."""
+  group = plan_lib.middle(arms, plan, budget.WINDOWS)
+  programs = timing.compile_arms(arms[:1], group.full, track)
+  speed = timing.first_step(arms, group, programs)
+  budget.check(plan, speed, clock)
+  widths = {arm.gamma for arm in arms} | {*arms[-1].engine.options.widths}
+  windows, repeats = budget.windows(speed, len(widths), clock)
+  request = plan_lib.shortened(group.full, windows)
+  arms, parts, given = _calibrated(arms, request, repeats, track)
+  programs |= timing.compile_arms(arms[1:], group.full, track)
+  factors = {x.name: predict.slowest(x, parts) for x in arms[1:]}
+  speed = speed._replace(step=parts.step, factors=factors)
+  return _Costs(arms, parts, given, programs, speed)
+
+
+def _calibrated(arms: Arms, request: decode.Request, repeats: int, track):
+  """(arms, Calibration, costs); adaptive chooses by what is measured here."""
+  parts = calibration_lib.calibrate(arms, request, repeats, track)
+  costs = calibration_lib.costs(parts, max(arm.gamma for arm in arms))
+  engines = [arm.engine for arm in arms]
+  made = {id(x): build.with_costs(x, costs) for x in engines if x.costs == {}}
+  arms = [x._replace(engine=made.get(id(x.engine), x.engine)) for x in arms]
+  return arms, parts, next((x.costs for x in engines if x.costs), costs)
+
+
+# --- prediction --------------------------------------------------------------
+
+
+class _Seen(NamedTuple):
+  """What the calibration prompts tell.
+
+  failed: those that did. planned, width: of the test prompts; see budget.
+  """
+
+  failed: list[records.Failure]
+  predicted: dict[str, records.Prediction]
+  planned: plan_lib.Plan
+  width: float | None
+
+
+def _seen(costs: _Costs, plan, clock: budget.Clock, track) -> _Seen:
+  """Runs the calibration prompts and predicts; no test prompt is run."""
+  arms = costs.arms
+  groups = plan_lib.groups(arms, plan, plan.calibration)
+  # Plain decoding emits one token a window but where rows share batches.
+  alone = plan.bench.batch_size == 1
+  outputs = {
+    arm.name: [
+      plan_lib.decoded(arm, costs.programs[arm.name][0], group)
+      for group in track(groups, f'acceptance of {arm.name}')
+    ]
+    for arm in arms
+    if arm.gamma or not alone
   }
-  gb_s = hosts.from_first(
-    lambda: {d: ceiling_lib.bandwidth(x) for d, x in reads.items()}
-  )
-  devices = 1 if target.layout is None else target.layout.mesh.size
-  # A step reads the weights, on average half the answer in the cache, and what
-  # the encoder left.
-  prompt = np.mean([len(item.tokens) for item in plan.test])
-  source = np.mean([len(item.source) for item in plan.test])
-  slots = float(prompt) + plan.max_new_tokens / 2
-  rows = plan.bench.batch_size
-  step = work.step_bytes(target.params)
-  step += work.slot_bytes(target.model, rows) * slots
-  step += work.source_bytes(target.model, target.params, rows) * source
-  mine = gb_s[target.dtype]
-  tok_s = float(rows * mine['sustained'] * 1e9 * devices / step)
-  kept = ceiling_lib.kept(reads[target.dtype], mine)
-  return ceiling_lib.Ceiling(gb_s, devices, tok_s), kept
+  failed = identity.failures(groups, outputs)
+  if failed:
+    return _Seen(failed, {}, plan, None)
+  gains = predict.each(arms, costs.parts, outputs)
+  planned, width = budget.expected(plan, costs.speed, gains, clock)
+  batches = -(-len(planned.test) // plan.bench.batch_size)
+  predicted = predict.improvements(arms, costs.parts, outputs, batches)
+  return _Seen([], predicted, planned, width)
 
 
-# --- rows --------------------------------------------------------------------
+# --- runs --------------------------------------------------------------------
 
 
-def _judge(arms, before: _Before, doc, judged, runs, track) -> Document:
-  """The document with the figures of the judged prompts."""
-  outputs = {name: r.outputs for name, r in runs.items()}
-  audits = identity.compare(arms, before.plan, judged, outputs, track)
-  alphas = predict.alphas(arms, judged, outputs, track)
-  texts = plan_lib.answers(judged, outputs[arms[0].name])
-  return doc._replace(
-    rows=_rows(arms, doc, runs, alphas, audits),
-    categories=_categories(arms, before, judged, runs),
-    repeated_8grams=metrics.repeated_ngrams([x.tokens for x in texts]),
-  )
+class _Tested(NamedTuple):
+  """Runs of the test prompts.
+
+  plan, groups: that were run. runs: by arm. gb_s: of the reads between them.
+  seconds: that all took.
+  """
+
+  plan: plan_lib.Plan
+  groups: list[plan_lib.Group]
+  runs: dict[str, timing.Runs]
+  gb_s: list[float]
+  seconds: float
+
+  @property
+  def outputs(self) -> Outputs:
+    return {name: x.outputs for name, x in self.runs.items()}
 
 
-def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
-  outputs = {name: r.outputs for name, r in runs.items()}
-  explained = predict.improvements(arms, doc.calibration, outputs)
-  improvement = timing.improvements(runs)
-  whole = timing.improvements(runs, whole=True)
-  out = []
-  for arm in arms:
-    mine = runs[arm.name]
-    row = Row(
+def _tested(costs: _Costs, plan, reads, clock: budget.Clock, track) -> _Tested:
+  """Runs all arms on the test prompts until the time is over."""
+  groups = plan_lib.groups(costs.arms, plan, plan.test)
+  start, gb_s = program.elapsed(), []
+  blocks = budget.blocks(len(groups), plan.bench.repeats, clock, track)
+  blocks = timing.reading(blocks, reads, gb_s)
+  runs = timing.measure(costs.arms, groups, costs.programs, blocks)
+  seconds = program.elapsed() - start
+  repeats, count = runs[costs.arms[0].name].total_RG.shape
+  plan = plan_lib.cut(plan, count, repeats)
+  return _Tested(plan, groups[:count], runs, gb_s, seconds)
+
+
+# --- judgement ---------------------------------------------------------------
+
+
+def _judged(
+  costs: _Costs, seen: _Seen, tested: _Tested, track
+) -> dict[str, Any]:
+  """The fields of a Document that the test prompts give, by name."""
+  arms, groups, outputs = costs.arms, tested.groups, tested.outputs
+  if failed := identity.failures(groups, outputs):
+    return {'failed': failed}
+  audits = identity.compare(arms, tested.plan, groups, outputs, track)
+  alphas = predict.alphas(arms, groups, outputs, track)
+  explained = predict.improvements(arms, costs.parts, outputs)
+  improvement = timing.improvements(tested.runs)
+  whole = timing.improvements(tested.runs, whole=True)
+  rows = [
+    records.Row(
       name=arm.name,
       drafter=arm.drafter,
       gamma=arm.gamma,
@@ -322,52 +258,64 @@ def _rows(arms, doc: Document, runs, alphas, audits) -> list[Row]:
       time_to_first_token=timing.first_token(mine),
       compile_seconds=mine.compile_seconds,
       alpha=alphas.get(arm.drafter),
-      predicted=doc.predicted.get(arm.name),
+      predicted=seen.predicted.get(arm.name),
       explained=explained.get(arm.name),
       audit=audits.get(arm.name),
     )
-    out.append(row)
-  return out
+    for arm, mine in zip(arms, tested.runs.values(), strict=True)
+  ]
+  texts = plan_lib.answers(groups, outputs[arms[0].name])
+  return {
+    'rows': rows,
+    'categories': _categories(arms, costs.parts, groups, tested.runs),
+    'repeated_8grams': metrics.repeated_ngrams([x.tokens for x in texts]),
+  }
 
 
-def _categories(arms, before: _Before, groups, runs) -> list[Category]:
+def _categories(arms: Arms, parts, groups, runs) -> list[records.Category]:
   """At batch size 1 only: the time of a larger batch is of no one category."""
   if any(len(group.items) > 1 for group in groups):
     return []
-  parts, whole = before.doc.calibration, before.doc.predicted
-  assert parts is not None
-  name = lambda group: group.items[0].category
-  names = dict.fromkeys(filter(None, map(name, groups)))
-  of = lambda groups: {
-    x: [i for i, group in enumerate(groups) if name(group) == x] for x in names
-  }
-  every, known = of(groups), of(before.others)
-  told = predict.by_category(arms, parts, before.seen, whole, known, every)
+  of: dict[str, list[int]] = {}
+  for i, group in enumerate(groups):
+    if name := group.items[0].category:
+      of.setdefault(name, []).append(i)
   # Those with an interval share the chance of an error.
-  tested = sum(len(x) >= intervals.FEWEST for x in every.values())
+  tested = sum(len(x) >= intervals.FEWEST for x in of.values())
   out, level = [], 1 - 0.05 / max(tested, 1)
-  for category, chosen in every.items():
+  for category, chosen in of.items():
     improvement = timing.improvements(runs, chosen, level=level)
     for arm in arms[1:]:
       picked = [runs[arm.name].outputs[g] for g in chosen]
-      row = Category(
+      row = records.Category(
         category=category,
         name=arm.name,
         drafter=arm.drafter,
         prompts=len(chosen),
         improvement=improvement[arm.name],
-        predicted=told.get((category, arm.name)),
-        explained=predict.improvement(arm, parts, picked, None),
+        explained=predict.improvement(arm, parts, picked),
         counts=metrics.summary(metrics.join(picked)),
       )
       out.append(row)
   return out
 
 
+def _cut(asked: records.Setting, ran: records.Setting):
+  """Of what the time left less than was asked for: (left, asked for)."""
+  names = {
+    'judged_prompts': 'prompts judged',
+    'other_prompts': 'others',
+    'max_new_tokens': 'new tokens',
+    'repeats': 'repeats',
+  }
+  both = {x: (getattr(ran, x), getattr(asked, x)) for x in names}
+  return {names[x]: y for x, y in both.items() if y[0] < y[1]}
+
+
 # --- crossover ---------------------------------------------------------------
 
 
-def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
+def _batch(arms: Arms, plan, size: int, clock, track) -> records.Batch:
   """Every arm at one of the plan's batch sizes, audited too."""
   groups = plan_lib.groups(arms, plan, plan.test, size)
   what = f'compiling batch {size}'
@@ -380,7 +328,7 @@ def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
   level = 1 - 0.05 / len(plan.batch_sizes)
   improvement = timing.improvements(runs, level=level)
   rows = [
-    BatchRow(
+    records.BatchRow(
       *(arm.name, arm.drafter, arm.gamma, timing.tok_s(runs[arm.name])),
       *(improvement[arm.name], audits.get(arm.name)),
     )
@@ -388,13 +336,14 @@ def _batch(arms, plan: plan_lib.Plan, size: int, clock, track) -> Batch:
   ]
   failed = identity.failures(groups, outputs)
   prompts = min(len(groups) * size, len(plan.test))
-  return Batch(size, rows, _best_gammas(rows), failed, prompts)
+  return records.Batch(size, rows, _best_gammas(rows), failed, prompts)
 
 
-def _best_gammas(rows) -> dict[str, int]:
+def _best_gammas(rows: Sequence[records.BatchRow]) -> dict[str, int]:
   """By drafter, the gamma with the largest measured win; 0 where none wins."""
   won: dict[str, dict[int, float]] = {x.drafter: {} for x in rows[1:]}
   for row in rows[1:]:
-    if row.improvement.outcome == 'win':
-      won[row.drafter][row.gamma] = row.improvement.value
+    value = row.improvement.value
+    if row.improvement.outcome == 'win' and value:
+      won[row.drafter][row.gamma] = value
   return {drafter: cost.best(x) for drafter, x in won.items()}

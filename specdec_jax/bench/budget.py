@@ -1,11 +1,10 @@
-"""How much of a benchmark fits into its minutes, planned as it gets known.
+"""How much of a benchmark fits into its minutes.
 
-First after one timed step of plain decoding, again when everything is compiled,
-and once more when the acceptance on other prompts tells how fast each method
-is. The settings of the config are upper bounds.
+Planned once, when the parts are timed and everything is compiled: how long an
+answer may be, and how many calibration prompts are run. Test prompts are then
+run until the time is over. The settings of the config are upper bounds.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,16 +13,13 @@ import numpy as np
 from scipy import stats
 
 from specdec_jax import hosts, program
-from specdec_jax.bench import intervals, timing
+from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.costs import parts
 
-# Shares of the time for calibration and for the prompts to predict from.
-_CALIBRATION, _OTHERS = 0.1, 0.25
-# Tokens of an answer below which fewer prompts are better than shorter ones,
-# and below which nothing is measured.
-_SHORT, _SHORTEST = 32, 8
-_ENOUGH = intervals.FEWEST  # batches of judged prompts
+# Shares of the time for timing the parts and for the calibration prompts.
+_PARTS, _PROMPTS = 0.1, 0.25
+_SHORTEST = 8  # tokens of an answer
+WINDOWS = 64  # of a sample when the parts are timed
 
 
 class Clock(NamedTuple):
@@ -69,14 +65,14 @@ class Speed(NamedTuple):
   drafters: int
   factors: dict[str, float]
 
-  def others(self, tokens: int) -> float:
-    """Seconds of a batch of other prompts in all methods."""
+  def calibration(self, tokens: int) -> float:
+    """Seconds of a batch of calibration prompts in all methods."""
     return sum(
       1.5 * self.prefill + tokens * self.step * x for x in self.factors.values()
     )
 
-  def judged(self, tokens: int) -> float:
-    """Seconds of a judged batch in all arms, and of its prefill alone."""
+  def test(self, tokens: int) -> float:
+    """Seconds of a batch of test prompts in all arms, and of its prefill."""
     decoding = tokens * self.step * (1 + sum(self.factors.values()))
     return 1.15 * decoding + self.prefill * (2 + 3 * len(self.factors))
 
@@ -89,44 +85,58 @@ class Speed(NamedTuple):
     return 3 + 1.5 * self.compile * self.drafters
 
 
-def fit(
-  plan: plan_lib.Plan, speed: Speed, seconds: float
-) -> plan_lib.Plan | None:
-  """The plan cut to these seconds; None if not one batch fits.
+def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
+  """Before anything but plain decoding is compiled.
 
-  Prefers answers of the full length, then many prompts, then repeats.
+  Raises:
+    ValueError: too little time for one short answer in every method.
   """
-  if not math.isfinite(seconds):
+  tokens = min(_SHORTEST, plan.max_new_tokens)
+  least = min(2, len(plan.calibration)) * speed.calibration(tokens)
+  least += speed.test(tokens) + speed.compiling() + speed.closing()
+  # Compiling is guessed on the safe side.
+  over = least - clock.left() - _PARTS * clock.seconds
+  if clock.limited and over > 0:
+    minutes = (clock.seconds + over / (1 - _PARTS)) / 60
+    raise ValueError(
+      f'minutes={clock.seconds / 60:g}: one short answer in every method takes '
+      f'some {minutes:.1f} with loading and compiling; give more, or fewer '
+      'decode.methods and decode.gammas'
+    )
+
+
+def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
+  """(windows in a sample, repeats) of the timing of the parts."""
+  if not clock.limited:
+    return WINDOWS, 5
+  # A pass of every width, idle ones, and drafting; the warm-up is a repeat.
+  once = speed.step * 1.2 * (widths + 1 + len(speed.factors))
+  return min(WINDOWS, max(4, int(_PARTS * clock.seconds / 4 / once))), 3
+
+
+def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
+  """The plan cut to the time that is left: by calibration prompts and tokens.
+
+  Answers are halved until six batches of test prompts fit, of which there are
+  intervals. The first few prompts of either kind are of many categories.
+  """
+  if not clock.limited:
     return plan
-  rows = plan.bench.batch_size
-  batches = lambda items: -(-len(items) // rows)
-  others, judged = batches(plan.calibration), batches(plan.test)
-  halves = [plan.max_new_tokens]
-  while halves[-1] >= 2 * _SHORTEST:
-    halves.append(halves[-1] // 2)
-  for enough, least in (
-    *((_ENOUGH, _SHORT), (_ENOUGH, _SHORT // 2)),
-    *((2, _SHORT // 2), (1, 1)),
-  ):
-    for tokens in halves:
-      n = min(others, max(2, int(_OTHERS * seconds / speed.others(tokens))))
-      rest = seconds - n * speed.others(tokens)
-      m = min(judged, int(rest / speed.judged(tokens)))
-      if m >= min(enough, judged) and tokens >= min(least, halves[0]):
-        repeats = int(rest / speed.judged(tokens) / m)
-        return _cut(plan, n * rows, m * rows, tokens, repeats)
-  return None
-
-
-def _cut(plan, others: int, judged: int, tokens: int, repeats: int):
-  bench = dataclasses.replace(
-    plan.bench, repeats=min(plan.bench.repeats, max(repeats, 1))
-  )
+  seconds, rows = clock.left() - speed.closing(), plan.bench.batch_size
+  batches, tests = (-(-len(x) // rows) for x in (plan.calibration, plan.test))
+  tokens = plan.max_new_tokens
+  while True:
+    each = speed.calibration(tokens)
+    count = int(_PROMPTS * seconds / each) if each else batches
+    count = min(batches, max(2, count))
+    least = min(tests, intervals.FEWEST) * speed.test(tokens)
+    if tokens < 2 * _SHORTEST or count * each + least <= seconds:
+      break
+    tokens //= 2
   return plan._replace(
-    calibration=spread(plan.calibration)[:others],
-    test=spread(plan.test)[:judged],
+    calibration=spread(plan.calibration)[: count * rows],
+    test=spread(plan.test),
     max_new_tokens=tokens,
-    bench=bench,
   )
 
 
@@ -141,57 +151,24 @@ def spread(items: Sequence) -> tuple:
   return tuple(items[i] for i in order)
 
 
-# --- the three plans ---------------------------------------------------------
+def expected(
+  plan: plan_lib.Plan, speed: Speed, gains: list[dict[str, float]], clock: Clock
+) -> tuple[plan_lib.Plan, float | None]:
+  """The plan of the test prompts that will fit, and the width of an interval.
 
-
-def first_step(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, track):
-  """Compiles plain decoding and times it; (Speed, programs by arm)."""
-  (first, *_) = plan_lib.groups(arms, plan, plan.test[:1])
-  programs = timing.compile_arms(arms[:1], first.full, track)
-  program, seconds = programs[arms[0].name]
-  weights, host = arms[0].engine.weights, first.host
-  few_B = np.minimum(host.lengths_B + 4, host.limit_B)
-  few = first.full._replace(limit_B=few_B)
-  parts.timed(program, weights, first.prefill)
-  prefill, _ = parts.timed(program, weights, first.prefill)
-  total, out = parts.timed(program, weights, few)
-  step = max(total - prefill, 1e-6) / max(int(out.info.calls), 1)
-  factors = {arm.name: 1.5 for arm in arms[1:]}
-  drafters = len({arm.drafter for arm in arms[1:]})
-  return Speed(step, prefill, seconds, drafters, factors), programs
-
-
-def first_fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
-  """The plan before anything but plain decoding is compiled.
-
-  Raises:
-    ValueError: not one prompt fits.
+  gains: predicted improvement by method, on each batch of calibration prompts.
   """
-  left = clock.left() - speed.compiling() - speed.closing()
-  found = fit(plan, speed, left * (1 - _CALIBRATION))
-  # Compiling is guessed on the safe side.
-  found = found or fit(plan, speed, left + clock.seconds * _CALIBRATION)
-  if found is None:
-    tokens = min(_SHORTEST, plan.max_new_tokens)
-    least = min(2, len(plan.calibration)) * speed.others(tokens)
-    least = (least + speed.judged(tokens)) / (1 - _CALIBRATION)
-    seconds = clock.seconds - left + least
-    raise ValueError(
-      f'minutes={clock.seconds / 60:g}: one short answer in every method takes '
-      f'some {seconds / 60:.1f} with loading and compiling; give more, or '
-      'fewer decode.methods and decode.gammas'
-    )
-  return found
-
-
-def calibration(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
-  """(windows in a sample, repeats) of the calibration."""
-  if not clock.limited:
-    return 64, 5
-  # A pass of every width, idle ones, and drafting; the warm-up is a repeat.
-  once = speed.step * 1.2 * (widths + 1 + len(speed.factors))
-  windows = _CALIBRATION * clock.seconds / 4 / once
-  return min(64, max(4, int(windows))), 3
+  by = {name: np.array([x[name] for x in gains]) for name in (gains or [{}])[0]}
+  if clock.limited:
+    factors = {name: 1 / float(np.mean(x)) for name, x in by.items()}
+    speed = speed._replace(factors=factors or speed.factors)
+    seconds = clock.left() - speed.closing()
+    blocks = max(int(seconds / speed.test(plan.max_new_tokens)), 1)
+    batches = min(blocks, -(-len(plan.test) // plan.bench.batch_size))
+    repeats = min(plan.bench.repeats, blocks // batches)
+    plan = plan_lib.cut(plan, batches, repeats)
+  widths = [width(np.log(x), len(plan.test), len(by)) for x in by.values()]
+  return plan, max((x for x in widths if x is not None), default=None)
 
 
 def width(log_gains: Any, prompts: int, arms: int) -> float | None:
@@ -199,33 +176,13 @@ def width(log_gains: Any, prompts: int, arms: int) -> float | None:
 
   Args:
     log_gains: logarithm of the improvement on each of some other prompts.
-    prompts: that are judged.
+    prompts: to be tested.
     arms: whose intervals are to hold at once; taken as independent.
   """
   if len(log_gains) < 2 or prompts < intervals.FEWEST:
     return None
   t = stats.t.ppf(1 - 0.025 / arms, prompts - 1)
   return float(t * np.std(log_gains, ddof=1) / prompts**0.5)
-
-
-def last_fit(
-  plan: plan_lib.Plan, speed: Speed, gains: list[dict[str, float]], clock: Clock
-) -> tuple[plan_lib.Plan, float | None]:
-  """The plan at the speed of each method, and the width of its intervals.
-
-  gains: predicted improvement by method, on each batch of other prompts.
-  """
-  if not gains:
-    return plan, None
-  by = {name: np.array([x[name] for x in gains]) for name in gains[0]}
-  factors = {name: 1 / float(np.mean(x)) for name, x in by.items()}
-  left = clock.left() - speed.closing()
-  speed = speed._replace(factors=factors)
-  fitted = fit(plan._replace(calibration=()), speed, left) or plan
-  count = len(fitted.test)
-  widths = [width(np.log(x), count, len(by)) for x in by.values()]
-  known = [x for x in widths if x is not None]
-  return fitted._replace(calibration=plan.calibration), max(known, default=None)
 
 
 def blocks(

@@ -1,4 +1,4 @@
-"""Compares every text of every arm with plain decoding's.
+"""Compares every text of every method with plain decoding's.
 
 Here: which settings promise equal tokens, the comparison, and the run of the
 audit program. audit.py explains a difference.
@@ -6,19 +6,20 @@ audit program. audit.py explains a difference.
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import rich.markup
 from scipy import special
 
 from specdec_jax import decode, hosts, machine, metrics, printing, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import audit, tables, verdict
+from specdec_jax.bench import audit, records, tables, verdict
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
 
-def promise(rule: types.Rule, sampling) -> str:
-  """Reproduced of plain decoding: 'tokens', 'distribution' or 'nothing'."""
+def promise(rule: types.Rule, sampling) -> records.Promised:
+  """What of plain decoding a rule reproduces."""
   if not rule.lossless:
     return 'nothing'
   greedy = sampling.temperature < sampling_lib.GREEDY_BELOW
@@ -36,132 +37,67 @@ def check_promise(rule: types.Rule, sampling) -> None:
     )
 
 
-class Audit(NamedTuple):
-  """The texts of an arm against plain decoding's.
-
-  promised: see promise; unless it is 'tokens', nothing is compared.
-  requests: number of texts.
-  compared: by text, tokens compared: up to and with the first that differs.
-  findings: of the texts that are not identical.
-  """
-
-  promised: str
-  requests: int
-  compared: tuple[int, ...] = ()
-  findings: tuple[audit.Finding, ...] = ()
-
-  @property
-  def tokens(self) -> int:
-    return sum(self.compared)
-
-  @property
-  def ties(self) -> int:
-    return sum(x.verdict == 'tie' for x in self.findings)
-
-  @property
-  def bugs(self) -> int:
-    return sum(x.verdict == 'BUG' for x in self.findings)
-
-
-class Failure(NamedTuple):
-  """A request that ended on logits that are not finite, after `tokens`."""
-
-  method: str
-  id: str
-  tokens: int
-
-
 def compare(
   arms: Sequence[plan_lib.Arm],
   plan: plan_lib.Plan,
   groups: Sequence[plan_lib.Group],
   outputs: dict[str, list[decode.Output]],
   track: plan_lib.Track,
-) -> dict[str, Audit]:
+) -> dict[str, records.Audit]:
   """The Audit of every arm but arms[0], plain decoding.
 
-  Args:
-    arms: plain decoding and the methods.
-    plan: of the benchmark.
-    groups: batches of prompts.
-    outputs: by arm, one for each group.
-    track: shows progress.
+  outputs: by arm, one for each group.
   """
   plain = plan_lib.answers(groups, outputs[arms[0].name])
   out = {}
   for arm in arms[1:]:
     promised = promise(arm.engine.rule, plan.sampling)
-    out[arm.name] = Audit(promised, len(plain))
-    if promised != 'tokens':
+    out[arm.name] = records.Audit(promised, len(plain))
+    if promised != 'tokens' or not plain:
       continue
-    compared, findings = [], []
     other = plan_lib.answers(groups, outputs[arm.name])
-    pairs = list(zip(plain, other, strict=True))
-    for one, two in track(pairs, f'audit of {arm.name}'):
-      found = _compared(arm, plan, one, two, groups[0].host)
-      if found.position is None:
-        compared.append(min(len(one.tokens), len(two.tokens)))
-      else:
-        compared.append(found.position + 1)
-        findings.append(found)
-    out[arm.name] = Audit(
-      promised, len(plain), tuple(compared), tuple(findings)
+    pairs = track(list(zip(plain, other, strict=True)), f'audit of {arm.name}')
+    cases = (_case(plan.sampling, one, two) for one, two in pairs)
+    target, (rows, length) = arm.engine.target, groups[0].host.tokens_BL.shape
+    passes = audit.Passes(arm.gamma, arm.engine.options.chunk, length, rows)
+    found = audit.compare(target.model, target.params, cases, passes)
+    word = lambda x, y=target.tokenizer: None if x is None else y.decode([x])
+    out[arm.name] = found._replace(
+      findings=tuple(
+        x._replace(plain_text=word(x.plain), other_text=word(x.other))
+        for x in found.findings
+      )
     )
   return out
 
 
-def _compared(
-  arm,
-  plan: plan_lib.Plan,
-  plain: plan_lib.Answer,
-  other: plan_lib.Answer,
-  host: decode.Request,
-) -> audit.Finding:
-  s, target = plan.sampling, arm.engine.target
+def _case(s, plain: records.Answer, other: records.Answer) -> audit.Case:
+  """s: the sampling settings of both."""
   # A text that ended on broken logits is reported as a failure; only the
-  # tokens that both arms emitted are compared.
+  # tokens that both emitted are compared.
   broken = plain.broken or other.broken
   end = min(len(plain.tokens), len(other.tokens)) if broken else None
-  rows, length = host.tokens_BL.shape
-  case = audit.Case(
-    plain.item.tokens,
+  item = plain.item
+  return audit.Case(
+    item.tokens,
     plain.tokens[:end],
     other.tokens[:end],
-    s.temperature,
-    s.top_k,
-    s.top_p,
-    s.seed,
-    plain.item.number,
-    plain.item.source,
-  )
-  found = audit.audit(
-    target.model,
-    target.params,
-    case,
-    gamma=arm.gamma,
-    chunk=arm.engine.options.chunk,
-    length=length,
-    rows=rows,
-  )
-  text = lambda token: (
-    None if token is None else target.tokenizer.decode([token])
-  )
-  return found._replace(
-    id=plain.item.id,
-    plain_text=text(found.plain),
-    other_text=text(found.other),
+    *(s.temperature, s.top_k, s.top_p, s.seed),
+    item.number,
+    item.source,
+    item.id,
   )
 
 
 def failures(
   groups: Sequence[plan_lib.Group], outputs: dict[str, list[decode.Output]]
-) -> list[Failure]:
+) -> list[records.Failure]:
   """The requests that ended on logits that are not finite.
 
   Their texts are cut short, so no figure would be valid.
   """
   return [
-    Failure(name, x.item.id, len(x.tokens))
+    records.Failure(name, x.item.id, len(x.tokens))
     for name, found in outputs.items()
     for x in plan_lib.answers(groups, found)
     if x.broken
@@ -171,46 +107,9 @@ def failures(
 # --- the audit program -------------------------------------------------------
 
 
-class Row(NamedTuple):
-  """An arm of the audit program."""
-
-  name: str
-  counts: metrics.Summary
-  audit: Audit
-
-
-class Total(NamedTuple):
-  """Counts over all arms.
-
-  texts, tokens: how many were compared.
-  positions: distinct ones among the tokens; arms repeat each other's.
-  identical, ties, bugs: texts, by verdict.
-  bugs_at_most: upper 95 % bound on bugs per 1,000 positions, exact
-    (Clopper-Pearson) if positions are independent.
-  """
-
-  texts: int
-  tokens: int
-  positions: int
-  identical: int
-  ties: int
-  bugs: int
-  bugs_at_most: float
-
-
-class Report(NamedTuple):
-  """The document of the audit program."""
-
-  machine: dict[str, Any]
-  setting: plan_lib.Setting
-  rows: list[Row]
-  total: Total
-  failed: list[Failure]
-
-
 def run(
   arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, track: plan_lib.Track
-) -> Report:
+) -> records.Report:
   """Runs every arm once on all prompts and compares; arms[0] is plain.
 
   Raises:
@@ -224,32 +123,39 @@ def run(
   groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
   outputs = {
     arm.name: [
-      hosts.fetch(
-        arm.engine.programs.generate(
-          arm.engine.weights, plan_lib.capped(arm, x.full)
-        )
-      )
+      plan_lib.decoded(arm, arm.engine.programs.generate, x)
       for x in track(groups, f'decoding with {arm.name}')
     ]
     for arm in arms
   }
   audits = compare(arms, plan, groups, outputs, track)
-  summary = lambda name: metrics.summary(metrics.join(outputs[name]))
+  failed = failures(groups, outputs)
   # The same prompt with the same answer is read at the same positions.
   texts = [
     (tuple(x.item.tokens), tuple(x.tokens))
     for x in plan_lib.answers(groups, outputs[arms[0].name])
   ]
-  return Report(
+  rows = [
+    records.AuditRow(
+      name,
+      metrics.summary(metrics.join(outputs[name])),
+      found,
+      sum(x.method == name for x in failed),
+    )
+    for name, found in audits.items()
+  ]
+  return records.Report(
     machine.describe(),
     plan_lib.setting(arms, plan),
-    [Row(name, summary(name), found) for name, found in audits.items()],
+    rows,
     total(list(audits.values()), texts),
-    failures(groups, outputs),
+    failed,
   )
 
 
-def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
+def finish(
+  report: records.Report, config: Any, folder: pathlib.Path | None
+) -> bool:
   """Prints everything, the JSON last; true if nothing is wrong.
 
   config: part of the document.
@@ -261,14 +167,68 @@ def finish(report: Report, config: Any, folder: pathlib.Path | None) -> bool:
   tables.machine(report.machine, console)
   tables.setting(report.setting, console)
   console.print()
-  tables.audit(report, console)
+  _print(report, console)
   tables.close(sentences, out, console)
   if folder and hosts.is_first():
     files.write(folder / 'audit.json', printing.compact(out))
   return not report.failed and not report.total.bugs
 
 
-def total(audits: Sequence[Audit], texts: Sequence[object]) -> Total:
+_AUDIT: list[tables.Column] = [
+  ('method', 'name', '{}'),
+  ('texts', 'audit.requests', '{}'),
+  ('tokens', 'audit.tokens', '{}'),
+  ('drafts accepted', 'counts', '{0.accepted_tokens} of {0.drafted_tokens}'),
+  ('identical', 'audit.identical', '{}'),
+  ('tie', 'audit.ties', '{}'),
+  ('BUG', 'audit.bugs', '{}'),
+  ('failed', 'failed', '{}'),
+]
+# Of (name of the method, Finding).
+_FINDINGS: list[tables.Column] = [
+  ('prompt', '1.id', lambda x: rich.markup.escape(_cut(x, 20))),
+  ('method', '0', '{}'),
+  ('at', '1.position', '{}'),
+  ('plain', '1', lambda x: _token(x.plain, x.plain_text)),
+  ('other', '1', lambda x: _token(x.other, x.other_text)),
+  ('gap', '1.gap', '{:.2g}'),
+  ('noise', '1.noise', '{:.2g}'),
+  ('rounding', '1.rounding', '{:.2g}'),
+  ('verdict', '1.verdict', '{}'),
+  ('reason', '1.reason', '{}'),
+]
+
+
+def _print(report: records.Report, console: tables.Console) -> None:
+  console.print(
+    tables.table('Texts against plain decoding', report.rows, _AUDIT)
+  )
+  found = [(r.name, x) for r in report.rows for x in r.audit.findings]
+  if not found:
+    return
+  console.print(tables.table('First divergences', found, _FINDINGS))
+  console.print(
+    f'A tie: the gap is at most {audit.FACTOR} times the noise, and the '
+    'noise what rounding explains. Gap: what logits must move by for either '
+    'token to win. Noise: what they move by between passes of one token and '
+    'of a window. Rounding: what they move by in passes of one token, where '
+    'each weight moves by up to one rounding.'
+  )
+
+
+def _token(token: int | None, text: str | None) -> str:
+  if token is None or text is None:
+    return '-'
+  return rich.markup.escape(f'{token} {_cut(repr(text), 12)}')
+
+
+def _cut(text: str, size: int) -> str:
+  return text if len(text) <= size else f'{text[: size - 2]}..'
+
+
+def total(
+  audits: Sequence[records.Audit], texts: Sequence[object]
+) -> records.Total:
   """The Total of several audits of the same requests.
 
   texts: by request, a value that is equal where prompt and answer are equal.
@@ -284,14 +244,12 @@ def total(audits: Sequence[Audit], texts: Sequence[object]) -> Total:
   good = positions - len(wrong)
   # If every position is a bug, no rate below 1 is ruled out.
   most = special.betaincinv(len(wrong) + 1, good, 0.95) if good > 0 else 1.0
-  differing = sum(len(a.findings) for a in audits)
-  requests_ = sum(a.requests for a in audits)
-  return Total(
-    texts=requests_,
-    tokens=sum(a.tokens for a in audits),
+  return records.Total(
+    texts=sum(x.requests for x in audits),
+    tokens=sum(x.tokens for x in audits),
     positions=positions,
-    identical=requests_ - differing,
-    ties=sum(a.ties for a in audits),
-    bugs=sum(a.bugs for a in audits),
+    identical=sum(x.identical for x in audits),
+    ties=sum(x.ties for x in audits),
+    bugs=sum(x.bugs for x in audits),
     bugs_at_most=1000 * float(most),
   )

@@ -11,13 +11,16 @@ would hold the truth 90 times in 100. tests/bench/simulation.py counts.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 RESAMPLES = 2000
 FEWEST = 6  # prompts of an interval
+
+# What an interval of an improvement says.
+Outcome = Literal['win', 'unclear', 'too few', 'loss', 'too short']
 
 
 class Interval(NamedTuple):
@@ -32,8 +35,7 @@ class Interval(NamedTuple):
   high: float | None = None
 
   @property
-  def outcome(self) -> str:
-    """Of an improvement: win, loss, unclear, too few or too short."""
+  def outcome(self) -> Outcome:
     if self.value is None:
       return 'too short'
     if self.low is None or self.high is None:

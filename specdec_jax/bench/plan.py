@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import build, decode, requests
+from specdec_jax import build, decode, hosts, requests
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.bench import records
 from specdec_jax.models import work
 
 # track(items, description) yields the items and shows a progress bar.
@@ -60,15 +61,13 @@ class Group(NamedTuple):
   items: the prompts.
   host: the request on the host.
   full: the same on the device.
-  prefill: the same with room for no token.
-  chunks: passes of that prefill.
+  prefill: the same with room for no token; it shares the arrays of full.
   """
 
   items: tuple[requests.Item, ...]
   host: decode.Request
   full: decode.Request
   prefill: decode.Request
-  chunks: int
 
 
 def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
@@ -174,6 +173,17 @@ def capped(arm: Arm, request: decode.Request) -> decode.Request:
   return request._replace(gamma_B=jnp.minimum(request.gamma_B, arm.gamma))
 
 
+def decoded(arm: Arm, program, group: Group) -> decode.Output:
+  """What the arm's compiled or jitted `generate` makes of it, on the host."""
+  return hosts.fetch(program(arm.engine.weights, capped(arm, group.full)))
+
+
+def shortened(request: decode.Request, tokens: int) -> decode.Request:
+  """The request with room for so many tokens at most."""
+  end_B = jnp.minimum(request.limit_B, request.lengths_B + tokens)
+  return request._replace(limit_B=end_B)
+
+
 def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
   """The prompts, and copies of the last batch's until it is full.
 
@@ -201,22 +211,13 @@ def _group(arms, plan: Plan, items, new: int) -> Group:
     length=plan.buffer,
     sources=plan.sources or None,
   )
-
-  def place(limit_B):
-    placed = requests.place(host._replace(limit_B=limit_B), target.layout)
-    return placed if target.layout else jax.device_put(placed)
-
-  read = int(host.lengths_B.max()) - 1
-  return Group(
-    items=tuple(items),
-    host=host,
-    full=place(host.limit_B),
-    prefill=place(host.lengths_B),
-    chunks=-(-read // arms[0].engine.options.chunk),
-  )
+  full = requests.place(host, target.layout)
+  full = full if target.layout else jax.device_put(full)
+  prefill = full._replace(limit_B=full.lengths_B)
+  return Group(tuple(items), host, full, prefill)
 
 
-def calibration_request(arms: Sequence[Arm], plan: Plan, most: int):
+def middle(arms: Sequence[Arm], plan: Plan, most: int) -> Group:
   """A prompt of middle length in every row, and room for `most` windows."""
   length = lambda item: len(item.tokens) + len(item.source)
   items = sorted(plan.calibration + plan.test, key=length)
@@ -224,67 +225,38 @@ def calibration_request(arms: Sequence[Arm], plan: Plan, most: int):
   gamma = max(arm.gamma for arm in arms)
   end = min(plan.buffer - gamma, arms[0].engine.target.context)
   room = max(min(most, end - len(item.tokens)), 1)
-  return _group(arms, plan, [item] * rows, room).full
-
-
-class Answer(NamedTuple):
-  """A prompt and the tokens that an arm emitted after it.
-
-  broken: it ended because the target's logits were not finite.
-  """
-
-  item: requests.Item
-  tokens: list[int]
-  broken: bool
+  return _group(arms, plan, [item] * rows, room)
 
 
 def answers(
   groups: Sequence[Group], outputs: Sequence[decode.Output]
-) -> list[Answer]:
+) -> list[records.Answer]:
   """The answer to every prompt, in the groups' order."""
   out = []
   for group, output in zip(groups, outputs, strict=True):
     for row, item in enumerate(group.items):
       start, end = group.host.lengths_B[row], output.lengths_B[row]
       tokens = output.tokens_BL[row, start:end].tolist()
-      out.append(Answer(item, tokens, bool(output.info.broken_B[row])))
+      out.append(records.Answer(item, tokens, bool(output.info.broken_B[row])))
   return out
+
+
+def cut(plan: Plan, batches: int, repeats: int) -> Plan:
+  """The plan of so many batches of test prompts, each so often."""
+  bench = dataclasses.replace(plan.bench, repeats=repeats)
+  test = plan.test[: batches * bench.batch_size]
+  return plan._replace(test=test, bench=bench)
 
 
 # --- for the record ----------------------------------------------------------
 
 
-class Setting(NamedTuple):
-  """Models, sampling and sizes of a run, as reports print them.
-
-  draft: draft model of the first method that has one.
-  weights: bytes of the target's weights, and of each drafter's own.
-  buffer: token slots of a row.
-  not_judged: categories whose prompts are all among the others.
-  """
-
-  target: str
-  draft: str | None
-  dtype: str
-  rule: str
-  lossless: bool
-  weights: dict[str, int]
-  sampling: dict[str, Any]
-  batch_size: int
-  max_new_tokens: int
-  buffer: int
-  repeats: int
-  judged_prompts: int
-  other_prompts: int
-  not_judged: tuple[str, ...]
-
-
-def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
+def setting(arms: Sequence[Arm], plan: Plan) -> records.Setting:
   engine = arms[0].engine
   drafts = (a.engine.draft.label for a in arms if a.engine.draft)
-  judged = {item.category for item in plan.test}
-  others = dict.fromkeys(item.category for item in plan.calibration)
-  return Setting(
+  tested = {item.category for item in plan.test}
+  known = dict.fromkeys(item.category for item in plan.calibration)
+  return records.Setting(
     target=engine.target.label,
     draft=next(drafts, None),
     dtype=engine.target.dtype,
@@ -298,7 +270,7 @@ def setting(arms: Sequence[Arm], plan: Plan) -> Setting:
     repeats=plan.bench.repeats,
     judged_prompts=len(plan.test),
     other_prompts=len(plan.calibration),
-    not_judged=tuple(x for x in others if x not in judged),
+    not_judged=tuple(x for x in known if x not in tested),
   )
 
 

@@ -1,9 +1,9 @@
 """Predicts improvements from calibrated costs and measured acceptance.
 
-Once from other prompts, before the judged ones run; afterwards from the judged
-ones, which separates errors of cost from errors of acceptance. Acceptance is
-teacher-forced: models read the text that plain decoding emitted, so alpha does
-not depend on gamma, the rule or the draws of a run.
+Once from the calibration prompts, before the test prompts run; afterwards from
+the test prompts, which separates errors of cost from errors of acceptance.
+Alpha is teacher-forced: models read the text that plain decoding emitted, so it
+does not depend on gamma, the rule or the draws of a run.
 """
 
 import functools
@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_jax import decode, forward, hosts, metrics, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import intervals
+from specdec_jax.bench import intervals, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost, parts
@@ -94,26 +94,9 @@ def overlap(
   )
 
 
-class Alpha(NamedTuple):
-  """Acceptance of a drafter, teacher-forced; means over positions of a text.
-
-  None is not known: of a lossy rule that does not say what it keeps or emits.
-
-  alpha: sum_x of types.Rule.kept; 0 where nothing is proposed.
-  alpha_where_proposed: alpha over positions with a proposal.
-  total_variation: between p and the distribution that the rule emits.
-  positions: number of positions.
-  """
-
-  alpha: float | None
-  alpha_where_proposed: float | None
-  total_variation: float | None
-  positions: int
-
-
 def alphas(
   arms: Sequence[plan_lib.Arm], groups, outputs, track: plan_lib.Track
-) -> dict[str, Alpha]:
+) -> dict[str, records.Alpha]:
   """The Alpha of every drafter, at all gammas, on plain decoding's text.
 
   One whose q is not known (parts.has_q) has none.
@@ -136,7 +119,7 @@ def alphas(
     mean = lambda x, where: metrics.ratio(x[where].sum(), where.sum())
     keeps = rule.lossless or rule.kept is not None
     emits = rule.lossless or rule.emitted is not None
-    out[name] = Alpha(
+    out[name] = records.Alpha(
       mean(alpha, text) if keeps else None,
       mean(alpha, text & proposed) if keeps else None,
       mean(distance, text) if emits else None,
@@ -187,200 +170,47 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
 # --- what acceptance is worth ------------------------------------------------
 
 
-class Prediction(NamedTuple):
-  """Improvement over plain decoding by the cost model.
+class Counts(NamedTuple):
+  """What a method did on each batch G.
 
-  tokens: emitted by a window, over those of a plain window of the batch.
-  window_cost: in plain steps.
-  improvement: tokens / window_cost.
-  low, high: its 90 % interval for other prompts; None if not known.
-  by_gamma: improvement at this and, estimated, at smaller gammas.
-  best_gamma: the best of by_gamma, 0 where none is above 1.
-  error: standard deviation of log improvement, from how much the prompts that
-    it is predicted from differ; 0 if not known.
+  emitted_G: tokens. windows_G: passes of the target. widths_GN: those by the
+  number of drafts that they had room for.
   """
 
-  tokens: float
-  window_cost: float
-  improvement: float
-  low: float | None
-  high: float | None
-  by_gamma: dict[int, float]
-  best_gamma: int
-  error: float = 0.0
+  emitted_G: np.ndarray
+  windows_G: np.ndarray
+  widths_GN: np.ndarray
 
 
-def improvements(
-  arms, calibration, outputs, judged: int = 0
-) -> dict[str, Prediction]:
-  """By arm, the Prediction from calibrated costs and these outputs.
+def counted(outputs: Sequence[decode.Output]) -> Counts:
+  """The Counts of a method's outputs, one for each batch."""
+  infos = [x.info for x in outputs]
+  emitted = [metrics.summary(metrics.rows(x)).emitted_tokens for x in infos]
+  windows = [max(int(x.calls), 1) for x in infos]
+  widths = [np.asarray(x.widths_N) for x in infos]
+  return Counts(*(np.array(x, float) for x in (emitted, windows, widths)))
 
-  Args:
-    arms: plain decoding first.
-    calibration: a calibration.Calibration.
-    outputs: by arm, one for each batch of prompts; plain decoding's may be
-      missing at batch size 1, where its windows emit one token. Without
-      outputs nothing is predicted.
-    judged: batches of prompts to predict for; 0 gives no intervals.
+
+def tokens_per_window(found: Counts, plain: Counts | None, times_SG):
+  """Tokens of a window over those of a plain one, each batch so many times.
+
+  plain: on the same batches; None: its windows emit one token.
   """
-  base = outputs.get(arms[0].name)
-  return {
-    arm.name: improvement(arm, calibration, outputs[arm.name], base, judged)
-    for arm in arms[1:]
-    if outputs[arm.name]
-  }
+  mean = lambda x: (times_SG @ x.emitted_G) / (times_SG @ x.windows_G)
+  return mean(found) / (1 if plain is None else mean(plain))
 
 
-def improvement(
+def shares_of_widths(found: Counts, times_SG):
+  """[S, N]: share of windows by their room, each batch so many times."""
+  return (times_SG @ found.widths_GN) / (times_SG @ found.windows_G)[..., None]
+
+
+def window_cost(
   arm: plan_lib.Arm,
   calibration: calibration_lib.Calibration,
-  outputs: Sequence[decode.Output],
-  plain: Sequence[decode.Output] | None,
-  judged: int = 0,
-) -> Prediction:
-  """The Prediction of one arm.
-
-  Args:
-    arm: of improvements' arms, not plain decoding.
-    calibration: times of the parts.
-    outputs: of this arm, one a batch.
-    plain: of plain decoding on the same batches; None: one token a window.
-    judged: batches that the interval is for; 0 gives none.
-  """
-  hist = metrics.summary(metrics.join(outputs)).accepted_histogram
-  exact = cost.histogram_tokens(hist)
-  # Of each batch: emitted tokens, windows, and those by room for drafts.
-  counts = lambda outputs: np.array([_counts(x.info) for x in outputs], float)
-  mine, base = counts(outputs), counts(plain) if plain else None
-
-  def tokens_and_widths(times_SG):
-    sums_SX = times_SG @ mine
-    tokens_S = sums_SX[..., 0] / sums_SX[..., 1]
-    if base is not None:
-      base_SX = times_SG @ base
-      tokens_S = tokens_S / (base_SX[..., 0] / base_SX[..., 1])
-    return tokens_S, sums_SX[..., 2:] / sums_SX[..., 1:2]
-
-  count = len(outputs)
-  tokens, widths_N = tokens_and_widths(np.ones(count))
-  by_gamma = {}
-  for gamma in range(1, arm.gamma + 1):
-    share = cost.histogram_tokens(cost.truncated(hist, gamma)) / exact
-    needed = window(arm, calibration, gamma, widths_N)
-    by_gamma[gamma] = float(tokens * share / needed)
-  value = by_gamma[arm.gamma]
-  out, error = intervals.Interval(value), 0.0
-  if judged and calibration.repeats:
-    tokens_S, widths_SN = tokens_and_widths(intervals.resamples(count))
-    apart = lambda cost_S: float(np.std(np.log(tokens_S / cost_S)))
-    error = apart(window(arm, calibration, arm.gamma, widths_SN))
-    # What is predicted is a sample of prompts too.
-    sd = apart(_repeated(arm, calibration, widths_SN))
-    sd *= (1 + count / judged) ** 0.5
-    out = intervals.around(value, sd, count, 0.9)
-  return Prediction(
-    tokens=float(tokens),
-    window_cost=float(tokens / value),
-    improvement=value,
-    low=out.low,
-    high=out.high,
-    by_gamma=by_gamma,
-    best_gamma=cost.best(by_gamma),
-    error=error * (count / max(count - 1, 1)) ** 0.5,
-  )
-
-
-def _repeated(arm, calibration, widths_SN):
-  """Costs of windows, [S], each by one repeat of the calibration in turn: their
-  error is that of one repeat."""
-  each, cost_S = calibration.repeats, np.ones(len(widths_SN))
-  for i, x in enumerate(each):
-    some = slice(i, None, len(each))
-    cost_S[some] = window(arm, x, arm.gamma, widths_SN[some])
-  return cost_S
-
-
-def by_category(
-  arms, calibration, outputs, whole, known, judged
-) -> dict[tuple[str, str], Prediction]:
-  """By category and arm, the Prediction from the category's other prompts.
-
-  It is drawn towards that of all other prompts; see `drawn`.
-
-  Args:
-    arms: plain decoding first; batch size 1.
-    calibration: a calibration.Calibration.
-    outputs: by arm, one for each other prompt.
-    whole: by arm, the Prediction from all of them; see `improvements`.
-    known: by category, the indices of its other prompts.
-    judged: by category, the prompts to predict for.
-  """
-  out = {}
-  for arm in arms[1:]:
-    own = {}
-    for name, some in known.items():
-      if some and name in judged:
-        seen = [outputs[arm.name][g] for g in some]
-        count = len(judged[name])
-        own[name] = improvement(arm, calibration, seen, None, count)
-    if own:
-      found = drawn([*own.values()], whole[arm.name])
-      out |= {(x, arm.name): y for x, y in zip(own, found, strict=True)}
-  return out
-
-
-def drawn(found: Sequence[Prediction], whole: Prediction) -> list[Prediction]:
-  """Predictions of categories, each drawn towards that of all prompts.
-
-  A category is predicted from few prompts. By how much categories differ beyond
-  their own errors is estimated by moments (random effects: DerSimonian and
-  Laird 1986, https://doi.org/10.1016/0197-2456(86)90046-2), and a category
-  keeps that share of its distance from all prompts, in logarithms.
-  """
-  known = [x.error**2 for x in found if x.error]
-  if not known:
-    return list(found)
-  noise = sum(known) / len(known)
-  apart = np.log([x.improvement / whole.improvement for x in found])
-  real = max(float(np.mean(apart**2)) - noise, 0.0)
-  scales = np.exp(-apart * noise / (real + noise))
-  return [_scaled(x, float(y)) for x, y in zip(found, scales, strict=True)]
-
-
-def _scaled(x: Prediction, by: float) -> Prediction:
-  """The Prediction of that many times the emitted tokens."""
-  by_gamma = {gamma: by * value for gamma, value in x.by_gamma.items()}
-  return x._replace(
-    tokens=by * x.tokens,
-    improvement=by * x.improvement,
-    low=None if x.low is None else by * x.low,
-    high=None if x.high is None else by * x.high,
-    by_gamma=by_gamma,
-    best_gamma=cost.best(by_gamma),
-  )
-
-
-def each(arms, calibration, outputs) -> list[dict[str, float]]:
-  """By arm, the improvement predicted from each batch of prompts alone."""
-  count = min((len(x) for x in outputs.values()), default=0)
-  of = lambda i: improvements(
-    arms, calibration, {name: [x[i]] for name, x in outputs.items()}
-  )
-  return [{k: v.improvement for k, v in of(i).items()} for i in range(count)]
-
-
-def slowest(arm: plan_lib.Arm, calibration) -> float:
-  """Time of a token over plain decoding's, if a window emits 1.2 of them."""
-  full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
-  return float(window(arm, calibration, arm.gamma, full_N)) / 1.2
-
-
-def _counts(info: types.Info) -> list[int]:
-  emitted = metrics.summary(metrics.rows(info)).emitted_tokens
-  return [emitted, max(int(info.calls), 1), *info.widths_N.tolist()]
-
-
-def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
+  gamma: int,
+  widths_SN,
+):
   """Mean cost of a window of at most gamma drafts, in plain steps.
 
   widths_SN: shares of windows by the drafts that they have room for.
@@ -398,3 +228,106 @@ def window(arm: plan_lib.Arm, calibration, gamma: int, widths_SN):
   drafters = [x.drafter for x in engine.parts] or [engine.drafter]
   each = [at_count(calibration.propose[x.name], room_N) for x in drafters]
   return widths_SN @ (cost_N + np.max(each, 0))
+
+
+def slowest(arm: plan_lib.Arm, calibration) -> float:
+  """Time of a token over plain decoding's, if a window emits 1.2 of them."""
+  full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
+  return float(window_cost(arm, calibration, arm.gamma, full_N)) / 1.2
+
+
+def interval(
+  value: float,
+  arm: plan_lib.Arm,
+  calibration: calibration_lib.Calibration,
+  found: Counts,
+  plain: Counts | None,
+  batches: int,
+) -> intervals.Interval:
+  """The 90 % interval of a predicted improvement on so many other batches.
+
+  By how much it differs between resamples of the batches seen, each with the
+  costs of one repeat of the calibration: their error is that of one repeat.
+  """
+  count, repeats = len(found.windows_G), calibration.repeats
+  times_SG = intervals.resamples(count)
+  widths_SN, cost_S = shares_of_widths(found, times_SG), np.ones(len(times_SG))
+  for i, repeat in enumerate(repeats):
+    some = slice(i, None, len(repeats))
+    cost_S[some] = window_cost(arm, repeat, arm.gamma, widths_SN[some])
+  gain_S = tokens_per_window(found, plain, times_SG) / cost_S
+  # What is predicted is a sample of prompts too.
+  sd = float(np.std(np.log(gain_S))) * (1 + count / batches) ** 0.5
+  return intervals.around(value, sd, count, 0.9)
+
+
+def improvement(
+  arm: plan_lib.Arm,
+  calibration: calibration_lib.Calibration,
+  outputs: Sequence[decode.Output],
+  plain: Sequence[decode.Output] | None = None,
+  batches: int = 0,
+) -> records.Prediction:
+  """The Prediction of one arm, not plain decoding.
+
+  Args:
+    arm: what is predicted.
+    calibration: times of the parts.
+    outputs: of this arm, one a batch.
+    plain: of plain decoding on the same batches; None: one token a window.
+    batches: that the interval is for; 0 gives none.
+  """
+  found, base = counted(outputs), counted(plain) if plain else None
+  once_G = np.ones(len(outputs))
+  tokens = float(tokens_per_window(found, base, once_G))
+  widths_N = shares_of_widths(found, once_G)
+  hist = metrics.summary(metrics.join(outputs)).accepted_histogram
+  by_gamma = {}
+  for gamma in range(1, arm.gamma + 1):
+    shorter = cost.histogram_tokens(cost.truncated(hist, gamma))
+    needed = window_cost(arm, calibration, gamma, widths_N)
+    share = shorter / cost.histogram_tokens(hist)
+    by_gamma[gamma] = float(tokens * share / needed)
+  value = by_gamma[arm.gamma]
+  ends = intervals.Interval(value)
+  if batches and calibration.repeats:
+    ends = interval(value, arm, calibration, found, base, batches)
+  return records.Prediction(
+    tokens=tokens,
+    window_cost=tokens / value,
+    improvement=value,
+    low=ends.low,
+    high=ends.high,
+    by_gamma=by_gamma,
+    best_gamma=cost.best(by_gamma),
+  )
+
+
+def improvements(
+  arms, calibration, outputs, batches: int = 0
+) -> dict[str, records.Prediction]:
+  """By arm, the Prediction from calibrated costs and these outputs.
+
+  Args:
+    arms: plain decoding first.
+    calibration: a calibration.Calibration.
+    outputs: by arm, one for each batch of prompts; plain decoding's may be
+      missing at batch size 1, where its windows emit one token. Without
+      outputs nothing is predicted.
+    batches: of prompts to predict for; 0 gives no intervals.
+  """
+  base = outputs.get(arms[0].name)
+  return {
+    arm.name: improvement(arm, calibration, outputs[arm.name], base, batches)
+    for arm in arms[1:]
+    if outputs[arm.name]
+  }
+
+
+def each(arms, calibration, outputs) -> list[dict[str, float]]:
+  """By arm, the improvement predicted from each batch of prompts alone."""
+  count = min((len(x) for x in outputs.values()), default=0)
+  of = lambda i: improvements(
+    arms, calibration, {name: [x[i]] for name, x in outputs.items()}
+  )
+  return [{k: v.improvement for k, v in of(i).items()} for i in range(count)]

@@ -1,23 +1,34 @@
-"""Clocks of full generations, and improvements made of them.
+"""Clocks of full generations, improvements made of them, and their ceiling.
 
 A generation is one executable call. A block is one batch of prompts in one
-repeat: all arms run in turn, so that drift of the machine cancels.
+repeat: all arms run in turn, so that drift of the machine cancels. One step of
+plain decoding reads every weight once, so weight bytes over bandwidth bound its
+time from below. Bandwidth is measured, not taken from a data sheet.
 """
 
 import functools
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, metrics
-from specdec_jax.bench import intervals
+from specdec_jax import decode, hosts, machine, metrics
+from specdec_jax.bench import budget, intervals, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
+from specdec_jax.kernels import calls, pages
+from specdec_jax.models import work
 
 # The prefill alone is timed so often for each batch, unless that takes more
 # than this share of what it is taken off; then once in each repeat.
 _FILLS, _SHARE = 3, 1 / 8
+# K of x_1K @ w_KN; N fills the bytes. Some shapes stream slower than others.
+_ROWS = (1536, 4096, 8192)
+# Far beyond any last-level cache, some of which hold more than 100 MB.
+_BYTES = {'cpu': 2**28, 'other': 2**30}
 
 
 class Runs(NamedTuple):
@@ -61,6 +72,21 @@ def compile_arms(arms, request: decode.Request, track, description='compiling'):
     for key, engine in track(engines.items(), description)
   }
   return {arm.name: done[id(arm.engine)] for arm in arms}
+
+
+def first_step(
+  arms: Sequence[plan_lib.Arm], group: plan_lib.Group, programs
+) -> budget.Speed:
+  """The speed of plain decoding, and a guess of all others'."""
+  run, compiling = programs[arms[0].name]
+  call = functools.partial(parts.timed, run, arms[0].engine.weights)
+  call(group.prefill)
+  prefill, _ = call(group.prefill)
+  total, out = call(plan_lib.shortened(group.full, 4))
+  step = max(total - prefill, 1e-6) / max(int(out.info.calls), 1)
+  drafters = len({arm.drafter for arm in arms[1:]})
+  guess = {arm.name: 1.5 for arm in arms[1:]}
+  return budget.Speed(step, prefill, compiling, drafters, guess)
 
 
 def measure(
@@ -199,3 +225,103 @@ def first_token(runs: Runs) -> float:
   calls_G = [max(int(x.info.calls), 1) for x in runs.outputs]
   windows_G = (runs.seconds_G - runs.prefill_G) / calls_G
   return float(np.median(runs.prefill_G + windows_G))
+
+
+# --- the ceiling -------------------------------------------------------------
+
+
+def ceiling(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan):
+  """(Ceiling of plain decoding, the reads to repeat)."""
+  target = arms[0].engine.target
+  models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
+  packed = any(m.lm_config and m.lm_config.packed for m in models)
+  programs = {
+    d: reads(d, packed=packed, small=plan.bench.small)
+    for d in sorted({m.dtype for m in models})
+  }
+  gb_s = hosts.from_first(
+    lambda: {d: bandwidth(x) for d, x in programs.items()}
+  )
+  devices = 1 if target.layout is None else target.layout.mesh.size
+  # A step reads the weights, on average half the answer in the cache, and what
+  # the encoder left.
+  prompt = np.mean([len(item.tokens) for item in plan.test])
+  source = np.mean([len(item.source) for item in plan.test])
+  slots = float(prompt) + plan.max_new_tokens / 2
+  rows = plan.bench.batch_size
+  step = work.step_bytes(target.params)
+  step += work.slot_bytes(target.model, rows) * slots
+  step += work.source_bytes(target.model, target.params, rows) * source
+  mine = gb_s[target.dtype]
+  tok_s = float(rows * mine['sustained'] * 1e9 * devices / step)
+  again = kept(programs[target.dtype], mine)
+  return records.Ceiling(gb_s, devices, tok_s), again
+
+
+def reads(
+  dtype: str, *, packed: bool = False, small: bool = False
+) -> dict[str, machine.Read]:
+  """Programs that read 256 MB on CPU, else 1 GB: x_1K @ w_KN, and a sum.
+
+  packed: also by the CPU kernels, which read faster than XLA.
+  small: arrays that fit into a cache, for a smoke test; no bound.
+  """
+  kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
+  size = (2**20 if small else _BYTES[kind]) // jnp.dtype(dtype).itemsize
+  filled = lambda *shape: pages.enlarge(machine.filled(shape, dtype))
+  out = {}
+  for K in _ROWS[:1] if small else _ROWS:
+    N = size // K // 128 * 128
+    x_1K, w_KN = jnp.ones((1, K), dtype), filled(K, N)
+    out[f'matvec {K}x{N}'] = functools.partial(
+      machine.read, machine.matvec, x_1K, w_KN
+    )
+  if packed:
+    x_1K = jnp.ones((1, _ROWS[0]))
+    panels = filled(size // x_1K.size // calls.WIDE, x_1K.size, calls.WIDE)
+    out['kernel'] = functools.partial(machine.read, _kernel, x_1K, panels)
+  out['sum'] = functools.partial(machine.read, _sum, filled(size))
+  return out
+
+
+def bandwidth(programs: Mapping[str, machine.Read]) -> dict[str, float]:
+  """Gigabytes a second of one device, by program, and the most of them.
+
+  Returns GB/s of each: medians over calls; with their largest as 'sustained'
+  and the best single call as 'best'.
+  """
+  found = {name: machine.repeated(read) for name, read in programs.items()}
+  sustained = {name: statistics.median(x) for name, x in found.items()}
+  best = max(map(max, found.values()))
+  return sustained | {'sustained': max(sustained.values()), 'best': best}
+
+
+def kept(programs: Mapping[str, machine.Read], found: Mapping[str, float]):
+  """The reads to repeat later: all on CPU, else the fastest, for their memory.
+
+  found: of bandwidth.
+  """
+  fastest = max(programs, key=found.__getitem__)
+  cpu = jax.default_backend() == 'cpu'
+  return [x for name, x in programs.items() if cpu or name == fastest]
+
+
+def reading(blocks: Iterable, reads: Sequence[machine.Read], gb_s: list[float]):
+  """The blocks; before each the GB/s of the fastest read joins the list.
+
+  The memory of a shared machine is not as fast a minute later.
+  """
+  fastest = lambda: max(read() for read in reads)
+  for block in blocks:
+    gb_s.append(hosts.from_first(fastest))
+    yield block
+
+
+@jax.jit
+def _kernel(x_1K, panels):
+  return calls.linear(x_1K, panels, len(panels) * calls.WIDE)
+
+
+@jax.jit
+def _sum(x):
+  return jnp.sum(x, dtype=jnp.promote_types(x.dtype, jnp.float32))

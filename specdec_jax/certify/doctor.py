@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax import machine, printing
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import ceiling, tables
+from specdec_jax.bench import tables, timing
 from specdec_jax.certify import base, certificate, enumerated, identity, load
 from specdec_jax.chips import roofline
 from specdec_jax.models import layers
@@ -149,7 +149,7 @@ def greedy_text(subject: base.Subject, amount: int) -> base.Figure:
 
 def bandwidth(subject: base.Subject, amount: int) -> base.Figure:
   """memory is read at half its stated speed or more"""
-  found = ceiling.bandwidth(ceiling.reads('bfloat16'))['sustained']
+  found = timing.bandwidth(timing.reads('bfloat16'))['sustained']
   kind = jax.devices()[0].device_kind
   chip = roofline.called(kind)
   if not chip:

@@ -215,39 +215,28 @@ def audited(subject: base.Subject, dtype: str, amount: int):
   arms = [(x, 0.8) for x in subject.rules if x.coupled]
   for rule, temperature in [(subject.rules[0], 0.0), *arms]:
     pair = subject.pair(world, 4, rule)
+    passes = audit.Passes(pair.drafter.gamma, base.OPTIONS.chunk, LENGTH)
     arm = f'{dtype} {rule.name} {name} T={temperature:g}'
-    settings: dict[str, Any] = dict(temperature=temperature, seed=subject.seed)
+    draws: dict[str, Any] = dict(temperature=temperature, seed=subject.seed)
     tokens, ties = 0, 0
     for turn in itertools.count():
       seed = 1000 * subject.seed + turn
       (prompt,) = base.ragged_prompts(1, world.vocab, seed)
       prompt = (prompt * 3)[: 1 + turn % 6]
       request = base.make_request(
-        world, [prompt], NEW, length=LENGTH, request=[turn], **settings
+        world, [prompt], NEW, length=LENGTH, request=[turn], **draws
       )
       (plain,) = base.plain(world, request)
       (mine,) = base.texts(base.run(world, pair, request))
-      start = len(prompt)
-      found = audit.audit(
-        world.target,
-        target,
-        audit.Case(
-          prompt,
-          plain[start:],
-          mine[start:],
-          request=turn,
-          source=base.source_of(world, prompt),
-          **settings,
-        ),
-        gamma=pair.drafter.gamma,
-        chunk=base.OPTIONS.chunk,
-        length=LENGTH,
+      plain, mine = plain[len(prompt) :], mine[len(prompt) :]
+      source = base.source_of(world, prompt)
+      case = audit.Case(
+        prompt, plain, mine, request=turn, source=source, **draws
       )
-      if found.verdict == 'BUG':
-        raise base.Broken(f'{arm}, prompt {prompt}: {found}')
-      # Nothing is compared after a first divergence.
-      tokens += NEW if found.position is None else found.position + 1
-      ties += found.verdict == 'tie'
+      found = audit.compare(world.target, target, [case], passes)
+      if found.bugs:
+        raise base.Broken(f'{arm}, prompt {prompt}: {found.findings[0]}')
+      tokens, ties = tokens + found.tokens, ties + found.ties
       if tokens >= amount:
         break
     yield arm, tokens, ties

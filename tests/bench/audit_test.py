@@ -46,7 +46,7 @@ def run(model, params, *, request=0, **sampling):
 
 def find(model, params, case, **changes):
   options = dict(gamma=GAMMA, chunk=8, length=LENGTH) | changes
-  return audit.audit(model, params, case, **options)
+  return audit.audit(model, params, case, audit.Passes(**options))
 
 
 @pytest.fixture(name='params')

@@ -9,8 +9,15 @@ import pytest
 
 from specdec_jax import printing
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import benchmark, budget, identity, prompts, verdict
-from specdec_jax.bench import ceiling as ceiling_lib
+from specdec_jax.bench import (
+  benchmark,
+  budget,
+  identity,
+  prompts,
+  records,
+  timing,
+  verdict,
+)
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.certify import table_model
 from specdec_jax.io import files, load
@@ -90,10 +97,10 @@ def test_end_to_end(capsys):
 
 
 def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
-  ceiling = ceiling_lib.Ceiling({'float32': {'sustained': 40.0}}, 1, tok_s=80.0)
+  ceiling = records.Ceiling({'float32': {'sustained': 40.0}}, 1, tok_s=80.0)
   gb_s = []
   reads = iter([20.0, 9.0, 20.0]).__next__, iter([5.0, 10.0, 7.0]).__next__
-  assert [*ceiling_lib.reading('abc', reads, gb_s)] == ['a', 'b', 'c']
+  assert [*timing.reading('abc', reads, gb_s)] == ['a', 'b', 'c']
   assert gb_s == [20.0, 10.0, 20.0]
   found = ceiling.beside('float32', gb_s)
   assert (found.between, found.tok_s) == (20.0, 40.0)
@@ -146,7 +153,7 @@ def test_sampling_under_another_rule_promises_the_law_only():
   arms, plan = plan_lib.arms(e), plan_lib.make(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
   found = identity.compare(arms, plan, [], none, lambda items, text: items)
-  assert found == {'lookup g=2': identity.Audit('distribution', 0)}
+  assert found == {'lookup g=2': records.Audit('distribution', 0)}
 
 
 @pytest.mark.more

@@ -1,6 +1,5 @@
 """What fits into the minutes, without a model and without waiting."""
 
-import math
 import re
 
 import pytest
@@ -11,6 +10,15 @@ from specdec_jax.bench import budget
 from specdec_jax.bench import plan as plan_lib
 
 SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0})
+CLOSING = SPEED.closing()
+
+
+@pytest.fixture(autouse=True, name='now')
+def _now(monkeypatch):
+  """A process that has just begun."""
+  now = [0.0]
+  monkeypatch.setattr(program, 'elapsed', lambda: now[0])
+  return now
 
 
 def plan(prompts=14, tokens=64, repeats=5, batch_size=1):
@@ -23,47 +31,61 @@ def plan(prompts=14, tokens=64, repeats=5, batch_size=1):
   return plan_lib.Plan(items, items, tokens, 128, sampling, bench)
 
 
-def seconds(p, speed=SPEED):
-  n, m = (-(-len(x) // p.bench.batch_size) for x in (p.calibration, p.test))
-  one = speed.judged(p.max_new_tokens)
-  return n * speed.others(p.max_new_tokens) + m * p.bench.repeats * one
+def fit(seconds, **changes):
+  clock = budget.Clock(seconds + CLOSING)
+  return budget.fit(plan(**changes), SPEED, clock)
 
 
 @pytest.mark.parametrize('given', [120, 200, 500, 1500, 4000, 20_000, 10**6])
 @pytest.mark.parametrize('batch_size', [1, 4])
-def test_what_fits_takes_most_of_the_time_and_no_more(given, batch_size):
-  whole = plan(batch_size=batch_size)
-  p = budget.fit(whole, SPEED, given)
-  assert seconds(p) <= given
-  assert len(p.test) <= 14 and p.max_new_tokens <= 64 and p.test
-  assert p.bench.repeats <= 5
-  if given < seconds(whole) and given > 200:
-    assert seconds(p) > given / 3
+def test_the_calibration_prompts_leave_most_of_the_time(given, batch_size):
+  p = fit(given, batch_size=batch_size)
+  count = -(-len(p.calibration) // batch_size)
+  took = count * SPEED.calibration(p.max_new_tokens)
+  assert took + SPEED.test(p.max_new_tokens) <= given
+  assert count == 2 or took <= given / 4
+  # Test prompts are not cut: they are run until the time is over.
+  assert len(p.test) == 14 and p.bench.repeats == 5
   if given == 10**6:
-    assert (len(p.test), len(p.calibration), p.bench.repeats) == (14, 14, 5)
+    assert (len(p.calibration), p.max_new_tokens) == (14, 64)
 
 
 def test_little_time_has_short_answers_before_it_has_few_prompts():
-  long, short = (budget.fit(plan(), SPEED, x) for x in (4000, 1200))
+  long, short, least = (fit(x) for x in (4000, 1200, 40))
   assert (long.max_new_tokens, short.max_new_tokens) == (64, 32)
-  assert len(short.test) >= 6 and short.bench.repeats == 1
-  # Those few are of many categories.
-  assert len({x.category for x in short.test}) == min(7, len(short.test))
+  # The first few prompts are of many categories.
+  assert len({x.category for x in short.test[:7]}) == 7
+  assert (least.max_new_tokens, len(least.calibration)) == (8, 2)
+  assert budget.fit(plan(), SPEED, budget.UNLIMITED) == plan()
 
 
-def test_nothing_fits_and_no_limit():
-  assert budget.fit(plan(), SPEED, 40) is None
-  assert budget.fit(plan(), SPEED, math.inf) == plan()
-  little = budget.Clock(program.elapsed() + 60)
-  with pytest.raises(ValueError, match='one short answer') as e:
-    budget.first_fit(plan(), SPEED, little)
+def test_too_little_time_is_refused_with_how_much_there_must_be():
+  with pytest.raises(ValueError, match='minutes=1: one short answer') as e:
+    budget.check(plan(), SPEED, budget.clock(1))
   needs = float(re.findall('some ([0-9.]+)', str(e.value))[0])
-  enough = budget.Clock(60 * (needs + 0.1))
-  assert budget.first_fit(plan(), SPEED, enough).test
+  budget.check(plan(), SPEED, budget.clock(needs + 0.1))
+  with pytest.raises(ValueError, match='minutes'):
+    budget.check(plan(), SPEED, budget.clock(0.8 * needs))
+  budget.check(plan(), SPEED, budget.UNLIMITED)
 
 
-def test_shares_of_a_clock(monkeypatch):
-  monkeypatch.setattr(program, 'elapsed', lambda: 100.0)
+def test_what_is_expected_of_the_time_that_is_left():
+  """Methods that are as fast as predicted, twice as fast as plain decoding."""
+  gains = [{'lm': 2.0, 'lookup': 2.0}] * 3
+
+  def at(seconds):
+    clock = budget.Clock(seconds + CLOSING)
+    found, width = budget.expected(plan(), SPEED, gains, clock)
+    return len(found.test), found.bench.repeats, width
+
+  one = 1.15 * 64 * (1 + 0.5 + 0.5) + 4.0 * (2 + 3 * 2)
+  assert at(9.5 * one) == (9, 1, 0.0) and at(28.5 * one) == (14, 2, 0.0)
+  assert at(1.0) == (1, 1, None)
+  assert budget.expected(plan(), SPEED, [], budget.UNLIMITED) == (plan(), None)
+
+
+def test_shares_of_a_clock(now):
+  now[0] = 100.0
   clock = budget.clock(5)
   assert clock.left() == 200 and clock.share(0.25).left() == 50
   assert not budget.clock(0).limited and budget.clock(0).share(0.5).left() > 1e9
@@ -71,9 +93,7 @@ def test_shares_of_a_clock(monkeypatch):
     budget.clock(-1)
 
 
-def test_blocks_end_with_the_time(monkeypatch):
-  now = [0.0]
-  monkeypatch.setattr(program, 'elapsed', lambda: now[0])
+def test_blocks_end_with_the_time(now):
   track = lambda items, text: items
   done = []
   for block in budget.blocks(3, 2, budget.Clock(45.0), track):
@@ -85,13 +105,12 @@ def test_blocks_end_with_the_time(monkeypatch):
   assert next(late) == (0, 0)  # one is always run
 
 
-def test_the_calibration_takes_a_tenth_of_the_time():
-  clock = budget.Clock(600.0)
+def test_timing_the_parts_takes_a_tenth_of_the_time():
   slow = budget.Speed(0.25, 1.0, 10.0, 1, {'lm': 1.0})
-  windows, repeats = budget.calibration(slow, 2, clock)
+  windows, repeats = budget.windows(slow, 2, budget.Clock(600.0))
   each = 1.2 * 0.25 * (2 + 1 + 1)
   assert 30 < (repeats + 1) * windows * each <= 60
-  assert budget.calibration(slow, 2, budget.UNLIMITED)[0] == 64
+  assert budget.windows(slow, 2, budget.UNLIMITED)[0] == 64
 
 
 def test_the_width_to_expect():

@@ -1,4 +1,4 @@
-"""What is chosen among batch sizes and categories pays for the choice."""
+"""What is chosen among batch sizes and categories pays for the choice; cuts."""
 
 import types
 
@@ -70,13 +70,10 @@ def test_categories_share_the_chance_of_an_error(clocks, monkeypatch):
   names = ['code'] * 6 + ['chat'] * 6 + ['few'] * 2
   item = lambda name: types.SimpleNamespace(category=name)
   groups = [types.SimpleNamespace(items=[item(x)]) for x in names]
-  doc = types.SimpleNamespace(calibration=(), predicted={})
-  before = types.SimpleNamespace(doc=doc, others=[], seen={})
-  monkeypatch.setattr(benchmark.predict, 'by_category', lambda *_: {})
   monkeypatch.setattr(benchmark.predict, 'improvement', lambda *_: None)
   monkeypatch.setattr(metrics, 'join', lambda outputs: None)
   monkeypatch.setattr(metrics, 'summary', lambda info: None)
-  found = benchmark._categories(arms, before, groups, runs)  # pyright: ignore
+  found = benchmark._categories(arms, None, groups, runs)  # pyright: ignore
   code = {x.name: x.improvement for x in found if x.category == 'code'}
   want = timing.improvements(runs, range(6), level=0.975)
   assert code == {x: y for x, y in want.items() if x != 'plain'}
@@ -84,3 +81,17 @@ def test_categories_share_the_chance_of_an_error(clocks, monkeypatch):
     'too few'
   }
   assert [x.prompts for x in found[::6]] == [6, 6, 2]
+
+
+def test_what_the_time_left_less_of_is_told():
+  setting = lambda *sizes: types.SimpleNamespace(
+    **dict(
+      zip(
+        ('judged_prompts', 'other_prompts', 'max_new_tokens', 'repeats'),
+        sizes,
+        strict=True,
+      )
+    )
+  )
+  found = benchmark._cut(setting(14, 14, 64, 5), setting(14, 8, 64, 1))  # pyright: ignore
+  assert found == {'others': (8, 14), 'repeats': (1, 5)}

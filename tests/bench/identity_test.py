@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import printing, requests, settings
-from specdec_jax.bench import audit, benchmark, identity
+from specdec_jax.bench import benchmark, identity, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.models import convert
 from specdec_jax.verify import coupled, reject
@@ -41,9 +41,9 @@ def audited(*compared, wrong=None):
   """An audit; wrong: (verdict, position) of the first request's difference."""
   findings = ()
   if wrong:
-    found = audit.Finding(wrong[0], wrong[1], id='0')
+    found = records.Finding(wrong[0], wrong[1], id='0')
     findings = (found,)
-  return identity.Audit('tokens', len(compared), compared, findings)
+  return records.Audit('tokens', len(compared), compared, findings)
 
 
 def test_total():

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from specdec_jax import metrics
 from specdec_jax.bench import intervals
 from tests.bench import simulation
 
@@ -67,7 +66,7 @@ def test_the_jackknife_by_hand():
   shares = (np.array([1, 2, 3]) / 6 + np.array([1, 1, 2]) / 4) / 2
   error = math.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum())
   freedom = 1 / (shares**2).sum() - 1
-  t = metrics.stats.t.ppf(0.975, freedom)
+  t = intervals.stats.t.ppf(0.975, freedom)
   (x,) = intervals.speedups([[4, 4, 4]] * 2, [[1, 2, 3], [1, 1, 2]])
   assert x == pytest.approx((1.5, max(1.5 - t * error, 0), 1.5 + t * error))
   assert x.width == pytest.approx(t * error / 1.5)

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_jax import printing, requests
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import benchmark, budget, prompts, tables
+from specdec_jax.bench import budget, prompts, tables
 from specdec_jax.bench import plan as plan_lib
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
@@ -45,8 +45,10 @@ def test_batches_are_full_of_live_rows_and_share_one_shape():
   for group in groups:
     np.testing.assert_array_equal(group.full.limit_B, group.host.lengths_B + 8)
     np.testing.assert_array_equal(group.prefill.limit_B, group.host.lengths_B)
-  # Prompts of up to 7 tokens: what is read before the last one.
-  assert [g.chunks for g in groups] == [1, 1, 1]
+    assert group.prefill.tokens_BL is group.full.tokens_BL  # one copy
+    for tokens, room in ((3, 3), (9, 8)):
+      short = plan_lib.shortened(group.full, tokens)
+      np.testing.assert_array_equal(short.limit_B - short.lengths_B, room)
   (eight,) = plan_lib.groups(arms, plan, items, 8)
   assert (eight.full.limit_B > eight.full.lengths_B).all()
 
@@ -61,8 +63,7 @@ def test_a_category_of_which_nothing_is_judged_is_named(capsys):
   assert [x.category for x in c.test] == ['a', 'c']
   setting = plan_lib.setting(plan_lib.arms(e), c)
   assert setting.not_judged == ('b',)
-  doc = benchmark.Document({}, None, setting)
-  tables.plan(doc, budget.UNLIMITED, 0.25, printing.console())
+  tables.plan(setting, budget.UNLIMITED, 0.25, printing.console())
   out = capsys.readouterr().out
   assert '2 prompts judged, 1 others' in out and 'not judged: b\n' in out
   assert 'about +-25%' in out
@@ -99,7 +100,7 @@ def test_sources_are_cut_and_read_before_the_first_token():
   for request in (
     group.full,
     group.prefill,
-    plan_lib.calibration_request(arms, plan, 4),
+    plan_lib.middle(arms, plan, 4).full,
   ):
     assert request.source.tokens_BI.shape == (1, 32)
     assert request.source.lengths_B.tolist() == [20]

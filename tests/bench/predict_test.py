@@ -104,10 +104,10 @@ def parts(verify=1.5, propose=0.5, repeats=()):
   )
 
 
-def predicted(e, outputs, costs, judged=0):
+def predicted(e, outputs, costs, batches=0):
   """predict.improvement of windows of gamma 2."""
   arm = plan_lib.Arm('x', '', 2, e)
-  return predict.improvement(arm, costs, outputs, None, judged)
+  return predict.improvement(arm, costs, outputs, None, batches)
 
 
 def test_the_interval_is_of_other_prompts_and_of_the_costs():
@@ -116,56 +116,17 @@ def test_the_interval_is_of_other_prompts_and_of_the_costs():
   known = predicted(e, few, parts())
   assert known.low is None and known.improvement == pytest.approx(2 / 2)
   steady = parts(repeats=(parts(),))
-  two = predicted(e, few, steady, judged=2)
-  many = predicted(e, few * 8, steady, judged=16)
+  two = predicted(e, few, steady, batches=2)
+  many = predicted(e, few * 8, steady, batches=16)
   assert two.low < many.low < 1.0 < many.high < two.high
   # To be compared with more prompts is to be compared with a steadier value.
-  assert predicted(e, few * 8, steady, judged=64).high < many.high
+  assert predicted(e, few * 8, steady, batches=64).high < many.high
   # Equal prompts: only the costs are uncertain.
   same = [output([1, 1, 1])] * 4
   assert predicted(e, same, steady, 4).high == pytest.approx(1.0)
   noisy = parts(repeats=(parts(1.4), parts(1.6)))
   assert predicted(e, same, noisy, 4).high > 1.05
   assert predicted(e, few[:1], steady, 4).low is None
-
-
-def test_a_category_is_drawn_to_all_prompts_by_its_own_error():
-  """Where categories do not differ beyond their errors, all are alike."""
-  e = build.engine(build.load('random:tiny'), 'lookup', gamma=2)
-  arms = [None, plan_lib.Arm('x', 'lookup', 2, e)]
-  costs = parts(repeats=(parts(),))
-
-  def found(*texts):
-    half = len(texts) // 2
-    known = {
-      'a': [*range(half)],
-      'b': [*range(half, len(texts))],
-      'c': [],
-      'd': [0],
-    }
-    seen = {'x': [output(x) for x in texts]}
-    whole = {'x': predicted(e, seen['x'], costs)}
-    return predict.by_category(
-      arms, costs, seen, whole, known, {'a': 'pq', 'b': 'rs', 'c': 't'}
-    )
-
-  low, high = [4, 1, 1], [1, 1, 4]
-  same = found(low, high, high, low)
-  assert [*same] == [('a', 'x'), ('b', 'x')]
-  noisy = found(low, low, high, low, high, high)
-  whole = predicted(e, [output(x) for x in (low, high) * 3], costs)
-  for x in (*same.values(), *noisy.values()):
-    assert x.improvement == pytest.approx(whole.improvement)
-    assert x.improvement == pytest.approx(x.tokens / x.window_cost)
-    assert x.low < x.improvement < x.high
-    assert x.low * x.high == pytest.approx(x.improvement**2)
-  sure = found([9, 1, 1], [9, 1, 2], [1, 1, 9], [1, 2, 9])
-  own = predicted(e, [output(x) for x in ([9, 1, 1], [9, 1, 2])], costs, 2)
-  other = predicted(e, [output(x) for x in ([1, 1, 9], [1, 2, 9])], costs, 2)
-  value = sure['a', 'x'].improvement
-  assert own.improvement < value < other.improvement
-  assert value / own.improvement < 1.02
-  assert [*found(low, high)] == [('a', 'x'), ('b', 'x')]  # one prompt: kept
 
 
 def test_rows_that_share_a_batch_are_no_improvement():

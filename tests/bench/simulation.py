@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 import numpy as np
 
-from specdec_jax.bench import intervals, timing, verdict
+from specdec_jax.bench import records, timing, verdict
 
 
 class Case(NamedTuple):
@@ -49,14 +49,6 @@ class Rates(NamedTuple):
   slower: float
   holds: float
   width: float
-
-
-class Row(NamedTuple):
-  """What the verdict reads of a benchmark.Row."""
-
-  drafter: str
-  gamma: int
-  improvement: intervals.Interval
 
 
 class Output(NamedTuple):
@@ -108,13 +100,18 @@ def measured(case: Case, rng: np.random.Generator) -> dict[str, timing.Runs]:
   }
 
 
+def _arm(name: str) -> tuple[str, int]:
+  drafter, gamma = name.split()
+  return drafter, int(gamma)
+
+
 def rates(case: Case, runs: int, seed: int = 0) -> Rates:
   """Benchmarks the case that often."""
   rng, said = np.random.default_rng(seed), []
   for _ in range(runs):
     found = timing.improvements(measured(case, rng))
     rows = [
-      Row(name.split()[0], int(name.split()[1]), x)
+      records.BatchRow(name, *_arm(name), None, x, None)
       for name, x in list(found.items())[1:]
     ]
     chosen = verdict.by_drafter(rows)

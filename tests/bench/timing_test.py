@@ -118,7 +118,7 @@ def batches(count):
   return [
     plan_lib.Group(
       (requests.Item((1,), g, id=str(g)),),
-      *(None, Asked('full', g), Asked('none', g), 1),
+      *(None, Asked('full', g), Asked('none', g)),
     )
     for g in range(count)
   ]

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_jax import decode
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import ceiling
+from specdec_jax.bench import timing
 from specdec_jax.certify import certificate, doctor
 from specdec_jax.models import layers
 from specdec_jax.verify import reject
@@ -107,8 +107,8 @@ def test_a_mistake_is_named(monkeypatch, name, plant, case):
 @pytest.mark.parametrize('share, passed', [(0.3, False), (0.6, True)])
 def test_slow_memory_is_named(monkeypatch, share, passed):
   reads = dict(sustained=share * 819.0)
-  monkeypatch.setattr(ceiling, 'bandwidth', lambda programs: reads)
-  monkeypatch.setattr(ceiling, 'reads', lambda dtype: {})
+  monkeypatch.setattr(timing, 'bandwidth', lambda programs: reads)
+  monkeypatch.setattr(timing, 'reads', lambda dtype: {})
   device = type('Device', (), {'device_kind': 'TPU v5 lite'})
   monkeypatch.setattr(jax, 'devices', lambda: [device])
   found = check('bandwidth')

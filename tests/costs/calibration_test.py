@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, printing, program, types
+from specdec_jax import build, printing, types
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import benchmark, budget, prompts
+from specdec_jax.bench import benchmark, prompts, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration, parts
 from specdec_jax.drafters import adaptive
@@ -74,11 +74,10 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
 
   monkeypatch.setattr(parts, 'seconds', seconds)
   plan = plan_lib.make(e, prompts.builtin()[:2])
-  speed = budget.Speed(1.0, 1.0, 1.0, 2, dict.fromkeys('abcd', 1.0))
+  request = plan_lib.middle(arms, plan, 8).full
   track = lambda items, text: items
-  clock = budget.Clock(program.elapsed() + 60)
-  made, *found = benchmark._calibrate(arms, plan, speed, clock, track)
-  doc = benchmark.Document({}, None, plan_lib.setting(arms, plan), *found)
+  made, *found = benchmark._calibrated(arms, request, 2, track)
+  doc = records.Document({}, None, plan_lib.setting(arms, plan), *found)
   (widths,) = calls
   lookups = {('lookup', n) for n in (0, 1, 2)}
   assert widths == lookups | {('verify', n) for n in (0, 1, 2, 3)}

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import page
 from experiments.methods import render
-from specdec_jax.bench import audit, identity, predict
+from specdec_jax.bench import records
 from tests import programs
 from tests.experiments import reports
 
@@ -24,8 +24,8 @@ def cell(drafter, rule, temperature, improvement, **changes):
       improvement=reports.gain(improvement),
       tok_s=9.0,
       counts=reports.counts(1.5),
-      alpha=predict.Alpha(0.25, 0.25, 0.0 if lossless else 0.125, 9),
-      audit=identity.Audit(exact if lossless else 'nothing', 7),
+      alpha=records.Alpha(0.25, 0.25, 0.0 if lossless else 0.125, 9),
+      audit=records.Audit(exact if lossless else 'nothing', 7),
       failed=[],
     )
     | changes
@@ -54,7 +54,7 @@ def test_wins_losses_and_what_is_lossy_are_told_apart():
     '| **2.00x** (1.50, TV 0.12) | 0.25 0.25 | LOSSY |',
   ]
   assert '| too short (1.50) |' in markdown(cell('lm', 'reject', 0.0, None))
-  bad = identity.Audit('tokens', 7, (), (audit.Finding('BUG'),))
+  bad = records.Audit('tokens', 7, (), (records.Finding('BUG'),))
   text = markdown(
     cell('lm', 'block', 1.0, 1.0),
     cell('lm', 'coupled', 0.0, 1.0, audit=bad),

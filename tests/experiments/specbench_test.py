@@ -6,7 +6,7 @@ import pytest
 
 from experiments import page
 from experiments.specbench import questions, render
-from specdec_jax.bench import audit, identity, predict, prompts
+from specdec_jax.bench import prompts, records
 from tests import programs
 from tests.experiments import reports
 
@@ -74,8 +74,8 @@ def row(name, improvement, efficiency, **more):
 
 def markdown(promised='tokens', findings=()):
   """The page of two categories and one method."""
-  name, audit = 'lookup g=4', identity.Audit(promised, 4, (), tuple(findings))
-  alpha = predict.Alpha(0.5, 0.5, 0.125, 9)
+  name, audit = 'lookup g=4', records.Audit(promised, 4, (), tuple(findings))
+  alpha = records.Alpha(0.5, 0.5, 0.125, 9)
   doc = dict(
     questions=QUESTIONS,
     machine=reports.MACHINE,
@@ -93,7 +93,7 @@ def markdown(promised='tokens', findings=()):
 
 
 def test_tables_hold_every_column_and_the_whole():
-  text = markdown(findings=[audit.Finding('tie', 3, id='2')])
+  text = markdown(findings=[records.Finding('tie', 3, id='2')])
   assert '| method | qa | rag | #MAT | overall | 95 % | differing |' in text
   assert '| plain decoding | 1.00x | 1.00x | 1.00 | 1.00x |  |  |' in text
   # Of the row, not a mean of the columns.

@@ -1,0 +1,335 @@
+"""The records of a benchmark and of an audit, as their documents hold them.
+
+Properties are what tables show of a record: documents leave them out.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from specdec_jax import metrics, requests
+from specdec_jax.bench import intervals
+from specdec_jax.costs import calibration as calibration_lib
+
+# What a rule reproduces of plain decoding.
+Promised = Literal['tokens', 'distribution', 'nothing']
+
+
+class Setting(NamedTuple):
+  """Models, sampling and sizes of a run.
+
+  draft: draft model of the first method that has one.
+  weights: bytes of the target's weights, and of each drafter's own.
+  buffer: token slots of a row.
+  judged_prompts, other_prompts: test prompts, calibration prompts.
+  not_judged: categories whose prompts are all calibration prompts.
+  """
+
+  target: str
+  draft: str | None
+  dtype: str
+  rule: str
+  lossless: bool
+  weights: dict[str, int]
+  sampling: dict[str, Any]
+  batch_size: int
+  max_new_tokens: int
+  buffer: int
+  repeats: int
+  judged_prompts: int
+  other_prompts: int
+  not_judged: tuple[str, ...]
+
+
+class Ceiling(NamedTuple):
+  """Memory bandwidth, and the speed that it allows.
+
+  gb_s: by dtype, see timing.bandwidth; before anything else ran.
+  devices: devices that read at once.
+  tok_s: upper bound on plain decoding, from the bytes that it reads at the
+    sustained bandwidth; once the test prompts have run, at `between`.
+  between: GB/s of the fastest read between two test prompts, the median.
+  """
+
+  gb_s: dict[str, dict[str, float]]
+  devices: int
+  tok_s: float
+  between: float | None = None
+
+  def beside(self, dtype: str, gb_s: Sequence[float]) -> 'Ceiling':
+    """The ceiling by reads of this dtype made while the prompts were run."""
+    between = statistics.median(gb_s)
+    tok_s = self.tok_s * between / self.gb_s[dtype]['sustained']
+    return self._replace(tok_s=tok_s, between=between)
+
+
+# --- acceptance and its worth ------------------------------------------------
+
+
+class Alpha(NamedTuple):
+  """Acceptance of a drafter, teacher-forced; means over positions of a text.
+
+  None is not known: of a lossy rule that does not say what it keeps or emits.
+
+  alpha: sum_x of types.Rule.kept; 0 where nothing is proposed.
+  alpha_where_proposed: alpha over positions with a proposal.
+  total_variation: between p and the distribution that the rule emits.
+  positions: number of positions.
+  """
+
+  alpha: float | None
+  alpha_where_proposed: float | None
+  total_variation: float | None
+  positions: int
+
+
+class Prediction(NamedTuple):
+  """Improvement over plain decoding by the cost model.
+
+  tokens: emitted by a window, over those of a plain window of the batch.
+  window_cost: in plain steps.
+  improvement: tokens / window_cost.
+  low, high: its 90 % interval for other prompts; None if not known.
+  by_gamma: improvement at this and, estimated, at smaller gammas.
+  best_gamma: the best of by_gamma, 0 where none is above 1.
+  """
+
+  tokens: float
+  window_cost: float
+  improvement: float
+  low: float | None
+  high: float | None
+  by_gamma: dict[int, float]
+  best_gamma: int
+
+
+# --- texts -------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+  """A prompt and the tokens that a method emitted after it.
+
+  broken: it ended because the target's logits were not finite.
+  """
+
+  item: requests.Item
+  tokens: list[int]
+  broken: bool
+
+
+class Finding(NamedTuple):
+  """How two texts of one request compare.
+
+  position: index of the first differing token among the emitted ones.
+  plain, other: those tokens, None where a text has ended.
+  gap: least change of the logits that lets either token win.
+  noise: largest difference of a logit between passes of width 1 and gamma + 1,
+    at any offset of a window, and between equal rows of a batch; at least one
+    rounding of the largest logit.
+  rounding: largest change of a logit, in a pass of width 1, where each weight
+    moves by up to one rounding; at least one rounding of the largest logit.
+  reason: why it is a bug.
+  id: the prompt's.
+  plain_text, other_text: the two tokens as text.
+  """
+
+  verdict: Literal['identical', 'tie', 'BUG']
+  position: int | None = None
+  plain: int | None = None
+  other: int | None = None
+  gap: float | None = None
+  noise: float | None = None
+  rounding: float | None = None
+  reason: str = ''
+  id: str = ''
+  plain_text: str | None = None
+  other_text: str | None = None
+
+
+class Audit(NamedTuple):
+  """The texts of a method against plain decoding's.
+
+  promised: unless it is 'tokens', nothing is compared.
+  requests: number of texts.
+  compared: by text, tokens compared: up to and with the first that differs.
+  findings: of the texts that are not identical.
+  """
+
+  promised: Promised
+  requests: int
+  compared: tuple[int, ...] = ()
+  findings: tuple[Finding, ...] = ()
+
+  @property
+  def tokens(self) -> int:
+    return sum(self.compared)
+
+  @property
+  def identical(self) -> int:
+    return self.requests - len(self.findings)
+
+  @property
+  def ties(self) -> int:
+    return sum(x.verdict == 'tie' for x in self.findings)
+
+  @property
+  def bugs(self) -> int:
+    return sum(x.verdict == 'BUG' for x in self.findings)
+
+
+class Failure(NamedTuple):
+  """A request that ended on logits that are not finite, after `tokens`."""
+
+  method: str
+  id: str
+  tokens: int
+
+
+# --- the benchmark -----------------------------------------------------------
+
+
+class Row(NamedTuple):
+  """A method on the test prompts.
+
+  name, drafter, gamma: as in plan.Arm.
+  tok_s: tokens per second of decoding; None: too short to measure.
+  improvement: the same over plain decoding's; see timing.improvements.
+  whole: the same of whole requests, the prefill of both models included.
+  counts: see metrics.
+  time_to_first_token, compile_seconds: seconds, the first a median.
+  alpha: teacher-forced on plain decoding's text; None as in predict.alphas.
+  predicted: from the calibration prompts, before these ran.
+  explained: the cost model at the acceptance measured here.
+  """
+
+  name: str
+  drafter: str
+  gamma: int
+  tok_s: float | None
+  improvement: intervals.Interval
+  whole: intervals.Interval
+  counts: metrics.Summary
+  time_to_first_token: float
+  compile_seconds: float
+  alpha: Alpha | None
+  predicted: Prediction | None
+  explained: Prediction | None
+  audit: Audit | None
+
+  @property
+  def over_predicted(self) -> float | None:
+    if self.predicted is None or self.improvement.value is None:
+      return None
+    return self.improvement.value / self.predicted.improvement
+
+  @property
+  def first_ms(self) -> float:
+    return 1000 * self.time_to_first_token
+
+  @property
+  def drafts_per_window(self) -> float | None:
+    return metrics.ratio(self.counts.drafted_tokens, self.counts.target_calls)
+
+  @property
+  def by_position(self) -> list[float | None]:
+    return self.counts.acceptance_per_position[: self.gamma]
+
+
+class Category(NamedTuple):
+  """As Row, on a category's prompts; all their intervals hold at once."""
+
+  category: str
+  name: str
+  drafter: str
+  prompts: int
+  improvement: intervals.Interval
+  explained: Prediction
+  counts: metrics.Summary
+
+
+class BatchRow(NamedTuple):
+  """A method at one batch size; fields as in Row."""
+
+  name: str
+  drafter: str
+  gamma: int
+  tok_s: float | None
+  improvement: intervals.Interval
+  audit: Audit | None
+
+
+class Batch(NamedTuple):
+  """All methods at a batch size; all intervals of all sizes hold at once.
+
+  best_gamma: by drafter, the fastest; 0 where none surely wins.
+  """
+
+  batch_size: int
+  rows: list[BatchRow]
+  best_gamma: dict[str, int]
+  failed: list[Failure]
+  prompts: int
+
+
+class Document(NamedTuple):
+  """All results of a benchmark; where a request failed, up to that point.
+
+  costs: what adaptive chose by; given as adaptive.costs it chooses the same.
+  predicted: by method. measured: seconds that the test prompts took.
+  cut: what the time left of what was asked for: name -> (left, asked for).
+  """
+
+  machine: dict[str, Any]
+  ceiling: Ceiling
+  setting: Setting
+  calibration: calibration_lib.Calibration
+  costs: Mapping[str, Any] = {}
+  predicted: dict[str, Prediction] = {}
+  measured: float = 0.0
+  cut: dict[str, tuple[int, int]] = {}
+  rows: Sequence[Row] = ()
+  categories: Sequence[Category] = ()
+  repeated_8grams: float | None = None
+  crossover: Sequence[Batch] = ()
+  failed: Sequence[Failure] = ()
+
+
+# --- the audit program -------------------------------------------------------
+
+
+class AuditRow(NamedTuple):
+  """A method of the audit program; failed: requests that did."""
+
+  name: str
+  counts: metrics.Summary
+  audit: Audit
+  failed: int
+
+
+class Total(NamedTuple):
+  """Counts over all methods.
+
+  texts, tokens: how many were compared.
+  positions: distinct ones among the tokens; methods repeat each other's.
+  identical, ties, bugs: texts, by verdict.
+  bugs_at_most: upper 95 % bound on bugs per 1,000 positions, exact
+    (Clopper-Pearson) if positions are independent.
+  """
+
+  texts: int
+  tokens: int
+  positions: int
+  identical: int
+  ties: int
+  bugs: int
+  bugs_at_most: float
+
+
+class Report(NamedTuple):
+  """The document of the audit program."""
+
+  machine: dict[str, Any]
+  setting: Setting
+  rows: list[AuditRow]
+  total: Total
+  failed: list[Failure]
