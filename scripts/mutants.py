@@ -23,7 +23,7 @@ from tests.mutants import run as runner  # noqa: E402
 from tests.mutants import seeded  # noqa: E402
 
 _ONLY = flags.DEFINE_list('only', [], 'names of seeded bugs; all if empty')
-_JOBS = flags.DEFINE_integer('jobs', 2, 'mutants at a time', lower_bound=1)
+_JOBS = flags.DEFINE_integer('jobs', 2, 'bugs tried at a time', lower_bound=1)
 
 
 def show(outcomes: list[runner.Outcome]) -> None:

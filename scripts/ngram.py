@@ -24,7 +24,9 @@ from specdec_jax.drafters import (
 from specdec_jax.io import load  # noqa: E402
 
 _TARGET = flags.DEFINE_string('target', '', 'model whose tokenizer to use')
-_CORPUS = flags.DEFINE_list('corpus', [], 'text files')
+_CORPUS = flags.DEFINE_list(
+  'corpus', [], 'text files to count; empty: topics of the Python manual'
+)
 _OUTPUT = flags.DEFINE_string('output', '', 'file to write')
 _ORDER = flags.DEFINE_integer('order', 2, '2, or 1 for unigrams alone')
 

@@ -21,7 +21,9 @@ from specdec_jax import program  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _OUT = flags.DEFINE_string('out', '', 'file to write')
-_TENSORBOARD = flags.DEFINE_bool('tensorboard', False, 'no plot: tb/ of a run')
+_TENSORBOARD = flags.DEFINE_bool(
+  'tensorboard', False, 'for TensorBoard instead: tb/ of each run'
+)
 LOSSES = {'held_out_loss': 'of held-out text', 'loss': 'of each batch'}
 # Panel title: the names in metrics.jsonl that it shows.
 PANELS = {

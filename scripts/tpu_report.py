@@ -1,4 +1,4 @@
-"""What a pair would do on chips that are not there: compiles it for TPUs.
+r"""What a pair would do on chips that are not there: compiles it for TPUs.
 
 python scripts/tpu_report.py --config=configs/llama3.py --topology=v5e:2x4 \
   --config.target.source=random:llama3_8b --config.draft.source=random:llama3_1b
@@ -34,7 +34,9 @@ _TOPOLOGY = flags.DEFINE_string(
 _TRAIN = flags.DEFINE_integer(
   'train', 0, 'also the train step of the draft, of rows of so many tokens'
 )
-_CONTEXT = flags.DEFINE_integer('context', 2048, 'tokens of a buffer')
+_CONTEXT = flags.DEFINE_integer(
+  'context', 2048, 'tokens of each row, prompt and output'
+)
 
 
 def run() -> bool:

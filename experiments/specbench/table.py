@@ -1,4 +1,4 @@
-"""Every method of a config on Spec-Bench's questions, category by category.
+r"""Every method of a config on Spec-Bench's questions, category by category.
 
 bash experiments/specbench/run.sh --questions=PATH/question.jsonl \
   [--config=configs/smollm2.py] [--limit=2] [--results=DIR]
