@@ -19,6 +19,7 @@ from specdec_jax.distill import (
   training_prompts,
 )
 from specdec_jax.io import sources
+from specdec_jax.models import config as model_config
 from specdec_jax.train import data, loop, runner
 
 # A resumed run cannot change these: its data and its parameters' shapes.
@@ -76,6 +77,8 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
   _check_teacher(s.data, s.student.vocabulary, target)
   kind = _KINDS[s.student.kind]
   start = kind.begin(s.student, target, seed=s.run.seed, fsdp=s.mesh.fsdp)
+  if s.student.kind == 'lm':
+    _check_length(s.data, 'student', start.config)
   kept = (target.config.depth - 1,) if s.data.keep else ()
   asked = load()  # on the kernels where there are any, which are faster
   prompts = training_prompts.make(s.data, asked)
@@ -86,8 +89,6 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
     ids = students.vocabulary(s.student.vocabulary, target.ids, answers)
   student = kind.make(s.student, start, target, ids, s.loss, s.data)
   del start  # the student has a copy
-  if s.student.kind == 'lm':
-    _check_length(s.data, 'student', student.model)
 
   def write(params, about):
     facts = {
@@ -111,7 +112,7 @@ def _check_teacher(
       f'student.vocabulary={vocabulary}: the teacher has {target.ids} ids; '
       'give at most those, or 0 for all'
     )
-  _check_length(data, 'teacher', target.model)
+  _check_length(data, 'teacher', target.config)
   field, has = data.source_field, target.start is not None
   if has and data.completions == 'text' and not field:
     raise ValueError(
@@ -125,15 +126,17 @@ def _check_teacher(
     )
 
 
-def _check_length(data: sections.Data, who: str, model: types.Model) -> None:
+def _check_length(
+  data: sections.Data, who: str, config: model_config.LMConfig
+) -> None:
   lengths = {'length': data.length}
-  if model.encode is not None:
+  if config.encoder is not None:
     lengths['source_length'] = data.source_length
   for name, length in lengths.items():
-    if length > model.context:
+    if length > config.context:
       raise ValueError(
-        f'data.{name}={length}: the context of the {who} holds {model.context} '
-        'tokens; give at most those'
+        f'data.{name}={length}: the context of the {who} holds '
+        f'{config.context} tokens; give at most those'
       )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build
+from specdec_jax import build, forward
 from specdec_jax.distill import completions, eagle_student, lm_student, students
 from specdec_jax.io import export
 from specdec_jax.models import config as model_config
@@ -60,6 +60,29 @@ def factors(jaxpr, sizes):
       inner = getattr(inner, 'jaxpr', inner)
       if hasattr(inner, 'eqns'):
         yield from factors(inner, sizes)
+
+
+def test_p_is_of_all_ids_where_the_student_proposes_some():
+  target = build.load('random:tiny', kernels='xla')
+  ids = np.arange(0, 256, 4)
+  _, student = made(target, ids, **runs.LM | dict(vocabulary=64))
+  tokens = np.random.default_rng(0).integers(0, 256, (2, 7)).astype(np.int32)
+  batch = {'tokens': jnp.asarray(tokens), 'counted': jnp.ones((2, 7), bool)}
+  _, figures = jax.jit(student.loss)(
+    student.params, student.frozen, batch, jax.random.key(0)
+  )
+
+  def law(model, params):
+    read = jax.jit(lambda x: model.head(x, forward.hidden(model, x, tokens)))
+    logits = np.asarray(read(params), float)[:, :-1, :256]
+    x = np.exp(logits - logits.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+  p = law(target.model, target.params)
+  q = law(student.model, student.weights(student.params))
+  assert not np.delete(q, ids, -1).any()
+  alpha = np.minimum(p, q).sum(-1).mean()
+  np.testing.assert_allclose(figures['train_alpha'], alpha, 1e-4)
 
 
 def test_the_most_frequent_ids():
