@@ -28,7 +28,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'taps': () if tiny else (9, 29),
         'size': '',
         'layers': (),
-        'path': '',
+        'source': '',
         'share': True,
         'vocabulary': 256 if tiny else 8192,
         'dtype': 'float32',

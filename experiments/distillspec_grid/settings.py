@@ -92,7 +92,7 @@ def distilled(
   c, grid, warm = distill.get_config().unlock(), s.grid, cell.temperature
   c.teacher.source = str(target)
   c.student.update(
-    kind='lm', path=str(draft), taps=(), share=False, vocabulary=0
+    kind='lm', source=str(draft), taps=(), share=False, vocabulary=0
   )
   c.data.update(
     source=str(text),

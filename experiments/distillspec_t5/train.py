@@ -107,7 +107,7 @@ def _language(
 def _distilled(row, s: Sizes, source: str, divergence: str, start, folder):
   c = distill_t5.get_config('tiny').unlock()
   c.teacher.source = row.target
-  c.student.update(path=str(start), layers=(), share=False, vocabulary=0)
+  c.student.update(source=str(start), layers=(), share=False, vocabulary=0)
   c.data.update(
     source=row.counted,
     field=texts_lib.SOURCES[row.counted_field],

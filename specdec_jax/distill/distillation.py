@@ -58,8 +58,8 @@ def digests(
 ) -> dict[str, str]:
   """SHA-256 of the models that a run reads; a resumed run must match them."""
   found = {'teacher': sources.open_source(teacher.source).digest}
-  if student.path:
-    found['student'] = _KINDS[student.kind].digest(student.path)
+  if student.source:
+    found['student'] = _KINDS[student.kind].digest(student.source)
   return found
 
 

@@ -14,9 +14,9 @@ from specdec_jax.models import eagle, lm
 from specdec_jax.train import text_loss
 
 
-def digest(path: str) -> str:
-  """SHA-256 of the draft at student.path."""
-  return files.sha256(draft_file.find(draft_file.EAGLE, path))
+def digest(source: str) -> str:
+  """SHA-256 of the draft at student.source."""
+  return files.sha256(draft_file.find(draft_file.EAGLE, source))
 
 
 def begin(
@@ -26,7 +26,7 @@ def begin(
   seed: int,
   fsdp: bool,
 ) -> students.Start:
-  """Reads the draft at student.path, or draws random weights.
+  """Reads the draft at student.source, or draws random weights.
 
   Refuses a teacher and a draft that do not match, or not these settings.
   """
@@ -38,15 +38,16 @@ def begin(
   taps = student.taps or (target.config.depth - 1,)
   config = eagle.settings(target.config, taps)
   layout, ids = students.layout_of(target, target.config, fsdp), None
-  if not student.path:
+  if not student.source:
     params = eagle.init(_masters(target, taps), seed)
   else:
-    draft = draft_file.read_eagle(student.path)
-    draft_file.fit_eagle(draft, student.path, target)
+    draft = draft_file.read_eagle(student.source)
+    draft_file.fit_eagle(draft, student.source, target)
     if (taps, student.vocabulary) != (draft.taps, len(draft.ids)):
       raise ValueError(
-        f'student.path={student.path}: reads layers {draft.taps} and proposes '
-        f'{len(draft.ids)} ids; set student.taps and student.vocabulary'
+        f'student.source={student.source}: reads layers {draft.taps} and '
+        f'proposes {len(draft.ids)} ids; set student.taps and '
+        'student.vocabulary'
       )
     params, ids = draft.layer, draft.ids
   return students.Start(config, params, ids, taps, layout)

@@ -22,9 +22,9 @@ from specdec_jax.train import text_loss
 Array = jax.Array
 
 
-def digest(path: str) -> str:
-  """SHA-256 of the model at student.path."""
-  return sources.open_source(path).digest
+def digest(source: str) -> str:
+  """SHA-256 of the model at student.source."""
+  return sources.open_source(source).digest
 
 
 def begin(
@@ -34,7 +34,7 @@ def begin(
   seed: int,
   fsdp: bool,
 ) -> students.Start:
-  """Takes layers of the teacher, reads student.path or draws random weights.
+  """Takes layers of the teacher, reads student.source or draws random weights.
 
   Refuses what does not match this teacher or these settings, and what could not
   be saved.
@@ -42,7 +42,7 @@ def begin(
   ids = None
   if student.size:
     config, params = _sized(student, target, seed)
-  elif student.path:
+  elif student.source:
     draft = _read(student, target)
     config, params = draft.config, draft.params
     if draft.draft_ids:
@@ -82,14 +82,14 @@ def _sized(
 def _read(
   student: sections.Student, target: build.LanguageModel
 ) -> build.LanguageModel:
-  """The model at student.path."""
-  draft = build.load(student.path, scan_layers=False, kernels='xla')
-  _check_encoder(f'student.path={student.path}', draft.config, target)
+  """The model at student.source."""
+  draft = build.load(student.source, scan_layers=False, kernels='xla')
+  _check_encoder(f'student.source={student.source}', draft.config, target)
   tokenizer.check_same(target.tokenizer, draft.tokenizer)
   if len(draft.draft_ids) not in (0, student.vocabulary):
     raise ValueError(
-      f'student.path={student.path}: proposes {len(draft.draft_ids)} ids; set '
-      'student.vocabulary to these'
+      f'student.source={student.source}: proposes {len(draft.draft_ids)} ids; '
+      'set student.vocabulary to these'
     )
   return draft
 

@@ -23,7 +23,7 @@ class Teacher(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Student(fields.Checked):
-  """The student: an eagle has taps and path, an lm size, layers or path."""
+  """The student: an eagle has taps and source, an lm size, layers or source."""
 
   kind: str = fields.setting(allowed=('eagle', 'lm'))
   # Teacher layers whose hidden states an eagle reads; () is the last one.
@@ -31,7 +31,7 @@ class Student(fields.Checked):
   size: str = fields.setting(help='of models.config.SIZES, random weights')
   # Teacher layers that an lm begins with.
   layers: tuple[int, ...] = fields.setting(low=0)
-  path: str = fields.setting(help='a draft of the same kind to begin with')
+  source: str = fields.setting(help='a draft of the same kind to begin with')
   share: bool = fields.setting(
     help="freeze the teacher's embedding and head, and its encoder"
   )
@@ -42,7 +42,7 @@ class Student(fields.Checked):
 
   def __post_init__(self):
     super().__post_init__()
-    given = [x for x in ('size', 'layers', 'path') if getattr(self, x)]
+    given = [x for x in ('size', 'layers', 'source') if getattr(self, x)]
     if self.kind == 'eagle':
       for name in ('size', 'layers', 'remat'):
         if value := getattr(self, name):
@@ -53,12 +53,12 @@ class Student(fields.Checked):
     elif len(given) != 1:
       raise ValueError(
         f'{" and ".join(given) or "nothing"} given for an lm: give one of size '
-        '(from random weights), layers (of the teacher), path (a model)'
+        '(from random weights), layers (of the teacher), source (a model)'
       )
-    elif self.path and self.share:
+    elif self.source and self.share:
       raise ValueError(
-        'share=True: a student of a path has its own embedding and head; give '
-        'share=False'
+        'share=True: a student of a source has its own embedding and head; '
+        'give share=False'
       )
     elif self.taps:
       raise ValueError(f'taps={self.taps}: an lm reads none; give ()')

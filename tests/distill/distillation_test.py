@@ -54,7 +54,7 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
     return distillation.digests(s.teacher, s.student)
 
   first, second = (
-    runs.LM | dict(size='', path=str(tmp_path / x)) for x in '01'
+    runs.LM | dict(size='', source=str(tmp_path / x)) for x in '01'
   )
   before = read(**first)
   for name, now in (
@@ -62,7 +62,7 @@ def test_other_models_begin_another_run(eagle_run, tmp_path):
     ('student', read(**second)),
   ):
     assert {x for x in now if now[x] != before[x]} == {name}
-  draft = read(path=figures['draft'])['student']
+  draft = read(source=figures['draft'])['student']
   assert draft == files.sha256(pathlib.Path(figures['draft']))
 
 
@@ -130,17 +130,17 @@ def test_an_eagle_begins_with_another(eagle_run, tmp_path):
   path = first['draft']
   # The most frequent ids of other questions are others; those of the path stay.
   second, more = runs.run(
-    tmp_path / 'two', student=dict(path=path), data=dict(seed=5)
+    tmp_path / 'two', student=dict(source=path), data=dict(seed=5)
   )
   assert runs.losses(more)[0] < runs.losses(lines)[0] - 0.03
   one, two = draft_file.read_eagle(path), draft_file.read_eagle(second['draft'])
   np.testing.assert_array_equal(one.ids, two.ids)
   for why, student in (
     (r'reads layers \(1,\) and proposes 256 ids', dict(vocabulary=64)),
-    ('not a file of', dict(path=str(folder / 'run/config.json'))),
+    ('not a file of', dict(source=str(folder / 'run/config.json'))),
   ):
     with pytest.raises(ValueError, match=why):
-      runs.run(tmp_path / 'three', student=dict(path=path) | student)
+      runs.run(tmp_path / 'three', student=dict(source=path) | student)
   assert not (tmp_path / 'three/cache').exists()
 
 

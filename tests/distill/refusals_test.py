@@ -23,7 +23,7 @@ SETTINGS = [
   ('student.kind=lm student.taps=()', 'nothing given for an lm'),
   (SIZE + 'student.layers=(0,)', 'size and layers given for an lm'),
   (SIZE + 'student.taps=(1,)', r'taps=\(1,\): an lm reads none'),
-  (LM + 'student.path=x', 'of a path has its own embedding .* share=False'),
+  (LM + 'student.source=x', 'of a source has its own embedding .* share=False'),
   ('student.dtype=bfloat16', "dtype of its teacher, 'float32'"),
   ('student.remat=True', 'remat=True: an eagle is one layer'),
   ('student.layers=(0,)', r'layers=\(0,\): an eagle is one layer'),
@@ -62,7 +62,7 @@ OPENED = [
   ('data.length=9999', 'data.length=9999: the context of the teacher'),
   ('student.taps=(9,29)', r'taps=\(9, 29\): needs .* last layer 1'),
   ('student.taps=(1,0)', r'taps=\(1, 0\): needs .* increasing'),
-  ('student.path=nowhere', 'no such file'),
+  ('student.source=nowhere', 'no such file'),
   (LM + 'student.layers=(2,)', r'student.layers=\(2,\): allowed .* 0 to 1'),
   (SIZE + 'student.size=gpt_6m', 'export: only models of the Llama'),
   (T5, "size='t5_tiny' has one, teacher tiny .* has no encoder; .* both need"),
@@ -99,7 +99,7 @@ def test_what_does_not_fit_together(config, changes, why, tmp_path):
   assert not (tmp_path / 'run/metrics.jsonl').exists()
 
 
-def test_a_student_of_a_path_that_does_not_fit(tmp_path):
+def test_a_student_of_a_source_that_does_not_fit(tmp_path):
   corpus = text.Corpus('x', ('some words, then some more words',), '')
   other = text.train_tokenizer(corpus, 260, tmp_path / 'tokenizer')
   own, size = build.load('random:tiny').tokenizer, model_config.sized('tiny')
@@ -111,7 +111,7 @@ def test_a_student_of_a_path_that_does_not_fit(tmp_path):
   ):
     path = tmp_path / f'student{student.context}'
     export.save(path, student, lm.init(student, 0), words)
-    own_path = runs.LM | dict(size='', layers=(), path=str(path))
+    own_path = runs.LM | dict(size='', layers=(), source=str(path))
     data = runs.PROSE | dict(completions='text') if config == 'eagle' else {}
     with pytest.raises(ValueError, match=why):
       runs.run(tmp_path, config, student=own_path, data=data)

@@ -133,7 +133,7 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path):
   target, size = build.load('random:tiny'), model_config.sized('tiny')
   folder, ids = tmp_path / 'few', (1, 2)
   export.save(folder, size, lm.init(size, 0), target.tokenizer, draft_ids=ids)
-  own = runs.LM | dict(size='', path=str(folder))
+  own = runs.LM | dict(size='', source=str(folder))
   with pytest.raises(ValueError, match='proposes 2 ids; set student.vocab'):
     made(target, **own | dict(vocabulary=3))
   start, student = made(target, **own | dict(vocabulary=2))

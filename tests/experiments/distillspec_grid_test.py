@@ -50,7 +50,7 @@ def test_what_a_cell_is_trained_with(warm, answers, loss):
   # Cross-entropy reads as many tokens in as many steps.
   base = settings.language(s, FOLDER, 'mini', steps=7, seed=3)
   assert (base.text.rows, base.text.length) == (d.batch.rows, d.data.length)
-  assert d.student.path and not d.student.share and d.student.kind == 'lm'
+  assert d.student.source and not d.student.share and d.student.kind == 'lm'
 
 
 # --- tables of measurements ---------------------------------------------------

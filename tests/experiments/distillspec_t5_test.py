@@ -35,7 +35,7 @@ def test_a_killed_run_goes_on_in_the_same_folders(tmp_path, monkeypatch):
   found = train.trained(row)
   assert started[: len(first)] == first
   assert len(found) == 1 + 3 * 4 and len(set(found.values())) == len(found)
-  starts = {s.student.path for s, _ in started[2:]}
+  starts = {s.student.source for s, _ in started[2:]}
   assert starts == {str(tmp_path / 'w128-trainings/start/model')}
   assert {s.run.steps for s, _ in started[2:]} == {train.FULL.steps}
   language = [s.run.steps for s, _ in started[:2]]
