@@ -29,7 +29,7 @@ def loss(
   settings: sections.Loss,
   gather: Callable[[Any], Any] = lambda params: params,
 ) -> step_lib.Loss:
-  """The mean divergence from the teacher over the steps of a chain.
+  """Makes the mean divergence from the teacher over the steps of a chain.
 
   Args:
     config: of the draft.
@@ -87,11 +87,6 @@ def teacher_log_p(
 
   The recorded mass belongs to temperature 1. At another one p is normalised
   over the draft's vocabulary instead.
-
-  Args:
-    config: of the draft.
-    frozen, batch: of the loss.
-    temperature: of the softmax.
   """
   head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
   features_BTE = batch['features'].astype(jnp.float32)
@@ -109,14 +104,10 @@ def steps(
   features_BTE: Array,
   count: int,
 ) -> list[Array]:
-  """The draft's hidden states at each of `count` steps, [B, T, D] each.
+  """Computes the draft's hidden states at each of `count` steps: [B, T, D].
 
-  Args:
-    config: of the draft.
-    layer: its parameters (weights.draft['layer']).
-    tokens_BTD: the target's embedding of every token.
-    features_BTE: the target's features of every token.
-    count: draft tokens in a chain, at least 1.
+  layer: the draft's parameters. tokens_BTD, features_BTE: the target's
+  embedding and features of every token.
 
   Worked example, step 1 (the second token of a window) at index 5: it reads
   token 5 and step 0's hidden state of index 4, and attends to step 0's keys of

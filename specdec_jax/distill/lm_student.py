@@ -257,7 +257,7 @@ def distilled(
   ids: Sequence[int] = (),
   gather: Callable[[Any], Any] = lambda params: params,
 ) -> step_lib.Loss:
-  """The mean divergence from the teacher's distributions along a text.
+  """Makes the mean divergence from the teacher's distributions along a text.
 
   No gradient flows through the teacher, or through how the text was sampled.
   DistillSpec (Zhou et al. 2023, https://arxiv.org/abs/2310.08461), algorithm 1.

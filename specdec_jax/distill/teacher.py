@@ -82,11 +82,11 @@ def answer(
   batch: int,
   taps: tuple[int, ...] = (),
 ) -> completions.Answers:
-  """Records the teacher's answers to all prompts, resuming the folder; they are
-  memory-mapped.
+  """Records the teacher's answers to all prompts, memory-mapped.
 
-  A folder of fewer of the same prompts is extended, and one of more is read. A
-  row with logits that are not finite is left out; a warning counts them.
+  A folder of fewer of the same prompts is extended, one of more is read, one
+  that is damaged or has other facts is refused. A row with logits that are not
+  finite is left out; a warning counts them.
 
   Args:
     folder: created if needed; its facts.json has all that answers depend on.
@@ -96,10 +96,6 @@ def answer(
     how: the decoding.
     batch: rows decoded together; changes no token.
     taps: layers whose features are recorded, the last among them; () is none.
-
-  Raises:
-    ValueError: the folder has other facts or prompts, or is damaged; the disk
-      is too small, before the first answer; all rows were left out.
   """
   facts = _facts(target, how, taps)
   key = json.dumps(facts | {'prompts': digest(prompts)})

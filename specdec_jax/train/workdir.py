@@ -29,7 +29,8 @@ def open_run(
 ) -> bool:
   """Makes the folder of a run, or checks config against its config.json.
 
-  Only one job may use a folder: partial files of killed ones are removed.
+  Only one job may use a folder: partial files of killed ones are removed. It
+  has to be the same for every process. Returns whether it has a run to resume.
 
   Args:
     folder: of the run.
@@ -37,13 +38,6 @@ def open_run(
     changed: resume even if config differs.
     fixed: keys, such as 'run.seed', or sections, such as 'text', that a resumed
       run cannot change.
-
-  Returns:
-    Whether the folder has a run to resume.
-
-  Raises:
-    ValueError: config differs (the message has the keys); the folder is not
-      writable, or not the same for every process.
   """
   begun = hosts.from_first(lambda: _open(folder, config, changed, fixed))
   if jax.process_count() > 1:
