@@ -21,10 +21,7 @@ from absl import flags  # noqa: E402
 
 from specdec_jax import fields, printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.chips import (
-  report,  # noqa: E402
-  train_step,  # noqa: E402
-)
+from specdec_jax.chips import aot, report, train_step  # noqa: E402
 from specdec_jax.io import sources  # noqa: E402
 
 _CONFIG = program.config_flag('configs/llama3.py')
@@ -47,7 +44,7 @@ def run() -> bool:
   opened = lambda side: sources.open_source(side.source).config.running(
     dtype=side.dtype, scan_layers=True
   )
-  setting = report.Setting(
+  setting = aot.Setting(
     _TOPOLOGY.value,
     max(s.mesh.data, 1),
     s.mesh.model,

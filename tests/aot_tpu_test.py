@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from specdec_jax import build, decode, sharding
-from specdec_jax.chips import aot, hlo, report, train_step
+from specdec_jax import build, sharding
+from specdec_jax.chips import aot, hlo, train_step
 from specdec_jax.drafters import lookup
 from specdec_jax.models import config
 
@@ -36,7 +36,9 @@ def test_generate_compiles(topology, devices, target, draft, record_property):
   assert mesh.shape['model'] == devices
   sized = lambda name: config.sized(name, dtype='bfloat16', scan_layers=True)
   pair = sized(target), sized(draft)
-  lowered = aot.lower(mesh, *pair, rows=ROWS, slots=LENGTH, gamma=GAMMA)
+  lowered = aot.lower(
+    mesh, aot.Setting(topology, 1, devices, *pair, ROWS, LENGTH, GAMMA)
+  )
   start = time.perf_counter()
   compiled = lowered.compile()
   seconds = time.perf_counter() - start
@@ -87,23 +89,19 @@ def test_every_chip_takes_rules_drafters_and_the_train_step(
   mesh, rows = mesh_of(topology), 6  # no weight has a cache's size
   # Layers are scanned: two compile like many.
   full = config.sized('smollm2_1_7b', dtype='bfloat16', scan_layers=True)
-  few, own = dataclasses.replace(full, depth=2), drafts == 'lookup'
+  few = dataclasses.replace(full, depth=2)
+  setting = aot.Setting(
+    topology, 2, mesh.size // 2, few, few, ROWS, LENGTH, GAMMA
+  )
   lowered = aot.lower(
     mesh,
-    few,
-    None if own else few,
-    rows=rows,
-    slots=LENGTH,
-    gamma=GAMMA,
-    rule=build.rule_of(rule),
-    drafter=lookup.make(gamma=GAMMA) if own else decode.PLAIN,
+    setting._replace(rows=rows),
+    lookup.make(gamma=GAMMA) if drafts == 'lookup' else None,
+    build.rule_of(rule),
   )
   cache = 2 * rows * LENGTH * few.kv_heads // mesh.size * few.head_dim
   found = aot.compiled(lowered, mesh.size, (cache,), LENGTH)
   assert not found.refused and not found.warnings
-  setting = report.Setting(
-    topology, 2, mesh.size // 2, few, few, ROWS, LENGTH, GAMMA
-  )
   step = train_step.make(setting, 128)
   assert step.fits and not step.program.refused and not step.program.warnings
   print(f'{topology}: {found.seconds:.1f} s and {step.program.seconds:.1f} s')

@@ -44,6 +44,27 @@ def library() -> str:
   )
 
 
+class Setting(NamedTuple):
+  """A pair of models, and the devices to look at.
+
+  topology: as in 'v5e:2x4' or 'h100:8'. data, model: of the mesh; 1 x 1 is one
+  'model' axis of all devices. target, draft: in bfloat16. rows, slots: of the
+  batch and its buffers. gamma: drafts of a window. tensor_parallel: devices
+  that share a draft (sharding.lay_out). names: of the models, to print.
+  """
+
+  topology: str
+  data: int
+  model: int
+  target: model_config.LMConfig
+  draft: model_config.LMConfig
+  rows: int
+  slots: int
+  gamma: int
+  tensor_parallel: int = 0
+  names: tuple[str, str] = ('target', 'draft')
+
+
 def knows(topology: str) -> bool:
   """Whether the compiler knows the chips: TPUs."""
   return topology.partition(':')[0] in roofline.TPUS
@@ -67,37 +88,24 @@ def devices(topology: str) -> list[Any]:
 
 def lower(
   mesh: jax.sharding.Mesh,
-  target: model_config.LMConfig,
-  draft: model_config.LMConfig | None,
-  *,
-  rows: int,
-  slots: int,
-  gamma: int = 4,
-  tensor_parallel: int = 0,
+  s: Setting,
+  drafter: types.Drafter | None = None,
   rule: types.Rule = reject.RULE,
-  drafter: types.Drafter = decode.PLAIN,
 ):
-  """Lowers generate, greedy or sampled.
+  """Lowers generate, greedy or sampled, for the devices of a mesh.
 
-  Args:
-    mesh: of the devices to compile for.
-    target, draft: the models; without a draft, `drafter` drafts.
-    rows, slots: of the batch and its buffers.
-    gamma: drafts of a window.
-    tensor_parallel: devices that share a draft (sharding.lay_out).
-    rule: of acceptance.
-    drafter: one without parameters; plain decoding if not given.
+  drafter: one without parameters; None is the setting's draft model.
   """
-  p, target_params, layout = _side(mesh, target)
+  p, target_params, layout = _side(mesh, s.target)
   draft_params: Any = ()
-  if draft is not None:
-    q, draft_params, _ = _side(mesh, draft, tensor_parallel, vocab=p.vocab)
-    drafter = lm_drafter.make(q, gamma=gamma)
+  if drafter is None:
+    q, draft_params, _ = _side(mesh, s.draft, s.tensor_parallel, vocab=p.vocab)
+    drafter = lm_drafter.make(q, gamma=s.gamma)
   item = requests.Item([1, 2, 3], 0)
   if p.encode is not None:
     item = requests.Item([0], 0, source=[1] * SOURCE)
   request = requests.make(
-    [item] * rows, requests.Wanted(1), gamma=drafter.gamma, length=slots
+    [item] * s.rows, requests.Wanted(1), gamma=drafter.gamma, length=s.slots
   )
   request = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(

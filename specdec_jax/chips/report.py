@@ -5,35 +5,13 @@ the programs that chips.aot compiles, for TPUs alone. Nothing runs, and there
 are no weights.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from specdec_jax import sharding
+from specdec_jax import decode, sharding
 from specdec_jax.chips import aot, roofline
-from specdec_jax.models import config as model_config
 
 
-class Setting(NamedTuple):
-  """A pair of models, and the devices to look at.
-
-  topology: as in 'v5e:2x4' or 'h100:8'. data, model: of the mesh; 1 x 1 is one
-  'model' axis of all devices. target, draft: in bfloat16. rows, slots: of the
-  batch and its buffers. gamma: drafts of a window. tensor_parallel: devices
-  that share a draft (sharding.lay_out). names: of the models, to print.
-  """
-
-  topology: str
-  data: int
-  model: int
-  target: model_config.LMConfig
-  draft: model_config.LMConfig
-  rows: int
-  slots: int
-  gamma: int
-  tensor_parallel: int = 0
-  names: tuple[str, str] = ('target', 'draft')
-
-
-def check(s: Setting) -> tuple[Setting, roofline.Chip]:
+def check(s: aot.Setting) -> tuple[aot.Setting, roofline.Chip]:
   """(the setting with its mesh filled in, one device of the topology).
 
   Raises:
@@ -68,7 +46,7 @@ def check(s: Setting) -> tuple[Setting, roofline.Chip]:
   return s, device
 
 
-def make(s: Setting, track) -> dict[str, Any]:
+def make(s: aot.Setting, track) -> dict[str, Any]:
   """Compiles for TPUs, and returns all figures as a dict.
 
   track: shows progress over a list.
@@ -119,24 +97,16 @@ def make(s: Setting, track) -> dict[str, Any]:
   )
 
 
-def _compiled(s: Setting, rows: int, shares, track) -> dict[str, aot.Compiled]:
-  """Plain and speculative generate; rows: of a device."""
+def _compiled(s: aot.Setting, rows: int, shares, track):
+  """Plain and speculative generate by name; rows: of a device."""
   devices = aot.devices(s.topology)
   mesh = sharding.make_mesh(s.data, s.model, devices, s.tensor_parallel)
   # Of keys or values, 2 bytes each.
   elements = [int(rows * s.slots * x.slot) // 4 for x in shares.values()]
-  programs = {}
-  pairs = {'plain': None, 'speculative': s.draft}
-  for name, draft in track(list(pairs.items()), 'compiling'):
-    lowered = aot.lower(
-      mesh,
-      s.target,
-      draft,
-      rows=s.rows,
-      slots=s.slots,
-      gamma=s.gamma,
-      tensor_parallel=s.tensor_parallel,
-    )
+  programs: dict[str, aot.Compiled] = {}
+  drafters = {'plain': decode.PLAIN, 'speculative': None}
+  for name, drafter in track(list(drafters.items()), 'compiling'):
+    lowered = aot.lower(mesh, s, drafter)
     programs[name] = aot.compiled(lowered, s.model, elements, s.slots)
   return programs
 

@@ -46,7 +46,7 @@ class Step(NamedTuple):
   program: aot.Compiled
 
 
-def check(s: report.Setting, length: int) -> tuple[report.Setting, Any]:
+def check(s: aot.Setting, length: int) -> tuple[aot.Setting, Any]:
   """As report.check.
 
   Raises:
@@ -63,7 +63,7 @@ def check(s: report.Setting, length: int) -> tuple[report.Setting, Any]:
   return report.check(s)
 
 
-def make(s: report.Setting, length: int) -> Step:
+def make(s: aot.Setting, length: int) -> Step:
   """Compiles the train step of the draft of a setting, with remat.
 
   Parameters and moments are stored split over the data axis too, where it

@@ -9,7 +9,7 @@ from specdec_jax.models import config, lm
 from tests import programs
 
 TINY = config.sized('tiny', dtype='bfloat16', scan_layers=True)
-GOOD = report.Setting('v5e:2x2', 1, 2, TINY, TINY, 4, 128, 3)
+GOOD = aot.Setting('v5e:2x2', 1, 2, TINY, TINY, 4, 128, 3)
 
 
 @pytest.mark.parametrize(
