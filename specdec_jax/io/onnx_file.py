@@ -20,7 +20,7 @@ _LAYER = {
   'decoder': _SELF + [f'cross_attn/{x}' for x in 'qkvo'] + _MLP,
 }
 _NUMBERED = re.compile(r'onnx::MatMul_(\d+)')
-_PREFIX = re.compile(r'^(enc|m)\.')
+_PREFIXES = {'enc.': 'encoder.', 'm.': ''}  # theirs -> Hugging Face's
 
 
 def open_pair(
@@ -55,16 +55,14 @@ def _named(path, arrays, part: str, order, depth: int) -> dict[str, np.ndarray]:
     raise ValueError(
       f'{path}: {len(kernels)} kernels, where Flan-T5-small has {len(wanted)}'
     )
+  whole = lambda name: re.sub(
+    r'^(enc|m)\.', lambda found: _PREFIXES[found[0]], name
+  )
   theirs = map(names.HF_T5_GATED.stored, wanted)
   return {
     **{name: x.T for name, x in zip(theirs, kernels, strict=True)},
-    **{_PREFIX.sub(_whole, name): x for name, x in arrays.items()},
+    **{whole(name): x for name, x in arrays.items()},
   }
-
-
-def _whole(prefix: re.Match) -> str:
-  """Hugging Face's prefix of a module in the whole model."""
-  return {'enc.': 'encoder.', 'm.': ''}[prefix[0]]
 
 
 def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -19,20 +19,18 @@ def parse(path: pathlib.Path) -> container.File:
     return file
   number = file.field('split.no', int)
   name = re.fullmatch(r'(.+)-(\d{5})-of-(\d{5})\.gguf', file.path.name)
+  this = f'{file.path}: is part {number + 1} of {count}'
   if name is None or (int(name[2]), int(name[3])) != (number + 1, count):
     raise ValueError(
-      f'{file.path}: is part {number + 1} of {count}, and must be called '
-      f'NAME-{number + 1:05d}-of-{count:05d}.gguf, as the others are: rename it'
+      f'{this}, and must be called NAME-{number + 1:05d}-of-{count:05d}.gguf, '
+      'as the others are: rename it'
     )
   paths = [
     file.path.with_name(f'{name[1]}-{i + 1:05d}-of-{count:05d}.gguf')
     for i in range(count)
   ]
   if number:
-    raise ValueError(
-      f'{file.path}: is part {number + 1} of {count}; name the first, '
-      f'{paths[0].name}'
-    )
+    raise ValueError(f'{this}; name the first, {paths[0].name}')
   if missing := [path.name for path in paths if not path.exists()]:
     raise ValueError(
       f'{file.path}: of its {count} parts are missing {", ".join(missing)}: '
