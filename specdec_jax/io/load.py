@@ -107,6 +107,7 @@ class LanguageModel:
   @functools.cached_property
   def drafts(self) -> dict[Any, Any]:
     """Drafts that were fitted to it, which engines of every gamma share."""
+    # Kept here, not in a module: they hold its arrays, and are freed with it.
     return {}
 
   @property
