@@ -41,6 +41,10 @@ def target():
     (early_exit.Settings(2), 2, 'has 2 layers; allowed are 1 to 1'),
     ('medusa', 0, "draft='medusa': allowed are 'lm', 'lookup', 'ngram', 'ear"),
     (['lookup'], 2, "draft=['lookup']: allowed are"),
+    (lookup.make, 2, 'None; it takes (*, gamma: int'),
+    (pathlib.Path('x'), 2, "Path('x'): allowed are 'lm'"),
+    ('hf:org/name', 2, 'a source is given to Settings of drafters, as in'),
+    ('zoo:name', 2, "eagle.Settings('zoo:name'), or to specdec_jax.load"),
     ('no.such:make', 2, 'draft=no.such:make: importing no.such failed'),
     ('tests.own_rules:needs_more', 2, 'it takes (target, corpus, *, gamma'),
     (lambda target, *, gamma, chunk: 7, 2, 'it made 7; want a types.Drafter'),
@@ -59,6 +63,7 @@ def test_a_bad_draft_is_named(target, draft, gamma, message):
   'draft, options, message',
   [
     ('lookup', dict(min_mach=1), 'lookup.min_mach=1: no such setting; allowed'),
+    ('lookup', dict(gamma=3), 'lookup.gamma=3: no such setting; allowed are'),
     ('lookup', dict(min_match=3, max_match=2), 'min_match=3: must be at most'),
     ('early_exit', dict(exit='1'), "early_exit.exit='1': must be a whole"),
     ('ngram', dict(path='x'), "ngram.path='x': no such setting; allowed are "),
