@@ -72,7 +72,11 @@ def test_a_bad_draft_is_named(target, draft, gamma, message):
     ('itself', dict(exit=1), 'exit=1: no such setting; allowed are min_c'),
     ('itself', dict(min_confidence='x'), "='x': must be a number"),
     (None, dict(exit=1), 'draft=None has none'),
-    (lookup.make(gamma=2), dict(exit=1), 'draft=<Drafter> has none'),
+    (
+      lookup.make(gamma=2),
+      dict(exit=1),
+      "draft=Drafter('lookup', gamma=2) has none",
+    ),
     ('lookup', 'x', "draft_options='x': must be a dict"),
   ],
 )
