@@ -193,8 +193,9 @@ def _tolerance(tree) -> float:
 def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
   """Raises DraftMismatch if two steps from the same tokens differ."""
   (after, info, draft), (again, _, other) = ran, fresh
-  drafts, live_B = jax.device_get((draft, other)), np.asarray(state.live_B)
-  split = _first_split(*drafts, live_B, tolerance)
+  one, two = jax.device_get((draft, other))
+  live_B = np.asarray(state.live_B)
+  split = _first_split(one, two, live_B, tolerance)
   if split is None:
     return
   row, k, text = split

@@ -135,11 +135,11 @@ def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
 
 def _item(e: settings_lib.Setup, prompt: prompts_lib.Prompt) -> requests.Item:
   """The first turn of a prompt as tokens."""
-  s, number = e.settings, prompts_lib.request_number(prompt.id)
-  how = dict(chat=s.bench.chat, most=s.bench.prompt_tokens)
+  bench, number = e.settings.bench, prompts_lib.request_number(prompt.id)
+  given, most = prompt.given, bench.prompt_tokens
   try:
-    item = requests.item(e.target, prompt.given, number, **how)
-    requests.check(item, e.target, s.decode.max_new_tokens)
+    item = requests.item(e.target, given, number, chat=bench.chat, most=most)
+    requests.check(item, e.target, e.settings.decode.max_new_tokens)
   except ValueError as error:
     raise ValueError(f'prompt {prompt.id!r}: {error}') from error
   return item._replace(id=prompt.id, category=prompt.category or '')
