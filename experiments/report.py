@@ -19,8 +19,7 @@ class Page(NamedTuple):
 
   table: empirical.Table
   text: str  # if nothing is stored, how to run it
-  caption: str = ''  # commit and machines, after a warning if they are quick
-  commits: tuple[str, ...] = ()  # that measured the rows: one, or none
+  commit: str = ''  # that measured all of it
   claims: Sequence[claims_lib.Claim] = ()
 
 
@@ -43,17 +42,17 @@ def rendered(table: empirical.Table, folder: pathlib.Path, every: Rows) -> Page:
     )
   cells = {name: x['cells'] for name, x in found.items()}
   shown = {name: _shown(x, found.get(name)) for name, x in every.items()}
-  claims, caption = table.claims(cells, shown), _caption(found)
-  lines = [caption, '', *claims_lib.lines(claims)]
+  claims = table.claims(cells, shown)
+  lines = [_caption(found), '', *claims_lib.lines(claims)]
   for part in table.parts(cells, shown):
     lines += page.lines(part)
   lines += [f'* {x}' for x in _notes(table, run, found, every)]
   text = '\n'.join(lines).rstrip('\n')
-  return Page(table, text, caption, tuple(set(commits.values())), claims)
+  return Page(table, text, commits.popitem()[1], claims)
 
 
 def _caption(found: Mapping[str, Any]) -> str:
-  """Which machine measured which rows."""
+  """Which commit and machine measured which rows, after a warning if quick."""
   made_on: dict[str, list[str]] = {}
   for name, x in found.items():
     made_on.setdefault(page.made_on(x['machine']), []).append(name)
@@ -137,7 +136,7 @@ def pages(
     ValueError: results of several commits, or none at all.
   """
   found = [rendered(*x) for x in zip(tables, folders, every, strict=True)]
-  commits = {x.table.name: x.commits[0] for x in found if x.commits}
+  commits = {x.table.name: x.commit for x in found if x.commit}
   if not commits:
     raise ValueError('no results of any table; run one without --render first')
   if len(set(commits.values())) > 1:
@@ -165,11 +164,11 @@ def summary(found: Sequence[Page], where: pathlib.Path) -> str:
     link = os.path.relpath(x.table.home / 'README.md', where)
     counts = claims_lib.counts(x.claims)
     told = [counts[name] if x.claims else '-' for name in outcomes]
-    why = x.table.why if x.commits else 'not run'
+    why = x.table.why if x.commit else 'not run'
     lines.append([f'[{_heads(x.table)[0]}]({link})', *told, why])
-  head = ["the papers' tables, with models that run here", *outcomes, 'why']
-  caption = next(x.caption for x in found if x.commits)
-  return '\n'.join([*page.table(head, lines), '', caption])
+  (commit,) = {x.commit[:7] for x in found if x.commit}
+  what = f"the papers' tables, with models that run here (commit {commit})"
+  return '\n'.join(page.table([what, *outcomes, 'why'], lines))
 
 
 def markdown(found: Sequence[Page], where: pathlib.Path) -> str:

@@ -60,7 +60,7 @@ def run(names: list[str]) -> bool:
     empirical.measure(given, asked)
   for table, folder, known in given:
     found = report.rendered(table, folder, known)
-    if not found.commits:
+    if not found.commit:
       raise ValueError(f'{folder}: no results; run without --render first')
     page.write(folder, table.home, found.text)
     print(found.text)

@@ -87,16 +87,8 @@ def read(
 
 def _columns(flag: str, path: str, *names: str) -> list[list[str]]:
   """The texts of every column of a JSONL file."""
-  if not pathlib.Path(path).is_file():
-    raise ValueError(f'--{flag}={path}: no such file')
-  rows = [*files.read_jsonl(path)]
-  for where, row in rows:
-    for name in names:
-      if not isinstance(row.get(name), str) or not row[name].strip():
-        has = ', '.join(row)
-        raise ValueError(
-          f'--{flag}={path}: {where}: no text in {name!r}; it has {has}'
-        )
-  if not rows:
-    raise ValueError(f'--{flag}={path}: empty')
-  return [[row[name] for _, row in rows] for name in names]
+  rows = [row for _, row in files.read_jsonl(path)]
+  for name in names:
+    if not rows or not all(isinstance(row.get(name), str) for row in rows):
+      raise ValueError(f'--{flag}={path}: not every row has a text {name!r}')
+  return [[row[name] for row in rows] for name in names]

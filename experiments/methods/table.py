@@ -77,14 +77,11 @@ def asked(settings: settings_lib.Settings):
   """The rules, and the sampling settings, of the flags.
 
   Raises:
-    ValueError: none, an unknown rule, a bad temperature; not one gamma.
+    ValueError: an unknown rule, a bad temperature, or not one gamma.
   """
-  d = settings.decode
-  if not d.methods or len(d.gammas) != 1 or not d.gammas[0]:
-    what = f'decode.methods={d.methods}, decode.gammas={d.gammas}'
-    raise ValueError(f'{what}: want a method, and one gamma of 1 or more')
-  if not _RULES.value or not _TEMPERATURES.value:
-    raise ValueError('want at least one of --rules and one of --temperatures')
+  if len(settings.decode.gammas) != 1 or not settings.decode.gammas[0]:
+    what = f'decode.gammas={settings.decode.gammas}'
+    raise ValueError(f'{what}: want one gamma of 1 or more')
   return [build.rule_of(name) for name in _RULES.value], [
     dataclasses.replace(settings.sampling, temperature=float(x))
     for x in _TEMPERATURES.value

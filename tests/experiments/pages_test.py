@@ -240,7 +240,7 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
   assert f'| same direction | {best} |' in text
   assert 'gamma = 8 | +8.5% | chat, unigram' not in text
   summary = report.summary(found, rows_lib.ROOT).split('\n')
-  assert len(summary) == 2 + len(names) + 2
+  assert len(summary) == 2 + len(names) and '(commit ccccccc)' in summary[0]
   assert summary[2].startswith(
     '| [How often drafts are accepted](experiments/leviathan_table3/README.md) '
   )
