@@ -152,7 +152,7 @@ def test_an_unknown_key_is_answered_with_those_of_its_section(
     ),
     pytest.param(
       'distill',
-      ['--config=configs/distill.py:tiny', '--config.student.path=no'],
+      ['--config=configs/distill.py:tiny', '--config.student.source=no'],
       marks=pytest.mark.more,
     ),
     pytest.param('certify', ['--only=nothing'], marks=pytest.mark.more),
