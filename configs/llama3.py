@@ -13,9 +13,8 @@ from configs import default
 
 def get_config(size: str = 'full'):
   c = default.get_config(size)
+  c.target.dtype = c.draft.dtype = 'bfloat16'
   if size != 'tiny':
     c.target.source = 'hf:meta-llama/Llama-3.1-8B-Instruct'
     c.draft.source = 'hf:meta-llama/Llama-3.2-1B-Instruct'
-    c.target.dtype = 'bfloat16'
-    c.draft.dtype = 'bfloat16'
   return c

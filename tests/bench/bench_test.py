@@ -26,8 +26,9 @@ from specdec_jax.kernels import library
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
 
-def settings(name='pair', **changes):
-  c = importlib.import_module(f'configs.{name}').get_config('tiny')
+def settings(methods=('lm', 'lookup'), **changes):
+  c = importlib.import_module('configs.pair').get_config('tiny')
+  c.decode.methods = methods
   c.decode.gammas = (2,)
   c.decode.max_new_tokens = 8
   c.bench.prompts_per_category = 1
@@ -133,7 +134,7 @@ def test_batches_larger_than_one(capsys):
 def test_a_crossover_when_sampling(capsys):
   """Copies of a prompt draw their own noise, and are compared one by one."""
   config = settings(
-    'smollm2',
+    ('lookup',),
     decode={'rule': 'coupled'},
     sampling={'temperature': 0.8},
     lookup={'min_match': 1},
@@ -148,7 +149,7 @@ def test_a_crossover_when_sampling(capsys):
 
 
 def test_sampling_under_another_rule_promises_the_law_only():
-  config = settings('smollm2', sampling={'temperature': 0.8})
+  config = settings(('lookup',), sampling={'temperature': 0.8})
   e = settings_lib.load(settings_lib.settings(config))
   arms, plan = plan_lib.arms(e), plan_lib.make(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
@@ -160,7 +161,7 @@ def test_sampling_under_another_rule_promises_the_law_only():
 def test_a_model_of_ones_own_is_benchmarked(capsys):
   """Its parameters are one array, and nothing is known of its layers."""
   e = settings_lib.load(
-    settings_lib.settings(settings('smollm2', lookup={'min_match': 1}))
+    settings_lib.settings(settings(('lookup',), lookup={'min_match': 1}))
   )
   V = 300
   own = load.wrap(table_model.make(V), table_model.table(0, V))

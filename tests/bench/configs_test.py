@@ -14,6 +14,7 @@ from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts
 from specdec_jax.distill import distillation
 from specdec_jax.train import train_lm
+from tests import programs
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
 # Of these the programs have settings of their own.
@@ -34,7 +35,7 @@ def config(name: str, size: str = 'tiny'):
 @pytest.mark.parametrize('name', NAMES)
 def test_builds_at_tiny(name):
   e = settings.load(settings.settings(config(name)))
-  arms = plan_lib.arms(e)
+  arms = plan_lib.arms(e, measure=False)
   assert arms[0].engine.drafter is decode.PLAIN
   assert {arm.drafter for arm in arms[1:]} == set(e.settings.decode.methods)
   for arm in arms[1:]:
@@ -44,6 +45,41 @@ def test_builds_at_tiny(name):
       assert arm.engine.q is arm.engine.draft.draft_model(e.target)
   plan = plan_lib.make(e, prompts.builtin())
   assert {i.id for i in plan.test}.isdisjoint(i.id for i in plan.calibration)
+
+
+# What random models of another size need; the rest is the path.
+SIZES = {
+  *('target.source', 'draft.source', 'eagle.source'),
+  *('decode.gammas', 'decode.max_new_tokens', 'bench.repeats', 'bench.small'),
+  *('bench.prompts_per_category', 'bench.prompt_tokens'),
+}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_tiny_is_the_same_path(name):
+  flat = lambda size: {
+    f'{section}.{key}': value
+    for section, keys in config(name, size).items()
+    for key, value in keys.items()
+  }
+  full, tiny = flat('full'), flat('tiny')
+  assert full.keys() == tiny.keys()
+  differing = {key for key in full if full[key] != tiny[key]}
+  assert differing <= SIZES
+  for key in differing:
+    if key.endswith('.source'):
+      assert tiny[key].startswith('random'), key
+      assert full[key] or name == 'pair', key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NAMES)
+def test_tiny_runs_in_a_minute(name):
+  done = programs.run(
+    'scripts/bench.py', f'--config=configs/{name}.py:tiny', '--minutes=1'
+  ).check()
+  methods = config(name).decode.methods
+  assert {x['drafter'] for x in done.document['rows'][1:]} == set(methods)
 
 
 def test_a_draft_with_another_padding_has_the_targets_width():

@@ -75,8 +75,8 @@ def test_the_bound_counts_a_position_once_however_many_arms_read_it():
 @pytest.fixture(scope='module', name='failing')
 def _failing():
   """(arms, plan): the third token that plain decoding emits is poison."""
-  c = importlib.import_module('configs.smollm2').get_config('tiny')
-  c.decode.gammas = (2,)
+  c = importlib.import_module('configs.pair').get_config('tiny')
+  c.decode.methods, c.decode.gammas = ('lookup',), (2,)
   c.decode.max_new_tokens = 8
   c.bench.update(repeats=1)
   e = untied(settings.load(settings.settings(c)))
@@ -131,7 +131,7 @@ def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
 
 
 def test_the_benchmark_stops_at_a_failed_request(failing, capsys, tmp_path):
-  config = importlib.import_module('configs.smollm2').get_config('tiny')
+  config = importlib.import_module('configs.pair').get_config('tiny')
   console = printing.console()
   with jax.debug_nans(False):
     doc = benchmark.run(*failing, track=TRACK, console=console)

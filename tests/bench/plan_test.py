@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
 
 def experiment(**changes):
-  c = importlib.import_module('configs.smollm2').get_config('tiny')
-  c.decode.gammas = (2,)
+  c = importlib.import_module('configs.pair').get_config('tiny')
+  c.decode.methods, c.decode.gammas = ('lookup',), (2,)
   c.decode.max_new_tokens = 8
   c.bench.prompts_per_category = 1
   c.bench.prompt_tokens = 20

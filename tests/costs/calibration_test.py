@@ -56,7 +56,7 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   monkeypatch, tmp_path
 ):
   """Repeats are in plain steps of their own; a file of costs repeats them."""
-  c = importlib.import_module('configs.smollm2').get_config('tiny')
+  c = importlib.import_module('configs.pair').get_config('tiny')
   c.decode.methods, c.decode.gammas = ('adaptive', 'lookup'), (1, 2)
   c.adaptive.drafter, c.decode.max_new_tokens = 'lookup', 8
   e = settings_lib.load(settings_lib.settings(c))

@@ -121,6 +121,18 @@ def test_an_eagle_that_is_written_is_read(tmp_path):
     np.testing.assert_array_equal(again.layer[name], x)
 
 
+def test_a_random_layer_is_drawn_by_its_seed():
+  target = load.load('random:tiny')
+  made = lambda seed: draft_file.eagle_for(f'random:{seed}', target)
+  (config, one), (_, again), (_, other) = map(made, (0, 0, 1))
+  assert config.taps == (target.config.depth - 1,)
+  assert len(one['ids']) == target.ids
+  same = lambda x, y: jax.tree.all(jax.tree.map(np.array_equal, x, y))
+  assert same(one, again) and not same(one, other)
+  with pytest.raises(ValueError, match='eagle random:x: must be random:SEED'):
+    made('x')
+
+
 def test_a_draft_gets_its_columns_of_the_targets_head():
   config, made, target = fit(saved())
   assert config == eagle.settings(target.config, (0, 1))

@@ -70,6 +70,7 @@ def test_a_run_on_a_tiny_model_fills_its_folder(tmp_path):
   programs.run(
     'experiments/prediction/table.py',
     '--config=experiments/prediction/config.py:tiny',
+    "--config.decode.methods=('lookup',)",
     '--config.decode.max_new_tokens=48',
     '--config.bench.prompt_tokens=20',
     f'--results={tmp_path}',

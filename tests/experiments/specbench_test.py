@@ -134,7 +134,8 @@ def test_a_run_with_random_models(tmp_path):
   written(tmp_path, *rows)
   done = ran(
     tmp_path,
-    '--config=configs/smollm2.py:tiny',
+    '--config=configs/pair.py:tiny',
+    "--config.decode.methods=('lookup',)",
     '--config.decode.max_new_tokens=6',
   ).check()
   doc = done.document
