@@ -18,7 +18,7 @@ Track = Callable[[Iterable, str], Iterable]
 
 
 class Arm(NamedTuple):
-  """A method under a name.
+  """A method (a drafter) at one gamma: a row of the tables.
 
   name: 'lookup g=4'; the first arm of a run is 'autoregressive'.
   drafter: the method's name, without gamma.
