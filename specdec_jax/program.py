@@ -139,9 +139,9 @@ def open_workdir(path: str) -> pathlib.Path | None:
     return None
   folder = pathlib.Path(path)
   missing = [x for x in (folder, *folder.parents) if not x.exists()]
+  _made.extend(missing)
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    _made.extend(missing)
     with tempfile.TemporaryFile(dir=folder):
       pass
   except OSError as error:
