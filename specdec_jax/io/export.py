@@ -159,26 +159,17 @@ def _t5(c: model_config.LMConfig) -> dict[str, Any]:
   # that it cannot have an untied one that is; 5 reads both.
   assert c.encoder is not None
   return dict(
-    model_type='t5',
-    architectures=['T5ForConditionalGeneration'],
-    is_encoder_decoder=True,
+    model_type='t5', architectures=['T5ForConditionalGeneration'],
+    is_encoder_decoder=True, num_layers=c.encoder.depth,
     feed_forward_proj='gated-gelu' if c.gated else 'relu',
-    num_layers=c.encoder.depth,
-    num_decoder_layers=c.depth,
-    d_model=c.width,
-    num_heads=c.heads,
-    d_kv=c.head_dim,
-    d_ff=c.mlp,
-    vocab_size=c.vocab,
-    n_positions=c.context,
+    num_decoder_layers=c.depth, d_model=c.width, num_heads=c.heads,
+    d_kv=c.head_dim, d_ff=c.mlp, vocab_size=c.vocab, n_positions=c.context,
     relative_attention_num_buckets=c.buckets[0],
     relative_attention_max_distance=c.buckets[1],
-    layer_norm_epsilon=c.norm_eps,
-    decoder_start_token_id=c.start,
-    tie_word_embeddings=c.tied,
-    scale_decoder_outputs=c.head_scale != 1,
+    layer_norm_epsilon=c.norm_eps, decoder_start_token_id=c.start,
+    tie_word_embeddings=c.tied, scale_decoder_outputs=c.head_scale != 1,
     torch_dtype=c.dtype,
-  )
+  )  # fmt: skip
 
 
 def _decoder_only(c: model_config.LMConfig) -> dict[str, Any]:
@@ -188,37 +179,24 @@ def _decoder_only(c: model_config.LMConfig) -> dict[str, Any]:
   elif c.qkv_bias and not c.o_bias:
     kind, name, more = 'qwen2', 'Qwen2', dict(use_sliding_window=False)
   return more | dict(
-    model_type=kind,
-    architectures=[f'{name}ForCausalLM'],
-    hidden_act='silu',
-    num_hidden_layers=c.depth,
-    hidden_size=c.width,
-    num_attention_heads=c.heads,
-    num_key_value_heads=c.kv_heads,
-    head_dim=c.head_dim,
-    intermediate_size=c.mlp,
-    vocab_size=c.vocab,
-    max_position_embeddings=c.context,
-    rms_norm_eps=c.norm_eps,
-    rope_theta=c.rope_theta,
-    tie_word_embeddings=c.tied,
+    model_type=kind, architectures=[f'{name}ForCausalLM'], hidden_act='silu',
+    num_hidden_layers=c.depth, hidden_size=c.width,
+    num_attention_heads=c.heads, num_key_value_heads=c.kv_heads,
+    head_dim=c.head_dim, intermediate_size=c.mlp, vocab_size=c.vocab,
+    max_position_embeddings=c.context, rms_norm_eps=c.norm_eps,
+    rope_theta=c.rope_theta, tie_word_embeddings=c.tied,
     # The keys of transformers 4, which 5 reads too.
-    rope_scaling=_rope_scaling(c.rope_scaling),
-    torch_dtype=c.dtype,
-  )
+    rope_scaling=_rope_scaling(c.rope_scaling), torch_dtype=c.dtype,
+  )  # fmt: skip
 
 
 def _rope_scaling(s: rope.Scaling | None) -> dict[str, Any] | None:
   if isinstance(s, rope.Yarn):
     return dict(
-      rope_type='yarn',
-      factor=s.factor,
+      rope_type='yarn', factor=s.factor, beta_fast=s.beta_fast,
       original_max_position_embeddings=s.original_context,
-      beta_fast=s.beta_fast,
-      beta_slow=s.beta_slow,
-      attention_factor=s.magnitude,
-      truncate=s.truncate,
-    )
+      beta_slow=s.beta_slow, attention_factor=s.magnitude, truncate=s.truncate,
+    )  # fmt: skip
   if not isinstance(s, rope.RopeScaling):
     return None
   if not s.original_context:

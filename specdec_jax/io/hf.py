@@ -115,20 +115,15 @@ def _check_folder(folder: pathlib.Path) -> None:
       )
   if whole:
     return
-  inside = [*folder.glob('*.gguf'), *(x.parent for x in _configs(folder))]
+  # In one of its folders, or in one of the Hub's cache.
+  configs = (folder.glob(f'{x}/config.json') for x in ('*', 'snapshots/*'))
+  inside = [x.parent for found in configs for x in found]
+  inside += folder.glob('*.gguf')
   if inside:
     raise ValueError(
       f'{folder}: no config.json here; give {min(map(str, inside))}'
       + f', or one of the {len(inside) - 1} others there' * (len(inside) > 1)
     )
-
-
-def _configs(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Those of its folders, and of one of the Hub's cache."""
-  return [
-    *folder.glob('*/config.json'),
-    *folder.glob('snapshots/*/config.json'),
-  ]
 
 
 def open_folder(
