@@ -175,6 +175,22 @@ def test_bad_prompt_is_named_by_its_id():
   ):
     with pytest.raises(ValueError, match=said):
       plan_lib.make(e, [prompt])
+  (c := config('smollm2')).decode.max_new_tokens = 0  # of generate.py
+  endless = dataclasses.replace(e, settings=settings.settings(c))
+  with pytest.raises(ValueError, match='max_new_tokens=0: here it must be'):
+    plan_lib.make(endless, prompts.builtin())
+
+
+def test_a_conversation_is_measured_as_it_is_answered():
+  e = settings.load(settings.settings(config('smollm2')))
+  chat = [
+    {'role': 'system', 'content': 'Be brief.'},
+    {'role': 'user', 'content': 'Hi'},
+  ]
+  plan = plan_lib.make(e, [prompts.Prompt('talk', messages=tuple(chat))])
+  (item,) = plan.test + plan.calibration
+  want = e.target.tokenizer.encode_chat(chat)
+  assert item.tokens == want[-e.settings.bench.prompt_tokens :]
 
 
 def test_batch_sizes():
