@@ -246,11 +246,11 @@ def run(
   tables.machine(about['machine'], console)
   _print_head(about, chosen, len(subject.pairs()), console)
   done: list[Row] = []
-  doc = about
+  doc: dict[str, Any] = about
   for row in rows(chosen, subject, full, console):
     done.append(row)
     passed, verdict = judged(done)
-    doc = about | dict(promises=done, passed=passed, verdict=[verdict])
+    doc = {**about, 'promises': done, 'passed': passed, 'verdict': [verdict]}
     if folder:  # after every promise: the full tier may be interrupted
       files.write(folder / 'certificate.json', printing.compact(doc))
       page = f'{console.export_text(clear=False)}\n{verdict}'

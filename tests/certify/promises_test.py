@@ -173,7 +173,7 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
   assert row.passed is None and why in row.case
   # Beside others that are judged, it is named.
   figure = enumerated._figure({False: 0.0, True: 0.0}, 'much', [row.case])
-  assert figure.size == f'much; not checked: {row["case"]}'
+  assert figure.size == f'much; not checked: {row.case}'
 
 
 # --- drafters -----------------------------------------------------------------
