@@ -44,12 +44,6 @@ EAGLE, LAYERS = (
 NGRAM = Kind('ngram', 'a file of scripts/ngram.py')
 
 
-def is_file(source: str | os.PathLike) -> bool:
-  """Whether a source has the form of such a file."""
-  text = os.fspath(source)
-  return text.startswith('zoo:') or text.endswith('.safetensors')
-
-
 def write(
   kind: Kind,
   path: str | os.PathLike,

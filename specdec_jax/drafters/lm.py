@@ -78,7 +78,8 @@ def _draft(
   source = settings.source
   if isinstance(source, load.LanguageModel):
     return source
-  if draft_file.is_file(source):
+  text = os.fspath(source)
+  if text.startswith('zoo:') or text.endswith('.safetensors'):
     return draft_file.layers_for(source, target)
   key = source, settings.dtype, settings.tensor_parallel
   if key not in target.drafts:
