@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Lint, types and tests on CPU; pytest's closing line comes last.
 #   bash scripts/test.sh [--all | --slow] [--quick] [arguments of pytest]
-# Alone: the tests that see every seeded bug, and one run of each program. --all:
-# every test but those that take minutes each, which --slow adds. --quick leaves
-# out lint and types.
+# Alone, in minutes: the core, the contracts, the readers, small runs of programs.
+# --all: every test that sees a seeded bug, all but those that take minutes each,
+# which --slow adds. --quick leaves out lint and types.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh

@@ -73,6 +73,7 @@ def test_streaming_gives_the_tokens_and_text_of_generate(target, plain):
     assert [o for p in pieces for o in p.origins] == whole.origins
 
 
+@pytest.mark.more
 def test_a_stop_string_ends_text_and_tokens(target, plain):
   text = plain[0].text
   stop = text[len(text) // 2 :][:2]
@@ -165,6 +166,7 @@ def test_logits_that_are_not_finite_are_an_error_not_a_token(broken, draft):
     list(specdec_jax.stream(broken, [5, 200], draft=draft))
 
 
+@pytest.mark.more
 def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
   wanted = completion.Settings(**COMMON)
   items = requests.items([[1], [5, 200], [9]])
@@ -178,6 +180,7 @@ def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
   assert {one.finish_reason, two.finish_reason} == {'length'}
 
 
+@pytest.mark.more
 def test_scanned_random_models_are_the_same_models(target):
   scanned = specdec_jax.load('random:tiny', scan_layers=True)
   kwargs = dict(max_new_tokens=8, rule='coupled')

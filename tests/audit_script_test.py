@@ -51,6 +51,7 @@ def audit(folder, *arguments, program=SCRIPT):
   return programs.run(program, *SETTINGS, prompts, *arguments)
 
 
+@pytest.mark.more
 def test_texts_are_identical(folder):
   out = folder / 'out'
   done = audit(folder, f'--workdir={out}').check()
@@ -83,6 +84,7 @@ def test_a_planted_bug_is_found(folder):
   assert ' a[b] ' in done.out and 'more than 4 times' in done.out
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'argument, expected',
   [

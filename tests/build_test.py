@@ -147,6 +147,7 @@ def test_a_draft_by_its_source_is_loaded_once(target):
   assert one.weights.draft is two.weights.draft is not target.params
 
 
+@pytest.mark.more
 def test_costs_are_measured_and_can_be_given(target, tmp_path):
   inner = hybrid.Settings(lm.Settings('random:tiny:1'))
   make = lambda **costs: build.engine(

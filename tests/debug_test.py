@@ -110,6 +110,7 @@ def test_a_lost_slot_is_named_and_nothing_else(kind):
   assert f'stale for token {token}' in str(found)
 
 
+@pytest.mark.more
 def test_a_drafter_that_reads_too_little_is_named():
   """The cache hole: a fresh state has read all, a window reads one token."""
   hole = TABLE._replace(apply=reads_one)
@@ -142,6 +143,7 @@ def reads_one(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, **_):
   return TABLE.apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache)
 
 
+@pytest.mark.more
 def test_one_bit_of_what_an_encoder_left_is_named():
   """In the cache of the target or of the draft, when its window is read."""
   world = base.transformers(V, encoder=True, depth=1)

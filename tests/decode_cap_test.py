@@ -23,6 +23,7 @@ def requests(world):
   return base.make_request(world, prompts, NEW, length=L, **ASKED)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'name, rule',
   [
@@ -67,6 +68,7 @@ def counted(model: types.Model, calls: list) -> types.Model:
   return model._replace(apply=apply)
 
 
+@pytest.mark.more
 def test_a_cap_of_0_costs_no_pass_of_the_draft():
   model, calls = fakes.table_model(V), []
   drafter = lm.make(counted(model, calls), gamma=3)
@@ -86,6 +88,7 @@ def test_a_cap_of_0_costs_no_pass_of_the_draft():
   assert 0 < counts[1] < counts[2]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('name', ['lm', 'eagle'])
 @pytest.mark.parametrize('skipped, beside', [(1, 3), (7, 3), (30, 3), (30, 0)])
 def test_a_draft_catches_up(x64, name, skipped, beside):

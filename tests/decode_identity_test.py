@@ -101,6 +101,7 @@ def test_a_draft_equal_to_the_target_is_never_refused(world):
   assert np.sum(differs.tried_BK) > np.sum(differs.accepted_BK)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
 )

@@ -70,6 +70,7 @@ def test_a_rows_text_is_its_own(x64):
     np.testing.assert_array_equal(other.info.hist_BN, base.info.hist_BN)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
 )
@@ -104,6 +105,7 @@ def table():
   return programs, weights, request
 
 
+@pytest.mark.more
 def test_the_state_is_donated(table):
   _, weights, request = table
   drafter = lm_drafter.make(fakes.table_model(V), gamma=1)
@@ -135,6 +137,7 @@ def test_one_compilation_for_all_requests_of_a_bucket(table):
   assert generate._cache_size() == before + 1
 
 
+@pytest.mark.more
 def test_no_step_of_the_loop_speaks_to_the_host(table):
   """One call of one program, and nothing moves while it runs."""
   programs, *arguments, request = table
@@ -194,6 +197,7 @@ def test_widths_change_nothing(x64):
   jax.tree.map(same, blank(some), blank(one))
 
 
+@pytest.mark.more
 def test_an_empty_residual_falls_back_to_the_target(x64):
   """A rule that leaves no weights at all still says what the target says."""
 
@@ -237,6 +241,7 @@ def test_a_sampled_row_alone_says_what_it_says_among_others():
   assert texts([0, 1, 2, 3]) == [texts([b])[0] for b in range(4)]
 
 
+@pytest.mark.more
 def test_programs_used_long_ago_are_let_go(monkeypatch):
   """Compiled code stays mapped for as long as its program is kept."""
   monkeypatch.setattr(decode, 'KEPT', 2)

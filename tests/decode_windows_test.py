@@ -96,6 +96,7 @@ def table_text():
   return fakes.table_text()
 
 
+@pytest.mark.more
 def test_stop_ids_at_every_offset_of_the_window(table_text):
   params, text = table_text
   start, L = 2, len(text)
@@ -127,6 +128,7 @@ def test_stop_ids_at_every_offset_of_the_window(table_text):
   np.testing.assert_array_equal(out.tokens_BL, plain.tokens_BL)
 
 
+@pytest.mark.more
 def test_a_stop_id_in_the_prompt_or_past_the_cut_does_not_count(table_text):
   params, text = table_text
   L = len(text)
@@ -138,6 +140,7 @@ def test_a_stop_id_in_the_prompt_or_past_the_cut_does_not_count(table_text):
   assert (out.tokens_BL[:, :5] == text[:5]).all()
 
 
+@pytest.mark.more
 def test_limits_at_every_offset_and_buffers_without_room(table_text):
   params, text = table_text
   start, canary = 2, 39
@@ -172,6 +175,7 @@ def test_limits_at_every_offset_and_buffers_without_room(table_text):
   assert alone.tolist() == [most - k for k in range(1, GAMMA + 1)]
 
 
+@pytest.mark.more
 def test_finished_rows_change_no_more(table_text):
   """Tokens, lengths, counters and cache of a row stand still once it ends."""
   params, text = table_text
@@ -196,6 +200,7 @@ def test_finished_rows_change_no_more(table_text):
   assert ended[0][1].calls_B == 0 and ended[1][1].calls_B == 1
 
 
+@pytest.mark.more
 def test_a_drafter_is_told_what_was_verified_and_emitted(table_text):
   """One row with a wrong draft, one that a stop id cuts, one that its limit."""
   params, text = table_text
@@ -219,6 +224,7 @@ def test_a_drafter_is_told_what_was_verified_and_emitted(table_text):
   assert told[1] == [[3, 3, 3], [0, 0, 0], [0, 0, 0]]
 
 
+@pytest.mark.more
 def test_a_nan_ends_its_row_and_touches_no_other(table_text):
   params, text = table_text
   L, bad = len(text), int(text[6])
@@ -241,6 +247,7 @@ def test_a_nan_ends_its_row_and_touches_no_other(table_text):
   assert out.lengths_B[1] == 1 and not out.info.broken_B[2]
 
 
+@pytest.mark.more
 def test_a_nan_past_a_refused_draft_does_not_count(table_text):
   """What the target cannot read is not said, so the row goes on."""
   params, text = table_text
@@ -256,6 +263,7 @@ def test_a_nan_past_a_refused_draft_does_not_count(table_text):
   np.testing.assert_array_equal(out.tokens_BL[0], text)
 
 
+@pytest.mark.more
 def test_finished_rows_widen_no_window(table_text):
   params, text = table_text
   L = len(text)

@@ -133,6 +133,7 @@ def test_no_two_draws_share_a_key():
   assert np.isin(np.asarray(n.accept_BK), others).sum() <= 1
 
 
+@pytest.mark.more
 def test_next_draw_belongs_to_its_position():
   """Whatever window it is in; the draft and accept draws belong to theirs."""
   w = jnp.asarray(np.random.default_rng(0).random((8, 50)), jnp.float32)
@@ -149,6 +150,7 @@ def test_next_draw_belongs_to_its_position():
   assert not same(coupled.draft(2, w), early.draft(2, w))
 
 
+@pytest.mark.more
 def test_a_rows_noise_does_not_depend_on_the_batch():
   w = jnp.asarray(np.random.default_rng(0).random((6, 30)), jnp.float32)
   rows = ([1, 1, 2, 3, 1, 7], [4, 5, 4, 4, 9, 0], [3, 3, 3, 8, 20, 1])

@@ -14,6 +14,7 @@ V, K = 3, 2
 PROMPT = table_model.PROMPT[V]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'draft, settings',
   [
@@ -73,6 +74,7 @@ def test_joint_law_of_generate(rule):
   check_joint(rule, DRAFT)
 
 
+@pytest.mark.more
 def test_joint_law_of_plain_decoding():
   check_joint(reject.RULE, decode.PLAIN)
 

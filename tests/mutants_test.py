@@ -81,6 +81,7 @@ def test_what_pytest_says(status, output, verdict, test):
   assert run._judge(status, output)[:2] == (verdict, test)
 
 
+@pytest.mark.more
 def test_a_tree_that_fails_by_itself_is_refused():
   node = 'tests/requests_test.py::no_such_test'
   with pytest.raises(ValueError, match='without a mutant'):
@@ -93,10 +94,11 @@ def test_unknown_names_are_refused():
     run.chosen(seeded.MUTANTS, ['accept with <'])
 
 
-def test_a_newcomers_suite_sees_every_bug():
-  """No test that kills a seeded bug is left to --all or --slow."""
+@pytest.mark.more
+def test_all_tests_see_every_bug():
+  """No test that kills a seeded bug is left to --slow."""
   killers = sorted({x for m in seeded.MUTANTS for x in m.tests})
-  command = [sys.executable, '-m', 'pytest', '-q', '--co', '-m', 'more or slow']
+  command = [sys.executable, '-m', 'pytest', '-q', '--co', '-m', 'slow']
   done = subprocess.run(
     command + killers, cwd=run.ROOT, capture_output=True, text=True
   )

@@ -94,6 +94,7 @@ def test_runs_are_drawn_as_they_were_written_and_told_apart(tmp_path):
   assert [x.get_text() for x in one.get_texts()] == ['a']
 
 
+@pytest.mark.more
 def test_a_figure_has_ink_in_every_panel(tmp_path):
   a = distilled(tmp_path / 'a')
   assert programs.run('scripts/plot.py', a).check().out == f'{a}/curves.png\n'
@@ -128,6 +129,7 @@ def events(path):
     at += 16 + size
 
 
+@pytest.mark.more
 def test_refusals(tmp_path):
   folder = workdir(tmp_path / 'a', dict(step=1, gradient_norm=1.0))
   with pytest.raises(ValueError, match='has no loss, alpha or block effic'):

@@ -56,6 +56,7 @@ def test_a_full_disk_is_never_the_programs_mistake(named, number):
   assert program.surroundings(OSError(number, why, '/any')) == f'/any: {why}'
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'text, message',
   [
@@ -88,6 +89,7 @@ program.launch(run)
 """
 
 
+@pytest.mark.more
 def test_a_result_is_printed_whatever_stdout_can_show(tmp_path):
   """And where its reader has ended, as in `| head`, there is no traceback."""
   (tmp_path / 'prints.py').write_text(PRINTS, 'utf-8')

@@ -46,6 +46,7 @@ def ran(all_compile_in_less_time):
     yield engine, request, jax.device_get(plain), *record.run(engine, request)
 
 
+@pytest.mark.more
 def test_windows_are_what_the_counters_count(ran):
   _, request, plain, out, rows = ran
   jax.tree.map(np.testing.assert_array_equal, plain, out)

@@ -55,6 +55,7 @@ def test_probabilities_equal_the_sorting_oracle(wide, V):
   assert undecided < 0.03 * len(cases)
 
 
+@pytest.mark.more
 def test_a_mass_of_exactly_top_p_is_enough():
   x = jnp.asarray(
     np.random.default_rng(0).normal(size=(50, 1, 16)), jnp.float32
@@ -95,6 +96,7 @@ def test_a_largest_id_is_in_the_vocabulary_whatever_happens():
   assert first.tolist() == [[4], [0]]
 
 
+@pytest.mark.more
 def test_a_row_does_not_depend_on_the_others():
   rng = np.random.default_rng(1)
   x = rng.normal(size=(64, 2, 50)).astype(np.float32)

@@ -56,6 +56,7 @@ CASES = [
 ]
 
 
+@pytest.mark.more
 def test_generate_and_stream_agree():
   model = scripted(stream_test.fallback(), IDS)
   for stop, most, text, count, reason in CASES:

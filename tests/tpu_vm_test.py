@@ -125,6 +125,7 @@ def test_the_script_has_no_warnings():
   subprocess.run([shellcheck, SCRIPT], check=True)
 
 
+@pytest.mark.more
 def test_create_waits_or_says_that_a_request_failed(cloud):
   cloud.goes_through('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE')
   assert 'paid for from now on' in cloud.vm('create').stderr

@@ -57,6 +57,7 @@ def _params():
   return table.at[..., -1].set(-LARGEST)
 
 
+@pytest.mark.more
 def test_equal_texts_are_identical_and_swapped_or_shorter_ones_a_bug(params):
   model = noisy(fakes.table_model(V), 1e-4)
   text = run(model, params)
@@ -112,6 +113,7 @@ def adds(params, hidden):
 FAULTY = fakes.table_model(V)._replace(apply=hides, head=adds)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'dtype, limit, times',
   [
@@ -172,6 +174,7 @@ def test_a_wrong_mask_at_any_offset_of_a_window_is_no_noise(dtype):
       assert offset >= 0 or found.noise < 0.1
 
 
+@pytest.mark.more
 def test_sampled_token_needs_no_change(params):
   """The race of the audit is the race of decoding: it names every token."""
   settings = dict(seed=11, request=5, temperature=0.9, top_k=6, top_p=0.8)
@@ -270,6 +273,7 @@ def winners(logits_XV, t_X, k_X, top_X, arrival_XV, size_X):
   return (emitted_XM[..., None] == np.arange(SMALL)).any(1)
 
 
+@pytest.mark.more
 def test_what_noise_can_emit_is_a_tie_and_the_rest_is_a_bug(monkeypatch):
   logits_XV, t_X, k_X, top_X = problems()
   cases = [

@@ -116,6 +116,7 @@ def untied(e: settings.Setup, embed=None):
   return dataclasses.replace(e, target=target)
 
 
+@pytest.mark.more
 def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
   with jax.debug_nans(False):
     report = identity.run(*failing, TRACK)
@@ -130,6 +131,7 @@ def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
   assert 'try dtype float32' in ' '.join(printed.split())
 
 
+@pytest.mark.more
 def test_the_benchmark_stops_at_a_failed_request(failing, capsys, tmp_path):
   config = importlib.import_module('configs.pair').get_config('tiny')
   console = printing.console()

@@ -104,6 +104,7 @@ def test_a_mistake_is_named(monkeypatch, name, plant, case):
   assert found.passed is False and case in found.case, found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('share, passed', [(0.3, False), (0.6, True)])
 def test_slow_memory_is_named(monkeypatch, share, passed):
   reads = dict(sustained=share * 819.0)

@@ -62,6 +62,7 @@ HOLDS = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'name', [pytest.param(name, marks=x[2]) for name, x in HOLDS.items()]
 )
@@ -158,6 +159,7 @@ def test_a_position_keyed_block_rule_is_refused():
   assert not row.passed and 'block_by_position, lm' in row.case
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'promise', ['window-distribution', 'windows-enumerated']
 )
@@ -200,6 +202,7 @@ def test_own_drafters(name, case, compile_in_less_time):
     assert re.search(f'reject with .*, gamma 2, V 2, .*: .*{case}', row.case)
 
 
+@pytest.mark.more
 def test_an_impossible_total_is_a_finding(monkeypatch, compile_in_less_time):
   """A distribution with a hole draws nothing in some of its outcomes."""
   normal = enumerate_window.normal

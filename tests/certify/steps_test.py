@@ -137,6 +137,7 @@ def follow(name):
   return steps.long_rows(subject, len(steps.LENGTHS))
 
 
+@pytest.mark.more
 def test_a_right_drafter_reports_what_it_drew_from():
   figure = follow('right')
   found = re.fullmatch('0 of (.*) q and of (.*) p differ', figure.reached)
@@ -238,6 +239,7 @@ def long_window(name, gamma=4):
   return enumerated.long_window_error(world, pair, dict(temperature=1.0))
 
 
+@pytest.mark.more
 def test_a_long_window_is_enumerated_after_long_rows():
   assert long_window('right') < 1e-6
   # A length that looks at the draft it cuts: q is what was drawn from.

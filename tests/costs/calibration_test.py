@@ -21,6 +21,7 @@ from tests import fakes
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
 
+@pytest.mark.more
 def test_costs_by_number_of_drafts(monkeypatch):
   """Widths hold what is not timed; what seems to fall with more is noise."""
   timed = {
@@ -52,6 +53,7 @@ def test_costs_by_number_of_drafts(monkeypatch):
   assert calibration.costs(found, 3) == {'verify': [1.0, 1.5, 1.5, 3.0]}
 
 
+@pytest.mark.more
 def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   monkeypatch, tmp_path
 ):

@@ -12,6 +12,7 @@ from specdec_jax.models import eagle, lm
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('temperature', (1.0, 0.5))
 def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature):
   """Of the first step, in NumPy, from the features alone."""

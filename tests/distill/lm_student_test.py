@@ -76,6 +76,7 @@ def probabilities(model, params, batch, temperature):
   return x / x.sum(-1, keepdims=True)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   ('config', 'kind', 'temperature', 'ids'),
   [

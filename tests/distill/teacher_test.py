@@ -77,6 +77,7 @@ def answered(request):
   return target, SOURCED, answers
 
 
+@pytest.mark.more
 def test_answers_are_those_of_plain_decoding_each_alone(answered):
   target, items, answers = answered
   engine = build.engine(target)
@@ -92,6 +93,7 @@ def test_answers_are_those_of_plain_decoding_each_alone(answered):
   assert len({tuple(x) for x in answers.tokens.tolist()}) == len(items)
 
 
+@pytest.mark.more
 def test_features_and_mass_are_those_of_a_forward_pass(answered):
   target, _, answers = answered
   model, (rows, L) = target.model, answers.tokens.shape

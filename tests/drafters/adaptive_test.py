@@ -156,6 +156,7 @@ def decoded(alpha: str):
   return out.info
 
 
+@pytest.mark.more
 def test_where_nothing_is_accepted_most_windows_are_plain():
   widths_N = np.array(decoded('wrong').widths_N)
   assert widths_N[0] > 0.8 * NEW
@@ -164,11 +165,13 @@ def test_where_nothing_is_accepted_most_windows_are_plain():
   assert lost < 0.03 + 3 / NEW  # the first tries count more in so few windows
 
 
+@pytest.mark.more
 def test_where_all_is_accepted_windows_are_whole():
   info = decoded('right')
   assert int(info.widths_N[K]) == int(info.calls) - 1  # the first is a guess
 
 
+@pytest.mark.more
 def test_hybrid_takes_lookup_where_it_matches_and_else_the_other():
   """Row by row; a window of lookup has a certain q, one of lm its own."""
   model = fakes.table_model(V)
@@ -201,6 +204,7 @@ def test_drafters_that_cannot_take_turns_are_refused(bad):
     hybrid.make(first, other)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE])
 @pytest.mark.parametrize('scope', ['row', 'batch'])
 def test_what_may_depend_on_the_batch(scope, rule):

@@ -110,6 +110,7 @@ def fit(made: draft_file.Eagle, **changes):
   return *draft_file.fit_eagle(made, 'F', target), target
 
 
+@pytest.mark.more
 def test_an_eagle_that_is_written_is_read(tmp_path):
   made = saved()
   draft_file.write_eagle(tmp_path / 'draft', made)
@@ -133,6 +134,7 @@ def test_a_random_layer_is_drawn_by_its_seed():
     made('x')
 
 
+@pytest.mark.more
 def test_a_draft_gets_its_columns_of_the_targets_head():
   config, made, target = fit(saved())
   assert config == eagle.settings(target.config, (0, 1))
@@ -144,6 +146,7 @@ def test_a_draft_gets_its_columns_of_the_targets_head():
   assert shapes == {name: x.shape for name, x in eagle.shapes(config).items()}
 
 
+@pytest.mark.more
 def test_a_draft_is_read_in_the_targets_type():
   _, made, _ = fit(saved(), dtype='bfloat16')
   own = {name: x for name, x in made.items() if name not in ('ids', 'target')}
@@ -219,6 +222,7 @@ def two_devices():
   return sharding.make_mesh(data=1, model=2)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   ('size', 'plan'),
   [
@@ -248,6 +252,7 @@ def test_it_is_laid_out_as_its_target_is(size, plan, tmp_path):
     assert np.all(np.abs(found[name] - x) <= most / 254 * 1.001), name
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('size', ['t5_tiny', 'tiny'])
 def test_the_text_is_plain_decodings(size, tmp_path):
   path, _, _ = layers(tmp_path, size)
@@ -263,6 +268,7 @@ def test_the_text_is_plain_decodings(size, tmp_path):
   assert np.flatnonzero(np.isfinite(logits_V)).tolist() == list(IDS)
 
 
+@pytest.mark.more
 def test_the_targets_own_layers_are_accepted(tmp_path):
   """All but what rounding to int8 changes; kernels come in any memory order."""
   target = load.load('random:t5_tiny:0', kernels='xla')

@@ -126,6 +126,7 @@ def assert_same(q_V, wanted_V, greedy: bool):
   np.testing.assert_allclose(q_V, wanted_V, rtol=0, atol=1e-9)
 
 
+@pytest.mark.more
 def test_every_draft_is_what_training_makes_of_the_same_tokens(world):
   """Step s at index i is the s-th draft of a window, from scratch.
 
@@ -146,6 +147,7 @@ def test_every_draft_is_what_training_makes_of_the_same_tokens(world):
     assert any(2 in text for text in texts)
 
 
+@pytest.mark.more
 def test_drafting_stops_where_the_draft_is_not_sure(world):
   """Before the first law whose peak, at temperature 1, is low; row by row."""
   made, plain, _ = world
@@ -244,6 +246,7 @@ def test_in_bfloat16_it_remembers_what_the_text_says():
   debug.check_cache(decode.Loop(*parts), weights, request)
 
 
+@pytest.mark.more
 def test_a_prefill_may_say_features_in_a_wider_type(x64):
   *parts, weights, request = certified('float32')
   state, _ = jax.eval_shape(
@@ -305,6 +308,7 @@ def test_engines_of_every_gamma_share_one_draft(path):
   assert make(str(path), 2).programs is two.programs
 
 
+@pytest.mark.more
 def test_a_target_without_an_embedding_is_refused():
   c, target, _ = make_world(dtype='float32')
   with pytest.raises(ValueError, match='without embed cannot'):

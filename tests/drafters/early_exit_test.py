@@ -40,6 +40,7 @@ def world(request):
     )
 
 
+@pytest.mark.more
 def test_greedy_text_is_plain_decodings(world):
   with jax.enable_x64(True):
     drafter = early_exit.make(world.target, gamma=GAMMA, exit=EXIT)
@@ -53,6 +54,7 @@ def test_greedy_text_is_plain_decodings(world):
     assert hist_N[0] and hist_N[1:].any()
 
 
+@pytest.mark.more
 def test_the_residual_is_what_the_layers_make_in_one_pass(world):
   """What propose hands on equals one pass over the window it proposed."""
   with jax.enable_x64(True):

@@ -36,6 +36,7 @@ LISTENER = SCRIPTED._replace(
 )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('chunk', [64, 4])
 def test_features_of_a_table(chunk):
   model, params = fakes.table_model(V), fakes.table(0, V)

@@ -76,6 +76,7 @@ def test_a_draft_with_a_shorter_context_is_said_once(monkeypatch):
   assert line.startswith('draft a draft reads texts of up to 64 tokens, target')
 
 
+@pytest.mark.more
 def test_q_is_the_law_after_everything_said_so_far():
   """Each q follows the prompt and the proposals before it, in any window."""
   drafter, weights, context, cache = start([[1, 2, 3], [4]], top_p=0.8)

@@ -322,6 +322,7 @@ def refused(message, *arguments):
   run.check_refused(message)
 
 
+@pytest.mark.more
 def test_a_model_that_is_not_there_is_named_with_its_flag(tmp_path):
   refused(
     '--models=/nowhere: row translation needs /nowhere/translation/model',

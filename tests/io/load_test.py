@@ -123,6 +123,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
     tiny.read(folder)
 
 
+@pytest.mark.more
 def test_a_special_token_that_the_model_lacks_is_left_out(tmp_path):
   """As Gemma 3's text models, whose tokenizer has <image_soft_token> more."""
   folder = tiny.write_folder(tmp_path / 'hf', tiny.config(vocab=260))

@@ -26,6 +26,7 @@ def normal(seed, *shape):
   return jnp.asarray(x, jnp.float32)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('shape', SHAPES)
 def test_a_products_rows_do_not_depend_on_each_other(shape, dtype):
@@ -82,6 +83,7 @@ ATTENTION = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('case', ATTENTION)
 def test_attention_and_the_cache_that_it_writes(case):
   """Every second case has a bias, of its own in each row and head."""
@@ -125,6 +127,7 @@ def test_attention_and_the_cache_that_it_writes(case):
     np.testing.assert_array_equal(call(one, new, part)[0], y[:, t : t + 1])
 
 
+@pytest.mark.more
 def test_queries_alone_and_a_row_that_sees_nothing():
   """As of an encoder's states, which nothing writes; a source may be empty."""
   B, T, H, C, S = 2, 3, 2, 8, 20
@@ -147,6 +150,7 @@ def test_queries_alone_and_a_row_that_sees_nothing():
   np.testing.assert_array_equal(call(bias)[0], call(spread)[0])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_columns_taken_from_a_kernel_are_packed_as_it_was(dtype):
   kernel, ids = normal(0, 5, 90).astype(dtype), jnp.array([89, 3, 17, 16, 3])

@@ -120,6 +120,7 @@ def marked(size, dtype):
   return pytest.param(size, dtype, marks=mark)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'size, dtype', [marked(x, y) for x in SIZES for y in ('float32', 'bfloat16')]
 )
@@ -157,6 +158,7 @@ def test_a_reduced_head_keeps_the_columns():
     assert embed_VD.shape == (config.vocab, config.width)
 
 
+@pytest.mark.more
 def test_a_short_source_is_encoded_without_most_of_its_padding():
   """To the same keys and values; there are none past the part that it needs."""
   _, (config, params) = both(T5)

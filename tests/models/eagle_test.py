@@ -56,6 +56,7 @@ def test_taps_are_heard_equally_loud(x64):
   np.testing.assert_allclose(half, 1, rtol=1e-6)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('tied, cap', [(True, None), (False, 5.0)])
 def test_logits_are_those_of_the_targets_head(x64, tied, cap):
   """With the target's own norm, the target's logits of the chosen ids."""
@@ -71,6 +72,7 @@ def test_logits_are_those_of_the_targets_head(x64, tied, cap):
   assert np.isneginf(logits[..., others]).all()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('position', ['rope', 'learned'])
 def test_one_at_a_time_is_all_at_once(x64, position):
   """Over slots that hold garbage, as after a refused draft."""

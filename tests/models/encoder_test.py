@@ -62,6 +62,7 @@ def plain_text(config, params, request):
   return fakes.texts(plain.generate(types.Weights(params), request))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
 def test_a_window_equals_its_tokens_one_by_one(x64, scan):
   config = config_of().running(scan_layers=scan)
@@ -87,6 +88,7 @@ def test_a_window_equals_its_tokens_one_by_one(x64, scan):
   )
 
 
+@pytest.mark.more
 def test_other_rows_padding_and_what_lies_behind_a_source_change_nothing(x64):
   config = config_of()
   model, params = lm.make(config), wild(config, 0)
@@ -115,6 +117,7 @@ def test_other_rows_padding_and_what_lies_behind_a_source_change_nothing(x64):
   assert (np.abs(logits(other, lengths_B) - want).max((1, 2)) > 1e-3).all()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE], ids=['r', 'c'])
 def test_text_is_plain_decodings_whatever_drafts(x64, rule):
   """Drafts of another shape, and the target itself; greedy, or coupled."""
@@ -133,6 +136,7 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
     assert (mean > 2) == (draft is config)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   ('name', 'rule'),
   [
@@ -166,6 +170,7 @@ def test_drafters_without_a_model_give_plain_decodings_text(x64, name, rule):
   assert hist_N[0] and hist_N[1:].any()
 
 
+@pytest.mark.more
 def test_drafting_that_is_timed_alone_reads_the_source():
   """Early exit proposes along a text what its layers predict there."""
   config = config_of(depth=3).running(dtype='float32')
@@ -188,6 +193,7 @@ def test_drafting_that_is_timed_alone_reads_the_source():
   )
 
 
+@pytest.mark.more
 def test_the_store_is_what_encoding_gave_after_any_rejection(x64):
   config = config_of()
   model, params = lm.make(config), wild(config, 0)
@@ -206,6 +212,7 @@ def test_the_store_is_what_encoding_gave_after_any_rejection(x64):
   fakes.run_steps(programs, weights, request, look=look)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('shared', [(), ('encoder', 'embed')])
 def test_target_and_draft_encode_once_before_the_loop(shared):
   """A draft with the target's encoder, and its embedding, encodes nothing."""
@@ -282,6 +289,7 @@ def test_tokens_do_not_depend_on_the_mesh(x64, data, model, scan):
       assert shard(table) == (32, H)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('family', ['t5', 't5_gated'])
 def test_logits_and_greedy_text_are_those_of_transformers(family):
   folder = tiny.GOLDEN / family
@@ -340,6 +348,7 @@ def test_a_prompt_becomes_a_source_with_its_end():
     requests.item(model, [], 7, chat=False)
 
 
+@pytest.mark.more
 def test_a_draft_that_has_the_targets_encoder_shares_its_pass():
   """Known by its arrays; the text is plain decoding's either way."""
   target, other = (load.load(f'random:t5_tiny:{seed}') for seed in (0, 1))
@@ -373,6 +382,7 @@ def test_eagle_is_refused_by_name(draft):
     api.generate(load.load('random:t5_tiny'), 'ab', draft=draft)
 
 
+@pytest.mark.more
 def test_two_tokenizers_are_refused():
   target, draft = (load.load('random:t5_tiny', kernels='xla') for _ in range(2))
   other = dataclasses.replace(draft.tokenizer, eos_ids=(3,))

@@ -52,6 +52,7 @@ def test_exact_and_approximate_gelu_are_theirs(x64):
     np.testing.assert_allclose(got, y, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.more
 def test_tables_are_scaled_added_and_never_read_past_their_end():
   """Positions past the context are those of draft tokens that are cut."""
   config = fakes.tiny(

@@ -245,6 +245,7 @@ def test_one_bfloat16_row_equals_the_same_row_among_others():
   np.testing.assert_array_equal(one[0], many[0])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('tied', [True, False])
 def test_a_model_of_some_ids_says_the_same_of_them(x64, tied):
   """More ids are asked for than it has, as where a target is padded."""

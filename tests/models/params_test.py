@@ -14,6 +14,7 @@ from specdec_jax.models import lm
 from tests import fakes
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('scan', [False, True])
 def test_names_shapes_and_nesting_agree(scan):
   config = fakes.tiny(dtype='float32', scan_layers=scan, tied=False)
@@ -112,6 +113,7 @@ def test_initial_values_do_not_depend_on_sharding():
     np.testing.assert_array_equal(spread[name], x)
 
 
+@pytest.mark.more
 def test_kernels_have_variance_one_over_fan_in():
   config = fakes.tiny(
     dtype='float32',
@@ -134,6 +136,7 @@ def test_kernels_have_variance_one_over_fan_in():
     assert np.std(flat[name]) == pytest.approx(fan_in**-0.5, rel=0.02), name
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'ids, vocab',
   [(None, None), (10, None), (10, 20), (10, 11), (None, 20), (13, 9)],

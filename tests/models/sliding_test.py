@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from specdec_jax import decode, forward, types
 from specdec_jax.drafters import scripted
@@ -38,6 +39,7 @@ def recomputed(model, params, tokens_BL):
   return jnp.argmax(model.head(params, hidden_BLD), -1), cache
 
 
+@pytest.mark.more
 def test_rejection_at_every_phase_equals_a_full_recompute(x64):
   config = fakes.tiny(
     depth=3,

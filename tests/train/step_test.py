@@ -31,6 +31,7 @@ def advance(o, loss=runs.loss, params=None, batch=None, steps=1, noise=0.0):
   return state, said
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('parts', [2, 4, 8])
 def test_a_batch_in_parts_is_the_batch(parts):
   whole, said = advance(settings())
@@ -42,6 +43,7 @@ def test_a_batch_in_parts_is_the_batch(parts):
     np.testing.assert_allclose(state.params[name], x, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.more
 def test_the_parts_have_noise_of_their_own():
   # Parts of the same rows: only their noise can differ.
   row = {k: np.repeat(x[:1], 8, 0) for k, x in runs.rows().items()}
@@ -58,6 +60,7 @@ def test_the_parts_have_noise_of_their_own():
   assert abs(two['loss'] - four['loss']) > 1e-3
 
 
+@pytest.mark.more
 def test_the_rate_rises_then_falls_along_a_cosine():
   o = settings(warmup=4, final=0.1)
   _, said = advance(o, steps=STEPS)
@@ -94,6 +97,7 @@ def test_only_matrices_decay():
   np.testing.assert_array_equal(state.params['b'], 1)
 
 
+@pytest.mark.more
 def test_muon_is_for_matrices_of_layers():
   draw = np.random.default_rng(0)
   matrix = lambda: jnp.asarray(draw.normal(size=(4, 4)), jnp.float32)

@@ -64,6 +64,7 @@ def value(params, batch, config=PAIRS, key=0, remat=False, **settings):
   return loss(params, {}, batch, jax.random.key(key))[0]
 
 
+@pytest.mark.more
 def test_the_loss_of_pairs_is_that_of_decoding_them_one_token_at_a_time():
   batch, params = pairs()
   model, costs = lm.make(PAIRS, ids=40), []
@@ -87,6 +88,7 @@ def test_the_loss_of_pairs_is_that_of_decoding_them_one_token_at_a_time():
   )
 
 
+@pytest.mark.more
 def test_what_lies_behind_pairs_changes_nothing_and_all_parameters_learn():
   batch, params = pairs()
   learn = jax.jit(jax.value_and_grad(value))
@@ -103,6 +105,7 @@ def test_what_lies_behind_pairs_changes_nothing_and_all_parameters_learn():
     assert np.abs(x).max() > 1e-7, name
 
 
+@pytest.mark.more
 def test_dropout_is_off_at_0_and_has_draws_of_its_own_everywhere(monkeypatch):
   batch, params = pairs()
   assert text_loss.with_dropout(params, 0.0, jax.random.key(0)) is params

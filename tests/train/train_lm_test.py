@@ -64,6 +64,7 @@ def test_a_text_becomes_a_model_that_decodes(alone, source):
   assert one.tokens == plain.tokens
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
   'model', [dict(dtype='bfloat16'), dict(remat=True)], ids=str
 )

@@ -58,6 +58,7 @@ def alone(tmp_path_factory):
   return folder, run(folder)
 
 
+@pytest.mark.more
 def test_the_scored_answers_and_the_loss_are_those_of_the_saved_model(
   alone, seen
 ):

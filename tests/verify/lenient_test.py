@@ -18,6 +18,7 @@ def scores(logits_BNV, temperature):
   )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('lenience', [0.9, 0.3])
 def test_a_window_of_two_drafts_emits_the_stated_law(lenience, x64):
   """Every draft and every side of both tests, on the production rule."""
@@ -72,6 +73,7 @@ def test_accepts_at_the_ratio_divided_by_the_lenience():
     assert verdict.accepted_B.tolist() == [kept]
 
 
+@pytest.mark.more
 def test_greedy_keeps_what_is_nearly_the_best():
   p_V = np.array([0.5, 0.3, 0.15, 0.05, 0.0])
   with np.errstate(divide='ignore'):

@@ -65,7 +65,10 @@ def test_a_rule_keeps_and_emits_what_it_states(name, temperature):
     ('lenient:x', '^rule=lenient:x: could not convert'),
     ('lenient', '^rule=lenient: needs a number, as in lenient:0.5'),
     ('block:2', '^rule=block:2: block takes no number'),
-    ('strict', "allowed are block, coupled, lenient:NUMBER, reject, 'file.py:name'"),
+    (
+      'strict',
+      "block, coupled, lenient:NUMBER, reject, 'file.py:name', or a",
+    ),
   ],
 )
 def test_a_rule_that_is_none(rule, message):

@@ -182,6 +182,7 @@ def test_accepted_drafts_of_the_papers_toy(gamma, kept, x64):
     assert abs(mean - float(fractions.Fraction(wanted))) < 1e-15
 
 
+@pytest.mark.more
 def test_keeps_at_least_as_many_as_reject_on_every_pair(x64):
   """Expected drafts kept, over the draft paths of every family at once."""
   gamma, vocab, count = 3, 3, 20
