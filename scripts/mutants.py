@@ -2,6 +2,7 @@
 
 python scripts/mutants.py
 python scripts/mutants.py --only='accept with <=,residual is p'
+python scripts/mutants.py --output=tests/mutants/seen.json
 """
 
 import functools
@@ -18,11 +19,15 @@ import rich.table  # noqa: E402
 import rich.text  # noqa: E402
 from absl import flags  # noqa: E402
 
-from specdec_jax import program  # noqa: E402
+from specdec_jax import machine, program  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
 from tests.mutants import run as runner  # noqa: E402
 from tests.mutants import seeded  # noqa: E402
 
 _ONLY = flags.DEFINE_list('only', [], 'names of seeded bugs; all if empty')
+_OUTPUT = flags.DEFINE_string(
+  'output', '', 'JSON file: the test that sees each bug, machine and commit'
+)
 _JOBS = flags.DEFINE_integer('jobs', 2, 'bugs tried at a time', lower_bound=1)
 
 
@@ -54,6 +59,10 @@ def run() -> bool:
   alive = [x._asdict() for x in outcomes if x.verdict not in runner.KILLED]
   killed, seconds = len(planted) - len(alive), round(time.monotonic() - began)
   doc = dict(bugs=len(planted), killed=killed, seconds=seconds, alive=alive)
+  if _OUTPUT.value:
+    seen = {x.name: x.test for x in outcomes}
+    made = dict(doc, seen=seen, machine=machine.describe())
+    files.write(pathlib.Path(_OUTPUT.value), json.dumps(made, indent=1))
   print(json.dumps(doc))
   return not alive
 

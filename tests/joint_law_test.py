@@ -14,7 +14,6 @@ V, K = 3, 2
 PROMPT = table_model.PROMPT[V]
 
 
-@pytest.mark.more
 @pytest.mark.parametrize(
   'draft, settings',
   [
