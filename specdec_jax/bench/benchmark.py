@@ -303,8 +303,8 @@ def _categories(arms: Arms, parts, groups, runs) -> list[records.Category]:
 def _cut(asked: records.Setting, ran: records.Setting):
   """Of what the time left less than was asked for: (left, asked for)."""
   names = {
-    'judged_prompts': 'prompts judged',
-    'other_prompts': 'others',
+    'judged_prompts': 'test prompts',
+    'other_prompts': 'calibration prompts',
     'max_new_tokens': 'new tokens',
     'repeats': 'repeats',
   }

@@ -156,15 +156,15 @@ def plan(s: records.Setting, clock, width: float | None, console) -> None:
   line(
     console,
     'Plan',
-    f'{s.judged_prompts} prompts judged, {s.other_prompts} others to predict '
-    f'from; at most {s.max_new_tokens} new tokens, {s.repeats} repeats{time}',
+    f'{s.judged_prompts} test prompts, {s.other_prompts} calibration prompts; '
+    f'at most {s.max_new_tokens} new tokens, {s.repeats} repeats{time}',
   )
   if width is not None:
     text = f'95 % intervals of an improvement: about +-{width:.0%}'
-    line(console, '', f'{text}, by how much the other prompts differ')
+    line(console, '', f'{text}, by how much calibration prompts differ')
   if s.not_judged:
     names = ', '.join(x or 'no category' for x in s.not_judged)
-    line(console, '', f'not judged: {rich.markup.escape(names)}')
+    line(console, '', f'no test prompt: {rich.markup.escape(names)}')
 
 
 # --- the benchmark -----------------------------------------------------------
@@ -177,7 +177,7 @@ def predicted(found: Mapping, methods: int, console: Console) -> None:
   elif not found:
     console.print('No prediction: it needs two prompts or more.')
   else:
-    title = 'Predicted before the judged prompts are run'
+    title = 'Predicted before the test prompts are run'
     console.print(table(title, list(found.items()), _PREDICTED))
 
 
@@ -253,7 +253,7 @@ def rows(doc: records.Document, console: Console) -> None:
     f'{show(doc.ceiling.between, "{:.1f}")} GB/s between the prompts). '
     'Improvement is of decoding '
     'alone; whole requests have the prefill of target and draft. '
-    "Explained: the prediction with the judged prompts' own acceptance."
+    "Explained: the prediction with the test prompts' own acceptance."
   )
   console.print(table('Drafting', drafting, _DRAFTING))
   if doc.categories:

@@ -215,8 +215,8 @@ def _more(x: intervals.Interval, prompts: int, minutes: float) -> str:
 def _few(prompts: int, batch: int) -> str:
   """Why this many prompts in batches of this size give no interval."""
   if prompts < intervals.FEWEST:
-    judged = '1 prompt is' if prompts == 1 else f'{prompts} prompts are'
-    return f'{judged} judged, and at least {intervals.FEWEST} are needed'
+    tests = '1 test prompt' if prompts == 1 else f'{prompts} test prompts'
+    return f'{tests} ran, and at least {intervals.FEWEST} are needed'
   assert prompts <= batch, (prompts, batch)
   return (
     f'one batch of {batch} holds all {prompts} prompts, and at least two '

@@ -94,4 +94,4 @@ def test_what_the_time_left_less_of_is_told():
     )
   )
   found = benchmark._cut(setting(14, 14, 64, 5), setting(14, 8, 64, 1))  # pyright: ignore
-  assert found == {'others': (8, 14), 'repeats': (1, 5)}
+  assert found == {'calibration prompts': (8, 14), 'repeats': (1, 5)}

@@ -1,4 +1,4 @@
-"""Batches of requests, who is judged, and what drafting costs."""
+"""Batches of requests, which prompts test, and what drafting costs."""
 
 import importlib
 
@@ -53,7 +53,7 @@ def test_batches_are_full_of_live_rows_and_share_one_shape():
   assert (eight.full.limit_B > eight.full.lengths_B).all()
 
 
-def test_a_category_of_which_nothing_is_judged_is_named(capsys):
+def test_a_category_without_a_test_prompt_is_named(capsys):
   e = experiment()
   chosen = [
     prompts.Prompt(str(i), category, ('tell me',))
@@ -65,7 +65,7 @@ def test_a_category_of_which_nothing_is_judged_is_named(capsys):
   assert setting.not_judged == ('b',)
   tables.plan(setting, budget.UNLIMITED, 0.25, printing.console())
   out = capsys.readouterr().out
-  assert '2 prompts judged, 1 others' in out and 'not judged: b\n' in out
+  assert '2 test prompts, 1 calibration' in out and 'no test prompt: b\n' in out
   assert 'about +-25%' in out
   both = plan_lib.make(e, chosen[:1])
   assert not plan_lib.setting(plan_lib.arms(e), both).not_judged

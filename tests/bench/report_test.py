@@ -201,8 +201,8 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
       'slower',
     ),
     (
-      document([row('lm', WON)], cut={'others': (8, 14), 'repeats': (1, 5)}),
-      ['unexplained.\nCut to fit the minutes: 8 of 14 others, 1 of 5 repeats.'],
+      document([row('lm', WON)], cut={'prompts': (8, 9), 'repeats': (1, 5)}),
+      ['unexplained.\nCut to fit the minutes: 8 of 9 prompts, 1 of 5 repeats.'],
       'new tokens',
     ),
     (
@@ -237,8 +237,8 @@ def test_what_is_said(doc, said, unsaid):
 @pytest.mark.parametrize(
   'prompts, size, why',
   [
-    (1, 1, '1 prompt is judged, and at least 6 are needed'),
-    (5, 4, '5 prompts are judged, and at least 6 are needed'),
+    (1, 1, '1 test prompt ran, and at least 6 are needed'),
+    (5, 4, '5 test prompts ran, and at least 6 are needed'),
     (8, 8, 'one batch of 8 holds all 8 prompts, and at least two batches'),
   ],
 )
