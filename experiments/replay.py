@@ -32,7 +32,7 @@ import numpy as np
 
 from specdec_jax import decode, forward, printing, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import intervals
+from specdec_jax.bench import intervals, predict
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.verify import chain
 
@@ -304,9 +304,7 @@ def scores(
       out += [q_BT, jnp.sum(jnp.minimum(p_BTV, q_BTV), -1)]
       for rule in rules:
         assert rule.kept is not None and rule.emitted is not None, rule.name
-        off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, given) - p_BTV)
-        out.append(jnp.sum(rule.kept(p_BTV, q_BTV, given), -1))
-        out.append(jnp.sum(off_BTV, -1) / 2)
+        out += predict.under(rule, p_BTV, q_BTV, given)
     return out
 
   return forward.score(

@@ -36,6 +36,18 @@ class Overlap(NamedTuple):
   distance_BL: Array
 
 
+def under(
+  rule: types.Rule, p_BTV: Array, q_BTV: Array, scores: types.Scores
+) -> tuple[Array, Array]:
+  """(alpha_BT, distance_BT) of a rule at every token; as in Overlap."""
+  kept = rule.kept or (lambda p, q, _: jnp.minimum(p, q))
+  alpha_BT = jnp.sum(kept(p_BTV, q_BTV, scores), -1)
+  if rule.emitted is None:
+    return alpha_BT, jnp.zeros(alpha_BT.shape)
+  off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, scores) - p_BTV)
+  return alpha_BT, jnp.sum(off_BTV, -1) / 2
+
+
 @functools.partial(
   jax.jit, static_argnames=('target', 'draft', 'rule', 'chunk')
 )
@@ -71,13 +83,7 @@ def overlap(
       token_BT = forward.at(proposals_BL, index_T)
       q_BTV = jax.nn.one_hot(token_BT, target.vocab)
     scores = types.Scores(logits[0], request.sampling)
-    kept = rule.kept or (lambda p, q, _: jnp.minimum(p, q))
-    alpha_BT = jnp.sum(kept(p_BTV, q_BTV, scores), -1)
-    distance_BT = jnp.zeros(alpha_BT.shape)
-    if rule.emitted is not None:
-      off_BTV = jnp.abs(rule.emitted(p_BTV, q_BTV, scores) - p_BTV)
-      distance_BT = jnp.sum(off_BTV, -1) / 2
-    return alpha_BT, distance_BT
+    return under(rule, p_BTV, q_BTV, scores)
 
   readers = [(target, weights.target)]
   readers += [] if draft is None else [(draft, weights.draft)]
