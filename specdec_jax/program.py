@@ -16,16 +16,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-import jax
-from absl import app, flags
-from ml_collections import config_flags
+# Of the process, but for a fraction of a second: JAX takes one to import.
+_STARTED = time.monotonic()
 
-from specdec_jax import fields
-from specdec_jax import hosts as hosts_lib
+import jax  # noqa: E402
+from absl import app, flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from specdec_jax import fields  # noqa: E402
+from specdec_jax import hosts as hosts_lib  # noqa: E402
 
 flags.disclaim_key_flags()  # those defined here are the program's: --help
-# Of the process, but for a fraction of a second.
-_STARTED = time.monotonic()
 _YNN = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
 # The folders that open_workdir made, innermost first.
 _made: list[pathlib.Path] = []
