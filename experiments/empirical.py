@@ -5,7 +5,6 @@ the code that measured it. A run goes on with the rows that are not stored.
 Tables that are measured together read one set of texts.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -113,7 +112,7 @@ def measure(
   names = [name for name, *_ in wanted]
   wanted.sort(key=lambda x: names.index(x[0]))
   setting = {
-    'asked': json.loads(printing.compact(asked)),
+    'asked': page.plain(asked),
     'quick': _QUICK.value,
   }
   loaded, gate = None, None

@@ -7,7 +7,7 @@ out = specdec_jax.generate(target, ['Hello!'], draft=draft, gamma=4)
 print(out[0].text, out[0].metrics['block_efficiency'])
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,10 +181,9 @@ def _job(
 
 def _listed(prompts: Any) -> list[Any]:
   """Several prompts, or one of them alone."""
-  lone = str | bytes | bytearray | Mapping | Set
-  if isinstance(prompts, lone) or not isinstance(prompts, Iterable):
+  found = None if isinstance(prompts, Set) else requests.listed(prompts)
+  if found is None:
     return [prompts]
-  found = list(prompts)
   return [found] if requests.is_chat(found) else found
 
 

@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specdec_jax import completion, hosts, printing, requests, types
+from specdec_jax import completion, hosts, metrics, printing, requests, types
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
 
@@ -159,7 +159,7 @@ def report(
     'non_finite': bad,
     'tokens': tokens,
     'target_calls': calls,
-    'block_efficiency': tokens / calls if calls else None,
+    'block_efficiency': metrics.ratio(tokens, calls),
     'lossless': rule.lossless,
   }
   print(printing.compact(summary))

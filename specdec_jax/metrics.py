@@ -82,10 +82,15 @@ class Summary(NamedTuple):
   accepted_per_position: list[int]
 
 
+def emitted(info: types.Info) -> int:
+  """Tokens after the prompts, of all rows."""
+  return int((np.asarray(info.origin_BL) != types.PROMPT).sum())
+
+
 def summary(info: types.Info) -> Summary:
   """The Summary of all rows of an Info."""
   counts = lambda x_BK: [int(n) for n in np.asarray(x_BK, np.int64).sum(0)]
-  emitted = int((np.asarray(info.origin_BL) != types.PROMPT).sum())
+  tokens = emitted(info)
   calls = int(np.asarray(info.calls_B, np.int64).sum())
   uncut_N = counts(info.whole_BN)
   proposed_K, tried_K = counts(info.proposed_BK), counts(info.tried_BK)
@@ -93,11 +98,11 @@ def summary(info: types.Info) -> Summary:
   drafted, accepted = sum(proposed_K), sum(accepted_K)
   uncut = sum((k + 1) * n for k, n in enumerate(uncut_N))
   return Summary(
-    emitted_tokens=emitted,
+    emitted_tokens=tokens,
     target_calls=calls,
     drafted_tokens=drafted,
     accepted_tokens=accepted,
-    block_efficiency=ratio(emitted, calls),
+    block_efficiency=ratio(tokens, calls),
     block_efficiency_uncut=ratio(uncut, sum(uncut_N)),
     draft_acceptance_rate=ratio(accepted, drafted),
     acceptance_per_position=list(map(ratio, accepted_K, proposed_K)),

@@ -89,7 +89,8 @@ def is_id(x: Any) -> bool:
 
 def is_chat(prompt: Any) -> bool:
   """Whether a prompt is a conversation, in messages."""
-  return any(isinstance(x, Mapping) for x in listed(prompt) or ())
+  several = isinstance(prompt, Sequence)  # an iterator would be used up
+  return several and any(isinstance(x, Mapping) for x in prompt)
 
 
 def encode(tokenizer, prompt: Any, *, chat: bool) -> list[int]:

@@ -195,7 +195,7 @@ def engine(
   )
 
 
-def first(e: Setup, measure: bool = True) -> build.Engine:
-  """The engine of the first method at the first gamma; measure: see engine."""
+def first(e: Setup) -> build.Engine:
+  """The engine of the first method at the first gamma."""
   d = e.settings.decode
-  return engine(e, (*d.methods, 'lookup')[0], d.gammas[0], measure)
+  return engine(e, (*d.methods, 'lookup')[0], d.gammas[0])

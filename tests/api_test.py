@@ -323,6 +323,12 @@ def test_numbers_of_numpy_and_jax_are_numbers(target, plain):
   assert specdec_jax.load('random:tiny', dtype=jnp.bfloat16).dtype == 'bfloat16'
 
 
+def test_ids_may_come_from_an_iterator(target, plain):
+  prompts = (iter(x) for x in PROMPTS)
+  out = specdec_jax.generate(target, prompts, gamma=0, **COMMON)
+  assert [x.tokens for x in out] == [x.tokens for x in plain]
+
+
 def test_what_a_notebook_shows_is_a_line(target, plain):
   assert repr(target) == "LanguageModel('random:tiny', float32)"
   lookups = build.engine(target, 'lookup')

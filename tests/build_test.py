@@ -51,6 +51,11 @@ def target():
     ('lookup', -1, 'gamma=-1: must be a whole number, 0 (plain decoding) or'),
     ('lookup', True, 'gamma=True: must be a whole number'),
     (lookup.make(gamma=2), 8, 'gamma=8: drafter lookup was made for 2; give'),
+    (
+      lookup.make(gamma=2)._replace(taps=(0, 99)),
+      2,
+      'drafter lookup: taps=(0, 99): allowed are layers 0 to 1 of tiny (ra',
+    ),
   ],
 )
 def test_a_bad_draft_is_named(target, draft, gamma, message):

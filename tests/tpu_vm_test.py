@@ -177,6 +177,8 @@ def test_an_error_of_gcloud_ends_it(cloud):
     (['create'], 'ZONE=', 'ZONE: set it in'),
     (['create'], 'BUCKET=kept', 'BUCKET=kept: gs://NAME, and for one'),
     (['create'], 'ACCELERATOR=v5litepod-16', 'for one host only'),
+    (['create'], 'SPOT=yes', 'SPOT=yes: true or false'),
+    (['create'], 'HF_TOKEN_FILE=no', 'HF_TOKEN_FILE=no: no such file'),
     (['run'], '', 'run: which command?'),
   ],
 )

@@ -22,7 +22,7 @@ _CONFIG = program.config_flag(
   str(HERE / 'config.py'), keys='experiments/distillspec_grid/config.py'
 )
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the models')
-_PAIR = flags.DEFINE_bool('pair', False, 'train target and drafts of rows.py')
+_PAIR = flags.DEFINE_bool('pair', False, 'train target and drafts of rows.toml')
 _SHOW = flags.DEFINE_bool('show', False, 'train nothing: draw what is stored')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 

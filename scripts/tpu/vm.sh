@@ -26,9 +26,10 @@ prepare() {
   # The hosts of a larger slice share one folder; a copy each would differ.
   [[ ! ${BUCKET:=} || $BUCKET,$ACCELERATOR == gs://*,*-[148] ]] ||
     die "BUCKET=$BUCKET: gs://NAME, and for one host only (docs/many_hosts.md)"
+  [[ $SPOT == true || $SPOT == false ]] || die "SPOT=$SPOT: true or false"
   token=${HF_TOKEN_FILE:-} kept=${BUCKET:+${BUCKET%/}/$NAME/runs}
-  scratch=$(mktemp -d)
-  trap 'rm -rf "$scratch"' EXIT
+  [[ ! $token || -f $token ]] || die "HF_TOKEN_FILE=$token: no such file"
+  scratch=$(mktemp -d); trap 'rm -rf "$scratch"' EXIT
 }
 
 tpus() { gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"; }

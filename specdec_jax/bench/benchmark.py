@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from specdec_jax import (
   build,
   decode,
@@ -226,8 +228,9 @@ def _tested(costs: _Costs, plan, reads, clock: budget.Clock, track) -> _Tested:
   blocks = timing.reading(blocks, reads, gb_s)
   runs = timing.measure(costs.arms, groups, costs.programs, blocks)
   seconds = program.elapsed() - start
-  repeats, count = runs[costs.arms[0].name].total_RG.shape
-  plan = plan_lib.cut(plan, count, repeats)
+  ran_RG = np.isfinite(runs[costs.arms[0].name].total_RG)
+  count, whole = ran_RG.shape[1], ran_RG.all(1).sum()
+  plan = plan_lib.cut(plan, count, int(whole))
   return _Tested(plan, groups[:count], runs, gb_s, seconds)
 
 

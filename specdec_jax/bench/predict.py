@@ -110,9 +110,10 @@ def alphas(
   outputs: by arm, one for each group.
   """
   texts = list(zip(groups, outputs[arms[0].name], strict=True))
-  known = (x for x in arms[1:] if texts and parts.has_q(x.engine, groups[0]))
   out = {}
-  for name, arm in {arm.drafter: arm for arm in known}.items():
+  for name, arm in {arm.drafter: arm for arm in arms[1:]}.items():
+    if not texts or not parts.has_q(arm.engine, groups[0]):
+      continue
     rule = arm.engine.rule
     columns = [
       _overlap(arm, group, plain)
@@ -191,7 +192,7 @@ class Counts(NamedTuple):
 def counted(outputs: Sequence[decode.Output]) -> Counts:
   """The Counts of a method's outputs, one for each batch."""
   infos = [x.info for x in outputs]
-  emitted = [metrics.summary(metrics.rows(x)).emitted_tokens for x in infos]
+  emitted = [metrics.emitted(x) for x in infos]
   windows = [max(int(x.calls), 1) for x in infos]
   widths = [np.asarray(x.widths_N) for x in infos]
   return Counts(*(np.array(x, float) for x in (emitted, windows, widths)))

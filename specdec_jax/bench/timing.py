@@ -39,7 +39,7 @@ class Runs(NamedTuple):
   prefill_G: seconds of the batch's own prefill at its fastest.
   noise_G: by which the prefill usually takes longer.
   compile_seconds: of the executable.
-  prompts: different ones in all batches; None: every row has its own.
+  prompts: different ones in all batches.
   """
 
   outputs: list[decode.Output]
@@ -47,7 +47,7 @@ class Runs(NamedTuple):
   prefill_G: np.ndarray
   noise_G: np.ndarray
   compile_seconds: float
-  prompts: int | None = None
+  prompts: int
 
   @property
   def seconds_G(self) -> np.ndarray:
@@ -56,12 +56,7 @@ class Runs(NamedTuple):
 
   @property
   def tokens_G(self) -> np.ndarray:
-    return np.array(
-      [
-        metrics.summary(metrics.rows(x.info)).emitted_tokens
-        for x in self.outputs
-      ]
-    )
+    return np.array([metrics.emitted(x.info) for x in self.outputs])
 
 
 def compile_arms(arms, request: decode.Request, track, description='compiling'):
@@ -206,7 +201,7 @@ def improvement(
 def _prompts(runs: Runs, chosen: list[int]) -> int:
   """How many different prompts are in these batches, at most."""
   rows = sum(runs.outputs[g].lengths_B.size for g in chosen)
-  return rows if runs.prompts is None else min(rows, runs.prompts)
+  return min(rows, runs.prompts)
 
 
 def _seconds(runs: Runs, chosen: list[int], whole: bool) -> np.ndarray | None:

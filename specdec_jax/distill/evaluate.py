@@ -53,7 +53,7 @@ def make(
       text.append(plain(target, request))
     weights = types.Weights(target.params, params)
     out = hosts.fetch(engine.programs.generate(weights, request))
-    found = metrics.summary(metrics.rows(out.info))
+    found = metrics.summary(out.info)
     alpha = alpha_on(target, weights, draft, request, text[0])
     expected = sum(alpha**k for k in range(judge.gamma + 1))
     return {

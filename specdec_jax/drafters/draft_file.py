@@ -204,7 +204,11 @@ def eagle_for(
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """fit_eagle of a file, once for each target, or of an untrained layer."""
   if os.fspath(source).startswith('random:'):
-    return fit_eagle(_random(source, target), source, target, put)
+    key = EAGLE, os.fspath(source)
+    if key not in target.drafts:
+      layer = _random(source, target)
+      target.drafts[key] = fit_eagle(layer, source, target, put)
+    return target.drafts[key]
   fit = lambda *content: fit_eagle(
     _eagle(source, *content), source, target, put
   )

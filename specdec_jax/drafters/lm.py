@@ -162,7 +162,7 @@ def make(
       likely ones more often than q allows. Drafting ends when all rows stop.
     chunk: prompt tokens that one prefill pass reads.
     name: of the drafter.
-    shared: names of parameters that equal the target's. A source is encoded
+    shared: names of parameters that are the target's. A source is encoded
       with those of the target, so that XLA does it once for both models.
   """
 

@@ -186,4 +186,10 @@ def method_of(
       f'{made.drafter.gamma}; give gamma={made.drafter.gamma}, or make another '
       'drafter'
     )
+  taps, config = made.drafter.taps, target.lm_config
+  if config and not set(taps) <= set(range(config.depth)):
+    raise ValueError(
+      f'drafter {made.drafter.name}: taps={taps}: allowed are layers 0 to '
+      f'{config.depth - 1} of {target.label}'
+    )
   return made

@@ -116,8 +116,13 @@ class LMConfig:
           f'{", ".join(map(repr, allowed))}'
         )
     assert not self.packed or (self.fused and self.dtype != 'float64')
-    assert self.windows and min(self.windows) >= 0, self.windows
-    assert self.rotated
+    if not self.windows or min(self.windows) < 0:
+      raise ValueError(
+        f'windows={self.windows!r}: needs a number of tokens for at least one '
+        'layer, 0 for all tokens'
+      )
+    if not self.rotated:
+      raise ValueError('rotated=(): needs true or false for at least one layer')
     table, pairs = self.rope_scaling, self.head_dim // 2
     if isinstance(table, Divided) and len(table.divisors) != pairs:
       raise ValueError(

@@ -63,7 +63,9 @@ def batches(
       these arrays' columns as its longest row needs: padding costs as much as
       text, and four widths are few programs to compile.
   """
-  (rows,), ends = {len(a) for a in arrays.values()}, ends or {}
+  lengths, ends = {len(a) for a in arrays.values()}, ends or {}
+  assert len(lengths) == 1, lengths
+  (rows,) = lengths
   if rows < batch:
     raise ValueError(
       f'{rows} rows are fewer than batch={batch}: use a smaller batch or more '

@@ -95,7 +95,7 @@ def measured(case: Case, rng: np.random.Generator) -> dict[str, timing.Runs]:
   outputs = [Output(np.zeros(B), x) for x in together(tokens_P)]
   clocks = together(total_ARP), together(fill_ARP.mean(1)), np.zeros(n // B)
   return {
-    name: Runs(outputs, clocks[0][i], clocks[1][i], clocks[2], 0.0)
+    name: Runs(outputs, clocks[0][i], clocks[1][i], clocks[2], 0.0, n)
     for i, name in enumerate(['plain', *names])
   }
 

@@ -29,6 +29,7 @@ def runs(total_RG, prefill_G=(1.0, 2.0), noise_G=(0.5, 0.5), tokens=5, rows=1):
     prefill_G=np.array(prefill_G),
     noise_G=np.array(noise_G),
     compile_seconds=0.0,
+    prompts=rows * len(total_RG[0]),
   )
 
 
@@ -64,12 +65,12 @@ def test_a_prompt_with_one_more_repeat_weighs_no_more():
 @pytest.mark.parametrize(
   'batches, rows, prompts, outcome',
   [
-    (1, 8, None, 'too few'),  # one batch, however many prompts
-    (2, 2, None, 'too few'),  # four prompts
-    (5, 1, None, 'too few'),
+    (1, 8, 8, 'too few'),  # one batch, however many prompts
+    (2, 2, 4, 'too few'),  # four prompts
+    (5, 1, 5, 'too few'),
     (2, 4, 5, 'too few'),  # five prompts and three copies
     (2, 4, 6, 'win'),
-    (2, 3, None, 'win'),
+    (2, 3, 6, 'win'),
     (6, 1, 6, 'win'),
   ],
 )

@@ -86,7 +86,7 @@ def test_a_gguf_file_gives_the_golden_logits(family, fields, tmp_path):
   have, reader, _ = architectures.open_file(path, family)
   golden = np.load(folder / 'logits.npz')
   if family == 'gemma2':
-    # Tells 12 from head_dim; files say neither: see io.gguf_config.
+    # Tells 12 from head_dim; files say neither: see io.gguf.architectures.
     assert have.query_scale == 8**-0.5
     have = dataclasses.replace(have, query_scale=12**-0.5)
   same = {**vars(have), 'norm_eps': c.norm_eps}

@@ -148,6 +148,8 @@ def test_a_row_that_sees_nothing_is_finite():
     dict(position='sinus'),
     dict(act='tanh'),
     dict(norm='batch'),
+    dict(windows=()),
+    dict(windows=(4, -1)),
   ],
 )
 def test_settings_that_cannot_work_are_refused(bad):
