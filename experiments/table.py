@@ -11,18 +11,18 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from experiments import empirical, page, report  # noqa: E402
-from experiments.block_verification_table1 import render as block  # noqa: E402
-from experiments.chen_table1 import render as chen  # noqa: E402
-from experiments.distillspec_grid import render as grid  # noqa: E402
-from experiments.distillspec_t5 import render as distillspec  # noqa: E402
-from experiments.leviathan_table2 import render as table2  # noqa: E402
-from experiments.leviathan_table3 import render as table3  # noqa: E402
-from experiments.leviathan_table5 import render as table5  # noqa: E402
-from experiments.methods import render as methods  # noqa: E402
-from experiments.specbench import render as specbench  # noqa: E402
-from specdec_jax import program  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
+from experiments import empirical, page, report
+from experiments.block_verification_table1 import render as block
+from experiments.chen_table1 import render as chen
+from experiments.distillspec_grid import render as grid
+from experiments.distillspec_t5 import render as distillspec
+from experiments.leviathan_table2 import render as table2
+from experiments.leviathan_table3 import render as table3
+from experiments.leviathan_table5 import render as table5
+from experiments.methods import render as methods
+from experiments.specbench import render as specbench
+from specdec_jax import program
+from specdec_jax.io import files
 
 MODULES = table2, table3, table5, block, chen, distillspec
 TABLES = {x.TABLE.name: x.TABLE for x in MODULES}

@@ -31,14 +31,14 @@ from collections.abc import Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
+import numpy as np
+from absl import flags
 
-from specdec_jax import program  # noqa: E402
-from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
-from specdec_jax.distill import training_prompts  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
-from specdec_jax.train import text  # noqa: E402
+from specdec_jax import program
+from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.distill import training_prompts
+from specdec_jax.io import files
+from specdec_jax.train import text
 
 _FOLDER = flags.DEFINE_string('multi30k', '', 'folder of the captions')
 _DOCSTRINGS = flags.DEFINE_bool('docstrings', False, 'paragraphs of docstrings')

@@ -9,16 +9,12 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from absl import flags  # noqa: E402
+from absl import flags
 
-from specdec_jax import (
-  hosts,  # noqa: E402
-  printing,  # noqa: E402
-  program,  # noqa: E402
-)
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import benchmark, budget, prompts  # noqa: E402
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
+from specdec_jax import hosts, printing, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import benchmark, budget, prompts
+from specdec_jax.bench import plan as plan_lib
 
 _CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')

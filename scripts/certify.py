@@ -17,11 +17,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import jax  # noqa: E402
-from absl import flags  # noqa: E402
+import jax
+from absl import flags
 
-from specdec_jax import program  # noqa: E402
-from specdec_jax.certify import certificate, faults  # noqa: E402
+from specdec_jax import program
+from specdec_jax.certify import certificate, faults
 
 _TIER = flags.DEFINE_enum('tier', 'quick', ['quick', 'full'], 'how much to try')
 _ONLY = flags.DEFINE_list('only', [], 'names of promises; all if empty')

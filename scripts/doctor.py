@@ -13,8 +13,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from specdec_jax import program  # noqa: E402
-from specdec_jax.certify import doctor  # noqa: E402
+from specdec_jax import program
+from specdec_jax.certify import doctor
 
 if __name__ == '__main__':
   program.launch(doctor.run)

@@ -15,10 +15,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import jax  # noqa: E402
-from absl import flags  # noqa: E402
+import jax
+from absl import flags
 
-from specdec_jax import (  # noqa: E402
+from specdec_jax import (
   api,
   completion,
   hosts,
@@ -27,8 +27,8 @@ from specdec_jax import (  # noqa: E402
   requests,
   settings,
 )
-from specdec_jax import batch as batch_lib  # noqa: E402
-from specdec_jax.bench import prompts  # noqa: E402
+from specdec_jax import batch as batch_lib
+from specdec_jax.bench import prompts
 
 _CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')

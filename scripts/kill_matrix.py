@@ -18,11 +18,11 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import rich.console  # noqa: E402
-from absl import flags, logging  # noqa: E402
+import rich.console
+from absl import flags, logging
 
-from specdec_jax import printing, program  # noqa: E402
-from tests.kills import hosts, kill_matrix  # noqa: E402
+from specdec_jax import printing, program
+from tests.kills import hosts, kill_matrix
 
 _KILLS = flags.DEFINE_integer('kills', 20, 'how often to kill', lower_bound=0)
 _FULL = flags.DEFINE_bool('full', False, '100 kills')

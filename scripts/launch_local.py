@@ -19,9 +19,9 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from absl import flags  # noqa: E402
+from absl import flags
 
-from specdec_jax import program  # noqa: E402
+from specdec_jax import program
 
 _PROCESSES = flags.DEFINE_integer('processes', 2, 'to start', lower_bound=1)
 _DEVICES = flags.DEFINE_integer(
@@ -50,7 +50,7 @@ def run(command: list[str]) -> bool:
   children = []
   for index in range(_PROCESSES.value):
     where = f'--distributed={address},{_PROCESSES.value},{index}'
-    log = None if index == 0 else open(logs / f'{index}.log', 'wb')  # noqa: SIM115
+    log = None if index == 0 else open(logs / f'{index}.log', 'wb')
     full = [sys.executable, *command, where]
     children.append(subprocess.Popen(full, env=env, stdout=log, stderr=log))
   with program.interrupts() as caught:

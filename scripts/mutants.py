@@ -13,16 +13,16 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import rich.console  # noqa: E402
-import rich.progress  # noqa: E402
-import rich.table  # noqa: E402
-import rich.text  # noqa: E402
-from absl import flags  # noqa: E402
+import rich.console
+import rich.progress
+import rich.table
+import rich.text
+from absl import flags
 
-from specdec_jax import machine, program  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
-from tests.mutants import run as runner  # noqa: E402
-from tests.mutants import seeded  # noqa: E402
+from specdec_jax import machine, program
+from specdec_jax.io import files
+from tests.mutants import run as runner
+from tests.mutants import seeded
 
 _ONLY = flags.DEFINE_list('only', [], 'names of seeded bugs; all if empty')
 _OUTPUT = flags.DEFINE_string(

@@ -14,14 +14,11 @@ from pydoc_data import topics
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from absl import flags  # noqa: E402
+from absl import flags
 
-from specdec_jax import printing, program  # noqa: E402
-from specdec_jax.drafters import (
-  draft_file,  # noqa: E402
-  ngram,  # noqa: E402
-)
-from specdec_jax.io import load  # noqa: E402
+from specdec_jax import printing, program
+from specdec_jax.drafters import draft_file, ngram
+from specdec_jax.io import load
 
 _TARGET = flags.DEFINE_string('target', '', 'model whose tokenizer to use')
 _CORPUS = flags.DEFINE_list(

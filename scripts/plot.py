@@ -14,11 +14,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
+import numpy as np
+from absl import flags
 
-from specdec_jax import program  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
+from specdec_jax import program
+from specdec_jax.io import files
 
 _OUT = flags.DEFINE_string('out', '', 'file to write')
 _TENSORBOARD = flags.DEFINE_bool(

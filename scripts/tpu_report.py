@@ -17,12 +17,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 # No device is needed; a process that asks for a TPU would hold it.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-from absl import flags  # noqa: E402
+from absl import flags
 
-from specdec_jax import fields, printing, program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.chips import aot, report, train_step  # noqa: E402
-from specdec_jax.io import sources  # noqa: E402
+from specdec_jax import fields, printing, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.chips import aot, report, train_step
+from specdec_jax.io import sources
 
 _CONFIG = program.config_flag('configs/llama3.py')
 _TOPOLOGY = flags.DEFINE_string(

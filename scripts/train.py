@@ -8,10 +8,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from absl import flags, logging  # noqa: E402
+from absl import flags, logging
 
-from specdec_jax import printing, program  # noqa: E402
-from specdec_jax.train import train_lm  # noqa: E402
+from specdec_jax import printing, program
+from specdec_jax.train import train_lm
 
 _CONFIG = program.config_flag('configs/train_lm.py', keys='configs/train_lm.py')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder of the run')

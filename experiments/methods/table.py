@@ -15,13 +15,7 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.methods import render  # noqa: E402
-from specdec_jax import (  # noqa: E402
-  build,
-  machine,  # noqa: E402
-  metrics,  # noqa: E402
-  printing,
-  program,
-)
+from specdec_jax import build, machine, metrics, printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import budget, identity, predict, prompts, timing  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
