@@ -56,7 +56,7 @@ def job(given: str, works: bool) -> Iterator[None]:
     return
   faulthandler.disable()
   if not is_first():
-    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
+    sys.stdout = open(os.devnull, 'w')
   try:
     _check_alike(works)
     yield

@@ -15,10 +15,10 @@ os.environ['XLA_FLAGS'] = ' '.join(
   ]
 ).strip()
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
-from absl import flags  # noqa: E402
-from jax._src import compiler  # noqa: E402
+import jax
+import pytest
+from absl import flags
+from jax._src import compiler
 
 flags.FLAGS.mark_as_parsed()
 jax.config.update('jax_num_cpu_devices', 8)

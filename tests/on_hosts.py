@@ -11,25 +11,25 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
+import jax
+import numpy as np
+from absl import flags
 
-from specdec_jax import (  # noqa: E402
+from specdec_jax import (
   build,
   decode,
-  hosts,  # noqa: E402
+  hosts,
   printing,
   program,
   requests,
-  sharding,  # noqa: E402
+  sharding,
   types,
 )
-from specdec_jax.drafters import lm as lm_drafter  # noqa: E402
-from specdec_jax.models import lm  # noqa: E402
-from specdec_jax.train import data, workdir  # noqa: E402
-from tests import fakes  # noqa: E402
-from tests.train import runs  # noqa: E402
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.models import lm
+from specdec_jax.train import data, workdir
+from tests import fakes
+from tests.train import runs
 
 _WHAT = flags.DEFINE_list('what', ['words'], 'a function, and words for it')
 

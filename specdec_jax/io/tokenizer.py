@@ -258,7 +258,7 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
     files.read_json(path)
     try:
       inner = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
+    except Exception as e:
       raise ValueError(f'{path}: not a tokenizer: {e}') from e
     specials.rebuild(inner, folder, settings)
   inner.no_truncation()

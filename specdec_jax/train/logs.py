@@ -31,7 +31,7 @@ class Logs:
         for name in ('metrics', 'clocks'):
           path = workdir / f'{name}.jsonl'
           files.write(path, b''.join(_until(path, first)))
-          self._files[name] = open(path, 'a')  # noqa: SIM115
+          self._files[name] = open(path, 'a')
 
   def write(self, name: str, step: int, figures: dict[str, Any]) -> None:
     """Appends the figures of a step to a log, for every reader at once.

@@ -190,7 +190,7 @@ def _byte_level(file, ids, tokens, kinds):
   merges = [tuple(line.split(' ')) for line in lines]
   try:
     bpe = tokenizers.models.BPE(ids, merges, ignore_merges=PRE[pre].whole)
-  except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
+  except Exception as e:
     raise ValueError(f'{file.path}: tokenizer.ggml.merges: {e}') from e
   inner = tokenizers.Tokenizer(bpe)
   if PRE[pre].normal:

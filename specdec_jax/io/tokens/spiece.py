@@ -28,7 +28,7 @@ def read(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
     marks = [(f'<extra_id_{i}>', 0.0) for i in reversed(range(extra))]
     unigrams = tokenizers.models.Unigram(vocab + marks, kinds.index(unknown))
     steps = [normalizers.Precompiled(norm[2])] if norm.get(2) else []
-  except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
+  except Exception as e:
     raise ValueError(f'{path}: not a sentencepiece file of a T5: {e!r}') from e
   inner = tokenizers.Tokenizer(unigrams)
   joined = normalizers.Replace(tokenizers.Regex(' {2,}'), '▁')
