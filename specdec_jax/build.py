@@ -208,6 +208,9 @@ def lossless_rules() -> dict[str, types.Rule]:
 
 def default_options(**changes) -> decode.Options:
   # On an accelerator a wide verification costs no more than a narrow one, and a
-  # second branch in the program only adds compile time.
-  widths = (0, 1, 2, 4, 8) if jax.default_backend() == 'cpu' else ()
-  return dataclasses.replace(decode.Options(widths=widths), **changes)
+  # second branch in the program only adds compile time. A GPU's prefill is
+  # bound by memory below some 256 tokens (experiments/gpu).
+  backend = jax.default_backend()
+  widths = (0, 1, 2, 4, 8) if backend == 'cpu' else ()
+  options = decode.Options(256 if backend == 'gpu' else 64, widths)
+  return dataclasses.replace(options, **changes)

@@ -203,6 +203,17 @@ def has_tpu() -> bool:
   )
 
 
+def has_gpu() -> bool:
+  """Whether JAX will find an NVIDIA GPU here; touches no device."""
+  wanted = os.environ.get('JAX_PLATFORMS') or 'cuda'
+  plugins = 'jax_cuda13_plugin', 'jax_cuda12_plugin'
+  return (
+    bool({'cuda', 'gpu'} & set(wanted.split(',')))
+    and bool(glob.glob('/dev/nvidia[0-9]*'))
+    and any(importlib.util.find_spec(name) for name in plugins)
+  )
+
+
 # --- between processes --------------------------------------------------
 
 

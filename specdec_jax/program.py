@@ -121,9 +121,11 @@ def _prepare() -> None:
 
 
 def keep_programs(workdir: str) -> None:
-  """On a TPU, keeps what it compiles in a workdir, if nothing else is set."""
+  """On a TPU or GPU, keeps what it compiles in a workdir, if nothing else is
+  set."""
   known = jax.config.jax_compilation_cache_dir  # pyright: ignore
-  if workdir and not known and hosts_lib.has_tpu():
+  slow = hosts_lib.has_tpu() or hosts_lib.has_gpu()  # to compile
+  if workdir and not known and slow:
     path = pathlib.Path(workdir) / 'compiled'
     jax.config.update('jax_compilation_cache_dir', str(path))
 

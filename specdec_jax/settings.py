@@ -56,7 +56,8 @@ class Decode(fields.Checked):
     low=0, help='0: as many as the context holds; only in generate.py'
   )
   chunk: int = fields.setting(
-    low=1, help='prompt tokens that one prefill pass reads'
+    low=0,
+    help='prompt tokens that one prefill pass reads; 0: 256 on a GPU, else 64',
   )
 
   def __post_init__(self):
@@ -181,7 +182,9 @@ def engine(
   measure: as in build.engine.
   """
   s = e.settings
-  options = build.default_options(chunk=s.decode.chunk)
+  options = build.default_options()
+  if s.decode.chunk:
+    options = dataclasses.replace(options, chunk=s.decode.chunk)
   if options.widths:  # A cap at another gamma of the config has its own width.
     widths = {*options.widths, *s.decode.gammas}
     options = dataclasses.replace(options, widths=tuple(sorted(widths)))

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from specdec_jax.models import config as model_config
 
 Array = jax.Array
+# Tokens of a pass from which cuDNN attends on a GPU.
+CUDNN_FROM = 64
 
 
 class View(NamedTuple):
@@ -175,6 +177,17 @@ def attend(
   """
   B, T, H, C = q_BTHC.shape
   G, S = cache.k_BGSC.shape[1:3]
+  if _is_prefill(q_BTHC) and cap is None and bias_BHTS is None:
+    k_BSGC, v_BSGC = (jnp.swapaxes(x, 1, 2) for x in cache)
+    out_BTHC = jax.nn.dot_product_attention(
+      q_BTHC,
+      k_BSGC,
+      v_BSGC,
+      mask=jnp.broadcast_to(mask_BTS, (B, T, S))[:, None],
+      scale=scale,
+      implementation='cudnn',
+    )
+    return out_BTHC.reshape(B, T, H * C)
   wide = jnp.promote_types(q_BTHC.dtype, jnp.float32)
   exact = precision(q_BTHC.dtype)
   # The query heads of a key/value head and their tokens are rows of one matmul.
@@ -202,3 +215,10 @@ def attend(
   ).astype(q_BTHC.dtype)
   out = jnp.moveaxis(out_BGRC.reshape(B, G, H // G, T, C), 3, 1)
   return out.reshape(B, T, H * C)
+
+
+def _is_prefill(q_BTHC: Array) -> bool:
+  """Whether cuDNN is to attend: it never writes scores [T, S] to memory."""
+  _, T, _, C = q_BTHC.shape
+  known = q_BTHC.dtype in (jnp.bfloat16, jnp.float16) and C in (64, 128)
+  return known and T >= CUDNN_FROM and jax.default_backend() == 'gpu'

@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from specdec_jax import types
 from specdec_jax.kernels import calls
-from specdec_jax.models import attention, encoder, layers
+from specdec_jax.models import alone, attention, encoder, layers
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
 
@@ -205,7 +205,7 @@ def make(
   constrain = constrain or (lambda x, *axes: x)
   _modules(config)  # refuses float64 without x64
   return types.Model(
-    functools.partial(_apply, config),
+    alone.padded(functools.partial(_apply, config)),
     functools.partial(_head, config, ids, V, constrain),
     functools.partial(_init_cache, config, constrain),
     V,

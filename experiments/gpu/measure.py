@@ -1,0 +1,70 @@
+"""Measures decoding on one GPU, part by part; each is stored as it ends.
+
+bash experiments/gpu/run.sh [--parts=...] [--tiny] [--results=DIR]
+"""
+
+import pathlib
+import sys
+import time
+import traceback
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from absl import flags  # noqa: E402
+
+from experiments.gpu import parts, programs, render  # noqa: E402
+from specdec_jax import machine, printing, program  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+
+_PARTS = flags.DEFINE_list('parts', list(parts.PARTS), 'what to measure')
+_TINY = flags.DEFINE_bool('tiny', False, 'every line, on tiny models')
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+_COMMIT = flags.DEFINE_string(
+  'commit', '', 'of this code, for a copy of it without git'
+)
+
+
+def run() -> bool:
+  """True if every part that was asked for was measured."""
+  names, sizes = _asked(), programs.TINY if _TINY.value else programs.Sizes()
+  folder = program.open_workdir(_RESULTS.value)
+  assert folder
+  path, about = folder / 'gpu.json', machine.describe() | programs.card()
+  if about['commit'] == 'unknown' and _COMMIT.value:
+    about |= dict(commit=_COMMIT.value, dirty=False)
+  doc = files.read_json(path) if path.exists() else {}
+  failed = []
+  for name in names:
+    if missing := parts.NEEDS.get(name, set()) - set(doc):
+      raise ValueError(
+        f'parts={name}: needs {", ".join(sorted(missing))} first'
+      )
+    start = time.perf_counter()
+    try:
+      rows = parts.PARTS[name](sizes, doc)
+    except Exception:  # the other parts are still worth their time
+      traceback.print_exc()
+      failed.append(name)
+      continue
+    took = time.perf_counter() - start
+    doc[name] = dict(machine=about | programs.card(), seconds=took, rows=rows)
+    files.write(path, printing.compact(doc))
+    text = '\n'.join(render.part(name, doc[name]))
+    print(f'{text}\n{name}: {took:.0f} s, {program.elapsed():.0f} in all\n')
+    sys.stdout.flush()
+  if not failed:
+    render.write(folder, doc)
+  return not failed
+
+
+def _asked() -> list[str]:
+  names = _PARTS.value
+  for name in names:
+    if name not in parts.PARTS:
+      raise ValueError(f'parts={name}: allowed are {", ".join(parts.PARTS)}')
+  return names
+
+
+if __name__ == '__main__':
+  program.launch(run)

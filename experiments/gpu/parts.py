@@ -1,0 +1,353 @@
+"""The parts: each returns rows for its table.
+
+Times are of steps inside one program, SAMPLES of them: the median, the least
+and the most. A plain step is the unit of v and c.
+"""
+
+import functools
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import page, papers
+from experiments.gpu import programs
+from specdec_jax import printing
+from specdec_jax.bench import intervals, timing
+from specdec_jax.certify import certificate, doctor
+from specdec_jax.costs import cost
+from specdec_jax.drafters import eagle, lm, lookup
+from specdec_jax.models import alone, attention, work
+
+WIDTHS = 1, 2, 3, 5, 9, 16
+GAMMAS = 1, 2, 4, 8  # their widths are in WIDTHS
+ALPHAS = 0.5, 0.6, 0.7, 0.8, 0.9
+CHUNKS = 64, 256, 512
+SCRIPTS = 6  # of acceptance: the units of an interval
+# What XLA may put into a CUDA graph; by default all but the last two.
+_GRAPHS = (
+  'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,'
+  'CONDITIONAL'
+)
+WAYS: dict[str, dict[str, Any]] = {
+  'as it is': {},
+  'loops in CUDA graphs': {
+    'xla_gpu_enable_command_buffer': _GRAPHS,
+    'xla_gpu_graph_min_graph_size': 1,
+  },
+  'no CUDA graphs': {'xla_gpu_enable_command_buffer': ''},
+  'no Triton products': {'xla_gpu_enable_triton_gemm': False},
+}
+
+Row = dict[str, Any]
+Sizes = programs.Sizes
+
+
+def bandwidth(s: Sizes, doc: Row) -> list[Row]:
+  """Memory's speed, by the benchmark's own probe."""
+  found = timing.bandwidth(timing.reads('bfloat16', small=s == programs.TINY))
+  return [{'read': name, 'gb_s': x} for name, x in found.items()]
+
+
+def plain(s: Sizes, doc: Row) -> list[Row]:
+  """Plain decoding at batch 1 from a full buffer."""
+  every = [(x, 'bfloat16') for x in (s.target, s.draft, s.small)]
+  every += [(x, 'float32') for x in (s.draft, s.small)]
+  walks = {key: _full(programs.model(*key), s, 1) for key in every}
+  rows = []
+  for key, found in programs.seconds(walks, s).items():
+    m, program = programs.model(*key), walks[key].program.result()
+    read = work.step_bytes(m.params) + work.slot_bytes(m.model, 1) * s.slots
+    gb_s = [read / x / 1e9 for x in found]
+    own = dict(size=key[0], dtype=key[1], gb=read / 1e9)
+    own |= dict(ms=_ms(found), gb_s=programs.spread(gb_s))
+    walk = walks[key]
+    own |= programs.profiled(lambda walk=walk: walk.steps(8), 8)
+    rows.append(own | dict(compiling=program.compiling))
+  most = max(x['gb_s'] for x in doc['bandwidth']['rows'])
+  for row in rows:
+    row['share'] = row['gb_s']['value'] / most
+  programs.free(*every[:2])
+  return rows
+
+
+def _full(m, s: Sizes, n: int, **more) -> programs.Walk:
+  """Passes of n tokens at the end of the buffer."""
+  walk = programs.passes(m, s, n, **more)
+  slots = walk.asked.tokens_BL.shape[1]
+  return walk.at(slots - programs.STEPS - n - 1 if slots > 128 else s.start)
+
+
+def _ms(seconds: Sequence[float]) -> dict[str, float]:
+  return programs.spread([1e3 * x for x in seconds])
+
+
+def widths(s: Sizes, doc: Row) -> list[Row]:
+  """v(n): a pass of n tokens over a plain step."""
+  m = programs.model(s.target)
+  walks = {n: _full(m, s, n) for n in WIDTHS}
+  rows = []
+  for name, at in (('full', None), (f'{s.start} tokens', s.start)):
+    some = {n: w if at is None else w.at(at) for n, w in walks.items()}
+    found = programs.seconds(some, s)
+    step = statistics.median(found[1])
+    rows += [
+      dict(buffer=name, n=n, ms=_ms(x), v=_over(x, step))
+      for n, x in found.items()
+    ]
+  return rows
+
+
+def _over(seconds: Sequence[float], step: float) -> dict[str, float]:
+  return programs.spread([x / step for x in seconds])
+
+
+def drafts(s: Sizes, doc: Row) -> list[Row]:
+  """Drafting a window, over a plain step; c is of each of its tokens."""
+  m, most = programs.model(s.target), GAMMAS[-1]
+  made = {
+    'lm': lm.Settings(programs.model(s.draft)),
+    'eagle': eagle.Settings('random:0'),
+    'lookup': lookup.Settings(),
+  }
+  walks = {('plain', 0): programs.passes(m, s, 1)}
+  for name, draft in made.items():
+    walk = programs.drafting(m, draft, s, most)
+    walks |= {(name, g): walk.wanting(g) for g in GAMMAS}
+  found = programs.seconds(walks, s)
+  step = statistics.median(found.pop(('plain', 0)))
+  return [
+    dict(drafter=name, gamma=g, window=_over(x, step), c=_over(x, g * step))
+    for (name, g), x in found.items()
+  ]
+
+
+class Cell(NamedTuple):
+  """What is to be generated, and the improvement predicted for it.
+
+  draft: as drafters.table.method_of takes it.
+  """
+
+  name: str
+  draft: Any
+  alpha: float
+  gamma: int
+  predicted: float
+
+
+def improvement(s: Sizes, doc: Row) -> list[Row]:
+  """Generations with scripted acceptance, beside their predictions."""
+  wide, drafted = doc['widths']['rows'], doc['drafts']['rows']
+  v = {x['n']: x['v']['value'] for x in wide if x['buffer'] != 'full'}
+  costs = {
+    x['gamma']: x['window']['value'] for x in drafted if x['drafter'] == 'lm'
+  }
+  draft = lm.Settings(programs.model(s.draft))
+  cells = []
+  for alpha in ALPHAS:
+    gains = {g: _gain(alpha, costs[g], v[g + 1], g) for g in GAMMAS}
+    gamma = max(gains, key=gains.__getitem__)
+    cells.append(Cell(s.draft, draft, alpha, gamma, gains[gamma]))
+  return _generated(s, programs.model(s.target), cells)
+
+
+def _gain(alpha: float, window: float, v: float, gamma: int) -> float:
+  """Theorem 3.8 with the cost of a window's drafts as it was timed."""
+  return cost.expected_tokens(alpha, gamma) / (window + v)
+
+
+def _generated(s: Sizes, m, cells: Sequence[Cell]) -> list[Row]:
+  model = programs.steered(m.model)
+  runs = {('', 0): programs.generation(m, model, None, 0, s)}
+  for x in cells:
+    if (key := (x.name, x.gamma)) not in runs:
+      runs[key] = programs.generation(m, model, x.draft, x.gamma, s)
+  return [_one(s, runs['', 0], runs[x.name, x.gamma], x) for x in cells]
+
+
+def _one(s: Sizes, plain, speculative, cell: Cell) -> Row:
+  """One cell: both arms take turns, over SCRIPTS scripts."""
+  shape = speculative.asked.tokens_BL.shape
+  script = lambda seed: programs.script(cell.alpha, *shape, seed)
+  arms = (
+    lambda new, seed: plain.run(new),
+    lambda new, seed: speculative.run(new, script(seed)),
+  )
+  news, energy = (s.new, 2 * s.new), [0.0, 0.0]
+  fills = [min(go(1, 0)[0] for _ in range(2)) for go in arms]
+  seconds, infos = [], []
+  for seed in range(SCRIPTS):
+    took = []
+    for i, go in enumerate(arms):
+      before = programs.joules()
+      second, out = go(news[i], seed)
+      took.append(max(second - fills[i], 1e-9))
+      if before is not None:
+        energy[i] += (programs.joules() or before) - before
+      end = int(out.lengths_B[0])
+      text = np.asarray(out.tokens_BL)[0, end - news[i] : end]
+      assert (text == programs.RIGHT).all(), 'the texts differ'
+    seconds.append(took)
+    infos.append(out.info)
+  tokens = [[x - 1] * SCRIPTS for x in news]
+  (found,) = intervals.speedups(tokens, np.transpose(seconds))
+  tried = sum(int(x.tried_BK.sum()) for x in infos)
+  accepted = sum(int(x.accepted_BK.sum()) for x in infos)
+  plain_s, _ = np.mean(seconds, 0)
+  return dict(
+    draft=cell.name,
+    alpha=cell.alpha,
+    accepted=accepted / max(tried, 1),
+    gamma=cell.gamma,
+    predicted=cell.predicted,
+    measured=found._asdict(),
+    ratio=found.value / cell.predicted,
+    plain_tok_s=float(tokens[0][0] / plain_s),
+    joules=[x / SCRIPTS / n or None for x, n in zip(energy, news, strict=True)],
+  )
+
+
+def loop(s: Sizes, doc: Row) -> list[Row]:
+  """A plain step of the draft model, and windows of 4 drafts, compiled in other
+  ways."""
+  m, gpu = programs.model(s.draft), jax.default_backend() == 'gpu'
+  walks = {
+    (name, n): programs.passes(m, s, n, options if gpu else {})
+    for name, options in WAYS.items()
+    for n in (1, 5)
+  }
+  with programs.changed(alone, 'ROWS', 1):
+    walks['a token alone', 1] = programs.passes(m, s, 1)
+  rows = {}
+  for key in list(walks):
+    try:
+      program = walks[key].program.result()
+      rows[key] = dict(compiling=program.compiling)
+    except jax.errors.JaxRuntimeError as error:
+      del walks[key]
+      rows[key] = dict(refused=str(error)[:200])
+  for key, x in programs.seconds(walks, s).items():
+    rows[key]['ms'] = _ms(x)
+  return [dict(way=key[0], n=key[1], **x) for key, x in rows.items()]
+
+
+def windows(s: Sizes, doc: Row) -> list[Row]:
+  """Windows of 4 drafts at alpha 0.8, with loops in CUDA graphs and without."""
+  m, draft = programs.model(s.target), lm.Settings(programs.model(s.draft))
+  model, gpu = programs.steered(m.model), jax.default_backend() == 'gpu'
+  rows = []
+  for name in ('as it is', 'loops in CUDA graphs'):
+    options = WAYS[name] if gpu else {}
+    x = programs.generation(m, model, draft, 4, s, options)
+    script_BL = programs.script(0.8, *x.asked.tokens_BL.shape, 0)
+    calls = int(x.run(2 * s.new, script_BL)[1].info.calls)
+    some = [x.run(2 * s.new, script_BL)[0] / calls for _ in range(3)]
+    go = functools.partial(x.run, 2 * s.new, script_BL)
+    told = programs.profiled(go, calls)
+    rows.append(dict(way=name, windows=calls, ms=_ms(some), **told))
+  return rows
+
+
+def prefill(s: Sizes, doc: Row) -> list[Row]:
+  """A prompt that fills the buffer, by chunk, by cuDNN's attention or XLA's."""
+  m = programs.model(s.target)
+  made = {(chunk, 'cuDNN'): programs.prefill(m, s, chunk) for chunk in CHUNKS}
+  with programs.changed(attention, 'CUDNN_FROM', 10**9):
+    made |= {(chunk, 'XLA'): programs.prefill(m, s, chunk) for chunk in CHUNKS}
+  rows = []
+  for (chunk, name), x in made.items():
+    x.run(1)
+    seconds = [x.run(1)[0] for _ in range(programs.SAMPLES)]
+    tokens = int(x.asked.lengths_B[0])
+    tok_s = programs.spread([tokens / y for y in seconds])
+    rows.append(dict(chunk=chunk, attention=name, ms=_ms(seconds), tok_s=tok_s))
+  return rows
+
+
+def batch(s: Sizes, doc: Row) -> list[Row]:
+  """Where the best gamma falls to 0, by rows, from v and c."""
+  m, draft = programs.model(s.target), lm.Settings(programs.model(s.draft))
+  rows = []
+  for B in s.rows:
+    sizes = dict(rows=B, slots=s.batch_slots)
+    walks = {n: programs.passes(m, s, n, **sizes) for n in (1, 2, 3, 5, 9)}
+    walk = programs.drafting(m, draft, s, GAMMAS[-1], **sizes)
+    found = programs.seconds(walks | {-g: walk.wanting(g) for g in GAMMAS}, s)
+    middle = {n: statistics.median(x) for n, x in found.items()}
+    step = middle[1]
+    for alpha in ALPHAS[1::2]:
+      gains = {
+        g: _gain(alpha, middle[-g] / step, middle[g + 1] / step, g)
+        for g in GAMMAS
+      }
+      rows.append(
+        dict(
+          rows=B,
+          ms=_ms(found[1]),
+          v5=middle[5] / step,
+          c=middle[-4] / 4 / step,
+          alpha=alpha,
+          gamma=cost.best(gains),
+          predicted=max(gains.values()),
+        )
+      )
+  return rows
+
+
+def t5(s: Sizes, doc: Row) -> list[Row]:
+  """The paper's greedy rows at its real sizes, its alphas scripted."""
+  m = programs.model(s.t5)
+  sizes = dict(
+    zip(('T5-small', 'T5-base', 'T5-large'), s.t5_drafts, strict=True)
+  )
+  asked = [x for x in papers.TABLE4 if x.temperature == 0]
+  most = max(x.gamma for x in asked)
+  walks: dict[Any, programs.Walk] = {
+    n: programs.passes(m, s, n) for n in {1, *(x.gamma + 1 for x in asked)}
+  }
+  drafts = {x: lm.Settings(programs.model(y)) for x, y in sizes.items()}
+  for name, draft in drafts.items():
+    walk = programs.drafting(m, draft, s, most)
+    gammas = {x.gamma for x in asked if x.draft == name}
+    walks |= {(name, g): walk.wanting(g) for g in gammas}
+  found = programs.seconds(walks, s)
+  step = statistics.median(found[1])
+  over = {key: statistics.median(x) / step for key, x in found.items()}
+  cells = [
+    Cell(
+      x.draft,
+      drafts[x.draft],
+      x.alpha,
+      x.gamma,
+      _gain(x.alpha, over[x.draft, x.gamma], over[x.gamma + 1], x.gamma),
+    )
+    for x in asked
+  ]
+  rows = _generated(s, m, cells)
+  return [
+    row
+    | dict(task=x.task, c=over[x.draft, x.gamma] / x.gamma, v=over[x.gamma + 1])
+    | dict(paper_c=x.c, paper=x.emp, step_ms=_ms(found[1]))
+    for row, x in zip(rows, asked, strict=True)
+  ]
+
+
+def checks(s: Sizes, doc: Row) -> list[Row]:
+  """The doctor's checks on this backend."""
+  programs.free()
+  console = printing.console()
+  found = certificate.rows(doctor.CHECKS, doctor.subject(), False, console)
+  return [page.plain(x) for x in found]
+
+
+PARTS = {
+  x.__name__: x
+  for x in (
+    bandwidth, plain, widths, drafts, improvement, loop, windows, prefill,
+    batch, t5, checks,
+  )
+}  # fmt: skip
+# What a part reads of others.
+NEEDS = {'plain': {'bandwidth'}, 'improvement': {'widths', 'drafts'}}

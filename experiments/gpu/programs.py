@@ -1,0 +1,378 @@
+"""Programs of the parts: a pass of n tokens, drafting, generation."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import gc
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import build, decode, requests, types
+from specdec_jax.costs import parts as parts_lib
+from specdec_jax.drafters import table
+from specdec_jax.io import load
+from specdec_jax.verify import reject
+
+OPTIONS = build.default_options(widths=())
+# The id that a steered target always emits; drafts propose it, or the next.
+RIGHT = 7
+# XLA compiles outside Python's lock.
+_pool = concurrent.futures.ThreadPoolExecutor(12)
+
+
+class Sizes(NamedTuple):
+  """What the parts run.
+
+  target, draft, small: sizes of models. t5, t5_drafts: of encoder-decoders.
+  slots, batch_slots: of the buffer, and where there are many rows.
+  start: tokens of a prompt. source: those that an encoder reads.
+  new: tokens that plain decoding emits in a generation that is timed;
+    speculation emits twice as many.
+  rows: batches. sample: seconds of one.
+  """
+
+  target: str = 'llama3_8b'
+  draft: str = 'llama3_1b'
+  small: str = 'smollm2_135m'
+  t5: str = 't5_xxl'
+  t5_drafts: tuple[str, ...] = ('t5_small', 't5_base', 't5_large')
+  slots: int = 4096
+  batch_slots: int = 1024
+  start: int = 128
+  source: int = 128
+  new: int = 192
+  rows: tuple[int, ...] = (1, 4, 16, 64)
+  sample: float = 0.15
+
+
+TINY = Sizes(
+  target='tiny',
+  draft='tiny',
+  small='tiny',
+  t5='t5_tiny',
+  t5_drafts=('t5_tiny',) * 3,
+  slots=64,
+  batch_slots=64,
+  start=8,
+  source=8,
+  new=16,
+  rows=(1, 2),
+  sample=0.0,
+)
+SAMPLES = 5  # of every time
+
+_models: dict[tuple[str, str], load.LanguageModel] = {}
+
+
+def model(size: str, dtype: str = 'bfloat16') -> load.LanguageModel:
+  """A model of random weights, loaded once."""
+  if (size, dtype) not in _models:
+    _models[size, dtype] = load.load(f'random:{size}', dtype=dtype)
+  return _models[size, dtype]
+
+
+def free(*kept: tuple[str, str]) -> None:
+  """Drops the models that are not kept, and what JAX holds of programs."""
+  for key in set(_models) - set(kept):
+    del _models[key]
+  jax.clear_caches()
+  gc.collect()
+
+
+class Program(NamedTuple):
+  """A compiled program: run(*args) of what is traced; seconds to compile it."""
+
+  run: Any
+  compiling: float
+
+
+def compiled(lowered, options: Mapping[str, Any] | None = None):
+  """A future of the Program; it compiles beside others."""
+
+  def make():
+    start = time.perf_counter()
+    done = lowered.compile(compiler_options=dict(options or {}))
+    return Program(done, time.perf_counter() - start)
+
+  return _pool.submit(make)
+
+
+def steered(target: types.Model) -> types.Model:
+  """The target with RIGHT as its likeliest token everywhere.
+
+  It does all its work; what rounding does to random logits, which would end a
+  script, does not matter.
+  """
+
+  def head(params, hidden):
+    logits = target.head(params, hidden)
+    is_right = jnp.arange(logits.shape[-1]) == RIGHT
+    is_right = is_right.reshape((1,) * (logits.ndim - 1) + (-1,))
+    return jnp.where(is_right, 1e4, logits)
+
+  return target._replace(head=head)
+
+
+def scripted(drafter: types.Drafter) -> types.Drafter:
+  """The drafter, whose tokens are replaced by those of a script.
+
+  It does all its work. weights.draft is (its own parameters, script_BL).
+  """
+  own = lambda weights: weights._replace(draft=weights.draft[0])
+
+  def propose(weights, state, context, noise, cache):
+    draft, *rest = drafter.propose(own(weights), state, context, noise, cache)
+    script_BL = weights.draft[1]
+    at_BK = context.lengths_B[:, None] + jnp.arange(drafter.gamma)[None]
+    at_BK = jnp.minimum(at_BK, script_BL.shape[1] - 1)
+    tokens_BK = jnp.take_along_axis(script_BL, at_BK, 1)
+    # Adds 0, as XLA does not know: without it nothing would be drafted.
+    tokens_BK += jnp.minimum(draft.tokens_BK, 0)
+    return draft._replace(tokens_BK=tokens_BK), *rest
+
+  return drafter._replace(
+    init=lambda weights, *rest: drafter.init(own(weights), *rest),
+    propose=propose,
+  )
+
+
+def script(alpha: float, rows: int, slots: int, seed: int) -> np.ndarray:
+  """RIGHT with probability alpha at every index, else the next id."""
+  right_BL = np.random.default_rng(seed).random((rows, slots)) < alpha
+  return np.where(right_BL, RIGHT, RIGHT + 1).astype(np.int32)
+
+
+def request(
+  m: load.LanguageModel,
+  s: Sizes,
+  *,
+  new: int,
+  gamma: int,
+  rows: int = 1,
+  slots: int = 0,
+  start: int = 0,
+) -> decode.Request:
+  """Rows of a prompt each, greedy, in a buffer of `slots`."""
+  text, source = list(range(3, 3 + (start or s.start))), ()
+  if m.start is not None:
+    text, source = [m.start], [3] * s.source
+  text = [x % m.ids for x in text]
+  item = requests.Item(text, 0, source=source)
+  wanted = requests.Wanted(new)
+  slots = slots or room(m, s)
+  return requests.make([item] * rows, wanted, gamma=gamma, length=slots)
+
+
+def room(m: load.LanguageModel, s: Sizes) -> int:
+  """Slots of a buffer."""
+  return min(s.slots, m.context)
+
+
+class Walk(NamedTuple):
+  """A part of a window to be timed: a future program and its arguments."""
+
+  program: Any
+  weights: types.Weights
+  asked: decode.Request
+  more: tuple = ()
+
+  def steps(self, count: int) -> None:
+    args = self.weights, self.asked, *self.more, jnp.int32(count)
+    jax.block_until_ready(self.program.result().run(*args))
+
+  def at(self, start: int) -> 'Walk':
+    """From this index of the buffer on."""
+    was = self.asked
+    start_B = np.full_like(was.lengths_B, start)
+    limit_B = start_B + was.limit_B - was.lengths_B
+    return self._replace(asked=was._replace(lengths_B=start_B, limit_B=limit_B))
+
+  def wanting(self, count: int) -> 'Walk':
+    """With this many drafts in a window."""
+    gamma_B = np.full_like(self.asked.gamma_B, count)
+    return self._replace(asked=self.asked._replace(gamma_B=gamma_B))
+
+
+STEPS = 32  # places of the buffer that a walk goes over
+
+
+def passes(m, s: Sizes, n: int, options=None, **sizes) -> Walk:
+  """Passes of n tokens; of 1, plain decoding."""
+  asked = request(m, s, new=min(STEPS, s.new), gamma=n - 1, **sizes)
+  weights, most = types.Weights(m.params), jnp.int32(n - 1)
+  lowered = parts_lib.verify_along.lower(
+    weights,
+    asked,
+    most,
+    most,
+    target=m.model,
+    rule=reject.RULE,
+    options=OPTIONS,
+    gamma=n - 1,
+  )
+  return Walk(compiled(lowered, options), weights, asked, (most,))
+
+
+def drafting(m, draft: Any, s: Sizes, most: int, **sizes) -> Walk:
+  """Drafting of up to `most` tokens a window."""
+  made = table.method_of(m, draft, gamma=most, chunk=OPTIONS.chunk)
+  asked = request(m, s, new=min(STEPS, s.new), gamma=most, **sizes)
+  weights = types.Weights(m.params, made.params)
+  lowered = parts_lib.propose_along.lower(
+    weights,
+    asked,
+    jnp.int32(1),
+    target=m.model,
+    drafter=made.drafter,
+    coupled=False,
+  )
+  return Walk(compiled(lowered), weights, asked)
+
+
+def seconds(walks: Mapping[Any, Walk], s: Sizes) -> dict[Any, list[float]]:
+  """Seconds of a step of each part, SAMPLES times; the parts take turns."""
+  parts = {}
+  for key, walk in walks.items():
+    walk.steps(1)
+    few, many = (parts_lib.timed(walk.steps, n)[0] for n in (2, 10))
+    step = max((many - few) / 8, 1e-5)
+    parts[key] = parts_lib.Part(
+      walk.steps, int(np.clip(s.sample / step, 4, 400))
+    )
+  return parts_lib.seconds(parts, range(SAMPLES))
+
+
+def spread(samples: Sequence[float]) -> dict[str, float]:
+  """The median of the samples, the least and the most."""
+  middle = statistics.median(samples)
+  return dict(value=middle, low=min(samples), high=max(samples))
+
+
+@contextlib.contextmanager
+def changed(module: Any, name: str, value: Any):
+  """Programs lowered inside see another value of a module's constant."""
+  before = getattr(module, name)
+  setattr(module, name, value)
+  jax.clear_caches()
+  try:
+    yield
+  finally:
+    setattr(module, name, before)
+    jax.clear_caches()
+
+
+class Generation(NamedTuple):
+  """A program that generates; it compiles beside others.
+
+  params: of the drafter. asked: rows of one prompt; its limit is traced.
+  """
+
+  program: Any
+  target: load.LanguageModel
+  params: Any
+  asked: decode.Request
+
+  def run(self, new: int, script_BL=None) -> tuple[float, decode.Output]:
+    """(seconds, output) of `new` tokens; script_BL: None without a drafter."""
+    draft = () if script_BL is None else (self.params, script_BL)
+    weights = types.Weights(self.target.params, draft)
+    asked = self.asked._replace(limit_B=self.asked.lengths_B + new)
+    return parts_lib.timed(self.program.result().run, weights, asked)
+
+
+def generation(
+  m, model: types.Model, draft: Any, gamma: int, s: Sizes, options=None
+):
+  """The Generation of a steered model, with a scripted draft or without."""
+  asked = request(m, s, new=2 * s.new, gamma=gamma)
+  drafter, params, weights = decode.PLAIN, (), types.Weights(m.params)
+  if gamma:
+    made = table.method_of(m, draft, gamma=gamma, chunk=OPTIONS.chunk)
+    drafter, params = scripted(made.drafter), made.params
+    script_BL = np.zeros(asked.tokens_BL.shape, np.int32)
+    weights = weights._replace(draft=(params, script_BL))
+  loop = decode.programs(model, drafter, reject.RULE, OPTIONS)
+  lowered = loop.generate.lower(weights, asked)
+  return Generation(compiled(lowered, options), m, params, asked)
+
+
+def prefill(m, s: Sizes, chunk: int) -> Generation:
+  """Reads a prompt that fills the buffer; generates one token."""
+  asked = request(m, s, new=1, gamma=0, start=room(m, s) - 1)
+  options = dataclasses.replace(OPTIONS, chunk=chunk)
+  loop = decode.programs(m.model, decode.PLAIN, reject.RULE, options)
+  lowered = loop.generate.lower(types.Weights(m.params), asked)
+  return Generation(compiled(lowered), m, (), asked)
+
+
+def profiled(go: Callable[[], Any], steps: int) -> dict[str, float | None]:
+  """What a GPU does in each of the steps of go(), by JAX's profiler.
+
+  kernels: how many. busy_ms: of them all. waits: copies to the host, which
+  waits for each. None where there is no GPU.
+  """
+  go()
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder):
+      go()
+    (path,) = pathlib.Path(folder).rglob('*.xplane.pb')
+    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+    events = [
+      (x.name, x.duration_ns)
+      for plane in planes
+      if plane.name.startswith('/device:GPU')
+      for line in plane.lines
+      if line.name.startswith('Stream')
+      for x in line.events
+    ]
+  if not events:
+    return dict(kernels=None, busy_ms=None, waits=None)
+  copies = [name for name, _ in events if 'emcpy' in name]
+  return dict(
+    kernels=(len(events) - len(copies)) / steps,
+    busy_ms=sum(x for _, x in events) / steps / 1e6,
+    waits=sum('D2H' in x for x in copies) / steps,
+  )
+
+
+def joules() -> float | None:
+  """What the card has taken so far, by NVML; None where it does not say."""
+  try:
+    nvml, handle = _nvml()
+    return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+  except Exception:  # no card, no library, or a card that does not count
+    return None
+
+
+@functools.cache
+def _nvml():
+  import pynvml
+
+  pynvml.nvmlInit()
+  return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def card() -> dict[str, Any]:
+  """Name, driver and clocks of the card, by NVML; {} without one."""
+  try:
+    nvml, handle = _nvml()
+    text = lambda x: x.decode() if isinstance(x, bytes) else x
+    clock = lambda kind: nvml.nvmlDeviceGetClockInfo(handle, kind)
+    return dict(
+      card=text(nvml.nvmlDeviceGetName(handle)),
+      driver=text(nvml.nvmlSystemGetDriverVersion()),
+      sm_mhz=clock(nvml.NVML_CLOCK_SM),
+      memory_mhz=clock(nvml.NVML_CLOCK_MEM),
+      watts=nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
+    )
+  except Exception:  # no card, or no library
+    return {}

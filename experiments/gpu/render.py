@@ -1,0 +1,106 @@
+"""The page of the experiment, from its results."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import page
+
+HOME = pathlib.Path(__file__).parent
+# Part: (what it says, columns of page.Part).
+TABLES = {
+  'bandwidth': (
+    "**Memory**, read by the benchmark's own probe.",
+    'read, GB/s=gb_s:.0f',
+  ),
+  'plain': (
+    '**Plain decoding**, batch 1, every slot of a buffer of 4,096 in sight. '
+    'Share: of the '
+    'fastest read above. Kernels and host waits are of one step.',
+    'size, dtype, GB a step=gb:.2f, ms=ms:.3f, GB/s=gb_s:.0f, share:.2f, '
+    'kernels:.0f, their ms=busy_ms:.3f, host waits=waits:.0f, '
+    'compiled in s=compiling:.0f',
+  ),
+  'widths': (
+    '**v(n)**: a pass of n tokens over a plain step.',
+    'buffer, n, ms:.3f, v:.3f',
+  ),
+  'drafts': (
+    '**Drafting** a window of gamma tokens, in plain steps.',
+    'drafter, gamma, window:.3f, c:.3f',
+  ),
+  'improvement': (
+    '**Improvement** with scripted acceptance, greedy: the models do all their '
+    "work, the draft's tokens are replaced by right ones with probability "
+    'alpha. Predicted before, from v and c above; gamma by the prediction.',
+    'alpha:.1f, accepted:.3f, gamma, predicted:.2fx, measured:.2fx, '
+    'measured/predicted=ratio:.2f, plain tok/s=plain_tok_s:.0f, '
+    'J a token plain=joules.0:.2f, speculative=joules.1:.2f',
+  ),
+  'loop': (
+    '**The same step of the draft model, compiled in other ways.**',
+    'way, tokens=n, ms:.3f, refused=refused:.60s',
+  ),
+  'windows': (
+    '**Windows of 4 drafts** at alpha 0.8, with loops and conditionals in CUDA '
+    'graphs and without.',
+    'way, windows, ms a window=ms:.3f, kernels:.0f, their ms=busy_ms:.3f, '
+    'host waits=waits:.1f',
+  ),
+  'prefill': (
+    '**Prefill** of a prompt that fills the buffer, and its first token.',
+    'tokens a pass=chunk, attention, ms:.0f, tok/s=tok_s:.0f',
+  ),
+  'batch': (
+    '**Batches** of a shorter buffer: by v and c, the best gamma, 0 where none '
+    'pays.',
+    'rows, plain ms=ms:.2f, v(5)=v5:.2f, c:.3f, alpha:.1f, gamma, '
+    'predicted:.2fx',
+  ),
+  't5': (
+    "**The paper's greedy rows at their real sizes**: T5-XXL and its drafts "
+    "of random weights, the paper's alphas scripted.",
+    'task, draft, gamma, alpha:.2f, c:.3f, paper c=paper_c:.2f, v:.2f, '
+    'predicted:.2fx, measured:.2fx, paper:.1fx',
+  ),
+  'checks': (
+    "**The doctor's checks** on this backend.",
+    'check=name, holds=passed, reached, bound, size',
+  ),
+}
+
+
+def part(name: str, found: Mapping[str, Any]) -> list[str]:
+  """The lines of one part: its table, and the card at its end."""
+  about, columns = TABLES[name]
+  keys = {
+    c.split(':')[0].rpartition('=')[2].split('.')[0]
+    for c in columns.split(', ')
+  }
+  rows = [dict.fromkeys(keys) | row for row in found['rows']]
+  return page.lines(page.Part(about, columns, rows))
+
+
+def text(doc: Mapping[str, Any]) -> str:
+  """The page's tables, in the order of TABLES."""
+  out = []
+  for name in TABLES:
+    if name in doc:
+      m = doc[name]['machine']
+      card = ', '.join(
+        f'{m[k]}{unit}'
+        for k, unit in (
+          ('card', ''),
+          ('sm_mhz', ' MHz'),
+          ('memory_mhz', ' MHz of memory'),
+          ('driver', ' driver'),
+        )
+        if k in m
+      )
+      out += [*part(name, doc[name]), f'{page.made_on(m)} {card}', '']
+  return '\n'.join(out[:-1])
+
+
+def write(folder: pathlib.Path, doc: Mapping[str, Any]) -> None:
+  """Writes gpu.md; fills the README if the folder is the experiment's own."""
+  page.write(folder, HOME, text(doc))
