@@ -243,9 +243,24 @@ def test_a_tpu_is_known_without_touching_it(
   assert hosts.has_tpu() is known
 
 
-def test_a_tpu_keeps_its_programs_in_the_workdir(monkeypatch):
+@pytest.mark.parametrize(
+  'platforms, cards, known',
+  [('', 1, True), ('cuda,cpu', 1, True), ('tpu', 1, False), ('', 0, False)],
+)
+def test_a_gpu_is_known_without_touching_it(
+  monkeypatch, platforms, cards, known
+):
+  monkeypatch.setattr(jax, 'devices', lambda *_: pytest.fail('touched'))
+  monkeypatch.setenv('JAX_PLATFORMS', platforms)
+  monkeypatch.setattr(glob, 'glob', lambda path: [path] * cards)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+  assert hosts.has_gpu() is known
+
+
+@pytest.mark.parametrize('kind', ['has_tpu', 'has_gpu'])
+def test_an_accelerator_keeps_its_programs_in_the_workdir(monkeypatch, kind):
   before = jax.config.jax_compilation_cache_dir
-  monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
+  monkeypatch.setattr(hosts, kind, lambda: True)
   try:
     jax.config.update('jax_compilation_cache_dir', None)
     program.keep_programs('')

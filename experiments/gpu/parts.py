@@ -21,8 +21,8 @@ from specdec_jax.costs import cost
 from specdec_jax.drafters import eagle, lm, lookup
 from specdec_jax.models import alone, attention, work
 
-WIDTHS = 1, 2, 3, 5, 9, 16
-GAMMAS = 1, 2, 4, 8  # their widths are in WIDTHS
+WIDTHS = 1, 2, 3, 4, 5, 9, 16
+GAMMAS = 1, 2, 3, 4, 8  # their widths are in WIDTHS
 ALPHAS = 0.5, 0.6, 0.7, 0.8, 0.9
 CHUNKS = 64, 256, 512
 SCRIPTS = 6  # of acceptance: the units of an interval
@@ -220,6 +220,10 @@ def loop(s: Sizes, doc: Row) -> list[Row]:
   }
   with programs.changed(alone, 'ROWS', 1):
     walks['a token alone', 1] = programs.passes(m, s, 1)
+  with programs.changed(attention, 'CUDNN_FROM', 1):
+    walks |= {
+      ("cuDNN's attention", n): programs.passes(m, s, n) for n in (1, 5)
+    }
   rows = {}
   for key in list(walks):
     try:
@@ -269,30 +273,27 @@ def prefill(s: Sizes, doc: Row) -> list[Row]:
 def batch(s: Sizes, doc: Row) -> list[Row]:
   """Where the best gamma falls to 0, by rows, from v and c."""
   m, draft = programs.model(s.target), lm.Settings(programs.model(s.draft))
-  rows = []
-  for B in s.rows:
+  gammas, rows, every = (1, 2, 4), [], {}
+  for B in s.rows:  # all compile side by side
     sizes = dict(rows=B, slots=s.batch_slots)
-    walks = {n: programs.passes(m, s, n, **sizes) for n in (1, 2, 3, 5, 9)}
-    walk = programs.drafting(m, draft, s, GAMMAS[-1], **sizes)
-    found = programs.seconds(walks | {-g: walk.wanting(g) for g in GAMMAS}, s)
-    middle = {n: statistics.median(x) for n, x in found.items()}
-    step = middle[1]
+    walk = programs.drafting(m, draft, s, max(gammas), **sizes)
+    walks = {('drafts', g): walk.wanting(g) for g in gammas}
+    walks |= {
+      ('pass', g): programs.passes(m, s, g + 1, **sizes) for g in (0, *gammas)
+    }
+    every[B] = walks
+  for B, walks in every.items():
+    found = programs.seconds(walks, s)
+    step = statistics.median(found['pass', 0])
+    over = {key: statistics.median(x) / step for key, x in found.items()}
     for alpha in ALPHAS[1::2]:
       gains = {
-        g: _gain(alpha, middle[-g] / step, middle[g + 1] / step, g)
-        for g in GAMMAS
+        g: _gain(alpha, over['drafts', g], over['pass', g], g) for g in gammas
       }
-      rows.append(
-        dict(
-          rows=B,
-          ms=_ms(found[1]),
-          v5=middle[5] / step,
-          c=middle[-4] / 4 / step,
-          alpha=alpha,
-          gamma=cost.best(gains),
-          predicted=max(gains.values()),
-        )
-      )
+      row = dict(rows=B, ms=_ms(found['pass', 0]), alpha=alpha)
+      row |= dict(v5=over['pass', 4], c=over['drafts', 4] / 4)
+      gain = max(gains.values())
+      rows.append(row | dict(gamma=cost.best(gains), predicted=gain))
   return rows
 
 

@@ -178,16 +178,7 @@ def attend(
   B, T, H, C = q_BTHC.shape
   G, S = cache.k_BGSC.shape[1:3]
   if _is_prefill(q_BTHC) and cap is None and bias_BHTS is None:
-    k_BSGC, v_BSGC = (jnp.swapaxes(x, 1, 2) for x in cache)
-    out_BTHC = jax.nn.dot_product_attention(
-      q_BTHC,
-      k_BSGC,
-      v_BSGC,
-      mask=jnp.broadcast_to(mask_BTS, (B, T, S))[:, None],
-      scale=scale,
-      implementation='cudnn',
-    )
-    return out_BTHC.reshape(B, T, H * C)
+    return _by_cudnn(q_BTHC, cache, mask_BTS, scale)
   wide = jnp.promote_types(q_BTHC.dtype, jnp.float32)
   exact = precision(q_BTHC.dtype)
   # The query heads of a key/value head and their tokens are rows of one matmul.
@@ -218,7 +209,22 @@ def attend(
 
 
 def _is_prefill(q_BTHC: Array) -> bool:
-  """Whether cuDNN is to attend: it never writes scores [T, S] to memory."""
+  """Whether cuDNN attends: it never writes scores [T, S] to memory."""
   _, T, _, C = q_BTHC.shape
   known = q_BTHC.dtype in (jnp.bfloat16, jnp.float16) and C in (64, 128)
   return known and T >= CUDNN_FROM and jax.default_backend() == 'gpu'
+
+
+def _by_cudnn(q_BTHC, cache, mask_BTS, scale: float | None) -> Array:
+  B, T = q_BTHC.shape[:2]
+  k_BSGC, v_BSGC = (jnp.swapaxes(x, 1, 2) for x in cache)
+  mask_BTS = jnp.broadcast_to(mask_BTS, (B, T, mask_BTS.shape[-1]))
+  out_BTHC = jax.nn.dot_product_attention(
+    q_BTHC,
+    k_BSGC,
+    v_BSGC,
+    mask=mask_BTS[:, None],
+    scale=scale,
+    implementation='cudnn',
+  )
+  return out_BTHC.reshape(B, T, -1)

@@ -1,0 +1,27 @@
+"""Reads of memory: how often a call of an accelerator repeats them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specdec_jax import machine
+from tests import fakes
+
+
+def test_every_turn_of_an_accelerators_read_is_needed():
+  x_1K, w_KN = jnp.ones((1, 32)), jnp.ones((32, 64))
+  turns = jax.make_jaxpr(machine._turns, static_argnums=0)
+  jaxpr = turns(machine.matvec, x_1K, w_KN).jaxpr
+  assert fakes.matmul_flops(jaxpr, machine.TURNS) == machine.TURNS * 2 * 32 * 64
+  # The compiler cannot know that each turn begins with a 1.
+  assert machine._turns(machine.matvec, x_1K, w_KN) == 1
+
+
+@pytest.mark.parametrize('backend, turns', [('cpu', 1), ('gpu', machine.TURNS)])
+def test_bytes_of_all_turns_count(monkeypatch, backend, turns):
+  clock = iter([1.0, 3.0])
+  monkeypatch.setattr(machine.time, 'perf_counter', lambda: next(clock))
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  x_1K, w_KN = jnp.ones((1, 8)), jnp.ones((8, 16))
+  gb_s = machine.read(machine.matvec, x_1K, w_KN)
+  assert gb_s == pytest.approx(turns * 8 * 16 * 4 / 2e9)
