@@ -27,6 +27,8 @@ from specdec_jax import fields  # noqa: E402
 from specdec_jax import hosts as hosts_lib  # noqa: E402
 
 flags.disclaim_key_flags()  # those defined here are the program's: --help
+# Loops in CUDA graphs.
+_LOOPS = re.compile(r'command_buffer=\S*(WHILE|CONDITIONAL)')
 _YNN = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
 # The folders that open_workdir made, innermost first.
 _made: list[pathlib.Path] = []
@@ -43,10 +45,18 @@ def set_xla_flags(*, trains: bool = False) -> None:
   The package calls it on import; it has no effect after the first computation.
   Flags for other regressions belong here too; none is known for TPUs.
 
+  Raises:
+    ValueError: a flag with which texts on this GPU are wrong.
+
   trains: for large products, which XLA's own CPU kernels compute on one core
     each, and its others on all.
   """
   flags = os.environ.get('XLA_FLAGS', '')
+  if _LOOPS.search(flags) and hosts_lib.has_gpu():
+    raise ValueError(
+      'XLA_FLAGS: xla_gpu_enable_command_buffer with WHILE or CONDITIONAL: '
+      'generations end early in jaxlib 0.11.2 (experiments/gpu); leave them out'
+    )
   if importlib.metadata.version('jaxlib') != '0.10.2':
     return
   if _YNN.partition('=')[0] not in flags:

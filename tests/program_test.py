@@ -1,12 +1,13 @@
 """What programs say of flags, settings and files, and what they leave."""
 
+import contextlib
 import errno
 import os
 
 import pytest
 from absl import flags
 
-from specdec_jax import program
+from specdec_jax import hosts, program
 from tests import programs
 
 
@@ -76,7 +77,7 @@ def test_what_a_config_file_raises_is_one_sentence(tmp_path, text, message):
 PRINTS = """
 import os, sys
 sys.path.insert(0, '.')
-from specdec_jax import program
+from specdec_jax import hosts, program
 
 def run():
   print('\u2026', flush=True)
@@ -165,3 +166,13 @@ def test_a_refused_run_leaves_no_folder(tmp_path, name, options):
   done = programs.run(f'scripts/{name}.py', *options, f'--workdir={workdir}')
   assert done.check(2).err.startswith(f'{name}.py: ')
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('gpu, refused', [(True, True), (False, False)])
+def test_flags_that_break_texts_on_a_gpu_are_refused(monkeypatch, gpu, refused):
+  flag = '--xla_gpu_enable_command_buffer=FUSION,WHILE'
+  monkeypatch.setenv('XLA_FLAGS', flag)
+  monkeypatch.setattr(hosts, 'has_gpu', lambda: gpu)
+  told = pytest.raises(ValueError, match='generations end early')
+  with told if refused else contextlib.nullcontext():
+    program.set_xla_flags()

@@ -21,7 +21,7 @@ _PARTS = flags.DEFINE_list('parts', list(parts.PARTS), 'what to measure')
 _TINY = flags.DEFINE_bool('tiny', False, 'every line, on tiny models')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 _COMMIT = flags.DEFINE_string(
-  'commit', '', 'of this code, for a copy of it without git'
+  'commit', '', 'of this code, for a copy of it whose git does not know'
 )
 
 
@@ -31,30 +31,32 @@ def run() -> bool:
   folder = program.open_workdir(_RESULTS.value)
   assert folder
   path, about = folder / 'gpu.json', machine.describe() | programs.card()
-  if about['commit'] == 'unknown' and _COMMIT.value:
+  if _COMMIT.value:
     about |= dict(commit=_COMMIT.value, dirty=False)
-  doc = files.read_json(path) if path.exists() else {}
+  doc = files.read_json(path) if path.exists() else {'parts': {}}
+  doc |= dict(command='experiments/gpu/measure.py', machine=about)
+  done = doc['parts']
   failed = []
   for name in names:
-    if missing := parts.NEEDS.get(name, set()) - set(doc):
+    if missing := parts.NEEDS.get(name, set()) - set(done):
       raise ValueError(
         f'parts={name}: needs {", ".join(sorted(missing))} first'
       )
     start = time.perf_counter()
     try:
-      rows = parts.PARTS[name](sizes, doc)
+      rows = parts.PARTS[name](sizes, done)
     except Exception:  # the other parts are still worth their time
       traceback.print_exc()
       failed.append(name)
       continue
     took = time.perf_counter() - start
-    doc[name] = dict(machine=about | programs.card(), seconds=took, rows=rows)
+    done[name] = dict(machine=about | programs.card(), seconds=took, rows=rows)
     files.write(path, printing.compact(doc))
-    text = '\n'.join(render.part(name, doc[name]))
+    text = '\n'.join(render.part(name, done[name]))
     print(f'{text}\n{name}: {took:.0f} s, {program.elapsed():.0f} in all\n')
     sys.stdout.flush()
   if not failed:
-    render.write(folder, doc)
+    render.write(folder, done)
   return not failed
 
 

@@ -82,23 +82,28 @@ def part(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def text(doc: Mapping[str, Any]) -> str:
-  """The page's tables, in the order of TABLES."""
-  out = []
+  """The tables of the parts that were measured, in the order of TABLES.
+
+  Each card and commit stands once, before the parts that are its.
+  """
+  out, before = [], ''
   for name in TABLES:
     if name in doc:
-      m = doc[name]['machine']
-      card = ', '.join(
-        f'{m[k]}{unit}'
-        for k, unit in (
-          ('card', ''),
-          ('sm_mhz', ' MHz'),
-          ('memory_mhz', ' MHz of memory'),
-          ('driver', ' driver'),
-        )
-        if k in m
-      )
-      out += [*part(name, doc[name]), f'{page.made_on(m)} {card}', '']
+      if (made := _made_on(doc[name]['machine'])) != before:
+        out += [made, '']
+      out, before = out + part(name, doc[name]), made
   return '\n'.join(out[:-1])
+
+
+def _made_on(m: Mapping[str, Any]) -> str:
+  units = {
+    'driver': 'driver {}',
+    'sm_mhz': '{} MHz',
+    'memory_mhz': 'memory {} MHz',
+    'watts': '{:.0f} W',
+  }
+  card = ', '.join(x.format(m[key]) for key, x in units.items() if key in m)
+  return f'{page.made_on(dict(m))} {card}'.strip()
 
 
 def write(folder: pathlib.Path, doc: Mapping[str, Any]) -> None:

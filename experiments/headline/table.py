@@ -76,6 +76,20 @@ def tpu(doc: dict[str, Any]) -> str:
   )
 
 
+def gpu(doc: dict[str, Any]) -> str:
+  parts = {name: part['rows'] for name, part in doc['parts'].items()}
+  plain, wide = parts['plain'][0], parts['widths']
+  v5 = next(x for x in wide if x['n'] == 5 and x['buffer'] != 'full')
+  row = next(x for x in parts['improvement'] if x['alpha'] == 0.8)
+  low, high = row['measured']['low'], row['measured']['high']
+  return (
+    f'plain {1e3 / plain["ms"]["value"]:.0f} tok/s, {plain["share"]:.2f} of '
+    f"memory's measured speed; v(5) {v5['v']['value']:.2f}; at alpha 0.8 "
+    f'{row["measured"]["value"]:.2f}x (95 %: {low:.2f} to {high:.2f}), '
+    f'predicted {row["predicted"]:.2f}x'
+  )
+
+
 def promise(doc: dict[str, Any]) -> str:
   (row,) = doc['promises']
   return row['reached']
@@ -111,6 +125,13 @@ HEADLINES = {
     'kills survived by a training run, restored byte for byte',
     'scripts/kill_matrix.py',
     kills,
+  ),
+  'gpu': Headline(
+    'Llama 3 8B with 1B, random weights, bfloat16, acceptance scripted',
+    'experiments/gpu/measure.py',
+    gpu,
+    'bash experiments/gpu/run.sh',
+    'experiments/gpu/results/gpu.json',
   ),
   'tpu': Headline(
     'Llama 3 8B with 1B on v5e:2x4, batch 8, **compiled for, not run on**',
@@ -159,7 +180,7 @@ def rows() -> list[str]:
   for name, x in HEADLINES.items():
     doc = stored(name)
     made = doc['machine']
-    where = f'{made["commit"][:7]}, {made["cpu"]}'
+    where = f'{made["commit"][:7]}, {made.get("card", made["cpu"])}'
     shown = x.shown or f'python {x.command}'
     out.append([x.what, x.figure(doc), f'`{shown}` ({where})'])
   return page.table(['what', 'result', 'command'], out)
