@@ -1,6 +1,7 @@
 """Rotary positions and grouped-query attention over cached keys and values."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -213,7 +214,22 @@ def _is_prefill(q_BTHC: Array) -> bool:
   """Whether cuDNN attends: it never writes scores [T, S] to memory."""
   _, T, _, C = q_BTHC.shape
   known = q_BTHC.dtype in (jnp.bfloat16, jnp.float16) and C in (64, 128)
-  return known and T >= CUDNN_FROM and jax.default_backend() == 'gpu'
+  gpu = jax.default_backend() == 'gpu'
+  return known and T >= CUDNN_FROM and gpu and _has_cudnn()
+
+
+@functools.cache
+def _has_cudnn() -> bool:
+  """Whether JAX finds a cuDNN that attends on this GPU."""
+  x_BTGC = jax.ShapeDtypeStruct((1, 64, 1, 64), jnp.bfloat16)
+  attend = functools.partial(
+    jax.nn.dot_product_attention, implementation='cudnn'
+  )
+  try:
+    jax.eval_shape(attend, x_BTGC, x_BTGC, x_BTGC)
+  except RuntimeError:
+    return False
+  return True
 
 
 def _by_cudnn(q_BTHC, cache, mask_BTS, scale: float | None) -> Array:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -160,3 +161,15 @@ def test_settings_that_cannot_work_are_refused(bad):
 def test_unknown_sizes_are_refused_with_the_table():
   with pytest.raises(ValueError, match='smollm2_135m'):
     model_config.sized('smollm3')
+
+
+def test_a_gpu_without_cudnn_attends_by_xla(monkeypatch):
+  T, C = attention.CUDNN_FROM, 64
+  q_BTHC = jnp.ones((1, T, 2, C), jnp.bfloat16)
+  layer = cache.KVCache(*(jnp.ones((1, 1, T, C), jnp.bfloat16) for _ in 'kv'))
+  mask_BTS = jnp.tril(jnp.ones((1, T, T), bool))
+  wanted = attention.attend(q_BTHC, layer, mask_BTS)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  attention._has_cudnn.cache_clear()
+  got = attention.attend(q_BTHC, layer, mask_BTS)
+  np.testing.assert_array_equal(got, wanted)
