@@ -63,7 +63,6 @@ def run(
   costs = _costs(arms, plan, main, track)
   tables.calibration(costs.parts, asked.batch_size, ceiling.tok_s, console)
   arms, plan = costs.arms, budget.fit(plan, costs.speed, main)
-
   seen = _seen(costs, plan, main, track)
   setting = plan_lib.setting(arms, seen.planned)
   if seen.failed:
@@ -71,11 +70,12 @@ def run(
       about, ceiling, setting, costs.parts, costs.given, failed=seen.failed
     )
   tables.plan(setting, clock, seen.width, console)
-  tables.predicted(seen.predicted, len(arms) - 1, console)
+  tables.predicted(seen.predicted, seen.left_out, len(arms) - 1, console)
+  costs = costs.without(seen.left_out)
 
   end = main._replace(seconds=main.seconds - costs.speed.closing())
   tested = _tested(costs, plan, reads, end, track)
-  setting = plan_lib.setting(arms, tested.plan)
+  setting = plan_lib.setting(costs.arms, tested.plan)
   doc = records.Document(
     machine=about,
     ceiling=ceiling.beside(setting.dtype, tested.gb_s),
@@ -85,6 +85,7 @@ def run(
     predicted=seen.predicted,
     measured=tested.seconds,
     cut=_cut(asked, setting),
+    left_out=seen.left_out,
     **_judged(costs, seen, tested, track),
   )
   if doc.failed:
@@ -92,7 +93,7 @@ def run(
   tables.rows(doc, console)
   for i, size in enumerate(plan.batch_sizes):
     part = clock.share(1 / (len(plan.batch_sizes) - i))
-    found = _batch(arms, plan, size, part, track)
+    found = _batch(costs.arms, plan, size, part, track)
     doc = doc._replace(crossover=[*doc.crossover, found])
   if doc.crossover:
     tables.crossover(doc, console)
@@ -133,6 +134,9 @@ class _Costs(NamedTuple):
   programs: dict[str, Any]
   speed: budget.Speed
 
+  def without(self, names: Mapping[str, str]) -> '_Costs':
+    return self._replace(arms=[x for x in self.arms if x.name not in names])
+
 
 def _costs(arms: Arms, plan, clock: budget.Clock, track) -> _Costs:
   """Compiles everything and times the parts."""
@@ -167,12 +171,14 @@ class _Seen(NamedTuple):
   """What the calibration prompts tell.
 
   failed: those that did. planned, width: of the test prompts; see budget.
+  left_out: arms that these do not run, and why.
   """
 
   failed: list[records.Failure]
   predicted: dict[str, records.Prediction]
   planned: plan_lib.Plan
   width: float | None
+  left_out: dict[str, str] = {}
 
 
 def _seen(costs: _Costs, plan, clock: budget.Clock, track) -> _Seen:
@@ -193,10 +199,21 @@ def _seen(costs: _Costs, plan, clock: budget.Clock, track) -> _Seen:
   if failed:
     return _Seen(failed, {}, plan, None)
   gains = predict.each(arms, costs.parts, outputs)
-  planned, width = budget.expected(plan, costs.speed, gains, clock)
-  batches = -(-len(planned.test) // plan.bench.batch_size)
-  predicted = predict.improvements(arms, costs.parts, outputs, batches)
-  return _Seen([], predicted, planned, width)
+
+  def planned(left_out):
+    kept = [
+      {name: y for name, y in x.items() if name not in left_out} for x in gains
+    ]
+    found, width = budget.expected(plan, costs.speed, kept, clock)
+    batches = -(-len(found.test) // plan.bench.batch_size)
+    predicted = predict.improvements(arms, costs.parts, outputs, batches)
+    return _Seen([], predicted, found, width, left_out)
+
+  seen = planned({})
+  whole = plan_lib.cut(plan, len(plan.test), plan.bench.repeats)
+  if seen.planned == whole:
+    return seen
+  return planned(budget.left_out(arms, seen.predicted))
 
 
 # --- runs --------------------------------------------------------------------

@@ -1,19 +1,20 @@
 """How much of a benchmark fits into its minutes.
 
 Planned once, when the parts are timed and everything is compiled: how long an
-answer may be, and how many calibration prompts are run. Test prompts are then
-run until the time is over. The settings of the config are upper bounds.
+answer may be, and how many calibration prompts are run. Where not all can be
+run, the arms that cannot win by these prompts are left out. Test prompts are
+then run until the time is over. The settings of the config are upper bounds.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from specdec_jax import hosts, program
-from specdec_jax.bench import intervals
+from specdec_jax.bench import intervals, records
 from specdec_jax.bench import plan as plan_lib
 
 # Shares of the time for timing the parts and for the calibration prompts.
@@ -169,6 +170,33 @@ def expected(
     plan = plan_lib.cut(plan, batches, repeats)
   widths = [width(np.log(x), len(plan.test), len(by)) for x in by.values()]
   return plan, max((x for x in widths if x is not None), default=None)
+
+
+def left_out(
+  arms: Sequence[plan_lib.Arm], predicted: Mapping[str, records.Prediction]
+) -> dict[str, str]:
+  """Why an arm cannot win, by its name: its prediction's 90 % interval is below
+  plain decoding, or below what another gamma of its drafter is to reach.
+
+  Where that is true of all, the best of them is not left out.
+  """
+  best: dict[str, plan_lib.Arm] = {}
+  value = lambda arm: predicted[arm.name].improvement
+  for arm in sorted((x for x in arms if x.gamma), key=value):
+    best[arm.drafter] = arm
+  out = {}
+  for arm in arms:
+    x = predicted.get(arm.name)
+    if x is None or x.high is None:
+      continue
+    told, other = f'{x.low:.2f}x to {x.high:.2f}x', best[arm.drafter]
+    if x.high < 1:
+      out[arm.name] = told
+    elif x.high < value(other):
+      out[arm.name] = f'{told}, {other.name} {value(other):.2f}x'
+  if out and len(out) == len(predicted):
+    out.pop(max(best.values(), key=value).name, None)
+  return out
 
 
 def width(log_gains: Any, prompts: int, arms: int) -> float | None:

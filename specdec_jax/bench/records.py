@@ -277,6 +277,7 @@ class Document(NamedTuple):
   costs: what adaptive chose by; given as adaptive.costs it chooses the same.
   predicted: by method. measured: seconds that the test prompts took.
   cut: what the time left of what was asked for: name -> (left, asked for).
+  left_out: methods that were not run, for they could not win; and why.
   """
 
   machine: dict[str, Any]
@@ -287,6 +288,7 @@ class Document(NamedTuple):
   predicted: dict[str, Prediction] = {}
   measured: float = 0.0
   cut: dict[str, tuple[int, int]] = {}
+  left_out: dict[str, str] = {}
   rows: Sequence[Row] = ()
   categories: Sequence[Category] = ()
   repeated_8grams: float | None = None

@@ -170,7 +170,9 @@ def plan(s: records.Setting, clock, width: float | None, console) -> None:
 # --- the benchmark -----------------------------------------------------------
 
 
-def predicted(found: Mapping, methods: int, console: Console) -> None:
+def predicted(
+  found: Mapping, left_out: Mapping, methods: int, console: Console
+) -> None:
   """Prints records.Prediction by method; methods: how many there are."""
   if not methods:
     console.print('Plain decoding only.')
@@ -179,6 +181,9 @@ def predicted(found: Mapping, methods: int, console: Console) -> None:
   else:
     title = 'Predicted before the test prompts are run'
     console.print(table(title, list(found.items()), _PREDICTED))
+  if left_out:
+    names = ', '.join(left_out)
+    console.print(f'Left out, for they cannot win by this: {names}')
 
 
 def gain_cell(x: intervals.Interval) -> str:

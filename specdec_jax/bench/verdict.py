@@ -49,6 +49,11 @@ def sentences(doc: records.Document) -> list[str]:
   if doc.cut:
     cut = (f'{x} of {most} {name}' for name, (x, most) in doc.cut.items())
     out.append(f'Cut to fit the minutes: {", ".join(cut)}.')
+  if doc.left_out:
+    why = '; '.join(f'{name} ({x})' for name, x in doc.left_out.items())
+    out.append(
+      f'Left out by the calibration, to test the others on more prompts: {why}.'
+    )
   if (doc.repeated_8grams or 0) > 0.2:
     out.append(
       f'{doc.repeated_8grams:.0%} of the 8-grams in the text are repeats: '

@@ -6,7 +6,7 @@ import pytest
 
 from specdec_jax import printing, program, requests
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import budget
+from specdec_jax.bench import budget, records
 from specdec_jax.bench import plan as plan_lib
 
 SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0})
@@ -82,6 +82,45 @@ def test_what_is_expected_of_the_time_that_is_left():
   assert at(9.5 * one) == (9, 1, 0.0) and at(28.5 * one) == (14, 2, 0.0)
   assert at(1.0) == (1, 1, None)
   assert budget.expected(plan(), SPEED, [], budget.UNLIMITED) == (plan(), None)
+
+
+def arm(name):
+  drafter, gamma = name.split(' g=')
+  return plan_lib.Arm(name, drafter, int(gamma), None)
+
+
+def told(value, low, high):
+  return records.Prediction(value, 1.0, value, low, high, {}, 0)
+
+
+PLAIN = plan_lib.Arm('autoregressive', 'autoregressive', 0, None)
+
+
+def test_arms_that_cannot_win_are_left_out_with_the_reason():
+  predicted = {
+    'lm g=1': told(1.2, 1.1, 1.3),  # all below gamma 4
+    'lm g=2': told(1.4, 1.2, 1.6),  # may be the best
+    'lm g=4': told(1.5, 1.3, 1.7),
+    'lookup g=1': told(0.9, 0.8, 0.98),  # all below plain decoding
+    'lookup g=2': told(0.9, 0.7, 1.1),
+    'eagle g=1': told(0.5, None, None),  # not known
+  }
+  arms = [PLAIN, *map(arm, predicted)]
+  assert budget.left_out(arms, predicted) == {
+    'lm g=1': '1.10x to 1.30x, lm g=4 1.50x',
+    'lookup g=1': '0.80x to 0.98x',
+  }
+
+
+def test_one_arm_stays_where_all_are_slower():
+  predicted = {
+    'lm g=1': told(0.8, 0.7, 0.9),
+    'lookup g=1': told(0.6, 0.5, 0.7),
+    'lookup g=2': told(0.5, 0.4, 0.6),
+  }
+  left = budget.left_out([PLAIN, *map(arm, predicted)], predicted)
+  assert list(left) == ['lookup g=1', 'lookup g=2']
+  assert budget.left_out([PLAIN], {}) == {}
 
 
 def test_shares_of_a_clock(now):

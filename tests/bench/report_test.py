@@ -203,7 +203,12 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
     (
       document([row('lm', WON)], cut={'prompts': (8, 9), 'repeats': (1, 5)}),
       ['unexplained.\nCut to fit the minutes: 8 of 9 prompts, 1 of 5 repeats.'],
-      'new tokens',
+      'Left out',
+    ),
+    (
+      document([row('lm', WON)], left_out={'lm g=1': '0.80x to 0.90x'}),
+      ['to test the others on more prompts: lm g=1 (0.80x to 0.90x).'],
+      'Cut to fit',
     ),
     (
       document([row('autoregressive', gain(1.0), gamma=0)]),
@@ -309,7 +314,7 @@ def test_without_a_prediction_it_is_said_why(capsys):
     (0, 'Plain decoding only.'),
     (1, 'two prompts or more'),
   ):
-    tables.predicted({}, methods, printing.console())
+    tables.predicted({}, {}, methods, printing.console())
     assert text in capsys.readouterr().out
 
 
