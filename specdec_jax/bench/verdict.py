@@ -180,9 +180,13 @@ def _about(best: Row, doc: records.Document) -> list[str]:
   x, s = best.improvement, doc.setting
   if x.outcome == 'too short':
     return [f'{best.drafter}: too short to measure at every gamma tried.']
+  plain = doc.rows[0].tok_s
+  tok_s = ''
+  if plain and best.tok_s:
+    tok_s = f' ({best.tok_s:.3g} against {plain:.3g} tok/s)'
   out = [
     f'{best.drafter}: {_OF_DRAFTERS[x.outcome]}; best at gamma {best.gamma}, '
-    f'{_times(x)} plain decoding, whole requests {_times(best.whole)}.'
+    f'{_times(x)} plain decoding{tok_s}, whole requests {_times(best.whole)}.'
   ]
   if x.outcome == 'unclear':
     out.append(f'  {_more(x, s.judged_prompts, doc.measured / 60)}')

@@ -206,6 +206,11 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
       'Left out',
     ),
     (
+      document([row('plain', gain(1), 0, tok_s=3.4), row('lm', WON, tok_s=5)]),
+      ['plain decoding (5 against 3.4 tok/s), whole requests'],
+      'Left out',
+    ),
+    (
       document([row('lm', WON)], left_out={'lm g=1': '0.80x to 0.90x'}),
       ['to test the others on more prompts: lm g=1 (0.80x to 0.90x).'],
       'Cut to fit',
