@@ -16,6 +16,8 @@ from absl import logging
 from specdec_jax import fields
 from specdec_jax.io import files, names
 from specdec_jax.io.config_json import families
+from specdec_jax.io.quantised import module
+from specdec_jax.io.quantised import reader as quantised
 from specdec_jax.models import config as model_config
 
 INDEX = 'model.safetensors.index.json'
@@ -131,9 +133,11 @@ def open_folder(
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
   """(settings, weights, paths of the weights) of a model folder."""
   _check_folder(folder)
-  config, naming = families.read(folder / 'config.json')
+  path = folder / 'config.json'
+  how, raw = quantised.settings(files.read_json(path), path)
+  config, naming = families.from_json(raw, path)
   paths = _weight_files(folder)
-  shapes: dict[str, tuple[int, ...]] = {}
+  tensors: dict[str, module.Tensor] = {}
   where: dict[str, tuple[pathlib.Path, str]] = {}
   for path in paths:
     with _open(path) as f:
@@ -141,21 +145,30 @@ def open_folder(
         part, name = f.get_slice(stored), names.INNER.sub('', stored)
         if names.HARMLESS.fullmatch(name):
           continue
-        if part.get_dtype() not in ('F32', 'F16', 'BF16', 'F64'):
-          raise ValueError(
-            f'{path}: {name} is {part.get_dtype()}; allowed are F32, F16, '
-            'BF16, F64 (dequantise the checkpoint first)'
-          )
         if name in where:
           raise ValueError(f'{path}: {name} is also in {where[name][0].name}')
-        shapes[name], where[name] = tuple(part.get_shape()), (path, stored)
+        shape = tuple(part.get_shape())
+        tensors[name] = module.Tensor(part.get_dtype(), shape)
+        where[name] = path, stored
 
   def get(name: str) -> np.ndarray:
     path, stored = where[name]
     with _open(path) as f:  # memory-mapped
       return f.get_tensor(stored)
 
-  reader = names.Reader(source, naming, shapes, get)
+  weights = quantised.Quantised({}, tensors, get)
+  if how is not None:
+    weights = quantised.plan(str(folder), how, tensors, get)
+  for name, tensor in weights.plain.items():
+    if tensor.dtype not in module.FLOATS:
+      raise ValueError(
+        f'{where[name][0]}: {name} is {tensor.dtype}; allowed are '
+        f'{", ".join(module.FLOATS)}, and the parts of quantised matrices of '
+        'which config.json has the quantization_config'
+      )
+  reader = names.Reader(
+    source, naming, weights.shapes, weights.get, weights.kind, weights.spare
+  )
   if config.tied and reader.unties():
     # As transformers 5 does; of a T5 only the weights tell.
     config = dataclasses.replace(config, tied=False)

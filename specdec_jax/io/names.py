@@ -72,12 +72,16 @@ class Reader(NamedTuple):
   naming: of its arrays.
   shapes: the stored shape of each array, by its name in the file.
   get(name) -> array: reads one array.
+  kind: what its matrices are dequantised from, 'GPTQ 4-bit'; '' is nothing.
+  spare(name): whether an array may be left out if it has no place.
   """
 
   source: str
   naming: Naming
   shapes: Mapping[str, tuple[int, ...]]
   get: Callable[[str], np.ndarray]
+  kind: str = ''
+  spare: Callable[[str], bool] = lambda name: False
 
   def stored(self, name: str) -> str:
     """A parameter's name in this file, which may have the prefix or not."""
@@ -279,7 +283,11 @@ def _plan(reader: Reader, config) -> dict[str, tuple[str, int]]:
     # Tied models look tokens up in the head's columns.
     plan['head'] = table if table in shapes or head not in shapes else head
   known = {*plan.values(), head}
-  unknown = [x for x in shapes if x not in known and not HARMLESS.fullmatch(x)]
+  unknown = [
+    x
+    for x in shapes
+    if x not in known and not HARMLESS.fullmatch(x) and not reader.spare(x)
+  ]
   missing = [name for name, x in plan.items() if x not in shapes]
   if unknown or missing:
     raise ValueError(

@@ -83,6 +83,7 @@ def _folder(folder: pathlib.Path, source: str, label: str) -> Source:
   # Ours are called "model" or "draft", in a folder that says more.
   ours = f'{whole.parent.name}/{whole.name}'
   label = label or (ours if (folder / export.MARK).exists() else whole.name)
+  label += f' ({reader.kind}, dequantised)' if reader.kind else ''
   hf.check_tokenizer(folder)
   tokenizer = tokenizer_lib.from_folder(folder, source)
   opened = _of_files(label, tokenizer, config, reader, weights)

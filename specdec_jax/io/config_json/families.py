@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from specdec_jax.io import files, names
+from specdec_jax.io import names
 from specdec_jax.io.config_json import defaults, rope
 from specdec_jax.io.config_json.json_object import Json
 from specdec_jax.models import config as model_config
@@ -25,15 +25,13 @@ _ACTS = {
 _WITH_IMAGES = {'gemma3': 'gemma3_text', 'mistral3': 'mistral'}
 
 
-def read(path: pathlib.Path) -> tuple[model_config.LMConfig, names.Naming]:
-  """(settings, naming of the weights) of a config.json."""
-  return from_json(files.read_json(path), path)
-
-
 def from_json(
   raw: dict[str, Any], path: pathlib.Path
 ) -> tuple[model_config.LMConfig, names.Naming]:
-  """The same for the content of a config.json; path: for error messages."""
+  """(settings, naming of the weights) of the content of a config.json.
+
+  path: for error messages.
+  """
   raw = _text(raw)
   kind = raw.get('model_type')
   if not isinstance(kind, str) or kind not in FAMILIES:

@@ -1,0 +1,77 @@
+"""GPTQ, versions 1 and 2 (AutoGPTQ, GPTQModel, auto-round).
+
+qweight [in * bits / 32, out] has the codes of a column, one after the other;
+qzeros [groups, out * bits / 32] those of a row; scales [groups, out]. g_idx
+[in] has the group of each input, which `desc_act` has mixed.
+"""
+
+import functools
+
+import numpy as np
+
+from specdec_jax.io.quantised import form, module
+
+BITS = (2, 3, 4, 8)
+
+
+def plan(m: module.Module) -> module.Plan:
+  rows, O = m.matrix('qweight', 'I32')
+  G, scales = m.matrix('scales', *module.FLOATS)
+  zeros, words = m.matrix('qzeros', 'I32')
+  parts = ('qweight', 'qzeros', 'scales')
+  I = None
+  if 'g_idx' in m.parts:
+    parts, (I,) = (*parts, 'g_idx'), m.parts['g_idx'].shape
+  # By the shapes, since `dynamic` settings give some modules other bits.
+  fits = [
+    b
+    for b in BITS
+    if words == -(-O * b // 32) and (I is None or rows == -(-I * b // 32))
+  ]
+  stated = m.settings.get('bits')
+  bits = stated if stated in fits else fits[0] if len(fits) == 1 else 0
+  if not bits or (zeros, scales) != (G, O):
+    m.misfit(f'parts of no one matrix of {BITS} bits')
+  I = I or rows * 32 // bits
+  if I % G:
+    m.misfit(f'{I} inputs are not {G} groups of one size')
+  read = functools.partial(_form, m, bits, (O, I), I // G)
+  return module.Plan(f'GPTQ {bits}-bit', (O, I), parts, read)
+
+
+def _form(m: module.Module, bits: int, shape, group: int) -> form.Form:
+  O, I = shape
+  codes = form.unpack(m.get('qweight').T, bits)[:, :I]
+  stored = form.unpack(m.get('qzeros'), bits)[:, :O].T
+  order = None
+  if 'g_idx' in m.parts:
+    groups = m.get('g_idx')
+    order = np.argsort(groups, kind='stable')
+    if not np.array_equal(groups[order], np.arange(I) // group):
+      m.refuse(f'g_idx does not give {group} inputs to each group')
+    order = None if np.array_equal(order, np.arange(I)) else order
+  return form.Form(
+    codes if order is None else codes[:, order],
+    m.floats('scales').T,
+    (1, group),
+    zero=(stored + _first(m, stored, bits)) & ((1 << bits) - 1),
+    order=order,
+  )
+
+
+def _first(m: module.Module, stored: np.ndarray, bits: int) -> int:
+  """What a stored 0 stands for: 1 in version 1, 0 in version 2.
+
+  Some files state the other version. The data of symmetric ones tell: their
+  zeros are all in the middle.
+  """
+  middle, sym = 1 << (bits - 1), m.settings.get('sym')
+  low, high = int(stored.min()), int(stored.max())
+  if sym is not False and low == high and low in (middle - 1, middle):
+    return middle - low
+  if sym:
+    m.refuse(
+      f'symmetric, but its zeros are {low} to {high}; allowed are all '
+      f'{middle - 1} (version 1), or all {middle} (version 2)'
+    )
+  return 0 if m.settings.get('checkpoint_format') == 'gptq_v2' else 1

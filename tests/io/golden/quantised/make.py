@@ -1,0 +1,147 @@
+"""Writes matrices as each format's own package stores them (extra `parity`).
+
+  python tests/io/golden/quantised/make.py [FAMILY ...]
+
+FAMILY.safetensors has the parts of a few small matrices, CASE.PART, and under
+CASE in its metadata the settings, and the shape and SHA-256 of what the package
+makes of them in float32. Of autoawq 0.2.9 and gptqmodel 7.7.0, which install
+with a GPU only, unpacked source distributions are wanted in PYTHONPATH; what is
+imported of them needs torch alone.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import json
+import pathlib
+import sys
+import tempfile
+import types
+
+import numpy as np
+import safetensors.torch
+import torch
+
+HERE = pathlib.Path(__file__).parent
+
+
+def digest(x) -> str:
+  """Of the values in float32; both zeros are one."""
+  x = np.asarray(x, np.float32) + np.float32(0)
+  return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def bare(package: str, *names: str, **stubs):
+  """Imports below a package whose own __init__ files are not run.
+
+  names: its packages. stubs: of its modules, by names with _ for a dot.
+  """
+  spec = importlib.util.find_spec(package)
+  if spec is None:
+    raise ModuleNotFoundError(f'{package} is not in PYTHONPATH', name=package)
+  before = dict(sys.modules)
+  root = pathlib.Path(spec.origin).parent.parent
+  for name in (package, *names):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [str(root / name.replace('.', '/'))]
+  for name, content in stubs.items():
+    full = f'{package}.{name.replace("_", ".")}'
+    sys.modules[full] = types.ModuleType(full)
+    vars(sys.modules[full]).update(content)
+  try:
+    yield
+  finally:
+    for name in set(sys.modules) - set(before):
+      del sys.modules[name]
+    sys.modules.update(before)
+
+
+def case(settings, parts, want):
+  return settings, parts, np.asarray(want, np.float32)
+
+
+def codes(bits, *shape):
+  return torch.randint(0, 1 << bits, shape, dtype=torch.int32)
+
+
+def scales(*shape):
+  """Around 0.01, in half precision."""
+  return (torch.rand(shape) * 0.02 + 0.001).half()
+
+
+# --- GPTQ ---------------------------------------------------------------------
+
+
+def gptq():
+  """Version 1 and 2, symmetric or not, mixed inputs, and false labels."""
+  O, I, g = 32, 64, 16
+  out = {}
+  idle = types.SimpleNamespace(debug=print, info=print, warn=print)
+  stubs = dict(
+    utils_logger=dict(setup_logger=lambda: idle),
+    utils_torch=dict(HAS_NPU=False),
+  )
+  names = ('gptqmodel.utils', 'gptqmodel.quantization')
+  with bare('gptqmodel', *names, **stubs):
+    of = importlib.import_module('gptqmodel.utils.model_dequant')
+    for name, bits, version, sym, label in (
+      ('2 bits', 2, 1, False, 'gptq'),
+      ('3 bits', 3, 1, False, 'gptq'),
+      ('4 bits, symmetric', 4, 1, True, 'gptq'),
+      ('4 bits, mixed', 4, 2, False, 'gptq_v2'),
+      ('8 bits, symmetric, mixed', 8, 2, True, 'gptq_v2'),
+      ('4 bits, version 2 called 1', 4, 2, True, 'gptq'),
+      ('3 bits, version 1 called 2', 3, 1, True, 'gptq_v2'),
+    ):
+      groups = torch.arange(I, dtype=torch.int32) // g
+      if 'mixed' in name:
+        groups = groups[torch.randperm(I)]
+      zeros = codes(bits, I // g, O)
+      zeros = torch.full_like(zeros, 1 << (bits - 1)) if sym else zeros
+      stored = (zeros - 1) & ((1 << bits) - 1) if version == 1 else zeros
+      packed = dict(bits=bits, pack_dtype=torch.int32)
+      weight = of.pack_cols(codes(bits, I, O).T.contiguous(), **packed)
+      parts = dict(
+        qweight=weight.T.contiguous(),
+        qzeros=of.pack_cols(stored, **packed),
+        scales=scales(I // g, O),
+        g_idx=groups,
+      )
+      settings = dict(quant_method='gptq', bits=bits, group_size=g, sym=sym)
+      true = 'gptq' if version == 1 else 'gptq_v2'
+      with tempfile.TemporaryDirectory() as there:
+        path = pathlib.Path(there) / 'a.safetensors'
+        file = {f'x.{k}': x for k, x in parts.items()}
+        safetensors.torch.save_file(file, path)
+        stated = settings | dict(checkpoint_format=true)
+        done = of.convert_gptq_file(path, torch.float32, stated, 'cpu')
+      settings['checkpoint_format'] = label
+      out[name] = case(settings, parts, done['x.weight'])
+  return out
+
+
+FAMILIES = dict(gptq=gptq)
+
+
+def make(family: str):
+  """{case: (settings, parts, values)}, the same at every call."""
+  torch.manual_seed(0)
+  return FAMILIES[family]()
+
+
+def main():
+  for family in sys.argv[1:] or FAMILIES:
+    arrays, about = {}, {}
+    for name, (settings, parts, want) in make(family).items():
+      arrays |= {f'{name}.{k}': x.contiguous() for k, x in parts.items()}
+      facts = dict(shape=want.shape, sha256=digest(want))
+      about[name] = json.dumps(facts | dict(settings=settings))
+    path = HERE / f'{family}.safetensors'
+    safetensors.torch.save_file(arrays, path, metadata=about)
+    print(path, path.stat().st_size)
+
+
+if __name__ == '__main__':
+  main()

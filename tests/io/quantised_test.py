@@ -1,0 +1,281 @@
+"""Quantised checkpoints: their values to the bit, and what is refused."""
+
+import hashlib
+import importlib.util
+import json
+import pathlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from specdec_jax.io import files, hf, sources
+from specdec_jax.io.quantised import module, reader
+from specdec_jax.models import lm
+from tests.io import tiny
+
+GOLDEN = tiny.GOLDEN / 'quantised'
+TYPES = {
+  'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
+  'I8': np.int8, 'U8': np.uint8, 'I16': np.int16, 'I32': np.int32,
+  'U32': np.uint32, 'I64': np.int64, 'F8_E4M3': np.uint8,
+}  # fmt: skip
+
+
+# --- values ------------------------------------------------------------------
+
+
+def golden(family):
+  """{case: (facts, {part: (dtype, array)})} of a file of make.py."""
+  path = GOLDEN / f'{family}.safetensors'
+  with safetensors.safe_open(path, 'numpy') as f:
+    about = {k: json.loads(x) for k, x in f.metadata().items()}
+  out = {case: (facts, {}) for case, facts in about.items()}
+  for name, x in safetensors.deserialize(path.read_bytes()):
+    case, part = name.split('.', 1)
+    array = np.frombuffer(x['data'], TYPES[x['dtype']]).reshape(x['shape'])
+    out[case][1][part] = x['dtype'], array
+  return out
+
+
+CASES = {
+  f'{path.stem}: {case}': found
+  for path in sorted(GOLDEN.glob('*.safetensors'))
+  for case, found in golden(path.stem).items()
+}
+
+
+def planned(settings, parts):
+  """The plan of one matrix, x.weight, of these parts."""
+  checked, _ = reader.settings(
+    {'quantization_config': settings}, pathlib.Path('config.json')
+  )
+  tensors = {
+    f'x.{k}': module.Tensor(dtype, x.shape) for k, (dtype, x) in parts.items()
+  }
+  get = lambda name: parts[name.removeprefix('x.')][1]
+  return reader.plan('x', checked, tensors, get)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_values_are_those_of_the_format_s_own_package(case):
+  facts, parts = CASES[case]
+  plan = planned(facts['settings'], parts)
+  assert not plan.plain
+  x = plan.get('x.weight')
+  assert x.dtype == np.float32
+  assert list(x.shape) == list(plan.shapes['x.weight']) == facts['shape']
+  x = np.ascontiguousarray(x + np.float32(0))
+  assert hashlib.sha256(x.tobytes()).hexdigest() == facts['sha256']
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize('family', sorted({x.split(':')[0] for x in CASES}))
+def test_the_packages_still_write_the_golden_files(family):
+  pytest.importorskip('torch', reason='needs torch (extra parity)')
+  spec = importlib.util.spec_from_file_location('made', GOLDEN / 'make.py')
+  assert spec and spec.loader
+  make = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(make)
+  try:
+    made = make.make(family)
+  except ModuleNotFoundError as error:
+    pytest.skip(f'needs {error.name}')
+  have = golden(family)
+  assert made.keys() == have.keys()
+  for case, (settings, parts, want) in made.items():
+    facts, stored = have[case]
+    assert facts['settings'] == settings
+    assert facts['sha256'] == make.digest(want)
+    assert stored.keys() == parts.keys()
+    for part, x in parts.items():
+      same = x.contiguous().reshape(-1).view(make.torch.uint8).numpy().tobytes()
+      assert stored[part][1].tobytes() == same, (case, part)
+
+
+# --- folders -----------------------------------------------------------------
+
+
+def packed(codes, bits):
+  """Codes [R, C] in words of 32 bits, one code after the other."""
+  R = len(codes)
+  each = np.unpackbits(codes.astype(np.uint8)[..., None], -1, bits, 'little')
+  each = each.reshape(R, -1)
+  each = np.pad(each, ((0, 0), (0, -each.shape[1] % 32)))
+  return np.packbits(each, -1, 'little').view(np.int32)
+
+
+def spread(x, wide):
+  return np.repeat(x.astype(np.float32), wide, 1)
+
+
+def gptq(rng, O, I):
+  codes, zero = rng.integers(0, 16, (O, I)), rng.integers(1, 17, (O, I // 16))
+  scale = (rng.random((O, I // 16)) * 0.05).astype(np.float16)
+  mixed = rng.permutation(I)
+  groups = np.arange(I)[np.argsort(mixed)] // 16
+  parts = dict(
+    qweight=packed(codes, 4).T,
+    qzeros=packed(zero.T - 1, 4),
+    scales=scale.T,
+    g_idx=groups.astype(np.int32),
+    bias=np.zeros(O, np.float16),
+  )
+  zero = zero % 16
+  values = (codes - zero[:, groups]).astype(np.float32)
+  return parts, values * scale.astype(np.float32)[:, groups]
+
+
+# Family -> (settings, function(rng, out, in) -> (parts, values), label).
+FAMILIES = {
+  'gptq': (
+    dict(quant_method='gptq', bits=4, group_size=16, sym=False), gptq,
+    'GPTQ 4-bit',
+  ),
+}  # fmt: skip
+
+
+def stored(settings, **more):
+  return (
+    tiny.settings(tiny.config()) | dict(quantization_config=settings) | more
+  )
+
+
+def write(folder, family, change=lambda weights: None):
+  """A folder whose projections are quantised; and the same, dequantised."""
+  settings, make, _ = FAMILIES[family]
+  rng, c = np.random.default_rng(0), tiny.config()
+  weights, plain = {}, {}
+  for name, x in tiny.arrays(c).items():
+    if not name.endswith('_proj.weight'):
+      weights[name] = plain[name] = x
+      continue
+    parts, plain[name] = make(rng, *x.shape)
+    start = name.removesuffix('weight')
+    weights |= {start + k: np.ascontiguousarray(x) for k, x in parts.items()}
+  change(weights)
+  tiny.write_folder(folder, c, weights=weights)
+  (folder / 'config.json').write_text(json.dumps(stored(settings)))
+  return folder, tiny.write_folder(folder.with_name('plain'), c, weights=plain)
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_a_folder_has_the_logits_of_the_dequantised_one(family, tmp_path):
+  folder, plain = write(tmp_path / 'model', family)
+  one, two = tiny.read(folder), tiny.read(plain)
+  tiny.check_equal(one.params, two.params)
+  assert one.label == f'model ({FAMILIES[family][2]}, dequantised)'
+  assert one.digest == files.digest([folder / hf.SINGLE])
+  tokens = np.arange(12)[None] % 7
+  of = lambda x: np.asarray(tiny.logits(x.config, x.params, tokens))
+  np.testing.assert_array_equal(of(one), of(two))
+  narrow = lm.flatten(tiny.read(folder, dtype='bfloat16').params)
+  for name, x in lm.flatten(one.params).items():
+    want = np.asarray(x).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(narrow[name], want)
+
+
+UP = 'model.layers.0.mlp.up_proj.'
+
+
+def put(part, value):
+  """Changes a part of one matrix: to a function of what is there."""
+  return lambda weights: weights.update({UP + part: value(weights[UP + part])})
+
+
+def drop(part):
+  return lambda weights: weights.pop(UP + part)
+
+
+def with_nan(x):
+  x = x.copy()
+  x.flat[3] = np.nan
+  return x
+
+
+@pytest.mark.parametrize(
+  'family, change, message',
+  [
+    ('gptq', drop('scales'), 'up_proj: no scales beside g_idx, qweight, qzer'),
+    ('gptq', drop('qweight'), r'up_proj.\w+ is I32; allowed are F32.*quantiza'),
+    ('gptq', put('scales', with_nan), 'scales has 1 values that are not fini'),
+    ('gptq', put('scales', lambda x: x[:1]), 'no one matrix .*scales .1, 48.'),
+    ('gptq', put('qweight', lambda x: x[:-1]), r'no one .*qweight \[3, 48\]'),
+    ('gptq', put('qweight', lambda x: x.astype('i8')), 'qweight is I64 .*I32'),
+    ('gptq', put('g_idx', np.zeros_like), 'does not give 16 inputs to each'),
+    ('gptq', put('bias', np.ones_like), 'no place for .*up_proj.bias'),
+  ],
+)  # fmt: skip
+def test_a_damaged_matrix_is_named(family, change, message, tmp_path):
+  folder, _ = write(tmp_path / 'model', family, change)
+  with pytest.raises(ValueError, match=message):
+    tiny.read(folder)
+
+
+def test_groups_of_one_size_and_true_zeros():
+  settings, parts = dict(CASES['gptq: 4 bits, symmetric'][0]['settings']), {}
+  parts |= CASES['gptq: 4 bits, symmetric'][1]
+  three = {k: (x[0], x[1][:3]) for k, x in parts.items() if k != 'g_idx'}
+  three['qweight'] = parts['qweight']
+  with pytest.raises(ValueError, match='64 inputs are not 3 groups of one'):
+    planned(settings, three)
+  odd = parts | dict(qzeros=('I32', parts['qzeros'][1] + 1))
+  with pytest.raises(ValueError, match='symmetric, but its zeros are 7 to 8'):
+    planned(settings, odd).get('x.weight')
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    ('gptq', "quantization_config='gptq': give an object"),
+    (dict(quant_method='hqq', nbits=4), "'hqq' and the keys .'nbits', 'quant"),
+    (dict(quant_method=['gptq']), 'is not supported; allowed are'),
+    (dict(quant_method='gptq', bits=5), 'bits=5 of gptq is not .* allowed: 2,'),
+    (dict(quant_method='gptq', format='marlin'), "checkpoint_format='marlin'"),
+    (dict(quant_method='gptq', is_marlin_format=True), 'is_marlin_format=True'),
+    (
+      dict(quant_method='auto-round', packing_format='auto_round:exllama'),
+      "'auto-round' and the keys .*'packing_format'.*'gptqmodel'",
+    ),
+  ],
+)
+def test_settings_that_are_not_read_are_named(settings, message, tmp_path):
+  """Before the weights are looked at: there are none."""
+  raw = stored(settings)
+  (tmp_path / 'config.json').write_text(json.dumps(raw))
+  with pytest.raises(ValueError, match=message):
+    sources.open_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  'settings, beside, nested',
+  [
+    (None, 'quantize_config.json', False),
+    (dict(quant_method='auto-round', bits=4, sym=False), '', False),
+    (dict(quant_method='gptq', w_bit=4, zero_point=True), '', True),
+  ],
+)
+def test_settings_in_other_places_and_words(settings, beside, nested, tmp_path):
+  folder, plain = write(tmp_path / 'model', 'gptq')
+  if beside:
+    (folder / beside).write_text(json.dumps(FAMILIES['gptq'][0]))
+  own = stored(settings)
+  own = (
+    dict(
+      model_type='mistral3',
+      text_config=own | dict(model_type='mistral', sliding_window=None),
+    )
+    if nested
+    else own
+  )
+  (folder / 'config.json').write_text(json.dumps(own))
+  tiny.check_equal(tiny.read(folder).params, tiny.read(plain).params)
+
+
+def test_a_quantised_tensor_without_settings_is_refused(tmp_path):
+  folder, _ = write(tmp_path / 'model', 'gptq')
+  (folder / 'config.json').write_text(json.dumps(stored(None)))
+  with pytest.raises(ValueError, match='g_idx is I32; .* quantization_config'):
+    tiny.read(folder)
