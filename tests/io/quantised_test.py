@@ -128,11 +128,24 @@ def gptq(rng, O, I):
   return parts, values * scale.astype(np.float32)[:, groups]
 
 
+def awq(rng, O, I):
+  codes, zero = rng.integers(0, 16, (O, I)), rng.integers(0, 16, (O, I // 16))
+  scale = (rng.random((O, I // 16)) * 0.05).astype(np.float16)
+  mix = lambda x: x.T.reshape(x.shape[1], -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+  word = lambda x: packed(mix(x).reshape(x.T.shape), 4)
+  parts = dict(qweight=word(codes), qzeros=word(zero), scales=scale.T)
+  return parts, (codes - spread(zero, 16)) * spread(scale, 16)
+
+
 # Family -> (settings, function(rng, out, in) -> (parts, values), label).
 FAMILIES = {
   'gptq': (
     dict(quant_method='gptq', bits=4, group_size=16, sym=False), gptq,
     'GPTQ 4-bit',
+  ),
+  'awq': (
+    dict(quant_method='awq', bits=4, group_size=16, version='GEMM'), awq,
+    'AWQ 4-bit',
   ),
 }  # fmt: skip
 
@@ -201,17 +214,33 @@ def with_nan(x):
     ('gptq', drop('scales'), 'up_proj: no scales beside g_idx, qweight, qzer'),
     ('gptq', drop('qweight'), r'up_proj.\w+ is I32; allowed are F32.*quantiza'),
     ('gptq', put('scales', with_nan), 'scales has 1 values that are not fini'),
-    ('gptq', put('scales', lambda x: x[:1]), 'no one matrix .*scales .1, 48.'),
-    ('gptq', put('qweight', lambda x: x[:-1]), r'no one .*qweight \[3, 48\]'),
+    ('gptq', put('scales', lambda x: x[:1]), 'fit no matrix .*scales .1, 48.'),
+    ('gptq', put('qweight', lambda x: x[:-1]), r'fit no .*qweight \[3, 48\]'),
     ('gptq', put('qweight', lambda x: x.astype('i8')), 'qweight is I64 .*I32'),
     ('gptq', put('g_idx', np.zeros_like), 'does not give 16 inputs to each'),
     ('gptq', put('bias', np.ones_like), 'no place for .*up_proj.bias'),
+    ('awq', drop('qzeros'), 'up_proj: no qzeros beside qweight, scales'),
+    ('awq', put('qzeros', lambda x: x[:1]), 'groups of 16: .*qzeros .1, 6.'),
+    ('awq', put('qweight', lambda x: x[:-1]), 'of 15: qweight .31, 6.'),
+    ('awq', put('scales', with_nan), 'scales has 1 values that are not fini'),
   ],
 )  # fmt: skip
 def test_a_damaged_matrix_is_named(family, change, message, tmp_path):
   folder, _ = write(tmp_path / 'model', family, change)
   with pytest.raises(ValueError, match=message):
     tiny.read(folder)
+
+
+def test_the_groups_of_awq_are_those_of_its_settings():
+  facts, parts = CASES['awq: gemv, 32']
+  for group, message in (
+    (None, 'group_size=None; a number is needed, or -1'),
+    (0, 'group_size=0; a number'),
+    (48, 'fit no matrix of 4 bits in groups of 48: qweight .32, 8.'),
+    (128, 'in groups of 128'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      planned(facts['settings'] | dict(group_size=group), parts)
 
 
 def test_groups_of_one_size_and_true_zeros():
@@ -235,6 +264,7 @@ def test_groups_of_one_size_and_true_zeros():
     (dict(quant_method='gptq', bits=5), 'bits=5 of gptq is not .* allowed: 2,'),
     (dict(quant_method='gptq', format='marlin'), "checkpoint_format='marlin'"),
     (dict(quant_method='gptq', is_marlin_format=True), 'is_marlin_format=True'),
+    (dict(quant_method='awq', version='exllama'), "version='exllama' of awq"),
     (
       dict(quant_method='auto-round', packing_format='auto_round:exllama'),
       "'auto-round' and the keys .*'packing_format'.*'gptqmodel'",
@@ -249,18 +279,25 @@ def test_settings_that_are_not_read_are_named(settings, message, tmp_path):
     sources.open_source(str(tmp_path))
 
 
+ROUND = dict(quant_method='auto-round', bits=4, group_size=16, sym=False)
+
+
 @pytest.mark.parametrize(
-  'settings, beside, nested',
+  'family, settings, beside, nested',
   [
-    (None, 'quantize_config.json', False),
-    (dict(quant_method='auto-round', bits=4, sym=False), '', False),
-    (dict(quant_method='gptq', w_bit=4, zero_point=True), '', True),
+    ('gptq', None, 'quantize_config.json', False),
+    ('gptq', dict(quant_method='auto-round', bits=4, sym=False), '', False),
+    ('gptq', dict(quant_method='gptq', w_bit=4, zero_point=True), '', True),
+    ('awq', None, 'quant_config.json', False),
+    ('awq', ROUND | dict(packing_format='auto_round:auto_awq'), '', False),
   ],
 )
-def test_settings_in_other_places_and_words(settings, beside, nested, tmp_path):
-  folder, plain = write(tmp_path / 'model', 'gptq')
+def test_settings_in_other_places_and_words(
+  family, settings, beside, nested, tmp_path
+):
+  folder, plain = write(tmp_path / 'model', family)
   if beside:
-    (folder / beside).write_text(json.dumps(FAMILIES['gptq'][0]))
+    (folder / beside).write_text(json.dumps(FAMILIES[family][0]))
   own = stored(settings)
   own = (
     dict(

@@ -31,7 +31,7 @@ def plan(m: module.Module) -> module.Plan:
   stated = m.settings.get('bits')
   bits = stated if stated in fits else fits[0] if len(fits) == 1 else 0
   if not bits or (zeros, scales) != (G, O):
-    m.misfit(f'parts of no one matrix of {BITS} bits')
+    m.misfit(f'its parts fit no matrix of {BITS} bits')
   I = I or rows * 32 // bits
   if I % G:
     m.misfit(f'{I} inputs are not {G} groups of one size')

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.io import files
-from specdec_jax.io.quantised import gptq
+from specdec_jax.io.quantised import awq, gptq
 from specdec_jax.io.quantised.form import dequantise
 from specdec_jax.io.quantised.module import Module, Plan, Tensor
 
@@ -28,14 +28,19 @@ _METHODS: dict[str, dict[str, tuple]] = {
     'checkpoint_format': ('gptq', 'gptq_v2', None),
     'is_marlin_format': (False, None),
   },
+  'awq': {
+    'bits': (4, None),
+    'version': ('gemm', 'gemv', 'gemv_fast', 'llm-awq', None),
+  },
 }
 # auto-round's packing_format, after 'auto_round:' -> settings that it means.
 _ROUND: dict[str, dict[str, Any]] = {
   'auto_gptq': dict(quant_method='gptq', checkpoint_format='gptq'),
   'gptq': dict(quant_method='gptq', checkpoint_format='gptq'),
   'gptqmodel': dict(quant_method='gptq', checkpoint_format='gptq_v2'),
+  'auto_awq': dict(quant_method='awq'),
 }
-_PARTS = re.compile(r'(.+)\.(qweight|qzeros|scales|g_idx)')
+_PARTS = re.compile(r'(.+)\.(qweight|qzeros|scales|g_idx|scaled_zeros)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +120,8 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
     packing = str(out.get('packing_format', 'auto_round:auto_gptq'))
     out |= _ROUND.get(packing.removeprefix('auto_round:'), {})
     method = out['quant_method']
+  if isinstance(out.get('version'), str):
+    out['version'] = out['version'].lower()
   if method == 'gptq':
     out.setdefault('checkpoint_format', out.get('format'))
     out.setdefault('sym', not out.get('zero_point', False))
@@ -157,17 +164,21 @@ def plan(
       modules.setdefault(match[1], {})[match[2]] = x
   plans, plain = {}, dict(tensors)
   for name, parts in modules.items():
-    if family := _family(parts):
-      read = lambda part, name=name: get(f'{name}.{part}')
-      found = family(Module(source, name, parts, read, values))
-      plans[f'{name}.weight'] = found
+    read = lambda part, name=name: get(f'{name}.{part}')
+    m = Module(source, name, parts, read, values)
+    if family := _family(m):
+      plans[f'{name}.weight'] = found = family(m)
       for part in found.parts:
         del plain[f'{name}.{part}']
   return Quantised(plans, plain, get)
 
 
-def _family(parts: Mapping[str, Tensor]) -> Callable[[Module], Plan] | None:
-  """Plans a module of these parts; None: it is not quantised."""
-  if 'qweight' in parts:
+def _family(m: Module) -> Callable[[Module], Plan] | None:
+  """What plans a module; None: it is not quantised."""
+  if 'qweight' not in m.parts:
+    return None
+  if 'g_idx' in m.parts:
     return gptq.plan
-  return None
+  # Old files of GPTQ have no g_idx; where shapes do not tell, settings do.
+  method = m.settings['quant_method']
+  return awq.plan if awq.is_gemm(m) or method == 'awq' else gptq.plan

@@ -122,7 +122,50 @@ def gptq():
   return out
 
 
-FAMILIES = dict(gptq=gptq)
+# --- AWQ ----------------------------------------------------------------------
+
+
+def awq():
+  """Its layouts, each with groups that fill their words and that do not."""
+  O, out = 32, {}
+  stubs = dict(utils_utils=dict(get_best_device=lambda: 'cpu'))
+  names = ('awq.utils', 'awq.modules', 'awq.modules.linear')
+  with bare('awq', *names, **stubs):
+    of = lambda x: importlib.import_module(f'awq.{x}')
+    gemm = of('modules.linear.gemm').WQLinear_GEMM
+    gemv = of('modules.linear.gemv').WQLinear_GEMV
+    fast = of('modules.linear.gemv_fast').WQLinear_GEMVFast
+    back = of('utils.packing_utils').dequantize_gemm
+    for name, layout, g, I in (
+      ('gemm', gemm, 16, 64),
+      ('gemv', gemv, 32, 64),
+      ('gemv', gemv, 128, 256),
+      ('gemv_fast', fast, 64, 128),
+      ('llm-awq', fast, 32, 64),
+    ):
+      scale, zero = scales(O, I // g), codes(4, O, I // g)
+      q, each = codes(4, O, I), (scale.float(), zero.float())
+      s, z = (x.repeat_interleave(g, 1) for x in each)
+      linear = torch.nn.Linear(I, O, bias=False)
+      linear.weight.data = want = (q - z) * s
+      at = (scale.T, zero.T) if layout is gemm else (scale, zero)
+      made = layout.from_linear(linear, 4, g, False, *at)
+      parts = {k: getattr(made, k) for k in ('qweight', 'qzeros', 'scales')}
+      if layout is gemm:
+        packed = parts['qweight'], parts['qzeros'], parts['scales'].float()
+        want = back(*packed, 4, g).T
+      if layout is fast:
+        # It adds what is stored in half precision.
+        stored = parts['qzeros'][: I // g].float().T
+        want = q * s + stored.repeat_interleave(g, 1)
+      if name == 'llm-awq':
+        parts['scaled_zeros'] = parts.pop('qzeros')
+      settings = dict(quant_method='awq', bits=4, group_size=g, version=name)
+      out[f'{name}, {g}'] = case(settings, parts, want)
+  return out
+
+
+FAMILIES = dict(gptq=gptq, awq=awq)
 
 
 def make(family: str):
