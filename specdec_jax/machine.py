@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.models import layers
+from specdec_jax.models import weights
 
 # A call that reads memory once and returns gigabytes a second.
 Read = functools.partial[float]
@@ -102,7 +102,7 @@ def repeated(read: Read) -> list[float]:
 @jax.jit
 def matvec(x_1K, w_KN):
   # The model's own matmul, with its bf16 row padding: the same work.
-  return layers.matmul(x_1K, w_KN)
+  return weights.matmul(x_1K, w_KN)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -13,7 +13,7 @@ from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import tables, timing
 from specdec_jax.certify import base, certificate, enumerated, identity, load
 from specdec_jax.chips import roofline
-from specdec_jax.models import layers
+from specdec_jax.models import weights
 from specdec_jax.verify import reject
 
 # Of a row of 512 float32 products; in bfloat16 it is about 2e-3.
@@ -32,7 +32,7 @@ def float32_products(subject: base.Subject, amount: int) -> base.Figure:
   rng = np.random.default_rng(0)
   x, kernel = rng.normal(size=(amount, 512)), rng.normal(size=(512, 256))
   x, kernel = x.astype(np.float32), kernel.astype(np.float32)
-  got = np.asarray(layers.matmul(jnp.asarray(x), jnp.asarray(kernel)))
+  got = np.asarray(weights.matmul(jnp.asarray(x), jnp.asarray(kernel)))
   exact = x.astype(np.float64) @ kernel.astype(np.float64)
   size = np.abs(x).astype(np.float64) @ np.abs(kernel)
   off = float((np.abs(got - exact) / size).max())

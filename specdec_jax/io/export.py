@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -22,7 +23,7 @@ from specdec_jax.io import files, hf, names
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.io.config_json import families
 from specdec_jax.models import config as model_config
-from specdec_jax.models import convert, lm, rope
+from specdec_jax.models import convert, rope
 
 # Says that a folder is ours to replace, and what made it.
 MARK = 'specdec_jax.json'
@@ -229,8 +230,7 @@ def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
 
 def _weights(config, params, naming: names.Naming) -> dict[str, np.ndarray]:
   """Stored name -> array as it is stored: contiguous, kernels [out, in]."""
-  flat = {name: np.asarray(x) for name, x in lm.flatten(params).items()}
-  _, flat = convert.plain(config, lm.nest(flat))
+  _, flat = convert.plain(config, jax.tree.map(np.asarray, params))
   out = {}
   for name, x in flat.items():
     assert np.isfinite(x).all(), f'{name} is not finite'

@@ -60,23 +60,15 @@ def pad(bias_N: Array, parts: int = 1) -> Array:
   return jnp.concatenate(each).astype(jnp.float32)
 
 
-def columns_of(kernel: Array, ids: Array) -> Array:
-  """Columns of a kernel, packed or [K, N]: [K, *ids.shape]."""
-  kernel = jnp.asarray(kernel)
-  if kernel.ndim == 2:
-    return kernel.at[:, ids].get(mode='clip')
+def columns_of(packed: Array, ids: Array) -> Array:
+  """Columns of a kernel, [K, *ids.shape], from its panels."""
+  packed = jnp.asarray(packed)
   column = ids % WIDE
-  if kernel.dtype == jnp.bfloat16:
+  if packed.dtype == jnp.bfloat16:
     half = WIDE // 2
     column = column % half * 2 + column // half
-  x = kernel.at[ids // WIDE, :, column].get(mode='clip')
+  x = packed.at[ids // WIDE, :, column].get(mode='clip')
   return jnp.moveaxis(x, -1, 0)
-
-
-def take(kernel: Array, ids_R: Array) -> Array:
-  """A kernel of these columns only, packed if it was."""
-  columns_KR = columns_of(kernel, ids_R)
-  return pack(columns_KR) if kernel.ndim == 3 else columns_KR
 
 
 def linear(

@@ -16,7 +16,7 @@ import numpy as np
 from specdec_jax import types
 from specdec_jax.kernels import calls, pages
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import lm, weights
 
 # Fused projection -> the module that it is in, and what it is made of.
 _FUSED = {'qkv': ('attn', ('q', 'k', 'v')), 'gate_up': ('mlp', ('gate', 'up'))}
@@ -39,7 +39,7 @@ def fuse(config: model_config.LMConfig, params: types.Params):
         continue  # an MLP without a gate
       found = [layer[group].pop(part) for part in parts]
       layer[group][whole] = {
-        leaf: jnp.concatenate([x[leaf] for x in found], -1) for leaf in found[0]
+        leaf: weights.join([x[leaf] for x in found]) for leaf in found[0]
       }
   return config.running(fused=True), params
 
@@ -64,7 +64,7 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
     if isinstance(x, dict):
       params[key] = pack_params(x, key)
     elif key in ('kernel', 'head'):
-      params[key] = pages.enlarge(calls.pack(x, parts))
+      params[key] = jax.tree.map(pages.enlarge, weights.pack(x, parts))
     elif key == 'bias' and 'kernel' in params:
       params[key] = calls.pad(x, parts)
     elif key in ('scale', 'bias', 'relative'):
@@ -77,11 +77,9 @@ def unpack(config: model_config.LMConfig, params: types.Params):
   config = config.running(packed=False)
   flat = lm.flatten(params)
   for name, shape in lm.shapes(config).items():
-    x, columns = flat[name], shape.shape[-1]
-    parts = 2 if '/gate_up/' in name else 1
-    if x.ndim == 3:
-      x = calls.unpack(x, columns, parts)
-    elif x.shape != shape.shape:
+    x, columns = weights.of(flat[name]).dense(), shape.shape[-1]
+    if x.shape != shape.shape:  # a bias
+      parts = 2 if '/gate_up/' in name else 1
       each = jnp.split(x, parts)
       x = jnp.concatenate([part[: columns // parts] for part in each])
     flat[name] = x.astype(shape.dtype)
@@ -129,11 +127,11 @@ def reduce(
   own = dataclasses.replace(
     config, tied=False, proposes=tuple(int(i) for i in ids)
   )
-  head, few_R = params['head'], jnp.asarray(own.proposes, jnp.int32)
+  head = weights.of(params['head'])
+  few_R = jnp.asarray(own.proposes, jnp.int32)
   if config.tied:
-    head_DV = calls.unpack(head, config.vocab) if config.packed else head
-    params = params | {'embed': head_DV.T}
-  return own, params | {'head': calls.take(head, few_R)}
+    params = params | {'embed': head.dense().T}
+  return own, params | {'head': head.take(few_R)}
 
 
 def digest(params: types.Params) -> str:

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specdec_jax import types
-from specdec_jax.kernels import calls
 from specdec_jax.models import attention, layers, lm
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
+from specdec_jax.models import weights as weights_lib
 
 Array = jax.Array
 
@@ -180,7 +180,7 @@ def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
     target_params: the target's; the head is copied from columns of its head.
   """
   ids = jnp.asarray(ids)
-  head = calls.take(target_params['head'], ids)
+  head = weights_lib.of(target_params['head']).take(ids)
   return {'layer': layer, 'head': head, 'ids': ids, 'target': target_params}
 
 
@@ -194,13 +194,10 @@ def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
 def reduced(config: EagleConfig, params, hidden: Array) -> Array:
   """Logits of the draft's vocabulary, [..., R], float32 or wider.
 
-  Uses only the head and the layer's last norm from params, and if it is packed
-  the ids.
+  Uses only the head and the layer's last norm from params.
   """
   norm = nnx.merge(_norm(config), nnx.State(params['layer']['norm']))
-  head = params['head']
-  columns = len(params['ids']) if config.block.packed else head.shape[1]
-  few = layers.head(norm, hidden, head, columns)
+  few = layers.head(config.block, norm, hidden, params['head'])
   if config.block.head_scale != 1:
     few *= config.block.head_scale
   return attention.softcap(few, config.block.logit_softcap)

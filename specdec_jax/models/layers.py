@@ -1,42 +1,24 @@
 """Norms, projections and the transformer block, as Flax NNX modules.
 
 Modules hold parameters only: no sharding, caches or loading. Kernels are
-[in, out], so that `x @ kernel` reads them at memory speed; those of a packed
-model lie in panels, and a block of it is five calls of specdec_jax.kernels.
+[in, out], so that `x @ kernel` reads them at memory speed, and stored as
+models.weights says; a block of a packed model is five calls of
+specdec_jax.kernels.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from specdec_jax.kernels import calls
-from specdec_jax.models import attention
+from specdec_jax.models import attention, weights
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
 
 Array = jax.Array
-
-
-def matmul(x: Array, kernel: Array, dtype=None) -> Array:
-  """x @ kernel, accumulated in float32 or wider, cast to dtype (None: x's)."""
-  wide = jnp.promote_types(x.dtype, jnp.float32)
-  dot = functools.partial(
-    jnp.matmul,
-    preferred_element_type=wide,
-    precision=attention.precision(x.dtype),
-  )
-  rows = x.shape[:-1]
-  x = x.reshape(-1, x.shape[-1])
-  one = x.shape[0] == 1 and x.dtype == jnp.bfloat16
-  if one and jax.default_backend() == 'cpu':
-    # For one bf16 row XLA CPU takes a path 10 to 20 times slower than for two.
-    y = dot(jnp.pad(x, ((0, 1), (0, 0))), kernel)[:1]
-  else:
-    y = dot(x, kernel)
-  return y.astype(dtype or x.dtype).reshape(*rows, kernel.shape[1])
 
 
 class RMSNorm(nnx.Module):
@@ -104,7 +86,7 @@ class Linear(nnx.Module):
     c: the model's settings.
     width_in, width_out: of x and of the result.
     bias: whether there is one.
-    parts: kernels side by side, which `packed` pads one by one.
+    parts: kernels side by side, which weights.pack keeps apart.
   """
 
   def __init__(
@@ -115,35 +97,19 @@ class Linear(nnx.Module):
     bias: bool = False,
     parts: int = 1,
   ):
-    shape, ends = (width_in, width_out), (width_out,)
-    self.width_out = width_out
+    kernel = jnp.zeros((width_in, width_out), c.dtype)
+    ends = jnp.zeros((width_out,), c.activations)
     if c.packed:
-      panels = parts * calls.panels(width_out // parts)
-      shape, ends = (panels, width_in, calls.WIDE), (panels * calls.WIDE,)
-    dtype = jnp.dtype(c.dtype)
-    self.kernel = nnx.Param(jnp.zeros(shape, dtype))
-    dtype = jnp.dtype(c.activations)
-    self.bias = nnx.Param(jnp.zeros(ends, dtype)) if bias else None
+      kernel, ends = weights.pack(kernel, parts), calls.pad(ends, parts)
+    self.kernel = nnx.Param(kernel)
+    self.bias = nnx.Param(ends) if bias else None
 
-  def __call__(self, x: Array) -> Array:
-    if self.kernel.ndim == 3:
-      return self.packed(x)
-    y = matmul(x, self.kernel[...])
-    if self.bias is None:
-      return y
-    return y + _last(self.bias[...], y.ndim)
-
-  def packed(self, x: Array, norm=None, gated: bool = False, **more) -> Array:
-    """calls.linear with these parameters, after this norm module."""
-    return calls.linear(
-      x,
-      self.kernel[...],
-      self.width_out // (2 if gated else 1),
-      norm=norm and packed_norm(norm),
-      bias=None if self.bias is None else self.bias[...],
-      gated=gated,
-      **more,
-    )
+  def __call__(self, x: Array, norm=None, **more) -> Array:
+    """norm, a module, and more: of a packed model (weights.Matrix.linear)."""
+    if norm is not None:
+      more['norm'] = packed_norm(norm)
+    bias = None if self.bias is None else self.bias[...]
+    return weights.of(self.kernel.get_value()).linear(x, bias, **more)
 
 
 def packed_norm(norm: RMSNorm | LayerNorm) -> calls.Norm:
@@ -154,20 +120,24 @@ def packed_norm(norm: RMSNorm | LayerNorm) -> calls.Norm:
 
 
 def head(
-  norm: RMSNorm | LayerNorm, hidden: Array, kernel: Array, columns: int
+  c: model_config.LMConfig,
+  norm: RMSNorm | LayerNorm,
+  hidden: Array,
+  kernel: Any,
 ) -> Array:
   """norm(hidden) @ kernel, float32 or wider.
 
   Args:
+    c: the model's settings.
     norm: the last one.
     hidden: [..., D].
-    kernel: the output head, packed or [D, columns].
-    columns: of the result.
+    kernel: the output head, a matrix of models.weights.
   """
-  if kernel.ndim == 3:
-    return calls.linear(hidden, kernel, columns, norm=packed_norm(norm))
+  matrix = weights.of(kernel)
+  if c.packed:
+    return matrix.linear(hidden, norm=packed_norm(norm))
   wide = jnp.promote_types(hidden.dtype, jnp.float32)
-  return matmul(norm(hidden).astype(hidden.dtype), kernel, wide)
+  return matrix.linear(norm(hidden).astype(hidden.dtype), dtype=wide)
 
 
 class Attention(nnx.Module):
@@ -282,12 +252,12 @@ class CrossAttention(nnx.Module):
       store, mask_B1I: the source's keys and values, and where it has tokens.
     """
     c = self.config
-    q_BTF = self.q.packed(x_BTD, norm)
+    q_BTF = self.q(x_BTD, norm)
     scale = c.query_scale or c.head_dim**-0.5
     (y_BTF,) = calls.attend(
       q_BTF, None, None, None, mask_B1I, *store, heads=c.heads, scale=scale
     )
-    return self.o.packed(y_BTF, add=x_BTD)
+    return self.o(y_BTF, add=x_BTD)
 
 
 class Dropout(NamedTuple):
@@ -368,13 +338,13 @@ class Block(nnx.Module):
   def _packed(self, x_BTD: Array, view: attention.View, write: kv.Writer):
     mlp, c = self.mlp, self.mlp.config
     add = functools.partial(_add, scale=c.residual_scale)
-    qkv_BTF = self.attn.qkv.packed(x_BTD, self.attn_norm)
+    qkv_BTF = self.attn.qkv(x_BTD, self.attn_norm)
     y_BTF, cache = self.attn.packed(qkv_BTF, view, write)
     x_BTD = add(x_BTD, self.attn.o, y_BTF, self.attn_post_norm)
     if view.source is not None:
       x_BTD = self.cross_attn.packed(x_BTD, self.cross_norm, *view.source)
     up = mlp.gate_up if c.gated else mlp.up
-    y_BTF = up.packed(x_BTD, self.mlp_norm, c.gated, act=c.act)
+    y_BTF = up(x_BTD, self.mlp_norm, gated=c.gated, act=c.act)
     return add(x_BTD, mlp.down, y_BTF, self.mlp_post_norm), cache
 
 
@@ -389,8 +359,8 @@ def _scaled(x: Array, scale: float) -> Array:
 def _add(x_BTD: Array, linear: Linear, y_BTF: Array, norm, scale) -> Array:
   """x + scale * norm(linear(y)), the norm left out if None, by the kernels."""
   if norm is None and scale == 1:
-    return linear.packed(y_BTF, add=x_BTD)
-  y_BTD = linear.packed(y_BTF)
+    return linear(y_BTF, add=x_BTD)
+  y_BTD = linear(y_BTF)
   if norm is None:
     return x_BTD + y_BTD * scale
   one = packed_norm(norm)

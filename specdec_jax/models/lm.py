@@ -17,8 +17,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from specdec_jax import types
-from specdec_jax.kernels import calls
-from specdec_jax.models import alone, attention, encoder, layers
+from specdec_jax.models import alone, attention, encoder, layers, weights
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
 
@@ -36,11 +35,8 @@ class Ends(nnx.Module):
     dtype = jnp.dtype(c.dtype)
     self.config = c
     self.norm = layers.norm(c, c.width)
-    self.few = len(c.proposes) or c.vocab
-    shape = c.width, self.few
-    if c.packed:
-      shape = calls.panels(self.few), c.width, calls.WIDE
-    self.head = nnx.Param(jnp.zeros(shape, dtype))
+    head = jnp.zeros((c.width, len(c.proposes) or c.vocab), dtype)
+    self.head = nnx.Param(weights.pack(head) if c.packed else head)
     table = lambda rows: nnx.Param(jnp.zeros((rows, c.width), dtype))
     self.embed = None if c.tied else table(c.vocab)
     self.positions = table(c.context) if c.position == 'learned' else None
@@ -52,7 +48,7 @@ class Ends(nnx.Module):
     if self.embed is not None:
       x_BTD = self.embed[...].at[tokens_BT].get(mode='clip')
     else:
-      x_DBT = calls.columns_of(self.head[...], tokens_BT)
+      x_DBT = weights.of(self.head.get_value()).columns(tokens_BT)
       x_BTD = jnp.moveaxis(x_DBT, 0, -1)
     x_BTD = x_BTD.astype(c.activations)
     if c.embed_scale != 1:
@@ -66,7 +62,8 @@ class Ends(nnx.Module):
     return x_BTD
 
   def logits(self, hidden: Array) -> Array:
-    logits = layers.head(self.norm, hidden, self.head[...], self.few)
+    head = self.head.get_value()
+    logits = layers.head(self.config, self.norm, hidden, head)
     if self.config.head_scale != 1:
       logits *= self.config.head_scale
     return attention.softcap(logits, self.config.logit_softcap)
@@ -86,7 +83,7 @@ def _split(config: model_config.LMConfig):
 
 
 def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shape and dtype of every parameter, by flat name."""
+  """Shape and dtype of every parameter's arrays, by flat name."""
   out = _named(config, *_modules(config))
   if config.encoder is not None:
     own = _named(config.encoder, *encoder.modules(config.encoder))
@@ -99,8 +96,8 @@ def _named(config, block, ends) -> dict[str, jax.ShapeDtypeStruct]:
   out = named(ends)
   for name, x in named(block).items():
     if config.scan_layers:
-      shape = config.depth, *x.shape
-      out[f'layers/{name}'] = jax.ShapeDtypeStruct(shape, x.dtype)
+      shape = lambda x: jax.ShapeDtypeStruct((config.depth, *x.shape), x.dtype)
+      out[f'layers/{name}'] = jax.tree.map(shape, x)
     else:
       out |= {f'layers/{i}/{name}': x for i in range(config.depth)}
   return out
@@ -108,8 +105,9 @@ def _named(config, block, ends) -> dict[str, jax.ShapeDtypeStruct]:
 
 def named(module) -> dict[str, jax.ShapeDtypeStruct]:
   """The parameters of a module that nnx.split has, by flat name."""
+  shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
   return {
-    '/'.join(map(str, path)): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    '/'.join(map(str, path)): jax.tree.map(shape, leaf.get_value())
     for path, leaf in nnx.to_flat_state(module[1])
   }
 
@@ -127,9 +125,9 @@ def nest(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def flatten(params: types.Params) -> dict[str, Any]:
-  """The inverse of nest."""
+  """The inverse of nest; a matrix in weights.STORED is one parameter."""
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
-  leaves = jax.tree_util.tree_leaves_with_path(params)
+  leaves = jax.tree_util.tree_leaves_with_path(params, weights.is_stored)
   return {name(path): leaf for path, leaf in leaves}
 
 
@@ -152,6 +150,7 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
     put: put(name, array) -> array places each parameter as it is made; None
       leaves it on the default device.
   """
+  assert not config.packed, 'convert.pack packs what is made'
   put = put or (lambda name, x: x)
   root = jax.random.key(seed)
   key = lambda name: jax.random.fold_in(root, zlib.crc32(name.encode()))
@@ -235,7 +234,7 @@ def _dropout(params, stack: int) -> layers.Dropout | None:
 def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
   """The logit of one id at each position, [B, T]; no others are computed."""
   ends = _ends(config, params)
-  column_DBT = calls.columns_of(ends.head[...], tokens_BT)
+  column_DBT = weights.of(ends.head.get_value()).columns(tokens_BT)
   wide = jnp.promote_types(hidden_BTD.dtype, jnp.float32)
   x_BTD = ends.norm(hidden_BTD).astype(wide) * config.head_scale
   logits_BT = jnp.einsum('BTD,DBT->BT', x_BTD, column_DBT.astype(wide))

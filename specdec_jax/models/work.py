@@ -20,7 +20,7 @@ def step_parameters(params: types.Params) -> int:
   Without the position table and an untied embedding, of which it reads few
   rows, and without what reads a source, once a request.
   """
-  return sum(x.size for _, x in _read_whole(params))
+  return sum(x.size for x in jax.tree.leaves(dict(_read_whole(params))))
 
 
 def row_products(params: types.Params, length: int, source: int) -> float:
@@ -55,7 +55,7 @@ def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
   return tree_bytes(jax.eval_shape(left)) / many
 
 
-def _read_whole(params: types.Params) -> list[tuple[str, jax.Array]]:
+def _read_whole(params: types.Params) -> list[tuple[str, Any]]:
   """The parameters of a pass, by flat name."""
   return [x for x in lm.flatten(params).items() if lm.every_pass(x[0])]
 
@@ -76,7 +76,7 @@ def layers_share(params: types.Params, count: int) -> float:
   for name, x in _read_whole(params):
     group, _, rest = name.partition('/')
     if group == 'layers' and rest[0].isdecimal():
-      total += x.nbytes * (int(rest.partition('/')[0]) < count)
+      total += tree_bytes(x) * (int(rest.partition('/')[0]) < count)
     elif group == 'layers':  # scanned: depth is the first axis
-      total += x.nbytes * count / x.shape[0]
+      total += tree_bytes(x) * count / jax.tree.leaves(x)[0].shape[0]
   return total / step_bytes(params)

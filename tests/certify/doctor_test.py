@@ -10,7 +10,7 @@ from specdec_jax import decode
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import timing
 from specdec_jax.certify import certificate, doctor
-from specdec_jax.models import layers
+from specdec_jax.models import weights
 from specdec_jax.verify import reject
 from tests import programs
 
@@ -31,10 +31,10 @@ def check(name):
 
 
 def in_bfloat16(patch):
-  matmul = layers.matmul
+  matmul = weights.matmul
   less = lambda x: x.astype(jnp.bfloat16)
   patch.setattr(
-    layers, 'matmul', lambda x, y: matmul(less(x), less(y), jnp.float32)
+    weights, 'matmul', lambda x, y: matmul(less(x), less(y), jnp.float32)
   )
 
 

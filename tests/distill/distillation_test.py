@@ -175,7 +175,9 @@ def test_an_lm_learns_the_same_from_recorded_features(tmp_path):
   assert ends[0] != ends[1] and len(ends[0]) == 4
   np.testing.assert_allclose(*ends, rtol=2e-3)
   # A student that shares its teacher's head leaves all of it as it was.
-  draft, target = build.load(figures['draft']), build.load('random:tiny')
+  draft, target = (
+    build.load(x, kernels='xla') for x in (figures['draft'], 'random:tiny')
+  )
   np.testing.assert_array_equal(draft.params['head'], target.params['head'])
 
 

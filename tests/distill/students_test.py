@@ -95,7 +95,7 @@ def test_the_most_frequent_ids():
 
 
 def test_a_student_shares_as_its_teacher_does():
-  target = build.load('random:tiny')
+  target = build.load('random:tiny', kernels='xla')
   s = runs.settings(student=runs.LM | dict(share=True))
   for tied in (True, False):
     own = dataclasses.replace(target.config, tied=tied)
@@ -138,8 +138,9 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path):
     made(target, **own | dict(vocabulary=3))
   start, student = made(target, **own | dict(vocabulary=2))
   assert start.ids.tolist() == list(ids)
-  again = build.load(str(student.write(tmp_path, student.params, {})))
-  few = build.load(folder)
+  written = student.write(tmp_path, student.params, {})
+  again = build.load(str(written), kernels='xla')
+  few = build.load(folder, kernels='xla')
   assert again.draft_ids == ids
   np.testing.assert_array_equal(again.params['head'], few.params['head'])
   # Held beside the same weights with all ids.

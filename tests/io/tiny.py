@@ -222,8 +222,9 @@ logits = jax.jit(eager_logits, static_argnums=0)
 
 def check_equal(a, b):
   """Parameters of the same names, dtypes and bits."""
-  a, b = lm.flatten(a), lm.flatten(b)
+  a, b = (dict(jax.tree_util.tree_leaves_with_path(x)) for x in (a, b))
   assert a.keys() == b.keys()
-  for name in a:
-    assert a[name].dtype == b[name].dtype, name
-    np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+  for path in a:
+    name = jax.tree_util.keystr(path)
+    assert a[path].dtype == b[path].dtype, name
+    np.testing.assert_array_equal(a[path], b[path], err_msg=name)

@@ -150,16 +150,6 @@ def test_queries_alone_and_a_row_that_sees_nothing():
   np.testing.assert_array_equal(call(bias)[0], call(spread)[0])
 
 
-@pytest.mark.more
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_columns_taken_from_a_kernel_are_packed_as_it_was(dtype):
-  kernel, ids = normal(0, 5, 90).astype(dtype), jnp.array([89, 3, 17, 16, 3])
-  some = calls.take(calls.pack(kernel), ids)
-  np.testing.assert_array_equal(calls.unpack(some, 5), kernel[:, ids])
-  assert some.shape == (calls.panels(5), 5, calls.WIDE)
-  np.testing.assert_array_equal(calls.take(kernel, ids), kernel[:, ids])
-
-
 def panels(cache: kv.KVCache):
   """A cache as the kernels keep it."""
   B, G, S, C = cache.k_BGSC.shape

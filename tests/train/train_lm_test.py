@@ -75,7 +75,7 @@ def test_computes_otherwise_and_learns_the_same(model, alone, source, tmp_path):
   if 'dtype' in model:
     assert losses(tmp_path) != losses(alone[0])
   # What is trained and exported stays float32.
-  params = build.load(tmp_path / 'model').params
+  params = build.load(tmp_path / 'model', kernels='xla').params
   assert params['head'].dtype == np.float32
 
 
@@ -109,7 +109,8 @@ def test_a_mesh_changes_nothing_and_another_goes_on(
   assert ended['step'] == figures['step']
   np.testing.assert_allclose(losses(tmp_path), losses(folder), rtol=1e-5)
   one, other = (
-    build.load(x / 'model').params['head'] for x in (tmp_path, folder)
+    build.load(x / 'model', kernels='xla').params['head']
+    for x in (tmp_path, folder)
   )
   np.testing.assert_allclose(one, other, atol=1e-5)
 

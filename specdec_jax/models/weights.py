@@ -1,0 +1,160 @@
+"""How a matrix of a model is stored, and what can be done with it as it is.
+
+A matrix [K, N], which x [..., K] is multiplied by, is a jax.Array or one of
+STORED, such as Panels: pytree nodes whose children are their arrays, so that
+jit, tree.map and device_put act on these, and whose other fields are static.
+The parameters of a model hold either, under one name ('layers/0/attn/o/kernel')
+and without another module's knowing which: `of` gives the methods of Matrix.
+
+A new kind needs a class with these methods in STORED, and a function like
+`pack` that makes it from what a file holds.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.kernels import calls
+from specdec_jax.models import attention
+
+Array = jax.Array
+
+
+class Matrix(Protocol):
+  """A matrix [K, N], however it is stored."""
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """(K, N)."""
+    ...
+
+  def linear(self, x: Array, bias: Array | None = None, **more) -> Array:
+    """x @ matrix (+ bias), [..., N].
+
+    Args:
+      x: [..., K].
+      bias: [N]; of a packed model padded by calls.pad.
+      **more: of a packed model norm, add, act and gated of calls.linear, else
+        dtype, of the result; None: that of x.
+    """
+    ...
+
+  def columns(self, ids: Array) -> Array:
+    """The columns of these numbers, clipped to N: [K, *ids.shape]."""
+    ...
+
+  def take(self, ids_R: Array) -> Any:
+    """The matrix of these columns alone, stored as this one."""
+    ...
+
+  def dense(self) -> Array:
+    """The matrix as one array."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+  """A matrix that is one array, as methods: parameters hold the array."""
+
+  array: Array
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.array.shape
+
+  def linear(self, x: Array, bias: Array | None = None, **more) -> Array:
+    y = matmul(x, self.array, **more)
+    return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
+
+  def columns(self, ids: Array) -> Array:
+    return jnp.asarray(self.array).at[:, ids].get(mode='clip')
+
+  def take(self, ids_R: Array) -> Array:
+    return self.columns(ids_R)
+
+  def dense(self) -> Array:
+    return self.array
+
+
+_static = functools.partial(dataclasses.field, metadata={'static': True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Panels:
+  """The panels that the CPU kernels read (kernels.calls), of a packed model.
+
+  array: [P, K, WIDE].
+  N: columns of the matrix.
+  parts: matrices side by side, of which each fills panels of its own.
+  """
+
+  array: Array
+  N: int = _static()
+  parts: int = _static(default=1)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.array.shape[1], self.N
+
+  def linear(
+    self, x: Array, bias: Array | None = None, gated: bool = False, **more
+  ) -> Array:
+    columns = self.N // (2 if gated else 1)
+    return calls.linear(x, self.array, columns, bias=bias, gated=gated, **more)
+
+  def columns(self, ids: Array) -> Array:
+    return calls.columns_of(self.array, ids)
+
+  def take(self, ids_R: Array) -> 'Panels':
+    return pack(self.columns(ids_R))
+
+  def dense(self) -> Array:
+    return calls.unpack(self.array, self.N, self.parts)
+
+
+STORED = (Panels,)
+
+
+def of(matrix: Any) -> Matrix:
+  """The methods of a matrix among a model's parameters."""
+  return matrix if is_stored(matrix) else Dense(matrix)
+
+
+def is_stored(x: Any) -> bool:
+  """Whether x is a matrix of STORED: one parameter, of one or more arrays."""
+  return isinstance(x, STORED)
+
+
+def pack(matrix_KN: Array, parts: int = 1) -> Panels:
+  """The panels of a matrix, or of so many of equal width side by side."""
+  return Panels(calls.pack(matrix_KN, parts), matrix_KN.shape[1], parts)
+
+
+def join(matrices: Sequence[Any]) -> Any:
+  """Matrices side by side, or their biases, before they are packed."""
+  assert not any(map(is_stored, matrices))
+  return jnp.concatenate(matrices, -1)
+
+
+def matmul(x: Array, kernel: Array, dtype=None) -> Array:
+  """x @ kernel, accumulated in float32 or wider, cast to dtype (None: x's)."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  dot = functools.partial(
+    jnp.matmul,
+    preferred_element_type=wide,
+    precision=attention.precision(x.dtype),
+  )
+  rows = x.shape[:-1]
+  x = x.reshape(-1, x.shape[-1])
+  one = x.shape[0] == 1 and x.dtype == jnp.bfloat16
+  if one and jax.default_backend() == 'cpu':
+    # For one bf16 row XLA CPU takes a path 10 to 20 times slower than for two.
+    y = dot(jnp.pad(x, ((0, 1), (0, 0))), kernel)[:1]
+  else:
+    y = dot(x, kernel)
+  return y.astype(dtype or x.dtype).reshape(*rows, kernel.shape[1])
