@@ -137,6 +137,29 @@ def awq(rng, O, I):
   return parts, (codes - spread(zero, 16)) * spread(scale, 16)
 
 
+def compressed(rng, O, I):
+  codes, scale = rng.integers(0, 16, (O, I)), rng.random((O, I // 16))
+  scale = (scale * 0.05).astype(ml_dtypes.bfloat16)
+  mixed = rng.permutation(I)
+  groups = np.arange(I)[np.argsort(mixed)] // 16
+  parts = dict(
+    weight_packed=packed(codes, 4),
+    weight_scale=scale,
+    weight_shape=np.array([O, I]),
+    weight_g_idx=groups.astype(np.int32),
+    input_scale=np.ones(1, np.float32),
+  )
+  return parts, (codes - 8).astype(np.float32) * scale.astype('f4')[:, groups]
+
+
+def fp8(rng, O, I):
+  x = rng.standard_normal((O, I)).astype(ml_dtypes.float8_e4m3fn)
+  scale = rng.random((-(-O // 20), -(-I // 20))).astype(np.float32)
+  each = np.repeat(spread(scale, 20), 20, 0)[:O, :I]
+  parts = dict(weight=x, weight_scale_inv=scale)
+  return parts, x.astype(np.float32) * each
+
+
 # Family -> (settings, function(rng, out, in) -> (parts, values), label).
 FAMILIES = {
   'gptq': (
@@ -146,6 +169,16 @@ FAMILIES = {
   'awq': (
     dict(quant_method='awq', bits=4, group_size=16, version='GEMM'), awq,
     'AWQ 4-bit',
+  ),
+  'compressed': (
+    dict(
+      quant_method='compressed-tensors', format='pack-quantized',
+      config_groups=dict(a=dict(weights=dict(num_bits=4))),
+    ),
+    compressed, 'compressed-tensors 4-bit',
+  ),
+  'fp8': (
+    dict(quant_method='fp8', weight_block_size=[20, 20]), fp8, 'FP8',
   ),
 }  # fmt: skip
 
@@ -195,7 +228,9 @@ UP = 'model.layers.0.mlp.up_proj.'
 
 def put(part, value):
   """Changes a part of one matrix: to a function of what is there."""
-  return lambda weights: weights.update({UP + part: value(weights[UP + part])})
+  return lambda weights: weights.update(
+    {UP + part: np.ascontiguousarray(value(weights[UP + part]))}
+  )
 
 
 def drop(part):
@@ -214,15 +249,39 @@ def with_nan(x):
     ('gptq', drop('scales'), 'up_proj: no scales beside g_idx, qweight, qzer'),
     ('gptq', drop('qweight'), r'up_proj.\w+ is I32; allowed are F32.*quantiza'),
     ('gptq', put('scales', with_nan), 'scales has 1 values that are not fini'),
-    ('gptq', put('scales', lambda x: x[:1]), 'fit no matrix .*scales .1, 48.'),
-    ('gptq', put('qweight', lambda x: x[:-1]), r'fit no .*qweight \[3, 48\]'),
+    ('gptq', put('scales', lambda x: x[:1]), 'fit no .*scales F16 .1, 48.'),
+    ('gptq', put('qweight', lambda x: x[:-1]), r'fit no .*qweight I32 .3, 48.'),
     ('gptq', put('qweight', lambda x: x.astype('i8')), 'qweight is I64 .*I32'),
     ('gptq', put('g_idx', np.zeros_like), 'does not give 16 inputs to each'),
     ('gptq', put('bias', np.ones_like), 'no place for .*up_proj.bias'),
     ('awq', drop('qzeros'), 'up_proj: no qzeros beside qweight, scales'),
-    ('awq', put('qzeros', lambda x: x[:1]), 'groups of 16: .*qzeros .1, 6.'),
-    ('awq', put('qweight', lambda x: x[:-1]), 'of 15: qweight .31, 6.'),
+    ('awq', put('qzeros', lambda x: x[:1]), 'of 16: .*qzeros I32 .1, 6.'),
+    ('awq', put('qweight', lambda x: x[:-1]), 'of 15: qweight I32 .31, 6.'),
     ('awq', put('scales', with_nan), 'scales has 1 values that are not fini'),
+    ('compressed', drop('weight_shape'), 'weight_shape None is not that of'),
+    ('compressed', put('weight_shape', lambda x: x[::-1]), '.32, 48. is not'),
+    ('compressed', drop('weight_scale'), 'up_proj: no weight_scale of F32 or'),
+    (
+      'compressed', put('weight_scale', lambda x: x[:, [0, 1, 1]]),
+      r'weight_scale fits no blocks of a matrix \[48, 32\]',
+    ),
+    (
+      'compressed', put('weight_packed', lambda x: x[:, 1:]),
+      r'0 ways fit \[4\] bits, of the allowed .2, 3, 4, 8.: .*I32 .48, 3.',
+    ),
+    ('compressed', put('weight_packed', np.int64), 'd is I64 .48, 4.'),
+    ('compressed', put('weight_g_idx', np.zeros_like), 'idx does not give'),
+    ('fp8', drop('weight_scale_inv'), 'no weight_scale of .*: weight F8'),
+    ('fp8', put('weight_scale_inv', with_nan), 'scale_inv has 1 val'),
+    ('fp8', put('weight', with_nan), 'up_proj.weight has 1 values'),
+    (
+      'fp8', put('weight_scale_inv', lambda x: x[:2, [0, 1, 1, 1, 1]]),
+      'weight_scale_inv fits no blocks',
+    ),
+    (
+      'fp8', put('weight', lambda x: x.astype(ml_dtypes.float8_e5m2)),
+      r'up_proj.weight is F8_E5M2; allowed are F32, .* parts of quantised matr',
+    ),
   ],
 )  # fmt: skip
 def test_a_damaged_matrix_is_named(family, change, message, tmp_path):
@@ -236,11 +295,27 @@ def test_the_groups_of_awq_are_those_of_its_settings():
   for group, message in (
     (None, 'group_size=None; a number is needed, or -1'),
     (0, 'group_size=0; a number'),
-    (48, 'fit no matrix of 4 bits in groups of 48: qweight .32, 8.'),
+    (48, 'fit no matrix of 4 bits in groups of 48: qweight I32 .32, 8.'),
     (128, 'in groups of 128'),
   ):
     with pytest.raises(ValueError, match=message):
       planned(facts['settings'] | dict(group_size=group), parts)
+
+
+def test_bits_that_are_odd_or_cannot_be_told():
+  facts, parts = CASES['compressed: 4 bits, groups']
+  group = lambda bits: dict(weights=dict(num_bits=bits))
+  settings = lambda *each: (
+    facts['settings'] | dict(config_groups={bits: group(bits) for bits in each})
+  )
+  with pytest.raises(ValueError, match=r'0 ways fit \[5\] bits, of the'):
+    planned(settings(5), parts)
+  half = {k: (x[0], x[1][:, :32]) for k, x in parts.items() if 'sh' not in k}
+  half['weight_packed'] = 'I32', parts['weight_packed'][1][:, :4]
+  half['weight_shape'] = 'I64', np.array([40, 32])
+  assert planned(settings(4), half).kind == 'compressed-tensors 4-bit'
+  with pytest.raises(ValueError, match=r'2 ways fit \[3, 4\] bits'):
+    planned(settings(3, 4), half)
 
 
 def test_groups_of_one_size_and_true_zeros():
@@ -266,6 +341,10 @@ def test_groups_of_one_size_and_true_zeros():
     (dict(quant_method='gptq', is_marlin_format=True), 'is_marlin_format=True'),
     (dict(quant_method='awq', version='exllama'), "version='exllama' of awq"),
     (
+      dict(quant_method='compressed-tensors', format='nvfp4-pack-quantized'),
+      "format='nvfp4-pack-quantized' of compressed-tensors is not supported",
+    ),
+    (
       dict(quant_method='auto-round', packing_format='auto_round:exllama'),
       "'auto-round' and the keys .*'packing_format'.*'gptqmodel'",
     ),
@@ -279,6 +358,7 @@ def test_settings_that_are_not_read_are_named(settings, message, tmp_path):
     sources.open_source(str(tmp_path))
 
 
+FP8 = dict(quant_method='auto-round', weight_block_size=[20, 20])
 ROUND = dict(quant_method='auto-round', bits=4, group_size=16, sym=False)
 
 
@@ -290,6 +370,7 @@ ROUND = dict(quant_method='auto-round', bits=4, group_size=16, sym=False)
     ('gptq', dict(quant_method='gptq', w_bit=4, zero_point=True), '', True),
     ('awq', None, 'quant_config.json', False),
     ('awq', ROUND | dict(packing_format='auto_round:auto_awq'), '', False),
+    ('fp8', FP8 | dict(packing_format='auto_round:fp8'), '', False),
   ],
 )
 def test_settings_in_other_places_and_words(

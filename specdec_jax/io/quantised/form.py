@@ -11,7 +11,7 @@ class Form(NamedTuple):
   codes: 8-bit integers [R, C], which is [out, in] if `shape` is None.
   scale: [R / block[0], C / block[1]], rounded up; float32.
   block: the rows and columns of codes that share a scale.
-  zero: integers, as many as scales; None is 0.
+  zero: integers, as many as scales, or one [1, 1] for all; None is 0.
   minimum: float32, as many as scales; None is 0.
   table: the value of each code, float32; None: the code itself.
   order: column j of codes is column order[j] of the matrix; None is j.

@@ -43,13 +43,7 @@ def _form(m: module.Module, bits: int, shape, group: int) -> form.Form:
   O, I = shape
   codes = form.unpack(m.get('qweight').T, bits)[:, :I]
   stored = form.unpack(m.get('qzeros'), bits)[:, :O].T
-  order = None
-  if 'g_idx' in m.parts:
-    groups = m.get('g_idx')
-    order = np.argsort(groups, kind='stable')
-    if not np.array_equal(groups[order], np.arange(I) // group):
-      m.refuse(f'g_idx does not give {group} inputs to each group')
-    order = None if np.array_equal(order, np.arange(I)) else order
+  order = m.order('g_idx', group) if 'g_idx' in m.parts else None
   return form.Form(
     codes if order is None else codes[:, order],
     m.floats('scales').T,

@@ -1,6 +1,7 @@
 """What a checkpoint stores of one quantised matrix, checked when asked for."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -9,6 +10,8 @@ import numpy as np
 from specdec_jax.io.quantised.form import Form
 
 FLOATS = ('F32', 'F16', 'BF16', 'F64')
+# Of activations, which are not quantised here.
+INPUTS = ('input_scale', 'input_zero_point')
 
 
 class Tensor(NamedTuple):
@@ -23,7 +26,7 @@ class Plan(NamedTuple):
 
   kind: what it is stored as, 'GPTQ 4-bit'.
   shape: [out, in].
-  parts: those that are read; others of the module have no place.
+  parts: those that may be there; others of the module have no place.
   form: reads it.
   """
 
@@ -64,8 +67,9 @@ class Module:
     return tensor.shape[0], tensor.shape[1]
 
   def misfit(self, why: str) -> NoReturn:
-    """Refuses parts that do not fit together; lists their shapes."""
-    each = (f'{k} {list(x.shape)}' for k, x in sorted(self.parts.items()))
+    """Refuses parts that do not fit together; lists them."""
+    parts = sorted(self.parts.items())
+    each = (f'{k} {x.dtype} {list(x.shape)}' for k, x in parts)
     self.refuse(f'{why}: {", ".join(each)}')
 
   def floats(self, part: str) -> np.ndarray:
@@ -74,3 +78,54 @@ class Module:
     if bad := int(np.count_nonzero(~np.isfinite(x))):
       self.refuse(f'{part} has {bad} values that are not finite')
     return x
+
+  def stated(self, *keys: str) -> list[Any]:
+    """What settings say of weights, in each group of compressed-tensors too."""
+    groups = self.settings.get('config_groups')
+    groups = groups.values() if isinstance(groups, dict) else ()
+    inner = [x.get('weights') for x in groups if isinstance(x, dict)]
+    places = [self.settings, *(x for x in inner if isinstance(x, dict))]
+    return [x[key] for x in places for key in keys if x.get(key) is not None]
+
+  def block(
+    self, part: str, shape: tuple[int, int], stated: list[Any]
+  ) -> tuple[int, int]:
+    """The rows and columns that share a scale, told by the scales' shape."""
+    tensor = self.parts.get(part)
+    if tensor is None or tensor.dtype not in FLOATS:
+      self.misfit(f'no {part} of {" or ".join(FLOATS)}')
+    (O, I), scales = shape, tensor.shape
+    if math.prod(scales) == 1:
+      return O, I
+    if scales in ((O,), (O, 1)):
+      return 1, I
+    for tall, wide in (*filter(_is_pair, stated), (128, 128)):
+      if scales == (-(-O // tall), -(-I // wide)):
+        return tall, wide
+    if len(scales) != 2 or not all(scales) or O % scales[0] or I % scales[1]:
+      self.misfit(f'{part} fits no blocks of a matrix {[O, I]}')
+    return O // scales[0], I // scales[1]
+
+  def scales(self, part: str, shape, block) -> np.ndarray:
+    """The scales of these blocks, as a matrix in float32."""
+    return self.floats(part).reshape(-(-shape[0] // block[0]), -1)
+
+  def order(self, part: str, group: int) -> np.ndarray | None:
+    """The order of inputs that sorts them by their groups; None: they are.
+
+    part: the group of each input; negative ones stand for none.
+    """
+    groups = self.get(part)
+    I = len(groups)
+    if (groups < 0).any() or np.array_equal(groups, np.arange(I) // group):
+      return None
+    order = np.argsort(groups, kind='stable')
+    if not np.array_equal(groups[order], np.arange(I) // group):
+      self.refuse(f'{part} does not give {group} inputs to each group')
+    return order
+
+
+def _is_pair(x: Any) -> bool:
+  """Whether a setting is a list of two sizes."""
+  listed = isinstance(x, list) and len(x) == 2
+  return listed and all(type(i) is int and i > 0 for i in x)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.io import files
-from specdec_jax.io.quantised import awq, gptq
+from specdec_jax.io.quantised import awq, compressed, fp8, gptq
 from specdec_jax.io.quantised.form import dequantise
 from specdec_jax.io.quantised.module import Module, Plan, Tensor
 
@@ -32,6 +32,13 @@ _METHODS: dict[str, dict[str, tuple]] = {
     'bits': (4, None),
     'version': ('gemm', 'gemv', 'gemv_fast', 'llm-awq', None),
   },
+  'compressed-tensors': {
+    'format': (
+      *('pack-quantized', 'int-quantized', 'float-quantized'),
+      *('naive-quantized', 'mixed-precision', 'dense', None),
+    ),
+  },
+  'fp8': {},
 }
 # auto-round's packing_format, after 'auto_round:' -> settings that it means.
 _ROUND: dict[str, dict[str, Any]] = {
@@ -39,8 +46,13 @@ _ROUND: dict[str, dict[str, Any]] = {
   'gptq': dict(quant_method='gptq', checkpoint_format='gptq'),
   'gptqmodel': dict(quant_method='gptq', checkpoint_format='gptq_v2'),
   'auto_awq': dict(quant_method='awq'),
+  'fp8': dict(quant_method='fp8'),
 }
-_PARTS = re.compile(r'(.+)\.(qweight|qzeros|scales|g_idx|scaled_zeros)')
+_PARTS = re.compile(
+  r'(.+)\.(qweight|qzeros|scales|g_idx|scaled_zeros'
+  r'|weight(?:_(?:packed|scale|scale_inv|zero_point|shape|g_idx))?|scale'
+  r'|input_scale|input_zero_point)'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,17 +180,20 @@ def plan(
     m = Module(source, name, parts, read, values)
     if family := _family(m):
       plans[f'{name}.weight'] = found = family(m)
-      for part in found.parts:
+      for part in parts.keys() & set(found.parts):
         del plain[f'{name}.{part}']
   return Quantised(plans, plain, get)
 
 
 def _family(m: Module) -> Callable[[Module], Plan] | None:
   """What plans a module; None: it is not quantised."""
-  if 'qweight' not in m.parts:
-    return None
-  if 'g_idx' in m.parts:
-    return gptq.plan
-  # Old files of GPTQ have no g_idx; where shapes do not tell, settings do.
-  method = m.settings['quant_method']
-  return awq.plan if awq.is_gemm(m) or method == 'awq' else gptq.plan
+  if 'qweight' in m.parts:
+    if 'g_idx' in m.parts:
+      return gptq.plan
+    # Old files of GPTQ have none; where shapes do not tell, settings do.
+    method = m.settings['quant_method']
+    return awq.plan if awq.is_gemm(m) or method == 'awq' else gptq.plan
+  if 'weight_packed' in m.parts:
+    return compressed.plan
+  dtype = m.parts['weight'].dtype if 'weight' in m.parts else ''
+  return {'F8_E4M3': fp8.plan, 'I8': compressed.plan}.get(dtype)

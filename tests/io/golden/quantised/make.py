@@ -165,7 +165,98 @@ def awq():
   return out
 
 
-FAMILIES = dict(gptq=gptq, awq=awq)
+# --- compressed-tensors, FP8 --------------------------------------------------
+
+
+def compressed():
+  """Packed and whole integers, and floats; scales of groups, rows, blocks."""
+  from compressed_tensors import compressors, quantization
+
+  O, out = 40, {}
+  for name, form, bits, strategy, sym, I in (
+    ('4 bits, groups', 'pack', 4, dict(group_size=16), True, 64),
+    ('3 bits, groups', 'pack', 3, dict(group_size=16), False, 64),
+    ('3 bits, old words', 'pack', 3, dict(group_size=16), False, 64),
+    ('2 bits, rows', 'pack', 2, dict(strategy='channel'), False, 24),
+    ('8 bits, whole', 'pack', 8, dict(strategy='tensor'), True, 24),
+    ('int8', 'int', 8, dict(strategy='channel'), True, 24),
+    ('int8, zeros', 'int', 8, dict(strategy='channel'), False, 24),
+    ('int8, whole', 'int', 8, dict(strategy='tensor'), True, 24),
+    ('float8, rows', 'float', 8, dict(strategy='channel'), True, 24),
+    ('float8, blocks', 'float', 8, dict(block_structure=[16, 16]), True, 24),
+  ):
+    kind = 'float' if form == 'float' else 'int'
+    own = dict(strategy='block' if 'block_structure' in strategy else 'group')
+    own |= dict(num_bits=bits, type=kind, symmetric=sym) | strategy
+    scheme = quantization.QuantizationScheme(
+      targets=['Linear'], weights=quantization.QuantizationArgs(**own)
+    )
+    grid = {'channel': (O, 1), 'tensor': (1,), 'block': (3, 2)}
+    grid = grid.get(own['strategy']) or (O, I // own['group_size'])
+    parts = dict(
+      weight=torch.randn(O, I), weight_scale=scales(*grid).bfloat16() * 30
+    )
+    middle = 1 << (bits - 1)
+    if not sym:
+      zeros = torch.randint(-middle, middle, grid, dtype=torch.int8)
+      parts['weight_zero_point'] = zeros
+    of = dict(pack='Packed', int='Int', float='Float')[form]
+    of = getattr(compressors, f'{of}QuantizationCompressor')
+    parts = of.compress(parts, scheme)
+    wide = parts | dict(weight_scale=parts['weight_scale'].float())
+    want = of.decompress(wide, scheme)['weight']
+    if 'old' in name:
+      parts |= old_words(parts, bits, (O, I), compressors)
+    weights = {k: x for k, x in own.items() if k != 'symmetric'}
+    groups = dict(group_0=dict(targets=['Linear'], weights=weights))
+    settings = dict(quant_method='compressed-tensors', config_groups=groups)
+    settings['format'] = f'{form}-quantized'
+    out[name] = case(settings, parts, want)
+  return out
+
+
+def old_words(parts, bits, shape, compressors):
+  """As versions before 0.13 packed: no value in two words (seen in 0.11)."""
+  count = 32 // bits
+
+  def pack(x, full, dim):
+    x = compressors.unpack_from_int32(x, bits, full, dim).int()
+    x = (x.T if dim == 0 else x) + (1 << (bits - 1))
+    x = torch.nn.functional.pad(x, (0, -x.shape[1] % count))
+    shifts = torch.arange(count, dtype=torch.int32) * bits
+    x = (x.reshape(len(x), -1, count) << shifts).sum(2, dtype=torch.int32)
+    return x.T if dim == 0 else x
+
+  groups = (shape[0], parts['weight_scale'].shape[1])
+  return dict(
+    weight_packed=pack(parts['weight_packed'], shape, 1),
+    weight_zero_point=pack(parts['weight_zero_point'], groups, 0),
+  )
+
+
+def fp8():
+  """Blocks as published, with smaller ones at the edges; one scale; rows."""
+  out = {}
+  for name, shape, grid, block, part in (
+    ('blocks', (72, 40), (3, 2), (32, 32), 'weight_scale_inv'),
+    ('blocks of 128', (130, 24), (2, 1), (128, 128), 'weight_scale_inv'),
+    ('whole', (16, 24), (), (16, 24), 'weight_scale'),
+    ('rows', (16, 24), (16, 1), (1, 24), 'scale'),
+  ):
+    weight = (torch.randn(shape) * 100).to(torch.float8_e4m3fn)
+    scale = torch.rand(grid) * 0.01 + 0.001
+    each = scale.reshape(grid or (1, 1))
+    for axis in (0, 1):
+      each = each.repeat_interleave(block[axis], axis)
+    want = weight.float() * each[: shape[0], : shape[1]]
+    settings = dict(quant_method='fp8', activation_scheme='dynamic')
+    if name == 'blocks':
+      settings['weight_block_size'] = list(block)
+    out[name] = case(settings, {'weight': weight, part: scale}, want)
+  return out
+
+
+FAMILIES = dict(gptq=gptq, awq=awq, compressed=compressed, fp8=fp8)
 
 
 def make(family: str):
