@@ -160,6 +160,41 @@ def fp8(rng, O, I):
   return parts, x.astype(np.float32) * each
 
 
+def nf4(rng, O, I):
+  codes, table = rng.integers(0, 16, O * I), rng.standard_normal(16)
+  absmax, table = rng.random(O * I // 20), table.astype(np.float32)
+  absmax = absmax.astype(np.float32)
+  state = dict(quant_type='nf4', blocksize=20, dtype='float32', shape=[O, I])
+  if O * I % 20:
+    absmax = np.append(absmax, np.float32(0.5))
+  parts = {
+    'weight': (codes[::2] * 16 + codes[1::2]).astype(np.uint8)[:, None],
+    'weight.absmax': absmax,
+    'weight.quant_map': table,
+    'weight.quant_state.bitsandbytes__nf4': np.frombuffer(
+      json.dumps(state).encode(), np.uint8
+    ),
+  }
+  values = table[codes] * np.repeat(absmax, 20)[: O * I]
+  return parts, values.reshape(O, I)
+
+
+def int8(rng, O, I):
+  codes = rng.integers(-127, 128, (O, I)).astype(np.int8)
+  scale = rng.random(O).astype(np.float32)
+  parts = dict(weight=codes, SCB=scale, weight_format=np.uint8(0))
+  values = codes.astype(np.float32) * scale[:, None]
+  return parts, values * np.float32(1 / 127)
+
+
+def mlx(rng, O, I):
+  codes = rng.integers(0, 64, (O, I))
+  scale, bias = (rng.random((2, O, I // 16)) - 0.5).astype(np.float16)
+  word = packed(codes, 6).view(np.uint32)
+  parts = dict(weight=word, scales=scale, biases=bias)
+  return parts, codes * spread(scale, 16) + spread(bias, 16)
+
+
 # Family -> (settings, function(rng, out, in) -> (parts, values), label).
 FAMILIES = {
   'gptq': (
@@ -180,6 +215,9 @@ FAMILIES = {
   'fp8': (
     dict(quant_method='fp8', weight_block_size=[20, 20]), fp8, 'FP8',
   ),
+  'nf4': (dict(quant_method='bitsandbytes'), nf4, 'bitsandbytes nf4'),
+  'int8': (dict(quant_method='bitsandbytes'), int8, 'bitsandbytes int8'),
+  'mlx': (dict(bits=6, group_size=16), mlx, 'MLX 6-bit'),
 }  # fmt: skip
 
 
@@ -190,12 +228,16 @@ def stored(settings, **more):
 
 
 def write(folder, family, change=lambda weights: None):
-  """A folder whose projections are quantised; and the same, dequantised."""
+  """A folder whose projections are quantised; and the same, dequantised.
+
+  Of MLX the embedding too, which is the head.
+  """
   settings, make, _ = FAMILIES[family]
-  rng, c = np.random.default_rng(0), tiny.config()
+  rng, c = np.random.default_rng(0), tiny.config(tied=family == 'mlx')
+  ends = '_proj.weight', 'embed_tokens.weight' if c.tied else '_proj.weight'
   weights, plain = {}, {}
   for name, x in tiny.arrays(c).items():
-    if not name.endswith('_proj.weight'):
+    if not name.endswith(ends):
       weights[name] = plain[name] = x
       continue
     parts, plain[name] = make(rng, *x.shape)
@@ -203,7 +245,8 @@ def write(folder, family, change=lambda weights: None):
     weights |= {start + k: np.ascontiguousarray(x) for k, x in parts.items()}
   change(weights)
   tiny.write_folder(folder, c, weights=weights)
-  (folder / 'config.json').write_text(json.dumps(stored(settings)))
+  own = stored(settings) | dict(tie_word_embeddings=c.tied)
+  (folder / 'config.json').write_text(json.dumps(own))
   return folder, tiny.write_folder(folder.with_name('plain'), c, weights=plain)
 
 
@@ -224,6 +267,7 @@ def test_a_folder_has_the_logits_of_the_dequantised_one(family, tmp_path):
 
 
 UP = 'model.layers.0.mlp.up_proj.'
+STATE = 'weight.quant_state.bitsandbytes__nf4'
 
 
 def put(part, value):
@@ -280,8 +324,21 @@ def with_nan(x):
     ),
     (
       'fp8', put('weight', lambda x: x.astype(ml_dtypes.float8_e5m2)),
-      r'up_proj.weight is F8_E5M2; allowed are F32, .* parts of quantised matr',
+      r'up_proj.weight is F8_E5M2; allowed are F32, .* parts of quantised ',
     ),
+    ('nf4', drop('weight.absmax'), r'48, 32. in blocks of 20: weight U8'),
+    ('nf4', put('weight.absmax', lambda x: x[1:]), 'weight.absmax F32 .76.'),
+    ('nf4', put('weight', lambda x: x[:-3]), 'of 20: weight U8 .765, 1.'),
+    ('nf4', put('weight.quant_map', with_nan), 'map has 1 values that'),
+    ('nf4', put(STATE, lambda x: x[:-1]), 'nf4 is damaged, or not'),
+    ('nf4', drop(STATE), 'up_proj.weight is U8; allowed are F32, '),
+    ('int8', put('SCB', lambda x: x[1:]), 'a scale a row: SCB F32 .47.'),
+    ('int8', drop('SCB'), 'not a scale a row: weight I8 .48, 32.'),
+    ('int8', put('weight_format', lambda x: x + x.dtype.type(2)), 'mat 2'),
+    ('mlx', drop('biases'), 'up_proj: no biases beside scales, weight'),
+    ('mlx', put('weight', lambda x: x[:, 1:]), 'of 6 bits in groups of'),
+    ('mlx', put('scales', lambda x: x[:, 1:]), 'scales F16 .48, 1., w'),
+    ('mlx', put('biases', with_nan), 'biases has 1 values that are not finite'),
   ],
 )  # fmt: skip
 def test_a_damaged_matrix_is_named(family, change, message, tmp_path):
@@ -318,6 +375,20 @@ def test_bits_that_are_odd_or_cannot_be_told():
     planned(settings(3, 4), half)
 
 
+@pytest.mark.parametrize('key', ['x', 'language_model.x'])
+def test_a_matrix_of_mlx_may_have_settings_of_its_own(key):
+  facts, parts = CASES['mlx: 8 bits']
+  own = facts['settings']
+  two = dict(bits=2, group_size=32)
+  plan = planned(two | {key: own, 'y.x': dict(bits=3), 'head': False}, parts)
+  one = planned(own, parts)
+  np.testing.assert_array_equal(plan.get('x.weight'), one.get('x.weight'))
+  assert plan.kind == 'MLX 8-bit'
+  for bad in (dict(bits=7), dict(mode='mxfp8'), dict(group_size='32')):
+    with pytest.raises(ValueError, match='allowed: affine, .2, 3, 4, 5, 6, 8'):
+      planned(two | {key: bad}, parts)
+
+
 def test_groups_of_one_size_and_true_zeros():
   settings, parts = dict(CASES['gptq: 4 bits, symmetric'][0]['settings']), {}
   parts |= CASES['gptq: 4 bits, symmetric'][1]
@@ -344,6 +415,9 @@ def test_groups_of_one_size_and_true_zeros():
       dict(quant_method='compressed-tensors', format='nvfp4-pack-quantized'),
       "format='nvfp4-pack-quantized' of compressed-tensors is not supported",
     ),
+    (dict(bits=7, group_size=64), 'bits=7 of mlx is not supported; allowed: 2'),
+    (dict(bits=4, mode='mxfp4'), "mode='mxfp4' of mlx is not supported"),
+    ({}, 'bits=None of mlx'),
     (
       dict(quant_method='auto-round', packing_format='auto_round:exllama'),
       "'auto-round' and the keys .*'packing_format'.*'gptqmodel'",

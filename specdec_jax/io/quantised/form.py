@@ -49,7 +49,7 @@ def dequantise(form: Form) -> np.ndarray:
     blocks *= np.float32(form.unit)
   x = x[:R, :C]
   if form.shape is not None:
-    x = x.reshape(-1)[: form.shape[0] * form.shape[1]].reshape(form.shape)
+    x = x.reshape(form.shape)
   if form.order is not None:
     out = np.empty_like(x)
     out[:, form.order] = x

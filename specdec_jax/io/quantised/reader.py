@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.io import files
-from specdec_jax.io.quantised import awq, compressed, fp8, gptq
+from specdec_jax.io.quantised import awq, bnb, compressed, fp8, gptq, mlx
 from specdec_jax.io.quantised.form import dequantise
 from specdec_jax.io.quantised.module import Module, Plan, Tensor
 
@@ -39,6 +39,8 @@ _METHODS: dict[str, dict[str, tuple]] = {
     ),
   },
   'fp8': {},
+  'bitsandbytes': {},
+  'mlx': {'bits': mlx.BITS, 'mode': ('affine', None)},
 }
 # auto-round's packing_format, after 'auto_round:' -> settings that it means.
 _ROUND: dict[str, dict[str, Any]] = {
@@ -49,9 +51,10 @@ _ROUND: dict[str, dict[str, Any]] = {
   'fp8': dict(quant_method='fp8'),
 }
 _PARTS = re.compile(
-  r'(.+)\.(qweight|qzeros|scales|g_idx|scaled_zeros'
-  r'|weight(?:_(?:packed|scale|scale_inv|zero_point|shape|g_idx))?|scale'
-  r'|input_scale|input_zero_point)'
+  r'(.+)\.(qweight|qzeros|scales|g_idx|scaled_zeros|biases'
+  r'|weight(_(packed|scale|scale_inv|zero_point|shape|g_idx))?|scale'
+  r'|input_scale|input_zero_point|SCB|weight_format'
+  r'|weight\.((nested_)?(absmax|quant_map)|quant_state\.bitsandbytes__\w+))'
 )
 
 
@@ -144,11 +147,10 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
       f'auto-round with packing_format auto_round: {sorted(_ROUND)}'
     )
   for key, allowed in _METHODS[method].items():
-    if out.get(key) not in allowed:
-      words = ', '.join(map(repr, allowed))
+    if (found := out.get(key)) not in allowed:
+      what = f'{key}={found!r} of {method} is not supported'
       raise ValueError(
-        f'{path}: {key}={out[key]!r} of {method} is not supported; allowed: '
-        f'{words}'
+        f'{path}: {what}; allowed: {", ".join(map(repr, allowed))}'
       )
   return out
 
@@ -195,5 +197,9 @@ def _family(m: Module) -> Callable[[Module], Plan] | None:
     return awq.plan if awq.is_gemm(m) or method == 'awq' else gptq.plan
   if 'weight_packed' in m.parts:
     return compressed.plan
+  if bnb.state_of(m):
+    return bnb.plan4
+  own = {'SCB', 'weight_format'} & m.parts.keys()
+  integers = bnb.plan8 if own else compressed.plan
   dtype = m.parts['weight'].dtype if 'weight' in m.parts else ''
-  return {'F8_E4M3': fp8.plan, 'I8': compressed.plan}.get(dtype)
+  return {'F8_E4M3': fp8.plan, 'I8': integers, 'U32': mlx.plan}.get(dtype)

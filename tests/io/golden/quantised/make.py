@@ -256,7 +256,63 @@ def fp8():
   return out
 
 
-FAMILIES = dict(gptq=gptq, awq=awq, compressed=compressed, fp8=fp8)
+# --- bitsandbytes, MLX --------------------------------------------------------
+
+
+def bnb():
+  """Blocks that cross rows, a last one that is short, and two of scales."""
+  from bitsandbytes import functional
+
+  out = {}
+  for name, kind, nested, shape, storage in (
+    ('nf4', 'nf4', False, (10, 23), torch.uint8),
+    ('fp4', 'fp4', False, (10, 24), torch.bfloat16),
+    ('nf4, double', 'nf4', True, (137, 122), torch.uint8),
+    ('fp4, double', 'fp4', True, (3, 50), torch.uint8),
+  ):
+    x = torch.randn(shape)
+    q, state = functional.quantize_4bit(
+      x, None, None, 64, nested, kind, quant_storage=storage
+    )
+    parts = {f'weight.{k}': x for k, x in state.as_dict(packed=True).items()}
+    want = functional.dequantize_4bit(q, state)
+    settings = dict(quant_method='bitsandbytes', load_in_4bit=True)
+    out[name] = case(settings, {'weight': q, **parts}, want)
+  q = torch.randint(-127, 128, (12, 20), dtype=torch.int8)
+  scale = torch.rand(12) * 3
+  parts = dict(weight=q, SCB=scale, weight_format=torch.tensor(0).byte())
+  want = functional.int8_vectorwise_dequant(q, scale)
+  settings = dict(quant_method='bitsandbytes', load_in_8bit=True)
+  return out | {'int8': case(settings, parts, want)}
+
+
+def mlx():
+  """All bits, in halves of both kinds."""
+  import mlx.core as mx
+
+  out = {}
+  for bits, group, dtype in (
+    (2, 32, mx.float16), (3, 64, mx.bfloat16), (4, 32, mx.bfloat16),
+    (5, 32, mx.float16), (6, 64, mx.float16), (8, 128, mx.bfloat16),
+  ):  # fmt: skip
+    x = mx.array(torch.randn(6, 128).numpy()).astype(dtype)
+    made = mx.quantize(x, group_size=group, bits=bits)
+    wide = [made[0], *(y.astype(mx.float32) for y in made[1:])]
+    want = mx.dequantize(*wide, group_size=group, bits=bits)
+    half = dict(float16=torch.float16, bfloat16=torch.bfloat16)
+    half = half[str(dtype).removeprefix('mlx.core.')]
+    of = lambda y, kind: torch.from_numpy(np.array(y)).view(kind)
+    parts = dict(weight=of(made[0], torch.uint32))
+    for name, y in zip(('scales', 'biases'), made[1:], strict=True):
+      parts[name] = of(y.view(mx.uint16), half)
+    settings = dict(group_size=group, bits=bits)
+    out[f'{bits} bits'] = case(settings, parts, np.array(want))
+  return out
+
+
+FAMILIES = dict(
+  gptq=gptq, awq=awq, compressed=compressed, fp8=fp8, bnb=bnb, mlx=mlx
+)
 
 
 def make(family: str):
