@@ -13,6 +13,7 @@ from specdec_jax.models import config
 pytestmark = pytest.mark.aot_tpu
 
 ROWS, LENGTH, GAMMA = 8, 1024, 4
+SCAN = config.Execution(scan_layers=True)
 
 
 def mesh_of(topology: str):
@@ -34,7 +35,7 @@ def mesh_of(topology: str):
 def test_generate_compiles(topology, devices, target, draft, record_property):
   mesh = mesh_of(topology)
   assert mesh.shape['model'] == devices
-  sized = lambda name: config.sized(name, dtype='bfloat16', scan_layers=True)
+  sized = lambda name: config.sized(name, dtype='bfloat16', run=SCAN)
   pair = sized(target), sized(draft)
   lowered = aot.lower(
     mesh, aot.Setting(topology, 1, devices, *pair, ROWS, LENGTH, GAMMA)
@@ -88,7 +89,7 @@ def test_every_chip_takes_rules_drafters_and_the_train_step(
 ):
   mesh, rows = mesh_of(topology), 6  # no weight has a cache's size
   # Layers are scanned: two compile like many.
-  full = config.sized('smollm2_1_7b', dtype='bfloat16', scan_layers=True)
+  full = config.sized('smollm2_1_7b', dtype='bfloat16', run=SCAN)
   few = dataclasses.replace(full, depth=2)
   setting = aot.Setting(
     topology, 2, mesh.size // 2, few, few, ROWS, LENGTH, GAMMA

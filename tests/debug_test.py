@@ -83,7 +83,7 @@ def test_a_lost_slot_is_named_and_nothing_else(kind):
       model, params = TABLE, (fakes.table(0, V), fakes.table(1, V))
     else:
       dtype = 'float64' if kind == 'layers' else 'float32'
-      config = fakes.tiny(dtype=dtype, scan_layers=kind == 'scan')
+      config = fakes.tiny(dtype=dtype).running(scan_layers=kind == 'scan')
       params = lm.init(config, 0), lm.init(config, 1)
       if kind == 'packed':
         if why := library.load(files.cache_folder()):

@@ -11,6 +11,7 @@ from specdec_jax import decode, types
 from specdec_jax.certify import base, load
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import scripted
+from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
@@ -264,7 +265,8 @@ def test_programs_used_long_ago_are_let_go(monkeypatch):
 @pytest.mark.parametrize('name', load.RECIPES)
 def test_rows_come_first_in_every_state(name, scan, encoder):
   """Axis 0 of every leaf, of the target's cache and of the drafter's state."""
-  world = base.transformers(V, scan_layers=scan, encoder=encoder)
+  run = model_config.Execution(scan_layers=scan)
+  world = base.transformers(V, run=run, encoder=encoder)
   if encoder and name == 'eagle':
     with pytest.raises(ValueError, match='nor one with an encoder'):
       load.RECIPES[name](world, 2)

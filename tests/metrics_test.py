@@ -58,7 +58,7 @@ def test_a_pass_reads_a_few_rows_of_its_tables():
 @pytest.mark.parametrize('scan', [False, True])
 def test_a_pass_reads_what_the_encoder_left_and_not_the_encoder(scan):
   """2 layers of 4 heads of 16 channels, width 64, MLP 128, 512 ids."""
-  config = model_config.sized('t5_tiny', scan_layers=scan)
+  config = model_config.sized('t5_tiny').running(scan_layers=scan)
   params = lm.init(config, 0)
   layer = 4 * 64 * 64 + 2 * 64 * 64 + 3 * 64 * 128 + 3 * 64
   whole = 2 * layer + 64 * 512 + 64 + 32 * 4
@@ -79,15 +79,14 @@ def test_a_pass_reads_what_the_encoder_left_and_not_the_encoder(scan):
 @pytest.mark.parametrize('packed', [False, True])
 def test_a_slot_has_a_key_and_a_value_of_every_layer(packed):
   """However many slots a packed model's panels have room for."""
-  config = model_config.sized(
-    'smollm2_135m', depth=2, fused=True, packed=packed
-  )
+  config = model_config.sized('smollm2_135m', depth=2)
+  config = config.running(fused=True, packed=packed)
   assert work.slot_bytes(lm.make(config), 3) == 3 * 2 * 2 * 3 * 64 * 4
 
 
 @pytest.mark.parametrize('scan_layers', [False, True])
 def test_the_first_layers_share_of_a_step(scan_layers):
-  config = model_config.sized('tiny', depth=4, scan_layers=scan_layers)
+  config = model_config.sized('tiny', depth=4).running(scan_layers=scan_layers)
   params = lm.init(config, 0)
   layer = sum(
     x.nbytes for k, x in lm.flatten(params).items() if k.startswith('layers/')

@@ -140,7 +140,8 @@ def test_no_device_gathers_the_vocabulary(x64, rule, draft_split):
 @pytest.mark.more
 def test_scanned_layers_on_a_mesh(x64):
   """The stacked cache splits heads with their channels, in whole heads."""
-  config = fakes.tiny(**(EVEN | fakes.GEMMA | dict(scan_layers=True, depth=2)))
+  config = fakes.tiny(**EVEN | fakes.GEMMA | dict(depth=2))
+  config = config.running(scan_layers=True)
   base = fakes.texts(run(config, None, None)[0])
   layout = sharding.lay_out(sharding.make_mesh(2, 4), config)
   out, weights, (programs, request), _ = run(config, layout, layout)
@@ -203,7 +204,7 @@ def test_every_parameter_has_a_place(x64):
   rich = dict(qkv_bias=True, tied=False) | fakes.OLMO2
   for changes in ({}, rich, fakes.GPT, fakes.GEMMA):
     for scan in (False, True):
-      config = fakes.tiny(**(EVEN | changes), scan_layers=scan)
+      config = fakes.tiny(**EVEN | changes).running(scan_layers=scan)
       for name, s in lm.shapes(config).items():
         layout.parameter(name, len(s.shape)).shard_shape(s.shape)
 

@@ -20,7 +20,7 @@ LAST = 2**14
 
 
 def _sized(name: str, **changes) -> config.LMConfig:
-  c = config.sized(name, dtype='bfloat16', scan_layers=True)
+  c = config.sized(name, dtype='bfloat16').running(scan_layers=True)
   return dataclasses.replace(c, **changes)
 
 

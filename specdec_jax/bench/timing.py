@@ -229,7 +229,7 @@ def ceiling(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan):
   """(Ceiling of plain decoding, the reads to repeat)."""
   target = arms[0].engine.target
   models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
-  packed = any(m.lm_config and m.lm_config.packed for m in models)
+  packed = any(m.lm_config and m.lm_config.run.packed for m in models)
   programs = {
     d: reads(d, packed=packed, small=plan.bench.small)
     for d in sorted({m.dtype for m in models})

@@ -110,7 +110,7 @@ def pruned(
   config: model_config.LMConfig, params: types.Params, layers: Sequence[int]
 ) -> tuple[model_config.LMConfig, types.Params]:
   """Returns (config, params) of some layers of a model that has them apart."""
-  assert not config.scan_layers, 'load it with scan_layers=False'
+  assert not config.run.scan_layers, 'load it with scan_layers=False'
   if not set(layers) <= set(range(config.depth)):
     raise ValueError(
       f'student.layers={tuple(layers)}: allowed are those of the teacher, 0 to '

@@ -270,8 +270,9 @@ def fit_eagle(
       for name, x in draft.layer.items()
     }
   )
-  if target.config.packed:
-    config = eagle.settings(target.config, draft.taps, packed=True)
+  if target.config.run.packed:
+    run = target.config.run
+    config = eagle.settings(target.config, draft.taps, run=run)
     layer = convert.pack_params(layer)
   made = eagle.weights(layer, ids, target.params)
   return config, made | {'head': place(made['head'])}
@@ -370,7 +371,7 @@ def _plain(config: model_config.LMConfig) -> model_config.LMConfig:
 
 def _laid_out(config, flat, layout) -> types.Params:
   """The parameters of a file nested, as the target has its own."""
-  if config.scan_layers:
+  if config.run.scan_layers:
     parts = {n.split('/', 2)[2] for n in flat if n.startswith('layers/')}
     stack = lambda x: np.stack(
       [flat.pop(f'layers/{i}/{x}') for i in range(config.depth)]
@@ -378,6 +379,6 @@ def _laid_out(config, flat, layout) -> types.Params:
     flat |= {f'layers/{x}': stack(x) for x in sorted(parts)}
   put = layout.put if layout else lambda name, x: jnp.asarray(x)
   own = lm.nest({n: put(n, x.astype(config.dtype)) for n, x in flat.items()})
-  if config.fused:
+  if config.run.fused:
     _, own = convert.fuse(_plain(config), own)
-  return convert.pack_params(own) if config.packed else own
+  return convert.pack_params(own) if config.run.packed else own

@@ -333,7 +333,9 @@ def _random_layer(width: int, dtype: str, context: int, vocab: int):
   """(config, weights.draft without 'target') of a random draft."""
   sizes: dict[str, Any] = dict(depth=1, heads=2, kv_heads=1, head_dim=4, mlp=8)
   sizes |= dict(width=width, vocab=vocab, context=context, dtype=dtype)
-  config = eagle.EagleConfig(model_config.LMConfig(**sizes, fused=True), (0,))
+  fused = model_config.Execution(fused=True)
+  block = model_config.LMConfig(**sizes, run=fused)
+  config = eagle.EagleConfig(block, (0,))
   layer = lm.nest(jax.device_get(eagle.init(config, 0)))
   ids = np.arange(1, vocab, dtype=np.int32)
   head = np.random.default_rng(0).normal(size=(width, len(ids)))

@@ -89,8 +89,8 @@ def _draft(
       dtype=settings.dtype,
       mesh=target.layout and target.layout.mesh,
       tensor_parallel=settings.tensor_parallel,
-      scan_layers=own and own.scan_layers,
-      kernels='auto' if own is None or own.packed else 'xla',
+      scan_layers=own and own.run.scan_layers,
+      kernels='auto' if own is None or own.run.packed else 'xla',
     )
   return target.drafts[key]
 

@@ -220,9 +220,7 @@ def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
     query_scale=c.query_scale or c.head_dim**-0.5,
     proposes=(),
     dtype='float32',
-    scan_layers=False,
-    fused=False,
-    packed=False,
+    run=model_config.Execution(),
     # An encoder has no head.
     encoder=c.encoder and dataclasses.replace(_canonical(c.encoder), tied=True),
   )

@@ -262,7 +262,7 @@ def read(
   out = {}
   for name, want in lm.shapes(config).items():
     x = np.empty(want.shape, want.dtype)
-    if config.scan_layers and 'layers/' in name:
+    if config.run.scan_layers and 'layers/' in name:
       for i in range(want.shape[0]):
         one = name.replace('layers/', f'layers/{i}/')
         _read_into(x[i], reader, config, one, plan[one])

@@ -41,7 +41,7 @@ def empty(config, rows: int, slots: int) -> KVCache | Panels:
   """Zeros for the keys and values of one layer; config: an LMConfig."""
   shape = rows, config.kv_heads, slots, config.head_dim
   kind, shapes = KVCache, (shape, shape)
-  if config.packed:
+  if config.run.packed:
     kind, shapes = Panels, calls.cache_shapes(*shape)
   # Two arrays: a shared one could not be donated twice.
   return kind(*(jnp.zeros(x, jnp.dtype(config.activations)) for x in shapes))

@@ -13,6 +13,25 @@ from specdec_jax.models.rope import Divided, RopeScaling, Scaling
 
 
 @dataclasses.dataclass(frozen=True)
+class Execution:
+  """How a model runs, which changes its results by rounding alone.
+
+  scan_layers: trace one layer and scan over the stack, which compiles faster.
+  fused: one matmul for q, k and v and one for gate and up, which is faster for
+    small matrices; for models on one device that are not scanned.
+  packed: matrices lie in weights.Panels, for specdec_jax.kernels on a CPU;
+    everything else is float32. Of fused models.
+  """
+
+  scan_layers: bool = False
+  fused: bool = False
+  packed: bool = False
+
+  def __post_init__(self):
+    assert self.fused or not self.packed
+
+
+@dataclasses.dataclass(frozen=True)
 class LMConfig:
   """One transformer: a decoder, with an encoder before it or without.
 
@@ -52,12 +71,8 @@ class LMConfig:
   None: no encoder. start: the id that the decoder's text begins with then.
   causal: false in the encoder, where a token also attends to later ones.
 
-  Execution; only dtype changes the result. dtype: of weights, activations and
-  cache; logits are float32 or wider. scan_layers: trace one layer and scan over
-  the stack, which compiles faster. fused: one matmul for q, k and v and one for
-  gate and up, which is faster for small matrices; for models on one device that
-  are not scanned. packed: kernels lie in the panels that specdec_jax.kernels
-  reads, of a fused model on a CPU; everything else is float32.
+  dtype: of weights, activations and cache; logits are float32 or wider.
+  run: how it runs.
   """
 
   depth: int
@@ -100,9 +115,7 @@ class LMConfig:
   start: int | None = None
   causal: bool = True
   dtype: str = 'float32'
-  scan_layers: bool = False
-  fused: bool = False
-  packed: bool = False
+  run: Execution = Execution()
 
   def __post_init__(self):
     if self.heads % self.kv_heads:
@@ -115,7 +128,7 @@ class LMConfig:
           f'{name}={getattr(self, name)!r}: allowed are '
           f'{", ".join(map(repr, allowed))}'
         )
-    assert not self.packed or (self.fused and self.dtype != 'float64')
+    assert not self.run.packed or self.dtype != 'float64'
     if not self.windows or min(self.windows) < 0:
       raise ValueError(
         f'windows={self.windows!r}: needs a number of tokens for at least one '
@@ -157,16 +170,20 @@ class LMConfig:
       self, depth=len(layers), windows=windows, rotated=rotated
     )
 
-  def running(self, **changes) -> 'LMConfig':
-    """The same model with another dtype, scan_layers, fused or packed; its
-    encoder too."""
-    own = self.encoder and self.encoder.running(**changes)
-    return dataclasses.replace(self, **changes, encoder=own)
+  def running(self, dtype: str = '', **changes) -> 'LMConfig':
+    """The same model, and its encoder, in another dtype ('': its own) and with
+    changes of its execution."""
+    return dataclasses.replace(
+      self,
+      dtype=dtype or self.dtype,
+      run=dataclasses.replace(self.run, **changes),
+      encoder=self.encoder and self.encoder.running(dtype, **changes),
+    )
 
   @property
   def activations(self) -> str:
     """The dtype of activations and cache."""
-    return 'float32' if self.packed else self.dtype
+    return 'float32' if self.run.packed else self.dtype
 
 
 # The values of settings that are words.

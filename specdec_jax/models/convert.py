@@ -28,8 +28,8 @@ def fuse(config: model_config.LMConfig, params: types.Params):
   Changes params in place: each layer's parts are freed as they are joined, so
   memory never holds the model twice.
   """
-  assert not config.scan_layers, 'scanned and fused: choose one'
-  if config.fused:
+  assert not config.run.scan_layers, 'scanned and fused: choose one'
+  if config.run.fused:
     return config, params
   layers = list(params['layers'].values())
   layers += params.get('encoder', {}).get('layers', {}).values()
@@ -92,7 +92,7 @@ def plain(config: model_config.LMConfig, params: types.Params):
   Undoes fused and scan_layers. The parts are views if params are numpy arrays,
   else copies.
   """
-  if config.packed:
+  if config.run.packed:
     config, params = unpack(config, params)
   config = config.running(scan_layers=False, fused=False)
   flat = lm.flatten(params)

@@ -53,8 +53,9 @@ def settings(
       f'taps={taps}: needs layers of the target in increasing order, at last '
       f'layer {depth - 1}'
     )
-  same = dict(depth=1, windows=(0,), rotated=(True,), fused=True, packed=False)
-  block = dataclasses.replace(target, scan_layers=False, **same | changes)
+  same = dict(depth=1, windows=(0,), rotated=(True,))
+  fused = dict(run=model_config.Execution(fused=True))
+  block = dataclasses.replace(target, **same | fused | changes)
   return EagleConfig(block, tuple(taps))
 
 

@@ -86,7 +86,7 @@ def hidden(
     own = view._replace(dropout=dropout and dropout.at(i))
     return checkpoint_name(block(x_BID, own, write)[0], 'residual'), None
 
-  if c.scan_layers:
+  if c.run.scan_layers:
     numbered = jnp.arange(c.depth), params['layers']
     x_BID, _ = jax.lax.scan(layer, x_BID, numbered)
   else:
@@ -102,7 +102,7 @@ def narrowest(c: model_config.LMConfig, lengths_B: Array, slots: int):
   the buffer, which holds the longest: a quarter or a half of it may do.
   """
   widths = [slots]
-  if c.packed:
+  if c.run.packed:
     widths = sorted({slots // 4 or 1, slots // 2 or 1, slots})
   longest = jnp.max(lengths_B)
   enough = sum(jnp.int32(longest > width) for width in widths[:-1])

@@ -99,7 +99,7 @@ class Linear(nnx.Module):
   ):
     kernel = jnp.zeros((width_in, width_out), c.dtype)
     ends = jnp.zeros((width_out,), c.activations)
-    if c.packed:
+    if c.run.packed:
       kernel, ends = weights.pack(kernel, parts), calls.pad(ends, parts)
     self.kernel = nnx.Param(kernel)
     self.bias = nnx.Param(ends) if bias else None
@@ -134,7 +134,7 @@ def head(
     kernel: the output head, a matrix of models.weights.
   """
   matrix = weights.of(kernel)
-  if c.packed:
+  if c.run.packed:
     return matrix.linear(hidden, norm=packed_norm(norm))
   wide = jnp.promote_types(hidden.dtype, jnp.float32)
   return matrix.linear(norm(hidden).astype(hidden.dtype), dtype=wide)
@@ -146,7 +146,7 @@ class Attention(nnx.Module):
   def __init__(self, c: model_config.LMConfig):
     self.config = c
     widths = [n * c.head_dim for n in (c.heads, c.kv_heads, c.kv_heads)]
-    if c.fused:
+    if c.run.fused:
       self.qkv = Linear(c, c.width, sum(widths), c.qkv_bias)
     else:
       self.q, self.k, self.v = (
@@ -161,7 +161,7 @@ class Attention(nnx.Module):
   def __call__(self, x_BTD: Array, view: attention.View, write):
     c, (B, T, _) = self.config, x_BTD.shape
     H, G, C = c.heads, c.kv_heads, c.head_dim
-    if c.fused:
+    if c.run.fused:
       qkv = jnp.split(self.qkv(x_BTD), (H * C, (H + G) * C), -1)
     else:
       qkv = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
@@ -234,7 +234,7 @@ class CrossAttention(nnx.Module):
       return jnp.pad(y_BHIC, ((0, 0), (0, 0), (0, slots - I), (0, 0)))
 
     cache = kv.KVCache(split(self.k(hidden_BID)), split(self.v(hidden_BID)))
-    return kv.panels(cache) if c.packed else cache
+    return kv.panels(cache) if c.run.packed else cache
 
   def __call__(self, x_BTD: Array, store: kv.KVCache, mask_B1I: Array):
     c, (B, T, _) = self.config, x_BTD.shape
@@ -285,11 +285,11 @@ class MLP(nnx.Module):
 
   def __init__(self, c: model_config.LMConfig):
     self.config, bias = c, c.mlp_bias
-    if c.gated and c.fused:
+    if c.gated and c.run.fused:
       self.gate_up = Linear(c, c.width, 2 * c.mlp, bias, parts=2)
     else:
       self.up = Linear(c, c.width, c.mlp, bias)
-    if c.gated and not c.fused:
+    if c.gated and not c.run.fused:
       self.gate = Linear(c, c.width, c.mlp, bias)
     self.down = Linear(c, c.mlp, c.width, bias)
 
@@ -297,7 +297,7 @@ class MLP(nnx.Module):
     act = ACTS[self.config.act]
     if not self.config.gated:
       return self.down(act(self.up(x)))
-    if self.config.fused:
+    if self.config.run.fused:
       gate, up = jnp.split(self.gate_up(x), 2, -1)
     else:
       gate, up = self.gate(x), self.up(x)
@@ -323,7 +323,7 @@ class Block(nnx.Module):
 
   def __call__(self, x_BTD: Array, view: attention.View, write):
     scale = self.attn.config.residual_scale
-    if self.attn.config.packed:
+    if self.attn.config.run.packed:
       return self._packed(x_BTD, view, write)
     y_BTD, cache = self.attn(_normed(self.attn_norm, x_BTD), view, write)
     y_BTD = _scaled(_normed(self.attn_post_norm, y_BTD), scale)

@@ -36,7 +36,7 @@ class Ends(nnx.Module):
     self.config = c
     self.norm = layers.norm(c, c.width)
     head = jnp.zeros((c.width, len(c.proposes) or c.vocab), dtype)
-    self.head = nnx.Param(weights.pack(head) if c.packed else head)
+    self.head = nnx.Param(weights.pack(head) if c.run.packed else head)
     table = lambda rows: nnx.Param(jnp.zeros((rows, c.width), dtype))
     self.embed = None if c.tied else table(c.vocab)
     self.positions = table(c.context) if c.position == 'learned' else None
@@ -95,7 +95,7 @@ def _named(config, block, ends) -> dict[str, jax.ShapeDtypeStruct]:
   """The parameters of a stack of layers."""
   out = named(ends)
   for name, x in named(block).items():
-    if config.scan_layers:
+    if config.run.scan_layers:
       shape = lambda x: jax.ShapeDtypeStruct((config.depth, *x.shape), x.dtype)
       out[f'layers/{name}'] = jax.tree.map(shape, x)
     else:
@@ -150,14 +150,14 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
     put: put(name, array) -> array places each parameter as it is made; None
       leaves it on the default device.
   """
-  assert not config.packed, 'convert.pack packs what is made'
+  assert not config.run.packed, 'convert.pack packs what is made'
   put = put or (lambda name, x: x)
   root = jax.random.key(seed)
   key = lambda name: jax.random.fold_in(root, zlib.crc32(name.encode()))
   out = {}
   for name, s in shapes(config).items():
     before, layers_, rest = name.rpartition('layers/')
-    if config.scan_layers and layers_:
+    if config.run.scan_layers and layers_:
       names = [f'{before}layers/{i}/{rest}' for i in range(s.shape[0])]
       each = [drawn(config, key(n), n, s.shape[1:], s.dtype) for n in names]
       x = jnp.stack(each)
@@ -242,7 +242,7 @@ def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
 
 
 def _init_cache(config, constrain, rows: int, slots: int):
-  if not config.scan_layers:
+  if not config.run.scan_layers:
     axes = ('batch', 'kv_heads', 'slots', None)
     cache = tuple(kv.empty(config, rows, slots) for _ in range(config.depth))
   else:
@@ -250,7 +250,7 @@ def _init_cache(config, constrain, rows: int, slots: int):
     dtype = jnp.dtype(config.dtype)
     cache = kv.Stacked(*(jnp.zeros(shape, dtype) for _ in 'kv'))
     axes = ('batch', None, 'slots', 'kv_heads')
-  if not config.packed:  # which is on one device
+  if not config.run.packed:  # which is on one device
     cache = jax.tree.map(lambda x: constrain(x, *axes), cache)
   return cache if config.encoder is None else encoder.Cache(cache)
 
@@ -270,13 +270,13 @@ def _encode(config, constrain, params, source: types.Source, cache):
   def store(width: int):
     cross = lambda layer: nnx.merge(graphdef, nnx.State(layer)).cross_attn
     keep = lambda layer: cross(layer).store(hidden_BID[:, :width], slots)
-    if config.scan_layers:
+    if config.run.scan_layers:
       found = jax.lax.map(keep, params['layers'])
       return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
     return tuple(keep(params['layers'][str(i)]) for i in range(config.depth))
 
   at_width = encoder.narrowest(config, lengths_B, slots)
-  axes = ('batch', *[None] * config.scan_layers, 'kv_heads', None, None)
+  axes = ('batch', *[None] * config.run.scan_layers, 'kv_heads', None, None)
   with jax.named_scope('encode'):
     hidden_BID = at_width(hidden)
     found = jax.tree.map(lambda x: constrain(x, *axes), at_width(store))
@@ -297,6 +297,7 @@ def _apply(
   residual_BTD=None,
 ):
   part = range(config.depth)[slice(*layers)]
+  scan = config.run.scan_layers
   assert set(taps) <= set(part), (taps, part)
   dropout = _dropout(params, 0)
   with jax.named_scope('embed'):
@@ -315,13 +316,13 @@ def _apply(
   def of_layer(view, i):
     """The view of layer i, with its own source and dropout."""
     if config.encoder is not None:
-      store = _pick(cache.store, i, 1) if config.scan_layers else cache.store[i]
+      store = _pick(cache.store, i, 1) if scan else cache.store[i]
       view = view._replace(source=(store, cache.mask_B1I))
     return view._replace(dropout=dropout and dropout.at(i))
 
   own = cache if config.encoder is None else cache.own
   args = views, slots_BT, of_layer
-  run = _scan if config.scan_layers else _unroll
+  run = _scan if scan else _unroll
   with jax.named_scope('blocks'):
     x_BTD, tapped, own = run(
       config, block, params['layers'], x_BTD, args, own, taps, part

@@ -8,7 +8,7 @@ from specdec_jax.chips import aot, hlo, report, roofline, train_step
 from specdec_jax.models import config, lm
 from tests import programs
 
-TINY = config.sized('tiny', dtype='bfloat16', scan_layers=True)
+TINY = config.sized('tiny', dtype='bfloat16').running(scan_layers=True)
 GOOD = aot.Setting('v5e:2x2', 1, 2, TINY, TINY, 4, 128, 3)
 
 

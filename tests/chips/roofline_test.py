@@ -6,7 +6,7 @@ from specdec_jax.chips import roofline
 from specdec_jax.models import config
 
 # 2 layers of width 64, 4 query and 2 key/value heads of 16, MLP 128, 512 ids.
-TINY = config.sized('tiny', dtype='bfloat16', scan_layers=True)
+TINY = config.sized('tiny', dtype='bfloat16').running(scan_layers=True)
 # q and o, k and v, gate, up and down; of a layer.
 LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
 HEAD = 64 * 512

@@ -21,6 +21,7 @@ from specdec_jax.certify import base, load
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
+from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
@@ -31,7 +32,8 @@ GAMMA, B, L, V, IDS = 3, 6, 48, 7, 6
 KINDS = {
   'gpt': fakes.GPT | dict(tied=False),
   'gemma': fakes.GEMMA
-  | dict(wide_norm=True, embed_scale=4.0, logit_softcap=5.0, scan_layers=True),
+  | dict(wide_norm=True, embed_scale=4.0, logit_softcap=5.0)
+  | dict(run=model_config.Execution(scan_layers=True)),
 }
 
 

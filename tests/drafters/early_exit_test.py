@@ -34,7 +34,7 @@ def world(request):
     yield base.transformers(
       13,
       depth=DEPTH,
-      scan_layers=request.param,
+      run=model_config.Execution(scan_layers=request.param),
       windows=(6, 0),
       rotated=(True, True, False),
     )

@@ -138,7 +138,7 @@ def test_a_model_in_use_is_saved_and_gives_the_same_logits(tmp_path):
   """build.load fuses on one device; what it reads back is fused too."""
   tiny.write_folder(tmp_path / 'a', tiny.config('qwen2'), 'qwen2')
   a = build.load(tmp_path / 'a')
-  assert a.config.fused
+  assert a.config.run.fused
   export.save(tmp_path / 'b', a.config, a.params, a.tokenizer)
   b = build.load(tmp_path / 'b')
   assert b.config == a.config

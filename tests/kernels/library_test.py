@@ -34,7 +34,7 @@ def test_without_a_compiler_xla_decodes_and_one_line_says_so(
   monkeypatch.setattr(library, '_compiler', lambda: [])
   with caplog.at_level('WARNING'):
     model = load.load('random:tiny')
-  assert not model.config.packed
+  assert not model.config.run.packed
   (line,) = caplog.messages
   assert 'no C compiler' in line and 'XLA' in line
 
@@ -113,14 +113,14 @@ def test_where_nothing_can_be_kept_the_kernels_still_load(
 
 
 def test_kernels_can_be_turned_off():
-  assert not load.load('random:tiny', kernels='xla').config.packed
+  assert not load.load('random:tiny', kernels='xla').config.run.packed
   with pytest.raises(ValueError, match="kernels='gpu': allowed are auto, xla"):
     load.load('random:tiny', kernels='gpu')
 
 
 def test_only_a_single_cpu_gets_them(monkeypatch, tmp_path):
   mesh = sharding.make_mesh(data=2, model=1)
-  assert not load.load('random:tiny', mesh=mesh).config.packed
+  assert not load.load('random:tiny', mesh=mesh).config.run.packed
   monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
   assert not library.ready('auto', tmp_path)
   assert not list(tmp_path.glob('rows-*'))
@@ -134,4 +134,4 @@ def test_a_draft_follows_its_target():
     e = settings.load(settings.settings(c))
     draft = settings.engine(e, 'lm', 2).draft
     packed = kernels == 'auto' and library.ready(kernels, files.cache_folder())
-    assert e.target.config.packed == draft.config.packed == packed
+    assert e.target.config.run.packed == draft.config.run.packed == packed

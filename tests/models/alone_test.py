@@ -12,7 +12,7 @@ from specdec_jax.models import alone, config, lm
 def test_padding_changes_neither_the_token_nor_the_cache(
   monkeypatch, scan_layers
 ):
-  c = config.sized('tiny', scan_layers=scan_layers)
+  c = config.sized('tiny').running(scan_layers=scan_layers)
   model, params = lm.make(c), lm.init(c, 0)
   text = np.array([[5, 9, 2, 7, 1, 3]], np.int32)
   lengths = []

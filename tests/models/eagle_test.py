@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import forward
+from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from tests import fakes
 
@@ -13,10 +14,11 @@ pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
 
 def test_settings_follow_the_target(x64):
-  target = fakes.tiny(windows=(3, 0), scan_layers=True, qk_norm=True)
+  target = fakes.tiny(windows=(3, 0), qk_norm=True).running(scan_layers=True)
   c = eagle.settings(target, (0, 1), mlp=8)
   assert (c.block.depth, c.block.windows, c.block.mlp) == (1, (0,), 8)
-  assert c.block.fused and not c.block.scan_layers and c.block.qk_norm
+  assert c.block.run == model_config.Execution(fused=True)
+  assert c.block.qk_norm
   names = set(eagle.shapes(c))
   assert {'fuse/kernel', 'join/kernel', 'block/attn/q_norm/scale'} <= names
   # One tap is as wide as the target: nothing to fuse.

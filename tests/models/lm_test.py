@@ -83,7 +83,7 @@ def prefilled(model, params):
   ids=['plain-unrolled', 'gpt-scan', 'rich-unrolled', 'rich-scan'],
 )
 def test_five_tokens_at_once_equal_one_at_a_time(x64, settings, scan):
-  config = fakes.tiny(scan_layers=scan, **settings)
+  config = fakes.tiny(**settings).running(scan_layers=scan)
   model, params = lm.make(config), params_of(config)
   cache = prefilled(model, params)
   together, _, whole = read(model, params, START, 5, cache)
@@ -102,7 +102,7 @@ def test_five_tokens_at_once_equal_one_at_a_time(x64, settings, scan):
 
 @pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
 def test_what_stale_slots_hold_changes_nothing(x64, scan):
-  config = fakes.tiny(scan_layers=scan)
+  config = fakes.tiny().running(scan_layers=scan)
   model, params = lm.make(config), params_of(config)
   cache = prefilled(model, params)
   clean, _, _ = read(model, params, START, 3, cache)
@@ -124,7 +124,8 @@ def test_what_stale_slots_hold_changes_nothing(x64, scan):
 
 
 def test_scanned_layers_equal_unrolled_ones(x64):
-  config, scan = fakes.tiny(**RICH), fakes.tiny(scan_layers=True, **RICH)
+  config = fakes.tiny(**RICH)
+  scan = config.running(scan_layers=True)
   flat = lm.flatten(params_of(config))
   stacked = {k: v for k, v in flat.items() if not k.startswith('layers/')}
   for name in lm.shapes(scan):
@@ -192,7 +193,7 @@ def test_interleaved_pairs_are_half_pairs_of_permuted_channels(x64):
 
 @pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
 def test_slots_past_the_end_and_masked_tokens_write_nowhere(x64, scan):
-  config = fakes.tiny(scan_layers=scan)
+  config = fakes.tiny().running(scan_layers=scan)
   model, params = lm.make(config), params_of(config)
   cache = jax.tree.map(lambda x: x + 7, model.init_cache(B, S))
 

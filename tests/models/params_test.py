@@ -17,7 +17,7 @@ from tests import fakes
 @pytest.mark.more
 @pytest.mark.parametrize('scan', [False, True])
 def test_names_shapes_and_nesting_agree(scan):
-  config = fakes.tiny(dtype='float32', scan_layers=scan, tied=False)
+  config = fakes.tiny(dtype='float32', tied=False).running(scan_layers=scan)
   params = lm.init(config, 0)
   flat, shapes = lm.flatten(params), lm.shapes(config)
   assert {k: (v.shape, v.dtype) for k, v in flat.items()} == {
@@ -123,8 +123,7 @@ def test_kernels_have_variance_one_over_fan_in():
     tied=False,
     position='learned',
     context=64,
-    scan_layers=True,
-  )
+  ).running(scan_layers=True)
   flat = lm.flatten(lm.init(config, 0))
   for name, fan_in in {
     'head': 256,

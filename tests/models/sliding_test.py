@@ -46,8 +46,7 @@ def test_rejection_at_every_phase_equals_a_full_recompute(x64):
     windows=(4, WIDEST, 0),
     rotated=(True, True, False),
     local_rope_theta=100.0,
-    scan_layers=True,
-  )
+  ).running(scan_layers=True)
   model, params = lm.make(config), fakes.wild(config, 0)
   options = decode.Options(widths=())
   programs = decode.programs(
