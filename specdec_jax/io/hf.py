@@ -152,13 +152,7 @@ def open_folder(
         tensors[name] = module.Tensor(part.get_dtype(), shape)
         where[name] = path, stored
 
-  def get(name: str) -> np.ndarray:
-    path, stored = where[name]
-    if tensors[name].dtype == 'F8_E4M3':
-      return _bytes(path, stored)
-    with _open(path) as f:  # memory-mapped
-      return f.get_tensor(stored)
-
+  get = lambda name: _read(*where[name])
   weights = quantised.Quantised({}, tensors, get)
   if how is not None:
     weights = quantised.plan(str(folder), how, tensors, get)
@@ -219,13 +213,13 @@ def _check_same(
     for path in shards:
       with _open(path) as f:
         for name in f.keys():
-          yield name, f.get_tensor(name)
+          yield name, _read(path, name)
 
   if all(path.exists() for path in shards):
     with _open(single) as f:
       names = set(f.keys())
       same = {
-        name: name in names and np.array_equal(f.get_tensor(name), x)
+        name: name in names and np.array_equal(_read(single, name), x)
         for name, x in tensors()
       }
     if same.keys() == names and all(same.values()):
@@ -253,11 +247,14 @@ def _listed(index: pathlib.Path) -> list[pathlib.Path]:
   return [folder / name for name in sorted(chosen)]
 
 
-def _bytes(path: pathlib.Path, stored: str) -> np.ndarray:
-  """An array of bytes, of a type that safetensors does not give to numpy."""
+def _read(path: pathlib.Path, name: str) -> np.ndarray:
+  """An array, memory-mapped; of 8-bit floats, which numpy lacks, the bytes."""
+  with _open(path) as f:
+    if not f.get_slice(name).get_dtype().startswith('F8_'):
+      return f.get_tensor(name)
   with open(path, 'rb') as f:
     header = f.read(int.from_bytes(f.read(8), 'little'))
-    about = json.loads(header)[stored]
+    about = json.loads(header)[name]
     start, end = about['data_offsets']
     f.seek(8 + len(header) + start)
     return np.frombuffer(f.read(end - start), np.uint8).reshape(about['shape'])

@@ -71,6 +71,46 @@ def test_values_are_those_of_the_format_s_own_package(case):
   assert hashlib.sha256(x.tobytes()).hexdigest() == facts['sha256']
 
 
+def damaged(dtype, x):
+  """A part that was cut, reshaped, or stored as something else."""
+  yield dtype, x[:-1] if x.ndim else x[None]
+  yield dtype, x[..., :-1] if x.ndim else x[None, None]
+  yield dtype, x.reshape(-1)
+  yield dtype, x[..., None]
+  yield dtype, x[:0] if x.ndim else x
+  yield dtype, np.zeros_like(x)
+  yield 'I64', np.zeros(x.shape, np.int64)
+  yield 'F32', np.zeros(x.shape, np.float32)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_whatever_a_part_is_like_nothing_but_a_value_error(case):
+  facts, parts = CASES[case]
+  for part, (dtype, x) in parts.items():
+    others = {k: y for k, y in parts.items() if k != part}
+    for found in [{}, *({part: y} for y in damaged(dtype, x))]:
+      try:
+        plan = planned(facts['settings'], others | found)
+        for name in plan.plans:
+          plan.get(name)
+      except ValueError as error:
+        assert str(error).startswith('x: x: '), error
+
+
+def test_a_matrix_that_is_also_stored_as_it_was_is_refused():
+  facts, parts = CASES['gptq: 2 bits']
+  both = parts | dict(weight=('F16', np.zeros((32, 64), np.float16)))
+  with pytest.raises(ValueError, match='x: it is stored twice.* weight F16'):
+    planned(facts['settings'], both)
+
+
+def test_the_version_of_auto_round_is_its_packing():
+  facts, parts = CASES['gptq: 4 bits, mixed']
+  own = dict(quant_method='auto-round', packing_format='auto_round:gptqmodel')
+  x, y = (planned(s, parts).get('x.weight') for s in (own, facts['settings']))
+  np.testing.assert_array_equal(x, y)
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize('family', sorted({x.split(':')[0] for x in CASES}))
 def test_the_packages_still_write_the_golden_files(family):

@@ -17,8 +17,9 @@ _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def is_gemm(m: module.Module) -> bool:
   """Whether the parts are those of gemm, and not of GPTQ without g_idx."""
-  scales, words = m.parts.get('scales'), m.parts['qweight'].shape[-1]
-  return scales is not None and scales.shape[-1] == 8 * words
+  qweight, scales = m.parts['qweight'].shape, m.parts.get('scales')
+  outputs = 8 * qweight[-1] if qweight else 0
+  return scales is not None and scales.shape[-1:] == (outputs,)
 
 
 def plan(m: module.Module) -> module.Plan:

@@ -86,7 +86,7 @@ def _form(m: module.Module, shape, bits: int, whole: bool, block) -> form.Form:
     if 'weight_zero_point' in m.parts:
       zero = m.get('weight_zero_point').reshape(-(-O // block[0]), -1)
   if 'weight_g_idx' in m.parts:
-    order = m.order('weight_g_idx', block[1])
+    order = m.order('weight_g_idx', I, block[1])
   codes = codes if order is None else codes[:, order]
   scale = m.scales('weight_scale', shape, block)
   return form.Form(codes, scale, block, zero, order=order)

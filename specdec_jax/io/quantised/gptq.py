@@ -6,6 +6,7 @@ qzeros [groups, out * bits / 32] those of a row; scales [groups, out]. g_idx
 """
 
 import functools
+import math
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def plan(m: module.Module) -> module.Plan:
   parts = ('qweight', 'qzeros', 'scales')
   I = None
   if 'g_idx' in m.parts:
-    parts, (I,) = (*parts, 'g_idx'), m.parts['g_idx'].shape
+    parts, I = (*parts, 'g_idx'), math.prod(m.parts['g_idx'].shape)
   # By the shapes, since `dynamic` settings give some modules other bits.
   fits = [
     b
@@ -43,7 +44,7 @@ def _form(m: module.Module, bits: int, shape, group: int) -> form.Form:
   O, I = shape
   codes = form.unpack(m.get('qweight').T, bits)[:, :I]
   stored = form.unpack(m.get('qzeros'), bits)[:, :O].T
-  order = m.order('g_idx', group) if 'g_idx' in m.parts else None
+  order = m.order('g_idx', I, group) if 'g_idx' in m.parts else None
   return form.Form(
     codes if order is None else codes[:, order],
     m.floats('scales').T,

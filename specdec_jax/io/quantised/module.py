@@ -61,7 +61,8 @@ class Module:
     tensor = self.parts.get(part)
     if tensor is None:
       self.refuse(f'no {part} beside {", ".join(sorted(self.parts))}')
-    if tensor.dtype not in dtypes or len(tensor.shape) != 2:
+    good = tensor.dtype in dtypes and len(tensor.shape) == 2
+    if not good or 0 in tensor.shape:
       what = f'{tensor.dtype} {list(tensor.shape)}'
       self.refuse(f'{part} is {what}, not a matrix of {" or ".join(dtypes)}')
     return tensor.shape[0], tensor.shape[1]
@@ -110,17 +111,16 @@ class Module:
     """The scales of these blocks, as a matrix in float32."""
     return self.floats(part).reshape(-(-shape[0] // block[0]), -1)
 
-  def order(self, part: str, group: int) -> np.ndarray | None:
+  def order(self, part: str, I: int, group: int) -> np.ndarray | None:
     """The order of inputs that sorts them by their groups; None: they are.
 
     part: the group of each input; negative ones stand for none.
     """
-    groups = self.get(part)
-    I = len(groups)
-    if (groups < 0).any() or np.array_equal(groups, np.arange(I) // group):
+    groups, want = self.get(part).reshape(-1), np.arange(I) // group
+    if (groups < 0).any() or np.array_equal(groups, want):
       return None
     order = np.argsort(groups, kind='stable')
-    if not np.array_equal(groups[order], np.arange(I) // group):
+    if not np.array_equal(groups[order], want):
       self.refuse(f'{part} does not give {group} inputs to each group')
     return order
 

@@ -117,10 +117,8 @@ def settings(
   for name, method in _BESIDE.items():
     beside = path.with_name(name)
     if not found and beside.exists():
-      path, found = (
-        beside,
-        [dict(quant_method=method) | files.read_json(beside)],
-      )
+      found, path = [files.read_json(beside)], beside
+      found[0].setdefault('quant_method', method)
   return (_checked(found[0], path) if found else None), rest
 
 
@@ -139,7 +137,8 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
     out['version'] = out['version'].lower()
   if method == 'gptq':
     out.setdefault('checkpoint_format', out.get('format'))
-    out.setdefault('sym', not out.get('zero_point', False))
+    if 'zero_point' in out:
+      out.setdefault('sym', not out['zero_point'])
   if not isinstance(method, str) or method not in _METHODS:
     raise ValueError(
       f'{path}: quantization_config with quant_method={method!r} and the keys '
@@ -184,6 +183,8 @@ def plan(
       plans[f'{name}.weight'] = found = family(m)
       for part in parts.keys() & set(found.parts):
         del plain[f'{name}.{part}']
+      if f'{name}.weight' in plain:
+        m.misfit('it is stored twice, quantised and as a weight')
   return Quantised(plans, plain, get)
 
 
