@@ -104,6 +104,15 @@ def test_a_matrix_that_is_also_stored_as_it_was_is_refused():
     planned(facts['settings'], both)
 
 
+def test_some_matrices_of_gptq_may_have_other_bits_than_are_stated():
+  """As `dynamic` settings give them; the shapes tell."""
+  facts, parts = CASES['gptq: 8 bits, symmetric, mixed']
+  plan = planned(facts['settings'] | dict(bits=4, dynamic={'.*': {}}), parts)
+  assert plan.kind == 'GPTQ 8-bit'
+  want = planned(facts['settings'], parts).get('x.weight')
+  np.testing.assert_array_equal(plan.get('x.weight'), want)
+
+
 def test_the_version_of_auto_round_is_its_packing():
   facts, parts = CASES['gptq: 4 bits, mixed']
   own = dict(quant_method='auto-round', packing_format='auto_round:gptqmodel')
