@@ -32,7 +32,8 @@ def golden(family):
   path = GOLDEN / f'{family}.safetensors'
   with safetensors.safe_open(path, 'numpy') as f:
     about = {k: json.loads(x) for k, x in f.metadata().items()}
-  out = {case: (facts, {}) for case, facts in about.items()}
+  # In an order of their own: metadata has another in every process.
+  out = {case: (about[case], {}) for case in sorted(about)}
   for name, x in safetensors.deserialize(path.read_bytes()):
     case, part = name.split('.', 1)
     array = np.frombuffer(x['data'], TYPES[x['dtype']]).reshape(x['shape'])
