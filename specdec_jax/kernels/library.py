@@ -17,6 +17,7 @@ import jax
 from absl import logging
 
 SOURCE = pathlib.Path(__file__).parent / 'rows.c'
+_SHARED = SOURCE.with_name('shared.h')
 CHOICES = ('auto', 'xla')
 _HANDLERS = {
   'specdec_linear': 'SpecdecLinear',
@@ -119,6 +120,7 @@ def _built(compiler: list[str], folder: pathlib.Path) -> pathlib.Path:
   key = hashlib.sha256(
     '\n'.join([*command, _cpu(), importlib.metadata.version('jaxlib')]).encode()
     + SOURCE.read_bytes()
+    + _SHARED.read_bytes()
   ).hexdigest()
   stem = f'rows-{key[:16]}'
   command += ['-I', jax.ffi.include_dir(), str(SOURCE), '-lm']

@@ -7,184 +7,21 @@
 // call has nor on how many threads there are.
 //
 // WIDE is 32 with AVX-512 and else 16 (library.py).
-#include <math.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "shared.h"
 
-#include "xla/ffi/api/c_api.h"
-
-#if defined(__AVX512F__) && WIDE == 32
-enum { LANES = 16, MOST = 12, DEEP = 128, AHEAD = 256 };
-#elif defined(__AVX__)
-enum { LANES = 8, MOST = 6, DEEP = 96, AHEAD = 1024 };
+#if LANES == 16
+enum { MOST = 12, DEEP = 128, AHEAD = 256 };
+#elif LANES == 8
+enum { MOST = 6, DEEP = 96, AHEAD = 1024 };
 #else
-enum { LANES = 4, MOST = 3, DEEP = 96, AHEAD = 1024 };
+enum { MOST = 3, DEEP = 96, AHEAD = 1024 };
 #endif
 // MOST: rows whose sums fit in the registers. DEEP: how much of a panel stays in
 // the L1 cache while further rows read it. GROUP: rows of one unit of work.
 // AHEAD, AHEAD_HALF: bytes between a prefetch and its use, of float32 and of
 // bfloat16; panels of 32 float32 columns at the other's distance take five rows
 // a quarter longer.
-enum { VECTORS = WIDE / LANES, GROUP = 96, AHEAD_HALF = 2048 };
-enum { NO_NORM, RMS, LAYER };
-enum { NO_ACT, SILU, GELU_TANH, GELU, RELU };
-
-typedef float Vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint32_t Bits __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t Int __attribute__((vector_size(4 * LANES), aligned(4)));
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
-
-#if defined(__x86_64__)
-#define PAUSE() __builtin_ia32_pause()
-#else
-#define PAUSE() atomic_thread_fence(memory_order_acquire)
-#endif
-
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// ---- Work, shared with XLA's threads ----------------------------------------
-
-// Units lie in one range for each thread, which reads its own from the front,
-// one stretch of memory, and then helps with the others'. The caller works too,
-// and waits only for units that another thread has begun: one that comes late
-// finds nothing.
-typedef void Unit(const void* job, int64_t i);
-enum { RANGES = 64 };
-typedef struct {
-  Unit* unit;
-  const void* job;
-  int64_t units, ranges;
-  atomic_llong next[RANGES], done;
-  atomic_int users, came;
-} Work;
-
-static void claim(Work* w) {
-  const int64_t own = atomic_fetch_add(&w->came, 1);
-  for (int64_t r = 0; r < w->ranges; r++) {
-    const int64_t i = (own + r) % w->ranges;
-    const int64_t last = w->units * (i + 1) / w->ranges;
-    for (;;) {
-      const int64_t unit = atomic_fetch_add(&w->next[i], 1);
-      if (unit >= last) break;
-      w->unit(w->job, unit);
-      atomic_fetch_add(&w->done, 1);
-    }
-  }
-}
-
-static void leave(Work* w) {
-  if (atomic_fetch_sub(&w->users, 1) == 1) free(w);
-}
-
-static void help(void* w) {
-  claim(w);
-  leave(w);
-}
-
-static void run(XLA_FFI_CallFrame* f, Unit* unit, const void* job,
-                int64_t units) {
-  int64_t threads = 1;
-  XLA_FFI_ThreadPool_NumThreads_Args n = {
-      .struct_size = XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE,
-      .ctx = f->ctx, .num_threads = &threads};
-  XLA_FFI_Error* none = f->api->XLA_FFI_ThreadPool_NumThreads(&n);
-  const int64_t ranges = least(least(threads, units), RANGES);
-  Work* w = none || ranges < 2 ? NULL : malloc(sizeof *w);
-  if (!w) {
-    for (int64_t i = 0; i < units; i++) unit(job, i);
-    return;
-  }
-  *w = (Work){.unit = unit, .job = job, .units = units, .ranges = ranges};
-  for (int64_t i = 0; i < ranges; i++)
-    atomic_store(&w->next[i], units * i / ranges);
-  atomic_store(&w->users, 1);
-  for (int64_t i = 1; i < ranges; i++) {
-    XLA_FFI_ThreadPool_Schedule_Args a = {
-        .struct_size = XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE,
-        .ctx = f->ctx, .task = help, .data = w};
-    atomic_fetch_add(&w->users, 1);
-    if (f->api->XLA_FFI_ThreadPool_Schedule(&a)) leave(w);
-  }
-  claim(w);
-  while (atomic_load_explicit(&w->done, memory_order_acquire) < units) PAUSE();
-  leave(w);
-}
-
-// ---- Numbers ----------------------------------------------------------------
-
-INLINE Vec choose(Int mask, Vec yes, Vec no) {
-  return (Vec)(((Int)yes & mask) | ((Int)no & ~mask));
-}
-
-INLINE Vec all(float x) { return (Vec){0} + x; }
-
-// exp(x), to about one unit in the last place; 0 below -87, capped at 88.
-INLINE Vec exponential(Vec x) {
-  const Int tiny = x < all(-87.0f);
-  x = choose(x > all(88.0f), all(88.0f), choose(tiny, all(-87.0f), x));
-  const Vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // nearest
-  const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const Vec y = (Vec)((Int)p + (__builtin_convertvector(n, Int) << 23));
-  return choose(tiny, all(0.0f), y);
-}
-
-// The logistic function.
-INLINE Vec logistic(Vec z) { return 1.0f / (1.0f + exponential(-z)); }
-
-INLINE Vec activation(int act, Vec x) {
-  if (act == SILU) return x * logistic(x);
-  if (act == GELU_TANH)  // 1 + tanh(u) is twice the logistic function of 2u.
-    return x * logistic(1.5957691216f * (x + 0.044715f * x * x * x));
-  if (act == RELU) return choose(x > all(0.0f), x, all(0.0f));
-  if (act == GELU)
-    for (int i = 0; i < LANES; i++)
-      x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
-  return x;
-}
-
-// cap * tanh(x / cap).
-INLINE Vec softcap(Vec x, float cap) {
-  return cap * (2.0f * logistic(x * (2.0f / cap)) - 1.0f);
-}
-
-// The sum of the partial sums, as a tree.
-INLINE float total(float* part) {
-  for (int n = WIDE / 2; n; n /= 2)
-    for (int i = 0; i < n; i++) part[i] += part[i + n];
-  return part[0];
-}
-
-static void norm_row(int kind, const float* x, const float* scale,
-                     const float* bias, float eps, int64_t n, float* y) {
-  float mean = 0, part[WIDE] = {0};
-  if (kind == LAYER) {
-    for (int64_t k = 0; k < n; k++) part[k % WIDE] += x[k];
-    mean = total(part) / n;
-    memset(part, 0, sizeof part);
-  }
-  int64_t k = 0;
-  for (; k + WIDE <= n; k += WIDE)
-    for (int i = 0; i < WIDE; i++)
-      part[i] += (x[k + i] - mean) * (x[k + i] - mean);
-  for (int i = 0; k + i < n; i++)
-    part[i] += (x[k + i] - mean) * (x[k + i] - mean);
-  const float r = 1.0f / sqrtf(total(part) / n + eps);
-  if (kind == LAYER)
-    for (k = 0; k < n; k++) y[k] = (x[k] - mean) * r * scale[k] + bias[k];
-  else
-    for (k = 0; k < n; k++) y[k] = x[k] * r * scale[k];
-}
+enum { GROUP = 96, AHEAD_HALF = 2048 };
 
 // ---- Products ---------------------------------------------------------------
 
@@ -266,44 +103,28 @@ static void product(bool half, const float* x, int64_t stride, int64_t rows,
     }
 }
 
-// y = add + act(x @ w + bias), or add + act(x @ w + bias) * (x @ up + bias) if
-// gated, where w holds the panels of both.
+// A product and what becomes of it; if gated, w holds the panels of both.
 typedef struct {
-  const float *x, *bias, *add;
+  const float* x;
   const char* w;
-  float* y;
-  int64_t rows, depth, columns, panels;
-  int act;
-  bool half, gated;
+  int64_t rows, depth;
+  bool half;
+  Result to;
 } Linear;
 
 static void linear_unit(const void* job, int64_t i) {
   const Linear* j = job;
   float sums[GROUP * WIDE] __attribute__((aligned(64)));
   float up[GROUP * WIDE] __attribute__((aligned(64)));
-  const int64_t p = i % j->panels, m0 = i / j->panels * GROUP;
+  const int64_t panels = j->to.panels, p = i % panels, m0 = i / panels * GROUP;
   const int64_t rows = least(GROUP, j->rows - m0);
   const int64_t size = j->depth * WIDE * (j->half ? 2 : 4);
-  const int64_t n = least(WIDE, j->columns - p * WIDE);
   const float* x = j->x + m0 * j->depth;
   product(j->half, x, j->depth, rows, j->w + p * size, j->depth, sums);
-  if (j->gated)
-    product(j->half, x, j->depth, rows, j->w + (j->panels + p) * size,
-            j->depth, up);
-  const Vec* bias = (const Vec*)(j->bias + p * WIDE);
-  const Vec* bias_up = (const Vec*)(j->bias + (j->panels + p) * WIDE);
-  for (int64_t m = 0; m < rows; m++) {
-    Vec* s = (Vec*)(sums + m * WIDE);
-    const Vec* u = (const Vec*)(up + m * WIDE);
-    for (int v = 0; v < VECTORS; v++) {
-      s[v] = activation(j->act, j->bias ? s[v] + bias[v] : s[v]);
-      if (j->gated) s[v] *= j->bias ? u[v] + bias_up[v] : u[v];
-    }
-    const int64_t at = (m0 + m) * j->columns + p * WIDE;
-    const float* out = (const float*)s;
-    for (int64_t c = 0; c < n; c++)
-      j->y[at + c] = j->add ? j->add[at + c] + out[c] : out[c];
-  }
+  if (j->to.gated)
+    product(j->half, x, j->depth, rows, j->w + (panels + p) * size, j->depth,
+            up);
+  finish(&j->to, p, m0, rows, sums, up);
 }
 
 // ---- Attention --------------------------------------------------------------
@@ -320,17 +141,6 @@ typedef struct {
   int64_t B, T, H, G, C, S, seen, blocks, stride;
   float scale, cap;
 } Attend;
-
-static float* scratch(int64_t floats) {
-  static _Thread_local float* memory;
-  static _Thread_local int64_t room;
-  if (room < floats) {
-    free(memory);
-    room = ceiling(floats, 1024) * 1024;
-    memory = aligned_alloc(64, room * sizeof *memory);
-  }
-  return memory;
-}
 
 // True where a token sees slots i to i + LANES; its row of the mask ends at n.
 INLINE Int visible(const bool* sees, int64_t i, int64_t n) {
@@ -349,6 +159,11 @@ INLINE Vec some(const float* row, int64_t i, int64_t n) {
   if (i + LANES <= n) return *(const Vec*)(row + i);
   for (int l = 0; i + l < n; l++) x[l] = row[i + l];
   return x;
+}
+
+// cap * tanh(x / cap).
+INLINE Vec softcap(Vec x, float cap) {
+  return cap * (2.0f * logistic(x * (2.0f / cap)) - 1.0f);
 }
 
 // Softmax of one row over the slots that its token sees: scores, its products
@@ -432,60 +247,16 @@ INLINE void rotate(const float* x, const float* cos, const float* sin,
 
 // ---- Handlers ---------------------------------------------------------------
 
-static XLA_FFI_Error* fail(XLA_FFI_CallFrame* f, const char* why) {
-  XLA_FFI_Error_Create_Args a = {
-      .struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE, .message = why,
-      .errc = XLA_FFI_Error_Code_INVALID_ARGUMENT};
-  return f->api->XLA_FFI_Error_Create(&a);
-}
-
-// XLA asks each handler once for the version of the interface that it has.
-static bool answers_metadata(XLA_FFI_CallFrame* f) {
-  // jaxlib 0.10 and 0.11 have different names for the type of the pointer.
-  XLA_FFI_Metadata_Extension* e = (void*)f->extension_start;
-  if (!e || e->extension_base.type != XLA_FFI_Extension_Metadata) return false;
-  XLA_FFI_Metadata* m = e->metadata;
-  m->api_version.major_version = XLA_FFI_API_MAJOR;
-  m->api_version.minor_version = XLA_FFI_API_MINOR;
-  return true;
-}
-
-INLINE XLA_FFI_Buffer* in(XLA_FFI_CallFrame* f, int i) {
-  return f->args.args[i];
-}
-
-INLINE XLA_FFI_Buffer* out(XLA_FFI_CallFrame* f, int i) {
-  return f->rets.rets[i];
-}
-
-// The data of an argument; NULL for one that was left out, which has no rows.
-INLINE void* given(XLA_FFI_CallFrame* f, int i) {
-  return in(f, i)->dims[0] ? in(f, i)->data : NULL;
-}
-
-static const void* named(XLA_FFI_CallFrame* f, const char* name) {
-  for (int64_t i = 0; i < f->attrs.size; i++)
-    if (f->attrs.names[i]->len == strlen(name) &&
-        !memcmp(f->attrs.names[i]->ptr, name, strlen(name)))
-      return ((XLA_FFI_Scalar*)f->attrs.attrs[i])->value;
-  return NULL;
-}
-#define NUMBER(name) (*(const float*)named(f, name))
-#define WHOLE(name) (*(const int32_t*)named(f, name))
-
 // x, w, scale and shift of a norm, bias, add -> add + act(norm(x) @ w + bias).
 XLA_FFI_Error* SpecdecLinear(XLA_FFI_CallFrame* f) {
   if (answers_metadata(f)) return NULL;
-  XLA_FFI_Buffer *x = in(f, 0), *w = in(f, 1), *y = out(f, 0);
+  XLA_FFI_Buffer *x = in(f, 0), *w = in(f, 1);
   const int norm = WHOLE("norm");
-  Linear j = {.x = x->data, .w = w->data, .bias = given(f, 4),
-              .add = given(f, 5), .y = y->data, .rows = x->dims[0],
-              .depth = w->dims[1], .columns = y->dims[1],
-              .act = WHOLE("act"), .gated = WHOLE("gated"),
-              .half = w->dtype == XLA_FFI_DataType_BF16};
-  j.panels = w->dims[0] / (j.gated ? 2 : 1);
+  Linear j = {.x = x->data, .w = w->data, .rows = x->dims[0],
+              .depth = w->dims[1], .half = w->dtype == XLA_FFI_DataType_BF16,
+              .to = result_of(f, w->dims[0])};
   if (w->dims[2] != WIDE || x->dims[1] != j.depth ||
-      j.panels != ceiling(j.columns, WIDE))
+      j.to.panels != ceiling(j.to.columns, WIDE))
     return fail(f, "linear: shapes of x, w and y do not fit");
   if (norm) {
     float* normed = scratch(j.rows * j.depth);
@@ -495,7 +266,7 @@ XLA_FFI_Error* SpecdecLinear(XLA_FFI_CallFrame* f) {
                j.depth, normed + m * j.depth);
     j.x = normed;
   }
-  run(f, linear_unit, &j, j.panels * ceiling(j.rows, GROUP));
+  run(f, linear_unit, &j, j.to.panels * ceiling(j.rows, GROUP));
   return NULL;
 }
 
