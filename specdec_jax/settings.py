@@ -9,6 +9,7 @@ from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import table
 from specdec_jax.io import sources
 from specdec_jax.kernels import library
+from specdec_jax.models import convert
 
 DTYPES = ('float32', 'bfloat16', 'float64')
 
@@ -16,7 +17,10 @@ DTYPES = ('float32', 'bfloat16', 'float64')
 @dataclasses.dataclass(frozen=True)
 class Target(fields.Checked):
   source: str = fields.setting(needed='a model, such as hf:org/name')
-  dtype: str = fields.setting(allowed=DTYPES)
+  dtype: str = fields.setting(
+    allowed=(*DTYPES, convert.STORED),
+    help='stored: float32, with the quantised matrices of a .gguf file kept',
+  )
   scan_layers: str = fields.setting(
     allowed=('auto', 'yes', 'no'), help='auto: on TPU'
   )

@@ -24,7 +24,7 @@ class Settings(method.Stopping):
     '', needed='a model, such as hf:org/name'
   )
   dtype: str = fields.setting(
-    'float32', allowed=('float32', 'bfloat16', 'float64')
+    'float32', allowed=('float32', 'bfloat16', 'float64', 'stored')
   )
   tensor_parallel: int = fields.setting(
     0, low=0, help='devices of mesh.model that share one copy; 0: all'

@@ -5,18 +5,21 @@ import functools
 import inspect
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from specdec_jax import fields, sharding, types
 from specdec_jax.io import export, files, hf, names, own, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
-from specdec_jax.kernels import library
+from specdec_jax.kernels import library, quantised
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
+
+_INSTEAD = "dtype='stored' is for quantised .gguf files; give dtype='float32'"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -155,6 +158,8 @@ def load(
     source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (sources.FORMS)
       or 'package.module:make', a function of yours (docs/your_own_model.md).
     dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
+      'stored': float32, but the matrices of a .gguf file stay quantised; on one
+      CPU.
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
     scan_layers: scan over the layers, to compile faster; on TPU if None.
@@ -171,6 +176,8 @@ def load(
   if sources.FUNCTION.fullmatch(source):
     if mesh is not None:
       raise ValueError(f'{source}: a model of your own runs on one device')
+    if dtype == convert.STORED:
+      raise ValueError(f'{source}: {_INSTEAD}')
     return _made(source, dtype)
   opened = sources.open_source(source)
   if scan_layers is None:
@@ -179,7 +186,11 @@ def load(
     mesh, opened.config, tensor_parallel=tensor_parallel
   )
   put = layout and layout.put
-  model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers)
+  kept: Collection[str] = ()
+  if dtype == convert.STORED:
+    kept = _kept(opened, kernels, alone=mesh is None and not scan_layers)
+    dtype = 'float32'
+  model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
   if layout is None and not scan_layers:
     config, params = convert.fuse(model.config, model.params)
     if dtype != 'float64' and library.ready(kernels, files.cache_folder()):
@@ -194,6 +205,7 @@ def read(
   dtype: str = 'float32',
   put: names.Put | None = None,
   scan_layers: bool = False,
+  kept: Collection[str] = (),
 ) -> LanguageModel:
   """Reads the weights.
 
@@ -203,6 +215,7 @@ def read(
     put: put(flat name, array) -> jax.Array places each parameter as it is read
       (sharding.Layout.put); the default device if None.
     scan_layers: stack the layers' parameters along a leading axis.
+    kept: the kinds of blocks that stay as they are stored.
   """
   config = opened.config.running(dtype=dtype, scan_layers=scan_layers)
   if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
@@ -211,13 +224,45 @@ def read(
     )
   return LanguageModel(
     opened.name,
-    opened.label,
+    opened.label.replace('dequantised', 'stored') if kept else opened.label,
     opened.tokenizer,
-    opened.fill(config, put),
+    opened.fill(config, put, kept),
     lm_config=config,
     draft_ids=opened.draft_ids,
     hashed=lambda: opened.digest,
   )
+
+
+def _kept(
+  opened: sources.Source, kernels: str, *, alone: bool
+) -> frozenset[str]:
+  """The kinds of blocks that stay as they are; loads their kernels.
+
+  alone: whether it is on one device, its layers one by one.
+
+  Raises:
+    ValueError: nothing is stored in blocks, or the kernels cannot run.
+  """
+  kept = opened.kinds & quantised.KINDS.keys()
+  if not kept:
+    have = ', '.join(sorted(opened.kinds)) or 'none'
+    raise ValueError(
+      f'{opened.name}: {_INSTEAD}; allowed are matrices in '
+      f'{", ".join(quantised.KINDS)}, quantised here are {have}'
+    )
+  folder = files.cache_folder()
+  libraries = [library.ROWS, *map(library.quantised, sorted(kept))]
+  if not alone or not all(library.ready(kernels, folder, x) for x in libraries):
+    raise ValueError(
+      f"{opened.name}: dtype='stored' needs one CPU, kernels='auto' and a C "
+      "compiler; give dtype='float32'"
+    )
+  if others := opened.kinds - kept:
+    logging.warning(
+      '%s: there is no kernel for %s: these matrices are read as float32',
+      *(opened.name, ', '.join(sorted(others))),
+    )
+  return kept
 
 
 def tokenizer_of(source: str) -> tokenizer_lib.Tokenizer:

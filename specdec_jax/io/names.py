@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import types
+from specdec_jax.kernels import quantised
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import lm, weights
 
 Put = Callable[[str, np.ndarray], jax.Array]
 
@@ -74,6 +75,8 @@ class Reader(NamedTuple):
   get(name) -> array: reads one array.
   kind: what its matrices are dequantised from, 'GPTQ 4-bit'; '' is nothing.
   spare(name): whether an array may be left out if it has no place.
+  kinds: of the matrices that are stored in blocks of a .gguf file.
+  blocks(name) -> array: reads one of them, uint8 [rows, blocks, bytes].
   """
 
   source: str
@@ -82,6 +85,8 @@ class Reader(NamedTuple):
   get: Callable[[str], np.ndarray]
   kind: str = ''
   spare: Callable[[str], bool] = lambda name: False
+  kinds: Mapping[str, str] = {}
+  blocks: Callable[[str], np.ndarray] = lambda name: np.empty(0, np.uint8)
 
   def stored(self, name: str) -> str:
     """A parameter's name in this file, which may have the prefix or not."""
@@ -247,7 +252,10 @@ INNER = re.compile(r'^(model\.)?language_model\.')
 
 
 def read(
-  reader: Reader, config: model_config.LMConfig, put: Put | None = None
+  reader: Reader,
+  config: model_config.LMConfig,
+  put: Put | None = None,
+  kept: Collection[str] = (),
 ) -> types.Params:
   """Reads the parameters of lm.make(config), nested.
 
@@ -256,11 +264,16 @@ def read(
     config: of the model; with its dtype, stacked if scan_layers.
     put: put(flat name, array) -> jax.Array places each parameter as it is read;
       None: on the default device.
+    kept: the kinds of blocks that stay as they are, of a model on one device.
   """
   put = put or (lambda name, x: jnp.asarray(x))
   plan = _plan(reader, config)
   out = {}
   for name, want in lm.shapes(config).items():
+    stored = plan[name][0] if name in plan else ''
+    if reader.naming.turned(name) and reader.kinds.get(stored) in kept:
+      out[name] = _read_blocks(reader, config, name, stored)
+      continue
     x = np.empty(want.shape, want.dtype)
     if config.run.scan_layers and 'layers/' in name:
       for i in range(want.shape[0]):
@@ -329,6 +342,20 @@ def _read_into(
       f'{reader.source}: {stored} has {bad} values that are not finite in '
       f'{out.dtype}; the file is damaged or needs a wider dtype'
     )
+
+
+def _read_blocks(
+  reader: Reader, config, name: str, stored: str
+) -> weights.Quantised:
+  """Reads one matrix, of rows that are a parameter's columns, as it is."""
+  kind, blocks = reader.kinds[stored], reader.blocks(stored)
+  packed = quantised.pack(reader.naming.convert(name, blocks, config), kind)
+  if bad := quantised.broken(packed, kind):
+    raise ValueError(
+      f'{reader.source}: {stored} has {bad} scales that are not finite; the '
+      'file is damaged'
+    )
+  return weights.Quantised(jnp.asarray(packed), kind, len(blocks))
 
 
 def _some(names: Collection[str], most: int = 12) -> str:

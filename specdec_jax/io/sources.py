@@ -30,18 +30,20 @@ class Source:
 
   name: as it was given (FORMS). label: its name in tables.
   config: in float32, with neither scanned nor fused layers.
-  fill: fill(config, put) reads the weights, as nested params.
+  fill: fill(config, put, kept) reads the weights, nested, as names.read does.
   hashed: computes `digest`.
   draft_ids: the ids that it proposes as a draft; () is all.
+  kinds: of its matrices that are stored in blocks of a .gguf file.
   """
 
   name: str
   label: str
   tokenizer: tokenizer_lib.Tokenizer
   config: model_config.LMConfig
-  fill: Callable[[model_config.LMConfig, names.Put | None], types.Params]
+  fill: Callable[..., types.Params]
   hashed: Callable[[], str] = lambda: ''
   draft_ids: tuple[int, ...] = ()
+  kinds: frozenset[str] = frozenset()
 
   def __repr__(self) -> str:
     return f'Source({self.name!r})'
@@ -112,8 +114,9 @@ def _of_files(label: str, tokenizer, config, reader, weights) -> Source:
     label,
     tokenizer.cut_to(config.vocab, reader.source),
     config,
-    fill=lambda config, put: names.read(reader, config, put),
+    fill=functools.partial(names.read, reader),
     hashed=lambda: files.digest(weights),
+    kinds=frozenset(reader.kinds.values()),
   )
 
 
@@ -128,6 +131,6 @@ def _random(source: str, rest: str) -> Source:
     f'{size} (random weights)',
     tokenizer_lib.from_bytes(config.vocab, source),
     config,
-    fill=lambda config, put: lm.init(config, int(seed or 0), put),
+    fill=lambda config, put, kept: lm.init(config, int(seed or 0), put),
     hashed=lambda: hashlib.sha256(identity).hexdigest(),
   )

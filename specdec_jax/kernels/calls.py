@@ -54,9 +54,12 @@ def unpack(packed: Array, columns: int, parts: int = 1) -> Array:
   return columns_of(packed, jnp.arange(columns))
 
 
-def pad(bias_N: Array, parts: int = 1) -> Array:
-  """A bias with a zero for every column that pack adds, in float32."""
-  each = [jnp.pad(x, (0, -len(x) % WIDE)) for x in jnp.split(bias_N, parts, -1)]
+def pad(bias_N: Array, parts: int = 1, wide: int = WIDE) -> Array:
+  """A bias with a zero for every column that pack adds, in float32.
+
+  wide: columns of a panel.
+  """
+  each = [jnp.pad(x, (0, -len(x) % wide)) for x in jnp.split(bias_N, parts, -1)]
   return jnp.concatenate(each).astype(jnp.float32)
 
 
@@ -71,35 +74,43 @@ def columns_of(packed: Array, ids: Array) -> Array:
   return jnp.moveaxis(x, -1, 0)
 
 
-def linear(
-  x: Array,
-  packed: Array,
-  columns: int,
-  *,
-  norm: Norm | None = None,
-  bias: Array | None = None,
-  add: Array | None = None,
-  act: str = 'none',
-  gated: bool = False,
-) -> Array:
+class Around(NamedTuple):
+  """What surrounds a product: add + act(norm(x) @ kernel + bias).
+
+  norm: of x before the product.
+  bias: padded as by `pad`.
+  add: a residual stream, [..., N].
+  act: 'none', 'silu', 'gelu_tanh', 'gelu' or 'relu'.
+  gated: act(gate) * up, of a kernel that has the panels of both.
+  """
+
+  norm: Norm | None = None
+  bias: Array | None = None
+  add: Array | None = None
+  act: str = 'none'
+  gated: bool = False
+
+
+def linear(x: Array, packed: Array, columns: int, **around) -> Array:
   """add + act(norm(x) @ kernel + bias), float32.
 
   Args:
     x: [..., K] float32.
-    packed: the panels of the kernel; if gated, those of gate and of up.
+    packed: the panels of the kernel.
     columns: N, of the result.
-    norm: of x before the product.
-    bias: padded as by `pad`.
-    add: a residual stream, [..., N].
-    act: 'none', 'silu', 'gelu_tanh', 'gelu' or 'relu'.
-    gated: act(gate) * up.
+    **around: the fields of Around.
   """
-  lead = x.shape[:-1]
+  return product('specdec_linear', x, packed, columns, Around(**around))
+
+
+def product(
+  target: str, x: Array, packed: Array, columns: int, around: Around, **more
+) -> Array:
+  """`linear` by the handler of this name, which takes `more` attributes."""
+  norm, bias, add, act, gated = around
   x_MK = x.reshape(-1, x.shape[-1])
   shape = (x_MK.shape[0], columns)
-  call = jax.ffi.ffi_call(
-    'specdec_linear', jax.ShapeDtypeStruct(shape, jnp.float32)
-  )
+  call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, jnp.float32))
   y_MN = call(
     x_MK,
     packed,
@@ -110,8 +121,9 @@ def linear(
     eps=np.float32(norm.eps if norm else 0),
     act=np.int32(_ACTS[act]),
     gated=np.int32(gated),
+    **more,
   )
-  return y_MN.reshape(*lead, columns)
+  return y_MN.reshape(*x.shape[:-1], columns)
 
 
 def normed(x: Array, norm: Norm) -> Array:

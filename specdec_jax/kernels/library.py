@@ -1,4 +1,4 @@
-"""Compiles rows.c, once a machine, with the system's C compiler; loads it."""
+"""Compiles the CPU kernels, once a machine, with the system's C compiler."""
 
 import ctypes
 import functools
@@ -12,18 +12,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 import jax
 from absl import logging
 
-SOURCE = pathlib.Path(__file__).parent / 'rows.c'
-_SHARED = SOURCE.with_name('shared.h')
+_HERE = pathlib.Path(__file__).parent
+_SHARED = _HERE / 'shared.h'
 CHOICES = ('auto', 'xla')
-_HANDLERS = {
-  'specdec_linear': 'SpecdecLinear',
-  'specdec_norm': 'SpecdecNorm',
-  'specdec_attend': 'SpecdecAttend',
-}
 # No -ffast-math: sums must keep their order.
 _FLAGS = ['-O3', '-ffp-contract=fast', '-fno-math-errno', '-shared', '-fPIC']
 
@@ -44,38 +40,77 @@ def _cpu() -> str:
 WIDE = 32 if 'avx512f' in _cpu() else 16
 
 
+class Library(NamedTuple):
+  """One library.
+
+  name: of its file. source: of C. flags: how it is compiled.
+  handlers: (name for XLA, symbol) of each function that XLA calls.
+  """
+
+  name: str
+  source: str
+  flags: tuple[str, ...]
+  handlers: tuple[tuple[str, str], ...]
+
+
+ROWS = Library(
+  'rows',
+  'rows.c',
+  (f'-DWIDE={WIDE}',),
+  (
+    ('specdec_linear', 'SpecdecLinear'),
+    ('specdec_norm', 'SpecdecNorm'),
+    ('specdec_attend', 'SpecdecAttend'),
+  ),
+)
+
+
+def quantised(kind: str, lanes: int = 0) -> Library:
+  """The products with weights of a kind (kernels.quantised).
+
+  lanes: 16, 8 or 4, the instructions of AVX-512, of AVX2 or plain C, under a
+    name of their own, 'specdec_q4_1_8'; 0: the best of this CPU.
+  """
+  name = kind.lower() + (f'_{lanes}' if lanes else '')
+  flags = '-DWIDE=32', f'-DKIND={kind}'
+  flags += (f'-DLANES={lanes}',) if lanes else ()
+  handlers = ((f'specdec_{name}', 'SpecdecQuantised'),)
+  return Library(name, 'quantised.c', flags, handlers)
+
+
 def check(kernels: str) -> None:
   """ValueError if this is none of CHOICES."""
   if kernels not in CHOICES:
     raise ValueError(f'kernels={kernels!r}: allowed are {", ".join(CHOICES)}')
 
 
-def ready(kernels: str, folder: pathlib.Path) -> bool:
+def ready(kernels: str, folder: pathlib.Path, library: Library = ROWS) -> bool:
   """Whether the kernels can run here; one line of the log if they fail to."""
   if kernels == 'xla' or jax.default_backend() != 'cpu':
     return False
-  why = load(folder)
+  why = load(folder, library)
   if why:
     logging.warning('%s; decoding with XLA', why)
   return not why
 
 
-# XLA takes one library in a process; it stays loaded.
-_loaded: list[ctypes.CDLL] = []
+# XLA takes a library once in a process; it stays loaded.
+_loaded: dict[Library, ctypes.CDLL] = {}
 _kept: list[tempfile.TemporaryDirectory] = []
 
 
 @functools.cache
-def load(folder: pathlib.Path) -> str:
-  """Makes the kernels known to XLA.
+def load(folder: pathlib.Path, library: Library = ROWS) -> str:
+  """Makes the kernels of a library known to XLA.
 
   Args:
     folder: keeps the compiled library.
+    library: which.
 
   Returns:
     '' if they can be called, else one sentence: why not.
   """
-  if _loaded:
+  if library in _loaded:
     return ''
   compiler = _compiler()
   if not compiler:
@@ -84,16 +119,16 @@ def load(folder: pathlib.Path) -> str:
       'faster decoding on this CPU'
     )
   try:
-    library = ctypes.CDLL(str(_built(compiler, folder)))
+    made = ctypes.CDLL(str(_built(compiler, folder, library)))
   except (OSError, subprocess.SubprocessError) as error:
     said = (getattr(error, 'stderr', '') or str(error)).strip().splitlines()
     # gcc first says where: "rows.c: In function 'norm':".
     why = next((line for line in said if 'error' in line), said[0])
     return f'{compiler[0]} failed: {why}'
-  for name, symbol in _HANDLERS.items():
-    handler = jax.ffi.pycapsule(getattr(library, symbol))
+  for name, symbol in library.handlers:
+    handler = jax.ffi.pycapsule(getattr(made, symbol))
     jax.ffi.register_ffi_target(name, handler, platform='cpu')
-  _loaded.append(library)
+  _loaded[library] = made
   return ''
 
 
@@ -108,7 +143,9 @@ def _compiler() -> list[str]:
   return []
 
 
-def _built(compiler: list[str], folder: pathlib.Path) -> pathlib.Path:
+def _built(
+  compiler: list[str], folder: pathlib.Path, library: Library = ROWS
+) -> pathlib.Path:
   """The library for this machine, compiled if the cache has no intact one.
 
   Its name ends with its SHA-256: a file that was cut or changed would end the
@@ -116,14 +153,15 @@ def _built(compiler: list[str], folder: pathlib.Path) -> pathlib.Path:
   library is compiled for this process alone, and one line of the log says so.
   """
   native = '-mcpu=native' if platform.machine() == 'arm64' else '-march=native'
-  command = [*compiler, *_FLAGS, f'-DWIDE={WIDE}', native]
+  source = _HERE / library.source
+  command = [*compiler, *_FLAGS, *library.flags, native]
   key = hashlib.sha256(
     '\n'.join([*command, _cpu(), importlib.metadata.version('jaxlib')]).encode()
-    + SOURCE.read_bytes()
+    + source.read_bytes()
     + _SHARED.read_bytes()
   ).hexdigest()
-  stem = f'rows-{key[:16]}'
-  command += ['-I', jax.ffi.include_dir(), str(SOURCE), '-lm']
+  stem = f'{library.name}-{key[:16]}'
+  command += ['-I', jax.ffi.include_dir(), str(source), '-lm']
   try:
     for path in folder.glob(f'{stem}-*.so'):
       if path.name == _name(stem, path):

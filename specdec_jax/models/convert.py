@@ -14,12 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import types
-from specdec_jax.kernels import calls, pages
+from specdec_jax.kernels import pages
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, weights
 
+# The dtype float32, but quantised weights stay as their file has them.
+STORED = 'stored'
 # Fused projection -> the module that it is in, and what it is made of.
 _FUSED = {'qkv': ('attn', ('q', 'k', 'v')), 'gate_up': ('mlp', ('gate', 'up'))}
+# Those whose parts do not share a panel.
+_PARTS = {'gate_up': 2}
 
 
 def fuse(config: model_config.LMConfig, params: types.Params):
@@ -39,7 +43,8 @@ def fuse(config: model_config.LMConfig, params: types.Params):
         continue  # an MLP without a gate
       found = [layer[group].pop(part) for part in parts]
       layer[group][whole] = {
-        leaf: weights.join([x[leaf] for x in found]) for leaf in found[0]
+        leaf: weights.join([x[leaf] for x in found], _PARTS.get(whole, 1))
+        for leaf in found[0]
       }
   return config.running(fused=True), params
 
@@ -59,14 +64,15 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
     params: nested parameters.
     name: of the innermost module that they belong to.
   """
-  parts = 2 if name == 'gate_up' else 1
+  parts = _PARTS.get(name, 1)
   for key, x in params.items():
     if isinstance(x, dict):
       params[key] = pack_params(x, key)
     elif key in ('kernel', 'head'):
-      params[key] = jax.tree.map(pages.enlarge, weights.pack(x, parts))
+      matrix = x if weights.is_stored(x) else weights.pack(x, parts)
+      params[key] = jax.tree.map(pages.enlarge, matrix)
     elif key == 'bias' and 'kernel' in params:
-      params[key] = calls.pad(x, parts)
+      params[key] = weights.pad(x, params['kernel'], parts)
     elif key in ('scale', 'bias', 'relative'):
       params[key] = x.astype(jnp.float32)
   return params
@@ -151,7 +157,7 @@ def dtype_of(x: Any) -> str:
     ValueError: none that a model may have.
   """
   name = jnp.dtype(x).name if isinstance(x, type | np.dtype) else x
-  allowed = model_config.ALLOWED['dtype']
+  allowed = *model_config.ALLOWED['dtype'], STORED
   if name not in allowed:
     raise ValueError(f'dtype={x!r}: allowed are {", ".join(allowed)}')
   return name

@@ -12,13 +12,16 @@ A new kind needs a class with these methods in STORED, and a function like
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
-from specdec_jax.kernels import calls
+from specdec_jax.kernels import calls, quantised
 from specdec_jax.models import attention
 
 Array = jax.Array
@@ -37,7 +40,7 @@ class Matrix(Protocol):
 
     Args:
       x: [..., K].
-      bias: [N]; of a packed model padded by calls.pad.
+      bias: [N]; of a packed model as `pad` returns it.
       **more: of a packed model norm, add, act and gated of calls.linear, else
         dtype, of the result; None: that of x.
     """
@@ -117,7 +120,80 @@ class Panels:
     return calls.unpack(self.array, self.N, self.parts)
 
 
-STORED = (Panels,)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Quantised:
+  """A file's quantised numbers as they are (kernels.quantised), of a packed
+  model; its products round the rows of x to 16 bits.
+
+  array: the panels, uint8.
+  kind: how they are stored, of quantised.KINDS.
+  N: columns of the matrix.
+  parts: as of Panels.
+  """
+
+  array: Array
+  kind: str = _static()
+  N: int = _static()
+  parts: int = _static(default=1)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.array.shape[1] * quantised.KINDS[self.kind].depth, self.N
+
+  def linear(
+    self, x: Array, bias: Array | None = None, gated: bool = False, **more
+  ) -> Array:
+    columns = self.N // (2 if gated else 1)
+    more |= dict(bias=bias, gated=gated)
+    return quantised.linear(x, self.array, self.kind, columns, **more)
+
+  def columns(self, ids: Array) -> Array:
+    return quantised.columns_of(self.array, self.kind, ids)
+
+  def take(self, ids_R: Array) -> Panels:
+    """In float32."""
+    return pack(self.columns(ids_R))
+
+  def dense(self) -> Array:
+    each = jnp.split(self.array, self.parts)
+    columns = self.N // self.parts
+    return jnp.concatenate(
+      [quantised.unpack(x, self.kind, columns) for x in each], -1
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Beside:
+  """Matrices side by side that are not stored alike, of a packed model."""
+
+  each: tuple[Any, ...]
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.each[0].shape[0], sum(x.shape[1] for x in self.each)
+
+  def linear(self, x: Array, bias: Array | None = None, **more) -> Array:
+    biases = [None] * len(self.each)
+    if bias is not None:
+      ends = list(itertools.accumulate(m.shape[1] for m in self.each))
+      biases = jnp.split(bias, ends[:-1])
+      biases = [pad(b, m) for b, m in zip(biases, self.each, strict=True)]
+    pairs = zip(self.each, biases, strict=True)
+    return jnp.concatenate([m.linear(x, b, **more) for m, b in pairs], -1)
+
+  def columns(self, ids: Array) -> Array:
+    return self.dense()[:, ids]
+
+  def take(self, ids_R: Array) -> Panels:
+    return pack(self.columns(ids_R))
+
+  def dense(self) -> Array:
+    return jnp.concatenate([x.dense() for x in self.each], -1)
+
+
+STORED = (Panels, Quantised, Beside)
 
 
 def of(matrix: Any) -> Matrix:
@@ -135,10 +211,44 @@ def pack(matrix_KN: Array, parts: int = 1) -> Panels:
   return Panels(calls.pack(matrix_KN, parts), matrix_KN.shape[1], parts)
 
 
-def join(matrices: Sequence[Any]) -> Any:
-  """Matrices side by side, or their biases, before they are packed."""
-  assert not any(map(is_stored, matrices))
-  return jnp.concatenate(matrices, -1)
+def numbers(matrix: Any) -> int:
+  """How many numbers a parameter stands for."""
+  return math.prod(of(matrix).shape)
+
+
+def pad(bias_N: Array, matrix: Any, parts: int = 1) -> Array:
+  """The bias of a packed model's matrix, with zeros where that is padded."""
+  if isinstance(matrix, Beside):
+    return bias_N.astype(jnp.float32)
+  wide = quantised.WIDE if isinstance(matrix, Quantised) else calls.WIDE
+  return calls.pad(bias_N, parts, wide)
+
+
+def join(matrices: Sequence[Any], parts: int = 1) -> Any:
+  """Matrices side by side, or their biases, before they are packed.
+
+  parts: of the result, all that there are or 1.
+  """
+  assert not any(isinstance(x, Panels) for x in matrices)
+  if not any(map(is_stored, matrices)):
+    return jnp.concatenate(matrices, -1)
+  first, widths = matrices[0], [x.shape[1] for x in matrices]
+  whole = parts > 1 or not any(n % quantised.WIDE for n in widths[:-1])
+  kinds = [x.kind if isinstance(x, Quantised) else 'numbers' for x in matrices]
+  if whole and len(set(kinds)) == 1:
+    panels = jnp.concatenate([x.array for x in matrices])
+    return Quantised(panels, first.kind, sum(widths), parts)
+  if parts > 1:
+    _say_dense(' and '.join(kinds))
+    return jnp.concatenate([of(x).dense() for x in matrices], -1)
+  return Beside(tuple(x if is_stored(x) else pack(x) for x in matrices))
+
+
+@functools.cache  # once, not for each layer
+def _say_dense(kinds: str) -> None:
+  logging.warning(
+    'gate and up are stored as %s: they are read as float32', kinds
+  )
 
 
 def matmul(x: Array, kernel: Array, dtype=None) -> Array:

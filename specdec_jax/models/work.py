@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from specdec_jax import types
-from specdec_jax.models import lm
+from specdec_jax.models import lm, weights
 
 
 def tree_bytes(tree: Any) -> int:
@@ -20,7 +20,7 @@ def step_parameters(params: types.Params) -> int:
   Without the position table and an untied embedding, of which it reads few
   rows, and without what reads a source, once a request.
   """
-  return sum(x.size for x in jax.tree.leaves(dict(_read_whole(params))))
+  return sum(weights.numbers(x) for _, x in _read_whole(params))
 
 
 def row_products(params: types.Params, length: int, source: int) -> float:

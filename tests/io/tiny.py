@@ -163,7 +163,11 @@ def write_gguf(
   tokens=None,
   **writer,
 ):
-  """A .gguf file by the gguf package's own writer; returns its path."""
+  """A .gguf file by the gguf package's own writer; returns its path.
+
+  quantise: a kind of blocks for all matrices, or a function of a tensor's name
+    and values that returns the kind and the blocks of one; None: float32.
+  """
   weights = arrays(c) if weights is None else weights
   w = gguf.GGUFWriter(str(path), arch, **writer)
   w.add_block_count(c.depth)
@@ -196,7 +200,11 @@ def write_gguf(
     for old, new in (GGUF_NAMES | (GEMMA_NAMES if gemma else {})).items():
       name = name.replace(old, new)
     if quantise is not None and x.ndim == 2:
-      w.add_tensor(name, gguf.quantize(x, quantise), raw_dtype=quantise)
+      kind, raw = quantise, None
+      if callable(quantise):
+        kind, raw = quantise(name, x)
+      raw = gguf.quantize(x, kind) if raw is None else raw
+      w.add_tensor(name, raw, raw_dtype=kind)
     else:
       w.add_tensor(name, x)
   w.write_header_to_file()

@@ -30,7 +30,7 @@ def compiler(tmp_path, script: str) -> str:
 def test_without_a_compiler_xla_decodes_and_one_line_says_so(
   monkeypatch, caplog
 ):
-  monkeypatch.setattr(library, '_loaded', [])
+  monkeypatch.setattr(library, '_loaded', {})
   monkeypatch.setattr(library, '_compiler', lambda: [])
   with caplog.at_level('WARNING'):
     model = load.load('random:tiny')
@@ -40,7 +40,7 @@ def test_without_a_compiler_xla_decodes_and_one_line_says_so(
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
-  monkeypatch.setattr(library, '_loaded', [])
+  monkeypatch.setattr(library, '_loaded', {})
   failing = 'echo "rows.c: In function f:\nrows.c:1: error: no" >&2; exit 1'
   monkeypatch.setenv('CC', compiler(tmp_path, failing))
   why = library.load(tmp_path)

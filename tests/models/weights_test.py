@@ -7,9 +7,10 @@ import pytest
 from flax import nnx
 
 from specdec_jax.io import files
-from specdec_jax.kernels import calls, library
+from specdec_jax.kernels import calls, library, quantised
 from specdec_jax.models import convert, layers, lm, weights, work
 from tests import fakes
+from tests.kernels import quantised_test
 
 K, N = 5, 90
 
@@ -85,6 +86,63 @@ def test_matrices_are_joined_before_they_are_packed():
   np.testing.assert_array_equal(weights.join(parts), matrix())
   with pytest.raises(AssertionError):
     weights.join([weights.pack(x) for x in parts])
+
+
+def of_a_file(kind: str, columns: int, seed: int = 0):
+  """(matrix, its values [64, columns]) of random blocks."""
+  raw = quantised_test.blocks(kind, 64, columns, seed)
+  panels = jnp.asarray(quantised.pack(raw, kind))
+  matrix = weights.Quantised(panels, kind, columns)
+  return matrix, quantised_test.values(raw, kind)
+
+
+# Kinds and widths of matrices that are joined, in how many parts; what of.
+JOINED = [
+  ([('Q4_1', 64), ('Q4_1', 32), ('Q4_1', 20)], 1, weights.Quantised),
+  ([('Q4_1', 40), ('Q4_1', 32)], 1, weights.Beside),
+  ([('Q4_0', 32), ('Q8_0', 40)], 1, weights.Beside),
+  ([('Q4_0', 32), ('numbers', 40)], 1, weights.Beside),
+  ([('Q8_0', 40), ('Q8_0', 40)], 2, weights.Quantised),
+]
+
+
+@pytest.mark.parametrize('stored, parts, kind', JOINED)
+def test_stored_matrices_are_joined_as_their_kinds_allow(stored, parts, kind):
+  """Values, columns, what is taken of them, and products with a bias."""
+  for name in {'rows', *(x for x, _ in stored)} - {'numbers'}:
+    one = library.ROWS if name == 'rows' else library.quantised(name)
+    if why := library.load(files.cache_folder(), one):
+      pytest.skip(why)
+  each = [
+    of_a_file(name, n, n + i)
+    if name != 'numbers'
+    else 2 * [jnp.asarray(np.random.default_rng(n).normal(size=(64, n)))]
+    for i, (name, n) in enumerate(stored)
+  ]
+  found = weights.join([x for x, _ in each], parts)
+  wanted = np.concatenate([x for _, x in each], -1)
+  assert type(found) is kind and found.shape == wanted.shape
+  assert weights.numbers(found) == wanted.size
+  np.testing.assert_array_equal(found.dense(), wanted)
+  bias = jnp.arange(wanted.shape[1], dtype=jnp.float32)
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64)), jnp.float32)
+  y = found.linear(x, weights.pad(bias, found, parts), gated=parts > 1)
+  exact = jnp.split(x @ wanted + bias[None], parts, -1)
+  np.testing.assert_allclose(y, np.prod(exact, 0), rtol=1e-3, atol=2e-3)
+  if parts > 1:
+    return
+  ids = jnp.asarray([3, len(bias) - 1, 33])
+  np.testing.assert_array_equal(found.columns(ids), wanted[:, ids])
+  np.testing.assert_array_equal(found.take(ids).dense(), wanted[:, ids])
+
+
+def test_gate_and_up_of_two_kinds_become_numbers(caplog):
+  weights._say_dense.cache_clear()
+  each = of_a_file('Q4_0', 40), of_a_file('Q8_0', 40)
+  with caplog.at_level('WARNING'):
+    found = weights.join([x for x, _ in each], 2)
+  np.testing.assert_array_equal(found, np.concatenate([x for _, x in each], -1))
+  assert 'stored as Q4_0 and Q8_0: they are read as float32' in caplog.text
 
 
 def test_is_one_parameter_of_a_model():

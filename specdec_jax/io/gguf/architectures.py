@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import gguf
 import jax
 import numpy as np
 
@@ -53,7 +54,13 @@ def open_file(
   llama = file.fields['general.architecture'] == 'llama'
   naming = names.GGUF_LLAMA if llama else names.GGUF
   shapes = {name: t.shape for name, t in file.tensors.items()}
-  return config, names.Reader(source, naming, shapes, file.read), file
+  reader = names.Reader(source, naming, shapes, file.read)
+  kinds = {
+    name: t.kind.name
+    for name, t in file.tensors.items()
+    if len(t.shape) == 2 and gguf.GGML_QUANT_SIZES[t.kind][0] > 1
+  }
+  return config, reader._replace(kinds=kinds, blocks=file.blocks), file
 
 
 def read(file: File) -> model_config.LMConfig:

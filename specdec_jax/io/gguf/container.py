@@ -1,4 +1,4 @@
-"""Reads the container of a .gguf file; quantised tensors are dequantised.
+"""Reads the container of a .gguf file; its tensors, dequantised or as stored.
 
 Layout of the file:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. This parser opens a
@@ -67,6 +67,15 @@ class File:
         f'{self.path}: {name} is stored as {t.kind.name}, which the gguf '
         'package cannot dequantise; use a Q8_0, Q4_K or F16 file'
       ) from e
+
+  def blocks(self, name: str) -> np.ndarray:
+    """One matrix as it is stored: uint8 [rows, blocks, bytes of a block]."""
+    for part in self.parts:
+      if name in part.tensors:
+        return part.blocks(name)
+    t = self.tensors[name]
+    raw = np.frombuffer(self.data, np.uint8, t.nbytes, t.offset)
+    return raw.reshape(t.shape[0], -1, gguf.GGML_QUANT_SIZES[t.kind][1])
 
   def field(self, name: str, kind: type, default: Any = None) -> Any:
     """A field of the given Python type; a float may be stored as an integer."""

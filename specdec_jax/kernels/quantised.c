@@ -1,0 +1,321 @@
+// Products of rows with quantised weights on CPU, as an XLA FFI handler.
+//
+// KIND, a flag, is how the weights are stored: the names of GGUF (quantised.py
+// has the layout of a panel). A row is quantised too, once a product, in blocks
+// of 32 numbers to signed bytes, or to 16 bits as two of them. Their products
+// are sums of integers, which are exact; the floats are one chain of fused
+// multiply-adds over blocks in order. So a row's bits depend neither on how many
+// rows a call has, nor on threads, nor on the instructions that LANES chooses.
+#include "shared.h"
+
+#if defined(__x86_64__) && LANES > 4
+#include <immintrin.h>
+#endif
+
+#define Q4_0 1
+#define Q4_1 2
+#define Q8_0 3
+#define Q4_K 4
+#define Q6_K 5
+
+// Bytes of a panel are read in this order. HEAD: scales of a block of DEPTH k.
+// Of each 32 k: CODES, of which quads of k lie side by side, column by column;
+// then LAST, what they are multiplied by.
+#if KIND == Q4_0
+enum { DEPTH = 32, HEAD = 0, CODES = 16 * WIDE, LAST = 2 * WIDE, ZERO = 8 };
+#elif KIND == Q4_1
+enum { DEPTH = 32, HEAD = 0, CODES = 16 * WIDE, LAST = 4 * WIDE, ZERO = 0 };
+#elif KIND == Q8_0
+enum { DEPTH = 32, HEAD = 0, CODES = 32 * WIDE, LAST = 2 * WIDE, ZERO = 128 };
+#elif KIND == Q4_K
+enum { DEPTH = 256, HEAD = 4 * WIDE, CODES = 16 * WIDE, LAST = 2 * WIDE };
+enum { ZERO = 0 };
+#elif KIND == Q6_K
+enum { DEPTH = 256, HEAD = 2 * WIDE, CODES = 24 * WIDE, LAST = 2 * WIDE };
+enum { ZERO = 32 };
+#endif
+// PARTS: of 32 k, with a scale each. MOST: rows whose sums fit in the registers,
+// for STRIP vectors at a time. AHEAD: bytes between a prefetch and its use.
+enum {
+  MINS = KIND == Q4_1 || KIND == Q4_K,
+  PARTS = KIND == Q6_K ? 2 : 1,
+  PART = CODES + LAST,
+  BLOCK = HEAD + DEPTH / 32 * PART,
+  MOST = LANES == 16 ? 12 : LANES == 8 ? 6 : 3,
+  STRIP = 2,
+  AHEAD = 4096
+};
+typedef uint8_t Bytes __attribute__((vector_size(4 * LANES), aligned(4)));
+
+// ---- Instructions -----------------------------------------------------------
+
+// sum + the dot products of quads of codes with the quad of a row that x repeats.
+// Without VNNI, pairs are first added in 16 bits: bytes must be halved for it.
+INLINE Int dot(Int sum, Bytes w, Int x) {
+#if LANES == 16 && defined(__AVX512VNNI__)
+  return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#elif LANES == 16 && defined(__AVX512BW__)
+#define PAIRS(w) _mm512_maddubs_epi16((__m512i)(w), (__m512i)x)
+#define TIMES(n, w) (Int)_mm512_madd_epi16(PAIRS(w), _mm512_set1_epi16(n))
+#elif LANES == 8 && defined(__AVXVNNI__)
+  return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
+#elif LANES == 8 && defined(__AVX2__)
+#define PAIRS(w) _mm256_maddubs_epi16((__m256i)(w), (__m256i)x)
+#define TIMES(n, w) (Int)_mm256_madd_epi16(PAIRS(w), _mm256_set1_epi16(n))
+#else
+  for (int i = 0; i < 32; i += 8)
+    sum += ((Int)w >> i & 255) * (x << (24 - i) >> 24);
+  return sum;
+#endif
+#ifdef TIMES
+  if (KIND == Q8_0) return sum + TIMES(1, w & 15) + TIMES(16, w >> 4);
+  return sum + TIMES(1, w);
+#endif
+}
+
+// a * b + c, rounded once.
+INLINE Vec fused(Vec a, Vec b, Vec c) {
+#if LANES == 16
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif LANES == 8 && defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  for (int i = 0; i < LANES; i++) c[i] = fmaf(a[i], b[i], c[i]);
+  return c;
+#endif
+}
+
+// LANES numbers of 16 bits. Those that are subnormal there are not here: a
+// processor may be set to take subnormal numbers for zero.
+INLINE Vec halfs(const uint8_t* p) {
+#if LANES == 16
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const void*)p));
+#elif LANES == 8 && defined(__F16C__)
+  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const void*)p));
+#else
+  typedef uint16_t Half __attribute__((vector_size(2 * LANES), aligned(2)));
+  const Int u = __builtin_convertvector(*(const Half*)p, Int);
+  const Int size = (u & 0x7fff) << 13, sign = (u & 0x8000) << 16;
+  const Vec tiny = (Vec)(size + (113 << 23)) - 0x1p-14f;
+  const Int x = (Int)choose(size < 1 << 23, tiny, (Vec)(size + (112 << 23)));
+  return (Vec)(x | sign);
+#endif
+}
+
+// LANES whole numbers of 8 bits.
+INLINE Vec small(const uint8_t* p, bool sign) {
+  typedef uint8_t Few __attribute__((vector_size(LANES), aligned(1)));
+  typedef int8_t Signed __attribute__((vector_size(LANES), aligned(1)));
+  return sign ? __builtin_convertvector(*(const Signed*)p, Vec)
+              : __builtin_convertvector(*(const Few*)p, Vec);
+}
+
+INLINE Int quad(const int8_t* p) {
+  int32_t x;
+  memcpy(&x, p, 4);
+  return (Int){0} + x;
+}
+
+// ---- Rows -------------------------------------------------------------------
+
+// Rows of a group lie so, for each 32 k: [rows, 32] high bytes, if they have 16
+// bits [rows, 32] low bytes; then [rows] each of scales, of scale * sum, and
+// twice of -ZERO * sum, where a sum is that of a part's whole numbers.
+INLINE int64_t row_bytes(bool wide) { return wide ? 80 : 48; }
+
+// Quantises 32 numbers of row m, to 127 or 127 * 256 steps up to the largest.
+static void quantise(const float* x, bool wide, int64_t rows, int64_t m,
+                     int8_t* group) {
+  uint32_t bits = 0;
+  for (int k = 0; k < 32; k++) {
+    const uint32_t u = ((const uint32_t*)x)[k] & 0x7fffffff;
+    bits = u > bits ? u : bits;
+  }
+  float most;
+  memcpy(&most, &bits, 4);
+  const float steps = wide ? 32512.0f : 127.0f;
+  // Below, the quotient would be infinite. A NaN is passed on by the scale.
+  const float inverse = most > 1e-30f ? steps / most : 0;
+  int32_t sums[2] = {0}, q[32];
+  for (int k = 0; k < 32; k++) q[k] = rintf(x[k] * inverse);
+  for (int k = 0; k < 16; k++) sums[0] += q[k];
+  for (int k = 16; k < 32; k++) sums[1] += q[k];
+  int8_t *high = group + 32 * m, *low = group + 32 * (rows + m);
+  for (int k = 0; k < 32; k++) high[k] = wide ? (q[k] + 128) >> 8 : q[k];
+  if (wide)
+    for (int k = 0; k < 32; k++) low[k] = q[k];
+  float* e = (float*)(group + rows * (wide ? 64 : 32)) + m;
+  int32_t* zero = (int32_t*)e + 2 * rows;
+  e[0] = most * (1 / steps);
+  e[rows] = e[0] * (sums[0] + sums[1]);
+  zero[0] = -ZERO * (PARTS == 1 ? sums[0] + sums[1] : sums[0]);
+  zero[rows] = -ZERO * sums[1];
+}
+
+// ---- Products ---------------------------------------------------------------
+
+// The codes of quad g of a column's 32 k, for vector v of the columns.
+INLINE Bytes codes(const uint8_t* w, int g, int v) {
+  w += v * 4 * LANES;
+  if (KIND == Q8_0) return *(const Bytes*)(w + g * 4 * WIDE);
+  const Bytes two = *(const Bytes*)(w + g % 4 * 4 * WIDE);
+  const Bytes low = g < 4 ? two & 15 : two >> 4;
+  if (KIND != Q6_K) return low;
+  const Bytes four = *(const Bytes*)(w + (16 + g % 4 / 2 * 4) * WIDE);
+  return low | (four >> (g % 2 * 4 + g / 4 * 2) & 3) << 4;
+}
+
+// s[m] += the dot products of a part with bytes q of the rows.
+INLINE void dots(int rows, int part, const uint8_t* w, int v0, const int8_t* q,
+                 Int s[][STRIP]) {
+  UNROLL for (int i = 0; i < 8 / PARTS; i++) {
+    const int g = PARTS == 1 ? i / 2 + i % 2 * 4 : 4 * part + i;
+    Bytes u[STRIP];
+    UNROLL for (int v = 0; v < STRIP; v++) u[v] = codes(w, g, v0 + v);
+    UNROLL for (int m = 0; m < rows; m++) {
+      const Int x = quad(q + 32 * m + 4 * g);
+      UNROLL for (int v = 0; v < STRIP; v++) s[m][v] = dot(s[m][v], u[v], x);
+    }
+  }
+}
+
+// Scale and minimum of a part, for vector v of the columns.
+INLINE void scales(const uint8_t* head, const uint8_t* last, int part, int v,
+                   Vec* scale, Vec* least) {
+  const int at = v * LANES;
+  *scale = halfs((DEPTH == 32 ? last : head) + 2 * at);
+  if (MINS) *least = halfs((DEPTH == 32 ? last : head) + 2 * WIDE + 2 * at);
+  if (DEPTH == 32) return;
+  *scale *= small(last + part * WIDE + at, KIND == Q6_K);
+  if (MINS) *least *= small(last + WIDE + at, false);
+}
+
+// sums += the products of 32 k of the panel at w with those of the rows at q.
+INLINE void add_block(int rows, bool wide, const uint8_t* head,
+                      const uint8_t* w, const int8_t* q, float* sums) {
+  const float* e = (const float*)(q + rows * (wide ? 64 : 32));
+  const int8_t* zero = (const int8_t*)(e + 2 * rows);
+  for (int v0 = 0; v0 < VECTORS; v0 += STRIP)
+    UNROLL for (int part = 0; part < PARTS; part++) {
+      Int s[MOST][STRIP];
+      UNROLL for (int m = 0; m < rows; m++)
+        UNROLL for (int v = 0; v < STRIP; v++)
+          s[m][v] = wide ? (Int){0} : quad(zero + (part * rows + m) * 4);
+      dots(rows, part, w, v0, q, s);
+      if (wide) {
+        UNROLL for (int m = 0; m < rows; m++)
+          UNROLL for (int v = 0; v < STRIP; v++)
+            s[m][v] = (s[m][v] << 8) + quad(zero + (part * rows + m) * 4);
+        dots(rows, part, w, v0, q + 32 * rows, s);
+      }
+      UNROLL for (int v = 0; v < STRIP; v++) {
+        Vec scale, min;
+        scales(head, w + CODES, part, v0 + v, &scale, &min);
+        UNROLL for (int m = 0; m < rows; m++) {
+          Vec* to = (Vec*)(sums + m * WIDE) + v0 + v;
+          const Vec n = __builtin_convertvector(s[m][v], Vec);
+          *to = fused(n, scale * e[m], *to);
+          if (MINS) *to = fused(min, all(e[rows + m]), *to);
+        }
+      }
+    }
+}
+
+// sums[rows, WIDE] = the quantised rows @ one panel; `rows` is a constant.
+INLINE void product(int rows, bool wide, const int8_t* q, const uint8_t* w,
+                    int64_t blocks, float* sums) {
+  memset(sums, 0, rows * WIDE * sizeof *sums);
+  for (int64_t b = 0; b < blocks; b++) {
+    const uint8_t* head = w;
+    w += HEAD;
+    for (int i = 0; i < DEPTH / 32; i++, w += PART) {
+      UNROLL for (int n = 0; n < PART; n += 64)
+        __builtin_prefetch(w + AHEAD + n);
+      add_block(rows, wide, head, w, q, sums);
+      q += rows * row_bytes(wide);
+    }
+  }
+}
+
+typedef void Product(bool wide, const int8_t* q, const uint8_t* w,
+                     int64_t blocks, float* sums);
+#define OF(n)                                                            \
+  static void product_##n(bool wide, const int8_t* q, const uint8_t* w,  \
+                          int64_t blocks, float* sums) {                 \
+    if (wide) product(least(n, MOST), true, q, w, blocks, sums);         \
+    else product(least(n, MOST), false, q, w, blocks, sums);             \
+  }
+OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
+static Product* const product_of[] = {
+    NULL,      product_1, product_2, product_3,  product_4,  product_5, product_6,
+    product_7, product_8, product_9, product_10, product_11, product_12};
+
+// ---- The handler ------------------------------------------------------------
+
+// quantised: of all rows, in groups of `step`. normed: memory for norm(x).
+typedef struct {
+  const float *x, *scale, *shift;
+  const uint8_t* w;
+  float* normed;
+  int8_t* quantised;
+  int64_t rows, depth, step;
+  float eps;
+  int norm;
+  bool wide;
+  Result to;
+} Linear;
+
+static void quantise_unit(const void* job, int64_t i) {
+  const Linear* j = job;
+  const int64_t first = i * j->step, rows = least(j->step, j->rows - first);
+  const int64_t blocks = j->depth / 32, size = row_bytes(j->wide);
+  int8_t* group = j->quantised + first * blocks * size;
+  for (int64_t m = 0; m < rows; m++) {
+    const float* x = j->x + (first + m) * j->depth;
+    float* y = j->normed + (first + m) * j->depth;
+    if (j->norm)
+      norm_row(j->norm, x, j->scale, j->shift, j->eps, j->depth, y);
+    for (int64_t b = 0; b < blocks; b++)
+      quantise((j->norm ? y : x) + 32 * b, j->wide, rows, m,
+               group + b * rows * size);
+  }
+}
+
+static void panel_unit(const void* job, int64_t p) {
+  const Linear* j = job;
+  float sums[MOST * WIDE] __attribute__((aligned(64)));
+  float up[MOST * WIDE] __attribute__((aligned(64)));
+  const int64_t blocks = j->depth / DEPTH, size = blocks * BLOCK;
+  for (int64_t m = 0; m < j->rows; m += j->step) {
+    const int64_t rows = least(j->step, j->rows - m);
+    const int8_t* q = j->quantised + m * (j->depth / 32) * row_bytes(j->wide);
+    product_of[rows](j->wide, q, j->w + p * size, blocks, sums);
+    if (j->to.gated)
+      product_of[rows](j->wide, q, j->w + (j->to.panels + p) * size, blocks,
+                       up);
+    finish(&j->to, p, m, rows, sums, up);
+  }
+}
+
+// x, w, scale and shift of a norm, bias, add -> add + act(norm(x) @ w + bias).
+XLA_FFI_Error* SpecdecQuantised(XLA_FFI_CallFrame* f) {
+  if (answers_metadata(f)) return NULL;
+  XLA_FFI_Buffer *x = in(f, 0), *w = in(f, 1);
+  const int64_t rows = x->dims[0], depth = x->dims[1];
+  const int64_t groups = ceiling(rows, MOST);
+  Linear j = {.x = x->data, .scale = given(f, 2), .shift = given(f, 3),
+              .w = w->data, .rows = rows, .depth = depth,
+              .step = ceiling(rows, groups), .eps = NUMBER("eps"),
+              .norm = WHOLE("norm"), .wide = WHOLE("wide"),
+              .to = result_of(f, w->dims[0])};
+  if (w->dims[1] * DEPTH != depth || w->dims[2] != BLOCK ||
+      j.to.panels != ceiling(j.to.columns, WIDE))
+    return fail(f, "quantised linear: shapes of x, w and y do not fit");
+  const int64_t bytes = rows * depth / 32 * row_bytes(j.wide);
+  j.normed = scratch(rows * depth + ceiling(bytes, 4));
+  if (!j.normed) return fail(f, "quantised linear: out of memory");
+  j.quantised = (int8_t*)(j.normed + rows * depth);
+  run(f, quantise_unit, &j, groups);
+  run(f, panel_unit, &j, j.to.panels);
+  return NULL;
+}

@@ -1,0 +1,168 @@
+"""A model from the blocks of a .gguf file, beside the same one in float32."""
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specdec_jax
+from specdec_jax.io import files, load
+from specdec_jax.kernels import library
+from specdec_jax.models import convert, lm, weights, work
+from tests.io import tiny
+from tests.kernels import model_test, quantised_test
+
+Kind = gguf.GGMLQuantizationType
+SIZES = dict(width=64, head_dim=16, mlp=96, vocab=320)
+LARGE = dict(width=256, heads=8, kv_heads=4, head_dim=32, mlp=512)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def compiled():
+  if why := library.load(files.cache_folder()):
+    pytest.skip(why)
+
+
+def blocks_of(kinds: dict[str, str]):
+  """For write_gguf: the kind of the first part of a name that is found in it.
+
+  No package of ours encodes K-quants: their numbers are others, not x.
+  """
+
+  def quantise(name, x):
+    kind = next(kind for part, kind in kinds.items() if part in name)
+    if not kind.endswith('_K'):
+      return Kind[kind], gguf.quantize(x, Kind[kind])
+    raw = quantised_test.blocks(kind, x.shape[1], x.shape[0], len(name))
+    for at in quantised_test.HALVES[kind]:  # a hundredth: as small as others
+      raw[..., at + 1] -= 4 * 6
+    return Kind[kind], raw.reshape(len(x), -1)
+
+  return quantise
+
+
+# Family, sizes, kinds by parts of names, and what is not kept as it is: the
+# widths of k and v are no multiple of 32 in the second.
+CASES = {
+  'one kind': ('llama', SIZES | dict(tied=True), {'': 'Q4_1'}, ''),
+  'untied': ('qwen2', SIZES | dict(kv_heads=1, tied=False), {'': 'Q8_0'}, ''),
+  'mixed': (
+    'qwen2',
+    SIZES,
+    {'attn_v': 'Q8_0', 'output': 'Q5_0', 'up': 'F16', '': 'Q4_0'},
+    'o gate_up',
+  ),
+  'one float': ('qwen2', SIZES, {'attn_k': 'F32', '': 'Q4_1'}, ''),
+  'large': ('llama', LARGE, {'attn_v': 'Q6_K', '': 'Q4_K'}, ''),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request, tmp_path):
+  family, sizes, kinds, _ = CASES[request.param]
+  c = tiny.config(family, **sizes)
+  path = tmp_path / f'{request.param}.gguf'
+  tiny.write_gguf(path, c, family, quantise=blocks_of(kinds))
+  return request.param, path
+
+
+def copy(params):
+  return jax.tree.map(lambda x: x, params)
+
+
+@pytest.mark.more
+def test_has_the_values_and_nearly_the_logits_of_float32(case):
+  name, path = case
+  stored, plain = (load.load(path, dtype=x) for x in ('stored', 'float32'))
+  assert stored.label == plain.label.replace('dequantised', 'stored')
+  assert stored.digest == plain.digest
+  assert work.step_parameters(stored.params) == (
+    work.step_parameters(plain.params)
+  )
+  assert work.step_bytes(stored.params) < 0.7 * work.step_bytes(plain.params)
+  *_, dense = CASES[name]
+  for key, x in lm.flatten(stored.params).items():
+    if key == 'head' or key.endswith('kernel'):
+      kept = not isinstance(x, weights.Panels)
+      assert kept == (key.split('/')[-2:][0] not in dense.split()), key
+  values = [convert.plain(m.config, copy(m.params))[1] for m in (stored, plain)]
+  tiny.check_equal(*map(lm.nest, values))
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 40)))
+  wanted, found = (
+    np.asarray(tiny.logits(m.config, m.params, tokens)) for m in (plain, stored)
+  )
+  scale = np.abs(wanted).max()
+  assert 0 < np.abs(found - wanted).max() < 2e-4 * scale
+
+
+@pytest.mark.more
+def test_a_tokens_bits_do_not_depend_on_what_is_read_with_it(case):
+  _, path = case
+  m = load.load(path, dtype='stored')
+  alone = model_test.logits(m.config, m.params, 1, 1)
+  for width in (2, 5, 12, 13):
+    found = model_test.logits(m.config, m.params, 1, width)
+    np.testing.assert_array_equal(found, alone)
+
+
+def test_speculation_leaves_the_text_as_it_is(tmp_path):
+  c = tiny.config('llama', **SIZES)
+  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.Q4_1)
+  m = specdec_jax.load(path, dtype='stored')
+  same = dict(max_new_tokens=40, temperature=0.0)
+  plain, drafted = (
+    specdec_jax.generate(m, ['hello hello hello'], draft=draft, **same)[0]
+    for draft in (None, 'lookup')
+  )
+  assert plain.tokens == drafted.tokens and len(plain.tokens) == 40
+
+
+def test_a_kind_without_a_kernel_is_named(tmp_path, caplog):
+  c = tiny.config('llama', **SIZES)
+  quantise = blocks_of({'ffn_down': 'Q5_0', '': 'Q4_0'})
+  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=quantise)
+  with caplog.at_level('WARNING'):
+    load.load(path, dtype='stored')
+  (line,) = caplog.messages
+  assert line.endswith('no kernel for Q5_0: these matrices are read as float32')
+
+
+def broken(name, x):
+  raw = gguf.quantize(x, Kind.Q4_1)
+  raw[0, 2:4] = 0, 0x7C  # an infinite minimum
+  return Kind.Q4_1, raw
+
+
+FORM = (
+  "dtype='stored' is for quantised .gguf files; give dtype='float32'; allowed "
+  'are matrices in Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, quantised here are '
+)
+REFUSED = [
+  ('random:tiny', {}, f'random:tiny: {FORM}none'),
+  (None, {}, f'a.gguf: {FORM}none'),
+  (Kind.Q5_0, {}, f'a.gguf: {FORM}Q5_0'),
+  (
+    *(Kind.Q4_0, dict(kernels='xla')),
+    "a.gguf: dtype='stored' needs one CPU, kernels='auto' and a C compiler; "
+    "give dtype='float32'",
+  ),
+  (Kind.Q4_0, dict(scan_layers=True), "a.gguf: dtype='stored' needs one CPU"),
+  (broken, {}, 'a.gguf: token_embd.weight has 1 scales that are not finite'),
+  (
+    *('tests.your_own_model_test:make', {}),
+    "your_own_model_test:make: dtype='stored' is for quantised .gguf files",
+  ),
+]
+
+
+@pytest.mark.parametrize('source, options, message', REFUSED)
+def test_what_has_no_blocks_to_keep_is_refused(
+  tmp_path, source, options, message
+):
+  if not isinstance(source, str):
+    c = tiny.config('llama', **SIZES | dict(tied=True))
+    source = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=source)
+  with pytest.raises(ValueError) as caught:
+    load.load(source, dtype='stored', **options)
+  assert message in str(caught.value)

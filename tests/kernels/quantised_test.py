@@ -1,0 +1,159 @@
+"""Products with stored weights against float64 and the gguf package."""
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.io import files
+from specdec_jax.kernels import calls, library, quantised
+
+KINDS = tuple(quantised.KINDS)
+ROWS = (1, 2, 5, 12, 13, 64)
+
+
+def blocks(kind: str, K: int, N: int, seed: int = 0) -> np.ndarray:
+  """Random columns as in a file, with scales of both signs."""
+  k, rng = quantised.KINDS[kind], np.random.default_rng(seed)
+  x = rng.integers(0, 256, (N, K // k.depth, k.size), np.uint8)
+  for at in HALVES[kind]:
+    size = rng.uniform(0.5, 1.5, x.shape[:2]) * rng.choice([-0.01, 0.01])
+    x[..., at : at + 2] = size.astype(np.float16)[..., None].view(np.uint8)
+  return x
+
+
+# Where float16s are in a block.
+HALVES = {
+  **{'Q4_0': (0,), 'Q4_1': (0, 2), 'Q8_0': (0,)},
+  **{'Q4_K': (0, 2), 'Q6_K': (208,)},
+}
+
+
+def values(raw: np.ndarray, kind: str) -> np.ndarray:
+  """The matrix [K, N] that the gguf package reads."""
+  flat = raw.reshape(len(raw), -1)
+  return gguf.dequantize(flat, gguf.GGMLQuantizationType[kind]).T
+
+
+def normal(seed, *shape):
+  x = np.random.default_rng(seed).normal(size=shape)
+  return jnp.asarray(x, jnp.float32)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_values_are_those_of_the_gguf_package_to_the_bit(kind):
+  """Of every matrix and every column; subnormal float16s too."""
+  raw = blocks(kind, 512, 70)
+  for at in HALVES[kind]:
+    raw[:3, :, at : at + 2] = np.array([[5, 0], [0, 128], [255, 131]])[:, None]
+  wanted = values(raw, kind)
+  packed = jnp.asarray(quantised.pack(raw, kind))
+  assert packed.shape[0] == 3 and packed.dtype == jnp.uint8
+  np.testing.assert_array_equal(quantised.unpack(packed, kind, 70), wanted)
+  ids = jnp.asarray([[69, 0, 31], [32, 5, 64]])
+  found = jax.jit(lambda i: quantised.columns_of(packed, kind, i))(ids)
+  np.testing.assert_array_equal(found, wanted[:, np.asarray(ids)])
+  wide = quantised.unpack(packed, kind, 96)
+  assert not np.any(wide[:, 70:])
+
+
+def here(lanes: int) -> bool:
+  """Whether this CPU has the instructions of a path."""
+  needed = {16: ('avx512f', 'avx512bw'), 8: ('avx2', 'fma'), 4: ()}
+  return all(x in library._cpu().split() for x in needed[lanes])
+
+
+def load(kind: str, lanes: int = 0) -> None:
+  why = library.load(files.cache_folder(), library.quantised(kind, lanes))
+  if why:
+    pytest.skip(why)
+
+
+def bound(x: np.ndarray, w: np.ndarray, bits: int) -> np.ndarray:
+  """The largest error of x @ w in this arithmetic.
+
+  Half a step for each number of a row, and for each of the chain's two
+  roundings a block, and of its factors' three, half a unit of the last place of
+  what it can have added up to.
+  """
+  (M, K), steps = x.shape, {16: 32512, 8: 127}[bits]
+  most = np.abs(x).reshape(M, -1, 32).max(-1).repeat(32, -1)
+  step = most / steps * (0.5 + 1e-3)
+  sizes = (np.abs(x) + step) @ np.abs(w)
+  # Codes are unsigned: a sum may be large where their difference is small.
+  return step @ np.abs(w) + (2 * K // 32 + 3) * 2.0**-24 * 16 * sizes
+
+
+@pytest.mark.parametrize('bits', quantised.BITS)
+@pytest.mark.parametrize('lanes', [16, 8, 4])
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
+  """Within the computed error of float64; 70 columns: the last are padding."""
+  if not here(lanes):
+    pytest.skip(f'this CPU has no vectors of {lanes}')
+  load(kind, lanes)
+  load(kind)
+  K, N = 512, 70
+  raw = blocks(kind, K, N, seed=1)
+  packed = jnp.asarray(quantised.pack(raw, kind))
+  x = np.array(normal(2, max(ROWS), K))
+  x[3, 32:64], x[4] = 0, x[4] * 1e-3
+  target = f'specdec_{kind.lower()}_{lanes}'
+  product = jax.jit(
+    lambda x: calls.product(
+      target, x, packed, N, calls.Around(), wide=np.int32(bits == 16)
+    )
+  )
+  w = values(raw, kind).astype(np.float64)
+  alone = np.concatenate([product(x[i : i + 1]) for i in range(len(x))])
+  error = np.abs(alone - x.astype(np.float64) @ w)
+  assert np.all(error <= bound(x, w, bits))
+  for rows in ROWS:
+    np.testing.assert_array_equal(product(x[:rows]), alone[:rows])
+  best = quantised.linear(jnp.asarray(x), packed, kind, N, bits=bits)
+  np.testing.assert_array_equal(best, alone)
+
+
+@pytest.mark.parametrize('gated', [False, True])
+@pytest.mark.parametrize('norm', ['rms', 'layer'])
+def test_what_surrounds_a_product(norm, gated):
+  """As around a product in float32, with a row's error of 16 bits."""
+  load('Q4_1')
+  if why := library.load(files.cache_folder()):
+    pytest.skip(why)
+  K, N, parts = 64, 40, 2 if gated else 1
+  each = [blocks('Q4_1', K, N, seed) for seed in range(parts)]
+  packed = jnp.concatenate([quantised.pack(x, 'Q4_1') for x in each])
+  kernel = jnp.concatenate([values(x, 'Q4_1') for x in each], -1)
+  bias = normal(3, parts * N)
+  around = dict(
+    norm=calls.Norm(
+      norm, normal(4, K), normal(5, K) if norm == 'layer' else None, 3.0
+    ),
+    add=normal(1, 2, 3, N),
+    act='silu',
+    gated=gated,
+  )
+  x = 3 * normal(0, 2, 3, K)
+  found = quantised.linear(
+    x, packed, 'Q4_1', N, bias=calls.pad(bias, parts, quantised.WIDE), **around
+  )
+  wanted = calls.linear(
+    x, calls.pack(kernel, parts), N, bias=calls.pad(bias, parts), **around
+  )
+  np.testing.assert_allclose(found, wanted, atol=5e-4)
+  assert np.any(found != wanted)
+
+
+def test_a_number_that_is_none_stays_none():
+  """A row with a NaN gives NaNs; the others are what they were."""
+  load('Q8_0')
+  packed = jnp.asarray(quantised.pack(blocks('Q8_0', 64, 32), 'Q8_0'))
+  x = np.array(normal(0, 3, 64))
+  clean = quantised.linear(jnp.asarray(x), packed, 'Q8_0', 32)
+  x[1, 40] = np.nan
+  with jax.debug_nans(False):
+    y = np.asarray(quantised.linear(jnp.asarray(x), packed, 'Q8_0', 32))
+  assert np.all(np.isnan(y[1]))
+  np.testing.assert_array_equal(y[[0, 2]], clean[jnp.asarray([0, 2])])
