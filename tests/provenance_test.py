@@ -19,8 +19,6 @@ PAGES = [
   *ROOT.glob('configs/*.py'),
   *ROOT.glob('experiments/**/*.md'),
 ]
-# Made by a commit that was rewritten before it landed; to be run again.
-LOST = {'distillspec_grid'}
 # Seven digits or more, some of them letters and some not: no number, no word.
 COMMIT = re.compile(r'\b(?=\w*\d)(?=\w*[a-f])([0-9a-f]{7,40})\b')
 
@@ -52,11 +50,8 @@ def named(text: str) -> set[str]:
 
 
 def of(paths) -> list:
-  """Parameters of these files; those of LOST fail until they are run again."""
-  lost_one = pytest.mark.xfail(strict=True, reason='to be run again')
-  name = lambda p: str(p.relative_to(ROOT))
-  marks = lambda p: lost_one if LOST & set(p.parts) else ()
-  return [pytest.param(p, id=name(p), marks=marks(p)) for p in paths]
+  """Parameters of these files."""
+  return [pytest.param(p, id=str(p.relative_to(ROOT))) for p in paths]
 
 
 @pytest.mark.parametrize('page', of(PAGES))
