@@ -183,16 +183,31 @@ def pack(blocks: np.ndarray, kind: str) -> np.ndarray:
   return out
 
 
+def _by_column(packed: Array, kind: str) -> list[Array]:
+  """The fields of panels, each [columns, K / depth, bytes]."""
+  k, (P, B, _) = KINDS[kind], packed.shape
+  parts = jnp.split(packed, k.offsets[1:-1], -1)
+  each = zip(k.fields, parts, strict=True)
+  split = [x.reshape(P, B, -1, WIDE, unit) for (unit, _), x in each]
+  return [jnp.moveaxis(x, 3, 1).reshape(P * WIDE, B, -1) for x in split]
+
+
 def unpack(packed: Array, kind: str, columns: int) -> Array:
   """The matrix, float32 [K, columns]: to the bit what the file stands for."""
-  k, (P, B, _) = KINDS[kind], packed.shape
-  fields = []
-  for (unit, _), field in zip(
-    k.fields, jnp.split(packed, k.offsets[1:-1], -1), strict=True
-  ):
-    x_PBUWI = field.reshape(P, B, -1, WIDE, unit)
-    fields.append(jnp.moveaxis(x_PBUWI, 3, 1).reshape(P * WIDE, B, -1))
-  return k.values(*fields).reshape(P * WIDE, -1)[:columns].T
+  x_NBI = KINDS[kind].values(*_by_column(packed, kind))
+  return x_NBI.reshape(len(x_NBI), -1)[:columns].T
+
+
+def take(packed: Array, kind: str, ids_R: Array) -> Array:
+  """The panels of these columns alone."""
+  k, B, out = KINDS[kind], packed.shape[1], []
+  padding = ((0, -len(ids_R) % WIDE), (0, 0), (0, 0))
+  for (unit, size), x in zip(k.fields, _by_column(packed, kind), strict=True):
+    some_RBI = jnp.pad(x[ids_R], padding)
+    some_PWBUI = some_RBI.reshape(-1, WIDE, B, size // unit, unit)
+    x_PBUWI = jnp.moveaxis(some_PWBUI, 1, 3)
+    out.append(x_PBUWI.reshape(len(x_PBUWI), B, -1))
+  return jnp.concatenate(out, -1)
 
 
 def columns_of(packed: Array, kind: str, ids: Array) -> Array:

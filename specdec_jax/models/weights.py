@@ -151,9 +151,9 @@ class Quantised:
   def columns(self, ids: Array) -> Array:
     return quantised.columns_of(self.array, self.kind, ids)
 
-  def take(self, ids_R: Array) -> Panels:
-    """In float32."""
-    return pack(self.columns(ids_R))
+  def take(self, ids_R: Array) -> 'Quantised':
+    some = quantised.take(self.array, self.kind, ids_R)
+    return Quantised(some, self.kind, len(ids_R))
 
   def dense(self) -> Array:
     each = jnp.split(self.array, self.parts)
