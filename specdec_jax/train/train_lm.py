@@ -144,7 +144,7 @@ def _prepare(
   if opened is None:
     tokenizer = _tokenizer(s.text, kept, workdir, begun)
     config = _of_size(s.model.size, tokenizer)
-    fill = lambda config, put: lm.init(config, s.run.seed, put)
+    fill = lambda config, put, kept: lm.init(config, s.run.seed, put)
     opened = sources.Source(s.model.size, s.model.size, tokenizer, config, fill)
   layout = mesh and sharding.lay_out(mesh, config, fsdp=s.mesh.fsdp)
   model = load_lib.read(opened, put=layout and layout.put)
