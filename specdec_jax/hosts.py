@@ -194,23 +194,23 @@ def _in_cluster() -> bool:
 
 def has_tpu() -> bool:
   """Whether JAX will find a TPU here; touches no device and no network."""
-  wanted = os.environ.get('JAX_PLATFORMS') or 'tpu'
-  chips = glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*')
-  return (
-    'tpu' in wanted.split(',')
-    and bool(chips)
-    and importlib.util.find_spec('libtpu') is not None
-  )
+  devices = '/dev/accel*', '/dev/vfio/[0-9]*'
+  return _has({'tpu'}, devices, ('libtpu',))
 
 
 def has_gpu() -> bool:
   """Whether JAX will find an NVIDIA GPU here; touches no device."""
-  wanted = os.environ.get('JAX_PLATFORMS') or 'cuda'
   plugins = 'jax_cuda13_plugin', 'jax_cuda12_plugin'
+  return _has({'cuda', 'gpu'}, ('/dev/nvidia[0-9]*',), plugins)
+
+
+def _has(platforms: set[str], devices, plugins) -> bool:
+  """Whether one of the platforms is wanted, and has a device and a plugin."""
+  wanted = os.environ.get('JAX_PLATFORMS')
   return (
-    bool({'cuda', 'gpu'} & set(wanted.split(',')))
-    and bool(glob.glob('/dev/nvidia[0-9]*'))
-    and any(importlib.util.find_spec(name) for name in plugins)
+    (not wanted or bool(platforms & set(wanted.split(','))))
+    and any(map(glob.glob, devices))
+    and any(map(importlib.util.find_spec, plugins))
   )
 
 

@@ -58,14 +58,13 @@ def plain(s: Sizes, doc: Row) -> list[Row]:
   walks = {key: _full(programs.model(*key), s, 1) for key in every}
   rows = []
   for key, found in programs.seconds(walks, s).items():
-    m, program = programs.model(*key), walks[key].program.result()
+    m, walk = programs.model(*key), walks[key]
     read = work.step_bytes(m.params) + work.slot_bytes(m.model, 1) * s.slots
     gb_s = [read / x / 1e9 for x in found]
     own = dict(size=key[0], dtype=key[1], gb=read / 1e9)
     own |= dict(ms=_ms(found), gb_s=programs.spread(gb_s))
-    walk = walks[key]
-    own |= programs.profiled(lambda walk=walk: walk.steps(8), 8)
-    rows.append(own | dict(compiling=program.compiling))
+    own |= programs.profiled(functools.partial(walk.steps, 8), 8)
+    rows.append(own | dict(compiling=walk.program.result().compiling))
   most = max(x['gb_s'] for x in doc['bandwidth']['rows'])
   for row in rows:
     row['share'] = row['gb_s']['value'] / most
@@ -210,8 +209,7 @@ def _one(s: Sizes, plain, speculative, cell: Cell) -> Row:
 
 
 def loop(s: Sizes, doc: Row) -> list[Row]:
-  """A plain step of the draft model, and windows of 4 drafts, compiled in other
-  ways."""
+  """A pass of the draft model over 1 and 5 tokens, compiled in other ways."""
   m, gpu = programs.model(s.draft), jax.default_backend() == 'gpu'
   walks = {
     (name, n): programs.passes(m, s, n, options if gpu else {})

@@ -18,6 +18,7 @@ import numpy as np
 
 from specdec_jax import build, decode, requests, types
 from specdec_jax.costs import parts as parts_lib
+from specdec_jax.drafters import scripted as scripted_lib
 from specdec_jax.drafters import table
 from specdec_jax.io import load
 from specdec_jax.verify import reject
@@ -128,16 +129,16 @@ def scripted(drafter: types.Drafter) -> types.Drafter:
   It does all its work. weights.draft is (its own parameters, script_BL).
   """
   own = lambda weights: weights._replace(draft=weights.draft[0])
+  reader = scripted_lib.make(gamma=drafter.gamma)
 
-  def propose(weights, state, context, noise, cache):
-    draft, *rest = drafter.propose(own(weights), state, context, noise, cache)
+  def propose(weights, state, context, *rest):
+    draft, *after = drafter.propose(own(weights), state, context, *rest)
     script_BL = weights.draft[1]
-    at_BK = context.lengths_B[:, None] + jnp.arange(drafter.gamma)[None]
-    at_BK = jnp.minimum(at_BK, script_BL.shape[1] - 1)
-    tokens_BK = jnp.take_along_axis(script_BL, at_BK, 1)
+    every = script_BL, jnp.full_like(script_BL, drafter.gamma)
+    read = reader.propose(weights._replace(draft=every), (), context, *rest)[0]
     # Adds 0, as XLA does not know: without it nothing would be drafted.
-    tokens_BK += jnp.minimum(draft.tokens_BK, 0)
-    return draft._replace(tokens_BK=tokens_BK), *rest
+    tokens_BK = read.tokens_BK + jnp.minimum(draft.tokens_BK, 0)
+    return draft._replace(tokens_BK=tokens_BK), *after
 
   return drafter._replace(
     init=lambda weights, *rest: drafter.init(own(weights), *rest),

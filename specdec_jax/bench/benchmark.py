@@ -210,10 +210,10 @@ def _seen(costs: _Costs, plan, clock: budget.Clock, track) -> _Seen:
     return _Seen([], predicted, found, width, left_out)
 
   seen = planned({})
-  whole = plan_lib.cut(plan, len(plan.test), plan.bench.repeats)
-  if seen.planned == whole:
+  if seen.planned == plan:
     return seen
-  return planned(budget.left_out(arms, seen.predicted))
+  out = budget.left_out(arms, seen.predicted)
+  return planned(out) if out else seen
 
 
 # --- runs --------------------------------------------------------------------

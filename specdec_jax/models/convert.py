@@ -85,7 +85,7 @@ def unpack(config: model_config.LMConfig, params: types.Params):
   for name, shape in lm.shapes(config).items():
     x, columns = weights.of(flat[name]).dense(), shape.shape[-1]
     if x.shape != shape.shape:  # a bias
-      parts = 2 if '/gate_up/' in name else 1
+      parts = _PARTS.get(name.split('/')[-2], 1)
       each = jnp.split(x, parts)
       x = jnp.concatenate([part[: columns // parts] for part in each])
     flat[name] = x.astype(shape.dtype)
