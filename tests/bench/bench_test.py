@@ -107,6 +107,19 @@ def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
   assert (found.between, found.tok_s) == (20.0, 40.0)
 
 
+@pytest.mark.more
+def test_what_cannot_win_is_not_run_on_the_test_prompts(capsys, monkeypatch):
+  left = {'lm g=2': '0.10x to 0.20x'}
+  monkeypatch.setattr(budget, 'left_out', lambda *_: left)
+  # Time that is over: one block is run all the same.
+  monkeypatch.setattr(budget, 'check', lambda *_: None)
+  clock = budget.Clock(1e-3)
+  good, doc, printed = run(settings(), capsys, clock=clock)
+  assert good and doc.left_out == left
+  assert [row.name for row in doc.rows] == ['autoregressive', 'lookup g=2']
+  assert 'lm g=2' in doc.predicted and 'Left out by the calibration' in printed
+
+
 @pytest.mark.slow
 def test_batches_larger_than_one(capsys):
   """What rows share is no improvement: predicted and measured alike.
