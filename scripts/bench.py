@@ -15,12 +15,19 @@ from specdec_jax import hosts, printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import distance
 
 _CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
 _MINUTES = flags.DEFINE_float(
   'minutes', 10, 'in all, with loading and compiling; 0: all of the config'
+)
+_REFERENCE = flags.DEFINE_string(
+  'reference',
+  '',
+  "how far the target is from this: a dtype of its own source ('float32'), or "
+  'a source, read as float32; the minutes do not count it',
 )
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
@@ -36,13 +43,23 @@ def run() -> bool:
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen, sizes)
   console = printing.console()
+  arms = plan_lib.arms(loaded, measure=False)
+  found, start = None, program.elapsed()
+  if _REFERENCE.value:
+    groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
+    other = settings_lib.reference(loaded, _REFERENCE.value)
+    found = distance.between(
+      loaded.target,
+      other,
+      (x.full for x in printing.track(groups, f'distance from {other.label}')),
+      chunk=arms[0].engine.options.chunk,
+    )
+    del other  # and its memory
+  clock = clock.later(program.elapsed() - start)
   doc = benchmark.run(
-    plan_lib.arms(loaded, measure=False),
-    plan,
-    track=printing.track,
-    console=console,
-    clock=clock,
+    arms, plan, track=printing.track, console=console, clock=clock
   )
+  doc = doc._replace(distance=found)
   return benchmark.finish(doc, _CONFIG.value, folder, console)
 
 

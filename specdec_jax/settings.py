@@ -159,6 +159,19 @@ class Setup:
   target: build.LanguageModel
 
 
+def reference(e: Setup, asked: str) -> build.LanguageModel:
+  """What the target is compared with: its own source in the dtype `asked`, or a
+  source, as float32."""
+  dtypes = Target.__dataclass_fields__['dtype'].metadata['allowed']
+  changes = (
+    {'dtype': asked}
+    if asked in dtypes
+    else {'source': asked, 'dtype': 'float32'}
+  )
+  target = dataclasses.replace(e.settings.target, **changes)
+  return load(dataclasses.replace(e.settings, target=target)).target
+
+
 def load(s: Settings) -> Setup:
   """Loads the target; a draft is loaded when its engine is made."""
   # A model of one's own runs on one device.

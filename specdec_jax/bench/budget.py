@@ -31,6 +31,9 @@ class Clock(NamedTuple):
   def left(self) -> float:
     return self.seconds - hosts.from_first(program.elapsed)
 
+  def later(self, seconds: float) -> 'Clock':
+    return Clock(self.seconds + seconds)
+
   def share(self, part: float) -> 'Clock':
     """The clock that ends when this share of the time left is spent."""
     return Clock(

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from specdec_jax import metrics, requests
 from specdec_jax.bench import intervals
 from specdec_jax.costs import calibration as calibration_lib
+from specdec_jax.costs import distance as distance_lib
 
 # What a rule reproduces of plain decoding.
 Promised = Literal['tokens', 'distribution', 'nothing']
@@ -278,6 +279,7 @@ class Document(NamedTuple):
   predicted: by method. measured: seconds that the test prompts took.
   cut: what the time left of what was asked for: name -> (left, asked for).
   left_out: methods that were not run, for they could not win; and why.
+  distance: of the target, from a reference that was asked for.
   """
 
   machine: dict[str, Any]
@@ -294,6 +296,7 @@ class Document(NamedTuple):
   repeated_8grams: float | None = None
   crossover: Sequence[Batch] = ()
   failed: Sequence[Failure] = ()
+  distance: distance_lib.Distance | None = None
 
 
 # --- the audit program -------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import TypeVar
 import rich.markup
 
 from specdec_jax.bench import intervals, records
+from specdec_jax.costs import distance
 
 Row = records.Row
 Category = records.Category
@@ -61,9 +62,21 @@ def sentences(doc: records.Document) -> list[str]:
     )
   for drafter in doc.crossover[0].best_gamma if doc.crossover else ():
     out.append(_by_batch(drafter, doc.crossover))
+  if doc.distance:
+    out.append(of_distance(doc.distance))
   if not sound(doc):
     changes = ['  Nothing before the bug or the failure is found.']
   return [*out, 'What to change:', *changes]
+
+
+def of_distance(x: distance.Distance) -> str:
+  return (
+    f'The target is exact as it is stored. From {x.reference} in {x.dtype} it '
+    f'is off by a total variation of {x.total_variation:.2g} and '
+    f'{x.kl:.2g} nats a token; the likeliest token is the same for '
+    f'{x.agreement:.1%}; perplexity {x.perplexity:.3f} against '
+    f'{x.reference_perplexity:.3f}, over {x.tokens} tokens of the prompts.'
+  )
 
 
 def by_drafter(rows: Sequence[R]) -> dict[str, list[R]]:

@@ -1,0 +1,128 @@
+"""What storing a model otherwise costs: its distance from another loading.
+
+Speculative decoding is exact for the target as it is stored, in its own
+arithmetic; what storing it in fewer bits changed is measured here.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import decode, forward, hosts, types
+from specdec_jax.io import load, tokenizer
+
+Array = jax.Array
+
+
+class Distance(NamedTuple):
+  """How far the target is from a reference, at temperature 1: means a token.
+
+  reference, dtype: its label, and what it computes in.
+  tokens: of prompts, over which the means are.
+  total_variation: half the sum of |p - r|, of the probabilities of all ids.
+  kl: sum of r log(r / p), nats.
+  agreement: share of tokens where both find the same id likeliest.
+  perplexity, reference_perplexity: of the prompts, under the target and it.
+  """
+
+  reference: str
+  dtype: str
+  tokens: int
+  total_variation: float
+  kl: float
+  agreement: float
+  perplexity: float
+  reference_perplexity: float
+
+
+def between(
+  target: load.LanguageModel,
+  reference: load.LanguageModel,
+  requests: Iterable[decode.Request],
+  *,
+  chunk: int,
+) -> Distance:
+  """The Distance of the target from `reference`, over the prompts' own tokens.
+
+  Args:
+    target, reference: of one tokenizer, on the same devices.
+    requests: the prompts, placed as for decoding with the target.
+    chunk: tokens read at a time.
+
+  Raises:
+    ValueError: another tokenizer, or an encoder, which reads the prompts.
+  """
+  if target.start is not None or reference.start is not None:
+    raise ValueError(
+      'reference: distances are over the tokens of prompts, and a model with '
+      'an encoder predicts none of them; leave it out'
+    )
+  tokenizer.check_same(target.tokenizer, reference.tokenizer)
+  read = functools.partial(
+    _columns,
+    target=target.model,
+    reference=reference.draft_model(target),
+    chunk=chunk,
+  )
+  found: list[np.ndarray] = []
+  for request in requests:
+    columns = read(target.params, reference.as_draft[1], request)
+    columns, ends_B = hosts.fetch((columns, request.lengths_B))
+    at_BL = np.indices(request.tokens_BL.shape)[1]
+    # Nothing predicts the first token of a text.
+    where_BL = (at_BL > 0) & (at_BL < ends_B[:, None])
+    found.append(np.stack([x[where_BL] for x in columns]))
+  each = np.concatenate(found, -1).astype(np.float64)
+  distance, kl, agrees, *losses = each.mean(-1).tolist()
+  return Distance(
+    reference.label,
+    reference.dtype,
+    each.shape[-1],
+    distance,
+    kl,
+    agrees,
+    *np.exp(losses).tolist(),
+  )
+
+
+@functools.partial(jax.jit, static_argnames=('target', 'reference', 'chunk'))
+def _columns(
+  params: types.Params,
+  reference_params: types.Params,
+  request: decode.Request,
+  *,
+  target: types.Model,
+  reference: types.Model,
+  chunk: int,
+) -> Sequence[Array]:
+  """Of each token: its total variation, kl, agreement, and losses, [B, L]."""
+
+  def columns(index_T, *logits):
+    p_BTV, r_BTV = (
+      jax.nn.log_softmax(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+      for x in logits
+    )
+    token_BT1 = forward.at(request.tokens_BL, index_T)[..., None]
+    loss = lambda x: -jnp.take_along_axis(x, token_BT1, -1)[..., 0]
+    gap_BTV = jnp.where(r_BTV > -jnp.inf, r_BTV - p_BTV, 0)
+    return (
+      jnp.abs(jnp.exp(p_BTV) - jnp.exp(r_BTV)).sum(-1) / 2,
+      (jnp.exp(r_BTV) * gap_BTV).sum(-1),
+      p_BTV.argmax(-1) == r_BTV.argmax(-1),
+      loss(p_BTV),
+      loss(r_BTV),
+    )
+
+  return forward.score(
+    [(target, params), (reference, reference_params)],
+    request.tokens_BL,
+    jnp.ones_like(request.lengths_B),
+    request.lengths_B,
+    columns,
+    chunk=chunk,
+    source=request.source,
+  )

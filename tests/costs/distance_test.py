@@ -1,0 +1,86 @@
+"""The distance from a reference, beside NumPy's."""
+
+import dataclasses
+import importlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import forward, requests, settings
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import verdict
+from specdec_jax.costs import distance
+from specdec_jax.io import load
+
+pytestmark = pytest.mark.usefixtures('compile_in_less_time')
+PROMPTS = {'a': (5, 6, 7, 8, 9), 'b': (3, 1, 4, 1, 5, 9, 2, 6), 'c': (7, 7)}
+
+
+@pytest.fixture(scope='module', name='asked')
+def _asked():
+  """(Setup, requests) of three prompts, two of which are a batch."""
+  c = importlib.import_module('configs.pair').get_config('tiny').unlock()
+  c.decode.methods, c.bench.batch_size = ('lookup',), 2
+  e = settings.load(settings.settings(c))
+  a, b, c = (requests.Item(x, 0, name) for name, x in PROMPTS.items())
+  some = dict(sampling=e.settings.sampling, bench=e.settings.bench)
+  plan = plan_lib.Plan((a, b), (c, c), max_new_tokens=8, buffer=32, **some)
+  groups = plan_lib.groups(plan_lib.arms(e), plan, plan.test + plan.calibration)
+  return e, [x.full for x in groups]
+
+
+def between(asked, other):
+  return distance.between(asked[0].target, other, asked[1], chunk=4)
+
+
+def log_probabilities(model, tokens):
+  """[T, V] float64, of the ids that are tokens."""
+  hidden = forward.hidden(model.model, model.params, jnp.array([tokens]))
+  x = np.asarray(model.model.head(model.params, hidden)[0], np.float64)
+  x = x[:, np.isfinite(x[0])]
+  return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def test_each_figure_is_numpys(asked):
+  own, other = (
+    load.load(f'random:tiny:{seed}', kernels='xla') for seed in (0, 5)
+  )
+  found = between(asked, other)
+  texts = [PROMPTS[x] for x in 'abcc']
+  p, r = (
+    np.concatenate([log_probabilities(m, x)[:-1] for x in texts])
+    for m in (own, other)
+  )
+  nexts = np.concatenate([x[1:] for x in texts])
+  each = np.arange(len(nexts))
+  assert found.tokens == len(nexts) == 4 + 7 + 1 + 1
+  both = np.exp(p), np.exp(r)
+  figures = {
+    'total_variation': np.abs(both[0] - both[1]).sum(-1).mean() / 2,
+    'kl': (both[1] * (r - p)).sum(-1).mean(),
+    'agreement': (p.argmax(-1) == r.argmax(-1)).mean(),
+    'perplexity': np.exp(-p[each, nexts].mean()),
+    'reference_perplexity': np.exp(-r[each, nexts].mean()),
+  }
+  for name, right in figures.items():
+    np.testing.assert_allclose(getattr(found, name), right, 1e-4, err_msg=name)
+  assert f'{found.kl:.2g} nats' in verdict.of_distance(found)
+
+
+def test_a_model_is_not_off_itself(asked):
+  found = between(asked, settings.reference(asked[0], 'float32'))
+  assert found.total_variation < 1e-5 and abs(found.kl) < 1e-5
+  assert found.agreement == 1
+  other = between(asked, settings.reference(asked[0], 'random:tiny:3'))
+  assert other.total_variation > 0.1
+
+
+def test_what_cannot_be_compared_is_refused(asked):
+  small = load.load('random:tiny')
+  words = dataclasses.replace(small.tokenizer, eos_ids=(3,))
+  with pytest.raises(ValueError, match='different tokenizers'):
+    other = dataclasses.replace(small, tokenizer=words)
+    between(asked, other)
+  with pytest.raises(ValueError, match='reference: distances are over the'):
+    between(asked, load.load('random:t5_tiny'))
