@@ -32,10 +32,11 @@ class Model(NamedTuple):
     dropped) and attends to the slots where the mask is true. A layer with a
     sliding window also takes a slot's index as its position, and attends no
     further back than the window. The taps returned are the residual streams
-    [B, T, D] after the layers listed in `taps`. A model that supports early
-    exit also takes `layers`, a range (first, stop) of layers to run, where
-    stop=None runs to the last; and, where first is not 0, `residual_BTD`, the
-    residual stream after the layers before it.
+    [B, T, D] listed in `taps`: i is that after layer i, -1 the input of layer
+    0, and the number of layers what the final norm returns. A model that
+    supports early exit also takes `layers`, a range (first, stop) of layers to
+    run, where stop=None runs to the last; and, where first is not 0,
+    `residual_BTD`, the residual stream after the layers before it.
   head(params, hidden) -> logits: float32 (or wider), last axis V. Ids that are
     padding have logit -inf.
   init_cache(rows, slots) -> cache: a pytree of zeros, rows first.
@@ -46,6 +47,8 @@ class Model(NamedTuple):
   encode(params, source, cache) -> cache: reads a Source, and puts the keys and
     values that the decoder's layers attend to into the cache, where nothing
     changes them again; None without an encoder.
+  norm, project: of (params, hidden), the two halves of `head`: the final norm,
+    and the logits of what is normed; None where they cannot be told apart.
   """
 
   apply: Callable[..., tuple[Array, tuple[Array, ...], Any]]
@@ -55,6 +58,8 @@ class Model(NamedTuple):
   context: int
   embed: Callable[..., Array] | None = None
   encode: Callable[..., Any] | None = None
+  norm: Callable[[Params, Array], Array] | None = None
+  project: Callable[[Params, Array], Array] | None = None
 
   def __repr__(self) -> str:
     return f'Model(vocab={self.vocab}, context={self.context})'
@@ -241,8 +246,8 @@ class Drafter(NamedTuple):
     after the commit, outcome an Outcome; features_BNE[:, j] belongs to the j-th
     token of the window just verified (the last committed token, then the
     drafts).
-  taps: layers of the target whose residual streams, concatenated along the
-    last axis, are the features.
+  taps: the residual streams of the target (Model.apply) that, concatenated
+    along the last axis, are the features.
   exit: how many of the target's layers propose has run over the window, in the
     target's own cache; verification starts after them, from Draft.residual_BND.
   stops: whether a window may end before gamma where confidence is low.

@@ -187,9 +187,10 @@ def method_of(
       'drafter'
     )
   taps, config = made.drafter.taps, target.lm_config
-  if config and not set(taps) <= set(range(config.depth)):
+  if config and not set(taps) <= set(range(-1, config.depth + 1)):
     raise ValueError(
       f'drafter {made.drafter.name}: taps={taps}: allowed are layers 0 to '
-      f'{config.depth - 1} of {target.label}'
+      f'{config.depth - 1} of {target.label}, -1 for its embedding and '
+      f'{config.depth} for its final norm'
     )
   return made

@@ -304,11 +304,9 @@ def wrap(
       f'{source}: tokenizer is {type(tokenizer).__name__}; give a folder with '
       'tokenizer.json, or an io.tokenizer.Tokenizer'
     )
-  wrapped = model._replace(
-    apply=own.promoting(model.apply),
-    head=own.promoting(model.head),
-    embed=model.embed and own.promoting(model.embed),
-  )
+  parts = ('apply', 'head', 'embed', 'norm', 'project')
+  given = {x: f for x in parts if (f := getattr(model, x))}
+  wrapped = model._replace(**{x: own.promoting(f) for x, f in given.items()})
   return LanguageModel(
     source,
     source,

@@ -47,6 +47,23 @@ def empty(config, rows: int, slots: int) -> KVCache | Panels:
   return kind(*(jnp.zeros(x, jnp.dtype(config.activations)) for x in shapes))
 
 
+def of_layers(config, rows: int, slots: int, constrain=None):
+  """Zeros for all layers of an LMConfig: a tuple of `empty`, or Stacked.
+
+  constrain: as in models.lm.make.
+  """
+  if not config.run.scan_layers:
+    axes = ('batch', 'kv_heads', 'slots', None)
+    cache = tuple(empty(config, rows, slots) for _ in range(config.depth))
+  else:
+    shape = (rows, config.depth, slots, config.kv_heads * config.head_dim)
+    cache = Stacked(*(jnp.zeros(shape, jnp.dtype(config.dtype)) for _ in 'kv'))
+    axes = ('batch', None, 'slots', 'kv_heads')
+  if constrain is None or config.run.packed:  # which is on one device
+    return cache
+  return jax.tree.map(lambda x: constrain(x, *axes), cache)
+
+
 def by_slot(tree):
   """A pytree with a KVCache for every Panels in it, to look at single slots."""
 

@@ -121,7 +121,7 @@ def packed_norm(norm: RMSNorm | LayerNorm) -> calls.Norm:
 
 def head(
   c: model_config.LMConfig,
-  norm: RMSNorm | LayerNorm,
+  norm: RMSNorm | LayerNorm | None,
   hidden: Array,
   kernel: Any,
 ) -> Array:
@@ -129,15 +129,16 @@ def head(
 
   Args:
     c: the model's settings.
-    norm: the last one.
+    norm: the last one; None: `hidden` is normed already.
     hidden: [..., D].
     kernel: the output head, a matrix of models.weights.
   """
   matrix = weights.of(kernel)
   if c.run.packed:
-    return matrix.linear(hidden, norm=packed_norm(norm))
+    return matrix.linear(hidden, norm=norm and packed_norm(norm))
   wide = jnp.promote_types(hidden.dtype, jnp.float32)
-  return matrix.linear(norm(hidden).astype(hidden.dtype), dtype=wide)
+  x = _normed(norm, hidden).astype(hidden.dtype)
+  return matrix.linear(x, dtype=wide)
 
 
 class Attention(nnx.Module):

@@ -61,9 +61,9 @@ class Ends(nnx.Module):
       x_BTD = x_BTD + added_BTD.astype(x_BTD.dtype)
     return x_BTD
 
-  def logits(self, hidden: Array) -> Array:
-    head = self.head.get_value()
-    logits = layers.head(self.config, self.norm, hidden, head)
+  def logits(self, hidden: Array, normed: bool) -> Array:
+    head, norm = self.head.get_value(), None if normed else self.norm
+    logits = layers.head(self.config, norm, hidden, head)
     if self.config.head_scale != 1:
       logits *= self.config.head_scale
     return attention.softcap(logits, self.config.logit_softcap)
@@ -211,6 +211,8 @@ def make(
     config.context,
     functools.partial(_embed, config),
     config.encoder and functools.partial(_encode, config, constrain),
+    norm=lambda params, hidden: _ends(config, params).norm(hidden),
+    project=functools.partial(_head, config, ids, V, constrain, normed=True),
   )
 
 
@@ -242,16 +244,7 @@ def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
 
 
 def _init_cache(config, constrain, rows: int, slots: int):
-  if not config.run.scan_layers:
-    axes = ('batch', 'kv_heads', 'slots', None)
-    cache = tuple(kv.empty(config, rows, slots) for _ in range(config.depth))
-  else:
-    shape = (rows, config.depth, slots, config.kv_heads * config.head_dim)
-    dtype = jnp.dtype(config.dtype)
-    cache = kv.Stacked(*(jnp.zeros(shape, dtype) for _ in 'kv'))
-    axes = ('batch', None, 'slots', 'kv_heads')
-  if not config.run.packed:  # which is on one device
-    cache = jax.tree.map(lambda x: constrain(x, *axes), cache)
+  cache = kv.of_layers(config, rows, slots, constrain)
   return cache if config.encoder is None else encoder.Cache(cache)
 
 
@@ -297,8 +290,7 @@ def _apply(
   residual_BTD=None,
 ):
   part = range(config.depth)[slice(*layers)]
-  scan = config.run.scan_layers
-  assert set(taps) <= set(part), (taps, part)
+  scan, inside = config.run.scan_layers, tuple(i for i in taps if i in part)
   dropout = _dropout(params, 0)
   with jax.named_scope('embed'):
     x_BTD = residual_BTD
@@ -321,20 +313,26 @@ def _apply(
     return view._replace(dropout=dropout and dropout.at(i))
 
   own = cache if config.encoder is None else cache.own
-  args = views, slots_BT, of_layer
+  args, streams = (views, slots_BT, of_layer), {}
+  if part.start == 0:
+    streams[-1] = x_BTD
   run = _scan if scan else _unroll
   with jax.named_scope('blocks'):
     x_BTD, tapped, own = run(
-      config, block, params['layers'], x_BTD, args, own, taps, part
+      config, block, params['layers'], x_BTD, args, own, inside, part
     )
+  streams |= zip(inside, tapped, strict=True)
+  if config.depth in taps and part.stop == config.depth:
+    streams[config.depth] = _ends(config, params).norm(x_BTD)
+  assert set(taps) <= streams.keys(), (taps, part)
   if config.encoder is not None:
     own = cache._replace(own=own)
-  return x_BTD, tapped, own
+  return x_BTD, tuple(streams[i] for i in taps), own
 
 
-def _head(config, ids: int, V: int, constrain, params, hidden):
+def _head(config, ids, V: int, constrain, params, hidden, *, normed=False):
   with jax.named_scope('head'):
-    logits = _ends(config, params).logits(hidden)
+    logits = _ends(config, params).logits(hidden, normed)
     if config.proposes and V > logits.shape[-1]:
       none = jnp.full((*logits.shape[:-1], V), -jnp.inf, logits.dtype)
       at = none.at[..., jnp.asarray(config.proposes, jnp.int32)]

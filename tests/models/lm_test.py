@@ -1,5 +1,6 @@
 """The language model: one function for every pass, whatever the cache held."""
 
+import dataclasses
 import functools
 
 import jax
@@ -211,8 +212,10 @@ def test_slots_past_the_end_and_masked_tokens_write_nowhere(x64, scan):
   assert written(np.array([0, 0, 5]), keep) == [[0, 1, 2, 3], [], [5, 7]]
 
 
-def test_taps_are_the_residual_streams_after_their_layers(x64):
-  deep, shallow = fakes.tiny(depth=3), fakes.tiny(depth=1)
+@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
+def test_taps_are_the_residual_streams_after_their_layers(x64, scan):
+  deep = fakes.tiny(depth=3, embed_scale=2.0, logit_softcap=3.0)
+  shallow = dataclasses.replace(deep, depth=1)
   params = params_of(deep)
   cut = params | {'layers': {'0': params['layers']['0']}}
   start = np.zeros(B, int)
@@ -224,10 +227,22 @@ def test_taps_are_the_residual_streams_after_their_layers(x64):
       model, params, TOKENS, jnp.asarray(start), cache, slots=S, taps=taps
     )
 
-  hidden, (last, first), _ = run(lm.make(deep), params, (2, 0))
-  np.testing.assert_array_equal(last, hidden)
   alone, _, _ = run(lm.make(shallow), cut, ())
+  if scan:
+    layers = params['layers'].values()
+    params['layers'] = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+    deep = deep.running(scan_layers=True)
+  model = lm.make(deep)
+  hidden, streams, _ = run(model, params, (2, 3, 0, -1))
+  last, normed, first, embedded = streams
+  np.testing.assert_array_equal(last, hidden)
   np.testing.assert_allclose(first, alone, atol=1e-12)
+  positions_BT = jnp.zeros_like(TOKENS)
+  wanted = model.embed(params, TOKENS, positions_BT)
+  np.testing.assert_allclose(embedded, wanted, atol=1e-12)
+  np.testing.assert_allclose(normed, model.norm(params, last), atol=1e-12)
+  logits = model.head(params, hidden)
+  np.testing.assert_allclose(model.project(params, normed), logits, atol=1e-12)
 
 
 def test_one_bfloat16_row_equals_the_same_row_among_others():
