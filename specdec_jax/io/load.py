@@ -243,12 +243,12 @@ def _kept(
   Raises:
     ValueError: nothing is stored in blocks, or the kernels cannot run.
   """
-  kept = opened.kinds & quantised.KINDS.keys()
+  kept = opened.kinds & quantised.GGUF.keys()
   if not kept:
     have = ', '.join(sorted(opened.kinds)) or 'none'
     raise ValueError(
       f'{opened.name}: {_INSTEAD}; allowed are matrices in '
-      f'{", ".join(quantised.KINDS)}, quantised here are {have}'
+      f'{", ".join(quantised.GGUF)}, quantised here are {have}'
     )
   folder = files.cache_folder()
   libraries = [library.ROWS, *map(library.quantised, sorted(kept))]

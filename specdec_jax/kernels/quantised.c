@@ -1,44 +1,51 @@
 // Products of rows with quantised weights on CPU, as an XLA FFI handler.
 //
-// KIND, a flag, is how the weights are stored: the names of GGUF (quantised.py
-// has the layout of a panel). A row is quantised too, once a product, in blocks
-// of 32 numbers to signed bytes, or to 16 bits as two of them. Their products
-// are sums of integers, which are exact; the floats are one chain of fused
-// multiply-adds over blocks in order. So a row's bits depend neither on how many
-// rows a call has, nor on threads, nor on the instructions that LANES chooses.
+// KIND, a flag, is how the weights are stored: a name of quantised.py, which has
+// the layout of a panel. A row is quantised too, once a product, in blocks of 32
+// numbers to signed bytes, or to 16 bits as two of them. Their products are sums
+// of integers, which are exact; the floats are one chain of fused multiply-adds
+// over blocks in order. So a row's bits depend neither on how many rows a call
+// has, nor on threads, nor on the instructions that LANES chooses.
 #include "shared.h"
 
 #if defined(__x86_64__) && LANES > 4
 #include <immintrin.h>
 #endif
 
-#define Q4_0 1
-#define Q4_1 2
-#define Q8_0 3
-#define Q4_K 4
-#define Q6_K 5
+// Where scales lie: a float16 after each 32 k; one of DEPTH k before them, which
+// whole numbers after each 32 multiply; or a float32 of DEPTH k.
+#define OWN 0
+#define SUPER 1
+#define GROUP 2
+// MINS: whether there are minima, which lie after the scales. PARTS: of 32 k,
+// with a scale each. ZERO: what is taken from a code.
+#define STORED(depth, bits, scales, mins, parts, zero)                    \
+  DEPTH = depth, BITS = bits, SCALES = scales, MINS = mins, PARTS = parts, \
+  ZERO = zero
+#define Q4_0 STORED(32, 4, OWN, 0, 1, 8)
+#define Q4_1 STORED(32, 4, OWN, 1, 1, 0)
+#define Q8_0 STORED(32, 8, OWN, 0, 1, 128)
+#define Q4_K STORED(256, 4, SUPER, 1, 1, 0)
+#define Q6_K STORED(256, 6, SUPER, 0, 2, 32)
+#define U4_32 STORED(32, 4, GROUP, 1, 1, 0)
+#define U4_64 STORED(64, 4, GROUP, 1, 1, 0)
+#define U4_128 STORED(128, 4, GROUP, 1, 1, 0)
+#define U8_32 STORED(32, 8, GROUP, 1, 1, 0)
+#define U8_64 STORED(64, 8, GROUP, 1, 1, 0)
+#define U8_128 STORED(128, 8, GROUP, 1, 1, 0)
+enum { KIND };
 
 // Bytes of a panel are read in this order. HEAD: scales of a block of DEPTH k.
 // Of each 32 k: CODES, of which quads of k lie side by side, column by column;
 // then LAST, what they are multiplied by.
-#if KIND == Q4_0
-enum { DEPTH = 32, HEAD = 0, CODES = 16 * WIDE, LAST = 2 * WIDE, ZERO = 8 };
-#elif KIND == Q4_1
-enum { DEPTH = 32, HEAD = 0, CODES = 16 * WIDE, LAST = 4 * WIDE, ZERO = 0 };
-#elif KIND == Q8_0
-enum { DEPTH = 32, HEAD = 0, CODES = 32 * WIDE, LAST = 2 * WIDE, ZERO = 128 };
-#elif KIND == Q4_K
-enum { DEPTH = 256, HEAD = 4 * WIDE, CODES = 16 * WIDE, LAST = 2 * WIDE };
-enum { ZERO = 0 };
-#elif KIND == Q6_K
-enum { DEPTH = 256, HEAD = 2 * WIDE, CODES = 24 * WIDE, LAST = 2 * WIDE };
-enum { ZERO = 32 };
-#endif
-// PARTS: of 32 k, with a scale each. MOST: rows whose sums fit in the registers,
-// for STRIP vectors at a time. AHEAD: bytes between a prefetch and its use.
+// MOST: rows whose sums fit in the registers, for STRIP vectors at a time.
+// AHEAD: bytes between a prefetch and its use.
 enum {
-  MINS = KIND == Q4_1 || KIND == Q4_K,
-  PARTS = KIND == Q6_K ? 2 : 1,
+  HEAD = (SCALES == OWN ? 0 : SCALES == SUPER ? 2 : 4) * (1 + MINS) * WIDE,
+  CODES = 4 * BITS * WIDE,
+  HIGH = BITS % 4,
+  LAST = SCALES == OWN ? 2 * (1 + MINS) * WIDE
+         : SCALES == SUPER ? (PARTS + MINS) * WIDE : 0,
   PART = CODES + LAST,
   BLOCK = HEAD + DEPTH / 32 * PART,
   MOST = LANES == 16 ? 12 : LANES == 8 ? 6 : 3,
@@ -68,7 +75,7 @@ INLINE Int dot(Int sum, Bytes w, Int x) {
   return sum;
 #endif
 #ifdef TIMES
-  if (KIND == Q8_0) return sum + TIMES(1, w & 15) + TIMES(16, w >> 4);
+  if (BITS == 8) return sum + TIMES(1, w & 15) + TIMES(16, w >> 4);
   return sum + TIMES(1, w);
 #endif
 }
@@ -157,12 +164,12 @@ static void quantise(const float* x, bool wide, int64_t rows, int64_t m,
 // The codes of quad g of a column's 32 k, for vector v of the columns.
 INLINE Bytes codes(const uint8_t* w, int g, int v) {
   w += v * 4 * LANES;
-  if (KIND == Q8_0) return *(const Bytes*)(w + g * 4 * WIDE);
+  if (BITS == 8) return *(const Bytes*)(w + g * 4 * WIDE);
   const Bytes two = *(const Bytes*)(w + g % 4 * 4 * WIDE);
   const Bytes low = g < 4 ? two & 15 : two >> 4;
-  if (KIND != Q6_K) return low;
-  const Bytes four = *(const Bytes*)(w + (16 + g % 4 / 2 * 4) * WIDE);
-  return low | (four >> (g % 2 * 4 + g / 4 * 2) & 3) << 4;
+  if (!HIGH) return low;
+  const Bytes more = *(const Bytes*)(w + (16 + g * HIGH / 8 * 4) * WIDE);
+  return low | (more >> g * HIGH % 8 & ((1 << HIGH) - 1)) << 4;
 }
 
 // s[m] += the dot products of a part with bytes q of the rows.
@@ -183,10 +190,15 @@ INLINE void dots(int rows, int part, const uint8_t* w, int v0, const int8_t* q,
 INLINE void scales(const uint8_t* head, const uint8_t* last, int part, int v,
                    Vec* scale, Vec* least) {
   const int at = v * LANES;
-  *scale = halfs((DEPTH == 32 ? last : head) + 2 * at);
-  if (MINS) *least = halfs((DEPTH == 32 ? last : head) + 2 * WIDE + 2 * at);
-  if (DEPTH == 32) return;
-  *scale *= small(last + part * WIDE + at, KIND == Q6_K);
+  if (SCALES == GROUP) {
+    *scale = *(const Vec*)(head + 4 * at);
+    *least = *(const Vec*)(head + 4 * WIDE + 4 * at);
+    return;
+  }
+  *scale = halfs((SCALES == OWN ? last : head) + 2 * at);
+  if (MINS) *least = halfs((SCALES == OWN ? last : head) + 2 * WIDE + 2 * at);
+  if (SCALES == OWN) return;
+  *scale *= small(last + part * WIDE + at, !MINS);
   if (MINS) *least *= small(last + WIDE + at, false);
 }
 

@@ -1,10 +1,12 @@
-"""Products with weights as a GGUF file stores them, by quantised.c.
+"""Products with weights as a checkpoint stores them, by quantised.c.
 
 A matrix [K, N] lies in panels of 32 columns, uint8 [N / 32, K / depth, bytes],
 N padded with zeros: for each block of K its columns' codes, four k of a column
 side by side, and then their scales. What quantised.c reads is one stream.
 
-The blocks of a kind: https://github.com/ggml-org/ggml, src/ggml-common.h.
+The blocks of GGUF's kinds: https://github.com/ggml-org/ggml,
+src/ggml-common.h. U4_64 is unsigned codes of 4 bits, of which 64 of a column
+have a scale and a minimum in float32; `pack_groups` makes its panels.
 """
 
 from collections.abc import Callable
@@ -48,6 +50,11 @@ def _half(two: Array) -> Array:
   """float16s, of two bytes each, as float32 [..., 1]."""
   halves = jax.lax.bitcast_convert_type(two, jnp.float16)
   return halves.astype(jnp.float32)[..., None]
+
+
+def _full(four: Array) -> Array:
+  """float32s, of four bytes each, [..., 1]."""
+  return jax.lax.bitcast_convert_type(four, jnp.float32)[..., None]
 
 
 def _nibbles(codes: Array) -> Array:
@@ -95,8 +102,8 @@ def _values_q4_k(d: Array, minus: Array, *parts: Array) -> Array:
 
 def _place(g: int) -> tuple[slice, int]:
   """Where the two high bits of quad g of 32 k lie: bytes, and shift."""
-  first = g % 4 // 2 * 4
-  return slice(first, first + 4), g % 2 * 4 + g // 4 * 2
+  first = g // 4 * 4
+  return slice(first, first + 4), g % 4 * 2
 
 
 def _split_q6_k(x: np.ndarray) -> list[np.ndarray]:
@@ -132,8 +139,24 @@ def _values_q6_k(d: Array, *parts: Array) -> Array:
   return jnp.concatenate(out, -1)
 
 
-_CODES, _HALF, _BYTE = (4, 16), (2, 2), (1, 1)
-KINDS = {
+def _grouped(bits: int, depth: int) -> Kind:
+  """Scale and minimum, in float32, and unsigned codes of `depth` numbers."""
+  parts, codes = depth // 32, _nibbles if bits == 4 else lambda x: x
+  return Kind(
+    depth,
+    size=8 + depth * bits // 8,
+    fields=(_FLOAT, _FLOAT, *parts * ((4, 4 * bits),)),
+    split=lambda x: [x[..., :4], x[..., 4:8], *np.split(x[..., 8:], parts, -1)],
+    values=lambda scale, least, *each: (
+      _full(scale) * _float(jnp.concatenate([*map(codes, each)], -1))
+      + _full(least)
+    ),
+  )
+
+
+_CODES, _FLOAT, _HALF, _BYTE = (4, 16), (4, 4), (2, 2), (1, 1)
+# Those of a .gguf file, by its names.
+GGUF = {
   'Q4_0': Kind(
     *(32, 18, (_CODES, _HALF)),
     split=lambda x: [x[..., 2:], x[..., :2]],
@@ -161,6 +184,10 @@ KINDS = {
     values=_values_q6_k,
   ),
 }
+GROUPS = (32, 64, 128)
+KINDS = GGUF | {
+  f'U{bits}_{n}': _grouped(bits, n) for bits in (4, 8) for n in GROUPS
+}
 
 
 def pack(blocks: np.ndarray, kind: str) -> np.ndarray:
@@ -181,6 +208,27 @@ def pack(blocks: np.ndarray, kind: str) -> np.ndarray:
     part = np.ascontiguousarray(x).view(np.uint8).reshape(len(out), B, -1)
     out[..., start : start + WIDE * size] = part
   return out
+
+
+def pack_groups(
+  codes_NK: np.ndarray, scale_NJ: np.ndarray, minimum_NJ: np.ndarray, bits: int
+) -> np.ndarray:
+  """The panels, U4_64 or such, of the matrix [K, N] scale * code + minimum.
+
+  Args:
+    codes_NK: uint8, below 2^bits.
+    scale_NJ: of each K / J codes, one of GROUPS.
+    minimum_NJ: as scale_NJ.
+    bits: 4 or 8.
+  """
+  (N, K), J = codes_NK.shape, scale_NJ.shape[1]
+  assert K == J * (K // J) and codes_NK.max() < 1 << bits, (K, J, bits)
+  codes = codes_NK.reshape(N, J, -1, 32)
+  if bits == 4:
+    codes = _paired(codes)
+  floats = np.stack([scale_NJ, minimum_NJ], -1).astype(np.float32)
+  fields = floats.view(np.uint8), codes.reshape(N, J, -1)
+  return pack(np.concatenate(fields, -1), f'U{bits}_{K // J}')
 
 
 def _by_column(packed: Array, kind: str) -> list[Array]:
@@ -226,10 +274,12 @@ def columns_of(packed: Array, kind: str, ids: Array) -> Array:
 def broken(packed: np.ndarray, kind: str) -> int:
   """How many scales of panels are infinite or no number."""
   k, count = KINDS[kind], 0
+  floats = {_HALF: np.float16, _FLOAT: np.float32}
   for field, start in zip(k.fields, k.offsets, strict=False):
-    if field == _HALF:
-      part = np.ascontiguousarray(packed[..., start : start + 2 * WIDE])
-      count += np.count_nonzero(~np.isfinite(part.view(np.float16)))
+    if field in floats:
+      part = packed[..., start : start + field[1] * WIDE]
+      numbers = np.ascontiguousarray(part).view(floats[field])
+      count += np.count_nonzero(~np.isfinite(numbers))
   return int(count)
 
 

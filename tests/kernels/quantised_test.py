@@ -10,7 +10,15 @@ from specdec_jax.io import files
 from specdec_jax.kernels import calls, library, quantised
 
 KINDS = tuple(quantised.KINDS)
-ROWS = (1, 2, 5, 12, 13, 64)
+ROWS = (1, 2, 5, 12, 13, 64, 512)
+# The code of groups is one for all depths, so that of two is compiled for each
+# path and that of the others for one.
+PATHS = [
+  (kind, lanes)
+  for kind in KINDS
+  for lanes in (16, 8, 4)
+  if lanes == 8 or kind not in ('U4_32', 'U4_128', 'U8_32', 'U8_64')
+]
 
 
 def blocks(kind: str, K: int, N: int, seed: int = 0) -> np.ndarray:
@@ -36,6 +44,27 @@ def values(raw: np.ndarray, kind: str) -> np.ndarray:
   return gguf.dequantize(flat, gguf.GGMLQuantizationType[kind]).T
 
 
+def matrix(kind: str, K: int, N: int, seed: int = 0, tiny: bool = False):
+  """Random panels, and the matrix that they stand for.
+
+  tiny: whether scales of three columns are subnormal float16s.
+  """
+  if kind in quantised.GGUF:
+    raw = blocks(kind, K, N, seed)
+    for at in HALVES[kind] if tiny else ():
+      for column, half in enumerate(([5, 0], [0, 128], [255, 131])):
+        raw[column, :, at : at + 2] = half
+    return quantised.pack(raw, kind), values(raw, kind)
+  rng, bits, group = np.random.default_rng(seed), int(kind[1]), int(kind[3:])
+  codes = rng.integers(0, 1 << bits, (N, K), np.uint8)
+  # Of 16 bits, as those that are published: so the products are exact.
+  floats = rng.normal(0, 0.01, (2, N, K // group)).astype(np.float16)
+  scale, minimum = floats.astype(np.float32)
+  each = lambda x: x.repeat(group, -1)
+  packed = quantised.pack_groups(codes, scale, minimum, bits)
+  return packed, (each(scale) * codes + each(minimum)).T
+
+
 def normal(seed, *shape):
   x = np.random.default_rng(seed).normal(size=shape)
   return jnp.asarray(x, jnp.float32)
@@ -43,12 +72,9 @@ def normal(seed, *shape):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_values_are_those_of_the_gguf_package_to_the_bit(kind):
-  """Of every matrix and every column; subnormal float16s too."""
-  raw = blocks(kind, 512, 70)
-  for at in HALVES[kind]:
-    raw[:3, :, at : at + 2] = np.array([[5, 0], [0, 128], [255, 131]])[:, None]
-  wanted = values(raw, kind)
-  packed = jnp.asarray(quantised.pack(raw, kind))
+  """Of every matrix and every column; subnormal float16s too, and groups."""
+  packed, wanted = matrix(kind, 512, 70, tiny=True)
+  packed = jnp.asarray(packed)
   assert packed.shape[0] == 3 and packed.dtype == jnp.uint8
   np.testing.assert_array_equal(quantised.unpack(packed, kind, 70), wanted)
   ids = jnp.asarray([[69, 0, 31], [32, 5, 64]])
@@ -86,8 +112,7 @@ def bound(x: np.ndarray, w: np.ndarray, bits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize('bits', quantised.BITS)
-@pytest.mark.parametrize('lanes', [16, 8, 4])
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind, lanes', PATHS)
 def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
   """Within the computed error of float64; 70 columns: the last are padding."""
   if not here(lanes):
@@ -95,8 +120,8 @@ def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
   load(kind, lanes)
   load(kind)
   K, N = 512, 70
-  raw = blocks(kind, K, N, seed=1)
-  packed = jnp.asarray(quantised.pack(raw, kind))
+  packed, w = matrix(kind, K, N, seed=1)
+  packed, w = jnp.asarray(packed), w.astype(np.float64)
   x = np.array(normal(2, max(ROWS), K))
   x[3, 32:64], x[4] = 0, x[4] * 1e-3
   target = f'specdec_{kind.lower()}_{lanes}'
@@ -105,7 +130,6 @@ def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
       target, x, packed, N, calls.Around(), wide=np.int32(bits == 16)
     )
   )
-  w = values(raw, kind).astype(np.float64)
   alone = np.concatenate([product(x[i : i + 1]) for i in range(len(x))])
   error = np.abs(alone - x.astype(np.float64) @ w)
   assert np.all(error <= bound(x, w, bits))
@@ -113,6 +137,16 @@ def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
     np.testing.assert_array_equal(product(x[:rows]), alone[:rows])
   best = quantised.linear(jnp.asarray(x), packed, kind, N, bits=bits)
   np.testing.assert_array_equal(best, alone)
+
+
+def test_scales_that_are_not_finite_are_counted():
+  """Of a group that is infinite, two minima that are no number."""
+  scale, minimum = np.ones((2, 40, 2), np.float32)
+  scale[3, 0], minimum[35] = np.inf, np.nan
+  packed = quantised.pack_groups(
+    np.zeros((40, 64), np.uint8), scale, minimum, bits=8
+  )
+  assert quantised.broken(packed, 'U8_32') == 3
 
 
 @pytest.mark.parametrize('gated', [False, True])
