@@ -271,8 +271,10 @@ def read(
   out = {}
   for name, want in lm.shapes(config).items():
     stored = plan[name][0] if name in plan else ''
-    if reader.naming.turned(name) and reader.kinds.get(stored) in kept:
-      out[name] = _read_blocks(reader, config, name, stored)
+    columns = reader.naming.turned(name) or name == 'embed'
+    if columns and reader.kinds.get(stored) in kept:
+      matrix = _read_blocks(reader, config, name, stored)
+      out[name] = weights.Table(matrix) if name == 'embed' else matrix
       continue
     x = np.empty(want.shape, want.dtype)
     if config.run.scan_layers and 'layers/' in name:

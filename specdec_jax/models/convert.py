@@ -136,7 +136,7 @@ def reduce(
   head = weights.of(params['head'])
   few_R = jnp.asarray(own.proposes, jnp.int32)
   if config.tied:
-    params = params | {'embed': head.dense().T}
+    params = params | {'embed': weights.transpose(params['head'])}
   return own, params | {'head': head.take(few_R)}
 
 

@@ -46,11 +46,10 @@ class Ends(nnx.Module):
   def lookup(self, tokens_BT: Array, positions_BT: Array) -> Array:
     c = self.config
     if self.embed is not None:
-      x_BTD = self.embed[...].at[tokens_BT].get(mode='clip')
+      table = self.embed.get_value()
     else:
-      x_DBT = weights.of(self.head.get_value()).columns(tokens_BT)
-      x_BTD = jnp.moveaxis(x_DBT, 0, -1)
-    x_BTD = x_BTD.astype(c.activations)
+      table = weights.Table(self.head.get_value())
+    x_BTD = weights.rows(table, tokens_BT).astype(c.activations)
     if c.embed_scale != 1:
       scale = jnp.asarray(c.embed_scale, c.dtype)
       x_BTD = x_BTD * scale.astype(x_BTD.dtype)

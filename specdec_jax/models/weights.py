@@ -193,7 +193,25 @@ class Beside:
     return jnp.concatenate([x.dense() for x in self.each], -1)
 
 
-STORED = (Panels, Quantised, Beside)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table [V, D] whose rows are the columns of a matrix.
+
+  matrix: [D, V], however it is stored.
+  """
+
+  matrix: Any
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return of(self.matrix).shape[::-1]
+
+  def dense(self) -> Array:
+    return of(self.matrix).dense().T
+
+
+STORED = (Panels, Quantised, Beside, Table)
 
 
 def of(matrix: Any) -> Matrix:
@@ -206,6 +224,13 @@ def is_stored(x: Any) -> bool:
   return isinstance(x, STORED)
 
 
+def rows(table: Any, ids: Array) -> Array:
+  """The rows of these numbers, clipped, of an array or Table: [..., D]."""
+  if isinstance(table, Table):
+    return jnp.moveaxis(of(table.matrix).columns(ids), 0, -1)
+  return jnp.asarray(table).at[ids].get(mode='clip')
+
+
 def pack(matrix_KN: Array, parts: int = 1) -> Panels:
   """The panels of a matrix, or of so many of equal width side by side."""
   return Panels(calls.pack(matrix_KN, parts), matrix_KN.shape[1], parts)
@@ -214,6 +239,11 @@ def pack(matrix_KN: Array, parts: int = 1) -> Panels:
 def numbers(matrix: Any) -> int:
   """How many numbers a parameter stands for."""
   return math.prod(of(matrix).shape)
+
+
+def transpose(matrix: Any) -> Any:
+  """The table that has the columns of a matrix as rows, stored as it is."""
+  return Table(matrix) if is_stored(matrix) else matrix.T
 
 
 def pad(bias_N: Array, matrix: Any, parts: int = 1) -> Array:

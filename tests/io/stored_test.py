@@ -54,7 +54,10 @@ CASES = {
     'o gate_up',
   ),
   'one float': ('qwen2', SIZES, {'attn_k': 'F32', '': 'Q4_1'}, ''),
-  'large': ('llama', LARGE, {'attn_v': 'Q6_K', '': 'Q4_K'}, ''),
+  'large': (
+    *('llama', LARGE, {'attn_v': 'Q6_K', 'output': 'Q6_K', '': 'Q4_K'}),
+    '',
+  ),
 }
 
 
@@ -83,11 +86,15 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case):
   assert work.step_bytes(stored.params) < 0.7 * work.step_bytes(plain.params)
   *_, dense = CASES[name]
   for key, x in lm.flatten(stored.params).items():
-    if key == 'head' or key.endswith('kernel'):
-      kept = not isinstance(x, weights.Panels)
+    if key in ('head', 'embed') or key.endswith('kernel'):
+      kept = not isinstance(x, weights.Panels | jax.Array)
       assert kept == (key.split('/')[-2:][0] not in dense.split()), key
   values = [convert.plain(m.config, copy(m.params))[1] for m in (stored, plain)]
   tiny.check_equal(*map(lm.nest, values))
+  ids = jnp.array([[0, 31, 32, 319]])
+  table = values[0].get('embed', values[0]['head'].T)
+  found = stored.model.embed(stored.params, ids, ids)
+  np.testing.assert_array_equal(found, table[ids])
   tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 40)))
   wanted, found = (
     np.asarray(tiny.logits(m.config, m.params, tokens)) for m in (plain, stored)
