@@ -17,8 +17,9 @@ from rich import console
 
 from specdec_jax.io import files
 
-# Data only: no code, no pickles. Subfolders hold other formats of the weights.
+# Data only: no code. Subfolders hold other formats of the weights.
 WANTED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
+PICKLED = ['pytorch_model*.bin']  # where nothing else has the weights
 UNWANTED = ['*/*', 'consolidated*.safetensors']
 
 
@@ -40,9 +41,14 @@ def from_hub(source: str) -> pathlib.Path:
     ) from e
   repo, revision = match.groups()
   try:
-    folder = huggingface_hub.snapshot_download(
-      repo, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED
+    get = lambda wanted: pathlib.Path(
+      huggingface_hub.snapshot_download(
+        repo, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED
+      )
     )
+    folder = get(WANTED)
+    if not any(folder.glob('*.safetensors')):
+      folder = get(WANTED + PICKLED)
   except errors.GatedRepoError as e:
     raise ValueError(
       f'{source}: the Hub asks for permission; accept its terms on the model '
@@ -61,7 +67,7 @@ def from_hub(source: str) -> pathlib.Path:
       f'from {constants.ENDPOINT} ({type(e).__name__}); give a local folder '
       'instead, or copy the cache here'
     ) from e
-  return pathlib.Path(folder)
+  return folder
 
 
 class Wheel(NamedTuple):

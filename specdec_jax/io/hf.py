@@ -4,18 +4,17 @@ Runs no code from the folder, and reads nothing outside it.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
 from typing import Any
 
 import numpy as np
-import safetensors
 from absl import logging
 
 from specdec_jax import fields
 from specdec_jax.io import files, names
+from specdec_jax.io.arrays import stored
 from specdec_jax.io.config_json import families
 from specdec_jax.io.quantised import module
 from specdec_jax.io.quantised import reader as quantised
@@ -24,7 +23,13 @@ from specdec_jax.models import config as model_config
 INDEX = 'model.safetensors.index.json'
 SINGLE = 'model.safetensors'
 _ADAPTER = 'adapter_config.json'
-_NUMBERED = re.compile(r'(.+)-(\d+)-of-(\d+)\.safetensors')
+# A file and the index of several; the first that are there are read.
+_FORMS = (
+  (SINGLE, INDEX),
+  ('pytorch_model.bin', 'pytorch_model.bin.index.json'),
+)
+_SUFFIXES = ('.safetensors', '.bin', '.pt', '.pth')
+_NUMBERED = re.compile(r'(.+)-(\d+)-of-(\d+)')
 
 
 def text_of(source: Any) -> str:
@@ -47,14 +52,15 @@ def find(source: str) -> pathlib.Path | None:
     return path
   folder = path.parent
   if (folder / 'config.json').exists():
-    read = [folder / 'config.json', folder / INDEX]
-    if path in read or path in _weight_files(folder):
+    read = ['config.json', *(index for _, index in _FORMS)]
+    if path.name in read or path in _weight_files(folder):
       return folder
+  weights = (
+    'give the folder that has its config.json; a draft of scripts/distill.py '
+    "is an option: draft='lm' with its source, or 'eagle' with its path"
+  )
   ways = {
-    '.safetensors': 'give the folder that has its config.json; a draft of '
-    "scripts/distill.py is an option: draft='lm' with its source, or 'eagle' "
-    'with its path',
-    **dict.fromkeys(('.bin', '.pt', '.pth'), _pickles(folder)),
+    **dict.fromkeys(_SUFFIXES, weights),
     '.model': _tokenizer(folder),
   }
   way = ways.get(path.suffix, 'give a folder with config.json, or a .gguf file')
@@ -94,14 +100,6 @@ def _tokenizer(folder: pathlib.Path) -> str:
   )
 
 
-def _pickles(folder: pathlib.Path) -> str:
-  return (
-    "PyTorch's pickles can run code, and are not read; transformers writes "
-    f"safetensors: AutoModelForCausalLM.from_pretrained('{folder}')"
-    '.save_pretrained(folder)'
-  )
-
-
 def _check_folder(folder: pathlib.Path) -> None:
   """Refuses a folder that is none, or holds more than would be read."""
   whole = (folder / 'config.json').exists()
@@ -138,28 +136,26 @@ def open_folder(
   how, raw = quantised.settings(files.read_json(path), path)
   config, naming = families.from_json(raw, path)
   paths = _weight_files(folder)
-  tensors: dict[str, module.Tensor] = {}
-  where: dict[str, tuple[pathlib.Path, str]] = {}
+  arrays: dict[str, stored.Stored] = {}
+  where: dict[str, pathlib.Path] = {}
   for path in paths:
-    with _open(path) as f:
-      for stored in f.keys():
-        part, name = f.get_slice(stored), names.INNER.sub('', stored)
-        if names.HARMLESS.fullmatch(name):
-          continue
-        if name in where:
-          raise ValueError(f'{path}: {name} is also in {where[name][0].name}')
-        shape = tuple(part.get_shape())
-        tensors[name] = module.Tensor(part.get_dtype(), shape)
-        where[name] = path, stored
+    for full, array in stored.open_file(path).items():
+      name = names.INNER.sub('', full)
+      if names.HARMLESS.fullmatch(name):
+        continue
+      if name in where:
+        raise ValueError(f'{path}: {name} is also in {where[name].name}')
+      arrays[name], where[name] = array, path
 
-  get = lambda name: _read(*where[name])
+  get = lambda name: arrays[name].read()
+  tensors = {k: module.Tensor(x.dtype, x.shape) for k, x in arrays.items()}
   weights = quantised.Quantised({}, tensors, get)
   if how is not None:
     weights = quantised.plan(str(folder), how, tensors, get)
   for name, tensor in weights.plain.items():
     if tensor.dtype not in module.FLOATS:
       raise ValueError(
-        f'{where[name][0]}: {name} is {tensor.dtype}; allowed are '
+        f'{where[name]}: {name} is {tensor.dtype}; allowed are '
         f'{", ".join(module.FLOATS)}, and the parts of quantised matrices of '
         'which config.json has the quantization_config'
       )
@@ -180,27 +176,27 @@ def open_folder(
 
 def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
   """The files of a model's weights."""
-  single, index = folder / SINGLE, folder / INDEX
-  listed = _listed(index) if index.exists() else []
-  if single.exists():
-    # A stale index is often left beside weights that were saved again.
-    if any(path.exists() and path != single for path in listed):
-      _check_same(single, listed, index)
-    return [single]
-  if listed:
-    return listed
-  found = sorted(folder.glob('*.safetensors'))
-  numbered = [m for x in found if (m := _NUMBERED.fullmatch(x.name))]
-  if numbered and len(numbered) == len(found):
-    starts, counts = {m[1] for m in numbered}, {int(m[3]) for m in numbered}
-    if len(starts) == 1 and counts == {len(found)}:
-      return found
-  names = [x.name for x in found]
-  pickles = [*folder.glob('*.bin'), *folder.glob('*.pth')]
-  have = f'here are {names[:4]}' if names else 'here are none'
+  for name, index_name in _FORMS:
+    single, index = folder / name, folder / index_name
+    listed = _listed(index, single.suffix) if index.exists() else []
+    if single.exists():
+      # A stale index is often left beside weights that were saved again.
+      if any(path.exists() and path != single for path in listed):
+        _check_same(single, listed, index)
+      return [single]
+    if listed:
+      return listed
+    found = sorted(folder.glob(f'*{single.suffix}'))
+    numbered = [m for x in found if (m := _NUMBERED.fullmatch(x.stem))]
+    if numbered and len(numbered) == len(found):
+      starts, counts = {m[1] for m in numbered}, {int(m[3]) for m in numbered}
+      if len(starts) == 1 and counts == {len(found)}:
+        return found
+  have = [x.name for x in sorted(folder.iterdir()) if x.suffix in _SUFFIXES]
   raise ValueError(
-    f'{single}: no such file; weights are read from it, or from the files that '
-    f'{INDEX} lists; {have}' + f'; {_pickles(folder)}' * bool(pickles)
+    f'{folder / SINGLE}: no such file; weights are read from it, from the '
+    f'files that {INDEX} lists, or from {" or ".join(_FORMS[1])}; '
+    + (f'here are {have[:4]}' if have else 'here are none')
   )
 
 
@@ -208,30 +204,23 @@ def _check_same(
   single: pathlib.Path, shards: list[pathlib.Path], index: pathlib.Path
 ) -> None:
   """Raises ValueError unless the one file holds what the shards hold."""
-
-  def tensors():
-    for path in shards:
-      with _open(path) as f:
-        for name in f.keys():
-          yield name, _read(path, name)
-
   if all(path.exists() for path in shards):
-    with _open(single) as f:
-      names = set(f.keys())
-      same = {
-        name: name in names and np.array_equal(_read(single, name), x)
-        for name, x in tensors()
-      }
-    if same.keys() == names and all(same.values()):
+    one = stored.open_file(single)
+    others = [x for path in shards for x in stored.open_file(path).items()]
+    same = {
+      name: name in one and np.array_equal(one[name].read(), x.read())
+      for name, x in others
+    }
+    if same.keys() == one.keys() and all(same.values()):
       return
   raise ValueError(
-    f'{index}: the weights that it lists are not those of {SINGLE} beside it; '
-    'remove the old ones (transformers reads the single file)'
+    f'{index}: the weights that it lists are not those of {single.name} beside '
+    'it; remove the old ones (transformers reads the single file)'
   )
 
 
-def _listed(index: pathlib.Path) -> list[pathlib.Path]:
-  """The files of an index."""
+def _listed(index: pathlib.Path, suffix: str) -> list[pathlib.Path]:
+  """The files of an index, all with this suffix."""
   folder = index.parent
   shards = files.read_json(index).get('weight_map')
   if not isinstance(shards, dict) or not shards:
@@ -239,39 +228,9 @@ def _listed(index: pathlib.Path) -> list[pathlib.Path]:
   chosen = set(map(str, shards.values()))
   for name in chosen:
     # A plain name: a downloaded index must not point outside its folder.
-    if not name.endswith('.safetensors') or any(c in name for c in '/\\\0'):
+    if not name.endswith(suffix) or any(c in name for c in '/\\\0'):
       raise ValueError(
-        f'{index}: weight_map names {name!r}; allowed are *.safetensors files '
-        'of the same folder'
+        f'{index}: weight_map names {name!r}; allowed are *{suffix} files of '
+        'the same folder'
       )
   return [folder / name for name in sorted(chosen)]
-
-
-def _read(path: pathlib.Path, name: str) -> np.ndarray:
-  """An array, memory-mapped; of 8-bit floats, which numpy lacks, the bytes."""
-  with _open(path) as f:
-    if not f.get_slice(name).get_dtype().startswith('F8_'):
-      return f.get_tensor(name)
-  with open(path, 'rb') as f:
-    header = f.read(int.from_bytes(f.read(8), 'little'))
-    about = json.loads(header)[name]
-    start, end = about['data_offsets']
-    f.seek(8 + len(header) + start)
-    return np.frombuffer(f.read(end - start), np.uint8).reshape(about['shape'])
-
-
-def _open(path: pathlib.Path):
-  try:
-    return safetensors.safe_open(path, 'numpy')
-  except FileNotFoundError as e:
-    raise ValueError(
-      f'{path}: no such file; weights are read from {SINGLE}, or from the '
-      f'files that {INDEX} lists'
-    ) from e
-  except (OSError, safetensors.SafetensorError) as e:
-    with open(path, 'rb') as f:
-      start = f.read(32)
-    what = str(e)
-    if start.startswith(b'version https://git-lfs'):
-      what = 'a Git LFS pointer; fetch the weights with `git lfs pull`'
-    raise ValueError(f'{path}: not a whole safetensors file: {what}') from e

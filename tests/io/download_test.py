@@ -16,18 +16,19 @@ from tests.io import tiny
 # --- the Hub -----------------------------------------------------------------
 
 
-def test_data_only_is_fetched(tmp_path, monkeypatch):
+@pytest.mark.parametrize('pickled', [False, True])
+def test_data_only_is_fetched(tmp_path, monkeypatch, pickled):
+  """Pickles are where there is no safetensors file."""
   hub = pytest.importorskip('huggingface_hub')
-  stored = (
+  wanted = [
     'config.json',
-    'model-00001-of-00002.safetensors',
     'model.safetensors.index.json',
     'chat_template.jinja',
-    'pytorch_model.bin',
-    'modeling.py',
-    'consolidated.safetensors',
-    'original/params.json',
-  )
+  ]
+  safe = 'model-00001-of-00002.safetensors'
+  ours = 'pytorch_model.bin' if pickled else safe
+  stored = [*wanted, ours, 'pytorch_model.bin', 'training_args.bin']
+  stored += ['modeling.py', 'consolidated.safetensors', 'original/params.json']
 
   def snapshot(repo, *, revision, **patterns):
     assert (repo, revision) == ('org/tiny', 'v1')
@@ -37,7 +38,7 @@ def test_data_only_is_fetched(tmp_path, monkeypatch):
 
   monkeypatch.setattr(hub, 'snapshot_download', snapshot)
   folder = download.from_hub('hf:org/tiny@v1')
-  assert sorted(x.name for x in folder.iterdir()) == sorted(stored[:4])
+  assert {x.name for x in folder.iterdir()} == {*wanted, ours}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from specdec_jax.io import hf, names, sources
-from tests.io import tiny
+from tests.io import tiny, torch_file
 
 
 def weights_of(folder):
@@ -21,6 +21,23 @@ def whole(folder, seed=0, shards=1):
   return tiny.write_folder(
     folder, c, weights=tiny.arrays(c, seed), shards=shards
   )
+
+
+def pickle(folder):
+  """The folder with PyTorch's files in place of the safetensors files."""
+  rename = lambda x: x.replace('model', 'pytorch_model', 1).replace(
+    '.safetensors', '.bin'
+  )
+  for path in folder.glob('*.safetensors*'):
+    new = folder / rename(path.name)
+    if path.suffix == '.json':
+      where = json.loads(path.read_text())['weight_map']
+      where = {name: rename(x) for name, x in where.items()}
+      new.write_text(json.dumps({'weight_map': where}))
+    else:
+      torch_file.save(new, safetensors.numpy.load_file(path))
+    path.unlink()
+  return folder
 
 
 def test_a_stale_index_beside_one_file(tmp_path):
@@ -45,13 +62,29 @@ def test_a_stale_index_beside_one_file(tmp_path):
     tiny.read(folder)
 
 
-def test_shards_need_no_index(tmp_path):
-  folder = whole(tmp_path / 'm', shards=3)
-  (folder / hf.INDEX).unlink()
+@pytest.mark.parametrize('make', [lambda folder: folder, pickle])
+def test_shards_need_no_index(tmp_path, make):
+  folder = make(whole(tmp_path / 'm', shards=3))
+  next(folder.glob('*.index.json')).unlink()
   tiny.check_equal(weights_of(folder), weights_of(whole(tmp_path / 'one')))
-  sorted(folder.glob('*.safetensors'))[1].unlink()
-  with pytest.raises(ValueError, match="here are .'model-00001-of-00003.safet"):
+  one, two, _ = sorted(folder.glob('*-of-*'))
+  two.unlink()
+  with pytest.raises(ValueError, match=f"here are .'{one.name}"):
     tiny.read(folder)
+
+
+@pytest.mark.parametrize('shards', [1, 3])
+def test_a_model_of_pytorchs_files(tmp_path, shards):
+  """They are read only where there is no safetensors file."""
+  folder = pickle(whole(tmp_path / 'm', shards=shards))
+  want = weights_of(whole(tmp_path / 'one'))
+  tiny.check_equal(weights_of(folder), want)
+  for path in folder.glob('pytorch_model*'):
+    if shards == 1 or path.suffix == '.json':
+      assert sources.open_source(str(path)).label == 'm'
+  whole(folder, seed=1)
+  with pytest.raises(AssertionError):
+    tiny.check_equal(weights_of(folder), want)
 
 
 @pytest.mark.parametrize('name', ['config.json', hf.SINGLE])
@@ -77,8 +110,12 @@ ADAPTER = json.dumps({'base_model_name_or_path': 'org/base'})
     (lambda x: rename(x, hf.SINGLE, 'adapter_model.safetensors'), 'an adapter'),
     (lambda x: rename(x, hf.SINGLE, 'x.safetensors'), "here are .'x.safetenso"),
     (
+      lambda x: rename(x, hf.SINGLE, 'consolidated.00.pth'),
+      "or from pytorch_model.bin or .*here are .'consolidated.00.pth'",
+    ),
+    (
       lambda x: rename(x, hf.SINGLE, 'pytorch_model.bin'),
-      'here are none; .*pickles .*AutoModelForCausalLM.*save_pretrained',
+      'pytorch_model.bin: cannot be read: File is not a zip file; give what',
     ),
     (
       lambda x: rename(x, 'tokenizer.json', 'tokenizer.model'),
@@ -109,7 +146,7 @@ def test_a_path_beside_a_model_names_the_way(tmp_path):
   for path, message in (
     (tmp_path, 'no config.json here; give .*/snapshots/abc$'),
     (inner / 'x.safetensors', 'is no model alone; give the folder that has'),
-    (inner / 'a.bin', 'pickles can run code'),
+    (inner / 'a.bin', 'is no model alone; give the folder that has'),
     (inner / 'tokenizer.model', 'AutoTokenizer'),
     (inner / 'readme.md', 'give a folder with config.json, or a .gguf file'),
   ):

@@ -1,0 +1,126 @@
+"""Reads the arrays of PyTorch's .bin and .pt files, and runs nothing of them.
+
+Such a file is a zip archive: a pickle, data.pkl, and a member for each storage,
+a flat array (torch/serialization.py, since 1.6). A pickle is a program: here it
+makes constants, lists, dicts and views of storages, and is refused any other
+opcode (Python's pickletools).
+"""
+
+import pathlib
+import pickletools
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+def _view(flat: np.ndarray, first: int, shape, strides, *_) -> np.ndarray:
+  """An array over a storage, inside of which NumPy keeps it."""
+  size = flat.itemsize
+  steps = [x * size for x in strides]
+  return np.ndarray(shape, flat.dtype, flat.view('u1'), first * size, steps)
+
+
+_KINDS = dict(Float='f4', Half='f2', BFloat16=ml_dtypes.bfloat16, Double='f8')
+_KINDS |= dict(Long='i8', Int='i4', Short='i2', Char='i1', Byte='u1', Bool='?')
+# What a pickle may ask Python for -> what stands for it here.
+_GLOBALS: dict[str, Any] = {
+  **{f'torch {kind}Storage': np.dtype(x) for kind, x in _KINDS.items()},
+  'torch._utils _rebuild_tensor_v2': _view,
+  'collections OrderedDict': lambda: {},
+}
+_VALUES = 'NONE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE'.split()
+# How many values an opcode takes off the stack; None: all above the last mark.
+_TAKES = dict(TUPLE1=1, TUPLE2=2, TUPLE3=3, APPEND=1, SETITEM=2, BUILD=1)
+_TAKES |= dict(BINPERSID=1, REDUCE=2, TUPLE=None, APPENDS=None, SETITEMS=None)
+_DAMAGE = TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError
+
+
+def read(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """The arrays of a file by name, memory-mapped.
+
+  They are at its top, or in one dict there: {'epoch': 3, 'state_dict': {...}}.
+
+  Raises:
+    ValueError: another format, a damaged file, or a pickle that does more.
+  """
+  try:
+    with zipfile.ZipFile(path) as archive:
+      members = {x.filename: x for x in archive.infolist()}
+    top = _content(np.memmap(path, mode='r'), members)
+    inner = top.values() if isinstance(top, dict) else ()
+    found = [x for x in (top, *inner) if _holds_arrays(x)]
+    if len(found) != 1:
+      raise ValueError(f'{len(found)} dicts of arrays, at its top or in it')
+    return found[0]
+  except (ValueError, zipfile.BadZipFile, *_DAMAGE) as e:
+    why = f'it is damaged ({e!r})' if isinstance(e, _DAMAGE) else e
+    raise ValueError(
+      f'{path}: cannot be read: {why}; give what PyTorch writes since 1.6 by '
+      'torch.save(model.state_dict(), path)'
+    ) from e
+
+
+def _holds_arrays(x: Any) -> bool:
+  pairs = x.items() if isinstance(x, dict) else ()
+  return {(type(name), type(y)) for name, y in pairs} == {(str, np.ndarray)}
+
+
+def _content(raw: np.ndarray, at: dict[str, zipfile.ZipInfo]) -> Any:
+  """What the pickle of an archive makes, of its bytes and members."""
+  (folder,) = (x[:-8] for x in at if x.endswith('/data.pkl'))
+
+  def member(name: str) -> np.ndarray:
+    info = at[folder + name]
+    start = info.header_offset + 30  # its header, which ends with two sizes
+    start += int(raw[start - 4 : start].view('<u2').sum())
+    if info.compress_type or start + info.file_size > raw.size:
+      raise ValueError(f'{name} is compressed or cut off')
+    return raw[start : start + info.file_size]
+
+  if folder + 'byteorder' in at and bytes(member('byteorder')) != b'little':
+    raise ValueError('its numbers are big-endian')
+  return _run(bytes(member('data.pkl')), lambda key: member(f'data/{key}'))
+
+
+def _run(pickle: bytes, storage: Callable[[str], np.ndarray]) -> Any:
+  """What a pickle makes. storage(key) -> its bytes."""
+  stack, marks, memo = [], [], {}
+  for op, arg, _ in pickletools.genops(pickle):
+    count = _TAKES.get(op.name, 0)
+    start = marks.pop() if count is None else len(stack) - count
+    taken = stack[start:]
+    del stack[start:]
+    match op.name, *taken:
+      case 'PROTO' | 'STOP' | 'BUILD', *_:  # what is built describes modules
+        pass
+      case 'MARK', *_:
+        marks.append(len(stack))
+      case 'BINPUT' | 'LONG_BINPUT', *_:
+        memo[arg] = stack[-1]
+      case 'BINGET' | 'LONG_BINGET', *_:
+        stack.append(memo[arg])
+      case name, *_ if name in _VALUES:
+        stack.append(arg)
+      case 'NEWTRUE' | 'NEWFALSE' as name, *_:
+        stack.append(name == 'NEWTRUE')
+      case 'EMPTY_LIST' | 'EMPTY_DICT' as name, *_:
+        stack.append([] if name == 'EMPTY_LIST' else {})
+      case 'EMPTY_TUPLE' | 'TUPLE' | 'TUPLE1' | 'TUPLE2' | 'TUPLE3', *_:
+        stack.append(tuple(taken))
+      case 'APPEND' | 'APPENDS', *_:
+        list.extend(stack[-1], taken)
+      case 'SETITEM' | 'SETITEMS', *_ if {*map(type, taken[::2])} <= {str, int}:
+        dict.update(stack[-1], zip(taken[::2], taken[1::2], strict=True))
+      case 'GLOBAL', *_ if arg in _GLOBALS:
+        stack.append(_GLOBALS[arg])
+      case 'BINPERSID', ('storage', np.dtype() as dtype, str(key), *_):
+        stack.append(storage(key).view(dtype))
+      case 'REDUCE', function, tuple(args) if callable(function):
+        stack.append(function(*args))
+      case _:
+        what = op.name if arg is None else f'{op.name} {arg}'[:80]
+        raise ValueError(f'its pickle has {what}, which makes no array')
+  return stack.pop()

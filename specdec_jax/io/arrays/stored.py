@@ -1,0 +1,77 @@
+"""Opens a file of arrays by name: safetensors, or PyTorch's .bin and .pt."""
+
+import functools
+import json
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import safetensors
+
+from specdec_jax.io.arrays import pickled
+
+# Of NumPy -> of safetensors.
+_DTYPES = {
+  **{f'float{bits}': f'F{bits}' for bits in (16, 32, 64)},
+  **{f'int{bits}': f'I{bits}' for bits in (8, 16, 32, 64)},
+  **dict(bfloat16='BF16', uint8='U8', bool='BOOL'),
+}
+
+
+class Stored(NamedTuple):
+  """An array in a file.
+
+  dtype: as safetensors calls it, 'BF16'.
+  read: reads it, memory-mapped; of 8-bit floats, which NumPy lacks, the bytes.
+  """
+
+  dtype: str
+  shape: tuple[int, ...]
+  read: Callable[[], np.ndarray]
+
+
+def open_file(path: pathlib.Path) -> dict[str, Stored]:
+  """The arrays of a file by their names; none is read.
+
+  Raises:
+    ValueError: no such file, or one that is damaged or of another format.
+  """
+  try:
+    with open(path, 'rb') as f:
+      if f.read(32).startswith(b'version https://git-lfs'):
+        raise ValueError(
+          f'{path}: a Git LFS pointer; fetch the weights with `git lfs pull`'
+        )
+  except OSError as e:
+    raise ValueError(f'{path}: cannot be read: {e.strerror}') from e
+  if path.suffix != '.safetensors':
+    return {
+      name: Stored(_DTYPES[str(x.dtype)], x.shape, lambda x=x: x)
+      for name, x in pickled.read(path).items()
+    }
+  try:
+    with safetensors.safe_open(path, 'numpy') as f:
+      parts = {name: f.get_slice(name) for name in f.keys()}
+      return {
+        name: Stored(
+          part.get_dtype(),
+          tuple(part.get_shape()),
+          functools.partial(_read, path, name),
+        )
+        for name, part in parts.items()
+      }
+  except (OSError, safetensors.SafetensorError) as e:
+    raise ValueError(f'{path}: not a whole safetensors file: {e}') from e
+
+
+def _read(path: pathlib.Path, name: str) -> np.ndarray:
+  with safetensors.safe_open(path, 'numpy') as f:
+    if not f.get_slice(name).get_dtype().startswith('F8_'):
+      return f.get_tensor(name)
+  with open(path, 'rb') as f:
+    header = f.read(int.from_bytes(f.read(8), 'little'))
+    about = json.loads(header)[name]
+    start, end = about['data_offsets']
+    f.seek(8 + len(header) + start)
+    return np.frombuffer(f.read(end - start), np.uint8).reshape(about['shape'])
