@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_jax import build, fields, sharding
+from specdec_jax import build, fields, printing, sharding
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import table
-from specdec_jax.io import sources
+from specdec_jax.drafters import lm, table
+from specdec_jax.io import memory, sources
 from specdec_jax.kernels import library
 from specdec_jax.models import convert
 
@@ -18,7 +18,7 @@ DTYPES = ('float32', 'bfloat16', 'float64')
 class Target(fields.Checked):
   source: str = fields.setting(needed='a model, such as hf:org/name')
   dtype: str = fields.setting(
-    allowed=(*DTYPES, convert.STORED),
+    allowed=convert.DTYPES,
     help='stored: float32, with the quantised matrices of a .gguf file kept',
   )
   scan_layers: str = fields.setting(
@@ -177,8 +177,9 @@ def load(s: Settings) -> Setup:
   # A model of one's own runs on one device.
   own = sources.FUNCTION.fullmatch(s.target.source)
   rows = 1 if own else s.bench.batch_size
+  opened = None if own else _room(s)
   target = build.load(
-    s.target.source,
+    opened or s.target.source,
     dtype=s.target.dtype,
     mesh=sharding.mesh_of(
       sharding.data_axis(s.mesh.data, s.mesh.model, rows),
@@ -189,6 +190,31 @@ def load(s: Settings) -> Setup:
     kernels=s.target.kernels,
   )
   return Setup(s, target)
+
+
+def _room(s: Settings) -> sources.Source:
+  """The target, not read yet; says what it and a draft will take of memory.
+
+  Raises:
+    ValueError: more than is free.
+  """
+  target, draft = sources.open_source(s.target.source), s.drafters['lm']
+  models = {'target': memory.Model(target, s.target.dtype)}
+  inner = [_innermost(s.drafters.get(x)) for x in s.decode.methods]
+  if draft in inner and lm.is_model(draft.source):
+    if not sources.FUNCTION.fullmatch(str(draft.source)):
+      opened = sources.open_source(str(draft.source))
+      models['draft'] = memory.Model(opened, draft.dtype)
+  new = s.decode.max_new_tokens or target.config.context
+  line = memory.check(models, s.bench.batch_size * new)
+  printing.progress_console().print(f'memory: {line}', soft_wrap=True)
+  return target
+
+
+def _innermost(drafter: Any) -> Any:
+  """The Settings that Settings are around, or these."""
+  inner = getattr(drafter, 'drafter', None)
+  return _innermost(inner) if inner is not None else drafter
 
 
 def engine(

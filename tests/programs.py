@@ -36,9 +36,13 @@ class Done(NamedTuple):
     return self
 
   def check_refused(self, message: str) -> None:
-    """One sentence on stderr, with the message in it, and status 2."""
+    """One sentence on stderr, with the message in it, and status 2.
+
+    Before it may be what loading takes of memory.
+    """
     assert (self.status, self.out) == (2, ''), self.err
-    (line,) = self.err.strip().splitlines()
+    lines = self.err.strip().splitlines()
+    (line,) = (x for x in lines if not x.startswith('memory: '))
     assert message in line
 
 

@@ -14,6 +14,7 @@ from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import draft_file, method
 from specdec_jax.io import load
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.models import convert
 
 SECTION = 'draft'
 
@@ -23,9 +24,7 @@ class Settings(method.Stopping):
   source: str | os.PathLike | load.LanguageModel = fields.setting(
     '', needed='a model, such as hf:org/name'
   )
-  dtype: str = fields.setting(
-    'float32', allowed=('float32', 'bfloat16', 'float64', 'stored')
-  )
+  dtype: str = fields.setting('float32', allowed=convert.DTYPES)
   tensor_parallel: int = fields.setting(
     0, low=0, help='devices of mesh.model that share one copy; 0: all'
   )
@@ -72,14 +71,19 @@ def for_target(
   return method.Method(drafter, params, q, draft=draft)
 
 
+def is_model(source: str | os.PathLike) -> bool:
+  """Whether a source is that of a whole model, and not of layers for one."""
+  text = os.fspath(source)
+  return not text.startswith('zoo:') and not text.endswith('.safetensors')
+
+
 def _draft(
   target: load.LanguageModel, settings: Settings
 ) -> load.LanguageModel:
   source = settings.source
   if isinstance(source, load.LanguageModel):
     return source
-  text = os.fspath(source)
-  if text.startswith('zoo:') or text.endswith('.safetensors'):
+  if not is_model(source):
     return draft_file.layers_for(source, target)
   key = source, settings.dtype, settings.tensor_parallel
   if key not in target.drafts:

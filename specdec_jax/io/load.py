@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from absl import logging
 
 from specdec_jax import fields, sharding, types
-from specdec_jax.io import export, files, hf, names, own, sources
+from specdec_jax.io import export, files, hf, memory, names, own, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.kernels import library, quantised
 from specdec_jax.models import config as model_config
@@ -144,7 +144,7 @@ class LanguageModel:
 
 
 def load(
-  source: str | os.PathLike,
+  source: str | os.PathLike | sources.Source,
   *,
   dtype: Any = 'float32',
   mesh: jax.sharding.Mesh | None = None,
@@ -156,7 +156,8 @@ def load(
 
   Args:
     source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (sources.FORMS)
-      or 'package.module:make', a function of yours (docs/your_own_model.md).
+      or 'package.module:make', a function of yours (docs/your_own_model.md);
+      or what sources.open_source has made of one of the first four.
     dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
       'stored': float32, but the matrices of a .gguf file stay quantised; on one
       CPU.
@@ -166,20 +167,24 @@ def load(
     kernels: 'auto': specdec_jax.kernels on one CPU; 'xla': not, for training.
 
   Raises:
-    ValueError: a source that cannot be read, naming the file and the reason.
+    ValueError: a source that cannot be read, naming the file and the reason;
+      or more than there is memory for.
   """
-  source, dtype = hf.text_of(source), convert.dtype_of(dtype)
+  opened = source if isinstance(source, sources.Source) else None
+  source = opened.name if opened else hf.text_of(source)
+  dtype = convert.dtype_of(dtype)
   library.check(kernels)
   sharding.check(mesh, tensor_parallel)
   if scan_layers not in (None, True, False):
     raise ValueError(f'scan_layers={scan_layers!r}: give True, False or None')
-  if sources.FUNCTION.fullmatch(source):
+  if not opened and sources.FUNCTION.fullmatch(source):
     if mesh is not None:
       raise ValueError(f'{source}: a model of your own runs on one device')
     if dtype == convert.STORED:
       raise ValueError(f'{source}: {_INSTEAD}')
     return _made(source, dtype)
-  opened = sources.open_source(source)
+  opened = opened or sources.open_source(source)
+  memory.check({source: memory.Model(opened, dtype)})
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
   layout = mesh and sharding.lay_out(
@@ -243,7 +248,7 @@ def _kept(
   Raises:
     ValueError: nothing is stored in blocks, or the kernels cannot run.
   """
-  kept = opened.kinds & quantised.GGUF.keys()
+  kept = frozenset(opened.kinds.keys() & quantised.GGUF.keys())
   if not kept:
     have = ', '.join(sorted(opened.kinds)) or 'none'
     raise ValueError(
@@ -257,7 +262,7 @@ def _kept(
       f"{opened.name}: dtype='stored' needs one CPU, kernels='auto' and a C "
       "compiler; give dtype='float32'"
     )
-  if others := opened.kinds - kept:
+  if others := opened.kinds.keys() - kept:
     logging.warning(
       '%s: there is no kernel for %s: these matrices are read as float32',
       *(opened.name, ', '.join(sorted(others))),

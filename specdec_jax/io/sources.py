@@ -1,11 +1,13 @@
 """Opens a model at what FORMS lists: all of it but the weights."""
 
+import collections
 import dataclasses
 import functools
 import hashlib
+import math
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from specdec_jax import types
 from specdec_jax.io import download, export, files, hf, names, onnx_file
@@ -33,7 +35,8 @@ class Source:
   fill: fill(config, put, kept) reads the weights, nested, as names.read does.
   hashed: computes `digest`.
   draft_ids: the ids that it proposes as a draft; () is all.
-  kinds: of its matrices that are stored in blocks of a .gguf file.
+  kinds: of its matrices that are stored in blocks of a .gguf file: how many
+    numbers have each.
   """
 
   name: str
@@ -43,7 +46,7 @@ class Source:
   fill: Callable[..., types.Params]
   hashed: Callable[[], str] = lambda: ''
   draft_ids: tuple[int, ...] = ()
-  kinds: frozenset[str] = frozenset()
+  kinds: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def __repr__(self) -> str:
     return f'Source({self.name!r})'
@@ -109,6 +112,9 @@ def _onnx(path: pathlib.Path, source: str, label: str) -> Source:
 
 def _of_files(label: str, tokenizer, config, reader, weights) -> Source:
   """The model of a names.Reader; weights: its files, for the digest."""
+  kinds = collections.Counter()
+  for name, kind in reader.kinds.items():
+    kinds[kind] += math.prod(reader.shapes[name])
   return Source(
     reader.source,
     label,
@@ -116,7 +122,7 @@ def _of_files(label: str, tokenizer, config, reader, weights) -> Source:
     config,
     fill=functools.partial(names.read, reader),
     hashed=lambda: files.digest(weights),
-    kinds=frozenset(reader.kinds.values()),
+    kinds=kinds,
   )
 
 

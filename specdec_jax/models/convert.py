@@ -20,6 +20,7 @@ from specdec_jax.models import lm, weights
 
 # The dtype float32, but quantised weights stay as their file has them.
 STORED = 'stored'
+DTYPES = (*model_config.ALLOWED['dtype'], STORED)
 # Fused projection -> the module that it is in, and what it is made of.
 _FUSED = {'qkv': ('attn', ('q', 'k', 'v')), 'gate_up': ('mlp', ('gate', 'up'))}
 # Those whose parts do not share a panel.
@@ -157,7 +158,6 @@ def dtype_of(x: Any) -> str:
     ValueError: none that a model may have.
   """
   name = jnp.dtype(x).name if isinstance(x, type | np.dtype) else x
-  allowed = *model_config.ALLOWED['dtype'], STORED
-  if name not in allowed:
-    raise ValueError(f'dtype={x!r}: allowed are {", ".join(allowed)}')
+  if name not in DTYPES:
+    raise ValueError(f'dtype={x!r}: allowed are {", ".join(DTYPES)}')
   return name

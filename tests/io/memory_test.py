@@ -1,0 +1,99 @@
+"""What models take is told before they are read, and refused if too much."""
+
+import math
+
+import gguf
+import pytest
+
+from configs import pair
+from specdec_jax import settings
+from specdec_jax.io import files, load, memory, sources
+from specdec_jax.kernels import library
+from specdec_jax.models import lm, work
+from tests.io import tiny
+
+Q4_1 = gguf.GGMLQuantizationType.Q4_1
+SIZES = dict(width=64, head_dim=16, mlp=96, vocab=640)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def compiled():
+  if why := library.load(files.cache_folder()):
+    pytest.skip(why)
+
+
+def source(form, folder) -> str:
+  c = tiny.config(**SIZES)
+  if form == 'floats':
+    return str(tiny.write_folder(folder / 'a', c))
+  return str(tiny.write_gguf(folder / 'a.gguf', c, quantise=Q4_1))
+
+
+@pytest.mark.parametrize(
+  'form, dtype',
+  [
+    ('floats', 'float32'),
+    ('floats', 'bfloat16'),
+    ('quantised', 'float32'),
+    ('quantised', 'stored'),
+  ],
+)
+def test_a_model_takes_what_was_said(tmp_path, form, dtype):
+  """And one parameter while it is read; norms are float32 in panels."""
+  opened = sources.open_source(source(form, tmp_path))
+  shapes = lm.shapes(opened.config).values()
+  largest = 4 * max(math.prod(x.shape) for x in shapes)
+  taken = work.tree_bytes(load.load(opened, dtype=dtype).params)
+  said = memory.Model(opened, dtype).bytes() - largest
+  assert said == pytest.approx(taken, rel=0.01)
+
+
+def config(folder, dtype: str):
+  c = pair.get_config('tiny')
+  c.target.source, c.draft.source = (
+    source(form, folder) for form in ('quantised', 'floats')
+  )
+  c.target.dtype = dtype
+  return settings.settings(c)
+
+
+def test_what_both_models_take_is_printed(tmp_path, capsys):
+  settings.load(config(tmp_path, 'stored'))
+  line = capsys.readouterr().err.splitlines()[0]
+  assert line.startswith(
+    'memory: target 0.3 MB (stored), draft 0.7 MB (float32), caches 0.0 MB; '
+  )
+  assert line.endswith(' GB of memory are free')
+
+
+BOTH = 'target 0.7 MB (float32), draft 0.7 MB (float32), caches 0.0 MB; '
+# Bytes that are free, and what is said of target and draft.
+REFUSED = [
+  (
+    1_100_000,
+    "1.1 MB of memory are free: give dtype='stored', which takes 1.0 MB",
+  ),
+  (
+    940_000,
+    "0.9 MB of memory are free: give dtype='bfloat16', which takes 0.9 MB",
+  ),
+  (300_000, '0.3 MB of memory are free: give a smaller model'),
+]
+
+
+@pytest.mark.parametrize('have, message', REFUSED)
+def test_what_does_not_fit_is_refused_before_it_is_read(
+  tmp_path, monkeypatch, have, message
+):
+  def read(*_, **__):
+    raise AssertionError('read')
+
+  monkeypatch.setattr(memory, 'free', lambda: have)
+  monkeypatch.setattr(load, 'read', read)
+  with pytest.raises(ValueError) as caught:
+    settings.load(config(tmp_path, 'float32'))
+  assert str(caught.value).startswith(BOTH + message)
+  one = source('floats', tmp_path)
+  monkeypatch.setattr(memory, 'free', lambda: 300_000)
+  with pytest.raises(ValueError, match='a 0.7 MB .float32.; 0.3 MB of'):
+    load.load(one)
