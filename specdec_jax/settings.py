@@ -19,7 +19,8 @@ class Target(fields.Checked):
   source: str = fields.setting(needed='a model, such as hf:org/name')
   dtype: str = fields.setting(
     allowed=convert.DTYPES,
-    help='stored: float32, with the quantised matrices of a .gguf file kept',
+    help='stored: float32, with the quantised matrices of a .gguf file kept; '
+    'int8, int4: matrices as integers',
   )
   scan_layers: str = fields.setting(
     allowed=('auto', 'yes', 'no'), help='auto: on TPU'

@@ -15,9 +15,10 @@ from absl import logging
 from specdec_jax import fields, sharding, types
 from specdec_jax.io import export, files, hf, memory, names, own, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import library, quantised
 from specdec_jax.models import config as model_config
-from specdec_jax.models import convert, lm
+from specdec_jax.models import convert, lm, weights
 
 _INSTEAD = "dtype='stored' is for quantised .gguf files; give dtype='float32'"
 
@@ -160,7 +161,7 @@ def load(
       or what sources.open_source has made of one of the first four.
     dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
       'stored': float32, but the matrices of a .gguf file stay quantised; on one
-      CPU.
+      CPU. 'int8', 'int4': bfloat16, on CPU float32, with matrices of integers.
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
     scan_layers: scan over the layers, to compile faster; on TPU if None.
@@ -178,11 +179,7 @@ def load(
   if scan_layers not in (None, True, False):
     raise ValueError(f'scan_layers={scan_layers!r}: give True, False or None')
   if not opened and sources.FUNCTION.fullmatch(source):
-    if mesh is not None:
-      raise ValueError(f'{source}: a model of your own runs on one device')
-    if dtype == convert.STORED:
-      raise ValueError(f'{source}: {_INSTEAD}')
-    return _made(source, dtype)
+    return _made(source, dtype, mesh)
   opened = opened or sources.open_source(source)
   memory.check({source: memory.Model(opened, dtype)})
   if scan_layers is None:
@@ -195,13 +192,18 @@ def load(
   if dtype == convert.STORED:
     kept = _kept(opened, kernels, alone=mesh is None and not scan_layers)
     dtype = 'float32'
+  if kind := dtype if dtype in weights.INTEGERS else '':
+    put = functools.partial(rounded.put, kind, layout)
+    dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
   if layout is None and not scan_layers:
     config, params = convert.fuse(model.config, model.params)
-    if dtype != 'float64' and library.ready(kernels, files.cache_folder()):
+    narrow = dtype != 'float64' and not kind
+    if narrow and library.ready(kernels, files.cache_folder()):
       config, params = convert.pack(config, params)
     model = dataclasses.replace(model, lm_config=config, params=params)
-  return dataclasses.replace(model, layout=layout)
+  label = model.label + f' ({kind})' * bool(kind)
+  return dataclasses.replace(model, label=label, layout=layout)
 
 
 def read(
@@ -322,12 +324,21 @@ def wrap(
   )
 
 
-def _made(source: str, dtype: str) -> LanguageModel:
+def _made(source: str, dtype: str, mesh: Any) -> LanguageModel:
   """The model that package.module:make returns, asked for `dtype`.
 
   make may take vocab, seed and dtype, and returns what `wrap` takes; without a
   tokenizer, as scripts/certify.py wants it, it gets one of bytes.
   """
+  if mesh is not None:
+    raise ValueError(f'{source}: a model of your own runs on one device')
+  if dtype == convert.STORED:
+    raise ValueError(f'{source}: {_INSTEAD}')
+  if dtype in weights.INTEGERS:
+    raise ValueError(
+      f'{source}: dtype={dtype!r} is for models of a known architecture; '
+      "give dtype='float32'"
+    )
   try:
     make = own.import_name(source)
     known = inspect.signature(make).parameters

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.io import sources
+from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import quantised
-from specdec_jax.models import convert, lm, work
+from specdec_jax.models import convert, lm, weights, work
 
 # From the nearest to the smallest.
 SMALL = (convert.STORED, 'bfloat16')
@@ -35,6 +36,8 @@ class Model(NamedTuple):
 
 
 def _parameters(source: sources.Source, dtype: str, numbers: int) -> float:
+  if dtype in weights.INTEGERS:
+    return work.tree_bytes(rounded.shapes(lm.shapes(source.config), dtype))
   if dtype != convert.STORED:
     return numbers * jnp.dtype(dtype).itemsize
   kept = {k: n for k, n in source.kinds.items() if k in quantised.KINDS}

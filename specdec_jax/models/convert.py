@@ -20,7 +20,7 @@ from specdec_jax.models import lm, weights
 
 # The dtype float32, but quantised weights stay as their file has them.
 STORED = 'stored'
-DTYPES = (*model_config.ALLOWED['dtype'], STORED)
+DTYPES = (*model_config.ALLOWED['dtype'], STORED, *weights.INTEGERS)
 # Fused projection -> the module that it is in, and what it is made of.
 _FUSED = {'qkv': ('attn', ('q', 'k', 'v')), 'gate_up': ('mlp', ('gate', 'up'))}
 # Those whose parts do not share a panel.
@@ -102,7 +102,7 @@ def plain(config: model_config.LMConfig, params: types.Params):
   if config.run.packed:
     config, params = unpack(config, params)
   config = config.running(scan_layers=False, fused=False)
-  flat = lm.flatten(params)
+  flat = {n: weights.of(x).dense() for n, x in lm.flatten(params).items()}
   for name in [n for n in flat if 'layers/' in n]:
     group, _, rest = name.rpartition('layers/')
     if not rest.split('/')[0].isdecimal():

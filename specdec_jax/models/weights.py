@@ -211,7 +211,55 @@ class Table:
     return of(self.matrix).dense().T
 
 
-STORED = (Panels, Quantised, Beside, Table)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+  """A matrix [K, N]: codes * scale, in groups of C rows.
+
+  codes: [G, C, N], int8 or int4; stacked layers come first. Not [K, N]: a
+    reshape between them and a product would copy the layer of a scan.
+  scale: [G, N], float32.
+  """
+
+  codes: Any  # arrays, their shapes or their shardings
+  scale: Any
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    *depth, G, C, N = self.codes.shape
+    return *depth, G * C, N
+
+  def linear(self, x: Array, bias: Array | None = None, dtype=None) -> Array:
+    G, C, N = self.codes.shape
+    rows = x.shape[:-1]
+    x_RGC = x.reshape(-1, G, C)
+    if x_RGC.shape[0] == 1:
+      # The product of one row is a sum to XLA, for which TPUs widen the matrix.
+      x_RGC = jnp.pad(x_RGC, ((0, 1), (0, 0), (0, 0)))
+    y_GRN = jnp.matmul(
+      jnp.swapaxes(x_RGC, 0, 1),
+      self.codes.astype(x.dtype),
+      preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+      precision=attention.precision(x.dtype),
+    )
+    y_RN = (y_GRN * self.scale[:, None]).sum(0)[: math.prod(rows)]
+    y = y_RN.astype(dtype or x.dtype).reshape(*rows, N)
+    return y if bias is None else y + bias.reshape((1,) * len(rows) + (-1,))
+
+  def columns(self, ids: Array) -> Array:
+    return self.take(ids.reshape(-1)).dense().reshape(-1, *ids.shape)
+
+  def take(self, ids_R: Array) -> 'Grouped':
+    return jax.tree.map(lambda x: jnp.take(x, ids_R, -1, mode='clip'), self)
+
+  def dense(self) -> Array:
+    wide = self.codes.astype(self.scale.dtype)
+    return (wide * self.scale[..., None, :]).reshape(self.shape)
+
+
+STORED = (Panels, Quantised, Beside, Table, Grouped)
+# Those of Grouped, by the dtype that is asked for.
+INTEGERS = 'int8', 'int4'
 
 
 def of(matrix: Any) -> Matrix:
@@ -260,8 +308,8 @@ def join(matrices: Sequence[Any], parts: int = 1) -> Any:
   parts: of the result, all that there are or 1.
   """
   assert not any(isinstance(x, Panels) for x in matrices)
-  if not any(map(is_stored, matrices)):
-    return jnp.concatenate(matrices, -1)
+  if not any(isinstance(x, Quantised | Beside) for x in matrices):
+    return jax.tree.map(lambda *x: jnp.concatenate(x, -1), *matrices)
   first, widths = matrices[0], [x.shape[1] for x in matrices]
   whole = parts > 1 or not any(n % quantised.WIDE for n in widths[:-1])
   kinds = [x.kind if isinstance(x, Quantised) else 'numbers' for x in matrices]

@@ -11,7 +11,8 @@ from specdec_jax.models import lm, weights
 
 def tree_bytes(tree: Any) -> int:
   """Bytes of all arrays, over all devices, each shard counted once."""
-  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  bits = lambda x: x.size * jax.dtypes.itemsize_bits(x.dtype)
+  return sum(map(bits, jax.tree.leaves(tree))) // 8
 
 
 def step_parameters(params: types.Params) -> int:

@@ -1,0 +1,92 @@
+"""Matrices rounded to groups of integers as they are read, and placed.
+
+As weights.Grouped: int8 has a scale for a column, int4 one for 128 rows of it.
+The head keeps 8 bits, for it makes the logits and, if tied, the embedding.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from specdec_jax import hosts, sharding
+from specdec_jax.models import weights
+
+
+def quantise(x: np.ndarray, kind: str) -> weights.Grouped:
+  """A matrix, or stacked layers of it; kind: of weights.INTEGERS.
+
+  The number of a group that is furthest from 0 is the lowest code, as in
+  llama.cpp's Q4_0: one step more than if both ends were the same.
+  """
+  if x.ndim > 2:
+    layers = [quantise(layer, kind) for layer in x]
+    return jax.tree.map(lambda *each: np.stack(each), *layers)
+  G, C, N = _sizes(x.shape, kind)
+  x_GCN = np.asarray(x, np.float32).reshape(G, C, N)
+  limit = 2 ** (jnp.iinfo(kind).bits - 1)
+  low_GN, high_GN = x_GCN.min(1), x_GCN.max(1)
+  far_GN = np.where(high_GN > -low_GN, high_GN, low_GN)
+  scale_GN = np.where(far_GN == 0, 1, far_GN / -limit).astype(np.float32)
+  codes_GCN = np.rint(x_GCN / scale_GN[:, None]).clip(-limit, limit - 1)
+  return weights.Grouped(codes_GCN.astype(kind), scale_GN)
+
+
+def _sizes(shape: tuple[int, ...], kind: str) -> tuple[int, int, int]:
+  """(G, C, N) of a matrix: all rows, or of int4 128, or 64 or 32 if they
+  divide."""
+  K, N = shape[-2:]
+  C = math.gcd(K, 128)
+  C = C if kind == 'int4' and C >= 32 else K
+  return K // C, C, N
+
+
+def kind_of(name: str, kind: str) -> str:
+  """What a parameter is stored as, by its flat name; '': as it is."""
+  if name == 'head':
+    return kind and 'int8'
+  return kind if name.endswith('/kernel') else ''
+
+
+def shapes(flat: dict[str, Any], kind: str) -> dict[str, Any]:
+  """What `put` makes of parameters: of their shapes, by flat name."""
+  return {name: _shape(x, kind_of(name, kind)) for name, x in flat.items()}
+
+
+def _shape(x: jax.ShapeDtypeStruct, kind: str) -> Any:
+  if not kind:
+    return x
+  depth, (G, C, N) = x.shape[:-2], _sizes(x.shape, kind)
+  scale = jax.ShapeDtypeStruct((*depth, G, N), jnp.float32)
+  codes = jax.ShapeDtypeStruct((*depth, G, C, N), jnp.dtype(kind))
+  return weights.Grouped(codes, scale)
+
+
+def put(kind: str, layout: sharding.Layout | None, name: str, x: Any) -> Any:
+  """Stores a parameter and places it, as names.read has it done; kind: ''
+  leaves all as they are."""
+  if mine := kind_of(name, kind):
+    x = quantise(np.asarray(x), mine)
+  if layout is None:
+    return jax.tree.map(jnp.asarray, x)
+  return jax.tree.map(hosts.put, x, shardings(layout, name, x))
+
+
+def shardings(layout: sharding.Layout, name: str, x: Any) -> Any:
+  """Where the arrays of a parameter lie; x: the parameter, or its shapes.
+
+  Rows are split between groups if that divides them, else inside of each.
+  """
+  where = layout.parameter(name, len(x.shape))
+  if not isinstance(x, weights.Grouped):
+    return where
+  *depth, rows, columns = where.spec
+  G, C, _ = x.codes.shape[-3:]
+  parts = math.prod(layout.mesh.shape[axis] for axis in jax.tree.leaves(rows))
+  between = rows if G % parts == 0 else None
+  inside = rows if between is None and C % parts == 0 else None
+  at = lambda *axes: NamedSharding(layout.mesh, PartitionSpec(*depth, *axes))
+  return weights.Grouped(at(between, inside, columns), at(between, columns))
