@@ -15,8 +15,9 @@ from absl import logging
 from specdec_jax import fields, sharding, types
 from specdec_jax.io import export, files, hf, memory, names, own, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.io.gguf import blocks
 from specdec_jax.io.quantised import rounded
-from specdec_jax.kernels import library, quantised
+from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm, weights
 
@@ -250,15 +251,16 @@ def _kept(
   Raises:
     ValueError: nothing is stored in blocks, or the kernels cannot run.
   """
-  kept = frozenset(opened.kinds.keys() & quantised.GGUF.keys())
+  kept = frozenset(opened.kinds.keys() & blocks.KEPT.keys())
   if not kept:
     have = ', '.join(sorted(opened.kinds)) or 'none'
     raise ValueError(
       f'{opened.name}: {_INSTEAD}; allowed are matrices in '
-      f'{", ".join(quantised.GGUF)}, quantised here are {have}'
+      f'{", ".join(blocks.KEPT)}, quantised here are {have}'
     )
   folder = files.cache_folder()
-  libraries = [library.ROWS, *map(library.quantised, sorted(kept))]
+  kinds = sorted({blocks.KEPT[stored].kind for stored in kept})
+  libraries = [library.ROWS, *map(library.quantised, kinds)]
   if not alone or not all(library.ready(kernels, folder, x) for x in libraries):
     raise ValueError(
       f"{opened.name}: dtype='stored' needs one CPU, kernels='auto' and a C "

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.io import sources
+from specdec_jax.io.gguf import blocks
 from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import quantised
 from specdec_jax.models import convert, lm, weights, work
@@ -40,8 +41,8 @@ def _parameters(source: sources.Source, dtype: str, numbers: int) -> float:
     return work.tree_bytes(rounded.shapes(lm.shapes(source.config), dtype))
   if dtype != convert.STORED:
     return numbers * jnp.dtype(dtype).itemsize
-  kept = {k: n for k, n in source.kinds.items() if k in quantised.KINDS}
-  kinds = {k: quantised.KINDS[k] for k in kept}
+  kept = {k: n for k, n in source.kinds.items() if k in blocks.KEPT}
+  kinds = {k: quantised.KINDS[blocks.KEPT[k].kind] for k in kept}
   stored = sum(n * kinds[k].size / kinds[k].depth for k, n in kept.items())
   return stored + 4 * (numbers - sum(kept.values()))
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import types
+from specdec_jax.io.gguf import blocks
 from specdec_jax.kernels import quantised
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, weights
@@ -350,14 +351,15 @@ def _read_blocks(
   reader: Reader, config, name: str, stored: str
 ) -> weights.Quantised:
   """Reads one matrix, of rows that are a parameter's columns, as it is."""
-  kind, blocks = reader.kinds[stored], reader.blocks(stored)
-  packed = quantised.pack(reader.naming.convert(name, blocks, config), kind)
+  kept, columns = reader.kinds[stored], reader.blocks(stored)
+  packed = blocks.pack(reader.naming.convert(name, columns, config), kept)
+  kind = blocks.KEPT[kept].kind
   if bad := quantised.broken(packed, kind):
     raise ValueError(
       f'{reader.source}: {stored} has {bad} scales that are not finite; the '
       'file is damaged'
     )
-  return weights.Quantised(jnp.asarray(packed), kind, len(blocks))
+  return weights.Quantised(jnp.asarray(packed), kind, len(columns))
 
 
 def _some(names: Collection[str], most: int = 12) -> str:

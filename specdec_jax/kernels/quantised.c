@@ -24,8 +24,11 @@
   ZERO = zero
 #define Q4_0 STORED(32, 4, OWN, 0, 1, 8)
 #define Q4_1 STORED(32, 4, OWN, 1, 1, 0)
+#define Q5_0 STORED(32, 5, OWN, 0, 1, 16)
+#define Q5_1 STORED(32, 5, OWN, 1, 1, 0)
 #define Q8_0 STORED(32, 8, OWN, 0, 1, 128)
 #define Q4_K STORED(256, 4, SUPER, 1, 1, 0)
+#define Q5_K STORED(256, 5, SUPER, 1, 1, 0)
 #define Q6_K STORED(256, 6, SUPER, 0, 2, 32)
 #define U4_32 STORED(32, 4, GROUP, 1, 1, 0)
 #define U4_64 STORED(64, 4, GROUP, 1, 1, 0)

@@ -50,12 +50,16 @@ CASES = {
   'mixed': (
     'qwen2',
     SIZES,
-    {'attn_v': 'Q8_0', 'output': 'Q5_0', 'up': 'F16', '': 'Q4_0'},
+    {'attn_v': 'Q8_0', 'output': 'MXFP4', 'up': 'F16', '': 'Q4_0'},
     'o gate_up',
   ),
   'one float': ('qwen2', SIZES, {'attn_k': 'F32', '': 'Q4_1'}, ''),
   'large': (
-    *('llama', LARGE, {'attn_v': 'Q6_K', 'output': 'Q6_K', '': 'Q4_K'}),
+    *('llama', LARGE),
+    {
+      **{'attn_q': 'Q3_K', 'attn_output': 'Q5_0'},
+      **{'attn_v': 'Q6_K', 'output': 'Q6_K', '': 'Q4_K'},
+    },
     '',
   ),
 }
@@ -127,12 +131,14 @@ def test_speculation_leaves_the_text_as_it_is(tmp_path):
 
 def test_a_kind_without_a_kernel_is_named(tmp_path, caplog):
   c = tiny.config('llama', **SIZES)
-  quantise = blocks_of({'ffn_down': 'Q5_0', '': 'Q4_0'})
+  quantise = blocks_of({'ffn_down': 'MXFP4', '': 'Q4_0'})
   path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=quantise)
   with caplog.at_level('WARNING'):
     load.load(path, dtype='stored')
   (line,) = caplog.messages
-  assert line.endswith('no kernel for Q5_0: these matrices are read as float32')
+  assert line.endswith(
+    'no kernel for MXFP4: these matrices are read as float32'
+  )
 
 
 def broken(name, x):
@@ -143,12 +149,13 @@ def broken(name, x):
 
 FORM = (
   "dtype='stored' is for quantised .gguf files; give dtype='float32'; allowed "
-  'are matrices in Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, quantised here are '
+  'are matrices in Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K, '
+  'IQ4_NL, quantised here are '
 )
 REFUSED = [
   ('random:tiny', {}, f'random:tiny: {FORM}none'),
   (None, {}, f'a.gguf: {FORM}none'),
-  (Kind.Q5_0, {}, f'a.gguf: {FORM}Q5_0'),
+  (Kind.MXFP4, {}, f'a.gguf: {FORM}MXFP4'),
   (
     *(Kind.Q4_0, dict(kernels='xla')),
     "a.gguf: dtype='stored' needs one CPU, kernels='auto' and a C compiler; "

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from specdec_jax.io import files
+from specdec_jax.io.gguf import blocks as gguf_blocks
 from specdec_jax.kernels import calls, library, quantised
 
-KINDS = tuple(quantised.KINDS)
+# How matrices are stored in a file, and groups.
+STORED = (*gguf_blocks.KEPT, *(x for x in quantised.KINDS if x[0] == 'U'))
 ROWS = (1, 2, 5, 12, 13, 64, 512)
 # The code of groups is one for all depths, so that of two is compiled for each
 # path and that of the others for one.
 PATHS = [
   (kind, lanes)
-  for kind in KINDS
+  for kind in quantised.KINDS
   for lanes in (16, 8, 4)
   if lanes == 8 or kind not in ('U4_32', 'U4_128', 'U8_32', 'U8_64')
 ]
@@ -23,8 +25,9 @@ PATHS = [
 
 def blocks(kind: str, K: int, N: int, seed: int = 0) -> np.ndarray:
   """Random columns as in a file, with scales of both signs."""
-  k, rng = quantised.KINDS[kind], np.random.default_rng(seed)
-  x = rng.integers(0, 256, (N, K // k.depth, k.size), np.uint8)
+  depth, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+  rng = np.random.default_rng(seed)
+  x = rng.integers(0, 256, (N, K // depth, size), np.uint8)
   for at in HALVES[kind]:
     size = rng.uniform(0.5, 1.5, x.shape[:2]) * rng.choice([-0.01, 0.01])
     x[..., at : at + 2] = size.astype(np.float16)[..., None].view(np.uint8)
@@ -33,8 +36,9 @@ def blocks(kind: str, K: int, N: int, seed: int = 0) -> np.ndarray:
 
 # Where float16s are in a block.
 HALVES = {
-  **{'Q4_0': (0,), 'Q4_1': (0, 2), 'Q8_0': (0,)},
-  **{'Q4_K': (0, 2), 'Q6_K': (208,)},
+  **{'Q4_0': (0,), 'Q4_1': (0, 2), 'Q5_0': (0,), 'Q5_1': (0, 2), 'Q8_0': (0,)},
+  **{'Q3_K': (108,), 'Q4_K': (0, 2), 'Q5_K': (0, 2), 'Q6_K': (208,)},
+  'IQ4_NL': (0,),
 }
 
 
@@ -44,25 +48,30 @@ def values(raw: np.ndarray, kind: str) -> np.ndarray:
   return gguf.dequantize(flat, gguf.GGMLQuantizationType[kind]).T
 
 
-def matrix(kind: str, K: int, N: int, seed: int = 0, tiny: bool = False):
-  """Random panels, and the matrix that they stand for.
+def matrix(stored: str, K: int, N: int, seed: int = 0, tiny: bool = False):
+  """Random panels, their kind, and the matrix that they stand for.
 
   tiny: whether scales of three columns are subnormal float16s.
   """
-  if kind in quantised.GGUF:
-    raw = blocks(kind, K, N, seed)
-    for at in HALVES[kind] if tiny else ():
+  if stored in gguf_blocks.KEPT:
+    raw = blocks(stored, K, N, seed)
+    for at in HALVES[stored] if tiny else ():
       for column, half in enumerate(([5, 0], [0, 128], [255, 131])):
         raw[column, :, at : at + 2] = half
-    return quantised.pack(raw, kind), values(raw, kind)
-  rng, bits, group = np.random.default_rng(seed), int(kind[1]), int(kind[3:])
+    kind = gguf_blocks.KEPT[stored].kind
+    return gguf_blocks.pack(raw, stored), kind, values(raw, stored)
+  rng, bits, group = (
+    np.random.default_rng(seed),
+    int(stored[1]),
+    int(stored[3:]),
+  )
   codes = rng.integers(0, 1 << bits, (N, K), np.uint8)
   # Of 16 bits, as those that are published: so the products are exact.
   floats = rng.normal(0, 0.01, (2, N, K // group)).astype(np.float16)
   scale, minimum = floats.astype(np.float32)
   each = lambda x: x.repeat(group, -1)
   packed = quantised.pack_groups(codes, scale, minimum, bits)
-  return packed, (each(scale) * codes + each(minimum)).T
+  return packed, stored, (each(scale) * codes + each(minimum)).T
 
 
 def normal(seed, *shape):
@@ -70,18 +79,18 @@ def normal(seed, *shape):
   return jnp.asarray(x, jnp.float32)
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_values_are_those_of_the_gguf_package_to_the_bit(kind):
+@pytest.mark.parametrize('stored', STORED)
+def test_values_are_those_of_the_gguf_package_to_the_bit(stored):
   """Of every matrix and every column; subnormal float16s too, and groups."""
-  packed, wanted = matrix(kind, 512, 70, tiny=True)
+  packed, kind, wanted = matrix(stored, 512, 300, tiny=True)
   packed = jnp.asarray(packed)
-  assert packed.shape[0] == 3 and packed.dtype == jnp.uint8
-  np.testing.assert_array_equal(quantised.unpack(packed, kind, 70), wanted)
-  ids = jnp.asarray([[69, 0, 31], [32, 5, 64]])
+  assert packed.shape[0] == 10 and packed.dtype == jnp.uint8
+  np.testing.assert_array_equal(quantised.unpack(packed, kind, 300), wanted)
+  ids = jnp.asarray([[299, 0, 31], [32, 5, 64]])
   found = jax.jit(lambda i: quantised.columns_of(packed, kind, i))(ids)
   np.testing.assert_array_equal(found, wanted[:, np.asarray(ids)])
-  wide = quantised.unpack(packed, kind, 96)
-  assert not np.any(wide[:, 70:])
+  wide = quantised.unpack(packed, kind, 320)
+  assert not np.any(wide[:, 300:])
 
 
 def here(lanes: int) -> bool:
@@ -120,7 +129,7 @@ def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
   load(kind, lanes)
   load(kind)
   K, N = 512, 70
-  packed, w = matrix(kind, K, N, seed=1)
+  packed, _, w = matrix(kind, K, N, seed=1)
   packed, w = jnp.asarray(packed), w.astype(np.float64)
   x = np.array(normal(2, max(ROWS), K))
   x[3, 32:64], x[4] = 0, x[4] * 1e-3
@@ -158,7 +167,7 @@ def test_what_surrounds_a_product(norm, gated):
     pytest.skip(why)
   K, N, parts = 64, 40, 2 if gated else 1
   each = [blocks('Q4_1', K, N, seed) for seed in range(parts)]
-  packed = jnp.concatenate([quantised.pack(x, 'Q4_1') for x in each])
+  packed = jnp.concatenate([gguf_blocks.pack(x, 'Q4_1') for x in each])
   kernel = jnp.concatenate([values(x, 'Q4_1') for x in each], -1)
   bias = normal(3, parts * N)
   around = dict(
@@ -183,7 +192,7 @@ def test_what_surrounds_a_product(norm, gated):
 def test_a_number_that_is_none_stays_none():
   """A row with a NaN gives NaNs; the others are what they were."""
   load('Q8_0')
-  packed = jnp.asarray(quantised.pack(blocks('Q8_0', 64, 32), 'Q8_0'))
+  packed = jnp.asarray(gguf_blocks.pack(blocks('Q8_0', 64, 32), 'Q8_0'))
   x = np.array(normal(0, 3, 64))
   clean = quantised.linear(jnp.asarray(x), packed, 'Q8_0', 32)
   x[1, 40] = np.nan

@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from specdec_jax.io import files
-from specdec_jax.kernels import calls, library, quantised
+from specdec_jax.io.gguf import blocks
+from specdec_jax.kernels import calls, library
 from specdec_jax.models import convert, layers, lm, weights, work
 from tests import fakes
 from tests.kernels import quantised_test
@@ -91,7 +92,7 @@ def test_matrices_are_joined_before_they_are_packed():
 def of_a_file(kind: str, columns: int, seed: int = 0):
   """(matrix, its values [64, columns]) of random blocks."""
   raw = quantised_test.blocks(kind, 64, columns, seed)
-  panels = jnp.asarray(quantised.pack(raw, kind))
+  panels = jnp.asarray(blocks.pack(raw, kind))
   matrix = weights.Quantised(panels, kind, columns)
   return matrix, quantised_test.values(raw, kind)
 
