@@ -70,8 +70,7 @@ class Dense:
     return self.array.shape
 
   def linear(self, x: Array, bias: Array | None = None, **more) -> Array:
-    y = matmul(x, self.array, **more)
-    return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
+    return _plus(matmul(x, self.array, **more), bias)
 
   def columns(self, ids: Array) -> Array:
     return jnp.asarray(self.array).at[:, ids].get(mode='clip')
@@ -81,6 +80,10 @@ class Dense:
 
   def dense(self) -> Array:
     return self.array
+
+
+def _plus(y: Array, bias: Array | None) -> Array:
+  return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
 _static = functools.partial(dataclasses.field, metadata={'static': True})
@@ -231,20 +234,15 @@ class Grouped:
 
   def linear(self, x: Array, bias: Array | None = None, dtype=None) -> Array:
     G, C, N = self.codes.shape
-    rows = x.shape[:-1]
-    x_RGC = x.reshape(-1, G, C)
-    if x_RGC.shape[0] == 1:
-      # The product of one row is a sum to XLA, for which TPUs widen the matrix.
-      x_RGC = jnp.pad(x_RGC, ((0, 1), (0, 0), (0, 0)))
     y_GRN = jnp.matmul(
-      jnp.swapaxes(x_RGC, 0, 1),
+      jnp.swapaxes(x.reshape(-1, G, C), 0, 1),
       self.codes.astype(x.dtype),
       preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
       precision=attention.precision(x.dtype),
     )
-    y_RN = (y_GRN * self.scale[:, None]).sum(0)[: math.prod(rows)]
-    y = y_RN.astype(dtype or x.dtype).reshape(*rows, N)
-    return y if bias is None else y + bias.reshape((1,) * len(rows) + (-1,))
+    y_RN = (y_GRN * self.scale[:, None]).sum(0)
+    y = y_RN.astype(dtype or x.dtype)
+    return _plus(y.reshape(*x.shape[:-1], N), bias)
 
   def columns(self, ids: Array) -> Array:
     return self.take(ids.reshape(-1)).dense().reshape(-1, *ids.shape)
