@@ -23,6 +23,7 @@ from specdec_jax import fields, printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.chips import aot, report, train_step
 from specdec_jax.io import sources
+from specdec_jax.models import weights
 
 _CONFIG = program.config_flag('configs/llama3.py')
 _TOPOLOGY = flags.DEFINE_string(
@@ -41,20 +42,26 @@ def run() -> bool:
   s = settings_lib.settings(_CONFIG.value)
   draft = s.drafters['lm']
   fields.check_needed(draft)
-  opened = lambda side: sources.open_source(side.source).config.running(
-    dtype=side.dtype, scan_layers=True
+  sides = s.target, draft
+  kinds = [x.dtype if x.dtype in weights.INTEGERS else '' for x in sides]
+  target, drafted = (
+    sources.open_source(x.source).config.running(
+      dtype='bfloat16' if kind else x.dtype, scan_layers=True
+    )
+    for x, kind in zip(sides, kinds, strict=True)
   )
   setting = aot.Setting(
     _TOPOLOGY.value,
     max(s.mesh.data, 1),
     s.mesh.model,
-    opened(s.target),
-    opened(draft),
+    target,
+    drafted,
     s.bench.batch_size,
     _CONTEXT.value,
     max(s.decode.gammas),
     draft.tensor_parallel,
     (s.target.source, draft.source),
+    (kinds[0], kinds[1]),
   )
   length, step = _TRAIN.value, None
   if length:

@@ -1,14 +1,19 @@
 """The speculative generate, compiled for TPUs that are not there."""
 
 import dataclasses
+import math
 import time
+from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from specdec_jax import build, sharding
 from specdec_jax.chips import aot, hlo, train_step
 from specdec_jax.drafters import lookup
-from specdec_jax.models import config
+from specdec_jax.io.quantised import rounded
+from specdec_jax.models import config, weights
 
 pytestmark = pytest.mark.aot_tpu
 
@@ -106,3 +111,67 @@ def test_every_chip_takes_rules_drafters_and_the_train_step(
   step = train_step.make(setting, 128)
   assert step.fits and not step.program.refused and not step.program.warnings
   print(f'{topology}: {found.seconds:.1f} s and {step.program.seconds:.1f} s')
+
+
+def written(text: str) -> Iterator[tuple[str, str]]:
+  """(opcode, result) of what a program writes: in a fusion only its result."""
+  fused = False
+  for line in text.splitlines():
+    if line.endswith('{'):
+      fused = 'fus' in line.split(' ')[0]
+    for opcode, shape, _ in () if fused else hlo.instructions(line):
+      if opcode not in ('parameter', 'bitcast', 'get-tuple-element', 'while'):
+        yield opcode, shape
+
+
+def floats(text: str, least: int) -> list[tuple[str, str]]:
+  """Those that are arrays of so many floats, or more."""
+  wide = lambda shape: shape.startswith(('bf16[', 'f32['))
+  return [x for x in written(text) if wide(x[1]) and hlo.size(x[1]) >= least]
+
+
+K, N, LAYERS = 4096, 14336, 4
+
+
+@pytest.mark.parametrize('rows', [1, 5, 64])
+@pytest.mark.parametrize('kind', [*weights.INTEGERS, 'dense'])
+def test_a_product_reads_integers_and_writes_no_wider_matrix(kind, rows):
+  """Of the layers of a scan, each of which is read once."""
+  where = sharding.lay_out(mesh_of('v5e:1x1'), config.sized('tiny')).sharding()
+  at = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=where)
+  stack = {'mlp/up/kernel': jax.ShapeDtypeStruct((LAYERS, K, N), jnp.int8)}
+  placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+  (matrix,) = rounded.shapes(stack, kind.replace('dense', 'int4')).values()
+  matrix = jax.tree.map(placed, matrix)
+
+  def layer(x_RK, one):
+    if kind == 'dense':
+      one = weights.Dense(one.dense().astype(x_RK.dtype))
+    return one.linear(x_RK)[:, :K], None
+
+  run = lambda x_RK, matrix: jax.lax.scan(layer, x_RK, matrix)[0]
+  compiled = jax.jit(run).lower(at(rows, K), matrix).compile()
+  wide = floats(compiled.as_text(), K * N)
+  if kind == 'dense':  # what this test is there to see
+    assert wide
+    return
+  assert not wide
+  read = compiled.cost_analysis()['bytes accessed']
+  codes = K * N * jax.dtypes.itemsize_bits(matrix.codes.dtype) / 8
+  scales = 4 * math.prod(matrix.scale.shape[1:])
+  assert codes < read < 1.2 * codes + scales + 10 * rows * (K + N)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kinds', [('int8', 'int4'), ('int4', 'int8')])
+def test_no_wider_matrix_is_written_where_a_model_is_split(kinds):
+  mesh = mesh_of('v5e:2x2')
+  full = config.sized('llama3_1b', dtype='bfloat16', run=SCAN)
+  few = dataclasses.replace(full, depth=2)
+  setting = aot.Setting(
+    'v5e:2x2', 1, 4, few, few, 1, LENGTH, GAMMA, weights=kinds
+  )
+  text = aot.lower(mesh, setting).compile().as_text()
+  assert not hlo.warnings(text, (), LENGTH)
+  # k and v are small; o is the next.
+  assert not floats(text, few.width * few.width // 4)

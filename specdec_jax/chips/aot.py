@@ -14,6 +14,7 @@ import numpy as np
 from specdec_jax import decode, requests, sharding, types
 from specdec_jax.chips import hlo, roofline
 from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.io.quantised import rounded
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import reject
@@ -51,6 +52,7 @@ class Setting(NamedTuple):
   'model' axis of all devices. target, draft: in bfloat16. rows, slots: of the
   batch and its buffers. gamma: drafts of a window. tensor_parallel: devices
   that share a draft (sharding.lay_out). names: of the models, to print.
+  weights: what their matrices are stored as, of weights.INTEGERS; '': bfloat16.
   """
 
   topology: str
@@ -63,6 +65,7 @@ class Setting(NamedTuple):
   gamma: int
   tensor_parallel: int = 0
   names: tuple[str, str] = ('target', 'draft')
+  weights: tuple[str, str] = ('', '')
 
 
 def knows(topology: str) -> bool:
@@ -96,10 +99,12 @@ def lower(
 
   drafter: one without parameters; None is the setting's draft model.
   """
-  p, target_params, layout = _side(mesh, s.target)
+  p, target_params, layout = _side(mesh, s.target, s.weights[0])
   draft_params: Any = ()
   if drafter is None:
-    q, draft_params, _ = _side(mesh, s.draft, s.tensor_parallel, vocab=p.vocab)
+    q, draft_params, _ = _side(
+      mesh, s.draft, s.weights[1], s.tensor_parallel, vocab=p.vocab
+    )
     drafter = lm_drafter.make(q, gamma=s.gamma)
   item = requests.Item([1, 2, 3], 0)
   if p.encode is not None:
@@ -122,14 +127,15 @@ def lower(
   return programs.generate.lower(weights, request)
 
 
-def _side(mesh, c: model_config.LMConfig, tensor_parallel: int = 0, **more):
+def _side(
+  mesh, c: model_config.LMConfig, kind: str, tensor_parallel: int = 0, **more
+):
   """(model, shapes of its parameters, layout)."""
   layout = sharding.lay_out(mesh, c, tensor_parallel=tensor_parallel)
+  placed = lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at)
   params = {
-    name: jax.ShapeDtypeStruct(
-      s.shape, s.dtype, sharding=layout.parameter(name, len(s.shape))
-    )
-    for name, s in lm.shapes(c).items()
+    name: jax.tree.map(placed, s, rounded.shardings(layout, name, s))
+    for name, s in rounded.shapes(lm.shapes(c), kind).items()
   }
   return lm.make(c, constrain=layout.constrain, **more), lm.nest(params), layout
 

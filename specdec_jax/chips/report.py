@@ -9,6 +9,10 @@ from typing import Any
 
 from specdec_jax import decode, sharding
 from specdec_jax.chips import aot, roofline
+from specdec_jax.models import weights
+
+# At which the speeds of different weights are compared.
+_ALPHA = 0.7
 
 
 def check(s: aot.Setting) -> tuple[aot.Setting, roofline.Chip]:
@@ -57,8 +61,8 @@ def make(s: aot.Setting, track) -> dict[str, Any]:
   s, device = check(s)
   split = s.tensor_parallel or s.model
   target, draft = both = (
-    roofline.share(s.target, s.model),
-    roofline.share(s.draft, split),
+    roofline.share(s.target, s.model, s.weights[0]),
+    roofline.share(s.draft, split, s.weights[1]),
   )
   shares = dict(target=target, draft=draft)
   source, rows = aot.SOURCE if s.target.encoder else 0, s.rows // s.data
@@ -73,12 +77,18 @@ def make(s: aot.Setting, track) -> dict[str, Any]:
     held = programs['speculative'].temporaries - sum(caches.values())
     temporaries = max(0.0, held)
   draft_step = lambda split: roofline.forward(
-    device, roofline.share(s.draft, split), tokens=1, **sizes
+    device, roofline.share(s.draft, split, s.weights[1]), tokens=1, **sizes
   )
   passes = {
     'plain step': roofline.forward(device, target, tokens=1, **sizes),
     'verify': roofline.forward(device, target, tokens=s.gamma + 1, **sizes),
     'draft step': draft_step(split),
+  }
+  predicted = {
+    kind or 'bfloat16': roofline.predict(
+      device, roofline.share(s.target, s.model, kind), draft, **sizes
+    )
+    for kind in ('', *weights.INTEGERS)
   }
   room = roofline.room(device, both, temporaries=temporaries, **sizes)
   read = min(s.target.context, s.draft.context)
@@ -92,7 +102,11 @@ def make(s: aot.Setting, track) -> dict[str, Any]:
     room=room._replace(slots=min(room.slots, read)),
     passes=passes,
     draft_steps={n: draft_step(n).seconds for n in splits},
-    roofline=roofline.predict(device, target, draft, **sizes),
+    roofline=predicted[s.weights[0] or 'bfloat16'],
+    speeds={
+      kind: (1 / x.step, x.best[_ALPHA][1] / x.step)
+      for kind, x in predicted.items()
+    },
     programs=programs,
   )
 
@@ -151,7 +165,13 @@ def lines(doc: dict[str, Any]) -> list[str]:
     )
   steps = [f'{n}: {_ms(x)}' for n, x in doc['draft_steps'].items()]
   out.append(f'  draft step by draft.tensor_parallel: {", ".join(steps)}')
-  out += ['', *_predicted(doc['roofline'], s.gamma), '']
+  out += ['', *_predicted(doc['roofline'], s.gamma)]
+  speeds = [f'{n}: {x:.0f}, {y:.0f}' for n, (x, y) in doc['speeds'].items()]
+  out += [
+    f'  tokens/s of a row by target.dtype, plain and at alpha {_ALPHA}: '
+    f'{"; ".join(speeds)}',
+    '',
+  ]
   for name, program in doc['programs'].items():
     out += program_lines(f'{name} generate', program, device)
   return out

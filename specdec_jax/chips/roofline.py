@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from specdec_jax import sharding
 from specdec_jax.costs import cost
+from specdec_jax.io.quantised import rounded
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import lm, work
 
 # The drafts of a window that predictions try.
 GAMMAS = range(1, 17)
@@ -127,22 +128,25 @@ class Share(NamedTuple):
 
 
 @functools.cache
-def share(c: model_config.LMConfig, split: int = 1) -> Share:
-  """The Share of a model on one of `split` devices, by sharding's tables."""
+def share(c: model_config.LMConfig, split: int = 1, kind: str = '') -> Share:
+  """The Share of a model on one of `split` devices, by sharding's tables.
+
+  kind: what its matrices are stored as, of weights.INTEGERS; '': its dtype.
+  """
   axes = 'data', 'model'
   mesh: Any = jax.sharding.AbstractMesh((1, split), axes)
   layout = sharding.lay_out(mesh, c)
   size = jnp.dtype(c.activations).itemsize
   weights = read = products = 0
-  for name, s in lm.shapes(c).items():
-    spec = layout.parameter(name, len(s.shape))
-    count = math.prod(spec.shard_shape(s.shape))
-    weights += count * s.dtype.itemsize
+  for name, s in rounded.shapes(lm.shapes(c), kind).items():
+    own = lambda x, at: jax.ShapeDtypeStruct(at.shard_shape(x.shape), x.dtype)
+    held = jax.tree.map(own, s, rounded.shardings(layout, name, s))
+    weights += work.tree_bytes(held)
     if not lm.every_pass(name):
       continue
-    read += count * s.dtype.itemsize
+    read += work.tree_bytes(held)
     if name.endswith(('kernel', 'head')):
-      products += 2 * count
+      products += 2 * jax.tree.leaves(held)[0].size
   part = lambda axis: 1 if axis in layout.whole else split
   heads, kv_heads = c.heads // part('heads'), c.kv_heads // part('heads')
   # After attention, after each MLP, and of the embedding's rows.

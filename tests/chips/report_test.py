@@ -48,6 +48,18 @@ def test_a_gpu_by_its_data_sheet(monkeypatch):
   sizes = dict(rows=4, slots=128)
   predicted = roofline.predict(roofline.CHIPS['h100'], target, draft, **sizes)
   assert doc['roofline'] == predicted
+  narrow = report.make(setting._replace(weights=('int8', 'int4')), list)
+  target, draft = narrow['shares'].values()
+  assert target.weights == roofline.share(TINY, 2, 'int8').weights
+  assert draft.weights == roofline.share(TINY, 2, 'int4').weights
+  assert narrow['roofline'].step == 1 / narrow['speeds']['int8'][0]
+  assert doc['roofline'].step == 1 / doc['speeds']['bfloat16'][0]
+  plain = [x for x, _ in doc['speeds'].values()]
+  assert plain == sorted(plain)
+  step, gain = narrow['roofline'].step, narrow['roofline'].best[0.7][1]
+  assert narrow['speeds']['int8'][1] == gain / step
+  (line,) = (x for x in report.lines(narrow) if 'by target.dtype' in x)
+  assert f'int8: {1 / step:.0f}, {gain / step:.0f}; int4: ' in line
   head, *rest = report.lines(doc)
   assert head == 'target + draft on h100:2: by its data sheet, not run on'
   assert any('of 80.000 GB' in line for line in rest)
@@ -162,7 +174,7 @@ def test_the_program_reports_a_tiny_pair():
     '--config.mesh.data=2',
     '--config.mesh.model=2',
     '--config.bench.batch_size=2',
-    '--config.target.dtype=bfloat16',
+    '--config.target.dtype=int8',
     '--config.draft.dtype=bfloat16',
   )
   found = done.check().document
