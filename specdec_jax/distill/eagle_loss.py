@@ -8,7 +8,7 @@ training-time test, https://arxiv.org/abs/2503.01840, section 3.2).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,25 +117,37 @@ def steps(
   B, T, _ = tokens_BTD.shape
   positions_BT = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
   shift = lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :T]
-  feature_BTD, keys, out = module.fused(shift(features_BTE)), [], []
+  feature_BTD, out = module.fused(shift(features_BTE)), []
+  writes = [_Keys([]) for _ in range(config.block.depth)]
   for step in range(count):
-    mask_BTS = jnp.broadcast_to(_mask(T, step)[None], (B, T, T * (step + 1)))
-    (view,) = attention.views(config.block, positions_BT, mask_BTS).values()
-
-    def write(k_BTGC, v_BTGC):
-      keys.append((k_BTGC, v_BTGC))
-      k, v = (jnp.concatenate(x, 1) for x in zip(*keys, strict=True))
-      return None, kv.KVCache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
-
-    hidden_BTD, _ = module(tokens_BTD, feature_BTD, view, write)
+    mask_TS = _mask(T, step, 0 if config.reads_first else 1)
+    mask_BTS = jnp.broadcast_to(mask_TS[None], (B, *mask_TS.shape))
+    views = attention.views(config.block, positions_BT, mask_BTS)
+    hidden_BTD, _ = module(tokens_BTD, feature_BTD, views, writes)
     out.append(hidden_BTD)
     feature_BTD = shift(hidden_BTD)
   return out
 
 
-def _mask(T: int, step: int) -> Array:
-  """[T, T * (step + 1)]: the keys of each step that an index attends to."""
+class _Keys(NamedTuple):
+  """What a layer attends to: the keys and values of every step so far."""
+
+  each: list[tuple[Array, Array]]
+
+  def __call__(self, k_BTGC: Array, v_BTGC: Array):
+    self.each.append((k_BTGC, v_BTGC))
+    k, v = (jnp.concatenate(x, 1) for x in zip(*self.each, strict=True))
+    return None, kv.KVCache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+
+
+def _mask(T: int, step: int, first: int) -> Array:
+  """[T, T * (step + 1)]: the keys of each step that an index attends to.
+
+  first: the first index that others attend to.
+  """
   query_T1, key_1T = jnp.arange(T)[:, None], jnp.arange(T)[None]
-  visible = [key_1T <= query_T1 - step]
+  visible = [
+    (key_1T <= query_T1 - step) & (key_1T >= jnp.minimum(first, query_T1))
+  ]
   visible += [key_1T == query_T1 - step + back for back in range(1, step + 1)]
   return jnp.concatenate(visible, 1)

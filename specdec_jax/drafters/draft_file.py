@@ -20,6 +20,7 @@ import safetensors.numpy
 
 from specdec_jax import hosts, sharding, types
 from specdec_jax.io import files, load
+from specdec_jax.io.published import eagle_folder
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 
@@ -37,9 +38,9 @@ class Kind(NamedTuple):
   form: str
 
 
-EAGLE, LAYERS = (
-  Kind(name, 'a file of scripts/distill.py, or zoo:NAME')
-  for name in ('eagle', 'lm')
+LAYERS = Kind('lm', 'a file of scripts/distill.py, or zoo:NAME')
+EAGLE = Kind(
+  'eagle', 'a file of scripts/distill.py, zoo:NAME or a published draft'
 )
 NGRAM = Kind('ngram', 'a file of scripts/ngram.py')
 
@@ -123,8 +124,13 @@ def fitted(
   """fit(arrays, facts) of a file; kept in the target, which it is for."""
   file = find(kind, source)
   key = kind.name, file, file.stat().st_mtime_ns
+  return _once(target, key, lambda: fit(*read(kind, source)))
+
+
+def _once(target: load.LanguageModel, key: Any, make: Callable[[], Any]) -> Any:
+  """What make() returned when the target was first asked for this key."""
   if key not in target.drafts:
-    target.drafts[key] = fit(*read(kind, source))
+    target.drafts[key] = make()
   return target.drafts[key]
 
 
@@ -202,13 +208,15 @@ def _eagle(source, arrays, about) -> Eagle:
 def eagle_for(
   source: str | os.PathLike, target: load.LanguageModel, put=None
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """fit_eagle of a file, once for each target, or of an untrained layer."""
+  """fit_eagle of a file, a published draft, or an untrained layer; once for
+  each target."""
   if os.fspath(source).startswith('random:'):
-    key = EAGLE, os.fspath(source)
-    if key not in target.drafts:
-      layer = _random(source, target)
-      target.drafts[key] = fit_eagle(layer, source, target, put)
-    return target.drafts[key]
+    drawn = lambda: fit_eagle(_random(source, target), source, target, put)
+    return _once(target, (EAGLE, os.fspath(source)), drawn)
+  if folder := eagle_folder.find(source):
+    key = EAGLE, folder, *(x.stat().st_mtime_ns for x in folder.iterdir())
+    read = lambda: eagle_folder.fit(folder, f'eagle {source}', target, put)
+    return _once(target, key, read)
   fit = lambda *content: fit_eagle(
     _eagle(source, *content), source, target, put
   )

@@ -14,7 +14,6 @@ from specdec_jax import fields, forward, sharding, types
 from specdec_jax.drafters import draft_file, method
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
-from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 
@@ -154,10 +153,7 @@ def _init(setup: _Setup, weights, context, features_BLE):
   B, L = context.tokens_BL.shape
   before_B = context.lengths_B - 1
   shifted_BLE = _shifted(config, features_BLE)
-  cache = eagle.init_cache(config, B, L)
-  if setup.constrain is not None:
-    axes = ('batch', 'kv_heads', 'slots', None)
-    cache = kv.KVCache(*(setup.constrain(x, *axes) for x in cache))
+  cache = eagle.init_cache(config, B, L, setup.constrain)
   cache, _ = forward.prefill(
     lambda index_T: setup.reader(
       weights.draft, forward.at(shifted_BLE, index_T)
@@ -283,7 +279,7 @@ def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
   """
 
   def init_cache(rows: int, slots: int):
-    E = len(config.taps) * config.block.width
+    E = config.features
     return Viewed(
       target.init_cache(rows, slots),
       eagle.init_cache(config, rows, slots),

@@ -53,7 +53,7 @@ def find(source: str) -> pathlib.Path | None:
   folder = path.parent
   if (folder / 'config.json').exists():
     read = ['config.json', *(index for _, index in _FORMS)]
-    if path.name in read or path in _weight_files(folder):
+    if path.name in read or path in weight_files(folder):
       return folder
   weights = (
     'give the folder that has its config.json; a draft of scripts/distill.py '
@@ -135,7 +135,7 @@ def open_folder(
   path = folder / 'config.json'
   how, raw = quantised.settings(files.read_json(path), path)
   config, naming = families.from_json(raw, path)
-  paths = _weight_files(folder)
+  paths = weight_files(folder)
   arrays: dict[str, stored.Stored] = {}
   where: dict[str, pathlib.Path] = {}
   for path in paths:
@@ -174,7 +174,7 @@ def open_folder(
   return config, reader, paths
 
 
-def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
   """The files of a model's weights."""
   for name, index_name in _FORMS:
     single, index = folder / name, folder / index_name

@@ -307,8 +307,8 @@ def _plan(reader: Reader, config) -> dict[str, tuple[str, int]]:
   missing = [name for name, x in plan.items() if x not in shapes]
   if unknown or missing:
     raise ValueError(
-      f'{reader.source}: no place for {_some(unknown)}; '
-      f'nothing for {_some(missing)}'
+      f'{reader.source}: no place for {some(unknown)}; '
+      f'nothing for {some(missing)}'
     )
   places = {}
   for name, x in plan.items():
@@ -362,6 +362,7 @@ def _read_blocks(
   return weights.Quantised(jnp.asarray(packed), kind, len(columns))
 
 
-def _some(names: Collection[str], most: int = 12) -> str:
+def some(names: Collection[str], most: int = 12) -> str:
+  """At most so many names, for an error message."""
   more = f' and {len(names) - most} more' if len(names) > most else ''
   return f'[{", ".join(list(names)[:most])}{more}]'

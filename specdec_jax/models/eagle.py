@@ -1,8 +1,8 @@
-"""The EAGLE draft model: one decoder layer over the target's hidden states.
+"""EAGLE draft models: a decoder layer or more over the target's hidden states.
 
-Its input at token t is the embedding of t and the target's hidden states at
-token t - 1 (the feature); it predicts token t + 1. Embedding and head are the
-target's, frozen; the head is cut to the columns of the draft's vocabulary.
+Their input at token t is the embedding of t and the target's hidden states at
+token t - 1 (the feature); they predict token t + 1. Embedding and head are the
+target's, frozen, or their own.
 """
 
 import dataclasses
@@ -24,14 +24,38 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig:
-  """An EAGLE draft.
+  """An EAGLE draft. By default it is as scripts/distill.py trains one.
 
-  block: the settings of its one layer, fused, of the target's width.
-  taps: the target's layers whose residual streams are its features, ascending.
+  block: the settings of its layers, and of its head.
+  taps: of the target (types.Model.apply); together they are the features.
+  tap_width: channels of each tap; 0: block.width.
+  tap_norm: what becomes of the taps: 'unit' (each is divided by its root mean
+    square), 'none', 'each' (each has a norm) or 'joined' (one norm for all).
+  reads: how the first layer reads the embedding e and the feature g. 'joined':
+    a projection of [norm(e), norm(g)] to the width. 'bare': a projection of
+    [e, g], and attention reads it without a norm (EAGLE-1). 'beside': attention
+    reads [norm(e), norm(g)], and the residual stream is g (EAGLE-3).
+  normed_residual: of 'beside': the residual stream is norm(g).
+  bias: whether projections of features have one.
+  last_norm: 'head' (before the head), 'fed' (what is fed back as the next
+    feature is normed too) or 'none'.
+  reads_first: whether it reads token 0, beside a feature of zeros.
   """
 
   block: model_config.LMConfig
   taps: tuple[int, ...]
+  tap_width: int = 0
+  tap_norm: str = 'unit'
+  reads: str = 'joined'
+  normed_residual: bool = False
+  bias: bool = False
+  last_norm: str = 'head'
+  reads_first: bool = True
+
+  @property
+  def features(self) -> int:
+    """E, the channels of the taps together."""
+    return len(self.taps) * (self.tap_width or self.block.width)
 
 
 def settings(
@@ -60,27 +84,62 @@ def settings(
 
 
 class Eagle(nnx.Module):
-  """y = block(join(norm(embedding), norm(feature))); logits = head(norm(y))."""
+  """The parameters of a draft, but for its embedding and head."""
 
   def __init__(self, c: EagleConfig):
-    D, taps = c.block.width, len(c.taps)
+    H, E, count = c.block.width, c.features, len(c.taps)
+    norm = functools.partial(layers.norm, c.block)
+    linear = functools.partial(layers.Linear, c.block, bias=c.bias)
     self.config = c
-    self.fuse = layers.Linear(c.block, taps * D, D) if taps > 1 else None
-    self.token_norm, self.feature_norm, self.norm = (
-      layers.norm(c.block, D) for _ in range(3)
+    parts = {'each': count, 'joined': 1}.get(c.tap_norm, 0)
+    self.tap_norms = nnx.Dict({str(i): norm(E // parts) for i in range(parts)})
+    beside, bare = c.reads == 'beside', c.reads == 'bare'
+    self.fuse = linear(E, H) if beside or E != H else None
+    self.token_norm, self.feature_norm = (
+      None if bare else norm(H) for _ in range(2)
     )
-    self.join = layers.Linear(c.block, 2 * D, D)
-    self.block = layers.Block(c.block)
+    self.join = None if beside else linear(2 * H, H)
+    reads = {'beside': 2 * H, 'bare': H}.get(c.reads, 0)
+    self.block = layers.Block(c.block, reads)
+    self.more = nnx.Dict(
+      {str(i): layers.Block(c.block) for i in range(1, c.block.depth)}
+    )
+    self.norm = None if c.last_norm == 'none' else norm(H)
 
   def fused(self, features_BTE: Array) -> Array:
-    """The concatenated features reduced to width D: [B, T, D]."""
-    x = normed(features_BTE, len(self.config.taps))
-    x = x.astype(self.config.block.activations)
+    """The features as the first layer reads them: [B, T, H]."""
+    x, c = features_BTE, self.config
+    if c.tap_norm == 'unit':
+      x = normed(x, len(c.taps))
+    x = x.astype(c.block.activations)
+    if norms := list(self.tap_norms.values()):
+      each = zip(norms, jnp.split(x, len(norms), -1), strict=True)
+      x = jnp.concatenate([norm(part) for norm, part in each], -1)
     return x if self.fuse is None else self.fuse(x)
 
-  def __call__(self, tokens_BTD, feature_BTD, view, write):
-    both = self.token_norm(tokens_BTD), self.feature_norm(feature_BTD)
-    return self.block(self.join(jnp.concatenate(both, -1)), view, write)
+  def __call__(self, e_BTH: Array, g_BTH: Array, views, writes):
+    """(what is fed back, and read by the head; what `writes` returned).
+
+    Args:
+      e_BTH, g_BTH: embeddings, and features as `fused` returns them.
+      views: of attention.views.
+      writes: of each layer, see layers.Block.
+    """
+    c, x_BTH = self.config, g_BTH
+    if self.token_norm is not None and self.feature_norm is not None:
+      e_BTH, g_BTH = self.token_norm(e_BTH), self.feature_norm(g_BTH)
+      x_BTH = g_BTH if c.normed_residual else x_BTH
+    both = jnp.concatenate([e_BTH, g_BTH], -1)
+    if self.join is not None:
+      x_BTH = both = self.join(both)
+    blocks, caches = [self.block, *self.more.values()], []
+    for i, (block, write) in enumerate(zip(blocks, writes, strict=True)):
+      view = views[c.block.kinds[i % len(c.block.kinds)]]
+      x_BTH, cache = block(x_BTH, view, write, x_BTH if i else both)
+      caches.append(cache)
+    if self.norm is not None and c.last_norm == 'fed':
+      x_BTH = self.norm(x_BTH)
+    return x_BTH, tuple(caches)
 
 
 def normed(features: Array, taps: int) -> Array:
@@ -130,12 +189,12 @@ def _norm(config: EagleConfig):
 
 
 def features_of(params: Any, config: EagleConfig, features_BTE: Array) -> Array:
-  """The target's features, [B, T, E], as input of the draft: [B, T, D]."""
+  """The target's features, [B, T, E], as input of the draft: [B, T, H]."""
   return merge(config, params).fused(features_BTE)
 
 
 def reader(
-  config: EagleConfig, target: types.Model, features_BTD: Array
+  config: EagleConfig, target: types.Model, features_BTH: Array
 ) -> types.Model:
   """The draft as a types.Model, for one call of apply with these features.
 
@@ -143,46 +202,60 @@ def reader(
 
   Args:
     config: of the draft.
-    target: the target, whose embedding is read.
-    features_BTD: features_BTD[:, t] belongs to the token before the t-th token
+    target: the target, whose embedding is read where there is no other.
+    features_BTH: features_BTH[:, t] belongs to the token before the t-th token
       of the call: the target's (features_of) or, where that token was drafted,
       the hidden state that apply returned for it.
   """
-  embed = target.embed
-  assert embed is not None, 'drafters.eagle.make refuses such a target'
 
   def apply(
     params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
   ):
     del taps
-    (view,) = attention.views(config.block, positions_BT, mask_BTS).values()
-    write = kv.Writer(cache, slots_BT)
+    if not config.reads_first:
+      # A window may start with token 0, which then sees itself alone.
+      slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
+      mask_BTS = mask_BTS & ((slot_11S > 0) | (positions_BT[..., None] == 0))
+    views = attention.views(config.block, positions_BT, mask_BTS)
+    writes = [kv.Writer(x, slots_BT) for x in cache]
     with jax.named_scope('eagle'):
-      tokens_BTD = embed(params['target'], tokens_BT, positions_BT)
-      hidden_BTD, cache = merge(config, params['layer'])(
-        tokens_BTD, features_BTD.astype(tokens_BTD.dtype), view, write
+      tokens_BTH = embed(target, params, tokens_BT, positions_BT)
+      hidden_BTH, cache = merge(config, params['layer'])(
+        tokens_BTH, features_BTH.astype(tokens_BTH.dtype), views, writes
       )
-    return hidden_BTD, (), cache
+    return hidden_BTH, (), cache
 
   return target._replace(apply=apply)
 
 
-def init_cache(config: EagleConfig, rows: int, slots: int):
-  """Of the one layer; see models.cache.empty."""
-  return kv.empty(config.block, rows, slots)
+def embed(target: types.Model, params, tokens_BT, positions_BT) -> Array:
+  """The draft's own embedding, or the target's: [B, T, H]."""
+  if 'embed' in params:
+    return params['embed'].at[tokens_BT].get(mode='clip')
+  assert target.embed is not None, 'drafters.eagle.make refuses such a target'
+  return target.embed(params['target'], tokens_BT, positions_BT)
 
 
-def weights(layer: Any, ids: Any, target_params: Any) -> dict[str, Any]:
-  """The parameters of `reader`: 'layer', 'head', 'ids' and 'target'.
+def init_cache(config: EagleConfig, rows: int, slots: int, constrain=None):
+  """Of its layers; see models.cache.of_layers."""
+  return kv.of_layers(config.block, rows, slots, constrain)
+
+
+def weights(
+  layer: Any, ids: Any, target_params: Any, **own: Array
+) -> dict[str, Any]:
+  """The parameters of `reader`: 'layer', 'head', 'ids', 'target', `own`.
 
   Args:
-    layer: parameters of the draft's layer, nested.
+    layer: parameters of Eagle, nested.
     ids: the draft's vocabulary, [R], as ids of the target.
-    target_params: the target's; the head is copied from columns of its head.
+    target_params: the target's; columns of its head are copied.
+    **own: the draft's own 'head', [H, R], and 'embed', [V, H].
   """
-  ids = jnp.asarray(ids)
-  head = weights_lib.of(target_params['head']).take(ids)
-  return {'layer': layer, 'head': head, 'ids': ids, 'target': target_params}
+  found = {'layer': layer, 'ids': jnp.asarray(ids), 'target': target_params}
+  if 'head' not in own:
+    found['head'] = weights_lib.of(target_params['head']).take(found['ids'])
+  return found | own
 
 
 def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
@@ -195,9 +268,11 @@ def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
 def reduced(config: EagleConfig, params, hidden: Array) -> Array:
   """Logits of the draft's vocabulary, [..., R], float32 or wider.
 
-  Uses only the head and the layer's last norm from params.
+  Uses only the head and the last norm from params.
   """
-  norm = nnx.merge(_norm(config), nnx.State(params['layer']['norm']))
+  norm = None
+  if config.last_norm == 'head':
+    norm = nnx.merge(_norm(config), nnx.State(params['layer']['norm']))
   few = layers.head(config.block, norm, hidden, params['head'])
   if config.block.head_scale != 1:
     few *= config.block.head_scale

@@ -142,16 +142,19 @@ def head(
 
 
 class Attention(nnx.Module):
-  """Attention with its projections; `write` updates the cache (see Block)."""
+  """Attention with its projections; `write` updates the cache (see Block).
 
-  def __init__(self, c: model_config.LMConfig):
-    self.config = c
+  reads: channels of its input; 0: c.width.
+  """
+
+  def __init__(self, c: model_config.LMConfig, reads: int = 0):
+    self.config, reads = c, reads or c.width
     widths = [n * c.head_dim for n in (c.heads, c.kv_heads, c.kv_heads)]
     if c.run.fused:
-      self.qkv = Linear(c, c.width, sum(widths), c.qkv_bias)
+      self.qkv = Linear(c, reads, sum(widths), c.qkv_bias)
     else:
       self.q, self.k, self.v = (
-        Linear(c, c.width, width, c.qkv_bias) for width in widths
+        Linear(c, reads, width, c.qkv_bias) for width in widths
       )
     self.o = Linear(c, c.heads * c.head_dim, c.width, c.o_bias)
     self.q_norm, self.k_norm = (
@@ -310,23 +313,30 @@ class Block(nnx.Module):
 
   write(k_BTGC, v_BTGC) -> (cache, layer): puts this call's keys and values in
   the cache; `layer` is the KVCache to attend over.
+
+  reads: where attention reads not the stream's norm but an input of its own,
+    read_BTE, the channels of that; else 0.
   """
 
-  def __init__(self, c: model_config.LMConfig):
+  def __init__(self, c: model_config.LMConfig, reads: int = 0):
     some = lambda wanted: norm(c, c.width) if wanted else None
-    self.attn_norm, self.mlp_norm = (some(c.pre_norm) for _ in range(2))
-    self.attn, self.mlp = Attention(c), MLP(c)
+    self.attn_norm, self.mlp_norm = (
+      some(c.pre_norm and not reads),
+      some(c.pre_norm),
+    )
+    self.attn, self.mlp = Attention(c, reads), MLP(c)
     if c.encoder is not None:
       self.cross_norm, self.cross_attn = norm(c, c.width), CrossAttention(c)
     self.attn_post_norm, self.mlp_post_norm = (
       some(c.post_norm) for _ in range(2)
     )
 
-  def __call__(self, x_BTD: Array, view: attention.View, write):
+  def __call__(self, x_BTD: Array, view: attention.View, write, read_BTE=None):
     scale = self.attn.config.residual_scale
+    read_BTE = x_BTD if read_BTE is None else read_BTE
     if self.attn.config.run.packed:
-      return self._packed(x_BTD, view, write)
-    y_BTD, cache = self.attn(_normed(self.attn_norm, x_BTD), view, write)
+      return self._packed(x_BTD, view, write, read_BTE)
+    y_BTD, cache = self.attn(_normed(self.attn_norm, read_BTE), view, write)
     y_BTD = _scaled(_normed(self.attn_post_norm, y_BTD), scale)
     x_BTD = x_BTD + drop(view.dropout, 0, y_BTD)
     if view.source is not None:
@@ -336,10 +346,10 @@ class Block(nnx.Module):
     y_BTD = _scaled(_normed(self.mlp_post_norm, y_BTD), scale)
     return x_BTD + drop(view.dropout, 2, y_BTD), cache
 
-  def _packed(self, x_BTD: Array, view: attention.View, write: kv.Writer):
+  def _packed(self, x_BTD: Array, view: attention.View, write, read_BTE: Array):
     mlp, c = self.mlp, self.mlp.config
     add = functools.partial(_add, scale=c.residual_scale)
-    qkv_BTF = self.attn.qkv(x_BTD, self.attn_norm)
+    qkv_BTF = self.attn.qkv(read_BTE, self.attn_norm)
     y_BTF, cache = self.attn.packed(qkv_BTF, view, write)
     x_BTD = add(x_BTD, self.attn.o, y_BTF, self.attn_post_norm)
     if view.source is not None:

@@ -17,18 +17,19 @@ from specdec_jax import (
   sharding,
   types,
 )
-from specdec_jax.certify import base, load
+from specdec_jax.certify import base, enumerated, load
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
-from specdec_jax.verify import coupled, reject
+from specdec_jax.verify import block, coupled, reject
 from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 GAMMA, B, L, V, IDS = 3, 6, 48, 7, 6
+TEMPERATURES = [1.0, 0.7, 1.0, 1.0, 1.0, 0.0]
 KINDS = {
   'gpt': fakes.GPT | dict(tied=False),
   'gemma': fakes.GEMMA
@@ -37,21 +38,47 @@ KINDS = {
 }
 
 
+def published(features: int):
+  """(settings, layer, own) of a random EAGLE-3.1; features: of each tap.
+
+  Width, layers, rotations, embedding and head are its own, and it does not read
+  a prompt's first token.
+  """
+  block = fakes.tiny(vocab=V, width=8, rope_theta=50.0)
+  c = eagle.EagleConfig(
+    block.running(fused=True),
+    taps=(-1, 0, 2),
+    tap_width=features,
+    tap_norm='each',
+    reads='beside',
+    last_norm='fed',
+    reads_first=False,
+  )
+  layer = lm.nest(jax.tree.map(lambda x: 2 * x, eagle.init(c, 1)))
+  draw = np.random.default_rng(0).normal
+  own = dict(head=draw(size=(8, 5)), embed=draw(size=(V, 8)))
+  return c, layer, jax.tree.map(jnp.asarray, own)
+
+
 def make_world(kind: str = '', taps=(0, 1), **changes):
   """(settings of the draft, target, weights), the draft random.
 
   Its vocabulary lacks an id; one more is padding of the target's.
   """
   config = fakes.tiny(vocab=V, **KINDS.get(kind, {}) | changes)
-  target = lm.make(config, ids=IDS)
+  target, own = lm.make(config, ids=IDS), {}
   params = jax.tree.map(lambda x: 1.5 * x, lm.init(config, 0))
-  c = eagle.settings(config, taps)
-  layer = lm.nest(jax.tree.map(lambda x: 2 * x, eagle.init(c, 1)))
+  if kind == 'eagle3.1':
+    c, layer, own = published(config.width)
+  else:
+    c = eagle.settings(config, taps)
+    layer = lm.nest(jax.tree.map(lambda x: 2 * x, eagle.init(c, 1)))
   ids = jnp.array([5, 0, 1, 3, 4], jnp.int32)
-  return c, target, types.Weights(params, eagle.weights(layer, ids, params))
+  weights = eagle.weights(layer, ids, params, **own)
+  return c, target, types.Weights(params, weights)
 
 
-@pytest.fixture(scope='module', params=KINDS)
+@pytest.fixture(scope='module', params=[*KINDS, 'eagle3.1'])
 def world(request, all_compile_in_less_time):
   """A world, and what proposals says of it."""
   with jax.enable_x64(True):
@@ -69,7 +96,7 @@ def sampled():
     [30, 12, 30, 30, 2, 30],
     vocab=IDS,
     length=L,
-    temperature=[1.0] * (B - 1) + [0.0],
+    temperature=TEMPERATURES,
     request=range(B),
   )
 
@@ -115,15 +142,19 @@ def by_training(world, tokens_XL):
   hidden = eagle_loss.steps(
     c,
     weights.draft['layer'],
-    target.embed(weights.target, tokens_XL, at_XL),
+    eagle.embed(target, weights.draft, tokens_XL, at_XL),
     forward.concat(tapped),
     GAMMA,
   )
   return jax.nn.softmax(eagle.logits(c, weights.draft, jnp.stack(hidden), V))
 
 
-def assert_same(q_V, wanted_V, greedy: bool):
-  if greedy:
+def assert_same(q_V, wanted_V, row: int):
+  """wanted_V: at temperature 1."""
+  if temperature := TEMPERATURES[row]:
+    wanted_V = np.asarray(wanted_V) ** (1 / temperature)
+    wanted_V /= wanted_V.sum()
+  else:
     wanted_V = np.arange(V) == np.argmax(wanted_V)
   np.testing.assert_allclose(q_V, wanted_V, rtol=0, atol=1e-9)
 
@@ -143,7 +174,7 @@ def test_every_draft_is_what_training_makes_of_the_same_tokens(world):
     )
     for x, (b, n, _, q_KV, _) in enumerate(seen):
       for k in range(min(GAMMA, L - n)):
-        assert_same(q_KV[k], q_KXLV[k, x, n - 1 + k], greedy=b == B - 1)
+        assert_same(q_KV[k], q_KXLV[k, x, n - 1 + k], b)
         assert not q_KV[k, [2, 6]].any()
     # What it cannot draft is said all the same.
     assert any(2 in text for text in texts)
@@ -194,7 +225,7 @@ def test_the_view_is_the_first_draft_of_a_window_at_every_index(world):
 
     q_BLV = read(weights.draft, tokens_BL)
     for b, n, _, q_KV, _ in seen:
-      assert_same(q_KV[0], q_BLV[b, n - 1], greedy=b == B - 1)
+      assert_same(q_KV[0], q_BLV[b, n - 1], b)
 
 
 def test_text_is_plain_decodings(world):
@@ -206,9 +237,24 @@ def test_text_is_plain_decodings(world):
 
 
 @pytest.mark.more
-def test_tokens_do_not_depend_on_the_row_or_the_batch(x64):
+@pytest.mark.parametrize('temperature', [0.0, 0.7, 1.0])
+@pytest.mark.parametrize('rule', [reject.RULE, block.RULE])
+def test_three_windows_of_a_published_draft_enumerated(rule, temperature, x64):
+  """Under coupled they are plain decoding's, as above."""
+  world = base.tables(3)
+  c, layer, own = published(4)
+  own = dict(head=own['head'][:, :2], embed=own['embed'][:3])
+  drafter = eagle_drafter.make(c, world.target, gamma=2)
+  weights = eagle.weights(layer, [2, 0], world.weights.target, **own)
+  pair = base.Pair(rule, drafter, weights)
+  enumerated.windows_error(world, pair, dict(temperature=temperature))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('kind', ['', 'eagle3.1'])
+def test_tokens_do_not_depend_on_the_row_or_the_batch(kind, x64):
   """Under a rule whose texts are not plain decoding's."""
-  c, target, weights = make_world(taps=(1,))
+  c, target, weights = make_world(kind, taps=(1,))
   drafter = eagle_drafter.make(c, target, gamma=GAMMA, chunk=4)
   programs = decode.programs(target, drafter, reject.RULE)
   prompts = [[5], *fakes.prompts(B - 1, vocab=IDS, longest=9)]
@@ -295,7 +341,7 @@ def test_on_a_mesh_the_texts_are_the_same(x64, path):
     assert x.sharding.device_set == set(mesh.devices.flat)
   assert e.weights.draft['target'] is target.params
   state, _ = e.programs.start(e.weights, placed)
-  for x in state.drafter.cache:
+  for x in jax.tree.leaves(state.drafter.cache):
     assert x.sharding.shard_shape(x.shape) == (2, 2, 32, 16)
 
 

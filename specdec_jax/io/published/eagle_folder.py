@@ -1,0 +1,278 @@
+"""Drafts as others publish them: a folder with config.json and weights.
+
+EAGLE-3 in the forms of its authors, SpecForge and AngelSlim, of speculators and
+of DeepSpec, with what EAGLE-3.1 adds. A folder says what it claims to be;
+nothing here measures whether it is.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import hosts, types
+from specdec_jax.io import download, files, hf, load, names
+from specdec_jax.io.arrays import stored
+from specdec_jax.io.config_json import families
+from specdec_jax.models import convert, eagle, lm
+
+FORMS = 'EAGLE-3 of its authors, SpecForge, AngelSlim, speculators, DeepSpec'
+HEAD, EMBED = 'lm_head.weight', 'embed_tokens.weight'
+_AUX = 'eagle_aux_hidden_state_layer_ids'
+Arrays = Mapping[str, np.ndarray]
+
+
+class Claim(NamedTuple):
+  """What a folder says of its draft.
+
+  layers: a config.json of its decoder layers.
+  taps: as types.Model.apply has them; () is the usual three.
+  settings: of EagleConfig.
+  """
+
+  layers: dict[str, Any]
+  taps: tuple[int, ...]
+  settings: dict[str, Any]
+
+
+def find(source: str | os.PathLike) -> pathlib.Path | None:
+  """The folder of 'hf:org/name' or of a path; None if the path is of a file."""
+  if os.fspath(source).startswith('hf:'):
+    return download.from_hub(os.fspath(source))
+  folder = pathlib.Path(source).expanduser()
+  return folder if folder.is_dir() else None
+
+
+def fit(
+  folder: pathlib.Path,
+  where: str,
+  target: load.LanguageModel,
+  put: jax.sharding.Sharding | None = None,
+) -> tuple[eagle.EagleConfig, types.Params]:
+  """(config, weights.draft) of a published draft for this target.
+
+  Args:
+    folder: with its config.json.
+    where: what errors begin with.
+    target: the model to draft for.
+    put: the sharding of the draft's parameters; None: the default device.
+
+  Raises:
+    ValueError: a draft of an unknown form, with arrays that have no place or
+      are missing, or for a target of other sizes.
+  """
+  path, arrays = folder / 'config.json', _arrays(folder)
+  raw = files.read_json(path)
+  claim = _form(where, raw, arrays)(raw)
+  config = _config(path, claim, arrays, target)
+  _check_target(where, config, claim, target)
+  places = _places(where, config, arrays)
+  place = lambda x, dtype: hosts.put(jnp.asarray(x, dtype), put)
+  layer, shapes = {}, eagle.shapes(config)
+  for name, (theirs, turned) in places.items():
+    x = arrays[theirs].T if turned else arrays[theirs]
+    layer[name] = place(x, shapes[name].dtype)
+  ids, head_HR = _vocabulary(where, arrays, target)
+  own = {'head': head_HR, 'embed': arrays.get(EMBED)}
+  own = {
+    k: place(x, config.block.dtype) for k, x in own.items() if x is not None
+  }
+  nested = lm.nest(layer)
+  stack = {'0': nested['block']} | nested.get('more', {})
+  block, _ = convert.fuse(config.block, {'layers': stack})
+  if target.config.run.packed:
+    block, nested = convert.pack(block, nested)
+    own = convert.pack_params(own)
+  made = eagle.weights(nested, place(ids, np.int32), target.params, **own)
+  return dataclasses.replace(config, block=block), made
+
+
+# --- what a config.json claims -----------------------------------------------
+
+
+def _form(where: str, raw: dict, arrays: Arrays) -> Callable[[dict], Claim]:
+  """The reader of a folder's form."""
+  kind = raw.get('speculators_model_type')
+  if kind == 'eagle3':
+    return _speculators
+  if kind is None and 'layers.0.hidden_norm.weight' in arrays:
+    return _deepspec if 'target_layer_ids' in raw else _raw
+  what = kind or raw.get('architectures') or raw.get('model_type')
+  raise ValueError(
+    f'{where}: {what} is no draft that is read; read are {FORMS}'
+  )
+
+
+def _raw(raw: dict[str, Any]) -> Claim:
+  """EAGLE's authors, SpecForge and AngelSlim.
+
+  Ids in eagle_config are of the layers whose outputs are taps, as SGLang reads
+  them; others are one more, as vLLM does.
+  """
+  inner = raw.get('eagle_config') or {}
+  taps = inner.get(_AUX) or [i - 1 for i in raw.get(_AUX) or ()]
+  return Claim({'model_type': 'llama'} | raw, tuple(taps), _norms(raw | inner))
+
+
+def _speculators(raw: dict[str, Any]) -> Claim:
+  """Ids are one more than those of the layers whose outputs are taps."""
+  layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', {})
+  layers['target_hidden_size'] = raw.get('target_hidden_size')
+  taps = tuple(i - 1 for i in raw.get(_AUX) or ())
+  return Claim(layers, taps, _norms(raw))
+
+
+def _deepspec(raw: dict[str, Any]) -> Claim:
+  return Claim(raw, tuple(raw['target_layer_ids']), _norms(raw))
+
+
+def _norms(raw: dict[str, Any]) -> dict[str, Any]:
+  """fc_norm and norm_output are EAGLE-3.1's."""
+  joined = 'joined' if raw.get('norm_before_fc') else 'none'
+  return dict(
+    tap_norm='each' if raw.get('fc_norm') else joined,
+    normed_residual=bool(raw.get('norm_before_residual')),
+    last_norm='fed' if raw.get('norm_output') else 'head',
+  )
+
+
+def _config(
+  path: pathlib.Path, claim: Claim, arrays: Arrays, target: load.LanguageModel
+) -> eagle.EagleConfig:
+  """The settings of the draft, in the target's dtype, not fused.
+
+  How many layers and heads there are is counted in the arrays.
+  """
+  numbers = {m[1] for n in arrays if (m := re.match(r'layers\.(\d+)\.', n))}
+  counts: dict[str, Any] = dict(num_hidden_layers=len(numbers))
+  heads = claim.layers.get('num_attention_heads')
+  q, k = (arrays.get(f'layers.0.self_attn.{x}_proj.weight') for x in 'qk')
+  if isinstance(heads, int) and heads > 0 and q is not None and k is not None:
+    size = claim.layers.get('head_dim') or max(1, len(q) // heads)
+    counts |= dict(head_dim=size, num_key_value_heads=max(1, len(k) // size))
+  block, _ = families.from_json(claim.layers | counts, path)
+  L = target.config.depth
+  return eagle.EagleConfig(
+    dataclasses.replace(block, tied=False, dtype=target.config.dtype),
+    claim.taps or (1, L // 2 - 1, L - 4),
+    tap_width=target.config.width,
+    reads='beside',
+    reads_first=False,
+    **claim.settings,
+  )
+
+
+def _check_target(where, config, claim: Claim, target) -> None:
+  """Refuses a draft for a target of another width, depth or vocabulary."""
+  label, own = target.label, target.config
+  width = claim.layers.get('target_hidden_size') or config.block.width
+  if width != own.width:
+    raise ValueError(
+      f'{where}: for a target of width {width}, and {label} has {own.width}; '
+      'give a draft of this target'
+    )
+  if config.block.vocab != own.vocab:
+    raise ValueError(
+      f'{where}: for a target of {config.block.vocab} ids, and {label} has '
+      f'{own.vocab}; give a draft of this target'
+    )
+  taps = config.taps
+  if len({*taps}) < len(taps) or not {*taps} <= {*range(-1, own.depth + 1)}:
+    raise ValueError(
+      f'{where}: it reads what layers {taps} leave, and {label} has '
+      f'{own.depth} layers; give a draft of this target'
+    )
+
+
+# --- arrays ------------------------------------------------------------------
+
+
+def _arrays(folder: pathlib.Path) -> dict[str, np.ndarray]:
+  """The arrays of a folder, by the names that speculators gives them."""
+  out = {}
+  for path in hf.weight_files(folder):
+    for name, array in stored.open_file(path).items():
+      name = re.sub('^midlayer', 'layers.0', name.removeprefix('model.'))
+      if not names.HARMLESS.fullmatch(name):
+        out[name] = array.read()
+  return out
+
+
+def _places(
+  where: str, config: eagle.EagleConfig, arrays: Arrays
+) -> dict[str, tuple[str, bool]]:
+  """{parameter of the layers: (its stored name, whether it is transposed)},
+  checked to be complete."""
+  each = config.tap_norm == 'each'
+  modules = {
+    **names.HF.modules,
+    'fuse': 'fc',
+    'norm': 'norm',
+    'token_norm': 'layers.0.input_layernorm',
+    'feature_norm': 'layers.0.hidden_norm',
+    **{
+      f'tap_norms/{i}': f'fc_norm.{i}' if each else 'input_norm'
+      for i in range(len(config.taps))
+    },
+  }
+  naming = names.HF._replace(layer='layers.{}.', modules=modules)
+  H, V = config.block.width, config.block.vocab
+  wanted: dict[str, tuple[int, ...]] = {EMBED: (V, H)}
+  wanted |= {HEAD: (*arrays[HEAD].shape[:1], H)} if HEAD in arrays else {}
+  places = {}
+  for name, s in eagle.shapes(config).items():
+    ours = re.sub(r'^(block|more/(\d+))/', _numbered, name)
+    places[name] = theirs, turned = naming.stored(ours), naming.turned(ours)
+    wanted[theirs] = s.shape[::-1] if turned else s.shape
+  unknown = [n for n in arrays if n not in {*wanted, HEAD, 'd2t', 't2d'}]
+  missing = [n for n in (*wanted, HEAD) if n not in arrays and n != EMBED]
+  if unknown or missing:
+    raise ValueError(
+      f'{where}: no place for {names.some(unknown)}; nothing for '
+      f'{names.some(missing)}'
+    )
+  for name, need in wanted.items():
+    if name in arrays and arrays[name].shape != need:
+      raise ValueError(
+        f'{where}: {name} has shape {arrays[name].shape}; its settings and '
+        f'this target need {need}'
+      )
+  if EMBED not in arrays and H != config.tap_width:
+    raise ValueError(
+      f'{where}: it has no {EMBED}, and is not as wide as its target'
+    )
+  return places
+
+
+def _numbered(layer: re.Match) -> str:
+  return f'layers/{layer[2] or 0}/'
+
+
+def _vocabulary(
+  where: str, arrays: Arrays, target: load.LanguageModel
+) -> tuple[np.ndarray, np.ndarray]:
+  """(ids of the target that it drafts [R], the head's columns for them).
+
+  d2t holds how much larger each id is in the target's vocabulary.
+  """
+  V, R = target.config.vocab, len(arrays[HEAD])
+  d2t = arrays.get('d2t', np.zeros(V, int))
+  ids = d2t + np.arange(len(d2t))
+  known = arrays.get('t2d', np.isin(np.arange(V), ids))
+  if (
+    d2t.shape != (R,)
+    or known.shape != (V,)
+    or not np.array_equal(np.sort(ids), np.flatnonzero(known))
+  ):
+    raise ValueError(
+      f'{where}: damaged: i + d2t[i] must be {R} different ids below {V}, '
+      'those of t2d'
+    )
+  real = ids < target.ids
+  return ids[real], arrays[HEAD][real].T

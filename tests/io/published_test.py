@@ -1,0 +1,310 @@
+"""Published drafts: what others compute with the same files, and refusals."""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import pathlib
+import types as python_types
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from specdec_jax import api, forward
+from specdec_jax.distill import eagle_loss
+from specdec_jax.io import files, load
+from specdec_jax.io.published import eagle_folder
+from specdec_jax.kernels import library
+from specdec_jax.models import config as model_config
+from specdec_jax.models import eagle, lm
+from tests import fakes
+from tests.io import torch_file
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden/eagle3'
+LOGITS = dict(np.load(GOLDEN / 'logits.npz'))
+TOKENS, FEATURES = LOGITS.pop('tokens'), LOGITS.pop('features')
+PLAIN = 'llama_plain'
+
+
+@functools.cache
+def target(**changes):
+  """What a golden draft was made for, as far as that is read."""
+  sizes = dict(depth=10, width=16, vocab=40, dtype='float32')
+  config = fakes.tiny(**sizes | changes)
+  return python_types.SimpleNamespace(
+    label='a target', config=config, ids=40, params=()
+  )
+
+
+def logits(config, weights, model):
+  """[3][T - k, R], as golden/eagle3/make.py has them: of steps of training.
+
+  The tokens follow a first one, which no draft reads.
+  """
+  tokens = jnp.asarray([0, *TOKENS])[None]
+  tokens_BTD = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
+  features = jnp.asarray([*FEATURES, FEATURES[0]], float)[None]
+  steps = eagle_loss.steps(config, weights['layer'], tokens_BTD, features, 3)
+  each = [eagle.reduced(config, weights, x)[0] for x in steps]
+  return [np.asarray(x[1 + k :]) for k, x in enumerate(each)]
+
+
+@pytest.mark.parametrize('name', LOGITS)
+def test_logits_are_those_of_speculators(x64, name):
+  """Of three chained steps, begun at every token."""
+  given = target(dtype='float64')
+  made = eagle_folder.fit(GOLDEN / name, name, given)
+  for k, ours in enumerate(logits(*made, lm.make(given.config))):
+    want = LOGITS[name][k, : len(TOKENS) - k]
+    np.testing.assert_allclose(ours, want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parity
+def test_speculators_still_writes_the_golden_files(tmp_path):
+  pytest.importorskip('speculators', reason='needs speculators 0.9.0')
+  spec = importlib.util.spec_from_file_location('made', GOLDEN / 'make.py')
+  assert spec and spec.loader
+  make = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(make)
+  for name, found in make.make(tmp_path).items():
+    np.testing.assert_allclose(found, LOGITS[name], rtol=0, atol=1e-5)
+    one, two = (
+      safetensors.numpy.load_file(folder / name / 'model.safetensors')
+      for folder in (tmp_path, GOLDEN)
+    )
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(one[n], two[n]) for n in one)
+
+
+# --- other forms, and folders that are refused --------------------------------
+
+
+def content(name=PLAIN):
+  """(config.json, arrays) of a golden folder."""
+  raw = json.loads((GOLDEN / name / 'config.json').read_text())
+  arrays = safetensors.numpy.load_file(GOLDEN / name / 'model.safetensors')
+  return raw, arrays
+
+
+def saved(folder, raw, arrays):
+  (folder / 'config.json').write_text(json.dumps(raw))
+  arrays = {n: np.ascontiguousarray(x) for n, x in arrays.items()}
+  safetensors.numpy.save_file(arrays, folder / 'model.safetensors')
+  return folder
+
+
+def raw_form(raw, arrays):
+  """As EAGLE's authors, SpecForge and AngelSlim save it, with few facts."""
+  layer = raw['transformer_layer_config']
+  kept = ('hidden_size', 'intermediate_size', 'num_attention_heads')
+  kept += ('rms_norm_eps', 'vocab_size', 'max_position_embeddings')
+  facts = {k: layer[k] for k in kept}
+  facts |= dict(architectures=['LlamaForCausalLMEagle3'], draft_vocab_size=12)
+  facts |= dict(tie_word_embeddings=True)  # of which nothing is meant
+  named = {n.replace('layers.0', 'midlayer'): x for n, x in arrays.items()}
+  return facts, named
+
+
+def test_the_form_of_its_authors_is_read_alike(tmp_path):
+  """Heads are counted, rotations are those of base 10000."""
+  raw, arrays = content()
+  config, want = eagle_folder.fit(GOLDEN / PLAIN, '', target())
+  facts, named = raw_form(raw, arrays)
+  ids = {'eagle_config': {'eagle_aux_hidden_state_layer_ids': [1, 4, 8]}}
+  folder = saved(tmp_path, facts | ids, named)
+  same, found = eagle_folder.fit(folder, '', target())
+  block = dataclasses.replace(config.block, rope_theta=10000.0)
+  assert same == dataclasses.replace(config, block=block)
+  chex.assert_trees_all_equal(found, want)
+  # By vLLM's ids, and by none: the usual three of ten layers.
+  for more, taps in (
+    ({'eagle_aux_hidden_state_layer_ids': [0, 5, 10]}, (-1, 4, 9)),
+    ({}, (1, 4, 6)),
+  ):
+    folder = saved(tmp_path, facts | more, named)
+    assert eagle_folder.fit(folder, '', target())[0].taps == taps
+  # EAGLE-3.1, as PyTorch's .bin; without an embedding, the target's is read.
+  facts |= dict(fc_norm=True, norm_output=True, norm_before_residual=True)
+  named |= {f'fc_norm.{i}.weight': np.ones(16, 'f4') for i in range(3)}
+  del named['embed_tokens.weight']
+  saved(tmp_path, facts, {})
+  (tmp_path / 'model.safetensors').unlink()
+  torch_file.save(tmp_path / 'pytorch_model.bin', named)
+  same, found = eagle_folder.fit(tmp_path, '', target())
+  assert (same.tap_norm, same.last_norm) == ('each', 'fed')
+  assert same.normed_residual and 'embed' not in found
+
+
+def test_the_form_of_deepspec_is_read_alike(tmp_path):
+  """Any number of taps, no d2t: a head for all ids, padding left out."""
+  raw, arrays = content('qwen3_plain')
+  facts = raw['transformer_layer_config'] | {'target_layer_ids': [1, 4, 5, 8]}
+  arrays = {n: x for n, x in arrays.items() if n not in ('d2t', 't2d')}
+  arrays['fc.weight'] = np.ones((16, 64), 'f4')
+  arrays['lm_head.weight'] = np.arange(640, dtype='f4').reshape(40, 16)
+  folder, padded = saved(tmp_path, facts, arrays), target()
+  padded.ids = 38
+  config, made = eagle_folder.fit(folder, '', padded)
+  padded.ids = 40
+  assert config.taps == (1, 4, 5, 8) and config.block.qk_norm
+  assert made['ids'].tolist() == list(range(38))
+  np.testing.assert_array_equal(made['head'], arrays['lm_head.weight'][:38].T)
+
+
+def read(made, given):
+  """Logits after every token, by the drafter's way through a cache."""
+  (config, weights), model = made, lm.make(given.config)
+  T = len(TOKENS)
+  features = eagle.features_of(weights['layer'], config, FEATURES[None])
+  hidden, _, _ = forward.read(
+    eagle.reader(config, model, features),
+    weights,
+    jnp.asarray(TOKENS)[None],
+    jnp.ones(1, jnp.int32),
+    eagle.init_cache(config, 1, T + 1),
+    slots=T + 1,
+  )
+  return np.asarray(eagle.reduced(config, weights, hidden)[0])
+
+
+@pytest.mark.parametrize('name', ['llama_joined', 'qwen3_each_fed'])
+def test_the_kernels_compute_the_same(name):
+  """Of a packed target; and a pass through a cache is the golden one."""
+  if not library.ready('auto', files.cache_folder()):
+    pytest.skip('needs a C compiler')
+  for run in ({}, dict(fused=True, packed=True)):
+    given = target(run=model_config.Execution(**run))
+    made = eagle_folder.fit(GOLDEN / name, name, given)
+    assert made[0].block.run.packed == bool(run)
+    np.testing.assert_allclose(read(made, given), LOGITS[name][0], atol=1e-3)
+
+
+def changed(config=(), layers=(), arrays=(), without=()):
+  """A change of a golden folder's content."""
+
+  def change(raw, own):
+    raw |= config
+    raw['transformer_layer_config'] |= layers
+    own |= arrays
+    for name in without:
+      del own[name]
+
+  return change
+
+
+ONES = functools.partial(np.ones, dtype='f4')
+OFFSETS = content()[1]['d2t']
+BAD = [
+  (
+    changed(dict(speculators_model_type='dflash')),
+    'dflash is no draft that is',
+  ),
+  (
+    changed(
+      dict(speculators_model_type=None, architectures=['LlamaForCausalLM']),
+      without=['layers.0.hidden_norm.weight'],
+    ),
+    r"\['LlamaForCausalLM'\] is no draft that is read; read are EAGLE-3",
+  ),
+  (
+    changed(dict(target_hidden_size=32)),
+    'for a target of width 32, and a target has 16; give a draft of this',
+  ),
+  (
+    changed(layers=dict(vocab_size=41)),
+    'for a target of 41 ids, and a target has 40; give a draft of this',
+  ),
+  (
+    changed(dict(eagle_aux_hidden_state_layer_ids=[2, 5, 12])),
+    r'it reads what layers \(1, 4, 11\) leave, and a target has 10 layers',
+  ),
+  (
+    changed(dict(eagle_aux_hidden_state_layer_ids=[2, 2, 5])),
+    r'it reads what layers \(1, 1, 4\) leave',
+  ),
+  (
+    changed(dict(eagle_aux_hidden_state_layer_ids=[2, 5])),
+    r'fc.weight has shape \(16, 48\); its settings and .* need \(16, 32\)',
+  ),
+  (
+    changed(arrays=dict(mask_hidden=ONES((1, 48)))),
+    r'no place for \[mask_hidden\]; nothing for \[\]',
+  ),
+  (
+    changed(without=['fc.weight', 'lm_head.weight']),
+    r'no place for \[\]; nothing for \[fc.weight, lm_head.weight\]',
+  ),
+  (
+    changed(dict(fc_norm=True)),
+    r'nothing for \[fc_norm.0.weight, fc_norm.1.weight, fc_norm.2.weight\]',
+  ),
+  (
+    changed(arrays={'lm_head.weight': ONES((12, 8))}),
+    r'lm_head.weight has shape \(12, 8\); .* need \(12, 16\)',
+  ),
+  # As ids, not offsets; one twice; none, of a head for some ids.
+  (changed(arrays=dict(d2t=OFFSETS + np.arange(12))), 'damaged: i . d2t'),
+  (
+    changed(arrays=dict(d2t=-np.arange(12))),
+    'must be 12 different ids below 40',
+  ),
+  (changed(without=['d2t']), 'damaged: i . d2t'),
+  (changed(layers=dict(hidden_act='tanh')), 'hidden_act='),
+]
+
+
+@pytest.mark.parametrize('change, message', BAD)
+def test_a_draft_of_something_else_is_refused(change, message, tmp_path):
+  raw, arrays = content()
+  change(raw, arrays)
+  folder = saved(tmp_path, raw, arrays)
+  with pytest.raises(ValueError, match=message) as error:
+    eagle_folder.fit(folder, 'eagle F', target())
+  assert str(error.value).startswith(('eagle F: ', str(folder)))
+
+
+def test_a_narrower_draft_needs_an_embedding(tmp_path):
+  raw, arrays = content()
+  raw['target_hidden_size'] = 32
+  arrays['fc.weight'] = ONES((16, 96))
+  wide = target(width=32)
+  config, _ = eagle_folder.fit(saved(tmp_path, raw, arrays), '', wide)
+  assert (config.block.width, config.features) == (16, 96)
+  del arrays['embed_tokens.weight']
+  with pytest.raises(
+    ValueError, match='has no embed_tokens.weight, and is not'
+  ):
+    eagle_folder.fit(saved(tmp_path, raw, arrays), '', wide)
+
+
+def test_a_folder_without_weights(tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  with pytest.raises(ValueError, match='model.safetensors: no such file'):
+    eagle_folder.fit(tmp_path, '', target())
+
+
+def test_it_drafts_for_a_model(tmp_path):
+  """From a folder, once for a target; the text is plain decoding's."""
+  raw, arrays = content()
+  small = load.load('random:tiny')
+  facts, named = raw_form(raw, arrays)
+  facts |= dict(vocab_size=512, target_hidden_size=64)
+  facts['eagle_aux_hidden_state_layer_ids'] = [0, 1, 2]
+  draw = np.random.default_rng(0).normal
+  named |= {
+    'fc.weight': draw(size=(16, 192)).astype('f4'),
+    'embed_tokens.weight': draw(size=(512, 16)).astype('f4'),
+    't2d': np.isin(np.arange(512), OFFSETS + np.arange(12)),
+  }
+  folder = str(saved(tmp_path, facts, named))
+  text = lambda **draft: (
+    api.generate(small, 'some words', max_new_tokens=12, **draft)[0].tokens
+  )
+  drafted = dict(draft='eagle', draft_options=dict(source=folder))
+  assert text(gamma=2, **drafted) == text()
+  made = [x for x in small.drafts if folder in map(str, x)]
+  assert len(made) == 1 and text(gamma=3, **drafted) == text()
+  assert [x for x in small.drafts if folder in map(str, x)] == made
