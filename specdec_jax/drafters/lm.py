@@ -24,7 +24,9 @@ class Settings(method.Stopping):
   source: str | os.PathLike | load.LanguageModel = fields.setting(
     '', needed='a model, such as hf:org/name'
   )
-  dtype: str = fields.setting('float32', allowed=convert.DTYPES)
+  dtype: str = fields.setting(
+    'float32', allowed=convert.DTYPES, help='as target.dtype'
+  )
   tensor_parallel: int = fields.setting(
     0, low=0, help='devices of mesh.model that share one copy; 0: all'
   )

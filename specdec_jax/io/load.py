@@ -162,7 +162,8 @@ def load(
       or what sources.open_source has made of one of the first four.
     dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
       'stored': float32, but the matrices of a .gguf file stay quantised; on one
-      CPU. 'int8', 'int4': bfloat16, on CPU float32, with matrices of integers.
+      CPU. 'int8', 'int4': bfloat16, on CPU float32, with matrices of integers
+      (io.quantised.rounded).
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
     scan_layers: scan over the layers, to compile faster; on TPU if None.
@@ -193,18 +194,38 @@ def load(
   if dtype == convert.STORED:
     kept = _kept(opened, kernels, alone=mesh is None and not scan_layers)
     dtype = 'float32'
+  alone = layout is None and not scan_layers
+  packs = alone and dtype != 'float64' and _ready(kernels, dtype)
   if kind := dtype if dtype in weights.INTEGERS else '':
     put = functools.partial(rounded.put, kind, layout)
+    if packs:
+      put = functools.partial(rounded.pack, source, kind)
     dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
-  if layout is None and not scan_layers:
-    config, params = convert.fuse(model.config, model.params)
-    narrow = dtype != 'float64' and not kind
-    if narrow and library.ready(kernels, files.cache_folder()):
-      config, params = convert.pack(config, params)
-    model = dataclasses.replace(model, lm_config=config, params=params)
-  label = model.label + f' ({kind})' * bool(kind)
+  model = _fused(model, packs) if alone else model
+  label = _rounded(model.label, kind) if kind else model.label
   return dataclasses.replace(model, label=label, layout=layout)
+
+
+def _fused(model: LanguageModel, packs: bool) -> LanguageModel:
+  """A model on one device, as one pass reads it fastest."""
+  config, params = convert.fuse(model.config, model.params)
+  if packs:
+    config, params = convert.pack(config, params)
+  return dataclasses.replace(model, lm_config=config, params=params)
+
+
+def _ready(kernels: str, dtype: str) -> bool:
+  """Whether there are kernels for what a dtype makes of matrices."""
+  kinds = sorted(set(rounded.KINDS.get(dtype, ())))
+  each = [library.ROWS, *map(library.quantised, kinds)]
+  return all(library.ready(kernels, files.cache_folder(), x) for x in each)
+
+
+def _rounded(label: str, kind: str) -> str:
+  """'1.5b (Q4_K, again int4)': a second rounding is named."""
+  again = label.replace('dequantised', f'again {kind}')
+  return again if again != label else f'{label} ({kind})'
 
 
 def read(

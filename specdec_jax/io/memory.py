@@ -1,5 +1,6 @@
 """What models will take of memory, beside what is free."""
 
+import collections
 import math
 import pathlib
 import re
@@ -16,7 +17,7 @@ from specdec_jax.kernels import quantised
 from specdec_jax.models import convert, lm, weights, work
 
 # From the nearest to the smallest.
-SMALL = (convert.STORED, 'bfloat16')
+SMALL = (convert.STORED, 'bfloat16', *weights.INTEGERS)
 
 
 class Model(NamedTuple):
@@ -28,23 +29,29 @@ class Model(NamedTuple):
   def bytes(self) -> float:
     """Of its parameters, and of the one that is being read, as float32."""
     shapes = lm.shapes(self.source.config)
-    sizes = [math.prod(x.shape) for x in shapes.values()]
-    return _parameters(self.source, self.dtype, sum(sizes)) + 4 * max(sizes)
+    largest = max(math.prod(x.shape) for x in shapes.values())
+    return _parameters(self.source, self.dtype, shapes) + 4 * largest
 
   def slot(self) -> float:
     """Bytes of a token in its cache."""
     return work.slot_bytes(lm.make(self.source.config), 1)
 
 
-def _parameters(source: sources.Source, dtype: str, numbers: int) -> float:
-  if dtype in weights.INTEGERS:
-    return work.tree_bytes(rounded.shapes(lm.shapes(source.config), dtype))
-  if dtype != convert.STORED:
-    return numbers * jnp.dtype(dtype).itemsize
-  kept = {k: n for k, n in source.kinds.items() if k in blocks.KEPT}
-  kinds = {k: quantised.KINDS[blocks.KEPT[k].kind] for k in kept}
-  stored = sum(n * kinds[k].size / kinds[k].depth for k, n in kept.items())
-  return stored + 4 * (numbers - sum(kept.values()))
+def _parameters(source: sources.Source, dtype: str, shapes) -> float:
+  integers, kinds = dtype in weights.INTEGERS, collections.Counter()
+  if integers and jax.default_backend() != 'cpu':
+    return work.tree_bytes(rounded.shapes(shapes, dtype))
+  sizes = {name: math.prod(x.shape) for name, x in shapes.items()}
+  for name, x in shapes.items() if integers else ():
+    kinds[rounded.packed_kind(dtype, name, x.shape)] += sizes[name]
+  if dtype == convert.STORED:
+    kinds.update(source.kinds)
+  elif not integers:
+    return sum(sizes.values()) * jnp.dtype(dtype).itemsize
+  kept = {k: n for k, n in kinds.items() if k in blocks.KEPT}
+  rows = {k: quantised.KINDS[blocks.KEPT[k].kind] for k in kept}
+  codes = sum(n * rows[k].size / rows[k].depth for k, n in kept.items())
+  return codes + 4 * (sum(sizes.values()) - sum(kept.values()))
 
 
 def free() -> float:

@@ -18,8 +18,9 @@ SIZES = dict(width=64, head_dim=16, mlp=96, vocab=640)
 
 @pytest.fixture(autouse=True, scope='module')
 def compiled():
-  if why := library.load(files.cache_folder()):
-    pytest.skip(why)
+  for one in (library.ROWS, *map(library.quantised, ('Q8_0', 'Q4_1'))):
+    if why := library.load(files.cache_folder(), one):
+      pytest.skip(why)
 
 
 def source(form, folder) -> str:
@@ -34,6 +35,8 @@ def source(form, folder) -> str:
   [
     ('floats', 'float32'),
     ('floats', 'bfloat16'),
+    ('floats', 'int8'),
+    ('quantised', 'int4'),
     ('quantised', 'float32'),
     ('quantised', 'stored'),
     ('floats', 'int8'),

@@ -178,7 +178,9 @@ def test_speculates_under_a_mesh_as_on_one_device(
     (sharding.make_mesh(1, 2), False),
     (sharding.make_mesh(2, 4), True),
   ):
-    m = load.load(folder, dtype=kind, mesh=mesh, scan_layers=scan)
+    m = load.load(
+      folder, dtype=kind, mesh=mesh, scan_layers=scan, kernels='xla'
+    )
     assert m.label == f'{plain.label} ({kind})' and m.digest == plain.digest
     assert m.config.run.fused == (mesh is None)
     assert m.dtype == 'float32'

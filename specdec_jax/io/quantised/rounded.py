@@ -2,18 +2,29 @@
 
 As weights.Grouped: int8 has a scale for a column, int4 one for 128 rows of it.
 The head keeps 8 bits, for it makes the logits and, if tied, the embedding.
+
+For the kernels of one CPU as blocks of 32 rows (`pack`), rounded as llama.cpp
+does: they have scales of their own at no cost, and int4 a minimum too.
 """
 
 import math
 from typing import Any
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax import hosts, sharding
+from specdec_jax.io.gguf import blocks
+from specdec_jax.kernels import quantised
 from specdec_jax.models import weights
+
+# dtype -> the kinds of a layer's matrices, and of embedding and head.
+KINDS = {'int8': ('Q8_0', 'Q8_0'), 'int4': ('Q4_1', 'Q8_0')}
+# Columns that are rounded at a time.
+_MOST = 4096
 
 
 def quantise(x: np.ndarray, kind: str) -> weights.Grouped:
@@ -90,3 +101,47 @@ def shardings(layout: sharding.Layout, name: str, x: Any) -> Any:
   inside = rows if between is None and C % parts == 0 else None
   at = lambda *axes: NamedSharding(layout.mesh, PartitionSpec(*depth, *axes))
   return weights.Grouped(at(between, inside, columns), at(between, columns))
+
+
+# --- for the kernels of one CPU ----------------------------------------------
+
+
+def packed_kind(dtype: str, name: str, shape: tuple[int, ...]) -> str:
+  """What `pack` makes of a parameter, by its flat name; '': it stays float32,
+  as do matrices whose rows are no whole blocks."""
+  inner, ends = KINDS[dtype]
+  kind = ends if name in ('head', 'embed') else inner
+  if not (name in ('head', 'embed') or name.endswith('/kernel')):
+    return ''
+  rows = shape[-1 if name == 'embed' else 0]
+  return '' if rows % quantised.KINDS[kind].depth else kind
+
+
+def pack(source: str, dtype: str, name: str, x: Any) -> Any:
+  """Stores a parameter as panels of blocks, as names.read has it done.
+
+  Args:
+    source: of the model, for error messages.
+    dtype: of KINDS.
+    name: the parameter's flat name.
+    x: its numbers.
+
+  Raises:
+    ValueError: numbers that are too large for a scale in float16.
+  """
+  kind = packed_kind(dtype, name, x.shape)
+  if not kind:
+    return jnp.asarray(x)
+  x_NK, raw = np.asarray(x if name == 'embed' else x.T, np.float32), []
+  for i in range(0, len(x_NK), _MOST):
+    some = np.ascontiguousarray(x_NK[i : i + _MOST])
+    with np.errstate(over='ignore'):
+      raw += [gguf.quantize(some, gguf.GGMLQuantizationType[kind])]
+  count = x_NK.shape[1] // quantised.KINDS[kind].depth
+  panels = blocks.pack(np.concatenate(raw).reshape(len(x_NK), count, -1), kind)
+  if quantised.broken(panels, kind):
+    raise ValueError(
+      f"{source}: {name} is too large for {dtype}; give dtype='float32'"
+    )
+  matrix = weights.Quantised(jnp.asarray(panels), kind, len(x_NK))
+  return weights.Table(matrix) if name == 'embed' else matrix
