@@ -19,6 +19,7 @@ from specdec_jax.drafters import (
   hybrid,
   lm,
   lookup,
+  medusa,
   method,
   ngram,
 )
@@ -30,6 +31,7 @@ DRAFTERS: dict[str, Any] = {
   'ngram': ngram,
   'early_exit': early_exit,
   'eagle': eagle,
+  'medusa': medusa,
   'hybrid': hybrid,
   'adaptive': adaptive,
 }

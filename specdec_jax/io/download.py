@@ -19,7 +19,8 @@ from specdec_jax.io import files
 
 # Data only: no code. Subfolders hold other formats of the weights.
 WANTED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
-PICKLED = ['pytorch_model*.bin']  # where nothing else has the weights
+# Where there is no safetensors file.
+PICKLED = ['pytorch_model*.bin', 'medusa_lm_head.pt']
 UNWANTED = ['*/*', 'consolidated*.safetensors']
 
 

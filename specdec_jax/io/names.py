@@ -245,6 +245,8 @@ HARMLESS = re.compile(
   r'|(en|de)coder\.embed_tokens\.weight'
   r'|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias'
   r'\.weight'
+  # Heads that draft, in a model tuned with them (io.published.medusa_heads).
+  r'|medusa_head\..*'
   # Of a model that sees images too; a text does not pass through them.
   r'|(model\.)?(vision_tower|multi_modal_projector)\..*'
 )

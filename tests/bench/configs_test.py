@@ -130,7 +130,7 @@ def test_unknown_key_and_argument():
 @pytest.mark.parametrize(
   'section, key, value, said',
   [
-    ('decode', 'methods', ('lm', 'medusa'), "methods='medusa': allowed are"),
+    ('decode', 'methods', ('lm', 'hydra'), "methods='hydra': allowed are"),
     ('decode', 'methods', ('no.py:make',), 'importing no.py failed: FileNot'),
     # What --config.decode.methods=lm,lookup is read as.
     (

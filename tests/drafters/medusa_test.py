@@ -1,0 +1,262 @@
+"""Medusa's heads: each predicts the token it is trained for; how they are read.
+
+The reading to compare with is of NumPy and of the files' own arrays.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from specdec_jax import build, debug, decode, forward
+from specdec_jax.certify import base, certificate, load
+from specdec_jax.drafters import adaptive, hybrid, medusa
+from specdec_jax.verify import coupled
+from tests import fakes
+from tests.io import tiny, torch_file
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+B, L, GAMMA, COUNT = 5, 32, 3, 4
+CONFIG = tiny.config(vocab=264)
+MODEL = tiny.arrays(CONFIG)
+IDS = 260  # of the byte tokenizer; the others are padding
+SLOW = pytest.mark.slow
+PROMISES = certificate.PROMISES
+
+
+def heads(own=True, layers=1, count=COUNT, seed=1):
+  """Arrays of heads as Medusa names them."""
+  rng, c = np.random.default_rng(seed), CONFIG
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32) / 3
+  out = {}
+  for i in range(count):
+    for j in range(layers):
+      out[f'{i}.{j}.linear.weight'] = draw(c.width, c.width)
+      out[f'{i}.{j}.linear.bias'] = draw(c.width)
+    if own:
+      out[f'{i}.{layers}.weight'] = draw(c.vocab, c.width)
+  return out
+
+
+def save(folder, arrays, layout):
+  """(folder of the target, source of the heads) in one of three layouts."""
+  if layout == 'inside':
+    inside = {f'medusa_head.{name}': x for name, x in arrays.items()}
+    tiny.write_folder(folder, CONFIG, weights=MODEL | inside, shards=2)
+    return folder, folder
+  tiny.write_folder(folder, CONFIG, weights=MODEL)
+  beside = folder / 'heads'
+  beside.mkdir(exist_ok=True)
+  # As published: it says 2 where there are more.
+  (beside / 'config.json').write_text(json.dumps({'medusa_num_heads': 2}))
+  if layout == 'pt':
+    torch_file.save(beside / 'medusa_lm_head.pt', arrays)
+  else:
+    path = beside / 'medusa_lm_head.safetensors'
+    safetensors.numpy.save_file(arrays, path)
+  return folder, beside
+
+
+def law(arrays, number, states_TD):
+  """What a head says after each state: [T, V]."""
+  x, layer = states_TD, 0
+  while f'{number}.{layer}.linear.weight' in arrays:
+    y = x @ arrays[f'{number}.{layer}.linear.weight'].T
+    y = y + arrays[f'{number}.{layer}.linear.bias']
+    x, layer = x + y / (1 + np.exp(-y)), layer + 1
+  head = arrays.get(f'{number}.{layer}.weight', MODEL['lm_head.weight'])
+  logits = (x @ head.T)[:, :IDS]
+  p = np.exp(logits - logits.max(-1, keepdims=True))
+  return np.pad(p / p.sum(-1, keepdims=True), ((0, 0), (0, CONFIG.vocab - IDS)))
+
+
+def states(target, text):
+  """The target's states after its final norm: [T, D]."""
+  x_1TD = forward.hidden(target.model, target.params, jnp.asarray([text]))
+  x = np.asarray(x_1TD[0])
+  x = x / np.sqrt((x * x).mean(-1, keepdims=True) + CONFIG.norm_eps)
+  return x * MODEL['model.norm.weight']
+
+
+def asked():
+  """Rows that end in different windows; the last is greedy, the first begins
+  with a single token."""
+  prompts = [[5], *fakes.prompts(B - 1, vocab=IDS, longest=9)]
+  settings = dict(vocab=IDS, length=L, temperature=[0.7, 1, 1, 1, 0.0])
+  return fakes.request(prompts, [24, 9, 20, 20, 16], **settings)
+
+
+def proposals(target, drafter, params):
+  """(texts, [(row, length before, q_KV, count)] of live windows)."""
+  options = decode.Options(chunk=8)
+  watched = debug.watched(drafter)
+  programs = decode.programs(target.model, watched, coupled.RULE, options)
+  weights = decode.types.Weights(target.params, params)
+  request, seen = asked(), []
+  state, info = programs.start(weights, request)
+  while np.asarray(state.live_B).any():
+    lengths_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
+    state, info = programs.step(weights, request, state, info)
+    inner, draft, _ = state.drafter
+    state = state._replace(drafter=inner)
+    q_BKV, count_B = np.asarray(draft.q_BKV), np.asarray(draft.count_B)
+    for b in np.flatnonzero(live_B):
+      seen.append((b, lengths_B[b], q_BKV[b], count_B[b]))
+  out = decode.Output(state.tokens_BL, state.lengths_B, info)
+  return fakes.texts(out), seen
+
+
+@pytest.mark.parametrize(
+  'layout, own, layers',
+  [('pt', True, 1), ('safetensors', False, 2), ('inside', True, 1)],
+)
+def test_a_head_drafts_the_token_that_it_predicts(
+  x64, tmp_path, layout, own, layers
+):
+  """Head i, of the state of token t, drafts token t + 2 + i: all q of all
+  windows, and of the model that alpha is measured with."""
+  arrays = heads(own, layers)
+  folder, source = save(tmp_path / 'm', arrays, layout)
+  target = build.load(str(folder), dtype='float64')
+  made = build.engine(target, medusa.Settings(source), gamma=GAMMA)
+  texts, seen = proposals(target, made.drafter, made.weights.draft)
+  plain = build.engine(target, rule='coupled')
+  assert texts == fakes.texts(plain.programs.generate(plain.weights, asked()))
+  known = []
+  for text in texts:
+    states_TD = states(target, text)
+    laws = [law(arrays, i, states_TD) for i in range(GAMMA)]
+    T = range(len(text))
+    known.append({(t + 2 + i, i): laws[i][t] for i in range(GAMMA) for t in T})
+  view = made.q
+  assert view is not None
+  hidden_BLD = forward.hidden(
+    view, made.weights.draft, jnp.asarray(fakes.pad(texts, L))
+  )
+  alone_BLV = jax.nn.softmax(view.head(made.weights.draft, hidden_BLD))
+  assert {count for *_, count in seen} == {0, GAMMA}
+  for b, n, q_KV, count in seen:
+    assert count == (0 if n == 1 else GAMMA)
+    for k in range(count):
+      q_V = known[b][n + k, k]
+      if k == 0:
+        np.testing.assert_allclose(alone_BLV[b, n - 1], q_V, atol=1e-9)
+      if b == 0:
+        q_V = q_V ** (1 / 0.7) / (q_V ** (1 / 0.7)).sum()
+      if b == B - 1:
+        q_V = np.arange(len(q_V)) == q_V.argmax()
+      np.testing.assert_allclose(q_KV[k], q_V, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_on_one_cpu_the_kernels_read_them(tmp_path, dtype):
+  arrays = heads()
+  folder, source = save(tmp_path / 'm', arrays, 'pt')
+  target = build.load(str(folder), dtype=dtype)
+  made = build.engine(target, medusa.Settings(source), gamma=GAMMA)
+  _, seen = proposals(target, made.drafter, made.weights.draft)
+  plain = build.load(str(folder), kernels='xla', dtype=dtype)
+  made = build.engine(plain, medusa.Settings(source), gamma=GAMMA)
+  _, other = proposals(plain, made.drafter, made.weights.draft)
+  close = dict(float32=1e-4, bfloat16=0.1)[dtype]
+  np.testing.assert_allclose(seen[-1][2], other[-1][2], atol=close)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  'rule',
+  ['coupled', *(pytest.param(x, marks=SLOW) for x in ('reject', 'block'))],
+)
+@pytest.mark.parametrize('around', [adaptive, hybrid])
+def test_inside_others_too(x64, tmp_path, around, rule):
+  """Whatever is drafted, a rule's text at temperature 0 is plain decoding's,
+  and under coupled at any."""
+  folder, source = save(tmp_path / 'm', heads(), 'safetensors')
+  target = build.load(str(folder), dtype='float64')
+  inner = around.Settings(medusa.Settings(source))
+  if around is adaptive:
+    costs = {x: [1.0, 1.01, 1.02, 1.03] for x in ('verify', 'medusa')}
+    inner = adaptive.Settings(medusa.Settings(source), costs=costs)
+  made = build.engine(target, inner, gamma=GAMMA, rule=rule)
+  plain = build.engine(target, rule=rule)
+  one, two = (
+    fakes.texts(x.programs.generate(x.weights, asked())) for x in (made, plain)
+  )
+  assert one[-1] == two[-1]
+  assert one == two or rule != 'coupled'
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('rule', ['reject', pytest.param('block', marks=SLOW)])
+def test_its_windows_are_exact(rule):
+  """By enumeration: the joint law of what a window emits."""
+  (promise,) = (x for x in PROMISES if x.name == 'windows-enumerated')
+  drafters = {'medusa': load.RECIPES['medusa']}
+  subject = base.Subject([build.lossless_rules()[rule]], drafters)
+  row = certificate.check(promise._replace(quick=2), subject, full=False)
+  assert row.passed, row.case
+
+
+def without(name):
+  return {k: x for k, x in heads().items() if k != name}
+
+
+@pytest.mark.parametrize(
+  'arrays, message',
+  [
+    (heads() | {'hydra.weight': np.ones(2)}, r'no place for \[hydra.weight\]'),
+    (without('1.0.linear.bias'), r'nothing for \[1.0.linear.bias\]; give a'),
+    (without('3.1.weight'), r'nothing for \[3.1.weight\]'),
+    (without('0.1.weight'), r'no place for \[1.1.weight, 2.1.weight, 3'),
+    (without('0.0.linear.weight'), r'nothing for \[0.0.linear.weight'),
+    ({'lm_heads.0.weight': np.ones((2, 2))}, r'no place for \[lm_heads.0.w'),
+    (
+      heads() | {'2.0.linear.weight': np.ones((16, 16))},
+      r'2.0.linear.weight has shape \(16, 16\), and heads of m need \(32, 32\)',
+    ),
+    (
+      heads() | {'0.1.weight': np.ones((300, 32))},
+      r'0.1.weight has shape \(300, 32\), .*\(264, 32\); give heads of this',
+    ),
+    (
+      heads() | {'0.0.linear.bias': np.full(32, np.nan)},
+      '0.0.linear.bias has values that are not finite',
+    ),
+    (heads(count=2), 'has 2 heads, and gamma=3 needs 3; give gamma=2 or less'),
+  ],
+)
+def test_other_heads_are_refused_by_name(tmp_path, arrays, message):
+  folder, source = save(tmp_path / 'm', arrays, 'safetensors')
+  target = tiny.read(folder)
+  with pytest.raises(ValueError, match=f'^medusa {source}: .*{message}') as e:
+    build.engine(target, medusa.Settings(source), gamma=GAMMA)
+  assert '\n' not in str(e.value)
+
+
+def test_files_that_are_no_heads_are_refused(tmp_path):
+  folder, source = save(tmp_path / 'm', heads(), 'pt')
+  target = tiny.read(folder)
+  make = lambda source: build.engine(target, medusa.Settings(source), gamma=1)
+  path = source / 'medusa_lm_head.pt'
+  assert make(path).drafter is make(source).drafter  # the file alone, too
+  with pytest.raises(ValueError, match='/absent: no such file; give a folder'):
+    make('/absent')
+  with pytest.raises(ValueError, match='no place for .lm_head.weight, mo'):
+    make(folder)
+  torch_file.zipped(path, b'cposix\nsystem\n')
+  with pytest.raises(ValueError, match='GLOBAL posix system, which makes no a'):
+    make(source)
+
+
+def test_engines_of_every_gamma_share_the_heads(tmp_path):
+  folder, source = save(tmp_path / 'm', heads(), 'pt')
+  target = tiny.read(folder)
+  one, two = (
+    build.engine(target, medusa.Settings(source), gamma=gamma).weights.draft
+    for gamma in (1, 2)
+  )
+  assert one['heads'] is two['heads'] and one['target'] is target.params
