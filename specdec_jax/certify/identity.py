@@ -1,9 +1,11 @@
 """Promises that speculation emits the tokens of plain decoding."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import types
@@ -11,9 +13,9 @@ from specdec_jax.bench import audit
 from specdec_jax.certify import base
 from specdec_jax.drafters import scripted
 from specdec_jax.io import files
-from specdec_jax.kernels import library
+from specdec_jax.kernels import library, quantised
 from specdec_jax.models import config as model_config
-from specdec_jax.models import convert, lm
+from specdec_jax.models import convert, lm, weights
 
 GAMMAS = (1, 2, 3, 4, 8)
 BATCHES = (8, 3, 32, 1)
@@ -246,6 +248,8 @@ def audited(subject: base.Subject, dtype: str, amount: int):
 
 
 KERNEL_GAMMAS, KERNEL_BATCHES = (4, 1, 8, 2), (1, 3, 8)
+# Of each way to store scales one kind: the others take a minute to compile.
+FEW_KINDS = ('Q4_1', 'Q6_K', 'U8_128')
 
 
 def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
@@ -254,16 +258,21 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
     raise base.NotChecked('a model of your own does not run on them')
   if jax.default_backend() != 'cpu':
     raise base.NotChecked(f'they are for CPU, not {jax.default_backend()}')
-  if why := library.load(files.cache_folder()):
-    raise base.NotChecked(why)
+  kinds = [*quantised.KINDS] if amount > QUICK else FEW_KINDS
+  for one in (library.ROWS, *map(library.quantised, kinds)):
+    if why := library.load(files.cache_folder(), one):
+      raise base.NotChecked(why)
   compared, distinct, made = 0, 0, []
   shapes = itertools.cycle(
     zip(KERNEL_GAMMAS * 3, KERNEL_BATCHES * 4, strict=True)
   )
   names = list(subject.drafters)
-  for dtype, some in (('float32', names), ('bfloat16', names[:1])):
-    world = _packed_world(dtype, subject.encoder)
-    for name in some:
+  worlds = {
+    x: _packed_world(x, subject.encoder) for x in ('float32', 'bfloat16')
+  }
+  worlds[convert.STORED] = _stored_world(kinds, subject.encoder)
+  for dtype, world in worlds.items():
+    for name in names if dtype == 'float32' else names[:1]:
       gamma, batch = next(shapes)
       # A rule does not see the models: the first one will do.
       pair = subject.pair(world, gamma, name=name)
@@ -289,7 +298,8 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
   return base.Figure(
     base.none_of(compared, 'tokens differ', distinct, 'positions'),
     '0',
-    f'{len(made)} programs, float32 and bfloat16 weights, batch 1, 3 and 8',
+    f'{len(made)} programs, float32, bfloat16 and stored weights (of '
+    f'{len(kinds)} kinds), batch 1, 3 and 8',
   )
 
 
@@ -300,11 +310,11 @@ def _alone(world: base.World, request) -> list[list[int]]:
   return [text for b in rows for text in base.plain(world, one(b))]
 
 
-def _packed_world(dtype: str, encoder: bool) -> base.World:
+def _packed_world(dtype: str, encoder: bool, **changes) -> base.World:
   """A target and a draft of two packed layers."""
   name, kv_heads = ('t5_tiny', 4) if encoder else ('tiny', 2)
   sizes = dict(width=48, heads=4, kv_heads=kv_heads, head_dim=8, mlp=80)
-  config = model_config.sized(name, **sizes, dtype=dtype)
+  config = model_config.sized(name, **sizes | changes, dtype=dtype)
 
   def packed(params):
     return convert.pack(*convert.fuse(config, params))
@@ -315,3 +325,33 @@ def _packed_world(dtype: str, encoder: bool) -> base.World:
   model = lm.make(config_packed)
   weights = types.Weights(target, draft)
   return base.World(model, model, weights, config.vocab, config_packed)
+
+
+def _stored_world(kinds: Sequence[str], encoder: bool) -> base.World:
+  """Models whose matrices are of these kinds in turn, all of them; the draft's
+  are near those numbers, in float32."""
+  sizes = dict(width=256, head_dim=64, mlp=256, depth=-(-len(kinds) // 4))
+  world = _packed_world('float32', encoder, **sizes)
+  rng, turn = np.random.default_rng(0), itertools.cycle(kinds)
+  target = jax.tree.map(
+    lambda x: _random(x, next(turn), rng) if weights.is_stored(x) else x,
+    world.weights.target,
+    is_leaf=weights.is_stored,
+  )
+  assert world.config is not None
+  config, numbers = convert.unpack(world.config, target)
+  _, draft = convert.pack(config, base.blurred(numbers))
+  return world._replace(weights=types.Weights(target, draft))
+
+
+def _random(matrix: Any, kind: str, rng) -> weights.Quantised:
+  """Random codes and scales, of numbers as large as a matrix' own."""
+  k, (K, N) = quantised.KINDS[kind], matrix.shape
+  rows, wide = (N // quantised.WIDE, K // k.depth), quantised.WIDE
+  panels = rng.integers(0, 256, (*rows, wide * k.size), np.uint8)
+  size = 2.0 ** -(k.bits + (6 if k.scales == quantised.SUPER else 0))
+  for (dtype, n), start in zip(k.fields, k.offsets, strict=True):
+    if dtype.kind == 'f':
+      floats = rng.normal(0, 0.1 * size, (*rows, wide)).astype(dtype)
+      panels[..., start : start + n * wide] = floats.view(np.uint8)
+  return weights.Quantised(jnp.asarray(panels), kind, N, matrix.parts)

@@ -56,7 +56,7 @@ HOLDS = {
   'window-distribution': (400, ['reject, block: 400', 'coupled: it draws'], []),
   'joint-distribution-transformer': (2**14, ['reject lm, block lm'], SLOW),
   'audited-identity': (400, ['gamma 4'], SLOW),
-  'kernel-identity': (1, ['float32 and bfloat16'], SLOW),
+  'kernel-identity': (1, ['bfloat16 and stored weights (of 3 kinds'], SLOW),
   'accounting': (2_000, ['EOS'], []),
   'encoder-decoder': (1, ['lm; windows-enum', 'accounting 0 of'], SLOW),
 }
