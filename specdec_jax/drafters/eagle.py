@@ -184,9 +184,7 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   state, hidden_BD = _catch_up(setup, weights.draft, state, context)
 
   def drawn(cache, hidden_BD, offset, going_B):
-    logits_B1V = eagle.logits(
-      config, weights.draft, hidden_BD[:, None], target.vocab
-    )
+    logits_B1V = eagle.logits(config, target, weights.draft, hidden_BD[:, None])
     return (cache, hidden_BD), *lm_drafter.draw(
       noise, context, setup.min_confidence, logits_B1V, offset, going_B
     )
@@ -307,7 +305,7 @@ def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
     return hidden_BTD, (), Viewed(target_cache, draft_cache, features_BSE)
 
   def head(params, hidden):
-    return eagle.logits(config, params, hidden, target.vocab)
+    return eagle.logits(config, target, params, hidden)
 
   return types.Model(apply, head, init_cache, target.vocab, target.context)
 

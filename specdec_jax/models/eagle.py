@@ -248,20 +248,28 @@ def weights(
 
   Args:
     layer: parameters of Eagle, nested.
-    ids: the draft's vocabulary, [R], as ids of the target.
+    ids: the draft's vocabulary, [R], as ids of the target; None: all of them,
+      through the target's head.
     target_params: the target's; columns of its head are copied.
     **own: the draft's own 'head', [H, R], and 'embed', [V, H].
   """
-  found = {'layer': layer, 'ids': jnp.asarray(ids), 'target': target_params}
-  if 'head' not in own:
-    found['head'] = weights_lib.of(target_params['head']).take(found['ids'])
-  return found | own
+  found = {'layer': layer, 'target': target_params} | own
+  if ids is not None:
+    found['ids'] = jnp.asarray(ids)
+    if 'head' not in own:
+      found['head'] = weights_lib.of(target_params['head']).take(found['ids'])
+  return found
 
 
-def logits(config: EagleConfig, params, hidden: Array, vocab: int) -> Array:
+def logits(
+  config: EagleConfig, target: types.Model, params, hidden: Array
+) -> Array:
   """Logits of all ids, [..., V]; -inf outside the draft's vocabulary."""
+  if 'ids' not in params:
+    assert target.project is not None and config.last_norm == 'none'
+    return target.project(params['target'], hidden)
   few = reduced(config, params, hidden)
-  out = jnp.full((*few.shape[:-1], vocab), -jnp.inf, few.dtype)
+  out = jnp.full((*few.shape[:-1], target.vocab), -jnp.inf, few.dtype)
   return out.at[..., params['ids']].set(few, unique_indices=True)
 
 

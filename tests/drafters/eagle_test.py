@@ -146,7 +146,9 @@ def by_training(world, tokens_XL):
     forward.concat(tapped),
     GAMMA,
   )
-  return jax.nn.softmax(eagle.logits(c, weights.draft, jnp.stack(hidden), V))
+  return jax.nn.softmax(
+    eagle.logits(c, target, weights.draft, jnp.stack(hidden))
+  )
 
 
 def assert_same(q_V, wanted_V, row: int):

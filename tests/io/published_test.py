@@ -207,7 +207,7 @@ BAD = [
       dict(speculators_model_type=None, architectures=['LlamaForCausalLM']),
       without=['layers.0.hidden_norm.weight'],
     ),
-    r"\['LlamaForCausalLM'\] is no draft that is read; read are EAGLE-3",
+    r"\['LlamaForCausalLM'\] is no draft that is read; read are EAGLE 1 to 3",
   ),
   (
     changed(dict(target_hidden_size=32)),
@@ -308,3 +308,78 @@ def test_it_drafts_for_a_model(tmp_path):
   made = [x for x in small.drafts if folder in map(str, x)]
   assert len(made) == 1 and text(gamma=3, **drafted) == text()
   assert [x for x in small.drafts if folder in map(str, x)] == made
+
+
+def eagle_1(w, head, tokens, features, theta=10000.0):
+  """The logits [n, V] of a chain, in NumPy: entry k follows tokens[m + k].
+
+  The chain is teacher-forced. tokens: from the text's second on; features: the
+  normed state of the token before each, of the first m + 1 of them.
+  """
+  rms = lambda x, name: w[name] * x / np.sqrt((x * x).mean(-1) + 1e-6)
+  layer, m, out = 'layers.0.', len(features) - 1, []
+  keys, values = [], []
+  for t, token in enumerate(tokens):
+    f = features[t] if t <= m else out[-1]
+    z = np.concatenate([w['embed_tokens.weight'][token], f]) @ w['fc.weight'].T
+    z = z + w['fc.bias']
+    q, k, v = (
+      (w[f'{layer}self_attn.{x}_proj.weight'] @ z).reshape(-1, 8) for x in 'qkv'
+    )
+    angle = (t + 1) * theta ** -(np.arange(4) / 4)
+    turn = np.exp(1j * angle)
+    q, k = ((x[:, :4] + 1j * x[:, 4:]) * turn for x in (q, k))
+    keys.append(k)
+    values.append(v)
+    score = np.einsum('hc,thc->ht', q, np.conj(keys)).real / np.sqrt(8)
+    p = np.exp(score - score.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    read = np.einsum('ht,thc->hc', p, values).reshape(-1)
+    y = z + w[f'{layer}self_attn.o_proj.weight'] @ read
+    n = rms(y, f'{layer}post_attention_layernorm.weight')
+    gate, up, down = (
+      w[f'{layer}mlp.{x}_proj.weight'] for x in ('gate', 'up', 'down')
+    )
+    g = gate @ n
+    out.append(y + down @ (g / (1 + np.exp(-g)) * (up @ n)))
+  return np.stack(out[m:]) @ head
+
+
+def test_eagle_1_drafts_as_numpy_reads_it(tmp_path, x64):
+  """Every draft of a greedy text, whose first token it does not read."""
+  raw, arrays = content()
+  facts, _ = raw_form(raw, arrays)
+  facts |= dict(architectures=['LlamaForCausalLM'], num_key_value_heads=4)
+  draw, D, H = np.random.default_rng(0).normal, 16, 32
+  shapes = {
+    'embed_tokens': (40, D),
+    'fc': (D, 2 * D),
+    **{f'layers.0.self_attn.{x}_proj': (H, D) for x in 'qkv'},
+    'layers.0.self_attn.o_proj': (D, H),
+    **{f'layers.0.mlp.{x}_proj': (24, D) for x in ('gate', 'up')},
+    'layers.0.mlp.down_proj': (D, 24),
+    'layers.0.post_attention_layernorm': (D,),
+  }
+  w = {f'{n}.weight': draw(size=s) / 3 for n, s in shapes.items()}
+  w['fc.bias'] = draw(size=D)
+  saved(tmp_path, facts, w)
+  given = target(dtype='float64', depth=2, tied=False)
+  given.params = fakes.wild(given.config, 0)
+  config, weights = eagle_folder.fit(tmp_path, '', given)
+  model = lm.make(given.config)
+  tokens = jnp.asarray([3, *TOKENS])[None]
+  at = jnp.zeros(1, jnp.int32)
+  cache = model.init_cache(1, T := tokens.shape[1])
+  hidden, tapped, _ = forward.read(
+    model, given.params, tokens, at, cache, slots=T, taps=config.taps
+  )
+  embedded = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
+  steps = eagle_loss.steps(config, weights['layer'], embedded, tapped[0], 3)
+  ours = [eagle.logits(config, model, weights, x)[0] for x in steps]
+  features = np.asarray(model.norm(given.params, hidden)[0])
+  for m in range(T - 4):  # a chain after token m + 1
+    want = eagle_1(
+      w, given.params['head'], tokens[0, 1 : m + 4], features[: m + 1]
+    )
+    found = [x[m + 1 + k] for k, x in enumerate(ours)]
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-9)

@@ -1,11 +1,13 @@
 """Drafts as others publish them: a folder with config.json and weights.
 
-EAGLE-3 in the forms of its authors, SpecForge and AngelSlim, of speculators and
-of DeepSpec, with what EAGLE-3.1 adds. A folder says what it claims to be;
+EAGLE-1 and 2, which differ in how they are decoded; and EAGLE-3 in the forms of
+its authors, SpecForge and AngelSlim, of speculators and of DeepSpec, with what
+EAGLE-3.1 adds. A folder says what it claims to be;
 nothing here measures whether it is.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -22,7 +24,7 @@ from specdec_jax.io.arrays import stored
 from specdec_jax.io.config_json import families
 from specdec_jax.models import convert, eagle, lm
 
-FORMS = 'EAGLE-3 of its authors, SpecForge, AngelSlim, speculators, DeepSpec'
+FORMS = 'EAGLE 1 to 3 of their authors, SpecForge, speculators, DeepSpec'
 HEAD, EMBED = 'lm_head.weight', 'embed_tokens.weight'
 _AUX = 'eagle_aux_hidden_state_layer_ids'
 Arrays = Mapping[str, np.ndarray]
@@ -32,7 +34,7 @@ class Claim(NamedTuple):
   """What a folder says of its draft.
 
   layers: a config.json of its decoder layers.
-  taps: as types.Model.apply has them; () is the usual three.
+  taps: as types.Model.apply has them.
   settings: of EagleConfig.
   """
 
@@ -69,7 +71,7 @@ def fit(
   """
   path, arrays = folder / 'config.json', _arrays(folder)
   raw = files.read_json(path)
-  claim = _form(where, raw, arrays)(raw)
+  claim = _form(where, raw, arrays)(raw, target.config.depth)
   config = _config(path, claim, arrays, target)
   _check_target(where, config, claim, target)
   places = _places(where, config, arrays)
@@ -78,57 +80,75 @@ def fit(
   for name, (theirs, turned) in places.items():
     x = arrays[theirs].T if turned else arrays[theirs]
     layer[name] = place(x, shapes[name].dtype)
-  ids, head_HR = _vocabulary(where, arrays, target)
-  own = {'head': head_HR, 'embed': arrays.get(EMBED)}
-  own = {
-    k: place(x, config.block.dtype) for k, x in own.items() if x is not None
-  }
+  ids, own = None, {}
+  if HEAD in arrays:
+    ids, head_HR = _vocabulary(where, arrays, target)
+    ids, own['head'] = place(ids, np.int32), place(head_HR, config.block.dtype)
+  if EMBED in arrays:
+    own['embed'] = place(arrays[EMBED], config.block.dtype)
   nested = lm.nest(layer)
   stack = {'0': nested['block']} | nested.get('more', {})
   block, _ = convert.fuse(config.block, {'layers': stack})
   if target.config.run.packed:
     block, nested = convert.pack(block, nested)
     own = convert.pack_params(own)
-  made = eagle.weights(nested, place(ids, np.int32), target.params, **own)
+  made = eagle.weights(nested, ids, target.params, **own)
   return dataclasses.replace(config, block=block), made
 
 
 # --- what a config.json claims -----------------------------------------------
 
 
-def _form(where: str, raw: dict, arrays: Arrays) -> Callable[[dict], Claim]:
-  """The reader of a folder's form."""
+def _form(
+  where: str, raw: dict, arrays: Arrays
+) -> Callable[[dict[str, Any], int], Claim]:
+  """The reader of a folder's form: of a config.json, for a target's depth."""
   kind = raw.get('speculators_model_type')
   if kind == 'eagle3':
     return _speculators
   if kind is None and 'layers.0.hidden_norm.weight' in arrays:
     return _deepspec if 'target_layer_ids' in raw else _raw
+  if kind is None and 'fc.weight' in arrays and HEAD not in arrays:
+    return functools.partial(_eagle1, 'fc.bias' in arrays)
   what = kind or raw.get('architectures') or raw.get('model_type')
   raise ValueError(
     f'{where}: {what} is no draft that is read; read are {FORMS}'
   )
 
 
-def _raw(raw: dict[str, Any]) -> Claim:
+def _eagle1(bias: bool, raw: dict[str, Any], depth: int) -> Claim:
+  """The target's normed state is read, and what is fed back as one."""
+  settings = dict(reads='bare', tap_norm='none', last_norm='none', bias=bias)
+  return Claim({'model_type': 'llama'} | raw, (depth,), settings)
+
+
+def _raw(raw: dict[str, Any], depth: int) -> Claim:
   """EAGLE's authors, SpecForge and AngelSlim.
 
   Ids in eagle_config are of the layers whose outputs are taps, as SGLang reads
   them; others are one more, as vLLM does.
   """
   inner = raw.get('eagle_config') or {}
-  taps = inner.get(_AUX) or [i - 1 for i in raw.get(_AUX) or ()]
+  taps = inner.get(_AUX) or _below(raw, depth)
   return Claim({'model_type': 'llama'} | raw, tuple(taps), _norms(raw | inner))
 
 
-def _speculators(raw: dict[str, Any]) -> Claim:
+def _speculators(raw: dict[str, Any], depth: int) -> Claim:
   """Ids are one more than those of the layers whose outputs are taps."""
   layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', {})
   layers['target_hidden_size'] = raw.get('target_hidden_size')
-  taps = tuple(i - 1 for i in raw.get(_AUX) or ())
-  return Claim(layers, taps, _norms(raw))
+  return Claim(layers, _below(raw, depth), _norms(raw))
 
 
-def _deepspec(raw: dict[str, Any]) -> Claim:
+def _below(raw: dict[str, Any], depth: int) -> tuple[int, ...]:
+  """Layers of which the ids are one more; where there are none, the usual
+  three."""
+  ids = raw.get(_AUX) or (2, depth // 2, depth - 3)
+  return tuple(i - 1 for i in ids)
+
+
+def _deepspec(raw: dict[str, Any], depth: int) -> Claim:
+  del depth
   return Claim(raw, tuple(raw['target_layer_ids']), _norms(raw))
 
 
@@ -136,6 +156,7 @@ def _norms(raw: dict[str, Any]) -> dict[str, Any]:
   """fc_norm and norm_output are EAGLE-3.1's."""
   joined = 'joined' if raw.get('norm_before_fc') else 'none'
   return dict(
+    reads='beside',
     tap_norm='each' if raw.get('fc_norm') else joined,
     normed_residual=bool(raw.get('norm_before_residual')),
     last_norm='fed' if raw.get('norm_output') else 'head',
@@ -157,12 +178,10 @@ def _config(
     size = claim.layers.get('head_dim') or max(1, len(q) // heads)
     counts |= dict(head_dim=size, num_key_value_heads=max(1, len(k) // size))
   block, _ = families.from_json(claim.layers | counts, path)
-  L = target.config.depth
   return eagle.EagleConfig(
     dataclasses.replace(block, tied=False, dtype=target.config.dtype),
-    claim.taps or (1, L // 2 - 1, L - 4),
+    claim.taps,
     tap_width=target.config.width,
-    reads='beside',
     reads_first=False,
     **claim.settings,
   )
@@ -212,7 +231,7 @@ def _places(
   each = config.tap_norm == 'each'
   modules = {
     **names.HF.modules,
-    'fuse': 'fc',
+    **dict.fromkeys(('fuse', 'join'), 'fc'),
     'norm': 'norm',
     'token_norm': 'layers.0.input_layernorm',
     'feature_norm': 'layers.0.hidden_norm',
@@ -231,7 +250,8 @@ def _places(
     places[name] = theirs, turned = naming.stored(ours), naming.turned(ours)
     wanted[theirs] = s.shape[::-1] if turned else s.shape
   unknown = [n for n in arrays if n not in {*wanted, HEAD, 'd2t', 't2d'}]
-  missing = [n for n in (*wanted, HEAD) if n not in arrays and n != EMBED]
+  head = (HEAD,) if config.reads == 'beside' else ()
+  missing = [n for n in (*wanted, *head) if n not in arrays and n != EMBED]
   if unknown or missing:
     raise ValueError(
       f'{where}: no place for {names.some(unknown)}; nothing for '
