@@ -171,8 +171,10 @@ INLINE Bytes codes(const uint8_t* w, int g, int v) {
   const Bytes two = *(const Bytes*)(w + g % 4 * 4 * WIDE);
   const Bytes low = g < 4 ? two & 15 : two >> 4;
   if (!HIGH) return low;
-  const Bytes more = *(const Bytes*)(w + (16 + g * HIGH / 8 * 4) * WIDE);
-  return low | (more >> g * HIGH % 8 & ((1 << HIGH) - 1)) << 4;
+  const Int more = *(const Int*)(w + (16 + g * HIGH / 8 * 4) * WIDE);
+  const int at = g * HIGH % 8;  // They go to bit 4 of their bytes.
+  const Int high = at < 4 ? more << (4 - at) : more >> (at - 4);
+  return low | ((Bytes)high & (uint8_t)(16 * ((1 << HIGH) - 1)));
 }
 
 // s[m] += the dot products of a part with bytes q of the rows.
