@@ -217,15 +217,16 @@ class Table:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-  """A matrix [K, N]: codes * scale, in groups of C rows.
+  """A matrix [K, N]: codes * scale + offset, in groups of C rows.
 
   codes: [G, C, N], int8 or int4; stacked layers come first. Not [K, N]: a
     reshape between them and a product would copy the layer of a scan.
-  scale: [G, N], float32.
+  scale, offset: [G, N], float32.
   """
 
   codes: Any  # arrays, their shapes or their shardings
   scale: Any
+  offset: Any
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -234,14 +235,17 @@ class Grouped:
 
   def linear(self, x: Array, bias: Array | None = None, dtype=None) -> Array:
     G, C, N = self.codes.shape
+    x_GRC = jnp.swapaxes(x.reshape(-1, G, C), 0, 1)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
     y_GRN = jnp.matmul(
-      jnp.swapaxes(x.reshape(-1, G, C), 0, 1),
+      x_GRC,
       self.codes.astype(x.dtype),
-      preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+      preferred_element_type=wide,
       precision=attention.precision(x.dtype),
     )
-    y_RN = (y_GRN * self.scale[:, None]).sum(0)
-    y = y_RN.astype(dtype or x.dtype)
+    sums_GR1 = x_GRC.sum(-1, keepdims=True, dtype=wide)
+    y_GRN = y_GRN * self.scale[:, None] + sums_GR1 * self.offset[:, None]
+    y = y_GRN.sum(0).astype(dtype or x.dtype)
     return _plus(y.reshape(*x.shape[:-1], N), bias)
 
   def columns(self, ids: Array) -> Array:
@@ -251,8 +255,9 @@ class Grouped:
     return jax.tree.map(lambda x: jnp.take(x, ids_R, -1, mode='clip'), self)
 
   def dense(self) -> Array:
-    wide = self.codes.astype(self.scale.dtype)
-    return (wide * self.scale[..., None, :]).reshape(self.shape)
+    scale, offset = self.scale[..., None, :], self.offset[..., None, :]
+    wide = self.codes.astype(scale.dtype) * scale + offset
+    return wide.reshape(self.shape)
 
 
 STORED = (Panels, Quantised, Beside, Table, Grouped)

@@ -41,16 +41,16 @@ def test_two_devices_hold_half_and_sum():
 
 @pytest.mark.parametrize('kind, bits', [('int8', 8), ('int4', 4)])
 def test_integers_and_their_scales_by_hand(kind, bits):
-  """4 bytes for a scale of each column, of groups of 64 or 128 rows alike."""
+  """8 bytes for scale and offset of each column: none has two groups."""
   # q and o, k and v, gate and up, down; of both layers. The head has 8 bits.
   columns = 2 * (2 * 64 + 2 * 32 + 2 * 128 + 64)
   one, two = (roofline.share(TINY, n, kind) for n in (1, 2))
   codes = 2 * LAYER * bits // 8 + HEAD
-  assert one.read == one.weights == codes + 4 * (columns + 512) + 2 * NORMS
+  assert one.read == one.weights == codes + 8 * (columns + 512) + 2 * NORMS
   assert one.products == roofline.share(TINY).products
   # Rows of o and down are split, so that both devices have all their scales.
   whole = 2 * 2 * 64
-  held = codes / 2 + 4 * ((columns - whole + 512) / 2 + whole) + 2 * NORMS
+  held = codes / 2 + 8 * ((columns - whole + 512) / 2 + whole) + 2 * NORMS
   assert two.weights == held and two.products == one.products / 2
 
 

@@ -1,10 +1,10 @@
 """Matrices rounded to groups of integers as they are read, and placed.
 
-As weights.Grouped: int8 has a scale for a column, int4 one for 128 rows of it.
+As weights.Grouped: int8 has one group a column, int4 one for 128 rows of it.
 The head keeps 8 bits, for it makes the logits and, if tied, the embedding.
 
 For the kernels of one CPU as blocks of 32 rows (`pack`), rounded as llama.cpp
-does: they have scales of their own at no cost, and int4 a minimum too.
+does: there smaller groups cost no time.
 """
 
 import math
@@ -30,20 +30,20 @@ _MOST = 4096
 def quantise(x: np.ndarray, kind: str) -> weights.Grouped:
   """A matrix, or stacked layers of it; kind: of weights.INTEGERS.
 
-  The number of a group that is furthest from 0 is the lowest code, as in
-  llama.cpp's Q4_0: one step more than if both ends were the same.
+  The least number of a group is the lowest code, the greatest the highest.
   """
   if x.ndim > 2:
     layers = [quantise(layer, kind) for layer in x]
     return jax.tree.map(lambda *each: np.stack(each), *layers)
   G, C, N = _sizes(x.shape, kind)
   x_GCN = np.asarray(x, np.float32).reshape(G, C, N)
-  limit = 2 ** (jnp.iinfo(kind).bits - 1)
-  low_GN, high_GN = x_GCN.min(1), x_GCN.max(1)
-  far_GN = np.where(high_GN > -low_GN, high_GN, low_GN)
-  scale_GN = np.where(far_GN == 0, 1, far_GN / -limit).astype(np.float32)
-  codes_GCN = np.rint(x_GCN / scale_GN[:, None]).clip(-limit, limit - 1)
-  return weights.Grouped(codes_GCN.astype(kind), scale_GN)
+  codes, low_GN, high_GN = jnp.iinfo(kind), x_GCN.min(1), x_GCN.max(1)
+  scale_GN = (high_GN - low_GN) / np.float32(codes.max - codes.min)
+  scale_GN[scale_GN == 0] = 1
+  offset_GN = low_GN - codes.min * scale_GN
+  codes_GCN = np.rint((x_GCN - offset_GN[:, None]) / scale_GN[:, None])
+  codes_GCN = codes_GCN.clip(codes.min, codes.max).astype(kind)
+  return weights.Grouped(codes_GCN, scale_GN, offset_GN)
 
 
 def _sizes(shape: tuple[int, ...], kind: str) -> tuple[int, int, int]:
@@ -73,7 +73,7 @@ def _shape(x: jax.ShapeDtypeStruct, kind: str) -> Any:
   depth, (G, C, N) = x.shape[:-2], _sizes(x.shape, kind)
   scale = jax.ShapeDtypeStruct((*depth, G, N), jnp.float32)
   codes = jax.ShapeDtypeStruct((*depth, G, C, N), jnp.dtype(kind))
-  return weights.Grouped(codes, scale)
+  return weights.Grouped(codes, scale, scale)
 
 
 def put(kind: str, layout: sharding.Layout | None, name: str, x: Any) -> Any:
@@ -100,7 +100,8 @@ def shardings(layout: sharding.Layout, name: str, x: Any) -> Any:
   between = rows if G % parts == 0 else None
   inside = rows if between is None and C % parts == 0 else None
   at = lambda *axes: NamedSharding(layout.mesh, PartitionSpec(*depth, *axes))
-  return weights.Grouped(at(between, inside, columns), at(between, columns))
+  scale = at(between, columns)
+  return weights.Grouped(at(between, inside, columns), scale, scale)
 
 
 # --- for the kernels of one CPU ----------------------------------------------
