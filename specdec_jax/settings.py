@@ -163,12 +163,8 @@ class Setup:
 def reference(e: Setup, asked: str) -> build.LanguageModel:
   """What the target is compared with: its own source in the dtype `asked`, or a
   source, as float32."""
-  dtypes = Target.__dataclass_fields__['dtype'].metadata['allowed']
-  changes = (
-    {'dtype': asked}
-    if asked in dtypes
-    else {'source': asked, 'dtype': 'float32'}
-  )
+  own = asked in fields.allowed(Target, 'dtype')
+  changes = {'dtype': asked} if own else {'source': asked, 'dtype': 'float32'}
   target = dataclasses.replace(e.settings.target, **changes)
   return load(dataclasses.replace(e.settings, target=target)).target
 

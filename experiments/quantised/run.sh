@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Benchmarks a target in several weights with a draft in several.
+# bash experiments/quantised/run.sh TARGET DRAFT [--targets=...] [--drafts=...]
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+[ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
+[ $# -ge 2 ] || { sed -n 2,3p "${BASH_SOURCE[0]}" >&2; exit 2; }
+exec python "$root/experiments/quantised/table.py" \
+  --config.target.source="$1" --config.draft.source="$2" "${@:3}"

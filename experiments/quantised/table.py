@@ -1,0 +1,127 @@
+r"""Target weights x draft weights: speed, acceptance, and distance.
+
+bash experiments/quantised/run.sh TARGET DRAFT [--targets=...] [--drafts=...]
+
+Takes the --config of bench.py, whose dtypes --targets and --drafts replace.
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+
+from experiments import page  # noqa: E402
+from experiments.quantised import render  # noqa: E402
+from specdec_jax import build, fields, printing, program  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
+from specdec_jax.costs import distance  # noqa: E402
+from specdec_jax.drafters import lm, method  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+
+_CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
+_TARGETS = flags.DEFINE_list(
+  'targets', ['bfloat16', 'int8', 'int4', 'stored'], 'dtypes of the target'
+)
+_DRAFTS = flags.DEFINE_list(
+  'drafts', ['int8', 'int4', 'stored'], 'dtypes of the draft'
+)
+_REFERENCE = flags.DEFINE_string(
+  'reference', 'float32', 'what distances are from, as of bench.py'
+)
+_MINUTES = flags.DEFINE_float(
+  'minutes', 6, 'of each target, to benchmark it; 0: all'
+)
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+
+
+def run() -> bool:
+  """True if every difference from plain decoding is explained."""
+  settings = settings_lib.settings(_CONFIG.value)
+  for flag, kind in (
+    (_TARGETS, settings_lib.Target),
+    (_DRAFTS, lm.Settings),
+  ):
+    allowed = fields.allowed(kind, 'dtype')
+    if unknown := [x for x in flag.value if x not in allowed]:
+      raise ValueError(
+        f'{flag.name}={",".join(unknown)}: allowed are {", ".join(allowed)}'
+      )
+  folder = program.open_workdir(_RESULTS.value)
+  doc, sound = {'runs': []}, True
+  for dtype in _TARGETS.value:
+    target = dataclasses.replace(settings.target, dtype=dtype)
+    found = _run(dataclasses.replace(settings, target=target))
+    sound &= verdict.sound(found)
+    doc['machine'] = found.machine
+    doc['runs'].append({'weights': dtype, **found._asdict()})
+    plain = page.plain(doc)
+    text = render.markdown(plain)
+    page.save(folder, HERE, doc, text)
+    if folder is not None:
+      files.write(folder / 'quantised.png', render.figure(plain))
+  print(text)
+  return sound
+
+
+def _run(settings: settings_lib.Settings):
+  """The benchmark of one target with every draft."""
+  e = settings_lib.load(settings)
+  plan = plan_lib.make(e, prompts.chosen(settings.bench.prompts))
+  arms = _arms(e)
+  away = _distance(e, arms, plan)
+  found = benchmark.run(
+    arms,
+    plan,
+    track=printing.track,
+    console=printing.console(),
+    clock=budget.clock(_MINUTES.value).later(program.elapsed()),
+  )
+  return found._replace(distance=away)
+
+
+def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
+  """Plain decoding, the other methods, and lm with each draft: 'lm int4'."""
+  out = [x for x in plan_lib.arms(e, measure=False) if x.drafter != 'lm']
+  gammas = sorted(set(e.settings.decode.gammas) - {0})
+  for dtype in _DRAFTS.value:
+    name, drafters = f'lm {dtype}', dict(e.settings.drafters)
+    drafters['lm'] = dataclasses.replace(drafters['lm'], dtype=dtype)
+    own = dataclasses.replace(e.settings, drafters=drafters)
+    made = settings_lib.engine(
+      dataclasses.replace(e, settings=own), 'lm', gammas[-1]
+    )
+    engine = build.engine(
+      e.target,
+      draft=method.Method(
+        made.drafter._replace(name=name),
+        made.weights.draft,
+        made.q,
+        draft=made.draft,
+      ),
+      rule=e.settings.decode.rule,
+      options=made.options,
+    )
+    out += [plan_lib.Arm(f'{name} g={x}', name, x, engine) for x in gammas]
+  return out
+
+
+def _distance(e: settings_lib.Setup, arms, plan):
+  """From the reference, unless the target is that."""
+  if not _REFERENCE.value or e.settings.target.dtype == _REFERENCE.value:
+    return None
+  groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
+  other = settings_lib.reference(e, _REFERENCE.value)
+  requests = (x.full for x in printing.track(groups, 'distance'))
+  chunk = arms[0].engine.options.chunk
+  return distance.between(e.target, other, requests, chunk=chunk)
+
+
+if __name__ == '__main__':
+  program.launch(run)

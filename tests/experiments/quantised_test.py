@@ -1,0 +1,126 @@
+"""Target weights x draft weights: its page from a document, and a tiny run."""
+
+import json
+
+import pytest
+
+from experiments.quantised import render
+from tests import programs
+
+GAIN = dict(value=1.4, low=1.2, high=1.6)
+
+
+def row(name, tok_s, **changes):
+  out = dict(
+    name=name,
+    drafter=name.partition(' g=')[0],
+    tok_s=tok_s,
+    improvement=GAIN,
+    alpha=dict(alpha=0.7),
+    counts=dict(block_efficiency=2.5),
+    predicted=dict(improvement=1.5),
+    audit=dict(promised='tokens', findings=[], requests=7),
+  )
+  return out | changes
+
+
+def run(weights, *rows, **changes):
+  out = dict(
+    weights=weights,
+    setting=dict(
+      max_new_tokens=32, judged_prompts=7, weights=dict(target=2_000_000)
+    ),
+    ceiling=dict(tok_s=40.0),
+    calibration=dict(
+      verify={'1': 1.0, '2': 1.1, '3': 1.25, '5': 1.75},
+      propose={'lm int4': {'0': 0, '4': 0.8}, 'lm stored': {'0': 0, '4': 3.6}},
+    ),
+    predicted={
+      'lm int4 g=4': dict(improvement=1.5),
+      'lm stored g=2': dict(improvement=0.6),
+      'lm stored g=4': dict(improvement=0.5),
+    },
+    rows=[row('autoregressive', 20.0), *rows],
+    distance=None,
+    failed=[],
+  )
+  return out | changes
+
+
+AWAY = dict(
+  total_variation=0.031,
+  kl=0.0042,
+  agreement=0.953,
+  perplexity=7.25,
+  reference_perplexity=7.0,
+)
+DOC = dict(
+  machine=dict(
+    commit='c' * 40, dirty=False, cores=2, cpu='CPU', device='cpu', jax='1'
+  ),
+  runs=[
+    run('bfloat16', row('lm int4 g=2', 26.0), row('lm int4 g=4', 28.0)),
+    run('stored', row('lm int4 g=4', None), distance=AWAY),
+  ],
+)
+
+
+def test_a_row_for_each_target_and_each_draft():
+  text = render.markdown(DOC)
+  assert '| bfloat16 | 2 | 20.0 | 0.50 | 1.10 | 1.25 | 1.75 | - |' in text
+  assert '| 0.031 | 0.0042 | 95.3% | 7.250 (of 7.000) |' in text
+  # The faster gamma of a draft.
+  assert (
+    '| bfloat16 | lm int4 g=4 | 0.20 | 0.70 | 2.50 | 1.50x '
+    '| 1.40 (1.20 to 1.60) | 28.0 | 0 of 7 |'
+  ) in text
+  # Left out, with the best that was foreseen.
+  assert '| stored | lm stored | 0.90 | - | - | 0.60x | left out |' in text
+  assert 'Fastest: target bfloat16 with lm int4 g=4, 28.0' in text
+  assert text.endswith('plain decoding alone is fastest with stored, 20.0.')
+
+
+def test_the_figure_leaves_out_what_was_too_short():
+  assert render.figure(DOC).startswith(b'\x89PNG')
+
+
+def measure(*arguments, folder):
+  return programs.run(
+    'experiments/quantised/table.py',
+    '--config=configs/pair.py:tiny',
+    f'--results={folder}',
+    *arguments,
+  )
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('flag', ['targets', 'drafts'])
+def test_bad_input_is_one_sentence(flag, tmp_path):
+  done = measure(f'--{flag}=float32,nine', folder=tmp_path)
+  done.check_refused(f'{flag}=nine: allowed are float32')
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_tiny_run(tmp_path):
+  measure(
+    '--targets=float32,bfloat16',
+    '--drafts=float32',
+    '--minutes=0',
+    "--config.decode.methods=('lookup', 'lm')",
+    '--config.bench.prompts_per_category=1',
+    '--config.bench.prompt_tokens=16',
+    '--config.bench.repeats=1',
+    '--config.decode.max_new_tokens=8',
+    folder=tmp_path,
+  ).check()
+  doc = json.loads((tmp_path / 'quantised.json').read_text())
+  first, second = doc['runs']
+  assert first['distance'] is None
+  assert second['distance']['total_variation'] > 0
+  named = {x['drafter'] for x in first['rows']} | {
+    x.rpartition(' g')[0] for x in first['left_out']
+  }
+  assert named == {'autoregressive', 'lookup', 'lm float32'}
+  assert '| bfloat16 | lm float32' in (tmp_path / 'quantised.md').read_text()
+  assert (tmp_path / 'quantised.png').stat().st_size > 10_000
