@@ -36,7 +36,7 @@ _REFERENCE = flags.DEFINE_string(
   'reference', 'float32', 'what distances are from, as of bench.py'
 )
 _MINUTES = flags.DEFINE_float(
-  'minutes', 6, 'of each target, to benchmark it; 0: all'
+  'minutes', 12, 'of each target, to benchmark it; 0: all'
 )
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
