@@ -20,7 +20,6 @@ from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
 from experiments.methods import render as methods
-from experiments.quantised import render as quantised
 from experiments.specbench import render as specbench
 from specdec_jax import program
 from specdec_jax.io import files
@@ -30,7 +29,6 @@ TABLES = {x.TABLE.name: x.TABLE for x in MODULES}
 # Measured by programs of their own.
 PAGES = {
   'methods': methods.markdown,
-  'quantised': quantised.markdown,
   'specbench': specbench.markdown,
   'distillspec_grid': grid.markdown,
 }
