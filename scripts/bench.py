@@ -15,7 +15,6 @@ from specdec_jax import hosts, printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.costs import distance
 
 _CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
@@ -46,15 +45,9 @@ def run() -> bool:
   arms = plan_lib.arms(loaded, measure=False)
   found, start = None, program.elapsed()
   if _REFERENCE.value:
-    groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
-    other = settings_lib.reference(loaded, _REFERENCE.value)
-    found = distance.between(
-      loaded.target,
-      other,
-      (x.full for x in printing.track(groups, f'distance from {other.label}')),
-      chunk=arms[0].engine.options.chunk,
+    found = benchmark.distance(
+      loaded, arms, plan, _REFERENCE.value, printing.track
     )
-    del other  # and its memory
   clock = clock.later(program.elapsed() - start)
   doc = benchmark.run(
     arms, plan, track=printing.track, console=console, clock=clock

@@ -21,7 +21,6 @@ from specdec_jax import build, fields, printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.costs import distance  # noqa: E402
 from specdec_jax.drafters import lm, method  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
@@ -75,7 +74,9 @@ def _run(settings: settings_lib.Settings):
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, prompts.chosen(settings.bench.prompts))
   arms = _arms(e)
-  away = _distance(e, arms, plan)
+  away = None
+  if _REFERENCE.value not in ('', settings.target.dtype):
+    away = benchmark.distance(e, arms, plan, _REFERENCE.value, printing.track)
   found = benchmark.run(
     arms,
     plan,
@@ -110,17 +111,6 @@ def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
     )
     out += [plan_lib.Arm(f'{name} g={x}', name, x, engine) for x in gammas]
   return out
-
-
-def _distance(e: settings_lib.Setup, arms, plan):
-  """From the reference, unless the target is that."""
-  if not _REFERENCE.value or e.settings.target.dtype == _REFERENCE.value:
-    return None
-  groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
-  other = settings_lib.reference(e, _REFERENCE.value)
-  requests = (x.full for x in printing.track(groups, 'distance'))
-  chunk = arms[0].engine.options.chunk
-  return distance.between(e.target, other, requests, chunk=chunk)
 
 
 if __name__ == '__main__':

@@ -19,6 +19,7 @@ from specdec_jax import (
   printing,
   program,
 )
+from specdec_jax import settings as settings_lib
 from specdec_jax.bench import (
   budget,
   identity,
@@ -32,6 +33,7 @@ from specdec_jax.bench import (
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
+from specdec_jax.costs import distance as distance_lib
 from specdec_jax.io import files
 
 Arms = Sequence[plan_lib.Arm]
@@ -98,6 +100,25 @@ def run(
   if doc.crossover:
     tables.crossover(doc, console)
   return doc
+
+
+def distance(
+  e: settings_lib.Setup,
+  arms: Arms,
+  plan: plan_lib.Plan,
+  asked: str,
+  track: plan_lib.Track,
+) -> distance_lib.Distance:
+  """The target's Distance from `asked` (settings.reference), over all prompts.
+
+  Raises:
+    ValueError: a reference that cannot be read, or compared with the target.
+  """
+  groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
+  other = settings_lib.reference(e, asked)
+  requests = (x.full for x in track(groups, f'distance from {other.label}'))
+  chunk = arms[0].engine.options.chunk
+  return distance_lib.between(e.target, other, requests, chunk=chunk)
 
 
 def finish(

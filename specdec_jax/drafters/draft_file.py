@@ -124,14 +124,7 @@ def fitted(
   """fit(arrays, facts) of a file; kept in the target, which it is for."""
   file = find(kind, source)
   key = kind.name, file, file.stat().st_mtime_ns
-  return _once(target, key, lambda: fit(*read(kind, source)))
-
-
-def _once(target: load.LanguageModel, key: Any, make: Callable[[], Any]) -> Any:
-  """What make() returned when the target was first asked for this key."""
-  if key not in target.drafts:
-    target.drafts[key] = make()
-  return target.drafts[key]
+  return target.once(key, lambda: fit(*read(kind, source)))
 
 
 def check_tokenizer(
@@ -212,11 +205,11 @@ def eagle_for(
   each target."""
   if os.fspath(source).startswith('random:'):
     drawn = lambda: fit_eagle(_random(source, target), source, target, put)
-    return _once(target, (EAGLE, os.fspath(source)), drawn)
+    return target.once((EAGLE, os.fspath(source)), drawn)
   if folder := eagle_folder.find(source):
     key = EAGLE, folder, *(x.stat().st_mtime_ns for x in folder.iterdir())
     read = lambda: eagle_folder.fit(folder, f'eagle {source}', target, put)
-    return _once(target, key, read)
+    return target.once(key, read)
   fit = lambda *content: fit_eagle(
     _eagle(source, *content), source, target, put
   )

@@ -88,17 +88,18 @@ def _draft(
   if not is_model(source):
     return draft_file.layers_for(source, target)
   key = source, settings.dtype, settings.tensor_parallel
-  if key not in target.drafts:
-    own = target.lm_config
-    target.drafts[key] = load.load(
+  own = target.lm_config
+  return target.once(
+    key,
+    lambda: load.load(
       source,
       dtype=settings.dtype,
       mesh=target.layout and target.layout.mesh,
       tensor_parallel=settings.tensor_parallel,
       scan_layers=own and own.run.scan_layers,
       kernels='auto' if own is None or own.run.packed else 'xla',
-    )
-  return target.drafts[key]
+    ),
+  )
 
 
 @functools.cache  # once, not for each gamma

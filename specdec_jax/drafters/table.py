@@ -171,10 +171,8 @@ def method_of(
       inner['inner'] = method_of(target, draft.drafter, **sizes)
     made = DRAFTERS[name].for_target(target, draft, **sizes, **inner)
   elif not isinstance(draft, method.Method):
-    key = draft, gamma, chunk
-    if key not in target.drafts:  # an equal drafter would compile again
-      target.drafts[key] = draft(target, **sizes)
-    made = target.drafts[key]
+    # An equal drafter would compile again.
+    made = target.once((draft, gamma, chunk), lambda: draft(target, **sizes))
   if isinstance(made, types.Drafter):
     made = method.Method(made)
   if not isinstance(made, method.Method):

@@ -24,6 +24,14 @@ PICKLED = ['pytorch_model*.bin', 'medusa_lm_head.pt']
 UNWANTED = ['*/*', 'consolidated*.safetensors']
 
 
+def local(source: str | os.PathLike) -> pathlib.Path:
+  """The folder of 'hf:org/name', downloaded if need be; else the path."""
+  text = os.fspath(source)
+  if text.startswith('hf:'):
+    return from_hub(text)
+  return pathlib.Path(text).expanduser()
+
+
 def from_hub(source: str) -> pathlib.Path:
   """The local folder of 'hf:org/name[@revision]', downloaded if not cached.
 

@@ -115,6 +115,12 @@ class LanguageModel:
     # Kept here, not in a module: they hold its arrays, and are freed with it.
     return {}
 
+  def once(self, key: Any, make: Callable[[], Any]) -> Any:
+    """What make() returned when this model was first asked for a key; kept."""
+    if key not in self.drafts:
+      self.drafts[key] = make()
+    return self.drafts[key]
+
   @property
   def context(self) -> int:
     """The longest text that it reads, in tokens."""

@@ -123,6 +123,11 @@ def test_one_arm_stays_where_all_are_slower():
   assert budget.left_out([PLAIN], {}) == {}
 
 
+def test_what_the_minutes_do_not_count_makes_a_clock_later():
+  assert budget.Clock(60).later(5) == budget.Clock(65)
+  assert not budget.UNLIMITED.later(5).limited
+
+
 def test_shares_of_a_clock(now):
   now[0] = 100.0
   clock = budget.clock(5)

@@ -82,6 +82,24 @@ def test_tiny_runs_in_a_minute(name):
   assert {x['drafter'] for x in done.document['rows'][1:]} == set(methods)
 
 
+@pytest.mark.slow
+def test_a_reference_is_measured_beside_the_benchmark():
+  done = programs.run(
+    'scripts/bench.py',
+    '--config=configs/pair.py:tiny',
+    "--config.decode.methods=('lookup',)",
+    '--config.bench.prompts_per_category=1',
+    '--config.decode.max_new_tokens=8',
+    '--minutes=0',
+    '--reference=random:tiny:3',
+  ).check()
+  away = done.document['distance']
+  assert away['dtype'] == 'float32' and away['total_variation'] > 0.1
+  # All prompts, of 64 tokens at most, and not only those that are judged.
+  assert 7 * 32 < away['tokens'] <= 14 * 63
+  assert 'exact as it is stored. From tiny' in ' '.join(done.out.split())
+
+
 def test_a_draft_with_another_padding_has_the_targets_width():
   target, draft = (build.load(f'random:tiny{x}') for x in ('', ':1'))
   size = draft.config.vocab

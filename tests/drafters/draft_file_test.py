@@ -77,14 +77,15 @@ def test_the_zoo_is_a_folder_of_drafts(tmp_path, monkeypatch):
 
 
 def test_a_file_is_fitted_once_to_a_target(path):
-  target = python_types.SimpleNamespace(drafts={}, tokenizer=OWN)
-  load = lambda: draft_file.fitted(KIND, path, target, lambda *x: x)
-  first = load()
-  assert first is load()
+  target = load.LanguageModel('M', 'M', OWN, {})
+  fitted = lambda: draft_file.fitted(KIND, path, target, lambda *x: x)
+  first = fitted()
+  assert first is fitted()
   draft_file.check_tokenizer(KIND, path, first[1], target)
   path.write_bytes(path.read_bytes())  # another file of the same name
-  assert load() is not first
-  target.tokenizer = tokenizer.from_bytes(257, 'bytes 257')
+  assert fitted() is not first
+  other = tokenizer.from_bytes(257, 'bytes 257')
+  target = dataclasses.replace(target, tokenizer=other)
   with pytest.raises(ValueError, match='another tokenizer than that of bytes'):
     draft_file.check_tokenizer(KIND, path, first[1], target)
 

@@ -45,9 +45,7 @@ class Claim(NamedTuple):
 
 def find(source: str | os.PathLike) -> pathlib.Path | None:
   """The folder of 'hf:org/name' or of a path; None if the path is of a file."""
-  if os.fspath(source).startswith('hf:'):
-    return download.from_hub(os.fspath(source))
-  folder = pathlib.Path(source).expanduser()
+  folder = download.local(source)
   return folder if folder.is_dir() else None
 
 

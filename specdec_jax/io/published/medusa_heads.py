@@ -33,9 +33,7 @@ def fit(
   Raises:
     ValueError: nothing there, or heads that are not of this target.
   """
-  text = os.fspath(source)
-  hub = text.startswith('hf:')
-  path = download.from_hub(text) if hub else pathlib.Path(text).expanduser()
+  path = download.local(source)
   if not path.exists():
     raise ValueError(f'medusa {source}: no such file; give {FORM}')
   paths = [path]
@@ -43,9 +41,7 @@ def fit(
     alone = [path / x for x in _FILES if (path / x).exists()]
     paths = alone[:1] or hf.weight_files(path)
   key = 'medusa', *((path, path.stat().st_mtime_ns) for path in paths)
-  if key not in target.drafts:
-    target.drafts[key] = _read(f'medusa {source}', paths, target)
-  return target.drafts[key]
+  return target.once(key, lambda: _read(f'medusa {source}', paths, target))
 
 
 def _read(
