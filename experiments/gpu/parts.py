@@ -23,6 +23,7 @@ from specdec_jax.models import alone, attention, work
 
 WIDTHS = 1, 2, 3, 4, 5, 9, 16
 GAMMAS = 1, 2, 3, 4, 8  # their widths are in WIDTHS
+QUANTISED = 'bfloat16', 'int8', 'int4'
 ALPHAS = 0.5, 0.6, 0.7, 0.8, 0.9
 CHUNKS = 64, 256, 512
 SCRIPTS = 6  # of acceptance: the units of an interval
@@ -55,20 +56,37 @@ def plain(s: Sizes, doc: Row) -> list[Row]:
   """Plain decoding at batch 1 from a full buffer."""
   every = [(x, 'bfloat16') for x in (s.target, s.draft, s.small)]
   every += [(x, 'float32') for x in (s.draft, s.small)]
-  walks = {key: _full(programs.model(*key), s, 1) for key in every}
-  rows = []
-  for key, found in programs.seconds(walks, s).items():
-    m, walk = programs.model(*key), walks[key]
+  rows = _passes(s, doc, [(*key, 1) for key in every])
+  programs.free(*every[:2])
+  return rows
+
+
+def quantised(s: Sizes, doc: Row) -> list[Row]:
+  """Passes of n tokens over weights of integers, from a full buffer."""
+  programs.free()
+  asked = [(s.target, x, n) for x in QUANTISED for n in (1, 5, 9)]
+  rows = _passes(s, doc, asked + [(s.draft, x, 1) for x in QUANTISED])
+  programs.free((s.target, 'bfloat16'), (s.draft, 'bfloat16'))
+  return rows
+
+
+def _passes(s: Sizes, doc: Row, asked: Sequence[tuple]) -> list[Row]:
+  """What passes read, and how long they take; asked: (size, dtype, tokens).
+
+  v: over one token of the same weights.
+  """
+  walks = {(*key, n): _full(programs.model(*key), s, n) for *key, n in asked}
+  most = max(x['gb_s']['value'] for x in doc['bandwidth']['rows'])
+  every, rows = programs.seconds(walks, s), []
+  for (size, dtype, n), found in every.items():
+    m, walk = programs.model(size, dtype), walks[size, dtype, n]
     read = work.step_bytes(m.params) + work.slot_bytes(m.model, 1) * s.slots
-    gb_s = [read / x / 1e9 for x in found]
-    own = dict(size=key[0], dtype=key[1], gb=read / 1e9)
-    own |= dict(ms=_ms(found), gb_s=programs.spread(gb_s))
+    gb_s = programs.spread([read / x / 1e9 for x in found])
+    own = dict(size=size, dtype=dtype, n=n, gb=read / 1e9, ms=_ms(found))
+    own |= dict(gb_s=gb_s, share=gb_s['value'] / most)
+    own |= dict(v=_over(found, statistics.median(every[size, dtype, 1])))
     own |= programs.profiled(functools.partial(walk.steps, 8), 8)
     rows.append(own | dict(compiling=walk.program.result().compiling))
-  most = max(x['gb_s'] for x in doc['bandwidth']['rows'])
-  for row in rows:
-    row['share'] = row['gb_s']['value'] / most
-  programs.free(*every[:2])
   return rows
 
 
@@ -345,8 +363,12 @@ PARTS = {
   x.__name__: x
   for x in (
     bandwidth, plain, widths, drafts, improvement, loop, windows, prefill,
-    batch, t5, checks,
+    batch, quantised, t5, checks,
   )
 }  # fmt: skip
 # What a part reads of others.
-NEEDS = {'plain': {'bandwidth'}, 'improvement': {'widths', 'drafts'}}
+NEEDS = {
+  'plain': {'bandwidth'},
+  'quantised': {'bandwidth'},
+  'improvement': {'widths', 'drafts'},
+}

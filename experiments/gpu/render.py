@@ -57,6 +57,12 @@ TABLES = {
     'rows, plain ms=ms:.2f, v(5)=v5:.2f, c:.3f, alpha:.1f, gamma, '
     'predicted:.2fx',
   ),
+  'quantised': (
+    '**Weights of integers**: int8 with a scale a column, int4 with one for '
+    '128 rows of it. v: over one token of the same weights.',
+    'size, dtype, n, GB a step=gb:.2f, ms=ms:.3f, GB/s=gb_s:.0f, share:.2f, '
+    'v:.3f, kernels:.0f, host waits=waits:.0f, compiled in s=compiling:.0f',
+  ),
   't5': (
     "**The paper's greedy rows at their real sizes**: T5-XXL and its drafts "
     "of random weights, the paper's alphas scripted.",

@@ -7,6 +7,7 @@ For the kernels of one CPU as blocks of 32 rows (`pack`), rounded as llama.cpp
 does: there smaller groups cost no time.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -27,22 +28,30 @@ KINDS = {'int8': ('Q8_0', 'Q8_0'), 'int4': ('Q4_1', 'Q8_0')}
 _MOST = 4096
 
 
-def quantise(x: np.ndarray, kind: str) -> weights.Grouped:
-  """A matrix, or stacked layers of it; kind: of weights.INTEGERS.
+def quantise(x: Any, kind: str) -> weights.Grouped:
+  """A matrix, or stacked layers of it, rounded where it lies.
 
   The least number of a group is the lowest code, the greatest the highest.
+
+  Args:
+    x: [K, N], or [layers, K, N], whose integers come back on the host.
+    kind: of weights.INTEGERS.
   """
   if x.ndim > 2:
     layers = [quantise(layer, kind) for layer in x]
     return jax.tree.map(lambda *each: np.stack(each), *layers)
-  G, C, N = _sizes(x.shape, kind)
-  x_GCN = np.asarray(x, np.float32).reshape(G, C, N)
+  return _matrix(x, kind)
+
+
+@functools.partial(jax.jit, static_argnames='kind')
+def _matrix(x_KN: jax.Array, kind: str) -> weights.Grouped:
+  x_GCN = x_KN.astype(jnp.float32).reshape(_sizes(x_KN.shape, kind))
   codes, low_GN, high_GN = jnp.iinfo(kind), x_GCN.min(1), x_GCN.max(1)
-  scale_GN = (high_GN - low_GN) / np.float32(codes.max - codes.min)
-  scale_GN[scale_GN == 0] = 1
-  offset_GN = low_GN - codes.min * scale_GN
-  codes_GCN = np.rint((x_GCN - offset_GN[:, None]) / scale_GN[:, None])
-  codes_GCN = codes_GCN.clip(codes.min, codes.max).astype(kind)
+  scale_GN = (high_GN - low_GN) / (int(codes.max) - int(codes.min))
+  scale_GN = jnp.where(scale_GN == 0, 1, scale_GN)
+  offset_GN = low_GN - int(codes.min) * scale_GN
+  codes_GCN = jnp.rint((x_GCN - offset_GN[:, None]) / scale_GN[:, None])
+  codes_GCN = codes_GCN.clip(int(codes.min), int(codes.max)).astype(kind)
   return weights.Grouped(codes_GCN, scale_GN, offset_GN)
 
 
@@ -80,7 +89,7 @@ def put(kind: str, layout: sharding.Layout | None, name: str, x: Any) -> Any:
   """Stores a parameter and places it, as names.read has it done; kind: ''
   leaves all as they are."""
   if mine := kind_of(name, kind):
-    x = quantise(np.asarray(x), mine)
+    x = quantise(x, mine)
   if layout is None:
     return jax.tree.map(jnp.asarray, x)
   return jax.tree.map(hosts.put, x, shardings(layout, name, x))
