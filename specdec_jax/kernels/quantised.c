@@ -41,7 +41,8 @@ enum { KIND };
 // Bytes of a panel are read in this order. HEAD: scales of a block of DEPTH k.
 // Of each 32 k: CODES, of which quads of k lie side by side, column by column;
 // then LAST, what they are multiplied by.
-// MOST: rows whose sums fit in the registers, for STRIP vectors at a time.
+// MOST: rows whose sums fit in the registers, for STRIP vectors at a time; of
+// 16 bits, which have two sums, half as many.
 // AHEAD: bytes between a prefetch and its use.
 enum {
   HEAD = (SCALES == OWN ? 0 : SCALES == SUPER ? 2 : 4) * (1 + MINS) * WIDE,
@@ -52,6 +53,7 @@ enum {
   PART = CODES + LAST,
   BLOCK = HEAD + DEPTH / 32 * PART,
   MOST = LANES == 16 ? 12 : LANES == 8 ? 6 : 3,
+  HALF = (MOST + 1) / 2,
   STRIP = 2,
   AHEAD = 4096
 };
@@ -112,12 +114,21 @@ INLINE Vec halfs(const uint8_t* p) {
 #endif
 }
 
-// LANES whole numbers of 8 bits.
+// LANES whole numbers of 8 bits. gcc 12 would convert vectors of them one by one.
 INLINE Vec small(const uint8_t* p, bool sign) {
-  typedef uint8_t Few __attribute__((vector_size(LANES), aligned(1)));
-  typedef int8_t Signed __attribute__((vector_size(LANES), aligned(1)));
-  return sign ? __builtin_convertvector(*(const Signed*)p, Vec)
-              : __builtin_convertvector(*(const Few*)p, Vec);
+#if LANES == 16
+  const __m128i x = _mm_loadu_si128((const void*)p);
+  const __m512i n = sign ? _mm512_cvtepi8_epi32(x) : _mm512_cvtepu8_epi32(x);
+  return (Vec)_mm512_cvtepi32_ps(n);
+#elif LANES == 8 && defined(__AVX2__)
+  const __m128i x = _mm_loadl_epi64((const void*)p);
+  const __m256i n = sign ? _mm256_cvtepi8_epi32(x) : _mm256_cvtepu8_epi32(x);
+  return (Vec)_mm256_cvtepi32_ps(n);
+#else
+  Vec n;
+  for (int i = 0; i < LANES; i++) n[i] = sign ? (int8_t)p[i] : p[i];
+  return n;
+#endif
 }
 
 INLINE Int quad(const int8_t* p) {
@@ -177,17 +188,20 @@ INLINE Bytes codes(const uint8_t* w, int g, int v) {
   return low | ((Bytes)high & (uint8_t)(16 * ((1 << HIGH) - 1)));
 }
 
-// s[m] += the dot products of a part with bytes q of the rows.
-INLINE void dots(int rows, int part, const uint8_t* w, int v0, const int8_t* q,
-                 Int s[][STRIP]) {
+// The dot products of a part with the rows: s[0] of their high bytes, s[1] of the
+// low ones, with those of 8 bits left out. Codes are unpacked once for both.
+INLINE void dots(int rows, bool wide, int part, const uint8_t* w, int v0,
+                 const int8_t* q, Int s[][MOST][STRIP]) {
   UNROLL for (int i = 0; i < 8 / PARTS; i++) {
     const int g = PARTS == 1 ? i / 2 + i % 2 * 4 : 4 * part + i;
     Bytes u[STRIP];
     UNROLL for (int v = 0; v < STRIP; v++) u[v] = codes(w, g, v0 + v);
-    UNROLL for (int m = 0; m < rows; m++) {
-      const Int x = quad(q + 32 * m + 4 * g);
-      UNROLL for (int v = 0; v < STRIP; v++) s[m][v] = dot(s[m][v], u[v], x);
-    }
+    UNROLL for (int m = 0; m < rows; m++)
+      UNROLL for (int low = 0; low <= wide; low++) {
+        const Int x = quad(q + 32 * (low * rows + m) + 4 * g);
+        UNROLL for (int v = 0; v < STRIP; v++)
+          s[low][m][v] = dot(s[low][m][v], u[v], x);
+      }
   }
 }
 
@@ -214,23 +228,18 @@ INLINE void add_block(int rows, bool wide, const uint8_t* head,
   const int8_t* zero = (const int8_t*)(e + 2 * rows);
   for (int v0 = 0; v0 < VECTORS; v0 += STRIP)
     UNROLL for (int part = 0; part < PARTS; part++) {
-      Int s[MOST][STRIP];
+      Int s[2][MOST][STRIP] = {0};
       UNROLL for (int m = 0; m < rows; m++)
         UNROLL for (int v = 0; v < STRIP; v++)
-          s[m][v] = wide ? (Int){0} : quad(zero + (part * rows + m) * 4);
-      dots(rows, part, w, v0, q, s);
-      if (wide) {
-        UNROLL for (int m = 0; m < rows; m++)
-          UNROLL for (int v = 0; v < STRIP; v++)
-            s[m][v] = (s[m][v] << 8) + quad(zero + (part * rows + m) * 4);
-        dots(rows, part, w, v0, q + 32 * rows, s);
-      }
+          s[wide][m][v] = quad(zero + (part * rows + m) * 4);
+      dots(rows, wide, part, w, v0, q, s);
       UNROLL for (int v = 0; v < STRIP; v++) {
         Vec scale, min;
         scales(head, w + CODES, part, v0 + v, &scale, &min);
         UNROLL for (int m = 0; m < rows; m++) {
           Vec* to = (Vec*)(sums + m * WIDE) + v0 + v;
-          const Vec n = __builtin_convertvector(s[m][v], Vec);
+          const Int sum = wide ? (s[0][m][v] << 8) + s[1][m][v] : s[0][m][v];
+          const Vec n = __builtin_convertvector(sum, Vec);
           *to = fused(n, scale * e[m], *to);
           if (MINS) *to = fused(min, all(e[rows + m]), *to);
         }
@@ -259,7 +268,7 @@ typedef void Product(bool wide, const int8_t* q, const uint8_t* w,
 #define OF(n)                                                            \
   static void product_##n(bool wide, const int8_t* q, const uint8_t* w,  \
                           int64_t blocks, float* sums) {                 \
-    if (wide) product(least(n, MOST), true, q, w, blocks, sums);         \
+    if (wide) product(least(n, HALF), true, q, w, blocks, sums);         \
     else product(least(n, MOST), false, q, w, blocks, sums);             \
   }
 OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
@@ -319,11 +328,12 @@ XLA_FFI_Error* SpecdecQuantised(XLA_FFI_CallFrame* f) {
   if (answers_metadata(f)) return NULL;
   XLA_FFI_Buffer *x = in(f, 0), *w = in(f, 1);
   const int64_t rows = x->dims[0], depth = x->dims[1];
-  const int64_t groups = ceiling(rows, MOST);
+  const bool wide = WHOLE("wide");
+  const int64_t groups = ceiling(rows, wide ? HALF : MOST);
   Linear j = {.x = x->data, .scale = given(f, 2), .shift = given(f, 3),
               .w = w->data, .rows = rows, .depth = depth,
               .step = ceiling(rows, groups), .eps = NUMBER("eps"),
-              .norm = WHOLE("norm"), .wide = WHOLE("wide"),
+              .norm = WHOLE("norm"), .wide = wide,
               .to = result_of(f, w->dims[0])};
   if (w->dims[1] * DEPTH != depth || w->dims[2] != BLOCK ||
       j.to.panels != ceiling(j.to.columns, WIDE))
