@@ -48,7 +48,6 @@ def _matrix(x_KN: jax.Array, kind: str) -> weights.Grouped:
   x_GCN = x_KN.astype(jnp.float32).reshape(_sizes(x_KN.shape, kind))
   codes, low_GN, high_GN = jnp.iinfo(kind), x_GCN.min(1), x_GCN.max(1)
   scale_GN = (high_GN - low_GN) / (int(codes.max) - int(codes.min))
-  scale_GN = jnp.where(scale_GN == 0, 1, scale_GN)
   offset_GN = low_GN - int(codes.min) * scale_GN
   codes_GCN = jnp.rint((x_GCN - offset_GN[:, None]) / scale_GN[:, None])
   codes_GCN = codes_GCN.clip(int(codes.min), int(codes.max)).astype(kind)
