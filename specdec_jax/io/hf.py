@@ -160,7 +160,15 @@ def open_folder(
         'which config.json has the quantization_config'
       )
   reader = names.Reader(
-    source, naming, weights.shapes, weights.get, weights.kind, weights.spare
+    source,
+    naming,
+    weights.shapes,
+    weights.get,
+    weights.kind,
+    weights.spare,
+    weights.kinds,
+    weights.blocks,
+    weights.orders,
   )
   if config.tied and reader.unties():
     # As transformers 5 does; of a T5 only the weights tell.

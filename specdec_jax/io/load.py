@@ -21,7 +21,7 @@ from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm, weights
 
-_INSTEAD = "dtype='stored' is for quantised .gguf files; give dtype='float32'"
+_INSTEAD = "dtype='stored' is for quantised models; give dtype='float32'"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -167,8 +167,8 @@ def load(
       or 'package.module:make', a function of yours (docs/your_own_model.md);
       or what sources.open_source has made of one of the first four.
     dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
-      'stored': float32, but the matrices of a .gguf file stay quantised; on one
-      CPU. 'int8', 'int4': bfloat16, on CPU float32, with matrices of integers
+      'stored': float32, but quantised matrices stay so; on one CPU. 'int8',
+      'int4': bfloat16, on CPU float32, with matrices of integers
       (io.quantised.rounded).
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
@@ -283,7 +283,8 @@ def _kept(
     have = ', '.join(sorted(opened.kinds)) or 'none'
     raise ValueError(
       f'{opened.name}: {_INSTEAD}; allowed are matrices in '
-      f'{", ".join(blocks.KEPT)}, quantised here are {have}'
+      f'{", ".join(blocks.GGUF)}, and integers in groups of 32 inputs or a '
+      f'multiple; quantised here are {have}'
     )
   folder = files.cache_folder()
   kinds = sorted({blocks.KEPT[stored].kind for stored in kept})

@@ -76,8 +76,9 @@ class Reader(NamedTuple):
   get(name) -> array: reads one array.
   kind: what its matrices are dequantised from, 'GPTQ 4-bit'; '' is nothing.
   spare(name): whether an array may be left out if it has no place.
-  kinds: of the matrices that are stored in blocks of a .gguf file.
-  blocks(name) -> array: reads one of them, uint8 [rows, blocks, bytes].
+  kinds: of its quantised matrices, those of gguf.blocks.KEPT or others.
+  blocks(name) -> array: reads one of KEPT, uint8 [rows, blocks, bytes].
+  orders: of those whose blocks are of mixed inputs, how (Quantised.order).
   """
 
   source: str
@@ -88,6 +89,7 @@ class Reader(NamedTuple):
   spare: Callable[[str], bool] = lambda name: False
   kinds: Mapping[str, str] = {}
   blocks: Callable[[str], np.ndarray] = lambda name: np.empty(0, np.uint8)
+  orders: Mapping[str, np.ndarray] = {}
 
   def stored(self, name: str) -> str:
     """A parameter's name in this file, which may have the prefix or not."""
@@ -276,7 +278,8 @@ def read(
     stored = plan[name][0] if name in plan else ''
     columns = reader.naming.turned(name) or name == 'embed'
     if columns and reader.kinds.get(stored) in kept:
-      matrix = _read_blocks(reader, config, name, stored)
+      count = want.shape[0 if name == 'embed' else 1]
+      matrix = _read_blocks(reader, config, name, plan[name], count)
       out[name] = weights.Table(matrix) if name == 'embed' else matrix
       continue
     x = np.empty(want.shape, want.dtype)
@@ -350,18 +353,21 @@ def _read_into(
 
 
 def _read_blocks(
-  reader: Reader, config, name: str, stored: str
+  reader: Reader, config, name: str, place: tuple[str, int], count: int
 ) -> weights.Quantised:
-  """Reads one matrix, of rows that are a parameter's columns, as it is."""
+  """Reads so many rows of a matrix, a parameter's columns, as they are."""
+  stored, start = place
   kept, columns = reader.kinds[stored], reader.blocks(stored)
-  packed = blocks.pack(reader.naming.convert(name, columns, config), kept)
-  kind = blocks.KEPT[kept].kind
+  columns = reader.naming.convert(name, columns, config)[start : start + count]
+  packed, kind = blocks.pack(columns, kept), blocks.KEPT[kept].kind
   if bad := quantised.broken(packed, kind):
     raise ValueError(
       f'{reader.source}: {stored} has {bad} scales that are not finite; the '
       'file is damaged'
     )
-  return weights.Quantised(jnp.asarray(packed), kind, len(columns))
+  order = reader.orders.get(stored)
+  order = None if order is None else jnp.asarray(order, jnp.int32)
+  return weights.Quantised(jnp.asarray(packed), kind, count, order=order)
 
 
 def some(names: Collection[str], most: int = 12) -> str:

@@ -35,8 +35,7 @@ class Source:
   fill: fill(config, put, kept) reads the weights, nested, as names.read does.
   hashed: computes `digest`.
   draft_ids: the ids that it proposes as a draft; () is all.
-  kinds: of its matrices that are stored in blocks of a .gguf file: how many
-    numbers have each.
+  kinds: of its quantised matrices (names.Reader): how many numbers have each.
   """
 
   name: str

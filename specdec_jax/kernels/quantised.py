@@ -187,29 +187,30 @@ def beside(fields: Sequence[np.ndarray], axis: int) -> np.ndarray:
   return np.concatenate([*each], -1)
 
 
-def pack_groups(
-  codes_NK: np.ndarray, scale_NJ: np.ndarray, minimum_NJ: np.ndarray, bits: int
+def group_blocks(
+  codes_NK: np.ndarray, scale_NJ: np.ndarray, minimum_NJ: np.ndarray
 ) -> np.ndarray:
-  """The panels, U4_64 or such, of the matrix [K, N] scale * code + minimum.
+  """Columns of scale * code + minimum, as `pack` takes them.
 
   Args:
-    codes_NK: uint8, below 2^bits.
+    codes_NK: uint8.
     scale_NJ: of each K / J codes, which are 32, 64 or 128.
     minimum_NJ: as scale_NJ.
-    bits: 4 or 8.
+
+  Returns:
+    uint8 [N, J, 8 + K / J]: of a group its two numbers in float32, its codes.
   """
-  (N, K), J = codes_NK.shape, scale_NJ.shape[1]
-  assert K == J * (K // J) and codes_NK.max() < 1 << bits, (K, J, bits)
   floats = np.stack([scale_NJ, minimum_NJ], -1).astype(np.float32)
-  blocks = [floats.view(np.uint8), codes_NK.reshape(N, J, -1)]
+  codes_NJC = codes_NK.reshape(*scale_NJ.shape, -1)
+  return np.concatenate([floats.view(np.uint8), codes_NJC], -1)
 
-  def fields(x_PWJI: np.ndarray) -> list[np.ndarray]:
-    codes = turn(x_PWJI[..., 8:], 'u4')
-    if bits == 4:
-      codes = pair(codes.reshape(len(codes), J, -1, 8, WIDE))
-    return [turn(x_PWJI[..., :8], 'u4'), codes]
 
-  return pack(f'U{bits}_{K // J}', fields, np.concatenate(blocks, -1))
+def group_fields(bits: int, x_PWJI: np.ndarray) -> list[np.ndarray]:
+  """The fields of U4_64 and such, of group_blocks; bits: 4 or 8."""
+  codes = turn(x_PWJI[..., 8:], 'u4')
+  if bits == 4:
+    codes = pair(codes.reshape(*codes.shape[:2], -1, 8, WIDE))
+  return [turn(x_PWJI[..., :8], 'u4'), codes]
 
 
 def _by_column(packed: Array, kind: str) -> list[Array]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import logging
 
 from specdec_jax.kernels import calls, quantised
@@ -133,12 +134,14 @@ class Quantised:
   kind: how they are stored, of quantised.KINDS.
   N: columns of the matrix.
   parts: as of Panels.
+  order: [K] row k of the panels is this row of the matrix; None: row k.
   """
 
   array: Array
   kind: str = _static()
   N: int = _static()
   parts: int = _static(default=1)
+  order: Any = None
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -149,21 +152,30 @@ class Quantised:
   ) -> Array:
     columns = self.N // (2 if gated else 1)
     more |= dict(bias=bias, gated=gated)
+    if self.order is not None:
+      mix = lambda y: jnp.take(y, self.order, -1)
+      x, norm = mix(x), more.get('norm')
+      if norm:
+        shift = None if norm.shift is None else mix(norm.shift)
+        more['norm'] = norm._replace(scale=mix(norm.scale), shift=shift)
     return quantised.linear(x, self.array, self.kind, columns, **more)
 
   def columns(self, ids: Array) -> Array:
-    return quantised.columns_of(self.array, self.kind, ids)
+    return self._sorted(quantised.columns_of(self.array, self.kind, ids))
+
+  def _sorted(self, x: Array) -> Array:
+    """The panels' rows as the matrix has them."""
+    return x if self.order is None else x[jnp.argsort(self.order)]
 
   def take(self, ids_R: Array) -> 'Quantised':
     some = quantised.take(self.array, self.kind, ids_R)
-    return Quantised(some, self.kind, len(ids_R))
+    return Quantised(some, self.kind, len(ids_R), order=self.order)
 
   def dense(self) -> Array:
     each = jnp.split(self.array, self.parts)
     columns = self.N // self.parts
-    return jnp.concatenate(
-      [quantised.unpack(x, self.kind, columns) for x in each], -1
-    )
+    parts = [quantised.unpack(x, self.kind, columns) for x in each]
+    return self._sorted(jnp.concatenate(parts, -1))
 
 
 @jax.tree_util.register_dataclass
@@ -316,9 +328,10 @@ def join(matrices: Sequence[Any], parts: int = 1) -> Any:
   first, widths = matrices[0], [x.shape[1] for x in matrices]
   whole = parts > 1 or not any(n % quantised.WIDE for n in widths[:-1])
   kinds = [x.kind if isinstance(x, Quantised) else 'numbers' for x in matrices]
-  if whole and len(set(kinds)) == 1:
+  same = lambda x: np.array_equal(x.order, first.order)
+  if whole and len(set(kinds)) == 1 and all(map(same, matrices)):
     panels = jnp.concatenate([x.array for x in matrices])
-    return Quantised(panels, first.kind, sum(widths), parts)
+    return Quantised(panels, first.kind, sum(widths), parts, first.order)
   if parts > 1:
     _say_dense(' and '.join(kinds))
     return jnp.concatenate([of(x).dense() for x in matrices], -1)

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import pathlib
+import re
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from specdec_jax.io import files, hf, sources
+from specdec_jax.io.quantised import form as form_lib
 from specdec_jax.io.quantised import module, reader
 from specdec_jax.models import lm
 from tests.io import tiny
@@ -70,6 +72,25 @@ def test_values_are_those_of_the_format_s_own_package(case):
   assert list(x.shape) == list(plan.shapes['x.weight']) == facts['shape']
   x = np.ascontiguousarray(x + np.float32(0))
   assert hashlib.sha256(x.tobytes()).hexdigest() == facts['sha256']
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_what_is_kept_has_these_values_too(case):
+  """To the bit where scales have 16 bits."""
+  facts, parts = CASES[case]
+  plan = planned(facts['settings'], parts)
+  form, want = plan.plans['x.weight'].form(), plan.get('x.weight')
+  if form.table is not None:
+    assert plan.kinds == {'x.weight': plan.kind}
+    return
+  # All groups of four, that each case has some that share a scale.
+  x = form_lib.blocks(form, 4)
+  scale, least = np.moveaxis(x[..., :8].view(np.float32), -1, 0)[..., None]
+  found = (x[..., 8:] * scale + least).reshape(want.shape)
+  want = want[:, plan.orders.get('x.weight', np.arange(want.shape[1]))]
+  narrow = all(dtype != 'F32' for dtype, _ in parts.values())
+  step = 0 if narrow else np.abs(scale).max()
+  np.testing.assert_allclose(found, want, rtol=0, atol=2.0**-16 * step)
 
 
 def damaged(dtype, x):
@@ -161,11 +182,13 @@ def spread(x, wide):
   return np.repeat(x.astype(np.float32), wide, 1)
 
 
-def gptq(rng, O, I):
-  codes, zero = rng.integers(0, 16, (O, I)), rng.integers(1, 17, (O, I // 16))
-  scale = (rng.random((O, I // 16)) * 0.05).astype(np.float16)
-  mixed = rng.permutation(I)
-  groups = np.arange(I)[np.argsort(mixed)] // 16
+def gptq(rng, O, I, group=16, mixed=True):
+  G = I // group
+  codes, zero = rng.integers(0, 16, (O, I)), rng.integers(1, 17, (O, G))
+  scale = (rng.random((O, G)) * 0.05).astype(np.float16)
+  # As matrices of the same inputs have it: one order.
+  same = np.random.default_rng(I)
+  groups = (same.permutation(I) if mixed else np.arange(I)) // group
   parts = dict(
     qweight=packed(codes, 4).T,
     qzeros=packed(zero.T - 1, 4),
@@ -178,20 +201,20 @@ def gptq(rng, O, I):
   return parts, values * scale.astype(np.float32)[:, groups]
 
 
-def awq(rng, O, I):
-  codes, zero = rng.integers(0, 16, (O, I)), rng.integers(0, 16, (O, I // 16))
-  scale = (rng.random((O, I // 16)) * 0.05).astype(np.float16)
+def awq(rng, O, I, group=16):
+  G = I // group
+  codes, zero = rng.integers(0, 16, (O, I)), rng.integers(0, 16, (O, G))
+  scale = (rng.random((O, G)) * 0.05).astype(np.float16)
   mix = lambda x: x.T.reshape(x.shape[1], -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
   word = lambda x: packed(mix(x).reshape(x.T.shape), 4)
   parts = dict(qweight=word(codes), qzeros=word(zero), scales=scale.T)
-  return parts, (codes - spread(zero, 16)) * spread(scale, 16)
+  return parts, (codes - spread(zero, group)) * spread(scale, group)
 
 
-def compressed(rng, O, I):
-  codes, scale = rng.integers(0, 16, (O, I)), rng.random((O, I // 16))
+def compressed(rng, O, I, group=16, mixed=True):
+  codes, scale = rng.integers(0, 16, (O, I)), rng.random((O, I // group))
   scale = (scale * 0.05).astype(ml_dtypes.bfloat16)
-  mixed = rng.permutation(I)
-  groups = np.arange(I)[np.argsort(mixed)] // 16
+  groups = (rng.permutation(I) if mixed else np.arange(I)) // group
   parts = dict(
     weight_packed=packed(codes, 4),
     weight_scale=scale,
@@ -237,12 +260,13 @@ def int8(rng, O, I):
   return parts, values * np.float32(1 / 127)
 
 
-def mlx(rng, O, I):
+def mlx(rng, O, I, group=16):
   codes = rng.integers(0, 64, (O, I))
-  scale, bias = (rng.random((2, O, I // 16)) - 0.5).astype(np.float16)
+  both = (rng.random((2, O, I // group)) - 0.5) * 0.02
+  scale, bias = both.astype(np.float16)
   word = packed(codes, 6).view(np.uint32)
   parts = dict(weight=word, scales=scale, biases=bias)
-  return parts, codes * spread(scale, 16) + spread(bias, 16)
+  return parts, codes * spread(scale, group) + spread(bias, group)
 
 
 # Family -> (settings, function(rng, out, in) -> (parts, values), label).
@@ -277,27 +301,49 @@ def stored(settings, **more):
   )
 
 
-def write(folder, family, change=lambda weights: None):
+def joined(arrays):
+  """Arrays as a Phi-3 has them: q, k and v in one, and gate and up."""
+  out = {}
+  for name, x in arrays.items():
+    name = re.sub('[qkv](?=_proj)', 'qkv', name.replace('gate_proj', 'up_proj'))
+    name = name.replace('.up_proj', '.gate_up_proj')
+    out[name] = np.concatenate([out[name], x]) if name in out else x
+  return out
+
+
+def write(
+  folder, family, change=lambda weights: None, how=None, arch='llama', **sizes
+):
   """A folder whose projections are quantised; and the same, dequantised.
 
   Of MLX the embedding too, which is the head.
+
+  Args:
+    folder, family: where, and of FAMILIES.
+    change: changes what is stored, in place.
+    how: what else the family's function takes.
+    arch: 'llama' or 'phi3'.
+    **sizes: of tiny.config.
   """
-  settings, make, _ = FAMILIES[family]
-  rng, c = np.random.default_rng(0), tiny.config(tied=family == 'mlx')
+  (settings, make, _), how = FAMILIES[family], how or {}
+  rng, c = np.random.default_rng(0), tiny.config(tied=family == 'mlx', **sizes)
   ends = '_proj.weight', 'embed_tokens.weight' if c.tied else '_proj.weight'
-  weights, plain = {}, {}
-  for name, x in tiny.arrays(c).items():
+  weights, plain, arrays = {}, {}, tiny.arrays(c)
+  for name, x in (joined(arrays) if arch == 'phi3' else arrays).items():
     if not name.endswith(ends):
       weights[name] = plain[name] = x
       continue
-    parts, plain[name] = make(rng, *x.shape)
+    parts, plain[name] = make(rng, *x.shape, **how)
     start = name.removesuffix('weight')
     weights |= {start + k: np.ascontiguousarray(x) for k, x in parts.items()}
   change(weights)
   tiny.write_folder(folder, c, weights=weights)
-  own = stored(settings) | dict(tie_word_embeddings=c.tied)
+  if 'group' in how:
+    settings = settings | dict(group_size=how['group'])
+  own = tiny.settings(c, arch) | dict(quantization_config=settings)
   (folder / 'config.json').write_text(json.dumps(own))
-  return folder, tiny.write_folder(folder.with_name('plain'), c, weights=plain)
+  other = folder.with_name('plain')
+  return folder, tiny.write_folder(other, c, arch, weights=plain)
 
 
 @pytest.mark.parametrize('family', FAMILIES)

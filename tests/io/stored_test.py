@@ -148,9 +148,9 @@ def broken(name, x):
 
 
 FORM = (
-  "dtype='stored' is for quantised .gguf files; give dtype='float32'; allowed "
-  'are matrices in Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K, '
-  'IQ4_NL, quantised here are '
+  "dtype='stored' is for quantised models; give dtype='float32'; allowed are "
+  'matrices in Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ4_NL, '
+  'and integers in groups of 32 inputs or a multiple; quantised here are '
 )
 REFUSED = [
   ('random:tiny', {}, f'random:tiny: {FORM}none'),
@@ -165,7 +165,7 @@ REFUSED = [
   (broken, {}, 'a.gguf: token_embd.weight has 1 scales that are not finite'),
   (
     *('tests.your_own_model_test:make', {}),
-    "your_own_model_test:make: dtype='stored' is for quantised .gguf files",
+    "your_own_model_test:make: dtype='stored' is for quantised models",
   ),
 ]
 

@@ -11,7 +11,7 @@ from specdec_jax.io.gguf import blocks as gguf_blocks
 from specdec_jax.kernels import calls, library, quantised
 
 # How matrices are stored in a file, and groups.
-STORED = (*gguf_blocks.KEPT, *(x for x in quantised.KINDS if x[0] == 'U'))
+STORED = tuple(gguf_blocks.KEPT)
 ROWS = (1, 2, 5, 12, 13, 64, 512)
 # The code of groups is one for all depths, so that of two is compiled for each
 # path and that of the others for one.
@@ -53,7 +53,7 @@ def matrix(stored: str, K: int, N: int, seed: int = 0, tiny: bool = False):
 
   tiny: whether scales of three columns are subnormal float16s.
   """
-  if stored in gguf_blocks.KEPT:
+  if stored in gguf_blocks.GGUF:
     raw = blocks(stored, K, N, seed)
     for at in HALVES[stored] if tiny else ():
       for column, half in enumerate(([5, 0], [0, 128], [255, 131])):
@@ -70,7 +70,8 @@ def matrix(stored: str, K: int, N: int, seed: int = 0, tiny: bool = False):
   floats = rng.normal(0, 0.01, (2, N, K // group)).astype(np.float16)
   scale, minimum = floats.astype(np.float32)
   each = lambda x: x.repeat(group, -1)
-  packed = quantised.pack_groups(codes, scale, minimum, bits)
+  columns = quantised.group_blocks(codes, scale, minimum)
+  packed = gguf_blocks.pack(columns, stored)
   return packed, stored, (each(scale) * codes + each(minimum)).T
 
 
@@ -152,9 +153,8 @@ def test_scales_that_are_not_finite_are_counted():
   """Of a group that is infinite, two minima that are no number."""
   scale, minimum = np.ones((2, 40, 2), np.float32)
   scale[3, 0], minimum[35] = np.inf, np.nan
-  packed = quantised.pack_groups(
-    np.zeros((40, 64), np.uint8), scale, minimum, bits=8
-  )
+  columns = quantised.group_blocks(np.zeros((40, 64), np.uint8), scale, minimum)
+  packed = gguf_blocks.pack(columns, 'U8_32')
   assert quantised.broken(packed, 'U8_32') == 3
 
 

@@ -1,4 +1,4 @@
-"""The matrices of a .gguf file as panels of kernels.quantised, to the bit.
+"""The matrices of files as panels of kernels.quantised, to the bit.
 
 How blocks are stored: https://github.com/ggml-org/ggml, src/ggml-common.h. In
 the functions x is [panels, columns of one, blocks, bytes of a block]. Codes are
@@ -6,6 +6,7 @@ turned to [panels, blocks, ..., quads of k, columns], four to a number, and the
 work is done on all columns of a panel at once.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -121,8 +122,8 @@ def _q8_0(x: np.ndarray) -> list[np.ndarray]:
   return [turn(x[..., 2:] ^ 128, 'u4'), turn(x[..., :2], 'u2')]
 
 
-# What a file stores -> how it is kept.
-KEPT = {
+# What a .gguf file stores -> how it is kept.
+GGUF = {
   'Q4_0': Kept('Q4_0', _own),
   'Q4_1': Kept('Q4_1', _own),
   'Q5_0': Kept('Q5_0', _own),
@@ -133,4 +134,10 @@ KEPT = {
   'Q6_K': Kept('Q6_K', _q6_k),
   'Q3_K': Kept('Q6_K', _q3_k),
   'IQ4_NL': Kept('Q8_0', _iq4_nl),
+}
+# And groups of integers (io.quantised.form.blocks).
+KEPT = GGUF | {
+  kind: Kept(kind, functools.partial(quantised.group_fields, x.bits))
+  for kind, x in quantised.KINDS.items()
+  if x.scales == quantised.GROUP
 }

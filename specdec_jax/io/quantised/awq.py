@@ -42,7 +42,8 @@ def plan(m: module.Module) -> module.Plan:
   if (scales, zeros) != fit or I % group or (fast and I % 64):
     m.misfit(f'its parts fit no matrix of 4 bits in groups of {group}')
   read = functools.partial(form_of, m, part, (O, I), group)
-  return module.Plan('AWQ 4-bit', (O, I), ('qweight', 'scales', part), read)
+  parts = ('qweight', 'scales', part)
+  return module.Plan('AWQ 4-bit', (O, I), parts, read, 4, group)
 
 
 def _group(m: module.Module, I: int) -> int:

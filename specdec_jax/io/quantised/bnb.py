@@ -92,4 +92,4 @@ def plan8(m: module.Module) -> module.Plan:
     return form.Form(m.get('weight'), scale, (1, I), unit=1 / 127)
 
   parts = ('weight', 'SCB', 'weight_format')
-  return module.Plan('bitsandbytes int8', shape, parts, read)
+  return module.Plan('bitsandbytes int8', shape, parts, read, 8, I)

@@ -31,9 +31,12 @@ def plan(m: module.Module) -> module.Plan:
       fit = 'I32', (_words(O, bits, whole), -(-shape[1] // block[1]))
     if zeros != fit:
       m.misfit(f'weight_zero_point fits no matrix of {bits} bits')
-  read = functools.partial(_form, m, shape, bits, whole, block)
+  order = None
+  if 'weight_g_idx' in m.parts:
+    order = m.order('weight_g_idx', shape[1], block[1])
+  read = functools.partial(_form, m, shape, bits, whole, block, order)
   kind = f'compressed-tensors {bits}-bit'
-  return module.Plan(kind, shape, tuple(parts), read)
+  return module.Plan(kind, shape, tuple(parts), read, bits, block[1], order)
 
 
 def _shape(m: module.Module, O: int) -> tuple[int, int]:
@@ -74,8 +77,10 @@ def _unpack(words: np.ndarray, bits: int, whole: bool) -> np.ndarray:
   return each.reshape(len(words), -1)
 
 
-def _form(m: module.Module, shape, bits: int, whole: bool, block) -> form.Form:
-  (O, I), zero, order = shape, None, None
+def _form(
+  m: module.Module, shape, bits: int, whole: bool, block, order
+) -> form.Form:
+  (O, I), zero = shape, None
   if 'weight_packed' in m.parts:
     codes = _unpack(m.get('weight_packed'), bits, whole)[:, :I]
     zero = np.full((1, 1), 1 << (bits - 1))
@@ -85,8 +90,6 @@ def _form(m: module.Module, shape, bits: int, whole: bool, block) -> form.Form:
     codes = m.get('weight')
     if 'weight_zero_point' in m.parts:
       zero = m.get('weight_zero_point').reshape(-(-O // block[0]), -1)
-  if 'weight_g_idx' in m.parts:
-    order = m.order('weight_g_idx', I, block[1])
   codes = codes if order is None else codes[:, order]
   scale = m.scales('weight_scale', shape, block)
   return form.Form(codes, scale, block, zero, order=order)

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specdec_jax.kernels import quantised
+
 
 class Form(NamedTuple):
   """A matrix [out, in]: ((table[codes] - zero) * scale + minimum) * unit.
@@ -55,6 +57,32 @@ def dequantise(form: Form) -> np.ndarray:
     out[:, form.order] = x
     return out
   return x
+
+
+def blocks(form: Form, group: int) -> np.ndarray:
+  """The matrix as kernels.quantised keeps it: quantised.group_blocks.
+
+  Its values are dequantise's to the bit if scales have 16 bits, as published
+  ones do. Elsewhere scale * code rounds, by 2^-16 of a scale at most.
+
+  Args:
+    form: of integers, without a table; they stay in their order.
+    group: codes that a scale and a minimum are stored for, of a block's.
+  """
+  codes, (tall, wide) = form.codes, form.block
+  O, I = codes.shape
+  scale = form.scale * np.float32(form.unit)
+  zero = np.float32(0) if form.zero is None else form.zero.astype(np.float32)
+  if codes.dtype == np.int8:
+    codes, zero = codes.view(np.uint8) ^ 128, zero + 128
+  least = -zero * scale
+  if form.minimum is not None:
+    least += form.minimum
+
+  def each(x: np.ndarray) -> np.ndarray:
+    return x.repeat(tall, 0)[:O].repeat(wide // group, 1)[:, : I // group]
+
+  return quantised.group_blocks(codes, each(scale), each(least))
 
 
 def unpack(words: np.ndarray, bits: int) -> np.ndarray:

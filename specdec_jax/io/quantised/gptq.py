@@ -36,15 +36,16 @@ def plan(m: module.Module) -> module.Plan:
   I = I or rows * 32 // bits
   if I % G:
     m.misfit(f'{I} inputs are not {G} groups of one size')
-  read = functools.partial(_form, m, bits, (O, I), I // G)
-  return module.Plan(f'GPTQ {bits}-bit', (O, I), parts, read)
+  order = m.order('g_idx', I, I // G) if 'g_idx' in m.parts else None
+  read = functools.partial(_form, m, bits, (O, I), I // G, order)
+  kind = f'GPTQ {bits}-bit'
+  return module.Plan(kind, (O, I), parts, read, bits, I // G, order)
 
 
-def _form(m: module.Module, bits: int, shape, group: int) -> form.Form:
+def _form(m: module.Module, bits: int, shape, group: int, order) -> form.Form:
   O, I = shape
   codes = form.unpack(m.get('qweight').T, bits)[:, :I]
   stored = form.unpack(m.get('qzeros'), bits)[:, :O].T
-  order = m.order('g_idx', I, group) if 'g_idx' in m.parts else None
   return form.Form(
     codes if order is None else codes[:, order],
     m.floats('scales').T,

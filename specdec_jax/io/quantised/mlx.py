@@ -25,7 +25,7 @@ def plan(m: module.Module) -> module.Plan:
     m.misfit(f'its parts fit no matrix of {bits} bits in groups of {group}')
   read = functools.partial(_form, m, bits, group)
   parts = ('weight', 'scales', 'biases')
-  return module.Plan(f'MLX {bits}-bit', (O, I), parts, read)
+  return module.Plan(f'MLX {bits}-bit', (O, I), parts, read, bits, group)
 
 
 def _settings(m: module.Module) -> dict[str, Any]:

@@ -28,12 +28,28 @@ class Plan(NamedTuple):
   shape: [out, in].
   parts: those that may be there; others of the module have no place.
   form: reads it.
+  bits: of its integers; 0: codes of a table.
+  group: inputs that share a scale.
+  order: of its inputs, as Form's.
   """
 
   kind: str
   shape: tuple[int, int]
   parts: tuple[str, ...]
   form: Callable[[], Form]
+  bits: int = 0
+  group: int = 0
+  order: np.ndarray | None = None
+
+  @property
+  def stored(self) -> str:
+    """The kind of panels that keeps it, or what there is no such kind for."""
+    depth = math.gcd(self.group, self.shape[1], 128)
+    if not self.bits:
+      return self.kind
+    if depth < 32:
+      return f'{self.kind} in groups of {self.group}'
+    return f'U{4 if self.bits <= 4 else 8}_{depth}'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.io import files
-from specdec_jax.io.quantised import awq, bnb, compressed, fp8, gptq, mlx
-from specdec_jax.io.quantised.form import dequantise
+from specdec_jax.io.quantised import awq, bnb, compressed, form, fp8, gptq, mlx
 from specdec_jax.io.quantised.module import Module, Plan, Tensor
 
 _KEYS = ('quantization_config', 'quantization')
@@ -87,8 +86,24 @@ class Quantised:
   def get(self, name: str) -> np.ndarray:
     """An array; of a matrix, its values in float32."""
     if name in self.plans:
-      return dequantise(self.plans[name].form())
+      return form.dequantise(self.plans[name].form())
     return self.stored(name)
+
+  @property
+  def kinds(self) -> dict[str, str]:
+    """How each matrix is kept, or what there is no kind of panels for."""
+    return {name: x.stored for name, x in self.plans.items()}
+
+  @property
+  def orders(self) -> dict[str, np.ndarray]:
+    """The order that the inputs of some matrices are kept in (Form.order)."""
+    each = {name: x.order for name, x in self.plans.items()}
+    return {name: x for name, x in each.items() if x is not None}
+
+  def blocks(self, name: str) -> np.ndarray:
+    """A matrix as it is kept, one of gguf.blocks.KEPT."""
+    x = self.plans[name]
+    return form.blocks(x.form(), int(x.stored.split('_')[1]))
 
   def spare(self, name: str) -> bool:
     """Whether an array is the empty bias that some files give every matrix."""

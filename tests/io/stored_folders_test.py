@@ -1,0 +1,121 @@
+"""Quantised folders as they are stored, beside the same ones dequantised."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specdec_jax
+from specdec_jax.io import files, load, memory, sources
+from specdec_jax.kernels import library
+from specdec_jax.models import convert, lm, weights, work
+from tests.io import quantised_test, stored_test, tiny
+
+
+@pytest.fixture(autouse=True, scope='module')
+def compiled():
+  if why := library.load(files.cache_folder()):
+    pytest.skip(why)
+
+
+SMALL = dict(width=64, head_dim=16, mlp=96)
+LARGE = dict(width=128, head_dim=32, mlp=256)
+SORTED = dict(group=32, mixed=False)
+# Family, how it is quantised, sizes, and how its matrices are kept. One scale
+# of 96 inputs is that of three groups of 32.
+CASES = {
+  'gptq': ('gptq', SORTED, SMALL, 'U4_32'),
+  'act-order': ('gptq', dict(group=32), SMALL, 'U4_32'),
+  'orders of their own': ('compressed', dict(group=32), SMALL, ''),
+  'phi3': ('gptq', SORTED, SMALL | dict(arch='phi3'), 'U4_32'),
+  'awq': ('awq', dict(group=64), LARGE, 'U4_64'),
+  'compressed': (
+    *('compressed', dict(group=96, mixed=False)),
+    *(dict(width=192, head_dim=48, mlp=192), 'U4_32'),
+  ),
+  'mlx': ('mlx', dict(group=32), SMALL, 'U8_32'),
+  'int8': ('int8', {}, LARGE, 'U8_128'),
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_has_the_values_and_nearly_the_logits_of_float32(case, tmp_path):
+  family, how, sizes, kind = CASES[case]
+  folder, other = quantised_test.write(
+    tmp_path / 'model', family, how=how, **sizes
+  )
+  opened = sources.open_source(str(folder))
+  said = memory.Model(opened, 'stored').bytes()
+  stored, plain = load.load(opened, dtype='stored'), load.load(str(other))
+  label = quantised_test.FAMILIES[family][2]
+  assert stored.label == f'model ({label}, stored)'
+  for key, x in lm.flatten(stored.params).items():
+    quantised = key.endswith('kernel') or (key == 'head' and family == 'mlx')
+    if kind and quantised:
+      assert isinstance(x, weights.Quantised) and x.kind == kind, key
+  largest = 4 * max(
+    math.prod(x.shape) for x in lm.shapes(opened.config).values()
+  )
+  taken = work.tree_bytes(stored.params)
+  if kind and 'act-order' not in case:  # an order is not counted
+    assert said - largest == pytest.approx(taken, rel=0.01)
+  values = [
+    convert.plain(m.config, stored_test.copy(m.params))[1]
+    for m in (stored, plain)
+  ]
+  for name, x in values[1].items():
+    # A float32 scale rounds what it multiplies.
+    atol = 1e-6 if family == 'int8' else 0
+    np.testing.assert_allclose(values[0][name], x, rtol=0, atol=atol)
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 40)))
+  wanted, found = (
+    np.asarray(tiny.logits(m.config, m.params, tokens)) for m in (plain, stored)
+  )
+  scale = np.abs(wanted).max()
+  assert 0 < np.abs(found - wanted).max() < 2e-4 * scale
+
+
+def test_speculation_leaves_the_text_as_it_is(tmp_path):
+  folder, _ = quantised_test.write(
+    tmp_path / 'model', 'gptq', how=SORTED, **SMALL
+  )
+  m = specdec_jax.load(folder, dtype='stored')
+  same = dict(max_new_tokens=40, temperature=0.0)
+  plain, drafted = (
+    specdec_jax.generate(m, ['hello hello hello'], draft=draft, **same)[0]
+    for draft in (None, 'lookup')
+  )
+  assert plain.tokens == drafted.tokens and len(plain.tokens) == 40
+
+
+def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):
+  def finer(weights):
+    parts, _ = quantised_test.gptq(np.random.default_rng(1), 96, 64)
+    each = {k: np.ascontiguousarray(x) for k, x in parts.items()}
+    weights.update({quantised_test.UP + k: x for k, x in each.items()})
+
+  folder, _ = quantised_test.write(
+    tmp_path / 'model', 'gptq', finer, how=SORTED, **SMALL
+  )
+  with caplog.at_level('WARNING'):
+    load.load(str(folder), dtype='stored')
+  (line,) = (x for x in caplog.messages if 'kernel' in x)
+  assert line.endswith(
+    'GPTQ 4-bit in groups of 16: these matrices are read as float32'
+  )
+
+
+@pytest.mark.parametrize(
+  'family, how, kinds',
+  [
+    ('awq', dict(group=16), 'AWQ 4-bit in groups of 16'),
+    ('fp8', {}, 'FP8'),
+    ('nf4', {}, 'bitsandbytes nf4'),
+  ],
+)
+def test_a_folder_that_cannot_be_kept_is_refused(tmp_path, family, how, kinds):
+  folder, _ = quantised_test.write(tmp_path / 'model', family, how=how, **SMALL)
+  with pytest.raises(ValueError) as caught:
+    load.load(str(folder), dtype='stored')
+  assert str(caught.value) == f'{folder}: {stored_test.FORM}{kinds}'
