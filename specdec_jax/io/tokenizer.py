@@ -115,19 +115,12 @@ class Tokenizer:
   def stream(self, stop: Sequence[str] = ()) -> stream.Stream:
     return stream.Stream(self, stop)
 
-  def chat(
-    self,
-    messages: Sequence[dict[str, str]],
-    *,
-    add_generation_prompt: bool = True,
-  ) -> str:
-    """Formats a conversation with the chat template.
+  def chat(self, messages: Sequence[dict[str, str]]) -> str:
+    """A conversation in the chat template, up to the assistant's reply.
 
     Without a template, each turn is a line 'Role: content'.
 
-    Args:
-      messages: each with strings 'role' and 'content'.
-      add_generation_prompt: end with the start of the assistant's reply.
+    messages: each with strings 'role' and 'content'.
 
     Raises:
       ValueError: malformed messages, or a template that fails or refuses them.
@@ -143,13 +136,10 @@ class Tokenizer:
     if self.chat_template is None:
       _say_no_template(self.source)
       turns = [f'{m["role"].capitalize()}: {m["content"]}\n' for m in messages]
-      return ''.join(turns) + ('Assistant:' if add_generation_prompt else '')
+      return ''.join([*turns, 'Assistant:'])
     try:
       return chat_template.render(
-        self.chat_template,
-        messages,
-        dict(self.specials),
-        add_generation_prompt=add_generation_prompt,
+        self.chat_template, messages, dict(self.specials)
       )
     except ValueError as e:
       raise ValueError(f'{self.source}: {e}') from e

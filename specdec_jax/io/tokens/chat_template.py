@@ -22,20 +22,17 @@ def render(
   template: str,
   messages: Sequence[Mapping[str, Any]],
   specials: Mapping[str, str],
-  *,
-  add_generation_prompt: bool,
 ) -> str:
-  """The text of a conversation.
+  """The text of a conversation, up to the start of the assistant's reply.
 
   Args:
     template: in jinja.
     messages: dicts with 'role', 'content' and whatever else the template reads.
     specials: variables such as bos_token.
-    add_generation_prompt: end with the start of the assistant's reply.
   """
   given = dict(
     messages=[_message(m) for m in messages],
-    add_generation_prompt=add_generation_prompt,
+    add_generation_prompt=True,
     tools=None,
     documents=None,
   )
