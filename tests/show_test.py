@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 import rich.console
-import tokenizers
 
 from specdec_jax import completion, record, show
 from specdec_jax.io import tokenizer
+from tests.io import stream_test
 
 SVG = 'http://www.w3.org/2000/svg'
 BYTES = tokenizer.from_bytes(512, 'bytes')
@@ -232,19 +232,6 @@ def test_the_page_is_written_or_refused(tmp_path):
   assert re.findall('<h2>(.*?)</h2>', text) == ['Answer 0', 'Answer 1']
 
 
-def byte_fallback() -> tokenizer.Tokenizer:
-  """As Llama 2's: 0 to 255 are bytes, 256 is ' the'."""
-  vocab = {f'<0x{b:02X}>': b for b in range(256)} | {'\u2581the': 256}
-  inner = tokenizers.Tokenizer(
-    tokenizers.models.BPE(vocab, [], byte_fallback=True)
-  )
-  d = tokenizers.decoders
-  inner.decoder = d.Sequence(
-    [d.Replace('\u2581', ' '), d.ByteFallback(), d.Fuse(), d.Strip(' ', 1, 0)]
-  )
-  return tokenizer.Tokenizer('fallback', inner)
-
-
 @pytest.mark.parametrize(
   'ids, expected',
   [
@@ -256,6 +243,7 @@ def byte_fallback() -> tokenizer.Tokenizer:
   ],
 )
 def test_byte_tokens_are_together_the_text_of_all(ids, expected):
-  t = byte_fallback()
-  assert show.texts_of(t, [256], ids) == expected
-  assert 'the' + ''.join(expected) == t.decode([256, *ids])
+  """256 stands for ' the'; the tokenizer has three ids before the bytes."""
+  t, ids = stream_test.fallback(['▁the']), [3 + i for i in ids]
+  assert show.texts_of(t, [259], ids) == expected
+  assert 'the' + ''.join(expected) == t.decode([259, *ids])

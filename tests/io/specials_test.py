@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from specdec_jax.io import sources, tokenizer
-from tests.io import tiny
+from tests.io import stream_test, tiny
 
 S, E = '<|s|>', '<|e|>'
 
@@ -182,25 +182,11 @@ def test_damaged_tokens_are_named(tmp_path, settings, more):
 
 def llama2() -> tokenizers.Tokenizer:
   """As Llama 2's tokenizer.json: a space before every run of text."""
-  spelled = [f'<0x{byte:02X}>' for byte in range(256)]
   words = ['▁', 'a', 'b', '▁a', '▁b', 'ab', '▁ab', '\n', 'e']
-  vocab = ['<unk>', '<s>', '</s>', *spelled, *words]
   merges = [('▁', 'a'), ('▁', 'b'), ('a', 'b'), ('▁', 'ab'), ('▁a', 'b')]
-  inner = tokenizers.Tokenizer(
-    tokenizers.models.BPE(
-      {x: i for i, x in enumerate(vocab)},
-      merges,
-      unk_token='<unk>',
-      byte_fallback=True,
-      fuse_unk=True,
-    )
-  )
-  n, d = tokenizers.normalizers, tokenizers.decoders
+  inner, n = stream_test.fallback(words, merges).inner, tokenizers.normalizers
   inner.normalizer = n.Sequence([n.Prepend('▁'), n.Replace(' ', '▁')])
-  inner.decoder = d.Sequence(
-    [d.Replace('▁', ' '), d.ByteFallback(), d.Fuse(), d.Strip(' ', 1, 0)]
-  )
-  inner.add_special_tokens(['<unk>', '<s>', '</s>'])
+  inner.add_special_tokens(['<unk>'])
   return inner
 
 

@@ -13,14 +13,14 @@ from tests.io import tiny
 HALF = '\ufffd'
 
 
-def fallback(words=('▁', 'a', 'b', '▁a', 'é', 'ab'), strip=True):
+def fallback(words=('▁', 'a', 'b', '▁a', 'é', 'ab'), merges=(), strip=True):
   """As of Llama 2: ids 3 to 258 are bytes, which stand for other characters."""
   spelled = [f'<0x{byte:02X}>' for byte in range(256)]
   vocab = ['<unk>', '<s>', '</s>', *spelled, *words]
   inner = tokenizers.Tokenizer(
     tokenizers.models.BPE(
       {x: i for i, x in enumerate(vocab)},
-      [],
+      [*merges],
       unk_token='<unk>',
       byte_fallback=True,
       fuse_unk=True,
