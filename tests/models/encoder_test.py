@@ -380,12 +380,3 @@ def test_eagle_is_refused_by_name(draft):
   draft = own if draft == 'eagle' else hybrid.Settings(own)
   with pytest.raises(ValueError, match='eagle: t5_tiny .* has an encoder, and'):
     api.generate(load.load('random:t5_tiny'), 'ab', draft=draft)
-
-
-@pytest.mark.more
-def test_two_tokenizers_are_refused():
-  target, draft = (load.load('random:t5_tiny', kernels='xla') for _ in range(2))
-  other = dataclasses.replace(draft.tokenizer, eos_ids=(3,))
-  draft = dataclasses.replace(draft, tokenizer=other)
-  with pytest.raises(ValueError, match='different tokenizers: the end'):
-    api.generate(target, 'ab', draft=draft)
