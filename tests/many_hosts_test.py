@@ -34,6 +34,12 @@ def together(folder, program, *arguments, processes=2, devices=1, **env):
   )
 
 
+def free_address():
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    return f'127.0.0.1:{free.getsockname()[1]}'
+
+
 def test_arrays_and_values_reach_every_process(tmp_path):
   done = together(tmp_path, 'tests/on_hosts.py').check()
   assert done.document == {'processes': 2, 'good': True}
@@ -215,9 +221,7 @@ program.launch(lambda: True, hosts=True)
 @pytest.mark.more
 @pytest.mark.parametrize('index, words', [(0, 'not all'), (1, 'nothing')])
 def test_a_process_that_nobody_joins_says_so(tmp_path, index, words):
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{free.getsockname()[1]}'
+  address = free_address()
   (tmp_path / 'hurried.py').write_text(HURRIED)
   programs.run(
     tmp_path / 'hurried.py',
@@ -230,7 +234,7 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, index, words):
 @pytest.mark.parametrize(
   'program, config, argument, words',
   [
-    ('trace', 'pair', 'output', '2 processes: this program runs in one'),
+    ('tpu_report', 'pair', 'topology', '2 processes: this program runs in one'),
     ('train', 'train_lm', 'workdir', 'model=1: 2 processes have 2 devices'),
     ('generate', 'pair', 'html', 'html: is for one process'),
   ],
@@ -249,9 +253,7 @@ def test_what_several_processes_cannot_do_is_refused(
 
 @pytest.mark.more
 def test_processes_with_other_settings_are_named(tmp_path):
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{free.getsockname()[1]}'
+  address = free_address()
   start = lambda index, what: subprocess.Popen(
     [sys.executable, 'tests/on_hosts.py', f'--what={what}']
     + [f'--distributed={address},2,{index}'],
