@@ -1,7 +1,6 @@
 """What is promised, what failed, and how sure zero bugs in n tokens are."""
 
 import dataclasses
-import importlib
 import json
 
 import jax
@@ -13,6 +12,7 @@ from specdec_jax.bench import benchmark, identity, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.models import convert
 from specdec_jax.verify import coupled, reject
+from tests.bench import bench_test
 
 TRACK = lambda items, text: items
 
@@ -75,10 +75,7 @@ def test_the_bound_counts_a_position_once_however_many_arms_read_it():
 @pytest.fixture(scope='module', name='failing')
 def _failing():
   """(arms, plan): the third token that plain decoding emits is poison."""
-  c = importlib.import_module('configs.pair').get_config('tiny')
-  c.decode.methods, c.decode.gammas = ('lookup',), (2,)
-  c.decode.max_new_tokens = 8
-  c.bench.update(repeats=1)
+  c = bench_test.settings(('lookup',), bench=dict(repeats=1))
   e = untied(settings.load(settings.settings(c)))
   good = requests.Item((5, 6, 5, 6, 5), 0, 'good')
   bad = requests.Item((9, 8, 7, 9, 8, 7, 9, 8), 1, 'bad')
@@ -133,8 +130,7 @@ def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
 
 @pytest.mark.more
 def test_the_benchmark_stops_at_a_failed_request(failing, capsys, tmp_path):
-  config = importlib.import_module('configs.pair').get_config('tiny')
-  console = printing.console()
+  config, console = bench_test.settings(), printing.console()
   with jax.debug_nans(False):
     doc = benchmark.run(*failing, track=TRACK, console=console)
   assert not benchmark.finish(doc, config, tmp_path, console)

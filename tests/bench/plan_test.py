@@ -1,7 +1,5 @@
 """Batches of requests, which prompts test, and what drafting costs."""
 
-import importlib
-
 import jax
 import numpy as np
 import pytest
@@ -10,18 +8,14 @@ from specdec_jax import printing, requests
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import budget, prompts, tables
 from specdec_jax.bench import plan as plan_lib
+from tests.bench import bench_test
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
 
 def experiment(**changes):
-  c = importlib.import_module('configs.pair').get_config('tiny')
-  c.decode.methods, c.decode.gammas = ('lookup',), (2,)
-  c.decode.max_new_tokens = 8
-  c.bench.prompts_per_category = 1
-  c.bench.prompt_tokens = 20
-  c.update(changes)
-  return settings_lib.load(settings_lib.settings(c))
+  config = bench_test.settings(('lookup',), **changes)
+  return settings_lib.load(settings_lib.settings(config))
 
 
 def test_batches_are_full_of_live_rows_and_share_one_shape():

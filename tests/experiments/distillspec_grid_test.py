@@ -9,6 +9,7 @@ from experiments import distilled
 from experiments.distillspec_grid import config as grid_config
 from experiments.distillspec_grid import grid, render, settings
 from specdec_jax import printing
+from tests.experiments import reports
 
 FOLDER = pathlib.Path('somewhere')
 
@@ -79,11 +80,8 @@ def document(rows, warm=(0.0,)):
     ),
     judge=dict(prompts=4),
   )
-  machine = dict(
-    commit='c' * 40, dirty=False, cores=2, cpu='A', device='cpu', jax='9'
-  )
   return dict(
-    machine=machine,
+    machine=reports.MACHINE,
     settings=s.to_dict(),
     sizes=[2_950_000, 320_000],
     corpus='',
