@@ -228,33 +228,27 @@ def test_the_commands_of_the_page_are_real(cloud):
 
 
 @pytest.mark.parametrize(
-  'platforms, chips, known',
-  [('', 1, True), ('tpu,cpu', 1, True), ('cpu', 1, False), ('', 0, False)],
+  'kind, own, other', [('has_tpu', 'tpu', 'cpu'), ('has_gpu', 'cuda', 'tpu')]
 )
-def test_a_tpu_is_known_without_touching_it(
-  monkeypatch, platforms, chips, known
+@pytest.mark.parametrize(
+  'platforms, devices, known',
+  [
+    ('', 1, True),
+    ('{own},cpu', 1, True),
+    ('{other}', 1, False),
+    ('', 0, False),
+  ],
+)
+def test_an_accelerator_is_known_without_touching_it(
+  monkeypatch, kind, own, other, platforms, devices, known
 ):
   touched = lambda *_: pytest.fail('a device is touched')
   for name in ('default_backend', 'devices', 'process_count'):
     monkeypatch.setattr(jax, name, touched)
-  monkeypatch.setenv('JAX_PLATFORMS', platforms)
-  monkeypatch.setattr(glob, 'glob', lambda path: [path] * chips)
+  monkeypatch.setenv('JAX_PLATFORMS', platforms.format(own=own, other=other))
+  monkeypatch.setattr(glob, 'glob', lambda path: [path] * devices)
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
-  assert hosts.has_tpu() is known
-
-
-@pytest.mark.parametrize(
-  'platforms, cards, known',
-  [('', 1, True), ('cuda,cpu', 1, True), ('tpu', 1, False), ('', 0, False)],
-)
-def test_a_gpu_is_known_without_touching_it(
-  monkeypatch, platforms, cards, known
-):
-  monkeypatch.setattr(jax, 'devices', lambda *_: pytest.fail('touched'))
-  monkeypatch.setenv('JAX_PLATFORMS', platforms)
-  monkeypatch.setattr(glob, 'glob', lambda path: [path] * cards)
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
-  assert hosts.has_gpu() is known
+  assert getattr(hosts, kind)() is known
 
 
 @pytest.mark.parametrize('kind', ['has_tpu', 'has_gpu'])
