@@ -228,7 +228,6 @@ def run(
   A row whose logits were not finite ends there, as 'non-finite'.
 
   Args:
-    engine: a target with a drafter and a rule.
     request: the batch, from request_of.
     wanted: the settings that request was made with; stop strings, logprobs
       and record are applied here.

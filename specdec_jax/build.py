@@ -93,7 +93,6 @@ def engine(
     rule: see rule_of.
     gamma: tokens drafted in a window; 0 is plain decoding; None is the gamma
       of a Method or types.Drafter, 4 for any other draft.
-    options: static choices of the loop.
     measure: time the costs of an adaptive drafter for which none are given.
 
   Raises:

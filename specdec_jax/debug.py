@@ -57,11 +57,8 @@ def check_cache(
   of its norm, and q by as much in total variation. Integers must be equal, and
   what encoders left in every bit.
 
-  Args:
-    loop: target, drafter, rule and options.
-    weights, request: as for its programs.
-    proposals: compare proposals; False for a drafter that learns from
-      acceptance, which may rightly differ from a fresh one.
+  proposals: compare proposals; False for a drafter that learns from acceptance,
+    which may rightly differ from a fresh one.
 
   Raises:
     CacheMismatch, DraftMismatch: the first difference.

@@ -45,7 +45,6 @@ def item(model, prompt: Any, number: int, *, chat: bool, most: int = 0) -> Item:
   Args:
     model: an io.load.LanguageModel.
     prompt, chat: see encode; a source is never a chat.
-    number: of the request.
     most: tokens that are kept, the last ones of a prompt, of a source the first
       ones and its end; 0: all.
 
@@ -132,10 +131,7 @@ def encode(tokenizer, prompt: Any, *, chat: bool) -> list[int]:
 def check(item: Item, model, new: int | None) -> int:
   """The tokens that a prompt may emit: `new`, or all that fit if None.
 
-  Args:
-    item: the prompt.
-    model: with `ids` and `context`, such as an io.load.LanguageModel.
-    new: tokens that are asked for.
+  model: with `ids` and `context`, such as an io.load.LanguageModel.
 
   Raises:
     ValueError: a prompt that cannot be decoded as asked.

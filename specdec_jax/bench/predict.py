@@ -64,13 +64,10 @@ def overlap(
   """The Overlap of p and q along a text.
 
   Args:
-    weights: of the target and of the draft.
     request: the prompts with the text after them; limit_B is where it ends.
     proposals_BL: for drafters without a draft model, the token proposed at each
       index; -1 where there is none, and alpha is 0.
     target, draft: the models; draft None for drafters without one.
-    rule: gives the distribution that is emitted.
-    chunk: tokens read at a time.
   """
 
   def columns(index_T, *logits):
@@ -278,8 +275,6 @@ def improvement(
   """The Prediction of one arm, not plain decoding.
 
   Args:
-    arm: what is predicted.
-    calibration: times of the parts.
     outputs: of this arm, one a batch.
     plain: of plain decoding on the same batches; None: one token a window.
     batches: that the interval is for; 0 gives none.

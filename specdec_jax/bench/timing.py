@@ -93,8 +93,6 @@ def measure(
   """Times all arms, block by block; each block begins with another arm.
 
   Args:
-    arms: plain decoding and the methods.
-    groups: batches of prompts.
     programs: by arm, from compile_arms.
     blocks: (repeat, index of the group), in order; they may end early.
 

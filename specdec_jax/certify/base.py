@@ -200,10 +200,8 @@ def transformers(
   """Two tiny random transformers.
 
   Args:
-    vocab: number of ids.
     scale: factor of the weights; at 1 texts would loop.
     encoder: two T5s, the draft of another shape than the target.
-    mesh: to split them over.
     **changes: of the sizes.
   """
   sizes: dict[str, Any] = dict(width=16, heads=2, kv_heads=1, head_dim=8)
@@ -269,7 +267,6 @@ def make_request(
   Args:
     world: the models whose ids the prompts are; each prompt has a source if
       they have encoders.
-    prompts: token ids of each.
     new: tokens to emit, at most.
     request: number of each prompt.
     **settings: the fields of requests.Wanted and the shape that

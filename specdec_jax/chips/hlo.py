@@ -180,7 +180,6 @@ def warnings(
   """A line for each copy of a whole cache, gathered weight or host transfer.
 
   Args:
-    text: of the program.
     caches: elements of the caches on a device.
     slots: one of their axes.
     gathers: elements of the weights that are to be gathered.

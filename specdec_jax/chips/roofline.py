@@ -184,7 +184,6 @@ def forward(
 
   Args:
     device: one device.
-    s: its share of the model.
     rows, tokens: of the pass.
     slots: of the cache; all are read, whatever is in them.
     source: tokens of a source.
@@ -263,7 +262,6 @@ def room(
 
   Args:
     device: one device.
-    shares: of target and draft.
     rows, slots, source: of the device's caches.
     temporaries: bytes beside weights and caches; taken to grow with rows, and
       to stay the same where buffers grow.

@@ -47,8 +47,6 @@ def calibrate(
     arms: bench.plan.Arm, plain decoding first; engines of one gamma.
     request: full rows; its limits minus its lengths are the windows that a
       sample has.
-    repeats: of each measurement.
-    track: shows progress.
   """
   engines = {id(arm.engine): arm.engine for arm in arms[1:]}
   counts = {0, 1, *(arm.gamma for arm in arms)}

@@ -51,7 +51,6 @@ def between(
   Args:
     target, reference: of one tokenizer, on the same devices.
     requests: the prompts, placed as for decoding with the target.
-    chunk: tokens read at a time.
 
   Raises:
     ValueError: another tokenizer, or an encoder, which reads the prompts.

@@ -40,10 +40,8 @@ def read_jsonl(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields ('path:line', object) for each line that is not blank.
 
-  Args:
-    path: the file.
-    finished: leave out a last line without its newline, of a process that was
-      killed or still writes.
+  finished: leave out a last line without its newline, of a process that was
+    killed or still writes.
 
   Raises:
     ValueError: a file that cannot be read, or a line ('path:line: ...') that is

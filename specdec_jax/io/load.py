@@ -245,7 +245,6 @@ def read(
   """Reads the weights.
 
   Args:
-    opened: where they are.
     dtype: of the parameters: 'float32', 'bfloat16' or 'float64' (under x64).
     put: put(flat name, array) -> jax.Array places each parameter as it is read
       (sharding.Layout.put); the default device if None.

@@ -265,7 +265,6 @@ def read(
   """Reads the parameters of lm.make(config), nested.
 
   Args:
-    reader: the weights.
     config: of the model; with its dtype, stacked if scan_layers.
     put: put(flat name, array) -> jax.Array places each parameter as it is read;
       None: on the default device.

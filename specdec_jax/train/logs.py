@@ -19,9 +19,7 @@ class Logs:
   it was killed and resumed. Every method raises ValueError if the disk is full
   or gone; of several processes, only the first writes.
 
-  Args:
-    workdir: the folder of the run.
-    first: the last step whose lines stay.
+  first: the last step whose lines stay.
   """
 
   def __init__(self, workdir: pathlib.Path, first: int):

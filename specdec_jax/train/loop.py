@@ -83,8 +83,6 @@ def run(
   SIGTERM and Ctrl-C end the run after the current step, which is saved.
 
   Args:
-    task: parameters, loss, data and evaluation.
-    settings, optimiser: of the run.
     workdir: a folder after workdir.open_run. The run writes config.json,
       checkpoints/, metrics.jsonl and clocks.jsonl there.
     config: every setting of the run, for config.json.

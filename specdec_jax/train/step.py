@@ -137,9 +137,7 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
   'parameter_norm' after the step, 'learning_rate' and those of the loss.
 
   Args:
-    o: the optimiser's settings.
     steps: length of the run, for the schedule.
-    loss: to minimise.
     seed: the key of each step comes from the seed and the step's number.
     start: a state with the sharding of the one that a step returns.
   """

@@ -195,8 +195,6 @@ def pair_rows(
   them.
 
   Args:
-    corpus: of pairs.
-    tokenizer: of both sides.
     start: the id that the decoder begins with.
     length, source_length: T and I, with the ids put around a text.
 

@@ -33,7 +33,6 @@ def open_run(
   has to be the same for every process. Returns whether it has a run to resume.
 
   Args:
-    folder: of the run.
     config: every setting, nested by section.
     changed: resume even if config differs.
     fixed: keys, such as 'run.seed', or sections, such as 'text', that a resumed

@@ -26,7 +26,6 @@ def render(
   """The text of a conversation, up to the start of the assistant's reply.
 
   Args:
-    template: in jinja.
     messages: dicts with 'role', 'content' and whatever else the template reads.
     specials: variables such as bos_token.
   """
