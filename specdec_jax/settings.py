@@ -202,6 +202,8 @@ def _room(s: Settings) -> sources.Source:
     if not sources.FUNCTION.fullmatch(str(draft.source)):
       opened = sources.open_source(str(draft.source))
       models['draft'] = memory.Model(opened, draft.dtype)
+  if (rounded := s.drafters['self']) in inner:
+    models['self'] = memory.Model(target, rounded.dtype, cached=False)
   new = s.decode.max_new_tokens or target.config.context
   line = memory.check(models, s.bench.batch_size * new)
   printing.progress_console().print(f'memory: {line}', soft_wrap=True)

@@ -36,7 +36,7 @@ def target():
     (adaptive.Settings(None), 2, 'adaptive.drafter=None: allowed are lm, look'),
     (adaptive.Settings('adaptive'), 2, "drafter='adaptive': allowed are lm"),
     (hybrid.Settings('hybrid'), 2, "hybrid.drafter='hybrid': allowed are lm"),
-    (hybrid.Settings('early_exit'), 2, "none may draft in the target's cache"),
+    (hybrid.Settings('early_exit'), 2, 'neither may leave the target early'),
     (adaptive.Settings('lookup', costs='/no'), 2, 'adaptive.costs=/no'),
     (early_exit.Settings(2), 2, 'has 2 layers; allowed are 1 to 1'),
     ('hydra', 0, "draft='hydra': allowed are 'lm', 'lookup', 'ngram', 'ear"),

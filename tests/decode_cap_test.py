@@ -35,6 +35,7 @@ def requests(world):
         ('ngram', 'coupled'),
         ('eagle', 'block'),
         ('early_exit', 'block'),
+        ('self', 'block'),
       )
     ),
   ],

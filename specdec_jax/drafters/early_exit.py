@@ -1,4 +1,4 @@
-"""Early exit: drafting with the target's first layers and its head."""
+"""Drafting in the target's own cache: by its first layers, or all rounded."""
 
 import dataclasses
 import functools
@@ -8,8 +8,14 @@ import jax.numpy as jnp
 
 from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import method
-from specdec_jax.io import load
+from specdec_jax.drafters import lm, method
+from specdec_jax.io import load, memory, sources
+from specdec_jax.models import weights as weights_lib
+from specdec_jax.models import work
+
+# A drafted token that costs more of a plain step cannot pay: if 9 of 10 drafts
+# are accepted, gamma 1 gains 1.9 / 1.8 at most.
+MOST = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,3 +131,120 @@ def view(target: types.Model, exit: int) -> types.Model:
     return target.apply(*args, taps=taps, layers=(0, exit))
 
   return target._replace(apply=apply)
+
+
+# --- the row `self` of drafters.table ----------------------------------------
+
+
+class Itself:
+  """The target's own weights as its draft, with matrices of integers.
+
+  Drafting runs all layers of the rounded copy and writes their keys and values
+  to the target's cache, over which verification writes its own: there is no
+  second cache and no second prefill, and what has been committed is read as the
+  target read it. Not a source of `lm`, which has a cache of its own: a
+  benchmark can compare the two.
+  """
+
+  @dataclasses.dataclass(frozen=True)
+  class Settings(method.Stopping):
+    dtype: str = fields.setting(
+      'int4', allowed=weights_lib.INTEGERS, help='as target.dtype'
+    )
+
+  @staticmethod
+  def for_target(
+    target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
+  ) -> method.Method:
+    """Drafts with a copy of the target, read again from its source.
+
+    Its q is no model's: it depends on the keys that the target has written.
+
+    Raises:
+      ValueError: a copy that would cost nearly what the target does, or
+        activations of another dtype.
+    """
+    del chunk
+    dtype = settings.dtype
+    copy = target.once(('self', dtype), lambda: _rounded(target, dtype))
+    drafter = make_whole(
+      copy.model, gamma=gamma, min_confidence=settings.min_confidence
+    )
+    return method.Method(drafter, copy.params, draft=copy)
+
+  @staticmethod
+  def recipe(world, gamma: int):
+    coarse = lambda x: jnp.round(4 * x) / 4
+    own = jax.tree.map(coarse, world.weights.target)
+    return make_whole(world.target, gamma=gamma), own
+
+
+def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
+  """A copy whose decoder can share the target's cache; it has no encoder."""
+  own, opened = target.config, sources.open_source(target.source)
+  step = memory.Model(opened, dtype).step_bytes()
+  given = f"draft='self': {target.label} rounded to {dtype}"
+  if (c := step / work.step_bytes(target.params)) > MOST:
+    raise ValueError(
+      f'{given} would draft a token at c={c:.2f} of a plain step, by the bytes '
+      f'that they read; at most {MOST} can pay: give a smaller draft'
+    )
+  if own.activations != (computed := load.activations()):
+    raise ValueError(
+      f'{given} computes in {computed}, which the cache of a target in '
+      f"{own.activations} does not hold; load that with dtype='{computed}'"
+    )
+  copy = lm.load_beside(target, opened, dtype)
+  assert copy.config.run == own.run, (copy.config.run, own.run)
+  params = {name: x for name, x in copy.params.items() if name != 'encoder'}
+  return dataclasses.replace(copy, params=params)
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
+def make_whole(
+  model: types.Model, *, gamma: int, min_confidence: float = 0.0
+) -> types.Drafter:
+  """Drafts gamma tokens a window with a model that shares the target's cache.
+
+  weights.draft holds its parameters. It has no state.
+
+  Args:
+    model: with the cache and the number of logits of the target.
+    gamma: draft tokens in a window, at least 1.
+    min_confidence: as in drafters.lm.make.
+  """
+  return types.Drafter(
+    'self',
+    gamma,
+    lambda *_: (),
+    functools.partial(_propose_whole, model, gamma, min_confidence),
+    lambda state, *_: state,
+    stops=min_confidence > 0,
+  )
+
+
+def _propose_whole(
+  model, gamma, min_confidence, weights, state, context, noise, cache
+):
+  start_B = context.lengths_B - 1
+
+  def extend(cache, tokens_B1, at_B, offset, going_B):
+    # Verification overwrites these slots: the last committed token's too.
+    hidden_B1D, _, cache = forward.read(
+      model,
+      weights.draft,
+      tokens_B1,
+      at_B,
+      cache,
+      slots=context.tokens_BL.shape[1],
+      keep_BT=context.live_B[:, None],
+    )
+    logits_B1V = model.head(weights.draft, hidden_B1D)
+    return cache, *lm.draw(
+      noise, context, min_confidence, logits_B1V, offset, going_B
+    )
+
+  last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
+  first = lambda cache, going_B: extend(cache, last_B1, start_B, 0, going_B)
+  cache, draft = lm.chain(first, extend, cache, context, gamma)
+  return draft, state, cache

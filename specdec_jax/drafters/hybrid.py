@@ -68,7 +68,7 @@ def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
 
   Args:
     first: proposes with certainty (q None) and reads no features.
-    second: any drafter that does not draft in the target's cache.
+    second: any drafter that does not leave the target early.
 
   weights.draft is (weights.draft of the first, of the second).
 
@@ -79,7 +79,7 @@ def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
     raise ValueError(
       f'hybrid of {first.name} (gamma {first.gamma}) and {second.name} (gamma '
       f'{second.gamma}): both need the same gamma, the first must not read '
-      "features, and none may draft in the target's cache"
+      'features, and neither may leave the target early'
     )
 
   return types.Drafter(

@@ -88,17 +88,21 @@ def _draft(
   if not is_model(source):
     return draft_file.layers_for(source, target)
   key = source, settings.dtype, settings.tensor_parallel
+  return target.once(key, lambda: load_beside(target, *key))
+
+
+def load_beside(
+  target: load.LanguageModel, source: Any, dtype: str, tensor_parallel: int = 0
+) -> load.LanguageModel:
+  """Loads a draft that runs as its target does: on its mesh, by its kernels."""
   own = target.lm_config
-  return target.once(
-    key,
-    lambda: load.load(
-      source,
-      dtype=settings.dtype,
-      mesh=target.layout and target.layout.mesh,
-      tensor_parallel=settings.tensor_parallel,
-      scan_layers=own and own.run.scan_layers,
-      kernels='auto' if own is None or own.run.packed else 'xla',
-    ),
+  return load.load(
+    source,
+    dtype=dtype,
+    mesh=target.layout and target.layout.mesh,
+    tensor_parallel=tensor_parallel,
+    scan_layers=own and own.run.scan_layers,
+    kernels='auto' if own is None or own.run.packed else 'xla',
   )
 
 

@@ -30,6 +30,7 @@ DRAFTERS: dict[str, Any] = {
   'lookup': lookup,
   'ngram': ngram,
   'early_exit': early_exit,
+  'self': early_exit.Itself,
   'eagle': eagle,
   'medusa': medusa,
   'hybrid': hybrid,

@@ -206,11 +206,16 @@ def load(
     put = functools.partial(rounded.put, kind, layout)
     if packs:
       put = functools.partial(rounded.pack, source, kind)
-    dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+    dtype = activations()
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
   model = _fused(model, packs) if alone else model
   label = _rounded(model.label, kind) if kind else model.label
   return dataclasses.replace(model, label=label, layout=layout)
+
+
+def activations() -> str:
+  """The dtype of activations beside matrices of integers."""
+  return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
 
 
 def _fused(model: LanguageModel, packs: bool) -> LanguageModel:

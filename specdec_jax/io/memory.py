@@ -21,10 +21,14 @@ SMALL = (convert.STORED, 'bfloat16', *weights.INTEGERS)
 
 
 class Model(NamedTuple):
-  """A model that is about to be read, and its dtype (convert.DTYPES)."""
+  """A model that is about to be read, and its dtype (convert.DTYPES).
+
+  cached: whether it has a cache of its own.
+  """
 
   source: sources.Source
   dtype: str
+  cached: bool = True
 
   def bytes(self) -> float:
     """Of its parameters, and of the one that is being read, as float32."""
@@ -32,9 +36,17 @@ class Model(NamedTuple):
     largest = max(math.prod(x.shape) for x in shapes.values())
     return _parameters(self.source, self.dtype, shapes) + 4 * largest
 
+  def step_bytes(self) -> float:
+    """Of the parameters that each pass reads, as work.step_bytes has them."""
+    assert self.dtype != convert.STORED  # source.kinds are of all parameters
+    shapes = lm.shapes(self.source.config).items()
+    read = {name: x for name, x in shapes if lm.every_pass(name)}
+    return _parameters(self.source, self.dtype, read)
+
   def slot(self) -> float:
     """Bytes of a token in its cache."""
-    return work.slot_bytes(lm.make(self.source.config), 1)
+    config = self.source.config
+    return work.slot_bytes(lm.make(config), 1) if self.cached else 0.0
 
 
 def _parameters(source: sources.Source, dtype: str, shapes) -> float:

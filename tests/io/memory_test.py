@@ -53,22 +53,47 @@ def test_a_model_takes_what_was_said(tmp_path, form, dtype):
   assert said == pytest.approx(taken, rel=0.01)
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'int4'])
+@pytest.mark.parametrize('form', ['floats', 'quantised'])
+def test_a_pass_reads_what_was_said(tmp_path, form, dtype):
+  """Without the embedding, of which it reads rows."""
+  opened = sources.open_source(source(form, tmp_path))
+  params = load.load(opened, dtype=dtype).params
+  said = memory.Model(opened, dtype).step_bytes()
+  assert said == pytest.approx(work.step_bytes(params), rel=0.01)
+
+
 def config(folder, dtype: str):
   c = pair.get_config('tiny')
   c.target.source, c.draft.source = (
     source(form, folder) for form in ('quantised', 'floats')
   )
   c.target.dtype = dtype
-  return settings.settings(c)
+  return c
 
 
 def test_what_both_models_take_is_printed(tmp_path, capsys):
-  settings.load(config(tmp_path, 'stored'))
+  settings.load(settings.settings(config(tmp_path, 'stored')))
   line = capsys.readouterr().err.splitlines()[0]
   assert line.startswith(
     'memory: target 0.3 MB (stored), draft 0.7 MB (float32), caches 0.0 MB; '
   )
   assert line.endswith(' GB of memory are free')
+
+
+def test_a_draft_in_the_targets_cache_has_no_other(tmp_path, capsys):
+  """Of the same file, at int4: beside an `lm` of it there are two caches."""
+  lines = []
+  for method in 'lm', 'self':
+    c = config(tmp_path, 'float32')
+    c.draft.source, c.draft.dtype = c.target.source, 'int4'
+    c.decode.methods, c.decode.max_new_tokens = (method,), 1000
+    settings.load(settings.settings(c))
+    lines += [capsys.readouterr().err.splitlines()[0].rpartition(';')[0]]
+  two, one = lines
+  assert two.startswith('memory: target 0.7 MB (float32), draft 0.3 MB (int4)')
+  assert two.endswith(', caches 1.0 MB')
+  assert one == two.replace('draft', 'self').replace('1.0 MB', '0.5 MB')
 
 
 BOTH = 'target 0.7 MB (float32), draft 0.7 MB (float32), caches 0.0 MB; '
@@ -96,7 +121,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
   monkeypatch.setattr(memory, 'free', lambda: have)
   monkeypatch.setattr(load, 'read', read)
   with pytest.raises(ValueError) as caught:
-    settings.load(config(tmp_path, 'float32'))
+    settings.load(settings.settings(config(tmp_path, 'float32')))
   assert str(caught.value).startswith(BOTH + message)
   one = source('floats', tmp_path)
   monkeypatch.setattr(memory, 'free', lambda: 300_000)

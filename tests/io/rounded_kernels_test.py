@@ -100,7 +100,7 @@ def test_logits_are_those_of_the_rounded_numbers(source):
 
 @pytest.mark.more
 def test_speculation_leaves_the_text_as_it_is(tmp_path):
-  """Of a rounded draft, of the target's first layer, of one on its head."""
+  """Of rounded drafts, of the target's first layer, of one on its head."""
   path = SOURCES['tied'](tmp_path)
   m = specdec_jax.load(path, dtype='int8')
   same = dict(max_new_tokens=16, temperature=0.0)
@@ -110,6 +110,7 @@ def test_speculation_leaves_the_text_as_it_is(tmp_path):
     'lookup': None,
     'lm': dict(source=str(path), dtype='int4'),
     'early_exit': dict(exit=1),
+    'self': {},
     'eagle': dict(source='random:0'),
   }
   for draft, options in drafts.items():

@@ -141,7 +141,9 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
   ('name', 'rule'),
   [
     pytest.param(name, rule, marks=[pytest.mark.slow] * ((i + j) % 2))
-    for i, name in enumerate(('early_exit', 'ngram', 'lookup', 'adaptive'))
+    for i, name in enumerate(
+      ('early_exit', 'ngram', 'lookup', 'adaptive', 'self')
+    )
     for j, rule in enumerate((coupled.RULE, reject.RULE))
   ],
 )
@@ -153,8 +155,10 @@ def test_drafters_without_a_model_give_plain_decodings_text(x64, name, rule):
   want = plain_text(config, params, request)
   counts = ngram.count(want, order=2, vocab=V)
   copies, free_N = lookup.make(gamma=3, min_match=1), np.zeros(4, np.float32)
+  coarse = jax.tree.map(lambda x: jnp.round(8 * x) / 8, params)
   drafter, draft = {
     'early_exit': (early_exit.make(model, gamma=3, exit=2), ()),
+    'self': (early_exit.make_whole(model, gamma=3), coarse),
     'ngram': (ngram.make(ngram.model(V, ids=V), gamma=3), counts),
     'lookup': (copies, ()),
     'adaptive': (
