@@ -10,8 +10,9 @@ import pytest
 import specdec_jax
 from specdec_jax import debug, decode, types
 from specdec_jax.certify import base
+from specdec_jax.costs import scripted
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.drafters import lookup, scripted
+from specdec_jax.drafters import lookup
 from specdec_jax.io import files
 from specdec_jax.kernels import library
 from specdec_jax.models import convert, lm

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, sampling, types
+from specdec_jax.costs import scripted
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.drafters import lookup, scripted
+from specdec_jax.drafters import lookup
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import decode, metrics, types
-from specdec_jax.drafters import scripted
+from specdec_jax.costs import scripted
 from specdec_jax.verify import reject
 from tests import fakes
 

@@ -9,8 +9,8 @@ import pytest
 
 from specdec_jax import decode, types
 from specdec_jax.certify import base, load
+from specdec_jax.costs import scripted
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.drafters import scripted
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject

@@ -9,7 +9,7 @@ import numpy as np
 
 from specdec_jax import decode, types
 from specdec_jax.certify import base, enumerate_window, steps, table_model
-from specdec_jax.drafters import scripted
+from specdec_jax.costs import scripted
 
 BOUNDS = base.BOUNDS
 # (gamma, vocab, share of the problems). Each compiles once. Smallest first, so

@@ -11,7 +11,7 @@ import numpy as np
 from specdec_jax import types
 from specdec_jax.bench import audit
 from specdec_jax.certify import base
-from specdec_jax.drafters import scripted
+from specdec_jax.costs import scripted
 from specdec_jax.io import files
 from specdec_jax.kernels import library, quantised
 from specdec_jax.models import config as model_config

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from specdec_jax import decode, forward, hosts, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import scripted
+from specdec_jax.costs import scripted
 
 Array = jax.Array
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from specdec_jax import decode, types
+from specdec_jax.costs import scripted
 from specdec_jax.drafters import (
   adaptive,
   hybrid,
   lm,
   lookup,
   method,
-  scripted,
 )
 from specdec_jax.verify import coupled, reject
 from tests import fakes

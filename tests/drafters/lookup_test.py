@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.drafters import lookup, scripted
+from specdec_jax.costs import scripted
+from specdec_jax.drafters import lookup
 from tests import fakes
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')

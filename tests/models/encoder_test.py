@@ -11,7 +11,7 @@ import pytest
 
 from specdec_jax import api, decode, forward, requests, sharding, types
 from specdec_jax.chips import hlo
-from specdec_jax.costs import parts
+from specdec_jax.costs import parts, scripted
 from specdec_jax.drafters import (
   adaptive,
   eagle,
@@ -19,7 +19,6 @@ from specdec_jax.drafters import (
   hybrid,
   lookup,
   ngram,
-  scripted,
 )
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import hf, load, names
