@@ -40,6 +40,7 @@ def target():
     (adaptive.Settings('lookup', costs='/no'), 2, 'adaptive.costs=/no'),
     (early_exit.Settings(2), 2, 'has 2 layers; allowed are 1 to 1'),
     ('hydra', 0, "draft='hydra': allowed are 'lm', 'lookup', 'ngram', 'ear"),
+    ('dflash', 2, 'dflash.source is empty: give a folder or hf:org/name'),
     ('medusa', 2, 'medusa.source is empty: give a folder or hf:org/name'),
     (['lookup'], 2, "draft=['lookup']: allowed are"),
     (lookup.make, 2, 'None; it takes (*, gamma: int'),

@@ -90,7 +90,7 @@ def test_a_cap_of_0_costs_no_pass_of_the_draft():
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('name', ['lm', 'eagle'])
+@pytest.mark.parametrize('name', ['lm', 'eagle', 'dflash'])
 @pytest.mark.parametrize('skipped, beside', [(1, 3), (7, 3), (30, 3), (30, 0)])
 def test_a_draft_catches_up(x64, name, skipped, beside):
   """After windows without drafts it proposes what a fresh one would.

@@ -313,23 +313,27 @@ def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
 def recipe(world, gamma: int):
   """A drafter for the certificate: a random layer on the target's first layer,
   which never drafts id 0."""
+  config, params = random_layer(world)
+  return make(config, world.target, gamma=gamma), params
+
+
+def random_layer(world, **settings):
+  """(config, weights.draft) of a random draft with these settings."""
   target, at = world.target, jax.ShapeDtypeStruct((1, 1), np.int32)
   x_BTD = jax.eval_shape(target.embed, world.weights.target, at, at)
-  config, params = _random_layer(
-    x_BTD.shape[-1], x_BTD.dtype.name, target.context, world.vocab
-  )
-  drafter = make(config, target, gamma=gamma)
-  return drafter, params | {'target': world.weights.target}
+  facts = x_BTD.shape[-1], x_BTD.dtype.name, target.context, world.vocab
+  config, params = _random_layer(*facts, **settings)
+  return config, params | {'target': world.weights.target}
 
 
 @functools.cache
-def _random_layer(width: int, dtype: str, context: int, vocab: int):
+def _random_layer(width: int, dtype: str, context: int, vocab: int, **settings):
   """(config, weights.draft without 'target') of a random draft."""
   sizes: dict[str, Any] = dict(depth=1, heads=2, kv_heads=1, head_dim=4, mlp=8)
   sizes |= dict(width=width, vocab=vocab, context=context, dtype=dtype)
   fused = model_config.Execution(fused=True)
   block = model_config.LMConfig(**sizes, run=fused)
-  config = eagle.EagleConfig(block, (0,))
+  config = eagle.EagleConfig(block, (0,), **settings)
   layer = lm.nest(jax.device_get(eagle.init(config, 0)))
   ids = np.arange(1, vocab, dtype=np.int32)
   head = np.random.default_rng(0).normal(size=(width, len(ids)))

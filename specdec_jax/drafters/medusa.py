@@ -107,23 +107,14 @@ def make(
     return state_B1D.astype(model.dtype)  # a prefill has a wider one
 
   def propose(weights, state_B1D, context, noise, target_cache):
+    def draw(k, going_B):
+      logits_B1V = model.logits(weights.draft, k, state_B1D)
+      return lm_drafter.draw(
+        noise, context, min_confidence, logits_B1V, k, going_B
+      )
+
     going_B = context.live_B & (context.lengths_B > 1)
-    count_B, tokens, laws = jnp.zeros_like(context.lengths_B), [], []
-    for k in range(gamma):
-
-      def draw(made, k=k):
-        logits_B1V = model.logits(weights.draft, k, state_B1D)
-        return lm_drafter.draw(
-          noise, context, min_confidence, logits_B1V, k, made[-1]
-        )
-
-      going_B &= k < context.gamma_B
-      made = (*forward.blank(draw, (going_B,))[:2], going_B)
-      token_B, q_BV, going_B = forward.once(jnp.any(going_B), draw, made)
-      tokens.append(token_B)
-      laws.append(q_BV)
-      count_B += going_B
-    draft = types.Draft(jnp.stack(tokens, 1), jnp.stack(laws, 1), count_B)
+    draft = each(draw, going_B, context.gamma_B, gamma)
     return draft, state_B1D, target_cache
 
   def commit(state_B1D, context, outcome, features_BND):
@@ -143,6 +134,26 @@ def make(
     taps=(model.tap,),
     stops=min_confidence > 0,
   )
+
+
+def each(draw, going_B, gamma_B, gamma: int) -> types.Draft:
+  """The drafts of a window whose laws do not depend on one another.
+
+  Args:
+    draw: (k, going_B) -> (token_B, q_BV, going_B), as drafters.lm.draw.
+    going_B: the rows that draft.
+    gamma_B, gamma: as in types.Context and types.Drafter.
+  """
+  count_B, tokens, laws = jnp.zeros_like(gamma_B), [], []
+  for k in range(gamma):
+    turn = lambda made, k=k: draw(k, made[-1])
+    going_B &= k < gamma_B
+    made = (*forward.blank(turn, (going_B,))[:2], going_B)
+    token_B, q_BV, going_B = forward.once(jnp.any(going_B), turn, made)
+    tokens.append(token_B)
+    laws.append(q_BV)
+    count_B += going_B
+  return types.Draft(jnp.stack(tokens, 1), jnp.stack(laws, 1), count_B)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from typing import Any
 from specdec_jax import fields, types
 from specdec_jax.drafters import (
   adaptive,
+  dflash,
   eagle,
   early_exit,
   hybrid,
@@ -33,6 +34,7 @@ DRAFTERS: dict[str, Any] = {
   'self': early_exit.Itself,
   'eagle': eagle,
   'medusa': medusa,
+  'dflash': dflash,
   'hybrid': hybrid,
   'adaptive': adaptive,
 }

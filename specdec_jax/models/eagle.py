@@ -7,7 +7,7 @@ target's, frozen, or their own.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,9 @@ class EagleConfig:
   reads: how the first layer reads the embedding e and the feature g. 'joined':
     a projection of [norm(e), norm(g)] to the width. 'bare': a projection of
     [e, g], and attention reads it without a norm (EAGLE-1). 'beside': attention
-    reads [norm(e), norm(g)], and the residual stream is g (EAGLE-3).
+    reads [norm(e), norm(g)], and the residual stream is g (EAGLE-3). 'context':
+    tokens have no feature; in each layer they attend to keys and values of
+    norm(g) of earlier tokens (DFlash; see Eagle.remember).
   normed_residual: of 'beside': the residual stream is norm(g).
   bias: whether projections of features have one.
   last_norm: 'head' (before the head), 'fed' (what is fed back as the next
@@ -56,6 +58,23 @@ class EagleConfig:
   def features(self) -> int:
     """E, the channels of the taps together."""
     return len(self.taps) * (self.tap_width or self.block.width)
+
+
+class Blocks(NamedTuple):
+  """A draft that predicts a block of tokens in one pass (DFlash).
+
+  config: of the draft, which reads 'context'.
+  mask: the id that stands for each token of a block after the first, which is
+    the last committed token.
+  size: tokens of a block.
+  first: the one whose state predicts the first token to draft: 1 if each mask
+    predicts the token in its own place, 0 if all predict the next one.
+  """
+
+  config: EagleConfig
+  mask: int
+  size: int
+  first: int = 1
 
 
 def settings(
@@ -93,12 +112,12 @@ class Eagle(nnx.Module):
     self.config = c
     parts = {'each': count, 'joined': 1}.get(c.tap_norm, 0)
     self.tap_norms = nnx.Dict({str(i): norm(E // parts) for i in range(parts)})
-    beside, bare = c.reads == 'beside', c.reads == 'bare'
-    self.fuse = linear(E, H) if beside or E != H else None
-    self.token_norm, self.feature_norm = (
-      None if bare else norm(H) for _ in range(2)
-    )
-    self.join = None if beside else linear(2 * H, H)
+    bare, context = c.reads == 'bare', c.reads == 'context'
+    apart = context or c.reads == 'beside'
+    self.fuse = linear(E, H) if apart or E != H else None
+    self.token_norm = None if bare or context else norm(H)
+    self.feature_norm = None if bare else norm(H)
+    self.join = None if apart else linear(2 * H, H)
     reads = {'beside': 2 * H, 'bare': H}.get(c.reads, 0)
     self.block = layers.Block(c.block, reads)
     self.more = nnx.Dict(
@@ -117,25 +136,48 @@ class Eagle(nnx.Module):
       x = jnp.concatenate([norm(part) for norm, part in each], -1)
     return x if self.fuse is None else self.fuse(x)
 
-  def __call__(self, e_BTH: Array, g_BTH: Array, views, writes):
+  def remember(self, g_BTH: Array, views, writes):
+    """What `writes` returned for keys and values of features, of 'context'."""
+    assert self.feature_norm is not None
+    g_BTH, caches = self.feature_norm(g_BTH), []
+    for block, view, write in self.layers(views, writes):
+      attn = block.attn
+      if self.config.block.run.packed:
+        _, cache = attn.packed(attn.qkv(g_BTH), view, write)
+      else:
+        _, cache = attn(g_BTH, view, write)
+      caches.append(cache)
+    return tuple(caches)
+
+  def layers(self, views, writes):
+    """(a layer, its view, its write) of each."""
+    kinds = self.config.block.kinds
+    for i, write in enumerate(writes):
+      block = self.more[str(i)] if i else self.block
+      yield block, views[kinds[i % len(kinds)]], write
+
+  def __call__(self, e_BTH: Array, g_BTH: Array | None, views, writes):
     """(what is fed back, and read by the head; what `writes` returned).
 
     Args:
-      e_BTH, g_BTH: embeddings, and features as `fused` returns them.
+      e_BTH, g_BTH: embeddings, and features as `fused` returns them, None of
+        'context'.
       views: of attention.views.
       writes: of each layer, see layers.Block.
     """
-    c, x_BTH = self.config, g_BTH
-    if self.token_norm is not None and self.feature_norm is not None:
-      e_BTH, g_BTH = self.token_norm(e_BTH), self.feature_norm(g_BTH)
-      x_BTH = g_BTH if c.normed_residual else x_BTH
-    both = jnp.concatenate([e_BTH, g_BTH], -1)
+    c, caches = self.config, []
+    x_BTH = both = e_BTH
+    if g_BTH is not None:
+      x_BTH = g_BTH
+      if self.token_norm is not None and self.feature_norm is not None:
+        e_BTH, g_BTH = self.token_norm(e_BTH), self.feature_norm(g_BTH)
+        x_BTH = g_BTH if c.normed_residual else x_BTH
+      both = jnp.concatenate([e_BTH, g_BTH], -1)
     if self.join is not None:
       x_BTH = both = self.join(both)
-    blocks, caches = [self.block, *self.more.values()], []
-    for i, (block, write) in enumerate(zip(blocks, writes, strict=True)):
-      view = views[c.block.kinds[i % len(c.block.kinds)]]
-      x_BTH, cache = block(x_BTH, view, write, x_BTH if i else both)
+    for block, view, write in self.layers(views, writes):
+      reads = x_BTH if caches else both
+      x_BTH, cache = block(x_BTH, view, write, reads)
       caches.append(cache)
     if self.norm is not None and c.last_norm == 'fed':
       x_BTH = self.norm(x_BTH)
@@ -266,7 +308,7 @@ def logits(
 ) -> Array:
   """Logits of all ids, [..., V]; -inf outside the draft's vocabulary."""
   if 'ids' not in params:
-    assert target.project is not None and config.last_norm == 'none'
+    assert target.project is not None and config.last_norm != 'head'
     return target.project(params['target'], hidden)
   few = reduced(config, params, hidden)
   out = jnp.full((*few.shape[:-1], target.vocab), -jnp.inf, few.dtype)

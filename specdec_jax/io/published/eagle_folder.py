@@ -43,6 +43,10 @@ class Claim(NamedTuple):
   settings: dict[str, Any]
 
 
+# Reads a config.json, of a draft for a target of this depth.
+Form = Callable[[dict[str, Any], int], Claim]
+
+
 def find(source: str | os.PathLike) -> pathlib.Path | None:
   """The folder of 'hf:org/name' or of a path; None if the path is of a file."""
   folder = download.local(source)
@@ -54,6 +58,7 @@ def fit(
   where: str,
   target: load.LanguageModel,
   put: jax.sharding.Sharding | None = None,
+  form: Form | None = None,
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """(config, weights.draft) of a published draft for this target.
 
@@ -62,6 +67,7 @@ def fit(
     where: what errors begin with.
     target: the model to draft for.
     put: the sharding of the draft's parameters; None: the default device.
+    form: what its config.json says; None: that of EAGLE's forms.
 
   Raises:
     ValueError: a draft of an unknown form, with arrays that have no place or
@@ -69,7 +75,8 @@ def fit(
   """
   path, arrays = folder / 'config.json', _arrays(folder)
   raw = files.read_json(path)
-  claim = _form(where, raw, arrays)(raw, target.config.depth)
+  form = form or _form(where, raw, arrays)
+  claim = form(raw, target.config.depth)
   config = _config(path, claim, arrays, target)
   _check_target(where, config, claim, target)
   places = _places(where, config, arrays)
@@ -97,10 +104,8 @@ def fit(
 # --- what a config.json claims -----------------------------------------------
 
 
-def _form(
-  where: str, raw: dict, arrays: Arrays
-) -> Callable[[dict[str, Any], int], Claim]:
-  """The reader of a folder's form: of a config.json, for a target's depth."""
+def _form(where: str, raw: dict, arrays: Arrays) -> Form:
+  """The reader of a folder's form."""
   kind = raw.get('speculators_model_type')
   if kind == 'eagle3':
     return _speculators
@@ -226,13 +231,13 @@ def _places(
 ) -> dict[str, tuple[str, bool]]:
   """{parameter of the layers: (its stored name, whether it is transposed)},
   checked to be complete."""
-  each = config.tap_norm == 'each'
+  each, context = config.tap_norm == 'each', config.reads == 'context'
   modules = {
     **names.HF.modules,
     **dict.fromkeys(('fuse', 'join'), 'fc'),
     'norm': 'norm',
     'token_norm': 'layers.0.input_layernorm',
-    'feature_norm': 'layers.0.hidden_norm',
+    'feature_norm': 'hidden_norm' if context else 'layers.0.hidden_norm',
     **{
       f'tap_norms/{i}': f'fc_norm.{i}' if each else 'input_norm'
       for i in range(len(config.taps))

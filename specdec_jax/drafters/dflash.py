@@ -1,0 +1,284 @@
+"""DFlash: a block of masks, drafted in one pass from the target's states.
+
+Chen et al. 2026 (https://arxiv.org/abs/2602.06036). In every layer the block
+attends to keys and values that are made of the states of all tokens before it.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import fields, forward, sharding, types
+from specdec_jax.drafters import eagle as eagle_drafter
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.drafters import medusa, method
+from specdec_jax.io import load
+from specdec_jax.io.published import dflash_folder
+from specdec_jax.models import attention, eagle
+from specdec_jax.models import cache as kv
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(method.Stopping):
+  source: str | os.PathLike = fields.setting('', needed=dflash_folder.FORM)
+
+
+def for_target(
+  target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
+) -> method.Method:
+  """Drafts with a published draft, replicated over the mesh.
+
+  Raises:
+    ValueError: a draft that does not fit the target, or of shorter blocks.
+  """
+  whole = target.layout and sharding.lay_out(
+    target.layout.mesh, target.config, tensor_parallel=1
+  )
+  put = whole and whole.sharding()
+  blocks, params = dflash_folder.fit(settings.source, target, put)
+  if gamma > (most := blocks.size - blocks.first):
+    raise ValueError(
+      f'dflash {settings.source}: drafts {most} tokens in a block, and gamma='
+      f'{gamma}; give gamma={most} or less'
+    )
+  drafter = make(
+    blocks,
+    target.model,
+    gamma=gamma,
+    min_confidence=settings.min_confidence,
+    chunk=chunk,
+    constrain=whole and whole.constrain,
+  )
+  return method.Method(drafter, params, view(blocks, target.model))
+
+
+class State(NamedTuple):
+  """The state of the drafter.
+
+  cache: keys and values of the tokens that the target has read. From the last
+    window on they are those of a block, which are written again.
+  start_B: index of the first token of the window just verified.
+  count_B: how many of its tokens may not be in the cache yet.
+  features_BNE: the target's features of them.
+  """
+
+  cache: Any
+  start_B: types.Array
+  count_B: types.Array
+  features_BNE: types.Array
+
+
+def reader(
+  config: eagle.EagleConfig, target: types.Model, features_BTE=None
+) -> types.Model:
+  """The draft as a types.Model, for one call; all but apply is the target's.
+
+  Without features it reads the tokens as a block, of which each sees what the
+  last one may see. With features, of as many tokens, it only remembers them.
+  """
+
+  def apply(
+    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+  ):
+    del taps
+    model = eagle.merge(config, params['layer'])
+    mask_BTS = jnp.broadcast_to(mask_BTS[:, -1:], mask_BTS.shape)
+    views = attention.views(config.block, positions_BT, mask_BTS)
+    writes = [kv.Writer(x, slots_BT) for x in cache]
+    with jax.named_scope('dflash'):
+      if features_BTE is not None:
+        g_BTH = model.fused(features_BTE)
+        return g_BTH, (), model.remember(g_BTH, views, writes)
+      e_BTH = eagle.embed(target, params, tokens_BT, positions_BT)
+      e_BTH = e_BTH.astype(config.block.activations)
+      hidden_BTH, cache = model(e_BTH, None, views, writes)
+    return hidden_BTH, (), cache
+
+  return target._replace(apply=apply)
+
+
+def _block(blocks: eagle.Blocks, first_B: types.Array) -> types.Array:
+  """The tokens of a block: [B, size]."""
+  masks_BT = jnp.full((len(first_B), blocks.size), blocks.mask, first_B.dtype)
+  return masks_BT.at[:, 0].set(first_B)
+
+
+class _Setup(NamedTuple):
+  """The arguments of make."""
+
+  blocks: eagle.Blocks
+  target: types.Model
+  gamma: int
+  min_confidence: float
+  chunk: int
+  constrain: Callable[..., Any] | None
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
+def make(
+  blocks: eagle.Blocks,
+  target: types.Model,
+  *,
+  gamma: int,
+  min_confidence: float = 0.0,
+  chunk: int = 64,
+  constrain: Callable[..., Any] | None = None,
+) -> types.Drafter:
+  """Drafts gamma tokens with one pass over a block, which is always whole.
+
+  weights.draft holds the parameters of models.eagle.weights. A block begins
+  with the last committed token, whose state the target has not computed yet.
+  Laws do not depend on the window's drafts.
+
+  Args:
+    blocks: settings of the draft, of gamma drafts or more.
+    target: a model with `embed`, if the draft has no embedding of its own.
+    gamma, min_confidence, chunk: as in drafters.lm.make.
+    constrain: as in models.lm.make, for the draft's cache.
+  """
+  setup = _Setup(blocks, target, gamma, min_confidence, chunk, constrain)
+
+  def commit(state, context, outcome, features_BNE):
+    return state._replace(
+      # The last token that was emitted has not been read.
+      start_B=context.lengths_B - 1 - outcome.emitted_B,
+      count_B=outcome.emitted_B,
+      features_BNE=features_BNE.astype(state.features_BNE.dtype),
+    )
+
+  return types.Drafter(
+    'dflash',
+    gamma,
+    functools.partial(_init, setup),
+    functools.partial(_propose, setup),
+    commit,
+    taps=blocks.config.taps,
+    stops=min_confidence > 0,
+  )
+
+
+def _init(setup: _Setup, weights, context, features_BLE):
+  (B, L), config = context.tokens_BL.shape, setup.blocks.config
+  # A prefill returns them in a wider dtype than verification does.
+  features_BLE = features_BLE.astype(config.block.activations)
+  size = setup.blocks.size  # a block may end past the buffer
+  cache, _ = forward.prefill(
+    lambda at_T: reader(config, setup.target, forward.at(features_BLE, at_T)),
+    weights.draft,
+    jnp.pad(context.tokens_BL, ((0, 0), (0, size))),
+    context.lengths_B - 1,
+    eagle.init_cache(config, B, L + size, setup.constrain),
+    chunk=setup.chunk,
+  )
+  none_B = jnp.zeros_like(context.lengths_B)
+  blank_BNE = jnp.zeros_like(
+    features_BLE, shape=(B, setup.gamma + 1, config.features)
+  )
+  return State(cache, none_B, none_B, blank_BNE)
+
+
+def _propose(setup: _Setup, weights, state, context, noise, target_cache):
+  blocks, target, gamma, least, *_ = setup
+  config, params = blocks.config, weights.draft
+  end_B = context.lengths_B - 1
+  slots = context.tokens_BL.shape[1] + blocks.size
+  read = functools.partial(forward.read, params=params, slots=slots)
+  _, _, cache = read(
+    reader(config, target, state.features_BNE),
+    tokens_BT=jnp.zeros((len(end_B), gamma + 1), jnp.int32),
+    start_B=state.start_B,
+    cache=state.cache,
+    keep_BT=jnp.arange(gamma + 1)[None] < state.count_B[:, None],
+  )
+  last_B1 = jnp.take_along_axis(context.tokens_BL, end_B[:, None], 1)
+
+  def laws(cache):
+    hidden_BTH, _, cache = read(
+      reader(config, target),
+      tokens_BT=_block(blocks, last_B1[:, 0]),
+      start_B=end_B,
+      cache=cache,
+      keep_BT=context.live_B[:, None],
+    )
+    drafts_BKH = hidden_BTH[:, blocks.first :][:, :gamma]
+    return cache, eagle.logits(config, target, params, drafts_BKH)
+
+  going_B = context.live_B & (context.gamma_B > 0)
+  _, blank_BKV = forward.blank(laws, cache)
+  cache, logits_BKV = forward.once(
+    jnp.any(going_B), lambda made: laws(made[0]), (cache, blank_BKV)
+  )
+
+  def draw(k, going_B):
+    logits_B1V = logits_BKV[:, k : k + 1]
+    return lm_drafter.draw(noise, context, least, logits_B1V, k, going_B)
+
+  draft = medusa.each(draw, going_B, context.gamma_B, gamma)
+  return draft, state._replace(cache=cache), target_cache
+
+
+@functools.cache
+def view(blocks: eagle.Blocks, target: types.Model) -> types.Model:
+  """The draft as a separate model, to measure alpha teacher-forced.
+
+  At each token it reads a block that begins there. Its parameters are
+  weights.draft, its cache that of the target and its own.
+  """
+  config, size = blocks.config, blocks.size
+
+  def init_cache(rows: int, slots: int):
+    own = eagle.init_cache(config, rows, slots + size)
+    return target.init_cache(rows, slots), own
+
+  def apply(
+    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+  ):
+    theirs, own = cache
+    _, tapped, theirs = target.apply(
+      params['target'],
+      *(tokens_BT, slots_BT, positions_BT, mask_BTS, theirs),
+      taps=config.taps,
+    )
+    slots = mask_BTS.shape[-1]
+    read = functools.partial(forward.read, params=params, slots=slots + size)
+    features_BTE = forward.concat(tapped).astype(config.block.activations)
+    _, _, own = read(
+      reader(config, target, features_BTE),
+      tokens_BT=tokens_BT,
+      start_B=positions_BT[:, 0],
+      cache=own,
+      keep_BT=slots_BT < slots,
+    )
+
+    def after(t):
+      tokens_BS = _block(blocks, tokens_BT[:, t])
+      hidden_BSH, _, _ = read(
+        reader(config, target),
+        tokens_BT=tokens_BS,
+        start_B=positions_BT[:, t],
+        cache=own,
+      )
+      return hidden_BSH[:, blocks.first]
+
+    hidden_TBH = jax.lax.map(after, jnp.arange(tokens_BT.shape[1]))
+    return jnp.moveaxis(hidden_TBH, 0, 1), (), (theirs, own)
+
+  def head(params, hidden):
+    return eagle.logits(config, target, params, hidden)
+
+  return types.Model(apply, head, init_cache, target.vocab, target.context)
+
+
+def recipe(world, gamma: int):
+  """A drafter for the certificate: a random layer on the target's first layer,
+  which never drafts id 0."""
+  config, params = eagle_drafter.random_layer(
+    world, reads='context', tap_norm='none', last_norm='fed'
+  )
+  blocks = eagle.Blocks(config, mask=0, size=gamma + 1)
+  return make(blocks, world.target, gamma=gamma), params

@@ -1,0 +1,77 @@
+"""DFlash drafts as others publish them: a folder with config.json and weights.
+
+In the forms of their authors (z-lab), of speculators, and of DeepSpec, which
+saves them as DSpark drafts without a Markov head.
+"""
+
+import functools
+import os
+import pathlib
+from typing import Any
+
+import jax
+
+from specdec_jax import types
+from specdec_jax.io import files, load
+from specdec_jax.io.published import eagle_folder
+from specdec_jax.models import eagle
+
+FORM = 'a folder or hf:org/name with a DFlash draft'
+_KINDS = 'dflash', 'DFlashDraftModel', 'Qwen3DSparkModel'
+
+
+def fit(
+  source: str | os.PathLike,
+  target: load.LanguageModel,
+  put: jax.sharding.Sharding | None = None,
+) -> tuple[eagle.Blocks, types.Params]:
+  """(settings, weights.draft) of a draft, read once for a target.
+
+  put: the sharding of its parameters; None: the default device.
+
+  Raises:
+    ValueError: no such folder, or a draft of another form or target.
+  """
+  where, folder = f'dflash {source}', eagle_folder.find(source)
+  if folder is None:
+    raise ValueError(f'{where}: no such folder; give {FORM}')
+  key = 'dflash', folder, *(x.stat().st_mtime_ns for x in folder.iterdir())
+  return target.once(key, lambda: _read(folder, where, target, put))
+
+
+def _read(
+  folder: pathlib.Path, where: str, target: load.LanguageModel, put
+) -> tuple[eagle.Blocks, types.Params]:
+  raw = files.read_json(folder / 'config.json')
+  kind, *_ = raw.get('architectures') or ['']
+  kind = raw.get('speculators_model_type', kind)
+  if kind not in _KINDS:
+    raise ValueError(f'{where}: {kind} is no DFlash draft; give {FORM}')
+  said = raw | (raw.get('dflash_config') or {})
+  mask, size = (said.get(x, -1) for x in ('mask_token_id', 'block_size'))
+  whole = type(mask) is type(size) is int
+  if not whole or size < 2 or not 0 <= mask < target.config.vocab:
+    raise ValueError(
+      f'{where}: mask_token_id={mask!r}, block_size={size!r}: needs an id '
+      f'below {target.config.vocab}, and at least 2 tokens'
+    )
+  form = functools.partial(_claim, where)
+  config, params = eagle_folder.fit(folder, where, target, put, form)
+  if any(config.block.windows):
+    raise ValueError(f'{where}: layers with a sliding window are not read')
+  anchored = said.get('sample_from_anchor', kind == _KINDS[-1])
+  return eagle.Blocks(config, mask, size, first=0 if anchored else 1), params
+
+
+def _claim(where: str, raw: dict[str, Any], depth: int) -> eagle_folder.Claim:
+  """speculators numbers taps by the layer that reads them, from 1."""
+  del depth
+  said = raw | (raw.get('dflash_config') or {})
+  above = said.get('aux_hidden_state_layer_ids')
+  taps = [i - 1 for i in above] if above else said.get('target_layer_ids')
+  if not taps:
+    raise ValueError(f'{where}: its config.json has no target_layer_ids')
+  layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', raw)
+  layers['target_hidden_size'] = raw.get('target_hidden_size')
+  settings = dict(reads='context', tap_norm='none', last_norm='fed')
+  return eagle_folder.Claim(layers, tuple(taps), settings)

@@ -1,0 +1,314 @@
+"""DFlash: blocks are those of speculators; drafts are a block's; refusals."""
+
+import functools
+import importlib.util
+import json
+import pathlib
+import types as python_types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from specdec_jax import build, forward, requests, sharding
+from specdec_jax.certify import base, certificate, load
+from specdec_jax.drafters import adaptive, dflash, hybrid
+from specdec_jax.io.published import dflash_folder
+from specdec_jax.models import eagle, lm
+from tests import fakes
+from tests.drafters import medusa_test
+from tests.drafters.medusa_test import GAMMA, IDS, B, L
+from tests.io import tiny
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'io/golden/dflash'
+LOGITS = dict(np.load(GOLDEN / 'logits.npz'))
+GIVEN = {x: LOGITS.pop(x) for x in ('tokens', 'features', 'embed', 'head')}
+SLOW = pytest.mark.slow
+SIZE, MASK = 4, 261  # an id that is no token
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def after(blocks, model, params, tokens_L, features_LE, n):
+  """Logits [size, V] of a block that begins with the last of n tokens, from
+  scratch; the features are those of the tokens."""
+  length, n_1 = len(tokens_L), jnp.full(1, n)
+  slots = length + blocks.size
+  read = functools.partial(forward.read, params=params, slots=slots)
+  _, _, cache = read(
+    dflash.reader(blocks.config, model, features_LE[None]),
+    tokens_BT=tokens_L[None],
+    start_B=jnp.zeros(1, int),
+    cache=eagle.init_cache(blocks.config, 1, slots),
+    keep_BT=jnp.arange(length)[None] < n - 1,
+  )
+  masks = jnp.full(blocks.size - 1, blocks.mask)
+  hidden_BTH, _, _ = read(
+    dflash.reader(blocks.config, model),
+    tokens_BT=jnp.append(tokens_L[n - 1], masks)[None],
+    start_B=n_1 - 1,
+    cache=cache,
+  )
+  return eagle.logits(blocks.config, model, params, hidden_BTH)[0]
+
+
+def golden_target(**changes):
+  """What a golden draft was made for, as far as that is read."""
+  sizes = dict(depth=4, width=16, vocab=40, tied=False) | changes
+  norm = dict(scale=np.linspace(1, 2, 16))  # which is not applied
+  return python_types.SimpleNamespace(
+    label='a target',
+    config=fakes.tiny(**sizes),
+    ids=40,
+    params=dict(embed=GIVEN['embed'], head=GIVEN['head'].T, norm=norm),
+    once=lambda key, make: make(),
+  )
+
+
+@pytest.mark.parametrize('name', LOGITS)
+def test_blocks_are_those_of_speculators(x64, name):
+  """Begun at every token, with any number of tokens before it."""
+  given = golden_target()
+  blocks, params = dflash_folder.fit(GOLDEN / name, given)
+  anchored = name == 'anchor'
+  assert blocks[1:] == (37, 4, 0 if anchored else 1)
+  assert blocks.config.taps == (0, 2)
+  params = jax.tree.map(jnp.asarray, params)
+  given_ = (GIVEN['tokens'], GIVEN['features'].astype(float))
+  for n, want in enumerate(LOGITS[name], 1):
+    ours = after(blocks, lm.make(given.config), params, *given_, n)
+    ours = ours[..., params['ids']] if anchored else ours
+    np.testing.assert_allclose(ours, want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parity
+def test_speculators_still_writes_the_golden_files(tmp_path):
+  pytest.importorskip('speculators', reason='needs speculators 0.9.0')
+  spec = importlib.util.spec_from_file_location('made', GOLDEN / 'make.py')
+  assert spec and spec.loader
+  make = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(make)
+  for name, found in make.make(tmp_path).items():
+    np.testing.assert_allclose(found, LOGITS[name], rtol=0, atol=1e-5)
+
+
+# --- drafts in a text ---------------------------------------------------------
+
+
+def arrays():
+  """Of a draft of two layers, as its authors name them."""
+  c = tiny.config('qwen3', vocab=264)
+  found = {n.removeprefix('model.'): x for n, x in tiny.arrays(c, 1).items()}
+  del found['embed_tokens.weight'], found['lm_head.weight']
+  draw, D = np.random.default_rng(2).normal, c.width
+  more = {
+    'fc.weight': draw(size=(D, 2 * D)),
+    'hidden_norm.weight': draw(size=D),
+  }
+  return found | more
+
+
+LAYERS = tiny.settings(tiny.config('qwen3', vocab=264), 'qwen3')
+BLOCK = dict(block_size=SIZE, mask_token_id=MASK)
+FACTS = {
+  'z-lab': LAYERS
+  | dict(architectures=['DFlashDraftModel'], block_size=SIZE)
+  | dict(dflash_config=dict(mask_token_id=MASK, target_layer_ids=[0, 1])),
+  'speculators': BLOCK
+  | dict(speculators_model_type='dflash', aux_hidden_state_layer_ids=[1, 2])
+  | dict(transformer_layer_config=LAYERS, draft_vocab_size=264),
+  'deepspec': LAYERS
+  | BLOCK
+  | dict(architectures=['Qwen3DSparkModel'], target_layer_ids=[0, 1]),
+}
+
+
+def save(folder, form='z-lab', own=None, facts=None):
+  """(folder of the target, folder of a draft)."""
+  tiny.write_folder(folder, medusa_test.CONFIG, weights=medusa_test.MODEL)
+  beside, own = folder / 'draft', arrays() if own is None else own
+  beside.mkdir(exist_ok=True)
+  if form == 'deepspec':  # which saves the target's matrices again
+    for name in ('embed_tokens', 'lm_head'):
+      own[f'{name}.weight'] = medusa_test.MODEL['lm_head.weight']
+  (beside / 'config.json').write_text(json.dumps(FACTS[form] | (facts or {})))
+  safetensors.numpy.save_file(own, beside / 'model.safetensors')
+  return folder, beside
+
+
+@pytest.mark.parametrize('form', FACTS)
+def test_drafts_are_those_of_a_block(x64, tmp_path, form):
+  """All q of all windows, and of the model that alpha is measured with."""
+  folder, source = save(tmp_path / 'm', form)
+  target = build.load(str(folder), dtype='float64')
+  made = build.engine(target, dflash.Settings(source), gamma=GAMMA)
+  texts, seen = medusa_test.proposals(target, made.drafter, made.weights.draft)
+  plain = build.engine(target, rule='coupled')
+  request = medusa_test.asked()
+  assert texts == fakes.texts(plain.programs.generate(plain.weights, request))
+  blocks, params = dflash_folder.fit(source, target)
+  assert blocks.first == (0 if form == 'deepspec' else 1)
+  tokens_BL = jnp.asarray(fakes.pad(texts, L))
+  _, tapped, _ = forward.read(
+    target.model,
+    target.params,
+    tokens_BL,
+    jnp.zeros(B, int),
+    target.model.init_cache(B, L),
+    slots=L,
+    taps=(0, 1),
+  )
+  features_BLE, view = forward.concat(tapped), made.q
+  assert view is not None
+  hidden_BLD = forward.hidden(view, params, tokens_BL)
+  alone_BLV = jax.nn.softmax(view.head(params, hidden_BLD))
+  assert {count for *_, count in seen} == {GAMMA}
+  for b, n, q_KV, _ in seen:
+    given = tokens_BL[b], features_BLE[b], n
+    law_TV = jax.nn.softmax(after(blocks, target.model, params, *given))
+    law_KV = np.asarray(law_TV)[blocks.first :][:GAMMA]
+    assert not law_KV[:, IDS:].any()
+    np.testing.assert_allclose(alone_BLV[b, n - 1], law_KV[0], atol=1e-9)
+    if b == 0:
+      law_KV = law_KV ** (1 / 0.7)
+      law_KV /= law_KV.sum(-1, keepdims=True)
+    if b == B - 1:
+      law_KV = np.arange(law_KV.shape[1]) == law_KV.argmax(-1)[:, None]
+    np.testing.assert_allclose(q_KV, law_KV, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_on_one_cpu_the_kernels_read_them(tmp_path, dtype):
+  folder, source = save(tmp_path / 'm')
+  found = []
+  for more in ({}, dict(kernels='xla')):
+    target = build.load(str(folder), dtype=dtype, **more)
+    made = build.engine(target, dflash.Settings(source), gamma=GAMMA)
+    given = target, made.drafter, made.weights.draft
+    found.append(medusa_test.proposals(*given)[1][-1][2])
+  close = dict(float32=1e-4, bfloat16=0.1)[dtype]
+  np.testing.assert_allclose(*found, atol=close)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  'rule',
+  ['coupled', *(pytest.param(x, marks=SLOW) for x in ('reject', 'block'))],
+)
+@pytest.mark.parametrize('around', [adaptive, hybrid])
+def test_inside_others_too(x64, tmp_path, around, rule):
+  """Whatever is drafted, a rule's text at temperature 0 is plain decoding's,
+  and under coupled at any."""
+  folder, source = save(tmp_path / 'm')
+  target = build.load(str(folder), dtype='float64')
+  inner = around.Settings(dflash.Settings(source))
+  if around is adaptive:
+    costs = {x: [1.0, 1.01, 1.02, 1.03] for x in ('verify', 'dflash')}
+    inner = adaptive.Settings(dflash.Settings(source), costs=costs)
+  made = build.engine(target, inner, gamma=GAMMA, rule=rule)
+  plain = build.engine(target, rule=rule)
+  one, two = (
+    fakes.texts(x.programs.generate(x.weights, medusa_test.asked()))
+    for x in (made, plain)
+  )
+  assert one[-1] == two[-1]
+  assert one == two or rule != 'coupled'
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('rule', ['reject', pytest.param('block', marks=SLOW)])
+def test_its_windows_are_exact(rule):
+  """By enumeration: the joint law of what a window emits."""
+  (promise,) = (
+    x for x in certificate.PROMISES if x.name == 'windows-enumerated'
+  )
+  drafters = {'dflash': load.RECIPES['dflash']}
+  subject = base.Subject([build.lossless_rules()[rule]], drafters)
+  row = certificate.check(promise._replace(quick=2), subject, full=False)
+  assert row.passed, row.case
+
+
+@pytest.mark.slow
+def test_on_a_mesh_the_texts_are_the_same(x64, tmp_path):
+  """The draft is whole on every device, its cache split by rows."""
+  folder, source = save(tmp_path / 'm')
+  make = functools.partial(build.load, str(folder), dtype='float64')
+  plain = build.engine(make(), rule='coupled')
+  target = make(mesh=sharding.make_mesh(1, 2))
+  made = build.engine(target, dflash.Settings(source), rule='coupled', gamma=2)
+  placed = requests.place(medusa_test.asked(), target.layout)
+  one, two = (
+    fakes.texts(x.programs.generate(x.weights, y))
+    for x, y in ((plain, medusa_test.asked()), (made, placed))
+  )
+  assert one == two
+
+
+# --- refusals -----------------------------------------------------------------
+
+ONES = functools.partial(np.ones, dtype='f4')
+Z_LAB = FACTS['z-lab']['dflash_config']
+
+
+def without(name):
+  return {k: x for k, x in arrays().items() if k != name}
+
+
+@pytest.mark.parametrize(
+  'facts, own, message',
+  [
+    (dict(architectures=['Llama']), None, 'Llama is no DFlash draft; give a f'),
+    (dict(speculators_model_type='peagle'), None, 'peagle is no DFlash draft'),
+    (
+      dict(dflash_config=Z_LAB | dict(mask_token_id=264)),
+      None,
+      'mask_token_id=264, block_size=4: needs an id below 264, and at least 2',
+    ),
+    (dict(block_size=1), None, 'mask_token_id=261, block_size=1: needs an id'),
+    (dict(dflash_config=BLOCK), None, 'config.json has no target_layer_ids'),
+    (
+      dict(dflash_config=Z_LAB | dict(target_layer_ids=[0, 3])),
+      None,
+      r'it reads what layers \(0, 3\) leave, and m has 2 layers; give a draft',
+    ),
+    (
+      dict(dflash_config=Z_LAB | dict(target_layer_ids=[0, 1, -1])),
+      None,
+      r'fc.weight has shape \(32, 64\); its settings and .* need \(32, 96\)',
+    ),
+    (dict(vocab_size=320), None, 'for a target of 320 ids, and m has 264'),
+    (dict(target_hidden_size=64), None, 'a target of width 64, and m has 32'),
+    (
+      dict(use_sliding_window=True, max_window_layers=1),
+      None,
+      'layers with a sliding window are not read',
+    ),
+    ({}, without('fc.weight'), r'nothing for \[fc.weight\]'),
+    ({}, without('hidden_norm.weight'), r'nothing for \[hidden_norm.weight\]'),
+    (
+      {},
+      arrays() | {'markov_head.markov_w1.weight': ONES((264, 4))},
+      r'no place for \[markov_head.markov_w1.weight\]',
+    ),
+    (dict(block_size=3), None, 'drafts 2 tokens in a block, and gamma=3; give'),
+  ],
+)
+def test_other_drafts_are_refused_by_name(tmp_path, facts, own, message):
+  folder, source = save(tmp_path / 'm', own=own, facts=facts)
+  with pytest.raises(ValueError, match=f'^dflash {source}: .*{message}') as e:
+    build.engine(tiny.read(folder), dflash.Settings(source), gamma=GAMMA)
+  assert '\n' not in str(e.value)
+
+
+def test_engines_of_every_gamma_share_a_draft(tmp_path):
+  folder, source = save(tmp_path / 'm')
+  target = tiny.read(folder)
+  make = lambda source, gamma: (
+    build.engine(target, dflash.Settings(source), gamma=gamma).weights.draft
+  )
+  assert make(source, 1) is make(source, 2)
+  with pytest.raises(ValueError, match='safetensors: no such folder; give a f'):
+    make(source / 'model.safetensors', 1)
