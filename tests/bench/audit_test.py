@@ -44,6 +44,13 @@ def run(model, params, *, request=0, **sampling):
   return np.asarray(out.tokens_BL)[0, 3 : int(out.lengths_B[0])].tolist()
 
 
+def near_tie(params, prefix, gap):
+  """(second after a prefix, a table where it is `gap` below the best)."""
+  at = fakes.prefix_hash(prefix) % 5, prefix[-1]
+  second = int(jnp.argsort(-params[at])[1])
+  return second, params.at[(*at, second)].set(params[at].max() - gap)
+
+
 def find(model, params, case, **changes):
   options = dict(gamma=GAMMA, chunk=8, length=LENGTH) | changes
   return audit.audit(model, params, case, audit.Passes(**options))
@@ -76,13 +83,9 @@ def test_near_tie_is_a_tie_and_its_size_counts(params):
   model = noisy(fakes.table_model(V), 1e-4)
   text = run(model, params)
   prefix = [*PROMPT, *text[:4]]
-  row = params[fakes.prefix_hash(prefix) % 5, prefix[-1]]
-  second = int(jnp.argsort(-row)[1])
-  other = text[:4] + [second] + text[5:]
   for gap, verdict in ((1e-4, 'tie'), (3.9e-4, 'tie'), (4.3e-4, 'BUG')):
-    near = params.at[fakes.prefix_hash(prefix) % 5, prefix[-1], second].set(
-      row.max() - gap
-    )
+    second, near = near_tie(params, prefix, gap)
+    other = text[:4] + [second] + text[5:]
     found = find(model, near, audit.Case(PROMPT, text, other))
     assert found.verdict == verdict, (gap, found)
     np.testing.assert_allclose(found.gap, gap, rtol=0.02)
@@ -201,11 +204,7 @@ def test_batch_rows_are_part_of_the_noise(params):
 
   model = base._replace(head=head)
   text = run(base, params)
-  row_V = params[fakes.prefix_hash(PROMPT) % 5, PROMPT[-1]]
-  second = int(jnp.argsort(-row_V)[1])
-  near = params.at[fakes.prefix_hash(PROMPT) % 5, PROMPT[-1], second].set(
-    row_V.max() - 3e-4
-  )
+  second, near = near_tie(params, PROMPT, 3e-4)
   case = audit.Case(PROMPT, text, [second, *text[1:]])
   assert find(model, near, case).verdict == 'BUG'
   found = find(model, near, case, rows=2)
@@ -217,12 +216,9 @@ def test_one_rounding_is_noise_even_where_passes_agree(params):
   """The passes of the table model agree to the bit."""
   model = fakes.table_model(V)
   text = run(model, params)
-  at = fakes.prefix_hash(PROMPT) % 5, PROMPT[-1]
-  row_V = params[at]
-  second = int(jnp.argsort(-row_V)[1])
-  case = audit.Case(PROMPT, text, [second, *text[1:]])
   for gap, verdict in ((2e-4, 'tie'), (3e-4, 'BUG')):
-    near = params.at[(*at, second)].set(row_V.max() - gap)
+    second, near = near_tie(params, PROMPT, gap)
+    case = audit.Case(PROMPT, text, [second, *text[1:]])
     found = find(model, near, case)
     assert found.verdict == verdict, found
     np.testing.assert_allclose(found.noise, 2**-24 * LARGEST)
