@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments import resampled
 from specdec_jax.bench import intervals
 from specdec_jax.distill import distillation
 from specdec_jax.train import train_lm
@@ -17,19 +18,19 @@ from specdec_jax.train import train_lm
 
 def efficiency(row: dict[str, Any]) -> intervals.Interval:
   """Tokens per target call, with its interval over prompts."""
-  return intervals.interval(_ratios(row), len(row['emitted']))
+  return resampled.interval(_ratios(row), len(row['emitted']))
 
 
 def gain(row: dict[str, Any], base: dict[str, Any]) -> intervals.Interval:
   """Block efficiency relative to the baseline's, minus 1; paired by prompt."""
-  return intervals.interval(
+  return resampled.interval(
     _ratios(row) / _ratios(base) - 1, len(row['emitted'])
   )
 
 
 def _ratios(row: dict[str, Any]) -> np.ndarray:
   emitted, calls = (np.asarray(row[x], float) for x in ('emitted', 'calls'))
-  times_RB = intervals.draws(len(emitted))
+  times_RB = resampled.draws(len(emitted))
   return (times_RB @ emitted) / (times_RB @ calls)
 
 

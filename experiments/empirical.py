@@ -14,7 +14,7 @@ from absl import flags
 
 from experiments import claims as claims_lib
 from experiments import loaded as loaded_lib
-from experiments import page
+from experiments import page, resampled
 from experiments import rows as rows_lib
 from specdec_jax import machine, printing, program
 from specdec_jax.bench import budget, identity, intervals, timing
@@ -214,12 +214,12 @@ def interval(
 
   sums: of each request, its tokens, then sums over them; column: which.
   """
-  return intervals.interval(means(sums, column), len(sums))
+  return resampled.interval(means(sums, column), len(sums))
 
 
 def means(sums: Sequence[Sequence[float]], column: int) -> np.ndarray:
   """The mean, then those of resampled requests; paired for the same ones."""
-  times_RB = intervals.draws(len(sums))
+  times_RB = resampled.draws(len(sums))
   at = lambda i: times_RB @ [float(x[i]) for x in sums]
   return at(column) / at(0)
 

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from configs import default
-from experiments import papers, replay
+from experiments import papers, replay, resampled
 from experiments import texts as texts_lib
 from experiments.rows import Row
 from specdec_jax import build, printing
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.drafters import draft_file, ngram, table
@@ -209,7 +208,7 @@ def qualities(
   for name, found in _answered(loaded, arms, temperature, seed):
     wanted = [loaded.references[x] for x in found]
     parts_NK = metric.parts([*found.values()], wanted)
-    sums_RK = intervals.draws(len(found)) @ parts_NK
+    sums_RK = resampled.draws(len(found)) @ parts_NK
     out[name] = np.array([metric.total(x) for x in sums_RK])
   return out
 

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import resampled
 from specdec_jax import decode, forward, printing, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import intervals, predict
@@ -158,7 +159,7 @@ class Row(NamedTuple):
 
 def efficiencies(texts: Sequence[Text], limit: int) -> list[Row]:
   """Block efficiency at gamma 0 to the limit; 95 % intervals over texts."""
-  times_RB = intervals.draws(len(texts))
+  times_RB = resampled.draws(len(texts))
   tokens_R = times_RB @ [float(len(text.tokens)) for text in texts]
   each = [ratios(text) for text in texts]
   windows = {name: count(each, rule, limit) for name, rule in RULES.items()}
@@ -169,7 +170,7 @@ def efficiencies(texts: Sequence[Text], limit: int) -> list[Row]:
       for name, x_BGN in windows.items()
     }
     values['gain'] = values['block'] - values['reject']
-    shown = {k: intervals.interval(x, len(texts)) for k, x in values.items()}
+    shown = {k: resampled.interval(x, len(texts)) for k, x in values.items()}
     out.append(Row(gamma, **shown))
   return out
 

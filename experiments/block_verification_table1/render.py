@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from experiments import claims as claims_lib
-from experiments import empirical, papers, replay
+from experiments import empirical, papers, replay, resampled
 from experiments import loaded as loaded_lib
 from experiments.page import Part
 from experiments.rows import Cells, Rows
@@ -100,7 +100,7 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
         continue
       reject, block = papers.BLOCK_GAMMAS[x['gamma']]
       ends = papers.printed(reject, 2), papers.printed(block, 2)
-      gain = intervals.one_of(_gain(x), drafts)
+      gain = resampled.one_of(_gain(x), drafts)
       told = f'{x["reject"]["value"]:.2f} tokens a window under reject'
       out.append(
         claims_lib.Claim(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments import claims as claims_lib
-from experiments import empirical, papers
+from experiments import empirical, papers, resampled
 from experiments.chen_table1 import measure, texts
 from experiments.page import Part
 from experiments.rows import Cells, Rows
@@ -71,14 +71,14 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
   plain, mine = (np.asarray(y) for y in x['rouge'])
   if len(plain):
     change = theirs.speculated - theirs.plain
-    ours_R = intervals.draws(len(plain)) @ (mine - plain) / len(plain)
+    ours_R = resampled.draws(len(plain)) @ (mine - plain) / len(plain)
     yield claims_lib.Claim(
       f'{cell}: change of ROUGE-2',
       f'{change:+.3f}',
       place,
       change - 1e-3,  # of two numbers that round
       change + 1e-3,
-      intervals.interval(ours_R, len(plain)),
+      resampled.interval(ours_R, len(plain)),
       form='{:+.3f}',
     )
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments import page, plots
+from experiments import page, plots, resampled
 from experiments.distilled import best, efficiency, gain, half
 from specdec_jax.bench import intervals
 
@@ -103,7 +103,7 @@ def _plain(x) -> str:
 def _cell(x, base, many: int, top: bool) -> str:
   value = f'{efficiency(x).value:.2f}'
   value = f'**{value}**' if top else value
-  shown = _percent(intervals.one_of(gain(x, base), many))
+  shown = _percent(resampled.one_of(gain(x, base), many))
   return f'{value} ({x["alpha"]:.2f}), {shown}'
 
 

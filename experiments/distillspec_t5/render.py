@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments import claims as claims_lib
-from experiments import distilled, empirical, papers, replay
+from experiments import distilled, empirical, papers, replay, resampled
 from experiments import loaded as loaded_lib
 from experiments.distillspec_t5 import train
 from experiments.page import Part
@@ -78,7 +78,7 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
     for warm in WARM:
       base, rest = _parts(found, warm)
       for x in (base, *rest):
-        gain = intervals.one_of(distilled.gain(x, base), len(rest))
+        gain = resampled.one_of(distilled.gain(x, base), len(rest))
         more = {
           'draft': every[name].name,
           'text': x['source'] or 'captions',

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import empirical
+from experiments import empirical, resampled
 from experiments import loaded as loaded_lib
 from specdec_jax import metrics, printing
-from specdec_jax.bench import identity, intervals, predict, timing
+from specdec_jax.bench import identity, predict, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
@@ -111,7 +111,7 @@ def compared(quality, plain: str, name: str, texts: int) -> dict[str, Any]:
   if not quality:
     return {'quality': [None, None], 'change': None}
   before, after = (np.array(quality[x]) for x in (plain, name))
-  change = intervals.interval(after - before, texts) if len(after) > 1 else None
+  change = resampled.interval(after - before, texts) if len(after) > 1 else None
   both = [float(before[0]), float(after[0])]
   return {'quality': both, 'change': change and change._asdict()}
 

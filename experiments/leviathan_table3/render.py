@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from experiments import claims as claims_lib
-from experiments import empirical, papers
+from experiments import empirical, papers, resampled
 from experiments import loaded as loaded_lib
 from experiments.page import Part
 from experiments.rows import Cells, Rows
-from specdec_jax.bench import intervals
 
 WARM = (0.0, 1.0)
 
@@ -86,7 +85,7 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
           extra = {
             'against': above.draft,
             'sign': int(np.sign(print_of(theirs) - print_of(above))),
-            'apart': intervals.interval(apart, len(sums)),
+            'apart': resampled.interval(apart, len(sums)),
           }
         out.append(
           claims_lib.Claim(
@@ -94,7 +93,7 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
             f'{print_of(theirs):.2f}',
             f'{every[name].name}, {draft.name}',
             *papers.printed(print_of(theirs), 2),
-            ours=intervals.interval(means, len(sums)),
+            ours=resampled.interval(means, len(sums)),
             **extra,
           )
         )

@@ -1,11 +1,10 @@
 """Alpha under every lenience from one set of texts, and its distance from p."""
 
 from experiments import claims as claims_lib
-from experiments import empirical, papers
+from experiments import empirical, papers, resampled
 from experiments import loaded as loaded_lib
 from experiments.page import Part, interval
 from experiments.rows import Cells, Rows
-from specdec_jax.bench import intervals
 
 TARGET = 'T5-XXL (EnDe)'
 
@@ -79,10 +78,10 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
             f'{every[name].name}, {mine.name}',
             # 0.8 stands for 0.80, as its neighbours have two decimals.
             *papers.printed(theirs, 2),
-            ours=intervals.interval(means, count),
+            ours=resampled.interval(means, count),
             against='l = 1',
             sign=int(i > 0),
-            apart=intervals.interval(means - exact, count),
+            apart=resampled.interval(means - exact, count),
           )
         )
   return out

@@ -69,39 +69,6 @@ def resamples(prompts: int) -> np.ndarray:
   return rng.multinomial(prompts, even, size=RESAMPLES)
 
 
-def draws(prompts: int) -> np.ndarray:
-  """Each prompt once, then `resamples`, if FEWEST or more: [1 + R, prompts]."""
-  once = np.ones((1, prompts), int)
-  few = prompts < FEWEST
-  return once if few else np.concatenate([once, resamples(prompts)])
-
-
-def interval(value_R, prompts: int) -> Interval:
-  """The first value with its 95 % interval, by how far those after it spread.
-
-  For the rows of `draws(prompts)`. Their percentiles would be too narrow for
-  few prompts: 88 % of seven instead of 95 %.
-  """
-  value = float(value_R[0])
-  if len(value_R) == 1:
-    return Interval(value)
-  t = stats.t.ppf(0.975, prompts - 1)
-  half = t * np.std(value_R[1:]) * np.sqrt(prompts / (prompts - 1))
-  return Interval(value, float(value - half), float(value + half))
-
-
-def one_of(x: Interval, many: int) -> Interval:
-  """The interval of one of `many`, whichever of them is looked at: wider.
-
-  x: a 95 % interval of a sample that is large enough to be normal.
-  """
-  if x.value is None or x.low is None or x.high is None:
-    return x
-  times = stats.norm.ppf(1 - 0.025 / many) / stats.norm.ppf(0.975)
-  end = lambda y: float(x.value + (y - x.value) * times)
-  return Interval(x.value, end(x.low), end(x.high))
-
-
 def around(
   value: float, log_sd: float, prompts: int, level: float = 0.95
 ) -> Interval:
