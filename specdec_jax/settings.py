@@ -26,7 +26,9 @@ class Target(fields.Checked):
     allowed=('auto', 'yes', 'no'), help='auto: on TPU'
   )
   kernels: str = fields.setting(
-    allowed=library.CHOICES, help='auto: on one CPU, kernels for few rows'
+    allowed=library.CHOICES,
+    help='auto: on one CPU, kernels for few rows; int8: the same with coarser '
+    'rows for quantised matrices',
   )
 
   def __post_init__(self):

@@ -345,7 +345,8 @@ def _stored_world(kinds: Sequence[str], encoder: bool) -> base.World:
 
 
 def _random(matrix: Any, kind: str, rng) -> weights.Quantised:
-  """Random codes and scales, of numbers as large as a matrix' own."""
+  """Random codes and scales, of numbers as large as a matrix' own, for rows of
+  8 or 16 bits."""
   k, (K, N) = quantised.KINDS[kind], matrix.shape
   rows, wide = (N // quantised.WIDE, K // k.depth), quantised.WIDE
   panels = rng.integers(0, 256, (*rows, wide * k.size), np.uint8)
@@ -354,4 +355,5 @@ def _random(matrix: Any, kind: str, rng) -> weights.Quantised:
     if dtype.kind == 'f':
       floats = rng.normal(0, 0.1 * size, (*rows, wide)).astype(dtype)
       panels[..., start : start + n * wide] = floats.view(np.uint8)
-  return weights.Quantised(jnp.asarray(panels), kind, N, matrix.parts)
+  bits = int(rng.choice(quantised.BITS))
+  return weights.Quantised(jnp.asarray(panels), kind, N, matrix.parts, bits)

@@ -173,7 +173,8 @@ def load(
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
     scan_layers: scan over the layers, to compile faster; on TPU if None.
-    kernels: 'auto': specdec_jax.kernels on one CPU; 'xla': not, for training.
+    kernels: 'auto': specdec_jax.kernels on one CPU; 'int8': with rows that are
+      rounded to 8 bits, not 16, for matrices of codes; 'xla': none, to train.
 
   Raises:
     ValueError: a source that cannot be read, naming the file and the reason;
@@ -210,6 +211,10 @@ def load(
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
   model = _fused(model, packs) if alone else model
   label = _rounded(model.label, kind) if kind else model.label
+  if kernels == 'int8':
+    params = convert.narrow(model.params, source)
+    label = f'{label.removesuffix(")")}, int8 rows)'
+    model = dataclasses.replace(model, params=params)
   return dataclasses.replace(model, label=label, layout=layout)
 
 

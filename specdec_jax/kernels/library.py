@@ -19,7 +19,7 @@ from absl import logging
 
 _HERE = pathlib.Path(__file__).parent
 _SHARED = _HERE / 'shared.h'
-CHOICES = ('auto', 'xla')
+CHOICES = ('auto', 'int8', 'xla')
 # No -ffast-math: sums must keep their order.
 _FLAGS = ['-O3', '-ffp-contract=fast', '-fno-math-errno', '-shared', '-fPIC']
 

@@ -58,6 +58,22 @@ def pack(config: model_config.LMConfig, params: types.Params):
   return config.running(packed=True), pack_params(params)
 
 
+def narrow(params: types.Params, source: str) -> types.Params:
+  """Packed parameters whose products with codes round rows to 8 bits, not 16.
+
+  Raises:
+    ValueError: there are no such matrices in the model of this source.
+  """
+  is_one = lambda x: isinstance(x, weights.Quantised)
+  one = lambda x: dataclasses.replace(x, bits=8) if is_one(x) else x
+  if not any(map(is_one, jax.tree.leaves(params, is_leaf=is_one))):
+    raise ValueError(
+      f"{source}: kernels='int8' is for matrices that are codes on one CPU: "
+      "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
+    )
+  return jax.tree.map(one, params, is_leaf=is_one)
+
+
 def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
   """Packs kernels and casts vectors to float32, in place; returns params.
 

@@ -128,19 +128,21 @@ class Panels:
 @dataclasses.dataclass(frozen=True)
 class Quantised:
   """A file's quantised numbers as they are (kernels.quantised), of a packed
-  model; its products round the rows of x to 16 bits.
+  model.
 
   array: the panels, uint8.
   kind: how they are stored, of quantised.KINDS.
   N: columns of the matrix.
   parts: as of Panels.
   order: [K] row k of the panels is this row of the matrix; None: row k.
+  bits: of the whole numbers that a product rounds rows of x to.
   """
 
   array: Array
   kind: str = _static()
   N: int = _static()
   parts: int = _static(default=1)
+  bits: int = _static(default=16)
   order: Any = None
 
   @property
@@ -151,7 +153,7 @@ class Quantised:
     self, x: Array, bias: Array | None = None, gated: bool = False, **more
   ) -> Array:
     columns = self.N // (2 if gated else 1)
-    more |= dict(bias=bias, gated=gated)
+    more |= dict(bias=bias, gated=gated, bits=self.bits)
     if self.order is not None:
       mix = lambda y: jnp.take(y, self.order, -1)
       x, norm = mix(x), more.get('norm')
@@ -169,7 +171,7 @@ class Quantised:
 
   def take(self, ids_R: Array) -> 'Quantised':
     some = quantised.take(self.array, self.kind, ids_R)
-    return Quantised(some, self.kind, len(ids_R), order=self.order)
+    return dataclasses.replace(self, array=some, N=len(ids_R), parts=1)
 
   def dense(self) -> Array:
     each = jnp.split(self.array, self.parts)

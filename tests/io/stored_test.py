@@ -147,6 +147,35 @@ def broken(name, x):
   return Kind.Q4_1, raw
 
 
+@pytest.mark.more
+def test_rows_of_int8_are_coarser_and_as_exact(tmp_path):
+  c = tiny.config('llama', **SIZES)
+  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.Q4_1)
+  fine, coarse = (
+    specdec_jax.load(path, dtype='stored', kernels=x) for x in ('auto', 'int8')
+  )
+  assert coarse.label == 'a (Q4_1, stored, int8 rows)'
+  assert fine.digest == coarse.digest
+  tokens = jnp.arange(40)[None]
+  wanted, found = (
+    np.asarray(tiny.logits(m.config, m.params, tokens)) for m in (fine, coarse)
+  )
+  error = np.abs(found - wanted).max() / np.abs(wanted).max()
+  assert 1e-3 < error < 0.1
+  alone = model_test.logits(coarse.config, coarse.params, 1, 1)
+  together = model_test.logits(coarse.config, coarse.params, 1, 5)
+  np.testing.assert_array_equal(together, alone)
+
+
+def test_rows_of_int8_need_codes():
+  with pytest.raises(ValueError) as caught:
+    load.load('random:tiny', kernels='int8')
+  assert str(caught.value) == (
+    "random:tiny: kernels='int8' is for matrices that are codes on one CPU: "
+    "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
+  )
+
+
 FORM = (
   "dtype='stored' is for quantised models; give dtype='float32'; allowed are "
   'matrices in Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ4_NL, '
