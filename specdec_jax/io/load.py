@@ -210,12 +210,9 @@ def load(
     dtype = activations()
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
   model = _fused(model, packs) if alone else model
-  label = _rounded(model.label, kind) if kind else model.label
-  if kernels == 'int8':
-    params = convert.narrow(model.params, source)
-    label = f'{label.removesuffix(")")}, int8 rows)'
-    model = dataclasses.replace(model, params=params)
-  return dataclasses.replace(model, label=label, layout=layout)
+  label = _rounded(model.label, kind)
+  model = dataclasses.replace(model, label=label, layout=layout)
+  return _narrow(model) if kernels == 'int8' else model
 
 
 def activations() -> str:
@@ -231,6 +228,12 @@ def _fused(model: LanguageModel, packs: bool) -> LanguageModel:
   return dataclasses.replace(model, lm_config=config, params=params)
 
 
+def _narrow(model: LanguageModel) -> LanguageModel:
+  params = convert.narrow(model.params, model.source)
+  label = f'{model.label.removesuffix(")")}, int8 rows)'
+  return dataclasses.replace(model, label=label, params=params)
+
+
 def _ready(kernels: str, dtype: str) -> bool:
   """Whether there are kernels for what a dtype makes of matrices."""
   kinds = sorted(set(rounded.KINDS.get(dtype, ())))
@@ -239,7 +242,9 @@ def _ready(kernels: str, dtype: str) -> bool:
 
 
 def _rounded(label: str, kind: str) -> str:
-  """'1.5b (Q4_K, again int4)': a second rounding is named."""
+  """'1.5b (Q4_K, again int4)': a second rounding is named; kind '' is none."""
+  if not kind:
+    return label
   again = label.replace('dequantised', f'again {kind}')
   return again if again != label else f'{label} ({kind})'
 

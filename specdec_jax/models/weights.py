@@ -333,7 +333,8 @@ def join(matrices: Sequence[Any], parts: int = 1) -> Any:
   same = lambda x: np.array_equal(x.order, first.order)
   if whole and len(set(kinds)) == 1 and all(map(same, matrices)):
     panels = jnp.concatenate([x.array for x in matrices])
-    return Quantised(panels, first.kind, sum(widths), parts, first.order)
+    width = sum(widths)
+    return dataclasses.replace(first, array=panels, N=width, parts=parts)
   if parts > 1:
     _say_dense(' and '.join(kinds))
     return jnp.concatenate([of(x).dense() for x in matrices], -1)
