@@ -193,9 +193,8 @@ def load(
   memory.check({source: memory.Model(opened, dtype)})
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
-  layout = mesh and sharding.lay_out(
-    mesh, opened.config, tensor_parallel=tensor_parallel
-  )
+  split = dict(tensor_parallel=tensor_parallel)
+  layout = mesh and sharding.lay_out(mesh, opened.config, **split)
   put = layout and layout.put
   kept: Collection[str] = ()
   if dtype == convert.STORED:
@@ -210,8 +209,7 @@ def load(
     dtype = activations()
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
   model = _fused(model, packs) if alone else model
-  label = _rounded(model.label, kind)
-  model = dataclasses.replace(model, label=label, layout=layout)
+  model = dataclasses.replace(_rounded(model, kind), layout=layout)
   return _narrow(model) if kernels == 'int8' else model
 
 
@@ -241,12 +239,13 @@ def _ready(kernels: str, dtype: str) -> bool:
   return all(library.ready(kernels, files.cache_folder(), x) for x in each)
 
 
-def _rounded(label: str, kind: str) -> str:
-  """'1.5b (Q4_K, again int4)': a second rounding is named; kind '' is none."""
+def _rounded(model: LanguageModel, kind: str) -> LanguageModel:
+  """Called '1.5b (Q4_K, again int4)': a second rounding is named."""
   if not kind:
-    return label
-  again = label.replace('dequantised', f'again {kind}')
-  return again if again != label else f'{label} ({kind})'
+    return model
+  again = model.label.replace('dequantised', f'again {kind}')
+  label = again if again != model.label else f'{again} ({kind})'
+  return dataclasses.replace(model, label=label)
 
 
 def read(
