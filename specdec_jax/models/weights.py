@@ -155,7 +155,7 @@ class Quantised:
     columns = self.N // (2 if gated else 1)
     more |= dict(bias=bias, gated=gated, bits=self.bits)
     if self.order is not None:
-      mix = lambda y: jnp.take(y, self.order, -1)
+      mix = lambda y: jnp.take(y, self.order, -1, mode='clip')
       x, norm = mix(x), more.get('norm')
       if norm:
         shift = None if norm.shift is None else mix(norm.shift)
