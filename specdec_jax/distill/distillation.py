@@ -74,7 +74,7 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
     scan_layers=False if s.student.layers else None,  # to pick single layers
     kernels='xla',  # training reads the parameters
   )
-  _check_teacher(s.data, s.student.vocabulary, target)
+  _check_teacher(s.data, s.student, target)
   kind = _KINDS[s.student.kind]
   start = kind.begin(s.student, target, seed=s.run.seed, fsdp=s.mesh.fsdp)
   if s.student.kind == 'lm':
@@ -104,13 +104,18 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
 
 
 def _check_teacher(
-  data: sections.Data, vocabulary: int, target: build.LanguageModel
+  data: sections.Data, student: sections.Student, target: build.LanguageModel
 ) -> None:
   """Raises ValueError for settings that this teacher cannot serve."""
-  if vocabulary > target.ids:
+  if target.start is not None and student.kind != 'lm':
     raise ValueError(
-      f'student.vocabulary={vocabulary}: the teacher has {target.ids} ids; '
-      'give at most those, or 0 for all'
+      f'student.kind={student.kind!r}: reads no source, but {target.label} has '
+      'an encoder; give lm'
+    )
+  if student.vocabulary > target.ids:
+    raise ValueError(
+      f'student.vocabulary={student.vocabulary}: the teacher has {target.ids} '
+      'ids; give at most those, or 0 for all'
     )
   _check_length(data, 'teacher', target.config)
   field, has = data.source_field, target.start is not None

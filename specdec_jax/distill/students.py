@@ -1,4 +1,4 @@
-"""What both kinds of drafts are to a distillation.
+"""What all kinds of drafts are to a distillation.
 
 eagle_student.py and lm_student.py have the same two functions. `begin` checks
 all that needs no answers of the teacher, and returns a Start; `make` turns that
@@ -6,7 +6,7 @@ into a Student once the vocabulary is known.
 """
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import build, sharding, types
-from specdec_jax.distill import completions, teacher
+from specdec_jax.distill import completions, divergences, sections, teacher
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.train import step as step_lib
+from specdec_jax.train import text_loss
+
+Array = jax.Array
 
 
 class Start(NamedTuple):
@@ -99,3 +102,51 @@ def wide(config: model_config.LMConfig) -> str:
 def copied(params: types.Params, wanted: types.Params) -> types.Params:
   """Copies parameters to the dtypes of `wanted`: training donates its own."""
   return jax.tree.map(lambda x, s: jnp.array(x, s.dtype), params, wanted)
+
+
+# --- of drafts that read the teacher's features -------------------------------
+
+
+def features(batch, noise: float, key: Array) -> Array:
+  """The features of a batch, [B, T, E] float32, with sections.Loss.noise."""
+  features_BTE = batch['features'].astype(jnp.float32)
+  if not noise:
+    return features_BTE
+  shape = features_BTE.shape
+  return features_BTE + noise * jax.random.uniform(
+    key, shape, minval=-1, maxval=1
+  )
+
+
+def over_steps(
+  settings: sections.Loss,
+  log_p_BTR: Array,
+  each: Iterable[Array],
+  counted_BT: Array,
+) -> tuple[Array, dict[str, Array]]:
+  """The mean divergence from the teacher over the steps of a draft.
+
+  Args:
+    settings: the divergence, its temperature and the weights of the steps.
+    log_p_BTR: of the teacher, for the last T tokens of each row.
+    each: logits of the draft at each step, [B, t, R], for the last t of them.
+    counted_BT: the tokens whose prediction counts.
+
+  Returns:
+    The loss, and its figures: 'train_alpha' and 'train_top' (the argmax
+    agrees), with one entry for each step.
+  """
+  divergence = divergences.divergence_of(settings.divergence)
+  total, norm, alphas, tops = jnp.zeros(()), 0.0, [], []
+  for step, logits_BtR in enumerate(each):
+    log_q = jax.nn.log_softmax(logits_BtR / (settings.temperature or 1.0), -1)
+    first = counted_BT.shape[1] - log_q.shape[1]
+    log_p, counted_Bt = log_p_BTR[:, first:], counted_BT[:, first:]
+    agrees_Bt = jnp.argmax(log_q, -1) == jnp.argmax(log_p, -1)
+    value = text_loss.mean(divergence(log_p, log_q), counted_Bt)
+    total += settings.decay**step * value
+    norm += settings.decay**step
+    alphas.append(text_loss.mean(divergences.alpha(log_p, log_q), counted_Bt))
+    tops.append(text_loss.mean(agrees_Bt, counted_Bt))
+  figures = {'train_alpha': jnp.stack(alphas), 'train_top': jnp.stack(tops)}
+  return total / norm, figures

@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from specdec_jax import api, forward
-from specdec_jax.distill import eagle_loss
+from specdec_jax.distill import eagle_student
 from specdec_jax.io import files, load
 from specdec_jax.io.published import eagle_folder
 from specdec_jax.kernels import library
@@ -47,7 +47,7 @@ def logits(config, weights, model):
   tokens = jnp.asarray([0, *TOKENS])[None]
   tokens_BTD = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
   features = jnp.asarray([*FEATURES, FEATURES[0]], float)[None]
-  steps = eagle_loss.steps(config, weights['layer'], tokens_BTD, features, 3)
+  steps = eagle_student.steps(config, weights['layer'], tokens_BTD, features, 3)
   each = [eagle.reduced(config, weights, x)[0] for x in steps]
   return [np.asarray(x[1 + k :]) for k, x in enumerate(each)]
 
@@ -374,7 +374,7 @@ def test_eagle_1_drafts_as_numpy_reads_it(tmp_path, x64):
     model, given.params, tokens, at, cache, slots=T, taps=config.taps
   )
   embedded = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
-  steps = eagle_loss.steps(config, weights['layer'], embedded, tapped[0], 3)
+  steps = eagle_student.steps(config, weights['layer'], embedded, tapped[0], 3)
   ours = [eagle.logits(config, model, weights, x)[0] for x in steps]
   features = np.asarray(model.norm(given.params, hidden)[0])
   for m in range(T - 4):  # a chain after token m + 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, forward
-from specdec_jax.distill import eagle_loss, sections
+from specdec_jax.distill import eagle_student, sections
 from specdec_jax.models import eagle, lm
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -30,7 +30,7 @@ def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature):
   params = lm.nest(eagle.init(config, 0))
   weights = eagle.weights(params, ids, target.params)
   settings = sections.Loss('forward_kl', temperature, 1, 0.8, 0.0)
-  value, figures = eagle_loss.loss(config, model, settings)(
+  value, figures = eagle_student.unrolled(config, model, settings)(
     params,
     {'target': target.params, 'head': weights['head']},
     {
