@@ -31,7 +31,7 @@ RULES = {
 # Parameter name -> logical axes of its last dimensions (a leading depth axis of
 # scanned layers is never split). The first match counts.
 PARAMETERS = (
-  (r'head', ('embed', 'vocab')),
+  (r'(\d+/)?head', ('embed', 'vocab')),
   (r'embed', ('vocab', 'embed')),
   (r'positions', (None, 'embed')),
   (r'(encoder/)?relative', (None, 'heads')),
@@ -47,7 +47,9 @@ PARAMETERS = (
   # Fused projections, and those of an EAGLE draft: never split over 'model'.
   (r'.*(attn/qkv|mlp/gate_up)/kernel', ('embed', None)),
   (r'.*(attn/qkv|mlp/gate_up)/bias', (None,)),
-  (r'(join|fuse)/kernel', (None, 'embed')),
+  # And those of Medusa's heads.
+  (r'(join|fuse|\d+/layers/\d+)/kernel', (None, 'embed')),
+  (r'\d+/layers/\d+/bias', ('embed',)),
   (r'.*norm/(scale|bias)', (None,)),
 )
 

@@ -12,6 +12,7 @@ from specdec_jax.distill import (
   eagle_student,
   evaluate,
   lm_student,
+  medusa_student,
   on_policy,
   sections,
   students,
@@ -25,7 +26,11 @@ from specdec_jax.train import data, loop, runner
 # A resumed run cannot change these: its data and its parameters' shapes.
 _FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read')
 _FIXED += ('optimiser.muon',)
-_KINDS: dict[str, Any] = {'eagle': eagle_student, 'lm': lm_student}
+_KINDS: dict[str, Any] = {
+  'eagle': eagle_student,
+  'lm': lm_student,
+  'medusa': medusa_student,
+}
 
 
 def settings(config) -> sections.Settings:
@@ -48,7 +53,7 @@ def run(
     lambda begun: _prepare(settings, workdir),
     result='draft',
     changed=changed,
-    fixed=_FIXED,
+    fixed=_FIXED + ('loss.unroll',) * (settings.student.kind == 'medusa'),
     read=digests(settings.teacher, settings.student),
   )
 

@@ -290,7 +290,7 @@ def distilled(
   def loss(params, frozen, batch, key):
     del key
     log_p = jax.lax.stop_gradient(
-      teacher_log_p(teacher, frozen['teacher'], batch, temperature)
+      students.teacher_log_p(teacher, frozen['teacher'], batch, temperature)
     )
     params = text_loss.in_dtype(params | frozen['shared'], dtype)
     source = text_loss.source_of(batch)
@@ -311,20 +311,3 @@ def _of(ids: Sequence[int], x: Array) -> Array:
   if len(ids) in (0, x.shape[-1]):
     return x
   return jnp.take(x, jnp.asarray(ids, jnp.int32), axis=-1)
-
-
-def teacher_log_p(
-  teacher: types.Model, params: types.Params, batch, temperature: float
-) -> Array:
-  """log p of every next token, [B, T - 1, V], from a pass or from a record."""
-  if 'features' not in batch:
-    source = text_loss.source_of(batch)
-    hidden_BTD = forward.hidden(teacher, params, batch['tokens'], source)
-  else:
-    # Features are float16, finer than bfloat16; mass was computed in float32.
-    wide = jnp.promote_types(params['head'].dtype, jnp.float32)
-    hidden_BTD = batch['features'].astype(wide)
-  logits = teacher.head(params, hidden_BTD[:, :-1])
-  if 'mass' in batch and temperature == 1:
-    return logits - batch['mass'][:, :-1, None]
-  return jax.nn.log_softmax(logits / temperature, -1)

@@ -21,11 +21,27 @@ class Teacher(fields.Checked):
     fields.check_needed(self)
 
 
+# What a kind of student is, and the settings that it therefore has not.
+_SHAPES = {
+  'eagle': (
+    "an eagle is one layer like its teacher's",
+    ('size', 'layers', 'remat'),
+  ),
+  'medusa': (
+    "a medusa is heads of all ids on its teacher's last states",
+    ('taps', 'size', 'layers', 'source', 'vocabulary', 'remat'),
+  ),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Student(fields.Checked):
-  """The student: an eagle has taps and source, an lm size, layers or source."""
+  """The student: an eagle has taps and source, an lm size, layers or source.
 
-  kind: str = fields.setting(allowed=('eagle', 'lm'))
+  A medusa has neither, but loss.unroll heads.
+  """
+
+  kind: str = fields.setting(allowed=('eagle', 'lm', 'medusa'))
   # Teacher layers whose hidden states an eagle reads; () is the last one.
   taps: tuple[int, ...] = fields.setting(low=0)
   size: str = fields.setting(help='of models.config.SIZES, random weights')
@@ -33,7 +49,8 @@ class Student(fields.Checked):
   layers: tuple[int, ...] = fields.setting(low=0)
   source: str = fields.setting(help='a draft of the same kind to begin with')
   share: bool = fields.setting(
-    help="freeze the teacher's embedding and head, and its encoder"
+    help="freeze the teacher's embedding and head, and its encoder; a medusa's "
+    'heads then have no matrix of all ids each'
   )
   # Number of ids that it can propose, the most frequent ones; 0 is all.
   vocabulary: int = fields.setting(low=0)
@@ -42,15 +59,14 @@ class Student(fields.Checked):
 
   def __post_init__(self):
     super().__post_init__()
-    given = [x for x in ('size', 'layers', 'source') if getattr(self, x)]
-    if self.kind == 'eagle':
-      for name in ('size', 'layers', 'remat'):
+    if self.kind in _SHAPES:
+      why, others = _SHAPES[self.kind]
+      for name in others:
         if value := getattr(self, name):
-          raise ValueError(
-            f"{name}={value!r}: an eagle is one layer like its teacher's; "
-            'leave it empty'
-          )
-    elif len(given) != 1:
+          raise ValueError(f'{name}={value!r}: {why}; leave it empty')
+      return
+    given = [x for x in ('size', 'layers', 'source') if getattr(self, x)]
+    if len(given) != 1:
       raise ValueError(
         f'{" and ".join(given) or "nothing"} given for an lm: give one of size '
         '(from random weights), layers (of the teacher), source (a model)'
@@ -134,7 +150,9 @@ class Loss(fields.Checked):
     'temperature (0 is replaced by 1: argmax has no gradient)',
   )
   unroll: int = fields.setting(
-    low=1, help="an eagle's own draft steps that it is trained over"
+    low=1,
+    help="an eagle's own draft steps that it is trained over, or a medusa's "
+    'heads',
   )
   decay: float = fields.setting(
     above=0, high=1, help='weight of step s + 1 relative to step s'
@@ -186,15 +204,22 @@ class Settings:
     data.check_rows(self.rows, self.mesh.data)
     rows, parts = {'batch.rows': self.batch.rows}, self.optimiser.accumulate
     data.check_rows(rows, parts, 'optimiser.accumulate')
-    if self.student.kind != 'eagle':
+    kind, gamma = self.student.kind, self.judge.gamma
+    if kind == 'lm':
       return
     if self.data.completions != 'teacher':
       raise ValueError(
-        f'data.completions={self.data.completions!r}: an eagle learns from '
+        f'data.completions={self.data.completions!r}: {kind} learns from '
         "features of its teacher's answers; give teacher"
       )
     if self.student.dtype != self.teacher.dtype:
       raise ValueError(
-        f'student.dtype={self.student.dtype!r}: an eagle computes in the dtype '
+        f'student.dtype={self.student.dtype!r}: {kind} computes in the dtype '
         f'of its teacher, {self.teacher.dtype!r}; set both'
+      )
+    most = self.data.length - 2  # as far as the last head looks ahead
+    if kind == 'medusa' and not gamma <= self.loss.unroll <= most:
+      raise ValueError(
+        f'loss.unroll={self.loss.unroll}: the heads of a medusa; give '
+        f'judge.gamma={gamma} at least, and at most data.length - 2 = {most}'
       )

@@ -1,8 +1,8 @@
 """What all kinds of drafts are to a distillation.
 
-eagle_student.py and lm_student.py have the same two functions. `begin` checks
-all that needs no answers of the teacher, and returns a Start; `make` turns that
-into a Student once the vocabulary is known.
+Their modules, such as eagle_student.py, have the same two functions. `begin`
+checks all that needs no answers of the teacher, and returns a Start; `make`
+turns that into a Student once the vocabulary is known. Losses share the rest.
 """
 
 import pathlib
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, sharding, types
+from specdec_jax import build, forward, sharding, types
 from specdec_jax.distill import completions, divergences, sections, teacher
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -104,7 +104,24 @@ def copied(params: types.Params, wanted: types.Params) -> types.Params:
   return jax.tree.map(lambda x, s: jnp.array(x, s.dtype), params, wanted)
 
 
-# --- of drafts that read the teacher's features -------------------------------
+# --- losses -------------------------------------------------------------------
+
+
+def teacher_log_p(
+  teacher: types.Model, params: types.Params, batch, temperature: float
+) -> Array:
+  """log p of every next token, [B, T - 1, V], from a pass or from a record."""
+  if 'features' not in batch:
+    source = text_loss.source_of(batch)
+    hidden_BTD = forward.hidden(teacher, params, batch['tokens'], source)
+  else:
+    # Features are float16, finer than bfloat16; mass was computed in float32.
+    wide = jnp.promote_types(params['head'].dtype, jnp.float32)
+    hidden_BTD = batch['features'].astype(wide)
+  logits = teacher.head(params, hidden_BTD[:, :-1])
+  if 'mass' in batch and temperature == 1:
+    return logits - batch['mass'][:, :-1, None]
+  return jax.nn.log_softmax(logits / temperature, -1)
 
 
 def features(batch, noise: float, key: Array) -> Array:

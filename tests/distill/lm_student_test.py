@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import forward, types
-from specdec_jax.distill import lm_student, sections
+from specdec_jax.distill import lm_student, sections, students
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 
@@ -170,7 +170,7 @@ def test_a_record_is_not_rounded_to_bfloat16():
   features = jnp.asarray(draw.normal(size=(2, 5, config.width)), jnp.float16)
   logits = model.head(params, features.astype(jnp.float32))
   mass = jax.nn.logsumexp(logits, -1)
-  log_p = lm_student.teacher_log_p(
+  log_p = students.teacher_log_p(
     model, params, {'features': features, 'mass': mass}, 1.0
   )
   np.testing.assert_allclose(jnp.exp(log_p).sum(-1), 1, rtol=1e-5)

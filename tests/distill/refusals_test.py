@@ -16,10 +16,11 @@ LM = 'student.kind=lm student.taps=() '  # and where from
 SIZE = LM + 'student.size=tiny student.share=False student.vocabulary=0 '
 T5 = LM + 'student.layers=() student.size=t5_tiny '
 TEXT = 'data.completions=text '
+MEDUSA = 'student.kind=medusa student.vocabulary=0 '
 # Of configs/distill.py.
 SETTINGS = [
   ('teacher.source=', 'teacher.source is empty: give a model'),
-  ('student.kind=medusa', "student.kind='medusa': .* eagle, lm"),
+  ('student.kind=hydra', "student.kind='hydra': .* eagle, lm, medusa"),
   ('student.kind=lm student.taps=()', 'nothing given for an lm'),
   (SIZE + 'student.layers=(0,)', 'size and layers given for an lm'),
   (SIZE + 'student.taps=(1,)', r'taps=\(1,\): an lm reads none'),
@@ -27,12 +28,17 @@ SETTINGS = [
   ('student.dtype=bfloat16', "dtype of its teacher, 'float32'"),
   ('student.remat=True', 'remat=True: an eagle is one layer'),
   ('student.layers=(0,)', r'layers=\(0,\): an eagle is one layer'),
+  (MEDUSA + 'student.taps=(1,)', r'taps=\(1,\): a medusa is heads of all ids'),
+  ('student.kind=medusa', r'vocabulary=256: a medusa is heads of all ids'),
+  (MEDUSA + 'loss.unroll=1', 'loss.unroll=1: the heads .* judge.gamma=2 at le'),
+  (MEDUSA + 'loss.unroll=191', 'loss.unroll=191: .* data.length - 2 = 190'),
+  (MEDUSA + 'student.dtype=bfloat16', 'medusa computes in the dtype of its'),
   ('data.completions=me', "completions='me': allowed are text, teacher"),
   (TEXT, 'questions come without answers'),
   (TEXT + 'data.source=x data.chat=True', 'come without answers'),
   ('data.source_field=long', "source_field='long': a question is a source"),
-  ('data.completions=student', 'an eagle learns from features'),
-  (TEXT + 'data.source=x', 'an eagle learns from features'),
+  ('data.completions=student', 'eagle learns from features'),
+  (TEXT + 'data.source=x', 'eagle learns from features'),
   ('data.completions=mixed data.keep=True', 'keep=True: hidden states'),
   ('data.prompts=0', 'data.prompts=0'),
   ('data.prompt_tokens=192', 'data.prompt_tokens=192'),
@@ -73,6 +79,10 @@ OPENED = [
 ]
 # Of configs/distill_t5.py.
 T5_OPENED = [
+  (
+    MEDUSA + 'student.layers=() data.completions=teacher',
+    "student.kind='medusa': reads no source, but t5_tiny .* give lm",
+  ),
   (
     'student.kind=eagle student.layers=()',
     "student.kind='eagle': reads no source, but t5_tiny .* give lm",

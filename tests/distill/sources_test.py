@@ -1,7 +1,6 @@
 """Distillation for an encoder-decoder: its prompts are sources."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from specdec_jax import build, requests
 from specdec_jax.distill import evaluate, lm_student, teacher, training_prompts
 from specdec_jax.drafters import draft_file
 from specdec_jax.models import lm
-from specdec_jax.train import loop as loop_lib
 from tests.distill import runs
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -141,29 +139,10 @@ def assert_shared(draft, target, share: bool):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path):
   data = pairs | dict(completions='mixed')
-  run = loop_lib.run
-
-  def stops(task, *args, **named):
-    def refresh(step, params):
-      if step == 3:
-        raise KeyboardInterrupt
-      task.refresh(step, params)
-
-    return run(task._replace(refresh=refresh), *args, **named)
-
-  ends = []
-  for name in ('whole', 'cut'):
-    folder = tmp_path / name
-    if name == 'cut':
-      with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop_lib, 'run', stops)
-        runs.run(folder, 't5', data=data)
-    draft = pathlib.Path(runs.run(folder, 't5', data=data)[0]['draft'])
-    metrics = folder / 'run/metrics.jsonl'
-    ends.append([x.read_bytes() for x in (metrics, *draft.glob('*.safe*'))])
-  assert ends[0] == ends[1] and len(ends[0]) == 2
+  whole, killed = runs.whole_and_killed(tmp_path, 't5', data=data)
+  assert whole == killed
 
 
 @pytest.mark.slow

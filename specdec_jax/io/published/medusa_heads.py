@@ -21,7 +21,8 @@ from specdec_jax.models import convert, lm
 
 FORM = 'a folder or hf:org/name that has Medusa heads, or a file of them'
 # Where heads are saved by themselves; else they are among a model's weights.
-_FILES = ('medusa_lm_head.safetensors', 'medusa_lm_head.pt')
+FILE = 'medusa_lm_head.safetensors'
+_FILES = (FILE, 'medusa_lm_head.pt')
 _INSIDE = 'medusa_head.'
 
 
@@ -77,20 +78,34 @@ def _places(
   weight = re.compile(r'(\d+)\.(\d+)\.linear\.weight')
   numbers = [m.groups() for x in arrays if (m := weight.fullmatch(x))]
   count, depth = (len({pair[i] for pair in numbers}) for i in range(2))
-  D, V, places = config.width, config.vocab, {}
-  for i in range(count):
-    for j in range(depth):
-      ours, theirs = f'{i}/layers/{j}', f'{i}.{j}.linear'
-      places[f'{ours}/kernel'] = f'{theirs}.weight', (D, D)
-      places[f'{ours}/bias'] = f'{theirs}.bias', (D,)
-    if f'0.{depth}.weight' in arrays:
-      places[f'{i}/head'] = f'{i}.{depth}.weight', (V, D)
-  known = [theirs for theirs, _ in places.values()]
-  unknown = [x for x in arrays if x not in known]
-  missing = [x for x in known if x not in arrays]
+  known = _names(count, depth, own=f'0.{depth}.weight' in arrays)
+  unknown = [x for x in arrays if x not in known.values()]
+  missing = [x for x in known.values() if x not in arrays]
   if unknown or missing or not count:
     raise ValueError(
       f'{where}: no heads of Medusa-1: no place for {names.some(unknown)}; '
       f'nothing for {names.some(missing)}; give {FORM}'
     )
-  return places
+  D, V = config.width, config.vocab
+  shapes = {'kernel': (D, D), 'bias': (D,), 'head': (V, D)}
+  return {n: (x, shapes[n.split('/')[-1]]) for n, x in known.items()}
+
+
+def _names(count: int, depth: int, own: bool) -> dict[str, str]:
+  """{a parameter: its stored name}; own: heads have a matrix each."""
+  out = {}
+  for i in range(count):
+    for j in range(depth):
+      out[f'{i}/layers/{j}/kernel'] = f'{i}.{j}.linear.weight'
+      out[f'{i}/layers/{j}/bias'] = f'{i}.{j}.linear.bias'
+    if own:
+      out[f'{i}/head'] = f'{i}.{depth}.weight'
+  return out
+
+
+def stored_as(heads: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """Arrays under their stored names, from which `fit` reads these heads."""
+  first = heads['0']
+  known = _names(len(heads), len(first['layers']), own='head' in first)
+  flat = lm.flatten(heads)
+  return {theirs: np.asarray(flat[n]).T for n, theirs in known.items()}

@@ -1,0 +1,149 @@
+"""Medusa's heads as a student, and their loss.
+
+Medusa-1 of Cai et al. 2024 (https://arxiv.org/abs/2401.10774): the teacher is
+frozen, and every head begins as its next-token prediction. The heads compute in
+the dtype of their teacher.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import build, hosts, types
+from specdec_jax.distill import sections, students
+from specdec_jax.drafters import draft_file, medusa
+from specdec_jax.io import files
+from specdec_jax.io.published import medusa_heads
+from specdec_jax.models import lm
+from specdec_jax.train import step as step_lib
+from specdec_jax.train import text_loss
+
+_KIND = draft_file.Kind('medusa', medusa_heads.FORM)
+
+
+def begin(
+  student: sections.Student,
+  target: build.LanguageModel,
+  *,
+  seed: int,
+  fsdp: bool,
+) -> students.Start:
+  """Makes a first head, of which there will be loss.unroll.
+
+  Its block is the identity, and its matrix, unless it is shared, the teacher's.
+  """
+  del seed
+  c = target.config
+  zeros = lambda *shape: jnp.zeros(shape, students.wide(c))
+  layer = {'kernel': zeros(c.width, c.width), 'bias': zeros(c.width)}
+  own = {} if student.share else {'head': target.params['head']}
+  head, taps = {'layers': {'0': layer}} | own, (c.depth - 1,)
+  layout = students.layout_of(target, c, fsdp)
+  return students.Start(c, head, np.arange(target.ids), taps, layout)
+
+
+def make(
+  student: sections.Student,
+  start: students.Start,
+  target: build.LanguageModel,
+  ids: np.ndarray,
+  loss: sections.Loss,
+  data: sections.Data,
+) -> students.Student:
+  """Makes the student of loss.unroll heads."""
+  c, model, dtype = start.config, target.model, students.wide(start.config)
+  assert len(ids) == target.ids
+  heads = medusa.Heads(model, target.ids, c.depth, c.width, c.activations)
+  copy = lambda: jax.tree.map(lambda x: jnp.array(x, dtype), start.params)
+  params = {str(i): copy() for i in range(loss.unroll)}
+  gather = text_loss.gatherer(start.layout)
+  trained = sum(x.size for x in jax.tree.leaves(params))
+  frozen = target.params['head'].size
+  # Of the teacher forward; with a gradient through it for every shared head.
+  read = 2.0 * frozen + 4.0 * frozen * loss.unroll * student.share
+
+  def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
+    path, flat = folder / 'draft', hosts.fetch(lm.flatten(params))
+    half = {n: np.asarray(x, np.float16) for n, x in flat.items()}
+    hosts.from_first(lambda: _write(path, lm.nest(half), about))
+    return path
+
+  return students.Student(
+    params=students.put(start.layout, params),
+    loss=ahead(heads, c.dtype, loss, gather),
+    frozen=target.params,
+    weights=lambda params: {
+      'heads': text_loss.in_dtype(gather(params), c.dtype),
+      'target': target.params,
+    },
+    drafter=lambda gamma: medusa.make(heads, gamma=gamma),
+    model=medusa.view(heads),
+    flops=data.length * (6.0 * trained + read),
+    write=write,
+  )
+
+
+def _write(
+  folder: pathlib.Path, heads: types.Params, about: dict[str, Any]
+) -> None:
+  """Writes a folder in the form of Medusa's authors."""
+  folder.mkdir(exist_ok=True)
+  facts = {
+    'medusa_num_heads': len(heads),
+    'medusa_num_layers': 1,
+    'base_model_name_or_path': about['target'],
+  }
+  files.write(folder / 'config.json', json.dumps(facts, indent=2))
+  path = folder / medusa_heads.FILE
+  draft_file.write(_KIND, path, medusa_heads.stored_as(heads), about)
+
+
+def ahead(
+  heads: medusa.Heads,
+  dtype: str,
+  settings: sections.Loss,
+  gather: Callable[[Any], Any] = lambda params: params,
+) -> step_lib.Loss:
+  """Makes the mean divergence from the teacher over the heads.
+
+  Head i, of the state of token t, is compared with the teacher's law of token
+  t + 2 + i; its weight is settings.decay ** i.
+
+  Args:
+    heads: those to train.
+    dtype: of their matrices in the forward pass.
+    settings: the divergence, its decay and how many heads there are.
+    gather: of their parameters; see train.text_loss.gatherer.
+
+  Returns:
+    loss(params, frozen, batch, key). frozen: the teacher's parameters. batch:
+    of teacher.rows, with the features of its last layer.
+  """
+  target = heads.target
+  norm = target.norm
+  assert norm is not None
+
+  def value(params, frozen, batch, key):
+    log_p_BTV = students.teacher_log_p(
+      target, frozen, batch, settings.temperature or 1.0
+    )
+    features_BTD = students.features(batch, settings.noise, key)
+    state_BTD = norm(frozen, features_BTD).astype(heads.dtype)
+    weights = {
+      'heads': text_loss.in_dtype(gather(params), dtype),
+      'target': frozen,
+    }
+    T = state_BTD.shape[1]
+    each = (
+      heads.logits(weights, i, state_BTD[:, : T - 2 - i])
+      for i in range(settings.unroll)
+    )
+    counted_BT = batch['counted'][:, 1:]
+    return students.over_steps(settings, log_p_BTV, each, counted_BT)
+
+  return value
