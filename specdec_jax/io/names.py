@@ -249,6 +249,8 @@ HARMLESS = re.compile(
   r'\.weight'
   # Heads that draft, in a model tuned with them (io.published.medusa_heads).
   r'|medusa_head\..*'
+  # And a MiMo's own module (io.published.eagle_folder).
+  r'|model\.mtp_layers\..*'
   # Of a model that sees images too; a text does not pass through them.
   r'|(model\.)?(vision_tower|multi_modal_projector)\..*'
 )

@@ -8,6 +8,7 @@ import pathlib
 import types as python_types
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from tests import fakes
-from tests.io import torch_file
+from tests.io import tiny, torch_file
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden/eagle3'
 LOGITS = dict(np.load(GOLDEN / 'logits.npz'))
@@ -383,3 +384,71 @@ def test_eagle_1_drafts_as_numpy_reads_it(tmp_path, x64):
     )
     found = [x[m + 1 + k] for k, x in enumerate(ours)]
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-9)
+
+
+# --- the MTP module inside a MiMo ---------------------------------------------
+
+MTP = GOLDEN.parent / 'mtp'
+
+
+def test_an_mtp_module_says_what_speculators_computes(x64):
+  """Of each state and the token after it; its last norm is the only one."""
+  x = dict(np.load(MTP / 'logits.npz'))
+  given = target(dtype='float64', tied=False)
+  norm = dict(scale=np.linspace(1, 2, 16))
+  given.params = dict(embed=x['embed'], head=x['head'].T, norm=norm)
+  config, weights = eagle_folder.fit(MTP, '', given)
+  assert config.taps == (10,) and config.last_norm == 'fed'
+  model, tokens = lm.make(given.config), jnp.asarray(x['tokens'])[None]
+  weights = jax.tree.map(jnp.asarray, weights)
+  embedded = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
+  states = jnp.asarray(x['states'], float)[None]
+  (found,) = eagle_student.steps(config, weights['layer'], embedded, states, 1)
+  ours = eagle.logits(config, model, weights, found)[0, 1:]
+  want = x['logits']
+  np.testing.assert_allclose(ours[: len(want)], want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parity
+def test_speculators_still_writes_the_golden_module(tmp_path):
+  pytest.importorskip('speculators', reason='needs speculators 0.9.0')
+  spec = importlib.util.spec_from_file_location('made', MTP / 'make.py')
+  assert spec and spec.loader
+  make = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(make)
+  want = np.load(MTP / 'logits.npz')['logits']
+  np.testing.assert_allclose(make.make(tmp_path), want, rtol=0, atol=1e-5)
+
+
+def mimo(folder, without=''):
+  """A tiny MiMo: a Qwen2 with a module of one layer more."""
+  c = tiny.config('qwen2')
+  module = {
+    n.removeprefix('model.layers.0.'): x
+    for n, x in tiny.arrays(c, 1).items()
+    if n.startswith('model.layers.0.')
+  }
+  for name in ('token_layernorm', 'hidden_layernorm', 'final_layernorm'):
+    module[f'{name}.weight'] = ONES(c.width)
+  draw = np.random.default_rng(0).normal(size=(c.width, 2 * c.width))
+  module['input_proj.weight'] = draw.astype('f4') / 5
+  module.pop(without, None)
+  own = {f'model.mtp_layers.0.{n}': x for n, x in module.items()}
+  return tiny.write_folder(folder, c, 'mimo', weights=tiny.arrays(c) | own)
+
+
+def test_a_mimo_drafts_for_itself(tmp_path):
+  folder = str(mimo(tmp_path))
+  small = load.load(folder)
+  assert small.config.qkv_bias
+  text = lambda **draft: (
+    api.generate(small, 'some words', max_new_tokens=12, **draft)[0].tokens
+  )
+  drafted = dict(draft='eagle', draft_options=dict(source=folder), gamma=2)
+  assert text(**drafted) == text()
+
+
+def test_a_mimo_without_a_part_is_refused(tmp_path):
+  small = load.load(str(mimo(tmp_path, 'final_layernorm.weight')))
+  with pytest.raises(ValueError, match=r'nothing for \[norm.weight\]'):
+    eagle_folder.fit(tmp_path, 'eagle F', small)

@@ -53,6 +53,8 @@ def _text(raw: dict[str, Any]) -> dict[str, Any]:
   Texts alone pass through nothing else of it.
   """
   kind, own = raw.get('model_type'), raw.get('text_config')
+  if kind == 'mimo':  # with a module that drafts (io.published.eagle_folder)
+    return raw | dict(model_type='qwen2')
   if not isinstance(kind, str) or not isinstance(own, dict):
     return raw
   if kind not in _WITH_IMAGES:

@@ -2,8 +2,8 @@
 
 EAGLE-1 and 2, which differ in how they are decoded; and EAGLE-3 in the forms of
 its authors, SpecForge and AngelSlim, of speculators and of DeepSpec, with what
-EAGLE-3.1 adds. A folder says what it claims to be;
-nothing here measures whether it is.
+EAGLE-3.1 adds. And the MTP module inside a MiMo, which drafts as EAGLE does. A
+folder says what it claims to be; nothing here measures whether it is.
 """
 
 import dataclasses
@@ -24,10 +24,20 @@ from specdec_jax.io.arrays import stored
 from specdec_jax.io.config_json import families
 from specdec_jax.models import convert, eagle, lm
 
-FORMS = 'EAGLE 1 to 3 of their authors, SpecForge, speculators, DeepSpec'
+FORMS = (
+  'EAGLE 1 to 3 of their authors, SpecForge, speculators, DeepSpec, and MTP of '
+  'MiMo'
+)
 HEAD, EMBED = 'lm_head.weight', 'embed_tokens.weight'
 _AUX = 'eagle_aux_hidden_state_layer_ids'
 Arrays = Mapping[str, np.ndarray]
+# What an MTP module has -> what EAGLE has in its place.
+_MTP = {
+  'token_layernorm': 'layers.0.token_norm',
+  'hidden_layernorm': 'layers.0.hidden_norm',
+  'input_proj': 'fc',
+  'final_layernorm': 'norm',
+}
 
 
 class Claim(NamedTuple):
@@ -109,6 +119,8 @@ def _form(where: str, raw: dict, arrays: Arrays) -> Form:
   kind = raw.get('speculators_model_type')
   if kind == 'eagle3':
     return _speculators
+  if 'layers.0.token_norm.weight' in arrays:
+    return _mtp
   if kind is None and 'layers.0.hidden_norm.weight' in arrays:
     return _deepspec if 'target_layer_ids' in raw else _raw
   if kind is None and 'fc.weight' in arrays and HEAD not in arrays:
@@ -123,6 +135,12 @@ def _eagle1(bias: bool, raw: dict[str, Any], depth: int) -> Claim:
   """The target's normed state is read, and what is fed back as one."""
   settings = dict(reads='bare', tap_norm='none', last_norm='none', bias=bias)
   return Claim({'model_type': 'llama'} | raw, (depth,), settings)
+
+
+def _mtp(raw: dict[str, Any], depth: int) -> Claim:
+  """The target's normed state is read, and what is fed back as one."""
+  settings = dict(reads='joined', tap_norm='none', last_norm='fed')
+  return Claim(raw, (depth,), settings)
 
 
 def _raw(raw: dict[str, Any], depth: int) -> Claim:
@@ -216,14 +234,25 @@ def _check_target(where, config, claim: Claim, target) -> None:
 
 
 def _arrays(folder: pathlib.Path) -> dict[str, np.ndarray]:
-  """The arrays of a folder, by the names that speculators gives them."""
-  out = {}
+  """The arrays of a folder, by the names that speculators gives EAGLE's."""
+  every, out = {}, {}
   for path in hf.weight_files(folder):
-    for name, array in stored.open_file(path).items():
-      name = re.sub('^midlayer', 'layers.0', name.removeprefix('model.'))
-      if not names.HARMLESS.fullmatch(name):
-        out[name] = array.read()
+    every |= stored.open_file(path)
+  start = 'model.mtp_layers.0.'
+  if inside := {n: x for n, x in every.items() if n.startswith(start)}:
+    return dict(_of_mtp(n.removeprefix(start), x) for n, x in inside.items())
+  for name, array in every.items():
+    name = re.sub('^midlayer', 'layers.0', name.removeprefix('model.'))
+    if not names.HARMLESS.fullmatch(name):
+      out[name] = array.read()
   return out
+
+
+def _of_mtp(name: str, array: stored.Stored) -> tuple[str, np.ndarray]:
+  module, x = name.partition('.')[0], array.read()
+  if module == 'input_proj':  # which reads the state first
+    x = np.roll(x, x.shape[-1] // 2, -1)
+  return f'{_MTP[module]}.weight' if module in _MTP else f'layers.0.{name}', x
 
 
 def _places(
@@ -232,11 +261,12 @@ def _places(
   """{parameter of the layers: (its stored name, whether it is transposed)},
   checked to be complete."""
   each, context = config.tap_norm == 'each', config.reads == 'context'
+  joined = config.reads == 'joined'
   modules = {
     **names.HF.modules,
     **dict.fromkeys(('fuse', 'join'), 'fc'),
     'norm': 'norm',
-    'token_norm': 'layers.0.input_layernorm',
+    'token_norm': f'layers.0.{"token_norm" if joined else "input_layernorm"}',
     'feature_norm': 'hidden_norm' if context else 'layers.0.hidden_norm',
     **{
       f'tap_norms/{i}': f'fc_norm.{i}' if each else 'input_norm'
