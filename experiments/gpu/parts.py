@@ -76,7 +76,7 @@ def _passes(s: Sizes, doc: Row, asked: Sequence[tuple]) -> list[Row]:
   v: over one token of the same weights.
   """
   walks = {(*key, n): _full(programs.model(*key), s, n) for *key, n in asked}
-  most = max(x['gb_s']['value'] for x in doc['bandwidth']['rows'])
+  most = max(x['gb_s'] for x in doc['bandwidth']['rows'])
   every, rows = programs.seconds(walks, s), []
   for (size, dtype, n), found in every.items():
     m, walk = programs.model(size, dtype), walks[size, dtype, n]

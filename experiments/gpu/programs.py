@@ -18,7 +18,7 @@ import numpy as np
 
 from specdec_jax import build, decode, requests, types
 from specdec_jax.costs import parts as parts_lib
-from specdec_jax.drafters import scripted as scripted_lib
+from specdec_jax.costs import scripted as scripted_lib
 from specdec_jax.drafters import table
 from specdec_jax.io import load
 from specdec_jax.verify import reject
