@@ -7,12 +7,12 @@ import pytest
 
 import specdec_jax
 from specdec_jax import build, decode, forward, sampling, types
-from specdec_jax.certify import base
+from specdec_jax.certify import base, enumerated
 from specdec_jax.drafters import adaptive, early_exit, hybrid
 from specdec_jax.io import load
 from specdec_jax.models import config as model_config
 from specdec_jax.models import weights, work
-from specdec_jax.verify import coupled, reject
+from specdec_jax.verify import block, coupled, reject
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -46,6 +46,14 @@ def test_text_is_plain_decodings(x64, scan, rule):
   # Some of each, or this would show little.
   tried, accepted = out.info.tried_BK.sum(), out.info.accepted_BK.sum()
   assert 0 < accepted < tried
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('rule', [reject.RULE, block.RULE], ids=['r', 'b'])
+def test_the_law_of_three_windows_is_the_targets(x64, rule):
+  world = base.tables(3)
+  pair = base.Pair(rule, *recipe(world, 2))
+  enumerated.windows_error(world, pair, dict(temperature=1.0))
 
 
 def test_drafts_with_its_own_weights_over_the_targets_cache(x64):
