@@ -50,7 +50,7 @@ PARAMETERS = (
   # And those of Medusa's heads.
   (r'(join|fuse|\d+/layers/\d+)/kernel', (None, 'embed')),
   (r'\d+/layers/\d+/bias', ('embed',)),
-  (r'.*norm/(scale|bias)', (None,)),
+  (r'.*norm(s/\d+)?/(scale|bias)', (None,)),
 )
 
 

@@ -28,6 +28,7 @@ _FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read')
 _FIXED += ('optimiser.muon',)
 _KINDS: dict[str, Any] = {
   'eagle': eagle_student,
+  'eagle3': eagle_student,  # with a head of its own
   'lm': lm_student,
   'medusa': medusa_student,
 }

@@ -8,6 +8,7 @@ steps would have written (EAGLE-3's training-time test,
 https://arxiv.org/abs/2503.01840, section 3.2).
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,9 +21,11 @@ from specdec_jax import build, hosts, types
 from specdec_jax.distill import sections, students
 from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.io import files
+from specdec_jax.io import export, files
+from specdec_jax.io.published import eagle_export
 from specdec_jax.models import attention, eagle, lm
 from specdec_jax.models import cache as kv
+from specdec_jax.models import config as model_config
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
@@ -45,11 +48,18 @@ def begin(
 
   Refuses a teacher and a draft that do not match, or not these settings.
   """
-  taps = student.taps or (target.config.depth - 1,)
-  config = eagle.settings(target.config, taps)
+  last = target.config.depth - 1
   layout, ids = students.layout_of(target, target.config, fsdp), None
+  if student.kind == 'eagle3':
+    config = _eagle3(student.taps, target.config)
+    export.settings(config.block)  # raises for what cannot be saved at the end
+    params = eagle.init(_masters(config), seed)
+    read = config.taps + (last,) * (last not in config.taps)
+    return students.Start(config, params, ids, read, layout)
+  taps = student.taps or (last,)
+  config = eagle.settings(target.config, taps)
   if not student.source:
-    params = eagle.init(_masters(target, taps), seed)
+    params = eagle.init(_masters(config), seed)
   else:
     draft = draft_file.read_eagle(student.source)
     draft_file.fit_eagle(draft, student.source, target)
@@ -63,6 +73,42 @@ def begin(
   return students.Start(config, params, ids, taps, layout)
 
 
+def _eagle3(
+  taps: tuple[int, ...], c: model_config.LMConfig
+) -> eagle.EagleConfig:
+  """EAGLE-3.1, by default of the three taps that are usual.
+
+  The taps are recorded divided by their root mean square, so that each has a
+  norm of its own, which undoes nothing.
+
+  Raises:
+    ValueError: taps that are no layers of the teacher, in increasing order.
+  """
+  taps = taps or (1, c.depth // 2 - 1, c.depth - 4)
+  if sorted({*taps} & {*range(c.depth)}) != list(taps):
+    raise ValueError(
+      f'student.taps={taps}: needs layers of the teacher, 0 to {c.depth - 1}, '
+      'in increasing order'
+    )
+  block = dataclasses.replace(
+    c,
+    depth=1,
+    windows=(0,),
+    rotated=(True,),
+    tied=False,
+    run=model_config.Execution(),
+  )
+  return eagle.EagleConfig(
+    block,
+    taps,
+    tap_width=c.width,
+    tap_norm='each',
+    reads='beside',
+    last_norm='fed',
+    reads_first=False,
+  )
+
+
 def make(
   student: sections.Student,
   start: students.Start,
@@ -72,34 +118,41 @@ def make(
   data: sections.Data,
 ) -> students.Student:
   """Makes the student that proposes `ids`."""
-  config, taps, layout = start.config, start.taps, start.layout
-  model = target.model
+  config, layout, model = start.config, start.layout, target.model
   gather = text_loss.gatherer(layout)
   given = eagle.weights({}, ids, target.params)
   if layout is not None:
     whole = layout.sharding()
     given |= {n: hosts.put(given[n], whole) for n in ('head', 'ids')}
-  layer = students.copied(start.params, eagle.shapes(_masters(target, taps)))
-  size = sum(x.size for x in layer.values())
+  shapes = eagle.shapes(_masters(config))
+  trained = lm.nest(students.copied(start.params, shapes))
+  if own := student.kind == 'eagle3':
+    trained['head'] = jnp.array(given['head'], students.wide(target.config))
+  size = sum(x.size for x in jax.tree.leaves(trained))
   constrain = layout and layout.constrain
 
   def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
     # float16 halves the file; bfloat16 has fewer digits, and no parameter needs
     # its range.
     flat = hosts.fetch(lm.flatten(params))
-    layer = {n: np.asarray(x, np.float16) for n, x in flat.items()}
-    path = folder / 'draft.safetensors'
-    saved = draft_file.Eagle(taps, layer, ids, about)
-    hosts.from_first(lambda: draft_file.write_eagle(path, saved))
+    half = {n: np.asarray(x, np.float16) for n, x in flat.items()}
+    path = folder / ('draft' if own else 'draft.safetensors')
+    saved = draft_file.Eagle(config.taps, half, ids, about)
+
+    def save():
+      if own:
+        eagle_export.save(path, config, lm.nest(half), ids, about)
+      else:
+        draft_file.write_eagle(path, saved)
+
+    hosts.from_first(save)
     return path
 
   return students.Student(
-    params=students.put(layout, lm.nest(layer)),
+    params=students.put(layout, trained),
     loss=unrolled(config, model, loss, gather),
     frozen={n: given[n] for n in ('target', 'head')},
-    weights=lambda params: (
-      given | {'layer': eagle.cast(config, gather(params))}
-    ),
+    weights=lambda params: given | _drafting(config, params, gather),
     drafter=lambda gamma: eagle_drafter.make(
       config, model, gamma=gamma, constrain=constrain
     ),
@@ -110,12 +163,17 @@ def make(
   )
 
 
-def _masters(
-  target: build.LanguageModel, taps: tuple[int, ...]
-) -> eagle.EagleConfig:
+def _masters(config: eagle.EagleConfig) -> eagle.EagleConfig:
   """The config of trained parameters, float32 or wider."""
-  dtype = students.wide(target.config)
-  return eagle.settings(target.config, taps, dtype=dtype)
+  block = dataclasses.replace(config.block, dtype=students.wide(config.block))
+  return dataclasses.replace(config, block=block)
+
+
+def _drafting(config: eagle.EagleConfig, params, gather) -> dict[str, Any]:
+  """What is trained in the dtype that computes: 'layer' and perhaps 'head'."""
+  layer = {n: x for n, x in params.items() if n != 'head'}
+  own = {n: params[n].astype(config.block.dtype) for n in {*params} - {*layer}}
+  return gather(own) | {'layer': gather(eagle.cast(config, layer))}
 
 
 # --- loss ---------------------------------------------------------------------
@@ -138,14 +196,14 @@ def unrolled(
   Returns:
     loss(params, frozen, batch, key). frozen: {'target': the teacher's
     parameters, 'head': its columns for the draft's vocabulary}. batch: of
-    teacher.rows, with the features of config.taps.
+    teacher.rows, with the features of config.taps and of the last layer.
   """
   embed = target.embed
   assert embed is not None
   temperature = settings.temperature or 1.0
 
   def value(params, frozen, batch, key):
-    params = gather(eagle.cast(config, params))
+    weights = frozen | _drafting(config, params, gather)
     tokens_BT = batch['tokens']
     features_BTE = students.features(batch, settings.noise, key)
     positions_BT = jnp.broadcast_to(
@@ -153,12 +211,12 @@ def unrolled(
     )
     tokens_BTD = embed(frozen['target'], tokens_BT, positions_BT)
     log_p_BTR = teacher_log_p(config, frozen, batch, temperature)
-    weights = {'layer': params, 'head': frozen['head']}
+    read_BTE = features_BTE[..., : config.features]
     # Index t predicts the token at t + 1.
     each = (
       eagle.reduced(config, weights, hidden_BTD[:, :-1])
       for hidden_BTD in steps(
-        config, params, tokens_BTD, features_BTE, settings.unroll
+        config, weights['layer'], tokens_BTD, read_BTE, settings.unroll
       )
     )
     counted_BT = batch['counted'][:, 1:]
@@ -176,9 +234,9 @@ def teacher_log_p(
   over the draft's vocabulary instead.
   """
   head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
-  features_BTE = batch['features'].astype(jnp.float32)
-  last_BTD = jnp.split(features_BTE[:, :-1], len(config.taps), -1)[-1]
-  logits_BTR = eagle.reduced(config, head, last_BTD)
+  last_BTD = batch['features'][:, :-1, -config.features // len(config.taps) :]
+  teacher = dataclasses.replace(config, last_norm='head')
+  logits_BTR = eagle.reduced(teacher, head, last_BTD.astype(jnp.float32))
   if temperature != 1:
     return jax.nn.log_softmax(logits_BTR / temperature, -1)
   return logits_BTR - batch['mass'][:, :-1, None]

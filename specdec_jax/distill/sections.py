@@ -27,6 +27,10 @@ _SHAPES = {
     "an eagle is one layer like its teacher's",
     ('size', 'layers', 'remat'),
   ),
+  'eagle3': (
+    "an eagle3 is one layer like its teacher's, drawn at random",
+    ('size', 'layers', 'source', 'remat'),
+  ),
   'medusa': (
     "a medusa is heads of all ids on its teacher's last states",
     ('taps', 'size', 'layers', 'source', 'vocabulary', 'remat'),
@@ -41,8 +45,9 @@ class Student(fields.Checked):
   A medusa has neither, but loss.unroll heads.
   """
 
-  kind: str = fields.setting(allowed=('eagle', 'lm', 'medusa'))
-  # Teacher layers whose hidden states an eagle reads; () is the last one.
+  kind: str = fields.setting(allowed=('eagle', 'eagle3', 'lm', 'medusa'))
+  # Teacher layers whose hidden states an eagle reads; () is the last one, of
+  # an eagle3 three.
   taps: tuple[int, ...] = fields.setting(low=0)
   size: str = fields.setting(help='of models.config.SIZES, random weights')
   # Teacher layers that an lm begins with.

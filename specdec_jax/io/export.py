@@ -81,13 +81,16 @@ def save(
     MARK: _json(about),
   }
   _, naming = families.from_json(raw, folder)
-  _write(folder, contents, _weights(config, params, naming))
+  write(folder, contents, _weights(config, params, naming))
 
 
-def _write(
+def write(
   folder: pathlib.Path, contents: dict[str, str], weights: dict[str, np.ndarray]
 ) -> None:
-  """Writes the folder beside its place and then moves it there."""
+  """Writes the folder beside its place and then moves it there.
+
+  contents: of its text files, MARK among them, by name.
+  """
   part = folder.with_name(f'{folder.name}.{os.getpid()}.part')
   try:
     shutil.rmtree(part, ignore_errors=True)  # of a killed run of this number

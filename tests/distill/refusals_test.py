@@ -20,7 +20,7 @@ MEDUSA = 'student.kind=medusa student.vocabulary=0 '
 # Of configs/distill.py.
 SETTINGS = [
   ('teacher.source=', 'teacher.source is empty: give a model'),
-  ('student.kind=hydra', "student.kind='hydra': .* eagle, lm, medusa"),
+  ('student.kind=hydra', "student.kind='hydra': .* eagle, eagle3, lm, medusa"),
   ('student.kind=lm student.taps=()', 'nothing given for an lm'),
   (SIZE + 'student.layers=(0,)', 'size and layers given for an lm'),
   (SIZE + 'student.taps=(1,)', r'taps=\(1,\): an lm reads none'),
@@ -60,6 +60,10 @@ def test_settings(changes, why):
 
 # What a run finds only once it has opened its models.
 OPENED = [
+  (
+    'student.kind=eagle3',
+    r'student.taps=\(1, 0, -2\): needs layers of the teacher, 0 to 1',
+  ),
   ('student.vocabulary=9999', 'student.vocabulary=9999: the teacher'),
   (
     SIZE + 'student.vocabulary=64 data.completions=student',

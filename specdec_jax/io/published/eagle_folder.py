@@ -260,27 +260,12 @@ def _places(
 ) -> dict[str, tuple[str, bool]]:
   """{parameter of the layers: (its stored name, whether it is transposed)},
   checked to be complete."""
-  each, context = config.tap_norm == 'each', config.reads == 'context'
-  joined = config.reads == 'joined'
-  modules = {
-    **names.HF.modules,
-    **dict.fromkeys(('fuse', 'join'), 'fc'),
-    'norm': 'norm',
-    'token_norm': f'layers.0.{"token_norm" if joined else "input_layernorm"}',
-    'feature_norm': 'hidden_norm' if context else 'layers.0.hidden_norm',
-    **{
-      f'tap_norms/{i}': f'fc_norm.{i}' if each else 'input_norm'
-      for i in range(len(config.taps))
-    },
-  }
-  naming = names.HF._replace(layer='layers.{}.', modules=modules)
   H, V = config.block.width, config.block.vocab
   wanted: dict[str, tuple[int, ...]] = {EMBED: (V, H)}
   wanted |= {HEAD: (*arrays[HEAD].shape[:1], H)} if HEAD in arrays else {}
-  places = {}
+  places = named(config)
   for name, s in eagle.shapes(config).items():
-    ours = re.sub(r'^(block|more/(\d+))/', _numbered, name)
-    places[name] = theirs, turned = naming.stored(ours), naming.turned(ours)
+    theirs, turned = places[name]
     wanted[theirs] = s.shape[::-1] if turned else s.shape
   unknown = [n for n in arrays if n not in {*wanted, HEAD, 'd2t', 't2d'}]
   head = (HEAD,) if config.reads == 'beside' else ()
@@ -301,6 +286,29 @@ def _places(
       f'{where}: it has no {EMBED}, and is not as wide as its target'
     )
   return places
+
+
+def named(config: eagle.EagleConfig) -> dict[str, tuple[str, bool]]:
+  """{parameter of the layers: (its stored name, whether it is transposed)}."""
+  each, context = config.tap_norm == 'each', config.reads == 'context'
+  joined = config.reads == 'joined'
+  modules = {
+    **names.HF.modules,
+    **dict.fromkeys(('fuse', 'join'), 'fc'),
+    'norm': 'norm',
+    'token_norm': f'layers.0.{"token_norm" if joined else "input_layernorm"}',
+    'feature_norm': 'hidden_norm' if context else 'layers.0.hidden_norm',
+    **{
+      f'tap_norms/{i}': f'fc_norm.{i}' if each else 'input_norm'
+      for i in range(len(config.taps))
+    },
+  }
+  naming = names.HF._replace(layer='layers.{}.', modules=modules)
+  out = {}
+  for name in eagle.shapes(config):
+    ours = re.sub(r'^(block|more/(\d+))/', _numbered, name)
+    out[name] = naming.stored(ours), naming.turned(ours)
+  return out
 
 
 def _numbered(layer: re.Match) -> str:
