@@ -199,16 +199,20 @@ def _eagle(source, arrays, about) -> Eagle:
 
 
 def eagle_for(
-  source: str | os.PathLike, target: load.LanguageModel, put=None
+  source: str | os.PathLike, target: load.LanguageModel, put=None, reading=()
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """fit_eagle of a file, a published draft, or an untrained layer; once for
-  each target."""
+  each target.
+
+  reading: of a published draft, see eagle_folder.fit.
+  """
   if os.fspath(source).startswith('random:'):
     drawn = lambda: fit_eagle(_random(source, target), source, target, put)
     return target.once((EAGLE, os.fspath(source)), drawn)
   if folder := eagle_folder.find(source):
-    key = EAGLE, folder, *(x.stat().st_mtime_ns for x in folder.iterdir())
-    read = lambda: eagle_folder.fit(folder, f'eagle {source}', target, put)
+    where = f'eagle {source}'
+    key = EAGLE, reading, *eagle_folder.stamp(folder)
+    read = lambda: eagle_folder.fit(folder, where, target, put, reading=reading)
     return target.once(key, read)
   fit = lambda *content: fit_eagle(
     _eagle(source, *content), source, target, put

@@ -14,6 +14,7 @@ from specdec_jax import fields, forward, sharding, types
 from specdec_jax.drafters import draft_file, method
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
+from specdec_jax.io.published import eagle_folder, readings
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 
@@ -21,6 +22,11 @@ from specdec_jax.models import eagle, lm
 @dataclasses.dataclass(frozen=True)
 class Settings(method.Stopping):
   source: str | os.PathLike = fields.setting('', needed=draft_file.EAGLE.form)
+  check: str = fields.setting(
+    'auto',
+    allowed=('auto', 'off'),
+    help='auto: find by measurement how a published draft is to be read',
+  )
 
 
 def for_target(
@@ -29,7 +35,7 @@ def for_target(
   """Drafts with a trained layer from a file, replicated over the mesh.
 
   Raises:
-    ValueError: a target with an encoder, or a file that does not fit it.
+    ValueError: a target with an encoder, or a draft that does not fit it.
   """
   if target.start is not None:
     raise ValueError(
@@ -39,9 +45,10 @@ def for_target(
   whole = target.layout and sharding.lay_out(
     target.layout.mesh, target.config, tensor_parallel=1
   )
-  config, params = draft_file.eagle_for(
-    settings.source, target, whole and whole.sharding()
-  )
+  put, source = whole and whole.sharding(), settings.source
+  found = check(target, source, put) if settings.check == 'auto' else None
+  reading = readings.judge(f'eagle {source}', target, found) if found else ()
+  config, params = draft_file.eagle_for(source, target, put, reading)
   drafter = make(
     config,
     target.model,
@@ -51,6 +58,32 @@ def for_target(
     constrain=whole and whole.constrain,
   )
   return method.Method(drafter, params, view(config, target.model))
+
+
+def check(
+  target: load.LanguageModel, source: str | os.PathLike, put=None
+) -> readings.Result | None:
+  """How a published draft agrees with a target; None of a draft from here.
+
+  put: the sharding of the draft's parameters.
+  """
+  folder = eagle_folder.find(source)
+  if folder is None:
+    return None
+  where = f'eagle {source}'
+
+  def drafter(reading: readings.Reading):
+    config, params = eagle_folder.fit(
+      folder, where, target, put, reading=reading
+    )
+    return make(config, target.model, gamma=readings.DRAFTS), params
+
+  def found() -> readings.Result:
+    questions = eagle_folder.questions(folder, where, target)
+    digest = eagle_folder.digest(folder)
+    return readings.find(target, digest, questions, drafter)
+
+  return target.once(('check', *eagle_folder.stamp(folder)), found)
 
 
 class State(NamedTuple):

@@ -40,7 +40,7 @@ class EagleConfig:
   normed_residual: of 'beside': the residual stream is norm(g).
   bias: whether projections of features have one.
   last_norm: 'head' (before the head), 'fed' (what is fed back as the next
-    feature is normed too) or 'none'.
+    feature is normed too), 'target' (the target's, as its head is) or 'none'.
   reads_first: whether it reads token 0, beside a feature of zeros.
   """
 
@@ -123,7 +123,7 @@ class Eagle(nnx.Module):
     self.more = nnx.Dict(
       {str(i): layers.Block(c.block) for i in range(1, c.block.depth)}
     )
-    self.norm = None if c.last_norm == 'none' else norm(H)
+    self.norm = None if c.last_norm in ('none', 'target') else norm(H)
 
   def fused(self, features_BTE: Array) -> Array:
     """The features as the first layer reads them: [B, T, H]."""
@@ -308,6 +308,8 @@ def logits(
 ) -> Array:
   """Logits of all ids, [..., V]; -inf outside the draft's vocabulary."""
   if 'ids' not in params:
+    if config.last_norm == 'target':
+      return target.head(params['target'], hidden)
     assert target.project is not None and config.last_norm != 'head'
     return target.project(params['target'], hidden)
   few = reduced(config, params, hidden)

@@ -304,7 +304,8 @@ def test_it_drafts_for_a_model(tmp_path):
   text = lambda **draft: (
     api.generate(small, 'some words', max_new_tokens=12, **draft)[0].tokens
   )
-  drafted = dict(draft='eagle', draft_options=dict(source=folder))
+  options = dict(source=folder, check='off')
+  drafted = dict(draft='eagle', draft_options=options)
   assert text(gamma=2, **drafted) == text()
   made = [x for x in small.drafts if folder in map(str, x)]
   assert len(made) == 1 and text(gamma=3, **drafted) == text()
@@ -444,7 +445,8 @@ def test_a_mimo_drafts_for_itself(tmp_path):
   text = lambda **draft: (
     api.generate(small, 'some words', max_new_tokens=12, **draft)[0].tokens
   )
-  drafted = dict(draft='eagle', draft_options=dict(source=folder), gamma=2)
+  options = dict(source=folder, check='off')
+  drafted = dict(draft='eagle', draft_options=options, gamma=2)
   assert text(**drafted) == text()
 
 

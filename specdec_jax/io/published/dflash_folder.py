@@ -13,7 +13,7 @@ import jax
 
 from specdec_jax import types
 from specdec_jax.io import files, load
-from specdec_jax.io.published import eagle_folder
+from specdec_jax.io.published import claims, eagle_folder
 from specdec_jax.models import eagle
 
 FORM = 'a folder or hf:org/name with a DFlash draft'
@@ -63,7 +63,7 @@ def _read(
   return eagle.Blocks(config, mask, size, first=0 if anchored else 1), params
 
 
-def _claim(where: str, raw: dict[str, Any], depth: int) -> eagle_folder.Claim:
+def _claim(where: str, raw: dict[str, Any], depth: int) -> claims.Claim:
   """speculators numbers taps by the layer that reads them, from 1."""
   del depth
   said = raw | (raw.get('dflash_config') or {})
@@ -74,4 +74,4 @@ def _claim(where: str, raw: dict[str, Any], depth: int) -> eagle_folder.Claim:
   layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', raw)
   layers['target_hidden_size'] = raw.get('target_hidden_size')
   settings = dict(reads='context', tap_norm='none', last_norm='fed')
-  return eagle_folder.Claim(layers, tuple(taps), settings)
+  return claims.Claim(layers, tuple(taps), settings)

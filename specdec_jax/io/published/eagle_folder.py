@@ -3,7 +3,7 @@
 EAGLE-1 and 2, which differ in how they are decoded; and EAGLE-3 in the forms of
 its authors, SpecForge and AngelSlim, of speculators and of DeepSpec, with what
 EAGLE-3.1 adds. And the MTP module inside a MiMo, which drafts as EAGLE does. A
-folder says what it claims to be; nothing here measures whether it is.
+folder says what it claims to be; io.published.readings measures whether it is.
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ import functools
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from specdec_jax import hosts, types
 from specdec_jax.io import download, files, hf, load, names
 from specdec_jax.io.arrays import stored
 from specdec_jax.io.config_json import families
+from specdec_jax.io.published import claims, readings
 from specdec_jax.models import convert, eagle, lm
 
 FORMS = (
@@ -30,7 +31,7 @@ FORMS = (
 )
 HEAD, EMBED = 'lm_head.weight', 'embed_tokens.weight'
 _AUX = 'eagle_aux_hidden_state_layer_ids'
-Arrays = Mapping[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 # What an MTP module has -> what EAGLE has in its place.
 _MTP = {
   'token_layernorm': 'layers.0.token_norm',
@@ -40,21 +41,8 @@ _MTP = {
 }
 
 
-class Claim(NamedTuple):
-  """What a folder says of its draft.
-
-  layers: a config.json of its decoder layers.
-  taps: as types.Model.apply has them.
-  settings: of EagleConfig.
-  """
-
-  layers: dict[str, Any]
-  taps: tuple[int, ...]
-  settings: dict[str, Any]
-
-
 # Reads a config.json, of a draft for a target of this depth.
-Form = Callable[[dict[str, Any], int], Claim]
+Form = Callable[[dict[str, Any], int], claims.Claim]
 
 
 def find(source: str | os.PathLike) -> pathlib.Path | None:
@@ -69,6 +57,7 @@ def fit(
   target: load.LanguageModel,
   put: jax.sharding.Sharding | None = None,
   form: Form | None = None,
+  reading: readings.Reading = (),
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """(config, weights.draft) of a published draft for this target.
 
@@ -78,16 +67,16 @@ def fit(
     target: the model to draft for.
     put: the sharding of the draft's parameters; None: the default device.
     form: what its config.json says; None: that of EAGLE's forms.
+    reading: answers to `questions`; (): all is as the folder claims.
 
   Raises:
     ValueError: a draft of an unknown form, with arrays that have no place or
       are missing, or for a target of other sizes.
   """
-  path, arrays = folder / 'config.json', _arrays(folder)
-  raw = files.read_json(path)
-  form = form or _form(where, raw, arrays)
-  claim = form(raw, target.config.depth)
-  config = _config(path, claim, arrays, target)
+  claim, arrays = _claimed(folder, where, target, form)
+  for change in claims.changes(claim, target.config.depth, reading):
+    claim, arrays = change(claim, arrays)
+  config = _config(folder / 'config.json', claim, arrays, target)
   _check_target(where, config, claim, target)
   places = _places(where, config, arrays)
   place = lambda x, dtype: hosts.put(jnp.asarray(x, dtype), put)
@@ -111,6 +100,34 @@ def fit(
   return dataclasses.replace(config, block=block), made
 
 
+def digest(folder: pathlib.Path) -> str:
+  return files.digest([folder / 'config.json', *hf.weight_files(folder)])
+
+
+def stamp(folder: pathlib.Path) -> tuple[Any, ...]:
+  """What differs once the folder has other content."""
+  return folder, *(x.stat().st_mtime_ns for x in sorted(folder.iterdir()))
+
+
+def _claimed(
+  folder: pathlib.Path,
+  where: str,
+  target: load.LanguageModel,
+  form: Form | None = None,
+) -> tuple[claims.Claim, Arrays]:
+  raw, arrays = files.read_json(folder / 'config.json'), _arrays(folder)
+  form = form or _form(where, raw, arrays)
+  return form(raw, target.config.depth), arrays
+
+
+def questions(
+  folder: pathlib.Path, where: str, target: load.LanguageModel
+) -> tuple[tuple[str, ...], ...]:
+  """What a folder leaves open, as io.published.readings has it."""
+  claim, _ = _claimed(folder, where, target)
+  return tuple(tuple(x) for x in claims.questions(claim, target.config.depth))
+
+
 # --- what a config.json claims -----------------------------------------------
 
 
@@ -131,19 +148,19 @@ def _form(where: str, raw: dict, arrays: Arrays) -> Form:
   )
 
 
-def _eagle1(bias: bool, raw: dict[str, Any], depth: int) -> Claim:
+def _eagle1(bias: bool, raw: dict[str, Any], depth: int) -> claims.Claim:
   """The target's normed state is read, and what is fed back as one."""
   settings = dict(reads='bare', tap_norm='none', last_norm='none', bias=bias)
-  return Claim({'model_type': 'llama'} | raw, (depth,), settings)
+  return claims.Claim({'model_type': 'llama'} | raw, (depth,), settings)
 
 
-def _mtp(raw: dict[str, Any], depth: int) -> Claim:
+def _mtp(raw: dict[str, Any], depth: int) -> claims.Claim:
   """The target's normed state is read, and what is fed back as one."""
   settings = dict(reads='joined', tap_norm='none', last_norm='fed')
-  return Claim(raw, (depth,), settings)
+  return claims.Claim(raw, (depth,), settings)
 
 
-def _raw(raw: dict[str, Any], depth: int) -> Claim:
+def _raw(raw: dict[str, Any], depth: int) -> claims.Claim:
   """EAGLE's authors, SpecForge and AngelSlim.
 
   Ids in eagle_config are of the layers whose outputs are taps, as SGLang reads
@@ -151,14 +168,16 @@ def _raw(raw: dict[str, Any], depth: int) -> Claim:
   """
   inner = raw.get('eagle_config') or {}
   taps = inner.get(_AUX) or _below(raw, depth)
-  return Claim({'model_type': 'llama'} | raw, tuple(taps), _norms(raw | inner))
+  return claims.Claim(
+    {'model_type': 'llama'} | raw, tuple(taps), _norms(raw | inner)
+  )
 
 
-def _speculators(raw: dict[str, Any], depth: int) -> Claim:
+def _speculators(raw: dict[str, Any], depth: int) -> claims.Claim:
   """Ids are one more than those of the layers whose outputs are taps."""
   layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', {})
   layers['target_hidden_size'] = raw.get('target_hidden_size')
-  return Claim(layers, _below(raw, depth), _norms(raw))
+  return claims.Claim(layers, _below(raw, depth), _norms(raw))
 
 
 def _below(raw: dict[str, Any], depth: int) -> tuple[int, ...]:
@@ -168,9 +187,9 @@ def _below(raw: dict[str, Any], depth: int) -> tuple[int, ...]:
   return tuple(i - 1 for i in ids)
 
 
-def _deepspec(raw: dict[str, Any], depth: int) -> Claim:
+def _deepspec(raw: dict[str, Any], depth: int) -> claims.Claim:
   del depth
-  return Claim(raw, tuple(raw['target_layer_ids']), _norms(raw))
+  return claims.Claim(raw, tuple(raw['target_layer_ids']), _norms(raw))
 
 
 def _norms(raw: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +204,10 @@ def _norms(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _config(
-  path: pathlib.Path, claim: Claim, arrays: Arrays, target: load.LanguageModel
+  path: pathlib.Path,
+  claim: claims.Claim,
+  arrays: Arrays,
+  target: load.LanguageModel,
 ) -> eagle.EagleConfig:
   """The settings of the draft, in the target's dtype, not fused.
 
@@ -208,7 +230,7 @@ def _config(
   )
 
 
-def _check_target(where, config, claim: Claim, target) -> None:
+def _check_target(where, config, claim: claims.Claim, target) -> None:
   """Refuses a draft for a target of another width, depth or vocabulary."""
   label, own = target.label, target.config
   width = claim.layers.get('target_hidden_size') or config.block.width
