@@ -168,8 +168,7 @@ def load(
       or what sources.open_source has made of one of the first four.
     dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
       'stored': float32, but quantised matrices stay so; on one CPU. 'int8',
-      'int4': bfloat16, on CPU float32, with matrices of integers
-      (io.quantised.rounded).
+      'int4': bfloat16, on CPU float32, with matrices of integers.
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
     scan_layers: scan over the layers, to compile faster; on TPU if None.
@@ -193,8 +192,9 @@ def load(
   memory.check({source: memory.Model(opened, dtype)})
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
-  split = dict(tensor_parallel=tensor_parallel)
-  layout = mesh and sharding.lay_out(mesh, opened.config, **split)
+  layout = mesh and sharding.lay_out(
+    mesh, opened.config, tensor_parallel=tensor_parallel
+  )
   put = layout and layout.put
   kept: Collection[str] = ()
   if dtype == convert.STORED:
