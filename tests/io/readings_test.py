@@ -191,7 +191,7 @@ def turned(*names):
   )
 
 
-MORE = pytest.mark.more
+SLOW, MORE = pytest.mark.slow, pytest.mark.more
 ORDER = 'the feature before the embedding'
 QKV = [f'layers.0.self_attn.{x}_proj.weight' for x in 'qkv']
 # The reading that is right, what is trained, what is claimed of it, and what
@@ -208,12 +208,18 @@ MISREAD = [
   (ORDER, 'eagle 1', FIRST, turned('fc.weight')),
   (RAW, 'raw eagle 1', FIRST, dict),
 ]
+# Of the first seed.
+OFTEN = {
+  (ORDER, 'eagle 1'): [],
+  ('taps one layer higher', 'plain'): [MORE],
+  ('raw feedback', 'plain'): [MORE],
+}
 CASES = [
   pytest.param(
     *case,
     seed,
     id=f'{case[1]}: {case[0]} {seed}',
-    marks=[] if (case[0], case[1], seed) == (ORDER, 'eagle 1', 0) else MORE,
+    marks=[SLOW] if seed else OFTEN.get(case[:2], [SLOW]),
   )
   for case in MISREAD
   for seed in range(2)
@@ -246,7 +252,7 @@ def test_what_is_misread_is_found(
   'kind, seed',
   [
     pytest.param(
-      kind, seed, marks=[] if (kind, seed) == ('eagle 1', 0) else MORE
+      kind, seed, marks=[] if (kind, seed) == ('eagle 1', 0) else SLOW
     )
     for kind in list(KINDS)[:4]
     for seed in range(2)
