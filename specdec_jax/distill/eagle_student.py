@@ -132,10 +132,7 @@ def make(
   constrain = layout and layout.constrain
 
   def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
-    # float16 halves the file; bfloat16 has fewer digits, and no parameter needs
-    # its range.
-    flat = hosts.fetch(lm.flatten(params))
-    half = {n: np.asarray(x, np.float16) for n, x in flat.items()}
+    half = students.halved(params)
     path = folder / ('draft' if own else 'draft.safetensors')
     saved = draft_file.Eagle(config.taps, half, ids, about)
 

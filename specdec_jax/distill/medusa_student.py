@@ -68,8 +68,7 @@ def make(
   read = 2.0 * frozen + 4.0 * frozen * loss.unroll * student.share
 
   def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
-    path, flat = folder / 'draft', hosts.fetch(lm.flatten(params))
-    half = {n: np.asarray(x, np.float16) for n, x in flat.items()}
+    path, half = folder / 'draft', students.halved(params)
     hosts.from_first(lambda: _write(path, lm.nest(half), about))
     return path
 

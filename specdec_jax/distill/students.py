@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, forward, sharding, types
+from specdec_jax import build, forward, hosts, sharding, types
 from specdec_jax.distill import completions, divergences, sections, teacher
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -92,6 +92,16 @@ def put(layout: sharding.Layout | None, params: types.Params) -> types.Params:
     return params
   flat = lm.flatten(params)
   return lm.nest({name: layout.put(name, x) for name, x in flat.items()})
+
+
+def halved(params: types.Params) -> dict[str, np.ndarray]:
+  """Trained parameters as the file of a draft has them, on every host, flat.
+
+  float16 halves the file; bfloat16 has fewer digits, and no parameter needs its
+  range. All processes have to call it.
+  """
+  flat = hosts.fetch(lm.flatten(params))
+  return {name: np.asarray(x, np.float16) for name, x in flat.items()}
 
 
 def wide(config: model_config.LMConfig) -> str:
