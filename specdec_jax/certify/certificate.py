@@ -145,7 +145,7 @@ PROMISES = (
   base.Promise(
     'joint-distribution-tables',
     'some windows: joint distribution with the production keys, table models',
-    counted.tables, counted.QUICK_TABLES, 2**23, 6, about=('rule', 'drafter')),
+    counted.tables, counted.QUICK_TABLES, 2**20, 6, about=('rule', 'drafter')),
   base.Promise(
     'joint-distribution-transformer',
     'some windows: joint distribution of a transformer, ragged batches, EOS',
