@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from experiments import page, plots
+from specdec_jax import machine
 from specdec_jax.bench import intervals
 
 Run = Mapping[str, Any]
@@ -12,19 +13,17 @@ Run = Mapping[str, Any]
 def markdown(doc: Mapping[str, Any]) -> str:
   """A table of the targets alone, one of the drafts on each, and a choice."""
   runs = doc['runs']
-  s = runs[0]['setting']
-  about = (
-    f'{page.made_on(doc["machine"])} Greedy, batch 1, {s["max_new_tokens"]} '
-    f'new tokens at most; {s["judged_prompts"]} prompts judged.'
-  )
+  m = runs[0]['machine']
+  about = f'{m["cores"]} cores, {m["cpu"]}, jax {m["jax"]}. Greedy, batch 1.'
   alone = [
     'Plain decoding. v(n): a verify pass of n tokens, in plain steps. '
-    'Distances are means a token of the prompts.',
+    'Distances are means a token of the prompts; prompts: judged, times new '
+    'tokens at most.',
     '',
     *page.table(
       [
         *('target', 'MB', 'tok/s', 'of ceiling', 'v(2)', 'v(3)', 'v(5)'),
-        *('TV', 'KL, nats', 'same top', 'perplexity'),
+        *('TV', 'KL, nats', 'same top', 'perplexity', 'prompts', 'commit'),
       ],
       [_alone(x) for x in runs],
     ),
@@ -63,6 +62,8 @@ def _alone(run: Run) -> list[str]:
     _number(tok_s and tok_s / ceiling),
     *(_number(v.get(n)) for n in '235'),
     *found,
+    f'{run["setting"]["judged_prompts"]} x {run["setting"]["max_new_tokens"]}',
+    machine.made_by(run['machine']['commit'], run['machine']['dirty']),
   ]
 
 

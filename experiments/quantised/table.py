@@ -2,12 +2,15 @@ r"""Target weights x draft weights: speed, acceptance, and distance.
 
 bash experiments/quantised/run.sh TARGET DRAFT [--targets=...] [--drafts=...]
 
-Takes the --config of bench.py, whose dtypes --targets and --drafts replace.
+Takes the --config of bench.py, whose dtypes --targets and --drafts replace. A
+target that is in the results, but not in --targets, stays there.
 """
 
 import dataclasses
+import json
 import pathlib
 import sys
+from typing import Any
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -53,20 +56,28 @@ def run() -> bool:
         f'{flag.name}={",".join(unknown)}: allowed are {", ".join(allowed)}'
       )
   folder = program.open_workdir(_RESULTS.value)
-  doc, sound = {'runs': []}, True
+  kept, sound = _kept(folder), True
   for dtype in _TARGETS.value:
     target = dataclasses.replace(settings.target, dtype=dtype)
     found = _run(dataclasses.replace(settings, target=target))
     sound &= verdict.sound(found)
-    doc['machine'] = found.machine
-    doc['runs'].append({'weights': dtype, **found._asdict()})
-    plain = page.plain(doc)
-    text = render.markdown(plain)
+    kept[dtype] = page.plain({'weights': dtype, **found._asdict()})
+    order = fields.allowed(settings_lib.Target, 'dtype')
+    doc = {'runs': [kept[x] for x in order if x in kept]}
+    text = render.markdown(doc)
     page.save(folder, HERE, doc, text)
     if folder is not None:
-      files.write(folder / 'quantised.png', render.figure(plain))
+      files.write(folder / 'quantised.png', render.figure(doc))
   print(text)
   return sound
+
+
+def _kept(folder: pathlib.Path | None) -> dict[str, Any]:
+  """The runs that the results have, by the target's dtype."""
+  path = folder and folder / f'{HERE.name}.json'
+  if not path or not path.exists():
+    return {}
+  return {x['weights']: x for x in json.loads(path.read_text())['runs']}
 
 
 def _run(settings: settings_lib.Settings):
