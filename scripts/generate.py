@@ -5,7 +5,7 @@ python scripts/generate.py --config=configs/smollm2.py \
 
 Uses the config's first method at its first gamma, bench.batch_size, and the
 chat template unless bench.chat is False. bench/prompts.py documents the lines
-of IN, specdec_jax/batch.py those of OUT. PAGE shows the answers of this run.
+of IN, serve/batch.py those of OUT. PAGE shows the answers of this run.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from specdec_jax import (
   requests,
   settings,
 )
-from specdec_jax import batch as batch_lib
 from specdec_jax.bench import prompts
+from specdec_jax.serve import batch as batch_lib
 
 _CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'JSONL file of prompts')

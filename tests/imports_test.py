@@ -35,7 +35,7 @@ LAYERS = {
   'settings': 6,
   'api': 7,
   'bench': 7,
-  'batch': 8,
+  'serve': 8,
   'train': 8,
   'chips': 9,
   'distill': 9,

@@ -6,9 +6,10 @@ import types
 import pytest
 
 from configs import pair
-from specdec_jax import batch, completion, settings
+from specdec_jax import completion, settings
 from specdec_jax.bench import prompts
 from specdec_jax.io import tokenizer
+from specdec_jax.serve import batch
 
 ROWS = (
   {'prompt': 'Hello'},

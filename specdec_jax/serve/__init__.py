@@ -1,0 +1,1 @@
+"""Answers for others: files of prompts, and requests over HTTP."""
