@@ -254,12 +254,11 @@ def _completion(engine, request, wanted, out, row: int, windows):
     reason = 'stop'
   if info.broken_B[row]:
     reason = 'non-finite'
-  text = tokenizer.decode(tokens)
-  if wanted.stop:
-    reader = tokenizer.stream(wanted.stop)
-    tokens, text = _until_stop(reader, tokens), reader.text
-    reason = 'stop' if reader.stopped else reason
-  kept = slice(start, start + len(tokens))
+  made_by = _origins(info.origin_BL[row, start:end])
+  reader = completion.Reader(tokenizer, wanted.stop)
+  piece = reader.piece(tokens, made_by, last=True)
+  reason = 'stop' if reader.stopped else reason
+  kept = slice(start, start + len(piece.tokens))
   of_row = lambda x_BL: x_BL[row, kept].tolist()
   logprobs = top = None
   if info.logprob_BL is not None:
@@ -275,10 +274,10 @@ def _completion(engine, request, wanted, out, row: int, windows):
   )
   counts = metrics.rows(info, slice(row, row + 1))
   return completion.Completion(
-    text=text,
-    tokens=tokens,
+    text=piece.text,
+    tokens=piece.tokens,
     finish_reason=reason,
-    origins=[types.ORIGINS[o] for o in of_row(info.origin_BL)],
+    origins=piece.origins,
     metrics=metrics.summary(counts)._asdict() | {'costs': engine.costs},
     logprobs=logprobs,
     top_logprobs=top,
@@ -287,25 +286,21 @@ def _completion(engine, request, wanted, out, row: int, windows):
 
 
 def _pieces(engine, request, wanted) -> Iterator[completion.Piece]:
-  weights, reader = engine.weights, engine.target.tokenizer.stream(wanted.stop)
-  at = int(request.lengths_B[0])
+  weights = engine.weights
+  reader = completion.Reader(engine.target.tokenizer, wanted.stop)
+  begin = at = int(request.lengths_B[0])
   request = requests.place(request, engine.target.layout)
   state, info = engine.programs.start(weights, request)
-  live, sent = True, 0
-  while live:
+  live = True
+  while live and not reader.stopped:
     state, info = engine.programs.step(weights, request, state, info)
     live, end = bool(state.live_B[0]), int(state.lengths_B[0])
-    shown = reader.ready
     tokens = np.asarray(state.tokens_BL)[0, at:end].tolist()
-    tokens = _until_stop(reader, tokens)
-    live &= not reader.stopped
-    made_by = np.asarray(info.origin_BL)[0, at : at + len(tokens)]
-    # What a later token could change waits.
-    text = reader.text[shown : reader.ready if live else None]
-    yield completion.Piece(text, tokens, [types.ORIGINS[o] for o in made_by])
-    at, sent = at + len(tokens), sent + len(tokens)
+    made_by = _origins(np.asarray(info.origin_BL)[0, at:end])
+    yield reader.piece(tokens, made_by, last=not live)
+    at = end
   if info.broken_B[0] and not reader.stopped:
-    raise _non_finite(engine, request.request_B[0], sent)
+    raise _non_finite(engine, request.request_B[0], at - begin)
 
 
 def _non_finite(engine, number, count: int) -> completion.NonFiniteLogits:
@@ -315,10 +310,5 @@ def _non_finite(engine, number, count: int) -> completion.NonFiniteLogits:
   )
 
 
-def _until_stop(reader, tokens: list[int]) -> list[int]:
-  """Reads tokens up to the one that completes a stop string; those it read."""
-  for n, token in enumerate(tokens, 1):
-    reader.push(token)
-    if reader.stopped:
-      return tokens[:n]
-  return tokens
+def _origins(origin_L: np.ndarray) -> list[str]:
+  return [types.ORIGINS[o] for o in origin_L]

@@ -1,8 +1,9 @@
-"""What one asks for and what one gets: Settings, Completion, Piece."""
+"""What one asks for and what one gets: Settings, Completion, Piece, Reader."""
 
 import dataclasses
 import inspect
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax import build, fields, requests
@@ -186,14 +187,51 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """The tokens that one window emitted; text may lag behind them."""
+  """The tokens that one window emitted; text may lag behind them.
+
+  texts: what each token adds to the text; joined they are `text`.
+  """
 
   text: str
   tokens: list[int]
   origins: list[str]
+  texts: list[str] = dataclasses.field(default_factory=list)
 
   def __repr__(self) -> str:
     return f'Piece({_said(self)})'
+
+
+class Reader:
+  """The pieces of one answer, from its tokens as they come.
+
+  stopped: a stop string was completed; what follows it is not in a piece.
+  """
+
+  def __init__(self, tokenizer: Any, stop: Sequence[str]):
+    """tokenizer: an io.tokenizer.Tokenizer. stop: as in Settings."""
+    self.stopped = False
+    self._stream = tokenizer.stream(stop)
+
+  def piece(
+    self, tokens: Sequence[int], origins: Sequence[str], *, last: bool
+  ) -> Piece:
+    """The tokens up to the one that completes a stop string.
+
+    last: no more will come. Until then text waits that a later token may
+      change, such as half a character or the beginning of a stop string.
+    """
+    stream, texts, rest = self._stream, [], ''
+    for token in tokens:
+      texts.append(stream.push(token))
+      if stream.stopped:
+        break
+    self.stopped, n = stream.stopped, len(texts)
+    if last:
+      rest = stream.text[stream.ready :]
+    if texts:
+      texts[-1] += rest
+    text = ''.join(texts) or rest
+    return Piece(text, [*tokens[:n]], [*origins[:n]], texts)
 
 
 def _said(x: Completion | Piece) -> str:
