@@ -1,17 +1,18 @@
 """Replies with the origin of each token: in a terminal, an SVG, and a page.
 
-page.html is the template of the page, which is self-contained.
+page.html draws the answers that `page` puts into it.
 """
 
 import html as html_lib
 import itertools
+import json
+import math
 import os
 import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jinja2
 import rich.console
 import rich.live
 import rich.text
@@ -29,7 +30,8 @@ KINDS = {
   'bonus': ('italic cyan', '{}', 'bonus: one more, all drafts were right'),
   'plain': ('', '', 'plain: nothing was drafted, one pass for one token'),
 }
-_TEMPLATE = pathlib.Path(__file__).with_name('page.html')
+PAGE = pathlib.Path(__file__).with_name('page.html')
+_COUNTS = 'emitted_tokens', 'target_calls', 'drafted_tokens', 'accepted_tokens'
 _COLUMNS, _LINE = 80, 20  # of the SVG: characters of a line, pixels to the next
 _STYLE = """text { font: 14px ui-monospace, Menlo, Consolas, monospace;
  fill: #1c1e21; white-space: pre }
@@ -153,19 +155,6 @@ def _wrapped(runs: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
 # --- a page ------------------------------------------------------------------
 
 
-class Token(NamedTuple):
-  """A token as the page shows it.
-
-  text: '' inside a character of several tokens.
-  kind: of KINDS, 'refused' (with all drafts after it), or 'cut' (past the end).
-  note: its id and probabilities.
-  """
-
-  text: str
-  kind: str
-  note: str
-
-
 def html(
   completions: Mapping[str, Any] | Sequence[Any],
   path: str | os.PathLike,
@@ -198,63 +187,62 @@ def html(
 
 
 def page(completions: Mapping[str, Any], command: str = '') -> str:
-  """The page of html."""
-  # Autoescape: prompts and answers are untrusted text.
-  environment = jinja2.Environment(
-    autoescape=True, trim_blocks=True, lstrip_blocks=True
-  )
-  total = lambda name: sum(x.metrics[name] for x in completions.values())
-  first = next(iter(completions.values())).record.setting
+  """The page of html: page.html with the answers in it, for its script."""
+  setting = next(iter(completions.values())).record.setting
   made_by = machine.made_by(*machine.commit())
-  return environment.from_string(_TEMPLATE.read_text('utf-8')).render(
-    answers=[_answer(title, x) for title, x in completions.items()],
-    kinds={kind: meaning for kind, (_, _, meaning) in KINDS.items()},
-    tokens=total('emitted_tokens'),
-    calls=total('target_calls'),
-    drafted=total('drafted_tokens'),
-    accepted=total('accepted_tokens'),
-    setting=first | {'command': command, 'commit': made_by},
-  )
+  record = {
+    'setting': setting | {'command': command, 'commit': made_by},
+    'answers': [_answer(title, x) for title, x in completions.items()],
+  }
+  # ASCII, and without a '<' that could end the element it stands in.
+  text = json.dumps(record).replace('<', r'\u003c')
+  return PAGE.read_text('utf-8').replace('>null<', f'>{text}<')
 
 
 def _answer(title: str, x: Any) -> dict[str, Any]:
-  """What the template shows of a completion.Completion."""
+  """What the page draws of a completion.Completion.
+
+  The kind of a token is its origin, 'refused' (with all drafts after it), or
+  'cut' (past the end). Its text is '' inside a character of several tokens.
+  """
   tokenizer, prompt = x.record.tokenizer, x.record.prompt
   emitted = [token for w in x.record.windows for token in w.tokens]
-  texts = texts_of(tokenizer, prompt, emitted)
   past = len(emitted) - len(x.tokens)  # a stop string, and what came after it
-  kinds = x.origins + ['cut'] * past
-  logprobs = (x.logprobs or [None] * len(x.tokens)) + [None] * past
-  tokens, calls = [], []
+  tokens = _tokens(
+    texts_of(tokenizer, prompt, emitted),
+    x.origins + ['cut'] * past,
+    emitted,
+    map(math.exp, x.logprobs or []),
+  )
+  windows, at = [], 0
   for w in x.record.windows:
-    at, taken = len(tokens), min(w.accepted, len(w.tokens))
-    q = w.q or [None] * len(w.draft)
-    for token, q_k in itertools.zip_longest(w.tokens, q[:taken]):
-      i = len(tokens)
-      note = _note(token, logprob=logprobs[i], q=q_k)
-      tokens.append(Token(texts[i], kinds[i], note))
+    own = tokens[at : at + len(w.tokens)]
+    taken = min(w.accepted, len(own))
     dead = w.draft[taken:]
-    found = texts_of(tokenizer, prompt + emitted[: at + taken], dead)
     fate = ['cut'] * (w.accepted - taken)
     fate += ['refused'] * (len(w.draft) - w.accepted)
-    notes = [_note(*pair) for pair in zip(dead, q[taken:], strict=True)]
-    shown = tokens[at:]
-    shown[taken:taken] = map(Token, found, fate, notes)
-    label = f'{w.accepted} of {len(w.draft)}' if w.draft else 'no draft'
-    calls.append((label, shown))
+    before = prompt + emitted[: at + taken]
+    drafts = own[:taken] + _tokens(
+      texts_of(tokenizer, before, dead), fate, dead
+    )
+    for token, q in zip(drafts, w.q or [], strict=False):
+      token['q'] = q
+    counts = dict(drafted=len(w.draft), accepted=w.accepted)
+    windows.append(counts | {'tokens': drafts + own[taken:]})
+    at += len(own)
   return {
     'title': title,
     'prompt': tokenizer.decode(prompt, special=True),
-    'tokens': tokens[: len(x.tokens)],
-    'calls': calls,
+    'windows': windows,
+    'counts': {name: x.metrics[name] for name in _COUNTS},
     'reason': x.finish_reason,
   }
 
 
-def _note(token: int, q: float | None, logprob: float | None = None) -> str:
-  chances = {'log p': logprob, 'q': q}
-  known = [f'{name} {x:.3g}' for name, x in chances.items() if x is not None]
-  return ', '.join([f'id {token}', *known])
+def _tokens(*columns: Iterable[Any]) -> list[dict[str, Any]]:
+  """A dict for each token; columns: of text, kind, id, and p where known."""
+  names, rows = ('text', 'kind', 'id', 'p'), itertools.zip_longest(*columns)
+  return [dict(zip(names, row, strict=False)) for row in rows]
 
 
 def texts_of(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:

@@ -74,10 +74,13 @@ def test_goes_on_to_the_same_bytes_and_shows_a_page(folder):
   done = generate(folder, f'--html={page}', output='again.jsonl').check()
   assert done.document['answers'] == 4
   assert (folder / 'again.jsonl').read_bytes() == before
-  text = page.read_text('utf-8')
-  titles = re.findall('<h2>(.*?)</h2>', text)
+  (text,) = re.findall('id="record">(.*)</script>', page.read_text('utf-8'))
+  record = json.loads(text)
+  titles = [x['title'] for x in record['answers']]
   assert titles == ['a/b', 'a/b, turn 2', '12', '3']
-  assert '<b>32</b> tokens' in text and '--config.decode.rule=coupled' in text
+  counts = [x['counts']['emitted_tokens'] for x in record['answers']]
+  assert counts == [8] * 4
+  assert '--config.decode.rule=coupled' in record['setting']['command']
 
 
 def test_a_lossy_rule_is_called_lossy(tmp_path):

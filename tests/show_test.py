@@ -2,6 +2,8 @@
 
 import html.parser
 import io
+import json
+import math
 import os
 import re
 from xml.etree import ElementTree
@@ -15,7 +17,7 @@ from tests.io import stream_test
 
 SVG = 'http://www.w3.org/2000/svg'
 BYTES = tokenizer.from_bytes(512, 'bytes')
-EVIL = '<script>alert(1)</script>&amp;{{ 7 * 7 }}"\'\n\tcaf\u00e9 end'
+EVIL = '<script>alert(1)</script><!--&amp;"\'\\\n\tcaf\u00e9\u2028 null end'
 
 
 def console(**options) -> rich.console.Console:
@@ -122,78 +124,81 @@ def answered(prompt, windows, **changes):
 
 
 class Reader(html.parser.HTMLParser):
-  """The text inside the elements of each class, and all tags."""
+  """Texts of the scripts of a page, by id, as a browser finds their ends."""
 
   def __init__(self, page):
     super().__init__()
-    self.stack, self.tags, self.text = [], [], {}
+    self.inside, self.text = None, {}
     self.feed(page)
 
   def handle_starttag(self, tag, attrs):
-    self.tags.append((tag, dict(attrs)))
-    if tag not in ('meta', 'td'):
-      self.stack.append((tag, dict(attrs).get('class', '')))
+    self.inside = dict(attrs).get('id', '') if tag == 'script' else None
 
   def handle_endtag(self, tag):
-    assert self.stack.pop()[0] == tag
+    self.inside = None
 
   def handle_data(self, data):
-    for tag, kind in self.stack:
-      self.text[kind or tag] = self.text.get(kind or tag, '') + data
+    if self.inside is not None:
+      self.text[self.inside] = self.text.get(self.inside, '') + data
 
 
-def page(found):
-  return show.page({'<i>title': found}, 'a --b="<c>"')
+def drawn(found):
+  """What page.html draws of a completion."""
+  page = show.page({'<i>title': found}, 'a --b="<c>"')
+  return json.loads(Reader(page).text['record'])
 
 
-def test_hostile_text_is_shown_and_is_no_markup():
-  seen = Reader(page(answered(EVIL, [('', '', EVIL)])))
-  assert seen.text['text prompt'] == EVIL
-  # A character of several tokens is in the last; the others are marked.
-  shown = EVIL.replace('\n', '\u23ce\n').replace('\u00e9', '\u25af\u00e9')
-  assert seen.text['text answer'] == shown
-  assert 'target: <b>model</b>' in seen.text['setting']
-  assert 'a --b="<c>"' in seen.text['setting'] and seen.text['h2'] == '<i>title'
-  for tag, attributes in seen.tags:
-    assert tag not in ('script', 'i')
-    assert not {'src', 'href', 'onclick', 'onload'} & set(attributes)
+def test_hostile_text_is_data_and_no_markup():
+  found = answered(EVIL, [('', '', EVIL)])
+  page = show.page({EVIL: found}, EVIL)
+  text = Reader(page).text['record']
+  assert text.isascii() and not set(text) & set('<\n')
+  (answer,) = json.loads(text)['answers']
+  assert answer['title'] == answer['prompt'] == EVIL
+  # A character of several tokens is in the last of them.
+  texts = [t['text'] for t in answer['windows'][0]['tokens']]
+  assert ''.join(texts) == EVIL and '' in texts
+  setting = json.loads(text)['setting']
+  assert setting['command'] == EVIL and setting['target'] == '<b>model</b>'
+  # All else is the page as it lies.
+  assert page.replace(text, 'null') == show.PAGE.read_text('utf-8')
 
 
-def calls(text):
-  """(call, accepted, [(kind, text)]) of every target call."""
-  return [
-    (
-      *re.findall(r'<td>(.*?)(?=<td)', row),
-      re.findall(r'class="t (\w+)"[^>]*>(.*?)</span>', row),
-    )
-    for row in re.findall('<tr class="call">(.*?)</tr>', text)
-  ]
+def test_the_page_loads_nothing_and_shows_the_kinds_as_elsewhere():
+  text = show.PAGE.read_text('utf-8')
+  assert text.count('\n') <= 350
+  # The second line: nor does it make markup, or a program, of text.
+  loads = r'https?:|@import|url\(|\ssrc=|rel="stylesheet'
+  parses = r'HTML\b|\beval|Function\(|document\.write|DOMParser'
+  assert not re.findall(f'{loads}|{parses}', text)
+  for kind, (_, _, meaning) in show.KINDS.items():
+    assert f'<span class="t {kind}">token</span> {meaning}' in text
+  pictured = re.findall(r'\.(\w+) { fill: (#\w+);', show.svg({}))
+  assert len(pictured) == 3
+  for kind, colour in pictured:
+    assert f'--{kind}: light-dark({colour}, ' in text
 
 
-def tokens_of(text):
-  """(kind, note, text) of every token of the answer."""
-  part = text[text.index('class="text answer"') : text.index('; ended by')]
-  return re.findall(r'class="t (\w+)" title="(.*?)">(.)<', part)
+def tokens_of(window):
+  return [(t['kind'], t['text']) for t in window['tokens']]
 
 
-def test_tokens_and_calls_have_their_origins_and_numbers():
+def test_tokens_and_windows_have_their_origins_and_numbers():
   windows = ('ab', 'xy', 'c'), ('', '', 'd'), ('e', '', 'f')
-  text = page(answered('ask', windows))
-  kinds = 'drafted drafted recovered plain drafted bonus'.split()
-  found = tokens_of(text)
-  assert [(kind, x) for kind, _, x in found] == [
-    *zip(kinds, 'abcdef', strict=True)
-  ]
-  assert found[1][1] == 'id 98, log p -1.12, q 0.5'
-  assert found[2][1] == 'id 99, log p -2.12'
-  assert '<b>6</b> tokens' in text and 'efficiency <b>2.00</b>' in text
-  assert '<b>3 of 5</b> drafts' in text
+  (answer,) = drawn(answered('ask', windows))['answers']
+  first, second, third = answer['windows']
   kinds = ['drafted'] * 2 + ['refused'] * 2 + ['recovered']
-  assert calls(text) == [
-    ('1', '2 of 4', [*zip(kinds, 'abxyc', strict=True)]),
-    ('2', 'no draft', [('plain', 'd')]),
-    ('3', '1 of 1', [('drafted', 'e'), ('bonus', 'f')]),
-  ]
+  assert tokens_of(first) == [*zip(kinds, 'abxyc', strict=True)]
+  assert tokens_of(second) == [('plain', 'd')]
+  assert tokens_of(third) == [('drafted', 'e'), ('bonus', 'f')]
+  numbers = [(w['accepted'], w['drafted']) for w in answer['windows']]
+  assert numbers == [(2, 4), (0, 0), (1, 1)]
+  known = [[t.get(x) for x in ('id', 'p', 'q')] for t in first['tokens'][1:]]
+  p = math.exp(-1.125), math.exp(-2.125)
+  refused = [[ord(x), None, 0.5] for x in 'xy']
+  assert known == [[98, p[0], 0.5], *refused, [99, p[1], None]]
+  assert [*answer['counts'].values()] == [6, 3, 5, 3]
+  assert answer['reason'] == 'length'
 
 
 def test_what_comes_after_the_end_is_marked_as_cut():
@@ -201,19 +206,14 @@ def test_what_comes_after_the_end_is_marked_as_cut():
   window = whole.record.windows[0]._replace(tokens=[*b'ab'])  # EOS, say, at b
   cut = dict(tokens=[*b'ab'], origins=['drafted'] * 2, logprobs=None)
   short = whole.record._replace(windows=[window])
-  (found,) = calls(
-    page(answered('', [], **vars(whole) | cut | {'record': short}))
-  )
-  assert found == (
-    '1',
-    '3 of 3',
-    [('drafted', 'a'), ('drafted', 'b'), ('cut', 'c')],
-  )
+  of = lambda **changes: drawn(answered('', [], **vars(whole) | cut | changes))
+  (found,) = of(record=short)['answers'][0]['windows']
+  assert tokens_of(found) == [('drafted', 'a'), ('drafted', 'b'), ('cut', 'c')]
+  assert found['accepted'] == found['drafted'] == 3
+  assert found['tokens'][2]['q'] == 0.5
   # A stop string: the window was emitted, and the text ends inside it.
-  text = page(answered('', [], **vars(whole) | cut))
-  kinds = [kind for kind, _ in calls(text)[0][2]]
-  assert kinds == ['drafted', 'drafted', 'cut', 'cut']
-  assert [x for *_, x in tokens_of(text)] == ['a', 'b']
+  (found,) = of()['answers'][0]['windows']
+  assert tokens_of(found)[1:] == [('drafted', 'b'), ('cut', 'c'), ('cut', 'd')]
 
 
 def test_the_page_is_written_or_refused(tmp_path):
@@ -229,7 +229,8 @@ def test_the_page_is_written_or_refused(tmp_path):
   assert not os.listdir(tmp_path)
   show.html(answers, tmp_path / 'page.html')
   text = (tmp_path / 'page.html').read_text('utf-8')
-  assert re.findall('<h2>(.*?)</h2>', text) == ['Answer 0', 'Answer 1']
+  found = json.loads(Reader(text).text['record'])['answers']
+  assert [x['title'] for x in found] == ['Answer 0', 'Answer 1']
 
 
 @pytest.mark.parametrize(
