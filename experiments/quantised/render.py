@@ -118,6 +118,29 @@ def _choice(runs: list[Run]) -> str:
   )
 
 
+def llama(doc: Mapping[str, Any]) -> str:
+  """llama.cpp: tokens a second, plain and with each longest draft."""
+  speeds = {
+    row['gamma']: sum(x['tokens'] for x in row['timed'])
+    / sum(x['seconds'] for x in row['timed'])
+    for row in doc['rows']
+  }
+  rows = [
+    ['with the draft, up to ' + str(n) if n else 'plain', f'{x:.1f}']
+    for n, x in speeds.items()
+  ]
+  return '\n'.join(
+    [
+      f'{page.made_on(doc["machine"])} llama.cpp of node-llama-cpp '
+      f'{doc["version"]}, {doc["asked"]["threads"]} threads, greedy, '
+      f'{doc["asked"]["prompts"]} prompts, {doc["asked"]["new"]} new tokens at '
+      'most.',
+      '',
+      *page.table(['llama.cpp', 'tok/s'], rows),
+    ]
+  )
+
+
 def figure(doc: Mapping[str, Any]) -> bytes:
   """A PNG: tokens a second of each target, plain and with each drafter."""
   runs = doc['runs']

@@ -101,6 +101,20 @@ def test_bad_input_is_one_sentence(flag, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+def test_llama_cpps_speed_is_of_all_prompts_together():
+  timed = [dict(tokens=10, seconds=1.0), dict(tokens=30, seconds=1.0)]
+  text = render.llama(
+    dict(
+      machine=dict(DOC['runs'][0]['machine'], device='cpu'),
+      version='3',
+      asked=dict(threads=2, prompts=2, new=31),
+      rows=[dict(gamma=0, timed=timed), dict(gamma=4, timed=timed[:1])],
+    )
+  )
+  assert '| plain | 20.0 |' in text
+  assert '| with the draft, up to 4 | 10.0 |' in text
+
+
 @pytest.mark.slow
 def test_a_tiny_run(tmp_path):
   once = functools.partial(

@@ -1,0 +1,84 @@
+r"""llama.cpp on the files and prompts of table.py: plain, and with the draft.
+
+(cd DIR; npm install --ignore-scripts node-llama-cpp)
+python experiments/quantised/llama.py --node=DIR \
+  --config.target.source=TARGET.gguf --config.draft.source=DRAFT.gguf
+"""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+
+from experiments import page  # noqa: E402
+from experiments.quantised import render  # noqa: E402
+from specdec_jax import machine, printing, program  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
+from specdec_jax.bench import prompts  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+
+_CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
+_NODE = flags.DEFINE_string('node', '', 'folder with node_modules')
+_NEW = flags.DEFINE_integer('new', 64, 'tokens of an answer, at most')
+_PROMPTS = flags.DEFINE_integer('prompts', 6, 'prompts, evenly of all')
+_GAMMAS = flags.DEFINE_list('gammas', ['2', '4', '8'], 'drafted at most')
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+
+
+def run() -> bool:
+  s = settings_lib.settings(_CONFIG.value)
+  if not shutil.which('node') or not _NODE.value:
+    raise ValueError('node: needs node, and --node=DIR with node-llama-cpp')
+  folder = program.open_workdir(_RESULTS.value)
+  asked = dict(
+    target=str(pathlib.Path(s.target.source).resolve()),
+    draft=str(pathlib.Path(s.draft.source).resolve()),
+    threads=machine.describe()['cores'],
+    new=_NEW.value,
+    gammas=[int(x) for x in _GAMMAS.value],
+    prompts=_prompts(s),
+  )
+  done = subprocess.run(
+    ['node', str(HERE / 'llama.mjs')],
+    input=json.dumps(asked),
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=_NODE.value,
+    check=True,
+  )
+  found = json.loads(done.stdout)
+  about = machine.describe() | dict(
+    zip(('commit', 'dirty'), machine.commit(*page.WRITTEN), strict=True)
+  )
+  doc = {'machine': about, 'asked': asked | {'prompts': len(asked['prompts'])}}
+  text = render.llama(doc | found)
+  if folder is not None:
+    files.write(folder / 'llama.json', printing.compact(doc | found))
+    if folder.resolve() == HERE / 'results':
+      page.fill(HERE, text, 'llama')
+  print(text)
+  return True
+
+
+def _prompts(s: settings_lib.Settings) -> list[list[int]]:
+  """Token ids of some test prompts of table.py; the draft's tokenizer is the
+  target's."""
+  target = dataclasses.replace(s.target, source=s.draft.source)
+  decode = dataclasses.replace(s.decode, methods=(), gammas=(0,))
+  e = settings_lib.load(dataclasses.replace(s, target=target, decode=decode))
+  test = plan_lib.make(e, prompts.chosen(s.bench.prompts)).test
+  every = max(1, len(test) // _PROMPTS.value)
+  return [list(map(int, x.tokens)) for x in test[::every][: _PROMPTS.value]]
+
+
+if __name__ == '__main__':
+  program.launch(run)
