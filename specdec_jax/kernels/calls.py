@@ -91,6 +91,11 @@ class Around(NamedTuple):
   gated: bool = False
 
 
+def given(x: Array | None) -> Array:
+  """An argument that may be left out; no rows stand for None."""
+  return jnp.zeros((0,), jnp.float32) if x is None else x
+
+
 def linear(x: Array, packed: Array, columns: int, **around) -> Array:
   """add + act(norm(x) @ kernel + bias), float32.
 
@@ -104,9 +109,16 @@ def linear(x: Array, packed: Array, columns: int, **around) -> Array:
 
 
 def product(
-  target: str, x: Array, packed: Array, columns: int, around: Around, **more
+  target: str,
+  x: Array,
+  packed: Array,
+  columns: int,
+  around: Around,
+  *arrays: Array,
+  **more,
 ) -> Array:
-  """`linear` by the handler of this name, which takes `more` attributes."""
+  """`linear` by the handler of this name, which takes these arrays last, and
+  `more` attributes."""
   norm, bias, add, act, gated = around
   x_MK = x.reshape(-1, x.shape[-1])
   shape = (x_MK.shape[0], columns)
@@ -115,8 +127,9 @@ def product(
     x_MK,
     packed,
     *_arrays(norm),
-    _given(bias),
-    _given(None if add is None else add.reshape(shape)),
+    given(bias),
+    given(None if add is None else add.reshape(shape)),
+    *arrays,
     norm=np.int32(_NORMS[norm.kind if norm else 'none']),
     eps=np.float32(norm.eps if norm else 0),
     act=np.int32(_ACTS[act]),
@@ -140,7 +153,7 @@ def add_norm(x: Array, norm: Norm, add: Array | None) -> Array:
   y_MK = call(
     x_MK,
     *_arrays(norm),
-    _given(None if add is None else add.reshape(x_MK.shape)),
+    given(None if add is None else add.reshape(x_MK.shape)),
     norm=np.int32(_NORMS[norm.kind]),
     eps=np.float32(norm.eps),
   )
@@ -203,7 +216,7 @@ def attend(
     _angles(sin, B, T),
     slots_BT.astype(jnp.int32),
     jnp.broadcast_to(mask_BTS, (B, T, S)),
-    *(_given(norms[i].scale if norms else None) for i in range(2)),
+    *(given(norms[i].scale if norms else None) for i in range(2)),
     keys,
     values,
     _whole(bias_BHTS, (B, heads, T, S)),
@@ -218,7 +231,7 @@ def attend(
 def _angles(x: Array | None, B: int, T: int) -> Array:
   """cos or sin as rows of tokens; wider where 64-bit types are enabled."""
   if x is None:
-    return _given(x)
+    return given(x)
   spread = jnp.broadcast_to(x, (B, T, 1, x.shape[-1])).astype(jnp.float32)
   return spread.reshape(B * T, -1)
 
@@ -226,14 +239,9 @@ def _angles(x: Array | None, B: int, T: int) -> Array:
 def _whole(x: Array | None, shape: tuple[int, ...]) -> Array:
   """An argument of this shape, of which the kernel reads every number."""
   if x is None:
-    return _given(x)
+    return given(x)
   return jnp.broadcast_to(x, shape).astype(jnp.float32)
 
 
-def _given(x: Array | None) -> Array:
-  """An argument that may be left out; no rows stand for None."""
-  return jnp.zeros((0,), jnp.float32) if x is None else x
-
-
 def _arrays(norm: Norm | None) -> tuple[Array, Array]:
-  return _given(norm and norm.scale), _given(norm and norm.shift)
+  return given(norm and norm.scale), given(norm and norm.shift)

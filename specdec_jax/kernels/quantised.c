@@ -279,8 +279,10 @@ static Product* const product_of[] = {
 // ---- The handler ------------------------------------------------------------
 
 // quantised: of all rows, in groups of `step`. normed: memory for norm(x).
+// order: row k of w is multiplied by number order[k] of norm(x); NULL: by k.
 typedef struct {
   const float *x, *scale, *shift;
+  const int32_t* order;
   const uint8_t* w;
   float* normed;
   int8_t* quantised;
@@ -299,11 +301,19 @@ static void quantise_unit(const void* job, int64_t i) {
   for (int64_t m = 0; m < rows; m++) {
     const float* x = j->x + (first + m) * j->depth;
     float* y = j->normed + (first + m) * j->depth;
-    if (j->norm)
+    if (j->norm) {
       norm_row(j->norm, x, j->scale, j->shift, j->eps, j->depth, y);
-    for (int64_t b = 0; b < blocks; b++)
-      quantise((j->norm ? y : x) + 32 * b, j->wide, rows, m,
-               group + b * rows * size);
+      x = y;
+    }
+    for (int64_t b = 0; b < blocks; b++) {
+      const float* part = x + 32 * b;
+      float mixed[32];
+      if (j->order) {
+        for (int k = 0; k < 32; k++) mixed[k] = x[j->order[32 * b + k]];
+        part = mixed;
+      }
+      quantise(part, j->wide, rows, m, group + b * rows * size);
+    }
   }
 }
 
@@ -323,7 +333,8 @@ static void panel_unit(const void* job, int64_t p) {
   }
 }
 
-// x, w, scale and shift of a norm, bias, add -> add + act(norm(x) @ w + bias).
+// x, w, scale and shift of a norm, bias, add, order -> add + act(norm(x) @ w +
+// bias).
 XLA_FFI_Error* SpecdecQuantised(XLA_FFI_CallFrame* f) {
   if (answers_metadata(f)) return NULL;
   XLA_FFI_Buffer *x = in(f, 0), *w = in(f, 1);
@@ -331,12 +342,13 @@ XLA_FFI_Error* SpecdecQuantised(XLA_FFI_CallFrame* f) {
   const bool wide = WHOLE("wide");
   const int64_t groups = ceiling(rows, wide ? HALF : MOST);
   Linear j = {.x = x->data, .scale = given(f, 2), .shift = given(f, 3),
-              .w = w->data, .rows = rows, .depth = depth,
+              .order = given(f, 6), .w = w->data, .rows = rows, .depth = depth,
               .step = ceiling(rows, groups), .eps = NUMBER("eps"),
               .norm = WHOLE("norm"), .wide = wide,
               .to = result_of(f, w->dims[0])};
   if (w->dims[1] * DEPTH != depth || w->dims[2] != BLOCK ||
-      j.to.panels != ceiling(j.to.columns, WIDE))
+      j.to.panels != ceiling(j.to.columns, WIDE) ||
+      (j.order && in(f, 6)->dims[0] != depth))
     return fail(f, "quantised linear: shapes of x, w and y do not fit");
   const int64_t bytes = rows * depth / 32 * row_bytes(j.wide);
   j.normed = scratch(rows * depth + ceiling(bytes, 4));

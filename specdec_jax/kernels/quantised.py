@@ -266,7 +266,14 @@ def broken(packed: np.ndarray, kind: str) -> int:
 
 
 def linear(
-  x: Array, packed: Array, kind: str, columns: int, *, bits: int = 16, **around
+  x: Array,
+  packed: Array,
+  kind: str,
+  columns: int,
+  *,
+  bits: int = 16,
+  order: Array | None = None,
+  **around,
 ) -> Array:
   """add + act(norm(x) @ matrix + bias), float32.
 
@@ -276,6 +283,7 @@ def linear(
     kind: one of KINDS, whose library is loaded (library.quantised).
     columns: N, of the result.
     bits: of BITS; 16 gives float32's result to about 3e-5 of it, 8 to 7e-3.
+    order: [K] int32, row k of the panels is this row of the matrix; None: k.
     **around: the fields of calls.Around.
   """
   return calls.product(
@@ -284,5 +292,6 @@ def linear(
     packed,
     columns,
     calls.Around(**around),
+    calls.given(order),
     wide=np.int32(bits == 16),
   )

@@ -153,13 +153,7 @@ class Quantised:
     self, x: Array, bias: Array | None = None, gated: bool = False, **more
   ) -> Array:
     columns = self.N // (2 if gated else 1)
-    more |= dict(bias=bias, gated=gated, bits=self.bits)
-    if self.order is not None:
-      mix = lambda y: jnp.take(y, self.order, -1, mode='clip')
-      x, norm = mix(x), more.get('norm')
-      if norm:
-        shift = None if norm.shift is None else mix(norm.shift)
-        more['norm'] = norm._replace(scale=mix(norm.scale), shift=shift)
+    more |= dict(bias=bias, gated=gated, bits=self.bits, order=self.order)
     return quantised.linear(x, self.array, self.kind, columns, **more)
 
   def columns(self, ids: Array) -> Array:

@@ -137,7 +137,8 @@ def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
   target = f'specdec_{kind.lower()}_{lanes}'
   product = jax.jit(
     lambda x: calls.product(
-      target, x, packed, N, calls.Around(), wide=np.int32(bits == 16)
+      *(target, x, packed, N, calls.Around(), calls.given(None)),
+      wide=np.int32(bits == 16),
     )
   )
   alone = np.concatenate([product(x[i : i + 1]) for i in range(len(x))])
@@ -158,10 +159,23 @@ def test_scales_that_are_not_finite_are_counted():
   assert quantised.broken(packed, 'U8_32') == 3
 
 
+def test_a_matrix_of_mixed_rows_is_multiplied_in_their_order():
+  """To the bit, whatever the number of rows."""
+  load('Q4_1')
+  packed, _, _ = matrix('Q4_1', 128, 70)
+  packed, x = jnp.asarray(packed), normal(0, 13, 128)
+  order = jnp.asarray(np.random.default_rng(1).permutation(128), jnp.int32)
+  wanted = quantised.linear(x[:, order], packed, 'Q4_1', 70)
+  for rows in (1, 5, 13):
+    found = quantised.linear(x[:rows], packed, 'Q4_1', 70, order=order)
+    np.testing.assert_array_equal(found, wanted[:rows])
+
+
 @pytest.mark.parametrize('gated', [False, True])
 @pytest.mark.parametrize('norm', ['rms', 'layer'])
 def test_what_surrounds_a_product(norm, gated):
-  """As around a product in float32, with a row's error of 16 bits."""
+  """As around a product in float32, with a row's error of 16 bits; with rows
+  of the matrix mixed."""
   load('Q4_1')
   if why := library.load(files.cache_folder()):
     pytest.skip(why)
@@ -178,10 +192,12 @@ def test_what_surrounds_a_product(norm, gated):
     act='silu',
     gated=gated,
   )
-  x = 3 * normal(0, 2, 3, K)
+  x, order = 3 * normal(0, 2, 3, K), np.random.default_rng(6).permutation(K)
+  own = dict(bias=calls.pad(bias, parts, quantised.WIDE), **around)
   found = quantised.linear(
-    x, packed, 'Q4_1', N, bias=calls.pad(bias, parts, quantised.WIDE), **around
+    x, packed, 'Q4_1', N, order=jnp.asarray(order, jnp.int32), **own
   )
+  kernel = kernel[jnp.argsort(jnp.asarray(order))]
   wanted = calls.linear(
     x, calls.pack(kernel, parts), N, bias=calls.pad(bias, parts), **around
   )
