@@ -61,8 +61,8 @@ def run() -> bool:
   rows = requests.rows_on(e.target.layout, min(s.bench.batch_size, len(chosen)))
 
   def ask(items):
-    batch = api.request_of(engine, items, wanted, rows=rows)
-    return api.run(engine, batch, wanted)
+    found = dict(api.answers(engine, items, [wanted] * len(items), rows=rows))
+    return [found[i] for i in range(len(items))]
 
   models = [x for x in (e.target, engine.draft) if x]
   task = batch_lib.Run(

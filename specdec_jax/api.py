@@ -7,6 +7,7 @@ out = specdec_jax.generate(target, ['Hello!'], draft=draft, gamma=4)
 print(out[0].text, out[0].metrics['block_efficiency'])
 """
 
+import collections
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from specdec_jax import (
   fields,
   hosts,
   metrics,
+  pool,
   requests,
+  sampling,
   types,
 )
 from specdec_jax import record as record_lib
@@ -55,7 +58,8 @@ def generate(
     gamma: tokens drafted before each pass of the target (None: 4, or what your
       own drafter was made for).
     draft_options: settings of a drafter that draft names, by name.
-    **options: the fields of Settings.
+    **options: the fields of Settings; max_new_tokens, temperature, top_k, top_p
+      and seed may be lists, with a value for each prompt.
 
   Raises:
     ValueError: a bad setting, prompt, name or draft. Nothing has run then.
@@ -63,14 +67,13 @@ def generate(
   """
   how = dict(draft=draft, rule=rule, gamma=gamma, draft_options=draft_options)
   job = _job(target, _listed(prompts), 0, **how, **options)
-  out = []
-  for batch in job.batches:
-    done = run(job.engine, batch, job.wanted)
-    for number, x in zip(batch.request_B, done, strict=False):
-      if x.finish_reason == 'non-finite':
-        raise _non_finite(job.engine, number, len(x.tokens))
-    out += done
-  return out
+  out = {}
+  rows = min(job.each[0].batch_size, len(job.items))
+  for i, x in answers(*job[:3], rows=rows):
+    if x.finish_reason == 'non-finite':
+      raise _non_finite(job.engine, job.items[i].number, len(x.tokens))
+    out[i] = x
+  return [out[i] for i in range(len(out))]
 
 
 def stream(
@@ -112,7 +115,8 @@ def stream(
     )
   how = dict(draft=draft, rule=rule, gamma=gamma, draft_options=draft_options)
   job = _job(target, [prompt], int(request), **how, **options)
-  return _pieces(job.engine, job.batches[0], job.wanted)
+  ((_, batch),) = _batches(job.engine, job.items, job.asked, 1)
+  return _pieces(job.engine, batch, job.each[0])
 
 
 def check_cache(
@@ -130,18 +134,22 @@ def check_cache(
     debug.Finding: what is wrong first, by row, window and slot.
     ValueError: as generate.
   """
-  engine, _, batches = _job(target, _listed(prompts), 0, **asked)
+  engine, items, each, wanted = _job(target, _listed(prompts), 0, **asked)
   parts = engine.drafter, engine.rule, engine.options
   loop = decode.Loop(target.model, *parts)
-  for batch in batches:
+  rows = min(each[0].batch_size, len(items))
+  for _, batch in _batches(engine, items, wanted, rows):
     placed = requests.place(batch, target.layout)
     debug.check_cache(loop, engine.weights, placed, proposals=proposals)
 
 
 class _Job(NamedTuple):
+  """What is decoded: requests, the settings of each, what they ask for."""
+
   engine: build.Engine
-  wanted: completion.Settings
-  batches: list[decode.Request]
+  items: list[requests.Item]
+  each: list[completion.Settings]
+  asked: list[requests.Wanted]
 
 
 def _job(
@@ -157,13 +165,18 @@ def _job(
   **options,
 ) -> _Job:
   """What a call of generate decodes; its first prompt has number `first`."""
-  wanted = completion.settings(options)
+  if not 1 <= len(prompts) <= _PROMPTS:
+    raise ValueError(f'{len(prompts)} prompts: give 1 to {_PROMPTS}')
+  each = completion.each(options, len(prompts))
   build.check(target, draft)
+  wanted = each[0]
   if wanted.logprobs > target.ids:
     raise ValueError(
       f'logprobs={wanted.logprobs}: the vocabulary has {target.ids} tokens'
     )
   items = _items(target, prompts, wanted, first)
+  each = [x for x in each for _ in range(x.n)]
+  asked = _asked(target, items, each)
   engine = build.engine(
     target,
     table.with_options(draft, draft_options),
@@ -171,12 +184,7 @@ def _job(
     gamma=gamma,
     options=build.default_options(logprobs=max(wanted.logprobs, wanted.record)),
   )
-  rows = requests.rows_on(target.layout, min(wanted.batch_size, len(items)))
-  batches = [
-    request_of(engine, items[i : i + rows], wanted, rows=rows)
-    for i in range(0, len(items), rows)
-  ]
-  return _Job(engine, wanted, batches)
+  return _Job(engine, items, each, asked)
 
 
 def _listed(prompts: Any) -> list[Any]:
@@ -189,8 +197,6 @@ def _listed(prompts: Any) -> list[Any]:
 
 def _items(target, prompts, wanted, first: int) -> list[requests.Item]:
   """Every sample of every prompt, in generate's order."""
-  if not 1 <= len(prompts) <= _PROMPTS:
-    raise ValueError(f'{len(prompts)} prompts: give 1 to {_PROMPTS}')
   # Without a template a chat would be in words of ours.
   chat = wanted.chat or any(map(requests.is_chat, prompts))
   if chat and target.tokenizer.chat_template is None:
@@ -206,79 +212,121 @@ def _items(target, prompts, wanted, first: int) -> list[requests.Item]:
   ]
 
 
-def request_of(
+def wanted_of(
+  target: build.LanguageModel, item: requests.Item, wanted: completion.Settings
+) -> requests.Wanted:
+  """What is asked of one request.
+
+  Raises:
+    ValueError: it does not fit; a value past float32; an unknown stop id.
+  """
+  new = requests.check(item, target, wanted.max_new_tokens)
+  sampled = wanted.temperature, wanted.top_k, wanted.top_p
+  sampling.settings(1, *sampled)
+  return requests.Wanted(
+    new, *sampled, wanted.seed, wanted.all_stop_ids(target)
+  )
+
+
+def answers(
   engine: build.Engine,
   items: Sequence[requests.Item],
-  wanted: completion.Settings,
-  **shape,
-) -> decode.Request:
-  """The items as one batch; shape: rows, length."""
-  target = engine.target
-  new = [requests.check(x, target, wanted.max_new_tokens) for x in items]
-  sampled = wanted.temperature, wanted.top_k, wanted.top_p, wanted.seed
-  asked = requests.Wanted(new, *sampled, wanted.all_stop_ids(target))
-  return requests.make(items, asked, gamma=engine.drafter.gamma, **shape)
+  each: Sequence[completion.Settings],
+  *,
+  rows: int,
+) -> Iterator[tuple[int, completion.Completion]]:
+  """Completes requests; yields which, and its Completion, as each ends.
 
-
-def run(
-  engine: build.Engine, request: decode.Request, wanted: completion.Settings
-) -> list[completion.Completion]:
-  """Decodes a batch; a Completion for every row that started.
-
-  A row whose logits were not finite ends there, as 'non-finite'.
+  A row whose logits were not finite ends there, as 'non-finite'. More requests
+  than rows share a pool, whose rows are as long as the longest needs.
 
   Args:
-    request: the batch, from request_of.
-    wanted: the settings that request was made with; stop strings, logprobs
-      and record are applied here.
+    engine: with the log-probabilities that are wanted.
+    items, each: the requests and their settings, which have one `record`; with
+      it they are decoded a batch at a time.
+    rows: decoded together; on a mesh rounded up.
   """
-  placed = requests.place(request, engine.target.layout)
-  if wanted.record:
-    out, windows = record_lib.run(engine, placed)
+  asked = _asked(engine.target, items, each)
+  if each[0].record or len(items) <= rows:
+    found = _in_batches(engine, items, asked, rows, record=each[0].record)
   else:
-    out = hosts.fetch(engine.programs.generate(engine.weights, placed))
-    windows = None
-  started = np.flatnonzero(request.limit_B > request.lengths_B)
-  return [
-    _completion(engine, request, wanted, out, row, windows)
-    for row in map(int, started)
-  ]
+    found = _in_a_pool(engine, items, asked, rows)
+  return ((i, completion_of(engine, each[i], *ended)) for i, *ended in found)
 
 
-def _completion(engine, request, wanted, out, row: int, windows):
-  tokenizer, info = engine.target.tokenizer, out.info
-  start, end = int(request.lengths_B[row]), int(out.lengths_B[row])
-  tokens = out.tokens_BL[row, start:end].tolist()
-  reason = 'length'
-  if end < request.limit_B[row] or tokens[-1] in request.stop_BX[row]:
-    reason = 'stop'
-  if info.broken_B[row]:
-    reason = 'non-finite'
-  made_by = _origins(info.origin_BL[row, start:end])
+def _asked(target, items, each) -> list[requests.Wanted]:
+  return [wanted_of(target, *pair) for pair in zip(items, each, strict=True)]
+
+
+def _in_a_pool(engine, items, asked, rows: int) -> Iterator[tuple[Any, ...]]:
+  """Yields (index, Ended)."""
+  pairs = list(zip(items, asked, strict=True))
+  need = max(len(x.tokens) + wanted.new for x, wanted in pairs)
+  held = pool.Pool.of(
+    engine,
+    rows=rows,
+    length=requests.bucket(need + engine.drafter.gamma),
+    sources=max(len(x.source) for x in items),
+    stops=max(len(wanted.stop_ids) for wanted in asked),
+  )
+  waiting = ((i, *pair) for i, pair in enumerate(pairs))
+  return held.answers(collections.deque(waiting))
+
+
+def _in_batches(
+  engine, items, asked, rows: int, *, record: bool
+) -> Iterator[tuple[Any, ...]]:
+  """Yields (index, Ended, windows if they are recorded, or None)."""
+  for first, request in _batches(engine, items, asked, rows):
+    placed, windows = requests.place(request, engine.target.layout), None
+    if record:
+      out, windows = record_lib.run(engine, placed)
+    else:
+      out = hosts.fetch(engine.programs.generate(engine.weights, placed))
+    for row in range(min(len(items) - first, len(request.limit_B))):
+      ended = pool.ended(request, out, row)
+      yield first + row, ended, windows and windows[row]
+
+
+def _batches(engine, items, asked, rows: int):
+  """Yields (index of its first item, decode.Request), a batch at a time."""
+  rows = requests.rows_on(engine.target.layout, rows)
+  for i in range(0, len(items), rows):
+    some, wanted = (x[i : i + rows] for x in (items, asked))
+    shape = dict(gamma=engine.drafter.gamma, rows=rows)
+    yield i, requests.make(some, requests.together(wanted), **shape)
+
+
+def completion_of(
+  engine: build.Engine,
+  wanted: completion.Settings,
+  ended: pool.Ended,
+  windows: list[record_lib.Window] | None = None,
+) -> completion.Completion:
+  """The answer to a request: stop strings and logprobs are applied here."""
+  tokenizer, info, start = engine.target.tokenizer, ended.info, ended.start
+  tokens = ended.tokens
+  made_by = _origins(info.origin_BL[0, start : len(tokens)])
   reader = completion.Reader(tokenizer, wanted.stop)
-  piece = reader.piece(tokens, made_by, last=True)
-  reason = 'stop' if reader.stopped else reason
+  piece = reader.piece(tokens[start:], made_by, last=True)
   kept = slice(start, start + len(piece.tokens))
-  of_row = lambda x_BL: x_BL[row, kept].tolist()
+  of_row = lambda x_BL: x_BL[0, kept].tolist()
   logprobs = top = None
   if info.logprob_BL is not None:
     logprobs = of_row(info.logprob_BL)
   if info.top_BLX is not None:
     pairs = zip(*map(of_row, info.top_BLX), strict=True)
     top = [list(zip(*x, strict=True)) for x in pairs]
-  record = windows and record_lib.Record(
-    out.tokens_BL[row, :start].tolist(),
-    windows[row],
-    tokenizer,
-    record_lib.setting(engine, wanted),
-  )
-  counts = metrics.rows(info, slice(row, row + 1))
+  record = None
+  if windows is not None:
+    setting = record_lib.setting(engine, wanted)
+    record = record_lib.Record(tokens[:start], windows, tokenizer, setting)
   return completion.Completion(
     text=piece.text,
     tokens=piece.tokens,
-    finish_reason=reason,
+    finish_reason='stop' if reader.stopped else ended.reason,
     origins=piece.origins,
-    metrics=metrics.summary(counts)._asdict() | {'costs': engine.costs},
+    metrics=metrics.summary(info)._asdict() | {'costs': engine.costs},
     logprobs=logprobs,
     top_logprobs=top,
     record=record,

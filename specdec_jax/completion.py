@@ -38,6 +38,9 @@ ELSEWHERE = {
   'top_logprobs': 'logprobs',
 }
 
+# Settings that may differ from prompt to prompt of a call.
+EACH = 'max_new_tokens', 'temperature', 'top_k', 'top_p', 'seed'
+
 # Samples of a prompt, at most.
 SAMPLES = 1 << 12
 
@@ -117,9 +120,10 @@ class Settings:
           f'stop_ids: {x} is outside the vocabulary: allowed are 0 to '
           f'{target.ids - 1}'
         )
-    # Special tokens have no text, so a string search would never find them.
-    special = target.tokenizer.inner.get_added_tokens_decoder().items()
-    named = [i for i, x in special if x.special and x.content in self.stop]
+    special, named = target.tokenizer.inner.get_added_tokens_decoder, []
+    if self.stop:  # no text has special tokens: no search would find them
+      pairs = special().items()
+      named = [i for i, x in pairs if x.special and x.content in self.stop]
     own = target.tokenizer.eos_ids if self.stop_ids is None else self.stop_ids
     return [*map(int, own), *named]
 
@@ -152,6 +156,26 @@ def settings(options: dict[str, Any]) -> Settings:
       f'unknown setting {name!r}{here}: allowed are {", ".join(allowed)}'
     )
   return Settings(**options)
+
+
+def each(options: dict[str, Any], prompts: int) -> list[Settings]:
+  """The Settings of every prompt; those of EACH may be lists of as many.
+
+  Raises:
+    ValueError: as settings; a list of another length.
+  """
+  lists = {name: requests.listed(options.get(name)) for name in EACH}
+  lists = {name: x for name, x in lists.items() if x is not None}
+  for name, values in lists.items():
+    if len(values) != prompts:
+      raise ValueError(
+        f'{name}: a list of {len(values)} for {prompts} prompts: give one '
+        'value for all, or one for each prompt'
+      )
+  if not lists:
+    return [settings(options)] * prompts
+  row = lambda i: {name: values[i] for name, values in lists.items()}
+  return [settings(options | row(i)) for i in range(prompts)]
 
 
 @dataclasses.dataclass(frozen=True)

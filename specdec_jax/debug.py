@@ -78,7 +78,7 @@ def check_cache(
       limit_B=jnp.where(state.live_B, request.limit_B, state.lengths_B),
     )
     fresh, _ = start(weights, again)
-    window, lengths_B = int(info.calls), np.asarray(state.lengths_B)
+    window, lengths_B = int(info.calls_B.max()), np.asarray(state.lengths_B)
     caches = state.cache, fresh.cache, slot_axes.cache
     if gap := _first_gap(*caches, lengths_B - 1, tolerance):
       row, slot, text = gap
@@ -205,7 +205,8 @@ def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
     f'draft {k} is not what a fresh init on the same tokens gives: {text}. '
     'Give proposals=False for a drafter that learns as it decodes'
   )
-  raise DraftMismatch(request, row, int(info.calls) - 1, length + k, text)
+  window = int(info.calls_B.max()) - 1
+  raise DraftMismatch(request, row, window, length + k, text)
 
 
 def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):

@@ -71,11 +71,13 @@ class Programs(NamedTuple):
   generate(weights, request) -> Output: one executable call.
   start(weights, request) -> (State, Info); step(weights, request, state, info)
     -> (State, Info), state and info donated: the same loop driven from Python.
+  advance(weights, request, state, info, most): several steps in one call.
   """
 
   generate: Any
   start: Any
   step: Any
+  advance: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +152,7 @@ def programs(
 
 def _programs(loop: Loop) -> Programs:
   init, one = functools.partial(start, loop), functools.partial(step, loop)
+  several = functools.partial(advance, loop)
 
   def generate(weights, request):
     state, info = jax.lax.while_loop(
@@ -159,9 +162,8 @@ def _programs(loop: Loop) -> Programs:
     )
     return Output(state.tokens_BL, state.lengths_B, info)
 
-  return Programs(
-    jax.jit(generate), jax.jit(init), jax.jit(one, donate_argnums=(2, 3))
-  )
+  kept = functools.partial(jax.jit, donate_argnums=(2, 3))
+  return Programs(jax.jit(generate), jax.jit(init), kept(one), kept(several))
 
 
 def start(loop: Loop, weights: types.Weights, request: Request):
@@ -187,6 +189,17 @@ def start(loop: Loop, weights: types.Weights, request: Request):
   return state, _empty_info(B, L, drafter.gamma, options.logprobs)
 
 
+def advance(loop: Loop, weights, request: Request, state, info, most):
+  """Windows until a live row ends, or `most` have run; -> (State, Info)."""
+  live_B = state.live_B
+  same = lambda state: jnp.any(live_B) & jnp.all(state.live_B == live_B)
+  return jax.lax.while_loop(
+    lambda turn: (turn[0] < most) & same(turn[1]),
+    lambda turn: (turn[0] + 1, *step(loop, weights, request, *turn[1:])),
+    (jnp.int32(0), state, info),
+  )[1:]
+
+
 def context_of(drafter, request: Request, tokens_BL, lengths_B, live_B):
   """The types.Context of a request's rows."""
   most_B = jnp.clip(request.gamma_B, 0, drafter.gamma)
@@ -195,29 +208,17 @@ def context_of(drafter, request: Request, tokens_BL, lengths_B, live_B):
 
 
 def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
-  """One window for every row; -> (State, Info).
+  """One window for every row, after start or another; -> (State, Info).
 
   Worked example, gamma 3, a row of length 5: the window reads slots 4..7 (the
   last committed token and three drafts); with 2 accepted, tokens 5 and 6 are
   drafts, token 7 is recovered, and the length becomes 8. Slot 7 holds the
   rejected draft's keys until the next window overwrites it.
-
-  Args:
-    loop: target, drafter, rule and options.
-    weights: parameters of target and drafter.
-    request: the batch.
-    state, info: from start, or from the step before.
   """
   drafter = loop.drafter
   context = context_of(loop.drafter, request, *state[:3])
-  noise = loop.noise(
-    request.seed_B,
-    request.request_B,
-    state.lengths_B,
-    request.sampling,
-    gamma=drafter.gamma,
-    coupled=loop.rule.coupled,
-  )
+  keys = request.seed_B, request.request_B, state.lengths_B, request.sampling
+  noise = loop.noise(*keys, gamma=drafter.gamma, coupled=loop.rule.coupled)
   with jax.named_scope('propose'):
     draft, draft_state, cache = drafter.propose(
       weights, state.drafter, context, noise, state.cache
@@ -234,7 +235,8 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   flags = {each: width == each for each in widths}
   with jax.named_scope('verify'):
     tried = _one_of(attempt, flags, cache)
-  info = info._replace(widths_N=info.widths_N.at[width].add(1))
+  widths_BN = info.widths_BN.at[:, width].add(state.live_B)
+  info = info._replace(widths_BN=widths_BN)
   with jax.named_scope('commit'):
     return _commit(loop, request, state, info, draft, draft_state, tried)
 
@@ -356,11 +358,9 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
   one = lambda count_B: index_1N == count_B[:, None]
   below = lambda count_B: index_1N[:, :-1] < count_B[:, None]
   add = lambda old, flags: old + live_B[:, None] * flags
-  last = jnp.where(
-    draft.count_B == 0,
-    types.PLAIN,
-    jnp.where(tried.accepted_B < draft.count_B, types.RECOVERED, types.BONUS),
-  )
+  missed_B = tried.accepted_B < draft.count_B
+  last = jnp.where(missed_B, types.RECOVERED, types.BONUS)
+  last = jnp.where(draft.count_B == 0, types.PLAIN, last)
   drafted_BN = index_1N < tried.accepted_B[:, None]
   origin_BN = jnp.where(drafted_BN, types.DRAFTED, last[:, None])
   return types.Info(
@@ -370,10 +370,9 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
     accepted_BK=add(info.accepted_BK, below(kept_B)),
     whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
     calls_B=info.calls_B + live_B,
-    widths_N=info.widths_N,
-    calls=info.calls + 1,
+    widths_BN=info.widths_BN,
     origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
-    window_BL=put(info.window_BL, info.calls),
+    window_BL=put(info.window_BL, info.calls_B[:, None]),
     broken_B=info.broken_B | (state.live_B & tried.broken_B),
     logprob_BL=jax.tree.map(put, info.logprob_BL, tried.logprob_BN),
     top_BLX=jax.tree.map(put, info.top_BLX, tried.top_BNX),
@@ -390,8 +389,7 @@ def _empty_info(B: int, L: int, K: int, logprobs: int) -> types.Info:
     accepted_BK=count(B, K),
     whole_BN=count(B, K + 1),
     calls_B=count(B),
-    widths_N=count(K + 1),
-    calls=count(),
+    widths_BN=count(B, K + 1),
     origin_BL=jnp.zeros((B, L), jnp.int8),
     window_BL=jnp.full((B, L), -1, jnp.int32),
     broken_B=jnp.zeros((B,), bool),

@@ -12,31 +12,24 @@ import numpy as np
 
 from specdec_jax import decode, types
 
-# Counters of the batch, not of its rows.
-_BATCH = 'widths_N', 'calls'
-
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
-  """Info of some rows, on the host; counters of the batch are unchanged."""
-  some = lambda x: np.asarray(x)[pick]
-  return types.Info(
-    **{
-      name: jax.tree.map(np.asarray if name in _BATCH else some, x)
-      for name, x in info._asdict().items()
-    }
-  )
+  """Info of some rows, on the host."""
+  return jax.tree.map(lambda x: np.asarray(x)[pick], info)
 
 
 def join(outputs: Sequence[decode.Output]) -> types.Info:
-  """Several runs as one: rows side by side, counters of the batches added."""
-  host, out = [rows(output.info) for output in outputs], {}
-  for name in types.Info._fields:
-    parts = [getattr(info, name) for info in host]
-    if name in _BATCH:
-      out[name] = np.sum(parts, 0)
-    else:
-      out[name] = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-  return types.Info(**out)
+  """Several runs as one, rows side by side."""
+  host = [rows(output.info) for output in outputs]
+  return jax.tree.map(lambda *x: np.concatenate(x), *host)
+
+
+def windows(info: types.Info) -> np.ndarray:
+  """Windows of a batch that began together, by the drafts they had room for.
+
+  Those of the row that lived longest, [N].
+  """
+  return np.asarray(info.widths_BN)[np.argmax(info.calls_B)]
 
 
 # --- counts ----------------------------------------------------------------

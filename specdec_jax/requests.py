@@ -176,7 +176,7 @@ class Wanted(NamedTuple):
   new: tokens that a row may emit, at least 1.
   temperature, top_k, top_p: as in types.Sampling.
   seed: 0 to 2**32 - 1.
-  stop_ids: ids that end a row; the same for all.
+  stop_ids: ids that end a row.
   """
 
   new: Any
@@ -184,7 +184,12 @@ class Wanted(NamedTuple):
   top_k: Any = 0
   top_p: Any = 1.0
   seed: Any = 0
-  stop_ids: Sequence[int] = ()
+  stop_ids: Sequence[Any] = ()
+
+
+def together(each: Sequence[Wanted]) -> Wanted:
+  """What is asked of a batch, from what is asked of each prompt."""
+  return Wanted(*zip(*each, strict=True))
 
 
 def make(
@@ -195,6 +200,7 @@ def make(
   rows: int | None = None,
   length: int | None = None,
   sources: int | None = None,
+  stops: int | None = None,
 ) -> decode.Request:
   """A batch of prompts as one request, on the host.
 
@@ -204,6 +210,7 @@ def make(
     gamma: of the largest window, for which there is room.
     rows: fills the batch up to this with rows that never start.
     length, sources: of the buffers of tokens and sources; buckets if None.
+    stops: of the lists of stop ids; that of the longest if None.
   """
   n, rows = len(items), rows or len(items)
   assert 0 < n <= rows, f'{n} prompts in {rows} rows'
@@ -224,10 +231,20 @@ def make(
     fill(_uint32([x.number for x in items])),
     fill(_uint32(wanted.seed)),
     sampling.settings(rows, *sampled),
-    np.array([sorted(set(wanted.stop_ids)) or [-1]] * rows, np.int32),
+    _stops(wanted.stop_ids, rows, stops),
     np.full(rows, np.iinfo(np.int32).max, np.int32),
     source_of(items, rows, sources),
   )
+
+
+def _stops(given: Sequence[Any], rows: int, length: int | None) -> np.ndarray:
+  """stop_BX of one list, which is all rows', or of one for each prompt."""
+  lists = given if any(map(np.ndim, given)) else [given] * rows
+  sets = [sorted(set(ids)) for ids in lists]
+  longest = max(map(len, sets))
+  length = length or max(longest, 1)
+  assert longest <= length, f'{longest} stop ids, room for {length}'
+  return _buffer(sets, rows, length, fill=-1)
 
 
 def source_of(
@@ -248,8 +265,8 @@ def _lengths(texts: Sequence[Sequence[int]], rows: int) -> np.ndarray:
   return np.array([*map(len, texts), *[1] * (rows - len(texts))], np.int32)
 
 
-def _buffer(texts: Sequence[Sequence[int]], rows: int, length: int):
-  tokens_BL = np.zeros((rows, length), np.int32)
+def _buffer(texts: Sequence[Any], rows: int, length: int, fill: int = 0):
+  tokens_BL = np.full((rows, length), fill, np.int32)
   for row, text in zip(tokens_BL, texts, strict=False):
     row[: len(text)] = text
   return tokens_BL

@@ -267,7 +267,7 @@ class Drafter(NamedTuple):
 
 
 class Info(NamedTuple):
-  """Counts of a run, of fixed size; read once, on the host."""
+  """Counts of every row, of fixed size; read once, on the host."""
 
   hist_BN: Array  # windows by accepted and emitted drafts
   proposed_BK: Array  # windows in which draft k was proposed
@@ -275,10 +275,9 @@ class Info(NamedTuple):
   accepted_BK: Array  # ... accepted and emitted
   whole_BN: Array  # windows not cut by EOS or length, by accepted drafts
   calls_B: Array  # target calls while the row was live
-  widths_N: Array  # windows of the batch by the drafts they had room for
-  calls: Array  # windows of the batch
+  widths_BN: Array  # ... by the drafts that the batch's window had room for
   origin_BL: Array  # origin of each token, an index of ORIGINS
-  window_BL: Array  # the window that emitted each token, -1 for the prompt
+  window_BL: Array  # the row's window that emitted each token, or -1
   broken_B: Array  # the row ended because the target's logits were not finite
   logprob_BL: Array | None  # log-probability at temperature 1, if recorded
   # The likeliest ids in each token's place, and their log-probabilities.

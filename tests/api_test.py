@@ -144,6 +144,25 @@ def test_any_number_of_prompts_fits_a_mesh(target):
   assert list(specdec_jax.stream(sharded, PROMPTS[0], max_new_tokens=2))
 
 
+@pytest.mark.more
+def test_prompts_with_settings_of_their_own(target):
+  """In a batch or in a pool: those that all prompts have in other calls."""
+  own = dict(
+    max_new_tokens=[10, 8, 9],
+    temperature=np.array([0.0, 0.9, 1.3]),
+    top_k=(0, 0, 50),
+    top_p=[1.0, 0.8, 1.0],
+    seed=[7, 8, 9],
+  )
+  how = dict(draft='lookup', gamma=2)
+  batch = specdec_jax.generate(target, PROMPTS, **how, **own)
+  for i, x in enumerate(batch):
+    one = {name: values[i] for name, values in own.items()}
+    assert specdec_jax.generate(target, PROMPTS, **how, **one)[i] == x
+  pooled = specdec_jax.generate(target, PROMPTS, batch_size=2, **how, **own)
+  assert pooled == batch
+
+
 @pytest.fixture
 def broken(target):
   """Reading token 200 makes the logits NaN, and so does proposing it."""
@@ -156,10 +175,11 @@ def broken(target):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('draft', [None, 'lookup'])
-def test_logits_that_are_not_finite_are_an_error_not_a_token(broken, draft):
+@pytest.mark.parametrize('draft, rows', [(None, 1), ('lookup', 8)])
+def test_logits_that_are_not_finite_are_an_error(broken, draft, rows):
+  prompts, how = [[1], [5, 200]], dict(draft=draft, batch_size=rows)
   with pytest.raises(ValueError, match='request 1: .* after 0 new tokens'):
-    specdec_jax.generate(broken, [[1], [5, 200]], draft=draft)
+    specdec_jax.generate(broken, prompts, **how)
   with pytest.raises(
     completion.NonFiniteLogits, match='request 0: .* after 0 new'
   ):
@@ -170,9 +190,11 @@ def test_logits_that_are_not_finite_are_an_error_not_a_token(broken, draft):
 def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
   wanted = completion.Settings(**COMMON)
   items = requests.items([[1], [5, 200], [9]])
-  of = lambda model, items: api.run(
-    engine := build.engine(model), api.request_of(engine, items, wanted), wanted
-  )
+
+  def of(model, items):
+    each = [wanted] * len(items)
+    return [x for _, x in api.answers(build.engine(model), items, each, rows=8)]
+
   one, bad, two = of(broken, items)
   assert (bad.finish_reason, bad.tokens, bad.text) == ('non-finite', [], '')
   whole = of(target, items)
@@ -202,7 +224,12 @@ GENERATE = [
   (dict(temperature=float('inf')), 'temperature=inf: must be a number'),
   (dict(temperature=1e300), r'temperature=.*1.?e\+300'),
   (dict(temperature='0.7'), "temperature='0.7': must be a number"),
-  (dict(temperature=[0.0, 1.0]), r'temperature=\[0.0, 1.0\]: must be a num'),
+  (dict(temperature=[0.0, 1.0]), 'temperature: a list of 2 for 3 prompts'),
+  (dict(temperature=[0.0, 1.0, -1]), 'temperature=-1: must be a number'),
+  (dict(seed=[1, 2, 0.5]), 'seed=0.5: must be a whole number'),
+  (dict(top_k=[]), 'top_k: a list of 0 for 3 prompts'),
+  (dict(max_new_tokens=[1, None, 600]), 'no room for max_new_tokens=600'),
+  (dict(stop=[['a'], ['b'], ['c']]), 'stop=.*: must be texts'),
   (dict(top_p=0.0), 'top_p=0.0'),
   (dict(top_p=1e-50), r'top_p=.*1.?e-50'),
   (dict(top_p=True), 'top_p=True: must be a number'),
@@ -381,8 +408,9 @@ def test_a_conversation_is_a_prompt(chatty):
 def test_as_many_tokens_as_fit(target):
   items = requests.items(PROMPTS)
   wanted = completion.Settings(max_new_tokens=None)
-  request = api.request_of(build.engine(target, 'lookup'), items, wanted)
-  assert request.limit_B.tolist() == [target.context] * len(items)
+  for item in items:
+    new = api.wanted_of(target, item, wanted).new
+    assert len(item.tokens) + new == target.context
 
 
 def test_the_likeliest_tokens_and_their_log_probabilities(target, plain):

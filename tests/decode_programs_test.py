@@ -192,8 +192,8 @@ def test_widths_change_nothing(x64):
     for w in ((0, 1), ())
   )
   assert fakes.texts(some) == fakes.texts(one)
-  assert (some.info.widths_N > 0).tolist() == [True, True, False, True]
-  blank = lambda out: out._replace(info=out.info._replace(widths_N=0))
+  assert (some.info.widths_BN.sum(0) > 0).tolist() == [True, True, False, True]
+  blank = lambda out: out._replace(info=out.info._replace(widths_BN=0))
   same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12)
   jax.tree.map(same, blank(some), blank(one))
 

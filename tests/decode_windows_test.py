@@ -83,8 +83,8 @@ def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
     for b, pair in enumerate(patterns):
       one = alone[b, pair]
       for name, single in one.info._asdict().items():
-        per_row = name not in ('widths_N', 'calls')
-        if per_row and single is not None:
+        # Rows of a batch share the width of its windows.
+        if name != 'widths_BN' and single is not None:
           together = getattr(out.info, name)
           np.testing.assert_array_equal(together[b], single[0], name)
       np.testing.assert_array_equal(out.tokens_BL[b], one.tokens_BL[0])
@@ -188,8 +188,7 @@ def test_finished_rows_change_no_more(table_text):
   ended = {}
 
   def look(state, info):
-    per_row = info._replace(widths_N=None, calls=None)
-    now = jax.tree.map(np.array, (state, per_row))
+    now = jax.tree.map(np.array, (state, info))
     for b in np.flatnonzero(~now[0].live_B):
       # The first look after the end still holds the last window's writes.
       mine = jax.tree.map(lambda x, b=b: x[b], now)
@@ -270,7 +269,7 @@ def test_finished_rows_widen_no_window(table_text):
   request = fakes.request([[1, 2]] * 2, [1, 9], vocab=40, length=L)
   weights = weights_of(params, [text] * 2, [[GAMMA], [0]])
   info = generate(weights, request).info
-  assert info.widths_N.tolist() == [8, 0, 0, 1] and int(info.calls) == 9
+  assert info.widths_BN.tolist() == [[0, 0, 0, 1], [8, 0, 0, 1]]
 
 
 @pytest.mark.more
@@ -304,4 +303,4 @@ def test_a_window_is_as_wide_as_its_proposals_need(widths, wanted):
   out = programs.generate(weights, request)
   assert out.tokens_BL[0, 2:8].tolist() == wanted
   counts = np.bincount(wanted, minlength=GAMMA + 1)
-  assert out.info.widths_N.tolist() == counts.tolist()
+  assert out.info.widths_BN.tolist() == [counts.tolist()]

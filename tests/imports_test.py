@@ -27,6 +27,7 @@ LAYERS = {
   'requests': 3,
   'metrics': 3,
   'debug': 4,
+  'pool': 4,
   'record': 4,
   'show': 4,
   'costs': 4,

@@ -3,6 +3,7 @@
 python scripts/launch_local.py --processes=P --devices=D -- tests/on_hosts.py
 """
 
+import collections
 import os
 import pathlib
 import signal
@@ -19,6 +20,7 @@ from specdec_jax import (
   build,
   decode,
   hosts,
+  pool,
   printing,
   program,
   requests,
@@ -90,7 +92,8 @@ def tokens() -> bool:
     # One device of one process, while the others wait.
     alone = hosts.from_first(lambda case=case: _texts(config, None, *case))
     assert found == alone, name
-  return True
+  found = _pooled(config, layout(config))
+  return found == hosts.from_first(lambda: _pooled(config, None))
 
 
 def _texts(config, over, asked, rule):
@@ -102,6 +105,24 @@ def _texts(config, over, asked, rule):
   asked = asked._replace(gamma_B=np.array([0, 0, 1, 1, 2, 2, 2, 2], np.int32))
   out = programs.generate(types.Weights(*params), requests.place(asked, over))
   return fakes.texts(hosts.fetch(out))
+
+
+def _pooled(config, over):
+  """Texts of rows that are refilled, after one that was cancelled."""
+  model = lm.make(config, constrain=over and over.constrain)
+  weights = types.Weights(lm.init(config, 0, put=over and over.put))
+  options = decode.Options(chunk=8, widths=())
+  loop = decode.Loop(model, decode.PLAIN, build.rule_of('reject'), options)
+  held = pool.Pool(loop, weights, over, rows=4, length=16, stops=0)
+  waiting = collections.deque(
+    (i, x, requests.Wanted(4 + i, temperature=0.8 * (i % 2), seed=1))
+    for i, x in enumerate(requests.items(fakes.prompts(8, vocab=16)))
+  )
+  one, item, asked = waiting[0]
+  held.begin([one], [item], asked)
+  assert not held.advance(1) and held.news().keys() == {one}
+  held.cancel([one])
+  return sorted((i, x.tokens) for i, x in held.answers(waiting))
 
 
 def training() -> bool:

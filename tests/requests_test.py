@@ -59,6 +59,15 @@ def test_a_batch_is_what_was_asked():
   assert r.stop_BX.tolist() == [[2, 5]] * 4
 
 
+def test_stop_ids_of_each_prompt():
+  some = dict(prompts=[[1], [2], [3]], stop_ids=[[7, 3], [], (4,)])
+  assert make(**some).stop_BX.tolist() == [[3, 7], [-1, -1], [4, -1]]
+  wide = make(**some, rows=4, stops=3).stop_BX.tolist()
+  assert wide == [[3, 7, -1], [-1] * 3, [4, -1, -1], [-1] * 3]
+  with pytest.raises(AssertionError, match='2 stop ids, room for 1'):
+    make(**some, stops=1)
+
+
 def test_defaults():
   r = make([[1], [2], [3]])
   assert r.request_B.tolist() == [0, 1, 2] and r.seed_B.tolist() == [0] * 3

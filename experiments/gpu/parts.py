@@ -262,7 +262,7 @@ def windows(s: Sizes, doc: Row) -> list[Row]:
     options = WAYS[name] if gpu else {}
     x = programs.generation(m, model, draft, 4, s, options)
     script_BL = programs.script(0.8, *x.asked.tokens_BL.shape, 0)
-    calls = int(x.run(2 * s.new, script_BL)[1].info.calls)
+    calls = int(x.run(2 * s.new, script_BL)[1].info.calls_B.max())
     some = [x.run(2 * s.new, script_BL)[0] / calls for _ in range(3)]
     go = functools.partial(x.run, 2 * s.new, script_BL)
     told = programs.profiled(go, calls)

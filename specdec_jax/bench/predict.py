@@ -190,8 +190,8 @@ def counted(outputs: Sequence[decode.Output]) -> Counts:
   """The Counts of a method's outputs, one for each batch."""
   infos = [x.info for x in outputs]
   emitted = [metrics.emitted(x) for x in infos]
-  windows = [max(int(x.calls), 1) for x in infos]
-  widths = [np.asarray(x.widths_N) for x in infos]
+  widths = [metrics.windows(x) for x in infos]
+  windows = [max(x.sum(), 1) for x in widths]
   return Counts(*(np.array(x, float) for x in (emitted, windows, widths)))
 
 

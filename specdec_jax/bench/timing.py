@@ -78,7 +78,7 @@ def first_step(
   call(group.prefill)
   prefill, _ = call(group.prefill)
   total, out = call(plan_lib.shortened(group.full, 4))
-  step = max(total - prefill, 1e-6) / max(int(out.info.calls), 1)
+  step = max(total - prefill, 1e-6) / max(metrics.windows(out.info).sum(), 1)
   drafters = len({arm.drafter for arm in arms[1:]})
   guess = {arm.name: 1.5 for arm in arms[1:]}
   return budget.Speed(step, prefill, compiling, drafters, guess)
@@ -215,7 +215,7 @@ def _seconds(runs: Runs, chosen: list[int], whole: bool) -> np.ndarray | None:
 
 def first_token(runs: Runs) -> float:
   """Seconds to the first token: the prefill and a mean window; a median."""
-  calls_G = [max(int(x.info.calls), 1) for x in runs.outputs]
+  calls_G = [max(metrics.windows(x.info).sum(), 1) for x in runs.outputs]
   windows_G = (runs.seconds_G - runs.prefill_G) / calls_G
   return float(np.median(runs.prefill_G + windows_G))
 

@@ -107,7 +107,7 @@ def verify_along(
     return decode.step(loop, weights, request, state, info)
 
   state, info = jax.lax.fori_loop(0, steps, body, (state, info))
-  return jnp.sum(state.tokens_BL) + info.calls
+  return jnp.sum(state.tokens_BL) + jnp.sum(info.calls_B)
 
 
 @functools.cache

@@ -7,21 +7,19 @@ so that none waits for the longest answer of a batch.
 import collections
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, requests, sharding, types
+from specdec_jax import decode, pool, requests, sharding, types
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from specdec_jax.verify import reject
 
 Array = jax.Array
 
-# New prompts are read by this share of the rows at a time.
-_SHARE = 8
 # Prompts that are sorted: greedy rows cost less by themselves, and prompts that
 # are read together should be of one length.
 _SORTED = 512
@@ -48,6 +46,15 @@ class Sampling(NamedTuple):
   def temperature(self, number: int) -> float:
     return self.temperatures[number % len(self.temperatures)]
 
+  def wanted(self, items: Sequence[requests.Item]) -> requests.Wanted:
+    """What is asked of the prompts."""
+    return requests.Wanted(
+      [self.length - len(x.tokens) for x in items],
+      [self.temperature(x.number) for x in items],
+      seed=self.seed,
+      stop_ids=self.stop_ids,
+    )
+
 
 class Answers(NamedTuple):
   """n rows of L tokens: prompts with their completions.
@@ -62,10 +69,10 @@ class Answers(NamedTuple):
   source: what an encoder reads before each of them, or None.
   """
 
-  tokens: np.ndarray
-  spans: np.ndarray
-  features: np.ndarray | None = None
-  mass: np.ndarray | None = None
+  tokens: types.Array
+  spans: types.Array
+  features: types.Array | None = None
+  mass: types.Array | None = None
   source: types.Source | None = None
 
 
@@ -103,7 +110,17 @@ def generate(
     layout: of the model on its mesh, or None.
     recording: features and mass are recorded; None: not.
   """
-  pool = _Pool(model, params, how, rows, layout, recording)
+  drafter = _recorder(recording.taps) if recording else decode.PLAIN
+  options = decode.Options(_CHUNK, widths=(), logprobs=bool(recording))
+  held = pool.Pool(
+    decode.Loop(model, drafter, reject.RULE, options),
+    types.Weights(params),
+    layout,
+    rows=rows,
+    length=how.length,
+    sources=how.sources,
+    stops=max(len(how.stop_ids), 1),
+  )
   order = sorted(
     range(len(prompts)),
     key=lambda i: (
@@ -112,116 +129,20 @@ def generate(
       len(prompts[i].tokens),
     ),
   )
-  waiting = collections.deque(order)
-  while waiting or pool.busy:
-    while waiting and pool.free >= min(pool.part, len(waiting)):
-      some = [waiting.popleft() for _ in range(min(pool.part, len(waiting)))]
-      pool.begin(some, [prompts[i] for i in some])
-    yield from pool.advance(rest=not waiting)
-
-
-class _Pool:
-  """Rows that decode together, each with a prompt of its own."""
-
-  def __init__(self, model, params, how: Sampling, rows, layout, recording):
-    self._model, self._how, self._layout = model, how, layout
-    self._weights = types.Weights(params)
-    self._rows = requests.rows_on(layout, rows)
-    self.part = requests.rows_on(layout, -(-rows // _SHARE))
-    drafter = _recorder(recording.taps) if recording else decode.PLAIN
-    options = decode.Options(_CHUNK, widths=(), logprobs=bool(recording))
-    self._programs = decode.programs(model, drafter, reject.RULE, options)
-    self._read = _reader(recording)
-    self._index_B = np.full(self._rows, -1)  # the prompt of each row, -1: none
-    self._live_B = np.zeros(self._rows, bool)
-    self._request: Any = None  # on the host
-    self._state: Any = None  # (decode.State, types.Info)
-
-  @property
-  def free(self) -> int:
-    return int((self._index_B < 0).sum())
-
-  @property
-  def busy(self) -> bool:
-    return self.free < self._rows
-
-  def begin(self, index: Sequence[int], prompts) -> None:
-    """Gives new prompts, at most `part`, to rows that are free."""
-    how = self._how
-    wanted = requests.Wanted(
-      [how.length - len(x.tokens) for x in prompts],
-      [how.temperature(x.number) for x in prompts],
-      seed=how.seed,
-      stop_ids=how.stop_ids,
-    )
-    request = requests.make(
-      prompts,
-      wanted,
-      rows=self.part,
-      length=how.length,
-      sources=how.sources,
-    )
-    placed = requests.place(request, self._layout)
-    began = self._programs.start(self._weights, placed)
-    if self._state is None:
-      self._request = jax.tree.map(lambda x: self._blank(np, x), request)
-      self._state = jax.tree.map(
-        lambda x: self._blank(jnp, x, device=x.sharding), began
-      )
-    where = np.flatnonzero(self._index_B < 0)[: len(index)]
-    self._index_B[where], self._live_B[where] = index, True
-
-    def put(old, new):
-      old[where] = new[: len(where)]
-
-    jax.tree.map(put, self._request, request)
-    # Rows without a prompt go past the end, where they are dropped.
-    beyond = self.part - len(where)
-    where_B = np.pad(where, (0, beyond), constant_values=self._rows)
-    self._state = _put(self._state, began, where_B)
-
-  def _blank(self, kind, x, **where):
-    shape = (self._rows, *x.shape[1:]) if x.ndim else ()
-    return kind.zeros(shape, x.dtype, **where)
-
-  def advance(self, *, rest: bool) -> Iterator[tuple[np.ndarray, Answers]]:
-    """Decodes one token of every row; yields what ended, if that is enough.
-
-    rest: no prompts are left, so it is enough once all rows have ended.
-    """
-    if self._live_B.any():
-      placed = requests.place(self._request, self._layout)
-      self._state = self._programs.step(self._weights, placed, *self._state)
-      self._live_B = np.array(hosts.fetch(self._state[0].live_B))
-    ended = np.flatnonzero((self._index_B >= 0) & ~self._live_B)
-    last = rest and not self._live_B.any()
-    while len(ended) >= self.part or (last and len(ended)):
-      yield self._taken(ended[: self.part])
-      ended = ended[self.part :]
-
-  def _taken(self, where: np.ndarray) -> tuple[np.ndarray, Answers]:
-    """The prompts and answers of rows that ended, which are free now."""
-    count = len(where)
-    # Any row will do where fewer ended.
-    where_B = np.pad(where, (0, self.part - count))
-    found = self._read(self._weights.target, *self._state, where_B)
-    found = jax.tree.map(lambda x: x[:count], hosts.fetch(found))
-    tokens, ends, broken, features, mass = found
-    starts = self._request.lengths_B[where]
-    spans = np.stack([starts, np.where(broken, starts, ends)], 1)
-    index = self._index_B[where]
-    self._index_B[where] = -1
-    return index, Answers(tokens, spans, features, mass)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _put(all_rows, some, where_B: Array):
-  """Replaces rows; scalars are counts of steps, which go on."""
-  return jax.tree.map(
-    lambda old, new: old.at[where_B].set(new, mode='drop') if old.ndim else old,
-    all_rows,
-    some,
-  )
+  waiting, read = collections.deque(order), _reader(recording)
+  while waiting or held.busy:
+    while waiting and held.free >= min(held.part, len(waiting)):
+      some = [waiting.popleft() for _ in range(min(held.part, len(waiting)))]
+      items = [prompts[i] for i in some]
+      held.begin(some, items, how.wanted(items))
+    ended = held.advance()
+    # A read costs the same for few rows; the last ones are read together.
+    last = not waiting and len(ended) + held.free == held.rows
+    while len(ended) >= held.part or (last and ended):
+      some, ended = ended[: held.part], ended[held.part :]
+      found = held.read(read, some)
+      held.cancel(some)
+      yield np.array(some), found
 
 
 @functools.cache
@@ -246,20 +167,21 @@ def _recorder(taps: tuple[int, ...]) -> types.Drafter:
 
 @functools.cache
 def _reader(recording: Recording | None):
-  """(params, state, info, where_B) -> tokens, ends, broken, features, mass."""
+  """Makes Answers of some rows; see pool.Pool.read."""
 
-  def read(params, state: decode.State, info: types.Info, where_B: Array):
-    kept = state.tokens_BL, state.lengths_B, info.broken_B
-    tokens_BL, ends_B, broken_B = (x[where_B] for x in kept)
+  def read(weights, request, state: decode.State, info: types.Info, where_B):
+    kept = request.lengths_B, state.tokens_BL, state.lengths_B, info.broken_B
+    starts_B, tokens_BL, ends_B, broken_B = (x[where_B] for x in kept)
+    spans_B2 = jnp.stack([starts_B, jnp.where(broken_B, starts_B, ends_B)], 1)
     if recording is None:
-      return tokens_BL, ends_B, broken_B, None, None
+      return Answers(tokens_BL, spans_B2)
     assert info.logprob_BL is not None
     features_BLE = state.drafter[where_B]
     last_BLD = jnp.split(features_BLE, len(recording.taps), -1)[-1]
     config, after = recording.config, functools.partial(jnp.roll, shift=-1)
     logit_BL = lm.token_logits(
       config,
-      params,
+      weights.target,
       last_BLD.astype(config.activations),
       after(tokens_BL, axis=1),
     )
@@ -270,6 +192,7 @@ def _reader(recording: Recording | None):
     is_read_BL &= ok_B[:, None]
     features_BLE = jnp.where(is_read_BL[..., None], features_BLE, 0)
     mass_BL = jnp.where(is_read_BL, mass_BL, 0)
-    return tokens_BL, ends_B, ~ok_B, features_BLE, mass_BL
+    spans_B2 = jnp.where(ok_B[:, None], spans_B2, starts_B[:, None])
+    return Answers(tokens_BL, spans_B2, features_BLE, mass_BL)
 
   return jax.jit(read)

@@ -80,12 +80,11 @@ def info_of(hist_N, rows=1, calls=None):
   info = info._replace(
     hist_BN=np.array([hist_N]),
     proposed_BK=np.array([[windows] * 2]),
-    calls_B=np.array([windows]),
+    calls_B=np.full(rows, windows // rows),
     origin_BL=np.pad(
       np.full((1, emitted), types.BONUS), ((0, 0), (0, 64 - emitted))
     ),
-    widths_N=np.array([0, 0, windows // rows]),
-    calls=np.int32(windows // rows),
+    widths_BN=np.array([[0, 0, windows // rows]] * rows),
   )
   return jax.device_get(info)
 
@@ -163,7 +162,7 @@ def test_of_several_drafters_each_window_costs_what_the_dearest_costs():
   propose = {'lookup': {0: 0.1, 2: 0.1}, 'lm': {0: 0.0, 1: 0.4, 2: 0.5}}
   costs = parts()._replace(propose=propose)
   out = output([4, 4, 4])
-  out = out._replace(info=out.info._replace(widths_N=np.array([3, 6, 3])))
+  out = out._replace(info=out.info._replace(widths_BN=np.array([[3, 6, 3]])))
   # No draft: idle; one or two: v(3), as the loop has no pass over two tokens.
   wanted = 3 * (1 + 0.1) + 6 * (1.5 + 0.4) + 3 * (1.5 + 0.5)
   assert math.isclose(predicted(e, [out], costs).window_cost, wanted / 12)
@@ -173,7 +172,7 @@ def test_no_window_costs_less_than_a_plain_step():
   """A plain step that was timed on a slow moment promises nothing."""
   e = build.engine(build.load('random:tiny'), 'lookup', gamma=2)
   out = output([2, 2, 2])
-  out = out._replace(info=out.info._replace(widths_N=np.array([3, 0, 3])))
+  out = out._replace(info=out.info._replace(widths_BN=np.array([[3, 0, 3]])))
   noise = parts(verify=0.9, propose=0.0)._replace(idle=0.94)
   assert predicted(e, [out], noise).window_cost == 1.0
 

@@ -87,8 +87,7 @@ def test_answers_are_those_of_plain_decoding_each_alone(answered):
     wanted = completion.Settings(
       24 - len(item.tokens), (0.0, 1.0)[i % 2], seed=7
     )
-    request = api.request_of(engine, [item], wanted)
-    (plain,) = api.run(engine, request, wanted)
+    ((_, plain),) = api.answers(engine, [item], [wanted], rows=1)
     assert answers.tokens[i, start:end].tolist() == plain.tokens
   assert len({tuple(x) for x in answers.tokens.tolist()}) == len(items)
 

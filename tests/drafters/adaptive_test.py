@@ -158,7 +158,7 @@ def decoded(alpha: str):
 
 @pytest.mark.more
 def test_where_nothing_is_accepted_most_windows_are_plain():
-  widths_N = np.array(decoded('wrong').widths_N)
+  (widths_N,) = np.array(decoded('wrong').widths_BN)
   assert widths_N[0] > 0.8 * NEW
   assert widths_N[1:].any()  # it tries again
   lost = widths_N @ (COSTS.verify_N + COSTS.draft_N) / NEW - 1
@@ -168,7 +168,7 @@ def test_where_nothing_is_accepted_most_windows_are_plain():
 @pytest.mark.more
 def test_where_all_is_accepted_windows_are_whole():
   info = decoded('right')
-  assert int(info.widths_N[K]) == int(info.calls) - 1  # the first is a guess
+  assert info.widths_BN[0, K] == info.calls_B[0] - 1  # the first is a guess
 
 
 @pytest.mark.more

@@ -1,0 +1,250 @@
+"""Rows that decode together and are refilled: none waits for the longest.
+
+A request's tokens depend neither on when it was given a row, nor on which, nor
+on its neighbours: the certificate's promise `pool`.
+"""
+
+import collections
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import decode, hosts, metrics, requests, sharding, types
+
+# New prompts are read by this share of the rows at a time.
+_SHARE = 8
+_ANY = np.iinfo(np.int32).max
+
+
+class Ended(NamedTuple):
+  """A request that was decoded, on the host.
+
+  start: tokens of its prompt.
+  tokens: prompt and output.
+  reason: 'stop' at a stop id, 'length' at its limit, 'non-finite' where the
+    logits were not.
+  info: its counts: types.Info of one row.
+  """
+
+  start: int
+  tokens: list[int]
+  reason: str
+  info: types.Info
+
+
+def ended(request: decode.Request, out: decode.Output, row: int) -> Ended:
+  """The request of one row of a batch; both are on the host."""
+  tokens = out.tokens_BL[row, : out.lengths_B[row]].tolist()
+  reason = 'stop' if tokens[-1] in request.stop_BX[row] else 'length'
+  if out.info.broken_B[row]:
+    reason = 'non-finite'
+  info = metrics.rows(out.info, slice(row, row + 1))
+  return Ended(int(request.lengths_B[row]), tokens, reason, info)
+
+
+class Pool:
+  """Rows that decode together, each with a request of its own.
+
+  A request is known by its ticket, which is anything that can be hashed. In a
+  job of several processes all make the same calls.
+
+  rows: how many there are.
+  part: those that one refill reads, at most.
+  """
+
+  def __init__(
+    self,
+    loop: decode.Loop,
+    weights: types.Weights,
+    layout: sharding.Layout | None = None,
+    *,
+    rows: int,
+    length: int,
+    sources: int = 0,
+    stops: int = 8,
+  ):
+    """Compiles nothing yet.
+
+    Args:
+      loop: what decodes.
+      weights: of target and drafter.
+      layout: of the target on its mesh, or None.
+      rows: at least; a mesh's data axis divides them.
+      length: tokens of a row: prompt, output and the drafter's gamma.
+      sources: ids of a source that there is room for; 0 without an encoder.
+      stops: stop ids of a row that there is room for.
+    """
+    self._programs = decode.programs(*loop[:4])
+    self._weights, self._layout = weights, layout
+    self.rows = requests.rows_on(layout, rows)
+    self.part = requests.rows_on(layout, -(-rows // _SHARE))
+    gamma = loop.drafter.gamma
+    sizes = dict(length=length, sources=sources, stops=stops, gamma=gamma)
+    self._sizes = dict(sizes, rows=self.part)
+    self._row: dict[Hashable, int] = {}
+    self._live_B = np.zeros(self.rows, bool)
+    self._told_B = np.zeros(self.rows, int)  # tokens that `news` has told
+    self._held: Any = None  # decode.Request, State and Info of all rows
+
+  @classmethod
+  def of(cls, engine: Any, **sizes) -> 'Pool':
+    """A pool of a build.Engine; sizes: rows, length, sources, stops."""
+    parts = engine.target.model, engine.drafter, engine.rule, engine.options
+    return cls(
+      decode.Loop(*parts), engine.weights, engine.target.layout, **sizes
+    )
+
+  @property
+  def free(self) -> int:
+    """Rows without a request."""
+    return self.rows - len(self._row)
+
+  @property
+  def busy(self) -> bool:
+    """Whether a row has a request, which may have ended."""
+    return bool(self._row)
+
+  @property
+  def ended(self) -> list[Any]:
+    """Tickets of rows that have ended and are not taken."""
+    return [x for x, row in self._row.items() if not self._live_B[row]]
+
+  def begin(
+    self,
+    tickets: Sequence[Hashable],
+    items: Sequence[requests.Item],
+    wanted: requests.Wanted,
+  ) -> None:
+    """Gives requests to free rows and reads their prompts.
+
+    Args:
+      tickets: one a request, in no other row.
+      items: prompts, at most `part`, and no more than rows are free.
+      wanted: what is asked of them.
+    """
+    count = len(items)
+    assert len({*tickets} - self._row.keys()) == count <= self.free, tickets
+    request = requests.make(items, wanted, **self._sizes)
+    placed = requests.place(request, self._layout)
+    placed = placed if self._layout else jax.device_put(placed)
+    began = (placed, *self._programs.start(self._weights, placed))
+    if self._held is None:
+      self._held = jax.tree.map(self._blank, began)
+      where = jax.tree.map(lambda x: x.sharding, self._held)
+      self._put = jax.jit(_put, donate_argnums=0, out_shardings=where)
+    free = sorted({*range(self.rows)} - {*self._row.values()})
+    # Rows of the part without a prompt go past the end: they are dropped.
+    where_B = np.full(self.part, self.rows)
+    where_B[:count] = where = free[:count]
+    self._held = self._put(self._held, began, where_B)
+    self._row |= zip(tickets, where, strict=True)
+    self._live_B[where] = True
+    self._told_B[where] = request.lengths_B[:count]
+
+  def _blank(self, x: jax.Array) -> jax.Array:
+    where: Any = x.sharding
+    if self._layout:
+      # As a loop's results are labelled, so that it is compiled once.
+      rows, *axes = *self._layout.spec('batch'), *where.spec[1:]
+      while axes and axes[-1] is None:
+        axes.pop()
+      spec = jax.sharding.PartitionSpec(rows, *axes)
+      where = jax.sharding.NamedSharding(self._layout.mesh, spec)
+    shape = (self.rows, *x.shape[1:])
+    return jnp.zeros(shape, x.dtype, device=where)
+
+  def advance(self, most: int | None = None) -> list[Any]:
+    """Decodes in one call until a row ends; the tickets of those that have.
+
+    most: windows after which it returns anyhow.
+    """
+    if self._live_B.any():
+      request, *held = self._held
+      count = np.int32(_ANY if most is None else most)
+      held = self._programs.advance(self._weights, request, *held, count)
+      self._held = request, *held
+      self._live_B = np.array(hosts.fetch(held[0].live_B))
+    return self.ended
+
+  def news(self) -> dict[Any, tuple[list[int], list[str]]]:
+    """By ticket, tokens and origins that are new since the last call."""
+    if self._held is None:
+      return {}
+    _, state, info = self._held
+    told = state.tokens_BL, state.lengths_B, info.origin_BL
+    tokens_BL, ends_B, origins_BL = hosts.fetch(told)
+    found = {}
+    for ticket, row in self._row.items():
+      new = slice(self._told_B[row], ends_B[row])
+      made_by = [types.ORIGINS[x] for x in origins_BL[row, new]]
+      if made_by:
+        found[ticket] = tokens_BL[row, new].tolist(), made_by
+      self._told_B[row] = ends_B[row]
+    return found
+
+  def read(self, function: Callable, tickets: Sequence[Hashable]) -> Any:
+    """What a jitted function makes of rows, at most `part`, on the host.
+
+    Args:
+      function: of weights, decode.Request, State and Info of all rows, and the
+        indices of the wanted ones; what it returns has as many rows.
+      tickets: of the wanted ones.
+    """
+    rows = [self._row[x] for x in tickets]
+    # Any row will do where fewer are wanted.
+    where_B = np.pad(rows, (0, self.part - len(rows)), mode='edge')
+    found = hosts.fetch(function(self._weights, *self._held, where_B))
+    return jax.tree.map(lambda x: x[: len(rows)], found)
+
+  def take(self, tickets: Sequence[Hashable]) -> list[Ended]:
+    """The requests of rows that have ended; frees the rows."""
+    done = []
+    for i in range(0, len(tickets), self.part):
+      some = tickets[i : i + self.part]
+      request, out = self.read(_outputs, some)
+      done += [ended(request, out, row) for row in range(len(some))]
+    for x in tickets:
+      assert not self._live_B[self._row.pop(x)], f'{x} has not ended'
+    return done
+
+  def answers(
+    self, waiting: collections.deque[tuple[Any, requests.Item, requests.Wanted]]
+  ) -> Iterator[tuple[Any, Ended]]:
+    """Answers what waits; yields tickets and their requests as they end.
+
+    waiting: (ticket, prompt, what is asked of it); what is appended between two
+      answers is answered too.
+    """
+    while waiting or self.busy:
+      while waiting and self.free:
+        count = min(self.part, self.free, len(waiting))
+        some = [waiting.popleft() for _ in range(count)]
+        tickets, items, each = zip(*some, strict=True)
+        self.begin(tickets, items, requests.together(each))
+      done = self.advance()
+      yield from zip(done, self.take(done), strict=True)
+
+  def cancel(self, tickets: Sequence[Hashable]) -> None:
+    """Frees rows whatever they hold, which is lost."""
+    assert self._held or not tickets, tickets
+    self._live_B[[self._row.pop(x) for x in tickets]] = False
+    if tickets:
+      request, state, info = self._held
+      live_B = hosts.put(self._live_B, state.live_B.sharding)
+      self._held = request, state._replace(live_B=live_B), info
+
+
+@jax.jit
+def _outputs(weights, request, state, info, where_B):
+  """Request and Output of some rows."""
+  out = decode.Output(state.tokens_BL, state.lengths_B, info)
+  return jax.tree.map(lambda x: x[where_B], (request, out))
+
+
+def _put(held, began, where_B):
+  """Replaces rows; those past the end are dropped."""
+  put = lambda old, new: old.at[where_B].set(new, mode='drop')
+  return jax.tree.map(put, held, began)

@@ -1,0 +1,209 @@
+"""A pool's rows are those of fixed batches, whenever they are refilled."""
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax import decode, pool, requests, sharding, types
+from specdec_jax.certify import base
+from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.models import lm
+from specdec_jax.verify import reject
+from tests import fakes
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+V, L, N, ROWS = 13, 48, 12, 3
+# Requests that differ in everything.
+ASKED = dict(
+  new=[5 + 7 * i % 19 for i in range(N)],
+  temperature=[0.9 * (i % 3 > 0) for i in range(N)],
+  top_k=[0, 5] * (N // 2),
+  top_p=[1.0, 0.9, 1.0] * (N // 3),
+  seed=[i // 2 for i in range(N)],
+  stop_ids=[[i % V, 12][: i % 3] for i in range(N)],
+)
+ITEMS = requests.items(fakes.prompts(N, vocab=V, seed=1), range(100, 100 + N))
+
+
+def wanted(some=range(N)):
+  return requests.Wanted(**{k: [x[i] for i in some] for k, x in ASKED.items()})
+
+
+@pytest.fixture(scope='module')
+def table():
+  """(loop, weights) of a table; the drafter proposes 0 to 2 tokens."""
+  model = fakes.table_model(V)
+  drafter = fakes.ragged(lm_drafter.make(model, gamma=2))
+  loop = decode.Loop(model, drafter, reject.RULE)
+  return loop, types.Weights(fakes.table(0, V), fakes.table(1, V))
+
+
+@pytest.fixture(scope='module')
+def batch(table):
+  """(request, output) of all requests at once, on the host."""
+  loop, weights = table
+  request = requests.make(ITEMS, wanted(), gamma=2, length=L)
+  generate = decode.programs(*loop[:4]).generate
+  return request, jax.device_get(generate(weights, request))
+
+
+def refill(held, left, items=ITEMS):
+  """Gives free rows the first of `left`, which it removes."""
+  while left and held.free:
+    some = [left.pop(0) for _ in range(min(held.part, held.free, len(left)))]
+    held.begin(some, [items[i] for i in some], wanted(some))
+
+
+def drain(held, left=(), *, most=None, items=ITEMS):
+  """Answers all that the pool holds and `left`; pool.Ended by ticket."""
+  left, found = list(left), {}
+  while left or held.busy:
+    refill(held, left, items)
+    ended = held.advance(most)
+    found |= zip(ended, held.take(ended), strict=True)
+  return found
+
+
+def check(found, batch):
+  """What was found is what the batch has, counts included."""
+  for i, one in found.items():
+    want = pool.ended(*batch, i)
+    assert one[:3] == want[:3], i
+    # How wide a window is depends on the neighbours.
+    counts = [x.info._replace(widths_BN=None) for x in (one, want)]
+    jax.tree.map(np.testing.assert_array_equal, *counts)
+
+
+def test_rows_that_end_are_given_the_next_request(table, batch):
+  reasons = {pool.ended(*batch, i).reason for i in range(N)}
+  assert reasons == {'stop', 'length'}
+  held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
+  assert (held.rows, held.part, held.free, held.busy) == (ROWS, 1, ROWS, False)
+  found = drain(held, range(N))
+  assert sorted(found) == list(range(N))
+  check(found, batch)
+  # A second time, in another order and other rows, a window at a time.
+  check(drain(held, reversed(range(N)), most=1), batch)
+
+
+def test_what_is_cancelled_leaves_no_trace(table, batch):
+  held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
+  refill(held, left := list(range(N)))
+  held.advance(2)
+  held.cancel([0, 2])
+  assert held.free == 2 and held.ended == []
+  found = drain(held, left)
+  assert sorted(found) == [1, *range(3, N)]
+  held.cancel([])
+  check(found | drain(held, [2, 0]), batch)
+  refill(held, [5])
+  held.cancel([5])
+  assert held.advance() == [] and not held.busy
+
+
+def test_a_call_ends_with_a_row_or_after_so_many_windows(table):
+  programs, asked = decode.programs(*table[0][:4]), wanted(range(4))
+  request = requests.make(ITEMS[:4], asked, gamma=2, length=L)
+  weights = table[1]
+  calls = lambda info: np.asarray(info.calls_B).tolist()
+  held = programs.start(weights, request)
+  held = programs.advance(weights, request, *held, np.int32(2))
+  assert calls(held[1]) == [2] * 4 and np.asarray(held[0].live_B).all()
+  held = programs.advance(weights, request, *held, np.int32(99))
+  live_B = np.asarray(held[0].live_B)
+  assert 0 < live_B.sum() < 4 and calls(held[1])[0] > 2
+  before = calls(held[1])
+  held = programs.advance(weights, request, *held, np.int32(0))
+  assert calls(held[1]) == before
+  while np.asarray(held[0].live_B).any():
+    held = programs.advance(weights, request, *held, np.int32(99))
+  before = calls(held[1])
+  held = programs.advance(weights, request, *held, np.int32(99))
+  assert calls(held[1]) == before  # no row is live
+
+
+def test_news_are_the_tokens_of_a_row_and_who_made_them(table, batch):
+  held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
+  assert held.news() == {}
+  left, told, found = list(range(N)), {}, {}
+  while left or held.busy:
+    refill(held, left)
+    ended = held.advance(2)
+    for i, (tokens, origins) in held.news().items():
+      assert len(tokens) == len(origins) > 0
+      told.setdefault(i, []).extend(zip(tokens, origins, strict=True))
+    assert held.news() == {}
+    found |= zip(ended, held.take(ended), strict=True)
+  for i, one in found.items():
+    tokens, origins = zip(*told[i], strict=True)
+    assert list(tokens) == one.tokens[one.start :]
+    made_by = one.info.origin_BL[0, one.start : len(one.tokens)]
+    assert list(origins) == [types.ORIGINS[x] for x in made_by]
+
+
+def test_a_refill_compiles_nothing(table):
+  held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
+  drain(held, range(ROWS + 1))
+  programs = decode.programs(*table[0][:4])
+  parts = programs.start, programs.advance, held._put, pool._outputs
+  sizes = lambda: [x._cache_size() for x in parts]
+  before = sizes()
+  drain(held, range(N), most=3)
+  assert sizes() == before
+
+
+def test_a_row_that_breaks_leaves_its_neighbours(table):
+  """Token 7 is one that the target cannot read."""
+  loop, weights = table
+  broken = weights.target.copy()
+  broken[:, 7] = np.nan
+  tokens = [2], [1, 7], [3], [4]
+  items = [x._replace(tokens=y) for x, y in zip(ITEMS, tokens, strict=False)]
+  plain = loop._replace(drafter=decode.PLAIN)
+  with jax.debug_nans(False):
+    held = pool.Pool(plain, types.Weights(broken), rows=2, length=L, stops=2)
+    found = drain(held, range(4), items=items)
+  assert found[1][:3] == (2, [1, 7], 'non-finite')
+  assert all(len(found[i].tokens) > found[i].start for i in (0, 2, 3))
+
+
+@pytest.mark.more
+def test_sources_belong_to_their_requests(x64):
+  """T5s; eight rows are more than there are requests: some stay blank."""
+  world = base.transformers(V, encoder=True, depth=1)
+  loop = decode.Loop(world.target, *base.PLAIN[1::-1], base.OPTIONS)
+  items = [x._replace(source=[1 + i] * (1 + i)) for i, x in enumerate(ITEMS)]
+  items, sizes = items[:5], dict(length=L, sources=16, stops=2)
+  request = requests.make(items, wanted(range(5)), **sizes)
+  generate = decode.programs(*loop[:4]).generate
+  out = jax.device_get(generate(world.weights, request))
+  held = pool.Pool(loop, world.weights, rows=8, **sizes)
+  for order in (range(5), [4, 2, 0, 3, 1]):
+    check(drain(held, order, items=items), (request, out))
+
+
+@pytest.mark.more
+def test_a_mesh_has_parts_of_whole_rows(x64):
+  """And a refill compiles no other loop."""
+  sizes = dict(heads=4, kv_heads=2, head_dim=4, mlp=16, vocab=V + 3, depth=1)
+  config = fakes.tiny(**sizes)
+  layout = sharding.lay_out(sharding.make_mesh(2, 2), config)
+  found = []
+  for over in (layout, None):
+    model = lm.make(config, constrain=over and over.constrain)
+    weights = types.Weights(lm.init(config, 0, over and over.put))
+    loop = decode.Loop(model, *base.PLAIN[1::-1])
+    held = pool.Pool(loop, weights, over, rows=3, length=L, stops=2)
+    found.append(drain(held, range(N)))
+    if over:
+      assert (held.rows, held.part) == (4, 2)
+      for x in jax.tree.leaves(held._held[1].cache):
+        assert x.sharding.shard_shape(x.shape) == (2, 1, L, 4)
+      advance = decode.programs(*loop[:4]).advance
+      before = advance._cache_size()
+      drain(held, range(N))
+      assert advance._cache_size() == before
+  over, alone = found
+  assert over.keys() == alone.keys()
+  assert all(x[:3] == alone[i][:3] for i, x in over.items())
