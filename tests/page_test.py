@@ -1,5 +1,6 @@
-"""The page in a browser: a record, and text that is no markup."""
+"""The page in a browser: a record, live answers, and text that is no markup."""
 
+import json
 import shutil
 
 import pytest
@@ -11,7 +12,9 @@ playwright = pytest.importorskip(
   'playwright.sync_api', reason='needs pip install "specdec_jax[browser]"'
 )
 CHROMIUM = shutil.which('chromium')
+URL = 'http://page.test/'
 EVIL = '<img src=x onerror="hurt=1"><script>hurt=1</script>\n'
+MODEL = dict(id='m', chat=True, target='big', object='model', draft=None)
 pytestmark = pytest.mark.more
 
 
@@ -81,6 +84,7 @@ def test_a_record_is_drawn_token_for_token(tab, tmp_path):
     'tokens a window': f'{(n + 7) / 4:.2f}',
     'drafts accepted': f'{n + 2} of {n + 4}',
   }
+  assert not tab.locator('#ask').is_visible()
   # By keyboard alone: to the answer, and to its second token.
   tab.locator('.answer').first.focus()
   tab.keyboard.press('ArrowRight')
@@ -88,3 +92,102 @@ def test_a_record_is_drawn_token_for_token(tab, tmp_path):
   assert tab.locator('output').inner_text() == 'drafted, id 98, p 0.325, q 0.5'
   tab.locator('td .refused').first.hover()
   assert tab.locator('output').inner_text() == 'refused, id 120, q 0.5'
+
+
+# --- live --------------------------------------------------------------------
+
+
+TOKENS = [(EVIL, 'drafted'), ('', 'drafted'), ('\u05d0', 'bonus')]
+TOKENS += [('d', 'plain')]
+
+
+def event(**fields):
+  return f'data: {json.dumps(fields)}\n\n'
+
+
+def window(*tokens, end=None):
+  """An event of a window of (text, origin) tokens."""
+  texts, origins = zip(*tokens, strict=True)
+  own = dict(tokens=[*map(len, texts)], origins=origins, texts=texts)
+  return event(choices=[dict(finish_reason=end, specdec_jax=own)])
+
+
+def end(rate, drafted=0):
+  counts = {'num_draft_tokens': drafted} if drafted else None
+  metrics = dict(
+    alone=True, tokens_per_second=rate, speculative_decoding=counts
+  )
+  return event(choices=[], metrics=metrics) + 'data: [DONE]\n\n'
+
+
+def serve(tab, answer):
+  """Opens the page with a server that says answer(speculation); the bodies."""
+  bodies = []
+
+  def v1(route):
+    headers, body = route.request.headers, route.request.post_data_json
+    if body is None:
+      route.fulfill(json={'data': [MODEL]})
+    else:
+      bodies.append(body)
+      route.fulfill(body=answer(headers['x-speculation']))
+
+  tab.route(f'{URL}v1/**', v1)
+  page = show.PAGE.read_text('utf-8')
+  tab.route(
+    URL, lambda route: route.fulfill(body=page, content_type='text/html')
+  )
+  tab.goto(URL)
+  return bodies
+
+
+def twice(speculation):
+  """The same tokens in two windows, or plainly in four."""
+  if speculation == 'on':
+    both = window(*TOKENS[:3]), window(TOKENS[3], end='length')
+    return ''.join(both) + end(50.0, drafted=5)
+  return ''.join(window((x, 'plain')) for x, _ in TOKENS) + end(20.0)
+
+
+def test_a_prompt_is_answered_twice_and_compared(tab):
+  bodies = serve(tab, twice)
+  tab.get_by_label('Seed').fill('7')
+  tab.get_by_label('Prompt').fill(EVIL)
+  tab.get_by_label('Prompt').press('Control+Enter')
+  tab.get_by_text('2.50 times as fast').wait_for()
+  assert 'are the same 4 tokens' in tab.locator('#status').inner_text()
+  assert bodies[0] == bodies[1]
+  assert bodies[0]['messages'] == [{'role': 'user', 'content': EVIL}]
+  assert bodies[0]['seed'] == 7 and bodies[0]['stream'] is True
+  texts, kinds = shown(x for x, _ in TOKENS), [kind for _, kind in TOKENS]
+  fast, plain = 'section:nth-child(1)', 'section:nth-child(2)'
+  assert tokens_of(tab, f'{fast} .answer') == [*zip(kinds, texts, strict=True)]
+  assert tokens_of(tab, f'{plain} .answer') == [('plain', x) for x in texts]
+  assert counters(tab, fast) == {
+    'tokens': '4',
+    'windows': '2',
+    'tokens a window': '2.00',
+    'tokens a second': '50.0',
+    'drafts accepted': '2 of 5',
+  }
+  assert tab.locator(f'{fast} .end').inner_text() == 'Ended by length.'
+  assert tab.locator(f'{fast} tr').count() == 2
+  settings = tab.locator('#settings').text_content()
+  assert settings == 'id: mchat: truetarget: big'
+
+
+@pytest.mark.parametrize(
+  'stream, said',
+  [
+    (window(*TOKENS) + event(error={'message': f'no {EVIL}'}), f'no {EVIL}'),
+    (window(*TOKENS), 'The server went away in mid-answer.'),
+  ],
+)
+def test_an_answer_that_breaks_off_is_said_to(tab, stream, said):
+  bodies = serve(tab, lambda _: stream)
+  tab.get_by_label('Prompt').fill('x')
+  tab.get_by_role('button').click()
+  tab.get_by_text('Stopped.').wait_for()
+  assert tab.get_by_role('alert').text_content() == said
+  assert len(bodies) == 1 and len(tokens_of(tab, '.answer')) == 4
+  assert tab.get_by_role('button').inner_text() == 'Answer'
