@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import fields, forward, sharding, types
+from specdec_jax import fields, forward, types
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import medusa, method
@@ -36,9 +36,7 @@ def for_target(
   Raises:
     ValueError: a draft that does not fit the target, or of shorter blocks.
   """
-  whole = target.layout and sharding.lay_out(
-    target.layout.mesh, target.config, tensor_parallel=1
-  )
+  whole = method.whole(target)
   put = whole and whole.sharding()
   blocks, params = dflash_folder.fit(settings.source, target, put)
   if gamma > (most := blocks.size - blocks.first):

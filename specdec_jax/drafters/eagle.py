@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import fields, forward, sharding, types
+from specdec_jax import fields, forward, types
 from specdec_jax.drafters import draft_file, method
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
@@ -42,9 +42,7 @@ def for_target(
       f'eagle: {target.label} has an encoder, and eagle drafts for a decoder '
       'alone; give lm, lookup, ngram or early_exit'
     )
-  whole = target.layout and sharding.lay_out(
-    target.layout.mesh, target.config, tensor_parallel=1
-  )
+  whole = method.whole(target)
   put, source = whole and whole.sharding(), settings.source
   found = check(target, source, put) if settings.check == 'auto' else None
   reading = readings.judge(f'eagle {source}', target, found) if found else ()

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specdec_jax import fields, types
+from specdec_jax import fields, sharding, types
 
 
 class Method(NamedTuple):
@@ -51,4 +51,11 @@ class Stopping(fields.Checked):
     low=0,
     below=1,
     help='end a window where the likeliest token has less; 0: never',
+  )
+
+
+def whole(target: Any) -> sharding.Layout | None:
+  """The layout of a draft that every device of a target's mesh has whole."""
+  return target.layout and sharding.lay_out(
+    target.layout.mesh, target.config, tensor_parallel=1
   )
