@@ -1,6 +1,6 @@
-r"""Finds by measurement how a published EAGLE draft is to be read.
+r"""Finds by measurement how a published draft is to be read.
 
-python scripts/check_draft.py --target=SOURCE --draft=SOURCE
+python scripts/check_draft.py --target=SOURCE --draft=SOURCE [--drafter=medusa]
 
 Prints for each reading that was tried how many of the tokens of the target's
 own greedy text are a draft's first choice, for the first to the third draft of
@@ -16,12 +16,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags
 
 from specdec_jax import printing, program
-from specdec_jax.drafters import eagle
+from specdec_jax.drafters import dflash, eagle, medusa
 from specdec_jax.io import load
 from specdec_jax.io.published import readings
 
 _TARGET = flags.DEFINE_string('target', '', 'the model to draft for')
 _DRAFT = flags.DEFINE_string('draft', '', 'folder or hf:org/name of a draft')
+_CHECKS = {'eagle': eagle.check, 'medusa': medusa.check, 'dflash': dflash.check}
+_DRAFTER = flags.DEFINE_enum('drafter', 'eagle', _CHECKS, 'what drafts with it')
 _DTYPE = flags.DEFINE_string('dtype', 'float32', 'of the target')
 
 
@@ -30,7 +32,7 @@ def run() -> bool:
   if not _TARGET.value or not _DRAFT.value:
     raise ValueError('want --target=SOURCE and --draft=SOURCE')
   target = load.load(_TARGET.value, dtype=_DTYPE.value)
-  found = eagle.check(target, _DRAFT.value)
+  found = _CHECKS[_DRAFTER.value](target, _DRAFT.value)
   if found is None:
     raise ValueError(f'draft={_DRAFT.value}: give a folder or hf:org/name')
   shares = lambda x: ' '.join(f'{share:6.1%}' for share in x)
@@ -41,17 +43,14 @@ def run() -> bool:
   print(f'{found.unigram:6.1%}  the most frequent token of the text')
   readings.judge(f'draft {_DRAFT.value}', target, found)
   (_, best), *rest = [(words, sum(x) / len(x)) for words, x in ordered]
-  print(
-    printing.compact(
-      {
-        'reading': readings.words(found.reading),
-        'agreement': found.agreed[readings.words(found.reading)],
-        'margin': round(best - rest[0][1], 4),
-        'claim': found.agreed[readings.words(())],
-        'unigram': found.unigram,
-      }
-    )
+  facts = dict(
+    reading=readings.words(found.reading),
+    agreement=found.agreed[readings.words(found.reading)],
+    margin=round(best - rest[0][1], 4),
+    claim=found.agreed[readings.words(())],
+    unigram=found.unigram,
   )
+  print(printing.compact(facts))
   return not any(found.reading)
 
 

@@ -74,7 +74,7 @@ def test_a_bad_draft_is_named(target, draft, gamma, message):
     ('lookup', dict(min_match=3, max_match=2), 'min_match=3: must be at most'),
     ('early_exit', dict(exit='1'), "early_exit.exit='1': must be a whole"),
     ('ngram', dict(path='x'), "ngram.path='x': no such setting; allowed are "),
-    ('eagle', dict(path='x'), 'allowed are min_confidence, source, check'),
+    ('eagle', dict(path='x'), 'allowed are min_confidence, check, source'),
     ('adaptive', dict(eagle={}), 'adaptive.eagle={}: no such setting; allowed'),
     ('itself', dict(exit=1), 'exit=1: no such setting; allowed are min_c'),
     ('itself', dict(min_confidence='x'), "='x': must be a number"),

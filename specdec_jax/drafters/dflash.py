@@ -18,13 +18,13 @@ from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import medusa, method
 from specdec_jax.io import load
-from specdec_jax.io.published import dflash_folder
+from specdec_jax.io.published import dflash_folder, eagle_folder, readings
 from specdec_jax.models import attention, eagle
 from specdec_jax.models import cache as kv
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Stopping):
+class Settings(method.Published):
   source: str | os.PathLike = fields.setting('', needed=dflash_folder.FORM)
 
 
@@ -37,11 +37,17 @@ def for_target(
     ValueError: a draft that does not fit the target, or of shorter blocks.
   """
   whole = method.whole(target)
-  put = whole and whole.sharding()
-  blocks, params = dflash_folder.fit(settings.source, target, put)
+  put, source = whole and whole.sharding(), settings.source
+  found = check(target, source, put) if settings.check == 'auto' else None
+  reading = readings.judge(f'dflash {source}', target, found)
+  stamp = eagle_folder.stamp(dflash_folder.find(source))
+  blocks, params = target.once(
+    ('dflash', reading, *stamp),
+    lambda: dflash_folder.fit(source, target, put, reading),
+  )
   if gamma > (most := blocks.size - blocks.first):
     raise ValueError(
-      f'dflash {settings.source}: drafts {most} tokens in a block, and gamma='
+      f'dflash {source}: drafts {most} tokens in a block, and gamma='
       f'{gamma}; give gamma={most} or less'
     )
   drafter = make(
@@ -53,6 +59,29 @@ def for_target(
     constrain=whole and whole.constrain,
   )
   return method.Method(drafter, params, view(blocks, target.model))
+
+
+def check(
+  target: load.LanguageModel, source: str | os.PathLike, put=None
+) -> readings.Result:
+  """How a published draft agrees with a target.
+
+  put: the sharding of the draft's parameters.
+  """
+  folder = dflash_folder.find(source)
+
+  def drafter(reading: readings.Reading):
+    blocks, params = dflash_folder.fit(source, target, put, reading)
+    gamma = min(readings.DRAFTS, blocks.size - 1)
+    return make(blocks, target.model, gamma=gamma), params
+
+  return readings.find(
+    target,
+    ('dflash', *eagle_folder.stamp(folder)),
+    lambda: eagle_folder.digest(folder),
+    lambda: dflash_folder.questions(source, target),
+    drafter,
+  )
 
 
 class State(NamedTuple):

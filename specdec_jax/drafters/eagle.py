@@ -20,13 +20,8 @@ from specdec_jax.models import eagle, lm
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Stopping):
+class Settings(method.Published):
   source: str | os.PathLike = fields.setting('', needed=draft_file.EAGLE.form)
-  check: str = fields.setting(
-    'auto',
-    allowed=('auto', 'off'),
-    help='auto: find by measurement how a published draft is to be read',
-  )
 
 
 def for_target(
@@ -45,7 +40,7 @@ def for_target(
   whole = method.whole(target)
   put, source = whole and whole.sharding(), settings.source
   found = check(target, source, put) if settings.check == 'auto' else None
-  reading = readings.judge(f'eagle {source}', target, found) if found else ()
+  reading = readings.judge(f'eagle {source}', target, found)
   config, params = draft_file.eagle_for(source, target, put, reading)
   drafter = make(
     config,
@@ -76,12 +71,13 @@ def check(
     )
     return make(config, target.model, gamma=readings.DRAFTS), params
 
-  def found() -> readings.Result:
-    questions = eagle_folder.questions(folder, where, target)
-    digest = eagle_folder.digest(folder)
-    return readings.find(target, digest, questions, drafter)
-
-  return target.once(('check', *eagle_folder.stamp(folder)), found)
+  return readings.find(
+    target,
+    eagle_folder.stamp(folder),
+    lambda: eagle_folder.digest(folder),
+    lambda: eagle_folder.questions(folder, where, target),
+    drafter,
+  )
 
 
 class State(NamedTuple):

@@ -16,13 +16,13 @@ import numpy as np
 from specdec_jax import fields, forward, types
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import method
-from specdec_jax.io import load
-from specdec_jax.io.published import medusa_heads
+from specdec_jax.io import files, load
+from specdec_jax.io.published import medusa_heads, readings
 from specdec_jax.models import weights
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Stopping):
+class Settings(method.Published):
   source: str | os.PathLike = fields.setting('', needed=medusa_heads.FORM)
 
 
@@ -35,19 +35,56 @@ def for_target(
     ValueError: a file that does not fit the target, or has too few heads.
   """
   del chunk
-  heads = medusa_heads.fit(settings.source, target)
-  if gamma > len(heads):
+  source = settings.source
+  found = check(target, source) if settings.check == 'auto' else None
+  reading = readings.judge(f'medusa {source}', target, found)
+  model, params = _read_as(reading, target, source)
+  most = len(params['heads']) - model.first
+  if gamma > most:
     raise ValueError(
-      f'medusa {settings.source}: has {len(heads)} heads, and gamma={gamma} '
-      f'needs {gamma}; give gamma={len(heads)} or less'
+      f'medusa {source}: has {most} heads, and gamma={gamma} needs {gamma}; '
+      f'give gamma={most} or less'
     )
-  c = target.config
-  model = Heads(target.model, target.ids, c.depth, c.width, c.activations)
-  return method.Method(
-    make(model, gamma=gamma, min_confidence=settings.min_confidence),
-    {'heads': heads, 'target': target.params},
-    view(model),
+  drafter = make(model, gamma=gamma, min_confidence=settings.min_confidence)
+  return method.Method(drafter, params, view(model))
+
+
+def check(
+  target: load.LanguageModel, source: str | os.PathLike
+) -> readings.Result:
+  """How the heads of a source agree with a target."""
+  paths, heads = medusa_heads.find(source), medusa_heads.fit(source, target)
+  gamma = min(readings.DRAFTS, max(len(heads) - 1, 1))
+
+  def drafter(reading: readings.Reading):
+    model, params = _read_as(reading, target, source)
+    return make(model, gamma=gamma), params
+
+  return readings.find(
+    target,
+    ('medusa', *medusa_heads.stamp(paths)),
+    lambda: files.digest(paths),
+    lambda: _questions(heads),
+    drafter,
   )
+
+
+def _questions(heads) -> tuple[tuple[str, ...], ...]:
+  """What a source leaves open, as io.published.readings has it."""
+  sooner = ('each head for the token before',) if len(heads) > 1 else ()
+  shared = ("the target's head for their own",) if 'head' in heads['0'] else ()
+  return ("states before the target's norm",), sooner, shared
+
+
+def _read_as(reading: readings.Reading, target: load.LanguageModel, source):
+  """(Heads, weights.draft) under answers to `_questions`."""
+  heads, c = medusa_heads.fit(source, target), target.config
+  raw, sooner, shared = map(bool, reading or ('',) * 3)
+  if shared:
+    heads = {i: {'layers': head['layers']} for i, head in heads.items()}
+  sizes = c.depth - raw, c.width, c.activations
+  model = Heads(target.model, target.ids, *sizes, first=int(sooner))
+  return model, {'heads': heads, 'target': target.params}
 
 
 class Heads(NamedTuple):
@@ -57,6 +94,8 @@ class Heads(NamedTuple):
   ids: how many ids are real.
   tap: the states, as types.Model.apply numbers them.
   width, dtype: of a state.
+  first: the head of a window's first draft: 0, or 1 where each head predicts
+    the token before the one that it should.
   """
 
   target: types.Model
@@ -64,15 +103,16 @@ class Heads(NamedTuple):
   tap: int
   width: int
   dtype: str
+  first: int = 0
 
   def logits(self, params, number: int, x_BTD: types.Array) -> types.Array:
-    """Those of one head, [B, T, V] float32 or wider, for these states.
+    """Those of a window's draft, [B, T, V] float32 or wider, of these states.
 
     params: weights.draft, {'heads': {'0': {'layers': {'0': {'kernel': [D, D],
       'bias': [D]}}, 'head': [D, V]}}, 'target': the target's}; a head without
       'head' has the target's.
     """
-    head = params['heads'][str(number)]
+    head = params['heads'][str(number + self.first)]
     for layer in head['layers'].values():
       y_BTD = weights.of(layer['kernel']).linear(x_BTD, layer['bias'])
       x_BTD = x_BTD + jax.nn.silu(y_BTD)

@@ -54,6 +54,17 @@ class Stopping(fields.Checked):
   )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published(Stopping):
+  """Settings of a drafter whose drafts others publish."""
+
+  check: str = fields.setting(
+    'auto',
+    allowed=('auto', 'off'),
+    help='auto: find by measurement how a published draft is to be read',
+  )
+
+
 def whole(target: Any) -> sharding.Layout | None:
   """The layout of a draft that every device of a target's mesh has whole."""
   return target.layout and sharding.lay_out(

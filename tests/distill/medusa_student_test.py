@@ -116,7 +116,9 @@ def test_a_killed_run_leaves_the_same_heads(tmp_path):
   assert again.keys() == arrays.keys()
   for name, x in again.items():
     assert x.astype(np.float16).tobytes() == arrays[name]
-  runs.assert_decodes_as_plain('medusa', draft_options={'source': folder})
+  # Trained for a few steps, they agree in too little to be measured.
+  options = {'source': folder, 'check': 'off'}
+  runs.assert_decodes_as_plain('medusa', draft_options=options)
   with pytest.raises(ValueError, match='other values of loss.unroll, which'):
     runs.run(
       tmp_path / 'whole',

@@ -15,7 +15,7 @@ import safetensors.numpy
 from specdec_jax import build, forward, requests, sharding
 from specdec_jax.certify import base, certificate, load
 from specdec_jax.drafters import adaptive, dflash, hybrid
-from specdec_jax.io.published import dflash_folder
+from specdec_jax.io.published import dflash_folder, readings
 from specdec_jax.models import eagle, lm
 from tests import fakes
 from tests.drafters import medusa_test
@@ -29,6 +29,8 @@ LOGITS = dict(np.load(GOLDEN / 'logits.npz'))
 GIVEN = {x: LOGITS.pop(x) for x in ('tokens', 'features', 'embed', 'head')}
 SLOW = pytest.mark.slow
 SIZE, MASK = 4, 261  # an id that is no token
+# A random draft agrees in nothing.
+UNMEASURED = functools.partial(dflash.Settings, check='off')
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -64,7 +66,6 @@ def golden_target(**changes):
     config=fakes.tiny(**sizes),
     ids=40,
     params=dict(embed=GIVEN['embed'], head=GIVEN['head'].T, norm=norm),
-    once=lambda key, make: make(),
   )
 
 
@@ -144,7 +145,7 @@ def test_drafts_are_those_of_a_block(x64, tmp_path, form):
   """All q of all windows, and of the model that alpha is measured with."""
   folder, source = save(tmp_path / 'm', form)
   target = build.load(str(folder), dtype='float64')
-  made = build.engine(target, dflash.Settings(source), gamma=GAMMA)
+  made = build.engine(target, UNMEASURED(source), gamma=GAMMA)
   texts, seen = medusa_test.proposals(target, made.drafter, made.weights.draft)
   plain = build.engine(target, rule='coupled')
   request = medusa_test.asked()
@@ -186,7 +187,7 @@ def test_on_one_cpu_the_kernels_read_them(tmp_path, dtype):
   found = []
   for more in ({}, dict(kernels='xla')):
     target = build.load(str(folder), dtype=dtype, **more)
-    made = build.engine(target, dflash.Settings(source), gamma=GAMMA)
+    made = build.engine(target, UNMEASURED(source), gamma=GAMMA)
     given = target, made.drafter, made.weights.draft
     found.append(medusa_test.proposals(*given)[1][-1][2])
   close = dict(float32=1e-4, bfloat16=0.1)[dtype]
@@ -204,10 +205,10 @@ def test_inside_others_too(x64, tmp_path, around, rule):
   and under coupled at any."""
   folder, source = save(tmp_path / 'm')
   target = build.load(str(folder), dtype='float64')
-  inner = around.Settings(dflash.Settings(source))
+  inner = around.Settings(UNMEASURED(source))
   if around is adaptive:
     costs = {x: [1.0, 1.01, 1.02, 1.03] for x in ('verify', 'dflash')}
-    inner = adaptive.Settings(dflash.Settings(source), costs=costs)
+    inner = adaptive.Settings(UNMEASURED(source), costs=costs)
   made = build.engine(target, inner, gamma=GAMMA, rule=rule)
   plain = build.engine(target, rule=rule)
   one, two = (
@@ -238,7 +239,7 @@ def test_on_a_mesh_the_texts_are_the_same(x64, tmp_path):
   make = functools.partial(build.load, str(folder), dtype='float64')
   plain = build.engine(make(), rule='coupled')
   target = make(mesh=sharding.make_mesh(1, 2))
-  made = build.engine(target, dflash.Settings(source), rule='coupled', gamma=2)
+  made = build.engine(target, UNMEASURED(source), rule='coupled', gamma=2)
   placed = requests.place(medusa_test.asked(), target.layout)
   one, two = (
     fakes.texts(x.programs.generate(x.weights, y))
@@ -293,21 +294,32 @@ def without(name):
       arrays() | {'markov_head.markov_w1.weight': ONES((264, 4))},
       r'no place for \[markov_head.markov_w1.weight\]',
     ),
-    (dict(block_size=3), None, 'drafts 2 tokens in a block, and gamma=3; give'),
   ],
 )
-def test_other_drafts_are_refused_by_name(tmp_path, facts, own, message):
+def test_other_drafts_are_refused_by_name(
+  tmp_path, monkeypatch, facts, own, message
+):
+  """Before anything is compiled."""
+  monkeypatch.setattr(readings, 'own_text', None)
   folder, source = save(tmp_path / 'm', own=own, facts=facts)
   with pytest.raises(ValueError, match=f'^dflash {source}: .*{message}') as e:
     build.engine(tiny.read(folder), dflash.Settings(source), gamma=GAMMA)
   assert '\n' not in str(e.value)
 
 
+def test_a_window_has_as_many_drafts_as_a_block_has_masks(tmp_path):
+  folder, source = save(tmp_path / 'm', facts=dict(block_size=3))
+  with pytest.raises(
+    ValueError, match='drafts 2 tokens in a block, and gamma=3; give gamma=2 or'
+  ):
+    build.engine(tiny.read(folder), UNMEASURED(source), gamma=3)
+
+
 def test_engines_of_every_gamma_share_a_draft(tmp_path):
   folder, source = save(tmp_path / 'm')
   target = tiny.read(folder)
   make = lambda source, gamma: (
-    build.engine(target, dflash.Settings(source), gamma=gamma).weights.draft
+    build.engine(target, UNMEASURED(source), gamma=gamma).weights.draft
   )
   assert make(source, 1) is make(source, 2)
   with pytest.raises(ValueError, match='safetensors: no such folder; give a f'):

@@ -15,6 +15,7 @@ import safetensors.numpy
 from specdec_jax import build, debug, decode, forward, requests, sharding
 from specdec_jax.certify import base, certificate, load
 from specdec_jax.drafters import adaptive, hybrid, medusa
+from specdec_jax.io.published import readings
 from specdec_jax.verify import coupled
 from tests import fakes
 from tests.io import tiny, torch_file
@@ -27,6 +28,8 @@ MODEL = tiny.arrays(CONFIG)
 IDS = 260  # of the byte tokenizer; the others are padding
 SLOW = pytest.mark.slow
 PROMISES = certificate.PROMISES
+# Random heads agree in nothing.
+UNMEASURED = functools.partial(medusa.Settings, check='off')
 
 
 def heads(own=True, layers=1, count=COUNT, seed=1):
@@ -123,7 +126,7 @@ def test_a_head_drafts_the_token_that_it_predicts(
   arrays = heads(own, layers)
   folder, source = save(tmp_path / 'm', arrays, layout)
   target = build.load(str(folder), dtype='float64')
-  made = build.engine(target, medusa.Settings(source), gamma=GAMMA)
+  made = build.engine(target, UNMEASURED(source), gamma=GAMMA)
   texts, seen = proposals(target, made.drafter, made.weights.draft)
   plain = build.engine(target, rule='coupled')
   assert texts == fakes.texts(plain.programs.generate(plain.weights, asked()))
@@ -158,10 +161,10 @@ def test_on_one_cpu_the_kernels_read_them(tmp_path, dtype):
   arrays = heads()
   folder, source = save(tmp_path / 'm', arrays, 'pt')
   target = build.load(str(folder), dtype=dtype)
-  made = build.engine(target, medusa.Settings(source), gamma=GAMMA)
+  made = build.engine(target, UNMEASURED(source), gamma=GAMMA)
   _, seen = proposals(target, made.drafter, made.weights.draft)
   plain = build.load(str(folder), kernels='xla', dtype=dtype)
-  made = build.engine(plain, medusa.Settings(source), gamma=GAMMA)
+  made = build.engine(plain, UNMEASURED(source), gamma=GAMMA)
   _, other = proposals(plain, made.drafter, made.weights.draft)
   close = dict(float32=1e-4, bfloat16=0.1)[dtype]
   np.testing.assert_allclose(seen[-1][2], other[-1][2], atol=close)
@@ -178,10 +181,10 @@ def test_inside_others_too(x64, tmp_path, around, rule):
   and under coupled at any."""
   folder, source = save(tmp_path / 'm', heads(), 'safetensors')
   target = build.load(str(folder), dtype='float64')
-  inner = around.Settings(medusa.Settings(source))
+  inner = around.Settings(UNMEASURED(source))
   if around is adaptive:
     costs = {x: [1.0, 1.01, 1.02, 1.03] for x in ('verify', 'medusa')}
-    inner = adaptive.Settings(medusa.Settings(source), costs=costs)
+    inner = adaptive.Settings(UNMEASURED(source), costs=costs)
   made = build.engine(target, inner, gamma=GAMMA, rule=rule)
   plain = build.engine(target, rule=rule)
   one, two = (
@@ -227,10 +230,13 @@ def without(name):
       heads() | {'0.0.linear.bias': np.full(32, np.nan)},
       '0.0.linear.bias has values that are not finite',
     ),
-    (heads(count=2), 'has 2 heads, and gamma=3 needs 3; give gamma=2 or less'),
   ],
 )
-def test_other_heads_are_refused_by_name(tmp_path, arrays, message):
+def test_other_heads_are_refused_by_name(
+  tmp_path, monkeypatch, arrays, message
+):
+  """Before anything is compiled."""
+  monkeypatch.setattr(readings, 'own_text', None)
   folder, source = save(tmp_path / 'm', arrays, 'safetensors')
   target = tiny.read(folder)
   with pytest.raises(ValueError, match=f'^medusa {source}: .*{message}') as e:
@@ -238,10 +244,18 @@ def test_other_heads_are_refused_by_name(tmp_path, arrays, message):
   assert '\n' not in str(e.value)
 
 
+def test_a_window_has_as_many_drafts_as_there_are_heads(tmp_path):
+  folder, source = save(tmp_path / 'm', heads(count=2), 'safetensors')
+  with pytest.raises(
+    ValueError, match='has 2 heads, and gamma=3 needs 3; give gamma=2 or less'
+  ):
+    build.engine(tiny.read(folder), UNMEASURED(source), gamma=3)
+
+
 def test_files_that_are_no_heads_are_refused(tmp_path):
   folder, source = save(tmp_path / 'm', heads(), 'pt')
   target = tiny.read(folder)
-  make = lambda source: build.engine(target, medusa.Settings(source), gamma=1)
+  make = lambda source: build.engine(target, UNMEASURED(source), gamma=1)
   path = source / 'medusa_lm_head.pt'
   assert make(path).drafter is make(source).drafter  # the file alone, too
   with pytest.raises(ValueError, match='/absent: no such file; give a folder'):
@@ -257,7 +271,7 @@ def test_engines_of_every_gamma_share_the_heads(tmp_path):
   folder, source = save(tmp_path / 'm', heads(), 'pt')
   target = tiny.read(folder)
   one, two = (
-    build.engine(target, medusa.Settings(source), gamma=gamma).weights.draft
+    build.engine(target, UNMEASURED(source), gamma=gamma).weights.draft
     for gamma in (1, 2)
   )
   assert one['heads'] is two['heads'] and one['target'] is target.params
@@ -270,7 +284,7 @@ def test_on_a_mesh_the_texts_are_the_same(x64, tmp_path):
   make = functools.partial(build.load, str(folder), dtype='float64')
   plain = build.engine(make(), rule='coupled')
   target = make(mesh=sharding.make_mesh(1, 2))
-  made = build.engine(target, medusa.Settings(source), rule='coupled', gamma=2)
+  made = build.engine(target, UNMEASURED(source), rule='coupled', gamma=2)
   placed = requests.place(asked(), target.layout)
   one, two = (
     fakes.texts(x.programs.generate(x.weights, y))

@@ -360,3 +360,5 @@ def test_the_program_says_what_it_finds(tmp_path, cache):
   assert script(*options).check(1).document == document  # as it was kept
   script(options[0]).check_refused('want --target=SOURCE and --draft=SOURCE')
   script(options[0], '--draft=/absent').check_refused('give a folder or hf:')
+  heads = script(options[0], '--draft=/absent', '--drafter=medusa')
+  heads.check_refused('medusa /absent: no such file; give a folder or hf:')

@@ -1,4 +1,4 @@
-"""What a folder claims of its EAGLE draft, and what else may be meant."""
+"""What a folder claims of its draft, and what else may be meant."""
 
 import re
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def questions(claim: Claim, depth: int) -> list[dict[str, Change]]:
   inside = lambda taps: min(taps) >= -1 and max(taps) <= depth
   around = {name: _set(taps) for name, taps in moved.items() if inside(taps)}
   if own['reads'] == 'context':
-    return [norms, around]
+    return [norms, around, {'a norm of each tap': _set(tap_norm='unit')}]
   fed, normed = own['last_norm'] == 'fed', own['normed_residual']
   return [
     order,

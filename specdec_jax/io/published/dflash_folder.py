@@ -13,7 +13,7 @@ import jax
 
 from specdec_jax import types
 from specdec_jax.io import files, load
-from specdec_jax.io.published import claims, eagle_folder
+from specdec_jax.io.published import claims, eagle_folder, readings
 from specdec_jax.models import eagle
 
 FORM = 'a folder or hf:org/name with a DFlash draft'
@@ -24,24 +24,80 @@ def fit(
   source: str | os.PathLike,
   target: load.LanguageModel,
   put: jax.sharding.Sharding | None = None,
+  reading: readings.Reading = (),
 ) -> tuple[eagle.Blocks, types.Params]:
-  """(settings, weights.draft) of a draft, read once for a target.
+  """(settings, weights.draft) of a draft for this target.
 
-  put: the sharding of its parameters; None: the default device.
+  Args:
+    source: as `find` has it.
+    target: the model to draft for.
+    put: the sharding of its parameters; None: the default device.
+    reading: answers to `questions`; (): all is as the folder claims.
 
   Raises:
     ValueError: no such folder, or a draft of another form or target.
   """
-  where, folder = f'dflash {source}', eagle_folder.find(source)
+  where, folder, form = _opened(source)
+  mask, size, first = _block(folder, where, target)
+  *own, other, moved = reading or ('', '')
+  config, params = eagle_folder.fit(
+    folder, where, target, put, form, tuple(own)
+  )
+  if any(config.block.windows):
+    raise ValueError(f'{where}: layers with a sliding window are not read')
+  mask = _masks(target, mask)[other] if other else mask
+  return eagle.Blocks(config, mask, size, first ^ bool(moved)), params
+
+
+def find(source: str | os.PathLike) -> pathlib.Path:
+  """The folder of 'hf:org/name' or of a path."""
+  folder = eagle_folder.find(source)
   if folder is None:
-    raise ValueError(f'{where}: no such folder; give {FORM}')
-  key = 'dflash', folder, *(x.stat().st_mtime_ns for x in folder.iterdir())
-  return target.once(key, lambda: _read(folder, where, target, put))
+    raise ValueError(f'dflash {source}: no such folder; give {FORM}')
+  return folder
 
 
-def _read(
-  folder: pathlib.Path, where: str, target: load.LanguageModel, put
-) -> tuple[eagle.Blocks, types.Params]:
+def questions(
+  source: str | os.PathLike, target: load.LanguageModel
+) -> tuple[tuple[str, ...], ...]:
+  """What a folder leaves open, as io.published.readings has it."""
+  where, folder, form = _opened(source)
+  mask, _, first = _block(folder, where, target)
+  moved = 'its own place' if first == 0 else 'the place after it'
+  return (
+    *eagle_folder.questions(folder, where, target, form),
+    tuple(_masks(target, mask)),
+    (f'each token of a block for {moved}',),
+  )
+
+
+def _opened(source) -> tuple[str, pathlib.Path, eagle_folder.Form]:
+  """(what errors begin with, the folder, how its config.json is read)."""
+  where = f'dflash {source}'
+  return where, find(source), functools.partial(_claim, where)
+
+
+def _masks(target: load.LanguageModel, claimed: int) -> dict[str, int]:
+  """Other ids that masks may have: {in words: id}."""
+  token = dict(target.tokenizer.specials)
+  found: dict[str, Any] = {
+    f"the target's {name}": target.tokenizer.inner.token_to_id(token[name])
+    for name in ('mask_token', 'pad_token')
+    if name in token
+  }
+  found['the first id that is no token'] = target.ids
+  known = range(target.config.vocab)
+  return {
+    f'{words} for masks': i
+    for words, i in found.items()
+    if i in known and i != claimed
+  }
+
+
+def _block(
+  folder: pathlib.Path, where: str, target: load.LanguageModel
+) -> tuple[int, int, int]:
+  """mask, size and first of eagle.Blocks, as config.json claims them."""
   raw = files.read_json(folder / 'config.json')
   kind, *_ = raw.get('architectures') or ['']
   kind = raw.get('speculators_model_type', kind)
@@ -55,12 +111,8 @@ def _read(
       f'{where}: mask_token_id={mask!r}, block_size={size!r}: needs an id '
       f'below {target.config.vocab}, and at least 2 tokens'
     )
-  form = functools.partial(_claim, where)
-  config, params = eagle_folder.fit(folder, where, target, put, form)
-  if any(config.block.windows):
-    raise ValueError(f'{where}: layers with a sliding window are not read')
   anchored = said.get('sample_from_anchor', kind == _KINDS[-1])
-  return eagle.Blocks(config, mask, size, first=0 if anchored else 1), params
+  return mask, size, 0 if anchored else 1
 
 
 def _claim(where: str, raw: dict[str, Any], depth: int) -> claims.Claim:

@@ -121,10 +121,13 @@ def _claimed(
 
 
 def questions(
-  folder: pathlib.Path, where: str, target: load.LanguageModel
+  folder: pathlib.Path,
+  where: str,
+  target: load.LanguageModel,
+  form: Form | None = None,
 ) -> tuple[tuple[str, ...], ...]:
   """What a folder leaves open, as io.published.readings has it."""
-  claim, _ = _claimed(folder, where, target)
+  claim, _ = _claimed(folder, where, target, form)
   return tuple(tuple(x) for x in claims.questions(claim, target.config.depth))
 
 

@@ -34,15 +34,25 @@ def fit(
   Raises:
     ValueError: nothing there, or heads that are not of this target.
   """
+  paths = find(source)
+  read = lambda: _read(f'medusa {source}', paths, target)
+  return target.once(('medusa', *stamp(paths)), read)
+
+
+def find(source: str | os.PathLike) -> list[pathlib.Path]:
+  """The files of a source, checked to be there."""
   path = download.local(source)
   if not path.exists():
     raise ValueError(f'medusa {source}: no such file; give {FORM}')
-  paths = [path]
-  if path.is_dir():
-    alone = [path / x for x in _FILES if (path / x).exists()]
-    paths = alone[:1] or hf.weight_files(path)
-  key = 'medusa', *((path, path.stat().st_mtime_ns) for path in paths)
-  return target.once(key, lambda: _read(f'medusa {source}', paths, target))
+  if not path.is_dir():
+    return [path]
+  alone = [path / x for x in _FILES if (path / x).exists()]
+  return alone[:1] or hf.weight_files(path)
+
+
+def stamp(paths: list[pathlib.Path]) -> tuple[Any, ...]:
+  """What differs once the files have other content."""
+  return tuple((path, path.stat().st_mtime_ns) for path in paths)
 
 
 def _read(

@@ -79,8 +79,9 @@ def words(reading: Reading) -> str:
 
 def find(
   target: load.LanguageModel,
-  draft: str,
-  questions: Sequence[Sequence[str]],
+  stamp: Sequence[Any],
+  digest: Callable[[], str],
+  questions: Callable[[], Sequence[Sequence[str]]],
   make: Callable[[Reading], tuple[types.Drafter, types.Params]],
 ) -> Result:
   """The reading under which a draft agrees best with a target.
@@ -89,10 +90,17 @@ def find(
 
   Args:
     target: the model.
-    draft: the digest of the draft.
+    stamp: what differs once the draft has other content.
+    digest: of the draft.
     questions: for each that the format leaves open, the answers besides ''.
     make: (drafter of DRAFTS tokens or fewer, weights.draft) under a reading.
   """
+  return target.once(
+    ('check', *stamp), lambda: _kept(target, digest(), questions(), make)
+  )
+
+
+def _kept(target, draft: str, questions, make) -> Result:
   facts = json.dumps([target.digest, target.dtype, draft, questions, PROMPTS])
   name = f'{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json'
   path = files.cache_folder() / 'readings' / name
@@ -112,6 +120,9 @@ def _measured(
   questions: Sequence[Sequence[str]],
   make: Callable[[Reading], tuple[types.Drafter, types.Params]],
 ) -> Result:
+  claimed = ('',) * len(questions)
+  # A draft of another target is refused here, before anything is compiled.
+  made: dict[Reading, Any] = {claimed: make(claimed)}
   text = own_text(target)
   features = functools.cache(
     lambda taps: _features(target.model, taps, target.params, text.tokens_BL)
@@ -121,7 +132,7 @@ def _measured(
   def hits(reading: Reading) -> np.ndarray:
     """[X, K]: whether each draft of each window is the text's token."""
     if reading not in tried:
-      drafter, params = make(reading)
+      drafter, params = made.pop(reading, None) or make(reading)
       weights = types.Weights(target.params, params)
       hits_TBK = hosts.fetch(
         _agrees(drafter, weights, *text, features(drafter.taps))
@@ -167,14 +178,19 @@ def _beats(one: np.ndarray, other: np.ndarray) -> bool:
   return won - lost > 3 * np.sqrt(won + lost)
 
 
-def judge(where: str, target: load.LanguageModel, result: Result) -> Reading:
+def judge(
+  where: str, target: load.LanguageModel, result: Result | None
+) -> Reading:
   """The reading that was found; a warning if it is not what is claimed, or bad.
 
   where: what errors and warnings begin with.
+  result: of `find`; None: nothing was measured, and it runs as it claims.
 
   Raises:
     ValueError: the draft does no better than a unigram under any reading.
   """
+  if result is None:
+    return ()
   agreed = result.agreed[words(result.reading)]
   share = f'{agreed[0]:.0%} of the tokens of {target.label}'
   if agreed[0] < result.unigram:
