@@ -15,7 +15,7 @@ from specdec_jax.costs import calibration
 from specdec_jax.drafters import adaptive, method, table
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import own, sources
-from specdec_jax.verify import block, coupled, lenient, reject
+from specdec_jax.verify import block, coupled, lenient, reject, typical
 
 # Rules by name; a function makes a rule from a number, as in 'lenient:0.5'.
 RULES: dict[str, types.Rule | Callable[[float], types.Rule]] = {
@@ -23,6 +23,7 @@ RULES: dict[str, types.Rule | Callable[[float], types.Rule]] = {
   'block': block.RULE,
   'coupled': coupled.RULE,
   'lenient': lenient.make,
+  'typical': typical.make,
 }
 
 LanguageModel = load_lib.LanguageModel
@@ -183,7 +184,7 @@ def _rule(text: str) -> types.Rule:
   if not number and own.binds(found, 'noise', 'draft', 'p_BNV'):
     return types.Rule(name, found)
   if not number and name in RULES:
-    raise ValueError(f'rule={text}: needs a number, as in lenient:0.5')
+    raise ValueError(f'rule={text}: needs a number, as in {name}:0.5')
   try:
     numbers = [float(number)] if number else []
     made = found(*numbers) if own.binds(found, *numbers) else None

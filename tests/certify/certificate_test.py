@@ -21,6 +21,7 @@ from tests import programs
     ('rule', 'specdec_jax.types:ORIGINS', 'is not callable; want'),
     ('rule', 'tests.own_rules:LOSSY', 'lossless=False, so there is nothing'),
     ('rule', 'lenient:0.5', 'lossless=False, so there is nothing to certify'),
+    ('rule', 'typical:0.1', 'lossless=False, so there is nothing to certify'),
     ('rule', 'lenient', 'needs a number, as in lenient:0.5'),
     ('rule', 'tests.own_rules:no_empty_window', 'called with 0 sampled drafts'),
     ('rule', 'tests.own_rules:hotter_by', 'takes (heat); want'),

@@ -30,7 +30,11 @@ def one_window(rule, p_V, q_V, scores):
 
 @pytest.mark.parametrize('temperature', [1.0, 0.0])
 @pytest.mark.parametrize(
-  'name', ['reject', 'block', 'lenient:0.9', 'lenient:0.5', 'lenient:0.1']
+  'name',
+  [
+    *('reject', 'block', 'lenient:0.9', 'lenient:0.5', 'lenient:0.1'),
+    *('typical:0.05', 'typical:0.3', 'typical:0.9'),
+  ],
 )
 def test_a_rule_keeps_and_emits_what_it_states(name, temperature):
   """Rule.kept and Rule.emitted, or min(p, q) and p, from verify alone.
@@ -52,7 +56,7 @@ def test_a_rule_keeps_and_emits_what_it_states(name, temperature):
     np.testing.assert_allclose(kept_V, np.ravel(stated_V), atol=2 / U)
     stated_V = p_V if rule.emitted is None else rule.emitted(*args)
     np.testing.assert_allclose(emitted_V, np.ravel(stated_V), atol=2 / U)
-    if not rule.lossless and temperature:  # the paper's guarantee
+    if name.startswith('lenient') and temperature:  # the paper's guarantee
       lenience = float(name.partition(':')[2])
       assert (emitted_V <= p_V / lenience + 2 / U).all()
 
@@ -64,10 +68,16 @@ def test_a_rule_keeps_and_emits_what_it_states(name, temperature):
     ('lenient:1.5', '^rule=lenient:1.5: lenience=1.5: must be a number'),
     ('lenient:x', '^rule=lenient:x: could not convert'),
     ('lenient', '^rule=lenient: needs a number, as in lenient:0.5'),
+    (
+      'typical:1',
+      '^rule=typical:1: eps=1.0: must be a number, more than',
+    ),
+    ('typical', '^rule=typical: needs a number, as in typical:0.5'),
     ('block:2', '^rule=block:2: block takes no number'),
     (
       'strict',
-      "block, coupled, lenient:NUMBER, reject, 'file.py:name', or a",
+      'block, coupled, lenient:NUMBER, reject, typical:NUMBER, '
+      "'file.py:name', or a types.Rule",
     ),
   ],
 )
