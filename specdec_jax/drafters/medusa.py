@@ -109,12 +109,12 @@ class Heads(NamedTuple):
     """Those of a window's draft, [B, T, V] float32 or wider, of these states.
 
     params: weights.draft, {'heads': {'0': {'layers': {'0': {'kernel': [D, D],
-      'bias': [D]}}, 'head': [D, V]}}, 'target': the target's}; a head without
-      'head' has the target's.
+      'bias': [D]}}, 'head': [D, V]}}, 'target': the target's}; a layer may have
+      no 'bias', and a head without 'head' has the target's.
     """
     head = params['heads'][str(number + self.first)]
     for layer in head['layers'].values():
-      y_BTD = weights.of(layer['kernel']).linear(x_BTD, layer['bias'])
+      y_BTD = weights.of(layer['kernel']).linear(x_BTD, layer.get('bias'))
       x_BTD = x_BTD + jax.nn.silu(y_BTD)
     if 'head' not in head:
       assert self.target.project is not None

@@ -1,8 +1,9 @@
-"""Reads the heads of Medusa-1 in the three layouts that they are published in.
+"""Reads the heads of Medusa-1 in the four layouts that they are published in.
 
 Heads with a matrix each, and heads that share the target's, are files by
-themselves; others lie in a model that was tuned with them. Source: medusa_model
-and medusa_model_legacy of FasterDecoding/Medusa.
+themselves; others lie in a model that was tuned with them, or are as vLLM has
+them. Source: medusa_model and medusa_model_legacy of FasterDecoding/Medusa, and
+vLLM's medusa.
 """
 
 import os
@@ -62,6 +63,7 @@ def _read(
   found = {k: x for path in paths for k, x in stored.open_file(path).items()}
   inside = {k: x for k, x in found.items() if k.startswith(_INSIDE)}
   arrays = {k.removeprefix(_INSIDE): x for k, x in (inside or found).items()}
+  arrays = _renamed(arrays)
   config, layout, flat = target.config, target.layout, {}
   for name, (theirs, shape) in _places(where, arrays, config).items():
     if arrays[theirs].shape != shape:
@@ -78,6 +80,17 @@ def _read(
   return convert.pack_params(heads) if config.run.packed else heads
 
 
+def _renamed(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Arrays of vLLM by the names that Medusa's authors give theirs."""
+  bare = {x.removeprefix('medusa_heads.'): x for x in arrays}
+  layer = re.compile(r'blocks\.(\d+)\.layers\.(\d+)')
+  depth = len({m[2] for x in bare if (m := layer.match(x))})
+  if not depth:
+    return arrays
+  named = lambda x: re.sub(r'^lm_heads\.(\d+)', rf'\1.{depth}', x)
+  return {layer.sub(r'\1.\2.linear', named(x)): arrays[bare[x]] for x in bare}
+
+
 def _places(
   where: str, arrays: Mapping[str, Any], config
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -88,7 +101,8 @@ def _places(
   weight = re.compile(r'(\d+)\.(\d+)\.linear\.weight')
   numbers = [m.groups() for x in arrays if (m := weight.fullmatch(x))]
   count, depth = (len({pair[i] for pair in numbers}) for i in range(2))
-  known = _names(count, depth, own=f'0.{depth}.weight' in arrays)
+  own, biased = (x in arrays for x in (f'0.{depth}.weight', '0.0.linear.bias'))
+  known = _names(count, depth, own, biased)
   unknown = [x for x in arrays if x not in known.values()]
   missing = [x for x in known.values() if x not in arrays]
   if unknown or missing or not count:
@@ -101,13 +115,14 @@ def _places(
   return {n: (x, shapes[n.split('/')[-1]]) for n, x in known.items()}
 
 
-def _names(count: int, depth: int, own: bool) -> dict[str, str]:
+def _names(count: int, depth: int, own: bool, biased: bool) -> dict[str, str]:
   """{a parameter: its stored name}; own: heads have a matrix each."""
   out = {}
   for i in range(count):
     for j in range(depth):
       out[f'{i}/layers/{j}/kernel'] = f'{i}.{j}.linear.weight'
-      out[f'{i}/layers/{j}/bias'] = f'{i}.{j}.linear.bias'
+      if biased:
+        out[f'{i}/layers/{j}/bias'] = f'{i}.{j}.linear.bias'
     if own:
       out[f'{i}/head'] = f'{i}.{depth}.weight'
   return out
@@ -115,7 +130,7 @@ def _names(count: int, depth: int, own: bool) -> dict[str, str]:
 
 def stored_as(heads: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """Arrays under their stored names, from which `fit` reads these heads."""
-  first = heads['0']
-  known = _names(len(heads), len(first['layers']), own='head' in first)
+  layers, own = heads['0']['layers'], 'head' in heads['0']
+  known = _names(len(heads), len(layers), own, biased='bias' in layers['0'])
   flat = lm.flatten(heads)
   return {theirs: np.asarray(flat[n]).T for n, theirs in known.items()}
