@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax import build, forward, requests, sharding
+from specdec_jax import build, forward
 from specdec_jax.certify import base, certificate, load
 from specdec_jax.drafters import adaptive, dflash, hybrid
 from specdec_jax.io.published import dflash_folder, readings
@@ -230,22 +230,6 @@ def test_its_windows_are_exact(rule):
   subject = base.Subject([build.lossless_rules()[rule]], drafters)
   row = certificate.check(promise._replace(quick=2), subject, full=False)
   assert row.passed, row.case
-
-
-@pytest.mark.slow
-def test_on_a_mesh_the_texts_are_the_same(x64, tmp_path):
-  """The draft is whole on every device, its cache split by rows."""
-  folder, source = save(tmp_path / 'm')
-  make = functools.partial(build.load, str(folder), dtype='float64')
-  plain = build.engine(make(), rule='coupled')
-  target = make(mesh=sharding.make_mesh(1, 2))
-  made = build.engine(target, UNMEASURED(source), rule='coupled', gamma=2)
-  placed = requests.place(medusa_test.asked(), target.layout)
-  one, two = (
-    fakes.texts(x.programs.generate(x.weights, y))
-    for x, y in ((plain, medusa_test.asked()), (made, placed))
-  )
-  assert one == two
 
 
 # --- refusals -----------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax import build, debug, decode, forward, requests, sharding
+from specdec_jax import build, debug, decode, forward
 from specdec_jax.certify import base, certificate, load
 from specdec_jax.drafters import adaptive, hybrid, medusa
 from specdec_jax.io.published import medusa_heads, readings
@@ -309,23 +309,3 @@ def test_engines_of_every_gamma_share_the_heads(tmp_path):
     for gamma in (1, 2)
   )
   assert one['heads'] is two['heads'] and one['target'] is target.params
-
-
-@pytest.mark.slow
-def test_on_a_mesh_the_texts_are_the_same(x64, tmp_path):
-  """A head's matrix is split by ids, as the target's is; the rest is whole."""
-  folder, source = save(tmp_path / 'm', heads(), 'pt')
-  make = functools.partial(build.load, str(folder), dtype='float64')
-  plain = build.engine(make(), rule='coupled')
-  target = make(mesh=sharding.make_mesh(1, 2))
-  made = build.engine(target, UNMEASURED(source), rule='coupled', gamma=2)
-  placed = requests.place(asked(), target.layout)
-  one, two = (
-    fakes.texts(x.programs.generate(x.weights, y))
-    for x, y in ((plain, asked()), (made, placed))
-  )
-  assert one == two
-  head = made.weights.draft['heads']['0']
-  D, V = CONFIG.width, CONFIG.vocab
-  assert head['head'].sharding.shard_shape((D, V)) == (D, V // 2)
-  assert head['layers']['0']['kernel'].sharding.is_fully_replicated
