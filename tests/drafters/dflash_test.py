@@ -260,6 +260,11 @@ def without(name):
       r'it reads what layers \(0, 3\) leave, and m has 2 layers; give a draft',
     ),
     (
+      dict(dflash_config=Z_LAB | dict(target_layer_ids=[0, 1, 2, 3])),
+      None,
+      r'it reads what layers \(0, 1, 2, 3\) leave, and m has 2 layers; give',
+    ),
+    (
       dict(dflash_config=Z_LAB | dict(target_layer_ids=[0, 1, -1])),
       None,
       r'fc.weight has shape \(32, 64\); its settings and .* need \(32, 96\)',

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax import api, forward
+from specdec_jax import api, build, forward
 from specdec_jax.distill import eagle_student
+from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import files, load
-from specdec_jax.io.published import eagle_folder
+from specdec_jax.io.published import eagle_folder, readings
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
@@ -448,6 +449,24 @@ def test_a_mimo_drafts_for_itself(tmp_path):
   options = dict(source=folder, check='off')
   drafted = dict(draft='eagle', draft_options=options, gamma=2)
   assert text(**drafted) == text()
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(vocab=264), 'for a target of 320 ids, and m has 264; give a draft'),
+    (dict(width=64), 'for a target of width 32, and m has 64; give a draft of'),
+  ],
+)
+def test_a_module_of_another_target_is_refused(
+  tmp_path, monkeypatch, changes, message
+):
+  """Before anything is compiled."""
+  monkeypatch.setattr(readings, 'own_text', None)
+  folder, c = mimo(tmp_path / 'mimo'), tiny.config('qwen2', **changes)
+  other = tiny.read(tiny.write_folder(tmp_path / 'm', c, 'qwen2'))
+  with pytest.raises(ValueError, match=f'^eagle {folder}: {message}'):
+    build.engine(other, eagle_drafter.Settings(folder), gamma=2)
 
 
 def test_a_mimo_without_a_part_is_refused(tmp_path):
