@@ -59,11 +59,9 @@ def run() -> bool:
   )
   engine = settings.first(e)
   rows = requests.rows_on(e.target.layout, min(s.bench.batch_size, len(chosen)))
-
-  def ask(items):
-    found = dict(api.answers(engine, items, [wanted] * len(items), rows=rows))
-    return [found[i] for i in range(len(items))]
-
+  ask = lambda items: api.answers(
+    engine, items, [wanted] * len(items), rows=rows
+  )
   models = [x for x in (e.target, engine.draft) if x]
   task = batch_lib.Run(
     prompts=chosen,

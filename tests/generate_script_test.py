@@ -54,9 +54,10 @@ def folder(tmp_path_factory):
 def test_lines_and_another_seed(folder):
   before = (folder / 'out.jsonl').read_bytes()
   rows = [json.loads(x) for x in before.splitlines()]
-  assert [row['id'] for row in rows] == ['0', 'a/b', '12', '3']
-  assert [len(x) for x in rows[1]['tokens']] == [8, 8]
-  for row in (rows[0], rows[2], rows[3]):
+  *rows, last = rows  # two turns last longer
+  assert {row['id'] for row in rows} == {'0', '12', '3'}
+  assert last['id'] == 'a/b' and [len(x) for x in last['tokens']] == [8, 8]
+  for row in rows:
     assert row['metrics']['emitted_tokens'] == len(row['tokens']) == 8
     assert row['finish_reason'] == 'length'
   done = generate(folder, '--config.sampling.seed=1').check(2)
@@ -65,7 +66,7 @@ def test_lines_and_another_seed(folder):
 
 
 @pytest.mark.more
-def test_goes_on_to_the_same_bytes_and_shows_a_page(folder):
+def test_goes_on_to_the_same_lines_and_shows_a_page(folder):
   """Neither where it stopped, nor the batch, nor a page changes a token."""
   before = (folder / 'out.jsonl').read_bytes()
   first = before.index(b'\n') + 1
@@ -73,11 +74,12 @@ def test_goes_on_to_the_same_bytes_and_shows_a_page(folder):
   page = folder / 'page.html'
   done = generate(folder, f'--html={page}', output='again.jsonl').check()
   assert done.document['answers'] == 4
-  assert (folder / 'again.jsonl').read_bytes() == before
+  after = (folder / 'again.jsonl').read_bytes()
+  assert sorted(after.splitlines()) == sorted(before.splitlines())
   (text,) = re.findall('id="record">(.*)</script>', page.read_text('utf-8'))
   record = json.loads(text)
   titles = [x['title'] for x in record['answers']]
-  assert titles == ['a/b', 'a/b, turn 2', '12', '3']
+  assert titles == ['12', '3', 'a/b', 'a/b, turn 2']
   counts = [x['counts']['emitted_tokens'] for x in record['answers']]
   assert counts == [8] * 4
   assert '--config.decode.rule=coupled' in record['setting']['command']

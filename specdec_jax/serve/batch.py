@@ -1,5 +1,7 @@
 """Answers a file of prompts, one JSON line each; a rerun skips what it has.
 
+Lines are in the order in which answers end.
+
 A line of the answers has `id`, `text`, `tokens`, `finish_reason` and `metrics`
 of a completion.Completion, in lists of one a turn where the prompt has "turns";
 and `run`, a digest of the prompt, the config and the weights.
@@ -10,13 +12,23 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, NamedTuple
 
 from specdec_jax import completion, hosts, metrics, printing, requests, types
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
 
+# Prompts of a row that are answered together: they share a length, and every
+# first turn is answered before a second.
+_TOGETHER = 32
 # Sections of the config that change no answer, except for bench.chat.
 _NO_EFFECT = ('mesh', 'bench')
 
@@ -26,7 +38,7 @@ class Run(NamedTuple):
 
   prompts: in the order of their file.
   target: the LanguageModel that answers.
-  ask: decodes at most `rows` items together; a Completion for each.
+  ask: decodes items; yields the index and the Completion of each as it ends.
   chat: put texts through the chat template.
   new: tokens of each answer, at most; None: as many as the context holds.
   rows: prompts decoded together.
@@ -35,7 +47,9 @@ class Run(NamedTuple):
 
   prompts: Sequence[prompts_lib.Prompt]
   target: Any
-  ask: Callable[[list[requests.Item]], Sequence[completion.Completion]]
+  ask: Callable[
+    [list[requests.Item]], Iterable[tuple[int, completion.Completion]]
+  ]
   chat: bool
   new: int | None
   rows: int
@@ -121,22 +135,22 @@ def write(
 ) -> dict[str, completion.Completion]:
   """Appends the answers to the prompts whose ids are not in `old`.
 
-  A batch is in the file as soon as it is answered.
+  An answer is in the file as soon as it has ended.
 
   Returns:
     The new answers, by title.
   """
   left = [prompt for prompt in run.prompts if prompt.id not in old]
-  batches = [left[i : i + run.rows] for i in range(0, len(left), run.rows)]
-  done = {}
+  size, done, title = _TOGETHER * run.rows, {}, f'{len(left)} answers'
+  parts = (left[i : i + size] for i in range(0, len(left), size))
+  found = (pair for part in parts for pair in _answers(run, part))
   name = path if hosts.is_first() else os.devnull
   with open(name, 'a', encoding='utf-8') as file:
-    for batch in printing.track(batches, f'{len(left)} answers'):
-      for prompt, answers in zip(batch, _answers(run, batch), strict=True):
-        file.write(_line(run, prompt, answers))
-        for turn, x in enumerate(answers, 1):
-          done[f'{prompt.id}, turn {turn}' if turn > 1 else prompt.id] = x
+    for prompt, answers in printing.track(found, title, len(left)):
+      file.write(_line(run, prompt, answers))
       file.flush()
+      for turn, x in enumerate(answers, 1):
+        done[f'{prompt.id}, turn {turn}' if turn > 1 else prompt.id] = x
   return done
 
 
@@ -191,31 +205,36 @@ def _item(run: Run, prompt, answers: Sequence[Any]) -> requests.Item:
   return requests.item(run.target, given, number, chat=run.chat)
 
 
-def _answers(run: Run, batch: Sequence[prompts_lib.Prompt]) -> list[list[Any]]:
-  """The answers to every turn of at most `rows` prompts.
+def _answers(
+  run: Run, some: Sequence[prompts_lib.Prompt]
+) -> Iterator[tuple[prompts_lib.Prompt, list[completion.Completion]]]:
+  """Yields prompts with the answers to all their turns, as they end.
 
   A turn after one whose logits were not finite is 'non-finite', and one that
   the turns before left no room for 'context'; they are empty, without metrics.
   """
-  answers = [[] for _ in batch]
-  for turn in range(max(len(prompt.turns) or 1 for prompt in batch)):
+  answers = [[] for _ in some]
+  turns = [len(prompt.turns) or 1 for prompt in some]
+
+  def add(i: int, x: completion.Completion):
+    answers[i].append(x)
+    if len(answers[i]) == turns[i]:
+      yield some[i], answers[i]
+
+  for turn in range(max(turns)):
     items, asked = [], []
-    for prompt, before in zip(batch, answers, strict=True):
-      if turn >= (len(prompt.turns) or 1):
-        continue
-      item = _item(run, prompt, before)
+    for i in (i for i, count in enumerate(turns) if turn < count):
+      item, before = _item(run, some[i], answers[i]), answers[i]
       broken = turn and before[-1].finish_reason == 'non-finite'
       full = len(item.tokens) + (run.new or 1) > run.target.context
       if broken or full:
         why = 'non-finite' if broken else 'context'
-        before.append(completion.Completion('', [], why, [], {}))
+        yield from add(i, completion.Completion('', [], why, [], {}))
       else:
         items.append(item)
-        asked.append(before)
-    if items:
-      for before, new in zip(asked, run.ask(items), strict=True):
-        before.append(new)
-  return answers
+        asked.append(i)
+    for n, x in run.ask(items) if items else ():
+      yield from add(asked[n], x)
 
 
 def _line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:

@@ -49,6 +49,7 @@ class World:
       tokenizer=tokenizer.from_bytes(512, 'bytes'),
     )
     self.ask, self.chat, self.rows, self.asked = reply, True, 2, []
+    self.order = lambda found: reversed([*found])  # in which answers end
 
   def prompts(self, rows):
     self.input.write_text('\n'.join(map(json.dumps, rows)))
@@ -63,12 +64,14 @@ class World:
     return batch.write(self.output, task, batch.begun(self.output, task))
 
   def _ask(self, items):
-    assert 1 <= len(items) <= self.rows
+    assert items
     self.asked += items
-    return self.ask(items)
+    return self.order(enumerate(self.ask(items)))
 
   def lines(self):
-    return [json.loads(x) for x in self.output.read_text().splitlines()]
+    """By id, as they stand in the file."""
+    rows = map(json.loads, self.output.read_text().splitlines())
+    return {row['id']: row for row in rows}
 
 
 @pytest.fixture
@@ -76,16 +79,19 @@ def world(tmp_path):
   return World(tmp_path)
 
 
-def test_every_form_in_order(world):
+def test_every_form_as_it_ends(world):
   done = world.run()
   rows = world.lines()
-  assert [row['id'] for row in rows] == ['0', 'a/b', '12', '3', '4', 'talk']
-  assert [type(row['text']) is list for row in rows] == [0, 1, 0, 0, 1, 0]
+  # Conversations of several turns last longer.
+  assert [*rows] == ['talk', '3', '12', '0', '4', 'a/b']
+  listed = [x for x, row in rows.items() if type(row['text']) is list]
+  assert listed == ['4', 'a/b']
   names = ('text', 'tokens', 'finish_reason', 'metrics')
-  assert [len(rows[1][name]) for name in names] == [3] * 4
+  assert [len(rows['a/b'][name]) for name in names] == [3] * 4
   (plain,) = reply([([5, 6, 7], 12)])
-  assert rows[2]['text'] == plain.text and rows[2]['metrics'] == METRICS
-  assert rows[2]['tokens'] == list(plain.tokens)
+  row = rows['12']
+  assert row['text'] == plain.text and row['metrics'] == METRICS
+  assert row['tokens'] == list(plain.tokens)
   titles = '0', 'a/b', 'a/b, turn 2', 'a/b, turn 3', '12', '3', '4', '4, turn 2'
   assert {*done} == {*titles, 'talk'}
 
@@ -95,7 +101,7 @@ def test_turns_follow_the_answers_before(world):
   world.run()
   asked = {item.number: bytes(item.tokens).decode() for item in world.asked}
   assert asked[0] == 'User: Hello\nAssistant:'
-  first, second = world.lines()[1]['text'][:2]
+  first, second = world.lines()['a/b']['text'][:2]
   third = f'User: one\nAssistant: {first}\nUser: two\nAssistant: {second}\n'
   number = batch.request_number('a/b', 2)
   assert asked[number] == f'{third}User: three\nAssistant:'
@@ -121,20 +127,22 @@ def test_request_numbers():
   assert all(2**31 <= number(i, t) < 2**32 for i in ('0', 'x') for t in (1, 2))
 
 
-# Inside line 1, at its end, inside line 2 of the batch, and in the last line.
+# Inside line 1, at its end, inside line 2, and in the last line.
 @pytest.mark.parametrize(
   'lines, extra', [(0, 9), (1, 0), (1, 1), (3, 5), (5, 9), (6, 0)]
 )
-@pytest.mark.parametrize('rows', [2, 3])
-def test_goes_on_where_it_stopped(world, lines, extra, rows):
+@pytest.mark.parametrize('together', [1, 32])
+def test_goes_on_where_it_stopped(world, lines, extra, together, monkeypatch):
   world.run()
   before = world.output.read_bytes()
   kept = before.split(b'\n')
   start = b''.join(x + b'\n' for x in kept[:lines]) + kept[lines][:extra]
   world.output.write_bytes(start)
-  world.rows, world.asked = rows, []
+  world.asked = []
+  monkeypatch.setattr(batch, '_TOGETHER', together)
   world.run()
-  assert world.output.read_bytes() == before
+  after = world.output.read_bytes()
+  assert sorted(after.splitlines()) == sorted(before.splitlines())
   # Nothing that is there is asked again.
   assert sum(item.number < 2**31 for item in world.asked) == 6 - lines
 
@@ -182,8 +190,8 @@ def test_logits_that_are_not_finite_end_one_row_only(world):
   world.ask = broken
   done = world.run()
   rows = world.lines()
-  assert rows[1]['finish_reason'] == ['non-finite'] * 3
-  assert [row['finish_reason'] for row in (rows[0], rows[3])] == ['stop'] * 2
+  assert rows['a/b']['finish_reason'] == ['non-finite'] * 3
+  assert [rows[x]['finish_reason'] for x in ('0', '3')] == ['stop'] * 2
   assert [x.finish_reason for x in done.values()].count('non-finite') == 3
   assert not world.run()
 
@@ -192,9 +200,22 @@ def test_no_room_for_a_later_turn(tmp_path):
   world = World(tmp_path, [{'turns': ['a', 'b' * 90]}, {'prompt': 'c'}])
   world.run()
   rows = world.lines()
-  assert rows[0]['finish_reason'] == ['stop', 'context']
-  assert rows[0]['tokens'][1] == [] and rows[0]['metrics'][1] == {}
-  assert rows[1]['finish_reason'] == 'stop'
+  assert rows['0']['finish_reason'] == ['stop', 'context']
+  assert rows['0']['tokens'][1] == [] and rows['0']['metrics'][1] == {}
+  assert rows['1']['finish_reason'] == 'stop'
+
+
+def test_an_answer_is_in_the_file_as_soon_as_it_ends(world):
+  """Whoever stops the run has the answers that had ended."""
+
+  def interrupted(items):
+    yield from reply(items)[:2]
+    assert {*world.lines()} == {'0'}  # 'a/b' has more turns
+    raise KeyboardInterrupt
+
+  world.ask, world.order = interrupted, iter
+  with pytest.raises(KeyboardInterrupt):
+    world.run()
 
 
 def test_refusals_before_any_work(world, tmp_path):
