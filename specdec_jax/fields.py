@@ -10,9 +10,9 @@ A config has a section for each such class; `parse` turns it into dataclasses.
 """
 
 import dataclasses
-import math
 import operator
 import os
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -172,7 +172,8 @@ def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
   about = field.metadata
   good = isinstance(value, int | float if kind is float else kind)
   good = good and isinstance(value, bool) == (kind is bool)
-  good = good and (kind is not float or math.isfinite(value))
+  # No math.isfinite: it cannot read a whole number past the floats.
+  good = good and (kind is not float or abs(value) <= sys.float_info.max)
   if allowed := about['allowed']:
     if not good or value not in allowed:
       listed = ', '.join(str(x) or "''" for x in allowed)

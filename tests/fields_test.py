@@ -34,6 +34,7 @@ class Settings:
     (dict(decay=0), 'decay=0: must be a number, more than 0 and less than 1'),
     (dict(decay=1.0), 'run.decay=1.0: must be a number, more than 0 and less'),
     (dict(decay=float('nan')), 'run.decay=nan: must be a number, more than 0'),
+    (dict(decay=10**400), 'run.decay=<int>: must be a number, more than 0 and'),
     (dict(dtype='int4'), "run.dtype='int4': allowed are float32, ''"),
     (dict(layers=(0, -1)), 'run.layers=-1: must be a whole number, at least 0'),
     (dict(layers=3), 'run.layers=3: must be a tuple of single values, as in'),

@@ -12,6 +12,7 @@ import tokenizers
 from absl import logging
 from tokenizers import decoders
 
+from specdec_jax import fields
 from specdec_jax.io import files
 from specdec_jax.io.tokens import chat_template, specials, spiece, stream
 
@@ -131,8 +132,9 @@ class Tokenizer:
       if not isinstance(m.get('role'), str) or not isinstance(
         m.get('content'), str
       ):
-        raise ValueError(f"message {m!r}: needs strings 'role' and 'content'")
-      files.check_unicode(m, f'message {m!r}')
+        said = fields.short(m)
+        raise ValueError(f"message {said}: needs strings 'role' and 'content'")
+      files.check_unicode(m, f'message {fields.short(m)}')
     if self.chat_template is None:
       _say_no_template(self.source)
       turns = [f'{m["role"].capitalize()}: {m["content"]}\n' for m in messages]
