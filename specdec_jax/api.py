@@ -174,7 +174,7 @@ def _job(
     raise ValueError(
       f'logprobs={wanted.logprobs}: the vocabulary has {target.ids} tokens'
     )
-  items = _items(target, prompts, wanted, first)
+  items = items_of(target, prompts, wanted, first)
   each = [x for x in each for _ in range(x.n)]
   asked = _asked(target, items, each)
   engine = build.engine(
@@ -195,8 +195,17 @@ def _listed(prompts: Any) -> list[Any]:
   return [found] if requests.is_chat(found) else found
 
 
-def _items(target, prompts, wanted, first: int) -> list[requests.Item]:
-  """Every sample of every prompt, in generate's order."""
+def items_of(
+  target: build.LanguageModel,
+  prompts: Sequence[Any],
+  wanted: completion.Settings,
+  first: int = 0,
+) -> list[requests.Item]:
+  """Every sample of every prompt, in generate's order.
+
+  Raises:
+    ValueError: a chat, for a target without a template; see requests.item.
+  """
   # Without a template a chat would be in words of ours.
   chat = wanted.chat or any(map(requests.is_chat, prompts))
   if chat and target.tokenizer.chat_template is None:

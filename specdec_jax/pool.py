@@ -200,14 +200,13 @@ class Pool:
     return jax.tree.map(lambda x: x[: len(rows)], found)
 
   def take(self, tickets: Sequence[Hashable]) -> list[Ended]:
-    """The requests of rows that have ended; frees the rows."""
+    """The requests of rows, as far as they are decoded; frees the rows."""
     done = []
     for i in range(0, len(tickets), self.part):
       some = tickets[i : i + self.part]
       request, out = self.read(_outputs, some)
       done += [ended(request, out, row) for row in range(len(some))]
-    for x in tickets:
-      assert not self._live_B[self._row.pop(x)], f'{x} has not ended'
+    self.cancel(tickets)
     return done
 
   def answers(
@@ -229,11 +228,12 @@ class Pool:
 
   def cancel(self, tickets: Sequence[Hashable]) -> None:
     """Frees rows whatever they hold, which is lost."""
-    assert self._held or not tickets, tickets
-    self._live_B[[self._row.pop(x) for x in tickets]] = False
-    if tickets:
+    rows = [self._row.pop(x) for x in tickets]
+    if self._live_B[rows].any():  # the others have ended by themselves
+      self._live_B[rows] = False
       request, state, info = self._held
-      live_B = hosts.put(self._live_B, state.live_B.sharding)
+      # Not put from the host: committed arrays would compile `advance` again.
+      live_B = state.live_B & self._live_B
       self._held = request, state._replace(live_B=live_B), info
 
 

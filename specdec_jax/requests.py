@@ -177,6 +177,7 @@ class Wanted(NamedTuple):
   temperature, top_k, top_p: as in types.Sampling.
   seed: 0 to 2**32 - 1.
   stop_ids: ids that end a row.
+  drafts: of a window, at most; 0 is plain decoding.
   """
 
   new: Any
@@ -185,6 +186,7 @@ class Wanted(NamedTuple):
   top_p: Any = 1.0
   seed: Any = 0
   stop_ids: Sequence[Any] = ()
+  drafts: Any = np.iinfo(np.int32).max
 
 
 def together(each: Sequence[Wanted]) -> Wanted:
@@ -232,7 +234,7 @@ def make(
     fill(_uint32(wanted.seed)),
     sampling.settings(rows, *sampled),
     _stops(wanted.stop_ids, rows, stops),
-    np.full(rows, np.iinfo(np.int32).max, np.int32),
+    fill(wanted.drafts).astype(np.int32),
     source_of(items, rows, sources),
   )
 

@@ -102,6 +102,30 @@ def test_what_is_cancelled_leaves_no_trace(table, batch):
   assert held.advance() == [] and not held.busy
 
 
+def test_a_row_that_has_not_ended_can_be_taken(table, batch):
+  held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
+  refill(held, left := list(range(N)))
+  held.advance(2)
+  (some,), whole = held.take([1]), pool.ended(*batch, 1)
+  assert some.start < len(some.tokens) < len(whole.tokens)
+  assert some.tokens == whole.tokens[: len(some.tokens)]
+  assert int(some.info.calls_B.sum()) == 2
+  check(drain(held, left), batch)
+
+
+def test_a_row_may_draft_less_than_others(table, batch):
+  """And nothing: plain decoding. Greedy rows say the same."""
+  some = [i for i in range(N) if not ASKED['temperature'][i]][:3]
+  held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
+  for i, drafts in zip(some, (0, 9, 1), strict=True):
+    held.begin([i], [ITEMS[i]], wanted([i])._replace(drafts=drafts))
+  found = drain(held)
+  longest = [int((found[i].info.proposed_BK[0] > 0).sum()) for i in some]
+  assert longest == [0, 2, 1]
+  for i in some:
+    assert found[i].tokens == pool.ended(*batch, i).tokens
+
+
 def test_a_call_ends_with_a_row_or_after_so_many_windows(table):
   programs, asked = decode.programs(*table[0][:4]), wanted(range(4))
   request = requests.make(ITEMS[:4], asked, gamma=2, length=L)
@@ -149,6 +173,8 @@ def test_a_refill_compiles_nothing(table):
   parts = programs.start, programs.advance, held._put, pool._outputs
   sizes = lambda: [x._cache_size() for x in parts]
   before = sizes()
+  refill(held, [0])
+  held.cancel([0])
   drain(held, range(N), most=3)
   assert sizes() == before
 
