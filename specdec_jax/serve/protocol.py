@@ -1,0 +1,365 @@
+"""OpenAI's bodies to what is asked of a pool of rows; answers back as JSON."""
+
+import itertools
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from specdec_jax import api, build, completion, fields, requests
+
+# Tokens of an answer to a text where no number is given, as OpenAI has it.
+_TEXT_TOKENS = 16
+# Stop strings of a request, as OpenAI allows.
+STOPS = 4
+# What a setting of a body is called in completion.Settings.
+_SETTINGS = {
+  **{x: x for x in ('temperature', 'top_p', 'top_k', 'seed', 'stop', 'n')},
+  **dict.fromkeys(('max_tokens', 'max_completion_tokens'), 'max_new_tokens'),
+}
+_NAMES = 'model', 'stream', 'stream_options', 'logprobs', *_SETTINGS
+# More, of a text and of a conversation; the first of them is what is answered.
+_OWN = ('prompt',), ('messages', 'top_logprobs')
+# The values with which settings of completion.REFUSED change nothing.
+_OFF: dict[str, Any] = {
+  **dict.fromkeys(('frequency_penalty', 'presence_penalty', 'min_p'), 0),
+  'repetition_penalty': 1,
+  'logit_bias': {},
+}
+_KINDS = {
+  401: 'authentication_error',
+  404: 'not_found_error',
+  408: 'timeout_error',
+  429: 'rate_limit_error',
+  500: 'server_error',
+  503: 'server_error',
+}
+
+
+class Refused(ValueError):
+  """A request that gets no answer; status: the code of HTTP."""
+
+  def __init__(self, sentence: str, status: int = 400):
+    super().__init__(' '.join(sentence.split()))
+    self.status = status
+
+  def body(self) -> dict[str, Any]:
+    kind = _KINDS.get(self.status, 'invalid_request_error')
+    about = dict(message=str(self), type=kind, param=None, code=None)
+    return {'error': about}
+
+
+class Served(NamedTuple):
+  """What is served.
+
+  name: what requests call the model.
+  engine: what answers.
+  length: tokens that a prompt with its answer has room for.
+  choices: of one request, at most.
+  """
+
+  name: str
+  engine: build.Engine
+  length: int
+  choices: int
+
+
+class Asked(NamedTuple):
+  """What a body asks for.
+
+  chat: a conversation goes on; else texts.
+  items: each prompt `n` times, in the order of the choices.
+  each: what is asked of the row of each choice.
+  settings: those of all choices.
+  top: how many of the likeliest tokens are named in each token's place; None:
+    no log-probabilities either.
+  stream, usage: answer in pieces; the last of them has the usage.
+  """
+
+  chat: bool
+  items: list[requests.Item]
+  each: list[requests.Wanted]
+  settings: completion.Settings
+  top: int | None
+  stream: bool
+  usage: bool
+
+
+# --- a request ---------------------------------------------------------------
+
+
+def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
+  """What the body of a request asks for.
+
+  Raises:
+    Refused: it cannot be answered as it was asked; the sentence says why.
+  """
+  try:
+    given = _parsed(body)
+    _check_names(given, _NAMES + _OWN[chat])
+    return _asked(given, served, chat, plain)
+  except ValueError as error:
+    status = error.status if isinstance(error, Refused) else 400
+    sentence = str(error).replace('max_new_tokens', 'max_tokens')
+    raise Refused(sentence, status) from error
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+  try:
+    found = json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'the body is not JSON: {error}') from error
+  if not isinstance(found, dict):
+    raise ValueError('the body must be a JSON object, {"model": ..., ...}')
+  return _given(found)
+
+
+def _given(found: Mapping[str, Any]) -> dict[str, Any]:
+  """Without what is null, which clients send for what is not given."""
+  return {name: x for name, x in found.items() if x is not None}
+
+
+def _check_names(given: Mapping[str, Any], allowed: Sequence[str], of=''):
+  """Raises ValueError for the first name that is not allowed."""
+  for name, value in given.items():
+    off = name in _OFF and value == _OFF[name]
+    if name in allowed or (off and not of):
+      continue
+    said = fields.short(of + name)
+    if name in completion.REFUSED:
+      raise ValueError(
+        f"{said} is not supported: it changes the target's distribution, and "
+        'ignoring it would be silent; remove it'
+      )
+    here = completion.ELSEWHERE.get(name, '').partition(',')[0]
+    here = f'; it is {here} here' if here in allowed else ''
+    listed = ', '.join(sorted(allowed))
+    raise ValueError(f'unknown key {said}{here}: allowed are {listed}')
+
+
+def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
+  engine, about = served.engine, _OWN[chat][0]
+  if (name := given.get('model', served.name)) != served.name:
+    said = fields.short(name)
+    raise Refused(f'model={said}: this server has {served.name!r}', 404)
+  if about not in given:
+    raise ValueError(f'{about} is missing')
+  asked, stream = _settings(given, chat), _flag(given, 'stream')
+  prompts = _conversation(given[about]) if chat else _texts(given[about])
+  if len(prompts) * asked.n > served.choices:
+    raise ValueError(
+      f'{len(prompts)} prompts with n={asked.n}: must be at most '
+      f'{served.choices} choices together'
+    )
+  items = api.items_of(engine.target, prompts, asked)
+  each = [_wanted(x, served, asked) for x in items]
+  if plain:
+    each = [wanted._replace(drafts=0) for wanted in each]
+  top = _top(given, engine.options.logprobs, chat, stream)
+  usage = _usage_wanted(given, stream)
+  return Asked(chat, items, each, asked, top, stream, usage)
+
+
+def _settings(given: Mapping[str, Any], chat: bool) -> completion.Settings:
+  """The settings of all choices of a request."""
+  if len({str(given[x]) for x in given if x.startswith('max_')}) > 1:
+    raise ValueError('max_tokens and max_completion_tokens differ: give one')
+  # OpenAI's defaults; without a seed every request is another draw.
+  new = None if chat else _TEXT_TOKENS
+  options: dict[str, Any] = dict(temperature=1.0, max_new_tokens=new)
+  options['seed'] = secrets.randbits(32)
+  options |= {_SETTINGS[x]: given[x] for x in given if x in _SETTINGS}
+  found = completion.Settings(**options)
+  if len(found.stop) > STOPS:
+    raise ValueError(f'stop: has {len(found.stop)} texts, allowed are {STOPS}')
+  return found
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+  value = given.get(name, False)
+  if not isinstance(value, bool):
+    raise ValueError(f'{name}={fields.short(value)}: must be true or false')
+  return value
+
+
+def _usage_wanted(given: Mapping[str, Any], stream: bool) -> bool:
+  options = given.get('stream_options', {})
+  if not isinstance(options, dict) or (options and not stream):
+    raise ValueError('stream_options: must be an object, beside stream=true')
+  _check_names(options, ['include_usage'], 'stream_options.')
+  return _flag(options, 'include_usage')
+
+
+def _top(given: Mapping[str, Any], kept: int, chat: bool, stream: bool):
+  """Asked.top; kept: the log-probabilities that the engine records."""
+  name = 'top_logprobs' if chat else 'logprobs'
+  asked = _flag(given, 'logprobs') if chat else 'logprobs' in given
+  top = given.get(name, 0)
+  if not requests.is_id(top) or top < 0:
+    raise ValueError(f'{name}={fields.short(top)}: must be a whole number')
+  if not asked:
+    if top:
+      raise ValueError(f'{name}={top}: needs logprobs=true beside it')
+    return None
+  if stream:
+    raise ValueError('logprobs: a stream has none; leave out one of the two')
+  most = kept if kept > 1 else 0
+  if not kept or top > most:
+    raise ValueError(
+      f'{name}={top}: this server keeps {most} of each token; start it with '
+      f'--logprobs={max(top, 1)}'
+    )
+  return top
+
+
+def _texts(given: Any) -> list[Any]:
+  """The prompts: one text or list of ids, or several of them."""
+  several = isinstance(given, list) and not all(map(requests.is_id, given))
+  prompts = given if several else [given]
+  if any(map(requests.is_chat, prompts)):
+    raise ValueError('prompt: messages go to /v1/chat/completions')
+  return prompts
+
+
+def _conversation(given: Any) -> list[Any]:
+  if not isinstance(given, list) or not requests.is_chat(given):
+    raise ValueError(
+      f'messages={fields.short(given)}: must be a list of objects, each with '
+      'role and content'
+    )
+  messages = [_given(x) if isinstance(x, dict) else x for x in given]
+  for message in (x for x in messages if isinstance(x, dict)):
+    _check_names(message, ['role', 'content'], 'messages.')
+  return [messages]
+
+
+class _Room(NamedTuple):
+  """What requests.check asks of a model."""
+
+  ids: int
+  context: int
+
+
+def _wanted(
+  item: requests.Item, served: Served, asked: completion.Settings
+) -> requests.Wanted:
+  """What is asked of the row of a choice, which has room for it."""
+  target = served.engine.target
+  room = _Room(target.ids, min(target.context, served.length))
+  try:
+    new = requests.check(item, room, asked.max_new_tokens)
+  except ValueError as error:
+    read = max(len(item.tokens) + 1, len(item.source))
+    raise Refused(str(error), 413 if read > room.context else 400) from error
+  return api.wanted_of(target, item, asked)._replace(new=new)
+
+
+# --- an answer ---------------------------------------------------------------
+
+
+def models(served: Served) -> dict[str, Any]:
+  """The models that are served: one."""
+  engine = served.engine
+  about = {
+    'id': served.name,
+    'object': 'model',
+    'created': _STARTED,
+    'owned_by': 'specdec_jax',
+    'max_model_len': served.length,
+    'chat': engine.target.tokenizer.chat_template is not None,
+    'target': engine.target.label,
+    'drafter': engine.drafter.name,
+    'draft': engine.draft and engine.draft.label,
+    'rule': engine.rule.name,
+    'lossless': engine.rule.lossless,
+    'gamma': engine.drafter.gamma,
+  }
+  return {'object': 'list', 'data': [about]}
+
+
+_STARTED = int(time.time())
+
+
+def head(asked: Asked, served: Served) -> dict[str, Any]:
+  """What all pieces of an answer begin with."""
+  kind = 'text_completion'
+  if asked.chat:
+    kind = 'chat.completion' + '.chunk' * asked.stream
+  id = ('chatcmpl-' if asked.chat else 'cmpl-') + secrets.token_hex(12)
+  now = int(time.time())
+  return {'id': id, 'object': kind, 'created': now, 'model': served.name}
+
+
+def joined(pieces: Sequence[completion.Piece]) -> completion.Piece:
+  """Pieces as one."""
+  each = lambda name: [y for x in pieces for y in getattr(x, name)]
+  text = ''.join(x.text for x in pieces)
+  return completion.Piece(text, *map(each, ('tokens', 'origins', 'texts')))
+
+
+def choice(
+  asked: Asked,
+  index: int,
+  piece: completion.Piece,
+  done: completion.Completion | None = None,
+  *,
+  first: bool = True,
+) -> dict[str, Any]:
+  """A choice, or what a piece adds to it.
+
+  done: what it became, if this is the end. first: nothing came before.
+  """
+  said: dict[str, Any] = {'text': piece.text}
+  if asked.chat:
+    role = {'role': 'assistant'} if first else {}
+    name = 'delta' if asked.stream else 'message'
+    said = {name: role | {'content': piece.text}}
+  made = {x: getattr(piece, x) for x in ('tokens', 'origins', 'texts')}
+  reason = done and done.finish_reason
+  end = {'logprobs': None, 'finish_reason': reason, 'specdec_jax': made}
+  return {'index': index} | said | end
+
+
+def logprobs(asked: Asked, piece: completion.Piece, x, tokenizer) -> Any:
+  """The log-probabilities of a choice, in the form of its kind of answer.
+
+  Args:
+    piece: all of the answer.
+    x: the completion.Completion that it became.
+    tokenizer: an io.tokenizer.Tokenizer.
+  """
+  if asked.top is None:
+    return None
+  name = lambda token: tokenizer.decode([token], special=True)
+  # What JSON has no number for, as vLLM writes it.
+  finite = lambda chance: max(chance, -9999.0)
+  top = [best[: asked.top] for best in x.top_logprobs or [()] * len(x.tokens)]
+  pairs = list(zip(x.tokens, x.logprobs, strict=True))
+  if asked.chat:
+
+    def entry(token, chance):
+      text = name(token)
+      said = {'token': text, 'logprob': finite(chance)}
+      return said | {'bytes': [*text.encode()]}
+
+    likely = ({'top_logprobs': [entry(*y) for y in best]} for best in top)
+    found = zip(pairs, likely, strict=True)
+    return {'content': [entry(*pair) | rest for pair, rest in found]}
+  starts = itertools.accumulate(map(len, piece.texts), initial=0)
+  return {
+    'tokens': [name(token) for token, _ in pairs],
+    'token_logprobs': [finite(chance) for _, chance in pairs],
+    'top_logprobs': [{name(i): finite(y) for i, y in best} for best in top],
+    'text_offset': [*starts][:-1],
+  }
+
+
+def usage(asked: Asked, tokens: int) -> dict[str, int]:
+  """tokens: of all choices."""
+  read = sum(
+    len(x.source or x.tokens) for x in asked.items[:: asked.settings.n]
+  )
+  counts = read, tokens, read + tokens
+  names = 'prompt_tokens', 'completion_tokens', 'total_tokens'
+  return dict(zip(names, counts, strict=True))

@@ -1,0 +1,179 @@
+"""What bodies ask for, and which are refused: one sentence and a status."""
+
+import json
+
+import pytest
+
+from specdec_jax import completion
+from specdec_jax.serve import protocol
+from tests.serve import small
+
+USER = {'role': 'user', 'content': 'Hi'}
+CHAT, TEXT = {'messages': [USER]}, {'prompt': 'Hi'}
+
+
+def read(body, *, plain=False, logprobs=2):
+  raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+  chat = b'messages' in raw and b'prompt' not in raw
+  return protocol.read(raw, small.served(logprobs), chat=chat, plain=plain)
+
+
+def test_defaults_are_those_of_openai():
+  text, chat = read(TEXT), read(CHAT)
+  assert [x.new for x in text.each] == [16]
+  room = small.LENGTH - len(chat.items[0].tokens)
+  assert [x.new for x in chat.each] == [room]
+  for asked in (text, chat):
+    wanted = asked.each[0]
+    assert (wanted.temperature, wanted.top_k, wanted.top_p) == (1.0, 0, 1.0)
+    assert not asked.stream and not asked.usage and asked.top is None
+  assert text.chat is False and chat.chat is True
+  assert read(TEXT).settings.seed != read(TEXT).settings.seed
+
+
+def test_what_is_asked_for_reaches_the_row():
+  body = TEXT | dict(
+    model=small.NAME, temperature=0.5, top_k=3, top_p=0.9, seed=7, n=2,
+    max_tokens=5, stop=['ab', '<bos>'], stream=True,
+    stream_options={'include_usage': True}, presence_penalty=0.0,
+    repetition_penalty=1, logit_bias={}, frequency_penalty=None,
+  )  # fmt: skip
+  asked = read(body, plain=True)
+  tokenizer = small.engine().target.tokenizer
+  for wanted in asked.each:
+    assert wanted[:5] == (5, 0.5, 3, 0.9, 7) and wanted.drafts == 0
+    assert {*wanted.stop_ids} == {*tokenizer.eos_ids, tokenizer.bos_id}
+  one, two = asked.items
+  assert one.tokens == two.tokens == tokenizer.encode('Hi')
+  assert one.number != two.number
+  assert asked.stream and asked.usage
+  assert read(body).each[0].drafts > 100
+
+
+def test_a_conversation_goes_through_the_template():
+  asked = read({'messages': [{**USER, 'refusal': None}], 'max_tokens': 3})
+  text = small.engine().target.tokenizer.decode(asked.items[0].tokens)
+  assert text == 'user: Hi\n'
+  same = read({'messages': [USER], 'max_completion_tokens': 3})
+  assert same.items == asked.items and same.each[0].new == 3
+
+
+@pytest.mark.parametrize(
+  ('prompt', 'tokens'),
+  [
+    ('a', [[97]]),
+    (['a', 'b'], [[97], [98]]),
+    ([97, 98], [[97, 98]]),
+    ([[97], [98, 99]], [[97], [98, 99]]),
+  ],
+)
+def test_forms_of_a_prompt(prompt, tokens):
+  assert [x.tokens for x in read({'prompt': prompt}).items] == tokens
+
+
+REFUSED = [
+  (b'{', 400, 'the body is not JSON'),
+  (b'\xff', 400, 'the body is not JSON'),
+  (b'[' * 100_000, 400, 'the body is not JSON'),
+  (b'[]', 400, 'the body must be a JSON object'),
+  ({}, 400, 'prompt is missing'),
+  (TEXT | dict(model='gpt'), 404, "model='gpt': this server has 'tiny'"),
+  (TEXT | dict(model='\ud800'), 404, 'this server has'),
+  (TEXT | dict(tools=[]), 400, "unknown key 'tools': allowed are logprobs, "),
+  (TEXT | {'\ud800' * 99: 1}, 400, 'unknown key <str>'),
+  (TEXT | dict(messages=[]), 400, "unknown key 'messages'"),
+  (TEXT | dict(num_return_sequences=2), 400, "'num_return_sequences'; it is n"),
+  (TEXT | dict(stop_strings='a'), 400, "'stop_strings'; it is stop here"),
+  (TEXT | dict(gamma=2), 400, "unknown key 'gamma'"),
+  (TEXT | dict(min_p=0.1), 400, "'min_p' is not supported: it changes"),
+  (TEXT | dict(logit_bias={'5': 1}), 400, "'logit_bias' is not supported"),
+  (TEXT | dict(presence_penalty=1), 400, "'presence_penalty' is not"),
+  (TEXT | dict(repetition_penalty=1.1), 400, "'repetition_penalty' is not"),
+  (TEXT | dict(temperature=-1), 400, 'temperature=-1: must be a number'),
+  (TEXT | dict(temperature='a'), 400, "temperature='a': must be a number"),
+  (TEXT | dict(temperature=1e300), 400, 'temperature=1e+300: must be 0'),
+  (TEXT | dict(temperature=10**400), 400, 'temperature=<int>: must be a num'),
+  (TEXT | dict(temperature=float('nan')), 400, 'temperature=nan: must be'),
+  (TEXT | dict(top_p=0), 400, 'top_p=0: must be a number, more than 0'),
+  (TEXT | dict(top_k=-1), 400, 'top_k=-1: must be a whole number, at least 0'),
+  (TEXT | dict(top_k=10**30), 400, 'top_k='),
+  (TEXT | dict(seed=-1), 400, 'seed=-1: must be a whole number'),
+  (TEXT | dict(n=0), 400, 'n=0: must be a whole number, at least 1'),
+  (TEXT | dict(n=7), 400, '1 prompts with n=7: must be at most 6 choices'),
+  (TEXT | dict(max_tokens=0), 400, 'max_tokens=0: must be a whole number'),
+  (TEXT | dict(max_tokens=60), 400, 'no room for max_tokens=60'),
+  (
+    CHAT | dict(max_tokens=3, max_completion_tokens=4),
+    400,
+    'max_tokens and max_completion_tokens differ',
+  ),
+  (TEXT | dict(stop=''), 400, "stop='': must be texts"),
+  (TEXT | dict(stop=['a'] * 5), 400, 'stop: has 5 texts, allowed are 4'),
+  (TEXT | dict(stop='\ud83d'), 400, 'half of a UTF-16 surrogate pair'),
+  (TEXT | dict(stream=1), 400, 'stream=1: must be true or false'),
+  (TEXT | dict(stream_options={'a': 1}), 400, 'beside stream=true'),
+  (
+    TEXT | dict(stream=True, stream_options={'a': 1}),
+    400,
+    "unknown key 'stream_options.a': allowed are include_usage",
+  ),
+  (TEXT | dict(logprobs=-1), 400, 'logprobs=-1: must be a whole number'),
+  (TEXT | dict(logprobs=3), 400, 'this server keeps 2 of each token; start'),
+  (TEXT | dict(logprobs=1, stream=True), 400, 'logprobs: a stream has none'),
+  (CHAT | dict(logprobs=1), 400, 'logprobs=1: must be true or false'),
+  (CHAT | dict(top_logprobs=1), 400, 'top_logprobs=1: needs logprobs=true'),
+  (dict(prompt=''), 400, 'empty prompt'),
+  (dict(prompt=[]), 400, 'empty prompt'),
+  (dict(prompt=5), 400, 'prompt 5: must be a text'),
+  (dict(prompt=[1.5]), 400, 'prompt 1.5: must be a text'),
+  (dict(prompt=[600]), 400, 'token id 600 is outside the vocabulary'),
+  (dict(prompt=[[USER]]), 400, 'messages go to /v1/chat/completions'),
+  (dict(prompt='\ud83d'), 400, 'half of a UTF-16 surrogate pair'),
+  (dict(prompt='a' * 61), 413, 'the prompt has 61 tokens, the context holds'),
+  (dict(messages=[]), 400, 'messages=[]: must be a list of objects'),
+  (dict(messages='Hi'), 400, "messages='Hi': must be a list of objects"),
+  (dict(messages=[USER, 5]), 400, 'message 5: must be a dict'),
+  (dict(messages=[{'role': 'user'}]), 400, "needs strings 'role' and"),
+  (dict(messages=[USER | {'name': 'x'}]), 400, "unknown key 'messages.name'"),
+  (dict(messages=[USER | {'content': 'a' * 99}]), 413, 'the prompt has '),
+]
+
+
+@pytest.mark.parametrize(('body', 'status', 'said'), REFUSED)
+def test_refusals_say_in_a_sentence_what_is_wrong(body, status, said):
+  with pytest.raises(protocol.Refused) as found:
+    read(body)
+  assert found.value.status == status
+  about = found.value.body()['error']
+  assert said in about['message'] and len(about['message']) < 500
+  assert '\n' not in about['message'] and 'max_new' not in about['message']
+  assert about['type'] in ('invalid_request_error', 'not_found_error')
+
+
+def test_log_probabilities_that_are_not_kept_are_refused():
+  for body in (CHAT | dict(logprobs=True), TEXT | dict(logprobs=0)):
+    with pytest.raises(protocol.Refused, match='start it with --logprobs=1'):
+      read(body, logprobs=0)
+    assert read(body).top == 0
+  assert read(CHAT | dict(logprobs=True, top_logprobs=2)).top == 2
+
+
+def test_an_answer_with_log_probabilities():
+  tokenizer = small.engine().target.tokenizer
+  piece = completion.Piece('ab', [97, 98], ['plain'] * 2, ['a', 'b'])
+  top = [[(97, -0.5), (99, -1.0)], [(98, float('-inf')), (1, -2.0)]]
+  done = completion.Completion(
+    'ab', [97, 98], 'stop', [], {}, [-0.5, float('-inf')], top
+  )
+  text = read(TEXT | dict(logprobs=1))
+  assert protocol.logprobs(text, piece, done, tokenizer) == {
+    'tokens': ['a', 'b'],
+    'token_logprobs': [-0.5, -9999.0],
+    'top_logprobs': [{'a': -0.5}, {'b': -9999.0}],
+    'text_offset': [0, 1],
+  }
+  chat = read(CHAT | dict(logprobs=True, top_logprobs=1))
+  first, _ = protocol.logprobs(chat, piece, done, tokenizer)['content']
+  said = {'token': 'a', 'logprob': -0.5, 'bytes': [97]}
+  assert first == said | {'top_logprobs': [said]}
+  assert protocol.logprobs(read(TEXT), piece, done, tokenizer) is None
