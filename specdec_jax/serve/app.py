@@ -1,0 +1,342 @@
+"""The server over HTTP: OpenAI's endpoints, streams, limits, and its end."""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, NamedTuple
+
+import prometheus_client
+import uvicorn
+from starlette import applications, exceptions, requests, responses, routing
+
+from specdec_jax import build, completion, pool
+from specdec_jax.serve import meters as meters_lib
+from specdec_jax.serve import protocol
+from specdec_jax.serve import worker as worker_lib
+
+
+class Limits(NamedTuple):
+  """What a request may cost.
+
+  key: the API key that it needs; '' for none.
+  seconds: until it is answered.
+  body: bytes of it.
+  """
+
+  key: str = ''
+  seconds: float = 600.0
+  body: int = 1 << 20
+
+
+class Sizes(NamedTuple):
+  """What is decoded at a time.
+
+  rows: answers that are decoded together.
+  length: tokens of a prompt and its answer, at most.
+  waiting: answers that wait for a row, at most.
+  """
+
+  rows: int
+  length: int
+  waiting: int
+
+
+class Server:
+  """The endpoints; `app` is the application that has them."""
+
+  def __init__(
+    self,
+    served: protocol.Served,
+    worker: worker_lib.Worker,
+    limits: Limits,
+  ):
+    self._served, self._worker, self._limits = served, worker, limits
+    self._meters = meters_lib.Meters(served.name, worker)
+    routes = (
+      ('POST', '/v1/chat/completions', self._chat),
+      ('POST', '/v1/completions', self._text),
+      ('GET', '/v1/models', self._models),
+      ('GET', '/health', self._health),
+      ('GET', '/metrics', self._metrics),
+    )
+    self.app = applications.Starlette(
+      routes=[routing.Route(at, run, methods=[x]) for x, at, run in routes],
+      exception_handlers={
+        protocol.Refused: _refuse,
+        exceptions.HTTPException: _refuse_route,
+      },
+    )
+
+  async def _models(self, request: requests.Request) -> responses.Response:
+    self._check_key(request)
+    return _json(protocol.models(self._served))
+
+  async def _health(self, request: requests.Request) -> responses.Response:
+    if self._worker.error:
+      raise protocol.Refused('the decoder has failed: start it again', 503)
+    return _json({'status': 'ok'})
+
+  async def _metrics(self, request: requests.Request) -> responses.Response:
+    kind = {'content-type': prometheus_client.CONTENT_TYPE_LATEST}
+    return responses.Response(self._meters.text(), headers=kind)
+
+  async def _chat(self, request: requests.Request) -> responses.Response:
+    return await self._answer(request, chat=True)
+
+  async def _text(self, request: requests.Request) -> responses.Response:
+    return await self._answer(request, chat=False)
+
+  async def _answer(
+    self, request: requests.Request, *, chat: bool
+  ) -> responses.Response:
+    arrived = time.monotonic()
+    self._check_key(request)
+    plain = request.headers.get('x-speculation', 'on')
+    if plain not in ('on', 'off'):
+      raise protocol.Refused('X-Speculation: must be on or off')
+    body = await self._body(request)
+    # In a thread, for a long prompt takes a while to become tokens.
+    asked = await asyncio.to_thread(
+      protocol.read, body, self._served, chat=chat, plain=plain == 'off'
+    )
+    talk = _Talk(asked, arrived, self._limits.seconds)
+    self._worker.submit(talk.jobs)
+    if asked.stream:
+      return _Stream(talk, self._chunks(talk))
+    try:
+      done = await _unless_gone(request, self._whole(talk))
+    finally:
+      talk.leave()
+    return _json(done) if done else responses.Response(status_code=499)
+
+  def _check_key(self, request: requests.Request) -> None:
+    given = request.headers.get('authorization', '')
+    wanted = f'Bearer {self._limits.key}'
+    same = hmac.compare_digest(given.encode(), wanted.encode())
+    if self._limits.key and not same:
+      raise protocol.Refused('want Authorization: Bearer, with the key', 401)
+
+  async def _body(self, request: requests.Request) -> bytes:
+    body, most = bytearray(), self._limits.body
+    try:
+      async for part in request.stream():
+        body += part
+        if len(body) > most:
+          raise protocol.Refused(f'the body has over {most} bytes', 413)
+    except requests.ClientDisconnect as error:
+      raise protocol.Refused('the body is not complete') from error
+    return bytes(body)
+
+  async def _whole(self, talk: '_Talk') -> dict[str, Any]:
+    """An answer that is given when it is complete."""
+    pieces = [[] for _ in talk.jobs]
+    async for index, event in self._events(talk):
+      if isinstance(event, completion.Piece):
+        pieces[index].append(event)
+    tokenizer = self._served.engine.target.tokenizer
+    choices = []
+    for index, found in enumerate(pieces):
+      piece, done = protocol.joined(found), talk.done[index]
+      choice = protocol.choice(talk.asked, index, piece, done)
+      choice['logprobs'] = protocol.logprobs(talk.asked, piece, done, tokenizer)
+      choices.append(choice)
+    head = protocol.head(talk.asked, self._served)
+    return head | {'choices': choices} | self._totals(talk)
+
+  async def _chunks(self, talk: '_Talk') -> AsyncIterator[str]:
+    """An answer as server-sent events."""
+    head, begun = protocol.head(talk.asked, self._served), set()
+    try:
+      async for index, event in self._events(talk):
+        piece, done = event, None
+        if not isinstance(event, completion.Piece):
+          piece, done = protocol.joined([]), event
+        choice = protocol.choice(
+          talk.asked, index, piece, done, first=index not in begun
+        )
+        begun.add(index)
+        yield _event(head | {'choices': [choice]})
+      if talk.asked.usage:
+        yield _event(head | {'choices': []} | self._totals(talk))
+    except protocol.Refused as refused:
+      yield _event(refused.body())
+    yield 'data: [DONE]\n\n'
+
+  async def _events(self, talk: '_Talk') -> AsyncIterator[tuple[int, Any]]:
+    """(choice, Piece or Completion) as they come; counts what is complete.
+
+    Raises:
+      protocol.Refused: there will be no more, since it took too long, or since
+        something is wrong with the model or the decoder.
+    """
+    while len(talk.done) < len(talk.jobs):
+      index, event = await talk.next()
+      if isinstance(event, completion.Completion):
+        if event.finish_reason == 'non-finite':
+          count, label = len(event.tokens), self._served.engine.target.label
+          raise protocol.Refused(
+            f'the logits of {label} are not finite after {count} tokens', 500
+          )
+        talk.done[index] = event
+        self._meters.add(talk.jobs[index], event.metrics)
+      yield index, event
+
+  def _totals(self, talk: '_Talk') -> dict[str, Any]:
+    done = [talk.done[index] for index in range(len(talk.jobs))]
+    tokens = sum(len(x.tokens) for x in done)
+    gamma = self._served.engine.drafter.gamma
+    counts = [x.metrics for x in done]
+    return {
+      'usage': protocol.usage(talk.asked, tokens),
+      'metrics': meters_lib.of_answer(talk.jobs, counts, gamma),
+    }
+
+
+class _Talk:
+  """What the worker says of one request.
+
+  jobs: its choices. done: those that are complete, by index.
+  """
+
+  def __init__(self, asked: protocol.Asked, arrived: float, seconds: float):
+    """arrived: see worker.Job. seconds: as in Limits."""
+    self.asked, self._seconds = asked, seconds
+    self.done: dict[int, completion.Completion] = {}
+    self._loop, self._inbox = asyncio.get_running_loop(), asyncio.Queue()
+    self._deadline = self._loop.time() + seconds
+    self.jobs = [
+      worker_lib.Job(asked, i, self._tell, arrived)
+      for i in range(len(asked.items))
+    ]
+
+  def _tell(self, job: worker_lib.Job, event: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+      self._loop.call_soon_threadsafe(
+        self._inbox.put_nowait, (job.index, event)
+      )
+
+  async def next(self) -> tuple[int, Any]:
+    try:
+      async with asyncio.timeout_at(self._deadline):
+        index, event = await self._inbox.get()
+    except TimeoutError as error:
+      sentence = f'not answered in {self._seconds:g} seconds'
+      raise protocol.Refused(sentence, 408) from error
+    if isinstance(event, BaseException):
+      raise protocol.Refused('the decoder has failed', 500) from event
+    return index, event
+
+  def leave(self) -> None:
+    """Nobody wants what is left of the answer."""
+    for job in self.jobs:
+      job.cancelled = True
+
+
+class _Stream(responses.StreamingResponse):
+  """Server-sent events of a request, until its client goes away."""
+
+  def __init__(self, talk: _Talk, chunks: AsyncIterator[str]):
+    super().__init__(chunks, media_type='text/event-stream')
+    self._talk = talk
+
+  async def __call__(self, scope, receive, send) -> None:
+    try:
+      await super().__call__(scope, receive, send)
+    finally:
+      self._talk.leave()
+
+
+async def _unless_gone(request: requests.Request, answer: Coroutine) -> Any:
+  """What `answer` returns; None if the client goes away before."""
+
+  async def gone():
+    while (await request.receive())['type'] != 'http.disconnect':
+      pass
+
+  tasks = [asyncio.create_task(x) for x in (answer, gone())]
+  try:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return tasks[0].result() if tasks[0].done() else None
+  finally:
+    for task in tasks:
+      task.cancel()
+
+
+async def _refuse(request: requests.Request, refused: Any):
+  wait = {'Retry-After': '1'} if refused.status == 429 else None
+  return _json(refused.body(), refused.status, wait)
+
+
+async def _refuse_route(request: requests.Request, error: Any):
+  said = f'{request.method} {request.url.path}: {error.detail}'
+  refused = protocol.Refused(said, error.status_code)
+  return _json(refused.body(), refused.status, error.headers)
+
+
+def _json(
+  body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> responses.Response:
+  # In ASCII: a refusal may quote half of a surrogate pair.
+  text = json.dumps(body)
+  kind = 'application/json'
+  return responses.Response(text, status, headers, media_type=kind)
+
+
+def _event(body: Any) -> str:
+  return f'data: {json.dumps(body)}\n\n'
+
+
+def open_server(
+  engine: build.Engine, name: str, sizes: Sizes, limits: Limits
+) -> tuple[Server, worker_lib.Worker]:
+  """A server of an engine, and what answers for it; nothing runs yet."""
+  target, gamma = engine.target, engine.drafter.gamma
+  length = min(sizes.length, target.context)
+  rows = pool.Pool.of(
+    engine,
+    rows=sizes.rows,
+    length=length + gamma,
+    sources=length if target.start is not None else 0,
+    stops=len(target.tokenizer.eos_ids) + protocol.STOPS,
+  )
+  worker = worker_lib.Worker(engine, rows, most=sizes.waiting)
+  served = protocol.Served(name, engine, length, sizes.waiting)
+  return Server(served, worker, limits), worker
+
+
+def serve(
+  server: Server, worker: worker_lib.Worker, host: str, port: int
+) -> None:
+  """Answers until SIGINT or SIGTERM; then what is asked is still answered.
+
+  Raises:
+    ValueError: the port cannot be had.
+  """
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  try:
+    listening = socket.create_server((host, port), family=family)
+  except OSError as error:
+    raise ValueError(
+      f'port {port} of {host}: cannot be had ({error.strerror}): name another'
+    ) from error
+  config = uvicorn.Config(server.app, log_level='warning', lifespan='off')
+  http = uvicorn.Server(config)
+
+  def end():
+    http.should_exit = True
+
+  worker.warm()
+  # uvicorn puts the handlers back and raises the signal again at its end.
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, http.handle_exit)
+  worker.start(end)
+  print(f'http://{host}:{listening.getsockname()[1]}', flush=True)
+  try:
+    http.run(sockets=[listening])
+  finally:
+    worker.stop()

@@ -1,0 +1,128 @@
+"""What is measured of an answer, for its client, and of all, for Prometheus.
+
+Names and meanings are vLLM's, so that what reads its metrics reads these.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import prometheus_client
+
+from specdec_jax import metrics
+from specdec_jax.serve import worker as worker_lib
+
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_COUNTERS = {
+  'generation_tokens': 'tokens of answers',
+  'spec_decode_num_drafts': 'windows with drafts',
+  'spec_decode_num_draft_tokens': 'draft tokens',
+  'spec_decode_num_accepted_tokens': 'draft tokens that were accepted',
+}
+_PER_PLACE = 'spec_decode_num_accepted_tokens_per_pos'
+_TIMES = {
+  'time_to_first_token': 'from the arrival of a choice',
+  'inter_token_latency': 'between two windows of a choice',
+}
+
+
+def of_answer(
+  jobs: Sequence[worker_lib.Job],
+  counts: Sequence[Mapping[str, Any]],
+  gamma: int,
+) -> dict[str, Any]:
+  """The metrics of one answer.
+
+  Args:
+    jobs: its choices, which have ended.
+    counts: completion.Completion.metrics of each of them.
+    gamma: of the engine.
+  """
+  arrived = jobs[0].arrived
+  first = min(job.times[0] for job in jobs)
+  later = sum(job.tokens - 1 for job in jobs)  # than the first of each
+  spent = sum(job.times[-1] - job.times[0] for job in jobs)
+  took = max(job.times[-1] for job in jobs) - first
+  itl = metrics.ratio(spent, later)
+  return {
+    'time_to_first_token_ms': 1e3 * (first - arrived),
+    'mean_itl_ms': itl and 1e3 * itl,
+    'queue_time_ms': 1e3 * (min(job.began for job in jobs) - arrived),
+    'tokens_per_second': metrics.ratio(later, took),
+    'alone': all(job.alone for job in jobs),
+    'speculative_decoding': _speculative(counts, gamma),
+  }
+
+
+def _speculative(
+  counts: Sequence[Mapping[str, Any]], gamma: int
+) -> dict[str, Any] | None:
+  """None where nothing was drafted."""
+  add = lambda name: sum(x[name] for x in counts)
+  drafted, accepted = add('drafted_tokens'), add('accepted_tokens')
+  if not drafted:
+    return None
+  each = lambda name: map(sum, zip(*(x[name] for x in counts), strict=True))
+  steps = next(each('proposed_per_position'))
+  # Steps by what they accepted. A window that drafted nothing is none.
+  by_count = dict(enumerate(each('accepted_histogram')))
+  by_count[0] -= add('target_calls') - steps
+  return {
+    'mean_acceptance_length': 1 + accepted / steps,
+    'draft_acceptance_rate': accepted / drafted,
+    'acceptance_histogram': {str(k): n for k, n in by_count.items() if n},
+    'num_spec_steps': steps,
+    'num_accepted_draft_tokens': accepted,
+    'num_draft_tokens': drafted,
+    'num_spec_tokens': gamma,
+  }
+
+
+class Meters:
+  """The counters of a server, in a registry of their own."""
+
+  def __init__(self, model: str, worker: worker_lib.Worker):
+    """model: its name. worker: whose jobs wait and run."""
+    self._registry = prometheus_client.CollectorRegistry()
+    self._names = [model]
+
+    def make(kind, name, text, *labels, **more):
+      names = ['model_name', *labels]
+      where = dict(registry=self._registry)
+      return kind(f'vllm:{name}', text, names, **where, **more)
+
+    counter, gauge = prometheus_client.Counter, prometheus_client.Gauge
+    histogram = prometheus_client.Histogram
+    self._counters = {x: make(counter, x, y) for x, y in _COUNTERS.items()}
+    self._by_place = make(counter, _PER_PLACE, _PER_PLACE, 'position')
+    self._times = {
+      x: make(histogram, f'{x}_seconds', y, buckets=_SECONDS)
+      for x, y in _TIMES.items()
+    }
+    for name, jobs in dict(
+      running=worker.running, waiting=worker.waiting
+    ).items():
+      row = make(gauge, f'num_requests_{name}', f'choices that are {name}')
+      row.labels(model).set_function(lambda jobs=jobs: len(jobs))
+
+  def add(self, job: worker_lib.Job, counts: Mapping[str, Any]) -> None:
+    """Counts a choice that has ended; counts: its Completion.metrics."""
+    by_place = counts['accepted_per_position']
+    found = (
+      job.tokens,
+      (counts['proposed_per_position'] or [0])[0],
+      counts['drafted_tokens'],
+      counts['accepted_tokens'],
+    )
+    for counter, n in zip(self._counters.values(), found, strict=True):
+      counter.labels(*self._names).inc(n)
+    for place, n in enumerate(by_place):
+      self._by_place.labels(*self._names, str(place)).inc(n)
+    first, between = (x.labels(*self._names) for x in self._times.values())
+    first.observe(job.times[0] - job.arrived)
+    for before, after in itertools.pairwise(job.times):
+      between.observe(after - before)
+
+  def text(self) -> bytes:
+    """All of them, as prometheus_client.CONTENT_TYPE_LATEST."""
+    return prometheus_client.generate_latest(self._registry)

@@ -1,0 +1,180 @@
+"""One thread decodes: it takes jobs from a queue and refills a pool of rows.
+
+Nothing else runs programs. Jobs are handed in, and pieces handed out, between
+two of its calls, so that a job is cancelled within a window or a few.
+"""
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from specdec_jax import api, build, completion, pool, requests
+from specdec_jax.serve import protocol
+
+# Windows of a call while nobody reads along.
+_WINDOWS = 4
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+  """One choice of a request, which a row answers.
+
+  asked, index: the choice.
+  tell(job, event): called in the thread: with a Piece for each window, then
+    with the Completion; or with an exception, which ended the thread.
+  arrived: when it was handed in, in seconds of time.monotonic.
+  cancelled: nobody wants the answer.
+  alone: no job of another request has had a row beside it.
+  began, times: when it was given a row, and when its windows came.
+  tokens: how many have come.
+  """
+
+  asked: protocol.Asked
+  index: int
+  tell: Callable[['Job', Any], None]
+  arrived: float
+  cancelled: bool = False
+  alone: bool = True
+  began: float = 0.0
+  times: list[float] = dataclasses.field(default_factory=list)
+  tokens: int = 0
+
+
+class Worker:
+  """The thread, from start to stop.
+
+  waiting, running: jobs without a row, and with one.
+  error: what ended the thread, if it was not stop().
+  """
+
+  def __init__(
+    self,
+    engine: build.Engine,
+    rows: pool.Pool,
+    *,
+    most: int,
+  ):
+    """most: jobs that may wait."""
+    self.waiting: collections.deque[Job] = collections.deque()
+    self.running: dict[Job, completion.Reader] = {}
+    self.error: BaseException | None = None
+    self._engine, self._pool, self._most = engine, rows, most
+    self._stopping, self._changed = False, threading.Condition()
+    self._thread = threading.Thread()
+
+  def warm(self) -> None:
+    """Compiles what the first job would wait for."""
+    start = self._engine.target.start
+    item = requests.Item((start or 0,), 0)
+    if start is not None:
+      item = item._replace(source=(0,))
+    self._pool.begin([self], [item], requests.Wanted(1))
+    self._pool.advance(1)
+    self._pool.take([self])
+
+  def start(self, ended: Callable[[], None] = lambda: None) -> None:
+    """ended(): called as the thread ends, also by an error."""
+    self._thread = threading.Thread(target=self._run, args=[ended])
+    self._thread.start()
+
+  def stop(self) -> None:
+    """Refuses new jobs, and returns when those that there are have ended."""
+    with self._changed:
+      self._stopping = True
+      self._changed.notify()
+    self._thread.join()
+
+  def submit(self, jobs: Sequence[Job]) -> None:
+    """Lets jobs wait for rows.
+
+    Raises:
+      protocol.Refused: too many wait, or none will get a row any more.
+    """
+    with self._changed:
+      if self._stopping or self.error:
+        raise protocol.Refused('the server is about to end', 503)
+      if len(self.waiting) + len(jobs) > self._most:
+        raise protocol.Refused('too many requests wait: try again', 429)
+      self.waiting.extend(jobs)
+      self._changed.notify()
+
+  # --- in the thread ---------------------------------------------------------
+
+  def _run(self, ended: Callable[[], None]) -> None:
+    try:
+      while self._has_work():
+        self._drop()
+        self._begin()
+        self._advance()
+    except BaseException as error:
+      with self._changed:
+        self.error = error
+        left = [*self.running, *self.waiting]
+      for job in left:
+        job.tell(job, error)
+      raise
+    finally:
+      ended()
+
+  def _has_work(self) -> bool:
+    """Waits for it; False if there is none and none will come."""
+    with self._changed:
+      idle = lambda: not self.waiting and not self.running
+      self._changed.wait_for(lambda: self._stopping or not idle())
+      return not idle()
+
+  def _drop(self) -> None:
+    """Frees the rows of cancelled jobs."""
+    with self._changed:
+      for job in [x for x in self.waiting if x.cancelled]:
+        self.waiting.remove(job)
+    if gone := [job for job in self.running if job.cancelled]:
+      self._pool.cancel(gone)
+      self._leave(gone)
+
+  def _begin(self) -> None:
+    """Gives rows to the jobs that have waited longest."""
+    while self.waiting and self._pool.free:
+      with self._changed:
+        count = min(self._pool.free, self._pool.part, len(self.waiting))
+        jobs = [self.waiting.popleft() for _ in range(count)]
+      tokenizer, now = self._engine.target.tokenizer, time.monotonic()
+      for job in jobs:
+        job.began = now
+        stop = job.asked.settings.stop
+        self.running[job] = completion.Reader(tokenizer, stop)
+      items = [job.asked.items[job.index] for job in jobs]
+      wanted = [job.asked.each[job.index] for job in jobs]
+      self._pool.begin(jobs, items, requests.together(wanted))
+    if len({id(job.asked) for job in self.running}) > 1:
+      for job in self.running:
+        job.alone = False
+
+  def _advance(self) -> None:
+    """Decodes a window, or a few, and tells the jobs what came."""
+    if not self.running:
+      return
+    follow = any(job.asked.stream for job in self.running)
+    ended = set(self._pool.advance(1 if follow else _WINDOWS))
+    now = time.monotonic()
+    for job, (tokens, origins) in self._pool.news().items():
+      reader = self.running[job]
+      piece = reader.piece(tokens, origins, last=job in ended)
+      if reader.stopped:  # the row itself knows no stop strings
+        ended.add(job)
+      if tokens:
+        job.times.append(now)
+        job.tokens += len(piece.tokens)
+        job.tell(job, piece)
+    done = [job for job in self.running if job in ended]
+    for job, row in zip(done, self._pool.take(done), strict=True):
+      answer = api.completion_of(self._engine, job.asked.settings, row)
+      job.tell(job, answer)
+    self._leave(done)
+
+  def _leave(self, jobs: Collection[Job]) -> None:
+    for job in jobs:
+      del self.running[job]

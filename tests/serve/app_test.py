@@ -1,0 +1,397 @@
+"""The server over loopback, as a client sees it."""
+
+import concurrent.futures
+import json
+import threading
+
+import httpx2
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import specdec_jax
+from specdec_jax import pool, types
+from specdec_jax.serve import protocol
+from tests.serve import loopback, small
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+CHAT = {'messages': [{'role': 'user', 'content': 'abcabcab'}]}
+TEXT = {'prompt': 'abcabcab'}
+HOW = dict(max_tokens=12, temperature=0.7, seed=3)
+
+
+@pytest.fixture(scope='module')
+def server():
+  shape = dict(waiting=small.WAITING, body=5_000, seconds=30)
+  with loopback.running(small.served(), small.rows(), **shape) as found:
+    yield found
+
+
+@pytest.fixture
+def client(server):
+  return server[0]
+
+
+def generated(prompt, **changes):
+  """What the library says to a prompt asked as HOW, twice: one program."""
+  asked = dict(max_new_tokens=12, temperature=0.7, seed=3, n=2) | changes
+  how = dict(draft='lookup', gamma=small.GAMMA)
+  return specdec_jax.generate(small.engine().target, [prompt], **how, **asked)
+
+
+def post(client, body, where='completions', **headers):
+  return client.post(f'/v1/{where}', json=body, headers=headers)
+
+
+def stream(client, body, where='completions', **headers):
+  with client.stream(
+    'POST', f'/v1/{where}', json=body | {'stream': True}, headers=headers
+  ) as response:
+    assert response.status_code == 200
+    kind = response.headers['content-type']
+    assert kind.startswith('text/event-stream')
+    return loopback.events(response)
+
+
+def test_a_whole_answer_is_that_of_generate(client):
+  body = post(client, TEXT | HOW | dict(n=2, logprobs=1)).json()
+  whole = generated(TEXT['prompt'])
+  for choice, x in zip(body['choices'], whole, strict=True):
+    assert (choice['text'], choice['finish_reason']) == (x.text, 'length')
+    made = choice['specdec_jax']
+    assert (made['tokens'], made['origins']) == (x.tokens, x.origins)
+    assert ''.join(made['texts']) == x.text
+    assert len(choice['logprobs']['token_logprobs']) == 12
+  assert body['object'] == 'text_completion' and body['model'] == small.NAME
+  assert body['usage'] == dict(
+    prompt_tokens=8, completion_tokens=24, total_tokens=32
+  )
+  spec = body['metrics']['speculative_decoding']
+  add = lambda name: sum(x.metrics[name] for x in whole)
+  assert spec['num_draft_tokens'] == add('drafted_tokens')
+  assert spec['num_accepted_draft_tokens'] == add('accepted_tokens')
+  assert spec['num_spec_steps'] == sum(spec['acceptance_histogram'].values())
+  assert body['metrics']['time_to_first_token_ms'] > 0
+
+
+def test_a_stream_is_the_same_answer_in_pieces(client):
+  options = {'stream_options': {'include_usage': True}}
+  greedy = CHAT | HOW | dict(temperature=0)
+  *chunks, last = stream(client, greedy | options, 'chat/completions')
+  x, _ = generated(CHAT['messages'], temperature=0)
+  choices = [chunk['choices'][0] for chunk in chunks]
+  deltas = [choice['delta'] for choice in choices]
+  assert [delta.get('role') for delta in deltas[:2]] == ['assistant', None]
+  assert ''.join(delta['content'] for delta in deltas) == x.text
+  for delta, choice in zip(deltas, choices, strict=True):
+    assert ''.join(choice['specdec_jax']['texts']) == delta['content']
+  every = lambda name: [y for z in choices for y in z['specdec_jax'][name]]
+  assert (every('tokens'), every('origins')) == (x.tokens, x.origins)
+  assert {*x.origins} <= {*types.ORIGINS}
+  reasons = [choice['finish_reason'] for choice in choices]
+  assert reasons == [None] * (len(choices) - 1) + ['length']
+  assert 2 < len(chunks) < 13  # a window is a chunk
+  assert last['choices'] == [] and last['usage']['completion_tokens'] == 12
+  assert last['metrics']['alone'] is True
+  assert len({chunk['id'] for chunk in [*chunks, last]}) == 1
+  assert chunks[0]['object'] == 'chat.completion.chunk'
+
+
+def test_without_speculation_nothing_is_drafted_and_greedy_text_is_the_same(
+  client,
+):
+  greedy = TEXT | HOW | dict(temperature=0)
+  fast, plain = (
+    post(client, greedy, **{'X-Speculation': x}).json() for x in ('on', 'off')
+  )
+  assert fast['choices'][0]['text'] == plain['choices'][0]['text']
+  assert {*plain['choices'][0]['specdec_jax']['origins']} == {'plain'}
+  assert plain['metrics']['speculative_decoding'] is None
+  assert post(client, TEXT, **{'X-Speculation': 'no'}).status_code == 400
+
+
+def test_a_stop_string_ends_the_answer_in_both_forms(client):
+  text = generated(TEXT['prompt'])[0].text
+  at = next(i for i in range(3, 9) if text.find(text[i : i + 2]) == i)
+  body = TEXT | HOW | dict(stop=text[at : at + 2])
+  (choice,) = post(client, body).json()['choices']
+  assert (choice['text'], choice['finish_reason']) == (text[:at], 'stop')
+  *_, end = chunks = stream(client, body)
+  assert ''.join(x['choices'][0]['text'] for x in chunks) == text[:at]
+  assert end['choices'][0]['finish_reason'] == 'stop'
+
+
+def test_many_clients_get_their_own_answers(client):
+  """Seeds and limits of each, in three rows."""
+  asked = [dict(seed=i, max_tokens=6 + i) for i in range(8)]
+
+  def one(how):
+    while True:  # a full queue says so
+      reply = post(client, TEXT | HOW | how)
+      if reply.status_code != 429:
+        return reply.json()['choices'][0]['text']
+      assert reply.headers['retry-after'] == '1'
+
+  with concurrent.futures.ThreadPoolExecutor(8) as threads:
+    texts = list(threads.map(one, asked))
+  for how, text in zip(asked, texts, strict=True):
+    same = dict(seed=how['seed'], max_new_tokens=how['max_tokens'])
+    assert text == generated(TEXT['prompt'], **same)[0].text
+
+
+def test_a_client_that_goes_away_frees_its_row(server):
+  client, worker = server
+  body = TEXT | dict(max_tokens=50, stream=True, temperature=0)
+  for _ in range(2 * small.ROWS):
+    with client.stream('POST', '/v1/completions', json=body) as response:
+      next(response.iter_lines())
+  assert post(client, TEXT | HOW).status_code == 200
+  assert not worker.running and not worker.waiting
+
+
+def test_models_health_and_metrics(client):
+  (model,) = client.get('/v1/models').json()['data']
+  assert (model['id'], model['chat'], model['drafter']) == ('tiny', 1, 'lookup')
+  assert client.get('/health').json() == {'status': 'ok'}
+  post(client, TEXT | HOW)
+  text = client.get('/metrics').text
+  for name in (
+    'vllm:spec_decode_num_drafts_total{model_name="tiny"}',
+    'vllm:spec_decode_num_draft_tokens_total{model_name="tiny"}',
+    'vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"}',
+    'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",'
+    'position="0"}',
+    'vllm:num_requests_running{model_name="tiny"} 0.0',
+    'vllm:num_requests_waiting{model_name="tiny"} 0.0',
+    'vllm:time_to_first_token_seconds_count{model_name="tiny"}',
+    'vllm:inter_token_latency_seconds_bucket{le="0.01",model_name="tiny"}',
+  ):
+    assert name in text, name
+
+
+@pytest.mark.parametrize(
+  ('method', 'path', 'status', 'said'),
+  [
+    ('GET', '/v1/nothing', 404, 'GET /v1/nothing: Not Found'),
+    ('GET', '/v1/completions', 405, 'Method Not Allowed'),
+    ('POST', '/v1/completions', 413, 'the body has over 5000 bytes'),
+  ],
+)
+def test_refusals_of_http(client, method, path, status, said):
+  reply = client.request(method, path, content=b' ' * 5_001)
+  assert reply.status_code == status
+  assert said in reply.json()['error']['message']
+
+
+def test_the_key_is_asked_for(server):
+  client, _ = server
+  limits = dict(waiting=1, key='s3cret')
+  with loopback.running(small.served(), small.rows(), **limits) as (other, _):
+    assert other.get('/health').status_code == 200
+    for headers in ({}, {'Authorization': 'Bearer other'}):
+      reply = other.get('/v1/models', headers=headers)
+      assert reply.status_code == 401
+      assert reply.json()['error']['type'] == 'authentication_error'
+      assert post(other, TEXT, **headers).status_code == 401
+    good = {'Authorization': 'Bearer s3cret'}
+    assert other.get('/v1/models', headers=good).status_code == 200
+
+
+class Stuck:
+  """Rows that never say anything."""
+
+  part = rows = free = 1
+
+  def __init__(self):
+    self.left, self.cancelled = threading.Event(), []
+
+  def begin(self, tickets, items, wanted):
+    self.free = 0
+
+  def advance(self, most):
+    self.left.wait(0.01)
+    return []
+
+  def news(self):
+    return {}
+
+  def take(self, tickets):
+    return []
+
+  def cancel(self, tickets):
+    self.free = 1
+    self.cancelled += tickets
+
+
+def test_time_limit_and_full_queue():
+  rows = Stuck()
+  with loopback.running(small.served(), rows, waiting=1, seconds=0.3) as (
+    client,
+    worker,
+  ):
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+      first = threads.submit(post, client, TEXT)
+      while not worker.running:
+        pass
+      second = threads.submit(stream, client, TEXT)
+      while not worker.waiting:
+        pass
+      full = post(client, TEXT)
+      assert (full.status_code, full.headers['retry-after']) == (429, '1')
+      late = first.result()
+      assert late.status_code == 408
+      assert late.json()['error']['message'] == 'not answered in 0.3 seconds'
+      (event,) = second.result()
+      assert event['error']['type'] == 'timeout_error'
+    assert len(rows.cancelled) >= 1
+
+
+class Broken(Stuck):
+  """Rows whose device is lost."""
+
+  def advance(self, most):
+    raise RuntimeError('device lost')
+
+
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_a_decoder_that_fails_is_said():
+  with loopback.running(small.served(), Broken(), waiting=1) as (client, _):
+    reply = post(client, TEXT)
+    assert reply.status_code == 500
+    assert reply.json()['error']['message'] == 'the decoder has failed'
+    assert client.get('/health').status_code == 503
+    assert post(client, TEXT).status_code == 503
+
+
+class Odd(pool.Pool):
+  """Rows in which the logits of one seed were not finite."""
+
+  def take(self, tickets):
+    bad = [job.asked.settings.seed == 13 for job in tickets]
+    found = zip(bad, super().take(tickets), strict=True)
+    return [x._replace(reason='non-finite') if y else x for y, x in found]
+
+
+def test_logits_that_are_not_finite_end_one_request(client):
+  bad = TEXT | HOW | dict(seed=13)
+  limits = dict(waiting=3)
+  with loopback.running(small.served(), small.rows(Odd), **limits) as (odd, _):
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+      other = threads.submit(post, odd, TEXT | HOW)
+      reply = post(odd, bad)
+    assert reply.status_code == 500
+    said = reply.json()['error']['message']
+    assert 'not finite after 12 tokens' in said
+    *_, error = stream(odd, bad)
+    assert error['error']['type'] == 'server_error'
+  whole = generated(TEXT['prompt'])[0]
+  assert other.result().json()['choices'][0]['text'] == whole.text
+
+
+def test_the_end_waits_for_what_is_asked():
+  body = TEXT | dict(max_tokens=50, temperature=0)
+  limits = dict(waiting=3)
+  with concurrent.futures.ThreadPoolExecutor(1) as threads:
+    with loopback.running(small.served(), small.rows(), **limits) as found:
+      client, worker = found
+      mine = httpx2.Client(base_url=client.base_url, trust_env=False)
+      asked = threads.submit(stream, mine, body)
+      while not worker.running:
+        pass
+    *_, end = asked.result()
+  assert end['choices'][0]['finish_reason'] == 'length'
+  with pytest.raises(httpx2.ConnectError):
+    mine.get('/health')
+  with pytest.raises(protocol.Refused, match='about to end'):
+    worker.submit([])
+
+
+@pytest.mark.more
+def test_the_openai_client(client):
+  openai = pytest.importorskip('openai', reason='openai is not installed')
+  made = openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none')
+  messages = CHAT['messages']
+  how = dict(model=small.NAME, messages=messages, **HOW)
+  x, _ = generated(messages)
+  whole = made.chat.completions.create(**how)
+  assert whole.choices[0].message.content == x.text
+  pieces = made.chat.completions.create(**how, stream=True)
+  said = [y.choices[0].delta.content for y in pieces]
+  assert ''.join(said) == x.text
+  with pytest.raises(openai.BadRequestError, match='not supported'):
+    made.chat.completions.create(**how, presence_penalty=1.0)
+
+
+# --- fuzzed bodies -----------------------------------------------------------
+
+NAMES = (
+  'model', 'prompt', 'messages', 'max_tokens', 'max_completion_tokens', 'n',
+  'temperature', 'top_p', 'top_k', 'seed', 'stop', 'stream', 'stream_options',
+  'logprobs', 'top_logprobs', 'min_p', 'logit_bias', 'presence_penalty', 'best',
+)  # fmt: skip
+VALUES = st.recursive(
+  st.none()
+  | st.booleans()
+  | st.integers(-3, 70)
+  | st.integers()
+  | st.floats()
+  | st.text(max_size=5)
+  | st.sampled_from(['tiny', '\ud800', 'assistant', 'a' * 70]),
+  lambda x: (
+    st.lists(x, max_size=4)
+    | st.dictionaries(st.sampled_from(['role', 'content', 'a']), x, max_size=3)
+  ),
+  max_leaves=6,
+)
+GOOD = st.fixed_dictionaries(
+  {'max_tokens': st.integers(1, 3)},
+  optional=dict(
+    prompt=st.text(min_size=1, max_size=5)
+    | st.lists(st.integers(0, 257), min_size=1, max_size=4),
+    messages=st.just(CHAT['messages']),
+    temperature=st.floats(0, 3),
+    stream=st.booleans(),
+  ),
+)
+BODIES = st.builds(
+  lambda good, bad: json.dumps(good | bad).encode(),
+  GOOD,
+  st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=2),
+) | st.binary(max_size=20)
+
+
+def check_fuzzed(client, body: bytes, where: str):
+  with client.stream('POST', f'/v1/{where}', content=body) as reply:
+    if reply.headers['content-type'].startswith('text/event-stream'):
+      assert all('error' not in x for x in loopback.events(reply))
+      return
+    reply.read()
+  found = reply.json()
+  if reply.status_code == 200:
+    assert found['choices']
+    return
+  assert 400 <= reply.status_code < 500
+  sentence = found['error']['message']
+  assert sentence and '\n' not in sentence and len(sentence) < 500
+
+
+PATHS = st.sampled_from(['completions', 'chat/completions'])
+FUZZED = dict(
+  deadline=None, suppress_health_check=[*hypothesis.HealthCheck], database=None
+)
+
+
+@hypothesis.settings(max_examples=200, derandomize=True, **FUZZED)
+@hypothesis.given(body=BODIES, where=PATHS)
+def test_any_body_is_answered_or_refused_in_a_sentence(client, body, where):
+  check_fuzzed(client, body, where)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=2_000, **FUZZED)
+@hypothesis.given(body=BODIES, where=PATHS)
+def test_two_thousand_bodies(client, body, where):
+  check_fuzzed(client, body, where)

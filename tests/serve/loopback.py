@@ -1,0 +1,41 @@
+"""A server on a port of this machine, for a test's time."""
+
+import contextlib
+import json
+import socket
+import threading
+
+import httpx2
+import uvicorn
+
+from specdec_jax.serve import app, worker
+
+
+@contextlib.contextmanager
+def running(served, rows, *, waiting: int, **limits):
+  """Yields a client of a server, and its Worker."""
+  work = worker.Worker(served.engine, rows, most=waiting)
+  server = app.Server(served, work, app.Limits(**limits))
+  listening = socket.create_server(('127.0.0.1', 0))
+  config = uvicorn.Config(server.app, log_level='warning', lifespan='off')
+  http = uvicorn.Server(config)
+  thread = threading.Thread(target=http.run, kwargs={'sockets': [listening]})
+  work.start()
+  thread.start()
+  url = f'http://127.0.0.1:{listening.getsockname()[1]}'
+  try:
+    with httpx2.Client(base_url=url, timeout=60, trust_env=False) as client:
+      yield client, work
+  finally:
+    http.should_exit = True
+    thread.join()
+    work.stop()
+
+
+def events(response) -> list:
+  """The data of server-sent events; the last of them is [DONE]."""
+  lines = [x for x in response.iter_lines() if x]
+  assert all(x.startswith('data: ') for x in lines), lines
+  *found, last = [x.removeprefix('data: ') for x in lines]
+  assert last == '[DONE]'
+  return [json.loads(x) for x in found]
