@@ -19,3 +19,10 @@ if [ -t 1 ]; then export FORCE_COLOR=1; fi  # The pipe below is no terminal.
 # Its last line is one JSON document, for programs.
 .venv/bin/python scripts/bench.py --config=configs/smollm2.py --minutes=4 |
   sed '$d'
+
+cat <<'EOF'
+
+To watch a prompt of yours answered with speculation, and without:
+  .venv/bin/python scripts/serve.py --config=configs/smollm2.py
+and open http://127.0.0.1:8000/
+EOF

@@ -1,5 +1,6 @@
 """The page in a browser: a record, live answers, and text that is no markup."""
 
+import collections
 import json
 import shutil
 
@@ -7,6 +8,7 @@ import pytest
 
 from specdec_jax import show
 from tests import show_test
+from tests.serve import loopback, small
 
 playwright = pytest.importorskip(
   'playwright.sync_api', reason='needs pip install "specdec_jax[browser]"'
@@ -191,3 +193,47 @@ def test_an_answer_that_breaks_off_is_said_to(tab, stream, said):
   assert tab.get_by_role('alert').text_content() == said
   assert len(bodies) == 1 and len(tokens_of(tab, '.answer')) == 4
   assert tab.get_by_role('button').inner_text() == 'Answer'
+
+
+@pytest.mark.usefixtures('all_compile_in_less_time')
+def test_the_counters_are_those_of_the_server(tab):
+  """A real one, which wants a key."""
+  shape = dict(waiting=small.WAITING, key='secret')
+  with loopback.running(small.served(), small.rows(), **shape) as (client, _):
+    responses = []
+    tab.on('response', lambda response: responses.append(response))
+    tab.goto(str(client.base_url))
+    tab.get_by_text('want Authorization').wait_for()
+    tab.get_by_label('Key of the server').fill('secret')
+    tab.get_by_label('Prompt').fill('abcabcab')
+    tab.get_by_label('Tokens').fill('30')
+    tab.get_by_role('button').click()
+    tab.get_by_text('times as fast').wait_for()
+    found = [x.text() for x in responses if x.request.method == 'POST']
+  assert tab.get_by_role('alert').text_content() == ''
+  rates = []
+  for n, text in enumerate(found, 1):
+    *windows, last = [json.loads(x) for x in text.split('data: ')[1:-1]]
+    made = [x['choices'][0]['specdec_jax'] for x in windows]
+    texts = shown(t for x in made for t in x['texts'])
+    kinds = [kind for x in made for kind in x['origins']]
+    where, metrics = f'section:nth-child({n})', last['metrics']
+    assert tokens_of(tab, f'{where} .answer') == [
+      *zip(kinds, texts, strict=True)
+    ]
+    counts = metrics['speculative_decoding'] or collections.Counter()
+    tokens, calls = len(texts), sum(x['tokens'] != [] for x in made)
+    assert tokens == last['usage']['completion_tokens'] == 30
+    rates.append(metrics['tokens_per_second'])
+    assert counters(tab, where) == {
+      'tokens': '30',
+      'windows': str(calls),
+      'tokens a window': f'{tokens / calls:.2f}',
+      'tokens a second': f'{rates[-1]:.1f}',
+      'drafts accepted': f'{counts["num_accepted_draft_tokens"]} of '
+      f'{counts["num_draft_tokens"]}',
+    }
+  assert kinds == ['plain'] * 30
+  said = tab.locator('#status').inner_text()
+  assert f' {rates[0] / rates[1]:.2f} times' in said
+  assert 'are the same 30 tokens' in said

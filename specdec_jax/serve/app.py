@@ -14,7 +14,7 @@ import prometheus_client
 import uvicorn
 from starlette import applications, exceptions, requests, responses, routing
 
-from specdec_jax import build, completion, pool
+from specdec_jax import build, completion, pool, show
 from specdec_jax.serve import meters as meters_lib
 from specdec_jax.serve import protocol
 from specdec_jax.serve import worker as worker_lib
@@ -62,6 +62,7 @@ class Server:
       ('POST', '/v1/completions', self._text),
       ('GET', '/v1/models', self._models),
       ('GET', '/health', self._health),
+      ('GET', '/', _page),
       ('GET', '/metrics', self._metrics),
     )
     self.app = applications.Starlette(
@@ -265,6 +266,10 @@ async def _unless_gone(request: requests.Request, answer: Coroutine) -> Any:
   finally:
     for task in tasks:
       task.cancel()
+
+
+async def _page(request: requests.Request) -> responses.Response:
+  return responses.FileResponse(show.PAGE)
 
 
 async def _refuse(request: requests.Request, refused: Any):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 import specdec_jax
-from specdec_jax import pool, types
+from specdec_jax import pool, show, types
 from specdec_jax.serve import protocol
 from tests.serve import loopback, small
 
@@ -189,6 +189,9 @@ def test_the_key_is_asked_for(server):
   limits = dict(waiting=1, key='s3cret')
   with loopback.running(small.served(), small.rows(), **limits) as (other, _):
     assert other.get('/health').status_code == 200
+    page = other.get('/')
+    assert page.headers['content-type'] == 'text/html; charset=utf-8'
+    assert page.text == show.PAGE.read_text('utf-8')
     for headers in ({}, {'Authorization': 'Bearer other'}):
       reply = other.get('/v1/models', headers=headers)
       assert reply.status_code == 401
