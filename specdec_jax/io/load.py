@@ -291,9 +291,9 @@ def _kept(
   Raises:
     ValueError: nothing is stored in blocks, or the kernels cannot run.
   """
-  kept = frozenset(opened.kinds.keys() & blocks.KEPT.keys())
-  if not kept:
-    have = ', '.join(sorted(opened.kinds)) or 'none'
+  every = frozenset(opened.kinds.values())
+  if not (kept := every & blocks.KEPT.keys()):
+    have = ', '.join(sorted(every)) or 'none'
     raise ValueError(
       f'{opened.name}: {_INSTEAD}; allowed are matrices in '
       f'{", ".join(blocks.GGUF)}, and integers in groups of 32 inputs or a '
@@ -307,7 +307,7 @@ def _kept(
       f"{opened.name}: dtype='stored' needs one CPU, kernels='auto' and a C "
       "compiler; give dtype='float32'"
     )
-  if others := opened.kinds.keys() - kept:
+  if others := every - kept:
     logging.warning(
       '%s: there is no kernel for %s: these matrices are read as float32',
       *(opened.name, ', '.join(sorted(others))),

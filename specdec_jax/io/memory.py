@@ -1,10 +1,9 @@
 """What models will take of memory, beside what is free."""
 
-import collections
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -18,6 +17,12 @@ from specdec_jax.models import convert, lm, weights, work
 
 # From the nearest to the smallest.
 SMALL = (convert.STORED, 'bfloat16', *weights.INTEGERS)
+# By the controller of a control group, '' in version 2: the files of its limit
+# and of what is used, and what names begin with that count groups inside too.
+_GROUPS = {
+  '': ('memory.max', 'memory.current', ''),
+  'memory': ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_'),
+}
 
 
 class Model(NamedTuple):
@@ -31,77 +36,124 @@ class Model(NamedTuple):
   cached: bool = True
 
   def bytes(self) -> float:
-    """Of its parameters, and of the one that is being read, as float32."""
-    shapes = lm.shapes(self.source.config)
-    largest = max(math.prod(x.shape) for x in shapes.values())
-    return _parameters(self.source, self.dtype, shapes) + 4 * largest
+    """Of its parameters."""
+    return sum(held for held, _ in self._each().values())
+
+  def most(self) -> float:
+    """Of its parameters while they are read, with what one takes until it has
+    its place: its numbers, or again the blocks that stay."""
+    held = most = 0.0
+    for own, beside in self._each().values():
+      held += own
+      most = max(most, held + beside)
+    return most
 
   def step_bytes(self) -> float:
     """Of the parameters that each pass reads, as work.step_bytes has them."""
-    assert self.dtype != convert.STORED  # source.kinds are of all parameters
-    shapes = lm.shapes(self.source.config).items()
-    read = {name: x for name, x in shapes if lm.every_pass(name)}
-    return _parameters(self.source, self.dtype, read)
+    each = self._each().items()
+    return sum(held for name, (held, _) in each if lm.every_pass(name))
 
   def slot(self) -> float:
     """Bytes of a token in its cache."""
     config = self.source.config
     return work.slot_bytes(lm.make(config), 1) if self.cached else 0.0
 
+  def _each(self) -> dict[str, tuple[float, float]]:
+    """(bytes, those beside them while it is read) of each parameter, in the
+    order in which they are read."""
+    shapes = lm.shapes(self.source.config)
+    sizes = {name: math.prod(x.shape) for name, x in shapes.items()}
+    if self.dtype in weights.INTEGERS and jax.default_backend() != 'cpu':
+      made = rounded.shapes(shapes, self.dtype).items()
+      return {name: (work.tree_bytes(x), 4 * sizes[name]) for name, x in made}
+    integers = self.dtype in (convert.STORED, *weights.INTEGERS)
+    wide, out = jnp.dtype('float32' if integers else self.dtype).itemsize, {}
+    for name, x in shapes.items():
+      kind, count = self._kind(name, x.shape), sizes[name]
+      held = count * (quantised.KINDS[kind].density if kind else wide)
+      stays = kind and self.dtype == convert.STORED
+      out[name] = held, held if stays else 4 * count
+    return out
 
-def _parameters(source: sources.Source, dtype: str, shapes) -> float:
-  integers, kinds = dtype in weights.INTEGERS, collections.Counter()
-  if integers and jax.default_backend() != 'cpu':
-    return work.tree_bytes(rounded.shapes(shapes, dtype))
-  sizes = {name: math.prod(x.shape) for name, x in shapes.items()}
-  for name, x in shapes.items() if integers else ():
-    kinds[rounded.packed_kind(dtype, name, x.shape)] += sizes[name]
-  if dtype == convert.STORED:
-    kinds.update(source.kinds)
-  elif not integers:
-    return sum(sizes.values()) * jnp.dtype(dtype).itemsize
-  kept = {k: n for k, n in kinds.items() if k in blocks.KEPT}
-  rows = {k: quantised.KINDS[blocks.KEPT[k].kind] for k in kept}
-  codes = sum(n * rows[k].size / rows[k].depth for k, n in kept.items())
-  return codes + 4 * (sum(sizes.values()) - sum(kept.values()))
+  def _kind(self, name: str, shape: tuple[int, ...]) -> str:
+    """How the CPU kernels have a parameter; '': as numbers."""
+    if self.dtype in weights.INTEGERS:
+      return rounded.packed_kind(self.dtype, name, shape)
+    stored = self.source.kinds.get(name) if self.dtype == convert.STORED else ''
+    return blocks.KEPT[stored].kind if stored in blocks.KEPT else ''
 
 
-def free() -> float:
-  """Bytes that programs on this CPU can still have; infinite if not known."""
-  path = pathlib.Path('/proc/meminfo')
-  text = path.read_text() if path.exists() else ''
-  found = re.search(r'MemAvailable:\s*(\d+) kB', text)
-  return int(found[1]) * 1024 if found else math.inf
+def free(root: pathlib.Path = pathlib.Path('/')) -> float:
+  """Bytes that programs on this CPU can still have; infinite if not known.
+
+  What the machine has, or, if that is less, what the control groups of this
+  process leave (https://docs.kernel.org/admin-guide/cgroup-v2.html). Pages of
+  files that are read are not counted as used: they make room.
+  """
+  found = re.search(r'MemAvailable:\s*(\d+) kB', _text(root / 'proc/meminfo'))
+  left = [int(found[1]) * 1024 if found else math.inf]
+  for line in _text(root / 'proc/self/cgroup').splitlines():
+    _, controller, path = line.split(':', 2)
+    if controller in _GROUPS:
+      top, inside = root / 'sys/fs/cgroup' / controller, path.lstrip('/')
+      # A container may see its own group as the top, under another path.
+      every = {top, *(top / x for x in (inside, *pathlib.Path(inside).parents))}
+      left += [_left(folder, *_GROUPS[controller]) for folder in every]
+  return max(0, min(left))
+
+
+def _left(group: pathlib.Path, limit: str, usage: str, total: str) -> float:
+  """What a control group leaves to its processes; infinite without a limit."""
+  most, used = (_text(group / name).strip() for name in (limit, usage))
+  if not (most.isdecimal() and used.isdecimal()):
+    return math.inf
+  stat, names = _text(group / 'memory.stat'), f'{total}(?:in)?active_file'
+  files = re.findall(rf'^{names} (\d+)$', stat, re.MULTILINE)
+  return int(most) - int(used) + sum(map(int, files))
+
+
+def _text(path: pathlib.Path) -> str:
+  return path.read_text() if path.exists() else ''
 
 
 def check(models: Mapping[str, Model], tokens: int = 0) -> str:
   """'target 1.1 GB (stored), caches 0.1 GB; 20.4 GB of memory are free'.
 
   Args:
-    models: by what they are called.
+    models: by what they are called, in the order in which they are read.
     tokens: for which their caches have room, at least.
 
   Raises:
     ValueError: more than is free, on CPU; it names a dtype that fits.
   """
   caches = tokens * sum(x.slot() for x in models.values())
-  needs = {name: x.bytes() for name, x in models.items()}
-  each = [f'{k} {_gb(n)} ({models[k].dtype})' for k, n in needs.items()]
+  needs, most = _needs(models.values(), caches)
+  each = [f'{k} {_gb(x.bytes())} ({x.dtype})' for k, x in models.items()]
   each += [f'caches {_gb(caches)}'] if tokens else []
+  each += [f'{_gb(most)} while they are read'] if most > 1.05 * needs else []
   have = free() if jax.default_backend() == 'cpu' else math.inf
   line = ', '.join(each)
   if have < math.inf:
     line += f'; {_gb(have)} of memory are free'
-  if sum(needs.values()) + caches <= have:
+  if most <= have:
     return line
   for dtype in SMALL:
-    other = {k: x._replace(dtype=dtype).bytes() for k, x in models.items()}
-    small = sum(min(other[k], n) for k, n in needs.items())
-    if small + caches <= have:
+    pairs = ((x, x._replace(dtype=dtype)) for x in models.values())
+    small = _needs([min(pair, key=Model.bytes) for pair in pairs], caches)[1]
+    if small <= have:
       raise ValueError(
         f"{line}: give dtype='{dtype}', which takes {_gb(small)}"
       )
   raise ValueError(f'{line}: give a smaller model, whatever its dtype')
+
+
+def _needs(models: Iterable[Model], caches: float) -> tuple[float, float]:
+  """Bytes of all, (when they are read, at the most)."""
+  held = most = 0.0
+  for x in models:
+    most = max(most, held + x.most())
+    held += x.bytes()
+  return held + caches, max(most, held + caches)
 
 
 def _gb(size: float) -> str:

@@ -273,12 +273,10 @@ def read(
     kept: the kinds of blocks that stay as they are, of a model on one device.
   """
   put = put or (lambda name, x: jnp.asarray(x))
-  plan = _plan(reader, config)
+  plan, stored = _plan(reader, config), kinds(reader, config) if kept else {}
   out = {}
   for name, want in lm.shapes(config).items():
-    stored = plan[name][0] if name in plan else ''
-    columns = reader.naming.turned(name) or name == 'embed'
-    if columns and reader.kinds.get(stored) in kept:
+    if stored.get(name) in kept:
       count = want.shape[0 if name == 'embed' else 1]
       matrix = _read_blocks(reader, config, name, plan[name], count)
       out[name] = weights.Table(matrix) if name == 'embed' else matrix
@@ -292,6 +290,16 @@ def read(
       _read_into(x, reader, config, name, plan[name])
     out[name] = put(name, x)
   return lm.nest(out)
+
+
+def kinds(reader: Reader, config: model_config.LMConfig) -> dict[str, str]:
+  """How the parameters are stored that may stay so, by their flat names."""
+  return {
+    name: reader.kinds[stored]
+    for name, (stored, _) in _plan(reader, config).items()
+    if stored in reader.kinds
+    and (reader.naming.turned(name) or name == 'embed')
+  }
 
 
 def _plan(reader: Reader, config) -> dict[str, tuple[str, int]]:

@@ -1,10 +1,8 @@
 """Opens a model at what FORMS lists: all of it but the weights."""
 
-import collections
 import dataclasses
 import functools
 import hashlib
-import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -35,7 +33,7 @@ class Source:
   fill: fill(config, put, kept) reads the weights, nested, as names.read does.
   hashed: computes `digest`.
   draft_ids: the ids that it proposes as a draft; () is all.
-  kinds: of its quantised matrices (names.Reader): how many numbers have each.
+  stored: finds `kinds`.
   """
 
   name: str
@@ -45,7 +43,7 @@ class Source:
   fill: Callable[..., types.Params]
   hashed: Callable[[], str] = lambda: ''
   draft_ids: tuple[int, ...] = ()
-  kinds: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  stored: Callable[[], Mapping[str, str]] = dict
 
   def __repr__(self) -> str:
     return f'Source({self.name!r})'
@@ -54,6 +52,11 @@ class Source:
   def digest(self) -> str:
     """SHA-256 of the weights; reads the files, on first use."""
     return self.hashed()
+
+  @functools.cached_property
+  def kinds(self) -> Mapping[str, str]:
+    """How those of its parameters are stored that are quantised, by name."""
+    return self.stored()
 
 
 def open_source(source: str) -> Source:
@@ -111,9 +114,6 @@ def _onnx(path: pathlib.Path, source: str, label: str) -> Source:
 
 def _of_files(label: str, tokenizer, config, reader, weights) -> Source:
   """The model of a names.Reader; weights: its files, for the digest."""
-  kinds = collections.Counter()
-  for name, kind in reader.kinds.items():
-    kinds[kind] += math.prod(reader.shapes[name])
   return Source(
     reader.source,
     label,
@@ -121,7 +121,7 @@ def _of_files(label: str, tokenizer, config, reader, weights) -> Source:
     config,
     fill=functools.partial(names.read, reader),
     hashed=lambda: files.digest(weights),
-    kinds=kinds,
+    stored=functools.partial(names.kinds, reader, config),
   )
 
 

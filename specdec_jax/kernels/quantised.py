@@ -83,6 +83,11 @@ class Kind(NamedTuple):
     return sum(n for _, n in self.fields)
 
   @property
+  def density(self) -> float:
+    """Bytes of a number."""
+    return self.size / self.depth
+
+  @property
   def offsets(self) -> list[int]:
     """Where the fields of a panel's block begin."""
     return np.cumsum([0, *(WIDE * n for _, n in self.fields[:-1])]).tolist()
