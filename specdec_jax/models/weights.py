@@ -20,7 +20,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 
 from specdec_jax.kernels import calls, quantised
 from specdec_jax.models import attention
@@ -185,14 +184,23 @@ class Beside:
   def shape(self) -> tuple[int, ...]:
     return self.each[0].shape[0], sum(x.shape[1] for x in self.each)
 
-  def linear(self, x: Array, bias: Array | None = None, **more) -> Array:
+  def linear(
+    self,
+    x: Array,
+    bias: Array | None = None,
+    gated: bool = False,
+    act: str = 'none',
+    **more,
+  ) -> Array:
     biases = [None] * len(self.each)
     if bias is not None:
       ends = list(itertools.accumulate(m.shape[1] for m in self.each))
       biases = jnp.split(bias, ends[:-1])
       biases = [pad(b, m) for b, m in zip(biases, self.each, strict=True)]
-    pairs = zip(self.each, biases, strict=True)
-    return jnp.concatenate([m.linear(x, b, **more) for m, b in pairs], -1)
+    acts = [act, *len(self.each[1:]) * ['none' if gated else act]]
+    each = zip(self.each, biases, acts, strict=True)
+    parts = [m.linear(x, b, act=a, **more) for m, b, a in each]
+    return parts[0] * parts[1] if gated else jnp.concatenate(parts, -1)
 
   def columns(self, ids: Array) -> Array:
     return self.dense()[:, ids]
@@ -319,27 +327,24 @@ def join(matrices: Sequence[Any], parts: int = 1) -> Any:
   parts: of the result, all that there are or 1.
   """
   assert not any(isinstance(x, Panels) for x in matrices)
-  if not any(isinstance(x, Quantised | Beside) for x in matrices):
+  if not any(isinstance(x, Quantised) for x in matrices):
     return jax.tree.map(lambda *x: jnp.concatenate(x, -1), *matrices)
-  first, widths = matrices[0], [x.shape[1] for x in matrices]
-  whole = parts > 1 or not any(n % quantised.WIDE for n in widths[:-1])
-  kinds = [x.kind if isinstance(x, Quantised) else 'numbers' for x in matrices]
-  same = lambda x: np.array_equal(x.order, first.order)
-  if whole and len(set(kinds)) == 1 and all(map(same, matrices)):
-    panels = jnp.concatenate([x.array for x in matrices])
-    width = sum(widths)
-    return dataclasses.replace(first, array=panels, N=width, parts=parts)
-  if parts > 1:
-    _say_dense(' and '.join(kinds))
-    return jnp.concatenate([of(x).dense() for x in matrices], -1)
-  return Beside(tuple(x if is_stored(x) else pack(x) for x in matrices))
+  out = [matrices[0]]
+  for x in matrices[1:]:
+    last = out[-1]
+    if _alike(last, x) and (parts > 1 or last.N % quantised.WIDE == 0):
+      panels, width = jnp.concatenate([last.array, x.array]), last.N + x.N
+      out[-1] = dataclasses.replace(last, array=panels, N=width, parts=parts)
+    else:
+      out.append(x)
+  each = tuple(x if is_stored(x) else pack(x) for x in out)
+  return each[0] if len(each) == 1 else Beside(each)
 
 
-@functools.cache  # once, not for each layer
-def _say_dense(kinds: str) -> None:
-  logging.warning(
-    'gate and up are stored as %s: they are read as float32', kinds
-  )
+def _alike(a: Any, b: Any) -> bool:
+  """Whether one kernel multiplies both matrices."""
+  codes = isinstance(a, Quantised) and isinstance(b, Quantised)
+  return codes and a.kind == b.kind and np.array_equal(a.order, b.order)
 
 
 def matmul(x: Array, kernel: Array, dtype=None) -> Array:

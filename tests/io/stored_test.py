@@ -51,7 +51,7 @@ CASES = {
     'qwen2',
     SIZES,
     {'attn_v': 'Q8_0', 'output': 'MXFP4', 'up': 'F16', '': 'Q4_0'},
-    'o gate_up',
+    'o',
   ),
   'one float': ('qwen2', SIZES, {'attn_k': 'F32', '': 'Q4_1'}, ''),
   'large': (

@@ -104,6 +104,8 @@ JOINED = [
   ([('Q4_0', 32), ('Q8_0', 40)], 1, weights.Beside),
   ([('Q4_0', 32), ('numbers', 40)], 1, weights.Beside),
   ([('Q8_0', 40), ('Q8_0', 40)], 2, weights.Quantised),
+  ([('Q4_0', 40), ('Q8_0', 40)], 2, weights.Beside),
+  ([('numbers', 40), ('Q4_0', 40)], 2, weights.Beside),
 ]
 
 
@@ -125,10 +127,15 @@ def test_stored_matrices_are_joined_as_their_kinds_allow(stored, parts, kind):
   assert type(found) is kind and found.shape == wanted.shape
   assert weights.numbers(found) == wanted.size
   np.testing.assert_array_equal(found.dense(), wanted)
-  bias = jnp.arange(wanted.shape[1], dtype=jnp.float32)
-  x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64)), jnp.float32)
-  y = found.linear(x, weights.pad(bias, found, parts), gated=parts > 1)
+  rng = np.random.default_rng(0)
+  x, bias = (
+    jnp.asarray(rng.normal(size=shape), jnp.float32)
+    for shape in ((3, 64), wanted.shape[1])
+  )
+  more = dict(gated=True, act='relu') if parts > 1 else {}
+  y = found.linear(x, weights.pad(bias, found, parts), **more)
   exact = jnp.split(x @ wanted + bias[None], parts, -1)
+  exact[0] = jax.nn.relu(exact[0]) if parts > 1 else exact[0]
   np.testing.assert_allclose(y, np.prod(exact, 0), rtol=1e-3, atol=2e-3)
   if parts > 1:
     return
@@ -139,13 +146,10 @@ def test_stored_matrices_are_joined_as_their_kinds_allow(stored, parts, kind):
   assert (type(some) is weights.Quantised) == (kind is weights.Quantised)
 
 
-def test_gate_and_up_of_two_kinds_become_numbers(caplog):
-  weights._say_dense.cache_clear()
-  each = of_a_file('Q4_0', 40), of_a_file('Q8_0', 40)
-  with caplog.at_level('WARNING'):
-    found = weights.join([x for x, _ in each], 2)
-  np.testing.assert_array_equal(found, np.concatenate([x for _, x in each], -1))
-  assert 'stored as Q4_0 and Q8_0: they are read as float32' in caplog.text
+def test_neighbours_of_one_kind_become_one_matrix():
+  each = [of_a_file(*x)[0] for x in (('Q4_1', 64), ('Q4_1', 40), ('Q8_0', 32))]
+  found = weights.join(each)
+  assert [(x.kind, x.N) for x in found.each] == [('Q4_1', 104), ('Q8_0', 32)]
 
 
 def test_is_one_parameter_of_a_model():
