@@ -5,6 +5,7 @@ so that a product reads it in one stream. A panel of bfloat16 pairs the columns
 i and i + WIDE / 2. All other arrays are float32.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -105,7 +106,7 @@ def linear(x: Array, packed: Array, columns: int, **around) -> Array:
     columns: N, of the result.
     **around: the fields of Around.
   """
-  return product('specdec_linear', x, packed, columns, Around(**around))
+  return product('specdec_linear', x, packed, columns, Around(**around))[0]
 
 
 def product(
@@ -115,15 +116,16 @@ def product(
   columns: int,
   around: Around,
   *arrays: Array,
+  also: Sequence[jax.ShapeDtypeStruct] = (),
   **more,
-) -> Array:
-  """`linear` by the handler of this name, which takes these arrays last, and
-  `more` attributes."""
+) -> list[Array]:
+  """[linear's result, *also] by the handler of this name, which takes these
+  arrays last, and `more` attributes."""
   norm, bias, add, act, gated = around
   x_MK = x.reshape(-1, x.shape[-1])
   shape = (x_MK.shape[0], columns)
-  call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, jnp.float32))
-  y_MN = call(
+  made = jax.ShapeDtypeStruct(shape, jnp.float32)
+  y_MN, *others = jax.ffi.ffi_call(target, [made, *also])(
     x_MK,
     packed,
     *_arrays(norm),
@@ -136,7 +138,7 @@ def product(
     gated=np.int32(gated),
     **more,
   )
-  return y_MN.reshape(*x.shape[:-1], columns)
+  return [y_MN.reshape(*x.shape[:-1], columns), *others]
 
 
 def normed(x: Array, norm: Norm) -> Array:

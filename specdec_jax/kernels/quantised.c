@@ -139,10 +139,11 @@ INLINE Int quad(const int8_t* p) {
 
 // ---- Rows -------------------------------------------------------------------
 
-// Rows of a group lie so, for each 32 k: [rows, 32] high bytes, if they have 16
-// bits [rows, 32] low bytes; then [rows] each of scales, of scale * sum, and
-// twice of -ZERO * sum, where a sum is that of a part's whole numbers.
-INLINE int64_t row_bytes(bool wide) { return wide ? 80 : 48; }
+// Rows of a group lie so, for each 32 k and whatever KIND is: [rows, 32] high
+// bytes, if they have 16 bits [rows, 32] low bytes; then [rows] scales, and of
+// the sums of all, of the first half and of the second [3, rows] of scale * sum
+// and of -sum.
+INLINE int64_t row_bytes(bool wide) { return wide ? 92 : 60; }
 
 // Quantises 32 numbers of row m, to 127 or 127 * 256 steps up to the largest.
 static void quantise(const float* x, bool wide, int64_t rows, int64_t m,
@@ -166,11 +167,13 @@ static void quantise(const float* x, bool wide, int64_t rows, int64_t m,
   if (wide)
     for (int k = 0; k < 32; k++) low[k] = q[k];
   float* e = (float*)(group + rows * (wide ? 64 : 32)) + m;
-  int32_t* zero = (int32_t*)e + 2 * rows;
+  int32_t* less = (int32_t*)e + 4 * rows;
+  const int32_t every[3] = {sums[0] + sums[1], sums[0], sums[1]};
   e[0] = most * (1 / steps);
-  e[rows] = e[0] * (sums[0] + sums[1]);
-  zero[0] = -ZERO * (PARTS == 1 ? sums[0] + sums[1] : sums[0]);
-  zero[rows] = -ZERO * sums[1];
+  for (int i = 0; i < 3; i++) {
+    e[(1 + i) * rows] = e[0] * every[i];
+    less[i * rows] = -every[i];
+  }
 }
 
 // ---- Products ---------------------------------------------------------------
@@ -225,13 +228,14 @@ INLINE void scales(const uint8_t* head, const uint8_t* last, int part, int v,
 INLINE void add_block(int rows, bool wide, const uint8_t* head,
                       const uint8_t* w, const int8_t* q, float* sums) {
   const float* e = (const float*)(q + rows * (wide ? 64 : 32));
-  const int8_t* zero = (const int8_t*)(e + 2 * rows);
   for (int v0 = 0; v0 < VECTORS; v0 += STRIP)
     UNROLL for (int part = 0; part < PARTS; part++) {
+      // Its own sums, after the rows' scales.
+      const float* own = e + (PARTS == 1 ? 1 : 2 + part) * rows;
       Int s[2][MOST][STRIP] = {0};
       UNROLL for (int m = 0; m < rows; m++)
         UNROLL for (int v = 0; v < STRIP; v++)
-          s[wide][m][v] = quad(zero + (part * rows + m) * 4);
+          s[wide][m][v] = ZERO * quad((const int8_t*)(own + 3 * rows + m));
       dots(rows, wide, part, w, v0, q, s);
       UNROLL for (int v = 0; v < STRIP; v++) {
         Vec scale, min;
@@ -241,7 +245,7 @@ INLINE void add_block(int rows, bool wide, const uint8_t* head,
           const Int sum = wide ? (s[0][m][v] << 8) + s[1][m][v] : s[0][m][v];
           const Vec n = __builtin_convertvector(sum, Vec);
           *to = fused(n, scale * e[m], *to);
-          if (MINS) *to = fused(min, all(e[rows + m]), *to);
+          if (MINS) *to = fused(min, all(own[m]), *to);
         }
       }
     }
@@ -333,28 +337,31 @@ static void panel_unit(const void* job, int64_t p) {
   }
 }
 
-// x, w, scale and shift of a norm, bias, add, order -> add + act(norm(x) @ w +
-// bias).
+// x, w, scale and shift of a norm, bias, add, order, rows -> add + act(norm(x) @
+// w + bias), the quantised rows; or none if `rows` is another call's.
 XLA_FFI_Error* SpecdecQuantised(XLA_FFI_CallFrame* f) {
   if (answers_metadata(f)) return NULL;
   XLA_FFI_Buffer *x = in(f, 0), *w = in(f, 1);
   const int64_t rows = x->dims[0], depth = x->dims[1];
   const bool wide = WHOLE("wide");
   const int64_t groups = ceiling(rows, wide ? HALF : MOST);
+  const int64_t bytes = rows * depth / 32 * row_bytes(wide);
   Linear j = {.x = x->data, .scale = given(f, 2), .shift = given(f, 3),
               .order = given(f, 6), .w = w->data, .rows = rows, .depth = depth,
               .step = ceiling(rows, groups), .eps = NUMBER("eps"),
+              .quantised = given(f, 7) ? given(f, 7) : out(f, 1)->data,
               .norm = WHOLE("norm"), .wide = wide,
               .to = result_of(f, w->dims[0])};
   if (w->dims[1] * DEPTH != depth || w->dims[2] != BLOCK ||
       j.to.panels != ceiling(j.to.columns, WIDE) ||
-      (j.order && in(f, 6)->dims[0] != depth))
+      (j.order && in(f, 6)->dims[0] != depth) ||
+      in(f, 7)->dims[0] + out(f, 1)->dims[0] != bytes)
     return fail(f, "quantised linear: shapes of x, w and y do not fit");
-  const int64_t bytes = rows * depth / 32 * row_bytes(j.wide);
-  j.normed = scratch(rows * depth + ceiling(bytes, 4));
-  if (!j.normed) return fail(f, "quantised linear: out of memory");
-  j.quantised = (int8_t*)(j.normed + rows * depth);
-  run(f, quantise_unit, &j, groups);
+  if (!given(f, 7)) {
+    j.normed = scratch(rows * depth);
+    if (!j.normed) return fail(f, "quantised linear: out of memory");
+    run(f, quantise_unit, &j, groups);
+  }
   run(f, panel_unit, &j, j.to.panels);
   return NULL;
 }

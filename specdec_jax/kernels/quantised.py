@@ -270,7 +270,12 @@ def broken(packed: np.ndarray, kind: str) -> int:
   return int(count)
 
 
-def linear(
+def linear(x: Array, packed: Array, kind: str, columns: int, **more) -> Array:
+  """The result of `shared` alone."""
+  return shared(x, packed, kind, columns, **more)[0]
+
+
+def shared(
   x: Array,
   packed: Array,
   kind: str,
@@ -278,9 +283,10 @@ def linear(
   *,
   bits: int = 16,
   order: Array | None = None,
+  rows: Array | None = None,
   **around,
-) -> Array:
-  """add + act(norm(x) @ matrix + bias), float32.
+) -> list[Array]:
+  """[add + act(norm(x) @ matrix + bias), rows]: float32, and norm(x) rounded.
 
   Args:
     x: [..., K] float32.
@@ -289,8 +295,11 @@ def linear(
     columns: N, of the result.
     bits: of BITS; 16 gives float32's result to about 3e-5 of it, 8 to 7e-3.
     order: [K] int32, row k of the panels is this row of the matrix; None: k.
+    rows: what this returned for a matrix of another kind and the same x, norm,
+      order and bits, of which none is looked at again; then it returns none.
     **around: the fields of calls.Around.
   """
+  size = x.size // 32 * (60 + 32 * (bits == 16)) if rows is None else 0
   return calls.product(
     f'specdec_{kind.lower()}',
     x,
@@ -298,5 +307,7 @@ def linear(
     columns,
     calls.Around(**around),
     calls.given(order),
+    calls.given(rows),
+    also=[jax.ShapeDtypeStruct((size,), jnp.uint8)],
     wide=np.int32(bits == 16),
   )

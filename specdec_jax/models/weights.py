@@ -148,12 +148,16 @@ class Quantised:
   def shape(self) -> tuple[int, ...]:
     return self.array.shape[1] * quantised.KINDS[self.kind].depth, self.N
 
-  def linear(
+  def linear(self, x: Array, bias: Array | None = None, **more) -> Array:
+    return self.shared(x, bias, **more)[0]
+
+  def shared(
     self, x: Array, bias: Array | None = None, gated: bool = False, **more
-  ) -> Array:
+  ) -> list[Array]:
+    """[what linear returns, x as it was rounded]; see quantised.shared."""
     columns = self.N // (2 if gated else 1)
     more |= dict(bias=bias, gated=gated, bits=self.bits, order=self.order)
-    return quantised.linear(x, self.array, self.kind, columns, **more)
+    return quantised.shared(x, self.array, self.kind, columns, **more)
 
   def columns(self, ids: Array) -> Array:
     return self._sorted(quantised.columns_of(self.array, self.kind, ids))
@@ -176,7 +180,10 @@ class Quantised:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Beside:
-  """Matrices side by side that are not stored alike, of a packed model."""
+  """Matrices side by side that are not stored alike, of a packed model.
+
+  Those of a file in its order share the rounding of x.
+  """
 
   each: tuple[Any, ...]
 
@@ -198,8 +205,14 @@ class Beside:
       biases = jnp.split(bias, ends[:-1])
       biases = [pad(b, m) for b, m in zip(biases, self.each, strict=True)]
     acts = [act, *len(self.each[1:]) * ['none' if gated else act]]
-    each = zip(self.each, biases, acts, strict=True)
-    parts = [m.linear(x, b, act=a, **more) for m, b, a in each]
+    parts, rows = [], None
+    for m, b, a in zip(self.each, biases, acts, strict=True):
+      if isinstance(m, Quantised) and m.order is None:
+        y, made = m.shared(x, b, act=a, rows=rows, **more)
+        rows = made if rows is None else rows
+      else:
+        y = m.linear(x, b, act=a, **more)
+      parts.append(y)
     return parts[0] * parts[1] if gated else jnp.concatenate(parts, -1)
 
   def columns(self, ids: Array) -> Array:

@@ -134,13 +134,8 @@ def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
   packed, w = jnp.asarray(packed), w.astype(np.float64)
   x = np.array(normal(2, max(ROWS), K))
   x[3, 32:64], x[4] = 0, x[4] * 1e-3
-  target = f'specdec_{kind.lower()}_{lanes}'
-  product = jax.jit(
-    lambda x: calls.product(
-      *(target, x, packed, N, calls.Around(), calls.given(None)),
-      wide=np.int32(bits == 16),
-    )
-  )
+  own = f'{kind}_{lanes}'
+  product = jax.jit(lambda x: quantised.linear(x, packed, own, N, bits=bits))
   alone = np.concatenate([product(x[i : i + 1]) for i in range(len(x))])
   error = np.abs(alone - x.astype(np.float64) @ w)
   assert np.all(error <= bound(x, w, bits))
@@ -157,6 +152,25 @@ def test_scales_that_are_not_finite_are_counted():
   columns = quantised.group_blocks(np.zeros((40, 64), np.uint8), scale, minimum)
   packed = gguf_blocks.pack(columns, 'U8_32')
   assert quantised.broken(packed, 'U8_32') == 3
+
+
+@pytest.mark.parametrize('bits', quantised.BITS)
+def test_rows_are_rounded_once_for_matrices_of_several_kinds(bits):
+  """With the bits of each alone; x is not looked at again."""
+  kinds = 'Q4_0', 'Q6_K', 'Q4_K'
+  for kind in kinds:
+    load(kind)
+  each = {k: jnp.asarray(matrix(k, 256, 40)[0]) for k in kinds}
+  scale = normal(1, 256)
+  for count in (1, 5, 13):
+    x, norm = normal(0, count, 256), calls.Norm('rms', scale, None, 1.0)
+    own = dict(columns=40, norm=norm, bits=bits)
+    alone = [quantised.linear(x, each[k], k, **own) for k in kinds]
+    _, rows = quantised.shared(x, each['Q4_0'], 'Q4_0', **own)
+    for kind, wanted in zip(kinds, alone, strict=True):
+      y, none = quantised.shared(0 * x, each[kind], kind, rows=rows, **own)
+      np.testing.assert_array_equal(y, wanted)
+      assert not none.size
 
 
 def test_a_matrix_of_mixed_rows_is_multiplied_in_their_order():
