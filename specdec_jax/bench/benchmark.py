@@ -262,7 +262,8 @@ def _tested(costs: _Costs, plan, reads, clock: budget.Clock, track) -> _Tested:
   """Runs all arms on the test prompts until the time is over."""
   groups = plan_lib.groups(costs.arms, plan, plan.test)
   start, gb_s = program.elapsed(), []
-  blocks = budget.blocks(len(groups), plan.bench.repeats, clock, track)
+  after = costs.speed.alpha(plan.max_new_tokens)
+  blocks = budget.blocks(len(groups), plan.bench.repeats, clock, track, after)
   blocks = timing.reading(blocks, reads, gb_s)
   runs = timing.measure(costs.arms, groups, costs.programs, blocks)
   seconds = program.elapsed() - start

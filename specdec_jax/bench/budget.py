@@ -61,6 +61,7 @@ class Speed(NamedTuple):
   step: of plain decoding; prefill: of its prompts; compile: of its program.
   drafters: how many; those that differ in gamma share what is compiled.
   factors: by method, time of a token over plain decoding's.
+  read: for how many drafters texts are read again at the end, for their alpha.
   """
 
   step: float
@@ -68,6 +69,7 @@ class Speed(NamedTuple):
   compile: float
   drafters: int
   factors: dict[str, float]
+  read: int
 
   def calibration(self, tokens: int) -> float:
     """Seconds of a batch of calibration prompts in all methods."""
@@ -76,16 +78,22 @@ class Speed(NamedTuple):
     )
 
   def test(self, tokens: int) -> float:
-    """Seconds of a batch of test prompts in all arms, and of its prefill."""
+    """Seconds of a batch of test prompts in all arms, of its prefill, and of
+    alpha."""
     decoding = tokens * self.step * (1 + sum(self.factors.values()))
-    return 1.15 * decoding + self.prefill * (2 + 3 * len(self.factors))
+    filling = self.prefill * (2 + 3 * len(self.factors))
+    return 1.15 * decoding + filling + self.alpha(tokens)
+
+  def alpha(self, tokens: int) -> float:
+    """Seconds in which target and draft read a batch's texts again."""
+    return self.read * (1.5 * self.prefill + tokens * self.step / 3)
 
   def compiling(self) -> float:
     """Seconds of all that is compiled after plain decoding."""
     return self.compile * 7 * self.drafters
 
   def closing(self) -> float:
-    """Seconds of teacher-forced acceptance, the audit and the verdict."""
+    """Seconds of compiling what measures alpha, the audit and the verdict."""
     return 3 + 1.5 * self.compile * self.drafters
 
 
@@ -217,13 +225,21 @@ def width(log_gains: Any, prompts: int, arms: int) -> float | None:
 
 
 def blocks(
-  groups: int, repeats: int, clock: Clock, track: plan_lib.Track
+  groups: int,
+  repeats: int,
+  clock: Clock,
+  track: plan_lib.Track,
+  after: float = 0.0,
 ) -> Iterator[tuple[int, int]]:
-  """(repeat, group) of every block that can be finished in time, and one."""
+  """(repeat, group) of every block that can be finished in time, and one.
+
+  after: seconds that each group takes once all are run.
+  """
   jobs = [(r, g) for r in range(repeats) for g in range(groups)]
   start = clock.left()
   for done, job in enumerate(track(jobs, 'timing')):
+    left = clock.left()
     # Less is left than a block took on average.
-    if done and clock.left() * (done + 1) < start:
+    if done and left - after * min(done + 1, groups) < (start - left) / done:
       return
     yield job

@@ -79,9 +79,10 @@ def first_step(
   prefill, _ = call(group.prefill)
   total, out = call(plan_lib.shortened(group.full, 4))
   step = max(total - prefill, 1e-6) / max(metrics.windows(out.info).sum(), 1)
-  drafters = len({arm.drafter for arm in arms[1:]})
+  engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
+  read = sum(parts.has_q(engine, group) for engine in engines)
   guess = {arm.name: 1.5 for arm in arms[1:]}
-  return budget.Speed(step, prefill, compiling, drafters, guess)
+  return budget.Speed(step, prefill, compiling, len(engines), guess, read)
 
 
 def measure(

@@ -9,7 +9,7 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import budget, records
 from specdec_jax.bench import plan as plan_lib
 
-SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0})
+SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0}, 2)
 CLOSING = SPEED.closing()
 
 
@@ -36,7 +36,7 @@ def fit(seconds, **changes):
   return budget.fit(plan(**changes), SPEED, clock)
 
 
-@pytest.mark.parametrize('given', [120, 200, 500, 1500, 4000, 20_000, 10**6])
+@pytest.mark.parametrize('given', [140, 200, 500, 1500, 4000, 20_000, 10**6])
 @pytest.mark.parametrize('batch_size', [1, 4])
 def test_the_calibration_prompts_leave_most_of_the_time(given, batch_size):
   p = fit(given, batch_size=batch_size)
@@ -51,7 +51,7 @@ def test_the_calibration_prompts_leave_most_of_the_time(given, batch_size):
 
 
 def test_little_time_has_short_answers_before_it_has_few_prompts():
-  long, short, least = (fit(x) for x in (4000, 1200, 40))
+  long, short, least = (fit(x) for x in (4000, 1400, 40))
   assert (long.max_new_tokens, short.max_new_tokens) == (64, 32)
   # The first few prompts are of many categories.
   assert len({x.category for x in short.test[:7]}) == 7
@@ -79,6 +79,7 @@ def test_what_is_expected_of_the_time_that_is_left():
     return len(found.test), found.bench.repeats, width
 
   one = 1.15 * 64 * (1 + 0.5 + 0.5) + 4.0 * (2 + 3 * 2)
+  one += 2 * (1.5 * 4.0 + 64 / 3)  # alpha of both
   assert at(9.5 * one) == (9, 1, 0.0) and at(28.5 * one) == (14, 2, 0.0)
   assert at(1.0) == (1, 1, None)
   assert budget.expected(plan(), SPEED, [], budget.UNLIMITED) == (plan(), None)
@@ -149,8 +150,19 @@ def test_blocks_end_with_the_time(now):
   assert next(late) == (0, 0)  # one is always run
 
 
+def test_blocks_leave_time_for_what_each_group_takes_afterwards(now):
+  """Once for a group, however often it is repeated."""
+  track = lambda items, text: items
+  for groups, ran in ((6, 3), (2, 4)):
+    now[0], done = 0.0, 0
+    for _ in budget.blocks(groups, 3, budget.Clock(52.0), track, after=5.0):
+      done, now[0] = done + 1, now[0] + 10
+    assert done == ran
+    assert now[0] + 5 * min(groups, done) <= 52
+
+
 def test_timing_the_parts_takes_a_tenth_of_the_time():
-  slow = budget.Speed(0.25, 1.0, 10.0, 1, {'lm': 1.0})
+  slow = budget.Speed(0.25, 1.0, 10.0, 1, {'lm': 1.0}, 1)
   windows, repeats = budget.windows(slow, 2, budget.Clock(600.0))
   each = 1.2 * 0.25 * (2 + 1 + 1)
   assert 30 < (repeats + 1) * windows * each <= 60
