@@ -176,9 +176,9 @@ def load(s: Settings) -> Setup:
   # A model of one's own runs on one device.
   own = sources.FUNCTION.fullmatch(s.target.source)
   rows = 1 if own else s.bench.batch_size
-  opened = None if own else _room(s)
+  opened = {} if own else _room(s)
   target = build.load(
-    opened or s.target.source,
+    opened.get(s.target.source, s.target.source),
     dtype=s.target.dtype,
     mesh=sharding.mesh_of(
       sharding.data_axis(s.mesh.data, s.mesh.model, rows),
@@ -188,28 +188,33 @@ def load(s: Settings) -> Setup:
     scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
     kernels=s.target.kernels,
   )
+  for source, found in opened.items():
+    target.once(('opened', source), lambda found=found: found)
   return Setup(s, target)
 
 
-def _room(s: Settings) -> sources.Source:
-  """The target, not read yet; says what it and a draft will take of memory.
+def _room(s: Settings) -> dict[str, sources.Source]:
+  """Target and draft by their sources, not read yet; says what they will take
+  of memory.
 
   Raises:
     ValueError: more than is free.
   """
-  target, draft = sources.open_source(s.target.source), s.drafters['lm']
+  opened = {s.target.source: sources.open_source(s.target.source)}
+  target, draft = opened[s.target.source], s.drafters['lm']
   models = {'target': memory.Model(target, s.target.dtype)}
   inner = [_innermost(s.drafters.get(x)) for x in s.decode.methods]
   if draft in inner and lm.is_model(draft.source):
-    if not sources.FUNCTION.fullmatch(str(draft.source)):
-      opened = sources.open_source(str(draft.source))
-      models['draft'] = memory.Model(opened, draft.dtype)
+    source = str(draft.source)
+    if not sources.FUNCTION.fullmatch(source):
+      opened[source] = opened.get(source) or sources.open_source(source)
+      models['draft'] = memory.Model(opened[source], draft.dtype)
   if (rounded := s.drafters['self']) in inner:
     models['self'] = memory.Model(target, rounded.dtype, cached=False)
   new = s.decode.max_new_tokens or target.config.context
   line = memory.check(models, s.bench.batch_size * new)
   printing.progress_console().print(f'memory: {line}', soft_wrap=True)
-  return target
+  return opened
 
 
 def _innermost(drafter: Any) -> Any:

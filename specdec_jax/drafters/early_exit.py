@@ -181,7 +181,8 @@ class Itself:
 
 def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
   """A copy whose decoder can share the target's cache; it has no encoder."""
-  own, opened = target.config, sources.open_source(target.source)
+  own, source = target.config, target.source
+  opened = target.drafts.get(('opened', source)) or sources.open_source(source)
   step = memory.Model(opened, dtype).step_bytes()
   given = f"draft='self': {target.label} rounded to {dtype}"
   if (c := step / work.step_bytes(target.params)) > MOST:

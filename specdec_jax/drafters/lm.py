@@ -88,7 +88,8 @@ def _draft(
   if not is_model(source):
     return draft_file.layers_for(source, target)
   key = source, settings.dtype, settings.tensor_parallel
-  return target.once(key, lambda: load_beside(target, *key))
+  opened = target.drafts.get(('opened', source), source)
+  return target.once(key, lambda: load_beside(target, opened, *key[1:]))
 
 
 def load_beside(

@@ -150,6 +150,20 @@ def test_a_draft_in_the_targets_cache_has_no_other(tmp_path, capsys):
   assert one == two.replace('draft', 'self').replace('1.0 MB', '0.5 MB')
 
 
+def test_each_file_is_opened_once(tmp_path, monkeypatch):
+  """To see what it takes; the target's for its rounded copy too."""
+  opened, open_source = [], sources.open_source
+  monkeypatch.setattr(
+    sources, 'open_source', lambda x: opened.append(x) or open_source(x)
+  )
+  c = config(tmp_path, 'float32')
+  c.decode.methods = 'lm', 'self'
+  loaded = settings.load(settings.settings(c))
+  made = [settings.engine(loaded, x, 1, measure=False) for x in ('lm', 'self')]
+  assert opened == [c.target.source, c.draft.source]
+  assert [x.draft.source for x in made] == opened[::-1]
+
+
 BOTH = 'target 0.6 MB (float32), draft 0.6 MB (float32), caches 0.0 MB; '
 # Bytes that are free, and what is said of target and draft.
 REFUSED = [
