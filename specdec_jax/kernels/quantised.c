@@ -27,6 +27,7 @@
 #define Q5_0 STORED(32, 5, OWN, 0, 1, 16)
 #define Q5_1 STORED(32, 5, OWN, 1, 1, 0)
 #define Q8_0 STORED(32, 8, OWN, 0, 1, 128)
+#define Q2_K STORED(256, 2, SUPER, 1, 2, 0)
 #define Q4_K STORED(256, 4, SUPER, 1, 1, 0)
 #define Q5_K STORED(256, 5, SUPER, 1, 1, 0)
 #define Q6_K STORED(256, 6, SUPER, 0, 2, 32)
@@ -49,7 +50,7 @@ enum {
   CODES = 4 * BITS * WIDE,
   HIGH = BITS % 4,
   LAST = SCALES == OWN ? 2 * (1 + MINS) * WIDE
-         : SCALES == SUPER ? (PARTS + MINS) * WIDE : 0,
+         : SCALES == SUPER ? PARTS * (1 + MINS) * WIDE : 0,
   PART = CODES + LAST,
   BLOCK = HEAD + DEPTH / 32 * PART,
   MOST = LANES == 16 ? 12 : LANES == 8 ? 6 : 3,
@@ -182,6 +183,7 @@ static void quantise(const float* x, bool wide, int64_t rows, int64_t m,
 INLINE Bytes codes(const uint8_t* w, int g, int v) {
   w += v * 4 * LANES;
   if (BITS == 8) return *(const Bytes*)(w + g * 4 * WIDE);
+  if (BITS == 2) return *(const Bytes*)(w + g / 4 * 4 * WIDE) >> g % 4 * 2 & 3;
   const Bytes two = *(const Bytes*)(w + g % 4 * 4 * WIDE);
   const Bytes low = g < 4 ? two & 15 : two >> 4;
   if (!HIGH) return low;
@@ -221,7 +223,7 @@ INLINE void scales(const uint8_t* head, const uint8_t* last, int part, int v,
   if (MINS) *least = halfs((SCALES == OWN ? last : head) + 2 * WIDE + 2 * at);
   if (SCALES == OWN) return;
   *scale *= small(last + part * WIDE + at, !MINS);
-  if (MINS) *least *= small(last + WIDE + at, false);
+  if (MINS) *least *= small(last + (PARTS + part) * WIDE + at, false);
 }
 
 // sums += the products of 32 k of the panel at w with those of the rows at q.

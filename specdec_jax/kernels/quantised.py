@@ -40,7 +40,7 @@ class Kind(NamedTuple):
   scales: OWN, a float16 after each 32 codes; SUPER, one before all, which whole
     numbers of 8 bits after each 32 multiply; GROUP, a float32 before all.
   mins: 1 if there are minima, which lie after the scales.
-  parts: of 32 numbers, with a scale each.
+  parts: of 32 numbers, with a scale each, and a minimum.
   zero: what is taken from a code.
   """
 
@@ -60,14 +60,14 @@ class Kind(NamedTuple):
   @property
   def codes(self) -> list[int]:
     """The bytes of 32 codes: of whole ones, or of 4 bits and of the others."""
-    return {4: [16], 5: [16, 4], 6: [16, 8], 8: [32]}[self.bits]
+    return {2: [8], 4: [16], 5: [16, 4], 6: [16, 8], 8: [32]}[self.bits]
 
   @property
   def last(self) -> list[np.dtype]:
     """The types of what lies after 32 codes."""
-    whole = (self.parts + self.mins) * [np.dtype('u1' if self.mins else 'i1')]
-    halves = (1 + self.mins) * [_HALF]
-    return {OWN: halves, SUPER: whole, GROUP: []}[self.scales]
+    whole = self.parts * [np.dtype('u1' if self.mins else 'i1')]
+    each = {OWN: [_HALF], SUPER: whole, GROUP: []}[self.scales]
+    return (1 + self.mins) * each
 
   @property
   def fields(self) -> list[tuple[np.dtype, int]]:
@@ -99,6 +99,7 @@ KINDS = {
   'Q5_0': Kind(32, 5, OWN, 0, 1, 16),
   'Q5_1': Kind(32, 5, OWN, 1, 1, 0),
   'Q8_0': Kind(32, 8, OWN, 0, 1, 128),
+  'Q2_K': Kind(256, 2, SUPER, 1, 2, 0),
   'Q4_K': Kind(256, 4, SUPER, 1, 1, 0),
   'Q5_K': Kind(256, 5, SUPER, 1, 1, 0),
   'Q6_K': Kind(256, 6, SUPER, 0, 2, 32),
@@ -117,17 +118,23 @@ def _number(dtype: np.dtype, x: Array) -> Array:
 
 
 def _codes(low: Array, high: Array | None = None) -> Array:
-  """32 codes as float32: bytes, or nibbles with the higher bits of each."""
-  if low.shape[-1] == 32:
-    return low.astype(jnp.float32)
-  codes = jnp.concatenate([low & 15, low >> 4], -1)
+  """32 codes as float32: bytes, nibbles with the higher bits of each, or fewer
+  bits."""
+  if low.shape[-1] == 16:
+    low = jnp.concatenate([low & 15, low >> 4], -1)
+  elif low.shape[-1] < 16:
+    low = _quads(low)
   if high is not None:
-    bits = high.shape[-1] // 4
-    words = high.reshape(*high.shape[:-1], bits, 4)
-    mask = (1 << bits) - 1
-    quads = jnp.stack([words >> n & mask for n in range(0, 8, bits)], -2)
-    codes |= quads.reshape(codes.shape) << 4
-  return codes.astype(jnp.float32)
+    low |= _quads(high) << 4
+  return low.astype(jnp.float32)
+
+
+def _quads(x: Array) -> Array:
+  """32 codes of one or two bits; a quad of bytes has the first of them."""
+  bits = x.shape[-1] // 4
+  words, mask = x.reshape(*x.shape[:-1], bits, 4), (1 << bits) - 1
+  quads = jnp.stack([words >> n & mask for n in range(0, 8, bits)], -2)
+  return quads.reshape(*x.shape[:-1], 32)
 
 
 def _values(kind: str, fields: Sequence[Array]) -> Array:
@@ -139,9 +146,9 @@ def _values(kind: str, fields: Sequence[Array]) -> Array:
     codes = _codes(*fields[i : i + c]) - k.zero
     last = [*map(_number, k.last, fields[i + c : i + n])]
     if k.scales == SUPER:
-      scales, mins = jnp.concatenate(last[: k.parts], -1), last[k.parts :]
-      each = head[0] * jnp.repeat(scales, 32 // k.parts, -1)
-      last = [each, *(head[1] * x for x in mins)]
+      each = jnp.concatenate(last, -1).reshape(*codes.shape[:-1], -1, k.parts)
+      each = jnp.repeat(each, 32 // k.parts, -1)
+      last = [x * each[..., n, :] for n, x in enumerate(head)]
     scale, *least = last or head
     out.append(scale * codes + least[0] if k.mins else scale * codes)
   return jnp.concatenate(out, -1)

@@ -68,18 +68,32 @@ def _fifth(x: np.ndarray) -> np.ndarray:
   return _gather(quads * 0x00204081 & _EACH, 1)  # bit i goes to byte i
 
 
+def _head(x: np.ndarray) -> np.ndarray:
+  """d and -dmin."""
+  head = turn(x, 'u2')
+  head[:, :, 1] ^= 0x8000
+  return head
+
+
 def _q4_k(x: np.ndarray) -> list[np.ndarray]:
   """d, -dmin; of each 32 numbers their codes, and two whole numbers of 6 bits:
   what d and dmin are multiplied by. Q5_K has fifth bits before the others."""
-  head = turn(x[..., :4], 'u2')
-  head[:, :, 1] ^= 0x8000
   a, b, c = np.split(turn(x[..., 4:16], 'u1'), 3, 2)
   scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], 2)
   mins = np.concatenate([b & 63, c >> 4 | b >> 6 << 4], 2)
   codes = [pair(_spread(x[..., -128:], 4))]
   if x.shape[-1] > 144:
     codes += [_gather(_spread(x[..., 16:48], 1), 1)]
-  return [head, beside([*codes, scales, mins], 3)]
+  return [_head(x[..., :4]), beside([*codes, scales, mins], 3)]
+
+
+def _q2_k(x: np.ndarray) -> list[np.ndarray]:
+  """d, -dmin; of each 32 numbers their codes of 2 bits, and for 16 of them and
+  the others what d is multiplied by, and dmin."""
+  scales = turn(x[..., :16], 'u1')
+  codes = _gather(_spread(x[..., 16:80], 2), 2)
+  two = (s.reshape(*codes.shape[:3], -1) for s in (scales & 15, scales >> 4))
+  return [_head(x[..., 80:]), beside([codes, *two], 3)]
 
 
 def _q6_k(x: np.ndarray) -> list[np.ndarray]:
@@ -129,6 +143,7 @@ GGUF = {
   'Q5_0': Kept('Q5_0', _own),
   'Q5_1': Kept('Q5_1', _own),
   'Q8_0': Kept('Q8_0', _q8_0),
+  'Q2_K': Kept('Q2_K', _q2_k),
   'Q4_K': Kept('Q4_K', _q4_k),
   'Q5_K': Kept('Q5_K', _q4_k),
   'Q6_K': Kept('Q6_K', _q6_k),
