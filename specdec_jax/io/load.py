@@ -296,8 +296,8 @@ def _kept(
     have = ', '.join(sorted(every)) or 'none'
     raise ValueError(
       f'{opened.name}: {_INSTEAD}; allowed are matrices in '
-      f'{", ".join(blocks.GGUF)}, and integers in groups of 32 inputs or a '
-      f'multiple; quantised here are {have}'
+      f'{", ".join(blocks.GGUF)}, integers in groups of 32 inputs or a '
+      f'multiple, and nf4 in blocks of 64; quantised here are {have}'
     )
   folder = files.cache_folder()
   kinds = sorted({blocks.KEPT[stored].kind for stored in kept})

@@ -37,7 +37,14 @@
 #define U8_32 STORED(32, 8, GROUP, 1, 1, 0)
 #define U8_64 STORED(64, 8, GROUP, 1, 1, 0)
 #define U8_128 STORED(128, 8, GROUP, 1, 1, 0)
+#define NF4_64 STORED(64, 4, GROUP, 0, 1, 0)
 enum { KIND };
+// Codes of NF4_64 are places in a table of numbers from -1 to 1: 32512 times
+// these and 32768, high bytes and low ones.
+enum { TABLE = SCALES == GROUP && !MINS };
+static const uint8_t NF4[2][16] = {
+    {1, 39, 61, 77, 91, 104, 116, 128, 138, 148, 159, 170, 183, 199, 219, 255},
+    {0, 149, 81, 216, 224, 137, 112, 0, 27, 112, 66, 234, 248, 116, 209, 0}};
 
 // Bytes of a panel are read in this order. HEAD: scales of a block of DEPTH k.
 // Of each 32 k: CODES, of which quads of k lie side by side, column by column;
@@ -81,7 +88,7 @@ INLINE Int dot(Int sum, Bytes w, Int x) {
   return sum;
 #endif
 #ifdef TIMES
-  if (BITS == 8) return sum + TIMES(1, w & 15) + TIMES(16, w >> 4);
+  if (BITS == 8 || TABLE) return sum + TIMES(1, w & 15) + TIMES(16, w >> 4);
   return sum + TIMES(1, w);
 #endif
 }
@@ -132,6 +139,20 @@ INLINE Vec small(const uint8_t* p, bool sign) {
 #endif
 }
 
+// The bytes of a table at these places.
+INLINE Bytes found(const uint8_t* table, Bytes at) {
+#if LANES == 16 && defined(__AVX512BW__)
+  const __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128((const void*)table));
+  return (Bytes)_mm512_shuffle_epi8(t, (__m512i)at);
+#elif LANES == 8 && defined(__AVX2__)
+  const __m128i t = _mm_loadu_si128((const void*)table);
+  return (Bytes)_mm256_shuffle_epi8(_mm256_set_m128i(t, t), (__m256i)at);
+#else
+  for (int i = 0; i < 4 * LANES; i++) at[i] = table[at[i]];
+  return at;
+#endif
+}
+
 INLINE Int quad(const int8_t* p) {
   int32_t x;
   memcpy(&x, p, 4);
@@ -179,13 +200,15 @@ static void quantise(const float* x, bool wide, int64_t rows, int64_t m,
 
 // ---- Products ---------------------------------------------------------------
 
-// The codes of quad g of a column's 32 k, for vector v of the columns.
-INLINE Bytes codes(const uint8_t* w, int g, int v) {
+// The codes of quad g of a column's 32 k, for vector v of the columns; of a table
+// its high bytes in part 0, its low ones in part 1.
+INLINE Bytes codes(const uint8_t* w, int g, int v, int part) {
   w += v * 4 * LANES;
   if (BITS == 8) return *(const Bytes*)(w + g * 4 * WIDE);
   if (BITS == 2) return *(const Bytes*)(w + g / 4 * 4 * WIDE) >> g % 4 * 2 & 3;
   const Bytes two = *(const Bytes*)(w + g % 4 * 4 * WIDE);
   const Bytes low = g < 4 ? two & 15 : two >> 4;
+  if (TABLE) return found(NF4[part], low);
   if (!HIGH) return low;
   const Int more = *(const Int*)(w + (16 + g * HIGH / 8 * 4) * WIDE);
   const int at = g * HIGH % 8;  // They go to bit 4 of their bytes.
@@ -200,7 +223,7 @@ INLINE void dots(int rows, bool wide, int part, const uint8_t* w, int v0,
   UNROLL for (int i = 0; i < 8 / PARTS; i++) {
     const int g = PARTS == 1 ? i / 2 + i % 2 * 4 : 4 * part + i;
     Bytes u[STRIP];
-    UNROLL for (int v = 0; v < STRIP; v++) u[v] = codes(w, g, v0 + v);
+    UNROLL for (int v = 0; v < STRIP; v++) u[v] = codes(w, g, v0 + v, part);
     UNROLL for (int m = 0; m < rows; m++)
       UNROLL for (int low = 0; low <= wide; low++) {
         const Int x = quad(q + 32 * (low * rows + m) + 4 * g);
@@ -216,7 +239,8 @@ INLINE void scales(const uint8_t* head, const uint8_t* last, int part, int v,
   const int at = v * LANES;
   if (SCALES == GROUP) {
     *scale = *(const Vec*)(head + 4 * at);
-    *least = *(const Vec*)(head + 4 * WIDE + 4 * at);
+    if (TABLE) *scale *= (part ? 1 : 256) / 32512.0f;
+    if (MINS) *least = *(const Vec*)(head + 4 * WIDE + 4 * at);
     return;
   }
   *scale = halfs((SCALES == OWN ? last : head) + 2 * at);
@@ -231,13 +255,14 @@ INLINE void add_block(int rows, bool wide, const uint8_t* head,
                       const uint8_t* w, const int8_t* q, float* sums) {
   const float* e = (const float*)(q + rows * (wide ? 64 : 32));
   for (int v0 = 0; v0 < VECTORS; v0 += STRIP)
-    UNROLL for (int part = 0; part < PARTS; part++) {
+    UNROLL for (int part = 0; part < (TABLE ? 2 : PARTS); part++) {
+      const int zero = !TABLE ? ZERO : part ? 0 : 128;
       // Its own sums, after the rows' scales.
       const float* own = e + (PARTS == 1 ? 1 : 2 + part) * rows;
       Int s[2][MOST][STRIP] = {0};
       UNROLL for (int m = 0; m < rows; m++)
         UNROLL for (int v = 0; v < STRIP; v++)
-          s[wide][m][v] = ZERO * quad((const int8_t*)(own + 3 * rows + m));
+          s[wide][m][v] = zero * quad((const int8_t*)(own + 3 * rows + m));
       dots(rows, wide, part, w, v0, q, s);
       UNROLL for (int v = 0; v < STRIP; v++) {
         Vec scale, min;

@@ -6,7 +6,7 @@ side by side, and their scales. What quantised.c reads is one stream.
 
 Kinds have the names of GGUF, whose numbers they keep to the bit, or say bits
 and group: U4_64 is unsigned codes of 4 bits, of which 64 of a column have a
-scale and a minimum in float32.
+scale and a minimum in float32. Codes of NF4_64 are places in NF4.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +32,21 @@ OWN, SUPER, GROUP = 'own', 'super', 'group'
 _QUADS, _FLOAT, _HALF = (np.dtype(x) for x in ('u4', 'f4', 'f2'))
 
 
+# NormalFloat of 4 bits (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314,
+# appendix E): quantiles of a normal distribution. Products have them rounded to
+# 16 bits, as rows of x are.
+NF4 = np.array(
+  [
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634),
+    *(0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
+    *(0.7229568362236023, 1.0),
+  ],
+  np.float32,
+)
+
+
 class Kind(NamedTuple):
   """How numbers of one column are stored; STORED of quantised.c.
 
@@ -50,6 +65,11 @@ class Kind(NamedTuple):
   mins: int
   parts: int
   zero: int
+
+  @property
+  def table(self) -> bool:
+    """Whether codes are places in NF4."""
+    return self.scales == GROUP and not self.mins
 
   @property
   def head(self) -> list[np.dtype]:
@@ -108,6 +128,7 @@ KINDS = {
     for bits in (4, 8)
     for depth in (32, 64, 128)
   },
+  'NF4_64': Kind(64, 4, GROUP, 0, 1, 0),
 }
 
 
@@ -118,15 +139,14 @@ def _number(dtype: np.dtype, x: Array) -> Array:
 
 
 def _codes(low: Array, high: Array | None = None) -> Array:
-  """32 codes as float32: bytes, nibbles with the higher bits of each, or fewer
-  bits."""
+  """32 codes: bytes, nibbles with the higher bits of each, or fewer bits."""
   if low.shape[-1] == 16:
     low = jnp.concatenate([low & 15, low >> 4], -1)
   elif low.shape[-1] < 16:
     low = _quads(low)
   if high is not None:
     low |= _quads(high) << 4
-  return low.astype(jnp.float32)
+  return low
 
 
 def _quads(x: Array) -> Array:
@@ -143,14 +163,15 @@ def _values(kind: str, fields: Sequence[Array]) -> Array:
   h, c, n = len(k.head), len(k.codes), len(k.codes + k.last)
   head = [*map(_number, k.head, fields)]
   for i in range(h, len(fields), n):
-    codes = _codes(*fields[i : i + c]) - k.zero
+    codes = _codes(*fields[i : i + c])
+    numbers = jnp.asarray(NF4)[codes] if k.table else codes - np.float32(k.zero)
     last = [*map(_number, k.last, fields[i + c : i + n])]
     if k.scales == SUPER:
       each = jnp.concatenate(last, -1).reshape(*codes.shape[:-1], -1, k.parts)
       each = jnp.repeat(each, 32 // k.parts, -1)
       last = [x * each[..., n, :] for n, x in enumerate(head)]
     scale, *least = last or head
-    out.append(scale * codes + least[0] if k.mins else scale * codes)
+    out.append(scale * numbers + least[0] if k.mins else scale * numbers)
   return jnp.concatenate(out, -1)
 
 
@@ -199,30 +220,30 @@ def beside(fields: Sequence[np.ndarray], axis: int) -> np.ndarray:
   return np.concatenate([*each], -1)
 
 
-def group_blocks(
-  codes_NK: np.ndarray, scale_NJ: np.ndarray, minimum_NJ: np.ndarray
-) -> np.ndarray:
-  """Columns of scale * code + minimum, as `pack` takes them.
+def group_blocks(codes_NK: np.ndarray, *numbers_NJ: np.ndarray) -> np.ndarray:
+  """Columns of scale * code + minimum, or scale * NF4[code], for `pack`.
 
   Args:
     codes_NK: uint8.
-    scale_NJ: of each K / J codes, which are 32, 64 or 128.
-    minimum_NJ: as scale_NJ.
+    *numbers_NJ: a scale of each K / J codes, which are 32, 64 or 128; and a
+      minimum.
 
   Returns:
-    uint8 [N, J, 8 + K / J]: of a group its two numbers in float32, its codes.
+    uint8 [N, J, 8 + K / J]: of a group its two numbers in float32, its codes;
+    or one number, 4 bytes.
   """
-  floats = np.stack([scale_NJ, minimum_NJ], -1).astype(np.float32)
+  scale_NJ, floats = numbers_NJ[0], np.stack(numbers_NJ, -1).astype(np.float32)
   codes_NJC = codes_NK.reshape(*scale_NJ.shape, -1)
   return np.concatenate([floats.view(np.uint8), codes_NJC], -1)
 
 
-def group_fields(bits: int, x_PWJI: np.ndarray) -> list[np.ndarray]:
-  """The fields of U4_64 and such, of group_blocks; bits: 4 or 8."""
-  codes = turn(x_PWJI[..., 8:], 'u4')
-  if bits == 4:
+def group_fields(kind: str, x_PWJI: np.ndarray) -> list[np.ndarray]:
+  """The fields of U4_64 and such, of group_blocks."""
+  numbers = 4 * len(KINDS[kind].head)
+  codes = turn(x_PWJI[..., numbers:], 'u4')
+  if KINDS[kind].bits == 4:
     codes = pair(codes.reshape(*codes.shape[:2], -1, 8, WIDE))
-  return [turn(x_PWJI[..., :8], 'u4'), codes]
+  return [turn(x_PWJI[..., :numbers], 'u4'), codes]
 
 
 def _by_column(packed: Array, kind: str) -> list[Array]:

@@ -233,12 +233,13 @@ def fp8(rng, O, I):
   return parts, x.astype(np.float32) * each
 
 
-def nf4(rng, O, I):
-  codes, table = rng.integers(0, 16, O * I), rng.standard_normal(16)
-  absmax, table = rng.random(O * I // 20), table.astype(np.float32)
+def nf4(rng, O, I, block=20, table=None):
+  codes = rng.integers(0, 16, O * I)
+  table = rng.standard_normal(16) if table is None else table
+  absmax, table = rng.random(O * I // block), table.astype(np.float32)
   absmax = absmax.astype(np.float32)
-  state = dict(quant_type='nf4', blocksize=20, dtype='float32', shape=[O, I])
-  if O * I % 20:
+  state = dict(quant_type='nf4', blocksize=block, dtype='float32', shape=[O, I])
+  if O * I % block:
     absmax = np.append(absmax, np.float32(0.5))
   parts = {
     'weight': (codes[::2] * 16 + codes[1::2]).astype(np.uint8)[:, None],
@@ -248,7 +249,7 @@ def nf4(rng, O, I):
       json.dumps(state).encode(), np.uint8
     ),
   }
-  values = table[codes] * np.repeat(absmax, 20)[: O * I]
+  values = table[codes] * np.repeat(absmax, block)[: O * I]
   return parts, values.reshape(O, I)
 
 

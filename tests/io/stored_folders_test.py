@@ -6,7 +6,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax.io import files, load, memory, sources
-from specdec_jax.kernels import library
+from specdec_jax.kernels import library, quantised
 from specdec_jax.models import convert, lm, weights, work
 from tests.io import quantised_test, stored_test, tiny
 
@@ -34,6 +34,7 @@ CASES = {
   ),
   'mlx': ('mlx', dict(group=32), SMALL, 'U8_32'),
   'int8': ('int8', {}, LARGE, 'U8_128'),
+  'nf4': ('nf4', dict(block=64, table=quantised.NF4), LARGE, 'NF4_64'),
 }
 
 
@@ -107,6 +108,7 @@ def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):
     ('awq', dict(group=16), 'AWQ 4-bit in groups of 16'),
     ('fp8', {}, 'FP8'),
     ('nf4', {}, 'bitsandbytes nf4'),
+    ('nf4', dict(block=64), 'bitsandbytes nf4'),  # of another table
   ],
 )
 def test_a_folder_that_cannot_be_kept_is_refused(tmp_path, family, how, kinds):

@@ -180,7 +180,8 @@ FORM = (
   "dtype='stored' is for quantised models; give dtype='float32'; allowed are "
   'matrices in Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q4_K, Q5_K, Q6_K, Q3_K, '
   'IQ4_NL, '
-  'and integers in groups of 32 inputs or a multiple; quantised here are '
+  'integers in groups of 32 inputs or a multiple, and nf4 in blocks of 64; '
+  'quantised here are '
 )
 REFUSED = [
   ('random:tiny', {}, f'random:tiny: {FORM}none'),

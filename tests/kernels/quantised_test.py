@@ -61,19 +61,15 @@ def matrix(stored: str, K: int, N: int, seed: int = 0, tiny: bool = False):
         raw[column, :, at : at + 2] = half
     kind = gguf_blocks.KEPT[stored].kind
     return gguf_blocks.pack(raw, stored), kind, values(raw, stored)
-  rng, bits, group = (
-    np.random.default_rng(seed),
-    int(stored[1]),
-    int(stored[3:]),
-  )
-  codes = rng.integers(0, 1 << bits, (N, K), np.uint8)
+  rng, k = np.random.default_rng(seed), quantised.KINDS[stored]
+  codes = rng.integers(0, 1 << k.bits, (N, K), np.uint8)
   # Of 16 bits, as those that are published: so the products are exact.
-  floats = rng.normal(0, 0.01, (2, N, K // group)).astype(np.float16)
-  scale, minimum = floats.astype(np.float32)
-  each = lambda x: x.repeat(group, -1)
-  columns = quantised.group_blocks(codes, scale, minimum)
+  floats = rng.normal(0, 0.01, (1 + k.mins, N, K // k.depth)).astype(np.float16)
+  scale, *least = floats.astype(np.float32).repeat(k.depth, -1)
+  columns = quantised.group_blocks(codes, *floats)
   packed = gguf_blocks.pack(columns, stored)
-  return packed, stored, (each(scale) * codes + each(minimum)).T
+  numbers = quantised.NF4[codes] if k.table else codes
+  return packed, stored, (scale * numbers + sum(least)).T
 
 
 def normal(seed, *shape):
@@ -107,19 +103,21 @@ def load(kind: str, lanes: int = 0) -> None:
     pytest.skip(why)
 
 
-def bound(x: np.ndarray, w: np.ndarray, bits: int) -> np.ndarray:
+def bound(kind: str, x: np.ndarray, w: np.ndarray, bits: int) -> np.ndarray:
   """The largest error of x @ w in this arithmetic.
 
   Half a step for each number of a row, and for each of the chain's two
   roundings a block, and of its factors' three, half a unit of the last place of
-  what it can have added up to.
+  what it can have added up to. Numbers of a table have half a step too.
   """
   (M, K), steps = x.shape, {16: 32512, 8: 127}[bits]
   most = np.abs(x).reshape(M, -1, 32).max(-1).repeat(32, -1)
   step = most / steps * (0.5 + 1e-3)
   sizes = (np.abs(x) + step) @ np.abs(w)
   # Codes are unsigned: a sum may be large where their difference is small.
-  return step @ np.abs(w) + (2 * K // 32 + 3) * 2.0**-24 * 16 * sizes
+  table = quantised.KINDS[kind].table * 0.5 / 32512 * np.abs(w).max()
+  exact = step @ np.abs(w) + table * np.abs(x).sum(-1, keepdims=True)
+  return exact + (2 * K // 32 + 3) * 2.0**-24 * 16 * sizes
 
 
 @pytest.mark.parametrize('bits', quantised.BITS)
@@ -139,7 +137,7 @@ def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
   product = jax.jit(lambda x: quantised.linear(x, packed, own, N, bits=bits))
   alone = np.concatenate([product(x[i : i + 1]) for i in range(len(x))])
   error = np.abs(alone - x.astype(np.float64) @ w)
-  assert np.all(error <= bound(x, w, bits))
+  assert np.all(error <= bound(kind, x, w, bits))
   for rows in ROWS:
     np.testing.assert_array_equal(product(x[:rows]), alone[:rows])
   best = quantised.linear(jnp.asarray(x), packed, kind, N, bits=bits)

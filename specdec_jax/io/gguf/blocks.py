@@ -152,7 +152,7 @@ GGUF = {
 }
 # And groups of integers (io.quantised.form.blocks).
 KEPT = GGUF | {
-  kind: Kept(kind, functools.partial(quantised.group_fields, x.bits))
+  kind: Kept(kind, functools.partial(quantised.group_fields, kind))
   for kind, x in quantised.KINDS.items()
   if x.scales == quantised.GROUP
 }

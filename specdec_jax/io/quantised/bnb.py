@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.io.quantised import form, module
+from specdec_jax.kernels import quantised
 
 _STATE = 'weight.quant_state.bitsandbytes__'
 # Bytes may be stored as another type (bnb_4bit_quant_storage).
@@ -48,8 +49,12 @@ def plan4(m: module.Module) -> module.Plan:
     scale, table = _absmax(m, s)[None], m.floats('weight.quant_map')
     return form.Form(codes, scale, (1, block), table=table, shape=shape)
 
-  parts = ('weight', part, *others)
-  return module.Plan(f'bitsandbytes {s["quant_type"]}', shape, parts, read)
+  parts, panels = ('weight', part, *others), ''
+  if not (shape[1] % block or block % 64):
+    own = np.array_equal(m.floats('weight.quant_map'), quantised.NF4)
+    panels = 'NF4_64' if own else ''
+  kind = f'bitsandbytes {s["quant_type"]}'
+  return module.Plan(kind, shape, parts, read, panels=panels)
 
 
 def _state(m: module.Module, part: str) -> dict[str, Any]:

@@ -66,22 +66,25 @@ def blocks(form: Form, group: int) -> np.ndarray:
   ones do. Elsewhere scale * code rounds, by 2^-16 of a scale at most.
 
   Args:
-    form: of integers, without a table; they stay in their order.
+    form: of integers, which stay in their order; or of the table NF4.
     group: codes that a scale and a minimum are stored for, of a block's.
   """
   codes, (tall, wide) = form.codes, form.block
   O, I = codes.shape
   scale = form.scale * np.float32(form.unit)
+
+  def each(x: np.ndarray) -> np.ndarray:
+    return x.repeat(tall, 0)[:O].repeat(wide // group, 1)[:, : I // group]
+
+  if form.table is not None:
+    flat = quantised.group_blocks(codes, each(scale))
+    return flat.reshape(*(form.shape or codes.shape)[:1], -1, flat.shape[-1])
   zero = np.float32(0) if form.zero is None else form.zero.astype(np.float32)
   if codes.dtype == np.int8:
     codes, zero = codes.view(np.uint8) ^ 128, zero + 128
   least = -zero * scale
   if form.minimum is not None:
     least += form.minimum
-
-  def each(x: np.ndarray) -> np.ndarray:
-    return x.repeat(tall, 0)[:O].repeat(wide // group, 1)[:, : I // group]
-
   return quantised.group_blocks(codes, each(scale), each(least))
 
 

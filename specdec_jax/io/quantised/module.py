@@ -31,6 +31,7 @@ class Plan(NamedTuple):
   bits: of its integers; 0: codes of a table.
   group: inputs that share a scale.
   order: of its inputs, as Form's.
+  panels: the kind that keeps codes of a table, if there is one.
   """
 
   kind: str
@@ -40,13 +41,14 @@ class Plan(NamedTuple):
   bits: int = 0
   group: int = 0
   order: np.ndarray | None = None
+  panels: str = ''
 
   @property
   def stored(self) -> str:
     """The kind of panels that keeps it, or what there is no such kind for."""
     depth = math.gcd(self.group, self.shape[1], 128)
     if not self.bits:
-      return self.kind
+      return self.panels or self.kind
     if depth < 32:
       return f'{self.kind} in groups of {self.group}'
     return f'U{4 if self.bits <= 4 else 8}_{depth}'
