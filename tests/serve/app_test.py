@@ -1,8 +1,10 @@
 """The server over loopback, as a client sees it."""
 
 import concurrent.futures
+import contextlib
 import json
 import threading
+import time
 
 import httpx2
 import hypothesis
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 import specdec_jax
 from specdec_jax import pool, show, types
-from specdec_jax.serve import protocol
+from specdec_jax.serve import app, protocol
 from tests.serve import loopback, small
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -140,16 +142,6 @@ def test_many_clients_get_their_own_answers(client):
     assert text == generated(TEXT['prompt'], **same)[0].text
 
 
-def test_a_client_that_goes_away_frees_its_row(server):
-  client, worker = server
-  body = TEXT | dict(max_tokens=50, stream=True, temperature=0)
-  for _ in range(2 * small.ROWS):
-    with client.stream('POST', '/v1/completions', json=body) as response:
-      next(response.iter_lines())
-  assert post(client, TEXT | HOW).status_code == 200
-  assert not worker.running and not worker.waiting
-
-
 def test_models_health_and_metrics(client):
   (model,) = client.get('/v1/models').json()['data']
   assert (model['id'], model['chat'], model['drafter']) == ('tiny', 1, 'lookup')
@@ -202,7 +194,7 @@ def test_the_key_is_asked_for(server):
 
 
 class Stuck:
-  """Rows that never say anything."""
+  """One row that never says anything, until it is let go, and fails."""
 
   part = rows = free = 1
 
@@ -213,7 +205,8 @@ class Stuck:
     self.free = 0
 
   def advance(self, most):
-    self.left.wait(0.01)
+    if self.left.wait(0.01):
+      raise RuntimeError('let go')
     return []
 
   def news(self):
@@ -227,27 +220,49 @@ class Stuck:
     self.cancelled += tickets
 
 
-def test_time_limit_and_full_queue():
+@contextlib.contextmanager
+def stuck(**limits):
+  """(client, worker, rows) of a server that answers nothing."""
   rows = Stuck()
-  with loopback.running(small.served(), rows, waiting=1, seconds=0.3) as (
-    client,
-    worker,
-  ):
+  with loopback.running(small.served(), rows, waiting=1, **limits) as found:
+    try:
+      yield *found, rows
+    finally:
+      rows.left.set()
+
+
+def until(there):
+  for _ in range(500):
+    if there():
+      return
+    time.sleep(0.01)
+  raise AssertionError('it never came')
+
+
+def test_a_client_that_goes_away_frees_its_row():
+  with stuck() as (client, _, rows):
+    for body in (TEXT, TEXT | dict(stream=True)):
+      rows.cancelled.clear()
+      with pytest.raises(httpx2.ReadTimeout):
+        client.post('/v1/completions', json=body, timeout=0.2)
+      until(lambda: rows.cancelled)
+
+
+def test_time_limit_and_full_queue():
+  with stuck(seconds=0.5) as (client, worker, _):
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
       first = threads.submit(post, client, TEXT)
-      while not worker.running:
-        pass
+      until(lambda: worker.running)
       second = threads.submit(stream, client, TEXT)
-      while not worker.waiting:
-        pass
+      until(lambda: worker.waiting)
       full = post(client, TEXT)
       assert (full.status_code, full.headers['retry-after']) == (429, '1')
       late = first.result()
       assert late.status_code == 408
-      assert late.json()['error']['message'] == 'not answered in 0.3 seconds'
+      assert late.json()['error']['message'] == 'not answered in 0.5 seconds'
       (event,) = second.result()
       assert event['error']['type'] == 'timeout_error'
-    assert len(rows.cancelled) >= 1
+    until(lambda: not worker.running and not worker.waiting)
 
 
 class Broken(Stuck):
@@ -302,14 +317,20 @@ def test_the_end_waits_for_what_is_asked():
       client, worker = found
       mine = httpx2.Client(base_url=client.base_url, trust_env=False)
       asked = threads.submit(stream, mine, body)
-      while not worker.running:
-        pass
+      until(lambda: worker.running)
     *_, end = asked.result()
   assert end['choices'][0]['finish_reason'] == 'length'
   with pytest.raises(httpx2.ConnectError):
     mine.get('/health')
   with pytest.raises(protocol.Refused, match='about to end'):
     worker.submit([])
+
+
+def test_an_address_that_is_not_here_is_refused():
+  sizes, limits = app.Sizes(1, 32, 1), app.Limits()
+  server = app.open_server(small.engine(), 'tiny', sizes, limits)
+  with pytest.raises(ValueError, match='of nowhere.invalid: cannot be had'):
+    app.serve(*server, 'nowhere.invalid', 0)
 
 
 @pytest.mark.more
