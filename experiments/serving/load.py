@@ -1,0 +1,203 @@
+"""A server under load: is every answer whole, and how long does each wait?
+
+bash experiments/serving/run.sh [--config=FILE] [--requests=1000] [--clients=64]
+"""
+
+import logging
+import pathlib
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+import psutil  # noqa: E402
+from absl import flags  # noqa: E402
+
+from experiments import page, plots  # noqa: E402
+from experiments.serving import clients as clients_lib  # noqa: E402
+from specdec_jax import (  # noqa: E402
+  api,
+  completion,
+  machine,
+  printing,
+  program,
+  requests,
+)
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
+from specdec_jax.serve import batch  # noqa: E402
+
+_CONFIG = program.config_flag('configs/smollm2.py')
+_REQUESTS = flags.DEFINE_integer('requests', 1000, 'of the load test', 8)
+_CLIENTS = flags.DEFINE_integer('clients', 64, 'of the load test', 1)
+_TIMED = flags.DEFINE_integer('timed', 32, 'requests of each timed cell', 1)
+_LONGEST = flags.DEFINE_integer('longest', 32, 'tokens of an answer', 1)
+_ROWS = flags.DEFINE_integer('rows', 8, 'of the server', 1)
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+_BESIDE = 1, 4, 16  # clients of the timed cells
+_READ = 64  # tokens of a prompt, at most
+
+
+def run() -> bool:
+  """True if no answer was lost, cut or another's, and memory stayed level."""
+  logging.getLogger('httpx2').setLevel(logging.WARNING)  # each request
+  folder = program.open_workdir(_RESULTS.value)
+  config = batch.one_method(_CONFIG.value)
+  e = settings_lib.load(s := settings_lib.settings(config))
+  engine = settings_lib.first(e)
+  found = prompts_lib.chosen(s.bench.prompts)
+  items = [
+    requests.item(e.target, x.given, 0, chat=s.bench.chat) for x in found
+  ]
+  texts = [[*x.tokens[-_READ:]] for x in items]
+  asks = clients_lib.asks(
+    texts, _REQUESTS.value, _LONGEST.value, s.sampling.temperature
+  )
+  process, url = server()
+  try:
+    levels, watch = [], psutil.Process(process.pid)
+    note = lambda: levels.append(watch.memory_info().rss)
+    replies = clients_lib.run(url, asks, _CLIENTS.value, after=note)
+    cells = [
+      cell(url, texts, clients, how)
+      for clients in _BESIDE
+      for how in ('on', 'off')
+    ]
+  finally:
+    process.terminate()
+    status = process.wait(60)
+  wrong = judged(engine, asks, replies)
+  quarter = len(levels) // 4
+  grown = max(levels[-quarter:]) / max(levels[quarter : 2 * quarter])
+  doc = {
+    'machine': machine.describe(),
+    'target': e.target.label,
+    'drafter': f'{engine.drafter.name}, gamma {engine.drafter.gamma}',
+    'clients': _CLIENTS.value,
+    'requests': len(asks),
+    'kinds': {k: [x.kind for x in asks].count(k) for k in _KINDS},
+    'wrong': wrong,
+    'told_to_wait': sum(x.waited for x in replies),
+    'memory_grown': grown,
+    'status': status,
+    'cells': cells,
+  }
+  write(folder, doc)
+  return not wrong and grown < 1.05 and status == 0
+
+
+_KINDS = 'whole', 'stream', 'cancelled', 'malformed'
+
+
+def server() -> tuple[subprocess.Popen, str]:
+  """A server with this program's config, and its address."""
+  given = [x for x in sys.argv[1:] if x.startswith('--config')]
+  given = given or ['--config=configs/smollm2.py']
+  length = _READ + _LONGEST.value
+  more = f'--port=0 --rows={_ROWS.value} --queue=64 --length={length}'
+  command = [sys.executable, str(ROOT / 'scripts/serve.py'), *given]
+  process = subprocess.Popen(
+    [*command, *more.split()], stdout=subprocess.PIPE, text=True, cwd=ROOT
+  )
+  assert process.stdout
+  for line in process.stdout:
+    if line.startswith('http'):
+      return process, line.strip()
+  raise ValueError(f'the server ended with status {process.wait()}')
+
+
+def judged(engine, asks, replies) -> dict[str, int]:
+  """How many replies of each kind are not what generate says."""
+  items = [requests.Item(x.body['prompt'], 0) for x in asks]
+  each = [
+    completion.Settings(
+      x.body['max_tokens'], x.body['temperature'], seed=x.body['seed']
+    )
+    for x in asks
+  ]
+  texts = {
+    i: x.text for i, x in api.answers(engine, items, each, rows=_ROWS.value)
+  }
+  wrong = {}
+  for i, (ask, reply) in enumerate(zip(asks, replies, strict=True)):
+    good = reply.status == 200 and reply.text == texts[i]
+    if ask.kind == 'cancelled':
+      good = reply.status == 200 and texts[i].startswith(reply.text)
+    if ask.kind == 'malformed':
+      good = reply.status == 400
+    if not good:
+      wrong[ask.kind] = wrong.get(ask.kind, 0) + 1
+  return wrong
+
+
+def cell(url: str, texts, clients: int, how: str) -> dict[str, object]:
+  """Waits of so many clients, with speculation 'on' or 'off'."""
+  asks = [
+    clients_lib.Ask('stream', x.body | {'stream': True})
+    for x in clients_lib.asks(texts, _TIMED.value, _LONGEST.value, 0.0)
+  ]
+  headers = {'X-Speculation': how}
+  replies = clients_lib.run(url, asks, clients, headers=headers)
+  first = [x.times[1] - x.times[0] for x in replies]
+  between = [
+    (x.times[-1] - x.times[1]) / (sum(x.counts) - 1)
+    for x in replies
+    if sum(x.counts) > 1
+  ]
+  began = min(x.times[0] for x in replies)
+  took = max(x.times[-1] for x in replies) - began
+  return {
+    'clients': clients,
+    'speculation': how,
+    'tokens_per_second': sum(sum(x.counts) for x in replies) / took,
+    **{f'ttft_p{p}_ms': 1e3 * share(first, p) for p in (50, 95)},
+    **{f'itl_p{p}_ms': 1e3 * share(between, p) for p in (50, 95)},
+  }
+
+
+def share(values, percent: int) -> float:
+  """A percentile of two or more values; of one, itself."""
+  if len(values) == 1:
+    return values[0]
+  return statistics.quantiles(values, n=100, method='inclusive')[percent - 1]
+
+
+def write(folder: pathlib.Path | None, doc) -> None:
+  """Prints the page and the document; keeps them, and a picture."""
+  columns = [*doc['cells'][0]]
+  show = lambda x: f'{x:.1f}' if isinstance(x, float) else x
+  rows = [[show(x) for x in cell.values()] for cell in doc['cells']]
+  kinds = ', '.join(f'{n} {kind}' for kind, n in doc['kinds'].items())
+  bad = sum(doc['wrong'].values())
+  lines = [
+    f'{page.made_on(doc["machine"])} {doc["target"]}, {doc["drafter"]}.',
+    '',
+    f'{doc["requests"]} requests ({kinds}) of {doc["clients"]} clients: {bad} '
+    f'not as they should be; {doc["told_to_wait"]} times told to wait; memory '
+    f'at the end {doc["memory_grown"]:.3f} times that of the first half.',
+    '',
+    *page.table(columns, rows),
+  ]
+  text = '\n'.join(lines)
+  print(text)
+  print(printing.compact(doc))
+  page.save(folder, HERE, doc, text + '\n')
+  if folder is None:
+    return
+
+  def paint(axes):
+    for k, how in enumerate(('on', 'off')):
+      some = [x for x in doc['cells'] if x['speculation'] == how]
+      xy = ([x[y] for x in some] for y in ('clients', 'tokens_per_second'))
+      axes.plot(*xy, color=plots.COLOURS[k], marker=plots.MARKS[k], label=how)
+    axes.set(xlabel='clients', ylabel='tokens a second', xscale='log')
+    axes.legend(title='speculation', frameon=False)
+
+  (folder / 'serving.png').write_bytes(plots.png(paint))
+
+
+if __name__ == '__main__':
+  program.launch(run)

@@ -1,0 +1,35 @@
+"""The load test of the server: what it asks, and how it judges."""
+
+import collections
+import json
+
+import pytest
+
+from experiments.serving import clients
+from tests import programs
+
+
+def test_a_tenth_is_malformed_and_a_quarter_cancelled():
+  asks = clients.asks([[1], [2, 3]], 1000, 16, 0.5)
+  kinds = collections.Counter(x.kind for x in asks)
+  assert kinds['malformed'] == 100 and kinds['cancelled'] == 250
+  assert kinds['whole'] + kinds['stream'] == 650
+  assert len({x.body['seed'] for x in asks}) == 1000
+  assert {x.body['max_tokens'] for x in asks} <= {*range(2, 17)}
+
+
+@pytest.mark.slow
+def test_a_small_load_test(tmp_path):
+  done = programs.run(
+    'experiments/serving/load.py',
+    '--config=configs/pair.py:tiny',
+    "--config.decode.methods=('lookup',)",
+    '--requests=60',
+    '--clients=8',
+    '--timed=4',
+    f'--results={tmp_path}',
+  ).check()
+  assert done.document['wrong'] == {} and done.document['status'] == 0
+  stored = json.loads((tmp_path / 'serving.json').read_text())
+  assert stored == done.document
+  assert (tmp_path / 'serving.png').exists()
