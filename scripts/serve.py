@@ -27,6 +27,7 @@ _QUEUE = flags.DEFINE_integer('queue', 64, 'answers that may wait', 1)
 _SECONDS = flags.DEFINE_float('time_limit', 600, 'seconds of a request', 0)
 _LOGPROBS = flags.DEFINE_integer('logprobs', 0, 'kept of each token', 0, 20)
 _KEY = flags.DEFINE_string('api_key_file', '', 'file with the key of /v1')
+_RECORD = flags.DEFINE_string('record', '', 'JSONL file of answers, to train')
 
 
 def key() -> str:
@@ -47,9 +48,9 @@ def run() -> bool:
   engine = dataclasses.replace(engine, options=options)
   sizes = app.Sizes(_ROWS.value, _LENGTH.value, _QUEUE.value)
   name = _NAME.value or e.target.source
-  server, worker = app.open_server(engine, name, sizes, limits)
-  app.serve(server, worker, _HOST.value, _PORT.value)
-  return not worker.error
+  made = app.open_server(engine, name, sizes, limits, _RECORD.value)
+  app.serve(*made, _HOST.value, _PORT.value)
+  return not made[1].error
 
 
 if __name__ == '__main__':

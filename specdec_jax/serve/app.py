@@ -54,8 +54,12 @@ class Server:
     served: protocol.Served,
     worker: worker_lib.Worker,
     limits: Limits,
+    record: str = '',
   ):
+    """record: a JSONL file to which answers are added; '' for none."""
     self._served, self._worker, self._limits = served, worker, limits
+    # Not buffered: a line is written whole or not at all.
+    self._record = open(record, 'ab', buffering=0) if record else None
     self._meters = meters_lib.Meters(served.name, worker)
     routes = (
       ('POST', '/v1/chat/completions', self._chat),
@@ -185,6 +189,10 @@ class Server:
           )
         talk.done[index] = event
         self._meters.add(talk.jobs[index], event.metrics)
+        if self._record:
+          tokenizer = self._served.engine.target.tokenizer
+          row = protocol.document(talk.asked, index, event, tokenizer)
+          self._record.write(json.dumps(row).encode() + b'\n')
       yield index, event
 
   def _totals(self, talk: '_Talk') -> dict[str, Any]:
@@ -297,7 +305,11 @@ def _event(body: Any) -> str:
 
 
 def open_server(
-  engine: build.Engine, name: str, sizes: Sizes, limits: Limits
+  engine: build.Engine,
+  name: str,
+  sizes: Sizes,
+  limits: Limits,
+  record: str = '',
 ) -> tuple[Server, worker_lib.Worker]:
   """A server of an engine, and what answers for it; nothing runs yet."""
   target, gamma = engine.target, engine.drafter.gamma
@@ -311,7 +323,7 @@ def open_server(
   )
   worker = worker_lib.Worker(engine, rows, most=sizes.waiting)
   served = protocol.Served(name, engine, length, sizes.waiting)
-  return Server(served, worker, limits), worker
+  return Server(served, worker, limits, record), worker
 
 
 def serve(

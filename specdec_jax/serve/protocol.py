@@ -355,6 +355,20 @@ def logprobs(asked: Asked, piece: completion.Piece, x, tokenizer) -> Any:
   }
 
 
+def document(
+  asked: Asked, index: int, done: completion.Completion, tokenizer
+) -> dict[str, str]:
+  """A choice as a record of a text, as train.text.read takes it.
+
+  Prompt and answer are its `text`; what an encoder reads is its `source`.
+  """
+  item = asked.items[index]
+  words = lambda ids: tokenizer.decode(ids, special=True)
+  if item.source:
+    return {'source': words(item.source), 'text': words(done.tokens)}
+  return {'text': words([*item.tokens, *done.tokens])}
+
+
 def usage(asked: Asked, tokens: int) -> dict[str, int]:
   """tokens: of all choices."""
   read = sum(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import specdec_jax
 from specdec_jax import pool, show, types
 from specdec_jax.serve import app, protocol
+from specdec_jax.train import text as text_lib
 from tests.serve import loopback, small
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -191,6 +192,22 @@ def test_the_key_is_asked_for(server):
       assert post(other, TEXT, **headers).status_code == 401
     good = {'Authorization': 'Bearer s3cret'}
     assert other.get('/v1/models', headers=good).status_code == 200
+
+
+def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
+  file = tmp_path / 'texts.jsonl'
+  limits = dict(waiting=3, record=str(file))
+  with loopback.running(small.served(), small.rows(), **limits) as (client, _):
+    post(client, TEXT | HOW | dict(n=2))
+    assert post(client, TEXT | dict(min_p=1)).status_code == 400
+    stream(client, CHAT | HOW, 'chat/completions')
+  whole = [*generated(TEXT['prompt']), generated(CHAT['messages'])[0]]
+  prompts = 'abcabcab', 'abcabcab', 'user: abcabcab\n'
+  tokenizer = small.engine().target.tokenizer
+  said = [tokenizer.decode(x.tokens, special=True) for x in whole]
+  texts = [x + y for x, y in zip(prompts, said, strict=True)]
+  found = text_lib.read(str(file), field='text').documents
+  assert sorted(found) == sorted(texts)
 
 
 class Stuck:

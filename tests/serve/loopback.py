@@ -12,10 +12,10 @@ from specdec_jax.serve import app, worker
 
 
 @contextlib.contextmanager
-def running(served, rows, *, waiting: int, **limits):
+def running(served, rows, *, waiting: int, record='', **limits):
   """Yields a client of a server, and its Worker."""
   work = worker.Worker(served.engine, rows, most=waiting)
-  server = app.Server(served, work, app.Limits(**limits))
+  server = app.Server(served, work, app.Limits(**limits), record)
   listening = socket.create_server(('127.0.0.1', 0))
   config = uvicorn.Config(server.app, log_level='warning', lifespan='off')
   http = uvicorn.Server(config)

@@ -14,6 +14,7 @@ from tests.serve import loopback
 TINY = (
   '--config=configs/pair.py:tiny',
   "--config.decode.methods=('lookup',)",
+  '--config.decode.gammas=(1,)',
   '--rows=2',
   '--length=400',
 )
