@@ -1,4 +1,5 @@
-"""Huge pages under weights: in 4 KB pages, a pass also waits for addresses."""
+"""The memory under weights: huge pages, for in those of 4 KB a pass also waits
+for addresses; and what loading left."""
 
 import ctypes
 import sys
@@ -27,3 +28,11 @@ def enlarge(x: jax.Array) -> jax.Array:
       for advice in (_HUGEPAGE, _COLLAPSE):
         advise(page * _SIZE, _SIZE, advice)
   return x
+
+
+def trim() -> None:
+  """Gives freed memory back to the system, of which glibc keeps a part: holes
+  between arrays that stay, as many as a model's layers have parts."""
+  if sys.platform == 'linux':
+    # Another C library, such as musl, has no such function.
+    getattr(ctypes.CDLL(None), 'malloc_trim', lambda pad: None)(0)

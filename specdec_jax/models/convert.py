@@ -47,6 +47,7 @@ def fuse(config: model_config.LMConfig, params: types.Params):
         leaf: weights.join([x[leaf] for x in found], _PARTS.get(whole, 1))
         for leaf in found[0]
       }
+    pages.trim()
   return config.running(fused=True), params
 
 
@@ -55,7 +56,9 @@ def pack(config: model_config.LMConfig, params: types.Params):
 
   Changes params in place, as fuse does.
   """
-  return config.running(packed=True), pack_params(params)
+  params = pack_params(params)
+  pages.trim()
+  return config.running(packed=True), params
 
 
 def narrow(params: types.Params, source: str) -> types.Params:
