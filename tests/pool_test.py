@@ -100,6 +100,7 @@ def test_what_is_cancelled_leaves_no_trace(table, batch):
   refill(held, [5])
   held.cancel([5])
   assert held.advance() == [] and not held.busy
+  assert not held._held[1].live_B.any()  # or calls would wait for it
 
 
 def test_a_row_that_has_not_ended_can_be_taken(table, batch):

@@ -158,6 +158,7 @@ def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
     'greedy-identity',
     'audited-identity',
     'invariance',
+    'pool',
   ]
 
 

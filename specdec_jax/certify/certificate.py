@@ -170,6 +170,10 @@ PROMISES = (
     'tokens do not depend on batch, row, padding or devices',
     invariance.invariance, invariance.QUICK, 1_000, 12),
   base.Promise(
+    'pool',
+    'tokens do not depend on when a request is given which row of a pool',
+    invariance.pooled, invariance.QUICK_POOL, 500, 2),
+  base.Promise(
     'accounting',
     'emitted is counted: histograms, origins, ends',
     invariance.accounting, 10_000, 100_000, 3, about=('rule', 'drafter')),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import decode, sampling, types
+from specdec_jax import decode, pool, sampling, types
 from specdec_jax.certify import base, load
 from specdec_jax.verify import chain, reject
 
@@ -114,6 +114,11 @@ def _past_stops(right, loop, request, *rest):
   return right(loop, request._replace(stop_BX=none_BX), *rest)
 
 
+def _kept_stops(right, held, began, where_B):
+  request, *rest = right(held, began, where_B)
+  return request._replace(stop_BX=held[0].stop_BX), *rest
+
+
 FAULTS: dict[str, Fault] = {
   'wrong-residual': Fault(
     'after a rejection the next token is drawn from p, not from max(p - q, 0)',
@@ -151,6 +156,9 @@ FAULTS: dict[str, Fault] = {
   'past-stops': Fault(
     'a text goes on after its stop id',
     'accounting', loop=(decode, '_commit', _past_stops)),
+  'kept-stops': Fault(
+    'a row that is refilled ends at the stop ids of the request before',
+    'pool', loop=(pool, '_put', _kept_stops)),
 }  # fmt: skip
 
 

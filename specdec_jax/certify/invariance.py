@@ -1,5 +1,7 @@
-"""Promises about requests: independence of the batch, and exact counts."""
+"""Promises about requests: independence of others, and exact counts."""
 
+import collections
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax import decode, metrics, requests, sharding, types
+from specdec_jax import decode, metrics, pool, requests, sharding, types
 from specdec_jax.certify import base
 
 NEW, GAMMA, VOCAB = 16, 5, 16
@@ -111,6 +113,99 @@ def _on_a_mesh(subject: base.Subject, cases) -> list[list[int]]:
   world = base.transformers(VOCAB, mesh=mesh, encoder=subject.encoder, **SIZES)
   place = functools.partial(requests.place, layout=sharding.Layout(mesh))
   return _texts(world, subject.pair(world, GAMMA), cases, place=place)
+
+
+# --- rows that are refilled ---------------------------------------------------
+
+ROWS, SHORT = 4, 2  # of a pool; gamma
+QUICK_POOL = 20  # requests
+NARROW = dataclasses.replace(base.OPTIONS, widths=())  # one body to compile
+
+
+def pooled(subject: base.Subject, amount: int) -> base.Figure:
+  """A request's tokens do not depend on when it is given which row of a pool.
+
+  Nor on the neighbours, of which some are cancelled. Every drafter and every
+  rule, in turns on transformers and on tables, in full on both.
+  """
+  tried, full, names = 0, amount > QUICK_POOL, []
+  with jax.enable_x64(True):
+    worlds = {'transformer': subject.transformers(VOCAB, **SIZES)}
+    if subject.model is None:
+      worlds['tables'] = subject.tables(VOCAB)
+    turns = itertools.cycle(worlds)
+    for i, (rule, name) in enumerate(subject.pairs()):
+      for kind in worlds if full else [next(turns)]:
+        pair = subject.pair(worlds[kind], SHORT, rule, name)
+        names.append(f'{rule.name} {pair.drafter.name} ({kind})')
+        with base.naming(f'{pair}, {kind}, in a pool'):
+          # A batch is a program more: one pair shows that texts are the same.
+          case = worlds[kind], pair, amount, subject.seed
+          tried += _same_in_a_pool(*case, batch=full or i == 0)
+  return base.Figure(
+    base.none_of(tried, 'texts differ', amount, 'requests'),
+    '0',
+    f'{ROWS} rows, refilled and cancelled in mid-flight: {", ".join(names)}',
+  )
+
+
+def _same_in_a_pool(
+  world, pair: base.Pair, amount: int, seed: int, *, batch: bool
+) -> int:
+  """Compares texts with those of requests alone in the pool; how many.
+
+  batch: and these with those of one batch of all.
+  """
+  prompts = base.ragged_prompts(amount, VOCAB, seed, base.LONGEST)
+  items = [
+    x._replace(source=base.source_of(world, x.tokens))
+    for x in requests.items(prompts, range(seed, seed + amount))
+  ]
+  each = [
+    requests.Wanted(
+      new=1 + 5 * i % NEW,
+      temperature=0.9 * (i % 3 > 0),
+      top_p=0.9 if i % 2 else 1.0,
+      seed=seed + i,
+      stop_ids=[i % VOCAB] * (i % 2),
+    )
+    for i in range(amount)
+  ]
+  loop = decode.Loop(world.target, pair.drafter, pair.rule, NARROW)
+  weights, gamma = world.with_draft(pair), pair.drafter.gamma
+  length = base.LONGEST + NEW + gamma
+  sizes: dict[str, Any] = dict(length=length, sources=16, stops=1)
+  held, alone, tried = pool.Pool(loop, weights, rows=ROWS, **sizes), [], 0
+  for i in range(amount):
+    ((_, one),) = held.answers(collections.deque([(i, items[i], each[i])]))
+    alone.append(one.tokens)
+  if batch:
+    request = requests.make(
+      items, requests.together(each), gamma=gamma, **sizes
+    )
+    out = decode.programs(*loop[:4]).generate(weights, request)
+    tried += base.same_texts(alone, base.texts(out), 'not as in a batch')
+  found = _in_flight(held, items, each, np.random.default_rng(seed))
+  got = [found[i].tokens for i in range(amount)]
+  return tried + base.same_texts(got, alone, 'not as alone')
+
+
+def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, pool.Ended]:
+  """Answers requests in any order; rows wait, and some begin again."""
+  waiting = collections.deque(rng.permutation(len(items)).tolist())
+  running, found = set(), {}
+  while waiting or held.busy:
+    while waiting and held.free and rng.random() < 0.8:
+      running.add(i := waiting.popleft())
+      held.begin([i], [items[i]], requests.together([each[i]]))
+    ended = held.advance(int(rng.integers(1, 4)))
+    done = [i for i in ended if rng.random() < 0.8]
+    found |= zip(done, held.take(done), strict=True)
+    running -= {*ended}
+    if running and rng.random() < 0.2:
+      held.cancel([i := running.pop()])
+      waiting.append(i)
+  return found
 
 
 # --- accounting ---------------------------------------------------------------

@@ -14,6 +14,7 @@ AMOUNTS = {
   'joint-distribution-tables': 2**12,
   'greedy-identity': 1,
   'invariance': 9,
+  'pool': 12,
   'accounting': 1,
 }
 # Of the case, where another would be found too.

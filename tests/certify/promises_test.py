@@ -53,6 +53,7 @@ HOLDS = {
   'greedy-identity': (1, ['30 programs', 'identical', 'adversarial'], SLOW),
   'windows-enumerated': (2, ['reject eagle 2', 'block lm 7', 'script'], SLOW),
   'invariance': (9, ['coupled lm', 'on 1 and 8 devices'], SLOW),
+  'pool': (9, ['reject lm (transformer)', 'coupled lm', 'mid-flight'], SLOW),
   'window-distribution': (400, ['reject, block: 400', 'coupled: it draws'], []),
   'joint-distribution-transformer': (2**14, ['reject lm, block lm'], SLOW),
   'audited-identity': (400, ['gamma 4'], SLOW),
