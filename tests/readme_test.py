@@ -66,7 +66,7 @@ def broken(path: pathlib.Path, text: str) -> list[str]:
   'page',
   [
     *('README.md', 'LOG.md'),
-    *(str(p.relative_to(ROOT)) for p in ROOT.glob('docs/*')),
+    *(str(p.relative_to(ROOT)) for p in ROOT.glob('docs/*.md')),
     *(str(p.relative_to(ROOT)) for p in ROOT.glob('experiments/*/README.md')),
   ],
 )
