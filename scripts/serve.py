@@ -43,7 +43,7 @@ def key() -> str:
 def run() -> bool:
   limits = app.Limits(key(), _SECONDS.value)
   e = settings.load(settings.settings(batch.one_method(_CONFIG.value)))
-  engine = settings.first(e)
+  engine = settings.first(e, measure=False)
   options = dataclasses.replace(engine.options, logprobs=_LOGPROBS.value)
   engine = dataclasses.replace(engine, options=options)
   sizes = app.Sizes(_ROWS.value, _LENGTH.value, _QUEUE.value)

@@ -247,7 +247,10 @@ def engine(
   )
 
 
-def first(e: Setup) -> build.Engine:
-  """The engine of the first method at the first gamma."""
+def first(e: Setup, measure: bool = True) -> build.Engine:
+  """The engine of the first method at the first gamma.
+
+  measure: as in build.engine.
+  """
   d = e.settings.decode
-  return engine(e, (*d.methods, 'lookup')[0], d.gammas[0])
+  return engine(e, (*d.methods, 'lookup')[0], d.gammas[0], measure)

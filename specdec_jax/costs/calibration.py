@@ -67,13 +67,13 @@ def calibrate(
   return middle._replace(repeats=every)
 
 
-def measure(engine) -> dict[str, list[float]]:
+def measure(engine, rows: int = 1) -> dict[str, list[float]]:
   """Costs of the windows of one engine, for drafters.adaptive; see `costs`.
 
-  At batch 1, on a mesh a row for each of its parts, greedy, with some 128
-  tokens in the cache; takes a few seconds.
+  At so many rows, on a mesh at least one for each of its parts, greedy, with
+  some 128 tokens in the cache; takes a few seconds.
   """
-  gamma, request = engine.drafter.gamma, _request(engine)
+  gamma, request = engine.drafter.gamma, _request(engine, rows)
   found = _parts([engine], request, {0, 1, gamma})
   seconds = parts_lib.seconds(found, range(REPEATS))
   # Each process has its own times; all have to choose alike.
@@ -197,14 +197,14 @@ def _of(step: float, found: Mapping[tuple[str, int], float]) -> Calibration:
   return Calibration(step, verify, idle, by)
 
 
-def _request(engine) -> decode.Request:
+def _request(engine, rows: int = 1) -> decode.Request:
   target, gamma = engine.target, engine.drafter.gamma
   # A draft of a shorter context would draft nothing past it, at no cost.
   most = min([target.context, *(x.q.context for x in _methods(engine) if x.q)])
   start = max(1, min(START, most // 2, most - WINDOWS - gamma))
   text = (np.arange(start) % target.ids).tolist()
   source = text if target.model.encode else ()
-  rows = requests.rows_on(target.layout, 1)
+  rows = requests.rows_on(target.layout, rows)
   request = requests.make(
     [requests.Item(text, 0, source=source)] * rows,
     requests.Wanted(min(WINDOWS, target.context - start)),

@@ -15,6 +15,7 @@ import uvicorn
 from starlette import applications, exceptions, requests, responses, routing
 
 from specdec_jax import build, completion, pool, show
+from specdec_jax.costs import calibration
 from specdec_jax.serve import meters as meters_lib
 from specdec_jax.serve import protocol
 from specdec_jax.serve import worker as worker_lib
@@ -311,7 +312,13 @@ def open_server(
   limits: Limits,
   record: str = '',
 ) -> tuple[Server, worker_lib.Worker]:
-  """A server of an engine, and what answers for it; nothing runs yet."""
+  """A server of an engine, and what answers for it; nothing is asked yet.
+
+  engine: if it has no costs yet, they are measured, at these rows.
+  """
+  if engine.costs == {}:
+    costs = calibration.measure(engine, sizes.rows)
+    engine = build.with_costs(engine, costs)
   target, gamma = engine.target, engine.drafter.gamma
   length = min(sizes.length, target.context)
   rows = pool.Pool.of(

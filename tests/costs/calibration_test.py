@@ -46,6 +46,7 @@ def test_costs_by_number_of_drafts(monkeypatch):
     options=build.default_options(widths=(0, 1, 2)),
   )
   assert engine.costs == calibration.measure(engine)
+  assert calibration._request(engine, 3).tokens_BL.shape[0] == 3
   np.testing.assert_allclose(engine.costs['verify'], [1, 1, 1.25, 2])
   np.testing.assert_allclose(engine.costs['lm'], [0, 0.5, 0.75, 1])
   # No width between 3 and 9 was timed: the wider one is run.

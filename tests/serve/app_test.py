@@ -12,7 +12,9 @@ import pytest
 from hypothesis import strategies as st
 
 import specdec_jax
-from specdec_jax import pool, show, types
+from specdec_jax import build, pool, show, types
+from specdec_jax.costs import calibration
+from specdec_jax.drafters import adaptive, lookup
 from specdec_jax.serve import app, protocol
 from specdec_jax.train import text as text_lib
 from tests.serve import loopback, small
@@ -348,6 +350,18 @@ def test_an_address_that_is_not_here_is_refused():
   server = app.open_server(small.engine(), 'tiny', sizes, limits)
   with pytest.raises(ValueError, match='of nowhere.invalid: cannot be had'):
     app.serve(*server, 'nowhere.invalid', 0)
+
+
+def test_an_adaptive_drafter_chooses_by_the_costs_of_all_rows(monkeypatch):
+  asked = []
+  costs = dict.fromkeys(('verify', 'lookup'), [1.0, 1.1])
+  measured = lambda engine, rows: asked.append(rows) or costs
+  monkeypatch.setattr(calibration, 'measure', measured)
+  target = small.engine().target
+  draft = adaptive.Settings(lookup.Settings())
+  engine = build.engine(target, draft, gamma=1, measure=False)
+  server = app.open_server(engine, 'it', app.Sizes(5, 32, 1), app.Limits())[0]
+  assert asked == [5] and server._served.engine.costs == costs
 
 
 @pytest.mark.more
