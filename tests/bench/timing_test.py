@@ -17,7 +17,8 @@ def output(tokens, calls=4, rows=1):
   info = decode._empty_info(rows, 16, 2, False)
   origin_BL = np.zeros((rows, 16), np.int8)
   origin_BL[:, :tokens] = types.BONUS
-  info = info._replace(origin_BL=origin_BL, calls=np.int32(calls))
+  widths_BN = np.array([[0, 0, calls]] * rows)
+  info = info._replace(origin_BL=origin_BL, widths_BN=widths_BN)
   return decode.Output(None, np.zeros(rows), info)
 
 
