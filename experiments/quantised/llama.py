@@ -41,7 +41,7 @@ def run() -> bool:
   folder = program.open_workdir(_RESULTS.value)
   asked = dict(
     target=str(pathlib.Path(s.target.source).resolve()),
-    draft=str(pathlib.Path(s.draft.source).resolve()),
+    draft=str(pathlib.Path(_draft(s)).resolve()),
     threads=machine.describe()['cores'],
     new=_NEW.value,
     gammas=[int(x) for x in _GAMMAS.value],
@@ -69,10 +69,14 @@ def run() -> bool:
   return True
 
 
+def _draft(s: settings_lib.Settings) -> str:
+  return s.drafters['lm'].source
+
+
 def _prompts(s: settings_lib.Settings) -> list[list[int]]:
   """Token ids of some test prompts of table.py; the draft's tokenizer is the
   target's."""
-  target = dataclasses.replace(s.target, source=s.draft.source)
+  target = dataclasses.replace(s.target, source=_draft(s))
   decode = dataclasses.replace(s.decode, methods=(), gammas=(0,))
   e = settings_lib.load(dataclasses.replace(s, target=target, decode=decode))
   test = plan_lib.make(e, prompts.chosen(s.bench.prompts)).test
