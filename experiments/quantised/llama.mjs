@@ -5,7 +5,7 @@ import {pathToFileURL} from 'node:url';
 import {readFileSync} from 'node:fs';
 
 const from = createRequire(process.cwd() + '/');
-const {getLlama, DraftSequenceTokenPredictor} = await import(
+const {getLlama, getModuleVersion, DraftSequenceTokenPredictor} = await import(
   pathToFileURL(from.resolve('node-llama-cpp'))
 );
 const asked = JSON.parse(readFileSync(0, 'utf8'));
@@ -45,6 +45,6 @@ for (const gamma of [0, ...asked.gammas]) {
   await target.dispose();
   await draft?.dispose();
 }
-const version = from('node-llama-cpp/package.json').version;
+const version = await getModuleVersion();
 console.log(JSON.stringify({rows, version, cpu: llama.systemInfo}));
 process.exit(0);
