@@ -20,6 +20,7 @@ from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
 from experiments.methods import render as methods
+from experiments.quantised import render as quantised
 from experiments.specbench import render as specbench
 from specdec_jax import program
 from specdec_jax.io import files
@@ -31,6 +32,7 @@ PAGES = {
   'methods': methods.markdown,
   'specbench': specbench.markdown,
   'distillspec_grid': grid.markdown,
+  'quantised': quantised.markdown,
 }
 
 
