@@ -191,7 +191,7 @@ def turned(*names):
   )
 
 
-SLOW = pytest.mark.slow
+SLOW, MORE = pytest.mark.slow, pytest.mark.more
 ORDER = 'the feature before the embedding'
 QKV = [f'layers.0.self_attn.{x}_proj.weight' for x in 'qkv']
 # The reading that is right, what is trained, what is claimed of it, and what
@@ -208,13 +208,14 @@ MISREAD = [
   (ORDER, 'eagle 1', FIRST, turned('fc.weight')),
   (RAW, 'raw eagle 1', FIRST, dict),
 ]
-CHEAPEST = 'raw feedback', 'plain', 0
+# Of the first seed: the cheapest, and one that a seeded bug needs.
+OFTEN = {('raw feedback', 'plain'): [], (ORDER, 'eagle 1'): [MORE]}
 CASES = [
   pytest.param(
     *case,
     seed,
     id=f'{case[1]}: {case[0]} {seed}',
-    marks=[] if (*case[:2], seed) == CHEAPEST else [SLOW],
+    marks=[SLOW] if seed else OFTEN.get(case[:2], [SLOW]),
   )
   for case in MISREAD
   for seed in range(2)
