@@ -203,11 +203,8 @@ def test_on_one_cpu_the_kernels_read_them(tmp_path, dtype):
   np.testing.assert_allclose(seen[-1][2], other[-1][2], atol=close)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'rule',
-  ['coupled', *(pytest.param(x, marks=SLOW) for x in ('reject', 'block'))],
-)
+@SLOW
+@pytest.mark.parametrize('rule', ['coupled', 'reject', 'block'])
 @pytest.mark.parametrize('around', [adaptive, hybrid])
 def test_inside_others_too(x64, tmp_path, around, rule):
   """Whatever is drafted, a rule's text at temperature 0 is plain decoding's,
