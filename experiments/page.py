@@ -104,6 +104,12 @@ def distance(alpha: Mapping[str, Any] | None) -> str:
   return 'unknown' if away is None else f'{away:.2g}'
 
 
+def made_by() -> dict[str, Any]:
+  """`commit` and `dirty` of machine.describe, of the code alone: WRITTEN."""
+  commit, dirty = machine.commit(*WRITTEN)
+  return {'commit': commit, 'dirty': dirty}
+
+
 def made_on(m: dict[str, Any]) -> str:
   """The commit and the machine of machine.describe."""
   return (

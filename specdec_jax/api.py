@@ -69,7 +69,7 @@ def generate(
   job = _job(target, _listed(prompts), 0, **how, **options)
   out = {}
   rows = min(job.each[0].batch_size, len(job.items))
-  for i, x in answers(*job[:3], rows=rows):
+  for i, x in _answered(job, rows):
     if x.finish_reason == 'non-finite':
       raise _non_finite(job.engine, job.items[i].number, len(x.tokens))
     out[i] = x
@@ -147,9 +147,9 @@ class _Job(NamedTuple):
   """What is decoded: requests, the settings of each, what they ask for."""
 
   engine: build.Engine
-  items: list[requests.Item]
-  each: list[completion.Settings]
-  asked: list[requests.Wanted]
+  items: Sequence[requests.Item]
+  each: Sequence[completion.Settings]
+  asked: Sequence[requests.Wanted]
 
 
 def _job(
@@ -256,6 +256,13 @@ def answers(
     rows: decoded together; on a mesh rounded up.
   """
   asked = _asked(engine.target, items, each)
+  return _answered(_Job(engine, items, each, asked), rows)
+
+
+def _answered(
+  job: _Job, rows: int
+) -> Iterator[tuple[int, completion.Completion]]:
+  engine, items, each, asked = job
   if each[0].record or len(items) <= rows:
     found = _in_batches(engine, items, asked, rows, record=each[0].record)
   else:

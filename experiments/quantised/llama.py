@@ -56,9 +56,7 @@ def run() -> bool:
     check=True,
   )
   found = json.loads(done.stdout)
-  about = machine.describe() | dict(
-    zip(('commit', 'dirty'), machine.commit(*page.WRITTEN), strict=True)
-  )
+  about = machine.describe() | page.made_by()
   doc = {'machine': about, 'asked': asked | {'prompts': len(asked['prompts'])}}
   text = render.llama(doc | found)
   if folder is not None:

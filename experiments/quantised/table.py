@@ -20,7 +20,7 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.quantised import render  # noqa: E402
-from specdec_jax import build, fields, machine, printing, program  # noqa: E402
+from specdec_jax import build, fields, printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
@@ -57,9 +57,7 @@ def run() -> bool:
       )
   folder = program.open_workdir(_RESULTS.value)
   kept, sound = _kept(folder), True
-  made_by = dict(
-    zip(('commit', 'dirty'), machine.commit(*page.WRITTEN), strict=True)
-  )
+  made_by = page.made_by()
   for dtype in _TARGETS.value:
     target = dataclasses.replace(settings.target, dtype=dtype)
     found = _run(dataclasses.replace(settings, target=target))

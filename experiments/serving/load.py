@@ -73,7 +73,7 @@ def run() -> bool:
   quarter = len(levels) // 4
   grown = max(levels[-quarter:]) / max(levels[quarter : 2 * quarter])
   doc = {
-    'machine': machine.describe(),
+    'machine': machine.describe() | page.made_by(),
     'target': e.target.label,
     'drafter': f'{engine.drafter.name}, gamma {engine.drafter.gamma}',
     'clients': _CLIENTS.value,

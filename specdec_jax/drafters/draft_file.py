@@ -123,7 +123,7 @@ def fitted(
 ) -> Any:
   """fit(arrays, facts) of a file; kept in the target, which it is for."""
   file = find(kind, source)
-  key = kind.name, file, file.stat().st_mtime_ns
+  key = kind.name, *files.stamp([file])
   return target.once(key, lambda: fit(*read(kind, source)))
 
 

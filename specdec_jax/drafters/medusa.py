@@ -62,7 +62,7 @@ def check(
 
   return readings.find(
     target,
-    ('medusa', *medusa_heads.stamp(paths)),
+    ('medusa', *files.stamp(paths)),
     lambda: files.digest(paths),
     lambda: _questions(heads),
     drafter,

@@ -136,6 +136,13 @@ def digest(paths: Sequence[pathlib.Path]) -> str:
   return hashlib.sha256(''.join(lines).encode()).hexdigest()
 
 
+def stamp(
+  paths: Sequence[pathlib.Path],
+) -> tuple[tuple[pathlib.Path, int], ...]:
+  """What differs once files have other content, without reading them."""
+  return tuple((path, path.stat().st_mtime_ns) for path in paths)
+
+
 def cache_folder() -> pathlib.Path:
   """$SPECDEC_JAX_CACHE, else specdec_jax under the user's cache folder."""
   own = os.environ.get('SPECDEC_JAX_CACHE')

@@ -165,10 +165,9 @@ class Worker:
       piece = reader.piece(tokens, origins, last=job in ended)
       if reader.stopped:  # the row itself knows no stop strings
         ended.add(job)
-      if tokens:
-        job.times.append(now)
-        job.tokens += len(piece.tokens)
-        job.tell(job, piece)
+      job.times.append(now)
+      job.tokens += len(piece.tokens)
+      job.tell(job, piece)
     done = [job for job in self.running if job in ended]
     for job, row in zip(done, self._pool.take(done), strict=True):
       answer = api.completion_of(self._engine, job.asked.settings, row)

@@ -73,19 +73,8 @@ def plant_heads(folder, given, reading, seed):
       ).mean()
     return total
 
-  optimiser = optax.adam(0.03)
-
-  def step(carry, _):
-    heads, state = carry
-    update, state = optimiser.update(jax.grad(loss)(heads), state)
-    return (optax.apply_updates(heads, update), state), None
-
-  @jax.jit
-  def train(heads):
-    begun = heads, optimiser.init(heads)
-    return jax.lax.scan(step, begun, length=200)[0][0]
-
-  found = medusa_heads.stored_as(jax.device_get(train(begun['heads'])))
+  heads = readings_test.minimised(loss, begun['heads'], 0.03, steps=200)
+  found = medusa_heads.stored_as(heads)
   arrays |= {n: np.ascontiguousarray(x) for n, x in found.items()}
   safetensors.numpy.save_file(arrays, folder / medusa_heads.FILE)
 

@@ -161,19 +161,24 @@ def fitted(config, given, flat, rate):
       total += jnp.sum(each_BL * counted_BL) / counted_BL.sum()
     return total
 
+  return minimised(loss, flat, rate, steps=300)
+
+
+def minimised(loss, params, rate, steps):
+  """The parameters after so many steps of Adam."""
   optimiser = optax.adam(rate)
 
   def step(carry, _):
-    flat, state = carry
-    update, state = optimiser.update(jax.grad(loss)(flat), state)
-    return (optax.apply_updates(flat, update), state), None
+    params, state = carry
+    update, state = optimiser.update(jax.grad(loss)(params), state)
+    return (optax.apply_updates(params, update), state), None
 
   @jax.jit
-  def train(flat):
-    begun = flat, optimiser.init(flat)
-    return jax.lax.scan(step, begun, length=300)[0][0]
+  def train(params):
+    begun = params, optimiser.init(params)
+    return jax.lax.scan(step, begun, length=steps)[0][0]
 
-  return jax.device_get(train(flat))
+  return jax.device_get(train(params))
 
 
 # --- what is found ------------------------------------------------------------

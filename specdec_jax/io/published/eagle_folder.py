@@ -106,7 +106,7 @@ def digest(folder: pathlib.Path) -> str:
 
 def stamp(folder: pathlib.Path) -> tuple[Any, ...]:
   """What differs once the folder has other content."""
-  return folder, *(x.stat().st_mtime_ns for x in sorted(folder.iterdir()))
+  return folder, *files.stamp(sorted(folder.iterdir()))
 
 
 def _claimed(

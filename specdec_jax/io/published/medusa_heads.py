@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import hosts
-from specdec_jax.io import download, hf, load, names
+from specdec_jax.io import download, files, hf, load, names
 from specdec_jax.io.arrays import stored
 from specdec_jax.models import convert, lm
 
@@ -37,7 +37,7 @@ def fit(
   """
   paths = find(source)
   read = lambda: _read(f'medusa {source}', paths, target)
-  return target.once(('medusa', *stamp(paths)), read)
+  return target.once(('medusa', *files.stamp(paths)), read)
 
 
 def find(source: str | os.PathLike) -> list[pathlib.Path]:
@@ -49,11 +49,6 @@ def find(source: str | os.PathLike) -> list[pathlib.Path]:
     return [path]
   alone = [path / x for x in _FILES if (path / x).exists()]
   return alone[:1] or hf.weight_files(path)
-
-
-def stamp(paths: list[pathlib.Path]) -> tuple[Any, ...]:
-  """What differs once the files have other content."""
-  return tuple((path, path.stat().st_mtime_ns) for path in paths)
 
 
 def _read(
