@@ -20,7 +20,9 @@ from specdec_jax.bench import identity, prompts
 from specdec_jax.bench import plan as plan_lib
 
 _CONFIG = program.config_flag('configs/pair.py')
-_PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
+_PROMPTS = flags.DEFINE_string(
+  'prompts', '', 'JSONL file, in place of bench.prompts'
+)
 _WORKDIR = flags.DEFINE_string('workdir', '', 'folder for the results')
 
 

@@ -17,8 +17,10 @@ from specdec_jax.bench import benchmark, budget, prompts
 from specdec_jax.bench import plan as plan_lib
 
 _CONFIG = program.config_flag('configs/pair.py')
-_PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
-_SIZES = flags.DEFINE_list('batch_sizes', [], 'for the crossover: 1,4,16')
+_PROMPTS = flags.DEFINE_string(
+  'prompts', '', 'JSONL file, in place of bench.prompts'
+)
+_SIZES = flags.DEFINE_list('batch_sizes', [], 'measure at these too: 1,4,16')
 _MINUTES = flags.DEFINE_float(
   'minutes', 10, 'in all, with loading and compiling; 0: all of the config'
 )

@@ -1,14 +1,14 @@
-"""Checks every promise of exactness and prints its measured figure.
+"""Checks every promise of exactness and prints its number beside its bound.
 
-python scripts/certify.py                       # minutes, fixed seeds
-python scripts/certify.py --tier=full           # hours, seeded by the date
-python scripts/certify.py --rule=file.py:verify      # your own rule
-python scripts/certify.py --drafter=file.py:make     # your own drafter
-python scripts/certify.py --model=file.py:make       # your own model
-python scripts/certify.py --inject-fault=help     # known faults: it must fail
+python scripts/certify.py                          # 15 minutes, fixed seeds
+python scripts/certify.py --tier=full              # hours, seeded by the date
+python scripts/certify.py --rule=file.py:verify    # your own rule
+python scripts/certify.py --drafter=file.py:make   # your own drafter
+python scripts/certify.py --model=file.py:make     # your own model
+python scripts/certify.py --inject-fault=help      # lists known faults
 
-The last line of stdout is JSON; exit status 1 if a promise fails, or none could
-be checked.
+docs/exactness.md lists the promises. The last line of stdout is JSON; exit
+status 1 if a promise fails, or none could be checked.
 """
 
 import datetime
@@ -31,7 +31,7 @@ _MODEL = flags.DEFINE_string(
   'model', '', 'a path: package.module:make, or file.py:make'
 )
 _FAULT = flags.DEFINE_string(
-  'inject-fault', '', 'a known fault to plant: reject with lm must fail'
+  'inject-fault', '', 'a known fault to plant, which must be found'
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', '', 'folder for certificate.md, .json'

@@ -1,7 +1,8 @@
 r"""Finds by measurement how a published draft is to be read.
 
-python scripts/check_draft.py --target=SOURCE --draft=SOURCE [--drafter=medusa]
+python scripts/check_draft.py --target=SOURCE --draft=FOLDER [--drafter=medusa]
 
+A folder may not say, or say wrongly, which layers its draft reads and how.
 Prints for each reading that was tried how many of the tokens of the target's
 own greedy text are a draft's first choice, for the first to the third draft of
 a window; then the reading under which the draft runs, as JSON. What is found is

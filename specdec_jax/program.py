@@ -72,11 +72,11 @@ def config_flag(
 ) -> flags.FlagHolder:
   """Defines --config=FILE[:ARGUMENT] and --config.SECTION.KEY=VALUE.
 
-  keys: the file that explains the keys, for --help.
+  keys: the file that lists the keys, for --help.
   """
   about = (
-    f'FILE or FILE:ARGUMENT; its keys, explained in {keys}, are changed by '
-    '--config.SECTION.KEY=VALUE'
+    f'FILE or FILE:ARGUMENT, as in FILE:tiny; its keys, listed in {keys}, are '
+    'changed by --config.SECTION.KEY=VALUE'
   )
   try:
     return config_flags.DEFINE_config_file('config', default, about)
@@ -100,7 +100,9 @@ def launch(
       hosts.from_first and hosts.fetch keep them together.
   """
   flags.DEFINE_string(
-    'distributed', 'auto', 'auto, off, or ADDRESS,N,I: docs/many_hosts.md'
+    'distributed',
+    'auto',
+    'how processes join: auto, off, or ADDRESS,N,I (docs/many_hosts.md)',
   )
 
   def main(argv):

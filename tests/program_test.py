@@ -103,7 +103,7 @@ def test_a_result_is_printed_whatever_stdout_can_show(tmp_path):
 def test_help_names_the_config_and_where_its_keys_are():
   out = ' '.join(programs.run('scripts/distill.py', '--help').out.split())
   assert '--config: FILE or FILE:ARGUMENT' in out
-  assert 'explained in configs/distill.py' in out
+  assert 'listed in configs/distill.py' in out
   assert '--config.SECTION.KEY=VALUE' in out and '--distributed:' in out
 
 
