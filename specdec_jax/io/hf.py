@@ -147,29 +147,17 @@ def open_folder(
         raise ValueError(f'{path}: {name} is also in {where[name].name}')
       arrays[name], where[name] = array, path
 
-  get = lambda name: arrays[name].read()
-  tensors = {k: module.Tensor(x.dtype, x.shape) for k, x in arrays.items()}
-  weights = quantised.Quantised({}, tensors, get)
+  plans, plain = {}, arrays
   if how is not None:
-    weights = quantised.plan(str(folder), how, tensors, get)
-  for name, tensor in weights.plain.items():
-    if tensor.dtype not in module.FLOATS:
+    plans, plain = quantised.plan(str(folder), how, arrays)
+  for name, array in plain.items():
+    if array.dtype not in module.FLOATS:
       raise ValueError(
-        f'{where[name]}: {name} is {tensor.dtype}; allowed are '
+        f'{where[name]}: {name} is {array.dtype}; allowed are '
         f'{", ".join(module.FLOATS)}, and the parts of quantised matrices of '
         'which config.json has the quantization_config'
       )
-  reader = names.Reader(
-    source,
-    naming,
-    weights.shapes,
-    weights.get,
-    weights.kind,
-    weights.spare,
-    weights.kinds,
-    weights.blocks,
-    weights.orders,
-  )
+  reader = quantised.opened(source, naming, plans, plain)
   if config.tied and reader.unties():
     # As transformers 5 does; of a T5 only the weights tell.
     config = dataclasses.replace(config, tied=False)

@@ -12,9 +12,10 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from specdec_jax.io import files, hf, sources
+from specdec_jax.io import files, hf, names, sources
+from specdec_jax.io.arrays import stored as stored_lib
 from specdec_jax.io.quantised import form as form_lib
-from specdec_jax.io.quantised import module, reader
+from specdec_jax.io.quantised import reader
 from specdec_jax.models import lm
 from tests.io import tiny
 
@@ -51,22 +52,27 @@ CASES = {
 
 
 def planned(settings, parts):
-  """The plan of one matrix, x.weight, of these parts."""
+  """(reader, plans, other arrays) of one matrix, x.weight, of these parts."""
   checked, _ = reader.settings(
     {'quantization_config': settings}, pathlib.Path('config.json')
   )
-  tensors = {
-    f'x.{k}': module.Tensor(dtype, x.shape) for k, (dtype, x) in parts.items()
+  arrays = {
+    f'x.{k}': stored_lib.Stored(dtype, x.shape, lambda x=x: x)
+    for k, (dtype, x) in parts.items()
   }
-  get = lambda name: parts[name.removeprefix('x.')][1]
-  return reader.plan('x', checked, tensors, get)
+  plans, plain = reader.plan('x', checked, arrays)
+  return reader.opened('x', names.HF, plans, plain), plans, plain
+
+
+def opened(settings, parts):
+  return planned(settings, parts)[0]
 
 
 @pytest.mark.parametrize('case', CASES)
 def test_values_are_those_of_the_format_s_own_package(case):
   facts, parts = CASES[case]
-  plan = planned(facts['settings'], parts)
-  assert not plan.plain
+  plan, _, plain = planned(facts['settings'], parts)
+  assert not plain
   x = plan.get('x.weight')
   assert x.dtype == np.float32
   assert list(x.shape) == list(plan.shapes['x.weight']) == facts['shape']
@@ -78,8 +84,8 @@ def test_values_are_those_of_the_format_s_own_package(case):
 def test_what_is_kept_has_these_values_too(case):
   """To the bit where scales have 16 bits."""
   facts, parts = CASES[case]
-  plan = planned(facts['settings'], parts)
-  form, want = plan.plans['x.weight'].form(), plan.get('x.weight')
+  plan, plans, _ = planned(facts['settings'], parts)
+  form, want = plans['x.weight'].form(), plan.get('x.weight')
   if form.table is not None:
     assert plan.kinds == {'x.weight': plan.kind}
     return
@@ -112,8 +118,8 @@ def test_whatever_a_part_is_like_nothing_but_a_value_error(case):
     others = {k: y for k, y in parts.items() if k != part}
     for found in [{}, *({part: y} for y in damaged(dtype, x))]:
       try:
-        plan = planned(facts['settings'], others | found)
-        for name in plan.plans:
+        plan, plans, _ = planned(facts['settings'], others | found)
+        for name in plans:
           plan.get(name)
       except ValueError as error:
         assert str(error).startswith('x: x: '), error
@@ -129,16 +135,16 @@ def test_a_matrix_that_is_also_stored_as_it_was_is_refused():
 def test_some_matrices_of_gptq_may_have_other_bits_than_are_stated():
   """As `dynamic` settings give them; the shapes tell."""
   facts, parts = CASES['gptq: 8 bits, symmetric, mixed']
-  plan = planned(facts['settings'] | dict(bits=4, dynamic={'.*': {}}), parts)
+  plan = opened(facts['settings'] | dict(bits=4, dynamic={'.*': {}}), parts)
   assert plan.kind == 'GPTQ 8-bit'
-  want = planned(facts['settings'], parts).get('x.weight')
+  want = opened(facts['settings'], parts).get('x.weight')
   np.testing.assert_array_equal(plan.get('x.weight'), want)
 
 
 def test_the_version_of_auto_round_is_its_packing():
   facts, parts = CASES['gptq: 4 bits, mixed']
   own = dict(quant_method='auto-round', packing_format='auto_round:gptqmodel')
-  x, y = (planned(s, parts).get('x.weight') for s in (own, facts['settings']))
+  x, y = (opened(s, parts).get('x.weight') for s in (own, facts['settings']))
   np.testing.assert_array_equal(x, y)
 
 
@@ -467,7 +473,7 @@ def test_bits_that_are_odd_or_cannot_be_told():
   half = {k: (x[0], x[1][:, :32]) for k, x in parts.items() if 'sh' not in k}
   half['weight_packed'] = 'I32', parts['weight_packed'][1][:, :4]
   half['weight_shape'] = 'I64', np.array([40, 32])
-  assert planned(settings(4), half).kind == 'compressed-tensors 4-bit'
+  assert opened(settings(4), half).kind == 'compressed-tensors 4-bit'
   with pytest.raises(ValueError, match=r'2 ways fit \[3, 4\] bits'):
     planned(settings(3, 4), half)
 
@@ -477,8 +483,8 @@ def test_a_matrix_of_mlx_may_have_settings_of_its_own(key):
   facts, parts = CASES['mlx: 8 bits']
   own = facts['settings']
   two = dict(bits=2, group_size=32)
-  plan = planned(two | {key: own, 'y.x': dict(bits=3), 'head': False}, parts)
-  one = planned(own, parts)
+  plan = opened(two | {key: own, 'y.x': dict(bits=3), 'head': False}, parts)
+  one = opened(own, parts)
   np.testing.assert_array_equal(plan.get('x.weight'), one.get('x.weight'))
   assert plan.kind == 'MLX 8-bit'
   for bad in (dict(bits=7), dict(mode='mxfp8'), dict(group_size='32')):
@@ -495,7 +501,7 @@ def test_groups_of_one_size_and_true_zeros():
     planned(settings, three)
   odd = parts | dict(qzeros=('I32', parts['qzeros'][1] + 1))
   with pytest.raises(ValueError, match='symmetric, but its zeros are 7 to 8'):
-    planned(settings, odd).get('x.weight')
+    opened(settings, odd).get('x.weight')
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ def plan4(m: module.Module) -> module.Plan:
     f'weight.{k}': ('U8' if nested and k == 'absmax' else 'F32', (count,))
     for k, count in wanted.items()
   }
-  dtype, stored = m.parts.get('weight', module.Tensor('', ()))
+  dtype, stored = m.kind('weight') or ('', ())
   fits = _WIDTHS.get(dtype, 0) * math.prod(stored) == -(-size // 2)
-  if not fits or any(m.parts.get(k) != x for k, x in others.items()):
+  if not fits or any(m.kind(k) != x for k, x in others.items()):
     m.misfit(f'its parts fit no matrix {list(shape)} in blocks of {block}')
 
   def read() -> form.Form:
@@ -86,7 +86,7 @@ def _absmax(m: module.Module, s: dict[str, Any]) -> np.ndarray:
 
 def plan8(m: module.Module) -> module.Plan:
   shape = O, I = m.matrix('weight', 'I8')
-  if m.parts.get('SCB') != ('F32', (O,)):
+  if m.kind('SCB') != ('F32', (O,)):
     m.misfit('SCB is not a scale a row')
   order = m.get('weight_format').item() if 'weight_format' in m.parts else 0
   if order:

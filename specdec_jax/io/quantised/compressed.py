@@ -5,49 +5,58 @@ after the other; until 2025 a word had whole codes only, ten of three bits.
 weight_zero_point is packed likewise, along the outputs.
 """
 
-import functools
-
 import numpy as np
 
 from specdec_jax.io.quantised import form, module
 
 BITS = (2, 3, 4, 8)
+_PARTS = ('weight_scale', 'weight_zero_point', 'weight_shape', 'weight_g_idx')
 
 
 def plan(m: module.Module) -> module.Plan:
   packed = 'weight_packed' in m.parts
   part = 'weight_packed' if packed else 'weight'
-  shape = O, columns = m.matrix(part, 'I32' if packed else 'I8')
-  bits, whole, parts = 8, False, [part, 'weight_scale', *module.INPUTS]
+  O, I = m.matrix(part, 'I32' if packed else 'I8')
+  bits, whole = 8, False
   if packed:
-    shape = _shape(m, O)
-    bits, whole = _packing(m, shape[1], columns)
-    parts += ['weight_shape', 'weight_g_idx']
-  block = m.block('weight_scale', shape, m.stated('block_structure'))
-  if zeros := m.parts.get('weight_zero_point'):
-    parts += ['weight_zero_point']
+    words, I = I, _inputs(m, O)
+    bits, whole = _packing(m, I, words)
+  block = m.block('weight_scale', (O, I), m.stated('block_structure'))
+  if zeros := m.kind('weight_zero_point'):
     fit = 'I8', m.parts['weight_scale'].shape
     if packed:
-      fit = 'I32', (_words(O, bits, whole), -(-shape[1] // block[1]))
+      fit = 'I32', (_words(O, bits, whole), -(-I // block[1]))
     if zeros != fit:
       m.misfit(f'weight_zero_point fits no matrix of {bits} bits')
-  order = None
-  if 'weight_g_idx' in m.parts:
-    order = m.order('weight_g_idx', shape[1], block[1])
-  read = functools.partial(_form, m, shape, bits, whole, block, order)
-  kind = f'compressed-tensors {bits}-bit'
-  return module.Plan(kind, shape, tuple(parts), read, bits, block[1], order)
+  order = m.order('weight_g_idx', I, block[1])
+
+  def read() -> form.Form:
+    codes, zero = m.get(part), m.get('weight_zero_point') if zeros else None
+    if packed:
+      codes = _unpack(codes, bits, whole)[:, :I]
+      middle = np.full((1, 1), 1 << (bits - 1))
+      zero = _unpack(zero.T, bits, whole)[:, :O].T if zeros else middle
+    elif zeros:
+      zero = zero.reshape(-(-O // block[0]), -1)
+    codes = codes if order is None else codes[:, order]
+    scale = m.scales('weight_scale', (O, I), block)
+    return form.Form(codes, scale, block, zero, order=order)
+
+  kind, parts = (
+    f'compressed-tensors {bits}-bit',
+    (part, *_PARTS, *module.INPUTS),
+  )
+  return module.Plan(kind, (O, I), parts, read, bits, block[1], order)
 
 
-def _shape(m: module.Module, O: int) -> tuple[int, int]:
-  """The shape of a packed matrix, which is stored."""
-  tensor = m.parts.get('weight_shape')
-  shape = None
-  if tensor is not None and tensor.shape == (2,):
+def _inputs(m: module.Module, O: int) -> int:
+  """The columns of a packed matrix, whose shape is stored."""
+  stored, shape = m.kind('weight_shape'), None
+  if stored and stored[1] == (2,):
     shape = tuple(m.get('weight_shape').tolist())
   if shape is None or shape[0] != O or shape[1] < 1:
     m.misfit(f'weight_shape {shape} is not that of the matrix')
-  return O, shape[1]
+  return shape[1]
 
 
 def _words(count: int, bits: int, whole: bool) -> int:
@@ -75,21 +84,3 @@ def _unpack(words: np.ndarray, bits: int, whole: bool) -> np.ndarray:
     return form.unpack(words, bits)
   each = form.unpack(words.reshape(-1, 1), bits)[:, : 32 // bits]
   return each.reshape(len(words), -1)
-
-
-def _form(
-  m: module.Module, shape, bits: int, whole: bool, block, order
-) -> form.Form:
-  (O, I), zero = shape, None
-  if 'weight_packed' in m.parts:
-    codes = _unpack(m.get('weight_packed'), bits, whole)[:, :I]
-    zero = np.full((1, 1), 1 << (bits - 1))
-    if 'weight_zero_point' in m.parts:
-      zero = _unpack(m.get('weight_zero_point').T, bits, whole)[:, :O].T
-  else:
-    codes = m.get('weight')
-    if 'weight_zero_point' in m.parts:
-      zero = m.get('weight_zero_point').reshape(-(-O // block[0]), -1)
-  codes = codes if order is None else codes[:, order]
-  scale = m.scales('weight_scale', shape, block)
-  return form.Form(codes, scale, block, zero, order=order)

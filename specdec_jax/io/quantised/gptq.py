@@ -5,7 +5,6 @@ qzeros [groups, out * bits / 32] those of a row; scales [groups, out]. g_idx
 [in] has the group of each input, which `desc_act` has mixed.
 """
 
-import functools
 import math
 
 import numpy as np
@@ -19,10 +18,7 @@ def plan(m: module.Module) -> module.Plan:
   rows, O = m.matrix('qweight', 'I32')
   G, scales = m.matrix('scales', *module.FLOATS)
   zeros, words = m.matrix('qzeros', 'I32')
-  parts = ('qweight', 'qzeros', 'scales')
-  I = None
-  if 'g_idx' in m.parts:
-    parts, I = (*parts, 'g_idx'), math.prod(m.parts['g_idx'].shape)
+  I = math.prod(m.parts['g_idx'].shape) if 'g_idx' in m.parts else None
   # By the shapes, since `dynamic` settings give some modules other bits.
   fits = [
     b
@@ -36,23 +32,22 @@ def plan(m: module.Module) -> module.Plan:
   I = I or rows * 32 // bits
   if I % G:
     m.misfit(f'{I} inputs are not {G} groups of one size')
-  order = m.order('g_idx', I, I // G) if 'g_idx' in m.parts else None
-  read = functools.partial(_form, m, bits, (O, I), I // G, order)
-  kind = f'GPTQ {bits}-bit'
-  return module.Plan(kind, (O, I), parts, read, bits, I // G, order)
+  group = I // G
+  order = m.order('g_idx', I, group)
 
+  def read() -> form.Form:
+    codes = form.unpack(m.get('qweight').T, bits)[:, :I]
+    stored = form.unpack(m.get('qzeros'), bits)[:, :O].T
+    return form.Form(
+      codes if order is None else codes[:, order],
+      m.floats('scales').T,
+      (1, group),
+      zero=(stored + _first(m, stored, bits)) & ((1 << bits) - 1),
+      order=order,
+    )
 
-def _form(m: module.Module, bits: int, shape, group: int, order) -> form.Form:
-  O, I = shape
-  codes = form.unpack(m.get('qweight').T, bits)[:, :I]
-  stored = form.unpack(m.get('qzeros'), bits)[:, :O].T
-  return form.Form(
-    codes if order is None else codes[:, order],
-    m.floats('scales').T,
-    (1, group),
-    zero=(stored + _first(m, stored, bits)) & ((1 << bits) - 1),
-    order=order,
-  )
+  kind, parts = f'GPTQ {bits}-bit', ('qweight', 'qzeros', 'scales', 'g_idx')
+  return module.Plan(kind, (O, I), parts, read, bits, group, order)
 
 
 def _first(m: module.Module, stored: np.ndarray, bits: int) -> int:

@@ -4,7 +4,6 @@ weight [out, in * bits / 32] has a row's codes, one after the other; scales and
 biases [out, groups]. Embeddings are quantised like the rest.
 """
 
-import functools
 from typing import Any
 
 from specdec_jax.io.quantised import form, module
@@ -23,7 +22,12 @@ def plan(m: module.Module) -> module.Plan:
   G, I = scales[1], words * 32 // bits
   if scales != (O, G) or biases != scales or G * group * bits != words * 32:
     m.misfit(f'its parts fit no matrix of {bits} bits in groups of {group}')
-  read = functools.partial(_form, m, bits, group)
+
+  def read() -> form.Form:
+    codes = form.unpack(m.get('weight'), bits)
+    scale, minimum = m.floats('scales'), m.floats('biases')
+    return form.Form(codes, scale, (1, group), minimum=minimum)
+
   parts = ('weight', 'scales', 'biases')
   return module.Plan(f'MLX {bits}-bit', (O, I), parts, read, bits, group)
 
@@ -35,9 +39,3 @@ def _settings(m: module.Module) -> dict[str, Any]:
     if ends and isinstance(own, dict):
       return {**m.settings, **own}
   return dict(m.settings)
-
-
-def _form(m: module.Module, bits: int, group: int) -> form.Form:
-  codes = form.unpack(m.get('weight'), bits)
-  scale, minimum = m.floats('scales'), m.floats('biases')
-  return form.Form(codes, scale, (1, group), minimum=minimum)

@@ -7,18 +7,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from specdec_jax.io.arrays.stored import Stored
 from specdec_jax.io.quantised.form import Form
 
 FLOATS = ('F32', 'F16', 'BF16', 'F64')
 # Of activations, which are not quantised here.
 INPUTS = ('input_scale', 'input_zero_point')
-
-
-class Tensor(NamedTuple):
-  """A stored array: its type, as safetensors calls it, and its shape."""
-
-  dtype: str
-  shape: tuple[int, ...]
 
 
 class Plan(NamedTuple):
@@ -61,18 +55,29 @@ class Module:
   source: of the checkpoint, for error messages.
   name: 'model.layers.0.mlp.up_proj'.
   parts: its arrays, by the ends of their names: 'qweight', 'weight.absmax'.
-  get(part) -> array.
   settings: the checkpoint's quantization_config.
   """
 
   source: str
   name: str
-  parts: Mapping[str, Tensor]
-  get: Callable[[str], np.ndarray]
+  parts: Mapping[str, Stored]
   settings: Mapping[str, Any]
+
+  def get(self, part: str) -> np.ndarray:
+    return self.parts[part].read()
+
+  def kind(self, part: str) -> tuple[str, tuple[int, ...]] | None:
+    """(dtype, shape) of a part, None if there is none."""
+    return self.parts[part][:2] if part in self.parts else None
 
   def refuse(self, why: str) -> NoReturn:
     raise ValueError(f'{self.source}: {self.name}: {why}')
+
+  def misfit(self, why: str) -> NoReturn:
+    """Refuses parts that do not fit together; lists them."""
+    parts = sorted(self.parts.items())
+    each = (f'{k} {x.dtype} {list(x.shape)}' for k, x in parts)
+    self.refuse(f'{why}: {", ".join(each)}')
 
   def matrix(self, part: str, *dtypes: str) -> tuple[int, int]:
     """The shape of a part, which must be a matrix of one of these types."""
@@ -84,12 +89,6 @@ class Module:
       what = f'{tensor.dtype} {list(tensor.shape)}'
       self.refuse(f'{part} is {what}, not a matrix of {" or ".join(dtypes)}')
     return tensor.shape[0], tensor.shape[1]
-
-  def misfit(self, why: str) -> NoReturn:
-    """Refuses parts that do not fit together; lists them."""
-    parts = sorted(self.parts.items())
-    each = (f'{k} {x.dtype} {list(x.shape)}' for k, x in parts)
-    self.refuse(f'{why}: {", ".join(each)}')
 
   def floats(self, part: str) -> np.ndarray:
     """A part in float32, which must be finite."""
@@ -134,6 +133,8 @@ class Module:
 
     part: the group of each input; negative ones stand for none.
     """
+    if part not in self.parts:
+      return None
     groups, want = self.get(part).reshape(-1), np.arange(I) // group
     if (groups < 0).any() or np.array_equal(groups, want):
       return None

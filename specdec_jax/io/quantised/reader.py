@@ -4,7 +4,6 @@ What a matrix is stored as is told by its parts, since settings err; settings
 say what the parts cannot.
 """
 
-import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -12,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.io import files
+from specdec_jax.io import files, names
+from specdec_jax.io.arrays.stored import Stored
 from specdec_jax.io.quantised import awq, bnb, compressed, form, fp8, gptq, mlx
-from specdec_jax.io.quantised.module import Module, Plan, Tensor
+from specdec_jax.io.quantised.module import Module, Plan
 
 _KEYS = ('quantization_config', 'quantization')
 # Older files have the settings beside config.json.
@@ -57,60 +57,6 @@ _PARTS = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Quantised:
-  """A checkpoint's arrays, as if it had been dequantised.
-
-  plans: name of a matrix -> how it is read.
-  plain: the arrays that are no part of one, by their names.
-  stored(name) -> one of these arrays.
-  """
-
-  plans: Mapping[str, Plan]
-  plain: Mapping[str, Tensor]
-  stored: Callable[[str], np.ndarray]
-
-  @property
-  def shapes(self) -> dict[str, tuple[int, ...]]:
-    plain = {name: x.shape for name, x in self.plain.items()}
-    return plain | {name: x.shape for name, x in self.plans.items()}
-
-  @property
-  def kind(self) -> str:
-    """'GPTQ 4-bit', of most of its elements; '' if nothing is quantised."""
-    sizes: dict[str, int] = {}
-    for x in self.plans.values():
-      sizes[x.kind] = sizes.get(x.kind, 0) + x.shape[0] * x.shape[1]
-    return max(sizes, key=lambda kind: sizes[kind], default='')
-
-  def get(self, name: str) -> np.ndarray:
-    """An array; of a matrix, its values in float32."""
-    if name in self.plans:
-      return form.dequantise(self.plans[name].form())
-    return self.stored(name)
-
-  @property
-  def kinds(self) -> dict[str, str]:
-    """How each matrix is kept, or what there is no kind of panels for."""
-    return {name: x.stored for name, x in self.plans.items()}
-
-  @property
-  def orders(self) -> dict[str, np.ndarray]:
-    """The order that the inputs of some matrices are kept in (Form.order)."""
-    each = {name: x.order for name, x in self.plans.items()}
-    return {name: x for name, x in each.items() if x is not None}
-
-  def blocks(self, name: str) -> np.ndarray:
-    """A matrix as it is kept, one of gguf.blocks.KEPT."""
-    x = self.plans[name]
-    return form.blocks(x.form(), int(x.stored.split('_')[1]))
-
-  def spare(self, name: str) -> bool:
-    """Whether an array is the empty bias that some files give every matrix."""
-    matrix = name.removesuffix('.bias') + '.weight'
-    return matrix in self.plans and not self.stored(name).any()
-
-
 def settings(
   raw: dict[str, Any], path: pathlib.Path
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -122,18 +68,18 @@ def settings(
   Raises:
     ValueError: a method, or a form of one, that is not read.
   """
-  inner = raw.get('text_config')
-  places = [raw, inner] if isinstance(inner, dict) else [raw]
-  rest = {k: x for k, x in raw.items() if k not in _KEYS}
+  inner, found = raw.get('text_config'), []
+  others = lambda x: {k: y for k, y in x.items() if k not in _KEYS}
+  rest = others(raw)
   if isinstance(inner, dict):
-    own = {k: x for k, x in inner.items() if k not in _KEYS}
-    rest['text_config'] = own
-  found = [x[k] for x in places for k in _KEYS if x.get(k) is not None]
+    rest['text_config'] = others(inner)
+  for place in (raw, inner if isinstance(inner, dict) else {}):
+    found += [place[k] for k in _KEYS if place.get(k) is not None]
   for name, method in _BESIDE.items():
     beside = path.with_name(name)
     if not found and beside.exists():
-      found, path = [files.read_json(beside)], beside
-      found[0].setdefault('quant_method', method)
+      found = [{'quant_method': method} | files.read_json(beside)]
+      path = beside
   return (_checked(found[0], path) if found else None), rest
 
 
@@ -162,45 +108,80 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
     )
   for key, allowed in _METHODS[method].items():
     if (found := out.get(key)) not in allowed:
-      what = f'{key}={found!r} of {method} is not supported'
       raise ValueError(
-        f'{path}: {what}; allowed: {", ".join(map(repr, allowed))}'
+        f'{path}: {key}={found!r} of {method} is not supported; allowed: '
+        f'{", ".join(map(repr, allowed))}'
       )
   return out
 
 
 def plan(
-  source: str,
-  values: Mapping[str, Any],
-  tensors: Mapping[str, Tensor],
-  get: Callable[[str], np.ndarray],
-) -> Quantised:
-  """Plans how to read a checkpoint; reads no matrix.
+  source: str, values: Mapping[str, Any], arrays: Mapping[str, Stored]
+) -> tuple[dict[str, Plan], dict[str, Stored]]:
+  """(how each matrix is read, the arrays that are no part of one), by name.
+
+  Reads no matrix.
 
   Args:
     source: of the checkpoint, for error messages.
     values: its settings, from `settings`.
-    tensors: what is stored, by name.
-    get: get(name) -> array.
+    arrays: what is stored.
 
   Raises:
     ValueError: parts that are missing, or do not fit together.
   """
-  modules: dict[str, dict[str, Tensor]] = {}
-  for name, x in tensors.items():
+  modules: dict[str, dict[str, Stored]] = {}
+  for name, x in arrays.items():
     if match := _PARTS.fullmatch(name):
       modules.setdefault(match[1], {})[match[2]] = x
-  plans, plain = {}, dict(tensors)
+  plans, plain = {}, dict(arrays)
   for name, parts in modules.items():
-    read = lambda part, name=name: get(f'{name}.{part}')
-    m = Module(source, name, parts, read, values)
+    m = Module(source, name, parts, values)
     if family := _family(m):
       plans[f'{name}.weight'] = found = family(m)
       for part in parts.keys() & set(found.parts):
         del plain[f'{name}.{part}']
       if f'{name}.weight' in plain:
         m.misfit('it is stored twice, quantised and as a weight')
-  return Quantised(plans, plain, get)
+  return plans, plain
+
+
+def opened(
+  source: str,
+  naming: names.Naming,
+  plans: Mapping[str, Plan],
+  plain: Mapping[str, Stored],
+) -> names.Reader:
+  """A checkpoint as if it had been dequantised, from what `plan` returns."""
+  sizes: dict[str, int] = {}
+  for x in plans.values():
+    sizes[x.kind] = sizes.get(x.kind, 0) + x.shape[0] * x.shape[1]
+
+  def get(name: str) -> np.ndarray:
+    if name in plans:
+      return form.dequantise(plans[name].form())
+    return plain[name].read()
+
+  def spare(name: str) -> bool:
+    """Whether it is the empty bias that some files give every matrix."""
+    matrix = name.removesuffix('.bias') + '.weight'
+    return matrix in plans and not get(name).any()
+
+  def blocks(name: str) -> np.ndarray:
+    x = plans[name]
+    return form.blocks(x.form(), int(x.stored.split('_')[1]))
+
+  return names.Reader(
+    source,
+    naming,
+    {name: x.shape for name, x in {**plain, **plans}.items()},
+    get,
+    kind=max(sizes, key=lambda kind: sizes[kind], default=''),
+    spare=spare,
+    kinds={name: x.stored for name, x in plans.items()},
+    blocks=blocks,
+    orders={n: x.order for n, x in plans.items() if x.order is not None},
+  )
 
 
 def _family(m: Module) -> Callable[[Module], Plan] | None:
