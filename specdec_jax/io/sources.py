@@ -99,7 +99,7 @@ def _folder(folder: pathlib.Path, source: str, label: str) -> Source:
 
 def _gguf(path: pathlib.Path, source: str, label: str) -> Source:
   config, reader, file = architectures.open_file(path, source)
-  label, paths = label or file.label(), [x.path for x in file.parts or [file]]
+  label, paths = label or file.label(), file.parts or [file.path]
   tokenizer = vocabulary.read(file, source)
   return _of_files(label, tokenizer, config, reader, paths)
 

@@ -15,7 +15,7 @@ def fake_file(tmp_path, tokens, model='gpt2', **fields):
   prefix = 'tokenizer.ggml.'
   given = {'model': model, 'tokens': tokens, **fields}
   named = {prefix + k: v for k, v in given.items()}
-  return container.File(tmp_path / 'm.gguf', named, {}, None)
+  return container.File(tmp_path / 'm.gguf', named, {})
 
 
 def bytes_file(tmp_path, pre, **fields):

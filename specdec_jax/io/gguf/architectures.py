@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from specdec_jax.io import names
+from specdec_jax.io.config_json.json_object import Json
 from specdec_jax.io.gguf import parts
 from specdec_jax.io.gguf.container import File
 from specdec_jax.models import attention, rope
@@ -23,11 +24,11 @@ from specdec_jax.models import config as model_config
 # Fields that change nothing here, and others with the values under which they
 # do not: 0, false and an empty text if no others are listed. Other values are
 # refused where the architecture does not read the field.
-_HARMLESS = (
+_HARMLESS = {
   'vocab_size', 'tensor_data_layout', 'rope.scaling.finetuned',
   'rope.scaling.original_context_length', 'attention.layer_norm_epsilon',
   'decoder_start_token_id',
-)  # fmt: skip
+}  # fmt: skip
 _NEUTRAL: dict[str, tuple] = {
   'attention.causal': (True,),
   **dict.fromkeys(
@@ -43,6 +44,25 @@ _WIDTHS = (
   'rope.dimension_count', 'rope.dimension_count_swa', 'attention.value_length',
   'attention.key_length_swa', 'attention.value_length_swa',
 )  # fmt: skip
+# What absent fields stand for: of all architectures, and of each.
+_COMMON: dict[str, Any] = {
+  'rope.freq_base': 10000.0,
+  'rope.scaling.type': 'linear',
+  'rope.scaling.yarn_beta_fast': 32.0,
+  'rope.scaling.yarn_beta_slow': 1.0,
+}
+_OWN: dict[str, dict[str, Any]] = {
+  'gemma2': {
+    'attention.sliding_window': 4096,
+    'attention.sliding_window_pattern': 2,
+    'attn_logit_softcapping': 50.0,
+    'final_logit_softcapping': 30.0,
+  },
+  'gemma3': {
+    'attention.sliding_window_pattern': 6,
+    'rope.freq_base_swa': 10000.0,
+  },
+}
 
 
 def open_file(
@@ -50,51 +70,64 @@ def open_file(
 ) -> tuple[model_config.LMConfig, names.Reader, File]:
   """Settings and weights of a file; the weights are read when asked for."""
   file = parts.parse(path)
-  config = read(file)
-  llama = file.fields['general.architecture'] == 'llama'
-  naming = names.GGUF_LLAMA if llama else names.GGUF
+  arch = file.field('general.architecture', str)
+  if arch not in ARCHS:
+    raise ValueError(
+      f'{path}: architecture {arch!r} is not supported; allowed are '
+      f'{sorted(ARCHS)}'
+    )
+  naming = names.GGUF_LLAMA if arch == 'llama' else names.GGUF
   shapes = {name: t.shape for name, t in file.tensors.items()}
-  reader = names.Reader(source, naming, shapes, file.read)
   kinds = {
     name: t.kind.name
     for name, t in file.tensors.items()
     if len(t.shape) == 2 and gguf.GGML_QUANT_SIZES[t.kind][0] > 1
   }
-  return config, reader._replace(kinds=kinds, blocks=file.blocks), file
+  reader = names.Reader(
+    source, naming, shapes, file.read, kinds=kinds, blocks=file.blocks
+  )
+  return _settings(file, arch), reader, file
 
 
-def read(file: File) -> model_config.LMConfig:
-  """The fields' settings as an LMConfig."""
-  arch = file.field('general.architecture', str)
-  if arch not in ARCHS:
-    raise ValueError(
-      f'{file.path}: architecture {arch!r} is not supported; allowed are '
-      f'{sorted(ARCHS)}'
-    )
-  common = _common(file, arch)
-  config = model_config.LMConfig(**common | ARCHS[arch](file, common))
-  _check_widths(file, arch, config.head_dim)
-  _check_rest(file, arch)
+def _settings(file: File, arch: str) -> model_config.LMConfig:
+  """Refuses fields that would change the model and were not asked for."""
+  start = f'{arch}.'
+  own = {
+    k.removeprefix(start): x.tolist() if isinstance(x, np.ndarray) else x
+    for k, x in file.fields.items()
+    if k.startswith(start)
+  }
+  s = Json(file.path, own, _COMMON | _OWN.get(arch, {}))
+  common = _common(s, file)
+  config = model_config.LMConfig(**common | ARCHS[arch](s, common))
+  for key in _WIDTHS:
+    found = s.integer(key, config.head_dim)
+    if found != config.head_dim:
+      raise ValueError(
+        f'{file.path}: {key}={found} of {config.head_dim} channels; only '
+        'rotation of all channels, and values as wide as keys, are supported'
+      )
+  rest = sorted(own.keys() - s.seen - _HARMLESS)
+  s.check(**{key: _NEUTRAL.get(key, (0, '')) for key in rest})
   if 'rope_freqs.weight' not in file.tensors:
     return config
   return _divided(file, config)
 
 
-def _common(file: File, arch: str) -> dict[str, Any]:
+def _common(s: Json, file: File) -> dict[str, Any]:
   """Settings that all architectures share."""
-  count = lambda key, default=None: file.number(f'{arch}.{key}', int, default)
-  number = lambda key, d=None: file.number(f'{arch}.{key}', float, d)
   for name in ('token_embd.weight', 'blk.0.attn_q.weight'):
     if name not in file.tensors or len(file.tensors[name].shape) != 2:
-      raise ValueError(f'{file.path}: {name} is missing or not a matrix')
-  heads, width = count('attention.head_count'), count('embedding_length')
-  depth, context = count('block_count'), count('context_length')
+      raise ValueError(f'{s.path}: {name} is missing or not a matrix')
+  width = s.integer('embedding_length')
+  heads = s.integer('attention.head_count')
+  depth, context = s.integer('block_count'), s.integer('context_length')
   if depth > len(file.tensors):
     raise ValueError(
-      f'{file.path}: {arch}.block_count={depth}, but the file has only '
+      f'{s.path}: block_count={depth}, but the file has only '
       f'{len(file.tensors)} tensors'
     )
-  scaling = _scaling(file, arch, context)
+  scaling = _scaling(s, context)
   if isinstance(scaling, rope.Yarn):
     # Texts may be `factor` times as long as those of training.
     longest = int(scaling.factor * scaling.original_context)
@@ -103,73 +136,40 @@ def _common(file: File, arch: str) -> dict[str, Any]:
     depth=depth,
     width=width,
     heads=heads,
-    kv_heads=count('attention.head_count_kv', heads),
-    head_dim=count('attention.key_length', max(1, width // heads)),
-    mlp=count('feed_forward_length'),
+    kv_heads=s.integer('attention.head_count_kv', heads),
+    head_dim=s.integer('attention.key_length', max(1, width // heads)),
+    mlp=s.integer('feed_forward_length'),
     vocab=file.tensors['token_embd.weight'].shape[0],
     context=context,
-    rope_theta=number('rope.freq_base', 10000.0),
+    rope_theta=s.number('rope.freq_base'),
     rope_scaling=scaling,
-    norm_eps=number('attention.layer_norm_rms_epsilon'),
+    norm_eps=s.number('attention.layer_norm_rms_epsilon'),
     tied='output.weight' not in file.tensors,
     qkv_bias='blk.0.attn_q.bias' in file.tensors,
     o_bias='blk.0.attn_output.bias' in file.tensors,
   )
 
 
-def _scaling(file: File, arch: str, context: int) -> rope.Scaling | None:
+def _scaling(s: Json, context: int) -> rope.Scaling | None:
   """The scaling of frequencies; a factor without a type is linear."""
-  start = f'{arch}.rope.scaling.'
-  kind = file.field(start + 'type', str, 'linear')
+  kind = s.value('rope.scaling.type')
   if kind not in ('none', 'linear', 'yarn'):
-    raise ValueError(
-      f'{file.path}: rope.scaling.type {kind!r} is not supported; allowed: '
-      "absent, 'none', 'linear', 'yarn'"
-    )
-  # The factor's older name; 0 stands for none.
-  factors = start + 'factor', f'{arch}.rope.scale_linear'
-  file.seen.update(factors)
-  found = [name for name in factors if file.fields.get(name)]
-  factor = file.number(found[0], float) if found else 1.0
+    s.refuse(f'rope.scaling.type {kind!r}', "absent, 'none', 'linear', 'yarn'")
+  # The second is the factor's older name; 0 stands for none.
+  keys = ('rope.scaling.factor', 'rope.scale_linear')
+  found = [key for key in keys if s.value(key)]
+  factor = s.number(found[0]) if found else 1.0
   if kind == 'none' or (kind == 'linear' and factor == 1):
     return None
   if kind == 'linear':
     return rope.RopeScaling(factor, original_context=0)
-  number = lambda key, default: file.number(start + key, float, default)
   return rope.Yarn(
     factor=factor,
-    original_context=file.number(
-      start + 'original_context_length', int, context
-    ),
-    beta_fast=number('yarn_beta_fast', 32.0),
-    beta_slow=number('yarn_beta_slow', 1.0),
+    original_context=s.integer('rope.scaling.original_context_length', context),
+    beta_fast=s.number('rope.scaling.yarn_beta_fast'),
+    beta_slow=s.number('rope.scaling.yarn_beta_slow'),
     magnitude=1 + 0.1 * math.log(max(factor, 1.0)),
   )
-
-
-def _check_widths(file: File, arch: str, head_dim: int) -> None:
-  """Keys, values and rotated channels must be as many."""
-  for key in _WIDTHS:
-    found = file.number(f'{arch}.{key}', int, head_dim)
-    if found != head_dim:
-      raise ValueError(
-        f'{file.path}: {key}={found} of {head_dim} channels; only rotation of '
-        'all channels, and values as wide as keys, are supported'
-      )
-
-
-def _check_rest(file: File, arch: str) -> None:
-  """Refuses fields that would change the model and were not asked for."""
-  for name, value in file.fields.items():
-    key = name.removeprefix(f'{arch}.')
-    if key == name or name in file.seen or key in _HARMLESS:
-      continue
-    allowed = _NEUTRAL[key] if key in _NEUTRAL else (0, '')
-    if isinstance(value, np.ndarray | list) or value not in allowed:
-      words = ', '.join(['absent', *map(repr, allowed)])
-      raise ValueError(
-        f'{file.path}: field {name}={value} is not supported; allowed: {words}'
-      )
 
 
 def _divided(file: File, config: model_config.LMConfig):
@@ -198,51 +198,31 @@ def _divided(file: File, config: model_config.LMConfig):
   return dataclasses.replace(config, rope_scaling=every)
 
 
-def _gemma2(file: File, common: dict[str, Any]) -> dict[str, Any]:
-  return _gemma(file, common, 'gemma2', window=4096, period=2, big=46) | dict(
-    local_rope_theta=_optional(file, 'gemma2.rope.freq_base_swa', None),
-    attn_softcap=_optional(file, 'gemma2.attn_logit_softcapping', 50.0),
-    logit_softcap=_optional(file, 'gemma2.final_logit_softcapping', 30.0),
-  )
+def _gemma(s: Json, common: dict[str, Any], big: int) -> dict[str, Any]:
+  """Settings that Gemma 2 and 3 share.
 
-
-def _gemma3(file: File, common: dict[str, Any]) -> dict[str, Any]:
-  return _gemma(file, common, 'gemma3', window=0, period=6, big=62) | dict(
-    attn_softcap=_optional(file, 'gemma3.attn_logit_softcapping', None),
-    logit_softcap=_optional(file, 'gemma3.final_logit_softcapping', None),
-    local_rope_theta=_optional(file, 'gemma3.rope.freq_base_swa', 10000.0),
-    qk_norm=True,
-  )
-
-
-def _optional(file: File, name: str, absent: float | None) -> float | None:
-  return file.number(name, float) if name in file.fields else absent
-
-
-def _gemma(file: File, common, arch: str, *, window, period, big: int):
-  """Settings that Gemma 2 and 3 share; absent fields are as in llama.cpp.
-
-  window: of local layers, if no field has it. period: every period-th layer is
-  global. big: the depth of the 27B model, whose queries are scaled by
-  width / heads.
+  big: the depth of the 27B model, whose queries are scaled by width / heads.
   """
   depth, width = common['depth'], common['width']
   scalar = width // common['heads'] if depth == big else common['head_dim']
-  key = f'{arch}.attention.sliding_window'
-  window = file.number(key, int) if key in file.fields else window
-  period = file.number(f'{key}_pattern', int, period)
+  key = 'attention.sliding_window'
+  window = 0 if s.value(key) is None else s.integer(key)
+  period = s.integer(f'{key}_pattern')
   return model_config.gemma(width) | dict(
     norm_eps=common['norm_eps'],
     query_scale=scalar**-0.5,
     windows=tuple(window if (i + 1) % period else 0 for i in range(depth)),
+    local_rope_theta=s.cap('rope.freq_base_swa'),
+    attn_softcap=s.cap('attn_logit_softcapping'),
+    logit_softcap=s.cap('final_logit_softcapping'),
   )
 
 
-# Architecture -> function(file, common settings) -> settings that it adds.
-ARCHS: dict[str, Callable[[File, dict[str, Any]], dict[str, Any]]] = {
+# Architecture -> function(fields, common settings) -> settings that it adds.
+ARCHS: dict[str, Callable[[Json, dict[str, Any]], dict[str, Any]]] = {
   'llama': lambda *_: {},
   'qwen2': lambda *_: {},
   'qwen3': lambda *_: dict(qk_norm=True),
-  'gemma2': _gemma2,
-  'gemma3': _gemma3,
+  'gemma2': lambda *x: _gemma(*x, big=46),
+  'gemma3': lambda *x: _gemma(*x, big=62) | dict(qk_norm=True),
 }

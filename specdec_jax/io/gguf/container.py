@@ -11,7 +11,7 @@ import mmap
 import pathlib
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gguf
@@ -26,40 +26,35 @@ _STRING, _ARRAY = 8, 9
 
 
 class Tensor(NamedTuple):
-  """Where a tensor lies: shape in numpy's order, the reverse of the file's."""
+  """A tensor on disk.
+
+  shape: in numpy's order, the reverse of the file's. raw: its bytes, mapped.
+  """
 
   shape: tuple[int, ...]
   kind: gguf.GGMLQuantizationType
-  offset: int
-  nbytes: int
+  raw: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """An open file: its fields, and its tensors on disk.
+  """An open file, or several with one model: fields, and tensors on disk.
 
-  seen: the names of the fields that were asked for.
-  parts: of a model in several files, each of them; tensors has all of theirs.
+  parts: the paths of several.
   """
 
   path: pathlib.Path
   fields: Mapping[str, Any]
   tensors: Mapping[str, Tensor]
-  data: mmap.mmap
-  seen: set[str] = dataclasses.field(default_factory=set)
-  parts: tuple['File', ...] = ()
+  parts: Sequence[pathlib.Path] = ()
 
   def read(self, name: str) -> np.ndarray:
     """One tensor, dequantised: float32, or float64 where stored so."""
-    for part in self.parts:
-      if name in part.tensors:
-        return part.read(name)
     t = self.tensors[name]
-    block, size = gguf.GGML_QUANT_SIZES[t.kind]
-    raw = np.frombuffer(self.data, np.uint8, t.nbytes, t.offset)
     if t.kind == gguf.GGMLQuantizationType.F32:
-      return raw.view(np.float32).reshape(t.shape)
-    rows = raw.reshape(*t.shape[:-1], t.shape[-1] // block * size)
+      return t.raw.view(np.float32).reshape(t.shape)
+    block, size = gguf.GGML_QUANT_SIZES[t.kind]
+    rows = t.raw.reshape(*t.shape[:-1], t.shape[-1] // block * size)
     try:
       return gguf.dequantize(rows, t.kind).reshape(t.shape)
     except NotImplementedError as e:
@@ -70,21 +65,14 @@ class File:
 
   def blocks(self, name: str) -> np.ndarray:
     """One matrix as it is stored: uint8 [rows, blocks, bytes of a block]."""
-    for part in self.parts:
-      if name in part.tensors:
-        return part.blocks(name)
     t = self.tensors[name]
-    raw = np.frombuffer(self.data, np.uint8, t.nbytes, t.offset)
-    return raw.reshape(t.shape[0], -1, gguf.GGML_QUANT_SIZES[t.kind][1])
+    return t.raw.reshape(t.shape[0], -1, gguf.GGML_QUANT_SIZES[t.kind][1])
 
   def field(self, name: str, kind: type, default: Any = None) -> Any:
-    """A field of the given Python type; a float may be stored as an integer."""
-    self.seen.add(name)
+    """A field of the given Python type."""
     value = self.fields.get(name, default)
     if value is None:
       raise ValueError(f'{self.path}: field {name} is missing')
-    if kind is float and type(value) is int:
-      value = float(value)
     if not isinstance(value, kind) or (kind is int and type(value) is bool):
       raise ValueError(
         f'{self.path}: field {name} is {type(value).__name__}; '
@@ -92,21 +80,11 @@ class File:
       )
     return value
 
-  def number(self, name: str, kind: type, default: Any = None) -> Any:
-    """A field that is a positive int or float."""
-    value = self.field(name, kind, default)
-    # No size is near 2^40: a damaged one must not be allocated.
-    if not 0 < value < (1 << 40 if kind is int else math.inf):
-      raise ValueError(
-        f'{self.path}: {name}={value}; a positive number is needed'
-      )
-    return value
-
   def label(self) -> str:
     """'SmolLM2-135M-Instruct (Q4_1, dequantised)': name and commonest type."""
     sizes: dict[str, int] = {}
     for t in self.tensors.values():
-      sizes[t.kind.name] = sizes.get(t.kind.name, 0) + t.nbytes
+      sizes[t.kind.name] = sizes.get(t.kind.name, 0) + t.raw.size
     kind = max(sizes, key=lambda k: sizes[k])
     stem = re.sub(r'-\d{5}-of-\d{5}$', '', self.path.stem)
     stem = stem.removesuffix(f'.{kind}').removesuffix(f'-{kind}')
@@ -148,7 +126,7 @@ def parse(path: pathlib.Path) -> File:
   for _ in range(n_fields):
     name = cursor.string('the name of a field')
     fields[name] = cursor.value(cursor.scalar('I'), f'field {name}')
-  return File(path, fields, _tensors(cursor, n_tensors, fields), data)
+  return File(path, fields, _tensors(cursor, n_tensors, fields))
 
 
 class _Cursor:
@@ -228,5 +206,6 @@ def _tensors(cursor: _Cursor, count: int, fields) -> dict[str, Tensor]:
       )
     cursor.at, nbytes = start + offset, count // block * size
     cursor.need(nbytes, f'tensor {name}')
-    tensors[name] = Tensor(shape, kind, start + offset, nbytes)
+    raw = np.frombuffer(cursor.data, np.uint8, nbytes, cursor.at)
+    tensors[name] = Tensor(shape, kind, raw)
   return tensors

@@ -18,22 +18,22 @@ def parse(path: pathlib.Path) -> container.File:
   if count == 1:
     return file
   number = file.field('split.no', int)
-  name = re.fullmatch(r'(.+)-(\d{5})-of-(\d{5})\.gguf', file.path.name)
-  this = f'{file.path}: is part {number + 1} of {count}'
+  name = re.fullmatch(r'(.+)-(\d{5})-of-(\d{5})\.gguf', path.name)
+  this = f'{path}: is part {number + 1} of {count}'
   if name is None or (int(name[2]), int(name[3])) != (number + 1, count):
     raise ValueError(
       f'{this}, and must be called NAME-{number + 1:05d}-of-{count:05d}.gguf, '
       'as the others are: rename it'
     )
   paths = [
-    file.path.with_name(f'{name[1]}-{i + 1:05d}-of-{count:05d}.gguf')
+    path.with_name(f'{name[1]}-{i + 1:05d}-of-{count:05d}.gguf')
     for i in range(count)
   ]
   if number:
     raise ValueError(f'{this}; name the first, {paths[0].name}')
-  if missing := [path.name for path in paths if not path.exists()]:
+  if missing := [x.name for x in paths if not x.exists()]:
     raise ValueError(
-      f'{file.path}: of its {count} parts are missing {", ".join(missing)}: '
+      f'{path}: of its {count} parts are missing {", ".join(missing)}: '
       'put them beside it'
     )
   parts = [file, *map(container.parse, paths[1:])]
@@ -48,10 +48,4 @@ def parse(path: pathlib.Path) -> container.File:
         f'{why}'
       )
     tensors |= part.tensors
-  total = file.field('split.tensors.count', int, len(tensors))
-  if total != len(tensors):
-    raise ValueError(
-      f'{file.path}: its {count} parts have {len(tensors)} tensors, not '
-      f'{total}: one of them is of another file'
-    )
-  return dataclasses.replace(file, tensors=tensors, parts=tuple(parts))
+  return dataclasses.replace(file, tensors=tensors, parts=paths)
