@@ -55,15 +55,12 @@ def _text(raw: dict[str, Any]) -> dict[str, Any]:
   kind, own = raw.get('model_type'), raw.get('text_config')
   if kind == 'mimo':  # with a module that drafts (io.published.eagle_folder)
     return raw | dict(model_type='qwen2')
-  if not isinstance(kind, str) or not isinstance(own, dict):
-    return raw
-  if kind not in _WITH_IMAGES:
+  if kind not in [*_WITH_IMAGES] or not isinstance(own, dict):
     return raw
   # Both classes tie their heads where the file does not say.
-  outer = dict(quantization_config=None, tie_word_embeddings=True) | raw
-  same = ('quantization_config', 'tie_word_embeddings')
-  text = {'model_type': _WITH_IMAGES[kind]} | own
-  return text | {key: outer[key] for key in same}
+  same = dict(quantization_config=None, tie_word_embeddings=True)
+  outer = {key: raw.get(key, absent) for key, absent in same.items()}
+  return {'model_type': _WITH_IMAGES[kind]} | own | outer
 
 
 def _llama(s: Json) -> dict[str, Any]:
@@ -77,8 +74,8 @@ def _mistral(s: Json) -> dict[str, Any]:
 
 
 def _phi3(s: Json) -> dict[str, Any]:
-  kind = (s.value('rope_scaling') or {}).get('type')
-  if kind == 'yarn':
+  said = [x.get(key) for x in rope.objects(s) for key in ('type', 'rope_type')]
+  if 'yarn' in said:
     s.refuse("rope_scaling type 'yarn' of a Phi-3", "'longrope'")
   return _mistral(s)
 
@@ -100,13 +97,8 @@ def _qwen3(s: Json) -> dict[str, Any]:
 
 
 def _olmo2(s: Json) -> dict[str, Any]:
-  return _llama(s) | dict(
-    pre_norm=False,
-    post_norm=True,
-    wide_norm=True,
-    qk_norm=True,
-    joint_qk_norm=True,
-  )
+  norms = dict(pre_norm=False, post_norm=True, wide_norm=True)
+  return _llama(s) | norms | dict(qk_norm=True, joint_qk_norm=True)
 
 
 def _smollm3(s: Json) -> dict[str, Any]:
@@ -279,16 +271,23 @@ def _window(s: Json) -> int | None:
 def _alike(s: Json, window: int | None) -> dict[str, Any]:
   """The window of all layers, None for none."""
   kind = _GLOBAL if window is None else _LOCAL
-  depth = s.integer('num_hidden_layers')
-  _layer_types(s, [kind] * depth, (kind,))
-  return dict(windows=(window or 0,))
+  return _windows(s, [kind] * s.integer('num_hidden_layers'), window, (kind,))
 
 
-def _windows(s: Json, kinds: list, window: int | None) -> dict[str, Any]:
-  """The window of every layer; kinds: if the file does not say which have
-  it."""
-  allowed = (_GLOBAL,) if window is None else (_GLOBAL, _LOCAL)
-  kinds = _layer_types(s, kinds, allowed)
+def _windows(
+  s: Json, kinds: list[str], window: int | None, allowed: tuple = ()
+) -> dict[str, Any]:
+  """The window of every layer.
+
+  kinds: of attention of each layer, if the file does not say.
+  allowed: what it may say; (): either, if there is a window.
+  """
+  allowed = allowed or (_GLOBAL, _LOCAL)[: 1 if window is None else 2]
+  depth, kinds = len(kinds), s.value('layer_types', kinds)
+  listed = isinstance(kinds, list) and len(kinds) == depth
+  if not listed or any(kind not in allowed for kind in kinds):
+    words = ' or '.join(map(repr, allowed))
+    s.refuse(f'layer_types={kinds!r}', f'{words} for each of {depth} layers')
   windows = [(window or 0) if x == _LOCAL else 0 for x in kinds]
   return dict(windows=_short(windows))
 
@@ -296,17 +295,6 @@ def _windows(s: Json, kinds: list, window: int | None) -> dict[str, Any]:
 def _short(each: list) -> tuple:
   """A setting of every layer, once if it is the same of all."""
   return tuple(each[:1] if len(set(each)) == 1 else each)
-
-
-def _layer_types(s: Json, default: list[str], allowed: tuple) -> list[str]:
-  """The kind of attention of every layer."""
-  kinds, depth = s.value('layer_types'), len(default)
-  kinds = default if kinds is None else kinds
-  listed = isinstance(kinds, list) and len(kinds) == depth
-  if not listed or any(kind not in allowed for kind in kinds):
-    words = ' or '.join(map(repr, allowed))
-    s.refuse(f'layer_types={kinds!r}', f'{words} for each of {depth} layers')
-  return kinds
 
 
 # model_type -> (function from its settings, naming of its weights).

@@ -22,9 +22,11 @@ class Json:
   defaults: Mapping[str, Any]
   seen: set[str] = dataclasses.field(default_factory=set)
 
-  def value(self, key: str) -> Any:
+  def value(self, key: str, derived: Any = None) -> Any:
+    """derived: what neither file nor defaults have."""
     found = self.nullable(key)
-    return self.defaults.get(key) if found is None else found
+    found = self.defaults.get(key) if found is None else found
+    return derived if found is None else found
 
   def nullable(self, key: str) -> Any:
     """The default if the key is absent, None if it is null."""
@@ -38,8 +40,8 @@ class Json:
     return bool(value)
 
   def integer(self, key: str, derived: int | None = None) -> int:
-    """A positive integer; derived: what neither file nor defaults have."""
-    value = self._or(key, derived)
+    """A positive integer."""
+    value = self.value(key, derived)
     # JSON's true is an int in Python, and no size is near 2^40.
     if type(value) is not int or not 0 < value < 1 << 40:
       raise ValueError(
@@ -48,17 +50,13 @@ class Json:
     return value
 
   def number(self, key: str, derived: float | None = None) -> float:
-    """A positive number, as `integer`."""
-    value = self._or(key, derived)
+    """A positive number."""
+    value = self.value(key, derived)
     if not isinstance(value, (int, float)) or not 0 < value < math.inf:
       raise ValueError(
         f'{self.path}: {key}={value!r}; a positive number is needed'
       )
     return float(value)
-
-  def _or(self, key: str, derived: Any) -> Any:
-    value = self.value(key)
-    return derived if value is None else value
 
   def cap(self, key: str) -> float | None:
     """A positive number, or None if the key is null."""

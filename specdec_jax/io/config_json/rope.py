@@ -67,7 +67,7 @@ def one(s: Json, rope: Mapping[str, Any]) -> dict[str, Any]:
   first = s.integer(first, rope.get(first) or context)
   at = Json(s.path, rope, defaults.ROPE)
   kind = at.value('rope_type') or at.value('type') or 'default'
-  if kind not in _KINDS:
+  if kind not in [*_KINDS]:
     s.refuse(f'rope_type {kind!r}', ', '.join(map(repr, _KINDS)))
   found = dict(rope_theta=at.number('rope_theta', s.number('rope_theta')))
   found |= _KINDS[kind](at, context, first)
