@@ -269,7 +269,11 @@ def without(name):
       None,
       r'fc.weight has shape \(32, 64\); its settings and .* need \(32, 96\)',
     ),
-    (dict(vocab_size=320), None, 'for a target of 320 ids, and m has 264'),
+    (
+      dict(vocab_size=320),
+      None,
+      'of vocabulary 320, and m has 264',
+    ),
     (dict(target_hidden_size=64), None, 'a target of width 64, and m has 32'),
     (
       dict(use_sliding_window=True, max_window_layers=1),

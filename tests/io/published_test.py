@@ -217,7 +217,7 @@ BAD = [
   ),
   (
     changed(layers=dict(vocab_size=41)),
-    'for a target of 41 ids, and a target has 40; give a draft of this',
+    'for a target of vocabulary 41, and a target has 40; give a draft of this',
   ),
   (
     changed(dict(eagle_aux_hidden_state_layer_ids=[2, 5, 12])),
@@ -454,7 +454,7 @@ def test_a_mimo_drafts_for_itself(tmp_path):
 @pytest.mark.parametrize(
   'changes, message',
   [
-    (dict(vocab=264), 'for a target of 320 ids, and m has 264; give a draft'),
+    (dict(vocab=264), 'for a target of vocabulary 320, and m has 264; give'),
     (dict(width=64), 'for a target of width 32, and m has 64; give a draft of'),
   ],
 )

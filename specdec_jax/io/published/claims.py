@@ -29,37 +29,36 @@ Change = Callable[[Claim, Arrays], tuple[Claim, Arrays]]
 
 def questions(claim: Claim, depth: int) -> list[dict[str, Change]]:
   """{an answer that is not the claim's: what it changes} of each question."""
-  own = claim.settings
-  order: Any = {'the feature before the embedding': _swapped}
-  norms: Any = {'norms stored less 1': _one_more}
-  raw = "features before the target's norm"
-  if own['reads'] == 'bare':
-    return [order, norms, {raw: _set((depth - 1,), last_norm='target')}]
-  if own['reads'] == 'joined':
-    return [order, norms, {raw: _set((depth - 1,))}]
+  own, reads = claim.settings, claim.settings['reads']
+  turn = lambda x: np.roll(x, x.shape[1] // 2, 1)
+  beside = r'layers\.0\.self_attn\.[qkv]_proj' if reads == 'beside' else 'fc'
+  # What reads [embedding, feature] is stored for [feature, embedding].
+  order = {
+    'the feature before the embedding': _each(rf'{beside}\.weight', turn)
+  }
+  less = _each(r'.*norm(\.\d+)?\.weight', lambda x: x + 1)
+  norms = {'norms stored less 1': less}
+  if reads in ('bare', 'joined'):
+    normed = dict(last_norm='target') if reads == 'bare' else {}
+    raw = _set((depth - 1,), **normed)
+    return [order, norms, {"features before the target's norm": raw}]
   moved = {
     f'taps one layer {name}': tuple(i + by for i in claim.taps)
     for name, by in (('lower', -1), ('higher', 1))
   }
   inside = lambda taps: min(taps) >= -1 and max(taps) <= depth
   around = {name: _set(taps) for name, taps in moved.items() if inside(taps)}
-  if own['reads'] == 'context':
+  if reads == 'context':
     return [norms, around, {'a norm of each tap': _set(tap_norm='unit')}]
   fed, normed = own['last_norm'] == 'fed', own['normed_residual']
+  residual = f'a {"raw" if normed else "normed"} residual stream'
+  feedback = f'{"raw" if fed else "normed"} feedback'
   return [
     order,
     norms,
     around,
-    {
-      f'a {"raw" if normed else "normed"} residual stream': _set(
-        normed_residual=not normed
-      )
-    },
-    {
-      f'{"raw" if fed else "normed"} feedback': _set(
-        last_norm='head' if fed else 'fed'
-      )
-    },
+    {residual: _set(normed_residual=not normed)},
+    {feedback: _set(last_norm='head' if fed else 'fed')},
   ]
 
 
@@ -77,19 +76,10 @@ def _set(taps: tuple[int, ...] = (), **settings) -> Change:
   )
 
 
-def _swapped(claim: Claim, arrays: Arrays) -> tuple[Claim, Arrays]:
-  """What reads [embedding, feature] is stored for [feature, embedding]."""
-  beside = claim.settings['reads'] == 'beside'
-  read = r'layers\.0\.self_attn\.[qkv]_proj' if beside else 'fc'
-  turn = lambda x: np.roll(x, x.shape[1] // 2, 1)
-  return claim, _each(rf'{read}\.weight', turn, arrays)
-
-
-def _one_more(claim: Claim, arrays: Arrays) -> tuple[Claim, Arrays]:
-  return claim, _each(r'.*norm(\.\d+)?\.weight', lambda x: x + 1, arrays)
-
-
-def _each(pattern: str, change: Callable[[Any], Any], arrays: Arrays) -> Arrays:
-  """The arrays, changed where their names match."""
+def _each(pattern: str, change: Callable[[Any], Any]) -> Change:
+  """Changes the arrays whose names match."""
   matches = re.compile(pattern).fullmatch
-  return {n: change(x) if matches(n) else x for n, x in arrays.items()}
+  return lambda claim, arrays: (
+    claim,
+    {n: change(x) if matches(n) else x for n, x in arrays.items()},
+  )

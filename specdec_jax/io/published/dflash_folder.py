@@ -4,7 +4,6 @@ In the forms of their authors (z-lab), of speculators, and of DeepSpec, which
 saves them as DSpark drafts without a Markov head.
 """
 
-import functools
 import os
 import pathlib
 from typing import Any
@@ -37,11 +36,11 @@ def fit(
   Raises:
     ValueError: no such folder, or a draft of another form or target.
   """
-  where, folder, form = _opened(source)
+  where, folder = f'dflash {source}', find(source)
   mask, size, first = _block(folder, where, target)
   *own, other, moved = reading or ('', '')
   config, params = eagle_folder.fit(
-    folder, where, target, put, form, tuple(own)
+    folder, where, target, put, _claim, tuple(own)
   )
   if any(config.block.windows):
     raise ValueError(f'{where}: layers with a sliding window are not read')
@@ -61,20 +60,14 @@ def questions(
   source: str | os.PathLike, target: load.LanguageModel
 ) -> tuple[tuple[str, ...], ...]:
   """What a folder leaves open, as io.published.readings has it."""
-  where, folder, form = _opened(source)
+  where, folder = f'dflash {source}', find(source)
   mask, _, first = _block(folder, where, target)
   moved = 'its own place' if first == 0 else 'the place after it'
   return (
-    *eagle_folder.questions(folder, where, target, form),
+    *eagle_folder.questions(folder, where, target, _claim),
     tuple(_masks(target, mask)),
     (f'each token of a block for {moved}',),
   )
-
-
-def _opened(source) -> tuple[str, pathlib.Path, eagle_folder.Form]:
-  """(what errors begin with, the folder, how its config.json is read)."""
-  where = f'dflash {source}'
-  return where, find(source), functools.partial(_claim, where)
 
 
 def _masks(target: load.LanguageModel, claimed: int) -> dict[str, int]:
@@ -115,9 +108,8 @@ def _block(
   return mask, size, 0 if anchored else 1
 
 
-def _claim(where: str, raw: dict[str, Any], depth: int) -> claims.Claim:
+def _claim(where: str, raw: dict[str, Any], *_) -> claims.Claim:
   """speculators numbers taps by the layer that reads them, from 1."""
-  del depth
   said = raw | (raw.get('dflash_config') or {})
   above = said.get('aux_hidden_state_layer_ids')
   taps = [i - 1 for i in above] if above else said.get('target_layer_ids')

@@ -7,7 +7,6 @@ folder says what it claims to be; io.published.readings measures whether it is.
 """
 
 import dataclasses
-import functools
 import os
 import pathlib
 import re
@@ -39,10 +38,9 @@ _MTP = {
   'input_proj': 'fc',
   'final_layernorm': 'norm',
 }
-
-
-# Reads a config.json, of a draft for a target of this depth.
-Form = Callable[[dict[str, Any], int], claims.Claim]
+# Reads a config.json: of (what errors begin with, it, the arrays beside it, the
+# target's depth).
+Form = Callable[[str, dict[str, Any], Arrays, int], claims.Claim]
 
 
 def find(source: str | os.PathLike) -> pathlib.Path | None:
@@ -116,8 +114,7 @@ def _claimed(
   form: Form | None = None,
 ) -> tuple[claims.Claim, Arrays]:
   raw, arrays = files.read_json(folder / 'config.json'), _arrays(folder)
-  form = form or _form(where, raw, arrays)
-  return form(raw, target.config.depth), arrays
+  return (form or _claim)(where, raw, arrays, target.config.depth), arrays
 
 
 def questions(
@@ -134,65 +131,42 @@ def questions(
 # --- what a config.json claims -----------------------------------------------
 
 
-def _form(where: str, raw: dict, arrays: Arrays) -> Form:
-  """The reader of a folder's form."""
-  kind = raw.get('speculators_model_type')
+def _claim(
+  where: str, raw: dict[str, Any], arrays: Arrays, depth: int
+) -> claims.Claim:
+  """The claim of a folder in one of EAGLE's forms."""
+  kind, llama = raw.get('speculators_model_type'), {'model_type': 'llama'}
   if kind == 'eagle3':
-    return _speculators
+    layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', {})
+    layers['target_hidden_size'] = raw.get('target_hidden_size')
+    return claims.Claim(layers, _below(raw, depth), _norms(raw))
+  # MTP and EAGLE-1 read the target's normed state, and feed back such a one.
   if 'layers.0.token_norm.weight' in arrays:
-    return _mtp
+    settings = dict(reads='joined', tap_norm='none', last_norm='fed')
+    return claims.Claim(raw, (depth,), settings)
   if kind is None and 'layers.0.hidden_norm.weight' in arrays:
-    return _deepspec if 'target_layer_ids' in raw else _raw
+    if 'target_layer_ids' in raw:  # DeepSpec
+      return claims.Claim(raw, tuple(raw['target_layer_ids']), _norms(raw))
+    # Of EAGLE's authors, SpecForge and AngelSlim. Ids in eagle_config are of
+    # the layers whose outputs are taps, as SGLang reads them.
+    inner = raw.get('eagle_config') or {}
+    taps = inner.get(_AUX) or _below(raw, depth)
+    return claims.Claim(llama | raw, tuple(taps), _norms(raw | inner))
   if kind is None and 'fc.weight' in arrays and HEAD not in arrays:
-    return functools.partial(_eagle1, 'fc.bias' in arrays)
+    bias = 'fc.bias' in arrays
+    settings = dict(reads='bare', tap_norm='none', last_norm='none', bias=bias)
+    return claims.Claim(llama | raw, (depth,), settings)
   what = kind or raw.get('architectures') or raw.get('model_type')
   raise ValueError(
     f'{where}: {what} is no draft that is read; read are {FORMS}'
   )
 
 
-def _eagle1(bias: bool, raw: dict[str, Any], depth: int) -> claims.Claim:
-  """The target's normed state is read, and what is fed back as one."""
-  settings = dict(reads='bare', tap_norm='none', last_norm='none', bias=bias)
-  return claims.Claim({'model_type': 'llama'} | raw, (depth,), settings)
-
-
-def _mtp(raw: dict[str, Any], depth: int) -> claims.Claim:
-  """The target's normed state is read, and what is fed back as one."""
-  settings = dict(reads='joined', tap_norm='none', last_norm='fed')
-  return claims.Claim(raw, (depth,), settings)
-
-
-def _raw(raw: dict[str, Any], depth: int) -> claims.Claim:
-  """EAGLE's authors, SpecForge and AngelSlim.
-
-  Ids in eagle_config are of the layers whose outputs are taps, as SGLang reads
-  them; others are one more, as vLLM does.
-  """
-  inner = raw.get('eagle_config') or {}
-  taps = inner.get(_AUX) or _below(raw, depth)
-  return claims.Claim(
-    {'model_type': 'llama'} | raw, tuple(taps), _norms(raw | inner)
-  )
-
-
-def _speculators(raw: dict[str, Any], depth: int) -> claims.Claim:
-  """Ids are one more than those of the layers whose outputs are taps."""
-  layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', {})
-  layers['target_hidden_size'] = raw.get('target_hidden_size')
-  return claims.Claim(layers, _below(raw, depth), _norms(raw))
-
-
 def _below(raw: dict[str, Any], depth: int) -> tuple[int, ...]:
-  """Layers of which the ids are one more; where there are none, the usual
-  three."""
+  """Layers of which the ids are one more, as vLLM has them; without any, the
+  usual three."""
   ids = raw.get(_AUX) or (2, depth // 2, depth - 3)
   return tuple(i - 1 for i in ids)
-
-
-def _deepspec(raw: dict[str, Any], depth: int) -> claims.Claim:
-  del depth
-  return claims.Claim(raw, tuple(raw['target_layer_ids']), _norms(raw))
 
 
 def _norms(raw: dict[str, Any]) -> dict[str, Any]:
@@ -235,19 +209,17 @@ def _config(
 
 def _check_target(where, config, claim: claims.Claim, target) -> None:
   """Refuses a draft for a target of another width, depth or vocabulary."""
-  label, own = target.label, target.config
+  label, own, taps = target.label, target.config, config.taps
   width = claim.layers.get('target_hidden_size') or config.block.width
-  if width != own.width:
-    raise ValueError(
-      f'{where}: for a target of width {width}, and {label} has {own.width}; '
-      'give a draft of this target'
-    )
-  if config.block.vocab != own.vocab:
-    raise ValueError(
-      f'{where}: for a target of {config.block.vocab} ids, and {label} has '
-      f'{own.vocab}; give a draft of this target'
-    )
-  taps = config.taps
+  for size, theirs, ours in (
+    ('width', width, own.width),
+    ('vocabulary', config.block.vocab, own.vocab),
+  ):
+    if theirs != ours:
+      raise ValueError(
+        f'{where}: for a target of {size} {theirs}, and {label} has {ours}; '
+        'give a draft of this target'
+      )
   if len({*taps}) < len(taps) or not {*taps} <= {*range(-1, own.depth + 1)}:
     raise ValueError(
       f'{where}: it reads what layers {taps} leave, and {label} has '
@@ -258,7 +230,7 @@ def _check_target(where, config, claim: claims.Claim, target) -> None:
 # --- arrays ------------------------------------------------------------------
 
 
-def _arrays(folder: pathlib.Path) -> dict[str, np.ndarray]:
+def _arrays(folder: pathlib.Path) -> Arrays:
   """The arrays of a folder, by the names that speculators gives EAGLE's."""
   every, out = {}, {}
   for path in hf.weight_files(folder):
