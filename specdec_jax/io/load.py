@@ -51,11 +51,7 @@ class LanguageModel:
 
   @property
   def config(self) -> model_config.LMConfig:
-    """lm_config.
-
-    Raises:
-      ValueError: a model of the user's own has none.
-    """
+    """lm_config; ValueError: a model of the user's own has none."""
     if self.lm_config is None:
       raise ValueError(
         f'{self.label}: a model of your own has no LMConfig; what reads its '
@@ -75,10 +71,7 @@ class LanguageModel:
   def draft_model(self, target: 'LanguageModel') -> types.Model:
     """The model as a draft, which reads the parameters of as_draft.
 
-    It has the target's ids and the width of its logits.
-
-    Raises:
-      ValueError: a model of the user's own, with logits of another width.
+    It has the target's ids and the width of its logits, or is refused.
     """
     vocab = target.model.vocab
     if self.own is None:
@@ -195,22 +188,41 @@ def load(
   layout = mesh and sharding.lay_out(
     mesh, opened.config, tensor_parallel=tensor_parallel
   )
-  put = layout and layout.put
+  put, alone = layout and layout.put, layout is None and not scan_layers
   kept: Collection[str] = ()
   if dtype == convert.STORED:
-    kept = _kept(opened, kernels, alone=mesh is None and not scan_layers)
-    dtype = 'float32'
-  alone = layout is None and not scan_layers
-  packs = alone and dtype != 'float64' and _ready(kernels, dtype)
+    kept, dtype = _kept(opened, kernels, alone), 'float32'
+  kinds = rounded.KINDS.get(dtype, ())
+  packs = alone and dtype != 'float64' and _ready(kernels, kinds)
   if kind := dtype if dtype in weights.INTEGERS else '':
     put = functools.partial(rounded.put, kind, layout)
     if packs:
       put = functools.partial(rounded.pack, source, kind)
     dtype = activations()
   model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
-  model = _fused(model, packs) if alone else model
-  model = dataclasses.replace(_rounded(model, kind), layout=layout)
-  return _narrow(model) if kernels == 'int8' else model
+  narrow = kernels == 'int8'
+  return _finished(model, layout, kind, fuses=alone, packs=packs, narrow=narrow)
+
+
+def _finished(
+  model: LanguageModel, layout, kind: str, *, fuses, packs, narrow
+) -> LanguageModel:
+  """A model as a pass reads it fastest; a second rounding is in its name, as in
+  '1.5b (Q4_K, again int4)'."""
+  config, params, label = model.config, model.params, model.label
+  if fuses:
+    config, params = convert.fuse(config, params)
+  if packs:
+    config, params = convert.pack(config, params)
+  if kind:
+    again = label.replace('dequantised', f'again {kind}')
+    label = again if again != label else f'{label} ({kind})'
+  if narrow:
+    params = convert.narrow(params, model.source)
+    label = f'{label.removesuffix(")")}, int8 rows)'
+  return dataclasses.replace(
+    model, label=label, lm_config=config, params=params, layout=layout
+  )
 
 
 def activations() -> str:
@@ -218,34 +230,10 @@ def activations() -> str:
   return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
 
 
-def _fused(model: LanguageModel, packs: bool) -> LanguageModel:
-  """A model on one device, as one pass reads it fastest."""
-  config, params = convert.fuse(model.config, model.params)
-  if packs:
-    config, params = convert.pack(config, params)
-  return dataclasses.replace(model, lm_config=config, params=params)
-
-
-def _narrow(model: LanguageModel) -> LanguageModel:
-  params = convert.narrow(model.params, model.source)
-  label = f'{model.label.removesuffix(")")}, int8 rows)'
-  return dataclasses.replace(model, label=label, params=params)
-
-
-def _ready(kernels: str, dtype: str) -> bool:
-  """Whether there are kernels for what a dtype makes of matrices."""
-  kinds = sorted(set(rounded.KINDS.get(dtype, ())))
-  each = [library.ROWS, *map(library.quantised, kinds)]
+def _ready(kernels: str, kinds: Collection[str]) -> bool:
+  """Whether there are kernels for numbers, and for matrices of these kinds."""
+  each = [library.ROWS, *map(library.quantised, sorted(set(kinds)))]
   return all(library.ready(kernels, files.cache_folder(), x) for x in each)
-
-
-def _rounded(model: LanguageModel, kind: str) -> LanguageModel:
-  """Called '1.5b (Q4_K, again int4)': a second rounding is named."""
-  if not kind:
-    return model
-  again = model.label.replace('dequantised', f'again {kind}')
-  label = again if again != model.label else f'{again} ({kind})'
-  return dataclasses.replace(model, label=label)
 
 
 def read(
@@ -281,15 +269,10 @@ def read(
   )
 
 
-def _kept(
-  opened: sources.Source, kernels: str, *, alone: bool
-) -> frozenset[str]:
+def _kept(opened: sources.Source, kernels: str, alone: bool) -> frozenset[str]:
   """The kinds of blocks that stay as they are; loads their kernels.
 
   alone: whether it is on one device, its layers one by one.
-
-  Raises:
-    ValueError: nothing is stored in blocks, or the kernels cannot run.
   """
   every = frozenset(opened.kinds.values())
   if not (kept := every & blocks.KEPT.keys()):
@@ -299,10 +282,8 @@ def _kept(
       f'{", ".join(blocks.GGUF)}, integers in groups of 32 inputs or a '
       f'multiple, and nf4 in blocks of 64; quantised here are {have}'
     )
-  folder = files.cache_folder()
-  kinds = sorted({blocks.KEPT[stored].kind for stored in kept})
-  libraries = [library.ROWS, *map(library.quantised, kinds)]
-  if not alone or not all(library.ready(kernels, folder, x) for x in libraries):
+  kinds = [blocks.KEPT[stored].kind for stored in kept]
+  if not (alone and _ready(kernels, kinds)):
     raise ValueError(
       f"{opened.name}: dtype='stored' needs one CPU, kernels='auto' and a C "
       "compiler; give dtype='float32'"

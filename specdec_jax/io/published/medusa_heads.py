@@ -112,15 +112,15 @@ def _places(
 
 def _names(count: int, depth: int, own: bool, biased: bool) -> dict[str, str]:
   """{a parameter: its stored name}; own: heads have a matrix each."""
-  out = {}
-  for i in range(count):
-    for j in range(depth):
-      out[f'{i}/layers/{j}/kernel'] = f'{i}.{j}.linear.weight'
-      if biased:
-        out[f'{i}/layers/{j}/bias'] = f'{i}.{j}.linear.bias'
-    if own:
-      out[f'{i}/head'] = f'{i}.{depth}.weight'
-  return out
+  leaves = [('kernel', 'weight'), ('bias', 'bias')][: 1 + biased]
+  layers = {
+    f'{i}/layers/{j}/{ours}': f'{i}.{j}.linear.{theirs}'
+    for i in range(count)
+    for j in range(depth)
+    for ours, theirs in leaves
+  }
+  heads = {f'{i}/head': f'{i}.{depth}.weight' for i in range(count) if own}
+  return layers | heads
 
 
 def stored_as(heads: Mapping[str, Any]) -> dict[str, np.ndarray]:
