@@ -11,11 +11,7 @@ from typing import Any
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """The JSON object in a file.
-
-  Raises:
-    ValueError: no such file, not JSON, or not an object.
-  """
+  """The JSON object in a file; ValueError if there is none."""
   try:
     text = path.read_text('utf-8')
     value = json.loads(text)
@@ -26,13 +22,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     ) from e
   except (OSError, ValueError, RecursionError) as e:
     raise ValueError(f'{path}: not readable as JSON: {e}') from e
-  if not isinstance(value, dict):
-    raise ValueError(
-      f'{path}: a JSON object is needed, not {type(value).__name__}'
-    )
-  if re.search(r'\\u[dD][89a-fA-F]', text):
-    check_unicode(value, str(path))
-  return value
+  return _object(value, text, str(path))
 
 
 def read_jsonl(
@@ -57,7 +47,8 @@ def read_jsonl(
       continue
     where = f'{path}:{number}'
     try:
-      row = json.loads(line.decode('utf-8-sig'))
+      text = line.decode('utf-8-sig')
+      row = json.loads(text)
     except UnicodeDecodeError as e:
       raise ValueError(
         f'{where}: not UTF-8 ({e.reason}): save the file as UTF-8'
@@ -68,13 +59,18 @@ def read_jsonl(
       raise ValueError(
         f'{where}: not JSON ({reason}): each line must be one JSON object'
       ) from e
-    if not isinstance(row, dict):
-      raise ValueError(
-        f'{where}: a JSON object is needed, not {type(row).__name__}'
-      )
-    if b'\\u' in line:
-      check_unicode(row, where)
-    yield where, row
+    yield where, _object(row, text, where)
+
+
+def _object(value: Any, text: str, where: str) -> dict[str, Any]:
+  """A JSON value that must be an object, from this text."""
+  if not isinstance(value, dict):
+    raise ValueError(
+      f'{where}: a JSON object is needed, not {type(value).__name__}'
+    )
+  if re.search(r'\\u[dD][89a-fA-F]', text):
+    check_unicode(value, where)
+  return value
 
 
 def check_unicode(value: Any, what: str) -> None:
