@@ -312,19 +312,7 @@ def _plan(reader: Reader, config) -> dict[str, tuple[str, int]]:
   if config.tied:
     # Tied models look tokens up in the head's columns.
     plan['head'] = table if table in shapes or head not in shapes else head
-  known = {*plan.values(), head}
-  unknown = [
-    x
-    for x in shapes
-    if x not in known and not HARMLESS.fullmatch(x) and not reader.spare(x)
-  ]
-  missing = [name for name, x in plan.items() if x not in shapes]
-  if unknown or missing:
-    raise ValueError(
-      f'{reader.source}: no place for {some(unknown)}; '
-      f'nothing for {some(missing)}'
-    )
-  places = {}
+  places, needed = {}, {}
   for name, x in plan.items():
     need, start = wanted[name].shape, 0
     module = _parts(name)[1]
@@ -335,12 +323,10 @@ def _plan(reader: Reader, config) -> dict[str, tuple[str, int]]:
         need = (*need[:-1], sum(sizes))
         start = sum(sizes[: group.index(module)])
     places[name] = x, start
-    need = need[::-1] if naming.turned(name) else need
-    if tuple(shapes[x]) != need:
-      raise ValueError(
-        f'{reader.source}: {x} has shape {tuple(shapes[x])}; '
-        f'{name} of these settings needs {need}'
-      )
+    needed[x] = need[::-1] if naming.turned(name) else need
+  spare = lambda x: x == head or HARMLESS.fullmatch(x) or reader.spare(x)
+  rest = {x: s for x, s in shapes.items() if x in needed or not spare(x)}
+  check(reader.source, needed, rest)
   return places
 
 
@@ -379,7 +365,36 @@ def _read_blocks(
   return weights.Quantised(jnp.asarray(packed), kind, count, order=order)
 
 
-def some(names: Collection[str], most: int = 12) -> str:
-  """At most so many names, for an error message."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check(
+  source: str,
+  needed: Shapes,
+  stored: Shapes,
+  who: str = 'its settings',
+  advice: str = '',
+) -> None:
+  """Refuses arrays without a place, that are missing, or of another shape.
+
+  needed, stored: what arrays there must be and are, by stored name.
+  who, advice: whose needs they are, and what to do, for the error.
+  """
+  unknown = [x for x in stored if x not in needed]
+  missing = [x for x in needed if x not in stored]
+  if unknown or missing or not needed:
+    raise ValueError(
+      f'{source}: no place for {_some(unknown)}; nothing for '
+      f'{_some(missing)}{advice}'
+    )
+  for name, need in needed.items():
+    if tuple(stored[name]) != need:
+      raise ValueError(
+        f'{source}: {name} has shape {tuple(stored[name])}; {who} need '
+        f'{need}{advice}'
+      )
+
+
+def _some(names: list[str], most: int = 12) -> str:
   more = f' and {len(names) - most} more' if len(names) > most else ''
-  return f'[{", ".join(list(names)[:most])}{more}]'
+  return f'[{", ".join(names[:most])}{more}]'

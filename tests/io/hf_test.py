@@ -294,11 +294,11 @@ UP, NORM = 'model.layers.0.mlp.up_proj.weight', 'model.norm.weight'
   [
     (
       lambda w: w.update({'model.extra.weight': w.pop(NORM), 'more': ONES}),
-      r'no place for \[model.extra.weight, more\]; nothing for \[norm/scale\]',
+      r'no place for \[model.extra.weight, more\]; nothing for \[model.norm',
     ),
     (
       lambda w: w.update({UP: np.ascontiguousarray(w[UP].T)}),
-      r'up_proj.* \(32, 48\).*needs \(48, 32\)',
+      r'up_proj.* \(32, 48\).*need \(48, 32\)',
     ),
     (lambda w: w[NORM].put(3, np.nan), f'{NORM} has 1 values that are not fin'),
   ],

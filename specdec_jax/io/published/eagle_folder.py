@@ -258,26 +258,16 @@ def _places(
   """{parameter of the layers: (its stored name, whether it is transposed)},
   checked to be complete."""
   H, V = config.block.width, config.block.vocab
-  wanted: dict[str, tuple[int, ...]] = {EMBED: (V, H)}
-  wanted |= {HEAD: (*arrays[HEAD].shape[:1], H)} if HEAD in arrays else {}
-  places = named(config)
+  shapes = {n: x.shape for n, x in arrays.items() if n not in ('d2t', 't2d')}
+  places, needed = named(config), {}
   for name, s in eagle.shapes(config).items():
     theirs, turned = places[name]
-    wanted[theirs] = s.shape[::-1] if turned else s.shape
-  unknown = [n for n in arrays if n not in {*wanted, HEAD, 'd2t', 't2d'}]
-  head = (HEAD,) if config.reads == 'beside' else ()
-  missing = [n for n in (*wanted, *head) if n not in arrays and n != EMBED]
-  if unknown or missing:
-    raise ValueError(
-      f'{where}: no place for {names.some(unknown)}; nothing for '
-      f'{names.some(missing)}'
-    )
-  for name, need in wanted.items():
-    if name in arrays and arrays[name].shape != need:
-      raise ValueError(
-        f'{where}: {name} has shape {arrays[name].shape}; its settings and '
-        f'this target need {need}'
-      )
+    needed[theirs] = s.shape[::-1] if turned else s.shape
+  if EMBED in shapes:
+    needed[EMBED] = V, H
+  if HEAD in shapes or config.reads == 'beside':
+    needed[HEAD] = (*shapes.get(HEAD, (V,))[:1], H)
+  names.check(where, needed, shapes, 'its settings and this target')
   if EMBED not in arrays and H != config.tap_width:
     raise ValueError(
       f'{where}: it has no {EMBED}, and is not as wide as its target'

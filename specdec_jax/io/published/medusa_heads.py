@@ -60,12 +60,7 @@ def _read(
   arrays = {k.removeprefix(_INSIDE): x for k, x in (inside or found).items()}
   arrays = _renamed(arrays)
   config, layout, flat = target.config, target.layout, {}
-  for name, (theirs, shape) in _places(where, arrays, config).items():
-    if arrays[theirs].shape != shape:
-      raise ValueError(
-        f'{where}: {theirs} has shape {arrays[theirs].shape}, and heads of '
-        f'{target.label} need {shape}; give heads of this target'
-      )
+  for name, theirs in _places(where, arrays, target).items():
     x = np.asarray(arrays[theirs].read().T, jnp.dtype(config.dtype))
     if not np.isfinite(x).all():
       raise ValueError(f'{where}: {theirs} has values that are not finite')
@@ -87,9 +82,9 @@ def _renamed(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _places(
-  where: str, arrays: Mapping[str, Any], config
-) -> dict[str, tuple[str, tuple[int, ...]]]:
-  """{a parameter: (its stored name, its stored shape)}, checked to be complete.
+  where: str, arrays: Mapping[str, Any], target: load.LanguageModel
+) -> dict[str, str]:
+  """{a parameter: its stored name}, checked to be complete.
 
   How many heads and layers there are is counted: settings beside them err.
   """
@@ -98,16 +93,13 @@ def _places(
   count, depth = (len({pair[i] for pair in numbers}) for i in range(2))
   own, biased = (x in arrays for x in (f'0.{depth}.weight', '0.0.linear.bias'))
   known = _names(count, depth, own, biased)
-  unknown = [x for x in arrays if x not in known.values()]
-  missing = [x for x in known.values() if x not in arrays]
-  if unknown or missing or not count:
-    raise ValueError(
-      f'{where}: no heads of Medusa-1: no place for {names.some(unknown)}; '
-      f'nothing for {names.some(missing)}; give {FORM}'
-    )
-  D, V = config.width, config.vocab
+  D, V = target.config.width, target.config.vocab
   shapes = {'kernel': (D, D), 'bias': (D,), 'head': (V, D)}
-  return {n: (x, shapes[n.split('/')[-1]]) for n, x in known.items()}
+  needed = {x: shapes[n.split('/')[-1]] for n, x in known.items()}
+  found = {n: x.shape for n, x in arrays.items()}
+  who, advice = f'heads of {target.label}', f'; give {FORM}, of this target'
+  names.check(where, needed, found, who, advice)
+  return known
 
 
 def _names(count: int, depth: int, own: bool, biased: bool) -> dict[str, str]:
