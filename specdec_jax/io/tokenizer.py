@@ -62,11 +62,8 @@ class Tokenizer:
 
     bos_id is never there twice: a text may spell it. No eos is added, even if
     the files ask for one: what is encoded goes on.
-
-    Raises:
-      ValueError: half of a surrogate pair in the text.
     """
-    return self._begun(self._ids(text), self.add_bos)
+    return self._ids(text, self.add_bos)
 
   def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
     """Ids of a conversation, up to the start of the assistant's reply."""
@@ -74,13 +71,11 @@ class Tokenizer:
     # a template wrote as it is; llama.cpp adds bos all the same. Without a
     # template it is a text like others.
     adds = self.add_bos and (self.chat_bos or self.chat_template is None)
-    return self._begun(self._ids(self.chat(messages)), adds)
+    return self._ids(self.chat(messages), adds)
 
-  def _ids(self, text: str) -> list[int]:
+  def _ids(self, text: str, adds_bos: bool) -> list[int]:
     files.check_unicode(text, 'text')
-    return self.inner.encode(text, add_special_tokens=False).ids
-
-  def _begun(self, ids: list[int], adds_bos: bool) -> list[int]:
+    ids = self.inner.encode(text, add_special_tokens=False).ids
     if not adds_bos or self.bos_id is None or ids[:1] == [self.bos_id]:
       return ids
     return [self.bos_id, *ids]
@@ -96,9 +91,6 @@ class Tokenizer:
 
     Only special tokens may be cut: those of inputs that the model does not
     have, such as the image token of Gemma 3's text models.
-
-    Raises:
-      ValueError: other ids beyond the model's.
     """
     if self.size <= vocab:
       return self
@@ -170,11 +162,7 @@ def _say_no_template(source: str) -> None:
 
 
 def check_same(target: Tokenizer, draft: Tokenizer) -> None:
-  """Checks that draft and target have the same token for every id.
-
-  Raises:
-    ValueError: they differ; the message has the first difference.
-  """
+  """Raises ValueError for the first id that means another token in a draft."""
 
   def check(what: str, x, y) -> None:
     if x != y:
@@ -184,9 +172,9 @@ def check_same(target: Tokenizer, draft: Tokenizer) -> None:
         'a draft with the tokenizer of its target'
       )
 
-  a, b = target.tokens(), draft.tokens()
-  for i in range(max(len(a), len(b))):
-    check(f'id {i}', *(_quoted(t[i] if i < len(t) else None) for t in (a, b)))
+  pairs = itertools.zip_longest(target.tokens(), draft.tokens())
+  for i, pair in enumerate(pairs):
+    check(f'id {i}', *('unused' if x is None else repr(x) for x in pair))
   theirs = dict(_own_specials(draft))
   for name, x in _own_specials(target):
     check(f'the {name} id', x, theirs[name])
@@ -199,10 +187,6 @@ def _own_specials(t: Tokenizer) -> list[tuple[str, int | None]]:
     ('first (bos)', t.bos_id if t.add_bos else None),
     ('end (eos)', t.eos_ids[0] if t.eos_ids else None),
   ]
-
-
-def _quoted(token: str | None) -> str:
-  return 'unused' if token is None else repr(token)
 
 
 def from_bytes(vocab: int, source: str) -> Tokenizer:
