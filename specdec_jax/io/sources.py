@@ -60,11 +60,7 @@ class Source:
 
 
 def open_source(source: str) -> Source:
-  """Finds a model, downloading it if need be, and checks all but its weights.
-
-  Raises:
-    ValueError: an unknown form, nothing there, or a model that cannot be read.
-  """
+  """Finds a model, downloading it if need be, and checks all but its weights."""
   scheme, _, rest = source.partition(':')
   if scheme == 'random':
     return _random(source, rest)

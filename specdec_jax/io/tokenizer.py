@@ -114,9 +114,6 @@ class Tokenizer:
     Without a template, each turn is a line 'Role: content'.
 
     messages: each with strings 'role' and 'content'.
-
-    Raises:
-      ValueError: malformed messages, or a template that fails or refuses them.
     """
     if not messages:
       raise ValueError('no messages: give at least one')
@@ -221,9 +218,6 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
   Without it spiece.model, which T5's older folders have. add_bos_token and
   add_eos_token of tokenizer_config.json say nothing where tokenizer.json is
   there, whose post-processor adds them or not.
-
-  Raises:
-    ValueError: neither, or one that cannot be read.
   """
   path, pieces = folder / 'tokenizer.json', folder / 'spiece.model'
   settings = specials.read(folder)

@@ -42,9 +42,6 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   """The arrays of a file by name, memory-mapped.
 
   They are at its top, or in one dict there: {'epoch': 3, 'state_dict': {...}}.
-
-  Raises:
-    ValueError: another format, a damaged file, or a pickle that does more.
   """
   try:
     with zipfile.ZipFile(path) as archive:

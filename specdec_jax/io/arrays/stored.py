@@ -32,11 +32,7 @@ class Stored(NamedTuple):
 
 
 def open_file(path: pathlib.Path) -> dict[str, Stored]:
-  """The arrays of a file by their names; none is read.
-
-  Raises:
-    ValueError: no such file, or one that is damaged or of another format.
-  """
+  """The arrays of a file by their names; none is read."""
   try:
     with open(path, 'rb') as f:
       if f.read(32).startswith(b'version https://git-lfs'):

@@ -32,9 +32,6 @@ def fit(
     target: the model to draft for.
     put: the sharding of its parameters; None: the default device.
     reading: answers to `questions`; (): all is as the folder claims.
-
-  Raises:
-    ValueError: no such folder, or a draft of another form or target.
   """
   where, folder = f'dflash {source}', find(source)
   mask, size, first = _block(folder, where, target)

@@ -30,9 +30,6 @@ def save(
     params: of eagle.Eagle, nested, and the 'head' [H, R].
     ids: the draft's vocabulary [R], ascending.
     about: how it was made, with the 'target'.
-
-  Raises:
-    ValueError: layers of no family that can be written, or a full disk.
   """
   flat = lm.flatten(params)
   arrays = {eagle_folder.HEAD: flat.pop('head').T}

@@ -66,10 +66,6 @@ def fit(
     put: the sharding of the draft's parameters; None: the default device.
     form: what its config.json says; None: that of EAGLE's forms.
     reading: answers to `questions`; (): all is as the folder claims.
-
-  Raises:
-    ValueError: a draft of an unknown form, with arrays that have no place or
-      are missing, or for a target of other sizes.
   """
   claim, arrays = _claimed(folder, where, target, form)
   for change in claims.changes(claim, target.config.depth, reading):

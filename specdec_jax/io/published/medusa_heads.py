@@ -30,11 +30,7 @@ _INSIDE = 'medusa_head.'
 def fit(
   source: str | os.PathLike, target: load.LanguageModel
 ) -> dict[str, Any]:
-  """The heads of a source by their numbers, read once for a target.
-
-  Raises:
-    ValueError: nothing there, or heads that are not of this target.
-  """
+  """The heads of a source by their numbers, read once for a target."""
   paths = find(source)
   read = lambda: _read(f'medusa {source}', paths, target)
   return target.once(('medusa', *files.stamp(paths)), read)

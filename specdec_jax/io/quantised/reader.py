@@ -64,9 +64,6 @@ def settings(
 
   Args:
     raw: its content. path: its own; older settings are in a file beside it.
-
-  Raises:
-    ValueError: a method, or a form of one, that is not read.
   """
   inner, found = raw.get('text_config'), []
   others = lambda x: {k: y for k, y in x.items() if k not in _KEYS}
@@ -126,9 +123,6 @@ def plan(
     source: of the checkpoint, for error messages.
     values: its settings, from `settings`.
     arrays: what is stored.
-
-  Raises:
-    ValueError: parts that are missing, or do not fit together.
   """
   modules: dict[str, dict[str, Stored]] = {}
   for name, x in arrays.items():

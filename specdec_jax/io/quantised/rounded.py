@@ -134,9 +134,6 @@ def pack(source: str, dtype: str, name: str, x: Any) -> Any:
     dtype: of KINDS.
     name: the parameter's flat name.
     x: its numbers.
-
-  Raises:
-    ValueError: numbers that are too large for a scale in float16.
   """
   kind = packed_kind(dtype, name, x.shape)
   if not kind:
