@@ -31,9 +31,8 @@ class Source:
   name: as it was given (FORMS). label: its name in tables.
   config: in float32, with neither scanned nor fused layers.
   fill: fill(config, put, kept) reads the weights, nested, as names.read does.
-  hashed: computes `digest`.
+  hashed, stored: compute `digest` and find `kinds`.
   draft_ids: the ids that it proposes as a draft; () is all.
-  stored: finds `kinds`.
   """
 
   name: str
@@ -60,7 +59,7 @@ class Source:
 
 
 def open_source(source: str) -> Source:
-  """Finds a model, downloading it if need be, and checks all but its weights."""
+  """Finds a model, downloading it if need be; reads all but its weights."""
   scheme, _, rest = source.partition(':')
   if scheme == 'random':
     return _random(source, rest)

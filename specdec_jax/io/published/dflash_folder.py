@@ -27,11 +27,7 @@ def fit(
 ) -> tuple[eagle.Blocks, types.Params]:
   """(settings, weights.draft) of a draft for this target.
 
-  Args:
-    source: as `find` has it.
-    target: the model to draft for.
-    put: the sharding of its parameters; None: the default device.
-    reading: answers to `questions`; (): all is as the folder claims.
+  source: as `find` has it; the rest is as in eagle_folder.fit.
   """
   where, folder = f'dflash {source}', find(source)
   mask, size, first = _block(folder, where, target)

@@ -38,8 +38,7 @@ _MTP = {
   'input_proj': 'fc',
   'final_layernorm': 'norm',
 }
-# Reads a config.json: of (what errors begin with, it, the arrays beside it, the
-# target's depth).
+# form(what errors begin with, config.json, arrays, the target's depth).
 Form = Callable[[str, dict[str, Any], Arrays, int], claims.Claim]
 
 
@@ -104,20 +103,14 @@ def stamp(folder: pathlib.Path) -> tuple[Any, ...]:
 
 
 def _claimed(
-  folder: pathlib.Path,
-  where: str,
-  target: load.LanguageModel,
-  form: Form | None = None,
+  folder: pathlib.Path, where: str, target: load.LanguageModel, form=None
 ) -> tuple[claims.Claim, Arrays]:
   raw, arrays = files.read_json(folder / 'config.json'), _arrays(folder)
   return (form or _claim)(where, raw, arrays, target.config.depth), arrays
 
 
 def questions(
-  folder: pathlib.Path,
-  where: str,
-  target: load.LanguageModel,
-  form: Form | None = None,
+  folder: pathlib.Path, where: str, target: load.LanguageModel, form=None
 ) -> tuple[tuple[str, ...], ...]:
   """What a folder leaves open, as io.published.readings has it."""
   claim, _ = _claimed(folder, where, target, form)
@@ -232,20 +225,20 @@ def _arrays(folder: pathlib.Path) -> Arrays:
   for path in hf.weight_files(folder):
     every |= stored.open_file(path)
   start = 'model.mtp_layers.0.'
-  if inside := {n: x for n, x in every.items() if n.startswith(start)}:
-    return dict(_of_mtp(n.removeprefix(start), x) for n, x in inside.items())
+  if inside := {n: x.read() for n, x in every.items() if n.startswith(start)}:
+    for name, x in inside.items():
+      name = name.removeprefix(start)
+      module = name.partition('.')[0]
+      if module == 'input_proj':  # which reads the state first
+        x = np.roll(x, x.shape[-1] // 2, -1)
+      known = module in _MTP
+      out[f'{_MTP[module]}.weight' if known else f'layers.0.{name}'] = x
+    return out
   for name, array in every.items():
     name = re.sub('^midlayer', 'layers.0', name.removeprefix('model.'))
     if not names.HARMLESS.fullmatch(name):
       out[name] = array.read()
   return out
-
-
-def _of_mtp(name: str, array: stored.Stored) -> tuple[str, np.ndarray]:
-  module, x = name.partition('.')[0], array.read()
-  if module == 'input_proj':  # which reads the state first
-    x = np.roll(x, x.shape[-1] // 2, -1)
-  return f'{_MTP[module]}.weight' if module in _MTP else f'layers.0.{name}', x
 
 
 def _places(
@@ -289,13 +282,10 @@ def named(config: eagle.EagleConfig) -> dict[str, tuple[str, bool]]:
   naming = names.HF._replace(layer='layers.{}.', modules=modules)
   out = {}
   for name in eagle.shapes(config):
-    ours = re.sub(r'^(block|more/(\d+))/', _numbered, name)
+    number = lambda m: f'layers/{m[2] or 0}/'
+    ours = re.sub(r'^(block|more/(\d+))/', number, name)
     out[name] = naming.stored(ours), naming.turned(ours)
   return out
-
-
-def _numbered(layer: re.Match) -> str:
-  return f'layers/{layer[2] or 0}/'
 
 
 def _vocabulary(

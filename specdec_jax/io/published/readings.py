@@ -115,11 +115,7 @@ def _kept(target, draft: str, questions, make) -> Result:
   return result
 
 
-def _measured(
-  target: load.LanguageModel,
-  questions: Sequence[Sequence[str]],
-  make: Callable[[Reading], tuple[types.Drafter, types.Params]],
-) -> Result:
+def _measured(target: load.LanguageModel, questions, make) -> Result:
   claimed = ('',) * len(questions)
   # A draft of another target is refused here, before anything is compiled.
   made: dict[Reading, Any] = {claimed: make(claimed)}
@@ -134,10 +130,8 @@ def _measured(
     if reading not in tried:
       drafter, params = made.pop(reading, None) or make(reading)
       weights = types.Weights(target.params, params)
-      hits_TBK = hosts.fetch(
-        _agrees(drafter, weights, *text, features(drafter.taps))
-      )
-      tried[reading] = hits_TBK.reshape(-1, drafter.gamma)
+      hits_TBK = _agrees(drafter, weights, *text, features(drafter.taps))
+      tried[reading] = hosts.fetch(hits_TBK).reshape(-1, drafter.gamma)
     return tried[reading]
 
   best = _best(questions, hits, text.unigram)
@@ -183,11 +177,10 @@ def judge(
 ) -> Reading:
   """The reading that was found; a warning if it is not what is claimed, or bad.
 
+  A draft that does no better than a unigram under any reading is refused.
+
   where: what errors and warnings begin with.
   result: of `find`; None: nothing was measured, and it runs as it claims.
-
-  Raises:
-    ValueError: the draft does no better than a unigram under any reading.
   """
   if result is None:
     return ()
@@ -235,10 +228,8 @@ def own_text(target: load.LanguageModel) -> Text:
   tokens_BL = np.zeros((count, begin_B.max() + new), np.int32)
   for row, prompt in zip(tokens_BL, prompts, strict=True):
     row[: len(prompt)] = prompt
-  tokens_BL = hosts.fetch(
-    _answered(target.model, new, target.params, tokens_BL, begin_B)
-  )
-  return Text(tokens_BL, begin_B)
+  made_BL = _answered(target.model, new, target.params, tokens_BL, begin_B)
+  return Text(hosts.fetch(made_BL), begin_B)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
