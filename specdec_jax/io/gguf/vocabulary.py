@@ -3,6 +3,7 @@
 Pre-tokenizers, bos and ends are those of llama.cpp's src/llama-vocab.cpp.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -115,20 +116,16 @@ def read(file: File, source: str) -> text.Tokenizer:
       f'are {sorted(_MODELS)}'
     )
   inner, adds_bos = _MODELS[model](file, ids, tokens, kinds)
-  for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+  token = functools.partial(tokenizers.AddedToken, normalized=False)
+  for kind in (CONTROL, USER_DEFINED):
     chosen = [tokens[i] for i in real if kinds[i] == kind]
-    added = [
-      tokenizers.AddedToken(t, special=special, normalized=False)
-      for t in chosen
-    ]
-    inner.add_special_tokens(added) if special else inner.add_tokens(added)
+    inner.add_tokens([token(x, special=kind == CONTROL) for x in chosen])
   return _wrap(file, source, inner, tokens, adds_bos)
 
 
 def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
   ids = {}
-  fields = ('bos', 'eos', 'eot', 'eom', 'unknown', 'padding', *CODE_ENDS)
-  for name in fields:
+  for name in ('bos', 'eos', 'eot', 'eom', 'unknown', 'padding', *CODE_ENDS):
     i = file.fields.get(f'tokenizer.ggml.{name}_token_id')
     if i is None:
       continue
@@ -137,7 +134,8 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
         f'{file.path}: {name}_token_id is {i!r}; ids are 0 to {len(tokens) - 1}'
       )
     ids[name] = i
-  named = dict(bos='bos', eos='eos', unk='unknown', pad='padding')
+  named = dict(bos_token='bos', eos_token='eos')
+  named |= dict(unk_token='unknown', pad_token='padding')
   ends = [ids[name] for name in ('eos', 'eot', 'eom') if name in ids]
   ends += _ends_by_text(inner, ids)
   adds_bos = file.field('tokenizer.ggml.add_bos_token', bool, adds_bos)
@@ -150,11 +148,7 @@ def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
     add_bos='bos' in ids and adds_bos,
     chat_bos=True,
     chat_template=template if isinstance(template, str) else None,
-    specials=tuple(
-      (f'{short}_token', tokens[ids[name]])
-      for short, name in named.items()
-      if name in ids
-    ),
+    specials=tuple((x, tokens[ids[i]]) for x, i in named.items() if i in ids),
   )
 
 

@@ -5,6 +5,7 @@ its tags, filters, functions and variables, in jinja's sandbox.
 """
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
+# What an expression of a template may raise.
+_ERRORS = TypeError, ValueError, ArithmeticError, LookupError, RecursionError
 # Names that a message's reasoning comes under.
 _REASONING = ('reasoning_content', 'thinking', 'reasoning')
 
@@ -37,23 +40,14 @@ def render(
   )
   try:
     return _environment().from_string(template).render(specials, **given)
-  # Whatever an expression of a template may raise.
-  except (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    RecursionError,
-  ) as e:
+  except (jinja2.TemplateError, *_ERRORS) as e:
     raise ValueError(f'chat template: {e}') from e
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
   """Without what is None; reasoning under the names that templates read."""
   given = {key: x for key, x in message.items() if x is not None}
-  said = [given[key] for key in _REASONING if key in given][:1]
-  for reasoning in said:
+  for reasoning in [given[key] for key in _REASONING if key in given][:1]:
     given.setdefault('thinking', reasoning)
     given['reasoning_content'] = reasoning
   return given
@@ -65,7 +59,8 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     lstrip_blocks=True,
     extensions=[_Generation, jinja2.ext.loopcontrols],
   )
-  env.filters['tojson'] = _to_json
+  # jinja2's own would escape HTML.
+  env.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   env.globals['raise_exception'] = _raise
   env.globals['strftime_now'] = lambda f: datetime.datetime.now().strftime(f)
   return env
@@ -90,16 +85,3 @@ class _Generation(jinja2.ext.Extension):
 
 def _raise(message):
   raise jinja2.TemplateError(message)
-
-
-def _to_json(
-  x, ensure_ascii=False, indent=None, separators=None, sort_keys=False
-) -> str:
-  """jinja2's own filter would escape HTML."""
-  return json.dumps(
-    x,
-    ensure_ascii=ensure_ascii,
-    indent=indent,
-    separators=separators,
-    sort_keys=sort_keys,
-  )
