@@ -236,7 +236,10 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
   specials.add(inner, folder, settings)
   named = specials.named(settings)
   id_of = lambda name: inner.token_to_id(named.get(name, ''))
-  first = _first_ids(inner)
+  found = inner.encode('a')
+  marked = zip(found.ids, found.special_tokens_mask, strict=True)
+  # What the post-processor puts before a text.
+  first = [i for i, _ in itertools.takewhile(lambda x: x[1], marked)]
   if len(first) > 1:
     raise ValueError(f'{path}: {len(first)} tokens before a text; allowed is 1')
   return Tokenizer(
@@ -250,26 +253,15 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
   )
 
 
-def _first_ids(inner: tokenizers.Tokenizer) -> list[int]:
-  """What the post-processor puts before a text."""
-  found = inner.encode('a')
-  marked = zip(found.ids, found.special_tokens_mask, strict=True)
-  return [i for i, _ in itertools.takewhile(lambda x: x[1], marked)]
-
-
 def _eos_ids(folder: pathlib.Path, inner, own: int | None) -> tuple[int, ...]:
   """The tokenizer's eos, then those of generation_config.json, else of
   config.json; then the tokens that end a turn by their text."""
-  read = lambda name: (
-    files.read_json(folder / name) if (folder / name).exists() else {}
-  )
-  listed = read('generation_config.json').get('eos_token_id')
-  if listed is None:
-    config = read('config.json')
-    inside = config.get('text_config')
-    listed = (config | (inside if isinstance(inside, dict) else {})).get(
-      'eos_token_id', config.get('eos_token_id')
-    )
+  paths = (folder / x for x in ('generation_config.json', 'config.json'))
+  made, config = (files.read_json(x) if x.exists() else {} for x in paths)
+  inside = config.get('text_config')
+  config |= inside if isinstance(inside, dict) else {}
+  listed = made.get('eos_token_id')
+  listed = config.get('eos_token_id') if listed is None else listed
   listed = listed if isinstance(listed, list) else [listed]
   ids = [i for i in (own, *listed) if type(i) is int]
   return tuple(dict.fromkeys([*ids, *specials.turn_ends(inner)]))

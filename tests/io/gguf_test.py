@@ -35,7 +35,8 @@ def test_unpermute_is_the_inverse_by_hand():
   # One head of 4 channels: the file holds rows 0, 2, 1, 3 of ours.
   c = tiny.config(heads=1, kv_heads=1, head_dim=4)
   x = np.array([[0], [2], [1], [3]])
-  assert names.unpermute(x, c)[:, 0].tolist() == [0, 1, 2, 3]
+  found = names.unpermute('layers/0/attn/k/kernel', x, c)
+  assert found[:, 0].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

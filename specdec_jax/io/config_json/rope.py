@@ -90,12 +90,10 @@ def _yarn(at: Json, context: int, first: int) -> dict[str, Any]:
   def size(share: float) -> float:
     return 0.1 * share * math.log(factor) + 1 if factor > 1 else 1.0
 
-  shares = [at.value(key) for key in ('mscale', 'mscale_all_dim')]
-  if all(shares):
-    shares = [at.number(key) for key in ('mscale', 'mscale_all_dim')]
+  keys, magnitude = ('mscale', 'mscale_all_dim'), size(1)
+  if all(map(at.value, keys)):
+    shares = [at.number(key) for key in keys]
     magnitude = size(shares[0]) / size(shares[1])
-  else:
-    magnitude = size(1)
   scaling = rope_lib.Yarn(
     factor=factor,
     original_context=first,
