@@ -118,9 +118,7 @@ def _json(content: dict[str, Any]) -> str:
 def draft_ids(folder: str | os.PathLike) -> tuple[int, ...]:
   """The draft_ids of an exported folder; () for any other folder."""
   path = pathlib.Path(folder) / MARK
-  if not path.is_file():
-    return ()
-  ids = files.read_json(path).get('draft_ids', [])
+  ids = files.read_json(path, {}).get('draft_ids', [])
   if not isinstance(ids, list) or any(type(i) is not int for i in ids):
     raise ValueError(f'{path}: draft_ids is no list of ids; export it again')
   return tuple(ids)

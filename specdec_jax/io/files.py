@@ -10,12 +10,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """The JSON object in a file; ValueError if there is none."""
+def read_json(
+  path: pathlib.Path, missing: dict[str, Any] | None = None
+) -> dict[str, Any]:
+  """The JSON object in a file; missing: what stands for a file's absence."""
   try:
     text = path.read_text('utf-8')
     value = json.loads(text)
   except FileNotFoundError as e:
+    if missing is not None:
+      return missing
     raise ValueError(
       f'{path}: no such file; a model folder needs config.json, '
       'tokenizer.json and *.safetensors'

@@ -256,8 +256,8 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
 def _eos_ids(folder: pathlib.Path, inner, own: int | None) -> tuple[int, ...]:
   """The tokenizer's eos, then those of generation_config.json, else of
   config.json; then the tokens that end a turn by their text."""
-  paths = (folder / x for x in ('generation_config.json', 'config.json'))
-  made, config = (files.read_json(x) if x.exists() else {} for x in paths)
+  made = files.read_json(folder / 'generation_config.json', {})
+  config = files.read_json(folder / 'config.json', {})
   inside = config.get('text_config')
   config |= inside if isinstance(inside, dict) else {}
   listed = made.get('eos_token_id')

@@ -86,52 +86,44 @@ DEFAULTS: dict[str, dict[str, Any]] = {
   ),
 }  # fmt: skip
 
+
+def _all(keys: str, *values: Any) -> dict[str, tuple]:
+  return dict.fromkeys(keys.split(), values)
+
+
 # Keys that change a model, of any family, and the values under which they do
 # not. Others are refused by a family that does not read the key.
 NEUTRAL: dict[str, tuple] = {
-  **dict.fromkeys(
-    (
-      'add_cross_attention', 'alibi', 'attention_bias',
-      'attn_temperature_tuning', 'mlp_bias', 'parallel_attn', 'qk_layernorm',
-      'qkv_bias', 'rope_interleaved', 'scale_attn_by_inverse_layer_idx',
-      'tie_encoder_decoder', 'use_alibi', 'use_bias',
-      'use_bidirectional_attention', 'use_cross_attention',
-      'use_parallel_residual', 'use_qk_norm', 'use_sliding_window',
-    ),
-    (False,),
+  **_all(
+    'add_cross_attention alibi attention_bias attn_temperature_tuning mlp_bias '
+    'parallel_attn qk_layernorm qkv_bias rope_interleaved use_alibi use_bias '
+    'scale_attn_by_inverse_layer_idx tie_encoder_decoder use_cross_attention '
+    'use_bidirectional_attention use_parallel_residual use_qk_norm '
+    'use_sliding_window',
+    False,
   ),
-  **dict.fromkeys(
-    (
-      'embedding_multiplier', 'logit_scale', 'logits_scaling',
-      'partial_rotary_factor', 'residual_multiplier', 'rotary_pct',
-      'scale_emb',
-    ),
-    (1,),
+  **_all(
+    'embedding_multiplier logit_scale logits_scaling partial_rotary_factor '
+    'residual_multiplier rotary_pct scale_emb',
+    1,
   ),
-  'n_routed_experts': (0,), 'num_experts': (0,), 'num_local_experts': (0,),
-  **dict.fromkeys(
-    (
-      'attention_chunk_size', 'attention_multiplier', 'attn_logit_softcapping',
-      'clip_qkv', 'compression_config', 'final_logit_softcapping',
-      'hidden_activation', 'no_rope_layers', 'per_layer_config',
-      'query_pre_attn_scalar', 'quantization_config', 'rope_local_base_freq',
-      'rope_parameters', 'rope_scaling', 'scale_depth', 'sliding_window',
-      'text_config',
-    ),
-    (),
+  **_all('n_routed_experts num_experts num_local_experts', 0),
+  **_all(
+    'attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv '
+    'compression_config final_logit_softcapping hidden_activation '
+    'no_rope_layers per_layer_config query_pre_attn_scalar quantization_config '
+    'rope_local_base_freq rope_parameters rope_scaling scale_depth '
+    'sliding_window text_config'
   ),
-  'is_causal': (True,), 'pruned_heads': ({},), 'scale_attn_weights': (True,),
-}  # fmt: skip
+  **_all('is_causal scale_attn_weights', True),
+  'pruned_heads': ({},),
+}
 # Both for an object of rope settings.
 ROPE: dict[str, Any] = dict(beta_fast=32, beta_slow=1, truncate=True)
 ROPE_NEUTRAL: dict[str, tuple] = {
-  **dict.fromkeys(
-    (
-      'beta_fast', 'beta_slow', 'high_freq_factor', 'long_factor',
-      'low_freq_factor', 'mrope_section', 'mscale', 'mscale_all_dim',
-      'short_factor',
-    ),
-    (),
+  **_all(
+    'beta_fast beta_slow high_freq_factor long_factor low_freq_factor '
+    'mrope_section mscale mscale_all_dim short_factor'
   ),
-  'factor': (1,), 'attention_factor': (1,), 'partial_rotary_factor': (1,),
-}  # fmt: skip
+  **_all('factor attention_factor partial_rotary_factor', 1),
+}

@@ -42,11 +42,9 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
   Without added_tokens_decoder, those of special_tokens_map.json come first.
   """
-  path = folder / 'tokenizer_config.json'
-  settings = files.read_json(path) if path.exists() else {}
-  path = folder / 'special_tokens_map.json'
-  if 'added_tokens_decoder' not in settings and path.exists():
-    settings = settings | files.read_json(path)
+  settings = files.read_json(folder / 'tokenizer_config.json', {})
+  if 'added_tokens_decoder' not in settings:
+    settings |= files.read_json(folder / 'special_tokens_map.json', {})
   return settings
 
 
@@ -66,9 +64,7 @@ def named(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def add(
-  inner: tokenizers.Tokenizer,
-  folder: pathlib.Path,
-  settings: Mapping[str, Any],
+  inner: tokenizers.Tokenizer, folder: pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
   """Adds the tokens of settings or added_tokens.json that tokenizer.json lacks.
 
@@ -76,9 +72,8 @@ def add(
   come tokens that are only named. A token that is there gets their flags; one
   with a name is special, unless added_tokens_decoder passes over it.
   """
-  extra = settings.get('extra_special_tokens') or settings.get(
-    'additional_special_tokens'
-  )
+  keys = 'extra_special_tokens', 'additional_special_tokens'
+  extra = settings.get(keys[0]) or settings.get(keys[1])
   extra = extra if isinstance(extra, list) else []
   names = named(settings)
   entries = _entries(folder, settings, {*names.values(), *map(_text, extra)})
@@ -108,9 +103,7 @@ def add(
 
 
 def rebuild(
-  inner: tokenizers.Tokenizer,
-  folder: pathlib.Path,
-  settings: Mapping[str, Any],
+  inner: tokenizers.Tokenizer, folder: pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
   """Gives a Llama's tokenizer the steps of transformers' LlamaTokenizer.
 
@@ -118,8 +111,7 @@ def rebuild(
   `add_prefix_space` say where a word begins with a space: at the start of a
   text, behind special tokens, too, or nowhere.
   """
-  path = folder / 'config.json'
-  family = files.read_json(path).get('model_type') if path.exists() else ''
+  family = files.read_json(folder / 'config.json', {}).get('model_type')
   kind = str(settings.get('tokenizer_class')).removesuffix('Fast')
   steps = [inner.pre_tokenizer, inner.decoder]
   by_bytes = [x for x in steps if x and b'ByteLevel' in x.__getstate__()]
