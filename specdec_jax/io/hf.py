@@ -29,6 +29,7 @@ _FORMS = (
   ('pytorch_model.bin', 'pytorch_model.bin.index.json'),
 )
 _SUFFIXES = ('.safetensors', '.bin', '.pt', '.pth')
+_DRAFT = "a draft is an option: draft='lm' or 'eagle' with its source"
 _NUMBERED = re.compile(r'(.+)-(\d+)-of-(\d+)')
 
 
@@ -55,15 +56,11 @@ def find(source: str) -> pathlib.Path | None:
     read = ['config.json', *(index for _, index in _FORMS)]
     if path.name in read or path in weight_files(folder):
       return folder
-  weights = (
-    'give the folder that has its config.json; a draft of scripts/distill.py '
-    "is an option: draft='lm' with its source, or 'eagle' with its path"
-  )
-  ways = {
-    **dict.fromkeys(_SUFFIXES, weights),
-    '.model': _tokenizer(folder),
-  }
-  way = ways.get(path.suffix, 'give a folder with config.json, or a .gguf file')
+  way = 'give a folder with config.json, or a .gguf file'
+  if path.suffix in _SUFFIXES:
+    way = f'give the folder that has its config.json; {_DRAFT}'
+  elif path.suffix == '.model':
+    way = _tokenizer(folder)
   raise ValueError(f'source {source!r}: is no model alone; {way}')
 
 
@@ -73,17 +70,12 @@ def advice(source: str) -> str:
   if match := re.fullmatch(hub, source):
     return f'no address is read; give hf:{match[1]}'
   if source.startswith('zoo:'):
-    return (
-      "a draft, which is an option: draft='lm' with its source, or 'eagle' "
-      'with its path'
-    )
+    return _DRAFT
   if re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', source):
     return f'no such file; if it is a model of the Hub, give hf:{source}'
   if re.fullmatch(r'[\w.-]+', source):
-    return (
-      'no such file; a model of the Hub has two names, as in '
-      'hf:openai-community/gpt2'
-    )
+    example = 'hf:openai-community/gpt2'
+    return f'no such file; a model of the Hub has two names, as in {example}'
   return 'no such file'
 
 

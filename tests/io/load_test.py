@@ -70,7 +70,7 @@ def test_float64_needs_x64():
     ('gpt2', r'no such file; .*as in hf:openai-.*; allowed are .*random:SIZE'),
     ('org/name', 'if it is a model of the Hub, give hf:org/name; allowed'),
     ('https://huggingface.co/org/name/tree/main', 'address.*; give hf:org/na'),
-    ('zoo:x', "a draft, which is an option: draft='lm' with its source"),
+    ('zoo:x', "a draft is an option: draft='lm' or 'eagle' with its sou"),
     ('a/b/c', "'a/b/c': no such file; allowed are hf:org/name"),
     ('~nobody/x', "'~nobody/x': no such file"),
     ('x' * 999, 'no such file'),
