@@ -66,21 +66,19 @@ class Model(NamedTuple):
     if self.dtype in weights.INTEGERS and jax.default_backend() != 'cpu':
       made = rounded.shapes(shapes, self.dtype).items()
       return {name: (work.tree_bytes(x), 4 * sizes[name]) for name, x in made}
-    integers = self.dtype in (convert.STORED, *weights.INTEGERS)
-    wide, out = jnp.dtype('float32' if integers else self.dtype).itemsize, {}
+    stays = self.dtype == convert.STORED
+    stored = self.source.kinds if stays else {}
+    integers, out = self.dtype in weights.INTEGERS, {}
+    wide = jnp.dtype('float32' if stays or integers else self.dtype).itemsize
     for name, x in shapes.items():
-      kind, count = self._kind(name, x.shape), sizes[name]
+      # How the CPU kernels have it; '': as numbers.
+      kind, count = stored.get(name, ''), sizes[name]
+      kind = blocks.KEPT[kind].kind if kind in blocks.KEPT else ''
+      if integers:
+        kind = rounded.packed_kind(self.dtype, name, x.shape)
       held = count * (quantised.KINDS[kind].density if kind else wide)
-      stays = kind and self.dtype == convert.STORED
-      out[name] = held, held if stays else 4 * count
+      out[name] = held, held if kind and stays else 4 * count
     return out
-
-  def _kind(self, name: str, shape: tuple[int, ...]) -> str:
-    """How the CPU kernels have a parameter; '': as numbers."""
-    if self.dtype in weights.INTEGERS:
-      return rounded.packed_kind(self.dtype, name, shape)
-    stored = self.source.kinds.get(name) if self.dtype == convert.STORED else ''
-    return blocks.KEPT[stored].kind if stored in blocks.KEPT else ''
 
 
 def free(root: pathlib.Path = pathlib.Path('/')) -> float:

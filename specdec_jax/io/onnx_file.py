@@ -37,8 +37,7 @@ def open_pair(
     assert stack is not None
     stored |= _named(path, arrays, part, order, stack.depth)
   shapes = {name: x.shape for name, x in stored.items()}
-  get = lambda name: stored[name]
-  reader = names.Reader(source, names.HF_T5_GATED, shapes, get)
+  reader = names.Reader(source, names.HF_T5_GATED, shapes, stored.__getitem__)
   return config, reader, list(paths.values())
 
 
@@ -55,14 +54,10 @@ def _named(path, arrays, part: str, order, depth: int) -> dict[str, np.ndarray]:
     raise ValueError(
       f'{path}: {len(kernels)} kernels, where Flan-T5-small has {len(wanted)}'
     )
-  whole = lambda name: re.sub(
-    r'^(enc|m)\.', lambda found: _PREFIXES[found[0]], name
-  )
+  whole = lambda name: re.sub(r'^(enc|m)\.', lambda m: _PREFIXES[m[0]], name)
   theirs = map(names.HF_T5_GATED.stored, wanted)
-  return {
-    **{name: x.T for name, x in zip(theirs, kernels, strict=True)},
-    **{whole(name): x for name, x in arrays.items()},
-  }
+  named = {whole(name): x for name, x in arrays.items()}
+  return named | {n: x.T for n, x in zip(theirs, kernels, strict=True)}
 
 
 def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:

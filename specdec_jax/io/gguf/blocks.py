@@ -33,9 +33,7 @@ class Kept(NamedTuple):
 def pack(blocks: np.ndarray, stored: str) -> np.ndarray:
   """The panels of a matrix [K, N].
 
-  Args:
-    blocks: of its columns, uint8 [N, K / depth, size].
-    stored: how, one of KEPT.
+  blocks: of its columns, uint8 [N, K / depth, size], stored as one of KEPT.
   """
   return quantised.pack(*KEPT[stored], blocks)
 

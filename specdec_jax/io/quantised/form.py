@@ -65,9 +65,8 @@ def blocks(form: Form, group: int) -> np.ndarray:
   Its values are dequantise's to the bit if scales have 16 bits, as published
   ones do. Elsewhere scale * code rounds, by 2^-16 of a scale at most.
 
-  Args:
-    form: of integers, which stay in their order; or of the table NF4.
-    group: codes that a scale and a minimum are stored for, of a block's.
+  form: of integers, which stay in their order; or of the table NF4.
+  group: codes that a scale and a minimum are stored for, of a block's.
   """
   codes, (tall, wide) = form.codes, form.block
   O, I = codes.shape

@@ -62,8 +62,7 @@ def settings(
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
   """(settings of the quantisation, all others) of a config.json.
 
-  Args:
-    raw: its content. path: its own; older settings are in a file beside it.
+  raw, path: its content and its own; older settings are in a file beside it.
   """
   inner, found = raw.get('text_config'), []
   others = lambda x: {k: y for k, y in x.items() if k not in _KEYS}
@@ -117,12 +116,7 @@ def plan(
 ) -> tuple[dict[str, Plan], dict[str, Stored]]:
   """(how each matrix is read, the arrays that are no part of one), by name.
 
-  Reads no matrix.
-
-  Args:
-    source: of the checkpoint, for error messages.
-    values: its settings, from `settings`.
-    arrays: what is stored.
+  Reads no matrix. values: the settings, from `settings`.
   """
   modules: dict[str, dict[str, Stored]] = {}
   for name, x in arrays.items():

@@ -33,9 +33,8 @@ def quantise(x: Any, kind: str) -> weights.Grouped:
 
   The least number of a group is the lowest code, the greatest the highest.
 
-  Args:
-    x: [K, N], or [layers, K, N], whose integers come back on the host.
-    kind: of weights.INTEGERS.
+  x: [K, N], or [layers, K, N], whose integers come back on the host.
+  kind: of weights.INTEGERS.
   """
   if x.ndim > 2:
     layers = [quantise(layer, kind) for layer in x]
@@ -129,11 +128,9 @@ def packed_kind(dtype: str, name: str, shape: tuple[int, ...]) -> str:
 def pack(source: str, dtype: str, name: str, x: Any) -> Any:
   """Stores a parameter as panels of blocks, as names.read has it done.
 
-  Args:
-    source: of the model, for error messages.
-    dtype: of KINDS.
-    name: the parameter's flat name.
-    x: its numbers.
+  source: of the model, for error messages.
+  dtype: of KINDS.
+  name, x: the parameter's flat name, and its numbers.
   """
   kind = packed_kind(dtype, name, x.shape)
   if not kind:
