@@ -107,11 +107,8 @@ def _smollm3(s: Json) -> dict[str, Any]:
   rotated = s.value('no_rope_layers')  # 1 where a layer has rope
   if rotated is None:
     rotated = [i % every > 0 for i in range(1, depth + 1)]
-  if (
-    not isinstance(rotated, list)
-    or len(rotated) < depth
-    or any(x not in (0, 1) for x in rotated)
-  ):
+  listed = isinstance(rotated, list) and len(rotated) >= depth
+  if not listed or any(x not in (0, 1) for x in rotated):
     s.refuse(
       f'no_rope_layers={rotated!r}', f'0 or 1 for each of {depth} layers'
     )
@@ -119,8 +116,8 @@ def _smollm3(s: Json) -> dict[str, Any]:
   window = _window(s)
   near = s.flag('use_sliding_window') and window is not None
   kinds = [_LOCAL if near and not x else _GLOBAL for x in rotated]
-  windows = _windows(s, kinds, window)
-  return _decoder(s) | windows | dict(rotated=_short(rotated))
+  found = _decoder(s) | _windows(s, kinds, window)
+  return found | dict(rotated=_short(rotated))
 
 
 def _granite(s: Json) -> dict[str, Any]:
@@ -156,19 +153,15 @@ def _gemmas(s: Json, period: int) -> dict[str, Any]:
   Without layer_types, every period-th layer is a global one.
   """
   s.seen.add('hidden_act')  # hidden_activation takes its place
-  found: dict[str, Any] = _sizes(s)
-  found |= dict(act=_act(s, 'hidden_activation'))
+  found: dict[str, Any] = _sizes(s) | dict(act=_act(s, 'hidden_activation'))
   numbers = range(1, found['depth'] + 1)
   kinds = [_LOCAL if i % period else _GLOBAL for i in numbers]
-  own = model_config.gemma(found['width']) | found
-  return (
-    own
-    | _windows(s, kinds, _window(s))
-    | dict(
-      query_scale=s.number('query_pre_attn_scalar') ** -0.5,
-      attn_softcap=s.cap('attn_logit_softcapping'),
-      logit_softcap=s.cap('final_logit_softcapping'),
-    )
+  found = model_config.gemma(found['width']) | found
+  found |= _windows(s, kinds, _window(s))
+  return found | dict(
+    query_scale=s.number('query_pre_attn_scalar') ** -0.5,
+    attn_softcap=s.cap('attn_logit_softcapping'),
+    logit_softcap=s.cap('final_logit_softcapping'),
   )
 
 

@@ -22,14 +22,12 @@ def save(
 ) -> None:
   """Writes a folder; eagle_folder.fit gives the same parameters bit for bit.
 
-  Its embedding is the target's, and not written.
+  One that is there is replaced. Its embedding is the target's, and not written.
 
-  Args:
-    folder: where; one that is there is replaced.
-    config: as eagle_folder.fit makes it of such a folder, not fused.
-    params: of eagle.Eagle, nested, and the 'head' [H, R].
-    ids: the draft's vocabulary [R], ascending.
-    about: how it was made, with the 'target'.
+  config: as eagle_folder.fit makes it of such a folder, not fused.
+  params: of eagle.Eagle, nested, and the 'head' [H, R].
+  ids: the draft's vocabulary [R], ascending.
+  about: how it was made, with the 'target'.
   """
   flat = lm.flatten(params)
   arrays = {eagle_folder.HEAD: flat.pop('head').T}
@@ -44,9 +42,7 @@ def save(
   export.write(folder, written, plain)
 
 
-def _settings(
-  config: eagle.EagleConfig, size: int, target: str
-) -> dict[str, Any]:
+def _settings(config: eagle.EagleConfig, size: int, target: str) -> dict:
   """config.json; ids of layers are one more than those of the taps."""
   greedy = dict(proposal_type='greedy', speculative_tokens=3)
   return dict(

@@ -41,12 +41,8 @@ class Stream:
       self.text, self.ready, self.stopped = self.text[:cut], cut, True
     else:
       settled = self.text[: self._settled]
-      begun = (
-        n
-        for x in self._stop
-        for n in range(1, len(x))
-        if settled.endswith(x[:n])
-      )
+      starts = [x[:n] for x in self._stop for n in range(1, len(x))]
+      begun = (len(x) for x in starts if settled.endswith(x))
       self.ready = len(settled) - max(begun, default=0)
     return self.text[shown : self.ready]
 
