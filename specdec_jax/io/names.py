@@ -18,6 +18,7 @@ from specdec_jax.kernels import quantised
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, weights
 
+# put(flat name, array) places a parameter.
 Put = Callable[[str, np.ndarray], jax.Array]
 
 
@@ -264,11 +265,9 @@ def read(
 ) -> types.Params:
   """Reads the parameters of lm.make(config), nested.
 
-  Args:
-    config: of the model; with its dtype, stacked if scan_layers.
-    put: put(flat name, array) -> jax.Array places each parameter as it is read;
-      None: on the default device.
-    kept: the kinds of blocks that stay as they are, of a model on one device.
+  config: of the model; with its dtype, stacked if scan_layers.
+  put: places each parameter as it is read; None: on the default device.
+  kept: the kinds of blocks that stay as they are, of a model on one device.
   """
   put = put or (lambda name, x: jnp.asarray(x))
   plan, stored = _plan(reader, config), kinds(reader, config) if kept else {}
@@ -301,8 +300,7 @@ def kinds(reader: Reader, config: model_config.LMConfig) -> dict[str, str]:
 
 
 def _plan(reader: Reader, config) -> dict[str, tuple[str, int]]:
-  """{parameter name: (stored name, its first output there)}, checked to be
-  complete."""
+  """{parameter: (stored name, its first output there)}, checked to be whole."""
   naming, shapes = reader.naming, reader.shapes
   wanted = lm.shapes(config.running(scan_layers=False))
   plan = {name: reader.stored(name) for name in wanted}
@@ -337,12 +335,7 @@ def _read_into(
   x = x.T if naming.turned(name) else x
   # Casts and transposes in one pass, without a temporary array.
   np.copyto(out, x[..., start : start + out.shape[-1]], casting='unsafe')
-  bad = int(np.count_nonzero(~np.isfinite(out)))
-  if bad:
-    raise ValueError(
-      f'{reader.source}: {stored} has {bad} values that are not finite in '
-      f'{out.dtype}; the file is damaged or needs a wider dtype'
-    )
+  check_finite(reader.source, stored, out)
 
 
 def _read_blocks(
@@ -361,6 +354,15 @@ def _read_blocks(
   order = reader.orders.get(stored)
   order = None if order is None else jnp.asarray(order, jnp.int32)
   return weights.Quantised(jnp.asarray(packed), kind, count, order=order)
+
+
+def check_finite(source: str, name: str, x: np.ndarray) -> None:
+  """Refuses numbers that are none."""
+  if bad := int(np.count_nonzero(~np.isfinite(x))):
+    raise ValueError(
+      f'{source}: {name} has {bad} values that are not finite in {x.dtype}; '
+      'the file is damaged or needs a wider dtype'
+    )
 
 
 Shapes = Mapping[str, tuple[int, ...]]

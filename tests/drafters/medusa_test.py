@@ -259,7 +259,7 @@ def without(name):
     ),
     (
       heads() | {'0.0.linear.bias': np.full(32, np.nan)},
-      '0.0.linear.bias has values that are not finite',
+      '0.0.linear.bias has 32 values that are not finite',
     ),
   ],
 )

@@ -247,6 +247,10 @@ BAD = [
     changed(arrays={'lm_head.weight': ONES((12, 8))}),
     r'lm_head.weight has shape \(12, 8\); .* need \(12, 16\)',
   ),
+  (
+    changed(arrays={'fc.weight': np.full((16, 48), np.nan, 'f4')}),
+    'fc.weight has 768 values that are not finite in float32; the file is dam',
+  ),
   # As ids, not offsets; one twice; none, of a head for some ids.
   (changed(arrays=dict(d2t=OFFSETS + np.arange(12))), 'damaged: i . d2t'),
   (

@@ -72,6 +72,8 @@ def fit(
   config = _config(folder / 'config.json', claim, arrays, target)
   _check_target(where, config, claim, target)
   places = _places(where, config, arrays)
+  for name, x in arrays.items():
+    names.check_finite(where, name, x)
   place = lambda x, dtype: hosts.put(jnp.asarray(x, dtype), put)
   layer, shapes = {}, eagle.shapes(config)
   for name, (theirs, turned) in places.items():

@@ -58,8 +58,7 @@ def _read(
   config, layout, flat = target.config, target.layout, {}
   for name, theirs in _places(where, arrays, target).items():
     x = np.asarray(arrays[theirs].read().T, jnp.dtype(config.dtype))
-    if not np.isfinite(x).all():
-      raise ValueError(f'{where}: {theirs} has values that are not finite')
+    names.check_finite(where, theirs, x)
     axes = (None, 'vocab') if name.endswith('head') else ()
     flat[name] = hosts.put(x, layout and layout.sharding(*axes))
   heads = lm.nest(flat)
