@@ -55,16 +55,11 @@ def save(
     made_by: JSON, kept beside the model (config, seed, commit).
     draft_ids: the ids that it proposes as a draft, () for all. transformers
       does not know them, and lets it propose all.
-
-  Raises:
-    ValueError: settings that no family has, a folder that holds something else,
-      or a full disk.
   """
   folder = pathlib.Path(folder).resolve()
   held = set(os.listdir(folder)) if folder.is_dir() else set()
-  if (folder.exists() and not folder.is_dir()) or (
-    held and not {MARK} <= held <= _FILES
-  ):
+  ours = folder.is_dir() and (not held or {MARK} <= held <= _FILES)
+  if folder.exists() and not ours:
     raise ValueError(
       f'export {folder}: is there and is no export, or holds more than an '
       'export; move it elsewhere, or name another folder'
@@ -127,10 +122,8 @@ def draft_ids(folder: str | os.PathLike) -> tuple[int, ...]:
 def settings(config: model_config.LMConfig) -> dict[str, Any]:
   """config.json of these settings, without special ids.
 
-  Training calls it before it begins, so that its result can be saved.
-
-  Raises:
-    ValueError: settings that none of these families has; names them.
+  Training calls it before it begins, so that its result can be saved: settings
+  that none of these families has are refused by name.
   """
   out = _t5(config) if config.encoder else _decoder_only(config)
   # What cannot be written is found by reading back what was written.
@@ -139,9 +132,7 @@ def settings(config: model_config.LMConfig) -> dict[str, Any]:
     read = dataclasses.replace(read, tied=config.tied)
   want, have = vars(_canonical(config)), vars(_canonical(read))
   lost = [
-    f'{key}={have[key]!r}, not {want[key]!r}'
-    for key in want
-    if have[key] != want[key]
+    f'{k}={have[k]!r}, not {x!r}' for k, x in want.items() if have[k] != x
   ]
   if lost:
     name = out['architectures'][0].partition('For')[0]
@@ -200,12 +191,10 @@ def _rope_scaling(s: rope.Scaling | None) -> dict[str, Any] | None:
   if not s.original_context:
     return dict(rope_type='linear', factor=s.factor)
   return dict(
-    rope_type='llama3',
-    factor=s.factor,
-    low_freq_factor=s.low_freq_factor,
+    rope_type='llama3', factor=s.factor, low_freq_factor=s.low_freq_factor,
     high_freq_factor=s.high_freq_factor,
     original_max_position_embeddings=s.original_context,
-  )
+  )  # fmt: skip
 
 
 def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:

@@ -21,8 +21,6 @@ from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm, weights
 
-_INSTEAD = "dtype='stored' is for quantised models; give dtype='float32'"
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LanguageModel:
@@ -109,7 +107,7 @@ class LanguageModel:
     return {}
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:
-    """What make() returned when this model was first asked for a key; kept."""
+    """What make() returned when this model was first asked for a key."""
     if key not in self.drafts:
       self.drafts[key] = make()
     return self.drafts[key]
@@ -244,14 +242,11 @@ def read(
   scan_layers: bool = False,
   kept: Collection[str] = (),
 ) -> LanguageModel:
-  """Reads the weights.
+  """Reads the weights, in 'float32', 'bfloat16' or 'float64' (under x64).
 
-  Args:
-    dtype: of the parameters: 'float32', 'bfloat16' or 'float64' (under x64).
-    put: put(flat name, array) -> jax.Array places each parameter as it is read
-      (sharding.Layout.put); the default device if None.
-    scan_layers: stack the layers' parameters along a leading axis.
-    kept: the kinds of blocks that stay as they are stored.
+  put: places each parameter as it is read; None: on the default device.
+  scan_layers: stack the layers' parameters along a leading axis.
+  kept: the kinds of blocks that stay as they are stored.
   """
   config = opened.config.running(dtype=dtype, scan_layers=scan_layers)
   if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
@@ -278,7 +273,8 @@ def _kept(opened: sources.Source, kernels: str, alone: bool) -> frozenset[str]:
   if not (kept := every & blocks.KEPT.keys()):
     have = ', '.join(sorted(every)) or 'none'
     raise ValueError(
-      f'{opened.name}: {_INSTEAD}; allowed are matrices in '
+      f"{opened.name}: dtype='stored' is for quantised models; give "
+      "dtype='float32'; allowed are matrices in "
       f'{", ".join(blocks.GGUF)}, integers in groups of 32 inputs or a '
       f'multiple, and nf4 in blocks of 64; quantised here are {have}'
     )
@@ -317,9 +313,6 @@ def wrap(
     tokenizer: with no more ids than model.vocab; or a folder that holds
       tokenizer.json; None: ids below 256 are bytes, then eos and bos.
     source: what it is called in tables and errors.
-
-  Raises:
-    ValueError: something else than a types.Model, or too few logits.
   """
   if not isinstance(model, types.Model):
     raise ValueError(
@@ -351,14 +344,11 @@ def wrap(
 def _made(source: str, dtype: str, mesh: Any) -> LanguageModel:
   """The model that package.module:make returns, asked for `dtype`.
 
-  make may take vocab, seed and dtype, and returns what `wrap` takes; without a
-  tokenizer, as scripts/certify.py wants it, it gets one of bytes.
+  make may take vocab, seed and dtype, and returns what `wrap` takes.
   """
   if mesh is not None:
     raise ValueError(f'{source}: a model of your own runs on one device')
-  if dtype == convert.STORED:
-    raise ValueError(f'{source}: {_INSTEAD}')
-  if dtype in weights.INTEGERS:
+  if dtype in (convert.STORED, *weights.INTEGERS):
     raise ValueError(
       f'{source}: dtype={dtype!r} is for models of a known architecture; '
       "give dtype='float32'"

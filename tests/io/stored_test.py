@@ -196,7 +196,7 @@ REFUSED = [
   (broken, {}, 'a.gguf: token_embd.weight has 1 scales that are not finite'),
   (
     *('tests.your_own_model_test:make', {}),
-    "your_own_model_test:make: dtype='stored' is for quantised models",
+    "your_own_model_test:make: dtype='stored' is for models of a known arch",
   ),
 ]
 
