@@ -91,7 +91,7 @@ def _yarn(at: Json, context: int, first: int) -> dict[str, Any]:
     return 0.1 * share * math.log(factor) + 1 if factor > 1 else 1.0
 
   keys, magnitude = ('mscale', 'mscale_all_dim'), size(1)
-  if all(map(at.value, keys)):
+  if all([at.value(key) for key in keys]):  # both are read
     shares = [at.number(key) for key in keys]
     magnitude = size(shares[0]) / size(shares[1])
   scaling = rope_lib.Yarn(
