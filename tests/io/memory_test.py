@@ -37,8 +37,6 @@ def source(form, folder) -> str:
     ('quantised', 'int4'),
     ('quantised', 'float32'),
     ('quantised', 'stored'),
-    ('floats', 'int8'),
-    ('quantised', 'int4'),
   ],
 )
 def test_a_model_takes_what_was_said(tmp_path, form, dtype):

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import specdec_jax
 from specdec_jax.io import files, load, memory, sources
 from specdec_jax.kernels import library, quantised
 from specdec_jax.models import convert, lm, weights, work
@@ -70,19 +69,6 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case, tmp_path):
   )
   scale = np.abs(wanted).max()
   assert 0 < np.abs(found - wanted).max() < 2e-4 * scale
-
-
-def test_speculation_leaves_the_text_as_it_is(tmp_path):
-  folder, _ = quantised_test.write(
-    tmp_path / 'model', 'gptq', how=SORTED, **SMALL
-  )
-  m = specdec_jax.load(folder, dtype='stored')
-  same = dict(max_new_tokens=40, temperature=0.0)
-  plain, drafted = (
-    specdec_jax.generate(m, ['hello hello hello'], draft=draft, **same)[0]
-    for draft in (None, 'lookup')
-  )
-  assert plain.tokens == drafted.tokens and len(plain.tokens) == 40
 
 
 def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 import tokenizers
 
@@ -27,29 +26,6 @@ def test_byte_fallback_is_bytes(vocab):
   assert t.eos_ids == (() if vocab < 258 else (256,))
   with pytest.raises(ValueError, match='256 ids or more, not 255'):
     tokenizer.from_bytes(255, 'x')
-
-
-def pieces(t, ids):
-  stream = t.stream()
-  return [stream.push(i) for i in ids]
-
-
-def test_stream_never_shows_half_a_character():
-  t = tokenizer.from_bytes(512, 'x')
-  found = pieces(t, t.encode(TEXT))
-  assert ''.join(found) == TEXT
-  assert all('\ufffd' not in p for p in found)
-  assert '' in found
-  assert pieces(t, t.encode('a🙂')[:-1]) == ['a', '', '', '']
-
-
-def test_stream_equals_decode_for_random_ids():
-  t = tokenizer.from_bytes(512, 'x')
-  rng = np.random.default_rng(0)
-  for _ in range(50):
-    # Bytes of no character are out once a character follows.
-    ids = [*rng.integers(0, 258, 40).tolist(), 0x41]
-    assert ''.join(pieces(t, ids)) == t.decode(ids)
 
 
 def test_padding_ids_decode_to_nothing():
@@ -129,19 +105,6 @@ CHAT = [{'role': 'user', 'content': 'hello'}]
 def chat(template, **changes):
   t = tokenizer.from_bytes(512, 'x')
   return dataclasses.replace(t, chat_template=template, **changes).chat(CHAT)
-
-
-def test_chat_template_is_rendered_as_transformers_does():
-  template = """{{ bos_token }}
-  {%- for m in messages %}
-    {% if m.role == 'user' %}
-[{{ m.content | tojson }}]
-    {% endif %}
-    {% if loop.last %}{% break %}{% endif %}
-  {% endfor %}
-{% if add_generation_prompt %}<a>{% endif %}{{ tools is none }}"""
-  found = chat(template, specials=(('bos_token', '<s>'),))
-  assert found == '<s>["hello"]\n<a>True'
 
 
 MARKED = """{% for m in messages %}
