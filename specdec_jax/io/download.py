@@ -45,34 +45,31 @@ def from_hub(source: str) -> pathlib.Path:
       f'{source} needs huggingface_hub>=1.0: pip install huggingface_hub'
     ) from e
   repo, revision = match.groups()
-  try:
-    get = lambda wanted: pathlib.Path(
-      huggingface_hub.snapshot_download(
-        repo, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED
-      )
+  refusals = {
+    errors.GatedRepoError: 'the Hub asks for permission; accept its terms on '
+    'the model page and set HF_TOKEN',
+    errors.RepositoryNotFoundError: f'the Hub has no model {repo} (or a '
+    'private one: set HF_TOKEN)',
+    errors.RevisionNotFoundError: f'{repo} has no revision {revision!r}',
+  }
+  get = lambda wanted: pathlib.Path(
+    huggingface_hub.snapshot_download(
+      repo, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED
     )
+  )
+  try:
     folder = get(WANTED)
     if not any(folder.glob('*.safetensors')):
       folder = get(WANTED + PICKLED)
-  except errors.GatedRepoError as e:
-    raise ValueError(
-      f'{source}: the Hub asks for permission; accept its terms on the model '
-      'page and set HF_TOKEN'
-    ) from e
-  except errors.RepositoryNotFoundError as e:
-    raise ValueError(
-      f'{source}: the Hub has no model {repo} (or a private one: set HF_TOKEN)'
-    ) from e
-  except errors.RevisionNotFoundError as e:
-    raise ValueError(f'{source}: {repo} has no revision {revision!r}') from e
+    return folder
   # errors.HTTPError is httpx's or, from huggingface_hub 2 on, httpx2's.
   except (errors.HTTPError, OSError) as e:  # pyright: ignore[reportPrivateImportUsage]
-    raise ValueError(
-      f'{source}: not in the cache {constants.HF_HUB_CACHE} and not to be had '
-      f'from {constants.ENDPOINT} ({type(e).__name__}); give a local folder '
+    why = (
+      f'not in the cache {constants.HF_HUB_CACHE} and not to be had from '
+      f'{constants.ENDPOINT} ({type(e).__name__}); give a local folder '
       'instead, or copy the cache here'
-    ) from e
-  return folder
+    )
+    raise ValueError(f'{source}: {refusals.get(type(e), why)}') from e
 
 
 class Wheel(NamedTuple):

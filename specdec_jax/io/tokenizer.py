@@ -118,12 +118,10 @@ class Tokenizer:
     if not messages:
       raise ValueError('no messages: give at least one')
     for m in messages:
-      if not isinstance(m.get('role'), str) or not isinstance(
-        m.get('content'), str
-      ):
-        said = fields.short(m)
-        raise ValueError(f"message {said}: needs strings 'role' and 'content'")
-      files.check_unicode(m, f'message {fields.short(m)}')
+      said = f'message {fields.short(m)}'
+      if not all(isinstance(m.get(x), str) for x in ('role', 'content')):
+        raise ValueError(f"{said}: needs strings 'role' and 'content'")
+      files.check_unicode(m, said)
     if self.chat_template is None:
       _say_no_template(self.source)
       turns = [f'{m["role"].capitalize()}: {m["content"]}\n' for m in messages]
