@@ -91,7 +91,6 @@ class Checkpoints:
       self._pool.shutdown(wait=False)  # the others may not be here
 
   def close(self) -> None:
-    """Waits, and raises what `wait` does."""
     try:
       self.wait()
     finally:

@@ -70,27 +70,28 @@ def save(
     about['draft_ids'] = [int(i) for i in draft_ids]
   raw = settings(config)
   contents = {
-    'config.json': _json(raw | _special_ids(tokenizer, config)),
+    'config.json': raw | _special_ids(tokenizer, config),
     'tokenizer.json': _inner(tokenizer, config).to_str(pretty=True),
-    'tokenizer_config.json': _json(_tokenizer_settings(tokenizer, config)),
-    MARK: _json(about),
+    'tokenizer_config.json': _tokenizer_settings(tokenizer, config),
+    MARK: about,
   }
   _, naming = families.from_json(raw, folder)
   write(folder, contents, _weights(config, params, naming))
 
 
 def write(
-  folder: pathlib.Path, contents: dict[str, str], weights: dict[str, np.ndarray]
+  folder: pathlib.Path, contents: dict[str, Any], weights: dict[str, np.ndarray]
 ) -> None:
   """Writes the folder beside its place and then moves it there.
 
-  contents: of its text files, MARK among them, by name.
+  contents: of its text files, MARK among them, by name; JSON or text.
   """
   part = folder.with_name(f'{folder.name}.{os.getpid()}.part')
   try:
     shutil.rmtree(part, ignore_errors=True)  # of a killed run of this number
     part.mkdir(parents=True)
-    for name, content in contents.items():
+    for name, x in contents.items():
+      content = x if isinstance(x, str) else json.dumps(x, indent=2)
       files.write(part / name, content)
     # transformers refuses a file that does not say whose layout it has.
     pt = {'format': 'pt'}
@@ -104,10 +105,6 @@ def write(
     raise ValueError(f'export {folder}: cannot be written: {error}') from error
   finally:
     shutil.rmtree(part, ignore_errors=True)
-
-
-def _json(content: dict[str, Any]) -> str:
-  return json.dumps(content, indent=2)
 
 
 def draft_ids(folder: str | os.PathLike) -> tuple[int, ...]:

@@ -34,7 +34,6 @@ _NUMBERED = re.compile(r'(.+)-(\d+)-of-(\d+)')
 
 
 def text_of(source: Any) -> str:
-  """A source as text."""
   if not isinstance(source, str | os.PathLike):
     given = f'source={fields.short(source)}'
     raise ValueError(f'{given}: must be a text or a path, as in hf:org/name')
@@ -163,7 +162,6 @@ def open_folder(
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The files of a model's weights."""
   for name, index_name in _FORMS:
     single, index = folder / name, folder / index_name
     listed = _listed(index, single.suffix) if index.exists() else []
@@ -208,7 +206,6 @@ def _check_same(
 
 
 def _listed(index: pathlib.Path, suffix: str) -> list[pathlib.Path]:
-  """The files of an index, all with this suffix."""
   folder = index.parent
   shards = files.read_json(index).get('weight_map')
   if not isinstance(shards, dict) or not shards:

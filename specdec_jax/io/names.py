@@ -357,7 +357,6 @@ def _read_blocks(
 
 
 def check_finite(source: str, name: str, x: np.ndarray) -> None:
-  """Refuses numbers that are none."""
   if bad := int(np.count_nonzero(~np.isfinite(x))):
     raise ValueError(
       f'{source}: {name} has {bad} values that are not finite in {x.dtype}; '

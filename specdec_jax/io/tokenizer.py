@@ -191,7 +191,12 @@ def from_bytes(vocab: int, source: str) -> Tokenizer:
       f'{source}: a byte tokenizer needs a vocabulary of 256 ids or more, not '
       f'{vocab}'
     )
-  inner = tokenizers.Tokenizer(tokenizers.models.BPE(_byte_ids(), []))
+  # Each byte by the printable character that GPT-2's BPE has for it.
+  plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  moved = [b for b in range(256) if b not in plain]
+  ids = {chr(b): b for b in plain}
+  ids |= {chr(256 + i): b for i, b in enumerate(moved)}
+  inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
   inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False, use_regex=False
   )
@@ -200,14 +205,6 @@ def from_bytes(vocab: int, source: str) -> Tokenizer:
     return Tokenizer(source, inner)
   inner.add_special_tokens(['<eos>', '<bos>'])
   return Tokenizer(source, inner, eos_ids=(256,), bos_id=257)
-
-
-def _byte_ids() -> dict[str, int]:
-  """Each byte by the printable character that GPT-2's BPE has for it."""
-  plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  moved = [b for b in range(256) if b not in plain]
-  ids = {chr(b): b for b in plain}
-  return ids | {chr(256 + i): b for i, b in enumerate(moved)}
 
 
 def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:

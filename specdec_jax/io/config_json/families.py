@@ -223,12 +223,10 @@ def _t5(s: Json) -> dict[str, Any]:
 
 
 def _decoder(s: Json) -> dict[str, Any]:
-  """Sizes, activation and one set of rope settings."""
   return _sizes(s) | dict(act=_act(s, 'hidden_act')) | rope.read(s)
 
 
 def _sizes(s: Json) -> dict[str, Any]:
-  """Sizes, biases and whether the head is tied."""
   width, heads = s.integer('hidden_size'), s.integer('num_attention_heads')
   bias, kv_heads = s.flag('attention_bias'), s.nullable('num_key_value_heads')
   return dict(
@@ -256,7 +254,6 @@ def _act(s: Json, key: str) -> str:
 
 
 def _window(s: Json) -> int | None:
-  """sliding_window, None if it is null."""
   empty = s.nullable('sliding_window') is None
   return None if empty else s.integer('sliding_window')
 

@@ -115,7 +115,6 @@ def _settings(file: File, arch: str) -> model_config.LMConfig:
 
 
 def _common(s: Json, file: File) -> dict[str, Any]:
-  """Settings that all architectures share."""
   for name in ('token_embd.weight', 'blk.0.attn_q.weight'):
     if name not in file.tensors or len(file.tensors[name].shape) != 2:
       raise ValueError(f'{s.path}: {name} is missing or not a matrix')

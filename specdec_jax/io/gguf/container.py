@@ -69,7 +69,6 @@ class File:
     return t.raw.reshape(t.shape[0], -1, gguf.GGML_QUANT_SIZES[t.kind][1])
 
   def field(self, name: str, kind: type, default: Any = None) -> Any:
-    """A field of the given Python type."""
     value = self.fields.get(name, default)
     if value is None:
       raise ValueError(f'{self.path}: field {name} is missing')

@@ -100,7 +100,6 @@ CODE_ENDS = {
 
 
 def read(file: File, source: str) -> text.Tokenizer:
-  """The file's tokenizer."""
   tokens = file.field('tokenizer.ggml.tokens', list)
   kinds = [NORMAL] * len(tokens)
   if 'tokenizer.ggml.token_type' in file.fields:
@@ -165,7 +164,6 @@ def _ends_by_text(inner: tokenizers.Tokenizer, fields) -> list[int]:
 
 
 def _column(file, name: str, count: int) -> list[float]:
-  """A number for every token."""
   values = file.field(f'tokenizer.ggml.{name}', np.ndarray)
   if len(values) != count:
     raise ValueError(f'{file.path}: {count} tokens, {len(values)} of {name}')

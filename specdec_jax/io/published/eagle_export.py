@@ -1,6 +1,5 @@
 """Writes an EAGLE-3 in the form of speculators, which eagle_folder reads."""
 
-import json
 import pathlib
 from typing import Any
 
@@ -37,9 +36,7 @@ def save(
   arrays['t2d'] = np.isin(np.arange(config.block.vocab), ids)
   plain = {n: np.ascontiguousarray(x) for n, x in arrays.items()}
   facts = _settings(config, len(ids), str(about['target']))
-  contents = {'config.json': facts, export.MARK: about}
-  written = {n: json.dumps(x, indent=2) for n, x in contents.items()}
-  export.write(folder, written, plain)
+  export.write(folder, {'config.json': facts, export.MARK: about}, plain)
 
 
 def _settings(config: eagle.EagleConfig, size: int, target: str) -> dict:

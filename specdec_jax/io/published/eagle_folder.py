@@ -199,7 +199,6 @@ def _config(
 
 
 def _check_target(where, config, claim: claims.Claim, target) -> None:
-  """Refuses a draft for a target of another width, depth or vocabulary."""
   label, own, taps = target.label, target.config, config.taps
   width = claim.layers.get('target_hidden_size') or config.block.width
   for size, theirs, ours in (

@@ -50,7 +50,6 @@ def find(source: str | os.PathLike) -> list[pathlib.Path]:
 def _read(
   where: str, paths: list[pathlib.Path], target: load.LanguageModel
 ) -> dict[str, Any]:
-  """The heads of these files, on the target's devices."""
   found = {k: x for path in paths for k, x in stored.open_file(path).items()}
   inside = {k: x for k, x in found.items() if k.startswith(_INSIDE)}
   arrays = {k.removeprefix(_INSIDE): x for k, x in (inside or found).items()}

@@ -194,19 +194,16 @@ def judge(
     )
   if any(result.reading):
     claimed = result.agreed[words(())]
+    mean = lambda x: f'{sum(x) / len(x):.0%}'
     logging.warning(
       '%s: is not what it claims, and runs with %s: its drafts are then %s of '
       'the tokens of %s, and as it claims %s',
-      *(where, words(result.reading), _mean(agreed)),
-      *(target.label, _mean(claimed)),
+      *(where, words(result.reading), mean(agreed)),
+      *(target.label, mean(claimed)),
     )
   if agreed[0] < LOW:
     logging.warning('%s: its first drafts are only %s', where, share)
   return result.reading
-
-
-def _mean(agreed: Sequence[float]) -> str:
-  return f'{sum(agreed) / len(agreed):.0%}'
 
 
 # --- the text, and a draft in it ---------------------------------------------

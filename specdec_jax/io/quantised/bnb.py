@@ -58,7 +58,6 @@ def plan4(m: module.Module) -> module.Plan:
 
 
 def _state(m: module.Module, part: str) -> dict[str, Any]:
-  """The settings of a matrix, JSON in bytes."""
   try:
     s = json.loads(m.get(part).tobytes())
     sizes = [*s['shape'], s['blocksize']]
@@ -74,7 +73,6 @@ def _state(m: module.Module, part: str) -> dict[str, Any]:
 
 
 def _absmax(m: module.Module, s: dict[str, Any]) -> np.ndarray:
-  """The scale of each block."""
   if 'nested_offset' not in s:
     return m.floats('weight.absmax')
   codes = m.get('weight.absmax')

@@ -141,6 +141,5 @@ class Module:
 
 
 def _is_pair(x: Any) -> bool:
-  """Whether a setting is a list of two sizes."""
   listed = isinstance(x, list) and len(x) == 2
   return listed and all(type(i) is int and i > 0 for i in x)

@@ -71,16 +71,14 @@ def kind_of(name: str, kind: str) -> str:
 
 def shapes(flat: dict[str, Any], kind: str) -> dict[str, Any]:
   """What `put` makes of parameters: of their shapes, by flat name."""
-  return {name: _shape(x, kind_of(name, kind)) for name, x in flat.items()}
-
-
-def _shape(x: jax.ShapeDtypeStruct, kind: str) -> Any:
-  if not kind:
-    return x
-  depth, (G, C, N) = x.shape[:-2], _sizes(x.shape, kind)
-  scale = jax.ShapeDtypeStruct((*depth, G, N), jnp.float32)
-  codes = jax.ShapeDtypeStruct((*depth, G, C, N), jnp.dtype(kind))
-  return weights.Grouped(codes, scale, scale)
+  out = dict(flat)
+  for name, x in flat.items():
+    if mine := kind_of(name, kind):
+      depth, (G, C, N) = x.shape[:-2], _sizes(x.shape, mine)
+      scale = jax.ShapeDtypeStruct((*depth, G, N), jnp.float32)
+      codes = jax.ShapeDtypeStruct((*depth, G, C, N), jnp.dtype(mine))
+      out[name] = weights.Grouped(codes, scale, scale)
+  return out
 
 
 def put(kind: str, layout: sharding.Layout | None, name: str, x: Any) -> Any:
