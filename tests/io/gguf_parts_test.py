@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from specdec_jax.io import files, sources
-from specdec_jax.io.gguf import parts
+from specdec_jax.io.gguf import container
 from tests.io import tiny
 
 
@@ -53,7 +53,7 @@ def test_parts_that_are_missing_renamed_or_of_another_model(cut, tmp_path):
 
   def refused(why):
     with pytest.raises(ValueError, match=why):
-      parts.parse(first)
+      container.parse(first)
 
   shutil.copy(folder / names[0], first)
   refused(f'of its 3 parts are missing {names[1]}, {names[2]}: put them')

@@ -16,8 +16,7 @@ import numpy as np
 
 from specdec_jax.io import names
 from specdec_jax.io.config_json.json_object import Json
-from specdec_jax.io.gguf import parts
-from specdec_jax.io.gguf.container import File
+from specdec_jax.io.gguf import container
 from specdec_jax.models import attention, rope
 from specdec_jax.models import config as model_config
 
@@ -67,9 +66,9 @@ _OWN: dict[str, dict[str, Any]] = {
 
 def open_file(
   path: pathlib.Path, source: str
-) -> tuple[model_config.LMConfig, names.Reader, File]:
+) -> tuple[model_config.LMConfig, names.Reader, container.File]:
   """Settings and weights of a file; the weights are read when asked for."""
-  file = parts.parse(path)
+  file = container.parse(path)
   arch = file.field('general.architecture', str)
   if arch not in ARCHS:
     raise ValueError(
@@ -89,7 +88,7 @@ def open_file(
   return _settings(file, arch), reader, file
 
 
-def _settings(file: File, arch: str) -> model_config.LMConfig:
+def _settings(file: container.File, arch: str) -> model_config.LMConfig:
   """Refuses fields that would change the model and were not asked for."""
   start = f'{arch}.'
   own = {
@@ -114,7 +113,7 @@ def _settings(file: File, arch: str) -> model_config.LMConfig:
   return _divided(file, config)
 
 
-def _common(s: Json, file: File) -> dict[str, Any]:
+def _common(s: Json, file: container.File) -> dict[str, Any]:
   for name in ('token_embd.weight', 'blk.0.attn_q.weight'):
     if name not in file.tensors or len(file.tensors[name].shape) != 2:
       raise ValueError(f'{s.path}: {name} is missing or not a matrix')
@@ -171,7 +170,7 @@ def _scaling(s: Json, context: int) -> rope.Scaling | None:
   )
 
 
-def _divided(file: File, config: model_config.LMConfig):
+def _divided(file: container.File, config: model_config.LMConfig):
   """The settings with the divisors of the frequencies that the file holds.
 
   Those of Llama 3.1 and later (low 1, high 4, context 8192) for one factor

@@ -73,11 +73,9 @@ PRE = {
   'refact': _DIGITS,  # Granite
   'qwen2': Pre(_split(_WORDS % 1), normal=True),
   'deepseek-r1-qwen': Pre(_split(_WORDS % 1)),
-  'llama-bpe': _LLAMA3,
-  'llama3': _LLAMA3,
-  'llama-v3': _LLAMA3,
-  'falcon3': _LLAMA3,
-  'pixtral': _LLAMA3,
+  **dict.fromkeys(
+    ('llama-bpe', 'llama3', 'llama-v3', 'falcon3', 'pixtral'), _LLAMA3
+  ),
   'smaug-bpe': Pre(_split(_WORDS % 3)),  # SmolLM3
   'dbrx': Pre(_split(_WORDS % 3)),  # OLMo 2, Phi 4
   'tekken': Pre(_split(_TEKKEN), whole=True, bos=True),
