@@ -178,7 +178,7 @@ def load(
   if scan_layers not in (None, True, False):
     raise ValueError(f'scan_layers={scan_layers!r}: give True, False or None')
   if not opened and sources.FUNCTION.fullmatch(source):
-    return _made(source, dtype, mesh)
+    return _made(source, dtype, mesh, kernels)
   opened = opened or sources.open_source(source)
   memory.check({source: memory.Model(opened, dtype)})
   if scan_layers is None:
@@ -341,17 +341,19 @@ def wrap(
   )
 
 
-def _made(source: str, dtype: str, mesh: Any) -> LanguageModel:
+def _made(source: str, dtype: str, mesh: Any, kernels: str) -> LanguageModel:
   """The model that package.module:make returns, asked for `dtype`.
 
   make may take vocab, seed and dtype, and returns what `wrap` takes.
   """
   if mesh is not None:
     raise ValueError(f'{source}: a model of your own runs on one device')
-  if dtype in (convert.STORED, *weights.INTEGERS):
+  codes = dtype in (convert.STORED, *weights.INTEGERS)
+  if codes or kernels == 'int8':
+    given = f'dtype={dtype!r}' if codes else f'kernels={kernels!r}'
+    other = "dtype='float32'" if codes else "kernels='auto'"
     raise ValueError(
-      f'{source}: dtype={dtype!r} is for models of a known architecture; '
-      "give dtype='float32'"
+      f'{source}: {given} is for models of a known architecture; give {other}'
     )
   try:
     make = own.import_name(source)

@@ -174,6 +174,8 @@ def test_rows_of_int8_need_codes():
     "random:tiny: kernels='int8' is for matrices that are codes on one CPU: "
     "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
   )
+  with pytest.raises(ValueError, match="='int8' is for models of a known arch"):
+    load.load('tests.your_own_model_test:make', kernels='int8')
 
 
 FORM = (
