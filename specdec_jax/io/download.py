@@ -45,7 +45,7 @@ def from_hub(source: str) -> pathlib.Path:
       f'{source} needs huggingface_hub>=1.0: pip install huggingface_hub'
     ) from e
   repo, revision = match.groups()
-  refusals = {
+  refusals: dict[type, str] = {
     errors.GatedRepoError: 'the Hub asks for permission; accept its terms on '
     'the model page and set HF_TOKEN',
     errors.RepositoryNotFoundError: f'the Hub has no model {repo} (or a '

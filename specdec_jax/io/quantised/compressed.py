@@ -31,13 +31,14 @@ def plan(m: module.Module) -> module.Plan:
   order = m.order('weight_g_idx', I, block[1])
 
   def read() -> form.Form:
-    codes, zero = m.get(part), m.get('weight_zero_point') if zeros else None
+    codes, zero = m.get(part), None
     if packed:
       codes = _unpack(codes, bits, whole)[:, :I]
-      middle = np.full((1, 1), 1 << (bits - 1))
-      zero = _unpack(zero.T, bits, whole)[:, :O].T if zeros else middle
+      zero = np.full((1, 1), 1 << (bits - 1))
+    if zeros and packed:
+      zero = _unpack(m.get('weight_zero_point').T, bits, whole)[:, :O].T
     elif zeros:
-      zero = zero.reshape(-(-O // block[0]), -1)
+      zero = m.get('weight_zero_point').reshape(-(-O // block[0]), -1)
     codes = codes if order is None else codes[:, order]
     scale = m.scales('weight_scale', (O, I), block)
     return form.Form(codes, scale, block, zero, order=order)
