@@ -126,12 +126,9 @@ class Tokenizer:
       _say_no_template(self.source)
       turns = [f'{m["role"].capitalize()}: {m["content"]}\n' for m in messages]
       return ''.join([*turns, 'Assistant:'])
-    try:
-      return chat_template.render(
-        self.chat_template, messages, dict(self.specials)
-      )
-    except ValueError as e:
-      raise ValueError(f'{self.source}: {e}') from e
+    return chat_template.render(
+      self.source, self.chat_template, messages, dict(self.specials)
+    )
 
   def tokens(self) -> list[str | None]:
     """The token string of every id, None for unused ids."""

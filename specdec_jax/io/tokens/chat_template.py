@@ -22,15 +22,16 @@ _REASONING = ('reasoning_content', 'thinking', 'reasoning')
 
 
 def render(
+  source: str,
   template: str,
   messages: Sequence[Mapping[str, Any]],
   specials: Mapping[str, str],
 ) -> str:
   """The text of a conversation, up to the start of the assistant's reply.
 
-  Args:
-    messages: dicts with 'role', 'content' and whatever else the template reads.
-    specials: variables such as bos_token.
+  source: whose template it is, for errors.
+  messages: with 'role', 'content' and whatever else the template reads.
+  specials: variables such as bos_token.
   """
   given = dict(
     messages=[_message(m) for m in messages],
@@ -41,7 +42,7 @@ def render(
   try:
     return _environment().from_string(template).render(specials, **given)
   except (jinja2.TemplateError, *_ERRORS) as e:
-    raise ValueError(f'chat template: {e}') from e
+    raise ValueError(f'{source}: chat template: {e}') from e
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
