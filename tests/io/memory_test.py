@@ -28,23 +28,21 @@ def source(form, folder) -> str:
   return str(tiny.write_gguf(folder / 'a.gguf', c, quantise=Q4_1))
 
 
+FLOATS = ['float32', 'bfloat16', 'int8', 'int4']
+
+
 @pytest.mark.parametrize(
   'form, dtype',
-  [
-    ('floats', 'float32'),
-    ('floats', 'bfloat16'),
-    ('floats', 'int8'),
-    ('quantised', 'int4'),
-    ('quantised', 'float32'),
-    ('quantised', 'stored'),
-  ],
+  [*(('floats', x) for x in FLOATS), *(('quantised', x) for x in FLOATS)]
+  + [('quantised', 'stored')],
 )
 def test_a_model_takes_what_was_said(tmp_path, form, dtype):
-  """Norms are float32 in panels."""
+  """Norms are float32 in panels; of the embedding a pass reads rows."""
   opened = sources.open_source(source(form, tmp_path))
-  taken = work.tree_bytes(load.load(opened, dtype=dtype).params)
-  said = memory.Model(opened, dtype).bytes()
-  assert said == pytest.approx(taken, rel=0.01)
+  params = load.load(opened, dtype=dtype).params
+  said = memory.Model(opened, dtype)
+  assert said.bytes() == pytest.approx(work.tree_bytes(params), rel=0.01)
+  assert said.step_bytes() == pytest.approx(work.step_bytes(params), rel=0.01)
 
 
 def test_only_what_is_rounded_takes_more_until_it_has_its_place(tmp_path):
@@ -103,16 +101,6 @@ def test_what_is_free_is_what_control_groups_leave(tmp_path, case):
     (tmp_path / name).write_text(text)
   assert memory.free(tmp_path) == free
   assert memory.free(tmp_path / 'none') == float('inf')
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'int4'])
-@pytest.mark.parametrize('form', ['floats', 'quantised'])
-def test_a_pass_reads_what_was_said(tmp_path, form, dtype):
-  """Without the embedding, of which it reads rows."""
-  opened = sources.open_source(source(form, tmp_path))
-  params = load.load(opened, dtype=dtype).params
-  said = memory.Model(opened, dtype).step_bytes()
-  assert said == pytest.approx(work.step_bytes(params), rel=0.01)
 
 
 def config(folder, dtype: str):

@@ -253,18 +253,7 @@ def folder(tmp_path, settings=None, **more):
   return tokenizer.from_folder(tmp_path, 'here')
 
 
-def test_folder_specials_and_ends(tmp_path):
-  t = folder(
-    tmp_path,
-    {'eos_token': {'content': '<|im_end|>'}, 'chat_template': 'T'},
-    special_tokens_map={'bos_token': '<|im_start|>'},
-    generation_config={'eos_token_id': [258, 259]},
-    config={'eos_token_id': 0},
-  )
-  assert t.eos_ids == (259, 258)
-  assert (t.bos_id, t.add_bos, t.chat_template) == (258, False, 'T')
-  assert dict(t.specials)['bos_token'] == '<|im_start|>'
-  (tmp_path / 'generation_config.json').unlink()
+def test_odd_settings_of_a_folder_are_passed_over(tmp_path):
   odd = {'chat_template': [3, {'name': 'default', 'template': 4}]}
   t = folder(tmp_path, odd | {'eos_token': []}, config={'eos_token_id': 3})
   assert (t.chat_template, t.eos_ids) == (None, (3, 259))
