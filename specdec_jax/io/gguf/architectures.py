@@ -23,26 +23,21 @@ from specdec_jax.models import config as model_config
 # Fields that change nothing here, and others with the values under which they
 # do not: 0, false and an empty text if no others are listed. Other values are
 # refused where the architecture does not read the field.
-_HARMLESS = {
-  'vocab_size', 'tensor_data_layout', 'rope.scaling.finetuned',
-  'rope.scaling.original_context_length', 'attention.layer_norm_epsilon',
-  'decoder_start_token_id',
-}  # fmt: skip
-_NEUTRAL: dict[str, tuple] = {
-  'attention.causal': (True,),
-  **dict.fromkeys(
-    (
-      'rope.scaling.attn_factor', 'rope.scaling.yarn_attn_factor',
-      'rope.scaling.yarn_ext_factor', 'embedding_scale', 'logit_scale',
-      'residual_scale',
-    ),
-    (0, 1),
-  ),
-}  # fmt: skip
+_HARMLESS = set(
+  'vocab_size tensor_data_layout rope.scaling.finetuned '
+  'rope.scaling.original_context_length attention.layer_norm_epsilon '
+  'decoder_start_token_id'.split()
+)
+_NEUTRAL: dict[str, tuple] = {'attention.causal': (True,)} | dict.fromkeys(
+  'rope.scaling.attn_factor rope.scaling.yarn_attn_factor '
+  'rope.scaling.yarn_ext_factor embedding_scale logit_scale '
+  'residual_scale'.split(),
+  (0, 1),
+)
 _WIDTHS = (
-  'rope.dimension_count', 'rope.dimension_count_swa', 'attention.value_length',
-  'attention.key_length_swa', 'attention.value_length_swa',
-)  # fmt: skip
+  'rope.dimension_count rope.dimension_count_swa attention.value_length '
+  'attention.key_length_swa attention.value_length_swa'
+).split()
 # What absent fields stand for: of all architectures, and of each.
 _COMMON: dict[str, Any] = {
   'rope.freq_base': 10000.0,

@@ -136,10 +136,7 @@ def _q8_0(x: np.ndarray) -> list[np.ndarray]:
 
 # What a .gguf file stores -> how it is kept.
 GGUF = {
-  'Q4_0': Kept('Q4_0', _own),
-  'Q4_1': Kept('Q4_1', _own),
-  'Q5_0': Kept('Q5_0', _own),
-  'Q5_1': Kept('Q5_1', _own),
+  **{x: Kept(x, _own) for x in ('Q4_0', 'Q4_1', 'Q5_0', 'Q5_1')},
   'Q8_0': Kept('Q8_0', _q8_0),
   'Q2_K': Kept('Q2_K', _q2_k),
   'Q4_K': Kept('Q4_K', _q4_k),

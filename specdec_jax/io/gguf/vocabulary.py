@@ -23,10 +23,8 @@ _WORDS = (
   rf'\p{{N}}{{1,%d}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_CUT}'
 )
 # Of Mistral Nemo: a word is cut before a capital letter.
-_UPPER, _LOWER = (
-  r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]',
-  r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]',
-)
+_UPPER = r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]'
+_LOWER = r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]'
 _CASED = '|'.join(
   rf'[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{a}{_LOWER}{b}' for a, b in ('*+', '+*')
 )
@@ -83,18 +81,13 @@ PRE = {
 
 # Beside the ends of turns, texts that llama.cpp's loader takes for the end of
 # a reply: of a text, and of a file in code.
-ENDS = (
-  '<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '[EOS]',
-  '<|tool_response>',
-)  # fmt: skip
+ENDS = '<|endoftext|> <|end_of_text|> </s> <eos> [EOS] <|tool_response>'.split()
 # Of each the first that there is, unless a field names one.
 CODE_ENDS = {
-  'fim_pad': ('<|fim_pad|>', '<fim-pad>', '<fim_pad>', '<PAD>', '[PAD]'),
-  'fim_rep': (
-    '<|fim_repo|>', '<|repo_name|>', '<fim-repo>', '<REPO>', '<reponame>',
-  ),
-  'fim_sep': ('<|file_sep|>',),
-}  # fmt: skip
+  'fim_pad': '<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]'.split(),
+  'fim_rep': '<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>'.split(),
+  'fim_sep': ['<|file_sep|>'],
+}
 
 
 def read(file: File, source: str) -> text.Tokenizer:
