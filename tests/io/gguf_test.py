@@ -243,20 +243,20 @@ def test_every_cut_is_refused(tmp_path):
 
 
 def test_damaged_headers_give_one_message_or_load(tmp_path):
-  # Every third byte set to 0xFF: a ValueError, or still a model.
+  # Every ninth byte set to 0xFF: a ValueError, or still a model.
   c = tiny.config(depth=1, vocab=260, width=8, heads=1, kv_heads=1, mlp=8)
   path = tiny.write_gguf(tmp_path / 'm.gguf', c)
   whole = path.read_bytes()
   tensors = container.parse(path).tensors.values()
   start = min(whole.index(t.raw.tobytes()) for t in tensors)
   messages = 0
-  for at in range(0, start, 3):
+  for at in range(0, start, 9):
     path.write_bytes(whole[:at] + b'\xff' + whole[at + 1 :])
     try:
       opened = sources.open_source(str(path))
     except ValueError as e:
       messages += str(path.name) in str(e)
-  assert messages > start // 100
+  assert messages > start // 300
   assert opened is not None
 
 

@@ -249,7 +249,7 @@ def test_a_damaged_file_is_an_error_or_another_array(path):
   weights = {f'layers.{i}': np.ones((3, 2), np.float32) for i in range(3)}
   whole, draw = tf.save(path, weights).read_bytes(), random.Random(0)
   refused = 0
-  for _ in range(2000):
+  for _ in range(500):
     new = bytearray(whole)
     for _ in range(draw.randint(1, 3)):
       new[draw.randrange(len(new))] = draw.randrange(256)
@@ -258,7 +258,7 @@ def test_a_damaged_file_is_an_error_or_another_array(path):
       assert all(x.sum() is not None for x in read(path).values())
     except ValueError as e:
       refused += str(path) in str(e)
-  assert 200 < refused < 1900
+  assert 50 < refused < 475
 
 
 @pytest.mark.parity
