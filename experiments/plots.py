@@ -38,26 +38,9 @@ def png(
   paint: Callable[[Axes], None], *, size: tuple[float, float] = (6.4, 4.0)
 ) -> bytes:
   """What paint(axes) draws, as a PNG; size in inches, 160 pixels each."""
-  return stacked([paint], size=size)
-
-
-def stacked(
-  paints: Sequence[Callable[[Axes], None]],
-  *,
-  size: tuple[float, float],
-  title: str = '',
-  caption: str = '',
-) -> bytes:
-  """The same for several axes, one above the other over one x axis."""
   with matplotlib.rc_context(STYLE):
     page = figure.Figure(figsize=size, dpi=160, layout='constrained')
-    every = page.subplots(len(paints), sharex=True, squeeze=False)
-    for paint, axes in zip(paints, every[:, 0], strict=True):
-      paint(axes)
-    if title:
-      page.suptitle(title, x=0.01, ha='left', fontsize=9)
-    if caption:
-      page.supxlabel(caption, fontsize=7, color='0.45')
+    paint(page.subplots())
     out = io.BytesIO()
     page.savefig(out, format='png', metadata={'Software': None})
   return out.getvalue()

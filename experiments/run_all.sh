@@ -6,9 +6,8 @@
 # --quick takes tiny random models, in 20 minutes, and reports in results/quick.
 # bash experiments/run_all.sh [--all | --empirical [--quick] [--models=DIR]]
 # Left out, each with a run.sh of its own: specbench (needs a question.jsonl),
-# distillspec_grid (trains a pair first), prediction (how often predictions hold: an
-# hour), headline (the README's figures), gpu (needs one), quantised (needs a pair),
-# serving (clients of a server).
+# prediction (how often predictions hold: an hour), headline (the README's figures),
+# gpu (needs one), quantised (needs a pair), serving (clients of a server).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"

@@ -14,7 +14,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from experiments import empirical, page, report
 from experiments.block_verification_table1 import render as block
 from experiments.chen_table1 import render as chen
-from experiments.distillspec_grid import render as grid
 from experiments.distillspec_t5 import render as distillspec
 from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
@@ -31,7 +30,6 @@ TABLES = {x.TABLE.name: x.TABLE for x in MODULES}
 PAGES = {
   'methods': methods.markdown,
   'specbench': specbench.markdown,
-  'distillspec_grid': grid.markdown,
   'quantised': quantised.markdown,
 }
 

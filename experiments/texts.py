@@ -3,6 +3,7 @@
 python experiments/texts.py --multi30k=DIR --output=DIR
 python experiments/texts.py --docstrings --output=DIR
 python experiments/texts.py --functions --output=DIR
+python experiments/texts.py --library --output=DIR
 
 The first writes pairs of English and German captions. DIR has train.en.gz,
 train.de.gz and test_2016_flickr's, as in https://github.com/multi30k/dataset
@@ -14,6 +15,8 @@ manual, whose titles judge them.
 
 The third writes pairs of their functions and the first line of its docstring.
 Every package is in one part; no function and no line is in both.
+
+The fourth writes the manual and this Python's library, less one document in 20.
 """
 
 import ast
@@ -43,10 +46,14 @@ from specdec_jax.train import text
 _FOLDER = flags.DEFINE_string('multi30k', '', 'folder of the captions')
 _DOCSTRINGS = flags.DEFINE_bool('docstrings', False, 'paragraphs of docstrings')
 _FUNCTIONS = flags.DEFINE_bool('functions', False, 'functions and what they do')
+_LIBRARY = flags.DEFINE_bool(
+  'library', False, "the manual and Python's library"
+)
 _OUTPUT = flags.DEFINE_string('output', '', 'folder of train.jsonl and others')
 TRAIN, TEST, HELD = 'train', 'test_2016_flickr', 'held_out'
 _LINE, _CODE = (15, 100), 500  # of a docstring's first line, and of a function
 PIECE = 32  # tokens of a prompt cut from a document
+_OUT = 20  # one document in so many is held out
 # By the field of the references of pairs, that of the sources.
 SOURCES = {'de': 'en', 'summary': 'code', 'words': 'digits'}
 _SKIPPED = {'site-packages', 'test', 'tests', 'idlelib', 'lib2to3'}
@@ -77,7 +84,7 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
     kind = source.partition(':')[2]
     return make(training_prompts.generated(most, 0, kind)), {}
   if source == 'held out':
-    _, held = text.held_out(text.read(counted), 20)
+    _, held = text.held_out(text.read(counted), _OUT)
     pieces = text.pack(held.documents, tokenizer, PIECE)
     order = np.random.default_rng(0).permutation(len(pieces))[:most]
     return tuple(
@@ -180,8 +187,8 @@ def name_of(code: str) -> str:
 
 
 def split(found) -> dict[str, list[dict[str, str]]]:
-  """The parts of (package, row): one package in 20 is held out, by its name."""
-  held = lambda name: hashlib.sha256(name.encode()).digest()[0] % 20 == 0
+  """The parts of (package, row): packages are held out by their names."""
+  held = lambda name: hashlib.sha256(name.encode()).digest()[0] % _OUT == 0
   rows = {row['code']: (name, row) for name, row in found}
   every = [rows[x] for x in sorted(rows)]
   order = np.random.default_rng(0).permutation(len(every)).tolist()
@@ -208,13 +215,18 @@ def run() -> bool:
   output = program.open_workdir(_OUTPUT.value)
   if output is None:
     raise ValueError("--output='': name a folder")
-  asked = bool(_FOLDER.value), _DOCSTRINGS.value, _FUNCTIONS.value
-  if sum(asked) != 1:
-    raise ValueError('give one of --multi30k=DIR, --docstrings, --functions')
+  kinds = _FOLDER, _DOCSTRINGS, _FUNCTIONS, _LIBRARY
+  if sum(bool(x.value) for x in kinds) != 1:
+    raise ValueError(
+      'give one of --multi30k=DIR, --docstrings, --functions, --library'
+    )
   if _DOCSTRINGS.value:
     parts = {TRAIN: _documented()}
   elif _FUNCTIONS.value:
     parts = split(x for y in _installed() for x in functions(y))
+  elif _LIBRARY.value:
+    kept, _ = text.held_out(text.read('stdlib'), _OUT)
+    parts = {TRAIN: [{'text': x} for x in kept.documents]}
   else:
     test = pairs(_FOLDER.value, TEST)
     parts = {TEST: test, TRAIN: apart(pairs(_FOLDER.value, TRAIN), test)}

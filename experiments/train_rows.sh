@@ -66,4 +66,32 @@ texts docstrings --docstrings
 distil titles --config.data.source="$models/docstrings/train.jsonl" \
   --config.data.chat=True --config.data.prompts=9000 \
   --config.data.source_length=96 --config.batch.rows=16
-bash "$root/experiments/distillspec_grid/run.sh" --pair --workdir="$models/gpt"
+texts library --library
+language() {  # FOLDER SIZE STEPS and further settings: a GPT-like model
+  python "$root/scripts/train.py" --workdir="$models/$1" \
+    --config="$root/configs/train_lm.py" --config.model.size="$2" \
+    --config.model.dtype=float32 --config.model.remat=False \
+    --config.text.source="$models/library/train.jsonl" \
+    --config.text.vocab=3072 --config.text.length=128 --config.text.rows=8 \
+    --config.optimiser.learning_rate=3e-3 --config.optimiser.warmup=$(($3 / 20)) \
+    --config.run.steps="$3" --config.run.evaluate_every="$3" \
+    --config.run.checkpoint_every=$(($3 / 5)) "${@:4}"
+}
+language gpt small 3000
+tokenizer=--config.text.tokenizer="$models/gpt/model"
+language gpt-start mini 2000 "$tokenizer"
+# As many steps in all as the draft that is distilled from there.
+language gpt-mini mini 2400 "$tokenizer"
+python "$root/scripts/distill.py" --workdir="$models/gpt-distilled" \
+  --config="$root/configs/distill.py" --config.teacher.source="$models/gpt/model" \
+  --config.student.kind=lm --config.student.source="$models/gpt-start/model" \
+  --config.student.taps='()' --config.student.share=False \
+  --config.student.vocabulary=0 --config.data.completions=text \
+  --config.data.source="$models/library/train.jsonl" --config.data.prompts=3200 \
+  --config.data.held_out=8 --config.data.prompt_tokens=32 \
+  --config.data.length=128 --config.data.temperatures='(1.0,)' \
+  --config.data.batch=80 --config.loss.divergence=jensen_shannon:0.5 \
+  --config.optimiser.learning_rate=2e-3 --config.optimiser.warmup=20 \
+  --config.optimiser.muon=0.0 --config.run.steps=400 \
+  --config.run.evaluate_every=400 --config.run.checkpoint_every=400 \
+  --config.judge.new_tokens=8

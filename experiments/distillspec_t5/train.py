@@ -2,16 +2,17 @@
 
 import dataclasses
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from absl import flags, logging
 
 from configs import distill_t5, train_t5
-from experiments import distilled
 from experiments import rows as rows_lib
 from experiments import texts as texts_lib
 from specdec_jax import printing
+from specdec_jax.distill import distillation
+from specdec_jax.train import train_lm
 
 ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = flags.DEFINE_string(
@@ -76,7 +77,9 @@ def trained(row: rows_lib.Row) -> dict[tuple[str, str], pathlib.Path]:
   ):
     name = f'{source}-{divergence.replace(":", "_")}'
     config = _distilled(row, s, source, divergence, start, folder)
-    out[source, divergence] = distilled.draft(config, folder / name)
+    settings = distillation.settings(config)
+    found = _finished(distillation.run(settings, folder / name), name)
+    out[source, divergence] = pathlib.Path(found['draft'])
     jax.clear_caches()  # no other cell uses these programs
   return out
 
@@ -101,7 +104,8 @@ def _language(
   c.optimiser.update(learning_rate=2e-3, warmup=max(1, steps // 20))
   c.run.update(steps=steps, evaluate_every=steps, checkpoint_every=200, keep=1)
   c.judge.metric = ''
-  return distilled.language(c, folder)
+  _finished(train_lm.run(train_lm.settings(c), folder), folder.name)
+  return folder / 'model'
 
 
 def _distilled(row, s: Sizes, source: str, divergence: str, start, folder):
@@ -130,3 +134,10 @@ def _distilled(row, s: Sizes, source: str, divergence: str, start, folder):
   )
   c.judge.update(gamma=4, new_tokens=s.new, temperature=1.0)
   return c
+
+
+def _finished(found: dict[str, Any], name: str) -> dict[str, Any]:
+  """What a training returned; raises SystemExit if a signal ended it."""
+  if not found['finished']:
+    raise SystemExit(f'{name}: ended at step {found["step"]} by a signal')
+  return found

@@ -73,6 +73,9 @@ def test_the_claim_is_of_the_best_cell_on_other_captions():
   assert found[0].place == 'w128, forward_kl on teacher'
   assert found[0].ours.value == pytest.approx(6 / 5 - 1)
   assert claims.outcome(found[0]) == 'reproduced'
+  # Twice as good for every caption: no doubt about that.
+  base, twice = (cell('', '', 0.0, [x, 2 * x] * 2) for x in (2, 1))
+  assert render.gain(twice, base) == pytest.approx((1.0, 1.0, 1.0))
   (part,) = render.parts(cells, every)
   text = '\n'.join(page.lines(part))
   assert '| w128 | 0 | captions | cross-entropy | 0.500 | 1.83 | - |' in text

@@ -9,7 +9,6 @@ import pytest
 from experiments import claims, loaded, page, papers, report
 from experiments import rows as rows_lib
 from experiments import table as table_lib
-from experiments.distillspec_grid import settings as grid
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
 from specdec_jax.bench import intervals
@@ -307,14 +306,11 @@ def test_the_rows_are_read_with_the_models_of_a_folder():
   """And the papers' tables have as many rows as in print."""
   assert len(papers.TABLE3) == 16 and len(papers.TABLE4) == 12
   gpt, maths = ROWS['gpt'], ROWS['maths']
-  assert gpt.target == '/nowhere/gpt/target/model'
-  assert gpt.missing()[0] == '/nowhere/gpt/target/model'
-  name = grid.PAIR.name
-  assert gpt.drafts[-1].source == f'/nowhere/gpt/{name}/draft'
+  assert gpt.target == gpt.missing()[0] == '/nowhere/gpt/model'
   chat = dataclasses.replace(ROWS['chat'], name='maths', theirs='')
   assert maths == dataclasses.replace(chat, prompts='questions:maths')
   inside = rows_lib.all_rows(rows_lib.ROOT / 'results/rows')
-  assert inside['gpt'].command.endswith('--workdir=results/rows/gpt')
+  assert inside['gpt'].command.endswith('--models=results/rows')
 
 
 def refused(message, *arguments):
