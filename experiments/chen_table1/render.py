@@ -71,13 +71,13 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
   plain, mine = (np.asarray(y) for y in x['rouge'])
   if len(plain):
     change = theirs.speculated - theirs.plain
+    ends = (round(change + x, 4) for x in (-1e-3, 1e-3))
     ours_R = resampled.draws(len(plain)) @ (mine - plain) / len(plain)
     yield claims_lib.Claim(
       f'{cell}: change of ROUGE-2',
       f'{change:+.3f}',
       place,
-      change - 1e-3,  # of two numbers that round
-      change + 1e-3,
+      *ends,  # of two numbers that round
       resampled.interval(ours_R, len(plain)),
       form='{:+.3f}',
     )
