@@ -102,23 +102,3 @@ def rows(axes: Axes, names: Sequence[str]) -> None:
   axes.spines['left'].set_visible(False)
   axes.grid(axis='y', color='0.93', linewidth=0.6)
   axes.set_axisbelow(True)
-
-
-def points(axes: Axes, xs: Sequence[float], ys, *, theirs: bool, mark: str):
-  """Points of a chart of rows: rings are theirs, dots are ours.
-
-  A dot that fills its ring is one number. Returns what a legend needs.
-  """
-  look: dict[str, Any] = dict(color='0.0', markersize=3.5)
-  if theirs:
-    look = dict(color='0.0', fillstyle='none', markersize=8)
-  (drawn,) = axes.plot(xs, ys, mark, linestyle='none', **look)
-  return drawn
-
-
-def cells(axes: Axes, spans: Sequence[tuple[float, float]], ys):
-  """Hollow boxes in a chart of rows: all that rounds to what is printed."""
-  lows = [low for low, _ in spans]
-  wide = [high - low for low, high in spans]
-  look: dict[str, Any] = dict(fill=False, edgecolor='0.0', linewidth=0.9)
-  return axes.barh(ys, wide, 0.62, lows, zorder=2, **look)

@@ -1,4 +1,4 @@
-"""Computes the six tables and figures; exit status 1 if a number is wrong."""
+"""Computes the tables and figures; exit status 1 if a number is wrong."""
 
 import pathlib
 from collections.abc import Callable, Mapping

@@ -43,7 +43,8 @@ def without_gap(head: list[str], lines: list[list], what: str) -> Table:
 
 def free(alpha: float, gamma: int) -> tuple[float, float]:
   """(operations, speed) where drafts cost nothing, theorems 3.11 and 3.8."""
-  return cost.operations(alpha, gamma, 0), cost.improvement(alpha, gamma, 0)
+  operations = (gamma + 1) / cost.expected_tokens(alpha, gamma)
+  return operations, cost.improvement(alpha, gamma, 0)
 
 
 def table1() -> Table:
@@ -85,17 +86,22 @@ def fig2() -> Table:
 # --- figure 3 ----------------------------------------------------------------
 
 
+def optimal_gamma(alpha: float, c: float) -> int:
+  """The gamma of the largest improvement; 0 where none is above 1."""
+  return cost.best({g: cost.improvement(alpha, g, c) for g in range(1, 65)})
+
+
 def steps(c: float) -> list[float]:
   """The alphas of FIRST to LAST at which the best gamma grows by one."""
   out, alpha = [], papers.FIRST
-  gamma = cost.optimal_gamma(alpha, c)
-  while cost.optimal_gamma(papers.LAST, c) > gamma:
+  gamma = optimal_gamma(alpha, c)
+  while optimal_gamma(papers.LAST, c) > gamma:
     low, high = alpha, papers.LAST
     for _ in range(50):
       middle = (low + high) / 2
-      more = cost.optimal_gamma(middle, c) > gamma
+      more = optimal_gamma(middle, c) > gamma
       low, high = (low, middle) if more else (middle, high)
-    alpha, gamma = high, cost.optimal_gamma(high, c)
+    alpha, gamma = high, optimal_gamma(high, c)
     out.append(high)
   return out
 
@@ -105,8 +111,8 @@ def fig3() -> Table:
   for c, (first, last, theirs) in papers.FIG3.items():
     ours = steps(c)
     ends = (
-      cost.optimal_gamma(papers.FIRST, c),
-      cost.optimal_gamma(papers.LAST, c),
+      optimal_gamma(papers.FIRST, c),
+      optimal_gamma(papers.LAST, c),
     )
     ends_agree &= ends == (first, last) and len(ours) == len(theirs)
     pairs = list(zip(theirs, ours, strict=False))
@@ -206,7 +212,7 @@ GAMMA = 8  # at temperature 0; at temperature 1 the paper does not give it
 
 def best(alpha: float, c: float = C) -> tuple[int, float]:
   """(gamma, speed) at the best gamma."""
-  gamma = cost.optimal_gamma(alpha, c)
+  gamma = optimal_gamma(alpha, c)
   return gamma, cost.improvement(alpha, gamma, c)
 
 

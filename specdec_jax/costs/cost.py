@@ -13,10 +13,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
   Assumes that tokens are accepted independently with probability alpha.
   """
-  if not 0 <= alpha <= 1 or gamma < 0:
-    raise ValueError(
-      f'alpha={alpha}, gamma={gamma}: want alpha in 0..1 and gamma 0 or more'
-    )
+  assert 0 <= alpha <= 1 and gamma >= 0, (alpha, gamma)
   if alpha == 1:
     return gamma + 1.0
   return (1 - alpha ** (gamma + 1)) / (1 - alpha)
@@ -28,20 +25,6 @@ def improvement(alpha: float, gamma: int, c: float, v: float = 1) -> float:
   v: v(gamma + 1); the theorem assumes that it is 1.
   """
   return expected_tokens(alpha, gamma) / (gamma * c + v)
-
-
-def operations(alpha: float, gamma: int, c_ops: float) -> float:
-  """Expected growth of arithmetic, theorem 3.11: (g c^ + g + 1) / E.
-
-  c_ops (c^ in the paper): operations of a draft step over those of a target
-  step.
-  """
-  return (gamma * c_ops + gamma + 1) / expected_tokens(alpha, gamma)
-
-
-def optimal_gamma(alpha: float, c: float, limit: int = 64) -> int:
-  """The gamma of the largest improvement; 0 where none is above 1."""
-  return best({g: improvement(alpha, g, c) for g in range(1, limit + 1)})
 
 
 def best(improvements: dict[int, float]) -> int:

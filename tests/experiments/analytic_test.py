@@ -92,8 +92,9 @@ def test_the_page_shows_what_the_code_gives(tmp_path, capsys):
     # Committed numbers come from committed code.
     assert 'with changes' not in kept
     assert page.filled(readme, kept.rstrip('\n').split('\n'), name) == readme
+  for name, (_, size) in figures.FIGURES.items():
     for folder in (tmp_path, HOME / 'results'):
-      _has_ink(folder / f'{name}.png', figures.FIGURES[name][1])
+      _has_ink(folder / f'{name}.png', size)
 
 
 def _has_ink(path, size):
