@@ -230,7 +230,7 @@ def timed(arms: Sequence[plan_lib.Arm], groups, programs, repeats: int):
   Raises:
     ValueError: logits that are not finite.
   """
-  blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED, printing.track)
+  blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED)
   runs = timing.measure(arms, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
   if failed := identity.failures(groups, outputs):

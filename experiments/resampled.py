@@ -5,6 +5,8 @@ from scipy import stats
 
 from specdec_jax.bench import intervals
 
+RESAMPLES = 2000
+
 
 def draws(prompts: int) -> np.ndarray:
   """How often each prompt is drawn: [1 + R, prompts].
@@ -13,7 +15,9 @@ def draws(prompts: int) -> np.ndarray:
   """
   once = np.ones((1, prompts), int)
   few = prompts < intervals.FEWEST
-  return once if few else np.concatenate([once, intervals.resamples(prompts)])
+  rng, even = np.random.default_rng(0), np.full(prompts, 1 / prompts)
+  resamples = rng.multinomial(prompts, even, size=0 if few else RESAMPLES)
+  return np.concatenate([once, resamples])
 
 
 def interval(value_R, prompts: int) -> intervals.Interval:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags
 
-from specdec_jax import build, hosts, printing, program
+from specdec_jax import build, hosts, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import identity, prompts
 from specdec_jax.bench import plan as plan_lib
@@ -35,7 +35,7 @@ def run() -> bool:
   chosen = hosts.from_first(lambda: prompts.chosen(asked))
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen)
-  report = identity.run(plan_lib.arms(loaded), plan, printing.track)
+  report = identity.run(plan_lib.arms(loaded), plan)
   return identity.finish(report, _CONFIG.value.to_dict(), folder)
 
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from absl import flags
 
-from specdec_jax import hosts, printing, program
+from specdec_jax import hosts, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts
 from specdec_jax.bench import plan as plan_lib
@@ -43,19 +43,13 @@ def run() -> bool:
   clock = budget.clock(_MINUTES.value)
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen, sizes)
-  console = printing.console()
   arms = plan_lib.arms(loaded, measure=False)
   found, start = None, program.elapsed()
   if _REFERENCE.value:
-    found = benchmark.distance(
-      loaded, arms, plan, _REFERENCE.value, printing.track
-    )
+    found = benchmark.distance(loaded, arms, plan, _REFERENCE.value)
   clock = clock.later(program.elapsed() - start)
-  doc = benchmark.run(
-    arms, plan, track=printing.track, console=console, clock=clock
-  )
-  doc = doc._replace(distance=found)
-  return benchmark.finish(doc, _CONFIG.value, folder, console)
+  doc = benchmark.run(arms, plan, clock)._replace(distance=found)
+  return benchmark.finish(doc, _CONFIG.value, folder)
 
 
 if __name__ == '__main__':

@@ -66,7 +66,7 @@ def run() -> bool:
   length, step = _TRAIN.value, None
   if length:
     train_step.check(setting, length)
-  doc = report.make(setting, printing.track)
+  doc = report.make(setting)
   for line in report.lines(doc):
     print(line)
   if length:

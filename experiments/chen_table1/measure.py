@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from experiments import empirical, papers
 from experiments import loaded as loaded_lib
 from experiments.chen_table1 import texts
-from specdec_jax import metrics, printing
+from specdec_jax import metrics
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import timing
@@ -44,7 +44,7 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
     for k in gammas
   ]
   groups = plan_lib.groups(arms, plan, plan.test)
-  programs = timing.compile_arms(arms, groups[0].full, printing.track)
+  programs = timing.compile_arms(arms, groups[0].full)
   runs, outputs = empirical.timed(arms, groups, programs, asked.repeats)
   scores = {
     name: _rouge(loaded, loaded_lib.answers_of(loaded, groups, x))

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments import empirical, resampled
 from experiments import loaded as loaded_lib
-from specdec_jax import metrics, printing
+from specdec_jax import metrics
 from specdec_jax.bench import identity, predict, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
@@ -41,18 +41,14 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   request = plan_lib.middle([plain, *every[0]], plan, WINDOWS).full
   first = [arms[-1] for arms in every]
   others = plan_lib.groups([plain, *first], plan, plan.calibration)
-  programs = timing.compile_arms(
-    [plain, *first], others[0].full, printing.track
-  )
-  run = lambda group: programs[plain.name][0](plain.engine.weights, group.full)
+  programs = timing.compile_arms([plain, *first], others[0].full)
+  run = lambda group: programs[plain.name](plain.engine.weights, group.full)
   known = {plain.name: [run(x) for x in others]}
-  expected = predict.alphas([plain, *first], others, known, printing.track)
+  expected = predict.alphas([plain, *first], others, known)
   chosen, costs = [plain], {}
   for arms in every:
     # By the drafter's name two drafts of one kind would be one.
-    found = calibration_lib.calibrate(
-      [plain, *arms], request, REPEATS, printing.track
-    )
+    found = calibration_lib.calibrate([plain, *arms], request, REPEATS)
     x = expected[arms[0].drafter].alpha
     by_gamma = {arm.gamma: _corrected(arm, found, x or 0.0) for arm in arms}
     best = max(by_gamma, key=by_gamma.__getitem__)
@@ -62,8 +58,8 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
     chosen.append(arm)
   groups = plan_lib.groups(chosen, plan, plan.test)
   runs, outputs = empirical.timed(chosen, groups, programs, asked.repeats)
-  alphas = predict.alphas(chosen, groups, outputs, printing.track)
-  audits = identity.compare(chosen, plan, groups, outputs, printing.track)
+  alphas = predict.alphas(chosen, groups, outputs)
+  audits = identity.compare(chosen, plan, groups, outputs)
   quality = _quality(loaded, chosen, plan, groups, outputs)
   cells = []
   for arm in chosen[1:]:

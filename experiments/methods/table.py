@@ -39,7 +39,7 @@ def run() -> bool:
   plan = plan._replace(test=plan.test + plan.calibration, calibration=())
   plain, arms = _arms(e, rules)
   groups = plan_lib.groups([plain, *arms], plan, plan.test)
-  programs = timing.compile_arms([plain, *arms], groups[0].full, printing.track)
+  programs = timing.compile_arms([plain, *arms], groups[0].full)
   doc = {
     'machine': machine.describe(),
     'setting': plan_lib.setting([plain], plan),
@@ -101,15 +101,13 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan, level: float):
   """
   every = [plain, *arms]
   groups = plan_lib.groups(every, plan, plan.test)
-  blocks = budget.blocks(
-    len(groups), plan.bench.repeats, budget.UNLIMITED, printing.track
-  )
+  blocks = budget.blocks(len(groups), plan.bench.repeats, budget.UNLIMITED)
   runs = timing.measure(every, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
-  audits = identity.compare(every, plan, groups, outputs, printing.track)
+  audits = identity.compare(every, plan, groups, outputs)
   improvement = timing.improvements(runs, level=level)
   for arm in arms:
-    found = predict.alphas([plain, arm], groups, outputs, printing.track)
+    found = predict.alphas([plain, arm], groups, outputs)
     yield {
       'name': arm.name,
       'drafter': arm.drafter,

@@ -18,7 +18,7 @@ from absl import flags  # noqa: E402
 from experiments import page  # noqa: E402
 from experiments.prediction import cells as cells_lib  # noqa: E402
 from experiments.prediction import figures  # noqa: E402
-from specdec_jax import printing, program  # noqa: E402
+from specdec_jax import program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
@@ -47,12 +47,7 @@ def run() -> bool:
   arms, plan = plan_lib.arms(e, measure=False), plan_lib.make(e, chosen)
   cells, sound, text = [], True, ''
   for sampling in warmths:
-    doc = benchmark.run(
-      arms,
-      plan._replace(sampling=sampling),
-      track=printing.track,
-      console=printing.console(),
-    )
+    doc = benchmark.run(arms, plan._replace(sampling=sampling))
     cells += cells_lib.of(doc)
     sound &= verdict.sound(doc)
     s = doc.setting

@@ -20,7 +20,7 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.quantised import render  # noqa: E402
-from specdec_jax import build, fields, printing, program  # noqa: E402
+from specdec_jax import build, fields, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
@@ -90,15 +90,9 @@ def _run(settings: settings_lib.Settings):
   arms = _arms(e)
   away = None
   if _REFERENCE.value not in ('', settings.target.dtype):
-    away = benchmark.distance(e, arms, plan, _REFERENCE.value, printing.track)
-  found = benchmark.run(
-    arms,
-    plan,
-    track=printing.track,
-    console=printing.console(),
-    clock=budget.clock(_MINUTES.value).later(program.elapsed()),
-  )
-  return found._replace(distance=away)
+    away = benchmark.distance(e, arms, plan, _REFERENCE.value)
+  clock = budget.clock(_MINUTES.value).later(program.elapsed())
+  return benchmark.run(arms, plan, clock)._replace(distance=away)
 
 
 def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:

@@ -43,12 +43,7 @@ def run() -> bool:
   plan = plan._replace(test=test, calibration=())
   chosen = questions.among(chosen, test)
   about = questions.describe(_QUESTIONS.value, chosen)
-  doc = benchmark.run(
-    plan_lib.arms(e, measure=False),
-    plan,
-    track=printing.track,
-    console=printing.console(),
-  )
+  doc = benchmark.run(plan_lib.arms(e, measure=False), plan)
   out = {'questions': about, **doc._asdict()}
   if doc.categories:
     text = render.markdown(page.plain(out))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import forward, hosts, types
+from specdec_jax import forward, hosts, requests, settings, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import records
 
@@ -41,24 +41,13 @@ TIMES = {'float64': 20, 'float32': 20, 'float16': 4, 'bfloat16': 4}
 class Case(NamedTuple):
   """One request that two methods ran.
 
-  prompt: token ids.
   plain, other: token ids that plain decoding and the other method emitted.
-  temperature, top_k, top_p: the sampling settings.
-  seed, request: the key of its random draws.
-  source: token ids that an encoder read.
-  id: for the record.
   """
 
-  prompt: Sequence[int]
+  item: requests.Item
+  sampling: settings.Sampling
   plain: Sequence[int]
   other: Sequence[int]
-  temperature: float = 0.0
-  top_k: int = 0
-  top_p: float = 1.0
-  seed: int = 0
-  request: int = 0
-  source: Sequence[int] = ()
-  id: str = ''
 
 
 class Passes(NamedTuple):
@@ -105,15 +94,15 @@ def audit(
   """Compares the two texts of one request (greedy, or coupled)."""
   plain, other = list(case.plain), list(case.other)
   if plain == other:
-    return records.Finding('identical', id=case.id)
+    return records.Finding('identical', id=case.item.id)
   shorter = min(len(plain), len(other))
   same = next((i for i in range(shorter) if plain[i] != other[i]), shorter)
-  bug = records.Finding('BUG', same, id=case.id)
+  bug = records.Finding('BUG', same, id=case.item.id)
   if same == shorter:
     return bug._replace(reason='one text ends where the other goes on')
   parted = plain[same], other[same]
   bug = bug._replace(plain=parted[0], other=parted[1])
-  text = [*case.prompt, *plain[:same]]
+  text = [*case.item.tokens, *plain[:same]]
   tokens_BL = np.zeros((passes.rows, passes.length), np.int32)
   tokens_BL[:, : len(text)] = text
   one_BV, shaken_BV, *wide = _logits(
@@ -135,7 +124,13 @@ def audit(
   rounding = max(float(moved_V.max()), least)
   limit = largest * NOISE_LIMITS.get(dtype, max(NOISE_LIMITS.values()))
   times = TIMES.get(dtype, min(TIMES.values()))
-  why = _unexplained(gap, noise, limit, rounding, times)
+  why = ''
+  if noise > limit:
+    why = f'noise {noise:.2g} is over its limit of {limit:.2g}'
+  elif noise > times * rounding:
+    why = f'noise is {noise / rounding:.2g} times what rounding changes'
+  elif gap > FACTOR * noise:
+    why = f'the gap is more than {FACTOR} times the noise'
   return bug._replace(
     verdict='BUG' if why else 'tie',
     gap=gap,
@@ -143,19 +138,6 @@ def audit(
     rounding=rounding,
     reason=why,
   )
-
-
-def _unexplained(
-  gap: float, noise: float, limit: float, rounding: float, times: int
-) -> str:
-  """Why a difference is no tie, in words; '' if it is one."""
-  if noise > limit:
-    return f'noise {noise:.2g} is over its limit of {limit:.2g}'
-  if noise > times * rounding:
-    return f'noise is {noise / rounding:.2g} times what rounding changes'
-  if gap > FACTOR * noise:
-    return f'the gap is more than {FACTOR} times the noise'
-  return ''
 
 
 def _logits(
@@ -166,8 +148,8 @@ def _logits(
   One by one; one by one with the parameters of _shaken; and gamma + 1 at a
   time, so that the last one is at each offset of a window in turn.
   """
-  start, last, wide = len(case.prompt) - 1, end - 1, passes.gamma + 1
-  source = np.tile(np.array(case.source, np.int32), (len(tokens_BL), 1))
+  start, last, wide = len(case.item.tokens) - 1, end - 1, passes.gamma + 1
+  source = np.tile(np.array(case.item.source, np.int32), (len(tokens_BL), 1))
 
   def score(width: int, start: int = start, shake: bool = False):
     ends = np.int32(start), np.int32(last)
@@ -198,15 +180,16 @@ def needed(
   or in p are lowered by half the gap, `token` and all others raised by half;
   bisection finds the least gap at which `token` is emitted.
   """
-  if case.temperature < sampling_lib.GREEDY_BELOW:
+  s = case.sampling
+  if s.temperature < sampling_lib.GREEDY_BELOW:
     return float(logits_V.max() - logits_V[token])
   if not np.isfinite(logits_V[token]):
     return float('inf')
   arrival_V = np.asarray(_arrivals(case, position, len(logits_V)), np.float64)
-  race_V = logits_V / case.temperature - np.log(arrival_V)
+  race_V = logits_V / s.temperature - np.log(arrival_V)
   ahead_V = (race_V > race_V[token]) | (logits_V > logits_V[token])
   move_V = np.where(ahead_V, -0.5, 0.5)
-  sampling = sampling_lib.settings(1, case.temperature, case.top_k, case.top_p)
+  sampling = sampling_lib.settings(1, s.temperature, s.top_k, s.top_p)
 
   def emitted(gap):
     p_V = _probabilities(logits_V + gap * move_V, sampling)
@@ -217,7 +200,7 @@ def needed(
   # At this gap `token` has the largest logit and the largest log p - log E.
   high = max(
     logits_V.max() - logits_V[token],
-    case.temperature * (race_V.max() - race_V[token]),
+    s.temperature * (race_V.max() - race_V[token]),
   )
   low = 0.0
   for _ in range(40):
@@ -234,7 +217,7 @@ def _probabilities(logits_V, sampling):
 def _arrivals(case: Case, position: int, size: int):
   one = lambda x: jnp.array([x], jnp.uint32)
   (key,) = sampling_lib.next_keys(
-    one(case.seed), one(case.request), one(position)
+    one(case.sampling.seed), one(case.item.number), one(position)
   )
   return sampling_lib.exponential(key, size, jnp.result_type(float))
 

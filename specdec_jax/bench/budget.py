@@ -6,6 +6,7 @@ run, the arms that cannot win by these prompts are left out. Test prompts are
 then run until the time is over. The settings of the config are upper bounds.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from specdec_jax import hosts, program
-from specdec_jax.bench import intervals, records
+from specdec_jax import hosts, printing, program
+from specdec_jax.bench import intervals, prompts, records
 from specdec_jax.bench import plan as plan_lib
 
 # Shares of the time for timing the parts and for the calibration prompts.
@@ -134,7 +135,7 @@ def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   """
   if not clock.limited:
     return plan
-  seconds, rows = clock.left() - speed.closing(), plan.bench.batch_size
+  seconds, rows = clock.left(), plan.bench.batch_size
   batches, tests = (-(-len(x) // rows) for x in (plan.calibration, plan.test))
   tokens = plan.max_new_tokens
   while True:
@@ -154,32 +155,32 @@ def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
 
 def spread(items: Sequence) -> tuple:
   """The items in an order in which the first few are of many categories."""
-  seen: dict[str, int] = {}
-  turns = []
-  for item in items:
-    turns.append(seen.get(item.category, 0))
-    seen[item.category] = turns[-1] + 1
-  order = sorted(range(len(items)), key=lambda i: turns[i])
-  return tuple(items[i] for i in order)
+  turns = itertools.zip_longest(*prompts.by_category(items))
+  return tuple(x for turn in turns for x in turn if x is not None)
 
 
 def expected(
-  plan: plan_lib.Plan, speed: Speed, gains: list[dict[str, float]], clock: Clock
+  plan: plan_lib.Plan,
+  speed: Speed,
+  gains: Mapping[str, np.ndarray],
+  clock: Clock,
 ) -> tuple[plan_lib.Plan, float | None]:
   """The plan of the test prompts that will fit, and the width of an interval.
 
   gains: predicted improvement by method, on each batch of calibration prompts.
   """
-  by = {name: np.array([x[name] for x in gains]) for name in (gains or [{}])[0]}
+  rows = plan.bench.batch_size
   if clock.limited:
-    factors = {name: 1 / float(np.mean(x)) for name, x in by.items()}
+    factors = {name: 1 / float(np.mean(x)) for name, x in gains.items()}
     speed = speed._replace(factors=factors or speed.factors)
-    seconds = clock.left() - speed.closing()
-    blocks = max(int(seconds / speed.test(plan.max_new_tokens)), 1)
-    batches = min(blocks, -(-len(plan.test) // plan.bench.batch_size))
+    blocks = max(int(clock.left() / speed.test(plan.max_new_tokens)), 1)
+    batches = min(blocks, -(-len(plan.test) // rows))
     repeats = min(plan.bench.repeats, blocks // batches)
     plan = plan_lib.cut(plan, batches, repeats)
-  widths = [width(np.log(x), len(plan.test), len(by)) for x in by.values()]
+  if len(plan.test) < intervals.FEWEST:
+    return plan, None
+  batches = -(-len(plan.test) // rows)
+  widths = [width(np.log(x), batches, len(gains)) for x in gains.values()]
   return plan, max((x for x in widths if x is not None), default=None)
 
 
@@ -191,45 +192,38 @@ def left_out(
 
   Where that is true of all, the best of them is not left out.
   """
-  best: dict[str, plan_lib.Arm] = {}
+  known = [x for x in arms if x.name in predicted]
   value = lambda arm: predicted[arm.name].improvement
-  for arm in sorted((x for x in arms if x.gamma), key=value):
-    best[arm.drafter] = arm
+  best = {arm.drafter: arm for arm in sorted(known, key=value)}
   out = {}
-  for arm in arms:
-    x = predicted.get(arm.name)
-    if x is None or x.high is None:
+  for arm in known:
+    x, other = predicted[arm.name], best[arm.drafter]
+    if x.high is None or x.high >= max(1, value(other)):
       continue
-    told, other = f'{x.low:.2f}x to {x.high:.2f}x', best[arm.drafter]
-    if x.high < 1:
-      out[arm.name] = told
-    elif x.high < value(other):
-      out[arm.name] = f'{told}, {other.name} {value(other):.2f}x'
+    out[arm.name] = f'{x.low:.2f}x to {x.high:.2f}x'
+    if x.high >= 1:
+      out[arm.name] += f', {other.name} {value(other):.2f}x'
   if out and len(out) == len(predicted):
     out.pop(max(best.values(), key=value).name, None)
   return out
 
 
-def width(log_gains: Any, prompts: int, arms: int) -> float | None:
+def width(log_gains: Any, batches: int, arms: int) -> float | None:
   """Half of the 95 % interval to expect, as a share of the improvement.
 
   Args:
-    log_gains: logarithm of the improvement on each of some other prompts.
-    prompts: to be tested.
+    log_gains: logarithm of the improvement on each of some other batches.
+    batches: of prompts to be tested.
     arms: whose intervals are to hold at once; taken as independent.
   """
-  if len(log_gains) < 2 or prompts < intervals.FEWEST:
+  if min(len(log_gains), batches) < 2:
     return None
-  t = stats.t.ppf(1 - 0.025 / arms, prompts - 1)
-  return float(t * np.std(log_gains, ddof=1) / prompts**0.5)
+  t = stats.t.ppf(1 - 0.025 / arms, batches - 1)
+  return float(t * np.std(log_gains, ddof=1) / batches**0.5)
 
 
 def blocks(
-  groups: int,
-  repeats: int,
-  clock: Clock,
-  track: plan_lib.Track,
-  after: float = 0.0,
+  groups: int, repeats: int, clock: Clock, after: float = 0.0
 ) -> Iterator[tuple[int, int]]:
   """(repeat, group) of every block that can be finished in time, and one.
 
@@ -237,7 +231,7 @@ def blocks(
   """
   jobs = [(r, g) for r in range(repeats) for g in range(groups)]
   start = clock.left()
-  for done, job in enumerate(track(jobs, 'timing')):
+  for done, job in enumerate(printing.track(jobs, 'timing')):
     left = clock.left()
     # Less is left than a block took on average.
     if done and left - after * min(done + 1, groups) < (start - left) / done:

@@ -11,11 +11,10 @@ from typing import Any
 import rich.markup
 from scipy import special
 
-from specdec_jax import decode, hosts, machine, metrics, printing, types
+from specdec_jax import decode, machine, metrics, printing, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit, records, tables, verdict
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.io import files
 
 
 def promise(rule: types.Rule, sampling) -> records.Promised:
@@ -42,7 +41,6 @@ def compare(
   plan: plan_lib.Plan,
   groups: Sequence[plan_lib.Group],
   outputs: dict[str, list[decode.Output]],
-  track: plan_lib.Track,
 ) -> dict[str, records.Audit]:
   """The Audit of every arm but arms[0], plain decoding.
 
@@ -56,8 +54,9 @@ def compare(
     if promised != 'tokens' or not plain:
       continue
     other = plan_lib.answers(groups, outputs[arm.name])
-    pairs = track(list(zip(plain, other, strict=True)), f'audit of {arm.name}')
-    cases = (_case(plan.sampling, one, two) for one, two in pairs)
+    pairs = zip(plain, other, strict=True)
+    cases = [_case(plan.sampling, one, two) for one, two in pairs]
+    cases = printing.track(cases, f'audit of {arm.name}')
     target, (rows, length) = arm.engine.target, groups[0].host.tokens_BL.shape
     passes = audit.Passes(arm.gamma, arm.engine.options.chunk, length, rows)
     found = audit.compare(target.model, target.params, cases, passes)
@@ -77,16 +76,7 @@ def _case(s, plain: records.Answer, other: records.Answer) -> audit.Case:
   # tokens that both emitted are compared.
   broken = plain.broken or other.broken
   end = min(len(plain.tokens), len(other.tokens)) if broken else None
-  item = plain.item
-  return audit.Case(
-    item.tokens,
-    plain.tokens[:end],
-    other.tokens[:end],
-    *(s.temperature, s.top_k, s.top_p, s.seed),
-    item.number,
-    item.source,
-    item.id,
-  )
+  return audit.Case(plain.item, s, plain.tokens[:end], other.tokens[:end])
 
 
 def failures(
@@ -107,9 +97,7 @@ def failures(
 # --- the audit program -------------------------------------------------------
 
 
-def run(
-  arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, track: plan_lib.Track
-) -> records.Report:
+def run(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan) -> records.Report:
   """Runs every arm once on all prompts and compares; arms[0] is plain.
 
   Raises:
@@ -124,32 +112,26 @@ def run(
   outputs = {
     arm.name: [
       plan_lib.decoded(arm, arm.engine.programs.generate, x)
-      for x in track(groups, f'decoding with {arm.name}')
+      for x in printing.track(groups, f'decoding with {arm.name}')
     ]
     for arm in arms
   }
-  audits = compare(arms, plan, groups, outputs, track)
-  failed = failures(groups, outputs)
-  # The same prompt with the same answer is read at the same positions.
-  texts = [
-    (tuple(x.item.tokens), tuple(x.tokens))
-    for x in plan_lib.answers(groups, outputs[arms[0].name])
-  ]
+  audits = compare(arms, plan, groups, outputs)
+  plain = plan_lib.answers(groups, outputs[arms[0].name])
   rows = [
-    records.AuditRow(
-      name,
-      metrics.summary(metrics.join(outputs[name])),
-      found,
-      sum(x.method == name for x in failed),
+    records.Row(
+      *(arm.name, arm.drafter, arm.gamma),
+      metrics.summary(metrics.join(outputs[arm.name])),
+      audit=audits[arm.name],
     )
-    for name, found in audits.items()
+    for arm in arms[1:]
   ]
   return records.Report(
     machine.describe(),
     plan_lib.setting(arms, plan),
     rows,
-    total(list(audits.values()), texts),
-    failed,
+    total(list(audits.values()), plain),
+    failures(groups, outputs),
   )
 
 
@@ -168,13 +150,11 @@ def finish(
   tables.setting(report.setting, console)
   console.print()
   _print(report, console)
-  tables.close(sentences, out, console)
-  if folder and hosts.is_first():
-    files.write(folder / 'audit.json', printing.compact(out))
+  tables.close(sentences, out, console, folder and folder / 'audit.json')
   return not report.failed and not report.total.bugs
 
 
-_AUDIT: list[tables.Column] = [
+_TEXTS: list[tables.Column] = [
   ('method', 'name', '{}'),
   ('texts', 'audit.requests', '{}'),
   ('tokens', 'audit.tokens', '{}'),
@@ -182,7 +162,6 @@ _AUDIT: list[tables.Column] = [
   ('identical', 'audit.identical', '{}'),
   ('tie', 'audit.ties', '{}'),
   ('BUG', 'audit.bugs', '{}'),
-  ('failed', 'failed', '{}'),
 ]
 # Of (name of the method, Finding).
 _FINDINGS: list[tables.Column] = [
@@ -200,10 +179,12 @@ _FINDINGS: list[tables.Column] = [
 
 
 def _print(report: records.Report, console: tables.Console) -> None:
-  console.print(
-    tables.table('Texts against plain decoding', report.rows, _AUDIT)
-  )
-  found = [(r.name, x) for r in report.rows for x in r.audit.findings]
+  failed = lambda name: str(sum(x.method == name for x in report.failed))
+  columns = [*_TEXTS, ('failed', 'name', failed)]
+  title = 'Texts against plain decoding'
+  console.print(tables.table(title, report.rows, columns))
+  audits = [(r.name, r.audit) for r in report.rows if r.audit]
+  found = [(name, x) for name, y in audits for x in y.findings]
   if not found:
     return
   console.print(tables.table('First divergences', found, _FINDINGS))
@@ -227,15 +208,16 @@ def _cut(text: str, size: int) -> str:
 
 
 def total(
-  audits: Sequence[records.Audit], texts: Sequence[object]
+  audits: Sequence[records.Audit], plain: Sequence[records.Answer]
 ) -> records.Total:
-  """The Total of several audits of the same requests.
+  """The Total of several audits of the same requests, and their plain answers.
 
-  texts: by request, a value that is equal where prompt and answer are equal.
+  A prompt, or a source, with an equal answer is read at the same positions.
   """
   longest: dict[object, int] = {}
   for one in audits:
-    for text, tokens in zip(texts, one.compared, strict=True):
+    for x, tokens in zip(plain, one.compared, strict=True):
+      text = tuple(map(tuple, (x.item.tokens, x.item.source, x.tokens)))
       longest[text] = max(longest.get(text, 0), tokens)
   positions = sum(longest.values())
   wrong = {

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-RESAMPLES = 2000
+RESAMPLES = 2000  # draws of _each
 FEWEST = 6  # prompts of an interval
 
 # What an interval of an improvement says.
@@ -60,27 +60,6 @@ class Interval(NamedTuple):
     assert self.value and self.high
     away = abs(self.value - 1)
     return prompts * ((self.high - self.value) / away) ** 2 if away else np.inf
-
-
-def resamples(prompts: int) -> np.ndarray:
-  """How often each prompt is drawn in each resample: [RESAMPLES, prompts]."""
-  rng = np.random.default_rng(0)
-  even = np.full(prompts, 1 / prompts)
-  return rng.multinomial(prompts, even, size=RESAMPLES)
-
-
-def around(
-  value: float, log_sd: float, prompts: int, level: float = 0.95
-) -> Interval:
-  """The Interval of a value from a bootstrap's standard deviation of its log.
-
-  prompts: how many were resampled; one gives no ends.
-  """
-  if prompts < 2:
-    return Interval(value)
-  t = stats.t.ppf((1 + level) / 2, prompts - 1)
-  factor = np.exp(t * log_sd * np.sqrt(prompts / (prompts - 1)))
-  return Interval(value, float(value / factor), float(value * factor))
 
 
 def speedups(tokens_AG, seconds_AG, level: float = 0.95) -> list[Interval]:

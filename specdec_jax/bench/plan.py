@@ -1,7 +1,7 @@
 """The methods and prompts of a benchmark, and batches of requests."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,9 +12,6 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.bench import records
 from specdec_jax.models import work
-
-# track(items, description) yields the items and shows a progress bar.
-Track = Callable[[Iterable, str], Iterable]
 
 
 class Arm(NamedTuple):
@@ -61,13 +58,16 @@ class Group(NamedTuple):
   items: the prompts.
   host: the request on the host.
   full: the same on the device.
-  prefill: the same with room for no token; it shares the arrays of full.
   """
 
   items: tuple[requests.Item, ...]
   host: decode.Request
   full: decode.Request
-  prefill: decode.Request
+
+  @property
+  def prefill(self) -> decode.Request:
+    """The request with room for no token; it shares the arrays of full."""
+    return self.full._replace(limit_B=self.full.lengths_B)
 
 
 def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
@@ -213,8 +213,7 @@ def _group(arms, plan: Plan, items, new: int) -> Group:
   )
   full = requests.place(host, target.layout)
   full = full if target.layout else jax.device_put(full)
-  prefill = full._replace(limit_B=full.lengths_B)
-  return Group(tuple(items), host, full, prefill)
+  return Group(tuple(items), host, full)
 
 
 def middle(arms: Sequence[Arm], plan: Plan, most: int) -> Group:

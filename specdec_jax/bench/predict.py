@@ -13,8 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
-from specdec_jax import decode, forward, hosts, metrics, types
+from specdec_jax import decode, forward, hosts, metrics, printing, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import intervals, records
 from specdec_jax.bench import plan as plan_lib
@@ -25,21 +26,14 @@ from specdec_jax.models import work
 Array = jax.Array
 
 
-class Overlap(NamedTuple):
-  """Acceptance of the token at each index of a text; garbage outside the text.
-
-  alpha_BL: sum_x of types.Rule.kept, min(p(x), q(x)) if that is None.
-  distance_BL: total variation between p and types.Rule.emitted; 0 if None.
-  """
-
-  alpha_BL: Array
-  distance_BL: Array
-
-
 def under(
   rule: types.Rule, p_BTV: Array, q_BTV: Array, scores: types.Scores
 ) -> tuple[Array, Array]:
-  """(alpha_BT, distance_BT) of a rule at every token; as in Overlap."""
+  """(alpha_BT, distance_BT) of a rule at every token.
+
+  alpha: sum_x of types.Rule.kept, min(p(x), q(x)) if that is None.
+  distance: total variation between p and types.Rule.emitted; 0 if None.
+  """
   kept = rule.kept or (lambda p, q, _: jnp.minimum(p, q))
   alpha_BT = jnp.sum(kept(p_BTV, q_BTV, scores), -1)
   if rule.emitted is None:
@@ -60,8 +54,8 @@ def overlap(
   draft: types.Model | None,
   rule: types.Rule,
   chunk: int,
-) -> Overlap:
-  """The Overlap of p and q along a text.
+) -> Sequence[Array]:
+  """[alpha_BL, distance_BL] of `under` along a text; garbage outside it.
 
   Args:
     request: the prompts with the text after them; limit_B is where it ends.
@@ -84,21 +78,19 @@ def overlap(
 
   readers = [(target, weights.target)]
   readers += [] if draft is None else [(draft, weights.draft)]
-  return Overlap(
-    *forward.score(
-      readers,
-      request.tokens_BL,
-      request.lengths_B,
-      request.limit_B,
-      columns,
-      chunk=chunk,
-      source=request.source,
-    )
+  return forward.score(
+    readers,
+    request.tokens_BL,
+    request.lengths_B,
+    request.limit_B,
+    columns,
+    chunk=chunk,
+    source=request.source,
   )
 
 
 def alphas(
-  arms: Sequence[plan_lib.Arm], groups, outputs, track: plan_lib.Track
+  arms: Sequence[plan_lib.Arm], groups, outputs
 ) -> dict[str, records.Alpha]:
   """The Alpha of every drafter, at all gammas, on plain decoding's text.
 
@@ -114,7 +106,7 @@ def alphas(
     rule = arm.engine.rule
     columns = [
       _overlap(arm, group, plain)
-      for group, plain in track(texts, f'alpha of {name}')
+      for group, plain in printing.track(texts, f'alpha of {name}')
     ]
     text, proposed, alpha, distance = (
       np.concatenate(x) for x in zip(*columns, strict=True)
@@ -209,6 +201,16 @@ def shares_of_widths(found: Counts, times_SG):
   return (times_SG @ found.widths_GN) / (times_SG @ found.windows_G)[..., None]
 
 
+def gain(arm: plan_lib.Arm, calibration, found: Counts, plain, times_SG):
+  """[S]: the improvement by the cost model, each batch so many times.
+
+  plain: as in tokens_per_window.
+  """
+  widths_SN = shares_of_widths(found, times_SG)
+  cost_S = window_cost(arm, calibration, arm.gamma, widths_SN)
+  return tokens_per_window(found, plain, times_SG) / cost_S
+
+
 def window_cost(
   arm: plan_lib.Arm,
   calibration: calibration_lib.Calibration,
@@ -250,19 +252,21 @@ def interval(
 ) -> intervals.Interval:
   """The 90 % interval of a predicted improvement on so many other batches.
 
-  By how much it differs between resamples of the batches seen, each with the
-  costs of one repeat of the calibration: their error is that of one repeat.
+  By how much its logarithm differs without each of the batches seen (a
+  jackknife), and between repeats of the calibration: the error of the costs is
+  that of one repeat.
   """
-  count, repeats = len(found.windows_G), calibration.repeats
-  times_SG = intervals.resamples(count)
-  widths_SN, cost_S = shares_of_widths(found, times_SG), np.ones(len(times_SG))
-  for i, repeat in enumerate(repeats):
-    some = slice(i, None, len(repeats))
-    cost_S[some] = window_cost(arm, repeat, arm.gamma, widths_SN[some])
-  gain_S = tokens_per_window(found, plain, times_SG) / cost_S
+  count = len(found.windows_G)
+  if count < 2 or not batches or not calibration.repeats:
+    return intervals.Interval(value)
+  all_1G, less_GG = np.ones((1, count)), 1 - np.eye(count)
+  left_G = np.log(gain(arm, calibration, found, plain, less_GG))
+  costs = [gain(arm, x, found, plain, all_1G) for x in calibration.repeats]
+  variance = (count - 1) * np.var(left_G) + np.var(np.log(costs))
   # What is predicted is a sample of prompts too.
-  sd = float(np.std(np.log(gain_S))) * (1 + count / batches) ** 0.5
-  return intervals.around(value, sd, count, 0.9)
+  sd = (variance * (1 + count / batches)) ** 0.5
+  factor = float(np.exp(stats.t.ppf(0.95, count - 1) * sd))
+  return intervals.Interval(value, value / factor, value * factor)
 
 
 def improvement(
@@ -291,9 +295,7 @@ def improvement(
     share = shorter / cost.histogram_tokens(hist)
     by_gamma[gamma] = float(tokens * share / needed)
   value = by_gamma[arm.gamma]
-  ends = intervals.Interval(value)
-  if batches and calibration.repeats:
-    ends = interval(value, arm, calibration, found, base, batches)
+  ends = interval(value, arm, calibration, found, base, batches)
   return records.Prediction(
     tokens=tokens,
     window_cost=tokens / value,
@@ -326,10 +328,14 @@ def improvements(
   }
 
 
-def each(arms, calibration, outputs) -> list[dict[str, float]]:
-  """By arm, the improvement predicted from each batch of prompts alone."""
-  count = min((len(x) for x in outputs.values()), default=0)
-  of = lambda i: improvements(
-    arms, calibration, {name: [x[i]] for name, x in outputs.items()}
-  )
-  return [{k: v.improvement for k, v in of(i).items()} for i in range(count)]
+def gains(arms, calibration, outputs) -> dict[str, np.ndarray]:
+  """By arm, the improvement predicted from each batch alone, [G]."""
+  base = outputs.get(arms[0].name)
+  plain = counted(base) if base else None
+  out = {}
+  for arm in arms[1:]:
+    if outputs[arm.name]:
+      found = counted(outputs[arm.name])
+      alone_GG = np.eye(len(found.windows_G))
+      out[arm.name] = gain(arm, calibration, found, plain, alone_GG)
+  return out

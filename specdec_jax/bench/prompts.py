@@ -117,7 +117,7 @@ def chosen(path: str) -> list[Prompt]:
 
 def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
   """The first `count` prompts of each category, in their order."""
-  first = {p.id for group in _by_category(prompts) for p in group[:count]}
+  first = {p.id for group in by_category(prompts) for p in group[:count]}
   return [prompt for prompt in prompts if prompt.id in first]
 
 
@@ -127,7 +127,7 @@ def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
   Alternates along the prompts sorted by category, so that the halves differ by
   at most one prompt in each category and in all.
   """
-  grouped = [prompt for group in _by_category(prompts) for prompt in group]
+  grouped = [prompt for group in by_category(prompts) for prompt in group]
   return grouped[::2], grouped[1::2]
 
 
@@ -143,7 +143,8 @@ def request_number(id: str) -> int:
   return int.from_bytes(digest[:4], 'big') >> 1
 
 
-def _by_category(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+def by_category(prompts: Sequence[Any]) -> list[list[Any]]:
+  """What has a category, such as prompts, in lists of one category each."""
   groups = {}
   for prompt in prompts:
     groups.setdefault(prompt.category, []).append(prompt)

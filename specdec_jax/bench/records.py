@@ -190,14 +190,15 @@ class Failure(NamedTuple):
 
 
 class Row(NamedTuple):
-  """A method on the test prompts.
+  """A method on some prompts; None is what was not measured of them.
 
   name, drafter, gamma: as in plan.Arm.
+  counts: see metrics.
+  category, prompts: of the prompts, and how many; '' and None: all.
   tok_s: tokens per second of decoding; None: too short to measure.
   improvement: the same over plain decoding's; see timing.improvements.
   whole: the same of whole requests, the prefill of both models included.
-  counts: see metrics.
-  time_to_first_token, compile_seconds: seconds, the first a median.
+  time_to_first_token: seconds, a median.
   alpha: teacher-forced on plain decoding's text; None as in predict.alphas.
   predicted: from the calibration prompts, before these ran.
   explained: the cost model at the acceptance measured here.
@@ -206,26 +207,23 @@ class Row(NamedTuple):
   name: str
   drafter: str
   gamma: int
-  tok_s: float | None
-  improvement: intervals.Interval
-  whole: intervals.Interval
   counts: metrics.Summary
-  time_to_first_token: float
-  compile_seconds: float
-  alpha: Alpha | None
-  predicted: Prediction | None
-  explained: Prediction | None
-  audit: Audit | None
+  category: str = ''
+  prompts: int | None = None
+  tok_s: float | None = None
+  improvement: intervals.Interval = intervals.Interval()
+  whole: intervals.Interval = intervals.Interval()
+  time_to_first_token: float | None = None
+  alpha: Alpha | None = None
+  predicted: Prediction | None = None
+  explained: Prediction | None = None
+  audit: Audit | None = None
 
   @property
   def over_predicted(self) -> float | None:
     if self.predicted is None or self.improvement.value is None:
       return None
     return self.improvement.value / self.predicted.improvement
-
-  @property
-  def first_ms(self) -> float:
-    return 1000 * self.time_to_first_token
 
   @property
   def drafts_per_window(self) -> float | None:
@@ -236,29 +234,6 @@ class Row(NamedTuple):
     return self.counts.acceptance_per_position[: self.gamma]
 
 
-class Category(NamedTuple):
-  """As Row, on a category's prompts; all their intervals hold at once."""
-
-  category: str
-  name: str
-  drafter: str
-  prompts: int
-  improvement: intervals.Interval
-  explained: Prediction
-  counts: metrics.Summary
-
-
-class BatchRow(NamedTuple):
-  """A method at one batch size; fields as in Row."""
-
-  name: str
-  drafter: str
-  gamma: int
-  tok_s: float | None
-  improvement: intervals.Interval
-  audit: Audit | None
-
-
 class Batch(NamedTuple):
   """All methods at a batch size; all intervals of all sizes hold at once.
 
@@ -266,7 +241,7 @@ class Batch(NamedTuple):
   """
 
   batch_size: int
-  rows: list[BatchRow]
+  rows: list[Row]
   best_gamma: dict[str, int]
   failed: list[Failure]
   prompts: int
@@ -279,6 +254,7 @@ class Document(NamedTuple):
   predicted: by method. measured: seconds that the test prompts took.
   cut: what the time left of what was asked for: name -> (left, asked for).
   left_out: methods that were not run, for they could not win; and why.
+  categories: rows of one category each; all their intervals hold at once.
   distance: of the target, from a reference that was asked for.
   """
 
@@ -292,7 +268,7 @@ class Document(NamedTuple):
   cut: dict[str, tuple[int, int]] = {}
   left_out: dict[str, str] = {}
   rows: Sequence[Row] = ()
-  categories: Sequence[Category] = ()
+  categories: Sequence[Row] = ()
   repeated_8grams: float | None = None
   crossover: Sequence[Batch] = ()
   failed: Sequence[Failure] = ()
@@ -300,15 +276,6 @@ class Document(NamedTuple):
 
 
 # --- the audit program -------------------------------------------------------
-
-
-class AuditRow(NamedTuple):
-  """A method of the audit program; failed: requests that did."""
-
-  name: str
-  counts: metrics.Summary
-  audit: Audit
-  failed: int
 
 
 class Total(NamedTuple):
@@ -335,6 +302,6 @@ class Report(NamedTuple):
 
   machine: dict[str, Any]
   setting: Setting
-  rows: list[AuditRow]
+  rows: list[Row]
   total: Total
   failed: list[Failure]

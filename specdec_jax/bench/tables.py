@@ -4,6 +4,7 @@ Computes no metrics. Lossy methods show their distance from the target, a total
 variation, beside every number.
 """
 
+import pathlib
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,10 @@ import rich.console
 import rich.markup
 import rich.table
 
-from specdec_jax import printing, program
+from specdec_jax import hosts, printing, program
 from specdec_jax.bench import intervals, records
 from specdec_jax.costs import calibration as calibration_lib
+from specdec_jax.io import files
 
 # Head; attributes from a row to a value, '' for the row itself; its format.
 Column = tuple[str, str, str | Callable[[Any], str]]
@@ -59,8 +61,14 @@ def line(console: Console, name: str, text: str) -> None:
   console.print(f'[bold]{name:9}[/bold]{text}')
 
 
-def close(sentences: Sequence[str], document: Any, console: Console) -> None:
-  """Prints the verdict and, as the last line, the document as JSON."""
+def close(
+  sentences: Sequence[str],
+  document: Any,
+  console: Console,
+  path: pathlib.Path | None = None,
+) -> None:
+  """Prints the verdict and, as the last line, the document as JSON; and writes
+  it to a path."""
   console.print('\n[bold]Verdict[/bold]')
   for sentence in sentences:
     indent = ' ' * (2 + len(sentence) - len(sentence.lstrip()))
@@ -74,7 +82,11 @@ def close(sentences: Sequence[str], document: Any, console: Console) -> None:
     console.print(text)
   console.print()
   sys.stdout.flush()
-  print(printing.compact(document))
+  text = printing.compact(document)
+  print(text)
+  if path and hosts.is_first():
+    path.parent.mkdir(exist_ok=True)
+    files.write(path, text)
 
 
 # --- what runs ---------------------------------------------------------------
@@ -170,20 +182,13 @@ def plan(s: records.Setting, clock, width: float | None, console) -> None:
 # --- the benchmark -----------------------------------------------------------
 
 
-def predicted(
-  found: Mapping, left_out: Mapping, methods: int, console: Console
-) -> None:
-  """Prints records.Prediction by method; methods: how many there are."""
-  if not methods:
-    console.print('Plain decoding only.')
-  elif not found:
+def predicted(found: Mapping[str, records.Prediction], console) -> None:
+  """Prints what is predicted of every method."""
+  if not found:
     console.print('No prediction: it needs two prompts or more.')
-  else:
-    title = 'Predicted before the test prompts are run'
-    console.print(table(title, list(found.items()), _PREDICTED))
-  if left_out:
-    names = ', '.join(left_out)
-    console.print(f'Left out, for they cannot win by this: {names}')
+    return
+  title = 'Predicted before the test prompts are run'
+  console.print(table(title, list(found.items()), _PREDICTED))
 
 
 def gain_cell(x: intervals.Interval) -> str:
@@ -219,7 +224,7 @@ _SPEED: list[Column] = [
   ('predicted', 'predicted.improvement', TIMES),
   ('measured/p.', 'over_predicted', '{:.2f}'),
   ('explained', 'explained.improvement', TIMES),
-  ('first, ms', 'first_ms', '{:.1f}'),
+  ('first, ms', 'time_to_first_token', lambda x: f'{1000 * x:.1f}'),
   ('differing', '', lambda r: identity([r.audit], distance(r.alpha))),
 ]
 _COUNTS: list[Column] = [
@@ -250,7 +255,11 @@ def rows(doc: records.Document, console: Console) -> None:
   title = 'Speed (improvement with its 95 % interval over prompts)'
   console.print(table(title, doc.rows, _SPEED))
   drafting = [r for r in doc.rows if r.gamma]
-  console.print(_widths([r.improvement for r in drafting]))
+  console.print(
+    'The intervals hold all at once (95 %), so the best method has paid for '
+    f'being chosen. Fewer than {intervals.FEWEST} prompts, or one batch, have '
+    'none.'
+  )
   tok_s = doc.rows[0].tok_s
   share = tok_s / doc.ceiling.tok_s if tok_s else None
   console.print(
@@ -273,22 +282,6 @@ def rows(doc: records.Document, console: Console) -> None:
     )
   console.print(
     f'Repeated 8-grams in the text: {show(doc.repeated_8grams, "{:.0%}")}'
-  )
-
-
-def _widths(found: Sequence[intervals.Interval]) -> str:
-  """What the intervals of a table are, and how wide."""
-  widths = sorted(x.width for x in found if x.width is not None)
-  if not widths:
-    return (
-      f'No intervals: they need {intervals.FEWEST} prompts, in two batches or '
-      'more.'
-    )
-  low, high = f'{widths[0]:.0%}', f'{widths[-1]:.0%}'
-  ends = low if low == high else f'{low} to +-{high}'
-  return (
-    f'The {len(widths)} intervals hold all at once (95 %), so the best method '
-    f'has paid for being chosen: +-{ends}.'
   )
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, machine, metrics
+from specdec_jax import decode, hosts, machine, metrics, printing
 from specdec_jax.bench import budget, intervals, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
@@ -38,7 +38,6 @@ class Runs(NamedTuple):
   total_RG: seconds of a generation, prefill included; NaN where not run.
   prefill_G: seconds of the batch's own prefill at its fastest.
   noise_G: by which the prefill usually takes longer.
-  compile_seconds: of the executable.
   prompts: different ones in all batches.
   """
 
@@ -46,7 +45,6 @@ class Runs(NamedTuple):
   total_RG: np.ndarray
   prefill_G: np.ndarray
   noise_G: np.ndarray
-  compile_seconds: float
   prompts: int
 
   @property
@@ -58,23 +56,31 @@ class Runs(NamedTuple):
   def tokens_G(self) -> np.ndarray:
     return np.array([metrics.emitted(x.info) for x in self.outputs])
 
+  def picked(self, batches: Sequence[int]) -> 'Runs':
+    """Those of some batches alone."""
+    return self._replace(
+      outputs=[self.outputs[g] for g in batches],
+      total_RG=self.total_RG[:, batches],
+      prefill_G=self.prefill_G[batches],
+      noise_G=self.noise_G[batches],
+    )
 
-def compile_arms(arms, request: decode.Request, track, description='compiling'):
-  """By arm, parts.compiled() of its generate at the request's shapes."""
+
+def compile_arms(arms, request: decode.Request, description='compiling'):
+  """By arm, its generate compiled at the request's shapes."""
   engines = {id(arm.engine): arm.engine for arm in arms}
   done = {
-    key: parts.compiled(engine.programs.generate, engine.weights, request)
-    for key, engine in track(engines.items(), description)
+    key: engine.programs.generate.lower(engine.weights, request).compile()
+    for key, engine in printing.track(engines.items(), description)
   }
   return {arm.name: done[id(arm.engine)] for arm in arms}
 
 
-def first_step(
-  arms: Sequence[plan_lib.Arm], group: plan_lib.Group, programs
-) -> budget.Speed:
-  """The speed of plain decoding, and a guess of all others'."""
-  run, compiling = programs[arms[0].name]
-  call = functools.partial(parts.timed, run, arms[0].engine.weights)
+def first_step(arms: Sequence[plan_lib.Arm], group: plan_lib.Group):
+  """(programs, Speed): plain decoding compiled, and a guess of all others."""
+  compiling, programs = parts.timed(compile_arms, arms[:1], group.full)
+  program = programs[arms[0].name]
+  call = functools.partial(parts.timed, program, arms[0].engine.weights)
   call(group.prefill)
   prefill, _ = call(group.prefill)
   total, out = call(plan_lib.shortened(group.full, 4))
@@ -82,7 +88,8 @@ def first_step(
   engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
   read = sum(parts.has_q(engine, group) for engine in engines)
   guess = {arm.name: 1.5 for arm in arms[1:]}
-  return budget.Speed(step, prefill, compiling, len(engines), guess, read)
+  speed = budget.Speed(step, prefill, compiling, len(engines), guess, read)
+  return programs, speed
 
 
 def measure(
@@ -104,11 +111,11 @@ def measure(
   prefill: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
   outputs: dict[str, list] = {arm.name: [] for arm in arms}
   for arm in arms:  # The first call of an executable is slower.
-    parts.timed(programs[arm.name][0], arm.engine.weights, groups[0].prefill)
+    parts.timed(programs[arm.name], arm.engine.weights, groups[0].prefill)
   for repeat, g in blocks:
     group, turn = groups[g], (repeat + g) % len(arms)
     for arm in (*arms[turn:], *arms[:turn]):
-      call = functools.partial(programs[arm.name][0], arm.engine.weights)
+      call = functools.partial(programs[arm.name], arm.engine.weights)
       full = plan_lib.capped(arm, group.full)
       took, output = parts.timed(call, full)
       total[arm.name][repeat, g] = took
@@ -134,9 +141,8 @@ def measure(
     # Of batches whose prefill was timed more than once.
     usual = [np.median(x) / min(x) for x in fills if len(x) > 1]
     noise_G = (np.mean(usual) - 1) * fastest_G
-    compiling = programs[arm.name][1]
     out[arm.name] = Runs(
-      outputs[arm.name], total_RG, fastest_G, noise_G, compiling, prompts
+      outputs[arm.name], total_RG, fastest_G, noise_G, prompts
     )
   return out
 
@@ -147,16 +153,12 @@ def tok_s(runs: Runs) -> float | None:
   None where decoding takes no longer than the prefill's time varies: too short
   to measure.
   """
-  seconds = _seconds(runs, list(range(len(runs.outputs))), whole=False)
+  seconds = _seconds(runs, whole=False)
   return None if seconds is None else float(runs.tokens_G.sum() / seconds.sum())
 
 
 def improvements(
-  runs: Mapping[str, Runs],
-  pick: Sequence[int] | None = None,
-  *,
-  whole: bool = False,
-  level: float = 0.95,
+  runs: Mapping[str, Runs], *, whole: bool = False, level: float = 0.95
 ) -> dict[str, intervals.Interval]:
   """By arm, speed over the first arm's; the intervals hold all at once.
 
@@ -165,51 +167,44 @@ def improvements(
 
   Args:
     runs: by arm, of the same batches; plain decoding first.
-    pick: batches; None: all.
     whole: of whole requests, the prefill of target and draft included; else of
       decoding alone.
     level: how often all intervals hold.
   """
   plain, *_ = runs
-  count = len(runs[plain].outputs)
-  chosen = list(range(count)) if pick is None else list(pick)
-  seconds = {name: _seconds(x, chosen, whole) for name, x in runs.items()}
+  seconds = {name: _seconds(x, whole) for name, x in runs.items()}
   known = {name: x for name, x in seconds.items() if x is not None}
   out = dict.fromkeys(runs, intervals.Interval())
   if plain not in known:
     return out
-  tokens = [runs[name].tokens_G[chosen] for name in known]
+  tokens = [runs[name].tokens_G for name in known]
   found = intervals.speedups(tokens, list(known.values()), level)
-  if _prompts(runs[plain], chosen) < intervals.FEWEST:
+  if _prompts(runs[plain]) < intervals.FEWEST:
     found = [intervals.Interval(x.value) for x in found]
   out[plain] = intervals.Interval(1.0, 1.0, 1.0)
   return out | dict(zip(list(known)[1:], found, strict=True))
 
 
 def improvement(
-  mine: Runs,
-  plain: Runs,
-  pick: Sequence[int] | None = None,
-  *,
-  whole: bool = False,
+  mine: Runs, plain: Runs, *, whole: bool = False
 ) -> intervals.Interval:
   """improvements of one arm that was chosen before it was measured."""
-  return improvements({'plain': plain, 'mine': mine}, pick, whole=whole)['mine']
+  return improvements({'plain': plain, 'mine': mine}, whole=whole)['mine']
 
 
-def _prompts(runs: Runs, chosen: list[int]) -> int:
+def _prompts(runs: Runs) -> int:
   """How many different prompts are in these batches, at most."""
-  rows = sum(runs.outputs[g].lengths_B.size for g in chosen)
+  rows = sum(x.lengths_B.size for x in runs.outputs)
   return min(rows, runs.prompts)
 
 
-def _seconds(runs: Runs, chosen: list[int], whole: bool) -> np.ndarray | None:
+def _seconds(runs: Runs, whole: bool) -> np.ndarray | None:
   """Seconds by batch; None if too short to measure."""
   if whole:
-    return runs.seconds_G[chosen]
+    return runs.seconds_G
   # The fastest prefill: a slow one would make decoding look fast.
-  decoding_G = runs.seconds_G[chosen] - runs.prefill_G[chosen]
-  if decoding_G.sum() <= runs.noise_G[chosen].sum():
+  decoding_G = runs.seconds_G - runs.prefill_G
+  if decoding_G.sum() <= runs.noise_G.sum():
     return None
   return np.maximum(decoding_G, 1e-9)
 
@@ -248,7 +243,13 @@ def ceiling(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan):
   step += work.source_bytes(target.model, target.params, rows) * source
   mine = gb_s[target.dtype]
   tok_s = float(rows * mine['sustained'] * 1e9 * devices / step)
-  again = kept(programs[target.dtype], mine)
+  # On an accelerator only the fastest, for their memory.
+  cpu = jax.default_backend() == 'cpu'
+  again = [
+    read
+    for name, read in programs[target.dtype].items()
+    if cpu or mine[name] == mine['sustained']
+  ]
   return records.Ceiling(gb_s, devices, tok_s), again
 
 
@@ -288,16 +289,6 @@ def bandwidth(programs: Mapping[str, machine.Read]) -> dict[str, float]:
   sustained = {name: statistics.median(x) for name, x in found.items()}
   best = max(map(max, found.values()))
   return sustained | {'sustained': max(sustained.values()), 'best': best}
-
-
-def kept(programs: Mapping[str, machine.Read], found: Mapping[str, float]):
-  """The reads to repeat later: all on CPU, else the fastest, for their memory.
-
-  found: of bandwidth.
-  """
-  fastest = max(programs, key=found.__getitem__)
-  cpu = jax.default_backend() == 'cpu'
-  return [x for name, x in programs.items() if cpu or name == fastest]
 
 
 def reading(blocks: Iterable, reads: Sequence[machine.Read], gb_s: list[float]):

@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 import rich.markup
 
+from specdec_jax import printing
 from specdec_jax.bench import intervals, records
 from specdec_jax.costs import distance
 
 Row = records.Row
-Category = records.Category
-R = TypeVar('R', records.Row, records.BatchRow)
 
 # By outcome; of a drafter is said what is said of the first of its gammas.
 _ORDER = 'win', 'unclear', 'too few', 'loss', 'too short'
@@ -79,19 +77,19 @@ def of_distance(x: distance.Distance) -> str:
   )
 
 
-def by_drafter(rows: Sequence[R]) -> dict[str, list[R]]:
+def by_drafter(rows: Sequence[Row]) -> dict[str, list[Row]]:
   """The gammas of each drafter, the best first; the best drafter leads.
 
   The best by these very numbers: its interval has paid for being chosen.
   """
-  out: dict[str, list[R]] = {}
+  out: dict[str, list[Row]] = {}
   for row in sorted(rows, key=_rank, reverse=True):
     if row.gamma:
       out.setdefault(row.drafter, []).append(row)
   return out
 
 
-def _rank(row: Row | records.BatchRow | Category) -> tuple[int, float]:
+def _rank(row: Row) -> tuple[int, float]:
   """Orders rows from lost to won; those too short to measure come first."""
   x = row.improvement
   return -_ORDER.index(x.outcome), x.value or 0.0
@@ -202,7 +200,7 @@ def _about(best: Row, doc: records.Document) -> list[str]:
     f'{_times(x)} plain decoding{tok_s}, whole requests {_times(best.whole)}.'
   ]
   if x.outcome == 'unclear':
-    out.append(f'  {_more(x, s.judged_prompts, doc.measured / 60)}')
+    out.append(f'  {_more(x, s.judged_prompts, doc.measured)}')
   if x.outcome == 'too few':
     few = _few(s.judged_prompts, s.batch_size)
     out.append(f'  There is no interval: {few}.')
@@ -223,14 +221,14 @@ def _times(x: intervals.Interval) -> str:
   return f'{x.value:.2f}x{ends}'
 
 
-def _more(x: intervals.Interval, prompts: int, minutes: float) -> str:
+def _more(x: intervals.Interval, prompts: int, seconds: float) -> str:
   """How many prompts to test before the interval would exclude 1."""
   enough = x.enough(prompts)
   if enough > 100 * prompts:
     return f'Whichever is faster, {100 * prompts} prompts would not tell.'
   return (
     f'Some {math.ceil(enough)} prompts would, if the value stays ({prompts} '
-    f'took {minutes:.0f} minutes).'
+    f'took {printing.time_text(seconds)}).'
   )
 
 
@@ -260,7 +258,7 @@ def _by_batch(drafter: str, crossover: Sequence[records.Batch]) -> str:
   return f'{drafter}, by batch size: {found}{few}.'
 
 
-def _by_category(best: Row, categories: Sequence[Category]) -> list[str]:
+def _by_category(best: Row, categories: Sequence[Row]) -> list[str]:
   out = []
   for outcome, words in _OF_CATEGORIES.items():
     found = [x for x in categories if _outcome(x) == outcome]
@@ -272,14 +270,14 @@ def _by_category(best: Row, categories: Sequence[Category]) -> list[str]:
   return out
 
 
-def _outcome(x: Category) -> str:
+def _outcome(x: Row) -> str:
   """The outcome, or 'plain' where an adaptive method chose not to draft."""
   outcome = x.improvement.outcome
   off = x.drafter == 'adaptive' and (x.counts.proposal_rate or 0) < 0.1
   return 'plain' if off and outcome != 'win' else outcome
 
 
-def _why(rows: Sequence[Row] | Sequence[Category]) -> str:
+def _why(rows: Sequence[Row]) -> str:
   """Why rows or categories lose: tokens of a window against its cost."""
   counts = [r.counts for r in rows]
   known = lambda values: [x for x in values if x is not None]
@@ -319,7 +317,7 @@ def _of_prediction(best: Row) -> str:
 # --- what to change ----------------------------------------------------------
 
 
-def _change(best: Row, categories: Sequence[Category], tried: set[int]) -> str:
+def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
   outcome, model = best.improvement.outcome, best.explained
   assert model
   match outcome:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import types
+from specdec_jax import requests, settings, types
 from specdec_jax.bench import audit
 from specdec_jax.certify import base
 from specdec_jax.costs import scripted
@@ -220,6 +220,7 @@ def audited(subject: base.Subject, dtype: str, amount: int):
     passes = audit.Passes(pair.drafter.gamma, base.OPTIONS.chunk, LENGTH)
     arm = f'{dtype} {rule.name} {name} T={temperature:g}'
     draws: dict[str, Any] = dict(temperature=temperature, seed=subject.seed)
+    sampling = settings.Sampling(top_k=0, top_p=1.0, **draws)
     tokens, ties = 0, 0
     for turn in itertools.count():
       seed = 1000 * subject.seed + turn
@@ -232,9 +233,8 @@ def audited(subject: base.Subject, dtype: str, amount: int):
       (mine,) = base.texts(base.run(world, pair, request))
       plain, mine = plain[len(prompt) :], mine[len(prompt) :]
       source = base.source_of(world, prompt)
-      case = audit.Case(
-        prompt, plain, mine, request=turn, source=source, **draws
-      )
+      item = requests.Item(prompt, turn, source=source)
+      case = audit.Case(item, sampling, plain, mine)
       found = audit.compare(world.target, target, [case], passes)
       if found.bugs:
         raise base.Broken(f'{arm}, prompt {prompt}: {found.findings[0]}')

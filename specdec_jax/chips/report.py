@@ -7,7 +7,7 @@ are no weights.
 
 from typing import Any
 
-from specdec_jax import decode, sharding
+from specdec_jax import decode, printing, sharding
 from specdec_jax.chips import aot, roofline
 from specdec_jax.models import weights
 
@@ -50,10 +50,8 @@ def check(s: aot.Setting) -> tuple[aot.Setting, roofline.Chip]:
   return s, device
 
 
-def make(s: aot.Setting, track) -> dict[str, Any]:
+def make(s: aot.Setting) -> dict[str, Any]:
   """Compiles for TPUs, and returns all figures as a dict.
-
-  track: shows progress over a list.
 
   Raises:
     ValueError: see check.
@@ -71,7 +69,7 @@ def make(s: aot.Setting, track) -> dict[str, Any]:
     name: rows * (s.slots * x.slot + source * x.source_slot)
     for name, x in shares.items()
   }
-  programs = _compiled(s, rows, shares, track) if aot.knows(s.topology) else {}
+  programs = _compiled(s, rows, shares) if aot.knows(s.topology) else {}
   temporaries = 0.0
   if programs:
     held = programs['speculative'].temporaries - sum(caches.values())
@@ -111,7 +109,7 @@ def make(s: aot.Setting, track) -> dict[str, Any]:
   )
 
 
-def _compiled(s: aot.Setting, rows: int, shares, track):
+def _compiled(s: aot.Setting, rows: int, shares):
   """Plain and speculative generate by name; rows: of a device."""
   devices = aot.devices(s.topology)
   mesh = sharding.make_mesh(s.data, s.model, devices, s.tensor_parallel)
@@ -119,7 +117,7 @@ def _compiled(s: aot.Setting, rows: int, shares, track):
   elements = [int(rows * s.slots * x.slot) // 4 for x in shares.values()]
   programs: dict[str, aot.Compiled] = {}
   drafters = {'plain': decode.PLAIN, 'speculative': None}
-  for name, drafter in track(list(drafters.items()), 'compiling'):
+  for name, drafter in printing.track(drafters.items(), 'compiling'):
     lowered = aot.lower(mesh, s, drafter)
     programs[name] = aot.compiled(lowered, s.model, elements, s.slots)
   return programs

@@ -4,15 +4,14 @@ Independent of acceptance: passes are timed with scripted drafts, drafting
 without a target.
 """
 
-import functools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, requests
+from specdec_jax import decode, hosts, printing, requests
 from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import method
 
@@ -39,7 +38,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate(
-  arms: Sequence[Any], request: decode.Request, repeats: int, track
+  arms: Sequence[Any], request: decode.Request, repeats: int
 ) -> Calibration:
   """Times all parts, alternating.
 
@@ -50,10 +49,11 @@ def calibrate(
   """
   engines = {id(arm.engine): arm.engine for arm in arms[1:]}
   counts = {0, 1, *(arm.gamma for arm in arms)}
-  compiling = track(engines.values(), 'compiling the parts')
+  compiling = printing.track(engines.values(), 'compiling the parts')
   found = _parts(compiling, request, counts)
-  found['verify', 1] = _verify(arms[0].engine, request, 0)(0)
-  seconds = parts_lib.seconds(found, track(range(repeats), 'calibrating'))
+  found['verify', 1] = _verify(arms[0].engine, request, 0, 0)
+  rounds = printing.track(range(repeats), 'calibrating')
+  seconds = parts_lib.seconds(found, rounds)
   steps = seconds['verify', 1]
   costs = {
     key: [x / step for x, step in zip(each, steps, strict=True)]
@@ -120,9 +120,8 @@ def _parts(
   for engine in engines:
     gamma = engine.drafter.gamma
     if not out:  # The same for all.
-      verify = _verify(engine, request, gamma)
       for j in engine.options.bodies(gamma):
-        out['verify', j + 1 if j else 0] = verify(j)
+        out['verify', j + 1 if j else 0] = _verify(engine, request, gamma, j)
     for part in _methods(engine):
       for count in counts:
         if (key := (part.drafter.name, count)) not in out:
@@ -137,25 +136,22 @@ def _methods(engine) -> Sequence[method.Method]:
 
 
 def _verify(
-  engine, request: decode.Request, gamma: int
-) -> Callable[[int], parts_lib.Part]:
-  """Windows that propose a number of gamma tokens, as a part; compiled."""
+  engine, request: decode.Request, gamma: int, count: int
+) -> parts_lib.Part:
+  """Windows that propose `count` of gamma tokens, as a part; compiled."""
   weights = engine.weights._replace(draft=())
-  statics = dict(
+  walk = lambda steps: parts_lib.verify_along(
+    weights,
+    request,
+    jnp.int32(count),
+    jnp.int32(steps),
     target=engine.target.model,
     rule=engine.rule,
     options=engine.options,
     gamma=gamma,
   )
-
-  def walk(count: int, steps: int):
-    some = jnp.int32(count), jnp.int32(steps)
-    return parts_lib.verify_along(weights, request, *some, **statics)
-
-  walk(0, 0)
-  return lambda count: parts_lib.Part(
-    functools.partial(walk, count), _windows(request)
-  )
+  walk(0)
+  return parts_lib.Part(walk, _windows(request))
 
 
 def _propose(

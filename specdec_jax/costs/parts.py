@@ -20,19 +20,12 @@ from specdec_jax.costs import scripted
 Array = jax.Array
 
 
-def compiled(jitted, *args, **statics):
-  """Returns (executable, seconds to trace, lower and compile it).
-
-  Seconds are those of process 0 in all, here and below: what follows from them
-  has to be the same everywhere.
-  """
-  start = time.perf_counter()
-  done = jitted.lower(*args, **statics).compile()
-  return done, hosts.from_first(lambda: time.perf_counter() - start)
-
-
 def timed(run: Callable, *args) -> tuple[float, Any]:
-  """Returns (seconds, result) of run(*args)."""
+  """Returns (seconds, result) of run(*args).
+
+  Seconds are those of process 0 in all: what follows from them has to be the
+  same everywhere.
+  """
   start = time.perf_counter()
   result = jax.block_until_ready(run(*args))
   took = time.perf_counter() - start

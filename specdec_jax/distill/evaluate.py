@@ -86,7 +86,7 @@ def alpha_on(
   draft: its q as a model.
   """
   index_BL = np.indices(text.tokens_BL.shape)[1]
-  overlap = predict.overlap(
+  alpha_BL, _ = predict.overlap(
     weights,
     request._replace(tokens_BL=text.tokens_BL, limit_B=text.lengths_B),
     None,
@@ -95,7 +95,7 @@ def alpha_on(
     rule=reject.RULE,
     chunk=build.default_options().chunk,
   )
-  alpha_BL, starts_B = hosts.fetch((overlap.alpha_BL, request.lengths_B))
+  alpha_BL, starts_B = hosts.fetch((alpha_BL, request.lengths_B))
   emitted_BL = index_BL >= starts_B[:, None]
   emitted_BL &= index_BL < text.lengths_B[:, None]
   return float(alpha_BL[emitted_BL].mean())

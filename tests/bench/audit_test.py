@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, requests, types
+from specdec_jax import decode, requests, settings, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit
 from specdec_jax.verify import coupled
@@ -44,6 +44,13 @@ def run(model, params, *, request=0, **sampling):
   return np.asarray(out.tokens_BL)[0, 3 : int(out.lengths_B[0])].tolist()
 
 
+def case(plain, other, *, number=0, **sampling):
+  """A request of PROMPT, greedy if nothing else is said."""
+  s = dict(temperature=0.0, top_k=0, top_p=1.0, seed=0) | sampling
+  item = requests.Item(PROMPT, number)
+  return audit.Case(item, settings.Sampling(**s), plain, other)
+
+
 def near_tie(params, prefix, gap):
   """(second after a prefix, a table where it is `gap` below the best)."""
   at = fakes.prefix_hash(prefix) % 5, prefix[-1]
@@ -51,9 +58,9 @@ def near_tie(params, prefix, gap):
   return second, params.at[(*at, second)].set(params[at].max() - gap)
 
 
-def find(model, params, case, **changes):
+def find(model, params, one, **changes):
   options = dict(gamma=GAMMA, chunk=8, length=LENGTH) | changes
-  return audit.audit(model, params, case, audit.Passes(**options))
+  return audit.audit(model, params, one, audit.Passes(**options))
 
 
 @pytest.fixture(name='params')
@@ -69,7 +76,7 @@ def test_equal_texts_are_identical_and_swapped_or_shorter_ones_a_bug(params):
   model = noisy(fakes.table_model(V), 1e-4)
   text = run(model, params)
   wrong = text[:4] + [(text[4] + 1) % V] + text[5:]
-  compare = lambda other: find(model, params, audit.Case(PROMPT, text, other))
+  compare = lambda other: find(model, params, case(text, other))
   assert compare(text).verdict == 'identical'
   assert compare(text[:-1]).verdict == 'BUG'
   found = compare(wrong)
@@ -86,7 +93,7 @@ def test_near_tie_is_a_tie_and_its_size_counts(params):
   for gap, verdict in ((1e-4, 'tie'), (3.9e-4, 'tie'), (4.3e-4, 'BUG')):
     second, near = near_tie(params, prefix, gap)
     other = text[:4] + [second] + text[5:]
-    found = find(model, near, audit.Case(PROMPT, text, other))
+    found = find(model, near, case(text, other))
     assert found.verdict == verdict, (gap, found)
     np.testing.assert_allclose(found.gap, gap, rtol=0.02)
     np.testing.assert_allclose(found.noise, 1e-4, rtol=0.02)
@@ -135,12 +142,12 @@ def test_noise_that_rounding_does_not_explain_is_itself_a_bug(
   one = float(jnp.finfo(dtype).eps) / 2
   table = np.random.default_rng(0).normal(size=(5, V, V))
   table[..., :2], table[..., -1] = 4, -LARGEST
-  case = audit.Case(PROMPT, [0, 0], [0, 1])
+  tied = case([0, 0], [0, 1])
 
   def reason(noise: float) -> str:
     params = {'table': jnp.asarray(table, dtype), 'offset': np.int32(-1)}
     params['noise'] = jnp.asarray(noise * LARGEST, dtype)
-    found = find(FAULTY, params, case)
+    found = find(FAULTY, params, tied)
     assert found.verdict == ('BUG' if found.reason else 'tie')
     assert found.gap == 0 and found.rounding <= 2.1 * one * LARGEST
     return found.reason
@@ -170,8 +177,8 @@ def test_a_wrong_mask_at_any_offset_of_a_window_is_no_noise(dtype):
     params = {'table': table, 'offset': np.int32(offset)}
     params['noise'] = jnp.zeros((), dtype)
     for same in (0, 2, 5):
-      case = audit.Case(PROMPT, text, [*text[:same], text[same] + 1])
-      found = find(FAULTY, params, case)
+      one = case(text, [*text[:same], text[same] + 1])
+      found = find(FAULTY, params, one)
       assert found.verdict == 'BUG'
       assert ('over its limit' in found.reason) == (offset >= 0), offset
       assert offset >= 0 or found.noise < 0.1
@@ -180,13 +187,13 @@ def test_a_wrong_mask_at_any_offset_of_a_window_is_no_noise(dtype):
 @pytest.mark.more
 def test_sampled_token_needs_no_change(params):
   """The race of the audit is the race of decoding: it names every token."""
-  settings = dict(seed=11, request=5, temperature=0.9, top_k=6, top_p=0.8)
-  text = run(fakes.table_model(V), params, **settings)
-  case = audit.Case(PROMPT, text, text, **settings)
+  asked = dict(seed=11, temperature=0.9, top_k=6, top_p=0.8)
+  text = run(fakes.table_model(V), params, request=5, **asked)
+  one = case(text, text, number=5, **asked)
   for i, token in enumerate(text):
     prefix = [*PROMPT, *text[:i]]
     logits_V = np.asarray(params[fakes.prefix_hash(prefix) % 5, prefix[-1]])
-    needs = [audit.needed(logits_V, x, case, len(prefix)) for x in range(V)]
+    needs = [audit.needed(logits_V, x, one, len(prefix)) for x in range(V)]
     assert needs[token] == 0
     assert sum(n == 0 for n in needs) == 1
 
@@ -205,9 +212,9 @@ def test_batch_rows_are_part_of_the_noise(params):
   model = base._replace(head=head)
   text = run(base, params)
   second, near = near_tie(params, PROMPT, 3e-4)
-  case = audit.Case(PROMPT, text, [second, *text[1:]])
-  assert find(model, near, case).verdict == 'BUG'
-  found = find(model, near, case, rows=2)
+  one = case(text, [second, *text[1:]])
+  assert find(model, near, one).verdict == 'BUG'
+  found = find(model, near, one, rows=2)
   assert found.verdict == 'tie'
   np.testing.assert_allclose(found.noise, 1e-4, rtol=0.05)
 
@@ -218,8 +225,8 @@ def test_one_rounding_is_noise_even_where_passes_agree(params):
   text = run(model, params)
   for gap, verdict in ((2e-4, 'tie'), (3e-4, 'BUG')):
     second, near = near_tie(params, PROMPT, gap)
-    case = audit.Case(PROMPT, text, [second, *text[1:]])
-    found = find(model, near, case)
+    one = case(text, [second, *text[1:]])
+    found = find(model, near, one)
     assert found.verdict == verdict, found
     np.testing.assert_allclose(found.noise, 2**-24 * LARGEST)
 
@@ -273,15 +280,19 @@ def winners(logits_XV, t_X, k_X, top_X, arrival_XV, size_X):
 def test_what_noise_can_emit_is_a_tie_and_the_rest_is_a_bug(monkeypatch):
   logits_XV, t_X, k_X, top_X = problems()
   cases = [
-    audit.Case(PROMPT, (), (), float(t), int(k), float(top), 1, x)
-    for x, (t, k, top) in enumerate(zip(t_X, k_X, top_X, strict=True))
+    case((), (), temperature=t, top_k=k, top_p=top, seed=1, number=x)
+    for x, (t, k, top) in enumerate(
+      zip(*(x.tolist() for x in (t_X, k_X, top_X)), strict=True)
+    )
   ]
   arrival_XV = np.stack([audit._arrivals(c, 9, SMALL) for c in cases])
-  monkeypatch.setattr(audit, '_arrivals', lambda c, *_: arrival_XV[c.request])
+  monkeypatch.setattr(
+    audit, '_arrivals', lambda c, *_: arrival_XV[c.item.number]
+  )
   needed_XV = np.array(
     [
-      [audit.needed(row_V, v, case, 9) for v in range(SMALL)]
-      for row_V, case in zip(logits_XV, cases, strict=True)
+      [audit.needed(row_V, v, one, 9) for v in range(SMALL)]
+      for row_V, one in zip(logits_XV, cases, strict=True)
     ]
   )
   won_by = lambda size_X: winners(

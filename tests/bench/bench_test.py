@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from specdec_jax import printing
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import (
   benchmark,
@@ -43,11 +42,9 @@ def run(config, capsys, sizes=(), clock=budget.UNLIMITED):
   doc = benchmark.run(
     plan_lib.arms(e),
     plan_lib.make(e, chosen, sizes),
-    track=lambda items, text: items,
-    console=printing.console(),
-    clock=clock,
+    clock,
   )
-  good = benchmark.finish(doc, config, None, printing.console())
+  good = benchmark.finish(doc, config, None)
   printed = capsys.readouterr().out
   return good, doc, printed
 
@@ -166,7 +163,7 @@ def test_sampling_under_another_rule_promises_the_law_only():
   e = settings_lib.load(settings_lib.settings(config))
   arms, plan = plan_lib.arms(e), plan_lib.make(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
-  found = identity.compare(arms, plan, [], none, lambda items, text: items)
+  found = identity.compare(arms, plan, [], none)
   assert found == {'lookup g=2': records.Audit('distribution', 0)}
 
 
@@ -182,8 +179,6 @@ def test_a_model_of_ones_own_is_benchmarked(capsys):
   doc = benchmark.run(
     plan_lib.arms(e),
     plan_lib.make(e, prompts.builtin()[:2]),
-    track=lambda items, text: items,
-    console=printing.console(),
   )
   assert verdict.sound(doc) and doc.rows[1].audit.findings == ()
   assert doc.setting.weights['target'] == own.params.nbytes

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from specdec_jax import printing, program, requests
@@ -10,7 +11,6 @@ from specdec_jax.bench import budget, records
 from specdec_jax.bench import plan as plan_lib
 
 SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0}, 2)
-CLOSING = SPEED.closing()
 
 
 @pytest.fixture(autouse=True, name='now')
@@ -32,8 +32,7 @@ def plan(prompts=14, tokens=64, repeats=5, batch_size=1):
 
 
 def fit(seconds, **changes):
-  clock = budget.Clock(seconds + CLOSING)
-  return budget.fit(plan(**changes), SPEED, clock)
+  return budget.fit(plan(**changes), SPEED, budget.Clock(seconds))
 
 
 @pytest.mark.parametrize('given', [140, 200, 500, 1500, 4000, 20_000, 10**6])
@@ -71,10 +70,10 @@ def test_too_little_time_is_refused_with_how_much_there_must_be():
 
 def test_what_is_expected_of_the_time_that_is_left():
   """Methods that are as fast as predicted, twice as fast as plain decoding."""
-  gains = [{'lm': 2.0, 'lookup': 2.0}] * 3
+  gains = dict.fromkeys(('lm', 'lookup'), np.full(3, 2.0))
 
   def at(seconds):
-    clock = budget.Clock(seconds + CLOSING)
+    clock = budget.Clock(seconds)
     found, width = budget.expected(plan(), SPEED, gains, clock)
     return len(found.test), found.bench.repeats, width
 
@@ -82,7 +81,17 @@ def test_what_is_expected_of_the_time_that_is_left():
   one += 2 * (1.5 * 4.0 + 64 / 3)  # alpha of both
   assert at(9.5 * one) == (9, 1, 0.0) and at(28.5 * one) == (14, 2, 0.0)
   assert at(1.0) == (1, 1, None)
-  assert budget.expected(plan(), SPEED, [], budget.UNLIMITED) == (plan(), None)
+  assert budget.expected(plan(), SPEED, {}, budget.UNLIMITED) == (plan(), None)
+
+
+def test_the_width_to_expect_is_of_batches_where_rows_share_them():
+  """14 prompts in 4 batches: their gains differ less than those of prompts."""
+  gains, unlimited = {'lm': np.exp([0.0, 0.2, 0.1, 0.1])}, budget.UNLIMITED
+  of = lambda **x: budget.expected(plan(**x), SPEED, gains, unlimited)[1]
+  # Student's t with 3 degrees of freedom is 3.182, with 13 it is 2.160.
+  assert of(batch_size=4) == pytest.approx(3.182 * 0.0816 / 2, rel=1e-3)
+  assert of() == pytest.approx(2.160 * 0.0816 / 14**0.5, rel=1e-3)
+  assert of(prompts=5) is of(batch_size=16) is None
 
 
 def arm(name):
@@ -121,7 +130,7 @@ def test_one_arm_stays_where_all_are_slower():
   }
   left = budget.left_out([PLAIN, *map(arm, predicted)], predicted)
   assert list(left) == ['lookup g=1', 'lookup g=2']
-  assert budget.left_out([PLAIN], {}) == {}
+  assert budget.left_out([PLAIN, arm('lm g=1')], {}) == {}  # of one prompt
 
 
 def test_what_the_minutes_do_not_count_makes_a_clock_later():
@@ -139,23 +148,21 @@ def test_shares_of_a_clock(now):
 
 
 def test_blocks_end_with_the_time(now):
-  track = lambda items, text: items
   done = []
-  for block in budget.blocks(3, 2, budget.Clock(45.0), track):
+  for block in budget.blocks(3, 2, budget.Clock(45.0)):
     done.append(block)
     now[0] += 10
   assert done == [(0, 0), (0, 1), (0, 2), (1, 0)]
   now[0] = 100.0
-  late = budget.blocks(3, 2, budget.Clock(45.0), track)
+  late = budget.blocks(3, 2, budget.Clock(45.0))
   assert next(late) == (0, 0)  # one is always run
 
 
 def test_blocks_leave_time_for_what_each_group_takes_afterwards(now):
   """Once for a group, however often it is repeated."""
-  track = lambda items, text: items
   for groups, ran in ((6, 3), (2, 4)):
     now[0], done = 0.0, 0
-    for _ in budget.blocks(groups, 3, budget.Clock(52.0), track, after=5.0):
+    for _ in budget.blocks(groups, 3, budget.Clock(52.0), after=5.0):
       done, now[0] = done + 1, now[0] + 10
     assert done == ran
     assert now[0] + 5 * min(groups, done) <= 52
@@ -171,7 +178,6 @@ def test_timing_the_parts_takes_a_tenth_of_the_time():
 
 def test_the_width_to_expect():
   assert budget.width([0.1], 9, 1) is None
-  assert budget.width([0.1, 0.2], 5, 1) is None
   # Student's t with 8 degrees of freedom is 2.306, and 3.206 at 0.05 / 4.
   for arms, t in ((1, 2.306), (4, 3.206)):
     wide = budget.width([0.0, 0.2, 0.1, 0.1], 9, arms)

@@ -10,8 +10,6 @@ from specdec_jax.bench import benchmark, budget, intervals, timing
 from specdec_jax.bench import plan as plan_lib
 from tests.bench import simulation
 
-TRACK = lambda items, text: items
-
 
 @pytest.fixture
 def clocks(monkeypatch):
@@ -27,6 +25,9 @@ def clocks(monkeypatch):
   monkeypatch.setattr(timing, 'compile_arms', lambda *_: {})
   for name in 'compare', 'failures':
     monkeypatch.setattr(benchmark.identity, name, lambda *_: {})
+  for name in 'join', 'summary':
+    monkeypatch.setattr(metrics, name, lambda *_: None)
+  monkeypatch.setattr(timing, 'first_token', lambda *_: 0.0)
   return arms, runs
 
 
@@ -39,7 +40,7 @@ def batch(arms, monkeypatch, sizes):
     batch_sizes=sizes,
     bench=types.SimpleNamespace(repeats=2),
   )
-  return benchmark._batch(arms, plan, sizes[0], budget.UNLIMITED, TRACK)  # pyright: ignore
+  return benchmark._batch(arms, plan, sizes[0], budget.UNLIMITED)  # pyright: ignore
 
 
 def test_batch_sizes_share_the_chance_of_an_error(clocks, monkeypatch):
@@ -70,12 +71,12 @@ def test_categories_share_the_chance_of_an_error(clocks, monkeypatch):
   names = ['code'] * 6 + ['chat'] * 6 + ['few'] * 2
   item = lambda name: types.SimpleNamespace(category=name)
   groups = [types.SimpleNamespace(items=[item(x)]) for x in names]
-  monkeypatch.setattr(benchmark.predict, 'improvement', lambda *_: None)
-  monkeypatch.setattr(metrics, 'join', lambda outputs: None)
-  monkeypatch.setattr(metrics, 'summary', lambda info: None)
+  none = dict.fromkeys(runs)
+  monkeypatch.setattr(benchmark.predict, 'improvements', lambda *_: none)
   found = benchmark._categories(arms, None, groups, runs)  # pyright: ignore
   code = {x.name: x.improvement for x in found if x.category == 'code'}
-  want = timing.improvements(runs, range(6), level=0.975)
+  part = {name: x.picked(range(6)) for name, x in runs.items()}
+  want = timing.improvements(part, level=0.975)
   assert code == {x: y for x, y in want.items() if x != 'plain'}
   assert {x.improvement.outcome for x in found if x.category == 'few'} == {
     'too few'

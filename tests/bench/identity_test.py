@@ -7,15 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import printing, requests, settings
+from specdec_jax import requests, settings
 from specdec_jax.bench import benchmark, identity, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.models import convert
 from specdec_jax.verify import coupled, reject
 from tests.bench import bench_test
-
-TRACK = lambda items, text: items
-
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
@@ -46,30 +43,35 @@ def audited(*compared, wrong=None):
   return records.Audit('tokens', len(compared), compared, findings)
 
 
-def test_total():
-  texts = ['a', 'b']
-  one = identity.total(
-    [audited(60, 40), audited(50, 40, wrong=('tie', 49))], texts
+def total(audits, names):
+  """identity.total of one answer to sources of these names."""
+  item = lambda name: requests.Item((0,), 0, source=(ord(name),))
+  return identity.total(
+    audits, [records.Answer(item(x), [1, 2], False) for x in names]
   )
+
+
+def test_total():
+  one = total([audited(60, 40), audited(50, 40, wrong=('tie', 49))], 'ab')
   assert (one.texts, one.tokens, one.identical, one.ties) == (4, 190, 3, 1)
   # With bugs it is above the rate found; all wrong, or nothing seen, is 1.
   bug = audited(100, wrong=('BUG', 99))
-  assert 46 < identity.total([bug], ['a']).bugs_at_most < 47
-  assert identity.total([], []).bugs_at_most == 1000
+  assert 46 < total([bug], 'a').bugs_at_most < 47
+  assert total([], '').bugs_at_most == 1000
   worst = audited(1, wrong=('BUG', 0))
-  assert identity.total([worst], ['a']).bugs_at_most == 1000
+  assert total([worst], 'a').bugs_at_most == 1000
 
 
 def test_the_bound_counts_a_position_once_however_many_arms_read_it():
   """60 + 40 positions, though two arms and equal texts read 290 tokens."""
   audits = [audited(60, 40, 60), audited(50, 40, 40)]
-  found = identity.total(audits, ['a', 'b', 'a'])
+  found = total(audits, 'aba')
   assert (found.tokens, found.positions) == (290, 100)
   np.testing.assert_allclose(found.bugs_at_most, 1000 * (1 - 0.05 ** (1 / 100)))
   # The same bug of two arms is one.
   bugs = [audited(50, wrong=('BUG', 49))] * 2
-  one = identity.total(bugs[:1], ['a'])
-  assert identity.total(bugs, ['a']).bugs_at_most == one.bugs_at_most
+  one = total(bugs[:1], 'a')
+  assert total(bugs, 'a').bugs_at_most == one.bugs_at_most
 
 
 @pytest.fixture(scope='module', name='failing')
@@ -116,7 +118,7 @@ def untied(e: settings.Setup, embed=None):
 @pytest.mark.more
 def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
   with jax.debug_nans(False):
-    report = identity.run(*failing, TRACK)
+    report = identity.run(*failing)
   first, second = report.failed
   assert first == ('autoregressive', 'bad', 3)
   assert (second.method, second.id) == ('lookup g=2', 'bad')
@@ -130,10 +132,9 @@ def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
 
 @pytest.mark.more
 def test_the_benchmark_stops_at_a_failed_request(failing, capsys, tmp_path):
-  config, console = bench_test.settings(), printing.console()
   with jax.debug_nans(False):
-    doc = benchmark.run(*failing, track=TRACK, console=console)
-  assert not benchmark.finish(doc, config, tmp_path, console)
+    doc = benchmark.run(*failing)
+  assert not benchmark.finish(doc, bench_test.settings(), tmp_path)
   lines = capsys.readouterr().out.splitlines()
   assert any("FAILED: prompt 'bad' after 3 new tokens" in x for x in lines)
   last = json.loads(lines[-1])

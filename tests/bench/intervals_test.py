@@ -100,19 +100,6 @@ def test_outcomes(ends, outcome):
   assert intervals.Interval(*ends).outcome == outcome
 
 
-@pytest.mark.parametrize('prompts', [2, 4, 8])
-def test_a_prediction_of_few_prompts_holds_as_often(prompts, few_resamples):
-  """Of the logarithm of their mean; 90 times in 100."""
-  rng, times_RB = np.random.default_rng(0), intervals.resamples(prompts)
-  hits = 0
-  for _ in range(400):
-    value_B = np.exp(rng.normal(0, 0.2, prompts))
-    sd = float(np.std(np.log(times_RB @ value_B)))
-    x = intervals.around(float(value_B.mean()), sd, prompts, 0.9)
-    hits += x.low <= math.exp(0.02) <= x.high
-  assert 0.86 <= hits / 400 <= 0.94
-
-
 def test_one_unit_has_no_interval():
   (x,) = intervals.speedups([[9.0]] * 2, [[2.0], [1.0]])
   assert x == (2.0, None, None) and x.outcome == 'too few'

@@ -95,7 +95,7 @@ def measured(case: Case, rng: np.random.Generator) -> dict[str, timing.Runs]:
   outputs = [Output(np.zeros(B), x) for x in together(tokens_P)]
   clocks = together(total_ARP), together(fill_ARP.mean(1)), np.zeros(n // B)
   return {
-    name: Runs(outputs, clocks[0][i], clocks[1][i], clocks[2], 0.0, n)
+    name: Runs(outputs, clocks[0][i], clocks[1][i], clocks[2], n)
     for i, name in enumerate(['plain', *names])
   }
 
@@ -111,7 +111,7 @@ def rates(case: Case, runs: int, seed: int = 0) -> Rates:
   for _ in range(runs):
     found = timing.improvements(measured(case, rng))
     rows = [
-      records.BatchRow(name, *_arm(name), None, x, None)
+      records.Row(name, *_arm(name), None, improvement=x)
       for name, x in list(found.items())[1:]
     ]
     chosen = verdict.by_drafter(rows)

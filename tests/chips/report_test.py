@@ -28,7 +28,7 @@ GOOD = aot.Setting('v5e:2x2', 1, 2, TINY, TINY, 4, 128, 3)
 def test_refused_before_compiling(changes, words, monkeypatch):
   monkeypatch.setattr(aot, 'devices', lambda *_: pytest.fail('too late'))
   with pytest.raises(ValueError, match=words):
-    report.make(GOOD._replace(**changes), lambda *_: pytest.fail('too late'))
+    report.make(GOOD._replace(**changes))
 
 
 def test_without_the_compiler(monkeypatch, tmp_path):
@@ -36,19 +36,19 @@ def test_without_the_compiler(monkeypatch, tmp_path):
   monkeypatch.delenv('TPU_LIBRARY_PATH', raising=False)
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
   with pytest.raises(ValueError, match=r"libtpu is missing: pip install 'jax"):
-    report.make(GOOD, list)
+    report.make(GOOD)
 
 
 def test_a_gpu_by_its_data_sheet(monkeypatch):
   monkeypatch.setattr(aot, 'devices', lambda *_: pytest.fail('compiled'))
   setting = GOOD._replace(topology='h100:2')
-  doc = report.make(setting, list)
+  doc = report.make(setting)
   target, draft = doc['shares'].values()
   assert doc['room'].fits and target.split == 2 and not doc['temporaries']
   sizes = dict(rows=4, slots=128)
   predicted = roofline.predict(roofline.CHIPS['h100'], target, draft, **sizes)
   assert doc['roofline'] == predicted
-  narrow = report.make(setting._replace(weights=('int8', 'int4')), list)
+  narrow = report.make(setting._replace(weights=('int8', 'int4')))
   target, draft = narrow['shares'].values()
   assert target.weights == roofline.share(TINY, 2, 'int8').weights
   assert draft.weights == roofline.share(TINY, 2, 'int4').weights

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import replay
-from specdec_jax import build, forward, printing, requests, settings, types
+from specdec_jax import build, forward, requests, settings, types
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
@@ -220,7 +220,7 @@ def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
   arms += [plan_lib.Arm(n, n, 1, e) for n, e in engines.items()]
   groups = plan_lib.groups(arms, plan, plan.test)
   out = jax.device_get(plain.programs.generate(plain.weights, groups[0].full))
-  alphas = predict.alphas(arms, groups, {'plain': [out]}, printing.track)
+  alphas = predict.alphas(arms, groups, {'plain': [out]})
   assert len({found.alpha for found in alphas.values()}) == 3
   for name, texts in zip(engines, each, strict=True):
     sizes = [len(x.tokens) for x in texts]

@@ -18,7 +18,7 @@ def test_one_of_many_is_wider():
 
 def test_a_bootstrap_of_few_prompts_is_widened(monkeypatch):
   """The means of six normal values hold theirs 95 times in 100; none of 5."""
-  monkeypatch.setattr(intervals, 'RESAMPLES', 400)
+  monkeypatch.setattr(resampled, 'RESAMPLES', 400)
   rng, times_RB = np.random.default_rng(0), resampled.draws(6)
   held = [
     x.low <= 0 <= x.high
