@@ -1,9 +1,12 @@
-"""The README's code runs and prints what it shows; every page's links exist."""
+"""The README's code runs and prints what it shows; pages name what exists."""
 
+import importlib
 import pathlib
 import re
 
 import pytest
+
+from specdec_jax.certify import certificate
 
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / 'README.md').read_text()
@@ -62,16 +65,57 @@ def broken(path: pathlib.Path, text: str) -> list[str]:
   return out
 
 
-@pytest.mark.parametrize(
-  'page',
-  [
-    *('README.md', 'LOG.md'),
-    *(str(p.relative_to(ROOT)) for p in ROOT.glob('docs/*.md')),
-    *(str(p.relative_to(ROOT)) for p in ROOT.glob('experiments/*/README.md')),
-  ],
-)
-def test_every_path_of_a_page_exists(page):
-  assert not broken(ROOT / page, (ROOT / page).read_text())
+def unknown(text: str) -> list[str]:
+  """The options of commands in the text of a page that their program lacks."""
+  out = []
+  command = r'python (scripts/\w+\.py)((?: \\\n|[^\n`])*)'
+  for script, options in re.findall(command, text):
+    source, (options, *_) = (ROOT / script).read_text(), options.split(' -- ')
+    for flag in re.findall(r'--([\w-]+)(?![\w.-])', options):
+      if f"'{flag}'" not in source and flag not in ('config', 'distributed'):
+        out.append(f'{script} --{flag}')
+    given = re.search(r'--config=(\w+)/(\w+)\.py', options)
+    given = given or re.search(r"config_flag\('(\w+)/(\w+)\.py'", source)
+    for section, key in re.findall(r'--config\.(\w+)\.(\w+)', options):
+      config = importlib.import_module('.'.join(given.groups())).get_config()
+      if key not in config.get(section, {}):
+        out.append(f'{script} --config.{section}.{key}')
+  return out
+
+
+PAGES = [
+  *('README.md', 'LOG.md'),
+  *(str(p.relative_to(ROOT)) for p in ROOT.glob('docs/*.md')),
+  *(str(p.relative_to(ROOT)) for p in ROOT.glob('experiments/*/README.md')),
+]
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_every_path_and_option_of_a_page_exists(page):
+  text = (ROOT / page).read_text()
+  assert not broken(ROOT / page, text)
+  assert not unknown(text) or page == 'LOG.md'  # which is of older commits
+
+
+def test_an_option_that_is_not_there_is_seen():
+  text = """python scripts/bench.py --minutes=1 --seconds=2 \\
+    --config.decode.gama=3
+  python scripts/launch_local.py --logs=DIR -- scripts/bench.py --minutes=1
+  python scripts/distill.py --config.student.taps="()" --config.decode.rule=x
+  """
+  assert unknown(text) == [
+    'scripts/bench.py --seconds',
+    'scripts/bench.py --config.decode.gama',
+    'scripts/distill.py --config.decode.rule',
+  ]
+
+
+def test_the_page_says_of_every_promise_what_it_does_not_reach():
+  text = (ROOT / 'docs/exactness.md').read_text()
+  for promise in certificate.PROMISES:
+    about = re.search(rf'^\* `{promise.name}`(.*?)^(?:\*|$)', text, re.S | re.M)
+    assert f'| `{promise.name}` |' in text and about, promise.name
+    assert 'Not: ' in ' '.join(about[1].split()) + ' ', promise.name
 
 
 def test_a_broken_link_is_seen():
