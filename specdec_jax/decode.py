@@ -72,12 +72,17 @@ class Programs(NamedTuple):
   start(weights, request) -> (State, Info); step(weights, request, state, info)
     -> (State, Info), state and info donated: the same loop driven from Python.
   advance(weights, request, state, info, most): several steps in one call.
+  opened(weights, request) -> forward.Reading; read(weights, request, reading,
+    most) -> Reading; begin(weights, request, reading): start, in chunks.
   """
 
   generate: Any
   start: Any
   step: Any
   advance: Any
+  opened: Any
+  read: Any
+  begin: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +156,8 @@ def programs(
 
 
 def _programs(loop: Loop) -> Programs:
-  init, one = functools.partial(start, loop), functools.partial(step, loop)
-  several = functools.partial(advance, loop)
+  bound = lambda part: functools.partial(part, loop)
+  init, one = bound(start), bound(step)
 
   def generate(weights, request):
     state, info = jax.lax.while_loop(
@@ -163,36 +168,52 @@ def _programs(loop: Loop) -> Programs:
     return Output(state.tokens_BL, state.lengths_B, info)
 
   kept = functools.partial(jax.jit, donate_argnums=(2, 3))
-  return Programs(jax.jit(generate), jax.jit(init), kept(one), kept(several))
+  on = jax.jit(bound(read), donate_argnums=2)
+  loops = jax.jit(generate), jax.jit(init), kept(one), kept(bound(advance))
+  parts = jax.jit(bound(opened)), on, jax.jit(bound(begin))
+  return Programs(*loops, *parts)
 
 
 def start(loop: Loop, weights: types.Weights, request: Request):
   """Reads the prompts but their last tokens; -> (State, Info)."""
-  target, drafter, options = loop.target, loop.drafter, loop.options
+  reading = read(loop, weights, request, opened(loop, weights, request))
+  return begin(loop, weights, request, reading)
+
+
+def opened(loop: Loop, weights, request: Request) -> forward.Reading:
+  """The request's prompts, of which nothing is read yet."""
   B, L = request.tokens_BL.shape
-  live_B = request.lengths_B < request.limit_B
-  committed = request.tokens_BL, request.lengths_B, live_B
+  target = loop.target, weights.target
+  cache = forward.open_cache(*target, B, L, request.source)
+  chunk, taps = loop.options.chunk, loop.drafter.taps
+  return forward.opened(*target, request.tokens_BL, cache, chunk, taps)
+
+
+def read(loop: Loop, weights, request: Request, reading, most=None):
+  """Reads the next chunks of the prompts, `most` or all; -> Reading."""
+  target = loop.target, weights.target
+  prompt = request.tokens_BL, request.lengths_B - 1, reading
+  chunk, taps = loop.options.chunk, loop.drafter.taps
   with jax.named_scope('prefill'):
-    cache, features_BLE = forward.prefill(
-      target,
-      weights.target,
-      request.tokens_BL,
-      request.lengths_B - 1,
-      forward.open_cache(target, weights.target, B, L, request.source),
-      chunk=options.chunk,
-      taps=drafter.taps,
-    )
+    return forward.read_on(*target, *prompt, chunk, taps, most)
+
+
+def begin(loop: Loop, weights, request: Request, reading: forward.Reading):
+  """What the first window needs, once all is read; -> (State, Info)."""
+  tokens_BL, lengths_B = request.tokens_BL, request.lengths_B
+  committed = tokens_BL, lengths_B, lengths_B < request.limit_B
   context = context_of(loop.drafter, request, *committed)
   with jax.named_scope('draft_init'):
-    draft_state = drafter.init(weights, context, features_BLE)
-  state = State(*committed, cache, draft_state)
-  return state, _empty_info(B, L, drafter.gamma, options.logprobs)
+    own = loop.drafter.init(weights, context, reading.features_BLE(tokens_BL))
+  state = State(*committed, reading.cache, own)
+  B, L = tokens_BL.shape
+  K, logprobs = loop.drafter.gamma, loop.options.logprobs
+  return state, types.empty_info(B, L, K, logprobs)
 
 
 def advance(loop: Loop, weights, request: Request, state, info, most):
   """Windows until a live row ends, or `most` have run; -> (State, Info)."""
-  live_B = state.live_B
-  same = lambda state: jnp.any(live_B) & jnp.all(state.live_B == live_B)
+  same = lambda now: jnp.any(now.live_B) & jnp.all(now.live_B == state.live_B)
   return jax.lax.while_loop(
     lambda turn: (turn[0] < most) & same(turn[1]),
     lambda turn: (turn[0] + 1, *step(loop, weights, request, *turn[1:])),
@@ -376,23 +397,4 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
     broken_B=info.broken_B | (state.live_B & tried.broken_B),
     logprob_BL=jax.tree.map(put, info.logprob_BL, tried.logprob_BN),
     top_BLX=jax.tree.map(put, info.top_BLX, tried.top_BNX),
-  )
-
-
-def _empty_info(B: int, L: int, K: int, logprobs: int) -> types.Info:
-  count = lambda *shape: jnp.zeros(shape, jnp.int32)
-  top = count(B, L, logprobs), jnp.zeros((B, L, logprobs))
-  return types.Info(
-    hist_BN=count(B, K + 1),
-    proposed_BK=count(B, K),
-    tried_BK=count(B, K),
-    accepted_BK=count(B, K),
-    whole_BN=count(B, K + 1),
-    calls_B=count(B),
-    widths_BN=count(B, K + 1),
-    origin_BL=jnp.zeros((B, L), jnp.int8),
-    window_BL=jnp.full((B, L), -1, jnp.int32),
-    broken_B=jnp.zeros((B,), bool),
-    logprob_BL=jnp.zeros((B, L)) if logprobs else None,
-    top_BLX=top if logprobs > 1 else None,
   )

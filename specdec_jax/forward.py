@@ -5,6 +5,7 @@ position i. A row that must not write goes to slot S, where writes are dropped.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,86 @@ def hidden(
   return read(model, params, tokens_BT, start_B, cache, slots=T)[0]
 
 
+class Reading(NamedTuple):
+  """Prompts that a model is reading.
+
+  at: how many tokens of every row it has passed.
+  cache: of the model.
+  features_BPE: what its taps have seen; with room for a last chunk to end past
+    L, where a clamped update would shift it. None without taps.
+  """
+
+  at: Array
+  cache: Any
+  features_BPE: Array | None = None
+
+  def features_BLE(self, tokens_BL: Array) -> Array | None:
+    """Features of these prompts."""
+    found = self.features_BPE
+    return None if found is None else found[:, : tokens_BL.shape[1]]
+
+
+def opened(
+  model, params, tokens_BL: Array, cache, chunk: int, taps: tuple[int, ...]
+) -> Reading:
+  """Nothing is read yet; arguments as of prefill."""
+  if not taps:
+    return Reading(jnp.int32(0), cache)
+  B, L = tokens_BL.shape
+  piece = _piece(model, params, tokens_BL, jnp.zeros(B, int), chunk, taps)
+  _, tapped, _ = jax.eval_shape(piece, jnp.int32(0), cache)
+  width = sum(x.shape[-1] for x in tapped)
+  return Reading(jnp.int32(0), cache, jnp.zeros((B, L + chunk, width)))
+
+
+def read_on(
+  model,
+  params,
+  tokens_BL: Array,
+  count_B: Array,
+  reading: Reading,
+  chunk: int,
+  taps: tuple[int, ...],
+  most: Array | None = None,
+) -> Reading:
+  """Reads the chunks that are left, or `most` of them; see prefill."""
+  piece = _piece(model, params, tokens_BL, count_B, chunk, taps)
+
+  def body(start, carry):
+    cache, features_BPE = carry
+    _, tapped, cache = piece(start, cache)
+    if features_BPE is not None:
+      features_BPE = _put(features_BPE, concat(tapped), start)
+    return cache, features_BPE
+
+  end = jnp.max(count_B)
+  if most is not None:
+    end = jnp.minimum(end, reading.at + most * chunk)
+  carry = reading.cache, reading.features_BPE
+  start, carry = _by_chunks(body, carry, chunk, end, reading.at)
+  return Reading(start, *carry)
+
+
+def _piece(model, params, tokens_BL, count_B, chunk: int, taps):
+  """(start, cache) -> what `read` returns for a chunk of prompts."""
+  B, L = tokens_BL.shape
+
+  def piece(start, cache):
+    index_T = start + jnp.arange(chunk)
+    return read(
+      model if isinstance(model, types.Model) else model(index_T),
+      params,
+      at(tokens_BL, index_T),
+      jnp.full((B,), start),
+      cache,
+      slots=L,
+      keep_BT=index_T[None] < count_B[:, None],
+      taps=taps,
+    )
+
+  return piece
+
+
 def prefill(
   model: types.Model | Callable[[Array], types.Model],
   params,
@@ -127,38 +208,10 @@ def prefill(
   Returns:
     (cache, features_BLE), features None without taps.
   """
-  B, L = tokens_BL.shape
-
-  def piece(start, cache):
-    index_T = start + jnp.arange(chunk)
-    return read(
-      model if isinstance(model, types.Model) else model(index_T),
-      params,
-      at(tokens_BL, index_T),
-      jnp.full((B,), start),
-      cache,
-      slots=L,
-      keep_BT=index_T[None] < count_B[:, None],
-      taps=taps,
-    )
-
-  features_BPE = None
-  if taps:
-    _, tapped, _ = jax.eval_shape(piece, jnp.int32(0), cache)
-    width = sum(x.shape[-1] for x in tapped)
-    # Room for the last chunk to end past L: a clamped update would shift it.
-    features_BPE = jnp.zeros((B, L + chunk, width))
-
-  def body(start, carry):
-    cache, features_BPE = carry
-    _, tapped, cache = piece(start, cache)
-    if features_BPE is not None:
-      features_BPE = _put(features_BPE, concat(tapped), start)
-    return cache, features_BPE
-
-  carry = (cache, features_BPE)
-  cache, features_BPE = _by_chunks(body, carry, chunk, jnp.max(count_B))
-  return cache, None if features_BPE is None else features_BPE[:, :L]
+  prompt = model, params, tokens_BL
+  reading = opened(*prompt, cache, chunk, taps)
+  reading = read_on(*prompt, count_B, reading, chunk, taps)
+  return reading.cache, reading.features_BLE(tokens_BL)
 
 
 def score(
@@ -215,7 +268,7 @@ def score(
   count = len(jax.eval_shape(step, jnp.int32(0), caches)[0])
   # Room for the last chunk to end past L: a clamped update would shift it.
   out = [jnp.zeros((B, L + chunk + 1)) for _ in range(count)]
-  _, out = _by_chunks(body, (caches, out), chunk, jnp.max(end_B) - 1)
+  _, (_, out) = _by_chunks(body, (caches, out), chunk, jnp.max(end_B) - 1)
   return [x_BP[:, :L] for x_BP in out]
 
 
@@ -254,13 +307,16 @@ def blank(function, *args):
   return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
-def _by_chunks(body, carry, chunk: int, end: Array):
-  """carry = body(start, carry) for start 0, chunk, 2 chunk, ... below end."""
+def _by_chunks(body, carry, chunk: int, end: Array, start: Array | int = 0):
+  """carry = body(start, carry) for start, start + chunk, ... below end.
+
+  Returns (the next start, carry).
+  """
   return jax.lax.while_loop(
     lambda started: started[0] < end,
     lambda started: (started[0] + chunk, body(*started)),
-    (jnp.int32(0), carry),
-  )[1]
+    (jnp.int32(start), carry),
+  )
 
 
 def _put(old_BPX: Array, new_BTX: Array, start: Array) -> Array:

@@ -5,6 +5,7 @@ on its neighbours: the certificate's promise `pool`.
 """
 
 import collections
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,21 @@ def ended(request: decode.Request, out: decode.Output, row: int) -> Ended:
   return Ended(int(request.lengths_B[row]), tokens, reason, info)
 
 
+class _Refill(NamedTuple):
+  """Requests whose prompts are being read.
+
+  rows: of the pool, which they are given; past its end if they are cancelled.
+  request: theirs, placed. lengths_B: of the prompts, on the host.
+  at, reading: how much is read, known on the host, and the forward.Reading.
+  """
+
+  rows: dict[Hashable, int]
+  request: decode.Request
+  lengths_B: np.ndarray
+  at: int
+  reading: Any
+
+
 class Pool:
   """Rows that decode together, each with a request of its own.
 
@@ -53,6 +69,7 @@ class Pool:
 
   rows: how many there are.
   part: those that one refill reads, at most.
+  cached_tokens: of prompts, that were not read, since their row had them.
   """
 
   def __init__(
@@ -65,6 +82,7 @@ class Pool:
     length: int,
     sources: int = 0,
     stops: int = 8,
+    prefix_caching: bool = False,
   ):
     """Compiles nothing yet.
 
@@ -76,9 +94,16 @@ class Pool:
       length: tokens of a row: prompt, output and the drafter's gamma.
       sources: ids of a source that there is room for; 0 without an encoder.
       stops: stop ids of a row that there is room for.
+      prefix_caching: a prompt that begins with what a free row holds goes on
+        there, as a chat does. Where a token's logits depend on how many are
+        read with it, they do on what was asked before. Not on a mesh, nor for
+        a drafter that wants features of every token.
     """
     self._programs = decode.programs(*loop[:4])
     self._weights, self._layout = weights, layout
+    self._chunk = loop.options.chunk
+    able = not (loop.drafter.taps or loop.target.encode or layout)
+    self._caching = prefix_caching and able
     self.rows = requests.rows_on(layout, rows)
     self.part = requests.rows_on(layout, -(-rows // _SHARE))
     gamma = loop.drafter.gamma
@@ -87,6 +112,9 @@ class Pool:
     self._row: dict[Hashable, int] = {}
     self._live_B = np.zeros(self.rows, bool)
     self._told_B = np.zeros(self.rows, int)  # tokens that `news` has told
+    self._past: dict[int, list[int]] = {}  # what free rows have, oldest first
+    self._refill: _Refill | None = None
+    self.cached_tokens = 0
     self._held: Any = None  # decode.Request, State and Info of all rows
 
   @classmethod
@@ -99,13 +127,13 @@ class Pool:
 
   @property
   def free(self) -> int:
-    """Rows without a request."""
-    return self.rows - len(self._row)
+    """Rows that can be given a request now; none while prompts are read."""
+    return 0 if self._refill else self.rows - len(self._row)
 
   @property
   def busy(self) -> bool:
-    """Whether a row has a request, which may have ended."""
-    return bool(self._row)
+    """Whether there is a request, which may have ended."""
+    return bool(self._row or self._refill)
 
   @property
   def ended(self) -> list[Any]:
@@ -118,7 +146,7 @@ class Pool:
     items: Sequence[requests.Item],
     wanted: requests.Wanted,
   ) -> None:
-    """Gives requests to free rows and reads their prompts.
+    """Gives requests to free rows, whose prompts are then to be read.
 
     Args:
       tickets: one a request, in no other row.
@@ -130,19 +158,72 @@ class Pool:
     request = requests.make(items, wanted, **self._sizes)
     placed = requests.place(request, self._layout)
     placed = placed if self._layout else jax.device_put(placed)
-    began = (placed, *self._programs.start(self._weights, placed))
+    rows, at = self._choose([x.tokens for x in items])
+    reading = self._programs.opened(self._weights, placed)
+    if at:
+      cache, where_B = self._held[1].cache, self._padded(rows)
+      reading = _go_on(reading, cache, where_B, np.int32(at))
+    self.cached_tokens += at * count
+    for row in rows:
+      self._past.pop(row, None)
+    owners = dict(zip(tickets, rows, strict=True))
+    self._refill = _Refill(owners, placed, request.lengths_B, at, reading)
+
+  def _choose(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], int]:
+    """Rows for prompts, and how many of their first tokens all of these have.
+
+    Each gets the row that has most of it; else one that has nothing, or what
+    was left first.
+    """
+    free = sorted({*range(self.rows)} - {*self._row.values()} - {*self._past})
+    free += self._past
+    rows, shared = [], []
+    for tokens in prompts:
+      # The last token of a prompt, as of a text, is not in the cache.
+      many = [_shared(self._past.get(x, ())[:-1], tokens[:-1]) for x in free]
+      shared.append(max(many))
+      rows.append(free.pop(many.index(shared[-1])))
+    return rows, min(shared)
+
+  def _padded(self, rows: Sequence[int]) -> np.ndarray:
+    """Rows as many as a part has: any will do where fewer are wanted."""
+    return np.pad(rows, (0, self.part - len(rows)), mode='edge')
+
+  def prefill(self, most: int | None = None) -> None:
+    """Reads prompts that requests began with; read, they decode.
+
+    most: chunks, after which it returns anyhow.
+    """
+    if (refill := self._refill) is None:
+      return
+    left = -(-(int(refill.lengths_B.max()) - 1 - refill.at) // self._chunk)
+    count = left if most is None else min(most, left)
+    reading = self._programs.read(
+      self._weights, refill.request, refill.reading, np.int32(count)
+    )
+    at = refill.at + count * self._chunk
+    self._refill = refill._replace(at=at, reading=reading)
+    if count == left:
+      self._refill = None
+      self._start(refill, reading)
+
+  def _start(self, refill: _Refill, reading) -> None:
+    """Puts what is read into its rows."""
+    request = refill.request
+    began = self._programs.begin(self._weights, request, reading)
+    began = request, *began
     if self._held is None:
       self._held = jax.tree.map(self._blank, began)
       where = jax.tree.map(lambda x: x.sharding, self._held)
       self._put = jax.jit(_put, donate_argnums=0, out_shardings=where)
-    free = sorted({*range(self.rows)} - {*self._row.values()})
     # Rows of the part without a prompt go past the end: they are dropped.
     where_B = np.full(self.part, self.rows)
-    where_B[:count] = where = free[:count]
+    where_B[: len(refill.rows)] = [*refill.rows.values()]
     self._held = self._put(self._held, began, where_B)
-    self._row |= zip(tickets, where, strict=True)
-    self._live_B[where] = True
-    self._told_B[where] = request.lengths_B[:count]
+    self._row |= {x: row for x, row in refill.rows.items() if row < self.rows}
+    kept_B = where_B < self.rows
+    self._live_B[where_B[kept_B]] = True
+    self._told_B[where_B[kept_B]] = refill.lengths_B[kept_B]
 
   def _blank(self, x: jax.Array) -> jax.Array:
     where: Any = x.sharding
@@ -159,8 +240,11 @@ class Pool:
   def advance(self, most: int | None = None) -> list[Any]:
     """Decodes in one call until a row ends; the tickets of those that have.
 
+    First prompts are read: a chunk, or all if no row decodes.
+
     most: windows after which it returns anyhow.
     """
+    self.prefill(1 if self._live_B.any() else None)
     if self._live_B.any():
       request, *held = self._held
       count = np.int32(_ANY if most is None else most)
@@ -194,10 +278,8 @@ class Pool:
       tickets: of the wanted ones.
     """
     rows = [self._row[x] for x in tickets]
-    # Any row will do where fewer are wanted.
-    where_B = np.pad(rows, (0, self.part - len(rows)), mode='edge')
-    found = hosts.fetch(function(self._weights, *self._held, where_B))
-    return jax.tree.map(lambda x: x[: len(rows)], found)
+    found = function(self._weights, *self._held, self._padded(rows))
+    return jax.tree.map(lambda x: x[: len(rows)], hosts.fetch(found))
 
   def take(self, tickets: Sequence[Hashable]) -> list[Ended]:
     """The requests of rows, as far as they are decoded; frees the rows."""
@@ -206,7 +288,11 @@ class Pool:
       some = tickets[i : i + self.part]
       request, out = self.read(_outputs, some)
       done += [ended(request, out, row) for row in range(len(some))]
+    rows = [self._row[x] for x in tickets]
     self.cancel(tickets)
+    for row, one in zip(rows, done, strict=True):
+      if self._caching and one.reason != 'non-finite':
+        self._past[row] = one.tokens
     return done
 
   def answers(
@@ -223,12 +309,16 @@ class Pool:
         some = [waiting.popleft() for _ in range(count)]
         tickets, items, each = zip(*some, strict=True)
         self.begin(tickets, items, requests.together(each))
+        self.prefill()
       done = self.advance()
       yield from zip(done, self.take(done), strict=True)
 
   def cancel(self, tickets: Sequence[Hashable]) -> None:
     """Frees rows whatever they hold, which is lost."""
-    rows = [self._row.pop(x) for x in tickets]
+    if refill := self._refill:
+      gone = dict.fromkeys(refill.rows.keys() & {*tickets}, self.rows)
+      self._refill = refill._replace(rows=refill.rows | gone)
+    rows = [self._row.pop(x) for x in tickets if x in self._row]
     if self._live_B[rows].any():  # the others have ended by themselves
       self._live_B[rows] = False
       request, state, info = self._held
@@ -242,6 +332,19 @@ def _outputs(weights, request, state, info, where_B):
   """Request and Output of some rows."""
   out = decode.Output(state.tokens_BL, state.lengths_B, info)
   return jax.tree.map(lambda x: x[where_B], (request, out))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _go_on(reading, cache, where_B, at):
+  """A Reading of which the first `at` tokens are read, in the cache's rows."""
+  rows = jax.tree.map(lambda x: x[where_B], cache)
+  return reading._replace(at=at, cache=rows)
+
+
+def _shared(one: Sequence[int], two: Sequence[int]) -> int:
+  """How many tokens two texts begin with alike."""
+  pairs = enumerate(zip(one, two, strict=False))
+  return next((i for i, (x, y) in pairs if x != y), min(len(one), len(two)))
 
 
 def _put(held, began, where_B):

@@ -18,6 +18,8 @@ can be split over devices and compared leaf by leaf.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 # jax.Array inside a program, numpy.ndarray around it.
 Array = Any
 Params = Any  # a pytree of arrays
@@ -286,3 +288,23 @@ class Info(NamedTuple):
 
 ORIGINS = ('prompt', 'drafted', 'recovered', 'bonus', 'plain')
 PROMPT, DRAFTED, RECOVERED, BONUS, PLAIN = range(5)
+
+
+def empty_info(B: int, L: int, K: int, logprobs: int) -> Info:
+  """Counts of no windows, for B rows of L tokens and gamma K."""
+  count = lambda *shape: jnp.zeros(shape, jnp.int32)
+  top = count(B, L, logprobs), jnp.zeros((B, L, logprobs))
+  return Info(
+    hist_BN=count(B, K + 1),
+    proposed_BK=count(B, K),
+    tried_BK=count(B, K),
+    accepted_BK=count(B, K),
+    whole_BN=count(B, K + 1),
+    calls_B=count(B),
+    widths_BN=count(B, K + 1),
+    origin_BL=jnp.zeros((B, L), jnp.int8),
+    window_BL=jnp.full((B, L), -1, jnp.int32),
+    broken_B=jnp.zeros((B,), bool),
+    logprob_BL=jnp.zeros((B, L)) if logprobs else None,
+    top_BLX=top if logprobs > 1 else None,
+  )

@@ -53,6 +53,7 @@ def refill(held, left, items=ITEMS):
   while left and held.free:
     some = [left.pop(0) for _ in range(min(held.part, held.free, len(left)))]
     held.begin(some, [items[i] for i in some], wanted(some))
+    held.prefill()
 
 
 def drain(held, left=(), *, most=None, items=ITEMS):
@@ -120,6 +121,7 @@ def test_a_row_may_draft_less_than_others(table, batch):
   held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
   for i, drafts in zip(some, (0, 9, 1), strict=True):
     held.begin([i], [ITEMS[i]], wanted([i])._replace(drafts=drafts))
+    held.prefill()
   found = drain(held)
   longest = [int((found[i].info.proposed_BK[0] > 0).sum()) for i in some]
   assert longest == [0, 2, 1]
@@ -171,13 +173,72 @@ def test_a_refill_compiles_nothing(table):
   held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
   drain(held, range(ROWS + 1))
   programs = decode.programs(*table[0][:4])
-  parts = programs.start, programs.advance, held._put, pool._outputs
+  parts = *programs, held._put, pool._outputs
   sizes = lambda: [x._cache_size() for x in parts]
   before = sizes()
   refill(held, [0])
   held.cancel([0])
   drain(held, range(N), most=3)
   assert sizes() == before
+
+
+def in_chunks(table, size=2):
+  """The loop with prompts read `size` tokens at a time."""
+  return table[0]._replace(options=decode.Options(chunk=size)), table[1]
+
+
+def test_prompts_are_read_between_windows(table, batch):
+  """A chunk at a time, while the others decode."""
+  held = pool.Pool(*in_chunks(table, 1), rows=ROWS, length=L, stops=2)
+  some = sorted(range(N), key=lambda i: len(ITEMS[i].tokens))
+  assert len(ITEMS[some[-1]].tokens) > 3  # three chunks, and the last token
+  refill(held, [some[0]])
+  held.begin([some[-1]], [ITEMS[some[-1]]], wanted([some[-1]]))
+  assert held.busy and not held.free
+  for _ in range(2):
+    assert held.advance(1) == [] and some[-1] not in held.news()
+  found = drain(held, most=1)
+  assert sorted(found) == sorted([some[0], some[-1]])
+  check(found, batch)
+  # Cancelled while it is read, it never had a row.
+  refill(held, [0])
+  held.begin([1], [ITEMS[1]], wanted([1]))
+  held.cancel([1])
+  assert sorted(drain(held, [2, 1])) == [0, 1, 2]
+
+
+def test_a_chat_goes_on_in_its_row(table):
+  """What is asked next is read after what the row has."""
+  sizes = dict(length=2 * L, stops=2)
+  held = pool.Pool(*in_chunks(table), rows=2, prefix_caching=True, **sizes)
+  first = drain(held, [3, 4, 5])
+  assert held.cached_tokens == 0
+  chats = [
+    x._replace(tokens=(*first[3 + i % 3].tokens, *x.tokens))
+    for i, x in enumerate(ITEMS)
+  ]
+  # A row that has no part of it is taken from what was left first: that of 3.
+  for i, had in ((5, 5), (1, 4)):
+    before, text = held.cached_tokens, first[had].tokens
+    found = drain(held, [i], items=chats)[i]
+    assert held.cached_tokens - before == len(text) - 1
+    alone = pool.Pool(*in_chunks(table), rows=1, **sizes)
+    assert found.tokens == drain(alone, [i], items=chats)[i].tokens
+    assert alone.cached_tokens == 0
+
+
+def test_a_row_that_is_given_away_has_no_past(table):
+  held = pool.Pool(
+    *in_chunks(table), rows=1, length=2 * L, stops=2, prefix_caching=True
+  )
+  first = drain(held, [3])[3]
+  refill(held, [4])
+  held.cancel([4])
+  chat = ITEMS[5]._replace(tokens=(*first.tokens, 1, 2))
+  found = drain(held, [0], items=[chat])[0]
+  assert held.cached_tokens == 0
+  alone = pool.Pool(*in_chunks(table), rows=1, length=2 * L, stops=2)
+  assert found.tokens == drain(alone, [0], items=[chat])[0].tokens
 
 
 def test_a_row_that_breaks_leaves_its_neighbours(table):

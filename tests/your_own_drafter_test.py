@@ -76,7 +76,10 @@ def test_the_benchmark_takes_both_by_their_paths(folder):
   'drafter, rule, promise, amount',
   [
     ('heads.py:make', '', 'windows-enumerated', 2),
-    ('heads.py:make', 'agree.py:agree', 'greedy-identity', 200),
+    pytest.param(
+      *('heads.py:make', 'agree.py:agree', 'greedy-identity', 200),
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_both_are_certified_by_their_paths(

@@ -22,7 +22,7 @@ BATCHES = (8, 3, 32, 1)
 NEW = 40
 # Buffer: longest prompt, new tokens, and a window of the largest gamma.
 LENGTH = base.LONGEST + NEW + max(GAMMAS) + 2
-SCRIPTED = 'scripted'
+SCRIPTED, SCRIPTS = 'scripted', ('adversarial', 'partly right')
 QUICK = 10_000
 
 
@@ -59,7 +59,7 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
   Where the draft is the target itself, all drafts must be accepted, greedy and
   sampled; a user's rule or drafter may accept fewer.
   """
-  compared, distinct, kinds = 0, 0, []
+  compared, kinds = 0, []
   own = np.zeros(2, np.int64)  # the target's own drafts: tried, accepted
   with jax.enable_x64(True):
     transformers, tables = subject.transformers(13), subject.tables(13)
@@ -69,33 +69,32 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
       for program in programs(subject, full=amount > QUICK)
       for drafting in _drafts(subject, worlds[program.world], program)
     ]
+    rows = sum(p.batch * len(drafts or SCRIPTS) for p, _, drafts in made)
+    turns = range(-(-amount // (NEW * rows)))
     # Requests of each world whose texts are compared, by any of its programs.
-    rows = {
-      name: max([p.batch for p, *_ in made if p.world == name], default=0)
-      for name in worlds
+    batches = {name: [0] for name in worlds}
+    for program, *_ in made:
+      batches[program.world].append(program.batch)
+    distinct = NEW * sum(map(max, batches.values())) * len(turns)
+    plain = {
+      name: [_plain(world, subject.seed, turn) for turn in turns]
+      for name, world in worlds.items()
     }
-    for turn in itertools.count():
-      plain = {
-        name: _plain(world, subject.seed, turn)
-        for name, world in worlds.items()
-      }
-      distinct += NEW * sum(rows.values())
-      for program, drafter, drafts in made:
-        world, what = worlds[program.world], _named(program, drafter)
-        request, text = plain[program.world]
-        request = jax.tree.map(lambda x, n=program.batch: x[:n], request)
-        text = text[: program.batch]
-        drafts = drafts or _scripts(world, program, text, turn)
-        for kind, other in drafts.items():
-          pair = base.Pair(program.rule, drafter, other)
-          out = base.run(world, pair, request)
-          base.same_texts(base.texts(out), text, f'{what}, {kind} draft')
-          compared += NEW * program.batch
-          if kind == 'identical':
-            own += _accepted(subject, world, pair, request, what)
-        kinds += [kind for kind in drafts if kind not in kinds]
-      if compared >= amount:
-        break
+    # A program's turns together: of so many programs few stay compiled.
+    for (program, drafter, drafts), turn in itertools.product(made, turns):
+      world, what = worlds[program.world], _named(program, drafter)
+      request, text = plain[program.world][turn]
+      request = jax.tree.map(lambda x, n=program.batch: x[:n], request)
+      text = text[: program.batch]
+      drafts = drafts or _scripts(world, program, text, turn)
+      for kind, other in drafts.items():
+        pair = base.Pair(program.rule, drafter, other)
+        out = base.run(world, pair, request)
+        base.same_texts(base.texts(out), text, f'{what}, {kind} draft')
+        compared += NEW * program.batch
+        if kind == 'identical':
+          own += _accepted(subject, world, pair, request, what)
+      kinds += [kind for kind in drafts if kind not in kinds]
   accepted = ''
   if own[0]:
     accepted = f"; {own[1]:,} of the target's own {own[0]:,} drafts accepted"
@@ -152,10 +151,10 @@ def _scripts(world, program: Program, text, turn: int) -> dict[str, Any]:
   rng = np.random.default_rng([turn, program.gamma])
   noisy = np.where(rng.random(right.shape) < 0.3, 1, right)
   some = rng.integers(0, 9, right.shape).astype(np.int32)
-  return {
-    'adversarial': ((right + 1) % world.vocab, counts),
-    'partly right': (noisy.astype(np.int32), some),
-  }
+  wrong = (right + 1) % world.vocab, counts
+  return dict(
+    zip(SCRIPTS, [wrong, (noisy.astype(np.int32), some)], strict=True)
+  )
 
 
 def _accepted(subject, world, pair: base.Pair, request, what: str):

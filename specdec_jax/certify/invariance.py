@@ -125,36 +125,42 @@ NARROW = dataclasses.replace(base.OPTIONS, widths=())  # one body to compile
 def pooled(subject: base.Subject, amount: int) -> base.Figure:
   """A request's tokens do not depend on when it is given which row of a pool.
 
-  Nor on the neighbours, of which some are cancelled. Every drafter and every
-  rule, in turns on transformers and on tables, in full on both.
+  Nor on the neighbours, of which some are cancelled, nor on what a row has that
+  a prompt begins with. Every drafter and every rule, on tables and the first of
+  them on transformers, in full all on both.
   """
-  tried, full, names = 0, amount > QUICK_POOL, []
+  found, full, names = np.zeros(2, int), amount > QUICK_POOL, []
   with jax.enable_x64(True):
     worlds = {'transformer': subject.transformers(VOCAB, **SIZES)}
     if subject.model is None:
       worlds['tables'] = subject.tables(VOCAB)
-    turns = itertools.cycle(worlds)
     for i, (rule, name) in enumerate(subject.pairs()):
-      for kind in worlds if full else [next(turns)]:
+      # Transformers are slow to compile.
+      for kind in worlds if full else [[*worlds][-1 if i else 0]]:
         pair = subject.pair(worlds[kind], SHORT, rule, name)
         names.append(f'{rule.name} {pair.drafter.name} ({kind})')
         with base.naming(f'{pair}, {kind}, in a pool'):
           # A batch is a program more: one pair shows that texts are the same.
           case = worlds[kind], pair, amount, subject.seed
-          tried += _same_in_a_pool(*case, batch=full or i == 0)
+          found += _same_in_a_pool(*case, batch=full or i == 0)
+  tried, cached = found.tolist()
   return base.Figure(
     base.none_of(tried, 'texts differ', amount, 'requests'),
     '0',
-    f'{ROWS} rows, refilled and cancelled in mid-flight: {", ".join(names)}',
+    f'{ROWS} rows, refilled and cancelled in mid-flight, {cached:,} tokens of '
+    f'prompts not read again: {", ".join(names)}',
   )
 
 
 def _same_in_a_pool(
   world, pair: base.Pair, amount: int, seed: int, *, batch: bool
-) -> int:
-  """Compares texts with those of requests alone in the pool; how many.
+) -> tuple[int, int]:
+  """Compares texts with those of requests alone in the pool.
 
-  batch: and these with those of one batch of all.
+  Every fourth prompt goes on after the answer before. Returns how many texts
+  were compared, and the tokens of prompts that a row had already.
+
+  batch: compare with those of one batch of all, too.
   """
   prompts = base.ragged_prompts(amount, VOCAB, seed, base.LONGEST)
   items = [
@@ -173,10 +179,12 @@ def _same_in_a_pool(
   ]
   loop = decode.Loop(world.target, pair.drafter, pair.rule, NARROW)
   weights, gamma = world.with_draft(pair), pair.drafter.gamma
-  length = base.LONGEST + NEW + gamma
+  length = 2 * (base.LONGEST + NEW) + gamma
   sizes: dict[str, Any] = dict(length=length, sources=16, stops=1)
   held, alone, tried = pool.Pool(loop, weights, rows=ROWS, **sizes), [], 0
   for i in range(amount):
+    if i % 4 == 3:
+      items[i] = items[i]._replace(tokens=(*alone[i - 1], *items[i].tokens))
     ((_, one),) = held.answers(collections.deque([(i, items[i], each[i])]))
     alone.append(one.tokens)
   if batch:
@@ -185,22 +193,30 @@ def _same_in_a_pool(
     )
     out = decode.programs(*loop[:4]).generate(weights, request)
     tried += base.same_texts(alone, base.texts(out), 'not as in a batch')
+  held = pool.Pool(loop, weights, rows=ROWS, prefix_caching=True, **sizes)
   found = _in_flight(held, items, each, np.random.default_rng(seed))
   got = [found[i].tokens for i in range(amount)]
-  return tried + base.same_texts(got, alone, 'not as alone')
+  tried += base.same_texts(got, alone, 'not as alone')
+  return tried, held.cached_tokens
 
 
 def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, pool.Ended]:
-  """Answers requests in any order; rows wait, and some begin again."""
-  waiting = collections.deque(rng.permutation(len(items)).tolist())
+  """Answers requests in any order; rows wait, and some begin again.
+
+  What goes on after an answer is asked next.
+  """
+  first = [i for i in range(len(items)) if i % 4 != 3]
+  waiting = collections.deque(rng.permutation(first).tolist())
   running, found = set(), {}
   while waiting or held.busy:
     while waiting and held.free and rng.random() < 0.8:
       running.add(i := waiting.popleft())
       held.begin([i], [items[i]], requests.together([each[i]]))
+      held.prefill(int(rng.integers(3)))
     ended = held.advance(int(rng.integers(1, 4)))
     done = [i for i in ended if rng.random() < 0.8]
     found |= zip(done, held.take(done), strict=True)
+    waiting.extendleft(i + 1 for i in done if i + 1 in range(3, len(items), 4))
     running -= {*ended}
     if running and rng.random() < 0.2:
       held.cancel([i := running.pop()])

@@ -327,6 +327,7 @@ def open_server(
     length=length + gamma,
     sources=length if target.start is not None else 0,
     stops=len(target.tokenizer.eos_ids) + protocol.STOPS,
+    prefix_caching=True,
   )
   worker = worker_lib.Worker(engine, rows, most=sizes.waiting)
   served = protocol.Served(name, engine, length, sizes.waiting)

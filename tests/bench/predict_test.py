@@ -76,7 +76,7 @@ def info_of(hist_N, rows=1, calls=None):
   """Info of windows of gamma 2 that end as hist_N says, `rows` at a time."""
   emitted = sum((k + 1) * n for k, n in enumerate(hist_N))
   windows = sum(hist_N)
-  info = decode._empty_info(1, 8, 2, False)
+  info = types.empty_info(1, 8, 2, False)
   info = info._replace(
     hist_BN=np.array([hist_N]),
     proposed_BK=np.array([[windows] * 2]),

@@ -14,7 +14,7 @@ NAN = float('nan')
 
 
 def output(tokens, calls=4, rows=1):
-  info = decode._empty_info(rows, 16, 2, False)
+  info = types.empty_info(rows, 16, 2, False)
   origin_BL = np.zeros((rows, 16), np.int8)
   origin_BL[:, :tokens] = types.BONUS
   widths_BN = np.array([[0, 0, calls]] * rows)

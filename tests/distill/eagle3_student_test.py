@@ -47,6 +47,7 @@ def test_what_is_saved_is_read_bit_for_bit(tmp_path):
     np.testing.assert_array_equal(have[name], x)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_the_same_draft(tmp_path):
   """It has learnt, head and all; reads a layer below; and drafts."""
   whole, killed = runs.whole_and_killed(

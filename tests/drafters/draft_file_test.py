@@ -254,7 +254,9 @@ def test_it_is_laid_out_as_its_target_is(size, plan, tmp_path):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('size', ['t5_tiny', 'tiny'])
+@pytest.mark.parametrize(
+  'size', [pytest.param('t5_tiny', marks=pytest.mark.slow), 'tiny']
+)
 def test_the_text_is_plain_decodings(size, tmp_path):
   path, _, _ = layers(tmp_path, size)
   target = load.load(f'random:{size}:0')

@@ -239,7 +239,9 @@ def test_text_is_plain_decodings(world):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('temperature', [0.0, 0.7, 1.0])
+@pytest.mark.parametrize(
+  'temperature', [0.0, pytest.param(0.7, marks=pytest.mark.slow), 1.0]
+)
 @pytest.mark.parametrize('rule', [reject.RULE, block.RULE])
 def test_three_windows_of_a_published_draft_enumerated(rule, temperature, x64):
   """Under coupled they are plain decoding's, as above."""

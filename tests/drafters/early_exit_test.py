@@ -107,7 +107,7 @@ def test_a_window_does_exactly_the_work_it_claims(capsys):
         target.init_cache(1, L),
         (),
       ),
-      decode._empty_info(1, L, gamma, False),
+      types.empty_info(1, L, gamma, False),
     )
   )
   request = jax.eval_shape(

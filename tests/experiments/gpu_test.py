@@ -10,12 +10,22 @@ from specdec_jax import decode
 from specdec_jax.certify import certificate
 from tests import programs as scripts
 
+# Of --all; the others, which read the bandwidth too, compile many programs.
+OFTEN = ['bandwidth', 'plain', 'widths', 'drafts', 'improvement']
+OTHERS = [x for x in parts.PARTS if x not in (*OFTEN[1:], 'checks')]
 
-@pytest.mark.more
+
 @pytest.mark.timeout(900)
-def test_every_part_runs_and_has_its_table(tmp_path):
+@pytest.mark.parametrize(
+  'names',
+  [
+    pytest.param(OFTEN, marks=pytest.mark.more),
+    pytest.param(OTHERS, marks=pytest.mark.slow),
+  ],
+  ids=['often', 'others'],
+)
+def test_every_part_runs_and_has_its_table(names, tmp_path):
   folder = tmp_path / 'results'
-  names = [name for name in parts.PARTS if name != 'checks']
   done = scripts.run(
     'experiments/gpu/measure.py',
     '--tiny',
@@ -28,9 +38,10 @@ def test_every_part_runs_and_has_its_table(tmp_path):
   for name in names:
     assert doc[name]['rows'] and doc[name]['machine']['commit']
     assert render.TABLES[name][0] in shown and f'\n{name}: ' in done.out
-  for row in doc['improvement']['rows'] + doc['t5']['rows']:
+  rows = lambda name: doc.get(name, {'rows': []})['rows']
+  for row in rows('improvement') + rows('t5'):
     assert abs(row['accepted'] - row['alpha']) < 0.25
-  for row in doc['widths']['rows']:
+  for row in rows('widths'):
     assert row['v']['low'] <= row['v']['value'] <= row['v']['high']
 
 

@@ -33,3 +33,21 @@ def test_a_small_load_test(tmp_path):
   stored = json.loads((tmp_path / 'serving.json').read_text())
   assert stored == done.document
   assert (tmp_path / 'serving.png').exists()
+
+
+@pytest.mark.slow
+def test_a_pool_beside_batches(tmp_path):
+  done = programs.run(
+    'experiments/serving/pools.py',
+    '--config=configs/pair.py:tiny',
+    "--config.decode.methods=('lookup',)",
+    '--requests=12',
+    '--rows=4',
+    '--longest=24',
+    f'--results={tmp_path}',
+  ).check()
+  assert done.document['same']
+  plain, fast = done.document['cells']
+  assert plain['decoding'] == 'autoregressive' and fast['gain']['low']
+  stored = json.loads((tmp_path / 'pools.json').read_text())
+  assert stored == done.document

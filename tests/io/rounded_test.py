@@ -167,7 +167,9 @@ def test_groups_that_devices_divide_are_not_cut():
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('kind', weights.INTEGERS)
+@pytest.mark.parametrize(
+  'kind', ['int4', pytest.param('int8', marks=pytest.mark.slow)]
+)
 def test_speculates_under_a_mesh_as_on_one_device(
   tmp_path, compile_in_less_time, kind
 ):

@@ -1,0 +1,167 @@
+"""A pool of rows beside batches that wait for their longest row.
+
+python experiments/serving/pools.py [--config=FILE] [--repeats=6]
+"""
+
+import collections
+import pathlib
+import sys
+import time
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+import numpy as np  # noqa: E402
+from absl import flags  # noqa: E402
+
+from experiments import page  # noqa: E402
+from specdec_jax import (  # noqa: E402
+  api,
+  build,
+  completion,
+  hosts,
+  machine,
+  pool,
+  printing,
+  program,
+  requests,
+)
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import intervals  # noqa: E402
+from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
+from specdec_jax.costs import calibration  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+from specdec_jax.serve import batch  # noqa: E402
+
+_CONFIG = program.config_flag('configs/smollm2.py')
+_REQUESTS = flags.DEFINE_integer('requests', 64, 'of each repeat', 1)
+_REPEATS = flags.DEFINE_integer('repeats', 6, 'each with other lengths', 1)
+_ROWS = flags.DEFINE_integer('rows', 8, 'decoded together', 1)
+_LONGEST = flags.DEFINE_integer('longest', 256, 'tokens of an answer', 16)
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+_SHORTEST, _READ = 16, 128  # tokens of an answer, and of a prompt at most
+
+
+def run() -> bool:
+  """True if every text is the same in a batch and in a pool."""
+  folder = program.open_workdir(_RESULTS.value)
+  config = batch.one_method(_CONFIG.value)
+  e = settings_lib.load(s := settings_lib.settings(config))
+  fast = settings_lib.first(e, measure=False)
+  if fast.costs == {}:
+    fast = build.with_costs(fast, calibration.measure(fast, _ROWS.value))
+  found = prompts_lib.chosen(s.bench.prompts)
+  items = [
+    requests.item(e.target, x.given, 0, chat=s.bench.chat) for x in found
+  ]
+  items = [x._replace(tokens=x.tokens[-_READ:]) for x in items]
+  same, cells = True, []
+  for engine in (build.engine(e.target), fast):
+    counts, seconds, texts = measured(engine, items, s)
+    same &= texts['batches'] == texts['pool']
+    of = np.array([counts['batches'], counts['pool']])
+    took = np.array([seconds['batches'], seconds['pool']])
+    (gain,) = intervals.speedups(of, took)
+    batches, pooled = of.sum(1) / took.sum(1)
+    cells.append(
+      {
+        'decoding': engine.drafter.name,
+        'batches': batches,
+        'pool': pooled,
+        'gain': gain._asdict(),
+      }
+    )
+  doc = {
+    'machine': machine.describe() | page.made_by(),
+    'target': e.target.label,
+    'rows': _ROWS.value,
+    'requests': _REQUESTS.value,
+    'repeats': _REPEATS.value,
+    'answers': [_SHORTEST, _LONGEST.value],
+    'same': same,
+    'cells': cells,
+  }
+  write(folder, page.plain(doc))
+  return same
+
+
+def measured(engine: build.Engine, items, s: settings_lib.Settings):
+  """Tokens, seconds and texts of each repeat, by 'batches' and 'pool'.
+
+  A first repeat of short answers, which is not counted, compiles. Batches and
+  pool take turns to be first.
+  """
+  rows, gamma = _ROWS.value, engine.drafter.gamma
+  length = requests.bucket(_READ + _LONGEST.value + gamma)
+  sizes = dict(length=length, stops=len(engine.target.tokenizer.eos_ids))
+  held = pool.Pool.of(engine, rows=rows, **sizes)
+
+  def batches(work):
+    out = []
+    for i in range(0, len(work), rows):
+      some, wanted = zip(*work[i : i + rows], strict=True)
+      asked = requests.together(wanted)
+      request = requests.make(some, asked, gamma=gamma, rows=rows, **sizes)
+      placed = requests.place(request, engine.target.layout)
+      done = engine.programs.generate(engine.weights, placed)
+      done = hosts.fetch(done)
+      out += [pool.ended(request, done, b).tokens for b in range(len(some))]
+    return out
+
+  def in_a_pool(work):
+    waiting = ((i, *pair) for i, pair in enumerate(work))
+    found = dict(held.answers(collections.deque(waiting)))
+    return [found[i].tokens for i in range(len(work))]
+
+  ways = {'batches': batches, 'pool': in_a_pool}
+  counts, seconds, texts = ({way: [] for way in ways} for _ in range(3))
+  for repeat in range(_REPEATS.value + 1):
+    rng = np.random.default_rng(repeat)
+    most = _LONGEST.value if repeat else _SHORTEST
+    work = asked(engine, items, s, rng, most)
+    for way in sorted(ways, reverse=bool(repeat % 2)):
+      began = time.monotonic()
+      found = ways[way](work)
+      took = time.monotonic() - began
+      if repeat:
+        new = zip(found, work, strict=True)
+        counts[way].append(sum(len(x) - len(i.tokens) for x, (i, _) in new))
+        seconds[way].append(took)
+        texts[way].append(found)
+  return counts, seconds, texts
+
+
+def asked(engine, items, s: settings_lib.Settings, rng, most: int):
+  """(prompt, what is asked of it) of each request, in any order."""
+  order = rng.permutation(_REQUESTS.value)
+  limits = rng.integers(_SHORTEST, most, len(order), endpoint=True)
+  work = []
+  for number, new in zip(order, limits, strict=True):
+    item = items[number % len(items)]._replace(number=int(number))
+    settings = completion.Settings(int(new), s.sampling.temperature)
+    work.append((item, api.wanted_of(engine.target, item, settings)))
+  return work
+
+
+def write(folder: pathlib.Path | None, doc) -> None:
+  """Prints the table and the document; keeps them if there is a folder."""
+  few, many = doc['answers']
+  about = (
+    f'{page.made_on(doc["machine"])} {doc["target"]}: {doc["requests"]} '
+    f'requests with answers of {few} to {many} tokens, by {doc["rows"]} rows; '
+    f'{doc["repeats"]} repeats with other lengths, whose spread makes the 95 % '
+    f'interval. Tokens a second, prompts read.'
+  )
+  columns = 'decoding, batches:.1f, pool:.1f, pool over batches=gain:.2fx'
+  text = '\n'.join(page.lines(page.Part(about, columns, doc['cells'])))
+  print(text)
+  print(printing.compact(doc))
+  if folder is None:
+    return
+  files.write(folder / 'pools.json', printing.compact(doc))
+  if folder.resolve() == HERE.resolve() / 'results':
+    page.fill(HERE, text, 'pool')
+
+
+if __name__ == '__main__':
+  program.launch(run)
