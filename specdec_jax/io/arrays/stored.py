@@ -46,17 +46,13 @@ def open_file(path: pathlib.Path) -> dict[str, Stored]:
       name: Stored(_DTYPES[str(x.dtype)], x.shape, lambda x=x: x)
       for name, x in pickled.read(path).items()
     }
+  found = {}
   try:
     with safetensors.safe_open(path, 'numpy') as f:
-      parts = {name: f.get_slice(name) for name in f.keys()}
-      return {
-        name: Stored(
-          part.get_dtype(),
-          tuple(part.get_shape()),
-          functools.partial(_read, path, name),
-        )
-        for name, part in parts.items()
-      }
+      for name in f.keys():
+        part, read = f.get_slice(name), functools.partial(_read, path, name)
+        found[name] = Stored(part.get_dtype(), tuple(part.get_shape()), read)
+    return found
   except (OSError, safetensors.SafetensorError) as e:
     raise ValueError(f'{path}: not a whole safetensors file: {e}') from e
 

@@ -138,10 +138,6 @@ def _gemma(s: Json) -> dict[str, Any]:
   return own | found | dict(act=act, post_norm=False, query_scale=None)
 
 
-def _gemma2(s: Json) -> dict[str, Any]:
-  return _gemmas(s, 2) | rope.read(s)
-
-
 def _gemma3(s: Json) -> dict[str, Any]:
   period = s.integer('sliding_window_pattern')
   return _gemmas(s, period) | rope.read_both(s) | dict(qk_norm=True)
@@ -298,7 +294,7 @@ FAMILIES: dict[str, tuple[Callable[[Json], dict[str, Any]], names.Naming]] = {
   'smollm3': (_smollm3, names.HF),
   'granite': (_granite, names.HF),
   'gemma': (_gemma, names.HF_GEMMA1),
-  'gemma2': (_gemma2, names.HF_GEMMA),
+  'gemma2': (lambda s: _gemmas(s, 2) | rope.read(s), names.HF_GEMMA),
   'gemma3_text': (_gemma3, names.HF_GEMMA),
   'gpt2': (_gpt2, names.HF_GPT2),
   't5': (_t5, names.HF_T5),

@@ -98,7 +98,7 @@ def _block(
       f'below {target.config.vocab}, and at least 2 tokens'
     )
   anchored = said.get('sample_from_anchor', kind == _KINDS[-1])
-  return mask, size, 0 if anchored else 1
+  return mask, size, int(not anchored)
 
 
 def _claim(where: str, raw: dict[str, Any], *_) -> claims.Claim:

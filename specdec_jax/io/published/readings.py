@@ -104,7 +104,7 @@ def _kept(target, draft: str, questions, make) -> Result:
   facts = json.dumps([target.digest, target.dtype, draft, questions, PROMPTS])
   name = f'{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json'
   path = files.cache_folder() / 'readings' / name
-  kept: Any = hosts.from_first(lambda: path.exists() and files.read_json(path))
+  kept: Any = hosts.from_first(lambda: files.read_json(path, {}))
   if kept:
     return Result(tuple(kept['reading']), kept['agreed'], kept['unigram'])
   result = _measured(target, questions, make)

@@ -35,7 +35,11 @@ def plan(m: module.Module) -> module.Plan:
   else:
     O, I = (4 * rows, columns) if fast else (rows, 8 * columns)
     form_of = _fast if fast else _gemv
-    group = _group(m, I)
+    # The padded parts do not tell it.
+    group = m.settings.get('group_size')
+    if type(group) is not int or (group < 1 and group != -1):
+      m.refuse(f'group_size={group!r}; a number is needed, or -1')
+    group = I if group == -1 else group
     words = _words(I, group)
     fit = (O, 8 * words), (O, words)
     fit = ((8 * words, O),) * 2 if fast else fit
@@ -44,14 +48,6 @@ def plan(m: module.Module) -> module.Plan:
   read = functools.partial(form_of, m, part, (O, I), group)
   parts = ('qweight', 'scales', part)
   return module.Plan('AWQ 4-bit', (O, I), parts, read, 4, group)
-
-
-def _group(m: module.Module, I: int) -> int:
-  """The inputs of a group, which the padded parts do not tell."""
-  group = m.settings.get('group_size')
-  if type(group) is not int or (group < 1 and group != -1):
-    m.refuse(f'group_size={group!r}; a number is needed, or -1')
-  return I if group == -1 else group
 
 
 def _words(I: int, group: int) -> int:
