@@ -32,6 +32,8 @@ class LanguageModel:
   layout: how the parameters are split over a mesh; None is one device.
   draft_ids: the ids that it proposes as a draft; () is all.
   hashed: computes `digest`.
+  drafts: those that were fitted to it, which engines of every gamma share. Kept
+    here, not in a module: they hold its arrays, and are freed with it.
   """
 
   source: str
@@ -43,6 +45,7 @@ class LanguageModel:
   layout: sharding.Layout | None = None
   draft_ids: tuple[int, ...] = ()
   hashed: Callable[[], str] = lambda: ''
+  drafts: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
   def __repr__(self) -> str:
     return f'LanguageModel({self.source!r}, {self.dtype})'
@@ -99,12 +102,6 @@ class LanguageModel:
   def digest(self) -> str:
     """SHA-256 of the weights; reads the files again, on first use."""
     return self.hashed()
-
-  @functools.cached_property
-  def drafts(self) -> dict[Any, Any]:
-    """Drafts that were fitted to it, which engines of every gamma share."""
-    # Kept here, not in a module: they hold its arrays, and are freed with it.
-    return {}
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:
     """What make() returned when this model was first asked for a key."""
