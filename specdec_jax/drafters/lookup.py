@@ -11,7 +11,9 @@ from specdec_jax import fields, types
 @dataclasses.dataclass(frozen=True)
 class Settings(fields.Checked):
   min_match: int = fields.setting(2, low=1, help='shortest match, in tokens')
-  max_match: int = fields.setting(4, low=1, help='longest match, in tokens')
+  max_match: int = fields.setting(
+    4, low=1, high=256, help='longest match, in tokens'
+  )
 
   def __post_init__(self):
     super().__post_init__()

@@ -9,8 +9,13 @@ Array = jax.Array
 
 
 def pick(p_BNV: Array, tokens_BK: Array) -> Array:
-  """The probability of draft token k under p_BNV[:, k]: [B, K]."""
-  K = tokens_BK.shape[1]
+  """The probability of draft token k under p_BNV[:, k]: [B, K].
+
+  NaN, which is accepted by no rule, of what is no token.
+  """
+  K, V = tokens_BK.shape[1], p_BNV.shape[-1]
+  # A negative index would count from the end.
+  tokens_BK = jnp.where(tokens_BK < 0, V, tokens_BK)
   return jnp.take_along_axis(p_BNV[:, :K], tokens_BK[..., None], -1)[..., 0]
 
 

@@ -16,6 +16,7 @@ import pytest
 import safetensors.numpy
 
 from specdec_jax.drafters import dflash, medusa
+from specdec_jax.io import load
 from specdec_jax.io.published import dflash_folder, medusa_heads, readings
 from tests.drafters import dflash_test
 from tests.io import readings_test, tiny
@@ -224,6 +225,12 @@ def test_what_an_answer_changes(tmp_path):
   ):
     blocks, _ = dflash_folder.fit(tmp_path, given, reading=reading)
     assert (blocks.mask, blocks.first) == (mask, first)
+
+
+def test_a_target_that_reads_sources_is_refused():
+  given = load.load('random:t5_tiny')
+  with pytest.raises(ValueError, match='has an encoder: .* give check=off'):
+    readings.find(given, (), str, list, dict)
 
 
 @pytest.mark.slow

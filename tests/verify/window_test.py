@@ -49,6 +49,17 @@ def test_u_zero_rejects_what_the_target_excludes(either, rule):
     assert accepted_B.tolist() == [0, 1, 2, 0, 0]
 
 
+@BOTH
+@pytest.mark.parametrize('q', [None, np.full((1, 2, 3), 1 / 3)])
+def test_what_is_no_token_is_never_accepted(either, rule, q):
+  for no in (-1, 3):
+    tokens = jnp.array([[no, 0]], jnp.int32)
+    draft = types.Draft(tokens, q, jnp.full(1, 2, jnp.int32))
+    batch = enumerate_window.Windows(draft, np.full((1, 3, 3), 1 / 3), [[1.0]])
+    accepted_B, _ = enumerate_window.run_rule(rule, batch, jnp.zeros((1, 2)))
+    assert accepted_B.tolist() == [0], no
+
+
 def random_window(K: int, seed: int, *, greedy: bool = False):
   rng = np.random.default_rng(seed)
   B, V = 512, 5

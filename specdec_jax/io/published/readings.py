@@ -94,7 +94,15 @@ def find(
     digest: of the draft.
     questions: for each that the format leaves open, the answers besides ''.
     make: (drafter of DRAFTS tokens or fewer, weights.draft) under a reading.
+
+  Raises:
+    ValueError: the target has an encoder, and says nothing without a source.
   """
+  if target.start is not None:
+    raise ValueError(
+      f'target {target.label} has an encoder: how its draft is to be read '
+      'cannot be measured; give check=off to take it as it claims'
+    )
   return target.once(
     ('check', *stamp), lambda: _kept(target, digest(), questions(), make)
   )
