@@ -346,6 +346,7 @@ def completion_of(
     logprobs=logprobs,
     top_logprobs=top,
     record=record,
+    texts=piece.texts,
   )
 
 

@@ -192,6 +192,7 @@ class Completion:
   top_logprobs: the K likeliest (token id, log-probability) in each token's
     place, the likeliest first, with logprobs=K.
   record: every window, with record=True.
+  texts: what each token adds to the text; joined they are `text`.
   """
 
   text: str
@@ -204,6 +205,7 @@ class Completion:
   record: record_lib.Record | None = dataclasses.field(
     default=None, compare=False
   )
+  texts: list[str] = dataclasses.field(default_factory=list)
 
   def __repr__(self) -> str:
     return f'Completion({_said(self)}, {self.finish_reason!r})'

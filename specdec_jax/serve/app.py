@@ -140,16 +140,13 @@ class Server:
 
   async def _whole(self, talk: '_Talk') -> dict[str, Any]:
     """An answer that is given when it is complete."""
-    pieces = [[] for _ in talk.jobs]
-    async for index, event in self._events(talk):
-      if isinstance(event, completion.Piece):
-        pieces[index].append(event)
+    async for _ in self._events(talk):
+      pass
     tokenizer = self._served.engine.target.tokenizer
     choices = []
-    for index, found in enumerate(pieces):
-      piece, done = protocol.joined(found), talk.done[index]
-      choice = protocol.choice(talk.asked, index, piece, done)
-      choice['logprobs'] = protocol.logprobs(talk.asked, piece, done, tokenizer)
+    for index, x in sorted(talk.done.items()):
+      choice = protocol.choice(talk.asked, index, x, x.finish_reason)
+      choice['logprobs'] = protocol.logprobs(talk.asked, x, tokenizer)
       choices.append(choice)
     head = protocol.head(talk.asked, self._served)
     return head | {'choices': choices} | self._totals(talk)
@@ -159,11 +156,11 @@ class Server:
     head, begun = protocol.head(talk.asked, self._served), set()
     try:
       async for index, event in self._events(talk):
-        piece, done = event, None
-        if not isinstance(event, completion.Piece):
-          piece, done = protocol.joined([]), event
+        piece, reason = event, None
+        if isinstance(event, completion.Completion):
+          piece, reason = completion.Piece('', [], []), event.finish_reason
         choice = protocol.choice(
-          talk.asked, index, piece, done, first=index not in begun
+          talk.asked, index, piece, reason, first=index not in begun
         )
         begun.add(index)
         yield _event(head | {'choices': [choice]})

@@ -291,44 +291,30 @@ def head(asked: Asked, served: Served) -> dict[str, Any]:
   return {'id': id, 'object': kind, 'created': now, 'model': served.name}
 
 
-def joined(pieces: Sequence[completion.Piece]) -> completion.Piece:
-  """Pieces as one."""
-  each = lambda name: [y for x in pieces for y in getattr(x, name)]
-  text = ''.join(x.text for x in pieces)
-  return completion.Piece(text, *map(each, ('tokens', 'origins', 'texts')))
-
-
 def choice(
   asked: Asked,
   index: int,
-  piece: completion.Piece,
-  done: completion.Completion | None = None,
+  x: completion.Piece | completion.Completion,
+  reason: str | None = None,
   *,
   first: bool = True,
 ) -> dict[str, Any]:
   """A choice, or what a piece adds to it.
 
-  done: what it became, if this is the end. first: nothing came before.
+  reason: why it ended, if this is the end. first: nothing came before.
   """
-  said: dict[str, Any] = {'text': piece.text}
+  said: dict[str, Any] = {'text': x.text}
   if asked.chat:
     role = {'role': 'assistant'} if first else {}
     name = 'delta' if asked.stream else 'message'
-    said = {name: role | {'content': piece.text}}
-  made = {x: getattr(piece, x) for x in ('tokens', 'origins', 'texts')}
-  reason = done and done.finish_reason
+    said = {name: role | {'content': x.text}}
+  made = dict(tokens=x.tokens, origins=x.origins, texts=x.texts)
   end = {'logprobs': None, 'finish_reason': reason, 'specdec_jax': made}
   return {'index': index} | said | end
 
 
-def logprobs(asked: Asked, piece: completion.Piece, x, tokenizer) -> Any:
-  """The log-probabilities of a choice, in the form of its kind of answer.
-
-  Args:
-    piece: all of the answer.
-    x: the completion.Completion that it became.
-    tokenizer: an io.tokenizer.Tokenizer.
-  """
+def logprobs(asked: Asked, x: Any, tokenizer) -> Any:
+  """The log-probabilities of a Completion, in the form of its answer."""
   if asked.top is None:
     return None
   name = lambda token: tokenizer.decode([token], special=True)
@@ -346,7 +332,7 @@ def logprobs(asked: Asked, piece: completion.Piece, x, tokenizer) -> Any:
     likely = ({'top_logprobs': [entry(*y) for y in best]} for best in top)
     found = zip(pairs, likely, strict=True)
     return {'content': [entry(*pair) | rest for pair, rest in found]}
-  starts = itertools.accumulate(map(len, piece.texts), initial=0)
+  starts = itertools.accumulate(map(len, x.texts), initial=0)
   return {
     'tokens': [name(token) for token, _ in pairs],
     'token_logprobs': [finite(chance) for _, chance in pairs],

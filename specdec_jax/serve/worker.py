@@ -23,8 +23,9 @@ class Job:
   """One choice of a request, which a row answers.
 
   asked, index: the choice.
-  tell(job, event): called in the thread: with a Piece for each window, then
-    with the Completion; or with an exception, which ended the thread.
+  tell(job, event): called in the thread: with a Piece for each window, if they
+    are asked for, then with the Completion; or with an exception, which ended
+    the thread.
   arrived: when it was handed in, in seconds of time.monotonic.
   cancelled: nobody wants the answer.
   alone: no job of another request has had a row beside it.
@@ -167,7 +168,8 @@ class Worker:
         ended.add(job)
       job.times.append(now)
       job.tokens += len(piece.tokens)
-      job.tell(job, piece)
+      if job.asked.stream:
+        job.tell(job, piece)
     done = [job for job in self.running if job in ended]
     for job, row in zip(done, self._pool.take(done), strict=True):
       answer = api.completion_of(self._engine, job.asked.settings, row)

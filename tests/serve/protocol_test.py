@@ -160,20 +160,19 @@ def test_log_probabilities_that_are_not_kept_are_refused():
 
 def test_an_answer_with_log_probabilities():
   tokenizer = small.engine().target.tokenizer
-  piece = completion.Piece('ab', [97, 98], ['plain'] * 2, ['a', 'b'])
   top = [[(97, -0.5), (99, -1.0)], [(98, float('-inf')), (1, -2.0)]]
   done = completion.Completion(
-    'ab', [97, 98], 'stop', [], {}, [-0.5, float('-inf')], top
+    'ab', [97, 98], 'stop', [], {}, [-0.5, float('-inf')], top, None, ['a', 'b']
   )
   text = read(TEXT | dict(logprobs=1))
-  assert protocol.logprobs(text, piece, done, tokenizer) == {
+  assert protocol.logprobs(text, done, tokenizer) == {
     'tokens': ['a', 'b'],
     'token_logprobs': [-0.5, -9999.0],
     'top_logprobs': [{'a': -0.5}, {'b': -9999.0}],
     'text_offset': [0, 1],
   }
   chat = read(CHAT | dict(logprobs=True, top_logprobs=1))
-  first, _ = protocol.logprobs(chat, piece, done, tokenizer)['content']
+  first, _ = protocol.logprobs(chat, done, tokenizer)['content']
   said = {'token': 'a', 'logprob': -0.5, 'bytes': [97]}
   assert first == said | {'top_logprobs': [said]}
-  assert protocol.logprobs(read(TEXT), piece, done, tokenizer) is None
+  assert protocol.logprobs(read(TEXT), done, tokenizer) is None
