@@ -58,8 +58,8 @@ def generate(
     gamma: tokens drafted before each pass of the target (None: 4, or what your
       own drafter was made for).
     draft_options: settings of a drafter that draft names, by name.
-    **options: the fields of Settings; max_new_tokens, temperature, top_k, top_p
-      and seed may be lists, with a value for each prompt.
+    **options: the fields of Settings; max_new_tokens, temperature, top_k,
+      top_p, seed and prediction may be lists, with a value for each prompt.
 
   Raises:
     ValueError: a bad setting, prompt, name or draft. Nothing has run then.
@@ -174,7 +174,7 @@ def _job(
     raise ValueError(
       f'logprobs={wanted.logprobs}: the vocabulary has {target.ids} tokens'
     )
-  items = items_of(target, prompts, wanted, first)
+  items = items_of(target, prompts, each, first)
   each = [x for x in each for _ in range(x.n)]
   asked = _asked(target, items, each)
   engine = build.engine(
@@ -184,6 +184,8 @@ def _job(
     gamma=gamma,
     options=build.default_options(logprobs=max(wanted.logprobs, wanted.record)),
   )
+  if any(x.prediction for x in each):
+    build.check_prediction(engine)
   return _Job(engine, items, each, asked)
 
 
@@ -198,14 +200,17 @@ def _listed(prompts: Any) -> list[Any]:
 def items_of(
   target: build.LanguageModel,
   prompts: Sequence[Any],
-  wanted: completion.Settings,
+  each: Sequence[completion.Settings],
   first: int = 0,
 ) -> list[requests.Item]:
   """Every sample of every prompt, in generate's order.
 
+  each: the settings of each prompt, which differ in EACH alone.
+
   Raises:
     ValueError: a chat, for a target without a template; see requests.item.
   """
+  wanted, encode = each[0], target.tokenizer.encode
   # Without a template a chat would be in words of ours.
   chat = wanted.chat or any(map(requests.is_chat, prompts))
   if chat and target.tokenizer.chat_template is None:
@@ -214,9 +219,10 @@ def items_of(
       'and give the text as the model was trained to read it'
     )
   found = [requests.item(target, x, 0, chat=wanted.chat) for x in prompts]
+  guesses = [encode(x.prediction) if x.prediction else () for x in each]
   return [
-    item._replace(number=first + i + j * _PROMPTS)
-    for i, item in enumerate(found)
+    item._replace(number=first + i + j * _PROMPTS, prediction=guess)
+    for i, (item, guess) in enumerate(zip(found, guesses, strict=True))
     for j in range(wanted.n)
   ]
 
@@ -282,7 +288,7 @@ def _in_a_pool(engine, items, asked, rows: int) -> Iterator[tuple[Any, ...]]:
     engine,
     rows=rows,
     length=requests.bucket(need + engine.drafter.gamma),
-    sources=max(len(x.source) for x in items),
+    sources=max(len(x.source) + len(x.prediction) for x in items),
     stops=max(len(wanted.stop_ids) for wanted in asked),
   )
   waiting = ((i, *pair) for i, pair in enumerate(pairs))

@@ -131,6 +131,23 @@ def engine(
   return with_costs(built, costs) if costs else built
 
 
+def check_prediction(engine: Engine) -> None:
+  """Raises ValueError if nothing would search a prediction."""
+  why = ''
+  if engine.target.start is not None:
+    why = f'{engine.target.label} has an encoder, and its source is searched'
+  elif not searches(engine):
+    why = f'{engine.drafter.name} searches none; lookup and hybrid do'
+  if why:
+    raise ValueError(f'prediction: {why}; leave it out')
+
+
+def searches(engine: Engine) -> bool:
+  """Whether lookup is a part of the drafter."""
+  made = engine.drafter, *(x.drafter for x in engine.parts)
+  return 'lookup' in [x.name for x in made]
+
+
 def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
   """An engine with an adaptive drafter, which chooses by these costs.
 

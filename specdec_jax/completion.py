@@ -39,7 +39,7 @@ ELSEWHERE = {
 }
 
 # Settings that may differ from prompt to prompt of a call.
-EACH = 'max_new_tokens', 'temperature', 'top_k', 'top_p', 'seed'
+EACH = 'max_new_tokens', 'temperature', 'top_k', 'top_p', 'seed', 'prediction'
 
 # Samples of a prompt, at most.
 SAMPLES = 1 << 12
@@ -62,6 +62,8 @@ class Settings:
   n: samples of each prompt, which follow each other.
   chat: put a text through the model's chat template, as a user's turn.
   batch_size: requests decoded together; changes no request's tokens.
+  prediction: a text that the answer may repeat in part, such as the file that
+    it edits: lookup drafts from it too. It changes no law.
 
   Raises:
     ValueError: a value of the wrong kind or out of range.
@@ -85,6 +87,7 @@ class Settings:
   )
   chat: bool = fields.setting(False)
   batch_size: int = fields.setting(8, low=1)
+  prediction: str = fields.setting('')
 
   def __post_init__(self):
     put = lambda name, value: object.__setattr__(self, name, value)
@@ -100,6 +103,7 @@ class Settings:
         'token ids go to stop_ids'
       )
     files.check_unicode(texts, 'stop')
+    files.check_unicode(self.prediction, 'prediction')
     put('stop', tuple(texts))
     if ids is not None:
       given = requests.listed(ids)

@@ -29,7 +29,7 @@ class Request(NamedTuple):
   sampling: temperature, top-k and top-p of every row.
   stop_BX: ids that end a row, padded with -1.
   gamma_B: the most drafts of a window, if fewer than the drafter's gamma.
-  source: what encoders read; None for a target without one.
+  source: what encoders read, or predictions; None without both.
   """
 
   tokens_BL: Array
@@ -207,8 +207,8 @@ def begin(loop: Loop, weights, request: Request, reading: forward.Reading):
     own = loop.drafter.init(weights, context, reading.features_BLE(tokens_BL))
   state = State(*committed, reading.cache, own)
   B, L = tokens_BL.shape
-  K, logprobs = loop.drafter.gamma, loop.options.logprobs
-  return state, types.empty_info(B, L, K, logprobs)
+  sizes = B, L, loop.drafter.gamma, loop.options.logprobs
+  return state, types.empty_info(*sizes, sourced=request.source is not None)
 
 
 def advance(loop: Loop, weights, request: Request, state, info, most):
@@ -253,11 +253,9 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   widths = loop.options.bodies(drafter.gamma)
   least = jnp.searchsorted(jnp.array(widths), jnp.max(draft.count_B))
   width = jnp.array(widths)[least]
-  flags = {each: width == each for each in widths}
   with jax.named_scope('verify'):
-    tried = _one_of(attempt, flags, cache)
-  widths_BN = info.widths_BN.at[:, width].add(state.live_B)
-  info = info._replace(widths_BN=widths_BN)
+    tried = _one_of(attempt, {each: width == each for each in widths}, cache)
+  info = info._replace(widths_BN=info.widths_BN.at[:, width].add(state.live_B))
   with jax.named_scope('commit'):
     return _commit(loop, request, state, info, draft, draft_state, tried)
 
@@ -358,9 +356,8 @@ def _commit(loop, request, state, info, draft, draft_state, tried):
   put = lambda old, new: old.at[row_B1, slots_BN].set(new, mode='drop')
   tokens_BL = put(state.tokens_BL, tried.window_BN)
   context = context_of(loop.drafter, request, tokens_BL, lengths_B, live_B)
-  outcome = types.Outcome(
-    draft.count_B, tried.accepted_B, emitted_B, tried.weights_BV
-  )
+  counts = draft.count_B, tried.accepted_B, emitted_B
+  outcome = types.Outcome(*counts, tried.weights_BV)
   draft_state = loop.drafter.commit(
     draft_state, context, outcome, tried.features_BNE
   )
@@ -384,14 +381,17 @@ def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
   last = jnp.where(draft.count_B == 0, types.PLAIN, last)
   drafted_BN = index_1N < tried.accepted_B[:, None]
   origin_BN = jnp.where(drafted_BN, types.DRAFTED, last[:, None])
-  return types.Info(
+  if draft.sourced_B is not None:
+    counts_B2 = jnp.stack([draft.count_B, kept_B], 1, dtype=jnp.int32)
+    found_B2 = add(info.sourced_B2, draft.sourced_B[:, None] * counts_B2)
+    info = info._replace(sourced_B2=found_B2)
+  return info._replace(
     hist_BN=add(info.hist_BN, one(kept_B)),
     proposed_BK=add(info.proposed_BK, below(draft.count_B)),
     tried_BK=add(info.tried_BK, below(jnp.minimum(reached_B, draft.count_B))),
     accepted_BK=add(info.accepted_BK, below(kept_B)),
     whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
     calls_B=info.calls_B + live_B,
-    widths_BN=info.widths_BN,
     origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
     window_BL=put(info.window_BL, info.calls_B[:, None]),
     broken_B=info.broken_B | (state.live_B & tried.broken_B),

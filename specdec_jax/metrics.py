@@ -56,6 +56,8 @@ class Summary(NamedTuple):
   proposed_per_position: windows that proposed offset k.
   tried_per_position: those of them that accepted every offset before k.
   accepted_per_position: those of them that accepted offset k too.
+  sourced_tokens, accepted_sourced_tokens: drafted_tokens and accepted_tokens of
+    windows that lookup found in a source or a prediction.
   """
 
   emitted_tokens: int
@@ -73,6 +75,8 @@ class Summary(NamedTuple):
   proposed_per_position: list[int]
   tried_per_position: list[int]
   accepted_per_position: list[int]
+  sourced_tokens: int = 0
+  accepted_sourced_tokens: int = 0
 
 
 def emitted(info: types.Info) -> int:
@@ -90,6 +94,7 @@ def summary(info: types.Info) -> Summary:
   accepted_K = counts(info.accepted_BK)
   drafted, accepted = sum(proposed_K), sum(accepted_K)
   uncut = sum((k + 1) * n for k, n in enumerate(uncut_N))
+  sourced = [0, 0] if info.sourced_B2 is None else counts(info.sourced_B2)
   return Summary(
     emitted_tokens=tokens,
     target_calls=calls,
@@ -106,6 +111,8 @@ def summary(info: types.Info) -> Summary:
     proposed_per_position=proposed_K,
     tried_per_position=tried_K,
     accepted_per_position=accepted_K,
+    sourced_tokens=sourced[0],
+    accepted_sourced_tokens=sourced[1],
   )
 
 

@@ -92,7 +92,8 @@ class Pool:
       layout: of the target on its mesh, or None.
       rows: at least; a mesh's data axis divides them.
       length: tokens of a row: prompt, output and the drafter's gamma.
-      sources: ids of a source that there is room for; 0 without an encoder.
+      sources: ids of a source or a prediction that there is room for; 0 for a
+        target without an encoder that is given no predictions.
       stops: stop ids of a row that there is room for.
       prefix_caching: a prompt that begins with what a free row holds goes on
         there, as a chat does. Where a token's logits depend on how many are

@@ -30,6 +30,8 @@ class Item(NamedTuple):
   number: the request number that keys its randomness, 0 to 2**32 - 1.
   id, category: what reports call it and group it by.
   source: the ids that an encoder reads; () without one.
+  prediction: ids that the answer may repeat, which lookup searches and no model
+    reads; of a target without an encoder.
   """
 
   tokens: Sequence[int]
@@ -37,6 +39,7 @@ class Item(NamedTuple):
   id: str = ''
   category: str = ''
   source: Sequence[int] = ()
+  prediction: Sequence[int] = ()
 
 
 def item(model, prompt: Any, number: int, *, chat: bool, most: int = 0) -> Item:
@@ -136,13 +139,15 @@ def check(item: Item, model, new: int | None) -> int:
   Raises:
     ValueError: a prompt that cannot be decoded as asked.
   """
-  tokens, source, context = item.tokens, item.source, model.context
-  _check_ids(source, model.ids)
-  if len(source) > context:
-    raise ValueError(
-      f'the source has {len(source)} tokens, the context holds {context}: '
-      'shorten it'
-    )
+  tokens, context = item.tokens, model.context
+  for name in ('source', 'prediction'):
+    searched = getattr(item, name)
+    _check_ids(searched, model.ids)
+    if len(searched) > context:
+      raise ValueError(
+        f'the {name} has {len(searched)} tokens, the context holds {context}: '
+        'shorten it'
+      )
   if not len(tokens):
     raise ValueError('empty prompt: decoding starts from at least one token')
   _check_ids(tokens, model.ids)
@@ -252,11 +257,15 @@ def _stops(given: Sequence[Any], rows: int, length: int | None) -> np.ndarray:
 def source_of(
   items: Sequence[Item], rows: int, length: int | None = None
 ) -> types.Source | None:
-  """The sources of prompts, as in `make`; None where no prompt has one."""
-  texts = [x.source for x in items]
-  if not any(map(len, texts)):
+  """The sources or predictions of prompts, as in `make`.
+
+  None without a length where no prompt has one.
+  """
+  texts = [[*x.source, *x.prediction] for x in items]
+  if not length and not any(texts):
     return None
-  assert all(map(len, texts)), 'a prompt without a source'
+  encoded = {len(x.source) > 0 for x in items}
+  assert len(encoded) == 1, 'a prompt without a source'
   lengths_B = _lengths(texts, rows)
   length = bucket(length or int(lengths_B.max()))
   return types.Source(_buffer(texts, rows, length), lengths_B)

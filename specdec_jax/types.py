@@ -68,7 +68,9 @@ class Model(NamedTuple):
 
 
 class Source(NamedTuple):
-  """The texts that encoders read.
+  """The texts that encoders read, or predictions of texts without an encoder.
+
+  lookup searches both. No model reads a prediction, and it changes no law.
 
   tokens_BI: ids, padded behind.
   lengths_B: how many of them are real.
@@ -114,7 +116,7 @@ class Context(NamedTuple):
   gamma_B: the most drafts of each row's window, at most the drafter's gamma.
     What a row proposes beyond it is dropped, so a drafter need not look; one
     that stops drafting where every row has enough saves the time.
-  source: a Source, for a target with an encoder; else None.
+  source: a Source, for a target with an encoder or a prediction; else None.
   """
 
   tokens_BL: Array
@@ -136,12 +138,14 @@ class Draft(NamedTuple):
     leaving out unlikely tokens would change q.
   residual_BND: the residual stream after the target's first layers, from a
     drafter that ran them over the window's N tokens (Drafter.exit).
+  sourced_B: rows whose drafts were found in Context.source; None: in none.
   """
 
   tokens_BK: Array
   q_BKV: Array | None
   count_B: Array
   residual_BND: Array | None = None
+  sourced_B: Array | None = None
 
 
 class Verdict(NamedTuple):
@@ -284,14 +288,21 @@ class Info(NamedTuple):
   logprob_BL: Array | None  # log-probability at temperature 1, if recorded
   # The likeliest ids in each token's place, and their log-probabilities.
   top_BLX: tuple[Array, Array] | None = None
+  # Drafts found in a source, and those of them that were accepted and emitted.
+  sourced_B2: Array | None = None
 
 
 ORIGINS = ('prompt', 'drafted', 'recovered', 'bonus', 'plain')
 PROMPT, DRAFTED, RECOVERED, BONUS, PLAIN = range(5)
 
 
-def empty_info(B: int, L: int, K: int, logprobs: int) -> Info:
-  """Counts of no windows, for B rows of L tokens and gamma K."""
+def empty_info(
+  B: int, L: int, K: int, logprobs: int, sourced: bool = False
+) -> Info:
+  """Counts of no windows, for B rows of L tokens and gamma K.
+
+  sourced: of the drafts that a source gave, too.
+  """
   count = lambda *shape: jnp.zeros(shape, jnp.int32)
   top = count(B, L, logprobs), jnp.zeros((B, L, logprobs))
   return Info(
@@ -307,4 +318,5 @@ def empty_info(B: int, L: int, K: int, logprobs: int) -> Info:
     broken_B=jnp.zeros((B,), bool),
     logprob_BL=jnp.zeros((B, L)) if logprobs else None,
     top_BLX=top if logprobs > 1 else None,
+    sourced_B2=count(B, 2) if sourced else None,
   )

@@ -257,6 +257,12 @@ GENERATE = [
   (dict(batch_size='8'), "batch_size='8': must be a whole number"),
   (dict(chat='no'), "chat='no': must be True or False"),
   (dict(chat=True), 'has no chat template: leave chat=True out'),
+  (dict(prediction=5), 'prediction=5: must be a text'),
+  (dict(prediction='a'), 'autoregressive searches none; lookup and hybrid do'),
+  (
+    dict(prediction='a' * 513, draft='lookup'),
+    'the prediction has 513 tokens, the context holds 512: shorten it',
+  ),
   (dict(request=1), "unknown setting 'request'"),
   (dict(temperatur=1.0), "unknown setting 'temperatur': allowed are .*, n,"),
   (dict(min_p=0.5), 'min_p is not supported'),

@@ -68,6 +68,18 @@ def test_stop_ids_of_each_prompt():
     make(**some, stops=1)
 
 
+def test_rows_with_a_prediction_and_without():
+  guessed = requests.items([[1], [2]])
+  guessed[1] = guessed[1]._replace(prediction=[7, 8])
+  source = requests.source_of(guessed, 3)
+  assert source.tokens_BI.shape == (3, 16)
+  assert source.tokens_BI[:, :2].tolist() == [[0, 0], [7, 8], [0, 0]]
+  assert source.lengths_B[:2].tolist() == [0, 2]
+  assert requests.source_of(guessed[:1], 1) is None
+  # A pool has room for those that come later.
+  assert requests.source_of(guessed[:1], 1, 32).tokens_BI.shape == (1, 32)
+
+
 def test_defaults():
   r = make([[1], [2], [3]])
   assert r.request_B.tolist() == [0, 1, 2] and r.seed_B.tolist() == [0] * 3

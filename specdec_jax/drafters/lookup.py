@@ -45,13 +45,13 @@ def make(
 ) -> types.Drafter:
   """Continues the longest earlier match of the row's last tokens.
 
-  Searches the row's committed tokens, prompt and output, and the source of an
-  encoder, for the row's suffix. Of the matches the longest counts, and the
-  latest among equally long ones, the source being earlier than all of the row;
-  none goes from the source into the row. Up to gamma tokens that follow it are
-  proposed deterministically (q is None); nothing is proposed without a match.
-  Saxena 2023, prompt lookup decoding; the idea, for a source too, is in
-  Leviathan et al. 2023, section 3.6.
+  Searches the row's committed tokens, prompt and output, and its source, of an
+  encoder or a prediction, for the row's suffix. Of the matches the longest
+  counts, and the latest among equally long ones, the source being earlier than
+  all of the row; none goes from the source into the row. Up to gamma tokens
+  that follow it are proposed deterministically (q is None); nothing is proposed
+  without a match. Saxena 2023, prompt lookup decoding; the idea, for a source
+  too, is in Leviathan et al. 2023, section 3.6.
 
   For example, with min_match=1 and gamma 2, after [5 6 7 8 9 5 6] the suffix
   [5 6] matches at the start, and [7 8] is proposed.
@@ -108,4 +108,8 @@ def _propose(
   tokens_BK = jnp.take_along_axis(tokens_BP, at_BK, 1)
   left_B = jnp.take_along_axis(left_BP, start_B1, 1)[:, 0]
   count_B = jnp.where(best_B >= 0, jnp.minimum(gamma, left_B), 0)
-  return types.Draft(tokens_BK, None, count_B), state, target_cache
+  draft = types.Draft(tokens_BK, None, count_B)
+  if context.source is not None:
+    size = context.source.tokens_BI.shape[1]
+    draft = draft._replace(sourced_B=start_B1[:, 0] < size)
+  return draft, state, target_cache

@@ -195,11 +195,10 @@ class Server:
 
   def _totals(self, talk: '_Talk') -> dict[str, Any]:
     done = [talk.done[index] for index in range(len(talk.jobs))]
-    tokens = sum(len(x.tokens) for x in done)
     gamma = self._served.engine.drafter.gamma
     counts = [x.metrics for x in done]
     return {
-      'usage': protocol.usage(talk.asked, tokens),
+      'usage': protocol.usage(talk.asked, done),
       'metrics': meters_lib.of_answer(talk.jobs, counts, gamma),
     }
 
@@ -318,11 +317,12 @@ def open_server(
     engine = build.with_costs(engine, costs)
   target, gamma = engine.target, engine.drafter.gamma
   length = min(sizes.length, target.context)
+  searched = target.start is not None or build.searches(engine)
   rows = pool.Pool.of(
     engine,
     rows=sizes.rows,
     length=length + gamma,
-    sources=length if target.start is not None else 0,
+    sources=length if searched else 0,
     stops=len(target.tokenizer.eos_ids) + protocol.STOPS,
     prefix_caching=True,
   )

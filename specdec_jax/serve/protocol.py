@@ -16,6 +16,7 @@ STOPS = 4
 # What a setting of a body is called in completion.Settings.
 _SETTINGS = {
   **{x: x for x in ('temperature', 'top_p', 'top_k', 'seed', 'stop', 'n')},
+  'prediction': 'prediction',
   **dict.fromkeys(('max_tokens', 'max_completion_tokens'), 'max_new_tokens'),
 }
 _NAMES = 'model', 'stream', 'stream_options', 'logprobs', *_SETTINGS
@@ -152,7 +153,9 @@ def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
       f'{len(prompts)} prompts with n={asked.n}: must be at most '
       f'{served.choices} choices together'
     )
-  items = api.items_of(engine.target, prompts, asked)
+  if asked.prediction:
+    build.check_prediction(engine)
+  items = api.items_of(engine.target, prompts, [asked] * len(prompts))
   each = [_wanted(x, served, asked) for x in items]
   if plain:
     each = [wanted._replace(drafts=0) for wanted in each]
@@ -170,10 +173,31 @@ def _settings(given: Mapping[str, Any], chat: bool) -> completion.Settings:
   options: dict[str, Any] = dict(temperature=1.0, max_new_tokens=new)
   options['seed'] = secrets.randbits(32)
   options |= {_SETTINGS[x]: given[x] for x in given if x in _SETTINGS}
+  if 'prediction' in given:
+    options['prediction'] = _predicted(given['prediction'])
   found = completion.Settings(**options)
   if len(found.stop) > STOPS:
     raise ValueError(f'stop: has {len(found.stop)} texts, allowed are {STOPS}')
   return found
+
+
+def _predicted(given: Any) -> str:
+  """The text of a prediction, which may come in parts."""
+  is_part = lambda x: (
+    isinstance(x, dict)
+    and isinstance(x.get('text'), str)
+    and x == {'type': 'text', 'text': x['text']}
+  )
+  match given:
+    case {'type': 'content', 'content': str(text)} if len(given) == 2:
+      return text
+    case {'type': 'content', 'content': [*parts]} if len(given) == 2:
+      if all(map(is_part, parts)):
+        return ''.join(x['text'] for x in parts)
+  raise ValueError(
+    f'prediction={fields.short(given)}: must be {{"type": "content", '
+    '"content": TEXT}, or a list of {"type": "text", "text": TEXT} for TEXT'
+  )
 
 
 def _flag(given: Mapping[str, Any], name: str) -> bool:
@@ -250,7 +274,7 @@ def _wanted(
   try:
     new = requests.check(item, room, asked.max_new_tokens)
   except ValueError as error:
-    read = max(len(item.tokens) + 1, len(item.source))
+    read = max(len(item.tokens) + 1, len(item.source), len(item.prediction))
     raise Refused(str(error), 413 if read > room.context else 400) from error
   return api.wanted_of(target, item, asked)._replace(new=new)
 
@@ -355,11 +379,22 @@ def document(
   return {'text': words([*item.tokens, *done.tokens])}
 
 
-def usage(asked: Asked, tokens: int) -> dict[str, int]:
-  """tokens: of all choices."""
+def usage(
+  asked: Asked, done: Sequence[completion.Completion]
+) -> dict[str, Any]:
+  """done: all choices."""
+  tokens = sum(len(x.tokens) for x in done)
   read = sum(
     len(x.source or x.tokens) for x in asked.items[:: asked.settings.n]
   )
   counts = read, tokens, read + tokens
   names = 'prompt_tokens', 'completion_tokens', 'total_tokens'
-  return dict(zip(names, counts, strict=True))
+  found: dict[str, Any] = dict(zip(names, counts, strict=True))
+  if asked.settings.prediction:
+    add = lambda name: sum(x.metrics[name] for x in done)
+    drafted, kept = add('sourced_tokens'), add('accepted_sourced_tokens')
+    found['completion_tokens_details'] = {
+      'accepted_prediction_tokens': kept,
+      'rejected_prediction_tokens': drafted - kept,
+    }
+  return found

@@ -173,20 +173,26 @@ def test_where_all_is_accepted_windows_are_whole():
 
 @pytest.mark.more
 def test_hybrid_takes_lookup_where_it_matches_and_else_the_other():
-  """Row by row; a window of lookup has a certain q, one of lm its own."""
+  """Row by row; a window of lookup has a certain q, one of lm its own.
+
+  It says which of them a source gave.
+  """
   model = fakes.table_model(V)
   drafter = hybrid.make(lookup.make(gamma=K), lm.make(model, gamma=K))
   weights = types.Weights((), ((), jnp.asarray(fakes.table(0, V))))
-  texts = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3]]
+  texts = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3], [1, 2, 3]]
   request = fakes.request(texts, 9, vocab=V, length=32, temperature=1.0)
   context = decode.context_of(
-    drafter, request, *map(jnp.asarray, request[:2]), jnp.ones(2, bool)
+    drafter, request, *map(jnp.asarray, request[:2]), jnp.ones(3, bool)
   )
+  source = np.array([[2, 3, 1, 1, 1, 1]] * 3), np.array([0, 0, 6])
+  context = context._replace(source=types.Source(*source))
   noise = types.Noise(None, lambda _, q_BV: jnp.argmax(q_BV, -1), None)
   state = drafter.init(weights, context, None)
   draft, state, _ = drafter.propose(weights, state, context, noise, ())
-  assert state.first_B.tolist() == [True, False]
-  assert draft.count_B.tolist() == [K, K]
+  assert state.first_B.tolist() == [True, False, True]
+  assert draft.sourced_B.tolist() == [False, False, True]
+  assert draft.count_B.tolist() == [K, K, K]
   assert draft.tokens_BK[0].tolist() == [7, 8, 9, 5]
   top_BK = np.take_along_axis(
     np.array(draft.q_BKV), np.array(draft.tokens_BK)[..., None], -1

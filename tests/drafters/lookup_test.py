@@ -15,13 +15,16 @@ pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 
 def found(tokens, source=(), *, gamma, min_match, max_match):
-  """What lookup must propose, by trying every length and every place."""
+  """What lookup must propose, and whether the source has it.
+
+  By trying every length and every place.
+  """
   for n in range(min(max_match, len(tokens)), min_match - 1, -1):
     for text in (tokens, source):
       for start in range(len(text) - n - 1, -1, -1):
         if text[start : start + n] == tokens[-n:]:
-          return text[start + n : start + n + gamma]
-  return []
+          return text[start + n : start + n + gamma], text is source
+  return [], False
 
 
 def propose(drafter, texts, length, fill=1, source=None):
@@ -37,11 +40,11 @@ def propose(drafter, texts, length, fill=1, source=None):
   )
   draft, _, _ = drafter.propose(None, (), context, None, None)
   assert draft.q_BKV is None
+  none_B = np.zeros(B, bool)
+  sourced_B = none_B if source is None else draft.sourced_B
+  rows = map(np.asarray, (draft.tokens_BK, draft.count_B, sourced_B))
   return [
-    row[:n].tolist()
-    for row, n in zip(
-      np.asarray(draft.tokens_BK), np.asarray(draft.count_B), strict=True
-    )
+    (row[:n].tolist(), n > 0 and x) for row, n, x in zip(*rows, strict=True)
   ]
 
 

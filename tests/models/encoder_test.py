@@ -347,6 +347,10 @@ def test_a_prompt_becomes_a_source_with_its_end():
   cut = requests.item(model, 'abcdef', 7, chat=False, most=3)
   assert cut.source == [97, 98, end]
   assert requests.item(model, 'ab', 7, chat=False, most=3) == item
+  with pytest.raises(
+    ValueError, match='prediction: .* has an encoder, and its'
+  ):
+    api.generate(model, 'ab', draft='lookup', prediction='b')
   with pytest.raises(ValueError, match='empty source'):
     requests.item(model, [], 7, chat=False)
 

@@ -39,10 +39,14 @@ def client(server):
 
 
 def generated(prompt, **changes):
-  """What the library says to a prompt asked as HOW, twice: one program."""
-  asked = dict(max_new_tokens=12, temperature=0.7, seed=3, n=2) | changes
-  how = dict(draft='lookup', gamma=small.GAMMA)
-  return specdec_jax.generate(small.engine().target, [prompt], **how, **asked)
+  """What the library says to a prompt asked as HOW, twice: one program.
+
+  The prediction is in no text, and gives no draft.
+  """
+  asked = dict(max_new_tokens=12, temperature=0.7, seed=3, n=2, prediction='~')
+  how = dict(draft='lookup', gamma=small.GAMMA, rule='coupled')
+  asked |= how | changes
+  return specdec_jax.generate(small.engine().target, [prompt], **asked)
 
 
 def post(client, body, where='completions', **headers):
@@ -103,17 +107,44 @@ def test_a_stream_is_the_same_answer_in_pieces(client):
   assert chunks[0]['object'] == 'chat.completion.chunk'
 
 
-def test_without_speculation_nothing_is_drafted_and_greedy_text_is_the_same(
+def test_without_speculation_nothing_is_drafted_and_the_text_is_the_same(
   client,
 ):
-  greedy = TEXT | HOW | dict(temperature=0)
+  """Under `coupled`, and greedily under every rule."""
   fast, plain = (
-    post(client, greedy, **{'X-Speculation': x}).json() for x in ('on', 'off')
+    post(client, TEXT | HOW, **{'X-Speculation': x}).json()
+    for x in ('on', 'off')
   )
   assert fast['choices'][0]['text'] == plain['choices'][0]['text']
   assert {*plain['choices'][0]['specdec_jax']['origins']} == {'plain'}
   assert plain['metrics']['speculative_decoding'] is None
   assert post(client, TEXT, **{'X-Speculation': 'no'}).status_code == 400
+
+
+@pytest.mark.parametrize('temperature', [0, 0.7])
+def test_a_prediction_saves_calls_and_changes_no_text(client, temperature):
+  asked = TEXT | HOW | dict(temperature=temperature, top_k=3)
+
+  def ask(**more):
+    found = post(client, asked | more).json()
+    (choice,) = found['choices']
+    calls = sum(x != 'drafted' for x in choice['specdec_jax']['origins'])
+    details = found['usage'].get('completion_tokens_details', {})
+    return choice['text'], calls, [*details.values()]
+
+  text, calls, counts = ask()
+  assert text.isascii() and counts == []
+  wrong = ''.join(text[i : i + 2] + '~' for i in range(4))
+  for guess, saves in ((text, True), (wrong, False)):
+    prediction = {'type': 'content', 'content': guess}
+    same, fewer, counts = ask(prediction=prediction)
+    assert same == text
+    assert fewer < calls if saves else counts[1] > 0
+    how = dict(temperature=temperature, top_k=3, prediction=guess)
+    x, _ = generated(TEXT['prompt'], **how)
+    kept = x.metrics['accepted_sourced_tokens']
+    assert x.text == text
+    assert counts == [kept, x.metrics['sourced_tokens'] - kept]
 
 
 def test_a_stop_string_ends_the_answer_in_both_forms(client):
@@ -200,7 +231,8 @@ def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
   file = tmp_path / 'texts.jsonl'
   limits = dict(waiting=3, record=str(file))
   with loopback.running(small.served(), small.rows(), **limits) as (client, _):
-    post(client, TEXT | HOW | dict(n=2))
+    guess = {'type': 'content', 'content': 'abc'}
+    post(client, TEXT | HOW | dict(n=2, prediction=guess))
     assert post(client, TEXT | dict(min_p=1)).status_code == 400
     stream(client, CHAT | HOW, 'chat/completions')
   whole = [*generated(TEXT['prompt']), generated(CHAT['messages'])[0]]
@@ -360,8 +392,10 @@ def test_an_adaptive_drafter_chooses_by_the_costs_of_all_rows(monkeypatch):
   target = small.engine().target
   draft = adaptive.Settings(lookup.Settings())
   engine = build.engine(target, draft, gamma=1, measure=False)
-  server = app.open_server(engine, 'it', app.Sizes(5, 32, 1), app.Limits())[0]
+  sizes = app.Sizes(5, 32, 1)
+  server, worker = app.open_server(engine, 'it', sizes, app.Limits())
   assert asked == [5] and server._served.engine.costs == costs
+  assert worker._pool._sizes['sources'] == 32  # for predictions
 
 
 @pytest.mark.more
@@ -386,6 +420,7 @@ NAMES = (
   'model', 'prompt', 'messages', 'max_tokens', 'max_completion_tokens', 'n',
   'temperature', 'top_p', 'top_k', 'seed', 'stop', 'stream', 'stream_options',
   'logprobs', 'top_logprobs', 'min_p', 'logit_bias', 'presence_penalty', 'best',
+  'prediction',
 )  # fmt: skip
 VALUES = st.recursive(
   st.none()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specdec_jax import completion
+from specdec_jax import build, completion
 from specdec_jax.serve import protocol
 from tests.serve import small
 
@@ -71,6 +71,20 @@ def test_forms_of_a_prompt(prompt, tokens):
   assert [x.tokens for x in read({'prompt': prompt}).items] == tokens
 
 
+def guess(content):
+  return TEXT | {'prediction': {'type': 'content', 'content': content}}
+
+
+def test_a_prediction_is_a_text_or_its_parts():
+  parts = [{'type': 'text', 'text': x} for x in ('ab', 'c')]
+  for content, ids in (('ab', [97, 98]), (parts, [97, 98, 99]), ('', ())):
+    assert read(guess(content)).items[0].prediction == ids
+  plain = small.served()._replace(engine=build.engine(small.engine().target))
+  body = json.dumps(guess('a')).encode()
+  with pytest.raises(protocol.Refused, match='autoregressive searches none'):
+    protocol.read(body, plain, chat=False, plain=False)
+
+
 REFUSED = [
   (b'{', 400, 'the body is not JSON'),
   (b'\xff', 400, 'the body is not JSON'),
@@ -110,6 +124,12 @@ REFUSED = [
   (TEXT | dict(stop=''), 400, "stop='': must be texts"),
   (TEXT | dict(stop=['a'] * 5), 400, 'stop: has 5 texts, allowed are 4'),
   (TEXT | dict(stop='\ud83d'), 400, 'half of a UTF-16 surrogate pair'),
+  (TEXT | dict(prediction='a'), 400, "prediction='a': must be {"),
+  (guess(5), 400, "'content': 5}: must be {"),
+  (guess([{'type': 'text'}]), 400, "'text'}]}: must be {"),
+  (guess([{'type': 'text', 'text': 'a', 'b': 1}]), 400, 'must be {"type":'),
+  (guess('\ud83d'), 400, 'half of a UTF-16 surrogate pair'),
+  (guess('a' * 62), 413, 'the prediction has 62 tokens, the context holds 61'),
   (TEXT | dict(stream=1), 400, 'stream=1: must be true or false'),
   (TEXT | dict(stream_options={'a': 1}), 400, 'beside stream=true'),
   (

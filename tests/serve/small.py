@@ -1,4 +1,4 @@
-"""A tiny server: random weights, lookup drafts, three rows."""
+"""A tiny server: random weights, lookup drafts under coupled, three rows."""
 
 import dataclasses
 import functools
@@ -15,12 +15,14 @@ NAME, ROWS, LENGTH, GAMMA, WAITING = 'tiny', 3, 61, 3, 6
 
 @functools.cache
 def engine(logprobs: int = 2) -> build.Engine:
-  """Two log-probabilities are kept of each token."""
-  plain = specdec_jax.load('random:tiny')
+  """Two log-probabilities are kept of each token; the likeliest are ASCII."""
+  plain = specdec_jax.load('random:tiny', kernels='xla')
   words = dataclasses.replace(plain.tokenizer, chat_template=TEMPLATE)
-  target = dataclasses.replace(plain, tokenizer=words)
+  ascii = dict(plain.params, head=plain.params['head'].at[:, 128:].set(0))
+  target = dataclasses.replace(plain, tokenizer=words, params=ascii)
   options = build.default_options(logprobs=logprobs, widths=(0,))
-  return build.engine(target, 'lookup', gamma=GAMMA, options=options)
+  how = dict(gamma=GAMMA, rule='coupled', options=options)
+  return build.engine(target, 'lookup', **how)
 
 
 def served(logprobs: int = 2) -> protocol.Served:
@@ -29,4 +31,5 @@ def served(logprobs: int = 2) -> protocol.Served:
 
 def rows(kind: type[pool.Pool] = pool.Pool) -> pool.Pool:
   stops = len(engine().target.tokenizer.eos_ids) + protocol.STOPS
-  return kind.of(engine(), rows=ROWS, length=LENGTH + GAMMA, stops=stops)
+  sizes = dict(length=LENGTH + GAMMA, sources=LENGTH, stops=stops)
+  return kind.of(engine(), rows=ROWS, **sizes)
