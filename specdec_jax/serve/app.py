@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import io
 import json
 import signal
 import socket
@@ -59,8 +60,7 @@ class Server:
   ):
     """record: a JSONL file to which answers are added; '' for none."""
     self._served, self._worker, self._limits = served, worker, limits
-    # Not buffered: a line is written whole or not at all.
-    self._record = open(record, 'ab', buffering=0) if record else None
+    self._record = _open_record(record) if record else None
     self._meters = meters_lib.Meters(served.name, worker)
     routes = (
       ('POST', '/v1/chat/completions', self._chat),
@@ -255,6 +255,22 @@ class _Stream(responses.StreamingResponse):
       await super().__call__(scope, receive, send)
     finally:
       self._talk.leave()
+
+
+def _open_record(path: str) -> io.FileIO:
+  """Opens the file to add lines; cuts off one that a killed server began.
+
+  Raises:
+    ValueError: what would be cut off is none of a record.
+  """
+  # Not buffered: a line is written at once, or what is there of it is cut off.
+  file = open(path, 'ab+', buffering=0)
+  file.seek(0)
+  torn = file.read().rpartition(b'\n')[-1]
+  if not b'{"'.startswith(torn[:2]):
+    raise ValueError(f'record {path}: its last line is no text: name another')
+  file.truncate(file.tell() - len(torn))
+  return file
 
 
 async def _unless_gone(request: requests.Request, answer: Coroutine) -> Any:

@@ -228,7 +228,9 @@ def test_the_key_is_asked_for(server):
 
 
 def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
+  """Behind those that a killed server has left whole."""
   file = tmp_path / 'texts.jsonl'
+  file.write_bytes(b'{"text": "whole"}\n{"text": "to')
   limits = dict(waiting=3, record=str(file))
   with loopback.running(small.served(), small.rows(), **limits) as (client, _):
     guess = {'type': 'content', 'content': 'abc'}
@@ -241,7 +243,12 @@ def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
   said = [tokenizer.decode(x.tokens, special=True) for x in whole]
   texts = [x + y for x, y in zip(prompts, said, strict=True)]
   found = text_lib.read(str(file), field='text').documents
-  assert sorted(found) == sorted(texts)
+  assert sorted(found) == sorted([*texts, 'whole'])
+  file.write_text('# Notes')
+  sizes = app.Sizes(1, 32, 1)
+  with pytest.raises(ValueError, match='its last line is no text: name anoth'):
+    app.open_server(small.engine(), 'it', sizes, app.Limits(), str(file))
+  assert file.read_text() == '# Notes'
 
 
 class Stuck:

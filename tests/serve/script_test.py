@@ -8,6 +8,7 @@ import sys
 import httpx2
 import pytest
 
+from specdec_jax.train import text as text_lib
 from tests import programs
 from tests.serve import loopback
 
@@ -20,26 +21,45 @@ TINY = (
 )
 
 
-@pytest.mark.more
-def test_it_answers_and_ends_when_all_is_answered():
-  command = [sys.executable, programs.ROOT / 'scripts/serve.py', *TINY]
+def begin(*flags: str):
+  """A server as a process, and a client of it."""
+  command = [sys.executable, programs.ROOT / 'scripts/serve.py', *TINY, *flags]
+  env = os.environ | programs.FAST
   process = subprocess.Popen(
-    [*command, '--port=0', '--name=it'],
-    env=os.environ | programs.FAST,
-    stdout=subprocess.PIPE,
-    text=True,
+    command, env=env, stdout=subprocess.PIPE, text=True
   )
   assert process.stdout
   url = process.stdout.readline().strip()
-  body = dict(model='it', prompt='ab', max_tokens=390, stream=True)
-  with httpx2.Client(base_url=url, timeout=60, trust_env=False) as client:
-    with client.stream('POST', '/v1/completions', json=body) as reply:
+  return process, httpx2.Client(base_url=url, timeout=60, trust_env=False)
+
+
+@pytest.mark.more
+def test_a_kill_tears_nothing_and_sigterm_waits_for_what_is_asked(tmp_path):
+  record = f'--record={(file := tmp_path / "texts.jsonl")}'
+  process, client = begin('--port=0', '--name=it', record)
+  asked = dict(model='it', prompt='ab', max_tokens=9, seed=0)
+  long = asked | dict(max_tokens=390, stream=True)
+  with client:
+    first = client.post('/v1/completions', json=asked).json()['choices'][0]
+    with client.stream('POST', '/v1/completions', json=long) as reply:
+      next(reply.iter_lines())
+      process.kill()
+      process.wait()
+  with open(file, 'ab') as torn:  # the worst that it can leave
+    torn.write(b'{"text": "ab')
+  process, client = begin(f'--port={client.base_url.port}', '--name=it', record)
+  with client:
+    again = client.post('/v1/completions', json=asked).json()['choices'][0]
+    assert again['text'] == first['text']
+    with client.stream('POST', '/v1/completions', json=long) as reply:
       process.send_signal(signal.SIGTERM)
       *_, end = loopback.events(reply)
     assert end['choices'][0]['finish_reason'] in ('length', 'stop')
     assert process.wait(30) == 0
     with pytest.raises(httpx2.ConnectError):
       client.get('/health')
+  one, two, three = text_lib.read(str(file), field='text').documents
+  assert one == two and three.startswith('ab')
 
 
 @pytest.mark.more
