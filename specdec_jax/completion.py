@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from specdec_jax import build, fields, requests
@@ -138,15 +138,10 @@ def settings(options: dict[str, Any]) -> Settings:
   Raises:
     ValueError: a name that is no setting, with what to do, or a bad value.
   """
-  allowed = sorted(field.name for field in dataclasses.fields(Settings))
+  allowed = {field.name for field in dataclasses.fields(Settings)}
   for name in options:
     if name in allowed:
       continue
-    if name in REFUSED:
-      raise ValueError(
-        f"{name} is not supported: it changes the target's distribution, and "
-        f'ignoring it would be silent. Remove it; supported are {allowed}'
-      )
     if name in inspect.signature(build.load).parameters:
       raise ValueError(f'{name}: give it to specdec_jax.load')
     rows = table.DRAFTERS.items()
@@ -155,11 +150,23 @@ def settings(options: dict[str, Any]) -> Settings:
         f'{name} is a setting of the drafter {" or ".join(owners)}: give '
         f'draft_options=dict({name}=...)'
       )
-    here = f'; it is {ELSEWHERE[name]} here' if name in ELSEWHERE else ''
-    raise ValueError(
-      f'unknown setting {name!r}{here}: allowed are {", ".join(allowed)}'
-    )
+    raise refusal(name, allowed, ELSEWHERE.get(name, ''))
   return Settings(**options)
+
+
+def refusal(
+  name: str, allowed: Collection[str], here: str = '', of: str = ''
+) -> ValueError:
+  """Why a setting of `of` is refused; here: what it is called among allowed."""
+  said = fields.short(of + name)
+  if name in REFUSED:
+    return ValueError(
+      f"{said} is not supported: it changes the target's distribution, and "
+      'ignoring it would be silent; remove it'
+    )
+  said += f'; it is {here} here' if here else ''
+  listed = ', '.join(sorted(allowed))
+  return ValueError(f'unknown setting {said}: allowed are {listed}')
 
 
 def each(options: dict[str, Any], prompts: int) -> list[Settings]:

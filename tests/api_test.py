@@ -265,7 +265,7 @@ GENERATE = [
   ),
   (dict(request=1), "unknown setting 'request'"),
   (dict(temperatur=1.0), "unknown setting 'temperatur': allowed are .*, n,"),
-  (dict(min_p=0.5), 'min_p is not supported'),
+  (dict(min_p=0.5), "'min_p' is not supported"),
   (dict(num_return_sequences=2), "'num_return_sequences'; it is n here"),
   (dict(messages=CHAT), "'messages'; it is a prompt of prompts here"),
   (dict(dtype='bfloat16'), 'dtype: give it to specdec_jax.load'),

@@ -4,7 +4,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import api, build, completion, fields, requests
@@ -113,7 +113,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
     raise ValueError(f'the body is not JSON: {error}') from error
   if not isinstance(found, dict):
     raise ValueError('the body must be a JSON object, {"model": ..., ...}')
-  return _given(found)
+  unset = lambda name, x: name in _OFF and x == _OFF[name]
+  return {k: x for k, x in _given(found).items() if not unset(k, x)}
 
 
 def _given(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,22 +122,12 @@ def _given(found: Mapping[str, Any]) -> dict[str, Any]:
   return {name: x for name, x in found.items() if x is not None}
 
 
-def _check_names(given: Mapping[str, Any], allowed: Sequence[str], of=''):
+def _check_names(given: Iterable[str], allowed: Sequence[str], of=''):
   """Raises ValueError for the first name that is not allowed."""
-  for name, value in given.items():
-    off = name in _OFF and value == _OFF[name]
-    if name in allowed or (off and not of):
-      continue
-    said = fields.short(of + name)
-    if name in completion.REFUSED:
-      raise ValueError(
-        f"{said} is not supported: it changes the target's distribution, and "
-        'ignoring it would be silent; remove it'
-      )
-    here = completion.ELSEWHERE.get(name, '').partition(',')[0]
-    here = f'; it is {here} here' if here in allowed else ''
-    listed = ', '.join(sorted(allowed))
-    raise ValueError(f'unknown key {said}{here}: allowed are {listed}')
+  for name in given:
+    if name not in allowed:
+      here = completion.ELSEWHERE.get(name, '').partition(',')[0]
+      raise completion.refusal(name, allowed, here * (here in allowed), of)
 
 
 def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):

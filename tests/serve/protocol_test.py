@@ -93,12 +93,16 @@ REFUSED = [
   ({}, 400, 'prompt is missing'),
   (TEXT | dict(model='gpt'), 404, "model='gpt': this server has 'tiny'"),
   (TEXT | dict(model='\ud800'), 404, 'this server has'),
-  (TEXT | dict(tools=[]), 400, "unknown key 'tools': allowed are logprobs, "),
-  (TEXT | {'\ud800' * 99: 1}, 400, 'unknown key <str>'),
-  (TEXT | dict(messages=[]), 400, "unknown key 'messages'"),
+  (
+    TEXT | dict(tools=[]),
+    400,
+    "unknown setting 'tools': allowed are logprobs, ",
+  ),
+  (TEXT | {'\ud800' * 99: 1}, 400, 'unknown setting <str>'),
+  (TEXT | dict(messages=[]), 400, "unknown setting 'messages'"),
   (TEXT | dict(num_return_sequences=2), 400, "'num_return_sequences'; it is n"),
   (TEXT | dict(stop_strings='a'), 400, "'stop_strings'; it is stop here"),
-  (TEXT | dict(gamma=2), 400, "unknown key 'gamma'"),
+  (TEXT | dict(gamma=2), 400, "unknown setting 'gamma'"),
   (TEXT | dict(min_p=0.1), 400, "'min_p' is not supported: it changes"),
   (TEXT | dict(logit_bias={'5': 1}), 400, "'logit_bias' is not supported"),
   (TEXT | dict(presence_penalty=1), 400, "'presence_penalty' is not"),
@@ -135,7 +139,7 @@ REFUSED = [
   (
     TEXT | dict(stream=True, stream_options={'a': 1}),
     400,
-    "unknown key 'stream_options.a': allowed are include_usage",
+    "unknown setting 'stream_options.a': allowed are include_usage",
   ),
   (TEXT | dict(logprobs=-1), 400, 'logprobs=-1: must be a whole number'),
   (TEXT | dict(logprobs=3), 400, 'this server keeps 2 of each token; start'),
@@ -154,7 +158,11 @@ REFUSED = [
   (dict(messages='Hi'), 400, "messages='Hi': must be a list of objects"),
   (dict(messages=[USER, 5]), 400, 'message 5: must be a dict'),
   (dict(messages=[{'role': 'user'}]), 400, "needs strings 'role' and"),
-  (dict(messages=[USER | {'name': 'x'}]), 400, "unknown key 'messages.name'"),
+  (
+    dict(messages=[USER | {'name': 'x'}]),
+    400,
+    "unknown setting 'messages.name'",
+  ),
   (dict(messages=[USER | {'content': 'a' * 99}]), 413, 'the prompt has '),
 ]
 
