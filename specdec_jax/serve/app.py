@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import io
 import json
@@ -62,12 +63,15 @@ class Server:
     self._served, self._worker, self._limits = served, worker, limits
     self._record = _open_record(record) if record else None
     self._meters = meters_lib.Meters(served.name, worker)
+    chat, text = (
+      functools.partial(self._answer, chat=chat) for chat in (True, False)
+    )
     routes = (
-      ('POST', '/v1/chat/completions', self._chat),
-      ('POST', '/v1/completions', self._text),
+      ('POST', '/v1/chat/completions', chat),
+      ('POST', '/v1/completions', text),
       ('GET', '/v1/models', self._models),
       ('GET', '/health', self._health),
-      ('GET', '/', _page),
+      ('GET', '/', lambda _: responses.FileResponse(show.PAGE)),
       ('GET', '/metrics', self._metrics),
     )
     self.app = applications.Starlette(
@@ -90,12 +94,6 @@ class Server:
   async def _metrics(self, request: requests.Request) -> responses.Response:
     kind = {'content-type': prometheus_client.CONTENT_TYPE_LATEST}
     return responses.Response(self._meters.text(), headers=kind)
-
-  async def _chat(self, request: requests.Request) -> responses.Response:
-    return await self._answer(request, chat=True)
-
-  async def _text(self, request: requests.Request) -> responses.Response:
-    return await self._answer(request, chat=False)
 
   async def _answer(
     self, request: requests.Request, *, chat: bool
@@ -143,11 +141,11 @@ class Server:
     async for _ in self._events(talk):
       pass
     tokenizer = self._served.engine.target.tokenizer
-    choices = []
-    for index, x in sorted(talk.done.items()):
-      choice = protocol.choice(talk.asked, index, x, x.finish_reason)
-      choice['logprobs'] = protocol.logprobs(talk.asked, x, tokenizer)
-      choices.append(choice)
+    choices = [
+      protocol.choice(talk.asked, index, x, x.finish_reason)
+      | {'logprobs': protocol.logprobs(talk.asked, x, tokenizer)}
+      for index, x in sorted(talk.done.items())
+    ]
     head = protocol.head(talk.asked, self._served)
     return head | {'choices': choices} | self._totals(talk)
 
@@ -194,13 +192,11 @@ class Server:
       yield index, event
 
   def _totals(self, talk: '_Talk') -> dict[str, Any]:
-    done = [talk.done[index] for index in range(len(talk.jobs))]
-    gamma = self._served.engine.drafter.gamma
-    counts = [x.metrics for x in done]
-    return {
-      'usage': protocol.usage(talk.asked, done),
-      'metrics': meters_lib.of_answer(talk.jobs, counts, gamma),
-    }
+    done, gamma = [*talk.done.values()], self._served.engine.drafter.gamma
+    of_answer = meters_lib.of_answer(
+      talk.jobs, [x.metrics for x in done], gamma
+    )
+    return {'usage': protocol.usage(talk.asked, done), 'metrics': of_answer}
 
 
 class _Talk:
@@ -287,10 +283,6 @@ async def _unless_gone(request: requests.Request, answer: Coroutine) -> Any:
   finally:
     for task in tasks:
       task.cancel()
-
-
-async def _page(request: requests.Request) -> responses.Response:
-  return responses.FileResponse(show.PAGE)
 
 
 async def _refuse(request: requests.Request, refused: Any):

@@ -56,14 +56,19 @@ class Served(NamedTuple):
 
   name: what requests call the model.
   engine: what answers.
-  length: tokens that a prompt with its answer has room for.
+  context: tokens that a prompt with its answer has room for.
   choices: of one request, at most.
+  ids: as many as the target has.
   """
 
   name: str
   engine: build.Engine
-  length: int
+  context: int
   choices: int
+
+  @property
+  def ids(self) -> int:
+    return self.engine.target.ids
 
 
 class Asked(NamedTuple):
@@ -249,25 +254,16 @@ def _conversation(given: Any) -> list[Any]:
   return [messages]
 
 
-class _Room(NamedTuple):
-  """What requests.check asks of a model."""
-
-  ids: int
-  context: int
-
-
 def _wanted(
   item: requests.Item, served: Served, asked: completion.Settings
 ) -> requests.Wanted:
   """What is asked of the row of a choice, which has room for it."""
-  target = served.engine.target
-  room = _Room(target.ids, min(target.context, served.length))
   try:
-    new = requests.check(item, room, asked.max_new_tokens)
+    new = requests.check(item, served, asked.max_new_tokens)
   except ValueError as error:
     read = max(len(item.tokens) + 1, len(item.source), len(item.prediction))
-    raise Refused(str(error), 413 if read > room.context else 400) from error
-  return api.wanted_of(target, item, asked)._replace(new=new)
+    raise Refused(str(error), 413 if read > served.context else 400) from error
+  return api.wanted_of(served.engine.target, item, asked)._replace(new=new)
 
 
 # --- an answer ---------------------------------------------------------------
@@ -281,7 +277,7 @@ def models(served: Served) -> dict[str, Any]:
     'object': 'model',
     'created': _STARTED,
     'owned_by': 'specdec_jax',
-    'max_model_len': served.length,
+    'max_model_len': served.context,
     'chat': engine.target.tokenizer.chat_template is not None,
     'target': engine.target.label,
     'drafter': engine.drafter.name,

@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specdec_jax import api, build, completion, pool, requests
@@ -68,10 +68,7 @@ class Worker:
 
   def warm(self) -> None:
     """Compiles what the first job would wait for."""
-    start = self._engine.target.start
-    item = requests.Item((start or 0,), 0)
-    if start is not None:
-      item = item._replace(source=(0,))
+    item = requests.item(self._engine.target, [0], 0, chat=False)
     self._pool.begin([self], [item], requests.Wanted(1))
     self._pool.advance(1)
     self._pool.take([self])
@@ -134,7 +131,8 @@ class Worker:
         self.waiting.remove(job)
     if gone := [job for job in self.running if job.cancelled]:
       self._pool.cancel(gone)
-      self._leave(gone)
+      for job in gone:
+        del self.running[job]
 
   def _begin(self) -> None:
     """Gives rows to the jobs that have waited longest."""
@@ -173,9 +171,5 @@ class Worker:
     done = [job for job in self.running if job in ended]
     for job, row in zip(done, self._pool.take(done), strict=True):
       answer = api.completion_of(self._engine, job.asked.settings, row)
-      job.tell(job, answer)
-    self._leave(done)
-
-  def _leave(self, jobs: Collection[Job]) -> None:
-    for job in jobs:
       del self.running[job]
+      job.tell(job, answer)
