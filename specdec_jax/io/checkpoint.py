@@ -118,14 +118,12 @@ class Checkpoints:
   ) -> None:
     """Returns once the arrays may be donated; the writing goes on behind.
 
-    Args:
-      step: larger than every step here, those refused by `restore` aside.
-      arrays: a pytree of jax and numpy arrays.
-      facts: JSON: config, metrics, the data iterator's state.
-      best: keeps this step until a later one is marked best.
+    step: larger than every step here, those refused by `restore` aside.
+    arrays: a pytree of jax and numpy arrays.
+    facts: JSON: config, metrics, the data iterator's state.
+    best: keeps this step until a later one is marked best.
 
     Raises:
-      ValueError: a step before the newest.
       Unsaved: this save or the one before it could not be written.
     """
     self.wait()
@@ -158,10 +156,8 @@ class Checkpoints:
     An invalid newer step is passed over with a warning, and may then be saved
     again.
 
-    Args:
-      like: a pytree of jax.ShapeDtypeStruct, each with its sharding if any; a
-        leaf without one goes to the first device.
-      step: which; the newest if None.
+    like: a pytree of jax.ShapeDtypeStruct, each with its sharding if any; a
+      leaf without one goes to the first device.
 
     Raises:
       Corrupt: the step given is not valid, or none is.
@@ -306,11 +302,7 @@ def write_manifest(folder: pathlib.Path, content: Manifest) -> None:
 
 
 def read_manifest(folder: pathlib.Path) -> Manifest:
-  """The manifest of a step's folder, itself intact; its files unchecked.
-
-  Raises:
-    Corrupt: no such folder or manifest, or a changed one.
-  """
+  """The manifest of a step's folder, itself intact; its files unchecked."""
   path = folder / MANIFEST
   if not folder.is_dir():
     raise Corrupt(folder, 'no such step')

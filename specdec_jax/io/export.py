@@ -45,16 +45,11 @@ def save(
   """Writes a folder that io.load and transformers read, or nothing.
 
   Loading it at config.dtype gives these parameters bit for bit. An earlier
-  export of that name is replaced.
+  export of that name is replaced. Fused and scanned layers are taken apart.
 
-  Args:
-    folder: where; its parents are made.
-    config: the settings; fused and scanned layers are taken apart.
-    params: of lm.make(config), in its dtypes.
-    tokenizer: the one that the model was trained with.
-    made_by: JSON, kept beside the model (config, seed, commit).
-    draft_ids: the ids that it proposes as a draft, () for all. transformers
-      does not know them, and lets it propose all.
+  made_by: JSON, kept beside the model (config, seed, commit).
+  draft_ids: the ids that it proposes as a draft, () for all. transformers does
+    not know them, and lets it propose all.
   """
   folder = pathlib.Path(folder).resolve()
   held = set(os.listdir(folder)) if folder.is_dir() else set()

@@ -162,10 +162,6 @@ def load(
     scan_layers: scan over the layers, to compile faster; on TPU if None.
     kernels: 'auto': specdec_jax.kernels on one CPU; 'int8': with rows that are
       rounded to 8 bits, not 16, for matrices of codes; 'xla': none, to train.
-
-  Raises:
-    ValueError: a source that cannot be read, naming the file and the reason;
-      or more than there is memory for.
   """
   opened = source if isinstance(source, sources.Source) else None
   source = opened.name if opened else hf.text_of(source)
@@ -304,12 +300,10 @@ def wrap(
 ) -> LanguageModel:
   """A model of the user's own, as whatever generates and measures takes it.
 
-  Args:
-    model: its functions; ids from tokenizer.size on must have logit -inf.
-    params: what they read.
-    tokenizer: with no more ids than model.vocab; or a folder that holds
-      tokenizer.json; None: ids below 256 are bytes, then eos and bos.
-    source: what it is called in tables and errors.
+  model: ids from tokenizer.size on must have logit -inf.
+  tokenizer: with no more ids than model.vocab; or a folder that holds
+    tokenizer.json; None: ids below 256 are bytes, then eos and bos.
+  source: what it is called in tables and errors.
   """
   if not isinstance(model, types.Model):
     raise ValueError(

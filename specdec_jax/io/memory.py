@@ -117,9 +117,8 @@ def _text(path: pathlib.Path) -> str:
 def check(models: Mapping[str, Model], tokens: int = 0) -> str:
   """'target 1.1 GB (stored), caches 0.1 GB; 20.4 GB of memory are free'.
 
-  Args:
-    models: by what they are called, in the order in which they are read.
-    tokens: for which their caches have room, at least.
+  models: by what they are called, in the order in which they are read.
+  tokens: for which their caches have room, at least.
 
   Raises:
     ValueError: more than is free, on CPU; it names a dtype that fits.

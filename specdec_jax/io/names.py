@@ -71,8 +71,7 @@ def _parts(name: str) -> tuple[str | None, str, str | None]:
 class Reader(NamedTuple):
   """An open weights file.
 
-  source: its name, for error messages.
-  naming: of its arrays.
+  source, naming: its name, for error messages, and how its arrays are named.
   shapes: the stored shape of each array, by its name in the file.
   get(name) -> array: reads one array.
   kind: what its matrices are dequantised from, 'GPTQ 4-bit'; '' is nothing.

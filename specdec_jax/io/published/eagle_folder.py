@@ -58,13 +58,10 @@ def fit(
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """(config, weights.draft) of a published draft for this target.
 
-  Args:
-    folder: with its config.json.
-    where: what errors begin with.
-    target: the model to draft for.
-    put: the sharding of the draft's parameters; None: the default device.
-    form: what its config.json says; None: that of EAGLE's forms.
-    reading: answers to `questions`; (): all is as the folder claims.
+  where: what errors begin with.
+  put: the sharding of the draft's parameters; None: the default device.
+  form: what its config.json says; None: that of EAGLE's forms.
+  reading: answers to `questions`; (): all is as the folder claims.
   """
   claim, arrays = _claimed(folder, where, target, form)
   for change in claims.changes(claim, target.config.depth, reading):

@@ -88,15 +88,9 @@ def find(
 
   Measured once for both: the result is kept in the cache folder.
 
-  Args:
-    target: the model.
-    stamp: what differs once the draft has other content.
-    digest: of the draft.
-    questions: for each that the format leaves open, the answers besides ''.
-    make: (drafter of DRAFTS tokens or fewer, weights.draft) under a reading.
-
-  Raises:
-    ValueError: the target has an encoder, and says nothing without a source.
+  stamp, digest: of the draft; the first differs once it has other content.
+  questions: for each that the format leaves open, the answers besides ''.
+  make: (drafter of DRAFTS tokens or fewer, weights.draft) under a reading.
   """
   if target.start is not None:
     raise ValueError(

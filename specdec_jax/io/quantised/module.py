@@ -52,8 +52,7 @@ class Plan(NamedTuple):
 class Module:
   """A matrix in a checkpoint.
 
-  source: of the checkpoint, for error messages.
-  name: 'model.layers.0.mlp.up_proj'.
+  source, name: of the checkpoint and its own, 'model.layers.0.mlp.up_proj'.
   parts: its arrays, by the ends of their names: 'qweight', 'weight.absmax'.
   settings: the checkpoint's quantization_config.
   """

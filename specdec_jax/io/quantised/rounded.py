@@ -124,12 +124,7 @@ def packed_kind(dtype: str, name: str, shape: tuple[int, ...]) -> str:
 
 
 def pack(source: str, dtype: str, name: str, x: Any) -> Any:
-  """Stores a parameter as panels of blocks, as names.read has it done.
-
-  source: of the model, for error messages.
-  dtype: of KINDS.
-  name, x: the parameter's flat name, and its numbers.
-  """
+  """Stores a parameter as panels of blocks, as names.read has it done."""
   kind = packed_kind(dtype, name, x.shape)
   if not kind:
     return jnp.asarray(x)
