@@ -254,18 +254,22 @@ class _Stream(responses.StreamingResponse):
 
 
 def _open_record(path: str) -> io.FileIO:
-  """Opens the file to add lines; cuts off one that a killed server began.
+  """Opens the file to add lines; cuts off what is half of one, after a kill.
 
   Raises:
     ValueError: what would be cut off is none of a record.
   """
-  # Not buffered: a line is written at once, or what is there of it is cut off.
+  # Not buffered: an answer that was given is in the file.
   file = open(path, 'ab+', buffering=0)
   file.seek(0)
   torn = file.read().rpartition(b'\n')[-1]
   if not b'{"'.startswith(torn[:2]):
     raise ValueError(f'record {path}: its last line is no text: name another')
-  file.truncate(file.tell() - len(torn))
+  try:
+    json.loads(torn)
+    file.write(b'\n')  # whole but for its end
+  except ValueError:
+    file.truncate(file.tell() - len(torn))
   return file
 
 

@@ -249,6 +249,9 @@ def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
   with pytest.raises(ValueError, match='its last line is no text: name anoth'):
     app.open_server(small.engine(), 'it', sizes, app.Limits(), str(file))
   assert file.read_text() == '# Notes'
+  file.write_text(line := '{"text": "whole but for its end"}')
+  app.open_server(small.engine(), 'it', sizes, app.Limits(), str(file))
+  assert file.read_text() == f'{line}\n'
 
 
 class Stuck:
