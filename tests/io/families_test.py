@@ -108,6 +108,11 @@ DOUBLE = dict(rope_type='linear', factor=2.0)
     ('llama', dict(rope_scaling=dict(rope_type=['linear'])), 'rope_type'),
     ('phi3', dict(rope_scaling=dict(type='su')), 'short_factor=None'),
     ('phi3', dict(rope_scaling=LONG | dict(short_factor=[1])), '1 divisors'),
+    (
+      'phi3',
+      dict(rope_scaling=LONG, original_max_position_embeddings=1),
+      'original_max_position_embeddings=1 .*2 or more',
+    ),
     ('smollm3', dict(no_rope_layers=[1] * 3), 'each of 36 layers'),
     ('granite', dict(attention_multiplier=0), 'attention_multiplier=0'),
     ('granite', dict(tie_word_embeddings='no'), "'no' .*true, false"),

@@ -181,6 +181,16 @@ def test_unsupported_files_are_named(tmp_path, arch, add, message):
     tiny.read(path)
 
 
+def test_two_tensors_of_one_name_are_damage(tmp_path):
+  path = tiny.write_gguf(tmp_path / 'a.gguf', tiny.config(), 'llama')
+  one, two = b'blk.0.attn_k.weight', b'blk.0.attn_q.weight'
+  data = path.read_bytes()
+  assert data.count(one) == data.count(two) == 1
+  path.write_bytes(data.replace(one, two))
+  with pytest.raises(ValueError, match='two tensors are called blk.0.attn_q'):
+    tiny.read(path)
+
+
 @pytest.mark.parametrize(
   'arch, caps', [('gemma2', (50.0, 30.0)), ('gemma3', (None, None))]
 )

@@ -507,6 +507,7 @@ def test_groups_of_one_size_and_true_zeros():
   [
     ('gptq', "quantization_config='gptq': give an object"),
     (dict(quant_method='hqq', nbits=4), "'hqq' and the keys .'nbits', 'quant"),
+    (dict(quant_method='gptq', bits=4.0), 'bits=4.0 of gptq is not supported'),
     (dict(quant_method=['gptq']), 'is not supported; allowed are'),
     (dict(quant_method='gptq', bits=5), 'bits=5 of gptq is not .* allowed: 2,'),
     (dict(quant_method='gptq', format='marlin'), "checkpoint_format='marlin'"),

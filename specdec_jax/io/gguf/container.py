@@ -220,6 +220,8 @@ def _tensors(cursor: _Cursor, count: int, fields) -> dict[str, Tensor]:
     ndim = cursor.scalar('I')
     cursor.need(ndim * 8, f'the shape of {name}')
     shape = tuple(cursor.scalar('Q') for _ in range(ndim))[::-1]
+    if name in entries:
+      raise ValueError(f'{path}: damaged: two tensors are called {name}')
     entries[name] = shape, cursor.scalar('I'), cursor.scalar('Q')
   align = fields.get('general.alignment', 32)
   if type(align) is not int or align < 1 or align & (align - 1):

@@ -103,7 +103,8 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
       f'auto-round with packing_format auto_round: {sorted(_ROUND)}'
     )
   for key, allowed in _METHODS[method].items():
-    if (found := out.get(key)) not in allowed:
+    found = out.get(key)
+    if found not in allowed or isinstance(found, float):
       raise ValueError(
         f'{path}: {key}={found!r} of {method} is not supported; allowed: '
         f'{", ".join(map(repr, allowed))}'
