@@ -238,6 +238,14 @@ def timed(arms: Sequence[plan_lib.Arm], groups, programs, repeats: int):
   return runs, outputs
 
 
+def improvement(
+  mine: timing.Runs, plain: timing.Runs, *, whole: bool = False
+) -> intervals.Interval:
+  """timing.improvements of one arm that was chosen before it was measured."""
+  runs = {'plain': plain, 'mine': mine}
+  return timing.improvements(runs, whole=whole)['mine']
+
+
 def beside(every: Rows, cells: Cells, target: str, draft: str):
   """(row, draft) of what is measured beside a draft of a paper's target."""
   return [

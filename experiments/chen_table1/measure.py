@@ -58,7 +58,7 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
       'k': arm.gamma,
       'texts': len(plan.test),
       'ms': [ms[plain.name], ms[arm.name]],
-      'speed': timing.improvement(runs[arm.name], runs[plain.name]),
+      'speed': empirical.improvement(runs[arm.name], runs[plain.name]),
       'rouge': [scores[plain.name], scores[arm.name]],
       'efficiency': metrics.summary(
         metrics.join(outputs[arm.name])

@@ -71,10 +71,7 @@ def compare(
   cases: Iterable[Case],
   passes: Passes,
 ) -> records.Audit:
-  """The Audit of two methods that promise the same tokens.
-
-  model, params: the target.
-  """
+  """The Audit of two methods that promise the same tokens of a target."""
   compared, findings = [], []
   for case in cases:
     found = audit(model, params, case, passes)

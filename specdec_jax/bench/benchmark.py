@@ -33,11 +33,9 @@ Arms = Sequence[plan_lib.Arm]
 def run(
   arms: Arms, plan: plan_lib.Plan, clock: budget.Clock = budget.UNLIMITED
 ) -> records.Document:
-  """Runs everything and prints it as it comes.
+  """Runs as much of the plan as the clock allows, and prints it as it comes.
 
-  Args:
-    arms: arms[0] is plain decoding.
-    plan: prompts and amounts, of which as many run as the clock allows.
+  arms[0] is plain decoding.
 
   Raises:
     ValueError: the clock has too little time for one prompt.
@@ -292,8 +290,7 @@ def _cut(asked: records.Setting, ran: records.Setting):
 def _batch(arms: Arms, plan, size: int, clock) -> records.Batch:
   """Every arm at one of the plan's batch sizes, audited too."""
   groups = plan_lib.groups(arms, plan, plan.test, size)
-  what = f'compiling batch {size}'
-  programs = timing.compile_arms(arms, groups[0].full, what)
+  programs = timing.compile_arms(arms, groups[0].full)
   blocks = budget.blocks(len(groups), plan.bench.repeats, clock)
   runs = timing.measure(arms, groups, programs, blocks)
   groups = groups[: len(runs[arms[0].name].outputs)]

@@ -9,7 +9,7 @@ then run until the time is over. The settings of the config are upper bounds.
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -165,7 +165,8 @@ def expected(
   gains: Mapping[str, np.ndarray],
   clock: Clock,
 ) -> tuple[plan_lib.Plan, float | None]:
-  """The plan of the test prompts that will fit, and the width of an interval.
+  """The plan of the test prompts that will fit, and half the 95 % interval of
+  an improvement to expect, as a share of it.
 
   gains: predicted improvement by method, on each batch of calibration prompts.
   """
@@ -177,11 +178,13 @@ def expected(
     batches = min(blocks, -(-len(plan.test) // rows))
     repeats = min(plan.bench.repeats, blocks // batches)
     plan = plan_lib.cut(plan, batches, repeats)
-  if len(plan.test) < intervals.FEWEST:
-    return plan, None
   batches = -(-len(plan.test) // rows)
-  widths = [width(np.log(x), batches, len(gains)) for x in gains.values()]
-  return plan, max((x for x in widths if x is not None), default=None)
+  spreads = [np.std(np.log(x), ddof=1) for x in gains.values() if len(x) > 1]
+  if len(plan.test) < intervals.FEWEST or batches < 2 or not spreads:
+    return plan, None
+  # All hold at once; methods are taken as independent.
+  t = stats.t.ppf(1 - 0.025 / len(gains), batches - 1)
+  return plan, float(t * max(spreads) / batches**0.5)
 
 
 def left_out(
@@ -206,20 +209,6 @@ def left_out(
   if out and len(out) == len(predicted):
     out.pop(max(best.values(), key=value).name, None)
   return out
-
-
-def width(log_gains: Any, batches: int, arms: int) -> float | None:
-  """Half of the 95 % interval to expect, as a share of the improvement.
-
-  Args:
-    log_gains: logarithm of the improvement on each of some other batches.
-    batches: of prompts to be tested.
-    arms: whose intervals are to hold at once; taken as independent.
-  """
-  if min(len(log_gains), batches) < 2:
-    return None
-  t = stats.t.ppf(1 - 0.025 / arms, batches - 1)
-  return float(t * np.std(log_gains, ddof=1) / batches**0.5)
 
 
 def blocks(

@@ -51,16 +51,6 @@ class Interval(NamedTuple):
       return None
     return self.high / self.value - 1
 
-  def enough(self, prompts: int) -> float:
-    """How many prompts would exclude 1, if the value stays.
-
-    prompts: of this interval; its width falls with their square root. inf at a
-    value of 1.
-    """
-    assert self.value and self.high
-    away = abs(self.value - 1)
-    return prompts * ((self.high - self.value) / away) ** 2 if away else np.inf
-
 
 def speedups(tokens_AG, seconds_AG, level: float = 0.95) -> list[Interval]:
   """Tokens over seconds of every arm A but the first, over the first's.
@@ -68,10 +58,8 @@ def speedups(tokens_AG, seconds_AG, level: float = 0.95) -> list[Interval]:
   The intervals hold all at once: whichever arm is chosen afterwards, by these
   numbers too, its interval has paid for the choice.
 
-  Args:
-    tokens_AG: by arm and unit G, a prompt or a batch of them.
-    seconds_AG: the same; means over repeats, above 0.
-    level: how often all of them hold. One unit gives no ends.
+  tokens_AG, seconds_AG: by arm and unit G, a prompt or a batch of them; seconds
+  are means over repeats, above 0. level: how often all of them hold.
   """
   tokens_AG, seconds_AG = (
     np.asarray(x, float) for x in (tokens_AG, seconds_AG)

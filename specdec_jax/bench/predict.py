@@ -276,13 +276,7 @@ def improvement(
   plain: Sequence[decode.Output] | None = None,
   batches: int = 0,
 ) -> records.Prediction:
-  """The Prediction of one arm, not plain decoding.
-
-  Args:
-    outputs: of this arm, one a batch.
-    plain: of plain decoding on the same batches; None: one token a window.
-    batches: that the interval is for; 0 gives none.
-  """
+  """The Prediction of one arm, not plain decoding; see improvements."""
   found, base = counted(outputs), counted(plain) if plain else None
   once_G = np.ones(len(outputs))
   tokens = float(tokens_per_window(found, base, once_G))
@@ -312,13 +306,9 @@ def improvements(
 ) -> dict[str, records.Prediction]:
   """By arm, the Prediction from calibrated costs and these outputs.
 
-  Args:
-    arms: plain decoding first.
-    calibration: a calibration.Calibration.
-    outputs: by arm, one for each batch of prompts; plain decoding's may be
-      missing at batch size 1, where its windows emit one token. Without
-      outputs nothing is predicted.
-    batches: of prompts to predict for; 0 gives no intervals.
+  outputs: by arm, one for each batch of prompts; none predict nothing. Plain
+  decoding's may be missing at batch size 1, where its windows emit one token.
+  batches: of prompts to predict for; 0 gives no intervals.
   """
   base = outputs.get(arms[0].name)
   return {

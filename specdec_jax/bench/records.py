@@ -46,14 +46,12 @@ class Ceiling(NamedTuple):
   """Memory bandwidth, and the speed that it allows.
 
   gb_s: by dtype, see timing.bandwidth; before anything else ran.
-  devices: devices that read at once.
   tok_s: upper bound on plain decoding, from the bytes that it reads at the
     sustained bandwidth; once the test prompts have run, at `between`.
   between: GB/s of the fastest read between two test prompts, the median.
   """
 
   gb_s: dict[str, dict[str, float]]
-  devices: int
   tok_s: float
   between: float | None = None
 

@@ -66,12 +66,12 @@ class Runs(NamedTuple):
     )
 
 
-def compile_arms(arms, request: decode.Request, description='compiling'):
+def compile_arms(arms, request: decode.Request):
   """By arm, its generate compiled at the request's shapes."""
   engines = {id(arm.engine): arm.engine for arm in arms}
   done = {
     key: engine.programs.generate.lower(engine.weights, request).compile()
-    for key, engine in printing.track(engines.items(), description)
+    for key, engine in printing.track(engines.items(), 'compiling')
   }
   return {arm.name: done[id(arm.engine)] for arm in arms}
 
@@ -98,14 +98,9 @@ def measure(
   programs,
   blocks: Iterable[tuple[int, int]],
 ) -> dict[str, Runs]:
-  """Times all arms, block by block; each block begins with another arm.
+  """By arm, its Runs; block by block, each of which begins with another arm.
 
-  Args:
-    programs: by arm, from compile_arms.
-    blocks: (repeat, index of the group), in order; they may end early.
-
-  Returns:
-    Runs by arm, of the groups that were run.
+  blocks: (repeat, index of the group), in order; they may end early.
   """
   total: dict[str, dict] = {arm.name: {} for arm in arms}
   prefill: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
@@ -148,11 +143,7 @@ def measure(
 
 
 def tok_s(runs: Runs) -> float | None:
-  """Tokens per second of decoding, over all batches.
-
-  None where decoding takes no longer than the prefill's time varies: too short
-  to measure.
-  """
+  """Tokens per second of decoding; None where that is too short to measure."""
   seconds = _seconds(runs, whole=False)
   return None if seconds is None else float(runs.tokens_G.sum() / seconds.sum())
 
@@ -165,11 +156,8 @@ def improvements(
   Fewer than intervals.FEWEST prompts, or one batch, give no intervals: prompts
   are the sample, and repeats of one batch do not tell how others would do.
 
-  Args:
-    runs: by arm, of the same batches; plain decoding first.
-    whole: of whole requests, the prefill of target and draft included; else of
-      decoding alone.
-    level: how often all intervals hold.
+  runs: of the same batches. whole: of requests with the prefill of target and
+  draft; else of decoding alone. level: how often all intervals hold.
   """
   plain, *_ = runs
   seconds = {name: _seconds(x, whole) for name, x in runs.items()}
@@ -179,27 +167,16 @@ def improvements(
     return out
   tokens = [runs[name].tokens_G for name in known]
   found = intervals.speedups(tokens, list(known.values()), level)
-  if _prompts(runs[plain]) < intervals.FEWEST:
+  # Copies that fill a batch are no further prompts.
+  rows = sum(x.lengths_B.size for x in runs[plain].outputs)
+  if min(rows, runs[plain].prompts) < intervals.FEWEST:
     found = [intervals.Interval(x.value) for x in found]
   out[plain] = intervals.Interval(1.0, 1.0, 1.0)
   return out | dict(zip(list(known)[1:], found, strict=True))
 
 
-def improvement(
-  mine: Runs, plain: Runs, *, whole: bool = False
-) -> intervals.Interval:
-  """improvements of one arm that was chosen before it was measured."""
-  return improvements({'plain': plain, 'mine': mine}, whole=whole)['mine']
-
-
-def _prompts(runs: Runs) -> int:
-  """How many different prompts are in these batches, at most."""
-  rows = sum(x.lengths_B.size for x in runs.outputs)
-  return min(rows, runs.prompts)
-
-
 def _seconds(runs: Runs, whole: bool) -> np.ndarray | None:
-  """Seconds by batch; None if too short to measure."""
+  """Seconds by batch; None where they are fewer than the prefill's vary by."""
   if whole:
     return runs.seconds_G
   # The fastest prefill: a slow one would make decoding look fast.
@@ -250,7 +227,7 @@ def ceiling(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan):
     for name, read in programs[target.dtype].items()
     if cpu or mine[name] == mine['sustained']
   ]
-  return records.Ceiling(gb_s, devices, tok_s), again
+  return records.Ceiling(gb_s, tok_s), again
 
 
 def reads(
@@ -280,11 +257,8 @@ def reads(
 
 
 def bandwidth(programs: Mapping[str, machine.Read]) -> dict[str, float]:
-  """Gigabytes a second of one device, by program, and the most of them.
-
-  Returns GB/s of each: medians over calls; with their largest as 'sustained'
-  and the best single call as 'best'.
-  """
+  """GB/s of one device by program, medians over calls; their largest as
+  'sustained', and the best single call as 'best'."""
   found = {name: machine.repeated(read) for name, read in programs.items()}
   sustained = {name: statistics.median(x) for name, x in found.items()}
   best = max(map(max, found.values()))

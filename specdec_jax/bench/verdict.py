@@ -19,6 +19,13 @@ _OF_DRAFTERS: dict[intervals.Outcome, str] = {
   'unclear': 'cannot tell',
   'too few': 'cannot tell',
 }
+_CHANGES = {
+  'win': 'use gamma {}{}.',
+  'too few': 'measure again: more prompts (and --minutes), or a smaller '
+  'bench.batch_size.',
+  'loss': 'do not speculate here.',
+  'unclear': 'do not speculate here, or measure more prompts.',
+}
 _OF_CATEGORIES = {
   'win': 'wins on',
   'loss': 'loses on',
@@ -222,8 +229,10 @@ def _times(x: intervals.Interval) -> str:
 
 
 def _more(x: intervals.Interval, prompts: int, seconds: float) -> str:
-  """How many prompts to test before the interval would exclude 1."""
-  enough = x.enough(prompts)
+  """How many prompts would exclude 1: widths fall with their square root."""
+  assert x.value and x.high
+  away = abs(x.value - 1)
+  enough = prompts * ((x.high - x.value) / away) ** 2 if away else math.inf
   if enough > 100 * prompts:
     return f'Whichever is faster, {100 * prompts} prompts would not tell.'
   return (
@@ -320,22 +329,11 @@ def _of_prediction(best: Row) -> str:
 def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
   outcome, model = best.improvement.outcome, best.explained
   assert model
-  match outcome:
-    case 'too short':
-      return 'generate more tokens, with a larger decode.max_new_tokens.'
-    case 'win':
-      lost = [x.category for x in categories if _outcome(x) == 'loss']
-      but = f', but not for {", ".join(lost)}' if lost else ''
-      text = f'use gamma {best.gamma}{rich.markup.escape(but)}.'
-    case 'too few':
-      text = (
-        'measure again: more prompts (and --minutes), or a smaller '
-        'bench.batch_size.'
-      )
-    case 'loss':
-      text = 'do not speculate here.'
-    case 'unclear':
-      text = 'do not speculate here, or measure more prompts.'
+  if outcome == 'too short':
+    return 'generate more tokens, with a larger decode.max_new_tokens.'
+  lost = [x.category for x in categories if _outcome(x) == 'loss']
+  but = f', but not for {", ".join(lost)}' if lost else ''
+  text = _CHANGES[outcome].format(best.gamma, rich.markup.escape(but))
   if model.best_gamma and model.best_gamma not in tried:
     text += (
       f' Try gamma {model.best_gamma}: by the cost model '

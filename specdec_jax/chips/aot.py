@@ -166,13 +166,7 @@ def compiled(
   slots: int,
   gathers: Collection[int] = (),
 ) -> Compiled:
-  """Compiles.
-
-  Args:
-    lowered: from lower.
-    devices: as of hlo.collectives.
-    caches, slots, gathers: as of hlo.warnings.
-  """
+  """Compiles what `lower` returns; other arguments as in hlo."""
   start = time.perf_counter()
   try:
     done = lowered.compile()

@@ -7,9 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 _NAMES = r'\{?(%[\w.\-]+(?:, %[\w.\-]+)*)'
-_CALLED = re.compile(
-  r'(?:body|condition|calls|to_apply|computations)=' + _NAMES
-)
+CALLED = re.compile(r'(?:body|condition|calls|to_apply|computations)=' + _NAMES)
 _END = re.compile(r's32\[\]\S* constant\((\d+)\)')
 # Elements of an array that a program may gather: more are weights or logits.
 _GATHERED = 2**20
@@ -35,23 +33,7 @@ def size(shape: str) -> int:
   return math.prod(dimensions(shape))
 
 
-def loops(text: str) -> list[str]:
-  """For every loop of a program, the text of all that its body runs."""
-  parts, _ = _computations(text)
-
-  def called(name: str, seen: dict[str, None]) -> dict[str, None]:
-    if name not in seen:
-      seen[name] = None
-      for names in _CALLED.findall('\n'.join(parts[name])):
-        for other in names.split(', '):
-          called(other, seen)
-    return seen
-
-  bodies = re.findall(r'body=(%[\w.\-]+)', text)
-  return ['\n'.join(sum((parts[x] for x in called(b, {})), [])) for b in bodies]
-
-
-def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+def computations(text: str) -> tuple[dict[str, list[str]], str]:
   """The lines of every computation by its name, and the name of the entry."""
   parts: dict[str, list[str]] = {}
   entry = ''
@@ -88,14 +70,14 @@ def collectives(text: str, devices: int) -> dict[str, Collective]:
   the number (layers); once where it has not (windows, drafts of a window).
   Branches, which run for sampled rows, are apart: 'verify, in branches'.
   """
-  parts, entry = _computations(text)
+  parts, entry = computations(text)
   out: dict[str, Collective] = {}
   fused: set[str] = set()
 
   def visit(name: str, times: int):
     for opcode, shape, line in instructions('\n'.join(parts[name])):
       inside = times * (_turns(line, parts) if opcode == 'while' else 1)
-      for names in _CALLED.findall(line):
+      for names in CALLED.findall(line):
         for other in names.split(', '):
           visit(other, inside)
       if found := COLLECTIVE.fullmatch(opcode):
@@ -179,10 +161,8 @@ def warnings(
 ) -> list[str]:
   """A line for each copy of a whole cache, gathered weight or host transfer.
 
-  Args:
-    caches: elements of the caches on a device.
-    slots: one of their axes.
-    gathers: elements of the weights that are to be gathered.
+  caches, gathers: elements of the caches on a device, and of the weights that
+  are to be gathered. slots: an axis of the caches.
   """
   out = []
   for opcode, shape, line in instructions(text):

@@ -58,10 +58,8 @@ def make(s: aot.Setting) -> dict[str, Any]:
   """
   s, device = check(s)
   split = s.tensor_parallel or s.model
-  target, draft = both = (
-    roofline.share(s.target, s.model, s.weights[0]),
-    roofline.share(s.draft, split, s.weights[1]),
-  )
+  target = roofline.share(s.target, s.model, s.weights[0])
+  draft = roofline.share(s.draft, split, s.weights[1])
   shares = dict(target=target, draft=draft)
   source, rows = aot.SOURCE if s.target.encoder else 0, s.rows // s.data
   sizes: dict[str, Any] = dict(rows=rows, slots=s.slots, source=source)
@@ -88,7 +86,9 @@ def make(s: aot.Setting) -> dict[str, Any]:
     )
     for kind in ('', *weights.INTEGERS)
   }
-  room = roofline.room(device, both, temporaries=temporaries, **sizes)
+  room = roofline.room(
+    device, (target, draft), temporaries=temporaries, **sizes
+  )
   read = min(s.target.context, s.draft.context)
   splits = [n for n in range(1, s.model + 1) if s.model % n == 0]
   return dict(

@@ -180,13 +180,9 @@ class Pass(NamedTuple):
 def forward(
   device: Chip, s: Share, *, rows: int, tokens: int, slots: int, source: int = 0
 ) -> Pass:
-  """The pass of `rows` rows over `tokens` tokens each.
+  """The pass of `rows` rows over `tokens` tokens each, on one device.
 
-  Args:
-    device: one device.
-    rows, tokens: of the pass.
-    slots: of the cache; all are read, whatever is in them.
-    source: tokens of a source.
+  slots: of the cache; all are read. source: tokens of a source.
   """
   cache = rows * (slots * s.slot + source * s.source_slot)
   scores = slots * s.scores + source * s.source_scores
@@ -258,13 +254,9 @@ def room(
   source: int = 0,
   temporaries: float = 0,
 ) -> Room:
-  """Room for caches.
+  """The Room of one device, beside bytes of temporaries.
 
-  Args:
-    device: one device.
-    rows, slots, source: of the device's caches.
-    temporaries: bytes beside weights and caches; taken to grow with rows, and
-      to stay the same where buffers grow.
+  They are taken to grow with rows, and to stay the same where buffers grow.
   """
   free = device.memory - sum(s.weights for s in shares)
   slot = sum(s.slot for s in shares)

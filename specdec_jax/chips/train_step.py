@@ -47,11 +47,7 @@ class Step(NamedTuple):
 
 
 def check(s: aot.Setting, length: int) -> tuple[aot.Setting, Any]:
-  """As report.check.
-
-  Raises:
-    ValueError: also for a length that the draft cannot read, or its encoder.
-  """
+  """As report.check; also refuses what the draft cannot read, and encoders."""
   if not aot.knows(s.topology):
     raise ValueError(f'train={length}: is compiled for TPUs, not {s.topology}')
   if s.draft.encoder is not None:
@@ -67,14 +63,7 @@ def make(s: aot.Setting, length: int) -> Step:
   """Compiles the train step of the draft of a setting, with remat.
 
   Parameters and moments are stored split over the data axis too, where it
-  divides the width.
-
-  Args:
-    s: of the report; its rows are those of a batch.
-    length: tokens of a row.
-
-  Raises:
-    ValueError: as check.
+  divides the width. Rows are of `length` tokens. Raises ValueError as check.
   """
   s, device = check(s, length)
   mesh = sharding.make_mesh(s.data, s.model, aot.devices(s.topology))
@@ -87,7 +76,16 @@ def make(s: aot.Setting, length: int) -> Step:
     math.prod(whole.parameter(n, len(x.shape)).shard_shape(x.shape))
     for n, x in lm.shapes(config).items()
   }
-  lowered = _lower(config, layout, state, s.rows, length)
+  loss = text_loss.cross_entropy(
+    config, ids=config.vocab, remat=True, layout=layout
+  )
+  batch = {
+    name: jax.ShapeDtypeStruct(
+      (s.rows, length), dtype, sharding=layout.sharding('batch', None)
+    )
+    for name, dtype in (('tokens', np.int32), ('counted', np.bool_))
+  }
+  lowered = step_lib.make(ADAM, 2, loss, 0, state).lower(state, {}, batch)
   program = aot.compiled(lowered, mesh.size, (), 0, gathers if fsdp else ())
   parameters, moments = _bytes(state.params), _bytes(state.moments)
   held = parameters + moments + program.temporaries
@@ -107,10 +105,7 @@ def _state(
 ) -> step_lib.State:
   """The shapes of a training state, each with its sharding."""
   whole = layout.sharding()
-
-  def placed(x: Any, where: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-
+  placed = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
   shapes = lm.shapes(config.running(dtype='float32'))
   params = lm.nest(
     {n: placed(x, layout.parameter(n, x.ndim)) for n, x in shapes.items()}
@@ -124,20 +119,6 @@ def _state(
     transform_non_params=lambda x: placed(x, whole),
   )
   return step_lib.State(placed(jnp.int32(0), whole), params, moments)
-
-
-def _lower(config, layout, state: step_lib.State, rows: int, length: int):
-  loss = text_loss.cross_entropy(
-    config, ids=config.vocab, remat=True, layout=layout
-  )
-  step = step_lib.make(ADAM, 2, loss, 0, state)
-  batch = {
-    name: jax.ShapeDtypeStruct(
-      (rows, length), dtype, sharding=layout.sharding('batch', None)
-    )
-    for name, dtype in (('tokens', np.int32), ('counted', np.bool_))
-  }
-  return step.lower(state, {}, batch)
 
 
 def _bytes(tree: Any) -> float:

@@ -5,6 +5,7 @@ arithmetic; what storing it in fewer bits changed is measured here.
 """
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -76,16 +77,9 @@ def between(
     where_BL = (at_BL > 0) & (at_BL < ends_B[:, None])
     found.append(np.stack([x[where_BL] for x in columns]))
   each = np.concatenate(found, -1).astype(np.float64)
-  distance, kl, agrees, *losses = each.mean(-1).tolist()
-  return Distance(
-    reference.label,
-    reference.dtype,
-    each.shape[-1],
-    distance,
-    kl,
-    agrees,
-    *np.exp(losses).tolist(),
-  )
+  *means, loss, other = each.mean(-1).tolist()
+  about = reference.label, reference.dtype, each.shape[-1]
+  return Distance(*about, *means, math.exp(loss), math.exp(other))
 
 
 @functools.partial(jax.jit, static_argnames=('target', 'reference', 'chunk'))

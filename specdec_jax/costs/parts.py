@@ -71,16 +71,10 @@ def verify_along(
 ):
   """Runs `steps` windows that propose `count` of gamma tokens at no cost.
 
-  Args:
-    weights: of the target.
-    request: windows start at its lengths, and again at each limit.
-    count: 0 to gamma.
-    gamma: of the program; 0 is plain decoding.
-
-  Returns:
-    A number that uses all the work.
+  Windows start at the request's lengths, and again at each limit. gamma: of the
+  program; 0 is plain decoding. Returns a number that uses all the work.
   """
-  drafter = _scripted(gamma) if gamma else decode.PLAIN
+  drafter = scripted.make(gamma=gamma) if gamma else decode.PLAIN
   loop = decode.Loop(target, drafter, rule, options)
   script = request.tokens_BL, jnp.full_like(request.tokens_BL, count)
   weights = weights._replace(draft=script)
@@ -101,12 +95,6 @@ def verify_along(
 
   state, info = jax.lax.fori_loop(0, steps, body, (state, info))
   return jnp.sum(state.tokens_BL) + jnp.sum(info.calls_B)
-
-
-@functools.cache
-def _scripted(gamma: int) -> types.Drafter:
-  # One object per gamma: an equal one would be compiled again.
-  return scripted.make(gamma=gamma)
 
 
 @functools.partial(jax.jit, static_argnames=('target', 'drafter', 'coupled'))

@@ -1,10 +1,13 @@
 """A drafter that proposes a given text: for calibration and tests."""
 
+import functools
+
 import jax.numpy as jnp
 
 from specdec_jax import types
 
 
+@functools.cache  # an equal drafter would be compiled again
 def make(*, gamma: int) -> types.Drafter:
   """Proposes gamma tokens of a given text (the script), at no cost.
 

@@ -95,7 +95,7 @@ def test_end_to_end(capsys):
 
 
 def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
-  ceiling = records.Ceiling({'float32': {'sustained': 40.0}}, 1, tok_s=80.0)
+  ceiling = records.Ceiling({'float32': {'sustained': 40.0}}, tok_s=80.0)
   gb_s = []
   reads = iter([20.0, 9.0, 20.0]).__next__, iter([5.0, 10.0, 7.0]).__next__
   assert [*timing.reading('abc', reads, gb_s)] == ['a', 'b', 'c']

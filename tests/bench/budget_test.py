@@ -86,12 +86,18 @@ def test_what_is_expected_of_the_time_that_is_left():
 
 def test_the_width_to_expect_is_of_batches_where_rows_share_them():
   """14 prompts in 4 batches: their gains differ less than those of prompts."""
-  gains, unlimited = {'lm': np.exp([0.0, 0.2, 0.1, 0.1])}, budget.UNLIMITED
-  of = lambda **x: budget.expected(plan(**x), SPEED, gains, unlimited)[1]
-  # Student's t with 3 degrees of freedom is 3.182, with 13 it is 2.160.
+  some = np.exp([0.0, 0.2, 0.1, 0.1])
+
+  def of(arms=1, each=some, **changes):
+    gains = dict.fromkeys(range(arms), each)
+    return budget.expected(plan(**changes), SPEED, gains, budget.UNLIMITED)[1]
+
+  # Student's t with 3 degrees of freedom is 3.182, with 13 it is 2.160, and
+  # 2.896 at 0.05 / 4.
   assert of(batch_size=4) == pytest.approx(3.182 * 0.0816 / 2, rel=1e-3)
-  assert of() == pytest.approx(2.160 * 0.0816 / 14**0.5, rel=1e-3)
-  assert of(prompts=5) is of(batch_size=16) is None
+  for arms, t in ((1, 2.160), (4, 2.896)):
+    assert of(arms) == pytest.approx(t * 0.0816 / 14**0.5, rel=1e-3)
+  assert of(prompts=5) is of(batch_size=16) is of(each=some[:1]) is None
 
 
 def arm(name):
@@ -174,14 +180,6 @@ def test_timing_the_parts_takes_a_tenth_of_the_time():
   each = 1.2 * 0.25 * (2 + 1 + 1)
   assert 30 < (repeats + 1) * windows * each <= 60
   assert budget.windows(slow, 2, budget.UNLIMITED)[0] == 64
-
-
-def test_the_width_to_expect():
-  assert budget.width([0.1], 9, 1) is None
-  # Student's t with 8 degrees of freedom is 2.306, and 3.206 at 0.05 / 4.
-  for arms, t in ((1, 2.306), (4, 3.206)):
-    wide = budget.width([0.0, 0.2, 0.1, 0.1], 9, arms)
-    assert wide == pytest.approx(t * 0.0816 / 3, rel=1e-3)
 
 
 def test_progress_in_a_log(capsys, monkeypatch):

@@ -103,10 +103,3 @@ def test_outcomes(ends, outcome):
 def test_one_unit_has_no_interval():
   (x,) = intervals.speedups([[9.0]] * 2, [[2.0], [1.0]])
   assert x == (2.0, None, None) and x.outcome == 'too few'
-
-
-def test_how_many_prompts_would_tell():
-  """Twice the distance to 1 takes four times as many."""
-  x = intervals.Interval(1.1, 0.9, 1.3)
-  assert x.enough(10) == pytest.approx(40) and x.width == pytest.approx(2 / 11)
-  assert intervals.Interval(1.0, 0.9, 1.1).enough(10) == math.inf

@@ -33,6 +33,11 @@ def runs(total_RG, prefill_G=(1.0, 2.0), noise_G=(0.5, 0.5), tokens=5, rows=1):
   )
 
 
+def improvement(mine, plain, whole=False):
+  runs = {'plain': plain, 'mine': mine}
+  return timing.improvements(runs, whole=whole)['mine']
+
+
 # Prefills of 1 and 2 s, which usually take 1 s more in all: a decode time under
 # 1 s is not told from nothing.
 @pytest.mark.parametrize(
@@ -42,16 +47,16 @@ def test_a_decode_shorter_than_the_noise_has_no_speed(total, speed):
   mine = runs([[total / 2, total / 2]])
   assert timing.tok_s(mine) == (speed and pytest.approx(speed))
   if speed is None:  # No repeat is left out and the others called.
-    found = timing.improvement(mine, runs([[9.0, 9.0]]))
+    found = improvement(mine, runs([[9.0, 9.0]]))
     assert found == (None, None, None)
 
 
 def test_whole_requests_pay_for_the_prefill_of_both_models():
   plain = runs([[3.0, 6.0]])
   mine = runs([[3.0, 6.0]], prefill_G=(2.0, 4.0))
-  assert timing.improvement(mine, plain).value == pytest.approx(2.0)
-  assert timing.improvement(mine, plain, whole=True).value == 1.0
-  one = timing.improvement(mine.picked([1]), plain.picked([1]))
+  assert improvement(mine, plain).value == pytest.approx(2.0)
+  assert improvement(mine, plain, whole=True).value == 1.0
+  one = improvement(mine.picked([1]), plain.picked([1]))
   assert one.value == pytest.approx(2.0)
   # Tokens over seconds: 1 + 1 s and 2 + 4 s of decoding for ten tokens.
   assert timing.tok_s(plain) == pytest.approx(10 / 6)
@@ -80,11 +85,11 @@ def test_repeats_are_no_sample_of_prompts(batches, rows, prompts, outcome):
   each = lambda seconds: runs(
     [[seconds] * batches] * 3, (1.0,) * batches, (0.1,) * batches, rows=rows
   )._replace(prompts=prompts)
-  found = timing.improvement(each(2.5), each(4.0))
+  found = improvement(each(2.5), each(4.0))
   assert found.value == pytest.approx(2.0) and found.outcome == outcome
   if batches > 1:  # Of the others none has six prompts in two batches.
     some = range(batches - 1)
-    part = timing.improvement(each(2.5).picked(some), each(4.0).picked(some))
+    part = improvement(each(2.5).picked(some), each(4.0).picked(some))
     assert part.outcome == 'too few'
 
 
@@ -99,7 +104,7 @@ def test_all_arms_at_once_and_those_too_short_beside_them():
   assert found['plain'] == (1.0, 1.0, 1.0)
   assert found['short'].outcome == 'too short'
   for name in some:
-    alone = timing.improvement(some[name], plain)
+    alone = improvement(some[name], plain)
     assert found[name].value == pytest.approx(alone.value)
     assert alone.width < found[name].width < 2 * alone.width
   sure = timing.improvements({'plain': plain} | some, level=0.99)

@@ -25,7 +25,7 @@ from specdec_jax.io import hf, load, names
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
-from tests import fakes
+from tests import fakes, loops
 from tests.io import tiny
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
@@ -242,7 +242,7 @@ def test_target_and_draft_encode_once_before_the_loop(shared):
   # encoder's layer, and the keys and values of each of the decoder's.
   encoded = 2 if shared else 2 + 1
   assert rows(compiled.as_text()).count(48) == encoded * 7 + (2 + 1) * 2
-  windows = [x for x in hlo.loops(compiled.as_text()) if '/verify/' in x]
+  windows = [x for x in loops.bodies(compiled.as_text()) if '/verify/' in x]
   assert any(3 * (2 + 1) in rows(text) for text in windows)
   assert not any('/encode/' in x or 48 in rows(x) for x in windows)
 
