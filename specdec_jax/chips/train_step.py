@@ -105,7 +105,9 @@ def _state(
 ) -> step_lib.State:
   """The shapes of a training state, each with its sharding."""
   whole = layout.sharding()
-  placed = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+  placed: Any = lambda x, at: jax.ShapeDtypeStruct(
+    x.shape, x.dtype, sharding=at
+  )
   shapes = lm.shapes(config.running(dtype='float32'))
   params = lm.nest(
     {n: placed(x, layout.parameter(n, x.ndim)) for n, x in shapes.items()}

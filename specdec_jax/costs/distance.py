@@ -5,7 +5,6 @@ arithmetic; what storing it in fewer bits changed is measured here.
 """
 
 import functools
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -79,7 +78,7 @@ def between(
   each = np.concatenate(found, -1).astype(np.float64)
   *means, loss, other = each.mean(-1).tolist()
   about = reference.label, reference.dtype, each.shape[-1]
-  return Distance(*about, *means, math.exp(loss), math.exp(other))
+  return Distance(*about, *means, *np.exp([loss, other]).tolist())
 
 
 @functools.partial(jax.jit, static_argnames=('target', 'reference', 'chunk'))
