@@ -159,10 +159,10 @@ class Pool:
     request = requests.make(items, wanted, **self._sizes)
     placed = requests.place(request, self._layout)
     placed = placed if self._layout else jax.device_put(placed)
-    rows, at = self._choose([x.tokens for x in items])
+    rows, froms, at = self._choose([x.tokens for x in items])
     reading = self._programs.opened(self._weights, placed)
     if at:
-      cache, where_B = self._held[1].cache, self._padded(rows)
+      cache, where_B = self._held[1].cache, self._padded(froms)
       reading = _go_on(reading, cache, where_B, np.int32(at))
     self.cached_tokens += at * count
     for row in rows:
@@ -170,21 +170,27 @@ class Pool:
     owners = dict(zip(tickets, rows, strict=True))
     self._refill = _Refill(owners, placed, request.lengths_B, at, reading)
 
-  def _choose(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], int]:
-    """Rows for prompts, and how many of their first tokens all of these have.
+  def _choose(
+    self, prompts: Sequence[Sequence[int]]
+  ) -> tuple[list[int], list[int], int]:
+    """Rows for prompts; those that they go on from; how many tokens all share.
 
-    Each gets the row that has most of it; else one that has nothing, or what
-    was left first.
+    A prompt that begins with all that a row has gets that row; others get one
+    that has nothing, or what was left first.
     """
     free = sorted({*range(self.rows)} - {*self._row.values()} - {*self._past})
     free += self._past
-    rows, shared = [], []
+    rows, froms, shared = [], [], []
     for tokens in prompts:
       # The last token of a prompt, as of a text, is not in the cache.
-      many = [_shared(self._past.get(x, ())[:-1], tokens[:-1]) for x in free]
-      shared.append(max(many))
-      rows.append(free.pop(many.index(shared[-1])))
-    return rows, min(shared)
+      many = {x: _shared(y[:-1], tokens[:-1]) for x, y in self._past.items()}
+      best = max(many, key=many.__getitem__, default=free[0])
+      shared.append(many.get(best, 0))
+      whole = best in free and shared[-1] == len(self._past.get(best, ())) - 1
+      rows.append(best if whole else free[0])
+      free.remove(rows[-1])
+      froms.append(best)
+    return rows, froms, min(shared)
 
   def _padded(self, rows: Sequence[int]) -> np.ndarray:
     """Rows as many as a part has: any will do where fewer are wanted."""
@@ -243,9 +249,10 @@ class Pool:
 
     First prompts are read: a chunk, or all if no row decodes.
 
-    most: windows after which it returns anyhow.
+    most: windows after which it returns anyhow; 1 while prompts are read.
     """
     self.prefill(1 if self._live_B.any() else None)
+    most = 1 if self._refill else most
     if self._live_B.any():
       request, *held = self._held
       count = np.int32(_ANY if most is None else most)
@@ -318,7 +325,9 @@ class Pool:
     """Frees rows whatever they hold, which is lost."""
     if refill := self._refill:
       gone = dict.fromkeys(refill.rows.keys() & {*tickets}, self.rows)
-      self._refill = refill._replace(rows=refill.rows | gone)
+      refill = refill._replace(rows=refill.rows | gone)
+      wanted = any(row < self.rows for row in refill.rows.values())
+      self._refill = refill if wanted else None
     rows = [self._row.pop(x) for x in tickets if x in self._row]
     if self._live_B[rows].any():  # the others have ended by themselves
       self._live_B[rows] = False

@@ -247,7 +247,8 @@ class Drafter(NamedTuple):
     tokens; None without taps, and never with them. Axis 0 of every leaf of the
     state is the row.
   propose(weights, state, context, noise, target_cache)
-    -> (Draft, state, target_cache)
+    -> (Draft, state, target_cache); of a row that is not live it writes nothing
+    in the target's cache.
   commit(state, context, outcome, features_BNE) -> state: context is the one
     after the commit, outcome an Outcome; features_BNE[:, j] belongs to the j-th
     token of the window just verified (the last committed token, then the

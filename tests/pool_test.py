@@ -207,6 +207,16 @@ def test_prompts_are_read_between_windows(table, batch):
   assert sorted(drain(held, [2, 1])) == [0, 1, 2]
 
 
+def test_what_is_cancelled_is_read_no_further(table):
+  held = pool.Pool(*in_chunks(table, 1), rows=ROWS, length=L, stops=2)
+  longest = max(range(N), key=lambda i: len(ITEMS[i].tokens))
+  refill(held, [some := (longest + 1) % N])
+  held.begin([longest], [ITEMS[longest]], wanted([longest]))
+  assert held.advance(9) == [] and not held.free  # a chunk, a window
+  held.cancel([some, longest])
+  assert held.free == ROWS and not held.busy
+
+
 def test_a_chat_goes_on_in_its_row(table):
   """What is asked next is read after what the row has."""
   sizes = dict(length=2 * L, stops=2)
@@ -217,7 +227,6 @@ def test_a_chat_goes_on_in_its_row(table):
     x._replace(tokens=(*first[3 + i % 3].tokens, *x.tokens))
     for i, x in enumerate(ITEMS)
   ]
-  # A row that has no part of it is taken from what was left first: that of 3.
   for i, had in ((5, 5), (1, 4)):
     before, text = held.cached_tokens, first[had].tokens
     found = drain(held, [i], items=chats)[i]
@@ -225,6 +234,26 @@ def test_a_chat_goes_on_in_its_row(table):
     alone = pool.Pool(*in_chunks(table), rows=1, **sizes)
     assert found.tokens == drain(alone, [i], items=chats)[i].tokens
     assert alone.cached_tokens == 0
+
+
+def test_two_chats_that_begin_alike_take_turns(table):
+  """Each goes on in its own row, and the second begins in that of the first."""
+  sizes = dict(rows=3, length=2 * L, stops=2)
+  chats = [ITEMS[0]._replace(tokens=(3, 1, 4, x)) for x in (1, 2)]
+  held = pool.Pool(*in_chunks(table), prefix_caching=True, **sizes)
+
+  def check_alone(i):
+    alone = pool.Pool(*in_chunks(table), **sizes)
+    found = drain(held, [i], items=chats)[i]
+    assert found.tokens == drain(alone, [i], items=chats)[i].tokens
+    chats[i] = chats[i]._replace(tokens=(*found.tokens, 5, 6))
+    return held.cached_tokens
+
+  cached = check_alone(0)
+  assert (cached, check_alone(1)) == (0, 3)
+  for i in (0, 1, 0):
+    cached = held.cached_tokens + len(chats[i].tokens) - 3
+    assert check_alone(i) == cached
 
 
 def test_a_row_that_is_given_away_has_no_past(table):

@@ -68,10 +68,11 @@ class Worker:
 
   def warm(self) -> None:
     """Compiles what the first job would wait for."""
-    item = requests.item(self._engine.target, [0], 0, chat=False)
-    self._pool.begin([self], [item], requests.Wanted(1))
-    self._pool.advance(1)
-    self._pool.take([self])
+    item = requests.item(self._engine.target, [0, 0], 0, chat=False)
+    for _ in range(2):  # the second goes on in the row of the first
+      self._pool.begin([self], [item], requests.Wanted(1))
+      self._pool.advance(1)
+      self._pool.take([self])
 
   def start(self, ended: Callable[[], None] = lambda: None) -> None:
     """ended(): called as the thread ends, also by an error."""
@@ -148,6 +149,7 @@ class Worker:
       items = [job.asked.items[job.index] for job in jobs]
       wanted = [job.asked.each[job.index] for job in jobs]
       self._pool.begin(jobs, items, requests.together(wanted))
+      self._pool.prefill(1)  # so that many short prompts begin together
     if len({id(job.asked) for job in self.running}) > 1:
       for job in self.running:
         job.alone = False

@@ -265,6 +265,9 @@ class Stuck:
   def begin(self, tickets, items, wanted):
     self.free = 0
 
+  def prefill(self, most):
+    pass
+
   def advance(self, most):
     if self.left.wait(0.01):
       raise RuntimeError('let go')
