@@ -58,8 +58,9 @@ def test_a_kill_tears_nothing_and_sigterm_waits_for_what_is_asked(tmp_path):
     assert process.wait(30) == 0
     with pytest.raises(httpx2.ConnectError):
       client.get('/health')
-  one, two, three = text_lib.read(str(file), field='text').documents
-  assert one == two and three.startswith('ab')
+  # The answer in mid-stream may have ended before the kill.
+  one, *killed, two, three = text_lib.read(str(file), field='text').documents
+  assert one == two and three.startswith('ab') and len(killed) < 2
 
 
 @pytest.mark.more
