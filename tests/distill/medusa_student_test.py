@@ -98,6 +98,7 @@ def test_heads_begin_as_the_teachers_own_prediction(share):
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.more
 def test_a_killed_run_leaves_the_same_heads(tmp_path):
   """They have learnt, and are read, and draft, as published ones are."""
   student = OWN | dict(share=False)

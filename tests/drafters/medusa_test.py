@@ -116,7 +116,11 @@ def proposals(target, drafter, params):
 
 @pytest.mark.parametrize(
   'layout, own, layers',
-  [('pt', True, 1), ('safetensors', False, 2), ('inside', True, 1)],
+  [
+    pytest.param('pt', True, 1, marks=pytest.mark.more),
+    ('safetensors', False, 2),
+    pytest.param('inside', True, 1, marks=pytest.mark.more),
+  ],
 )
 def test_a_head_drafts_the_token_that_it_predicts(
   x64, tmp_path, layout, own, layers

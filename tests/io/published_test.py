@@ -292,6 +292,7 @@ def test_a_folder_without_weights(tmp_path):
     eagle_folder.fit(tmp_path, '', target())
 
 
+@pytest.mark.more
 def test_it_drafts_for_a_model(tmp_path):
   """From a folder, once for a target; the text is plain decoding's."""
   raw, arrays = content()

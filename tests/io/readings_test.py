@@ -214,7 +214,7 @@ MISREAD = [
   (RAW, 'raw eagle 1', FIRST, dict),
 ]
 # Of the first seed: the cheapest, and one that a seeded bug needs.
-OFTEN = {('raw feedback', 'plain'): [], (ORDER, 'eagle 1'): [MORE]}
+OFTEN = {('raw feedback', 'plain'): [MORE], (ORDER, 'eagle 1'): [MORE]}
 CASES = [
   pytest.param(
     *case,
