@@ -217,6 +217,16 @@ def test_what_is_cancelled_is_read_no_further(table):
   assert held.free == ROWS and not held.busy
 
 
+def test_of_two_that_are_read_one_is_cancelled(table, batch):
+  held = pool.Pool(*in_chunks(table, 1), rows=9, length=L, stops=2)
+  assert held.part == 2
+  held.begin([0, 1], [ITEMS[i] for i in (0, 1)], wanted([0, 1]))
+  held.cancel([0])
+  found = drain(held)
+  assert [*found] == [1] and held.free == 9
+  check(found, batch)
+
+
 def test_a_chat_goes_on_in_its_row(table):
   """What is asked next is read after what the row has."""
   sizes = dict(length=2 * L, stops=2)
