@@ -125,10 +125,9 @@ def engine(
     made.parts,
     made.costs,
   )
-  costs = made.costs
-  if costs == {} and measure:
-    costs = calibration.measure(built)
-  return with_costs(built, costs) if costs else built
+  if made.costs:
+    return with_costs(built, made.costs)
+  return measured(built) if measure else built
 
 
 def check_prediction(engine: Engine) -> None:
@@ -146,6 +145,13 @@ def searches(engine: Engine) -> bool:
   """Whether lookup is a part of the drafter."""
   made = engine.drafter, *(x.drafter for x in engine.parts)
   return 'lookup' in [x.name for x in made]
+
+
+def measured(engine: Engine, rows: int = 1) -> Engine:
+  """The engine with costs: if it needs some, timed at these rows."""
+  if engine.costs != {}:
+    return engine
+  return with_costs(engine, calibration.measure(engine, rows))
 
 
 def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:

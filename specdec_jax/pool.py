@@ -5,7 +5,6 @@ on its neighbours: the certificate's promise `pool`.
 """
 
 import collections
-import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, metrics, requests, sharding, types
+from specdec_jax import (
+  decode,
+  forward,
+  hosts,
+  metrics,
+  requests,
+  sharding,
+  types,
+)
 
 # New prompts are read by this share of the rows at a time.
 _SHARE = 8
@@ -146,13 +153,15 @@ class Pool:
     tickets: Sequence[Hashable],
     items: Sequence[requests.Item],
     wanted: requests.Wanted,
+    most: int | None = None,
   ) -> None:
-    """Gives requests to free rows, whose prompts are then to be read.
+    """Gives requests to free rows, and reads their prompts.
 
     Args:
       tickets: one a request, in no other row.
       items: prompts, at most `part`, and no more than rows are free.
       wanted: what is asked of them.
+      most: chunks to read now; `advance` reads the others. None: all.
     """
     count = len(items)
     assert len({*tickets} - self._row.keys()) == count <= self.free, tickets
@@ -160,15 +169,17 @@ class Pool:
     placed = requests.place(request, self._layout)
     placed = placed if self._layout else jax.device_put(placed)
     rows, froms, at = self._choose([x.tokens for x in items])
-    reading = self._programs.opened(self._weights, placed)
     if at:
       cache, where_B = self._held[1].cache, self._padded(froms)
-      reading = _go_on(reading, cache, where_B, np.int32(at))
+      reading = _go_on(cache, where_B, np.int32(at))
+    else:
+      reading = self._programs.opened(self._weights, placed)
     self.cached_tokens += at * count
     for row in rows:
       self._past.pop(row, None)
     owners = dict(zip(tickets, rows, strict=True))
     self._refill = _Refill(owners, placed, request.lengths_B, at, reading)
+    self._read_on(most)
 
   def _choose(
     self, prompts: Sequence[Sequence[int]]
@@ -196,11 +207,8 @@ class Pool:
     """Rows as many as a part has: any will do where fewer are wanted."""
     return np.pad(rows, (0, self.part - len(rows)), mode='edge')
 
-  def prefill(self, most: int | None = None) -> None:
-    """Reads prompts that requests began with; read, they decode.
-
-    most: chunks, after which it returns anyhow.
-    """
+  def _read_on(self, most: int | None) -> None:
+    """Reads `most` chunks of a refill's prompts, or all; read, they decode."""
     if (refill := self._refill) is None:
       return
     left = -(-(int(refill.lengths_B.max()) - 1 - refill.at) // self._chunk)
@@ -251,7 +259,7 @@ class Pool:
 
     most: windows after which it returns anyhow; 1 while prompts are read.
     """
-    self.prefill(1 if self._live_B.any() else None)
+    self._read_on(1 if self._live_B.any() else None)
     most = 1 if self._refill else most
     if self._live_B.any():
       request, *held = self._held
@@ -317,7 +325,6 @@ class Pool:
         some = [waiting.popleft() for _ in range(count)]
         tickets, items, each = zip(*some, strict=True)
         self.begin(tickets, items, requests.together(each))
-        self.prefill()
       done = self.advance()
       yield from zip(done, self.take(done), strict=True)
 
@@ -344,11 +351,10 @@ def _outputs(weights, request, state, info, where_B):
   return jax.tree.map(lambda x: x[where_B], (request, out))
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _go_on(reading, cache, where_B, at):
-  """A Reading of which the first `at` tokens are read, in the cache's rows."""
-  rows = jax.tree.map(lambda x: x[where_B], cache)
-  return reading._replace(at=at, cache=rows)
+@jax.jit
+def _go_on(cache, where_B, at):
+  """A Reading whose first `at` tokens are read, in these rows of the cache."""
+  return forward.Reading(at, jax.tree.map(lambda x: x[where_B], cache))
 
 
 def _shared(one: Sequence[int], two: Sequence[int]) -> int:

@@ -53,7 +53,6 @@ def refill(held, left, items=ITEMS):
   while left and held.free:
     some = [left.pop(0) for _ in range(min(held.part, held.free, len(left)))]
     held.begin(some, [items[i] for i in some], wanted(some))
-    held.prefill()
 
 
 def drain(held, left=(), *, most=None, items=ITEMS):
@@ -121,7 +120,6 @@ def test_a_row_may_draft_less_than_others(table, batch):
   held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
   for i, drafts in zip(some, (0, 9, 1), strict=True):
     held.begin([i], [ITEMS[i]], wanted([i])._replace(drafts=drafts))
-    held.prefill()
   found = drain(held)
   longest = [int((found[i].info.proposed_BK[0] > 0).sum()) for i in some]
   assert longest == [0, 2, 1]
@@ -193,7 +191,7 @@ def test_prompts_are_read_between_windows(table, batch):
   some = sorted(range(N), key=lambda i: len(ITEMS[i].tokens))
   assert len(ITEMS[some[-1]].tokens) > 3  # three chunks, and the last token
   refill(held, [some[0]])
-  held.begin([some[-1]], [ITEMS[some[-1]]], wanted([some[-1]]))
+  held.begin([some[-1]], [ITEMS[some[-1]]], wanted([some[-1]]), 0)
   assert held.busy and not held.free
   for _ in range(2):
     assert held.advance(1) == [] and some[-1] not in held.news()
@@ -202,7 +200,7 @@ def test_prompts_are_read_between_windows(table, batch):
   check(found, batch)
   # Cancelled while it is read, it never had a row.
   refill(held, [0])
-  held.begin([1], [ITEMS[1]], wanted([1]))
+  held.begin([1], [ITEMS[1]], wanted([1]), 0)
   held.cancel([1])
   assert sorted(drain(held, [2, 1])) == [0, 1, 2]
 
@@ -211,7 +209,7 @@ def test_what_is_cancelled_is_read_no_further(table):
   held = pool.Pool(*in_chunks(table, 1), rows=ROWS, length=L, stops=2)
   longest = max(range(N), key=lambda i: len(ITEMS[i].tokens))
   refill(held, [some := (longest + 1) % N])
-  held.begin([longest], [ITEMS[longest]], wanted([longest]))
+  held.begin([longest], [ITEMS[longest]], wanted([longest]), 0)
   assert held.advance(9) == [] and not held.free  # a chunk, a window
   held.cancel([some, longest])
   assert held.free == ROWS and not held.busy
@@ -220,7 +218,7 @@ def test_what_is_cancelled_is_read_no_further(table):
 def test_of_two_that_are_read_one_is_cancelled(table, batch):
   held = pool.Pool(*in_chunks(table, 1), rows=9, length=L, stops=2)
   assert held.part == 2
-  held.begin([0, 1], [ITEMS[i] for i in (0, 1)], wanted([0, 1]))
+  held.begin([0, 1], [ITEMS[i] for i in (0, 1)], wanted([0, 1]), 0)
   held.cancel([0])
   found = drain(held)
   assert [*found] == [1] and held.free == 9

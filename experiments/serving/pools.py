@@ -29,7 +29,6 @@ from specdec_jax import (  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import intervals  # noqa: E402
 from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
-from specdec_jax.costs import calibration  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 from specdec_jax.serve import batch  # noqa: E402
 
@@ -47,9 +46,7 @@ def run() -> bool:
   folder = program.open_workdir(_RESULTS.value)
   config = batch.one_method(_CONFIG.value)
   e = settings_lib.load(s := settings_lib.settings(config))
-  fast = settings_lib.first(e, measure=False)
-  if fast.costs == {}:
-    fast = build.with_costs(fast, calibration.measure(fast, _ROWS.value))
+  fast = build.measured(settings_lib.first(e, measure=False), _ROWS.value)
   found = prompts_lib.chosen(s.bench.prompts)
   items = [
     requests.item(e.target, x.given, 0, chat=s.bench.chat) for x in found

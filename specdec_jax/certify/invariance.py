@@ -222,8 +222,8 @@ def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, pool.Ended]:
       some = [waiting.popleft() for _ in range(int(rng.integers(count)) + 1)]
       running |= {*some}
       asked = requests.together([each[i] for i in some])
-      held.begin(some, [items[i] for i in some], asked)
-      held.prefill(int(rng.integers(3)))
+      most = int(rng.integers(3))
+      held.begin(some, [items[i] for i in some], asked, most)
     ended = held.advance(int(rng.integers(1, 4)))
     done = [i for i in ended if rng.random() < 0.8]
     found |= zip(done, held.take(done), strict=True)

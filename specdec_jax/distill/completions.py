@@ -135,7 +135,6 @@ def generate(
       some = [waiting.popleft() for _ in range(min(held.part, len(waiting)))]
       items = [prompts[i] for i in some]
       held.begin(some, items, how.wanted(items))
-      held.prefill()
     ended = held.advance()
     # A read costs the same for few rows; the last ones are read together.
     last = not waiting and len(ended) + held.free == held.rows

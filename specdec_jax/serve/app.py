@@ -17,7 +17,6 @@ import uvicorn
 from starlette import applications, exceptions, requests, responses, routing
 
 from specdec_jax import build, completion, pool, show
-from specdec_jax.costs import calibration
 from specdec_jax.serve import meters as meters_lib
 from specdec_jax.serve import protocol
 from specdec_jax.serve import worker as worker_lib
@@ -324,9 +323,7 @@ def open_server(
 
   engine: if it has no costs yet, they are measured, at these rows.
   """
-  if engine.costs == {}:
-    costs = calibration.measure(engine, sizes.rows)
-    engine = build.with_costs(engine, costs)
+  engine = build.measured(engine, sizes.rows)
   target, gamma = engine.target, engine.drafter.gamma
   length = min(sizes.length, target.context)
   searched = target.start is not None or build.searches(engine)

@@ -148,8 +148,8 @@ class Worker:
         self.running[job] = completion.Reader(tokenizer, stop)
       items = [job.asked.items[job.index] for job in jobs]
       wanted = [job.asked.each[job.index] for job in jobs]
-      self._pool.begin(jobs, items, requests.together(wanted))
-      self._pool.prefill(1)  # so that many short prompts begin together
+      # A chunk each, so that many short prompts begin together.
+      self._pool.begin(jobs, items, requests.together(wanted), 1)
     if len({id(job.asked) for job in self.running}) > 1:
       for job in self.running:
         job.alone = False

@@ -262,11 +262,8 @@ class Stuck:
   def __init__(self):
     self.left, self.cancelled = threading.Event(), []
 
-  def begin(self, tickets, items, wanted):
+  def begin(self, tickets, items, wanted, most):
     self.free = 0
-
-  def prefill(self, most):
-    pass
 
   def advance(self, most):
     if self.left.wait(0.01):
