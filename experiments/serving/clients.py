@@ -42,10 +42,17 @@ class Reply(NamedTuple):
 
 
 def asks(
-  prompts: Sequence[Sequence[int]], count: int, longest: int, temperature: float
+  prompts: Sequence[Sequence[int]],
+  count: int,
+  longest: int,
+  temperature: float,
+  turn: int = 0,
 ) -> list[Ask]:
-  """Requests with a seed each: of ten one malformed, of four one cancelled."""
-  rng, found = random.Random(0), []
+  """Requests with a seed each: of ten one malformed, of four one cancelled.
+
+  Their lengths and order are those of a turn; no two are the same.
+  """
+  rng, found = random.Random(turn), []
   for i in range(count):
     body = dict(
       prompt=[*prompts[i % len(prompts)]],

@@ -8,6 +8,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -27,13 +28,15 @@ from specdec_jax import (  # noqa: E402
   requests,
 )
 from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import intervals  # noqa: E402
 from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
 from specdec_jax.serve import batch  # noqa: E402
 
 _CONFIG = program.config_flag('configs/smollm2.py')
 _REQUESTS = flags.DEFINE_integer('requests', 1000, 'of the load test', 8)
 _CLIENTS = flags.DEFINE_integer('clients', 64, 'of the load test', 1)
-_TIMED = flags.DEFINE_integer('timed', 32, 'requests of each timed cell', 1)
+_TIMED = flags.DEFINE_integer('timed', 32, 'requests of a timed round', 1)
+_ROUNDS = flags.DEFINE_integer('rounds', 6, 'of each timed cell', 1)
 _LONGEST = flags.DEFINE_integer('longest', 32, 'tokens of an answer', 1)
 _ROWS = flags.DEFINE_integer('rows', 8, 'of the server', 1)
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
@@ -61,11 +64,7 @@ def run() -> bool:
     levels, watch = [], psutil.Process(process.pid)
     note = lambda: levels.append(watch.memory_info().rss)
     replies = clients_lib.run(url, asks, _CLIENTS.value, after=note)
-    cells = [
-      cell(url, texts, clients, how)
-      for clients in _BESIDE
-      for how in ('on', 'off')
-    ]
+    cells = [x for clients in _BESIDE for x in timed(url, texts, clients)]
   finally:
     process.terminate()
     status = process.wait(60)
@@ -85,7 +84,7 @@ def run() -> bool:
     'status': status,
     'cells': cells,
   }
-  write(folder, doc)
+  write(folder, page.plain(doc))
   return not wrong and grown < 1.05 and status == 0
 
 
@@ -133,26 +132,50 @@ def judged(engine, asks, replies) -> dict[str, int]:
   return wrong
 
 
-def cell(url: str, texts, clients: int, how: str) -> dict[str, object]:
-  """Waits of so many clients, with speculation 'on' or 'off'."""
-  asks = [
-    clients_lib.Ask('stream', x.body | {'stream': True})
-    for x in clients_lib.asks(texts, _TIMED.value, _LONGEST.value, 0.0)
+def timed(url: str, texts, clients: int) -> list[dict[str, object]]:
+  """Waits of so many clients, without speculation and with it, in turns.
+
+  `ratio` is of tokens a second, over those without; its interval, over rounds.
+  """
+  ways = 'off', 'on'
+  replies, counts, seconds = ({way: [] for way in ways} for _ in range(3))
+  for turn in range(_ROUNDS.value):
+    asks = [
+      clients_lib.Ask('stream', x.body | {'stream': True})
+      for x in clients_lib.asks(texts, _TIMED.value, _LONGEST.value, 0.0, turn)
+    ]
+    for way in sorted(ways, reverse=bool(turn % 2)):
+      headers = {'X-Speculation': way}
+      got = clients_lib.run(url, asks, clients, headers=headers)
+      began = min(x.times[0] for x in got)
+      counts[way].append(sum(sum(x.counts) for x in got))
+      seconds[way].append(max(x.times[-1] for x in got) - began)
+      replies[way] += got
+  (ratio,) = intervals.speedups(
+    *([x[y] for y in ways] for x in (counts, seconds))
+  )
+  ratios = {'off': intervals.Interval(1.0), 'on': ratio}
+  return [
+    {
+      'clients': clients,
+      'speculation': way,
+      'tokens_per_second': sum(counts[way]) / sum(seconds[way]),
+      'ratio': ratios[way]._asdict(),
+      **waits(replies[way]),
+    }
+    for way in ways
   ]
-  headers = {'X-Speculation': how}
-  replies = clients_lib.run(url, asks, clients, headers=headers)
+
+
+def waits(replies: Sequence[clients_lib.Reply]) -> dict[str, float]:
+  """Milliseconds to the first token and between tokens."""
   first = [x.times[1] - x.times[0] for x in replies]
   between = [
     (x.times[-1] - x.times[1]) / (sum(x.counts) - 1)
     for x in replies
     if sum(x.counts) > 1
   ]
-  began = min(x.times[0] for x in replies)
-  took = max(x.times[-1] for x in replies) - began
   return {
-    'clients': clients,
-    'speculation': how,
-    'tokens_per_second': sum(sum(x.counts) for x in replies) / took,
     **{f'ttft_p{p}_ms': 1e3 * share(first, p) for p in (50, 95)},
     **{f'itl_p{p}_ms': 1e3 * share(between, p) for p in (50, 95)},
   }
@@ -167,21 +190,21 @@ def share(values, percent: int) -> float:
 
 def write(folder: pathlib.Path | None, doc) -> None:
   """Prints the page and the document; keeps them, and a picture."""
-  columns = [*doc['cells'][0]]
-  show = lambda x: f'{x:.1f}' if isinstance(x, float) else x
-  rows = [[show(x) for x in cell.values()] for cell in doc['cells']]
   kinds = ', '.join(f'{n} {kind}' for kind, n in doc['kinds'].items())
   bad = sum(doc['wrong'].values())
-  lines = [
-    f'{page.made_on(doc["machine"])} {doc["target"]}, {doc["drafter"]}.',
-    '',
+  about = (
+    f'{page.made_on(doc["machine"])} {doc["target"]}, {doc["drafter"]}.\n\n'
     f'{doc["requests"]} requests ({kinds}) of {doc["clients"]} clients: {bad} '
     f'not as they should be; {doc["told_to_wait"]} times told to wait; memory '
-    f'at the end {doc["memory_grown"]:.3f} times that of the first half.',
-    '',
-    *page.table(columns, rows),
-  ]
-  text = '\n'.join(lines)
+    f'at the end {doc["memory_grown"]:.3f} times that of the first half.'
+  )
+  columns = (
+    'clients, speculation, tokens a second=tokens_per_second:.1f, '
+    'over plain=ratio:.2fx, first token p50=ttft_p50_ms:.0f, '
+    'p95=ttft_p95_ms:.0f, between tokens p50=itl_p50_ms:.1f, p95=itl_p95_ms:.1f'
+  )
+  part = page.Part(about, columns, doc['cells'])
+  text = '\n'.join(page.lines(part)).rstrip()
   print(text)
   print(printing.compact(doc))
   page.save(folder, HERE, doc, text + '\n')
@@ -189,7 +212,7 @@ def write(folder: pathlib.Path | None, doc) -> None:
     return
 
   def paint(axes):
-    for k, how in enumerate(('on', 'off')):
+    for k, how in enumerate(('off', 'on')):
       some = [x for x in doc['cells'] if x['speculation'] == how]
       xy = ([x[y] for x in some] for y in ('clients', 'tokens_per_second'))
       axes.plot(*xy, color=plots.COLOURS[k], marker=plots.MARKS[k], label=how)

@@ -27,12 +27,15 @@ def test_a_small_load_test(tmp_path):
     '--requests=60',
     '--clients=8',
     '--timed=4',
+    '--rounds=2',
     f'--results={tmp_path}',
   ).check()
   assert done.document['wrong'] == {} and done.document['status'] == 0
   stored = json.loads((tmp_path / 'serving.json').read_text())
   assert stored == done.document
   assert (tmp_path / 'serving.png').exists()
+  off, on, *_ = done.document['cells']
+  assert off['ratio']['value'] == 1 and on['ratio']['low'] is not None
 
 
 @pytest.mark.slow
