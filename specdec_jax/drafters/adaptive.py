@@ -35,8 +35,8 @@ class Settings(fields.Checked):
   scope: str = fields.setting(
     'row',
     allowed=('row', 'batch'),
-    help='batch: what is best for all rows together; sampled text under reject '
-    'and block then depends on the batch',
+    help='what is best for a sampled row, or for the batch: text sampled under '
+    'reject and block then depends on it; greedy rows always choose together',
   )
   costs: str | os.PathLike | Mapping = fields.setting(
     '', help='measured costs, or their JSON file; empty: measured at the start'
@@ -167,14 +167,17 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
   (https://arxiv.org/abs/2211.17192), and the cost of a pass over j drafts and
   of drafting them. a is the share that the row accepted of its past drafts.
 
-  Whether and how far a window is drafted depends on what was committed before
-  it, never on its own drafts, so every rule stays exact. Costs are fixed when
+  How far a sampled window is drafted depends on what was committed before it,
+  never on its own drafts, so every rule stays exact. Costs are fixed when
   decoding starts: a row's tokens depend on nothing but its request.
+
+  All rows wait for the longest window. So greedy ones, whose text no draft
+  changes, take the j with the largest sum of E over the live rows, and again
+  when it is known which of them found a draft.
 
   Args:
     drafter: any; weights.draft is Params of it.
-    scope: 'row', or 'batch' for the j with the largest sum of E over the live
-      rows; what a row proposes then depends on its batch.
+    scope: 'batch': sampled rows choose with their batch too.
   """
 
   def init(weights, context, features):
@@ -186,7 +189,9 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
 
   def propose(weights, state, context, noise, target_cache):
     own, costs = weights.draft
-    most_B = _best(state, context, costs, scope)
+    greedy_B = context.sampling.temperature_B == 0
+    shared_B = greedy_B | (scope == 'batch')
+    most_B = _best(state, context, costs.verify_N + costs.draft_N, shared_B)
     draft, inner, target_cache = drafter.propose(
       weights._replace(draft=own),
       state.inner,
@@ -195,6 +200,9 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
       target_cache,
     )
     count_B = jnp.minimum(draft.count_B, most_B)
+    found = context._replace(gamma_B=count_B)
+    pays_B = _best(state, found, costs.verify_N, shared_B)
+    count_B = jnp.where(greedy_B, pays_B, count_B)
     # A lookup that finds nothing learns nothing.
     asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
     state = state._replace(inner=inner, asked_B=asked_B)
@@ -213,21 +221,23 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
   return drafter._replace(init=init, propose=propose, commit=commit, stops=True)
 
 
-def _best(state: State, context: types.Context, costs: Costs, scope: str):
-  """The number of drafts that pays most, at most context.gamma_B: [B]."""
+def _best(state: State, context: types.Context, cost_N, shared_B):
+  """The number of drafts that pays most, at most context.gamma_B: [B].
+
+  cost_N: of a window with 0, 1, 2 ... drafts.
+  shared_B: rows that choose what is best for all live ones; others choose for
+    themselves, and count as one token a window here.
+  """
   alpha_B = (state.accepted_B + WEIGHT * PRIOR) / (state.tried_B + WEIGHT)
 
   def longer(tokens_B, j):
     more_B = jnp.where(j <= context.gamma_B, 1 + alpha_B * tokens_B, tokens_B)
     return more_B, more_B
 
-  none_B = jnp.zeros_like(alpha_B)
-  count = jnp.arange(len(costs.verify_N))
-  _, tokens_NB = jax.lax.scan(longer, none_B, count)
-  if scope == 'batch':
-    live_1B = context.live_B[None]
-    total_N1 = jnp.sum(jnp.where(live_1B, tokens_NB, 0), 1, keepdims=True)
-    tokens_NB = jnp.broadcast_to(total_N1, tokens_NB.shape)
-  cost_N1 = (costs.verify_N + costs.draft_N)[:, None]
-  best_B = jnp.argmax(tokens_NB / cost_N1, 0).astype(jnp.int32)
+  count = jnp.arange(len(cost_N))
+  _, tokens_NB = jax.lax.scan(longer, jnp.zeros_like(alpha_B), count)
+  shared_1B, live_1B = shared_B[None], context.live_B[None]
+  each_NB = jnp.where(shared_1B, tokens_NB, 1) * live_1B
+  tokens_NB = jnp.where(shared_1B, each_NB.sum(1, keepdims=True), tokens_NB)
+  best_B = jnp.argmax(tokens_NB / cost_N[:, None], 0).astype(jnp.int32)
   return jnp.minimum(best_B, context.gamma_B)

@@ -35,13 +35,14 @@ def best(alpha: float, most: int) -> int:
   return int(np.argmax(rate))
 
 
-def counts(tried, accepted, most, scope='row', live=True):
-  n = len(tried)
+def counts(tried, accepted, most, shared=False, live=True):
+  whole_B = np.zeros(len(tried), bool)
   state = adaptive.State((), jnp.float32(tried), jnp.float32(accepted), None)
   context = types.Context(*[None] * 5)._replace(
-    gamma_B=jnp.full(n, most), live_B=jnp.broadcast_to(live, (n,))
+    gamma_B=jnp.array(most | 0 * whole_B), live_B=whole_B | live
   )
-  return adaptive._best(state, context, COSTS, scope).tolist()
+  cost_N = COSTS.verify_N + COSTS.draft_N
+  return adaptive._best(state, context, cost_N, whole_B | shared).tolist()
 
 
 def test_the_count_has_the_most_tokens_for_its_cost():
@@ -55,12 +56,16 @@ def test_the_count_has_the_most_tokens_for_its_cost():
   assert len(set(wanted)) > 2
 
 
-def test_a_batch_takes_one_count_and_its_dead_rows_none():
+def test_rows_that_share_take_one_count_and_heed_all_live_ones():
   rows = [20, 20], [0, 20]
   assert counts(*rows, K) == [0, K]
   for live in (True, False):
-    both = counts(*rows, K, 'batch', np.array([True, live]))
+    both = counts(*rows, K, True, np.array([True, live]))
     assert both == [K if live else 0] * 2
+  # One row of eight has drafts: seven would wait for it, whoever they are.
+  one = [20] * 8, [20] * 8, np.array([K] + [0] * 7)
+  assert counts(*one) == [K] + [0] * 7
+  assert counts(*one, True) == counts(*one, np.arange(8) == 0) == [0] * 8
 
 
 def test_what_a_window_teaches():
@@ -214,9 +219,10 @@ def test_drafters_that_cannot_take_turns_are_refused(bad):
 @pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE])
 @pytest.mark.parametrize('scope', ['row', 'batch'])
 def test_what_may_depend_on_the_batch(scope, rule):
-  """Sampled text, under reject, where rows share their count; nothing else.
+  """Sampled text, under reject, where its rows share their count; nothing else.
 
-  Greedy and coupled text is plain decoding's.
+  Greedy rows share theirs always, and their text is plain decoding's, as
+  coupled text is.
   """
   table = fakes.table(0, V)
   own = adaptive.Params(table + fakes.table(1, V, scale=1), COSTS)
@@ -239,7 +245,8 @@ def test_what_may_depend_on_the_batch(scope, rule):
     same_text.append(same(lambda out: out.tokens_BL))
     same_counts.append(same(lambda out: out.info.proposed_BK))
   shared = scope == 'batch'
-  assert all(same_counts) != shared
+  assert np.array(same_counts)[warm > 0].all() != shared
+  assert not all(same_counts)
   may_differ = (warm > 0) & (shared and not rule.coupled)
   assert np.array(same_text)[~may_differ].all()
   plain = decode.programs(fakes.table_model(V), decode.PLAIN, rule)
