@@ -132,20 +132,17 @@ def test_a_drafter_of_ones_own_has_weights(target, by):
   assert make().programs is make().programs
 
 
-def test_a_method_is_taken_as_it_is(target):
+def test_a_draft_that_is_made_is_taken_as_it_is(target):
+  """With its gamma; else the default is 4, and the same program."""
   made = method.Method(lookup.make(gamma=3), 'weights')
   engine = build.engine(target, made)
   assert engine.drafter is made.drafter and engine.weights.draft == 'weights'
-
-
-def test_a_default_is_the_same_program(target):
-  make = lambda draft: build.engine(target, draft, gamma=2).programs
-  assert make('lookup') is make(lookup.Settings(max_match=4, min_match=2))
-
-
-def test_a_drafter_of_ones_own_has_a_gamma(target):
   assert build.engine(target, lookup.make(gamma=2)).drafter.gamma == 2
-  assert build.engine(target, 'lookup').drafter.gamma == 4
+  one, two = (
+    build.engine(target, draft)
+    for draft in ('lookup', lookup.Settings(max_match=4, min_match=2))
+  )
+  assert one.drafter.gamma == 4 and one.programs is two.programs
 
 
 def test_a_draft_by_its_source_is_loaded_once(target):

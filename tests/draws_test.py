@@ -66,38 +66,6 @@ def test_law_of_a_draw():
   assert counted.chi_square(counts, w / w.sum()) > 1e-6
 
 
-def bits_up_to(x_M, dtype):
-  """How many of the 2**32 bit patterns give an arrival at or before x."""
-  with pytest.MonkeyPatch.context() as patch:
-    arrival = lambda: sampling.exponential(None, len(x_M), dtype)
-    low, high = np.zeros(len(x_M), np.int64), np.full(len(x_M), 2**32, np.int64)
-    for _ in range(33):
-      middle = (low + high) // 2
-      bits = np.minimum(middle, 2**32 - 1).astype(np.uint32)
-      patch.setattr(sampling, 'bits', lambda *_, b=bits: jnp.asarray(b))
-      under = (np.asarray(arrival()) <= x_M) & (middle < 2**32)
-      low, high = (
-        np.where(under, middle + 1, low),
-        np.where(under, high, middle),
-      )
-  return low
-
-
-@pytest.mark.parametrize('V, mass', [(49152, 0.01), (256000, 1e-3)])
-def test_flat_tail_of_a_real_vocabulary_integrated(V, mass):
-  """P(the tail wins), from every bit pattern: no sampling error.
-
-  With 23-bit uniforms it is 0.0074 instead of 0.01 at V = 49,152.
-  """
-  head, n = 8, V - 8
-  time_M = np.linspace(0, 40, 20001)
-  after = lambda w: 1 - bits_up_to(np.float32(w * time_M), jnp.float32) / 2**32
-  tail_M = after(mass / n) ** n
-  head_M = after((1 - mass) / head) ** head
-  wins = (-np.diff(tail_M) * (head_M[1:] + head_M[:-1]) / 2).sum()
-  assert wins == pytest.approx(mass, rel=2e-3)
-
-
 def test_accept_uniforms_are_in_range_and_uniform():
   B = 2**12
   u = np.asarray(noise(np.zeros(B), np.arange(B), np.full(B, 9)).accept_BK)

@@ -189,16 +189,6 @@ def test_axes_that_do_not_divide_stay_whole_and_are_named(
       assert f'{axis}={getattr(fakes.tiny(**sizes), axis)}' in caplog.text
 
 
-def test_too_few_devices_and_unknown_parameters_are_refused():
-  with pytest.raises(ValueError, match='needs 16 devices; there are 8'):
-    sharding.make_mesh(8, 2)
-  with pytest.raises(ValueError, match='data=0'):
-    sharding.make_mesh(0, 1)
-  layout = sharding.lay_out(sharding.make_mesh(2, 2), fakes.tiny(**EVEN))
-  with pytest.raises(ValueError, match='layers/0/moe/kernel'):
-    layout.parameter('layers/0/moe/kernel', 2)
-
-
 def test_every_parameter_has_a_place(x64):
   layout = sharding.lay_out(sharding.make_mesh(2, 4), fakes.tiny(**EVEN))
   rich = dict(qkv_bias=True, tied=False) | fakes.OLMO2
@@ -250,18 +240,29 @@ def test_training_on_a_mesh_learns_the_same(x64, data, model, fsdp):
     assert x.addressable_shards[0].data.nbytes * parts == x.nbytes
 
 
-def test_a_draft_lies_on_a_divisor_of_the_axis():
-  words = 'tensor_parallel=3: mesh.model=4 is no multiple of it; give a divisor'
+@pytest.mark.parametrize(
+  'shape, words',
+  [
+    (dict(data=8, model=2), 'needs 16 devices; there are 8'),
+    (dict(data=0, model=1), 'data=0'),
+    (
+      dict(data=2, model=4, tensor_parallel=3),
+      'tensor_parallel=3: mesh.model=4 is no multiple of it; give a divisor',
+    ),
+  ],
+)
+def test_a_mesh_that_cannot_be_is_refused(shape, words):
   with pytest.raises(ValueError, match=words):
-    sharding.make_mesh(2, 4, tensor_parallel=3)
+    sharding.make_mesh(**shape)
+
+
+def test_a_layout_that_cannot_be_is_refused():
+  mesh, config = sharding.make_mesh(2, 4), fakes.tiny(**EVEN)
+  with pytest.raises(ValueError, match='layers/0/moe/kernel'):
+    sharding.lay_out(mesh, config).parameter('layers/0/moe/kernel', 2)
   words = 'tensor_parallel=2: give it to make_mesh too, which had another'
   with pytest.raises(ValueError, match=words):
-    sharding.lay_out(
-      sharding.make_mesh(2, 4), fakes.tiny(**EVEN), tensor_parallel=2
-    )
-
-
-def test_a_width_that_does_not_divide_is_refused():
+    sharding.lay_out(mesh, config, tensor_parallel=2)
   mesh, config = sharding.make_mesh(4, 2), fakes.tiny(**EVEN | dict(width=12))
   sharding.lay_out(mesh, config, fsdp=True)
   words = r'8 devices \(data x model\) do not divide the width 12'

@@ -103,6 +103,7 @@ def test_what_cannot_be_counted(texts, order, message):
 script = functools.partial(programs.run, 'scripts/ngram.py')
 
 
+@pytest.mark.more
 def test_drafts_from_a_file_that_the_script_wrote(tmp_path):
   """One copy of the counts, on every device of a mesh."""
   (tmp_path / 'a.txt').write_text('to be or not to be')

@@ -1,11 +1,10 @@
-"""Lenience: what it emits, how far that is from p, and its bound."""
+"""Lenience: what it accepts, and how far what it emits is from p."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax import sampling, types
-from specdec_jax.certify import enumerate_window
 from specdec_jax.verify import lenient
 
 V = 5
@@ -16,50 +15,6 @@ def scores(logits_BNV, temperature):
   return types.Scores(
     jnp.asarray(logits_BNV), sampling.settings(B, temperature)
   )
-
-
-@pytest.mark.more
-@pytest.mark.parametrize('lenience', [0.9, 0.3])
-def test_a_window_of_two_drafts_emits_the_stated_law(lenience, x64):
-  """Every draft and every side of both tests, on the production rule."""
-  K, vocab, rule = 2, 3, lenient.make(lenience)
-  every = [
-    enumerate_window.problems(name, 0, count=10, gamma=K, vocab=vocab)
-    for name in enumerate_window.FAMILIES
-  ]
-  p_XNVV, q_XKVV = map(np.concatenate, zip(*every, strict=True))
-  batch = enumerate_window.windows(
-    p_XNVV, q_XKVV, np.full(len(p_XNVV), K, np.int32)
-  )
-  # Only a greedy row reads the logits.
-  bound = rule._replace(
-    verify=lambda noise, draft, p_BNV: rule.verify(
-      noise, draft, p_BNV, scores(np.zeros(p_BNV.shape), 1.0)
-    ),
-    scored=False,
-  )
-  target = enumerate_window.target_distribution(p_XNVV)
-  emitted = enumerate_window.window_distribution(bound, batch, target)
-  p_XNVV, q_XKVV = (
-    enumerate_window.normal(x.astype(float)) for x in (p_XNVV, q_XKVV)
-  )
-  # kept and emitted of both tokens, the second after each first one.
-  flat = lambda x_XVV: x_XVV.reshape(1, -1, vocab)
-  s = scores(np.zeros((1, 1, vocab)), 1.0)
-  of = lambda k, f: np.asarray(
-    f(flat(p_XNVV[:, k]), flat(q_XKVV[:, k]), s)
-  ).reshape(-1, vocab, vocab)
-  first_XV = of(0, rule.emitted)[:, 0]
-  np.testing.assert_allclose(emitted.sum((2, 3)), first_XV, atol=1e-12)
-  assert (emitted.sum((2, 3)) <= p_XNVV[:, 0, 0] / lenience + 1e-12).all()
-  # A token after a rejection is the target's alone, and so is the bonus.
-  kept_XV1 = of(0, rule.kept)[:, 0, :, None]
-  both_XVV = kept_XV1 * of(1, rule.emitted)
-  both_XVV += (first_XV[..., None] - kept_XV1) * p_XNVV[:, 1]
-  wanted = both_XVV[..., None] * p_XNVV[:, 2][:, None]
-  np.testing.assert_allclose(emitted, wanted, atol=1e-12)
-  limit_XVV = first_XV[..., None] * p_XNVV[:, 1] / lenience
-  assert (emitted.sum(3) <= limit_XVV + 1e-12).all()
 
 
 def test_accepts_at_the_ratio_divided_by_the_lenience():

@@ -9,23 +9,24 @@ from specdec_jax import build, sampling, types
 V, U = 5, 4000
 
 
-def one_window(rule, p_V, q_V, scores):
-  """(kept_V, emitted_V) of a window of one draft, over all drafts and U."""
+def one_window(rule, p_NV, q_V, scores):
+  """(kept_V, emitted_V) of a window of one draft, over all drafts and U; and
+  the weights [X, V] of the token after a draft that is kept."""
   x_B, u_B = map(np.ravel, np.meshgrid(np.arange(V), (np.arange(U) + 0.5) / U))
   every = lambda x: jnp.broadcast_to(jnp.asarray(x), (len(x_B), *np.shape(x)))
   draft = types.Draft(
     jnp.asarray(x_B)[:, None], every(q_V[None]), every(jnp.int32(1))
   )
   noise = types.Noise(jnp.asarray(u_B)[:, None], lambda *_: None, None)
-  p_BNV = every(np.stack([p_V, p_V]))
   extra = [scores(len(x_B))] if rule.scored else []
-  verdict = rule.verify(noise, draft, p_BNV, *extra)
+  verdict = rule.verify(noise, draft, every(p_NV), *extra)
   kept_B = np.asarray(verdict.accepted_B) == 1
   chance_B = q_V[x_B] / U
   kept_V = np.bincount(x_B[kept_B], chance_B[kept_B], V)
-  rest_BV = np.asarray(verdict.weights_BV)[~kept_B].astype(float)
-  rest_BV = rest_BV / rest_BV.sum(-1, keepdims=True)
-  return kept_V, kept_V + (chance_B[~kept_B, None] * rest_BV).sum(0)
+  weights_BV = np.asarray(verdict.weights_BV).astype(float)
+  rest_BV = weights_BV[~kept_B] / weights_BV[~kept_B].sum(-1, keepdims=True)
+  emitted_V = kept_V + (chance_B[~kept_B, None] * rest_BV).sum(0)
+  return kept_V, emitted_V, weights_BV[kept_B]
 
 
 @pytest.mark.parametrize('temperature', [1.0, 0.0])
@@ -43,14 +44,18 @@ def test_a_rule_keeps_and_emits_what_it_states(name, temperature):
   """
   rule, rng = build.rule_of(name), np.random.default_rng(0)
   for _ in range(5):
-    raw_V, q_V = rng.dirichlet(np.ones(V), 2).astype(np.float32)
-    p_V = raw_V if temperature else np.eye(V, dtype=np.float32)[raw_V.argmax()]
-    scores = lambda rows, p_V=raw_V: types.Scores(
-      jnp.broadcast_to(jnp.log(p_V), (rows, 2, V)),
+    *raw_NV, q_V = rng.dirichlet(np.ones(V), 3).astype(np.float32)
+    best_NV = np.eye(V, dtype=np.float32)[np.argmax(raw_NV, -1)]
+    p_NV = np.array(raw_NV) if temperature else best_NV
+    scores = lambda rows, raw_NV=raw_NV: types.Scores(
+      jnp.broadcast_to(jnp.log(jnp.array(raw_NV)), (rows, 2, V)),
       sampling.settings(rows, temperature),
     )
-    kept_V, emitted_V = one_window(rule, p_V, q_V, scores)
-    first = scores(1)._replace(logits_BNV=jnp.log(raw_V)[None, None])
+    kept_V, emitted_V, bonus_XV = one_window(rule, p_NV, q_V, scores)
+    after_V = best_NV[1] if name.startswith('typical') else p_NV[1]
+    assert np.abs(bonus_XV - after_V[None]).max() < 1e-6
+    p_V, first = p_NV[0], scores(1)
+    first = first._replace(logits_BNV=first.logits_BNV[:, :1])
     args = p_V[None, None], q_V[None, None], first
     stated_V = np.minimum(p_V, q_V) if rule.kept is None else rule.kept(*args)
     np.testing.assert_allclose(kept_V, np.ravel(stated_V), atol=2 / U)
