@@ -22,7 +22,7 @@ Array = types.Array
 class Request(NamedTuple):
   """A batch of requests, all traced: other values never compile again.
 
-  tokens_BL: prompts, then room.
+  tokens_BL: prompts, then room; a step does not read them, and takes None.
   lengths_B: prompt lengths, at least 1.
   limit_B: the length at which a row stops; limit <= length: it never starts.
   request_B, seed_B: uint32, what the row's randomness is keyed by.

@@ -226,7 +226,8 @@ class Pool:
     """Puts what is read into its rows."""
     request = refill.request
     began = self._programs.begin(self._weights, request, reading)
-    began = request, *began
+    # Steps read the tokens of State: no copy of the prompts is kept.
+    began = request._replace(tokens_BL=None), *began
     if self._held is None:
       self._held = jax.tree.map(self._blank, began)
       where = jax.tree.map(lambda x: x.sharding, self._held)
