@@ -22,8 +22,9 @@ from specdec_jax import (
   types,
 )
 
-# New prompts are read by this share of the rows at a time.
-_SHARE = 8
+# New prompts are read by this share of the rows at a time, in so many parts at
+# most, which take turns: each holds a cache of its own.
+_SHARE, _PARTS = 8, 4
 _ANY = np.iinfo(np.int32).max
 
 
@@ -121,7 +122,7 @@ class Pool:
     self._live_B = np.zeros(self.rows, bool)
     self._told_B = np.zeros(self.rows, int)  # tokens that `news` has told
     self._past: dict[int, list[int]] = {}  # what free rows have, oldest first
-    self._refill: _Refill | None = None
+    self._refills: collections.deque[_Refill] = collections.deque()
     self.cached_tokens = 0
     self._held: Any = None  # decode.Request, State and Info of all rows
 
@@ -135,13 +136,13 @@ class Pool:
 
   @property
   def free(self) -> int:
-    """Rows that can be given a request now; none while prompts are read."""
-    return 0 if self._refill else self.rows - len(self._row)
+    """Rows that can be given a request now; 0 while too many are read."""
+    return len(self._unused()) if len(self._refills) < _PARTS else 0
 
   @property
   def busy(self) -> bool:
     """Whether there is a request, which may have ended."""
-    return bool(self._row or self._refill)
+    return bool(self._row or self._refills)
 
   @property
   def ended(self) -> list[Any]:
@@ -178,8 +179,14 @@ class Pool:
     for row in rows:
       self._past.pop(row, None)
     owners = dict(zip(tickets, rows, strict=True))
-    self._refill = _Refill(owners, placed, request.lengths_B, at, reading)
-    self._read_on(most)
+    refill = _Refill(owners, placed, request.lengths_B, at, reading)
+    self._read_on(refill, most)
+
+  def _unused(self) -> list[int]:
+    """Rows without a request: those that have nothing, then the oldest."""
+    used = [*self._row.values(), *self._past]
+    used += [row for x in self._refills for row in x.rows.values()]
+    return [*sorted({*range(self.rows)} - {*used}), *self._past]
 
   def _choose(
     self, prompts: Sequence[Sequence[int]]
@@ -189,9 +196,7 @@ class Pool:
     A prompt that begins with all that a row has gets that row; others get one
     that has nothing, or what was left first.
     """
-    free = sorted({*range(self.rows)} - {*self._row.values()} - {*self._past})
-    free += self._past
-    rows, froms, shared = [], [], []
+    free, rows, froms, shared = self._unused(), [], [], []
     for tokens in prompts:
       # The last token of a prompt, as of a text, is not in the cache.
       many = {x: _shared(y[:-1], tokens[:-1]) for x, y in self._past.items()}
@@ -207,19 +212,17 @@ class Pool:
     """Rows as many as a part has: any will do where fewer are wanted."""
     return np.pad(rows, (0, self.part - len(rows)), mode='edge')
 
-  def _read_on(self, most: int | None) -> None:
+  def _read_on(self, refill: _Refill, most: int | None) -> None:
     """Reads `most` chunks of a refill's prompts, or all; read, they decode."""
-    if (refill := self._refill) is None:
-      return
     left = -(-(int(refill.lengths_B.max()) - 1 - refill.at) // self._chunk)
     count = left if most is None else min(most, left)
     reading = self._programs.read(
       self._weights, refill.request, refill.reading, np.int32(count)
     )
     at = refill.at + count * self._chunk
-    self._refill = refill._replace(at=at, reading=reading)
-    if count == left:
-      self._refill = None
+    if count < left:
+      self._refills.append(refill._replace(at=at, reading=reading))
+    else:
       self._start(refill, reading)
 
   def _start(self, refill: _Refill, reading) -> None:
@@ -256,12 +259,13 @@ class Pool:
   def advance(self, most: int | None = None) -> list[Any]:
     """Decodes in one call until a row ends; the tickets of those that have.
 
-    First prompts are read: a chunk, or all if no row decodes.
+    First a chunk of prompts is read: those of one `begin`, which take turns.
 
     most: windows after which it returns anyhow; 1 while prompts are read.
     """
-    self._read_on(1 if self._live_B.any() else None)
-    most = 1 if self._refill else most
+    if self._refills:
+      self._read_on(self._refills.popleft(), 1)
+    most = 1 if self._refills else most
     if self._live_B.any():
       request, *held = self._held
       count = np.int32(_ANY if most is None else most)
@@ -331,11 +335,10 @@ class Pool:
 
   def cancel(self, tickets: Sequence[Hashable]) -> None:
     """Frees rows whatever they hold, which is lost."""
-    if refill := self._refill:
-      gone = dict.fromkeys(refill.rows.keys() & {*tickets}, self.rows)
-      refill = refill._replace(rows=refill.rows | gone)
-      wanted = any(row < self.rows for row in refill.rows.values())
-      self._refill = refill if wanted else None
+    for x in self._refills:
+      x.rows.update(dict.fromkeys(x.rows.keys() & {*tickets}, self.rows))
+    wanted = [x for x in self._refills if min(x.rows.values()) < self.rows]
+    self._refills = collections.deque(wanted)
     rows = [self._row.pop(x) for x in tickets if x in self._row]
     if self._live_B[rows].any():  # the others have ended by themselves
       self._live_B[rows] = False

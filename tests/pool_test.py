@@ -192,7 +192,7 @@ def test_prompts_are_read_between_windows(table, batch):
   assert len(ITEMS[some[-1]].tokens) > 3  # three chunks, and the last token
   refill(held, [some[0]])
   held.begin([some[-1]], [ITEMS[some[-1]]], wanted([some[-1]]), 0)
-  assert held.busy and not held.free
+  assert held.busy and held.free == ROWS - 2
   for _ in range(2):
     assert held.advance(1) == [] and some[-1] not in held.news()
   found = drain(held, most=1)
@@ -205,12 +205,36 @@ def test_prompts_are_read_between_windows(table, batch):
   assert sorted(drain(held, [2, 1])) == [0, 1, 2]
 
 
+def test_what_is_read_takes_turns_and_a_short_prompt_overtakes(table, batch):
+  held = pool.Pool(*in_chunks(table, 1), rows=9, length=L, stops=2)
+  some = sorted(range(N), key=lambda i: -len(ITEMS[i].tokens))
+  long, short = some[:4], some[-1]
+  chunks = [len(ITEMS[i].tokens) - 1 for i in long]
+  assert chunks[-1] >= 3 and len(ITEMS[short].tokens) <= 2
+  for i in long[:3]:
+    held.begin([i], [ITEMS[i]], wanted([i]), 0)
+  held.begin([short], [ITEMS[short]], wanted([short]), 1)
+  assert held.free == 5 and [*held._row] == [short]
+  held.begin([long[3]], [ITEMS[long[3]]], wanted([long[3]]), 0)
+  assert held.free == 0  # as many are read as may be
+  found, before = {}, sum(chunks)
+  for turn in range(before):
+    at = [x.at for x in held._refills]
+    assert max(at) - min(at) <= 1, turn
+    ended = held.advance(1)
+    found |= zip(ended, held.take(ended), strict=True)
+  assert not held._refills
+  found |= drain(held)
+  assert {*found} == {*long, short}
+  check(found, batch)
+
+
 def test_what_is_cancelled_is_read_no_further(table):
   held = pool.Pool(*in_chunks(table, 1), rows=ROWS, length=L, stops=2)
   longest = max(range(N), key=lambda i: len(ITEMS[i].tokens))
   refill(held, [some := (longest + 1) % N])
   held.begin([longest], [ITEMS[longest]], wanted([longest]), 0)
-  assert held.advance(9) == [] and not held.free  # a chunk, a window
+  assert held.advance(9) == [] and held.free == ROWS - 2  # a chunk, a window
   held.cancel([some, longest])
   assert held.free == ROWS and not held.busy
 
