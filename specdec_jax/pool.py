@@ -149,6 +149,21 @@ class Pool:
     """Tickets of rows that have ended and are not taken."""
     return [x for x, row in self._row.items() if not self._live_B[row]]
 
+  def fit(self, prompts: Sequence[Sequence[int]]) -> int:
+    """How many of these prompts, the first, can well begin together now.
+
+    They have as many chunks to read, together as alone: none waits for a longer
+    one, and none reads what a row has since another's beginning is in no row.
+    """
+    most = min(self.part, self.free, len(prompts))
+    had = [self._cached(x)[0] for x in prompts[:most]]
+    chunks = lambda i, at: -(-(len(prompts[i]) - 1 - at) // self._chunk)
+    for count in range(most, 1, -1):
+      together = {chunks(i, min(had[:count])) for i in range(count)}
+      if len(together | {chunks(i, had[i]) for i in range(count)}) == 1:
+        return count
+    return min(most, 1)
+
   def begin(
     self,
     tickets: Sequence[Hashable],
@@ -198,15 +213,20 @@ class Pool:
     """
     free, rows, froms, shared = self._unused(), [], [], []
     for tokens in prompts:
-      # The last token of a prompt, as of a text, is not in the cache.
-      many = {x: _shared(y[:-1], tokens[:-1]) for x, y in self._past.items()}
-      best = max(many, key=many.__getitem__, default=free[0])
-      shared.append(many.get(best, 0))
-      whole = best in free and shared[-1] == len(self._past.get(best, ())) - 1
+      many, best = self._cached(tokens)
+      whole = best in free and many == len(self._past[best]) - 1
       rows.append(best if whole else free[0])
       free.remove(rows[-1])
       froms.append(best)
+      shared.append(many)
     return rows, froms, min(shared)
+
+  def _cached(self, tokens: Sequence[int]) -> tuple[int, int]:
+    """How many first tokens of a prompt a free row has, and which row."""
+    # The last token of a prompt, as of a text, is not in the cache.
+    pasts = self._past.items()
+    many = ((_shared(y[:-1], tokens[:-1]), x) for x, y in pasts)
+    return max(many, key=lambda pair: pair[0], default=(0, self.rows))
 
   def _padded(self, rows: Sequence[int]) -> np.ndarray:
     """Rows as many as a part has: any will do where fewer are wanted."""

@@ -137,10 +137,7 @@ class Worker:
 
   def _begin(self) -> None:
     """Gives rows to the jobs that have waited longest."""
-    while self.waiting and self._pool.free:
-      with self._changed:
-        count = min(self._pool.free, self._pool.part, len(self.waiting))
-        jobs = [self.waiting.popleft() for _ in range(count)]
+    while jobs := self._next():
       tokenizer, now = self._engine.target.tokenizer, time.monotonic()
       for job in jobs:
         job.began = now
@@ -153,6 +150,13 @@ class Worker:
     if len({id(job.asked) for job in self.running}) > 1:
       for job in self.running:
         job.alone = False
+
+  def _next(self) -> list[Job]:
+    """The jobs that have waited longest, as many as can begin together."""
+    with self._changed:
+      waiting = [*self.waiting]
+    count = self._pool.fit([x.asked.items[x.index].tokens for x in waiting])
+    return [self.waiting.popleft() for _ in range(count)]
 
   def _advance(self) -> None:
     """Decodes a window, or a few, and tells the jobs what came."""

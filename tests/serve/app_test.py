@@ -262,6 +262,9 @@ class Stuck:
   def __init__(self):
     self.left, self.cancelled = threading.Event(), []
 
+  def fit(self, prompts):
+    return min(self.free, len(prompts))
+
   def begin(self, tickets, items, wanted, most):
     self.free = 0
 
