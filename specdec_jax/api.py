@@ -11,6 +11,7 @@ import collections
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from specdec_jax import (
@@ -90,8 +91,8 @@ def stream(
   """The same tokens as generate for one prompt, a window at a time.
 
   Args:
-    target, draft, rule, gamma, draft_options, options: as in generate; n,
-      logprobs and record are refused.
+    target, draft, rule, gamma, draft_options, options: as in generate; n and
+      record are refused.
     prompt: a text, token ids, or a conversation.
     request: the number that keys the randomness; generate numbers its prompts
       from 0.
@@ -103,7 +104,7 @@ def stream(
   Raises:
     ValueError, NonFiniteLogits: as generate.
   """
-  for name, default in dict(n=1, logprobs=0, record=False).items():
+  for name, default in dict(n=1, record=False).items():
     if options.get(name, default) != default:
       raise ValueError(
         f'{name}={options[name]}: a stream has none; use generate'
@@ -327,30 +328,22 @@ def completion_of(
 ) -> completion.Completion:
   """The answer to a request: stop strings and logprobs are applied here."""
   tokenizer, info, start = engine.target.tokenizer, ended.info, ended.start
-  tokens = ended.tokens
-  made_by = _origins(info.origin_BL[0, start : len(tokens)])
+  new = slice(start, len(ended.tokens))
   reader = completion.Reader(tokenizer, wanted.stop)
-  piece = reader.piece(tokens[start:], made_by, last=True)
-  kept = slice(start, start + len(piece.tokens))
-  of_row = lambda x_BL: x_BL[0, kept].tolist()
-  logprobs = top = None
-  if info.logprob_BL is not None:
-    logprobs = of_row(info.logprob_BL)
-  if info.top_BLX is not None:
-    pairs = zip(*map(of_row, info.top_BLX), strict=True)
-    top = [list(zip(*x, strict=True)) for x in pairs]
+  piece = reader.piece(ended.tokens[new], *_recorded(info, new), last=True)
   record = None
   if windows is not None:
     setting = record_lib.setting(engine, wanted)
-    record = record_lib.Record(tokens[:start], windows, tokenizer, setting)
+    prompt = ended.tokens[:start]
+    record = record_lib.Record(prompt, windows, tokenizer, setting)
   return completion.Completion(
     text=piece.text,
     tokens=piece.tokens,
     finish_reason='stop' if reader.stopped else ended.reason,
     origins=piece.origins,
     metrics=metrics.summary(info)._asdict() | {'costs': engine.costs},
-    logprobs=logprobs,
-    top_logprobs=top,
+    logprobs=piece.logprobs,
+    top_logprobs=piece.top_logprobs,
     record=record,
     texts=piece.texts,
   )
@@ -367,8 +360,8 @@ def _pieces(engine, request, wanted) -> Iterator[completion.Piece]:
     state, info = engine.programs.step(weights, request, state, info)
     live, end = bool(state.live_B[0]), int(state.lengths_B[0])
     tokens = np.asarray(state.tokens_BL)[0, at:end].tolist()
-    made_by = _origins(np.asarray(info.origin_BL)[0, at:end])
-    yield reader.piece(tokens, made_by, last=not live)
+    told = _recorded(info, slice(at, end))
+    yield reader.piece(tokens, *told, last=not live)
     at = end
   if info.broken_B[0] and not reader.stopped:
     raise _non_finite(engine, request.request_B[0], at - begin)
@@ -381,5 +374,8 @@ def _non_finite(engine, number, count: int) -> completion.NonFiniteLogits:
   )
 
 
-def _origins(origin_L: np.ndarray) -> list[str]:
-  return [types.ORIGINS[o] for o in origin_L]
+def _recorded(info: types.Info, new: slice) -> tuple[Any, ...]:
+  """What Reader.piece is told of new tokens of row 0."""
+  found = info.origin_BL, info.logprob_BL, info.top_BLX
+  # Copies: the next step is donated these arrays.
+  return jax.tree.map(lambda x_BL: np.array(np.asarray(x_BL)[0, new]), found)

@@ -6,7 +6,9 @@ import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from specdec_jax import build, fields, requests
+import numpy as np
+
+from specdec_jax import build, fields, requests, types
 from specdec_jax import record as record_lib
 from specdec_jax.drafters import table
 from specdec_jax.io import files
@@ -227,12 +229,15 @@ class Piece:
   """The tokens that one window emitted; text may lag behind them.
 
   texts: what each token adds to the text; joined they are `text`.
+  logprobs, top_logprobs: of each token, as in Completion.
   """
 
   text: str
   tokens: list[int]
   origins: list[str]
   texts: list[str] = dataclasses.field(default_factory=list)
+  logprobs: list[float] | None = None
+  top_logprobs: list[list[tuple[int, float]]] | None = None
 
   def __repr__(self) -> str:
     return f'Piece({_said(self)})'
@@ -250,15 +255,24 @@ class Reader:
     self._stream = tokenizer.stream(stop)
 
   def piece(
-    self, tokens: Sequence[int], origins: Sequence[str], *, last: bool
+    self,
+    tokens_T: types.Array,
+    origin_T: types.Array,
+    logprob_T: types.Array | None = None,
+    top_TX: tuple[types.Array, types.Array] | None = None,
+    *,
+    last: bool,
   ) -> Piece:
     """The tokens up to the one that completes a stop string.
 
-    last: no more will come. Until then text waits that a later token may
-      change, such as half a character or the beginning of a stop string.
+    Args:
+      tokens_T: the next tokens.
+      origin_T, logprob_T, top_TX: of these tokens, as in types.Info.
+      last: no more will come. Until then text waits that a later token may
+        change, such as half a character or the beginning of a stop string.
     """
     stream, texts, rest = self._stream, [], ''
-    for token in tokens:
+    for token in np.asarray(tokens_T).tolist():
       texts.append(stream.push(token))
       if stream.stopped:
         break
@@ -267,8 +281,19 @@ class Reader:
       rest = stream.text[stream.ready :]
     if texts:
       texts[-1] += rest
-    text = ''.join(texts) or rest
-    return Piece(text, [*tokens[:n]], [*origins[:n]], texts)
+    listed = lambda x_T: np.asarray(x_T)[:n].tolist()
+    top = None
+    if top_TX is not None:
+      pairs = zip(*map(listed, top_TX), strict=True)
+      top = [list(zip(*x, strict=True)) for x in pairs]
+    return Piece(
+      text=''.join(texts) or rest,
+      tokens=listed(tokens_T),
+      origins=[types.ORIGINS[x] for x in listed(origin_T)],
+      texts=texts,
+      logprobs=None if logprob_T is None else listed(logprob_T),
+      top_logprobs=top,
+    )
 
 
 def _said(x: Completion | Piece) -> str:

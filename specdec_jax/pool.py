@@ -153,16 +153,18 @@ class Pool:
     """How many of these prompts, the first, can well begin together now.
 
     They have as many chunks to read, together as alone: none waits for a longer
-    one, and none reads what a row has since another's beginning is in no row.
+    one, and none reads again what a row has of it.
     """
     most = min(self.part, self.free, len(prompts))
+    if most < 2:
+      return most
     had = [self._cached(x)[0] for x in prompts[:most]]
     chunks = lambda i, at: -(-(len(prompts[i]) - 1 - at) // self._chunk)
     for count in range(most, 1, -1):
       together = {chunks(i, min(had[:count])) for i in range(count)}
       if len(together | {chunks(i, had[i]) for i in range(count)}) == 1:
         return count
-    return min(most, 1)
+    return 1
 
   def begin(
     self,
@@ -294,19 +296,20 @@ class Pool:
       self._live_B = np.array(hosts.fetch(held[0].live_B))
     return self.ended
 
-  def news(self) -> dict[Any, tuple[list[int], list[str]]]:
-    """By ticket, tokens and origins that are new since the last call."""
+  def news(self) -> dict[Any, tuple[Any, ...]]:
+    """By ticket, what is new since the last call: arguments of Reader.piece."""
     if self._held is None:
       return {}
     _, state, info = self._held
-    told = state.tokens_BL, state.lengths_B, info.origin_BL
-    tokens_BL, ends_B, origins_BL = hosts.fetch(told)
+    told = state.tokens_BL, info.origin_BL, info.logprob_BL, info.top_BLX
+    told, ends_B = hosts.fetch((told, state.lengths_B))
     found = {}
     for ticket, row in self._row.items():
       new = slice(self._told_B[row], ends_B[row])
-      made_by = [types.ORIGINS[x] for x in origins_BL[row, new]]
-      if made_by:
-        found[ticket] = tokens_BL[row, new].tolist(), made_by
+      if new.start < new.stop:
+        # Copies: the next step is donated these arrays.
+        cut = lambda x_BL, row=row, new=new: np.array(x_BL[row, new])
+        found[ticket] = jax.tree.map(cut, told)
       self._told_B[row] = ends_B[row]
     return found
 

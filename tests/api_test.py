@@ -62,15 +62,13 @@ def test_samples_of_a_prompt_differ_and_begin_with_the_single_one(
 @pytest.mark.more
 def test_streaming_gives_the_tokens_and_text_of_generate(target, plain):
   for draft in (None, 'lookup'):
-    pieces = list(
-      specdec_jax.stream(target, PROMPTS[0], draft=draft, gamma=3, **COMMON)
-    )
-    whole = specdec_jax.generate(
-      target, PROMPTS[:1], draft=draft, gamma=3, **COMMON
-    )[0]
-    assert [t for p in pieces for t in p.tokens] == whole.tokens
+    how = COMMON | dict(draft=draft, gamma=3, logprobs=2)
+    pieces = list(specdec_jax.stream(target, PROMPTS[0], **how))
+    (whole,) = specdec_jax.generate(target, PROMPTS[:1], **how)
     assert ''.join(p.text for p in pieces) == whole.text
-    assert [o for p in pieces for o in p.origins] == whole.origins
+    for name in ('tokens', 'origins', 'logprobs', 'top_logprobs'):
+      found = [x for p in pieces for x in getattr(p, name)]
+      assert found == getattr(whole, name), name
 
 
 @pytest.mark.more
@@ -300,7 +298,6 @@ STREAM = [
   (dict(request=1.5), 'request=1.5: must be a whole number'),
   (dict(request=True), 'request=True: must be a whole number'),
   (dict(n=2), 'n=2: a stream has none; use generate'),
-  (dict(logprobs=True), 'logprobs=True: a stream has none; use generate'),
   (dict(chat=1), 'chat=1: must be True or False'),
   (dict(prompt=[[1, 2]]), r'token \[1, 2\] of a prompt: must be a whole'),
   (dict(prompt=b'a'), "prompt b'a': must be a text"),

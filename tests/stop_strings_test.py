@@ -80,7 +80,10 @@ def windows(model, sizes, most: int):
   """An engine whose windows emit so many of IDS, up to a limit."""
   ids = IDS[:most]
   info = types_lib.SimpleNamespace(
-    origin_BL=np.zeros((1, SLOTS), np.int32), broken_B=[False]
+    origin_BL=np.zeros((1, SLOTS), np.int32),
+    broken_B=[False],
+    logprob_BL=None,
+    top_BLX=None,
   )
   tokens = np.zeros((1, SLOTS), np.int32)
   tokens[0, : 1 + len(ids)] = [*PROMPT, *ids]

@@ -150,17 +150,21 @@ class Server:
 
   async def _chunks(self, talk: '_Talk') -> AsyncIterator[str]:
     """An answer as server-sent events."""
-    head, begun = protocol.head(talk.asked, self._served), set()
+    head = protocol.head(talk.asked, self._served)
+    tokenizer = self._served.engine.target.tokenizer
+    said: dict[int, int] = {}  # characters, by choice
     try:
       async for index, event in self._events(talk):
         piece, reason = event, None
         if isinstance(event, completion.Completion):
           piece, reason = completion.Piece('', [], []), event.finish_reason
+        before = said.get(index, 0)
+        chances = protocol.logprobs(talk.asked, piece, tokenizer, before)
         choice = protocol.choice(
-          talk.asked, index, piece, reason, first=index not in begun
+          talk.asked, index, piece, reason, first=index not in said
         )
-        begun.add(index)
-        yield _event(head | {'choices': [choice]})
+        said[index] = before + len(piece.text)
+        yield _event(head | {'choices': [choice | {'logprobs': chances}]})
       if talk.asked.usage:
         yield _event(head | {'choices': []} | self._totals(talk))
     except protocol.Refused as refused:

@@ -155,7 +155,7 @@ def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
   each = [_wanted(x, served, asked) for x in items]
   if plain:
     each = [wanted._replace(drafts=0) for wanted in each]
-  top = _top(given, engine.options.logprobs, chat, stream)
+  top = _top(given, engine.options.logprobs, chat)
   usage = _usage_wanted(given, stream)
   return Asked(chat, items, each, asked, top, stream, usage)
 
@@ -211,7 +211,7 @@ def _usage_wanted(given: Mapping[str, Any], stream: bool) -> bool:
   return _flag(options, 'include_usage')
 
 
-def _top(given: Mapping[str, Any], kept: int, chat: bool, stream: bool):
+def _top(given: Mapping[str, Any], kept: int, chat: bool) -> int | None:
   """Asked.top; kept: the log-probabilities that the engine records."""
   name = 'top_logprobs' if chat else 'logprobs'
   asked = _flag(given, 'logprobs') if chat else 'logprobs' in given
@@ -222,8 +222,6 @@ def _top(given: Mapping[str, Any], kept: int, chat: bool, stream: bool):
     if top:
       raise ValueError(f'{name}={top}: needs logprobs=true beside it')
     return None
-  if stream:
-    raise ValueError('logprobs: a stream has none; leave out one of the two')
   most = kept if kept > 1 else 0
   if not kept or top > most:
     raise ValueError(
@@ -324,9 +322,17 @@ def choice(
   return {'index': index} | said | end
 
 
-def logprobs(asked: Asked, x: Any, tokenizer) -> Any:
-  """The log-probabilities of a Completion, in the form of its answer."""
-  if asked.top is None:
+def logprobs(
+  asked: Asked,
+  x: completion.Piece | completion.Completion,
+  tokenizer,
+  before: int = 0,
+) -> Any:
+  """The log-probabilities of an answer or a piece, in the form of the answer.
+
+  before: characters of the answer before the piece.
+  """
+  if asked.top is None or x.logprobs is None:
     return None
   name = lambda token: tokenizer.decode([token], special=True)
   # What JSON has no number for, as vLLM writes it.
@@ -343,7 +349,7 @@ def logprobs(asked: Asked, x: Any, tokenizer) -> Any:
     likely = ({'top_logprobs': [entry(*y) for y in best]} for best in top)
     found = zip(pairs, likely, strict=True)
     return {'content': [entry(*pair) | rest for pair, rest in found]}
-  starts = itertools.accumulate(map(len, x.texts), initial=0)
+  starts = itertools.accumulate(map(len, x.texts), initial=before)
   return {
     'tokens': [name(token) for token, _ in pairs],
     'token_logprobs': [finite(chance) for _, chance in pairs],

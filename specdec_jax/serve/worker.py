@@ -165,9 +165,9 @@ class Worker:
     follow = any(job.asked.stream for job in self.running)
     ended = set(self._pool.advance(1 if follow else _WINDOWS))
     now = time.monotonic()
-    for job, (tokens, origins) in self._pool.news().items():
+    for job, told in self._pool.news().items():
       reader = self.running[job]
-      piece = reader.piece(tokens, origins, last=job in ended)
+      piece = reader.piece(*told, last=job in ended)
       if reader.stopped:  # the row itself knows no stop strings
         ended.add(job)
       job.times.append(now)

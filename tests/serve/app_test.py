@@ -107,6 +107,23 @@ def test_a_stream_is_the_same_answer_in_pieces(client):
   assert chunks[0]['object'] == 'chat.completion.chunk'
 
 
+@pytest.mark.parametrize(
+  ('where', 'body'),
+  [
+    ('completions', TEXT | dict(logprobs=2)),
+    ('chat/completions', CHAT | dict(logprobs=True, top_logprobs=2)),
+  ],
+)
+def test_a_stream_has_the_log_probabilities_of_the_whole(client, where, body):
+  (whole,) = post(client, body | HOW, where).json()['choices']
+  *pieces, end = stream(client, body | HOW, where)
+  assert len(pieces) > 1 and end['choices'][0]['logprobs'] is None
+  said = [piece['choices'][0]['logprobs'] for piece in pieces]
+  for name, values in whole['logprobs'].items():
+    assert [x for piece in said for x in piece[name]] == values, name
+    assert len(values) == HOW['max_tokens']
+
+
 def test_without_speculation_nothing_is_drafted_and_the_text_is_the_same(
   client,
 ):

@@ -143,7 +143,6 @@ REFUSED = [
   ),
   (TEXT | dict(logprobs=-1), 400, 'logprobs=-1: must be a whole number'),
   (TEXT | dict(logprobs=3), 400, 'this server keeps 2 of each token; start'),
-  (TEXT | dict(logprobs=1, stream=True), 400, 'logprobs: a stream has none'),
   (CHAT | dict(logprobs=1), 400, 'logprobs=1: must be true or false'),
   (CHAT | dict(top_logprobs=1), 400, 'top_logprobs=1: needs logprobs=true'),
   (dict(prompt=''), 400, 'empty prompt'),
