@@ -16,7 +16,7 @@ playwright = pytest.importorskip(
 CHROMIUM = shutil.which('chromium')
 URL = 'http://page.test/'
 EVIL = '<img src=x onerror="hurt=1"><script>hurt=1</script>\n'
-MODEL = dict(id='m', chat=True, target='big', object='model', draft=None)
+MODEL = dict(id='m', chat=True, logprobs=1, object='model', draft=None)
 pytestmark = pytest.mark.more
 
 
@@ -111,7 +111,9 @@ def window(*tokens, end=None):
   """An event of a window of (text, origin) tokens."""
   texts, origins = zip(*tokens, strict=True)
   own = dict(tokens=[*map(len, texts)], origins=origins, texts=texts)
-  return event(choices=[dict(finish_reason=end, specdec_jax=own)])
+  chances = {'content': [{'logprob': -0.125 - i} for i in range(len(tokens))]}
+  choice = dict(finish_reason=end, logprobs=chances, specdec_jax=own)
+  return event(choices=[choice])
 
 
 def end(rate, drafted=0):
@@ -161,6 +163,7 @@ def test_a_prompt_is_answered_twice_and_compared(tab):
   assert bodies[0] == bodies[1]
   assert bodies[0]['messages'] == [{'role': 'user', 'content': EVIL}]
   assert bodies[0]['seed'] == 7 and bodies[0]['stream'] is True
+  assert bodies[0]['logprobs'] is True
   texts, kinds = shown(x for x, _ in TOKENS), [kind for _, kind in TOKENS]
   fast, plain = 'section:nth-child(1)', 'section:nth-child(2)'
   assert tokens_of(tab, f'{fast} .answer') == [*zip(kinds, texts, strict=True)]
@@ -175,7 +178,9 @@ def test_a_prompt_is_answered_twice_and_compared(tab):
   assert tab.locator(f'{fast} .end').inner_text() == 'Ended by length.'
   assert tab.locator(f'{fast} tr').count() == 2
   settings = tab.locator('#settings').text_content()
-  assert settings == 'id: mchat: truetarget: big'
+  assert settings == 'id: mchat: truelogprobs: 1'
+  tab.locator(f'{fast} .answer .bonus').hover()
+  assert tab.locator('output').inner_text() == 'bonus, id 1, p 0.119'
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,7 @@ def models(served: Served) -> dict[str, Any]:
     'rule': engine.rule.name,
     'lossless': engine.rule.lossless,
     'gamma': engine.drafter.gamma,
+    'logprobs': engine.options.logprobs,
   }
   return {'object': 'list', 'data': [about]}
 
