@@ -452,7 +452,7 @@ def test_a_rerun_with_the_costs_of_a_result_repeats_it(
   monkeypatch.setattr(
     calibration,
     'measure',
-    lambda engine: dict(verify=[1, 1, 1, 1], lm=next(drafting)),
+    lambda engine, rows: dict(verify=[1, 1, 1, 1], lm=next(drafting)),
   )
   inner = lm.Settings('random:tiny:1')
   settings = dict(drafter=inner, scope='batch')
