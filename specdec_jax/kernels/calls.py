@@ -180,7 +180,6 @@ def attend(
   heads: int,
   scale: float,
   cap: float | None = None,
-  mixed: bool = False,
   norms: tuple[Norm, Norm] | None = None,
   bias_BHTS: Array | None = None,
 ) -> list[Array]:
@@ -196,7 +195,6 @@ def attend(
     heads: H.
     scale: factor of the scores.
     cap: soft cap of the scaled scores.
-    mixed: rotate channels (2c, 2c + 1), not (c, c + C / 2).
     norms: RMS norms of queries and of keys.
     bias_BHTS: added to the scores.
 
@@ -225,7 +223,6 @@ def attend(
     scale=np.float32(scale),
     cap=np.float32(cap or 0),
     eps=np.float32(norms[0].eps if norms else 0),
-    mixed=np.int32(mixed),
   )
   return [y.reshape(B, T, -1), *cache]
 

@@ -234,14 +234,13 @@ static void attend_unit(const void* job, int64_t i) {
   }
 }
 
-// y = x, its channel pairs rotated: (c, c + C/2), or (2c, 2c + 1) if mixed.
+// y = x, its pairs of channels (c, c + C/2) rotated.
 INLINE void rotate(const float* x, const float* cos, const float* sin,
-                   int64_t C, bool mixed, float* y) {
+                   int64_t C, float* y) {
   for (int64_t c = 0; c < C / 2; c++) {
-    const int64_t i = mixed ? 2 * c : c, k = mixed ? 2 * c + 1 : c + C / 2;
-    const float a = x[i], b = x[k];
-    y[i] = a * cos[c] - b * sin[c];
-    y[k] = b * cos[c] + a * sin[c];
+    const float a = x[c], b = x[c + C / 2];
+    y[c] = a * cos[c] - b * sin[c];
+    y[c + C / 2] = b * cos[c] + a * sin[c];
   }
 }
 
@@ -322,7 +321,7 @@ XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
         memcpy(x, row + h * C, sizeof(float) * C);
       const float* from = x;
       if (cos) {
-        rotate(x, cos + i * C / 2, sin + i * C / 2, C, WHOLE("mixed"), y);
+        rotate(x, cos + i * C / 2, sin + i * C / 2, C, y);
         from = y;
       }
       if (h < H) {

@@ -133,20 +133,10 @@ def rotation(positions_BT: Array, config: model_config.LMConfig):
   return jnp.cos(angle) * size, jnp.sin(angle) * size
 
 
-def rotate(x_BTHC: Array, cos, sin, pairs: str) -> Array:
-  """Rotates channel pairs: (c, c + C/2) if 'half', (2c, 2c + 1) if
-  'interleaved'."""
-  half = x_BTHC.shape[-1] // 2
-  if pairs == 'half':
-    a, b = x_BTHC[..., :half], x_BTHC[..., half:]
-  else:
-    a, b = x_BTHC[..., 0::2], x_BTHC[..., 1::2]
-  a, b = a.astype(cos.dtype), b.astype(cos.dtype)
-  a, b = a * cos - b * sin, b * cos + a * sin
-  if pairs == 'half':
-    y = jnp.concatenate([a, b], -1)
-  else:
-    y = jnp.stack([a, b], -1).reshape(x_BTHC.shape)
+def rotate(x_BTHC: Array, cos, sin) -> Array:
+  """Rotates each pair of channels (c, c + C/2)."""
+  a, b = (y.astype(cos.dtype) for y in jnp.split(x_BTHC, 2, -1))
+  y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
   return y.astype(x_BTHC.dtype)
 
 

@@ -42,10 +42,8 @@ class LMConfig:
   head is the same matrix.
 
   Positions. position: 'rope', 'learned' or 'relative' (T5's: a number for each
-  head and distance is added to the scores). rope_pairs: the channels that
-  rotate together, 'half' (c, c + C/2) or 'interleaved' (2c, 2c + 1). buckets:
-  how many relative positions are told apart, and the distance from which all
-  are one.
+  head and distance is added to the scores). buckets: how many relative
+  positions are told apart, and the distance from which all are one.
 
   Attention. windows: how many tokens a token attends to, itself included, 0 for
   all; layer i has windows[i % len(windows)]. rotated: likewise whether a layer
@@ -87,7 +85,6 @@ class LMConfig:
   tied: bool = True
   position: str = 'rope'
   rope_theta: float = 10000.0
-  rope_pairs: str = 'half'
   rope_scaling: Scaling | None = None
   buckets: tuple[int, int] = (32, 128)
   windows: tuple[int, ...] = (0,)
@@ -188,7 +185,6 @@ class LMConfig:
 
 # The values of settings that are words.
 ALLOWED = {
-  'rope_pairs': ('half', 'interleaved'),
   'position': ('rope', 'learned', 'relative'),
   'act': ('silu', 'gelu_tanh', 'gelu', 'relu'),
   'norm': ('rms', 'layer'),

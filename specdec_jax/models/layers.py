@@ -177,8 +177,8 @@ class Attention(nnx.Module):
     if q_norm is not None and k_norm is not None and not c.joint_qk_norm:
       q_BTHC, k_BTGC = q_norm(q_BTHC), k_norm(k_BTGC)
     if view.cos is not None:
-      q_BTHC = attention.rotate(q_BTHC, view.cos, view.sin, c.rope_pairs)
-      k_BTGC = attention.rotate(k_BTGC, view.cos, view.sin, c.rope_pairs)
+      q_BTHC = attention.rotate(q_BTHC, view.cos, view.sin)
+      k_BTGC = attention.rotate(k_BTGC, view.cos, view.sin)
     cache, layer = write(k_BTGC, v_BTGC)
     y_BTF = attention.attend(
       q_BTHC,
@@ -211,7 +211,6 @@ class Attention(nnx.Module):
       heads=c.heads,
       scale=c.query_scale or c.head_dim**-0.5,
       cap=c.attn_softcap,
-      mixed=c.rope_pairs == 'interleaved',
       norms=norms,
       bias_BHTS=view.bias_BHTS,
     )

@@ -74,12 +74,12 @@ def test_what_surrounds_a_product(kind, act, gated):
   np.testing.assert_allclose(normed, 2 * x + norm(x), atol=1e-5)
 
 
-# B, T, H, G, C, S, soft cap, pairs (None: not rotated), query and key norms.
+# B, T, H, G, C, S, soft cap; whether rotated, with query and key norms.
 ATTENTION = [
-  (1, 1, 9, 3, 64, 384, None, 'half', False),
-  (2, 5, 4, 2, 16, 50, None, 'interleaved', True),
-  (2, 20, 4, 1, 48, 70, 3.0, None, False),
-  (1, 40, 2, 2, 6, 96, None, 'half', True),
+  (1, 1, 9, 3, 64, 384, None, True, False),
+  (2, 5, 4, 2, 16, 50, None, True, True),
+  (2, 20, 4, 1, 48, 70, 3.0, False, False),
+  (1, 40, 2, 2, 6, 96, None, True, True),
 ]
 
 
@@ -87,11 +87,11 @@ ATTENTION = [
 @pytest.mark.parametrize('case', ATTENTION)
 def test_attention_and_the_cache_that_it_writes(case):
   """Every second case has a bias, of its own in each row and head."""
-  B, T, H, G, C, S, cap, pairs, normed = case
+  B, T, H, G, C, S, cap, rotated, normed = case
   bias = normal(7, B, H, T, S) if B > 1 else None
   qkv = normal(0, B, T, (H + 2 * G) * C)
   angle = normal(1, B, T, 1, C // 2)
-  cos, sin = (jnp.cos(angle), jnp.sin(angle)) if pairs else (None, None)
+  cos, sin = (jnp.cos(angle), jnp.sin(angle)) if rotated else (None, None)
   # The first row ends behind the cache, where nothing is written.
   at_BT = jnp.asarray([S - T + 1, 3][:B])[:, None] + jnp.arange(T)[None]
   mask = jnp.arange(S)[None, None] <= at_BT[..., None]
@@ -105,17 +105,16 @@ def test_attention_and_the_cache_that_it_writes(case):
       module.scale[...] = normal(4 + i, C)
     norms = tuple(layers.packed_norm(x) for x in modules)
     q, k = modules[0](q), modules[1](k)
-  if pairs:
-    q, k = (attention.rotate(x, cos, sin, pairs) for x in (q, k))
+  if rotated:
+    q, k = (attention.rotate(x, cos, sin) for x in (q, k))
   written = kv.write(old, k, v, at_BT)
   ways = dict(scale=0.3, cap=cap)
   wanted = attention.attend(q, written, mask, bias_BHTS=bias, **ways)
   call = jax.jit(
     lambda part, cache, bias: calls.attend(
-      *part, *cache, heads=H, norms=norms, mixed=pairs == 'interleaved',
-      bias_BHTS=bias, **ways,
+      *part, *cache, heads=H, norms=norms, bias_BHTS=bias, **ways
     )
-  )  # fmt: skip
+  )
   parts = qkv, cos, sin, at_BT, mask
   y, *new = call(parts, panels(old), bias)
   np.testing.assert_allclose(y, wanted, atol=5e-6)

@@ -80,17 +80,16 @@ def test_a_window_sees_the_last_tokens_and_turns_by_its_own_base(x64):
     np.testing.assert_allclose(views[window].sin, np.sin(angle), atol=1e-12)
 
 
-@pytest.mark.parametrize('pairs', ['half', 'interleaved'])
-def test_rotation_turns_each_pair_by_its_angle(x64, pairs):
+def test_rotation_turns_each_pair_by_its_angle(x64):
   config = fakes.tiny(rope_theta=100.0)
   C = config.head_dim
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 3, 4, C))
   positions = np.array([[0, 1, 2], [5, 300, 7]])
   cos, sin = attention.rotation(jnp.asarray(positions), config)
-  got = np.asarray(attention.rotate(jnp.asarray(x), cos, sin, pairs))
+  got = np.asarray(attention.rotate(jnp.asarray(x), cos, sin))
   for c in range(C // 2):
-    i, j = (c, c + C // 2) if pairs == 'half' else (2 * c, 2 * c + 1)
+    i, j = c, c + C // 2
     turn = np.exp(1j * positions * 100.0 ** (-2 * c / C))[..., None]
     wanted = (x[..., i] + 1j * x[..., j]) * turn
     np.testing.assert_allclose(got[..., i], wanted.real, atol=1e-12)
@@ -144,7 +143,6 @@ def test_a_row_that_sees_nothing_is_finite():
   'bad',
   [
     dict(heads=3, kv_heads=2),
-    dict(rope_pairs='both'),
     dict(dtype='int8'),
     dict(position='sinus'),
     dict(act='tanh'),

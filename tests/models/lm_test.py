@@ -163,35 +163,6 @@ def test_fused_projections_change_no_result(x64, settings):
   np.testing.assert_allclose(together, apart, rtol=1e-10)
 
 
-def test_interleaved_pairs_are_half_pairs_of_permuted_channels(x64):
-  half = fakes.tiny(qkv_bias=True)
-  model, mixed = (
-    lm.make(half),
-    lm.make(fakes.tiny(qkv_bias=True, rope_pairs='interleaved')),
-  )
-  params, C = params_of(half), half.head_dim
-  # Channel 2c of the interleaved order is c of the halves, 2c + 1 is c + C/2.
-  order = np.arange(C).reshape(2, C // 2).T.ravel()
-
-  def permute(path, x):
-    name = jax.tree_util.keystr(path)
-    if "'attn'" not in name or not ("['q']" in name or "['k']" in name):
-      return x
-    heads = x.shape[-1] // C
-    columns = (np.arange(heads)[:, None] * C + order[None]).ravel()
-    return x[..., columns]
-
-  other = jax.tree_util.tree_map_with_path(permute, params)
-  cache = model.init_cache(B, S)
-  x, y = (
-    read(m, p, np.zeros(B, int), S, cache)[0]
-    for m, p in ((model, params), (mixed, other))
-  )
-  np.testing.assert_allclose(x, y, atol=1e-11)
-  wrong = read(mixed, params, np.zeros(B, int), S, cache)[0]
-  assert np.abs(wrong - x).max() > 1e-3
-
-
 @pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
 def test_slots_past_the_end_and_masked_tokens_write_nowhere(x64, scan):
   config = fakes.tiny().running(scan_layers=scan)
