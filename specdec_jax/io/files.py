@@ -89,6 +89,20 @@ def check_unicode(value: Any, what: str) -> None:
     ) from e
 
 
+def head(path: pathlib.Path) -> bytes:
+  """The first bytes of a file of weights, which may be the pointer to one."""
+  try:
+    with open(path, 'rb') as f:
+      found = f.read(32)
+  except OSError as e:
+    raise ValueError(f'{path}: cannot be read: {e.strerror or e}') from e
+  if found.startswith(b'version https://git-lfs'):
+    raise ValueError(
+      f'{path}: a Git LFS pointer; fetch the weights with `git lfs pull`'
+    )
+  return found
+
+
 def write(path: pathlib.Path, content: str | bytes) -> None:
   """Writes a file atomically; a str gets a newline at its end."""
   if isinstance(content, str):

@@ -144,17 +144,8 @@ HF = Naming(
   },
   prefix='model.',
 )
-HF_GEMMA = HF._replace(
-  modules={
-    **HF.modules,
-    'attn_post_norm': 'post_attention_layernorm',
-    'mlp_norm': 'pre_feedforward_layernorm',
-    'mlp_post_norm': 'post_feedforward_layernorm',
-  },
-  convert=_add_1_to_scales,
-)
-# Gemma 1 has the norms of a Llama, OLMo 2 only those after its parts.
-HF_GEMMA1 = HF._replace(convert=_add_1_to_scales)
+# OLMo 2 has norms after its parts alone, Gemma before them too; Gemma 1 has
+# those of a Llama.
 HF_OLMO2 = HF._replace(
   modules={
     **HF.modules,
@@ -162,6 +153,11 @@ HF_OLMO2 = HF._replace(
     'mlp_post_norm': 'post_feedforward_layernorm',
   },
 )
+HF_GEMMA = HF._replace(
+  modules={**HF_OLMO2.modules, 'mlp_norm': 'pre_feedforward_layernorm'},
+  convert=_add_1_to_scales,
+)
+HF_GEMMA1 = HF._replace(convert=_add_1_to_scales)
 HF_PHI3 = HF._replace(
   modules={
     **HF.modules,

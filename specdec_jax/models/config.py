@@ -160,9 +160,7 @@ class LMConfig:
   def of_layers(self, layers: Sequence[int]) -> 'LMConfig':
     """The settings of a model of these layers only."""
     each = [self.kinds[i % len(self.kinds)] for i in layers]
-    windows, rotated = (
-      x[:1] if len(set(x)) == 1 else x for x in zip(*each, strict=True)
-    )
+    windows, rotated = map(once, zip(*each, strict=True))
     return dataclasses.replace(
       self, depth=len(layers), windows=windows, rotated=rotated
     )
@@ -181,6 +179,11 @@ class LMConfig:
   def activations(self) -> str:
     """The dtype of activations and cache."""
     return 'float32' if self.run.packed else self.dtype
+
+
+def once(each: Sequence) -> tuple:
+  """A setting of every layer, once if it is the same of all."""
+  return tuple(each[:1] if len(set(each)) == 1 else each)
 
 
 # The values of settings that are words.
@@ -280,11 +283,9 @@ _ROWS: dict[str, tuple] = {
 }
 
 # depth, width, heads, mlp of T5 1.1, whose halves have equal sizes; Flan-T5 is
-# trained from it. The context is that of its training; it has no other limit.
-# w128 and w256 are drafts for the small one: their encoder of four layers runs
-# once a request, their one decoder layer for every draft token.
+# trained from it. w128 and w256 are drafts for the small one: their encoder of
+# four layers runs once a request, their decoder's one for every draft token.
 _T5 = {
-  'tiny': (2, 64, 4, 128),
   'w128': (1, 128, 2, 512, 4),
   'w256': (1, 256, 4, 1024, 4),
   'small': (8, 512, 6, 1024),
@@ -296,27 +297,21 @@ _T5 = {
 
 
 def _t5_1_1(
-  name: str, depth: int, width: int, heads: int, mlp: int, encoder_depth=0
+  depth, width, heads, mlp, encoder_depth=0, *, head_dim=64, vocab=32128
 ):
-  tiny = name == 'tiny'
-  return t5(
-    depth,
-    encoder_depth,
-    width=width,
-    heads=heads,
-    head_dim=16 if tiny else 64,
-    mlp=mlp,
-    vocab=512 if tiny else 32128,
-    context=512,
-    act='gelu_tanh',
-    tied=False,
+  """The context is that of its training; it has no other limit."""
+  sizes = dict(
+    width=width, heads=heads, head_dim=head_dim, mlp=mlp, vocab=vocab
   )
+  more = dict(context=512, act='gelu_tanh', tied=False)
+  return t5(depth, encoder_depth, **sizes, **more)
 
 
 SIZES: dict[str, dict[str, Any]] = {
   name: dict(zip(_COLUMNS, row, strict=False)) | row[-1]
   for name, row in _ROWS.items()
-} | {f't5_{name}': _t5_1_1(name, *row) for name, row in _T5.items()}
+} | {f't5_{name}': _t5_1_1(*row) for name, row in _T5.items()}
+SIZES['t5_tiny'] = _t5_1_1(2, 64, 4, 128, head_dim=16, vocab=512)
 
 
 def sized(name: str, **changes) -> LMConfig:

@@ -54,6 +54,11 @@ class Yarn:
   magnitude: float = 1.0
   truncate: bool = True
 
+  @property
+  def context(self) -> int:
+    """Texts may be `factor` times as long as those of training."""
+    return int(self.factor * self.original_context)
+
   def scale(self, freq: Array, theta: float) -> Array:
     channels = 2 * len(freq)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import safetensors
 
+from specdec_jax.io import files
 from specdec_jax.io.arrays import pickled
 
 # Of NumPy -> of safetensors.
@@ -33,14 +34,7 @@ class Stored(NamedTuple):
 
 def open_file(path: pathlib.Path) -> dict[str, Stored]:
   """The arrays of a file by their names; none is read."""
-  try:
-    with open(path, 'rb') as f:
-      if f.read(32).startswith(b'version https://git-lfs'):
-        raise ValueError(
-          f'{path}: a Git LFS pointer; fetch the weights with `git lfs pull`'
-        )
-  except OSError as e:
-    raise ValueError(f'{path}: cannot be read: {e.strerror}') from e
+  files.head(path)
   if path.suffix != '.safetensors':
     return {
       name: Stored(_DTYPES[str(x.dtype)], x.shape, lambda x=x: x)

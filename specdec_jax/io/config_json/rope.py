@@ -84,7 +84,6 @@ def _dynamic(at: Json, *_) -> dict[str, Any]:
 
 
 def _yarn(at: Json, context: int, first: int) -> dict[str, Any]:
-  """Texts may then be `factor` times as long as those of training."""
   factor = at.number('factor', context / first)
 
   def size(share: float) -> float:
@@ -102,7 +101,7 @@ def _yarn(at: Json, context: int, first: int) -> dict[str, Any]:
     magnitude=at.number('attention_factor', magnitude),
     truncate=at.flag('truncate'),
   )
-  return dict(rope_scaling=scaling, context=max(context, int(factor * first)))
+  return dict(rope_scaling=scaling, context=max(context, scaling.context))
 
 
 def _longrope(at: Json, context: int, first: int) -> dict[str, Any]:

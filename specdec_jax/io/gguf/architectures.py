@@ -122,9 +122,7 @@ def _common(s: Json, file: container.File) -> dict[str, Any]:
     )
   scaling = _scaling(s, context)
   if isinstance(scaling, rope.Yarn):
-    # Texts may be `factor` times as long as those of training.
-    longest = int(scaling.factor * scaling.original_context)
-    context = max(context, longest)
+    context = max(context, scaling.context)
   return dict(
     depth=depth,
     width=width,

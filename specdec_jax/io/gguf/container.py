@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 
+from specdec_jax.io import files
+
 MAGIC = b'GGUF'
 VERSIONS = (2, 3)
 
@@ -139,18 +141,10 @@ def _parse(path: pathlib.Path) -> File:
   Every count and size is checked against the bytes that are there before
   anything is allocated, so a cut or damaged file is one ValueError.
   """
-  try:
-    with open(path, 'rb') as f:
-      head = f.read(32)
-      if head[:4] != MAGIC:
-        lfs = head.startswith(b'version https://git-lfs')
-        raise ValueError(
-          f'{path}: not a GGUF file'
-          + ('; fetch the weights with `git lfs pull`' if lfs else '')
-        )
-      data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-  except OSError as e:
-    raise ValueError(f'{path}: cannot be read: {e.strerror or e}') from e
+  if files.head(path)[:4] != MAGIC:
+    raise ValueError(f'{path}: not a GGUF file')
+  with open(path, 'rb') as f:
+    data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
   cursor = _Cursor(path, data)
   version = cursor.scalar('I')
   if version not in VERSIONS:
