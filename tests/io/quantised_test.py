@@ -26,6 +26,8 @@ TYPES = {
   'U32': np.uint32, 'I64': np.int64, 'F8_E4M3': np.uint8,
 }  # fmt: skip
 
+STATE = 'weight.quant_state.bitsandbytes__nf4'
+
 
 # --- values ------------------------------------------------------------------
 
@@ -141,6 +143,16 @@ def test_some_matrices_of_gptq_may_have_other_bits_than_are_stated():
   np.testing.assert_array_equal(plan.get('x.weight'), want)
 
 
+def test_inputs_of_compressed_have_the_scales_of_their_groups():
+  facts, parts = CASES['compressed: 4 bits, groups']
+  dtype, scale = parts['weight_scale']
+  groups = np.random.default_rng(0).permutation(64) * scale.shape[1] // 64
+  each = {'weight_g_idx': ('I32', groups.astype(np.int32))}
+  own = {'weight_scale': (dtype, scale[:, groups])}
+  x, y = (opened(facts['settings'], parts | x) for x in (each, own))
+  np.testing.assert_array_equal(x.get('x.weight'), y.get('x.weight'))
+
+
 def test_the_version_of_auto_round_is_its_packing():
   facts, parts = CASES['gptq: 4 bits, mixed']
   own = dict(quant_method='auto-round', packing_format='auto_round:gptqmodel')
@@ -175,108 +187,77 @@ def test_the_packages_still_write_the_golden_files(family):
 # --- folders -----------------------------------------------------------------
 
 
-def packed(codes, bits):
-  """Codes [R, C] in words of 32 bits, one code after the other."""
-  R = len(codes)
-  each = np.unpackbits(codes.astype(np.uint8)[..., None], -1, bits, 'little')
-  each = each.reshape(R, -1)
-  each = np.pad(each, ((0, 0), (0, -each.shape[1] % 32)))
-  return np.packbits(each, -1, 'little').view(np.int32)
+def words(rng, rows, columns):
+  """Random codes, whatever their bits."""
+  return rng.integers(0, 1 << 32, (rows, columns), np.uint32).view(np.int32)
 
 
-def spread(x, wide):
-  return np.repeat(x.astype(np.float32), wide, 1)
+def scales(rng, rows, columns):
+  return (rng.random((rows, columns)) * 0.05).astype(np.float16)
 
 
 def gptq(rng, O, I, group=16, mixed=True):
-  G = I // group
-  codes, zero = rng.integers(0, 16, (O, I)), rng.integers(1, 17, (O, G))
-  scale = (rng.random((O, G)) * 0.05).astype(np.float16)
   # As matrices of the same inputs have it: one order.
   same = np.random.default_rng(I)
   groups = (same.permutation(I) if mixed else np.arange(I)) // group
-  parts = dict(
-    qweight=packed(codes, 4).T,
-    qzeros=packed(zero.T - 1, 4),
-    scales=scale.T,
+  return dict(
+    qweight=words(rng, I // 8, O),
+    qzeros=words(rng, I // group, O // 8),
+    scales=scales(rng, I // group, O),
     g_idx=groups.astype(np.int32),
     bias=np.zeros(O, np.float16),
   )
-  zero = zero % 16
-  values = (codes - zero[:, groups]).astype(np.float32)
-  return parts, values * scale.astype(np.float32)[:, groups]
 
 
 def awq(rng, O, I, group=16):
-  G = I // group
-  codes, zero = rng.integers(0, 16, (O, I)), rng.integers(0, 16, (O, G))
-  scale = (rng.random((O, G)) * 0.05).astype(np.float16)
-  mix = lambda x: x.T.reshape(x.shape[1], -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
-  word = lambda x: packed(mix(x).reshape(x.T.shape), 4)
-  parts = dict(qweight=word(codes), qzeros=word(zero), scales=scale.T)
-  return parts, (codes - spread(zero, group)) * spread(scale, group)
+  return dict(
+    qweight=words(rng, I, O // 8),
+    qzeros=words(rng, I // group, O // 8),
+    scales=scales(rng, I // group, O),
+  )
 
 
 def compressed(rng, O, I, group=16, mixed=True):
-  codes, scale = rng.integers(0, 16, (O, I)), rng.random((O, I // group))
-  scale = (scale * 0.05).astype(ml_dtypes.bfloat16)
   groups = (rng.permutation(I) if mixed else np.arange(I)) // group
-  parts = dict(
-    weight_packed=packed(codes, 4),
-    weight_scale=scale,
+  return dict(
+    weight_packed=words(rng, O, I // 8),
+    weight_scale=scales(rng, O, I // group).astype(ml_dtypes.bfloat16),
     weight_shape=np.array([O, I]),
     weight_g_idx=groups.astype(np.int32),
     input_scale=np.ones(1, np.float32),
   )
-  return parts, (codes - 8).astype(np.float32) * scale.astype('f4')[:, groups]
 
 
 def fp8(rng, O, I):
   x = rng.standard_normal((O, I)).astype(ml_dtypes.float8_e4m3fn)
   scale = rng.random((-(-O // 20), -(-I // 20))).astype(np.float32)
-  each = np.repeat(spread(scale, 20), 20, 0)[:O, :I]
-  parts = dict(weight=x, weight_scale_inv=scale)
-  return parts, x.astype(np.float32) * each
+  return dict(weight=x, weight_scale_inv=scale)
 
 
 def nf4(rng, O, I, block=20, table=None):
-  codes = rng.integers(0, 16, O * I)
   table = rng.standard_normal(16) if table is None else table
-  absmax, table = rng.random(O * I // block), table.astype(np.float32)
-  absmax = absmax.astype(np.float32)
   state = dict(quant_type='nf4', blocksize=block, dtype='float32', shape=[O, I])
-  if O * I % block:
-    absmax = np.append(absmax, np.float32(0.5))
-  parts = {
-    'weight': (codes[::2] * 16 + codes[1::2]).astype(np.uint8)[:, None],
-    'weight.absmax': absmax,
-    'weight.quant_map': table,
-    'weight.quant_state.bitsandbytes__nf4': np.frombuffer(
-      json.dumps(state).encode(), np.uint8
-    ),
+  return {
+    'weight': rng.integers(0, 256, (O * I // 2, 1), np.uint8),
+    'weight.absmax': rng.random(-(-O * I // block)).astype(np.float32),
+    'weight.quant_map': table.astype(np.float32),
+    STATE: np.frombuffer(json.dumps(state).encode(), np.uint8),
   }
-  values = table[codes] * np.repeat(absmax, block)[: O * I]
-  return parts, values.reshape(O, I)
 
 
 def int8(rng, O, I):
-  codes = rng.integers(-127, 128, (O, I)).astype(np.int8)
+  codes = rng.integers(-127, 128, (O, I), np.int8)
   scale = rng.random(O).astype(np.float32)
-  parts = dict(weight=codes, SCB=scale, weight_format=np.uint8(0))
-  values = codes.astype(np.float32) * scale[:, None]
-  return parts, values * np.float32(1 / 127)
+  return dict(weight=codes, SCB=scale, weight_format=np.array(0, np.uint8))
 
 
 def mlx(rng, O, I, group=16):
-  codes = rng.integers(0, 64, (O, I))
-  both = (rng.random((2, O, I // group)) - 0.5) * 0.02
-  scale, bias = both.astype(np.float16)
-  word = packed(codes, 6).view(np.uint32)
-  parts = dict(weight=word, scales=scale, biases=bias)
-  return parts, codes * spread(scale, group) + spread(bias, group)
+  scale, bias = (scales(rng, O, I // group) - 0.01 for _ in range(2))
+  codes = words(rng, O, I * 6 // 32).view(np.uint32)
+  return dict(weight=codes, scales=scale, biases=bias)
 
 
-# Family -> (settings, function(rng, out, in) -> (parts, values), label).
+# Family -> (settings, function(rng, out, in) -> parts, label).
 FAMILIES = {
   'gptq': (
     dict(quant_method='gptq', bits=4, group_size=16, sym=False), gptq,
@@ -321,9 +302,7 @@ def joined(arrays):
 def write(
   folder, family, change=lambda weights: None, how=None, arch='llama', **sizes
 ):
-  """A folder whose projections are quantised; and the same, dequantised.
-
-  Of MLX the embedding too, which is the head.
+  """A folder whose projections are quantised; of MLX the head too, tied.
 
   Args:
     folder, family: where, and of FAMILIES.
@@ -333,30 +312,34 @@ def write(
     **sizes: of tiny.config.
   """
   (settings, make, _), how = FAMILIES[family], how or {}
-  rng, c = np.random.default_rng(0), tiny.config(tied=family == 'mlx', **sizes)
-  ends = '_proj.weight', 'embed_tokens.weight' if c.tied else '_proj.weight'
-  weights, plain, arrays = {}, {}, tiny.arrays(c)
-  for name, x in (joined(arrays) if arch == 'phi3' else arrays).items():
-    if not name.endswith(ends):
-      weights[name] = plain[name] = x
-      continue
-    parts, plain[name] = make(rng, *x.shape, **how)
-    start = name.removesuffix('weight')
-    weights |= {start + k: np.ascontiguousarray(x) for k, x in parts.items()}
-  change(weights)
-  tiny.write_folder(folder, c, weights=weights)
   if 'group' in how:
     settings = settings | dict(group_size=how['group'])
+  rng, c = np.random.default_rng(0), tiny.config(tied=family == 'mlx', **sizes)
+  ends = '_proj.weight', 'embed_tokens.weight' if c.tied else '_proj.weight'
+  weights, arrays = {}, tiny.arrays(c)
+  for name, x in (joined(arrays) if arch == 'phi3' else arrays).items():
+    start = name.removesuffix('weight')
+    parts = make(rng, *x.shape, **how) if name.endswith(ends) else {'weight': x}
+    weights |= {start + k: part for k, part in parts.items()}
+  change(weights)
+  tiny.write_folder(folder, c, weights=weights)
   own = tiny.settings(c, arch) | dict(quantization_config=settings)
   (folder / 'config.json').write_text(json.dumps(own))
-  other = folder.with_name('plain')
-  return folder, tiny.write_folder(other, c, arch, weights=plain)
+  return folder
+
+
+def dequantised(folder, arch='llama'):
+  """The folder beside it that has the values of each matrix, tested above."""
+  c, reader, _ = hf.open_folder(folder, 'x')
+  names = [x for x in reader.shapes if not reader.spare(x)]
+  values = {name: np.ascontiguousarray(reader.get(name)) for name in names}
+  return tiny.write_folder(folder.with_name('plain'), c, arch, weights=values)
 
 
 @pytest.mark.parametrize('family', FAMILIES)
 def test_a_folder_has_the_logits_of_the_dequantised_one(family, tmp_path):
-  folder, plain = write(tmp_path / 'model', family)
-  one, two = tiny.read(folder), tiny.read(plain)
+  folder = write(tmp_path / 'model', family)
+  one, two = tiny.read(folder), tiny.read(dequantised(folder))
   tiny.check_equal(one.params, two.params)
   assert one.label == f'model ({FAMILIES[family][2]}, dequantised)'
   assert one.digest == files.digest([folder / hf.SINGLE])
@@ -370,7 +353,6 @@ def test_a_folder_has_the_logits_of_the_dequantised_one(family, tmp_path):
 
 
 UP = 'model.layers.0.mlp.up_proj.'
-STATE = 'weight.quant_state.bitsandbytes__nf4'
 
 
 def put(part, value):
@@ -443,7 +425,7 @@ def with_nan(x):
   ],
 )  # fmt: skip
 def test_a_damaged_matrix_is_named(family, change, message, tmp_path):
-  folder, _ = write(tmp_path / 'model', family, change)
+  folder = write(tmp_path / 'model', family, change)
   with pytest.raises(ValueError, match=message):
     tiny.read(folder)
 
@@ -552,7 +534,8 @@ ROUND = dict(quant_method='auto-round', bits=4, group_size=16, sym=False)
 def test_settings_in_other_places_and_words(
   family, settings, beside, nested, tmp_path
 ):
-  folder, plain = write(tmp_path / 'model', family)
+  folder = write(tmp_path / 'model', family)
+  plain = dequantised(folder)
   if beside:
     (folder / beside).write_text(json.dumps(FAMILIES[family][0]))
   own = stored(settings)
@@ -569,7 +552,7 @@ def test_settings_in_other_places_and_words(
 
 
 def test_a_quantised_tensor_without_settings_is_refused(tmp_path):
-  folder, _ = write(tmp_path / 'model', 'gptq')
+  folder = write(tmp_path / 'model', 'gptq')
   (folder / 'config.json').write_text(json.dumps(stored(None)))
   with pytest.raises(ValueError, match='g_idx is I32; .* quantization_config'):
     tiny.read(folder)

@@ -40,9 +40,8 @@ CASES = {
 @pytest.mark.parametrize('case', CASES)
 def test_has_the_values_and_nearly_the_logits_of_float32(case, tmp_path):
   family, how, sizes, kind = CASES[case]
-  folder, other = quantised_test.write(
-    tmp_path / 'model', family, how=how, **sizes
-  )
+  folder = quantised_test.write(tmp_path / 'model', family, how=how, **sizes)
+  other = quantised_test.dequantised(folder, sizes.get('arch', 'llama'))
   opened = sources.open_source(str(folder))
   said = memory.Model(opened, 'stored').bytes()
   stored, plain = load.load(opened, dtype='stored'), load.load(str(other))
@@ -73,11 +72,10 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case, tmp_path):
 
 def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):
   def finer(weights):
-    parts, _ = quantised_test.gptq(np.random.default_rng(1), 96, 64)
-    each = {k: np.ascontiguousarray(x) for k, x in parts.items()}
-    weights.update({quantised_test.UP + k: x for k, x in each.items()})
+    parts = quantised_test.gptq(np.random.default_rng(1), 96, 64)
+    weights.update({quantised_test.UP + k: x for k, x in parts.items()})
 
-  folder, _ = quantised_test.write(
+  folder = quantised_test.write(
     tmp_path / 'model', 'gptq', finer, how=SORTED, **SMALL
   )
   with caplog.at_level('WARNING'):
@@ -98,7 +96,7 @@ def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):
   ],
 )
 def test_a_folder_that_cannot_be_kept_is_refused(tmp_path, family, how, kinds):
-  folder, _ = quantised_test.write(tmp_path / 'model', family, how=how, **SMALL)
+  folder = quantised_test.write(tmp_path / 'model', family, how=how, **SMALL)
   with pytest.raises(ValueError) as caught:
     load.load(str(folder), dtype='stored')
   assert str(caught.value) == f'{folder}: {stored_test.FORM}{kinds}'
