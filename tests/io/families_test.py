@@ -83,6 +83,8 @@ def test_what_follows_for_a_t5_and_a_gpt2():
 
 LONG = dict(type='longrope', long_factor=[2] * 48, short_factor=[1] * 48)
 DOUBLE = dict(rope_type='linear', factor=2.0)
+# Other settings for layers with a window.
+TWO = dict(full_attention={}, sliding_attention=DOUBLE)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,29 @@ DOUBLE = dict(rope_type='linear', factor=2.0)
       'rope_theta=1000000.0 of rope_parameters.* allowed: rope_theta in rope_s',
     ),
     ('gemma3_text', dict(rope_parameters=DOUBLE), 'an object for full_attent'),
+    ('opt', {}, "'opt' is not .*'llama', 'mistral', "),
+    (['llama'], {}, 'model_type'),
+    ('gemma3', {}, "'gemma3' .*'gemma3_text'"),
+    ('llama', dict(rope_parameters={'rope_type': 'axial'}), "axial'.*'llama3'"),
+    ('llama', dict(rope_scaling={'type': 'dynamic'}), 'factor=None'),
+    ('llama', dict(rope_parameters={'rope_type': 'linear'}), 'factor=None'),
+    ('llama', dict(rope_parameters=TWO), 'per layer type'),
+    ('llama', dict(rope_parameters=[3]), 'an object'),
+    ('llama', dict(mlp_bias=[1]), 'mlp_bias'),
+    ('llama', dict(hidden_act='mish'), "hidden_act='mish'"),
+    ('llama', dict(quantization_config={'bits': 4}), 'quantization_config'),
+    ('llama', dict(hidden_size=-1), 'hidden_size=-1; a positive integer'),
+    ('llama', dict(hidden_size=True), 'hidden_size=True'),
+    ('llama', dict(vocab_size='320'), 'vocab_size'),
+    ('llama', dict(rms_norm_eps=float('nan')), 'rms_norm_eps=nan'),
+    ('llama', dict(num_key_value_heads=3), 'multiple of kv_heads=3'),
+    ('gpt2', dict(n_head=7), 'n_embd=768 must be a multiple of n_head=7'),
+    ('gpt2', dict(activation_function='tanh'), "='tanh'.*'gelu_new'"),
+    ('gpt2', dict(add_cross_attention=True), 'add_cross_attention'),
+    ('gemma2', dict(attn_logit_softcapping=-1), 'attn_logit_softcapping=-1'),
+    ('gemma3_text', dict(layer_types=['full_attention']), 'each of 26 layers'),
+    ('gemma3_text', dict(layer_types=['x'] * 26), 'types=.*sliding_attention'),
+    ('gemma3_text', dict(rope_parameters=TWO), 'scaled .* sliding_attention'),
   ],
 )  # fmt: skip
 def test_a_key_that_changes_the_model_is_obeyed_or_refused(

@@ -106,50 +106,6 @@ def test_both_forms_of_two_rope_bases():
   assert old.rope_scaling == config.RopeScaling(8.0, original_context=0)
 
 
-TWO_ROPES = dict(
-  full_attention={'rope_theta': 1e4}, sliding_attention={'rope_theta': 1e5}
-)
-SCALED = dict(sliding_attention=dict(rope_type='linear', factor=8.0))
-
-
-@pytest.mark.parametrize(
-  'raw, changes, message',
-  [
-    (LLAMA, dict(model_type='opt'), "'opt' is not .*'llama', 'mistral', "),
-    (LLAMA, dict(model_type=['llama']), 'model_type'),
-    (LLAMA, dict(rope_parameters={'rope_type': 'axial'}), "'axial'.*'llama3'"),
-    (
-      LLAMA,
-      dict(rope_scaling={'type': 'dynamic'}, rope_parameters=None),
-      'factor=None',
-    ),
-    (LLAMA, dict(rope_parameters={'rope_type': 'linear'}), 'factor=None'),
-    (LLAMA, dict(rope_parameters=TWO_ROPES), 'per layer type'),
-    (LLAMA, dict(rope_parameters=[3]), 'an object'),
-    (LLAMA, dict(mlp_bias=[1]), 'mlp_bias'),
-    (LLAMA, dict(hidden_act='mish'), "hidden_act='mish'"),
-    (LLAMA, dict(layer_types=['sliding_attention'] * 2), 'sliding_attention'),
-    (LLAMA, dict(quantization_config={'bits': 4}), 'quantization_config'),
-    (LLAMA, dict(hidden_size=-1), 'hidden_size=-1; a positive integer'),
-    (LLAMA, dict(hidden_size=True), 'hidden_size=True'),
-    (LLAMA, dict(vocab_size='320'), 'vocab_size'),
-    (LLAMA, dict(rms_norm_eps=float('nan')), 'rms_norm_eps=nan'),
-    (LLAMA, dict(num_key_value_heads=3), 'multiple of kv_heads=3'),
-    (GPT2, dict(n_head=7), 'n_embd=768 must be a multiple of n_head=7'),
-    (GPT2, dict(activation_function='tanh'), "='tanh'.*'gelu_new'"),
-    (GPT2, dict(add_cross_attention=True), 'add_cross_attention'),
-    (GEMMA2, dict(attn_logit_softcapping=-1), 'attn_logit_softcapping=-1'),
-    (GEMMA3_1B, dict(layer_types=['full_attention']), 'each of 26 layers'),
-    (GEMMA3_1B, dict(layer_types=['x'] * 26), 'layer_types=.*sliding_attent'),
-    (GEMMA3_1B, dict(rope_parameters=SCALED), 'scaled .* sliding_attention'),
-    (GEMMA3_1B, dict(model_type='gemma3'), "'gemma3' .*'gemma3_text'"),
-  ],
-)
-def test_unsupported_settings_are_named(raw, changes, message):
-  with pytest.raises(ValueError, match=message):
-    settings(raw | changes)
-
-
 # --- weights: parity_test.py has their values --------------------------------
 
 
