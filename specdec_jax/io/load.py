@@ -242,10 +242,6 @@ def read(
   kept: the kinds of blocks that stay as they are stored.
   """
   config = opened.config.running(dtype=dtype, scan_layers=scan_layers)
-  if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
-    raise ValueError(
-      f'dtype={dtype!r} needs 64-bit floats: set JAX_ENABLE_X64=1'
-    )
   return LanguageModel(
     opened.name,
     opened.label.replace('dequantised', 'stored') if kept else opened.label,

@@ -319,16 +319,13 @@ class Block(nnx.Module):
 
   def __init__(self, c: model_config.LMConfig, reads: int = 0):
     some = lambda wanted: norm(c, c.width) if wanted else None
-    self.attn_norm, self.mlp_norm = (
-      some(c.pre_norm and not reads),
-      some(c.pre_norm),
-    )
+    self.attn_norm = some(c.pre_norm and not reads)
+    self.mlp_norm = some(c.pre_norm)
     self.attn, self.mlp = Attention(c, reads), MLP(c)
     if c.encoder is not None:
       self.cross_norm, self.cross_attn = norm(c, c.width), CrossAttention(c)
-    self.attn_post_norm, self.mlp_post_norm = (
-      some(c.post_norm) for _ in range(2)
-    )
+    self.attn_post_norm = some(c.post_norm)
+    self.mlp_post_norm = some(c.post_norm)
 
   def __call__(self, x_BTD: Array, view: attention.View, write, read_BTE=None):
     scale = self.attn.config.residual_scale

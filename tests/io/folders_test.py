@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax.io import hf, names, sources
+from specdec_jax.io import hf, sources
 from tests.io import tiny, torch_file
-
-
-def weights_of(folder):
-  settings, reader, _ = hf.open_folder(folder, str(folder))
-  return names.read(reader, settings)
 
 
 def whole(folder, seed=0, shards=1):
@@ -52,10 +47,10 @@ def test_a_stale_index_beside_one_file(tmp_path):
   with pytest.raises(ValueError, match='are not those of model.safetensors'):
     tiny.read(folder)
   first.unlink()  # nothing else could be meant
-  tiny.check_equal(weights_of(folder), weights_of(new))
+  tiny.check_equal(tiny.weights_of(folder), tiny.weights_of(new))
   second.write_bytes(content)
   whole(folder, 1, shards=2)
-  tiny.check_equal(weights_of(folder), weights_of(new))
+  tiny.check_equal(tiny.weights_of(folder), tiny.weights_of(new))
   more = safetensors.numpy.load_file(folder / hf.SINGLE) | {'x': np.ones(2)}
   safetensors.numpy.save_file(more, folder / hf.SINGLE)
   with pytest.raises(ValueError, match='are not those of model.safetensors'):
@@ -66,7 +61,9 @@ def test_a_stale_index_beside_one_file(tmp_path):
 def test_shards_need_no_index(tmp_path, make):
   folder = make(whole(tmp_path / 'm', shards=3))
   next(folder.glob('*.index.json')).unlink()
-  tiny.check_equal(weights_of(folder), weights_of(whole(tmp_path / 'one')))
+  tiny.check_equal(
+    tiny.weights_of(folder), tiny.weights_of(whole(tmp_path / 'one'))
+  )
   one, two, _ = sorted(folder.glob('*-of-*'))
   two.unlink()
   with pytest.raises(ValueError, match=f"here are .'{one.name}"):
@@ -77,14 +74,14 @@ def test_shards_need_no_index(tmp_path, make):
 def test_a_model_of_pytorchs_files(tmp_path, shards):
   """They are read only where there is no safetensors file."""
   folder = pickle(whole(tmp_path / 'm', shards=shards))
-  want = weights_of(whole(tmp_path / 'one'))
-  tiny.check_equal(weights_of(folder), want)
+  want = tiny.weights_of(whole(tmp_path / 'one'))
+  tiny.check_equal(tiny.weights_of(folder), want)
   for path in folder.glob('pytorch_model*'):
     if shards == 1 or path.suffix == '.json':
       assert sources.open_source(str(path)).label == 'm'
   whole(folder, seed=1)
   with pytest.raises(AssertionError):
-    tiny.check_equal(weights_of(folder), want)
+    tiny.check_equal(tiny.weights_of(folder), want)
 
 
 @pytest.mark.parametrize('name', ['config.json', hf.SINGLE])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax.io import hf, names
+from specdec_jax.io import hf
 from specdec_jax.io.config_json import families
 from specdec_jax.models import config, lm
 from tests.io import tiny
@@ -151,7 +151,7 @@ def test_gpt2_files_without_prefix_and_with_masks(tmp_path):
   bare['h.1.attn.masked_bias'] = np.float32([-1e4])
   (tmp_path / 'config.json').write_bytes((folder / 'config.json').read_bytes())
   safetensors.numpy.save_file(bare, tmp_path / hf.SINGLE)
-  tiny.check_equal(weights_of(tmp_path), weights_of(folder))
+  tiny.check_equal(tiny.weights_of(tmp_path), tiny.weights_of(folder))
 
 
 def test_names_may_lack_the_prefix_of_their_family(tmp_path):
@@ -162,7 +162,7 @@ def test_names_may_lack_the_prefix_of_their_family(tmp_path):
   one = tiny.write_folder(tmp_path / 'with', c, 'qwen2', weights)
   bare = {k.removeprefix('model.'): x for k, x in weights.items()}
   two = tiny.write_folder(tmp_path / 'without', c, 'qwen2', bare)
-  tiny.check_equal(weights_of(two), weights_of(one))
+  tiny.check_equal(tiny.weights_of(two), tiny.weights_of(one))
 
 
 TABLE, HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
@@ -207,7 +207,7 @@ def test_the_language_model_of_one_that_sees_images(tmp_path, inner, head):
   named['model.multi_modal_projector.norm.weight'] = ONES
   safetensors.numpy.save_file(named, tmp_path / hf.SINGLE)
   assert hf.open_folder(tmp_path, 'x')[0] == hf.open_folder(folder, 'x')[0]
-  tiny.check_equal(weights_of(tmp_path), weights_of(folder))
+  tiny.check_equal(tiny.weights_of(tmp_path), tiny.weights_of(folder))
 
 
 def test_nested_settings_of_a_published_file():
@@ -230,11 +230,6 @@ def test_nested_settings_of_a_published_file():
     settings(nested)
   with pytest.raises(ValueError, match='text_config'):
     settings(LLAMA | dict(text_config=own))
-
-
-def weights_of(folder):
-  settings, reader, _ = hf.open_folder(folder, str(folder))
-  return names.read(reader, settings)
 
 
 ONES = np.ones((2, 2), np.float32)

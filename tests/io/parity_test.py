@@ -3,8 +3,8 @@ matrix, a wrong rotation or a misplaced bias cannot pass."""
 
 import dataclasses
 import functools
-import importlib.util
 import json
+import runpy
 
 import numpy as np
 import pytest
@@ -102,13 +102,8 @@ def test_logits_equal_those_of_torch(family, tmp_path):
   pytest.importorskip(
     'transformers', reason='needs transformers (extra parity)'
   )
-  spec = importlib.util.spec_from_file_location(
-    'golden', tiny.GOLDEN / 'make.py'
-  )
-  assert spec and spec.loader
-  make = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(make)
-  model, golden = make.build(family, seed=1)
+  make = runpy.run_path(str(tiny.GOLDEN / 'make.py'))
+  model, golden = make['build'](family, seed=1)
   model.save_pretrained(tmp_path)
   ours = our_logits(tmp_path, golden)
   np.testing.assert_allclose(ours, golden['logits'], atol=1e-4, rtol=1e-4)

@@ -1,14 +1,12 @@
 """A model rounded to blocks for the kernels of one CPU: int8, int4."""
 
 import gguf
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax.io import export, files, load
-from specdec_jax.kernels import library
+from specdec_jax.io import export, load
 from specdec_jax.models import convert, lm, weights
 from tests.io import tiny
 from tests.kernels import model_test
@@ -22,9 +20,7 @@ ERRORS = {'int8': 0.5 / 127 + 2e-3, 'int4': 1 / 15 + 2e-3}
 
 @pytest.fixture(autouse=True, scope='module')
 def compiled():
-  for one in (library.ROWS, *map(library.quantised, ('Q8_0', 'Q4_1'))):
-    if why := library.load(files.cache_folder(), one):
-      pytest.skip(why)
+  tiny.needs_kernels('Q8_0', 'Q4_1')
 
 
 SOURCES = {
@@ -49,8 +45,7 @@ def source(request, tmp_path):
 
 
 def plain(model):
-  params = jax.tree.map(lambda x: x, model.params)
-  return lm.nest(convert.plain(model.config, params)[1])
+  return lm.nest(convert.plain(model.config, model.params)[1])
 
 
 @pytest.mark.parametrize('dtype', ERRORS)
@@ -99,7 +94,7 @@ def test_logits_are_those_of_the_rounded_numbers(source):
 
 
 @pytest.mark.more
-def test_speculation_leaves_the_text_as_it_is(tmp_path):
+def test_speculation_leaves_the_text_as_it_is(tmp_path, compile_in_less_time):
   """Of rounded drafts, of the target's first layer, of one on its head."""
   path = SOURCES['tied'](tmp_path)
   m = specdec_jax.load(path, dtype='int8')
@@ -120,7 +115,8 @@ def test_speculation_leaves_the_text_as_it_is(tmp_path):
     assert out.tokens == plain.tokens and len(out.tokens) == 16, draft
 
 
-def test_an_encoder_is_rounded_too(tmp_path):
+@pytest.mark.more
+def test_an_encoder_is_rounded_too(compile_in_less_time):
   few, all_ = (
     load.load('random:t5_tiny', dtype=x) for x in ('int8', 'float32')
   )

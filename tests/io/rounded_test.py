@@ -65,7 +65,7 @@ def test_has_nearly_the_matrix_and_exactly_its_products(kind, rows, groups):
   error_GCN = np.abs(dense - x_KN).reshape(found.codes.shape)
   assert (error_GCN <= 0.501 * step_GN[:, None]).all()
   bias, wide = jnp.arange(N, dtype=jnp.float32), dense.astype(float)
-  for shape in (1,), (1, 1), (5,), (2, 3):
+  for shape in (1,), (2, 3):
     y = numbers(*shape, rows, seed=1)
     exact = y.astype(float) @ wide
     np.testing.assert_allclose(found.linear(y), exact, rtol=1e-5, atol=1e-4)

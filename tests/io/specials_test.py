@@ -17,16 +17,8 @@ S, E = '<|s|>', '<|e|>'
 
 def write(folder, have, settings, **more):
   """A folder whose tokenizer.json has bytes and these tokens."""
-  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-  vocab = {char: i for i, char in enumerate(alphabet)}
-  inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
-  inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-    add_prefix_space=False
-  )
-  inner.decoder = tokenizers.decoders.ByteLevel()
-  inner.add_special_tokens(have)
   folder.mkdir(exist_ok=True)
-  inner.save(str(folder / 'tokenizer.json'))
+  tiny.byte_tokenizer(have, ()).save(str(folder / 'tokenizer.json'))
   for name, value in {'tokenizer_config': settings, **more}.items():
     (folder / f'{name}.json').write_text(json.dumps(value))
   return folder

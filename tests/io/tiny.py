@@ -6,11 +6,13 @@ import pathlib
 import gguf
 import jax
 import numpy as np
+import pytest
 import safetensors.numpy
 import tokenizers
 
 from specdec_jax import forward
-from specdec_jax.io import load, sources
+from specdec_jax.io import files, hf, load, names, sources
+from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
@@ -84,14 +86,14 @@ def settings(c, family='llama'):
   )
 
 
-def byte_tokenizer(specials=('<|im_start|>', '<|im_end|>')):
-  """Byte-level BPE with two merges and special tokens after them."""
+def byte_tokenizer(
+  specials=('<|im_start|>', '<|im_end|>'), merges=(('h', 'e'), ('he', 'l'))
+):
+  """Byte-level BPE with merges, and special tokens after them."""
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   vocab = {char: i for i, char in enumerate(alphabet)}
-  vocab |= {'he': 256, 'hel': 257}
-  inner = tokenizers.Tokenizer(
-    tokenizers.models.BPE(vocab, [('h', 'e'), ('he', 'l')])
-  )
+  vocab |= {''.join(x): 256 + i for i, x in enumerate(merges)}
+  inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [*merges]))
   inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False
   )
@@ -214,9 +216,22 @@ def write_gguf(
   return path
 
 
+def needs_kernels(*kinds: str) -> None:
+  """Skips a test where the CPU kernels, or those of these kinds, are not."""
+  for one in (library.ROWS, *map(library.quantised, kinds)):
+    if why := library.load(files.cache_folder(), one):
+      pytest.skip(why)
+
+
 def read(source, **settings) -> load.LanguageModel:
   """A model as its files have it: not fused, not placed."""
   return load.read(sources.open_source(str(source)), **settings)
+
+
+def weights_of(folder):
+  """The parameters of a folder that needs no tokenizer."""
+  c, reader, _ = hf.open_folder(folder, str(folder))
+  return names.read(reader, c)
 
 
 def eager_logits(config, params, tokens_BT, source=None):

@@ -46,16 +46,6 @@ def test_llama3_frequencies_equal_the_published_rule(x64):
   )
 
 
-def test_linear_scaling_divides_every_frequency(x64):
-  linear = model_config.RopeScaling(factor=8.0, original_context=0)
-  config = fakes.tiny(head_dim=64, rope_scaling=linear)
-  np.testing.assert_allclose(
-    attention.inverse_frequencies(config),
-    10000.0 ** (-np.arange(0, 64, 2) / 64) / 8,
-    rtol=1e-15,
-  )
-
-
 def test_a_window_sees_the_last_tokens_and_turns_by_its_own_base(x64):
   config = fakes.tiny(
     windows=(3, 0),

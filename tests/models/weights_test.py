@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specdec_jax.io import files
 from specdec_jax.io.gguf import blocks
-from specdec_jax.kernels import calls, library
+from specdec_jax.kernels import calls
 from specdec_jax.models import convert, layers, lm, weights, work
 from tests import fakes
+from tests.io import tiny
 from tests.kernels import quantised_test
 
 K, N = 5, 90
@@ -57,8 +57,7 @@ def test_columns_that_are_taken_are_stored_as_all_were(name, dtype):
 @pytest.mark.more
 @pytest.mark.parametrize('name', ['dense', 'panels'])
 def test_gives_the_same_product(name):
-  if why := library.load(files.cache_folder()):
-    pytest.skip(why)
+  tiny.needs_kernels()
   x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, K)), jnp.float32)
   bias, kernel = jnp.arange(N, dtype=jnp.float32), STORED[name](matrix())
   exact = np.asarray(x, float) @ np.asarray(matrix(), float)
@@ -112,10 +111,7 @@ JOINED = [
 @pytest.mark.parametrize('stored, parts, kind', JOINED)
 def test_stored_matrices_are_joined_as_their_kinds_allow(stored, parts, kind):
   """Values, columns, what is taken of them, and products with a bias."""
-  for name in {'rows', *(x for x, _ in stored)} - {'numbers'}:
-    one = library.ROWS if name == 'rows' else library.quantised(name)
-    if why := library.load(files.cache_folder(), one):
-      pytest.skip(why)
+  tiny.needs_kernels(*{name for name, _ in stored} - {'numbers'})
   each = [
     of_a_file(name, n, n + i)
     if name != 'numbers'
