@@ -64,13 +64,8 @@ def relative_bias(
 ) -> Array:
   """The bias that T5 adds to the score of a query and a slot: [B, H, T, S].
 
-  A slot's index is taken for its position.
-
-  Args:
-    config: with the number of buckets X.
-    table_XH: a number for each bucket and head.
-    positions_BT: of the queries.
-    slots: S.
+  A slot's index is taken for its position. table_XH has a number for each
+  bucket and head.
   """
   distance_BTS = jnp.arange(slots)[None, None] - positions_BT[..., None]
   bucket_BTS = buckets(distance_BTS, config)
@@ -156,13 +151,11 @@ def attend(
 ) -> Array:
   """Grouped-query attention; query head h uses key/value head h // (H / G).
 
-  Args:
-    q_BTHC: queries.
-    cache: keys and values, a models.cache.KVCache.
-    mask_BTS: true where a token attends to a slot.
-    scale: factor of the scores before the softmax; None is C**-0.5.
-    cap: soft cap of the scaled scores; None is none.
-    bias_BHTS: added to the scores; None is none.
+  cache: keys and values, a models.cache.KVCache.
+  mask_BTS: true where a token attends to a slot.
+  scale: factor of the scores before the softmax; None is C**-0.5.
+  cap: soft cap of the scaled scores; None is none.
+  bias_BHTS: added to the scores; None is none.
 
   Returns:
     [B, T, H * C].

@@ -135,11 +135,7 @@ def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:
 def write_stacked(cache: Stacked, layer, k_BTGC, v_BTGC, slots_BT) -> Stacked:
   """The cache with new keys and values of one layer in the given slots.
 
-  Args:
-    cache: of all layers.
-    layer: number of the layer; may be traced.
-    k_BTGC, v_BTGC: the new keys and values.
-    slots_BT: where they go; a slot >= S is dropped.
+  layer: its number; may be traced.
   """
   B, T = slots_BT.shape
   row_B1 = jnp.arange(B)[:, None]

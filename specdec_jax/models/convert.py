@@ -80,9 +80,7 @@ def narrow(params: types.Params, source: str) -> types.Params:
 def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
   """Packs kernels and casts vectors to float32, in place; returns params.
 
-  Args:
-    params: nested parameters.
-    name: of the innermost module that they belong to.
+  name: of the innermost module that they belong to.
   """
   parts = _PARTS.get(name, 1)
   for key, x in params.items():

@@ -60,12 +60,9 @@ def hidden(
 ) -> Array:
   """The hidden states of a source, as wide as its mask; 0 past its embeddings.
 
-  Args:
-    c: settings of the encoder.
-    params: of the encoder.
-    x_BID: embeddings of the source, or of the beginning that has all of it.
-    mask_B1I: true where it has a token.
-    dropout: in training.
+  c, params: of the encoder.
+  x_BID: embeddings of the source, or of the beginning that has all of it.
+  mask_B1I: true where it has a token.
   """
   (graphdef, _), (ends_def, _) = modules(c)
   leaves = {name: x for name, x in params.items() if name != 'layers'}

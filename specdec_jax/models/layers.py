@@ -82,11 +82,7 @@ def _last(x: Array, ndim: int) -> Array:
 class Linear(nnx.Module):
   """x @ kernel (+ bias).
 
-  Args:
-    c: the model's settings.
-    width_in, width_out: of x and of the result.
-    bias: whether there is one.
-    parts: kernels side by side, which weights.pack keeps apart.
+  parts: kernels side by side, which weights.pack keeps apart.
   """
 
   def __init__(
@@ -127,11 +123,8 @@ def head(
 ) -> Array:
   """norm(hidden) @ kernel, float32 or wider.
 
-  Args:
-    c: the model's settings.
-    norm: the last one; None: `hidden` is normed already.
-    hidden: [..., D].
-    kernel: the output head, a matrix of models.weights.
+  norm: the last one; None: `hidden`, [..., D], is normed already.
+  kernel: the output head, a matrix of models.weights.
   """
   matrix = weights.of(kernel)
   if c.run.packed:
@@ -247,13 +240,7 @@ class CrossAttention(nnx.Module):
     )
 
   def packed(self, x_BTD: Array, norm, store: kv.Panels, mask_B1I: Array):
-    """x + the attention of norm(x), by the CPU kernels.
-
-    Args:
-      x_BTD: the residual stream.
-      norm: of the layer.
-      store, mask_B1I: the source's keys and values, and where it has tokens.
-    """
+    """x + the attention of norm(x) to the source, by the CPU kernels."""
     c = self.config
     q_BTF = self.q(x_BTD, norm)
     scale = c.query_scale or c.head_dim**-0.5

@@ -144,10 +144,8 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   variance smaller by head_dim. Values depend on the seed and the parameter's
   unscanned name: a seed gives the same model, sharded, scanned or neither.
 
-  Args:
-    config, seed: the settings, and of the random numbers.
-    put: put(name, array) -> array places each parameter as it is made; None
-      leaves it on the default device.
+  put: put(name, array) -> array places each parameter as it is made; None
+    leaves it on the default device.
   """
   assert not config.run.packed, 'convert.pack packs what is made'
   put = put or (lambda name, x: x)
