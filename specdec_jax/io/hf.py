@@ -191,13 +191,11 @@ def _check_same(
 ) -> None:
   """Raises ValueError unless the one file holds what the shards hold."""
   if all(path.exists() for path in shards):
-    one = stored.open_file(single)
-    others = [x for path in shards for x in stored.open_file(path).items()]
-    same = {
-      name: name in one and np.array_equal(one[name].read(), x.read())
-      for name, x in others
-    }
-    if same.keys() == one.keys() and all(same.values()):
+    one, many = stored.open_file(single), {}
+    for path in shards:
+      many |= stored.open_file(path)
+    equal = lambda name: np.array_equal(one[name].read(), many[name].read())
+    if one.keys() == many.keys() and all(map(equal, one)):
       return
   raise ValueError(
     f'{index}: the weights that it lists are not those of {single.name} beside '
