@@ -87,10 +87,8 @@ def test_logits_are_those_of_the_rounded_numbers(source):
   wanted = np.asarray(tiny.logits(config, plain(m), tokens))
   found = np.asarray(tiny.logits(m.config, m.params, tokens))
   assert np.abs(found - wanted).max() < 2e-4 * np.abs(wanted).max()
-  alone = model_test.logits(m.config, m.params, 1, 1)
-  for width in (2, 5, 13):
-    found = model_test.logits(m.config, m.params, 1, width)
-    np.testing.assert_array_equal(found, alone)
+  alone, five = (model_test.logits(m.config, m.params, 1, x) for x in (1, 5))
+  np.testing.assert_array_equal(five, alone)
 
 
 @pytest.mark.more
