@@ -35,7 +35,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize('case', CASES)
+DEAR = 'awq', 'compressed'
+
+
+@pytest.mark.parametrize(
+  'case',
+  [pytest.param(x, marks=[pytest.mark.more] * (x in DEAR)) for x in CASES],
+)
 def test_has_the_values_and_nearly_the_logits_of_float32(case, tmp_path):
   family, how, sizes, kind = CASES[case]
   folder = quantised_test.write(tmp_path / 'model', family, how=how, **sizes)
