@@ -19,7 +19,7 @@ import safetensors
 import safetensors.numpy
 
 from specdec_jax import hosts, sharding, types
-from specdec_jax.io import files, load
+from specdec_jax.io import files, load, names
 from specdec_jax.io.published import eagle_folder
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
@@ -142,15 +142,10 @@ _TRAIN = 'train one for this target with scripts/distill.py'
 
 
 def _check_shapes(kind: Kind, source, found, wanted) -> None:
-  """Raises ValueError for the first array that a target's draft lacks."""
-  shape = lambda arrays, name: arrays[name].shape if name in arrays else None
-  for name in sorted({*wanted, *found}):
-    have, want = shape(found, name), shape(wanted, name)
-    if have != want:
-      raise ValueError(
-        f'{kind.name} {source}: {name} is {have}, this target needs {want}; '
-        f'{_TRAIN}'
-      )
+  """Raises ValueError for arrays that a target's draft lacks, or has not."""
+  shapes = lambda arrays: {name: x.shape for name, x in arrays.items()}
+  where, who = f'{kind.name} {source}', 'drafts of this target'
+  names.check(where, shapes(wanted), shapes(found), who, f'; {_TRAIN}')
 
 
 def _damaged(kind: Kind, source, why) -> ValueError:

@@ -141,13 +141,8 @@ def product(
   return [y_MN.reshape(*x.shape[:-1], columns), *others]
 
 
-def normed(x: Array, norm: Norm) -> Array:
-  """norm(x), [..., K] float32."""
-  return add_norm(x, norm, None)
-
-
-def add_norm(x: Array, norm: Norm, add: Array | None) -> Array:
-  """add + norm(x), both [..., K] float32; add may be None."""
+def add_norm(x: Array, norm: Norm, add: Array | None = None) -> Array:
+  """add + norm(x), or norm(x) alone, [..., K] float32."""
   x_MK = x.reshape(-1, x.shape[-1])
   call = jax.ffi.ffi_call(
     'specdec_norm', jax.ShapeDtypeStruct(x_MK.shape, jnp.float32)

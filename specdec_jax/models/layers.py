@@ -192,7 +192,7 @@ class Attention(nnx.Module):
     if norms and c.joint_qk_norm:
       ends = c.heads * c.head_dim, (c.heads + c.kv_heads) * c.head_dim
       *qk, v_BTF = jnp.split(qkv_BTF, ends, -1)
-      qk = [calls.normed(x, n) for x, n in zip(qk, norms, strict=True)]
+      qk = [calls.add_norm(x, n) for x, n in zip(qk, norms, strict=True)]
       qkv_BTF, norms = jnp.concatenate([*qk, v_BTF], -1), None
     y_BTF, *cache = calls.attend(
       qkv_BTF,
