@@ -6,16 +6,21 @@ so that none waits for the longest answer of a batch.
 
 import collections
 import functools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import io
+import pathlib
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, pool, requests, sharding, types
+from specdec_jax import decode, hosts, pool, requests, sharding, types
+from specdec_jax.io import files
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
+from specdec_jax.train import data, logs
 from specdec_jax.verify import reject
 
 Array = jax.Array
@@ -66,6 +71,7 @@ class Answers(NamedTuple):
     each tap divided by its root mean square. 0 in a row left out.
   mass: [n, L] float32 or None: log-sum-exp of the logits after each token, from
     the last token of the prompt on.
+  scale: [n, L, taps] float32 or None: what each tap was multiplied by.
   source: what an encoder reads before each of them, or None.
   """
 
@@ -73,6 +79,7 @@ class Answers(NamedTuple):
   spans: types.Array
   features: types.Array | None = None
   mass: types.Array | None = None
+  scale: types.Array | None = None
   source: types.Source | None = None
 
 
@@ -81,10 +88,12 @@ class Recording(NamedTuple):
 
   taps: ascending, the last layer among them.
   config: of the target.
+  scaled: the scale is kept too.
   """
 
   taps: tuple[int, ...]
   config: model_config.LMConfig
+  scaled: bool = False
 
 
 def generate(
@@ -147,15 +156,20 @@ def generate(
 
 @functools.cache
 def _recorder(taps: tuple[int, ...]) -> types.Drafter:
-  """Plain decoding, whose state is the features of every token read."""
-  narrow = lambda x: eagle.normed(x, len(taps)).astype(jnp.float16)
+  """Plain decoding, whose state is the features of every token read, and what
+  their taps were multiplied by."""
 
-  def commit(state_BLE, context, outcome, features_B1E):
+  def narrow(features):
+    normed, scale = eagle.scaled(features, len(taps))
+    return normed.astype(jnp.float16), scale.astype(jnp.float32)
+
+  def commit(state, context, outcome, features_B1E):
     # The token read last is the one before those emitted.
     at_B = context.lengths_B - outcome.emitted_B - 1
-    at_B = jnp.where(outcome.emitted_B > 0, at_B, state_BLE.shape[1])
-    at = state_BLE.at[jnp.arange(len(at_B)), at_B]
-    return at.set(narrow(features_B1E[:, 0]), mode='drop')
+    at_B = jnp.where(outcome.emitted_B > 0, at_B, context.tokens_BL.shape[1])
+    row_B, new = jnp.arange(len(at_B)), narrow(features_B1E[:, 0])
+    put = lambda old, x: old.at[row_B, at_B].set(x, mode='drop')
+    return jax.tree.map(put, state, new)
 
   return decode.PLAIN._replace(
     name='recorder',
@@ -176,7 +190,7 @@ def _reader(recording: Recording | None):
     if recording is None:
       return Answers(tokens_BL, spans_B2)
     assert info.logprob_BL is not None
-    features_BLE = state.drafter[where_B]
+    features_BLE, scale_BLn = (x[where_B] for x in state.drafter)
     last_BLD = jnp.split(features_BLE, len(recording.taps), -1)[-1]
     config, after = recording.config, functools.partial(jnp.roll, shift=-1)
     logit_BL = lm.token_logits(
@@ -192,7 +206,81 @@ def _reader(recording: Recording | None):
     is_read_BL &= ok_B[:, None]
     features_BLE = jnp.where(is_read_BL[..., None], features_BLE, 0)
     mass_BL = jnp.where(is_read_BL, mass_BL, 0)
+    scale_BLn = jnp.where(is_read_BL[..., None], scale_BLn, 1)
     spans_B2 = jnp.where(ok_B[:, None], spans_B2, starts_B[:, None])
-    return Answers(tokens_BL, spans_B2, features_BLE, mass_BL)
+    scale = scale_BLn if recording.scaled else None
+    return Answers(tokens_BL, spans_B2, features_BLE, mass_BL, scale)
 
   return jax.jit(read)
+
+
+# --- completions of the student, during training -----------------------------
+
+
+def mixed(one: dict[str, np.ndarray], other: dict[str, np.ndarray], seed: int):
+  """Takes each row from one of both, with probability 1/2."""
+  coin = np.random.default_rng(seed).random(len(one['tokens'])) < 0.5
+  pick = lambda a, b: np.where(coin.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+  return {name: pick(one[name], other[name]) for name in one}
+
+
+class OnPolicy:
+  """Batches of rows that are sampled anew every `every` steps.
+
+  The rows are saved in a folder, so that a resumed run reads the same ones.
+
+  Args:
+    folder: for the rows, one file for each sampling.
+    sample: (step, params) -> rows, arrays that share their leading axis.
+    every: steps from one sampling to the next.
+    batches: (rows, step) -> their batches.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    sample: Callable[[int, types.Params], dict[str, np.ndarray]],
+    every: int,
+    batches: Callable[[dict[str, np.ndarray], int], data.Batches],
+  ):
+    self._folder, self._sample, self._every = folder, sample, every
+    self._make, self._sampled_at, self._batches = batches, -1, None
+
+  def refresh(self, step: int, params: types.Params) -> None:
+    """Samples new rows if they are due at this step."""
+    if step % self._every == 0 and step != self._sampled_at:
+      rows = self._sample(step, params)
+      hosts.from_first(lambda: self._save(step, rows))
+      self._open(step)
+
+  def _save(self, step: int, rows: dict[str, np.ndarray]) -> None:
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **rows)
+    with logs.writing(self._folder):
+      self._folder.mkdir(parents=True, exist_ok=True)
+      files.write(self._folder / f'{step}.npz', content.getvalue())
+
+  def __next__(self) -> dict[str, np.ndarray]:
+    assert self._batches is not None, 'refresh comes first'
+    return next(self._batches)
+
+  def state(self) -> dict[str, Any]:
+    """The position in the batches for restore, as JSON."""
+    assert self._batches is not None, 'refresh comes first'
+    return {'made': self._sampled_at, 'batches': self._batches.state()}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    self._open(state['made']).restore(state['batches'])
+
+  def _open(self, step: int) -> data.Batches:
+    path = self._folder / f'{step}.npz'
+    try:
+      with np.load(path, allow_pickle=False) as found:
+        rows = dict(found)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+      raise ValueError(
+        f'{path}: the completions of the student cannot be read ({error}); '
+        'remove the checkpoints from there on, or take another workdir'
+      ) from error
+    self._batches, self._sampled_at = self._make(rows, step), step
+    return self._batches

@@ -13,7 +13,6 @@ from specdec_jax.distill import (
   evaluate,
   lm_student,
   medusa_student,
-  on_policy,
   sections,
   students,
   teacher,
@@ -27,10 +26,12 @@ from specdec_jax.train import data, loop, runner
 _FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read')
 _FIXED += ('optimiser.muon',)
 _KINDS: dict[str, Any] = {
+  'dflash': eagle_student,
   'eagle': eagle_student,
   'eagle3': eagle_student,  # with a head of its own
   'lm': lm_student,
   'medusa': medusa_student,
+  'mtp': eagle_student,
 }
 
 
@@ -54,7 +55,8 @@ def run(
     lambda begun: _prepare(settings, workdir),
     result='draft',
     changed=changed,
-    fixed=_FIXED + ('loss.unroll',) * (settings.student.kind == 'medusa'),
+    # The size of what is trained, of these kinds.
+    fixed=_FIXED + ('loss.unroll',) * (settings.student.kind in sections.WIDE),
     read=digests(settings.teacher, settings.student),
   )
 
@@ -88,7 +90,8 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
   kept = (target.config.depth - 1,) if s.data.keep else ()
   asked = load()  # on the kernels where there are any, which are faster
   prompts = training_prompts.make(s.data, asked)
-  answers = _answers(s.data, asked, prompts, start.taps or kept)
+  taps = start.taps or kept
+  answers = _answers(s.data, asked, prompts, taps, start.scaled)
   del asked
   ids = start.ids
   if ids is None:
@@ -156,10 +159,12 @@ def _answers(
   target: build.LanguageModel,
   prompts: training_prompts.Prompts,
   taps: tuple[int, ...],
+  scaled: bool,
 ) -> completions.Answers | None:
   """The prompts with their completions; None if the student samples all.
 
-  taps: layers of the teacher whose features are recorded with its own.
+  taps: layers of the teacher whose features are recorded with its own; scaled:
+  and their norms.
   """
   if data.completions == 'student':
     return None
@@ -172,6 +177,7 @@ def _answers(
     training_prompts.sampling(data, target),
     batch=data.batch,
     taps=taps,
+    scaled=scaled,
   )
 
 
@@ -209,7 +215,7 @@ def _task(
     sample = _sampler(
       s.data, count, s.run.seed, target, student, prompts.kept, answers
     )
-    batches = on_policy.OnPolicy(
+    batches = completions.OnPolicy(
       workdir / 'completions',
       sample,
       s.data.refresh,
@@ -262,6 +268,6 @@ def _sampler(
     if answers is None:
       return own
     theirs = teacher.rows(teacher.select(answers, chosen))
-    return on_policy.mixed(own, theirs, seed + step)
+    return completions.mixed(own, theirs, seed + step)
 
   return sample

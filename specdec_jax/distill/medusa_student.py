@@ -139,10 +139,13 @@ def ahead(
     }
     T = state_BTD.shape[1]
     each = (
-      heads.logits(weights, i, state_BTD[:, : T - 2 - i])
+      (
+        heads.logits(weights, i, state_BTD[:, : T - 2 - i]),
+        log_p_BTV[:, 1 + i :],
+        batch['counted'][:, 2 + i :],
+      )
       for i in range(settings.unroll)
     )
-    counted_BT = batch['counted'][:, 1:]
-    return students.over_steps(settings, log_p_BTV, each, counted_BT)
+    return students.over_steps(settings, each)
 
   return value

@@ -31,11 +31,21 @@ _SHAPES = {
     "an eagle3 is one layer like its teacher's, drawn at random",
     ('size', 'layers', 'source', 'remat'),
   ),
+  'dflash': (
+    "a dflash is layers of its teacher's width on its states",
+    ('size', 'source', 'remat'),
+  ),
+  'mtp': (
+    "an mtp is one layer like its teacher's, on its last state",
+    ('taps', 'size', 'layers', 'source', 'remat'),
+  ),
   'medusa': (
     "a medusa is heads of all ids on its teacher's last states",
     ('taps', 'size', 'layers', 'source', 'vocabulary', 'remat'),
   ),
 }
+# What there are loss.unroll of, in students that draft that many tokens.
+WIDE = {'dflash': 'masks', 'medusa': 'heads'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +55,14 @@ class Student(fields.Checked):
   A medusa has neither, but loss.unroll heads.
   """
 
-  kind: str = fields.setting(allowed=('eagle', 'eagle3', 'lm', 'medusa'))
+  kind: str = fields.setting(
+    allowed=('dflash', 'eagle', 'eagle3', 'lm', 'medusa', 'mtp')
+  )
   # Teacher layers whose hidden states an eagle reads; () is the last one, of
-  # an eagle3 three.
+  # an eagle3 or dflash three.
   taps: tuple[int, ...] = fields.setting(low=0)
   size: str = fields.setting(help='of models.config.SIZES, random weights')
-  # Teacher layers that an lm begins with.
+  # Teacher layers that an lm or dflash begins with.
   layers: tuple[int, ...] = fields.setting(low=0)
   source: str = fields.setting(help='a draft of the same kind to begin with')
   share: bool = fields.setting(
@@ -69,6 +81,11 @@ class Student(fields.Checked):
       for name in others:
         if value := getattr(self, name):
           raise ValueError(f'{name}={value!r}: {why}; leave it empty')
+      if self.kind == 'dflash' and not self.layers:
+        raise ValueError(
+          'layers=(): a dflash begins with layers of its teacher; give as many '
+          'as it shall have'
+        )
       return
     given = [x for x in ('size', 'layers', 'source') if getattr(self, x)]
     if len(given) != 1:
@@ -156,8 +173,8 @@ class Loss(fields.Checked):
   )
   unroll: int = fields.setting(
     low=1,
-    help="an eagle's own draft steps that it is trained over, or a medusa's "
-    'heads',
+    help="an eagle's or mtp's own draft steps that it is trained over, a "
+    "medusa's heads, or the masks of a dflash's blocks",
   )
   decay: float = fields.setting(
     above=0, high=1, help='weight of step s + 1 relative to step s'
@@ -223,8 +240,8 @@ class Settings:
         f'of its teacher, {self.teacher.dtype!r}; set both'
       )
     most = self.data.length - 2  # as far as the last head looks ahead
-    if kind == 'medusa' and not gamma <= self.loss.unroll <= most:
+    if kind in WIDE and not gamma <= self.loss.unroll <= most:
       raise ValueError(
-        f'loss.unroll={self.loss.unroll}: the heads of a medusa; give '
+        f'loss.unroll={self.loss.unroll}: the {WIDE[kind]} of a {kind}; give '
         f'judge.gamma={gamma} at least, and at most data.length - 2 = {most}'
       )

@@ -30,6 +30,7 @@ class Start(NamedTuple):
   params: initial values, which `make` copies.
   ids: the vocabulary of the draft that it goes on from; None: yet to be chosen.
   taps: layers of the teacher whose features are recorded for it.
+  scaled: whether their norms are recorded too.
   layout: of what is trained; None is one device.
   """
 
@@ -38,6 +39,7 @@ class Start(NamedTuple):
   ids: np.ndarray | None
   taps: tuple[int, ...]
   layout: sharding.Layout | None
+  scaled: bool = False
 
 
 class Student(NamedTuple):
@@ -146,18 +148,14 @@ def features(batch, noise: float, key: Array) -> Array:
 
 
 def over_steps(
-  settings: sections.Loss,
-  log_p_BTR: Array,
-  each: Iterable[Array],
-  counted_BT: Array,
+  settings: sections.Loss, each: Iterable[tuple[Array, Array, Array]]
 ) -> tuple[Array, dict[str, Array]]:
   """The mean divergence from the teacher over the steps of a draft.
 
   Args:
     settings: the divergence, its temperature and the weights of the steps.
-    log_p_BTR: of the teacher, for the last T tokens of each row.
-    each: logits of the draft at each step, [B, t, R], for the last t of them.
-    counted_BT: the tokens whose prediction counts.
+    each: of each step (logits of the draft [B, t, R], the teacher's log p of
+      the same tokens, which of them count [B, t]).
 
   Returns:
     The loss, and its figures: 'train_alpha' and 'train_top' (the argmax
@@ -165,10 +163,8 @@ def over_steps(
   """
   divergence = divergences.divergence_of(settings.divergence)
   total, norm, alphas, tops = jnp.zeros(()), 0.0, [], []
-  for step, logits_BtR in enumerate(each):
+  for step, (logits_BtR, log_p, counted_Bt) in enumerate(each):
     log_q = jax.nn.log_softmax(logits_BtR / (settings.temperature or 1.0), -1)
-    first = counted_BT.shape[1] - log_q.shape[1]
-    log_p, counted_Bt = log_p_BTR[:, first:], counted_BT[:, first:]
     agrees_Bt = jnp.argmax(log_q, -1) == jnp.argmax(log_p, -1)
     value = text_loss.mean(divergence(log_p, log_q), counted_Bt)
     total += settings.decay**step * value

@@ -46,8 +46,8 @@ def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
   """The arrays of training batches.
 
   'tokens', 0 after the end; 'counted', true for the tokens of completions,
-  which count in the loss; if there are any, 'features' and 'mass', 'source' and
-  'source_length'.
+  which count in the loss; if there are any, 'features' and 'mass', 'scale',
+  'source' and 'source_length'.
   """
   index_1L = np.arange(answers.tokens.shape[1])[None]
   start, end = answers.spans[:, :1], answers.spans[:, 1:]
@@ -57,6 +57,8 @@ def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
   }
   if answers.features is not None and answers.mass is not None:
     found |= {'features': answers.features, 'mass': answers.mass}
+  if answers.scale is not None:
+    found['scale'] = answers.scale
   if answers.source is not None:
     found |= zip(('source', 'source_length'), answers.source, strict=True)
   return found
@@ -81,6 +83,7 @@ def answer(
   *,
   batch: int,
   taps: tuple[int, ...] = (),
+  scaled: bool = False,
 ) -> completions.Answers:
   """Records the teacher's answers to all prompts, memory-mapped.
 
@@ -96,16 +99,16 @@ def answer(
     how: the decoding.
     batch: rows decoded together; changes no token.
     taps: layers whose features are recorded, the last among them; () is none.
+    scaled: record what the taps were multiplied by, too.
   """
-  facts = _facts(target, how, taps)
+  facts = _facts(target, how, taps) | ({'scaled': True} if scaled else {})
   key = json.dumps(facts | {'prompts': digest(prompts)})
   name = hashlib.sha256(key.encode()).hexdigest()[:16]
   path = pathlib.Path(folder or files.cache_folder() / 'answers' / name)
   if not hosts.is_first():  # a copy of its own: hosts may share the folder
     path = path.with_name(f'{path.name}.process{jax.process_index()}')
   source = requests.source_of(prompts, len(prompts), how.sources)
-  width = target.config.width * len(taps)
-  arrays = _open(path, facts, prompts, source, width)
+  arrays = _open(path, facts, prompts, source, target.config.width)
   left = np.flatnonzero(hosts.anywhere(arrays.spans[:, 1] == 0)).tolist()
   found = completions.generate(
     target.model,
@@ -114,12 +117,14 @@ def answer(
     how,
     rows=batch,
     layout=target.layout,
-    recording=completions.Recording(taps, target.config) if taps else None,
+    recording=completions.Recording(taps, target.config, scaled)
+    if taps
+    else None,
   )
   each = ((left[n], select(x, i)) for at, x in found for i, n in enumerate(at))
   for row, one in printing.track(each, 'teacher answers', len(left)):
     # Spans last: they say that a row is done.
-    for name in ('features', 'mass', 'tokens', 'spans'):
+    for name in ('features', 'mass', 'scale', 'tokens', 'spans'):
       if (array := getattr(arrays, name)) is not None:
         array[row] = getattr(one, name)
         array.flush()
@@ -169,20 +174,24 @@ def _open(
   source: types.Source | None,
   width: int,
 ) -> completions.Answers:
-  """Opens a folder for these prompts; spans are 0 where there is no answer."""
+  """Opens a folder for these prompts; spans are 0 where there is no answer.
+
+  width: of each tap of the facts.
+  """
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
   if (path := folder / _FACTS).exists():
     found = files.read_json(path)
     differ = sorted(k for k in facts if found.get(k) != facts[k])
     _check_same(folder, differ)
-  n, L = len(prompts), facts['length']
+  n, L, taps = len(prompts), facts['length'], len(facts['taps'])
   array = functools.partial(_array, folder, path.exists(), n)
   opened = completions.Answers(
     tokens=array('tokens', np.int32, L),
     spans=array('spans', np.int32, 2),
-    features=array('features', np.float16, L, width) if width else None,
-    mass=array('mass', np.float32, L) if width else None,
+    features=array('features', np.float16, L, taps * width) if taps else None,
+    mass=array('mass', np.float32, L) if taps else None,
+    scale=array('scale', np.float32, L, taps) if 'scaled' in facts else None,
   )
   done = np.flatnonzero(opened.spans[:, 1])
   asked = lambda i, x: opened.tokens[i, : len(x)].tolist() == list(x)

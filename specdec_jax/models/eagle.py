@@ -186,10 +186,15 @@ class Eagle(nnx.Module):
 
 def normed(features: Array, taps: int) -> Array:
   """Each tap divided by its root mean square, float32 or wider; 0 stays 0."""
+  return scaled(features, taps)[0]
+
+
+def scaled(features: Array, taps: int) -> tuple[Array, Array]:
+  """`normed`, and what each tap was multiplied by: [..., taps]."""
   parts = jnp.stack(jnp.split(features, taps, -1), -2)
   wide = parts.astype(jnp.promote_types(parts.dtype, jnp.float32))
   scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
-  return (wide * scale).reshape(features.shape)
+  return (wide * scale).reshape(features.shape), scale[..., 0]
 
 
 @functools.cache

@@ -17,10 +17,11 @@ SIZE = LM + 'student.size=tiny student.share=False student.vocabulary=0 '
 T5 = LM + 'student.layers=() student.size=t5_tiny '
 TEXT = 'data.completions=text '
 MEDUSA = 'student.kind=medusa student.vocabulary=0 '
+DFLASH = 'student.kind=dflash student.layers=(0,1) '
 # Of configs/distill.py.
 SETTINGS = [
   ('teacher.source=', 'teacher.source is empty: give a model'),
-  ('student.kind=hydra', "student.kind='hydra': .* eagle, eagle3, lm, medusa"),
+  ('student.kind=hydra', "student.kind='hydra': .* dflash, eagle, .* mtp"),
   ('student.kind=lm student.taps=()', 'nothing given for an lm'),
   (SIZE + 'student.layers=(0,)', 'size and layers given for an lm'),
   (SIZE + 'student.taps=(1,)', r'taps=\(1,\): an lm reads none'),
@@ -33,6 +34,15 @@ SETTINGS = [
   (MEDUSA + 'loss.unroll=1', 'loss.unroll=1: the heads .* judge.gamma=2 at le'),
   (MEDUSA + 'loss.unroll=191', 'loss.unroll=191: .* data.length - 2 = 190'),
   (MEDUSA + 'student.dtype=bfloat16', 'medusa computes in the dtype of its'),
+  ('student.kind=mtp student.taps=(1,)', r'taps=\(1,\): an mtp is one layer'),
+  ('student.kind=mtp data.completions=mixed', 'mtp learns from features'),
+  ('student.kind=dflash', r'layers=\(\): a dflash begins with layers of its'),
+  (DFLASH + 'student.source=x', "source='x': a dflash is layers of its teach"),
+  (
+    DFLASH + 'loss.unroll=1',
+    'loss.unroll=1: the masks of a dflash; give judge',
+  ),
+  (DFLASH + 'student.dtype=bfloat16', 'dflash computes in the dtype of its'),
   ('data.completions=me', "completions='me': allowed are text, teacher"),
   (TEXT, 'questions come without answers'),
   (TEXT + 'data.source=x data.chat=True', 'come without answers'),
@@ -63,6 +73,11 @@ OPENED = [
   (
     'student.kind=eagle3',
     r'student.taps=\(1, 0, -2\): needs layers of the teacher, 0 to 1',
+  ),
+  (DFLASH + 'student.taps=(1,0)', r'student.taps=\(1, 0\): needs layers of'),
+  (
+    DFLASH + 'student.layers=(2,) student.taps=(1,)',
+    r'student.layers=\(2,\): allowed are those of the teacher, 0 to 1',
   ),
   ('student.vocabulary=9999', 'student.vocabulary=9999: the teacher'),
   (

@@ -18,7 +18,7 @@ from specdec_jax import (
   types,
 )
 from specdec_jax.certify import base, enumerated, load
-from specdec_jax.distill import eagle_student
+from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.models import config as model_config
@@ -139,7 +139,7 @@ def by_training(world, tokens_XL):
     taps=c.taps,
   )
   at_XL = jnp.broadcast_to(jnp.arange(L)[None], (X, L))
-  hidden = eagle_student.steps(
+  hidden = eagle_loss.steps(
     c,
     weights.draft['layer'],
     eagle.embed(target, weights.draft, tokens_XL, at_XL),

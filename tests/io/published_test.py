@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 from specdec_jax import api, build, forward
-from specdec_jax.distill import eagle_student
+from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import files, load
 from specdec_jax.io.published import eagle_folder, readings
@@ -49,7 +49,7 @@ def logits(config, weights, model):
   tokens = jnp.asarray([0, *TOKENS])[None]
   tokens_BTD = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
   features = jnp.asarray([*FEATURES, FEATURES[0]], float)[None]
-  steps = eagle_student.steps(config, weights['layer'], tokens_BTD, features, 3)
+  steps = eagle_loss.steps(config, weights['layer'], tokens_BTD, features, 3)
   each = [eagle.reduced(config, weights, x)[0] for x in steps]
   return [np.asarray(x[1 + k :]) for k, x in enumerate(each)]
 
@@ -382,7 +382,7 @@ def test_eagle_1_drafts_as_numpy_reads_it(tmp_path, x64):
     model, given.params, tokens, at, cache, slots=T, taps=config.taps
   )
   embedded = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
-  steps = eagle_student.steps(config, weights['layer'], embedded, tapped[0], 3)
+  steps = eagle_loss.steps(config, weights['layer'], embedded, tapped[0], 3)
   ours = [eagle.logits(config, model, weights, x)[0] for x in steps]
   features = np.asarray(model.norm(given.params, hidden)[0])
   for m in range(T - 4):  # a chain after token m + 1
@@ -410,7 +410,7 @@ def test_an_mtp_module_says_what_speculators_computes(x64):
   weights = jax.tree.map(jnp.asarray, weights)
   embedded = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
   states = jnp.asarray(x['states'], float)[None]
-  (found,) = eagle_student.steps(config, weights['layer'], embedded, states, 1)
+  (found,) = eagle_loss.steps(config, weights['layer'], embedded, states, 1)
   ours = eagle.logits(config, model, weights, found)[0, 1:]
   want = x['logits']
   np.testing.assert_allclose(ours[: len(want)], want, rtol=0, atol=2e-5)

@@ -17,7 +17,7 @@ import optax
 import pytest
 import safetensors.numpy
 
-from specdec_jax.distill import eagle_student
+from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import load
 from specdec_jax.io.published import claims, eagle_folder, readings
@@ -151,7 +151,7 @@ def fitted(config, given, flat, rate):
     ids = np.arange(V) if own else None
     weights = eagle.weights(layer, ids, given.params, **own)
     count, total = readings.DRAFTS, 0.0
-    for hidden in eagle_student.steps(
+    for hidden in eagle_loss.steps(
       config, layer, embedded_BLD, features_BLE, count
     ):
       logits_BLV = eagle.logits(config, model, weights, hidden)[..., :IDS]

@@ -37,7 +37,7 @@ def fit(
   )
   if any(config.block.windows):
     raise ValueError(f'{where}: layers with a sliding window are not read')
-  mask = _masks(target, mask)[other] if other else mask
+  mask = masks(target, mask)[other] if other else mask
   return eagle.Blocks(config, mask, size, first ^ bool(moved)), params
 
 
@@ -58,13 +58,13 @@ def questions(
   moved = 'its own place' if first == 0 else 'the place after it'
   return (
     *eagle_folder.questions(folder, where, target, _claim),
-    tuple(_masks(target, mask)),
+    tuple(masks(target, mask)),
     (f'each token of a block for {moved}',),
   )
 
 
-def _masks(target: load.LanguageModel, claimed: int) -> dict[str, int]:
-  """Other ids that masks may have: {in words: id}."""
+def masks(target: load.LanguageModel, claimed: int = -1) -> dict[str, int]:
+  """Other ids that masks may have than the claimed one: {in words: id}."""
   token = dict(target.tokenizer.specials)
   found: dict[str, Any] = {
     f"the target's {name}": target.tokenizer.inner.token_to_id(token[name])

@@ -1,4 +1,7 @@
-"""Writes an EAGLE-3 in the form of speculators, which eagle_folder reads."""
+"""Writes drafts as eagle_folder and dflash_folder read them.
+
+An EAGLE-3 and a DFlash in the form of speculators, an MTP in that of MiMo.
+"""
 
 import pathlib
 from typing import Any
@@ -14,50 +17,86 @@ from specdec_jax.models import eagle, lm
 
 def save(
   folder: pathlib.Path,
-  config: eagle.EagleConfig,
+  draft: eagle.EagleConfig | eagle.Blocks,
   params: types.Params,
   ids: np.ndarray,
   about: dict[str, Any],
 ) -> None:
-  """Writes a folder; eagle_folder.fit gives the same parameters bit for bit.
+  """Writes a folder; its reader's fit gives the same parameters bit for bit.
 
-  One that is there is replaced. Its embedding is the target's, and not written.
+  One that is there is replaced. Its embedding is the target's, and not written,
+  as is the head of an MTP; unlike MiMo's, one may draft some ids only.
 
-  config: as eagle_folder.fit makes it of such a folder, not fused.
-  params: of eagle.Eagle, nested, and the 'head' [H, R].
+  draft: as fit makes it of such a folder, not fused.
+  params: of eagle.Eagle, nested, and the 'head' [H, R], not of an MTP.
   ids: the draft's vocabulary [R], ascending.
   about: how it was made, with the 'target'.
   """
-  flat = lm.flatten(params)
-  arrays = {eagle_folder.HEAD: flat.pop('head').T}
+  config = draft.config if isinstance(draft, eagle.Blocks) else draft
+  flat, arrays = lm.flatten(params), {}
+  if 'head' in flat:
+    arrays[eagle_folder.HEAD] = flat.pop('head').T
   for name, (theirs, turned) in eagle_folder.named(config).items():
     arrays[theirs] = flat[name].T if turned else flat[name]
-  arrays['d2t'] = np.asarray(ids, np.int64) - np.arange(len(ids))
-  arrays['t2d'] = np.isin(np.arange(config.block.vocab), ids)
+  facts = export.settings(config.block) | dict(num_nextn_predict_layers=1)
+  if config.reads == 'joined':
+    arrays = _as_mimo(arrays)
+  else:
+    facts = _settings(draft, config, len(ids), str(about['target']))
+  if eagle_folder.HEAD in arrays or len(ids) < config.block.vocab:
+    arrays['d2t'] = np.asarray(ids, np.int64) - np.arange(len(ids))
+    arrays['t2d'] = np.isin(np.arange(config.block.vocab), ids)
   plain = {n: np.ascontiguousarray(x) for n, x in arrays.items()}
-  facts = _settings(config, len(ids), str(about['target']))
   export.write(folder, {'config.json': facts, export.MARK: about}, plain)
 
 
-def _settings(config: eagle.EagleConfig, size: int, target: str) -> dict:
+def _as_mimo(arrays: eagle_folder.Arrays) -> eagle_folder.Arrays:
+  """The arrays of an MTP by the names that MiMo gives them."""
+  modules = {ours: theirs for theirs, ours in eagle_folder.MTP_MODULES.items()}
+  out = {}
+  for name, x in arrays.items():
+    module = name.removesuffix('.weight')
+    if module == 'fc':  # which reads the state first
+      x = np.roll(x, x.shape[-1] // 2, -1)
+    known = module in modules
+    name = f'{modules[module]}.weight' if known else name
+    out[eagle_folder.MTP + name.removeprefix('layers.0.')] = x
+  return out
+
+
+def _settings(draft, config: eagle.EagleConfig, size: int, target: str) -> dict:
   """config.json; ids of layers are one more than those of the taps."""
-  greedy = dict(proposal_type='greedy', speculative_tokens=3)
-  return dict(
-    architectures=['Eagle3DraftModel'],
-    speculators_model_type='eagle3',
+  kind, tokens = 'eagle3', 3
+  if isinstance(draft, eagle.Blocks):
+    kind, tokens = 'dflash', draft.size - draft.first
+  greedy = dict(proposal_type='greedy', speculative_tokens=tokens)
+  layers = [i + 1 for i in config.taps]
+  facts = dict(
+    speculators_model_type=kind,
     speculators_config=dict(
-      algorithm='eagle3',
+      algorithm=kind,
       default_proposal_method='greedy',
       proposal_methods=[greedy],
       verifier=dict(name_or_path=target, architectures=[]),
     ),
     transformer_layer_config=export.settings(config.block),
     draft_vocab_size=size,
-    eagle_aux_hidden_state_layer_ids=[i + 1 for i in config.taps],
+    tie_word_embeddings=False,
+    dtype=jnp.dtype(config.block.dtype).name,
+  )
+  if isinstance(draft, eagle.Blocks):
+    return facts | dict(
+      architectures=['DFlashDraftModel'],
+      aux_hidden_state_layer_ids=layers,
+      block_size=draft.size,
+      mask_token_id=draft.mask,
+      sample_from_anchor=draft.first == 0,
+    )
+  return facts | dict(
+    architectures=['Eagle3DraftModel'],
+    eagle_aux_hidden_state_layer_ids=layers,
     fc_norm=config.tap_norm == 'each',
     norm_before_fc=config.tap_norm == 'joined',
     norm_before_residual=config.normed_residual,
     norm_output=config.last_norm == 'fed',
-    tie_word_embeddings=False,
-    dtype=jnp.dtype(config.block.dtype).name,
   )

@@ -31,8 +31,9 @@ FORMS = (
 HEAD, EMBED = 'lm_head.weight', 'embed_tokens.weight'
 _AUX = 'eagle_aux_hidden_state_layer_ids'
 Arrays = dict[str, np.ndarray]
-# What an MTP module has -> what EAGLE has in its place.
-_MTP = {
+# Where an MTP lies in a MiMo; what it has -> what EAGLE has in its place.
+MTP = 'model.mtp_layers.0.'
+MTP_MODULES = {
   'token_layernorm': 'layers.0.token_norm',
   'hidden_layernorm': 'layers.0.hidden_norm',
   'input_proj': 'fc',
@@ -77,9 +78,11 @@ def fit(
     x = arrays[theirs].T if turned else arrays[theirs]
     layer[name] = place(x, shapes[name].dtype)
   ids, own = None, {}
-  if HEAD in arrays:
-    ids, head_HR = _vocabulary(where, arrays, target)
-    ids, own['head'] = place(ids, np.int32), place(head_HR, config.block.dtype)
+  if HEAD in arrays or 'd2t' in arrays:
+    ids, real_R = _vocabulary(where, arrays, target)
+    ids = place(ids[real_R], np.int32)
+    if HEAD in arrays:
+      own['head'] = place(arrays[HEAD][real_R].T, config.block.dtype)
   if EMBED in arrays:
     own['embed'] = place(arrays[EMBED], config.block.dtype)
   nested = lm.nest(layer)
@@ -89,6 +92,8 @@ def fit(
     block, nested = convert.pack(block, nested)
     own = convert.pack_params(own)
   made = eagle.weights(nested, ids, target.params, **own)
+  if 'head' in made and 'head' not in own:  # columns of the target's
+    made['head'] = hosts.put(made['head'], put)
   return dataclasses.replace(config, block=block), made
 
 
@@ -222,16 +227,16 @@ def _arrays(folder: pathlib.Path) -> Arrays:
   every, out = {}, {}
   for path in hf.weight_files(folder):
     every |= stored.open_file(path)
-  start = 'model.mtp_layers.0.'
-  if inside := {n: x.read() for n, x in every.items() if n.startswith(start)}:
+  if inside := {n: x.read() for n, x in every.items() if n.startswith(MTP)}:
     for name, x in inside.items():
-      name = name.removeprefix(start)
+      name = name.removeprefix(MTP)
       module = name.partition('.')[0]
       if module == 'input_proj':  # which reads the state first
         x = np.roll(x, x.shape[-1] // 2, -1)
-      known = module in _MTP
-      out[f'{_MTP[module]}.weight' if known else f'layers.0.{name}'] = x
-    return out
+      known = module in MTP_MODULES
+      name = f'{MTP_MODULES[module]}.weight' if known else f'layers.0.{name}'
+      out[name] = x
+    return out | {n: every[n].read() for n in ('d2t', 't2d') if n in every}
   for name, array in every.items():
     name = re.sub('^midlayer', 'layers.0', name.removeprefix('model.'))
     if not names.HARMLESS.fullmatch(name):
@@ -289,12 +294,13 @@ def named(config: eagle.EagleConfig) -> dict[str, tuple[str, bool]]:
 def _vocabulary(
   where: str, arrays: Arrays, target: load.LanguageModel
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(ids of the target that it drafts [R], the head's columns for them).
+  """(ids of the target that it drafts [R], whether those are real ones).
 
   d2t holds how much larger each id is in the target's vocabulary.
   """
-  V, R = target.config.vocab, len(arrays[HEAD])
+  V = target.config.vocab
   d2t = arrays.get('d2t', np.zeros(V, int))
+  R = len(arrays.get(HEAD, d2t))
   ids = d2t + np.arange(len(d2t))
   known = arrays.get('t2d', np.isin(np.arange(V), ids))
   if (
@@ -306,5 +312,4 @@ def _vocabulary(
       f'{where}: damaged: i + d2t[i] must be {R} different ids below {V}, '
       'those of t2d'
     )
-  real = ids < target.ids
-  return ids[real], arrays[HEAD][real].T
+  return ids, ids < target.ids

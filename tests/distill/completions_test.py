@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax.distill import on_policy as on_policy_lib
+from specdec_jax.distill import completions
 from specdec_jax.train import data
 
 
@@ -11,13 +11,13 @@ def test_a_coin_takes_whole_rows_of_one_or_the_other():
   one = {'tokens': np.zeros((400, 3)), 'counted': np.zeros((400, 3), bool)}
   one['source_length'] = np.zeros(400)
   other = {name: x + 1 for name, x in one.items()}
-  rows = on_policy_lib.mixed(one, other, 5)
+  rows = completions.mixed(one, other, 5)
   first = rows['tokens'][:, 0]
   assert (rows['tokens'] == first[:, None]).all()
   assert (rows['counted'] == (first[:, None] == 1)).all()
   np.testing.assert_array_equal(rows['source_length'], first)
   assert 150 < first.sum() < 250
-  again = on_policy_lib.mixed(one, other, 5)
+  again = completions.mixed(one, other, 5)
   np.testing.assert_array_equal(rows['tokens'], again['tokens'])
 
 
@@ -26,7 +26,7 @@ def on_policy(folder, sampled: list[int], every: int = 3):
     sampled.append(step)
     return {'tokens': np.full((4, 2), params) + np.arange(4)[:, None]}
 
-  return on_policy_lib.OnPolicy(
+  return completions.OnPolicy(
     folder,
     sample,
     every,
