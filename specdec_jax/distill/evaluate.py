@@ -50,11 +50,12 @@ def make(
 
   def figures(params: types.Params) -> dict[str, Any]:
     if not text:
-      text.append(plain(target, request))
+      plain = build.engine(target)
+      text.append(hosts.fetch(plain.programs.generate(plain.weights, request)))
     weights = types.Weights(target.params, params)
     out = hosts.fetch(engine.programs.generate(weights, request))
     found = metrics.summary(out.info)
-    alpha = alpha_on(target, weights, draft, request, text[0])
+    alpha = _alpha(target, weights, draft, request, text[0])
     expected = sum(alpha**k for k in range(judge.gamma + 1))
     return {
       'alpha': alpha,
@@ -66,25 +67,14 @@ def make(
   return figures
 
 
-def plain(
-  target: build.LanguageModel, request: decode.Request
-) -> decode.Output:
-  """Decodes the request plainly; the output is on the host."""
-  engine = build.engine(target)
-  return hosts.fetch(engine.programs.generate(engine.weights, request))
-
-
-def alpha_on(
+def _alpha(
   target: build.LanguageModel,
   weights: types.Weights,
   draft: types.Model,
   request: decode.Request,
   text: decode.Output,
 ) -> float:
-  """Computes alpha of a draft, teacher-forced on the text of plain decoding.
-
-  draft: its q as a model.
-  """
+  """alpha of a draft, teacher-forced on the text of plain decoding."""
   index_BL = np.indices(text.tokens_BL.shape)[1]
   alpha_BL, _ = predict.overlap(
     weights,

@@ -29,10 +29,10 @@ def jensen_shannon(p, q, beta):
 
 
 FORMULAS = {
-  'forward_kl': lambda p, q: np.sum(p * np.log(p / q)),
-  'reverse_kl': lambda p, q: np.sum(q * np.log(q / p)),
-  'total_variation': lambda p, q: np.sum(np.abs(p - q)) / 2,
-  'log_alpha': lambda p, q: -np.log(np.sum(np.minimum(p, q))),
+  'forward_kl': lambda p, q: np.sum(p * np.log(p / q), -1),
+  'reverse_kl': lambda p, q: np.sum(q * np.log(q / p), -1),
+  'total_variation': lambda p, q: np.sum(np.abs(p - q), -1) / 2,
+  'log_alpha': lambda p, q: -np.log(np.sum(np.minimum(p, q), -1)),
   'jensen_shannon:0.1': lambda p, q: jensen_shannon(p, q, 0.1),
   'jensen_shannon:0.5': lambda p, q: jensen_shannon(p, q, 0.5),
 }

@@ -127,15 +127,3 @@ def test_a_killed_run_leaves_the_same_heads(tmp_path):
       loss=dict(unroll=3),
       run=dict(steps=8),
     )
-
-
-@pytest.mark.slow
-def test_heads_learn_the_same_on_a_mesh(tmp_path):
-  found = []
-  for i, mesh in enumerate((dict(data=1), dict(data=2, model=2, fsdp=True))):
-    folder = tmp_path / str(i)
-    own = OWN | dict(share=False)
-    figures, lines = runs.run(folder, student=own, mesh=mesh)
-    assert figures['finished']
-    found.append(runs.losses(lines))
-  np.testing.assert_allclose(*found, rtol=1e-3)
