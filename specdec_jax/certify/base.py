@@ -149,21 +149,22 @@ class Promise(NamedTuple):
   about: tuple[str, ...] = ('rule', 'drafter', 'model')
 
 
-def wide() -> bool:
-  """Whether jax_enable_x64 is on."""
-  return jnp.result_type(float) == jnp.float64
+def bound() -> float:
+  """Of BOUNDS, for floats as they are now."""
+  return BOUNDS[jnp.result_type(float) == jnp.float64]
 
 
-def none_of(n: int, failure: str, distinct: int, kind: str) -> str:
-  """Words for no failure in n comparisons, with the 95 % bound on its rate.
+def none_of(
+  n: int, failure: str, distinct: int, kind: str, size: str, more: str = ''
+) -> Figure:
+  """The Figure of no failure in n comparisons, with the 95 % bound on its rate.
 
   distinct: comparisons that differ in more than the program that ran them; only
   these count for the bound.
   """
-  return (
-    f'0 of {n:,} {failure}, at {distinct:,} distinct {kind} '
-    f'(95 %: under {3 / distinct:.1e} of them)'
-  )
+  rate = f'95 %: under {3 / distinct:.1e} of them'
+  reached = f'0 of {n:,} {failure}, at {distinct:,} distinct {kind} ({rate})'
+  return Figure(reached + more, '0', size)
 
 
 def show(p_V) -> str:
@@ -248,6 +249,11 @@ PLAIN = Pair(PLAIN_RULE, decode.PLAIN)
 OPTIONS = decode.Options(chunk=8)
 
 
+def take(tree: Any, index: Any) -> Any:
+  """Some rows of every leaf."""
+  return jax.tree.map(lambda x: x[index], tree)
+
+
 def run(world: World, pair: Pair, request: decode.Request) -> decode.Output:
   """Decodes a batch with the production programs; the output on the host."""
   programs = decode.programs(world.target, pair.drafter, pair.rule, OPTIONS)
@@ -272,11 +278,15 @@ def make_request(
     **settings: the fields of requests.Wanted and the shape that
       requests.make takes.
   """
-  items = requests.items(prompts, request)
-  items = [x._replace(source=source_of(world, x.tokens)) for x in items]
   names = {*settings}.intersection(requests.Wanted._fields)
   wanted = requests.Wanted(new, **{x: settings.pop(x) for x in names})
-  return requests.make(items, wanted, **settings)
+  return requests.make(items(world, prompts, request), wanted, **settings)
+
+
+def items(world: World, prompts, numbers=None) -> list[requests.Item]:
+  """Prompts as items, each with a source if the models have encoders."""
+  found = requests.items(prompts, numbers)
+  return [x._replace(source=source_of(world, x.tokens)) for x in found]
 
 
 def source_of(world: World, prompt: Sequence[int]) -> list[int]:
@@ -291,6 +301,15 @@ def target_table(world: World, prompt: Sequence[int], **settings) -> np.ndarray:
   """A table model's probabilities after a prompt and its source, float64."""
   p_RVV = table_model.warped(world.weights.target, **settings)
   return table_model.given(p_RVV, source_of(world, prompt))
+
+
+def joint(world: World, prompt: Sequence[int], n: int, text=(), **settings):
+  """Exact distribution of n tokens of a table model: [V] * n, float64.
+
+  They come after the prompt or, if given, after a text that begins with it.
+  """
+  p_RVV = target_table(world, prompt, **settings)
+  return table_model.joint_distribution(p_RVV, text or prompt, n)
 
 
 # Tokens of a prompt that prefill reads in three chunks of OPTIONS.

@@ -256,8 +256,14 @@ def run(
   doc: dict[str, Any] = about
   for row in rows(chosen, subject, full, console):
     done.append(row)
-    passed, verdict = judged(done)
-    doc = {**about, 'promises': done, 'passed': passed, 'verdict': [verdict]}
+    passed = [row.passed for row in done]
+    skipped = f', {passed.count(None)} not checked' if None in passed else ''
+    verdict = (
+      f'{passed.count(True)} of {len(done)} promises hold{skipped} '
+      f'({sum(row.seconds for row in done):.0f} s).'
+    )
+    holds = True in passed and False not in passed
+    doc = {**about, 'promises': done, 'passed': holds, 'verdict': [verdict]}
     if folder:  # after every promise: the full tier may be interrupted
       files.write(folder / 'certificate.json', printing.compact(doc))
       page = f'{console.export_text(clear=False)}\n{verdict}'
@@ -265,16 +271,6 @@ def run(
       files.write(folder / 'certificate.md', page)
   tables.close(doc['verdict'], doc, console)
   return doc['passed']
-
-
-def judged(rows: Sequence[Row]) -> tuple[bool, str]:
-  """Whether no row failed and some passed, and the verdict in words."""
-  passed = [row.passed for row in rows]
-  skipped = f', {passed.count(None)} not checked' if None in passed else ''
-  return True in passed and False not in passed, (
-    f'{passed.count(True)} of {len(rows)} promises hold{skipped} '
-    f'({sum(row.seconds for row in rows):.0f} s).'
-  )
 
 
 def _print_head(about: dict[str, Any], chosen, pairs: int, console) -> None:

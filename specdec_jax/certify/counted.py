@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import optimize, stats
 
-from specdec_jax import decode, forward, types
+from specdec_jax import forward, types
 from specdec_jax.certify import base, table_model
 
 # --- counts against probabilities ---------------------------------------------
@@ -92,29 +92,46 @@ def detectable(n: int, cells: int, tests: int, power: float = 0.999) -> float:
   return math.sqrt(found.root / (4 * n))
 
 
-def _counts(
-  world: base.World, pair: base.Pair, request: decode.Request, new, amount
-) -> dict[int, np.ndarray]:
-  """How often each text of `new` tokens comes: [V] * new, by prompt length.
+def _tests(
+  world: base.World, pair: base.Pair, name, prompts, exact, texts, rows, **asked
+) -> dict[str, Test]:
+  """The Tests of so many texts, of all prompts together; each has its own.
 
-  Repeats the request with other numbers, for `amount` texts of all its prompts
-  together. Tokens after a stop id count as that id.
+  Tokens after a stop id count as that id.
+
+  exact: (prompt, n) -> the distribution of n tokens, [V] * n.
+  rows: of a batch, which is decoded again and again with other request numbers.
+  asked: fields of requests.Wanted.
   """
-  lengths, rows = np.unique(request.lengths_B), len(request.lengths_B)
-  counts = {n: np.zeros((world.vocab,) * new, np.int64) for n in lengths}
+  gamma = pair.drafter.gamma
+  new = _length(gamma, world.vocab)
+  # Made once: checking 16,384 prompts takes an eighth of the time of a batch.
+  request = base.make_request(
+    world, prompts * (rows // len(prompts)), new, gamma=gamma, **asked
+  )
+  counts = {len(x): np.zeros((world.vocab,) * new, np.int64) for x in prompts}
   stop = request.stop_BX[0, 0]  # -1 without stop ids
-  for start in range(0, amount, rows):
+  for start in range(0, texts, rows):
     numbers = np.arange(rows, dtype=request.request_B.dtype) + start
     out = base.run(world, pair, request._replace(request_B=numbers))
-    for n in lengths:
+    for n, count in counts.items():
       mine_B = request.lengths_B == n
       tokens = out.tokens_BL[mine_B, n : n + new]
       ended = np.arange(new) >= (out.lengths_B[mine_B] - n)[:, None]
       if ended[:, 0].any() or (tokens[~ended[:, -1]][:, :-1] == stop).any():
         raise base.Broken('a text is empty, or goes on after its end')
       tokens[ended] = stop
-      np.add.at(counts[n], tuple(tokens.T), 1)
-  return counts
+      np.add.at(count, tuple(tokens.T), 1)
+  tests: dict[str, Test] = {}
+  for prompt in prompts:
+    of = f'{name}, prompt of {len(prompt)}'
+    tests |= prefix_tests(of, counts[len(prompt)], exact(prompt, new))
+  return tests
+
+
+def _length(gamma: int, vocab: int) -> int:
+  """Tokens of a text: more than two windows, if V ** length stays small."""
+  return min(max(2 * gamma + 3, 7), {2: 19, 3: 9, 4: 9}[vocab])
 
 
 # --- table models -------------------------------------------------------------
@@ -133,35 +150,23 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
   """Counts texts of more than two windows of table models."""
   tests, done = {}, {}
   full = amount > QUICK_TABLES
-  for rule, label, asked, vocab, prompts in _cells(subject, full=full):
+  for rule, label, most, vocab, prompts in _cells(subject, full=full):
     # Of the full tier's nine cells five are long, and dear.
-    count = amount // 8 if full and prompts else amount
-    pair = subject.pair(subject.tables(vocab), asked, rule, label)
+    texts = amount // 8 if full and prompts else amount
+    pair = subject.pair(subject.tables(vocab), most, rule, label)
     gamma = pair.drafter.gamma
     # A drafter may fix its gamma; a long window needs a smaller vocabulary.
     vocab = vocab if gamma <= 3 else 2
-    prompts = prompts or [table_model.PROMPT[vocab]]
     name = f'{rule.name}, {label}, gamma {gamma}, V {vocab}'
     if name in done:
       continue
-    done[name] = f'{rule.name} {label} {gamma}: {count:,}'
-    world, new = subject.tables(vocab), _length(gamma, vocab)
-    # Made once: checking 16,384 prompts takes an eighth of the time of a batch.
-    request = base.make_request(
-      world,
-      prompts * (min(count, 2**14) // len(prompts)),
-      new,
-      gamma=gamma,
-      seed=subject.seed,
-      **_WARM,
-    )
-    pair = subject.pair(world, asked, rule, label)
-    counts = _counts(world, pair, request, new, count)
-    for prompt in prompts:
-      p_RVV = base.target_table(world, prompt, **_WARM)
-      p = table_model.joint_distribution(p_RVV, prompt, new)
-      of = f'{name}, prompt of {len(prompt)}'
-      tests |= prefix_tests(of, counts[len(prompt)], p)
+    done[name] = f'{rule.name} {label} {gamma}: {texts:,}'
+    world = subject.tables(vocab)
+    pair = subject.pair(world, most, rule, label)
+    prompts = prompts or [table_model.PROMPT[vocab]]
+    exact = functools.partial(base.joint, world, **_WARM)
+    asked, rows = dict(_WARM, seed=subject.seed), min(texts, 2**14)
+    tests |= _tests(world, pair, name, prompts, exact, texts, rows, **asked)
   return judge(
     tests,
     f'{len(done)} cells; rule, drafter, gamma: texts: '
@@ -183,11 +188,6 @@ def _cells(subject: base.Subject, *, full: bool):
       yield rule, name, gamma, 2, LONG_PROMPTS
 
 
-def _length(gamma: int, vocab: int) -> int:
-  """Tokens of a text: more than two windows, if V ** length stays small."""
-  return min(max(2 * gamma + 3, 7), {2: 19, 3: 9, 4: 9}[vocab])
-
-
 # --- a transformer ------------------------------------------------------------
 
 EOS, VOCAB, TEMPERATURE, ROWS = 3, 4, 0.8, 256
@@ -204,24 +204,12 @@ def transformer(subject: base.Subject, amount: int) -> base.Figure:
   # One compiled program a rule.
   cells = list(zip(subject.rules, itertools.cycle((4, 2, 3)), strict=False))
   each = amount // len(cells) // ROWS * ROWS
+  exact = functools.partial(_autoregressive, world)
+  asked = dict(temperature=TEMPERATURE, stop_ids=[EOS], seed=subject.seed)
   for rule, gamma in cells:
     pair = subject.pair(world, gamma, rule)
-    gamma = pair.drafter.gamma
-    new = _length(gamma, VOCAB)
-    request = base.make_request(
-      world,
-      PROMPTS * (ROWS // 2),
-      new,
-      gamma=gamma,
-      temperature=TEMPERATURE,
-      seed=subject.seed,
-      stop_ids=[EOS],
-    )
-    counts = _counts(world, pair, request, new, each)
-    for prompt in PROMPTS:
-      name = f'{rule.name}, {label}, gamma {gamma}, prompt of {len(prompt)}'
-      p = _autoregressive(world, prompt, new)
-      tests |= prefix_tests(name, counts[len(prompt)], p)
+    name = f'{rule.name}, {label}, gamma {pair.drafter.gamma}'
+    tests |= _tests(world, pair, name, PROMPTS, exact, each, ROWS, **asked)
   least = detectable(each // 2, VOCAB, len(tests))
   names = ', '.join(f'{rule.name} {label}' for rule, _ in cells)
   return judge(

@@ -4,6 +4,8 @@ Each is a promise of the certificate in little, or a mistake that others made on
 TPUs and that shows in no error message. Its docstring is what is printed.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,13 +94,11 @@ def own_temperature(subject: base.Subject, amount: int) -> base.Figure:
   world = base.tables(13)
   prompts = base.ragged_prompts(amount, world.vocab, 0)
   warm = [(0.0, 0.7, 1.0)[i % 3] for i in range(amount)]
-  request = base.make_request(
-    world, prompts, _NEW, length=_LENGTH, temperature=warm, seed=5
+  asked = functools.partial(
+    base.make_request, world, prompts, _NEW, length=_LENGTH, seed=5
   )
+  request, greedy = asked(temperature=warm), base.plain(world, asked())
   together = _texts(subject, world, request)
-  cold = np.zeros_like(request.sampling.temperature_B)
-  cold = request.sampling._replace(temperature_B=cold)
-  greedy = base.plain(world, request._replace(sampling=cold))
   for what, texts in together.items():
     base.same_texts(texts[::3], greedy[::3], f'{what}, temperature 0')
     for b, temperature in enumerate(warm):
@@ -107,9 +107,7 @@ def own_temperature(subject: base.Subject, amount: int) -> base.Figure:
           f'{what}: request {b} at temperature {temperature} is greedy'
         )
   for b in range(3):
-    copies = jax.tree.map(
-      lambda x, b=b: np.repeat(x[b : b + 1], amount, 0), request
-    )
+    copies = base.take(request, [b] * amount)
     for what, texts in _texts(subject, world, copies).items():
       wanted = [together[what][b]] * amount
       base.same_texts(texts, wanted, f'{what}, among copies of itself')
@@ -134,7 +132,7 @@ def windows(subject: base.Subject, amount: int) -> base.Figure:
   three = enumerated.windows_error(world, pair, dict(temperature=0.7, top_k=2))
   return base.Figure(
     f'off by {one:.1e} and {three:.1e}',
-    f'{base.BOUNDS[base.wide()]:.0e}',
+    f'{base.bound():.0e}',
     f'{rule.name}: {amount} pairs (p, q) of one window; three with {name}',
   )
 
@@ -174,14 +172,9 @@ AMOUNTS = {
 }
 CHECKS = [
   base.Promise(
-    check.__name__.replace('_', '-'),
-    str(check.__doc__),
-    check,
-    quick=amount,
-    full=amount,
-    seconds=3,
+    x.__name__.replace('_', '-'), str(x.__doc__), x, amount, amount, 3
   )
-  for check, amount in AMOUNTS.items()
+  for x, amount in AMOUNTS.items()
 ]
 
 

@@ -118,8 +118,7 @@ class Windows(NamedTuple):
 
 def paths(vocab: int, gamma: int) -> np.ndarray:
   """Every draft path of a window: [R, K]."""
-  every = list(itertools.product(range(vocab), repeat=gamma))
-  return np.array(every, np.int32).reshape(-1, gamma)
+  return np.indices((vocab,) * gamma, np.int32).reshape(gamma, -1).T
 
 
 def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
@@ -145,13 +144,12 @@ def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
   return Windows(draft, jnp.asarray(p_XRNV.reshape(X * R, N, V)), chance_XR)
 
 
-def no_draw(*_):
-  """Noise.draft and Noise.next here: a rule may use only its uniforms."""
-  raise NotEnumerable('it draws inside verify')
-
-
 def uniforms(accept_BK) -> types.Noise:
   """The noise of a rule that may use nothing but these uniforms."""
+
+  def no_draw(*_):
+    raise NotEnumerable('it draws inside verify')
+
   return types.Noise(accept_BK, no_draw, no_draw)
 
 

@@ -1,17 +1,15 @@
 """Promises about distributions, checked by enumeration: no sampling error."""
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from specdec_jax import decode, types
+from specdec_jax import types
 from specdec_jax.certify import base, enumerate_window, steps, table_model
 from specdec_jax.costs import scripted
 
-BOUNDS = base.BOUNDS
 # (gamma, vocab, share of the problems). Each compiles once. Smallest first, so
 # that the failing case that is reported is small.
 SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2), (6, 2, 0.004))
@@ -25,10 +23,10 @@ LONG_ROWS = (3, 9, 14, 17, 25, 34)
 
 def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
   """gamma + 1 tokens of one window, by enumerating its accept tests."""
-  worst, done, skipped = {False: 0.0, True: 0.0}, [], []
+  worst, done, skipped = dict.fromkeys(base.BOUNDS, 0.0), [], []
   for rule in subject.rules:
     try:
-      for x64, shape in itertools.product(BOUNDS, SHAPES):
+      for x64, shape in itertools.product(base.BOUNDS, SHAPES):
         with jax.enable_x64(x64):
           off = window_error(rule, subject.seed, amount, *shape)
         worst[x64] = max(worst[x64], off)
@@ -46,7 +44,7 @@ def _figure(worst: dict[bool, float], size: str, skipped) -> base.Figure:
     raise base.NotChecked(f'{reasons}; counting covers it')
   return base.Figure(
     f'off by {worst[False]:.1e}, {worst[True]:.1e}',
-    f'{BOUNDS[False]:.0e} in float32, {BOUNDS[True]:.0e} in float64',
+    f'{base.BOUNDS[False]:.0e} in float32, {base.BOUNDS[True]:.0e} in float64',
     f'{size}; not checked: {reasons}' if skipped else size,
   )
 
@@ -76,7 +74,7 @@ def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
     'sampled drafts, fewer proposed': (q, ragged, None),
     'certain drafts (q None)': (None, ragged, script),
   }
-  bound, worst = BOUNDS[base.wide()], 0.0
+  bound, worst = base.bound(), 0.0
   wanted = enumerate_window.target_distribution(p)
   for kind, (q_XKVV, count_X, script_XK) in kinds.items():
     batch = enumerate_window.windows(p, q_XKVV, count_X, script_XK)
@@ -139,25 +137,18 @@ def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
 # --- windows of production steps ----------------------------------------------
 
 
-class Cell(NamedTuple):
-  """What is enumerated: three windows after a short prompt, or a long one."""
+def _cells(pairs, vocab: int):
+  """(rule, drafter, float64 or not, gamma, V, long) of what is enumerated.
 
-  rule: types.Rule
-  drafter: str
-  x64: bool  # as it is; in float32 its proposed tokens vary from 0 to gamma
-  gamma: int
-  vocab: int
-  long: bool
-
-
-def _cells(pairs, vocab: int) -> Iterator[Cell]:
-  """Three windows of gamma 2 in both dtypes, and one long window, of each."""
+  Three windows of gamma 2 after a short prompt, in both dtypes, and one long
+  window of each pair. In float32 the proposed tokens vary from 0 to gamma.
+  """
   gammas = itertools.cycle(LONG_GAMMAS)
   for i, (rule, name) in enumerate(pairs):
-    yield Cell(rule, name, True, 2, vocab, False)
-    yield Cell(rule, name, False, 2, vocab, False)
+    yield rule, name, True, 2, vocab, False
+    yield rule, name, False, 2, vocab, False
     if name != SCRIPTED:  # its tokens are those of the short walks' rows
-      yield Cell(rule, name, i % 2 == 0, next(gammas), 2, True)
+      yield rule, name, i % 2 == 0, next(gammas), 2, True
 
 
 def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
@@ -166,33 +157,31 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   Each pair of rule and drafter has three windows of gamma 2 in float64 and
   float32, and one of gamma 4 to 8 after rows of several lengths.
   """
-  worst, done, skipped = {False: 0.0, True: 0.0}, [], []
+  worst, done, skipped = dict.fromkeys(base.BOUNDS, 0.0), [], []
   pairs = subject.pairs()
   if not subject.supplied:
     pairs += [(rule, SCRIPTED) for rule in subject.rules]
   subject = subject._replace(drafters={**subject.drafters, SCRIPTED: script})
   why = {rule: enumerate_window.not_enumerable(rule) for rule in subject.rules}
-  for cell in _cells(pairs, amount):
-    rule, name = cell.rule, cell.drafter
+  for rule, name, x64, gamma, vocab, long in _cells(pairs, amount):
     if why[rule]:
       skipped.append(f'{rule.name}: {why[rule]}')
       continue
-    with jax.enable_x64(cell.x64):
-      world = subject.tables(cell.vocab)
-      pair = subject.pair(world, cell.gamma, rule, name)
-      gamma = pair.drafter.gamma
-      if gamma > (max(LONG_GAMMAS) if cell.long else cell.gamma):
-        skipped.append(f'{name}: gamma {gamma} has too many outcomes')
+    with jax.enable_x64(x64):
+      world = subject.tables(vocab)
+      pair = subject.pair(world, gamma, rule, name)
+      own = pair.drafter.gamma
+      if own > (max(LONG_GAMMAS) if long else gamma):
+        skipped.append(f'{name}: gamma {own} has too many outcomes')
         continue
       settings: dict[str, Any] = dict(temperature=1.0)
-      if not cell.x64:
+      if not x64:
         pair = pair._replace(drafter=base.ragged(pair.drafter))
         settings = dict(temperature=0.7, top_k=2)
-      error = long_window_error if cell.long else windows_error
-      with base.naming(f'{pair}, V {cell.vocab}, {settings}'):
-        off = error(world, pair, settings)
-    worst[cell.x64] = max(worst[cell.x64], off)
-    done.append(f'{rule.name} {name} {gamma}')
+      error = long_window_error if long else windows_error
+      with base.naming(f'{pair}, V {vocab}, {settings}'):
+        worst[x64] = max(worst[x64], error(world, pair, settings))
+    done.append(f'{rule.name} {name} {own}')
   size = f'{len(done)} walks; rule, drafter, gamma: '
   size += ', '.join(dict.fromkeys(done))
   return _figure(worst, size if done else '', skipped)
@@ -205,23 +194,22 @@ def script(world: base.World, gamma: int):
   return scripted.make(gamma=gamma), (tokens_BL, tokens_BL % (gamma + 1))
 
 
-def windows_error(world, pair: base.Pair, settings, windows: int = 3) -> float:
-  """The largest error of the joint distribution of some windows; see walk.
+def windows_error(world, pair: base.Pair, settings) -> float:
+  """The largest error of the joint distribution of three windows; see walk.
 
   Raises:
     base.Broken: an error above the bound; reports the shortest wrong text.
   """
-  tokens_RL, lengths_R, chance_R = walk(world, pair, settings, windows)
+  tokens_RL, lengths_R, chance_R = walk(world, pair, settings, windows=3)
   total = float(chance_R.sum())
-  if not abs(total - 1) <= BOUNDS[base.wide()]:
+  if not abs(total - 1) <= base.bound():
     raise base.Broken(
       f'all outcomes together have probability {total:.6g}: a distribution '
       'that is drawn from does not sum to 1, or is not finite'
     )
-  prompt = table_model.PROMPT[world.vocab]
-  p_RVV = base.target_table(world, prompt, **settings)
-  n, start, V = windows * (pair.drafter.gamma + 1), len(prompt), world.vocab
-  wanted = table_model.joint_distribution(p_RVV, prompt, n)
+  prompt, V = table_model.PROMPT[world.vocab], world.vocab
+  n, start = 3 * (pair.drafter.gamma + 1), len(prompt)
+  wanted = base.joint(world, prompt, n, **settings)
   got = np.zeros_like(wanted)
   for m in range(1, n + 1):  # the target continues the texts of m tokens
     rows = lengths_R == start + m
@@ -242,9 +230,7 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
   prompts = [rng.integers(0, world.vocab, n).tolist() for n in LONG_ROWS]
   texts, batch = drafted(world, pair, settings, prompts)
   wanted = [
-    table_model.joint_distribution(
-      base.target_table(world, prompt, **settings), text, pair.drafter.gamma + 1
-    )
+    base.joint(world, prompt, pair.drafter.gamma + 1, text, **settings)
     for prompt, text in zip(prompts, texts, strict=True)
   ]
   got = enumerate_window.window_distribution(pair.rule, batch, np.stack(wanted))
@@ -253,7 +239,7 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
 
 def _largest_error(texts, got, wanted) -> float:
   """The largest error of the distributions after some texts."""
-  bound, worst = BOUNDS[base.wide()], 0.0
+  bound, worst = base.bound(), 0.0
   for text, one, two in zip(texts, got, wanted, strict=True):
     off = float(np.abs(one - two).max())
     if not off <= bound:
@@ -273,27 +259,23 @@ def walk(world: base.World, pair: base.Pair, settings, windows: int):
   Returns (tokens_RL, lengths_R, chance_R) of R texts; the chance of each is
   that of its draws under the distributions that the steps drew from.
   """
-  prompt, drafter = table_model.PROMPT[world.vocab], pair.drafter
+  prompt = table_model.PROMPT[world.vocab]
   request = base.make_request(world, [prompt] * ROWS, 40, length=48, **settings)
-  programs = decode.programs(world.target, drafter, pair.rule)
-  weights = world.with_draft(pair)
-  state, info = programs.start(weights, request)
-  step = steps.watched(world.target, drafter, pair.rule)
-  each = choices(world.vocab, drafter.gamma)
+  state, info, step = steps.begin(world, pair, request)
+  each = choices(world.vocab, pair.drafter.gamma)
   count = len(each.next_B)
-  take = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
-  rows, chance_R = take(jax.device_get(state), [0]), np.ones(1)
+  rows, chance_R = base.take(state, [0]), np.ones(1)
   for _ in range(windows):
     parts, chances = [], []
     for start in range(0, len(chance_R) * count, ROWS):
       index = np.arange(start, start + ROWS)
       live = index < len(chance_R) * count
       index = np.where(live, index, 0)
-      before, choice = take(rows, index // count), take(each, index % count)
-      new, _, window = step(weights, request, before, info, choice)
-      steps.check_reported(drafter.name, before, window, np.ones(ROWS, bool))
+      before = base.take(rows, index // count)
+      choice = base.take(each, index % count)
+      new, _, window = step(before, info, choice)
       chance_B = steps.chance(window, choice) * chance_R[index // count] * live
-      parts.append(take(new, np.flatnonzero(chance_B != 0)))
+      parts.append(base.take(new, np.flatnonzero(chance_B != 0)))
       chances.append(chance_B[chance_B != 0])
     rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     chance_R = np.concatenate(chances)
@@ -302,13 +284,9 @@ def walk(world: base.World, pair: base.Pair, settings, windows: int):
 
 def choices(vocab: int, gamma: int) -> steps.Choice:
   """Every Choice of one window, as a batch."""
-  every = itertools.product(
-    itertools.product(range(vocab), repeat=gamma),
-    itertools.product((True, False), repeat=gamma),
-    range(vocab),
-  )
-  draft, passes, after = map(np.array, zip(*every, strict=True))
-  return steps.Choice(draft.astype(np.int32), passes, after.astype(np.int32))
+  sizes = (vocab,) * gamma + (2,) * gamma + (vocab,)
+  every = np.indices(sizes, np.int32).reshape(len(sizes), -1).T
+  return steps.Choice(every[:, :gamma], every[:, gamma:-1] == 0, every[:, -1])
 
 
 def drafted(world: base.World, pair: base.Pair, settings, prompts):
@@ -322,8 +300,7 @@ def drafted(world: base.World, pair: base.Pair, settings, prompts):
   Raises:
     base.Broken: a reported q that was not drawn from.
   """
-  drafter, weights = pair.drafter, world.with_draft(pair)
-  K, X = drafter.gamma, len(prompts)
+  K, X = pair.drafter.gamma, len(prompts)
   paths_RK = enumerate_window.paths(world.vocab, K)
   R, new = len(paths_RK), 4 * (K + 1)
   length = max(map(len, prompts)) + new + K + 2
@@ -331,18 +308,14 @@ def drafted(world: base.World, pair: base.Pair, settings, prompts):
     world, prompts, new, length=length, gamma=K, **settings
   )
   # Rows that are alike, number included, draw alike: R copies of each.
-  request = jax.tree.map(lambda x: np.repeat(x, R, 0), request)
-  programs = decode.programs(world.target, drafter, pair.rule, base.OPTIONS)
-  state, info = jax.device_get(programs.start(weights, request))
-  step = steps.watched(world.target, drafter, pair.rule)
-  drawn = steps.Choice(np.full((X * R, K), -1, np.int32))
+  request = base.take(request, np.repeat(np.arange(X), R))
+  state, info, step = steps.begin(world, pair, request)
+  for _ in range(3):
+    state, info, _ = step(state, info)
   every = steps.Choice(np.tile(paths_RK, (X, 1)))
-  for choice in (drawn, drawn, drawn, every):
-    before = state
-    state, info, window = step(weights, request, before, info, choice)
-    steps.check_reported(drafter.name, before, window, before.live_B)
+  _, _, window = step(state, info, every)
   chance_XR = steps.chance_of_drafts(window, every).reshape(X, R)
-  rows = zip(before.tokens_BL[::R], before.lengths_B[::R], strict=True)
+  rows = zip(state.tokens_BL[::R], state.lengths_B[::R], strict=True)
   return [tokens_L[:end].tolist() for tokens_L, end in rows], (
     enumerate_window.Windows(window.draft, window.p_BNV, chance_XR)
   )

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import requests, settings, types
+from specdec_jax import settings, types
 from specdec_jax.bench import audit
 from specdec_jax.certify import base
 from specdec_jax.costs import scripted
 from specdec_jax.io import files
 from specdec_jax.kernels import library, quantised
-from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm, weights
 
 GAMMAS = (1, 2, 3, 4, 8)
@@ -59,7 +58,6 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
   Where the draft is the target itself, all drafts must be accepted, greedy and
   sampled; a user's rule or drafter may accept fewer.
   """
-  compared, kinds = 0, []
   own = np.zeros(2, np.int64)  # the target's own drafts: tried, accepted
   with jax.enable_x64(True):
     transformers, tables = subject.transformers(13), subject.tables(13)
@@ -72,52 +70,49 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
     rows = sum(p.batch * len(drafts or SCRIPTS) for p, _, drafts in made)
     turns = range(-(-amount // (NEW * rows)))
     # Requests of each world whose texts are compared, by any of its programs.
-    batches = {name: [0] for name in worlds}
+    most = dict.fromkeys(worlds, 0)
     for program, *_ in made:
-      batches[program.world].append(program.batch)
-    distinct = NEW * sum(map(max, batches.values())) * len(turns)
-    plain = {
-      name: [_plain(world, subject.seed, turn) for turn in turns]
-      for name, world in worlds.items()
-    }
+      most[program.world] = max(most[program.world], program.batch)
+    plain = {}
+    for (name, world), turn in itertools.product(worlds.items(), turns):
+      request = _request(world, subject, turn, max(BATCHES))
+      plain[name, turn] = request, base.plain(world, request)
     # A program's turns together: of so many programs few stay compiled.
     for (program, drafter, drafts), turn in itertools.product(made, turns):
-      world, what = worlds[program.world], _named(program, drafter)
-      request, text = plain[program.world][turn]
-      request = jax.tree.map(lambda x, n=program.batch: x[:n], request)
-      text = text[: program.batch]
+      world, (request, text) = worlds[program.world], plain[program.world, turn]
+      request, text = (
+        base.take(request, slice(program.batch)),
+        text[: program.batch],
+      )
       drafts = drafts or _scripts(world, program, text, turn)
       for kind, other in drafts.items():
         pair = base.Pair(program.rule, drafter, other)
-        out = base.run(world, pair, request)
-        base.same_texts(base.texts(out), text, f'{what}, {kind} draft')
-        compared += NEW * program.batch
+        what = f'{pair}, batch {program.batch}, {program.world}'
+        _compare(world, pair, request, text, f'{what}, {kind} draft')
         if kind == 'identical':
           own += _accepted(subject, world, pair, request, what)
-      kinds += [kind for kind in drafts if kind not in kinds]
-  accepted = ''
-  if own[0]:
-    accepted = f"; {own[1]:,} of the target's own {own[0]:,} drafts accepted"
-  return base.Figure(
-    base.none_of(compared, 'tokens differ', distinct, 'positions') + accepted,
-    '0',
+  kinds = dict.fromkeys(kind for *_, x in made for kind in x or SCRIPTS)
+  accepted = f"; {own[1]:,} of the target's own {own[0]:,} drafts accepted"
+  return base.none_of(
+    NEW * rows * len(turns),
+    'tokens differ',
+    NEW * sum(most.values()) * len(turns),
+    'positions',
     f'{len(made)} programs; drafts {", ".join(kinds)}',
+    accepted if own[0] else '',
   )
 
 
-def _named(program: Program, drafter: types.Drafter) -> str:
-  return (
-    f'{program.rule.name} with {drafter.name}, gamma {drafter.gamma}, batch '
-    f'{program.batch}, {program.world}'
-  )
+def _request(world: base.World, subject: base.Subject, turn: int, rows: int):
+  """A batch of random prompts, others in every turn."""
+  seed = 1000 * subject.seed + turn
+  prompts = base.ragged_prompts(rows, world.vocab, seed, base.LONGEST)
+  return base.make_request(world, prompts, NEW, length=LENGTH)
 
 
-def _plain(world: base.World, seed: int, turn: int):
-  prompts = base.ragged_prompts(
-    max(BATCHES), world.vocab, 1000 * seed + turn, base.LONGEST
-  )
-  request = base.make_request(world, prompts, NEW, length=LENGTH)
-  return request, base.plain(world, request)
+def _compare(world, pair: base.Pair, request, text, what: str) -> None:
+  """Compares a pair's texts with plain decoding's."""
+  base.same_texts(base.texts(base.run(world, pair, request)), text, what)
 
 
 def _drafts(
@@ -191,13 +186,13 @@ def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
     for arm, tokens, ties in audited(subject, dtype, amount):
       compared += tokens
       rates.append(f'{arm} {1000 * ties / tokens:.2g}')
-  unexplained = base.none_of(
-    compared, 'tokens unexplained', compared, 'positions'
-  )
-  return base.Figure(
-    f'{unexplained}; ties in 1,000 tokens: {", ".join(rates)}',
-    '0',
+  return base.none_of(
+    compared,
+    'tokens unexplained',
+    compared,
+    'positions',
     f'{amount:,} tokens each, batch 1, gamma 4',
+    f'; ties in 1,000 tokens: {", ".join(rates)}',
   )
 
 
@@ -231,8 +226,7 @@ def audited(subject: base.Subject, dtype: str, amount: int):
       (plain,) = base.plain(world, request)
       (mine,) = base.texts(base.run(world, pair, request))
       plain, mine = plain[len(prompt) :], mine[len(prompt) :]
-      source = base.source_of(world, prompt)
-      item = requests.Item(prompt, turn, source=source)
+      (item,) = base.items(world, [prompt], [turn])
       case = audit.Case(item, sampling, plain, mine)
       found = audit.compare(world.target, target, [case], passes)
       if found.bugs:
@@ -261,76 +255,61 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
   for one in (library.ROWS, *map(library.quantised, kinds)):
     if why := library.load(files.cache_folder(), one):
       raise base.NotChecked(why)
-  compared, distinct, made = 0, 0, []
+  worlds = {x: _packed_world(x, subject) for x in ('float32', 'bfloat16')}
+  worlds[convert.STORED] = _stored_world(kinds, subject)
+  names = list(subject.drafters)
   shapes = itertools.cycle(
     zip(KERNEL_GAMMAS * 3, KERNEL_BATCHES * 4, strict=True)
   )
-  names = list(subject.drafters)
-  worlds = {
-    x: _packed_world(x, subject.encoder) for x in ('float32', 'bfloat16')
-  }
-  worlds[convert.STORED] = _stored_world(kinds, subject.encoder)
+  made = []
   for dtype, world in worlds.items():
     for name in names if dtype == 'float32' else names[:1]:
       gamma, batch = next(shapes)
       # A rule does not see the models: the first one will do.
-      pair = subject.pair(world, gamma, name=name)
-      made.append((dtype, world, pair, batch))
-  for turn in itertools.count():
-    seed = 1000 * subject.seed + turn
-    rows = max(KERNEL_BATCHES)
-    prompts = base.ragged_prompts(rows, 512, seed, base.LONGEST)
-    plain: dict[str, list[list[int]]] = {}
-    for dtype, world, pair, batch in made:
-      request = base.make_request(world, prompts, NEW, length=LENGTH)
-      if dtype not in plain:
-        plain[dtype] = _alone(world, request)
-        distinct += NEW * len(prompts)
-      request = jax.tree.map(lambda x, n=batch: x[:n], request)
-      _, drafter, _ = pair
-      what = f'{dtype} {drafter.name}, gamma {drafter.gamma}, batch {batch}'
-      text = base.texts(base.run(world, pair, request))
-      base.same_texts(text, plain[dtype][:batch], what)
-      compared += NEW * batch
-    if compared >= amount:
-      break
-  return base.Figure(
-    base.none_of(compared, 'tokens differ', distinct, 'positions'),
-    '0',
+      made.append((dtype, subject.pair(world, gamma, name=name), batch))
+  rows = max(KERNEL_BATCHES)
+  each = NEW * sum(batch for *_, batch in made)  # tokens of a turn
+  turns = -(-amount // each)
+  for turn in range(turns):
+    plain = {}
+    for dtype, world in worlds.items():
+      request = _request(world, subject, turn, rows)
+      alone = (base.take(request, [b]) for b in range(rows))
+      plain[dtype] = request, [base.plain(world, x)[0] for x in alone]
+    for dtype, pair, batch in made:
+      request, text = plain[dtype]
+      what = f'{dtype} {pair}, batch {batch}'
+      request = base.take(request, slice(batch))
+      _compare(worlds[dtype], pair, request, text[:batch], what)
+  return base.none_of(
+    each * turns,
+    'tokens differ',
+    NEW * rows * len(worlds) * turns,
+    'positions',
     f'{len(made)} programs, float32, bfloat16 and stored weights (of '
     f'{len(kinds)} kinds), batch 1, 3 and 8',
   )
 
 
-def _alone(world: base.World, request) -> list[list[int]]:
-  """Texts of plain decoding, request by request."""
-  rows = range(len(request.lengths_B))
-  one = lambda b: jax.tree.map(lambda x: x[b : b + 1], request)
-  return [text for b in rows for text in base.plain(world, one(b))]
-
-
-def _packed_world(dtype: str, encoder: bool, **changes) -> base.World:
+def _packed_world(dtype: str, subject: base.Subject, **changes) -> base.World:
   """A target and a draft of two packed layers."""
-  name, kv_heads = ('t5_tiny', 4) if encoder else ('tiny', 2)
-  sizes = dict(width=48, heads=4, kv_heads=kv_heads, head_dim=8, mlp=80)
-  config = model_config.sized(name, **sizes | changes, dtype=dtype)
-
-  def packed(params):
-    return convert.pack(*convert.fuse(config, params))
-
-  scaled = jax.tree.map(lambda x: (1.5 * x).astype(x.dtype), lm.init(config, 0))
-  near = base.blurred(scaled)
-  (config_packed, target), (_, draft) = packed(scaled), packed(near)
-  model = lm.make(config_packed)
-  weights = types.Weights(target, draft)
-  return base.World(model, model, weights, config.vocab, config_packed)
+  sizes = dict(width=48, heads=4, kv_heads=2, head_dim=8, mlp=80) | changes
+  world = subject.transformers(512, scale=1.5, dtype=dtype, **sizes)
+  config, params = world.config, world.weights.target
+  assert config is not None
+  (config, target), (_, draft) = (
+    convert.pack(*convert.fuse(config, x))
+    for x in (params, base.blurred(params))
+  )
+  model = lm.make(config)
+  return base.World(model, model, types.Weights(target, draft), 512, config)
 
 
-def _stored_world(kinds: Sequence[str], encoder: bool) -> base.World:
+def _stored_world(kinds: Sequence[str], subject: base.Subject) -> base.World:
   """Models whose matrices are of these kinds in turn, all of them; the draft's
   are near those numbers, in float32."""
   sizes = dict(width=256, head_dim=64, mlp=256, depth=-(-len(kinds) // 4))
-  world = _packed_world('float32', encoder, **sizes)
+  world = _packed_world('float32', subject, **sizes)
   rng, turn = np.random.default_rng(0), itertools.cycle(kinds)
   target = jax.tree.map(
     lambda x: _random(x, next(turn), rng) if weights.is_stored(x) else x,

@@ -42,15 +42,16 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
         tried += base.same_texts(wanted, plain, f'{what}: not plain decoding')
       # A user's model is not split: its axes are unknown.
       if i == 0 and subject.model is None and len(jax.devices()) >= 8:
-        got, devices = _on_a_mesh(subject, cases), '1 and 8 devices'
+        mesh, devices = sharding.make_mesh(4, 2), '1 and 8 devices'
+        place = functools.partial(requests.place, layout=sharding.Layout(mesh))
+        split = subject.transformers(VOCAB, mesh=mesh, **SIZES)
+        own = subject.pair(split, GAMMA)
+        got = _texts(split, own, cases, place=place)
         tried += base.same_texts(got, wanted, f'{what}, on 4 x 2 devices')
   names = ', '.join(f'{x.name} {pair.drafter.name}' for x in subject.rules)
   alone = 'each' if amount > QUICK else subject.rules[0].name
-  return base.Figure(
-    base.none_of(tried, 'texts differ', amount, 'requests'),
-    '0',
-    f'{names}: batch 8, order, prefix; {alone} alone, padded; on {devices}',
-  )
+  size = f'{names}: batch 8, order, prefix; {alone} alone, padded; on {devices}'
+  return base.none_of(tried, 'texts differ', amount, 'requests', size)
 
 
 def _texts(
@@ -107,14 +108,6 @@ def _arrangements(run, cases, wanted, what: str, alone: bool) -> int:
   return tried
 
 
-def _on_a_mesh(subject: base.Subject, cases) -> list[list[int]]:
-  """Texts of the first rule and drafter on 4 x 2 devices."""
-  mesh = sharding.make_mesh(4, 2)
-  world = base.transformers(VOCAB, mesh=mesh, encoder=subject.encoder, **SIZES)
-  place = functools.partial(requests.place, layout=sharding.Layout(mesh))
-  return _texts(world, subject.pair(world, GAMMA), cases, place=place)
-
-
 # --- rows that are refilled ---------------------------------------------------
 
 ROWS, SHORT = 4, 2  # of a pool; gamma
@@ -148,12 +141,11 @@ def pooled(subject: base.Subject, amount: int) -> base.Figure:
           case = worlds[kind], pair, amount, subject.seed
           found += _same_in_a_pool(*case, batch=full or i == 0)
   tried, cached = found.tolist()
-  return base.Figure(
-    base.none_of(tried, 'texts differ', amount, 'requests'),
-    '0',
+  size = (
     f'{ROWS} or {MANY} rows, refilled and cancelled in mid-flight, {cached:,} '
-    f'tokens of prompts not read again: {", ".join(names)}',
+    f'tokens of prompts not read again: {", ".join(names)}'
   )
+  return base.none_of(tried, 'texts differ', amount, 'requests', size)
 
 
 def _same_in_a_pool(
@@ -167,10 +159,7 @@ def _same_in_a_pool(
   batch: compare with those of one batch of all, too.
   """
   prompts = base.ragged_prompts(amount, VOCAB, seed, base.LONGEST)
-  items = [
-    x._replace(source=base.source_of(world, x.tokens))
-    for x in requests.items(prompts, range(seed, seed + amount))
-  ]
+  items = base.items(world, prompts, range(seed, seed + amount))
   each = [
     requests.Wanted(
       new=1 + 5 * i % NEW,
@@ -266,11 +255,8 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
       with base.naming(f'{rule.name} with {pair.drafter.name}'):
         _check_counts(base.run(world, pair, request), request)
       done += rows
-  return base.Figure(
-    base.none_of(done, 'requests miscounted', each, 'requests'),
-    '0',
-    f'gamma {min(GAMMAS)} to {max(GAMMAS)}, EOS and limits inside windows',
-  )
+  size = f'gamma {min(GAMMAS)} to {max(GAMMAS)}, EOS and limits inside windows'
+  return base.none_of(done, 'requests miscounted', each, 'requests', size)
 
 
 def _check_counts(out: decode.Output, request: decode.Request) -> None:

@@ -3,6 +3,7 @@
 Outcomes can be chosen in place of noise, which certify.enumerated does.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -32,27 +33,22 @@ class Choice(NamedTuple):
   next_B: Any = None
 
 
-class Drawn(NamedTuple):
-  """A draw of a window's drafts: what it was made from, and its result."""
-
-  q_BV: np.ndarray
-  tokens_B: np.ndarray
-
-
 class Window(NamedTuple):
   """What was seen of one window.
 
   draft, p_BNV: as the rule got them.
   t_BK: where each accept test flips; None where passes_BK is not chosen.
   weights_BV: the next token is drawn from them.
-  draws: the Drawn of every offset.
+  draws: by offset, the q_BV that a draft was drawn from, and the tokens_B.
+  reported: how many q that drafts report were compared with those.
   """
 
   draft: types.Draft
   p_BNV: Any
   t_BK: Any = None
   weights_BV: Any = None
-  draws: dict[int, Drawn] = {}
+  draws: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+  reported: int = 0
 
 
 class Chosen:
@@ -121,10 +117,11 @@ def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
   """The production decode.step with outcomes that may be chosen.
 
   Returns (weights, request, state, info, choice) -> (state, info, Window), on
-  the host.
+  the host; with choice None all outcomes are production's own.
 
   Raises:
-    base.Broken: an offset is drawn twice.
+    base.Broken: an offset is drawn twice, or a live row reports another q than
+      a draft was drawn from.
   """
   drawn: list[tuple] = []
 
@@ -144,18 +141,35 @@ def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
     )
     return *decode.step(loop, weights, request, state, info), chosen.window
 
-  def step(weights, request, state, info, choice: Choice):
+  def step(weights, request, state, info, choice: Choice | None = None):
     drawn.clear()
-    out = jax.device_get(run(weights, request, state, info, choice))
+    size = len(state.lengths_B), drafter.gamma
+    choice = choice or Choice(np.full(size, -1, np.int32))
+    *out, window = jax.device_get(run(weights, request, state, info, choice))
     jax.effects_barrier()
-    draws = {offset: Drawn(*found) for offset, *found in drawn}
+    draws = {offset: found for offset, *found in drawn}
     if len(draws) < len(drawn):
       raise base.Broken(
         f'{drafter.name} draws twice with the noise of one offset'
       )
-    return *out[:2], out[2]._replace(draws=draws)
+    window = window._replace(draws=draws)
+    reported = _check_reported(drafter.name, state, window)
+    return *out, window._replace(reported=reported)
 
   return step
+
+
+def begin(world: base.World, pair: base.Pair, request: decode.Request):
+  """(state, info, step) before the first window, on the host.
+
+  step(state, info, choice=None): that of `watched`.
+  """
+  rule, drafter, _ = pair
+  weights = world.with_draft(pair)
+  programs = decode.programs(world.target, drafter, rule, base.OPTIONS)
+  step = watched(world.target, drafter, rule)
+  step = functools.partial(step, weights, request)
+  return *jax.device_get(programs.start(weights, request)), step
 
 
 # --- what was drawn and what is reported --------------------------------------
@@ -169,7 +183,7 @@ def chance_of_drafts(window: Window, choice: Choice) -> np.ndarray:
     # Nothing was drawn: only the first outcome counts.
     chance_BK[:, k] = choice.draft_BK[:, k] == 0
     if k in window.draws:
-      q_BV = _normal(window.draws[k].q_BV)
+      q_BV = _normal(window.draws[k][0])
       chance_BK[:, k] = _at(q_BV, choice.draft_BK[:, k])
   return chance_BK.prod(1)
 
@@ -182,44 +196,40 @@ def chance(window: Window, choice: Choice) -> np.ndarray:
   return chance_B * _at(_normal(window.weights_BV), choice.next_B)
 
 
-def check_reported(name: str, state, window: Window, can_B) -> int:
+def _check_reported(name: str, state, window: Window) -> int:
   """Every row that proposes a drawn token must report what it was drawn from.
 
-  name: of the drafter. state: before the window. can_B: rows whose drafts can
-  be drawn. Returns how many reported distributions were compared.
+  name: of the drafter. state: before the window. Returns how many reported
+  distributions were compared.
 
   Raises:
     base.Broken: the first draft with another q.
   """
-  compared, draft = 0, window.draft
-  for k, drawn in sorted(window.draws.items()):
-    q_BV = _normal(drawn.q_BV)
-    can_B = can_B & (_at(q_BV, drawn.tokens_B) > 0)
+  compared, draft, can_B = 0, window.draft, state.live_B
+  for k, (drawn_BV, drawn_B) in sorted(window.draws.items()):
+    q_BV, tokens_B = _normal(drawn_BV), draft.tokens_BK[:, k]
+    can_B = can_B & (_at(q_BV, drawn_B) > 0)
     if draft.q_BKV is None:
       continue
-    tokens_B = draft.tokens_BK[:, k]
+    reported_BV = draft.q_BKV[:, k].astype(np.float64)
     # What is reported as certain is lawful, whatever made it.
-    judged_B = (k < draft.count_B) & (_at(draft.q_BKV[:, k], tokens_B) != 1)
+    rows_B = (k < draft.count_B) & (_at(reported_BV, tokens_B) != 1)
     # A drafter may draw something else and derive its tokens from that.
-    if (tokens_B == drawn.tokens_B)[judged_B].all():
-      _check_reported(name, state, draft, k, q_BV, judged_B & can_B)
-      compared += int((judged_B & can_B).sum())
+    if (tokens_B != drawn_B)[rows_B].any():
+      continue
+    rows_B &= can_B
+    compared += int(rows_B.sum())
+    off_B = np.where(rows_B, np.abs(reported_BV - q_BV).max(1), 0)
+    wrong_B = ~(off_B <= base.BOUNDS[draft.q_BKV.dtype == np.float64])
+    if wrong_B.any():
+      b = int(np.where(wrong_B, state.lengths_B, np.inf).argmin())
+      text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
+      text += draft.tokens_BK[b, :k].tolist()
+      raise base.Broken(
+        f'after {text} {name} drew draft {k} from {base.show(q_BV[b])} and '
+        f'reports q {base.show(reported_BV[b])}'
+      )
   return compared
-
-
-def _check_reported(name: str, state, draft, k: int, q_BV, rows_B) -> None:
-  """Rows that propose a token drawn from q_BV must report q_BV."""
-  reported_BV = draft.q_BKV[:, k].astype(np.float64)
-  off_B = np.where(rows_B, np.abs(reported_BV - q_BV).max(1), 0)
-  wrong_B = ~(off_B <= base.BOUNDS[draft.q_BKV.dtype == np.float64])
-  if wrong_B.any():
-    b = int(np.where(wrong_B, state.lengths_B, np.inf).argmin())
-    text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
-    text += draft.tokens_BK[b, :k].tolist()
-    raise base.Broken(
-      f'after {text} {name} drew draft {k} from {base.show(q_BV[b])} and '
-      f'reports q {base.show(reported_BV[b])}'
-    )
 
 
 def _normal(weights_BV) -> np.ndarray:
@@ -283,12 +293,12 @@ def _cells(subject: base.Subject, amount: int):
 
   The first rule, which meets every drafter, has the largest.
   """
-  every = range(1, GAMMA + 1)
-  gammas = {rule.name: [5 + i % 3] for i, rule in enumerate(subject.rules[1:])}
-  gammas[subject.rules[0].name] = [GAMMA]
+  few = [GAMMA, *(5 + i % 3 for i in range(len(subject.rules)))]
   for rule, name in subject.pairs():
-    for gamma in every if amount > QUICK else gammas[rule.name]:
-      yield rule, name, gamma, amount // (len(every) if amount > QUICK else 1)
+    one = few[subject.rules.index(rule)]
+    gammas = range(1, GAMMA + 1) if amount > QUICK else [one]
+    for gamma in gammas:
+      yield rule, name, gamma, amount // len(gammas)
 
 
 def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
@@ -301,33 +311,28 @@ def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
       target's.
   """
   many_q = many_p = longest = 0
-  rule, drafter, _ = pair
-  weights, rows = world.with_draft(pair), len(LENGTHS)
-  step = watched(world.target, drafter, rule)
-  programs = decode.programs(world.target, drafter, rule, base.OPTIONS)
-  choice = Choice(np.full((rows, drafter.gamma), -1, np.int32))
+  gamma = pair.drafter.gamma
   for seed in seeds:
-    rng = np.random.default_rng([seed, drafter.gamma])
+    rng = np.random.default_rng([seed, gamma])
     prompts = [rng.integers(0, world.vocab, n).tolist() for n in LENGTHS]
     request = base.make_request(
       world,
       prompts,
       NEW,
-      length=max(LENGTHS) + NEW + drafter.gamma + 2,
+      length=max(LENGTHS) + NEW + gamma + 2,
       sources=16,
-      gamma=drafter.gamma,
+      gamma=gamma,
       seed=seed,
-      request=list(range(rows)),
       **{name: [row[name] for row in SETTINGS] for name in SETTINGS[0]},
     )
     tables = [
       base.target_table(world, prompt, **row)
       for prompt, row in zip(prompts, SETTINGS, strict=True)
     ]
-    state, info = jax.device_get(programs.start(weights, request))
+    state, info, step = begin(world, pair, request)
     while state.live_B.any():
-      new, info, window = step(weights, request, state, info, choice)
-      many_q += check_reported(drafter.name, state, window, state.live_B)
+      new, info, window = step(state, info)
+      many_q += window.reported
       many_p += check_target(tables, state, window)
       state = new
     longest = max(longest, int(state.lengths_B.max()))

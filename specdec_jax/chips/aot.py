@@ -9,7 +9,6 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from specdec_jax import decode, requests, sharding, types
 from specdec_jax.chips import hlo, roofline
@@ -112,14 +111,8 @@ def lower(
   request = requests.make(
     [item] * s.rows, requests.Wanted(1), gamma=drafter.gamma, length=s.slots
   )
-  request = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(
-      np.shape(x),
-      np.asarray(x).dtype,
-      sharding=layout.sharding('batch', *[None] * (np.ndim(x) - 1)),
-    ),
-    request,
-  )
+  rows = lambda x: layout.sharding('batch', *[None] * (x.ndim - 1))
+  request = jax.tree.map(lambda x: placed(x, rows(x)), request)
   # As on a TPU: see build.default_options.
   options = decode.Options(widths=())
   programs = decode.programs(p, drafter, rule, options)
@@ -127,12 +120,16 @@ def lower(
   return programs.generate.lower(weights, request)
 
 
+def placed(x: Any, at: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+  """The shape of an array that lies on devices."""
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+
 def _side(
   mesh, c: model_config.LMConfig, kind: str, tensor_parallel: int = 0, **more
 ):
   """(model, shapes of its parameters, layout)."""
   layout = sharding.lay_out(mesh, c, tensor_parallel=tensor_parallel)
-  placed = lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at)
   params = {
     name: jax.tree.map(placed, s, rounded.shardings(layout, name, s))
     for name, s in rounded.shapes(lm.shapes(c), kind).items()

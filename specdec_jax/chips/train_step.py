@@ -79,11 +79,10 @@ def make(s: aot.Setting, length: int) -> Step:
   loss = text_loss.cross_entropy(
     config, ids=config.vocab, remat=True, layout=layout
   )
+  rows, size = layout.sharding('batch', None), (s.rows, length)
   batch = {
-    name: jax.ShapeDtypeStruct(
-      (s.rows, length), dtype, sharding=layout.sharding('batch', None)
-    )
-    for name, dtype in (('tokens', np.int32), ('counted', np.bool_))
+    'tokens': aot.placed(np.zeros(size, np.int32), rows),
+    'counted': aot.placed(np.zeros(size, bool), rows),
   }
   lowered = step_lib.make(ADAM, 2, loss, 0, state).lower(state, {}, batch)
   program = aot.compiled(lowered, mesh.size, (), 0, gathers if fsdp else ())
@@ -105,9 +104,7 @@ def _state(
 ) -> step_lib.State:
   """The shapes of a training state, each with its sharding."""
   whole = layout.sharding()
-  placed: Any = lambda x, at: jax.ShapeDtypeStruct(
-    x.shape, x.dtype, sharding=at
-  )
+  placed: Any = aot.placed
   shapes = lm.shapes(config.running(dtype='float32'))
   params = lm.nest(
     {n: placed(x, layout.parameter(n, x.ndim)) for n, x in shapes.items()}

@@ -30,6 +30,7 @@ from tests import programs
     ('drafter', 'tests.own_rules:makes_nothing', 'it made None; want a types'),
     ('drafter', 'tests.own_rules:needs_more', 'takes (target, corpus'),
     ('drafter', 'specdec_jax.types:PROMPT', 'drafter=0: allowed are'),
+    ('model', 'tests.own_rules:absent', 'tests.own_rules has no absent'),
   ],
 )
 def test_what_does_not_fit_is_one_sentence(what, path, message):
@@ -59,7 +60,11 @@ def test_a_part_is_called_by_its_own_name(what, path, name):
   assert subject.supplied == (what,)
 
 
-def test_promises_about_what_was_brought():
+def test_promises_by_name_and_about_what_was_brought():
+  (one,) = certificate.choose(['pool'], ('rule',))
+  assert one.name == 'pool'
+  with pytest.raises(ValueError, match="only='law': allowed are null-check"):
+    certificate.choose(['pool', 'law'], ())
   chosen = lambda *supplied: {x.name for x in certificate.choose([], supplied)}
   assert chosen() == {x.name for x in certificate.PROMISES}
   assert chosen() - chosen('rule') == {
@@ -87,49 +92,62 @@ def test_encoders_are_not_promised_for_what_has_none():
       certificate.encoder_decoder(other, 1)
 
 
-def run(*arguments):
-  # A folder that is set hides what keep_programs touches at the start.
-  return programs.run(
-    'scripts/certify.py', *arguments, JAX_COMPILATION_CACHE_DIR=''
-  )
-
-
-def test_the_program_certifies_a_biased_rule(tmp_path):
-  done = run(
+@pytest.mark.more
+def test_the_program_fails_with_a_planted_fault(tmp_path):
+  done = programs.run(
+    'scripts/certify.py',
+    '--inject-fault=one-more',
     '--only=window-distribution,accounting',
-    '--rule=tests.own_rules:hotter',
     f'--workdir={tmp_path}',
+    # A folder that is set hides what keep_programs touches at the start.
+    JAX_COMPILATION_CACHE_DIR='',
   )
   done.check(1)
-  head = r'Subject +rules hotter; .*\nTakes .* min on two cores: 2 of \d+ prom'
+  head = (
+    r'Subject +rules reject \(one-more\); .*\nTakes .* min on two cores: 2 of'
+  )
   assert re.search(head, done.out)
   doc = done.document
-  assert not doc['passed'] and doc['rules'] == ['hotter']
+  assert not doc['passed'] and doc['rules'] == ['reject (one-more)']
   assert json.loads((tmp_path / 'certificate.json').read_text()) == doc
   fails, holds = doc['promises']
-  assert not fails['passed'] and 'gamma 1, V 2' in fails['case']
+  assert fails['case'].startswith('reject (one-more), sampled drafts: at u')
   assert holds['passed'] and 'requests miscounted' in holds['reached']
   for text in (done.out, (tmp_path / 'certificate.md').read_text()):
     assert 'FAILS  window-distribution' in text and 'holds  acc' in text
     assert '1 of 2 promises hold (' in text
 
 
-@pytest.mark.more
-def test_the_program_fails_with_a_planted_fault():
-  done = run('--inject-fault=one-more', '--only=window-distribution')
-  done.check(1)
-  (row,) = done.document['promises']
-  assert row['case'].startswith('reject (one-more), sampled drafts: at u')
-  assert 'FAILS  window-distribution' in done.out
-
-
-@pytest.mark.more
 @pytest.mark.parametrize(
-  'argument, message',
+  'ends, holds, verdict',
   [
-    ('--only=window-law', "only='window-law': allowed are null-check"),
-    ('--model=tests.own_rules:absent', 'tests.own_rules has no absent'),
+    ((None, base.NotChecked), True, '1 of 2 promises hold, 1 not checked ('),
+    ((base.NotChecked,), False, '0 of 1 promises hold, 1 not checked ('),
+    ((None, base.Broken), False, '1 of 2 promises hold ('),
+    ((ZeroDivisionError,), False, '0 of 1 promises hold ('),
   ],
 )
-def test_bad_input_is_one_sentence(argument, message):
-  run(argument).check_refused(message)
+def test_all_that_is_checked_must_hold_and_something(
+  ends, holds, verdict, tmp_path, capsys
+):
+  def promise(end):
+    def check(subject, amount):
+      if end:
+        raise end('7 of 9')
+      return base.Figure('0 of 9', '0', 'nine')
+
+    return base.Promise('name', 'text', check, 1, 1, 3)
+
+  subject = base.Subject([reject.RULE], {'lm': None})
+  chosen = [promise(end) for end in ends]
+  run = certificate.run(subject, chosen, full=False, folder=tmp_path)
+  said = capsys.readouterr().out
+  page = (tmp_path / 'certificate.md').read_text()
+  doc = json.loads((tmp_path / 'certificate.json').read_text())
+  assert run is doc['passed'] is holds and doc == json.loads(
+    said.split('\n')[-2]
+  )
+  assert all(verdict in text for text in (said, page, *doc['verdict']))
+  for row, end in zip(doc['promises'], ends, strict=True):
+    words = '0 of 9  (bound 0)' if end is None else row['case']
+    assert words in said and (end is None or '7 of 9' in words)

@@ -95,7 +95,9 @@ WARM = 'own-temperature'
       'among copies of itself',
     ),
     ('windows', everything_accepted, 'it accepts 2 of the drafts'),
-    ('greedy-text', everything_accepted, 'BUG'),
+    pytest.param(
+      *('greedy-text', everything_accepted, 'BUG'), marks=pytest.mark.slow
+    ),
   ],
 )
 def test_a_mistake_is_named(monkeypatch, name, plant, case):

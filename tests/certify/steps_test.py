@@ -281,10 +281,10 @@ def test_a_path_is_what_was_proposed():
 
 def test_every_pair_has_one_long_window():
   pairs = [(reject.RULE, name) for name in [*'abcde', enumerated.SCRIPTED]]
-  cells = [x for x in enumerated._cells(pairs, 3) if x.long]
-  assert [x.drafter for x in cells] == list('abcde')
-  assert {x.gamma for x in cells} == set(range(4, 9))
-  assert cells[0].gamma == steps.GAMMA and cells[0].x64
+  cells = [x[1:4] for x in enumerated._cells(pairs, 3) if x[5]]
+  names, _, gammas = zip(*cells, strict=True)
+  assert names == tuple('abcde') and {*gammas} == set(range(4, 9))
+  assert cells[0] == ('a', True, steps.GAMMA)
   assert max(enumerated.LONG_ROWS) > 16
 
 

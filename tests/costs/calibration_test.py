@@ -1,13 +1,12 @@
 """Costs of windows, and adaptive drafting that chooses by them."""
 
 import importlib
-import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, printing, types
+from specdec_jax import build, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, prompts, records
 from specdec_jax.bench import plan as plan_lib
@@ -56,9 +55,9 @@ def test_costs_by_number_of_drafts(monkeypatch):
 
 @pytest.mark.more
 def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
-  monkeypatch, tmp_path
+  monkeypatch,
 ):
-  """Repeats are in plain steps of their own; a file of costs repeats them."""
+  """Repeats are in plain steps of their own."""
   c = importlib.import_module('configs.pair').get_config('tiny')
   c.decode.methods, c.decode.gammas = ('adaptive', 'lookup'), (1, 2)
   c.adaptive.drafter, c.decode.max_new_tokens = 'lookup', 8
@@ -90,19 +89,10 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   assert one.engine is two.engine and one.engine.costs == doc.costs
   assert one.engine.weights.draft.costs.draft_N.tolist() == [0, 1, 2]
   assert [x.engine for x in made[3:]] == [x.engine for x in arms[3:]]
-  # The file of bench.py can be given.
-  results = tmp_path / 'bench.json'
-  results.write_text(printing.compact(doc._asdict()))
-  make = lambda costs, gamma=2: build.engine(
-    e.target, adaptive.Settings('lookup', costs=costs), gamma=gamma
-  )
-  assert make(results).costs == doc.costs
   # A smaller gamma needs fewer of them.
-  assert make(doc.costs, 1).weights.draft.costs.verify_N.tolist() == [1, 1.5]
-  for bad in ({}, [1], {'costs': {'lookup': [0, 1, 2]}}):
-    results.write_text(json.dumps(bad))
-    with pytest.raises(ValueError, match='bench.json: .*has no costs of wind'):
-      make(results)
+  settings = adaptive.Settings('lookup', costs=doc.costs)
+  less = build.engine(e.target, settings, gamma=1).weights.draft.costs
+  assert less.verify_N.tolist() == [1, 1.5]
 
 
 def test_drafting_that_is_timed_alone_keeps_the_contract():

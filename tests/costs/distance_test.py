@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,9 +37,10 @@ def between(asked, other):
 
 def log_probabilities(model, tokens):
   """[T, V] float64, of the ids that are tokens."""
-  hidden = forward.hidden(model.model, model.params, jnp.array([tokens]))
+  read = jax.jit(lambda x: forward.hidden(model.model, model.params, x))
+  hidden = read(jnp.array([[*tokens, *[0] * (8 - len(tokens))]]))
   x = np.asarray(model.model.head(model.params, hidden)[0], np.float64)
-  x = x[:, np.isfinite(x[0])]
+  x = x[: len(tokens), np.isfinite(x[0])]
   return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 

@@ -33,7 +33,7 @@ def either(request):
 def test_law_of_a_window_is_the_targets(either, rule, count, shape):
   """All families, three kinds of drafts; the certificate has more pairs."""
   off = enumerated.window_error(rule, 1, count, *shape)
-  assert off <= enumerated.BOUNDS[base.wide()]
+  assert off <= base.bound()
 
 
 @BOTH
