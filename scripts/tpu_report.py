@@ -67,12 +67,10 @@ def run() -> bool:
   if length:
     train_step.check(setting, length)
   doc = report.make(setting)
-  for line in report.lines(doc):
-    print(line)
+  print(*report.lines(doc), sep='\n')
   if length:
     step = doc['train'] = train_step.make(setting, length)
-    for line in train_step.lines(doc, step):
-      print(line)
+    print(*train_step.lines(doc, step), sep='\n')
   print(printing.compact(doc))
   refused = any(x.refused for x in doc['programs'].values())
   return doc['room'].fits and not refused and (step is None or step.fits)

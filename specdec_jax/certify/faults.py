@@ -163,34 +163,26 @@ FAULTS: dict[str, Fault] = {
 
 
 @contextlib.contextmanager
-def subject(fault: str, *paths: str, seed: int) -> Iterator[base.Subject]:
-  """load.subject of the paths; or, with the name of a fault, `planted`.
+def subject(name: str, *paths: str, seed: int = 0) -> Iterator[base.Subject]:
+  """load.subject of the paths; or `reject` with `lm`, with a fault by its name.
+
+  The loop has the fault while this is entered.
 
   Raises:
-    ValueError: see planted and load.subject; a fault and a path.
+    ValueError: no such fault, and the message lists them; a fault and a path;
+      see load.subject.
   """
-  if not fault:
+  if not name:
     yield load.subject(*paths, seed=seed)
     return
-  with planted(fault, seed=seed) as wrong:
-    if any(paths):
-      raise ValueError(
-        f'inject-fault={fault}: it is planted in reject with lm; give no other '
-        'rule, drafter or model'
-      )
-    yield wrong
-
-
-@contextlib.contextmanager
-def planted(name: str, *, seed: int = 0) -> Iterator[base.Subject]:
-  """`reject` with `lm`, with a fault; the loop has it while this is entered.
-
-  Raises:
-    ValueError: no such fault; the message lists them.
-  """
   if name not in FAULTS:
     every = '; '.join(f'{x} ({fault.text})' for x, fault in FAULTS.items())
     raise ValueError(f'inject-fault={name!r}: the faults are {every}')
+  if any(paths):
+    raise ValueError(
+      f'inject-fault={name}: it is planted in reject with lm; give no other '
+      'rule, drafter or model'
+    )
   fault = FAULTS[name]
   wrong = lambda part: part._replace(name=f'{part.name} ({name})')
   rule, recipe = reject.RULE, load.RECIPES['lm']

@@ -68,10 +68,8 @@ def make(s: aot.Setting) -> dict[str, Any]:
     for name, x in shares.items()
   }
   programs = _compiled(s, rows, shares) if aot.knows(s.topology) else {}
-  temporaries = 0.0
-  if programs:
-    held = programs['speculative'].temporaries - sum(caches.values())
-    temporaries = max(0.0, held)
+  held = programs['speculative'].temporaries if programs else 0
+  temporaries = max(0.0, held - sum(caches.values()))
   draft_step = lambda split: roofline.forward(
     device, roofline.share(s.draft, split, s.weights[1]), tokens=1, **sizes
   )
@@ -115,12 +113,11 @@ def _compiled(s: aot.Setting, rows: int, shares):
   mesh = sharding.make_mesh(s.data, s.model, devices, s.tensor_parallel)
   # Of keys or values, 2 bytes each.
   elements = [int(rows * s.slots * x.slot) // 4 for x in shares.values()]
-  programs: dict[str, aot.Compiled] = {}
   drafters = {'plain': decode.PLAIN, 'speculative': None}
-  for name, drafter in printing.track(drafters.items(), 'compiling'):
-    lowered = aot.lower(mesh, s, drafter)
-    programs[name] = aot.compiled(lowered, s.model, elements, s.slots)
-  return programs
+  return {
+    name: aot.compiled(aot.lower(mesh, s, x), s.model, elements, s.slots)
+    for name, x in printing.track(drafters.items(), 'compiling')
+  }
 
 
 def lines(doc: dict[str, Any]) -> list[str]:
