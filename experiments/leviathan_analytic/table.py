@@ -7,7 +7,7 @@ Their numbers are in experiments/papers.py.
 import math
 from typing import NamedTuple
 
-from experiments import page, papers
+from experiments import page, papers, plots
 from specdec_jax.costs import cost
 
 
@@ -36,6 +36,10 @@ def without_gap(head: list[str], lines: list[list], what: str) -> Table:
   equal = sum(all(line[i] == '0' for i in gaps) for line in lines)
   summary = f'{equal} of {len(lines)} {what}'
   return Table([*page.table(head, lines), '', summary], equal == len(lines))
+
+
+ALPHAS = [i / 1000 for i in range(500, 900)]
+ALPHA = 'alpha (acceptance rate of one drafted token)'
 
 
 # --- table 1 -----------------------------------------------------------------
@@ -83,6 +87,21 @@ def fig2() -> Table:
   return without_gap(head, lines, 'curves end as in the print.')
 
 
+def draw_fig2(axes: plots.Axes) -> None:
+  plots.level(axes, 1)
+  for i, gamma in enumerate(papers.FIG2):
+    ys = [tokens(alpha, gamma) for alpha in ALPHAS]
+    plots.curve(axes, ALPHAS, ys, f'gamma {name(gamma)}', i)
+  axes.text(0.505, 0.9, 'plain decoding', va='top', color='0.4')
+  axes.set(xlim=(0.5, 0.9), ylim=(0, 10))
+  plots.label(
+    axes,
+    ALPHA,
+    'tokens a target pass',
+    'Tokens a pass grow with the acceptance rate, by gamma (tokens drafted)',
+  )
+
+
 # --- figure 3 ----------------------------------------------------------------
 
 
@@ -110,10 +129,7 @@ def fig3() -> Table:
   lines, equal, total, farthest, ends_agree = [], 0, 0, 0.0, True
   for c, (first, last, theirs) in papers.FIG3.items():
     ours = steps(c)
-    ends = (
-      optimal_gamma(papers.FIRST, c),
-      optimal_gamma(papers.LAST, c),
-    )
+    ends = optimal_gamma(papers.FIRST, c), optimal_gamma(papers.LAST, c)
     ends_agree &= ends == (first, last) and len(ours) == len(theirs)
     pairs = list(zip(theirs, ours, strict=False))
     same = sum(off(*pair, 3) == 0 for pair in pairs)
@@ -135,6 +151,22 @@ def fig3() -> Table:
   return Table([*page.table(head, lines), '', summary], good)
 
 
+def draw_fig3(axes: plots.Axes) -> None:
+  for i, c in enumerate(papers.FIG3):
+    first = optimal_gamma(papers.FIRST, c)
+    xs = [papers.FIRST, *steps(c), papers.LAST]
+    ys = [*range(first, first + len(xs) - 1)]
+    look = dict(drawstyle='steps-post', marker='')
+    plots.curve(axes, xs, [*ys, ys[-1]], f'c = {c}', i, **look)
+  axes.set(xlim=(0.5, 0.9), ylim=(0, 25))
+  plots.label(
+    axes,
+    ALPHA,
+    'best gamma (tokens drafted a window)',
+    'The best draft length, by c (time of a draft step over a target step)',
+  )
+
+
 # --- figure 4 ----------------------------------------------------------------
 
 
@@ -151,6 +183,25 @@ def fig4() -> Table:
     head += [f'operations at {alpha}, theirs', 'ours', 'gap']
     head += [f'speed at {alpha}, ours']
   return without_gap(head, lines, 'curves of operations end as in the print.')
+
+
+def draw_fig4(axes: plots.Axes) -> None:
+  plots.level(axes, 1)
+  for i, gamma in enumerate(papers.FIG4):
+    operations, speed = zip(*(free(a, gamma) for a in ALPHAS), strict=True)
+    name = f'gamma {gamma}'
+    plots.curve(axes, ALPHAS, speed, name, i, linestyle='-')
+    plots.curve(axes, ALPHAS, operations, name, i, linestyle=':', left=True)
+  axes.text(0.53, 5.9, 'dotted: operations')
+  axes.text(0.82, 5.9, 'solid: speed', ha='right')
+  axes.set(xlim=(0.42, 0.9), ylim=(0, 7))  # names stand on the left
+  axes.set_xticks([0.5, 0.6, 0.7, 0.8, 0.9])
+  plots.label(
+    axes,
+    ALPHA,
+    'times plain decoding, drafts free (c = 0)',
+    'Speed and operations by gamma (tokens drafted)',
+  )
 
 
 # --- table 4, column EXP -----------------------------------------------------
@@ -265,3 +316,4 @@ TABLES = {
   'table4_exp': table4_exp,
   'lenience_speed': lenience_speed,
 }
+FIGURES = {'fig2': draw_fig2, 'fig3': draw_fig3, 'fig4': draw_fig4}

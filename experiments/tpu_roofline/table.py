@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from experiments import page, papers
+from experiments import page, papers, plots
 from experiments.leviathan_analytic import table as leviathan
 from specdec_jax.chips import roofline
 from specdec_jax.costs import cost
@@ -15,6 +15,8 @@ BATCHES = 1, 4, 16, 64
 SHORT, LONG = (128, 512), (1024, 8192, 32768)
 CONTEXTS = SHORT + LONG
 ALPHA = 0.8
+PAIR, CHIP, SPLIT = 'llama3_8b + llama3_1b', 'v5e', 8  # of the figure
+POWERS = [2**i for i in range(12)]  # batches of the figure
 # The largest batch that is asked for where speculation stops paying.
 LAST = 2**14
 
@@ -104,6 +106,30 @@ def stops() -> leviathan.Table:
   return leviathan.Table([*page.table(head, lines), '', summary], good)
 
 
+def draw_stops(axes: plots.Axes) -> None:
+  """Improvement against batch, by context."""
+  for i, context in enumerate(CONTEXTS):
+    where = PAIR, CHIP, SPLIT, context
+    gains = [gain(*where, batch)[1] for batch in POWERS]
+    plots.curve(axes, POWERS, gains, f'{context:,} tokens', i)
+    most = cell(*where).fits
+    if most <= POWERS[-1]:
+      height = gain(*where, most)[1]
+      (cross,) = axes.plot([most], [height], 'kx', markersize=8)
+      cross.set_label('largest batch that fits')
+  axes.set_xscale('log', base=2)
+  axes.set_xticks(POWERS[::2], [f'{x:,}' for x in POWERS[::2]])
+  crosses, _ = axes.get_legend_handles_labels()
+  axes.legend(handles=crosses[:1], frameon=False, loc='lower left')
+  plots.level(axes, 1)
+  plots.label(
+    axes,
+    'batch (rows)',
+    f'times plain decoding at alpha {ALPHA}, by roofline',
+    f'{PAIR} on {SPLIT} {CHIP}: large batches lose at short contexts',
+  )
+
+
 def gains() -> leviathan.Table:
   """The improvement in every cell; what does not fit is in brackets."""
 
@@ -150,3 +176,4 @@ def t5() -> leviathan.Table:
 
 
 TABLES = {'stops': stops, 'gains': gains, 't5': t5}
+FIGURES = {'stops': draw_stops}

@@ -1,24 +1,11 @@
-"""The claims of the roofline page, and that it shows what the code gives."""
+"""The claims of the roofline page."""
 
 import dataclasses
 
 import pytest
 
-from experiments import page
-from experiments.tpu_roofline import run, table
+from experiments.tpu_roofline import table
 from specdec_jax.chips import roofline
-
-
-def test_the_page_shows_what_the_code_gives(tmp_path, capsys):
-  assert run.run(str(tmp_path))
-  capsys.readouterr()
-  readme = (run.HOME / 'README.md').read_text()
-  for name in table.TABLES:
-    found = (tmp_path / f'{name}.md').read_text().split('\n', 1)[1]
-    kept = (run.HOME / 'results' / f'{name}.md').read_text()
-    assert kept.split('\n', 1)[1] == found
-    assert 'with changes' not in kept
-    assert page.filled(readme, kept.rstrip('\n').split('\n'), name) == readme
 
 
 @pytest.mark.parametrize('chip', roofline.TPUS)
