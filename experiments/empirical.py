@@ -33,7 +33,6 @@ _TARGET = flags.DEFINE_string('target', '', 'of a row `pair` of your own')
 _DRAFT = flags.DEFINE_string('draft', '', 'of the same row')
 _PROMPTS = flags.DEFINE_string('prompts', '', 'of the same row, a JSONL file')
 _TOKENS = flags.DEFINE_integer('tokens', 10_000, 'of each target, for alpha')
-_SEED = flags.DEFINE_integer('seed', 0, 'of the texts')
 _QUICK = flags.DEFINE_bool('quick', False, 'tiny random models, few tokens')
 RENDER = flags.DEFINE_bool(
   'render', False, 'only the page, from what is stored'
@@ -47,7 +46,6 @@ class Asked(NamedTuple):
   """How much to measure."""
 
   tokens: int  # for alpha
-  seed: int  # of the texts
   prompts: int  # that table 2 times
   repeats: int  # of each
   gammas: tuple[int, ...]  # that it chooses from
@@ -111,10 +109,7 @@ def measure(
     program.open_workdir(str(folder))
   names = [name for name, *_ in wanted]
   wanted.sort(key=lambda x: names.index(x[0]))
-  setting = {
-    'asked': page.plain(asked),
-    'quick': _QUICK.value,
-  }
+  setting = {'asked': page.plain(asked), 'quick': _QUICK.value}
   loaded, gate = None, None
   for name, table, folder, row in wanted:
     before = stored(folder, [name]).get(name)
@@ -185,8 +180,8 @@ def rows(table: Table) -> dict[str, Row]:
   if table.rows:
     every = table.rows(models, _TARGET.value, _DRAFT.value)
   elif _TARGET.value:
-    own = rows_lib.pair(_TARGET.value, _DRAFT.value, _PROMPTS.value)
-    every['pair'] = own
+    given = _TARGET.value, _DRAFT.value, _PROMPTS.value
+    every['pair'] = rows_lib.pair(*given)
   if _PROMPTS.value and not pathlib.Path(_PROMPTS.value).is_file():
     raise ValueError(f'--prompts={_PROMPTS.value}: no such file')
   if _QUICK.value:
@@ -198,8 +193,8 @@ def asked() -> Asked:
   if _TOKENS.value < 1:
     raise ValueError(f'--tokens={_TOKENS.value}: want 1 or more')
   if _QUICK.value:
-    return Asked(min(_TOKENS.value, 60), _SEED.value, 4, 2, (1, 2))
-  return Asked(_TOKENS.value, _SEED.value, 48, 3, GAMMAS)
+    return Asked(min(_TOKENS.value, 60), 4, 2, (1, 2))
+  return Asked(_TOKENS.value, 48, 3, GAMMAS)
 
 
 def _most(asked: Asked) -> int:

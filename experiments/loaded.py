@@ -103,7 +103,7 @@ def _counted(target, row: Row, order: int, folder: str) -> str:
   return path
 
 
-def plan(loaded: Loaded, temperature: float, seed: int, rows: int):
+def plan(loaded: Loaded, temperature: float, rows: int, seed: int = 0):
   """The plan of all prompts, `rows` at a time, at one temperature."""
   e, row = loaded.experiment, loaded.row
   top_k = row.top_k if temperature else 0
@@ -120,7 +120,7 @@ def plan(loaded: Loaded, temperature: float, seed: int, rows: int):
 
 
 def traces(
-  loaded: Loaded, temperature: float, tokens: int, *, seed: int
+  loaded: Loaded, temperature: float, tokens: int, seed: int = 0
 ) -> dict[str, list[replay.Text]]:
   """By draft, its probabilities along one set of texts of the target.
 
@@ -132,7 +132,7 @@ def traces(
     return loaded.traced[key]
   names = [f'lenient:{x:g}' for x in LOSSY] if temperature else []
   rules = [build.rule_of(x) for x in names]
-  whole = plan(loaded, temperature, seed, ROWS)
+  whole = plan(loaded, temperature, ROWS, seed)
   found: dict[str, list[replay.Text]] = {x: [] for x in loaded.engines}
   have = 0
   engines, step = list(loaded.engines.values()), 4 * ROWS
@@ -173,9 +173,9 @@ def gate(loaded: Loaded) -> Gate | None:
   if not loaded.references:
     return None
   arm = plan_lib.Arm('the target', '', 0, loaded.plain)
-  ((_, found),) = _answered(loaded, [arm], 0.0, 0)
+  ((_, found),) = _answered(loaded, [arm], 0.0)
   distinct = len(set(found.values())) / len(found)
-  value, least = _score(loaded, found), least_of(loaded)
+  value, least = quality(loaded, found), least_of(loaded)
   return Gate(loaded.row.metric, value, least, distinct, len(found))
 
 
@@ -187,16 +187,19 @@ def least_of(loaded: Loaded) -> float:
   if loaded.row.metric == 'bleu':
     return BLEU
   names = {x.id: texts_lib.name_of(x.turns[0]) for x in loaded.prompts}
-  return _score(loaded, names)
+  return quality(loaded, names)
 
 
 def quality(loaded: Loaded, found: Mapping[str, str]) -> float | None:
   """The row's metric of answers by prompt; None without references."""
-  return _score(loaded, found) if loaded.references else None
+  if not loaded.references:
+    return None
+  metric = text_metrics.metric_of(loaded.row.metric)
+  return metric([*found.values()], [loaded.references[x] for x in found])
 
 
 def qualities(
-  loaded: Loaded, arms: Sequence[plan_lib.Arm], temperature: float, seed: int
+  loaded: Loaded, arms: Sequence[plan_lib.Arm], temperature: float
 ) -> dict[str, np.ndarray]:
   """The row's metric by arm, of answers to all prompts with references.
 
@@ -205,7 +208,7 @@ def qualities(
     for every arm.
   """
   metric, out = text_metrics.metric_of(loaded.row.metric), {}
-  for name, found in _answered(loaded, arms, temperature, seed):
+  for name, found in _answered(loaded, arms, temperature):
     wanted = [loaded.references[x] for x in found]
     parts_NK = metric.parts([*found.values()], wanted)
     sums_RK = resampled.draws(len(found)) @ parts_NK
@@ -214,10 +217,10 @@ def qualities(
 
 
 def _answered(
-  loaded: Loaded, arms: Sequence[plan_lib.Arm], temperature: float, seed: int
+  loaded: Loaded, arms: Sequence[plan_lib.Arm], temperature: float
 ) -> Iterator[tuple[str, dict[str, str]]]:
   """Of each arm its name, and its answers to all prompts by prompt."""
-  whole = plan(loaded, temperature, seed, ROWS)
+  whole = plan(loaded, temperature, ROWS)
   groups = plan_lib.groups(arms, whole, whole.test)
   for arm in arms:
     engine = arm.engine
@@ -226,11 +229,6 @@ def _answered(
       for x in printing.track(groups, f'answers of {arm.name}')
     ]
     yield arm.name, answers_of(loaded, groups, outputs)
-
-
-def _score(loaded: Loaded, found: Mapping[str, str]) -> float:
-  metric = text_metrics.metric_of(loaded.row.metric)
-  return metric([*found.values()], [loaded.references[x] for x in found])
 
 
 def answers_of(loaded: Loaded, groups, outputs) -> dict[str, str]:

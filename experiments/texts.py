@@ -80,9 +80,9 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
     read = text.read(source, field=field, source_field=SOURCES[field])
     found = make(read.sources[:most])
     return found, {x.id: read.documents[int(x.id)] for x in found}
-  if source in ('questions', 'questions:code', 'questions:maths'):
-    kind = source.partition(':')[2]
-    return make(training_prompts.generated(most, 0, kind)), {}
+  kind, _, topic = source.partition(':')
+  if kind == 'questions':
+    return make(training_prompts.generated(most, 0, topic)), {}
   if source == 'held out':
     _, held = text.held_out(text.read(counted), _OUT)
     pieces = text.pack(held.documents, tokenizer, PIECE)
@@ -91,11 +91,9 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
       prompts_lib.Prompt(str(i), tokens=tuple(pieces[i].tolist()))
       for i in order.tolist()
     ), {}
-  if source == 'paragraphs':
-    return tuple(prompts_lib.manual()[:most]), {}
-  if source == 'built in':
-    return tuple(prompts_lib.builtin()[:most]), {}
-  return tuple(prompts_lib.read(source)[:most]), {}
+  named = {'paragraphs': prompts_lib.manual, 'built in': prompts_lib.builtin}
+  found = named[source]() if source in named else prompts_lib.read(source)
+  return tuple(found[:most]), {}
 
 
 def pairs(folder: str, name: str) -> list[dict[str, str]]:

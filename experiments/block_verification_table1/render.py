@@ -29,7 +29,7 @@ def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
   cells = []
   for warm in WARM if models else WARM[-1:]:
     tokens = asked.tokens if warm == 1 else asked.tokens // 4
-    found = loaded_lib.traces(loaded, warm, tokens, seed=asked.seed)
+    found = loaded_lib.traces(loaded, warm, tokens)
     for name, texts in found.items():
       if loaded.engines[name].drafter.taps:
         continue
@@ -151,10 +151,8 @@ def accepted(gamma: int) -> tuple[Fraction, Fraction, Fraction]:
   reject, block, most = Fraction(0), Fraction(0), Fraction(0)
   for k in range(1, gamma + 1):
     for text in itertools.product(p, repeat=k):
-      p_text, ratios = (
-        math.prod(p[x] for x in text),
-        [q[x] / p[x] for x in text],
-      )
+      p_text = math.prod(p[x] for x in text)
+      ratios = [q[x] / p[x] for x in text]
       totals = list(itertools.accumulate(ratios, lambda a, b: a * b))
       reject += p_text * math.prod(min(Fraction(1), r) for r in ratios)
       block += p_text * min(Fraction(1), *totals)

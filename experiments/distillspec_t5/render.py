@@ -39,7 +39,7 @@ def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
     }
     part = loaded._replace(engines=engines, traced={})
     for warm in WARM:
-      traces = loaded_lib.traces(part, warm, asked.tokens, seed=asked.seed)
+      traces = loaded_lib.traces(part, warm, asked.tokens)
       cells += [
         dict(zip(('source', 'divergence'), name.split('/'), strict=True))
         | {'temperature': warm}
@@ -97,17 +97,16 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
   for name, found in cells.items():
     for warm in WARM:
       base, rest = _parts(found, warm)
-      for x in (base, *rest):
-        more = {
+      gains = [resampled.one_of(gain(x, base), len(rest)) for x in rest]
+      for x, more in zip((base, *rest), (None, *gains), strict=True):
+        shown = {
           'draft': every[name].name,
           'text': x['source'] or 'captions',
           'trained': x['divergence'] or train.BASELINE,
           'window': float(_efficiency(x)[0]),
-          'gain': None
-          if x is base
-          else resampled.one_of(gain(x, base), len(rest)),
+          'gain': more,
         }
-        ours.append(x | more)
+        ours.append(x | shown)
   return [
     Part(
       f'Ours, gamma {GAMMA}; every training from one draft after '

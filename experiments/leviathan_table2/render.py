@@ -1,15 +1,144 @@
-"""Table 2 with the columns of table 4."""
+"""Times every draft of a row: table 2, with the columns of table 4."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from experiments import claims as claims_lib
-from experiments import empirical, papers
-from experiments.leviathan_table2 import measure
+from experiments import empirical, papers, resampled
+from experiments import loaded as loaded_lib
 from experiments.page import Part
 from experiments.rows import Cells, Rows
-from specdec_jax.bench import intervals
+from specdec_jax import metrics
+from specdec_jax.bench import identity, intervals, predict, timing
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
+
+WARM = (0.0, 1.0)
+REPEATS, WINDOWS = 5, 24  # of the calibration
+
+
+def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
+  """A cell for each draft and temperature.
+
+  gamma: the best by the corrected prediction, from the acceptance on half of
+  the prompts; everything else is of the other half, decoded alone.
+  """
+  cells = []
+  for temperature in WARM:
+    plan = loaded_lib.plan(loaded, temperature, 1)
+    items = plan.test[: asked.prompts]
+    plan = plan._replace(test=items[::2], calibration=items[1::2])
+    cells += _cells(loaded, plan, asked)
+  return cells
+
+
+def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
+  plain = plan_lib.Arm('autoregressive', 'autoregressive', 0, loaded.plain)
+  every = [
+    [plan_lib.Arm(f'{name} g={g}', name, g, engine) for g in asked.gammas]
+    for name, engine in loaded.engines.items()
+  ]
+  request = plan_lib.middle([plain, *every[0]], plan, WINDOWS).full
+  first = [arms[-1] for arms in every]
+  others = plan_lib.groups([plain, *first], plan, plan.calibration)
+  programs = timing.compile_arms([plain, *first], others[0].full)
+  run = lambda group: programs[plain.name](plain.engine.weights, group.full)
+  known = {plain.name: [run(x) for x in others]}
+  expected = predict.alphas([plain, *first], others, known)
+  chosen, costs = [plain], {}
+  for arms in every:
+    # By the drafter's name two drafts of one kind would be one.
+    found = calibration_lib.calibrate([plain, *arms], request, REPEATS)
+    x = expected[arms[0].drafter].alpha
+    by_gamma = {arm.gamma: _corrected(arm, found, x or 0.0) for arm in arms}
+    best = max(by_gamma, key=by_gamma.__getitem__)
+    arm = next(arm for arm in arms if arm.gamma == best)
+    costs[arm.drafter] = found
+    programs[arm.name] = programs[arms[-1].name]
+    chosen.append(arm)
+  groups = plan_lib.groups(chosen, plan, plan.test)
+  runs, outputs = empirical.timed(chosen, groups, programs, asked.repeats)
+  alphas = predict.alphas(chosen, groups, outputs)
+  audits = identity.compare(chosen, plan, groups, outputs)
+  quality = _quality(loaded, chosen, plan, groups, outputs)
+  cells = []
+  for arm in chosen[1:]:
+    name, mine = arm.drafter, runs[arm.name]
+    counts = metrics.summary(metrics.join(mine.outputs))
+    cells.append(
+      {
+        'draft': name,
+        'temperature': plan.sampling.temperature,
+        'gamma': arm.gamma,
+        **predicted(arm, costs[name], alphas[name].alpha or 0.0),
+        'block_efficiency': counts.block_efficiency,
+        'measured': empirical.improvement(mine, runs[plain.name]),
+        'whole': empirical.improvement(mine, runs[plain.name], whole=True),
+        **compared(quality, plain.name, arm.name, len(loaded.references)),
+        'texts': len(plan.test),
+        'differ': len(audits[arm.name].findings),
+        'bugs': audits[arm.name].bugs,
+        'promised': audits[arm.name].promised,
+      }
+    )
+  return cells
+
+
+def _quality(
+  loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, groups, outputs
+):
+  """By arm the metric, {} without references.
+
+  Where sampled, that of all prompts, then of resampled ones.
+  """
+  if not loaded.references:
+    return {}
+  if warm := plan.sampling.temperature:
+    # The few texts that are timed would say nothing.
+    return loaded_lib.qualities(loaded, arms, warm)
+  return {
+    name: [loaded_lib.quality(loaded, loaded_lib.answers_of(loaded, groups, x))]
+    for name, x in outputs.items()
+  }
+
+
+def compared(quality, plain: str, name: str, texts: int) -> dict[str, Any]:
+  """quality: of both arms. change: an Interval over texts, where sampled."""
+  if not quality:
+    return {'quality': [None, None], 'change': None}
+  before, after = (np.array(quality[x]) for x in (plain, name))
+  change = resampled.interval(after - before, texts) if len(after) > 1 else None
+  both = [float(before[0]), float(after[0])]
+  return {'quality': both, 'change': change and change._asdict()}
+
+
+def predicted(
+  arm: plan_lib.Arm, costs: calibration_lib.Calibration, alpha: float
+) -> Mapping[str, Any]:
+  """alpha, c, v(gamma + 1), theorem 3.8 and the corrected improvement."""
+  propose = costs.propose[arm.engine.drafter.name]
+  c = float(calibration_lib.interpolated(propose, arm.gamma)) / arm.gamma
+  return {
+    'alpha': alpha,
+    'c': c,
+    'v': float(calibration_lib.at_width(costs.verify, arm.gamma + 1)),
+    'step': costs.step,
+    'theorem': cost.improvement(alpha, arm.gamma, c),
+    'corrected': _corrected(arm, costs, alpha),
+  }
+
+
+def _corrected(arm: plan_lib.Arm, costs, alpha: float) -> float:
+  """Equation 1 over the measured cost of a window with room for gamma."""
+  full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
+  window = float(predict.window_cost(arm, costs, arm.gamma, full_N))
+  return cost.expected_tokens(min(alpha, 1.0), arm.gamma) / window
+
+
+# --- the page -----------------------------------------------------------------
 
 
 def _over(x: Mapping[str, Any]) -> str | None:
@@ -119,7 +248,7 @@ def _inputs(theirs: papers.Row, x: Mapping[str, Any]) -> str:
 
 TABLE = empirical.Table(
   'leviathan_table2',
-  measure.measure,
+  measure,
   parts,
   claims,
   why='small drafts are accepted less, and on a CPU a pass over several '

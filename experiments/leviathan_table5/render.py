@@ -15,7 +15,7 @@ def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
   Of a request: its tokens, the sum of alpha at lenience 1, then of alpha and of
   the total variation at every other.
   """
-  found = loaded_lib.traces(loaded, 1.0, asked.tokens, seed=asked.seed)
+  found = loaded_lib.traces(loaded, 1.0, asked.tokens)
   return [
     {'draft': name, 'requests': [_sums(x) for x in texts]}
     for name, texts in found.items()

@@ -1,10 +1,10 @@
-"""Predicted beside measured improvements, and what is said of them."""
+"""Predicted beside measured improvements: what is said of them, and drawn."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments import page
+from experiments import page, plots
 from specdec_jax.costs import cost
 
 NEAR = 0.03  # of 1: whether to speculate makes no difference there
@@ -30,15 +30,14 @@ class Cell(NamedTuple):
 
 
 class Summary(NamedTuple):
-  """cells: how many. sure: those with an interval, and covered: the share of
-  them whose interval holds the measured value.
+  """sure: how many have an interval; covered: the share of them whose interval
+  holds the measured value.
 
   choices: sets of cells that differ in gamma only; regret: mean of how much
   faster the best gamma (0 too) is than the predicted one; worst: the largest.
   told: cells that are not near 1; right: share of them predicted on its side.
   """
 
-  cells: int
   sure: int
   covered: float | None
   choices: int
@@ -77,7 +76,6 @@ def summary(cells: Sequence[Cell]) -> Summary:
   regrets = [_regret(found) for found in sets.values()]
   mean = lambda values: statistics.mean(values) if values else None
   return Summary(
-    len(cells),
     len(sure),
     mean([x.low <= x.measured <= x.high for x in sure]),
     len(regrets),
@@ -99,24 +97,17 @@ def markdown(cells: Sequence[Cell], caption: str) -> str:
   """The summaries by drafter and temperature, then the cells of all prompts."""
   groups = {'all': cells}
   for x in cells:
-    name = f'{x.drafter}, T = {x.temperature:g}'
-    groups[name] = [
-      y
-      for y in cells
-      if (y.drafter, y.temperature) == (x.drafter, x.temperature)
-    ]
+    groups.setdefault(f'{x.drafter}, T = {x.temperature:g}', []).append(x)
   show = lambda x: '-' if x is None else f'{x:.1%}'
-  rows = []
-  for name, found in groups.items():
-    s = summary(found)
-    rows.append(
-      [
-        name,
-        f'{show(s.covered)} of {s.sure}',
-        f'{show(s.regret)} ({show(s.worst)}) of {s.choices}',
-        f'{show(s.right)} of {s.told}',
-      ]
-    )
+  rows = [
+    [
+      name,
+      f'{show(s.covered)} of {s.sure}',
+      f'{show(s.regret)} ({show(s.worst)}) of {s.choices}',
+      f'{show(s.right)} of {s.told}',
+    ]
+    for name, s in ((name, summary(found)) for name, found in groups.items())
+  ]
   head = ['cells', '90 % intervals hold', 'regret (worst)', 'speculate or not']
   whole = [
     [
@@ -139,3 +130,49 @@ def markdown(cells: Sequence[Cell], caption: str) -> str:
       *page.table(['method', 'predicted', '90 %', 'measured'], whole),
     ]
   )
+
+
+def figure(cells: Sequence[Cell]) -> bytes:
+  """A PNG: every method with its 90 % interval, its categories as pale dots."""
+  drafters = sorted({x.drafter for x in cells})
+  warms = sorted({x.temperature for x in cells})
+
+  def paint(axes: plots.Axes) -> None:
+    each = [x for x in cells if x.category]
+    pale = dict(color=plots.PALE, markersize=3, linestyle='none', zorder=1)
+    if each:
+      xs, ys = [x.predicted for x in each], [x.measured for x in each]
+      axes.plot(xs, ys, 'o', label='prompts of one category', **pale)
+    for i, drafter in enumerate(drafters):
+      for warm in warms:
+        found = [
+          x
+          for x in cells
+          if (x.drafter, x.temperature, x.category) == (drafter, warm, '')
+        ]
+        look = dict(color=plots.COLOURS[i], linewidth=0.9, markersize=6)
+        hollow = {} if warm == warms[0] else dict(markerfacecolor='white')
+        axes.errorbar(
+          [x.predicted for x in found],
+          [x.measured for x in found],
+          # What the intervals reach below and above; nothing without one.
+          xerr=[
+            [x.predicted - (x.low or x.predicted) for x in found],
+            [(x.high or x.predicted) - x.predicted for x in found],
+          ],
+          fmt=plots.MARKS[i],
+          label=f'{drafter}, temperature {warm:g}',
+          **look | hollow,
+        )
+    axes.axline((1, 1), slope=1, color='0.6', linewidth=0.8, zorder=0)
+    axes.text(0.84, 0.79, 'measured = predicted', color='0.4')
+    axes.set(xlim=(0.7, 2.1), ylim=(0.7, 2.1))
+    axes.legend(frameon=False, loc='upper left', fontsize=8)
+    plots.label(
+      axes,
+      'predicted before the run, with its 90 % interval (times plain decoding)',
+      'measured (times plain decoding)',
+      'Is the predicted speed the measured one?',
+    )
+
+  return plots.png(paint, size=(6.4, 5.0))

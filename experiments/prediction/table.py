@@ -17,7 +17,6 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.prediction import cells as cells_lib  # noqa: E402
-from experiments.prediction import figures  # noqa: E402
 from specdec_jax import program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, prompts, verdict  # noqa: E402
@@ -69,7 +68,7 @@ def draw(folder: pathlib.Path) -> None:
   """Writes prediction.png of the prediction.json in a folder."""
   doc = json.loads((folder / 'prediction.json').read_text('utf-8'))
   cells = [cells_lib.Cell(**x) for x in doc['cells']]
-  files.write(folder / 'prediction.png', figures.figure(cells))
+  files.write(folder / 'prediction.png', cells_lib.figure(cells))
 
 
 if __name__ == '__main__':

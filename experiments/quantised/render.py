@@ -45,10 +45,9 @@ def markdown(doc: Mapping[str, Any]) -> str:
 
 
 def _alone(run: Run) -> list[str]:
-  v, tok_s = run['calibration']['verify'], _plain(run)
-  away, ceiling = run['distance'], run['ceiling']['tok_s']
-  found = ['-'] * 4
-  if away:
+  v, s, found = run['calibration']['verify'], run['setting'], ['-'] * 4
+  tok_s = run['rows'][0]['tok_s'] if run['rows'] else None
+  if away := run['distance']:
     found = [
       f'{away["total_variation"]:.2g}',
       f'{away["kl"]:.2g}',
@@ -56,47 +55,41 @@ def _alone(run: Run) -> list[str]:
       f'{away["perplexity"]:.3f} (of {away["reference_perplexity"]:.3f})',
     ]
   return [
-    _name(run),
-    f'{run["setting"]["weights"]["target"] / 1e6:.0f}',
+    run['weights'],
+    f'{s["weights"]["target"] / 1e6:.0f}',
     _number(tok_s, '{:.1f}'),
-    _number(tok_s and tok_s / ceiling),
+    _number(tok_s and tok_s / run['ceiling']['tok_s']),
     *(_number(v.get(n)) for n in '235'),
     *found,
-    f'{run["setting"]["judged_prompts"]} x {run["setting"]["max_new_tokens"]}',
+    f'{s["judged_prompts"]} x {s["max_new_tokens"]}',
     machine.made_by(run['machine']['commit'], run['machine']['dirty']),
   ]
 
 
 def _drafted(run: Run) -> Iterator[list[str]]:
   """A row for each drafter: its fastest gamma, or why it was not run."""
-  best: dict[str, Mapping[str, Any]] = {}
-  for row in run['rows'][1:]:
-    old = best.get(row['drafter'])
-    if old is None or (row['tok_s'] or 0) > (old['tok_s'] or 0):
-      best[row['drafter']] = row
-  names = dict.fromkeys(x.rpartition(' g=')[0] for x in run['predicted'])
-  for name in names:
+  predicted = {k: x['improvement'] for k, x in run['predicted'].items()}
+  for name in dict.fromkeys(x.rpartition(' g=')[0] for x in predicted):
     costs = run['calibration']['propose'].get(name, {})
     most = max(costs, key=int, default='0')
-    c = costs[most] / int(most) if int(most) else None
-    row = best.get(name)
-    if row is None:
-      own = [x for x in run['predicted'] if x.startswith(f'{name} g')]
-      foreseen = max(run['predicted'][x]['improvement'] for x in own)
-      yield [
-        *(_name(run), name, _number(c), '-', '-'),
-        *(f'{foreseen:.2f}x', 'left out', '-', '-'),
-      ]
+    c = _number(costs[most] / int(most) if int(most) else None)
+    own = [x for x in run['rows'][1:] if x['drafter'] == name]
+    if not own:
+      foreseen = max(
+        x for k, x in predicted.items() if k.startswith(name + ' g')
+      )
+      left_out = f'{foreseen:.2f}x', 'left out', '-', '-'
+      yield [run['weights'], name, c, '-', '-', *left_out]
       continue
-    gain = intervals.Interval(**row['improvement'])
+    row = max(own, key=lambda x: x['tok_s'] or 0)
     yield [
-      _name(run),
+      run['weights'],
       row['name'],
-      _number(c),
+      c,
       _number(row['alpha'] and row['alpha']['alpha']),
       _number(row['counts']['block_efficiency']),
       _number(row['predicted'] and row['predicted']['improvement'], '{:.2f}x'),
-      page.interval(gain),
+      page.interval(intervals.Interval(**row['improvement'])),
       _number(row['tok_s'], '{:.1f}'),
       page.differing(row['audit'], len(run['failed'])),
     ]
@@ -105,7 +98,7 @@ def _drafted(run: Run) -> Iterator[list[str]]:
 def _choice(runs: list[Run]) -> str:
   """The fastest target and method, beside the fastest plain one."""
   every = [
-    (row['tok_s'], _name(run), row['name'])
+    (row['tok_s'], run['weights'], row['name'])
     for run in runs
     for row in run['rows']
     if row['tok_s']
@@ -147,22 +140,23 @@ def figure(doc: Mapping[str, Any]) -> bytes:
   drafters = dict.fromkeys(r['drafter'] for x in runs for r in x['rows'])
 
   def paint(axes: plots.Axes) -> None:
-    names = [_name(x) for x in runs]
+    names = [x['weights'] for x in runs]
     plots.rows(axes, names)
     for i, drafter in enumerate(drafters):
       found = [
-        (max(tok_s), y)
+        (row['tok_s'], y)
         for y, x in enumerate(runs)
-        if (tok_s := _speeds(x, drafter))
+        for row in x['rows']
+        if row['drafter'] == drafter and row['tok_s']
       ]
-      look: dict[str, Any] = dict(linestyle='none', markersize=6)
+      best = {y: tok_s for tok_s, y in sorted(found)}
       axes.plot(
-        [x for x, _ in found],
-        [y for _, y in found],
-        marker=plots.MARKS[i % len(plots.MARKS)],
+        [*best.values()],
+        [*best],
+        plots.MARKS[i % len(plots.MARKS)],
+        markersize=6,
         color=plots.COLOURS[i % len(plots.COLOURS)],
         label='plain' if drafter == 'autoregressive' else drafter,
-        **look,
       )
     axes.set_xlim(left=0)
     axes.legend(
@@ -176,20 +170,6 @@ def figure(doc: Mapping[str, Any]) -> bytes:
     )
 
   return plots.png(paint, size=(6.4, 1.0 + 0.6 * len(runs)))
-
-
-def _speeds(run: Run, drafter: str) -> list[float]:
-  """Tokens a second of a drafter, by gamma, where they could be measured."""
-  every = [x['tok_s'] for x in run['rows'] if x['drafter'] == drafter]
-  return [x for x in every if x]
-
-
-def _plain(run: Run) -> float | None:
-  return run['rows'][0]['tok_s'] if run['rows'] else None
-
-
-def _name(run: Run) -> str:
-  return run['weights']
 
 
 def _number(x: float | None, form: str = '{:.2f}') -> str:

@@ -13,13 +13,13 @@ import pytest
 from experiments import empirical, page, replay
 from experiments import loaded as loaded_lib
 from experiments import rows as rows_lib
-from experiments.leviathan_table2 import measure as table2_measure
+from experiments.leviathan_table2 import render as table2
 from specdec_jax import machine
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.train import text_metrics
 
 ROWS = rows_lib.all_rows(pathlib.Path('/nowhere'))
-ASKED = empirical.Asked(100, 0, 4, 1, (1, 2))
+ASKED = empirical.Asked(100, 4, 1, (1, 2))
 
 
 def loaded(row, **changes):
@@ -32,48 +32,28 @@ def test_quality_where_sampled_has_the_interval_of_its_change():
   """Of resampled prompts; equal texts at T = 0 need none."""
   spread = np.linspace(-1.0, 1.0, 1001)
   values = {'plain': [20.0, *20 + spread], 'mine': [21.0, *21.52 + 2 * spread]}
-  found = table2_measure.compared(values, 'plain', 'mine', 100)
+  found = table2.compared(values, 'plain', 'mine', 100)
   assert found['quality'] == [20.0, 21.0]
   ends = [found['change'][x] for x in ('low', 'high')]
   half = 1.98422 * np.std(spread) * (100 / 99) ** 0.5  # Student's t of 99
   np.testing.assert_allclose(ends, [1.0 - half, 1.0 + half], rtol=1e-4)
-  equal = table2_measure.compared({'a': [9.0], 'b': [9.0]}, 'a', 'b', 100)
+  equal = table2.compared({'a': [9.0], 'b': [9.0]}, 'a', 'b', 100)
   assert equal == {'quality': [9.0, 9.0], 'change': None}
-  assert table2_measure.compared({}, 'a', 'b', 9)['quality'] == [None, None]
+  assert table2.compared({}, 'a', 'b', 9)['quality'] == [None, None]
 
 
 def test_quality_of_every_arm_is_of_the_same_resampled_prompts(monkeypatch):
   """The metric here is the mean length; the arms' texts differ in one word."""
   said = {'plain': ['a', 'abc', 'ab'] * 2, 'mine': ['ab', 'abcd', 'abc'] * 2}
-
-  class Programs(NamedTuple):
-    generate: staticmethod = staticmethod(lambda weights, request: weights)
-
-  class Arm(NamedTuple):
-    name: str
-
-    @property
-    def engine(self):
-      return types.SimpleNamespace(programs=Programs(), weights=self.name)
-
-  group = types.SimpleNamespace(full=None)
-  whole = types.SimpleNamespace(test=())
-  monkeypatch.setattr(loaded_lib, 'plan', lambda *_: whole)
-  monkeypatch.setattr(loaded_lib.plan_lib, 'groups', lambda *_: [group])
-  monkeypatch.setattr(loaded_lib.plan_lib, 'capped', lambda arm, request: None)
-  texts_of = lambda loaded, groups, outputs: dict(
-    zip('xyzuvw', said[outputs[0]], strict=True)
-  )
-  monkeypatch.setattr(loaded_lib, 'answers_of', texts_of)
+  answers = [(k, dict(zip('xyzuvw', x, strict=True))) for k, x in said.items()]
+  monkeypatch.setattr(loaded_lib, '_answered', lambda *_: answers)
   lengths = text_metrics.Metric(
     lambda found, wanted: np.array([[1, len(x)] for x in found]),
     lambda sums_K: sums_K[1] / sums_K[0],
   )
   monkeypatch.setattr(text_metrics, 'metric_of', lambda name: lengths)
-  wanted = dict.fromkeys('xyzuvw', '')
-  arms = Arm('plain'), Arm('mine')
-  row = loaded('translation', references=wanted)
-  found = loaded_lib.qualities(row, arms, 1.0, 0)  # pyright: ignore
+  row = loaded('translation', references=dict.fromkeys('xyzuvw', ''))
+  found = loaded_lib.qualities(row, (), 1.0)
   assert found['plain'][0] == 2.0 and np.std(found['plain']) > 0.1
   np.testing.assert_allclose(found['mine'] - found['plain'], 1.0)
 
@@ -196,7 +176,7 @@ def test_texts_are_recorded_once_for_all_tables(monkeypatch):
   monkeypatch.setattr(replay, 'record', record)
   monkeypatch.setattr(loaded_lib, 'plan', lambda *_: Plan())
   chat = loaded('chat', engines={'a': None})
-  of = lambda warm, tokens: loaded_lib.traces(chat, warm, tokens, seed=0)
+  of = lambda warm, tokens: loaded_lib.traces(chat, warm, tokens)
   assert of(1.0, 3) is of(1.0, 3)
   first, second = recorded
   assert first[0] + second[0] == tuple(range(128)) and len(of(1.0, 3)['a']) == 2

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from experiments.prediction import cells, figures
+from experiments.prediction import cells
 from tests import programs
 
 
@@ -28,7 +28,7 @@ def test_intervals_regret_and_choices():
       cell(1, 1.1, 0.98, drafter='lm'),
     ]
   )
-  assert (found.cells, found.sure, found.choices, found.told) == (5, 3, 3, 4)
+  assert (found.sure, found.choices, found.told) == (3, 3, 4)
   assert found.covered == pytest.approx(2 / 3)
   assert found.worst == pytest.approx(0.2)
   assert found.regret == pytest.approx((0.2 + 0 + 1 / 0.98 - 1) / 3)
@@ -60,8 +60,8 @@ def test_every_cell_is_read_from_a_document_but_what_was_too_short():
 def test_the_figure_has_methods_and_their_categories():
   whole = cell(2, 1.5, 1.5, 1.4, 1.6)._replace(category='')
   alone, beside = (
-    figures.figure([whole]),
-    figures.figure([whole, cell(4, 1, 1)]),
+    cells.figure([whole]),
+    cells.figure([whole, cell(4, 1, 1)]),
   )
   assert alone.startswith(b'\x89PNG') and alone != beside
 
