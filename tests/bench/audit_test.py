@@ -20,16 +20,34 @@ PROMPT = (3, 1, 4)
 LARGEST = 1000.0
 
 
-def noisy(model: types.Model, size: float) -> types.Model:
-  """A model whose logits depend on the width of the pass."""
+def hides(params, tokens_BT, slots_BT, positions_BT, mask_BTS, *rest, **more):
+  """apply of a table model whose windows have a fault: at params['offset'] a
+  token does not see the one before it. One program serves all offsets."""
+  T = tokens_BT.shape[1]
+  if T == GAMMA + 1:
+    slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
+    before_BTS = slot_11S == positions_BT[..., None] - 1
+    here_1T1 = (jnp.arange(T) == params['offset'])[None, :, None]
+    mask_BTS &= ~(before_BTS & here_1T1)
+  args = tokens_BT, slots_BT, positions_BT, mask_BTS, *rest
+  return fakes.table_model(V).apply(params['table'], *args, **more)
 
-  def head(params, hidden):
-    logits = model.head(params, hidden)
-    shift = size * (hidden.shape[-2] > 1)
-    sign = jnp.where(jnp.arange(V) % 2, 1.0, -1.0).at[-1].set(0)
-    return logits + shift * sign.reshape((1,) * (logits.ndim - 1) + (V,))
 
-  return model._replace(head=head)
+def adds(params, hidden):
+  """head of a table model whose windows have the noise params['noise']."""
+  logits = fakes.table_model(V).head(params['table'], hidden)
+  shift = params['noise'] * (hidden.shape[-2] > 1)
+  sign_V = jnp.where(jnp.arange(V) % 2, 1, -1).at[-1].set(0)
+  return logits + shift * sign_V.reshape((1,) * (logits.ndim - 1) + (V,))
+
+
+FAULTY = fakes.table_model(V)._replace(apply=hides, head=adds)
+
+
+def faulty(table, noise=1e-4, offset=-1):
+  """Parameters of FAULTY; at offset -1 every token sees the one before it."""
+  noise = jnp.asarray(noise, table.dtype)
+  return {'table': table, 'offset': np.int32(offset), 'noise': noise}
 
 
 def run(model, params, *, request=0, **sampling):
@@ -73,10 +91,9 @@ def _params():
 
 @pytest.mark.more
 def test_equal_texts_are_identical_and_swapped_or_shorter_ones_a_bug(params):
-  model = noisy(fakes.table_model(V), 1e-4)
-  text = run(model, params)
+  text = run(FAULTY, faulty(params))
   wrong = text[:4] + [(text[4] + 1) % V] + text[5:]
-  compare = lambda other: find(model, params, case(text, other))
+  compare = lambda other: find(FAULTY, faulty(params), case(text, other))
   assert compare(text).verdict == 'identical'
   assert compare(text[:-1]).verdict == 'BUG'
   found = compare(wrong)
@@ -87,40 +104,15 @@ def test_equal_texts_are_identical_and_swapped_or_shorter_ones_a_bug(params):
 
 def test_near_tie_is_a_tie_and_its_size_counts(params):
   """The runner-up is put `gap` below the best of the fifth step."""
-  model = noisy(fakes.table_model(V), 1e-4)
-  text = run(model, params)
+  text = run(FAULTY, faulty(params))
   prefix = [*PROMPT, *text[:4]]
   for gap, verdict in ((1e-4, 'tie'), (3.9e-4, 'tie'), (4.3e-4, 'BUG')):
     second, near = near_tie(params, prefix, gap)
     other = text[:4] + [second] + text[5:]
-    found = find(model, near, case(text, other))
+    found = find(FAULTY, faulty(near), case(text, other))
     assert found.verdict == verdict, (gap, found)
     np.testing.assert_allclose(found.gap, gap, rtol=0.02)
     np.testing.assert_allclose(found.noise, 1e-4, rtol=0.02)
-
-
-def hides(params, tokens_BT, slots_BT, positions_BT, mask_BTS, *rest, **more):
-  """apply of a table model whose windows have a fault: at params['offset'] a
-  token does not see the one before it. One program serves all offsets."""
-  T = tokens_BT.shape[1]
-  if T == GAMMA + 1:
-    slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
-    before_BTS = slot_11S == positions_BT[..., None] - 1
-    here_1T1 = (jnp.arange(T) == params['offset'])[None, :, None]
-    mask_BTS &= ~(before_BTS & here_1T1)
-  args = tokens_BT, slots_BT, positions_BT, mask_BTS, *rest
-  return fakes.table_model(V).apply(params['table'], *args, **more)
-
-
-def adds(params, hidden):
-  """head of a table model whose windows have the noise params['noise']."""
-  logits = fakes.table_model(V).head(params['table'], hidden)
-  shift = params['noise'] * (hidden.shape[-2] > 1)
-  sign_V = jnp.where(jnp.arange(V) % 2, 1, -1)
-  return logits + shift * sign_V.reshape((1,) * (logits.ndim - 1) + (V,))
-
-
-FAULTY = fakes.table_model(V)._replace(apply=hides, head=adds)
 
 
 @pytest.mark.more
@@ -145,8 +137,7 @@ def test_noise_that_rounding_does_not_explain_is_itself_a_bug(
   tied = case([0, 0], [0, 1])
 
   def reason(noise: float) -> str:
-    params = {'table': jnp.asarray(table, dtype), 'offset': np.int32(-1)}
-    params['noise'] = jnp.asarray(noise * LARGEST, dtype)
+    params = faulty(jnp.asarray(table, dtype), noise * LARGEST)
     found = find(FAULTY, params, tied)
     assert found.verdict == ('BUG' if found.reason else 'tie')
     assert found.gap == 0 and found.rounding <= 2.1 * one * LARGEST
@@ -174,8 +165,7 @@ def test_a_wrong_mask_at_any_offset_of_a_window_is_no_noise(dtype):
   table = jnp.asarray(fakes.table(0, V, hashes=7), dtype)
   text = [(3 * i) % 7 for i in range(6)]
   for offset in (-1, *range(GAMMA + 1)):
-    params = {'table': table, 'offset': np.int32(offset)}
-    params['noise'] = jnp.zeros((), dtype)
+    params = faulty(table, 0.0, offset)
     for same in (0, 2, 5):
       one = case(text, [*text[:same], text[same] + 1])
       found = find(FAULTY, params, one)

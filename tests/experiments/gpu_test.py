@@ -73,6 +73,7 @@ def test_a_steered_target_emits_one_token_whatever_is_drafted(gamma):
   assert (0 < drafted < 2 * s.new) if gamma else not drafted
 
 
+@pytest.mark.more
 def test_an_unknown_part_and_a_missing_one_are_refused(tmp_path):
   run = lambda parts: scripts.run(
     'experiments/gpu/measure.py',

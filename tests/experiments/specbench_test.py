@@ -119,6 +119,7 @@ def ran(folder, *arguments):
   )
 
 
+@pytest.mark.more
 def test_a_wrong_file_ends_with_2_before_a_model_is_loaded(tmp_path):
   written(tmp_path, line(1, 'qa'), {'question_id': 2, 'turns': ['x']})
   ran(tmp_path, '--config.target.source=/nowhere').check_refused(
