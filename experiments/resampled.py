@@ -1,14 +1,15 @@
 """Intervals of the papers' tables, over resampled requests or prompts."""
 
+import functools
+
 import numpy as np
 from scipy import stats
 
 from specdec_jax.bench import intervals
 
-RESAMPLES = 2000
 
-
-def draws(prompts: int) -> np.ndarray:
+@functools.lru_cache(maxsize=4)  # a page asks for the same ones a hundred times
+def draws(prompts: int, resamples: int = 2000) -> np.ndarray:
   """How often each prompt is drawn: [1 + R, prompts].
 
   Each once, then in every resample if there are intervals.FEWEST or more.
@@ -16,8 +17,8 @@ def draws(prompts: int) -> np.ndarray:
   once = np.ones((1, prompts), int)
   few = prompts < intervals.FEWEST
   rng, even = np.random.default_rng(0), np.full(prompts, 1 / prompts)
-  resamples = rng.multinomial(prompts, even, size=0 if few else RESAMPLES)
-  return np.concatenate([once, resamples])
+  drawn = rng.multinomial(prompts, even, size=0 if few else resamples)
+  return np.concatenate([once, drawn])
 
 
 def interval(value_R, prompts: int) -> intervals.Interval:

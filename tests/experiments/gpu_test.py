@@ -58,6 +58,7 @@ def test_a_script_is_right_as_often_as_it_says():
   assert abs((script_BL == programs.RIGHT).mean() - 0.8) < 0.02
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('gamma', [0, 3])
 def test_a_steered_target_emits_one_token_whatever_is_drafted(gamma):
   s = programs.TINY._replace(target='small', draft='mini')
