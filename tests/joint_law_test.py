@@ -14,19 +14,27 @@ V, K = 3, 2
 PROMPT = table_model.PROMPT[V]
 
 
+RECIPES, WARM = load.RECIPES, dict(temperature=1.0)
+
+
 @pytest.mark.parametrize(
   'draft, settings',
   [
-    ('lm', dict(temperature=1.0)),
-    ('ragged', dict(temperature=0.7, top_k=2)),
+    ('lm', WARM),
     ('scripted', dict(temperature=1.3)),
-    ('source', dict(temperature=1.0)),
+    *(
+      pytest.param(*case, marks=pytest.mark.more)
+      for case in (
+        ('ragged', dict(temperature=0.7, top_k=2)),
+        *((x, WARM) for x in ('source', 'self', 'eagle', 'medusa', 'dflash')),
+      )
+    ),
   ],
 )
 def test_three_windows_of_reject_enumerated(draft, settings, x64):
   world = base.tables(V, encoder=draft == 'source')
-  recipe = enumerated.script if draft == 'scripted' else load.RECIPES['lm']
-  pair = base.Pair(reject.RULE, *recipe(world, K))
+  recipe = enumerated.script if draft == 'scripted' else RECIPES['lm']
+  pair = base.Pair(reject.RULE, *RECIPES.get(draft, recipe)(world, K))
   if draft == 'ragged':
     pair = pair._replace(drafter=base.ragged(pair.drafter))
   enumerated.windows_error(world, pair, settings)
@@ -37,7 +45,7 @@ def test_three_windows_of_reject_enumerated(draft, settings, x64):
 
 
 WORLD = base.tables(V)
-DRAFT, _ = load.RECIPES['lm'](WORLD, K)
+DRAFT, _ = RECIPES['lm'](WORLD, K)
 SETTINGS = dict(temperature=0.9, top_p=0.95)
 
 

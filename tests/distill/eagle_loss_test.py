@@ -161,7 +161,7 @@ def test_blocks_are_trained_as_they_are_decoded(x64, tmp_path):
     logits = logits_of(made, start.config, target, batch, np.full(B, cut))
     found.append(np.asarray(jax.nn.softmax(logits, -1)))
   compared = 0
-  for b, n, q_KV, _ in seen:
+  for b, n, _, q_KV, _ in seen:
     if 0 < b < B - 1:  # of temperature 1
       block, cut = divmod(n - 1, size)
       want = found[cut][b, block, 1:]

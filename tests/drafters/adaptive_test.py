@@ -141,39 +141,30 @@ def test_each_part_of_a_hybrid_has_its_own_costs():
       adaptive.params(parts, costs | {'lm': wrong})
 
 
-def decoded(alpha: str):
-  """Info of greedy decoding with right or wrong scripts."""
+@pytest.mark.more
+@pytest.mark.parametrize('right', [False, True])
+def test_a_right_script_is_drafted_whole_and_a_wrong_one_hardly(right):
+  """Where nothing is accepted most windows are plain; else all are whole."""
   params = fakes.table(0, V)
-  model, text = fakes.table_model(V), None
+  model = fakes.table_model(V)
   request = fakes.request([[1, 2]], NEW, vocab=V, length=L)
   plain = decode.programs(model, decode.PLAIN, reject.RULE)
   text = np.array(plain.generate(types.Weights(params), request).tokens_BL)
-  script = text if alpha == 'right' else (text + 1) % V
+  script = text if right else fakes.adversary(text, V)
   own = adaptive.Params((script, np.full_like(text, K)), COSTS)
-  programs = decode.programs(
-    model,
-    adaptive.make(scripted.make(gamma=K)),
-    reject.RULE,
-    decode.Options(widths=(0, 1, 2)),
-  )
+  drafter = adaptive.make(scripted.make(gamma=K))
+  options = decode.Options(widths=(0, 1, 2))
+  programs = decode.programs(model, drafter, reject.RULE, options)
   out = programs.generate(types.Weights(params, own), request)
   np.testing.assert_array_equal(out.tokens_BL[:, : 2 + NEW], text[:, : 2 + NEW])
-  return out.info
-
-
-@pytest.mark.more
-def test_where_nothing_is_accepted_most_windows_are_plain():
-  (widths_N,) = np.array(decoded('wrong').widths_BN)
+  (widths_N,) = np.array(out.info.widths_BN)
+  if right:  # the first is a guess
+    assert widths_N[K] == out.info.calls_B[0] - 1
+    return
   assert widths_N[0] > 0.8 * NEW
   assert widths_N[1:].any()  # it tries again
   lost = widths_N @ (COSTS.verify_N + COSTS.draft_N) / NEW - 1
   assert lost < 0.03 + 3 / NEW  # the first tries count more in so few windows
-
-
-@pytest.mark.more
-def test_where_all_is_accepted_windows_are_whole():
-  info = decoded('right')
-  assert info.widths_BN[0, K] == info.calls_B[0] - 1  # the first is a guess
 
 
 @pytest.mark.more

@@ -31,6 +31,12 @@ def start(texts, top_p=1.0, model=None):
   return drafter, weights, context, drafter.init(weights, context, None)
 
 
+def drawing(choose, rows: int) -> types.Noise:
+  """Noise that draws what `choose` makes of each row of q."""
+  draw = lambda offset, q_BV: choose(q_BV, -1).astype(jnp.int32)
+  return types.Noise(jnp.zeros((rows, GAMMA)), draw, draw)
+
+
 def test_what_is_sampled_is_what_is_told():
   """The array that is drawn from is the q of the draft, to the last bit."""
   drafter, weights, context, cache = start([[1, 2, 3], [4, 5]])
@@ -54,8 +60,7 @@ def test_nothing_is_drafted_past_the_context_of_the_draft():
   model = fakes.table_model(V)._replace(context=5)
   texts = [[1] * n for n in (3, 4, 5, 6, 9)]
   drafter, weights, context, state = start(texts, model=model)
-  draw = lambda offset, q_BV: jnp.argmax(q_BV, -1).astype(jnp.int32)
-  noise = types.Noise(jnp.zeros((len(texts), GAMMA)), draw, draw)
+  noise = drawing(jnp.argmax, len(texts))
   draft, _, _ = drafter.propose(weights, state, context, noise, ())
   assert draft.count_B.tolist() == [3, 2, 1, 0, 0]
 
@@ -83,8 +88,7 @@ def test_q_is_the_law_after_everything_said_so_far():
 
   @jax.jit
   def propose(weights, cache, context):
-    draw = lambda offset, q_BV: jnp.argmax(q_BV, -1).astype(jnp.int32)
-    noise = types.Noise(jnp.zeros((2, GAMMA)), draw, draw)
+    noise = drawing(jnp.argmax, 2)
     return drafter.propose(weights, cache, context, noise, ())
 
   texts = [[1, 2, 3], [4]]
@@ -115,8 +119,7 @@ def test_drafting_stops_where_the_draft_is_not_sure():
   least = 0.45
   drafter, weights, context, cache = start([[1, 2, 3], [4], [2, 2], [5, 6]])
   drafter = lm.make(fakes.table_model(V), gamma=GAMMA, min_confidence=least)
-  draw = lambda offset, q_BV: jnp.argmin(q_BV, -1).astype(jnp.int32)
-  noise = types.Noise(jnp.zeros((4, GAMMA)), draw, draw)
+  noise = drawing(jnp.argmin, 4)
   draft, _, _ = drafter.propose(weights, cache, context, noise, ())
   counts = []
   for text in ([1, 2, 3], [4], [2, 2], [5, 6]):

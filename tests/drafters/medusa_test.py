@@ -12,22 +12,20 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax import build, debug, decode, forward
-from specdec_jax.certify import base, certificate, load
-from specdec_jax.drafters import adaptive, hybrid, medusa
+from specdec_jax import build, forward, types
+from specdec_jax.drafters import medusa
 from specdec_jax.io.published import medusa_heads, readings
-from specdec_jax.verify import coupled
 from tests import fakes
+from tests.drafters import windows
 from tests.io import tiny, torch_file
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 B, L, GAMMA, COUNT = 5, 32, 3, 4
+TEMPERATURES = [0.7, 1, 1, 1, 0.0]
 CONFIG = tiny.config(vocab=264)
 MODEL = tiny.arrays(CONFIG)
 IDS = 260  # of the byte tokenizer; the others are padding
-SLOW = pytest.mark.slow
-PROMISES = certificate.PROMISES
 # Random heads agree in nothing.
 UNMEASURED = functools.partial(medusa.Settings, check='off')
 
@@ -86,31 +84,15 @@ def states(target, text):
   return x * MODEL['model.norm.weight']
 
 
-def asked():
-  """Rows that end in different windows; the last is greedy, the first begins
-  with a single token."""
-  prompts = [[5], *fakes.prompts(B - 1, vocab=IDS, longest=9)]
-  settings = dict(vocab=IDS, length=L, temperature=[0.7, 1, 1, 1, 0.0])
-  return fakes.request(prompts, [24, 9, 20, 20, 16], **settings)
+asked = functools.partial(
+  windows.asked, [24, 9, 20, 20, 16], TEMPERATURES, vocab=IDS, length=L
+)
 
 
 def proposals(target, drafter, params):
-  """(texts, [(row, length before, q_KV, count)] of live windows)."""
-  options = decode.Options(chunk=8)
-  watched = debug.watched(drafter)
-  programs = decode.programs(target.model, watched, coupled.RULE, options)
-  weights = decode.types.Weights(target.params, params)
-  request, seen = asked(), []
-  state, info = programs.start(weights, request)
-  while np.asarray(state.live_B).any():
-    lengths_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
-    state, info = programs.step(weights, request, state, info)
-    inner, draft, _ = state.drafter
-    state = state._replace(drafter=inner)
-    q_BKV, count_B = np.asarray(draft.q_BKV), np.asarray(draft.count_B)
-    for b in np.flatnonzero(live_B):
-      seen.append((b, lengths_B[b], q_BKV[b], count_B[b]))
-  out = decode.Output(state.tokens_BL, state.lengths_B, info)
+  """(texts, live windows) as tests.drafters.windows has them."""
+  weights = types.Weights(target.params, params)
+  out, seen = windows.proposals(target.model, drafter, weights, asked())
   return fakes.texts(out), seen
 
 
@@ -147,16 +129,13 @@ def test_a_head_drafts_the_token_that_it_predicts(
   )
   alone_BLV = jax.nn.softmax(view.head(made.weights.draft, hidden_BLD))
   assert {count for *_, count in seen} == {0, GAMMA}
-  for b, n, q_KV, count in seen:
+  for b, n, _, q_KV, count in seen:
     assert count == (0 if n == 1 else GAMMA)
     for k in range(count):
       q_V = known[b][n + k, k]
       if k == 0:
         np.testing.assert_allclose(alone_BLV[b, n - 1], q_V, atol=1e-9)
-      if b == 0:
-        q_V = q_V ** (1 / 0.7) / (q_V ** (1 / 0.7)).sum()
-      if b == B - 1:
-        q_V = np.arange(len(q_V)) == q_V.argmax()
+      q_V = windows.warmed(q_V, TEMPERATURES[b])
       np.testing.assert_allclose(q_KV[k], q_V, rtol=0, atol=1e-9)
 
 
@@ -191,52 +170,6 @@ def test_heads_of_vllm_are_the_same(tmp_path, start):
   model = medusa.Heads(target.model, target.ids, c.depth, c.width, 'float32')
   one, two = (model.logits({'heads': x}, 1, x_BTD) for x in (found[1], zeros))
   np.testing.assert_allclose(one, two, rtol=1e-6)
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_on_one_cpu_the_kernels_read_them(tmp_path, dtype):
-  arrays = heads()
-  folder, source = save(tmp_path / 'm', arrays, 'pt')
-  target = build.load(str(folder), dtype=dtype)
-  made = build.engine(target, UNMEASURED(source), gamma=GAMMA)
-  _, seen = proposals(target, made.drafter, made.weights.draft)
-  plain = build.load(str(folder), kernels='xla', dtype=dtype)
-  made = build.engine(plain, UNMEASURED(source), gamma=GAMMA)
-  _, other = proposals(plain, made.drafter, made.weights.draft)
-  close = dict(float32=1e-4, bfloat16=0.1)[dtype]
-  np.testing.assert_allclose(seen[-1][2], other[-1][2], atol=close)
-
-
-@SLOW
-@pytest.mark.parametrize('rule', ['coupled', 'reject', 'block'])
-@pytest.mark.parametrize('around', [adaptive, hybrid])
-def test_inside_others_too(x64, tmp_path, around, rule):
-  """Whatever is drafted, a rule's text at temperature 0 is plain decoding's,
-  and under coupled at any."""
-  folder, source = save(tmp_path / 'm', heads(), 'safetensors')
-  target = build.load(str(folder), dtype='float64')
-  inner = around.Settings(UNMEASURED(source))
-  if around is adaptive:
-    costs = {x: [1.0, 1.01, 1.02, 1.03] for x in ('verify', 'medusa')}
-    inner = adaptive.Settings(UNMEASURED(source), costs=costs)
-  made = build.engine(target, inner, gamma=GAMMA, rule=rule)
-  plain = build.engine(target, rule=rule)
-  one, two = (
-    fakes.texts(x.programs.generate(x.weights, asked())) for x in (made, plain)
-  )
-  assert one[-1] == two[-1]
-  assert one == two or rule != 'coupled'
-
-
-@pytest.mark.more
-@pytest.mark.parametrize('rule', ['reject', pytest.param('block', marks=SLOW)])
-def test_its_windows_are_exact(rule):
-  """By enumeration: the joint law of what a window emits."""
-  (promise,) = (x for x in PROMISES if x.name == 'windows-enumerated')
-  drafters = {'medusa': load.RECIPES['medusa']}
-  subject = base.Subject([build.lossless_rules()[rule]], drafters)
-  row = certificate.check(promise._replace(quick=2), subject, full=False)
-  assert row.passed, row.case
 
 
 def without(name):
@@ -279,14 +212,6 @@ def test_other_heads_are_refused_by_name(
   assert '\n' not in str(e.value)
 
 
-def test_a_window_has_as_many_drafts_as_there_are_heads(tmp_path):
-  folder, source = save(tmp_path / 'm', heads(count=2), 'safetensors')
-  with pytest.raises(
-    ValueError, match='has 2 heads, and gamma=3 needs 3; give gamma=2 or less'
-  ):
-    build.engine(tiny.read(folder), UNMEASURED(source), gamma=3)
-
-
 def test_files_that_are_no_heads_are_refused(tmp_path):
   folder, source = save(tmp_path / 'm', heads(), 'pt')
   target = tiny.read(folder)
@@ -300,13 +225,3 @@ def test_files_that_are_no_heads_are_refused(tmp_path):
   torch_file.zipped(path, b'cposix\nsystem\n')
   with pytest.raises(ValueError, match='GLOBAL posix system, which makes no a'):
     make(source)
-
-
-def test_engines_of_every_gamma_share_the_heads(tmp_path):
-  folder, source = save(tmp_path / 'm', heads(), 'pt')
-  target = tiny.read(folder)
-  one, two = (
-    build.engine(target, UNMEASURED(source), gamma=gamma).weights.draft
-    for gamma in (1, 2)
-  )
-  assert one['heads'] is two['heads'] and one['target'] is target.params

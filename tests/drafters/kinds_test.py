@@ -1,0 +1,179 @@
+"""What every drafter that is read from a source does, of whatever kind."""
+
+import dataclasses
+import functools
+import operator
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax import build, requests, sharding
+from specdec_jax.drafters import adaptive, draft_file, hybrid
+from specdec_jax.drafters import eagle as eagle_drafter
+from specdec_jax.models import eagle
+from tests import fakes
+from tests.drafters import dflash_test, medusa_test
+from tests.io import published_test
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+D, V = medusa_test.CONFIG.width, medusa_test.CONFIG.vocab
+SLOW, MORE = pytest.mark.slow, pytest.mark.more
+
+
+def medusa_heads(folder):
+  return medusa_test.save(folder, medusa_test.heads(), 'pt')
+
+
+def mtp(folder):
+  return published_test.mimo(folder), folder
+
+
+def trained(folder):
+  """A file as scripts/distill.py writes it, of half of the ids."""
+  folder.mkdir()
+  target = build.load('random:tiny')
+  c = eagle.settings(target.config, (0, 1))
+  layer = {name: np.asarray(x) for name, x in eagle.init(c, 0).items()}
+  about = {'tokenizer': target.tokenizer.fingerprint()}
+  draft = draft_file.Eagle(c.taps, layer, np.arange(0, target.ids, 2), about)
+  draft_file.write_eagle(folder / 'draft', draft)
+  return 'random:tiny', folder / 'draft'
+
+
+# (folder) -> (source of the target, that of the draft); Settings of a source.
+KINDS = {
+  'medusa': (medusa_heads, medusa_test.UNMEASURED),
+  'dflash': (dflash_test.save, dflash_test.UNMEASURED),
+  'mtp': (mtp, functools.partial(eagle_drafter.Settings, check='off')),
+  'eagle': (trained, eagle_drafter.Settings),
+}
+asked = functools.partial(
+  fakes.request,
+  fakes.prompts(4, vocab=medusa_test.IDS, longest=9),
+  16,
+  vocab=medusa_test.IDS,
+  length=32,
+  temperature=[0.7, 1, 1, 0.0],
+)
+
+
+def opened(kind, folder):
+  """(load, which makes the target; Settings of its draft)."""
+  save, settings = KINDS[kind]
+  target, source = save(folder / 'm')
+  return functools.partial(build.load, str(target)), settings(source)
+
+
+def text_of(engine, request):
+  return fakes.texts(engine.programs.generate(engine.weights, request))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', KINDS)
+def test_on_a_mesh_the_texts_are_the_same(x64, tmp_path, kind):
+  """Drafts are whole on every device, but for a matrix of ids of Medusa's, and
+  their caches split by rows."""
+  load, settings = opened(kind, tmp_path)
+  plain = build.engine(load(dtype='float64'), rule='coupled')
+  mesh = sharding.make_mesh(2, 2)
+  target = load(dtype='float64', mesh=mesh)
+  made = build.engine(target, settings, rule='coupled', gamma=2)
+  placed = requests.place(asked(), target.layout)
+  assert text_of(plain, asked()) == text_of(made, placed)
+  draft = dict(made.weights.draft)
+  assert draft.pop('target') is target.params
+  for path, x in jax.tree_util.tree_leaves_with_path(draft):
+    if kind == 'medusa' and path[-1].key == 'head':
+      assert x.sharding.shard_shape((D, V)) == (D, V // 2)
+    else:
+      assert x.sharding.is_fully_replicated
+    assert x.sharding.device_set == set(mesh.devices.flat)
+  state, _ = made.programs.start(made.weights, placed)
+  for x in jax.tree.leaves(getattr(state.drafter, 'cache', ())):
+    assert x.sharding.shard_shape(x.shape) == (2, *x.shape[1:])
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('kind', ['medusa', 'dflash'])
+def test_on_one_cpu_the_kernels_read_them(tmp_path, kind, dtype):
+  load, settings = opened(kind, tmp_path)
+  found = []
+  for more in ({}, dict(kernels='xla')):
+    target = load(dtype=dtype, **more)
+    made = build.engine(target, settings, gamma=3)
+    given = target, made.drafter, made.weights.draft
+    _, seen = medusa_test.proposals(*given)
+    found.append(seen[-1][3])
+  close = dict(float32=1e-4, bfloat16=0.1)[dtype]
+  np.testing.assert_allclose(*found, atol=close)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('kind', ['medusa', 'dflash', 'eagle'])
+def test_where_a_draft_is_not_sure_its_windows_end(tmp_path, kind):
+  load, settings = opened(kind, tmp_path)
+  target = load(kernels='xla')
+  sure = dataclasses.replace(settings, min_confidence=0.999)
+  made = build.engine(target, sure, gamma=3)
+  assert made.drafter.stops
+  given = target, made.drafter, made.weights.draft
+  _, seen = medusa_test.proposals(*given)
+  assert {int(count) for *_, count in seen} == {0}
+
+
+@pytest.mark.parametrize(
+  'kind, rule',
+  [
+    pytest.param('dflash', 'coupled', marks=MORE),
+    *(
+      pytest.param(kind, rule, marks=SLOW)
+      for kind in ('medusa', 'dflash')
+      for rule in ('coupled', 'reject', 'block')
+      if (kind, rule) != ('dflash', 'coupled')
+    ),
+  ],
+)
+@pytest.mark.parametrize('around', [adaptive, hybrid])
+def test_inside_others_too(x64, tmp_path, around, kind, rule):
+  """Whatever is drafted, a rule's text at temperature 0 is plain decoding's,
+  and under coupled at any."""
+  load, inner = opened(kind, tmp_path)
+  target = load(dtype='float64')
+  costs = {x: [1.0, 1.01, 1.02, 1.03] for x in ('verify', kind)}
+  more = dict(costs=costs) if around is adaptive else {}
+  made = build.engine(
+    target, around.Settings(inner, **more), gamma=3, rule=rule
+  )
+  one, two = (
+    text_of(x, asked()) for x in (made, build.engine(target, rule=rule))
+  )
+  assert one[-1] == two[-1]
+  assert one == two or rule != 'coupled'
+
+
+@pytest.mark.parametrize('kind', ['medusa', 'dflash', 'eagle'])
+def test_engines_of_every_gamma_share_a_draft(tmp_path, kind):
+  load, settings = opened(kind, tmp_path)
+  target = load()
+  one, two = (build.engine(target, settings, gamma=gamma) for gamma in (1, 2))
+  same = jax.tree.map(operator.is_, one.weights.draft, two.weights.draft)
+  assert jax.tree.all(same)
+  _, by_name = KINDS[kind]
+  again = build.engine(target, by_name(str(settings.source)), gamma=2)
+  assert again.programs is two.programs
+
+
+@pytest.mark.parametrize(
+  'kind, words',
+  [
+    ('medusa', 'has 4 heads, and gamma=9 needs 9; give gamma=4 or less'),
+    ('dflash', 'drafts 3 tokens in a block, and gamma=9; give gamma=3 or less'),
+  ],
+)
+def test_a_window_has_as_many_drafts_as_there_are(tmp_path, kind, words):
+  load, settings = opened(kind, tmp_path)
+  with pytest.raises(ValueError, match=words):
+    build.engine(load(), settings, gamma=9)

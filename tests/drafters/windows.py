@@ -1,0 +1,43 @@
+"""What a drafter proposes in the windows of a few texts."""
+
+import numpy as np
+
+from specdec_jax import debug, decode
+from specdec_jax.verify import coupled
+from tests import fakes
+
+
+def asked(new, temperature, *, vocab: int, length: int) -> decode.Request:
+  """Rows that end in different windows; the first begins with one token."""
+  prompts = [[5], *fakes.prompts(len(new) - 1, vocab=vocab, longest=9)]
+  settings = dict(vocab=vocab, length=length, temperature=temperature)
+  return fakes.request(prompts, new, **settings)
+
+
+def proposals(target, drafter, weights, request):
+  """(Output, [(row, length before, tokens_K, q_KV, count)] of live windows).
+
+  Under coupled, where texts are plain decoding's.
+  """
+  options, watched = decode.Options(chunk=8), debug.watched(drafter)
+  programs = decode.programs(target, watched, coupled.RULE, options)
+  state, info = programs.start(weights, request)
+  seen = []
+  while np.asarray(state.live_B).any():
+    lengths_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
+    state, info = programs.step(weights, request, state, info)
+    inner, draft, _ = state.drafter
+    state = state._replace(drafter=inner)
+    found = [np.asarray(x) for x in draft[:3]]
+    for b in np.flatnonzero(live_B):
+      seen.append((b, lengths_B[b], *(x[b] for x in found)))
+  return decode.Output(state.tokens_BL, state.lengths_B, info), seen
+
+
+def warmed(q, temperature: float) -> np.ndarray:
+  """Distributions [..., V] of temperature 1 at another."""
+  q = np.asarray(q)
+  if not temperature:
+    return np.arange(q.shape[-1]) == q.argmax(-1)[..., None]
+  q = q ** (1 / temperature)
+  return q / q.sum(-1, keepdims=True)
