@@ -268,6 +268,9 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
       # A rule does not see the models: the first one will do.
       made.append((dtype, subject.pair(world, gamma, name=name), batch))
   rows = max(KERNEL_BATCHES)
+  widest: dict[str, int] = {}  # rows of a turn that a dtype's programs decode
+  for dtype, _, batch in made:
+    widest[dtype] = max(batch, widest.get(dtype, 0))
   each = NEW * sum(batch for *_, batch in made)  # tokens of a turn
   turns = -(-amount // each)
   for turn in range(turns):
@@ -284,7 +287,7 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
   return base.none_of(
     each * turns,
     'tokens differ',
-    NEW * rows * len(worlds) * turns,
+    NEW * sum(widest.values()) * turns,
     'positions',
     f'{len(made)} programs, float32, bfloat16 and stored weights (of '
     f'{len(kinds)} kinds), batch 1, 3 and 8',
