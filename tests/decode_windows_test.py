@@ -44,6 +44,7 @@ def generate(weights, request, drafter=SCRIPTED):
   return jax.tree.map(np.asarray, programs.generate(weights, request))
 
 
+@pytest.mark.more
 def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
   config = fakes.tiny()
   model, V = lm.make(config), config.vocab

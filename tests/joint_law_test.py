@@ -86,6 +86,7 @@ def test_joint_law_of_plain_decoding():
   check_joint(reject.RULE, decode.PLAIN)
 
 
+@pytest.mark.more
 def test_neighbouring_requests_are_independent():
   tokens = drawn(reject.RULE, DRAFT)
   one, two = (tokens[i::2, :3] @ [9, 3, 1] for i in (0, 1))

@@ -250,6 +250,7 @@ def test_of_two_that_are_read_one_is_cancelled(table, batch):
   check(found, batch)
 
 
+@pytest.mark.more
 def test_a_chat_goes_on_in_its_row(table):
   """What is asked next is read after what the row has."""
   sizes = dict(length=2 * L, stops=2)

@@ -147,6 +147,7 @@ def logits_of(made, config, target, batch, start_B):
   return eagle.reduced(config, weights, found)
 
 
+@pytest.mark.more
 def test_blocks_are_trained_as_they_are_decoded(x64, tmp_path):
   """All q of all windows of a text are those of the blocks that the loss reads
   at once, wherever a row is cut."""

@@ -24,6 +24,7 @@ def law(logits, temperature=1.0):
   return x / x.sum(-1, keepdims=True)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('temperature, own', [(1.0, False), (0.5, True)])
 def test_a_head_learns_the_teachers_law_of_the_token_it_drafts(
   x64, temperature, own

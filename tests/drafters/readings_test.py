@@ -227,6 +227,7 @@ def test_what_an_answer_changes(tmp_path):
     assert (blocks.mask, blocks.first) == (mask, first)
 
 
+@pytest.mark.more
 def test_a_target_that_reads_sources_is_refused():
   given = load.load('random:t5_tiny')
   with pytest.raises(ValueError, match='has an encoder: .* give check=off'):

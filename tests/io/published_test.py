@@ -172,6 +172,7 @@ def read(made, given):
   return np.asarray(eagle.reduced(config, weights, hidden)[0])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('name', ['llama_joined', 'qwen3_each_fed'])
 def test_the_kernels_compute_the_same(name):
   """Of a packed target; and a pass through a cache is the golden one."""
@@ -353,6 +354,7 @@ def eagle_1(w, head, tokens, features, theta=10000.0):
   return np.stack(out[m:]) @ head
 
 
+@pytest.mark.more
 def test_eagle_1_drafts_as_numpy_reads_it(tmp_path, x64):
   """Every draft of a greedy text, whose first token it does not read."""
   raw, arrays = content()
@@ -444,6 +446,7 @@ def mimo(folder, without=''):
   return tiny.write_folder(folder, c, 'mimo', weights=tiny.arrays(c) | own)
 
 
+@pytest.mark.more
 def test_a_mimo_drafts_for_itself(tmp_path):
   folder = str(mimo(tmp_path))
   small = load.load(folder)

@@ -48,6 +48,7 @@ def plain(model):
   return lm.nest(convert.plain(model.config, model.params)[1])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('dtype', ERRORS)
 def test_every_number_is_within_half_a_step(source, dtype):
   name, path = source

@@ -108,6 +108,7 @@ JOINED = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('stored, parts, kind', JOINED)
 def test_stored_matrices_are_joined_as_their_kinds_allow(stored, parts, kind):
   """Values, columns, what is taken of them, and products with a bias."""
