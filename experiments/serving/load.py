@@ -207,7 +207,7 @@ def write(folder: pathlib.Path | None, doc) -> None:
   text = '\n'.join(page.lines(part)).rstrip()
   print(text)
   print(printing.compact(doc))
-  page.save(folder, HERE, doc, text + '\n')
+  page.save(folder, HERE, doc, text)
   if folder is None:
     return
 

@@ -150,7 +150,8 @@ def write(folder: pathlib.Path | None, doc) -> None:
     f'interval. Tokens a second, prompts read.'
   )
   columns = 'decoding, batches:.1f, pool:.1f, pool over batches=gain:.2fx'
-  text = '\n'.join(page.lines(page.Part(about, columns, doc['cells'])))
+  part = page.Part(about, columns, doc['cells'])
+  text = '\n'.join(page.lines(part)).rstrip()
   print(text)
   print(printing.compact(doc))
   if folder is None:
