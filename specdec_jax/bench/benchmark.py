@@ -40,7 +40,7 @@ def run(
   Raises:
     ValueError: the clock has too little time for one prompt.
   """
-  about, (ceiling, reads) = machine.describe(), timing.ceiling(arms, plan)
+  about, (ceiling, read) = machine.describe(), timing.ceiling(arms, plan)
   console = printing.console()
   asked = plan_lib.setting(arms, plan)
   tables.start(about, ceiling, asked, console)
@@ -61,7 +61,7 @@ def run(
   arms = [x for x in arms if x.name not in doc.left_out]
   costs = costs._replace(arms=arms)
 
-  doc = _tested(doc, costs, plan, reads, end)
+  doc = _tested(doc, costs, plan, read, end)
   doc = doc._replace(cut=_cut(asked, doc.setting))
   if doc.failed:
     return doc
@@ -193,14 +193,14 @@ def _predicted(
 
 
 def _tested(
-  doc: records.Document, costs: _Costs, plan, reads, clock
+  doc: records.Document, costs: _Costs, plan, read, clock
 ) -> records.Document:
   """The document with what test prompts give, run until the time is over."""
   arms, groups = costs.arms, plan_lib.groups(costs.arms, plan, plan.test)
   start, gb_s = program.elapsed(), []
   after = costs.speed.alpha(plan.max_new_tokens)
   blocks = budget.blocks(len(groups), plan.bench.repeats, clock, after)
-  blocks = timing.reading(blocks, reads, gb_s)
+  blocks = timing.reading(blocks, read, gb_s)
   runs = timing.measure(arms, groups, costs.programs, blocks)
   measured = program.elapsed() - start
   ran_RG = np.isfinite(runs[arms[0].name].total_RG)

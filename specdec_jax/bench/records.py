@@ -48,7 +48,8 @@ class Ceiling(NamedTuple):
   gb_s: by dtype, see timing.bandwidth; before anything else ran.
   tok_s: upper bound on plain decoding, from the bytes that it reads at the
     sustained bandwidth; once the test prompts have run, at `between`.
-  between: GB/s of the fastest read between two test prompts, the median.
+  between: GB/s of the fastest of some reads in a row between two test prompts,
+    the median.
   """
 
   gb_s: dict[str, dict[str, float]]
