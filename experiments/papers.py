@@ -151,26 +151,24 @@ A5 = {
 
 
 class Block(NamedTuple):
-  """A row of table 1 (PaLM-2-S with PaLM-2-XXS, gamma 8): tokens a window and
-  speed, of token and of block verification."""
+  """A row of table 1 (PaLM-2-S with PaLM-2-XXS, gamma 8): tokens a window of
+  token and of block verification."""
 
   text: str
   reject: float
   block: float
-  reject_speed: float
-  block_speed: float
 
 
 BLOCK = (
-  Block('LM1B', 3.21, 3.49, 2.17, 2.32),
-  Block('GPT Prompt', 3.41, 3.76, 2.30, 2.48),
-  Block('WebQA', 3.44, 3.70, 2.32, 2.45),
-  Block('PIQA', 3.40, 3.68, 2.29, 2.44),
-  Block('ShareGPT', 3.34, 3.62, 2.25, 2.40),
-  Block('XSum', 3.49, 3.76, 2.35, 2.49),
-  Block('GSM8K', 3.81, 4.15, 2.55, 2.73),
-  Block('WMT-DeEn', 3.19, 3.41, 2.15, 2.27),
-  Block('average', 3.41, 3.70, 2.30, 2.45),
+  Block('LM1B', 3.21, 3.49),
+  Block('GPT Prompt', 3.41, 3.76),
+  Block('WebQA', 3.44, 3.70),
+  Block('PIQA', 3.40, 3.68),
+  Block('ShareGPT', 3.34, 3.62),
+  Block('XSum', 3.49, 3.76),
+  Block('GSM8K', 3.81, 4.15),
+  Block('WMT-DeEn', 3.19, 3.41),
+  Block('average', 3.41, 3.70),
 )
 # gamma -> the averages of tokens a window.
 BLOCK_GAMMAS = {4: (2.89, 2.99), 6: (3.23, 3.43), 8: (3.41, 3.70)}
