@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from specdec_jax import build, fields, types
+from specdec_jax import build, decode, fields, types
 from specdec_jax.certify import base
 from specdec_jax.drafters import method, table
 from specdec_jax.io import load as load_lib
@@ -125,12 +125,24 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
     return kept.setdefault(key, made.drafter), made.params
 
   try:
-    made, _ = recipe(base.tables(3), 2)
+    world = base.tables(3)
+    made, params = recipe(world, 2)
+    _trace(world, base.Pair(build.rule_of(RULES[0]), made, params))
   except Exception as error:  # a user's make may raise anything
     raise ValueError(
-      f'drafter={path}: with gamma=2 it raised {fields.first_line(error)}'
+      f'drafter={path}: for a loaded target and with gamma=2 it raised '
+      f'{fields.first_line(error)}'
     ) from error
   return made.name, recipe
+
+
+def _trace(world: base.World, pair: base.Pair) -> None:
+  """Traces decoding: a make may keep what it cannot draft with."""
+  request = base.make_request(world, [[0, 1]], 2)
+  programs = decode.programs(
+    world.target, pair.drafter, pair.rule, base.OPTIONS
+  )
+  jax.eval_shape(programs.generate, world.with_draft(pair), request)
 
 
 def _target(world: base.World) -> load_lib.LanguageModel:

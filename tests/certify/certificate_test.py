@@ -29,6 +29,8 @@ from tests import programs
     ('drafter', 'tests.own_rules:says_much', 'it raised ValueError: no'),
     ('drafter', 'tests.own_rules:makes_nothing', 'it made None; want a types'),
     ('drafter', 'tests.own_rules:needs_more', 'takes (target, corpus'),
+    # Made of the model itself, not of what is loaded: its name is lm.
+    ('drafter', 'specdec_jax.drafters.lm:make', "'LanguageModel' object has"),
     ('drafter', 'specdec_jax.types:PROMPT', 'drafter=0: allowed are'),
     ('model', 'tests.own_rules:absent', 'tests.own_rules has no absent'),
   ],
