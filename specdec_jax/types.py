@@ -31,14 +31,15 @@ class Model(NamedTuple):
   apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=())
     -> (hidden_BTD, taps, cache): a forward pass over T tokens of each row. It
     writes their keys and values to the cache at `slots_BT` (a slot >= S is
-    dropped) and attends to the slots where the mask is true. A layer with a
-    sliding window also takes a slot's index as its position, and attends no
-    further back than the window. The taps returned are the residual streams
-    [B, T, D] listed in `taps`: i is that after layer i, -1 the input of layer
-    0, and the number of layers what the final norm returns. A model that
-    supports early exit also takes `layers`, a range (first, stop) of layers to
-    run, where stop=None runs to the last; and, where first is not 0,
-    `residual_BTD`, the residual stream after the layers before it.
+    dropped) and attends to the slots where the mask is true; a layer with a
+    sliding window no further back than the window. In a chain a slot's index
+    is its position; for a tree there is also `at_BS`, the position of each
+    slot. The taps returned are the residual streams [B, T, D] listed in `taps`:
+    i is that after layer i, -1 the input of layer 0, and the number of layers
+    what the final norm returns. A model that supports early exit also takes
+    `layers`, a range (first, stop) of layers to run, where stop=None runs to
+    the last; and, where first is not 0, `residual_BTD`, the residual stream
+    after the layers before it.
   head(params, hidden) -> logits: float32 (or wider), last axis V. Ids that are
     padding have logit -inf.
   init_cache(rows, slots) -> cache: a pytree of zeros, rows first.
@@ -51,6 +52,8 @@ class Model(NamedTuple):
     changes them again; None without an encoder.
   norm, project: of (params, hidden), the two halves of `head`: the final norm,
     and the logits of what is normed; None where they cannot be told apart.
+  compact(cache, from_BK, to_BK) -> cache: moves slots, all reads before all
+    writes; to >= S is dropped; for trees.
   """
 
   apply: Callable[..., tuple[Array, tuple[Array, ...], Any]]
@@ -62,6 +65,7 @@ class Model(NamedTuple):
   encode: Callable[..., Any] | None = None
   norm: Callable[[Params, Array], Array] | None = None
   project: Callable[[Params, Array], Array] | None = None
+  compact: Callable[..., Any] | None = None
 
   def __repr__(self) -> str:
     return f'Model(vocab={self.vocab}, context={self.context})'

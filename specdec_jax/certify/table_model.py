@@ -41,23 +41,22 @@ def make(vocab: int, *, encoder: bool = False) -> types.Model:
     taps=(),
     layers=(0, None),
     residual_BTD=None,
+    at_BS=None,
   ):
     B, S = cache[0].shape
     row_B1 = jnp.arange(B)[:, None]
-    weight_11S = (3 * jnp.arange(S) + 1)[None, None]
+    places_XS = jnp.arange(S)[None] if at_BS is None else at_BS
     cache, hidden_BTD = list(cache), residual_BTD
     part = range(DEPTH)[slice(*layers)]
     hash_BT = jnp.zeros_like(tokens_BT)
     for i in part:
       # Deeper layers know the tokens from the residual stream only.
       token_BT = tokens_BT if hidden_BTD is None else hidden_BTD[..., 1]
-      cache[i] = (
-        cache[i]
-        .at[row_B1, slots_BT]
-        .set((token_BT + 1).astype(jnp.int32), mode='drop')
-      )
+      written_BT = (token_BT + 1).astype(jnp.int32)
+      cache[i] = cache[i].at[row_B1, slots_BT].set(written_BT, mode='drop')
       if i == part[-1]:  # nothing looks at the others
-        seen_BTS = jnp.where(mask_BTS, cache[i][:, None] * weight_11S, 0)
+        weighed_BS = cache[i] * (3 * places_XS + 1)
+        seen_BTS = jnp.where(mask_BTS, weighed_BS[:, None], 0)
         hash_BT = jnp.sum(seen_BTS, -1) + (i < DEPTH - 1)
         for store_BI in cache[DEPTH:]:
           hash_BT += jnp.sum(store_BI, 1, keepdims=True)
@@ -74,7 +73,16 @@ def make(vocab: int, *, encoder: bool = False) -> types.Model:
     return params[hidden[..., 0] % params.shape[0], hidden[..., 1]]
 
   encode = _encode if encoder else None
-  return types.Model(apply, head, init_cache, vocab, CONTEXT, _embed, encode)
+  model = types.Model(apply, head, init_cache, vocab, CONTEXT, _embed, encode)
+  return model._replace(compact=_compact)
+
+
+def _compact(cache, from_BK, to_BK):
+  row_B1 = jnp.arange(len(from_BK))[:, None]
+  move = lambda x_BS: x_BS.at[row_B1, to_BK].set(
+    x_BS.at[row_B1, from_BK].get(mode='clip'), mode='drop'
+  )
+  return *map(move, cache[:DEPTH]), *cache[DEPTH:]
 
 
 def _encode(params, source: types.Source, cache):

@@ -25,6 +25,7 @@ class View(NamedTuple):
   source: (keys and values of the source in this layer, where its tokens are),
     as layers.CrossAttention takes them; None without an encoder.
   dropout: a layers.Dropout in training, or None.
+  at_BS: the position of each slot, as types.Model.apply takes it.
   """
 
   cos: Array | None
@@ -33,41 +34,54 @@ class View(NamedTuple):
   bias_BHTS: Array | None = None
   source: Any = None
   dropout: Any = None
+  at_BS: Array | None = None
 
 
-def views(config: model_config.LMConfig, positions_BT, mask_BTS):
+def views(
+  config: model_config.LMConfig, positions_BT, mask_BTS, at_BS=None
+) -> dict[tuple[int, bool], View]:
   """{kind: View} for every kind of layers (config.kinds)."""
-  kinds = dict.fromkeys(config.kinds)
-  return {kind: _view(config, *kind, positions_BT, mask_BTS) for kind in kinds}
+  view = functools.partial(_view, config, positions_BT, mask_BTS, at_BS)
+  return {kind: view(*kind) for kind in dict.fromkeys(config.kinds)}
 
 
-def _view(config, window: int, rotated: bool, positions_BT, mask_BTS) -> View:
+def _places(slots: int, at_BS: Array | None) -> Array:
+  """The position of each slot, [B or 1, 1, S]; in a chain its index."""
+  return jnp.arange(slots)[None, None] if at_BS is None else at_BS[:, None]
+
+
+def _view(
+  config, positions_BT, mask_BTS, at_BS, window: int, rotated: bool
+) -> View:
   if window:
-    # In a chain a slot's index is its position: none has to be stored.
-    slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
-    mask_BTS = mask_BTS & (slot_11S > positions_BT[..., None] - window)
+    at_X1S = _places(mask_BTS.shape[-1], at_BS)
+    mask_BTS = mask_BTS & (at_X1S > positions_BT[..., None] - window)
     if config.local_rope_theta is not None:
       config = dataclasses.replace(
         config, rope_theta=config.local_rope_theta, rope_scaling=None
       )
   if config.position != 'rope':
-    return View(None, None, mask_BTS)
+    return View(None, None, mask_BTS, at_BS=at_BS)
   if not rotated:
     # By no angle, so that views of all kinds can be stacked for a scan.
     positions_BT = jnp.zeros_like(positions_BT)
     config = dataclasses.replace(config, rope_scaling=None)
-  return View(*rotation(positions_BT, config), mask_BTS)
+  return View(*rotation(positions_BT, config), mask_BTS, at_BS=at_BS)
 
 
 def relative_bias(
-  config: model_config.LMConfig, table_XH: Array, positions_BT, slots: int
+  config: model_config.LMConfig,
+  table_XH: Array,
+  positions_BT,
+  slots: int,
+  at_BS: Array | None = None,
 ) -> Array:
   """The bias that T5 adds to the score of a query and a slot: [B, H, T, S].
 
-  A slot's index is taken for its position. table_XH has a number for each
-  bucket and head.
+  at_BS: the position of each slot; None: its index. table_XH has a number for
+  each bucket and head.
   """
-  distance_BTS = jnp.arange(slots)[None, None] - positions_BT[..., None]
+  distance_BTS = _places(slots, at_BS) - positions_BT[..., None]
   bucket_BTS = buckets(distance_BTS, config)
   return jnp.moveaxis(table_XH.at[bucket_BTS].get(mode='clip'), -1, 1)
 

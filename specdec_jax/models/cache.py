@@ -132,6 +132,33 @@ def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:
   return KVCache(k_BGSC, v_BGSC)
 
 
+def compact(cache: Any, from_BK: Array, to_BK: Array) -> Any:
+  """Moves slots in the caches of all layers: all reads before all writes.
+
+  from_BK, to_BK: which, and where to; what goes to a slot >= S is dropped, or
+    lies in the padding of Panels behind S, to which nothing attends.
+  """
+
+  def moved(x, index):
+    def row(x, from_K, to_K):
+      found = x.at[index(from_K)].get(mode='clip')
+      return x.at[index(to_K)].set(found, mode='drop')
+
+    return jax.vmap(row)(x, from_BK, to_BK)
+
+  each, W = slice(None), calls.WIDE
+  in_rows = lambda slots_K: (..., slots_K, each)
+  in_panels = lambda slots_K: (each, slots_K // W, each, slots_K % W)
+
+  def of_array(x):
+    if isinstance(x, Panels):
+      return Panels(moved(x.k, in_panels), moved(x.v, in_rows))
+    return moved(x, in_rows)
+
+  is_panels = lambda x: isinstance(x, Panels)
+  return jax.tree.map(of_array, cache, is_leaf=is_panels)
+
+
 def write_stacked(cache: Stacked, layer, k_BTGC, v_BTGC, slots_BT) -> Stacked:
   """The cache with new keys and values of one layer in the given slots.
 

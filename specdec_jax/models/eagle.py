@@ -245,7 +245,8 @@ def reader(
 ) -> types.Model:
   """The draft as a types.Model, for one call of apply with these features.
 
-  Its parameters are those of `weights`; all but apply is the target's.
+  Its parameters are those of `weights`; all but apply and compact is the
+  target's.
 
   Args:
     config: of the draft.
@@ -256,14 +257,22 @@ def reader(
   """
 
   def apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+    params,
+    tokens_BT,
+    slots_BT,
+    positions_BT,
+    mask_BTS,
+    cache,
+    *,
+    taps=(),
+    at_BS=None,
   ):
     del taps
     if not config.reads_first:
       # A window may start with token 0, which then sees itself alone.
       slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
       mask_BTS = mask_BTS & ((slot_11S > 0) | (positions_BT[..., None] == 0))
-    views = attention.views(config.block, positions_BT, mask_BTS)
+    views = attention.views(config.block, positions_BT, mask_BTS, at_BS)
     writes = [kv.Writer(x, slots_BT) for x in cache]
     with jax.named_scope('eagle'):
       tokens_BTH = embed(target, params, tokens_BT, positions_BT)
@@ -272,7 +281,7 @@ def reader(
       )
     return hidden_BTH, (), cache
 
-  return target._replace(apply=apply)
+  return target._replace(apply=apply, compact=kv.compact)
 
 
 def embed(target: types.Model, params, tokens_BT, positions_BT) -> Array:

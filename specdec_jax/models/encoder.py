@@ -30,6 +30,11 @@ class Cache(NamedTuple):
   mask_B1I: Array | None = None
 
 
+def compact(cache: Cache, from_BK: Array, to_BK: Array) -> Cache:
+  """types.Model.compact: of the source nothing moves."""
+  return cache._replace(own=kv.compact(cache.own, from_BK, to_BK))
+
+
 class Ends(nnx.Module):
   """The final norm, and the table of relative positions."""
 

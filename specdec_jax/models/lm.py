@@ -210,6 +210,7 @@ def make(
     config.encoder and functools.partial(_encode, config, constrain),
     norm=lambda params, hidden: _ends(config, params).norm(hidden),
     project=functools.partial(_head, config, ids, V, constrain, normed=True),
+    compact=kv.compact if config.encoder is None else encoder.compact,
   )
 
 
@@ -285,6 +286,7 @@ def _apply(
   taps=(),
   layers=(0, None),
   residual_BTD=None,
+  at_BS=None,
 ):
   part = range(config.depth)[slice(*layers)]
   scan, inside = config.run.scan_layers, tuple(i for i in taps if i in part)
@@ -295,10 +297,10 @@ def _apply(
       x_BTD = _embed(config, params, tokens_BT, positions_BT, dropout)
   (graphdef, _), _ = _modules(config)
   block = lambda layer: nnx.merge(graphdef, nnx.State(layer))
-  views = attention.views(config, positions_BT, mask_BTS)
+  views = attention.views(config, positions_BT, mask_BTS, at_BS)
   if config.position == 'relative':
     bias_BHTS = attention.relative_bias(
-      config, params['relative'], positions_BT, mask_BTS.shape[-1]
+      config, params['relative'], positions_BT, mask_BTS.shape[-1], at_BS
     )
     views = {k: v._replace(bias_BHTS=bias_BHTS) for k, v in views.items()}
 
