@@ -9,6 +9,7 @@ and group: U4_64 is unsigned codes of 4 bits, of which 64 of a column have a
 scale and a minimum in float32. Codes of NF4_64 are places in NF4.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import NamedTuple
@@ -138,6 +139,7 @@ def _number(dtype: np.dtype, x: Array) -> Array:
   return y.reshape(*x.shape[:-1], 1)
 
 
+@jax.jit
 def _codes(low: Array, high: Array | None = None) -> Array:
   """32 codes: bytes, nibbles with the higher bits of each, or fewer bits."""
   if low.shape[-1] == 16:
@@ -246,6 +248,8 @@ def group_fields(kind: str, x_PWJI: np.ndarray) -> list[np.ndarray]:
   return [turn(x_PWJI[..., :numbers], 'u4'), codes]
 
 
+# One program: compiled op by op, its moves take longer than the arithmetic.
+@functools.partial(jax.jit, static_argnums=1)
 def _by_column(packed: Array, kind: str) -> list[Array]:
   """The fields of panels, each [columns, K / depth, bytes]."""
   k, (P, B, _) = KINDS[kind], packed.shape
