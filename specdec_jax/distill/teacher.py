@@ -132,6 +132,35 @@ def answer(
   return arrays
 
 
+def fewer(
+  folder: pathlib.Path,
+  into: pathlib.Path,
+  taps: Sequence[int],
+  *,
+  scaled: bool = False,
+) -> None:
+  """Writes answers anew with some of their layers, for another kind of student.
+
+  folder: as `answer` wrote it. into: such a folder of these taps, with their
+  scales if `scaled`; the folder must have them.
+  """
+  facts = files.read_json(folder / _FACTS)
+  at = [facts['taps'].index(i) for i in taps]
+  read = lambda name: np.load(folder / f'{name}.npy', mmap_mode='r')
+  arrays = {name: read(name) for name in ('tokens', 'spans', 'mass')}
+  n, L, _ = (features := read('features')).shape
+  of_tap = features.reshape(n, L, len(facts['taps']), -1)
+  arrays['features'] = of_tap[:, :, at].reshape(n, L, -1)
+  if facts.pop('scaled', False) and scaled:
+    arrays['scale'], facts['scaled'] = read('scale')[..., at], True
+  assert scaled == ('scale' in arrays), f'{folder} has no scales'
+  into.mkdir(parents=True, exist_ok=True)
+  for name, x in arrays.items():
+    np.save(into / f'{name}.npy', x)
+  # Last: without it the folder counts as empty.
+  files.write(into / _FACTS, json.dumps(facts | {'taps': list(taps)}))
+
+
 def _facts(target, how, taps) -> dict[str, Any]:
   """All that the answers depend on, besides the prompts, as JSON."""
   facts = {

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import logging
 import os
 import shutil
@@ -62,6 +63,27 @@ def sourced(tmp_path_factory):
   target = dataclasses.replace(target, lm_config=own)
   folder = tmp_path_factory.mktemp('sourced')
   return target, answer(target, folder, SOURCED, sources=16)
+
+
+def test_fewer_layers_of_answers_are_those_that_the_teacher_records(
+  target, tmp_path, monkeypatch
+):
+  how = completions.Sampling(16, (0.0,), 7, ())
+  asked = functools.partial(teacher.answer, target=target, batch=2)
+  of = lambda name, **more: asked(
+    str(tmp_path / name), prompts=ITEMS[:2], how=how, **more
+  )
+  of('all', taps=TAPS, scaled=True)
+  want = {x: of(f'new{x}', taps=(1,), scaled=x) for x in (False, True)}
+  for scaled in want:
+    into = tmp_path / f'fewer{scaled}'
+    teacher.fewer(tmp_path / 'all', into, (1,), scaled=scaled)
+  # Complete: the teacher has nothing left to answer.
+  monkeypatch.setattr(completions, 'generate', lambda *_, **more: ())
+  for scaled, new in want.items():
+    found = of(f'fewer{scaled}', taps=(1,), scaled=scaled)
+    same = jax.tree.map(np.array_equal, found, new)
+    assert all(jax.tree.leaves(same)), same
 
 
 @pytest.fixture(

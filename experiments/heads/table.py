@@ -1,0 +1,81 @@
+"""Every draft that was trained, and the shipped EAGLE, side by side."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from configs import smollm2  # noqa: E402
+from experiments import page  # noqa: E402
+from experiments.heads import kinds, render  # noqa: E402
+from experiments.specbench import questions  # noqa: E402
+from specdec_jax import build, printing, program  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import benchmark, verdict  # noqa: E402
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
+from specdec_jax.drafters import method  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+
+
+def run() -> bool:
+  """True if every difference from plain decoding is explained."""
+  config = smollm2.get_config(kinds.SIZE.value).unlock()
+  config.decode.max_new_tokens = kinds.TOKENS.value
+  chosen = questions.read(kinds.QUESTIONS.value, kinds.LIMIT.value)
+  read = lambda kind: kinds.folder(f'{kind}.json').read_text()
+  trained = [json.loads(read(kind)) for kind in kinds.KINDS.value]
+  folder = program.open_workdir(kinds.RESULTS.value)
+  e = settings_lib.load(settings_lib.settings(config))
+  plan = plan_lib.make(e, chosen)
+  test = plan.test + plan.calibration  # none is needed for a prediction
+  plan = plan._replace(test=test, calibration=())
+  found = benchmark.run(_arms(e, trained), plan)
+  found = found._replace(machine=found.machine | page.made_by())
+  about = questions.among(chosen, test)
+  about = questions.describe(kinds.QUESTIONS.value, about)
+  doc = page.plain({'questions': about, 'trained': trained} | found._asdict())
+  text = render.markdown(doc)
+  page.save(folder, HERE, doc, text)
+  if folder is not None:
+    files.write(folder / 'heads.png', render.figure(doc))
+  print(text)
+  print(printing.compact(doc))
+  return verdict.sound(found)
+
+
+def _arms(e: settings_lib.Setup, trained: list[Any]) -> list[plan_lib.Arm]:
+  """Plain decoding, the draft of the config, and each that was trained."""
+  gamma = max(e.settings.decode.gammas)
+  plain = settings_lib.engine(e, 'lookup', 0)
+  out = [plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)]
+  drafts: dict[str, tuple[str, dict[str, str]]] = {
+    render.SHIPPED: ('eagle', {})
+  }
+  for x in trained:
+    name = x['kind'] if x['kind'] in e.settings.drafters else 'eagle'
+    # After a short training it may be worse than what a check lets pass.
+    drafts[x['kind']] = name, {'source': x['found']['draft'], 'check': 'off'}
+  for name, (drafter, changes) in drafts.items():
+    drafters = dict(e.settings.drafters)
+    drafters[drafter] = dataclasses.replace(drafters[drafter], **changes)
+    own = dataclasses.replace(e.settings, drafters=drafters)
+    own = dataclasses.replace(e, settings=own)
+    made = settings_lib.engine(own, drafter, gamma, measure=False)
+    # A name of its own, by which costs and acceptance are told apart.
+    named = made.drafter._replace(name=name)
+    engine = build.engine(
+      e.target,
+      draft=method.Method(named, made.weights.draft, made.q),
+      rule=e.settings.decode.rule,
+      options=made.options,
+    )
+    out.append(plan_lib.Arm(f'{name} g={gamma}', name, gamma, engine))
+  return out
+
+
+if __name__ == '__main__':
+  program.launch(run)

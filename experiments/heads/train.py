@@ -1,0 +1,105 @@
+"""Trains every kind of draft on the same answers, for the same time.
+
+A few steps of each kind are timed, and it is trained for as many as fill
+--minutes. Time is of all cores together, which other work hardly changes.
+"""
+
+import os
+import pathlib
+import statistics
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+import jax
+import numpy as np
+import safetensors.numpy
+from absl import logging
+
+from experiments.heads import kinds
+from specdec_jax import build, printing, program
+from specdec_jax.distill import distillation, sections, teacher
+from specdec_jax.distill import training_prompts as prompts_lib
+from specdec_jax.io import files
+
+_STEPS = 8  # to time; the first two compile and warm up
+
+
+def run() -> bool:
+  """True; leaves KIND.json of every kind in the workdir."""
+  logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
+  few = {x: kinds.settings(x, _STEPS) for x in kinds.KINDS.value}
+  counted, cores = _answered(), os.cpu_count() or 1
+  seconds = {kind: _seconds(kind, s) for kind, s in few.items()}
+  for kind in few:
+    steps = max(1, round(60 * kinds.MINUTES.value * cores / seconds[kind]))
+    s = kinds.settings(kind, steps)
+    found = _trained(s, kinds.folder(kind))
+    tokens = steps * s.batch.rows * counted / s.data.prompts
+    doc = {
+      'kind': kind,
+      'minutes': kinds.MINUTES.value,
+      'seconds': seconds[kind],
+      'steps': steps,
+      'tokens': tokens / 1e6,
+      'answers': s.data.prompts,
+      'answered': counted,
+      'parameters': _parameters(kind, pathlib.Path(found['draft'])),
+      'found': found,
+    }
+    files.write(kinds.folder(f'{kind}.json'), printing.compact(doc))
+  return True
+
+
+def _answered() -> int:
+  """Lets the target answer, for all kinds at once; the number of tokens."""
+  every = {x: kinds.settings(x, _STEPS) for x in kinds.CHANGES}
+  s, whole = next(iter(every.values())), kinds.folder('answers/all')
+  target = build.load(s.teacher.source, dtype=s.teacher.dtype)
+  last = target.config.depth - 1
+  taps = {x: sorted({*y.student.taps, last}) for x, y in every.items()}
+  answers = teacher.answer(
+    str(whole),
+    target,
+    prompts_lib.make(s.data, target).kept,
+    prompts_lib.sampling(s.data, target),
+    batch=s.data.batch,
+    taps=tuple(sorted({i for own in taps.values() for i in own})),
+    scaled=True,
+  )
+  for kind, own in taps.items():
+    into = pathlib.Path(every[kind].data.folder)
+    if not into.exists():
+      teacher.fewer(whole, into, own, scaled=kind == 'dflash')
+  return int(np.diff(answers.spans).sum())
+
+
+def _seconds(kind: str, s: sections.Settings) -> float:
+  """Of a step, of all cores together; measured once."""
+  folder = kinds.folder('timed') / kind
+  _trained(s, folder)
+  logged = files.read_jsonl(folder / 'clocks.jsonl')
+  return statistics.median([x['core_seconds'] for _, x in logged][2:])
+
+
+def _trained(s: sections.Settings, folder: pathlib.Path):
+  """What the training returned; raises SystemExit if a signal ended it."""
+  found = distillation.run(s, folder)
+  if not found['finished']:
+    raise SystemExit(f'{folder}: ended at step {found["step"]} by a signal')
+  jax.clear_caches()  # no other kind uses these programs
+  return found
+
+
+def _parameters(kind: str, draft: pathlib.Path) -> float:
+  """Millions of parameters of a draft's file or folder that were trained."""
+  (path,) = draft.glob('*.safetensors') if draft.is_dir() else [draft]
+  frozen = 'lm_head.weight' if kind == 'dflash' else ''
+  arrays = safetensors.numpy.load_file(path)
+  own = [x for n, x in arrays.items() if x.dtype == 'float16' and n != frozen]
+  return sum(x.size for x in own) / 1e6
+
+
+if __name__ == '__main__':
+  program.set_xla_flags(trains=True)
+  program.launch(run)

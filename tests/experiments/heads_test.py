@@ -1,0 +1,92 @@
+"""Kinds of drafts beside each other: the page of a document, and a tiny run."""
+
+import json
+
+import pytest
+
+from experiments import page
+from experiments.heads import render
+from specdec_jax.bench import records
+from tests import programs
+from tests.experiments import reports
+
+
+def row(drafter, efficiency, alphas, improvement):
+  counts = reports.counts(efficiency)
+  return dict(
+    name=f'{drafter} g=2',
+    drafter=drafter,
+    gamma=2,
+    counts=counts._replace(conditional_acceptance_per_position=alphas),
+    improvement=reports.gain(improvement),
+    audit=records.Audit('tokens', 7),
+  )
+
+
+DOC = dict(
+  machine=reports.MACHINE,
+  setting=reports.setting(),
+  questions=dict(file='q.jsonl', sha256='0' * 64),
+  calibration=dict(propose={'mtp': {'2': 0.5}, render.SHIPPED: {'2': 0.25}}),
+  trained=[
+    dict(
+      kind='mtp',
+      minutes=8,
+      steps=1200,
+      tokens=1.25,
+      answers=512,
+      answered=65_000,
+      parameters=4.875,
+    )
+  ],
+  rows=[
+    dict(tok_s=20.0),
+    row('mtp', 1.25, [0.25, None], 0.75),
+    row(render.SHIPPED, 1.75, [0.5, 0.375], 1.25),
+  ],
+  failed=[],
+)
+
+
+def test_a_row_for_each_draft_the_most_tokens_first():
+  doc = page.plain(DOC)
+  shipped, mtp = render.markdown(doc).splitlines()[4:6]
+  assert shipped == (
+    '| shipped eagle | 4.9 | 1,680 | - | 0.50 | 0.38 | 1.75 | 0.125 | '
+    '1.25x (1.12x to 1.38x) | 0 of 7 |'
+  )
+  assert mtp.startswith('| mtp | 4.9 | 1,200 | 1.25 | 0.25 | - | 1.25 | 0.250')
+  assert 'had 8 minutes of steps' in render.markdown(doc)
+  # The shipped one was not trained here.
+  assert '`mtp` emits the most, 1.25 tokens' in render.markdown(doc)
+  assert render.figure(doc).startswith(b'\x89PNG')
+
+
+def test_an_unknown_kind_is_refused(tmp_path):
+  programs.run(
+    'experiments/heads/train.py', '--kinds=eagle,lm', f'--workdir={tmp_path}'
+  ).check_refused('kinds=lm: allowed are eagle, eagle3, mtp, medusa, dflash')
+
+
+@pytest.mark.slow
+def test_a_tiny_run(tmp_path):
+  question = dict(question_id=1, category='math', turns=['Count to two.'])
+  (tmp_path / 'question.jsonl').write_text(json.dumps(question))
+  for program in ('train', 'table'):
+    done = programs.run(
+      f'experiments/heads/{program}.py',
+      '--size=tiny',
+      '--kinds=medusa',
+      '--minutes=0.001',
+      '--prompts=8',
+      '--tokens=4',
+      f'--questions={tmp_path}/question.jsonl',
+      f'--workdir={tmp_path}',
+      f'--results={tmp_path}/results',
+    ).check()
+  assert done.document['trained'][0]['parameters'] > 0
+  assert {x['drafter'] for x in done.document['rows'][1:]} == {
+    *(render.SHIPPED, 'medusa')
+  }
+  assert (tmp_path / 'results/heads.md').read_text() in done.out
+  assert (tmp_path / 'results/heads.png').exists()
