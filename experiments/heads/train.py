@@ -1,7 +1,7 @@
 """Trains every kind of draft on the same answers, for the same time.
 
 A few steps of each kind are timed, and it is trained for as many as fill
---minutes. Time is of all cores together, which other work hardly changes.
+--minutes. Time is of all cores together, which other work changes least.
 """
 
 import os

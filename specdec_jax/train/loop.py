@@ -118,7 +118,7 @@ def run(
       state, figures = advance(state, task.frozen, place(next(task.batches)))
       figures = logs_lib.plain(hosts.fetch(figures))
       clocks = clock(time.perf_counter() - began)
-      # Of all cores together: other work on the machine hardly changes it.
+      # Of all cores together, which other work on the machine changes least.
       clocks['core_seconds'] = time.process_time() - worked
       norms = ('loss', 'gradient_norm', 'parameter_norm')
       _check_finite({name: figures[name] for name in norms}, step)
