@@ -216,7 +216,10 @@ def write(folder: pathlib.Path | None, doc) -> None:
       some = [x for x in doc['cells'] if x['speculation'] == how]
       xy = ([x[y] for x in some] for y in ('clients', 'tokens_per_second'))
       axes.plot(*xy, color=plots.COLOURS[k], marker=plots.MARKS[k], label=how)
-    axes.set(xlabel='clients', ylabel='tokens a second', xscale='log')
+    axes.set(xlabel='clients', ylabel='tokens a second')
+    axes.set_xscale('log', base=2)
+    counts = sorted({x['clients'] for x in doc['cells']})
+    axes.set_xticks(counts, counts)
     axes.legend(title='speculation', frameon=False)
 
   (folder / 'serving.png').write_bytes(plots.png(paint))
