@@ -23,6 +23,6 @@ if [ -t 1 ]; then export FORCE_COLOR=1; fi  # The pipe below is no terminal.
 cat <<'EOF'
 
 To watch a prompt of yours answered with speculation, and without:
-  .venv/bin/python scripts/serve.py --config=configs/smollm2.py --rows=1
+  .venv/bin/python scripts/serve.py --config=configs/smollm2.py
 and open http://127.0.0.1:8000/
 EOF

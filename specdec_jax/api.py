@@ -307,7 +307,7 @@ def _in_batches(
     else:
       out = hosts.fetch(engine.programs.generate(engine.weights, placed))
     for row in range(min(len(items) - first, len(request.limit_B))):
-      ended = pool.ended(request, out, row)
+      ended = requests.ended(request, out, row)
       yield first + row, ended, windows and windows[row]
 
 
@@ -323,7 +323,7 @@ def _batches(engine, items, asked, rows: int):
 def completion_of(
   engine: build.Engine,
   wanted: completion.Settings,
-  ended: pool.Ended,
+  ended: requests.Ended,
   windows: list[record_lib.Window] | None = None,
 ) -> completion.Completion:
   """The answer to a request: stop strings and logprobs are applied here."""

@@ -147,11 +147,14 @@ def searches(engine: Engine) -> bool:
   return 'lookup' in [x.name for x in made]
 
 
-def measured(engine: Engine, rows: int = 1) -> Engine:
-  """The engine with costs: if it needs some, timed at these rows."""
+def measured(engine: Engine, rows: int = 1, *few: int) -> Engine:
+  """The engine with costs, if it needs some: timed at rows and at each few."""
   if engine.costs != {}:
     return engine
-  return with_costs(engine, calibration.measure(engine, rows))
+  costs: dict[str, Any] = {**calibration.measure(engine, rows)}
+  if few:
+    costs['few'] = {str(x): calibration.measure(engine, x) for x in few}
+  return with_costs(engine, costs)
 
 
 def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:

@@ -12,46 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import (
-  decode,
-  forward,
-  hosts,
-  metrics,
-  requests,
-  sharding,
-  types,
-)
+from specdec_jax import decode, forward, hosts, requests, sharding, types
 
 # New prompts are read by this share of the rows at a time, in so many parts at
 # most, which take turns: each holds a cache of its own.
 _SHARE, _PARTS = 8, 4
 _ANY = np.iinfo(np.int32).max
-
-
-class Ended(NamedTuple):
-  """A request that was decoded, on the host.
-
-  start: tokens of its prompt.
-  tokens: prompt and output.
-  reason: 'stop' at a stop id, 'length' at its limit, 'non-finite' where the
-    logits were not.
-  info: its counts: types.Info of one row.
-  """
-
-  start: int
-  tokens: list[int]
-  reason: str
-  info: types.Info
-
-
-def ended(request: decode.Request, out: decode.Output, row: int) -> Ended:
-  """The request of one row of a batch; both are on the host."""
-  tokens = out.tokens_BL[row, : out.lengths_B[row]].tolist()
-  reason = 'stop' if tokens[-1] in request.stop_BX[row] else 'length'
-  if out.info.broken_B[row]:
-    reason = 'non-finite'
-  info = metrics.rows(out.info, slice(row, row + 1))
-  return Ended(int(request.lengths_B[row]), tokens, reason, info)
 
 
 class _Refill(NamedTuple):
@@ -76,6 +42,7 @@ class Pool:
   job of several processes all make the same calls.
 
   rows: how many there are.
+  widths: those that a window may be of, ascending.
   part: those that one refill reads, at most.
   cached_tokens: of prompts, that were not read, since their row had them.
   """
@@ -86,7 +53,7 @@ class Pool:
     weights: types.Weights,
     layout: sharding.Layout | None = None,
     *,
-    rows: int,
+    rows: int | Sequence[int],
     length: int,
     sources: int = 0,
     stops: int = 8,
@@ -98,7 +65,9 @@ class Pool:
       loop: what decodes.
       weights: of target and drafter.
       layout: of the target on its mesh, or None.
-      rows: at least; a mesh's data axis divides them.
+      rows: at least; a mesh's data axis divides them. Off a mesh, several: the
+        most, and a window is of the least that hold all requests. Where logits
+        depend on how many tokens are read together, they do on neighbours then.
       length: tokens of a row: prompt, output and the drafter's gamma.
       sources: ids of a source or a prediction that there is room for; 0 for a
         target without an encoder that is given no predictions.
@@ -113,8 +82,11 @@ class Pool:
     self._chunk = loop.options.chunk
     able = not (loop.drafter.taps or loop.target.encode or layout)
     self._caching = prefix_caching and able
-    self.rows = requests.rows_on(layout, rows)
-    self.part = requests.rows_on(layout, -(-rows // _SHARE))
+    *few, most = np.unique(rows).tolist()
+    assert not (few and layout), rows
+    self.rows = requests.rows_on(layout, most)
+    self.part = requests.rows_on(layout, -(-most // _SHARE))
+    self.widths = [*few, self.rows]
     gamma = loop.drafter.gamma
     sizes = dict(length=length, sources=sources, stops=stops, gamma=gamma)
     self._sizes = dict(sizes, rows=self.part)
@@ -124,7 +96,9 @@ class Pool:
     self._past: dict[int, list[int]] = {}  # what free rows have, oldest first
     self._refills: collections.deque[_Refill] = collections.deque()
     self.cached_tokens = 0
-    self._held: Any = None  # decode.Request, State and Info of all rows
+    self._at = [*range(self.rows)]  # the rows that a window is of
+    self._held: Any = None  # decode.Request, State and Info of these
+    self._all: Any = None  # and of all, older in these, while they are few
 
   @classmethod
   def of(cls, engine: Any, **sizes) -> 'Pool':
@@ -188,7 +162,7 @@ class Pool:
     placed = placed if self._layout else jax.device_put(placed)
     rows, froms, at = self._choose([x.tokens for x in items])
     if at:
-      cache, where_B = self._held[1].cache, self._padded(froms)
+      cache, where_B = self._whole()[1].cache, self._padded(froms)
       reading = _go_on(cache, where_B, np.int32(at))
     else:
       reading = self._programs.opened(self._weights, placed)
@@ -260,7 +234,7 @@ class Pool:
     # Rows of the part without a prompt go past the end: they are dropped.
     where_B = np.full(self.part, self.rows)
     where_B[: len(refill.rows)] = [*refill.rows.values()]
-    self._held = self._put(self._held, began, where_B)
+    self._held = self._put(self._whole(), began, where_B)
     self._row |= {x: row for x, row in refill.rows.items() if row < self.rows}
     kept_B = where_B < self.rows
     self._live_B[where_B[kept_B]] = True
@@ -289,12 +263,35 @@ class Pool:
       self._read_on(self._refills.popleft(), 1)
     most = 1 if self._refills else most
     if self._live_B.any():
+      self._narrow()
       request, *held = self._held
       count = np.int32(_ANY if most is None else most)
       held = self._programs.advance(self._weights, request, *held, count)
       self._held = request, *held
-      self._live_B = np.array(hosts.fetch(held[0].live_B))
+      self._live_B[self._at] = hosts.fetch(held[0].live_B)
     return self.ended
+
+  def _narrow(self) -> None:
+    """Takes the rows that have requests from all, where they are few.
+
+    As long as the same have: that copies their caches.
+    """
+    used = {*self._row.values()}
+    width = next(x for x in self.widths if x >= len(used))
+    if width == len(self._at) and used <= {*self._at}:
+      return
+    held = self._whole()
+    if width < self.rows:
+      # Of rows without a request any will do: none is live.
+      self._at = [*used, *({*range(self.rows)} - used)][:width]
+      self._held, self._all = _rows(held, np.array(self._at)), held
+
+  def _whole(self) -> Any:
+    """decode.Request, State and Info of all rows."""
+    if self._all is not None:
+      self._held = self._put(self._all, self._held, np.array(self._at))
+      self._at, self._all = [*range(self.rows)], None
+    return self._held
 
   def news(self) -> dict[Any, tuple[Any, ...]]:
     """By ticket, what is new since the last call: arguments of Reader.piece."""
@@ -305,12 +302,13 @@ class Pool:
     told, ends_B = hosts.fetch((told, state.lengths_B))
     found = {}
     for ticket, row in self._row.items():
-      new = slice(self._told_B[row], ends_B[row])
+      at = self._at.index(row)
+      new = slice(self._told_B[row], ends_B[at])
       if new.start < new.stop:
         # Copies: the next step is donated these arrays.
-        cut = lambda x_BL, row=row, new=new: np.array(x_BL[row, new])
+        cut = lambda x_BL, at=at, new=new: np.array(x_BL[at, new])
         found[ticket] = jax.tree.map(cut, told)
-      self._told_B[row] = ends_B[row]
+      self._told_B[row] = ends_B[at]
     return found
 
   def read(self, function: Callable, tickets: Sequence[Hashable]) -> Any:
@@ -322,16 +320,16 @@ class Pool:
       tickets: of the wanted ones.
     """
     rows = [self._row[x] for x in tickets]
-    found = function(self._weights, *self._held, self._padded(rows))
+    found = function(self._weights, *self._whole(), self._padded(rows))
     return jax.tree.map(lambda x: x[: len(rows)], hosts.fetch(found))
 
-  def take(self, tickets: Sequence[Hashable]) -> list[Ended]:
+  def take(self, tickets: Sequence[Hashable]) -> list[requests.Ended]:
     """The requests of rows, as far as they are decoded; frees the rows."""
     done = []
     for i in range(0, len(tickets), self.part):
       some = tickets[i : i + self.part]
       request, out = self.read(_outputs, some)
-      done += [ended(request, out, row) for row in range(len(some))]
+      done += [requests.ended(request, out, row) for row in range(len(some))]
     rows = [self._row[x] for x in tickets]
     self.cancel(tickets)
     for row, one in zip(rows, done, strict=True):
@@ -341,7 +339,7 @@ class Pool:
 
   def answers(
     self, waiting: collections.deque[tuple[Any, requests.Item, requests.Wanted]]
-  ) -> Iterator[tuple[Any, Ended]]:
+  ) -> Iterator[tuple[Any, requests.Ended]]:
     """Answers what waits; yields tickets and their requests as they end.
 
     waiting: (ticket, prompt, what is asked of it); what is appended between two
@@ -365,7 +363,7 @@ class Pool:
     rows = [self._row.pop(x) for x in tickets if x in self._row]
     if self._live_B[rows].any():  # the others have ended by themselves
       self._live_B[rows] = False
-      request, state, info = self._held
+      request, state, info = self._whole()
       # Not put from the host: committed arrays would compile `advance` again.
       live_B = state.live_B & self._live_B
       self._held = request, state._replace(live_B=live_B), info
@@ -375,13 +373,19 @@ class Pool:
 def _outputs(weights, request, state, info, where_B):
   """Request and Output of some rows."""
   out = decode.Output(state.tokens_BL, state.lengths_B, info)
-  return jax.tree.map(lambda x: x[where_B], (request, out))
+  return _rows((request, out), where_B)
 
 
 @jax.jit
 def _go_on(cache, where_B, at):
   """A Reading whose first `at` tokens are read, in these rows of the cache."""
-  return forward.Reading(at, jax.tree.map(lambda x: x[where_B], cache))
+  return forward.Reading(at, _rows(cache, where_B))
+
+
+@jax.jit
+def _rows(tree, where_B):
+  """Some rows of every leaf."""
+  return jax.tree.map(lambda x: x[where_B], tree)
 
 
 def _shared(one: Sequence[int], two: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""Prompts to arrays of fixed shapes, and the checks that come before."""
+"""Prompts to arrays of fixed shapes, and back; the checks that come before."""
 
 import bisect
 import operator
@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import decode, fields, hosts, sampling, sharding, types
+from specdec_jax import (
+  decode,
+  fields,
+  hosts,
+  metrics,
+  sampling,
+  sharding,
+  types,
+)
 from specdec_jax.io import files
 
 # Token buffers come in these lengths, so that few programs are compiled.
@@ -288,6 +296,32 @@ def _uint32(value: Any) -> np.ndarray:
   assert np.issubdtype(x.dtype, np.integer), value
   assert (x >= 0).all() and (x < 2**32).all(), value
   return x.astype(np.uint32)
+
+
+class Ended(NamedTuple):
+  """A request that was decoded, on the host.
+
+  start: tokens of its prompt.
+  tokens: prompt and output.
+  reason: 'stop' at a stop id, 'length' at its limit, 'non-finite' where the
+    logits were not.
+  info: its counts: types.Info of one row.
+  """
+
+  start: int
+  tokens: list[int]
+  reason: str
+  info: types.Info
+
+
+def ended(request: decode.Request, out: decode.Output, row: int) -> Ended:
+  """The request of one row of a batch; both are on the host."""
+  tokens = out.tokens_BL[row, : out.lengths_B[row]].tolist()
+  reason = 'stop' if tokens[-1] in request.stop_BX[row] else 'length'
+  if out.info.broken_B[row]:
+    reason = 'non-finite'
+  info = metrics.rows(out.info, slice(row, row + 1))
+  return Ended(int(request.lengths_B[row]), tokens, reason, info)
 
 
 def rows_on(layout: sharding.Layout | None, rows: int) -> int:

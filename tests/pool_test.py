@@ -56,7 +56,7 @@ def refill(held, left, items=ITEMS):
 
 
 def drain(held, left=(), *, most=None, items=ITEMS):
-  """Answers all that the pool holds and `left`; pool.Ended by ticket."""
+  """Answers all that the pool holds and `left`; requests.Ended by ticket."""
   left, found = list(left), {}
   while left or held.busy:
     refill(held, left, items)
@@ -68,7 +68,7 @@ def drain(held, left=(), *, most=None, items=ITEMS):
 def check(found, batch):
   """What was found is what the batch has, counts included."""
   for i, one in found.items():
-    want = pool.ended(*batch, i)
+    want = requests.ended(*batch, i)
     assert one[:3] == want[:3], i
     # How wide a window is depends on the neighbours.
     counts = [x.info._replace(widths_BN=None) for x in (one, want)]
@@ -76,7 +76,7 @@ def check(found, batch):
 
 
 def test_rows_that_end_are_given_the_next_request(table, batch):
-  reasons = {pool.ended(*batch, i).reason for i in range(N)}
+  reasons = {requests.ended(*batch, i).reason for i in range(N)}
   assert reasons == {'stop', 'length'}
   held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
   assert (held.rows, held.part, held.free, held.busy) == (ROWS, 1, ROWS, False)
@@ -107,7 +107,7 @@ def test_a_row_that_has_not_ended_can_be_taken(table, batch):
   held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
   refill(held, left := list(range(N)))
   held.advance(2)
-  (some,), whole = held.take([1]), pool.ended(*batch, 1)
+  (some,), whole = held.take([1]), requests.ended(*batch, 1)
   assert some.start < len(some.tokens) < len(whole.tokens)
   assert some.tokens == whole.tokens[: len(some.tokens)]
   assert int(some.info.calls_B.sum()) == 2
@@ -124,7 +124,7 @@ def test_a_row_may_draft_less_than_others(table, batch):
   longest = [int((found[i].info.proposed_BK[0] > 0).sum()) for i in some]
   assert longest == [0, 2, 1]
   for i in some:
-    assert found[i].tokens == pool.ended(*batch, i).tokens
+    assert found[i].tokens == requests.ended(*batch, i).tokens
 
 
 def test_a_call_ends_with_a_row_or_after_so_many_windows(table):
@@ -179,6 +179,38 @@ def test_a_refill_compiles_nothing(table):
   held.cancel([0])
   drain(held, range(N), most=3)
   assert sizes() == before
+  # Nor is a prompt kept, which is in the text.
+  assert all(x.shape[-1:] != (L,) for x in jax.tree.leaves(held._held[0]))
+
+
+def test_few_requests_are_decoded_as_few_rows(table, batch):
+  """As they come and go and are cancelled, and nothing is compiled again."""
+  held = pool.Pool(*table, rows=(1, 2, 5), length=L, stops=2)
+  advance, widths, counts = decode.programs(*table[0][:4]).advance, set(), []
+  for _ in range(2):
+    left, told, found = list(range(N)), {}, {}
+    for turn in range(99):
+      for _ in range((1, 0, 0, 1, 0, 2, 0, 0)[turn % 8]):
+        if left and held.free:
+          refill(held, [left.pop(0)])
+      if turn in (9, 12):
+        held.cancel([i := max(held._row)])
+        left.append(i)
+        told.pop(i)
+      ended = held.advance(1)
+      if held._row:
+        most = held._held[1].lengths_B.shape[0]
+        assert most == min(x for x in (1, 2, 5) if x >= len(held._row))
+        widths.add(most)
+      for i, (tokens, *_) in held.news().items():
+        told.setdefault(i, []).extend(tokens)
+      found |= zip(ended, held.take(ended), strict=True)
+    assert sorted(found) == list(range(N)) and widths == {1, 2, 5}
+    check(found, batch)
+    assert all(x.tokens[x.start :] == told[i] for i, x in found.items())
+    parts = advance, held._put, pool._rows
+    counts.append([x._cache_size() for x in parts])
+  assert counts[0] == counts[1]
 
 
 def in_chunks(table, size=2):

@@ -102,7 +102,7 @@ def measured(engine: build.Engine, items, s: settings_lib.Settings):
       placed = requests.place(request, engine.target.layout)
       done = engine.programs.generate(engine.weights, placed)
       done = hosts.fetch(done)
-      out += [pool.ended(request, done, b).tokens for b in range(len(some))]
+      out += [requests.ended(request, done, b).tokens for b in range(len(some))]
     return out
 
   def in_a_pool(work):

@@ -112,6 +112,7 @@ def _arrangements(run, cases, wanted, what: str, alone: bool) -> int:
 
 ROWS, SHORT = 4, 2  # of a pool; gamma
 MANY = 9  # of a pool whose refills read two prompts
+FEW = 2  # of a window, where no more have requests
 QUICK_POOL = 20  # requests
 # Drafters whose drafts leave keys of their own there, until they are verified.
 IN_THE_TARGETS_CACHE = 'early_exit', 'self'
@@ -121,9 +122,9 @@ NARROW = dataclasses.replace(base.OPTIONS, widths=())  # one body to compile
 def pooled(subject: base.Subject, amount: int) -> base.Figure:
   """A request's tokens do not depend on when it is given which row of a pool.
 
-  Nor on the neighbours, of which some are cancelled, nor on what a row has that
-  a prompt begins with. Every drafter and every rule, on tables and some of
-  them on transformers, in full all on both.
+  Nor on the neighbours, of which some are cancelled, nor on how many rows are
+  decoded, nor on what a row has that a prompt begins with. Every drafter and
+  every rule, on tables and some of them on transformers, in full all on both.
   """
   found, full, names = np.zeros(2, int), amount > QUICK_POOL, []
   with jax.enable_x64(True):
@@ -142,8 +143,9 @@ def pooled(subject: base.Subject, amount: int) -> base.Figure:
           found += _same_in_a_pool(*case, batch=full or i == 0)
   tried, cached = found.tolist()
   size = (
-    f'{ROWS} or {MANY} rows, refilled and cancelled in mid-flight, {cached:,} '
-    f'tokens of prompts not read again: {", ".join(names)}'
+    f'{ROWS} or {MANY} rows, {FEW} where that will do, refilled and cancelled '
+    f'in mid-flight, {cached:,} tokens of prompts not read again: '
+    f'{", ".join(names)}'
   )
   return base.none_of(tried, 'texts differ', amount, 'requests', size)
 
@@ -186,7 +188,7 @@ def _same_in_a_pool(
     )
     out = decode.programs(*loop[:4]).generate(weights, request)
     tried += base.same_texts(alone, base.texts(out), 'not as in a batch')
-  rows = MANY if batch else ROWS
+  rows = FEW, MANY if batch else ROWS
   held = pool.Pool(loop, weights, rows=rows, prefix_caching=True, **sizes)
   found = _in_flight(held, items, each, np.random.default_rng(seed))
   got = [found[i].tokens for i in range(amount)]
@@ -197,7 +199,7 @@ def _same_in_a_pool(
   return tried, held.cached_tokens
 
 
-def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, pool.Ended]:
+def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, requests.Ended]:
   """Answers requests in any order; rows wait, and some begin again.
 
   What goes on after an answer is asked next.
@@ -207,7 +209,7 @@ def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, pool.Ended]:
   running, found = set(), {}
   while waiting or held.busy:
     while waiting and held.free and rng.random() < 0.8:
-      count = min(held.part, held.free, len(waiting))
+      count = held.fit([items[i].tokens for i in waiting])
       some = [waiting.popleft() for _ in range(int(rng.integers(count)) + 1)]
       running |= {*some}
       asked = requests.together([each[i] for i in some])

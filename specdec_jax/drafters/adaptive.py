@@ -54,10 +54,14 @@ class Costs(NamedTuple):
 
 
 class Params(NamedTuple):
-  """weights.draft: that of the drafter, and its Costs (traced)."""
+  """weights.draft: that of the drafter, and its Costs (traced).
+
+  few: the Costs of fewer rows, by how many, of a pool that narrows.
+  """
 
   inner: Any
   costs: Costs
+  few: Mapping[int, Costs] = {}
 
 
 def for_target(
@@ -109,14 +113,27 @@ def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
   Args:
     parts: its drafters: method.Method.parts.
     costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
-      drafts: 'verify', and under its name for each drafter.
+      drafts: 'verify', and under its name for each drafter; under 'few' the
+      same for fewer rows, by how many.
 
   Raises:
     ValueError: a name is missing, or has too few numbers.
   """
-  (gamma,) = {x.drafter.gamma for x in parts}
-  numbers = {}
-  for name in ('verify', *(x.drafter.name for x in parts)):
+  few = costs.get('few', {}).items()
+  made = tuple(
+    Params(
+      x.params,
+      _costs(x.drafter, costs),
+      {int(rows): _costs(x.drafter, own) for rows, own in few},
+    )
+    for x in parts
+  )
+  return made[0] if len(parts) == 1 else made
+
+
+def _costs(drafter: types.Drafter, costs: Mapping[str, Any]) -> Costs:
+  numbers, gamma = [], drafter.gamma
+  for name in ('verify', drafter.name):
     found = np.atleast_1d(np.asarray(costs.get(name, ()), np.float32))
     found = found[: gamma + 1]
     if len(found) <= gamma or not (np.isfinite(found) & (found >= 0)).all():
@@ -124,23 +141,20 @@ def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
         f'costs: {name} is {costs.get(name)}; want {gamma + 1} numbers, the '
         'cost of a window with 0, 1, 2 ... drafts'
       )
-    numbers[name] = found
-  made = tuple(
-    Params(x.params, Costs(numbers['verify'], numbers[x.drafter.name]))
-    for x in parts
-  )
-  return made[0] if len(parts) == 1 else made
+    numbers.append(found)
+  return Costs(*numbers)
 
 
 def recipe(world, gamma: int):
   """A drafter for the certificate, whose windows soon differ in length."""
-  costs = Costs(1 + 0.1 * np.arange(gamma + 1), 0.2 * np.arange(gamma + 1))
+  count = np.arange(gamma + 1.0)
+  costs = Costs(1 + 0.1 * count, 0.2 * count), {2: Costs(1 + 0 * count, count)}
   first = lookup.make(gamma=gamma, min_match=1)
   second = lm.make(world.draft, gamma=gamma)
   drafter = hybrid.make(make(first), make(second))
   return drafter._replace(name='adaptive'), (
-    Params((), costs),
-    Params(world.weights.draft, costs),
+    Params((), *costs),
+    Params(world.weights.draft, *costs),
   )
 
 
@@ -188,12 +202,12 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
     return State(inner, none_B, none_B, jnp.zeros_like(context.live_B))
 
   def propose(weights, state, context, noise, target_cache):
-    own, costs = weights.draft
     greedy_B = context.sampling.temperature_B == 0
     shared_B = greedy_B | (scope == 'batch')
-    most_B = _best(state, context, costs.verify_N + costs.draft_N, shared_B)
+    verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
+    most_B = _best(state, context, verify_BN + draft_BN, shared_B)
     draft, inner, target_cache = drafter.propose(
-      weights._replace(draft=own),
+      weights._replace(draft=weights.draft.inner),
       state.inner,
       context._replace(gamma_B=most_B),
       noise,
@@ -201,7 +215,7 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
     )
     count_B = jnp.minimum(draft.count_B, most_B)
     found = context._replace(gamma_B=count_B)
-    pays_B = _best(state, found, costs.verify_N, shared_B)
+    pays_B = _best(state, found, verify_BN, shared_B)
     count_B = jnp.where(greedy_B, pays_B, count_B)
     # A lookup that finds nothing learns nothing.
     asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
@@ -221,10 +235,20 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
   return drafter._replace(init=init, propose=propose, commit=commit, stops=True)
 
 
-def _best(state: State, context: types.Context, cost_N, shared_B):
+def _costs_of_rows(own: Params, greedy_B) -> Costs:
+  """Costs [B, N]: a greedy row takes those of as many rows as there are.
+
+  A sampled one's text would show how many are decoded beside it.
+  """
+  few = own.few.get(len(greedy_B), own.costs)
+  pick = lambda x_N, y_N: jnp.where(greedy_B[:, None], x_N[None], y_N[None])
+  return Costs(*map(pick, few, own.costs))
+
+
+def _best(state: State, context: types.Context, cost_BN, shared_B):
   """The number of drafts that pays most, at most context.gamma_B: [B].
 
-  cost_N: of a window with 0, 1, 2 ... drafts.
+  cost_BN: of a window with 0, 1, 2 ... drafts, as each row knows it.
   shared_B: rows that choose what is best for all live ones; others choose for
     themselves, and count as one token a window here.
   """
@@ -234,10 +258,10 @@ def _best(state: State, context: types.Context, cost_N, shared_B):
     more_B = jnp.where(j <= context.gamma_B, 1 + alpha_B * tokens_B, tokens_B)
     return more_B, more_B
 
-  count = jnp.arange(len(cost_N))
+  count = jnp.arange(cost_BN.shape[1])
   _, tokens_NB = jax.lax.scan(longer, jnp.zeros_like(alpha_B), count)
   shared_1B, live_1B = shared_B[None], context.live_B[None]
   each_NB = jnp.where(shared_1B, tokens_NB, 1) * live_1B
   tokens_NB = jnp.where(shared_1B, each_NB.sum(1, keepdims=True), tokens_NB)
-  best_B = jnp.argmax(tokens_NB / cost_N[:, None], 0).astype(jnp.int32)
+  best_B = jnp.argmax(tokens_NB / cost_BN.T, 0).astype(jnp.int32)
   return jnp.minimum(best_B, context.gamma_B)

@@ -327,13 +327,16 @@ def open_server(
 
   engine: if it has no costs yet, they are measured, at these rows.
   """
-  engine = build.measured(engine, sizes.rows)
+  # Where a pass costs by its width it costs by its rows, too.
+  by_rows = engine.options.widths and not engine.target.layout
+  few = [1] if by_rows and sizes.rows > 1 else []
+  engine = build.measured(engine, sizes.rows, *few)
   target, gamma = engine.target, engine.drafter.gamma
   length = min(sizes.length, target.context)
   searched = target.start is not None or build.searches(engine)
   rows = pool.Pool.of(
     engine,
-    rows=sizes.rows,
+    rows=(*few, sizes.rows),
     length=length + gamma,
     sources=length if searched else 0,
     stops=len(target.tokenizer.eos_ids) + protocol.STOPS,

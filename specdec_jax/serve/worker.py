@@ -69,10 +69,12 @@ class Worker:
   def warm(self) -> None:
     """Compiles what the first job would wait for."""
     item = requests.item(self._engine.target, [0, 0], 0, chat=False)
-    for _ in range(2):  # the second goes on in the row of the first
-      self._pool.begin([self], [item], requests.Wanted(1))
+    # The last goes on in the row of one before.
+    for count in (1, *(x + 1 for x in self._pool.widths[:-1]), 1):
+      for i in range(count):
+        self._pool.begin([i], [item], requests.Wanted(1))
       self._pool.advance(1)
-      self._pool.take([self])
+      self._pool.take(range(count))
 
   def start(self, ended: Callable[[], None] = lambda: None) -> None:
     """ended(): called as the thread ends, also by an error."""

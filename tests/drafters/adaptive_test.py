@@ -41,8 +41,8 @@ def counts(tried, accepted, most, shared=False, live=True):
   context = types.Context(*[None] * 5)._replace(
     gamma_B=jnp.array(most | 0 * whole_B), live_B=whole_B | live
   )
-  cost_N = COSTS.verify_N + COSTS.draft_N
-  return adaptive._best(state, context, cost_N, whole_B | shared).tolist()
+  cost_BN = np.stack([COSTS.verify_N + COSTS.draft_N] * len(tried))
+  return adaptive._best(state, context, cost_BN, whole_B | shared).tolist()
 
 
 def test_the_count_has_the_most_tokens_for_its_cost():
@@ -66,6 +66,25 @@ def test_rows_that_share_take_one_count_and_heed_all_live_ones():
   one = [20] * 8, [20] * 8, np.array([K] + [0] * 7)
   assert counts(*one) == [K] + [0] * 7
   assert counts(*one, True) == counts(*one, np.arange(8) == 0) == [0] * 8
+
+
+def test_only_greedy_rows_go_by_the_costs_of_few():
+  """A sampled text would show how many are decoded beside it."""
+  free = adaptive.Costs(np.ones(K + 1), np.zeros(K + 1))
+  dear = adaptive.Costs(np.ones(K + 1), np.float32([0, 9, 9, 9, 9]))
+  drafter = adaptive.make(scripted.make(gamma=K))
+  none_B = jnp.zeros(2)
+  for few, wanted in (({}, [0, 0]), ({2: free}, [K, 0]), ({1: free}, [0, 0])):
+    text = np.zeros((2, L), np.int32), np.full((2, L), K)
+    weights = types.Weights((), adaptive.Params(text, dear, few))
+    shape = dict(vocab=V, length=L, temperature=[0.0, 0.9])
+    request = fakes.request([[1, 2]] * 2, 9, **shape)
+    context = decode.context_of(
+      drafter, request, *map(jnp.asarray, request[:2]), jnp.ones(2, bool)
+    )
+    state = adaptive.State((), none_B, none_B, jnp.ones(2, bool))
+    draft, *_ = drafter.propose(weights, state, context, None, ())
+    assert draft.count_B.tolist() == wanted
 
 
 def test_what_a_window_teaches():
@@ -136,6 +155,8 @@ def test_each_part_of_a_hybrid_has_its_own_costs():
   for own, name in zip(found, ('lookup', 'lm'), strict=True):
     assert own.costs.verify_N.tolist() == costs['verify'][: K + 1]
     assert own.costs.draft_N.tolist() == costs[name]
+  few = adaptive.params(parts, costs | {'few': {'2': costs | {'lm': [9] * 5}}})
+  assert few[1].few[2].draft_N.tolist() == [9] * 5
   for wrong in ([0] * 4, [0, 1, 2, 3, -1], [0, 1, 2, 3, np.inf]):
     with pytest.raises(ValueError, match='costs: lm is .* want 5 numbers'):
       adaptive.params(parts, costs | {'lm': wrong})

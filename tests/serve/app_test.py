@@ -12,10 +12,11 @@ import pytest
 from hypothesis import strategies as st
 
 import specdec_jax
-from specdec_jax import build, pool, show, types
+from specdec_jax import build, pool, requests, show, types
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import adaptive, lookup
 from specdec_jax.serve import app, protocol
+from specdec_jax.serve import worker as worker_lib
 from specdec_jax.train import text as text_lib
 from tests.serve import loopback, small
 
@@ -407,6 +408,22 @@ def test_the_end_waits_for_what_is_asked():
     worker.submit([])
 
 
+def test_no_answer_waits_for_a_program():
+  """Alone in a window of one row, beside others, or after what was said."""
+  rows, engine = small.rows(), small.engine()
+  work = worker_lib.Worker(engine, rows, most=small.WAITING)
+  work.warm()
+  sizes = lambda: [x._cache_size() for x in (*engine.programs, rows._put)]
+  before, item = sizes(), requests.item(engine.target, [1, 2], 0, chat=False)
+  for count in (1, 2, small.ROWS, 1):
+    for i in range(count):
+      rows.begin([i], [item], requests.Wanted(3), 1)
+    while len(rows.ended) < count:
+      rows.advance(1)
+    rows.take(range(count))
+  assert rows.widths == [1, small.ROWS] and sizes() == before
+
+
 def test_an_address_that_is_not_here_is_refused():
   sizes, limits = app.Sizes(1, 32, 1), app.Limits()
   server = app.open_server(small.engine(), 'tiny', sizes, limits)
@@ -414,18 +431,20 @@ def test_an_address_that_is_not_here_is_refused():
     app.serve(*server, 'nowhere.invalid', 0)
 
 
-def test_an_adaptive_drafter_chooses_by_the_costs_of_all_rows(monkeypatch):
-  asked = []
-  costs = dict.fromkeys(('verify', 'lookup'), [1.0, 1.1])
-  measured = lambda engine, rows: asked.append(rows) or costs
+def test_an_adaptive_drafter_chooses_by_the_costs_of_its_rows(monkeypatch):
+  costs = lambda rows: dict.fromkeys(('verify', 'lookup'), [rows, rows + 0.1])
+  measured = lambda engine, rows: costs(rows)
   monkeypatch.setattr(calibration, 'measure', measured)
   target = small.engine().target
   draft = adaptive.Settings(lookup.Settings())
   engine = build.engine(target, draft, gamma=1, measure=False)
   sizes = app.Sizes(5, 32, 1)
   server, worker = app.open_server(engine, 'it', sizes, app.Limits())
-  assert asked == [5] and server._served.engine.costs == costs
+  assert server._served.engine.costs == costs(5) | {'few': {'1': costs(1)}}
+  own = worker._pool._weights.draft
+  assert [x.verify_N[0] for x in (own.costs, own.few[1])] == [5, 1]
   assert worker._pool._sizes['sources'] == 32  # for predictions
+  assert worker._pool.widths == [1, 5]
 
 
 @pytest.mark.more

@@ -32,4 +32,4 @@ def served(logprobs: int = 2) -> protocol.Served:
 def rows(kind: type[pool.Pool] = pool.Pool) -> pool.Pool:
   stops = len(engine().target.tokenizer.eos_ids) + protocol.STOPS
   sizes = dict(length=LENGTH + GAMMA, sources=LENGTH, stops=stops)
-  return kind.of(engine(), rows=ROWS, **sizes)
+  return kind.of(engine(), rows=(1, ROWS), **sizes)
