@@ -14,13 +14,16 @@ from specdec_jax.kernels import calls, library, quantised
 STORED = tuple(gguf_blocks.KEPT)
 ROWS = (1, 2, 5, 12, 13, 64, 512)
 # 0 is the best path of this CPU. The code of groups is one for all depths, so
-# that of two is compiled for plain C too.
+# that of two is compiled for plain C too. Without VNNI codes are halved if they
+# have 8 bits, or are places in a table.
 PATHS = [
-  pytest.param(kind, lanes, marks=pytest.mark.more if lanes else [])
+  pytest.param(kind, lanes, vnni, marks=[pytest.mark.more] * (lanes > 0))
   for kind in quantised.KINDS
-  for lanes in (0, 8, 4)
+  for lanes, vnni in ((0, True), (8, True), (4, True), (16, False), (8, False))
   if lanes != 4 or kind not in ('U4_32', 'U4_128', 'U8_32', 'U8_64')
+  if vnni or kind in ('Q4_1', 'Q6_K', 'Q8_0', 'NF4_64')
 ]
+NEEDS = {16: {'avx512f', 'avx512bw'}, 8: {'avx2', 'fma'}}
 
 
 def blocks(kind: str, K: int, N: int, seed: int = 0) -> np.ndarray:
@@ -91,10 +94,17 @@ def test_values_are_those_of_the_gguf_package_to_the_bit(stored):
   assert not np.any(wide[:, 300:])
 
 
-def load(kind: str, lanes: int = 0) -> None:
-  why = library.load(files.cache_folder(), library.quantised(kind, lanes))
-  if why:
+def load(kind: str, lanes: int = 0, vnni: bool = True) -> str:
+  """The kind's name in `linear`."""
+  one = library.quantised(kind, lanes)
+  if not vnni:
+    name = f'{one.name}_pairs'
+    flags = *one.flags, '-mno-avx512vnni', '-mno-avxvnni'
+    handlers = ((f'specdec_{name}', 'SpecdecQuantised'),)
+    one = library.Library(name, one.source, flags, handlers)
+  if why := library.load(files.cache_folder(), one):
     pytest.skip(why)
+  return one.name
 
 
 def bound(kind: str, x: np.ndarray, w: np.ndarray, bits: int) -> np.ndarray:
@@ -115,19 +125,20 @@ def bound(kind: str, x: np.ndarray, w: np.ndarray, bits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize('bits', quantised.BITS)
-@pytest.mark.parametrize('kind, lanes', PATHS)
-def test_every_path_has_the_same_bits_at_every_row_count(kind, lanes, bits):
+@pytest.mark.parametrize('kind, lanes, vnni', PATHS)
+def test_every_path_has_the_same_bits_at_every_row_count(
+  kind, lanes, vnni, bits
+):
   """Within the computed error of float64; 70 columns: the last are padding."""
-  if lanes == 8 and not {'avx2', 'fma'} <= {*library._cpu().split()}:
-    pytest.skip('this CPU has no AVX2')
-  load(kind, lanes)
+  if not NEEDS.get(lanes, set()) <= {*library._cpu().split()}:
+    pytest.skip(f'this CPU has not {lanes} lanes')
+  own = load(kind, lanes, vnni)
   load(kind)
   K, N = 512, 70
   packed, _, w = matrix(kind, K, N, seed=1)
   packed, w = jnp.asarray(packed), w.astype(np.float64)
   x = np.array(normal(2, max(ROWS), K))
   x[3, 32:64], x[4] = 0, x[4] * 1e-3
-  own = f'{kind}_{lanes}' if lanes else kind
   product = jax.jit(lambda x: quantised.linear(x, packed, own, N, bits=bits))
   alone = np.concatenate([product(x[i : i + 1]) for i in range(len(x))])
   error = np.abs(alone - x.astype(np.float64) @ w)
