@@ -113,6 +113,7 @@ def engine(
   made = method.Method(decode.PLAIN)
   if gamma and draft is not None:
     made = table.method_of(target, draft, gamma=gamma, chunk=options.chunk)
+    check_tree(target.label, target.model, made.drafter, rule)
   built = Engine(
     target,
     made.draft,
@@ -128,6 +129,26 @@ def engine(
   if made.costs:
     return with_costs(built, made.costs)
   return measured(built) if measure else built
+
+
+def check_tree(
+  label: str, target: types.Model, drafter: types.Drafter, rule: types.Rule
+):
+  """Raises ValueError for a tree where only chains can be verified.
+
+  label: the target's.
+  """
+  if drafter.tree and not rule.trees:
+    can = [name for name, x in lossless_rules().items() if x.trees]
+    raise ValueError(
+      f'rule={rule.name}: it takes chains, and {drafter.name} drafts a tree; '
+      f'give {" or ".join(can)}, or leave the tree out'
+    )
+  if drafter.tree and target.compact is None:
+    raise ValueError(
+      f'{drafter.name} drafts a tree, and {label} has no `compact` '
+      '(types.Model); leave the tree out'
+    )
 
 
 def check_prediction(engine: Engine) -> None:

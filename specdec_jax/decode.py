@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from specdec_jax import forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.verify import judge
+from specdec_jax.verify import counts, judge, tree
 
 Array = types.Array
 
@@ -265,9 +265,12 @@ class _Tried(NamedTuple):
 
   cache: Any
   accepted_B: Array
+  levels_B: Array | None  # of a tree: drafts one behind another, at most
+  reach_B: Array | None  # of a tree: drafts along the path that was taken
   weights_BV: Array
   broken_B: Array
   window_BN: Array
+  path_BK: Array | None
   logprob_BN: Array | None
   top_BNX: tuple[Array, Array] | None
   features_BNE: Array | None
@@ -293,7 +296,10 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
     tokens_BK=draft.tokens_BK[:, :width],
     q_BKV=cut(draft.q_BKV, width),
     residual_BND=cut(draft.residual_BND, width + 1),
+    parents_BK=cut(draft.parents_BK, width),
+    proposed_BK=cut(draft.proposed_BK, width),
   )
+  shape = tree.shape(draft.parents_BK) if tree.is_one(draft) else None
   start_B = context.lengths_B - 1
   last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
   hidden_BND, tapped, cache = forward.read(
@@ -307,30 +313,54 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
     taps=drafter.taps,
     layers=(drafter.exit, None),
     residual_BTD=draft.residual_BND,
+    tree=shape,
   )
   logits_BNV = target.head(weights.target, hidden_BND)
   noise = noise._replace(accept_BK=noise.accept_BK[:, :width])
-  accepted_B, weights_BV, next_B, lost_BN = judge.judge(
-    rule, context.sampling, noise, draft, logits_BNV
-  )
-  index_1N = jnp.arange(width + 1)[None]
-  is_next_BN = index_1N == accepted_B[:, None]
+  found = judge.judge(rule, context.sampling, noise, draft, logits_BNV)
   drafts_BN = jnp.pad(draft.tokens_BK, ((0, 0), (0, 1)))
-  window_BN = jnp.where(is_next_BN, next_B[:, None], drafts_BN)
-  # A NaN must end the row, not become a token. Rows after it do not count.
-  seen_BN = index_1N <= accepted_B[:, None]
-  broken_B = jnp.any(lost_BN & seen_BN, 1)
-  found = sampling_lib.logprobs(logits_BNV, window_BN, options.logprobs)
   features_BNE = forward.concat(tapped) if drafter.taps else None
+  columns = drafts_BN, found.lost_BN, features_BNE, logits_BNV
+  levels_B = reach_B = None
+  if draft.parents_BK is not None:
+    cache = _compacted(target, cache, context.lengths_B, found)
+    levels_B, reach_B = tree.levels(draft, found.accepted_B, found.path_BK)
+    columns = tree.along(found.path_BK, *columns)
+  drafts_BN, lost_BN, features_BNE, logits_BNV = columns
+  index_1N = jnp.arange(width + 1)[None]
+  is_next_BN = index_1N == found.accepted_B[:, None]
+  window_BN = jnp.where(is_next_BN, found.next_B[:, None], drafts_BN)
+  # A NaN must end the row, not become a token. Rows after it do not count.
+  seen_BN = index_1N <= found.accepted_B[:, None]
+  broken_B = jnp.any(lost_BN & seen_BN, 1)
+  likely = sampling_lib.logprobs(logits_BNV, window_BN, options.logprobs)
   spare = drafter.gamma - width
   widen = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
-  columns = jax.tree.map(widen, (window_BN, *found, features_BNE))
-  return _Tried(cache, accepted_B, weights_BV, broken_B, *columns)
+  columns = window_BN, found.path_BK, *likely, features_BNE
+  kept = found.accepted_B, levels_B, reach_B, found.weights_BV, broken_B
+  return _Tried(cache, *kept, *jax.tree.map(widen, columns))
+
+
+def _compacted(target, cache, first_B, found: judge.Judged):
+  """The cache with the accepted nodes side by side; node 0 is in slot first_B.
+
+  Most paths lie so already.
+  """
+  K = found.path_BK.shape[1]
+  index_1K = jnp.arange(K)[None]
+  moves_BK = index_1K < found.accepted_B[:, None]
+  moves_BK &= found.path_BK != index_1K
+  from_BK = first_B[:, None] + jnp.minimum(found.path_BK, K - 1)
+  to_BK = jnp.where(moves_BK, first_B[:, None] + index_1K, forward.NOWHERE)
+  move = lambda cache: target.compact(cache, from_BK, to_BK)
+  return forward.once(jnp.any(moves_BK), move, cache)
 
 
 def _commit(loop, request, state, info, draft, draft_state, tried):
   """Cuts the window at stop ids and the limit, and appends what is left."""
   B, N = tried.window_BN.shape
+  if tried.levels_B is None:
+    tried = tried._replace(levels_B=draft.count_B, reach_B=draft.count_B)
   L = state.tokens_BL.shape[1]
   index_1N = jnp.arange(N)[None]
   whole_B = tried.accepted_B + 1
@@ -356,45 +386,10 @@ def _commit(loop, request, state, info, draft, draft_state, tried):
   put = lambda old, new: old.at[row_B1, slots_BN].set(new, mode='drop')
   tokens_BL = put(state.tokens_BL, tried.window_BN)
   context = context_of(loop.drafter, request, tokens_BL, lengths_B, live_B)
-  counts = draft.count_B, tried.accepted_B, emitted_B
-  outcome = types.Outcome(*counts, tried.weights_BV)
+  drafts = tried.reach_B, tried.accepted_B, emitted_B
+  outcome = types.Outcome(*drafts, tried.weights_BV, tried.path_BK)
   draft_state = loop.drafter.commit(
     draft_state, context, outcome, tried.features_BNE
   )
   new = State(tokens_BL, lengths_B, live_B, tried.cache, draft_state)
-  return new, _record(info, state, draft, tried, emitted_B, put)
-
-
-def _record(info, state, draft, tried, emitted_B, put) -> types.Info:
-  """Adds one window to the accumulators; live rows count, others do not."""
-  live_B = state.live_B.astype(jnp.int32)
-  kept_B = jnp.minimum(tried.accepted_B, emitted_B)
-  whole_B = live_B * (emitted_B == tried.accepted_B + 1)
-  # The draft after the kept ones was tried too, unless the cut came before it.
-  reached_B = kept_B + whole_B
-  index_1N = jnp.arange(tried.window_BN.shape[1])[None]
-  one = lambda count_B: index_1N == count_B[:, None]
-  below = lambda count_B: index_1N[:, :-1] < count_B[:, None]
-  add = lambda old, flags: old + live_B[:, None] * flags
-  missed_B = tried.accepted_B < draft.count_B
-  last = jnp.where(missed_B, types.RECOVERED, types.BONUS)
-  last = jnp.where(draft.count_B == 0, types.PLAIN, last)
-  drafted_BN = index_1N < tried.accepted_B[:, None]
-  origin_BN = jnp.where(drafted_BN, types.DRAFTED, last[:, None])
-  if draft.sourced_B is not None:
-    counts_B2 = jnp.stack([draft.count_B, kept_B], 1, dtype=jnp.int32)
-    found_B2 = add(info.sourced_B2, draft.sourced_B[:, None] * counts_B2)
-    info = info._replace(sourced_B2=found_B2)
-  return info._replace(
-    hist_BN=add(info.hist_BN, one(kept_B)),
-    proposed_BK=add(info.proposed_BK, below(draft.count_B)),
-    tried_BK=add(info.tried_BK, below(jnp.minimum(reached_B, draft.count_B))),
-    accepted_BK=add(info.accepted_BK, below(kept_B)),
-    whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
-    calls_B=info.calls_B + live_B,
-    origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
-    window_BL=put(info.window_BL, info.calls_B[:, None]),
-    broken_B=info.broken_B | (state.live_B & tried.broken_B),
-    logprob_BL=jax.tree.map(put, info.logprob_BL, tried.logprob_BN),
-    top_BLX=jax.tree.map(put, info.top_BLX, tried.top_BNX),
-  )
+  return new, counts.add(info, state, draft, tried, emitted_B, put)

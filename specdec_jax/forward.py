@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from specdec_jax import types
 
 Array = jax.Array
+# A slot past every cache: what is written there is dropped.
+NOWHERE = 1 << 30
 
 
 def open_cache(model: types.Model, params, rows: int, slots: int, source=None):
@@ -44,6 +46,8 @@ def read(
   taps: tuple[int, ...] = (),
   layers: tuple[int, int | None] = (0, None),
   residual_BTD: Array | None = None,
+  tree: tuple[Array, Array] | None = None,
+  begin: int = 0,
 ):
   """Reads tokens_BT as the tokens start_B ... start_B + T - 1 of their rows.
 
@@ -58,20 +62,28 @@ def read(
     keep_BT: where false, nothing is written.
     taps: layers whose residual streams are returned.
     layers, residual_BTD: a part of the model, see types.Model.
+    tree: of a window that is one, (depth_BN, sees_BTN): the depth of each of
+      its N tokens, and which of them those of this call attend to. Number n
+      lies in slot start_B + n, and has the position start_B + depth_BN[:, n].
+    begin: the number of the first token of this call.
 
   Returns:
     (hidden_BTD, taps, cache), as types.Model.apply.
   """
   T = tokens_BT.shape[1]
-  at_BT = start_B[:, None] + jnp.arange(T)[None]
+  at_BT = start_B[:, None] + jnp.arange(begin, begin + T)[None]
   ok_BT = (at_BT >= 0) & (at_BT < slots)
   if keep_BT is not None:
     ok_BT &= keep_BT
   slots_BT = jnp.where(ok_BT, at_BT, slots)
   positions_BT = jnp.maximum(at_BT, 0)
   mask_BTS = jnp.arange(slots)[None, None] <= positions_BT[..., None]
-  # A model that cannot be left early need not know of parts.
-  part = dict(layers=layers, residual_BTD=residual_BTD)
+  # A model that cannot be left early need not know of parts, nor of trees.
+  more: dict[str, Any] = dict(layers=layers, residual_BTD=residual_BTD)
+  more = {} if layers == (0, None) else more
+  if tree is not None:
+    positions_BN, more['at_BS'], mask_BTS = _of_tree(*tree, start_B, slots)
+    positions_BT = positions_BN[:, begin : begin + T]
   return model.apply(
     params,
     tokens_BT,
@@ -80,8 +92,27 @@ def read(
     mask_BTS,
     cache,
     taps=taps,
-    **({} if layers == (0, None) else part),
+    **more,
   )
+
+
+def _of_tree(depth_BN: Array, sees_BTN: Array, start_B: Array, slots: int):
+  """(positions_BN, at_BS, mask_BTS) of a window that is a tree; see read.
+
+  at_BS: the position of every slot. Those behind the window are not seen.
+  """
+  N = depth_BN.shape[1]
+  positions_BN = start_B[:, None] + depth_BN
+  slot_1S = jnp.arange(slots)[None]
+  number_BS = slot_1S - start_B[:, None]
+  inside_BS = (number_BS >= 0) & (number_BS < N)
+  number_BS = jnp.clip(number_BS, 0, N - 1)
+  of_BS = jnp.take_along_axis(positions_BN, number_BS, 1)
+  sees_BTS = jnp.take_along_axis(sees_BTN, number_BS[:, None], 2)
+  mask_BTS = jnp.where(
+    inside_BS[:, None], sees_BTS, slot_1S[:, None] < start_B[:, None, None]
+  )
+  return positions_BN, jnp.where(inside_BS, of_BS, slot_1S), mask_BTS
 
 
 def hidden(

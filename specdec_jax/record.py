@@ -6,13 +6,14 @@ import jax
 import numpy as np
 
 from specdec_jax import debug, decode
-from specdec_jax.verify import chain
+from specdec_jax.verify import chain, tree
 
 
 class Window(NamedTuple):
   """One target call of a row.
 
-  draft: the proposed tokens.
+  draft: the proposed tokens; of a tree, those accepted and, if one is tried
+    after them, the first child.
   q: the probability with which each was drawn; None for certain drafts.
   accepted: drafts that the rule accepted.
   tokens: what was emitted: accepted drafts and one token more, or fewer where
@@ -67,7 +68,7 @@ def run(
     tokens_BK, tokens_BL = map(np.asarray, (draft.tokens_BK, state.tokens_BL))
     after_B = np.array(state.lengths_B)
     for row in np.flatnonzero(live_B):
-      drafted = slice(int(outcome.verified_B[row]))
+      drafted = tried(draft, outcome, row)
       window = Window(
         tokens_BK[row, drafted].tolist(),
         None if q_BK is None else q_BK[row, drafted].tolist(),
@@ -77,6 +78,21 @@ def run(
       rows[row].append(window)
     before_B, live_B = after_B, np.array(state.live_B)
   return jax.device_get(decode.Output(state.tokens_BL, before_B, info)), rows
+
+
+def tried(draft, outcome, row: int) -> np.ndarray:
+  """The indices of Window.draft in a row's tokens_BK."""
+  count = int(outcome.verified_B[row])
+  if draft.parents_BK is None:
+    return np.arange(count)
+  accepted = int(outcome.accepted_B[row])
+  path = np.asarray(outcome.path_BK[row])[:accepted]
+  if count == accepted:
+    return path
+  last = path[-1] if accepted else -1
+  below = draft.parents_BK[row] == last
+  first = np.argmax(below & np.asarray(tree.proposed(draft)[row]))
+  return np.append(path, first)
 
 
 def setting(engine: Any, wanted: Any) -> dict[str, Any]:

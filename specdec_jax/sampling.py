@@ -241,6 +241,8 @@ def noise(
     sampling: the settings of each row.
     gamma: draft tokens in a window.
     coupled: drafts draw with the noise of the token emitted at their index.
+
+  Children are keyed by their parent + 1: of a chain in a tree the same draws.
   """
   any_sampled = ~jnp.all(is_greedy(sampling))
   fold = jax.vmap(jax.random.fold_in)
@@ -259,11 +261,23 @@ def noise(
       return next_token(jnp.full_like(lengths_B, offset), q_BV)
     return pick(at(draft_keys_B, offset), q_BV)
 
+  def children(parents_BM, depth, q_BMV, count):
+    def of(parent_B, q_BV):
+      keys_B = fold(draft_keys_B, parent_B + 1)
+      if coupled:
+        keys_B = next_keys(seed_B, request_B, lengths_B + depth)
+      race = lambda: _race(keys_B, q_BV)
+      scores_BV = jax.lax.cond(any_sampled, race, lambda: q_BV)
+      best_BX, tokens_BX = largest(scores_BV, count)
+      return tokens_BX, best_BX > 0
+
+    return jax.vmap(of, 1, 1)(parents_BM, q_BMV)
+
   uniform = lambda key: jax.random.uniform(key, (), jnp.result_type(float))
   # All offsets at once: compile time does not grow with gamma.
   keys_KB = jax.vmap(functools.partial(at, accept_keys_B))(jnp.arange(gamma))
   accept_BK = jax.vmap(jax.vmap(uniform), 1)(keys_KB)
-  return types.Noise(accept_BK, draft_token, next_token)
+  return types.Noise(accept_BK, draft_token, next_token, children)
 
 
 def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
@@ -273,14 +287,35 @@ def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
   race). When no row samples, every row of weights is one-hot up to scale, and
   no noise is drawn.
   """
-  V = weights_BV.shape[-1]
-  race = lambda: (
-    weights_BV
-    / jax.vmap(lambda key: exponential(key, V, weights_BV.dtype))(keys_B)
-  )
-  scores_BV = jax.lax.cond(any_sampled, race, lambda: weights_BV)
+  arrivals = lambda: _race(keys_B, weights_BV)
+  scores_BV = jax.lax.cond(any_sampled, arrivals, lambda: weights_BV)
   best_B1 = jnp.max(scores_BV, -1, keepdims=True)
   return first_of(scores_BV, best_B1)[:, 0]
+
+
+def _race(keys_B: Array, weights_BV: Array) -> Array:
+  size, dtype = weights_BV.shape[-1], weights_BV.dtype
+  return weights_BV / jax.vmap(lambda key: exponential(key, size, dtype))(
+    keys_B
+  )
+
+
+def largest(x: Array, count: int) -> tuple[Array, Array]:
+  """(values, indices) of the largest on the last axis, descending: [..., X].
+
+  Of equals the first comes first. For few of many: a pass for each, where
+  top_k sorts.
+  """
+  index = jnp.arange(x.shape[-1]).reshape((1,) * (x.ndim - 1) + (-1,))
+
+  def take(x, _):
+    best = jnp.max(x, -1, keepdims=True)
+    first = first_of(x, best)
+    left = jnp.where(index == first, -jnp.inf, x)
+    return left, (best[..., 0], first[..., 0])
+
+  _, found = jax.lax.scan(take, x, length=count)
+  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), found)
 
 
 def exponential(key: Array, size: int, dtype) -> Array:

@@ -5,7 +5,7 @@
     I  tokens of a source           1  a broadcast axis
     T  tokens in this call          F  mlp width
     S  cache slots (= L in decode)  H  query heads
-    K  draft tokens in a chain      G  key/value heads
+    K  draft tokens of a window     G  key/value heads
     N  positions verified (K + 1)   C  channels per head
     E  feature width
 
@@ -132,17 +132,25 @@ class Context(NamedTuple):
 
 
 class Draft(NamedTuple):
-  """The draft tokens of one window.
+  """The draft tokens of one window: a chain, or a tree of K nodes.
 
   tokens_BK: proposed ids.
   q_BKV: the distribution each token was drawn from. It must be the array that
-    was sampled, not one computed again. None means deterministic proposals.
+    was sampled, not one computed again. None means deterministic proposals. In
+    a tree it is that of a node given its elder siblings, those with a smaller
+    index: where all are distinct, zero on them and normalised again.
   count_B: how many of the K tokens are proposed; 0 is allowed. Whether a token
     is proposed may depend on the tokens before it, never on the token itself:
     leaving out unlikely tokens would change q.
   residual_BND: the residual stream after the target's first layers, from a
     drafter that ran them over the window's N tokens (Drafter.exit).
   sourced_B: rows whose drafts were found in Context.source; None: in none.
+  parents_BK: of a tree, the node before each node, which has a smaller index;
+    -1 the last committed token. Rows may differ. None is a chain.
+  proposed_BK: of a tree, which of its first count_B nodes are proposed, with
+    all before them on their paths; None: all. How many children a node has may
+    depend on all that was drawn before them, never on themselves; and nothing
+    that was drawn is left out.
   """
 
   tokens_BK: Array
@@ -150,6 +158,8 @@ class Draft(NamedTuple):
   count_B: Array
   residual_BND: Array | None = None
   sourced_B: Array | None = None
+  parents_BK: Array | None = None
+  proposed_BK: Array | None = None
 
 
 class Verdict(NamedTuple):
@@ -157,27 +167,32 @@ class Verdict(NamedTuple):
 
   accepted_B: how many drafts are accepted, 0 to count_B.
   weights_BV: the unnormalised distribution of the token after those drafts.
+  path_BK: of a tree, the nodes that are accepted, in order; K past them.
   """
 
   accepted_B: Array
   weights_BV: Array
+  path_BK: Array | None = None
 
 
 class Outcome(NamedTuple):
   """The result of one window, for a drafter that learns from acceptance.
 
-  verified_B: drafts that the rule tested: count_B, fewer at the buffer's end.
+  verified_B: drafts that the rule could test: count_B, fewer at the buffer's
+    end; of a tree, along the path that it took.
   accepted_B: drafts that the rule accepted.
   emitted_B: tokens committed: accepted_B + 1, or fewer where a stop id or the
     limit cut the window; 0 for a row that had finished or whose logits were
     not finite.
   weights_BV: the unnormalised distribution the last token was drawn from.
+  path_BK: as Verdict's.
   """
 
   verified_B: Array
   accepted_B: Array
   emitted_B: Array
   weights_BV: Array
+  path_BK: Array | None = None
 
 
 class Noise(NamedTuple):
@@ -185,6 +200,10 @@ class Noise(NamedTuple):
 
   accept_BK: uniforms in [0, 1) for the accept tests.
   draft(offset, q_BV) -> tokens_B: draws the draft token at an offset.
+  children(parents_BM, depth, q_BMV, count) -> (tokens_BMX, ok_BMX): draws
+    X = count distinct children of each of these nodes, -1 the root, which are
+    `depth` deep: one after another from q, without those drawn. Where ok is
+    false q has no other. Of a greedy row nothing is drawn.
   next(offset_B, weights_BV) -> tokens_B: draws the token emitted at index
     lengths_B + offset_B from unnormalised weights, with the same noise that
     plain decoding uses at that index.
@@ -193,6 +212,7 @@ class Noise(NamedTuple):
   accept_BK: Array
   draft: Callable[[int, Array], Array]
   next: Callable[[Array, Array], Array]
+  children: Callable[..., tuple[Array, Array]] | None = None
 
 
 class Scores(NamedTuple):
@@ -217,6 +237,7 @@ class Rule(NamedTuple):
   scored: verify takes a fourth argument, Scores.
   certain: where p is one-hot, verify keeps the drafts that are plain decoding's
     tokens, up to the first that is not; then decode does so itself.
+  trees: whether verify takes trees; else drafters of trees are refused.
   kept(p_BTV, q_BTV, scores) -> [B, T, V]: the probability with which each
     token is drafted from q and accepted, in a window of one draft; its sum is
     the acceptance alpha. None stands, for a lossless rule, for min(p, q), the
@@ -234,6 +255,7 @@ class Rule(NamedTuple):
   lossless: bool = True
   scored: bool = False
   certain: bool = False
+  trees: bool = False
   kept: Callable[[Array, Array, Scores], Array] | None = None
   emitted: Callable[[Array, Array, Scores], Array] | None = None
 
@@ -256,12 +278,13 @@ class Drafter(NamedTuple):
   commit(state, context, outcome, features_BNE) -> state: context is the one
     after the commit, outcome an Outcome; features_BNE[:, j] belongs to the j-th
     token of the window just verified (the last committed token, then the
-    drafts).
+    drafts; of a tree, those of the path).
   taps: the residual streams of the target (Model.apply) that, concatenated
     along the last axis, are the features.
   exit: how many of the target's layers propose has run over the window, in the
     target's own cache; verification starts after them, from Draft.residual_BND.
   stops: whether a window may end before gamma where confidence is low.
+  tree: whether windows are trees, of gamma nodes.
   """
 
   name: str
@@ -272,13 +295,17 @@ class Drafter(NamedTuple):
   taps: tuple[int, ...] = ()
   exit: int = 0
   stops: bool = False
+  tree: bool = False
 
   def __repr__(self) -> str:
     return f'Drafter({self.name!r}, gamma={self.gamma})'
 
 
 class Info(NamedTuple):
-  """Counts of every row, of fixed size; read once, on the host."""
+  """Counts of every row, of fixed size; read once, on the host.
+
+  Of a tree, draft k is any node of depth k + 1.
+  """
 
   hist_BN: Array  # windows by accepted and emitted drafts
   proposed_BK: Array  # windows in which draft k was proposed

@@ -75,7 +75,11 @@ def test_a_bad_draft_is_named(target, draft, gamma, message):
     ('lookup', dict(max_match=257), 'at least 1 and at most 256'),
     ('early_exit', dict(exit='1'), "early_exit.exit='1': must be a whole"),
     ('ngram', dict(path='x'), "ngram.path='x': no such setting; allowed are "),
-    ('eagle', dict(path='x'), 'allowed are min_confidence, check, source'),
+    (
+      'eagle',
+      dict(path='x'),
+      'allowed are min_confidence, check, tree, source',
+    ),
     ('adaptive', dict(eagle={}), 'adaptive.eagle={}: no such setting; allowed'),
     ('itself', dict(exit=1), 'exit=1: no such setting; allowed are min_c'),
     ('itself', dict(min_confidence='x'), "='x': must be a number"),

@@ -267,7 +267,7 @@ def test_rows_come_first_in_every_state(name, scan, encoder):
   """Axis 0 of every leaf, of the target's cache and of the drafter's state."""
   run = model_config.Execution(scan_layers=scan)
   world = base.transformers(V, run=run, encoder=encoder)
-  if encoder and name == 'eagle':
+  if encoder and name in ('eagle', base.TREE):
     with pytest.raises(ValueError, match='nor one with an encoder'):
       load.RECIPES[name](world, 2)
     return

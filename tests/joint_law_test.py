@@ -8,6 +8,7 @@ import pytest
 
 from specdec_jax import decode
 from specdec_jax.certify import base, counted, enumerated, load, table_model
+from specdec_jax.drafters import eagle
 from specdec_jax.verify import coupled, reject
 
 V, K = 3, 2
@@ -49,19 +50,19 @@ DRAFT, _ = RECIPES['lm'](WORLD, K)
 SETTINGS = dict(temperature=0.9, top_p=0.95)
 
 
-def drawn(rule, drafter, n=7):
+def drawn(rule, drafter, n=7, params=WORLD.weights.draft):
   """Texts of n tokens by production decoding: [65536, n]."""
   request = base.make_request(
     WORLD, [PROMPT] * 2**16, n, gamma=drafter.gamma, **SETTINGS
   )
-  pair = base.Pair(rule, drafter, WORLD.weights.draft)
+  pair = base.Pair(rule, drafter, params)
   out = base.run(WORLD, pair, request)
   assert (out.lengths_B == len(PROMPT) + n).all()
   return out.tokens_BL[:, len(PROMPT) : len(PROMPT) + n]
 
 
-def check_joint(rule, drafter):
-  tokens = drawn(rule, drafter)
+def check_joint(rule, drafter, **more):
+  tokens = drawn(rule, drafter, **more)
   p_RVV = table_model.warped(WORLD.weights.target, **SETTINGS)
   p = table_model.joint_distribution(p_RVV, PROMPT, tokens.shape[1])
   counts = np.zeros_like(p)
@@ -79,6 +80,15 @@ def check_joint(rule, drafter):
 )
 def test_joint_law_of_generate(rule):
   check_joint(rule, DRAFT)
+
+
+@pytest.mark.parametrize(
+  'levels', [(2, 2), pytest.param((3, 1, 2), marks=pytest.mark.more)]
+)
+def test_joint_law_of_a_tree(levels):
+  config, params = eagle.random_layer(WORLD)
+  tree = eagle.make(config, WORLD.target, gamma=0, levels=levels)
+  check_joint(reject.RULE, tree, params=params)
 
 
 @pytest.mark.more

@@ -283,7 +283,9 @@ def improvement(
   widths_N = shares_of_widths(found, once_G)
   hist = metrics.summary(metrics.join(outputs)).accepted_histogram
   by_gamma = {}
-  for gamma in range(1, arm.gamma + 1):
+  # What a part of a tree would have accepted is not known.
+  least = arm.gamma if arm.engine.drafter.tree else 1
+  for gamma in range(least, arm.gamma + 1):
     shorter = cost.histogram_tokens(cost.truncated(hist, gamma))
     needed = window_cost(arm, calibration, gamma, widths_N)
     share = shorter / cost.histogram_tokens(hist)

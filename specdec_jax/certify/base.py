@@ -19,6 +19,10 @@ from specdec_jax.models import lm
 BOUNDS = {False: 1e-6, True: 1e-12}
 
 
+# The drafter whose windows are trees.
+TREE = 'tree'
+
+
 class World(NamedTuple):
   """A target and a draft model of `vocab` ids, with the weights of both.
 
@@ -81,6 +85,10 @@ class Subject(NamedTuple):
     """
     (first, *rules), names = self.rules, list(self.drafters)
     return [(first, x) for x in names] + [(x, names[0]) for x in rules]
+
+  def takes(self, rule: types.Rule, name: str) -> bool:
+    """Whether a rule takes what a drafter of ours proposes."""
+    return rule.trees or name != TREE
 
   def pair(
     self, world: World, gamma: int, rule: types.Rule | None = None, name=''

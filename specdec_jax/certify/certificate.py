@@ -54,7 +54,9 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
   if subject.model is not None:
     raise base.NotChecked('a model of your own is certified without sources')
   # eagle refuses an encoder by name.
-  names = [name for name in subject.drafters if name != 'eagle'][:amount]
+  names = [x for x in subject.drafters if x not in ('eagle', base.TREE)][
+    :amount
+  ]
   if not names:
     raise base.NotChecked('eagle drafts for decoders alone')
   subject = subject._replace(

@@ -161,7 +161,7 @@ def run_rule(rule: types.Rule, batch: Windows, accept_BK):
     NotEnumerable: it draws noise itself.
   """
   verdict = _verify(rule.verify, accept_BK, batch.draft, batch.p_BNV)
-  accepted_B, weights_BV = map(np.asarray, verdict)
+  accepted_B, weights_BV = map(np.asarray, verdict[:2])
   count_B = np.asarray(batch.draft.count_B)
   wrong_B = (accepted_B > count_B) | (accepted_B < 0)
   if wrong_B.any():

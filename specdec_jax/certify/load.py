@@ -12,16 +12,26 @@ import tokenizers
 
 from specdec_jax import build, decode, fields, types
 from specdec_jax.certify import base
-from specdec_jax.drafters import method, table
+from specdec_jax.drafters import eagle, method, table
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import own, tokenizer
 
+
 # Drafter name -> its base.Recipe, where it has one.
+def _tree(world: base.World, gamma: int):
+  """EAGLE with a tree of gamma nodes."""
+  config, params = eagle.random_layer(world)
+  most = min(world.vocab, 2 if gamma < 5 else 3)
+  levels = [most] * (gamma // most) + [gamma % most] * (gamma % most > 0)
+  sizes = dict(gamma=gamma, levels=tuple(levels))
+  return eagle.make(config, world.target, **sizes), params
+
+
 RECIPES: dict[str, base.Recipe] = {
   name: row.recipe
   for name, row in table.DRAFTERS.items()
   if hasattr(row, 'recipe')
-}
+} | {base.TREE: _tree}
 # With a user's rule or model: one drafter that samples and one that does not. A
 # rule reads only tokens, their distributions and their count.
 DRAFTERS = ('lm', 'lookup')

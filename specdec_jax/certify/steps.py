@@ -13,7 +13,7 @@ from jax.experimental import io_callback
 
 from specdec_jax import decode, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.certify import base, enumerate_window, table_model
+from specdec_jax.certify import base, enumerate_window, table_model, trees
 
 
 class Choice(NamedTuple):
@@ -39,7 +39,8 @@ class Window(NamedTuple):
   draft, p_BNV: as the rule got them.
   t_BK: where each accept test flips; None where passes_BK is not chosen.
   weights_BV: the next token is drawn from them.
-  draws: by offset, the q_BV that a draft was drawn from, and the tokens_B.
+  draws: by offset, the q_BV that a draft was drawn from, and the tokens_B; of
+    a tree, by node (-1 the root), the q_BV of its children, and the tokens_BX.
   reported: how many q that drafts report were compared with those.
   """
 
@@ -64,21 +65,31 @@ class Chosen:
 
   def noise(self, *args, **kwargs) -> types.Noise:
     self.right = sampling_lib.noise(*args, **kwargs)
-    return types.Noise(self.right.accept_BK, self.draft, self.next)
+    own = self.draft, self.next, self.children
+    return types.Noise(self.right.accept_BK, *own)
+
+  def children(self, parents_BM, depth, q_BMV, count):
+    tokens_BMX, ok_BMX = self.right.children(parents_BM, depth, q_BMV, count)
+    for m in range(parents_BM.shape[1]):
+      self._keep(parents_BM[0, m], q_BMV[:, m], tokens_BMX[:, m])
+    return tokens_BMX, ok_BMX
 
   def draft(self, offset, q_BV):
     chosen_B = jnp.take(self.choice.draft_BK, offset, axis=1)
     tokens_B = jnp.where(chosen_B < 0, self.right.draft(offset, q_BV), chosen_B)
 
-    def record(offset, bits, tokens_B):
+    self._keep(offset, q_BV, tokens_B)
+    return tokens_B
+
+  def _keep(self, offset, q_BV, tokens):
+    def record(offset, bits, tokens):
       own_BV = np.asarray(bits).view(q_BV.dtype).reshape(q_BV.shape)
-      self.drawn.append((int(offset), own_BV, np.asarray(tokens_B)))
+      self.drawn.append((int(offset), own_BV, np.asarray(tokens)))
 
     # Called from inside the drafter's loops, so q_BV cannot be returned. As
     # bits: a callback's thread would turn float64 into float32.
     bits = jax.lax.bitcast_convert_type(q_BV, jnp.uint32)
-    io_callback(record, None, offset, bits, tokens_B)
-    return tokens_B
+    io_callback(record, None, offset, bits, tokens)
 
   def verify(self, noise, draft, p_BNV) -> types.Verdict:
     self.window = Window(draft, p_BNV)
@@ -99,8 +110,8 @@ class Chosen:
 class _DrafterNoise:
   """A types.Noise with the draft draw only: a drafter may use no other."""
 
-  def __init__(self, draft):
-    self.draft = draft
+  def __init__(self, noise):
+    self.draft, self.children = noise.draft, noise.children
 
   @property
   def accept_BK(self):
@@ -126,7 +137,7 @@ def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
   drawn: list[tuple] = []
 
   def propose(weights, state, context, noise, target_cache):
-    own = _DrafterNoise(noise.draft)
+    own = _DrafterNoise(noise)
     return drafter.propose(weights, state, context, own, target_cache)
 
   @jax.jit
@@ -206,6 +217,8 @@ def _check_reported(name: str, state, window: Window) -> int:
     base.Broken: the first draft with another q.
   """
   compared, draft, can_B = 0, window.draft, state.live_B
+  if draft.parents_BK is not None:
+    return trees.check_reported(name, state, window)
   for k, (drawn_BV, drawn_B) in sorted(window.draws.items()):
     q_BV, tokens_B = _normal(drawn_BV), draft.tokens_BK[:, k]
     can_B = can_B & (_at(q_BV, drawn_B) > 0)
@@ -351,14 +364,14 @@ def check_target(tables, state, window: Window) -> int:
   compared, draft = 0, window.draft
   for b in np.flatnonzero(state.live_B):
     text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
-    for k in range(draft.count_B[b] + 1):
-      prefix = text + draft.tokens_BK[b, :k].tolist()
+    for k, above in trees.paths(draft, b):
+      prefix = text + draft.tokens_BK[b, above].tolist()
       wanted_V = table_model.row_of(tables[b], prefix)
       off = np.abs(window.p_BNV[b, k] - wanted_V).max()
       compared += 1
       if not off <= base.BOUNDS[True]:
         raise base.Broken(
-          f'after {prefix}, of which {k} are drafts, p is '
+          f'after {prefix}, of which {len(above)} are drafts, p is '
           f'{base.show(window.p_BNV[b, k])} instead of {base.show(wanted_V)}'
         )
   return compared

@@ -82,6 +82,7 @@ def for_target(
   """
   del target, gamma, chunk
   parts = inner.parts or (inner,)
+  method.check_chains('adaptive', *(x.drafter for x in parts))
   drafters = [make(x.drafter, scope=settings.scope) for x in parts]
   drafter = hybrid.make(*drafters) if inner.parts else drafters[0]
   return method.Method(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, forward, types
-from specdec_jax.drafters import draft_file, method
+from specdec_jax.drafters import branch, draft_file, method
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
 from specdec_jax.io.published import eagle_folder, readings
@@ -20,7 +20,7 @@ from specdec_jax.models import eagle, lm
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Published):
+class Settings(method.Branching):
   source: str | os.PathLike = fields.setting('', needed=draft_file.EAGLE.form)
 
 
@@ -49,6 +49,7 @@ def for_target(
     min_confidence=settings.min_confidence,
     chunk=chunk,
     constrain=whole and whole.constrain,
+    levels=branch.levels_of(settings.tree),
   )
   return method.Method(drafter, params, view(config, target.model))
 
@@ -109,6 +110,7 @@ class _Setup(NamedTuple):
   min_confidence: float
   chunk: int
   constrain: Callable[..., Any] | None
+  levels: tuple[int, ...]
 
   def reader(self, params, features_BTE) -> types.Model:
     """The draft as a model, for one call with the target's features."""
@@ -128,6 +130,7 @@ def make(
   min_confidence: float = 0.0,
   chunk: int = 64,
   constrain: Callable[..., Any] | None = None,
+  levels: tuple[int, ...] = (),
 ) -> types.Drafter:
   """Drafts a chain of gamma tokens a window from the target's features.
 
@@ -142,6 +145,7 @@ def make(
     target: a model with `embed`.
     gamma, min_confidence, chunk: as in drafters.lm.make.
     constrain: as in models.lm.make, for the draft's cache.
+    levels: the nodes of each level of a tree, gamma in all; () is a chain.
 
   Raises:
     ValueError: a target whose embedding cannot be read.
@@ -151,7 +155,10 @@ def make(
       'eagle: a target without embed cannot be drafted for, nor one with an '
       'encoder'
     )
-  setup = _Setup(config, target, gamma, min_confidence, chunk, constrain)
+  gamma = sum(levels) or gamma
+  setup = _Setup(
+    config, target, gamma, min_confidence, chunk, constrain, levels
+  )
 
   def commit(state, context, outcome, features_BNE):
     B, M, _ = state.features_BME.shape
@@ -168,10 +175,11 @@ def make(
     'eagle',
     gamma,
     functools.partial(_init, setup),
-    functools.partial(_propose, setup),
+    functools.partial(_branch if levels else _propose, setup),
     commit,
     taps=config.taps,
     stops=min_confidence > 0,
+    tree=bool(levels),
   )
 
 
@@ -179,7 +187,10 @@ def _init(setup: _Setup, weights, context, features_BLE):
   config = setup.config
   B, L = context.tokens_BL.shape
   before_B = context.lengths_B - 1
-  shifted_BLE = _shifted(config, features_BLE)
+  # A prefill returns them in a wider dtype than verification does; that of
+  # token t - 1 is read with token t.
+  features_BLE = features_BLE.astype(config.block.activations)
+  shifted_BLE = jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :-1]
   cache = eagle.init_cache(config, B, L, setup.constrain)
   cache, _ = forward.prefill(
     lambda index_T: setup.reader(
@@ -197,13 +208,6 @@ def _init(setup: _Setup, weights, context, features_BLE):
   at_B1 = before_B[:, None] % M
   features_BME = blank_BME.at[jnp.arange(B)[:, None], at_B1].set(features_B1E)
   return State(cache, before_B, features_BME)
-
-
-def _shifted(config, features_BLE):
-  """[:, t]: the feature of token t - 1, which the draft reads with token t."""
-  # A prefill returns them in a wider dtype than verification does.
-  features_BLE = features_BLE.astype(config.block.activations)
-  return jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
 
 def _propose(setup: _Setup, weights, state, context, noise, target_cache):
@@ -235,6 +239,32 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
 
   (cache, _), draft = lm_drafter.chain(
     first, extend, (state.cache, hidden_BD), context, setup.gamma
+  )
+  return draft, state._replace(cache=cache), target_cache
+
+
+def _branch(setup: _Setup, weights, state, context, noise, target_cache):
+  """Drafts a tree; see drafters.branch."""
+  config, target, params = setup.config, setup.target, weights.draft
+  state, hidden_BD = _catch_up(setup, params, state, context)
+
+  def read(cache, tokens_BX, parents_BXD, tree, begin: int):
+    hidden_BXD, _, cache = forward.read(
+      eagle.reader(config, target, parents_BXD),
+      params,
+      tokens_BX,
+      context.lengths_B - 1,
+      cache,
+      slots=context.tokens_BL.shape[1],
+      keep_BT=context.live_B[:, None],
+      tree=tree,
+      begin=begin,
+    )
+    return hidden_BXD, cache
+
+  logits = functools.partial(eagle.logits, config, target, params)
+  draft, cache = branch.draft(
+    setup.levels, context, noise, hidden_BD, state.cache, read, logits
   )
   return draft, state._replace(cache=cache), target_cache
 

@@ -75,6 +75,7 @@ def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
   Raises:
     ValueError: drafters of different gamma, or that do not fit this.
   """
+  method.check_chains('hybrid', first, second)
   if first.gamma != second.gamma or first.taps or first.exit or second.exit:
     raise ValueError(
       f'hybrid of {first.name} (gamma {first.gamma}) and {second.name} (gamma '

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from specdec_jax import fields, sharding, types
+from specdec_jax.drafters import branch
 
 
 class Method(NamedTuple):
@@ -63,6 +64,29 @@ class Published(Stopping):
     allowed=('auto', 'off'),
     help='auto: find by measurement how a published draft is to be read',
   )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Branching(Published):
+  """Settings of one that may draft a tree."""
+
+  tree: str = fields.setting(
+    '', help="nodes of each level, as in '4,4,2,2', gamma in all; a chain"
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    if branch.levels_of(self.tree) and self.min_confidence:
+      raise ValueError('tree: takes no min_confidence; leave one of them out')
+
+
+def check_chains(name: str, *drafters: types.Drafter):
+  """Raises ValueError if a drafter around others would get one of trees."""
+  if trees := [x.name for x in drafters if x.tree]:
+    raise ValueError(
+      f'{name}: takes drafters of chains, and {trees[0]} drafts a tree; leave '
+      f'{trees[0]}.tree out'
+    )
 
 
 def whole(target: Any) -> sharding.Layout | None:

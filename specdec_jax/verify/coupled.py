@@ -1,9 +1,10 @@
 """Coupled verification: the output does not depend on the drafter."""
 
+import jax
 import jax.numpy as jnp
 
 from specdec_jax import types
-from specdec_jax.verify import chain
+from specdec_jax.verify import chain, tree
 
 
 def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
@@ -15,6 +16,8 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   between (1 - D) / (1 + D) and 1 - D, where D is the total variation between p
   and q. Daliri et al. 2024 (https://arxiv.org/abs/2408.07978).
   """
+  if tree.is_one(draft):
+    return _on_tree(noise, draft, p_BNV)
   B, K = draft.tokens_BK.shape
   agrees = [
     noise.next(jnp.full((B,), k, jnp.int32), p_BNV[:, k])
@@ -27,4 +30,13 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   return types.Verdict(accepted_B, chain.row(p_BNV, accepted_B))
 
 
-RULE = types.Rule('coupled', verify, coupled=True, certain=True)
+def _on_tree(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
+  """Follows the target's own draws as long as they are among the children."""
+  depth_BN, _ = tree.shape(draft.parents_BK)
+  draw = jax.vmap(noise.next, (1, 1), 1)
+  accepted_B, path_BK = tree.matching(draft, draw(depth_BN, p_BNV))
+  last_B = tree.last_of(accepted_B, path_BK)
+  return types.Verdict(accepted_B, chain.row(p_BNV, last_B + 1), path_BK)
+
+
+RULE = types.Rule('coupled', verify, coupled=True, certain=True, trees=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import sampling, types
-from specdec_jax.verify import chain
+from specdec_jax.verify import chain, tree
 
 Array = types.Array
 
@@ -15,12 +15,14 @@ class Judged(NamedTuple):
   """The drafts of a window that are kept, and the token after them.
 
   accepted_B: how many drafts are kept.
+  path_BK: which ones, of a tree (types.Verdict); else None.
   weights_BV: the unnormalised distribution of the token after them.
   next_B: that token.
   lost_BN: whether the logits of a position are not finite.
   """
 
   accepted_B: Array
+  path_BK: Array | None
   weights_BV: Array
   next_B: Array
   lost_BN: Array
@@ -47,30 +49,45 @@ def judge(
   sampled = lambda: _sampled(rule, settings, noise, draft, logits_BNV, best_BN1)
   if rule.certain:
     every = jnp.all(sampling.is_greedy(settings))
-    accepted_B, weights_BV, next_B = jax.lax.cond(every, greedy, sampled)
+    found = jax.lax.cond(every, greedy, sampled)
   else:
-    accepted_B, weights_BV, next_B = sampled()
+    found = sampled()
+  accepted_B, path_BK, weights_BV, next_B = found
+  if path_BK is None:  # of no nodes
+    path_BK = draft.parents_BK
   lost_BN = ~jnp.isfinite(best_BN1[..., 0])
-  return Judged(accepted_B, weights_BV, next_B, lost_BN)
+  return Judged(accepted_B, path_BK, weights_BV, next_B, lost_BN)
 
 
 def _sampled(rule, settings, noise, draft, logits_BNV, best_BN1):
   p_BNV = sampling.probabilities(logits_BNV, settings, best_BN1)
   scores = types.Scores(logits_BNV, settings)
   verdict = rule.verify(noise, draft, p_BNV, *[scores] * rule.scored)
-  p_BV = chain.row(p_BNV, verdict.accepted_B)
+  p_BV = chain.row(p_BNV, _last(verdict.accepted_B, verdict.path_BK))
   # In exact arithmetic a rejection leaves mass; rounding may leave none.
   empty_B1 = ~(jnp.sum(verdict.weights_BV, -1, keepdims=True) > 0)
   weights_BV = jnp.where(empty_B1, p_BV, verdict.weights_BV)
   next_B = noise.next(verdict.accepted_B, weights_BV)
-  return verdict.accepted_B, weights_BV, next_B
+  return verdict.accepted_B, verdict.path_BK, weights_BV, next_B
+
+
+def _last(accepted_B, path_BK):
+  """The index in p_BNV of the last draft that is kept."""
+  return (
+    accepted_B if path_BK is None else tree.last_of(accepted_B, path_BK) + 1
+  )
 
 
 def _greedy(draft, logits_BNV, best_BN1):
   best_BN = sampling.first_of(logits_BNV, best_BN1)[..., 0]
-  ok_BK = draft.tokens_BK == best_BN[:, : draft.tokens_BK.shape[1]]
-  accepted_B = chain.prefix(ok_BK & chain.proposed(draft))
-  next_B = jnp.take_along_axis(best_BN, accepted_B[:, None], 1)[:, 0]
+  if not tree.is_one(draft):
+    ok_BK = draft.tokens_BK == best_BN[:, : draft.tokens_BK.shape[1]]
+    accepted_B, path_BK = chain.prefix(ok_BK & chain.proposed(draft)), None
+  else:
+    accepted_B, path_BK = tree.matching(draft, best_BN)
+  last_B1 = _last(accepted_B, path_BK)[:, None]
+  next_B = jnp.take_along_axis(best_BN, last_B1, 1)[:, 0]
   wide = jnp.promote_types(logits_BNV.dtype, jnp.result_type(float))
   ids_1V = jnp.arange(logits_BNV.shape[-1])[None]
-  return accepted_B, (ids_1V == next_B[:, None]).astype(wide), next_B
+  weights_BV = (ids_1V == next_B[:, None]).astype(wide)
+  return accepted_B, path_BK, weights_BV, next_B

@@ -83,7 +83,6 @@ ELSEWHERE = {
     'int32 products of rows and vocabulary',
     'no index is a product: every gather is along one axis',
   ),
-  36: ('siblings and ancestors of a tree', 'drafts are chains'),
   37: ('one of several drafts judged as a sample', 'one draft a window'),
   38: (
     'penalties that do not advance inside a window',

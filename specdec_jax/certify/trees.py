@@ -1,0 +1,316 @@
+"""The distribution that one window of a tree emits, by enumeration.
+
+Every order of the children is drawn, and every accept test passes and fails.
+X: problems (a pair of p and q). R: what may be drawn. B = X * R.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import types
+from specdec_jax.certify import base, enumerate_window
+from specdec_jax.verify import tree
+
+# Of siblings: drawn one after another without those before; certain.
+KINDS = 'distinct', 'deterministic'
+
+
+class Windows(NamedTuple):
+  """Every tree that may be drawn, of every problem, as one batch.
+
+  draft: the trees.
+  p_BNV: the target's distribution after the root and each node.
+  chance_B: probability that each is drawn, float64.
+  """
+
+  draft: types.Draft
+  p_BNV: np.ndarray
+  chance_B: np.ndarray
+
+
+def parents_of(levels: str) -> tuple[int, ...]:
+  """Parents of '3,2', three children of the root and two of each of them."""
+  parents, level = [], [-1]
+  for count in map(int, levels.split(',')):
+    first = len(parents)
+    parents += [node for node in level for _ in range(count)]
+    level = range(first, len(parents))
+  return tuple(parents)
+
+
+def windows(p_XNVV, q_XKVV, parents: tuple[int, ...], kind: str) -> Windows:
+  """The batch of problems: as enumerate_window.problems has them.
+
+  parents: of the tree, of as many levels as p and q have.
+  kind: of KINDS. Certain siblings are the likeliest tokens under q.
+  """
+  X, N, V, _ = p_XNVV.shape
+  K, depths = len(parents), []
+  for parent in parents:
+    depths.append(0 if parent < 0 else depths[parent] + 1)
+  tokens = np.zeros((X, 1, 0), np.int32)
+  chance, qs = np.ones((X, 1)), []
+  rows_X1 = np.arange(X)[:, None]
+  for i, (parent, depth) in enumerate(zip(parents, depths, strict=True)):
+    R = tokens.shape[1]
+    before = tokens[..., parent] if parent >= 0 else np.zeros((X, R), int)
+    elders = [j for j in range(i) if parents[j] == parent]
+    q = q_XKVV[rows_X1, depth, before].astype(np.float64)
+    q, total = _given(q, tokens[..., elders], kind)
+    # A row for each token; where q has no mass, one that is not proposed.
+    drawn = np.where(total > 0, q, np.eye(V)[0])
+    chance = (chance[..., None] * drawn).reshape(X, R * V)
+    spread = lambda x: np.repeat(x, V, 1)
+    tokens = np.concatenate(
+      [
+        spread(tokens),
+        np.tile(np.arange(V, dtype=np.int32), (X, R))[..., None],
+      ],
+      -1,
+    )
+    qs = [*map(spread, qs), spread(q)]
+    keep = (chance > 0).any(0)  # no problem draws the others
+    chance, tokens, qs = (
+      chance[:, keep],
+      tokens[:, keep],
+      [x[:, keep] for x in qs],
+    )
+  R = tokens.shape[1]
+  flat = lambda x: x.reshape(X * R, *x.shape[2:])
+  numbers = [np.zeros((X, R), int), *np.moveaxis(tokens, -1, 0)]
+  of = [0, *(d + 1 for d in depths)]
+  p = [p_XNVV[rows_X1, d, x] for d, x in zip(of, numbers, strict=True)]
+  q = np.stack(qs, 2).astype(q_XKVV.dtype)
+  proposed = q.sum(-1) > 0
+  for i, parent in enumerate(parents):
+    if parent >= 0:
+      proposed[..., i] &= proposed[..., parent]
+  draft = types.Draft(
+    jnp.asarray(flat(tokens)),
+    None if kind == 'deterministic' else jnp.asarray(flat(q)),
+    jnp.full(X * R, K, jnp.int32),
+    parents_BK=jnp.tile(jnp.asarray(parents, jnp.int32), (X * R, 1)),
+    proposed_BK=jnp.asarray(flat(proposed)),
+  )
+  return Windows(draft, flat(np.stack(p, 2)), chance.reshape(-1))
+
+
+def _given(q, elders, kind: str):
+  """(law of a child given its elder siblings, what q has left for it).
+
+  q: [X, R, V]. elders: their tokens, [X, R, siblings].
+  """
+  left = q
+  if kind == 'deterministic':
+    # The order of q, and of ids where q has no more.
+    V = q.shape[-1]
+    left = np.where(q > 0, q + 1, 1 - np.arange(V) / V)
+  left = left.copy()
+  np.put_along_axis(left, elders, 0, -1)
+  if kind == 'deterministic':
+    left = np.eye(q.shape[-1])[left.argmax(-1)]
+  total = left.sum(-1, keepdims=True)
+  return np.where(total > 0, left / np.where(total > 0, total, 1), 0), total
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _verify(rule: types.Rule, u_BK, draft: types.Draft, p_BNV):
+  noise = enumerate_window.uniforms(u_BK)
+  verdict = rule.verify(noise, draft, p_BNV)
+  return verdict, tree.last_of(verdict.accepted_B, verdict.path_BK)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
+  """Where the accept test of each node flips, [B, K]: the least u that fails.
+
+  By bisection over the floats of [0, 1), with the tests of its ancestors
+  passing and all others failing.
+  """
+  B, K = draft.tokens_BK.shape
+  dtype = p_BNV.dtype
+  integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
+  float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
+  one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
+  sees_BNN = tree.shape(draft.parents_BK).sees_BTN
+
+  def of_node(i):
+    above_BK = sees_BNN[:, i + 1, 1:].at[:, i].set(False)
+    others_BK = jnp.where(above_BK, 0, float_of(one - 1))
+
+    def passes(u_B):
+      _, last_B = _verify(rule, others_BK.at[:, i].set(u_B), draft, p_BNV)
+      number_B11 = (last_B + 1)[:, None, None]
+      seen_BN = jnp.take_along_axis(sees_BNN, number_B11, 1)[:, 0]
+      return seen_BN[:, i + 1]
+
+    def halve(_, ends):
+      low_B, high_B = ends  # it passes below low, and fails from high on
+      middle_B = low_B + (high_B - low_B) // 2
+      ok_B = passes(float_of(middle_B))
+      low_B = jnp.where(ok_B, middle_B, low_B)
+      return low_B, jnp.where(ok_B, high_B, middle_B)
+
+    ends = jnp.zeros(B, integer), jnp.full(B, one, integer)
+    _, high_B = jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)
+    return jnp.where(passes(jnp.zeros(B, dtype)), float_of(high_B), 0)
+
+  return jax.lax.map(of_node, jnp.arange(K)).T
+
+
+def distribution(rule: types.Rule, batch: Windows, target) -> np.ndarray:
+  """Exact distribution of N tokens: one window of the rule, then the target.
+
+  target: the target's own, [X, V, ..., V]; the shape of what is returned.
+
+  Raises:
+    base.Broken: random uniforms give another path than their tests do.
+  """
+  draft, dtype = batch.draft, batch.p_BNV.dtype
+  X, V = target.shape[0], target.shape[-1]
+  t_BK = np.asarray(thresholds(rule, draft, batch.p_BNV), np.float64)
+  parents, tokens = np.asarray(draft.parents_BK[0]), np.asarray(draft.tokens_BK)
+  proposed = np.asarray(draft.proposed_BK)
+  B, K = tokens.shape
+  t_BK = np.where(proposed, t_BK, 0)
+  below = lambda node: [i for i in range(K) if parents[i] == node]
+  out, problem_B = np.zeros_like(target), np.repeat(np.arange(X), B // X)
+  _check_paths(rule, batch, t_BK, below)
+
+  def at(node: int, chance_B, path):
+    """Adds what is emitted once the path to a node is accepted."""
+    nonlocal out
+    for child in below(node):
+      at(child, chance_B * t_BK[:, child], [*path, child])
+      chance_B = chance_B * (1 - t_BK[:, child])
+    u_BK = np.full((B, K), np.nextafter(dtype.type(1), dtype.type(0)))
+    u_BK[:, path] = 0
+    verdict, last_B = _verify(rule, u_BK, draft, batch.p_BNV)
+    # A node that cannot be accepted has no chance, whatever is left there.
+    right_B = np.asarray(last_B) == node
+    if (chance_B * ~right_B).max() > 0:
+      raise base.Broken(f'{rule.name}: its path is not that of its tests')
+    next_BV = enumerate_window.next_distribution(
+      batch.p_BNV, np.full(B, node + 1), np.asarray(verdict.weights_BV)
+    )
+    mass = np.zeros((X,) + (V,) * (len(path) + 1))
+    where = (problem_B, *(tokens[:, i] for i in path))
+    np.add.at(mass, where, (chance_B * right_B)[:, None] * next_BV)
+    out = out + enumerate_window.continued(mass, target)
+
+  at(-1, batch.chance_B.copy(), [])
+  return out
+
+
+def _check_paths(rule, batch: Windows, t_BK, below):
+  """Raises base.Broken if random uniforms take another path."""
+  B, K = t_BK.shape
+  rng = np.random.default_rng(0)
+  for _ in range(3):
+    u_BK = rng.random((B, K)).astype(batch.p_BNV.dtype)
+    _, last_B = _verify(rule, u_BK, batch.draft, batch.p_BNV)
+    passes_BK, wanted_B = u_BK < t_BK, np.full(B, -1)
+    for node in range(-1, K):
+      here_B = wanted_B == node
+      for child in reversed(below(node)):  # the eldest that passes
+        wanted_B = np.where(here_B & passes_BK[:, child], child, wanted_B)
+    wrong_B = (np.asarray(last_B) != wanted_B) & (batch.chance_B > 0)
+    if wrong_B.any():
+      b = int(wrong_B.argmax())
+      raise base.Broken(
+        f'{rule.name}: it ends at node {int(last_B[b])} of the tree with '
+        f'parents {batch.draft.parents_BK[b].tolist()}, and its tests pass to '
+        f'{wanted_B[b]}'
+      )
+
+
+# (levels, kind) of the trees that are enumerated; two in the quick tier.
+CASES = (
+  ('3', 'distinct'),
+  ('2,2', 'deterministic'),
+  ('3', 'deterministic'),
+  ('2,2', 'distinct'),
+  ('3,1', 'distinct'),
+  ('3,3', 'distinct'),
+)
+
+
+def error(rule: types.Rule, seed: int, levels: str, kind: str, each: int):
+  """The largest error of the law of a window, over `each` of all families.
+
+  Raises:
+    base.Broken: an error above the bound; names the simplest family.
+  """
+  gamma, families = len(levels.split(',')), [*enumerate_window.FAMILIES]
+  parts = [
+    enumerate_window.problems(
+      name, [seed, gamma, i], count=each, gamma=gamma, vocab=3
+    )
+    for i, name in enumerate(families)
+  ]
+  p, q = (np.concatenate(x) for x in zip(*parts, strict=True))
+  wanted = enumerate_window.target_distribution(p)
+  got = distribution(rule, windows(p, q, parents_of(levels), kind), wanted)
+  off_X = np.abs(got - wanted).reshape(len(p), -1).max(1)
+  if not off_X.max() <= base.bound():
+    x = int((~(off_X <= base.bound())).argmax())
+    raise base.Broken(
+      f'{rule.name}, a tree of {levels} {kind} siblings: wrong first in '
+      f'{families[x // each]!r}; p of the first token {base.show(p[x, 0, 0])}, '
+      f'q {base.show(q[x, 0, 0])}; off by {off_X[x]:.1e}, allowed '
+      f'{base.bound():.0e}'
+    )
+  return float(off_X.max())
+
+
+# --- windows of production steps ----------------------------------------------
+
+
+def check_reported(name: str, state, window) -> int:
+  """Every child must report what it was drawn from: q without its elders.
+
+  window: a steps.Window. Returns how many reported distributions were compared.
+
+  Raises:
+    base.Broken: the first child with another q.
+  """
+  compared, draft = 0, window.draft
+  proposed_BK = np.asarray(tree.proposed(draft))
+  for b, i in np.argwhere(proposed_BK & state.live_B[:, None]):
+    parent = draft.parents_BK[b, i]
+    q_BV, tokens_BX = window.draws[int(parent)]
+    elders = draft.tokens_BK[b, :i][draft.parents_BK[b, :i] == parent]
+    reported_V = draft.q_BKV[b, i].astype(np.float64)
+    if (
+      reported_V[draft.tokens_BK[b, i]] == 1 and np.isin(q_BV[b], (0, 1)).all()
+    ):
+      continue  # greedy rows draw nothing
+    wanted_V = q_BV[b].astype(np.float64)
+    wanted_V[elders] = 0
+    wanted_V /= wanted_V.sum()
+    compared += 1
+    family = [*elders, draft.tokens_BK[b, i]]
+    off = np.abs(reported_V - wanted_V).max()
+    if (
+      tokens_BX[b, : len(family)].tolist() != family or not off <= base.bound()
+    ):
+      raise base.Broken(
+        f'{name} drew the children {tokens_BX[b].tolist()} of node {parent} '
+        f'from {base.show(q_BV[b])}, and reports child {family[-1]} after '
+        f'{family[:-1]} with q {base.show(reported_V)}'
+      )
+  return compared
+
+
+def paths(draft: types.Draft, b: int):
+  """(index in p_BNV, the drafts before it) of every p that a rule reads."""
+  if draft.parents_BK is None:
+    return [(k, list(range(k))) for k in range(draft.count_B[b] + 1)]
+  sees_NN = np.asarray(tree.shape(draft.parents_BK).sees_BTN[b])
+  some = np.flatnonzero(np.asarray(tree.proposed(draft))[b]) + 1
+  above = lambda number: np.flatnonzero(sees_NN[number, 1:]).tolist()
+  return [(0, [])] + [(number, above(number)) for number in some]

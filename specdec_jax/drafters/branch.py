@@ -1,0 +1,219 @@
+"""Growing a tree of drafts, a level at a time.
+
+X: the nodes of a level; M: those of the level before it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import forward, types
+from specdec_jax import sampling as sampling_lib
+
+Array = types.Array
+
+
+def levels_of(tree: str) -> tuple[int, ...]:
+  """'4,4,2' -> (4, 4, 2): how many nodes each level of a tree has; '' -> ().
+
+  Raises:
+    ValueError: something else, or a level without nodes.
+  """
+  if not tree:
+    return ()
+  try:
+    levels = tuple(int(x) for x in tree.split(','))
+  except ValueError:
+    levels = ()
+  if not levels or min(levels) < 1 or sum(levels) > 64:
+    raise ValueError(
+      f'tree={tree}: must be the nodes of each level, 64 at most in all, as in '
+      "'4,4,2,2'"
+    )
+  return levels
+
+
+class Level(NamedTuple):
+  """The nodes of one level.
+
+  tokens_BX, q_BXV: as in types.Draft.
+  parents_BX: nodes of the window.
+  of_BX: their parents, counted within the level before.
+  ok_BX: which are proposed.
+  joint_BX: the draft's probability of their paths, at temperature 1.
+  """
+
+  tokens_BX: Array
+  q_BXV: Array
+  parents_BX: Array
+  of_BX: Array
+  ok_BX: Array
+  joint_BX: Array
+
+
+def root(rows: int) -> Level:
+  """The last committed token, as a level."""
+  none_B1, one_B1 = jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows, 1))
+  return Level(none_B1, one_B1, none_B1, none_B1, one_B1 > 0, one_B1)
+
+
+def grow(
+  noise: types.Noise,
+  sampling: types.Sampling,
+  above: Level,
+  logits_BMV: Array,
+  *,
+  first: int,
+  depth: int,
+  count: int,
+) -> Level:
+  """Draws the `count` children of a level.
+
+  How many each node gets is decided before one is drawn: by the largest
+  products of a path's probability and the r-th largest of its r-th child (as Li
+  et al. 2024, https://arxiv.org/abs/2406.16858, section 3.2, do of drawn ones).
+
+  Args:
+    noise, sampling: of the window.
+    above: the level before.
+    logits_BMV: the draft's, after each of its nodes.
+    first: the node that is the first of `above`; -1 is the root.
+    depth: of `above`; 0 is the root's.
+  """
+  B, M, V = logits_BMV.shape
+  each = min(count, V)
+  assert count <= M * each, (count, M, V)
+  greedy_B1 = sampling_lib.is_greedy(sampling)[:, None]
+  q_BMV = sampling_lib.probabilities(logits_BMV, sampling)
+  total_BM1 = jax.nn.logsumexp(logits_BMV, -1, keepdims=True)
+  nodes_BM = jnp.broadcast_to(first + jnp.arange(M)[None], (B, M))
+  drawn_BMX, some_BMX = noise.children(nodes_BM, depth, q_BMV, each)
+  top_BMX, best_BMX = sampling_lib.largest(logits_BMV, each)
+  tokens_BMX = jnp.where(greedy_B1[..., None], best_BMX, drawn_BMX)
+  some_BMX = jnp.where(greedy_B1[..., None], top_BMX > -jnp.inf, some_BMX)
+  worth_BMX = above.joint_BX[..., None] * jnp.exp(top_BMX - total_BM1)
+  worth_BMX = jnp.where(above.ok_BX[..., None], worth_BMX, 0)
+  _, taken_BX = jax.lax.top_k(worth_BMX.reshape(B, M * each), count)
+  # In this order elder siblings come first: a node's worths descend.
+  taken_BX = jnp.sort(taken_BX, -1)
+  of_BX, rank_BX = taken_BX // each, taken_BX % each
+  pick = lambda x_BMX: jnp.take_along_axis(
+    x_BMX.reshape(B, M * each), taken_BX, 1
+  )
+  along = lambda x_BM: jnp.take_along_axis(x_BM, of_BX, 1)
+  tokens_BX = pick(tokens_BMX)
+
+  def given():
+    q_BXV = jnp.take_along_axis(q_BMV, of_BX[..., None], 1)
+    family_BXX = jnp.take_along_axis(tokens_BMX, of_BX[..., None], 1)
+    hot_BXV = jnp.arange(V)[None, None] == tokens_BX[..., None]
+    q_BXV = _given(q_BXV, family_BXX, rank_BX)
+    return jnp.where(greedy_B1[..., None], hot_BXV.astype(q_BXV.dtype), q_BXV)
+
+  # Where all are greedy nobody looks at q.
+  none = lambda: jnp.zeros((B, count, V), q_BMV.dtype)
+  q_BXV = jax.lax.cond(jnp.all(greedy_B1), none, given)
+  own_BMX = jnp.take_along_axis(logits_BMV, tokens_BMX, -1) - total_BM1
+  joint_BX = along(above.joint_BX) * jnp.exp(pick(own_BMX))
+  ok_BX = pick(some_BMX) & along(above.ok_BX)
+  return Level(tokens_BX, q_BXV, along(nodes_BM), of_BX, ok_BX, joint_BX)
+
+
+def _given(q_BXV: Array, family_BXY: Array, rank_BX: Array) -> Array:
+  """q of the child of a rank, given its elder siblings.
+
+  family_BXY: the children of the node's parent, in the order drawn.
+  """
+  ids_11V = jnp.arange(q_BXV.shape[-1])[None, None]
+
+  def without(y, q_BXV):
+    elder_BX1 = (y < rank_BX)[..., None]
+    token_BX1 = jax.lax.dynamic_index_in_dim(family_BXY, y, 2)
+    return jnp.where(elder_BX1 & (ids_11V == token_BX1), 0, q_BXV)
+
+  left_BXV = jax.lax.fori_loop(0, family_BXY.shape[-1] - 1, without, q_BXV)
+  total_BX1 = jnp.sum(left_BXV, -1, keepdims=True)
+  # The first is drawn from q as it is: not one bit may differ.
+  some_BX1 = (rank_BX[..., None] > 0) & (total_BX1 > 0)
+  return left_BXV / jnp.where(some_BX1, total_BX1, 1)
+
+
+def sees(parents_BX: Array, above_BMN: Array, begin: int) -> Array:
+  """Which numbers the nodes of a level attend to: [B, X, N].
+
+  parents_BX: counted within the level before, which attends to above_BMN.
+  begin: the number of the level's first node.
+  """
+  seen_BXN = jnp.take_along_axis(above_BMN, parents_BX[..., None], 1)
+  X, N = parents_BX.shape[1], above_BMN.shape[-1]
+  return seen_BXN | jnp.eye(X, N, begin, dtype=bool)[None]
+
+
+def draft(
+  levels: tuple[int, ...],
+  context: types.Context,
+  noise: types.Noise,
+  hidden_BD: Array,
+  cache: Any,
+  read: Callable[..., Any],
+  logits: Callable[[Array], Array],
+) -> tuple[types.Draft, Any]:
+  """Grows a tree; (types.Draft, cache). Where no row drafts, nothing runs.
+
+  Args:
+    levels: how many nodes each has.
+    context, noise: as for types.Drafter.propose.
+    hidden_BD: the draft's state after the last committed token.
+    cache: the draft's.
+    read: (cache, tokens_BX, hidden_BXD, tree, begin) -> (hidden_BXD, cache):
+      reads the nodes of a level, after the states of their parents; tree and
+      begin as of forward.read.
+    logits: of states.
+  """
+
+  def grown(made):
+    return _grown(levels, context, noise, hidden_BD, made[1], read, logits)
+
+  some = jnp.any(context.live_B & (context.gamma_B > 0))
+  blank = forward.blank(grown, (None, cache))[0]
+  found, cache = forward.once(some, grown, (blank, cache))
+  return found._replace(count_B=context.gamma_B), cache
+
+
+def _grown(levels, context, noise, hidden_BD, cache, read, logits):
+  B, N = len(context.lengths_B), sum(levels) + 1
+  depths = np.repeat(np.arange(len(levels) + 1), (1, *levels))
+  depth_BN = jnp.broadcast_to(jnp.asarray(depths, jnp.int32)[None], (B, N))
+  sees_BXN = jnp.broadcast_to((jnp.arange(N) == 0)[None, None], (B, 1, N))
+  level, made, number = root(B), [], 0
+  hidden_BXD = hidden_BD[:, None]
+  for depth, count in enumerate(levels):
+    if depth:
+      sees_BXN = sees(level.of_BX, sees_BXN, number)
+      parents_BXD = jnp.take_along_axis(hidden_BXD, level.of_BX[..., None], 1)
+      tree = depth_BN, sees_BXN
+      hidden_BXD, cache = read(
+        cache, level.tokens_BX, parents_BXD, tree, number
+      )
+    level = grow(
+      noise,
+      context.sampling,
+      level,
+      logits(hidden_BXD),
+      first=number - 1,
+      depth=depth,
+      count=count,
+    )
+    made.append(level)
+    number += hidden_BXD.shape[1]
+  join = lambda name: jnp.concatenate([getattr(x, name) for x in made], 1)
+  return types.Draft(
+    join('tokens_BX'),
+    join('q_BXV'),
+    context.gamma_B,
+    parents_BK=join('parents_BX'),
+    proposed_BK=join('ok_BX'),
+  ), cache

@@ -1,0 +1,47 @@
+"""Counts of a window: drafts proposed, tried and accepted, and their origin."""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import types
+
+
+def add(info, state, draft, tried, emitted_B, put) -> types.Info:
+  """Adds one window to the accumulators; live rows count, others do not.
+
+  Args:
+    info: the counts before.
+    state, draft, tried, emitted_B: decode's, of the window.
+    put: (old_BL, new_BN) -> old_BL with what was emitted at its places.
+  """
+  live_B = state.live_B.astype(jnp.int32)
+  kept_B = jnp.minimum(tried.accepted_B, emitted_B)
+  whole_B = live_B * (emitted_B == tried.accepted_B + 1)
+  # The draft after the kept ones was tried too, unless the cut came before it.
+  reached_B = kept_B + whole_B
+  index_1N = jnp.arange(tried.window_BN.shape[1])[None]
+  one = lambda count_B: index_1N == count_B[:, None]
+  below = lambda count_B: index_1N[:, :-1] < count_B[:, None]
+  add = lambda old, flags: old + live_B[:, None] * flags
+  missed_B = tried.accepted_B < tried.reach_B
+  last = jnp.where(missed_B, types.RECOVERED, types.BONUS)
+  last = jnp.where(tried.levels_B == 0, types.PLAIN, last)
+  drafted_BN = index_1N < tried.accepted_B[:, None]
+  origin_BN = jnp.where(drafted_BN, types.DRAFTED, last[:, None])
+  if draft.sourced_B is not None:
+    counts_B2 = jnp.stack([tried.levels_B, kept_B], 1, dtype=jnp.int32)
+    found_B2 = add(info.sourced_B2, draft.sourced_B[:, None] * counts_B2)
+    info = info._replace(sourced_B2=found_B2)
+  return info._replace(
+    hist_BN=add(info.hist_BN, one(kept_B)),
+    proposed_BK=add(info.proposed_BK, below(tried.levels_B)),
+    tried_BK=add(info.tried_BK, below(jnp.minimum(reached_B, tried.reach_B))),
+    accepted_BK=add(info.accepted_BK, below(kept_B)),
+    whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
+    calls_B=info.calls_B + live_B,
+    origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
+    window_BL=put(info.window_BL, info.calls_B[:, None]),
+    broken_B=info.broken_B | (state.live_B & tried.broken_B),
+    logprob_BL=jax.tree.map(put, info.logprob_BL, tried.logprob_BN),
+    top_BLX=jax.tree.map(put, info.top_BLX, tried.top_BNX),
+  )

@@ -1,0 +1,116 @@
+"""Trees of draft tokens: who descends from whom, and the path that is kept.
+
+A node is a draft token, by its index in the window; -1 is the last committed
+token, the root. A child comes after its parent. A chain is a tree too, but the
+rules, which know it by Draft.parents_BK None, have shorter forms for it.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax import types
+from specdec_jax.verify import chain
+
+Array = types.Array
+
+
+def is_one(draft: types.Draft) -> bool:
+  """Whether a rule has to treat a draft as a tree; one of no nodes is none."""
+  return draft.parents_BK is not None and draft.tokens_BK.shape[1] > 0
+
+
+class Shape(NamedTuple):
+  """A tree with its root, which is number 0; node i is number i + 1.
+
+  depth_BN: 0 of the root.
+  sees_BTN: which numbers a token attends to: itself and its ancestors.
+  """
+
+  depth_BN: Array
+  sees_BTN: Array
+
+
+def shape(parents_BK: Array) -> Shape:
+  """The Shape of a tree, for all of its N numbers as tokens."""
+  N = parents_BK.shape[1] + 1
+  number_11N = jnp.arange(N)[None, None]
+  # The root is its own parent, which adds nothing.
+  up_BN = jnp.pad(parents_BK + 1, ((0, 0), (1, 0)))
+  sees_BNN = (up_BN[..., None] == number_11N) | jnp.eye(N, dtype=bool)[None]
+  for _ in range((N - 1).bit_length()):  # each turn doubles how far one sees
+    far_BNN = jnp.matmul(*[sees_BNN.astype(jnp.float32)] * 2)
+    sees_BNN = far_BNN > 0
+  return Shape(jnp.sum(sees_BNN, -1, dtype=jnp.int32) - 1, sees_BNN)
+
+
+def proposed(draft: types.Draft) -> Array:
+  """Which nodes are proposed: [B, K]."""
+  own_BK = chain.proposed(draft)
+  return own_BK if draft.proposed_BK is None else own_BK & draft.proposed_BK
+
+
+def path_to(sees_BNN: Array, last_B: Array) -> Array:
+  """The nodes from the root to node `last_B`, [B, K]; K past its end."""
+  K = sees_BNN.shape[1] - 1
+  on_BN = jnp.take_along_axis(sees_BNN, last_B[:, None, None] + 1, 1)[:, 0]
+  # A child comes after its parent: in the order of nodes, by depth.
+  return jnp.sort(jnp.where(on_BN[:, 1:], jnp.arange(K)[None], K), -1)
+
+
+def last_of(accepted_B: Array, path_BK: Array) -> Array:
+  """The last of the accepted nodes, -1 if there is none."""
+  at_B1 = jnp.maximum(accepted_B - 1, 0)[:, None]
+  last_B = jnp.take_along_axis(path_BK, at_B1, 1)[:, 0]
+  return jnp.where(accepted_B > 0, last_B, -1)
+
+
+def matching(draft: types.Draft, wanted_BN: Array) -> tuple[Array, Array]:
+  """The longest path of proposed nodes that are the tokens wanted.
+
+  wanted_BN: the token after each number of the tree.
+
+  Returns:
+    (accepted_B, path_BK), as types.Verdict has them.
+  """
+  depth_BN, sees_BNN = shape(draft.parents_BK)
+  after_BK = jnp.take_along_axis(wanted_BN, draft.parents_BK + 1, 1)
+  ok_BK = (draft.tokens_BK == after_BK) & proposed(draft)
+  ok_BN = jnp.pad(ok_BK, ((0, 0), (1, 0)), constant_values=True)
+  whole_BN = ~jnp.any(sees_BNN & ~ok_BN[:, None], -1)
+  reached_BN = jnp.where(whole_BN, depth_BN, -1)
+  # The first of the deepest: independent siblings may be alike.
+  last_B = jnp.argmax(reached_BN, -1).astype(jnp.int32) - 1
+  return jnp.max(reached_BN, -1), path_to(sees_BNN, last_B)
+
+
+def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:
+  """How many drafts are proposed one behind another: at most; on the path.
+
+  On the path, with one more where the last that is accepted has children.
+  """
+  if not is_one(draft):
+    return draft.count_B, draft.count_B
+  depth_BN, _ = shape(draft.parents_BK)
+  own_BK = proposed(draft)
+  most_B = jnp.max(jnp.where(own_BK, depth_BN[:, 1:], 0), -1, initial=0)
+  last_B1 = last_of(accepted_B, path_BK)[:, None]
+  more_B = jnp.any((draft.parents_BK == last_B1) & own_BK, -1)
+  return most_B, accepted_B + more_B
+
+
+def along(path_BK: Array, drafts_BN: Array, *columns: Array | None):
+  """The nodes' tokens, then what belongs to the root and the nodes of a path.
+
+  [B, N, ...] in the order of numbers -> the same in that of the path.
+  """
+  most = path_BK.shape[1]
+
+  def pick(x_BNX, numbers_BN):
+    at = jnp.minimum(numbers_BN, most)
+    at = at.reshape(*at.shape, *[1] * (x_BNX.ndim - 2))
+    return jnp.take_along_axis(x_BNX, at, 1)
+
+  with_root_BN = jnp.pad(path_BK + 1, ((0, 0), (1, 0)))
+  rest = [None if x is None else pick(x, with_root_BN) for x in columns]
+  return pick(drafts_BN, jnp.pad(path_BK, ((0, 0), (0, 1)))), *rest

@@ -1,0 +1,206 @@
+"""Trees of drafts through the production loop."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import build, decode, record, sampling, types
+from specdec_jax.certify import base
+from specdec_jax.drafters import adaptive, branch, eagle, hybrid, method
+from specdec_jax.verify import coupled, reject
+from tests import fakes
+from tests.drafters import features_test
+
+pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
+
+L, B, NEW, V = 40, 5, 14, 11
+# The right path is 1, 3, 4: nothing of it lies where a chain has it.
+PARENTS = np.array([-1, -1, 1, 1, 3])
+
+
+def propose(weights, state, context, noise, target_cache):
+  """A tree of the script's next three tokens, among wrong ones."""
+  script_BL, right_BL = weights.draft
+  at_B3 = context.lengths_B[:, None] + jnp.arange(3)[None]
+  at_B3 = jnp.minimum(at_B3, L - 1)
+  next_B3 = jnp.take_along_axis(script_BL, at_B3, 1)
+  other_B3 = (next_B3 + 1) % V
+  tokens_BK = jnp.stack(
+    [other_B3[:, 0], next_B3[:, 0], other_B3[:, 1], *next_B3.T[1:]], 1
+  )
+  parents_BK = jnp.tile(jnp.asarray(PARENTS, jnp.int32), (B, 1))
+  count_B = jnp.take_along_axis(right_BL, at_B3[:, :1], 1)[:, 0]
+  return (
+    types.Draft(tokens_BK, None, count_B, parents_BK=parents_BK),
+    state,
+    target_cache,
+  )
+
+
+TREE = features_test.LISTENER._replace(
+  name='tree', gamma=len(PARENTS), propose=propose, tree=True
+)
+
+
+def commit(state, context, outcome, features_BNE):
+  features_BLE, known_B = state
+  index_1N = jnp.arange(features_BNE.shape[1])[None]
+  slots_BN = jnp.where(
+    index_1N < outcome.emitted_B[:, None], known_B[:, None] + index_1N, L
+  )
+  put = features_BLE.at[jnp.arange(B)[:, None], slots_BN]
+  return put.set(features_BNE, mode='drop'), known_B + outcome.emitted_B
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_a_path_is_committed_with_its_slots_and_features(temperature):
+  """A table's probabilities hash all slots, so one left behind changes texts.
+
+  coupled: the text is plain decoding's at any temperature.
+  """
+  model, params = fakes.table_model(V), fakes.table(0, V)
+  rng = np.random.default_rng(1)
+  prompts = fakes.prompts(B, vocab=V, longest=9, seed=3)
+  request = fakes.request(
+    prompts,
+    [NEW, 3, 9, NEW, NEW],
+    vocab=V,
+    length=L,
+    stop_ids=[4],
+    temperature=temperature,
+  )
+  plain = decode.programs(model, decode.PLAIN, coupled.RULE)
+  right = plain.generate(types.Weights(params), request)
+  text = np.asarray(right.tokens_BL)
+  script = np.where(rng.random((B, L)) < 0.15, 0, text).astype(np.int32)
+  count = np.where(rng.random((B, L)) < 0.3, 2, 5).astype(np.int32)
+  programs = decode.programs(model, TREE._replace(commit=commit), coupled.RULE)
+  out, state = fakes.run_steps(
+    programs, types.Weights(params, (script, count)), request
+  )
+  assert fakes.texts(out) == fakes.texts(right)
+  features_BLE, known_B = state.drafter
+  for b, text in enumerate(fakes.texts(out)):
+    assert known_B[b] == len(text) - 1
+    for i in range(len(text) - 1):
+      seen = fakes.prefix_hash(text[: i + 1]), text[i], i
+      wanted = [x for layer in features_test.TAPS for x in (*seen, layer)]
+      assert features_BLE[b, i].tolist() == wanted, (b, i)
+  assert np.asarray(out.info.accepted_BK).sum(0)[2] > 2
+
+
+WORLD = base.tables(6)
+
+
+def eagle_tree(levels: str, world=WORLD):
+  config, params = eagle.random_layer(world)
+  sizes = dict(gamma=3, levels=branch.levels_of(levels))
+  return eagle.make(config, world.target, **sizes), params
+
+
+def run(drafter, params, rule, world=WORLD, new=30, **settings):
+  request = base.make_request(
+    world, base.ragged_prompts(6, world.vocab, 0, 9), new, gamma=12, **settings
+  )
+  out = base.run(world, base.Pair(rule, drafter, params), request)
+  return out, base.plain(world, request)
+
+
+def test_a_tree_of_one_child_a_node_draws_the_tokens_of_a_chain():
+  chain, params = eagle_tree('')
+  tree, _ = eagle_tree('1,1,1')
+  settings = dict(temperature=[1.0, 0.7, 1.3, 0.0, 1.0, 1.0], top_k=3)
+  (one, _), (two, _) = (
+    run(x, params, reject.RULE, **settings) for x in (chain, tree)
+  )
+  assert base.texts(one) == base.texts(two)
+  for name in ('hist_BN', 'proposed_BK', 'tried_BK', 'accepted_BK'):
+    np.testing.assert_array_equal(
+      getattr(one.info, name), getattr(two.info, name), name
+    )
+
+
+@pytest.mark.parametrize(
+  'levels, rule, temperature',
+  [
+    ('3,2', coupled.RULE, [0.0, 0.7, 1.3, 0.0, 1.0, 1.0]),
+    pytest.param('4,4,2,2', reject.RULE, 0.0, marks=pytest.mark.more),
+    pytest.param('4,4,2,2', coupled.RULE, 1.0, marks=pytest.mark.more),
+  ],
+)
+def test_texts_of_a_tree_are_plain_decodings(levels, rule, temperature, x64):
+  world = base.tables(6)
+  drafter, params = eagle_tree(levels, world)
+  out, plain = run(drafter, params, rule, world, temperature=temperature)
+  assert base.texts(out) == plain
+  assert np.asarray(out.info.accepted_BK).sum(0)[1] > 2
+
+
+@pytest.mark.parametrize(
+  'draft, rule, error',
+  [
+    ('2,0', 'reject', 'tree=2,0: must be the nodes of each level'),
+    ('a', 'reject', 'tree=a: must be the nodes of each level'),
+    ('40,30', 'reject', '64 at most in all'),
+    ('2,2', 'block', 'rule=block: it takes chains, and eagle drafts a tree'),
+  ],
+)
+def test_doors(draft, rule, error):
+  with pytest.raises(ValueError, match=error):
+    drafter, params = eagle_tree(draft)
+    build.check_tree('a model', WORLD.target, drafter, build.rule_of(rule))
+
+
+def test_what_is_around_others_refuses_trees():
+  tree, params = eagle_tree('2,2')
+  inner = method.Method(tree, params)
+  for around in (adaptive, hybrid):
+    with pytest.raises(ValueError, match='drafts a tree; leave eagle.tree out'):
+      around.for_target(None, around.Settings(), gamma=4, chunk=8, inner=inner)
+
+
+def test_coupled_siblings_are_the_best_of_their_positions_race():
+  """The first child is the token that plain decoding would draw from q."""
+  settings = types.Sampling(jnp.ones(4), jnp.zeros(4, jnp.int32), jnp.ones(4))
+  rows = jnp.arange(4, dtype=jnp.uint32)
+  noise = sampling.noise(
+    rows, rows, jnp.arange(5, 9), settings, gamma=6, coupled=True
+  )
+  rng = np.random.default_rng(0)
+  q_BMV = jnp.asarray(rng.dirichlet(np.ones(9), (4, 2)), jnp.float32)
+  nodes_BM = jnp.tile(jnp.array([2, 3]), (4, 1))
+  tokens_BMX, ok_BMX = noise.children(nodes_BM, 1, q_BMV, 3)
+  at_B = jnp.full(4, 1)
+  for m in range(2):
+    drawn_B = noise.next(at_B, q_BMV[:, m])
+    np.testing.assert_array_equal(tokens_BMX[:, m, 0], drawn_B)
+  for family_X in np.asarray(tokens_BMX).reshape(8, 3):
+    assert len(set(family_X)) == 3
+  assert ok_BMX.all()
+  # Two nodes of one depth run the same race: what is best differs by q alone.
+  same_BMV = jnp.stack([q_BMV[:, 0]] * 2, 1)
+  one, two = jnp.moveaxis(noise.children(nodes_BM, 1, same_BMV, 3)[0], 1, 0)
+  np.testing.assert_array_equal(one, two)
+
+
+def test_a_record_of_a_tree_has_the_path_and_the_child_after_it():
+  draft = types.Draft(
+    jnp.array([[7, 8, 9, 5, 6]]),
+    None,
+    jnp.array([5]),
+    parents_BK=jnp.asarray(PARENTS)[None],
+  )
+  outcome = lambda tried, accepted, path: types.Outcome(
+    *(np.array([x]) for x in (tried, accepted, accepted + 1)),
+    None,
+    np.array([path + [0] * (5 - len(path))]),
+  )
+  for tried, accepted, path, wanted in (
+    (1, 0, [], [0]),
+    (2, 1, [1], [1, 2]),
+    (3, 2, [1, 3], [1, 3, 4]),
+    (3, 3, [1, 3, 4], [1, 3, 4]),
+    (1, 1, [0], [0]),
+  ):
+    found = record.tried(draft, outcome(tried, accepted, path), 0)
+    assert found.tolist() == wanted

@@ -1,0 +1,130 @@
+"""Trees of drafts: the law of a window, and the path that is kept."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import types
+from specdec_jax.certify import base, trees
+from specdec_jax.verify import coupled, judge, reject, tree
+
+
+@pytest.mark.parametrize(
+  'case',
+  [
+    *trees.CASES[:2],
+    *(pytest.param(x, marks=pytest.mark.more) for x in trees.CASES[2:]),
+  ],
+  ids=str,
+)
+@pytest.mark.parametrize('wide', [False, True])
+def test_law_of_a_tree_is_the_targets(case, wide):
+  """All families; the certificate has more pairs."""
+  with jax.enable_x64(wide):
+    assert trees.error(reject.RULE, 1, *case, 4) <= base.bound()
+
+
+def siblings_alone(noise, draft, p_BNV):
+  """Each sibling tested as if it were the only one: biased."""
+  alone = draft._replace(q_BKV=draft.q_BKV / 2)
+  return reject.verify(noise, alone, p_BNV)
+
+
+def test_enumeration_sees_a_residual_of_another_q():
+  rule = types.Rule('alone', siblings_alone, trees=True)
+  with pytest.raises(base.Broken, match='alone, a tree of 3 distinct siblings'):
+    trees.error(rule, 1, '3', 'distinct', 4)
+
+
+PARENTS = [-1, -1, 0, 0, 1, 2, -1]
+
+
+def test_shape_of_a_tree_by_walking_it():
+  found = tree.shape(jnp.array([PARENTS, [-1, 0, 1, 2, 3, 4, 5]]))
+  sees = np.zeros((8, 8), bool)
+  for number in range(8):
+    at = number
+    while at >= 0:
+      sees[number, at] = True
+      at = -1 if at == 0 else PARENTS[at - 1] + 1
+  np.testing.assert_array_equal(found.sees_BTN[0], sees)
+  np.testing.assert_array_equal(found.depth_BN[0], sees.sum(1) - 1)
+  np.testing.assert_array_equal(found.sees_BTN[1], np.tri(8, dtype=bool))
+
+
+def a_draft(tokens, proposed=None, count=None):
+  one = lambda x: None if x is None else jnp.asarray(x)[None]
+  count = jnp.full(1, len(tokens) if count is None else count, jnp.int32)
+  return types.Draft(
+    one(tokens), None, count, parents_BK=one(PARENTS), proposed_BK=one(proposed)
+  )
+
+
+@pytest.mark.parametrize(
+  'wanted, changes, path',
+  [
+    ([5, 1, 1, 7, 1, 1, 9, 1], {}, [0, 2, 5]),
+    ([6, 1, 8, 1, 1, 1, 1, 1], {}, [1, 4]),
+    ([3, 1, 1, 1, 1, 1, 1, 1], {}, [6]),
+    ([4, 7, 8, 1, 1, 1, 1, 1], {}, []),
+    ([5, 1, 1, 7, 1, 1, 9, 1], dict(count=5), [0, 2]),
+    ([3, 1, 1, 1, 1, 1, 1, 1], dict(count=6), []),
+    ([5, 7, 1, 1, 1, 1, 1, 1], dict(proposed=[1, 1, 0, 1, 1, 0, 1]), [0]),
+  ],
+)
+def test_longest_path_of_wanted_tokens(wanted, changes, path):
+  """wanted: the token after the root and each node."""
+  if 'proposed' in changes:
+    changes = dict(proposed=np.array(changes['proposed'], bool))
+  elif path[:2] == [0, 2]:
+    wanted = [5, 7, 1, 9, 1, 1, 1, 1]
+  draft = a_draft([5, 6, 7, 1, 8, 9, 3], **changes)
+  accepted_B, path_BK = tree.matching(draft, jnp.array([wanted]))
+  assert path_BK[0, : int(accepted_B[0])].tolist() == path
+
+
+@jax.jit
+def greedy(draft, logits_BNV):
+  settings = types.Sampling(jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.ones(1))
+  noise = types.Noise(jnp.full((1, 7), 0.5), None, lambda _, w: w.argmax(-1))
+  judged = lambda rule: judge.judge(rule, settings, noise, draft, logits_BNV)
+  return judged(reject.RULE), judged(reject.RULE._replace(certain=False))
+
+
+def test_greedy_rows_are_judged_alike_with_and_without_distributions():
+  rng = np.random.default_rng(0)
+  for seed in range(6):
+    logits = rng.normal(size=(1, 8, 4))
+    tokens = rng.integers(0, 4, 7)
+    tokens[[1, 6]] = (tokens[0] + [1, 2]) % 4
+    tokens[3] = (tokens[2] + 1) % 4
+    one, two = greedy(a_draft(tokens), jnp.asarray(logits))
+    assert int(one.accepted_B[0]) == int(two.accepted_B[0]), seed
+    assert int(one.next_B[0]) == int(two.next_B[0])
+    n = int(one.accepted_B[0])
+    assert one.path_BK[0, :n].tolist() == two.path_BK[0, :n].tolist()
+
+
+def test_a_chain_as_a_tree_is_judged_as_a_chain():
+  """reject and coupled, on random windows of ragged counts."""
+  rng = np.random.default_rng(1)
+  B, K, V = 64, 4, 5
+  p, q = (rng.dirichlet(np.ones(V), (B, n)) for n in (K + 1, K))
+  draft = types.Draft(
+    jnp.asarray(rng.integers(0, V, (B, K)), jnp.int32),
+    jnp.asarray(q, jnp.float32),
+    jnp.asarray(rng.integers(0, K + 1, B), jnp.int32),
+  )
+  parents = jnp.tile(jnp.arange(-1, K - 1), (B, 1))
+  u_BK = jnp.asarray(rng.random((B, K)), jnp.float32)
+  draws = jnp.asarray(rng.integers(0, V, (B, K + 1)))
+  noise = types.Noise(u_BK, None, lambda at_B, _: draws[jnp.arange(B), at_B])
+  for rule in (reject.RULE, coupled.RULE):
+    one = rule.verify(noise, draft, jnp.asarray(p, jnp.float32))
+    two = rule.verify(
+      noise, draft._replace(parents_BK=parents), jnp.asarray(p, jnp.float32)
+    )
+    np.testing.assert_array_equal(one.accepted_B, two.accepted_B)
+    np.testing.assert_allclose(one.weights_BV, two.weights_BV, atol=1e-6)
+    assert len(set(one.accepted_B.tolist())) > 2
