@@ -320,7 +320,7 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   found = judge.judge(rule, context.sampling, noise, draft, logits_BNV)
   drafts_BN = jnp.pad(draft.tokens_BK, ((0, 0), (0, 1)))
   features_BNE = forward.concat(tapped) if drafter.taps else None
-  columns = drafts_BN, found.lost_BN, features_BNE, logits_BNV
+  columns: Any = drafts_BN, found.lost_BN, features_BNE, logits_BNV
   levels_B = reach_B = None
   if draft.parents_BK is not None:
     cache = _compacted(target, cache, context.lengths_B, found)
@@ -346,6 +346,7 @@ def _compacted(target, cache, first_B, found: judge.Judged):
 
   Most paths lie so already.
   """
+  assert found.path_BK is not None
   K = found.path_BK.shape[1]
   index_1K = jnp.arange(K)[None]
   moves_BK = index_1K < found.accepted_B[:, None]

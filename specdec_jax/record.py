@@ -68,7 +68,7 @@ def run(
     tokens_BK, tokens_BL = map(np.asarray, (draft.tokens_BK, state.tokens_BL))
     after_B = np.array(state.lengths_B)
     for row in np.flatnonzero(live_B):
-      drafted = tried(draft, outcome, row)
+      drafted = tried(draft, outcome, int(row))
       window = Window(
         tokens_BK[row, drafted].tolist(),
         None if q_BK is None else q_BK[row, drafted].tolist(),

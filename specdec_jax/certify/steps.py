@@ -364,7 +364,7 @@ def check_target(tables, state, window: Window) -> int:
   compared, draft = 0, window.draft
   for b in np.flatnonzero(state.live_B):
     text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
-    for k, above in trees.paths(draft, b):
+    for k, above in trees.paths(draft, int(b)):
       prefix = text + draft.tokens_BK[b, above].tolist()
       wanted_V = table_model.row_of(tables[b], prefix)
       off = np.abs(window.p_BNV[b, k] - wanted_V).max()

@@ -173,7 +173,7 @@ def distribution(rule: types.Rule, batch: Windows, target) -> np.ndarray:
   draft, dtype = batch.draft, batch.p_BNV.dtype
   X, V = target.shape[0], target.shape[-1]
   t_BK = np.asarray(thresholds(rule, draft, batch.p_BNV), np.float64)
-  parents, tokens = np.asarray(draft.parents_BK[0]), np.asarray(draft.tokens_BK)
+  parents, tokens = np.asarray(draft.parents_BK)[0], np.asarray(draft.tokens_BK)
   proposed = np.asarray(draft.proposed_BK)
   B, K = tokens.shape
   t_BK = np.where(proposed, t_BK, 0)
@@ -220,11 +220,10 @@ def _check_paths(rule, batch: Windows, t_BK, below):
         wanted_B = np.where(here_B & passes_BK[:, child], child, wanted_B)
     wrong_B = (np.asarray(last_B) != wanted_B) & (batch.chance_B > 0)
     if wrong_B.any():
-      b = int(wrong_B.argmax())
+      b, parents_BK = int(wrong_B.argmax()), np.asarray(batch.draft.parents_BK)
       raise base.Broken(
         f'{rule.name}: it ends at node {int(last_B[b])} of the tree with '
-        f'parents {batch.draft.parents_BK[b].tolist()}, and its tests pass to '
-        f'{wanted_B[b]}'
+        f'parents {parents_BK[b].tolist()}, and its tests pass to {wanted_B[b]}'
       )
 
 

@@ -73,6 +73,7 @@ def matching(draft: types.Draft, wanted_BN: Array) -> tuple[Array, Array]:
   Returns:
     (accepted_B, path_BK), as types.Verdict has them.
   """
+  assert draft.parents_BK is not None
   depth_BN, sees_BNN = shape(draft.parents_BK)
   after_BK = jnp.take_along_axis(wanted_BN, draft.parents_BK + 1, 1)
   ok_BK = (draft.tokens_BK == after_BK) & proposed(draft)
