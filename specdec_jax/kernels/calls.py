@@ -177,6 +177,7 @@ def attend(
   cap: float | None = None,
   norms: tuple[Norm, Norm] | None = None,
   bias_BHTS: Array | None = None,
+  at_BS: Array | None = None,
 ) -> list[Array]:
   """Writes keys and values to the cache and attends, as models.attention.
 
@@ -192,6 +193,7 @@ def attend(
     cap: soft cap of the scaled scores.
     norms: RMS norms of queries and of keys.
     bias_BHTS: added to the scores.
+    at_BS: the position of each slot; None: its index.
 
   Returns:
     [y_BTF, keys, values], without slots_BT [y_BTF].
@@ -215,6 +217,7 @@ def attend(
     keys,
     values,
     _whole(bias_BHTS, (B, heads, T, S)),
+    *([] if at_BS is None else [at_BS.astype(jnp.int32)]),
     scale=np.float32(scale),
     cap=np.float32(cap or 0),
     eps=np.float32(norms[0].eps if norms else 0),

@@ -137,6 +137,7 @@ static void linear_unit(const void* job, int64_t i) {
 typedef struct {
   const float *q, *keys, *values, *bias;
   const bool* mask;
+  const int32_t* at;  // positions of the slots, [B, seen]; NULL: their indices
   float* y;
   int64_t B, T, H, G, C, S, seen, blocks, stride;
   float scale, cap;
@@ -167,10 +168,12 @@ INLINE Vec softcap(Vec x, float cap) {
 }
 
 // Softmax of one row over the slots that its token sees: scores, its products
-// with the keys, become the weights. Returns their sum.
-// bias: what is added to the scores, or NULL.
+// with the keys, become the weights. Returns their sum, each lane of which is of
+// positions, so that a path in a tree has the bits of a chain.
+// bias: what is added to the scores, or NULL. at: the slots' positions; before
+// slot `apart` these are their indices.
 static float weigh(const Attend* j, const bool* sees, const float* bias,
-                   int64_t end, float* s) {
+                   const int32_t* at, int64_t apart, int64_t end, float* s) {
   Vec most = all(-1e30f), part[VECTORS] = {{0}};
   for (int64_t i = 0; i < end; i += LANES) {
     Vec x = *(Vec*)(s + i) * j->scale;
@@ -186,9 +189,12 @@ static float weigh(const Attend* j, const bool* sees, const float* bias,
     for (int v = 0; v < VECTORS; v++) {
       Vec* x = (Vec*)(s + i) + v;
       *x = choose(*x > all(-1e29f), exponential(*x - top), all(0.0f));
-      part[v] += *x;
+      if (i < apart) part[v] += *x;
     }
-  return total((float*)part);
+  float* lanes = (float*)part;
+  for (int64_t i = apart; i < least(end, j->seen); i++)
+    lanes[at[i] & (WIDE - 1)] += s[i];
+  return total(lanes);
 }
 
 // Some of the rows of one key/value head.
@@ -208,7 +214,11 @@ static void attend_unit(const void* job, int64_t i) {
     for (int64_t s = j->seen; s > end; s--)
       if (sees[m][s - 1]) end = s;
   }
+  const int32_t* at = j->at ? j->at + b * j->seen : NULL;
+  int64_t apart = 0;
+  while (at && apart < end && at[apart] == apart) apart++;
   end = ceiling(end, WIDE) * WIDE;
+  apart = at ? apart / WIDE * WIDE : end;
   float *score = scratch(rows * j->stride), sums[MOST * WIDE], sum[MOST];
   const float* q = j->q + (head * j->T * share + first) * C;
   for (int64_t s = 0; s < end; s += WIDE) {
@@ -220,7 +230,7 @@ static void attend_unit(const void* job, int64_t i) {
     const int64_t t = (first + m) / share, h = g * share + (first + m) % share;
     const float* bias =
         j->bias ? j->bias + ((b * j->H + h) * j->T + t) * j->seen : NULL;
-    sum[m] = weigh(j, sees[m], bias, end, score + m * j->stride);
+    sum[m] = weigh(j, sees[m], bias, at, apart, end, score + m * j->stride);
   }
   for (int64_t c = 0; c < C; c += WIDE) {
     product(false, score, j->stride, rows, (const char*)(values + c * S), end,
@@ -286,9 +296,10 @@ XLA_FFI_Error* SpecdecNorm(XLA_FFI_CallFrame* f) {
 }
 
 // qkv, cos, sin, slots, mask, scales of the queries' and keys' RMS norms, keys,
-// values, bias -> y, keys, values. Rotates queries and keys, writes keys and
-// values to the cache, which is the arguments' memory, and attends. With y as
-// the only result there are only queries, and nothing is written.
+// values, bias, for a tree the positions of the slots -> y, keys, values. Rotates
+// queries and keys, writes keys and values to the cache, which is the arguments'
+// memory, and attends. With y as the only result there are only queries, and
+// nothing is written.
 XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
   if (answers_metadata(f)) return NULL;
   XLA_FFI_Buffer *slots = in(f, 3), *k = in(f, 7), *v = in(f, 8);
@@ -340,8 +351,10 @@ XLA_FFI_Error* SpecdecAttend(XLA_FFI_CallFrame* f) {
                c % WIDE] = row[(H + G + g) * C + c];
   }
   Attend j = {.q = q, .keys = keys, .values = values, .bias = given(f, 9),
-              .mask = in(f, 4)->data, .y = out(f, 0)->data, .B = B, .T = T, .H = H, .G = G, .C = C,
-              .S = S, .seen = seen, .blocks = ceiling(T * H / G, MOST),
+              .mask = in(f, 4)->data, .y = out(f, 0)->data,
+              .at = f->args.size > 10 ? in(f, 10)->data : NULL,
+              .B = B, .T = T, .H = H, .G = G, .C = C, .S = S, .seen = seen,
+              .blocks = ceiling(T * H / G, MOST),
               // Not a multiple of 4096 bytes: rows would share cache lines.
               .stride = S + 48,
               .scale = NUMBER("scale"), .cap = NUMBER("cap")};

@@ -206,6 +206,7 @@ class Attention(nnx.Module):
       cap=c.attn_softcap,
       norms=norms,
       bias_BHTS=view.bias_BHTS,
+      at_BS=view.at_BS,
     )
     return y_BTF, kv.Panels(*cache)
 

@@ -12,9 +12,11 @@ import pytest
 
 from specdec_jax import forward, types
 from specdec_jax.certify import table_model as tables
+from specdec_jax.io import files
+from specdec_jax.kernels import library
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import convert, lm
 from tests import fakes
 
 # Of the last committed token: at the edges of panels of 16 and of 32 slots.
@@ -23,7 +25,7 @@ B, S = len(STARTS), 100
 # Each row has a shape of its own: what the parent of node i is.
 SHAPES = (
   lambda rng, i: rng.integers(-1, i),  # any node before it
-  lambda rng, i: i - 1 if i < 12 else rng.integers(3),  # long, then bushy
+  lambda rng, i: max(i - 2, -1) if i < 12 else rng.integers(3),  # two long ones
   lambda rng, i: i // 2 - 1,  # two children a node, level by level
   lambda rng, i: -1 if i < 4 else max(i - 4, rng.integers(-1, i)),
   lambda rng, i: -1 if rng.random() < 0.6 else i - 1,  # several short ones
@@ -145,13 +147,14 @@ def config_of(name: str, dtype: str, **changes):
 
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('name', ['grouped', 't5'])
-def test_by_xla_in_float64(name, scan, x64):
+def test_by_xla_in_float64(name, scan, x64, compile_in_less_time):
   config = config_of(name, 'float64').running(scan_layers=scan)
   compare(lm.make(config), lm.init(config, 0), 12, close(1e-12))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize('name', ['grouped', 't5'])
-def test_by_xla_in_float32(name):
+def test_by_xla_in_float32(name, compile_in_less_time):
   config = config_of(name, 'float32')
   compare(lm.make(config), lm.init(config, 0), 12, close(1e-5))
 
@@ -161,3 +164,13 @@ def test_a_table_knows_the_position_of_each_slot(encoder):
   model = tables.make(5, encoder=encoder)
   params = jnp.asarray(tables.table(0, 5, hashes=101))
   compare(model, params, 33, np.testing.assert_array_equal)
+
+
+@pytest.mark.parametrize('nodes', [2, 5, 33])
+@pytest.mark.parametrize('name', ['grouped', 't5'])
+def test_by_the_kernels_to_the_bit(name, nodes):
+  if why := library.load(files.cache_folder()):
+    pytest.skip(why)
+  config = config_of(name, 'float32')
+  packed = convert.pack(*convert.fuse(config, fakes.wild(config, 0)))
+  compare(lm.make(packed[0]), packed[1], nodes, np.testing.assert_array_equal)
