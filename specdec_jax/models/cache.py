@@ -148,6 +148,10 @@ def compact(cache: Any, from_BK: Array, to_BK: Array) -> Any:
 
   each, W = slice(None), calls.WIDE
   in_rows = lambda slots_K: (..., slots_K, each)
+  if isinstance(cache, Stacked):
+    # By layer: across layers XLA TPU would transpose all of the cache.
+    layer_N1 = jnp.arange(cache.k_BNSF.shape[1])[:, None]
+    in_rows = lambda slots_K: (layer_N1, slots_K[None])
   in_panels = lambda slots_K: (each, slots_K // W, each, slots_K % W)
 
   def of_array(x):
