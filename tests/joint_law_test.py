@@ -21,13 +21,15 @@ RECIPES, WARM = load.RECIPES, dict(temperature=1.0)
 @pytest.mark.parametrize(
   'draft, settings',
   [
-    ('lm', WARM),
     ('scripted', dict(temperature=1.3)),
     *(
       pytest.param(*case, marks=pytest.mark.more)
       for case in (
         ('ragged', dict(temperature=0.7, top_k=2)),
-        *((x, WARM) for x in ('source', 'self', 'eagle', 'medusa', 'dflash')),
+        *(
+          (x, WARM)
+          for x in ('lm', 'source', 'self', 'eagle', 'medusa', 'dflash')
+        ),
       )
     ),
   ],

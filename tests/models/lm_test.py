@@ -80,7 +80,10 @@ def prefilled(model, params):
 
 @pytest.mark.parametrize(
   'settings, scan',
-  [({}, False), (fakes.GPT, True), (RICH, False), (RICH, True)],
+  [
+    pytest.param({}, False, marks=pytest.mark.more),
+    *((fakes.GPT, True), (RICH, False), (RICH, True)),
+  ],
   ids=['plain-unrolled', 'gpt-scan', 'rich-unrolled', 'rich-scan'],
 )
 def test_five_tokens_at_once_equal_one_at_a_time(x64, settings, scan):

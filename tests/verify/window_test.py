@@ -26,6 +26,11 @@ def either(request):
 
 
 @pytest.mark.parametrize(
+  'either',
+  [pytest.param('float32', marks=pytest.mark.more), 'float64'],
+  indirect=True,
+)
+@pytest.mark.parametrize(
   'rule, count, shape',
   [(reject.RULE, 400, shape) for shape in enumerated.SHAPES]
   + [(block.RULE, 200, shape) for shape in ((2, 4, 0.25), (3, 3, 0.2))],
