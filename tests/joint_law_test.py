@@ -8,7 +8,7 @@ import pytest
 
 from specdec_jax import decode
 from specdec_jax.certify import base, counted, enumerated, load, table_model
-from specdec_jax.drafters import eagle
+from specdec_jax.drafters import eagle, medusa
 from specdec_jax.verify import coupled, reject
 
 V, K = 3, 2
@@ -85,11 +85,20 @@ def test_joint_law_of_generate(rule):
 
 
 @pytest.mark.parametrize(
-  'levels', [(2, 2), pytest.param((3, 1, 2), marks=pytest.mark.more)]
+  'name, levels',
+  [
+    ('eagle', (2, 2)),
+    pytest.param('eagle', (3, 1, 2), marks=pytest.mark.more),
+    pytest.param('medusa', (3, 2), marks=pytest.mark.more),
+  ],
 )
-def test_joint_law_of_a_tree(levels):
-  config, params = eagle.random_layer(WORLD)
-  tree = eagle.make(config, WORLD.target, gamma=0, levels=levels)
+def test_joint_law_of_a_tree(name, levels):
+  if name == 'eagle':
+    config, params = eagle.random_layer(WORLD)
+    tree = eagle.make(config, WORLD.target, gamma=0, levels=levels)
+  else:
+    model, params = medusa.random_heads(WORLD, len(levels))
+    tree = medusa.make(model, gamma=0, levels=levels)
   check_joint(reject.RULE, tree, params=params)
 
 

@@ -159,7 +159,7 @@ def draft(
   hidden_BD: Array,
   cache: Any,
   read: Callable[..., Any],
-  logits: Callable[[Array], Array],
+  logits: Callable[[Array, int], Array],
 ) -> tuple[types.Draft, Any]:
   """Grows a tree; (types.Draft, cache). Where no row drafts, nothing runs.
 
@@ -171,7 +171,7 @@ def draft(
     read: (cache, tokens_BX, hidden_BXD, tree, begin) -> (hidden_BXD, cache):
       reads the nodes of a level, after the states of their parents; tree and
       begin as of forward.read.
-    logits: of states.
+    logits: (hidden_BXD, depth) -> what may follow nodes of this depth.
   """
 
   def grown(made):
@@ -202,7 +202,7 @@ def _grown(levels, context, noise, hidden_BD, cache, read, logits):
       noise,
       context.sampling,
       level,
-      logits(hidden_BXD),
+      logits(hidden_BXD, depth),
       first=number - 1,
       depth=depth,
       count=count,

@@ -262,7 +262,7 @@ def _branch(setup: _Setup, weights, state, context, noise, target_cache):
     )
     return hidden_BXD, cache
 
-  logits = functools.partial(eagle.logits, config, target, params)
+  logits = lambda x_BXD, depth: eagle.logits(config, target, params, x_BXD)
   draft, cache = branch.draft(
     setup.levels, context, noise, hidden_BD, state.cache, read, logits
   )

@@ -7,22 +7,22 @@ state of a token and predicts the one i + 2 places after it.
 import dataclasses
 import functools
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, forward, types
+from specdec_jax.drafters import branch, method
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.drafters import method
 from specdec_jax.io import files, load
 from specdec_jax.io.published import medusa_heads, readings
 from specdec_jax.models import weights
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Published):
+class Settings(method.Branching):
   source: str | os.PathLike = fields.setting('', needed=medusa_heads.FORM)
 
 
@@ -40,12 +40,18 @@ def for_target(
   reading = readings.judge(f'medusa {source}', target, found)
   model, params = _read_as(reading, target, source)
   most = len(params['heads']) - model.first
-  if gamma > most:
+  levels = branch.levels_of(settings.tree)
+  needed = len(levels) or gamma
+  if needed > most:
+    what = f'tree={settings.tree}' if levels else f'gamma={gamma}'
+    less = f'give a tree of {most} levels' if levels else f'give gamma={most}'
     raise ValueError(
-      f'medusa {source}: has {most} heads, and gamma={gamma} needs {gamma}; '
-      f'give gamma={most} or less'
+      f'medusa {source}: has {most} heads, and {what} needs {needed}; {less} '
+      'or less'
     )
-  drafter = make(model, gamma=gamma, min_confidence=settings.min_confidence)
+  drafter = make(
+    model, gamma=gamma, min_confidence=settings.min_confidence, levels=levels
+  )
   return method.Method(drafter, params, view(model))
 
 
@@ -127,7 +133,11 @@ class Heads(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(
-  model: Heads, *, gamma: int, min_confidence: float = 0.0
+  model: Heads,
+  *,
+  gamma: int,
+  min_confidence: float = 0.0,
+  levels: tuple[int, ...] = (),
 ) -> types.Drafter:
   """Drafts the k-th token of a window with head k.
 
@@ -139,7 +149,9 @@ def make(
   Args:
     model: of the heads, gamma or more.
     gamma, min_confidence: as in drafters.lm.make.
+    levels: as in drafters.eagle.make; one has a head.
   """
+  gamma = sum(levels) or gamma
 
   def init(weights, context, features_BLD):
     at_B11 = jnp.maximum(context.lengths_B - 2, 0)[:, None, None]
@@ -169,11 +181,30 @@ def make(
     'medusa',
     gamma,
     init,
-    propose,
+    functools.partial(_branch, model, levels) if levels else propose,
     commit,
     taps=(model.tap,),
     stops=min_confidence > 0,
+    tree=bool(levels),
   )
+
+
+def _branch(model, levels, weights, state_B1D, context, noise, target_cache):
+  """Drafts a tree, each level of it with a head; see drafters.branch."""
+
+  def logits(x_BXD, depth):
+    logits_B1V = model.logits(weights.draft, depth, x_BXD[:, :1])
+    shape = *x_BXD.shape[:2], logits_B1V.shape[-1]
+    return jnp.broadcast_to(logits_B1V, shape)
+
+  # Of a prompt of one token there is no state.
+  some_B = jnp.where(context.lengths_B > 1, context.gamma_B, 0)
+  context = context._replace(gamma_B=some_B)
+  # Heads read no drafts: all nodes have the state of the root.
+  read = lambda cache, tokens_BX, x_BXD, tree, begin: (x_BXD, cache)
+  state_BD = state_B1D[:, 0]
+  draft, _ = branch.draft(levels, context, noise, state_BD, (), read, logits)
+  return draft, state_B1D, target_cache
 
 
 def each(draw, going_B, gamma_B, gamma: int) -> types.Draft:
@@ -234,6 +265,12 @@ def view(model: Heads) -> types.Model:
 def recipe(world, gamma: int):
   """A drafter for the certificate: random heads on the target's first layer,
   which never draft the last id."""
+  model, params = random_heads(world, gamma)
+  return make(model, gamma=gamma), params
+
+
+def random_heads(world, count: int) -> tuple[Heads, Any]:
+  """(Heads, weights.draft) of the certificate's drafter."""
   target, at = world.target, jax.ShapeDtypeStruct((1, 1), np.int32)
   x_BTD = jax.eval_shape(target.embed, world.weights.target, at, at)
   model = Heads(target, world.vocab - 1, 0, x_BTD.shape[-1], x_BTD.dtype.name)
@@ -242,7 +279,6 @@ def recipe(world, gamma: int):
   layers = lambda: {'0': {'kernel': draw(D, D), 'bias': draw(D)}}
   heads = {
     str(i): {'layers': layers(), 'head': draw(D, target.vocab)}
-    for i in range(gamma)
+    for i in range(count)
   }
-  params = {'heads': heads, 'target': world.weights.target}
-  return make(model, gamma=gamma), params
+  return model, {'heads': heads, 'target': world.weights.target}
