@@ -123,6 +123,7 @@ def _programs(loop: decode.Loop) -> tuple[Callable, Callable]:
     B, K = context.lengths_B.shape[0], drafter.gamma
     vocab = loop.target.vocab
     wanted = dict(tokens_BK=(B, K), q_BKV=(B, K, vocab), count_B=(B,))
+    wanted |= dict(parents_BK=(B, K), proposed_BK=(B, K))
     for name, shape in wanted.items():
       x = getattr(found[0], name)
       if x is not None and x.shape != shape:

@@ -40,7 +40,8 @@ class Summary(NamedTuple):
 
   emitted_tokens: tokens after the prompts.
   target_calls: windows verified, added over rows.
-  drafted_tokens, accepted_tokens: draft tokens proposed, and those emitted.
+  drafted_tokens, accepted_tokens: draft tokens proposed, of a tree one for each
+    of its levels, and those emitted.
   block_efficiency: emitted_tokens / target_calls; includes the recovered or
     bonus token, and windows cut by EOS or length (= mean acceptance length of
     vLLM, tau of EAGLE, accept length of SGLang).

@@ -150,7 +150,7 @@ class Draft(NamedTuple):
   proposed_BK: of a tree, which of its first count_B nodes are proposed, with
     all before them on their paths; None: all. How many children a node has may
     depend on all that was drawn before them, never on themselves; and nothing
-    that was drawn is left out.
+    that was drawn is left out, but for what is past the count.
   """
 
   tokens_BK: Array
@@ -167,7 +167,8 @@ class Verdict(NamedTuple):
 
   accepted_B: how many drafts are accepted, 0 to count_B.
   weights_BV: the unnormalised distribution of the token after those drafts.
-  path_BK: of a tree, the nodes that are accepted, in order; K past them.
+  path_BK: of a tree, the nodes that are accepted, in order; undefined past
+    accepted_B.
   """
 
   accepted_B: Array

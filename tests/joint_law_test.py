@@ -52,10 +52,10 @@ DRAFT, _ = RECIPES['lm'](WORLD, K)
 SETTINGS = dict(temperature=0.9, top_p=0.95)
 
 
-def drawn(rule, drafter, n=7, params=WORLD.weights.draft):
+def drawn(rule, drafter, n=7, params=WORLD.weights.draft, **more):
   """Texts of n tokens by production decoding: [65536, n]."""
   request = base.make_request(
-    WORLD, [PROMPT] * 2**16, n, gamma=drafter.gamma, **SETTINGS
+    WORLD, [PROMPT] * 2**16, n, gamma=drafter.gamma, **SETTINGS, **more
   )
   pair = base.Pair(rule, drafter, params)
   out = base.run(WORLD, pair, request)
@@ -85,21 +85,23 @@ def test_joint_law_of_generate(rule):
 
 
 @pytest.mark.parametrize(
-  'name, levels',
+  'name, levels, drafts',
   [
-    ('eagle', (2, 2)),
-    pytest.param('eagle', (3, 1, 2), marks=pytest.mark.more),
-    pytest.param('medusa', (3, 2), marks=pytest.mark.more),
+    ('eagle', (2, 2), 4),
+    pytest.param('eagle', (2, 2), 3, marks=pytest.mark.more),
+    pytest.param('eagle', (3, 1, 2), 6, marks=pytest.mark.more),
+    pytest.param('medusa', (3, 2), 5, marks=pytest.mark.more),
   ],
 )
-def test_joint_law_of_a_tree(name, levels):
+def test_joint_law_of_a_tree(name, levels, drafts):
+  """drafts: nodes of a window at most; the others are cut."""
   if name == 'eagle':
     config, params = eagle.random_layer(WORLD)
     tree = eagle.make(config, WORLD.target, gamma=0, levels=levels)
   else:
     model, params = medusa.random_heads(WORLD, len(levels))
     tree = medusa.make(model, gamma=0, levels=levels)
-  check_joint(reject.RULE, tree, params=params)
+  check_joint(reject.RULE, tree, params=params, drafts=drafts)
 
 
 @pytest.mark.more

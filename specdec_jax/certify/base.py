@@ -78,13 +78,16 @@ class Subject(NamedTuple):
   encoder: bool = False
 
   def pairs(self) -> list[tuple[types.Rule, str]]:
-    """Each drafter under the first rule, each rule with the first drafter.
+    """Each drafter under the first rule, each rule with the first drafter, and
+    with trees.
 
-    A rule reads only tokens, their distributions and their count, so not every
-    rule must run with every drafter.
+    A rule reads only tokens, their distributions, their count and whose
+    children they are, so not every rule must run with every drafter.
     """
     (first, *rules), names = self.rules, list(self.drafters)
-    return [(first, x) for x in names] + [(x, names[0]) for x in rules]
+    found = [(first, x) for x in names] + [(x, names[0]) for x in rules]
+    more = [(x, TREE) for x in rules if x.trees and TREE in names[1:]]
+    return found + more
 
   def takes(self, rule: types.Rule, name: str) -> bool:
     """Whether a rule takes what a drafter of ours proposes."""

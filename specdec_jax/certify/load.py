@@ -17,7 +17,6 @@ from specdec_jax.io import load as load_lib
 from specdec_jax.io import own, tokenizer
 
 
-# Drafter name -> its base.Recipe, where it has one.
 def _tree(world: base.World, gamma: int):
   """EAGLE with a tree of gamma nodes."""
   config, params = eagle.random_layer(world)
@@ -27,6 +26,7 @@ def _tree(world: base.World, gamma: int):
   return eagle.make(config, world.target, **sizes), params
 
 
+# Drafter name -> its base.Recipe, where it has one.
 RECIPES: dict[str, base.Recipe] = {
   name: row.recipe
   for name, row in table.DRAFTERS.items()

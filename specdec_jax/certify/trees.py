@@ -278,6 +278,8 @@ def check_reported(name: str, state, window) -> int:
     base.Broken: the first child with another q.
   """
   compared, draft = 0, window.draft
+  if draft.q_BKV is None:
+    return 0
   proposed_BK = np.asarray(tree.proposed(draft))
   for b, i in np.argwhere(proposed_BK & state.live_B[:, None]):
     parent = draft.parents_BK[b, i]

@@ -85,7 +85,6 @@ def grow(
   """
   B, M, V = logits_BMV.shape
   each = min(count, V)
-  assert count <= M * each, (count, M, V)
   greedy_B1 = sampling_lib.is_greedy(sampling)[:, None]
   q_BMV = sampling_lib.probabilities(logits_BMV, sampling)
   total_BM1 = jax.nn.logsumexp(logits_BMV, -1, keepdims=True)
@@ -105,17 +104,15 @@ def grow(
   )
   along = lambda x_BM: jnp.take_along_axis(x_BM, of_BX, 1)
   tokens_BX = pick(tokens_BMX)
+  certain = lambda: jax.nn.one_hot(tokens_BX, V, dtype=q_BMV.dtype)
 
   def given():
     q_BXV = jnp.take_along_axis(q_BMV, of_BX[..., None], 1)
     family_BXX = jnp.take_along_axis(tokens_BMX, of_BX[..., None], 1)
-    hot_BXV = jnp.arange(V)[None, None] == tokens_BX[..., None]
     q_BXV = _given(q_BXV, family_BXX, rank_BX)
-    return jnp.where(greedy_B1[..., None], hot_BXV.astype(q_BXV.dtype), q_BXV)
+    return jnp.where(greedy_B1[..., None], certain(), q_BXV)
 
-  # Where all are greedy nobody looks at q.
-  none = lambda: jnp.zeros((B, count, V), q_BMV.dtype)
-  q_BXV = jax.lax.cond(jnp.all(greedy_B1), none, given)
+  q_BXV = jax.lax.cond(jnp.all(greedy_B1), certain, given)
   own_BMX = jnp.take_along_axis(logits_BMV, tokens_BMX, -1) - total_BM1
   joint_BX = along(above.joint_BX) * jnp.exp(pick(own_BMX))
   ok_BX = pick(some_BMX) & along(above.ok_BX)
@@ -179,8 +176,7 @@ def draft(
 
   some = jnp.any(context.live_B & (context.gamma_B > 0))
   blank = forward.blank(grown, (None, cache))[0]
-  found, cache = forward.once(some, grown, (blank, cache))
-  return found._replace(count_B=context.gamma_B), cache
+  return forward.once(some, grown, (blank, cache))
 
 
 def _grown(levels, context, noise, hidden_BD, cache, read, logits):

@@ -132,7 +132,7 @@ def make(
   constrain: Callable[..., Any] | None = None,
   levels: tuple[int, ...] = (),
 ) -> types.Drafter:
-  """Drafts a chain of gamma tokens a window from the target's features.
+  """Drafts a chain or a tree of gamma tokens from the target's features.
 
   weights.draft holds the parameters of models.eagle.weights. A window starts by
   reading the tokens committed by the last one, with the target's features;

@@ -71,7 +71,7 @@ class Branching(Published):
   """Settings of one that may draft a tree."""
 
   tree: str = fields.setting(
-    '', help="nodes of each level, as in '4,4,2,2', gamma in all; a chain"
+    '', help="nodes of each level, as in '4,4,2,2', gamma in all; '': a chain"
   )
 
   def __post_init__(self):

@@ -43,6 +43,8 @@ def judge(
     noise, draft: of the window.
     logits_BNV: the target's, after the last committed token and each draft.
   """
+  if tree.is_one(draft) and not rule.trees:
+    raise ValueError(f'rule {rule.name} takes chains, and this draft is a tree')
   # Once for all that follows: each pass over the vocabulary takes time.
   best_BN1 = jnp.max(logits_BNV, -1, keepdims=True)
   greedy = lambda: _greedy(draft, logits_BNV, best_BN1)
@@ -53,8 +55,9 @@ def judge(
   else:
     found = sampled()
   accepted_B, path_BK, weights_BV, next_B = found
-  if path_BK is None:  # of no nodes
-    path_BK = draft.parents_BK
+  if path_BK is None and draft.parents_BK is not None:
+    assert not tree.is_one(draft), f'{rule.name} returns no path_BK'
+    path_BK = draft.parents_BK.astype(jnp.int32)  # of no nodes
   lost_BN = ~jnp.isfinite(best_BN1[..., 0])
   return Judged(accepted_B, path_BK, weights_BV, next_B, lost_BN)
 

@@ -55,7 +55,9 @@ def path_to(sees_BNN: Array, last_B: Array) -> Array:
   K = sees_BNN.shape[1] - 1
   on_BN = jnp.take_along_axis(sees_BNN, last_B[:, None, None] + 1, 1)[:, 0]
   # A child comes after its parent: in the order of nodes, by depth.
-  return jnp.sort(jnp.where(on_BN[:, 1:], jnp.arange(K)[None], K), -1)
+  return jnp.sort(
+    jnp.where(on_BN[:, 1:], jnp.arange(K, dtype=jnp.int32)[None], K), -1
+  )
 
 
 def last_of(accepted_B: Array, path_BK: Array) -> Array:

@@ -1,5 +1,6 @@
 """Trees of drafts through the production loop."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from specdec_jax.drafters import (
   medusa,
   method,
 )
-from specdec_jax.verify import coupled, reject
+from specdec_jax.verify import block, coupled, reject
 from tests import fakes
 from tests.drafters import features_test
 
@@ -59,12 +60,19 @@ def commit(state, context, outcome, features_BNE):
   return put.set(features_BNE, mode='drop'), known_B + outcome.emitted_B
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_a_path_is_committed_with_its_slots_and_features(temperature):
+@pytest.mark.parametrize(
+  'temperature, wide', [(0.0, False), (1.0, False), (1.0, True)]
+)
+def test_a_path_is_committed_with_its_slots_and_features(temperature, wide):
   """A table's probabilities hash all slots, so one left behind changes texts.
 
   coupled: the text is plain decoding's at any temperature.
   """
+  with jax.enable_x64(wide):
+    _committed(temperature)
+
+
+def _committed(temperature):
   model, params = fakes.table_model(V), fakes.table(0, V)
   rng = np.random.default_rng(1)
   prompts = fakes.prompts(B, vocab=V, longest=9, seed=3)
@@ -176,6 +184,15 @@ def test_doors(draft, rule, error):
   with pytest.raises(ValueError, match=error):
     drafter, params = eagle_tree(draft)
     build.check_tree('a model', WORLD.target, drafter, build.rule_of(rule))
+
+
+def test_a_rule_that_takes_chains_is_not_given_a_tree():
+  model, params = fakes.table_model(V), fakes.table(0, V)
+  request = fakes.request([[1, 2]] * B, 3, vocab=V, length=L)
+  programs = decode.programs(model, TREE._replace(commit=commit), block.RULE)
+  script = np.zeros((B, L), np.int32)
+  with pytest.raises(ValueError, match='rule block takes chains'):
+    programs.generate(types.Weights(params, (script, script)), request)
 
 
 def test_what_is_around_others_refuses_trees():
