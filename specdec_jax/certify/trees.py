@@ -283,6 +283,8 @@ def check_reported(name: str, state, window) -> int:
   proposed_BK = np.asarray(tree.proposed(draft))
   for b, i in np.argwhere(proposed_BK & state.live_B[:, None]):
     parent = draft.parents_BK[b, i]
+    if int(parent) not in window.draws:
+      continue  # all rows are greedy
     q_BV, tokens_BX = window.draws[int(parent)]
     elders = draft.tokens_BK[b, :i][draft.parents_BK[b, :i] == parent]
     reported_V = draft.q_BKV[b, i].astype(np.float64)

@@ -72,9 +72,7 @@ def grow(
 ) -> Level:
   """Draws the `count` children of a level.
 
-  How many each node gets is decided before one is drawn: by the largest
-  products of a path's probability and the r-th largest of its r-th child (as Li
-  et al. 2024, https://arxiv.org/abs/2406.16858, section 3.2, do of drawn ones).
+  How many each node gets is decided before one is drawn; see _allotted.
 
   Args:
     noise, sampling: of the window.
@@ -85,38 +83,57 @@ def grow(
   """
   B, M, V = logits_BMV.shape
   each = min(count, V)
-  greedy_B1 = sampling_lib.is_greedy(sampling)[:, None]
-  q_BMV = sampling_lib.probabilities(logits_BMV, sampling)
+  greedy_B11 = sampling_lib.is_greedy(sampling)[:, None, None]
   total_BM1 = jax.nn.logsumexp(logits_BMV, -1, keepdims=True)
   nodes_BM = jnp.broadcast_to(first + jnp.arange(M)[None], (B, M))
-  drawn_BMX, some_BMX = noise.children(nodes_BM, depth, q_BMV, each)
   top_BMX, best_BMX = sampling_lib.largest(logits_BMV, each)
-  tokens_BMX = jnp.where(greedy_B1[..., None], best_BMX, drawn_BMX)
-  some_BMX = jnp.where(greedy_B1[..., None], top_BMX > -jnp.inf, some_BMX)
-  worth_BMX = above.joint_BX[..., None] * jnp.exp(top_BMX - total_BM1)
-  worth_BMX = jnp.where(above.ok_BX[..., None], worth_BMX, 0)
-  _, taken_BX = jax.lax.top_k(worth_BMX.reshape(B, M * each), count)
-  # In this order elder siblings come first: a node's worths descend.
-  taken_BX = jnp.sort(taken_BX, -1)
+  taken_BX = _allotted(above, jnp.exp(top_BMX - total_BM1), count)
   of_BX, rank_BX = taken_BX // each, taken_BX % each
   pick = lambda x_BMX: jnp.take_along_axis(
     x_BMX.reshape(B, M * each), taken_BX, 1
   )
   along = lambda x_BM: jnp.take_along_axis(x_BM, of_BX, 1)
-  tokens_BX = pick(tokens_BMX)
-  certain = lambda: jax.nn.one_hot(tokens_BX, V, dtype=q_BMV.dtype)
+  wide = jnp.promote_types(logits_BMV.dtype, jnp.result_type(float))
+  certain = lambda x_BX: jax.nn.one_hot(x_BX, V, dtype=wide)
 
-  def given():
+  def likeliest():
+    return best_BMX, top_BMX > -jnp.inf, certain(pick(best_BMX))
+
+  def drawn():
+    q_BMV = sampling_lib.probabilities(logits_BMV, sampling)
+    tokens_BMX, some_BMX = noise.children(nodes_BM, depth, q_BMV, each)
+    best = likeliest()
+    tokens_BMX = jnp.where(greedy_B11, best[0], tokens_BMX)
+    some_BMX = jnp.where(greedy_B11, best[1], some_BMX)
     q_BXV = jnp.take_along_axis(q_BMV, of_BX[..., None], 1)
     family_BXX = jnp.take_along_axis(tokens_BMX, of_BX[..., None], 1)
     q_BXV = _given(q_BXV, family_BXX, rank_BX)
-    return jnp.where(greedy_B1[..., None], certain(), q_BXV)
+    return tokens_BMX, some_BMX, jnp.where(greedy_B11, best[2], q_BXV)
 
-  q_BXV = jax.lax.cond(jnp.all(greedy_B1), certain, given)
+  tokens_BMX, some_BMX, q_BXV = jax.lax.cond(
+    jnp.all(greedy_B11), likeliest, drawn
+  )
   own_BMX = jnp.take_along_axis(logits_BMV, tokens_BMX, -1) - total_BM1
   joint_BX = along(above.joint_BX) * jnp.exp(pick(own_BMX))
   ok_BX = pick(some_BMX) & along(above.ok_BX)
+  tokens_BX = pick(tokens_BMX)
   return Level(tokens_BX, q_BXV, along(nodes_BM), of_BX, ok_BX, joint_BX)
+
+
+def _allotted(above: Level, likely_BMX: Array, count: int) -> Array:
+  """The children that are drawn, [B, X], as indices of (node, rank among them).
+
+  Those of the largest products of a path's probability and, for the r-th child,
+  the r-th largest of what may follow: what Li et al. 2024, section 3.2
+  (https://arxiv.org/abs/2406.16858), compute of drawn ones.
+
+  likely_BMX: the largest probabilities after each node, descending.
+  """
+  worth_BMX = above.joint_BX[..., None] * likely_BMX
+  worth_BMX = jnp.where(above.ok_BX[..., None], worth_BMX, 0)
+  worth_BX = worth_BMX.reshape(len(worth_BMX), -1)
+  # Sorted, elder siblings come first: a node's worths descend.
+  return jnp.sort(jax.lax.top_k(worth_BX, count)[1], -1)
 
 
 def _given(q_BXV: Array, family_BXY: Array, rank_BX: Array) -> Array:
