@@ -234,7 +234,8 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   Worked example, gamma 3, a row of length 5: the window reads slots 4..7 (the
   last committed token and three drafts); with 2 accepted, tokens 5 and 6 are
   drafts, token 7 is recovered, and the length becomes 8. Slot 7 holds the
-  rejected draft's keys until the next window overwrites it.
+  rejected draft's keys until the next window overwrites it. verify/tree.py has
+  the example of a tree.
   """
   drafter = loop.drafter
   context = context_of(loop.drafter, request, *state[:3])

@@ -3,6 +3,18 @@
 A node is a draft token, by its index in the window; -1 is the last committed
 token, the root. A child comes after its parent. A chain is a tree too, but the
 rules, which know it by Draft.parents_BK None, have shorter forms for it.
+
+Worked example, parents -1, -1, 1, 1, 3, after a row of length 5:
+
+    last token        slot 4   position 4
+    |- 0              slot 5   position 5
+    `- 1  accepted    slot 6   position 5
+       |- 2           slot 7   position 6
+       `- 3  accepted slot 8   position 6
+          `- 4        slot 9   position 7
+
+Node 3 attends to slots 0 to 4, 6 and 8. With 1 and 3 accepted their keys move
+to slots 5 and 6, and the length becomes 8.
 """
 
 from typing import NamedTuple

@@ -21,7 +21,12 @@ from tests.drafters import features_test
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
-L, B, NEW, V = 40, 5, 14, 11
+L, B, NEW, V = (
+  features_test.L,
+  features_test.B,
+  features_test.NEW,
+  features_test.V,
+)
 # The right path is 1, 3, 4: nothing of it lies where a chain has it.
 PARENTS = np.array([-1, -1, 1, 1, 3])
 
@@ -48,16 +53,6 @@ def propose(weights, state, context, noise, target_cache):
 TREE = features_test.LISTENER._replace(
   name='tree', gamma=len(PARENTS), propose=propose, tree=True
 )
-
-
-def commit(state, context, outcome, features_BNE):
-  features_BLE, known_B = state
-  index_1N = jnp.arange(features_BNE.shape[1])[None]
-  slots_BN = jnp.where(
-    index_1N < outcome.emitted_B[:, None], known_B[:, None] + index_1N, L
-  )
-  put = features_BLE.at[jnp.arange(B)[:, None], slots_BN]
-  return put.set(features_BNE, mode='drop'), known_B + outcome.emitted_B
 
 
 @pytest.mark.parametrize(
@@ -89,7 +84,7 @@ def _committed(temperature):
   text = np.asarray(right.tokens_BL)
   script = np.where(rng.random((B, L)) < 0.15, 0, text).astype(np.int32)
   count = np.where(rng.random((B, L)) < 0.3, 2, 5).astype(np.int32)
-  programs = decode.programs(model, TREE._replace(commit=commit), coupled.RULE)
+  programs = decode.programs(model, TREE, coupled.RULE)
   out, state = fakes.run_steps(
     programs, types.Weights(params, (script, count)), request
   )
@@ -189,7 +184,7 @@ def test_doors(draft, rule, error):
 def test_a_rule_that_takes_chains_is_not_given_a_tree():
   model, params = fakes.table_model(V), fakes.table(0, V)
   request = fakes.request([[1, 2]] * B, 3, vocab=V, length=L)
-  programs = decode.programs(model, TREE._replace(commit=commit), block.RULE)
+  programs = decode.programs(model, TREE, block.RULE)
   script = np.zeros((B, L), np.int32)
   with pytest.raises(ValueError, match='rule block takes chains'):
     programs.generate(types.Weights(params, (script, script)), request)
