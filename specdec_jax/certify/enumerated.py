@@ -41,7 +41,7 @@ def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
       cases = trees.CASES[: 2 if amount < FULL else None]
       for x64, case in itertools.product(base.BOUNDS, cases * rule.trees):
         with jax.enable_x64(x64):
-          off = trees.error(rule, subject.seed, *case, amount // 250)
+          off = trees.error(rule, subject.seed, *case, 1 + amount // 250)
         worst[x64] = max(worst[x64], off)
         done.append(f'{rule.name} on trees {" ".join(case)}')
     except enumerate_window.NotEnumerable as why:
@@ -160,7 +160,11 @@ def _cells(pairs, vocab: int):
   for i, (rule, name) in enumerate(pairs):
     yield rule, name, True, 2, vocab, False
     yield rule, name, False, 2, vocab, False
-    if name != SCRIPTED:  # its tokens are those of the short walks' rows
+    # Trees are skipped.
+    if name not in (
+      SCRIPTED,
+      base.TREE,
+    ):  # its tokens are those of the short walks' rows
       yield rule, name, i % 2 == 0, next(gammas), 2, True
 
 
