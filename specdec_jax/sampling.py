@@ -263,12 +263,11 @@ def noise(
 
   def children(parents_BM, depth, q_BMV, count):
     def of(parent_B, q_BV):
-      keys_B = fold(draft_keys_B, parent_B + 1)
       if coupled:
         keys_B = next_keys(seed_B, request_B, lengths_B + depth)
-      race = lambda: _race(keys_B, q_BV)
-      scores_BV = jax.lax.cond(any_sampled, race, lambda: q_BV)
-      best_BX, tokens_BX = largest(scores_BV, count)
+      else:
+        keys_B = fold(draft_keys_B, parent_B + 1)
+      best_BX, tokens_BX = largest(_race(keys_B, q_BV), count)
       return tokens_BX, best_BX > 0
 
     return jax.vmap(of, 1, 1)(parents_BM, q_BMV)

@@ -208,7 +208,7 @@ class Noise(NamedTuple):
   children(parents_BM, depth, q_BMV, count) -> (tokens_BMX, ok_BMX): draws
     X = count distinct children of each of these nodes, -1 the root, which are
     `depth` deep: one after another from q, without those drawn. Where ok is
-    false q has no other. Of a greedy row nothing is drawn.
+    false q has no other. In a greedy row both mean nothing.
   next(offset_B, weights_BV) -> tokens_B: draws the token emitted at index
     lengths_B + offset_B from unnormalised weights, with the same noise that
     plain decoding uses at that index.

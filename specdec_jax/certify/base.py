@@ -17,8 +17,6 @@ from specdec_jax.models import lm
 
 # Largest allowed error of a probability, by whether floats are float64.
 BOUNDS = {False: 1e-6, True: 1e-12}
-
-
 # The drafter whose windows are trees.
 TREE = 'tree'
 

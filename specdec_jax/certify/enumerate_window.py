@@ -96,6 +96,17 @@ def problems(
   return p.astype(dtype), q.astype(dtype)[:, :gamma]
 
 
+def of_all_families(seed: int, *, each: int, gamma: int, vocab: int):
+  """`problems` of every family, in their order, `each` of one."""
+  parts = [
+    problems(
+      name, [seed, gamma, vocab, i], count=each, gamma=gamma, vocab=vocab
+    )
+    for i, name in enumerate(FAMILIES)
+  ]
+  return tuple(np.concatenate(x) for x in zip(*parts, strict=True))
+
+
 # --- windows ------------------------------------------------------------------
 
 
@@ -180,6 +191,33 @@ def _verify(verify, accept_BK, draft, p_BNV):
 # --- outcomes -----------------------------------------------------------------
 
 
+def below_one(dtype: np.dtype) -> Any:
+  """The largest uniform."""
+  return np.nextafter(dtype.type(1), dtype.type(0))
+
+
+def flips_at(passes: Callable[[Any], Any], size: int, dtype: np.dtype):
+  """The least uniforms that fail a test which passes at 0: [size]; 1: none.
+
+  By bisection over the floats of [0, 1).
+
+  passes: uniforms [size] -> bool [size]; assumed to flip at most once.
+  """
+  integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
+  float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
+  one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
+
+  def halve(_, ends):
+    low_X, high_X = ends  # it passes at low; at high it fails, or high is 1
+    middle_X = low_X + (high_X - low_X) // 2
+    still_X = passes(float_of(middle_X))
+    low_X = jnp.where(still_X, middle_X, low_X)
+    return low_X, jnp.where(still_X, high_X, middle_X)
+
+  ends = jnp.zeros(size, integer), jnp.full(size, one, integer)
+  return float_of(jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)[1])
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   """Where the accept test of each offset flips: [B, K], the least u that fails.
@@ -191,14 +229,11 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   """
   B, K = draft.tokens_BK.shape
   dtype = p_BNV.dtype
-  integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
-  float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
-  one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
   # X = K * 2 * B rows: the batch for every offset and for both other outcomes.
   tile = lambda x: jnp.tile(x, (2 * K,) + (1,) * (x.ndim - 1))
   draft, p_XNV = jax.tree.map(tile, draft), tile(p_BNV)
   own_XK = jnp.repeat(jnp.eye(K, dtype=bool), 2 * B, 0)
-  others_2 = jnp.stack([jnp.zeros((), dtype), float_of(one - 1)])
+  others_2 = jnp.array([0, below_one(dtype)], dtype)
   others_X1 = jnp.tile(jnp.repeat(others_2, B), K)[:, None]
 
   def outcome(u_X):
@@ -213,18 +248,10 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
     close_XV |= jnp.isnan(x.weights_BV) & jnp.isnan(y.weights_BV)
     return (x.accepted_B == y.accepted_B) & jnp.all(close_XV, -1)
 
-  def halve(_, ends):
-    # At low the outcome is that of u = 0; at high it differs, or high is 1.
-    low_X, high_X = ends
-    middle_X = low_X + (high_X - low_X) // 2
-    still_X = same(outcome(float_of(middle_X)), at_zero)
-    low_X = jnp.where(still_X, middle_X, low_X)
-    return low_X, jnp.where(still_X, high_X, middle_X)
-
-  at_zero = outcome(jnp.zeros(2 * K * B, dtype))
-  ends = jnp.zeros(2 * K * B, integer), jnp.full(2 * K * B, one, integer)
-  _, high_X = jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)
-  t_K2B = float_of(high_X).reshape(K, 2, B)
+  size = 2 * K * B
+  at_zero = outcome(jnp.zeros(size, dtype))
+  t_X = flips_at(lambda u_X: same(outcome(u_X), at_zero), size, dtype)
+  t_K2B = t_X.reshape(K, 2, B)
   return jnp.where(t_K2B[:, 0] < 1, t_K2B[:, 0], t_K2B[:, 1]).T
 
 
@@ -240,8 +267,7 @@ def outcomes_of(rule: types.Rule, batch: Windows) -> list[tuple]:
   """
   t_BK = np.asarray(thresholds(rule, batch.draft, batch.p_BNV))
   K, dtype = t_BK.shape[1], t_BK.dtype
-  largest = np.nextafter(dtype.type(1), dtype.type(0))
-  run = lambda u_BK: run_rule(rule, batch, np.minimum(u_BK, largest))
+  run = lambda u_BK: run_rule(rule, batch, np.minimum(u_BK, below_one(dtype)))
   out = []
   for passes_K in itertools.product((True, False), repeat=K):
     chance_BK = np.where(passes_K, t_BK, 1 - t_BK.astype(np.float64))

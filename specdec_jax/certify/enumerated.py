@@ -72,13 +72,9 @@ def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
   """
   families = list(enumerate_window.FAMILIES)
   each = max(1, round(amount * share / len(families)))
-  parts = [
-    enumerate_window.problems(
-      name, [seed, gamma, vocab, i], count=each, gamma=gamma, vocab=vocab
-    )
-    for i, name in enumerate(families)
-  ]
-  p, q = (np.concatenate(x) for x in zip(*parts, strict=True))
+  p, q = enumerate_window.of_all_families(
+    seed, each=each, gamma=gamma, vocab=vocab
+  )
   rng = np.random.default_rng([seed, gamma, vocab])
   ragged = rng.integers(0, gamma + 1, len(p)).astype(np.int32)
   script = rng.integers(0, vocab, (len(p), gamma))

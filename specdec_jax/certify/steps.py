@@ -55,9 +55,9 @@ class Window(NamedTuple):
 class Chosen:
   """Noise and rule of a step, with the outcomes of a choice.
 
-  draft, next and verify stand for noise.draft, noise.next and rule.verify while
-  the step is traced; they keep the arrays they see in `window`, but for those
-  of draft: (offset, q_BV, tokens_B) join `drawn` when the step runs.
+  draft, children, next and verify stand for those of the noise and the rule
+  while the step is traced; they keep the arrays they see in `window`, but for
+  those of draft and children, which join `drawn` when the step runs.
   """
 
   def __init__(self, rule: types.Rule, choice: Choice, drawn: list):
@@ -77,7 +77,6 @@ class Chosen:
   def draft(self, offset, q_BV):
     chosen_B = jnp.take(self.choice.draft_BK, offset, axis=1)
     tokens_B = jnp.where(chosen_B < 0, self.right.draft(offset, q_BV), chosen_B)
-
     self._keep(offset, q_BV, tokens_B)
     return tokens_B
 
@@ -108,7 +107,7 @@ class Chosen:
 
 
 class _DrafterNoise:
-  """A types.Noise with the draft draw only: a drafter may use no other."""
+  """A types.Noise with the draws of drafts: a drafter may use no other."""
 
   def __init__(self, noise):
     self.draft, self.children = noise.draft, noise.children

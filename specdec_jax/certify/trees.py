@@ -128,19 +128,15 @@ def _verify(rule: types.Rule, u_BK, draft: types.Draft, p_BNV):
 def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   """Where the accept test of each node flips, [B, K]: the least u that fails.
 
-  By bisection over the floats of [0, 1), with the tests of its ancestors
-  passing and all others failing.
+  With the tests of its ancestors passing and all others failing.
   """
   B, K = draft.tokens_BK.shape
   dtype = p_BNV.dtype
-  integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
-  float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
-  one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
   sees_BNN = tree.shape(draft.parents_BK).sees_BTN
 
   def of_node(i):
     above_BK = sees_BNN[:, i + 1, 1:].at[:, i].set(False)
-    others_BK = jnp.where(above_BK, 0, float_of(one - 1))
+    others_BK = jnp.where(above_BK, 0, enumerate_window.below_one(dtype))
 
     def passes(u_B):
       _, last_B = _verify(rule, others_BK.at[:, i].set(u_B), draft, p_BNV)
@@ -148,16 +144,8 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
       seen_BN = jnp.take_along_axis(sees_BNN, number_B11, 1)[:, 0]
       return seen_BN[:, i + 1]
 
-    def halve(_, ends):
-      low_B, high_B = ends  # it passes below low, and fails from high on
-      middle_B = low_B + (high_B - low_B) // 2
-      ok_B = passes(float_of(middle_B))
-      low_B = jnp.where(ok_B, middle_B, low_B)
-      return low_B, jnp.where(ok_B, high_B, middle_B)
-
-    ends = jnp.zeros(B, integer), jnp.full(B, one, integer)
-    _, high_B = jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)
-    return jnp.where(passes(jnp.zeros(B, dtype)), float_of(high_B), 0)
+    t_B = enumerate_window.flips_at(passes, B, dtype)
+    return jnp.where(passes(jnp.zeros(B, dtype)), t_B, 0)
 
   return jax.lax.map(of_node, jnp.arange(K)).T
 
@@ -187,7 +175,7 @@ def distribution(rule: types.Rule, batch: Windows, target) -> np.ndarray:
     for child in below(node):
       at(child, chance_B * t_BK[:, child], [*path, child])
       chance_B = chance_B * (1 - t_BK[:, child])
-    u_BK = np.full((B, K), np.nextafter(dtype.type(1), dtype.type(0)))
+    u_BK = np.full((B, K), enumerate_window.below_one(dtype))
     u_BK[:, path] = 0
     verdict, last_B = _verify(rule, u_BK, draft, batch.p_BNV)
     # A node that cannot be accepted has no chance, whatever is left there.
@@ -245,13 +233,7 @@ def error(rule: types.Rule, seed: int, levels: str, kind: str, each: int):
     base.Broken: an error above the bound; names the simplest family.
   """
   gamma, families = len(levels.split(',')), [*enumerate_window.FAMILIES]
-  parts = [
-    enumerate_window.problems(
-      name, [seed, gamma, i], count=each, gamma=gamma, vocab=3
-    )
-    for i, name in enumerate(families)
-  ]
-  p, q = (np.concatenate(x) for x in zip(*parts, strict=True))
+  p, q = enumerate_window.of_all_families(seed, each=each, gamma=gamma, vocab=3)
   wanted = enumerate_window.target_distribution(p)
   got = distribution(rule, windows(p, q, parents_of(levels), kind), wanted)
   off_X = np.abs(got - wanted).reshape(len(p), -1).max(1)

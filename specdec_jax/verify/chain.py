@@ -20,12 +20,8 @@ def pick(p_BNV: Array, tokens_BK: Array) -> Array:
 
 
 def at(x_BV: Array, index_B1: Array) -> Array:
-  """The number at each row's index, [B]; NaN of what is no index.
-
-  See pick.
-  """
-  index_B1 = jnp.where(index_B1 < 0, x_BV.shape[-1], index_B1)
-  return jnp.take_along_axis(x_BV, index_B1, -1)[:, 0]
+  """`pick` of one distribution a row: [B]."""
+  return pick(x_BV[:, None], index_B1)[:, 0]
 
 
 def q_of_tokens(draft: types.Draft) -> Array:
