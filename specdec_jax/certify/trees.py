@@ -105,6 +105,8 @@ def _given(q, elders, kind: str):
   q: [X, R, V]. elders: their tokens, [X, R, siblings].
   """
   left = q
+  if kind == 'independent':
+    elders = elders[..., :0]
   if kind == 'deterministic':
     # The order of q, and of ids where q has no more.
     V = q.shape[-1]
