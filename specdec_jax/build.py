@@ -15,13 +15,23 @@ from specdec_jax.costs import calibration
 from specdec_jax.drafters import adaptive, method, table
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import own, sources
-from specdec_jax.verify import block, coupled, lenient, reject, typical
+from specdec_jax.verify import (
+  block,
+  coupled,
+  kseq,
+  lenient,
+  reject,
+  traversal,
+  typical,
+)
 
 # Rules by name; a function makes a rule from a number, as in 'lenient:0.5'.
 RULES: dict[str, types.Rule | Callable[[float], types.Rule]] = {
   'reject': reject.RULE,
   'block': block.RULE,
   'coupled': coupled.RULE,
+  'traversal': traversal.RULE,
+  'kseq': kseq.RULE,
   'lenient': lenient.make,
   'typical': typical.make,
 }

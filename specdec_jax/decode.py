@@ -240,7 +240,10 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   drafter = loop.drafter
   context = context_of(loop.drafter, request, *state[:3])
   keys = request.seed_B, request.request_B, state.lengths_B, request.sampling
-  noise = loop.noise(*keys, gamma=drafter.gamma, coupled=loop.rule.coupled)
+  gamma, rule = drafter.gamma, loop.rule
+  noise = loop.noise(
+    *keys, gamma=gamma, coupled=rule.coupled, siblings=rule.siblings
+  )
   with jax.named_scope('propose'):
     draft, draft_state, cache = drafter.propose(
       weights, state.drafter, context, noise, state.cache

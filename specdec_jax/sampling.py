@@ -226,6 +226,7 @@ def noise(
   *,
   gamma: int,
   coupled: bool,
+  siblings: str = 'distinct',
 ) -> types.Noise:
   """The randomness of the window that starts after lengths_B tokens.
 
@@ -241,8 +242,10 @@ def noise(
     sampling: the settings of each row.
     gamma: draft tokens in a window.
     coupled: drafts draw with the noise of the token emitted at their index.
+    siblings: see types.Rule.
 
-  Children are keyed by their parent + 1: of a chain in a tree the same draws.
+  Children are keyed by their parent + 1: of a chain in a tree the same draws;
+  of independent siblings the first, and the others have keys of their own.
   """
   any_sampled = ~jnp.all(is_greedy(sampling))
   fold = jax.vmap(jax.random.fold_in)
@@ -262,21 +265,19 @@ def noise(
     return pick(at(draft_keys_B, offset), q_BV)
 
   def children(parents_BM, depth, q_BMV, count):
-    def of(parent_B, q_BV):
+    def keys_of(parent_B, rank):
       if coupled:
-        keys_B = next_keys(seed_B, request_B, lengths_B + depth)
-      else:
-        keys_B = fold(draft_keys_B, parent_B + 1)
-      best_BX, tokens_BX = largest(_race(keys_B, q_BV), count)
-      return tokens_BX, best_BX > 0
+        return next_keys(seed_B, request_B, lengths_B + depth)
+      return fold(draft_keys_B, parent_B + 1 + rank * (gamma + 1))
 
-    return jax.vmap(of, 1, 1)(parents_BM, q_BMV)
+    own = functools.partial(_siblings, siblings, keys_of, count)
+    return jax.vmap(own, 1, 1)(parents_BM, q_BMV)
 
   uniform = lambda key: jax.random.uniform(key, (), jnp.result_type(float))
   # All offsets at once: compile time does not grow with gamma.
   keys_KB = jax.vmap(functools.partial(at, accept_keys_B))(jnp.arange(gamma))
   accept_BK = jax.vmap(jax.vmap(uniform), 1)(keys_KB)
-  return types.Noise(accept_BK, draft_token, next_token, children)
+  return types.Noise(accept_BK, draft_token, next_token, children, siblings)
 
 
 def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
@@ -290,6 +291,20 @@ def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
   scores_BV = jax.lax.cond(any_sampled, arrivals, lambda: weights_BV)
   best_B1 = jnp.max(scores_BV, -1, keepdims=True)
   return first_of(scores_BV, best_B1)[:, 0]
+
+
+def _siblings(kind: str, keys_of, count: int, parent_B, q_BV):
+  """(tokens_BX, ok_BX) of the children of a node; see types.Noise.children.
+
+  kind: 'distinct' are the best of one race; 'independent' have a race each.
+  keys_of: (parent_B, rank) -> keys_B.
+  """
+  best = lambda rank, x: largest(_race(keys_of(parent_B, rank), q_BV), x)
+  if kind == 'independent':
+    best_XB1, tokens_XB1 = jax.vmap(lambda x: best(x, 1))(jnp.arange(count))
+    return tokens_XB1[..., 0].T, best_XB1[..., 0].T > 0
+  best_BX, tokens_BX = best(0, count)
+  return tokens_BX, best_BX > 0
 
 
 def _race(keys_B: Array, weights_BV: Array) -> Array:

@@ -9,8 +9,9 @@ import pytest
 from specdec_jax import decode
 from specdec_jax.certify import base, counted, enumerated, load, table_model
 from specdec_jax.drafters import eagle, medusa
-from specdec_jax.verify import coupled, reject
+from specdec_jax.verify import coupled, kseq, reject, traversal
 
+MORE = pytest.mark.more
 V, K = 3, 2
 PROMPT = table_model.PROMPT[V]
 
@@ -85,15 +86,17 @@ def test_joint_law_of_generate(rule):
 
 
 @pytest.mark.parametrize(
-  'name, levels, drafts',
+  'name, levels, drafts, rule',
   [
-    ('eagle', (2, 2), 4),
-    pytest.param('eagle', (2, 2), 3, marks=pytest.mark.more),
-    pytest.param('eagle', (3, 1, 2), 6, marks=pytest.mark.more),
-    pytest.param('medusa', (3, 2), 5, marks=pytest.mark.more),
+    ('eagle', (2, 2), 4, reject.RULE),
+    pytest.param('eagle', (2, 2), 3, reject.RULE, marks=MORE),
+    pytest.param('eagle', (3, 1, 2), 6, reject.RULE, marks=MORE),
+    pytest.param('medusa', (3, 2), 5, reject.RULE, marks=MORE),
+    pytest.param('medusa', (3, 2), 5, traversal.RULE, marks=MORE),
+    pytest.param('medusa', (3, 2), 5, kseq.RULE, marks=MORE),
   ],
 )
-def test_joint_law_of_a_tree(name, levels, drafts):
+def test_joint_law_of_a_tree(name, levels, drafts, rule):
   """drafts: nodes of a window at most; the others are cut."""
   if name == 'eagle':
     config, params = eagle.random_layer(WORLD)
@@ -101,7 +104,14 @@ def test_joint_law_of_a_tree(name, levels, drafts):
   else:
     model, params = medusa.random_heads(WORLD, len(levels))
     tree = medusa.make(model, gamma=0, levels=levels)
-  check_joint(reject.RULE, tree, params=params, drafts=drafts)
+  check_joint(rule, tree, params=params, drafts=drafts)
+
+
+@MORE
+def test_joint_law_of_a_tree_of_independent_siblings():
+  config, params = eagle.random_layer(WORLD)
+  tree = eagle.make(config, WORLD.target, gamma=0, levels=(2, 2))
+  check_joint(kseq.RULE, tree, params=params)
 
 
 @pytest.mark.more

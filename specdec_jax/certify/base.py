@@ -83,13 +83,19 @@ class Subject(NamedTuple):
     children they are, so not every rule must run with every drafter.
     """
     (first, *rules), names = self.rules, list(self.drafters)
-    found = [(first, x) for x in names] + [(x, names[0]) for x in rules]
+    found = [(first, x) for x in names]
+    found += [(x, names[0]) for x in self.apart() if x is not first]
     more = [(x, TREE) for x in rules if x.trees and TREE in names[1:]]
     return found + more
 
+  def apart(self) -> list[types.Rule]:
+    """The rules but for those that are another one of them on chains."""
+    names = [rule.name for rule in self.rules]
+    return [rule for rule in self.rules if rule.on_chains not in names]
+
   def takes(self, rule: types.Rule, name: str) -> bool:
-    """Whether a rule takes what a drafter of ours proposes."""
-    return rule.trees or name != TREE
+    """Whether a rule is tried with what a drafter of ours proposes."""
+    return rule.trees if name == TREE else rule in self.apart()
 
   def pair(
     self, world: World, gamma: int, rule: types.Rule | None = None, name=''

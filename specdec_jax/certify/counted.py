@@ -202,7 +202,7 @@ def transformer(subject: base.Subject, amount: int) -> base.Figure:
   tests: dict[str, Test] = {}
   label = next(iter(subject.drafters))
   # One compiled program a rule.
-  cells = list(zip(subject.rules, itertools.cycle((4, 2, 3)), strict=False))
+  cells = list(zip(subject.apart(), itertools.cycle((4, 2, 3)), strict=False))
   each = amount // len(cells) // ROWS * ROWS
   exact = functools.partial(_autoregressive, world)
   asked = dict(temperature=TEMPERATURE, stop_ids=[EOS], seed=subject.seed)

@@ -33,21 +33,34 @@ def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
   worst, done, skipped = dict.fromkeys(base.BOUNDS, 0.0), [], []
   for rule in subject.rules:
     try:
-      for x64, shape in itertools.product(base.BOUNDS, SHAPES):
+      shapes = SHAPES * (rule in subject.apart())
+      for x64, shape in itertools.product(base.BOUNDS, shapes):
         with jax.enable_x64(x64):
           off = window_error(rule, subject.seed, amount, *shape)
         worst[x64] = max(worst[x64], off)
-      done.append(rule.name)
-      cases = trees.CASES[: 2 if amount < FULL else None]
-      for x64, case in itertools.product(base.BOUNDS, cases * rule.trees):
+      done += [rule.name] * bool(shapes)
+      for x64, case, each in _on_trees(rule, amount, rule is subject.rules[0]):
         with jax.enable_x64(x64):
-          off = trees.error(rule, subject.seed, *case, 1 + amount // 250)
+          off = trees.error(rule, subject.seed, *case, each)
         worst[x64] = max(worst[x64], off)
         done.append(f'{rule.name} on trees {" ".join(case)}')
     except enumerate_window.NotEnumerable as why:
       skipped.append(f'{rule.name}: {why}')
   size = f'{", ".join(dict.fromkeys(done))}: {amount:,} pairs (p, q)'
   return _figure(worst, size if done else '', skipped)
+
+
+def _on_trees(rule: types.Rule, amount: int, first: bool):
+  """(float64 or not, case, problems of a family) of what trees.error does.
+
+  The quick tier has two cases of the first rule, and two of each other, with
+  fewer problems and in one dtype each.
+  """
+  cases, full = trees.cases(rule), amount >= FULL
+  if full or first:
+    every = itertools.product(base.BOUNDS, cases if full else cases[:2])
+    return [(*x, 1 + amount // 250) for x in every]
+  return [(i == 0, x, 1 + amount // 1000) for i, x in enumerate(cases[1:3])]
 
 
 def _figure(worst: dict[bool, float], size: str, skipped) -> base.Figure:
@@ -173,7 +186,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   worst, done, skipped = dict.fromkeys(base.BOUNDS, 0.0), [], []
   pairs = subject.pairs()
   if not subject.supplied:
-    pairs += [(rule, SCRIPTED) for rule in subject.rules]
+    pairs += [(rule, SCRIPTED) for rule in subject.apart()]
   subject = subject._replace(drafters={**subject.drafters, SCRIPTED: script})
   why = {rule: enumerate_window.not_enumerable(rule) for rule in subject.rules}
   for rule, name, x64, gamma, vocab, long in _cells(pairs, amount):

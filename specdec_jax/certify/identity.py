@@ -44,8 +44,8 @@ def programs(subject: base.Subject, *, full: bool) -> list[Program]:
   shapes = itertools.cycle(zip(GAMMAS * 4, BATCHES * 5, strict=True))
   out = []
   for rule in subject.rules:
-    names = [x for x in subject.drafters if subject.takes(rule, x)]
-    for name in [*names, SCRIPTED]:
+    every = [*subject.drafters, SCRIPTED]
+    for name in [x for x in every if subject.takes(rule, x)]:
       big = (rule, name) in subject.pairs()
       world = 'transformer' if big else 'table'
       for _ in GAMMAS if full else [0]:

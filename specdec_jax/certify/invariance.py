@@ -30,7 +30,7 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
   cases = list(enumerate(prompts, subject.seed))
   with jax.enable_x64(True):
     world = subject.transformers(VOCAB, **SIZES)
-    for i, rule in enumerate(subject.rules):
+    for i, rule in enumerate(subject.apart()):
       pair = subject.pair(world, GAMMA, rule)
       what, run = str(pair), functools.partial(_texts, world, pair)
       wanted = run(cases)
@@ -48,7 +48,7 @@ def invariance(subject: base.Subject, amount: int) -> base.Figure:
         own = subject.pair(split, GAMMA)
         got = _texts(split, own, cases, place=place)
         tried += base.same_texts(got, wanted, f'{what}, on 4 x 2 devices')
-  names = ', '.join(f'{x.name} {pair.drafter.name}' for x in subject.rules)
+  names = ', '.join(f'{x.name} {pair.drafter.name}' for x in subject.apart())
   alone = 'each' if amount > QUICK else subject.rules[0].name
   size = f'{names}: batch 8, order, prefix; {alone} alone, padded; on {devices}'
   return base.none_of(tried, 'texts differ', amount, 'requests', size)

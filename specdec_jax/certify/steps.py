@@ -65,7 +65,7 @@ class Chosen:
 
   def noise(self, *args, **kwargs) -> types.Noise:
     self.right = sampling_lib.noise(*args, **kwargs)
-    own = self.draft, self.next, self.children
+    own = self.draft, self.next, self.children, self.right.siblings
     return types.Noise(self.right.accept_BK, *own)
 
   def children(self, parents_BM, depth, q_BMV, count):
@@ -111,6 +111,7 @@ class _DrafterNoise:
 
   def __init__(self, noise):
     self.draft, self.children = noise.draft, noise.children
+    self.siblings = noise.siblings
 
   @property
   def accept_BK(self):
@@ -163,7 +164,7 @@ def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
         f'{drafter.name} draws twice with the noise of one offset'
       )
     window = window._replace(draws=draws)
-    reported = _check_reported(drafter.name, state, window)
+    reported = _check_reported(drafter.name, state, window, rule.siblings)
     return *out, window._replace(reported=reported)
 
   return step
@@ -206,18 +207,18 @@ def chance(window: Window, choice: Choice) -> np.ndarray:
   return chance_B * _at(_normal(window.weights_BV), choice.next_B)
 
 
-def _check_reported(name: str, state, window: Window) -> int:
+def _check_reported(name: str, state, window: Window, siblings: str) -> int:
   """Every row that proposes a drawn token must report what it was drawn from.
 
-  name: of the drafter. state: before the window. Returns how many reported
-  distributions were compared.
+  name: of the drafter. state: before the window. siblings: as the rule's.
+  Returns how many reported distributions were compared.
 
   Raises:
     base.Broken: the first draft with another q.
   """
   compared, draft, can_B = 0, window.draft, state.live_B
   if draft.parents_BK is not None:
-    return trees.check_reported(name, state, window)
+    return trees.check_reported(name, state, window, siblings)
   for k, (drawn_BV, drawn_B) in sorted(window.draws.items()):
     q_BV, tokens_B = _normal(drawn_BV), draft.tokens_BK[:, k]
     can_B = can_B & (_at(q_BV, drawn_B) > 0)

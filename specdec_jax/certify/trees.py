@@ -1,6 +1,7 @@
 """The distribution that one window of a tree emits, by enumeration.
 
-Every order of the children is drawn, and every accept test passes and fails.
+Every order of the children is drawn, and the accept tests pass and fail in
+every way. Rules may test parents first, or children.
 X: problems (a pair of p and q). R: what may be drawn. B = X * R.
 """
 
@@ -15,8 +16,9 @@ from specdec_jax import types
 from specdec_jax.certify import base, enumerate_window
 from specdec_jax.verify import tree
 
-# Of siblings: drawn one after another without those before; certain.
-KINDS = 'distinct', 'deterministic'
+# Of siblings: drawn one after another without those before; all drawn from one
+# q; certain.
+KINDS = 'distinct', 'independent', 'deterministic'
 
 
 class Windows(NamedTuple):
@@ -127,27 +129,25 @@ def _verify(rule: types.Rule, u_BK, draft: types.Draft, p_BNV):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
+def thresholds(rule: types.Rule, draft: types.Draft, p_BNV, sees_NN):
   """Where the accept test of each node flips, [B, K]: the least u that fails.
 
-  With the tests of its ancestors passing and all others failing.
+  With the tests of its ancestors passing and all others failing. The least
+  float where it never passes.
   """
   B, K = draft.tokens_BK.shape
   dtype = p_BNV.dtype
-  sees_BNN = tree.shape(draft.parents_BK).sees_BTN
 
   def of_node(i):
-    above_BK = sees_BNN[:, i + 1, 1:].at[:, i].set(False)
-    others_BK = jnp.where(above_BK, 0, enumerate_window.below_one(dtype))
+    above_K = sees_NN[i + 1, 1:].at[i].set(False)
+    others_K = jnp.where(above_K, 0, enumerate_window.below_one(dtype))
+    others_BK = jnp.tile(others_K.astype(dtype), (B, 1))
 
     def passes(u_B):
       _, last_B = _verify(rule, others_BK.at[:, i].set(u_B), draft, p_BNV)
-      number_B11 = (last_B + 1)[:, None, None]
-      seen_BN = jnp.take_along_axis(sees_BNN, number_B11, 1)[:, 0]
-      return seen_BN[:, i + 1]
+      return sees_NN[last_B + 1, i + 1]
 
-    t_B = enumerate_window.flips_at(passes, B, dtype)
-    return jnp.where(passes(jnp.zeros(B, dtype)), t_B, 0)
+    return enumerate_window.flips_at(passes, B, dtype)
 
   return jax.lax.map(of_node, jnp.arange(K)).T
 
@@ -155,77 +155,104 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
 def distribution(rule: types.Rule, batch: Windows, target) -> np.ndarray:
   """Exact distribution of N tokens: one window of the rule, then the target.
 
+  Rules may test parents first, or children: which tests decide that a path ends
+  at a node is found by flipping each.
+
   target: the target's own, [X, V, ..., V]; the shape of what is returned.
 
   Raises:
-    base.Broken: random uniforms give another path than their tests do.
+    base.Broken: uniforms give another path than their tests do.
   """
-  draft, dtype = batch.draft, batch.p_BNV.dtype
-  X, V = target.shape[0], target.shape[-1]
-  t_BK = np.asarray(thresholds(rule, draft, batch.p_BNV), np.float64)
-  parents, tokens = np.asarray(draft.parents_BK)[0], np.asarray(draft.tokens_BK)
-  proposed = np.asarray(draft.proposed_BK)
+  draft, p_BNV = batch.draft, batch.p_BNV
+  dtype, X, V = p_BNV.dtype, target.shape[0], target.shape[-1]
+  tokens, sees_NN = np.asarray(draft.tokens_BK), _sees(draft)
   B, K = tokens.shape
-  t_BK = np.where(proposed, t_BK, 0)
-  below = lambda node: [i for i in range(K) if parents[i] == node]
+  t_BK = np.asarray(thresholds(rule, draft, p_BNV, sees_NN), np.float64)
+  can_BK = np.asarray(draft.proposed_BK) & (t_BK >= np.finfo(dtype).tiny)
+  t_BK = np.where(can_BK, t_BK, 0)
+  run = lambda u_BK: jax.device_get(_verify(rule, u_BK, draft, p_BNV))
   out, problem_B = np.zeros_like(target), np.repeat(np.arange(X), B // X)
-  _check_paths(rule, batch, t_BK, below)
-
-  def at(node: int, chance_B, path):
-    """Adds what is emitted once the path to a node is accepted."""
-    nonlocal out
-    for child in below(node):
-      at(child, chance_B * t_BK[:, child], [*path, child])
-      chance_B = chance_B * (1 - t_BK[:, child])
-    u_BK = np.full((B, K), enumerate_window.below_one(dtype))
-    u_BK[:, path] = 0
-    verdict, last_B = _verify(rule, u_BK, draft, batch.p_BNV)
+  fails, ends_at = enumerate_window.below_one(dtype), []
+  for number, sees_N in enumerate(sees_NN):
+    u_BK = np.tile(np.where(sees_N[1:], 0, fails).astype(dtype), (B, 1))
+    flip_K = lambda i, u_BK=u_BK: abs(np.eye(K, dtype=dtype)[i] * fails - u_BK)
+    decides_BK = np.stack(
+      [run(flip_K(i))[1] + 1 != number for i in range(K)], 1
+    )
+    ends_at.append((sees_N[1:], decides_BK))
+    sides_BK = np.where(sees_N[1:], t_BK, 1 - t_BK)
+    chance_B = batch.chance_B * np.where(decides_BK, sides_BK, 1).prod(1)
+    verdict, last_B = run(u_BK)
     # A node that cannot be accepted has no chance, whatever is left there.
-    right_B = np.asarray(last_B) == node
+    right_B = last_B + 1 == number
     if (chance_B * ~right_B).max() > 0:
       raise base.Broken(f'{rule.name}: its path is not that of its tests')
     next_BV = enumerate_window.next_distribution(
-      batch.p_BNV, np.full(B, node + 1), np.asarray(verdict.weights_BV)
+      p_BNV, np.full(B, number), verdict.weights_BV
     )
+    path = np.flatnonzero(sees_N[1:])
     mass = np.zeros((X,) + (V,) * (len(path) + 1))
     where = (problem_B, *(tokens[:, i] for i in path))
     np.add.at(mass, where, (chance_B * right_B)[:, None] * next_BV)
     out = out + enumerate_window.continued(mass, target)
-
-  at(-1, batch.chance_B.copy(), [])
+  _check_paths(rule, batch, t_BK, ends_at, run)
   return out
 
 
-def _check_paths(rule, batch: Windows, t_BK, below):
+def _sees(draft: types.Draft) -> np.ndarray:
+  """verify.tree.Shape.sees_BTN of trees that are alike, [N, N]."""
+  parents, sees_NN = np.asarray(draft.parents_BK)[0], np.eye(1, dtype=bool)
+  for parent in parents:
+    sees_NN = np.pad(sees_NN, ((0, 1), (0, 1)))
+    sees_NN[-1] = sees_NN[parent + 1]
+    sees_NN[-1, -1] = True
+  return sees_NN
+
+
+def _check_paths(rule, batch: Windows, t_BK, ends_at, run):
   """Raises base.Broken if random uniforms take another path."""
-  B, K = t_BK.shape
   rng = np.random.default_rng(0)
   for _ in range(3):
-    u_BK = rng.random((B, K)).astype(batch.p_BNV.dtype)
-    _, last_B = _verify(rule, u_BK, batch.draft, batch.p_BNV)
-    passes_BK, wanted_B = u_BK < t_BK, np.full(B, -1)
-    for node in range(-1, K):
-      here_B = wanted_B == node
-      for child in reversed(below(node)):  # the eldest that passes
-        wanted_B = np.where(here_B & passes_BK[:, child], child, wanted_B)
-    wrong_B = (np.asarray(last_B) != wanted_B) & (batch.chance_B > 0)
+    u_BK = rng.random(t_BK.shape).astype(batch.p_BNV.dtype)
+    _, last_B = run(u_BK)
+    ends_NB = np.stack(
+      [(((u_BK < t_BK) == on_K) | ~need_BK).all(1) for on_K, need_BK in ends_at]
+    )
+    right_B = np.take_along_axis(ends_NB, last_B[None] + 1, 0)[0]
+    wrong_B = ~(right_B & (ends_NB.sum(0) == 1)) & (batch.chance_B > 0)
     if wrong_B.any():
       b, parents_BK = int(wrong_B.argmax()), np.asarray(batch.draft.parents_BK)
       raise base.Broken(
         f'{rule.name}: it ends at node {int(last_B[b])} of the tree with '
-        f'parents {parents_BK[b].tolist()}, and its tests pass to {wanted_B[b]}'
+        f'parents {parents_BK[b].tolist()}, and its tests pass to '
+        f'{(np.flatnonzero(ends_NB[:, b]) - 1).tolist()}'
       )
 
 
-# (levels, kind) of the trees that are enumerated; two in the quick tier.
+# (levels, kind) of the trees that are enumerated. The quick tier has the first
+# three of a rule's.
 CASES = (
   ('3', 'distinct'),
   ('2,2', 'deterministic'),
+  ('2,1', 'distinct'),
   ('3', 'deterministic'),
   ('2,2', 'distinct'),
   ('3,1', 'distinct'),
   ('3,3', 'distinct'),
+  ('3', 'independent'),
+  ('1,2', 'independent'),
+  ('2,1', 'independent'),
+  ('2,2', 'independent'),
+  ('3,1', 'independent'),
 )
+
+
+def cases(rule: types.Rule) -> list[tuple[str, str]]:
+  """Of CASES, those with siblings that the rule takes."""
+  takes = ('independent',)
+  if rule.siblings == 'distinct':
+    takes = 'distinct', 'deterministic'
+  return [x for x in CASES if rule.trees and x[1] in takes]
 
 
 def error(rule: types.Rule, seed: int, levels: str, kind: str, each: int):
@@ -253,10 +280,12 @@ def error(rule: types.Rule, seed: int, levels: str, kind: str, each: int):
 # --- windows of production steps ----------------------------------------------
 
 
-def check_reported(name: str, state, window) -> int:
-  """Every child must report what it was drawn from: q without its elders.
+def check_reported(name: str, state, window, siblings: str) -> int:
+  """Every child must report what it was drawn from: q without its elders, or,
+  of independent siblings, q.
 
-  window: a steps.Window. Returns how many reported distributions were compared.
+  window: a steps.Window. siblings: the rule's. Returns how many reported
+  distributions were compared.
 
   Raises:
     base.Broken: the first child with another q.
@@ -277,8 +306,9 @@ def check_reported(name: str, state, window) -> int:
     ):
       continue  # greedy rows draw nothing
     wanted_V = q_BV[b].astype(np.float64)
-    wanted_V[elders] = 0
-    wanted_V /= wanted_V.sum()
+    if siblings == 'distinct':
+      wanted_V[elders] = 0
+      wanted_V /= wanted_V.sum()
     compared += 1
     family = [*elders, draft.tokens_BK[b, i]]
     off = np.abs(reported_V - wanted_V).max()

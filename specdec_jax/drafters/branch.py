@@ -106,8 +106,9 @@ def grow(
     tokens_BMX = jnp.where(greedy_B11, best[0], tokens_BMX)
     some_BMX = jnp.where(greedy_B11, best[1], some_BMX)
     q_BXV = jnp.take_along_axis(q_BMV, of_BX[..., None], 1)
-    family_BXX = jnp.take_along_axis(tokens_BMX, of_BX[..., None], 1)
-    q_BXV = _given(q_BXV, family_BXX, rank_BX)
+    if noise.siblings == 'distinct':
+      family_BXX = jnp.take_along_axis(tokens_BMX, of_BX[..., None], 1)
+      q_BXV = _given(q_BXV, family_BXX, rank_BX)
     return tokens_BMX, some_BMX, jnp.where(greedy_B11, best[2], q_BXV)
 
   tokens_BMX, some_BMX, q_BXV = jax.lax.cond(

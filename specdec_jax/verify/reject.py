@@ -68,9 +68,7 @@ def _on_tree(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   last_B, left_BV, _ = jax.lax.fori_loop(
     0, K, test, (none_B, p_BNV[:, 0], one_B)
   )
-  depth_BN, sees_BNN = tree.shape(draft.parents_BK)
-  accepted_B = chain.at(depth_BN, last_B[:, None] + 1)
-  return types.Verdict(accepted_B, left_BV, tree.path_to(sees_BNN, last_B))
+  return tree.verdict(draft, last_B, left_BV)
 
 
 RULE = types.Rule('reject', verify, certain=True, trees=True)

@@ -19,6 +19,7 @@ to slots 5 and 6, and the length becomes 8.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from specdec_jax import types
@@ -97,6 +98,43 @@ def matching(draft: types.Draft, wanted_BN: Array) -> tuple[Array, Array]:
   # The first of the deepest: independent siblings may be alike.
   last_B = jnp.argmax(reached_BN, -1).astype(jnp.int32) - 1
   return jnp.max(reached_BN, -1), path_to(sees_BNN, last_B)
+
+
+def verdict(draft: types.Draft, last_B: Array, weights_BV) -> types.Verdict:
+  """The types.Verdict of a path that ends at node `last_B`."""
+  assert draft.parents_BK is not None
+  depth_BN, sees_BNN = shape(draft.parents_BK)
+  accepted_B = chain.at(depth_BN, last_B[:, None] + 1)
+  return types.Verdict(accepted_B, weights_BV, path_to(sees_BNN, last_B))
+
+
+class Row(NamedTuple):
+  """The tree of one row, for rules that are written for a row.
+
+  tokens_K, parents_K, proposed_K: as in types.Draft, and q_KV, with one-hots
+    where it has none.
+  u_K: uniforms of the accept tests.
+  """
+
+  tokens_K: Array
+  q_KV: Array
+  parents_K: Array
+  proposed_K: Array
+  u_K: Array
+
+
+def rows(noise: types.Noise, draft: types.Draft, p_BNV) -> Row:
+  """A Row of every row, stacked; q in the dtype of p."""
+  q_BKV = draft.q_BKV
+  if q_BKV is None:
+    q_BKV = jax.nn.one_hot(draft.tokens_BK, p_BNV.shape[-1])
+  return Row(
+    draft.tokens_BK,
+    q_BKV.astype(p_BNV.dtype),
+    draft.parents_BK,
+    proposed(draft),
+    noise.accept_BK,
+  )
 
 
 def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:

@@ -1,12 +1,14 @@
 """Trees of drafts through the production loop."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax import build, decode, record, sampling, types
-from specdec_jax.certify import base
+from specdec_jax.certify import base, counted
 from specdec_jax.drafters import (
   adaptive,
   branch,
@@ -15,7 +17,7 @@ from specdec_jax.drafters import (
   medusa,
   method,
 )
-from specdec_jax.verify import block, coupled, reject
+from specdec_jax.verify import block, coupled, kseq, reject, traversal
 from tests import fakes
 from tests.drafters import features_test
 
@@ -122,12 +124,20 @@ def run(drafter, params, rule, world=WORLD, new=30, **settings):
   return out, base.plain(world, request)
 
 
-def test_a_tree_of_one_child_a_node_draws_the_tokens_of_a_chain():
+@pytest.mark.parametrize(
+  'rule, of_trees',
+  [
+    (reject.RULE, reject.RULE),
+    pytest.param(reject.RULE, kseq.RULE, marks=pytest.mark.more),
+    pytest.param(block.RULE, traversal.RULE, marks=pytest.mark.more),
+  ],
+)
+def test_a_tree_of_one_child_a_node_draws_the_tokens_of_a_chain(rule, of_trees):
   chain, params = eagle_tree('')
   tree, _ = eagle_tree('1,1,1')
   settings = dict(temperature=[1.0, 0.7, 1.3, 0.0, 1.0, 1.0], top_k=3)
   (one, _), (two, _) = (
-    run(x, params, reject.RULE, **settings) for x in (chain, tree)
+    run(x, params, y, **settings) for x, y in ((chain, rule), (tree, of_trees))
   )
   assert base.texts(one) == base.texts(two)
   for name in ('hist_BN', 'proposed_BK', 'tried_BK', 'accepted_BK'):
@@ -196,6 +206,42 @@ def test_what_is_around_others_refuses_trees():
   for around in (adaptive, hybrid):
     with pytest.raises(ValueError, match='drafts a tree; leave eagle.tree out'):
       around.for_target(None, around.Settings(), gamma=4, chunk=8, inner=inner)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('rule', [kseq.RULE, traversal.RULE])
+def test_greedy_rows_among_sampled_ones_are_plain_decodings(rule):
+  drafter, params = medusa_tree('3,2')
+  out, plain = run(drafter, params, rule, temperature=MIXED)
+  for row in (0, 3):
+    assert base.texts(out)[row] == plain[row]
+  assert np.asarray(out.info.accepted_BK)[[0, 3]].sum() > 4
+
+
+def test_independent_siblings_are_drawn_each_by_itself():
+  """The first is the chain's; no two of the window are drawn with one key."""
+  rows = jnp.arange(4096, dtype=jnp.uint32)
+  one_B = jnp.ones(len(rows))
+  settings = types.Sampling(one_B, jnp.zeros(len(rows), jnp.int32), one_B)
+  noise = sampling.noise(
+    *(rows, rows, jnp.full(len(rows), 5), settings),
+    gamma=3,
+    coupled=False,
+    siblings='independent',
+  )
+  q_V = np.array([0.5, 0.3, 0.2])
+  q_BMV = jnp.tile(jnp.asarray(q_V, jnp.float32), (len(rows), 2, 1))
+  nodes_BM = jnp.tile(jnp.array([-1, 0]), (len(rows), 1))
+  tokens_BMX, ok_BMX = noise.children(nodes_BM, 0, q_BMV, 2)
+  assert ok_BMX.all()
+  for m, offset in enumerate((0, 1)):
+    drawn_B = noise.draft(offset, q_BMV[:, m])
+    np.testing.assert_array_equal(tokens_BMX[:, m, 0], drawn_B)
+  tokens_DB = np.asarray(tokens_BMX).reshape(-1, 4).T
+  for one, two in itertools.combinations(tokens_DB, 2):
+    counts = np.zeros((3, 3))
+    np.add.at(counts, (one, two), 1)
+    assert counted.chi_square(counts, np.outer(q_V, q_V)) > 1e-6
 
 
 def test_coupled_siblings_are_the_best_of_their_positions_race():

@@ -1,28 +1,96 @@
 """Trees of drafts: the law of a window, and the path that is kept."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.certify import base, trees
-from specdec_jax.verify import coupled, judge, reject, tree
+from specdec_jax.certify import base, enumerate_window, trees
+from specdec_jax.verify import coupled, judge, kseq, reject, traversal, tree
+
+MORE = pytest.mark.more
 
 
-@pytest.mark.parametrize(
-  'case',
-  [
-    *trees.CASES[:2],
-    *(pytest.param(x, marks=pytest.mark.more) for x in trees.CASES[2:]),
-  ],
-  ids=str,
-)
-@pytest.mark.parametrize('wide', [False, True])
-def test_law_of_a_tree_is_the_targets(case, wide):
+def of(rule, *quick):
+  """The cases of a rule; those that are not `quick` are dear."""
+  each = lambda case: () if case in quick else MORE
+  cases = trees.cases(rule)
+  return [pytest.param(rule, x, marks=each(x), id=str(x)) for x in cases]
+
+
+def check_law(rule, case, wide):
   """All families; the certificate has more pairs."""
   with jax.enable_x64(wide):
-    assert trees.error(reject.RULE, 1, *case, 4) <= base.bound()
+    assert trees.error(rule, 1, *case, 4) <= base.bound()
+
+
+@pytest.mark.parametrize('rule, case', of(reject.RULE, *trees.CASES[:2]))
+@pytest.mark.parametrize('wide', [False, True])
+def test_law_of_a_tree_is_the_targets(rule, case, wide):
+  check_law(rule, case, wide)
+
+
+@pytest.mark.parametrize('rule, case', of(traversal.RULE, ('2,1', 'distinct')))
+@pytest.mark.parametrize('wide', [False, pytest.param(True, marks=MORE)])
+def test_law_of_a_tree_under_traversal_is_the_targets(rule, case, wide):
+  check_law(rule, case, wide)
+
+
+@pytest.mark.parametrize('rule, case', of(kseq.RULE, ('1,2', 'independent')))
+@pytest.mark.parametrize('wide', [False, pytest.param(True, marks=MORE)])
+def test_law_of_a_tree_under_kseq_is_the_targets(rule, case, wide):
+  check_law(rule, case, wide)
+
+
+def test_traversal_of_one_level_is_reject():
+  p, q = enumerate_window.of_all_families(3, each=4, gamma=1, vocab=4)
+  batch = trees.windows(p, q, (-1, -1, -1), 'distinct')
+  rng = np.random.default_rng(0)
+  u_BK = jnp.asarray(rng.random(batch.draft.tokens_BK.shape), p.dtype)
+  noise = types.Noise(u_BK, None, None)
+  one, two = (
+    x.verify(noise, batch.draft, jnp.asarray(batch.p_BNV))
+    for x in (reject, traversal)
+  )
+  drawn_B = batch.chance_B > 1e-6  # nothing is left of p after the others
+  same = lambda x, y: np.testing.assert_array_equal(x[drawn_B], y[drawn_B])
+  same(one.accepted_B, two.accepted_B)
+  last = [tree.last_of(x.accepted_B, x.path_BK) for x in (one, two)]
+  same(*last)
+  assert len(set(last[0].tolist())) == 4
+  one, two = (
+    enumerate_window.next_distribution(
+      batch.p_BNV, np.asarray(last[0]) + 1, np.asarray(x.weights_BV)
+    )
+    for x in (one, two)
+  )
+  np.testing.assert_allclose(one[drawn_B], two[drawn_B], atol=1e-3)
+
+
+@pytest.mark.parametrize('k', [1, 2, 4])
+def test_share_of_kseq_is_the_least_that_is_lawful(k):
+  """Sun et al. 2023, section 4: P_acc(rho) = rho beta(rho)."""
+  p, q = enumerate_window.of_all_families(0, each=6, gamma=1, vocab=5)
+  p_XV, q_XV = p[:, 0, 0], q[:, 0, 0]
+  solve = jax.vmap(lambda p_V, q_V: kseq._share(p_V, q_V, k, 4)[0])
+  rho_X = np.asarray(solve(jnp.asarray(p_XV), jnp.asarray(q_XV)), float)
+
+  def over(rho_X):
+    """By how much more the k children are accepted than rho allows."""
+    beta_X = np.minimum(p_XV / rho_X[:, None], q_XV).sum(1)
+    return 1 - (1 - beta_X) ** k - rho_X * beta_X
+
+  assert (over(rho_X) <= 1e-6).all() and (rho_X >= 1).all()
+  assert (over(rho_X * (1 - 1e-3)) > -1e-6).all()
+  assert (rho_X > 1.1).any() == (k > 1)
+
+
+def test_kseq_takes_no_deterministic_siblings():
+  with pytest.raises(ValueError, match='independent siblings, and those of'):
+    kseq.verify(None, a_draft([5, 6, 7, 1, 8, 9, 3]), jnp.ones((1, 8, 9)))
 
 
 def siblings_alone(noise, draft, p_BNV):
@@ -84,30 +152,41 @@ def test_longest_path_of_wanted_tokens(wanted, changes, path):
   assert path_BK[0, : int(accepted_B[0])].tolist() == path
 
 
-@jax.jit
-def greedy(draft, logits_BNV):
+@functools.partial(jax.jit, static_argnums=0)
+def greedy(rule, draft, logits_BNV):
   settings = types.Sampling(jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.ones(1))
   noise = types.Noise(jnp.full((1, 7), 0.5), None, lambda _, w: w.argmax(-1))
   judged = lambda rule: judge.judge(rule, settings, noise, draft, logits_BNV)
-  return judged(reject.RULE), judged(reject.RULE._replace(certain=False))
+  return judged(rule), judged(rule._replace(certain=False))
 
 
-def test_greedy_rows_are_judged_alike_with_and_without_distributions():
+@pytest.mark.parametrize('rule', [reject.RULE, traversal.RULE, kseq.RULE])
+def test_greedy_rows_are_judged_alike_with_and_without_distributions(rule):
   rng = np.random.default_rng(0)
   for seed in range(6):
     logits = rng.normal(size=(1, 8, 4))
     tokens = rng.integers(0, 4, 7)
     tokens[[1, 6]] = (tokens[0] + [1, 2]) % 4
     tokens[3] = (tokens[2] + 1) % 4
-    one, two = greedy(a_draft(tokens), jnp.asarray(logits))
+    draft = a_draft(tokens)._replace(q_BKV=jnp.eye(4)[tokens][None])
+    one, two = greedy(rule, draft, jnp.asarray(logits))
     assert int(one.accepted_B[0]) == int(two.accepted_B[0]), seed
     assert int(one.next_B[0]) == int(two.next_B[0])
     n = int(one.accepted_B[0])
     assert one.path_BK[0, :n].tolist() == two.path_BK[0, :n].tolist()
 
 
-def test_a_chain_as_a_tree_is_judged_as_a_chain():
-  """reject and coupled, on random windows of ragged counts."""
+@pytest.mark.parametrize(
+  'rule',
+  [
+    reject.RULE,
+    coupled.RULE,
+    *(pytest.param(x, marks=MORE) for x in (traversal.RULE, kseq.RULE)),
+  ],
+  ids=lambda rule: rule.name,
+)
+def test_a_chain_as_a_tree_is_judged_as_a_chain(rule):
+  """On random windows of ragged counts."""
   rng = np.random.default_rng(1)
   B, K, V = 64, 4, 5
   p, q = (rng.dirichlet(np.ones(V), (B, n)) for n in (K + 1, K))
@@ -120,11 +199,10 @@ def test_a_chain_as_a_tree_is_judged_as_a_chain():
   u_BK = jnp.asarray(rng.random((B, K)), jnp.float32)
   draws = jnp.asarray(rng.integers(0, V, (B, K + 1)))
   noise = types.Noise(u_BK, None, lambda at_B, _: draws[jnp.arange(B), at_B])
-  for rule in (reject.RULE, coupled.RULE):
-    one = rule.verify(noise, draft, jnp.asarray(p, jnp.float32))
-    two = rule.verify(
-      noise, draft._replace(parents_BK=parents), jnp.asarray(p, jnp.float32)
-    )
-    np.testing.assert_array_equal(one.accepted_B, two.accepted_B)
-    np.testing.assert_allclose(one.weights_BV, two.weights_BV, atol=1e-6)
-    assert len(set(one.accepted_B.tolist())) > 2
+  one = rule.verify(noise, draft, jnp.asarray(p, jnp.float32))
+  two = rule.verify(
+    noise, draft._replace(parents_BK=parents), jnp.asarray(p, jnp.float32)
+  )
+  np.testing.assert_array_equal(one.accepted_B, two.accepted_B)
+  np.testing.assert_allclose(one.weights_BV, two.weights_BV, atol=1e-6)
+  assert len(set(one.accepted_B.tolist())) > 2
