@@ -113,7 +113,8 @@ def engine(
   options = options or default_options()
   rule, draft = rule_of(rule), table.draft_of(draft)
   if gamma is None:
-    gamma = draft.drafter.gamma if isinstance(draft, method.Method) else 4
+    own = isinstance(draft, method.Method)
+    gamma = draft.drafter.gamma if own else table.gamma_of(draft, 4)
   gamma = fields.plain(gamma)
   if type(gamma) is not int or not 0 <= gamma < target.context:
     raise ValueError(

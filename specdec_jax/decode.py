@@ -251,7 +251,7 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   # Proposals past the row's end in memory could not be verified.
   room_B = state.tokens_BL.shape[1] - state.lengths_B - 1
   most_B = jnp.minimum(context.gamma_B, jnp.maximum(room_B, 0))
-  count_B = jnp.clip(draft.count_B, 0, most_B)
+  count_B = jnp.clip(draft.count_B.astype(jnp.int32), 0, most_B)
   draft = draft._replace(count_B=jnp.where(state.live_B, count_B, 0))
   attempt = functools.partial(_attempt, loop, weights, context, noise, draft)
   widths = loop.options.bodies(drafter.gamma)
@@ -327,7 +327,9 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   columns: Any = drafts_BN, found.lost_BN, features_BNE, logits_BNV
   levels_B = reach_B = None
   if draft.parents_BK is not None:
-    cache = _compacted(target, cache, context.lengths_B, found)
+    assert found.path_BK is not None
+    path = found.accepted_B, found.path_BK
+    cache = forward.compact(target, cache, context.lengths_B, *path)
     levels_B, reach_B = tree.levels(draft, found.accepted_B, found.path_BK)
     columns = tree.along(found.path_BK, *columns)
   drafts_BN, lost_BN, features_BNE, logits_BNV = columns
@@ -343,22 +345,6 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   columns = window_BN, found.path_BK, *likely, features_BNE
   kept = found.accepted_B, levels_B, reach_B, found.weights_BV, broken_B
   return _Tried(cache, *kept, *jax.tree.map(widen, columns))
-
-
-def _compacted(target, cache, first_B, found: judge.Judged):
-  """The cache with the accepted nodes side by side; node 0 is in slot first_B.
-
-  Most paths lie so already.
-  """
-  assert found.path_BK is not None
-  K = found.path_BK.shape[1]
-  index_1K = jnp.arange(K)[None]
-  moves_BK = index_1K < found.accepted_B[:, None]
-  moves_BK &= found.path_BK != index_1K
-  from_BK = first_B[:, None] + jnp.minimum(found.path_BK, K - 1)
-  to_BK = jnp.where(moves_BK, first_B[:, None] + index_1K, forward.NOWHERE)
-  move = lambda cache: target.compact(cache, from_BK, to_BK)
-  return forward.once(jnp.any(moves_BK), move, cache)
 
 
 def _commit(loop, request, state, info, draft, draft_state, tried):

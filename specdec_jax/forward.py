@@ -115,6 +115,21 @@ def _of_tree(depth_BN: Array, sees_BTN: Array, start_B: Array, slots: int):
   return positions_BN, jnp.where(inside_BS, of_BS, slot_1S), mask_BTS
 
 
+def compact(model, cache, first_B: Array, accepted_B: Array, path_BK: Array):
+  """The cache with the accepted nodes side by side; node 0 is in slot first_B.
+
+  Most paths lie so already, and cost nothing.
+  """
+  K = path_BK.shape[1]
+  index_1K = jnp.arange(K)[None]
+  moves_BK = index_1K < accepted_B[:, None]
+  moves_BK &= path_BK != index_1K
+  from_BK = first_B[:, None] + jnp.minimum(path_BK, K - 1)
+  to_BK = jnp.where(moves_BK, first_B[:, None] + index_1K, NOWHERE)
+  move = lambda cache: model.compact(cache, from_BK, to_BK)
+  return once(jnp.any(moves_BK), move, cache)
+
+
 def hidden(
   model: types.Model,
   params: types.Params,

@@ -203,7 +203,7 @@ def _room(s: Settings) -> dict[str, sources.Source]:
   opened = {s.target.source: sources.open_source(s.target.source)}
   target, draft = opened[s.target.source], s.drafters['lm']
   models = {'target': memory.Model(target, s.target.dtype)}
-  inner = [_innermost(s.drafters.get(x)) for x in s.decode.methods]
+  inner = [table.innermost(s.drafters.get(x)) for x in s.decode.methods]
   if draft in inner and lm.is_model(draft.source):
     source = str(draft.source)
     if not sources.FUNCTION.fullmatch(source):
@@ -217,16 +217,15 @@ def _room(s: Settings) -> dict[str, sources.Source]:
   return opened
 
 
-def _innermost(drafter: Any) -> Any:
-  """The Settings that Settings are around, or these."""
-  inner = getattr(drafter, 'drafter', None)
-  return _innermost(inner) if inner is not None else drafter
+def gamma_of(s: Settings, method: str, gamma: int) -> int:
+  """The drafts of a window of a method: the nodes of its tree, else gamma."""
+  return table.gamma_of(s.drafters.get(method, method), gamma)
 
 
 def engine(
   e: Setup, method: str, gamma: int, measure: bool = True
 ) -> build.Engine:
-  """The engine of one method; gamma 0 is plain decoding.
+  """The engine of one method; gamma 0 is plain decoding. A tree has its own.
 
   measure: as in build.engine.
   """
@@ -241,7 +240,7 @@ def engine(
     e.target,
     s.drafters.get(method, method) if gamma else None,
     rule=s.decode.rule,
-    gamma=gamma,
+    gamma=gamma and gamma_of(s, method, gamma),
     options=options,
     measure=measure,
   )

@@ -299,7 +299,7 @@ class Drafter(NamedTuple):
   exit: how many of the target's layers propose has run over the window, in the
     target's own cache; verification starts after them, from Draft.residual_BND.
   stops: whether a window may end before gamma where confidence is low.
-  tree: whether windows are trees, of gamma nodes.
+  tree: of windows that are trees, the nodes of each level, gamma in all.
   """
 
   name: str
@@ -310,7 +310,7 @@ class Drafter(NamedTuple):
   taps: tuple[int, ...] = ()
   exit: int = 0
   stops: bool = False
-  tree: bool = False
+  tree: tuple[int, ...] = ()
 
   def __repr__(self) -> str:
     return f'Drafter({self.name!r}, gamma={self.gamma})'

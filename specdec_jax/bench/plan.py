@@ -82,7 +82,8 @@ def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
   for method in d.methods if gammas else ():
     # One program: the smaller gammas are caps, which are data.
     engine = settings_lib.engine(e, method, gammas[-1], measure=measure)
-    out += [Arm(f'{method} g={x}', method, x, engine) for x in gammas]
+    own = [engine.drafter.gamma] if engine.drafter.tree else gammas
+    out += [Arm(f'{method} g={x}', method, x, engine) for x in own]
   return out
 
 
@@ -106,7 +107,9 @@ def make(
     for half in prompts_lib.halves(chosen)
   )
   longest = max(len(item.tokens) for item in test + calibration)
-  longest += s.decode.max_new_tokens + max((0, *s.decode.gammas))
+  most = max((0, *s.decode.gammas))
+  most = max(settings_lib.gamma_of(s, x, most) for x in ('', *s.decode.methods))
+  longest += s.decode.max_new_tokens + most
   return Plan(
     test=test,
     calibration=calibration,

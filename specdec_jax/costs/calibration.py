@@ -42,7 +42,7 @@ def calibrate(
 ) -> Calibration:
   """Times all parts, alternating.
 
-  arms: of bench.plan, plain decoding first; engines of one gamma. request: full
+  arms: of bench.plan, plain decoding first. request: full
   rows; its limits minus its lengths are the windows that a sample has.
   """
   engines = {id(arm.engine): arm.engine for arm in arms[1:]}
@@ -117,9 +117,10 @@ def _parts(
   out: dict[tuple[str, int], parts_lib.Part] = {}
   for engine in engines:
     gamma = engine.drafter.gamma
-    if not out:  # The same for all.
-      for j in engine.options.bodies(gamma):
-        out['verify', j + 1 if j else 0] = _verify(engine, request, gamma, j)
+    for j in engine.options.bodies(gamma):
+      key = 'verify', j + 1 if j else 0
+      if key not in out:  # The same for all.
+        out[key] = _verify(engine, request, gamma, j)
     for part in _methods(engine):
       for count in counts:
         if (key := (part.drafter.name, count)) not in out:

@@ -82,7 +82,6 @@ def for_target(
   """
   del target, gamma, chunk
   parts = inner.parts or (inner,)
-  method.check_chains('adaptive', *(x.drafter for x in parts))
   drafters = [make(x.drafter, scope=settings.scope) for x in parts]
   drafter = hybrid.make(*drafters) if inner.parts else drafters[0]
   return method.Method(
@@ -180,7 +179,8 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
   That is the j from 0 to gamma with the largest E[tokens] / cost, with the
   E[tokens] = 1 + a + ... + a^j of Leviathan et al. 2023, equation 1
   (https://arxiv.org/abs/2211.17192), and the cost of a pass over j drafts and
-  of drafting them. a is the share that the row accepted of its past drafts.
+  of drafting them. a is the share that the row accepted of its past drafts. Of
+  a tree, j is a number of whole levels, each of which counts as one draft.
 
   How far a sampled window is drafted depends on what was committed before it,
   never on its own drafts, so every rule stays exact. Costs are fixed when
@@ -195,6 +195,9 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
     scope: 'batch': sampled rows choose with their batch too.
   """
 
+  levels = drafter.tree or (1,) * drafter.gamma
+  sizes = np.cumsum((0, *levels))
+
   def init(weights, context, features):
     inner = drafter.init(
       weights._replace(draft=weights.draft.inner), context, features
@@ -206,7 +209,8 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
     greedy_B = context.sampling.temperature_B == 0
     shared_B = greedy_B | (scope == 'batch')
     verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
-    most_B = _best(state, context, verify_BN + draft_BN, shared_B)
+    best = functools.partial(_best, sizes, state)
+    most_B = best(context, verify_BN + draft_BN, shared_B)
     draft, inner, target_cache = drafter.propose(
       weights._replace(draft=weights.draft.inner),
       state.inner,
@@ -216,7 +220,7 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
     )
     count_B = jnp.minimum(draft.count_B, most_B)
     found = context._replace(gamma_B=count_B)
-    pays_B = _best(state, found, verify_BN, shared_B)
+    pays_B = best(found, verify_BN, shared_B)
     count_B = jnp.where(greedy_B, pays_B, count_B)
     # A lookup that finds nothing learns nothing.
     asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
@@ -246,23 +250,28 @@ def _costs_of_rows(own: Params, greedy_B) -> Costs:
   return Costs(*map(pick, few, own.costs))
 
 
-def _best(state: State, context: types.Context, cost_BN, shared_B):
+def _best(sizes, state: State, context: types.Context, cost_BN, shared_B):
   """The number of drafts that pays most, at most context.gamma_B: [B].
 
+  sizes: the numbers that there are, ascending from 0; each adds one draft to
+  those that stand one behind another.
   cost_BN: of a window with 0, 1, 2 ... drafts, as each row knows it.
   shared_B: rows that choose what is best for all live ones; others choose for
     themselves, and count as one token a window here.
   """
   alpha_B = (state.accepted_B + WEIGHT * PRIOR) / (state.tried_B + WEIGHT)
 
-  def longer(tokens_B, j):
-    more_B = jnp.where(j <= context.gamma_B, 1 + alpha_B * tokens_B, tokens_B)
+  def longer(tokens_B, size):
+    more_B = jnp.where(
+      size <= context.gamma_B, 1 + alpha_B * tokens_B, tokens_B
+    )
     return more_B, more_B
 
-  count = jnp.arange(cost_BN.shape[1])
-  _, tokens_NB = jax.lax.scan(longer, jnp.zeros_like(alpha_B), count)
+  sizes_X = jnp.asarray(sizes, jnp.int32)
+  cost_BX = cost_BN[:, sizes_X]
+  _, tokens_XB = jax.lax.scan(longer, jnp.zeros_like(alpha_B), sizes_X)
   shared_1B, live_1B = shared_B[None], context.live_B[None]
-  each_NB = jnp.where(shared_1B, tokens_NB, 1) * live_1B
-  tokens_NB = jnp.where(shared_1B, each_NB.sum(1, keepdims=True), tokens_NB)
-  best_B = jnp.argmax(tokens_NB / cost_BN.T, 0).astype(jnp.int32)
+  each_XB = jnp.where(shared_1B, tokens_XB, 1) * live_1B
+  tokens_XB = jnp.where(shared_1B, each_XB.sum(1, keepdims=True), tokens_XB)
+  best_B = sizes_X[jnp.argmax(tokens_XB / cost_BX.T, 0)]
   return jnp.minimum(best_B, context.gamma_B)

@@ -3,6 +3,7 @@
 X: the nodes of a level; M: those of the level before it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -171,58 +172,58 @@ def draft(
   levels: tuple[int, ...],
   context: types.Context,
   noise: types.Noise,
-  hidden_BD: Array,
   cache: Any,
+  first: Callable[..., Any],
   read: Callable[..., Any],
   logits: Callable[[Array, int], Array],
 ) -> tuple[types.Draft, Any]:
-  """Grows a tree; (types.Draft, cache). Where no row drafts, nothing runs.
+  """Grows a tree; (types.Draft, cache). Levels that no row wants cost nothing.
 
   Args:
     levels: how many nodes each has.
     context, noise: as for types.Drafter.propose.
-    hidden_BD: the draft's state after the last committed token.
     cache: the draft's.
+    first: cache -> (hidden_BD, cache): the draft's state after the last
+      committed token.
     read: (cache, tokens_BX, hidden_BXD, tree, begin) -> (hidden_BXD, cache):
       reads the nodes of a level, after the states of their parents; tree and
       begin as of forward.read.
     logits: (hidden_BXD, depth) -> what may follow nodes of this depth.
   """
-
-  def grown(made):
-    return _grown(levels, context, noise, hidden_BD, made[1], read, logits)
-
-  some = jnp.any(context.live_B & (context.gamma_B > 0))
-  blank = forward.blank(grown, (None, cache))[0]
-  return forward.once(some, grown, (blank, cache))
-
-
-def _grown(levels, context, noise, hidden_BD, cache, read, logits):
   B, N = len(context.lengths_B), sum(levels) + 1
   depths = np.repeat(np.arange(len(levels) + 1), (1, *levels))
   depth_BN = jnp.broadcast_to(jnp.asarray(depths, jnp.int32)[None], (B, N))
   sees_BXN = jnp.broadcast_to((jnp.arange(N) == 0)[None, None], (B, 1, N))
-  level, made, number = root(B), [], 0
-  hidden_BXD = hidden_BD[:, None]
-  for depth, count in enumerate(levels):
-    if depth:
-      sees_BXN = sees(level.of_BX, sees_BXN, number)
-      parents_BXD = jnp.take_along_axis(hidden_BXD, level.of_BX[..., None], 1)
+  level, made, hidden_BXD, number = root(B), [], None, 0
+
+  def grown(depth: int, above: Level, above_BMD, turn):
+    cache = turn[0]
+    if not depth:
+      hidden_BD, cache = first(cache)
+      hidden_BXD = hidden_BD[:, None]
+    else:
+      parents_BXD = jnp.take_along_axis(above_BMD, above.of_BX[..., None], 1)
       tree = depth_BN, sees_BXN
       hidden_BXD, cache = read(
-        cache, level.tokens_BX, parents_BXD, tree, number
+        cache, above.tokens_BX, parents_BXD, tree, number
       )
-    level = grow(
-      noise,
-      context.sampling,
-      level,
-      logits(hidden_BXD, depth),
-      first=number - 1,
-      depth=depth,
-      count=count,
+    logits_BXV = logits(hidden_BXD, depth)
+    sizes = dict(first=number - 1, depth=depth, count=levels[depth])
+    new = grow(noise, context.sampling, above, logits_BXV, **sizes)
+    return cache, hidden_BXD, new
+
+  for depth, above in enumerate([1, *levels[:-1]]):
+    if depth:
+      sees_BXN = sees(level.of_BX, sees_BXN, number)
+    turn = functools.partial(grown, depth, level, hidden_BXD)
+    # The nodes of this level come after those of the levels before.
+    wanted_B = context.live_B & (context.gamma_B > number + above - 1)
+    empty = forward.blank(turn, (cache,))[1:]
+    cache, hidden_BXD, level = forward.once(
+      jnp.any(wanted_B), turn, (cache, *empty)
     )
     made.append(level)
-    number += hidden_BXD.shape[1]
+    number += above
   join = lambda name: jnp.concatenate([getattr(x, name) for x in made], 1)
   return types.Draft(
     join('tokens_BX'),

@@ -20,7 +20,7 @@ from specdec_jax.models import eagle, lm
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Branching):
+class Settings(method.Branching, method.Published):
   source: str | os.PathLike = fields.setting('', needed=draft_file.EAGLE.form)
 
 
@@ -179,7 +179,7 @@ def make(
     commit,
     taps=config.taps,
     stops=min_confidence > 0,
-    tree=bool(levels),
+    tree=levels,
   )
 
 
@@ -263,8 +263,9 @@ def _branch(setup: _Setup, weights, state, context, noise, target_cache):
     return hidden_BXD, cache
 
   logits = lambda x_BXD, depth: eagle.logits(config, target, params, x_BXD)
+  first = lambda cache: (hidden_BD, cache)
   draft, cache = branch.draft(
-    setup.levels, context, noise, hidden_BD, state.cache, read, logits
+    setup.levels, context, noise, state.cache, first, read, logits
   )
   return draft, state._replace(cache=cache), target_cache
 

@@ -68,14 +68,14 @@ def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
 
   Args:
     first: proposes with certainty (q None) and reads no features.
-    second: any drafter that does not leave the target early.
+    second: any drafter that does not leave the target early. Beside its trees
+      a window of the first's is a tree of one path.
 
   weights.draft is (weights.draft of the first, of the second).
 
   Raises:
     ValueError: drafters of different gamma, or that do not fit this.
   """
-  method.check_chains('hybrid', first, second)
   if first.gamma != second.gamma or first.taps or first.exit or second.exit:
     raise ValueError(
       f'hybrid of {first.name} (gamma {first.gamma}) and {second.name} (gamma '
@@ -91,6 +91,7 @@ def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
     functools.partial(_commit, first, second),
     taps=second.taps,
     stops=True,
+    tree=second.tree,
   )
 
 
@@ -124,8 +125,21 @@ def _propose(first, second, weights, state, context, noise, target_cache):
     _certain(other.q_BKV, tokens_BK, first_B & context.live_B),
     jnp.where(first_B, count_B, other.count_B),
     sourced_B=None if draft.sourced_B is None else draft.sourced_B & first_B,
+    **_joined(other, first_B),
   )
   return both, State(mine, theirs, first_B), target_cache
+
+
+def _joined(other: types.Draft, first_B) -> dict[str, Any]:
+  """The nodes of a tree; in the rows of first_B of a chain."""
+  if other.parents_BK is None:
+    return {}
+  chain_1K = jnp.arange(other.parents_BK.shape[1], dtype=jnp.int32)[None] - 1
+  proposed_BK = other.proposed_BK
+  return dict(
+    parents_BK=jnp.where(first_B[:, None], chain_1K, other.parents_BK),
+    proposed_BK=None if proposed_BK is None else proposed_BK | first_B[:, None],
+  )
 
 
 def _commit(first, second, state, context, outcome, features_BNE):

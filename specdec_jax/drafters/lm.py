@@ -11,7 +11,7 @@ from absl import logging
 
 from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import draft_file, method
+from specdec_jax.drafters import branch, draft_file, method
 from specdec_jax.io import load
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import convert
@@ -20,7 +20,7 @@ SECTION = 'draft'
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Stopping):
+class Settings(method.Branching):
   source: str | os.PathLike | load.LanguageModel = fields.setting(
     '', needed='a model, such as hf:org/name'
   )
@@ -69,6 +69,7 @@ def for_target(
     min_confidence=settings.min_confidence,
     chunk=chunk,
     shared=_shared(params, target),
+    levels=branch.levels_of(settings.tree),
   )
   return method.Method(drafter, params, q, draft=draft)
 
@@ -156,6 +157,7 @@ def make(
   chunk: int = 64,
   name: str = 'lm',
   shared: tuple[str, ...] = (),
+  levels: tuple[int, ...] = (),
 ) -> types.Drafter:
   """Drafts gamma tokens a window, sampled with the target's settings.
 
@@ -176,7 +178,14 @@ def make(
     name: of the drafter.
     shared: names of parameters that are the target's. A source is encoded
       with those of the target, so that XLA does it once for both models.
+    levels: the nodes of each level of a tree, gamma in all; () is a chain.
+
+  Raises:
+    ValueError: a tree, and a model that cannot move what it has read.
   """
+  if levels and model.compact is None:
+    raise ValueError(f'{name}: the draft has no `compact`; leave tree out')
+  gamma = sum(levels) or gamma
 
   def init(weights, context, features):
     del features
@@ -195,22 +204,36 @@ def make(
   def commit(state, context, outcome, features_BNE):
     del features_BNE
     # Of a row that drafted, all but two have been read: see above.
-    drafted_B = state.read_B == context.lengths_B - outcome.emitted_B
+    first_B = context.lengths_B - outcome.emitted_B
+    drafted_B, cache = state.read_B == first_B, state.cache
     read_B = jnp.maximum(state.read_B, context.lengths_B - 2)
-    return state._replace(read_B=jnp.where(drafted_B, read_B, state.read_B))
+    if levels:
+      # Of the path only the last can be of the level that was not read.
+      path = jnp.where(drafted_B, outcome.accepted_B, 0), outcome.path_BK
+      cache = forward.compact(model, cache, first_B, *path)
+    return State(cache, jnp.where(drafted_B, read_B, state.read_B))
 
   return types.Drafter(
     name,
     gamma,
     init,
-    functools.partial(_propose, model, gamma, min_confidence),
+    functools.partial(_propose, model, gamma, min_confidence, levels),
     commit,
     stops=min_confidence > 0,
+    tree=levels,
   )
 
 
 def _propose(
-  model, gamma, min_confidence, weights, state, context, noise, target_cache
+  model,
+  gamma,
+  min_confidence,
+  levels,
+  weights,
+  state,
+  context,
+  noise,
+  target_cache,
 ):
   lengths_B = context.lengths_B
   # Draft k is drawn after reading the k tokens before it, too.
@@ -218,7 +241,7 @@ def _propose(
   context = context._replace(gamma_B=jnp.minimum(context.gamma_B, room_B))
   drafting_B = context.live_B & (context.gamma_B > 0)
 
-  def read(cache, tokens_BT, start_B, keep_BT):
+  def read(cache, tokens_BT, start_B, keep_BT, **tree):
     hidden_BTD, _, cache = forward.read(
       model,
       weights.draft,
@@ -227,6 +250,7 @@ def _propose(
       cache,
       slots=context.tokens_BL.shape[1],
       keep_BT=keep_BT,
+      **tree,
     )
     return hidden_BTD, cache
 
@@ -248,12 +272,32 @@ def _propose(
     last_BT, _ = span(context, lengths_B - 2, 2)
     return extend(cache, last_BT, lengths_B - 2, 0, going_B)
 
+  def tree(cache):
+    keep_B1 = drafting_B[:, None]
+
+    def last(cache):
+      last_BT, _ = span(context, lengths_B - 2, 2)
+      hidden_BTD, cache = read(cache, last_BT, lengths_B - 2, keep_B1)
+      return hidden_BTD[:, -1], cache
+
+    def level(cache, tokens_BX, parents_BXD, tree, begin: int):
+      del parents_BXD
+      sizes = dict(tree=tree, begin=begin)
+      return read(cache, tokens_BX, lengths_B - 1, keep_B1, **sizes)
+
+    logits = lambda x_BXD, depth: model.head(weights.draft, x_BXD)
+    grown = levels, context, noise, cache, last, level, logits
+    return branch.draft(*grown)
+
   cache, read_B = jax.lax.while_loop(
     lambda state: jnp.any(drafting_B & (state.read_B < lengths_B - 2)),
     catch_up,
     state,
   )
-  cache, draft = chain(first, extend, cache, context, gamma)
+  if levels:
+    draft, cache = tree(cache)
+  else:
+    cache, draft = chain(first, extend, cache, context, gamma)
   read_B = jnp.where(drafting_B, lengths_B, read_B)
   return draft, State(cache, read_B), target_cache
 

@@ -22,7 +22,7 @@ from specdec_jax.models import weights
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Branching):
+class Settings(method.Branching, method.Published):
   source: str | os.PathLike = fields.setting('', needed=medusa_heads.FORM)
 
 
@@ -185,7 +185,7 @@ def make(
     commit,
     taps=(model.tap,),
     stops=min_confidence > 0,
-    tree=bool(levels),
+    tree=levels,
   )
 
 
@@ -202,8 +202,8 @@ def _branch(model, levels, weights, state_B1D, context, noise, target_cache):
   context = context._replace(gamma_B=some_B)
   # Heads read no drafts: all nodes have the state of the root.
   read = lambda cache, tokens_BX, x_BXD, tree, begin: (x_BXD, cache)
-  state_BD = state_B1D[:, 0]
-  draft, _ = branch.draft(levels, context, noise, state_BD, (), read, logits)
+  first = lambda cache: (state_B1D[:, 0], cache)
+  draft, _ = branch.draft(levels, context, noise, (), first, read, logits)
   return draft, state_B1D, target_cache
 
 

@@ -67,7 +67,7 @@ class Published(Stopping):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Branching(Published):
+class Branching(Stopping):
   """Settings of one that may draft a tree."""
 
   tree: str = fields.setting(
@@ -78,15 +78,6 @@ class Branching(Published):
     super().__post_init__()
     if branch.levels_of(self.tree) and self.min_confidence:
       raise ValueError('tree: takes no min_confidence; leave one of them out')
-
-
-def check_chains(name: str, *drafters: types.Drafter):
-  """Raises ValueError if a drafter around others would get one of trees."""
-  if trees := [x.name for x in drafters if x.tree]:
-    raise ValueError(
-      f'{name}: takes drafters of chains, and {trees[0]} drafts a tree; leave '
-      f'{trees[0]}.tree out'
-    )
 
 
 def whole(target: Any) -> sharding.Layout | None:

@@ -14,6 +14,7 @@ from typing import Any
 from specdec_jax import fields, types
 from specdec_jax.drafters import (
   adaptive,
+  branch,
   dflash,
   eagle,
   early_exit,
@@ -97,6 +98,18 @@ def name_of(draft: Any) -> str:
     return draft if draft in DRAFTERS else ''
   rows = DRAFTERS.items()
   return next((name for name, x in rows if type(draft) is x.Settings), '')
+
+
+def innermost(draft: Any) -> Any:
+  """What Settings are around, or these."""
+  inner = getattr(draft, 'drafter', None)
+  return innermost(inner) if name_of(draft) and inner is not None else draft
+
+
+def gamma_of(draft: Any, gamma: int) -> int:
+  """The drafts of a window: the nodes of a draft's tree, else gamma."""
+  tree = getattr(innermost(draft), 'tree', '')
+  return sum(branch.levels_of(tree) if isinstance(tree, str) else ()) or gamma
 
 
 def section(name: str) -> str:

@@ -35,14 +35,15 @@ def best(alpha: float, most: int) -> int:
   return int(np.argmax(rate))
 
 
-def counts(tried, accepted, most, shared=False, live=True):
+def counts(tried, accepted, most, shared=False, live=True, sizes=range(K + 1)):
   whole_B = np.zeros(len(tried), bool)
   state = adaptive.State((), jnp.float32(tried), jnp.float32(accepted), None)
   context = types.Context(*[None] * 5)._replace(
     gamma_B=jnp.array(most | 0 * whole_B), live_B=whole_B | live
   )
   cost_BN = np.stack([COSTS.verify_N + COSTS.draft_N] * len(tried))
-  return adaptive._best(state, context, cost_BN, whole_B | shared).tolist()
+  rest = context, cost_BN, whole_B | shared
+  return adaptive._best(np.array(sizes), state, *rest).tolist()
 
 
 def test_the_count_has_the_most_tokens_for_its_cost():
@@ -54,6 +55,13 @@ def test_the_count_has_the_most_tokens_for_its_cost():
     wanted = [best(x, most) for x in alpha]
     assert counts(tried, accepted, most) == wanted
   assert len(set(wanted)) > 2
+
+
+def test_a_tree_is_cut_into_whole_levels():
+  """A level counts as one draft, whatever it holds."""
+  rows = [0, 20, 20, 20, 20], [0, 20, 20, 20, 0]
+  most = np.array([4, 4, 3, 1, 4])
+  assert counts(*rows, most, sizes=(0, 2, 3, 4)) == [2, 4, 3, 0, 0]
 
 
 def test_rows_that_share_take_one_count_and_heed_all_live_ones():

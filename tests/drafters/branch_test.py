@@ -14,8 +14,9 @@ from specdec_jax.drafters import (
   branch,
   eagle,
   hybrid,
+  lm,
+  lookup,
   medusa,
-  method,
 )
 from specdec_jax.verify import block, coupled, kseq, reject, traversal
 from tests import fakes
@@ -53,7 +54,7 @@ def propose(weights, state, context, noise, target_cache):
 
 
 TREE = features_test.LISTENER._replace(
-  name='tree', gamma=len(PARENTS), propose=propose, tree=True
+  name='tree', gamma=len(PARENTS), propose=propose, tree=(2, 2, 1)
 )
 
 
@@ -116,6 +117,27 @@ def medusa_tree(levels: str, world=WORLD):
   return medusa.make(model, gamma=3, levels=levels), params
 
 
+def lm_tree(levels: str, world=WORLD):
+  levels = branch.levels_of(levels)
+  return lm.make(world.draft, gamma=3, levels=levels), world.weights.draft
+
+
+def hybrid_tree(levels: str, world=WORLD):
+  tree, params = lm_tree(levels, world)
+  first = lookup.make(gamma=tree.gamma, min_match=1)
+  return hybrid.make(first, tree), ((), params)
+
+
+def adaptive_tree(levels: str, world=WORLD):
+  tree, params = lm_tree(levels, world)
+  count = np.arange(tree.gamma + 1.0)
+  costs = adaptive.Costs(1 + 0.02 * count, 0.02 * count)
+  first = lookup.make(gamma=tree.gamma, min_match=1)
+  made = hybrid.make(adaptive.make(first), adaptive.make(tree))
+  own = adaptive.Params((), costs), adaptive.Params(params, costs)
+  return made, own
+
+
 def run(drafter, params, rule, world=WORLD, new=30, **settings):
   request = base.make_request(
     world, base.ragged_prompts(6, world.vocab, 0, 9), new, gamma=12, **settings
@@ -125,16 +147,20 @@ def run(drafter, params, rule, world=WORLD, new=30, **settings):
 
 
 @pytest.mark.parametrize(
-  'rule, of_trees',
+  'make, rule, of_trees',
   [
-    (reject.RULE, reject.RULE),
-    pytest.param(reject.RULE, kseq.RULE, marks=pytest.mark.more),
-    pytest.param(block.RULE, traversal.RULE, marks=pytest.mark.more),
+    (lm_tree, reject.RULE, reject.RULE),
+    pytest.param(eagle_tree, reject.RULE, kseq.RULE, marks=pytest.mark.more),
+    pytest.param(
+      eagle_tree, block.RULE, traversal.RULE, marks=pytest.mark.more
+    ),
   ],
 )
-def test_a_tree_of_one_child_a_node_draws_the_tokens_of_a_chain(rule, of_trees):
-  chain, params = eagle_tree('')
-  tree, _ = eagle_tree('1,1,1')
+def test_a_tree_of_one_child_a_node_draws_the_tokens_of_a_chain(
+  make, rule, of_trees
+):
+  chain, params = make('')
+  tree, _ = make('1,1,1')
   settings = dict(temperature=[1.0, 0.7, 1.3, 0.0, 1.0, 1.0], top_k=3)
   (one, _), (two, _) = (
     run(x, params, y, **settings) for x, y in ((chain, rule), (tree, of_trees))
@@ -155,15 +181,12 @@ MORE = pytest.mark.more
   [
     (eagle_tree, '3,2', coupled.RULE, MIXED),
     (medusa_tree, '3,2', coupled.RULE, MIXED),
-    pytest.param(
-      eagle_tree, '4,4,2,2', reject.RULE, 0.0, marks=pytest.mark.more
-    ),
-    pytest.param(
-      medusa_tree, '4,4,2', reject.RULE, 0.0, marks=pytest.mark.more
-    ),
-    pytest.param(
-      eagle_tree, '4,4,2,2', coupled.RULE, 1.0, marks=pytest.mark.more
-    ),
+    (lm_tree, '3,2,2', coupled.RULE, MIXED),
+    (hybrid_tree, '3,2', coupled.RULE, MIXED),
+    pytest.param(adaptive_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
+    pytest.param(eagle_tree, '4,4,2,2', reject.RULE, 0.0, marks=MORE),
+    pytest.param(medusa_tree, '4,4,2', reject.RULE, 0.0, marks=MORE),
+    pytest.param(eagle_tree, '4,4,2,2', coupled.RULE, 1.0, marks=MORE),
   ],
 )
 def test_texts_of_a_tree_are_plain_decodings(
@@ -200,12 +223,40 @@ def test_a_rule_that_takes_chains_is_not_given_a_tree():
     programs.generate(types.Weights(params, (script, script)), request)
 
 
-def test_what_is_around_others_refuses_trees():
-  tree, params = eagle_tree('2,2')
-  inner = method.Method(tree, params)
-  for around in (adaptive, hybrid):
-    with pytest.raises(ValueError, match='drafts a tree; leave eagle.tree out'):
-      around.for_target(None, around.Settings(), gamma=4, chunk=8, inner=inner)
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_a_draft_has_read_the_path_when_it_drafts_again(temperature):
+  """The target drafts for itself: it accepts all, if nothing was left behind.
+
+  The first child of every node is the token that the target draws; of a tree
+  of two children a node it lies where no chain has it.
+  """
+  tree = lm.make(WORLD.target, gamma=5, levels=(2, 2, 1))
+  out, plain = run(
+    tree, WORLD.weights.target, coupled.RULE, temperature=temperature
+  )
+  assert base.texts(out) == plain
+  tried, accepted = (np.asarray(x) for x in out.info[2:4])
+  np.testing.assert_array_equal(tried.sum(0)[:3], accepted.sum(0)[:3])
+  assert accepted.sum(0)[2] > 9
+
+
+def test_a_level_that_no_row_wants_is_not_read():
+  """A row of gamma 3 in a tree of 3 + 2 nodes reads its last two tokens."""
+  read = []
+
+  def apply(params, tokens_BT, *rest, **more):
+    jax.debug.callback(lambda: read.append(tokens_BT.shape[1]))
+    return WORLD.draft.apply(params, tokens_BT, *rest, **more)
+
+  draft = WORLD.draft._replace(apply=apply)
+  tree = lm.make(draft, gamma=5, levels=(3, 2), chunk=8)
+  request = base.make_request(WORLD, [[1, 2, 3]], 6, gamma=5)
+  for most, wanted in ((3, {2}), (5, {2, 3})):
+    read.clear()
+    asked = request._replace(gamma_B=jnp.full(1, most))
+    base.run(WORLD, base.Pair(reject.RULE, tree, WORLD.weights.draft), asked)
+    jax.effects_barrier()
+    assert {*read} - {base.OPTIONS.chunk} == wanted
 
 
 @pytest.mark.more
