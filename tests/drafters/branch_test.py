@@ -240,6 +240,17 @@ def test_a_draft_has_read_the_path_when_it_drafts_again(temperature):
   assert accepted.sum(0)[2] > 9
 
 
+def test_a_window_of_lookup_beside_a_tree_is_one_path():
+  parents_BK = jnp.array([[-1, -1, 0], [-1, -1, 1]])
+  none_BK = jnp.zeros((2, 3), bool)
+  tree = types.Draft(
+    parents_BK, None, None, parents_BK=parents_BK, proposed_BK=none_BK
+  )
+  found = hybrid._joined(tree, jnp.array([True, False]))
+  assert found['parents_BK'].tolist() == [[-1, 0, 1], [-1, -1, 1]]
+  assert found['proposed_BK'].tolist() == [[True] * 3, [False] * 3]
+
+
 def test_a_level_that_no_row_wants_is_not_read():
   """A row of gamma 3 in a tree of 3 + 2 nodes reads its last two tokens."""
   read = []
@@ -251,7 +262,7 @@ def test_a_level_that_no_row_wants_is_not_read():
   draft = WORLD.draft._replace(apply=apply)
   tree = lm.make(draft, gamma=5, levels=(3, 2), chunk=8)
   request = base.make_request(WORLD, [[1, 2, 3]], 6, gamma=5)
-  for most, wanted in ((3, {2}), (5, {2, 3})):
+  for most, wanted in ((3, {2}), (4, {2, 3})):
     read.clear()
     asked = request._replace(gamma_B=jnp.full(1, most))
     base.run(WORLD, base.Pair(reject.RULE, tree, WORLD.weights.draft), asked)
