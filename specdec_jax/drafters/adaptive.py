@@ -180,7 +180,7 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
   E[tokens] = 1 + a + ... + a^j of Leviathan et al. 2023, equation 1
   (https://arxiv.org/abs/2211.17192), and the cost of a pass over j drafts and
   of drafting them. a is the share that the row accepted of its past drafts. Of
-  a tree, j is a number of whole levels, each of which counts as one draft.
+  a tree j counts whole levels.
 
   How far a sampled window is drafted depends on what was committed before it,
   never on its own drafts, so every rule stays exact. Costs are fixed when
@@ -195,29 +195,21 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
     scope: 'batch': sampled rows choose with their batch too.
   """
 
-  levels = drafter.tree or (1,) * drafter.gamma
-  sizes = np.cumsum((0, *levels))
-
   def init(weights, context, features):
-    inner = drafter.init(
-      weights._replace(draft=weights.draft.inner), context, features
-    )
+    weights = weights._replace(draft=weights.draft.inner)
+    inner = drafter.init(weights, context, features)
     none_B = jnp.zeros(context.lengths_B.shape, jnp.float32)
-    return State(inner, none_B, none_B, jnp.zeros_like(context.live_B))
+    return State(inner, none_B, none_B, none_B > 0)
 
   def propose(weights, state, context, noise, target_cache):
     greedy_B = context.sampling.temperature_B == 0
     shared_B = greedy_B | (scope == 'batch')
     verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
-    best = functools.partial(_best, sizes, state)
+    best = functools.partial(_best, drafter, state)
     most_B = best(context, verify_BN + draft_BN, shared_B)
-    draft, inner, target_cache = drafter.propose(
-      weights._replace(draft=weights.draft.inner),
-      state.inner,
-      context._replace(gamma_B=most_B),
-      noise,
-      target_cache,
-    )
+    asked = context._replace(gamma_B=most_B), noise, target_cache
+    weights = weights._replace(draft=weights.draft.inner)
+    draft, inner, target_cache = drafter.propose(weights, state.inner, *asked)
     count_B = jnp.minimum(draft.count_B, most_B)
     found = context._replace(gamma_B=count_B)
     pays_B = best(found, verify_BN, shared_B)
@@ -250,11 +242,9 @@ def _costs_of_rows(own: Params, greedy_B) -> Costs:
   return Costs(*map(pick, few, own.costs))
 
 
-def _best(sizes, state: State, context: types.Context, cost_BN, shared_B):
+def _best(drafter, state: State, context: types.Context, cost_BN, shared_B):
   """The number of drafts that pays most, at most context.gamma_B: [B].
 
-  sizes: the numbers that there are, ascending from 0; each adds one draft to
-  those that stand one behind another.
   cost_BN: of a window with 0, 1, 2 ... drafts, as each row knows it.
   shared_B: rows that choose what is best for all live ones; others choose for
     themselves, and count as one token a window here.
@@ -267,7 +257,8 @@ def _best(sizes, state: State, context: types.Context, cost_BN, shared_B):
     )
     return more_B, more_B
 
-  sizes_X = jnp.asarray(sizes, jnp.int32)
+  levels = drafter.tree or (1,) * drafter.gamma
+  sizes_X = jnp.asarray(np.cumsum((0, *levels)), jnp.int32)
   cost_BX = cost_BN[:, sizes_X]
   _, tokens_XB = jax.lax.scan(longer, jnp.zeros_like(alpha_B), sizes_X)
   shared_1B, live_1B = shared_B[None], context.live_B[None]

@@ -224,11 +224,7 @@ def draft(
     )
     made.append(level)
     number += above
-  join = lambda name: jnp.concatenate([getattr(x, name) for x in made], 1)
-  return types.Draft(
-    join('tokens_BX'),
-    join('q_BXV'),
-    context.gamma_B,
-    parents_BK=join('parents_BX'),
-    proposed_BK=join('ok_BX'),
-  ), cache
+  whole = jax.tree.map(lambda *x: jnp.concatenate(x, 1), *made)
+  drafts = whole.tokens_BX, whole.q_BXV, context.gamma_B
+  shape = dict(parents_BK=whole.parents_BX, proposed_BK=whole.ok_BX)
+  return types.Draft(*drafts, **shape), cache

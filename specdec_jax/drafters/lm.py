@@ -161,10 +161,9 @@ def make(
 ) -> types.Drafter:
   """Drafts gamma tokens a window, sampled with the target's settings.
 
-  weights.draft holds the model's parameters. A window starts by reading the
-  last two committed tokens: if all drafts were accepted, the model has not yet
-  read the last one of them; else the first of the two is written again with the
-  same values. Rows that may draft nothing read nothing; they catch up when they
+  weights.draft holds the parameters. A window starts by reading the
+  last two committed tokens: the first was not yet read if all drafts were
+  accepted, else it is written again with the same values. Rows that may draft nothing read nothing; they catch up when they
   draft again. Nothing is drafted from a text longer than the model's context.
 
   Args:
@@ -189,11 +188,11 @@ def make(
 
   def init(weights, context, features):
     del features
-    B, L = context.tokens_BL.shape
     params = weights.draft
     if shared:
       params = params | {name: weights.target[name] for name in shared}
-    cache = forward.open_cache(model, params, B, L, context.source)
+    sizes = *context.tokens_BL.shape, context.source
+    cache = forward.open_cache(model, params, *sizes)
     unread_B = jnp.maximum(context.lengths_B - 2, 0)
     unread_B = jnp.where(context.lengths_B <= model.context, unread_B, 0)
     cache, _ = forward.prefill(
@@ -201,105 +200,99 @@ def make(
     )
     return State(cache, unread_B)
 
-  def commit(state, context, outcome, features_BNE):
-    del features_BNE
-    # Of a row that drafted, all but two have been read: see above.
-    first_B = context.lengths_B - outcome.emitted_B
-    drafted_B, cache = state.read_B == first_B, state.cache
-    read_B = jnp.maximum(state.read_B, context.lengths_B - 2)
-    if levels:
-      # Of the path only the last can be of the level that was not read.
-      path = jnp.where(drafted_B, outcome.accepted_B, 0), outcome.path_BK
-      cache = forward.compact(model, cache, first_B, *path)
-    return State(cache, jnp.where(drafted_B, read_B, state.read_B))
-
+  setup = _Setup(model, gamma, min_confidence, levels)
   return types.Drafter(
     name,
     gamma,
     init,
-    functools.partial(_propose, model, gamma, min_confidence, levels),
-    commit,
+    functools.partial(_propose, setup),
+    functools.partial(_commit, setup),
     stops=min_confidence > 0,
     tree=levels,
   )
 
 
-def _propose(
-  model,
-  gamma,
-  min_confidence,
-  levels,
-  weights,
-  state,
-  context,
-  noise,
-  target_cache,
-):
-  lengths_B = context.lengths_B
+class _Setup(NamedTuple):
+  """The arguments of make."""
+
+  model: types.Model
+  gamma: int
+  min_confidence: float
+  levels: tuple[int, ...]
+
+  def read(self, params, context, cache, tokens_BT, start_B, keep_BT, **tree):
+    """(hidden_BTD, cache) of forward.read."""
+    reader = self.model, params, tokens_BT, start_B, cache
+    L = context.tokens_BL.shape[1]
+    hidden_BTD, _, cache = forward.read(
+      *reader, slots=L, keep_BT=keep_BT, **tree
+    )
+    return hidden_BTD, cache
+
+
+def _propose(setup: _Setup, weights, state, context, noise, target_cache):
+  model, lengths_B, params = setup.model, context.lengths_B, weights.draft
   # Draft k is drawn after reading the k tokens before it, too.
   room_B = jnp.maximum(model.context + 1 - lengths_B, 0)
   context = context._replace(gamma_B=jnp.minimum(context.gamma_B, room_B))
   drafting_B = context.live_B & (context.gamma_B > 0)
-
-  def read(cache, tokens_BT, start_B, keep_BT, **tree):
-    hidden_BTD, _, cache = forward.read(
-      model,
-      weights.draft,
-      tokens_BT,
-      start_B,
-      cache,
-      slots=context.tokens_BL.shape[1],
-      keep_BT=keep_BT,
-      **tree,
-    )
-    return hidden_BTD, cache
+  keep_B1 = drafting_B[:, None]
+  read = functools.partial(setup.read, params, context)
 
   def catch_up(state):
     tokens_BT, index_BT = span(context, state.read_B, CATCH_UP)
-    keep_BT = drafting_B[:, None] & (index_BT < lengths_B[:, None])
+    keep_BT = keep_B1 & (index_BT < lengths_B[:, None])
     _, cache = read(state.cache, tokens_BT, state.read_B, keep_BT)
     read_B = jnp.where(drafting_B, state.read_B + CATCH_UP, state.read_B)
     return State(cache, read_B)
 
-  def extend(cache, tokens_BT, start_B, offset, going_B):
-    hidden_BTD, cache = read(cache, tokens_BT, start_B, drafting_B[:, None])
-    logits_B1V = model.head(weights.draft, hidden_BTD[:, -1:])
+  def last(cache):
+    last_BT, _ = span(context, lengths_B - 2, 2)
+    hidden_BTD, cache = read(cache, last_BT, lengths_B - 2, keep_B1)
+    return hidden_BTD[:, -1], cache
+
+  def drawn(hidden_BD, cache, offset, going_B):
+    logits_B1V = model.head(params, hidden_BD[:, None])
     return cache, *draw(
-      noise, context, min_confidence, logits_B1V, offset, going_B
+      noise, context, setup.min_confidence, logits_B1V, offset, going_B
     )
 
-  def first(cache, going_B):
-    last_BT, _ = span(context, lengths_B - 2, 2)
-    return extend(cache, last_BT, lengths_B - 2, 0, going_B)
+  def extend(cache, tokens_B1, at_B, offset, going_B):
+    hidden_B1D, cache = read(cache, tokens_B1, at_B, keep_B1)
+    return drawn(hidden_B1D[:, 0], cache, offset, going_B)
 
-  def tree(cache):
-    keep_B1 = drafting_B[:, None]
-
-    def last(cache):
-      last_BT, _ = span(context, lengths_B - 2, 2)
-      hidden_BTD, cache = read(cache, last_BT, lengths_B - 2, keep_B1)
-      return hidden_BTD[:, -1], cache
-
-    def level(cache, tokens_BX, parents_BXD, tree, begin: int):
-      del parents_BXD
-      sizes = dict(tree=tree, begin=begin)
-      return read(cache, tokens_BX, lengths_B - 1, keep_B1, **sizes)
-
-    logits = lambda x_BXD, depth: model.head(weights.draft, x_BXD)
-    grown = levels, context, noise, cache, last, level, logits
-    return branch.draft(*grown)
+  def level(cache, tokens_BX, parents_BXD, tree, begin: int):
+    del parents_BXD
+    at_B, sizes = lengths_B - 1, dict(tree=tree, begin=begin)
+    return read(cache, tokens_BX, at_B, keep_B1, **sizes)
 
   cache, read_B = jax.lax.while_loop(
     lambda state: jnp.any(drafting_B & (state.read_B < lengths_B - 2)),
     catch_up,
     state,
   )
-  if levels:
-    draft, cache = tree(cache)
+  if setup.levels:
+    logits = lambda x_BXD, depth: model.head(params, x_BXD)
+    grown = setup.levels, context, noise, cache, last, level, logits
+    draft, cache = branch.draft(*grown)
   else:
-    cache, draft = chain(first, extend, cache, context, gamma)
+    first = lambda cache, going_B: drawn(*last(cache), 0, going_B)
+    cache, draft = chain(first, extend, cache, context, setup.gamma)
   read_B = jnp.where(drafting_B, lengths_B, read_B)
   return draft, State(cache, read_B), target_cache
+
+
+def _commit(setup: _Setup, state, context, outcome, features_BNE):
+  del features_BNE
+  # Of a row that drafted, all but two have been read: see make.
+  first_B = context.lengths_B - outcome.emitted_B
+  drafted_B, cache = state.read_B == first_B, state.cache
+  read_B = jnp.maximum(state.read_B, context.lengths_B - 2)
+  if setup.levels:
+    # Of the path only the last can be of the level that was not read.
+    path = jnp.where(drafted_B, outcome.accepted_B, 0), outcome.path_BK
+    cache = forward.compact(setup.model, cache, first_B, *path)
+  return State(cache, jnp.where(drafted_B, read_B, state.read_B))
 
 
 def span(context: types.Context, start_B, size: int):

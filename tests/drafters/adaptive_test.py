@@ -35,15 +35,16 @@ def best(alpha: float, most: int) -> int:
   return int(np.argmax(rate))
 
 
-def counts(tried, accepted, most, shared=False, live=True, sizes=range(K + 1)):
+def counts(tried, accepted, most, shared=False, live=True, levels=()):
   whole_B = np.zeros(len(tried), bool)
   state = adaptive.State((), jnp.float32(tried), jnp.float32(accepted), None)
   context = types.Context(*[None] * 5)._replace(
     gamma_B=jnp.array(most | 0 * whole_B), live_B=whole_B | live
   )
   cost_BN = np.stack([COSTS.verify_N + COSTS.draft_N] * len(tried))
+  drafter = scripted.make(gamma=K)._replace(tree=levels)
   rest = context, cost_BN, whole_B | shared
-  return adaptive._best(np.array(sizes), state, *rest).tolist()
+  return adaptive._best(drafter, state, *rest).tolist()
 
 
 def test_the_count_has_the_most_tokens_for_its_cost():
@@ -61,7 +62,7 @@ def test_a_tree_is_cut_into_whole_levels():
   """A level counts as one draft, whatever it holds."""
   rows = [0, 20, 20, 20, 20], [0, 20, 20, 20, 0]
   most = np.array([4, 4, 3, 1, 4])
-  assert counts(*rows, most, sizes=(0, 2, 3, 4)) == [2, 4, 3, 0, 0]
+  assert counts(*rows, most, levels=(2, 1, 1)) == [2, 4, 3, 0, 0]
 
 
 def test_rows_that_share_take_one_count_and_heed_all_live_ones():

@@ -180,7 +180,7 @@ MORE = pytest.mark.more
   'make, levels, rule, temperature',
   [
     (eagle_tree, '3,2', coupled.RULE, MIXED),
-    (medusa_tree, '3,2', coupled.RULE, MIXED),
+    pytest.param(medusa_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     (lm_tree, '3,2,2', coupled.RULE, MIXED),
     (hybrid_tree, '3,2', coupled.RULE, MIXED),
     pytest.param(adaptive_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
