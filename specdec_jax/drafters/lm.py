@@ -161,10 +161,11 @@ def make(
 ) -> types.Drafter:
   """Drafts gamma tokens a window, sampled with the target's settings.
 
-  weights.draft holds the parameters. A window starts by reading the
-  last two committed tokens: the first was not yet read if all drafts were
-  accepted, else it is written again with the same values. Rows that may draft nothing read nothing; they catch up when they
-  draft again. Nothing is drafted from a text longer than the model's context.
+  weights.draft holds the parameters. A window starts by reading the last two
+  committed tokens: the first was not read if all drafts were accepted, else it
+  is written again with the same values. Rows that may draft nothing read
+  nothing; they catch up when they draft again. Nothing is drafted from a text
+  longer than the model's context.
 
   Args:
     model: the draft, with the target's number of logits.
