@@ -50,7 +50,8 @@ def for_target(
   shares the target's arrays, and has its dtype.
 
   Raises:
-    ValueError: the two have different tokenizers, or only one an encoder.
+    ValueError: the two have different tokenizers, or only one an encoder; a
+      tree, and a draft that cannot move what it has read.
   """
   draft = _draft(target, settings)
   if draft.context < target.context:
@@ -63,13 +64,16 @@ def for_target(
     )
   tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
   q, params = draft.draft_model(target), draft.as_draft[1]
+  levels = branch.levels_of(settings.tree)
+  if levels and q.compact is None:
+    raise ValueError(f'draft {draft.label}: has no `compact`; leave tree out')
   drafter = make(
     q,
     gamma=gamma,
     min_confidence=settings.min_confidence,
     chunk=chunk,
     shared=_shared(params, target),
-    levels=branch.levels_of(settings.tree),
+    levels=levels,
   )
   return method.Method(drafter, params, q, draft=draft)
 
@@ -179,12 +183,7 @@ def make(
     shared: names of parameters that are the target's. A source is encoded
       with those of the target, so that XLA does it once for both models.
     levels: the nodes of each level of a tree, gamma in all; () is a chain.
-
-  Raises:
-    ValueError: a tree, and a model that cannot move what it has read.
   """
-  if levels and model.compact is None:
-    raise ValueError(f'{name}: the draft has no `compact`; leave tree out')
   gamma = sum(levels) or gamma
 
   def init(weights, context, features):
@@ -192,8 +191,8 @@ def make(
     params = weights.draft
     if shared:
       params = params | {name: weights.target[name] for name in shared}
-    sizes = *context.tokens_BL.shape, context.source
-    cache = forward.open_cache(model, params, *sizes)
+    B, L = context.tokens_BL.shape
+    cache = forward.open_cache(model, params, B, L, context.source)
     unread_B = jnp.maximum(context.lengths_B - 2, 0)
     unread_B = jnp.where(context.lengths_B <= model.context, unread_B, 0)
     cache, _ = forward.prefill(
