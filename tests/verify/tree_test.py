@@ -14,35 +14,40 @@ from specdec_jax.verify import coupled, judge, kseq, reject, traversal, tree
 MORE = pytest.mark.more
 
 
-def of(rule, *quick):
-  """The cases of a rule; those that are not `quick` are dear."""
-  each = lambda case: () if case in quick else MORE
-  cases = trees.cases(rule)
-  return [pytest.param(rule, x, marks=each(x), id=str(x)) for x in cases]
+QUICK = {
+  reject.RULE: trees.CASES[:2],
+  traversal.RULE: [('2,1', 'distinct')],
+  kseq.RULE: [('1,2', 'independent')],
+}
 
 
-def check_law(rule, case, wide):
+def check_law(rule, case, wide, each=4):
   """All families; the certificate has more pairs."""
   with jax.enable_x64(wide):
-    assert trees.error(rule, 1, *case, 4) <= base.bound()
+    assert trees.error(rule, 1, *case, each) <= base.bound()
 
 
-@pytest.mark.parametrize('rule, case', of(reject.RULE, *trees.CASES[:2]))
+@pytest.mark.parametrize('case', QUICK[reject.RULE], ids=str)
 @pytest.mark.parametrize('wide', [False, True])
-def test_law_of_a_tree_is_the_targets(rule, case, wide):
-  check_law(rule, case, wide)
+def test_law_of_a_tree_is_the_targets(case, wide):
+  check_law(reject.RULE, case, wide)
 
 
-@pytest.mark.parametrize('rule, case', of(traversal.RULE, ('2,1', 'distinct')))
-@pytest.mark.parametrize('wide', [False, pytest.param(True, marks=MORE)])
-def test_law_of_a_tree_under_traversal_is_the_targets(rule, case, wide):
-  check_law(rule, case, wide)
+def test_law_of_a_tree_under_traversal_is_the_targets():
+  check_law(traversal.RULE, *QUICK[traversal.RULE], wide=False)
 
 
-@pytest.mark.parametrize('rule, case', of(kseq.RULE, ('1,2', 'independent')))
-@pytest.mark.parametrize('wide', [False, pytest.param(True, marks=MORE)])
-def test_law_of_a_tree_under_kseq_is_the_targets(rule, case, wide):
-  check_law(rule, case, wide)
+def test_law_of_a_tree_under_kseq_is_the_targets():
+  check_law(kseq.RULE, *QUICK[kseq.RULE], wide=False)
+
+
+@MORE
+@pytest.mark.parametrize(
+  'rule, case', [(x, y) for x in QUICK for y in trees.cases(x)], ids=str
+)
+@pytest.mark.parametrize('wide', [False, True])
+def test_law_of_every_tree_is_the_targets(rule, case, wide):
+  check_law(rule, case, wide, 1)
 
 
 def test_traversal_of_one_level_is_reject():
