@@ -67,7 +67,8 @@ def kinds_of(rule: types.Rule) -> tuple[str, ...]:
 def best(x: Problems) -> np.ndarray:
   """The most tokens that any rule accepts, [X]."""
   found = [collections.defaultdict(float) for _ in x.chance_XR]
-  tokens_BK, proposed_BK = x.batch.draft.tokens_BK, x.batch.draft.proposed_BK
+  draft = x.batch.draft
+  tokens_BK, proposed_BK = map(np.asarray, (draft.tokens_BK, draft.proposed_BK))
   for b in np.flatnonzero(x.batch.chance_B):
     paths = []
     for parent, token in zip(x.parents, tokens_BK[b].tolist(), strict=True):
