@@ -11,7 +11,6 @@ from experiments.tree_rules import optimum
 from specdec_jax import build, types
 from specdec_jax.certify import base, enumerate_window, trees
 
-KINDS = 'distinct', 'independent', 'deterministic'
 # Children of a node at each level, and ids of the vocabulary.
 SIZES = ('2', 5), ('3', 5), ('4', 5), ('2,2', 3)
 # Below it a share of the optimum tells of rounding alone.
@@ -34,11 +33,6 @@ class Problems(NamedTuple):
   chance_XR: np.ndarray
   parents: tuple[int, ...]
 
-  def total(self, reach_BK: np.ndarray) -> np.ndarray:
-    """Nodes accepted on average, [X], of how often each is in each tree."""
-    shape = self.chance_XR.shape
-    return (self.chance_XR * reach_BK.sum(1).reshape(shape)).sum(1)
-
 
 def problems(kind: str, levels: str, vocab: int, each: int) -> Problems:
   """`each` problems of every family, in their order."""
@@ -59,9 +53,9 @@ def rules_of(kind: str) -> list[types.Rule]:
 
 def kinds_of(rule: types.Rule) -> tuple[str, ...]:
   """What reads the distribution that each was drawn from takes every kind."""
-  if getattr(rule, 'siblings', 'distinct') == 'independent':
+  if rule.siblings == 'independent':
     return ('independent',)
-  return ('distinct', 'deterministic') if rule.coupled else KINDS
+  return ('distinct', 'deterministic') if rule.coupled else trees.KINDS
 
 
 def best(x: Problems) -> np.ndarray:
@@ -89,43 +83,27 @@ def accepted(rule: types.Rule, x: Problems) -> np.ndarray:
   if rule.coupled and x.kind == 'distinct':
     return _raced(x, 0)[:, 0]
   if rule.coupled:
-    # Its own draws, whatever the tree is.
-    reach_BK = along(x, of_tokens(x))
-  else:
-    wanted = enumerate_window.target_distribution(x.p_XNVV)
-    found = trees.distribution(rule, x.batch, wanted)
-    if not (off := np.abs(found - wanted).max()) <= base.bound():
-      raise base.Broken(f'{rule.name}, {x.kind}: off by {off:.1e}')
-    t_BK = trees.thresholds(rule, x.batch.draft, x.batch.p_BNV)
-    reach_BK = along(x, _tested(x, np.asarray(t_BK, np.float64)))
-  return x.total(reach_BK)
+    return certain(x)  # its own draws, whatever the tree is
+  wanted = enumerate_window.target_distribution(x.p_XNVV)
+  ends = trees.ends(rule, x.batch)
+  found = trees.distribution(ends, x.batch, wanted)
+  if not (off := np.abs(found - wanted).max()) <= base.bound():
+    raise base.Broken(f'{rule.name}, {x.kind}: off by {off:.1e}')
+  accepted_B = sum(len(end.path) * end.chance_B for end in ends)
+  return np.asarray(accepted_B).reshape(len(wanted), -1).sum(1)
 
 
-def of_tokens(x: Problems) -> np.ndarray:
-  """p of each node's token, [B, K]."""
+def certain(x: Problems) -> np.ndarray:
+  """Nodes of a certain tree on the target's own path, [X] on average."""
   numbers = np.array(x.parents) + 1
-  tokens_BK1 = np.asarray(x.batch.draft.tokens_BK)[..., None]
-  return np.take_along_axis(x.batch.p_BNV[:, numbers], tokens_BK1, -1)[..., 0]
-
-
-def _tested(x: Problems, t_BK: np.ndarray) -> np.ndarray:
-  """How often each node is accepted once its parent is: the elders failed."""
-  t_BK = t_BK * np.asarray(x.batch.draft.proposed_BK)
-  found_BK = t_BK.copy()
-  for i, parent in enumerate(x.parents):
-    for elder in range(i):
-      if x.parents[elder] == parent:
-        found_BK[:, i] *= 1 - t_BK[:, elder]
-  return found_BK
-
-
-def along(x: Problems, of_parent_BK: np.ndarray) -> np.ndarray:
-  """How often each node is accepted: its path's product."""
-  reach_BK = of_parent_BK * np.asarray(x.batch.draft.proposed_BK)
+  tokens_BK = np.asarray(x.batch.draft.tokens_BK)
+  p_BK = np.take_along_axis(
+    x.batch.p_BNV[:, numbers], tokens_BK[..., None], -1
+  )[..., 0]
   for i, parent in enumerate(x.parents):
     if parent >= 0:
-      reach_BK[:, i] *= reach_BK[:, parent]
-  return reach_BK
+      p_BK[:, i] *= p_BK[:, parent]
+  return (x.batch.chance_B * p_BK.sum(1)).reshape(len(x.p_XNVV), -1).sum(1)
 
 
 def _raced(x: Problems, depth: int) -> np.ndarray:
@@ -147,7 +125,7 @@ def rows(each: int) -> Iterator[dict[str, Any]]:
   'families': by name [the optimum, mean share, least share], the first a mean
   too; None where nothing can be accepted.
   """
-  for (levels, vocab), kind in itertools.product(SIZES, KINDS):
+  for (levels, vocab), kind in itertools.product(SIZES, trees.KINDS):
     found = problems(kind, levels, vocab, each)
     best_X = best(found)
     for rule in rules_of(kind):

@@ -6,6 +6,7 @@ X: problems (a pair of p and q). R: what may be drawn. B = X * R.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -152,27 +153,36 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV, sees_NN):
   return jax.lax.map(of_node, jnp.arange(K)).T
 
 
-def distribution(rule: types.Rule, batch: Windows, target) -> np.ndarray:
-  """Exact distribution of N tokens: one window of the rule, then the target.
+class End(NamedTuple):
+  """Where a window may end.
+
+  path: the nodes that are accepted.
+  chance_B: how often that tree is drawn and these are.
+  next_BV: the distribution of the token after them.
+  """
+
+  path: np.ndarray
+  chance_B: np.ndarray
+  next_BV: np.ndarray
+
+
+def ends(rule: types.Rule, batch: Windows) -> list[End]:
+  """Every End of windows under a rule: the root, then each node.
 
   Rules may test parents first, or children: which tests decide that a path ends
   at a node is found by flipping each.
-
-  target: the target's own, [X, V, ..., V]; the shape of what is returned.
 
   Raises:
     base.Broken: uniforms give another path than their tests do.
   """
   draft, p_BNV = batch.draft, batch.p_BNV
-  dtype, X, V = p_BNV.dtype, target.shape[0], target.shape[-1]
-  tokens, sees_NN = np.asarray(draft.tokens_BK), _sees(draft)
-  B, K = tokens.shape
+  dtype, sees_NN = p_BNV.dtype, _sees(draft)
+  B, K = draft.tokens_BK.shape
   t_BK = np.asarray(thresholds(rule, draft, p_BNV, sees_NN), np.float64)
   can_BK = np.asarray(draft.proposed_BK) & (t_BK >= np.finfo(dtype).tiny)
   t_BK = np.where(can_BK, t_BK, 0)
   run = lambda u_BK: jax.device_get(_verify(rule, u_BK, draft, p_BNV))
-  out, problem_B = np.zeros_like(target), np.repeat(np.arange(X), B // X)
-  fails, ends_at = enumerate_window.below_one(dtype), []
+  fails, ends_at, out = enumerate_window.below_one(dtype), [], []
   for number, sees_N in enumerate(sees_NN):
     u_BK = np.tile(np.where(sees_N[1:], 0, fails).astype(dtype), (B, 1))
     flip_K = lambda i, u_BK=u_BK: abs(np.eye(K, dtype=dtype)[i] * fails - u_BK)
@@ -190,12 +200,27 @@ def distribution(rule: types.Rule, batch: Windows, target) -> np.ndarray:
     next_BV = enumerate_window.next_distribution(
       p_BNV, np.full(B, number), verdict.weights_BV
     )
-    path = np.flatnonzero(sees_N[1:])
+    out.append(End(np.flatnonzero(sees_N[1:]), chance_B * right_B, next_BV))
+  _check_paths(rule, batch, t_BK, ends_at, run)
+  return out
+
+
+def distribution(found: Sequence[End], batch: Windows, target) -> np.ndarray:
+  """Exact distribution of N tokens: one window, then the target.
+
+  found: as `ends` has them.
+  target: the target's own, [X, V, ..., V]; the shape of what is returned.
+  """
+  X, V, tokens = *target.shape[:2], np.asarray(batch.draft.tokens_BK)
+  out, problem_B = (
+    np.zeros_like(target),
+    np.repeat(np.arange(X), len(tokens) // X),
+  )
+  for path, chance_B, next_BV in found:
     mass = np.zeros((X,) + (V,) * (len(path) + 1))
     where = (problem_B, *(tokens[:, i] for i in path))
-    np.add.at(mass, where, (chance_B * right_B)[:, None] * next_BV)
+    np.add.at(mass, where, chance_B[:, None] * next_BV)
     out = out + enumerate_window.continued(mass, target)
-  _check_paths(rule, batch, t_BK, ends_at, run)
   return out
 
 
@@ -264,7 +289,8 @@ def error(rule: types.Rule, seed: int, levels: str, kind: str, each: int):
   gamma, families = len(levels.split(',')), [*enumerate_window.FAMILIES]
   p, q = enumerate_window.of_all_families(seed, each=each, gamma=gamma, vocab=3)
   wanted = enumerate_window.target_distribution(p)
-  got = distribution(rule, windows(p, q, parents_of(levels), kind), wanted)
+  batch = windows(p, q, parents_of(levels), kind)
+  got = distribution(ends(rule, batch), batch, wanted)
   off_X = np.abs(got - wanted).reshape(len(p), -1).max(1)
   if not off_X.max() <= base.bound():
     x = int((~(off_X <= base.bound())).argmax())
