@@ -23,7 +23,7 @@ from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _EXACT = flags.DEFINE_bool('exact', False, 'enumerate; else measure')
-_EACH = flags.DEFINE_integer('each', 24, 'exact problems of a family', 1)
+_EACH = flags.DEFINE_integer('each', 10, 'exact problems of a family', 1)
 _QUESTIONS = flags.DEFINE_string('questions', '', 'question.jsonl of MT-Bench')
 _LIMIT = flags.DEFINE_integer('limit', 1, 'questions of each category', 1)
 _MINUTES = flags.DEFINE_float('minutes', 12, 'after them no cell begins')
@@ -85,10 +85,17 @@ def _measured(about, known):
 
 
 def _cells():
-  """Yields (rule, tree, temperature); of greedy rules, which agree, one."""
+  """Yields (rule, tree, temperature); of rules that are one there, the first.
+
+  All are where rows are greedy, and of chains those that Rule.on_chains names.
+  """
   rules = [x for x in build.lossless_rules().values() if x.trees]
+  names = [x.name for x in rules]
   for tree in _TREES.value.split(';'):
+    chain = len(branch.levels_of(tree)) == 1
     for rule in rules:
+      if chain and rule.on_chains in names:
+        continue
       for warmth in map(float, _WARMTHS.value):
         if warmth or rule is rules[0]:
           yield rule, tree, warmth
