@@ -31,21 +31,25 @@ def mesh_of(topology: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'topology, devices, target, draft',
+  'topology, devices, target, draft, levels',
   [
-    ('v5e:2x4', 8, 'smollm2_1_7b', 'smollm2_135m'),
-    ('v5e:2x4', 8, 'llama3_8b', 'llama3_1b'),
-    ('v5p:2x2x1', 4, 't5_xxl', 't5_small'),
+    ('v5e:2x4', 8, 'smollm2_1_7b', 'smollm2_135m', ()),
+    ('v5e:2x4', 8, 'llama3_8b', 'llama3_1b', ()),
+    ('v5e:2x4', 8, 'llama3_8b', 'llama3_1b', (10, 10, 8, 4)),
+    ('v5p:2x2x1', 4, 'llama3_8b', 'llama3_1b', (10, 10, 8, 4)),
+    ('v5p:2x2x1', 4, 't5_xxl', 't5_small', ()),
   ],
 )
-def test_generate_compiles(topology, devices, target, draft, record_property):
+def test_generate_compiles(
+  topology, devices, target, draft, levels, record_property
+):
   mesh = mesh_of(topology)
   assert mesh.shape['model'] == devices
   sized = lambda name: config.sized(name, dtype='bfloat16', run=SCAN)
   pair = sized(target), sized(draft)
-  lowered = aot.lower(
-    mesh, aot.Setting(topology, 1, devices, *pair, ROWS, LENGTH, GAMMA)
-  )
+  sizes = ROWS, LENGTH, sum(levels) or GAMMA
+  setting = aot.Setting(topology, 1, devices, *pair, *sizes)
+  lowered = aot.lower(mesh, setting, levels=levels)
   start = time.perf_counter()
   compiled = lowered.compile()
   seconds = time.perf_counter() - start

@@ -93,10 +93,12 @@ def lower(
   s: Setting,
   drafter: types.Drafter | None = None,
   rule: types.Rule = reject.RULE,
+  levels: tuple[int, ...] = (),
 ):
   """Lowers generate, greedy or sampled, for the devices of a mesh.
 
   drafter: one without parameters; None is the setting's draft model.
+  levels: of the tree that this model drafts; () is a chain of s.gamma.
   """
   p, target_params, layout = _side(mesh, s.target, s.weights[0])
   draft_params: Any = ()
@@ -104,7 +106,7 @@ def lower(
     q, draft_params, _ = _side(
       mesh, s.draft, s.weights[1], s.tensor_parallel, vocab=p.vocab
     )
-    drafter = lm_drafter.make(q, gamma=s.gamma)
+    drafter = lm_drafter.make(q, gamma=s.gamma, levels=levels)
   item = requests.Item([1, 2, 3], 0)
   if p.encode is not None:
     item = requests.Item([0], 0, source=[1] * SOURCE)
