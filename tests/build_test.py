@@ -99,6 +99,16 @@ def test_bad_options_are_named(target, draft, options, message):
   assert message in str(error.value)
 
 
+def test_a_tree_has_its_own_gamma(target):
+  settings = table.with_options(target, dict(tree='2,1'))
+  around = adaptive.Settings(hybrid.Settings(settings))
+  for each in settings, around:
+    made = build.engine(target, each, measure=False)
+    assert (made.drafter.gamma, made.drafter.tree) == (3, (2, 1))
+  with pytest.raises(ValueError, match='was made for 3; give gamma=3'):
+    build.engine(target, settings, gamma=5)
+
+
 def test_a_loaded_draft_has_a_dtype(target):
   with pytest.raises(ValueError, match='tiny.* is loaded; give them to spec'):
     lm.Settings(target, dtype='bfloat16')

@@ -156,8 +156,8 @@ def with_options(draft: Any, options: Mapping[str, Any] | None) -> Any:
       f"{given}: must be a dict of the drafter's settings by name"
     )
   if isinstance(draft, load.LanguageModel):
-    made = fields.make(method.Stopping, f'draft {draft.label}', options)
-    return lm.Settings(source=draft, min_confidence=made.min_confidence)
+    made = fields.make(method.Branching, f'draft {draft.label}', options)
+    return lm.Settings(source=draft, **dataclasses.asdict(made))
   if isinstance(draft, str) and draft in DRAFTERS:
     return fields.make(DRAFTERS[draft].Settings, draft, options)
   raise ValueError(
