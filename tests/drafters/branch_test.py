@@ -280,17 +280,32 @@ def test_greedy_rows_among_sampled_ones_are_plain_decodings(rule):
   assert np.asarray(out.info.accepted_BK)[[0, 3]].sum() > 4
 
 
+def independent(rows, settings):
+  at_B = jnp.full(len(rows), 5)
+  sizes = dict(gamma=3, coupled=False, siblings='independent')
+  return sampling.noise(rows, rows, at_B, settings, **sizes)
+
+
+def test_independent_siblings_report_one_distribution():
+  rows, one_B = jnp.arange(40, dtype=jnp.uint32), jnp.ones(40)
+  settings = types.Sampling(one_B, jnp.zeros(40, jnp.int32), one_B)
+  noise, root = independent(rows, settings), branch.root(40)
+  logits_B1V = jnp.tile(jnp.array([0.5, 0.3, 0.1]), (40, 1, 1))
+  at = dict(first=-1, depth=0, count=3)
+  level = branch.grow(noise, settings, root, logits_B1V, **at)
+  q_B1V = sampling.probabilities(logits_B1V, settings)
+  np.testing.assert_array_equal(level.q_BXV, jnp.repeat(q_B1V, 3, 1))
+  assert level.ok_BX.all()
+  alike_B = [len(set(x)) for x in level.tokens_BX.tolist()]
+  assert {*alike_B} == {1, 2, 3}
+
+
 def test_independent_siblings_are_drawn_each_by_itself():
   """The first is the chain's; no two of the window are drawn with one key."""
   rows = jnp.arange(4096, dtype=jnp.uint32)
   one_B = jnp.ones(len(rows))
   settings = types.Sampling(one_B, jnp.zeros(len(rows), jnp.int32), one_B)
-  noise = sampling.noise(
-    *(rows, rows, jnp.full(len(rows), 5), settings),
-    gamma=3,
-    coupled=False,
-    siblings='independent',
-  )
+  noise = independent(rows, settings)
   q_V = np.array([0.5, 0.3, 0.2])
   q_BMV = jnp.tile(jnp.asarray(q_V, jnp.float32), (len(rows), 2, 1))
   nodes_BM = jnp.tile(jnp.array([-1, 0]), (len(rows), 1))
