@@ -8,7 +8,8 @@
 # Left out, each with a run.sh of its own: specbench (needs a question.jsonl),
 # prediction (how often predictions hold: an hour), headline (the README's figures),
 # gpu (needs one), quantised (needs a pair), serving (clients of a server), heads
-# (trains every kind of draft: six hours).
+# (trains every kind of draft: six hours), tree_rules (rules of trees beside the
+# best that any could be: needs a question.jsonl, 20 minutes).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"

@@ -21,6 +21,7 @@ from experiments.leviathan_table5 import render as table5
 from experiments.methods import render as methods
 from experiments.quantised import render as quantised
 from experiments.specbench import render as specbench
+from experiments.tree_rules import render as tree_rules
 from specdec_jax import program
 from specdec_jax.io import files
 
@@ -31,6 +32,7 @@ PAGES = {
   'methods': methods.markdown,
   'specbench': specbench.markdown,
   'quantised': quantised.markdown,
+  'tree_rules': tree_rules.markdown,
 }
 
 
