@@ -9,6 +9,7 @@ from configs import smollm2
 
 def get_config(size: str = 'full'):
   c = smollm2.get_config(size).unlock()
+  c.eagle.tree = ''  # for every rule
   c.decode.methods = ('lm', 'lookup', 'ngram', 'early_exit')
   if size != 'tiny':
     c.decode.methods += ('eagle', 'adaptive')

@@ -103,6 +103,7 @@ def _committed(temperature):
 
 
 WORLD = base.tables(6)
+MORE, SLOW = pytest.mark.more, pytest.mark.slow
 
 
 def eagle_tree(levels: str, world=WORLD):
@@ -149,11 +150,9 @@ def run(drafter, params, rule, world=WORLD, new=30, **settings):
 @pytest.mark.parametrize(
   'make, rule, of_trees',
   [
-    (lm_tree, reject.RULE, reject.RULE),
-    pytest.param(eagle_tree, reject.RULE, kseq.RULE, marks=pytest.mark.more),
-    pytest.param(
-      eagle_tree, block.RULE, traversal.RULE, marks=pytest.mark.more
-    ),
+    pytest.param(lm_tree, reject.RULE, reject.RULE, marks=MORE),
+    pytest.param(eagle_tree, reject.RULE, kseq.RULE, marks=MORE),
+    pytest.param(eagle_tree, block.RULE, traversal.RULE, marks=SLOW),
   ],
 )
 def test_a_tree_of_one_child_a_node_draws_the_tokens_of_a_chain(
@@ -173,7 +172,6 @@ def test_a_tree_of_one_child_a_node_draws_the_tokens_of_a_chain(
 
 
 MIXED = [0.0, 0.7, 1.3, 0.0, 1.0, 1.0]
-MORE = pytest.mark.more
 
 
 @pytest.mark.parametrize(
@@ -182,11 +180,11 @@ MORE = pytest.mark.more
     (eagle_tree, '3,2', coupled.RULE, MIXED),
     pytest.param(medusa_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     (lm_tree, '3,2,2', coupled.RULE, MIXED),
-    (hybrid_tree, '3,2', coupled.RULE, MIXED),
+    pytest.param(hybrid_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     pytest.param(adaptive_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     pytest.param(eagle_tree, '4,4,2,2', reject.RULE, 0.0, marks=MORE),
-    pytest.param(medusa_tree, '4,4,2', reject.RULE, 0.0, marks=MORE),
-    pytest.param(eagle_tree, '4,4,2,2', coupled.RULE, 1.0, marks=MORE),
+    pytest.param(medusa_tree, '4,4,2', reject.RULE, 0.0, marks=SLOW),
+    pytest.param(eagle_tree, '4,4,2,2', coupled.RULE, 1.0, marks=SLOW),
   ],
 )
 def test_texts_of_a_tree_are_plain_decodings(

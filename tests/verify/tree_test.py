@@ -41,7 +41,7 @@ def test_law_of_a_tree_under_kseq_is_the_targets():
   check_law(kseq.RULE, *QUICK[kseq.RULE], wide=False)
 
 
-@MORE
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'rule, case', [(x, y) for x in QUICK for y in trees.cases(x)], ids=str
 )
