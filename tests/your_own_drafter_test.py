@@ -75,7 +75,9 @@ def test_the_benchmark_takes_both_by_their_paths(folder):
 @pytest.mark.parametrize(
   'drafter, rule, promise, amount',
   [
-    ('heads.py:make', '', 'windows-enumerated', 2),
+    pytest.param(
+      *('heads.py:make', '', 'windows-enumerated', 2), marks=pytest.mark.more
+    ),
     pytest.param(
       *('heads.py:make', 'agree.py:agree', 'greedy-identity', 200),
       marks=pytest.mark.slow,

@@ -13,7 +13,7 @@ from tests import programs
 @pytest.mark.parametrize(
   'what, path, message',
   [
-    ('rule', 'tests.own_rules', 'allowed are block, coupled, lenient:NUMBER'),
+    ('rule', 'tests.own_rules', 'allowed are block, coupled, kseq, lenient'),
     ('rule', 'no.such.module:f', 'importing no.such.module failed: ModuleNot'),
     ('rule', 'tests.own_rules:absent', 'tests.own_rules has no absent'),
     ('rule', 'tests.own_rules:wrong_arguments', 'takes (noise, draft); want'),

@@ -57,7 +57,7 @@ HOLDS = {
   'pool': (9, ['reject lm (transformer)', 'coupled lm', 'mid-flight'], SLOW),
   'window-distribution': (
     60,
-    ['trees 3 distinct', 'block: 60', 'coupled: it'],
+    ['trees 3 distinct', 'kseq on trees', 'coupled: it'],
     [],
   ),
   'joint-distribution-transformer': (2**14, ['reject lm, block lm'], SLOW),

@@ -83,10 +83,8 @@ def alpha(target, kind: str, source) -> float:
   return evaluate.make(*given)(made.weights.draft)['alpha']
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'name', [pytest.param('eagle3', marks=pytest.mark.slow), 'mtp', 'dflash']
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['eagle3', 'mtp', 'dflash'])
 def test_a_killed_run_leaves_the_same_draft(tmp_path, name):
   """It has learnt, and its drafter proposes what is accepted more often."""
   whole, killed = runs.whole_and_killed(

@@ -16,14 +16,8 @@ OTHERS = [x for x in parts.PARTS if x not in (*OFTEN[1:], 'checks')]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-  'names',
-  [
-    pytest.param(OFTEN, marks=pytest.mark.more),
-    pytest.param(OTHERS, marks=pytest.mark.slow),
-  ],
-  ids=['often', 'others'],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('names', [OFTEN, OTHERS], ids=['often', 'others'])
 def test_every_part_runs_and_has_its_table(names, tmp_path):
   folder = tmp_path / 'results'
   done = scripts.run(

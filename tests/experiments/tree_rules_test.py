@@ -72,7 +72,11 @@ def test_of_a_certain_tree_it_is_p_of_the_nodes_and_every_rule_reaches_it(
 
 @pytest.mark.more
 @pytest.mark.parametrize('kind', trees.KINDS[:2])
-@pytest.mark.parametrize('size', [('2', 4), ('2,2', 3)], ids=str)
+@pytest.mark.parametrize(
+  'size',
+  [('2', 4), pytest.param(('2,2', 3), marks=pytest.mark.slow)],
+  ids=str,
+)
 def test_no_rule_accepts_more_than_the_optimum_and_all_less_somewhere(
   size, kind
 ):

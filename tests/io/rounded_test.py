@@ -167,10 +167,8 @@ def test_groups_that_devices_divide_are_not_cut():
   assert held.codes.shard_shape(matrix.codes.shape) == matrix.codes.shape
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'kind', ['int4', pytest.param('int8', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['int4', 'int8'])
 def test_speculates_under_a_mesh_as_on_one_device(
   tmp_path, compile_in_less_time, kind
 ):
