@@ -24,7 +24,7 @@ from specdec_jax.io import files  # noqa: E402
 def run() -> bool:
   """True if every difference from plain decoding is explained."""
   config = smollm2.get_config(kinds.SIZE.value).unlock()
-  config.eagle.tree = ''
+  config.eagle.tree = ''  # of no draft that is measured
   config.decode.max_new_tokens = kinds.TOKENS.value
   chosen = questions.read(kinds.QUESTIONS.value, kinds.LIMIT.value)
   read = lambda kind: kinds.folder(f'{kind}.json').read_text()

@@ -5,7 +5,7 @@ from configs import smollm2
 
 def get_config(size: str = 'full'):
   c = smollm2.get_config(size).unlock()
-  c.eagle.tree = ''
+  c.eagle.tree = ''  # a tree has one gamma
   c.decode.gammas = (1, 2) if size == 'tiny' else (1, 2, 4)
   if size == 'full':
     c.decode.max_new_tokens = 48

@@ -108,8 +108,8 @@ def make(
   )
   longest = max(len(item.tokens) for item in test + calibration)
   most = max((0, *s.decode.gammas))
-  most = max(settings_lib.gamma_of(s, x, most) for x in ('', *s.decode.methods))
-  longest += s.decode.max_new_tokens + most
+  trees = [settings_lib.gamma_of(s, x, most) for x in s.decode.methods]
+  longest += s.decode.max_new_tokens + max([most, *trees])
   return Plan(
     test=test,
     calibration=calibration,

@@ -7,7 +7,7 @@ X: problems (a pair of p and q). R: what may be drawn. B = X * R.
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -176,8 +176,9 @@ def ends(rule: types.Rule, batch: Windows) -> list[End]:
     base.Broken: uniforms give another path than their tests do.
   """
   draft, p_BNV = batch.draft, batch.p_BNV
-  dtype, sees_NN = p_BNV.dtype, _sees(draft)
-  B, K = draft.tokens_BK.shape
+  dtype, (B, K) = p_BNV.dtype, draft.tokens_BK.shape
+  parents_BK: Any = draft.parents_BK  # all rows are alike
+  sees_NN = np.asarray(tree.shape(parents_BK[:1]).sees_BTN[0])
   t_BK = np.asarray(thresholds(rule, draft, p_BNV, sees_NN), np.float64)
   can_BK = np.asarray(draft.proposed_BK) & (t_BK >= np.finfo(dtype).tiny)
   t_BK = np.where(can_BK, t_BK, 0)
@@ -212,26 +213,14 @@ def distribution(found: Sequence[End], batch: Windows, target) -> np.ndarray:
   target: the target's own, [X, V, ..., V]; the shape of what is returned.
   """
   X, V, tokens = *target.shape[:2], np.asarray(batch.draft.tokens_BK)
-  out, problem_B = (
-    np.zeros_like(target),
-    np.repeat(np.arange(X), len(tokens) // X),
-  )
+  problem_B = np.repeat(np.arange(X), len(tokens) // X)
+  out = np.zeros_like(target)
   for path, chance_B, next_BV in found:
     mass = np.zeros((X,) + (V,) * (len(path) + 1))
     where = (problem_B, *(tokens[:, i] for i in path))
     np.add.at(mass, where, chance_B[:, None] * next_BV)
     out = out + enumerate_window.continued(mass, target)
   return out
-
-
-def _sees(draft: types.Draft) -> np.ndarray:
-  """verify.tree.Shape.sees_BTN of trees that are alike, [N, N]."""
-  parents, sees_NN = np.asarray(draft.parents_BK)[0], np.eye(1, dtype=bool)
-  for parent in parents:
-    sees_NN = np.pad(sees_NN, ((0, 1), (0, 1)))
-    sees_NN[-1] = sees_NN[parent + 1]
-    sees_NN[-1, -1] = True
-  return sees_NN
 
 
 def _check_paths(rule, batch: Windows, t_BK, ends_at, run):

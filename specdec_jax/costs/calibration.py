@@ -42,8 +42,8 @@ def calibrate(
 ) -> Calibration:
   """Times all parts, alternating.
 
-  arms: of bench.plan, plain decoding first. request: full
-  rows; its limits minus its lengths are the windows that a sample has.
+  arms: of bench.plan, plain decoding first. request: full rows; its limits
+  minus its lengths are the windows that a sample has.
   """
   engines = {id(arm.engine): arm.engine for arm in arms[1:]}
   counts = {0, 1, *(arm.gamma for arm in arms)}

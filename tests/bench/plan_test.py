@@ -8,6 +8,7 @@ from specdec_jax import printing, requests
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import budget, prompts, tables
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration
 from tests.bench import bench_test
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
@@ -45,6 +46,22 @@ def test_batches_are_full_of_live_rows_and_share_one_shape():
       np.testing.assert_array_equal(short.limit_B - short.lengths_B, room)
   (eight,) = plan_lib.groups(arms, plan, items, 8)
   assert (eight.full.limit_B > eight.full.lengths_B).all()
+
+
+def test_a_tree_has_its_own_gamma_room_and_timed_widths(monkeypatch):
+  config = bench_test.settings(('lookup', 'eagle'))
+  config.unlock()
+  config.eagle.source, config.eagle.tree = 'random:0', '40,24'
+  config.decode.gammas = (2,)
+  e = settings_lib.load(settings_lib.settings(config))
+  arms = plan_lib.arms(e, measure=False)
+  assert [x.gamma for x in arms] == [0, 2, 64]
+  plan = plan_lib.make(e, [prompts.Prompt('a', tokens=(1,) * 20)])
+  assert plan.buffer >= 20 + e.settings.decode.max_new_tokens + 64
+  for part in ('_verify', '_propose'):
+    monkeypatch.setattr(calibration, part, lambda *_: None)
+  found = calibration._parts([x.engine for x in arms[1:]], None, {0})
+  assert {('verify', 3), ('verify', 65)} <= {*found}
 
 
 def test_a_category_without_a_test_prompt_is_named(capsys):
