@@ -47,9 +47,10 @@ class Headline(NamedTuple):
 
 
 def speeds(doc: dict[str, Any]) -> str:
-  """Every drafter's verdict in a benchmark's document, up to its interval."""
+  """Plain decoding's speed, and every drafter's verdict up to its interval."""
   heads = [re.match(r'(\w+: .*?x \([^)]*\))', x) for x in doc['verdict']]
-  return '; '.join(x[1] for x in heads if x)
+  plain = f'plain {doc["rows"][0]["tok_s"]:.0f} tok/s'
+  return '; '.join([plain, *(x[1] for x in heads if x)])
 
 
 def categories(doc: dict[str, Any]) -> str:
@@ -102,8 +103,14 @@ HEADLINES = {
     speeds,
     'bash scripts/demo.sh',
   ),
+  'stored': Headline(
+    'the same from its stored Q4_1 blocks',
+    'scripts/bench.py --config=configs/smollm2.py '
+    '--config.target.dtype=stored --minutes=4',
+    speeds,
+  ),
   'specbench': Headline(
-    'the same, 16 questions of MT-Bench, 128 tokens',
+    'the same in float32, 16 questions of MT-Bench, 128 tokens',
     'experiments/specbench/table.py --questions={questions} --limit=2 '
     '--config.decode.max_new_tokens=128',
     categories,
