@@ -52,9 +52,11 @@ def run(
   arms, plan = costs.arms, budget.fit(plan, costs.speed, end)
   setting = plan_lib.setting(arms, plan)
   doc = records.Document(about, ceiling, setting, costs.parts, costs.given)
-  doc, width = _predicted(doc, costs, plan, end)
+  most = asked.max_new_tokens
+  doc, width = _predicted(doc, costs, plan, end, most)
   if doc.failed:
     return doc
+  plan = plan._replace(max_new_tokens=doc.setting.max_new_tokens)
   tables.plan(doc.setting, clock, width, console)
   if arms[1:]:
     tables.predicted(doc.predicted, console)
@@ -151,10 +153,11 @@ def _calibrated(arms: Arms, request: decode.Request, repeats: int):
 
 
 def _predicted(
-  doc: records.Document, costs: _Costs, plan, clock: budget.Clock
+  doc: records.Document, costs: _Costs, plan, clock: budget.Clock, most: int
 ) -> tuple[records.Document, float | None]:
   """The document with what the calibration prompts give, and the width of an
-  interval to expect. No test prompt is run; its setting is of those that will.
+  interval to expect. No test prompt is run; its setting is of those that will,
+  with answers of at most `most` tokens.
   """
   arms = costs.arms
   groups = plan_lib.groups(arms, plan, plan.calibration)
@@ -174,7 +177,7 @@ def _predicted(
 
   def planned(left_out):
     kept = {name: x for name, x in gains.items() if name not in left_out}
-    found, width = budget.expected(plan, costs.speed, kept, clock)
+    found, width = budget.expected(plan, costs.speed, kept, clock, most)
     batches = -(-len(found.test) // plan.bench.batch_size)
     told = doc._replace(
       setting=plan_lib.setting(arms, found),

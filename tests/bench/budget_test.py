@@ -74,14 +74,31 @@ def test_what_is_expected_of_the_time_that_is_left():
 
   def at(seconds):
     clock = budget.Clock(seconds)
-    found, width = budget.expected(plan(), SPEED, gains, clock)
+    found, width = budget.expected(plan(), SPEED, gains, clock, 64)
     return len(found.test), found.bench.repeats, width
 
   one = 1.15 * 64 * (1 + 0.5 + 0.5) + 4.0 * (2 + 3 * 2)
   one += 2 * (1.5 * 4.0 + 64 / 3)  # alpha of both
   assert at(9.5 * one) == (9, 1, 0.0) and at(28.5 * one) == (14, 2, 0.0)
   assert at(1.0) == (1, 1, None)
-  assert budget.expected(plan(), SPEED, {}, budget.UNLIMITED) == (plan(), None)
+  free = budget.expected(plan(), SPEED, {}, budget.UNLIMITED, 64)
+  assert free == (plan(), None)
+
+
+def test_answers_are_longer_once_slow_methods_are_left_out():
+  """Prefill takes 20 s of each of 14 prompts, a token 1.15 (1 + 0.5) s."""
+
+  def tokens(seconds, most=64, **changes):
+    clock, gains = budget.Clock(seconds), {'lookup': np.full(3, 2.0)}
+    short = plan(tokens=8)
+    speed = SPEED._replace(read=0, **changes)
+    return budget.expected(short, speed, gains, clock, most)[0].max_new_tokens
+
+  fits = lambda answer: 6 * (20 + 1.15 * 1.5 * answer)
+  assert tokens(fits(16) + 1) == 16 and tokens(fits(16) - 1) == 8
+  assert tokens(10**6) == 16  # 27.6 s of decoding, 20 s of prefill
+  assert tokens(10**6, prefill=8.0) == 32 and tokens(10**6, prefill=80.0) == 64
+  assert tokens(10**6, prefill=80.0, most=50) == 50
 
 
 def test_the_width_to_expect_is_of_batches_where_rows_share_them():
@@ -90,7 +107,9 @@ def test_the_width_to_expect_is_of_batches_where_rows_share_them():
 
   def of(arms=1, each=some, **changes):
     gains = dict.fromkeys(range(arms), each)
-    return budget.expected(plan(**changes), SPEED, gains, budget.UNLIMITED)[1]
+    return budget.expected(plan(**changes), SPEED, gains, budget.UNLIMITED, 64)[
+      1
+    ]
 
   # Student's t with 3 degrees of freedom is 3.182, with 13 it is 2.160, and
   # 2.896 at 0.05 / 4.
