@@ -208,7 +208,8 @@ def begin(loop: Loop, weights, request: Request, reading: forward.Reading):
   state = State(*committed, reading.cache, own)
   B, L = tokens_BL.shape
   sizes = B, L, loop.drafter.gamma, loop.options.logprobs
-  return state, types.empty_info(*sizes, sourced=request.source is not None)
+  counted = request.source is not None, bool(loop.drafter.tree)
+  return state, types.empty_info(*sizes, *counted)
 
 
 def advance(loop: Loop, weights, request: Request, state, info, most):
@@ -275,6 +276,7 @@ class _Tried(NamedTuple):
   broken_B: Array
   window_BN: Array
   path_BK: Array | None
+  places_BK: Array | None  # of a tree: the largest in a level so far
   logprob_BN: Array | None
   top_BNX: tuple[Array, Array] | None
   features_BNE: Array | None
@@ -325,12 +327,13 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   drafts_BN = jnp.pad(draft.tokens_BK, ((0, 0), (0, 1)))
   features_BNE = forward.concat(tapped) if drafter.taps else None
   columns: Any = drafts_BN, found.lost_BN, features_BNE, logits_BNV
-  levels_B = reach_B = None
+  levels_B = reach_B = places_BK = None
   if draft.parents_BK is not None:
     assert found.path_BK is not None
     path = found.accepted_B, found.path_BK
     cache = forward.compact(target, cache, context.lengths_B, *path)
     levels_B, reach_B = tree.levels(draft, found.accepted_B, found.path_BK)
+    places_BK = tree.places(draft.parents_BK, found.path_BK)
     columns = tree.along(found.path_BK, *columns)
   drafts_BN, lost_BN, features_BNE, logits_BNV = columns
   index_1N = jnp.arange(width + 1)[None]
@@ -342,7 +345,7 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   likely = sampling_lib.logprobs(logits_BNV, window_BN, options.logprobs)
   spare = drafter.gamma - width
   widen = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
-  columns = window_BN, found.path_BK, *likely, features_BNE
+  columns = window_BN, found.path_BK, places_BK, *likely, features_BNE
   kept = found.accepted_B, levels_B, reach_B, found.weights_BV, broken_B
   return _Tried(cache, *kept, *jax.tree.map(widen, columns))
 

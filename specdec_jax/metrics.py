@@ -57,6 +57,8 @@ class Summary(NamedTuple):
   proposed_per_position: windows that proposed offset k.
   tried_per_position: those of them that accepted every offset before k.
   accepted_per_position: those of them that accepted offset k too.
+  accepted_by_width: of trees, accepted_per_position without nodes behind the
+    first, the first two, ... of each level.
   sourced_tokens, accepted_sourced_tokens: drafted_tokens and accepted_tokens of
     windows that lookup found in a source or a prediction.
   """
@@ -76,6 +78,7 @@ class Summary(NamedTuple):
   proposed_per_position: list[int]
   tried_per_position: list[int]
   accepted_per_position: list[int]
+  accepted_by_width: list[list[int]] = []
   sourced_tokens: int = 0
   accepted_sourced_tokens: int = 0
 
@@ -95,6 +98,10 @@ def summary(info: types.Info) -> Summary:
   accepted_K = counts(info.accepted_BK)
   drafted, accepted = sum(proposed_K), sum(accepted_K)
   uncut = sum((k + 1) * n for k, n in enumerate(uncut_N))
+  places_BKK = (
+    np.zeros((1, 0, 0)) if info.places_BKK is None else info.places_BKK
+  )
+  widths_KK = np.asarray(places_BKK, np.int64).sum(0).cumsum(1)
   sourced = [0, 0] if info.sourced_B2 is None else counts(info.sourced_B2)
   return Summary(
     emitted_tokens=tokens,
@@ -112,6 +119,7 @@ def summary(info: types.Info) -> Summary:
     proposed_per_position=proposed_K,
     tried_per_position=tried_K,
     accepted_per_position=accepted_K,
+    accepted_by_width=[x.tolist() for x in widths_KK if x.any()],
     sourced_tokens=sourced[0],
     accepted_sourced_tokens=sourced[1],
   )

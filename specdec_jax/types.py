@@ -337,6 +337,9 @@ class Info(NamedTuple):
   top_BLX: tuple[Array, Array] | None = None
   # Drafts found in a source, and those of them that were accepted and emitted.
   sourced_B2: Array | None = None
+  # Of trees: accepted_BK, by the largest place in its level that a node has on
+  # the path to draft k.
+  places_BKK: Array | None = None
 
 
 ORIGINS = ('prompt', 'drafted', 'recovered', 'bonus', 'plain')
@@ -344,11 +347,16 @@ PROMPT, DRAFTED, RECOVERED, BONUS, PLAIN = range(5)
 
 
 def empty_info(
-  B: int, L: int, K: int, logprobs: int, sourced: bool = False
+  B: int,
+  L: int,
+  K: int,
+  logprobs: int,
+  sourced: bool = False,
+  trees: bool = False,
 ) -> Info:
   """Counts of no windows, for B rows of L tokens and gamma K.
 
-  sourced: of the drafts that a source gave, too.
+  sourced: of the drafts that a source gave, too. trees: of windows that are.
   """
   count = lambda *shape: jnp.zeros(shape, jnp.int32)
   top = count(B, L, logprobs), jnp.zeros((B, L, logprobs))
@@ -366,4 +374,5 @@ def empty_info(
     logprob_BL=jnp.zeros((B, L)) if logprobs else None,
     top_BLX=top if logprobs > 1 else None,
     sourced_B2=count(B, 2) if sourced else None,
+    places_BKK=count(B, K, K) if trees else None,
   )

@@ -7,6 +7,7 @@ does not depend on gamma, the rule or the draws of a run.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -281,9 +282,9 @@ def improvement(
   once_G = np.ones(len(outputs))
   tokens = float(tokens_per_window(found, base, once_G))
   widths_N = shares_of_widths(found, once_G)
-  hist = metrics.summary(metrics.join(outputs)).accepted_histogram
+  summary = metrics.summary(metrics.join(outputs))
+  hist = summary.accepted_histogram
   by_gamma = {}
-  # What a part of a tree would have accepted is not known.
   least = arm.gamma if arm.engine.drafter.tree else 1
   for gamma in range(least, arm.gamma + 1):
     shorter = cost.histogram_tokens(cost.truncated(hist, gamma))
@@ -300,7 +301,34 @@ def improvement(
     high=ends.high,
     by_gamma=by_gamma,
     best_gamma=cost.best(by_gamma),
+    by_tree=by_tree(arm, calibration, summary, value),
   )
+
+
+def by_tree(arm, calibration, counts: metrics.Summary, value: float):
+  """The improvement of an arm's tree and of smaller ones, by levels: '4,2'.
+
+  The first levels of it, each with no more than some number of nodes: they
+  would have accepted what it did, but for what hangs on other nodes. {} of a
+  chain, and of a drafter around others.
+
+  value: of the arm's own tree.
+  """
+  engine, timed = arm.engine, calibration_lib.interpolated
+  levels = () if engine.parts else engine.drafter.tree
+
+  def gain(part: tuple[int, ...]) -> float:
+    kept_K = [x[max(part) - 1] for x in counts.accepted_by_width[: len(part)]]
+    drafting = calibration.propose[engine.drafter.name]
+    needed = max(float(timed(calibration.verify, sum(part) + 1)), 1)
+    needed += float(timed(drafting, sum(levels[: len(part)])))
+    return (counts.target_calls + sum(kept_K)) / needed
+
+  cut = lambda deep, wide: tuple(min(x, wide) for x in levels[:deep])
+  sizes = range(1, 1 + len(levels)), range(1, 1 + max(levels, default=0))
+  parts = dict.fromkeys(itertools.starmap(cut, itertools.product(*sizes)))
+  name = lambda part: ','.join(map(str, part))
+  return {name(x): value * gain(x) / gain(levels) for x in parts}
 
 
 def improvements(

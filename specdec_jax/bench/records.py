@@ -92,6 +92,8 @@ class Prediction(NamedTuple):
   low, high: its 90 % interval for other prompts; None if not known.
   by_gamma: improvement at this and, estimated, at smaller gammas.
   best_gamma: the best of by_gamma, 0 where none is above 1.
+  by_tree: of a tree, improvement of it and, estimated, of smaller ones, by
+    the nodes of their levels.
   """
 
   tokens: float
@@ -101,6 +103,7 @@ class Prediction(NamedTuple):
   high: float | None
   by_gamma: dict[int, float]
   best_gamma: int
+  by_tree: dict[str, float] = {}
 
 
 # --- texts -------------------------------------------------------------------

@@ -340,6 +340,12 @@ def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
       f'{model.by_gamma[model.best_gamma]:.2f}x, gamma {best.gamma} '
       f'{model.improvement:.2f}x.'
     )
+  trees = model.by_tree
+  if trees and (tree := max(trees, key=trees.__getitem__)) != list(trees)[-1]:
+    text += (
+      f" Try the tree '{tree}': by the cost model {trees[tree]:.2f}x, this one "
+      f'{model.improvement:.2f}x.'
+    )
   if outcome != 'win' and model.tokens < model.window_cost:
     text += (
       f' To break even a window must emit {model.window_cost:.2f} tokens '

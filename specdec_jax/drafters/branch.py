@@ -125,6 +125,8 @@ def grow(
 def _allotted(above: Level, likely_BMX: Array, count: int) -> Array:
   """The children that are drawn, [B, X], as indices of (node, rank among them).
 
+  The worthiest first, so that a level of fewer has the first of these.
+
   Those of the largest products of a path's probability and, for the r-th child,
   the r-th largest of what may follow: what Li et al. 2024, section 3.2
   (https://arxiv.org/abs/2406.16858), compute of drawn ones.
@@ -134,8 +136,9 @@ def _allotted(above: Level, likely_BMX: Array, count: int) -> Array:
   worth_BMX = above.joint_BX[..., None] * likely_BMX
   worth_BMX = jnp.where(above.ok_BX[..., None], worth_BMX, 0)
   worth_BX = worth_BMX.reshape(len(worth_BMX), -1)
-  # Sorted, elder siblings come first: a node's worths descend.
-  return jnp.sort(jax.lax.top_k(worth_BX, count)[1], -1)
+  # Elder siblings come first: worths of a node descend, and of two that are
+  # equal top_k takes the first.
+  return jax.lax.top_k(worth_BX, count)[1]
 
 
 def _given(q_BXV: Array, family_BXY: Array, rank_BX: Array) -> Array:

@@ -32,6 +32,11 @@ def add(info, state, draft, tried, emitted_B, put) -> types.Info:
     counts_B2 = jnp.stack([tried.levels_B, kept_B], 1, dtype=jnp.int32)
     found_B2 = add(info.sourced_B2, draft.sourced_B[:, None] * counts_B2)
     info = info._replace(sourced_B2=found_B2)
+  if info.places_BKK is not None and tried.places_BK is not None:
+    # Nothing is kept of a row that is not live.
+    of_BKK = tried.places_BK[..., None] == index_1N[:, None, :-1]
+    of_BKK &= below(kept_B)[..., None]
+    info = info._replace(places_BKK=info.places_BKK + of_BKK)
   return info._replace(
     hist_BN=add(info.hist_BN, one(kept_B)),
     proposed_BK=add(info.proposed_BK, below(tried.levels_B)),

@@ -152,6 +152,15 @@ def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:
   return most_B, accepted_B + more_B
 
 
+def places(parents_BK: Array, path_BK: Array) -> Array:
+  """The largest place in a level, from 0, along a path: [B, K]."""
+  depth_BK, most = shape(parents_BK).depth_BN[:, 1:], path_BK.shape[1] - 1
+  level_BKK = depth_BK[:, :, None] == depth_BK[:, None]
+  place_BK = jnp.sum(jnp.tril(level_BKK, -1), -1, dtype=jnp.int32)
+  on_BK = jnp.take_along_axis(place_BK, jnp.minimum(path_BK, most), 1)
+  return jax.lax.cummax(on_BK, axis=1)
+
+
 def along(path_BK: Array, drafts_BN: Array, *columns: Array | None):
   """The nodes' tokens, then what belongs to the root and the nodes of a path.
 

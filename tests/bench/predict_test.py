@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, requests, types
+from specdec_jax import build, decode, metrics, requests, types
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
@@ -191,6 +191,33 @@ def test_no_window_costs_less_than_a_plain_step():
   out = out._replace(info=out.info._replace(widths_BN=np.array([[3, 0, 3]])))
   noise = parts(verify=0.9, propose=0.0)._replace(idle=0.94)
   assert predicted(e, [out], noise).window_cost == 1.0
+
+
+@pytest.mark.parametrize('around', [False, True])
+def test_what_smaller_trees_are_worth(around):
+  """10 windows of '2,1,1': 6 accept a draft, 2 of them through a second node.
+
+  Half of a level costs half of it; a pass over 2 tokens 1.25 by interpolation.
+  """
+  drafter = types.Drafter('tree', 4, None, None, None, tree=(2, 1, 1))
+  e = python_types.SimpleNamespace(drafter=drafter, parts='x' * around)
+  arm = plan_lib.Arm('tree g=4', 'tree', 4, e)
+  costs = parts()._replace(
+    verify={1: 1.0, 3: 1.5, 5: 2.0}, propose={'tree': {0: 0, 2: 0.5, 4: 1.5}}
+  )
+  counts = metrics.summary(info_of([4, 3, 3], calls=10))
+  counts = counts._replace(accepted_by_width=[[4, 6, 6], [2, 3, 3]])
+  found = predict.by_tree(arm, costs, counts, 1.9)
+  if around:  # where a window is of lookup, no node hangs on another
+    assert not found
+    return
+  whole = (10 + 6 + 3) / (2 + 1.5)
+  tokens = {'1': 14, '2': 16, '1,1': 16, '2,1': 19, '1,1,1': 16, '2,1,1': 19}
+  needed = {'1': 1.75, '2': 2, '1,1': 2.5, '2,1': 2.75, '1,1,1': 3.25}
+  assert found.keys() == tokens.keys() and list(found)[-1] == '2,1,1'
+  for name, x in found.items():
+    own = tokens[name] / needed.get(name, 3.5)
+    assert x == pytest.approx(1.9 * own / whole), name
 
 
 COLUMNS = (

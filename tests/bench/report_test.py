@@ -72,6 +72,8 @@ def batch(size, *gains, audits=(None, None, None), **changes):
 
 LOSS = [row('lookup', gain(0.7, 0.68, 0.73), gamma=2), row('lookup', LOST)]
 BETTER = model(by_gamma={1: 1.2, 4: 0.92}, best_gamma=1)
+SMALLER = model()._replace(by_tree={'2': 1.1, '2,1': 1.2, '2,2': 1.0})
+LARGEST = model()._replace(by_tree={'2': 1.1, '2,1': 1.2, '2,2': 1.3})
 PARTS = [
   part('one', gain(3.0)),
   part('code', gain(1.9, 1.8, 2.0)),
@@ -113,6 +115,16 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
       document([row('lm', LOST, explained=BETTER)]),
       ['  lm: do not speculate here. Try gamma 1: by the cost model 1.20x'],
       'use gamma',
+    ),
+    (
+      document([row('eagle', LOST, explained=SMALLER)]),
+      ["  eagle: do not speculate here. Try the tree '2,1': by the cost "],
+      'Try gamma',
+    ),
+    (
+      document([row('eagle', WON, explained=LARGEST)]),
+      ['use gamma 4'],
+      'Try the tree',
     ),
     (
       document([row('lm', LOST, x, explained=BETTER) for x in (4, 1)]),

@@ -99,7 +99,12 @@ def _committed(temperature):
       seen = fakes.prefix_hash(text[: i + 1]), text[i], i
       wanted = [x for layer in features_test.TAPS for x in (*seen, layer)]
       assert features_BLE[b, i].tolist() == wanted, (b, i)
-  assert np.asarray(out.info.accepted_BK).sum(0)[2] > 2
+  accepted_BK = np.asarray(out.info.accepted_BK)
+  assert accepted_BK.sum(0)[2] > 2
+  # Nodes 1 and 3 are the second of their levels, and 4 comes after them.
+  places_BKK = np.asarray(out.info.places_BKK)
+  np.testing.assert_array_equal(places_BKK[..., 1], accepted_BK)
+  assert places_BKK.sum() == accepted_BK.sum()
 
 
 WORLD = base.tables(6)
@@ -276,6 +281,33 @@ def test_greedy_rows_among_sampled_ones_are_plain_decodings(rule):
   for row in (0, 3):
     assert base.texts(out)[row] == plain[row]
   assert np.asarray(out.info.accepted_BK)[[0, 3]].sum() > 4
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_the_worthiest_nodes_of_a_level_come_first(temperature):
+  """Of six nodes after three, with two alike: elder siblings still do."""
+  rows, one_B = jnp.arange(9, dtype=jnp.uint32), jnp.full(9, temperature)
+  settings = types.Sampling(one_B, jnp.zeros(9, jnp.int32), jnp.ones(9))
+  sizes = dict(gamma=9, coupled=False)
+  noise = sampling.noise(rows, rows, rows.astype(jnp.int32), settings, **sizes)
+  logits_B1V = jax.random.normal(jax.random.key(0), (9, 1, 7))
+  logits_BMV = jax.random.normal(jax.random.key(1), (9, 3, 7))
+  logits_BMV = logits_BMV.at[:, :, 3].set(logits_BMV[:, :, 2])
+  above = branch.root(9)
+  at = dict(first=-1, depth=0, count=3)
+  above = branch.grow(noise, settings, above, logits_B1V, **at)
+  level = branch.grow(
+    noise, settings, above, logits_BMV, first=0, depth=1, count=6
+  )
+  likely_BMV = np.sort(jax.nn.softmax(logits_BMV))[..., ::-1]
+  for row in range(9):
+    family, worth = [0, 0, 0], []
+    for of in level.of_BX[row].tolist():
+      worth.append(above.joint_BX[row, of] * likely_BMV[row, of, family[of]])
+      family[of] += 1
+    assert worth == sorted(worth, reverse=True)
+  if not temperature:
+    assert (np.diff(level.joint_BX) <= 0).all()
 
 
 def independent(rows, settings):

@@ -126,6 +126,18 @@ def test_shape_of_a_tree_by_walking_it():
   np.testing.assert_array_equal(found.sees_BTN[1], np.tri(8, dtype=bool))
 
 
+@pytest.mark.parametrize(
+  'path, places', [([0, 3], [0, 1]), ([6], [2]), ([1, 4], [1, 2]), ([], [])]
+)
+def test_places_of_a_path_in_the_levels(path, places):
+  """Levels 0, 1, 6 and 2, 3, 4 and 5: the largest place so far is told."""
+  path_BK = jnp.array([path + [7] * (7 - len(path))])
+  found = tree.places(jnp.array([PARENTS]), path_BK)
+  assert found[0, : len(path)].tolist() == places
+  none = jnp.zeros((2, 0), jnp.int32)
+  assert tree.places(none, none).shape == (2, 0)
+
+
 def a_draft(tokens, proposed=None, count=None):
   one = lambda x: None if x is None else jnp.asarray(x)[None]
   count = jnp.full(1, len(tokens) if count is None else count, jnp.int32)
