@@ -76,7 +76,7 @@ def _committed(temperature):
   prompts = fakes.prompts(B, vocab=V, longest=9, seed=3)
   request = fakes.request(
     prompts,
-    [NEW, 3, 9, NEW, NEW],
+    [NEW - 1, 3, 9, NEW, NEW],
     vocab=V,
     length=L,
     stop_ids=[4],
@@ -84,7 +84,9 @@ def _committed(temperature):
   )
   plain = decode.programs(model, decode.PLAIN, coupled.RULE)
   right = plain.generate(types.Weights(params), request)
-  text = np.asarray(right.tokens_BL)
+  # The script goes on past the limits, so that they cut drafts.
+  longer = request._replace(limit_B=request.limit_B + 3)
+  text = np.asarray(plain.generate(types.Weights(params), longer).tokens_BL)
   script = np.where(rng.random((B, L)) < 0.15, 0, text).astype(np.int32)
   count = np.where(rng.random((B, L)) < 0.3, 2, 5).astype(np.int32)
   programs = decode.programs(model, TREE, coupled.RULE)
