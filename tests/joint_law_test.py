@@ -107,6 +107,32 @@ def test_joint_law_of_a_tree(name, levels, drafts, rule):
   check_joint(rule, tree, params=params, drafts=drafts)
 
 
+@pytest.mark.parametrize(
+  'rule, gamma',
+  [
+    pytest.param(reject.RULE, 4, marks=MORE),
+    pytest.param(traversal.RULE, 4, marks=pytest.mark.slow),
+    pytest.param(kseq.RULE, 3, marks=pytest.mark.slow),
+    pytest.param(reject.RULE, 5, marks=pytest.mark.slow),
+  ],
+)
+def test_a_window_of_a_tree_enumerated(rule, gamma, x64, compile_in_less_time):
+  pair = base.Pair(rule, *RECIPES[base.TREE](WORLD, gamma))
+  enumerated.long_window_error(WORLD, pair, WARM)
+
+
+def test_a_wrong_rule_of_trees_is_seen_in_a_window(x64, compile_in_less_time):
+  """It takes what is left of p for a sibling to be p."""
+
+  def verify(noise, draft, p_BNV):
+    return reject.verify(noise, draft._replace(q_BKV=draft.q_BKV / 2), p_BNV)
+
+  rule = reject.RULE._replace(verify=verify)
+  pair = base.Pair(rule, *RECIPES[base.TREE](WORLD, 3))
+  with pytest.raises(base.Broken, match='after .* instead of'):
+    enumerated.long_window_error(WORLD, pair, WARM)
+
+
 @MORE
 def test_joint_law_of_a_tree_of_independent_siblings():
   config, params = eagle.random_layer(WORLD)

@@ -15,6 +15,7 @@ from specdec_jax.certify import (
   trees,
 )
 from specdec_jax.costs import scripted
+from specdec_jax.verify import tree
 
 # (gamma, vocab, share of the problems). Each compiles once. Smallest first, so
 # that the failing case that is reported is small.
@@ -163,17 +164,18 @@ def _cells(pairs, vocab: int):
   """(rule, drafter, float64 or not, gamma, V, long) of what is enumerated.
 
   Three windows of gamma 2 after a short prompt, in both dtypes, and one long
-  window of each pair. In float32 the proposed tokens vary from 0 to gamma.
+  window of each pair. In float32 the proposed tokens vary from 0 to gamma. Of
+  trees there are long windows alone.
   """
   gammas = itertools.cycle(LONG_GAMMAS)
   for i, (rule, name) in enumerate(pairs):
+    if name == base.TREE:
+      yield rule, name, True, 4, vocab, True
+      yield rule, name, False, 3, vocab, True
+      continue
     yield rule, name, True, 2, vocab, False
     yield rule, name, False, 2, vocab, False
-    # Trees are skipped.
-    if name not in (
-      SCRIPTED,
-      base.TREE,
-    ):  # its tokens are those of the short walks' rows
+    if name != SCRIPTED:  # its tokens are those of the short walks' rows
       yield rule, name, i % 2 == 0, next(gammas), 2, True
 
 
@@ -181,7 +183,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   """Windows of production steps, enumerating every draw; amount is V.
 
   Each pair of rule and drafter has three windows of gamma 2 in float64 and
-  float32, and one of gamma 4 to 8 after rows of several lengths.
+  float32, and one of gamma 4 to 8, or a tree, after rows of several lengths.
   """
   worst, done, skipped = dict.fromkeys(base.BOUNDS, 0.0), [], []
   pairs = subject.pairs()
@@ -197,8 +199,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
       world = subject.tables(vocab)
       pair = subject.pair(world, gamma, rule, name)
       own = pair.drafter.gamma
-      if pair.drafter.tree:
-        skipped.append(f'{name}: trees are drawn, and compared in long-rows')
+      if pair.drafter.tree and not long:
         continue
       if own > (max(LONG_GAMMAS) if long else gamma):
         skipped.append(f'{name}: gamma {own} has too many outcomes')
@@ -257,13 +258,40 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
   """
   rng = np.random.default_rng(world.vocab)
   prompts = [rng.integers(0, world.vocab, n).tolist() for n in LONG_ROWS]
-  texts, batch = drafted(world, pair, settings, prompts)
+  texts, window, chance_XR = drafted(world, pair, settings, prompts)
+  n = 1 + (len(pair.drafter.tree) or pair.drafter.gamma)
   wanted = [
-    base.joint(world, prompt, pair.drafter.gamma + 1, text, **settings)
+    base.joint(world, prompt, n, text, **settings)
     for prompt, text in zip(prompts, texts, strict=True)
   ]
-  got = enumerate_window.window_distribution(pair.rule, batch, np.stack(wanted))
+  if pair.drafter.tree:
+    got = _of_trees(pair.rule, window, chance_XR, wanted)
+  else:
+    batch = enumerate_window.Windows(window.draft, window.p_BNV, chance_XR)
+    got = enumerate_window.window_distribution(
+      pair.rule, batch, np.stack(wanted)
+    )
   return _largest_error(texts, got, wanted)
+
+
+def _of_trees(rule: types.Rule, window: steps.Window, chance_XR, wanted):
+  """The distribution after each text; trees of one shape are one batch."""
+  own_BK, out = np.asarray(tree.proposed(window.draft)), []
+  draft = window.draft._replace(proposed_BK=own_BK)
+  R = chance_XR.shape[1]
+  for x, chance_R in enumerate(chance_XR):
+    rows, one = slice(x * R, (x + 1) * R), wanted[x][None]
+    parents_RK, total = draft.parents_BK[rows], np.zeros_like(one)
+    for parents_K in np.unique(parents_RK[chance_R > 0], axis=0):
+      alike_R = (parents_RK == parents_K).all(1)
+      # As many as in other batches, which compile once: the others never come.
+      index_R = np.resize(np.flatnonzero(alike_R), R)
+      share_R = chance_R[index_R] * (np.arange(R) < alike_R.sum())
+      batch = base.take((draft, window.p_BNV), x * R + index_R)
+      batch = trees.Windows(*batch, share_R)
+      total += trees.distribution(trees.ends(rule, batch), batch, one)
+    out.append(total[0])
+  return out
 
 
 def _largest_error(texts, got, wanted) -> float:
@@ -318,20 +346,33 @@ def choices(vocab: int, gamma: int) -> steps.Choice:
   return steps.Choice(every[:, :gamma], every[:, gamma:-1] == 0, every[:, -1])
 
 
+def children(vocab: int, levels: tuple[int, ...], siblings: str) -> np.ndarray:
+  """All that a tree's numbers may have for children: [R, N, X]."""
+  most, inner = min(max(levels), vocab), 1 + sum(levels[:-1])
+  draws = itertools.permutations(range(vocab), most)
+  if siblings == 'independent':
+    draws = itertools.product(range(vocab), repeat=most)
+  every = itertools.product([*draws], repeat=inner)
+  return np.array([*every], np.int32)
+
+
 def drafted(world: base.World, pair: base.Pair, settings, prompts):
-  """Every draft path of one window, after rows of several lengths.
+  """Every draft of one window, after rows of several lengths.
 
   The X rows come to it from their prompts by three windows of production.
 
-  Returns the tokens of each row before the window, and the window's
-  enumerate_window.Windows.
+  Returns the tokens of each row before the window, the steps.Window of R drafts
+  of each, and the chance of each, [X, R].
 
   Raises:
     base.Broken: a reported q that was not drawn from.
   """
-  K, X = pair.drafter.gamma, len(prompts)
-  paths_RK = enumerate_window.paths(world.vocab, K)
-  R, new = len(paths_RK), 4 * (K + 1)
+  K, X, siblings = pair.drafter.gamma, len(prompts), pair.rule.siblings
+  if levels := pair.drafter.tree:
+    every = children(world.vocab, levels, siblings)
+  else:
+    every = enumerate_window.paths(world.vocab, K)
+  R, new = len(every), 4 * (K + 1)
   length = max(map(len, prompts)) + new + K + 2
   request = base.make_request(
     world, prompts, new, length=length, gamma=K, **settings
@@ -339,12 +380,18 @@ def drafted(world: base.World, pair: base.Pair, settings, prompts):
   # Rows that are alike, number included, draw alike: R copies of each.
   request = base.take(request, np.repeat(np.arange(X), R))
   state, info, step = steps.begin(world, pair, request)
+  every = np.tile(every, (X,) + (1,) * (every.ndim - 1))
+  choice = steps.Choice(every)
+  if levels:
+    choice = steps.Choice(None, children_BNX=every)
+  drawn = jax.tree.map(lambda x: np.full_like(x, -1), choice)
   for _ in range(3):
-    state, info, _ = step(state, info)
-  every = steps.Choice(np.tile(paths_RK, (X, 1)))
-  _, _, window = step(state, info, every)
-  chance_XR = steps.chance_of_drafts(window, every).reshape(X, R)
+    state, info, _ = step(state, info, drawn)
+  _, _, window = step(state, info, choice)
+  if levels:
+    chance_B = trees.chance_of_children(window, choice, siblings)
+  else:
+    chance_B = steps.chance_of_drafts(window, choice)
   rows = zip(state.tokens_BL[::R], state.lengths_B[::R], strict=True)
-  return [tokens_L[:end].tolist() for tokens_L, end in rows], (
-    enumerate_window.Windows(window.draft, window.p_BNV, chance_XR)
-  )
+  texts = [tokens_L[:end].tolist() for tokens_L, end in rows]
+  return texts, window, chance_B.reshape(X, R)

@@ -23,6 +23,8 @@ class Choice(NamedTuple):
     production's own noise.
   passes_BK: whether each accept test passes.
   next_B: token that noise.next returns.
+  children_BNX: of a tree, the children of each number that has some; -1 draws
+    them. draft_BK is None then.
 
   With passes_BK and next_B None, the accept tests and the next token are
   production's own.
@@ -31,6 +33,7 @@ class Choice(NamedTuple):
   draft_BK: Any
   passes_BK: Any = None
   next_B: Any = None
+  children_BNX: Any = None
 
 
 class Window(NamedTuple):
@@ -70,6 +73,11 @@ class Chosen:
 
   def children(self, parents_BM, depth, q_BMV, count):
     tokens_BMX, ok_BMX = self.right.children(parents_BM, depth, q_BMV, count)
+    if (chosen_BNX := self.choice.children_BNX) is not None:
+      number_BM1 = parents_BM[..., None] + 1
+      chosen_BMX = jnp.take_along_axis(chosen_BNX, number_BM1, 1)
+      chosen_BMX = chosen_BMX[..., :count]
+      tokens_BMX = jnp.where(chosen_BMX < 0, tokens_BMX, chosen_BMX)
     for m in range(parents_BM.shape[1]):
       self._keep(parents_BM[0, m], q_BMV[:, m], tokens_BMX[:, m])
     return tokens_BMX, ok_BMX

@@ -295,6 +295,30 @@ def error(rule: types.Rule, seed: int, levels: str, kind: str, each: int):
 # --- windows of production steps ----------------------------------------------
 
 
+def chance_of_children(window, choice, siblings: str) -> np.ndarray:
+  """Probability of the chosen children of a tree: [B].
+
+  What is chosen and not drawn, or has no mass left, is uniform.
+
+  window, choice: of steps. siblings: the rule's.
+  """
+  B, N, _ = choice.children_BNX.shape
+  V, chance_B = window.p_BNV.shape[-1], np.ones(B)
+  for number in range(N):
+    none = np.zeros((B, V)), np.zeros((B, 0))
+    q_BV, drawn_BX = window.draws.get(number - 1, none)
+    left_BV, free_BV = q_BV.astype(np.float64), np.ones((B, V))
+    for x, token_B in enumerate(choice.children_BNX[:, number].T):
+      left_BV *= x < drawn_BX.shape[1]
+      some_B1 = left_BV.sum(1, keepdims=True) > 0
+      share_BV = enumerate_window.normal(np.where(some_B1, left_BV, free_BV))
+      chance_B *= share_BV[np.arange(B), token_B]
+      if siblings == 'distinct':
+        for each_BV in (left_BV, free_BV):
+          np.put_along_axis(each_BV, token_B[:, None], 0, 1)
+  return chance_B
+
+
 def check_reported(name: str, state, window, siblings: str) -> int:
   """Every child must report what it was drawn from: q without its elders, or,
   of independent siblings, q.
