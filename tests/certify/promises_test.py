@@ -52,7 +52,11 @@ HOLDS = {
   ),
   'joint-distribution-tables': (2**14, ['block lm 8', 'reject lookup 8'], SLOW),
   'greedy-identity': (1, ['37 programs', 'identical', 'adversarial'], SLOW),
-  'windows-enumerated': (2, ['reject eagle 2', 'block lm 8', 'script'], SLOW),
+  'windows-enumerated': (
+    2,
+    ['reject eagle 2', 'reject tree 4', 'block lm 8', 'script'],
+    SLOW,
+  ),
   'invariance': (9, ['coupled lm', 'on 1 and 8 devices'], SLOW),
   'pool': (9, ['reject lm (transformer)', 'coupled lm', 'mid-flight'], SLOW),
   'window-distribution': (
