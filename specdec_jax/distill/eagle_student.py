@@ -15,7 +15,7 @@ from specdec_jax import build, hosts, types
 from specdec_jax.distill import eagle_loss, lm_student, sections, students
 from specdec_jax.drafters import dflash, draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.io import export, files
+from specdec_jax.io import export, files, hf
 from specdec_jax.io.published import dflash_folder, eagle_export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
@@ -158,10 +158,17 @@ def make(
 
   def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
     half = students.halved(params)
+    if student.kind == 'eagle3':  # speculators may not read the target's
+      every_1V = jnp.arange(config.block.vocab)[None]
+      own = eagle.embed(model, given, every_1V, jnp.zeros_like(every_1V))
+      half |= students.halved({'embed': own[0]})
     if student.kind == 'dflash' and len(ids) < config.block.vocab:
       half |= students.halved({'head': given['head']})
-    path = folder / 'draft'
-    save = lambda: eagle_export.save(path, draft, lm.nest(half), ids, about)
+    path, there = folder / 'draft', hf.find(target.source)
+    verifier = str(there.resolve()) if there else target.label
+    save = lambda: eagle_export.save(
+      path, draft, lm.nest(half), ids, about, verifier
+    )
     if student.kind == 'eagle':
       path = folder / 'draft.safetensors'
       saved = draft_file.Eagle(config.taps, half, ids, about)

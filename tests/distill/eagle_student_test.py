@@ -11,9 +11,12 @@ from specdec_jax import build, requests
 from specdec_jax.distill import eagle_student, evaluate, sections
 from specdec_jax.drafters import dflash
 from specdec_jax.drafters import eagle as eagle_drafter
+from specdec_jax.io import export
 from specdec_jax.io.published import dflash_folder, eagle_folder
 from specdec_jax.models import eagle, lm
 from tests.distill import runs
+from tests.drafters import dflash_test
+from tests.io import published_test
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -69,6 +72,49 @@ def test_what_is_saved_is_read_bit_for_bit(tmp_path, name):
   assert want.keys() == have.keys()
   for key, x in want.items():
     np.testing.assert_array_equal(have[key], x)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize('name', ['eagle3', 'dflash'])
+def test_speculators_reads_what_is_saved(tmp_path, name):
+  """And computes the same: of three chained steps, of every block."""
+  golden = {'eagle3': published_test.GOLDEN, 'dflash': dflash_test.GOLDEN}[name]
+  make = published_test.maker(golden)
+  import speculators
+
+  first = build.load('random:tiny', scan_layers=False, kernels='xla')
+  c = dataclasses.replace(first.config, rope_theta=500.0)
+  # As a draft is saved.
+  half = lambda x: np.asarray(x, 'f2').astype('f4')
+  model = tmp_path / 'model'
+  export.save(model, c, jax.tree.map(half, first.params), first.tokenizer)
+  target = build.load(str(model), scan_layers=False, kernels='xla')
+  s, start, made = untrained(target, **OWN[name])
+  draw = np.random.default_rng(1)
+  moved = lambda x: half(x + draw.normal(0, 0.1, x.shape))
+  params = jax.tree.map(moved, made.params)
+  folder = made.write(tmp_path, params, dict(target='a target'))
+  facts = speculators.SpeculatorModelConfig.from_pretrained(folder)
+  facts.transformer_layer_config._attn_implementation = 'eager'
+  theirs = speculators.SpeculatorModel.from_pretrained(folder, config=facts)
+  tokens = draw.integers(0, target.ids, 12).astype('i4')
+  features = draw.normal(size=(12, theirs.fc.in_features)).astype('f4')
+  want = make.logits(theirs.eval(), tokens, features)
+  weights = made.weights(params)
+  if name == 'eagle3':
+    draft = start.config, weights, target.model
+    found = published_test.logits(*draft, tokens, features)
+    want = [x[: len(tokens) - k] for k, x in enumerate(want)]
+  else:
+    mask = next(iter(dflash_folder.masks(target).values()))
+    draft = eagle.Blocks(start.config, mask, s.loss.unroll + 1), target.model
+    each = [
+      dflash_test.after(*draft, weights, tokens, features, n + 1)
+      for n in range(len(want))
+    ]
+    found = np.stack(each)[..., weights['ids']]
+  for x, y in zip(found, want, strict=True):
+    np.testing.assert_allclose(x, y, rtol=0, atol=2e-5)
 
 
 def alpha(target, kind: str, source) -> float:

@@ -1,7 +1,6 @@
 """DFlash: blocks are those of speculators; drafts are a block's; refusals."""
 
 import functools
-import importlib.util
 import json
 import pathlib
 import types as python_types
@@ -19,7 +18,7 @@ from specdec_jax.models import eagle, lm
 from tests import fakes
 from tests.drafters import medusa_test, windows
 from tests.drafters.medusa_test import GAMMA, IDS, L
-from tests.io import tiny
+from tests.io import published_test, tiny
 
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
@@ -85,12 +84,7 @@ def test_blocks_are_those_of_speculators(x64, name):
 
 @pytest.mark.parity
 def test_speculators_still_writes_the_golden_files(tmp_path):
-  pytest.importorskip('speculators', reason='needs speculators 0.9.0')
-  spec = importlib.util.spec_from_file_location('made', GOLDEN / 'make.py')
-  assert spec and spec.loader
-  make = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(make)
-  for name, found in make.make(tmp_path).items():
+  for name, found in published_test.maker(GOLDEN).make(tmp_path).items():
     np.testing.assert_allclose(found, LOGITS[name], rtol=0, atol=1e-5)
 
 
@@ -144,7 +138,8 @@ def save(folder, form='z-lab', own=None, facts=None):
 def test_drafts_are_those_of_a_block(x64, tmp_path, form):
   """All q of all windows, and of the model that alpha is measured with."""
   folder, source = save(tmp_path / 'm', form)
-  target = build.load(str(folder), dtype='float64')
+  scan = form == 'z-lab'  # as on a TPU
+  target = build.load(str(folder), dtype='float64', scan_layers=scan)
   made = build.engine(target, UNMEASURED(source), gamma=GAMMA)
   texts, seen = medusa_test.proposals(target, made.drafter, made.weights.draft)
   plain = build.engine(target, rule='coupled')

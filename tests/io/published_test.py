@@ -41,14 +41,14 @@ def target(**changes):
   )
 
 
-def logits(config, weights, model):
+def logits(config, weights, model, tokens=TOKENS, features=FEATURES):
   """[3][T - k, R], as golden/eagle3/make.py has them: of steps of training.
 
   The tokens follow a first one, which no draft reads.
   """
-  tokens = jnp.asarray([0, *TOKENS])[None]
+  tokens = jnp.asarray([0, *tokens])[None]
   tokens_BTD = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
-  features = jnp.asarray([*FEATURES, FEATURES[0]], float)[None]
+  features = jnp.asarray([*features, features[0]], float)[None]
   steps = eagle_loss.steps(config, weights['layer'], tokens_BTD, features, 3)
   each = [eagle.reduced(config, weights, x)[0] for x in steps]
   return [np.asarray(x[1 + k :]) for k, x in enumerate(each)]
@@ -64,13 +64,19 @@ def test_logits_are_those_of_speculators(x64, name):
     np.testing.assert_allclose(ours, want, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parity
-def test_speculators_still_writes_the_golden_files(tmp_path):
+def maker(folder):
+  """The make.py of golden files, where the package is."""
   pytest.importorskip('speculators', reason='needs speculators 0.9.0')
-  spec = importlib.util.spec_from_file_location('made', GOLDEN / 'make.py')
+  spec = importlib.util.spec_from_file_location('made', folder / 'make.py')
   assert spec and spec.loader
   make = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(make)
+  return make
+
+
+@pytest.mark.parity
+def test_speculators_still_writes_the_golden_files(tmp_path):
+  make = maker(GOLDEN)
   for name, found in make.make(tmp_path).items():
     np.testing.assert_allclose(found, LOGITS[name], rtol=0, atol=1e-5)
     one, two = (
@@ -420,11 +426,7 @@ def test_an_mtp_module_says_what_speculators_computes(x64):
 
 @pytest.mark.parity
 def test_speculators_still_writes_the_golden_module(tmp_path):
-  pytest.importorskip('speculators', reason='needs speculators 0.9.0')
-  spec = importlib.util.spec_from_file_location('made', MTP / 'make.py')
-  assert spec and spec.loader
-  make = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(make)
+  make = maker(MTP)
   want = np.load(MTP / 'logits.npz')['logits']
   np.testing.assert_allclose(make.make(tmp_path), want, rtol=0, atol=1e-5)
 

@@ -21,28 +21,32 @@ def save(
   params: types.Params,
   ids: np.ndarray,
   about: dict[str, Any],
+  verifier: str,
 ) -> None:
   """Writes a folder; its reader's fit gives the same parameters bit for bit.
 
-  One that is there is replaced. Its embedding is the target's, and not written,
-  as is the head of an MTP; unlike MiMo's, one may draft some ids only.
+  One that is there is replaced. Without an embedding or, of an MTP, a head it
+  has the target's; unlike MiMo's, one may draft some ids only.
 
   draft: as fit makes it of such a folder, not fused.
-  params: of eagle.Eagle, nested, and the 'head' [H, R], not of an MTP.
+  params: of eagle.Eagle, nested, and perhaps 'head' [H, R] and 'embed' [V, H].
   ids: the draft's vocabulary [R], ascending.
-  about: how it was made, with the 'target'.
+  about: how it was made.
+  verifier: the target, as speculators finds it: 'org/name' or a path.
   """
   config = draft.config if isinstance(draft, eagle.Blocks) else draft
   flat, arrays = lm.flatten(params), {}
   if 'head' in flat:
     arrays[eagle_folder.HEAD] = flat.pop('head').T
+  if 'embed' in flat:
+    arrays[eagle_folder.EMBED] = flat.pop('embed')
   for name, (theirs, turned) in eagle_folder.named(config).items():
     arrays[theirs] = flat[name].T if turned else flat[name]
   facts = export.settings(config.block) | dict(num_nextn_predict_layers=1)
   if config.reads == 'joined':
     arrays = _as_mimo(arrays)
   else:
-    facts = _settings(draft, config, len(ids), str(about['target']))
+    facts = _settings(draft, config, len(ids), verifier)
   if eagle_folder.HEAD in arrays or len(ids) < config.block.vocab:
     arrays['d2t'] = np.asarray(ids, np.int64) - np.arange(len(ids))
     arrays['t2d'] = np.isin(np.arange(config.block.vocab), ids)

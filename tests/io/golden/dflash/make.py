@@ -90,27 +90,28 @@ def model(**settings):
   return made.eval()
 
 
-def logits(made) -> np.ndarray:
+def logits(made, tokens, features) -> np.ndarray:
   """[A, SIZE, R]: of a block from every token that has one behind it."""
   import torch
 
-  given, count = inputs(), T - SIZE
+  T, D = len(tokens), made.fc.out_features
+  count = T - made.block_size
   ones = torch.ones(1, T, dtype=torch.long)
   with torch.no_grad():
     _, found, *_ = made.double()._backbone_forward(
-      hidden_states=torch.tensor(given['features']).double()[None],
-      input_ids=torch.tensor(given['tokens']).long()[None],
+      hidden_states=torch.tensor(features).double()[None],
+      input_ids=torch.tensor(tokens).long()[None],
       loss_mask=ones,
       verifier_last_hidden_states=torch.zeros(1, T, D, dtype=torch.double),
       document_ids=0 * ones,
       max_anchors=count,
     )
-  return found.numpy()[0].reshape(count, SIZE, -1)
+  return found.numpy()[0].reshape(count, made.block_size, -1)
 
 
 def make(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """Writes a folder for each model; {its name: logits}."""
-  out = {}
+  given, out = inputs(), {}
   for name, settings in FOLDERS.items():
     made, path = model(**settings), folder / name
     shutil.rmtree(path, ignore_errors=True)
@@ -119,7 +120,7 @@ def make(folder: pathlib.Path) -> dict[str, np.ndarray]:
     (path / 'config.py').unlink()  # of code that nobody runs
     facts = json.loads((path / 'config.json').read_text())
     (path / 'config.json').write_text(json.dumps(facts, indent=1) + '\n')
-    out[name] = logits(made)
+    out[name] = logits(made, given['tokens'], given['features'])
   return out
 
 

@@ -91,11 +91,10 @@ def model(kind: str, flags: dict):
   return made.eval()
 
 
-def logits(made) -> np.ndarray:
+def logits(made, tokens, features) -> np.ndarray:
   """[STEPS, T, R], teacher-forced from every token at once."""
   import torch
 
-  tokens, features = inputs()
   found, wide = [], made.double()
   keep = lambda module, given, out: found.append(out.detach().numpy()[0])
   hook = wide.lm_head.register_forward_hook(keep)
@@ -103,7 +102,7 @@ def logits(made) -> np.ndarray:
     wide(
       hidden_states=torch.tensor(features, dtype=torch.double)[None],
       input_ids=torch.tensor(tokens)[None],
-      document_ids=torch.zeros(1, T, dtype=torch.long),
+      document_ids=torch.zeros(1, len(tokens), dtype=torch.long),
       ttt_steps=STEPS,
     )
   hook.remove()
@@ -122,7 +121,7 @@ def make(folder: pathlib.Path) -> dict[str, np.ndarray]:
       (path / 'config.py').unlink()  # of code that nobody runs
       settings = json.loads((path / 'config.json').read_text())
       (path / 'config.json').write_text(json.dumps(settings, indent=1) + '\n')
-      out[path.name] = logits(made)
+      out[path.name] = logits(made, *inputs())
   return out
 
 
