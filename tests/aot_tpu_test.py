@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import pytest
 
 from specdec_jax import build, sharding
 from specdec_jax.chips import aot, hlo, train_step
-from specdec_jax.drafters import lookup
+from specdec_jax.drafters import dflash, lookup, method
+from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io.quantised import rounded
-from specdec_jax.models import config, weights
+from specdec_jax.models import config, eagle, lm, weights
 from tests import loops
 
 pytestmark = pytest.mark.aot_tpu
@@ -84,6 +86,67 @@ def test_generate_compiles(
   assert windows and not any(map(encoded, windows))
 
 
+# Ids of Qwen3 that are tokens; the next one stands for masks.
+TOKENS, TAPS = 151669, (1, 9, 17, 25, 33)
+# As eagle_folder and dflash_folder read deepseek-ai/{eagle3_qwen3_8b_ttt7,
+# dflash_qwen3_8b_block7}.
+DRAFTS = {
+  'eagle3': (1, dict(reads='beside', last_norm='head')),
+  'dflash': (5, dict(reads='context', last_norm='fed')),
+}
+
+
+def published(mesh, setting, name) -> method.Method:
+  """One with an embedding and a head of its own, whole on every device."""
+  c, (depth, own) = setting.target, DRAFTS[name]
+  block = dataclasses.replace(
+    c, depth=depth, run=config.Execution(scan_layers=True, fused=True)
+  )
+  shared = dict(tap_width=c.width, tap_norm='none', reads_first=False)
+  draft: Any = eagle.EagleConfig(block, TAPS, **shared, **own)
+  module = eagle_drafter
+  target, target_params, _ = aot.side(mesh, c, '')
+  whole = sharding.lay_out(mesh, c, tensor_parallel=1)
+  shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+  params = {
+    'layer': lm.nest(eagle.shapes(draft)),
+    'head': shape(c.width, TOKENS),
+    'embed': shape(c.vocab, c.width),
+    'ids': jax.ShapeDtypeStruct((TOKENS,), jnp.int32),
+  }
+  params = jax.tree.map(lambda x: aot.placed(x, whole.sharding()), params)
+  if name == 'dflash':
+    draft = eagle.Blocks(draft, mask=TOKENS, size=setting.gamma, first=0)
+    module = dflash
+  drafter = module.make(
+    draft, target, gamma=setting.gamma, constrain=whole.constrain
+  )
+  return method.Method(drafter, params | {'target': target_params})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', DRAFTS)
+def test_generate_compiles_with_a_published_draft(name):
+  mesh, gamma = mesh_of('v5e:2x4'), 7
+  c = config.sized('qwen3_8b', dtype='bfloat16', run=SCAN)
+  setting = aot.Setting('v5e:2x4', 1, mesh.size, c, c, ROWS, LENGTH, gamma)
+  made = published(mesh, setting, name)
+  start = time.perf_counter()
+  text = aot.lower(mesh, setting, made).compile().as_text()
+  print(f'{name}: compiled in {time.perf_counter() - start:.1f} s')
+  slots = LENGTH + 8 * (name == 'dflash')  # a block may end behind the text
+  own = ROWS * slots * c.kv_heads * c.head_dim
+  split = c.depth * ROWS * LENGTH * c.kv_heads * c.head_dim // mesh.size
+  for cache, length in ((split, LENGTH), (own, slots)):
+    assert not hlo.warnings(text, [cache], length)
+    # They are there, and written in place.
+    assert [
+      opcode
+      for opcode, shape, _ in hlo.instructions(text)
+      if opcode == 'scatter' and hlo.size(shape) == cache
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'topology, rule, drafts',
@@ -107,7 +170,7 @@ def test_every_chip_takes_rules_drafters_and_the_train_step(
   lowered = aot.lower(
     mesh,
     setting._replace(rows=rows),
-    lookup.make(gamma=GAMMA) if drafts == 'lookup' else None,
+    method.Method(lookup.make(gamma=GAMMA)) if drafts == 'lookup' else None,
     build.rule_of(rule),
   )
   cache = 2 * rows * LENGTH * few.kv_heads // mesh.size * few.head_dim

@@ -13,6 +13,7 @@ import jax
 from specdec_jax import decode, requests, sharding, types
 from specdec_jax.chips import hlo, roofline
 from specdec_jax.drafters import lm as lm_drafter
+from specdec_jax.drafters import method
 from specdec_jax.io.quantised import rounded
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -91,34 +92,38 @@ def devices(topology: str) -> list[Any]:
 def lower(
   mesh: jax.sharding.Mesh,
   s: Setting,
-  drafter: types.Drafter | None = None,
+  made: method.Method | None = None,
   rule: types.Rule = reject.RULE,
   levels: tuple[int, ...] = (),
 ):
   """Lowers generate, greedy or sampled, for the devices of a mesh.
 
-  drafter: one without parameters; None is the setting's draft model.
+  made: with the shapes of its parameters; None is the setting's draft model.
   levels: of the tree that this model drafts; () is a chain of s.gamma.
   """
-  p, target_params, layout = _side(mesh, s.target, s.weights[0])
-  draft_params: Any = ()
-  if drafter is None:
-    q, draft_params, _ = _side(
+  p, target_params, layout = side(mesh, s.target, s.weights[0])
+  if made is None:
+    q, draft_params, _ = side(
       mesh, s.draft, s.weights[1], s.tensor_parallel, vocab=p.vocab
     )
-    drafter = lm_drafter.make(q, gamma=s.gamma, levels=levels)
+    made = method.Method(
+      lm_drafter.make(q, gamma=s.gamma, levels=levels), draft_params
+    )
   item = requests.Item([1, 2, 3], 0)
   if p.encode is not None:
     item = requests.Item([0], 0, source=[1] * SOURCE)
   request = requests.make(
-    [item] * s.rows, requests.Wanted(1), gamma=drafter.gamma, length=s.slots
+    [item] * s.rows,
+    requests.Wanted(1),
+    gamma=made.drafter.gamma,
+    length=s.slots,
   )
   rows = lambda x: layout.sharding('batch', *[None] * (x.ndim - 1))
   request = jax.tree.map(lambda x: placed(x, rows(x)), request)
   # As on a TPU: see build.default_options.
   options = decode.Options(widths=())
-  programs = decode.programs(p, drafter, rule, options)
-  weights = types.Weights(target_params, draft_params)
+  programs = decode.programs(p, made.drafter, rule, options)
+  weights = types.Weights(target_params, made.params)
   return programs.generate.lower(weights, request)
 
 
@@ -127,7 +132,7 @@ def placed(x: Any, at: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
 
 
-def _side(
+def side(
   mesh, c: model_config.LMConfig, kind: str, tensor_parallel: int = 0, **more
 ):
   """(model, shapes of its parameters, layout)."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec_jax import decode, printing, sharding
 from specdec_jax.chips import aot, roofline
+from specdec_jax.drafters import method
 from specdec_jax.models import weights
 
 # At which the speeds of different weights are compared.
@@ -113,7 +114,7 @@ def _compiled(s: aot.Setting, rows: int, shares):
   mesh = sharding.make_mesh(s.data, s.model, devices, s.tensor_parallel)
   # Of keys or values, 2 bytes each.
   elements = [int(rows * s.slots * x.slot) // 4 for x in shares.values()]
-  drafters = {'plain': decode.PLAIN, 'speculative': None}
+  drafters = {'plain': method.Method(decode.PLAIN), 'speculative': None}
   return {
     name: aot.compiled(aot.lower(mesh, s, x), s.model, elements, s.slots)
     for name, x in printing.track(drafters.items(), 'compiling')

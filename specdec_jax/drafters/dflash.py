@@ -189,17 +189,23 @@ def make(
   )
 
 
+def _room(blocks: eagle.Blocks, length: int) -> int:
+  """Slots of a cache: a block may end past the buffer. XLA TPU turns all of a
+  cache whose slots are no multiple of 8."""
+  return -(-(length + blocks.size) // 8) * 8
+
+
 def _init(setup: _Setup, weights, context, features_BLE):
   (B, L), config = context.tokens_BL.shape, setup.blocks.config
   # A prefill returns them in a wider dtype than verification does.
   features_BLE = features_BLE.astype(config.block.activations)
-  size = setup.blocks.size  # a block may end past the buffer
+  slots = _room(setup.blocks, L)
   cache, _ = forward.prefill(
     lambda at_T: reader(config, setup.target, forward.at(features_BLE, at_T)),
     weights.draft,
-    jnp.pad(context.tokens_BL, ((0, 0), (0, size))),
+    jnp.pad(context.tokens_BL, ((0, 0), (0, slots - L))),
     context.lengths_B - 1,
-    eagle.init_cache(config, B, L + size, setup.constrain),
+    eagle.init_cache(config, B, slots, setup.constrain),
     chunk=setup.chunk,
   )
   none_B = jnp.zeros_like(context.lengths_B)
@@ -213,7 +219,7 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   blocks, target, gamma, least, *_ = setup
   config, params = blocks.config, weights.draft
   end_B = context.lengths_B - 1
-  slots = context.tokens_BL.shape[1] + blocks.size
+  slots = _room(blocks, context.tokens_BL.shape[1])
   read = functools.partial(forward.read, params=params, slots=slots)
   _, _, cache = read(
     reader(config, target, state.features_BNE),

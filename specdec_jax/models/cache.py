@@ -95,14 +95,18 @@ def panels(cache: KVCache) -> Panels:
 class Writer(NamedTuple):
   """Puts keys and values of one call in a layer's cache (layers.Block's write).
 
-  cache: of the layer, before the call; Panels only as kernels.calls takes it.
+  cache: of the layer, before the call; Panels only as kernels.calls takes it,
+    Stacked of this layer alone.
   slots_BT: where the call's keys and values go.
   """
 
   cache: Any
   slots_BT: Array
 
-  def __call__(self, k_BTGC: Array, v_BTGC: Array) -> tuple[KVCache, KVCache]:
+  def __call__(self, k_BTGC: Array, v_BTGC: Array) -> tuple[Any, KVCache]:
+    if isinstance(self.cache, Stacked):
+      stack = write_stacked(self.cache, 0, k_BTGC, v_BTGC, self.slots_BT)
+      return stack, read_stacked(stack, 0, k_BTGC.shape[2])
     written = write(self.cache, k_BTGC, v_BTGC, self.slots_BT)
     return written, written
 

@@ -17,6 +17,7 @@ class Execution:
   """How a model runs, which changes its results by rounding alone.
 
   scan_layers: trace one layer and scan over the stack, which compiles faster.
+    Of an EAGLE draft: each layer has a cache as such a stack has.
   fused: one matmul for q, k and v and one for gate and up, which is faster for
     small matrices; for models on one device that are not scanned.
   packed: matrices lie in weights.Panels, for specdec_jax.kernels on a CPU;
@@ -201,6 +202,7 @@ _LLAMA3_1B = dict(rope_theta=500000.0, rope_scaling=RopeScaling(factor=32.0))
 _LLAMA3_8B = dict(rope_theta=500000.0, rope_scaling=RopeScaling(8.0)) | _UNTIED
 _QWEN = dict(rope_theta=1000000.0, qkv_bias=True, norm_eps=1e-6)
 _QWEN_LARGE = _QWEN | _UNTIED
+_QWEN3_LARGE = _QWEN_LARGE | dict(qkv_bias=False, qk_norm=True)
 # What all models of a family share.
 GPT = dict(
   position='learned',
@@ -274,6 +276,7 @@ _ROWS: dict[str, tuple] = {
   'qwen2_5_0_5b': (24, 896, 14, 2, 64, 4864, 151936, 32768, _QWEN),
   'qwen2_5_1_5b': (28, 1536, 12, 2, 128, 8960, 151936, 32768, _QWEN),
   'qwen2_5_7b': (28, 3584, 28, 4, 128, 18944, 152064, 32768, _QWEN_LARGE),
+  'qwen3_8b': (36, 4096, 32, 8, 128, 12288, 151936, 40960, _QWEN3_LARGE),
   'gpt2': (12, 768, 12, 12, 64, 3072, 50257, 1024, GPT),
   'gpt_97m': (12, 768, 12, 12, 64, 3072, 8192, 256, _LM1B),
   'gpt_6m': (2, 256, 4, 4, 64, 1024, 8192, 256, _LM1B),

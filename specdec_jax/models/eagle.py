@@ -97,7 +97,7 @@ def settings(
       f'layer {depth - 1}'
     )
   same = dict(depth=1, windows=(0,), rotated=(True,))
-  fused = dict(run=model_config.Execution(fused=True))
+  fused = dict(run=model_config.Execution(target.run.scan_layers, fused=True))
   block = dataclasses.replace(target, **same | fused | changes)
   return EagleConfig(block, tuple(taps))
 
@@ -293,8 +293,14 @@ def embed(target: types.Model, params, tokens_BT, positions_BT) -> Array:
 
 
 def init_cache(config: EagleConfig, rows: int, slots: int, constrain=None):
-  """Of its layers; see models.cache.of_layers."""
-  return kv.of_layers(config.block, rows, slots, constrain)
+  """Of its layers, each apart; see models.cache.of_layers."""
+  if not config.block.run.scan_layers:
+    return kv.of_layers(config.block, rows, slots, constrain)
+  one, each = (
+    dataclasses.replace(config.block, depth=1),
+    range(config.block.depth),
+  )
+  return tuple(kv.of_layers(one, rows, slots, constrain) for _ in each)
 
 
 def weights(

@@ -91,6 +91,7 @@ def fit(
   if target.config.run.packed:
     block, nested = convert.pack(block, nested)
     own = convert.pack_params(own)
+  block = block.running(scan_layers=target.config.run.scan_layers)
   made = eagle.weights(nested, ids, target.params, **own)
   if 'head' in made and 'head' not in own:  # columns of the target's
     made['head'] = hosts.put(made['head'], put)
