@@ -17,7 +17,7 @@ def test_settings_follow_the_target(x64):
   target = fakes.tiny(windows=(3, 0), qk_norm=True).running(scan_layers=True)
   c = eagle.settings(target, (0, 1), mlp=8)
   assert (c.block.depth, c.block.windows, c.block.mlp) == (1, (0,), 8)
-  assert c.block.run == model_config.Execution(fused=True)
+  assert c.block.run == model_config.Execution(scan_layers=True, fused=True)
   assert c.block.qk_norm
   names = set(eagle.shapes(c))
   assert {'fuse/kernel', 'join/kernel', 'block/attn/q_norm/scale'} <= names
