@@ -158,17 +158,10 @@ def make(
 
   def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
     half = students.halved(params)
-    if student.kind == 'eagle3':  # speculators may not read the target's
-      every_1V = jnp.arange(config.block.vocab)[None]
-      own = eagle.embed(model, given, every_1V, jnp.zeros_like(every_1V))
-      half |= students.halved({'embed': own[0]})
-    if student.kind == 'dflash' and len(ids) < config.block.vocab:
-      half |= students.halved({'head': given['head']})
+    half |= students.halved(_beside(student, target, given))
     path, there = folder / 'draft', hf.find(target.source)
-    verifier = str(there.resolve()) if there else target.label
-    save = lambda: eagle_export.save(
-      path, draft, lm.nest(half), ids, about, verifier
-    )
+    facts = ids, about, str(there.resolve()) if there else target.label
+    save = lambda: eagle_export.save(path, draft, lm.nest(half), *facts)
     if student.kind == 'eagle':
       path = folder / 'draft.safetensors'
       saved = draft_file.Eagle(config.taps, half, ids, about)
@@ -189,6 +182,17 @@ def make(
     flops=data.length * passes * (6.0 * size + 4.0 * given['head'].size),
     write=write,
   )
+
+
+def _beside(student: sections.Student, target, given) -> dict[str, jax.Array]:
+  """What a file has of the target."""
+  V = target.config.vocab
+  if student.kind == 'eagle3':  # speculators may not read the target's
+    every_1V = jnp.arange(V)[None]
+    own = eagle.embed(target.model, given, every_1V, jnp.zeros_like(every_1V))
+    return {'embed': own[0]}
+  some = student.kind == 'dflash' and len(given['ids']) < V
+  return {'head': given['head']} if some else {}
 
 
 def _masters(config: eagle.EagleConfig) -> eagle.EagleConfig:
