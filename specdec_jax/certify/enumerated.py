@@ -278,17 +278,18 @@ def _of_trees(rule: types.Rule, window: steps.Window, chance_XR, wanted):
   """The distribution after each text; trees of one shape are one batch."""
   own_BK, out = np.asarray(tree.proposed(window.draft)), []
   draft = window.draft._replace(proposed_BK=own_BK)
+  parents_BK: Any = draft.parents_BK
   R = chance_XR.shape[1]
   for x, chance_R in enumerate(chance_XR):
     rows, one = slice(x * R, (x + 1) * R), wanted[x][None]
-    parents_RK, total = draft.parents_BK[rows], np.zeros_like(one)
+    parents_RK, total = parents_BK[rows], np.zeros_like(one)
     for parents_K in np.unique(parents_RK[chance_R > 0], axis=0):
       alike_R = (parents_RK == parents_K).all(1)
       # As many as in other batches, which compile once: the others never come.
       index_R = np.resize(np.flatnonzero(alike_R), R)
       share_R = chance_R[index_R] * (np.arange(R) < alike_R.sum())
-      batch = base.take((draft, window.p_BNV), x * R + index_R)
-      batch = trees.Windows(*batch, share_R)
+      alike, p_RNV = base.take((draft, window.p_BNV), x * R + index_R)
+      batch = trees.Windows(alike, p_RNV, share_R)
       total += trees.distribution(trees.ends(rule, batch), batch, one)
     out.append(total[0])
   return out
