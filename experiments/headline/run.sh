@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the README's headline figures, or those named, and fills the README.
 # bash experiments/headline/run.sh [demo stored titles specbench kills tpu kernels]
-# --show fills the README from what is stored. Quiet, 2 cores: demo, stored and titles 5
+# --show fills the README from what is stored. Quiet, 2 cores: demo 7, stored and titles 5
 # minutes each, specbench 10, kills 5, tpu 6, kernels 2.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
