@@ -7,8 +7,8 @@ which takes one or the other, for as many tokens as pay.
   python scripts/bench.py --config=configs/smollm2.py
   python scripts/bench.py --config=configs/smollm2.py:tiny
 
-2 threads of an AMD EPYC, --minutes=4 (ab8649d): `adaptive` 1.69x plain decoding
-(95 %: 1.37 to 2.02), lookup 1.37x (1.13 to 1.61), EAGLE 1.26x (0.98 to 1.55).
+2 threads of an AMD EPYC, --minutes=6 (bb1389a): `adaptive` 1.63x plain decoding
+(95 %: 1.35 to 1.90), lookup 1.34x (1.15 to 1.54), EAGLE 1.25x (0.88 to 1.62).
 """
 
 from configs import default
