@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, hosts, types
-from specdec_jax.drafters import draft_file, lm, method
+from specdec_jax.drafters import branch, draft_file, lm, method
 from specdec_jax.io import load
 
 make = functools.partial(lm.make, name='ngram')
@@ -22,7 +22,7 @@ MOST = 32  # continuations stored of each token, the commonest ones
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Stopping):
+class Settings(method.Branching):
   source: str | os.PathLike = fields.setting('', needed=draft_file.NGRAM.form)
 
 
@@ -55,7 +55,11 @@ def for_target(
   counts = draft_file.fitted(*file, target, fit)
   q = model(target.model.vocab, ids=target.ids)
   drafter = make(
-    q, gamma=gamma, min_confidence=settings.min_confidence, chunk=chunk
+    q,
+    gamma=gamma,
+    min_confidence=settings.min_confidence,
+    chunk=chunk,
+    levels=branch.levels_of(settings.tree),
   )
   return method.Method(drafter, counts, q)
 
@@ -124,10 +128,8 @@ def model(vocab: int, *, ids: int) -> types.Model:
     ids: number of ids that are tokens; the others have logit -inf.
   """
 
-  def apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
-  ):
-    del params, slots_BT, positions_BT, mask_BTS, taps
+  def apply(params, tokens_BT, slots, positions, mask, cache, **more):
+    del params, slots, positions, mask, more
     return tokens_BT[..., None], (), cache
 
   def head(params: Counts, hidden):
@@ -143,4 +145,11 @@ def model(vocab: int, *, ids: int) -> types.Model:
     return jnp.log(q_RV).reshape(*hidden.shape[:-1], vocab)
 
   # It depends on the last token only: no cache, and no limit to the context.
-  return types.Model(apply, head, lambda rows, slots: (), vocab, 1 << 30)
+  return types.Model(
+    apply,
+    head,
+    init_cache=lambda rows, slots: (),
+    vocab=vocab,
+    context=1 << 30,
+    compact=lambda cache, from_BK, to_BK: cache,
+  )

@@ -17,6 +17,7 @@ from specdec_jax.drafters import (
   lm,
   lookup,
   medusa,
+  ngram,
 )
 from specdec_jax.verify import block, coupled, kseq, reject, traversal
 from tests import fakes
@@ -130,6 +131,12 @@ def lm_tree(levels: str, world=WORLD):
   return lm.make(world.draft, gamma=3, levels=levels), world.weights.draft
 
 
+def ngram_tree(levels: str, world=WORLD):
+  _, counts = ngram.recipe(world, 3)
+  model = ngram.model(world.target.vocab, ids=world.vocab)
+  return ngram.make(model, gamma=3, levels=branch.levels_of(levels)), counts
+
+
 def hybrid_tree(levels: str, world=WORLD):
   tree, params = lm_tree(levels, world)
   first = lookup.make(gamma=tree.gamma, min_match=1)
@@ -158,6 +165,7 @@ def run(drafter, params, rule, world=WORLD, new=30, **settings):
   'make, rule, of_trees',
   [
     pytest.param(lm_tree, reject.RULE, reject.RULE, marks=MORE),
+    pytest.param(ngram_tree, reject.RULE, reject.RULE, marks=MORE),
     pytest.param(eagle_tree, reject.RULE, kseq.RULE, marks=MORE),
     pytest.param(eagle_tree, block.RULE, traversal.RULE, marks=SLOW),
   ],
@@ -187,6 +195,7 @@ MIXED = [0.0, 0.7, 1.3, 0.0, 1.0, 1.0]
     (eagle_tree, '3,2', coupled.RULE, MIXED),
     pytest.param(medusa_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     (lm_tree, '3,2,2', coupled.RULE, MIXED),
+    pytest.param(ngram_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     pytest.param(hybrid_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     pytest.param(adaptive_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     pytest.param(eagle_tree, '4,4,2,2', reject.RULE, 0.0, marks=MORE),
