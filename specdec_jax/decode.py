@@ -260,6 +260,10 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   width = jnp.array(widths)[least]
   with jax.named_scope('verify'):
     tried = _one_of(attempt, {each: width == each for each in widths}, cache)
+    if tried.path_BK is not None:
+      path = state.lengths_B, tried.accepted_B, tried.path_BK
+      cache = forward.compact(loop.target, tried.cache, *path)
+      tried = tried._replace(cache=cache)
   info = info._replace(widths_BN=info.widths_BN.at[:, width].add(state.live_B))
   with jax.named_scope('commit'):
     return _commit(loop, request, state, info, draft, draft_state, tried)
@@ -270,13 +274,10 @@ class _Tried(NamedTuple):
 
   cache: Any
   accepted_B: Array
-  levels_B: Array | None  # of a tree: drafts one behind another, at most
-  reach_B: Array | None  # of a tree: drafts along the path that was taken
   weights_BV: Array
   broken_B: Array
   window_BN: Array
   path_BK: Array | None
-  places_BK: Array | None  # of a tree: the largest in a level so far
   logprob_BN: Array | None
   top_BNX: tuple[Array, Array] | None
   features_BNE: Array | None
@@ -327,13 +328,7 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   drafts_BN = jnp.pad(draft.tokens_BK, ((0, 0), (0, 1)))
   features_BNE = forward.concat(tapped) if drafter.taps else None
   columns: Any = drafts_BN, found.lost_BN, features_BNE, logits_BNV
-  levels_B = reach_B = places_BK = None
-  if draft.parents_BK is not None:
-    assert found.path_BK is not None
-    path = found.accepted_B, found.path_BK
-    cache = forward.compact(target, cache, context.lengths_B, *path)
-    levels_B, reach_B = tree.levels(draft, found.accepted_B, found.path_BK)
-    places_BK = tree.places(draft.parents_BK, found.path_BK)
+  if found.path_BK is not None:
     columns = tree.along(found.path_BK, *columns)
   drafts_BN, lost_BN, features_BNE, logits_BNV = columns
   index_1N = jnp.arange(width + 1)[None]
@@ -345,16 +340,14 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   likely = sampling_lib.logprobs(logits_BNV, window_BN, options.logprobs)
   spare = drafter.gamma - width
   widen = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
-  columns = window_BN, found.path_BK, places_BK, *likely, features_BNE
-  kept = found.accepted_B, levels_B, reach_B, found.weights_BV, broken_B
+  columns = window_BN, found.path_BK, *likely, features_BNE
+  kept = found.accepted_B, found.weights_BV, broken_B
   return _Tried(cache, *kept, *jax.tree.map(widen, columns))
 
 
 def _commit(loop, request, state, info, draft, draft_state, tried):
   """Cuts the window at stop ids and the limit, and appends what is left."""
   B, N = tried.window_BN.shape
-  if tried.levels_B is None:
-    tried = tried._replace(levels_B=draft.count_B, reach_B=draft.count_B)
   L = state.tokens_BL.shape[1]
   index_1N = jnp.arange(N)[None]
   whole_B = tried.accepted_B + 1
@@ -380,10 +373,12 @@ def _commit(loop, request, state, info, draft, draft_state, tried):
   put = lambda old, new: old.at[row_B1, slots_BN].set(new, mode='drop')
   tokens_BL = put(state.tokens_BL, tried.window_BN)
   context = context_of(loop.drafter, request, tokens_BL, lengths_B, live_B)
-  drafts = tried.reach_B, tried.accepted_B, emitted_B
-  outcome = types.Outcome(*drafts, tried.weights_BV, tried.path_BK)
+  accepted_B, path_BK = tried.accepted_B, tried.path_BK
+  levels = tree.levels(draft, accepted_B, path_BK)
+  drafts = levels[1], accepted_B, emitted_B
+  outcome = types.Outcome(*drafts, tried.weights_BV, path_BK)
   draft_state = loop.drafter.commit(
     draft_state, context, outcome, tried.features_BNE
   )
   new = State(tokens_BL, lengths_B, live_B, tried.cache, draft_state)
-  return new, counts.add(info, state, draft, tried, emitted_B, put)
+  return new, counts.add(info, state, draft, tried, levels, emitted_B, put)

@@ -254,10 +254,13 @@ def noise(
   draft_keys_B = fold(role(_DRAFT), lengths_B)
   accept_keys_B = fold(role(_ACCEPT), lengths_B)
   pick = functools.partial(draw, any_sampled)
+  # Made once: what every body of a window makes anew takes seconds to compile.
+  position_BN = lengths_B[:, None] + jnp.arange(gamma + 1)[None]
+  keys_of_next = functools.partial(next_keys, seed_B, request_B)
+  keys_BN = jax.vmap(keys_of_next, 1, 1)(position_BN)
 
   def next_token(offset_B, weights_BV):
-    keys_B = next_keys(seed_B, request_B, lengths_B + offset_B)
-    return pick(keys_B, weights_BV)
+    return pick(keys_BN[jnp.arange(len(offset_B)), offset_B], weights_BV)
 
   def draft_token(offset, q_BV):
     if coupled:
@@ -267,7 +270,7 @@ def noise(
   def children(parents_BM, depth, q_BMV, count):
     def keys_of(parent_B, rank):
       if coupled:
-        return next_keys(seed_B, request_B, lengths_B + depth)
+        return keys_BN[:, depth]
       return fold(draft_keys_B, parent_B + 1 + rank * (gamma + 1))
 
     own = functools.partial(_siblings, siblings, keys_of, count)

@@ -4,17 +4,19 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import types
+from specdec_jax.verify import tree
 
 
-def add(info, state, draft, tried, emitted_B, put) -> types.Info:
+def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
   """Adds one window to the accumulators; live rows count, others do not.
 
   Args:
     info: the counts before.
     state, draft, tried, emitted_B: decode's, of the window.
+    levels: (most_B, reach_B) of verify.tree.levels.
     put: (old_BL, new_BN) -> old_BL with what was emitted at its places.
   """
-  live_B = state.live_B.astype(jnp.int32)
+  (most_B, reach_B), live_B = levels, state.live_B.astype(jnp.int32)
   kept_B = jnp.minimum(tried.accepted_B, emitted_B)
   whole_B = live_B * (emitted_B == tried.accepted_B + 1)
   # The draft after the kept ones was tried too, unless the cut came before it.
@@ -23,24 +25,25 @@ def add(info, state, draft, tried, emitted_B, put) -> types.Info:
   one = lambda count_B: index_1N == count_B[:, None]
   below = lambda count_B: index_1N[:, :-1] < count_B[:, None]
   add = lambda old, flags: old + live_B[:, None] * flags
-  missed_B = tried.accepted_B < tried.reach_B
+  missed_B = tried.accepted_B < reach_B
   last = jnp.where(missed_B, types.RECOVERED, types.BONUS)
-  last = jnp.where(tried.levels_B == 0, types.PLAIN, last)
+  last = jnp.where(most_B == 0, types.PLAIN, last)
   drafted_BN = index_1N < tried.accepted_B[:, None]
   origin_BN = jnp.where(drafted_BN, types.DRAFTED, last[:, None])
   if draft.sourced_B is not None:
-    counts_B2 = jnp.stack([tried.levels_B, kept_B], 1, dtype=jnp.int32)
+    counts_B2 = jnp.stack([most_B, kept_B], 1, dtype=jnp.int32)
     found_B2 = add(info.sourced_B2, draft.sourced_B[:, None] * counts_B2)
     info = info._replace(sourced_B2=found_B2)
-  if info.places_BKK is not None and tried.places_BK is not None:
+  if info.places_BKK is not None and tree.is_one(draft):
     # Nothing is kept of a row that is not live.
-    of_BKK = tried.places_BK[..., None] == index_1N[:, None, :-1]
+    places_BK = tree.places(draft.parents_BK, tried.path_BK)
+    of_BKK = places_BK[..., None] == index_1N[:, None, :-1]
     of_BKK &= below(kept_B)[..., None]
     info = info._replace(places_BKK=info.places_BKK + of_BKK)
   return info._replace(
     hist_BN=add(info.hist_BN, one(kept_B)),
-    proposed_BK=add(info.proposed_BK, below(tried.levels_B)),
-    tried_BK=add(info.tried_BK, below(jnp.minimum(reached_B, tried.reach_B))),
+    proposed_BK=add(info.proposed_BK, below(most_B)),
+    tried_BK=add(info.tried_BK, below(jnp.minimum(reached_B, reach_B))),
     accepted_BK=add(info.accepted_BK, below(kept_B)),
     whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
     calls_B=info.calls_B + live_B,
